@@ -12,8 +12,6 @@ static CUmemAccessDesc access_of(int device)
 		                  CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
 }
 
-/* ---- memory */
-
 void cuda_buffer_ipc(struct cuda_buffer *buffer, uint32_t id, uint64_t bytes)
 {
 	*buffer = (struct cuda_buffer){ .id = id, .kind = FA_WIRE_BUFFER_CUDA_IPC, .bytes = bytes };
@@ -61,8 +59,6 @@ void cuda_buffer_end(struct cuda_buffer *buffer)
 	}
 }
 
-/* ---- registering */
-
 struct fa_wire_message cuda_register_message(const struct cuda_buffer *buffer, uint64_t offset,
                                              uint64_t bytes, uint32_t flags)
 {
@@ -83,7 +79,7 @@ struct fa_wire_message cuda_register_message(const struct cuda_buffer *buffer, u
 	return message;
 }
 
-/* Sends what the first message had no room for; each gets its own answer. */
+/* Sends the pieces that did not fit into the first message; each message has a reply. */
 static void send_pieces(struct fa_raw *raw, const struct cuda_buffer *buffer)
 {
 	for (size_t i = FA_WIRE_FDS_MAX; i < buffer->n_pieces; i += FA_WIRE_FDS_MAX) {
@@ -158,8 +154,6 @@ void cuda_unregister(struct fa_raw *raw, uint32_t id)
 	message.buffer_free.buffer = id;
 	fa_raw_call_expect(raw, &message, NULL, 0, 0, NULL);
 }
-
-/* ---- attention */
 
 void cuda_case_fill(const struct fa_case *attention, CUdeviceptr at)
 {

@@ -20,7 +20,7 @@ struct fa_device_queue {
 	unsigned int outstanding;
 };
 
-/* ---- the device; functions of the table run on the engine thread, or on one that attends */
+/* ---- the device table; called by the engine thread or an attending one */
 
 static void fake_describe(struct fa_device *device, struct fa_device_info *ret_info)
 {
@@ -129,7 +129,7 @@ static void wake(struct fa_device *device)
 		fa_engine_wake(device->engine);
 }
 
-/* Under the mutex; the caller wakes the engine. */
+/* Called with the mutex held; the caller wakes the engine. */
 static void fake_finish(struct fa_device *device, struct fa_device_work *work, int status)
 {
 	fa_list_remove(&work->link);
@@ -221,7 +221,7 @@ static const struct fa_device_ops lane_ops = {
 	.health = fake_health,
 };
 
-/* ---- the test's side */
+/* ---- called by the test */
 
 static void on_notify(void *userdata)
 {

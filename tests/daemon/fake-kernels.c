@@ -80,7 +80,7 @@ static bool run_tile(struct fake_job *job, int64_t tile, void *scratch)
 		fa_test_pause_ns(FA_NS_PER_MS / 5);
 	if (job->tile_ns)
 		fa_test_pause_ns(job->tile_ns);
-	/* Nobody else was in this scratch. */
+	/* The scratch was not shared. */
 	if (job->scratch_bytes && bytes[0] != (uint8_t)tile)
 		job->wrong = true;
 	atomic_fetch_add(&job->ran_ns, fa_now_ns() - begin_ns);
@@ -103,7 +103,7 @@ bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	return run_tile(job, tile, scratch);
 }
 
-/* ---- paged requests: attention's q.data is the job */
+/* ---- paged requests: q.data of their attention is the job */
 
 int fa_paged_check(const struct fa_paged_request *request, char *text, size_t text_bytes)
 {

@@ -16,8 +16,6 @@
 
 uint32_t kv_spare_layers;
 
-/* ---- contents */
-
 static float noise(uint32_t layer, uint32_t number, uint32_t what)
 {
 	uint64_t x = (uint64_t)number * 0x9e3779b97f4a7c15u + layer * 0xbf58476d1ce4e5b9u +
@@ -91,8 +89,6 @@ void kv_check_out(uint32_t layer, const uint32_t *numbers, uint32_t length, uint
 	free(v);
 }
 
-/* ---- the connection */
-
 void kv_open(struct kv_client *client, const char *socket)
 {
 	memset(client->values, 0, sizeof(client->values));
@@ -127,9 +123,9 @@ void kv_close(struct kv_client *client)
 	fa_raw_close(&client->raw);
 }
 
-/* Room for some floats, which are poisoned. */
-static struct fa_wire_view room(struct kv_client *client, uint32_t tokens, uint32_t heads,
-                                uint32_t dim, float **ret_data)
+/* A view of poisoned floats. */
+static struct fa_wire_view new_view(struct kv_client *client, uint32_t tokens, uint32_t heads,
+                                    uint32_t dim, float **ret_data)
 {
 	uint64_t bytes = (uint64_t)tokens * heads * dim * sizeof(float);
 	struct fa_wire_view view = {
@@ -278,8 +274,6 @@ struct fa_wire_sequence_reply kv_info(struct kv_client *client, uint64_t sequenc
 	return client->raw.message.sequence_reply;
 }
 
-/* ---- steps */
-
 static struct fa_wire_message begin_message(uint32_t step, const struct fa_wire_step_item *items,
                                             uint32_t n)
 {
@@ -337,14 +331,14 @@ struct fa_wire_message kv_attend_message(struct kv_client *client, uint32_t stre
 	attend->layer = layer;
 	attend->flags = FA_WIRE_STEP_CAUSAL;
 	attend->window_left = attend->window_right = -1;
-	attend->k = room(client, n, KV_KV_HEADS, KV_DIM, &k);
-	attend->v = room(client, n, KV_KV_HEADS, KV_DIM_V, &v);
+	attend->k = new_view(client, n, KV_KV_HEADS, KV_DIM, &k);
+	attend->v = new_view(client, n, KV_KV_HEADS, KV_DIM_V, &v);
 	for (uint32_t i = 0; i < n; i++)
 		kv_fill(layer, numbers[i], k + i * K_FLOATS, v + i * V_FLOATS, NULL);
 	if (!ret_out)
 		return message;
-	attend->q = room(client, n, KV_HEADS, KV_DIM, &q);
-	attend->out = room(client, n, KV_HEADS, KV_DIM_V, &out);
+	attend->q = new_view(client, n, KV_HEADS, KV_DIM, &q);
+	attend->out = new_view(client, n, KV_HEADS, KV_DIM_V, &out);
 	for (uint32_t i = 0; i < n; i++)
 		kv_fill(layer, numbers[i], NULL, NULL, q + i * Q_FLOATS);
 	*ret_out = out;
@@ -384,8 +378,8 @@ struct fa_wire_message kv_copy_message(struct kv_client *client, uint32_t stream
 	copy->layer = layer;
 	copy->first = first;
 	copy->flags = write ? FA_WIRE_COPY_WRITE : 0;
-	copy->k = room(client, n, KV_KV_HEADS, KV_DIM, ret_k);
-	copy->v = room(client, n, KV_KV_HEADS, KV_DIM_V, ret_v);
+	copy->k = new_view(client, n, KV_KV_HEADS, KV_DIM, ret_k);
+	copy->v = new_view(client, n, KV_KV_HEADS, KV_DIM_V, ret_v);
 	return message;
 }
 
@@ -399,8 +393,6 @@ void kv_wait_expect(struct kv_client *client, uint32_t stream, uint64_t value, i
 {
 	fa_raw_wait_expect(&client->raw, stream, value, status, part);
 }
-
-/* ---- whole stories */
 
 void kv_append(struct kv_client *client, uint64_t sequence, const uint32_t *numbers, uint32_t n_old,
                uint32_t n)

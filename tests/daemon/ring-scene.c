@@ -1,4 +1,3 @@
-/* See ring-scene.h. */
 #include "tests/daemon/ring-scene.h"
 
 struct fa_scene scene;

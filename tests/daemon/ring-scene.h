@@ -1,6 +1,5 @@
 /*
- * What tests of rings by hand begin with: a scene, and a connection with a ring. One of each
- * at a time.
+ * Scene of the ring tests: a daemon and one connection with a ring, written by hand.
  */
 #pragma once
 
@@ -11,15 +10,13 @@
 extern struct fa_scene scene;
 extern struct fa_raw raw;
 extern struct fa_raw_ring ring;
-extern struct fa_raw_buffer buffer; /* of make_small() */
+extern struct fa_raw_buffer buffer; /* set by make_small() */
 extern struct fa_case small;
 
-/* Of a group of tests. */
 int scene_start(void **state);
 int scene_stop(void **state);
 
-/* A connection with a ring of @bytes. */
 void open_ring(uint64_t bytes);
 void close_ring(void);
-/* Attention over few tokens, in a buffer of the connection's, which is its buffer 1. */
+/* A small attention in buffer 1 of the connection. */
 void make_small(void);

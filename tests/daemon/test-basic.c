@@ -1,7 +1,6 @@
 /*
- * What a well-behaved client sees: the welcome, buffers of both kinds, exact
- * attention, completions in the message and in the page, streams that go on
- * counting, messages sent ahead, and the status.
+ * What a well-behaved client sees of a real daemon: hello, buffers of both kinds, exact
+ * attention, completions in message and page, streams, pipelined messages, and the status.
  */
 #include "tests/lib/attention.h"
 #include "tests/lib/check.h"
@@ -75,7 +74,6 @@ static void test_hello(void **state)
 	fa_check_eq(reply->limits.streams, 64);
 	fa_check_eq(reply->limits.requests, 1024);
 
-	/* The page is what it has to be. */
 	fa_check_eq(raw.n_fds, 1);
 	seals = fcntl(raw.fds[0], F_GET_SEALS);
 	fa_check(seals & F_SEAL_SHRINK);
@@ -102,7 +100,6 @@ static void test_ping(void **state)
 	}
 }
 
-/* Registers, computes, checks, and answers with the buffer still there. */
 static void compute(struct fa_raw_buffer *buffer, struct fa_case *attention, uint32_t stream,
                     uint64_t value)
 {
@@ -158,14 +155,13 @@ static void test_buffers(void **state)
 	message.buffer_free.buffer = 7;
 	fa_raw_call_expect(&raw, &message, NULL, 0, -ENOENT, "buffer 7 is not registered");
 
-	/* The id is free at once, and an arena serves as well. */
 	fa_raw_buffer_arena(&raw, &buffer, 7, attention.bytes);
 	for (uint64_t i = 0; i < attention.bytes; ++i)
 		fa_check_eq(buffer.data[i], 0);
 	compute(&buffer, &attention, 0, 3);
 	fa_raw_buffer_free(&raw, &buffer);
 
-	/* The largest id; a buffer that ends in the middle of a page */
+	/* The largest id; the buffer ends within a page. */
 	fa_raw_buffer_register(&raw, &buffer, UINT32_MAX, attention.bytes, 0);
 	compute(&buffer, &attention, 0, 4);
 	fa_raw_buffer_free(&raw, &buffer);
@@ -207,14 +203,13 @@ static void test_streams(void **state)
 	compute(&buffer, &attention, 0, 1);
 	compute(&buffer, &attention, 63, 2);
 	fa_raw_stream_free(&raw, 63);
-	/* One made later under the same id goes on where the first one stopped. */
 	fa_raw_stream_create(&raw, 63, 0);
 	compute(&buffer, &attention, 63, 3);
 	fa_raw_buffer_free(&raw, &buffer);
 }
 
-/* What is sent before the answer to BufferRegister came finds the buffer. */
-static void test_ahead(void **state)
+/* Requests sent before the reply to BufferRegister find the buffer. */
+static void test_pipelined(void **state)
 {
 	struct fa_case attention = some_case();
 	struct fa_raw_buffer buffer;
@@ -229,7 +224,6 @@ static void test_ahead(void **state)
 	message = fa_case_message(&attention, 1, 0, 0, 1);
 	message.id = 2;
 	fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
-	/* Freed before it can have been computed: it is finished first. */
 	message = fa_raw_message(FA_WIRE_BUFFER_FREE);
 	message.id = 3;
 	message.buffer_free.buffer = 1;
@@ -336,7 +330,7 @@ static void test_status(void **state)
 
 int main(void)
 {
-	/* The status first, when there is nobody else to be counted. */
+	/* test_status first, while no other client is counted. */
 	static const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_status, open_raw, close_raw),
 		cmocka_unit_test_teardown(test_hello, close_raw),
@@ -344,7 +338,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_buffers, open_raw, close_raw),
 		cmocka_unit_test_setup_teardown(test_ragged, open_raw, close_raw),
 		cmocka_unit_test_setup_teardown(test_streams, open_raw, close_raw),
-		cmocka_unit_test_setup_teardown(test_ahead, open_raw, close_raw),
+		cmocka_unit_test_setup_teardown(test_pipelined, open_raw, close_raw),
 		cmocka_unit_test_setup_teardown(test_many, open_raw, close_raw),
 	};
 

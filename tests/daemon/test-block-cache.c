@@ -18,16 +18,15 @@ static void check_zeros(const unsigned char *block, size_t bytes)
 		assert_int_equal(block[i], 0);
 }
 
-/* Blocks of any size are zeroed and do not overlap. */
 static void test_many(void **state)
 {
 	static const size_t sizes[] = { 8, 100, BLOCK - 1, BLOCK, BLOCK + 1, 5000 };
 	static unsigned char *blocks[MANY];
 	static size_t bytes[MANY];
-	struct fa_block_cache spares;
+	struct fa_block_cache cache;
 	uint32_t random = 1;
 
-	fa_block_cache_init(&spares, BLOCK);
+	fa_block_cache_init(&cache, BLOCK);
 	for (int round = 0; round < 20000; ++round) {
 		size_t i;
 
@@ -36,12 +35,12 @@ static void test_many(void **state)
 		if (blocks[i]) {
 			for (size_t at = 0; at < bytes[i]; ++at)
 				assert_int_equal(blocks[i][at], i % 255 + 1);
-			fa_block_cache_put(&spares, blocks[i], bytes[i]);
+			fa_block_cache_put(&cache, blocks[i], bytes[i]);
 			blocks[i] = NULL;
 			continue;
 		}
 		bytes[i] = sizes[(random >> 20) % 6];
-		blocks[i] = fa_block_cache_get(&spares, bytes[i]);
+		blocks[i] = fa_block_cache_get(&cache, bytes[i]);
 		assert_non_null(blocks[i]);
 		assert_int_equal((uintptr_t)blocks[i] % _Alignof(max_align_t), 0);
 		check_zeros(blocks[i], bytes[i]);
@@ -49,24 +48,23 @@ static void test_many(void **state)
 	}
 	for (size_t i = 0; i < MANY; ++i)
 		if (blocks[i])
-			fa_block_cache_put(&spares, blocks[i], bytes[i]);
-	/* The cache is bounded. */
-	assert_in_range(spares.n, 0, 100);
-	fa_block_cache_deinit(&spares);
-	assert_int_equal(spares.n, 0);
+			fa_block_cache_put(&cache, blocks[i], bytes[i]);
+	assert_in_range(cache.n, 0, 100);
+	fa_block_cache_deinit(&cache);
+	assert_int_equal(cache.n, 0);
 }
 
 /* A zeroed cache stores nothing. */
 static void test_zeroed(void **state)
 {
-	struct fa_block_cache spares = {};
-	unsigned char *block = fa_block_cache_get(&spares, BLOCK);
+	struct fa_block_cache cache = {};
+	unsigned char *block = fa_block_cache_get(&cache, BLOCK);
 
 	assert_non_null(block);
 	check_zeros(block, BLOCK);
-	fa_block_cache_put(&spares, block, BLOCK);
-	assert_int_equal(spares.n, 0);
-	fa_block_cache_deinit(&spares);
+	fa_block_cache_put(&cache, block, BLOCK);
+	assert_int_equal(cache.n, 0);
+	fa_block_cache_deinit(&cache);
 }
 
 int main(void)

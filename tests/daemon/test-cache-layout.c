@@ -26,7 +26,6 @@ static uint64_t k_at(const struct fa_cache_layout *layout, uint32_t slot, uint32
 	return (uint64_t)slot * FA_SLOT_BYTES + layer * layout->layer_stride_bytes;
 }
 
-/* Marks the bytes of every tile of a chunk, each once. */
 static void check_tiles(const struct fa_cache_geometry *geometry)
 {
 	struct fa_cache_layout layout;

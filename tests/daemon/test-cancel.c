@@ -1,6 +1,6 @@
 /*
- * Cancels and deadlines, of what waits, runs, is finished or never was. Requests
- * end in the order of their stream whatever happens to them.
+ * Cancels and deadlines of requests that wait, run, have finished or never existed, on a real
+ * daemon. Requests always end in the order of their stream.
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
@@ -76,8 +76,10 @@ static void cancel(uint32_t stream, uint64_t value, int status)
 	fa_raw_call_expect(&raw, &message, NULL, 0, status, NULL);
 }
 
-/* Until the first request of a slow stream has begun: what is refused now on
- * another stream comes back, and by then the engine has seen it. */
+/*
+ * Waits until the slow stream's first request has begun: once a refusal on another stream is
+ * answered, the engine has seen it.
+ */
 static void wait_running(void)
 {
 	struct fa_test_usage before, now;
@@ -112,7 +114,6 @@ static void test_queued(void **state)
 	wait_running();
 	cancel(0, third, 0);
 	cancel(0, second, 0);
-	/* Told, but not finished before their turn. */
 	fa_check_eq(raw.page[0].completed, 0);
 	fa_check_eq(raw.n_completions, 0);
 	cancel(0, first, 0);
@@ -134,7 +135,7 @@ static void test_finished_and_unknown(void **state)
 	cancel(0, UINT64_MAX, -ENOENT);
 	cancel(1, 1, -ENOENT);
 	cancel(2, 1, -ENOENT); /* no such stream */
-	/* A cancel that came too early says nothing about what comes later. */
+	/* A cancel that came too early does not affect later requests. */
 	fa_raw_wait_expect(&raw, 0, submit(&small, 0, 0), 0, NULL);
 }
 
@@ -158,8 +159,8 @@ static void test_twice(void **state)
 	fa_raw_wait_expect(&raw, 0, value, -ECANCELED, NULL);
 }
 
-/* Sent right behind the request: it is never too early for it. */
-static void test_at_once(void **state)
+/* A cancel directly behind its request is never too early. */
+static void test_cancel_right_behind(void **state)
 {
 	for (int i = 0; i < 200; ++i) {
 		struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
@@ -186,13 +187,11 @@ static void test_refused_in_turn(void **state)
 	fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
 	fa_raw_ping(&raw);
 	fa_check_eq(raw.n_completions, 0);
-	fa_raw_wait_expect(&raw, 1, submit(&small, 1, 0), 0, NULL); /* others do not wait */
+	fa_raw_wait_expect(&raw, 1, submit(&small, 1, 0), 0, NULL);
 	cancel(0, first, 0);
 	fa_raw_wait_expect(&raw, 0, first, -ECANCELED, NULL);
 	fa_raw_wait_expect(&raw, 0, second, -ENOENT, "q.buffer is 99");
 }
-
-/* ---- deadlines */
 
 static void test_deadline_running(void **state)
 {
@@ -232,7 +231,7 @@ static void test_deadline_extremes(void **state)
 	fa_raw_wait_expect(&raw, 0, submit(&small, 0, UINT64_MAX - 1), 0, NULL);
 	fa_raw_wait_expect(&raw, 0, submit(&small, 0, 1ull << 63), 0, NULL);
 
-	/* Cancelled and out of time at once: one or the other, once. */
+	/* Cancelled and timed out at once: ends once, with either status. */
 	for (int i = 0; i < 20; ++i) {
 		struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
 
@@ -246,7 +245,7 @@ static void test_deadline_extremes(void **state)
 	fa_check_eq(raw.n_completions, 0);
 }
 
-/* Other requests may have deadlines, too. They are either done or too late. */
+/* Other kinds of requests with deadlines: done or timed out. */
 static void test_deadline_others(void **state)
 {
 	struct fa_wire_message message = fa_raw_register_message(7, 65536);
@@ -273,8 +272,6 @@ static void test_deadline_others(void **state)
 	fa_raw_call_expect(&raw, &message, NULL, 0, 0, NULL);
 }
 
-/* ---- streams */
-
 static void test_stream_in_use(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_STREAM_FREE);
@@ -289,8 +286,7 @@ static void test_stream_in_use(void **state)
 	fa_raw_wait_expect(&raw, 1, submit(&small, 1, 0), 0, NULL);
 }
 
-/* Two streams: one runs while the other is held up, and the page tells both. */
-static void test_streams_apart(void **state)
+static void test_independent_streams(void **state)
 {
 	uint64_t held = submit(&slow, 0, 0);
 
@@ -315,14 +311,14 @@ int main(void)
 		test(test_queued),
 		test(test_finished_and_unknown),
 		test(test_twice),
-		test(test_at_once),
+		test(test_cancel_right_behind),
 		test(test_refused_in_turn),
 		test(test_deadline_running),
 		test(test_deadline_queued),
 		test(test_deadline_extremes),
 		test(test_deadline_others),
 		test(test_stream_in_use),
-		test(test_streams_apart),
+		test(test_independent_streams),
 	};
 
 	return cmocka_run_group_tests_name("cancels and deadlines", tests, setup, teardown);

@@ -50,7 +50,6 @@ static void test_defaults(void **state)
 	fa_config_deinit(&config);
 }
 
-/* One tenant has half, but at least one. */
 static void test_timelines(void **state)
 {
 	static const struct {
@@ -76,7 +75,6 @@ static void test_timelines(void **state)
 	}
 }
 
-/* Clients have a part of the process's descriptors, and one tenant half of that. */
 static void test_fds(void **state)
 {
 	static const struct {
@@ -166,14 +164,13 @@ static void test_all(void **state)
 	assert_int_equal(config.limits.connections, 10);
 	assert_int_equal(config.pool_grace_s, 600);
 
-	/* The last value counts; an empty one restores the default. */
 	assert_int_equal(
 		fa_config_parse(&config, "[daemon]\nsocket =\nsocket = /a\nsocket =\n", &error), 0);
 	assert_null(config.socket);
 	fa_config_deinit(&config);
 }
 
-/* @text is refused with an error that names line and part. */
+/* @text is refused with an error that names the line and @part. */
 static void refuse(const char *text, int line, const char *part)
 {
 	struct fa_error error = {};
@@ -219,7 +216,6 @@ static void test_wrong(void **state)
 	refuse("[limits]\nsession_streams = 65\n", 2, "from 1 to 64");
 	refuse("[limits]\nsession_streams = 0\n", 2, "from 1 to 64");
 	refuse("[limits]\nsession_requests = 0\n", 2, "session_requests");
-	/* the first error is reported */
 	refuse("[daemon]\nthreads = x\nmode = 9\n", 2, "threads");
 
 	memset(path, 'a', sizeof(path));

@@ -1,8 +1,8 @@
 /*
- * How many launches a layer of a step with new tokens is: one where the kernel that attends can put
- * them into the pages, also of layers after the first, which are planned with it; else two. Of two
- * sequences with the same tokens one has them in rows that start on no 16 bytes: results and pages
- * are the same.
+ * Launches per layer of a step with new tokens, on the tests' CUDA driver: one where the
+ * attention kernel also appends, also for later layers, which are planned with the first; else
+ * two. Of two sequences with the same tokens, one has rows that are not aligned to 16 bytes:
+ * results and pages are the same.
  */
 #include "cuda-client.h"
 #include "kv-client.h"
@@ -21,21 +21,20 @@ enum {
 	HEADS = 8,
 	DIM = 128,
 	TOKENS_MAX = 64,
-	ROW_ODD = DIM + 1, /* of k and v */
+	ROW_ODD = DIM + 1, /* row of k and v */
 	ROOM = TOKENS_MAX * HEADS * ROW_ODD * 2,
 };
 
-/* How a request is to be. */
 enum way {
 	JOINED,
 	ODD,
-	APPENDED, /* without attention */
-	READ,     /* nothing is new: the step's tokens are there */
+	APPENDED,
+	READ, /* attention only; the tokens are in the pages */
 };
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
-static struct fa_test_cuda_page *page; /* the daemon's */
+static struct fa_test_cuda_page *page;
 static struct kv_client client;
 
 static int start(void **state)
@@ -60,7 +59,6 @@ static int stop(void **state)
 	return 0;
 }
 
-/* A number from -1 to 1 as bf16. */
 static uint16_t number(uint32_t what, uint32_t layer, uint32_t token, uint32_t i)
 {
 	const uint32_t x = (what * 31 + layer * 7 + token * 1013 + i * 2654435761u) * 2246822519u;
@@ -71,7 +69,6 @@ static uint16_t number(uint32_t what, uint32_t layer, uint32_t token, uint32_t i
 	return (uint16_t)(bits >> 16);
 }
 
-/* Tensor @what of the request, in a place of its own. */
 static struct fa_wire_view view(uint32_t what, uint32_t tokens, uint32_t heads, uint32_t row,
                                 uint16_t **ret_data)
 {
@@ -101,7 +98,7 @@ static struct fa_wire_view filled(uint32_t what, uint32_t layer, uint32_t first,
 	return made;
 }
 
-/* A layer of a step of tokens [first, first + n): their results, and how many launches. */
+/* One layer for tokens [first, first + n); returns the launches. */
 static uint64_t attend(uint32_t step, enum way way, uint32_t layer, uint32_t first, uint32_t n,
                        uint16_t *ret_out)
 {
@@ -134,7 +131,6 @@ static uint64_t attend(uint32_t step, enum way way, uint32_t layer, uint32_t fir
 	return after.n[FA_TEST_CUDA_kernel] - before.n[FA_TEST_CUDA_kernel];
 }
 
-/* When this has ended, so has what the daemon launches for the step itself. */
 static void begin(uint32_t step, uint64_t sequence, uint32_t n)
 {
 	kv_begin_one(&client, step, sequence, n);
@@ -201,7 +197,6 @@ static void test_launches(void **state)
 		kv_free(&client, sequences[s]);
 }
 
-/* Layers of one step each in its own way, also the kept ones of another. */
 static void test_mixed(void **state)
 {
 	static uint16_t outs[2][TOKENS_MAX * HEADS * DIM];
@@ -212,7 +207,7 @@ static void test_mixed(void **state)
 	begin(100, sequence, 3);
 	fa_check_eq(attend(100, ODD, 0, 0, 3, outs[0]), 2);
 	fa_check_eq(attend(100, JOINED, 1, 0, 3, outs[1]), 1);
-	/* Once more, of tokens that are there: in the same place, or nothing is new. */
+	/* Repeat with tokens that are there: appended again, or only read. */
 	fa_check_eq(attend(100, JOINED, 0, 0, 3, outs[1]), 1);
 	fa_check(memcmp(outs[0], outs[1], bytes) == 0);
 	fa_check_eq(attend(100, READ, 0, 0, 3, outs[1]), 1);
@@ -222,7 +217,7 @@ static void test_mixed(void **state)
 	kv_wait(&client, STREAM, kv_end(&client, STREAM, 100, true));
 	check_pages(sequence, 3);
 
-	/* Many rows are another kernel's. */
+	/* With many rows another kernel is chosen. */
 	begin(101, sequence, 60);
 	for (uint32_t layer = 0; layer < LAYERS; ++layer)
 		fa_check_eq(attend(101, JOINED, layer, 3, 60, outs[0]), 2);

@@ -1,6 +1,7 @@
-/* Which functions of the driver the daemon calls, and how often, between a request and
- * its answer: launches, which tell their end themselves unless they have many blocks, and
- * copies; nothing while idle. */
+/*
+ * Counts the driver calls between a request and its reply, on the tests' CUDA driver: launches,
+ * which signal completion themselves unless they have many blocks, and copies; none while idle.
+ */
 #include "cuda-client.h"
 
 #include <setjmp.h>
@@ -18,7 +19,7 @@
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
-static struct fa_test_cuda_page *page; /* the daemon's */
+static struct fa_test_cuda_page *page;
 
 static int start(void **state)
 {
@@ -45,8 +46,10 @@ static void since(struct fa_test_cuda_calls *calls)
 		calls->n[i] -= before.n[i];
 }
 
-/* @words: launches whose end the driver is asked to tell. A slow machine may take so long for a
- * kernel that the daemon asks whether it lives. */
+/*
+ * @words: launches whose completion the driver signals. On a slow machine the daemon may also
+ * query the stream.
+ */
 static void nothing_but(const struct fa_test_cuda_calls *calls, uint64_t launches, uint64_t words,
                         uint64_t copies_max, uint64_t elapsed_ns)
 {
@@ -64,10 +67,10 @@ static void nothing_but(const struct fa_test_cuda_calls *calls, uint64_t launche
 			good = n == calls->n[FA_TEST_CUDA_cuGraphLaunch];
 			break;
 		case FA_TEST_CUDA_cuGraphLaunch:
-		case FA_TEST_CUDA_cuLaunchKernelEx: /* behind another */
+		case FA_TEST_CUDA_cuLaunchKernelEx: /* programmatic launch behind another kernel */
 			good = n <= launches;
 			break;
-		case FA_TEST_CUDA_cuGraphCreate: /* a few kernels get a graph */
+		case FA_TEST_CUDA_cuGraphCreate: /* a few kernels become graphs */
 		case FA_TEST_CUDA_cuGraphAddKernelNode:
 		case FA_TEST_CUDA_cuGraphKernelNodeSetAttribute:
 		case FA_TEST_CUDA_cuGraphInstantiateWithFlags:
@@ -80,7 +83,7 @@ static void nothing_but(const struct fa_test_cuda_calls *calls, uint64_t launche
 		case FA_TEST_CUDA_cuStreamWriteValue64:
 			good = n == words;
 			break;
-		case FA_TEST_CUDA_cuTensorMapEncodeTiled: /* computes, and asks no device */
+		case FA_TEST_CUDA_cuTensorMapEncodeTiled: /* computes on the host only */
 			good = n <= 3 * launches;
 			break;
 		case FA_TEST_CUDA_cuMemcpyHtoDAsync:
@@ -104,7 +107,6 @@ static void run(struct fa_raw *raw, const struct fa_case *attention, uint64_t *v
 	for (int i = 0; i < REQUESTS; i += 2) {
 		struct fa_wire_message message;
 
-		/* Two at once. */
 		for (int j = 0; j < 2; ++j) {
 			message = fa_case_message(attention, 1, 0, 0, ++*value);
 			fa_check_eq(fa_raw_send(raw, &message, NULL, 0), 0);
@@ -157,7 +159,7 @@ static void client(int socket)
 	since(&calls);
 	nothing_but(&calls, REQUESTS, 0, 0, fa_now_ns() - begin);
 
-	/* Small vectors are read where they are. */
+	/* Short vectors are read in place. */
 	cuda_case_fill(&ragged, buffer.at);
 	fa_test_cuda_calls(page, &calls);
 	begin = fa_now_ns();
@@ -165,7 +167,7 @@ static void client(int socket)
 	since(&calls);
 	nothing_but(&calls, REQUESTS, 0, 0, fa_now_ns() - begin);
 
-	/* A launch of many blocks: its vectors are copied, and the driver tells its end. */
+	/* A launch of many blocks: its vectors are copied, and the driver signals completion. */
 	cuda_case_fill(&crowd, buffer.at);
 	fa_test_cuda_calls(page, &calls);
 	begin = fa_now_ns();
@@ -173,7 +175,6 @@ static void client(int socket)
 	since(&calls);
 	nothing_but(&calls, REQUESTS, REQUESTS, REQUESTS, fa_now_ns() - begin);
 
-	/* Idle, and pinged, is silent. */
 	fa_test_cuda_calls(page, &calls);
 	fa_raw_ping(&raw);
 	fa_test_quiet_ms(300);
@@ -187,8 +188,10 @@ static void test_device_memory(void **state)
 	fa_cuda_alone(client);
 }
 
-/* Host memory is read where it is, or copied: no more than K and V, each in one go, or two
- * where it lies across a border of what was pinned at once. */
+/*
+ * Host memory is read in place or copied: at most K and V, each with one copy, or two across a
+ * border of what was pinned at once.
+ */
 static void test_host_memory(void **state)
 {
 	struct fa_case attention = { .heads = 8, .head_dim = 64, .seqlen_q = 70, .seqlen_k = 300 };

@@ -1,8 +1,8 @@
 /*
- * Every call of the driver fails in turn, in every operation of a client's: the
- * operation says so or does without, nothing stays behind, and everybody else goes on.
- * An error that loses the GPU ends all that is in flight with -ENODEV and the daemon
- * with the status that asks for a new start. The same while the daemon starts.
+ * Every driver call fails in turn in every operation of a client, on the tests' CUDA driver: the
+ * operation reports it or works without, nothing leaks, others go on. A sticky error ends
+ * requests in flight with -ENODEV and the daemon with the exit status that asks for a restart.
+ * The same while the daemon starts.
  */
 #include "common/cleanup.h"
 #include "cuda-client.h"
@@ -26,12 +26,10 @@
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
-static struct fa_test_cuda_page *page; /* the daemon's */
-
-/* ---- somebody who has memory on the GPU: a process that does nothing else */
+static struct fa_test_cuda_page *page;
 
 static struct fa_cuda_child owner;
-static struct cuda_buffer owned_ipc, owned_fd; /* descriptors are this process's */
+static struct cuda_buffer owned_ipc, owned_fd;
 
 static void owner_main(int socket)
 {
@@ -97,7 +95,7 @@ static void daemon_stop(void)
 	fa_test_cuda_detach(page);
 }
 
-/* It ends by itself, as one whose GPU is lost. */
+/* The daemon exits by itself, as after the loss of its GPU. */
 static void daemon_expect_lost(void)
 {
 	_fa_cleanup_(fa_freep) char *log = NULL;
@@ -113,8 +111,10 @@ static void daemon_expect_lost(void)
 	fa_test_cuda_detach(page);
 }
 
-/* ---- operations. Each gives the first status that was not 0, undoes what it did, and
- * survives that the connection ends under it, which is -ECONNRESET. */
+/*
+ * ---- operations: return the first status other than 0 (-ECONNRESET if the connection ends) and
+ * undo what they did
+ */
 
 static struct fa_case small(void)
 {
@@ -132,7 +132,6 @@ static struct fa_case small(void)
 	return attention;
 }
 
-/* Sends @message and takes its answer: 0 or the status it has. */
 static int call(struct fa_raw *raw, struct fa_wire_message *message, const int *fds, size_t n_fds)
 {
 	int r;
@@ -209,13 +208,11 @@ static int op_host(struct fa_raw *raw)
 	return r < 0 ? r : unregister(raw, 1);
 }
 
-/* Counts requests of each connection; kept with it. */
 static uint64_t *value_of(struct fa_raw *raw)
 {
-	return &raw->session; /* nobody here asks for it */
+	return &raw->session;
 }
 
-/* Sends a request on buffer @id; its completion is waited for by attention_end(). */
 static int attention_begin(struct fa_raw *raw, uint32_t id)
 {
 	struct fa_case attention = small();
@@ -258,7 +255,6 @@ static const struct {
 
 #define N_OPS (sizeof(ops) / sizeof(ops[0]))
 
-/* A connection with buffer 2, on which attention is computed. */
 static void open_raw(struct fa_raw *raw)
 {
 	struct fa_wire_message message = cuda_register_message(&owned_ipc, 0, MIB, 0);
@@ -269,9 +265,9 @@ static void open_raw(struct fa_raw *raw)
 	fa_check_eq(call(raw, &message, NULL, 0), 0);
 }
 
-/* ---- calls that fail, and nothing else is wrong */
+/* ---- failures that pass */
 
-/* What these were to give back stays, and nothing can be done about it. */
+/* Calls that release: if they fail, the resource stays. */
 static bool gives_back(enum fa_test_cuda_call call)
 {
 	return call == FA_TEST_CUDA_cuMemUnmap || call == FA_TEST_CUDA_cuMemAddressFree ||
@@ -279,7 +275,7 @@ static bool gives_back(enum fa_test_cuda_call call)
 	       call == FA_TEST_CUDA_cuMemHostUnregister;
 }
 
-/* Without these the daemon cannot use the GPU, or not know what it does: it may give up. */
+/* Without these calls the GPU cannot be used or observed: the daemon may give up. */
 static bool is_vital(enum fa_test_cuda_call call)
 {
 	return call == FA_TEST_CUDA_cuCtxSetCurrent || call == FA_TEST_CUDA_cuStreamWriteValue64 ||
@@ -300,8 +296,8 @@ static void expect_lives(const struct fa_test_cuda_lives *lives, const char *nam
 }
 
 /*
- * What it holds once all is done that goes on behind answers, which can be long after
- * them where a sanitizer slows the daemon and other tests take its processors.
+ * Counts resources once asynchronous releases are over, which take long on a loaded machine with
+ * sanitizers.
  */
 static void lives_settle(struct fa_test_cuda_lives *ret_lives)
 {
@@ -317,7 +313,7 @@ static void lives_settle(struct fa_test_cuda_lives *ret_lives)
 	}
 }
 
-/* One operation, one call after the other, until there is none left to fail. */
+/* Fails call after call of one operation until none is left. */
 static void fail_each(const char *name, int (*run)(struct fa_raw *raw), CUresult code)
 {
 	struct fa_test_cuda_lives lives;
@@ -337,7 +333,6 @@ static void fail_each(const char *name, int (*run)(struct fa_raw *raw), CUresult
 		snprintf(rule, sizeof(rule), "any:%d=%d", n, code);
 		fa_test_cuda_fail(page, rule);
 		r = run(&raw);
-		/* Memory is given back behind the answer. */
 		if (fa_test_cuda_failed(page) == failed)
 			lives_settle(&(struct fa_test_cuda_lives){ 0 });
 		fa_test_cuda_fail(page, NULL);
@@ -370,7 +365,6 @@ static void fail_each(const char *name, int (*run)(struct fa_raw *raw), CUresult
 			expect_lives(&lives, name, n);
 		fa_check(n < 1000);
 	}
-	/* It was not all in vain. */
 	fa_check(n > 1 && n_refused > 0);
 	fa_raw_close(&raw);
 	fa_raw_close(&other);
@@ -388,7 +382,6 @@ static void test_calls_fail(void **state)
 	daemon_stop();
 }
 
-/* A kind of call that fails for as long as one looks. */
 static void test_calls_fail_always(void **state)
 {
 	static const char *const rules[] = {
@@ -420,8 +413,8 @@ static void test_calls_fail_always(void **state)
 /* ---- errors that lose the GPU */
 
 /*
- * @op has its call @n lose the GPU while somebody else's work is on it. Returns whether
- * there was such a call. @n_ended: somebody else's works that ended by it.
+ * Call @n of @op loses the GPU while another client's work is on it. Returns false if there was
+ * no such call. @n_ended: the other client's requests that this ended.
  */
 static bool lose_at(const char *name, int (*run)(struct fa_raw *raw), int n, int *n_ended)
 {
@@ -439,7 +432,6 @@ static bool lose_at(const char *name, int (*run)(struct fa_raw *raw), int n, int
 	fa_check_eventually(fa_test_cuda_kernels(page) == 1);
 	snprintf(rule, sizeof(rule), "any:%d=%d", n, CUDA_ERROR_LAUNCH_FAILED);
 	if (run == op_attention) {
-		/* Its kernel waits for nobody, if it comes that far. */
 		fa_test_cuda_fail(page, rule);
 		fa_check_eq(attention_begin(&raw, 2), 0);
 		fa_check_eventually(fa_test_cuda_failed(page) || fa_test_cuda_kernels(page) == 2);
@@ -451,7 +443,6 @@ static bool lose_at(const char *name, int (*run)(struct fa_raw *raw), int n, int
 		fa_test_cuda_fail(page, rule);
 		r = run(&raw);
 	}
-	/* Some calls come behind the answer. */
 	if (!fa_test_cuda_failed(page))
 		lives_settle(&unused);
 	fa_test_cuda_fail(page, NULL);
@@ -459,10 +450,9 @@ static bool lose_at(const char *name, int (*run)(struct fa_raw *raw), int n, int
 		released = true;
 		fa_test_cuda_hold(page, false);
 	}
-	/* Perhaps the call is being made right now. */
 	r_other = attention_end(&other);
 	if (!fa_test_cuda_is_lost(page)) {
-		/* A few calls say something wrong and nothing more happens. */
+		/* A few errors are reported without losing the GPU. */
 		const bool failed = fa_test_cuda_failed(page);
 
 		fa_check_eq(r_other, 0);
@@ -473,7 +463,7 @@ static bool lose_at(const char *name, int (*run)(struct fa_raw *raw), int n, int
 		daemon_stop();
 		return failed;
 	}
-	/* What nothing holds may have ended before the call. */
+	/* Work that is not held may have ended before the call. */
 	if (r_other != -ENODEV && !(released && r_other == 0))
 		fa_test_fail(__FILE__, __LINE__,
 		             "%s: what was in flight ended with %d, not -ENODEV", name, r_other);
@@ -492,14 +482,13 @@ static void test_calls_lose(void **state)
 	for (size_t i = 0; i < N_OPS; ++i) {
 		int n = 1, n_ended = 0;
 
-		/* Under sanitizers a daemon takes long to start. */
 		while (lose_at(ops[i].name, ops[i].run, n, &n_ended))
 			n += fa_test_sanitized() ? 4 : 1;
 		fa_check(n > 1 && n_ended > 0);
 	}
 }
 
-/* A kernel faults while it runs: nobody's call fails before somebody asks. */
+/* A kernel faults while it runs: no call fails until the daemon synchronises. */
 static void test_kernel_faults(void **state)
 {
 	static const int codes[] = { CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_ECC_UNCORRECTABLE };
@@ -517,10 +506,13 @@ static void test_kernel_faults(void **state)
 		for (int j = 0; j < 3; ++j) {
 			for (int k = 0; k < 80; ++k)
 				fa_check_eq(attention_begin(&raws[j], 2), 0);
-			/* What was not even read may end with the connection. */
+			/* Requests that were not read yet may end with the connection. */
 			fa_raw_ping(&raws[j]);
 		}
-		/* The first of each: none of them is to take the rule, and leave raws[3]'s well. */
+		/*
+		 * Start the first of each connection, so that none takes the rule from raws[3]'s
+		 * kernel.
+		 */
 		fa_check_eventually(fa_test_cuda_kernels(page) == 1 + 3);
 		snprintf(rule, sizeof(rule), "kernel:1=%d", codes[i]);
 		fa_test_cuda_fail(page, rule);
@@ -528,7 +520,6 @@ static void test_kernel_faults(void **state)
 		fa_check_eventually(fa_test_cuda_failed(page));
 		fa_test_cuda_hold(page, false);
 		for (int j = 0; j < 4; ++j) {
-			/* The last of each connection; some before may have ended well. */
 			fa_check_eq(attention_end(&raws[j]), -ENODEV);
 			fa_check_contains(raws[j].message.completion.text.text,
 			                  i ? "ECC" : "ILLEGAL_ADDRESS");
@@ -542,8 +533,8 @@ static void test_kernel_faults(void **state)
 /* ---- while the daemon starts */
 
 /*
- * A new client's first operation, of a daemon that may end at any moment: -ECONNRESET, or
- * -ESHUTDOWN of its hello when the daemon knows already that it has lost the GPU.
+ * First operation of a new client of a daemon that may exit at any moment: -ECONNRESET, or
+ * -ESHUTDOWN from Hello if the daemon knows that its GPU is lost.
  */
 static int first_op(void)
 {
@@ -574,14 +565,13 @@ static bool start_fails_at(int n, CUresult code, bool automatic)
 	up = fa_test_daemon_try(&daemon_, &options);
 	unsetenv("FAD_TEST_CUDA_FAIL");
 	page = fa_test_cuda_attach(&cuda, daemon_.pid);
-	/* If it is up: it can do without, or there was no such call. */
 	fa_test_cuda_fail(page, NULL);
 	failed = fa_test_cuda_failed(page);
 	if (up) {
 		const int r = first_op();
 
 		if (fa_test_cuda_is_lost(page)) {
-			/* It notices as soon as it needs the GPU. */
+			/* It notices as soon as it uses the GPU. */
 			if (r != -ENODEV && r != -ECONNRESET && r != -ESHUTDOWN)
 				fa_test_fail(__FILE__, __LINE__,
 				             "%d after call %d lost the GPU (%s)", r, n,
@@ -600,7 +590,6 @@ static bool start_fails_at(int n, CUresult code, bool automatic)
 		status = fa_test_daemon_reap(&daemon_);
 		fa_check(WIFEXITED(status) && WEXITSTATUS(status));
 		fa_check_contains(log, "CUDA_ERROR");
-		/* It left nothing half open. */
 		if (!fa_test_cuda_is_lost(page)) {
 			fa_check_eq(fa_test_cuda_abandoned(page), 0);
 			fa_check(fa_test_cuda_lives_equal(page, &none, true));
@@ -626,7 +615,7 @@ static void test_start_fails(void **state)
 	start_fails(CUDA_ERROR_LAUNCH_FAILED, 5);
 }
 
-/* Unless it was told which, it takes the processor. */
+/* Without a chosen backend it falls back to the CPU. */
 static void test_start_falls_back(void **state)
 {
 	for (int n = 1; n < 60; n += 7)

@@ -1,8 +1,8 @@
 /*
- * Requests that the GPU itself waits with for a client's slot, under what looks like MPS: that
- * they begin when it opens and not before, in order; that nobody else waits for it; and that
- * they come back when the GPU gives up, and nothing is lost or done twice. The tests' driver
- * finds out about counters that are not what launches were told.
+ * Requests for which the GPU itself waits on a client's slot, under simulated MPS: they begin
+ * when the gate opens and not before, in order; nobody else waits; when the GPU gives up they
+ * return to the daemon and are done once. The tests' CUDA driver checks that counters are as
+ * launches were told.
  */
 #include "gate-scene.h"
 
@@ -21,8 +21,6 @@
 
 #include <cmocka.h>
 
-/* ---- opening */
-
 static void test_open(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -30,7 +28,6 @@ static void test_open(void **state)
 	const float *out;
 
 	engine_begin(&engine);
-	/* Launched plainly at first, then by graphs. */
 	for (uint64_t value = 1; value <= 40; value++) {
 		uint64_t request;
 
@@ -47,8 +44,8 @@ static void test_open(void **state)
 	engine_end(&engine);
 }
 
-/* More of them than the device has at a time; each begins with its own value. */
-static void test_ahead(void **state)
+/* More requests than the device holds; each waits for its own value. */
+static void test_several_in_flight(void **state)
 {
 	struct fa_test_cuda_gates before;
 	const float *outs[6];
@@ -71,7 +68,6 @@ static void test_ahead(void **state)
 	engine_end(&engine);
 }
 
-/* The device looks at the last gate alone, when the others are open. */
 static void test_two_slots(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -94,9 +90,7 @@ static void test_two_slots(void **state)
 	engine_end(&engine);
 }
 
-/* ---- giving up */
-
-/* Both of those that are behind gates come back, and are done later, once. */
+/* Both gated requests return to the daemon and are done later, once. */
 static void test_give_up(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -122,7 +116,7 @@ static void test_give_up(void **state)
 		kv_wait(&engine.client, STREAM, requests[1]);
 		check_out(&engine, (value + 71) % KV_LAYERS, outs[1]);
 	}
-	/* It has been in vain so often that it is left alone for a while. */
+	/* After many failures the device does not try for a while. */
 	before = fa_test_cuda_gates(page);
 	requests[0] = attend_at(&engine, slot(&engine) + 1, &outs[0]);
 	fa_test_quiet_ms(10);
@@ -132,7 +126,7 @@ static void test_give_up(void **state)
 	engine_end(&engine);
 }
 
-/* What comes behind it does not go ahead of what the device gave up, or end before it. */
+/* Later requests neither overtake one that was given up nor end before it. */
 static void test_behind(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -165,7 +159,6 @@ static void test_behind(void **state)
 	engine_end(&engine);
 }
 
-/* Some with gates and some without, and somebody else's between: each is done once, in its turn. */
 static void test_mixed(void **state)
 {
 	struct engine engine, other;
@@ -221,7 +214,7 @@ static void *scribble(void *userdata)
 	return NULL;
 }
 
-/* A slot that goes up and down: its own requests are done once, and nobody else is held up. */
+/* A slot that goes up and down: its requests are done once, and others are not delayed. */
 static void test_scribbled(void **state)
 {
 	struct engine engine, other;
@@ -250,8 +243,8 @@ static void test_scribbled(void **state)
 	engine_end(&engine);
 }
 
-/* The same of a request that is no work of the device's. */
-static void test_end_behind(void **state)
+/* The same for a request without device work. */
+static void test_no_work_behind(void **state)
 {
 	struct fa_test_cuda_gates before;
 	struct engine engine;
@@ -277,7 +270,6 @@ static void test_end_behind(void **state)
 	kv_close(&engine.client);
 }
 
-/* Values that come just when gates give up. */
 static void test_race(void **state)
 {
 	struct engine engine;
@@ -304,9 +296,7 @@ static void test_race(void **state)
 	engine_end(&engine);
 }
 
-/* ---- others */
-
-/* Somebody else's requests, in the same CUDA stream, do not wait for a gate. */
+/* Another client's requests in the same CUDA stream do not wait for a gate. */
 static void test_others(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -339,8 +329,10 @@ static void test_others(void **state)
 	engine_end(&engine);
 }
 
-/* A prefill gives way to who waits for a stream, though all that stands there is behind a gate,
- * which the prefill leaves no room to begin. */
+/*
+ * A prefill is preempted for requests that wait for its stream, even if all of them are behind
+ * gates.
+ */
 static void test_prefill(void **state)
 {
 	struct fa_case attention = {
@@ -376,7 +368,7 @@ static void test_prefill(void **state)
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
 	request = attend_at(&engine, slot(&engine) + 1, &out);
 	fa_test_quiet_ms(20);
-	/* Not to what waits for its client alone. */
+	/* It is not preempted for requests that only wait for their client. */
 	fa_check_eq(fa_test_cuda_stopped(page), stopped);
 	request_theirs = attend(&other, 0, NULL, 0, &theirs);
 	fa_check_eventually(fa_test_cuda_stopped(page) > stopped);
@@ -415,7 +407,6 @@ static void test_cancel(void **state)
 	cancel(&engine, requests[0]);
 	kv_wait_expect(&engine.client, STREAM, requests[0], -ECANCELED, NULL);
 	fa_check(is_untouched(outs[0]) && is_untouched(outs[1]));
-	/* The step has failed with it; the stream goes on. */
 	write_slot(&engine, WANTED, 2);
 	begin_again(&engine, -ECANCELED);
 	requests[0] = attend_at(&engine, 2, &outs[0]);
@@ -424,7 +415,7 @@ static void test_cancel(void **state)
 	engine_end(&engine);
 }
 
-/* One that ends behind another that comes back does not leave before it. */
+/* A request behind one that was given up does not end before it. */
 static void test_cancel_behind(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -449,7 +440,7 @@ static void test_cancel_behind(void **state)
 	engine_end(&engine);
 }
 
-/* Memory of clients that the daemon's GPU knows, once it has not changed @calm times. */
+/* Client memory registered by the daemon, once it was stable @calm times. */
 static int64_t registrations(int calm)
 {
 	struct fa_test_cuda_lives lives;
@@ -465,8 +456,8 @@ static int64_t registrations(int calm)
 	return n;
 }
 
-/* What is behind the gates of a client that goes, goes at once; its slots are looked at no more. */
-static void test_gone(void **state)
+/* When a client goes, its gated requests end at once, and its slots are not read any more. */
+static void test_client_leaves(void **state)
 {
 	const int64_t n_registrations = registrations(200);
 	struct engine engine;
@@ -490,8 +481,10 @@ static void test_gone(void **state)
 	fa_check_eq(fa_test_cuda_misuses(page), 0);
 }
 
-/* Without graphs a gate may be launched, and what is to be behind it not: the gate shuts what
- * comes next, which is done all the same. */
+/*
+ * Without graphs the gate may be launched but the work behind it fail to: the closed gate blocks
+ * the next launch, which is done all the same.
+ */
 static void test_failing(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -529,7 +522,7 @@ static void test_failing(void **state)
 	engine_end(&other);
 }
 
-/* The same behind another that comes back: it does not leave before that. */
+/* The same behind a request that was given up: order is kept. */
 static void test_failing_behind(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -566,7 +559,6 @@ static void test_failing_behind(void **state)
 	engine_end(&other);
 }
 
-/* The GPU is lost while requests are behind gates. */
 static void test_lost(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -596,10 +588,14 @@ static void test_lost(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(open),      TEST(ahead),   TEST(two_slots),      TEST(give_up),
-		TEST(race),      TEST(others),  TEST(cancel),         TEST(cancel_behind),
-		TEST(gone),      TEST(behind),  TEST(end_behind),     TEST(mixed),
-		TEST(lost),      TEST(prefill), TEST(failing_behind), TEST(failing),
+		TEST(open),           TEST(several_in_flight),
+		TEST(two_slots),      TEST(give_up),
+		TEST(race),           TEST(others),
+		TEST(cancel),         TEST(cancel_behind),
+		TEST(client_leaves),  TEST(behind),
+		TEST(no_work_behind), TEST(mixed),
+		TEST(lost),           TEST(prefill),
+		TEST(failing_behind), TEST(failing),
 		TEST(scribbled),
 	};
 

@@ -1,7 +1,7 @@
 /*
- * Clients with memory on the GPU are killed while their kernels run, two hundred times
- * in all: the GPU's memory is where it was each time, nobody else notices, and the
- * daemon held nothing of theirs for longer than their kernels took.
+ * Clients with GPU memory are killed while their kernels run, two hundred times, on the tests'
+ * CUDA driver: the memory is released each time, others notice nothing, and the daemon keeps it
+ * no longer than the kernels run.
  */
 #include "cuda-client.h"
 
@@ -22,7 +22,7 @@
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
-static struct fa_test_cuda_page *page; /* the daemon's */
+static struct fa_test_cuda_page *page;
 static struct fa_test_cuda_lives lives;
 static struct fa_test_usage usage;
 
@@ -34,7 +34,6 @@ static struct fa_case small(void)
 	return attention;
 }
 
-/* One who is not to notice. */
 static struct fa_raw bystander;
 static struct fa_raw_buffer bystander_buffer;
 
@@ -50,8 +49,6 @@ static void bystander_check(void)
 	fa_raw_wait_expect(&bystander, 0, value, 0, NULL);
 	fa_check(fa_case_error(&attention, bystander_buffer.data) <= 1);
 }
-
-/* ---- clients. Each waits to be killed, with work on the GPU. */
 
 static void submit(struct fa_raw *raw, const struct fa_case *attention, uint32_t id)
 {
@@ -100,7 +97,7 @@ static void arena_client(int socket)
 	client(socket, FA_WIRE_BUFFER_ARENA);
 }
 
-/* Goes round: it is killed anywhere between registering and freeing. */
+/* Loops, to be killed anywhere between registering and freeing. */
 static void busy_client(int socket)
 {
 	struct cuda_buffer ipc, fd, arena;
@@ -169,8 +166,6 @@ static void check_all_is_back(void)
 	}
 }
 
-/* ---- */
-
 static int start(void **state)
 {
 	struct fa_case attention = small();
@@ -182,14 +177,13 @@ static int start(void **state)
 	fa_raw_open(&bystander, daemon_.socket);
 	fa_raw_buffer_register(&bystander, &bystander_buffer, 1, attention.bytes, 0);
 	fa_test_cuda_lives(page, &lives);
-	/* What is made once and kept is not missed later. */
 	start_children(children);
 	kill_children(children);
 	bystander_check();
 	fa_check_eventually(fa_test_cuda_lives_equal(page, &lives, false));
 	fa_raw_ping(&bystander);
 	fa_test_daemon_usage(&daemon_, &usage);
-	/* Descriptors of those that were killed may go late. */
+	/* Descriptors of killed clients may be closed late. */
 	for (int calm = 0; calm < 40; ++calm) {
 		fa_test_quiet_ms(25);
 		if (all_is_back(false))
@@ -212,7 +206,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Killed while a kernel runs that does not end: memory stays until it has, then goes. */
+/* Killed while a kernel is held: its memory is released only after it has ended. */
 static void test_held(void **state)
 {
 	for (int round = 0; round < 5; ++round) {
@@ -232,7 +226,6 @@ static void test_held(void **state)
 	}
 }
 
-/* At any moment. */
 static void test_at_random(void **state)
 {
 	const int rounds = fa_test_long() ? 450 : 45;

@@ -1,7 +1,7 @@
 /*
- * libfaclient and the real daemon on the tests' GPU: two hundred random requests on
- * memory of every kind are right; memory comes back when the program frees it; and a
- * program lives on when the GPU or its daemon dies.
+ * libfaclient and a real daemon on the tests' CUDA driver: random requests on every kind of
+ * memory are right, freed memory is released, and a program survives the loss of the GPU or the
+ * daemon.
  */
 #include "common/cleanup.h"
 #include "cuda-client.h"
@@ -28,8 +28,8 @@
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
-static struct fa_test_cuda_page *page; /* the daemon's */
-static char dir[48];                   /* of all daemons: clients come again */
+static struct fa_test_cuda_page *page;
+static char dir[48];
 static uint64_t seed;
 
 static void daemon_begin(void)
@@ -87,8 +87,6 @@ static void client_new(struct fa_client **ret_client)
 			fa_test_fail(__FILE__, __LINE__, "%s gives %d, %s", #call, _r,             \
 			             fa_error());                                                  \
 	} while (0)
-
-/* ---- random requests */
 
 static int64_t below(struct fa_test_random *random, int64_t bound)
 {
@@ -185,8 +183,6 @@ static void test_random(void **state)
 	fa_cuda_alone(random_client);
 }
 
-/* ---- memory that cannot be handed over */
-
 static void refused(struct fa_client *client, CUdeviceptr at, uint64_t bytes, int status,
                     const char *part)
 {
@@ -239,8 +235,6 @@ static void test_refused(void **state)
 	fa_cuda_alone(refused_client);
 }
 
-/* ---- memory comes back */
-
 static void freed_client(int socket)
 {
 	const uint64_t before = fa_test_cuda_bytes(&cuda);
@@ -249,7 +243,7 @@ static void freed_client(int socket)
 
 	fa_test_cuda_lives(page, &lives);
 	client_new(&client);
-	/* With the ring comes a page that the GPU may write to, which stays as long. */
+	/* The ring brings a page that the GPU may write; it stays registered. */
 	fa_ok(client, fa_marker(client, 0, NULL, NULL));
 	++lives.n[FA_TEST_CUDA_REGISTRATIONS];
 	lives.n[FA_TEST_CUDA_HOST_BYTES] += 4096;
@@ -264,7 +258,7 @@ static void freed_client(int socket)
 			cuda_buffer_ipc(&memory, 0, MIB);
 		else
 			cuda_buffer_vmm(&memory, 0, 3, 0);
-		/* Never what was at that address before. */
+		/* Never results from memory that was at this address before. */
 		for (int j = 0; j < 2; ++j)
 			fa_ok(client,
 			      fa_buffer_import_cuda(client, memory.at + 4096 * (CUdeviceptr)j,
@@ -274,7 +268,7 @@ static void freed_client(int socket)
 		fa_buffer_free(buffers[0]);
 		fa_buffer_free(buffers[1]);
 		cuda_buffer_end(&memory);
-		/* At most the allocation that was freed last is still known. */
+		/* At most the last freed allocation is still registered. */
 		fa_ok(client, fa_ping(client));
 	}
 	fa_ok(client, fa_cuda_trim(client));
@@ -288,7 +282,7 @@ static void test_freed(void **state)
 	fa_cuda_alone(freed_client);
 }
 
-/* ---- threads, of which some have no context */
+/* ---- threads, some without a context */
 
 struct worker {
 	struct fa_client *client;
@@ -342,7 +336,7 @@ static void test_threads(void **state)
 	fa_cuda_alone(threads_client);
 }
 
-/* ---- the end of the daemon; the client talks with the test, which starts another one */
+/* ---- loss of daemon or GPU; the client tells the test to start another daemon */
 
 static void again_client(int socket)
 {
@@ -373,7 +367,6 @@ static void again_client(int socket)
 		request = fa_case_attention(&attention, mapped);
 		fa_ok(client, fa_attention(client, &request, NULL));
 
-		/* Something is in flight when the daemon, or its GPU, goes. */
 		fa_cuda_send(socket, &byte, 1, -1);
 		fa_cuda_receive(socket, &byte, 1);
 		cuda_case_fill(&attention, fd.at);
@@ -392,7 +385,7 @@ static void again_client(int socket)
 	fa_disconnect(client);
 }
 
-static void test_again(void **state)
+static void test_new_daemon(void **state)
 {
 	struct fa_cuda_child child = fa_cuda_child(again_client, 0);
 	char byte = 0;
@@ -407,7 +400,6 @@ static void test_again(void **state)
 		fa_cuda_receive(child.socket, &byte, 1);
 		fa_check_eventually(fa_test_cuda_kernels(page) > kernels);
 		if (round) {
-			/* The next call finds the GPU lost. */
 			fa_test_cuda_fail(page, "any:1=700");
 			fa_test_daemon_wait_dead(&daemon_);
 			status = fa_test_daemon_reap(&daemon_);
@@ -428,7 +420,7 @@ static void test_again(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(random), CASE(refused), CASE(freed), CASE(threads), CASE(again),
+		CASE(random), CASE(refused), CASE(freed), CASE(threads), CASE(new_daemon),
 	};
 
 	return cmocka_run_group_tests_name("cuda-library", tests, start, stop);

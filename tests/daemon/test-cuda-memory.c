@@ -1,7 +1,6 @@
 /*
- * Memory of each kind, handed by clients to the real daemon on the tests' GPU: what
- * comes out is right; what is no memory, or not there, or somewhere else is refused
- * with a sentence; and what clients leave behind goes.
+ * Each kind of memory shared with a real daemon on the tests' CUDA driver: results are right;
+ * invalid, stale or foreign memory is refused with a text; all of it is released.
  */
 #include "common/cleanup.h"
 #include "cuda-client.h"
@@ -25,10 +24,8 @@
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
-static struct fa_test_cuda_page *page; /* the daemon's */
+static struct fa_test_cuda_page *page;
 static struct fa_test_cuda_lives lives;
-
-/* ---- the daemon, and that it lost nothing */
 
 static int start(void **state)
 {
@@ -51,7 +48,6 @@ static bool nothing_is_left(bool loud)
 	       (int64_t)fa_test_cuda_bytes(&cuda) == lives.n[FA_TEST_CUDA_DEVICE_BYTES];
 }
 
-/* After each test, whose clients have gone. */
 static int check(void **state)
 {
 	const uint64_t deadline = fa_deadline_ns(fa_test_patience_ns());
@@ -69,15 +65,13 @@ static int check(void **state)
 static int stop(void **state)
 {
 	fa_test_daemon_stop(&daemon_);
-	/* The daemon gave everything back before it went. */
+	/* The daemon released everything before it exited. */
 	fa_check_eq(fa_test_cuda_abandoned(page), 0);
 	fa_check(fa_test_cuda_lives_equal(page, &(struct fa_test_cuda_lives){ 0 }, true));
 	fa_test_cuda_detach(page);
 	fa_test_cuda_end(&cuda);
 	return 0;
 }
-
-/* ---- cases */
 
 static struct fa_case small(void)
 {
@@ -95,7 +89,7 @@ static struct fa_case small(void)
 	return attention;
 }
 
-/* All dtypes, dense and ragged, with everything that a request can ask for. */
+/* All dtypes, dense and ragged, with all features. */
 static void several(struct fa_raw *raw, uint32_t id, CUdeviceptr at, uint64_t *value)
 {
 	for (int i = 0; i < 12; ++i) {
@@ -134,14 +128,12 @@ static void ipc_client(int socket)
 	cuda_buffer_ipc(&buffer, 1, MIB);
 	cuda_register(&raw, &buffer, 0, MIB, 0, 0, NULL);
 	several(&raw, 1, buffer.at, &value);
-	/* A second registration of the same memory, of a part of it. */
 	buffer.id = 2;
 	cuda_register(&raw, &buffer, 65536, attention.bytes, 0, 0, NULL);
 	cuda_attention(&raw, &attention, 2, buffer.at + 65536, ++value);
 	cuda_unregister(&raw, 1);
 	cuda_attention(&raw, &attention, 2, buffer.at + 65536, ++value);
 	cuda_unregister(&raw, 2);
-	/* And again, now that it was closed. */
 	cuda_register(&raw, &buffer, 0, MIB, 0, 0, NULL);
 	cuda_attention(&raw, &attention, 2, buffer.at, ++value);
 	fa_raw_close(&raw);
@@ -164,14 +156,14 @@ static void fd_client(int socket)
 	cuda_register(&raw, &buffer, 0, buffer.bytes, 0, 0, NULL);
 	several(&raw, 1, buffer.at, &value);
 
-	/* In several packets; tensors lie across the borders of pieces. */
+	/* Sent in several packets; tensors cross the borders of pieces. */
 	cuda_buffer_vmm(&many, 2, 19, 0);
 	cuda_register(&raw, &many, 0, many.bytes, 0, 0, NULL);
 	many.id = 3;
 	cuda_register(&raw, &many, 17 * CUDA_CHUNK - 4096, attention.bytes, 0, 0, NULL);
 	cuda_attention(&raw, &attention, 3, many.at + 17 * CUDA_CHUNK - 4096, ++value);
 	cuda_unregister(&raw, 3);
-	/* The memory is the daemon's too: it stays when it is freed here. */
+	/* The daemon's mapping keeps memory freed by the client. */
 	cuda_case_fill(&attention, many.at);
 	cuda_buffer_end(&many);
 	struct fa_wire_message message = fa_case_message(&attention, 2, 0, 0, ++value);
@@ -207,8 +199,10 @@ static void arena_client(int socket)
 	fa_raw_close(&raw);
 }
 
-/* Arenas are charged as what they take of the GPU, and so is what a client hands over again after
- * a restart: who had no room to spare must be able to come back. */
+/*
+ * Arenas are charged by what they take of the GPU, as is memory registered again after a restart:
+ * a client at its limit must be able to come back.
+ */
 static long long charged(struct fa_raw *raw)
 {
 	_fa_cleanup_(fa_freep) char *status = fa_raw_status(raw);
@@ -249,7 +243,6 @@ static void test_arena(void **state)
 	fa_cuda_alone(arena_client);
 }
 
-/* Host memory needs no driver in the client. */
 static void test_host(void **state)
 {
 	struct fa_case attention = small();
@@ -271,7 +264,6 @@ static void test_host(void **state)
 	fa_raw_close(&raw);
 }
 
-/* Tensors of one request in memory of three kinds. */
 static void mixed_client(int socket)
 {
 	_fa_cleanup_(fa_freep) unsigned char *data = NULL;
@@ -313,8 +305,6 @@ static void test_mixed(void **state)
 	fa_cuda_alone(mixed_client);
 }
 
-/* ---- refusals */
-
 static void read_only_client(int socket)
 {
 	struct fa_case attention = small();
@@ -332,7 +322,7 @@ static void read_only_client(int socket)
 		fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
 		fa_raw_wait_expect(&raw, 0, id, -EINVAL, "read-only");
 	}
-	/* What may only be read is good for reading. */
+	/* Read-only memory can be read. */
 	cuda_case_fill(&attention, ipc.at);
 	message = fa_case_message(&attention, 1, 0, 0, 3);
 	ipc.id = 3;
@@ -360,7 +350,6 @@ static void garbage_client(int socket)
 	cuda_buffer_ipc(&good, 1, MIB);
 	for (int i = 0; i < 200; ++i) {
 		buffer = good;
-		/* A bit of a good one, or nothing of it. */
 		if (i % 2)
 			buffer.handle.reserved[fa_test_random_below(&random, 48)] ^=
 				(char)(1 << fa_test_random_below(&random, 8));
@@ -390,7 +379,7 @@ static void stale_client(int socket)
 	cuda_buffer_ipc(&buffer, 1, MIB);
 	cuda_buffer_end(&buffer);
 	cuda_register(&raw, &buffer, 0, MIB, 0, -EINVAL, "freed");
-	/* Other memory at the same address is other memory. */
+	/* New memory at the same address is different memory. */
 	fa_cu(cuMemAlloc(&at, MIB));
 	fa_check_eq(at, buffer.at);
 	cuda_register(&raw, &buffer, 0, MIB, 0, -EINVAL, "freed");
@@ -433,7 +422,6 @@ static void test_beyond(void **state)
 	fa_cuda_alone(beyond_client);
 }
 
-/* A client that says less or more of a piece than is true, or sends what is none. */
 static void pieces_client(int socket)
 {
 	struct fa_wire_message message;
@@ -451,7 +439,6 @@ static void pieces_client(int socket)
 	fa_raw_call_expect(&raw, &message, buffer.fds, 2, -EINVAL, "multiple");
 	message.buffer_register.piece_bytes[1] = CUDA_CHUNK;
 
-	/* Descriptors of everything else. */
 	host = memfd_create("fad-cuda-vmm:0:1", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	fa_check(host >= 0 && !ftruncate(host, (off_t)CUDA_CHUNK));
 	fds[0] = buffer.fds[0];
@@ -463,7 +450,6 @@ static void pieces_client(int socket)
 	fa_raw_call_expect(&raw, &message, fds, 2, -EINVAL, "stands for no allocation");
 	close(host);
 
-	/* The same piece twice is two pieces. */
 	fds[1] = buffer.fds[0];
 	fa_raw_call(&raw, &message, fds, 2);
 	fa_check_eq(raw.message.type, FA_WIRE_BUFFER_REPLY);
@@ -499,7 +485,7 @@ static void test_other_gpu(void **state)
 	fa_cuda_alone(other_gpu_client);
 }
 
-/* Client and daemon have one number, each in its namespace. */
+/* Client and daemon have the same pid, each in its namespace. */
 static void same_pid_client(int socket)
 {
 	struct fa_case attention = small();
@@ -513,7 +499,7 @@ static void same_pid_client(int socket)
 	message.buffer_register.pid = (uint32_t)daemon_.pid;
 	fa_raw_call_expect(&raw, &message, NULL, 0, -ENOTSUP, "same process id");
 	fa_check_contains(raw.message.reply.text.text, "descriptors");
-	/* The way out. */
+	/* The alternative that the error text names. */
 	cuda_buffer_vmm(&fd, 1, 1, 0);
 	cuda_register(&raw, &fd, 0, fd.bytes, 0, 0, NULL);
 	cuda_attention(&raw, &attention, 1, fd.at, 1);
@@ -532,9 +518,6 @@ static void test_same_pid(void **state)
 	fa_cuda_child_end(&child);
 }
 
-/* ---- other processes' memory, and the end of processes */
-
-/* Has memory, and says its handle. */
 static void owner(int socket)
 {
 	struct fa_case attention = small();
@@ -547,7 +530,7 @@ static void owner(int socket)
 	fa_cuda_receive(socket, &byte, 1);
 }
 
-/* Memory of a third process; that dies while it is registered, and again before. */
+/* The owner dies while its memory is registered, and before it is. */
 static void test_dead_owner(void **state)
 {
 	struct fa_cuda_child child = fa_cuda_child(owner, 0);
@@ -571,7 +554,6 @@ static void test_dead_owner(void **state)
 	fa_raw_close(&raw);
 }
 
-/* A client frees its memory while the GPU works on it. */
 static void free_in_flight_client(int socket)
 {
 	struct fa_case attention = small();
@@ -582,7 +564,7 @@ static void free_in_flight_client(int socket)
 	struct fa_raw raw;
 
 	fa_raw_open(&raw, daemon_.socket);
-	fa_raw_stream_create(&raw, 1, 1); /* of another priority: they run at once */
+	fa_raw_stream_create(&raw, 1, 1); /* two priorities run concurrently */
 	cuda_buffer_ipc(&ipc, 1, MIB);
 	cuda_buffer_vmm(&fd, 2, 2, 0);
 	cuda_register(&raw, &ipc, 0, MIB, 0, 0, NULL);
@@ -598,7 +580,7 @@ static void free_in_flight_client(int socket)
 	fa_check_eventually(fa_test_cuda_kernels(page) >= kernels + 2);
 	cuda_buffer_end(&ipc);
 	cuda_buffer_end(&fd);
-	/* Somebody else's memory is where it was; the daemon's is not touched by that. */
+	/* New memory is elsewhere; the daemon's mapping stays. */
 	fa_cu(cuMemAlloc(&at, MIB));
 	fa_cu(cuMemsetD8(at, 0xff, MIB));
 	fa_cu(cuCtxSynchronize());
@@ -611,12 +593,11 @@ static void free_in_flight_client(int socket)
 	fa_raw_close(&raw);
 }
 
-static void test_free_in_flight(void **state)
+static void test_freed_in_flight(void **state)
 {
 	fa_cuda_alone(free_in_flight_client);
 }
 
-/* As often as one likes. */
 static void again_client(int socket)
 {
 	struct cuda_buffer ipc, fd;
@@ -634,12 +615,12 @@ static void again_client(int socket)
 	fa_raw_close(&raw);
 }
 
-static void test_again(void **state)
+static void test_repeated_registration(void **state)
 {
 	fa_cuda_alone(again_client);
 }
 
-/* Two whose memory takes long to pin; those who come and go meanwhile do not wait for it. */
+/* Two registrations pin slowly; clients that come and go meanwhile do not wait. */
 static void test_slow_pins(void **state)
 {
 	struct fa_raw_buffer buffers[2];
@@ -660,7 +641,7 @@ static void test_slow_pins(void **state)
 		message.id = 1000;
 		message.fds = 1;
 		fa_check_eq(fa_raw_send(&slow[i], &message, &buffers[i].fd, 1), 0);
-		/* It was read, and is under way. */
+		/* Read, and pinning. */
 		fa_check_eventually((fa_test_accounts(&other, &now), now.buffers == i + 1));
 	}
 	for (int i = 0; i < 3; ++i) {
@@ -686,10 +667,22 @@ static void test_slow_pins(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		CASE(ipc),       CASE(fd),         CASE(arena),     CASE(small_arena),
-		CASE(host),      CASE(mixed),      CASE(garbage),   CASE(stale),
-		CASE(beyond),    CASE(pieces),     CASE(read_only), CASE(other_gpu),
-		CASE(same_pid),  CASE(dead_owner), CASE(again),     CASE(free_in_flight),
+		CASE(ipc),
+		CASE(fd),
+		CASE(arena),
+		CASE(small_arena),
+		CASE(host),
+		CASE(mixed),
+		CASE(garbage),
+		CASE(stale),
+		CASE(beyond),
+		CASE(pieces),
+		CASE(read_only),
+		CASE(other_gpu),
+		CASE(same_pid),
+		CASE(dead_owner),
+		CASE(repeated_registration),
+		CASE(freed_in_flight),
 		CASE(slow_pins),
 	};
 

@@ -1,6 +1,6 @@
 /*
- * A GPU that seems to be there and cannot be used, over the tests' driver: the CPU is taken if any
- * backend will do, but not in silence; and not if a GPU was asked for.
+ * A GPU that cannot be used, on the tests' CUDA driver: the daemon falls back to the CPU and says
+ * so, and refuses to if a GPU was required.
  */
 #include "common/cleanup.h"
 #include "cuda-client.h"
@@ -22,7 +22,7 @@
 
 static struct fa_test_daemon daemon_;
 static int notify_fd = -1;
-static char ready[1024]; /* what it said with READY=1 */
+static char ready[1024];
 
 static void start(const char *fault, const char *option, const char *value)
 {
@@ -95,7 +95,7 @@ static void test_told(void **state)
 
 static void test_no_gpu(void **state)
 {
-	/* There is one, though not for the tests' driver. */
+	/* The machine has a GPU, though not for the tests' CUDA driver. */
 	if (access("/proc/driver/nvidia", F_OK) == 0)
 		skip();
 	setenv("FAD_TEST_CUDA_DEVICES", "0", 1);

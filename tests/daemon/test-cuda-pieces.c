@@ -1,6 +1,6 @@
 /*
- * Registrations of GPU memory on the wire: what one may be like, pieces that come in
- * their own time, and every way in which a registration ends before it has them all.
+ * Registration of GPU memory in pieces, by hand: valid and invalid forms, pieces that arrive over
+ * time, and every way in which a registration ends before it is complete.
  */
 #include "tests/daemon/cuda-client.h"
 #include "tests/lib/scene.h"
@@ -22,11 +22,10 @@
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon server;
-static struct fa_raw bystander; /* counts */
+static struct fa_raw bystander;
 static struct fa_test_accounts accounts;
 static int n_fds;
 
-/* Of a child. */
 static struct fa_raw raw;
 static struct cuda_buffer memory;
 
@@ -63,7 +62,7 @@ static bool is_quiet(void)
 	return !memcmp(&now, &accounts, sizeof(now)) && fa_test_count_fds(server.pid) == n_fds;
 }
 
-/* Whatever happened, the daemon has nothing of it in the end. */
+/* In the end the daemon holds nothing. */
 static void run(void (*function)(int socket))
 {
 	fa_cuda_alone(function);
@@ -83,7 +82,6 @@ static void end(void)
 	cuda_buffer_end(&memory);
 }
 
-/* Registers with the first @n pieces; returns the id of the message. */
 static uint64_t send_first(size_t n, uint64_t timeout_ns)
 {
 	struct fa_wire_message message = cuda_register_message(&memory, 0, memory.bytes, 0);
@@ -131,8 +129,6 @@ static void attend(uint64_t value)
 	cuda_attention(&raw, &attention, memory.id, memory.at, value);
 }
 
-/* ---- what a registration may be like */
-
 static void refuse(struct fa_wire_message message, size_t n, int status, const char *part)
 {
 	fa_raw_call_expect(&raw, &message, memory.fds, n, status, part);
@@ -172,7 +168,7 @@ static void shapes_case(int socket)
 	refuse(bad, 8, -EINVAL, "beyond the pieces");
 	bad.buffer_register.offset = UINT64_MAX;
 	refuse(bad, 8, -EINVAL, "64 bits");
-	/* Its size is the driver's affair: these are of 2 MiB. */
+	/* Bounds are the driver's: these pieces have 2 MiB. */
 	bad = good;
 	bad.buffer_register.n_pieces = 8;
 	bad.buffer_register.bytes = 8 * CUDA_CHUNK;
@@ -193,7 +189,7 @@ static void shapes_case(int socket)
 	refuse(bad, 0, -EINVAL, "beyond the allocation");
 	bad = cuda_register_message(&handle, UINT64_MAX, 1, 0);
 	refuse(bad, 0, -EINVAL, "64 bits");
-	/* What the driver says is explained where process ids are equal. */
+	/* Where pids are equal the driver's error is explained. */
 	bad = cuda_register_message(&handle, 0, 4096, 0);
 	bad.buffer_register.handle[40] ^= 1;
 	refuse(bad, 0, -EINVAL, "this is no handle");
@@ -214,8 +210,6 @@ static void test_shapes(void **state)
 {
 	run(shapes_case);
 }
-
-/* ---- pieces that come */
 
 static void collect_case(int socket)
 {
@@ -238,7 +232,6 @@ static void collect_case(int socket)
 		message.buffer_free.buffer = memory.id;
 		fa_raw_call_expect(&raw, &message, NULL, 0, 0, NULL);
 	}
-	/* Not even waited for: all on its way at once. */
 	for (int round = 0; round < 5; ++round) {
 		struct fa_wire_message message = fa_raw_message(FA_WIRE_BUFFER_FREE);
 		uint64_t id = send_first(8, 0), first_id = raw.next_id;
@@ -264,7 +257,6 @@ static void test_collect(void **state)
 	run(collect_case);
 }
 
-/* Others' messages, and others' registrations, in between. */
 static void between_case(int socket)
 {
 	struct fa_wire_message message;
@@ -281,7 +273,7 @@ static void between_case(int socket)
 	message = cuda_register_message(&memory, 0, memory.bytes, 0);
 	message.buffer_register.buffer = 8;
 	refuse(message, 8, -EBUSY, "buffer 7 waits for 12 more pieces");
-	/* One that is whole need not wait. */
+	/* A complete registration does not wait. */
 	message.buffer_register.n_pieces = 8;
 	message.buffer_register.bytes = 8 * CUDA_CHUNK;
 	fa_raw_call(&raw, &message, memory.fds, 8);
@@ -305,9 +297,9 @@ static void test_between(void **state)
 	run(between_case);
 }
 
-/* ---- ends */
+/* ---- early ends */
 
-/* Both the pieces and the registration are answered, and it is gone. */
+/* Both the pieces and the registration get a reply, and it is gone. */
 static void expect_ended(uint64_t id, struct fa_wire_message message, size_t n, int status,
                          const char *part)
 {
@@ -319,7 +311,7 @@ static void expect_ended(uint64_t id, struct fa_wire_message message, size_t n, 
 	send_pieces(8, 1, -ENOENT, "waits for no pieces");
 }
 
-/* The daemon can have none of what comes: as with pieces that are wrong, that is all. */
+/* The daemon cannot receive descriptors: the registration ends, as with wrong pieces. */
 static void no_descriptors_case(int socket)
 {
 	uint64_t id;
@@ -373,7 +365,7 @@ static void wrong_pieces_case(int socket)
 	id = send_first(8, 0);
 	expect_ended(id, message, 2, -EINVAL, "64 bits");
 
-	/* The last one that is short is seen when it comes. */
+	/* A last piece that is too short is noticed on arrival. */
 	id = send_first(8, 0);
 	send_pieces(8, 8, 0, NULL);
 	message = pieces_message(memory.id, 4);
@@ -387,7 +379,7 @@ static void test_wrong_pieces(void **state)
 	run(wrong_pieces_case);
 }
 
-/* Descriptors that are no memory; the driver says so. */
+/* Descriptors that are not GPU memory: the driver refuses them. */
 static void wrong_fds_case(int socket)
 {
 	struct fa_wire_message message;
@@ -432,13 +424,12 @@ static void freed_case(int socket)
 	fa_raw_expect_reply(&raw, message.id, 0, NULL, false);
 	fa_raw_call_expect(&raw, &message, NULL, 0, -ENOENT, NULL);
 	send_pieces(3, 1, -ENOENT, NULL);
-	/* The id is free again. */
 	cuda_register(&raw, &memory, 0, memory.bytes, 0, 0, NULL);
 	attend(1);
 	end();
 }
 
-static void test_freed(void **state)
+static void test_freed_while_incomplete(void **state)
 {
 	run(freed_case);
 }
@@ -451,7 +442,7 @@ static void deadline_case(int socket)
 	id = send_first(8, 20 * FA_NS_PER_MS);
 	fa_raw_expect_reply(&raw, id, -ETIMEDOUT, "pieces are missing", false);
 	send_pieces(8, 8, -ENOENT, NULL);
-	/* One that is far away changes nothing, and goes with what it was for. */
+	/* A distant deadline changes nothing. */
 	id = send_first(8, 3600 * FA_NS_PER_SEC);
 	send_pieces(8, 8, 0, NULL);
 	send_pieces(16, 4, 0, NULL);
@@ -476,10 +467,10 @@ static void not_yet_case(int socket)
 	message = fa_case_message(&attention, memory.id, 0, 0, 1);
 	fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
 	fa_raw_wait_expect(&raw, 0, 1, -ENOENT, "not registered");
-	end(); /* with the registration waiting */
+	end();
 }
 
-static void test_not_yet(void **state)
+static void test_used_before_complete(void **state)
 {
 	run(not_yet_case);
 }
@@ -494,7 +485,7 @@ static void killed_case(int socket)
 		pause();
 }
 
-static void test_killed(void **state)
+static void test_client_killed(void **state)
 {
 	for (int i = 0; i < 5; ++i) {
 		struct fa_cuda_child child = fa_cuda_child(killed_case, 0);
@@ -509,8 +500,6 @@ static void test_killed(void **state)
 	}
 }
 
-/* ---- limits */
-
 static void limits_case(int socket)
 {
 	struct fa_raw_buffer host;
@@ -521,7 +510,9 @@ static void limits_case(int socket)
 	message = cuda_register_message(&memory, 0, memory.bytes, 0);
 	message.buffer_register.n_pieces = FA_WIRE_PIECES_MAX;
 	refuse(message, 8, -EDQUOT, "4096 more would exceed the limit fds");
-	/* One that waits counts as a buffer, and so do its descriptors to come. */
+	/*
+	 * An incomplete registration counts as a buffer, and its missing descriptors are charged.
+	 */
 	id = send_first(0, 0);
 	fa_raw_buffer_register(&raw, &host, 1, 4096, 0);
 	message = fa_raw_register_message(2, 4096);
@@ -540,8 +531,6 @@ static void test_limits(void **state)
 	run(limits_case);
 	stop(state);
 }
-
-/* ---- the daemon stops, or has no GPU */
 
 static void stopping_case(int socket)
 {
@@ -598,11 +587,11 @@ static void test_cpu(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_shapes),    cmocka_unit_test(test_collect),
-		cmocka_unit_test(test_between),   cmocka_unit_test(test_wrong_pieces),
-		cmocka_unit_test(test_wrong_fds), cmocka_unit_test(test_freed),
-		cmocka_unit_test(test_deadline),  cmocka_unit_test(test_not_yet),
-		cmocka_unit_test(test_killed),    cmocka_unit_test(test_no_descriptors),
+		cmocka_unit_test(test_shapes),        cmocka_unit_test(test_collect),
+		cmocka_unit_test(test_between),       cmocka_unit_test(test_wrong_pieces),
+		cmocka_unit_test(test_wrong_fds),     cmocka_unit_test(test_freed_while_incomplete),
+		cmocka_unit_test(test_deadline),      cmocka_unit_test(test_used_before_complete),
+		cmocka_unit_test(test_client_killed), cmocka_unit_test(test_no_descriptors),
 	};
 	const struct CMUnitTest others[] = {
 		cmocka_unit_test(test_limits),

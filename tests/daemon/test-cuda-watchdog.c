@@ -1,7 +1,7 @@
 /*
- * The watchdog over the tests' driver: when one of its calls never returns, on the engine thread or
- * the loop's, the daemon is ended by its supervisor, and the next one has the KV cache. When
- * a kernel does not end, while the driver answers, it is left alone: it may be a long one.
+ * The watchdog on the tests' CUDA driver: when a driver call never returns, on the engine thread
+ * or the loop, the supervisor kills the daemon, and the next one has the KV cache. A kernel that
+ * does not end is left alone while the driver answers: it may be long.
  */
 #include "common/clock.h"
 #include "cuda-client.h"
@@ -19,13 +19,13 @@
 
 enum {
 	TOKENS = 100,
-	MORE = 6000, /* than fit the chunk that there is */
+	MORE = 6000,
 	STEP = 5,
 };
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon supervisor;
-static struct fa_test_cuda_page *page; /* the child's */
+static struct fa_test_cuda_page *page;
 static struct kv_client client;
 static pid_t child;
 static unsigned int interval_ms;
@@ -64,7 +64,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* A call hangs, or is about to. */
+/* A call hangs, or is about to: the daemon is killed. */
 static void check_ended(void)
 {
 	const struct fa_wire_secret secret = client.raw.secret;

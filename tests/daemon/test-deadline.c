@@ -61,7 +61,7 @@ static void test_removal_twice(void **state)
 	assert_null(deadlines.root);
 }
 
-/* Half a million in order and out again: would take for ever if it were quadratic. */
+/* Half a million in order, and removed: quadratic code would take for ever. */
 static void test_many(void **state)
 {
 	const size_t n = 500000;

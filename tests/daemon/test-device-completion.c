@@ -1,5 +1,7 @@
-/* Requests that the device itself completes: when it does so, and that the daemon then acts on what
- * its client has seen. */
+/*
+ * Requests whose completion the device signals itself to the client: when it does, what is
+ * visible then, and that the daemon agrees with what its client saw.
+ */
 #include "tests/daemon/ring-scene.h"
 
 #include <errno.h>
@@ -24,52 +26,52 @@ static int start_limited(void **state)
 	return 0;
 }
 
-static bool is_told(uint32_t stream, uint64_t value)
+static bool is_signalled(uint32_t stream, uint64_t value)
 {
 	return fa_completion_device_done(&raw.page[stream], value);
 }
 
 static void wait_told(uint32_t stream, uint64_t value)
 {
-	/* The test has a time of its own. */
-	while (!is_told(stream, value))
+	/* The test has its own time limit. */
+	while (!is_signalled(stream, value))
 		(void)sched_yield();
 }
 
-/* A GPU's daemon has to make the page known to it first. */
-static uint64_t wait_until_it_tells(uint32_t stream)
+/* A GPU's daemon must register the page first. */
+static uint64_t wait_until_signalled(uint32_t stream)
 {
 	for (uint64_t value = 1;; ++value) {
 		struct fa_wire_message message = fa_case_message(&small, 1, 0, stream, value);
 
 		fa_raw_ring_send(&ring, &message);
 		fa_check_eq(fa_raw_ring_wait(&raw, &ring, stream, value).status, 0);
-		if (is_told(stream, value))
+		if (is_signalled(stream, value))
 			return value;
 	}
 }
 
-static void test_told(void **state)
+static void test_signalled_by_device(void **state)
 {
 	uint64_t value;
 
 	open_ring(0);
 	make_small();
 	fa_raw_stream_create(&raw, 3, 0);
-	value = wait_until_it_tells(3);
+	value = wait_until_signalled(3);
 	for (int round = 0; round < ROUNDS; ++round) {
 		struct fa_wire_message message = fa_case_message(&small, 1, 0, 3, ++value);
 
 		fa_case_fill(&small, buffer.data);
 		fa_raw_ring_send(&ring, &message);
 		wait_told(3, value);
-		/* All output is there, whatever the daemon has yet to say. */
+		/* The whole output is visible before the daemon says anything. */
 		fa_check(fa_case_error(&small, buffer.data) <= 1);
 		if (round % 7 == 0)
 			fa_check_eq(fa_raw_ring_wait(&raw, &ring, 3, value).status, 0);
 	}
 	fa_check_eq(fa_raw_ring_wait(&raw, &ring, 3, value).status, 0);
-	/* A stream that follows in its place goes on from there. */
+	/* A new stream with the same id continues. */
 	fa_raw_stream_free(&raw, 3);
 	fa_raw_stream_create(&raw, 3, 0);
 	for (int round = 0; round < 10; ++round) {
@@ -82,29 +84,26 @@ static void test_told(void **state)
 	fa_scene_check(&scene);
 }
 
-/* What may end otherwise, or comes behind something, is the daemon's to tell. */
-static void test_not_told(void **state)
+/* Requests that may end otherwise, or come behind something, are completed by the daemon. */
+static void test_signalled_by_daemon(void **state)
 {
 	struct fa_wire_message message;
 	uint64_t value, told;
 
 	open_ring(0);
 	make_small();
-	value = told = wait_until_it_tells(0);
+	value = told = wait_until_signalled(0);
 	for (int round = 0; round < 20; ++round) {
-		/* One with a deadline. */
 		message = fa_case_message(&small, 1, 0, 0, ++value);
 		message.timeout_ns = UINT64_MAX / 4;
 		fa_raw_ring_send(&ring, &message);
 		fa_check_eq(fa_raw_ring_wait(&raw, &ring, 0, value).status, 0);
-		/* One that does nothing. */
 		fa_raw_ring_marker(&ring, 0, ++value);
 		fa_check_eq(fa_raw_ring_wait(&raw, &ring, 0, value).status, 0);
-		/* One that is refused. */
 		message = fa_case_message(&small, 77, 0, 0, ++value);
 		fa_raw_ring_send(&ring, &message);
 		fa_check_eq(fa_raw_ring_wait(&raw, &ring, 0, value).status, -ENOENT);
-		fa_check(is_told(0, told));
+		fa_check(is_signalled(0, told));
 	}
 	close_ring();
 	fa_scene_check(&scene);
@@ -124,22 +123,24 @@ static void test_cancelled(void **state)
 	cancel.cancel.value = 1;
 	fa_raw_call_expect(&raw, &cancel, NULL, 0, 0, NULL);
 	outcome = fa_raw_ring_wait(&raw, &ring, 0, 1);
-	/* Kernels of a GPU nobody can stop. */
-	fa_check(outcome.status == -ECANCELED ? !is_told(0, 1) : outcome.status == 0);
+	/* A GPU's kernels cannot be stopped. */
+	fa_check(outcome.status == -ECANCELED ? !is_signalled(0, 1) : outcome.status == 0);
 	fa_raw_buffer_free(&raw, &large);
 	close_ring();
 	fa_scene_check(&scene);
 }
 
-/* The next request comes as soon as the device has told of the one before, by ring and by
- * packet: the daemon has it behind it by then, and allows another. */
-static void test_settled(void **state)
+/*
+ * The next request is sent as soon as the device has signalled the previous one, by ring and by
+ * packet: the daemon counts that as ended and allows another.
+ */
+static void test_limit_per_session(void **state)
 {
 	uint64_t value;
 
 	open_ring(0);
 	make_small();
-	value = wait_until_it_tells(0);
+	value = wait_until_signalled(0);
 	for (int round = 0; round < ROUNDS; ++round) {
 		struct fa_wire_message message = fa_case_message(&small, 1, 0, 0, ++value);
 
@@ -147,7 +148,7 @@ static void test_settled(void **state)
 			fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
 		else
 			fa_raw_ring_send(&ring, &message);
-		while (!is_told(0, value) && !raw.page[0].failed)
+		while (!is_signalled(0, value) && !raw.page[0].failed)
 			(void)sched_yield();
 		fa_check_eq(raw.page[0].failed, 0);
 	}
@@ -156,8 +157,8 @@ static void test_settled(void **state)
 	fa_scene_check(&scene);
 }
 
-/* The same of two sessions of one tenant, which may have one request in flight together. */
-static void test_settled_for_all(void **state)
+/* The same for two sessions of a tenant that may have one request in flight. */
+static void test_limit_per_tenant(void **state)
 {
 	struct fa_raw raws[2];
 	struct fa_raw_ring rings[2];
@@ -167,7 +168,7 @@ static void test_settled_for_all(void **state)
 	for (int i = 0; i < 2; ++i) {
 		open_ring(0);
 		make_small();
-		values[i] = wait_until_it_tells(0);
+		values[i] = wait_until_signalled(0);
 		raws[i] = raw;
 		rings[i] = ring;
 		buffers[i] = buffer;
@@ -196,13 +197,13 @@ static void test_settled_for_all(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_told),
-		cmocka_unit_test(test_not_told),
+		cmocka_unit_test(test_signalled_by_device),
+		cmocka_unit_test(test_signalled_by_daemon),
 		cmocka_unit_test(test_cancelled),
 	};
 	const struct CMUnitTest limited[] = {
-		cmocka_unit_test(test_settled),
-		cmocka_unit_test(test_settled_for_all),
+		cmocka_unit_test(test_limit_per_session),
+		cmocka_unit_test(test_limit_per_tenant),
 	};
 	int failed = cmocka_run_group_tests(tests, scene_start, scene_stop);
 

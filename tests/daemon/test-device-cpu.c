@@ -1,4 +1,6 @@
-/* The CPU backend's pool and memory, with kernels that the test controls. */
+/*
+ * The CPU backend's scheduling and memory, with kernels that the test controls.
+ */
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/memfd.h"
@@ -24,7 +26,7 @@
 #define PATIENCE_SEC 30
 #define GROUPS 6
 
-/* A failed allocation is part of a test. */
+/* Lets allocations fail, which a test needs. */
 const char *__asan_default_options(void) __attribute__((visibility("default")));
 const char *__asan_default_options(void)
 {
@@ -120,7 +122,6 @@ static void reap(struct fixture *f)
 	}
 }
 
-/* Waits until @item is reaped. */
 static void finish(struct fixture *f, struct item *item)
 {
 	struct timespec until;
@@ -161,8 +162,6 @@ static void wait_started(struct item *item)
 	}
 }
 
-/* ---- tiles and order */
-
 static void test_every_tile_once(void **state)
 {
 	enum {
@@ -197,7 +196,7 @@ static void test_every_tile_once(void **state)
 	fixture_deinit(&f);
 }
 
-/* A workspace is the work's own, and is begun once for each launch, before any tile. */
+/* Each launch has its own workspace, set up once before its first tile. */
 static void test_workspace(void **state)
 {
 	enum {
@@ -257,7 +256,7 @@ static void test_no_tiles(void **state)
 	launch(&f, b, &alone);
 	finish(&f, &alone);
 	assert_int_equal(alone.work.status, 0);
-	assert_false(empty.reaped); /* its turn comes after the first */
+	assert_false(empty.reaped); /* runs after the first */
 	gate = true;
 	finish(&f, &first);
 	finish(&f, &empty);
@@ -266,8 +265,6 @@ static void test_no_tiles(void **state)
 	ops->queue_free(f.device, b);
 	fixture_deinit(&f);
 }
-
-/* ---- cancel */
 
 static void test_cancel(void **state)
 {
@@ -309,8 +306,10 @@ static void test_cancel(void **state)
 	fixture_deinit(&f);
 }
 
-/* A worker that comes while what is behind a cancelled one begins, and finds nothing, is told
- * when that is ready. */
+/*
+ * A worker that arrives while the work behind a cancelled one is being set up, and finds nothing,
+ * is woken when it is ready.
+ */
 static void test_cancel_wakes(void **state)
 {
 	struct item running = { .job = { .n_tiles = 1, .tile_ns = 50 * FA_NS_PER_MS } };
@@ -347,7 +346,6 @@ static void test_cancel_wakes(void **state)
 	fixture_deinit(&f);
 }
 
-/* A cancel after the last tile was claimed changes nothing. */
 static void test_cancel_too_late(void **state)
 {
 	struct item item = { .job.n_tiles = 1 };
@@ -388,8 +386,6 @@ static void test_no_memory_for_scratch(void **state)
 	fixture_deinit(&f);
 }
 
-/* ---- fairness */
-
 static void small_beside_huge(bool together)
 {
 	struct item huge = { .job = { .n_tiles = 1000000, .tile_ns = FA_NS_PER_MS } };
@@ -423,8 +419,10 @@ static void test_small_beside_huge(void **state)
 	small_beside_huge(false);
 }
 
-/* Of the queues of a group, and of groups of one queue: whether they had about the same
- * time, once. */
+/*
+ * Queues of a group, or groups of one queue: returns true if they got about the same time in this
+ * round.
+ */
 static bool equal_shares(bool together)
 {
 	enum {
@@ -459,7 +457,7 @@ static bool equal_shares(bool together)
 	return most_ns <= 2 * least_ns;
 }
 
-/* On a busy machine one tile may take as long as all the others; but not each time. */
+/* Repeats: on a busy machine one tile may take as long as all others, but not every time. */
 static void check_equal_shares(bool together)
 {
 	int rounds = 10;
@@ -475,8 +473,8 @@ static void test_equal_shares(void **state)
 }
 
 /*
- * One queue, or short works one after another, against many queues of high priority: whether
- * a group's share of the workers' time was a half, however it asks for it.
+ * One queue, or short works in sequence, against many high-priority queues: returns true if the
+ * group's share was about a half in this round.
  */
 static bool group_shares(int64_t alone_tiles, uint64_t alone_tile_ns)
 {
@@ -509,7 +507,7 @@ static bool group_shares(int64_t alone_tiles, uint64_t alone_tile_ns)
 	}
 	begin_ns = fa_now_ns();
 	for (n_ready = 0; n_ready < ALONE && fa_now_ns() - begin_ns < 400 * FA_NS_PER_MS;) {
-		/* Two at a time, so that there is always one. */
+		/* Two at a time, so that one is always ready. */
 		launch(&f, queue, &alone[n_ready]);
 		if (n_ready)
 			finish(&f, &alone[n_ready - 1]);
@@ -531,7 +529,7 @@ static bool group_shares(int64_t alone_tiles, uint64_t alone_tile_ns)
 	fixture_deinit(&f);
 	percent = 100 * used_ns / (used_ns + others_ns);
 	print_message("%d %%\n", (int)percent);
-	/* Half, if everything were exact. */
+	/* Exactly 50 in theory. */
 	return percent >= 35 && percent <= 65;
 }
 
@@ -580,7 +578,7 @@ static void test_priority(void **state)
 	}
 	assert_true(urgent.reaped);
 
-	/* But what is urgent all the time does not shut out the rest. */
+	/* Permanent high-priority work does not starve the rest. */
 	launch(&f, high, &endless);
 	wait_started(&endless);
 	normal[0] = (struct item){ .job.n_tiles = 5 };
@@ -595,9 +593,6 @@ static void test_priority(void **state)
 	fixture_deinit(&f);
 }
 
-/* ---- threads */
-
-/* Counts the threads of the pool, and those of them that leave some signal open. */
 static void count_threads(unsigned int *ret_all, unsigned int *ret_open)
 {
 	uint64_t wanted = 1ull << (SIGTERM - 1) | 1ull << (SIGINT - 1) | 1ull << (SIGHUP - 1) |
@@ -699,14 +694,12 @@ static void test_open_by_name(void **state)
 	assert_int_equal(fa_device_open("cpu", &config, &error, &found, &device), 0);
 	assert_ptr_equal(found, &fa_device_cpu);
 	found->close(device);
-	/* Or 1: this build has no kernels for a GPU that the machine has. */
+	/* 1: the machine has a GPU, and this build no kernels for it. */
 	assert_in_range(fa_device_open("auto", &config, &error, &found, &device), 0, 1);
 	found->close(device);
 	assert_in_range(fa_device_open(NULL, &config, &error, &found, &device), 0, 1);
 	found->close(device);
 }
-
-/* ---- memory */
 
 static void test_memory(void **state)
 {

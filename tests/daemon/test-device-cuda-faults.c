@@ -1,6 +1,6 @@
 /*
- * The CUDA backend when calls of the driver fail: each in turn, with an error that passes
- * and with one that does not.
+ * The CUDA backend when driver calls fail, each in turn, with a transient error and with a sticky
+ * one.
  */
 #include "common/cudriver.h"
 #include "tests/daemon/cuda-device.h"
@@ -21,12 +21,12 @@ static const struct fa_device_ops *const ops = &fa_device_cuda;
 static struct cuda_exporter exporter;
 static struct fa_cudriver cu;
 
-/* ---- a life with everything in it, where anything may fail */
+/* ---- a life with every operation, in which anything may fail */
 
 struct life {
 	struct cuda_device cuda;
-	unsigned int n_failed; /* steps */
-	bool lost;             /* what the driver says at the end */
+	unsigned int n_failed;
+	bool lost;
 };
 
 static void step(struct life *life, int status, const char *text)
@@ -49,7 +49,7 @@ static void live_jobs(struct life *life, struct fa_device_queue *queue)
 		int r;
 
 		jobs[i] = (struct cuda_job){
-			/* The last on a kernel that takes maps. */
+			/* The last one uses a kernel with tensor maps. */
 			.attention = { .dtype = i == 2 ? FA_WIRE_DTYPE_BF16 : FA_WIRE_DTYPE_F32,
 			               .seqlen_q = 20,
 			               .batch = 2,
@@ -113,10 +113,9 @@ static void live(struct life *life)
 	queue = cuda_queue(&life->cuda, group, 0);
 	live_memory(life);
 	live_jobs(life, queue);
-	/* This thread is in the device's context. */
 	life->lost = cu.cuCtxSynchronize() != CUDA_SUCCESS;
 	if (life->lost) {
-		/* Whoever found out, by now all know. */
+		/* Whoever noticed the loss, all know it by now. */
 		live_jobs(life, queue);
 		fa_check_eq(ops->health(life->cuda.device, &error), -ENODEV);
 		fa_check_contains(error.text, "the GPU is lost");
@@ -129,7 +128,7 @@ static void live(struct life *life)
 	fa_test_cuda_detach(life->cuda.page);
 }
 
-/* Whether something is left behind if @call fails, as it is the one that gives it back. */
+/* Returns true if a failing @call leaks, as it is the one that releases. */
 static bool gives_back(enum fa_test_cuda_call call)
 {
 	switch ((int)call) {
@@ -143,7 +142,7 @@ static bool gives_back(enum fa_test_cuda_call call)
 	case FA_TEST_CUDA_cuModuleUnload:
 	case FA_TEST_CUDA_cuStreamDestroy:
 		return true;
-	/* To be able to give anything back. */
+	/* Needed by every release. */
 	case FA_TEST_CUDA_cuCtxSetCurrent:
 		return true;
 	default:
@@ -151,7 +150,6 @@ static bool gives_back(enum fa_test_cuda_call call)
 	}
 }
 
-/* Calls of each function in a life in which nothing fails. */
 static void count_calls(struct fa_test_cuda_calls *ret_calls)
 {
 	struct fa_test_cuda_page *page = fa_test_cuda_attach(&cuda_dir, getpid());
@@ -180,13 +178,11 @@ static void each_call(const struct fa_test_cuda_calls *calls,
 {
 	for (int call = 0; call < FA_TEST_CUDA_kernel; ++call) {
 		if (call == FA_TEST_CUDA_cuCtxSynchronize)
-			continue; /* the test's own */
+			continue;
 		for (uint64_t nth = 1; nth <= calls->n[call]; nth = next_call(nth, calls->n[call]))
 			function((enum fa_test_cuda_call)call, nth);
 	}
 }
-
-/* ---- errors that pass */
 
 static void fail_once(enum fa_test_cuda_call call, uint64_t nth)
 {
@@ -196,7 +192,7 @@ static void fail_once(enum fa_test_cuda_call call, uint64_t nth)
 	struct life life;
 	char rule[96];
 
-	/* Its context would stay for good, and the next life would not begin anew. */
+	/* The context would stay, and the next life would not start fresh. */
 	if (call == FA_TEST_CUDA_cuDevicePrimaryCtxRelease)
 		return;
 
@@ -208,7 +204,7 @@ static void fail_once(enum fa_test_cuda_call call, uint64_t nth)
 	fa_test_cuda_fail(page, rule);
 	fa_test_cuda_lives(page, &before);
 	live(&life);
-	/* How often this is asked depends on how long things take. */
+	/* The number of these calls depends on timing. */
 	if (call != FA_TEST_CUDA_cuStreamQuery)
 		fa_check(fa_test_cuda_failed(page) > failed);
 	fa_check(!life.lost);
@@ -224,12 +220,11 @@ static void passing_child(void)
 	struct fa_test_cuda_calls calls;
 	struct life life;
 
-	/* The first life makes the page. */
+	/* The first life creates the page. */
 	fa_check_eq(fa_cudriver_open(FA_CUDRIVER_FOR_ALL, NULL, &cu), 0);
 	live(&life);
 	count_calls(&calls);
 	each_call(&calls, fail_once);
-	/* And after all that there is nothing wrong with the process. */
 	live(&life);
 	fa_check_eq(life.n_failed, 0);
 }
@@ -238,8 +233,6 @@ static void test_passing(void **state)
 {
 	cuda_in_child(passing_child);
 }
-
-/* ---- errors that do not */
 
 static const char *sticky_rule;
 
@@ -284,8 +277,6 @@ static void test_sticky(void **state)
 	munmap(shared_calls, sizeof(*shared_calls));
 }
 
-/* ---- a kernel that faults */
-
 static void faulting_child(void)
 {
 	enum {
@@ -308,15 +299,13 @@ static void faulting_child(void)
 		jobs[i].attention = (struct fa_case){ .seqlen_q = 8 };
 		cuda_job_init(&jobs[i], &cuda);
 	}
-	/* One that ends well first. */
 	cuda_job_launch(&jobs[N], &cuda, queues[0]);
 	cuda_job_wait(&jobs[N], &cuda);
 	cuda_job_check(&jobs[N]);
 	fa_check_eq(ops->health(cuda.device, &error), 0);
 	fa_check_eq(cuda.n_notified, 0);
 
-	/* Nothing comes back of the one that faults, and nothing says so but the driver when
-	 * it is asked. */
+	/* The faulting kernel signals nothing; only the driver reports it when asked. */
 	fa_test_cuda_hold(cuda.page, true);
 	fa_test_cuda_fail(cuda.page, "kernel:1=700");
 	for (int i = 0; i < N; ++i)
@@ -327,7 +316,7 @@ static void faulting_child(void)
 	fa_check_eq(ops->health(cuda.device, &error), -ENODEV);
 	fa_check_contains(error.text, "CUDA_ERROR_ILLEGAL_ADDRESS");
 	fa_check(cuda.n_notified);
-	/* Of two streams at most one had ended something before. */
+	/* At most one of the two streams had completed something before. */
 	for (int i = 0; i < N; ++i) {
 		if (jobs[i].work.status == 0)
 			continue;
@@ -336,7 +325,7 @@ static void faulting_child(void)
 	}
 	fa_check_eq(jobs[N - 2].work.status | jobs[N - 1].work.status, -ENODEV);
 
-	/* From now on nothing is launched and nothing imported. */
+	/* From here on launches and imports are refused. */
 	cuda_job_launch(&jobs[N], &cuda, queues[0]);
 	cuda_job_wait(&jobs[N], &cuda);
 	fa_check_eq(jobs[N].work.status, -ENODEV);
@@ -361,8 +350,6 @@ static void test_faulting(void **state)
 	cuda_in_child(faulting_child);
 }
 
-/* ---- a worker finds out */
-
 static void worker_child(void)
 {
 	struct cuda_job job = { .attention = { .seqlen_q = 8 }, .place = CUDA_HOST };
@@ -376,7 +363,7 @@ static void worker_child(void)
 	group = cuda_group(&cuda);
 	queue = cuda_queue(&cuda, group, 0);
 	cuda_job_init(&other, &cuda);
-	/* A code of a lost device's, from one that is not lost. */
+	/* An error code that a lost device also gives, from one that lives. */
 	fa_test_cuda_fail(cuda.page, "cuMemHostRegister:1=2");
 	fa_check_eq(cuda_job_try(&job, &cuda, &error), -ENOMEM);
 	fa_check_eq(ops->health(cuda.device, &error), 0);

@@ -1,5 +1,7 @@
-/* Launches through graphs: when a kernel gets one, that each launch has params of its own, which
- * graphs make room for others, and what happens if the driver makes none. */
+/*
+ * Launches by CUDA graph, on the tests' CUDA driver: when a kernel gets a graph, that each launch
+ * has its own params, eviction of graphs, and drivers that cannot make any.
+ */
 #include "daemon/backend/cuda/device.h"
 #include "tests/daemon/cuda-device.h"
 
@@ -13,14 +15,14 @@ static const struct fa_device_ops *const ops = &fa_device_cuda;
 
 enum {
 	N_JOBS = 10,
-	ENOUGH = 20 /* launches after which a kernel has its graph */
+	ENOUGH = 20 /* launches until a kernel has its graph */
 };
 
 struct scene {
 	struct cuda_device cuda;
 	struct fa_device_group *group;
 	struct fa_device_queue *queue;
-	struct cuda_job jobs[N_JOBS]; /* of as many kernels */
+	struct cuda_job jobs[N_JOBS];
 };
 
 static void scene_begin(struct scene *scene)
@@ -71,8 +73,7 @@ static uint64_t called(const struct scene *scene, enum fa_test_cuda_call call)
 	return calls.n[call];
 }
 
-/* Launches @job so often, each when the one before has ended; returns how many of them were by a
- * graph. */
+/* Launches @job @n times in sequence; returns how many used a graph. */
 static uint64_t repeat(struct scene *scene, int job, int n)
 {
 	const uint64_t before = called(scene, FA_TEST_CUDA_cuGraphLaunch);
@@ -87,8 +88,8 @@ static uint64_t repeat(struct scene *scene, int job, int n)
 	return called(scene, FA_TEST_CUDA_cuGraphLaunch) - before;
 }
 
-/* One that comes again gets a graph, and has it from then on, also with others in between. */
-static void again_child(void)
+/* A repeated kernel gets a graph and keeps it, also with other kernels in between. */
+static void repeated_child(void)
 {
 	struct scene scene;
 	uint64_t first;
@@ -109,8 +110,8 @@ static void again_child(void)
 	scene_end(&scene);
 }
 
-/* Params are those of the launch, however many are in flight. */
-static void flight_child(void)
+/* Each launch has its own params, however many are in flight. */
+static void in_flight_child(void)
 {
 	struct cuda_job others[3] = {};
 	struct scene scene;
@@ -142,8 +143,8 @@ static void flight_child(void)
 	scene_end(&scene);
 }
 
-/* More kernels than there is room for: the one that was used least lately goes. */
-static void room_child(void)
+/* With more kernels than graphs the least recently used graph is evicted. */
+static void eviction_child(void)
 {
 	struct scene scene;
 
@@ -153,7 +154,7 @@ static void room_child(void)
 	fa_check_eq(called(&scene, FA_TEST_CUDA_cuGraphExecDestroy), N_JOBS - FA_CUDA_GRAPHS);
 	for (int i = N_JOBS - FA_CUDA_GRAPHS; i < N_JOBS; ++i)
 		fa_check_eq(repeat(&scene, i, 1), 1);
-	/* One that comes now and then takes a place, but does not get a graph. */
+	/* A rare kernel takes a slot of the cache but gets no graph. */
 	fa_check_eq(repeat(&scene, 0, 1), 0);
 	fa_check_eq(called(&scene, FA_TEST_CUDA_cuGraphExecDestroy), N_JOBS - FA_CUDA_GRAPHS + 1);
 	for (int i = N_JOBS - FA_CUDA_GRAPHS + 1; i < N_JOBS; ++i)
@@ -163,7 +164,6 @@ static void room_child(void)
 	scene_end(&scene);
 }
 
-/* Without graphs all goes on as before. */
 static void refused_child(void)
 {
 	static const char *const rules[] = { "cuGraphCreate:1=2", "cuGraphAddKernelNode:1=801",
@@ -182,7 +182,6 @@ static void refused_child(void)
 	}
 }
 
-/* A launch that fails is the request's affair alone. */
 static void failed_child(void)
 {
 	static const char *const rules[] = { "cuGraphExecKernelNodeSetParams:1=1",
@@ -205,9 +204,9 @@ static void failed_child(void)
 
 static void test_graphs(void **state)
 {
-	cuda_in_child(again_child);
-	cuda_in_child(flight_child);
-	cuda_in_child(room_child);
+	cuda_in_child(repeated_child);
+	cuda_in_child(in_flight_child);
+	cuda_in_child(eviction_child);
 	cuda_in_child(refused_child);
 	cuda_in_child(failed_child);
 }

@@ -1,4 +1,6 @@
-/* Every way of handing memory to the CUDA backend, over the tests' driver. */
+/*
+ * Every kind of memory in the CUDA backend, on the tests' CUDA driver.
+ */
 #include "common/memfd.h"
 #include "tests/daemon/cuda-device.h"
 
@@ -20,8 +22,6 @@
 #define PIECE CUDA_EXPORTER_PIECE
 
 static const struct fa_device_ops *const ops = &fa_device_cuda;
-
-/* ---- host memory */
 
 static void host_import(struct cuda_device *cuda, int fd, uint64_t offset, uint64_t bytes,
                         bool read_only, struct fa_device_memory *ret_memory)
@@ -50,7 +50,6 @@ static void host_child(void)
 	data = mmap(NULL, bytes + PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	fa_check(data != MAP_FAILED);
 
-	/* In parts, all of it, both ways. */
 	host_import(&cuda, fd, PAGE, bytes, false, &memory);
 	fa_check_eq(cuda.page->live[FA_TEST_CUDA_REGISTRATIONS], 6);
 	data[PAGE] = 1;
@@ -62,7 +61,6 @@ static void host_child(void)
 	fa_device_memory_release(ops, cuda.device, &again);
 	fa_check_eq(cuda.page->live[FA_TEST_CUDA_REGISTRATIONS], 0);
 
-	/* Sealed against writing: for reading alone. */
 	fa_check_eq(fa_memfd_new("test", PAGE, false, &sealed), 0);
 	fa_check_eq(fcntl(sealed, F_ADD_SEALS, F_SEAL_WRITE), 0);
 	fa_check(ops->memory_import_host(cuda.device, sealed, 0, PAGE, false, &error, &memory) < 0);
@@ -70,7 +68,7 @@ static void host_child(void)
 	host_import(&cuda, sealed, 0, PAGE, true, &memory);
 	fa_device_memory_release(ops, cuda.device, &memory);
 
-	/* A driver that does not pin for reading alone: what can be written is pinned so. */
+	/* The driver cannot register read-only: writable memory is registered writable. */
 	fa_test_cuda_fail(cuda.page, "cuMemHostRegister:1=801");
 	host_import(&cuda, fd, 0, PAGE, true, &memory);
 	fa_device_memory_release(ops, cuda.device, &memory);
@@ -79,7 +77,6 @@ static void host_child(void)
 	            -ENOTSUP);
 	fa_check_contains(error.text, "CUDA_ERROR_NOT_SUPPORTED");
 
-	/* A part in the middle fails: those before it are to be released. */
 	memory = (struct fa_device_memory){};
 	fa_test_cuda_fail(cuda.page, "cuMemHostRegister:3=2");
 	fa_check_eq(ops->memory_import_host(cuda.device, fd, 0, bytes, false, &error, &memory),
@@ -104,8 +101,6 @@ static void test_host(void **state)
 	cuda_in_child(host_child);
 }
 
-/* ---- arenas */
-
 static void arena_child(void)
 {
 	const uint64_t bytes = PIECE + 12345;
@@ -127,7 +122,6 @@ static void arena_child(void)
 	for (uint64_t i = 0; i < bytes; ++i)
 		fa_check_eq(((unsigned char *)memory.address)[i], 0);
 
-	/* Its descriptor is one that can be imported, and the same memory. */
 	piece.fd = fd;
 	fa_check_eq(ops->memory_import_pieces(cuda.device, &piece, 1, 100, PIECE, false, &error,
 	                                      &shared),
@@ -139,7 +133,6 @@ static void arena_child(void)
 	fa_device_memory_release(ops, cuda.device, &shared);
 	close(fd);
 
-	/* More than there is. */
 	fa_check_eq(
 		ops->memory_new_arena(cuda.device, 1ull << 30, &error, &memory, &fd, &piece.bytes),
 		-ENOMEM);
@@ -148,7 +141,6 @@ static void arena_child(void)
 		ops->memory_new_arena(cuda.device, UINT64_MAX, &error, &memory, &fd, &piece.bytes),
 		-ENOMEM);
 
-	/* Nothing is left behind wherever it fails. */
 	free_bytes = (uint64_t)cuda.page->live[FA_TEST_CUDA_DEVICE_BYTES];
 	for (int i = 0; i < 6; ++i) {
 		static const char *const calls[] = {
@@ -172,8 +164,6 @@ static void test_arena(void **state)
 {
 	cuda_in_child(arena_child);
 }
-
-/* ---- pieces */
 
 static int pieces_try(struct cuda_device *cuda, const struct fa_device_piece *pieces, size_t n,
                       uint64_t offset, uint64_t bytes, bool read_only, struct fa_error *error)
@@ -208,7 +198,6 @@ static void pieces_child(void)
 	for (uint64_t i = 0; i < 2 * PIECE; i += 61)
 		fa_check_eq(((unsigned char *)memory.address)[i],
 		            cuda_exporter_byte((unsigned int)(i / PIECE), i % PIECE));
-	/* The same again, in a window that crosses the border, for reading. */
 	fa_check_eq(ops->memory_import_pieces(cuda.device, pieces, 2, PIECE - 10, 20, true, &error,
 	                                      &again),
 	            0);
@@ -220,11 +209,10 @@ static void pieces_child(void)
 	fa_check_eq(((unsigned char *)again.address)[10], cuda_exporter_byte(1, 0));
 	fa_device_memory_release(ops, cuda.device, &again);
 
-	/* A driver that does not map for reading alone. */
+	/* The driver cannot map read-only. */
 	fa_test_cuda_fail(cuda.page, "cuMemSetAccess:1=801");
 	fa_check_eq(pieces_try(&cuda, pieces, 2, 0, PIECE, true, &error), 0);
 
-	/* Bounds. */
 	fa_check_eq(pieces_try(&cuda, pieces, 2, 0, 2 * PIECE, false, &error), 0);
 	fa_check_eq(pieces_try(&cuda, pieces, 2, 1, 2 * PIECE, false, &error), -EINVAL);
 	fa_check_contains(error.text, "offset 1 and 4194304 bytes");
@@ -233,7 +221,6 @@ static void pieces_child(void)
 	fa_check_eq(pieces_try(&cuda, pieces, 2, 2, UINT64_MAX, false, &error), -EINVAL);
 	fa_check_eq(pieces_try(&cuda, pieces, 0, 0, 1, false, &error), -EINVAL);
 
-	/* Sizes that are not the allocations'. */
 	memcpy(wrong, pieces, sizeof(wrong));
 	wrong[1].bytes = PIECE / 2;
 	fa_check_eq(pieces_try(&cuda, wrong, 2, 0, PIECE, false, &error), -EINVAL);
@@ -248,7 +235,6 @@ static void pieces_child(void)
 	fa_check_eq(pieces_try(&cuda, wrong, 2, 0, PIECE, false, &error), -EINVAL);
 	fa_check_contains(error.text, "too many bytes");
 
-	/* Descriptors that are no allocations. */
 	memcpy(wrong, pieces, sizeof(wrong));
 	fd = open("/dev/null", O_RDWR | O_CLOEXEC);
 	wrong[1].fd = fd;
@@ -264,7 +250,7 @@ static void pieces_child(void)
 	close(fd);
 	fa_check_eq(ops->health(cuda.device, &error), 0);
 
-	/* The exporter gives up its memory and dies: what is mapped stays what it is. */
+	/* After the exporter has freed its memory and died the mapping stays valid. */
 	fa_check_eq(ops->memory_import_pieces(cuda.device, pieces, 2, 0, 2 * PIECE, false, &error,
 	                                      &memory),
 	            0);
@@ -302,8 +288,6 @@ static void test_pieces(void **state)
 	unsetenv("FAD_TEST_CUDA_DEVICES");
 }
 
-/* ---- handles */
-
 static int ipc_try(struct cuda_device *cuda, const uint8_t handle[64], uint64_t offset,
                    uint64_t bytes, struct fa_error *error)
 {
@@ -313,7 +297,7 @@ static int ipc_try(struct cuda_device *cuda, const uint8_t handle[64], uint64_t 
 	error->text[0] = 0;
 	r = ops->memory_import_ipc(cuda->device, handle, offset, bytes, false, error, &memory);
 	fa_check(r == 0 || (error->text[0] && !memory.address));
-	/* What was opened and then refused. */
+	/* Opened, then refused. */
 	if (memory.backend)
 		fa_device_memory_release(ops, cuda->device, &memory);
 	return r;
@@ -335,7 +319,7 @@ static void ipc_child(void)
 	fa_check_eq(memory.bytes, bytes);
 	for (uint64_t i = 0; i < bytes; i += 17)
 		fa_check_eq(((unsigned char *)memory.address)[i], cuda_exporter_byte(2, i));
-	/* Twice: the driver maps it once, and unmaps it with the last close. */
+	/* Opened twice: the driver maps once and unmaps at the last close. */
 	fa_check_eq(ops->memory_import_ipc(cuda.device, exporter.handle, 1000, bytes - 1000, true,
 	                                   &error, &again),
 	            0);
@@ -346,7 +330,6 @@ static void ipc_child(void)
 	fa_device_memory_release(ops, cuda.device, &again);
 	fa_check_eq(cuda.page->live[FA_TEST_CUDA_IPC_OPENS], 0);
 
-	/* Bounds, and the handle is closed again. */
 	snprintf(text, sizeof(text), "which has %llu bytes", (unsigned long long)bytes);
 	fa_check_eq(ipc_try(&cuda, exporter.handle, bytes - 1, 1, &error), 0);
 	fa_check_eq(ipc_try(&cuda, exporter.handle, 1ull << 30, 1, &error), -EINVAL);
@@ -358,11 +341,11 @@ static void ipc_child(void)
 
 	fa_check_eq(ipc_try(&cuda, garbage, 0, 1, &error), -EINVAL);
 	fa_check_contains(error.text, "this is no handle");
-	/* Codes that a lost device gives, too, from a driver that lives. */
+	/* Error codes that a lost device also gives, from one that lives. */
 	fa_test_cuda_fail(cuda.page, "cuIpcOpenMemHandle:1=1");
 	fa_check_eq(ipc_try(&cuda, exporter.handle, 0, 1, &error), -EINVAL);
 
-	/* Freed while it is open: the bytes stay. Then the handle is stale. */
+	/* Freed while open: the contents stay; later the handle is stale. */
 	fa_check_eq(ops->memory_import_ipc(cuda.device, exporter.handle, 0, bytes, false, &error,
 	                                   &memory),
 	            0);
@@ -414,8 +397,6 @@ static void test_ipc(void **state)
 	cuda_in_child(dead_child);
 }
 
-/* ---- several workers at once */
-
 struct worker {
 	struct cuda_device *cuda;
 	pthread_t thread;
@@ -460,7 +441,6 @@ static void *work(void *userdata)
 	return NULL;
 }
 
-/* Beside launches. */
 static void workers_child(void)
 {
 	const struct fa_case attention = { .seqlen_q = 30, .heads = 2, .sinks = true };
@@ -493,15 +473,15 @@ static void test_workers(void **state)
 	cuda_exporter_stop(&exporter);
 }
 
-/* ---- requests over pages */
-
 #define SEQUENCES 4096u
-#define LENGTH 65536u /* of each, and all have the same pages */
+#define LENGTH 65536u /* of each; all share the same pages */
 #define PAGE_TOKENS 256
 
-/* A stream keeps the memory that partial results had once, and the pool and others then lack it:
- * results that do not depend on the step have one of every few tiles of each sequence, and
- * sequences may be many that share their pages, and cost their client nothing. */
+/*
+ * Regression: a stream kept its memory for partial results, which the pool and others then
+ * lacked. Deterministic results have a partial per few tiles of each sequence, and many sequences
+ * that share pages cost their client nothing.
+ */
 static void large_child(void)
 {
 	static uint32_t cu_new[SEQUENCES + 1], lengths[SEQUENCES], before[SEQUENCES];

@@ -1,4 +1,6 @@
-/* The CUDA backend over the tests' driver: how it opens, and with which GPU. */
+/*
+ * How the CUDA backend opens, and which GPU it chooses, on the tests' CUDA driver.
+ */
 #include "daemon/backend/cuda/modules.h"
 #include "daemon/backend/cuda/queue.h"
 #include "tests/daemon/cuda-device.h"
@@ -43,7 +45,7 @@ static void open_child(void)
 	fa_check(info.memory_bytes >= info.memory_free_bytes && info.memory_free_bytes);
 	fa_check_contains(info.details, "kernels");
 	fa_check_eq(ops->health(cuda.device, NULL), 0);
-	/* Before the driver started. */
+	/* Set before the driver was initialised. */
 	fa_check(!strcmp(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32"));
 	fa_check(!strcmp(getenv("CUDA_MODULE_LOADING"), "EAGER"));
 	cuda_device_close(&cuda);
@@ -52,7 +54,6 @@ static void open_child(void)
 	ops->describe(cuda.device, &info);
 	cuda_device_close(&cuda);
 
-	/* The same one, by its UUID. */
 	snprintf(name, sizeof(name), "GPU-");
 	for (int i = 0; i < 16; ++i)
 		snprintf(name + strlen(name), sizeof(name) - strlen(name), "%s%02X",
@@ -124,7 +125,7 @@ static void portable_run(struct cuda_device *cuda, bool portable)
 	ops->group_free(cuda->device, group);
 }
 
-/* Kernels for the chip alone that cannot be loaded are done without; the others not. */
+/* If chip-specific kernels cannot be loaded, portable ones are used; portable ones are required. */
 static void portable_child(void)
 {
 	static const struct {
@@ -153,8 +154,7 @@ static void portable_child(void)
 	page = fa_test_cuda_attach(&cuda_dir, getpid());
 	cuda_device_close(&cuda);
 
-	/* The last such call of those that loading makes, when the module is there already,
-	 * and the first of all. */
+	/* The last such call while loading, when the module is loaded already, and the first. */
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); ++i) {
 		fa_test_cuda_calls(page, &before);
 		cuda_device_open(&cuda, NULL);
@@ -186,8 +186,8 @@ static void portable_child(void)
 }
 
 /*
- * The same for kernels over pages, which are loaded with the first pool: whichever of those
- * for the chip alone cannot be had, none of them is used, and all the others are.
+ * The same for paged kernels, loaded with the first pool: if one chip-specific kernel is missing,
+ * none of them is used, and all portable ones are.
  */
 static void check_portable_paged(const struct fa_device *device, bool portable)
 {
@@ -217,7 +217,7 @@ static void portable_paged_child(void)
 			continue;
 		++n_special;
 		cuda_device_open(&cuda, NULL);
-		/* They are asked for in the table's order. */
+		/* Functions are looked up in the table's order. */
 		snprintf(text, sizeof(text), "cuModuleGetFunction:%zu=%d", i + 1,
 		         CUDA_ERROR_NOT_FOUND);
 		fa_test_cuda_fail(cuda.page, text);
@@ -234,7 +234,6 @@ static void portable_paged_child(void)
 	check_portable_paged(cuda.device, false);
 	cuda_device_close(&cuda);
 
-	/* One that every chip has. */
 	for (n = 0; fa_cuda_paged_kernel_is_special(&fa_cuda_paged_kernels[n]); ++n)
 		;
 	cuda_device_open(&cuda, NULL);

@@ -1,4 +1,6 @@
-/* The queues of the CUDA backend over the tests' driver: what is launched in which order. */
+/*
+ * The order in which the CUDA backend launches its queues, on the tests' CUDA driver.
+ */
 #include "daemon/backend/cuda/queue.h"
 #include "tests/daemon/cuda-device.h"
 
@@ -27,7 +29,7 @@ static void crowd_begin(struct crowd *crowd, int n)
 {
 	cuda_device_open(&crowd->cuda, NULL);
 	for (int i = 0; i < n; ++i) {
-		/* Vectors that differ, so that a place used twice would be seen. */
+		/* Different vectors per job reveal memory used twice. */
 		crowd->jobs[i] = (struct cuda_job){
 			.attention = { .seqlen_q = 4 + i,
 			               .seqlen_k = 9 + 2 * i,
@@ -57,7 +59,7 @@ static uint64_t n_launches(const struct crowd *crowd)
 	return fa_test_cuda_launches(crowd->cuda.page);
 }
 
-/* The driver has a few works of a queue, and the rest comes when they have ended. */
+/* The driver has a few works of a queue; the rest is launched when they end. */
 static void depth_child(void)
 {
 	static struct crowd crowd;
@@ -86,7 +88,7 @@ static void depth_child(void)
 	cuda_device_close(&crowd.cuda);
 }
 
-/* Queues beyond the CUDA streams share them, each in its order. */
+/* More queues than CUDA streams: they share streams, each in order. */
 static void many_queues_child(void)
 {
 	static struct crowd crowd;
@@ -111,7 +113,7 @@ static void many_queues_child(void)
 	cuda_device_close(&crowd.cuda);
 }
 
-/* A group's queues of one priority share a CUDA stream, however many others are idle. */
+/* Queues of a group with the same priority share a CUDA stream, however many others are idle. */
 static void spread_child(void)
 {
 	static struct crowd crowd;
@@ -135,7 +137,7 @@ static void spread_child(void)
 	cuda_device_close(&crowd.cuda);
 }
 
-/* A full stream refuses works of all its queues, and does nothing with them. */
+/* A full stream refuses works of all its queues without side effects. */
 static void full_child(void)
 {
 	static struct crowd crowd;
@@ -157,7 +159,6 @@ static void full_child(void)
 		            -EAGAIN);
 	fa_check_eq(n_launches(&crowd), DEPTH);
 
-	/* What the driver has cannot be stopped. */
 	ops->cancel(crowd.cuda.device, &crowd.jobs[0].work);
 	cuda_reap(&crowd.cuda);
 	fa_check_eq(crowd.cuda.n_notified, 0);
@@ -171,7 +172,6 @@ static void full_child(void)
 		cuda_job_wait(&crowd.jobs[i], &crowd.cuda);
 		fa_check_eq(crowd.jobs[i].work.status, 0);
 	}
-	/* Finished works can be cancelled, too, and nothing comes of it. */
 	ops->cancel(crowd.cuda.device, &crowd.jobs[0].work);
 	crowd_end(&crowd, DEPTH + 1);
 	for (int i = 0; i < 2; ++i) {

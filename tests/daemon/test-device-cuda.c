@@ -1,4 +1,6 @@
-/* The CUDA backend over the tests' driver: its results, and what it asks the driver. */
+/*
+ * The CUDA backend's results and driver calls, on the tests' CUDA driver.
+ */
 #include "daemon/backend/cuda/device.h"
 #include "tests/daemon/cuda-device.h"
 
@@ -12,8 +14,6 @@
 #include <cmocka.h>
 
 static const struct fa_device_ops *const ops = &fa_device_cuda;
-
-/* ---- results */
 
 static void results_child(void)
 {
@@ -48,7 +48,7 @@ static void results_child(void)
 		  .window_left = 7,
 		  .window_right = 3 },
 		{ .seqlen_q = 20, .seqlen_k = 30, .head_dim = 128, .head_dim_v = 256 },
-		/* rows that see nothing */
+		/* rows without visible keys */
 		{ .seqlen_q = 40, .seqlen_k = 10, .causal = true, .lse = true },
 	};
 	struct fa_device_group *group;
@@ -110,7 +110,7 @@ static void random_child(void)
 	cuda_device_close(&cuda);
 }
 
-/* No query: no kernel, and it ends all the same. No key: zeros and minus infinity. */
+/* No queries: no kernel, but a completion. No keys: zeros and -inf. */
 static void empty_child(void)
 {
 	struct cuda_job job = { .attention = { .seqlen_q = 5, .heads = 2, .lse = true } };
@@ -196,15 +196,12 @@ static void test_results(void **state)
 	cuda_in_child(check_child);
 }
 
-/* ---- what the driver is asked */
-
 static uint64_t called(const struct fa_test_cuda_calls *before,
                        const struct fa_test_cuda_calls *after, enum fa_test_cuda_call call)
 {
 	return after->n[call] - before->n[call];
 }
 
-/* One way or the other. */
 static uint64_t launches(const struct fa_test_cuda_calls *before,
                          const struct fa_test_cuda_calls *after)
 {
@@ -215,7 +212,7 @@ static uint64_t launches(const struct fa_test_cuda_calls *before,
 
 static void calls_child(void)
 {
-	/* A kernel that comes again gets a graph. */
+	/* A repeated kernel gets a graph. */
 	static const int allowed[] = { FA_TEST_CUDA_cuLaunchKernel,
 		                       FA_TEST_CUDA_cuLaunchKernelEx,
 		                       FA_TEST_CUDA_cuGraphCreate,
@@ -259,16 +256,15 @@ static void calls_child(void)
 	}
 	fa_test_cuda_calls(cuda.page, &after);
 	fa_check_eq(launches(&before, &after), 4 * N);
-	/* Launches of few blocks tell their end themselves, and read vectors in place. */
+	/* Small launches signal completion themselves and read vectors in place. */
 	fa_check_eq(after.n[FA_TEST_CUDA_cuStreamWriteValue64],
 	            before.n[FA_TEST_CUDA_cuStreamWriteValue64]);
 	n_copies = after.n[FA_TEST_CUDA_cuMemcpyHtoDAsync] -
 	           before.n[FA_TEST_CUDA_cuMemcpyHtoDAsync];
-	/* K and V of two. */
 	fa_check_eq(n_copies, (2 + 2) * N);
 	for (int i = 0; i < (int)(sizeof(allowed) / sizeof(*allowed)); ++i)
 		after.n[allowed[i]] = before.n[allowed[i]];
-	/* A slow machine may have asked whether the GPU lives. */
+	/* On a slow machine the stream may have been queried. */
 	after.n[FA_TEST_CUDA_cuStreamQuery] = before.n[FA_TEST_CUDA_cuStreamQuery];
 	for (int i = 0; i < FA_TEST_CUDA_CALLS; ++i)
 		if (after.n[i] != before.n[i])
@@ -291,8 +287,7 @@ static uint64_t maps_encoded(const struct cuda_device *cuda)
 	return calls.n[FA_TEST_CUDA_cuTensorMapEncodeTiled];
 }
 
-/* Maps of tensors are encoded once, as long as not too many others come in between; who
- * gets a wrong one is told by the driver. */
+/* Tensor maps are cached while few others come in between; the driver notices a wrong map. */
 static void maps_child(void)
 {
 	enum {
@@ -321,7 +316,6 @@ static void maps_child(void)
 		jobs[i].place = i % 5 == 0 ? CUDA_HOST : CUDA_ARENA;
 		cuda_job_init(&jobs[i], &cuda);
 	}
-	/* The same few again and again. */
 	for (int round = 0; round < 5; ++round) {
 		n_encoded = maps_encoded(&cuda);
 		for (int i = 0; i < 4; ++i) {
@@ -331,7 +325,6 @@ static void maps_child(void)
 		}
 		fa_check_eq(maps_encoded(&cuda) - n_encoded, round ? 0 : 4 * FA_CUDA_MAPS);
 	}
-	/* More than are kept. */
 	n_encoded = maps_encoded(&cuda);
 	for (int round = 0; round < 3; ++round)
 		for (int i = 0; i < N; ++i) {
@@ -344,8 +337,10 @@ static void maps_child(void)
 	for (int i = 0; i < N; ++i)
 		cuda_job_deinit(&jobs[i], &cuda);
 
-	/* One that the driver does not encode fails alone, and is not kept. Not of a ragged batch:
-	 * its map of Q does not depend on the shape, so one of before may be at its address. */
+	/*
+	 * A map that the driver refuses fails its launch only, and is not cached. Not ragged: its
+	 * map of Q does not depend on the shape, so an older one may be at its address.
+	 */
 	cuda_job_init(&jobs[1], &cuda);
 	jobs[1].message.attention.q.shape[1] = jobs[1].message.attention.out.shape[1] = 2;
 	cuda_job_bind(&jobs[1]);

@@ -1,7 +1,6 @@
 /*
- * The ways a daemon ends: by SIGTERM, by SIGINT, by a client's word; with work in
- * flight that finishes, with work that does not, with clients that do not read,
- * and told twice.
+ * Ways in which a daemon stops: SIGTERM, SIGINT, a message; with requests that finish or do not,
+ * with clients that do not read, and when told twice.
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
@@ -36,7 +35,6 @@ static void start(const char *timeout_ms)
 	fa_raw_buffer_register(&raw, &buffer, 1, slow.bytes, 0);
 }
 
-/* It must have ended by itself, with 0, and removed its socket. */
 static void finish(void)
 {
 	bool socket_left;
@@ -72,7 +70,6 @@ static void wait_draining(void)
 	fa_check_eventually((fa_test_accounts(&raw, &accounts), accounts.draining));
 }
 
-/* Work in flight is finished, new work is refused, and then it ends. */
 static void test_finishes(void **state)
 {
 	struct fa_case medium;
@@ -100,7 +97,7 @@ static void test_finishes(void **state)
 		message.stream_create.stream = 5;
 		fa_raw_call_expect(&raw, &message, NULL, 0, -ESHUTDOWN, NULL);
 	}
-	/* Whether it still listens does not matter; it welcomes nobody. */
+	/* It may still listen, but welcomes nobody. */
 	if (fa_raw_connect_try(&late, daemon_.socket) == 0) {
 		struct fa_wire_message hello = fa_raw_hello_message("late");
 
@@ -113,7 +110,6 @@ static void test_finishes(void **state)
 	}
 	fa_raw_close(&late);
 
-	/* Cancels work to the end. */
 	{
 		struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
 
@@ -151,7 +147,7 @@ static void test_deadline(void **state)
 	finish();
 }
 
-/* Who goes on asking, before and after the deadline, is refused in its turn. */
+/* Requests sent while draining, before and after the deadline, are refused in order. */
 static void test_order(void **state)
 {
 	_Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX + 64];
@@ -185,7 +181,7 @@ static void test_order(void **state)
 	finish();
 }
 
-/* Clients that never stop asking do not keep it alive. */
+/* Clients that never stop sending do not keep it alive. */
 static int asking_client(void *userdata)
 {
 	static struct fa_raw mine;
@@ -220,7 +216,7 @@ static void test_endless(void **state)
 	}
 }
 
-/* Told to end while it fails to start: that is no crash. */
+/* SIGTERM during a failing start is no crash. */
 static void test_failing_start(void **state)
 {
 	const char *path = getenv("FAD_DAEMON");
@@ -246,7 +242,7 @@ static void test_failing_start(void **state)
 	}
 }
 
-static void test_told_twice(void **state)
+static void test_stopped_twice(void **state)
 {
 	uint64_t start_ns;
 
@@ -261,7 +257,7 @@ static void test_told_twice(void **state)
 	fa_test_daemon_signal(&daemon_, SIGTERM);
 	fa_raw_expect_end(&raw);
 	finish();
-	/* Forty slow requests would have taken minutes. */
+	/* Forty slow requests would take minutes. */
 	fa_check(fa_now_ns() - start_ns < 60 * FA_NS_PER_SEC);
 }
 
@@ -282,7 +278,7 @@ static void test_message(void **state)
 	submit(&slow, 1);
 	fa_raw_call_expect(&raw, &message, NULL, 0, 0, NULL);
 	wait_draining();
-	fa_raw_call_expect(&raw, &message, NULL, 0, 0, NULL); /* again is no error */
+	fa_raw_call_expect(&raw, &message, NULL, 0, 0, NULL);
 	message = fa_raw_message(FA_WIRE_CANCEL);
 	message.cancel.value = 1;
 	fa_raw_call_expect(&raw, &message, NULL, 0, 0, NULL);
@@ -291,8 +287,10 @@ static void test_message(void **state)
 	finish();
 }
 
-/* A client that does not read, and one that has said nothing, hold up nobody for
- * longer than the deadline. */
+/*
+ * A client that does not read and one that never said Hello delay the exit until the deadline at
+ * most.
+ */
 static void test_unread(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_PING);
@@ -310,7 +308,6 @@ static void test_unread(void **state)
 	fa_raw_close(&silent);
 }
 
-/* Clients are killed while the daemon drains. */
 static int killed_client(void *userdata)
 {
 	static struct fa_raw mine;
@@ -356,7 +353,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		test(test_finishes),       test(test_deadline),
-		test(test_told_twice),     test(test_idle),
+		test(test_stopped_twice),  test(test_idle),
 		test(test_message),        test(test_unread),
 		test(test_killed_clients), test(test_order),
 		test(test_endless),        cmocka_unit_test(test_failing_start),

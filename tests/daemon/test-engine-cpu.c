@@ -1,4 +1,6 @@
-/* The engine on the CPU backend, as in the daemon, with kernels that the test controls. */
+/*
+ * The engine on the CPU backend, with kernels that the test controls.
+ */
 #include "common/clock.h"
 #include "daemon/engine/engine.h"
 #include "fake-kernels.h"
@@ -118,7 +120,6 @@ static void fixture_deinit(struct fixture *f)
 	sem_destroy(&f->notified);
 }
 
-/* Random sizes, cancels and deadlines; the end comes while much is in flight. */
 static void test_stress(void **state)
 {
 	const unsigned int total = 4000;
@@ -153,8 +154,7 @@ static void test_stress(void **state)
 	free(items);
 }
 
-/* A stream's huge request is in the middle of its work while another stream's
- * requests come and go; then it is late. */
+/* Other streams' requests come and go during one stream's huge request, which then times out. */
 static void test_small_beside_huge(void **state)
 {
 	struct item *huge = calloc(1, sizeof(*huge)), *small = calloc(100, sizeof(*small));

@@ -1,7 +1,6 @@
 /*
- * The engine, the CPU backend and its kernels together: whatever the threads, the
- * order and the company, a job's result is to the bit what running its tiles
- * one after another gives.
+ * Engine, CPU backend and real kernels: whatever the threads, order and concurrent jobs, a result
+ * is bit by bit that of running the tiles in sequence.
  */
 #include "common/clock.h"
 #include "daemon/engine/engine.h"
@@ -27,8 +26,8 @@ static const struct shape {
 } shapes[] = {
 	{ 1, 4, 4, 64, 300, 300, true },  { 2, 8, 2, 128, 100, 257, false },
 	{ 3, 2, 1, 72, 1, 500, true },    { 1, 6, 3, 256, 65, 33, false },
-	{ 1, 3, 1, 64, 1, 9000, true },   /* cut along the keys, too */
-	{ 1, 2, 1, 32, 40, 5000, false }, /* also for the kernel for many rows */
+	{ 1, 3, 1, 64, 1, 9000, true },   /* also split along the keys */
+	{ 1, 2, 1, 32, 40, 5000, false }, /* also for the kernel of many rows */
 };
 
 #define SHAPES (sizeof(shapes) / sizeof(shapes[0]))
@@ -98,7 +97,6 @@ static void problem_init(struct problem *problem, const struct shape *shape)
 	};
 }
 
-/* One tile after another, on this thread. */
 static void problem_solve(struct problem *problem)
 {
 	struct fa_attention_params *params = &problem->params;
@@ -120,7 +118,6 @@ static void problem_solve(struct problem *problem)
 		fa_cpu_attention_tile(isa, params, workspace, tile, scratch, NULL);
 	free(workspace);
 	free(scratch);
-	/* Something was computed. */
 	assert_true(problem->out[0] != 0 && isfinite(problem->out[0]));
 }
 

@@ -1,6 +1,6 @@
 /*
- * The engine over a device whose lanes hold few works and refuse more: what waits for a slot, in
- * which order it gets one, and what does not wait.
+ * The engine on a fake device whose lanes refuse works beyond a few slots: which waiting job gets
+ * a slot, and what needs none.
  */
 #include "daemon/engine/private.h"
 #include "fake-device.h"
@@ -29,7 +29,7 @@ static unsigned int stream_of(struct fixture *f, uint64_t launch)
 	                      f->slots);
 }
 
-/* What was submitted so far has been tried, if its lane had a slot. */
+/* Everything submitted so far was tried, if its lane had a slot. */
 static void settle(struct fixture *f)
 {
 	for (int i = 0; i < 2; i++)
@@ -37,8 +37,10 @@ static void settle(struct fixture *f)
 			fa_test_poll_pause(&pause_ns);
 }
 
-/* Keeps the engine in launch() while jobs are submitted, so that it gets them all at once: between
- * these two. Launch 0 is that of the stream which does so, in lane @priority > 0 ? 0 : 1. */
+/*
+ * Between these two calls the engine is held in launch(), so that it then gets all submitted jobs
+ * at once. Launch 0 belongs to the blocking stream, in lane @priority > 0 ? 0 : 1.
+ */
 #define BLOCKER 63
 
 static struct fa_job *pause_begin(struct fixture *f, int priority)
@@ -61,7 +63,7 @@ static void pause_end(struct fixture *f, struct fa_job *job)
 	settle(f);
 }
 
-/* Completes @n works of one full lane, from the first launch on; says of which streams they were. */
+/* Completes @n works of a full lane from the first launch on; returns their streams. */
 static void drain(struct fixture *f, uint64_t first, uint64_t n, uint64_t slots,
                   unsigned int *ret_order)
 {
@@ -79,9 +81,6 @@ static void drain(struct fixture *f, uint64_t first, uint64_t n, uint64_t slots,
 	}
 }
 
-/* ---- the order */
-
-/* A lane has a few works of a stream, and the rest comes when they have ended. */
 static void test_depth(void **state)
 {
 	unsigned int order[40];
@@ -98,8 +97,10 @@ static void test_depth(void **state)
 	fixture_deinit(&f);
 }
 
-/* A crowd of streams does not hold up a single one: behind what the lane had, every second slot is
- * the quiet group's. */
+/*
+ * Many streams do not delay a single one: after what the lane held, every second slot is the
+ * quiet group's.
+ */
 static void turns(bool polled)
 {
 	enum {
@@ -126,7 +127,6 @@ static void turns(bool polled)
 	drain(&f, 1, LOUD + QUIET, SLOTS, order);
 	for (unsigned int i = 0; i < QUIET; i++)
 		assert_int_equal(order[SLOTS + 1 + 2 * i], 10);
-	/* The crowd's streams take turns, too. */
 	for (unsigned int i = 0; i < LOUD + QUIET; i++)
 		if (order[i] != 10)
 			assert_int_equal(order[i], n_loud++ % 10);
@@ -143,7 +143,7 @@ static void test_turns_polled(void **state)
 	turns(true);
 }
 
-/* With one slot, which is refused between any two launches, nobody is passed over. */
+/* With one slot, refused between any two launches, no stream is skipped. */
 static void test_one_slot(void **state)
 {
 	struct fa_job *blocker;
@@ -163,7 +163,7 @@ static void test_one_slot(void **state)
 	fixture_deinit(&f);
 }
 
-/* What a group used of one lane does not count in another. */
+/* A group's usage of one lane does not count in another. */
 static void test_other_lane(void **state)
 {
 	struct fa_job *blocker;
@@ -189,13 +189,11 @@ static void test_other_lane(void **state)
 		(void)submit(&f, i % 2);
 	settle(&f);
 	drain(&f, 51, 12, 1, order);
-	/* They came one after another, and the first may have been alone. */
+	/* The first may have been alone, as they came one after another. */
 	for (unsigned int i = 2; i + 3 < 12; i++)
 		assert_int_equal(order[i], order[i + 2]);
 	fixture_deinit(&f);
 }
-
-/* ---- who does not wait */
 
 static void test_lanes_do_not_wait_for_each_other(void **state)
 {
@@ -217,7 +215,7 @@ static void test_lanes_do_not_wait_for_each_other(void **state)
 	complete(&f, b, 0);
 	expect(&f, b, 0);
 	settle(&f);
-	wait_launched(&f, 2); /* that was no slot of the other lane */
+	wait_launched(&f, 2); /* that slot was of another lane */
 	complete(&f, a, 0);
 	expect(&f, a, 0);
 	wait_launched(&f, 3);
@@ -226,7 +224,7 @@ static void test_lanes_do_not_wait_for_each_other(void **state)
 	fixture_deinit(&f);
 }
 
-/* What the device has nothing to do with needs no slot; nor does what was refused. */
+/* Jobs without device work and refused ones need no slot. */
 static void test_no_work(void **state)
 {
 	struct fa_job *a, *b, *none, *refused;
@@ -236,7 +234,7 @@ static void test_no_work(void **state)
 	f.group[1] = 1;
 	stream_open(&f, 0, 0);
 	stream_open(&f, 1, 0);
-	a = submit(&f, 1); /* so that the stream has its lane */
+	a = submit(&f, 1); /* assigns a lane to the stream */
 	wait_launched(&f, 1);
 	complete(&f, a, 0);
 	expect(&f, a, 0);
@@ -260,9 +258,7 @@ static void test_no_work(void **state)
 	fixture_deinit(&f);
 }
 
-/* ---- the end of what waits */
-
-/* At once, out of the order of streams, without the device. */
+/* At once, out of stream order, without the device. */
 static void test_cancel(void **state)
 {
 	struct fa_job *a, *b, *c, *d;
@@ -280,12 +276,12 @@ static void test_cancel(void **state)
 	wait_refused(&f, 1, 0);
 	fa_engine_cancel(f.engine, f.streams[1], c->value, 0);
 	expect(&f, c, -ECANCELED);
-	/* Behind one that runs it ends in its turn. */
+	/* Behind a running job it ends in its turn. */
 	fa_engine_cancel(f.engine, f.streams[0], b->value, 0);
 	expect_nothing(&f);
 	assert_int_equal(f.device.n_cancelled, 0);
 	wait_launched(&f, 1);
-	/* What the device has cannot be stopped. */
+	/* Work in the device cannot be stopped. */
 	fa_engine_cancel(f.engine, f.streams[0], a->value, 0);
 	wait_cancelled(&f, 1);
 	expect_nothing(&f);
@@ -299,7 +295,6 @@ static void test_cancel(void **state)
 	fixture_deinit(&f);
 }
 
-/* Nobody wants a slot any more when the last one that did was cancelled. */
 static void test_wanted(void **state)
 {
 	struct fa_device_lane *lane;
@@ -373,7 +368,7 @@ static void test_close(void **state)
 	fixture_deinit(&f);
 }
 
-/* What waits for a slot, or is held, ends when the device is lost; what runs when it is back. */
+/* When the device is lost, waiting and held jobs end at once; running ones when they return. */
 static void lost(bool polled)
 {
 	struct fa_job *a, *b, *c;
@@ -414,9 +409,7 @@ static void test_lost(void **state)
 	lost(true);
 }
 
-/* ---- what is held */
-
-/* Others pass it; it is tried after each reap, and begins in its order. */
+/* Others pass a held job; it is retried after each reap, and keeps its stream's order. */
 static void held(bool polled)
 {
 	struct fa_job *a, *b, *c, *d;
@@ -439,7 +432,7 @@ static void held(bool polled)
 	assert_false(lane->wanted);
 	complete(&f, c, 0);
 	expect(&f, c, 0);
-	d = submit(&f, 0); /* not before the one ahead of it in its stream */
+	d = submit(&f, 0); /* after the job before it in its stream */
 	settle(&f);
 	wait_launched(&f, 1);
 	hold_long(&f, false);
@@ -464,7 +457,7 @@ static void test_held(void **state)
 	held(true);
 }
 
-/* It ends at once, is held no longer, and what is behind it goes. */
+/* It ends at once, and the jobs behind it go on. */
 static void test_held_cancelled(void **state)
 {
 	struct fa_job *a, *b;
@@ -475,7 +468,7 @@ static void test_held_cancelled(void **state)
 	hold_long(&f, true);
 	a = submit_long(&f, 0);
 	b = submit(&f, 0);
-	wait_refused(&f, 0, 10); /* again and again */
+	wait_refused(&f, 0, 10);
 	fa_engine_cancel(f.engine, f.streams[0], a->value, 0);
 	expect(&f, a, -ECANCELED);
 	wait_launched(&f, 1);
@@ -487,7 +480,7 @@ static void test_held_cancelled(void **state)
 	fixture_deinit(&f);
 }
 
-/* It waits for a slot if its lane is full when it may begin. */
+/* When released while its lane is full, it waits for a slot. */
 static void test_held_then_full(void **state)
 {
 	struct fa_job *a, *b, *c;

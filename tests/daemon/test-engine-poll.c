@@ -1,4 +1,6 @@
-/* The thread that submits does the engine thread's part. */
+/*
+ * The submitting thread attends: it does the engine thread's part.
+ */
 #include "fake-device.h"
 #include "tests/lib/pause.h"
 
@@ -26,9 +28,8 @@ static bool was_launched_here(struct fixture *f)
 	return here;
 }
 
-/* Launched before the call returns, and finished by a call, whenever the engine thread is not
- * at it. */
-static void test_here(void **state)
+/* Launched before the call returns, and reaped by a call, unless the engine thread is at it. */
+static void test_attended(void **state)
 {
 	unsigned int launched = 0, finished = 0;
 	struct fa_job *job;
@@ -51,7 +52,7 @@ static void test_here(void **state)
 	fixture_deinit(&f);
 }
 
-/* It never waits for the engine thread, which has what was submitted meanwhile. */
+/* It never waits for the engine thread, which takes what was submitted meanwhile. */
 static void test_busy(void **state)
 {
 	struct fa_job *job;
@@ -74,7 +75,6 @@ static void test_busy(void **state)
 	fixture_deinit(&f);
 }
 
-/* Many at once are the engine thread's. */
 static void test_many(void **state)
 {
 	struct fa_job *jobs[3];
@@ -95,8 +95,8 @@ static void test_many(void **state)
 	fixture_deinit(&f);
 }
 
-/* Whether it says that it leaves or not: what runs is finished, and what comes is launched. */
-static void test_left(void **state)
+/* Whether it announces that it leaves or not: running jobs are reaped and new ones launched. */
+static void test_thread_leaves(void **state)
 {
 	struct fa_job *job;
 	struct fixture f;
@@ -126,8 +126,10 @@ static void test_left(void **state)
 	fixture_deinit(&f);
 }
 
-/* The engine thread was woken for something else, and has a deadline far away, when this thread
- * begins to attend and then does not come again. */
+/*
+ * The engine thread, woken for something else and with a distant deadline, must take over when
+ * this thread begins to attend and then stalls.
+ */
 static void test_stalled(void **state)
 {
 	struct fa_job *held, *job;
@@ -143,7 +145,7 @@ static void test_stalled(void **state)
 	for (uint64_t i = 1; i <= 30; i++) {
 		const uint64_t begin_ns = fa_now_ns();
 
-		/* With different times for it to fall asleep. */
+		/* With different times to fall asleep. */
 		while (fa_now_ns() < begin_ns + i * 10 * FA_NS_PER_US)
 			fa_engine_poll(f.engine);
 		fa_engine_wake(f.engine);
@@ -158,7 +160,6 @@ static void test_stalled(void **state)
 	fixture_deinit(&f);
 }
 
-/* Deadlines, cancels and a lost device, while one thread alone does it all. */
 static void test_ends(void **state)
 {
 	struct fa_job *running, *waiting;
@@ -192,7 +193,7 @@ static void test_ends(void **state)
 	fixture_deinit(&f);
 }
 
-/* A device that says itself when it has finished is the engine thread's. */
+/* A device that signals completion itself is left to the engine thread. */
 static void test_not_polled(void **state)
 {
 	struct fa_job *job;
@@ -211,8 +212,8 @@ static void test_not_polled(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_here),       cmocka_unit_test(test_busy),
-		cmocka_unit_test(test_many),       cmocka_unit_test(test_left),
+		cmocka_unit_test(test_attended),   cmocka_unit_test(test_busy),
+		cmocka_unit_test(test_many),       cmocka_unit_test(test_thread_leaves),
 		cmocka_unit_test(test_stalled),    cmocka_unit_test(test_ends),
 		cmocka_unit_test(test_not_polled),
 	};

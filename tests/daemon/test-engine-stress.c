@@ -1,11 +1,12 @@
-/* The engine with many streams, threads and mishaps at once. */
+/*
+ * The engine with many streams, threads and failures at once, on a fake device.
+ */
 #include "fake-device.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* A client that writes to its completion page, which it cannot: the engine
- * must not care. */
+/* A client that writes to its read-only completion page: the engine must not depend on it. */
 struct scribbler {
 	struct fa_completion_slot *slots;
 	pthread_t thread;
@@ -32,7 +33,7 @@ static void *scribbler_run(void *userdata)
 struct stress {
 	struct fixture f;
 	bool attends;
-	unsigned int seed, one_late_in; /* so many requests one has a deadline */
+	unsigned int seed, one_late_in; /* one request in so many has a deadline */
 	uint64_t submitted, taken;
 	uint64_t taken_value[FAKE_STREAMS];
 	bool closing[FAKE_STREAMS];
@@ -57,8 +58,10 @@ static void stress_submit(struct stress *s, unsigned int i)
 	s->submitted++;
 }
 
-/* Takes what there is, at least one: each job once, in its stream's order,
- * with a status that was asked for; each stream after all of its requests. */
+/*
+ * Takes at least one record: each job ends once, in stream order, with an expected status; a
+ * stream ends after its requests.
+ */
 static void stress_take(struct stress *s)
 {
 	struct fa_completion_slot *owner;
@@ -100,8 +103,8 @@ static void stress_take(struct stress *s)
 }
 
 /*
- * Streams come and go, with requests that are refused, late, cancelled or closed
- * upon at random, while the completion page is scribbled over.
+ * Streams come and go with requests that are refused, late, cancelled or closed at random, while
+ * the completion page is overwritten.
  */
 static void stress(bool polled, bool attends, unsigned int one_late_in, unsigned int slots)
 {
@@ -127,7 +130,7 @@ static void stress(bool polled, bool attends, unsigned int one_late_in, unsigned
 			hold_long(&s.f, dice(&s, 4) == 0);
 		i = dice(&s, FAKE_STREAMS);
 		if (s.closing[i] || s.submitted == total || s.submitted - s.taken > 2000) {
-			/* All that is left may be held. */
+			/* Everything left may be held. */
 			if (s.f.device.holds)
 				hold_long(&s.f, false);
 			stress_take(&s);
@@ -140,7 +143,7 @@ static void stress(bool polled, bool attends, unsigned int one_late_in, unsigned
 		for (unsigned int n = dice(&s, 20) % (attends ? 5 : 20);
 		     n > 0 && s.submitted < total; n--)
 			stress_submit(&s, i);
-		/* While they have not been handed over. */
+		/* Before they were handed over. */
 		if (attends && dice(&s, 16) == 0)
 			fa_engine_cancel(s.f.engine, s.f.streams[i], s.f.last[i], 0);
 		for (unsigned int n = attends + dice(&s, 3) * attends; n > 0; n--)
@@ -181,19 +184,19 @@ static void test_stress_polled(void **state)
 	stress(true, false, 4, 0);
 }
 
-/* The thread that submits runs rounds itself, and at times it does not. */
+/* The submitting thread sometimes runs the rounds itself. */
 static void test_stress_attended(void **state)
 {
 	stress(true, true, 4, 0);
 }
 
-/* ... and launches first of all where no deadline may have passed. */
+/* The same, launching at once where no deadline can have passed. */
 static void test_stress_at_once(void **state)
 {
 	stress(true, true, 2000, 0);
 }
 
-/* Nearly everything waits for a slot of a lane, and some of it is held now and then. */
+/* Nearly everything waits for a slot, and some jobs are held. */
 static void test_stress_lanes(void **state)
 {
 	stress(false, false, 4, 4);
@@ -201,7 +204,7 @@ static void test_stress_lanes(void **state)
 	stress(true, true, 2000, 4);
 }
 
-/* One job at a time: a wake-up lost anywhere stops this test. */
+/* One job at a time: any lost wake-up stops this test. */
 static void test_ping_pong(void **state)
 {
 	struct fa_job *job;

@@ -1,4 +1,6 @@
-/* What the engine promises, one case at a time. */
+/*
+ * The engine's contract, one case per test, on a fake device.
+ */
 #include "daemon/engine/private.h"
 #include "fake-device.h"
 #include "tests/lib/pause.h"
@@ -7,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-/* ---- order */
 
 static void test_order(void **state)
 {
@@ -27,7 +27,7 @@ static void test_order(void **state)
 	assert_ptr_equal(f.device.launched[2], c);
 
 	complete(&f, c, 0);
-	wait_launched(&f, 4); /* room for another, though nothing is out */
+	wait_launched(&f, 4); /* a free slot, though nothing has come out */
 	assert_ptr_equal(f.device.launched[3], d);
 	complete(&f, b, -EIO);
 	expect_nothing(&f);
@@ -75,7 +75,7 @@ static void test_refused_in_turn(void **state)
 	a = submit(&f, 0);
 	refused = job_new(&f, 0);
 	refused->status = fa_fail(&refused->error, -EINVAL, "no");
-	refused->deadline_ns = 1; /* passed, but that is not what it ends with */
+	refused->deadline_ns = 1; /* the deadline passed, but the refusal comes first */
 	fa_engine_submit(f.engine, refused);
 	c = submit(&f, 0);
 	wait_launched(&f, 2);
@@ -138,8 +138,6 @@ static void test_queue_fails(void **state)
 	fixture_deinit(&f);
 }
 
-/* ---- deadlines */
-
 static void test_deadline_queued(void **state)
 {
 	struct fa_job *a, *b, *c;
@@ -179,7 +177,7 @@ static void test_deadline_passed_on_arrival(void **state)
 	fixture_deinit(&f);
 }
 
-/* Nobody wakes the engine but the end of its own sleep. */
+/* Only the end of its own sleep wakes the engine. */
 static void test_deadline_running(void **state)
 {
 	struct fa_job *a, *b;
@@ -187,7 +185,7 @@ static void test_deadline_running(void **state)
 
 	fixture_init(&f, 1);
 	stream_open(&f, 0, 0);
-	block(&f, true); /* or a slow machine reaches the deadline before the launch */
+	block(&f, true); /* on a slow machine the deadline may pass before the launch */
 	a = job_new(&f, 0);
 	a->deadline_ns = fa_deadline_ns(FA_NS_PER_SEC);
 	fa_engine_submit(f.engine, a);
@@ -196,7 +194,7 @@ static void test_deadline_running(void **state)
 	expect(&f, a, -ETIMEDOUT);
 	assert_int_equal(f.device.n_cancelled, 1);
 
-	/* A device that cannot stop: it ends when it ends, and is late all the same. */
+	/* The device cannot stop the job: it ends by itself, and is late. */
 	f.device.stubbornness = FAKE_IGNORES;
 	b = job_new(&f, 0);
 	b->deadline_ns = fa_deadline_ns(FA_NS_PER_SEC);
@@ -223,8 +221,6 @@ static void test_deadline_kept(void **state)
 	fixture_deinit(&f);
 }
 
-/* ---- cancel */
-
 static void test_cancel(void **state)
 {
 	struct fa_job *a, *b, *c, *d;
@@ -237,12 +233,12 @@ static void test_cancel(void **state)
 	c = submit(&f, 0);
 	d = submit(&f, 0);
 	wait_launched(&f, 2);
-	fa_engine_cancel(f.engine, f.streams[0], 3, 0);           /* waiting */
-	fa_engine_cancel(f.engine, f.streams[0], 3, -EIO);        /* the first one counts */
-	fa_engine_cancel(f.engine, f.streams[0], 99, 0);          /* never was */
-	fa_engine_cancel(f.engine, f.streams[0], 1, -ECONNRESET); /* running */
+	fa_engine_cancel(f.engine, f.streams[0], 3, 0);
+	fa_engine_cancel(f.engine, f.streams[0], 3, -EIO);
+	fa_engine_cancel(f.engine, f.streams[0], 99, 0);
+	fa_engine_cancel(f.engine, f.streams[0], 1, -ECONNRESET);
 	expect(&f, a, -ECONNRESET);
-	fa_engine_cancel(f.engine, f.streams[0], 1, 0); /* taken */
+	fa_engine_cancel(f.engine, f.streams[0], 1, 0);
 	wait_launched(&f, 3);
 	assert_ptr_equal(f.device.launched[2], d);
 	complete(&f, b, 0);
@@ -251,7 +247,7 @@ static void test_cancel(void **state)
 	complete(&f, d, 0);
 	for (uint64_t pause_ns = 0; fa_stream_finished(f.streams[0]) < 4;)
 		fa_test_poll_pause(&pause_ns);
-	fa_engine_cancel(f.engine, f.streams[0], 4, 0); /* finished, not taken */
+	fa_engine_cancel(f.engine, f.streams[0], 4, 0);
 	expect(&f, d, 0);
 	expect_nothing(&f);
 	fixture_deinit(&f);
@@ -269,7 +265,7 @@ static void test_cancel_settled(void **state)
 	wait_launched(&f, 2);
 	complete(&f, b, 0);
 	fa_test_let_sleep_ms(10);
-	fa_engine_cancel(f.engine, f.streams[0], 2, 0); /* done, behind the first */
+	fa_engine_cancel(f.engine, f.streams[0], 2, 0);
 	complete(&f, a, 0);
 	expect(&f, a, 0);
 	expect(&f, b, 0);
@@ -293,7 +289,7 @@ static void test_cancel_too_late(void **state)
 	fixture_deinit(&f);
 }
 
-/* A cancel is on its way when its job finishes, is taken and freed. */
+/* A cancel is in transit when its job finishes, is taken and freed. */
 static void test_cancel_crosses_finish(void **state)
 {
 	struct fa_job *a, *b;
@@ -304,19 +300,17 @@ static void test_cancel_crosses_finish(void **state)
 	a = submit(&f, 0);
 	b = submit(&f, 0);
 	wait_launched(&f, 1);
-	hold_at_reap(&f); /* it has looked for cancels already */
+	hold_at_reap(&f); /* it has looked for cancels before */
 	complete(&f, a, 0);
 	fa_engine_cancel(f.engine, f.streams[0], 1, 0);
 	fa_engine_cancel(f.engine, f.streams[0], 2, 0);
-	block(&f, true); /* and does not look again before the first one is freed */
+	block(&f, true); /* and does not again before the first one is freed */
 	release_reap(&f);
 	expect(&f, a, 0);
 	block(&f, false);
 	expect(&f, b, -ECANCELED);
 	fixture_deinit(&f);
 }
-
-/* ---- close */
 
 static void test_close(void **state)
 {
@@ -357,8 +351,6 @@ static void test_close(void **state)
 	assert_true(stats.busy_ns > 0);
 	fixture_deinit(&f);
 }
-
-/* ---- the device is lost */
 
 static void expect_lost(struct fixture *f, struct fa_job *job)
 {
@@ -403,16 +395,16 @@ static void lost(bool polled)
 	assert_string_equal(reason.text, "it fell out");
 	late = submit(&f, 2);
 	expect_lost(&f, late);
-	late = submit(&f, 1); /* there is room, but one before it is not back */
-	/* Whatever is asked for, that is why it ended. */
+	late = submit(&f, 1); /* there is a slot, but the one before has not returned */
+	/* This is the reason, whatever the cancel says. */
 	fa_engine_cancel(f.engine, f.streams[0], c->value, -ESHUTDOWN);
 	fa_engine_cancel(f.engine, f.streams[1], other->value, -ESHUTDOWN);
 	wait_cancelled(&f, 1);
-	expect_lost(&f, other); /* it could be stopped */
+	expect_lost(&f, other); /* could be stopped */
 	expect_lost(&f, late);
 	expect_nothing(&f);
 
-	/* What had been done was done. */
+	/* Completed work stays completed. */
 	complete(&f, a, 0);
 	expect(&f, a, 0);
 	complete(&f, b, -ENODEV);
@@ -434,9 +426,7 @@ static void test_lost_polled(void **state)
 	lost(true);
 }
 
-/* ---- fairness */
-
-static void test_crowd_does_not_hold_up_others(void **state)
+static void test_many_streams_do_not_delay_others(void **state)
 {
 	const uint64_t crowd = 1000;
 	struct fa_job *urgent, *other, *taken;
@@ -450,7 +440,7 @@ static void test_crowd_does_not_hold_up_others(void **state)
 	block(&f, true);
 	for (uint64_t i = 0; i < crowd; i++)
 		(void)submit(&f, 0);
-	wait_launched(&f, 1); /* the engine stands in launch() */
+	wait_launched(&f, 1); /* the engine is inside launch() */
 	other = submit(&f, 1);
 	urgent = submit(&f, 2);
 	block(&f, false);
@@ -461,7 +451,7 @@ static void test_crowd_does_not_hold_up_others(void **state)
 		if (f.device.launched[i] == urgent)
 			at_urgent = i;
 	}
-	/* A round of launches had begun; in the next one high priority goes first. */
+	/* A round of launches had begun; high priority goes first in the next. */
 	assert_in_range(at_urgent, 1, 16);
 	assert_in_range(at_other, 2, 18);
 
@@ -474,8 +464,8 @@ static void test_crowd_does_not_hold_up_others(void **state)
 	fixture_deinit(&f);
 }
 
-/* Slow works make it look seldom; what is urgent is looked for all the time. */
-static void test_urgent_is_looked_for(void **state)
+/* Slow works make polling rare; urgent jobs are polled for all the time. */
+static void test_urgent_is_polled_for(void **state)
 {
 	struct fa_job *job;
 	struct fa_parker *waiter;
@@ -497,7 +487,7 @@ static void test_urgent_is_looked_for(void **state)
 		fa_parker_poll_pause_ns(waiter, waiter->poll_since_ns + 25 * FA_NS_PER_US), 0);
 	job = submit(&f, 1);
 	wait_launched(&f, 9);
-	/* It is said behind the launch, in the same round. */
+	/* Set after the launch, in the same round. */
 	pthread_mutex_lock(&f.engine->state_mutex);
 	pause_ns = fa_parker_poll_pause_ns(waiter, waiter->poll_since_ns + 150 * FA_NS_PER_US);
 	pthread_mutex_unlock(&f.engine->state_mutex);
@@ -507,7 +497,6 @@ static void test_urgent_is_looked_for(void **state)
 	fixture_deinit(&f);
 }
 
-/* Opens @n streams from @first on, in @group, and submits @each requests to each. */
 static void crowd(struct fixture *f, unsigned int group, unsigned int first, unsigned int n,
                   int priority, unsigned int each)
 {
@@ -542,7 +531,7 @@ static unsigned int stream_of(struct fixture *f, uint64_t launch)
 	                      f->slots);
 }
 
-/* However many streams a group has, and however urgent they are. */
+/* However many streams a group has, and whatever their priority. */
 static void test_groups_take_turns(void **state)
 {
 	unsigned int n_alone = 0, n[FAKE_GROUPS] = { 0 };
@@ -551,7 +540,7 @@ static void test_groups_take_turns(void **state)
 	fixture_init(&f, 4096);
 	block(&f, true);
 	crowd(&f, 0, 0, 1, 0, 1);
-	wait_launched(&f, 1); /* the engine stands in launch() */
+	wait_launched(&f, 1); /* the engine is inside launch() */
 	crowd(&f, 1, 1, 40, 1, 10);
 	crowd(&f, 2, 41, 1, 0, 100);
 	crowd(&f, 3, 42, 2, 0, 50);
@@ -560,7 +549,7 @@ static void test_groups_take_turns(void **state)
 	for (uint64_t i = 1; i <= 300; i++) {
 		n[f.group[stream_of(&f, i)]]++;
 		n_alone += stream_of(&f, i) == 41;
-		/* At no time is one ahead of another by more than what came in before them. */
+		/* At no time is one ahead by more than the jobs submitted before it. */
 		assert_in_range(n[2] + 20, n[1], n[1] + 40);
 		assert_in_range(n[3] + 20, n[1], n[1] + 40);
 	}
@@ -569,7 +558,7 @@ static void test_groups_take_turns(void **state)
 	fixture_deinit(&f);
 }
 
-/* Inside a group high priority goes first, and every eighth turn is a normal one's. */
+/* Within a group high priority goes first, and every eighth turn is a normal one's. */
 static void test_priority_in_a_group(void **state)
 {
 	unsigned int n_normal = 0;
@@ -590,9 +579,7 @@ static void test_priority_in_a_group(void **state)
 	fixture_deinit(&f);
 }
 
-/* ---- rest */
-
-/* With a job in flight and a deadline far away, nothing runs, or next to nothing. */
+/* With a job in flight and a distant deadline almost no CPU time is used. */
 static void idle(bool polled)
 {
 	struct timespec before, after;
@@ -640,8 +627,8 @@ static int compare(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* How much later than works that take @took_ns have ended that is found, as half of them. */
-static uint64_t found_late_ns(struct fixture *f, uint64_t took_ns, size_t *n_launched)
+/* Median delay until the end of works that take @took_ns is found. */
+static uint64_t median_delay_ns(struct fixture *f, uint64_t took_ns, size_t *n_launched)
 {
 	enum {
 		WORKS = 15
@@ -667,8 +654,10 @@ static uint64_t found_late_ns(struct fixture *f, uint64_t took_ns, size_t *n_lau
 	return late_ns[WORKS / 2];
 }
 
-/* Nobody says when a work is done: it is found, the sooner the shorter it took. Where the
- * machine has other things to do that can take longer, but not each time. */
+/*
+ * A device without signals is polled: short works are found sooner. Repeats, as a busy machine
+ * may delay any single one.
+ */
 static void test_polled(void **state)
 {
 	static const uint64_t took_ns[] = { 0, 10 * FA_NS_PER_US, 3 * FA_NS_PER_MS,
@@ -681,13 +670,14 @@ static void test_polled(void **state)
 	for (size_t i = 0; i < sizeof(took_ns) / sizeof(*took_ns); i++) {
 		const uint64_t until_ns = fa_deadline_ns(20 * FA_NS_PER_SEC);
 
-		while (found_late_ns(&f, took_ns[i], &n_launched) >= FA_NS_PER_MS + took_ns[i] / 4)
+		while (median_delay_ns(&f, took_ns[i], &n_launched) >=
+		       FA_NS_PER_MS + took_ns[i] / 4)
 			assert_true(fa_now_ns() < until_ns);
 	}
 	fixture_deinit(&f);
 }
 
-/* What comes in does not wait for the end of a sleep, however long the wait was. */
+/* A submission ends the sleep, however long. */
 static void test_polled_submit(void **state)
 {
 	struct fa_job *a, *b;
@@ -710,8 +700,8 @@ static void test_polled_submit(void **state)
 	fixture_deinit(&f);
 }
 
-/* Whether the engine thread has one within @patience_ns. */
-static bool has_pulse(struct fixture *f, uint64_t patience_ns)
+/* Returns true if the engine thread beats within @patience_ns. */
+static bool has_heartbeat(struct fixture *f, uint64_t patience_ns)
 {
 	const uint64_t until_ns = fa_deadline_ns(patience_ns);
 	uint64_t pause_ns = 0;
@@ -724,8 +714,8 @@ static bool has_pulse(struct fixture *f, uint64_t patience_ns)
 	return true;
 }
 
-/* Asleep or at work it has one; in a call of the device's that does not return it has none. */
-static void test_pulse(void **state)
+/* Asleep or working it beats; inside a device call that hangs it does not. */
+static void test_heartbeat(void **state)
 {
 	struct fa_job *a;
 	struct fixture f;
@@ -733,24 +723,24 @@ static void test_pulse(void **state)
 	fixture_init(&f, 1);
 	stream_open(&f, 0, 0);
 	for (int i = 0; i < 10; i++) {
-		assert_true(has_pulse(&f, 20 * FA_NS_PER_SEC));
+		assert_true(has_heartbeat(&f, 20 * FA_NS_PER_SEC));
 		fa_test_let_sleep_ms(10);
 	}
 	a = submit(&f, 0);
 	wait_launched(&f, 1);
 	for (int i = 0; i < 10; i++)
-		assert_true(has_pulse(&f, 20 * FA_NS_PER_SEC));
+		assert_true(has_heartbeat(&f, 20 * FA_NS_PER_SEC));
 	complete(&f, a, 0);
 	expect(&f, a, 0);
 
 	block(&f, true);
 	a = submit(&f, 0);
 	wait_launched(&f, 2);
-	/* It may have answered before it launched. */
+	/* It may have beaten before the launch. */
 	(void)fa_engine_heartbeat(f.engine);
-	assert_false(has_pulse(&f, 200 * FA_NS_PER_MS));
+	assert_false(has_heartbeat(&f, 200 * FA_NS_PER_MS));
 	block(&f, false);
-	assert_true(has_pulse(&f, 20 * FA_NS_PER_SEC));
+	assert_true(has_heartbeat(&f, 20 * FA_NS_PER_SEC));
 	complete(&f, a, 0);
 	expect(&f, a, 0);
 	fixture_deinit(&f);
@@ -786,15 +776,15 @@ int main(void)
 		cmocka_unit_test(test_close),
 		cmocka_unit_test(test_lost),
 		cmocka_unit_test(test_lost_polled),
-		cmocka_unit_test(test_crowd_does_not_hold_up_others),
+		cmocka_unit_test(test_many_streams_do_not_delay_others),
 		cmocka_unit_test(test_groups_take_turns),
 		cmocka_unit_test(test_priority_in_a_group),
-		cmocka_unit_test(test_urgent_is_looked_for),
+		cmocka_unit_test(test_urgent_is_polled_for),
 		cmocka_unit_test(test_idle),
 		cmocka_unit_test(test_idle_polled),
 		cmocka_unit_test(test_polled),
 		cmocka_unit_test(test_polled_submit),
-		cmocka_unit_test(test_pulse),
+		cmocka_unit_test(test_heartbeat),
 		cmocka_unit_test(test_free_unstarted),
 	};
 

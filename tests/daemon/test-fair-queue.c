@@ -1,4 +1,6 @@
-/* Turns: equal shares for groups, and urgency inside them. */
+/*
+ * Fair queue: equal shares for groups, and priorities within them.
+ */
 #include "daemon/base/fair_queue.h"
 
 #include <setjmp.h>
@@ -19,7 +21,7 @@ struct entry {
 };
 
 struct fixture {
-	struct fa_fair_queue turns;
+	struct fa_fair_queue queue;
 	struct fa_fair_queue_group groups[GROUPS];
 	struct entry entries[ENTRIES];
 	unsigned int n_served[GROUPS];
@@ -32,36 +34,35 @@ static void init(struct fixture *f)
 		fa_fair_queue_group_init(&f->groups[i]);
 	for (unsigned int i = 0; i < ENTRIES; i++)
 		fa_list_init(&f->entries[i].link);
-	assert_true(fa_fair_queue_empty(&f->turns));
-	assert_null(fa_fair_queue_next(&f->turns));
+	assert_true(fa_fair_queue_empty(&f->queue));
+	assert_null(fa_fair_queue_next(&f->queue));
 }
 
 static void add(struct fixture *f, unsigned int entry, unsigned int group, int priority)
 {
 	f->entries[entry].group = group;
 	f->entries[entry].class = fa_fair_queue_class(priority);
-	fa_fair_queue_add(&f->turns, &f->groups[group], f->entries[entry].class,
+	fa_fair_queue_add(&f->queue, &f->groups[group], f->entries[entry].class,
 	                  &f->entries[entry].link);
 }
 
 static void take_away(struct fixture *f, unsigned int entry)
 {
-	fa_fair_queue_remove(&f->turns, &f->groups[f->entries[entry].group],
+	fa_fair_queue_remove(&f->queue, &f->groups[f->entries[entry].group],
 	                     &f->entries[entry].link);
 }
 
-/* Serves one, for @cost; returns which. */
 static unsigned int serve(struct fixture *f, int64_t cost)
 {
-	struct entry *entry = fa_container_of(fa_fair_queue_next(&f->turns), struct entry, link);
+	struct entry *entry = fa_container_of(fa_fair_queue_next(&f->queue), struct entry, link);
 
-	fa_fair_queue_charge(&f->turns, &f->groups[entry->group], cost);
+	fa_fair_queue_charge(&f->queue, &f->groups[entry->group], cost);
 	f->n_served[entry->group]++;
 	entry->n_served++;
 	return (unsigned int)(entry - f->entries);
 }
 
-/* Whatever stands in the groups, they are never further apart than one turn. */
+/* Whatever waits in the groups, shares differ by at most one turn. */
 static void test_groups(void **state)
 {
 	static struct fixture f;
@@ -77,7 +78,6 @@ static void test_groups(void **state)
 		for (unsigned int group = 0; group < GROUPS; group++)
 			assert_int_equal(f.n_served[group], round);
 	}
-	/* And inside a group as well. */
 	for (unsigned int i = 0; i < n; i++) {
 		unsigned int size = f.entries[i].group * f.entries[i].group + 1;
 
@@ -94,12 +94,12 @@ static void test_costs(void **state)
 	for (unsigned int i = 0; i < 20; i++)
 		add(&f, i, i ? 1 : 0, 0);
 	for (int i = 0; i < 1100; i++) {
-		/* What is given back counts as if it had never been charged. */
-		fa_fair_queue_charge(&f.turns, &f.groups[0], 5);
-		fa_fair_queue_charge(&f.turns, &f.groups[0], -5);
+		/* A refund counts as if it had never been charged. */
+		fa_fair_queue_charge(&f.queue, &f.groups[0], 5);
+		fa_fair_queue_charge(&f.queue, &f.groups[0], -5);
 		entry = serve(&f, 0);
 
-		fa_fair_queue_charge(&f.turns, &f.groups[f.entries[entry].group], entry ? 10 : 1);
+		fa_fair_queue_charge(&f.queue, &f.groups[f.entries[entry].group], entry ? 10 : 1);
 	}
 	cheap = f.n_served[0];
 	dear = f.n_served[1];
@@ -107,7 +107,7 @@ static void test_costs(void **state)
 	assert_in_range(dear, 98, 102);
 }
 
-/* Who comes late gets its share from then on, and neither more nor less. */
+/* A latecomer gets its share from then on, no more and no less. */
 static void test_latecomer(void **state)
 {
 	static struct fixture f;
@@ -121,7 +121,7 @@ static void test_latecomer(void **state)
 		(void)serve(&f, 1);
 	assert_in_range(f.n_served[1], 49, 51);
 
-	/* Going away and coming back at once is no way to get more. */
+	/* Leaving and returning at once gains nothing. */
 	for (int i = 0; i < 100; i++) {
 		take_away(&f, 1);
 		add(&f, 1, 1, 0);
@@ -132,23 +132,23 @@ static void test_latecomer(void **state)
 	take_away(&f, 0);
 	assert_int_equal(serve(&f, 1), 1);
 	take_away(&f, 1);
-	assert_true(fa_fair_queue_empty(&f.turns));
-	assert_null(fa_fair_queue_next(&f.turns));
-	/* Nor is it lost what is charged to one that has nothing. */
-	fa_fair_queue_charge(&f.turns, &f.groups[1], 10);
+	assert_true(fa_fair_queue_empty(&f.queue));
+	assert_null(fa_fair_queue_next(&f.queue));
+	/* Charges to an empty entry are not lost. */
+	fa_fair_queue_charge(&f.queue, &f.groups[1], 10);
 	add(&f, 0, 0, 0);
 	add(&f, 1, 1, 0);
 	for (int i = 0; i < 8; i++)
 		assert_int_equal(serve(&f, 1), 0);
 }
 
-/* With slack it makes up for a short absence, and not for a long one. */
+/* Slack makes up for a short absence, not for a long one. */
 static void test_slack(void **state)
 {
 	static struct fixture f;
 
 	init(&f);
-	f.turns.slack = 10;
+	f.queue.slack = 10;
 	add(&f, 0, 0, 0);
 	add(&f, 1, 1, 0);
 	for (int i = 0; i < 100; i++)
@@ -187,14 +187,13 @@ static void test_urgent(void **state)
 	for (unsigned int i = 0; i < 4; i++)
 		assert_int_equal(f.entries[i].n_served, i < 2 ? 50 : 350);
 
-	/* Against another group it is worth nothing. */
+	/* Against another group priority counts nothing. */
 	add(&f, 4, 1, 0);
 	f.n_served[0] = f.n_served[1] = 0;
 	for (int i = 0; i < 800; i++)
 		(void)serve(&f, 1);
 	assert_int_equal(f.n_served[0], f.n_served[1]);
 
-	/* What is alone does not wait for an eighth turn. */
 	take_away(&f, 2);
 	take_away(&f, 3);
 	take_away(&f, 4);
@@ -202,7 +201,7 @@ static void test_urgent(void **state)
 		assert_in_range(serve(&f, 1), 0, 1);
 }
 
-/* Everything at random, against the rule itself: the group with the least is served. */
+/* Random operations against the rule: the group with the least usage is served. */
 static void test_random(void **state)
 {
 	static struct fixture f;
@@ -216,9 +215,9 @@ static void test_random(void **state)
 			take_away(&f, i);
 		else if (rand_r(&seed) % 2)
 			add(&f, i, i % GROUPS, rand_r(&seed) % 2);
-		fa_fair_queue_charge(&f.turns, &f.groups[i % GROUPS], rand_r(&seed) % 100);
-		if (!fa_fair_queue_empty(&f.turns)) {
-			struct entry *entry = fa_container_of(fa_fair_queue_next(&f.turns),
+		fa_fair_queue_charge(&f.queue, &f.groups[i % GROUPS], rand_r(&seed) % 100);
+		if (!fa_fair_queue_empty(&f.queue)) {
+			struct entry *entry = fa_container_of(fa_fair_queue_next(&f.queue),
 			                                      struct entry, link);
 
 			for (unsigned int g = 0; g < GROUPS; g++)

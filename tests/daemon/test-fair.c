@@ -1,7 +1,6 @@
 /*
- * Two clients that want more than there is get equal shares, however many streams
- * one of them has and however urgent it says they are; inside a session what is
- * urgent goes first.
+ * Two clients that want more than there is get equal shares of a real daemon, whatever their
+ * numbers of streams and priorities; within a session high priority goes first.
  */
 #include "tests/lib/check.h"
 #include "tests/lib/scene.h"
@@ -32,13 +31,13 @@ struct party {
 	struct fa_raw_buffer buffer;
 	struct fa_case attention;
 	uint64_t finished_ns[CROWD];
-	uint64_t queued_ns; /* of the last one that was waited for */
+	uint64_t queued_ns;
 	size_t n;
 };
 
 static void party_open(struct party *party)
 {
-	/* Milliseconds, in several tiles: more than any message takes. */
+	/* Milliseconds in several tiles: much longer than handling a message. */
 	party->attention = (struct fa_case){ .heads = 4,
 		                             .seqlen_q = fa_test_sanitized() ? 64 : 256,
 		                             .seqlen_k = fa_test_sanitized() ? 128 : 512 };
@@ -80,7 +79,7 @@ static size_t count_until(const struct party *party, uint64_t ns)
 	return n;
 }
 
-/* Whether they had equal shares, once. */
+/* Returns true if shares were equal in this round. */
 static bool share(int priority)
 {
 	struct party *crowd = test_calloc(1, sizeof(*crowd)),
@@ -98,7 +97,6 @@ static bool share(int priority)
 			ask(crowd, stream, value);
 	for (uint64_t value = 1; value <= ALONE; ++value)
 		ask(alone, 0, value);
-	/* All of it has been read. */
 	fa_raw_ping(&crowd->raw);
 	fa_raw_ping(&alone->raw);
 	begin_ns = fa_now_ns();
@@ -108,16 +106,18 @@ static bool share(int priority)
 		for (uint64_t value = 1; value <= CROWD_EACH; ++value)
 			await(crowd, stream, value);
 
-	/* What was done from when all had been asked for until the one stream was done. */
+	/* Requests done between the submission of the last and the end of the single stream. */
 	for (size_t i = 0; i < alone->n; ++i)
 		if (alone->finished_ns[i] > end_ns)
 			end_ns = alone->finished_ns[i];
 	n_alone = ALONE - count_until(alone, begin_ns);
 	n = end_ns > begin_ns ? count_until(crowd, end_ns) - count_until(crowd, begin_ns) : 0;
 	print_message("%zu of the crowd, %zu alone\n", n, n_alone);
-	/* Half of it but for what passes between its requests, of which one is under way at a
-	 * time: more where a sanitizer slows that. By streams it would be a 41st. There was to be
-	 * a crowd all the time, and not too little of both. */
+	/*
+	 * Half, except for the time between its requests, of which one is in flight at a time
+	 * (more with sanitizers). Sharing by streams would give 1/41. Both must have worked long
+	 * enough.
+	 */
 	fair = n < CROWD && n_alone >= ALONE / 2 &&
 	       100 * n_alone >= (fa_test_sanitized() ? 20 : 35) * (n_alone + n);
 	party_close(crowd);
@@ -127,9 +127,10 @@ static bool share(int priority)
 	return fair;
 }
 
-/* A machine with other things to do can keep the engine's thread from what the one stream
- * waits for, while workers go on with the crowd's: a round like that says nothing. Where
- * shares are wrong they are so each time, and far off. */
+/*
+ * Repeats: a loaded machine may delay the engine thread while workers go on with the other
+ * client. Wrong shares are wrong every time, and by far.
+ */
 static void two_parties(int priority)
 {
 	int rounds = ROUNDS;
@@ -150,8 +151,8 @@ static void test_many_urgent_streams(void **state)
 	two_parties(1);
 }
 
-/* Whether what is urgent went before most of what was there when it came, once. */
-static bool urgent_first(void)
+/* Returns true if urgent requests overtook most of what waited, in this round. */
+static bool is_urgent_first(void)
 {
 	enum {
 		STREAMS = 10,
@@ -185,7 +186,7 @@ static bool urgent_first(void)
 	print_message("%zu of %zu others before what is urgent\n", n, left);
 	party_close(party);
 	test_free(party);
-	/* Where nearly all was done when it came there is nothing to see. */
+	/* If nearly all was done before, the round shows nothing. */
 	return left >= ALL / 4 && n < left / 2;
 }
 
@@ -194,7 +195,7 @@ static void test_urgent_inside(void **state)
 	int rounds = ROUNDS;
 
 	fa_scene_start(&scene, NULL);
-	while (!urgent_first())
+	while (!is_urgent_first())
 		fa_check(--rounds);
 	fa_scene_check(&scene);
 }

@@ -129,7 +129,6 @@ static void expect_end(struct fa_raw *raw)
 	fa_raw_close(raw);
 }
 
-/* An empty packet ends the connection, even with more behind it. */
 static void test_behind_empty(void **state)
 {
 	struct fa_raw raw;
@@ -146,7 +145,6 @@ static void test_behind_empty(void **state)
 	expect_end(&raw);
 }
 
-/* A refused connection still gets its answer. */
 static void test_behind_refusal(void **state)
 {
 	struct fa_raw raw;
@@ -194,7 +192,6 @@ static void test_at_exit(void **state)
 	expect_end(&raw);
 }
 
-/* Connections that a stopping daemon has not accepted. */
 static void test_in_queue(void **state)
 {
 	static struct fa_raw raws[QUEUED];
@@ -236,7 +233,6 @@ static void test_pile(void **state)
 	length = fa_raw_encode(&ping, bytes);
 	fa_test_daemon_signal(&daemon_, SIGSTOP);
 	fa_check_eq(fa_raw_send_bytes(&raw, bytes, length, &fd, 1, 0), 0);
-	/* The daemon holds the last reference. */
 	close(fd);
 	fa_test_daemon_signal(&daemon_, SIGCONT);
 	fa_raw_expect_reply(&raw, 1, -EINVAL, "descriptors", false);
@@ -246,7 +242,6 @@ static void test_pile(void **state)
 	length = fa_raw_encode(&ping, bytes);
 	for (int i = 0; i < 200 && (r == 0 || r == -EAGAIN); ++i) {
 		r = fa_raw_send_bytes(&raw, bytes, length, fds, 8, MSG_DONTWAIT);
-		/* The daemon has closed its reference. */
 		if (r == -EAGAIN)
 			fa_raw_ping(&bystander);
 	}
@@ -290,7 +285,6 @@ static void test_pile_anew(void **state)
 	fa_check(after.fds >= before.fds + FA_PACKET_FDS_KERNEL_MAX);
 	fa_check(after.fds <= before.fds + 128 + FA_PACKET_FDS_KERNEL_MAX + N + 8);
 
-	/* After the end they get the answers that they wait for. */
 	teardown(NULL);
 	setup(NULL);
 	for (int i = 0; i <= N; ++i) {
@@ -301,7 +295,6 @@ static void test_pile_anew(void **state)
 	fa_check_eventually((fa_test_daemon_usage(&daemon_, &after), after.fds <= before.fds));
 }
 
-/* Returns true if the daemon accepts a connection, whatever it answers. */
 static bool is_answered(void)
 {
 	struct fa_raw raw;

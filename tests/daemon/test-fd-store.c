@@ -48,12 +48,10 @@ static struct kv_client client;
 static uint32_t numbers[TOKENS];
 
 /* How the next daemon is started. */
-static uint64_t address_space; /* RLIMIT_AS; 0: unlimited */
-static bool names_wrong;       /* hand over one name too few */
-static const char *room;       /* FDSTORE; NULL: unset */
-static rlim_t fds_max;         /* RLIMIT_NOFILE; 0: unchanged */
-
-/* ---- the store */
+static uint64_t address_space;
+static bool names_wrong; /* hand over one name too few */
+static const char *room;
+static rlim_t fds_max;
 
 static void forget(const char *name)
 {
@@ -75,7 +73,6 @@ static int count(const char *prefix)
 	return n;
 }
 
-/* Handles all messages that are queued. */
 static void listen_to_daemon(void)
 {
 	union {
@@ -131,8 +128,6 @@ static bool keeps(const char *prefix, int n)
 	return count(prefix) == n;
 }
 
-/* ---- the daemon */
-
 static void run(int ready)
 {
 	char number[16], names[KEPT_MAX * 64] = "";
@@ -140,7 +135,6 @@ static void run(int ready)
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	dup2(log, STDERR_FILENO);
-	/* First out of the way, then to their places. */
 	ready = fcntl(ready, F_DUPFD, 300);
 	for (int i = 0; i < n_kept; ++i)
 		kept[i].fd = fcntl(kept[i].fd, F_DUPFD, 200);
@@ -283,8 +277,6 @@ static int stop(void **state)
 	return 0;
 }
 
-/* ---- the contents of the pool */
-
 /* Two chunks of 40 pages: the first has sequence "s", the second "u". */
 static void append_all(uint64_t cache)
 {
@@ -340,7 +332,6 @@ static long long status_number(const char *key)
 	return number;
 }
 
-/* The old pool is gone, and the new one is stored. */
 static void check_dropped(const char *why)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CACHE_FIND);
@@ -358,7 +349,6 @@ static void check_dropped(const char *why)
 	check_there();
 }
 
-/* Replaces a stored descriptor. */
 static void replace(const char *name, size_t bytes)
 {
 	struct kept *entry = NULL;
@@ -399,7 +389,7 @@ static void test_chunk_missing(void **state)
 		check_gone(i ? "u" : "s");
 		check_one(i ? "s" : "u");
 		fa_check_eq(status_number("chunks"), 1);
-		/* The chunk's number is used again, without its old contents. */
+		/* The chunk's number is reused without its old contents. */
 		kv_append(&client, kv_sequence(&client, kv_cache_find(&client, "c")), numbers, 0,
 		          TOKENS);
 		fa_check_eq(status_number("chunks"), 2);
@@ -474,8 +464,6 @@ static void test_chunks_alone(void **state)
 	check_there();
 }
 
-/* ---- transient failures: a later daemon recovers everything */
-
 /* First nearly all memory is missing, then a little. */
 static void test_no_memory(void **state)
 {
@@ -507,7 +495,6 @@ static void test_not_handed_over(void **state)
 {
 	fill();
 	kill_daemon();
-	/* The path must be free for the next daemon's socket. */
 	fa_check_eq(unlink(socket_path), 0);
 	names_wrong = true;
 	start_in_vain();
@@ -518,9 +505,6 @@ static void test_not_handed_over(void **state)
 	fa_check(!log_has("dropped"));
 }
 
-/* ---- a store that fails */
-
-/* Descriptors that could not be stored are stored as soon as possible. */
 static void test_kept_later(void **state)
 {
 	deafen();
@@ -537,7 +521,6 @@ static void test_kept_later(void **state)
 	check_there();
 }
 
-/* The same for state and sessions, without which chunks are useless. */
 static void test_state_kept_later(void **state)
 {
 	kill_daemon();
@@ -556,7 +539,6 @@ static void test_state_kept_later(void **state)
 	check_there();
 }
 
-/* A daemon that stops tries a last time. */
 static void test_kept_at_the_end(void **state)
 {
 	deafen();
@@ -619,7 +601,6 @@ static void free_all(void)
 	kv_free(&client, kv_sequence_find(&client, "u"));
 }
 
-/* A removal that could not be sent is sent later; no name is ever stored twice. */
 static void test_let_go_later(void **state)
 {
 	fill();
@@ -656,7 +637,6 @@ static int64_t count_connections(void)
 	return accounts.connections;
 }
 
-/* The same for timelines of sessions that ended. */
 static void test_timelines_let_go_later(void **state)
 {
 	static struct kv_client owners[3];

@@ -22,7 +22,6 @@
 
 #include <cmocka.h>
 
-/* How long processor time is measured. */
 #define MEASURED_MS 300
 
 #define NOBODY 65534
@@ -46,12 +45,10 @@ static int stop(void **state)
 
 static void leave(unsigned int n)
 {
-	/* Descriptors sent before are closed by now. */
 	fa_raw_ping(&innocent);
 	fa_test_daemon_leave_fds(&scene.daemon, n);
 }
 
-/* Everything from before works. */
 static void check_well(void)
 {
 	leave(UINT_MAX);
@@ -68,7 +65,6 @@ static struct fa_wire_message register_message(uint32_t id, uint8_t n_fds)
 	return message;
 }
 
-/* Sends the message with @n_fds memfds, whatever the message says. */
 static void send_with(const struct fa_wire_message *message, size_t n_fds)
 {
 	int fds[FA_WIRE_FDS_MAX + 2] = { 0 };
@@ -79,8 +75,6 @@ static void send_with(const struct fa_wire_message *message, size_t n_fds)
 	for (size_t i = 0; i < n_fds; ++i)
 		close(fds[i]);
 }
-
-/* ---- descriptors that come with a message */
 
 static void test_lost(void **state)
 {
@@ -97,14 +91,12 @@ static void test_lost(void **state)
 	fa_raw_ping(&innocent);
 	fa_test_daemon_log_wait(&scene.daemon, "no descriptors are left");
 
-	/* The shortage is over, and nothing was lost. */
 	leave(UINT_MAX);
 	fa_raw_buffer_register(&innocent, &buffer, 1, 4096, 0);
 	fa_raw_buffer_free(&innocent, &buffer);
 	check_well();
 }
 
-/* Some descriptors arrived, and are closed. */
 static void test_some_lost(void **state)
 {
 	for (unsigned int n = 0; n < 4; ++n) {
@@ -144,7 +136,7 @@ static void test_unwanted_lost(void **state)
 }
 
 /* More descriptors than announced are a protocol violation, however many arrive. */
-static void test_lies(void **state)
+static void test_more_than_announced(void **state)
 {
 	static const struct {
 		uint8_t announced;
@@ -167,8 +159,6 @@ static void test_lies(void **state)
 	}
 	check_well();
 }
-
-/* ---- descriptors that the daemon creates */
 
 static void call_expect(enum fa_wire_type type, int status)
 {
@@ -201,8 +191,6 @@ static void test_none_to_make(void **state)
 	check_well();
 }
 
-/* ---- new connections */
-
 /* A refusal for lack of descriptors tells the client to try again. */
 static void test_hello(void **state)
 {
@@ -211,7 +199,7 @@ static void test_hello(void **state)
 
 	hello.id = 1;
 	fa_raw_connect(&raw, scene.daemon.socket);
-	fa_scene_bystander(&scene); /* by now it was accepted */
+	fa_scene_bystander(&scene);
 	leave(0);
 	fa_check_eq(fa_raw_send(&raw, &hello, NULL, 0), 0);
 	fa_raw_expect_reply(&raw, 1, -EDQUOT, "no descriptors left", false);
@@ -222,8 +210,8 @@ static void test_hello(void **state)
 	check_well();
 }
 
-/* All who connect are answered, at next to no cost. */
-static void test_door(void **state)
+/* All connection attempts are answered, with little CPU time. */
+static void test_refuses_connections_cheaply(void **state)
 {
 	struct fa_test_usage before, after;
 	static struct fa_raw raws[100];
@@ -282,8 +270,6 @@ static void test_account(void **state)
 	                     scene.accounts.connections == 1 && !scene.accounts.requests));
 }
 
-/* ---- clients that use their whole quota */
-
 #define FILES 256
 
 /* Opens connections, each with as many descriptors as it gets, and keeps them. */
@@ -313,7 +299,6 @@ static int be_greedy(void *userdata)
 			(void)fa_raw_send(&raws[n], &status, NULL, 0);
 		}
 	}
-	/* There were some, and they are bounded. */
 	fa_check(n > 5 && n < FILES);
 	fa_check_eq(raws[n].message.reply.status, -EDQUOT);
 	fa_check_contains(raws[n].message.reply.text.text, "fds");
@@ -339,7 +324,6 @@ static void test_greedy(void **state)
 	pid = fa_test_fork(be_greedy, NULL);
 	fa_check_eq(waitpid(pid, &wstatus, WUNTRACED), pid);
 	fa_check(WIFSTOPPED(wstatus));
-	/* Others get all that they need. */
 	for (int i = 0; i < 5; ++i) {
 		fa_raw_open(&innocent, scene.daemon.socket);
 		fa_raw_call(&innocent, &ring, NULL, 0);
@@ -355,9 +339,11 @@ static void test_greedy(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Idle sessions with what they received use up nothing: there is room for as many connections as
- * one user has descriptors. */
-static void test_quiet(void **state)
+/*
+ * Idle sessions keep no descriptors that they received: one user can have as many connections as
+ * the limit on descriptors allows.
+ */
+static void test_idle_sessions(void **state)
 {
 	enum {
 		N = 28 /* of 3 each */
@@ -399,12 +385,12 @@ int main(void)
 		test(test_lost),
 		test(test_some_lost),
 		test(test_unwanted_lost),
-		test(test_lies),
+		test(test_more_than_announced),
 		test(test_none_to_make),
 		test(test_hello),
-		test(test_door),
+		test(test_refuses_connections_cheaply),
 		test(test_account),
-		cmocka_unit_test_teardown(test_quiet, stop_scene_always),
+		cmocka_unit_test_teardown(test_idle_sessions, stop_scene_always),
 		cmocka_unit_test_teardown(test_greedy, stop_scene),
 	};
 

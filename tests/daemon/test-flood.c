@@ -1,7 +1,7 @@
 /*
- * Clients that send much and read nothing, stop in the middle, or come and go by
- * the thousand. The daemon's memory, descriptors and processor time stay where
- * they were, others are served, and nothing of what was answered gets lost.
+ * Clients that send much and read nothing, stop in the middle, or come and go by the thousand.
+ * The daemon's memory, descriptors and CPU time stay bounded, others are served, and no answer is
+ * lost.
  */
 #include "common/cleanup.h"
 #include "tests/lib/at_once.h"
@@ -21,7 +21,6 @@
 
 #include <cmocka.h>
 
-/* How long the daemon's use of processors is measured. */
 #define MEASURED_MS 300
 
 static struct fa_scene scene;
@@ -38,7 +37,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Sends until the socket has taken nothing for a while, at most @n messages. */
+/* Sends until the socket takes nothing for a while, at most @n messages. */
 static uint64_t send_all(struct fa_raw *raw, void (*make)(uint64_t n, struct fa_wire_message *ret),
                          uint64_t n)
 {
@@ -65,8 +64,8 @@ static uint64_t send_all(struct fa_raw *raw, void (*make)(uint64_t n, struct fa_
 	return sent;
 }
 
-/* While a client is stuck, others are not, and the daemon does not spin. */
-static void check_calm(const struct fa_test_usage *before, uint64_t more_bytes)
+/* While one client is stuck, others are served and the daemon does not spin. */
+static void check_others_served(const struct fa_test_usage *before, uint64_t more_bytes)
 {
 	struct fa_test_usage a, b;
 
@@ -98,8 +97,8 @@ static void test_pings_unread(void **state)
 	fa_test_daemon_usage(&scene.daemon, &before);
 	fa_raw_open(&raw, scene.daemon.socket);
 	sent = send_all(&raw, make_ping, 1000000);
-	fa_check(sent > 200 && sent < 1000000); /* it stopped taking them */
-	check_calm(&before, 24 << 20);
+	fa_check(sent > 200 && sent < 1000000); /* the daemon stopped reading */
+	check_others_served(&before, 24 << 20);
 	for (uint64_t i = 1; i <= sent; ++i)
 		fa_raw_expect_reply(&raw, i, 0, NULL, false);
 	fa_raw_ping(&raw);
@@ -129,7 +128,7 @@ static void test_attention_unread(void **state)
 	fa_case_fill(&small, buffer.data);
 	sent = send_all(&raw, make_attention, 1000000);
 	fa_check(sent > 200 && sent < 1000000);
-	check_calm(&before, 24 << 20);
+	check_others_served(&before, 24 << 20);
 	for (uint64_t i = 1; i <= sent; ++i) {
 		fa_check_eq(fa_raw_receive(&raw, 60000), 1);
 		fa_check_eq(raw.message.type, FA_WIRE_COMPLETION);
@@ -153,7 +152,6 @@ static void make_status(uint64_t n, struct fa_wire_message *ret_message)
 	ret_message->id = n;
 }
 
-/* Replies with descriptors in them. */
 static void test_status_unread(void **state)
 {
 	struct fa_test_usage before;
@@ -174,14 +172,13 @@ static void test_status_unread(void **state)
 	fa_raw_close(&raw);
 	fa_scene_check(&scene);
 
-	/* And once more, without ever reading them. */
 	fa_raw_open(&raw, scene.daemon.socket);
 	send_all(&raw, make_status, 2000);
 	fa_raw_close(&raw);
 	fa_scene_check(&scene);
 }
 
-/* Sixteen clients that never read, at once, which then go away together. */
+/* Sixteen clients that never read, and disconnect together. */
 static void test_many_unread(void **state)
 {
 	struct fa_raw *raws = test_calloc(16, sizeof(*raws));
@@ -205,9 +202,7 @@ static void test_many_unread(void **state)
 	fa_scene_check(&scene);
 }
 
-/* ---- stopping in the middle */
-
-/* Who connects and says nothing is sent away after a while. */
+/* A client that says no Hello is disconnected after a while. */
 static void test_silent(void **state)
 {
 	uint64_t start = fa_now_ns();
@@ -223,7 +218,7 @@ static void test_silent(void **state)
 	fa_raw_close(&raw);
 	fa_scene_check(&scene);
 
-	/* Who did say it may be silent. */
+	/* After Hello a client may be silent. */
 	fa_raw_ping(&scene.bystander);
 }
 
@@ -258,7 +253,7 @@ static int stop_in_work(void *userdata)
 		fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
 	}
 	raise(SIGSTOP);
-	/* Going on, it finds everything as it was. */
+	/* When continued it finds everything as it was. */
 	for (uint64_t value = 1; value <= 10; ++value) {
 		if (fa_raw_receive(&raw, 60000) != 1)
 			return 1;
@@ -295,8 +290,6 @@ static void test_stopped(void **state)
 	check_stopped(stop_in_work, false);
 }
 
-/* ---- coming and going */
-
 static void test_connects(void **state)
 {
 	const int n = fa_test_sanitized() && !fa_test_long() ? 2000 : 10000;
@@ -307,15 +300,15 @@ static void test_connects(void **state)
 	for (int i = 0; i < n; ++i) {
 		fa_raw_connect(&raw, scene.daemon.socket);
 		switch (i % 4) {
-		case 0: /* not a word */
+		case 0:
 			break;
-		case 1: { /* does not wait for the answer */
+		case 1: { /* does not wait for the reply */
 			struct fa_wire_message hello = fa_raw_hello_message("passing by");
 
 			(void)fa_raw_send(&raw, &hello, NULL, 0);
 			break;
 		}
-		case 2: /* half closed */
+		case 2:
 			shutdown(raw.fd, SHUT_WR);
 			break;
 		default:
@@ -332,11 +325,10 @@ static void test_connects(void **state)
 			fa_scene_bystander(&scene);
 	}
 	fa_scene_check(&scene);
-	/* Never many at once either: what has gone is gone. */
 	fa_check(most < scene.usage.fds + 1000);
 }
 
-/* A daemon that has no descriptors left for all who want in. */
+/* More connections than the daemon has descriptors. */
 static void test_no_descriptors(void **state)
 {
 	enum {
@@ -357,10 +349,10 @@ static void test_no_descriptors(void **state)
 	for (int i = 0; i < 10; ++i) {
 		struct fa_wire_message ping = fa_raw_message(FA_WIRE_PING);
 
-		/* Answered, and quickly, also if a status could not be made now. */
+		/* Answered quickly, even if a status could not be made now. */
 		fa_raw_call_expect(&scene.bystander, &ping, NULL, 0, 0, NULL);
 	}
-	check_calm(&scene.usage, 24 << 20);
+	check_others_served(&scene.usage, 24 << 20);
 	for (int i = 0; i < N; ++i)
 		if (fa_raw_receive(&raws[i], 0) == 1 && raws[i].message.type == FA_WIRE_HELLO_REPLY)
 			n_welcome++;
@@ -370,7 +362,6 @@ static void test_no_descriptors(void **state)
 	test_free(raws);
 	fa_scene_check(&scene);
 
-	/* The door is open again. */
 	{
 		struct fa_raw raw;
 

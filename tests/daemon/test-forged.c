@@ -1,7 +1,6 @@
 /*
- * Clients that lie about what is finished: they write over everything they can
- * map, and try to map what they must not write. Nothing is released early, and
- * only their own numbers suffer.
+ * Clients that lie about what has finished: they write to everything they can map, and try to map
+ * what they must not write. Nothing is released early, and only their own numbers suffer.
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
@@ -40,7 +39,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* The page in which completions stand can be read and nothing else. */
+/* The completion page is read-only. */
 static void test_page(void **state)
 {
 	static const int seals[] = { F_SEAL_SEAL, F_SEAL_WRITE, F_SEAL_GROW, F_SEAL_FUTURE_WRITE };
@@ -61,7 +60,7 @@ static void test_page(void **state)
 	for (size_t i = 0; i < sizeof(seals) / sizeof(seals[0]); ++i)
 		fa_check(fcntl(raw.page_fd, F_ADD_SEALS, seals[i]) < 0);
 
-	/* Opening it anew gives no more. */
+	/* Reopening it gives no more rights. */
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", raw.page_fd);
 	fd = open(path, O_RDWR | O_CLOEXEC);
 	if (fd >= 0) {
@@ -77,13 +76,12 @@ static void test_page(void **state)
 	for (int i = 0; i < FA_COMPLETION_SLOTS; ++i)
 		fa_check_eq(raw.page[i].completed, 0);
 
-	/* Nobody else's completions can be seen in it. */
 	fa_scene_bystander(&scene);
 	for (int i = 0; i < FA_COMPLETION_SLOTS; ++i)
 		fa_check_eq(raw.page[i].completed, 0);
 }
 
-/* The status is a copy that nobody can spoil for the daemon either. */
+/* The status is a copy; writing to it does not affect the daemon. */
 static void test_status_memory(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_STATUS);
@@ -94,8 +92,6 @@ static void test_status_memory(void **state)
 	fa_check(ftruncate(raw.fds[0], 0) < 0);
 	fa_check(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, raw.fds[0], 0) == MAP_FAILED);
 }
-
-/* ---- writing over everything while work runs */
 
 struct scribbler {
 	struct fa_raw_buffer *buffers;
@@ -160,7 +156,6 @@ static void test_scribble(void **state)
 	fa_check_eq(raw.page[0].completed, n);
 	fa_check_eq(raw.page[0].failed, 0);
 
-	/* Once it leaves its memory alone, its numbers are right again. */
 	for (uint64_t i = 0; i < 2; ++i) {
 		struct fa_wire_message message = fa_case_message(&attention, (uint32_t)i + 1, 0, 0,
 		                                                 n + 1 + i);
@@ -174,8 +169,6 @@ static void test_scribble(void **state)
 	fa_raw_buffer_free(&raw, &buffers[0]);
 	fa_raw_buffer_free(&raw, &buffers[1]);
 }
-
-/* ---- freeing what is in use */
 
 static uint64_t mapped(void)
 {
@@ -210,11 +203,10 @@ static void cancel(uint64_t value)
 }
 
 /*
- * A buffer is freed, its id given to other memory, and the client writes whatever
- * it can, all while a request still runs on the first memory and another waits
- * behind that. Both end on the memory they were given.
+ * A buffer is freed and its id reused, and the client writes to all its memory, while one request
+ * runs on the first memory and another waits. Both end on the memory that they were given.
  */
-static void test_free_in_use(void **state)
+static void test_freed_in_use(void **state)
 {
 	struct fa_case slow = fa_case_slow(), small = { .heads = 2, .head_dim = 16, .lse = true };
 	struct fa_raw_buffer slow_buffer, first, second;
@@ -235,13 +227,12 @@ static void test_free_in_use(void **state)
 	fa_raw_buffer_register(&raw, &second, 2, small.bytes, 0);
 	memset(second.data, 0x5a, second.bytes);
 
-	/* The id is gone, the memory is not. */
 	fa_check(mapped() >= scene.usage.memfd_bytes + slow.bytes + 2 * small.bytes);
 	fa_check(charged() >= (int64_t)(scene.accounts.buffer_bytes + (int64_t)slow.bytes +
 	                                2 * (int64_t)small.bytes));
 	fa_check_eq(raw.page[0].completed, 0);
 	message = fa_case_message(&small, 1, 0, 0, 3);
-	fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0); /* id 1 is gone */
+	fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
 	fa_scene_bystander(&scene);
 
 	cancel(1);
@@ -252,7 +243,6 @@ static void test_free_in_use(void **state)
 	for (uint64_t i = 0; i < second.bytes; ++i)
 		fa_check_eq(second.data[i], 0x5a);
 
-	/* Now it is released, and only now. */
 	fa_check_eventually(charged() == scene.accounts.buffer_bytes + (int64_t)small.bytes);
 	free_id(2, 0);
 	fa_raw_buffer_free(NULL, &slow_buffer);
@@ -260,8 +250,8 @@ static void test_free_in_use(void **state)
 	fa_raw_buffer_free(NULL, &second);
 }
 
-/* The client goes away while its work runs: it ends on memory that is still there. */
-static void test_leave_in_use(void **state)
+/* The client leaves while its request runs on memory that must stay. */
+static void test_client_leaves(void **state)
 {
 	struct fa_case slow = fa_case_slow();
 	struct fa_raw_buffer buffer;
@@ -279,7 +269,7 @@ static void test_leave_in_use(void **state)
 		fa_raw_ping(&raw);
 		fa_test_any_moment_us((uint64_t)i * 10000);
 		fa_raw_close(&raw);
-		/* Holes where the daemon still reads. */
+		/* Holes in memory that the daemon still reads. */
 		(void)fallocate(buffer.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
 		                (off_t)buffer.bytes);
 		fa_raw_buffer_free(NULL, &buffer);
@@ -293,8 +283,8 @@ static void test_leave_in_use(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		test(test_page),        test(test_status_memory), test(test_scribble),
-		test(test_free_in_use), test(test_leave_in_use),
+		test(test_page),         test(test_status_memory), test(test_scribble),
+		test(test_freed_in_use), test(test_client_leaves),
 	};
 
 	return cmocka_run_group_tests_name("forged completions", tests, NULL, NULL);

@@ -1,5 +1,6 @@
-/* Gates on a device that does what the test says: who waits, who does not, and what is
- * signalled. */
+/*
+ * Gates in the engine, on a fake device: which jobs wait, and what is signalled.
+ */
 #include "daemon/engine/gate.h"
 #include "daemon/persist/timeline_release.h"
 #include "fake-device.h"
@@ -34,8 +35,6 @@ static void scene_deinit(struct scene *s)
 	pthread_mutex_destroy(&s->words.mutex);
 }
 
-/* Waits for slot @wait to have @wait_value (0: for nothing), gives @signal @signal_value
- * (0: nothing). Freed by the caller when the job has been taken. */
 static struct fa_gates *gates_new(struct scene *s, unsigned int wait, uint64_t wait_value,
                                   unsigned int signal, uint64_t signal_value)
 {
@@ -75,8 +74,6 @@ static uint64_t n_launched(struct scene *s)
 	return n;
 }
 
-/* ---- waits */
-
 static void holds_until_it_opens(bool polled)
 {
 	struct fa_gates *gates;
@@ -88,7 +85,6 @@ static void holds_until_it_opens(bool polled)
 	gates = gates_new(&s, 3, 5, 9, 70);
 	a = submit_gated(&s, 0, gates);
 	b = submit(&s.f, 0);
-	/* Long enough for both ways of looking. */
 	for (int i = 0; i < 5; i++) {
 		fa_test_let_sleep_ms(2);
 		set(&s, 3, (uint64_t)i);
@@ -121,7 +117,7 @@ static void test_holds_until_it_opens_polled(void **state)
 	holds_until_it_opens(true);
 }
 
-/* Values are counted round the clock; what is past is met. */
+/* Values wrap around; past values are met. */
 static void test_values(void **state)
 {
 	static const struct {
@@ -142,7 +138,7 @@ static void test_values(void **state)
 		assert_int_equal(fa_timeline_reached(cases[i].word, cases[i].value), cases[i].met);
 }
 
-/* What was met once is met, whatever the client writes afterwards. */
+/* A gate that was met stays met, whatever the client writes later. */
 static void test_met_stays_met(void **state)
 {
 	struct scene *s = calloc(1, sizeof(*s));
@@ -156,10 +152,10 @@ static void test_met_stays_met(void **state)
 	gates->gates[1] = (struct fa_gate){ .slot = 1, .value = 1, .out = true };
 	assert_false(fa_gates_met(gates));
 	set(s, 0, 4);
-	set(s, 1, 9); /* the client's slot of that number is not meant */
+	set(s, 1, 9); /* the client's slot of the same number does not count */
 	assert_false(fa_gates_met(gates));
 	set(s, 0, 0);
-	/* Nor what can be read as the daemon's word, but the daemon's own. */
+	/* The daemon's own copy of its word counts, not the shared memory. */
 	s->out[1].value = 1;
 	assert_false(fa_gates_met(gates));
 	s->words.values[1] = 1;
@@ -168,7 +164,6 @@ static void test_met_stays_met(void **state)
 	free(s);
 }
 
-/* One stream behind a gate that never opens, and many beside it. */
 static void test_others_go_on(void **state)
 {
 	enum {
@@ -197,7 +192,7 @@ static void test_others_go_on(void **state)
 	scene_deinit(&s);
 }
 
-/* More gates than are looked at in one round, all in streams of their own. */
+/* More gates than one round polls, each in its own stream. */
 static void test_many_gates(void **state)
 {
 	struct fa_job *jobs[FAKE_STREAMS];
@@ -222,8 +217,6 @@ static void test_many_gates(void **state)
 	}
 	scene_deinit(&s);
 }
-
-/* ---- ends */
 
 static void test_ends_behind_a_gate(void **state)
 {
@@ -280,7 +273,7 @@ static void test_device_lost(void **state)
 	scene_deinit(&s);
 }
 
-/* Refused ones do not wait for their gates, but for their turn; and signal. */
+/* Refused jobs wait for their turn but not for gates, and they signal. */
 static void test_refused(void **state)
 {
 	struct fa_job *a, *refused;
@@ -307,7 +300,7 @@ static void test_refused(void **state)
 	scene_deinit(&s);
 }
 
-/* Behind one that was refused, behind one that runs: its gate is looked at all the same. */
+/* Behind a refused job, behind a running one: the gate is polled all the same. */
 static void behind_refused(bool has_work, bool cancelled)
 {
 	struct fa_job *a, *refused, *c;
@@ -361,7 +354,6 @@ static void test_behind_refused(void **state)
 		behind_refused(i & 1, i & 2);
 }
 
-/* Two streams give one slot their values; the later value was faster. */
 static void test_words_never_fall(void **state)
 {
 	struct fa_gates *gates[2];
@@ -387,8 +379,6 @@ static void test_words_never_fall(void **state)
 	scene_deinit(&s);
 }
 
-/* ---- chains */
-
 #define CHAIN 6
 
 static void submit_chain(struct scene *s, struct fa_gates **gates, struct fa_job **jobs)
@@ -413,8 +403,10 @@ static void expect_chain(struct scene *s, struct fa_gates **gates, struct fa_job
 	assert_int_equal(s->out[0].status, status);
 }
 
-/* One in the middle fails: those that wait for gates, run, or have run, end as it does; what
- * comes afterwards does not. */
+/*
+ * A job of a chain fails: jobs of the chain that wait, run or have run end with its error; later
+ * ones do not.
+ */
 static void test_chain_fails(void **state)
 {
 	struct fa_job *jobs[CHAIN], *after;
@@ -429,7 +421,7 @@ static void test_chain_fails(void **state)
 	set(&s, 0, 4);
 	wait_launched(&s.f, 4);
 	complete(&s.f, jobs[0], 0);
-	complete(&s.f, jobs[2], 0); /* it was well, until now */
+	complete(&s.f, jobs[2], 0); /* it succeeded until now */
 	expect(&s.f, jobs[0], 0);
 	complete(&s.f, jobs[1], -EIO);
 	expect(&s.f, jobs[1], -EIO);
@@ -451,7 +443,7 @@ static void test_chain_fails(void **state)
 	scene_deinit(&s);
 }
 
-/* To cancel any of them is to cancel all. */
+/* Cancelling one job cancels the chain. */
 static void test_chain_cancelled(void **state)
 {
 	for (unsigned int i = 0; i < CHAIN; i++) {
@@ -494,8 +486,6 @@ static void test_chain_late(void **state)
 	expect_chain(&s, gates, jobs, 2, -ETIMEDOUT);
 	scene_deinit(&s);
 }
-
-/* ---- the end of a session */
 
 static void test_release(void **state)
 {

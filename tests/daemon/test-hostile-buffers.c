@@ -1,6 +1,6 @@
 /*
- * Registration of memory that must not be mapped, and descriptors that nobody
- * announced. The daemon ends up with none of them.
+ * Registration of memory that must not be mapped, and unannounced descriptors. The daemon keeps
+ * none of them.
  */
 #include "common/cleanup.h"
 #include "common/memfd.h"
@@ -59,7 +59,6 @@ static int memfd(uint64_t bytes, unsigned int flags, int seals)
 	return fd;
 }
 
-/* Registers, expects the error, and that the connection still works. @fd is closed. */
 static void expect_refused_message(int fd, struct fa_wire_message message, int status,
                                    const char *part)
 {
@@ -79,7 +78,7 @@ static void test_seals(void **state)
 	struct fa_wire_message message = fa_raw_register_message(2, 4096);
 	int fd = memfd(4096, 0, 0);
 
-	/* It may grow and be sealed later, but never be seen without the seal. */
+	/* It may grow and be sealed later, but it must have the seal. */
 	fa_raw_call_expect(&raw, &message, &fd, 1, -EINVAL, "F_SEAL_SHRINK");
 	fa_check(!fcntl(fd, F_ADD_SEALS, F_SEAL_GROW));
 	fa_raw_call_expect(&raw, &message, &fd, 1, -EINVAL, "F_SEAL_SHRINK");
@@ -96,7 +95,6 @@ static void test_seals(void **state)
 	expect_refused(fd, 4096, -EINVAL, "F_SEAL_SHRINK");
 }
 
-/* Sealed against writing: may be read and must not be written. */
 static void test_write_sealed(void **state)
 {
 	static const int seals[] = { F_SEAL_WRITE, F_SEAL_FUTURE_WRITE };
@@ -130,7 +128,6 @@ static void test_write_sealed(void **state)
 	}
 }
 
-/* Opened without the right to write. */
 static void test_read_only_descriptor(void **state)
 {
 	struct fa_wire_message message = fa_raw_register_message(2, 4096);
@@ -157,7 +154,7 @@ static void test_sizes(void **state)
 	expect_refused(memfd(4096, 0, F_SEAL_SHRINK), 8192, -EINVAL, "4096");
 	expect_refused(memfd(0, 0, F_SEAL_SHRINK), 1, -EINVAL, "0 bytes");
 	expect_refused(memfd(4096, 0, F_SEAL_SHRINK), 0, -EINVAL, "bytes");
-	/* Whether the quota or the size is looked at first: both are wrong. */
+	/* Both quota and size are wrong; either may be reported. */
 	message = fa_raw_register_message(2, 1ull << 62);
 	message.buffer_register.kind = FA_WIRE_BUFFER_ARENA;
 	fa_raw_call(&raw, &message, NULL, 0);
@@ -199,7 +196,6 @@ static void test_fields(void **state)
 	message.buffer_register.flags = 6;
 	expect_refused_message(memfd(4096, 0, F_SEAL_SHRINK), message, -ENOTSUP, "flags");
 
-	/* An id in use. */
 	message = fa_raw_register_message(5, 4096);
 	message.buffer_register.kind = FA_WIRE_BUFFER_ARENA;
 	fa_raw_call(&raw, &message, NULL, 0);
@@ -208,7 +204,6 @@ static void test_fields(void **state)
 	message.buffer_register.kind = FA_WIRE_BUFFER_HOST_FD;
 	expect_refused_message(memfd(4096, 0, F_SEAL_SHRINK), message, -EEXIST, "5");
 
-	/* Free what is not there. */
 	message = fa_raw_message(FA_WIRE_BUFFER_FREE);
 	message.buffer_free.buffer = 6;
 	fa_raw_call_expect(&raw, &message, NULL, 0, -ENOENT, "buffer 6");
@@ -230,7 +225,7 @@ static void test_not_memfds(void **state)
 	fa_check(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
 	expect_refused(fds[0], 4096, -EINVAL, "memfd");
 	close(fds[1]);
-	/* The daemon's own end of this very connection, and its completion page. */
+	/* The daemon's end of this connection, and its completion page. */
 	expect_refused(dup(raw.fd), 4096, -EINVAL, "memfd");
 	expect_refused(open("/tmp", O_PATH | O_CLOEXEC), 4096, -EINVAL, "memfd");
 	{
@@ -256,10 +251,6 @@ static void test_hugetlb(void **state)
 	expect_refused(fd, 2 << 20, -ENOTSUP, "huge");
 }
 
-/* ---- descriptors */
-
-/* Sends, with that many descriptors announced and attached; it must be refused
- * and the connection closed. */
 static void expect_closed(struct fa_wire_message message, uint8_t announced, int n_fds)
 {
 	int fds[253] = { 0 };
@@ -299,7 +290,6 @@ static void test_wrong_counts(void **state)
 	expect_closed(ping, 0, 8);
 	expect_closed(ping, 3, 0);
 
-	/* Garbage and oversized packets with descriptors in them. */
 	for (int i = 0; i < 2; ++i) {
 		static unsigned char bytes[70000];
 		int fds[8];
@@ -314,20 +304,18 @@ static void test_wrong_counts(void **state)
 		fa_raw_open(&raw, scene.daemon.socket);
 	}
 
-	/* What waits behind a packet that ends the connection, with all it carries. */
 	for (int i = 0; i < 5; ++i) {
 		int fd = memfd(4096, 0, F_SEAL_SHRINK);
 
 		for (int j = 0; j < 20; ++j)
 			if (fa_raw_send_bytes(&raw, j ? "behind" : "garbage", 6, &fd, j > 0, 0) < 0)
-				break; /* it was quicker */
+				break; /* the daemon was faster */
 		close(fd);
 		fa_raw_expect_reply(&raw, 0, -EPROTO, NULL, true);
 		fa_raw_close(&raw);
 		fa_raw_open(&raw, scene.daemon.socket);
 	}
 
-	/* An empty packet with descriptors. */
 	{
 		int fd = memfd(4096, 0, 0);
 
@@ -339,7 +327,6 @@ static void test_wrong_counts(void **state)
 	}
 }
 
-/* Announced and attached, but to a message that takes another number. */
 static void test_unwanted(void **state)
 {
 	struct fa_wire_message message;
@@ -348,15 +335,12 @@ static void test_unwanted(void **state)
 	for (int i = 0; i < 8; ++i)
 		fds[i] = memfd(4096, 0, F_SEAL_SHRINK);
 
-	/* None where one is needed. */
 	message = fa_raw_register_message(2, 4096);
 	fa_raw_call_expect(&raw, &message, NULL, 0, -EINVAL, "descriptor");
-	/* More than it takes. */
 	fa_raw_call_expect(&raw, &message, fds, 2, -EINVAL, "descriptor");
 	fa_raw_call_expect(&raw, &message, fds, 8, -EINVAL, "descriptor");
 	message.buffer_register.kind = FA_WIRE_BUFFER_ARENA;
 	fa_raw_call_expect(&raw, &message, fds, 1, -EINVAL, "descriptor");
-	/* Some where none belongs. */
 	message = fa_raw_message(FA_WIRE_PING);
 	fa_raw_call_expect(&raw, &message, fds, 1, -EINVAL, "descriptor");
 	message = fa_raw_message(FA_WIRE_STATUS);
@@ -372,8 +356,10 @@ static void test_unwanted(void **state)
 		close(fds[i]);
 }
 
-/* Descriptors that are connections which hold descriptors: a circle through the
- * socket, which the kernel's garbage collector would have to break. */
+/*
+ * Descriptors that are sockets which hold descriptors: a cycle that only the kernel's garbage
+ * collector can break.
+ */
 static void test_circle(void **state)
 {
 	struct fa_wire_message message = fa_raw_register_message(2, 4096);

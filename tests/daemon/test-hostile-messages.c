@@ -1,7 +1,6 @@
 /*
- * Messages that no honest client sends. Each must be answered clearly or end
- * that connection alone; a bystander computes all the while, and nothing may be
- * left behind.
+ * Messages that no honest client sends. Each gets a clear answer or ends its own connection; a
+ * bystander computes all the while, and nothing leaks.
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
@@ -37,7 +36,7 @@ static void send_bytes(const void *bytes, size_t length)
 	fa_check_eq(fa_raw_send_bytes(&raw, bytes, length, NULL, 0, 0), 0);
 }
 
-/* One connection, said Hello on, that sends @bytes, is told and closed. */
+/* A connection after Hello that sends @bytes gets a text with @part and is closed. */
 static void expect_refused(const void *bytes, size_t length, const char *part)
 {
 	fa_raw_open(&raw, scene.daemon.socket);
@@ -67,7 +66,6 @@ static void test_garbage(void **state)
 	expect_refused("GET / HTTP/1.1\r\n\r\n", 18, "message");
 	fa_scene_check(&scene);
 
-	/* The same before Hello. */
 	fa_raw_connect(&raw, scene.daemon.socket);
 	send_bytes(bytes, sizeof(bytes));
 	fa_raw_expect_reply(&raw, 0, -EPROTO, "message", true);
@@ -108,8 +106,10 @@ static struct fa_wire_message example(enum fa_wire_type type)
 	return message;
 }
 
-/* Every message cut short. Some cuts take only padding: whether what is left is
- * a message is not asked of the daemon but of the decoder. */
+/*
+ * Every message truncated. Some cuts remove only padding: the decoder says whether the rest is a
+ * message.
+ */
 static void test_truncated(void **state)
 {
 	_Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX];
@@ -132,8 +132,7 @@ static void test_truncated(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Every message with single bits turned over. Whatever that makes of it, there
- * is an answer or an end, and the daemon lives. */
+/* Every message with single bits flipped: any answer or end will do, but the daemon survives. */
 static void test_flipped_bits(void **state)
 {
 	_Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX];
@@ -186,7 +185,6 @@ static void test_oversized(void **state)
 	for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); ++i)
 		expect_refused(bytes, lengths[i], "65536");
 
-	/* The longest that is allowed is a message, when it is one. */
 	fa_raw_open(&raw, scene.daemon.socket);
 	send_bytes(bytes, 65536);
 	fa_raw_expect_reply(&raw, ping.id, 0, NULL, false);
@@ -195,8 +193,8 @@ static void test_oversized(void **state)
 }
 
 /*
- * A chain of tables, each of which is the body of the one before and has the
- * layout of Message, as deep as a packet can hold; and one that is its own body.
+ * A chain of tables, each the body of the one before with the layout of Message, as deep as a
+ * packet allows; or a table that is its own body.
  */
 static size_t build_chain(unsigned char *bytes, size_t depth, uint8_t type, bool circle)
 {
@@ -235,7 +233,7 @@ static void test_nested(void **state)
 				expect_refused(bytes, length, "message");
 				continue;
 			}
-			/* Empty tables of a known type, or a type that nobody knows. */
+			/* Empty tables of a known type, and an unknown type. */
 			fa_raw_open(&raw, scene.daemon.socket);
 			send_bytes(bytes, length);
 			fa_check(fa_raw_receive(&raw, 60000) == 1);
@@ -271,7 +269,6 @@ static void test_versions(void **state)
 		fa_raw_close(&raw);
 	}
 
-	/* A range that reaches beyond ours has something in common with it. */
 	fa_raw_connect(&raw, scene.daemon.socket);
 	{
 		struct fa_wire_message hello = fa_raw_hello_message("from the future");
@@ -302,14 +299,12 @@ static void test_unknown_types(void **state)
 		snprintf(text, sizeof(text), "unknown message type %u", types[i]);
 		fa_raw_expect_reply(&raw, ping.id, -ENOTSUP, text, false);
 	}
-	/* A type without a body is no message. */
 	fa_raw_ping(&raw);
 	fa_raw_set_type(bytes, 0);
 	send_bytes(bytes, length);
 	fa_raw_expect_reply(&raw, 0, -EPROTO, NULL, true);
 	fa_raw_close(&raw);
 
-	/* As the first message it is none, because Hello comes first. */
 	fa_raw_connect(&raw, scene.daemon.socket);
 	fa_raw_set_type(bytes, 100);
 	send_bytes(bytes, length);
@@ -321,7 +316,6 @@ static void test_unknown_types(void **state)
 	fa_scene_check(&scene);
 }
 
-/* What only the daemon says, said to the daemon. */
 static void test_replies_as_requests(void **state)
 {
 	for (int type = FA_WIRE_REPLY; type <= FA_WIRE_STATUS_REPLY; ++type) {
@@ -366,7 +360,6 @@ static void test_second_hello(void **state)
 	fa_raw_expect_end(&raw);
 	fa_raw_close(&raw);
 
-	/* Two at once: the second is read after the first was answered. */
 	fa_raw_connect(&raw, scene.daemon.socket);
 	fa_check_eq(fa_raw_send(&raw, &hello, NULL, 0), 0);
 	fa_check_eq(fa_raw_send(&raw, &hello, NULL, 0), 0);
@@ -428,7 +421,6 @@ static void test_long_vectors(void **state)
 	fa_scene_check(&scene);
 }
 
-/* The bystander's ids mean nothing to anybody else. */
 static void test_ids_of_others(void **state)
 {
 	struct fa_wire_message message;
@@ -465,7 +457,10 @@ static void test_ids_of_others(void **state)
 	fa_raw_ping(&raw);
 	fa_raw_close(&raw);
 
-	/* Somebody else's secret opens nothing while its owner is here; a wrong one never. */
+	/*
+	 * Another session's secret resumes nothing while its owner is connected; a wrong one
+	 * never does.
+	 */
 	for (int i = 0; i < 2; ++i) {
 		fa_raw_connect(&raw, scene.daemon.socket);
 		message = fa_raw_hello_message("thief");
@@ -486,7 +481,7 @@ static void test_ids_of_others(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Two sessions have different secrets, and neither is zero. */
+/* Secrets of sessions differ, and are not zero. */
 static void test_secrets(void **state)
 {
 	struct fa_raw other;
@@ -520,7 +515,6 @@ static void test_wrong_values(void **state)
 		fa_raw_close(&raw);
 	}
 
-	/* The same value twice. */
 	fa_raw_open(&raw, scene.daemon.socket);
 	message = fa_case_message(&scene.attention, 1, 0, 0, 1);
 	fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
@@ -562,7 +556,6 @@ static void test_streams(void **state)
 	fa_raw_call_expect(&raw, &release, NULL, 0, 0, NULL);
 	fa_raw_call_expect(&raw, &release, NULL, 0, -ENOENT, "9");
 
-	/* A stream goes on counting where its predecessor stopped. */
 	fa_raw_stream_create(&raw, 9, 1);
 	for (uint64_t value = 1; value <= 2; ++value) {
 		struct fa_wire_message message = fa_case_message(&scene.attention, 1, 0, 9, value);

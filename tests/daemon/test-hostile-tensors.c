@@ -1,7 +1,6 @@
 /*
- * Attention requests whose tensors or lengths are wrong. Each ends with a
- * Completion that names what is wrong, touches no memory, and leaves the
- * connection as it was.
+ * Attention requests with wrong tensors or lengths. Each ends with a Completion that names the
+ * fault, touches no memory, and leaves the connection usable.
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
@@ -83,7 +82,7 @@ struct expected {
 	const char *part, *second;
 };
 
-/* Spoils @a in the @n-th way. Returns false if there are no more. */
+/* Spoils @a in the @n-th way; false: no more ways. */
 typedef bool spoil_fn(int n, struct fa_wire_attention *a, struct expected *ret);
 
 #define CASE(wrong, code, ...)                                                                     \
@@ -120,7 +119,7 @@ static void check_each(spoil_fn *spoil, struct fa_case *attention)
 		if (!fa_case_untouched(attention, buffer.data))
 			fa_test_fail(__FILE__, __LINE__, "case %d was computed", n);
 	}
-	value--; /* the last was not sent */
+	value--;
 	fa_check(n >= 5);
 	check_good(attention);
 }
@@ -163,7 +162,6 @@ static bool spoil_bounds(int n, struct fa_wire_attention *a, struct expected *re
 		     -EINVAL, "k");
 		CASE((a->q.shape[2] = a->out.shape[2] = INT64_MAX), -EINVAL, "q");
 		CASE(a->lse.strides[1] = INT64_MAX, -EINVAL, "lse");
-		/* negative */
 		CASE(a->q.shape[0] = -1, -EINVAL, "q", "-1");
 		CASE(a->q.shape[1] = INT64_MIN, -EINVAL, "q");
 		CASE(a->k.shape[1] = -16, -EINVAL, "k", "-16");
@@ -175,18 +173,16 @@ static bool spoil_bounds(int n, struct fa_wire_attention *a, struct expected *re
 		CASE(a->v.strides[2] = INT64_MIN, -EINVAL, "v");
 		CASE(a->out.strides[1] = -128, -EINVAL, "out", "-128");
 		CASE(a->lse.strides[0] = -16, -EINVAL, "lse", "-16");
-		/* misaligned */
 		CASE(a->q.offset += 1, -EINVAL, "q", "align");
 		CASE(a->k.offset += 2, -EINVAL, "k", "align");
 		CASE(a->v.offset += 3, -EINVAL, "v", "align");
 		CASE(a->out.offset += 1, -EINVAL, "out", "align");
 		CASE(a->lse.offset += 2, -EINVAL, "lse", "align");
-		/* inner stride not 1 */
 		CASE(a->q.strides[3] = 2, -EINVAL, "q", "stride");
 		CASE(a->k.strides[3] = 0, -EINVAL, "k", "stride");
 		CASE(a->v.strides[3] = -1, -EINVAL, "v", "stride");
 		CASE(a->out.strides[3] = 32, -EINVAL, "out", "stride");
-		/* written elements that fall together */
+		/* overlapping elements that are written */
 		CASE(a->out.strides[0] = 0, -EINVAL, "out", "overlap");
 		CASE(a->out.strides[1] = 0, -EINVAL, "out", "overlap");
 		CASE(a->out.strides[2] = 0, -EINVAL, "out", "overlap");
@@ -209,7 +205,6 @@ static bool spoil_shapes(int n, struct fa_wire_attention *a, struct expected *re
 	static const float slopes[8];
 
 	switch (n) {
-		/* buffers */
 		CASE(a->q.buffer = 99, -ENOENT, "q.buffer", "99");
 		CASE(a->k.buffer = 0, -ENOENT, "k.buffer", "0");
 		CASE(a->v.buffer = UINT32_MAX, -ENOENT, "v.buffer", "4294967295");
@@ -217,7 +212,6 @@ static bool spoil_shapes(int n, struct fa_wire_attention *a, struct expected *re
 		CASE(a->lse.buffer = 2, -ENOENT, "lse.buffer", "2");
 		CASE(a->out.buffer = READ_ONLY_BUFFER, -EINVAL, "out", "read-only");
 		CASE(a->lse.buffer = READ_ONLY_BUFFER, -EINVAL, "lse", "read-only");
-		/* ranks */
 		CASE(a->q.rank = 0, -EINVAL, "q", "rank");
 		CASE((a->k.rank = 3, a->k.strides[2] = 1), -EINVAL, "k.rank", "3");
 		CASE(a->v.rank = 5, -EINVAL, "v", "rank");
@@ -226,7 +220,6 @@ static bool spoil_shapes(int n, struct fa_wire_attention *a, struct expected *re
 		CASE((a->lse.rank = 4, a->lse.strides[2] = 16, a->lse.strides[3] = 1), -EINVAL,
 		     "lse");
 		CASE(memset(&a->k, 0, sizeof(a->k)), -ENOENT, "k.buffer", "0");
-		/* data types */
 		CASE(a->q.dtype = 0, -ENOTSUP, "dtype", "0");
 		CASE((a->q.dtype = a->k.dtype = a->v.dtype = a->out.dtype = 4), -ENOTSUP, "dtype",
 		     "4");
@@ -236,7 +229,6 @@ static bool spoil_shapes(int n, struct fa_wire_attention *a, struct expected *re
 		CASE(a->v.dtype = FA_WIRE_DTYPE_BF16, -ENOTSUP, "v", "dtype");
 		CASE(a->out.dtype = FA_WIRE_DTYPE_F16, -ENOTSUP, "out", "dtype");
 		CASE(a->lse.dtype = FA_WIRE_DTYPE_F16, -ENOTSUP, "lse", "dtype");
-		/* head dims */
 		CASE((a->q.shape[3] = a->k.shape[3] = 12), -ENOTSUP, "dim", "12");
 		CASE((a->q.shape[3] = a->k.shape[3] = 4), -ENOTSUP, "dim", "4");
 		CASE((a->v.shape[3] = a->out.shape[3] = 20), -ENOTSUP, "dim", "20");
@@ -247,7 +239,7 @@ static bool spoil_shapes(int n, struct fa_wire_attention *a, struct expected *re
 		CASE((a->q.shape[3] = a->k.shape[3] = 0), -EINVAL, "dim", "0");
 		CASE(a->k.shape[3] = 24, -EINVAL, "k", "24");
 		CASE(a->out.shape[3] = 24, -EINVAL, "out", "24");
-		/* things that must agree */
+		/* shapes that do not match */
 		CASE(a->k.shape[0] = 1, -EINVAL, "k", "1");
 		CASE(a->out.shape[0] = 1, -EINVAL, "out", "1");
 		CASE(a->lse.shape[0] = 1, -EINVAL, "lse", "1");
@@ -266,13 +258,12 @@ static bool spoil_shapes(int n, struct fa_wire_attention *a, struct expected *re
 		CASE((a->alibi_slopes = slopes, a->n_alibi_slopes = 5), -EINVAL, "alibi_slopes",
 		     "5");
 		CASE((a->sinks = slopes, a->n_sinks = 1), -EINVAL, "sinks", "1");
-		/* lengths where none belong */
+		/* unexpected lengths */
 		CASE((a->cu_seqlens_q = ragged.cu_seqlens_q, a->n_cu_seqlens_q = 4), -EINVAL,
 		     "cu_seqlens");
 		CASE((a->cu_seqlens_q = a->cu_seqlens_k = ragged.cu_seqlens_q,
 		      a->n_cu_seqlens_q = a->n_cu_seqlens_k = 4),
 		     -EINVAL, "rank");
-		/* numbers */
 		CASE(a->scale = NAN, -EINVAL, "scale");
 		CASE(a->scale = INFINITY, -EINVAL, "scale");
 		CASE(a->softcap = -1, -EINVAL, "softcap");
@@ -293,7 +284,7 @@ enum {
 #define FIRST FIRST_LENGTHS
 static bool spoil_lengths(int n, struct fa_wire_attention *a, struct expected *ret)
 {
-	/* right are { 0, 4, 12, 24 } and { 0, 5, 15, 30 } */
+	/* valid: { 0, 4, 12, 24 } and { 0, 5, 15, 30 } */
 	static const uint32_t descending[] = { 0, 12, 4, 24 }, not_from_0[] = { 1, 4, 12, 24 },
 			      too_long[] = { 0, 4, 12, 25 }, too_short[] = { 0, 4, 12, 23 },
 			      huge[] = { 0, 4, UINT32_MAX, 24 },
@@ -346,8 +337,7 @@ static void test_lengths(void **state)
 	check_each(spoil_lengths, &ragged);
 }
 
-/* The very last element of a buffer may be used, and memory it holds beyond the
- * end of what was registered may not. */
+/* The last element of a buffer can be used; memory beyond the registered range cannot. */
 static void test_edges(void **state)
 {
 	struct fa_wire_message message = fa_raw_register_message(8, 4096);
@@ -363,7 +353,7 @@ static void test_edges(void **state)
 	memcpy(buffer.data + small.offset_out, buffer.data + buffer.bytes - 4 * 8 * 4, 4 * 8 * 4);
 	fa_check(fa_case_error(&small, buffer.data) <= 1);
 
-	/* Only the middle page of three is registered: offsets count from there. */
+	/* Only the middle page of three is registered: offsets count from it. */
 	fa_raw_buffer_make(&big, 8, 3 * 4096);
 	memset(big.data, 0xee, big.bytes);
 	message = fa_raw_register_message(8, 4096);
@@ -385,8 +375,10 @@ static void test_edges(void **state)
 	fa_raw_buffer_free(&raw, &big);
 }
 
-/* A reader of two tokens' worth of memory may be asked for any number of tokens
- * by a stride of 0: that is no overflow and no overlap, and must be right. */
+/*
+ * Inputs with stride 0 may have any number of tokens in little memory: neither overflow nor
+ * overlap, and the result must be right.
+ */
 static void test_broadcast_inputs(void **state)
 {
 	struct fa_case attention = { .heads = 2, .head_dim = 16, .seqlen_q = 3, .seqlen_k = 5 };

@@ -40,7 +40,6 @@ static void test_twice(void **state)
 	fa_id_table_deinit(&table);
 }
 
-/* @step spreads the ids; large powers of two collide. */
 static void compare(uint32_t step, unsigned int seed)
 {
 	struct fa_id_table table = {};

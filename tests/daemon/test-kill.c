@@ -1,7 +1,7 @@
 /*
- * SIGKILL in every state of the protocol. A forked client walks up to a state and
- * says so; it is killed there, a random moment later, or while it goes round in
- * that state. What it held comes back each time.
+ * SIGKILL in every state of the protocol. A forked client enters a state and reports it; it is
+ * killed at once, a random moment later, or while it loops in that state. All its resources are
+ * released each time.
  */
 #include "common/cleanup.h"
 #include "common/memfd.h"
@@ -24,7 +24,7 @@
 
 static struct fa_scene scene;
 
-/* ---- what the client does; all of it in the forked process */
+/* ---- states of the client, in the forked process */
 
 static struct fa_raw raw;
 static struct fa_case slow, small;
@@ -37,7 +37,6 @@ static void send_message(struct fa_wire_message message, const int *fds, size_t 
 	fa_check_eq(fa_raw_send(&raw, &message, fds, n_fds), 0);
 }
 
-/* Something has come and nobody reads it. */
 static void wait_readable(void)
 {
 	struct pollfd pollfd = { .fd = raw.fd, .events = POLLIN };
@@ -80,7 +79,7 @@ static void state_hello_unread(void)
 static void state_welcome_unread(void)
 {
 	state_hello_unread();
-	wait_readable(); /* the page's descriptor lies in the socket */
+	wait_readable(); /* the page's descriptor is in the socket */
 }
 
 static void state_ready(void)
@@ -144,7 +143,7 @@ static void state_arena_unread(void)
 {
 	open_raw();
 	send_message(arena(1, 32 << 20), NULL, 0);
-	wait_readable(); /* its descriptor lies in the socket */
+	wait_readable(); /* its descriptor is in the socket */
 }
 
 static void state_freeing(void)
@@ -263,7 +262,7 @@ static void state_status_unread(void)
 {
 	open_raw();
 	send_message(fa_raw_message(FA_WIRE_STATUS), NULL, 0);
-	wait_readable(); /* its descriptor lies in the socket */
+	wait_readable(); /* its descriptor is in the socket */
 }
 
 static void state_statuses_unread(void)
@@ -301,7 +300,6 @@ static void state_half_closed(void)
 	fa_check(!shutdown(raw.fd, SHUT_WR));
 }
 
-/* Goes round for ever: killed anywhere between two messages. */
 static void state_working(void)
 {
 	open_with_buffers();
@@ -309,7 +307,7 @@ static void state_working(void)
 		struct fa_raw_buffer buffer;
 
 		if (value == 3)
-			(void)!write(STDOUT_FILENO, "r", 1); /* ready: see run_client() */
+			(void)!write(STDOUT_FILENO, "r", 1); /* ready, see run_client() */
 		submit(&small, 0, value);
 		fa_raw_buffer_arena(&raw, &buffer, 3, 1 << 20);
 		fa_raw_buffer_free(&raw, &buffer);
@@ -364,8 +362,6 @@ static const struct {
 
 #define N_STATES (sizeof(states) / sizeof(states[0]))
 
-/* ---- killing */
-
 struct victim {
 	size_t state;
 	int ready[2];
@@ -375,7 +371,7 @@ static int run_client(void *userdata)
 {
 	struct victim *victim = userdata;
 
-	/* The one descriptor that states know by number. */
+	/* The only descriptor that the states know by number. */
 	if (dup2(victim->ready[1], STDOUT_FILENO) < 0)
 		return 1;
 	states[victim->state].reach();
@@ -423,7 +419,6 @@ static int teardown(void **state)
 	return 0;
 }
 
-/* Each state by itself; everything is back before the next. */
 static void test_one_by_one(void **state)
 {
 	for (size_t i = 0; i < N_STATES; ++i) {
@@ -432,7 +427,6 @@ static void test_one_by_one(void **state)
 	}
 }
 
-/* At random moments, and several at once. */
 static void test_at_random(void **state)
 {
 	const int rounds = fa_test_long() ? 550 : 55;
@@ -459,8 +453,7 @@ static void test_at_random(void **state)
 	fa_scene_check(&scene);
 }
 
-/* A client is killed on the way, wherever that is. */
-static void test_on_the_way(void **state)
+static void test_before_state(void **state)
 {
 	const int n = fa_test_long() ? 1000 : 100;
 	struct fa_test_random random = { 4 };
@@ -486,7 +479,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_one_by_one),
 		cmocka_unit_test(test_at_random),
-		cmocka_unit_test(test_on_the_way),
+		cmocka_unit_test(test_before_state),
 	};
 
 	return cmocka_run_group_tests_name("kill", tests, setup, teardown);

@@ -1,7 +1,6 @@
 /*
- * What a well-behaved client of the KV cache sees: tokens that are appended, attended,
- * committed and read back; forks, truncation, dropped pages, names, prefixes, trees, and
- * steps that are planned on one another.
+ * What a well-behaved client of the KV cache sees of a real daemon: append, attend, commit, read;
+ * forks, truncation, dropped pages, names, prefixes, trees, and steps planned on one another.
  */
 #include "kv-client.h"
 #include "tests/lib/check.h"
@@ -68,7 +67,10 @@ static void test_append(void **state)
 	fa_check(info.cache == cache);
 }
 
-/* Neither sees what the other adds, though they share all but a part of a page. */
+/*
+ * The fork and its parent do not see each other's appends, though they share all but part of a
+ * page.
+ */
 static void test_fork(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), parent = kv_sequence(&client, cache), child;
@@ -107,7 +109,6 @@ static void test_truncate_and_drop(void **state)
 	kv_check(&client, sequence, numbers, 48, 137);
 }
 
-/* Several sequences, some only read, in one step. */
 static void test_mixed_step(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequences[3];
@@ -137,7 +138,6 @@ static void test_mixed_step(void **state)
 		kv_check(&client, sequences[i], numbers[i], 0, old[i] + new[i]);
 }
 
-/* Sequences of two caches in one step; each cache is attended by its own requests. */
 static void test_two_caches(void **state)
 {
 	uint64_t a = kv_cache(&client, NULL, 0), b = kv_cache(&client, NULL, 0);
@@ -183,7 +183,7 @@ static void test_abort(void **state)
 	kv_append(&client, sequence, numbers, 20, 80);
 }
 
-/* Steps on one another's planned lengths, all asked for before any has ended. */
+/* Steps on top of each other's planned lengths, all requested before any has ended. */
 static void test_pipeline(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
@@ -211,7 +211,7 @@ static void test_pipeline(void **state)
 	client.values[1] = 0;
 }
 
-/* What is aborted takes along what was planned on it, and no more. */
+/* Aborting a step aborts those planned on it, and no others. */
 static void test_pipeline_aborted(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
@@ -234,7 +234,6 @@ static void test_pipeline_aborted(void **state)
 	kv_append(&client, sequence, numbers, 0, 100);
 }
 
-/* Tokens that were computed elsewhere. */
 static void test_copy(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
@@ -254,7 +253,6 @@ static void test_copy(void **state)
 				        v + i * KV_KV_HEADS * KV_DIM_V, NULL);
 			kv_send(&client, &message, 0);
 		}
-	/* Attention over them, without appending. */
 	for (uint32_t layer = 0; layer < KV_LAYERS; layer++) {
 		struct fa_wire_message message = kv_attend_message(&client, 0, 1, layer, numbers,
 		                                                   60, &out);
@@ -284,7 +282,7 @@ static void test_names(void **state)
 	fa_check(kv_sequence_find(&other, "fable") == sequence);
 	kv_check(&other, sequence, numbers, 0, 50);
 	kv_append(&other, sequence, numbers, 50, 30);
-	/* It outlives who made it. */
+	/* A name outlives its session. */
 	kv_close(&client);
 	kv_open(&client, daemon_process.socket);
 	kv_check(&client, sequence, numbers, 0, 80);
@@ -329,7 +327,7 @@ static void test_prefix(void **state)
 	kv_append(&client, next, numbers, 64, 36);
 	kv_check(&client, next, numbers, 0, 100);
 
-	/* Tokens in a buffer; a prefix that ends elsewhere. */
+	/* Tokens in a buffer; a prefix that ends early. */
 	next = kv_sequence(&client, cache);
 	memcpy(client.buffer.data, numbers, sizeof(numbers));
 	((uint32_t *)(void *)client.buffer.data)[40]++;
@@ -346,7 +344,7 @@ static void test_prefix(void **state)
 	kv_call_expect(&client, &message, -EINVAL, "out of bounds");
 }
 
-/* What takes long to hash is answered in its turn, and costs nothing if nobody waits for it. */
+/* Long hashing is answered in order, and is skipped if nobody waits for it. */
 static void test_many_tokens(void **state)
 {
 	enum {
@@ -366,7 +364,6 @@ static void test_many_tokens(void **state)
 	message.sequence_publish.n_tokens = N;
 	kv_call(&client, &message, FA_WIRE_SEQUENCE_REPLY);
 	fa_check_eq(client.raw.message.sequence_reply.matched, N / KV_PAGE);
-	/* Known by now. */
 	kv_call(&client, &message, FA_WIRE_SEQUENCE_REPLY);
 	fa_check_eq(client.raw.message.sequence_reply.matched, 0);
 
@@ -403,8 +400,8 @@ static void test_many_tokens(void **state)
 }
 
 /*
- * A tree of guesses behind 21 tokens: 0 and 1 are two roots, 2 follows 0, 3 and 4 follow 2.
- * The path 0, 2, 4 is kept.
+ * A tree behind 21 tokens: 0 and 1 are roots, 2 follows 0, 3 and 4 follow 2. The path 0, 2, 4 is
+ * kept.
  */
 static void test_tree(void **state)
 {
@@ -447,14 +444,12 @@ static void test_tree(void **state)
 	path[22] = numbers[23];
 	path[23] = numbers[25];
 	kv_check(&client, sequence, path, 0, 24);
-	/* Its last token saw just the path. */
 	for (uint32_t layer = 0; layer < KV_LAYERS; layer++)
 		kv_check_out(layer, path, 24, 1, out[layer] + 4 * KV_HEADS * KV_DIM_V);
 	kv_count(path + 24, 700, 10);
 	kv_append(&client, sequence, path, 24, 10);
 }
 
-/* A step can be committed without any of its tokens. */
 static void test_keep_none(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
@@ -479,7 +474,6 @@ static void test_keep_none(void **state)
 	kv_append(&client, sequence, numbers, 21, 19);
 }
 
-/* Rotated by the daemon is as rotated by us. */
 static void test_rotary(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);

@@ -1,6 +1,6 @@
 /*
- * When a StepEnd ends: at once, before the next message is handled, if nothing of its step is in
- * flight; else behind what it waits for. By packet and by ring, with every outcome.
+ * When a StepEnd completes: before the next message is handled if nothing of its step is in
+ * flight, else behind what it waits for. By packet and by ring, with every outcome.
  */
 #include "common/clock.h"
 #include "common/timeline.h"
@@ -21,7 +21,7 @@
 
 enum {
 	STREAM = 3,
-	SLOT = 9, /* of the client's timeline */
+	SLOT = 9,
 	TOKENS = 4,
 };
 
@@ -65,7 +65,7 @@ static int open_client(void **state)
 	return 0;
 }
 
-/* Whatever a test did, its streams and its sequence go on. */
+/* Whatever a test did, streams and sequence stay usable. */
 static int close_client(void **state)
 {
 	uint32_t length = (uint32_t)kv_info(&client, sequence).length;
@@ -78,14 +78,12 @@ static int close_client(void **state)
 	return 0;
 }
 
-/* ---- parts of a step */
-
 static void open_gate(void)
 {
 	atomic_store((_Atomic uint64_t *)(void *)&in[SLOT].value, gate);
 }
 
-/* Layers 0 to @n - 1 of @step, behind a closed gate if @gated. Returns the last value. */
+/* Requests layers 0 to @n - 1 of @step, behind a closed gate if @gated; returns the last value. */
 static uint64_t attend(uint32_t stream, uint32_t step, const uint32_t *tokens, uint32_t n,
                        bool gated)
 {
@@ -109,7 +107,7 @@ static uint64_t end_by_ring(uint32_t stream, uint32_t step, bool commit)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_STEP_END);
 
-	/* Only packets that were answered come before an entry of the ring. */
+	/* Only packets that were answered are ordered before ring entries. */
 	(void)kv_info(&client, sequence);
 	message.id = ++client.raw.next_id;
 	message.step_end.stream = stream;
@@ -125,7 +123,7 @@ static uint64_t end(bool by_ring, uint32_t stream, uint32_t step, bool commit)
 	return by_ring ? end_by_ring(stream, step, commit) : kv_end(&client, stream, step, commit);
 }
 
-/* Waits for @value's end. By ring only a failure has a Completion. */
+/* Waits for the end of @value. By ring only failures have a Completion. */
 static void wait_end(bool by_ring, uint32_t stream, uint64_t value, int status, const char *part)
 {
 	struct fa_outcome outcome = fa_raw_ring_wait(&client.raw, &ring, stream, value);
@@ -145,7 +143,7 @@ static void check_lengths(uint64_t length, uint64_t planned)
 	fa_check_eq(info.planned, planned);
 }
 
-/* ---- at once: the next packet already finds the step ended */
+/* ---- at once: the next packet finds the step ended */
 
 static void commit_at_once(bool by_ring)
 {
@@ -156,7 +154,6 @@ static void commit_at_once(bool by_ring)
 	value = end(by_ring, STREAM, 1, true);
 	check_lengths(24, 24);
 	wait_end(by_ring, STREAM, value, 0, NULL);
-	/* The step is gone. */
 	value = end(by_ring, STREAM, 1, true);
 	wait_end(by_ring, STREAM, value, -ENOENT, "no step 1");
 }
@@ -192,7 +189,6 @@ static void test_abort_by_ring(void **state)
 	abort_at_once(true);
 }
 
-/* A request of the step has failed: the commit fails at once, and the step is aborted. */
 static void fail_at_once(bool by_ring)
 {
 	struct fa_wire_message message;
@@ -217,7 +213,7 @@ static void test_failed_by_ring(void **state)
 	fail_at_once(true);
 }
 
-/* Steps planned on one another, whose ends come together: in order, each at once. */
+/* Steps planned on one another, ended together: in order, each at once. */
 static void test_several(void **state)
 {
 	uint64_t values[4];
@@ -234,8 +230,8 @@ static void test_several(void **state)
 		wait_end(true, i % 2 ? STREAM : 0, values[i], 0, NULL);
 }
 
-/* One that can be waited for only so long is in time. */
-static void test_timeout(void **state)
+/* A commit with a deadline that completes at once is in time. */
+static void test_deadline_is_met(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_STEP_END);
 
@@ -251,9 +247,6 @@ static void test_timeout(void **state)
 	kv_wait(&client, STREAM, client.values[STREAM]);
 }
 
-/* ---- later */
-
-/* Behind a request of the step in the same stream, or in another. */
 static void commit_behind(bool by_ring, uint32_t stream)
 {
 	uint64_t value;
@@ -288,7 +281,7 @@ static void test_behind_other_stream_by_ring(void **state)
 	commit_behind(true, 0);
 }
 
-/* Behind another step's request in its stream: completions of a stream come in order. */
+/* Behind another step's request in its stream: a stream completes in order. */
 static void test_in_order(void **state)
 {
 	uint64_t other = kv_sequence(&client, kv_cache(&client, NULL, 0)), first, second;
@@ -306,7 +299,7 @@ static void test_in_order(void **state)
 	kv_wait(&client, 0, kv_end(&client, 0, 2, false));
 }
 
-/* A step that is finished, and planned on one that is not: the earlier commits first. */
+/* A finished step that is planned on an unfinished one: the earlier commits first. */
 static void test_planned_on(void **state)
 {
 	uint64_t first, second;
@@ -325,7 +318,6 @@ static void test_planned_on(void **state)
 	check_lengths(24, 24);
 }
 
-/* A gate of its own. */
 static void test_gated(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_STEP_END);
@@ -346,7 +338,6 @@ static void test_gated(void **state)
 	check_lengths(24, 24);
 }
 
-/* A cancelled request behind which the end waits: the step is aborted. */
 static void test_cancelled(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
@@ -364,9 +355,11 @@ static void test_cancelled(void **state)
 	open_gate();
 }
 
-/* The client leaves with commits of both kinds on their way: a commit has happened, or it has not;
- * close_client() goes on with the sequence. */
-static void test_left(void **state)
+/*
+ * The client disconnects with commits of both kinds in flight: each has happened or not, and the
+ * sequence is usable.
+ */
+static void test_client_leaves(void **state)
 {
 	struct kv_client other;
 	uint64_t cache, named;
@@ -402,7 +395,7 @@ int main(void)
 		TEST(failed),
 		TEST(failed_by_ring),
 		TEST(several),
-		TEST(timeout),
+		TEST(deadline_is_met),
 		TEST(behind),
 		TEST(behind_by_ring),
 		TEST(behind_other_stream),
@@ -411,7 +404,7 @@ int main(void)
 		TEST(planned_on),
 		TEST(gated),
 		TEST(cancelled),
-		TEST(left),
+		TEST(client_leaves),
 	};
 
 	return cmocka_run_group_tests(tests, start, stop);

@@ -1,6 +1,6 @@
 /*
- * Messages of the KV cache that are wrong: each is refused with what is wrong, changes
- * nothing, and what comes after it is served.
+ * Invalid messages of the KV cache: each is refused with the reason, changes nothing, and later
+ * messages are served.
  */
 #include "kv-client.h"
 #include "tests/lib/check.h"
@@ -49,7 +49,6 @@ static int open_clients(void **state)
 	return 0;
 }
 
-/* Whatever a test did, the sequence is as it was. */
 static int close_clients(void **state)
 {
 	kv_check(&client, sequence, numbers, 0, 20);
@@ -58,8 +57,6 @@ static int close_clients(void **state)
 	kv_close(&other);
 	return 0;
 }
-
-/* ---- caches and sequences */
 
 static void test_cache_create(void **state)
 {
@@ -86,7 +83,7 @@ static void test_cache_create(void **state)
 	EXPECT(flags, 12, -ENOTSUP, "flags");
 	EXPECT(mode, 3, -EINVAL, "mode");
 	EXPECT(ttl_ns, 5, -EINVAL, "time to live");
-	EXPECT(kv_heads, 1000, -EINVAL, NULL); /* no page fits a chunk */
+	EXPECT(kv_heads, 1000, -EINVAL, NULL); /* no page fits into a chunk */
 #undef EXPECT
 	*create = good;
 	create->name = (struct fa_wire_string){ "", 0 };
@@ -111,7 +108,7 @@ static void test_cache_create(void **state)
 	kv_call_expect(&client, &message, -ESTALE, "removed");
 }
 
-/* Of codes: each with the scales that it needs, and no others. */
+/* Caches of codes need exactly the scales of their format. */
 static void test_cache_codes(void **state)
 {
 	struct fa_wire_cache_create good = kv_cache_message(NULL, 0).cache_create;
@@ -120,7 +117,7 @@ static void test_cache_codes(void **state)
 	struct fa_wire_message message = kv_cache_message(NULL, 0);
 	struct fa_wire_cache_create *create = &message.cache_create;
 
-	/* A GPU has no codes of fp32, nor of heads that are no multiple of 16. */
+	/* GPUs have no codes for fp32 or for head dims that are no multiple of 16. */
 	good.dtype = FA_WIRE_DTYPE_F16;
 	good.head_dim = good.head_dim_v = 16;
 	good.store = FA_WIRE_STORE_E4M3;
@@ -168,7 +165,7 @@ static void test_cache_codes(void **state)
 #undef EXPECT
 }
 
-/* Another session's own objects are not there, and those that were freed are stale. */
+/* Another session's objects are unknown; freed ones are stale. */
 static void test_foreign_and_stale(void **state)
 {
 	static const enum fa_wire_type types[] = {
@@ -188,7 +185,6 @@ static void test_foreign_and_stale(void **state)
 		if (types[t] == FA_WIRE_SEQUENCE_SET_NAME)
 			message.sequence_set_name.name = (struct fa_wire_string){ "x", 1 };
 		for (size_t i = 0; i < sizeof(ids) / sizeof(*ids); i++) {
-			/* The first field of all of them. */
 			message.sequence_info.sequence = ids[i];
 			kv_call_expect(&other, &message, ids[i] == freed ? -ESTALE : -ENOENT, NULL);
 			if (ids[i] != sequence)
@@ -231,14 +227,12 @@ static void test_sequence_values(void **state)
 	message.sequence_attach.tokens = numbers;
 	message.sequence_attach.n_tokens = 20;
 	kv_call_expect(&client, &message, -EINVAL, NULL);
-	/* One without a name cannot outlive a cache that has none. */
+	/* A named sequence needs a named cache. */
 	message = fa_raw_message(FA_WIRE_SEQUENCE_SET_NAME);
 	message.sequence_set_name.sequence = sequence;
 	message.sequence_set_name.name = (struct fa_wire_string){ "name", 4 };
 	kv_call_expect(&client, &message, -EINVAL, "cache has no name");
 }
-
-/* ---- steps */
 
 static void test_step_begin(void **state)
 {
@@ -300,7 +294,7 @@ static void test_step_attend(void **state)
 	const float *out;
 	uint32_t step = 1;
 
-	/* One that is refused dooms its step: each has its own. */
+	/* A refused request dooms its step, so each has its own. */
 #define EXPECT(change, status, part)                                                               \
 	do {                                                                                       \
 		kv_begin_one(&client, step, sequence, 1);                                          \
@@ -375,19 +369,20 @@ static void test_step_end(void **state)
 	       -EINVAL, "keep[1]");
 	EXPECT((end->flags = 0, end->keep = keep, end->n_keep = 2), -EINVAL, "commit");
 #undef EXPECT
-	/* A step behind it cannot be committed before it, nor twice. */
+	/* A step behind it can neither be committed first nor twice. */
 	kv_begin_one(&client, 1, sequence, 1);
 	kv_begin_one(&client, 2, sequence, 1);
 	kv_wait_expect(&client, 0, kv_end(&client, 0, 2, true), -EBUSY, "step 1");
 	value = kv_end(&client, 0, 1, false);
-	/* It may be over by then. */
 	fa_raw_wait(&client.raw, 0, kv_end(&client, 0, 1, true), &again);
 	fa_check(again.status == -EINVAL || again.status == -ENOENT);
 	kv_wait(&client, 0, value);
 }
 
-/* What is begun while a step of the same sequence is being aborted could only be aborted, too:
- * it is refused, and possible as soon as that one has ended. */
+/*
+ * A step begun while another of its sequence is being aborted would be aborted, too: it is
+ * refused until that has ended.
+ */
 static void test_begin_after_abort(void **state)
 {
 	uint64_t mine = kv_sequence(&client, cache);
@@ -418,7 +413,6 @@ static void test_begin_after_abort(void **state)
 	}
 }
 
-/* More than was reserved, or for what is nobody's. */
 static void test_copy(void **state)
 {
 	struct fa_wire_message message;
@@ -449,7 +443,7 @@ static void test_copy(void **state)
 	kv_wait_expect(&client, 0, kv_end(&client, 0, 1, true), -ECANCELED, "failed");
 }
 
-/* Refused while others of the same step are held, or on their way. */
+/* Refused requests while others of the step wait or are in flight. */
 static void test_storm(void **state)
 {
 	uint64_t last = 0;

@@ -1,6 +1,6 @@
 /*
- * Sessions of a daemon that was killed, which come back late, and again: each is waited for as
- * long as it should be, counted from the last time that it was seen.
+ * Sessions of a killed daemon that come back late, and repeatedly: each has its full grace time,
+ * counted from when it was last seen.
  */
 #include "common/clock.h"
 #include "kv-client.h"
@@ -17,7 +17,6 @@
 
 #include <cmocka.h>
 
-/* What the configuration below says. */
 #define GRACE_NS (12 * FA_NS_PER_SEC)
 
 static struct fa_test_daemon supervisor;
@@ -40,14 +39,12 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Connects as the session that @before was; returns whether it is that. */
 static bool come_back(struct kv_client *client, const struct kv_client *before)
 {
 	bool resumed;
 
 	kv_open_resumed(client, supervisor.socket, &before->raw.secret, before->raw.generation);
 	resumed = client->raw.message.hello_reply.resumed;
-	/* Nothing of the pool. */
 	kv_open_buffer(client);
 	return resumed;
 }
@@ -72,9 +69,9 @@ static void sleep_until(uint64_t begin_ns, uint64_t ns)
 }
 
 /*
- * The first comes back at once, does nothing, and is lost just before the time is over that all
- * have. It is there when that has passed, and after it. The second is given up meanwhile, though
- * somebody else is waited for; the third was lost as late, and does not come.
+ * Session 1 comes back at once, stays idle, and is lost shortly before the general grace time
+ * ends: it must survive that. Session 2 expires meanwhile, though others are waited for. Session
+ * 3 is lost as late and does not come back.
  */
 static void test_late(void **state)
 {
@@ -110,7 +107,7 @@ static void test_late(void **state)
 	fa_check(come_back(&back[0], &clients[0]));
 	kv_check(&back[0], sequences[0], numbers, 0, 20);
 
-	/* It looks once a second. */
+	/* The daemon checks once a second. */
 	sleep_until(begin_ns, 2 * GRACE_NS + 2 * FA_NS_PER_SEC);
 	fa_check_eventually(are_awaited(&viewer, 0));
 	fa_check(!come_back(&back[2], &clients[2]));

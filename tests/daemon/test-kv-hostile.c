@@ -1,7 +1,7 @@
 /*
- * Messages of the KV cache at random: well formed, with ids that are right, foreign, gone or
- * made up, and numbers from the edges. Whatever they ask for, the daemon answers each of them, what
- * is another session's stays as it is, and nothing is left in the end.
+ * Random well-formed messages of the KV cache, with right, foreign, stale or invented ids and
+ * boundary values. Each is answered, other sessions' objects are untouched, and nothing is left
+ * in the end.
  */
 #include "kv-client.h"
 #include "tests/lib/check.h"
@@ -22,13 +22,13 @@
 #define WORDS 48
 #define KNOWN 12
 #define NAMES 4
-#define BUFFER 1 /* kv_open()'s */
+#define BUFFER 1
 
 static struct fa_test_daemon daemon_process;
 static struct kv_client client, other;
 static struct fa_test_random dice;
 static uint32_t numbers[200];
-static uint64_t n_calls, n_works; /* that succeeded */
+static uint64_t n_calls, n_works;
 
 static struct fa_wire_message message;
 static uint32_t words[4][WORDS];
@@ -36,7 +36,6 @@ static struct fa_wire_step_item items[WORDS];
 static const float scales[WORDS] = { 0.01f, 2, 0.5f, 0x1p-100f, 0, -1 };
 static uint64_t caches[KNOWN], sequences[KNOWN], victim, theirs;
 
-/* The last that was begun; it may be over. */
 static uint32_t last_step, last_tokens;
 
 static uint32_t below(uint32_t n)
@@ -95,7 +94,7 @@ static size_t vector(int i, const uint32_t **ret_words)
 	return below(4) ? 0 : below(WORDS);
 }
 
-/* Right in two of three, or nearly so. */
+/* Valid in two of three cases, or nearly. */
 static struct fa_wire_view view(uint32_t tokens, uint32_t heads, uint32_t dim)
 {
 	struct fa_wire_view v = {
@@ -132,7 +131,7 @@ static struct fa_wire_view view(uint32_t tokens, uint32_t heads, uint32_t dim)
 	return v;
 }
 
-/* Most are wrong in one place at most: others would not come far. */
+/* Mostly one fault per message, as others are refused early. */
 static uint32_t rarely(uint32_t good)
 {
 	return below(10) ? good : (uint32_t)number();
@@ -227,7 +226,6 @@ static void fill_tokens(struct fa_wire_sequence_publish *m)
 	m->tokens_view.strides[0] = 1;
 }
 
-/* What is asked in a stream; returns its value. */
 static uint64_t send_work(uint32_t type)
 {
 	uint64_t value = ++client.values[0];
@@ -257,7 +255,6 @@ static uint64_t send_work(uint32_t type)
 	return kv_send(&client, &message, 0);
 }
 
-/* What is answered at once. */
 static void call(uint32_t type)
 {
 	struct fa_wire_sequence_publish tokens;
@@ -274,8 +271,10 @@ static void call(uint32_t type)
 		message.cache_find.cache = id_of(caches);
 		break;
 	case FA_WIRE_CACHE_REMOVE:
-		/* The daemon's own user may remove everything; and numbers of caches and of
-		 * sequences are not told apart. */
+		/*
+		 * As the daemon's own user the test may remove everything, and ids of caches and
+		 * sequences overlap.
+		 */
 		message.cache_remove.cache = id_of(caches);
 		if (message.cache_remove.cache == theirs)
 			message.cache_remove.cache = 0;
@@ -310,7 +309,7 @@ static void call(uint32_t type)
 	case FA_WIRE_STEP_BEGIN:
 		fill_begin(&message.step_begin);
 		break;
-	default: /* they begin with the sequence, and may have a number behind it */
+	default: /* the sequence comes first, maybe followed by a number */
 		message.sequence_truncate.sequence = id_of(sequences);
 		if (type == FA_WIRE_SEQUENCE_FREE && message.sequence_truncate.sequence == victim)
 			message.sequence_truncate.sequence = 0;
@@ -365,7 +364,7 @@ static void rush(uint32_t rounds)
 			continue;
 		}
 		(void)send_work(works[below(sizeof(works) / sizeof(*works))]);
-		/* Each is answered; and so many are not left waiting. */
+		/* Each is answered; not too many are left in flight. */
 		while (waited + (below(8) ? 20 : 0) < client.values[0])
 			wait_for(++waited);
 	}
@@ -386,7 +385,6 @@ static long long of_pool(const char *key)
 	return value;
 }
 
-/* Names outlive the session. */
 static void remove_names(void)
 {
 	for (int i = 0; i < NAMES; i++) {
@@ -431,11 +429,11 @@ static void test_random(void **state)
 		rush(rounds);
 		kv_check(&other, victim, numbers, 0, 150);
 		kv_close(&client);
-		/* What it had without a name is gone in a moment; the next one needs the room. */
+		/* Unnamed objects are freed soon; the next session needs the space. */
 		fa_check_eventually(of_pool("sequences") <= 1 + NAMES &&
 		                    of_pool("caches") <= 1 + NAMES);
 	}
-	/* What is all refused tests little. */
+	/* If all is refused the test shows little. */
 	printf("%llu calls and %llu requests did something\n", (unsigned long long)n_calls,
 	       (unsigned long long)n_works);
 	fa_check(n_calls > rounds / 20 && n_works > rounds / 100);

@@ -1,6 +1,6 @@
 /*
- * StepAttendLayers with numbers that cannot be: which layers are refused, and with what;
- * that nobody waits for their signals in vain, and that the step cannot be committed.
+ * StepAttendLayers with invalid numbers: which layers are refused and why, that their signals are
+ * given, and that the step cannot be committed.
  */
 #include "common/clock.h"
 #include "common/timeline.h"
@@ -22,9 +22,9 @@ enum {
 	STEP = 7,
 	STREAM = 3,
 	TOKENS = 4,
-	GIVEN = 5,  /* slot of the layers' signals */
-	LAST = 6,   /* ... of the message's */
-	WANTED = 9, /* of the client's */
+	GIVEN = 5, /* slot of each layer's signal */
+	LAST = 6,
+	WANTED = 9,
 };
 
 static struct fa_test_daemon daemon_process;
@@ -67,7 +67,7 @@ static int open_client(void **state)
 	return 0;
 }
 
-/* Whatever a test did, the sequence is as it was, and its stream goes on. */
+/* Whatever a test did, sequence and stream stay usable. */
 static int close_client(void **state)
 {
 	kv_check(&client, sequence, numbers, 0, 20);
@@ -83,7 +83,6 @@ static uint64_t given(uint32_t slot)
 	return atomic_load((_Atomic uint64_t *)(void *)&out[slot].value);
 }
 
-/* What is right for both layers, with gates all of which are open. */
 static struct fa_wire_message layers_message(uint32_t stream)
 {
 	static struct fa_wire_gate signals[1];
@@ -105,7 +104,6 @@ static struct fa_wire_message layers_message(uint32_t stream)
 	return message;
 }
 
-/* Sends it; @n: how many requests it is. Returns the first one's value. */
 static uint64_t send_layers(struct fa_wire_message *message, uint32_t stream, uint32_t n)
 {
 	uint64_t first = kv_send(&client, message, stream);
@@ -114,14 +112,11 @@ static uint64_t send_layers(struct fa_wire_message *message, uint32_t stream, ui
 	return first;
 }
 
-/* The step is over, and nothing of it is there. */
 static void check_aborted(void)
 {
 	kv_wait_expect(&client, 0, kv_end(&client, 0, STEP, true), -ECANCELED, NULL);
 	fa_check_eq(kv_info(&client, sequence).length, 20);
 }
-
-/* ---- numbers of layers */
 
 static void test_number(void **state)
 {
@@ -134,7 +129,7 @@ static void test_number(void **state)
 		kv_begin_one(&client, STEP, sequence, TOKENS);
 		message = layers_message(STREAM);
 		message.step_attend_layers.n_layers = wrong[i];
-		/* It is refused whether this comes or not. */
+		/* Refused with or without the gate. */
 		message.step_attend_layers.wait.value = 1;
 		signal = message.step_attend_layers.signal.value;
 		last = message.signals[0].value;
@@ -147,7 +142,7 @@ static void test_number(void **state)
 	}
 }
 
-/* With values so far apart that they come round behind what was given. */
+/* Values so far apart that they wrap around behind the last one signalled. */
 static void test_number_round(void **state)
 {
 	struct fa_wire_message message;
@@ -164,8 +159,7 @@ static void test_number_round(void **state)
 	check_aborted();
 }
 
-/* The most there are, of which the first two are there. */
-static void test_most(void **state)
+static void test_maximum(void **state)
 {
 	struct fa_wire_message message;
 	uint64_t first, signal, last;
@@ -185,9 +179,6 @@ static void test_most(void **state)
 	check_aborted();
 }
 
-/* ---- numbers that grow with each layer */
-
-/* Both layers are refused, or the second alone. */
 static void check_refused(struct fa_wire_message *message, bool both, int status, const char *part)
 {
 	uint64_t first = send_layers(message, STREAM, KV_LAYERS), last = message->signals[0].value;
@@ -229,7 +220,7 @@ static void test_growing(void **state)
 #undef EXPECT
 }
 
-/* Layers of no step are none of one that there is. */
+/* Layers of a missing step do not count for an existing one. */
 static void test_no_step(void **state)
 {
 	struct fa_wire_message message;
@@ -244,7 +235,7 @@ static void test_no_step(void **state)
 	kv_wait(&client, 0, kv_end(&client, 0, STEP, false));
 }
 
-/* A value half around is not there yet, whatever it looks like: the layer is not started. */
+/* A value half the range away counts as not reached: the layer does not start. */
 static void test_wait_half_around(void **state)
 {
 	struct fa_wire_message message, cancel = fa_raw_message(FA_WIRE_CANCEL);
@@ -264,8 +255,6 @@ static void test_wait_half_around(void **state)
 	check_aborted();
 }
 
-/* ---- where they are to run */
-
 static void test_no_stream(void **state)
 {
 	struct fa_wire_message message;
@@ -280,10 +269,9 @@ static void test_no_stream(void **state)
 		kv_wait_expect(&client, STREAM + 1, first + i, -ENOENT, "no stream 4");
 	fa_check_eq(given(GIVEN), signal + KV_LAYERS - 1);
 	fa_check_eq(given(LAST), last);
-	/* What was to be written is not there. */
 	check_aborted();
 
-	/* The end of a step is its end, wherever that was to run. */
+	/* A StepEnd ends its step even in an unknown stream. */
 	kv_begin_one(&client, STEP, sequence, TOKENS);
 	first = kv_end(&client, STREAM + 1, STEP, true);
 	kv_wait_expect(&client, STREAM + 1, first, -ENOENT, "no stream 4");
@@ -291,7 +279,6 @@ static void test_no_stream(void **state)
 	fa_check_eq(kv_info(&client, sequence).length, 20);
 }
 
-/* The same rules, whichever way it comes. */
 static void test_by_ring(void **state)
 {
 	static const uint32_t wrong[] = { 0, FA_WIRE_LAYERS_MAX + 1, UINT32_MAX };
@@ -313,7 +300,6 @@ static void test_by_ring(void **state)
 		check_aborted();
 	}
 
-	/* Many of the longest, one behind the other. */
 	kv_begin_one(&client, STEP, sequence, TOKENS);
 	first = client.values[STREAM] + 1;
 	for (int i = 0; i < 20; ++i) {
@@ -337,7 +323,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_number, open_client, close_client),
 		cmocka_unit_test_setup_teardown(test_number_round, open_client, close_client),
-		cmocka_unit_test_setup_teardown(test_most, open_client, close_client),
+		cmocka_unit_test_setup_teardown(test_maximum, open_client, close_client),
 		cmocka_unit_test_setup_teardown(test_growing, open_client, close_client),
 		cmocka_unit_test_setup_teardown(test_no_step, open_client, close_client),
 		cmocka_unit_test_setup_teardown(test_wait_half_around, open_client, close_client),

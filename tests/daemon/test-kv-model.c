@@ -1,9 +1,8 @@
 /*
- * Random steps over few sequences, compared with a simple picture of them: steps are planned on
- * one another, committed, aborted and kept in part in any order and by two streams, while their
- * sequences are forked, truncated, dropped from and freed, and another session reads them, behind a
- * gate that opens when something else is there. Whatever was in flight, what is durable, what was
- * computed and what was read is as the picture says.
+ * Random steps over few sequences, compared with a model: steps are planned on one another,
+ * committed, aborted and kept in part, in any order and on two streams, while sequences are
+ * forked, truncated, dropped from and freed, and another session reads them behind gates. Durable
+ * tokens, results and reads must match the model.
  */
 #include "common/timeline.h"
 #include "kv-client.h"
@@ -34,7 +33,7 @@ enum {
 };
 
 struct sequence {
-	uint64_t id; /* 0: there is none */
+	uint64_t id;
 	uint32_t first, length, numbers[LENGTH_MAX + STEPS * NEW_MAX];
 };
 
@@ -44,23 +43,23 @@ struct part {
 	uint32_t first, before, n;
 	bool appends;
 	uint32_t numbers[LENGTH_MAX + STEPS * NEW_MAX];
-	uint32_t row; /* of the step's */
+	uint32_t row;
 };
 
 struct step {
-	uint32_t id; /* 0: there is none; later ones are greater */
+	uint32_t id;
 	bool cancelled;
 	uint32_t stream, n_parts;
 	struct part parts[ITEMS];
 	const float *out[KV_LAYERS];
 };
 
-/* What the other session reads, as it was when that was asked for. */
+/* A read of the other session, with the contents when it was requested. */
 struct reading {
-	uint32_t n; /* 0: there is none */
+	uint32_t n;
 	uint32_t numbers[LENGTH_MAX + STEPS * NEW_MAX];
 	float *k[KV_LAYERS], *v[KV_LAYERS];
-	uint64_t value; /* the last one's */
+	uint64_t value;
 };
 
 static struct fa_test_daemon daemon_process;
@@ -88,7 +87,7 @@ static struct sequence *find(uint64_t id)
 	return NULL;
 }
 
-/* The newest part of the sequence in flight that goes with those that append, or NULL. */
+/* The newest part in flight that the sequence's next append builds on, or NULL. */
 static const struct part *newest(uint64_t id)
 {
 	const struct step *best = NULL;
@@ -104,8 +103,10 @@ static const struct part *newest(uint64_t id)
 	return found;
 }
 
-/* Whether a step that was begun before, or after, @step has a sequence with it that both are in
- * their turn for; marks those behind as cancelled if they are to be. */
+/*
+ * Returns true if a step begun before (or after) @step shares a sequence in which both have to
+ * keep an order; @cancel marks the later ones as cancelled.
+ */
 static bool shares(const struct step *step, bool before, bool cancel)
 {
 	bool found = false;
@@ -128,7 +129,6 @@ static bool shares(const struct step *step, bool before, bool cancel)
 	return found;
 }
 
-/* 0, or the error that it is refused with. */
 static int try(struct fa_wire_message *message)
 {
 	fa_raw_call(&client.raw, message, NULL, 0);
@@ -177,7 +177,7 @@ static void begin(struct step *step)
 		                                          .n_items = step->n_parts };
 	r = try(&message);
 	if (r < 0) {
-		/* Behind what was aborted; or a page is to be copied that is being written to. */
+		/* Behind an aborted step, or a page would be copied while it is written. */
 		fa_check_eq(r, -EBUSY);
 		n_busy++;
 		return;
@@ -187,7 +187,6 @@ static void begin(struct step *step)
 		kv_attend(&client, step->stream, step->id, layer, numbers, n, &step->out[layer]);
 }
 
-/* For all that was asked for in it. */
 static void wait_for_stream(uint32_t stream)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_MARKER);
@@ -208,7 +207,7 @@ static void check_outs(const struct step *step)
 	}
 }
 
-/* Random positions of those that are new, for each item; and the picture then. */
+/* Random positions of the new tokens of each item; updates the model. */
 static uint32_t choose_kept(struct step *step, uint32_t *keep, uint32_t *cu_keep)
 {
 	uint32_t n = 0;
@@ -269,7 +268,7 @@ static void end(struct step *step)
 		fa_check_eq(completion.status, 0);
 	else if (commits)
 		fa_check(completion.status == -EBUSY || completion.status == -ECANCELED);
-	/* An end that is refused waits for nothing. */
+	/* A refused end waits for nothing. */
 	if (commits && !succeeds)
 		wait_for_stream(step->stream);
 	if (!step->cancelled)
@@ -294,7 +293,6 @@ static void end(struct step *step)
 	step->id = 0;
 }
 
-/* The other session is let see it. */
 static void name(const struct sequence *sequence)
 {
 	char text[32];
@@ -303,7 +301,7 @@ static void name(const struct sequence *sequence)
 	kv_set_name(&client, sequence->id, text, 0);
 }
 
-/* All that is durable, once the gate is opened for the next time. */
+/* Reads all durable tokens, behind the gate's next value. */
 static void begin_read(struct reading *reading, const struct sequence *sequence)
 {
 	const struct fa_wire_gate gate = { .slot = 0, .value = opened + 1 };
@@ -322,7 +320,7 @@ static void begin_read(struct reading *reading, const struct sequence *sequence)
 		message.n_waits = 1;
 		reading->value = kv_send(&reader, &message, 0);
 	}
-	/* Answered in its turn: what was sent before was taken. */
+	/* Answered in order: earlier messages have been handled. */
 	(void)kv_info(&reader, sequence->id);
 }
 
@@ -419,7 +417,7 @@ static void test_random(void **state)
 			end(step);
 		else
 			begin(step);
-		/* With what reads it and what appends to it in flight, or not. */
+		/* With or without reads and appends in flight. */
 		if (sequence->id && below(4) == 0 && !newest(sequence->id))
 			check(sequence);
 		if (sequence->id && below(8) == 0 && !readings[i % READS].n)
@@ -437,7 +435,6 @@ static void test_random(void **state)
 		check(&sequences[i]);
 		kv_free(&client, sequences[i].id);
 	}
-	/* No page is left. */
 	message = fa_raw_message(FA_WIRE_CACHE_FIND);
 	message.cache_find.cache = cache;
 	kv_call(&client, &message, FA_WIRE_CACHE_REPLY);

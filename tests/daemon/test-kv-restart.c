@@ -1,6 +1,6 @@
 /*
- * The daemon is killed under its clients: what was committed is there afterwards, to the
- * bit; what was in flight never happened; sessions come back with what they had, or it goes.
+ * The daemon is killed under its clients: committed tokens survive bit by bit, steps in flight
+ * never happened, sessions are resumed with their objects or expire.
  */
 #include "common/cleanup.h"
 #include "common/clock.h"
@@ -42,14 +42,12 @@ static int start(void **state)
 	return 0;
 }
 
-/* What such a pool takes of addresses is most of what the daemon has. */
 static int start_large(void **state)
 {
 	start_with("[pool]\nbytes = 1G\nchunk_bytes = 2M\n");
 	return 0;
 }
 
-/* It waits less long than usual for what clients had. */
 static int start_impatient(void **state)
 {
 	char config[64];
@@ -76,7 +74,6 @@ static void kill_child(void)
 	(void)fa_test_daemon_next_child(&supervisor, before);
 }
 
-/* Connects again, saying that it is the session that it was. */
 static bool come_back(struct kv_client *c)
 {
 	struct fa_wire_secret secret = c->raw.secret;
@@ -103,7 +100,6 @@ static void test_kill(void **state)
 	kv_append(&client, sequence, numbers, 0, 100);
 	fork = kv_fork(&client, sequence, 75);
 	number = kv_info(&client, sequence).step;
-	/* One that is never committed. */
 	kv_begin_one(&client, 5, sequence, 40);
 	kv_wait(&client, 0, kv_attend(&client, 0, 5, 0, numbers + 200, 40, NULL));
 	before = client.raw.session;
@@ -131,7 +127,6 @@ static void test_kill(void **state)
 	kv_check(&client, fork, numbers, 0, 76);
 }
 
-/* Says that it is @session, and does not wait for the answer. */
 static void hello_and_leave(const struct fa_raw *session)
 {
 	struct fa_wire_message hello = fa_raw_hello_message("impatient");
@@ -145,8 +140,10 @@ static void hello_and_leave(const struct fa_raw *session)
 	fa_raw_close(&raw);
 }
 
-/* A client that has lost its patience before the next daemon was there, even several times,
- * has what it had when it comes again. So has one that left before it asked for any of it. */
+/*
+ * A client that gave up before the next daemon was ready, even several times, has its objects
+ * when it comes back; so has one that disconnected before using them.
+ */
 static void test_impatient(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
@@ -167,7 +164,7 @@ static void test_impatient(void **state)
 		fa_check(come_back(&client));
 		hello_and_leave(&client.raw);
 	}
-	/* Only one has it at a time, and once it is used it ends with its session. */
+	/* One connection at a time has the session; once used, it ends with its connection. */
 	fa_check(kv_info(&client, sequence).length == 100);
 	kv_open_resumed(&thief, supervisor.socket, &client.raw.secret, client.raw.generation);
 	fa_check(!thief.raw.message.hello_reply.resumed);
@@ -177,7 +174,6 @@ static void test_impatient(void **state)
 	fa_check(!come_back(&client));
 }
 
-/* Has a request that does not end. */
 static void hold(struct kv_client *c)
 {
 	const struct fa_wire_gate wait = { .slot = 0, .value = 1 };
@@ -192,8 +188,10 @@ static void hold(struct kv_client *c)
 	(void)kv_send(c, &message, 0);
 }
 
-/* A daemon that ends gives up nobody, though nobody has come back in time: the next one may see
- * them. A session that had come back and was not used is no worse off than one that had not. */
+/*
+ * A daemon that stops normally drops no session, even after the grace time: the next one may see
+ * it. A session that was resumed and not used is treated like one that was not.
+ */
 static void test_grace_over(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
@@ -214,11 +212,11 @@ static void test_grace_over(void **state)
 	kill(child, SIGTERM);
 	fa_test_daemon_log_wait(&supervisor, "1 requests in flight");
 	kv_close(&client);
-	/* It looks once a second. */
+	/* The daemon checks once a second. */
 	fa_test_elapse_ms(2500);
 	kill(child, SIGKILL);
 	kv_close(&other);
-	/* The socket's path went when it began to end, and is there a moment before it listens. */
+	/* The path was removed when it began to stop; it reappears just before listen(). */
 	fa_check_eventually(fa_raw_connect_try(&probe, supervisor.socket) == 0);
 	fa_raw_close(&probe);
 	kv_open_resumed(&client, supervisor.socket, &before.raw.secret, before.raw.generation);
@@ -227,8 +225,10 @@ static void test_grace_over(void **state)
 	kv_check(&client, sequence, numbers, 0, 20);
 }
 
-/* A cache that was used just now does not expire as the daemon was killed, though nobody has
- * told the next one what time it is when it is used again. */
+/*
+ * A cache used just before the kill does not expire, although the next daemon does not know how
+ * old it is.
+ */
 static void test_expiry(void **state)
 {
 	struct fa_wire_message message = kv_cache_message("c", 0);
@@ -245,14 +245,17 @@ static void test_expiry(void **state)
 	fa_check_eq(kv_cache_find(&client, "c"), cache);
 }
 
-/* Several in a row cannot take it back, for lack of memory; the one that can has all of it. */
+/*
+ * Several daemons in a row lack memory to restore the pool; the one that has it restores
+ * everything.
+ */
 static void test_no_memory(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
 	struct rlimit before, less;
 	uint32_t numbers[20];
 
-	/* They need all addresses; and what a real GPU's driver takes of them is not known. */
+	/* Needs RLIMIT_AS, which sanitizers exceed; a GPU driver's use of addresses is unknown. */
 	if (fa_test_sanitized() || getenv("FAD_TEST_BACKEND"))
 		skip();
 	kv_count(numbers, 1, 20);
@@ -260,8 +263,10 @@ static void test_no_memory(void **state)
 	fa_check_eq(prlimit(supervisor.pid, RLIMIT_AS, NULL, &before), 0);
 	if (before.rlim_max != RLIM_INFINITY)
 		skip();
-	/* Half of it is less than the pool's addresses alone, however many arenas its threads'
-	 * malloc() has taken, and far more than the next one needs to say so. */
+	/*
+	 * Half of the peak is less than the pool reserves, however many malloc() arenas there
+	 * are, and enough to report the failure.
+	 */
 	less = (struct rlimit){ .rlim_cur = fa_test_peak_bytes(fa_test_daemon_child(&supervisor)) /
 		                            2,
 		                .rlim_max = RLIM_INFINITY };
@@ -274,7 +279,7 @@ static void test_no_memory(void **state)
 	kv_check(&client, sequence, numbers, 0, 20);
 }
 
-/* The supervisor keeps 77 of the pool: (220 - 64) / 2 - 1. */
+/* The supervisor stores (220 - 64) / 2 - 1 = 77 descriptors of the pool. */
 enum {
 	FILES = 220,
 	KEPT_CHUNKS = 75,
@@ -290,7 +295,6 @@ static int start_small(void **state)
 		.nofile = FILES,
 	};
 
-	/* Five pages a chunk. */
 	kv_spare_layers = 63 * KV_LAYERS;
 	fa_test_daemon_start(&supervisor, &options);
 	kv_open(&client, supervisor.socket);
@@ -303,8 +307,10 @@ static int stop_small(void **state)
 	return stop(state);
 }
 
-/* The pool has more chunks than the supervisor has room for, which the daemon knows: it says
- * so, and what is in those that are kept outlives it. */
+/*
+ * The pool has more chunks than the supervisor can store: the daemon says so, and the contents of
+ * stored chunks survive.
+ */
 static void test_no_room(void **state)
 {
 	uint64_t cache = kv_cache(&client, "c", 0), sequence;
@@ -312,7 +318,7 @@ static void test_no_room(void **state)
 	uint32_t numbers[CHUNK_TOKENS];
 	char name[16];
 
-	/* What a real GPU's driver takes of descriptors is not known, either. */
+	/* A GPU driver's use of descriptors is unknown. */
 	if (getenv("FAD_TEST_BACKEND"))
 		skip();
 	kv_count(numbers, 1, CHUNK_TOKENS);
@@ -332,13 +338,13 @@ static void test_no_room(void **state)
 	fa_test_daemon_log_wait(&supervisor, "chunk 75 has no memory any more");
 	log = fa_test_daemon_log(&supervisor);
 	fa_check(!strstr(log, "fad-pool-74 cannot be kept"));
-	/* It has not been asked for more than it has. */
+	/* The daemon stayed within the supervisor's limit. */
 	fa_check(!strstr(log, "descriptors already") && !strstr(log, "has too many"));
 }
 
 #define IN_THE_WAY 80
 
-/* All that is kept lies where the numbers of descriptors are high: others came before. */
+/* Stored descriptors have high numbers, as lower ones are taken. */
 static int start_crowded(void **state)
 {
 	int before[IN_THE_WAY];

@@ -1,7 +1,6 @@
 /*
- * What the device needs for requests over pages that are in flight is charged to who asks
- * for them, and given back when they have ended: the room of steps' tables on a GPU, the
- * machine's memory elsewhere.
+ * Memory that the device needs for paged requests in flight is charged to their tenant until they
+ * end: tables' space on a GPU, heap elsewhere.
  */
 #include "common/cleanup.h"
 #include "common/timeline.h"
@@ -37,7 +36,7 @@ static struct fa_timeline_in *in;
 static uint64_t sequence, opened;
 static uint32_t numbers[64];
 
-static json_int_t at_rest; /* no request is in flight */
+static json_int_t at_rest;
 
 struct account {
 	bool gpu;
@@ -69,7 +68,7 @@ static int start(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_SETUP);
 
-	/* Of the last a step takes two fifths, and a request at least 256 bytes. */
+	/* Of the tables a step takes two fifths, and a request at least 256 bytes. */
 	fa_test_daemon_start(&daemon_process, &(struct fa_test_daemon_options){
 						      .config = "[pool]\nbytes = 16M\n"
 								"chunk_bytes = 2M\n"
@@ -96,7 +95,6 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Behind a gate that is not open. */
 static uint64_t send_gated(struct fa_wire_message *message, uint64_t value)
 {
 	const struct fa_wire_gate wait = { .slot = 0, .value = value };
@@ -111,7 +109,7 @@ static void open_gate(void)
 	atomic_store(&in[0].value, ++opened);
 }
 
-/* Slopes are each request's own; what layers have in common is charged with the step. */
+/* Slopes are per request; what layers share is charged with the step. */
 static uint64_t send_attend(int64_t window)
 {
 	static const float slopes[KV_HEADS] = { 0.5f, 0.25f, 0.125f, 0.0625f };
@@ -128,14 +126,13 @@ static uint64_t send_attend(int64_t window)
 	return send_gated(&message, opened + 1);
 }
 
-/* On the CPU a stream has what the largest needs, as they run one after another. */
+/* On the CPU a stream needs as much as its largest request, as they run in sequence. */
 static void test_charged(void **state)
 {
 	struct account none, before, with, after;
 	uint64_t value = 0;
 
 	kv_begin_one(&client, STEP, sequence, TOKENS);
-	/* What was asked before is answered, and soon forgotten. */
 	fa_check_eventually((none = account()).heap == at_rest);
 	for (int i = 0; i < 4; ++i)
 		send_attend(100 + i);
@@ -145,10 +142,10 @@ static void test_charged(void **state)
 	with = account();
 	if (with.gpu) {
 		fa_check(with.room > before.room);
-		/* Slopes make a plan of each request's own, which has more than a KiB. */
+		/* With slopes each request has its own plan of more than a KiB. */
 		fa_check(with.heap >= before.heap + 4 * 1024);
 	} else {
-		/* q as it is rotated */
+		/* the rotated q */
 		fa_check(before.heap >=
 		         none.heap + (int64_t)sizeof(float) * TOKENS * KV_HEADS * KV_DIM);
 		fa_check_eq(with.heap, before.heap);
@@ -163,7 +160,6 @@ static void test_charged(void **state)
 	kv_check(&client, sequence, numbers, 0, 20);
 }
 
-/* Layers in a row, all with the same tokens at position 0, gated. */
 static uint64_t send_layers(struct fa_wire_step_attend attend, uint32_t n)
 {
 	static const uint32_t positions[TOKENS];
@@ -182,9 +178,11 @@ static uint64_t send_layers(struct fa_wire_step_attend attend, uint32_t n)
 	return client.values[attend.stream];
 }
 
-/* Many layers need no more than one; what runs in another stream needs its own. Each
- * computes what it should, though all have the same room. */
-static void test_layers(void **state)
+/*
+ * Many layers need no more than one; another stream needs its own. Results are right though
+ * layers share the memory.
+ */
+static void test_layers_share_memory(void **state)
 {
 	struct fa_wire_step_attend attend;
 	json_int_t none, one, other;
@@ -199,7 +197,7 @@ static void test_layers(void **state)
 	kv_begin_one(&client, STEP, layered, TOKENS);
 	fa_check_eventually((none = account().heap) == at_rest);
 
-	/* Behind the tensors there is room for the other layers' results. */
+	/* Space for the other layers' results. */
 	client.used = 0;
 	attend = kv_attend_message(&client, 0, STEP, 0, numbers, TOKENS, &out).step_attend;
 	memset((float *)out, 0xff, (size_t)LAYERS * OUT_BYTES);
@@ -212,7 +210,6 @@ static void test_layers(void **state)
 	value = send_layers(attend, LAYERS - 1);
 	fa_check_eq(account().heap, none + one);
 
-	/* Rotated and attended once more, not appended. */
 	attend.stream = OTHER_STREAM;
 	attend.value = client.values[OTHER_STREAM] + 1;
 	attend.layer = 0;
@@ -232,7 +229,7 @@ static void test_layers(void **state)
 	kv_free(&client, layered);
 }
 
-/* More than the limit is refused by its name, and what was taken comes back. */
+/* Above the limit a request is refused with the limit's name, and everything is released. */
 static void test_limit(void **state)
 {
 	uint64_t first = client.values[0] + 1;
@@ -245,9 +242,10 @@ static void test_limit(void **state)
 	kv_begin_one(&client, STEP, sequence, TOKENS);
 	for (int i = 0; i < ATTENDS; ++i)
 		send_attend(100 + i);
-	/* All that there is room for is in flight at once. With so many refused the client is
-	 * not listened to, so that somebody else looks: nothing is taken in all the turns that
-	 * the daemon has. */
+	/*
+	 * As many requests in flight as fit. With many refusals pending this client is not read,
+	 * so another connection observes.
+	 */
 	fa_raw_open(&other, daemon_process.socket);
 	for (int turns = 0; turns < 20; ++turns) {
 		json_int_t room = account_seen_by(&other).room;
@@ -264,7 +262,7 @@ static void test_limit(void **state)
 		fa_raw_wait(&client.raw, 0, value, &completion);
 		if (!completion.status)
 			continue;
-		/* Those behind it are no good to the step any more. */
+		/* Requests behind the refused one are useless for the step. */
 		fa_check_eq(completion.status, n_refused ? -ECANCELED : -EDQUOT);
 		if (!n_refused)
 			fa_check_contains(completion.text, "the limit step_bytes, which is 49152");
@@ -276,8 +274,7 @@ static void test_limit(void **state)
 	kv_check(&client, sequence, numbers, 0, 20);
 }
 
-/* What a step itself takes is charged, too: of each sequence what is remembered, and of trees
- * where each token is. */
+/* A step's own memory is charged, too: state per sequence, and the positions of tree tokens. */
 static void test_steps(void **state)
 {
 	enum {
@@ -316,7 +313,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_charged),
-		cmocka_unit_test(test_layers),
+		cmocka_unit_test(test_layers_share_memory),
 		cmocka_unit_test(test_limit),
 		cmocka_unit_test(test_steps),
 	};

@@ -1,6 +1,6 @@
 /*
- * Several clients of one pool: who may do what, who wins, what each may have, and what is
- * left of one that is killed.
+ * Several clients of one pool: rights, conflicting steps, quotas, and what is left of a killed
+ * client.
  */
 #include "kv-client.h"
 #include "tests/lib/check.h"
@@ -29,7 +29,7 @@ static void start_with(const char *config)
 {
 	struct fa_test_daemon_options options = { .config = config, .everyone = true };
 
-	/* As few pages as in a small pool, and chunks as large as a GPU's must be. */
+	/* As few pages as in a small pool, with chunks as large as a GPU needs. */
 	kv_spare_layers = 7 * KV_LAYERS;
 	fa_test_daemon_start(&daemon_process, &options);
 	kv_open(&client, daemon_process.socket);
@@ -51,7 +51,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Who begins a step has the sequence until it has ended; the other is told. */
+/* The client that begins a step has the sequence until it ends; the other is refused. */
 static void test_two_append(void **state)
 {
 	uint64_t cache = kv_cache(&client, "c", 0), sequence = kv_sequence(&client, cache);
@@ -70,7 +70,7 @@ static void test_two_append(void **state)
 	kv_check(&client, sequence, numbers, 0, 15);
 }
 
-/* Both try, again and again; each token is there once, in some order. */
+/* Both retry; each token is there once, in some order. */
 static int appender(void *userdata)
 {
 	const uint32_t mine = *(const uint32_t *)userdata;
@@ -129,13 +129,10 @@ static void test_race(void **state)
 	fa_check(seen[0] == 50 && seen[1] == 50);
 }
 
-/* ---- rights */
-
-/* Nobody; the same uid; all may read; all may do all; all may append, and so read. */
+/* Private; same uid; all may read; all may do everything; all may append and so read. */
 static const uint32_t modes[] = { 0, 1 | 1 << 4, 2, 2 | 2 << 2 | 2 << 4, 2 << 2 };
 #define N_MODES 5
 
-/* What another uid may do with objects of each of these modes. */
 static int stranger(void *userdata)
 {
 	static const char *const names[N_MODES] = { "s0", "s1", "s2", "s3", "s4" };
@@ -179,7 +176,7 @@ static int stranger(void *userdata)
 		message.sequence_set_name.name = (struct fa_wire_string){ names[i], 2 };
 		kv_call_expect(&client, &message, -EACCES, "another tenant");
 	}
-	/* A name of another tenant is taken all the same. */
+	/* A name used by another tenant is refused all the same. */
 	message = kv_cache_message("c", 0);
 	kv_call_expect(&client, &message, -EEXIST, "c");
 	kv_close(&client);
@@ -203,7 +200,7 @@ static void test_rights(void **state)
 	fa_check_eq(fa_test_reap(fa_test_fork(stranger, NULL)), 0);
 }
 
-/* What another tenant publishes for itself is not found, and what it freed is not seen. */
+/* Private prefixes of another tenant are not found, and its freed pages are not seen. */
 static int prober(void *userdata)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_SEQUENCE_ATTACH);
@@ -226,7 +223,7 @@ static int prober(void *userdata)
 	return 0;
 }
 
-static void test_probe(void **state)
+static void test_other_tenants_prefixes(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_SEQUENCE_PUBLISH);
 	uint64_t cache, sequence;
@@ -241,7 +238,6 @@ static void test_probe(void **state)
 	message.sequence_publish.n_tokens = 64;
 	kv_call(&client, &message, FA_WIRE_SEQUENCE_REPLY);
 	fa_check_eq(client.raw.message.sequence_reply.matched, 4);
-	/* Others, for everybody. */
 	sequence = kv_sequence(&client, cache);
 	kv_append(&client, sequence, numbers, 0, 64);
 	message.sequence_publish.sequence = sequence;
@@ -253,8 +249,8 @@ static void test_probe(void **state)
 }
 
 /*
- * Pages that were another tenant's are zeros, whatever of them is not written: a step that
- * appends nothing and attends sees nothing of him.
+ * Pages of another tenant are zeroed even where nothing is written: a step that appends nothing
+ * and attends sees no old data.
  */
 static int scavenger(void *userdata)
 {
@@ -295,8 +291,8 @@ static void test_cleared(void **state)
 }
 
 /*
- * What lies behind a sequence's tokens in the page that a fork has copied is not the fork's:
- * who keeps tokens that were never written finds zeros.
+ * A fork's copy of a page has nothing behind the fork's tokens: keeping tokens that were never
+ * written yields zeros.
  */
 static int forger(void *userdata)
 {
@@ -338,8 +334,6 @@ static void test_copied_tail(void **state)
 	fa_check_eq(fa_test_reap(fa_test_fork(forger, NULL)), 0);
 }
 
-/* ---- limits */
-
 /* 8 MiB of pages of 16 tokens, 16 layers, 2 heads of 16 + 8 floats: 48 KiB each. */
 static void test_exhausted(void **state)
 {
@@ -351,7 +345,6 @@ static void test_exhausted(void **state)
 	kv_append(&client, sequences[0], numbers, 0, 1500);
 	items[0] = (struct fa_wire_step_item){ .sequence = sequences[0], .n_new = 1000 };
 	items[1] = (struct fa_wire_step_item){ .sequence = sequences[1], .n_new = 1000 };
-	/* Each alone would fit; together they do not, and nothing has changed. */
 	kv_begin_expect(&client, 1, items, 2, -ENOMEM, "exhausted");
 	fa_check_eq(kv_info(&client, sequences[0]).planned, 1500);
 	kv_append(&client, sequences[1], numbers, 0, 1000);
@@ -389,7 +382,6 @@ static void test_quota(void **state)
 	item.n_new = 32;
 	kv_begin(&other, 1, &item, 1);
 
-	/* Of all sessions of the tenant together. */
 	message = kv_cache_message(NULL, 0);
 	kv_call_expect(&other, &message, -EDQUOT, "limit caches, which is 2");
 	for (int i = 0; i < 2; i++)
@@ -410,8 +402,10 @@ static int start_with_small_steps(void **state)
 	return 0;
 }
 
-/* What tables of steps take is paid for as long as they are in flight: there is room for one
- * of few pages, and what a device needs for a request of it. */
+/*
+ * A step's tables are charged while it is in flight: one of few pages fits, with the device's
+ * memory for one request.
+ */
 static void test_step_bytes(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
@@ -427,7 +421,7 @@ static void test_step_bytes(void **state)
 	kv_append(&client, sequence, numbers, 0, 80);
 }
 
-/* A request that comes after its step was asked to end is refused, and does no harm. */
+/* A request sent after its step's end is refused harmlessly. */
 static void test_too_late(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
@@ -442,14 +436,11 @@ static void test_too_late(void **state)
 		end = kv_end(&client, 0, 1, true);
 		value = kv_attend(&client, 0, 1, 0, numbers, 16, NULL);
 		kv_wait(&client, 0, end);
-		/* The step may be over by then. */
 		fa_raw_wait(&client.raw, 0, value, &late);
 		fa_check(late.status == -EINVAL || late.status == -ENOENT);
 	}
 	kv_check(&client, sequence, numbers, 0, 800);
 }
-
-/* ---- those who die */
 
 static int dies_between(void *userdata)
 {
@@ -490,8 +481,10 @@ static void test_killed(void **state)
 	kv_check(&client, sequence, numbers, 0, 50);
 }
 
-/* What is copied for one sequence of a step does not wait for what another of them is part of: a
- * fork can join sequences whose steps are planned on one another. */
+/*
+ * A copy for one sequence of a step does not wait for other sequences of that step, so a fork can
+ * join sequences whose steps are planned on one another.
+ */
 static void test_fork_joins(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), busy = kv_sequence(&client, cache);
@@ -506,7 +499,7 @@ static void test_fork_joins(void **state)
 	items[1] = (struct fa_wire_step_item){ .sequence = child, .n_new = 1 };
 	kv_begin(&client, 1, items, 1);
 	kv_begin(&client, 2, items, 2);
-	/* Of this one a page would be copied that a step is writing to. */
+	/* Copying a page of this one would need one that a step is writing. */
 	(void)kv_fork(&client, busy, UINT64_MAX);
 	kv_begin_expect(&client, 3, items, 1, -EBUSY, "end that step first");
 	news[0] = numbers[21];
@@ -529,7 +522,7 @@ int main(void)
 		TEST(two_append),
 		TEST(race),
 		TEST(rights),
-		TEST(probe),
+		TEST(other_tenants_prefixes),
 		TEST(cleared),
 		TEST(copied_tail),
 		TEST(fork_joins),

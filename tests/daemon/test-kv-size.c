@@ -1,7 +1,6 @@
 /*
- * How large the KV pool is: a configuration that is read again lets it grow, or has it give
- * back what becomes free, and says so; a share of the memory is the same share when the
- * pool outlives its daemon.
+ * Size of the KV pool: a reload lets it grow, or shrink as chunks become free, with a log line; a
+ * share of the memory stays the same share when the pool outlives its daemon.
  */
 #include "kv-client.h"
 #include "tests/lib/at_once.h"
@@ -43,7 +42,6 @@ static long long pool_number(const char *key)
 	return value;
 }
 
-/* Has the daemon read another configuration, and say @part. */
 static void reload(const char *config, const char *part)
 {
 	FILE *file = fopen(process.config, "we");
@@ -54,7 +52,7 @@ static void reload(const char *config, const char *part)
 	fa_test_daemon_log_wait(&process, "was read again");
 }
 
-/* A daemon with a cache whose pages are large, and two sequences; returns the cache. */
+/* Starts a daemon with two sequences in a cache of large pages; returns the cache. */
 static uint64_t start(const struct fa_test_daemon_options *options, uint64_t (*ret_sequences)[2])
 {
 	uint64_t cache;
@@ -68,7 +66,6 @@ static uint64_t start(const struct fa_test_daemon_options *options, uint64_t (*r
 	return cache;
 }
 
-/* Pages of 48 KiB, 42 a chunk: 672 tokens. */
 static void test_reload(void **state)
 {
 	const struct fa_test_daemon_options options = {
@@ -87,12 +84,12 @@ static void test_reload(void **state)
 	fa_check_eq(pool_number("chunks_max"), 3);
 	kv_append(&client, sequences[1], numbers, 700, 400);
 	fa_check_eq(pool_number("chunks"), 3);
-	/* It was made for two, and has addresses for four times as many. */
+	/* Created for two chunks, with addresses for four times as many. */
 	reload("[pool]\nbytes = 64M\nchunk_bytes = 4M\n",
 	       "may have 8 chunks of 2048 KiB, not the 32 that are wanted");
 	fa_check_eq(pool_number("chunks_max"), 8);
 
-	/* What is in use stays, until it is not. */
+	/* Used chunks stay until they are free. */
 	reload("[pool]\nbytes = 2M\n", "may have 1 chunks of 2048 KiB; it has 3");
 	kv_check(&client, sequences[0], numbers, 0, 600);
 	kv_check(&client, sequences[1], numbers, 0, 1100);
@@ -109,8 +106,8 @@ static void test_reload(void **state)
 	fa_test_daemon_stop(&process);
 }
 
-/* What nothing is in for a while is given back, though there is something in other chunks. */
-static void test_given_back(void **state)
+/* An empty chunk is freed after a while, though others are used. */
+static void test_empty_chunk_is_freed(void **state)
 {
 	const struct fa_test_daemon_options options = {
 		.config = "[pool]\nbytes = 16M\nchunk_bytes = 2M\n"
@@ -152,7 +149,7 @@ static void test_share(void **state)
 	fa_test_daemon_start(&process, &options);
 	kv_open(&client, process.socket);
 	json = get_status();
-	/* What else is free of a machine's memory changes all the time. */
+	/* Other free memory of the machine changes all the time. */
 	gpu = !strcmp(json_string_value(json_object_get(json, "backend")), "cuda");
 	json_decref(json);
 	if (gpu) {
@@ -169,7 +166,6 @@ static void test_share(void **state)
 		kv_close(&client);
 		kv_open(&client, process.socket);
 		fa_check_eq(pool_number("chunks"), chunks);
-		/* But for what the daemon itself takes. */
 		fa_check(pool_number("chunks_max") >= chunks_max - 2);
 	}
 	kv_close(&client);
@@ -188,7 +184,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_reload),
-		cmocka_unit_test(test_given_back),
+		cmocka_unit_test(test_empty_chunk_is_freed),
 		cmocka_unit_test(test_share),
 	};
 

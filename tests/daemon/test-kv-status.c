@@ -1,5 +1,5 @@
 /*
- * What the status says of the KV cache, and to whom; what an administrator may remove.
+ * What the status says of the KV cache, and to which user; what an administrator may remove.
  */
 #include "kv-client.h"
 #include "tests/lib/check.h"
@@ -31,7 +31,7 @@ static int start(void **state)
 
 	fa_test_daemon_start(&daemon_process, &options);
 	kv_open(&client, daemon_process.socket);
-	/* As few pages as in a small pool, and chunks as large as a GPU's must be. */
+	/* As few pages as in a small pool, with chunks as large as a GPU needs. */
 	kv_spare_layers = 7 * KV_LAYERS;
 	kv_count(numbers, 1, 100);
 	return 0;
@@ -63,7 +63,6 @@ static long long number(const json_t *json, const char *array, size_t i, const c
 	return json_integer_value(json_object_get(object, key));
 }
 
-/* Of those that have something of the pool. */
 static json_t *pool_tenants(const json_t *json)
 {
 	return json_object_get(json_object_get(json, "pool"), "tenants");
@@ -141,7 +140,6 @@ static int stranger(void *userdata)
 	fa_check_eq(json_array_size(json_object_get(json, "caches")), 1);
 	fa_check_eq(json_array_size(json_object_get(json, "sequences")), 1);
 	fa_check_eq(number(json, "caches", 0, "uid"), NOBODY);
-	/* Of the pool, too. */
 	fa_check_eq(number(json, NULL, 0, "caches"), 1);
 	fa_check_eq(number(json, NULL, 0, "sequences"), 1);
 	fa_check_eq(number(json, NULL, 0, "used_bytes"), 0);
@@ -155,8 +153,8 @@ static int stranger(void *userdata)
 	return 0;
 }
 
-/* Others see what is theirs; who administers sees, and may remove, everything. */
-static void test_strangers(void **state)
+/* Others see their own objects; administrators see and may remove all. */
+static void test_other_users(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CACHE_REMOVE);
 	json_t *json;
@@ -167,7 +165,7 @@ static void test_strangers(void **state)
 	fa_check_eq(fa_test_reap(fa_test_fork(stranger, NULL)), 0);
 	json = status_of(&client);
 	fa_check_eq(json_array_size(json_object_get(json, "caches")), 2);
-	/* A name keeps what is behind it, and its tenant, without a session. */
+	/* A name keeps its objects and its tenant without a session. */
 	fa_check_eq(json_array_size(pool_tenants(json)), 2);
 	json_decref(json);
 	message.cache_remove.cache = kv_cache_find(&client, "theirs");
@@ -177,7 +175,7 @@ static void test_strangers(void **state)
 	json_decref(json);
 }
 
-/* Memory that nothing is in goes back, after a while. */
+/* Empty chunks are freed after a while. */
 static void test_shrinks(void **state)
 {
 	uint64_t sequence = kv_sequence(&client, kv_cache(&client, NULL, 0));
@@ -209,7 +207,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		TEST(contents),
 		TEST(bounded),
-		TEST(strangers),
+		TEST(other_users),
 		TEST(shrinks),
 	};
 

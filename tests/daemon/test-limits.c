@@ -1,6 +1,6 @@
 /*
- * Limits: an error that names the limit, never the end of a session, and everything can be used
- * again after it was released.
+ * Limits: the error names the limit, the session goes on, and everything can be used again after
+ * its release.
  */
 #include "common/cleanup.h"
 #include "common/memfd.h"
@@ -20,7 +20,6 @@
 
 static struct fa_scene scene;
 
-/* Each test starts its own daemon. */
 static void start(const char *limits)
 {
 	char config[512];
@@ -60,7 +59,7 @@ static void free_buffer(struct fa_raw *raw, uint32_t id)
 	fa_raw_call_expect(raw, &message, NULL, 0, 0, NULL);
 }
 
-/* The charge of a buffer is released after its memory, soon. */
+/* A buffer's charge is released shortly after its memory. */
 static bool registers(struct fa_raw *raw, uint32_t id, uint64_t bytes)
 {
 	register_memfd(raw, id, bytes);
@@ -76,7 +75,6 @@ static void test_connections(void **state)
 	for (int i = 0; i < 4; ++i)
 		fa_raw_open(&raws[i], scene.daemon.socket);
 
-	/* A connection above the limit gets an error and ends. */
 	fa_raw_connect(&extra, scene.daemon.socket);
 	fa_raw_expect_reply(&extra, 0, -EDQUOT, "connections", true);
 	fa_raw_close(&extra);
@@ -137,7 +135,6 @@ static void test_session_buffers(void **state)
 	fa_scene_check(&scene);
 }
 
-/* The tenant's limit, over several sessions. */
 static void test_buffers(void **state)
 {
 	struct fa_raw a, b;
@@ -166,7 +163,7 @@ static void test_buffer_bytes(void **state)
 	fa_check_eq(raw.limits.buffer_bytes, 1048576);
 	fa_check(registers(&raw, 1, 512 << 10));
 
-	/* A sparse file counts with its size. */
+	/* A sparse file counts in full. */
 	register_memfd(&raw, 2, 1ull << 40);
 	check_over(&raw, "buffer_bytes");
 	register_memfd(&raw, 2, INT64_MAX & ~4095ull);
@@ -257,7 +254,6 @@ static void test_part_bytes(void **state)
 	fa_case_fill(&wide, buffer.data);
 	fa_test_accounts(&raw, &before);
 
-	/* Queued behind a slow request, it is in flight until it is cancelled or has run. */
 	for (int cancelled = 0; cancelled < 2; ++cancelled) {
 		struct fa_wire_message first = fa_case_message(&slow, 2, 0, 0, ++value);
 
@@ -311,7 +307,6 @@ static void test_part_bytes(void **state)
 	fa_scene_check(&scene);
 }
 
-/* A client that disconnects leaves nothing charged. */
 static void test_part_bytes_gone(void **state)
 {
 	struct fa_case slow = fa_case_slow();
@@ -356,7 +351,7 @@ static void test_session_requests(void **state)
 	for (uint64_t value = 1; value <= 4; ++value)
 		submit(&raw, &slow, 0, value);
 
-	/* Refusals come in order: at once if nothing is queued before. */
+	/* Refusals are in order: at once if nothing is queued before. */
 	submit(&raw, &slow, 1, 1);
 	fa_raw_wait_expect(&raw, 1, 1, -EDQUOT, "session_requests");
 	submit(&raw, &slow, 0, 5);
@@ -367,7 +362,6 @@ static void test_session_requests(void **state)
 		fa_raw_wait_expect(&raw, 0, value, -ECANCELED, NULL);
 	fa_raw_wait_expect(&raw, 0, 5, -EDQUOT, "session_requests");
 
-	/* Afterwards there is room again. */
 	submit(&raw, &slow, 1, 2);
 	cancel(&raw, 1, 2);
 	fa_raw_wait_expect(&raw, 1, 2, -ECANCELED, NULL);
@@ -390,7 +384,7 @@ static void test_requests(void **state)
 	submit(&a, &slow, 0, 1);
 	submit(&a, &slow, 0, 2);
 	submit(&a, &slow, 0, 3);
-	fa_raw_ping(&a); /* by now they were counted */
+	fa_raw_ping(&a); /* counted by now */
 	submit(&b, &slow, 0, 1);
 	fa_raw_wait_expect(&b, 0, 1, -EDQUOT, "requests");
 	cancel(&a, 0, 2);
@@ -495,7 +489,7 @@ static void test_refused_vectors(void **state)
 			fa_test_quiet_ms(2);
 		}
 	}
-	/* Requests held by the daemon, and in the socket's queue. */
+	/* Requests in the daemon, and in the socket's queue. */
 	fa_check(value >= 50 + 32);
 	fa_check(value < 500);
 	fa_scene_bystander(&scene);
@@ -504,7 +498,7 @@ static void test_refused_vectors(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Answers with descriptors that nobody reads: the daemon holds no more than allowed. */
+/* Unread replies with descriptors: the daemon holds no more than allowed. */
 static void test_fds(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_STATUS);

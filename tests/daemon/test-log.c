@@ -26,7 +26,6 @@ static void set_stream(int fd, unsigned int device, unsigned int inode, const ch
 static void check_auto(enum fa_log_target expected)
 {
 	assert_int_equal(fa_log_resolve(FA_LOG_AUTO), expected);
-	/* A configured target is kept. */
 	assert_int_equal(fa_log_resolve(FA_LOG_STDERR), FA_LOG_STDERR);
 	assert_int_equal(fa_log_resolve(FA_LOG_JOURNAL), FA_LOG_JOURNAL);
 }

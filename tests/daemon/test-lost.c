@@ -1,7 +1,6 @@
 /*
- * The device is lost under the real daemon: everybody is told, nothing is left
- * unanswered, the reason is in the log, and the exit status says that a new start may
- * help. The daemon is fad with another device (lossy-device.c).
+ * The real daemon loses its device: all requests are answered, the log has the reason, and the
+ * exit status asks for a restart. fad with another device (lossy-device.c).
  */
 #include "common/cleanup.h"
 #include "lossy-device.h"
@@ -19,7 +18,7 @@
 
 #include <cmocka.h>
 
-/* Few enough that their answers wait nowhere, and more than the device takes at once. */
+/* Few enough that replies fit into the sockets, more than the device takes at once. */
 #define STREAMS 12
 #define EACH 10
 
@@ -72,10 +71,8 @@ static void expect_exit(bool in_order)
 	fa_check(!in_order == !strstr(log, "bye"));
 }
 
-/* With one client idle, one with much in flight, and one that does it. */
 static void test_lost(void **state)
 {
-	/* Milliseconds each. */
 	struct fa_case attention = { .heads = 4,
 		                     .seqlen_q = fa_test_sanitized() ? 64 : 256,
 		                     .seqlen_k = fa_test_sanitized() ? 4096 : 16384 };
@@ -89,14 +86,14 @@ static void test_lost(void **state)
 	for (uint64_t value = 1; value <= EACH; ++value)
 		for (uint32_t stream = 1; stream <= STREAMS; ++stream)
 			ask(1, &attention, stream, value);
-	/* What was not even read may end with the connection. */
+	/* Requests that were not read yet may end with the connection. */
 	fa_raw_ping(&raws[1]);
 	fatal = attention;
 	fatal.scale = FA_LOSSY_LOSE;
 	ask(2, &fatal, 0, 1);
 	fa_raw_wait_expect(&raws[2], 0, 1, -ENODEV, NULL);
 
-	/* Each is answered once, in its order, and the page says the same. */
+	/* Each is answered once, in order, and the page agrees. */
 	for (uint64_t value = 1; value <= EACH; ++value)
 		for (uint32_t stream = 1; stream <= STREAMS; ++stream) {
 			struct fa_raw_completion completion;
@@ -118,7 +115,7 @@ static void test_lost(void **state)
 	expect_exit(true);
 }
 
-/* A driver may hang for ever when its device is gone. Until then the others are told. */
+/* A driver may hang when its device is lost. Until then others get their answers. */
 static void test_hangs(void **state)
 {
 	struct fa_case attention = { .heads = 1, .seqlen_q = 4, .seqlen_k = 4 };

@@ -1,4 +1,6 @@
-/* How the engine's thread waits: nothing is missed, and no processor is burnt. */
+/*
+ * How the engine thread waits: no wake-up is lost, and no CPU time is wasted.
+ */
 #include "common/clock.h"
 #include "daemon/base/parker.h"
 #include "tests/lib/pause.h"
@@ -15,17 +17,17 @@
 
 #define ROUNDS 20000
 
-static void test_look(void **state)
+static void test_wake_up_before_wait(void **state)
 {
 	struct fa_parker waiter = { 0 };
 
 	fa_parker_wake(&waiter);
 	fa_parker_init(&waiter);
-	assert_true(fa_parker_consume(&waiter)); /* it was woken before there was anybody */
+	assert_true(fa_parker_consume(&waiter)); /* woken before it waited */
 	assert_false(fa_parker_consume(&waiter));
 	fa_parker_wake(&waiter);
 	fa_parker_wake(&waiter);
-	/* Who was woken since the last look does not wait. */
+	/* A wake-up since the last look ends the wait at once. */
 	fa_parker_park(&waiter, FA_NS_NEVER);
 	waiter.poll_since_ns = 0;
 	fa_parker_poll(&waiter, fa_parker_poll_pause_ns(&waiter, fa_now_ns()), FA_NS_NEVER);
@@ -69,10 +71,10 @@ static void *other(void *userdata)
 	return NULL;
 }
 
-/* A wake-up lost anywhere stops this, unless it is polled. */
+/* Any lost wake-up stops this, unless polled. */
 static void ping_pong(bool polled, bool may_spin, bool prepared)
 {
-	/* Where there are few processors those that spin for nothing are in the way. */
+	/* With few processors, spinning in vain slows the others. */
 	struct pair pair = { .rounds = prepared && may_spin ? ROUNDS / 10 : ROUNDS,
 		             .polled = polled,
 		             .prepared = prepared };
@@ -103,8 +105,10 @@ static void test_ping_pong_polled(void **state)
 	ping_pong(true, true, true);
 }
 
-/* Of two that sleep on bells, each rings the other's, and takes it back before it has news,
- * as a loop does that was woken by it. */
+/*
+ * Two threads sleep on bells; each rings the other's and rearms it before its own news, as a loop
+ * woken by a bell does.
+ */
 struct bells {
 	struct fa_parker waiters[2];
 	int bells[2];
@@ -184,7 +188,7 @@ static void *sleep_until_over(void *userdata)
 	return NULL;
 }
 
-/* Who was only prepared wakes up, has no news, and sleeps again. */
+/* Only prepared: it wakes up, finds nothing, and sleeps again. */
 static void test_prepare(void **state)
 {
 	struct sleeper sleeper = { 0 };
@@ -193,7 +197,6 @@ static void test_prepare(void **state)
 	fa_parker_init(&sleeper.waiter);
 	sleeper.waiter.may_spin = true;
 	assert_int_equal(pthread_create(&thread, NULL, sleep_until_over, &sleeper), 0);
-	/* It comes to sleep sooner or later. */
 	while (!sleeper.n_waits) {
 		fa_parker_prewake(&sleeper.waiter);
 		fa_test_pause_ns(FA_NS_PER_MS);
@@ -204,13 +207,13 @@ static void test_prepare(void **state)
 	pthread_join(thread, NULL);
 	assert_int_equal(sleeper.n_looks, 1);
 
-	/* Where nobody may spin nobody wakes up for nothing. */
+	/* Where spinning is not allowed, there are no false wake-ups. */
 	sleeper.waiter.may_spin = false;
 	fa_parker_prewake(&sleeper.waiter);
 	assert_false(fa_parker_consume(&sleeper.waiter));
 }
 
-/* A bell wakes it, but not again and again while nobody has read it. */
+/* A bell wakes it once until it is read. */
 static void test_bell(void **state)
 {
 	struct sleeper sleeper = { 0 };
@@ -228,7 +231,7 @@ static void test_bell(void **state)
 		fa_test_poll_pause(&pause_ns);
 	fa_test_quiet_ms(100);
 	assert_int_equal(sleeper.n_waits, 1);
-	/* Nothing came of it; when somebody wakes it, it is as before. */
+	/* Without news; a real wake-up then works as before. */
 	assert_int_equal(eventfd_read(bell, &count), 0);
 	fa_parker_wake(&sleeper.waiter);
 	for (uint64_t pause_ns = 0; !sleeper.n_looks;)
@@ -239,10 +242,9 @@ static void test_bell(void **state)
 	for (uint64_t pause_ns = 0; sleeper.n_waits < 3;)
 		fa_test_poll_pause(&pause_ns);
 	assert_int_equal(sleeper.n_looks, 1);
-	/* Who reads the bell makes it ready for the next, without news. */
+	/* Reading the bell rearms it, without news. */
 	assert_int_equal(eventfd_read(bell, &count), 0);
 	fa_test_quiet_ms(20);
-	/* It comes to sleep sooner or later. */
 	while (sleeper.n_waits < 4) {
 		fa_parker_prewake(&sleeper.waiter);
 		fa_test_pause_ns(FA_NS_PER_MS);
@@ -261,7 +263,7 @@ static void test_bell(void **state)
 	close(bell);
 }
 
-/* One that rings for nothing is not heard for some time, and then again. */
+/* A bell that rings in vain is ignored for a while, then heard again. */
 static void test_bell_in_vain(void **state)
 {
 	struct fa_parker waiter = { 0 };
@@ -277,10 +279,10 @@ static void test_bell_in_vain(void **state)
 		waiter.spin_ns = 0;
 		fa_parker_park(&waiter, begin_ns + FA_NS_PER_MS);
 		n_heard += waiter.watch_fired;
-		/* As one does that was prepared. */
+		/* Like one that was prepared. */
 		waiter.watch_fired = false;
 	}
-	/* Four, and 64 without; so twice, and the beginning of the third. */
+	/* Four heard, 64 ignored; twice, and the start of a third. */
 	assert_int_equal(n_heard, 12);
 	fa_parker_deinit(&waiter);
 	close(bell);
@@ -305,9 +307,8 @@ static void test_pause(void **state)
 	}
 }
 
-/* Where nothing is quick, little time is spent looking for it; one quick one and it is
- * looked for as before. */
-static void test_slow_ones(void **state)
+/* After slow works little time is spent polling; a quick one restores it. */
+static void test_slow_works(void **state)
 {
 	struct fa_parker waiter = { 0 };
 
@@ -318,13 +319,12 @@ static void test_slow_ones(void **state)
 	}
 	assert_int_not_equal(
 		fa_parker_poll_pause_ns(&waiter, waiter.poll_since_ns + 25 * FA_NS_PER_US), 0);
-	/* What is urgent is looked for all the same. */
+	/* Urgent work is polled for all the same. */
 	fa_parker_poll_urgent(&waiter);
 	assert_int_equal(
 		fa_parker_poll_pause_ns(&waiter, waiter.poll_since_ns + 150 * FA_NS_PER_US), 0);
 	waiter.poll_spin_ns = 0;
 	for (int i = 0; i < 1000; i++) {
-		/* The machine may be slow; one of them is not. */
 		fa_parker_poll_begin(&waiter);
 		fa_parker_poll_hit(&waiter);
 	}
@@ -332,7 +332,7 @@ static void test_slow_ones(void **state)
 	                 0);
 }
 
-/* A deadline ends a sleep between two looks, too. */
+/* A deadline also ends a sleep between two polls. */
 static void test_until(void **state)
 {
 	struct fa_parker waiter = { 0 };
@@ -358,7 +358,7 @@ static void test_until(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_look),
+		cmocka_unit_test(test_wake_up_before_wait),
 		cmocka_unit_test(test_ping_pong),
 		cmocka_unit_test(test_ping_pong_polled),
 		cmocka_unit_test(test_ping_pong_bells),
@@ -366,7 +366,7 @@ int main(void)
 		cmocka_unit_test(test_bell),
 		cmocka_unit_test(test_bell_in_vain),
 		cmocka_unit_test(test_pause),
-		cmocka_unit_test(test_slow_ones),
+		cmocka_unit_test(test_slow_works),
 		cmocka_unit_test(test_until),
 	};
 

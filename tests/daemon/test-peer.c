@@ -38,7 +38,6 @@ static void test_cgroup(void **state)
 	expect_cgroup("9:name=systemd:/\n4:memory:/\n", "/");
 	expect_cgroup("3:cpu:/c\n", "/c");
 	expect_cgroup("4:memoryx:/x\n3:xmemory,memory:/m\n", "/m");
-	/* malformed */
 	expect_cgroup("", "");
 	expect_cgroup("nonsense", "");
 	expect_cgroup("0:\n:\n::\n0::relative\n", "");

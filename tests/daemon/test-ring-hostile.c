@@ -1,7 +1,7 @@
 /*
- * Rings of clients that mean harm: words and entries that make no sense, or change while
- * requests run, and clients killed with a ring full of work. Each costs its own
- * connection, at most; what it held comes back, and the bystander never notices.
+ * Rings of malicious clients: forged words and entries, changes while requests run, and clients
+ * killed with a full ring. At most their own connection ends, their resources are released, and
+ * the bystander never notices.
  */
 #include "common/cleanup.h"
 #include "tests/daemon/ring-scene.h"
@@ -27,7 +27,6 @@ static void forge_entry(uint64_t at, uint32_t length, uint32_t flags)
 	memcpy(ring.memory + FA_RING_HEAD_BYTES + at, &word, sizeof(word));
 }
 
-/* It is told what was wrong, and that is the end of its connection. */
 static void expect_refusal(const char *part)
 {
 	fa_raw_ring_bell(&ring);
@@ -62,13 +61,13 @@ static void test_forged(void **state)
 		atomic_store(&ring.end.words->tail, forged[i].tail);
 		expect_refusal(forged[i].part);
 	}
-	/* Backwards, after it was taken. */
+	/* Moved back after it was taken. */
 	open_ring(0);
 	fa_raw_ring_marker(&ring, 0, 1);
 	fa_raw_ring_wait(&raw, &ring, 0, 1);
 	atomic_fetch_sub(&ring.end.words->tail, 8);
 	expect_refusal("backwards");
-	/* The sequence of a stream's values counts here, too. */
+	/* The order of a stream's values is checked here, too. */
 	open_ring(0);
 	fa_raw_ring_marker(&ring, 0, 2);
 	fa_raw_receive_reply(&raw);
@@ -78,7 +77,7 @@ static void test_forged(void **state)
 	fa_scene_check(&scene);
 }
 
-/* The daemon's own words, which it only writes. */
+/* Words that the daemon only writes. */
 static void test_other_words(void **state)
 {
 	open_ring(0);
@@ -97,12 +96,10 @@ static void test_other_words(void **state)
 	fa_scene_check(&scene);
 }
 
-/* ---- a thread that scribbles */
-
 static atomic_bool scribbling;
 static uint64_t scribble_bytes, scribble_from;
 
-/* It races with its own process, and is to: that is nothing for ThreadSanitizer. */
+/* It races by intent with its own process: not for ThreadSanitizer. */
 __attribute__((no_sanitize("thread"))) static void *scribble(void *unused)
 {
 	struct fa_test_random random = { fa_test_random(&numbers) };
@@ -134,7 +131,7 @@ static void stop_scribbling(pthread_t thread)
 	fa_check_eq(pthread_join(thread, NULL), 0);
 }
 
-/* In a process of its own: sends what it can while its ring changes. */
+/* In a child: sends what it can while its ring changes. */
 static int scribbling_client(void *userdata)
 {
 	const bool words = *(bool *)userdata;
@@ -173,8 +170,8 @@ static void test_scribbled(void **state)
 }
 
 /*
- * A message that changes when it was put is acted upon as it was copied: here between two
- * that are right, so that each answer is one of theirs, and nothing else is touched.
+ * A message that changes after it was put is handled as it was copied: here it alternates between
+ * two valid ones, and each answer fits one of them.
  */
 static atomic_bool changing;
 
@@ -201,7 +198,7 @@ static void test_changed(void **state)
 	pthread_t thread;
 	size_t length, at = 0;
 
-	/* Buffers 1 and 2: the second is not there. */
+	/* Buffer 2 does not exist. */
 	open_ring(0);
 	make_small();
 	for (uint64_t value = 1; value <= 2000; ++value) {
@@ -236,8 +233,6 @@ static void test_changed(void **state)
 	fa_scene_check(&scene);
 }
 
-/* ---- killed with requests in flight */
-
 #define IN_FLIGHT 1000
 
 static int ready[2];
@@ -262,7 +257,6 @@ static int doomed_client(void *userdata)
 	}
 	if (write(ready[1], "", 1) != 1)
 		return 1;
-	/* And on it goes, until it ends. */
 	for (uint64_t value = 1;; ++value) {
 		fa_raw_stream_create(&raw, 1 + value % 50, 0);
 		fa_raw_ring_marker(&ring, 1 + value % 50, value <= 50 ? 1 : 1 + (value - 1) / 50);
@@ -292,7 +286,7 @@ static void test_killed(void **state)
 	fa_scene_check(&scene);
 }
 
-/* One that is stopped with its ring full holds up nobody. */
+/* A stopped client with a full ring delays nobody. */
 static void test_stopped(void **state)
 {
 	pid_t pid;

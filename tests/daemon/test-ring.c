@@ -1,6 +1,6 @@
 /*
- * Requests through a ring, by hand: what is set up, what answers, in which order with
- * packets; who is woken; what it costs while nobody asks; and that all comes back.
+ * Requests by ring, written by hand: set-up, answers, order relative to packets, wake-ups, CPU
+ * time while idle, and release.
  */
 #include "tests/daemon/ring-scene.h"
 #include "tests/lib/at_once.h"
@@ -20,10 +20,8 @@
 
 #include <cmocka.h>
 
-/* How long the daemon's use of processors is measured. */
 #define MEASURED_MS 300
 
-/* Nothing came through the socket. */
 static void check_silence(void)
 {
 	struct pollfd pollfd = { .fd = raw.fd, .events = POLLIN };
@@ -49,7 +47,7 @@ static void test_setup(void **state)
 		open_ring(sizes[i].wanted);
 		fa_check_eq(ring.bytes, sizes[i].bytes);
 		fa_check(ring.n_records >= raw.limits.requests);
-		/* Neither can be pulled away, and the results cannot be written. */
+		/* Neither file can be shrunk, and the results cannot be written. */
 		fa_check(ftruncate(ring.ring_fd, 0) < 0);
 		fa_check(ftruncate(ring.results_fd, 0) < 0);
 		fa_check(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, ring.results_fd, 0) ==
@@ -100,7 +98,7 @@ static void test_markers_as_packets(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Behind work a marker waits for it. */
+/* A marker behind work waits for it. */
 static void test_order_in_stream(void **state)
 {
 	struct fa_wire_message message;
@@ -137,13 +135,12 @@ static void test_refused(void **state)
 	fa_check_eq(outcome.status, 0);
 	outcome = fa_raw_ring_wait(&raw, &ring, 0, 1);
 	fa_check_eq(outcome.status, -ENOENT);
-	/* It has a Completion with the sentence; the other has none. */
+	/* The failed one has a Completion with its text; the other has none. */
 	fa_raw_wait_expect(&raw, 0, 1, -ENOENT, "buffer is 77");
 	fa_raw_ping(&raw);
 	check_silence();
 	fa_check_eq(raw.n_completions, 0);
 
-	/* What belongs to no stream comes as a packet, or not at all. */
 	message = fa_raw_message(FA_WIRE_PING);
 	message.id = 4711;
 	fa_raw_ring_send(&ring, &message);
@@ -152,7 +149,6 @@ static void test_refused(void **state)
 	message.id = 4712;
 	fa_raw_ring_send(&ring, &message);
 	fa_raw_expect_reply(&raw, 4712, -ENOTSUP, "Reply", false);
-	/* Nor do descriptors. */
 	message = fa_raw_message(FA_WIRE_MARKER);
 	message.marker.value = 3;
 	message.fds = 1;
@@ -164,7 +160,7 @@ static void test_refused(void **state)
 	fa_scene_check(&scene);
 }
 
-/* What is in the ring when a packet is sent comes before it. */
+/* Entries put before a packet was sent are handled before it. */
 static void test_order_with_packets(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_BUFFER_FREE);
@@ -188,7 +184,7 @@ static void test_order_with_packets(void **state)
 	fa_scene_check(&scene);
 }
 
-/* A ring that nobody takes from is full; the daemon waits for nobody. */
+/* A ring from which nothing is taken is full; the daemon does not wait. */
 static void test_full(void **state)
 {
 	struct fa_case slow = fa_case_slow();
@@ -200,8 +196,10 @@ static void test_full(void **state)
 	fa_raw_buffer_arena(&raw, &slow_buffer, 2, slow.bytes);
 	message = fa_case_message(&slow, 2, 0, 0, value);
 	fa_raw_ring_send(&ring, &message);
-	/* More refused ones than it lets pile up: nothing is taken in all its turns that others
-	 * see it have. */
+	/*
+	 * With more refusals pending than allowed, nothing is taken from the ring while others
+	 * are served.
+	 */
 	message = fa_case_message(&slow, 77, 0, 0, 0);
 	for (int turns = 0; turns < 20;) {
 		message.attention.value = value + 1;
@@ -217,7 +215,7 @@ static void test_full(void **state)
 	}
 	fa_check(n > 32);
 	fa_scene_bystander(&scene);
-	/* The pause ends with the slow one. */
+	/* The pause ends with the slow request. */
 	fa_ring_arm_room(&ring.end);
 	fa_check(!fa_ring_has_room(&ring.end, 600));
 	fa_raw_close(&raw);
@@ -225,7 +223,6 @@ static void test_full(void **state)
 	fa_raw_ring_close(&ring);
 	fa_scene_check(&scene);
 
-	/* The same, and the slow one ends by its deadline. */
 	open_ring(4096);
 	fa_raw_buffer_arena(&raw, &slow_buffer, 2, slow.bytes);
 	message = fa_case_message(&slow, 2, 0, 0, 1);
@@ -254,7 +251,7 @@ static bool is_woken(int timeout_ms)
 	return poll(&pollfd, 1, timeout_ms) == 1 && read(ring.wake, bytes, sizeof(bytes)) > 0;
 }
 
-/* Armed, the client is woken by what ends; not armed, it is not. */
+/* An armed client is woken by completions; otherwise it is not. */
 static void test_wake(void **state)
 {
 	struct fa_wire_message message;
@@ -281,7 +278,7 @@ static void test_wake(void **state)
 	fa_scene_check(&scene);
 }
 
-/* A client that never reads is woken in vain, and that is all. */
+/* A client that never reads its bell harms nobody. */
 static void test_wake_unread(void **state)
 {
 	open_ring(0);
@@ -295,7 +292,7 @@ static void test_wake_unread(void **state)
 	fa_scene_check(&scene);
 }
 
-/* The daemon never reads its doorbell, which the client can make wait. */
+/* The daemon never reads its doorbell, which the client can make blocking. */
 static void test_doorbell_flags(void **state)
 {
 	eventfd_t count;
@@ -308,7 +305,7 @@ static void test_doorbell_flags(void **state)
 		if (fcntl(ring.doorbell, F_SETFL, O_NONBLOCK) == 0)
 			(void)eventfd_read(ring.doorbell, &count);
 		(void)fcntl(ring.doorbell, F_SETFL, 0);
-		/* Who takes his own bell away has to ring again. */
+		/* A client that reads the doorbell itself must ring again. */
 		fa_raw_ring_bell(&ring);
 		fa_raw_ring_wait(&raw, &ring, 0, value);
 	}
@@ -317,8 +314,6 @@ static void test_doorbell_flags(void **state)
 	close_ring();
 	fa_scene_check(&scene);
 }
-
-/* ---- what it costs */
 
 static void test_idle(void **state)
 {
@@ -371,9 +366,11 @@ static long long allocated(int fd)
 	return (long long)st.st_blocks * 512;
 }
 
-/* A client that keeps what it got of a session that is over keeps no memory of the daemon's
- * but the page with the words. */
-static void test_given_back(void **state)
+/*
+ * A client that keeps the files of an ended session keeps no memory of the daemon but the page
+ * with the words.
+ */
+static void test_memory_after_session(void **state)
 {
 	for (int i = 0; i < 20; ++i) {
 		int ring_fd, results_fd;
@@ -394,7 +391,6 @@ static void test_given_back(void **state)
 		close_ring();
 		fa_check_eventually(allocated(results_fd) == 0);
 		fa_check_eventually(allocated(ring_fd) <= FA_RING_HEAD_BYTES);
-		/* It is there, and empty. */
 		for (uint64_t at = 0; at < bytes; at += 4096)
 			fa_check_eq(records[at], 0);
 		(void)munmap((void *)records, bytes);
@@ -404,8 +400,7 @@ static void test_given_back(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Memory stays what it was, however much goes through. */
-static void test_flat(void **state)
+static void test_constant_memory(void **state)
 {
 	struct fa_test_usage before, after;
 	uint64_t value = 0, most = fa_test_long() ? 5000000 : 300000;
@@ -457,8 +452,8 @@ int main(void)
 		cmocka_unit_test(test_doorbell_flags),
 		cmocka_unit_test(test_idle),
 		cmocka_unit_test(test_accounts),
-		cmocka_unit_test(test_given_back),
-		cmocka_unit_test(test_flat),
+		cmocka_unit_test(test_memory_after_session),
+		cmocka_unit_test(test_constant_memory),
 		cmocka_unit_test(test_limits),
 	};
 

@@ -92,7 +92,6 @@ static void test_fork(void **state)
 	                                  &scene.error, &child));
 }
 
-/* A fork while its parent's last page is being written. */
 static void test_fork_in_flight(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -173,7 +172,6 @@ static void test_drop(void **state)
 	            fa_pool_sequence_fork(scene.pool, anna, sequence, 303, &scene.error, &child));
 }
 
-/* A step in flight keeps its pages. */
 static void test_leave_in_flight(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);

@@ -27,7 +27,6 @@ static struct fa_wire_secret secret_of(uint64_t number)
 	return (struct fa_wire_secret){ .lo = number * 1000003, .hi = ~number };
 }
 
-/* Sessions 1 to N of a daemon that has just died. */
 static int set_up(void **state)
 {
 	struct fa_error error;
@@ -196,7 +195,6 @@ static void test_restless(void **state)
 	expect_over("1");
 }
 
-/* Resuming at once costs no grace time. */
 static void test_at_once(void **state)
 {
 	fa_session_store_start_grace(&resume, now_ns, GRACE, ALL);

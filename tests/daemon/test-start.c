@@ -1,7 +1,6 @@
 /*
- * Starting: what is wrong with the command line, the configuration or the socket
- * is said, with the line where there is one, and ends the daemon; SIGHUP and
- * leaving when idle.
+ * Start-up: faults of command line, configuration (with the line) or socket are reported and end
+ * the daemon; SIGHUP; exit when idle.
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
@@ -41,7 +40,7 @@ static int remove_dir(void **state)
 	return 0;
 }
 
-/* It must not come up, end with a failure of its own, and say why. */
+/* The daemon must fail to start with status 1 or above and a text with @part. */
 static void expect_failure(const struct fa_test_daemon_options *options, const char *part,
                            const char *second_part)
 {
@@ -129,8 +128,6 @@ static void test_check_config(void **state)
 	               "line 3", "buffers");
 }
 
-/* ---- the socket */
-
 static void test_in_use(void **state)
 {
 	struct fa_raw raw;
@@ -139,7 +136,6 @@ static void test_in_use(void **state)
 	fa_raw_open(&raw, first.socket);
 	expect_failure(&(struct fa_test_daemon_options){ .dir = dir }, "fad.sock",
 	               "another daemon");
-	/* The first is where it was. */
 	fa_raw_ping(&raw);
 	fa_raw_close(&raw);
 	fa_raw_open(&raw, first.socket);
@@ -153,7 +149,6 @@ static void test_stale_socket(void **state)
 	struct stat st;
 	int status;
 
-	/* One whose daemon was killed. */
 	fa_test_daemon_start(&first, &(struct fa_test_daemon_options){ .dir = dir });
 	fa_test_daemon_signal(&first, SIGKILL);
 	status = fa_test_daemon_reap(&first);
@@ -165,7 +160,7 @@ static void test_stale_socket(void **state)
 	fa_raw_close(&raw);
 }
 
-/* What is no socket is not ours to remove. */
+/* A file that is no socket is not removed. */
 static void test_no_socket(void **state)
 {
 	char path[64], text[8] = "";
@@ -189,13 +184,11 @@ static void test_mode(void **state)
 	fa_check(!stat(first.socket, &st));
 	fa_check_eq(st.st_mode & 0777, 0600);
 	fa_test_daemon_stop(&first);
-	fa_check(access(first.socket, F_OK) < 0); /* gone with its daemon */
+	fa_check(access(first.socket, F_OK) < 0);
 	fa_test_daemon_start(&first, &(struct fa_test_daemon_options){ .dir = dir });
 	fa_check(!stat(first.socket, &st));
 	fa_check_eq(st.st_mode & 0777, 0660);
 }
-
-/* ---- SIGHUP */
 
 static bool refused(struct fa_raw *raw, uint32_t id)
 {
@@ -223,13 +216,13 @@ static void test_reload(void **state)
 	fa_check_eventually(!refused(&raw, 3));
 	fa_check(refused(&raw, 4));
 
-	/* Something is wrong with it: nothing changes, and that is said. */
+	/* A faulty file changes nothing, and is reported. */
 	write_text(first.config, "[limits]\nsession_buffers = 4\nbufers = 1\n");
 	fa_test_daemon_signal(&first, SIGHUP);
 	fa_test_daemon_log_wait(&first, "line 3");
 	fa_check(refused(&raw, 4));
 
-	/* Fewer than there are: what is there stays, and no more come. */
+	/* A limit below what exists: it stays, and nothing is added. */
 	write_text(first.config, "[limits]\nsession_buffers = 1\n");
 	fa_test_daemon_signal(&first, SIGHUP);
 	fa_test_daemon_log_wait(&first, "read again");
@@ -243,15 +236,13 @@ static void test_reload(void **state)
 	}
 	fa_check(refused(&raw, 5));
 
-	/* What cannot change is said. */
+	/* Settings that need a restart are reported. */
 	write_text(first.config, "[daemon]\nthreads = 1\nsocket = /elsewhere\n");
 	fa_test_daemon_signal(&first, SIGHUP);
 	fa_test_daemon_log_wait(&first, "threads");
 	fa_check_eventually(!refused(&raw, 5));
 	fa_raw_close(&raw);
 }
-
-/* ---- leaving when idle */
 
 static void test_exit_when_idle(void **state)
 {
@@ -274,8 +265,10 @@ static void test_exit_when_idle(void **state)
 	fa_check(access(first.socket, F_OK) < 0);
 }
 
-/* With a socket that it was given, as a library does that starts its own daemon:
- * the socket and its directory go, too. */
+/*
+ * With an inherited socket, as a spawning library passes: the socket and its directory are
+ * removed, too.
+ */
 static void test_listen_fd(void **state)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -306,7 +299,6 @@ static void test_listen_fd(void **state)
 	fa_check(access(own, F_OK) < 0);
 }
 
-/* A successor's generation is greater, also within the same second. */
 static void test_generation(void **state)
 {
 	uint64_t generation = 0;

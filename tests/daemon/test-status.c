@@ -1,5 +1,6 @@
-/* What the status says that sessions have had done; and of a daemon with more sessions than it
- * lists. */
+/*
+ * The status: counters of finished requests, and a daemon with more sessions than it lists.
+ */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
 #include "tests/lib/scene.h"
@@ -27,7 +28,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* One file each for us, two for the daemon. */
+/* One file per session here, two in the daemon. */
 static void raise_limit(uint64_t n)
 {
 	struct rlimit limit;
@@ -42,7 +43,6 @@ static void raise_limit(uint64_t n)
 	fa_check(!setrlimit(RLIMIT_NOFILE, &limit));
 }
 
-/* A session whose buffers are not kept here, as they are large. */
 static int crowd_member(void)
 {
 	static struct fa_raw raw;
@@ -81,7 +81,7 @@ static void check_lists(json_t *status, const struct fa_raw *viewer, json_int_t 
 	fa_check_eq(number(status, "tenants_total"), 1);
 	fa_check_eq(json_array_size(sessions), n < LISTED ? n : LISTED);
 	fa_check_eq(json_array_size(json_object_get(status, "tenants")), 1);
-	/* Who asks is always among them. */
+	/* The asking session is always listed. */
 	fa_check_eq(number(json_array_get(sessions, 0), "session"), (long long)viewer->session);
 	for (size_t i = 1; i < json_array_size(sessions); ++i)
 		fa_check(number(json_array_get(sessions, i), "session") !=
@@ -108,25 +108,23 @@ static void test_many(void **state)
 	}
 	for (int i = LISTED - 2; i < CROWD; ++i)
 		crowd[i] = crowd_member();
-	/* On a busy machine until one was not disturbed. */
+	/* Repeats until a measurement was not disturbed. */
 	for (int i = 0; i < 30 || (i < 1000 && many_ns >= 3 * few_ns); ++i) {
 		check_lists(status_of(&viewer, &ns), &viewer, CROWD + 1);
 		many_ns = ns < many_ns ? ns : many_ns;
 	}
 	print_message("%d sessions: %d us, %d: %d us\n", LISTED - 1, (int)(few_ns / 1000),
 	              CROWD + 1, (int)(many_ns / 1000));
-	/* Of six times as many, no more is said. */
+	/* Six times as many sessions make no longer status. */
 	fa_check(many_ns < 3 * few_ns);
 	for (int i = 0; i < CROWD; ++i)
 		close(crowd[i]);
 	fa_raw_close(&viewer);
 }
 
-/* ---- what was done */
-
-#define SMALL 5   /* requests of attention of one client, */
-#define MARKERS 3 /* markers beside them, */
-#define REFUSED 2 /* and such as are refused */
+#define SMALL 5
+#define MARKERS 3
+#define REFUSED 2
 
 static json_t *find_session(json_t *status, uint64_t id)
 {
@@ -141,7 +139,7 @@ static json_t *find_session(json_t *status, uint64_t id)
 	return NULL;
 }
 
-/* Those that the device had, in the histogram. */
+/* Requests in the histogram of device times. */
 static json_int_t count_took(json_t *object)
 {
 	json_int_t n = 0;
@@ -156,9 +154,10 @@ static json_int_t count_took(json_t *object)
 	return n;
 }
 
-/* Attention, markers behind it and in an empty stream, and what is refused. Returns what the
- * completions say that the device took, and that requests of it took from the daemon's seeing
- * them. */
+/*
+ * Attention, markers behind it and in an empty stream, and refused requests. Returns the device
+ * time and the total time, as the completions report.
+ */
 static void work(struct fa_raw *raw, uint64_t *ret_busy_ns, uint64_t *ret_took_ns)
 {
 	struct fa_case attention = { .heads = 2, .head_dim = 16, .seqlen_q = 9, .seqlen_k = 11 };
@@ -194,7 +193,6 @@ static void work(struct fa_raw *raw, uint64_t *ret_busy_ns, uint64_t *ret_took_n
 	fa_raw_buffer_free(raw, &buffer);
 }
 
-/* A request of seconds that is cancelled. */
 static void cancel_one(struct fa_raw *raw)
 {
 	struct fa_case slow = fa_case_slow();
@@ -230,7 +228,7 @@ static void check_done(json_t *object, json_int_t clients, json_int_t cancelled,
 	fa_check_eq(count_took(object), clients * SMALL);
 }
 
-/* Two clients, of which one leaves: its numbers are its tenant's, still. */
+/* Two clients, one of which leaves: its counters stay with the tenant. */
 static void test_done(void **state)
 {
 	uint64_t busy_ns[2], took_ns[2], gone, ns;
@@ -258,7 +256,6 @@ static void test_done(void **state)
 	fa_check_eq(json_array_size(json_object_get(status, "tenants")), 1);
 	tenant = json_array_get(json_object_get(status, "tenants"), 0);
 	check_done(tenant, 2, 0, busy_ns[0] + busy_ns[1], took_ns[0] + took_ns[1]);
-	/* That is all that the daemon has done. */
 	requests = json_object_get(status, "requests");
 	fa_check_eq(number(requests, "finished"), number(tenant, "finished"));
 	fa_check_eq(number(requests, "failed"), number(tenant, "failed"));

@@ -28,7 +28,6 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* A refused plan changes nothing. */
 static void refuse(enum scene_actor actor, const struct fa_pool_step_item *items, uint32_t n,
                    int code, const char *part)
 {
@@ -232,7 +231,6 @@ static void test_keep(void **state)
 	scene_check(&scene, sequence, 0, 14, 100);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, before);
 
-	/* keeps none */
 	step = scene_plan(&scene, SCENE_ANNA, sequence, 41);
 	assert_int_equal(
 		fa_pool_step_keep(scene.pool, step, 0, path, 0, &scene.error, &from, &n, &to), 0);
@@ -276,7 +274,7 @@ static void test_clears(void **state)
 	scene_commit(&scene, step);
 	fa_pool_release_owner(scene.pool, scene.actors[SCENE_ANNA].owner);
 
-	s = scene_sequence(&scene, SCENE_BOB, cache); /* the same tenant */
+	s = scene_sequence(&scene, SCENE_BOB, cache);
 	step = scene_plan(&scene, SCENE_BOB, s, SCENE_PAGE_TOKENS);
 	assert_int_equal(step->groups[0].n_clears, 0);
 	scene_commit(&scene, step);
@@ -386,7 +384,6 @@ static void test_suspect(void **state)
 	scene_check(&scene, c, 0, 3, 100);
 }
 
-/* The tables of a step have a limit, shared pages counted each time. */
 static void test_many_pages(void **state)
 {
 	enum {

@@ -72,7 +72,6 @@ static void test_kill(void **state)
 	                        "was killed by signal 9; starting it again with 3 stored");
 }
 
-/* Reads a number of kB out of /proc/PID/status. */
 static long status_kb(pid_t pid, const char *name)
 {
 	char path[32], line[128];
@@ -337,8 +336,6 @@ static void test_crash_loop(void **state)
 	fa_check_eq(prlimit(supervisor.pid, RLIMIT_AS, &before, NULL), 0);
 	check_serves();
 }
-
-/* ---- timelines */
 
 static int timeline_setup(struct fa_raw *raw)
 {

@@ -140,7 +140,6 @@ static void test_user(void **state)
 	/* The tenant's own limit is checked first. */
 	assert_int_equal(fa_charge_add(&charges[3], a, FA_RESOURCE_SESSIONS, 1, &error), -EDQUOT);
 	assert_null(strstr(error.text, "uid_factor"));
-	/* Other resources and users are not affected. */
 	assert_int_equal(fa_charge_add(&bytes, c, FA_RESOURCE_BUFFER_BYTES, 1000, &error), 0);
 	assert_int_equal(fa_charge_add(&charges[4], other, FA_RESOURCE_SESSIONS, 3, &error), 0);
 	/* Timelines have no factor: all cgroups together have the limit of one. */
@@ -156,7 +155,6 @@ static void test_user(void **state)
 	assert_int_equal(fa_charge_add(&much[1], b, FA_RESOURCE_REQUESTS, 2, &error), -EDQUOT);
 	assert_int_equal(fa_charge_add(&much[1], b, FA_RESOURCE_REQUESTS, 1, &error), 0);
 
-	/* What is released can be charged again, also by another cgroup. */
 	fa_charge_release(&charges[0]);
 	assert_int_equal(fa_charge_add(&charges[0], c, FA_RESOURCE_SESSIONS, 2, &error), 0);
 	limits.uid_factor = 1;
@@ -213,7 +211,6 @@ static void test_all_fds(void **state)
 	assert_int_equal(fa_charge_add(&charges[3], root, FA_RESOURCE_FDS, 10, &error), 0);
 	assert_int_equal(tenants.used_fds, 100);
 
-	/* What is released can be charged again; a configured limit is not reduced. */
 	fa_charge_release(&charges[0]);
 	assert_int_equal(fa_charge_add(&charges[3], root, FA_RESOURCE_FDS, 30, &error), 0);
 	fa_charge_release(&charges[3]);
@@ -230,7 +227,6 @@ static void test_all_fds(void **state)
 	fa_tenant_unref(root);
 }
 
-/* A tenant comes, has requests counted, and goes. */
 static void go(uid_t uid, const char *cgroup, uint64_t finished)
 {
 	struct fa_tenant *tenant = get(uid, cgroup);
@@ -293,7 +289,6 @@ static void test_gone(void **state)
 	assert_true(fa_list_empty(&tenants.gone));
 }
 
-/* Bucket i ends at 2^(10 + i) ns. */
 static void test_took(void **state)
 {
 	assert_int_equal(fa_usage_latency_bucket(0), 0);

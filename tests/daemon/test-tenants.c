@@ -80,7 +80,7 @@ static int take_all(void)
 	fa_raw_open(&raw, scene.daemon.socket);
 	while (makes_arena(&raw, id, "buffers"))
 		id++;
-	fa_check_eq(id, 4); /* all three were free */
+	fa_check_eq(id, 4);
 	fa_raw_close(&raw);
 	return 0;
 }
@@ -90,7 +90,7 @@ static void test_quotas(void **state)
 	struct fa_raw raw;
 
 	start("[daemon]\nmode = 0666\n[limits]\nbuffers = 3\n");
-	/* root has one, the bystander's, takes its last two, and gets no more. */
+	/* root has one, the bystander's; it gets two more. */
 	fa_raw_open(&raw, scene.daemon.socket);
 	fa_check(makes_arena(&raw, 1, ""));
 	fa_check(makes_arena(&raw, 2, ""));
@@ -123,7 +123,6 @@ static int take_timelines(void)
 	return 0;
 }
 
-/* Holds them until it is killed. */
 static int keep_timelines(void)
 {
 	take_timelines();
@@ -177,7 +176,7 @@ static int look_around(void)
 	fa_check_eq(json_integer_value(json_object_get(session, "pid")), getpid());
 	fa_check_eq(count_tenants(status, &uid), 1);
 	fa_check_eq(uid, getuid());
-	fa_check(!strstr(text, "bystander")); /* its own name for itself, below */
+	fa_check(!strstr(text, "bystander")); /* its own name, see below */
 	fa_check(!json_object_get(status, "connections_refused"));
 	fa_check(!json_object_get(status, "rings"));
 	json_decref(status);
@@ -185,7 +184,6 @@ static int look_around(void)
 	return 0;
 }
 
-/* Runs until it is killed. */
 static int linger(void)
 {
 	static struct fa_raw raw;
@@ -315,7 +313,7 @@ static int free_foreign(void)
 
 	fa_raw_open(&raw, scene.daemon.socket);
 	fa_raw_ping(&raw);
-	/* Sessions of other users cannot be reached by number. */
+	/* Sessions of other users cannot be stopped by guessing ids. */
 	for (uint32_t id = 1; id < 4; ++id) {
 		struct fa_wire_message message = fa_raw_message(FA_WIRE_BUFFER_FREE);
 

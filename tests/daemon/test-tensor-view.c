@@ -25,8 +25,6 @@ static struct fa_device_memory memory(bool writable)
 	return (struct fa_device_memory){ .address = base, .bytes = BYTES, .writable = writable };
 }
 
-/* ---- one view */
-
 static struct fa_wire_view view_new(unsigned int dtype, unsigned int rank, const int64_t *shape)
 {
 	struct fa_wire_view view = { .buffer = 1, .dtype = (uint8_t)dtype, .rank = (uint8_t)rank };
@@ -55,7 +53,7 @@ static void expect(const struct fa_wire_view *view, bool output, int status, con
 
 static void test_bounds(void **state)
 {
-	struct fa_wire_view view = VIEW(FA_WIRE_DTYPE_F32, 4, 16, 256); /* all of it */
+	struct fa_wire_view view = VIEW(FA_WIRE_DTYPE_F32, 4, 16, 256);
 
 	expect(&view, true, 0, "");
 	view.offset = 4;
@@ -231,8 +229,6 @@ static void test_random(void **state)
 	}
 	assert_true(passed > 1000);
 }
-
-/* ---- a request */
 
 static const struct fa_device_memory mapped = { .address = (void *)(uintptr_t)0x100000,
 	                                        .bytes = BYTES,

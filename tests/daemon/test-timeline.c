@@ -1,7 +1,6 @@
 /*
- * Timelines and gates on the wire: what is refused, what a client may do to the memory that
- * it shares with the daemon, and what stays of one that is killed while it waits for gates
- * that nobody will ever open.
+ * Timelines and gates on the wire: what is refused, what clients may do to shared memory, and
+ * what is left of one killed while it waits for gates that never open.
  */
 #include "common/timeline.h"
 #include "tests/lib/check.h"
@@ -24,7 +23,6 @@
 
 #include <cmocka.h>
 
-/* How long the daemon's use of processors is measured. */
 #define MEASURED_MS 300
 
 static struct fa_scene scene;
@@ -43,7 +41,6 @@ static int stop(void **state)
 	return 0;
 }
 
-/* A connection with a small piece of attention and a timeline. */
 struct gated {
 	struct fa_raw raw;
 	struct fa_case attention;
@@ -102,7 +99,6 @@ static void close_gated(struct gated *g)
 		close(g->out_fd);
 }
 
-/* Returns its value. */
 static uint64_t ask(struct gated *g, uint32_t stream, const struct fa_wire_gate *waits,
                     size_t n_waits, const struct fa_wire_gate *signals, size_t n_signals)
 {
@@ -127,8 +123,6 @@ static void set(struct gated *g, uint32_t slot, uint64_t value)
 {
 	atomic_store(&g->in[slot].value, value);
 }
-
-/* ---- what is said */
 
 static void test_once(void **state)
 {
@@ -197,7 +191,7 @@ static void test_refused(void **state)
 		uint64_t value = ask(&client, 0, &cases[i].wait, 1, signals, 3);
 
 		fa_raw_wait_expect(&client.raw, 0, value, -EINVAL, cases[i].text);
-		/* What can be given is given. */
+		/* What can be signalled is. */
 		fa_check_eventually(out_value(&client, 63) == i + 1);
 		fa_check_eq(out_value(&client, 9), i + 1);
 		fa_check_eq(client.out[9].status, -EINVAL);
@@ -238,7 +232,6 @@ static void test_gates_of_others(void **state)
 	close_gated(&client);
 }
 
-/* A request of no stream is answered at once, and signals. */
 static void test_without_stream(void **state)
 {
 	const struct fa_wire_gate wait = { .value = 1 }, signal = { .slot = 3, .value = 4 };
@@ -250,7 +243,7 @@ static void test_without_stream(void **state)
 	close_gated(&client);
 }
 
-/* Behind what is finished, in the same stream and in others, by the daemon's own words. */
+/* Waits for finished requests of the same and other streams, by the daemon's words. */
 static void test_waits_for_the_daemon(void **state)
 {
 	const struct fa_wire_gate in = { .slot = 2, .value = 5 },
@@ -275,7 +268,6 @@ static void test_waits_for_the_daemon(void **state)
 	close_gated(&client);
 }
 
-/* All that are in flight together. */
 static void test_quota(void **state)
 {
 	enum {
@@ -301,8 +293,6 @@ static void test_quota(void **state)
 	fa_raw_wait_expect(&client.raw, 0, ask(&client, 0, waits, 8, NULL, 0), 0, NULL);
 	close_gated(&client);
 }
-
-/* ---- what is written */
 
 struct scribbler {
 	void *memory;
@@ -335,7 +325,7 @@ static void scribble_over(void *memory)
 		if (i % 20 == 0)
 			fa_scene_bystander(&scene);
 	}
-	/* Every word has any value now and then. */
+	/* Every word has any value at times. */
 	for (uint64_t i = 1; i <= 300; i++)
 		fa_raw_wait_expect(&client.raw, 0, i, 0, NULL);
 	atomic_store(&s.stop, true);
@@ -349,7 +339,7 @@ static void test_scribbles_over_its_own(void **state)
 	close_gated(&client);
 }
 
-/* Who finds a way to write the daemon's words opens no gate by that, and breaks nothing. */
+/* Writing to the daemon's words opens no gate and breaks nothing. */
 static void test_scribbles_over_the_daemons(void **state)
 {
 	const struct fa_wire_gate wait = { .slot = FA_WIRE_GATE_OUT | 9, .value = 1000 },
@@ -381,8 +371,6 @@ static void test_scribbles_over_the_daemons(void **state)
 	close(fd);
 	close_gated(&client);
 }
-
-/* ---- what stays */
 
 enum {
 	KILLED_REQUESTS = 1000
@@ -442,7 +430,7 @@ static void test_killed(void **state)
 	              rounds, KILLED_REQUESTS, (double)longest_ns / FA_NS_PER_MS);
 }
 
-/* Gates that nobody opens cost next to nothing, however many streams wait. */
+/* Closed gates cost almost no CPU time, however many streams wait. */
 static void test_idle_costs_nothing(void **state)
 {
 	const struct fa_wire_gate never = { .slot = 1, .value = 1 };
@@ -458,7 +446,7 @@ static void test_idle_costs_nothing(void **state)
 	fa_test_daemon_usage(&scene.daemon, &before);
 	fa_test_elapse_ms(MEASURED_MS);
 	fa_test_daemon_usage(&scene.daemon, &after);
-	/* A thread that spins would take all of it. */
+	/* Spinning would take the whole period. */
 	fa_check(after.cpu_ns - before.cpu_ns < MEASURED_MS * FA_NS_PER_MS / 2);
 	set(&client, 1, 1);
 	for (uint32_t i = 0; i < 64; i++)

@@ -1,7 +1,7 @@
 /*
- * The watchdog, with real processes: a daemon that hangs is ended by its supervisor and the next
- * one has the KV cache; one that sleeps, computes for long or waits for a client is left alone,
- * and so is one that did not run while its supervisor did not either.
+ * The watchdog with real processes: a daemon that hangs is killed by its supervisor and the next
+ * one has the KV cache. One that sleeps, computes for long, waits for a client, or was suspended
+ * with its supervisor is left alone.
  */
 #include "common/clock.h"
 #include "common/timeline.h"
@@ -27,7 +27,7 @@
 
 enum {
 	TOKENS = 100,
-	LONG = 16, /* requests */
+	LONG = 16,
 };
 
 static struct fa_test_daemon supervisor;
@@ -58,7 +58,6 @@ static int stop(void **state)
 	return 0;
 }
 
-/* The session that was, with the next daemon. */
 static void come_back(void)
 {
 	const struct fa_wire_secret secret = client.raw.secret;
@@ -78,7 +77,7 @@ static void check_left_alone(unsigned int intervals)
 	}
 }
 
-/* All of it stands still, its event loop too. */
+/* The whole process stops. */
 static void test_hangs(void **state)
 {
 	const uint64_t sequence = kv_sequence(&client, kv_cache(&client, NULL, 0));
@@ -91,8 +90,7 @@ static void test_hangs(void **state)
 		kill(child, SIGSTOP);
 		stopped_ns = fa_now_ns();
 		child = fa_test_daemon_next_child(&supervisor, child);
-		/* Heard of last, looked after, asked to abort, killed: not before its time, and
-		 * within that of all of them. */
+		/* Within the interval for heartbeat, check, SIGABRT and SIGKILL, not before. */
 		fa_check(fa_now_ns() - stopped_ns > interval_ms * FA_NS_PER_MS / 2);
 		fa_check(fa_now_ns() - stopped_ns < 4 * interval_ms * FA_NS_PER_MS);
 		fa_test_daemon_log_wait(&supervisor, "hangs: nothing was heard of it");
@@ -110,7 +108,7 @@ static void test_idle(void **state)
 	check_left_alone(3);
 }
 
-/* More than there is time for, and one that waits for a word that nobody writes. */
+/* More work than fits the interval, and a request behind a closed gate. */
 static void test_busy(void **state)
 {
 	struct fa_wire_message setup = fa_raw_message(FA_WIRE_TIMELINE_SETUP), message;
@@ -140,7 +138,7 @@ static void test_busy(void **state)
 	fa_raw_buffer_free(NULL, &buffer);
 }
 
-/* Both stand still, as under a debugger or in a machine that sleeps; then time does not count. */
+/* Both processes stop, as under a debugger or in a suspended machine: that time does not count. */
 static void test_suspended(void **state)
 {
 	for (int i = 0; i < 2; i++) {
@@ -154,12 +152,15 @@ static void test_suspended(void **state)
 	}
 }
 
-/* Who does not read what it is told holds up nobody, and is told no more than once. */
+/*
+ * A daemon that does not read the supervisor's messages delays nothing, and gets no more than
+ * one.
+ */
 static void test_unread(void **state)
 {
 	kv_cache(&client, NULL, 0);
 	fa_test_daemon_signal(&supervisor, SIGSTOP);
-	/* Four times an interval; a queue has room for some ten. */
+	/* Four per interval; the queue holds about ten. */
 	for (int i = 0; i < 32; i++) {
 		fa_test_elapse_ms(interval_ms / 10);
 		fa_raw_ping(&client.raw);
@@ -168,7 +169,7 @@ static void test_unread(void **state)
 	check_left_alone(1);
 }
 
-/* One that cannot be heard of is left alone if nobody is to be watched. */
+/* Without a watchdog an unresponsive daemon is left alone. */
 static void test_off(void **state)
 {
 	kv_close(&client);
@@ -184,8 +185,8 @@ static void test_off(void **state)
 	kv_open(&client, supervisor.socket);
 }
 
-/* Whoever watches the supervisor hears that it gets on, whatever its child does. */
-static void test_watched(void **state)
+/* The supervisor reports progress to its own watchdog, whatever its child does. */
+static void test_supervisor_is_watched(void **state)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	char name[64], text[256];
@@ -215,7 +216,7 @@ static void test_watched(void **state)
 		text[bytes] = '\0';
 		n += !strcmp(text, "WATCHDOG=1");
 	}
-	/* Four looks an interval, of which a busy machine may make three. */
+	/* Four checks an interval; on a busy machine three. */
 	fa_check(n >= 8 && n <= 17);
 	fa_check(fa_test_daemon_next_child(&supervisor, child) > 0);
 	close(fd);
@@ -230,7 +231,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_suspended, start, stop),
 		cmocka_unit_test_setup_teardown(test_unread, start, stop),
 		cmocka_unit_test_setup_teardown(test_off, start, stop),
-		cmocka_unit_test_setup_teardown(test_watched, start, stop),
+		cmocka_unit_test_setup_teardown(test_supervisor_is_watched, start, stop),
 	};
 
 	return fa_test_run_at_once("watchdog", tests, NULL, NULL);
