@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-static unsigned int draw, draws; /* draws is 0 until the variable has been read */
+static unsigned int draw, draws; /* 0: the variable was not read yet */
 static unsigned int reached, drawn;
 
 static void say(void)
@@ -28,7 +28,7 @@ static void begin(void)
 	atexit(say);
 }
 
-/* splitmix64: the draws of consecutive blocks have nothing to do with loops over cases. */
+/* splitmix64: makes the draws of consecutive blocks independent of loops over cases. */
 static uint64_t mix(uint64_t z)
 {
 	z += 0x9e3779b97f4a7c15ull;
@@ -43,7 +43,7 @@ bool fa_draw(void)
 
 	begin();
 	number = reached++;
-	/* In each block of @draws cases the draws begin at another one. */
+	/* In each block of @draws cases the draws are rotated differently. */
 	if ((number + mix(number / draws) % draws) % draws != draw - 1)
 		return false;
 	drawn++;

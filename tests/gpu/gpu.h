@@ -1,7 +1,7 @@
 /*
- * The GPU of the tests: libcuda opened at run time, kernels and the tests' own device
- * code loaded from the program, memory and launches. Not the daemon's backend. One
- * thread. Failures of the driver end the process with a message.
+ * A GPU for tests of dense kernels: libcuda opened at run time, kernels and test device code
+ * loaded from the program, memory, launches. Not the daemon's backend. One thread. Driver errors
+ * end the process with a message.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 
 struct fa_gpu;
 
-/* Returns NULL, with the reason on stderr, if there is no GPU to use. */
+/* NULL, with the reason on stderr, if there is no usable GPU. */
 struct fa_gpu *fa_gpu_open(void);
 struct fa_gpu *fa_gpu_close(struct fa_gpu *gpu);
 const struct fa_cuda_chip *fa_gpu_chip(const struct fa_gpu *gpu);
@@ -21,33 +21,32 @@ const char *fa_gpu_name(const struct fa_gpu *gpu);
 
 uint64_t fa_gpu_alloc(struct fa_gpu *gpu, size_t bytes);
 void fa_gpu_free(struct fa_gpu *gpu, uint64_t address);
-/* The same of host memory that the GPU reads at the same address. */
+/* Host memory that the GPU reads at the same address. */
 uint64_t fa_gpu_alloc_shared(struct fa_gpu *gpu, size_t bytes);
 void fa_gpu_free_shared(struct fa_gpu *gpu, uint64_t address);
 uint64_t fa_gpu_memory_free(struct fa_gpu *gpu);
 void fa_gpu_upload(struct fa_gpu *gpu, uint64_t to, const void *from, size_t bytes);
 void fa_gpu_download(struct fa_gpu *gpu, void *to, uint64_t from, size_t bytes);
-/* Enqueues the copy of @rows rows of @bytes; all are multiples of 4. */
+/* Enqueues a copy of @rows rows of @bytes; all are multiples of 4. */
 void fa_gpu_copy_rows(struct fa_gpu *gpu, uint64_t to, size_t to_pitch, uint64_t from,
                       size_t from_pitch, size_t bytes, size_t rows);
-/* Enqueues: add to the word at @ret_count in how many words @a and @b differ. */
+/* Enqueues: adds the number of words in which @a and @b differ to the word at @ret_count. */
 void fa_gpu_compare(struct fa_gpu *gpu, uint64_t a, uint64_t b, size_t bytes, uint64_t ret_count);
-/* Sets every byte to 0xff. */
 void fa_gpu_poison(struct fa_gpu *gpu, uint64_t address, size_t bytes);
-/* Waits for everything; dies of what the device reports. */
+/* Waits for all work; exits on an error of the device. */
 void fa_gpu_sync(struct fa_gpu *gpu);
-/* A stream beside the default one, which does not wait for it. */
+/* A stream that does not synchronise with the default one. */
 void *fa_gpu_stream(struct fa_gpu *gpu);
 
 /* Enqueues a planned launch on @stream (a CUstream; NULL: the default stream). */
 void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void *stream);
 /*
- * Runs a planned launch that is asked to give way after random pauses of less than @most_ns, to
- * its end. Returns how often it stopped; -1 if its kernel never does.
+ * Runs a planned launch to its end, preempting it after random pauses of less than @most_ns.
+ * Returns how often it yielded; -1 if its kernel cannot.
  */
 int fa_gpu_launch_yielding(struct fa_gpu *gpu, const struct fa_cuda_launch *launch,
                            uint64_t most_ns, uint64_t *random);
-/* Plans @params and enqueues it; 0 or what the plan returned, with its text on stderr. */
+/* Plans @params and enqueues it; 0, or the plan's error with its text on stderr. */
 int fa_gpu_attention(struct fa_gpu *gpu, const struct fa_attention_params *params, void *stream);
 
 /* See reference.cu. */
@@ -57,6 +56,6 @@ void fa_gpu_poison_shared(struct fa_gpu *gpu);
 void fa_gpu_spin(struct fa_gpu *gpu, uint64_t ns, void *stream);
 void fa_gpu_flush(struct fa_gpu *gpu, void *stream);
 
-/* A pair of events around what is enqueued in between. */
+/* Times what is enqueued between start and stop, by events. */
 void fa_gpu_time_start(struct fa_gpu *gpu, void *stream);
 double fa_gpu_time_stop_ns(struct fa_gpu *gpu, void *stream);

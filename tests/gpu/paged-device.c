@@ -7,7 +7,7 @@
 jmp_buf paged_failure;
 struct paged_gpu *paged_device_gpu;
 
-/* ---- what paged-problem.c wants */
+/* ---- the functions that paged-problem.c calls */
 
 void paged_fail(const char *format, ...)
 {
@@ -21,8 +21,6 @@ void paged_fail(const char *format, ...)
 	fflush(stdout);
 	longjmp(paged_failure, 1);
 }
-
-/* ---- a problem on the device */
 
 uint64_t paged_device_upload(const void *from, size_t bytes)
 {

@@ -1,6 +1,6 @@
 /*
- * Problems (tests/kernels/paged-problem.h) on a GPU, for the tests of the kernels over pages; and
- * what those want of a test.
+ * Problems (tests/kernels/paged-problem.h) on a GPU, for tests of paged kernels; implements the
+ * callbacks of paged-problem.h.
  */
 #pragma once
 
@@ -11,9 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Where paged_fail() goes. */
+/* Target of paged_fail(). */
 extern jmp_buf paged_failure;
-/* The test's own to open and close. */
+/* Opened and closed by the test. */
 extern struct paged_gpu *paged_device_gpu;
 
 #define POINTER(address) ((void *)(uintptr_t)(address))
@@ -29,10 +29,10 @@ uint64_t paged_device_upload(const void *from, size_t bytes);
 void paged_device_init(struct paged_device *device, const struct paged_problem *problem);
 void paged_device_deinit(struct paged_device *device);
 
-/* Runs what was planned over poison, and fetches the results to @problem. */
+/* Runs the plan over poisoned outputs and copies the results to @problem. */
 void paged_device_run(struct paged_device *device, struct paged_problem *problem,
                       const struct paged_gpu_plan *plan);
 
-/* Lets launches carry the table, which nobody may then read in memory; and no more. */
+/* Poisons the table in memory and lets launches carry it; nothing else. */
 void paged_device_hide_table(struct paged_device *device, const struct paged_problem *problem);
 void paged_device_show_table(struct paged_device *device, const struct paged_problem *problem);

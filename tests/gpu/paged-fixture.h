@@ -1,6 +1,6 @@
 /*
- * What the tests of the kernels over pages have in common: their options, the specs that they
- * vary, the judgement of attention as it was planned, counts, and what main() does.
+ * Shared by the tests of paged kernels: options, specs to vary, checks of planned attention,
+ * counters, and main().
  */
 #pragma once
 
@@ -10,18 +10,18 @@
 #include <stdint.h>
 
 extern struct paged_options {
-	uint64_t seed; /* --seed */
-	int count;     /* --random: how many */
-	int every;     /* --every: so many cases one is tried of, at least 1 */
-	bool small;    /* --small: for an emulated GPU, which is slow */
+	uint64_t seed;
+	int count;  /* --random: number of random problems */
+	int every;  /* --every: run one case in so many; at least 1 */
+	bool small; /* --small: for the emulator, which is slow */
 } paged_options;
 
 extern int paged_passed, paged_failed;
 
-/* Opens the GPU, runs @run and says how it went; what main() returns: 77 without a GPU. */
+/* Opens the GPU, calls @run and prints the result; returns main()'s status: 77 without a GPU. */
 int paged_main(int argc, char **argv, void (*run)(void));
 
-/* Says how a part went; the next one begins here. NULL: nothing did go. */
+/* Prints the counters of a part and resets them. NULL: no check may have succeeded. */
 void paged_report(const char *part);
 
 extern const enum fa_attention_dtype paged_dtypes[3];
@@ -29,19 +29,20 @@ extern const enum fa_attention_dtype paged_dtypes[3];
 /* Three sequences, of one, five and 129 new tokens. */
 extern const struct paged_spec paged_usual;
 
-/* @spec in one of the ways to store codes: four, for each of two types. */
+/* @spec in one of the eight forms of stored codes: four for each of two types. */
 struct paged_spec paged_way_of(const struct paged_spec *spec, int i);
 
-/* Plans @device's request for @chip, or, if that is NULL, for the GPU that there is; or fails. */
+/* Plans @device's request for @chip (NULL: the actual GPU); fails on an error. */
 void paged_plan(struct paged_device *device, const struct paged_problem *problem,
                 const struct fa_cuda_chip *chip, struct paged_gpu_plan *ret_plan);
 
-/* Fails unless @plan is what it should be. */
 typedef void (*paged_judge_plan_fn)(const struct paged_problem *problem,
                                     const struct fa_cuda_paged_plan *plan, uint32_t expected);
 
-/* Attention as it is planned for @chip: right, and the same bits in a second run. A failure is
- * counted, and does not go to paged_failure. @judge_plan: NULL if any plan will do. */
+/*
+ * Runs attention as planned for @chip: right, and the same bits in a second run. Failures are
+ * counted without a jump to paged_failure. @judge_plan: NULL accepts any plan.
+ */
 void paged_check_on(struct paged_device *device, struct paged_problem *problem,
                     const struct fa_cuda_chip *chip, paged_judge_plan_fn judge_plan,
                     uint32_t expected);

@@ -71,7 +71,7 @@ static void load(struct paged_gpu *gpu)
 	for (size_t i = 0; i < fa_cuda_paged_kernels_count; i++) {
 		const struct fa_cuda_paged_kernel *kernel = &fa_cuda_paged_kernels[i];
 
-		/* Tests plan for chips with less shared memory, too. */
+		/* Tests also plan for chips with less shared memory. */
 		if (!fa_cuda_paged_kernel_runs(kernel, &gpu->chip))
 			continue;
 		if (!gpu->modules[kernel->image])
@@ -236,7 +236,7 @@ int paged_gpu_plan(struct paged_gpu *gpu, const struct fa_cuda_chip *chip,
 		gpu->workspace = paged_gpu_alloc(gpu, gpu->workspace_bytes);
 		if (!gpu->workspace)
 			abort();
-		/* Partial results have no meaning before they are written; counters do. */
+		/* Poison for partial results; counters are cleared. */
 		MUST(cuMemsetD8(gpu->workspace, 0xff, gpu->workspace_bytes));
 		MUST(cuMemsetD8(gpu->workspace, 0, FA_CUDA_PAGED_COUNTERS_BYTES));
 	}
@@ -273,7 +273,7 @@ uint32_t paged_gpu_yield(struct paged_gpu *gpu, uint64_t most_ns)
 	return stops;
 }
 
-/* Kernels that can give way have one row of blocks. */
+/* Kernels that yield have one row of blocks. */
 static uint32_t launch_yielding(struct paged_gpu *gpu, struct fa_cuda_paged_launch *launch,
                                 void **args)
 {
@@ -281,7 +281,7 @@ static uint32_t launch_yielding(struct paged_gpu *gpu, struct fa_cuda_paged_laun
 
 	if (launch->grid_y != 1 || launch->grid_x > FA_CUDA_YIELD_RECORDS)
 		abort();
-	/* What came before it may have to end first. */
+	/* Work enqueued before may have to end first. */
 	paged_gpu_sync(gpu);
 	return fa_yielder_run(&gpu->yielder, &gpu->driver,
 	                      &(struct fa_yielder_launch){

@@ -1,4 +1,6 @@
-/* What tests and timings of the kernels over pages need on the device besides. */
+/*
+ * Device code for tests and timings of paged kernels.
+ */
 #include <stdint.h>
 
 /* Leaves NaN (in every type) in the shared memory of the SMs that run it. */
@@ -10,7 +12,7 @@ extern "C" __global__ void fa_test_poison_shared(uint32_t bytes)
 		((volatile uint32_t *)words)[i] = ~0u;
 }
 
-/* Keeps the device busy for @ns, so that what is enqueued meanwhile runs back to back. */
+/* Keeps the device busy for @ns, so that later work runs back to back. */
 extern "C" __global__ void fa_test_spin(uint64_t ns)
 {
 	uint64_t start, now;
@@ -21,8 +23,10 @@ extern "C" __global__ void fa_test_spin(uint64_t ns)
 	while (now - start < ns);
 }
 
-/* Reads @count pieces of @bytes (a multiple of 4096) from their addresses: what a decode
- * must read, and nothing else. 256 threads. */
+/*
+ * Reads @count pieces of @bytes (a multiple of 4096): the minimal memory traffic of a decode. 256
+ * threads.
+ */
 extern "C" __global__ void __launch_bounds__(256, 4)
 	fa_test_bare(const uint64_t *pieces, uint64_t count, uint32_t bytes, uint32_t *ret)
 {
@@ -42,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 		*ret = x;
 }
 
-/* Fills L2 by reading, which leaves no dirty lines behind. */
+/* Fills L2 by reading, which leaves no dirty lines. */
 extern "C" __global__ void fa_test_read(const uint4 *data, uint64_t count, uint32_t *ret)
 {
 	uint32_t x = 0;
@@ -57,8 +61,10 @@ extern "C" __global__ void fa_test_read(const uint4 *data, uint64_t count, uint3
 		*ret = x;
 }
 
-/* Copies @pages pages, @page_stride apart, from [head][token][row] to [token][head][row] close
- * together; all in pieces of 16 bytes, as are the stride and a row of @row of them. */
+/*
+ * Copies @pages pages, @page_stride apart, from [head][token][row] to contiguous
+ * [token][head][row]. Units of 16 bytes: the stride, and rows of @row units.
+ */
 extern "C" __global__ void fa_test_token_major(const uint4 *from, uint64_t page_stride, uint4 *to,
                                                uint64_t pages, uint32_t heads, uint32_t tokens,
                                                uint32_t row)
@@ -74,7 +80,7 @@ extern "C" __global__ void fa_test_token_major(const uint4 *from, uint64_t page_
 	}
 }
 
-/* bf16 elements, about normal with variance 1. */
+/* bf16 elements, roughly normal with variance 1. */
 extern "C" __global__ void fa_test_normal(uint16_t *data, uint64_t count, uint32_t seed)
 {
 	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;

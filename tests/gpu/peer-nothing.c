@@ -1,4 +1,6 @@
-/* A library that is no peer, for test-peer. */
+/*
+ * A library that is no peer, for test-peer.
+ */
 int peer_nothing(void);
 
 int peer_nothing(void)

@@ -1,4 +1,6 @@
-/* A peer for test-peer: covers only the variant "even", and writes the batch of each request. */
+/*
+ * A peer for test-peer: supports only the variant "even", and writes the batch of each request.
+ */
 #include "bench/kernels/peer.h"
 
 #include <errno.h>

@@ -1,7 +1,7 @@
 /*
- * What the GPU tests need on the device besides the kernels under test: attention in
- * fp64, as kernels/attention.h defines it, the same in steps of the tensors' own type
- * (to know what error that type must be granted), and kernels for measuring.
+ * Device code of the GPU tests: attention in fp64 as kernels/attention.h defines it; the same
+ * with steps rounded to the tensors' type, to know which error that type must be granted; and
+ * kernels for measuring.
  */
 #include "kernels/attention.h"
 
@@ -43,10 +43,9 @@ static __device__ double load(enum fa_attention_dtype dtype, const void *data, i
 #define THREADS 128
 
 /*
- * One block a row: grid (seqlen_q, heads, batch). @ret_out [batch][row][head][dim_v]
- * and @ret_lse [batch][row][head] are dense; ragged batches have batch 1 there and
- * rows one after another. @naive: scores, probabilities and output each rounded to
- * the tensors' type.
+ * One block per row: grid (seqlen_q, heads, batch). @ret_out [batch][row][head][dim_v] and
+ * @ret_lse [batch][row][head] are dense; ragged batches are batch 1 with consecutive rows.
+ * @naive: scores, probabilities and output are each rounded to the tensors' type.
  */
 extern "C" __global__ void __launch_bounds__(THREADS)
 	fa_test_reference(const struct fa_attention_params params, double *ret_out, double *ret_lse,
@@ -169,7 +168,7 @@ extern "C" __global__ void fa_test_poison_shared(uint32_t bytes)
 		((volatile uint32_t *)words)[i] = ~0u;
 }
 
-/* Adds to @ret_count the words in which @a and @b differ. */
+/* Adds the number of words in which @a and @b differ to @ret_count. */
 extern "C" __global__ void fa_test_compare(const uint32_t *a, const uint32_t *b, uint64_t count,
                                            uint32_t *ret_count)
 {
@@ -182,7 +181,7 @@ extern "C" __global__ void fa_test_compare(const uint32_t *a, const uint32_t *b,
 		atomicAdd(ret_count, n);
 }
 
-/* One block a row; pitches in words. */
+/* One block per row; pitches in words. */
 extern "C" __global__ void fa_test_copy_rows(uint32_t *to, uint64_t to_pitch, const uint32_t *from,
                                              uint64_t from_pitch, uint64_t words)
 {
@@ -190,7 +189,7 @@ extern "C" __global__ void fa_test_copy_rows(uint32_t *to, uint64_t to_pitch, co
 		to[blockIdx.x * to_pitch + i] = from[blockIdx.x * from_pitch + i];
 }
 
-/* Keeps the device busy for @ns, so that what is enqueued meanwhile runs back to back. */
+/* Keeps the device busy for @ns, so that later work runs back to back. */
 extern "C" __global__ void fa_test_spin(uint64_t ns)
 {
 	uint64_t start, now;
@@ -201,7 +200,7 @@ extern "C" __global__ void fa_test_spin(uint64_t ns)
 	while (now - start < ns);
 }
 
-/* Fills L2 by reading, which leaves no dirty lines behind. */
+/* Fills L2 by reading, which leaves no dirty lines. */
 extern "C" __global__ void fa_test_read(const uint4 *data, uint64_t count, uint32_t *ret)
 {
 	uint32_t x = 0;

@@ -23,7 +23,7 @@ int64_t fa_random_below(uint64_t *state, int64_t n)
 	return (int64_t)((fa_random(state) >> 11) % (uint64_t)n);
 }
 
-/* About normal, variance 1. */
+/* Roughly normal, variance 1. */
 static float random_normal(uint64_t *state)
 {
 	const uint64_t bits = fa_random(state);
@@ -47,8 +47,10 @@ static size_t element_bytes(enum fa_attention_dtype dtype)
 	return dtype == FA_ATTENTION_F32 ? 4 : 2;
 }
 
-/* Lays a tensor out and makes its buffer, poisoned; fills it if @random, @broken
- * elements with infinities and NaN. */
+/*
+ * Lays a tensor out in a poisoned buffer; fills it if @random, @broken elements with infinities
+ * and NaN.
+ */
 static void tensor_make(struct fa_gpu *gpu, const struct fa_attention_params *params,
                         struct fa_request_layout layout, int64_t tokens, int heads, int dim,
                         int broken, struct fa_request_tensor *tensor,
@@ -154,7 +156,10 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
 	}
 	tensor_make(gpu, p, layout, request->tokens_q, p->heads, p->head_dim, 0, &request->q, &p->q,
 	            random);
-	/* One in K breaks all rows that see it, which would leave little to judge. */
+	/*
+	 * A broken element of K breaks all rows that see it: fewer, so that enough rows can be
+	 * compared.
+	 */
 	tensor_make(gpu, p, layout, request->tokens_k, p->kv_heads, p->head_dim, layout.broken / 6,
 	            &request->k, &p->k, random);
 	tensor_make(gpu, p, layout, request->tokens_k, p->kv_heads, p->head_dim_v, layout.broken,
@@ -253,7 +258,7 @@ void fa_request_random(struct fa_gpu *gpu, struct fa_request *request, uint64_t 
 		break;
 	case 2:
 	case 3:
-		params.scale *= 8; /* peaked: the maximum moves */
+		params.scale *= 8; /* peaked: the running maximum changes */
 		break;
 	}
 	params.causal = fa_random_below(random, 2);
@@ -394,11 +399,10 @@ static void *run(struct fa_gpu *gpu, const struct fa_request *request,
 }
 
 /*
- * FlashAttention's rule: twice the error of the naive computation in the same type,
- * plus what rounding near the values costs. For fp32 a fixed share of the largest value;
- * but a score is rounded in steps of 2^-23 of itself, whoever computes it, and a weight is
- * off by as much as its score is, and so with large scores (no score that counts is
- * above the LSE) twice that is allowed, if it is more.
+ * FlashAttention's rule: twice the error of the naive computation in the same type, plus rounding
+ * near the values. For fp32 a fixed share of the largest value; but a score is rounded to 2^-23
+ * of itself, and a weight has the error of its score, so with large scores (no relevant score
+ * exceeds the LSE) twice that is allowed, if larger.
  */
 static double allowed(const struct fa_request *request,
                       const struct fa_request_reference *reference)
@@ -439,8 +443,10 @@ bool fa_request_check(struct fa_gpu *gpu, const struct fa_request *request,
 	char *out = run(gpu, request, launch, &lse);
 	char *again = run(gpu, request, launch, &lse_again);
 	const double bound = allowed(request, reference);
-	/* But in fp32 a capped logit is good to 2^-17 of itself (kernels/cuda/common/softcap.h), and it
-	 * may be large where ALiBi makes an LSE of it that is small. */
+	/*
+	 * In fp32 a capped logit is only accurate to 2^-17 of itself
+	 * (kernels/cuda/common/softcap.h), and it may be large where ALiBi makes the LSE small.
+	 */
 	const double capped = p->dtype == FA_ATTENTION_F32 ? 0 : ldexp(p->softcap, -17);
 	double error = 0;
 	bool ok = true;
@@ -456,7 +462,7 @@ bool fa_request_check(struct fa_gpu *gpu, const struct fa_request *request,
 	    memcmp(lse, lse_again, (size_t)request->lse.elements * sizeof(float)))
 		FAIL("a second run gave other bits");
 
-	/* Judge each value, and make it poison again: then all must be poison. */
+	/* Compare each value and poison it again: then the whole buffer must be poison. */
 	for (int64_t b = 0; b < batch; b++)
 		for (int64_t t = 0; t < request->tokens_q; t++)
 			for (int h = 0; h < p->heads; h++) {

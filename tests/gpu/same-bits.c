@@ -1,4 +1,6 @@
-/* Cases that need no reference: one result must have the bits of another. */
+/*
+ * Cases that compare the bits of two results instead of using a reference.
+ */
 #include "tests/gpu/cases.h"
 #include "tests/gpu/draw.h"
 
@@ -9,7 +11,7 @@
 
 static const struct fa_request_layout usual;
 
-/* As long as what is asked to give way takes, or somewhat less. */
+/* About as long as the preempted launches take. */
 #define YIELD_PAUSE_NS 200000
 
 static uint64_t address(const void *data)
@@ -34,7 +36,7 @@ static uint32_t take_count(struct fa_gpu *gpu, uint64_t count)
 
 static void far_rows(struct fa_cases *cases)
 {
-	/* The longest rows that are loaded in pieces of 16 bytes, and longer ones. */
+	/* The longest pitch that copies of 16 bytes can use, and a longer one. */
 	static const size_t pitches[] = { ((size_t)4 << 20) - 16, ((size_t)4 << 20) + 16 };
 	const size_t row = 128 * 2;
 	const struct fa_attention_params params = {
@@ -211,7 +213,7 @@ void fa_case_far(struct fa_cases *cases)
 	far_heads(cases);
 }
 
-/* Runs @request on @kernel with @grid blocks of threads (0: as planned) into poison. */
+/* Runs @request on @kernel with @grid thread blocks (0: as planned) into poison. */
 static void launch_with(struct fa_gpu *gpu, const struct fa_request *request,
                         const struct fa_cuda_kernel *kernel, uint32_t grid, uint32_t *ret_planned)
 {
@@ -240,7 +242,7 @@ static void chain(struct fa_cases *cases, const struct fa_request *request,
 	const uint64_t out = fa_gpu_alloc(gpu, bytes), lse = fa_gpu_alloc(gpu, lse_bytes);
 	uint32_t units, differences;
 
-	/* Each unit has a block of threads of its own; then fewer and fewer. */
+	/* A thread block per unit, then fewer and fewer. */
 	launch_with(gpu, request, kernel, 0, &units);
 	for (uint32_t grid = units; grid > 0; grid /= 3) {
 		launch_with(gpu, request, kernel, grid, &units);
@@ -333,7 +335,9 @@ void fa_case_alone(struct fa_cases *cases)
 					.kv_heads = 2,
 					.head_dim = dims[d],
 					.head_dim_v = dims[d],
-					.scale = (float)(8 / sqrt(dims[d])), /* maxima move */
+					.scale =
+						(float)(8 /
+					                sqrt(dims[d])), /* the running maximum changes */
 					.causal = causal,
 					.window_left = -1,
 					.window_right = -1,
@@ -353,8 +357,10 @@ void fa_case_alone(struct fa_cases *cases)
 				fa_gpu_sync(gpu);
 				fa_gpu_poison(gpu, request.out.address, bytes);
 				for (int b = 0; b < params.batch; b++) {
-					/* Lengths of the whole batch's longest stay: those are
-					 * the request's, not the sequence's. */
+					/*
+					 * seqlens stay those of the whole batch, as they belong
+					 * to the request.
+					 */
 					const uint32_t lengths[4] = { cu_q[b], cu_q[b + 1], cu_k[b],
 						                      cu_k[b + 1] };
 
@@ -433,8 +439,10 @@ void fa_case_rerun(struct fa_cases *cases)
 	fa_gpu_free(gpu, count);
 }
 
-/* Runs @request on @kernel as a whole, and then again and again giving way. Returns how often
- * that stopped. */
+/*
+ * Runs @request on @kernel once as a whole and repeatedly preempted. Returns how often it
+ * yielded.
+ */
 static int yield_on(struct fa_cases *cases, const struct fa_request *request,
                     const struct fa_cuda_kernel *kernel, uint64_t count, int runs)
 {
@@ -476,7 +484,7 @@ void fa_case_yield(struct fa_cases *cases)
 {
 	static const int dims[] = { 64, 96, 128, 192, 256 };
 	struct fa_gpu *gpu = cases->gpu;
-	/* Enough for some hundred microseconds; on the emulator's few SMs less is. */
+	/* Long enough to be preempted; on the emulator's few SMs less suffices. */
 	const bool large = fa_gpu_chip(gpu)->sms > 8;
 	const uint64_t count = fa_gpu_alloc(gpu, 4);
 	int *stops = calloc(fa_cuda_kernels_count, sizeof(*stops));

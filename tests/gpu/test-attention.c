@@ -1,11 +1,9 @@
 /*
- * The GPU kernels against fp64, on the kernel that the plan picks and on every other
- * that covers the request.
- *   test-attention [--seed N] [--random N] [--reruns N] [--kernel PART] [CASE...]
- * Without a CASE all are run; --list says which there are. --kernel leaves out kernels
- * whose names do not contain PART: racecheck takes minutes for one. --probe runs none. --fault
- * reads what is nobody's, and dies of it, and with it all of its MPS server. Skips (77) without
- * a GPU.
+ * Dense GPU kernels against fp64: the planned kernel and every other that supports the request.
+ *   test-attention [--seed N] [--random N] [--reruns N] [--kernel PART] [CASE...] Runs all
+ *   CASEs by default; --list prints them. --kernel: only kernels whose names contain PART, as
+ *   racecheck takes minutes for one. --probe runs none. --fault makes an illegal access and
+ *   dies of it, with all clients of its MPS server. Skips (77) without a GPU.
  */
 #include "tests/gpu/cases.h"
 #include "tests/gpu/draw.h"
@@ -97,7 +95,7 @@ static void check_shape(struct fa_cases *cases, int dtype, int heads, int kv_hea
 	fa_request_free(cases->gpu, &request);
 }
 
-/* Shapes at which kernels like these have failed before. */
+/* Shapes that are known to break such kernels. */
 static void case_shapes(struct fa_cases *cases)
 {
 	static const int lengths[][2] = { { 1, 1 },   { 239, 1 }, { 799, 3 },    { 113, 203 },
@@ -115,8 +113,10 @@ static void case_shapes(struct fa_cases *cases)
 					            n < 2 ? 0 : 5);
 }
 
-/* Logits that rise from tile to tile, as tiles are walked: by what rounding hides, by more
- * than sums may grow in one go, and by more than the exponents of bf16 reach. */
+/*
+ * Logits that grow from tile to tile, in the order of the loop: within rounding, beyond what sums
+ * may grow at once, and beyond the exponents of bf16.
+ */
 static void case_peaked(struct fa_cases *cases)
 {
 	static const float scales[] = { 1, 4, 40 };
@@ -148,7 +148,7 @@ static void case_peaked(struct fa_cases *cases)
 				}
 }
 
-/* Windows of few tiles and many blocks of rows: ends in all parts of a tile, on both sides. */
+/* Windows of few tiles over many row blocks: both ends in every part of a tile. */
 static void case_windows(struct fa_cases *cases)
 {
 	static const int windows[][2] = { { 150, 0 },  { 127, 0 }, { 191, 64 }, { 0, 0 },
@@ -180,9 +180,11 @@ static void case_windows(struct fa_cases *cases)
 			}
 }
 
-/* ALiBi from far on one side of all keys to far on the other, and with dot products that say
- * much more than distances, in tiles that distances leave nothing of, too, or next to nothing: one
- * of the slopes is then too large in their units for what slope.h does. */
+/*
+ * ALiBi from far on one side of all keys to far on the other, with dot products that outweigh
+ * distances, also in tiles where distances leave next to nothing: there one slope is too large in
+ * their units for slope.h.
+ */
 static void case_slopes(struct fa_cases *cases)
 {
 	static const int lengths[][2] = { { 200, 520 }, { 600, 170 }, { 330, 330 } };
@@ -215,7 +217,7 @@ static void case_slopes(struct fa_cases *cases)
 			}
 }
 
-/* Soft caps that no dot product comes near, that some of them pass, or most, or all. */
+/* Soft caps that no logit reaches, or that some, most or all exceed. */
 static void case_softcaps(struct fa_cases *cases)
 {
 	static const float scales[] = { 0.5, 2, 12 };
@@ -249,8 +251,10 @@ static void case_softcaps(struct fa_cases *cases)
 			}
 }
 
-/* Strides that few have, but that all kernels must take: rows, and heads, that overlap;
- * K that is V; O from the last head to the first. */
+/*
+ * Rare strides that all kernels must take: overlapping rows and heads; K that is V; O with heads
+ * in reverse order.
+ */
 static void case_strides(struct fa_cases *cases)
 {
 	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
@@ -299,7 +303,6 @@ static void case_strides(struct fa_cases *cases)
 			}
 }
 
-/* Query heads that share a KV head. */
 static void case_groups(struct fa_cases *cases)
 {
 	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
@@ -310,7 +313,7 @@ static void case_groups(struct fa_cases *cases)
 				            group % 3 != 0, 0);
 }
 
-/* Sequences of no tokens, on either side, on both, first and last. */
+/* Empty sequences on either side, on both, first and last. */
 static void case_ragged(struct fa_cases *cases)
 {
 	static const uint32_t cu_q[] = { 0, 0, 1, 18, 18, 146, 349, 349, 350, 350 };
@@ -332,7 +335,7 @@ static void case_ragged(struct fa_cases *cases)
 					.window_left = mask == 2 ? 40 : -1,
 					.window_right = mask == 2 ? 7 : -1,
 				};
-				/* What is NaN in one sequence is nothing to the others. */
+				/* NaN in one sequence does not affect the others. */
 				const struct fa_request_layout layout = { .broken = mask ? 0 : 12 };
 				struct fa_request request;
 
@@ -354,8 +357,10 @@ static void case_random(struct fa_cases *cases)
 	}
 }
 
-/* Every kernel on a few tiles, with and without infinities and NaN in K and V: little
- * enough to run under compute-sanitizer. */
+/*
+ * Every kernel on a few tiles, with and without infinities and NaN in K and V: small enough for
+ * compute-sanitizer.
+ */
 static void case_small(struct fa_cases *cases)
 {
 	static const int dims[][2] = { { 64, 64 },   { 96, 96 },   { 128, 128 },
@@ -393,7 +398,6 @@ static void case_small(struct fa_cases *cases)
 				}
 }
 
-/* Long enough for many tiles, sections and waves. */
 static void case_long(struct fa_cases *cases)
 {
 	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
@@ -402,7 +406,7 @@ static void case_long(struct fa_cases *cases)
 				check_shape(cases, dtype, 2, 1, dim, dim, 4224, 4224, causal, 0);
 }
 
-/* The reference itself, on the GPU, against the one that judges the CPU's kernels. */
+/* The GPU reference against the one that judges the CPU's kernels. */
 static void case_reference(struct fa_cases *cases)
 {
 	for (int i = 0; i < 20; i++) {
@@ -431,7 +435,7 @@ static void case_reference(struct fa_cases *cases)
 			t = fa_random_below(&cases->random, n_q);
 			row = (first + t) * request.params.heads + h;
 			reference_row(&copy.params, b, t, h, false, out, &lse);
-			/* Where all scores are NaN, that one says what it says of no keys. */
+			/* Where all scores are NaN, the other one reports the LSE of no keys. */
 			if (isnan(reference.lse[row])) {
 				if (!isnan(lse) && lse != -INFINITY)
 					worst = INFINITY;
@@ -443,8 +447,10 @@ static void case_reference(struct fa_cases *cases)
 				const double other =
 					reference.out[row * request.params.head_dim_v + d];
 
-				/* Where all scores are -inf, that one looks at no V, and 0
-				 * times what is broken there is NaN. */
+				/*
+				 * Where all scores are -inf, the other one ignores V, while here
+				 * 0 times a broken value is NaN.
+				 */
 				if (lse == -INFINITY && isnan(other))
 					continue;
 				if (!isfinite(out[d]) || !isfinite(other))
@@ -475,7 +481,7 @@ static const struct {
 	{ "slopes", case_slopes },       { "softcaps", case_softcaps },
 };
 
-/* Checks so far of kernels for this chip alone. */
+/* Checks so far of chip-specific kernels. */
 static int special_checks(const struct fa_cases *cases)
 {
 	int n = 0;
@@ -486,7 +492,6 @@ static int special_checks(const struct fa_cases *cases)
 	return n;
 }
 
-/* Runs a case and says how it went. */
 static void run(struct fa_cases *cases, size_t i)
 {
 	const int passed = cases->passed, failed = cases->failed, special = special_checks(cases);
@@ -502,8 +507,7 @@ static void run(struct fa_cases *cases, size_t i)
 	fflush(stdout);
 }
 
-/* How often each kernel was checked. A case that is to reach all that the chip runs and
- * does not has checked less than it says. */
+/* Prints the checks per kernel. @want_all: fails if a kernel of this chip was never checked. */
 static void say_kernels(struct fa_cases *cases, bool want_all)
 {
 	for (size_t i = 0; i < fa_cuda_kernels_count; i++) {

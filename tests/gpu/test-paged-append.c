@@ -1,9 +1,8 @@
 /*
- * Decoding whose launch puts new tokens into the pages itself: beside the append and the attention
- * that it takes the place of, results and the whole pool are the same to the bit, over pages that
- * hold NaN where new tokens go. And requests that are two launches still.
- *   test-paged-append [--seed N] [--random N] [--every N] [--small]
- * Skips (77) without a GPU.
+ * Decode launches that also append the new tokens to pages: results and the whole pool are bit by
+ * bit those of a separate append and attention, over pages that hold NaN in place of new tokens.
+ * Also requests that remain two launches.
+ *   test-paged-append [--seed N] [--random N] [--every N] [--small] Skips (77) without a GPU.
  */
 #include "tests/gpu/draw.h"
 #include "tests/gpu/paged-fixture.h"
@@ -12,18 +11,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LAYER 1 /* of problems */
+#define LAYER 1 /* of the problems' caches */
 #define ELEMENT_BYTES 2
 
-/* What is not in struct paged_spec. */
+/* Variants that struct paged_spec lacks. */
 struct way {
-	int32_t sms;    /* 0: those that there are */
-	bool carried;   /* the table, if it is short */
+	int32_t sms;    /* SMs; 0: as the GPU has */
+	bool carried;   /* the launch carries a short table */
 	bool gap;       /* between rows of k and of v */
-	bool separate;  /* heads of k lie apart, as in [head][token][dim] */
-	bool pinned;    /* k and v are the host's memory */
-	bool pieces;    /* kernels in pieces are to do it */
-	uint32_t ready; /* bits of sequences whose new tokens are in pages before */
+	bool separate;  /* k as [head][token][dim] */
+	bool pinned;    /* k and v in host memory */
+	bool pieces;    /* use kernels for pieces */
+	uint32_t ready; /* bitmap of sequences whose new tokens are in pages already */
 };
 
 struct scene {
@@ -32,11 +31,11 @@ struct scene {
 	struct paged_gpu_plan plan, append_plan;
 	struct fa_paged_request append;
 	uint32_t before[PAGED_BATCH_MAX];
-	char *tensors[2]; /* k and v, all else poison */
+	char *tensors[2]; /* k and v; poison elsewhere */
 	size_t tensor_bytes[2];
 	uint64_t device_tensors[2];
 	bool pinned;
-	char *pool; /* before: with poison for new tokens */
+	char *pool; /* initial pool: poison for new tokens */
 	char *by_two_pool, *by_two_out, *by_two_lse, *now;
 };
 
@@ -51,7 +50,6 @@ static int32_t dim_of(const struct paged_spec *spec, int j)
 	return j ? spec->head_dim_v : spec->head_dim;
 }
 
-/* Takes sequence @b's new tokens out of the pages. */
 static void take_out(struct scene *scene, int32_t b)
 {
 	const struct paged_problem *problem = &scene->problem;
@@ -179,7 +177,7 @@ static void poison_results(const struct scene *scene)
 	paged_gpu_poison_shared(paged_device_gpu);
 }
 
-/* The append, then attention. */
+/* Append, then attention. */
 static void run_two(struct scene *scene)
 {
 	struct paged_problem *problem = &scene->problem;
@@ -196,7 +194,7 @@ static void run_two(struct scene *scene)
 		           paged_describe(problem));
 }
 
-/* Both in one. @again: new tokens are in the pages already. */
+/* One launch. @again: new tokens are in the pages already. */
 static void run_one(struct scene *scene, bool again)
 {
 	struct paged_problem *problem = &scene->problem;
@@ -217,7 +215,7 @@ static void run_one(struct scene *scene, bool again)
 		           scene->plan.plan.decode->symbol, again ? ", the second time" : "");
 }
 
-/* @joined: whether one launch is to do it, where there are kernels for this chip alone. */
+/* @joined: one launch is expected if chip-specific kernels exist. */
 static void check(const struct paged_spec *spec, const struct way *way, bool joined)
 {
 	static struct scene scene;
@@ -230,7 +228,7 @@ static void check(const struct paged_spec *spec, const struct way *way, bool joi
 		return;
 	}
 	scene_init(&scene, spec, way);
-	/* The portable kernels never do, and those of two fragments at head dim 64 neither. */
+	/* Portable kernels never append, nor do those of two fragments at head dim 64. */
 	joined = joined && paged_gpu_chip(paged_device_gpu)->arch == 90 &&
 	         (scene.plan.plan.decode->dim != 64 || scene.plan.plan.decode->rows == 16);
 	if (can_append(&scene) != joined)
@@ -270,7 +268,7 @@ static struct paged_spec spec_of(int i)
 	return spec;
 }
 
-/* From 1 to 16 new tokens of each, wherever they are in strips, tiles and pages. */
+/* 1 to 16 new tokens each, anywhere in strips, tiles and pages. */
 static void numbers(void)
 {
 	for (int i = 0; i < 48; i++) {
@@ -297,8 +295,10 @@ static void numbers(void)
 	}
 }
 
-/* What rows do not see is put into pages as well: windows, trees, no causality, first tokens that
- * are hidden; with infinities and NaNs among the new ones, too. */
+/*
+ * Tokens that rows do not see are appended, too: windows, trees, no causality, hidden first
+ * tokens; also with infinities and NaN among the new ones.
+ */
 static void features(void)
 {
 	for (int i = 0; i < 30; i++) {
@@ -325,7 +325,7 @@ static void features(void)
 	}
 }
 
-/* Kernels in pieces: the same bits whatever is in the step, and prefixes. */
+/* Kernels for pieces: the same bits whatever is in the step, and prefixes. */
 static void pieces(void)
 {
 	for (int i = 0; i < 12; i++) {
@@ -351,8 +351,10 @@ static void pieces(void)
 	}
 }
 
-/* One sequence, whose parts are told one by one where the launch carries all: new tokens on their
- * own, with others of their tile, over several blocks of threads, or all that there is. */
+/*
+ * One sequence, whose parts are signalled one by one if the launch carries everything: new tokens
+ * alone, with others in their tile, over several thread blocks, or nothing else.
+ */
 static void alone(void)
 {
 	static const uint32_t old[] = { 400, 0, 63, 64, 900, 130, 1, 250, 640 };
@@ -374,7 +376,6 @@ static void alone(void)
 	}
 }
 
-/* What remains two launches. */
 static void apart(void)
 {
 	for (int i = 0; i < 7; i++) {
@@ -385,11 +386,11 @@ static void apart(void)
 		spec.n_new[0] = 1, spec.lengths[0] = 100;
 		spec.n_new[1] = 3, spec.lengths[1] = 70;
 		switch (i) {
-		case 0: /* new tokens that are hidden */
+		case 0: /* new tokens are hidden */
 		case 1:
 			spec.first[i] = spec.lengths[i];
 			break;
-		case 2: /* many rows, beside few */
+		case 2: /* many rows beside few */
 			spec.n_new[1] = 60;
 			break;
 		case 3: /* no kernel of 96 columns */
@@ -403,7 +404,7 @@ static void apart(void)
 			spec.head_dim = 128;
 			spec.head_dim_v = 64;
 			break;
-		default: /* nothing but rows of sequences whose tokens are there */
+		default: /* only sequences whose tokens are in pages */
 			spec.n_new[0] = spec.n_new[1] = 0;
 			break;
 		}
@@ -431,7 +432,6 @@ static void random_one(uint64_t seed)
 			spec.first[b] = problem_pick(0, spec.lengths[b] - spec.n_new[b]);
 		way.ready |= (uint32_t)problem_one_in(5) << b;
 	}
-	/* Somebody has one, and it is not hidden. */
 	if (!spec.n_new[0]) {
 		spec.n_new[0] = 1;
 		spec.lengths[0]++;

@@ -1,10 +1,9 @@
 /*
- * The kernels for few rows over pages of codes, those of compute capability 9.0 where the chip
- * has them: against fp64 over what the codes stand for (tests/kernels/paged-problem.h), which
- * also poisons whatever is no visible token. Each problem on different numbers of blocks, and
- * with the table in memory and, where it fits, in the launch.
- *   test-paged-codes [--seed N] [--random N] [--every N] [--small]
- * Skips (77) without a GPU.
+ * Paged decode kernels over codes, those of compute capability 9.0 where the chip has them:
+ * against fp64 over the decoded values (tests/kernels/paged-problem.h), with poison in everything
+ * that is no visible token. Each problem runs on different numbers of blocks, and with the table
+ * in memory and, where it fits, in the launch.
+ *   test-paged-codes [--seed N] [--random N] [--every N] [--small] Skips (77) without a GPU.
  */
 #include "tests/gpu/draw.h"
 #include "tests/gpu/paged-device.h"
@@ -16,15 +15,17 @@
 #include <string.h>
 #include <time.h>
 
-/* --small, for an emulated GPU: fewer tokens and fewer ways to run each. */
+/* --small: fewer tokens and variants, for the emulator. */
 static bool small;
 static int every = 1, passed, failed;
 
-/* Of kernels of compute capability 9.0, [log2 of the head dim - 6][fragments of rows - 1]
- * [store - 1]: how often each ran, with and without the table in its launch. */
+/*
+ * Runs per kernel of compute capability 9.0: [log2 of the head dim - 6][fragments of rows - 1]
+ * [store - 1][table in the launch].
+ */
 static int ran[3][2][2][2];
 
-/* Dims that those have: none but exactly these. */
+/* Those kernels have exactly these dims. */
 static int dim_index(const struct paged_spec *spec)
 {
 	if (spec->head_dim != spec->head_dim_v)
@@ -35,7 +36,7 @@ static int dim_index(const struct paged_spec *spec)
 	                               : -1;
 }
 
-/* One of the eight: E4M3 and INT8, scales of tokens and of heads, bf16 and fp16. */
+/* One of eight: E4M3 and INT8, scales of tokens and of heads, bf16 and fp16. */
 static void set_way(struct paged_spec *spec, int i)
 {
 	spec->store = i % 2 ? FA_PAGED_INT8 : FA_PAGED_E4M3;
@@ -43,7 +44,7 @@ static void set_way(struct paged_spec *spec, int i)
 	spec->dtype = i / 4 % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
 }
 
-/* Judges which kernel was chosen, and counts it. */
+/* Checks which kernel was chosen, and counts it. */
 static void judge_kernel(const struct paged_problem *problem, const struct fa_cuda_chip *chip,
                          const struct fa_cuda_paged_plan *plan)
 {
@@ -51,7 +52,7 @@ static void judge_kernel(const struct paged_problem *problem, const struct fa_cu
 	const bool special = dim >= 0 && chip->arch == 90 && !chip->portable_paged &&
 	                     chip->shared_bytes_max > 200000;
 
-	/* A step without new tokens needs none. */
+	/* A step without new tokens has no decode. */
 	if (!plan->decode)
 		return;
 	if (fa_cuda_paged_kernel_is_special(plan->decode) != special)
@@ -62,7 +63,7 @@ static void judge_kernel(const struct paged_problem *problem, const struct fa_cu
 		   [plan->decode->small]++;
 }
 
-/* Runs twice on @chip: the same bits, and right ones, which are left in problem->out. */
+/* Runs twice on @chip: right, and the same bits. The result stays in problem->out. */
 static void run_on(struct paged_device *device, struct paged_problem *problem,
                    const struct fa_cuda_chip *chip)
 {
@@ -84,13 +85,13 @@ static void run_on(struct paged_device *device, struct paged_problem *problem,
 	if (!same)
 		paged_fail("%s on %s: two runs differ", paged_describe(problem), by);
 	paged_judge(problem, by, PAGED_ROUNDS_WEIGHTS_FAST);
-	/* What the judge has read it has made poison. */
+	/* The check has poisoned what it read. */
 	memcpy(problem->out, once, problem->out_bytes);
 	free(once);
 	passed++;
 }
 
-/* The same with the table in the launch, which nobody may then read in memory. */
+/* The same with the table in the launch and poison in its place in memory. */
 static void run_carried(struct paged_device *device, struct paged_problem *problem,
                         const struct fa_cuda_chip *chip)
 {
@@ -118,7 +119,7 @@ static void run_carried(struct paged_device *device, struct paged_problem *probl
 	free(once);
 }
 
-/* On a GPU of @sms, or as many as there are. */
+/* For a GPU of @sms (0: as it has). */
 static void check_on(const struct paged_spec *given, int32_t sms)
 {
 	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
@@ -171,8 +172,10 @@ static const struct paged_spec usual = {
 	.causal = true,
 };
 
-/* Each head dim in each way, on pages of every kind: strips of a copy that lie in one page and
- * in several, tiles that begin in the middle of a page. */
+/*
+ * Each head dim and form of codes on all kinds of pages: strips of a copy in one page and in
+ * several, tiles that start within a page.
+ */
 static void ways(void)
 {
 	static const int32_t dims[] = { 128, 64, 256 }, pages[] = { 64, 16, 32, 128, 48, 256, 80 };
@@ -185,7 +188,7 @@ static void ways(void)
 		spec.page_tokens = pages[i % 7];
 		spec.layer_major = i % 2;
 		spec.gaps = i % 3;
-		/* Windows begin anywhere, also inside a strip. */
+		/* Windows start anywhere, also within a strip. */
 		spec.left_1 = i % 4 == 3 ? 100 + 7 * i : 0;
 		spec.first[0] = i % 5 == 2 ? 37 + 48 * (uint32_t)(i % 7) : 0;
 		spec.lengths[1] = 33 + 16 * (uint32_t)i;
@@ -193,7 +196,7 @@ static void ways(void)
 	}
 }
 
-/* Group sizes, and up to 16 new tokens: one fragment of rows, two, and several parts. */
+/* Group sizes and up to 16 new tokens: one fragment of rows, two, and several parts. */
 static void rows(void)
 {
 	static const int32_t groups[] = { 4, 1, 3, 5, 16, 7, 2, 11 };
@@ -213,8 +216,7 @@ static void rows(void)
 	}
 }
 
-/* What kernels do besides, alone and together, with NaNs where some rows see them and others
- * do not. */
+/* Further features, alone and together, with NaN where some rows see it and others do not. */
 static void features(void)
 {
 	for (int i = 0; i < 16; i++) {
@@ -240,8 +242,10 @@ static void features(void)
 	}
 }
 
-/* Sequences that are empty, begin at their end, or are one token; and dims that only the
- * portable kernels have. */
+/*
+ * Empty sequences, sequences that begin at their end or have one token, and dims of portable
+ * kernels.
+ */
 static void edges(void)
 {
 	static const int32_t dims[][2] = { { 128, 64 }, { 80, 80 }, { 192, 128 } };
@@ -275,8 +279,10 @@ static void edges(void)
 	}
 }
 
-/* Blocks with many tiles of many sequences: more of one than are looked up at a time, and so few
- * of others that some of the warps that take them in turn have none. */
+/*
+ * Blocks with many tiles of many sequences: more of one than are looked up at a time, and so few
+ * of others that some warps have none.
+ */
 static void turns(void)
 {
 	static const uint32_t lengths[] = { 3, 1900, 70, 64, 129, 1, 200, 330, 65, 2, 128 };
@@ -338,7 +344,7 @@ static void random_one(uint64_t seed)
 	check(&spec);
 }
 
-/* All of them, whatever became of the results: a table row that nothing reaches is not tested. */
+/* Every kernel must have run: otherwise a table row is not tested. */
 static void judge_coverage(void)
 {
 	for (int dim = 0; dim < 3; dim++)
@@ -355,7 +361,6 @@ static void judge_coverage(void)
 				}
 }
 
-/* Says how a part went. */
 static void report(const char *part)
 {
 	static int passed_before, failed_before;

@@ -1,8 +1,7 @@
 /*
- * The GPU kernels over pages that are not attention, against the CPU's: tokens into pages and out
- * of them, rotated, plain and as codes; copies and clears of pages; moves; partial results merged.
- *   test-paged-tokens [--seed N]
- * Skips (77) without a GPU.
+ * Paged GPU kernels other than attention, against the CPU's: append and read of tokens, rotated,
+ * plain and as codes; copies, clears and moves of pages; merging of partial results.
+ *   test-paged-tokens [--seed N] Skips (77) without a GPU.
  */
 #include "tests/gpu/paged-fixture.h"
 #include "tests/kernels/reference.h"
@@ -24,7 +23,7 @@ static void run_on_cpu(const struct fa_paged_request *request)
 		fa_cpu_paged_tile(isa, request, NULL, i, scratch, NULL);
 }
 
-/* Of elements that differ: at most @units of the last place. */
+/* Elements may differ by at most @units in the last place. */
 static void compare(const struct paged_problem *problem, const void *a, const void *b, size_t bytes,
                     double unit, const char *what)
 {
@@ -58,7 +57,7 @@ struct tokens {
 	uint64_t device_positions;
 };
 
-/* @ways: -1, or that of paged_way_of(). */
+/* @ways: -1, or the form of codes as in paged_way_of(). */
 static void tokens_init(struct tokens *t, int i, int ways)
 {
 	struct paged_spec spec = paged_usual;
@@ -85,7 +84,7 @@ static void tokens_init(struct tokens *t, int i, int ways)
 	paged_device_init(&t->device, &t->problem);
 	tokens = t->problem.cu_new[5];
 	bytes = spec.dtype == FA_ATTENTION_F32 ? 4 : 2;
-	/* Every fourth has rows that start on no 16 bytes. */
+	/* Every fourth has rows that are not aligned to 16 bytes. */
 	const int64_t k_head = spec.head_dim + (i % 4 == 3 ? 3 : 8);
 	const int64_t v_head = spec.head_dim_v;
 
@@ -136,7 +135,7 @@ static void tokens_deinit(struct tokens *t)
 	paged_deinit(&t->problem);
 }
 
-/* Runs on both, and compares the pools, unless @unit is below 0. */
+/* Runs on both, and compares the pools unless @unit is negative. */
 static void tokens_run(struct tokens *t, double unit, const char *what)
 {
 	struct paged_gpu_plan plan;
@@ -211,7 +210,7 @@ static void append(int i, int ways)
 		return;
 	}
 	tokens_init(&t, i, ways);
-	/* Every other one carries the table, but for codes. */
+	/* Every other one carries the table, except with codes. */
 	if (i % 2 && ways < 0)
 		paged_device_hide_table(&t.device, &t.problem);
 	tokens_run(&t, 0, "append");
@@ -232,14 +231,13 @@ static void append(int i, int ways)
 		paged_device_hide_table(&t.device, &t.problem);
 	rotary_of(&t, i);
 	if (i % 3 == 1) {
-		/* In place. */
 		t.host.append.q_out.data = t.problem.q;
 		t.request.append.q_out.data = POINTER(t.device.q);
 	}
 	unit = t.problem.spec.dtype == FA_ATTENTION_F32   ? 3e-6
 	       : t.problem.spec.dtype == FA_ATTENTION_F16 ? 0x1p-10
 	                                                  : 0x1p-7;
-	/* A code may be the next one; what it stands for is judged. */
+	/* A code may differ by one; its decoded value is compared. */
 	tokens_run(&t, ways < 0 ? unit : -1, "rotary append");
 	if (ways >= 0) {
 		t.host.op = t.request.op = FA_PAGED_READ;

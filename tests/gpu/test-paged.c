@@ -1,9 +1,7 @@
 /*
- * The GPU kernels over pages: attention against fp64 (tests/kernels/paged-problem.h), with
- * work divided over different numbers of blocks and on the kernels for chips with less
- * shared memory.
- *   test-paged [--seed N] [--random N] [--every N] [--small]
- * Skips (77) without a GPU.
+ * Paged attention on a GPU against fp64 (tests/kernels/paged-problem.h), with work divided over
+ * different numbers of blocks, and with the kernels for chips with less shared memory.
+ *   test-paged [--seed N] [--random N] [--every N] [--small] Skips (77) without a GPU.
  */
 #include "tests/gpu/draw.h"
 #include "tests/gpu/paged-fixture.h"
@@ -17,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-/* For an emulated GPU: fewer tokens, where that changes nothing. */
+/* For the emulator: fewer tokens where that tests the same. */
 static void make_small(struct paged_spec *spec)
 {
 	for (int32_t b = 0; paged_options.small && b < spec->batch; b++) {
@@ -40,9 +38,7 @@ static void make_small(struct paged_spec *spec)
 	}
 }
 
-/* ---- attention */
-
-/* Many rows of short sequences on the kernel for long ones, too. */
+/* Also runs many rows of short sequences on the kernel for long ones. */
 static void check_long(struct paged_device *device, struct paged_problem *problem,
                        const struct fa_cuda_chip *chip)
 {
@@ -85,7 +81,7 @@ static void check(const struct paged_spec *given)
 	other.sms = 7 + (int32_t)problem_random(300);
 	if (!paged_options.small)
 		paged_check_on(&device, &problem, &other, NULL, 0);
-	/* And without the kernels for this chip alone. */
+	/* And on portable kernels. */
 	other.portable_paged = true;
 	if (!paged_options.small)
 		paged_check_on(&device, &problem, &other, NULL, 0);
@@ -107,11 +103,11 @@ static bool has_small(void)
 	return has;
 }
 
-/* Of few sequences of the same number of new tokens. */
+/* Few sequences with equally many new tokens. */
 struct few {
 	int32_t batch, head_dim, page_tokens, heads, kv_heads;
 	uint32_t n_new, length;
-	bool carried; /* where kernels can */
+	bool carried; /* where kernels support it */
 };
 
 static void few_one(const struct few *few, int i)
@@ -163,8 +159,8 @@ static void few_one(const struct few *few, int i)
 }
 
 /*
- * Few and short sequences, with the table in memory and in the launch, of as many entries and
- * sequences as that can have and of one more: the same bits.
+ * Few short sequences, with the table in memory and in the launch, of as many entries and
+ * sequences as a launch can carry, and one more: the same bits.
  */
 static void few(void)
 {
@@ -179,7 +175,7 @@ static void few(void)
 		{ 5, 128, 48, 6, 3, 9, 100, true },
 		{ 2, 64, 16, 4, 1, 1, 100, true },
 		{ 3, 64, 64, 16, 2, 5, 500, true },
-		{ 2, 96, 16, 4, 1, 1, 100, false }, /* the portable kernel */
+		{ 2, 96, 16, 4, 1, 1, 100, false }, /* a portable kernel */
 	};
 
 	for (int i = 0; i < (int)(sizeof(cases) / sizeof(cases[0])); i++)
@@ -195,7 +191,7 @@ static void judge_special(const struct paged_problem *problem,
 		           plan->decode->symbol);
 }
 
-/* On @chip, by a plan that @judge judges. */
+/* Plans for @chip; @judge checks the plan. */
 static void check_as(const struct paged_spec *spec, const struct fa_cuda_chip *chip,
                      paged_judge_plan_fn judge, uint32_t expected)
 {
@@ -240,8 +236,8 @@ static void turns_one(int i)
 }
 
 /*
- * Rows of 64 columns, of which groups of warps take a block's tiles in turn: a block has
- * sequences of few tiles and of many, one after the other, so that each group begins some.
+ * Rows of 64 columns, whose tiles groups of warps take in turn: a block has sequences of few and
+ * of many tiles, so that each group begins some.
  */
 static void turns(void)
 {
@@ -275,8 +271,10 @@ static void uneven_one(int i)
 	check_as(&spec, &chip, judge_ends, chip.arch == 90);
 }
 
-/* Many short sequences before few long ones: parts' ends have tiles without tokens, with which
- * ranges may end, or begin. */
+/*
+ * Many short sequences before few long ones: tiles without tokens at the ends of parts, at the
+ * start or end of a block's range.
+ */
 static void uneven(void)
 {
 	for (int i = 0; i < 8; i++)
@@ -291,7 +289,7 @@ static void judge_levels(const struct paged_problem *problem, const struct fa_cu
 		           plan->decode->symbol);
 }
 
-/* Parts of 39 and 77 shares, behind one another or parts of 2 and 20, also inside a block's range. */
+/* Parts of 39 and 77 shares in a row, or parts of 2 and 20, also within a block's range. */
 static void levels_one(int i)
 {
 	static const int32_t dims[] = { 128, 64, 256 }, heads[] = { 8, 3, 1, 16, 5 };
@@ -323,7 +321,6 @@ static void levels(void)
 		levels_one(i);
 }
 
-/* Several blocks of rows of several sequences, one after another on few blocks of threads. */
 static void blocks_one(int i)
 {
 	static const uint32_t n_new[] = { 600, 70, 330 }, before[] = { 0, 130, 64 };
@@ -364,7 +361,7 @@ static void blocks(void)
 			blocks_one(i);
 }
 
-/* Pages of codes; also with NaNs and infinities. */
+/* Pages of codes, also with NaN and infinities. */
 static void codes(void)
 {
 	static const int32_t dims[][2] = { { 128, 128 }, { 64, 64 },  { 256, 256 }, { 16, 48 },
@@ -428,7 +425,7 @@ static void chosen(void)
 		spec.dtype = paged_dtypes[i % 3];
 		check(&spec);
 	}
-	/* Empty ones, dropped pages, V in K, long ones. */
+	/* Empty sequences, dropped pages, V in K, long ones. */
 	spec = paged_usual;
 	spec.batch = 7;
 	spec.n_new[0] = 0, spec.lengths[0] = 100;
@@ -484,9 +481,8 @@ static void chosen(void)
 }
 
 /*
- * Infinities and NaNs in K and V at tokens that some rows see and others do not: through
- * windows, causal rows, dropped pages and trees, with few rows and many, alone or beside
- * others in a block.
+ * Infinities and NaN in K and V at tokens that only some rows see: by windows, causality, dropped
+ * pages and trees, with few rows and many, alone or beside others in a block.
  */
 static void broken(void)
 {
@@ -517,7 +513,7 @@ static void broken(void)
 	}
 }
 
-/* The last token's K, and where codes are stored its V. */
+/* Changes the last token's K, and its V if codes are stored. */
 static void grow_last(struct paged_problem *problem, int32_t b, int32_t h)
 {
 	const struct paged_spec *spec = &problem->spec;
@@ -537,7 +533,7 @@ static void grow_last(struct paged_problem *problem, int32_t b, int32_t h)
 		*paged_scale(problem, 1, b, token, h, true) *= 1e10f;
 }
 
-/* The last tokens' K grows: other rows, which do not see it, stay as they are to the bit. */
+/* The last token's K grows: rows that do not see it keep their bits. */
 static void unseen(enum fa_attention_dtype dtype, int codes)
 {
 	struct paged_spec spec = codes < 0 ? paged_usual : paged_way_of(&paged_usual, codes);
@@ -626,8 +622,10 @@ static void random_one(uint64_t seed)
 	check(&spec);
 }
 
-/* A split request gives the same bits every time, whatever the counters were, and in whatever
- * order groups of warps come. */
+/*
+ * A split request gives the same bits every time, whatever the counters were and in whatever
+ * order groups of warps arrive.
+ */
 static void reruns_of(int32_t head_dim, uint32_t n_new)
 {
 	struct paged_spec spec = paged_usual;
@@ -672,7 +670,7 @@ static void reruns(void)
 			reruns_of(64 << i / 2, i % 2 ? 5 : 1);
 }
 
-/* Prefill that gives way, however often and wherever, gives the same bits. */
+/* Preempted prefill gives the same bits, however often and wherever it yields. */
 static void yields(void)
 {
 	struct paged_spec spec = {
@@ -691,7 +689,7 @@ static void yields(void)
 	volatile uint32_t stops = 0;
 	void *once;
 
-	/* Some of the new tokens see a context, and tiles end in the middle of pages. */
+	/* Some new tokens see a context, and tiles end within pages. */
 	for (int b = 0; b < spec.batch; b++) {
 		spec.n_new[b] = 500 + 3 * (uint32_t)b;
 		spec.lengths[b] = spec.n_new[b] + 77 * (uint32_t)b;
@@ -728,7 +726,7 @@ static void yields(void)
 	free(once);
 }
 
-/* Slots beyond 2^24, whose bytes are beyond 2^32. */
+/* Slots beyond 2^24, at offsets beyond 2^32 bytes. */
 static void far_slots(void)
 {
 	const size_t far = (size_t)36 << 30;

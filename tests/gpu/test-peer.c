@@ -1,5 +1,7 @@
-/* How time-paged opens and judges peers, without a GPU. Arguments: a library that is a peer
- * (peer-of-test.c), and one that is not. */
+/*
+ * How time-paged opens and judges peers, without a GPU. Arguments: a library that is a peer
+ * (peer-of-test.c), and one that is not.
+ */
 #include "bench/kernels/peer.h"
 
 #include <errno.h>
@@ -52,7 +54,7 @@ static void test_open_refused(void **state)
 
 static void test_table(void **state)
 {
-	/* Pages of 16 slots, 16 tokens; the second sequence is empty, the third is one page. */
+	/* Pages of 16 slots, 16 tokens; the second sequence is empty, the third has one page. */
 	static const uint32_t lengths[] = { 33, 0, 16 }, start[] = { 2, 0, 0 };
 	static const uint32_t table[] = { 64, 9999, 32, 0, 48 };
 	static const int32_t want[] = { 2, 0, 3, 0, 0, 0, 4, 0, 0 };
@@ -85,7 +87,7 @@ static void test_agrees(void **state)
 	memcpy(theirs, ours, sizeof(ours));
 	assert_true(fa_peer_agrees(ours, theirs, 3, &worst));
 	assert_true(worst == 0);
-	theirs[2] = bf16(.3125f); /* 1/16 away, which is 1/64 of 4 */
+	theirs[2] = bf16(.3125f); /* off by 1/16, which is 1/64 of 4 */
 	assert_true(fa_peer_agrees(ours, theirs, 3, &worst));
 	assert_true(worst == 1.0 / 64);
 	theirs[2] = bf16(.34375f);

@@ -1,9 +1,8 @@
 /*
- * The kernels over pages where a sequence's tokens are in pieces: prefixes that sequences of a
- * step share are read once and are right, against fp64; and in deterministic mode a sequence's
- * results are the same to the bit whatever else is in the step.
- *   test-pieces [--seed N] [--random N] [--small]
- * Skips (77) without a GPU.
+ * Paged kernels over sequences in pieces: prefixes shared by sequences of a step are read once,
+ * and results are right against fp64; in deterministic mode a sequence's results are bit by bit
+ * the same whatever else is in the step.
+ *   test-pieces [--seed N] [--random N] [--small] Skips (77) without a GPU.
  */
 #include "tests/gpu/draw.h"
 #include "tests/gpu/paged-fixture.h"
@@ -14,7 +13,7 @@
 #include <time.h>
 
 #define DETERMINISTIC UINT32_MAX /* no prefix, but units */
-#define ANY (UINT32_MAX - 1)     /* as many prefixes as the plan likes */
+#define ANY (UINT32_MAX - 1)     /* as many prefixes as the plan wants */
 
 static const enum fa_attention_dtype dtypes[] = { FA_ATTENTION_BF16, FA_ATTENTION_F16,
 	                                          FA_ATTENTION_F32 };
@@ -42,7 +41,7 @@ static struct paged_spec usual(enum fa_attention_dtype dtype, int32_t dim)
 	return spec;
 }
 
-/* ---- right */
+/* ---- against fp64 */
 
 static void judge_plan(const struct paged_problem *problem, const struct fa_cuda_paged_plan *plan,
                        uint32_t prefixes)
@@ -76,10 +75,10 @@ static void check(const struct paged_spec *spec, uint32_t prefixes)
 	}
 	paged_device_init(&device, &problem);
 	device.step.host_table = problem.table;
-	/* Few SMs, so that little pays; others only where plans may do as they like. */
+	/* Few SMs, so that sharing rarely pays; or as the plan wants. */
 	chip.share_early = prefixes != ANY || problem_one_in(2);
 	chip.sms = prefixes == ANY || prefixes == DETERMINISTIC ? (int32_t)problem_pick(1, 20) : 5;
-	/* An emulated GPU is slow: by turns on what is for this chip alone, and on the rest. */
+	/* The emulator is slow: alternate between chip-specific and portable kernels. */
 	for (int i = 0; i < 3; i++) {
 		chip.portable_paged = i != 0;
 		chip.shared_bytes_max = i == 2 ? 101376
@@ -100,7 +99,7 @@ static void prefixes(void)
 		spec = usual(dtypes[i % 3], dims[i / 3]);
 		check(&spec, 1);
 	}
-	/* Soft cap and sinks, which enter once; no LSE; V narrower, in K, or in slices. */
+	/* Soft cap and sinks, which count once; no LSE; V narrower, in K, or in slices. */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.softcap = 10;
 	spec.sinks = true;
@@ -114,14 +113,14 @@ static void prefixes(void)
 	spec = usual(FA_ATTENTION_BF16, 64);
 	spec.head_dim_v = 136;
 	check(&spec, 1);
-	/* What is not grouped: who stands where, or that some do not see all, matters. */
+	/* Not grouped: positions matter, or some rows do not see all. */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.alibi = true;
 	check(&spec, 0);
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.left_1 = 200;
 	check(&spec, 0);
-	/* Trees, which are in tails; a window that cuts nothing off. */
+	/* Trees, which are in tails; a window that hides nothing. */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.tree = true;
 	spec.left_1 = 1000;
@@ -130,7 +129,7 @@ static void prefixes(void)
 		spec.lengths[b] += 16;
 	}
 	check(&spec, 1);
-	/* Row blocks that tails are in two of, and several row blocks of a tail. */
+	/* Row blocks with parts of two tails, and tails of several row blocks. */
 	spec = usual(FA_ATTENTION_F16, 128);
 	spec.heads = 14;
 	for (int32_t b = 0; b < spec.batch; b++) {
@@ -147,8 +146,10 @@ static void prefixes(void)
 		spec.first[b] = 70;
 	}
 	check(&spec, 1);
-	/* Two groups by turns, one that has nothing in common with them, one with no new token,
-	 * and one of many rows, which is none of decode's. */
+	/*
+	 * Two interleaved groups, one unrelated sequence, one without new tokens, and one of many
+	 * rows, which decode does not take.
+	 */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.batch = 9;
 	for (int32_t b = 0; b < 9; b++) {
@@ -158,7 +159,7 @@ static void prefixes(void)
 		spec.prefix_pages[b] = 16;
 	}
 	check(&spec, 2);
-	/* Nested: all share two pages, some of them eight more; either is right. */
+	/* Nested: all share two pages, some eight more; either grouping is right. */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	for (int32_t b = 1; b < spec.batch; b++)
 		spec.prefix_pages[b] = b < 3 ? 16 : 2;
@@ -168,7 +169,7 @@ static void prefixes(void)
 		spec.prefix_pages[b] = b == 3 ? 1 : 16;
 	}
 	check(&spec, 2);
-	/* What is broken for all of a group, or for one. */
+	/* Broken values for a whole group, or for one sequence. */
 	for (int i = 0; i < 3; i++) {
 		spec = usual(dtypes[i], 128);
 		spec.broken = 6;
@@ -178,7 +179,7 @@ static void prefixes(void)
 	}
 }
 
-/* ---- the same to the bit */
+/* ---- the same bits */
 
 /* The same step with sequence @b alone. */
 static void alone(const struct paged_device *device, const struct paged_problem *problem, int32_t b,
@@ -238,7 +239,7 @@ static void same(const struct paged_spec *spec)
 	memcpy(out, problem.out, problem.out_bytes);
 	memcpy(lse, problem.lse, problem.lse_bytes);
 
-	/* Each alone, on another division of the work: together that is all that there was. */
+	/* Each alone with another division of the work; together that is the whole output. */
 	paged_gpu_fill(paged_device_gpu, device.out, 0xff, problem.out_bytes);
 	paged_gpu_fill(paged_device_gpu, device.lse, 0xff, problem.lse_bytes);
 	for (int32_t b = 0; b < spec->batch; b++) {
@@ -289,14 +290,14 @@ static void deterministic(void)
 	spec.n_new[5] = 40;
 	check(&spec, DETERMINISTIC);
 	same(&spec);
-	/* More rows of a key than a fragment has: groups of warps take tiles in turn. */
+	/* More rows per key than a fragment has: groups of warps take tiles in turn. */
 	spec = usual(FA_ATTENTION_F16, 128);
 	spec.deterministic = true;
 	spec.heads = 36;
 	spec.lengths[2] = 1300;
 	check(&spec, DETERMINISTIC);
 	same(&spec);
-	/* Very long ones have larger units. */
+	/* Very long sequences have larger units. */
 	spec = usual(FA_ATTENTION_BF16, 64);
 	spec.deterministic = true;
 	spec.heads = spec.kv_heads = 1;
@@ -331,7 +332,7 @@ static void random_one(uint64_t seed)
 		spec.prefix_of_1[b] = 1 + (int32_t)problem_random((uint64_t)b);
 		spec.prefix_pages[b] = problem_pick(0, 40);
 		spec.first[b] = spec.first[spec.prefix_of_1[b] - 1];
-		/* New tokens are in pages of its own, and in no other's. */
+		/* New tokens are in the sequence's own pages. */
 		if (spec.prefix_pages[b] > (spec.lengths[b] - spec.n_new[b]) / page)
 			spec.prefix_pages[b] = (spec.lengths[b] - spec.n_new[b]) / page;
 	}

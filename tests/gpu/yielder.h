@@ -1,6 +1,6 @@
 /*
- * Launches that give way on a GPU (kernels/cuda/common/yield.h), as the daemon has them: asked
- * while they run by a word that another stream writes, launched again until nothing is left.
+ * Preempted launches on a GPU (kernels/cuda/common/yield.h), as in the daemon: another stream
+ * writes the word that asks the kernel to yield, and it is launched again until no block is left.
  */
 #pragma once
 
@@ -9,12 +9,12 @@
 
 #include <stdint.h>
 
-/* What of its own a launch needs for that; made of zeros, and with the first launch. */
+/* Resources of such launches; zero-initialised, allocated at the first launch. */
 struct fa_yielder {
-	CUstream stream; /* on which the word is written */
+	CUstream stream; /* writes the word */
 	CUdeviceptr word, counter, area;
 	size_t area_bytes;
-	uint64_t *told; /* of the host: the end; how many blocks are left */
+	uint64_t *told; /* host memory: completion; blocks left */
 	uint64_t turn, counted;
 };
 
@@ -22,14 +22,14 @@ struct fa_yielder_launch {
 	CUfunction function;
 	uint32_t grid, threads, shared_bytes, state_bytes;
 	uint32_t slots;                      /* for states */
-	struct fa_cuda_attention *attention; /* what of @args to change */
+	struct fa_cuda_attention *attention; /* the args to change */
 	void **args;
 	CUstream stream;
 };
 
 /*
- * Launches until the end is told, and asks the first times after a pause of less than @most_ns
- * each. Returns how often it stopped. Dies of whatever fails.
+ * Launches until completion, preempting the first ones after a pause of less than @most_ns each.
+ * Returns how often it yielded. Exits on any failure.
  */
 uint32_t fa_yielder_run(struct fa_yielder *yielder, const struct fa_cudriver *driver,
                         const struct fa_yielder_launch *launch, uint64_t most_ns, uint64_t *random);
