@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
 """
-client/examples/attention.py: what it repeats of the headers is what they say, it computes with
-a daemon of its own and with one that runs, and says what is wrong where there is none, or no
-library, or the numbers are not those.
+client/examples/attention.py: its copies of the headers' structs match, it computes with a spawned
+and a running daemon, and reports a missing daemon or library, and wrong results.
 
     test-python.py ATTENTION.PY LIBRARY LAYOUT SANITIZE HEADER..., with FAD_DAEMON set
 """
@@ -31,12 +30,12 @@ def load(path):
 
 
 def python_name(struct):
-    """fa_step_item is class StepItem."""
+    """The class for a struct: StepItem for fa_step_item."""
     return "".join(word.capitalize() for word in struct.split("_")[1:])
 
 
 def python_type(example, text):
-    """What a type of C should be there."""
+    """The ctypes type for a C type."""
     base = text.replace("const ", "").replace("*", "").strip()
     stars = text.count("*")
     if base == "char" and stars == 1:
@@ -83,7 +82,7 @@ def check_layout(example, program):
             if text.endswith("[]"):
                 text, of_type = text.removesuffix("[]"), of_type._type_
             assert of_type is python_type(example, text), f"{struct}.{name} {of_type}: {text}"
-        # No field of C's is left out: none of these structs has a gap.
+        # No field is missing: these structs have no padding.
         assert sum(int(field[1]) for field in fields[struct].values()) == size, struct
 
 
@@ -106,7 +105,7 @@ def check_functions(example, headers):
 
 
 def check_distance(example):
-    """That numbers that are not the right ones are seen."""
+    """Wrong results are noticed."""
     right = [[[0.5, 0.25]], [[0.125, -1.0]]]
     assert example.distance(right, right) == 0
     for wrong, distance in ((0.0, 1.0), (float("nan"), float("inf")), (-1.5, 0.5)):
@@ -159,7 +158,7 @@ def check_runs(path, library, temporary):
     expect_failure(path, "FACLIENT_LIBRARY may name", FACLIENT_LIBRARY=nowhere)
     expect_failure(path, "is not libfaclient", FACLIENT_LIBRARY="libc.so.6")
 
-    # With a daemon that runs, and the library by its name.
+    # With a running daemon, and the library found by its name.
     place = os.path.join(temporary, "fad.sock")
     daemon = subprocess.Popen([os.environ["FAD_DAEMON"], "--config", "/dev/null",
                                "--socket", place], stderr=subprocess.DEVNULL)
