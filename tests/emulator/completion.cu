@@ -1,9 +1,8 @@
 /*
- * Checks how launches signal completion (kernels/cuda/common/done.h). Each block counts once, by a
- * thread that has fenced; the last block stores the word, after a system fence. Or each part's word
- * is stored once after such a fence, and a thread that stores a partial result has fenced its
- * block's earlier stores. Client words are stored before those. Without a request nothing is
- * stored. Compiled as C++.
+ * Checks how launches signal completion (kernels/cuda/common/done.h). Each block counts once after
+ * a fence; the last block stores the word after a system fence. Or each part's word is stored once
+ * after such a fence, and a thread that stores a partial result has fenced its block's earlier
+ * stores. Client words are stored before those. Compiled as C++.
  */
 #include "tests/emulator/fibre.h"
 #include "tests/emulator/launch.h"
@@ -112,8 +111,6 @@ void fa_emulated_completion_block(void)
 	reset_stores();
 }
 
-/* ---- for code that launches */
-
 void fa_emulated_completion_request(struct fa_cuda_done *done, uint64_t blocks, uint32_t parts)
 {
 	static uint32_t n_requests;
@@ -139,7 +136,8 @@ void fa_emulated_completion_check(void)
 	const uint32_t signals = requested.parts ? requested.parts : requested.word ? 1 : 0;
 
 	if (n_counts != blocks || n_signals != signals)
-		DIE("%llu of %llu blocks counted, %llu of %u signalled", (unsigned long long)n_counts,
+		DIE("%llu of %llu blocks counted, %llu of %u signalled",
+		    (unsigned long long)n_counts,
 		    (unsigned long long)blocks, (unsigned long long)n_signals, signals);
 	for (uint32_t i = 0; i < signals; i++)
 		if (words[i] != value)

@@ -51,7 +51,7 @@ static struct queue {
 
 static struct mbarrier mbarriers[MBARRIERS_MAX];
 static struct flight flights[FLIGHTS_MAX];
-static uint32_t n_flights, rarity; /* copies take so long */
+static uint32_t n_flights, rarity;
 
 void copy_begin(void)
 {
@@ -69,8 +69,6 @@ void copy_begin(void)
 		queue->n_copies = queue->n_groups = queue->n_stores = 0;
 	}
 }
-
-/* ---- shared memory */
 
 char *fa_emulated_shared(uint32_t address, uint32_t bytes)
 {
@@ -111,8 +109,6 @@ void fa_emulated_proxy_fence(void)
 	}
 	queue->n_stores = 0;
 }
-
-/* ---- mbarriers */
 
 static struct mbarrier *mbarrier_find(uint32_t address)
 {
@@ -178,8 +174,6 @@ void copy_explain(const uint64_t *at)
 			        mbarriers[i].address, mbarriers[i].pending,
 			        (long long)mbarriers[i].bytes);
 }
-
-/* ---- copies by the proxy */
 
 static void flight_begin(const struct flight *flight)
 {
@@ -264,8 +258,6 @@ void copy_seldom(void)
 	if (n_flights > 0 && random_below(rarity) == 0)
 		copy_one();
 }
-
-/* ---- cp.async */
 
 void fa_emulated_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t zeros)
 {

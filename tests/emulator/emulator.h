@@ -1,15 +1,13 @@
 /*
- * Device code on the host, for tests without a GPU: enough of CUDA C++ to run the project's kernels
- * unchanged. kernels/cuda/ptx is reimplemented beside this file; the include path finds it first.
+ * Device code on the host: enough of CUDA C++ to run the project's kernels unchanged.
+ * kernels/cuda/ptx is reimplemented beside this file; the include path finds it first.
  *
  * A block's threads are fibres of one thread; they switch where a warp or block synchronises or
  * waits for copies or products. Blocks run one after another. It checks synchronisation, not speed:
- *  - blocks run in random order, and warps, some of them rarely;
- *  - cp.async copies happen as late as possible, at the wait;
- *  - bulk and TMA copies happen some time after their issue, in any order; the destination holds
- *    NaN until then;
- *  - wgmma products happen at the commit or at the wait, one way throughout a block, with the
- *    operands of that moment; results hold NaN until the wait;
+ *  - blocks and warps run in random order, some warps rarely;
+ *  - cp.async copies happen at the wait; bulk and TMA copies at any time after their issue;
+ *  - wgmma products happen at the commit or at the wait, one way throughout a block;
+ *  - until then, destinations hold NaN;
  *  - stores to shared memory reach wgmma only at a proxy fence;
  *  - deadlocks and surplus arrivals are fatal;
  *  - recomputed rows are counted, since they could hide a fault.
@@ -47,10 +45,8 @@ struct fa_emulated_index {
 	uint32_t x, y, z;
 };
 
-/* Of the running fibre. */
 extern struct fa_emulated_index threadIdx, blockIdx, gridDim;
 
-/* The block's dynamic shared memory, by the name that kernels use. */
 extern char shared_memory[];
 
 #define FA_EMULATED_SHARED_MAX (228 << 10)
@@ -75,7 +71,6 @@ static inline float4 make_float4(float x, float y, float z, float w)
 	return { x, y, z, w };
 }
 
-/* Four of the eight bytes of @x and @y. */
 static inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t which)
 {
 	const uint64_t bytes = x | (uint64_t)y << 32;
@@ -286,10 +281,8 @@ void fa_emulated_product(float *d, int n, bool bf16, uint64_t a, const uint32_t 
 void fa_emulated_product_commit(void);
 void fa_emulated_product_wait(uint32_t pending);
 
-/* A warp recomputes rows (kernels/cuda/sm90/recompute.h). */
 void fa_emulated_recomputed(void);
 
-/* 16-bit elements. */
 float fa_emulated_from_f16(uint16_t half);
 uint16_t fa_emulated_to_f16(float value);
 uint16_t fa_emulated_to_bf16(float value);

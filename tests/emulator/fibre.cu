@@ -48,8 +48,6 @@ uint32_t random_below(uint32_t n)
 	return (uint32_t)(random_state * 0x2545f4914f6cdd1dull >> 40) % n;
 }
 
-/* ---- fibres */
-
 static void fibre_main(void)
 {
 	run_thread(run_args);
@@ -95,8 +93,6 @@ uint32_t fa_emulated_block_threads(void)
 {
 	return n_threads;
 }
-
-/* ---- a block */
 
 static bool is_ready(uint32_t index)
 {
@@ -168,8 +164,6 @@ static void run_block(void)
 		return;
 	}
 }
-
-/* ---- launches */
 
 void fa_emulated_await(void)
 {

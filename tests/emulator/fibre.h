@@ -37,7 +37,6 @@ void happened(void);
 void sync_begin(void);
 void sync_explain(const uint64_t *at);
 
-/* Copies (copy.cu). */
 void copy_begin(void);
 void copy_explain(const uint64_t *at);
 bool copy_any(void);    /* in flight */
@@ -51,9 +50,7 @@ static inline uint32_t swizzle(uint32_t address)
 	return address ^ (address >> 7 & 7) << 4;
 }
 
-/* Partial results of a launch (partials.cu). */
 void partials_begin(void);
 
-/* wgmma (wgmma.cu). */
 void wgmma_begin(void);
 void product_thread_end(void);

@@ -146,7 +146,6 @@ static void check_recomputed(const struct fa_cuda_launch *launch)
 	abort();
 }
 
-/* Poisons all outputs of the launch. */
 static void poison(const void *userdata)
 {
 	const struct fa_cuda_launch *launch = userdata;
@@ -168,7 +167,6 @@ static void poison(const void *userdata)
 			}
 }
 
-/* A launch on the emulator. */
 struct emulated {
 	struct fa_cuda_attention attention;
 	struct fa_cuda_maps maps;

@@ -9,7 +9,6 @@
 extern "C" {
 #endif
 
-/* A kernel by its symbol: @run is one thread of it, @args its parameters. */
 struct fa_emulated_kernel {
 	const char *symbol;
 	void (*run)(const void *args);
@@ -22,7 +21,6 @@ struct fa_emulated_mapped {
 
 /* Seeds the order of everything that follows. */
 void fa_emulated_seed(uint64_t seed);
-/* Runs every thread of every block, one block after another. */
 void fa_emulated_launch(uint32_t grid_x, uint32_t grid_y, uint32_t threads, uint32_t shared_bytes,
                         void (*run)(const void *args), const void *args);
 

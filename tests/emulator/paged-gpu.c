@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Enough for tests of normal size. */
 #define MEMORY_MAX ((size_t)1 << 30)
 
 struct paged_gpu {
@@ -175,7 +174,6 @@ static void check_recomputed(const struct fa_cuda_paged_launch *launch,
 	abort();
 }
 
-/* Poisons all outputs of the launch. */
 struct poisoned {
 	const struct fa_cuda_paged_attention *args;
 	const struct paged_gpu_plan *plan;
@@ -272,7 +270,6 @@ void paged_gpu_launch_append(struct paged_gpu *gpu, const struct paged_gpu_plan 
 	}
 }
 
-/* The emulator poisons shared memory when a block begins. */
 void paged_gpu_poison_shared(struct paged_gpu *gpu)
 {
 }

@@ -1,8 +1,8 @@
 /*
  * Checks partial results in global memory, which blocks poll while others store them
- * (kernels/cuda/sm90/paged_reduce.h). A place must be set to EMPTY by a block of the same launch,
- * once, with a fence by one of its threads, before a result is stored, once, and before it is
- * polled. A poll sometimes sees EMPTY although the result has arrived. Compiled as C++.
+ * (kernels/cuda/sm90/paged_reduce.h): a block of the launch sets a place to EMPTY once and fences
+ * before a result is stored, once, and before it is polled. Polls sometimes see EMPTY late.
+ * Compiled as C++.
  */
 #include "tests/emulator/fibre.h"
 
@@ -42,7 +42,7 @@ void fa_emulated_partial_store(void *address, const void *value, uint32_t bytes)
 	else if (word->second.stored)
 		DIE("a partial result is stored twice");
 	else if (!word->second.fenced)
-		DIE("a partial result is stored and its block has not fenced since it cleared the place");
+		DIE("a partial result is stored before its block has fenced the cleared place");
 	else {
 		word->second.stored = true;
 		fa_emulated_completion_partial();

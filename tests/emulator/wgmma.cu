@@ -2,12 +2,12 @@
 #include "tests/emulator/fibre.h"
 #include "tests/emulator/launch.h"
 
-#define PRODUCTS_MAX 64 /* of a thread, not waited for */
+#define PRODUCTS_MAX 64
 #define ACCUMULATORS_MAX 128
 
 /* A thread's accumulators with products in flight: their values, while NaN is in their place. */
 struct accumulators {
-	float *d; /* NULL: unused */
+	float *d;
 	float values[ACCUMULATORS_MAX];
 	int n, n_products;
 };
@@ -24,7 +24,7 @@ static struct thread {
 	struct accumulators accumulators[2];
 	struct product products[PRODUCTS_MAX];
 	uint32_t n_products, n_run;              /* the first n_run have happened */
-	uint32_t groups[PRODUCTS_MAX], n_groups; /* the end of each group */
+	uint32_t groups[PRODUCTS_MAX], n_groups;
 } threads[THREADS_MAX];
 
 static bool eager; /* products happen at the commit, not at the wait */

@@ -33,7 +33,6 @@ __device__ __forceinline__ uint64_t fa_atomic_count(uint64_t *address, uint64_t 
 	return fa_atomic_add(address, value);
 }
 
-/* relaxed, device scope */
 __device__ __forceinline__ uint64_t fa_ld_relaxed_device(const uint64_t *address)
 {
 	uint64_t value;
@@ -78,7 +77,6 @@ __device__ __forceinline__ uint4 fa_ld_relaxed_device_v4(const void *address)
 	                  (uint32_t)(high >> 32));
 }
 
-/* relaxed, system scope */
 __device__ __forceinline__ uint64_t fa_ld_relaxed_system(const uint64_t *address)
 {
 	uint64_t value;
@@ -87,7 +85,6 @@ __device__ __forceinline__ uint64_t fa_ld_relaxed_system(const uint64_t *address
 	return value;
 }
 
-/* acquire, system scope */
 __device__ __forceinline__ uint64_t fa_ld_acquire_system(const uint64_t *address)
 {
 	uint64_t value;

@@ -84,7 +84,6 @@ template <> __device__ __forceinline__ uint32_t fa_pack<fa_bf16>(float lo, float
 	return y;
 }
 
-/* a * b + c of two packed elements. */
 template <class T>
 __device__ __forceinline__ uint32_t fa_fma_packed(uint32_t a, uint32_t b, uint32_t c);
 
@@ -142,7 +141,6 @@ __device__ __forceinline__ void fa_e4m3_to_f16_pairs(uint32_t codes, uint32_t &r
 #endif
 }
 
-/* Bits of infinity. */
 template <class T> __device__ constexpr uint32_t fa_infinity(void);
 
 template <> __device__ constexpr uint32_t fa_infinity<fa_f16>(void)
@@ -155,7 +153,6 @@ template <> __device__ constexpr uint32_t fa_infinity<fa_bf16>(void)
 	return 0x7f80;
 }
 
-/* A 16-bit element as a float. */
 template <class T> __device__ __forceinline__ float fa_widen(uint16_t x);
 
 template <> __device__ __forceinline__ float fa_widen<fa_f16>(uint16_t x)

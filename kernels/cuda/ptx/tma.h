@@ -24,7 +24,6 @@ __device__ __forceinline__ uint64_t fa_tma_policy_once(void)
 	return policy;
 }
 
-/* Prefetches the map itself. */
 __device__ __forceinline__ void fa_tma_prefetch_map(const void *map)
 {
 	asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -41,7 +40,6 @@ __device__ __forceinline__ void fa_tma_load(uint32_t shared, const void *map, ui
 	             : "memory");
 }
 
-/* Prefetches a box to L2. */
 __device__ __forceinline__ void fa_tma_prefetch(const void *map, int32_t x, int32_t y, int32_t z,
                                                 int32_t w, uint64_t policy)
 {

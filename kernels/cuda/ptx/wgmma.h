@@ -1,11 +1,9 @@
 /*
- * wgmma m64nNk16: asynchronous products of a warpgroup (four warps, 16 of 64 rows each) with 16-bit
- * operands and fp32 accumulators. Between fa_wgmma_fence() and the fa_wgmma_wait() that completes a
- * product, no instruction may touch its registers.
- *
- * With g = lane / 4 and t = lane % 4, accumulators d[4 j] and d[4 j + 1] are row g, columns 8 j + 2
- * t and the next, d[4 j + 2] and d[4 j + 3] row g + 8. A from registers: a[0] (g, 2t), a[1] (g + 8,
- * 2t), a[2] (g, 2t + 8), a[3] (g + 8, 2t + 8), pairs along k.
+ * wgmma m64nNk16: asynchronous products of a warpgroup (four warps, 16 of 64 rows each), 16-bit
+ * operands, fp32 accumulators. Between fa_wgmma_fence() and the fa_wgmma_wait() that completes a
+ * product, no instruction may touch its registers. A from registers is laid out as in mma.h.
+ * Accumulators, with g = lane / 4 and t = lane % 4: d[4 j] and d[4 j + 1] are row g, columns 8 j +
+ * 2 t and the next, d[4 j + 2] and d[4 j + 3] row g + 8.
  */
 #pragma once
 
@@ -36,7 +34,6 @@ __device__ __forceinline__ void fa_wgmma_fence(void)
 	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-/* Ends a group of products. */
 __device__ __forceinline__ void fa_wgmma_commit(void)
 {
 	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");

@@ -1,12 +1,12 @@
 /*
  * ALiBi by one more step of Q K^T, for head dim 64, where tensor cores have time to spare.
  *
- * If all keys of a tile are on one side of a group's rows, the bias is +-slope * (key - row), plus
- * a constant per tile; key and row count from the tile's and the group's first. Operand B, the same
- * for all tiles, holds key numbers and ones, 16 columns, and 16 more with the signs reversed.
- * Operand A, 16 columns per group, holds slope and -slope * row. Each number is a sum of three
- * elements, as exact as fp32: the second is multiplied by 2^10, the third by 2^20, and B's by the
- * inverse, so that tiny slopes are not subnormal in fp16.
+ * If all keys of a tile are on one side of a group's rows, the bias is +-slope * (key - row),
+ * counted from the tile's and the group's first, plus a constant per tile. Operand B, the same for
+ * all tiles, holds key numbers and ones, 16 columns, and 16 more with the signs reversed. Operand
+ * A, 16 columns per group, holds slope and -slope * row. Each number is a sum of three elements, as
+ * exact as fp32: the second is multiplied by 2^10, the third by 2^20, and B's by the inverse, so
+ * that tiny slopes are not subnormal.
  *
  * All threads write B before the block's first barrier; a group writes A when a block of rows
  * begins.
@@ -48,7 +48,6 @@ __device__ __forceinline__ uint32_t fa_sm90_alibi_address(uint32_t tile, int32_t
 	return tile + row * 128 + (eight ^ row % 8) * 16;
 }
 
-/* Writes B. */
 template <class C> __device__ __forceinline__ void fa_sm90_alibi_write_keys(uint32_t shared)
 {
 	using T = typename C::T;
@@ -78,7 +77,7 @@ __device__ __forceinline__ void fa_sm90_alibi_write_rows(uint32_t shared, uint32
 	const int32_t half = lane / 16;
 	float slope[3], start[3];
 
-	static_assert(C::GROUPS <= 4, "each has 16 of 64 columns");
+	static_assert(C::GROUPS <= 4, "a group has 16 of the 64 columns");
 	fa_sm90_alibi_split<T>(slope, half ? 0 : dot_slope);
 	fa_sm90_alibi_split<T>(start, half ? 0 : -dot_slope * (float)row);
 	fa_barrier_sync(C::group_barrier(group), 128);

@@ -142,7 +142,7 @@ struct fa_sm90_config {
 	static constexpr int CAP_CHAINS = CAP_SUBTRACTS_MAX && DIM == 64 ? 2 : 1;
 	static_assert(PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS <=
 	                      65536 / THREADS / 8 * 8 * (GROUPS + 1),
-	              "nobody waits for registers for ever");
+	              "setmaxnreg would wait for ever");
 
 	/* A tile consists of columns of 64 elements (128 bytes) with all of its rows, in TMA's
 	 * 128-byte swizzle. The last column may be half used. */
@@ -173,8 +173,8 @@ struct fa_sm90_config {
 		uint64_t v_full[STAGES], v_empty[STAGES];
 
 		/* State of yield.h, zero unless it says otherwise. */
-		alignas(16) struct fa_cuda_yield_record record; /* resumed from */
-		uint32_t exits;                                 /* the block exits at once */
+		alignas(16) struct fa_cuda_yield_record record;
+		uint32_t exits;        /* the block exits at once */
 		uint32_t state_slot;   /* if it stopped: where its state is saved, */
 		uint32_t blocks_done;  /* blocks of rows finished, */
 		uint32_t tiles_left;   /* 1 + tiles left of the next; 0: it did not stop */
@@ -231,10 +231,12 @@ struct fa_sm90_config {
 	static_assert(Q_FULL == SHARED_BYTES - FA_SM90_BARRIER_BYTES &&
 	                      sizeof(SHARED) <= SHARED_BYTES,
 	              "the layout is what the host plans");
-	static_assert(DIM % 32 == 0 && DIM_V % 32 == 0 && KEYS % 32 == 0, "whole products");
-	static_assert(KEYS <= 256 && KV_COLUMN % 1024 == 0, "a box of TMA's, on 1024 bytes");
-	static_assert(GROUPS > 1 && 2 * GROUPS < 15, "several take turns, at barriers that exist");
-	static_assert(Q_SLOTS >= GROUPS, "every group has rows");
+	static_assert(DIM % 32 == 0 && DIM_V % 32 == 0 && KEYS % 32 == 0, "whole wgmma tiles");
+	static_assert(KEYS <= 256 && KV_COLUMN % 1024 == 0,
+	              "a tile column is one TMA box on 1024 bytes");
+	static_assert(GROUPS > 1 && 2 * GROUPS < 15,
+	              "ping-pong needs two groups, and 15 named barriers exist");
+	static_assert(Q_SLOTS >= GROUPS, "every group has a Q slot");
 
 	/* WINDOW: tiles that a block sees and the previous block does not. */
 	static constexpr int NEW_TILES = (ROWS + KEYS - 1) / KEYS;
@@ -246,6 +248,7 @@ struct fa_sm90_config {
 	 * the last group only first ones. */
 	static constexpr int SKIPS_MAX = (GROUPS > 2 ? 2 : 1) *
 	                                 (((GROUPS - 1) * GROUP_ROWS + KEYS - 1) / KEYS);
-	static_assert(!WINDOW || !INDEPENDENT, "groups have as many tiles");
-	static_assert(!WINDOW || !SKIPS || SKIPS_MAX < STAGES, "V waits for the next K");
+	static_assert(!WINDOW || !INDEPENDENT, "WINDOW gives all groups equally many tiles");
+	static_assert(!WINDOW || !SKIPS || SKIPS_MAX < STAGES,
+	              "V arrives a tile after K, so skipped tiles must leave a stage");
 };

@@ -126,7 +126,6 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				fa_sm90_alibi_write_rows<C>(shared, group, dot_slope);
 		}
 	};
-	/* The side for fa_sm90_alibi_add(). */
 	const auto side_of_tile = [&](void) {
 		return args.window_right <= 0 || key + C::KEYS <= 1 ? 1
 		       : key >= C::GROUP_ROWS - 1                   ? -1
@@ -410,7 +409,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			fa_wgmma_wait<1>();
 			fa_wgmma_hold(dots);
 			release_k();
-			bool half_done = false; /* the first half of the exponentials is done */
+			bool half_done = false;
 
 			if (C::CAP_SUBTRACTS_MAX)
 				half_done = !partly_seen() &&

@@ -50,7 +50,6 @@ template <class C> struct fa_sm90_dense_scheduler {
 		second = 0;
 	}
 
-	/* Returns false after the last block. */
 	__device__ __forceinline__ bool next(const struct fa_cuda_attention &args,
 	                                     struct fa_sm90_block &ret_block,
 	                                     struct fa_work &ret_work)
@@ -97,7 +96,6 @@ template <class C> struct fa_sm90_dense_tile {
 		column = work.slice * C::DIM_V;
 	}
 
-	/* Moves to the preceding tile. */
 	__device__ __forceinline__ void retreat(const struct fa_cuda_attention &)
 	{
 		token -= C::KEYS;
@@ -119,7 +117,6 @@ template <class C> struct fa_sm90_dense_tile {
 			            token, head, entry, policy);
 	}
 
-	/* Prefetches them to L2. */
 	template <int COLUMNS>
 	__device__ __forceinline__ void prefetch(const void *map, int32_t first_column,
 	                                         uint64_t policy) const

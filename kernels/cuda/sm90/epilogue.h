@@ -14,7 +14,6 @@
 #include <float.h>
 #include <stdint.h>
 
-/* Address of row @first_row of O. */
 template <class C>
 __device__ __forceinline__ char *fa_sm90_out_row(const struct fa_cuda_attention &args,
                                                  const struct fa_work &work, int32_t first_row)

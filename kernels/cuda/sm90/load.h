@@ -53,8 +53,8 @@ __device__ __forceinline__ void fa_sm90_fetch_q(uint32_t shared, const void *map
 template <class C> struct fa_sm90_load_block {
 	int32_t token, head, sequence;             /* of Q; the block's first row */
 	typename C::SOURCE::template TILE<C> tile; /* the next tile to load */
-	int32_t count;                             /* number of tiles */
-	bool reversed;                             /* the scheduler's flag for this block */
+	int32_t count;
+	bool reversed; /* the scheduler's flag for this block */
 
 	/* Advances to the next block whose rows see a key; false: no more. @left: its remaining
 	 * tiles if it is resumed; 0: all. */
@@ -113,7 +113,6 @@ template <class C> struct fa_sm90_next_block {
 		}
 	}
 
-	/* @left: as in fa_sm90_load_block::next(). */
 	__device__ __forceinline__ void take(const typename C::ARGS &all,
 	                                     struct fa_sm90_load_block<C> &ret_rows,
 	                                     int32_t left) const
@@ -297,7 +296,6 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 				fetch_q(now, group);
 			pending = true;
 			v_tile = now.tile;
-			/* Overlaps with computation. */
 			if constexpr (C::LOOKAHEAD)
 				upcoming.look(args, scheduler);
 #pragma unroll 1

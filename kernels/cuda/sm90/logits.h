@@ -11,7 +11,6 @@
 
 #include <stdint.h>
 
-/* The head's ALiBi slope. */
 __device__ __forceinline__ float fa_sm90_alibi_slope(const struct fa_cuda_attention &args,
                                                      int32_t head)
 {
@@ -73,7 +72,6 @@ __device__ __forceinline__ void fa_sm90_alibi_add(float (&dots)[COUNT], float do
 	}
 }
 
-/* One logit. */
 __device__ __forceinline__ float fa_sm90_logit(float dot, const struct fa_cuda_attention &args,
                                                float slope, int32_t position)
 {

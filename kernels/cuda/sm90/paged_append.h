@@ -1,10 +1,9 @@
 /*
  * Appends a decode step's new tokens to the pages in the launch that attends: rows of K and V in
  * the request's tensors (args.attention.k and .v; data NULL: none), from item.append on. Blocks
- * that compute them copy them from the tensors, and no block of the launch reads their place in the
- * pages. Per KV head the first row block's threads store them, at the start of the segment that has
- * them. The planner guarantees that some segment has each new token, no slices, and 16-byte aligned
- * rows.
+ * copy them from the tensors; no block of the launch reads their place in the pages. Per KV head
+ * the first row block stores them, at the start of the segment that has them. The planner
+ * guarantees that some segment has each new token, no slices, and 16-byte aligned rows.
  */
 #pragma once
 
@@ -39,7 +38,7 @@ struct fa_sm90_paged_new_tokens {
 	int32_t begin;    /* first new token; INT32_MAX: none */
 };
 
-/* Of K or V, one head. */
+/* The new tokens' rows of K or V, for the walk's KV head. */
 template <class C>
 __device__ __forceinline__ struct fa_sm90_paged_new_tokens
 fa_sm90_paged_new_tokens_of(const struct fa_cuda_paged_attention &args,
@@ -84,9 +83,9 @@ fa_sm90_paged_copy_new_tokens(const struct fa_cuda_paged_attention &args,
 /* This thread's share of a segment's stores: every C::JOINED-th 16 bytes of the new rows. begin()
  * loads the first, end() stores. */
 template <class C> struct fa_sm90_paged_append {
-	static constexpr uint32_t CHUNKS = C::PITCH / 16; /* per row */
+	static constexpr uint32_t CHUNKS = C::PITCH / 16;
 
-	int32_t token;  /* first new token of the segment */
+	int32_t token;
 	uint32_t count; /* chunks of all threads */
 	uint4 first;
 

@@ -1,8 +1,7 @@
 /*
- * Decode over pages that hold codes of a byte, with bulk copies. Same scheme as paged_decode.h, but
- * converting codes costs time and a tile arrives in half of it: GROUPS of four consumer warps take
- * tiles in turn, so GROUPS - 1 tiles arrive while a warp works on one. Each group has a producer
- * warp.
+ * Decode over pages that hold codes of a byte. Same scheme as paged_decode.h, but converting codes
+ * costs time and a tile arrives in half of it: GROUPS of four consumer warps take tiles in turn, so
+ * GROUPS - 1 tiles arrive while a warp works on one. Each group has a producer warp.
  */
 #pragma once
 
@@ -36,7 +35,7 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 	 * before it. */
 	uint32_t stage = __shfl_sync(~0u, warp / C::TILE_WARPS, 0), parity = 0;
 	int32_t before = (int32_t)stage;
-	uint32_t segments = 0; /* finished segments */
+	uint32_t segments = 0;
 
 	fa_sm90_paged_fence_partials<C>(args);
 	do {
@@ -105,7 +104,8 @@ __device__ __forceinline__ void fa_sm90_codes_start(const struct fa_cuda_paged_a
 	const uint32_t shared = fa_shared_address(shared_memory);
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-	static_assert(C::STAGES <= 32 && sizeof(fa_paged_walk_of<C>) <= 128, "there is room");
+	static_assert(C::STAGES <= 32 && sizeof(fa_paged_walk_of<C>) <= 128,
+	              "a lane per stage; a walk fits FIRST_WALK_AT");
 	if (warp == C::WARPS) {
 		fa_paged_walk_of<C> walk;
 

@@ -37,7 +37,7 @@ struct fa_sm90_codes_config {
 	static constexpr uint32_t QUARTER = 16 * PITCH, K_BYTES = 4 * QUARTER;
 	static constexpr uint32_t SCALES = 2 * K_BYTES, STAGE_BYTES = SCALES + 512;
 	static constexpr uint32_t STRIPS = 256 / DIM; /* of a copy, at most: 4 KiB */
-	static constexpr bool Q_HELD = FA_SM90_CODES_Q_HELD(DIM, ATOMS);
+	static constexpr bool Q_IN_REGISTERS = FA_SM90_CODES_Q_IN_REGISTERS(DIM, ATOMS);
 	static constexpr uint32_t MERGE_COLUMNS = FA_SM90_CODES_MERGE_COLUMNS(ATOMS);
 	static constexpr uint32_t MERGE_PITCH = FA_SM90_CODES_MERGE_PITCH(ATOMS);
 	static constexpr uint32_t MERGE_ROWS = 0, MERGE_ROW_PITCH = 0;
@@ -105,12 +105,15 @@ struct fa_sm90_codes_config {
 
 	static_assert(sizeof(SHARED) == FA_SM90_CODES_SHARED_BYTES(DIM, ATOMS, GROUPS, STAGES),
 	              "the layout is what the host plans");
-	static_assert(THREADS == FA_SM90_CODES_THREADS(GROUPS), "likewise");
-	static_assert(DIM == 64 || DIM == 128 || DIM == 256, "banks are as the loads think");
+	static_assert(THREADS == FA_SM90_CODES_THREADS(GROUPS),
+	              "the thread count is what the host plans");
+	static_assert(DIM == 64 || DIM == 128 || DIM == 256,
+	              "loads are free of bank conflicts for these only");
 	/* Otherwise a group that is ahead could mistake a stage's previous phase for its next. */
-	static_assert(STAGES % GROUPS == 0, "a stage is one group's");
-	static_assert(LOADERS == 1 || LOADERS == GROUPS, "a stage is one loader's, and a group's");
-	static_assert(STAGES > GROUPS, "some arrive while others are computed");
+	static_assert(STAGES % GROUPS == 0, "a stage belongs to one group");
+	static_assert(LOADERS == 1 || LOADERS == GROUPS,
+	              "a stage belongs to one loader and one group");
+	static_assert(STAGES > GROUPS, "tiles arrive while others are computed");
 	static_assert(FA_CUDA_PAGED_TILE == 64 && FA_CUDA_PAGED_STRIP == 16,
 	              "a quarter of a tile lies in one page");
 };

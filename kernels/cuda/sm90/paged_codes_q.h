@@ -128,7 +128,7 @@ __device__ __forceinline__ void fa_sm90_codes_convert_q(const struct fa_cuda_pag
 }
 
 /* A part's fragments of Q, in registers or in shared memory. */
-template <class C, bool HELD = C::Q_HELD> struct fa_sm90_codes_q {
+template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_codes_q {
 	uint4 steps[C::ATOMS][C::DIM / 16];
 
 	__device__ __forceinline__ void load(uint32_t q)
@@ -146,7 +146,7 @@ template <class C, bool HELD = C::Q_HELD> struct fa_sm90_codes_q {
 };
 
 template <class C> struct fa_sm90_codes_q<C, false> {
-	uint32_t at; /* this lane's first fragment */
+	uint32_t at;
 
 	__device__ __forceinline__ void load(uint32_t q)
 	{

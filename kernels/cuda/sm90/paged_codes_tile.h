@@ -1,9 +1,8 @@
 /*
  * What one warp does with its 16 tokens of a tile of codes: S = Q K^T, softmax, O += P V. Codes
- * become fp16 fragments in registers (sm80/codes.h), without bank conflicts:
- *   K  a lane loads 16 bytes, four steps along k. Rows of 128 bytes and more start in the same
- *      bank: odd rows load the second four of eight chunks first, and swap afterwards. Rows of
- *      64 bytes need no swap.
+ * become fp16 fragments in registers (sm80/codes.h). Loads are free of bank conflicts as in
+ * paged_decode_tile.h, with 8-bit elements:
+ *   K  a lane loads 16 bytes, four steps along k. Rows of 64 bytes need no swap.
  *   V  ldmatrix.trans takes two 8-bit columns as one of 16 bits. Row i of eight gives chunk
  *      c ^ i (rows of 64 bytes: c ^ i / 2), so lane (g, t) has columns 2g and 2g + 1 of chunk
  *      c ^ 2t for key 2t and of chunk c ^ 2t ^ 1 for key 2t + 1 (c ^ t for both). A byte

@@ -51,11 +51,11 @@ struct fa_sm90_paged_config {
 	static constexpr int SPLIT = 1, WARP_DIM_V = DIM_V, WARP_KEYS = 16;
 	static constexpr uint32_t P_BYTES = 0, ROW_BYTES = 0;
 
-	static constexpr uint32_t PITCH = DIM * 2; /* bytes from token to token */
+	static constexpr uint32_t PITCH = DIM * 2;
 	static constexpr uint32_t QUARTER = FA_SM90_PAGED_QUARTER(DIM);
 	static constexpr uint32_t K_BYTES = 4 * QUARTER, STAGE_BYTES = 2 * K_BYTES;
 	static constexpr uint32_t STRIPS = DIM == 64 ? 2 : 1; /* of a copy, at most */
-	static constexpr bool Q_HELD = FA_SM90_PAGED_Q_HELD(DIM, ATOMS);
+	static constexpr bool Q_IN_REGISTERS = FA_SM90_PAGED_Q_IN_REGISTERS(DIM, ATOMS);
 	static constexpr uint32_t Q_PITCH = FA_SM90_PAGED_Q_PITCH(DIM);
 	static constexpr uint32_t MERGE_COLUMNS = FA_SM90_PAGED_MERGE_COLUMNS(DIM, ATOMS);
 	static constexpr uint32_t MERGE_PITCH = FA_SM90_PAGED_MERGE_PITCH(DIM, ATOMS);
@@ -64,11 +64,10 @@ struct fa_sm90_paged_config {
 	static constexpr uint32_t MERGE_ROWS = FA_SM90_PAGED_MERGE_ROWS(DIM);
 	static constexpr uint32_t MERGE_ROW_PITCH = DIM + 8;
 
-	/* The block's shared memory. */
 	static constexpr bool STASHES_WALK = SETMAXNREG;
 	struct SHARED {
 		uint8_t ring[STAGES][STAGE_BYTES];
-		uint8_t q[Q_HELD ? 0 : ROWS][Q_PITCH];
+		uint8_t q[Q_IN_REGISTERS ? 0 : ROWS][Q_PITCH];
 		float merge[WARPS][ROWS][MERGE_PITCH];
 		float stats[WARPS][ROWS][2];                  /* maximum, sum */
 		uint8_t facts[WARPS][ROWS][32];               /* struct fa_paged_fact */
@@ -118,13 +117,15 @@ struct fa_sm90_paged_config {
 
 	static_assert(sizeof(SHARED) == FA_SM90_PAGED_SHARED_BYTES(DIM, ATOMS, GROUPS, STAGES),
 	              "the layout is what the host plans");
-	static_assert(THREADS == FA_SM90_PAGED_THREADS(DIM, ATOMS, GROUPS), "likewise");
+	static_assert(THREADS == FA_SM90_PAGED_THREADS(DIM, ATOMS, GROUPS),
+	              "the thread count is what the host plans");
 	/* Otherwise a group that is ahead could mistake a stage's previous phase for its next. */
-	static_assert(STAGES % GROUPS == 0, "a stage is one group's");
-	static_assert(STAGES > GROUPS, "some arrive while others are computed");
+	static_assert(STAGES % GROUPS == 0, "a stage belongs to one group");
+	static_assert(STAGES > GROUPS, "tiles arrive while others are computed");
 	static_assert(!EARLY_LOADS || (EARLY_TILES <= STAGES && EARLY_TILES <= 4 && GROUPS == 1),
-	              "each has a stage and eight lanes, and tiles are one group's");
-	static_assert(DIM % 64 == 0 && QUARTER % 128 == 0, "banks are as the loads think");
+	              "an early tile has a stage and eight lanes; one group takes all tiles");
+	static_assert(DIM % 64 == 0 && QUARTER % 128 == 0,
+	              "loads are free of bank conflicts for these only");
 	static_assert(FA_CUDA_PAGED_TILE == 64 && FA_CUDA_PAGED_STRIP == 16,
 	              "a quarter of a tile lies in one page");
 };

@@ -1,9 +1,12 @@
 /*
  * Decode: attention over pages for few query rows, with bulk copies. Blocks divide the tiles as in
- * sm80/paged_decode.h. One producer warp loads (paged_load.h); groups of four consumer warps take
- * tiles of 64 tokens in turn, each warp 16 tokens (paged_decode_tile.h), with maxima, sums and O of
- * its own. The warps merge at the end of a segment (paged_epilogue.h) and do not wait for one
- * another before. While a group works on a tile, GROUPS - 1 others arrive.
+ * sm80/paged_decode.h: a part is a row block of one KV head of a sequence, a segment the tiles of a
+ * part that one block computes, a tile 64 tokens, a strip 16.
+ *
+ * One producer warp loads (paged_load.h); groups of four consumer warps take tiles in turn, each
+ * warp a strip (paged_decode_tile.h), with maxima, sums and O of its own. Warps merge at the end of
+ * a segment (paged_epilogue.h) and do not wait for one another before. While a group works on a
+ * tile, GROUPS - 1 others arrive.
  */
 #pragma once
 
@@ -52,7 +55,7 @@ fa_sm90_paged_one_atom_tiles(struct fa_sm80_rows<C> &rows,
                              int32_t end, struct fa_sm90_paged_cursor &at)
 {
 	using F = struct fa_sm90_paged_one_atom<C>;
-	static_assert(!C::Q_HELD, "rows of Q are where they are");
+	static_assert(!C::Q_IN_REGISTERS, "Q is in shared memory, so both atom counts share it");
 	const struct fa_sm90_paged_q<F> first = {
 		q.at
 	};
@@ -92,7 +95,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	fa_paged_walk_of<C> *const stashed = (fa_paged_walk_of<C> *)(shared_memory + C::WALK_AT) +
 	                                     warp;
 
-	static_assert(!C::STASHES_WALK || sizeof(walk) <= 128, "there is room for it");
+	static_assert(!C::STASHES_WALK || sizeof(walk) <= 128, "a walk fits its place in WALK_AT");
 	do {
 		const struct fa_cuda_paged_item &item = C::STASHES_WALK ? stashed->item : walk.item;
 		const int32_t end = walk.end;

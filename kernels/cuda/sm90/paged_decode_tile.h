@@ -29,7 +29,7 @@
 #include <stdint.h>
 
 /* A part's rows of Q, in registers or in shared memory. */
-template <class C, bool HELD = C::Q_HELD> struct fa_sm90_paged_q {
+template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q {
 	uint4 chunks[C::ATOMS][C::DIM / 32][2]; /* of rows g and g + 8 */
 
 	/* No warp may be reading MERGE when this is called. */
@@ -68,7 +68,7 @@ template <class C, bool HELD = C::Q_HELD> struct fa_sm90_paged_q {
 		const uint32_t warp = threadIdx.x / 32;
 		const uint32_t to = shared + C::MERGE + warp * C::ROWS * C::MERGE_PITCH * 4;
 
-		static_assert(C::MERGE_PITCH * 4 >= C::DIM * 2, "rows have room");
+		static_assert(C::MERGE_PITCH * 4 >= C::DIM * 2, "a row of Q fits a row of MERGE");
 #pragma unroll 1
 		for (uint32_t i = threadIdx.x % 32; i < C::ROWS * C::DIM / 2; i += 32) {
 			const char *const row = fa_paged_q_row<C>(args, walk, i / (C::DIM / 2));
@@ -87,7 +87,7 @@ template <class C, bool HELD = C::Q_HELD> struct fa_sm90_paged_q {
 };
 
 template <class C> struct fa_sm90_paged_q<C, false> {
-	uint32_t at; /* the lane's part of row g */
+	uint32_t at;
 
 	/* Stores Q to shared memory; ends with a barrier of all consumers. No warp may be reading
 	 * the previous Q when this is called. */

@@ -1,8 +1,7 @@
 /*
  * End of a segment in decode with bulk copies: the warps' results are merged, then stored or
- * reduced with those of other blocks (paged_reduce.h). Also what both tile loops share: clearing of
- * V's rows that are no tokens. C is the kernel's config; besides what sm80/paged_part.h needs it
- * has has_no_nan() of 16 bytes of V.
+ * reduced over blocks (paged_reduce.h). Also clears V's rows that are no tokens. C is the kernel's
+ * config; besides what sm80/paged_part.h needs it has has_no_nan() of 16 bytes of V.
  */
 #pragma once
 
@@ -20,7 +19,6 @@
 #include <math.h>
 #include <stdint.h>
 
-/* Swaps @a and @b if @swap. */
 __device__ __forceinline__ void fa_sm90_paged_swap_if(uint32_t &a, uint32_t &b, bool swap)
 {
 	const uint32_t x = swap ? b : a, y = swap ? a : b;
@@ -42,7 +40,7 @@ __device__ __forceinline__ bool fa_sm90_paged_zero_invalid_v(const struct fa_cud
 	                 token + FA_CUDA_PAGED_STRIP <= (int32_t)item.n_k;
 	bool numbers = true;
 
-	static_assert(16 * chunks % (32 * at_once) == 0, "lanes have as many");
+	static_assert(16 * chunks % (32 * at_once) == 0, "all lanes have equally many chunks");
 #pragma unroll 1
 	for (uint32_t i = threadIdx.x % 32; i < 16 * chunks; i += 32 * at_once) {
 		uint4 values[at_once];
@@ -115,7 +113,6 @@ fa_sm90_paged_segment_begin(const struct fa_cuda_paged_attention &args,
 	}
 }
 
-/* Stores four columns of a finished row. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_store_columns(const struct fa_cuda_paged_attention &args, char *out, uint32_t column,
@@ -196,8 +193,8 @@ fa_sm90_paged_signal_part(const struct fa_cuda_paged_attention &args,
 		fa_done_part(args.attention.done, walk.part);
 }
 
-/* Merges four columns of a row over all warps, with lanes that are LANES apart. @merge: the first
- * warp's columns; @pitch floats from warp to warp. */
+/* Merges four columns of a row over all warps, with lanes that are LANES apart. @stats:
+ * [warp][row]; @merge: the first warp's columns, @pitch floats from warp to warp. */
 template <class C, int LANES>
 __device__ __forceinline__ void
 fa_sm90_paged_merge_warps(const struct fa_cuda_paged_attention &args,
@@ -340,8 +337,8 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 	constexpr uint32_t quads = (C::MERGE_ROWS > 0 ? C::DIM_V : C::MERGE_COLUMNS) / 4;
 	/* With many warps, each lane merges only some warps' results. */
 	constexpr int lanes = C::WARPS > 4 ? 8 : 32;
-	static_assert(quads % lanes == 0 || lanes == 32, "a warp's lanes go on together");
-	static_assert(C::WARPS % (32 / lanes) == 0, "each has as many");
+	static_assert(quads % lanes == 0 || lanes == 32, "a warp's lanes leave the loop together");
+	static_assert(C::WARPS % (32 / lanes) == 0, "all lanes merge equally many warps");
 
 	/* Thread 0, after the block's partial result is stored. */
 	const auto find_last = [&]() {
@@ -367,10 +364,10 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 	if constexpr (C::MERGE_ROWS > 0) {
 		constexpr uint32_t some = C::MERGE_ROWS, pitch = C::MERGE_ROW_PITCH;
 
-		static_assert(some * pitch <= C::ROWS * C::MERGE_PITCH, "there is room");
+		static_assert(some * pitch <= C::ROWS * C::MERGE_PITCH,
+		              "MERGE_ROWS rows fit MERGE");
 		float *const at = &merge[(warp * some + g % some) * pitch];
 
-		/* Usually one iteration. */
 #pragma unroll 1
 		for (uint32_t first = 0; first < there; first += some) {
 			if (g / some == first % 8 / some)

@@ -1,7 +1,7 @@
 /*
  * Table of the sm_90a decode kernels over pages, plain C preprocessor: paged_decode_rows.h and
- * paged_codes.cu instantiate the rows, paged-table.c makes the host's table of them. K's and V's
- * rows have exactly dim elements. docs/kernels.md says why these shapes.
+ * paged_codes.cu instantiate the rows, paged-table.c makes the host's table. K's and V's rows have
+ * exactly dim elements. docs/kernels.md says why these shapes.
  *
  * Decode: X(dim, atoms, groups, stages, blocks); paged_config.h explains the columns.
  */
@@ -54,7 +54,7 @@
 
 /* Whether Q stays in registers; otherwise it is in shared memory, rows Q_PITCH bytes apart. At d64
  * a thread has 128 registers, too few for Q. */
-#define FA_SM90_PAGED_Q_HELD(dim, atoms) ((dim) != 64 && (dim) * (atoms) <= 128)
+#define FA_SM90_PAGED_Q_IN_REGISTERS(dim, atoms) ((dim) != 64 && (dim) * (atoms) <= 128)
 #define FA_SM90_PAGED_Q_PITCH(dim) ((dim)*2 + 64)
 
 /* Columns of O that the warps merge at a time, and floats from row to row. */
@@ -67,7 +67,8 @@
 /* Size of fa_sm90_paged_config::SHARED. */
 #define FA_SM90_PAGED_SHARED_BYTES(dim, atoms, groups, stages)                                     \
 	((stages)*8 * FA_SM90_PAGED_QUARTER(dim) +                                                 \
-	 (FA_SM90_PAGED_Q_HELD(dim, atoms) ? 0 : (atoms)*16 * FA_SM90_PAGED_Q_PITCH(dim)) +        \
+	 (FA_SM90_PAGED_Q_IN_REGISTERS(dim, atoms) ? 0                                             \
+	                                           : (atoms)*16 * FA_SM90_PAGED_Q_PITCH(dim)) +    \
 	 (groups)*4 * (atoms)*16 * (FA_SM90_PAGED_MERGE_PITCH(dim, atoms) * 4 + 8) +               \
 	 (groups)*4 * (atoms)*16 * 32 +                                                            \
 	 (FA_SM90_PAGED_SETMAXNREG(dim, atoms, groups) ? (groups)*4 * 128 : 0) + 32 + (stages)*16)
@@ -86,7 +87,7 @@
 #define FA_SM90_CODES_PRODUCER_REGISTERS(groups) 56
 #define FA_SM90_CODES_CONSUMER_REGISTERS(groups) ((groups) == 3 ? 152 : 224)
 
-#define FA_SM90_CODES_Q_HELD(dim, atoms) ((dim) * (atoms) <= 128)
+#define FA_SM90_CODES_Q_IN_REGISTERS(dim, atoms) ((dim) * (atoms) <= 128)
 
 /* Columns of O that the warps merge at a time, and floats from row to row. */
 #define FA_SM90_CODES_MERGE_COLUMNS(atoms) (64 / (atoms))

@@ -1,12 +1,10 @@
 /*
- * Producer warps of decode: walk the block's range of tiles (sm80/paged_walk.h) as far ahead as the
- * ring allows. A tile of 64 tokens is eight bulk copies, 16 tokens of K or V each, one per lane;
- * where that is little (codes, 64 columns), STRIPS strips in one page are one copy. Token scales
- * take eight more lanes. New tokens are copied row by row (paged_append.h). Page slots are looked
- * up for eight tiles at a time, one 16-token strip per lane. Only existing tokens are copied, and
- * no slot past them is read.
- *
- * C::LOADERS producer warps take tiles in turn, each for one consumer group, with its own stages.
+ * Producer warps of decode: load the block's range of tiles (sm80/paged_walk.h) as far ahead as the
+ * ring allows. A tile is eight bulk copies, 16 tokens of K or V each, one per lane; where that is
+ * little (codes, 64 columns), STRIPS strips in one page are one copy. Token scales take eight more
+ * lanes; new tokens are copied row by row (paged_append.h). Page slots are looked up for eight
+ * tiles at a time, a strip per lane; no slot past the last token is read. C::LOADERS producer warps
+ * take tiles in turn, each for one consumer group, with its own stages.
  */
 #pragma once
 
@@ -126,7 +124,7 @@ template <class C>
 __device__ __forceinline__ void fa_sm90_paged_prefetch_q(const struct fa_cuda_paged_attention &args,
                                                          const fa_paged_walk_of<C> &walk)
 {
-	constexpr uint32_t lines = C::DIM * 2 / 128; /* per row */
+	constexpr uint32_t lines = C::DIM * 2 / 128;
 
 	for (uint32_t i = threadIdx.x % 32; i < C::ROWS * lines; i += 32) {
 		const char *const row = fa_paged_q_row<C>(args, walk, i / lines);

@@ -1,6 +1,7 @@
 /*
  * Reduction of a part's partial results over thread blocks, in decode with bulk copies but not in
- * pieces. Round trips to L2 dominate at the end of a launch, so:
+ * pieces. A block has two places for them in global memory, for the first and the last part of its
+ * range. Round trips to L2 dominate at the end of a launch, so:
  *  - A block arrives at the part's counter after its last tile of the part, and merges its warps
  *    meanwhile. The last to arrive reduces.
  *  - A partial result has no ready flag: it overwrites EMPTY, 16 bytes at a time, and the
@@ -46,7 +47,7 @@ struct fa_sm90_paged_split_groups {
 	uint32_t members;       /* blocks of this block's group */
 	uint32_t is_root;       /* this block reduces the groups */
 };
-static_assert(sizeof(struct fa_sm90_paged_split_groups) <= 32, "there is room at C::SPLIT_AT");
+static_assert(sizeof(struct fa_sm90_paged_split_groups) <= 32, "fits C::SPLIT_AT");
 
 /* Partial results of a part, of a group or of the groups, in the order in which they are added. */
 struct fa_sm90_paged_partials {
@@ -55,7 +56,6 @@ struct fa_sm90_paged_partials {
 	uint32_t second; /* rows to add for the first result */
 };
 
-/* All results of a part. */
 template <class C>
 __device__ __forceinline__ struct fa_sm90_paged_partials
 fa_sm90_paged_partials_of_part(const struct fa_sm90_paged_split &split)
@@ -94,7 +94,6 @@ __device__ __forceinline__ uint32_t fa_sm90_paged_arrivals(const struct fa_sm90_
 	return split.n;
 }
 
-/* Results of this block's group. */
 template <class C>
 __device__ __forceinline__ struct fa_sm90_paged_partials
 fa_sm90_paged_partials_of_group(const struct fa_sm90_paged_split_groups &split)
@@ -104,7 +103,6 @@ fa_sm90_paged_partials_of_group(const struct fa_sm90_paged_split_groups &split)
 		 split.group == 0 && split.all.first_in_second ? (uint32_t)C::ROWS : 0 };
 }
 
-/* Results of the groups. */
 template <class C>
 __device__ __forceinline__ struct fa_sm90_paged_partials
 fa_sm90_paged_partials_of_groups(const struct fa_sm90_paged_split_groups &split)
@@ -254,7 +252,6 @@ fa_sm90_paged_reduce(const struct fa_cuda_paged_attention &args,
 	const uint32_t at_row = partials.row + subset * partials.step + row;
 	const void *at = fa_sm90_paged_partial_address<C>(args, at_row) + quad * 16;
 	const void *sums = (const uint2 *)args.partial_sums + at_row;
-	/* The first result may be in the second place. */
 	uint32_t second = subset == 0 ? partials.second : 0;
 	struct fa_sm90_paged_total total = { -FLT_MAX, 0, 0, 0, 0, 0 };
 

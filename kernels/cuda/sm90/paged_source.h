@@ -1,8 +1,8 @@
 /*
  * Source (dense_source.h) of keys in pages and rows in dense tensors. The plan lists blocks of
  * rows, longest first; block i pairs with block n - 1 - i, so that pairs are about equally long. A
- * thread block computes pairs, each of one query head, in rounds of alternating direction, so that
- * the longest pair is followed by the shortest.
+ * thread block computes pairs in rounds of alternating direction, so that a long pair is followed
+ * by a short one.
  */
 #pragma once
 
@@ -28,8 +28,9 @@ struct fa_sm90_page_block {
 };
 
 #define FA_SM90_PAGE_ROWS_BITS 7
-static_assert(FA_SM90_GROUP_ROWS < 1 << FA_SM90_PAGE_ROWS_BITS, "they fit");
-static_assert(FA_CUDA_PAGED_PARTS_MAX <= 1u << (32 - FA_SM90_PAGE_ROWS_BITS), "so do parts");
+static_assert(FA_SM90_GROUP_ROWS < 1 << FA_SM90_PAGE_ROWS_BITS, "a number of rows fits");
+static_assert(FA_CUDA_PAGED_PARTS_MAX <= 1u << (32 - FA_SM90_PAGE_ROWS_BITS),
+              "a part's number fits");
 
 /* Sets the query head and the slice of V of part @part. */
 __device__ __forceinline__ void fa_sm90_page_part(const struct fa_cuda_attention &args,
@@ -131,7 +132,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
  * the place of one box, in this tile and the next. */
 template <class C> struct fa_sm90_page_tile {
 	static constexpr int32_t NOWHERE = INT32_MAX; /* past the map's end: TMA fills zeros */
-	static_assert((C::KEYS & (C::KEYS - 1)) == 0, "so that boxes and loaders are powers of 2");
+	static_assert((C::KEYS & (C::KEYS - 1)) == 0, "boxes and loaders are powers of 2");
 
 	int32_t key; /* first key of this lane's box */
 	int32_t head, column;

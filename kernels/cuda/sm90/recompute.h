@@ -36,7 +36,7 @@ __device__ __forceinline__ void fa_sm90_load_elements(float (&ret)[COUNT], const
 	const int32_t first = threadIdx.x % 32 * COUNT;
 	uint32_t words[COUNT / 2];
 
-	static_assert(COUNT == 2 || COUNT == 4 || COUNT == 8, "one load");
+	static_assert(COUNT == 2 || COUNT == 4 || COUNT == 8, "one load instruction");
 #pragma unroll
 	for (int i = 0; i < COUNT / 2; i++)
 		words[i] = 0;

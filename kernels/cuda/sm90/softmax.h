@@ -54,7 +54,6 @@ __device__ __forceinline__ int32_t fa_sm90_elements_before(int32_t end, int32_t 
 	return end <= 0 ? 0 : min((end >> 3) * 2 + min(end & 7, 2), count);
 }
 
-/* The lowest @count bits. */
 __device__ __forceinline__ uint32_t fa_sm90_low_bits(int32_t count)
 {
 	return count < 32 ? (1u << count) - 1 : ~0u;
@@ -70,7 +69,7 @@ __device__ __forceinline__ void fa_sm90_mask_row(fa_sm90_dots<C> &dots, int r, i
 	const uint32_t seen = fa_sm90_low_bits(fa_sm90_elements_before(last + 1, count)) &
 	                      ~fa_sm90_low_bits(fa_sm90_elements_before(first, count));
 
-	static_assert(count <= 32, "bits of a word");
+	static_assert(count <= 32, "a row's mask fits a word");
 #pragma unroll
 	for (int i = 0; i < count; i++)
 		if (!(seen >> i & 1))
@@ -193,7 +192,6 @@ __device__ __forceinline__ void fa_sm90_rescale(fa_sm90_out_rows<C> &out, const 
 			out[j * 4 + e] *= scale[e / 2];
 }
 
-/* Adds @add of its row to each dot product. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_add_rows(fa_sm90_dots<C> &dots, const float (&add)[2])
 {
@@ -233,7 +231,7 @@ __device__ __forceinline__ void fa_sm90_softcap_exponentials(struct fa_sm90_sums
                                                              const struct fa_cuda_attention &args)
 {
 	static_assert(!C::CAP_SUBTRACTS_MAX || C::KEYS / 4 % C::CAP_CHUNK == 0,
-	              "halves are whole parts");
+	              "half a tile is whole chunks");
 	fa_softcap_warp<C::CAP_CHUNK, C::CAP_CHAINS>(
 		dots, sums.offset, fa_softcap(args), [&](int first, int end) {
 			if (end <= C::KEYS / 4)

@@ -29,7 +29,6 @@ fa_sm90_tile_range_of(const struct fa_cuda_attention &args, const WORK &work, in
 	return { (end - 1) / C::KEYS, (end - 1) / C::KEYS - begin / C::KEYS + 1 };
 }
 
-/* Tiles that the whole block sees. */
 template <class C, class WORK>
 __device__ __forceinline__ struct fa_sm90_tile_range
 fa_sm90_tile_range_get(const struct fa_cuda_attention &args, const WORK &work)

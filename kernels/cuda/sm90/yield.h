@@ -16,7 +16,7 @@
 
 /* A stage's stop word; 0: a tile comes. */
 enum fa_sm90_stop_kind {
-	FA_SM90_STOPPED = 1, /* tiles are left */
+	FA_SM90_STOPPED = 1,
 	FA_SM90_ENDED = 2,
 };
 
@@ -24,7 +24,7 @@ enum fa_sm90_stop_kind {
 template <class C> struct fa_sm90_state {
 	static constexpr uint32_t THREADS = C::GROUPS * 128, CHUNKS = C::DIM_V / 8 + 1;
 	static constexpr uint32_t BYTES = FA_SM90_STATE_BYTES(C::DIM_V, C::GROUPS);
-	static_assert(BYTES == THREADS * CHUNKS * 16, "the host's table must agree");
+	static_assert(BYTES == THREADS * CHUNKS * 16, "the state size is what the host plans");
 
 	static __device__ __forceinline__ float4 *at(const struct fa_cuda_yield &yield,
 	                                             uint32_t side, uint32_t slot, uint32_t group)
@@ -84,7 +84,6 @@ template <class C> __device__ __forceinline__ uint32_t fa_sm90_block_index(void)
 	return C::YIELDS ? fa_ld_shared(fa_shared_address(shared_memory) + C::RECORD) : blockIdx.x;
 }
 
-/* Number of thread blocks of the first launch. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_sm90_blocks(const struct fa_cuda_attention &args)
 {
