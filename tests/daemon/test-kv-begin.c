@@ -29,7 +29,7 @@ static struct fa_test_daemon daemon_process;
 static struct kv_client client;
 static struct fa_raw_ring ring;
 static struct fa_timeline_in *in;
-static uint64_t sequence, gate;
+static uint64_t sequence, other_sequence, gate;
 static uint32_t numbers[64];
 
 static int start(void **state)
@@ -61,6 +61,7 @@ static int open_client(void **state)
 	gate = 0;
 	fa_raw_ring_open(&client.raw, &ring, 0);
 	sequence = kv_sequence(&client, kv_cache(&client, NULL, 0));
+	other_sequence = kv_sequence(&client, kv_cache(&client, NULL, 0));
 	kv_append(&client, sequence, numbers, 0, 20);
 	return 0;
 }
@@ -159,12 +160,15 @@ static void attend_and_end(uint32_t stream, uint32_t step, const uint32_t *token
 	kv_wait(&client, stream, kv_end(&client, stream, step, commit));
 }
 
+/* The engine has seen the cancel when this returns, as it has run later requests. */
 static void cancel(uint32_t stream, uint64_t value)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
 
 	message.cancel = (struct fa_wire_cancel){ .stream = stream, .value = value };
 	fa_raw_call(&client.raw, &message, NULL, 0);
+	kv_append(&client, other_sequence, numbers,
+	          (uint32_t)kv_info(&client, other_sequence).length, 1);
 }
 
 /* ---- steps that are begun */
@@ -361,6 +365,8 @@ static void test_timeout(void **state)
 	message.timeout_ns = 1;
 	fa_raw_ring_send(&ring, &message);
 	check_lengths(20, 24);
+	/* The engine has seen the deadline pass, as it has run later requests. */
+	kv_append(&client, other_sequence, numbers, 0, 1);
 	open_gate();
 	kv_wait(&client, STREAM, blocked);
 	wait_refused(STREAM, client.values[STREAM], -ETIMEDOUT, "deadline");
