@@ -13,7 +13,7 @@
 struct fa_kv;
 struct fa_session_store_device;
 
-/* Each chunk is a descriptor, also in the fd store. */
+/* Each takes a descriptor. */
 #define FA_KV_CHUNKS_MAX 4000
 
 /* What is persisted: each chunk, by its number, and these. */
@@ -50,11 +50,11 @@ void fa_kv_persist(struct fa_kv *kv, uint32_t what, int fd);
 void fa_kv_persist_remove(struct fa_kv *kv, uint32_t what);
 void fa_kv_persist_retry(struct fa_kv *kv);
 
-/* Returns true if the fd store still has a removed chunk @what. Do not add a chunk of that number:
- * the next daemon would take the old descriptor for its memory. */
+/* Returns true if the fd store still has a removed chunk @what: a new one of that number would be
+ * mistaken for it. */
 bool fa_kv_persist_is_stale(const struct fa_kv *kv, uint32_t what);
 
-/* How many of the pool's @chunks would not outlive the process, although there is an fd store. */
+/* How many of @chunks would not outlive the process, although there is an fd store. */
 uint32_t fa_kv_unpersisted_chunks(const struct fa_kv *kv, uint32_t chunks);
 
 /* Retries once more; what still cannot be stored is closed. */

@@ -38,13 +38,13 @@ struct fa_kv_step {
 	struct fa_pool_step *plan;
 	bool closed;      /* the plan was committed or aborted */
 	bool abandoned;   /* freed, and aborted unless closed, when its last request has ended */
-	bool failed;      /* one of its requests has failed: it can only be aborted */
+	bool failed;      /* a request has failed: it can only be aborted */
 	bool aborting;    /* StepEnd aborts, or was refused */
-	bool device_lost; /* one of its requests ran when the device was lost */
+	bool device_lost; /* ... while a request ran */
 	struct fa_charge charge; /* of its tables */
 
 	struct fa_kv_group *groups; /* [plan->n_groups] */
-	uint32_t *entry_of_item;    /* [n_items]: plan entry of each item of the client */
+	uint32_t *entry_of_item;    /* [n_items], in the plan */
 	uint32_t n_items;
 	/* Slots, masks and positions where the device has memory of its own for them; else masks
 	 * and positions. */
@@ -53,23 +53,21 @@ struct fa_kv_step {
 	const uint32_t *tree; /* all masks; NULL: none */
 	uint32_t *tree_start; /* [entries of the plan] */
 
-	uint64_t *ordered; /* ids of the sequences that are ordered, ascending */
+	uint64_t *ordered; /* ids of ordered sequences, ascending */
 	uint32_t n_ordered;
-	struct fa_kv_step **predecessors; /* steps not freed yet that this one is planned on */
+	struct fa_kv_step **predecessors; /* steps that this one is planned on */
 	uint32_t n_predecessors;
 
-	struct fa_list requests; /* struct fa_request in flight, by step_link, with end_request */
+	struct fa_list requests; /* in flight, by fa_request.step_link, with end_request */
 	bool end_requested;      /* StepEnd came */
 	/* StepEnd's, until it has ended. Other requests outlive it if the device is lost. */
 	struct fa_request *end_request;
 	uint64_t prepare_value; /* of its preparation in the session's own stream; 0: none */
 };
 
-/*
- * Plans a step, starts its preparation, and adds it to the session's list. @tree_start NULL: no
- * trees; else the masks of @item begin at tree[tree_start[item]]. Returns what
- * fa_pool_step_plan() returns; also -EBUSY: a page to copy is being written by a step in flight.
- */
+/* Plans a step and starts its preparation. @tree_start NULL: no trees; else the masks of @item begin
+ * at tree[tree_start[item]]. Errors of fa_pool_step_plan(); also -EBUSY: a page to copy is being
+ * written by a step in flight. */
 int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uint32_t id,
                    const struct fa_pool_step_item *items, uint32_t n_items, const uint32_t *tree,
                    size_t n_tree, const uint32_t *tree_start, struct fa_error *error,

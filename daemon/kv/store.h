@@ -34,14 +34,14 @@ struct fa_kv {
 	uint32_t chunks_max;
 	uint32_t grow_failed_chunks; /* number of chunks when growing failed last */
 	uint64_t grow_retry_ns;      /* growing is not tried before */
-	bool grow_device_lost;       /* growing failed because the device is lost */
-	char exhausted_hint[160];    /* appended to the error of an exhausted pool */
+	bool grow_device_lost;       /* the reason */
+	char exhausted_hint[160];    /* for the error of an exhausted pool */
 	uint64_t last_step_number;
 	uv_timer_t timer;
 };
 
-/* Recovers an earlier daemon's pool, or makes one, or logs why there is none. -EAGAIN: it cannot
- * be recovered now, and this process must exit so that a later one can try. */
+/* Recovers an earlier daemon's pool, or makes one, or logs why there is none. -EAGAIN: this process
+ * must exit so that a later one can try again. */
 int fa_kv_open(struct fa_context *context, struct fa_error *error);
 
 /* Takes the reloaded configuration's size; chunks above it are freed once they are empty.

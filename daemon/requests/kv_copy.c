@@ -28,7 +28,7 @@ static void release(struct fa_request *request)
 		context->ops->paged_release(context->device, &request->job.work);
 }
 
-/* The plan entry of @sequence; UINT32_MAX: none. */
+/* UINT32_MAX: none. */
 static uint32_t find_entry(const struct fa_kv_step *step, uint64_t sequence)
 {
 	for (uint32_t i = 0; i < step->plan->n_entries; ++i)
@@ -37,7 +37,6 @@ static uint32_t find_entry(const struct fa_kv_step *step, uint64_t sequence)
 	return UINT32_MAX;
 }
 
-/* Finds the session's step that has planned the tokens. */
 static int find_step(struct fa_session *session, const struct fa_wire_sequence_copy *m,
                      uint64_t end, struct fa_kv_step **ret_step, uint32_t *ret_entry,
                      struct fa_error *error)
@@ -123,7 +122,6 @@ static int bind_tensors(struct copy *copy, const struct fa_kv_group *group,
 	return r;
 }
 
-/* Describes the tokens as the new tokens of a step with one sequence. */
 static void bind_step(struct copy *copy, const struct fa_kv_group *group, uint32_t index,
                       uint64_t first, uint64_t end)
 {

@@ -19,7 +19,7 @@ struct end {
 	struct fa_request request; /* first */
 	bool commits;
 	struct fa_paged_request *moves; /* at most one a group */
-	uint32_t *vectors;              /* of all moves */
+	uint32_t *vectors;
 };
 
 static struct end *end_of(struct fa_request *request)
@@ -84,7 +84,7 @@ static int check_keep(const struct fa_kv_step *step, const struct fa_wire_step_e
 	return r;
 }
 
-/* Fills the move of one group, and advances @vectors past the words it uses. */
+/* Advances @vectors past the words it uses. */
 static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
                       const struct fa_wire_step_end *m, uint32_t **vectors, struct fa_error *error)
 {
@@ -188,7 +188,6 @@ static int wait_for_predecessors(struct fa_request *request, const struct fa_kv_
 	return r;
 }
 
-/* Waits for every request of @step, in all streams. */
 static int wait_for_requests(struct fa_request *request, const struct fa_kv_step *step,
                              struct fa_error *error)
 {
