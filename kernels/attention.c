@@ -1,8 +1,7 @@
 /*
- * What the contract says of a request before any kernel sees it: whether it is
- * sane, whether a kernel covers it, how much arithmetic it asks for. Pure
- * functions, any thread. cu_seqlens are read, because they address memory;
- * nothing else that the parameters point to is.
+ * Checks of a request that hold for every kernel, and its amount of arithmetic. Pure functions, any
+ * thread. They read cu_seqlens, because those address memory, and nothing else that the parameters
+ * point to.
  */
 #include "kernels/attention.h"
 
@@ -12,7 +11,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#define HEADS_MAX 65536 /* so that tokens x heads is far from overflow */
+#define HEADS_MAX 65536 /* keeps tokens x heads far from overflow */
 
 static int __attribute__((format(printf, 4, 5)))
 refuse(int error, char *text, size_t text_bytes, const char *format, ...)
@@ -140,7 +139,7 @@ int fa_attention_check(const struct fa_attention_params *params, char *text, siz
 /* Sum over i in [0, n) of i + first, clamped to [0, max]. */
 static double clamped_sum(double first, double n, double max)
 {
-	double begin = fmin(fmax(-first, 0), n);        /* first i whose term is positive */
+	double begin = fmin(fmax(-first, 0), n);        /* first i with a positive term */
 	double end = fmin(fmax(max - first, begin), n); /* first i whose term is max */
 
 	return (end - begin) * (first + (begin + end - 1) / 2) + (n - end) * max;

@@ -1,7 +1,7 @@
 /*
- * The contract of every attention kernel, on every backend: parameters as plain
- * C, and what the numbers mean. Needs libc alone. The CPU kernels (kernels/cpu)
- * define the meaning; all others must match them.
+ * The contract of every attention kernel, on every backend: the parameters as plain C, and what
+ * they mean. Needs only libc. The CPU kernels (kernels/cpu) are the reference; all others must
+ * match them.
  *
  * For each sequence b, query head h, query row i (of n_q), key row j (of n_k):
  *   s[i,j] = scale * <q[i], k[j]>                     kv head = h / (heads / kv_heads)
@@ -10,12 +10,11 @@
  *   s      = -inf unless j is visible from i
  *   lse[i] = ln(sum_j exp(s[i,j]) + exp(sinks[h]))    the sink only if sinks
  *   out[i] = sum_j exp(s[i,j] - lse[i]) * v[j]
- * Key j is visible from row i if, with p = i + n_k - n_q (aligned to the bottom
- * right), j <= p if causal, j >= p - window_left if window_left >= 0, and
- * j <= p + window_right if window_right >= 0. A row that sees no key gives zeros
- * and lse -inf, with sinks too lse = sinks[h]. Softmax is in fp32, products are
- * accumulated in fp32, lse is the natural logarithm. Keys that a row does not see
- * never change it, not even by an infinity or a NaN in their K or V.
+ * With p = i + n_k - n_q (aligned to the bottom right), key j is visible from row i if j <= p if
+ * causal, j >= p - window_left if window_left >= 0, and j <= p + window_right if window_right >= 0.
+ * A row without visible keys gives zeros and lse -inf, or lse = sinks[h] if there are sinks.
+ * Softmax is in fp32, products are accumulated in fp32, lse is a natural logarithm. A key that is
+ * not visible from a row never changes that row, not even if its K or V holds an infinity or a NaN.
  */
 #pragma once
 
@@ -32,8 +31,8 @@ enum fa_attention_dtype {
 	FA_ATTENTION_BF16 = 3,
 };
 
-/* [batch][token][head][dim], strides in elements, dim has stride 1. Ragged
- * batches have no batch stride: sequences follow one another along tokens. */
+/* [batch][token][head][dim]; strides in elements, dim has stride 1. A ragged batch has no batch
+ * stride: its sequences follow one another along the tokens. */
 struct fa_attention_tensor {
 	void *data;
 	int64_t stride_batch, stride_token, stride_head;
@@ -46,7 +45,7 @@ struct fa_attention_params {
 	int32_t head_dim, head_dim_v;
 	int64_t seqlen_q, seqlen_k;   /* tokens of each sequence; if ragged, of the longest */
 	const uint32_t *cu_seqlens_q; /* [batch + 1], ascending from 0; NULL: not ragged */
-	const uint32_t *cu_seqlens_k; /* both or none */
+	const uint32_t *cu_seqlens_k; /* given together with cu_seqlens_q */
 	struct fa_attention_tensor q, k, v, out;
 	float *lse; /* may be NULL */
 	int64_t lse_stride_batch, lse_stride_head, lse_stride_token;
@@ -58,63 +57,50 @@ struct fa_attention_params {
 	const float *sinks;                /* [heads] or NULL */
 };
 
-/*
- * Says whether a kernel covers @params; reads cu_seqlens and no tensor. Returns 0,
- * or -ENOTSUP / -EINVAL with a sentence in @text that names the feature or the
- * field, its value and the bound. Pointers and strides are not judged: bounds are
- * the caller's affair.
- */
+/* Returns 0 if a kernel covers @params, else -ENOTSUP or -EINVAL with a sentence in @text that
+ * names the feature or the field, its value and the bound. Reads cu_seqlens and no tensor. Does not
+ * check pointers and strides: the caller must know that the tensors are in bounds. */
 int fa_attention_check(const struct fa_attention_params *params, char *text, size_t text_bytes);
 
-/* Multiply-adds count two; only visible (row, key) pairs count. */
+/* A multiply-add counts as two; only visible (row, key) pairs count. */
 double fa_attention_flops(const struct fa_attention_params *params);
 
 /* ---- CPU kernels. Pure functions but for *workspace, any thread; @isa never changes. */
 
-struct fa_cpu_isa; /* one row: a name and its kernels */
+struct fa_cpu_isa; /* the kernels of one instruction set */
 
-/*
- * Picks the widest instruction set that this machine has, or the one that the
- * environment variable FAD_CPU_ISA names (avx512bf16, avx512, avx2, generic).
- * Returns 0, -EINVAL for an unknown name, -ENOTSUP if the machine lacks it.
- */
+/* Chooses the widest instruction set that this machine has, or the one that the environment
+ * variable FAD_CPU_ISA names (avx512bf16, avx512, avx2, generic). Returns 0, -EINVAL for an unknown
+ * name, or -ENOTSUP if the machine lacks it. */
 int fa_cpu_isa_select(char *text, size_t text_bytes, const struct fa_cpu_isa **ret_isa);
 const char *fa_cpu_isa_name(const struct fa_cpu_isa *isa);
 
-/*
- * A request is cut into independent tiles (sequence, head or group of heads,
- * block of query rows, and with few of these part of the keys); running every tile
- * 0…n-1 once, in any order, on any threads, completes the request; out and lse are the
- * same to the bit, however many threads there are. A tile takes
- * well under 100 ms wherever the sequence length permits, so that requests can share
- * threads. Tiles of a causal request are numbered
- * longest first (ragged, or with parts of the keys: within each sequence).
- */
+/* The number of independent tiles of a request. A tile is a block of query rows of a sequence and a
+ * head or group of heads and, where there are few of these, a split of the keys. The request is
+ * complete when every tile 0…n-1 has run once, in any order, on any threads; out and lse are the
+ * same to the bit for any number of threads. A tile takes well under 100 ms wherever the sequence
+ * length permits, so that requests can share threads. Tiles of a causal request are numbered
+ * longest first (ragged, or with split keys: within each sequence). */
 int64_t fa_cpu_attention_tiles(const struct fa_cpu_isa *isa,
                                const struct fa_attention_params *params);
 
-/* Scratch that one thread needs for one tile: the same whatever the lengths
- * (O(tile)), 64-byte aligned. At most FA_CPU_SCRATCH_BYTES_MAX. */
+/* Scratch that one thread needs for one tile, 64-byte aligned. Independent of the lengths
+ * (O(tile)), and at most FA_CPU_SCRATCH_BYTES_MAX. */
 #define FA_CPU_SCRATCH_BYTES_MAX (4u << 20)
 size_t fa_cpu_attention_scratch_bytes(const struct fa_cpu_isa *isa,
                                       const struct fa_attention_params *params);
 
-/*
- * What the tiles of a request share where they have parts of the keys: 64-byte aligned, the
- * request's own, from fa_cpu_attention_begin(), before the first tile, to the end of the
- * last. 0: none is needed. At most FA_CPU_WORKSPACE_BYTES_MAX, whatever the lengths.
- */
+/* Memory that the tiles of a request with split keys share: 64-byte aligned, used by this request
+ * alone from fa_cpu_attention_begin(), which comes before the first tile, to the end of the last
+ * tile. 0: not needed. At most FA_CPU_WORKSPACE_BYTES_MAX, whatever the lengths. */
 #define FA_CPU_WORKSPACE_BYTES_MAX (32u << 20)
 size_t fa_cpu_attention_workspace_bytes(const struct fa_cpu_isa *isa,
                                         const struct fa_attention_params *params);
 void fa_cpu_attention_begin(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
                             void *workspace);
 
-/*
- * Computes one tile of checked params. Every few hundred keys it looks whether
- * *@stop was set (with any atomic store; NULL: it never is), and if so ends with
- * the tile's rows of out and lse not written, or not all of them, and returns false:
- * then the request has no result.
- */
+/* Computes one tile of checked params. Reads *@stop every few hundred keys (any atomic store may
+ * set it; NULL: never set). Once it is set, returns false: the tile's rows of out and lse are then
+ * not written, or only partly, and the request has no result. */
 bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
                            void *workspace, int64_t tile, void *scratch, const bool *stop);

@@ -1,37 +1,37 @@
 /*
- * The contract of the kernels over a paged KV cache, on every backend: where K and V
- * lie, what a step is, and what each operation does. Numbers mean what they mean in
- * kernels/attention.h. Needs libc alone. The CPU kernels define the meaning.
+ * The contract of the kernels over a paged KV cache, on every backend: where K and V lie, what a
+ * step is, and what each operation does. Numbers mean what they mean in kernels/attention.h. Needs
+ * only libc. The CPU kernels are the reference.
  *
- * The pool is one range of memory. A page holds page_tokens tokens of every layer of
- * its cache and is named by a slot: in layer l, token t of the page and KV head h lie at
+ * The pool is one range of memory. A page holds page_tokens tokens of every layer of its cache and
+ * is named by a slot. In layer l, token t of the page and KV head h lie at
  *   K: pool + slot * 256 + l * layer_stride + (h * page_tokens + t) * head_dim elements
  *   V: the same + v_offset,                   (h * page_tokens + t) * head_dim_v elements
- * With v_offset 0 V is the front of K (as in MLA): the first head_dim_v elements of K's
- * row; it is never written on its own.
+ * With v_offset 0, V is the front of K (as in MLA): the first head_dim_v elements of K's row. It is
+ * never written separately.
  *
- * A cache may store codes of a byte instead: an element is then code * scale, in fp32. The
- * scale is the head's, or each token's and head's own; those are fp32 behind all codes of
- * the page's K, [kv_head][page_tokens], and behind those of its V. What is appended is
- * quantised, in fp32 (K: as it was rotated, and not rounded before):
+ * A cache may instead store 8-bit codes: an element is then code * scale, in fp32. There is one
+ * scale per head, or one per token and head; the latter are fp32 and lie behind all codes of the
+ * page's K, [kv_head][page_tokens], and behind those of its V. Appended rows are quantised in fp32
+ * (K: after rotation, without rounding in between):
  *   - an infinity counts as the largest finite number of fp32;
- *   - a token's scale is its row's largest magnitude / 448 (E4M3) or / 127 (INT8); one
- *     below 2^-126 becomes 0, and with it all of the row. NaN does not count;
- *   - the code is x * (1 / scale), 0 if that is 0, rounded to the nearest, ties to even;
- *     what is beyond 448 or 127 becomes that;
- *   - NaN is 0x7f in E4M3. In INT8 it makes the token's scale NaN; with scales of heads
- *     INT8 has nothing to say it with: it is 0.
- * So the scale of a visible token is NaN or finite, and never below 0; of others it may be
- * anything, as their codes may.
+ *   - a token's scale is its row's largest magnitude / 448 (E4M3) or / 127 (INT8), NaN not
+ *     counted; a scale below 2^-126 becomes 0, and so does the whole row;
+ *   - the code is x * (1 / scale), or 0 if the scale is 0, rounded to the nearest, ties to even,
+ *     and clamped to +-448 or +-127;
+ *   - NaN is code 0x7f in E4M3. In INT8 it makes the token's scale NaN; with per-head scales
+ *     INT8 cannot express NaN and stores 0.
+ * The scale of a visible token is therefore NaN or finite, and never negative; scales and codes of
+ * other tokens may be anything.
  *
- * The tokens of a sequence lie in its pages in order: token j in entry j / page_tokens of
- * the sequence's table. Table entries that no token of [first, length) lies in may hold
- * anything and are not followed; memory of a page that no such token lies in may hold
- * anything, NaN too, and never matters.
+ * The tokens of a sequence lie in its pages in order: token j in entry j / page_tokens of the
+ * sequence's table. Table entries of pages without a token of [first, length) may hold anything and
+ * are not followed. Memory of a page that holds no such token may contain anything, even NaN, and
+ * has no effect.
  *
- * cu_new, lengths_before, lengths, first, table_start, host_table, tree_start, cu_moves, from
- * and to are in host memory: checks and plans read them. All other pointers are to memory
- * that the kernels' device addresses.
+ * cu_new, lengths_before, lengths, first, table_start, host_table, tree_start, cu_moves, from and
+ * to are in host memory: checks and plans read them. All other pointers are to memory that the
+ * kernels' device addresses.
  */
 #pragma once
 
@@ -45,63 +45,61 @@
 
 enum fa_paged_store {
 	FA_PAGED_PLAIN, /* elements of the cache's dtype */
-	FA_PAGED_E4M3,  /* fp8: codes with 4 bits of exponent and 3 of mantissa, no infinity */
+	FA_PAGED_E4M3,  /* 8-bit float: 4 bits of exponent, 3 of mantissa, no infinity */
 	FA_PAGED_INT8,  /* codes from -127 to 127 */
 };
 
 #define FA_PAGED_E4M3_MAX 448.0f
 #define FA_PAGED_INT8_MAX 127.0f
-/* What a scale of a head may be. */
+/* Bounds of a head's scale. */
 #define FA_PAGED_SCALE_MIN 0x1p-100f
 #define FA_PAGED_SCALE_MAX 0x1p100f
 
 struct fa_paged_cache {
-	void *pool;                    /* on 256 bytes */
-	enum fa_attention_dtype dtype; /* of what goes in, comes out and is computed with */
+	void *pool;                    /* 256-byte aligned */
+	enum fa_attention_dtype dtype; /* of inputs, outputs and arithmetic */
 	int32_t layers;
 	int32_t kv_heads, head_dim, head_dim_v;
 	int32_t page_tokens;
 	int64_t layer_stride;      /* bytes; a multiple of 16 */
 	int64_t v_offset;          /* bytes; a multiple of 16; 0: V is the front of K */
-	enum fa_paged_store store; /* not FA_PAGED_PLAIN: V is not the front of K */
-	/* With codes: the heads' scales, [layer][kv_head], in host memory; both NULL: each
+	enum fa_paged_store store; /* other than FA_PAGED_PLAIN: V is not the front of K */
+	/* With codes: the scales of heads, [layer][kv_head], in host memory; both NULL: each
 	 * token's row has its own. */
 	const float *k_scales, *v_scales;
 };
 
-/*
- * Some sequences, and of each its last n_new = cu_new[b + 1] - cu_new[b] tokens. The
- * rows of those in dense tensors follow one another: sequence b's begin at cu_new[b].
- */
+/* Sequences, and the last n_new = cu_new[b + 1] - cu_new[b] tokens of each. In dense tensors the
+ * rows of these tokens follow one another: those of sequence b begin at cu_new[b]. */
 struct fa_paged_step {
 	int32_t batch;
 	const uint32_t *cu_new;  /* [batch + 1], ascending from 0 */
-	const uint32_t *lengths; /* [batch], with the new tokens */
-	/* [batch]; what is appended, or read, are tokens [lengths_before, lengths): as many as
-	 * are new, or none. */
+	const uint32_t *lengths; /* [batch], new tokens included */
+	/* [batch]: tokens [lengths_before, lengths) are appended, or read; n_new of them, or
+	 * none. */
 	const uint32_t *lengths_before;
-	/* [batch], or NULL for zeros: tokens before it were dropped, or are hidden. */
+	/* [batch], or NULL for zeros: earlier tokens were dropped, or are hidden. */
 	const uint32_t *first;
 	const uint32_t *table; /* slots */
-	/* [batch]: where in table the entry of the sequence's page 0 is or would be, modulo 2^32:
-	 * page p is table[(uint32_t)(table_start + p)]. Pages before first / page_tokens need
-	 * no entries, so a long sequence of which a window is left has a short table. */
+	/* [batch]: index in table of the entry of the sequence's page 0, modulo 2^32: page p is
+	 * table[(uint32_t)(table_start + p)]. Pages before first / page_tokens need no entries, so
+	 * a long sequence that keeps only a window has a short table. */
 	const uint32_t *table_start;
 	uint32_t table_entries;
-	/* NULL, or table's entries once more: a plan may take over a short table, and what it
-	 * launches then does not read table; and it can find what sequences have in common. */
+	/* NULL, or a host copy of table. A plan may take over a short table, and its launches then
+	 * do not read table; it can also find pages that sequences share. */
 	const uint32_t *host_table;
 };
 
 /*
- * out = attention(q, K, V) for the new tokens of every sequence, exactly as
- * kernels/attention.h defines it with n_q = n_new and n_k = length, over the tokens from
- * first on (which keep their numbers).
+ * out = attention(q, K, V) for the new tokens of every sequence, exactly as kernels/attention.h
+ * defines it with n_q = n_new and n_k = length, over the tokens from first on (which keep their
+ * numbers).
  *
- * In a sequence with a tree the new tokens are a tree of guesses: new token i sees new
- * token j if bit j is set in row i of the sequence's mask, and every token before the new
- * ones. The mask takes the place of causal. In windows and ALiBi a new token stands at
- * positions[] (fa_paged_tree_positions()), others where they lie.
+ * The new tokens of a sequence with a tree are a tree of speculated tokens: new token i sees every
+ * earlier token, and new token j if bit j is set in row i of the sequence's mask. The mask replaces
+ * causal. For windows and ALiBi a new token is at positions[] (fa_paged_tree_positions()), and any
+ * other token at its index.
  */
 struct fa_paged_attention {
 	const struct fa_paged_cache *cache;
@@ -117,15 +115,15 @@ struct fa_paged_attention {
 	int64_t window_left, window_right; /* -1: unbounded */
 	const float *alibi_slopes;         /* [heads] or NULL */
 	const float *sinks;                /* [heads] or NULL */
-	/* A sequence's results are the same to the bit whatever else is in the step. */
+	/* A sequence's results do not depend, to the bit, on the rest of the step. */
 	bool deterministic;
 
-	/* Trees: NULL, or the masks and where in them each sequence's rows begin, in words
-	 * ([batch]; FA_PAGED_NO_TREE: it has none). A row has (n_new + 31) / 32 words, bit
-	 * j % 32 of word j / 32 is token j. */
+	/* Trees: NULL, or the masks, and the index in words of each sequence's first mask row
+	 * ([batch]; FA_PAGED_NO_TREE: no tree). A row has (n_new + 31) / 32 words; bit j % 32 of
+	 * word j / 32 is token j. */
 	const uint32_t *tree;
 	const uint32_t *tree_start;
-	/* [new token]; needed with trees if there are windows or ALiBi. */
+	/* [new token]; needed if there are trees and windows or ALiBi. */
 	const uint32_t *positions;
 };
 
@@ -140,24 +138,22 @@ struct fa_paged_rotary {
 	double base, scale;
 	/* Instead of base and scale: both [table_positions][dim / 2], or both NULL. */
 	const float *cos, *sin;
-	uint32_t table_positions; /* positions beyond take the last row */
-	/* [new token], or NULL: new token i stands at length - n_new + i. */
+	uint32_t table_positions; /* larger positions use the last row */
+	/* [new token], or NULL: new token i is at length - n_new + i. */
 	const uint32_t *positions;
 };
 
-/*
- * Puts the new tokens' K and V into the pages, K rotated, and writes q rotated to q_out,
- * which may be q. Also the reverse, FA_PAGED_READ: tokens [lengths_before, lengths) from
- * the pages to k and v.
- */
+/* Writes the new tokens' K (rotated) and V into the pages, and q (rotated) to q_out, which may be
+ * q. FA_PAGED_READ is the reverse: it copies tokens [lengths_before, lengths) from the pages to k
+ * and v. */
 struct fa_paged_append {
 	const struct fa_paged_cache *cache;
 	const struct fa_paged_step *step;
 	int32_t layer;
-	struct fa_attention_tensor k, v; /* [new token][kv_head][dim]; data NULL: left out */
-	int32_t heads;                   /* of q; 0: there is none */
+	struct fa_attention_tensor k, v; /* [new token][kv_head][dim]; data NULL: not written */
+	int32_t heads;                   /* of q; 0: no q */
 	struct fa_attention_tensor q, q_out;
-	struct fa_paged_rotary rotary; /* not for FA_PAGED_READ */
+	struct fa_paged_rotary rotary; /* unused by FA_PAGED_READ */
 };
 
 struct fa_paged_partial {
@@ -166,11 +162,9 @@ struct fa_paged_partial {
 	int64_t lse_stride_token, lse_stride_head;
 };
 
-/*
- * Two results over disjoint sets of keys become the result over both. A result whose lse
- * is -inf (or +inf, as others write it) saw nothing, and its out is not read; two of them
- * give zeros and -inf. @result may be @a or @b; its lse may be NULL.
- */
+/* Merges two results over disjoint sets of keys into the result over both. A result with lse -inf
+ * (or +inf, which other libraries write) saw no key, and its out is not read; two of them give
+ * zeros and -inf. @result may be @a or @b; its lse may be NULL. */
 struct fa_paged_merge {
 	enum fa_attention_dtype dtype;
 	int64_t tokens;
@@ -178,19 +172,17 @@ struct fa_paged_merge {
 	struct fa_paged_partial a, b, result;
 };
 
-/* FA_PAGED_COPY: page from[i] to page to[i], all layers; no page is in both, or twice in
- * @to. FA_PAGED_CLEAR: pages to[] become zeros. */
+/* FA_PAGED_COPY: copies page from[i] to page to[i], all layers; no page is in both arrays, or twice
+ * in @to. FA_PAGED_CLEAR: fills pages to[] with zeros. */
 struct fa_paged_pages {
 	const struct fa_paged_cache *cache;
 	int32_t count;
 	const uint32_t *from, *to; /* [count], slots */
 };
 
-/*
- * Within sequence b, in all layers: token from[i] becomes token to[b] + i - cu_moves[b], for
- * i from cu_moves[b] to cu_moves[b + 1]. from ascends, and nothing moves towards the end. It
- * keeps one path of a tree.
- */
+/* Moves tokens within sequence b, in all layers: token from[i] becomes token to[b] + i -
+ * cu_moves[b], for i from cu_moves[b] to cu_moves[b + 1]. from is ascending, and no token moves
+ * towards the end. Keeps one path of a tree. */
 struct fa_paged_move {
 	const struct fa_paged_cache *cache;
 	int32_t batch;
@@ -222,26 +214,22 @@ struct fa_paged_request {
 	};
 };
 
-/*
- * Says whether a kernel covers @request; reads the arrays that the host has, and no other.
- * Returns 0, or -ENOTSUP / -EINVAL with a sentence in @text. Pointers, strides and slots
- * are not judged: bounds are the caller's affair.
- */
+/* Returns 0 if a kernel covers @request, else -ENOTSUP or -EINVAL with a sentence in @text. Reads
+ * the arrays in host memory, and no other. Does not check pointers, strides and slots: the caller
+ * must know that they are in bounds. */
 int fa_paged_check(const struct fa_paged_request *request, char *text, size_t text_bytes);
 
-/* The same of a cache alone; its pool and scales are not looked at. */
+/* The same for a cache alone; does not read its pool and scales. */
 int fa_paged_check_cache(const struct fa_paged_cache *cache, char *text, size_t text_bytes);
 
-/* Bytes of a page's K and of its V in one layer, with the tokens' scales; V's are 0 where it
- * is the front of K. */
+/* Bytes of a page's K and V in one layer, with the tokens' scales. V has 0 where it is the front of
+ * K. */
 void fa_paged_page_bytes(const struct fa_paged_cache *cache, int64_t *ret_k_bytes,
                          int64_t *ret_v_bytes);
 
-/*
- * Where the new tokens of each sequence stand, [cu_new[batch]]: in a tree behind the last
- * old token by as many as it sees before itself, else where it lies. @tree and @tree_start
- * as in fa_paged_attention, or NULL; here @tree is read on the host.
- */
+/* Positions of the new tokens, [cu_new[batch]]. A token of a tree follows the last old token at a
+ * distance of the new tokens that it sees before itself; any other is at its index. @tree and
+ * @tree_start are as in fa_paged_attention, or NULL, but @tree is host memory here. */
 void fa_paged_tree_positions(const struct fa_paged_step *step, const uint32_t *tree,
                              const uint32_t *tree_start, uint32_t *ret_positions);
 
@@ -256,11 +244,11 @@ int64_t fa_cpu_paged_tiles(const struct fa_cpu_isa *isa, const struct fa_paged_r
 /* At most FA_CPU_SCRATCH_BYTES_MAX. */
 size_t fa_cpu_paged_scratch_bytes(const struct fa_cpu_isa *isa,
                                   const struct fa_paged_request *request);
-/* 0: none is needed. */
+/* 0: not needed. */
 size_t fa_cpu_paged_workspace_bytes(const struct fa_cpu_isa *isa,
                                     const struct fa_paged_request *request);
 void fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
                         void *workspace);
-/* False: *@stop was set and the tile given up; then the request has no result. */
+/* False: *@stop was set and the tile given up; the request then has no result. */
 bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
                        void *workspace, int64_t tile, void *scratch, const bool *stop);

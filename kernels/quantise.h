@@ -1,7 +1,7 @@
 /*
- * Rows of a head's K or V as codes of a byte and back, on the host: what kernels/paged.h
- * says of caches that store codes. Pure functions, any thread. They need IEEE arithmetic
- * rounding to the nearest, and give the same bits whatever they are compiled for.
+ * Rows of K or V to 8-bit codes and back, on the host, as kernels/paged.h defines it. Pure
+ * functions, any thread. They need IEEE arithmetic with rounding to nearest, and give the same bits
+ * on every instruction set.
  */
 #pragma once
 
@@ -71,7 +71,7 @@ static inline float fa_clamp_finite(float x)
 	return x < -FLT_MAX ? -FLT_MAX : x;
 }
 
-/* By the inverse of a scale. */
+/* Multiplies by the inverse of the scale. */
 static inline void fa_encode_row(enum fa_paged_store store, const float *row, int32_t dim,
                                  float inverse, uint8_t *codes)
 {
@@ -88,7 +88,7 @@ static inline void fa_quantise_row(enum fa_paged_store store, const float *row, 
 	fa_encode_row(store, row, dim, 1 / scale, codes);
 }
 
-/* Returns the scale, which is the row's own. */
+/* Returns the row's scale. */
 static inline float fa_quantise_token(enum fa_paged_store store, const float *row, int32_t dim,
                                       uint8_t *codes)
 {

@@ -1,4 +1,6 @@
-/* Whole numbers, for the files that cut requests into tiles. */
+/*
+ * Integer helpers for the files that tile requests.
+ */
 #pragma once
 
 #include <stdint.h>
@@ -23,7 +25,7 @@ static inline int64_t clamp64(int64_t x, int64_t low, int64_t high)
 	return x < low ? low : x > high ? high : x;
 }
 
-/* A window's bound, or, where it has none, what lies beyond all. */
+/* A window's bound; @far if it is unbounded. */
 static inline int64_t window(int64_t given, int64_t far)
 {
 	return given < 0 ? far : min64(given, far);

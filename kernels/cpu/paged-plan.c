@@ -2,40 +2,43 @@
 #include "kernels/cpu/integer.h"
 
 #define TILE_SECONDS 0.03
-#define TILES_WANTED 32 /* of a sequence, before its keys stay whole */
-#define CHUNK_STEP 256  /* a multiple of every kernel's round */
-#define CHUNK_MIN 1024
-#define CHUNK_WIDE_MAX 4096
-#define THIN_SPLITS 64
+#define TILES_WANTED 32     /* per sequence; with fewer, keys are split */
+#define SPLIT_KEYS_STEP 256 /* a multiple of every kernel's round */
+#define SPLIT_KEYS_MIN 1024
+#define SPLIT_KEYS_MAX 4096
+#define FEW_ROWS_SPLITS 64
 
-static void place_thin(struct fa_cpu_paged_place *place, int64_t rows, int64_t keys)
+static void tile_few_rows(struct fa_cpu_paged_tiling *tiling, int64_t rows, int64_t keys)
 {
-	place->block = (int32_t)rows;
-	place->chunk = max64(CHUNK_MIN, ceil_div(keys, THIN_SPLITS * CHUNK_STEP) * CHUNK_STEP);
+	tiling->block = (int32_t)rows;
+	tiling->split_keys = max64(SPLIT_KEYS_MIN,
+	                           ceil_div(keys, FEW_ROWS_SPLITS * SPLIT_KEYS_STEP) *
+	                                   SPLIT_KEYS_STEP);
 }
 
-static void place_wide(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
-                       struct fa_cpu_paged_place *place, int64_t rows, int64_t keys)
+static void tile_many_rows(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
+                           struct fa_cpu_paged_tiling *tiling, int64_t rows, int64_t keys)
 {
 	double columns = 2.0 * (params->cache->head_dim + params->cache->head_dim_v);
 	double flops = TILE_SECONDS * isa->flops, fit;
 
-	place->block = (int32_t)min64(FA_CPU_TILE_ROWS,
-	                              ceil_div(rows, isa->panel_rows) * isa->panel_rows);
-	if (ceil_div(rows, place->block) * params->cache->kv_heads < TILES_WANTED) {
-		fit = flops / (columns * place->block);
-		place->chunk = max64(
-			CHUNK_MIN, min64((int64_t)(fit / CHUNK_STEP) * CHUNK_STEP, CHUNK_WIDE_MAX));
+	tiling->block = (int32_t)min64(FA_CPU_TILE_ROWS_MAX,
+	                               ceil_div(rows, isa->panel_rows) * isa->panel_rows);
+	if (ceil_div(rows, tiling->block) * params->cache->kv_heads < TILES_WANTED) {
+		fit = flops / (columns * tiling->block);
+		tiling->split_keys = max64(
+			SPLIT_KEYS_MIN,
+			min64((int64_t)(fit / SPLIT_KEYS_STEP) * SPLIT_KEYS_STEP, SPLIT_KEYS_MAX));
 		return;
 	}
-	place->chunk = INT64_MAX / 4;
+	tiling->split_keys = INT64_MAX / 4;
 	fit = flops / (columns * (double)max64(keys, 1));
-	if (fit < place->block)
-		place->block = (int32_t)max64((int64_t)fit / isa->panel_rows, 1) * isa->panel_rows;
+	if (fit < tiling->block)
+		tiling->block = (int32_t)max64((int64_t)fit / isa->panel_rows, 1) * isa->panel_rows;
 }
 
 void fa_cpu_paged_plan(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
-                       struct fa_cpu_paged_place *places, struct fa_cpu_paged_plan *ret_plan)
+                       struct fa_cpu_paged_tiling *tilings, struct fa_cpu_paged_plan *ret_plan)
 {
 	const struct fa_paged_step *step = params->step;
 	int64_t group = params->heads / params->cache->kv_heads;
@@ -45,7 +48,7 @@ void fa_cpu_paged_plan(const struct fa_cpu_isa *isa, const struct fa_paged_atten
 	for (int32_t b = 0; b < step->batch; b++) {
 		int64_t n_q = (int64_t)step->cu_new[b + 1] - step->cu_new[b];
 		int64_t n_k = step->lengths[b], rows = n_q * group, lists;
-		struct fa_cpu_paged_place place = {
+		struct fa_cpu_paged_tiling tiling = {
 			.tile = plan.n_tiles,
 			.keys_begin = step->first ? step->first[b] : 0,
 			.keys_end = n_k,
@@ -53,28 +56,28 @@ void fa_cpu_paged_plan(const struct fa_cpu_isa *isa, const struct fa_paged_atten
 			.partial = plan.partial_floats,
 		};
 
-		place.keys_begin = max64(place.keys_begin,
-		                         n_k - n_q - window(params->window_left, n_q + n_k));
+		tiling.keys_begin = max64(tiling.keys_begin,
+		                          n_k - n_q - window(params->window_left, n_q + n_k));
 		if (rows == 0) {
-			place.block = 1;
+			tiling.block = 1;
 		} else {
-			if (rows <= FA_CPU_THIN_ROWS)
-				place_thin(&place, rows, n_k - place.keys_begin);
+			if (rows <= FA_CPU_FEW_ROWS_MAX)
+				tile_few_rows(&tiling, rows, n_k - tiling.keys_begin);
 			else
-				place_wide(isa, params, &place, rows, n_k - place.keys_begin);
-			place.n_blocks = ceil_div(rows, place.block);
-			place.first_chunk = place.keys_begin / place.chunk;
-			place.n_splits = (int32_t)max64(
-				ceil_div(n_k, place.chunk) - place.first_chunk, 1);
+				tile_many_rows(isa, params, &tiling, rows, n_k - tiling.keys_begin);
+			tiling.n_blocks = ceil_div(rows, tiling.block);
+			tiling.first_split = tiling.keys_begin / tiling.split_keys;
+			tiling.n_splits = (int32_t)max64(
+				ceil_div(n_k, tiling.split_keys) - tiling.first_split, 1);
 		}
-		lists = place.n_blocks * params->cache->kv_heads;
-		plan.n_tiles += lists * place.n_splits;
-		if (place.n_splits > 1) {
+		lists = tiling.n_blocks * params->cache->kv_heads;
+		plan.n_tiles += lists * tiling.n_splits;
+		if (tiling.n_splits > 1) {
 			plan.n_counters += lists;
-			plan.partial_floats += lists * place.n_splits * place.block * floats;
+			plan.partial_floats += lists * tiling.n_splits * tiling.block * floats;
 		}
-		if (places)
-			places[b] = place;
+		if (tilings)
+			tilings[b] = tiling;
 	}
 	*ret_plan = plan;
 }
@@ -88,28 +91,28 @@ void fa_cpu_paged_lay_out(const struct fa_paged_attention *params,
                           const struct fa_cpu_paged_plan *plan, void *workspace,
                           struct fa_cpu_paged_workspace *ret_workspace)
 {
-	size_t counters = align((size_t)params->step->batch * sizeof(*ret_workspace->places));
+	size_t counters = align((size_t)params->step->batch * sizeof(*ret_workspace->tilings));
 	size_t partials = counters + align((size_t)plan->n_counters * sizeof(uint32_t));
 
 	*ret_workspace = (struct fa_cpu_paged_workspace){
 		.bytes = partials + (size_t)plan->partial_floats * sizeof(float),
 	};
 	if (workspace) {
-		ret_workspace->places = workspace;
+		ret_workspace->tilings = workspace;
 		ret_workspace->counters = (void *)((char *)workspace + counters);
 		ret_workspace->partials = (void *)((char *)workspace + partials);
 	}
 }
 
-/* The sequence whose tile it is: the last that begins at or before it and has any. */
-static int32_t find_sequence(const struct fa_cpu_paged_place *places, int32_t batch, int64_t tile)
+/* The sequence of a tile: the last that begins at or before it and has tiles. */
+static int32_t find_sequence(const struct fa_cpu_paged_tiling *tilings, int32_t batch, int64_t tile)
 {
 	int32_t low = 0, high = batch;
 
 	while (high - low > 1) {
 		int32_t middle = low + (high - low) / 2;
 
-		if (places[middle].tile <= tile)
+		if (tilings[middle].tile <= tile)
 			low = middle;
 		else
 			high = middle;
@@ -189,44 +192,44 @@ bool fa_cpu_paged_attend(const struct fa_cpu_isa *isa, const struct fa_paged_att
                          const struct fa_cpu_paged_workspace *workspace, int64_t tile,
                          void *scratch, const bool *stop)
 {
-	int32_t b = find_sequence(workspace->places, params->step->batch, tile);
-	const struct fa_cpu_paged_place *place = &workspace->places[b];
-	int64_t at = tile - place->tile, split = at % place->n_splits;
-	int64_t list = at / place->n_splits, block = list / params->cache->kv_heads;
-	int64_t split_floats, chunk;
+	int32_t b = find_sequence(workspace->tilings, params->step->batch, tile);
+	const struct fa_cpu_paged_tiling *tiling = &workspace->tilings[b];
+	int64_t at = tile - tiling->tile, split = at % tiling->n_splits;
+	int64_t list = at / tiling->n_splits, block = list / params->cache->kv_heads;
+	int64_t split_floats, first_key;
 	float *partials;
 	struct fa_cpu_job job;
 
-	/* The last rows see most: they go first. */
-	block = place->n_blocks - 1 - block;
+	/* Later rows see more keys and go first. */
+	block = tiling->n_blocks - 1 - block;
 	fill_job(params, b, (int32_t)(list % params->cache->kv_heads), &job);
 	job.stop = stop;
-	job.row = block * place->block;
-	job.rows = (int32_t)min64(place->block, job.n_q * job.group - job.row);
-	chunk = (place->first_chunk + split) * place->chunk;
-	job.begin = min64(max64(place->keys_begin, chunk), place->keys_end);
-	job.end = split == place->n_splits - 1 ? place->keys_end : chunk + place->chunk;
+	job.row = block * tiling->block;
+	job.rows = (int32_t)min64(tiling->block, job.n_q * job.group - job.row);
+	first_key = (tiling->first_split + split) * tiling->split_keys;
+	job.begin = min64(max64(tiling->keys_begin, first_key), tiling->keys_end);
+	job.end = split == tiling->n_splits - 1 ? tiling->keys_end : first_key + tiling->split_keys;
 
-	split_floats = place->block * fa_cpu_partial_floats(&job);
-	partials = workspace->partials + place->partial + list * place->n_splits * split_floats;
-	if (place->n_splits > 1)
+	split_floats = tiling->block * fa_cpu_partial_floats(&job);
+	partials = workspace->partials + tiling->partial + list * tiling->n_splits * split_floats;
+	if (tiling->n_splits > 1)
 		job.partial = partials + split * split_floats;
-	if (job.rows <= FA_CPU_THIN_ROWS && job.store == FA_PAGED_PLAIN)
-		isa->thin(&job, scratch);
+	if (job.rows <= FA_CPU_FEW_ROWS_MAX && job.store == FA_PAGED_PLAIN)
+		isa->few_rows(&job, scratch);
 	else
-		isa->wide(&job, scratch);
+		isa->many_rows(&job, scratch);
 	if (fa_cpu_job_stopped(&job))
 		return false;
-	if (place->n_splits == 1)
+	if (tiling->n_splits == 1)
 		return true;
 
-	/* Whoever ends the last split of a block ends its rows. */
-	if (atomic_fetch_add_explicit(&workspace->counters[place->counter + list], 1,
+	/* The tile that finishes a block's last split reduces all of them. */
+	if (atomic_fetch_add_explicit(&workspace->counters[tiling->counter + list], 1,
 	                              memory_order_acq_rel) +
 	            1 <
-	    (uint32_t)place->n_splits)
+	    (uint32_t)tiling->n_splits)
 		return true;
 	job.partial = NULL;
-	isa->reduce(&job, partials, place->n_splits, split_floats);
+	isa->reduce(&job, partials, tiling->n_splits, split_floats);
 	return true;
 }

@@ -1,9 +1,8 @@
 /*
- * How paged attention is cut into tiles. A sequence's query heads that share a KV head
- * are packed into one list of rows, as in plan.c, and cut into blocks; where there are
- * few blocks, each is cut along its keys as well, at multiples of fixed numbers. Each
- * sequence is cut by its own lengths alone, so that its results do not depend on the
- * others.
+ * How paged attention is divided into tiles. Query heads that share a KV head are packed into one
+ * list of rows, as in plan.c, and divided into blocks; where there are few blocks, their keys are
+ * split at multiples of fixed numbers. The tiling of a sequence depends on its own lengths alone,
+ * and so do its results.
  */
 #pragma once
 
@@ -12,40 +11,40 @@
 
 #include <stdatomic.h>
 
-/* A sequence: tiles are numbered block by block, head by head, split by split. */
-struct fa_cpu_paged_place {
-	int64_t tile; /* its first */
+/* A sequence; its tiles are numbered by block, head and split. */
+struct fa_cpu_paged_tiling {
+	int64_t tile; /* the first */
 	int64_t n_blocks;
 	int64_t keys_begin, keys_end; /* that any row sees */
-	int64_t chunk;                /* keys of a split, which start at its multiples */
-	int64_t first_chunk;          /* of the first split */
-	int64_t counter, partial;     /* where its begin: counters, floats */
+	int64_t split_keys;           /* keys per split; splits start at its multiples */
+	int64_t first_split;          /* number of the first split */
+	int64_t counter, partial;     /* offset of its counters; of its partial rows, in floats */
 	int32_t block;                /* rows */
-	int32_t n_splits;             /* 1: rows are ended by their tile */
+	int32_t n_splits;             /* 1: the tile writes its rows itself */
 };
 
 struct fa_cpu_paged_plan {
 	int64_t n_tiles, n_counters, partial_floats;
 };
 
-/* The plan of checked parameters; @places: [batch], or NULL. */
+/* Plans checked parameters; @tilings: [batch], or NULL. */
 void fa_cpu_paged_plan(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
-                       struct fa_cpu_paged_place *places, struct fa_cpu_paged_plan *ret_plan);
+                       struct fa_cpu_paged_tiling *tilings, struct fa_cpu_paged_plan *ret_plan);
 
-/* The workspace: places, counters of finished splits, partial rows. */
+/* The workspace: tilings, counters of finished splits, partial rows. */
 struct fa_cpu_paged_workspace {
-	struct fa_cpu_paged_place *places;
+	struct fa_cpu_paged_tiling *tilings;
 	_Atomic uint32_t *counters;
 	float *partials;
 	size_t bytes;
 };
 
-/* Where the parts of @workspace begin, and its size; @workspace may be NULL. */
+/* Lays out @workspace, which may be NULL, and returns its size. */
 void fa_cpu_paged_lay_out(const struct fa_paged_attention *params,
                           const struct fa_cpu_paged_plan *plan, void *workspace,
                           struct fa_cpu_paged_workspace *ret_workspace);
 
-/* One tile of attention. */
+/* Computes one tile. */
 bool fa_cpu_paged_attend(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
                          const struct fa_cpu_paged_workspace *workspace, int64_t tile,
                          void *scratch, const bool *stop);

@@ -1,9 +1,8 @@
 /*
- * What is done to single rows around paged attention: partial results of a row become
- * one, two results are blended, a head's vector is rotated. Compiled once for every
- * instruction set; pure functions, any thread.
+ * Operations on single rows: reduction of partial results, blending of two results, rotary
+ * embedding. Compiled once for every instruction set; pure functions, any thread.
  */
-#include "kernels/cpu/row.h"
+#include "kernels/cpu/isa-symbols.h"
 #include "kernels/cpu/score.h"
 
 #define ROW_MAX FA_ATTENTION_HEAD_DIM_V_MAX
@@ -118,7 +117,7 @@ void FA_CPU_ROTATE(enum fa_attention_dtype dtype, void *to, const void *from, co
 	float row[ROW_MAX + 16], rotated[ROW_MAX + 16];
 	char stored[(ROW_MAX + 16) * 4];
 
-	/* A row of a head is a multiple of 8 long, so this reads nothing beyond it. */
+	/* A row is a multiple of 8 elements long, so this reads nothing past its end. */
 	load_any(dtype, row, from, padded);
 	memcpy(rotated, row, (size_t)padded * sizeof(float));
 	if (interleaved) {

@@ -1,6 +1,6 @@
 /*
- * Paged requests on the CPU: what is a tile of each operation, and the operations that
- * move tokens. Attention is in paged-plan.c. Tiles write disjoint memory.
+ * Paged requests on the CPU: the tiles of each operation, and the operations that move tokens.
+ * Attention is in paged-plan.c. Tiles write disjoint memory.
  */
 #include "kernels/cpu/integer.h"
 #include "kernels/cpu/paged-plan.h"
@@ -9,8 +9,8 @@
 #include <math.h>
 #include <string.h>
 
-#define TOKENS 16     /* of a tile of append and read */
-#define MERGE_ROWS 64 /* of a tile of merge */
+#define TOKENS 16     /* per tile of append and read */
+#define MERGE_ROWS 64 /* per tile of merge */
 
 static int64_t element_bytes(enum fa_attention_dtype dtype)
 {
@@ -24,12 +24,12 @@ static char *tensor_row(const struct fa_attention_tensor *tensor, int64_t bytes,
 	       (token * tensor->stride_token + head * tensor->stride_head) * bytes;
 }
 
-/* Token @token of a sequence, head 0, in layer @layer, and the bytes from head to head. */
+/* A token in layer @layer: the addresses of head 0, and the strides from head to head. */
 struct page_row {
 	char *k, *v;
 	int64_t k_bytes, v_bytes;
 	int64_t k_stride, v_stride;
-	/* Codes whose tokens have scales: head 0's, one head after another; else NULL. */
+	/* With codes and scales of tokens: those of head 0; else NULL. */
 	float *k_scale, *v_scale;
 	int64_t scale_stride; /* floats */
 };
@@ -62,7 +62,7 @@ static void find_row(const struct fa_paged_cache *cache, int64_t layer, const ui
 	}
 }
 
-/* The sequence that new token @token belongs to. */
+/* The sequence of new token @token. */
 static int32_t find_sequence(const struct fa_paged_step *step, int64_t token)
 {
 	int32_t low = 0, high = step->batch;
@@ -120,7 +120,7 @@ static void rotate(const struct fa_cpu_isa *isa, const struct fa_paged_append *p
 		memcpy(to + rotated, from + rotated, (size_t)(all - rotated));
 }
 
-/* Head @head of a token's K or V into its page, as codes. */
+/* Writes head @head of a token's K or V into its page, quantised. */
 static void append_codes(const struct fa_cpu_isa *isa, const struct fa_paged_append *p,
                          const char *from, bool is_v, int32_t head, const struct page_row *row,
                          struct append_scratch *scratch)
@@ -281,8 +281,7 @@ static void page_tile(const struct fa_paged_pages *p, bool clear, int64_t tile)
 	memcpy(to + cache->v_offset, from + cache->v_offset, (size_t)v_bytes);
 }
 
-/* As tokens only move towards the front, and in order, none is overwritten before it has
- * moved. */
+/* Tokens move only towards the front, and in order, so none is overwritten before it moves. */
 static void move_tile(const struct fa_paged_move *p, int64_t tile)
 {
 	const struct fa_paged_cache *cache = p->cache;
@@ -368,43 +367,42 @@ size_t fa_cpu_paged_workspace_bytes(const struct fa_cpu_isa *isa,
 void fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
                         void *workspace)
 {
-	struct fa_cpu_paged_workspace parts;
+	struct fa_cpu_paged_workspace layout;
 	struct fa_cpu_paged_plan plan;
 
 	if (request->op != FA_PAGED_ATTEND)
 		return;
 	fa_cpu_paged_plan(isa, &request->attention, workspace, &plan);
-	fa_cpu_paged_lay_out(&request->attention, &plan, workspace, &parts);
+	fa_cpu_paged_lay_out(&request->attention, &plan, workspace, &layout);
 	for (int64_t i = 0; i < plan.n_counters; i++)
-		atomic_init(&parts.counters[i], 0);
+		atomic_init(&layout.counters[i], 0);
 }
 
-/* Where a request's workspace has its parts: all that changes their place is in the last
- * sequence's. */
-static void find_parts(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
-                       void *workspace, struct fa_cpu_paged_workspace *ret_parts)
+/* Finds the layout of a request's workspace from the last sequence's tiling. */
+static void locate_workspace(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
+                             void *workspace, struct fa_cpu_paged_workspace *ret_workspace)
 {
-	const struct fa_cpu_paged_place *last = (const struct fa_cpu_paged_place *)workspace +
-	                                        params->step->batch - 1;
+	const struct fa_cpu_paged_tiling *last = (const struct fa_cpu_paged_tiling *)workspace +
+	                                         params->step->batch - 1;
 	struct fa_cpu_paged_plan plan = { .n_counters = last->counter };
 
 	if (last->n_splits > 1)
 		plan.n_counters += last->n_blocks * params->cache->kv_heads;
-	fa_cpu_paged_lay_out(params, &plan, workspace, ret_parts);
+	fa_cpu_paged_lay_out(params, &plan, workspace, ret_workspace);
 }
 
 bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
                        void *workspace, int64_t tile, void *scratch, const bool *stop)
 {
-	struct fa_cpu_paged_workspace parts;
+	struct fa_cpu_paged_workspace layout;
 	int64_t end;
 
 	if (stop && __atomic_load_n(stop, __ATOMIC_RELAXED))
 		return false;
 	switch (request->op) {
 	case FA_PAGED_ATTEND:
-		find_parts(isa, &request->attention, workspace, &parts);
-		return fa_cpu_paged_attend(isa, &request->attention, &parts, tile, scratch, stop);
+		locate_workspace(isa, &request->attention, workspace, &layout);
+		return fa_cpu_paged_attend(isa, &request->attention, &layout, tile, scratch, stop);
 	case FA_PAGED_APPEND:
 	case FA_PAGED_READ:
 		end = request->append.step->cu_new[request->append.step->batch];

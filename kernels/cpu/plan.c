@@ -1,40 +1,35 @@
 /*
- * Which tile of a request is which (cut.h says how it is cut), and what that tile computes:
- * pure functions of the parameters and the instruction set, any thread, nothing remembered
- * but in the request's own workspace.
+ * Which rows and keys a tile of a request computes (tiling.h says how it is divided). Pure
+ * functions, any thread; the only state is in the request's workspace.
  *
- * Query heads that share a KV head are packed into one list of rows (token
- * by token, head by head within a token), so that they share each pass over K
- * and V. A tile is a block of that list. Tiles are numbered so that one finds its
- * sequence without a table: blocks of a sequence of n rows that starts at row s of the
- * ragged batch, with M rows to a block, are given the numbers s / M + b and up;
- * these ranges never overlap, and leave at most one number a sequence unused,
- * whose tile is empty. If all sequences are short, as in decoding, a tile is instead one
- * sequence's rows of a few neighbouring KV heads.
+ * Query heads that share a KV head are packed into one list of rows (token by token, head by head
+ * within a token) and share each pass over K and V. A tile is a block of that list. In a ragged
+ * batch, blocks of M rows of a sequence that starts at row s have numbers from s / M + b on, so a
+ * tile finds its sequence without a table; the ranges never overlap, and at most one number per
+ * sequence is unused, an empty tile. Where all sequences are short, as in decoding, a tile is one
+ * sequence's rows of a few adjacent KV heads.
  *
- * Where that would be few tiles for many keys, a tile has only a part of the keys that its
- * block sees, and leaves partial rows in the workspace. A block's parts are counted there;
- * whoever ends the last of them merges all, in the order of the keys, whichever came first.
- * There are few sequences then: tiles are numbered one sequence after the other, block by
- * block, heads by heads, part by part.
+ * Where that gives few tiles of many keys, a tile computes one split of its block's keys and leaves
+ * partial rows in the workspace. The tile that finishes a block's last split reduces all of them,
+ * in the order of keys. Such tiles are numbered by sequence, block, heads and split.
  */
-#include "kernels/cpu/cut.h"
 #include "kernels/cpu/integer.h"
+#include "kernels/cpu/tiling.h"
 
 #include <stdatomic.h>
 
-struct place {
+struct location {
 	int32_t sequence, kv_head, n_heads;
 	int64_t block, n_blocks; /* of the sequence */
 };
 
-static void place_ragged(const struct fa_attention_params *params, int32_t block, int64_t tile,
-                         struct place *ret_place)
+static void locate_ragged(const struct fa_attention_params *params, int32_t block, int64_t tile,
+                          struct location *ret_location)
 {
 	const uint32_t *cu = params->cu_seqlens_q;
 	int64_t group = params->heads / params->kv_heads;
 	int64_t slot = tile / params->kv_heads;
-	int32_t low = 0, high = params->batch; /* the last b whose first number is <= slot */
+	int32_t low = 0, high = params->batch; /* finds the last b whose first number is <= slot */
 
 	while (high - low > 1) {
 		int32_t middle = low + (high - low) / 2;
@@ -44,19 +39,19 @@ static void place_ragged(const struct fa_attention_params *params, int32_t block
 		else
 			high = middle;
 	}
-	*ret_place = (struct place){
+	*ret_location = (struct location){
 		.sequence = low,
 		.kv_head = (int32_t)(tile % params->kv_heads),
 		.n_heads = 1,
 		.block = slot - (cu[low] * group / block + low),
 		.n_blocks = ceil_div((cu[low + 1] - cu[low]) * group, block),
 	};
-	if (params->causal && ret_place->block < ret_place->n_blocks)
-		ret_place->block = ret_place->n_blocks - 1 - ret_place->block;
+	if (params->causal && ret_location->block < ret_location->n_blocks)
+		ret_location->block = ret_location->n_blocks - 1 - ret_location->block;
 }
 
-static void place_even(const struct fa_attention_params *params, int32_t block, int64_t tile,
-                       struct place *ret_place)
+static void locate_even(const struct fa_attention_params *params, int32_t block, int64_t tile,
+                        struct location *ret_location)
 {
 	int64_t group = params->heads / params->kv_heads;
 	int64_t n_blocks = ceil_div(params->seqlen_q * group, block);
@@ -64,15 +59,15 @@ static void place_even(const struct fa_attention_params *params, int32_t block, 
 	int64_t list, at;
 
 	if (params->causal) {
-		/* The last rows see most: every list's last block first. */
+		/* Later rows see more keys: the last block of every list comes first. */
 		list = tile % lists;
 		at = n_blocks - 1 - tile / lists;
 	} else {
-		/* One list after the other, whose K and V then stay in the cache. */
+		/* List after list, so that K and V stay in the cache. */
 		list = tile / n_blocks;
 		at = tile % n_blocks;
 	}
-	*ret_place = (struct place){
+	*ret_location = (struct location){
 		.sequence = (int32_t)(list / params->kv_heads),
 		.kv_head = (int32_t)(list % params->kv_heads),
 		.n_heads = 1,
@@ -81,15 +76,15 @@ static void place_even(const struct fa_attention_params *params, int32_t block, 
 	};
 }
 
-static void place_thin(const struct fa_attention_params *params, int32_t heads, int64_t tile,
-                       struct place *ret_place)
+static void locate_few_rows(const struct fa_attention_params *params, int32_t heads, int64_t tile,
+                            struct location *ret_location)
 {
 	int64_t n_tiles = ceil_div(params->kv_heads, heads); /* of a sequence */
 	int32_t kv_head = (int32_t)(tile % n_tiles) * heads;
 	int32_t sequence = (int32_t)(tile / n_tiles);
 	const uint32_t *cu = params->cu_seqlens_q;
 
-	*ret_place = (struct place){
+	*ret_location = (struct location){
 		.sequence = sequence,
 		.kv_head = kv_head,
 		.n_heads = (int32_t)min64(heads, params->kv_heads - kv_head),
@@ -100,92 +95,91 @@ static void place_thin(const struct fa_attention_params *params, int32_t heads, 
 
 /* ---- parts of the keys */
 
-/* The workspace: a counter of ended parts for each block, then partial rows, of each part as
- * many as a block has at most. */
-struct parts {
-	int64_t n_tiles, n_blocks; /* those of a tile's heads are one */
-	int64_t n_partials;        /* parts, where there is more than one */
-	int64_t head_floats;       /* of one part and KV head */
-	size_t partials;           /* where they begin */
+/* The workspace: a counter of finished splits per block, then the partial rows of each split. */
+struct splits {
+	int64_t n_tiles, n_blocks; /* blocks: those of a tile's heads count once */
+	int64_t n_partials;        /* splits of blocks with more than one */
+	int64_t head_floats;       /* per split and KV head */
+	size_t partials;           /* offset in bytes */
 	size_t bytes;
 };
 
-static int32_t tile_heads(const struct fa_cpu_cut *cut)
+static int32_t tile_heads(const struct fa_cpu_tiling *tiling)
 {
-	return cut->heads > 0 ? cut->heads : 1;
+	return tiling->heads > 0 ? tiling->heads : 1;
 }
 
-static void parts_init(struct parts *parts, const struct fa_attention_params *params,
-                       const struct fa_cpu_cut *cut)
+static void splits_init(struct splits *splits, const struct fa_attention_params *params,
+                        const struct fa_cpu_tiling *tiling)
 {
-	int64_t rows = min64(cut->block, params->seqlen_q * (params->heads / params->kv_heads));
-	int64_t heads = tile_heads(cut), n_sets = ceil_div(params->kv_heads, heads);
-	struct fa_cpu_cut_sequence sequence;
+	int64_t rows = min64(tiling->block, params->seqlen_q * (params->heads / params->kv_heads));
+	int64_t heads = tile_heads(tiling), n_sets = ceil_div(params->kv_heads, heads);
+	struct fa_cpu_tiling_sequence sequence;
 
-	*parts = (struct parts){
+	*splits = (struct splits){
 		.head_floats = rows * fa_cpu_partial_floats_of(params->head_dim_v),
 	};
 	for (int32_t b = 0; b < params->batch; b++) {
 		int64_t n;
 
-		fa_cpu_cut_sequence(params, cut, b, &sequence);
+		fa_cpu_tiling_sequence(params, tiling, b, &sequence);
 		n = sequence.n_blocks * n_sets;
-		parts->n_tiles += n * sequence.n_parts;
-		parts->n_blocks += n;
-		parts->n_partials += sequence.n_parts > 1 ? n * sequence.n_parts : 0;
+		splits->n_tiles += n * sequence.n_splits;
+		splits->n_blocks += n;
+		splits->n_partials += sequence.n_splits > 1 ? n * sequence.n_splits : 0;
 	}
-	parts->partials = ((size_t)parts->n_blocks * sizeof(uint32_t) + 63) / 64 * 64;
-	parts->bytes = parts->partials +
-	               (size_t)(parts->n_partials * heads * parts->head_floats) * sizeof(float);
+	splits->partials = ((size_t)splits->n_blocks * sizeof(uint32_t) + 63) / 64 * 64;
+	splits->bytes = splits->partials +
+	                (size_t)(splits->n_partials * heads * splits->head_floats) * sizeof(float);
 }
 
-struct part {
-	int64_t number;          /* of its block's */
+struct split {
+	int64_t number;          /* within its block */
 	int64_t counter;         /* its block's */
-	int64_t partial, stride; /* where its block's partial rows begin, and from part to part */
+	int64_t partial, stride; /* the block's first partial row; distance between splits */
 };
 
-/* Of a tile of a request with parts. */
-static void place_part(const struct fa_attention_params *params, const struct fa_cpu_cut *cut,
-                       int64_t head_floats, int64_t tile, struct place *ret_place,
-                       struct part *ret_part)
+/* For a request with split keys. */
+static void locate_split(const struct fa_attention_params *params,
+                         const struct fa_cpu_tiling *tiling, int64_t head_floats, int64_t tile,
+                         struct location *ret_location, struct split *ret_split)
 {
-	int64_t heads = tile_heads(cut), n_sets = ceil_div(params->kv_heads, heads), list;
-	struct part part = { .number = tile, .stride = heads * head_floats };
-	struct fa_cpu_cut_sequence sequence;
+	int64_t heads = tile_heads(tiling), n_sets = ceil_div(params->kv_heads, heads), list;
+	struct split split = { .number = tile, .stride = heads * head_floats };
+	struct fa_cpu_tiling_sequence sequence;
 	int32_t b = 0;
 
 	for (;; b++) {
 		int64_t n;
 
-		fa_cpu_cut_sequence(params, cut, b, &sequence);
+		fa_cpu_tiling_sequence(params, tiling, b, &sequence);
 		n = sequence.n_blocks * n_sets;
-		if (part.number < n * sequence.n_parts)
+		if (split.number < n * sequence.n_splits)
 			break;
-		part.number -= n * sequence.n_parts;
-		part.counter += n;
-		part.partial += sequence.n_parts > 1 ? n * sequence.n_parts * part.stride : 0;
+		split.number -= n * sequence.n_splits;
+		split.counter += n;
+		split.partial += sequence.n_splits > 1 ? n * sequence.n_splits * split.stride : 0;
 	}
-	list = part.number / sequence.n_parts;
-	part.number %= sequence.n_parts;
-	part.counter += list;
-	part.partial += list * sequence.n_parts * part.stride;
-	*ret_place = (struct place){
+	list = split.number / sequence.n_splits;
+	split.number %= sequence.n_splits;
+	split.counter += list;
+	split.partial += list * sequence.n_splits * split.stride;
+	*ret_location = (struct location){
 		.sequence = b,
 		.kv_head = (int32_t)(list % n_sets * heads),
 		.block = list / n_sets,
 		.n_blocks = sequence.n_blocks,
 	};
-	ret_place->n_heads = (int32_t)min64(heads, params->kv_heads - ret_place->kv_head);
+	ret_location->n_heads = (int32_t)min64(heads, params->kv_heads - ret_location->kv_head);
 	if (params->causal)
-		ret_place->block = sequence.n_blocks - 1 - ret_place->block;
-	*ret_part = part;
+		ret_location->block = sequence.n_blocks - 1 - ret_location->block;
+	*ret_split = split;
 }
 
 /* ---- what a tile computes */
 
-/* All but its rows, and who may stop it: it has all keys of KV heads [kv_head, kv_head +
- * n_heads) of a sequence. */
+/* Fills all but the rows and stop: all keys of KV heads [kv_head, kv_head + n_heads) of a
+ * sequence. */
 static void fill_job(const struct fa_attention_params *p, int32_t sequence, int32_t kv_head,
                      int32_t n_heads, struct fa_cpu_job *ret_job)
 {
@@ -249,14 +243,14 @@ static void fill_job(const struct fa_attention_params *p, int32_t sequence, int3
 
 static bool run_job(const struct fa_cpu_isa *isa, const struct fa_cpu_job *job, void *scratch)
 {
-	if (job->rows <= FA_CPU_THIN_ROWS)
-		isa->thin(job, scratch);
+	if (job->rows <= FA_CPU_FEW_ROWS_MAX)
+		isa->few_rows(job, scratch);
 	else
-		isa->wide(job, scratch);
+		isa->many_rows(job, scratch);
 	return !fa_cpu_job_stopped(job);
 }
 
-/* The keys that any of the job's rows sees, for all of which a block has its parts. */
+/* The keys that any of the job's rows sees; the block's splits divide them. */
 static void seen_by_job(const struct fa_cpu_job *job, int64_t *ret_begin, int64_t *ret_end)
 {
 	int64_t first = job->row / job->group + job->n_k - job->n_q;
@@ -266,57 +260,57 @@ static void seen_by_job(const struct fa_cpu_job *job, int64_t *ret_begin, int64_
 	*ret_end = clamp64(last + job->right + 1, 0, job->n_k);
 }
 
-/* Whoever ends the last part of a block ends its rows. */
+/* Writes the block's rows from the partial results of all its splits. */
 static void merge(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
-                  const struct place *place, const struct fa_cpu_job *tile, const float *partials,
-                  int64_t n_parts, int64_t stride)
+                  const struct location *location, const struct fa_cpu_job *tile,
+                  const float *partials, int64_t n_splits, int64_t stride)
 {
 	struct fa_cpu_job job;
 
-	for (int32_t h = 0; h < place->n_heads; h++) {
-		fill_job(params, place->sequence, place->kv_head + h, 1, &job);
+	for (int32_t h = 0; h < location->n_heads; h++) {
+		fill_job(params, location->sequence, location->kv_head + h, 1, &job);
 		job.row = tile->row;
 		job.rows = tile->rows;
-		isa->reduce(&job, partials, n_parts, stride);
+		isa->reduce(&job, partials, n_splits, stride);
 		partials += job.rows * fa_cpu_partial_floats(&job);
 	}
 }
 
-static bool run_part(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
-                     const struct fa_cpu_cut *cut, void *workspace, int64_t tile, void *scratch,
-                     const bool *stop)
+static bool run_split(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+                      const struct fa_cpu_tiling *tiling, void *workspace, int64_t tile,
+                      void *scratch, const bool *stop)
 {
 	_Atomic uint32_t *counters = workspace;
-	int64_t begin, end, n_parts;
+	int64_t begin, end, n_splits;
 	struct fa_cpu_job job;
-	struct place place;
-	struct parts parts;
-	struct part part;
+	struct location location;
+	struct splits splits;
+	struct split split;
 	float *partials;
 
-	parts_init(&parts, params, cut);
-	place_part(params, cut, parts.head_floats, tile, &place, &part);
-	fill_job(params, place.sequence, place.kv_head, place.n_heads, &job);
+	splits_init(&splits, params, tiling);
+	locate_split(params, tiling, splits.head_floats, tile, &location, &split);
+	fill_job(params, location.sequence, location.kv_head, location.n_heads, &job);
 	job.stop = stop;
-	job.row = place.block * cut->block;
-	job.rows = (int32_t)min64(cut->block, job.n_q * job.group - job.row);
+	job.row = location.block * tiling->block;
+	job.rows = (int32_t)min64(tiling->block, job.n_q * job.group - job.row);
 	seen_by_job(&job, &begin, &end);
-	n_parts = ceil_div(end - begin, cut->chunk);
-	if (part.number > 0 && part.number >= n_parts)
+	n_splits = ceil_div(end - begin, tiling->split_keys);
+	if (split.number > 0 && split.number >= n_splits)
 		return true;
-	if (n_parts <= 1)
+	if (n_splits <= 1)
 		return run_job(isa, &job, scratch);
 
-	partials = (float *)((char *)workspace + parts.partials) + part.partial;
-	job.begin = begin + part.number * cut->chunk;
-	job.end = min64(job.begin + cut->chunk, end);
-	job.partial = partials + part.number * part.stride;
+	partials = (float *)((char *)workspace + splits.partials) + split.partial;
+	job.begin = begin + split.number * tiling->split_keys;
+	job.end = min64(job.begin + tiling->split_keys, end);
+	job.partial = partials + split.number * split.stride;
 	if (!run_job(isa, &job, scratch))
 		return false;
-	if (atomic_fetch_add_explicit(&counters[part.counter], 1, memory_order_acq_rel) + 1 <
-	    (uint32_t)n_parts)
+	if (atomic_fetch_add_explicit(&counters[split.counter], 1, memory_order_acq_rel) + 1 <
+	    (uint32_t)n_splits)
 		return true;
-	merge(isa, params, &place, &job, partials, n_parts, part.stride);
+	merge(isa, params, &location, &job, partials, n_splits, split.stride);
 	return true;
 }
 
@@ -325,19 +319,19 @@ static bool run_part(const struct fa_cpu_isa *isa, const struct fa_attention_par
 int64_t fa_cpu_attention_tiles(const struct fa_cpu_isa *isa,
                                const struct fa_attention_params *params)
 {
-	struct fa_cpu_cut cut;
-	struct parts parts;
+	struct fa_cpu_tiling tiling;
+	struct splits splits;
 
 	if (params->seqlen_q == 0)
 		return 0;
-	fa_cpu_cut(isa, params, &cut);
-	if (cut.chunk) {
-		parts_init(&parts, params, &cut);
-		return parts.n_tiles;
+	fa_cpu_tiling_choose(isa, params, &tiling);
+	if (tiling.split_keys) {
+		splits_init(&splits, params, &tiling);
+		return splits.n_tiles;
 	}
-	if (cut.heads > 0)
-		return ceil_div(params->kv_heads, cut.heads) * params->batch;
-	return fa_cpu_cut_head_tiles(params, &cut) * params->kv_heads;
+	if (tiling.heads > 0)
+		return ceil_div(params->kv_heads, tiling.heads) * params->batch;
+	return fa_cpu_tiling_head_tiles(params, &tiling) * params->kv_heads;
 }
 
 size_t fa_cpu_attention_scratch_bytes(const struct fa_cpu_isa *isa,
@@ -349,28 +343,28 @@ size_t fa_cpu_attention_scratch_bytes(const struct fa_cpu_isa *isa,
 size_t fa_cpu_attention_workspace_bytes(const struct fa_cpu_isa *isa,
                                         const struct fa_attention_params *params)
 {
-	struct fa_cpu_cut cut;
-	struct parts parts;
+	struct fa_cpu_tiling tiling;
+	struct splits splits;
 
-	fa_cpu_cut(isa, params, &cut);
-	if (!cut.chunk)
+	fa_cpu_tiling_choose(isa, params, &tiling);
+	if (!tiling.split_keys)
 		return 0;
-	parts_init(&parts, params, &cut);
-	return parts.bytes;
+	splits_init(&splits, params, &tiling);
+	return splits.bytes;
 }
 
 void fa_cpu_attention_begin(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
                             void *workspace)
 {
 	_Atomic uint32_t *counters = workspace;
-	struct fa_cpu_cut cut;
-	struct parts parts;
+	struct fa_cpu_tiling tiling;
+	struct splits splits;
 
-	fa_cpu_cut(isa, params, &cut);
-	if (!cut.chunk)
+	fa_cpu_tiling_choose(isa, params, &tiling);
+	if (!tiling.split_keys)
 		return;
-	parts_init(&parts, params, &cut);
-	for (int64_t i = 0; i < parts.n_blocks; i++)
+	splits_init(&splits, params, &tiling);
+	for (int64_t i = 0; i < splits.n_blocks; i++)
 		atomic_init(&counters[i], 0);
 }
 
@@ -378,24 +372,24 @@ bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
                            void *workspace, int64_t tile, void *scratch, const bool *stop)
 {
 	struct fa_cpu_job job;
-	struct fa_cpu_cut cut;
-	struct place place;
+	struct fa_cpu_tiling tiling;
+	struct location location;
 
-	fa_cpu_cut(isa, params, &cut);
-	if (cut.chunk)
-		return run_part(isa, params, &cut, workspace, tile, scratch, stop);
-	if (cut.heads > 0)
-		place_thin(params, cut.heads, tile, &place);
+	fa_cpu_tiling_choose(isa, params, &tiling);
+	if (tiling.split_keys)
+		return run_split(isa, params, &tiling, workspace, tile, scratch, stop);
+	if (tiling.heads > 0)
+		locate_few_rows(params, tiling.heads, tile, &location);
 	else if (params->cu_seqlens_q)
-		place_ragged(params, cut.block, tile, &place);
+		locate_ragged(params, tiling.block, tile, &location);
 	else
-		place_even(params, cut.block, tile, &place);
-	if (place.block >= place.n_blocks)
+		locate_even(params, tiling.block, tile, &location);
+	if (location.block >= location.n_blocks)
 		return true;
 
-	fill_job(params, place.sequence, place.kv_head, place.n_heads, &job);
+	fill_job(params, location.sequence, location.kv_head, location.n_heads, &job);
 	job.stop = stop;
-	job.row = place.block * cut.block;
-	job.rows = (int32_t)min64(cut.block, job.n_q * job.group - job.row);
+	job.row = location.block * tiling.block;
+	job.rows = (int32_t)min64(tiling.block, job.n_q * job.group - job.row);
 	return run_job(isa, &job, scratch);
 }

@@ -1,13 +1,13 @@
 /*
- * From a product <q, k> to a score in units of log2, and the rows of a tile as
- * the kernels see them: the meaning that contract and kernels share, written once.
+ * From a product <q, k> to a score in units of log2, and the rows and keys of a tile: what the
+ * kernels share.
  */
 #pragma once
 
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/vec.h"
 
-/* Keys to one round of online softmax; rounds start at multiples of it. */
+/* Keys per round of online softmax; rounds start at multiples of it. */
 #define SCORE_KEYS 128
 
 /* score = product * scale, or tanh(product * scale) * cap; then the bias. */
@@ -16,7 +16,7 @@ struct score_map {
 	bool capped;
 };
 
-/* Beyond this cap tanh(s / cap) * cap is s in fp32, and its factors would leave fp32. */
+/* Beyond this cap tanh(s / cap) * cap equals s in fp32, and its factors would overflow. */
 #define SCORE_CAP_MAX 1e25f
 #define SCORE_CAP_MIN 1e-25f
 
@@ -37,7 +37,7 @@ static inline void score_map_init(struct score_map *map, const struct fa_cpu_job
 	}
 }
 
-/* What a row's mask and bias need, relative to the round's first key. */
+/* Keys and positions are relative to the round's first key. */
 VEC_INLINE vec score_bias(vec score, vec slope_log2, vec key, vec position)
 {
 	return vec_fma(vec_set(0.0f) - slope_log2, vec_abs(key - position), score);
@@ -52,7 +52,7 @@ VEC_INLINE vec score_mask(vec score, vec key, vec low, vec high)
 	return vec_select(vec_less(key, high), score, nothing);
 }
 
-/* The number that a row's scores are taken relative to: its maximum, if it saw a key. */
+/* What a row's scores are relative to: its maximum, or 0 if it has seen no key. */
 VEC_INLINE vec score_base(vec highest)
 {
 	return vec_select(vec_equal(highest, vec_set(-INFINITY)), vec_set(0.0f), highest);
@@ -63,7 +63,7 @@ static inline int64_t score_clamp(int64_t x, int64_t low, int64_t high)
 	return x < low ? low : x > high ? high : x;
 }
 
-/* Packed row @row: its position among the keys, and the keys [low, high) that it sees. */
+/* Packed row @row: its position, and the keys [low, high) that it sees. */
 static inline int64_t score_position(const struct fa_cpu_job *job, int64_t row)
 {
 	if (job->positions)
@@ -78,13 +78,13 @@ static inline int64_t score_low(const struct fa_cpu_job *job, int64_t row)
 
 static inline int64_t score_high(const struct fa_cpu_job *job, int64_t row)
 {
-	/* A new key of a tree may stand before its number says. */
+	/* The position of a tree's new key may be less than its index. */
 	if (job->tree)
 		return job->end;
 	return score_clamp(score_position(job, row) + job->right + 1, job->begin, job->end);
 }
 
-/* The keys that rows [row, last] see lie in [low, high). */
+/* Rows [row, last] see only keys in [low, high). */
 static inline int64_t score_low_of(const struct fa_cpu_job *job, int64_t row, int64_t last)
 {
 	int64_t low;
@@ -104,7 +104,7 @@ static inline int64_t score_high_of(const struct fa_cpu_job *job, int64_t row, i
 	return score_high(job, last);
 }
 
-/* Where a key stands, and where its K and V lie. */
+/* A key's position, and the addresses of its K and V. */
 static inline int64_t score_key_position(const struct fa_cpu_job *job, int64_t key)
 {
 	int64_t old = job->n_k - job->n_q;
@@ -132,20 +132,20 @@ static inline const char *score_v(const struct fa_cpu_job *job, int64_t key)
 	return score_key_at(job, job->v, job->v_stride, key);
 }
 
-/* The scales of keys from @key to the page's end; NULL: the head's counts. */
+/* The scales of the keys from @key to the page's end; NULL: the head has one scale. */
 static inline const float *score_scales(const struct fa_cpu_job *job, const char *scales,
                                         int64_t key)
 {
 	return scales ? (const float *)score_key_at(job, scales, sizeof(float), key) : NULL;
 }
 
-/* The first key behind @key that does not lie beside its predecessor. */
+/* The first key after @key that is not adjacent to its predecessor in memory. */
 static inline int64_t score_page_end(const struct fa_cpu_job *job, int64_t key)
 {
 	return job->table ? (key / job->page_tokens + 1) * job->page_tokens : INT64_MAX;
 }
 
-/* Whether a row of a tree sees a key of [low, high), the new keys by its mask. */
+/* For a key of [low, high) of a row of a tree. */
 static inline bool score_tree_sees(const struct fa_cpu_job *job, int64_t row, int64_t key)
 {
 	int64_t token = key - (job->n_k - job->n_q), distance;
@@ -164,10 +164,8 @@ static inline const char *score_q(const struct fa_cpu_job *job, int64_t row)
 	       row % job->group * job->q_stride_head;
 }
 
-/*
- * The end of a row: from its maximum (log2), its sum and the group's sink to the factor
- * of its accumulators and its lse, which is stored. A row without keys has factor 0.
- */
+/* Turns a row's maximum (log2) and sum, and the head's sink, into the factor of its accumulators;
+ * stores the lse. A row without keys has factor 0. */
 static inline float score_finish(const struct fa_cpu_job *job, int64_t row, float highest,
                                  float sum)
 {
@@ -183,7 +181,7 @@ static inline float score_finish(const struct fa_cpu_job *job, int64_t row, floa
 		return 1;
 	}
 	if (job->sinks && !(highest == -INFINITY && sum == 0)) {
-		/* In double: once a row, and exact wherever the sink lies. */
+		/* Double precision: once per row, and exact for any sink. */
 		double sink = job->sinks[head], top = (double)highest * VEC_LN2;
 		double base = sink > top ? sink : top;
 		double total = exp(top - base) * sum + exp(sink - base);
@@ -207,7 +205,7 @@ static inline float score_finish(const struct fa_cpu_job *job, int64_t row, floa
 	return factor;
 }
 
-/* Stores one row of @job, @values times @factor. */
+/* Stores @values times @factor as a row of @job. */
 static inline void score_store(const struct fa_cpu_job *job, int64_t row, const float *values,
                                float factor)
 {

@@ -1,15 +1,14 @@
 /*
- * The vector layer on AVX2 with FMA and F16C. See vec.h for what each function
- * means.
+ * The vector layer on AVX2 with FMA and F16C; vec.h defines the functions.
  */
 #pragma once
 
 #include <immintrin.h>
 
 #define VEC_LANES 8
-#define VEC_WIDE_VECTORS 3 /* 3 x 4 accumulators, 3 of Q or P, 1 of K or V: all 16 registers */
-#define VEC_WIDE_SCALARS 4
-#define VEC_THIN_ACCUMULATORS 8
+#define VEC_PANEL_VECTORS 3 /* 3 x 4 accumulators, 3 of Q or P, 1 of K or V: all 16 registers */
+#define VEC_PANEL_SCALARS 4
+#define VEC_ACCUMULATORS 8
 #define VEC_FLOPS 40e9f
 #define VEC_HAS_F16 1
 

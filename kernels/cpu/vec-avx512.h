@@ -1,15 +1,15 @@
 /*
- * The vector layer on AVX-512 (F, BW, DQ, VL), with bf16 dot products where the
- * compiler's flags have them. See vec.h for what each function means.
+ * The vector layer on AVX-512 (F, BW, DQ, VL), with bf16 dot products if compiled in; vec.h defines
+ * the functions.
  */
 #pragma once
 
 #include <immintrin.h>
 
 #define VEC_LANES 16
-#define VEC_WIDE_VECTORS 3 /* 3 x 8 accumulators, 3 of Q or P, 1 of K or V: 28 of 32 registers */
-#define VEC_WIDE_SCALARS 8
-#define VEC_THIN_ACCUMULATORS 16
+#define VEC_PANEL_VECTORS 3 /* 3 x 8 accumulators, 3 of Q or P, 1 of K or V: 28 of 32 registers */
+#define VEC_PANEL_SCALARS 8
+#define VEC_ACCUMULATORS 16
 #define VEC_FLOPS 50e9f
 #define VEC_HAS_F16 1
 

@@ -1,14 +1,13 @@
 /*
- * The vector layer on any processor: four lanes in the compilers' own vectors,
- * which become SSE2 or NEON instructions or scalars. See vec.h for what each
- * function means.
+ * The vector layer on any processor: vectors of four lanes of the compiler, which become SSE2, NEON
+ * or scalar code; vec.h defines the functions.
  */
 #pragma once
 
 #define VEC_LANES 4
-#define VEC_WIDE_VECTORS 2
-#define VEC_WIDE_SCALARS 4
-#define VEC_THIN_ACCUMULATORS 8
+#define VEC_PANEL_VECTORS 2
+#define VEC_PANEL_SCALARS 4
+#define VEC_ACCUMULATORS 8
 #define VEC_FLOPS 5e9f
 
 typedef float vec __attribute__((vector_size(16)));
@@ -64,7 +63,7 @@ static inline vec vec_abs(vec a)
 	return (vec)((vec_u32)a & 0x7fffffffu);
 }
 
-/* Adding 1.5 x 2^23 leaves no bit for a fraction; good for what exp2 gives it. */
+/* Adding 1.5 x 2^23 leaves no bit for a fraction; exact enough for exp2. */
 static inline vec vec_round(vec a)
 {
 	const vec magic = vec_set(0x1.8p23f);

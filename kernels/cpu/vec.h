@@ -1,23 +1,22 @@
 /*
- * The vector layer: what the kernels are written in. The build names one of the
- * vec-*.h files in FA_CPU_VEC; each defines
+ * The vector layer that the kernels are written in. The build names one of the vec-*.h files in
+ * FA_CPU_VEC; each defines
  *
  *   VEC_LANES                  floats in a vec
- *   VEC_WIDE_VECTORS, _SCALARS shape of the wide kernel's register block
- *   VEC_THIN_ACCUMULATORS      registers that the thin kernel accumulates in
- *   VEC_FLOPS                  a cautious guess of a thread's speed
- *   VEC_HAS_F16                vec_from_f16 and vec_to_f16 exist there
+ *   VEC_PANEL_VECTORS, _SCALARS  register block of the many_rows kernel
+ *   VEC_ACCUMULATORS           accumulator registers of the few_rows kernel
+ *   VEC_FLOPS                  a low estimate of a thread's speed
+ *   VEC_HAS_F16                vec_from_f16 and vec_to_f16 exist
  *   VEC_HAS_DOT                vec_dot (c + products of two bf16 pairs a lane) and
- *                              vec_pair_bf16 (rounds and pairs) exist there
+ *                              vec_pair_bf16 (rounds and pairs) exist
  *   vec_max(a, b)              b if either is NaN
  *   vec_select(m, a, b)        a where m, else b
  *   vec_round                  to the nearest integer, ties to even
  *   vec_scale_exp2(a, n)       a * 2^n for integers n of -126 to 127; NaN stays
  *   vec_sum, vec_highest       over the lanes
  *
- * and this file adds what all share: elements of each type to and from vectors,
- * and the functions of softmax. Everything is static: no code compiled for one
- * instruction set can be linked into another's.
+ * This file adds conversions of elements, and the functions of softmax. Everything is static, so
+ * that no code of one instruction set is linked into another's.
  */
 #pragma once
 
@@ -38,7 +37,7 @@
 
 #define VEC_INLINE static inline __attribute__((always_inline))
 
-/* Loops over registers must vanish, or the registers become memory. */
+/* Loops over registers must be unrolled, or the registers become memory. */
 #ifdef __clang__
 #define VEC_UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -110,7 +109,7 @@ VEC_INLINE vec_u16 vec_to_bf16(vec x)
 	return __builtin_convertvector(bits, vec_u16);
 }
 
-/* @n elements at @p, which is VEC_LANES or (dims being multiples of 8) 8; the rest is 0. */
+/* @n elements at @p: VEC_LANES, or 8 as dims are multiples of 8; the rest is 0. */
 VEC_INLINE vec vec_load_elements(enum fa_attention_dtype dtype, const void *p, int n)
 {
 	vec_u16 h = { 0 };
@@ -139,10 +138,8 @@ VEC_INLINE void vec_store_elements(enum fa_attention_dtype dtype, void *p, vec x
 
 /* ---- functions */
 
-/*
- * 2^x for x <= 127, to about 1 ulp; 0 below -126, so that no subnormal slows what follows;
- * NaN stays NaN. The polynomial is the minimax of 2^f, |f| <= 1/2, error 2.6e-9.
- */
+/* 2^x for x <= 127, to about 1 ulp; 0 below -126, to avoid subnormals; NaN stays NaN. Minimax
+ * polynomial of 2^f, |f| <= 1/2, error 2.6e-9. */
 VEC_INLINE vec vec_exp2(vec x)
 {
 	const vec lowest = vec_set(-126.0f);
@@ -160,10 +157,7 @@ VEC_INLINE vec vec_exp2(vec x)
 	return vec_select(vec_less(x, lowest), vec_set(0.0f), vec_scale_exp2(y, n));
 }
 
-/*
- * tanh(x): near 0 an odd minimax polynomial, elsewhere 1 - 2 / (e^2|x| + 1), which
- * is 1 long before the exponent's bound.
- */
+/* tanh(x): an odd minimax polynomial near 0, elsewhere 1 - 2 / (e^2|x| + 1). */
 VEC_INLINE vec vec_tanh(vec x)
 {
 	const vec one = vec_set(1.0f);

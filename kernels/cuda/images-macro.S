@@ -1,4 +1,6 @@
-/* A module: its bytes, and a line of a table of struct fa_cuda_image_data. */
+/*
+ * A module's bytes, and its struct fa_cuda_image_data.
+ */
 	.macro image path
 	.section .rodata, "a", @progbits
 	.balign 64

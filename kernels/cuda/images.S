@@ -1,8 +1,7 @@
 /*
- * The modules of device code, as data of the program, and their table (images.h).
- * The fatbins are in the assembler's include path. An order other than that of
- * enum fa_cuda_image makes every lookup of a kernel fail, so that the daemon says so
- * at its start.
+ * The modules of device code and their table (images.h). The fatbins are in the assembler's include
+ * path. The order is that of enum fa_cuda_image: with another, no kernel is found and the daemon
+ * fails at start.
  */
 #include "images-macro.S"
 

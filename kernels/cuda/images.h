@@ -1,7 +1,6 @@
 /*
- * The modules of device code that this build has, in the order of enum
- * fa_cuda_image. One of two objects defines them: images.S, the modules that nvcc
- * made, or images-none.c where there was no nvcc; then all are empty.
+ * The modules of device code, in the order of enum fa_cuda_image. images.S defines them, or, in a
+ * build without nvcc, images-none.c: then all are empty.
  */
 #pragma once
 
@@ -9,7 +8,7 @@
 
 #include <stddef.h>
 
-/* What cuModuleLoadData() takes; bytes is 0 if this build has none. */
+/* Argument of cuModuleLoadData(); bytes is 0 if this build has none. */
 struct fa_cuda_image_data {
 	const void *data;
 	size_t bytes;

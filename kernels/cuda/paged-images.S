@@ -1,4 +1,6 @@
-/* The modules of kernels over pages, as images.S, in the order of enum fa_cuda_paged_image. */
+/*
+ * The modules of kernels over pages, in the order of enum fa_cuda_paged_image.
+ */
 #include "images-macro.S"
 
 	.section .data.rel.ro, "aw", @progbits

@@ -1,6 +1,5 @@
 /*
- * The modules of kernels over pages that this build has, as images.h: paged-images.S, or
- * paged-images-none.c where there was no nvcc.
+ * The modules of kernels over pages, as in images.h.
  */
 #pragma once
 

@@ -1,8 +1,7 @@
 /*
- * Operations over pages that are no attention, as launches: append and read, merges of
- * results, copies of pages and moves of tokens.
+ * Operations over pages other than attention: append, read, merge, copy, clear and move.
  */
-#include "kernels/cuda/paged-plan-parts.h"
+#include "kernels/cuda/paged-plan-private.h"
 
 #include <math.h>
 #include <string.h>
@@ -21,14 +20,14 @@ int fa_cuda_paged_plan_append(const struct fa_cuda_chip *chip, const struct fa_p
 		chip, plan->op == FA_PAGED_READ ? FA_CUDA_PAGED_READ : FA_CUDA_PAGED_APPEND,
 		p->cache->store, p->cache->dtype, 0, 0, 0);
 	if (!plan->kernel)
-		return fa_cuda_paged_missing(chip, "tokens in pages", text, text_bytes);
+		return fa_cuda_paged_no_kernel(chip, "tokens in pages", text, text_bytes);
 	for (int32_t b = 0; b < step->batch; b++)
 		fa_cuda_paged_item_of(step, b, &items[b]);
 	plan->grid_x = fa_cuda_paged_ceil_div(step->cu_new[step->batch], FA_CUDA_APPEND_TOKENS);
 	plan->grid_y = 1;
 	plan->blob_bytes = fa_cuda_paged_align((size_t)step->batch * sizeof(*items));
-	if (step->batch <= FA_CUDA_PAGED_ITEMS_HERE)
-		plan->kernel = fa_cuda_paged_carry_table(plan->kernel, step, plan);
+	if (step->batch <= FA_CUDA_PAGED_INLINE_ITEMS)
+		plan->kernel = fa_cuda_paged_inline_table(plan->kernel, step, plan);
 	if (plan->kernel->small) {
 		memcpy(plan->first_items, items, (size_t)step->batch * sizeof(*items));
 		plan->blob_bytes = 0;
@@ -72,7 +71,7 @@ void fa_cuda_paged_launch_append(const struct fa_cuda_paged_plan *plan,
 		args.aligned = args.aligned && fa_cuda_paged_tensor_aligned(&p->q, bytes) &&
 		               fa_cuda_paged_tensor_aligned(&p->q_out, bytes);
 	}
-	/* Q that is not turned and stays where it is needs nothing. */
+	/* Q that stays as and where it is needs no work. */
 	if (!read && rotary->dim == 0 && p->q.data == p->q_out.data)
 		args.q.data = NULL;
 	if (!read && rotary->dim > 0) {
@@ -86,13 +85,14 @@ void fa_cuda_paged_launch_append(const struct fa_cuda_paged_plan *plan,
 	}
 	launch->args.append = args;
 	if (cache->store != FA_PAGED_PLAIN)
-		fa_cuda_paged_codes_of(cache, p->layer, &launch->args.append_codes.codes);
+		fa_cuda_paged_quantised_of(cache, p->layer,
+		                           &launch->args.append_quantised.quantised);
 	if (plan->kernel->small) {
 		struct fa_cuda_paged_small_append *small = &launch->args.small_append;
 
 		memcpy(small->items, plan->first_items,
 		       (size_t)p->step->batch * sizeof(small->items[0]));
-		memcpy(small->table, plan->table, plan->table_here * sizeof(small->table[0]));
+		memcpy(small->table, plan->table, plan->inline_table * sizeof(small->table[0]));
 	}
 }
 
@@ -106,7 +106,7 @@ int fa_cuda_paged_plan_merge(const struct fa_cuda_chip *chip, const struct fa_pa
 	plan->kernel = fa_cuda_paged_find(chip, FA_CUDA_PAGED_MERGE, FA_PAGED_PLAIN, p->dtype, 0, 0,
 	                                  0);
 	if (!plan->kernel)
-		return fa_cuda_paged_missing(chip, "merging results", text, text_bytes);
+		return fa_cuda_paged_no_kernel(chip, "merging results", text, text_bytes);
 	if (threads > (uint64_t)INT32_MAX * FA_CUDA_TOKENS_THREADS)
 		return fa_cuda_paged_fail(text, text_bytes,
 		                          "%lld tokens of %d heads are too many to merge",
@@ -155,7 +155,7 @@ int fa_cuda_paged_plan_pages(const struct fa_cuda_chip *chip, const struct fa_pa
 	plan->kernel = fa_cuda_paged_find(chip, FA_CUDA_PAGED_COPY, FA_PAGED_PLAIN, p->cache->dtype,
 	                                  0, 0, 0);
 	if (!plan->kernel)
-		return fa_cuda_paged_missing(chip, "copies of pages", text, text_bytes);
+		return fa_cuda_paged_no_kernel(chip, "copies of pages", text, text_bytes);
 	if (p->cache->layers > 65535)
 		return fa_cuda_paged_fail(text, text_bytes,
 		                          "layers %d are not supported: at most 65535",
@@ -199,7 +199,7 @@ int fa_cuda_paged_plan_move(const struct fa_cuda_chip *chip, const struct fa_pag
 	plan->kernel = fa_cuda_paged_find(chip, FA_CUDA_PAGED_MOVE, FA_PAGED_PLAIN, p->cache->dtype,
 	                                  0, 0, 0);
 	if (!plan->kernel)
-		return fa_cuda_paged_missing(chip, "moves of tokens", text, text_bytes);
+		return fa_cuda_paged_no_kernel(chip, "moves of tokens", text, text_bytes);
 	if (p->cache->layers > 65535)
 		return fa_cuda_paged_fail(text, text_bytes,
 		                          "layers %d are not supported: at most 65535",
@@ -237,10 +237,10 @@ void fa_cuda_paged_launch_move(const struct fa_cuda_paged_plan *plan, const stru
 		.from = (const void *)(uintptr_t)(blob + plan->second_at),
 	};
 	if (p->cache->store != FA_PAGED_PLAIN && !p->cache->k_scales) {
-		struct fa_cuda_paged_codes codes;
+		struct fa_cuda_paged_quantised quantised;
 
-		fa_cuda_paged_codes_of(p->cache, 0, &codes);
-		ret_args->k_scales_at = codes.k_scales_at;
-		ret_args->v_scales_at = codes.v_scales_at;
+		fa_cuda_paged_quantised_of(p->cache, 0, &quantised);
+		ret_args->k_scales_at = quantised.k_scales_at;
+		ret_args->v_scales_at = quantised.v_scales_at;
 	}
 }

@@ -1,4 +1,4 @@
-#include "kernels/cuda/paged-plan-parts.h"
+#include "kernels/cuda/paged-plan-private.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -9,10 +9,10 @@
 _Static_assert(FA_PAGED_PAGE_TOKENS_MAX / FA_CUDA_PAGED_STRIP <= 256,
                "the number of a strip in its page is a byte (sm90/paged_load.h)");
 
-/* What any driver and chip takes of a launch's arguments. */
+/* The limit of every driver and chip. */
 #define ARGS_BYTES_MAX 4096
 
-/* A piece of a launch's arguments that is fetched at once begins there (args.h). */
+/* A 64-byte group of the arguments begins at @member (args.h). */
 #define FETCHED(member) (offsetof(struct fa_cuda_paged_attention, member) % 64 == 48)
 
 _Static_assert(FETCHED(attention.done.counter) && FETCHED(attention.k) &&
@@ -20,11 +20,12 @@ _Static_assert(FETCHED(attention.done.counter) && FETCHED(attention.k) &&
                        FETCHED(first_tiles),
                "what is needed together is fetched together");
 _Static_assert(sizeof(struct fa_cuda_paged_small_attention) <= ARGS_BYTES_MAX, "it is taken");
-_Static_assert(sizeof(struct fa_cuda_paged_attention_codes) <= ARGS_BYTES_MAX, "it is taken");
-_Static_assert(sizeof(struct fa_cuda_paged_small_attention_codes) <= ARGS_BYTES_MAX, "it is taken");
-_Static_assert(sizeof(struct fa_cuda_paged_append_codes) <= ARGS_BYTES_MAX, "it is taken");
+_Static_assert(sizeof(struct fa_cuda_paged_attention_quantised) <= ARGS_BYTES_MAX, "it is taken");
+_Static_assert(sizeof(struct fa_cuda_paged_small_attention_quantised) <= ARGS_BYTES_MAX,
+               "it is taken");
+_Static_assert(sizeof(struct fa_cuda_paged_append_quantised) <= ARGS_BYTES_MAX, "it is taken");
 _Static_assert(FA_STORE_E4M3 == (int)FA_PAGED_E4M3 && FA_STORE_INT8 == (int)FA_PAGED_INT8 &&
-                       FA_CODES_BF16 == (int)FA_ATTENTION_BF16,
+                       FA_STORE_DTYPE_BF16 == (int)FA_ATTENTION_BF16,
                "kernels know them by these numbers");
 _Static_assert(sizeof(struct fa_cuda_paged_small_append) <= ARGS_BYTES_MAX, "it is taken");
 
@@ -67,7 +68,7 @@ struct fa_cuda_pages fa_cuda_paged_pages_of(const struct fa_paged_cache *cache, 
 		.k = k,
 		.v = k + cache->v_offset,
 		.table = table,
-		/* Exact for strips below 2^32 / strips of a page, which is 2^28. */
+		/* Exact for strips below 2^32 / page_strips, which is 2^28. */
 		.page_magic = ((uint64_t)1 << 32) / strips + 1,
 		.page_strips = strips,
 		.k_row = (uint32_t)(cache->head_dim * bytes),
@@ -76,17 +77,17 @@ struct fa_cuda_pages fa_cuda_paged_pages_of(const struct fa_paged_cache *cache, 
 	};
 }
 
-/* Codes of all heads lie before their tokens' scales. */
+/* All heads' codes precede the tokens' scales. */
 static uint32_t scales_at(const struct fa_paged_cache *cache, int32_t dim)
 {
 	return (uint32_t)(cache->kv_heads * cache->page_tokens) * (uint32_t)dim;
 }
 
-void fa_cuda_paged_codes_of(const struct fa_paged_cache *cache, int32_t layer,
-                            struct fa_cuda_paged_codes *ret_codes)
+void fa_cuda_paged_quantised_of(const struct fa_paged_cache *cache, int32_t layer,
+                                struct fa_cuda_paged_quantised *ret_codes)
 {
 	const size_t heads = (size_t)cache->kv_heads;
-	struct fa_cuda_paged_codes codes = {
+	struct fa_cuda_paged_quantised quantised = {
 		.store = (int32_t)cache->store,
 		.dtype = (int32_t)cache->dtype,
 		.token_scales = !cache->k_scales,
@@ -95,12 +96,12 @@ void fa_cuda_paged_codes_of(const struct fa_paged_cache *cache, int32_t layer,
 	};
 
 	if (cache->k_scales) {
-		memcpy(codes.k_scales, cache->k_scales + (size_t)layer * heads,
+		memcpy(quantised.k_scales, cache->k_scales + (size_t)layer * heads,
 		       heads * sizeof(float));
-		memcpy(codes.v_scales, cache->v_scales + (size_t)layer * heads,
+		memcpy(quantised.v_scales, cache->v_scales + (size_t)layer * heads,
 		       heads * sizeof(float));
 	}
-	*ret_codes = codes;
+	*ret_codes = quantised;
 }
 
 /* ---- which kernel */
@@ -143,10 +144,10 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_find(const struct fa_cuda_chip 
 		if (kernel->dim < dim ||
 		    (kernel->exact && (kernel->dim != dim || kernel->dim_v != dim_v)))
 			continue;
-		/* Passes over a sequence, and what each computes. */
+		/* Passes over a sequence, times the work of each. */
 		cost = (int64_t)fa_cuda_paged_ceil_div((uint64_t)dim_v, (uint64_t)kernel->dim_v) *
 		       (kernel->dim + kernel->dim_v);
-		if (kind == FA_CUDA_PAGED_DECODE || kind == FA_CUDA_PAGED_PIECES)
+		if (kind == FA_CUDA_PAGED_DECODE || kind == FA_CUDA_PAGED_SPLIT)
 			cost *= (int64_t)fa_cuda_paged_ceil_div((uint64_t)rows,
 			                                        (uint64_t)kernel->rows) *
 			        (32 + (rows <= 32 && kernel->rows > 32 ? 32 : kernel->rows));
@@ -159,15 +160,15 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_find(const struct fa_cuda_chip 
 }
 
 const struct fa_cuda_paged_kernel *
-fa_cuda_paged_carry_table(const struct fa_cuda_paged_kernel *kernel,
-                          const struct fa_paged_step *step, struct fa_cuda_paged_plan *plan)
+fa_cuda_paged_inline_table(const struct fa_cuda_paged_kernel *kernel,
+                           const struct fa_paged_step *step, struct fa_cuda_paged_plan *plan)
 {
 	if (!step->host_table || step->table_entries == 0 ||
-	    step->table_entries > FA_CUDA_PAGED_TABLE_HERE ||
+	    step->table_entries > FA_CUDA_PAGED_INLINE_TABLE ||
 	    kernel + 1 == fa_cuda_paged_kernels + fa_cuda_paged_kernels_count || !kernel[1].small)
 		return kernel;
 	memcpy(plan->table, step->host_table, step->table_entries * sizeof(plan->table[0]));
-	plan->table_here = step->table_entries;
+	plan->inline_table = step->table_entries;
 	return kernel + 1;
 }
 
@@ -197,15 +198,15 @@ int fa_cuda_paged_check_cache(const struct fa_cuda_chip *chip, const struct fa_p
 		                          "head dims %d and %d are not supported with e4m3 or int8 "
 		                          "on a GPU: multiples of 16",
 		                          cache->head_dim, cache->head_dim_v);
-	if (cache->k_scales && cache->kv_heads > FA_CUDA_CODES_HEADS)
+	if (cache->k_scales && cache->kv_heads > FA_CUDA_QUANTISED_HEADS_MAX)
 		return fa_cuda_paged_fail(text, text_bytes,
 		                          "scales of %d KV heads are not supported on a GPU: at "
 		                          "most %d",
-		                          cache->kv_heads, FA_CUDA_CODES_HEADS);
+		                          cache->kv_heads, FA_CUDA_QUANTISED_HEADS_MAX);
 	if (!fa_cuda_paged_find(chip, FA_CUDA_PAGED_DECODE, cache->store, cache->dtype,
 	                        cache->head_dim, cache->head_dim_v, 1) ||
 	    !fa_cuda_paged_find(chip, FA_CUDA_PAGED_APPEND, cache->store, cache->dtype, 0, 0, 0))
-		return fa_cuda_paged_missing(chip, "pages of e4m3 or int8", text, text_bytes);
+		return fa_cuda_paged_no_kernel(chip, "pages of e4m3 or int8", text, text_bytes);
 	return 0;
 }
 
@@ -215,8 +216,8 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_gate(const struct fa_cuda_chip 
 	                          0);
 }
 
-int fa_cuda_paged_missing(const struct fa_cuda_chip *chip, const char *what, char *text,
-                          size_t text_bytes)
+int fa_cuda_paged_no_kernel(const struct fa_cuda_chip *chip, const char *what, char *text,
+                            size_t text_bytes)
 {
 	return fa_cuda_paged_fail(text, text_bytes,
 	                          "no GPU kernel for %s on "
@@ -239,7 +240,7 @@ size_t fa_cuda_paged_blob_bytes(const struct fa_paged_request *request)
 		return (batch + 2) * (sizeof(struct fa_cuda_paged_item) + 16) +
 		       fa_cuda_paged_align(FA_CUDA_PAGED_BLOCKS * sizeof(uint32_t)) +
 		       (step->cu_new[batch] / 64 + batch) * sizeof(struct fa_cuda_paged_block) +
-		       fa_cuda_paged_pieces_bytes(&request->attention);
+		       fa_cuda_paged_split_bytes(&request->attention);
 	}
 	case FA_PAGED_APPEND:
 	case FA_PAGED_READ:
@@ -337,7 +338,7 @@ struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch)
 {
 	switch (launch->kernel->kind) {
 	case FA_CUDA_PAGED_DECODE:
-	case FA_CUDA_PAGED_PIECES:
+	case FA_CUDA_PAGED_SPLIT:
 	case FA_CUDA_PAGED_BAND:
 	case FA_CUDA_PAGED_RICH:
 		return &launch->args.attention.attention.done;
@@ -349,7 +350,7 @@ struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch)
 	case FA_CUDA_PAGED_COPY:
 		return &launch->args.copy.done;
 	case FA_CUDA_PAGED_MOVE:
-	case FA_CUDA_PAGED_GATE: /* nobody is told of it alone */
+	case FA_CUDA_PAGED_GATE: /* has no completion report */
 		break;
 	}
 	return &launch->args.moves.done;

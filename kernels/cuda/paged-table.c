@@ -1,4 +1,6 @@
-/* The table of built kernels over pages, made from the lists that also instantiate them. */
+/*
+ * The table of kernels over pages, made from the lists that also instantiate them.
+ */
 #include "kernels/cuda/paged-plan.h"
 #include "kernels/cuda/sm80/paged_kernels.h"
 #include "kernels/cuda/sm90/paged_kernels.h"
@@ -22,18 +24,18 @@
 		.blocks = 1,                                                                       \
 	},
 #define DECODE_F16(...) DECODE(decode, DECODE, f16, F16, 2, __VA_ARGS__)
-#define PIECES_F16(...) DECODE(pieces, PIECES, f16, F16, 2, __VA_ARGS__)
+#define SPLIT_F16(...) DECODE(pieces, SPLIT, f16, F16, 2, __VA_ARGS__)
 #define DECODE_BF16(...) DECODE(decode, DECODE, bf16, BF16, 2, __VA_ARGS__)
-#define PIECES_BF16(...) DECODE(pieces, PIECES, bf16, BF16, 2, __VA_ARGS__)
+#define SPLIT_BF16(...) DECODE(pieces, SPLIT, bf16, BF16, 2, __VA_ARGS__)
 #define DECODE_F32(...) DECODE(decode, DECODE, f32, F32, 4, __VA_ARGS__)
-#define PIECES_F32(...) DECODE(pieces, PIECES, f32, F32, 4, __VA_ARGS__)
+#define SPLIT_F32(...) DECODE(pieces, SPLIT, f32, F32, 4, __VA_ARGS__)
 
 #define DECODE_90(...)                                                                             \
 	DECODE_90_AS("", false, false, decode, DECODE, __VA_ARGS__)                                \
 	DECODE_90_AS("_small", true, false, decode, DECODE, __VA_ARGS__)                           \
 	DECODE_90_AS("", false, true, levels, DECODE, __VA_ARGS__)                                 \
 	DECODE_90_AS("_small", true, true, levels, DECODE, __VA_ARGS__)
-#define PIECES_90(...) DECODE_90_AS("", false, false, pieces, PIECES, __VA_ARGS__)
+#define SPLIT_90(...) DECODE_90_AS("", false, false, pieces, SPLIT, __VA_ARGS__)
 #define DECODE_90_AS(suffix, small_, levels_, name, KIND, type, TYPE, dim_, atoms, groups, stages, \
                      blocks_)                                                                      \
 	{                                                                                          \
@@ -56,9 +58,9 @@
 		.awaits = true,                                                                    \
 	},
 #define DECODE_90_F16(...) DECODE_90(f16, F16, __VA_ARGS__)
-#define PIECES_90_F16(...) PIECES_90(f16, F16, __VA_ARGS__)
+#define PIECES_90_F16(...) SPLIT_90(f16, F16, __VA_ARGS__)
 #define DECODE_90_BF16(...) DECODE_90(bf16, BF16, __VA_ARGS__)
-#define PIECES_90_BF16(...) PIECES_90(bf16, BF16, __VA_ARGS__)
+#define PIECES_90_BF16(...) SPLIT_90(bf16, BF16, __VA_ARGS__)
 
 #define FORWARD(type, TYPE, kind_, KIND, dim_, dim_v_, warps, atoms, split, keys, stages, blocks)  \
 	{                                                                                          \
@@ -112,7 +114,7 @@
 		.dim_v = dim_,                                                                     \
 		.rows = (atoms)*16,                                                                \
 		.threads = (warps)*32,                                                             \
-		.shared_bytes = FA_SM80_CODES_SHARED_BYTES(dim_, atoms, warps, stages_),           \
+		.shared_bytes = FA_SM80_QUANTISED_SHARED_BYTES(dim_, atoms, warps, stages_),       \
 		.blocks = 1,                                                                       \
 	},
 #define CODES_E4M3(...) CODES(e4m3, E4M3, __VA_ARGS__)
@@ -177,24 +179,24 @@ const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 	FA_SM80_PAGED_DECODE_F32(DECODE_F32)
 	FA_SM90_PAGED_PIECES(PIECES_90_F16)
 	FA_SM90_PAGED_PIECES(PIECES_90_BF16)
-	FA_SM80_PAGED_PIECES(PIECES_F16)
-	FA_SM80_PAGED_PIECES(PIECES_BF16)
-	FA_SM80_PAGED_DECODE_F32(PIECES_F32)
+	FA_SM80_PAGED_SPLIT(SPLIT_F16)
+	FA_SM80_PAGED_SPLIT(SPLIT_BF16)
+	FA_SM80_PAGED_DECODE_F32(SPLIT_F32)
 	FA_SM80_PAGED_FORWARD(FORWARD_F16)
 	FA_SM80_PAGED_FORWARD(FORWARD_BF16)
 	FA_SM90_PREFILL(HOPPER_F16)
 	FA_SM90_PREFILL(HOPPER_BF16)
 	FA_SM90_CODES_DECODE(CODES_90_E4M3)
 	FA_SM90_CODES_DECODE(CODES_90_INT8)
-	FA_SM80_CODES_DECODE(CODES_E4M3)
-	FA_SM80_CODES_DECODE(CODES_INT8)
+	FA_SM80_QUANTISED_DECODE(CODES_E4M3)
+	FA_SM80_QUANTISED_DECODE(CODES_INT8)
 	TOKENS(append, APPEND, false)
 	TOKENS(append_small, APPEND, true)
 	TOKENS(read, READ, false)
 	TOKENS(merge, MERGE, false)
 	TOKENS(copy, COPY, false)
 	TOKENS(move, MOVE, false)
-	TOKENS_CODES(append_codes, APPEND)
+	TOKENS_CODES(append_quantised, APPEND)
 	TOKENS_CODES(read_codes, READ)
 	{
 		.symbol = "fa_sm80_paged_gate",

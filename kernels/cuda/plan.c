@@ -24,17 +24,15 @@ static int64_t element_bytes(const struct fa_attention_params *params)
 	return params->dtype == FA_ATTENTION_F32 ? 4 : 2;
 }
 
-/*
- * The window as kernels have it: causal is a right side of 0, and a side that hides
- * nothing from any row is FA_CUDA_WINDOW_MAX.
- */
+/* The window as kernels expect it: causal is a right side of 0, and a side that hides nothing is
+ * FA_CUDA_WINDOW_MAX. */
 static void window(const struct fa_attention_params *params, int32_t *ret_left, int32_t *ret_right)
 {
 	int64_t left = params->window_left, right = params->window_right;
 
 	if (params->causal)
 		right = 0;
-	/* Row 0 stands at key n_k - n_q, the last row at n_k - 1. */
+	/* Row 0 is at key n_k - n_q, the last row at n_k - 1. */
 	if (right < 0 || right >= params->seqlen_q - 1)
 		right = FA_CUDA_WINDOW_MAX;
 	if (left < 0 || left >= params->seqlen_k - 1)
@@ -43,10 +41,8 @@ static void window(const struct fa_attention_params *params, int32_t *ret_left, 
 	*ret_right = right > FA_CUDA_WINDOW_MAX ? FA_CUDA_WINDOW_MAX : (int32_t)right;
 }
 
-/*
- * Whether rows of @tensor can be moved in pieces of 16 bytes, with the offsets inside
- * a tile of at most 512 rows in 32 bits. Strides of dims of size 1 are never used.
- */
+/* True if rows of @tensor can be moved 16 bytes at a time, with offsets within a tile of at most
+ * 512 rows in 32 bits. Strides of dims of size 1 are not used. */
 static bool tensor_aligned(const struct fa_attention_params *params,
                            const struct fa_attention_tensor *tensor, int64_t tokens, int32_t heads)
 {
@@ -73,8 +69,7 @@ static bool params_aligned(const struct fa_attention_params *params)
 	       tensor_aligned(params, &params->out, params->seqlen_q, params->heads);
 }
 
-/* What of @tensor a kernel that copies by TMA sees: @dim columns, in boxes of @rows. A
- * ragged batch is one sequence. */
+/* The tensor map of @tensor: @dim columns, in boxes of @rows. A ragged batch is one sequence. */
 static struct fa_cuda_map map(const struct fa_attention_params *params,
                               const struct fa_attention_tensor *tensor, int64_t tokens,
                               int32_t heads, int32_t dim, int32_t rows)
@@ -82,7 +77,7 @@ static struct fa_cuda_map map(const struct fa_attention_params *params,
 	const uint64_t bytes = (uint64_t)element_bytes(params);
 	const int32_t batch = params->cu_seqlens_q ? 1 : params->batch;
 
-	/* Strides of dims of size 1 are never used, but must be such as strides may be. */
+	/* Strides of dims of size 1 are not used, but must be valid. */
 	return (struct fa_cuda_map){
 		.data = tensor->data,
 		.dims = { (uint64_t)dim, (uint64_t)tokens, (uint64_t)heads, (uint64_t)batch },
@@ -113,11 +108,11 @@ static void make_maps(const struct fa_cuda_kernel *kernel, const struct fa_atten
 	                          kernel->keys);
 }
 
-/* The kernels count in int32 where boxes begin, up to one past the last row's. */
+/* Kernels count box origins in int32, up to one past the last row's. */
 #define MAP_DIM_MAX (INT32_MAX - 256)
 
-/* Whether TMA can move the tensors: strides are multiples of 16 bytes, of 40 bits and not
- * 0, coordinates of 31 bits, and nothing is empty. */
+/* True if TMA can load the tensors: strides are multiples of 16 bytes, below 2^40 and not 0,
+ * coordinates have 31 bits, and no dimension is empty. */
 static bool params_mapped(const struct fa_cuda_kernel *kernel,
                           const struct fa_attention_params *params)
 {
@@ -158,7 +153,7 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 
 	if (kernel->dtype != params->dtype || kernel->dim < params->head_dim)
 		return false;
-	/* TMA wants more than other copies of elements. */
+	/* TMA has stricter rules than other copies. */
 	if (kernel->keys && (!params_aligned(params) || !params_mapped(kernel, params)))
 		return false;
 	if (kernel->kind == FA_CUDA_RICH)
@@ -176,9 +171,8 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 
 void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float softcap)
 {
-	/* tanh(x) / x as a polynomial in x^2 whose largest relative error for |x| <= 15/16 is as
-	 * small as five coefficients permit, 2^-17.9; and up to where it is 2^-17 without a
-	 * coefficient and those after it. */
+	/* tanh(x) / x as a minimax polynomial in x^2, |x| <= 15/16: relative error 2^-17.9.
+	 * enough[n] is where n coefficients suffice for 2^-17. */
 	static const double powers[FA_CUDA_CAP_POWERS] = { 0.999995997, -0.333101442, 0.131128025,
 		                                           -0.0463132533, 0.00994113596 };
 	static const double enough[FA_CUDA_CAP_POWERS] = { 0, 0.002, 0.06, 0.18, 0.34 };
@@ -187,13 +181,13 @@ void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float so
 
 	if (!(softcap > 0))
 		return;
-	/* No dot product comes near it, nor does anything overflow. */
+	/* Beyond all dot products, and nothing overflows. */
 	softcap = fminf(softcap, 0x1p100f);
 	args->cap_in = scale / softcap;
 	args->cap_out = (float)(softcap * M_LOG2E);
 	in = (double)args->cap_in;
 
-	/* Caps next to nothing have too large ones, caps in the thousands too small. */
+	/* Coefficients overflow for tiny caps and underflow for caps in the thousands. */
 	for (power = in * args->cap_out; n < FA_CUDA_CAP_POWERS; n++, power *= in * in) {
 		if (!(fabs(power * powers[n]) <= (double)FLT_MAX))
 			limit = 0;
@@ -203,12 +197,12 @@ void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float so
 		}
 	}
 	if (limit > 0) {
-		/* Squares are finite. */
+		/* Keeps squares finite. */
 		limit = fmin(limit / fabs(in), 0x1p62);
 		args->cap_square = (float)(limit * limit);
 	}
 	if (args->cap_square >= FLT_MIN) {
-		/* From powers of x^2 to such of x^2 - its limit, by Horner's rule. */
+		/* From powers of x^2 to powers of x^2 - limit, by Horner's rule. */
 		const double middle = in * in * args->cap_square;
 		double shifted[FA_CUDA_CAP_POWERS] = { 0 };
 
@@ -222,7 +216,7 @@ void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float so
 			args->cap_powers[i] = (float)(power * shifted[i]);
 		args->cap_large = args->cap_out / args->cap_powers[0];
 	}
-	/* Then all dots are large. */
+	/* No polynomial: all dots are large. */
 	if (!(args->cap_square >= FLT_MIN) || !(fabsf(args->cap_large) < FLT_MAX / 4)) {
 		args->cap_square = 0;
 		memset(args->cap_powers, 0, sizeof(args->cap_powers));
@@ -244,12 +238,9 @@ static struct fa_cuda_tensor tensor(const struct fa_attention_params *params,
 	};
 }
 
-/*
- * How many triples are in flight together. A full-attention block reads all of its K
- * and V, so heads follow one another. Where rows see different numbers of keys, the
- * longest blocks of as many triples as fit half of L2 go first, so that the last
- * blocks to run are short ones.
- */
+/* Triples in flight together. A FULL block reads all of its K and V, so heads follow one another.
+ * Otherwise the longest blocks of the triples that fit half of L2 go first, so that the last blocks
+ * are short. */
 static int32_t section(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
                        const struct fa_attention_params *params, int32_t triples)
 {
@@ -264,19 +255,17 @@ static int32_t section(const struct fa_cuda_chip *chip, const struct fa_cuda_ker
 	return wide < 1 ? 1 : wide > triples ? triples : (int32_t)wide;
 }
 
-/* Wider windows, narrow or not, are no work for a WINDOW: of 16k tokens at d64 (bf16, one race on
- * an H200) it had 415, 479 and 508 TFLOP/s with 1,024, 2,048 and 4,096 keys, a BAND 393, 475 and
- * 515. */
+/* Wider windows run faster on BAND (docs/kernels.md). */
 #define WINDOW_KEYS 3072
 
-/* Whether most rows see few keys of a sequence of the longest, and as many as others do. */
+/* True if most rows see few keys, and equally many. */
 static bool narrow(int32_t left, int32_t right, int64_t seqlen_k)
 {
 	return left < FA_CUDA_WINDOW_MAX && right < FA_CUDA_WINDOW_MAX &&
 	       ((int64_t)left + right + 1) * 2 <= seqlen_k;
 }
 
-/* The keys that a row sees, in the mean, of a sequence of the longest. */
+/* Mean number of keys that a row sees, in the longest sequence. */
 static int64_t keys_seen(const struct fa_cuda_attention *args)
 {
 	const bool left = args->window_left < FA_CUDA_WINDOW_MAX;
@@ -287,17 +276,14 @@ static int64_t keys_seen(const struct fa_cuda_attention *args)
 		window = (int64_t)args->window_left + args->window_right + 1;
 		return window < keys ? window : keys;
 	}
-	/* A triangle is missing, at the end or at the beginning. */
+	/* A triangle is missing at one end. */
 	if (left || right)
 		keys -= (args->seqlen_q < args->seqlen_k ? args->seqlen_q : args->seqlen_k) / 2;
 	return keys;
 }
 
-/*
- * How many blocks of threads an SM has to compute one after another, so that each takes
- * about BLOCK_NS or one unit: what is more urgent gets an SM only when a block ends there.
- * Longer blocks would be faster by what it takes to begin one, about 2 us.
- */
+/* Blocks of threads per SM such that each takes about BLOCK_NS, or one unit: a higher priority gets
+ * an SM only when a block ends. Longer blocks would save their start, about 2 us. */
 #define BLOCK_NS 200000
 #define SM_FLOPS_PER_NS 6000 /* of an H200 */
 
@@ -311,7 +297,7 @@ static double work_ns(const struct fa_cuda_chip *chip, const struct fa_cuda_laun
 	return flops / SM_FLOPS_PER_NS / (chip->sms > 0 ? chip->sms : 1);
 }
 
-/* Blocks of threads that each compute several blocks of rows, one after another. */
+/* Lets blocks of threads compute several blocks of rows, one after another. */
 static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch)
 {
 	struct fa_cuda_attention *args = &launch->args;
@@ -322,7 +308,7 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	args->units_m = args->pairs ? (args->blocks_m + 1) / 2 : args->blocks_m;
 	launch->grid = (uint32_t)args->units_m * (uint32_t)args->triples;
 	launch->work_ns = (uint64_t)work_ns(chip, launch);
-	/* Of a ragged batch nobody knows here which units are empty. */
+	/* In a ragged batch, which units are empty is unknown here. */
 	if (args->cu_seqlens_q || chip->sms <= 0)
 		return;
 	blocks = (int64_t)(launch->work_ns / BLOCK_NS + 1) * chip->sms;
@@ -392,7 +378,7 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 	return 0;
 }
 
-/* Columns computed for a row and key, where a less special kind counts a little more. */
+/* Columns per (row, key); more general kinds count a little more. */
 static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attention_params *params)
 {
 	static const int64_t weight[] = { [FA_CUDA_FULL] = 20,
@@ -400,7 +386,7 @@ static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attenti
 		                          [FA_CUDA_WINDOW] = 22,
 		                          [FA_CUDA_CAP] = 23,
 		                          [FA_CUDA_RICH] = 24 };
-	/* Every slice of V computes the dot products anew. */
+	/* Every slice of V computes the dot products again. */
 	const int64_t slices = (params->head_dim_v + kernel->dim_v - 1) / kernel->dim_v;
 	enum fa_cuda_kind kind = kernel->kind;
 	int32_t left, right;
@@ -409,7 +395,7 @@ static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attenti
 	if (kind == FA_CUDA_WINDOW && narrow(left, right, params->seqlen_k) &&
 	    (int64_t)left + right + 1 <= WINDOW_KEYS)
 		kind = FA_CUDA_FULL;
-	/* wgmma does twice as much in a time. */
+	/* wgmma has twice the rate. */
 	return slices * (kernel->dim + kernel->dim_v) * weight[kind] * (kernel->keys ? 1 : 2);
 }
 

@@ -1,4 +1,6 @@
-/* The table of built kernels, made from the lists that also instantiate them. */
+/*
+ * The table of kernels over tensors, made from the lists that also instantiate them.
+ */
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/sm80/kernels.h"
 #include "kernels/cuda/sm90/kernels.h"
@@ -38,7 +40,7 @@
 		.arch_end = INT32_MAX,                                                             \
 		.seqlen_k_max = INT32_MAX,                                                         \
 	},
-/* Code for sm_90a runs on compute capability 9.0 and nowhere else. */
+/* sm_90a code runs on compute capability 9.0 only. */
 #define ROW_SM90(type, TYPE, name, KIND, dim_, dim_v_, groups, keys_, stages, q_slots, turns,      \
                  seqlen_k_max_)                                                                    \
 	{                                                                                          \

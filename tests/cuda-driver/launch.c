@@ -517,7 +517,7 @@ static size_t args_bytes(const struct fa_cuda_paged_kernel *kernel)
 	case FA_CUDA_PAGED_APPEND:
 	case FA_CUDA_PAGED_READ:
 		return kernel->small ? sizeof(struct fa_cuda_paged_small_append)
-		       : codes       ? sizeof(struct fa_cuda_paged_append_codes)
+		       : codes       ? sizeof(struct fa_cuda_paged_append_quantised)
 		                     : sizeof(struct fa_cuda_paged_append);
 	case FA_CUDA_PAGED_MERGE:
 		return sizeof(struct fa_cuda_paged_merge);
@@ -529,8 +529,9 @@ static size_t args_bytes(const struct fa_cuda_paged_kernel *kernel)
 		return sizeof(struct fa_cuda_gate);
 	default:
 		if (codes)
-			return kernel->small ? sizeof(struct fa_cuda_paged_small_attention_codes)
-			                     : sizeof(struct fa_cuda_paged_attention_codes);
+			return kernel->small
+			               ? sizeof(struct fa_cuda_paged_small_attention_quantised)
+			               : sizeof(struct fa_cuda_paged_attention_quantised);
 		return kernel->small ? sizeof(struct fa_cuda_paged_small_attention)
 		                     : sizeof(struct fa_cuda_paged_attention);
 	}

@@ -121,7 +121,7 @@ static char *page_row(const struct fa_cuda_pages *pages, uint32_t table_start, i
 /* ---- codes */
 
 /* The scale of K (or V) of a token and head: in the page, or of the head. */
-static float *scale_of(const struct fa_cuda_pages *pages, struct fa_cuda_paged_codes *codes,
+static float *scale_of(const struct fa_cuda_pages *pages, struct fa_cuda_paged_quantised *codes,
                        uint32_t table_start, int64_t token, int32_t head, bool v)
 {
 	const int64_t page_tokens = (int64_t)pages->page_strips * FA_CUDA_PAGED_STRIP;
@@ -143,7 +143,7 @@ struct row {
 	enum fa_attention_dtype dtype;
 	uint32_t i; /* index in the item's new tokens */
 	int32_t head;
-	struct fa_cuda_paged_codes *codes; /* or NULL */
+	struct fa_cuda_paged_quantised *codes; /* or NULL */
 	/* Table of the keys before the item's begin. */
 	uint32_t prefix_start;
 };
@@ -260,16 +260,17 @@ static void attend_row(const struct row *row)
 static const struct fa_cuda_paged_item *prefix_of(const struct fa_cuda_paged_attention *args,
                                                   const struct fa_cuda_paged_item *item)
 {
-	const uint32_t tail = args->pieces[item - args->items].tails;
+	const uint32_t suffix = args->splits[item - args->items].suffixes;
 	const struct fa_cuda_paged_item *prefix;
 
-	if (tail == FA_CUDA_PAGED_NO_TAIL)
+	if (suffix == FA_CUDA_PAGED_NO_SUFFIX)
 		return NULL;
-	prefix = &args->items[args->tails[tail].prefix_item];
+	prefix = &args->items[args->suffixes[suffix].prefix_item];
 	if (prefix->n_k != item->begin)
 		abort();
 	for (uint32_t i = 0; i < item->n_q; i++) {
-		const uint32_t row = args->tails[tail].row / (uint32_t)args->attention.group + i;
+		const uint32_t row = args->suffixes[suffix].row / (uint32_t)args->attention.group +
+		                     i;
 
 		if (args->tokens[prefix->first_q + row] != item->first_q + i)
 			abort();
@@ -298,8 +299,9 @@ static void take_new(const struct fa_cuda_paged_attention *args,
 static void decode(const struct fa_cuda_paged_launch *launch, struct row *row)
 {
 	const struct fa_cuda_paged_attention *args = row->args;
-	const bool pieces = launch->kernel->kind == FA_CUDA_PAGED_PIECES;
-	const struct fa_cuda_paged_item *items = args->items_here ? args->first_items : args->items;
+	const bool splits = launch->kernel->kind == FA_CUDA_PAGED_SPLIT;
+	const struct fa_cuda_paged_item *items = args->inline_items ? args->first_items
+	                                                            : args->items;
 	const uint64_t tiles = (uint64_t)args->tiles_each * launch->grid_x + args->tiles_extra;
 
 	for (row->item = items;
@@ -308,9 +310,9 @@ static void decode(const struct fa_cuda_paged_launch *launch, struct row *row)
 	     row->item++) {
 		const struct fa_cuda_paged_item *prefix;
 
-		if (pieces && args->pieces[row->item - items].n_tails > 0)
+		if (splits && args->splits[row->item - items].n_suffixes > 0)
 			continue;
-		prefix = pieces ? prefix_of(args, row->item) : NULL;
+		prefix = splits ? prefix_of(args, row->item) : NULL;
 		row->prefix_start = prefix ? prefix->table_start : row->item->table_start;
 		if (args->attention.k.data)
 			take_new(args, row->item);
@@ -327,21 +329,22 @@ static void attend(const struct fa_cuda_paged_launch *launch)
 	struct fa_cuda_paged_attention own;
 	struct row row = { .args = args, .dtype = launch->kernel->dtype };
 
-	struct fa_cuda_paged_codes codes;
+	struct fa_cuda_paged_quantised codes;
 
 	if (launch->kernel->stores) {
-		codes = launch->args.attention_codes.codes;
+		codes = launch->args.attention_quantised.quantised;
 		row.codes = &codes;
 		row.dtype = (enum fa_attention_dtype)codes.dtype;
 	}
 	if (launch->kernel->small) {
 		own = *args;
-		own.pages.table = launch->kernel->stores ? launch->args.small_attention_codes.table
-		                                         : launch->args.small_attention.table;
+		own.pages.table = launch->kernel->stores
+		                          ? launch->args.small_attention_quantised.table
+		                          : launch->args.small_attention.table;
 		row.args = args = &own;
 	}
 	if (launch->kernel->kind == FA_CUDA_PAGED_DECODE ||
-	    launch->kernel->kind == FA_CUDA_PAGED_PIECES) {
+	    launch->kernel->kind == FA_CUDA_PAGED_SPLIT) {
 		decode(launch, &row);
 		return;
 	}
@@ -400,7 +403,7 @@ static void rotate(const struct fa_cuda_paged_append *p, const char *from, char 
 
 /* Converts K (or V) of a head and new token @i from a tensor to codes, or back. */
 static void append_or_read_codes(const struct fa_cuda_paged_append *p,
-                                 struct fa_cuda_paged_codes *codes,
+                                 struct fa_cuda_paged_quantised *codes,
                                  const struct fa_cuda_paged_item *item, uint32_t i, int32_t head,
                                  bool v, int64_t at, bool read)
 {
@@ -432,8 +435,8 @@ static void append_or_read_codes(const struct fa_cuda_paged_append *p,
 		fa_quantise_row(stored, row, dim, *scale, (uint8_t *)page);
 }
 
-static void append_or_read(const struct fa_cuda_paged_append *p, struct fa_cuda_paged_codes *codes,
-                           bool read)
+static void append_or_read(const struct fa_cuda_paged_append *p,
+                           struct fa_cuda_paged_quantised *codes, bool read)
 {
 	const int64_t bytes = element_bytes((enum fa_attention_dtype)p->dtype);
 
@@ -493,9 +496,9 @@ static void copy_pages(const struct fa_cuda_paged_copy *p, uint32_t pages, uint3
 static void move_scales(const struct fa_cuda_paged_moves *p, const struct fa_cuda_pages *pages,
                         const struct fa_cuda_paged_moved *moved, uint32_t i, int32_t head)
 {
-	struct fa_cuda_paged_codes codes = { .token_scales = true,
-		                             .k_scales_at = p->k_scales_at,
-		                             .v_scales_at = p->v_scales_at };
+	struct fa_cuda_paged_quantised codes = { .token_scales = true,
+		                                 .k_scales_at = p->k_scales_at,
+		                                 .v_scales_at = p->v_scales_at };
 
 	for (int v = 0; v < 2; v++)
 		*scale_of(pages, &codes, moved->table_start, moved->to + (i - moved->begin), head,
@@ -537,17 +540,18 @@ const char *fa_fake_paged_wrong(const struct fa_cuda_paged_launch *launch)
 
 	switch (launch->kernel->kind) {
 	case FA_CUDA_PAGED_DECODE:
-	case FA_CUDA_PAGED_PIECES:
+	case FA_CUDA_PAGED_SPLIT:
 	case FA_CUDA_PAGED_BAND:
 	case FA_CUDA_PAGED_RICH:
 		if (a->attention.head_dim > launch->kernel->dim ||
 		    a->slices * launch->kernel->dim_v < a->attention.head_dim_v)
 			return "head dims";
-		if ((!a->items && !a->items_here) || (!a->pages.table && !launch->kernel->small) ||
-		    !a->attention.q.data || !a->attention.out.data)
+		if ((!a->items && !a->inline_items) ||
+		    (!a->pages.table && !launch->kernel->small) || !a->attention.q.data ||
+		    !a->attention.out.data)
 			return "an array that is not there";
-		if (a->items_here > FA_CUDA_PAGED_ITEMS_HERE ||
-		    (launch->kernel->small && !a->items_here))
+		if (a->inline_items > FA_CUDA_PAGED_INLINE_ITEMS ||
+		    (launch->kernel->small && !a->inline_items))
 			return "items";
 		if (launch->kernel->kind != FA_CUDA_PAGED_BAND &&
 		    launch->kernel->kind != FA_CUDA_PAGED_RICH && (!a->counters || !a->epoch))
@@ -559,8 +563,8 @@ const char *fa_fake_paged_wrong(const struct fa_cuda_paged_launch *launch)
 	case FA_CUDA_PAGED_APPEND:
 	case FA_CUDA_PAGED_READ:
 		if (launch->kernel->small)
-			return launch->args.append.batch <= FA_CUDA_PAGED_ITEMS_HERE ? NULL
-			                                                             : "items";
+			return launch->args.append.batch <= FA_CUDA_PAGED_INLINE_ITEMS ? NULL
+			                                                               : "items";
 		return launch->args.append.items && launch->args.append.pages.table
 		               ? NULL
 		               : "an array that is not there";
@@ -573,7 +577,7 @@ void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
 {
 	switch (launch->kernel->kind) {
 	case FA_CUDA_PAGED_DECODE:
-	case FA_CUDA_PAGED_PIECES:
+	case FA_CUDA_PAGED_SPLIT:
 	case FA_CUDA_PAGED_BAND:
 	case FA_CUDA_PAGED_RICH:
 		attend(launch);
@@ -588,7 +592,8 @@ void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
 			own.pages.table = args->table;
 			append_or_read(&own, NULL, false);
 		} else {
-			struct fa_cuda_paged_codes codes = launch->args.append_codes.codes;
+			struct fa_cuda_paged_quantised codes =
+				launch->args.append_quantised.quantised;
 
 			append_or_read(&launch->args.append, launch->kernel->stores ? &codes : NULL,
 			               launch->kernel->kind == FA_CUDA_PAGED_READ);

@@ -32,11 +32,11 @@ static void span(struct fa_fake_pin *pin, const void *at, size_t bytes)
 /* Stops a launch of @blocks: the last @left of the first launch's blocks are undone. */
 static void leave(const struct fa_cuda_attention *args, uint64_t blocks, uint64_t left)
 {
-	const struct fa_cuda_yield *yield = &args->yield;
-	struct fa_cuda_yield_area *area = yield->area;
+	const struct fa_cuda_preempt *yield = &args->preempt;
+	struct fa_cuda_preempt_area *area = yield->area;
 
 	for (uint64_t i = 0; i < left; ++i)
-		area->records[yield->side][i] = (struct fa_cuda_yield_record){
+		area->records[yield->side][i] = (struct fa_cuda_preempt_record){
 			.block = (uint32_t)(yield->blocks - left + i)
 		};
 	*args->done.counter += blocks;
@@ -45,9 +45,9 @@ static void leave(const struct fa_cuda_attention *args, uint64_t blocks, uint64_
 }
 
 /* A resumed launch must do the last blocks of the first. */
-static bool resumes_wrong(const struct fa_cuda_yield *yield, uint64_t blocks)
+static bool resumes_wrong(const struct fa_cuda_preempt *yield, uint64_t blocks)
 {
-	const struct fa_cuda_yield_area *area = yield->area;
+	const struct fa_cuda_preempt_area *area = yield->area;
 
 	for (uint64_t i = 0; i < blocks; ++i)
 		if (area->records[yield->side ^ 1][i].block != yield->blocks - blocks + i)
@@ -59,8 +59,8 @@ CUresult fa_fake_run_preemptible(struct fa_fake_context *context, uint64_t ns,
                                  const struct fa_cuda_attention *args, uint64_t blocks,
                                  bool *ret_preempted)
 {
-	const struct fa_cuda_yield *yield = &args->yield;
-	struct fa_cuda_yield_area *area = yield->area;
+	const struct fa_cuda_preempt *yield = &args->preempt;
+	struct fa_cuda_preempt_area *area = yield->area;
 	struct fa_fake_pin pin = { .context = context };
 	const uint64_t begin_ns = fa_now_ns();
 	CUresult result;
@@ -76,7 +76,7 @@ CUresult fa_fake_run_preemptible(struct fa_fake_context *context, uint64_t ns,
 	result = fa_fake_pin(&pin);
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (blocks > FA_CUDA_YIELD_RECORDS || blocks > yield->blocks || area->counts ||
+	if (blocks > FA_CUDA_PREEMPT_RECORDS || blocks > yield->blocks || area->counts ||
 	    *yield->report || !args->done.word || !yield->slots ||
 	    (!yield->resumed && blocks != yield->blocks))
 		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED, "a launch cannot yield so");
@@ -127,10 +127,11 @@ CUresult fa_fake_signal_end(struct fa_fake_context *context, const struct fa_cud
 		                                          sizeof(*done->counter), true };
 	pin.spans[pin.n_spans++] = (struct fa_fake_span){ (CUdeviceptr)(uintptr_t)done->word,
 		                                          words * sizeof(*done->word), true };
-	if (done->early)
-		pin.spans[pin.n_spans++] =
-			(struct fa_fake_span){ (CUdeviceptr)(uintptr_t)done->early,
-			                       FA_CUDA_EARLY_WORDS * sizeof(*done->early), true };
+	if (done->client_words)
+		pin.spans[pin.n_spans++] = (struct fa_fake_span){
+			(CUdeviceptr)(uintptr_t)done->client_words,
+			FA_CUDA_CLIENT_WORDS * sizeof(*done->client_words), true
+		};
 	result = fa_fake_pin(&pin);
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -149,8 +150,9 @@ CUresult fa_fake_signal_end(struct fa_fake_context *context, const struct fa_cud
 	for (uint32_t n = 0; result == CUDA_SUCCESS && n < words; n++) {
 		const uint32_t i = (uint32_t)(done->value + n) % words;
 
-		for (uint32_t j = i; done->early && j < FA_CUDA_EARLY_WORDS; j += words)
-			__atomic_store_n(done->early + j, done->early_value, __ATOMIC_RELEASE);
+		for (uint32_t j = i; done->client_words && j < FA_CUDA_CLIENT_WORDS; j += words)
+			__atomic_store_n(done->client_words + j, done->client_value,
+			                 __ATOMIC_RELEASE);
 		__atomic_store_n(done->word + i, done->value, __ATOMIC_RELEASE);
 		if (n + 1 < words)
 			usleep(1);

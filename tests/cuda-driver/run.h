@@ -1,4 +1,4 @@
-/* Kernels that take time, and preemptible ones (kernels/cuda/common/yield.h). */
+/* Kernels that take time, and preemptible ones (kernels/cuda/common/preempt.h). */
 #pragma once
 
 #include "kernels/cuda/common/args.h"

@@ -16,7 +16,7 @@ static uint32_t n_stored, n_fenced[THREADS_MAX];
 
 /* Of the launch that is checked, if it is. */
 static uint64_t words[FA_CUDA_DONE_PARTS], counter, value;
-static uint32_t early[FA_CUDA_EARLY_WORDS];
+static uint32_t early[FA_CUDA_CLIENT_WORDS];
 static struct fa_cuda_done requested;
 
 void fa_emulated_fence(bool system)
@@ -85,7 +85,7 @@ void fa_emulated_signal_early(uint32_t *at, uint32_t n, uint32_t value)
 {
 	const uint32_t step = requested.parts ? requested.parts : 1;
 
-	if (!requested.early || at < early || at + n > early + FA_CUDA_EARLY_WORDS || !fenced ||
+	if (!requested.client_words || at < early || at + n > early + FA_CUDA_CLIENT_WORDS || !fenced ||
 	    !fenced_system || fencing_thread != threadIdx.x)
 		DIE("a client word is stored that was not requested");
 	for (uint32_t i = 0; i < n; i++) {
@@ -123,8 +123,8 @@ void fa_emulated_completion_request(struct fa_cuda_done *done, uint64_t blocks, 
 		requested.value = ++value;
 		requested.counter = &counter;
 		requested.last = counter + blocks - 1;
-		requested.early = n_requests % 5 ? early : NULL;
-		requested.early_value = (uint32_t)value;
+		requested.client_words = n_requests % 5 ? early : NULL;
+		requested.client_value = (uint32_t)value;
 		requested.parts = n_requests % 4 ? parts : 0;
 	}
 	*done = requested;
@@ -142,7 +142,7 @@ void fa_emulated_completion_check(void)
 	for (uint32_t i = 0; i < signals; i++)
 		if (words[i] != value)
 			DIE("part %u is not signalled", i);
-	for (uint32_t i = 0; i < FA_CUDA_EARLY_WORDS && requested.early; i++)
+	for (uint32_t i = 0; i < FA_CUDA_CLIENT_WORDS && requested.client_words; i++)
 		if (early[i] != (uint32_t)value)
 			DIE("client word %u is not stored", i);
 }

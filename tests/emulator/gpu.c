@@ -224,7 +224,7 @@ int fa_gpu_launch_yielding(struct fa_gpu *gpu, const struct fa_cuda_launch *laun
 	struct emulated emulated;
 	int stops;
 
-	if (!launch->kernel->state_bytes || launch->grid > FA_CUDA_YIELD_RECORDS)
+	if (!launch->kernel->state_bytes || launch->grid > FA_CUDA_PREEMPT_RECORDS)
 		return -1;
 	prepare(launch, &emulated);
 	stops = (int)fa_emulated_yield_run(&emulated.yielding);

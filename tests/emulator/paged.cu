@@ -30,12 +30,12 @@
 	      fa_cuda_paged_attention)
 #define DECODE_OF(name, type, ...) DECODE(name, type, __VA_ARGS__)
 #define DECODE_OF_TYPE(...) DECODE_OF(decode, FA_TYPE_NAME, __VA_ARGS__)
-#define PIECES_OF_TYPE(...) DECODE_OF(pieces, FA_TYPE_NAME, __VA_ARGS__)
-#define CODES(store, dim, atoms, warps, stages)                                                    \
+#define PIECES_OF_TYPE(...) DECODE_OF(splits, FA_TYPE_NAME, __VA_ARGS__)
+#define QUANTISED(store, dim, atoms, warps, stages)                                                    \
 	ENTRY(fa_sm80_codes_decode_##store##_d##dim##_a##atoms##_w##warps,                         \
-	      fa_cuda_paged_attention_codes)
-#define CODES_E4M3(...) CODES(e4m3, __VA_ARGS__)
-#define CODES_INT8(...) CODES(int8, __VA_ARGS__)
+	      fa_cuda_paged_attention_quantised)
+#define CODES_E4M3(...) QUANTISED(e4m3, __VA_ARGS__)
+#define CODES_INT8(...) QUANTISED(int8, __VA_ARGS__)
 #define DECODE_90(type, dim, atoms, ...)                                                           \
 	ENTRY(fa_sm90_paged_decode_##type##_d##dim##_a##atoms, fa_cuda_paged_attention)            \
 	ENTRY(fa_sm90_paged_decode_##type##_d##dim##_a##atoms##_small,                             \
@@ -50,12 +50,12 @@
 #define PIECES_90_OF(type, ...) PIECES_90(type, __VA_ARGS__)
 #define PIECES_90_OF_TYPE(...) PIECES_90_OF(FA_TYPE_NAME, __VA_ARGS__)
 #define CODES_90(store, dim, atoms, ...)                                                           \
-	ENTRY(fa_sm90_codes_decode_##store##_d##dim##_a##atoms, fa_cuda_paged_attention_codes)     \
+	ENTRY(fa_sm90_codes_decode_##store##_d##dim##_a##atoms, fa_cuda_paged_attention_quantised)     \
 	ENTRY(fa_sm90_codes_decode_##store##_d##dim##_a##atoms##_small,                            \
-	      fa_cuda_paged_small_attention_codes)                                                 \
-	ENTRY(fa_sm90_codes_levels_##store##_d##dim##_a##atoms, fa_cuda_paged_attention_codes)     \
+	      fa_cuda_paged_small_attention_quantised)                                                 \
+	ENTRY(fa_sm90_codes_levels_##store##_d##dim##_a##atoms, fa_cuda_paged_attention_quantised)     \
 	ENTRY(fa_sm90_codes_levels_##store##_d##dim##_a##atoms##_small,                            \
-	      fa_cuda_paged_small_attention_codes)
+	      fa_cuda_paged_small_attention_quantised)
 #define CODES_90_E4M3(...) CODES_90(e4m3, __VA_ARGS__)
 #define CODES_90_INT8(...) CODES_90(int8, __VA_ARGS__)
 #define FORWARD(type, kind, KIND, dim, dim_v, ...)                                                 \
@@ -75,19 +75,19 @@ const struct fa_emulated_kernel JOIN(fa_emulated_, EMULATED)[] = {
 #elif EMULATED_16
 FA_SM80_PAGED_DECODE(DECODE_OF_TYPE)
 FA_SM80_PAGED_FORWARD(FORWARD_OF_TYPE)
-FA_SM80_PAGED_PIECES(PIECES_OF_TYPE)
+FA_SM80_PAGED_SPLIT(PIECES_OF_TYPE)
 #elif EMULATED_32
 FA_SM80_PAGED_DECODE_F32(DECODE_OF_TYPE)
 FA_SM80_PAGED_DECODE_F32(PIECES_OF_TYPE)
 #elif EMULATED_CODES
-FA_SM80_CODES_DECODE(CODES_E4M3)
-FA_SM80_CODES_DECODE(CODES_INT8)
+FA_SM80_QUANTISED_DECODE(CODES_E4M3)
+FA_SM80_QUANTISED_DECODE(CODES_INT8)
 #else
 ENTRY(fa_sm80_paged_append, fa_cuda_paged_append)
 ENTRY(fa_sm80_paged_append_small, fa_cuda_paged_small_append)
 ENTRY(fa_sm80_paged_read, fa_cuda_paged_append)
-ENTRY(fa_sm80_paged_append_codes, fa_cuda_paged_append_codes)
-ENTRY(fa_sm80_paged_read_codes, fa_cuda_paged_append_codes)
+ENTRY(fa_sm80_paged_append_codes, fa_cuda_paged_append_quantised)
+ENTRY(fa_sm80_paged_read_codes, fa_cuda_paged_append_quantised)
 ENTRY(fa_sm80_paged_merge, fa_cuda_paged_merge)
 ENTRY(fa_sm80_paged_copy, fa_cuda_paged_copy)
 ENTRY(fa_sm80_paged_move, fa_cuda_paged_moves)

@@ -80,21 +80,21 @@ static uint32_t run(const struct fa_emulated_yielding *launch)
 	struct fa_cuda_attention *a = launch->attention;
 	uint64_t told = 0, report, counter = 0;
 	uint32_t grid = launch->grid;
-	struct fa_cuda_yield_area *area;
+	struct fa_cuda_preempt_area *area;
 
-	a->yield.slots = slots[draw(4)];
-	area = calloc(1, sizeof(*area) + 2 * (size_t)a->yield.slots * launch->state_bytes);
+	a->preempt.slots = slots[draw(4)];
+	area = calloc(1, sizeof(*area) + 2 * (size_t)a->preempt.slots * launch->state_bytes);
 	if (!area)
 		abort();
-	a->yield.blocks = launch->grid;
-	a->yield.area = area;
-	a->yield.word = &word;
-	a->yield.report = &report;
+	a->preempt.blocks = launch->grid;
+	a->preempt.area = area;
+	a->preempt.word = &word;
+	a->preempt.report = &report;
 	for (uint32_t n = 0;; n++) {
 		/* So that it ends. */
 		asked_word = n < ROUNDS_MAX ? &word : NULL;
 		report = 0;
-		a->yield.turn = asked_turn = ++turn;
+		a->preempt.turn = asked_turn = ++turn;
 		a->done = (struct fa_cuda_done){
 			.word = &told, .value = 1, .counter = &counter, .last = counter + grid - 1
 		};
@@ -112,8 +112,8 @@ static uint32_t run(const struct fa_emulated_yielding *launch)
 		if (report > grid)
 			die(launch, "more is left than there was");
 		grid = (uint32_t)report;
-		a->yield.side ^= 1;
-		a->yield.resumed = 1;
+		a->preempt.side ^= 1;
+		a->preempt.resumed = 1;
 	}
 }
 
@@ -131,7 +131,7 @@ void fa_emulated_yield(const struct fa_emulated_yielding *launch,
 	struct fa_cuda_attention *a = launch->attention;
 	char *before;
 
-	if (!launch->state_bytes || launch->grid > FA_CUDA_YIELD_RECORDS || draw(4))
+	if (!launch->state_bytes || launch->grid > FA_CUDA_PREEMPT_RECORDS || draw(4))
 		return;
 	before = malloc((size_t)(dims[1] * dims[2] * dims[3]) * ((size_t)a->head_dim_v * 2 + 4));
 	if (!before)

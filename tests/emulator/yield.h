@@ -1,5 +1,5 @@
 /*
- * Launches that yield (kernels/cuda/common/yield.h) on the emulator, for C and C++. Blocks are
+ * Launches that yield (kernels/cuda/common/preempt.h) on the emulator, for C and C++. Blocks are
  * asked to yield at random reads of the word, and the launch is repeated until nothing is left.
  * Results must be bit-identical to those without.
  */

@@ -256,7 +256,7 @@ int fa_gpu_launch_yielding(struct fa_gpu *gpu, const struct fa_cuda_launch *laun
 	struct fa_cuda_maps maps;
 	void *args[] = { &attention, &maps };
 
-	if (!launch->kernel->state_bytes || launch->grid > FA_CUDA_YIELD_RECORDS)
+	if (!launch->kernel->state_bytes || launch->grid > FA_CUDA_PREEMPT_RECORDS)
 		return -1;
 	if (launch->grid == 0)
 		return 0;

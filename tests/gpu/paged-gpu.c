@@ -279,7 +279,7 @@ static uint32_t launch_yielding(struct paged_gpu *gpu, struct fa_cuda_paged_laun
 {
 	const struct fa_cuda_paged_kernel *kernel = launch->kernel;
 
-	if (launch->grid_y != 1 || launch->grid_x > FA_CUDA_YIELD_RECORDS)
+	if (launch->grid_y != 1 || launch->grid_x > FA_CUDA_PREEMPT_RECORDS)
 		abort();
 	/* Work enqueued before may have to end first. */
 	paged_gpu_sync(gpu);
@@ -375,9 +375,9 @@ void paged_gpu_flush(struct paged_gpu *gpu)
 	                    args, NULL));
 }
 
-void paged_gpu_bare(struct paged_gpu *gpu, uint64_t pieces, uint64_t count, uint32_t piece_bytes)
+void paged_gpu_bare(struct paged_gpu *gpu, uint64_t splits, uint64_t count, uint32_t piece_bytes)
 {
-	void *args[] = { &pieces, &count, &piece_bytes, &pieces };
+	void *args[] = { &splits, &count, &piece_bytes, &splits };
 	const uint64_t most = (uint64_t)gpu->chip.sms * 4, grid = count < most ? count : most;
 
 	MUST(cuLaunchKernel(gpu->bare, (unsigned int)grid, 1, 1, 256, 1, 1, 0, NULL, args, NULL));

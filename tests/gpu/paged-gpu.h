@@ -65,7 +65,7 @@ int paged_gpu_dense(struct paged_gpu *gpu, const struct fa_cuda_chip *chip,
 void paged_gpu_poison_shared(struct paged_gpu *gpu);
 void paged_gpu_flush(struct paged_gpu *gpu);
 void paged_gpu_spin(struct paged_gpu *gpu, uint64_t ns);
-void paged_gpu_bare(struct paged_gpu *gpu, uint64_t pieces, uint64_t count, uint32_t piece_bytes);
+void paged_gpu_bare(struct paged_gpu *gpu, uint64_t splits, uint64_t count, uint32_t piece_bytes);
 void paged_gpu_normal(struct paged_gpu *gpu, uint64_t to, size_t bytes, uint32_t seed);
 /* Copies pages of [head][token][dim], @page_stride_bytes apart, to pages of [token][head][dim]. */
 void paged_gpu_token_major(struct paged_gpu *gpu, uint64_t from, size_t page_stride_bytes,

@@ -28,12 +28,12 @@ extern "C" __global__ void fa_test_spin(uint64_t ns)
  * threads.
  */
 extern "C" __global__ void __launch_bounds__(256, 4)
-	fa_test_bare(const uint64_t *pieces, uint64_t count, uint32_t bytes, uint32_t *ret)
+	fa_test_bare(const uint64_t *splits, uint64_t count, uint32_t bytes, uint32_t *ret)
 {
 	uint32_t x = 0;
 
 	for (uint64_t i = blockIdx.x; i < count; i += gridDim.x) {
-		const uint4 *piece = (const uint4 *)pieces[i];
+		const uint4 *piece = (const uint4 *)splits[i];
 
 #pragma unroll 4
 		for (uint32_t at = threadIdx.x; at < bytes / 16; at += 256) {

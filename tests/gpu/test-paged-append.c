@@ -21,7 +21,7 @@ struct way {
 	bool gap;       /* between rows of k and of v */
 	bool separate;  /* k as [head][token][dim] */
 	bool pinned;    /* k and v in host memory */
-	bool pieces;    /* use kernels for pieces */
+	bool splits;    /* use kernels for pieces */
 	uint32_t ready; /* bitmap of sequences whose new tokens are in pages already */
 };
 
@@ -234,7 +234,7 @@ static void check(const struct paged_spec *spec, const struct way *way, bool joi
 	if (can_append(&scene) != joined)
 		paged_fail("%s: one launch %s do it", paged_describe(&scene.problem),
 		           joined ? "cannot" : "would");
-	if (joined && (scene.plan.plan.decode->kind == FA_CUDA_PAGED_PIECES) != way->pieces)
+	if (joined && (scene.plan.plan.decode->kind == FA_CUDA_PAGED_SPLIT) != way->splits)
 		paged_fail("%s: %s is not what should compute it", paged_describe(&scene.problem),
 		           scene.plan.plan.decode->symbol);
 	run_two(&scene);
@@ -326,11 +326,11 @@ static void features(void)
 }
 
 /* Kernels for pieces: the same bits whatever is in the step, and prefixes. */
-static void pieces(void)
+static void splits(void)
 {
 	for (int i = 0; i < 12; i++) {
 		struct paged_spec spec = spec_of(i % 3 == 1 ? i + 1 : i);
-		const struct way way = { .sms = 5, .carried = i >= 6, .pieces = true };
+		const struct way way = { .sms = 5, .carried = i >= 6, .splits = true };
 
 		spec.kv_heads = 2;
 		spec.heads = 8;
@@ -444,7 +444,7 @@ static void random_one(uint64_t seed)
 	spec.no_lse = problem_one_in(8);
 	spec.deterministic = spec.head_dim != 64 && problem_one_in(4);
 	spec.broken = problem_one_in(4) ? (int32_t)problem_pick(1, 6) : 0;
-	way.pieces = spec.deterministic;
+	way.splits = spec.deterministic;
 	way.sms = problem_one_in(2) ? (int32_t)problem_pick(1, 140) : 0;
 	way.carried = problem_one_in(2);
 	way.gap = problem_one_in(3);
@@ -459,7 +459,7 @@ static void run(void)
 	paged_report("numbers");
 	features();
 	paged_report("features");
-	pieces();
+	splits();
 	paged_report("pieces");
 	alone();
 	paged_report("alone");

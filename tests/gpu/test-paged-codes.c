@@ -103,7 +103,7 @@ static void run_carried(struct paged_device *device, struct paged_problem *probl
 	device->step.host_table = problem->table;
 	if (paged_gpu_plan(paged_device_gpu, chip, &device->request, &plan) < 0)
 		paged_fail("%s: no plan", paged_describe(problem));
-	carries = plan.plan.table_here > 0;
+	carries = plan.plan.inline_table > 0;
 	paged_gpu_plan_free(paged_device_gpu, &plan);
 	if (carries) {
 		paged_gpu_fill(paged_device_gpu, device->table, 0xfe,

@@ -142,7 +142,7 @@ static void few_one(const struct few *few, int i)
 
 	device.step.host_table = problem.table;
 	paged_plan(&device, &problem, NULL, &plan);
-	carries = plan.plan.table_here > 0;
+	carries = plan.plan.inline_table > 0;
 	paged_gpu_plan_free(paged_device_gpu, &plan);
 	if (carries != (few->carried && has_small()))
 		paged_fail("%s: a table of %u entries is %scarried", paged_describe(&problem),
@@ -166,10 +166,10 @@ static void few(void)
 {
 	static const struct few cases[] = {
 		{ 1, 128, 64, 8, 2, 1, 1000, true },
-		{ 1, 128, 16, 4, 1, 1, 16 * (FA_CUDA_PAGED_TABLE_HERE - 2), true },
-		{ 1, 128, 16, 4, 1, 1, 16 * (FA_CUDA_PAGED_TABLE_HERE - 2) + 1, false },
-		{ FA_CUDA_PAGED_ITEMS_HERE, 128, 32, 8, 2, 1, 40, true },
-		{ FA_CUDA_PAGED_ITEMS_HERE + 1, 128, 32, 8, 2, 1, 40, false },
+		{ 1, 128, 16, 4, 1, 1, 16 * (FA_CUDA_PAGED_INLINE_TABLE - 2), true },
+		{ 1, 128, 16, 4, 1, 1, 16 * (FA_CUDA_PAGED_INLINE_TABLE - 2) + 1, false },
+		{ FA_CUDA_PAGED_INLINE_ITEMS, 128, 32, 8, 2, 1, 40, true },
+		{ FA_CUDA_PAGED_INLINE_ITEMS + 1, 128, 32, 8, 2, 1, 40, false },
 		{ 3, 128, 16, 16, 2, 5, 200, true }, /* two fragments of rows */
 		{ 2, 256, 128, 6, 2, 2, 300, true },
 		{ 5, 128, 48, 6, 3, 9, 100, true },
@@ -248,8 +248,9 @@ static void turns(void)
 static void judge_ends(const struct paged_problem *problem, const struct fa_cuda_paged_plan *plan,
                        uint32_t expected)
 {
-	if ((plan->tiles_end > 0) != expected)
-		paged_fail("%s: %u tiles for an end", paged_describe(problem), plan->tiles_end);
+	if ((plan->epilogue_tiles > 0) != expected)
+		paged_fail("%s: %u tiles for an end", paged_describe(problem),
+		           plan->epilogue_tiles);
 }
 
 static void uneven_one(int i)

@@ -46,13 +46,13 @@ static struct paged_spec usual(enum fa_attention_dtype dtype, int32_t dim)
 static void judge_plan(const struct paged_problem *problem, const struct fa_cuda_paged_plan *plan,
                        uint32_t prefixes)
 {
-	const bool pieces = plan->decode && plan->decode->kind == FA_CUDA_PAGED_PIECES;
+	const bool splits = plan->decode && plan->decode->kind == FA_CUDA_PAGED_SPLIT;
 
-	if (prefixes == DETERMINISTIC && plan->prefixes == 0 && (pieces || !plan->decode))
+	if (prefixes == DETERMINISTIC && plan->prefixes == 0 && (splits || !plan->decode))
 		return;
-	if (prefixes == ANY && pieces == (plan->prefixes > 0))
+	if (prefixes == ANY && splits == (plan->prefixes > 0))
 		return;
-	if (plan->prefixes == prefixes && pieces == (prefixes > 0))
+	if (plan->prefixes == prefixes && splits == (prefixes > 0))
 		return;
 	paged_fail("%s: %u prefixes, and %s", paged_describe(problem), plan->prefixes,
 	           plan->decode ? plan->decode->symbol : "nothing to decode");

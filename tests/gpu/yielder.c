@@ -82,9 +82,9 @@ uint32_t fa_yielder_run(struct fa_yielder *yielder, const struct fa_cudriver *dr
 	if (!yielder->told)
 		open_words(yielder, driver);
 	grow_area(yielder, driver,
-	          sizeof(struct fa_cuda_yield_area) +
+	          sizeof(struct fa_cuda_preempt_area) +
 	                  2 * (size_t)launch->slots * launch->state_bytes);
-	a->yield = (struct fa_cuda_yield){
+	a->preempt = (struct fa_cuda_preempt){
 		.word = (const uint64_t *)(uintptr_t)yielder->word,
 		.area = (void *)(uintptr_t)yielder->area,
 		.report = &yielder->told[1],
@@ -95,7 +95,7 @@ uint32_t fa_yielder_run(struct fa_yielder *yielder, const struct fa_cudriver *dr
 		uint32_t left;
 
 		yielder->told[0] = yielder->told[1] = 0;
-		a->yield.turn = ++yielder->turn;
+		a->preempt.turn = ++yielder->turn;
 		a->done = (struct fa_cuda_done){
 			.word = &yielder->told[0],
 			.value = 1,
@@ -128,8 +128,8 @@ uint32_t fa_yielder_run(struct fa_yielder *yielder, const struct fa_cudriver *dr
 			abort();
 		}
 		grid = left;
-		a->yield.side ^= 1;
-		a->yield.resumed = 1;
+		a->preempt.side ^= 1;
+		a->preempt.resumed = 1;
 	}
 }
 

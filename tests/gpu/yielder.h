@@ -1,5 +1,5 @@
 /*
- * Preempted launches on a GPU (kernels/cuda/common/yield.h), as in the daemon: another stream
+ * Preempted launches on a GPU (kernels/cuda/common/preempt.h), as in the daemon: another stream
  * writes the word that asks the kernel to yield, and it is launched again until no block is left.
  */
 #pragma once

@@ -169,7 +169,7 @@ static void test_append_tiles(void **state)
 		}
 		scene.request.attention.window_left = below(2) ? (int64_t)below(100) : -1;
 		scene_plan(&scene, &h200, &plan);
-		items = plan.decode_items <= FA_CUDA_PAGED_ITEMS_HERE
+		items = plan.decode_items <= FA_CUDA_PAGED_INLINE_ITEMS
 		                ? plan.first_items
 		                : (const void *)(scene.blob + plan.decode_items_at);
 		for (uint32_t j = 0; j < plan.decode_items && plan.appends; j++) {

@@ -23,7 +23,7 @@ static void check_parted(const struct scene *scene, const struct fa_cuda_paged_p
 	const uint32_t rows = item->n_q * group, most = (uint32_t)plan->decode->rows;
 
 	assert_true(plan->part_rows >= (rows < most ? rows : most));
-	assert_true(plan->part_rows <= most && plan->place_rows == most);
+	assert_true(plan->part_rows <= most && plan->partial_rows == most);
 }
 
 /* Every tile of each part is computed once. Returns how long the block takes that takes longest, in
@@ -31,19 +31,19 @@ static void check_parted(const struct scene *scene, const struct fa_cuda_paged_p
 static uint32_t check_decode(const struct scene *scene, const struct fa_cuda_paged_plan *plan,
                              uint32_t end)
 {
-	const bool here = plan->decode_items <= FA_CUDA_PAGED_ITEMS_HERE;
+	const bool here = plan->decode_items <= FA_CUDA_PAGED_INLINE_ITEMS;
 	const struct fa_cuda_paged_item *items =
 		here ? plan->first_items : (const void *)(scene->blob + plan->decode_items_at);
 	const uint32_t *block_items = (const void *)(scene->blob + plan->block_items_at);
 	uint64_t total = 0, covered = 0, there = 0, computed = 0;
 	uint32_t longest = 0;
 
-	assert_true(plan->tiles_end == 0 || plan->tiles_end < plan->tiles_each);
+	assert_true(plan->epilogue_tiles == 0 || plan->epilogue_tiles < plan->tiles_each);
 	for (uint32_t i = 0; i < plan->decode_items; i++) {
 		assert_int_equal(items[i].tile, total);
-		assert_true(items[i].tiles > plan->tiles_end && items[i].parts >= 1);
+		assert_true(items[i].tiles > plan->epilogue_tiles && items[i].parts >= 1);
 		total += (uint64_t)items[i].tiles * items[i].parts;
-		there += (uint64_t)(items[i].tiles - plan->tiles_end) * items[i].parts;
+		there += (uint64_t)(items[i].tiles - plan->epilogue_tiles) * items[i].parts;
 	}
 	for (uint32_t block = 0; block < plan->decode_grid; block++) {
 		const uint32_t extra = block < plan->tiles_extra ? block : plan->tiles_extra;
@@ -64,7 +64,8 @@ static uint32_t check_decode(const struct scene *scene, const struct fa_cuda_pag
 		while (left > 0) {
 			const uint32_t rest = items[index].tiles - tile;
 			const uint32_t n = rest < left ? rest : left;
-			const uint32_t begin = tile > plan->tiles_end ? tile : plan->tiles_end;
+			const uint32_t begin = tile > plan->epilogue_tiles ? tile
+			                                                   : plan->epilogue_tiles;
 
 			assert_true(part < items[index].parts);
 			if (tile + n > begin) {
@@ -72,7 +73,7 @@ static uint32_t check_decode(const struct scene *scene, const struct fa_cuda_pag
 
 				computed += real;
 				cost += real + end;
-				if (real < items[index].tiles - plan->tiles_end)
+				if (real < items[index].tiles - plan->epilogue_tiles)
 					check_parted(scene, plan, &items[index]);
 			}
 			left -= n;
@@ -247,7 +248,7 @@ static void test_ends(void **state)
 			cost += 8 * (tiles + end);
 		}
 		scene_plan(&scene, cases[i].chip, &plan);
-		assert_int_equal(plan.tiles_end, cases[i].end);
+		assert_int_equal(plan.epilogue_tiles, cases[i].end);
 		equal = check_decode(&scene, &plan, end);
 		cost /= plan.decode_grid;
 		/* An end more than its share: where it ends in the middle of a part. */
@@ -260,13 +261,13 @@ static void test_ends(void **state)
 		for (int32_t b = 0; b < 64; b++)
 			scene.lengths[b] = 4096;
 		scene_plan(&scene, cases[i].chip, &plan);
-		assert_int_equal(plan.tiles_end, 0);
+		assert_int_equal(plan.epilogue_tiles, 0);
 		free(scene.blob);
 		/* Of short ones, a block has few tiles. */
 		for (int32_t b = 0; b < 64; b++)
 			scene.lengths[b] = 64 * (1 + (uint32_t)b % 5);
 		scene_plan(&scene, cases[i].chip, &plan);
-		assert_int_equal(plan.tiles_end, 0);
+		assert_int_equal(plan.epilogue_tiles, 0);
 		free(scene.blob);
 	}
 }
@@ -354,7 +355,7 @@ static void test_forward_kind(void **state)
 	assert_int_equal(launches[0].grid_x, 32);
 	assert_int_equal(launches[1].args.attention.epoch, 7);
 	/* Few items travel with the launch. */
-	assert_int_equal(launches[1].args.attention.items_here, 1);
+	assert_int_equal(launches[1].args.attention.inline_items, 1);
 	assert_int_equal(launches[1].args.attention.first_items[0].n_k, 300);
 	free(scene.blob);
 
@@ -490,18 +491,18 @@ static void test_carried(void **state)
 {
 	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
 	const struct fa_cuda_paged_attention *args = &launches[0].args.attention;
-	uint32_t table[FA_CUDA_PAGED_TABLE_HERE + 1];
+	uint32_t table[FA_CUDA_PAGED_INLINE_TABLE + 1];
 	struct fa_cuda_paged_plan plan;
 	struct scene scene;
 
-	for (uint32_t i = 0; i <= FA_CUDA_PAGED_TABLE_HERE; i++)
+	for (uint32_t i = 0; i <= FA_CUDA_PAGED_INLINE_TABLE; i++)
 		table[i] = i * 7 + 3;
-	for (int32_t batch = FA_CUDA_PAGED_ITEMS_HERE; batch <= FA_CUDA_PAGED_ITEMS_HERE + 1;
+	for (int32_t batch = FA_CUDA_PAGED_INLINE_ITEMS; batch <= FA_CUDA_PAGED_INLINE_ITEMS + 1;
 	     batch++)
 		for (int i = 0; i < 5; i++) {
 			/* At the table's bound, past it, without one to read; a chip that has no
 			 * such kernel; and beside rows of another kernel. */
-			const bool few = batch <= FA_CUDA_PAGED_ITEMS_HERE, fits = few && i == 0;
+			const bool few = batch <= FA_CUDA_PAGED_INLINE_ITEMS, fits = few && i == 0;
 
 			scene_init(&scene, batch);
 			for (int32_t b = 0; b < batch; b++) {
@@ -510,10 +511,10 @@ static void test_carried(void **state)
 				scene.table_start[b] = (uint32_t)b * 16;
 			}
 			scene.step.host_table = i == 2 ? NULL : table;
-			scene.step.table_entries = FA_CUDA_PAGED_TABLE_HERE + (i == 1);
+			scene.step.table_entries = FA_CUDA_PAGED_INLINE_TABLE + (i == 1);
 			scene.step.table = (void *)(uintptr_t)4096;
 			scene_plan(&scene, i == 3 ? &rtx : &h200, &plan);
-			assert_int_equal(plan.table_here, fits ? FA_CUDA_PAGED_TABLE_HERE : 0);
+			assert_int_equal(plan.inline_table, fits ? FA_CUDA_PAGED_INLINE_TABLE : 0);
 			assert_int_equal(plan.decode->small, fits);
 			if (i != 4)
 				assert_int_equal(plan.blob_bytes == 0, few);
@@ -523,17 +524,18 @@ static void test_carried(void **state)
 			                 i == 4 ? 2 : 1);
 			args = &launches[i == 4].args.attention;
 			/* The long one is not among those that decode. */
-			assert_int_equal(args->items_here, few || i == 4 ? plan.decode_items : 0);
+			assert_int_equal(args->inline_items, few || i == 4 ? plan.decode_items : 0);
 			assert_int_equal(!args->items, few || i == 4);
-			for (uint32_t n = 0; args->items_here && n < FA_CUDA_PAGED_ITEMS_HERE; n++)
+			for (uint32_t n = 0; args->inline_items && n < FA_CUDA_PAGED_INLINE_ITEMS;
+			     n++)
 				assert_int_equal(args->first_tiles[n],
-				                 n < args->items_here ? args->first_items[n].tile
-				                                      : UINT32_MAX);
+				                 n < args->inline_items ? args->first_items[n].tile
+				                                        : UINT32_MAX);
 			if (fits) {
 				assert_string_equal(launches[0].kernel->symbol,
 				                    "fa_sm90_paged_decode_bf16_d128_a1_small");
 				assert_memory_equal(launches[0].args.small_attention.table, table,
-				                    FA_CUDA_PAGED_TABLE_HERE * sizeof(*table));
+				                    FA_CUDA_PAGED_INLINE_TABLE * sizeof(*table));
 			}
 			free(scene.blob);
 		}
@@ -542,14 +544,14 @@ static void test_carried(void **state)
 static void test_carried_append(void **state)
 {
 	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
-	uint32_t table[FA_CUDA_PAGED_TABLE_HERE + 1];
+	uint32_t table[FA_CUDA_PAGED_INLINE_TABLE + 1];
 	struct fa_cuda_paged_plan plan;
 	struct scene scene;
 
-	for (uint32_t i = 0; i <= FA_CUDA_PAGED_TABLE_HERE; i++)
+	for (uint32_t i = 0; i <= FA_CUDA_PAGED_INLINE_TABLE; i++)
 		table[i] = i * 5 + 1;
 	for (int i = 0; i < 4; i++) {
-		const int32_t batch = FA_CUDA_PAGED_ITEMS_HERE + (i == 1);
+		const int32_t batch = FA_CUDA_PAGED_INLINE_ITEMS + (i == 1);
 		const bool fits = i == 0;
 
 		scene_init(&scene, batch);
@@ -559,7 +561,7 @@ static void test_carried_append(void **state)
 			scene.table_start[b] = (uint32_t)b * 2;
 		}
 		scene.step.host_table = table;
-		scene.step.table_entries = FA_CUDA_PAGED_TABLE_HERE + (i == 2);
+		scene.step.table_entries = FA_CUDA_PAGED_INLINE_TABLE + (i == 2);
 		scene.request = (struct fa_paged_request){
 			.op = i == 3 ? FA_PAGED_READ : FA_PAGED_APPEND,
 			.append = {
@@ -583,7 +585,7 @@ static void test_carried_append(void **state)
 			assert_int_equal(args->items[batch - 1].n_k, 100 + batch - 1);
 			assert_int_equal(args->items[batch - 1].table_start, (batch - 1) * 2);
 			assert_memory_equal(args->table, table,
-			                    FA_CUDA_PAGED_TABLE_HERE * sizeof(*table));
+			                    FA_CUDA_PAGED_INLINE_TABLE * sizeof(*table));
 		}
 		free(scene.blob);
 	}
@@ -654,8 +656,8 @@ static void test_codes(void **state)
 	assert_null(plan.forward);
 	assert_string_equal(plan.decode->symbol, "fa_sm90_codes_decode_int8_d128_a2");
 	assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 0, 0, 1, launches), 1);
-	assert_true(launches[0].args.attention_codes.codes.token_scales);
-	assert_int_equal(launches[0].args.attention_codes.codes.k_scales_at, 3 * 64 * 128);
+	assert_true(launches[0].args.attention_quantised.quantised.token_scales);
+	assert_int_equal(launches[0].args.attention_quantised.quantised.k_scales_at, 3 * 64 * 128);
 	assert_int_equal(launches[0].args.attention.pages.k_row, 128);
 	free(scene.blob);
 	scene.cache.store = FA_PAGED_E4M3;
@@ -665,8 +667,9 @@ static void test_codes(void **state)
 	scene_plan(&scene, &small, &plan);
 	assert_string_equal(plan.decode->symbol, "fa_sm80_codes_decode_e4m3_d128_a2_w4");
 	assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 0, 0, 1, launches), 1);
-	assert_false(launches[0].args.attention_codes.codes.token_scales);
-	assert_memory_equal(launches[0].args.attention_codes.codes.k_scales, scales + 3, 12);
+	assert_false(launches[0].args.attention_quantised.quantised.token_scales);
+	assert_memory_equal(launches[0].args.attention_quantised.quantised.k_scales, scales + 3,
+	                    12);
 	free(scene.blob);
 	carried = scene.cache;
 
@@ -691,8 +694,9 @@ static void test_codes(void **state)
 	assert_string_equal(plan.decode->symbol, "fa_sm90_codes_decode_e4m3_d128_a1_small");
 	assert_int_equal(plan.blob_bytes, 0);
 	assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 0, 0, 1, launches), 1);
-	assert_memory_equal(launches[0].args.small_attention_codes.table, table, sizeof(table));
-	assert_memory_equal(launches[0].args.attention_codes.codes.k_scales, scales + 3, 12);
+	assert_memory_equal(launches[0].args.small_attention_quantised.table, table, sizeof(table));
+	assert_memory_equal(launches[0].args.attention_quantised.quantised.k_scales, scales + 3,
+	                    12);
 	free(scene.blob);
 
 #define REFUSED(chip, change, part)                                                                \

@@ -51,7 +51,7 @@ struct fa_cuda_preemption {
 	} args;
 	struct fa_cuda_maps maps;
 	bool is_long;     /* counted by device.quiesce while it runs */
-	CUdeviceptr area; /* struct fa_cuda_yield_area, then states of blocks */
+	CUdeviceptr area; /* struct fa_cuda_preempt_area, then states of blocks */
 	size_t area_bytes;
 	uint64_t *report; /* written by the GPU: blocks left */
 	CUdeviceptr report_at;

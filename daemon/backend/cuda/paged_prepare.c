@@ -120,7 +120,7 @@ static bool reads_tables(const struct fa_cuda_paged_part *part)
 {
 	const struct fa_paged_request *request = &part->request;
 
-	if (!part->plan->table_here)
+	if (!part->plan->inline_table)
 		return true;
 	return request->op == FA_PAGED_ATTEND
 	               ? request->attention.tree || request->attention.positions

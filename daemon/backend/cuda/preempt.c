@@ -1,5 +1,5 @@
 /*
- * Preemption; kernels/cuda/common/yield.h has the kernel's side. The engine writes the launch's
+ * Preemption; kernels/cuda/common/preempt.h has the kernel's side. The engine writes the launch's
  * turn to a word in GPU memory, on a stream of its own: the GPU's front end does that at once,
  * however many blocks wait for an SM. The launch stops and reports how many blocks are left. The
  * rest is launched when no work of high priority is in flight; nothing is launched behind it
@@ -113,7 +113,7 @@ bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *st
 	if (!n_queues && work_ns < FA_CUDA_PREEMPT_ALWAYS_NS)
 		return false;
 	return grow_area(device, stream,
-	                 sizeof(struct fa_cuda_yield_area) +
+	                 sizeof(struct fa_cuda_preempt_area) +
 	                         2 * (size_t)device->chip.sms * (size_t)state_bytes) ==
 	       CUDA_SUCCESS;
 }
@@ -137,14 +137,14 @@ static CUresult launch(struct fa_device *device, struct fa_cuda_stream *stream,
 	const bool is_behind = !preemption->work && stream->n_works > 0;
 	CUresult result;
 
-	args->yield.turn = ++device->preempt.turn;
+	args->preempt.turn = ++device->preempt.turn;
 	args->done = (struct fa_cuda_done){
 		.word = (uint64_t *)stream->word_at,
 		.value = stream->sequence,
 		.counter = (uint64_t *)stream->counter_at,
 		.last = stream->n_counted + preemption->grid - 1,
-		.early = work->completion_words,
-		.early_value = work->completion_value,
+		.client_words = work->completion_words,
+		.client_value = work->completion_value,
 	};
 	__atomic_store_n(preemption->report, 0, __ATOMIC_RELEASE);
 	result = device->driver.cuLaunchKernel(preemption->function, preemption->grid, 1, 1,
@@ -169,8 +169,9 @@ CUresult fa_cuda_preempt_launch(struct fa_device *device, struct fa_cuda_stream 
                                 size_t args_bytes, const struct fa_cuda_maps *maps)
 {
 	const uint32_t slots = (uint32_t)device->chip.sms;
-	const uint32_t most = BLOCKS_AN_SM * slots < FA_CUDA_YIELD_RECORDS ? BLOCKS_AN_SM * slots
-	                                                                   : FA_CUDA_YIELD_RECORDS;
+	const uint32_t most = BLOCKS_AN_SM * slots < FA_CUDA_PREEMPT_RECORDS
+	                              ? BLOCKS_AN_SM * slots
+	                              : FA_CUDA_PREEMPT_RECORDS;
 	struct fa_cuda_preemption *preemption = &stream->preemption;
 	CUresult result;
 
@@ -180,7 +181,7 @@ CUresult fa_cuda_preempt_launch(struct fa_device *device, struct fa_cuda_stream 
 	preemption->grid = kernel->grid < most ? kernel->grid : most;
 	preemption->threads = (unsigned int)kernel->threads;
 	preemption->shared_bytes = (unsigned int)kernel->shared_bytes;
-	attention_of(preemption)->yield = (struct fa_cuda_yield){
+	attention_of(preemption)->preempt = (struct fa_cuda_preempt){
 		.word = (const uint64_t *)preemption->word_at,
 		.area = (void *)preemption->area,
 		.report = (uint64_t *)preemption->report_at,
@@ -211,7 +212,7 @@ static void request_stop(struct fa_device *device, struct fa_cuda_preemption *pr
 	/* On failure the next poll tries again. */
 	preemption->stop_requested = device->driver.cuStreamWriteValue64(
 					     device->preempt.stream, preemption->word_at,
-					     attention_of(preemption)->yield.turn,
+					     attention_of(preemption)->preempt.turn,
 					     CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
 }
 
@@ -297,7 +298,7 @@ void fa_cuda_preempt_end(struct fa_device *device, struct fa_cuda_stream *stream
 CUresult fa_cuda_preempt_resume(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	struct fa_cuda_preemption *preemption = &stream->preemption;
-	struct fa_cuda_yield *yield = &attention_of(preemption)->yield;
+	struct fa_cuda_preempt *yield = &attention_of(preemption)->preempt;
 	const bool urgent = is_urgent(device);
 	CUresult result;
 

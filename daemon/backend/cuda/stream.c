@@ -155,8 +155,8 @@ void fa_cuda_self_signal_args(const struct fa_cuda_stream *stream,
 		.value = stream->sequence,
 		.counter = (uint64_t *)stream->counter_at,
 		.last = stream->n_counted + blocks - 1,
-		.early = work->completion_words,
-		.early_value = work->completion_value,
+		.client_words = work->completion_words,
+		.client_value = work->completion_value,
 		.parts = parts,
 	};
 }

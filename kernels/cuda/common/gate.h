@@ -1,24 +1,11 @@
 /*
- * A launch that begins when a client says so, without the host's CPU between: a kernel of one
- * warp stands before it in its stream and looks at the client's word until that has come to a
- * value. That is quicker than a thread of the host's that looks at the word and then launches
- * (pair/tiny/timeline of fabench request).
+ * A gate: a one-warp kernel that holds back its stream until a client's word reaches a value, so
+ * that the launch behind it begins without the host.
  *
- * It looks for a while only: it gives up when its time is over, or when the host asks it to. Then
- * it shuts what is behind it: launches that do nothing when they find the word `shut` at their
- * run, and later gates of the same run, which shut themselves without a look, as what they
- * stand for comes after what did not happen. The host learns of the first of them, takes all
- * back, and gives the next ones another run.
- *
- * Other ways, and why not:
- *   - cuStreamWaitValue64(): as quick, but nobody can take it back, and where the driver lets
- *     streams share a queue all others of that queue wait, too;
- *   - blocks of the launch itself that look at the word: they would have SMs that the client's
- *     kernels, which they wait for, need;
- *   - a word in the device's own memory that the client's stream writes besides, after the host's,
- *     as it must not open a gate before that is there: half a trip over the bus nearer, but a write
- *     later. Pairs took 15.6 and 15.9 us with it and 14.8 and 15.2 without (fad by its ring, tiny,
- *     one H100, in turns; a race, no rows).
+ * It polls for a limited time, and gives up when that is over or the host asks for it. Then it sets
+ * `shut` to its run: launches behind it find their run there and do nothing, and later gates of the
+ * run give up at once. The host learns of the first, takes the launches back and gives the next
+ * ones a new run. docs/kernels.md has the alternatives.
  */
 #pragma once
 
@@ -28,24 +15,24 @@
 
 #include <stdint.h>
 
-/* Looks at the client's word between two at the host's. Each takes a trip over the bus. */
+/* Polls of the client's word per poll of the host's. Each crosses the bus. */
 #define FA_GATE_LOOKS 8
 
-/* All threads of a kernel, first: they end if it is to do nothing. The gate has ended before, so
- * that a plain load sees what it wrote. */
+/* All threads of a kernel, first: they exit if the launch is to do nothing. The gate has finished,
+ * so a plain load sees what it wrote. */
 __device__ __forceinline__ void fa_gate_pass(const struct fa_cuda_done &done)
 {
 	if (done.gate_run && *done.shut == done.gate_run)
 		fa_exit();
 }
 
-/* What the client wrote before the word is seen by what comes behind. */
+/* Acquire: what the client wrote before the word is visible behind the gate. */
 __device__ __forceinline__ bool fa_gate_is_open(const struct fa_cuda_gate &args)
 {
 	return (int64_t)(fa_ld_acquire_system(args.word) - args.value) >= 0;
 }
 
-/* One thread. It says nothing when it opens, as to write over the bus would hold up its end. */
+/* One thread. Reports nothing when it opens: a write over the bus would delay its end. */
 __device__ __forceinline__ void fa_gate(const struct fa_cuda_gate &args)
 {
 	const uint64_t begin_ns = fa_timer_ns();

@@ -1,7 +1,7 @@
 /*
- * From dot products to logits: the hook by which variants of attention differ.
- * Logits are in units of ln 2, so that exp() is one instruction. A variant gives
- *   factor()  what a value of apply()'s is multiplied by in the exponent, > 0
+ * From dot products to logits: the hook for variants of attention. Logits are in units of ln 2, so
+ * that exp() is one instruction. A variant defines
+ *   factor()  multiplies apply()'s results in the exponent, > 0
  *   apply()   turns a thread's dot products into logits / factor
  */
 #pragma once
@@ -34,8 +34,8 @@ struct fa_logits_scaled {
 	}
 };
 
-/* Everything else: soft cap, ALiBi, sinks, a scale of any sign, rows of any
- * alignment; each chosen at run time, alike for the whole block. */
+/* Everything else: soft cap, ALiBi, sinks, scales of any sign, rows of any alignment; chosen at run
+ * time, for the whole block. */
 struct fa_logits_rich {
 	static constexpr bool any_alignment = true;
 	static constexpr bool any_sink = true;
@@ -54,14 +54,14 @@ struct fa_logits_rich {
 		return 1;
 	}
 
-	/* @position: that of dots[0][0][0]'s key, less its row's. */
+	/* @position: that of dots[0][0][0]'s key minus its row's. */
 	template <int ATOMS, int TILES>
 	__device__ __forceinline__ void apply(float (&dots)[ATOMS][TILES][4],
 	                                      int32_t position) const
 	{
 		if (cap_out != 0) {
 			/* tanh(x) = 1 - 2 / (1 + e^2x), with an absolute error of 2^-22;
-			 * tanh.approx is good to 2^-11 only. */
+			 * tanh.approx has 2^-11. */
 #pragma unroll
 			for (int a = 0; a < ATOMS; a++)
 #pragma unroll

@@ -1,7 +1,7 @@
 /*
- * How kernels that copy by TMA are told where their tensors lie: maps, opaque to all but
- * the driver, the kernel's second parameter. Every tensor is of four dimensions, (dim,
- * token, head, sequence), ragged ones with one sequence.
+ * Tensor maps of kernels that copy by TMA: opaque to all but the driver, and the kernel's second
+ * parameter. Every tensor has four dimensions (dim, token, head, sequence), ragged ones with one
+ * sequence.
  */
 #pragma once
 

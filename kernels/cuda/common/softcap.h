@@ -1,13 +1,12 @@
 /*
  * Soft caps: from a dot product to cap_out * tanh(cap_in * dot).
  *
- * tanh(x) = 1 - 2 / (1 + e^2x) takes two steps of the special unit, which has time for two in all
- * for a pair of row and key at head dim 128, and the exponential is one; tanh.approx takes one, and
- * is good to 2^-11 only. But caps are there for the few logits that get out of hand. Small dots,
- * below 15/16 of the cap, have a polynomial in y = dot^2 - cap_square, where the sign of y says
- * that they are small. For a large one, dot and y are made those that the polynomial makes its
- * logit of, so that all go on alike. Which of the two a dot is is its own matter alone, so that no
- * bit of a row depends on what is computed beside it.
+ * tanh takes two steps of the special function unit, which has time for two per (row, key) at head
+ * dim 128 and needs one for the exponential; tanh.approx takes one but has only 2^-11. So small
+ * dots, below 15/16 of the cap, use a polynomial in y = dot^2 - cap_square, whose sign says that
+ * they are small. A large dot, and its y, are replaced by values for which the polynomial gives its
+ * logit, so that all dots share the code. The choice depends on the dot alone, so no bit of a row
+ * depends on its neighbours.
  */
 #pragma once
 
@@ -28,7 +27,7 @@ struct fa_softcap {
 			powers[i] = args.cap_powers[i];
 	}
 
-	/* NaN counts as either, and stays what it is. */
+	/* NaN counts as either, and stays NaN. */
 	__device__ __forceinline__ float beyond(float dot) const
 	{
 		return fmaf(dot, dot, -square);
@@ -63,12 +62,9 @@ struct fa_softcap {
 	}
 };
 
-/*
- * All of @dots, of all of a warp's threads, become logits, and @base of their rows is added. PART
- * of them are looked at together, by CHAINS of instructions, and while they are computed the next
- * are looked at. A few that are large cost what they and their neighbours take. @behind is called
- * for [first, end) of those that are there, beside the next.
- */
+/* Turns @dots of all threads of a warp into logits, and adds @base of their rows. Checks PART of
+ * them at a time, in CHAINS of instructions, while the previous ones are computed. @behind is
+ * called for [first, end) of the finished ones, beside the next. */
 template <int PART, int CHAINS, int COUNT, class BEHIND>
 __device__ __forceinline__ void fa_softcap_warp(float (&dots)[COUNT], const float (&base)[2],
                                                 struct fa_softcap cap, BEHIND behind)
@@ -77,8 +73,8 @@ __device__ __forceinline__ void fa_softcap_warp(float (&dots)[COUNT], const floa
 	bool large;
 
 	static_assert(COUNT % PART == 0, "as many each");
-	/* The polynomial's first step has two of them, and only one can be a constant: the other is to
-	 * stay where it is, not to be moved there for each dot. */
+	/* The polynomial's first step has two coefficients, of which only one can be a constant:
+	 * keeps the other in a register instead of a move per dot. */
 	cap.powers[FA_CUDA_CAP_POWERS - 2] = fa_to_vector_register(
 		cap.powers[FA_CUDA_CAP_POWERS - 2]);
 	const auto look = [&](int part) {

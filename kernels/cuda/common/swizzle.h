@@ -1,8 +1,7 @@
 /*
- * Tiles in shared memory: rows of D 16-bit elements, without padding, in chunks of
- * 16 bytes. Chunk c of row r lies at c ^ key(r), so that eight rows of one column
- * of chunks, which ldmatrix reads at once, lie in different banks. Tiles start on
- * 1024 bytes.
+ * Swizzled tiles in shared memory: rows of D 16-bit elements without padding, in chunks of 16
+ * bytes. Chunk c of row r lies at c ^ key(r), so that the eight rows that ldmatrix reads at once
+ * cause no bank conflicts. Tiles are 1024-byte aligned.
  */
 #pragma once
 
@@ -14,13 +13,13 @@ template <int D> struct fa_swizzle {
 	static constexpr int row_bytes = D * 2;
 	/* Chunks that are permuted among themselves. */
 	static constexpr int period = D % 64 == 0 ? 8 : 4;
-	/* Threads that move a row together, some chunks each. */
+	/* Threads that move a row together. */
 	static constexpr int lanes = D % 128 == 0 ? 16 : period;
 
 	static __device__ __forceinline__ uint32_t key(uint32_t row)
 	{
-		/* With an odd number of 64-byte groups, bit 0 of the row moves it by half
-		 * the banks already. */
+		/* With an odd number of 64-byte groups, bit 0 of the row already moves it by half
+		 * the banks. */
 		return period == 8 ? row & 7 : (row >> 1) & 3;
 	}
 
@@ -29,8 +28,8 @@ template <int D> struct fa_swizzle {
 		return row * row_bytes + ((chunk ^ key(row)) << 4);
 	}
 
-	/* From offset(row, c) with c < 2 to offset(row, c + chunk), @chunk even: costs
-	 * one XOR by a constant, the rest is an immediate. */
+	/* From offset(row, c) with c < 2 to offset(row, c + chunk), @chunk even: one XOR by a
+	 * constant, the rest is an immediate. */
 	static __device__ __forceinline__ uint32_t advance(uint32_t base, int chunk)
 	{
 		return (base ^ (uint32_t)((chunk % period) << 4)) +

@@ -1,7 +1,6 @@
 /*
- * Moving tiles of 16-bit elements between global and swizzled shared memory. Rows
- * past the end and columns past the tensor's width are zero in shared memory and
- * never touched in global memory.
+ * Copies tiles of 16-bit elements between global and swizzled shared memory. Rows past the end and
+ * columns past the tensor's width are zero in shared memory and never touched in global memory.
  */
 #pragma once
 
@@ -20,25 +19,22 @@ template <> struct fa_stride<true> {
 	using type = int32_t;
 };
 
-/*
- * Tiles of ROWS rows of D elements, loaded by THREADS threads. A thread owns some
- * chunks of every PASS-th row, the same chunks in each, so that all but its first
- * address is a constant away. NEAR: rows are so near to each other that strides fit 32
- * bits, which saves registers; the plan calls such tensors aligned.
- */
+/* Loads tiles of ROWS rows of D elements with THREADS threads. A thread owns the same chunks of
+ * every pass-th row, so that all its addresses are a constant apart. NEAR: strides fit in 32 bits,
+ * which saves registers; the plan calls such tensors aligned. */
 template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	static constexpr int lanes = fa_swizzle<D>::lanes;
 	static constexpr int pass = THREADS / lanes;
 	static constexpr int columns = D / 8 / lanes;
 	static_assert(D / 8 % lanes == 0 && ROWS % pass == 0 && pass % 8 == 0, "whole passes");
 
-	const char *source; /* this thread's first chunk of the tile to load next */
+	const char *source;                    /* this thread's first chunk of the next tile */
 	typename fa_stride<NEAR>::type stride; /* bytes from row to row */
-	uint32_t shared; /* this thread's first chunk in shared memory, from the tile's start */
-	uint32_t bytes[columns]; /* 16, or 0 where a chunk is past the width */
+	uint32_t shared; /* this thread's first chunk in shared memory, relative to the tile */
+	uint32_t bytes[columns]; /* 16, or 0 for a chunk past the width */
 
-	/* @base is the first element of row 0, @first the row where the next tile begins,
-	 * @width a multiple of 8 elements. */
+	/* @base is the first element of row 0, @first the row of the next tile, @width a multiple
+	 * of 8 elements. */
 	__device__ __forceinline__ fa_loader(const char *base, int64_t stride_token, int32_t first,
 	                                     int32_t width)
 	{
@@ -52,13 +48,13 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 			bytes[c] = (chunk + c * lanes) * 8 < width ? 16 : 0;
 	}
 
-	/* On to the tile before. */
+	/* To the previous tile. */
 	__device__ __forceinline__ void retreat(void)
 	{
 		source -= ROWS * stride;
 	}
 
-	/* Starts the copy of a tile with all its rows to @tile. */
+	/* Starts the copy of a whole tile to @tile. */
 	__device__ __forceinline__ void load(uint32_t tile) const
 	{
 		uint32_t at = 0;
@@ -74,7 +70,7 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 		}
 	}
 
-	/* The same where only @rows rows are there; the others become zero. */
+	/* The same for the first @rows rows; the others become zero. */
 	__device__ __forceinline__ void load_part(uint32_t tile, int32_t rows) const
 	{
 		const int32_t left = rows - (int32_t)(threadIdx.x / lanes);
@@ -92,7 +88,7 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 		}
 	}
 
-	/* The same again for rows of any alignment, element by element through registers. */
+	/* The same for rows of any alignment, element by element through registers. */
 	__device__ __forceinline__ void load_elements(uint32_t tile, int32_t rows) const
 	{
 		const int32_t left = rows - (int32_t)(threadIdx.x / lanes);
@@ -119,11 +115,9 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	}
 };
 
-/*
- * A warp, this thread being its @lane, stores ROWS rows of D elements from its own part of shared
- * memory, whose first row is @first of the tensor's @end rows, @width elements wide. Returns, if
- * JUDGE, whether this thread stored an infinity or NaN.
- */
+/* Stores ROWS rows of D elements from a warp's shared memory. @first is the first row of the
+ * tensor's @end rows, @width elements wide. If JUDGE, returns true if this thread stored an
+ * infinity or NaN. */
 template <int ROWS, int D, bool ELEMENTS, bool JUDGE, class T>
 __device__ __forceinline__ bool fa_store_rows(uint32_t lane, uint32_t tile, char *base,
                                               int64_t stride, int32_t first, int32_t end,
@@ -131,7 +125,7 @@ __device__ __forceinline__ bool fa_store_rows(uint32_t lane, uint32_t tile, char
 {
 	constexpr int lanes = fa_swizzle<D>::lanes;
 	const uint32_t chunk = lane % lanes;
-	uint32_t zeros = 0; /* the sum of 0 times what is stored */
+	uint32_t zeros = 0; /* sum of 0 * stored values */
 
 #pragma unroll
 	for (int i = 0; i < ROWS; i += 32 / lanes) {

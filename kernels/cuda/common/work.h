@@ -1,6 +1,5 @@
 /*
- * Which part of a request a block computes: a block of query rows of one (sequence,
- * head, slice of V) triple, and the keys that those rows can see.
+ * The work of a block: a block of query rows of one (sequence, head, slice of V) triple.
  */
 #pragma once
 
@@ -13,12 +12,12 @@ struct fa_work {
 	int32_t sequence, head, slice;
 	int32_t row;      /* the block's first query row */
 	int32_t n_q, n_k; /* the sequence's lengths */
-	int32_t diagonal; /* n_k - n_q: row i stands at key i + diagonal */
+	int32_t diagonal; /* n_k - n_q: row i is at key i + diagonal */
 	uint32_t first_q; /* tokens before the sequence, 0 unless ragged */
 	uint32_t first_k;
 };
 
-/* The part of triple number @triple whose first row is @row. */
+/* Triple number @triple, from row @row on. */
 __device__ __forceinline__ struct fa_work fa_work_at(const struct fa_cuda_attention &args,
                                                      int32_t triple, int32_t row)
 {
@@ -43,8 +42,8 @@ __device__ __forceinline__ struct fa_work fa_work_at(const struct fa_cuda_attent
 		const uint32_t n_q = args.cu_seqlens_q[work.sequence + 1] - first_q;
 		const uint32_t n_k = args.cu_seqlens_k[work.sequence + 1] - first_k;
 
-		/* Tells the compiler that these are the same for all threads. Here, so that the division
-		 * by heads is not there for those who need no sequence. */
+		/* The shuffles tell the compiler that these are uniform. Inside the branch, so that
+		 * others are spared the division by heads. */
 		work.first_q = __shfl_sync(~0u, first_q, 0);
 		work.first_k = __shfl_sync(~0u, first_k, 0);
 		work.n_q = (int32_t)__shfl_sync(~0u, n_q, 0);
@@ -54,11 +53,8 @@ __device__ __forceinline__ struct fa_work fa_work_at(const struct fa_cuda_attent
 	return work;
 }
 
-/*
- * The part of this block of threads; @rows is the height of a block. Reads blockIdx in a
- * way that the compiler does not see through, so that a kernel can ask again at its end
- * instead of holding the answer in registers.
- */
+/* The work of this block of threads; @rows is the height of a block. Reads blockIdx opaquely, so
+ * that a kernel can call this again at its end instead of holding the result in registers. */
 __device__ __forceinline__ struct fa_work fa_work_get(const struct fa_cuda_attention &args,
                                                       int32_t rows)
 {
@@ -74,7 +70,7 @@ __device__ __forceinline__ struct fa_work fa_work_get(const struct fa_cuda_atten
 	                  (args.longest_last ? args.blocks_m - 1 - block : block) * rows);
 }
 
-/* Where the sequence's and head's part of a tensor begins. */
+/* Start of the sequence's and head's part of a tensor. */
 __device__ __forceinline__ const char *fa_work_base(const struct fa_cuda_tensor &tensor,
                                                     int32_t sequence, int64_t first, int32_t head)
 {

@@ -1,15 +1,15 @@
 /*
  * Shape of a forward kernel for 16-bit operands on mma.sync.
- *   DIM, DIM_V  columns of Q and K, of V and O, padded with zeros
- *   WARPS       in a block
- *   ATOMS       16-row fragments of a warp. Two halve the shared-memory reads of K
- *               and V, the bottleneck of one
+ *   DIM, DIM_V  columns of Q and K, of V and O, zero-padded
+ *   WARPS       per block
+ *   ATOMS       16-row fragments per warp. Two halve the shared-memory reads of K and V,
+ *               the bottleneck of one
  *   SPLIT       warps that share their rows. With 1, softmax needs no barrier. With 2,
  *               a pair halves a tile's keys for the dot products and V's columns for
  *               O, so that ATOMS of 2 fit the registers at DIM_V > 128
- *   KEYS        of a tile of K and V
+ *   KEYS        per tile of K and V
  *   STAGES      tiles of K and V in shared memory
- *   BLOCKS      that share an SM
+ *   BLOCKS      per SM
  *   BAND        rows see a window of keys (causal is one), not all of them
  *   SOURCE      where rows, K and V come from (source.h)
  */
@@ -55,7 +55,7 @@ struct fa_sm80_config {
 	static constexpr uint32_t Q_BYTES = ROWS * DIM * 2;
 	static constexpr uint32_t K_BYTES = KEYS * DIM * 2;
 	static constexpr uint32_t V_BYTES = KEYS * DIM_V * 2;
-	/* What a pair tells each other: each warp's P, and a float a row. */
+	/* What a pair exchanges: each warp's P, and a float per row. */
 	static constexpr uint32_t P_BYTES = SPLIT > 1 ? WARP_ROWS *WARP_KEYS * 2 : 0;
 	static constexpr uint32_t ROW_BYTES = SPLIT > 1 ? WARP_ROWS * 4 : 0;
 	static constexpr uint32_t SHARED_BYTES = Q_BYTES + STAGES * (K_BYTES + V_BYTES) +

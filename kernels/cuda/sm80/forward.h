@@ -1,58 +1,52 @@
 /*
- * Forward attention on mma.sync, for fp16 and bf16. A block computes ROWS
- * query rows of one head; each warp, or pair of warps, has WARP_ROWS of them, their
- * part of Q and O to itself, and shares the tiles of K and V with the others. Where
- * those come from is the config's SOURCE (source.h).
+ * Forward attention on mma.sync, for fp16 and bf16. A block computes ROWS query rows of one head;
+ * each warp, or pair of warps, owns WARP_ROWS of them and shares the tiles of K and V with the
+ * others. The config's SOURCE loads those (source.h).
  *
- * Keys are walked from the last tile to the first. K and V of a tile arrive by
- * cp.async in STAGES buffers: at the top of a tile each thread waits for its own
- * copies of it, then one barrier (all threads, once per tile) says both that the
- * tile is whole and that everyone is done with the tile before, whose buffer the
- * next copies go to.
+ * Keys go from the last tile to the first. K and V arrive by cp.async in STAGES buffers. At the top
+ * of a tile each thread waits for its own copies, then one barrier (all threads, once per tile)
+ * makes the tile visible and frees the previous buffer for the next copies.
  *
- * A pair (SPLIT 2) has named barrier 1 + its index to itself, 64 threads, twice a tile:
- * once to agree whether to raise the maxima (both have read the other's P of the tile
- * before), once when P is written. Raising takes one more, and the end two.
+ * A pair (SPLIT 2) has named barrier 1 + its index, 64 threads, twice per tile: to agree whether to
+ * raise the maxima (both have read the other's previous P), and when P is written. Raising takes
+ * one more, the end two.
  *
- * Where rows see different keys, a block that wrote an infinity or NaN walks its keys
- * once more, isolating rows from what they do not see (product.h). That comes after
- * everything else, so that it costs the usual case no registers.
+ * Where rows see different keys, a block that wrote an infinity or NaN recomputes its rows
+ * (recompute.h), after everything else, so that the usual case pays no registers for it.
  */
 #pragma once
 
 #include "kernels/cuda/common/args.h"
 #include "kernels/cuda/common/logits.h"
 #include "kernels/cuda/common/tile.h"
+#include "kernels/cuda/common/warp_pair.h"
+#include "kernels/cuda/common/warp_product.h"
+#include "kernels/cuda/common/warp_softmax.h"
 #include "kernels/cuda/common/work.h"
 #include "kernels/cuda/ptx/barrier.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/sm80/config.h"
-#include "kernels/cuda/sm80/isolate.h"
-#include "kernels/cuda/sm80/pair.h"
-#include "kernels/cuda/sm80/product.h"
-#include "kernels/cuda/sm80/softmax.h"
+#include "kernels/cuda/sm80/recompute.h"
 #include "kernels/cuda/sm80/source.h"
 
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
 
-/*
- * Computes a block's rows over all of their keys, not yet divided by the sums.
- */
+/* The main loop: a block's rows over all of their keys, not yet divided by the sums. */
 template <class C>
-__device__ __forceinline__ void fa_sm80_walk(struct fa_sm80_rows<C> &rows,
-                                             const typename C::SOURCE::ARGS &given,
-                                             const typename C::SOURCE::WORK &work, uint32_t q_tile)
+__device__ __forceinline__ void
+fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &given,
+                 const typename C::SOURCE::WORK &work, uint32_t q_tile)
 {
 	const struct fa_cuda_attention &args = C::SOURCE::attention(given);
 	const uint32_t kv_tiles = q_tile + C::Q_BYTES; /* a stage: K, then V */
 	constexpr uint32_t stage_bytes = C::K_BYTES + C::V_BYTES;
 	const uint32_t lane = threadIdx.x % 32;
 	const int32_t warp_row = threadIdx.x / 32 / C::SPLIT * C::WARP_ROWS;
-	const struct fa_sm80_pair<C> pair(kv_tiles + C::STAGES * stage_bytes, threadIdx.x / 32);
+	const struct fa_warp_pair<C> pair(kv_tiles + C::STAGES * stage_bytes, threadIdx.x / 32);
 
-	/* The block's keys, and the tile that is walked first. */
+	/* The block's keys, and the first tile to compute. */
 	int32_t begin = 0, end = work.n_k;
 	if (C::BAND) {
 		const int32_t last_row = min(work.row + C::ROWS, work.n_q) - 1;
@@ -62,9 +56,9 @@ __device__ __forceinline__ void fa_sm80_walk(struct fa_sm80_rows<C> &rows,
 	}
 	const int32_t first_tile = begin / C::KEYS;
 	const int32_t tile = end > begin ? (end - 1) / C::KEYS : first_tile - 1;
-	/* Of the tile at hand, the last key that the sequence has, counted from where the
-	 * first tile begins; -1: no tile is left. Only the tile that is walked first can have
-	 * keys past the end. In one number because registers are what there are fewest of. */
+	/* The last existing key of the current tile, relative to the first tile's start; -1: no
+	 * tile is left. Only the first tile computed can have keys past the end. One number, to
+	 * save registers. */
 	int32_t last = tile < first_tile
 	                       ? -1
 	                       : min(work.n_k, (tile + 1) * C::KEYS) - first_tile * C::KEYS - 1;
@@ -92,7 +86,7 @@ __device__ __forceinline__ void fa_sm80_walk(struct fa_sm80_rows<C> &rows,
 		fa_cp_async_commit();
 	}
 
-	/* This lane's ldmatrix addresses: of Q, of K's and of V's place in a stage. */
+	/* This lane's ldmatrix addresses: of Q, and of K and V within a stage. */
 	const uint32_t q_lane = q_tile +
 	                        fa_swizzle<C::DIM>::offset(warp_row + lane % 16, lane / 16);
 	const uint32_t k_lane = fa_swizzle<C::DIM>::offset(
@@ -103,9 +97,9 @@ __device__ __forceinline__ void fa_sm80_walk(struct fa_sm80_rows<C> &rows,
 	const typename C::LOGITS logits(args, work.head);
 	const float factor = logits.factor();
 
-	fa_sm80_clear<C>(rows);
+	fa_warp_clear<C>(rows);
 
-	/* Keys are counted from where the warp's first row stands: few registers. */
+	/* Keys are relative to the warp's first row, which saves registers. */
 	const int32_t origin = C::BAND ? work.row + warp_row + work.diagonal : 0;
 	int32_t key = tile * C::KEYS - origin;
 
@@ -130,46 +124,46 @@ __device__ __forceinline__ void fa_sm80_walk(struct fa_sm80_rows<C> &rows,
 			fa_cp_async_commit();
 		}
 
-		/* Does no row of this warp see a key of this tile? */
+		/* No row of this warp sees a key of this tile. */
 		if (C::BAND &&
 		    (key >= C::WARP_ROWS + args.window_right || key + C::KEYS <= -args.window_left))
 			continue;
 
 		const int32_t lane_key = pair.half * C::WARP_KEYS + lane % 4 * 2;
-		/* Of the tile's keys, those that the source hides: only the one that is walked
-		 * last has any, and then it is the loader's. */
+		/* Keys of the tile that the source hides: only in the tile computed last, which is
+		 * then the loader's. */
 		const int32_t hidden = last < C::KEYS ? C::SOURCE::hidden(k_loader) : 0;
-		const struct fa_sm80_sight<C> sight = {
+		const struct fa_warp_visibility<C> sight = {
 			.key = key + lane_key - (int32_t)(lane / 4), .start = hidden - lane_key,
 			.rest = last % C::KEYS + 1 - lane_key, .left = args.window_left,
 			.right = args.window_right,
 		};
 		float dots[C::ATOMS][C::WARP_KEYS / 8][4];
 
-		fa_sm80_dots<C, C::DIM / 16>(dots, q_lane, kv + k_lane);
+		fa_warp_dots<C, C::DIM / 16>(dots, q_lane, kv + k_lane);
 		logits.apply(dots, sight.key);
-		/* Is there a key that some row does not see? */
+		/* Some row does not see some key. */
 		if (last % C::KEYS != C::KEYS - 1 ||
 		    (C::BAND && (key + C::KEYS - 1 > args.window_right ||
 		                 key < C::WARP_ROWS - 1 - args.window_left ||
 		                 (C::SOURCE::STARTS && hidden > 0))))
-			fa_sm80_mask<C>(dots, sight);
-		fa_sm80_raise<C>(rows, dots, factor, pair);
-		fa_sm80_accumulate<C, false>(rows, dots, factor, kv + v_lane, pair, sight);
+			fa_warp_mask<C>(dots, sight);
+		fa_warp_raise_max<C>(rows, dots, factor, pair);
+		fa_warp_accumulate<C, false>(rows, dots, factor, kv + v_lane, pair, sight);
 	}
 }
 
-/* Divides O by the sums, writes O and the LSE. O leaves through the part of Q's shared
- * memory that belongs to these rows, which nobody reads any more. Returns whether this
- * thread has written an infinity or NaN, where that may not be what the rows see. */
+/* Divides O by the sums, writes O and the LSE. O leaves through these rows' part of Q's shared
+ * memory, which is no longer read. Returns true if this thread wrote an infinity or NaN that may be
+ * wrong. */
 template <class C>
-__device__ __forceinline__ bool fa_sm80_finish(struct fa_sm80_rows<C> &rows,
+__device__ __forceinline__ bool fa_sm80_finish(struct fa_warp_rows<C> &rows,
                                                const typename C::SOURCE::ARGS &given,
                                                uint32_t shared, uint32_t thread)
 {
 	const struct fa_cuda_attention &args = C::SOURCE::attention(given);
 	const uint32_t warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-	const struct fa_sm80_pair<C> pair(
+	const struct fa_warp_pair<C> pair(
 		shared + C::Q_BYTES + C::STAGES * (C::K_BYTES + C::V_BYTES), warp);
 	const uint32_t tile = shared + warp / C::SPLIT * C::WARP_ROWS * C::DIM * 2;
 	const typename C::SOURCE::WORK work = C::SOURCE::work(given, C::ROWS);
@@ -187,7 +181,7 @@ __device__ __forceinline__ bool fa_sm80_finish(struct fa_sm80_rows<C> &rows,
 	if (C::SPLIT > 1) {
 		float others[2 * C::ATOMS];
 
-		/* Its barrier also says that both are done with Q. */
+		/* The barrier also says that both are done with Q. */
 		pair.swap_rows(others, rows.sum);
 #pragma unroll
 		for (int r = 0; r < 2 * C::ATOMS; r++)
@@ -230,7 +224,7 @@ __device__ __forceinline__ bool fa_sm80_finish(struct fa_sm80_rows<C> &rows,
 	else
 		__syncwarp();
 
-	/* Of a pair's rows, each warp stores half. */
+	/* Each warp of a pair stores half of the rows. */
 	constexpr int store_rows = C::WARP_ROWS / C::SPLIT;
 
 	return fa_store_rows<store_rows, C::DIM_V, C::LOGITS::any_alignment, C::BAND,
@@ -251,21 +245,21 @@ __device__ __forceinline__ void fa_sm80_forward(const typename C::SOURCE::ARGS &
 
 	{
 		const typename C::SOURCE::WORK work = C::SOURCE::work(given, C::ROWS);
-		struct fa_sm80_rows<C> rows;
+		struct fa_warp_rows<C> rows;
 
 		if (work.row >= work.n_q)
 			return;
-		fa_sm80_walk<C>(rows, given, work, shared);
+		fa_sm80_mainloop<C>(rows, given, work, shared);
 		broken = fa_sm80_finish<C>(rows, given, shared, threadIdx.x);
 	}
 	if constexpr (C::BAND) {
-		/* All threads: nobody reads shared memory of this walk any more. */
+		/* All threads: shared memory is no longer read. */
 		if (__syncthreads_or(broken)) {
-			struct fa_sm80_rows<C> rows;
+			struct fa_warp_rows<C> rows;
 
-			fa_sm80_walk_isolated<C>(rows, given, shared);
-			/* The index asked anew: else the first walk would hold registers for
-			 * addresses that both ends need. */
+			fa_sm80_recompute<C>(rows, given, shared);
+			/* Reads the index again, so that the main loop holds no registers for
+			 * addresses of both ends. */
 			fa_sm80_finish<C>(rows, given, shared, fa_thread_index());
 		}
 	}

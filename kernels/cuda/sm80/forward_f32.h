@@ -1,15 +1,14 @@
 /*
  * Dense forward attention in fp32 on the CUDA cores, every variant in one kernel.
  *
- * A block has 16 groups of 8 lanes. Group g computes rows g + 16 i; of a tile's keys
- * a lane has lane + 8 j, of V's columns four at 4 lane + 32 j. So Q is read by
- * broadcast, K (rows padded by 16 bytes) and V without bank conflicts, and rows meet
- * in shuffles inside a group. P passes from a group to itself through shared memory,
- * as [key][g * ROWS + i].
+ * A block has 16 groups of 8 lanes. Group g computes rows g + 16 i; a lane has keys lane + 8 j of a
+ * tile, and four columns of V at 4 lane + 32 j. Reads of Q are broadcasts, those of K (rows padded
+ * by 16 bytes) and V free of bank conflicts, and rows are reduced by shuffles in a group. P goes
+ * through shared memory within its group, as [key][g * ROWS + i].
  *
- * K and V have one buffer each. Two barriers a tile, all threads: before the dot
- * products (K has come, V is free) and before the products with V (V has come, K is
- * free); each copy overlaps the half of the work that does not need it.
+ * K and V have one buffer each. Two barriers per tile, all threads: before the dot products (K has
+ * arrived, V is free) and before the products with V (V has arrived, K is free); each copy overlaps
+ * the other half's work.
  */
 #pragma once
 
@@ -23,8 +22,8 @@
 #include <math.h>
 #include <stdint.h>
 
-/* Starts the copy of ROWS rows of @width elements to rows of D, PITCH elements apart;
- * what lies past @rows rows or past the width becomes zero. */
+/* Starts the copy of ROWS rows of @width elements to rows of D, PITCH elements apart; what is past
+ * @rows rows or the width becomes zero. */
 template <int ROWS, int D, int PITCH>
 __device__ __forceinline__ void fa_f32_load(float *tile, const char *base, int64_t stride,
                                             int32_t rows, int32_t width, bool aligned)
@@ -46,8 +45,7 @@ __device__ __forceinline__ void fa_f32_load(float *tile, const char *base, int64
 	}
 }
 
-/* out += P V for a tile. If @masked, a negative p says that the row does not see the
- * key, and shall not see it through 0 times an infinity or a NaN either. */
+/* out += P V for a tile. If @masked, a negative p marks a hidden key, which is skipped. */
 template <int DIM_V, int ROWS, int TILE, int P_PITCH, bool masked>
 __device__ __forceinline__ void fa_f32_product(float (&out)[ROWS][DIM_V / 32][4],
                                                const float *p_tile, const float *v_tile)
@@ -116,7 +114,7 @@ __device__ __forceinline__ void fa_sm80_forward_f32(const struct fa_cuda_attenti
 #pragma unroll
 	for (int i = 0; i < ROWS; i++) {
 		sum[i] = 0;
-		offset[i] = FLT_MAX; /* see forward.h */
+		offset[i] = FLT_MAX; /* see warp_softmax.h */
 #pragma unroll
 		for (int j = 0; j < DIM_V / 32; j++)
 #pragma unroll
@@ -142,7 +140,7 @@ __device__ __forceinline__ void fa_sm80_forward_f32(const struct fa_cuda_attenti
 
 		fa_cp_async_commit();
 		fa_cp_async_wait<0>();
-		__syncthreads(); /* K has come, nobody reads V */
+		__syncthreads(); /* K has arrived, V is free */
 		fa_f32_load<TILE, DIM_V, DIM_V>(v_tile, v_base + key * args.v.stride_token,
 		                                args.v.stride_token, work.n_k - key, width_v,
 		                                args.aligned);
@@ -222,13 +220,13 @@ __device__ __forceinline__ void fa_sm80_forward_f32(const struct fa_cuda_attenti
 		}
 
 		fa_cp_async_wait<0>();
-		__syncthreads(); /* V has come, nobody reads K; P too */
+		__syncthreads(); /* V and P have arrived, K is free */
 		if (tile > first_tile)
 			fa_f32_load<TILE, DIM, PITCH>(
 				k_tile, k_base + (key - TILE) * args.k.stride_token,
 				args.k.stride_token, TILE, args.head_dim, args.aligned);
 
-		/* Is there a key that some row does not see? */
+		/* Some row does not see some key. */
 		if (key + TILE > work.n_k || key < last_row + work.diagonal - args.window_left ||
 		    key + TILE - 1 > work.row + work.diagonal + args.window_right)
 			fa_f32_product<DIM_V, ROWS, TILE, P_PITCH, true>(out, p_tile, v_tile);

@@ -1,15 +1,13 @@
 /*
- * The table of built sm_80 kernels: plain C preprocessor, read
- * by the *_rows.h, which instantiate a kernel from every row, and by table.c, which
- * makes of every row one of what the host looks up.
+ * The table of sm_80 kernels, in plain preprocessor: *_rows.h instantiates a kernel from every row,
+ * and table.c makes it an entry for the host.
  *
- * For 16-bit operands: X(kind, KIND, dim, dim_v, warps, atoms, keys, stages, blocks);
- * config.h says what the numbers mean.
+ * For 16-bit operands: X(kind, KIND, dim, dim_v, warps, atoms, split, keys, stages, blocks);
+ * config.h has the meanings.
  *
- * Kinds: FULL computes every (row, key) pair, BAND a window of any shape (causal is
- * one), both with a positive scale and rows on 16 bytes; RICH everything. RICH fits
- * 99 KiB of shared memory at every width, so that it is also what chips with less
- * than the 164 KiB of sm_80 use.
+ * Kinds: FULL computes every (row, key) pair, BAND a window of any shape (causal is one), both with
+ * a positive scale and 16-byte aligned rows; RICH everything. RICH fits 99 KiB of shared memory at
+ * every width, for chips with less than the 164 KiB of sm_80.
  */
 #pragma once
 
@@ -32,15 +30,12 @@
 	X(band, BAND, 256, 256, 8, 2, 2, 64, 2, 1)                                                 \
 	X(rich, RICH, 256, 256, 4, 1, 1, 32, 2, 2)
 
-/* Q, STAGES tiles of K and V, and for pairs of warps (split 2) P and a float a row. */
+/* Q, STAGES tiles of K and V and, for pairs of warps (split 2), P and a float per row. */
 #define FA_SM80_SHARED_BYTES(dim, dim_v, warps, atoms, split, keys, stages)                        \
 	(2 * ((warps) / (split) * (atoms)*16 * (dim) + (stages) * (keys) * ((dim) + (dim_v))) +    \
 	 ((split) > 1 ? (warps) * (atoms)*16 * ((keys) / (split)*2 + 4) : 0))
 
-/*
- * For fp32: X(dim, dim_v, rows, keys), rows and keys of a thread (forward_f32.h). All
- * are RICH.
- */
+/* For fp32: X(dim, dim_v, rows, keys), rows and keys per thread (forward_f32.h). All are RICH. */
 #define FA_SM80_FORWARD_F32(X)                                                                     \
 	X(64, 64, 4, 4)                                                                            \
 	X(128, 128, 4, 4)                                                                          \
@@ -48,7 +43,7 @@
 
 #define FA_SM80_F32_THREADS 128 /* 16 groups of 8 lanes */
 
-/* Padding of Q's and K's rows and of P's, in elements. */
+/* Padding of the rows of Q, K and P, in elements. */
 #define FA_SM80_F32_PAD 4
 
 /* Q, K, V and P. */

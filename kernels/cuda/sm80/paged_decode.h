@@ -1,40 +1,36 @@
 /*
- * Attention over pages for few query rows. The query heads that share a KV head are
- * packed: a part of a sequence is up to ROWS rows (token by token, head by head) of one KV
- * head. All parts' tiles of 64 tokens, one part after the other, are divided evenly among
- * the blocks as contiguous ranges (paged-args.h); what a block has of one part is a
- * segment.
+ * Attention over pages for few query rows; paged-args.h has the terms. The query heads that share a
+ * KV head are packed: a part has up to ROWS rows (token by token, head by head).
  *
- * Within a segment warps take strips of 16 tokens in turn. A warp has a ring of STAGES
- * strips to itself, filled by its own cp.async, and its own maximum, sum and O of all ROWS
- * rows, so that its loop over strips has no barrier. Its loader runs STAGES - 1 strips
- * ahead, across the ends of segments. At a segment's end the warps bring their rows
- * together (barrier 0, all threads, three times and twice for each group of columns);
- * a whole part is then finished, of others the block stores its share, and whoever comes
- * last (counters of the launch's epoch) adds the shares up in their order. What kernels in
- * pieces do instead is in paged_pieces.h.
+ * Warps take a segment's strips of 16 tokens in turn. A warp has its own ring of STAGES strips,
+ * filled by its own cp.async, and its own maximum, sum and O of all ROWS rows, so that the loop
+ * over strips has no barrier. Its loader runs STAGES - 1 strips ahead, across segments. At a
+ * segment's end the warps merge their rows (barrier 0, all threads, three times and twice per group
+ * of columns). A whole part is then written; of others the block stores a partial result, and the
+ * last block to arrive (counters of the launch's epoch) reduces them in order. paged_combine.h does
+ * that for FA_CUDA_PAGED_SPLIT.
  *
- * A strip's scores have the layout of mma.m16n8k16's accumulators: thread (g, t) has rows
- * g + 8 r and keys 2t, 2t + 1, 2t + 8, 2t + 9. fp32 keeps that layout on the CUDA cores.
+ * Scores have the layout of mma.m16n8k16's accumulators: thread (g, t) has rows g + 8 r and keys
+ * 2t, 2t + 1, 2t + 8, 2t + 9. fp32 keeps that layout on the CUDA cores.
  *
- * Of strips with keys that some rows do not see, V is searched for infinities and NaNs;
- * one that has any is multiplied so that it changes no row that does not see them
- * (product.h; fp32 leaves out what is not seen).
+ * In strips with hidden keys, V is searched for infinities and NaNs; if it has any, it is
+ * multiplied so that rows that do not see them do not change (warp_product.h; fp32 skips them).
  */
 #pragma once
 
 #include "kernels/cuda/common/logits.h"
 #include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/common/paged_combine.h"
+#include "kernels/cuda/common/paged_reduce.h"
+#include "kernels/cuda/common/paged_rows.h"
 #include "kernels/cuda/common/swizzle.h"
+#include "kernels/cuda/common/warp_pair.h"
+#include "kernels/cuda/common/warp_product.h"
+#include "kernels/cuda/common/warp_softmax.h"
 #include "kernels/cuda/ptx/cp_async.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/ptx/memory.h"
-#include "kernels/cuda/sm80/paged_part.h"
-#include "kernels/cuda/sm80/paged_pieces.h"
-#include "kernels/cuda/sm80/paged_walk.h"
-#include "kernels/cuda/sm80/pair.h"
-#include "kernels/cuda/sm80/product.h"
-#include "kernels/cuda/sm80/softmax.h"
+#include "kernels/cuda/sm80/paged_load.h"
 
 #include <float.h>
 #include <math.h>
@@ -76,14 +72,14 @@ __device__ __forceinline__ void fa_paged_dots_f32(float (&dots)[C::ATOMS][2][4],
 	}
 }
 
-/* As fa_sm80_accumulate, in fp32. @v: the tile. */
+/* As fa_warp_accumulate(), in fp32. @v: the tile. */
 template <class C, bool ISOLATE>
 __device__ __forceinline__ void
-fa_paged_accumulate_f32(struct fa_sm80_rows<C> &rows, const float (&dots)[C::ATOMS][2][4],
-                        uint32_t v, const struct fa_paged_sight &sight)
+fa_paged_accumulate_f32(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATOMS][2][4],
+                        uint32_t v, const struct fa_paged_visibility &visible)
 {
 	const uint32_t lane = threadIdx.x % 32, t = lane % 4;
-	float p[2][4]; /* [row][key]; -1 where it is not seen, if ISOLATE */
+	float p[2][4]; /* [row][key]; with ISOLATE, -1 if hidden */
 
 #pragma unroll
 	for (int r = 0; r < 2; r++)
@@ -91,7 +87,7 @@ fa_paged_accumulate_f32(struct fa_sm80_rows<C> &rows, const float (&dots)[C::ATO
 		for (int i = 0; i < 4; i++) {
 			p[r][i] = fa_ex2(dots[0][i / 2][2 * r + i % 2] + rows.offset[r]);
 			rows.sum[r] += p[r][i];
-			if (ISOLATE && !sight.sees(r, i / 2 * 8 + i % 2))
+			if (ISOLATE && !visible.sees(r, i / 2 * 8 + i % 2))
 				p[r][i] = -1;
 		}
 
@@ -125,19 +121,19 @@ fa_paged_accumulate_f32(struct fa_sm80_rows<C> &rows, const float (&dots)[C::ATO
 	}
 }
 
-/* O += exp(dots + offset) V, and the sums with it. @v as in fa_paged_decode(). */
+/* O += exp(dots + offset) V, and the sums. @v as in fa_paged_decode(). */
 template <class C, bool ISOLATE>
 __device__ __forceinline__ void
-fa_paged_accumulate(struct fa_sm80_rows<C> &rows, const float (&dots)[C::ATOMS][2][4], uint32_t v,
-                    const struct fa_sm80_pair<C> &alone, const struct fa_paged_sight &sight)
+fa_paged_accumulate(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATOMS][2][4], uint32_t v,
+                    const struct fa_warp_pair<C> &alone, const struct fa_paged_visibility &visible)
 {
 	if constexpr (C::F32)
-		fa_paged_accumulate_f32<C, ISOLATE>(rows, dots, v, sight);
+		fa_paged_accumulate_f32<C, ISOLATE>(rows, dots, v, visible);
 	else
-		fa_sm80_accumulate<C, ISOLATE>(rows, dots, 1, v, alone, sight);
+		fa_warp_accumulate<C, ISOLATE>(rows, dots, 1, v, alone, visible);
 }
 
-/* Whether all of a strip's V is finite, the same in all lanes. */
+/* True if all of a strip's V is finite; the same in all lanes. */
 template <class C> __device__ __forceinline__ bool fa_paged_is_finite(uint32_t v_tile)
 {
 	bool finite = true;
@@ -146,7 +142,7 @@ template <class C> __device__ __forceinline__ bool fa_paged_is_finite(uint32_t v
 	for (uint32_t at = threadIdx.x % 32 * 16; at < 16 * C::PITCH_V; at += 512) {
 		const uint4 value = fa_ld_shared_v4(v_tile + at);
 
-		/* 0 times what is finite is 0. */
+		/* 0 times a finite value is 0. */
 		if constexpr (C::F32) {
 			float zeros = fmaf(__uint_as_float(value.x), 0, 0);
 
@@ -168,11 +164,10 @@ template <class C> __device__ __forceinline__ bool fa_paged_is_finite(uint32_t v
 
 /* ---- the ends of a segment */
 
-/* Q of a part, and what is to be known of its rows. All threads; the caller's barrier
- * makes it visible. */
+/* Loads Q of a part and its rows' info. All threads; the caller's barrier makes it visible. */
 template <class C>
 __device__ __forceinline__ void fa_paged_begin(const struct fa_cuda_paged_attention &args,
-                                               const fa_paged_walk_of<C> &walk, char *shared)
+                                               const fa_paged_segment_of<C> &segment, char *shared)
 {
 	const struct fa_cuda_attention &p = args.attention;
 	const uint32_t address = fa_shared_address(shared);
@@ -180,7 +175,7 @@ __device__ __forceinline__ void fa_paged_begin(const struct fa_cuda_paged_attent
 
 	for (uint32_t i = threadIdx.x; i < C::ROWS * chunks; i += C::THREADS) {
 		const uint32_t row = i / chunks, chunk = i % chunks;
-		const uint4 value = fa_paged_q_chunk<C>(p, fa_paged_q_row<C>(args, walk, row),
+		const uint4 value = fa_paged_q_chunk<C>(p, fa_paged_q_row<C>(args, segment, row),
 		                                        chunk);
 
 		fa_st_shared_v4(address + C::Q +
@@ -189,21 +184,21 @@ __device__ __forceinline__ void fa_paged_begin(const struct fa_cuda_paged_attent
 		                value);
 	}
 	if (threadIdx.x < C::ROWS)
-		((struct fa_paged_fact *)(shared + C::FACTS))[threadIdx.x] = fa_paged_fact_of<C>(
-			args, walk, threadIdx.x);
+		((struct fa_paged_row *)(shared + C::ROWS_INFO))[threadIdx.x] = fa_paged_row_of<C>(
+			args, segment, threadIdx.x);
 }
 
-/* Brings the warps' rows together and finishes the segment. All threads. */
+/* Merges the warps' rows and finishes the segment. All threads. */
 template <class C>
 __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attention &args,
-                                             const fa_paged_walk_of<C> &walk,
-                                             struct fa_sm80_rows<C> &rows, char *shared)
+                                             const fa_paged_segment_of<C> &segment,
+                                             struct fa_warp_rows<C> &rows, char *shared)
 {
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 	float2 *const stats = (float2 *)(shared + C::STATS); /* [warp][row] */
 	float *const merge = (float *)(shared + C::MERGE);
-	struct fa_paged_fact *const facts = (struct fa_paged_fact *)(shared + C::FACTS);
-	const uint32_t share = fa_paged_share<C>(args, walk);
+	struct fa_paged_row *const rows_info = (struct fa_paged_row *)(shared + C::ROWS_INFO);
+	const uint32_t share = fa_paged_partial_row<C>(args, segment);
 	constexpr uint32_t pairs = C::MERGE_COLUMNS / 2;
 
 #pragma unroll
@@ -214,7 +209,7 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 			stats[warp * C::ROWS + g + 8 * r] = make_float2(-rows.offset[r],
 			                                                rows.sum[r]);
 	}
-	__syncthreads(); /* the stats are there, and nobody reads Q or the facts */
+	__syncthreads(); /* the stats are written; Q and the rows' info are free */
 
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
@@ -241,15 +236,15 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 		for (int w = 0; w < C::WARPS; w++)
 			sum += stats[w * C::ROWS + row].y *
 			       fa_ex2(stats[w * C::ROWS + row].x - max);
-		if (walk.whole) {
-			const struct fa_paged_target target = fa_paged_target_of<C>(args, walk,
-			                                                            row);
+		if (segment.whole) {
+			const struct fa_paged_out_row target = fa_paged_out_row_of<C>(args, segment,
+			                                                              row);
 
-			facts[row].factor = target.out
-			                            ? fa_paged_factor(args.attention, target.head,
-			                                              max, sum, target.lse)
-			                            : 0;
-		} else if (!C::PIECES || row < walk.rows(args, C::ROWS)) {
+			rows_info[row].factor = target.out ? fa_paged_factor(args.attention,
+			                                                     target.head, max, sum,
+			                                                     target.lse)
+			                                   : 0;
+		} else if (!C::SPLIT_ITEMS || row < segment.rows(args, C::ROWS)) {
 			float *const sums = &args.partial_sums[(share + row) * 2];
 
 			sums[0] = max;
@@ -266,8 +261,8 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 				const float(&out)[4] =
 					rows.out[r / 2][step * (C::MERGE_COLUMNS / 8) + j];
 
-				if constexpr (C::CODES) {
-					/* Column 2t of even tiles, and of odd ones behind it. */
+				if constexpr (C::QUANTISED) {
+					/* Column 2t of even tiles, followed by that of odd ones. */
 					float *const at = &merge[(warp * C::ROWS + g + 8 * r) *
 					                                 C::MERGE_PITCH +
 					                         j / 2 * 16 + 4 * t + j % 2];
@@ -280,11 +275,11 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 				                  8 * j + 2 * t] = make_float2(out[r % 2 * 2],
 				                                               out[r % 2 * 2 + 1]);
 			}
-		__syncthreads(); /* the columns are there, and the factors */
+		__syncthreads(); /* columns and factors are written */
 		for (uint32_t i = threadIdx.x; i < C::ROWS * pairs; i += C::THREADS) {
 			const uint32_t row = i / pairs, column = i % pairs * 2;
-			const struct fa_paged_target target = fa_paged_target_of<C>(args, walk,
-			                                                            row);
+			const struct fa_paged_out_row target = fa_paged_out_row_of<C>(args, segment,
+			                                                              row);
 			float x = 0, y = 0;
 
 			if (!target.out)
@@ -298,11 +293,11 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 				x += part.x;
 				y += part.y;
 			}
-			if (walk.whole) {
-				const float factor = facts[row].factor;
+			if (segment.whole) {
+				const float factor = rows_info[row].factor;
 
 				fa_paged_store<C>(args, target.out,
-				                  walk.slice(args) * C::DIM_V +
+				                  segment.slice(args) * C::DIM_V +
 				                          step * C::MERGE_COLUMNS + column,
 				                  x * factor, y * factor);
 			} else {
@@ -311,27 +306,27 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 					make_float2(x, y);
 			}
 		}
-		__syncthreads(); /* nobody reads the columns */
+		__syncthreads(); /* the columns are free */
 	}
-	if (walk.whole)
+	if (segment.whole)
 		return;
-	if constexpr (C::PIECES) {
-		fa_paged_merge_pieces<C>(args, walk, (uint32_t *)(shared + C::STATS));
+	if constexpr (C::SPLIT_ITEMS) {
+		fa_paged_combine_split<C>(args, segment, (uint32_t *)(shared + C::STATS));
 		return;
 	}
 
-	/* The barrier has put all shares before this thread's count, which releases and acquires
-	 * for all of the block. */
-	const uint32_t first = fa_paged_first_block_of(args, walk.tile);
-	const uint32_t last = fa_paged_block_of(args, walk.tile + walk.item.tiles - 1);
+	/* The barrier ordered all partial results before this thread's count, which releases and
+	 * acquires for the whole block. */
+	const uint32_t first = fa_paged_first_block_of(args, segment.tile);
+	const uint32_t last = fa_paged_block_of(args, segment.tile + segment.item.tiles - 1);
 	bool *const is_last = (bool *)(shared + C::STATS);
 
 	if (threadIdx.x == 0)
 		*is_last = fa_paged_arrive(&args.counters[first], args.epoch, last - first + 1);
 	__syncthreads(); /* the answer is there */
 	if (*is_last)
-		fa_paged_reduce<C>(args, walk, first, last);
-	__syncthreads(); /* everybody has read it */
+		fa_paged_reduce<C>(args, segment, first, last);
+	__syncthreads(); /* all have read it */
 }
 
 template <class C>
@@ -343,65 +338,68 @@ __device__ __forceinline__ void fa_paged_decode(const struct fa_cuda_paged_atten
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const uint32_t ring = shared + C::RING + warp * C::STAGES * C::STRIP_BYTES;
 	uint32_t q = shared + C::Q, k = 0, v = C::K_BYTES, stage = ring;
-	const struct fa_sm80_pair<C> alone(0, 0);
+	const struct fa_warp_pair<C> alone(0, 0);
 	struct fa_logits_rich logits(p, 0);
 	struct fa_paged_loader<C> loader;
-	fa_paged_walk_of<C> walk;
+	fa_paged_segment_of<C> segment;
 
-	/* This lane's ldmatrix addresses: of Q, of K's and V's place in a stage. */
+	/* This lane's ldmatrix addresses: of Q, and of K and V within a stage. */
 	if constexpr (!C::F32) {
 		q += fa_swizzle<C::DIM>::offset(lane % 16, lane / 16);
 		k += fa_swizzle<C::DIM>::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 		v += fa_swizzle<C::DIM_V>::offset(lane % 16, lane / 16);
 	}
-	logits.slope = 0; /* rows have their own: fa_paged_place() */
+	logits.slope = 0; /* per row: fa_paged_mask_scores() */
 
 	loader.start(args, shared);
 #pragma unroll
 	for (int i = 0; i < C::STAGES - 1; i++)
 		loader.step(args);
-	walk.start(args, blockIdx.x);
+	segment.start(args, blockIdx.x);
 
 	do {
-		const struct fa_cuda_paged_item &item = walk.item;
-		const uint32_t facts = shared + C::FACTS;
-		struct fa_sm80_rows<C> rows;
+		const struct fa_cuda_paged_item &item = segment.item;
+		const uint32_t rows_info = shared + C::ROWS_INFO;
+		struct fa_warp_rows<C> rows;
 
-		fa_paged_begin<C>(args, walk, shared_memory);
-		__syncthreads(); /* Q and the facts are there */
+		fa_paged_begin<C>(args, segment, shared_memory);
+		__syncthreads(); /* Q and the rows' info are written */
 
-		fa_sm80_clear<C>(rows);
+		fa_warp_clear<C>(rows);
 
-		const struct fa_paged_clear clear = fa_paged_clear_of<C>(args, item, facts);
+		const struct fa_paged_unmasked clear = fa_paged_unmasked_of<C>(args, item,
+		                                                               rows_info);
 
 #pragma unroll 1
-		for (int32_t token = walk.begin + warp * FA_CUDA_PAGED_STRIP; token < walk.end;
-		     token += C::WARPS * FA_CUDA_PAGED_STRIP) {
+		for (int32_t token = segment.begin + warp * FA_CUDA_PAGED_STRIP;
+		     token < segment.end; token += C::WARPS * FA_CUDA_PAGED_STRIP) {
 			const bool hides = clear.hides(token);
-			struct fa_paged_sight sight = { ~0u };
+			struct fa_paged_visibility visible = { ~0u };
 			float dots[C::ATOMS][2][4];
 
 			fa_cp_async_wait<C::STAGES - 2>();
-			__syncwarp(); /* the strip is there, and all are done with the one before */
+			__syncwarp(); /* the strip has arrived, and all are done with the previous one */
 			loader.step(args);
 
 			if constexpr (C::F32)
 				fa_paged_dots_f32<C>(dots, q, stage + k);
 			else
-				fa_sm80_dots<C, C::DIM / 16>(dots, q, stage + k);
+				fa_warp_dots<C, C::DIM / 16>(dots, q, stage + k);
 			logits.apply(dots, 0);
 			if (hides || p.alibi_slopes)
-				sight = fa_paged_place<C>(dots, args, item, facts, token);
-			fa_sm80_raise<C>(rows, dots, 1, alone);
+				visible = fa_paged_mask_scores<C>(dots, args, item, rows_info,
+				                                  token);
+			fa_warp_raise_max<C>(rows, dots, 1, alone);
 			if (hides && !fa_paged_is_finite<C>(stage + C::K_BYTES))
-				fa_paged_accumulate<C, true>(rows, dots, stage + v, alone, sight);
+				fa_paged_accumulate<C, true>(rows, dots, stage + v, alone, visible);
 			else
-				fa_paged_accumulate<C, false>(rows, dots, stage + v, alone, sight);
+				fa_paged_accumulate<C, false>(rows, dots, stage + v, alone,
+				                              visible);
 
 			stage += C::STRIP_BYTES;
 			if (stage == ring + C::STAGES * C::STRIP_BYTES)
 				stage = ring;
 		}
-		fa_paged_end<C>(args, walk, rows, shared_memory);
-	} while (walk.next(args));
+		fa_paged_end<C>(args, segment, rows, shared_memory);
+	} while (segment.next(args));
 }

@@ -1,5 +1,7 @@
-/* Every row of FA_SM80_PAGED_DECODE and of FA_SM80_PAGED_PIECES as a kernel for the type
- * FA_TYPE, called FA_TYPE_NAME. */
+/*
+ * Instantiates every row of FA_SM80_PAGED_DECODE and FA_SM80_PAGED_SPLIT for the type FA_TYPE,
+ * named FA_TYPE_NAME.
+ */
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/common/gate.h"
 #include "kernels/cuda/sm80/paged_decode.h"
@@ -17,5 +19,5 @@
 #define FA_PAGED_KERNEL_EXPANDED(kind, pieces, type, ...)                                          \
 	FA_PAGED_KERNEL(kind, pieces, type, __VA_ARGS__)
 #define FA_PAGED_ROW_OF_TYPE(...) FA_PAGED_KERNEL_EXPANDED(decode, false, FA_TYPE_NAME, __VA_ARGS__)
-#define FA_PAGED_PIECES_OF_TYPE(...)                                                               \
+#define FA_PAGED_SPLIT_OF_TYPE(...)                                                                \
 	FA_PAGED_KERNEL_EXPANDED(pieces, true, FA_TYPE_NAME, __VA_ARGS__)

@@ -1,7 +1,7 @@
 /*
- * The forward kernels over pages, for many query rows: forward.h with a source (source.h)
- * that looks up where each 16 keys lie. A block has rows of one sequence and query head, as in
- * dense attention; which ones stands in a list that the plan of the step made, long ones first.
+ * Forward kernels over pages, for many query rows: forward.h with a SOURCE (source.h) that looks up
+ * the page of each 16 keys. A block has rows of one sequence and query head, from a list that the
+ * plan of the step made, longest first.
  */
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 struct fa_sm80_paged_work {
-	int32_t sequence; /* 0: tensors have no stride for it */
+	int32_t sequence; /* 0: tensors have no batch stride */
 	int32_t head, slice;
 	int32_t row;
 	int32_t n_q, n_k, diagonal;
@@ -21,12 +21,9 @@ struct fa_sm80_paged_work {
 	uint32_t table_start;
 };
 
-/*
- * Where the keys of a tile lie. Lane l of each warp knows the page of 16 keys, those from
- * key 16 * (l % GROUPS) of the tile on: of the tile to be loaded, and of the one after it,
- * so that the table's words are there when they are needed. The thread's number is read anew
- * each time, which takes no register from one tile to the next.
- */
+/* Where the keys of a tile lie. Lane l of each warp knows the page of 16 keys, from key 16 * (l %
+ * groups) of the tile on: of the tile to load, and of the next one, so that table entries arrive in
+ * time. The thread index is read again each time, which saves a register. */
 template <int KEYS> struct fa_sm80_paged_keys {
 	static constexpr int groups = KEYS / 16;
 	static_assert(groups <= 32, "a lane for each");
@@ -54,7 +51,7 @@ template <int KEYS> struct fa_sm80_paged_keys {
 	{
 		const int32_t at = first_key + (int32_t)(fa_thread_index() % groups) * 16;
 
-		/* Pages of which no key is there need no entry. */
+		/* Pages without visible keys need no entry. */
 		if (at + 16 <= begin || at >= end)
 			return 0;
 		return pages.table[table_start +
@@ -68,8 +65,8 @@ template <int KEYS> struct fa_sm80_paged_keys {
 		next_slot = look_up(key - KEYS);
 	}
 
-	/* This lane's 16 keys, in units of 256 bytes, of which 16 rows of any width are a
-	 * whole number. */
+	/* This lane's 16 keys, in units of 256 bytes: 16 rows of any width are a whole number of
+	 * them. */
 	__device__ __forceinline__ uint32_t place(uint32_t row_bytes) const
 	{
 		const uint32_t strip = key / 16 + fa_thread_index() % groups;
@@ -79,7 +76,7 @@ template <int KEYS> struct fa_sm80_paged_keys {
 	}
 };
 
-/* fa_loader for K or V in pages; who moves on is the keys. */
+/* fa_loader for K or V in pages; the keys advance it. */
 template <int KEYS, int D, int THREADS> struct fa_sm80_paged_loader {
 	static constexpr int lanes = fa_swizzle<D>::lanes;
 	static constexpr int pass = THREADS / lanes;
@@ -87,8 +84,9 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_loader {
 	static_assert(D / 8 % lanes == 0 && KEYS % pass == 0 && pass % 8 == 0 && pass <= 16,
 	              "a pass lies in 16 keys");
 
-	const char *pool; /* slot 0's, the same for all threads */
-	uint32_t chunks;  /* from there to this thread's place in 16 keys of the head and slice */
+	const char *pool; /* slot 0's; uniform */
+	uint32_t
+		chunks; /* from there to this thread's chunks within 16 keys of the head and slice */
 	uint32_t row_bytes;
 	uint32_t shared;
 	uint32_t bytes[columns];
@@ -107,7 +105,8 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_loader {
 			bytes[c] = (chunk + c * lanes) * 8 < width ? 16 : 0;
 	}
 
-	/* Rows [low, high) of the tile; the others become zero. @delta: to where they lie. */
+	/* Copies rows [low, high) of the tile; the others become zero. @delta: to where they
+	 * lie. */
 	template <bool PART>
 	__device__ __forceinline__ void copy(uint32_t tile, uint32_t place, int32_t low,
 	                                     int32_t high, ptrdiff_t delta) const
@@ -166,14 +165,14 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_k {
 		loader.copy_part(tile, keys, rows, 0);
 	}
 
-	/* Pages are aligned whatever q and out are. */
+	/* Pages are aligned, whatever q and out are. */
 	__device__ __forceinline__ void load_elements(uint32_t tile, int32_t rows) const
 	{
 		load_part(tile, rows);
 	}
 };
 
-/* Follows the keys that K's loader moves. */
+/* Follows the keys that K's loader advances. */
 template <int KEYS, int D, int THREADS> struct fa_sm80_paged_v {
 	const struct fa_sm80_paged_keys<KEYS> &keys;
 	struct fa_sm80_paged_loader<KEYS, D, THREADS> loader;
@@ -198,11 +197,8 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_v {
 	}
 };
 
-/*
- * V where its rows are as long as K's, because it is as wide, or the front of K: a thread
- * copies what it copies of K, from elsewhere; that costs no register. What is past V's
- * width then holds whatever stands there, in columns of O that nobody stores.
- */
+/* V with rows as long as K's: a thread copies the same chunks as of K, at another address, which
+ * needs no register. Columns past V's width then hold anything, and O there is not stored. */
 template <int KEYS, int D, int THREADS> struct fa_sm80_paged_v_alike {
 	const struct fa_sm80_paged_k<KEYS, D, THREADS> &k;
 	const struct fa_cuda_pages &pages;
@@ -269,7 +265,7 @@ struct fa_sm80_pages {
 		const uint4 b = words[1], c = words[2];
 		WORK work;
 
-		/* The shuffles tell the compiler that these are the same for all threads. */
+		/* The shuffles tell the compiler that these are uniform. */
 		work.sequence = 0;
 		work.head = part % args.attention.heads;
 		work.slice = part / args.attention.heads;

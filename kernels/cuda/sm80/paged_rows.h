@@ -1,5 +1,7 @@
-/* Every row of FA_SM80_PAGED_FORWARD as a kernel for the type FA_TYPE, called FA_TYPE_NAME,
- * of FA_SM80_PAGED_DECODE and of FA_SM80_PAGED_PIECES. */
+/*
+ * Instantiates every row of FA_SM80_PAGED_FORWARD, FA_SM80_PAGED_DECODE and FA_SM80_PAGED_SPLIT for
+ * the type FA_TYPE, named FA_TYPE_NAME.
+ */
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/sm80/paged_decode_rows.h"
 #include "kernels/cuda/sm80/paged_forward.h"
@@ -18,4 +20,4 @@
 
 FA_SM80_PAGED_FORWARD(FA_FORWARD_ROW_OF_TYPE)
 FA_SM80_PAGED_DECODE(FA_PAGED_ROW_OF_TYPE)
-FA_SM80_PAGED_PIECES(FA_PAGED_PIECES_OF_TYPE)
+FA_SM80_PAGED_SPLIT(FA_PAGED_SPLIT_OF_TYPE)

@@ -1,6 +1,6 @@
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/common/gate.h"
-#include "kernels/cuda/sm80/paged_quantise.h"
+#include "kernels/cuda/sm80/paged_append_quantised.h"
 
 #define FA_TOKENS_KERNEL(name, args_name)                                                          \
 	extern "C" __global__ void __launch_bounds__(FA_CUDA_TOKENS_THREADS)                       \
@@ -24,13 +24,13 @@ FA_TOKENS_KERNEL(read, fa_cuda_paged_append)
 	fa_done(args.done);
 }
 
-FA_TOKENS_KERNEL(append_codes, fa_cuda_paged_append_codes)
+FA_TOKENS_KERNEL(append_quantised, fa_cuda_paged_append_quantised)
 {
 	fa_paged_append_codes<false>(args);
 	fa_done(args.append.done);
 }
 
-FA_TOKENS_KERNEL(read_codes, fa_cuda_paged_append_codes)
+FA_TOKENS_KERNEL(read_codes, fa_cuda_paged_append_quantised)
 {
 	fa_paged_append_codes<true>(args);
 	fa_done(args.append.done);

@@ -1,6 +1,6 @@
 /*
- * What is done to tokens in pages: append with rotary embedding, read, copy, clear, move;
- * and the merge of two results. Memory is moved in pieces of 16 bytes, a thread each.
+ * Operations on tokens in pages: append with rotary embedding, read, copy, clear, move; and the
+ * merge of two results. A thread moves 16 bytes.
  */
 #pragma once
 
@@ -106,10 +106,10 @@ __device__ __forceinline__ void fa_store_16(char *to, uint4 value, bool aligned,
 /* ---- where a token lies */
 
 struct fa_token_place {
-	int64_t k, v; /* bytes from slot 0's head 0; -1: nowhere */
+	int64_t k, v; /* bytes from slot 0's head 0; -1: none */
 };
 
-/* @table: pages.table, or what stands for it; not by value, which has cost registers. */
+/* @table: pages.table or an inline table; by reference, as a copy costs registers. */
 __device__ __forceinline__ struct fa_token_place fa_token_find(const struct fa_cuda_pages &pages,
                                                                const uint32_t *const &table,
                                                                uint32_t table_start, uint32_t token)
@@ -133,7 +133,7 @@ struct fa_append_shared {
 	float2 turns[FA_CUDA_APPEND_TOKENS][128]; /* cosine, sine */
 };
 
-/* Threads look for the sequences whose tokens a block has. */
+/* Finds the sequences of a block's tokens. */
 __device__ __forceinline__ void
 fa_append_find(const struct fa_cuda_paged_append &args, const struct fa_cuda_paged_item *items,
                const uint32_t *table, struct fa_append_shared &shared, int32_t first, int32_t count)
@@ -176,7 +176,7 @@ __device__ __forceinline__ void fa_append_turn(const struct fa_cuda_paged_append
 			turn.x = rotary.cos[row * rotary.half + angle];
 			turn.y = rotary.sin[row * rotary.half + angle];
 		} else {
-			/* Whole turns go in double: then any position is as exact as the first. */
+			/* In double, so that any position is as exact as the first. */
 			const double turns = (double)position * rotary.turns[angle];
 
 			sincospif(2 * (float)(turns - rint(turns)), &turn.y, &turn.x);
@@ -191,16 +191,14 @@ __device__ __forceinline__ void fa_rotate(float x, float y, float2 turn, float &
 	ret_y = y * turn.x + x * turn.y;
 }
 
-/*
- * Rows are heads of a token, of K or Q, that are rotated on their way. A row's units of
- * work are shared out to threads so that no two threads read and write the same elements
- * (the target may be the source): pairs of chunks that are turned into one another, then
- * chunks that are copied; for dims that chunks do not divide, one unit for all that turns.
- */
+/* Rows are heads of a token, of K or Q, that are rotated on the way. A row's units of work go to
+ * threads so that no two threads read and write the same elements (the target may be the source):
+ * pairs of chunks that rotate together, then chunks that are copied; if chunks do not divide the
+ * dims, one unit for all that rotates. */
 struct fa_rotation {
-	int32_t units, paired; /* units of a row, and how many of them turn */
-	int32_t distance;      /* bytes from x to y of a pair; 0: pairs lie in a chunk */
-	bool whole;            /* one unit does all that turns, element by element */
+	int32_t units, paired; /* units per row, and how many of them rotate */
+	int32_t distance;      /* bytes from x to y of a pair; 0: both are in one chunk */
+	bool whole;            /* one unit rotates everything, element by element */
 };
 
 __device__ __forceinline__ struct fa_rotation
@@ -251,7 +249,7 @@ __device__ __forceinline__ void fa_rotate_unit(const struct fa_cuda_paged_append
 		return;
 	}
 	if (unit >= rotation.paired) {
-		/* Behind both halves, where there are two. */
+		/* After both halves, if there are two. */
 		const int32_t offset = unit * 16 + rotation.distance;
 
 		fa_store_16(to + offset, fa_load_16(from + offset, args.aligned, bytes), to_aligned,
@@ -281,8 +279,7 @@ __device__ __forceinline__ void fa_rotate_unit(const struct fa_cuda_paged_append
 	fa_store_16(to + offset + rotation.distance, fa_chunk_of(dtype, y), to_aligned, bytes);
 }
 
-/* A block has FA_CUDA_APPEND_TOKENS tokens. @items and @table: those of args and its pages, or
- * what stands for them. */
+/* A block has FA_CUDA_APPEND_TOKENS tokens. @items and @table: those of args, or inline ones. */
 template <bool READ>
 __device__ __forceinline__ void fa_paged_append(const struct fa_cuda_paged_append &args,
                                                 const struct fa_cuda_paged_item *items,
@@ -295,13 +292,13 @@ __device__ __forceinline__ void fa_paged_append(const struct fa_cuda_paged_appen
 	const uint32_t head_tokens = args.pages.page_strips * FA_CUDA_PAGED_STRIP;
 
 	fa_append_find(args, items, table, shared, first, count);
-	__syncthreads(); /* places and positions are there */
+	__syncthreads(); /* places and positions are written */
 	if (!READ && args.rotary.half > 0) {
 		fa_append_turn(args, shared, first, count);
-		__syncthreads(); /* turns are there */
+		__syncthreads(); /* turns are written */
 	}
 
-	/* What is moved as it is: V, and K where nothing turns. */
+	/* V, and K without rotation, are copied. */
 	for (int which = 0; which < 2; which++) {
 		const struct fa_cuda_tensor &tensor = which ? args.v : args.k;
 		const int32_t dim = which ? args.head_dim_v : args.head_dim;
@@ -310,7 +307,7 @@ __device__ __forceinline__ void fa_paged_append(const struct fa_cuda_paged_appen
 
 		if (!tensor.data || (!which && !READ && args.rotary.half > 0))
 			continue;
-			/* Tokens of a head lie side by side in a page. */
+			/* Tokens of a head are contiguous in a page. */
 #pragma unroll 2
 		for (int32_t i = threadIdx.x; i < count * of_token; i += FA_CUDA_TOKENS_THREADS) {
 			const int32_t chunk = i % chunks, rest = i / chunks;
@@ -334,7 +331,7 @@ __device__ __forceinline__ void fa_paged_append(const struct fa_cuda_paged_appen
 	if (READ)
 		return;
 
-	/* What turns, and Q, which may only be copied. */
+	/* What rotates, and Q, which may only be copied. */
 	const struct fa_rotation rotation = fa_rotation_of(args, bytes);
 
 	for (int which = 0; which < 2; which++) {
@@ -369,7 +366,7 @@ __device__ __forceinline__ void fa_paged_append(const struct fa_cuda_paged_appen
 
 /* ---- merge */
 
-/* A group of eight lanes has a row. */
+/* Eight lanes per row. */
 __device__ __forceinline__ void fa_paged_merge(const struct fa_cuda_paged_merge &args)
 {
 	const int64_t row = ((int64_t)blockIdx.x * FA_CUDA_TOKENS_THREADS + threadIdx.x) / 8;
@@ -392,7 +389,8 @@ __device__ __forceinline__ void fa_paged_merge(const struct fa_cuda_paged_merge 
 		weight_a /= sum;
 		weight_b /= sum;
 	}
-	/* The result may be one of the two: all lanes of the row have read before one writes. */
+	/* The result may be one of the operands: all lanes of the row have read before one
+	 * writes. */
 	__syncwarp(0xffu << (threadIdx.x % 32 / 8 * 8));
 	if (lane == 0 && args.result.lse)
 		args.result.lse[token * args.result.lse_stride_token +
@@ -438,7 +436,7 @@ __device__ __forceinline__ void fa_paged_copy(const struct fa_cuda_paged_copy &a
 	fa_paged_copy_part(to + args.v_offset, from ? from + args.v_offset : NULL, args.v_bytes);
 }
 
-/* The scales that codes' tokens have; a thread has those of K or of V of a head. */
+/* Scales of tokens; a thread has those of K or of V of a head. */
 __device__ __forceinline__ void fa_paged_move_scales(const struct fa_cuda_paged_moves &args,
                                                      const struct fa_cuda_paged_moved &moved)
 {
@@ -468,8 +466,8 @@ __device__ __forceinline__ void fa_paged_move_scales(const struct fa_cuda_paged_
 	}
 }
 
-/* A thread moves the same 16 bytes of every token, in order: as tokens only move towards
- * the front, none is overwritten before it has moved. */
+/* A thread moves the same 16 bytes of every token, in order: tokens only move towards the front, so
+ * none is overwritten before it moves. */
 __device__ __forceinline__ void fa_paged_move(const struct fa_cuda_paged_moves &args)
 {
 	const struct fa_cuda_paged_moved moved = args.sequences[blockIdx.x];

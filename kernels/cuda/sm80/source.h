@@ -1,14 +1,14 @@
 /*
- * Where the rows, K and V of a forward kernel come from: a SOURCE, part of its config.
- * Here they are tensors; paged_forward.h has K and V in pages. A source gives
- *   ARGS, attention()  what the kernel is given, and of that what it is to compute
- *   WORK, work()       the block's part of it, as fa_work; may be asked again at any time
- *   STARTS, start()    whether keys before start() are hidden, and not even there
- *   hidden()           how many keys of K's loader's tile are so; 0 or less: none
- *   k(), v()           loaders of tiles, the first being the one of key @key; V's may follow
- *                      what K's does
- *   k_rows(), v_rows() rows one by one, those from key @key on: whether a row has() memory,
- *                      and where that is, at()
+ * Where the rows, K and V of a forward kernel come from: a SOURCE, part of its config. Here they
+ * are tensors; paged_forward.h has K and V in pages. A source gives
+ *   ARGS, attention()  the kernel's arguments, and the attention to compute
+ *   WORK, work()       the block's work, as fa_work; may be called again at any time
+ *   STARTS, start()    whether keys before start() are hidden, and have no memory
+ *   hidden()           how many keys of K's loader's tile are hidden; 0 or less: none
+ *   k(), v()           loaders of tiles, starting with that of key @key; V's may depend on
+ *                      K's
+ *   k_rows(), v_rows() single rows, from key @key on: has() says whether a row has memory,
+ *                      at() where it is
  */
 #pragma once
 

@@ -173,7 +173,7 @@ struct fa_sm90_config {
 		uint64_t v_full[STAGES], v_empty[STAGES];
 
 		/* State of yield.h, zero unless it says otherwise. */
-		alignas(16) struct fa_cuda_yield_record record;
+		alignas(16) struct fa_cuda_preempt_record record;
 		uint32_t exits;        /* the block exits at once */
 		uint32_t state_slot;   /* if it stopped: where its state is saved, */
 		uint32_t blocks_done;  /* blocks of rows finished, */

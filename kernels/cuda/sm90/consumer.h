@@ -296,18 +296,18 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			skip_v(next_skip);
 			if (C::YIELDS)
 				nonfinite = fa_ld_shared(shared + C::RECORD + 12) &
-				            FA_CUDA_YIELD_BROKEN;
+				            FA_CUDA_PREEMPT_BROKEN;
 		}
 		if constexpr (C::YIELDS_IN_BLOCK) {
 			const int32_t rest_tiles = (int32_t)fa_ld_shared(shared + C::RECORD + 8);
 			const uint32_t slot = fa_ld_shared(shared + C::RECORD + 12);
 
-			nonfinite = slot & FA_CUDA_YIELD_BROKEN;
+			nonfinite = slot & FA_CUDA_PREEMPT_BROKEN;
 			resumed = rest_tiles > 0;
 			if (resumed) {
 				key -= (left + 1 - rest_tiles) * C::KEYS;
 				left = rest_tiles - 1;
-				fa_sm90_load_state<C>(args.yield, slot % FA_CUDA_YIELD_BROKEN,
+				fa_sm90_load_state<C>(args.preempt, slot % FA_CUDA_PREEMPT_BROKEN,
 				                      group, out, sums);
 			}
 		}
@@ -487,7 +487,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		if (C::WINDOW)
 			skip_v(skip_tail);
 		if (C::YIELDS_IN_BLOCK && stop == FA_SM90_STOPPED && left > 0)
-			fa_sm90_save_state<C>(args.yield, fa_ld_shared(shared + C::STATE_SLOT),
+			fa_sm90_save_state<C>(args.preempt, fa_ld_shared(shared + C::STATE_SLOT),
 			                      group, out, sums);
 		else
 			nonfinite |= fa_sm90_epilogue<C>(out, sums, all, block);

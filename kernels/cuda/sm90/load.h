@@ -180,7 +180,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 		               ? (int32_t)fa_ld_shared(shared + C::RECORD + 8)
 		               : 0;
 	};
-	const struct fa_cuda_yield &yield = C::SOURCE::attention(args).yield;
+	const struct fa_cuda_preempt &yield = C::SOURCE::attention(args).preempt;
 	const auto wait_k_empty = [&](void) {
 		fa_mbarrier_wait(shared + C::K_EMPTY + 8 * k.stage, k.parity ^ 1);
 	};
@@ -191,7 +191,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 
 		if (!C::YIELDS || !yield.word)
 			return false;
-		asked = fa_yield_asked(yield);
+		asked = fa_preempt_requested(yield);
 		wait_k_empty();
 		return __any_sync(~0u, asked) &&
 		       fa_sm90_yield_stop<C>(yield, shared, k.stage, begun, left);

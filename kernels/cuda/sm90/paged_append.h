@@ -8,11 +8,11 @@
 #pragma once
 
 #include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/common/paged_segment.h"
 #include "kernels/cuda/ptx/atomic.h"
 #include "kernels/cuda/ptx/barrier.h"
 #include "kernels/cuda/ptx/bulk.h"
 #include "kernels/cuda/ptx/memory.h"
-#include "kernels/cuda/sm80/paged_walk.h"
 
 #include <stdint.h>
 
@@ -42,15 +42,15 @@ struct fa_sm90_paged_new_tokens {
 template <class C>
 __device__ __forceinline__ struct fa_sm90_paged_new_tokens
 fa_sm90_paged_new_tokens_of(const struct fa_cuda_paged_attention &args,
-                            const fa_paged_walk_of<C> &walk, bool is_v)
+                            const fa_paged_segment_of<C> &segment, bool is_v)
 {
 	const struct fa_cuda_tensor &from = is_v ? args.attention.v : args.attention.k;
 	struct fa_sm90_paged_new_tokens made = { NULL, INT32_MAX };
 
 	if (__builtin_expect(from.data != NULL, 0)) {
-		made.begin = (int32_t)walk.item.append;
-		made.rows = (const char *)from.data + walk.kv_head(args) * from.stride_head +
-		            ((int64_t)walk.item.first_q - (int64_t)walk.item.append) *
+		made.begin = (int32_t)segment.item.append;
+		made.rows = (const char *)from.data + segment.kv_head(args) * from.stride_head +
+		            ((int64_t)segment.item.first_q - (int64_t)segment.item.append) *
 		                    from.stride_token;
 	}
 	return made;
@@ -90,10 +90,11 @@ template <class C> struct fa_sm90_paged_append {
 	uint4 first;
 
 	__device__ __forceinline__ uint4 get(const struct fa_cuda_paged_attention &args,
-	                                     const fa_paged_walk_of<C> &walk, uint32_t i) const
+	                                     const fa_paged_segment_of<C> &segment,
+	                                     uint32_t i) const
 	{
 		const struct fa_sm90_paged_new_tokens new_tokens = fa_sm90_paged_new_tokens_of<C>(
-			args, walk, i / CHUNKS % 2);
+			args, segment, i / CHUNKS % 2);
 		const int64_t stride = i / CHUNKS % 2 ? args.attention.v.stride_token
 		                                      : args.attention.k.stride_token;
 
@@ -103,22 +104,22 @@ template <class C> struct fa_sm90_paged_append {
 	}
 
 	__device__ __forceinline__ void begin(const struct fa_cuda_paged_attention &args,
-	                                      const fa_paged_walk_of<C> &walk)
+	                                      const fa_paged_segment_of<C> &segment)
 	{
 		count = 0;
 		first = make_uint4(0, 0, 0, 0);
-		token = max(walk.begin, (int32_t)walk.item.append);
-		if (__builtin_expect(args.attention.k.data && token < walk.end, 0)) {
-			if (walk.row(args, C::ROWS) > 0)
+		token = max(segment.begin, (int32_t)segment.item.append);
+		if (__builtin_expect(args.attention.k.data && token < segment.end, 0)) {
+			if (segment.row(args, C::ROWS) > 0)
 				return;
-			count = (uint32_t)(walk.end - token) * 2 * CHUNKS;
+			count = (uint32_t)(segment.end - token) * 2 * CHUNKS;
 			if (threadIdx.x < count)
-				first = get(args, walk, threadIdx.x);
+				first = get(args, segment, threadIdx.x);
 		}
 	}
 
 	__device__ __forceinline__ void end(const struct fa_cuda_paged_attention &args,
-	                                    const fa_paged_walk_of<C> &walk) const
+	                                    const fa_paged_segment_of<C> &segment) const
 	{
 		const struct fa_cuda_pages &pages = args.pages;
 
@@ -127,19 +128,19 @@ template <class C> struct fa_sm90_paged_append {
 			const uint32_t at = (uint32_t)token + i / (2 * CHUNKS);
 			uint32_t in_page;
 			const uint32_t slot = fa_sm90_paged_slot_of<C>(
-				args, walk.item.table_start, at / FA_CUDA_PAGED_STRIP, in_page);
-			const uint64_t row = ((uint64_t)walk.kv_head(args) * pages.page_strips +
+				args, segment.item.table_start, at / FA_CUDA_PAGED_STRIP, in_page);
+			const uint64_t row = ((uint64_t)segment.kv_head(args) * pages.page_strips +
 			                      in_page) *
 			                             FA_CUDA_PAGED_STRIP +
 			                     at % FA_CUDA_PAGED_STRIP;
 			char *const to = (i / CHUNKS % 2 ? pages.v : pages.k) +
 			                 (uint64_t)slot * 256 + row * C::PITCH + i % CHUNKS * 16;
 
-			fa_st_global_v4(to, i == threadIdx.x ? first : get(args, walk, i));
+			fa_st_global_v4(to, i == threadIdx.x ? first : get(args, segment, i));
 		}
 		/* Parts are signalled without a block count: these stores must reach L2 before the
 		 * block's partial result, which any of its threads may store. */
-		if (__builtin_expect(count > 0 && !walk.whole && args.attention.done.parts > 0,
+		if (__builtin_expect(count > 0 && !segment.whole && args.attention.done.parts > 0,
 		                     0)) {
 			fa_barrier_sync(C::COMPUTE, C::JOINED);
 			fa_fence_device();

@@ -8,7 +8,7 @@
 #define FA_CODES_KERNEL(name, levels, store, STORE, dim, atoms, groups, stages)                    \
 	extern "C" __global__ void __launch_bounds__(FA_SM90_CODES_THREADS(groups), 1)             \
 		fa_sm90_codes_##name##_##store##_d##dim##_a##atoms(                                \
-			const __grid_constant__ struct fa_cuda_paged_attention_codes args)         \
+			const __grid_constant__ struct fa_cuda_paged_attention_quantised args)         \
 	{                                                                                          \
 		fa_gate_pass(args.attention.attention.done);                                       \
 		fa_sm90_codes_decode<                                                              \
@@ -18,7 +18,7 @@
 #define FA_CODES_SMALL(name, levels, store, STORE, dim, atoms, groups, stages)                     \
 	extern "C" __global__ void __launch_bounds__(FA_SM90_CODES_THREADS(groups), 1)             \
 		fa_sm90_codes_##name##_##store##_d##dim##_a##atoms##_small(                        \
-			const __grid_constant__ struct fa_cuda_paged_small_attention_codes args)   \
+			const __grid_constant__ struct fa_cuda_paged_small_attention_quantised args)   \
 	{                                                                                          \
 		fa_gate_pass(args.plain.attention.attention.done);                                 \
 		fa_sm90_codes_decode<                                                              \

@@ -6,13 +6,13 @@
 #pragma once
 
 #include "kernels/cuda/common/done.h"
+#include "kernels/cuda/common/paged_rows.h"
+#include "kernels/cuda/common/quantised.h"
+#include "kernels/cuda/common/warp_softmax.h"
 #include "kernels/cuda/ptx/control.h"
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/ptx/warpgroup.h"
-#include "kernels/cuda/sm80/codes.h"
-#include "kernels/cuda/sm80/paged_part.h"
-#include "kernels/cuda/sm80/softmax.h"
 #include "kernels/cuda/sm90/paged_codes_config.h"
 #include "kernels/cuda/sm90/paged_codes_q.h"
 #include "kernels/cuda/sm90/paged_codes_tile.h"
@@ -26,11 +26,11 @@ template <class C>
 __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged_attention &args,
                                                       char *shared_memory)
 {
-	const struct fa_cuda_paged_codes &codes = fa_codes_of(args);
+	const struct fa_cuda_paged_quantised &quantised = fa_quantised_of(args);
 	const uint32_t shared = fa_shared_address(shared_memory);
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const uint32_t quarter = warp % C::TILE_WARPS;
-	fa_paged_walk_of<C> walk = fa_sm90_codes_first_walk<C>(shared_memory);
+	fa_paged_segment_of<C> segment = fa_sm90_codes_first_walk<C>(shared_memory);
 	/* The warp's next tile: stage and parity, uniform across the warp, and the segment's tiles
 	 * before it. */
 	uint32_t stage = __shfl_sync(~0u, warp / C::TILE_WARPS, 0), parity = 0;
@@ -39,18 +39,18 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 
 	fa_sm90_paged_fence_partials<C>(args);
 	do {
-		const struct fa_cuda_paged_item &item = walk.item;
+		const struct fa_cuda_paged_item &item = segment.item;
 		const uint32_t at_q = shared + C::Q + segments % 2 * C::Q_BYTES;
-		const uint32_t facts = at_q + C::FACTS;
-		int32_t tile = walk.begin + before * FA_CUDA_PAGED_TILE;
-		struct fa_codes_unit<C> unit;
+		const uint32_t rows_info = at_q + C::ROWS_INFO;
+		int32_t tile = segment.begin + before * FA_CUDA_PAGED_TILE;
+		struct fa_quantised_v_unit<C> unit;
 		float factors[2 * C::ATOMS];
-		struct fa_sm80_rows<C> rows;
+		struct fa_warp_rows<C> rows;
 		fa_sm90_codes_q<C> q;
 
-		fa_sm90_paged_segment_begin<C>(args, walk, shared_memory);
-		fa_sm80_clear<C>(rows);
-		unit.start(codes.token_scales ? FLT_MAX : 1);
+		fa_sm90_paged_segment_begin<C>(args, segment, shared_memory);
+		fa_warp_clear<C>(rows);
+		unit.start(quantised.token_scales ? FLT_MAX : 1);
 		fa_mbarrier_wait(shared + C::Q_FULL + segments % 2 * 8, segments / 2 % 2);
 		q.load(at_q);
 #pragma unroll
@@ -58,21 +58,22 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 			factors[r] = __uint_as_float(
 				fa_ld_shared(at_q + C::FACTORS + (lane / 4 + 8 * r) * 4));
 
-		struct fa_paged_clear clear = fa_paged_clear_of<C>(args, item, facts);
+		struct fa_paged_unmasked clear = fa_paged_unmasked_of<C>(args, item, rows_info);
 
 		/* Uniform across the warp; saves registers. */
 		clear.begin = __shfl_sync(~0u, clear.begin, 0);
 		clear.end = __shfl_sync(~0u, clear.end, 0);
 
 #pragma unroll 1
-		for (; tile < walk.end; tile += C::GROUPS * FA_CUDA_PAGED_TILE) {
+		for (; tile < segment.end; tile += C::GROUPS * FA_CUDA_PAGED_TILE) {
 			const int32_t token = tile + (int32_t)quarter * FA_CUDA_PAGED_STRIP;
 
 			fa_mbarrier_wait(shared + C::FULL + 8 * stage, parity);
-			if (token < walk.end)
+			if (token < segment.end)
 				fa_sm90_codes_strip<C>(args, item, q, factors, rows, unit,
 				                       shared + C::RING + stage * C::STAGE_BYTES,
-				                       quarter, facts, token, clear.hides(token));
+				                       quarter, rows_info, token,
+				                       clear.hides(token));
 			__syncwarp(); /* the warp is done with the tile */
 			if (lane == 0)
 				fa_mbarrier_arrive(shared + C::EMPTY + 8 * stage);
@@ -82,18 +83,19 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 				parity ^= 1;
 			}
 		}
-		before = (tile - walk.begin) / FA_CUDA_PAGED_TILE -
-		         (walk.end - walk.begin + FA_CUDA_PAGED_TILE - 1) / FA_CUDA_PAGED_TILE;
-		unit.settle(rows, codes, walk.kv_head(args));
+		before = (tile - segment.begin) / FA_CUDA_PAGED_TILE -
+		         (segment.end - segment.begin + FA_CUDA_PAGED_TILE - 1) /
+		                 FA_CUDA_PAGED_TILE;
+		unit.settle(rows, quantised, segment.kv_head(args));
 		fa_sm90_paged_segment_end<C>(
-			args, walk, rows, shared_memory,
-			(const struct fa_paged_fact *)(shared_memory + C::Q +
-		                                       segments % 2 * C::Q_BYTES + C::FACTS));
+			args, segment, rows, shared_memory,
+			(const struct fa_paged_row *)(shared_memory + C::Q +
+		                                      segments % 2 * C::Q_BYTES + C::ROWS_INFO));
 		__syncwarp(); /* the warp is done with Q and the facts */
 		if (lane == 0)
 			fa_mbarrier_arrive(shared + C::Q_EMPTY + segments % 2 * 8);
 		segments++;
-	} while (walk.next(args));
+	} while (segment.next(args));
 }
 
 /* Start of all warps, divided among them, because cold code behind jumps is slow to fetch. */
@@ -104,14 +106,14 @@ __device__ __forceinline__ void fa_sm90_codes_start(const struct fa_cuda_paged_a
 	const uint32_t shared = fa_shared_address(shared_memory);
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-	static_assert(C::STAGES <= 32 && sizeof(fa_paged_walk_of<C>) <= 128,
+	static_assert(C::STAGES <= 32 && sizeof(fa_paged_segment_of<C>) <= 128,
 	              "a lane per stage; a walk fits FIRST_WALK_AT");
 	if (warp == C::WARPS) {
-		fa_paged_walk_of<C> walk;
+		fa_paged_segment_of<C> segment;
 
-		walk.start(args, blockIdx.x);
+		segment.start(args, blockIdx.x);
 		if (lane == 0)
-			*(fa_paged_walk_of<C> *)(shared_memory + C::FIRST_WALK_AT) = walk;
+			*(fa_paged_segment_of<C> *)(shared_memory + C::FIRST_WALK_AT) = segment;
 	} else if (warp == C::WARPS + 1) {
 		if (lane < C::STAGES) {
 			fa_mbarrier_init(shared + C::FULL + 8 * lane, 1);
@@ -144,9 +146,9 @@ __device__ __forceinline__ void fa_sm90_codes_decode(const struct fa_cuda_paged_
 		const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
 
 		if (warp < C::WARPS + C::LOADERS) {
-			fa_paged_walk_of<C> walk = fa_sm90_codes_first_walk<C>(shared_memory);
+			fa_paged_segment_of<C> segment = fa_sm90_codes_first_walk<C>(shared_memory);
 
-			fa_sm90_paged_load<C>(args, fa_shared_address(shared_memory), walk);
+			fa_sm90_paged_load<C>(args, fa_shared_address(shared_memory), segment);
 		} else if (warp == C::WARPS + C::LOADERS)
 			fa_sm90_codes_convert_q<C>(args, shared_memory);
 	} else {

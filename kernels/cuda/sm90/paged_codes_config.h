@@ -5,8 +5,8 @@
 #pragma once
 
 #include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/common/quantised.h"
 #include "kernels/cuda/ptx/barrier.h"
-#include "kernels/cuda/sm80/codes.h"
 #include "kernels/cuda/sm90/paged_kernels.h"
 
 #include <stddef.h>
@@ -23,11 +23,11 @@ struct fa_sm90_codes_config {
 	static constexpr int JOINED = WARPS * 32, THREADS = JOINED + 128;
 	static constexpr int PRODUCER_REGISTERS = FA_SM90_CODES_PRODUCER_REGISTERS(GROUPS);
 	static constexpr int CONSUMER_REGISTERS = FA_SM90_CODES_CONSUMER_REGISTERS(GROUPS);
-	static constexpr bool F32 = false, CODES = true, SMALL = SMALL_, PIECES = false,
-			      TWO_LEVEL = TWO_LEVEL_, DIVIDED = true;
+	static constexpr bool F32 = false, QUANTISED = true, SMALL = SMALL_, SPLIT_ITEMS = false,
+			      TWO_LEVEL = TWO_LEVEL_, PRECOMPUTED = true;
 	static constexpr bool APPENDS = false, EARLY_LOADS = false, SYNCS_AT_START = true,
 			      ROWS_IN_FP32 = false;
-	using SMALL_ARGS = struct fa_cuda_paged_small_attention_codes;
+	using SMALL_ARGS = struct fa_cuda_paged_small_attention_quantised;
 
 	static constexpr int SPLIT = 1, WARP_DIM_V = DIM_V, WARP_KEYS = FA_CUDA_PAGED_STRIP;
 	static constexpr uint32_t P_BYTES = 0, ROW_BYTES = 0;
@@ -46,7 +46,7 @@ struct fa_sm90_codes_config {
 	 * products. */
 	struct Q_SHARED {
 		uint8_t fragments[ROWS][DIM * 2];
-		uint8_t facts[ROWS][32]; /* struct fa_paged_fact */
+		uint8_t rows_info[ROWS][32]; /* struct fa_paged_row */
 		float factors[ROWS];
 	};
 
@@ -64,10 +64,10 @@ struct fa_sm90_codes_config {
 		uint64_t full[STAGES], empty[STAGES];
 		uint64_t q_full[2], q_empty[2];
 
-		uint8_t first_walk[128]; /* fa_paged_walk_of */
+		uint8_t first_walk[128]; /* fa_paged_segment_of */
 	};
 
-	static constexpr uint32_t FACTS = offsetof(Q_SHARED, facts);
+	static constexpr uint32_t ROWS_INFO = offsetof(Q_SHARED, rows_info);
 	static constexpr uint32_t FACTORS = offsetof(Q_SHARED, factors);
 	static constexpr uint32_t Q_BYTES = sizeof(Q_SHARED);
 	static constexpr uint32_t RING = offsetof(SHARED, ring), Q = offsetof(SHARED, q);
@@ -99,8 +99,8 @@ struct fa_sm90_codes_config {
 	static __device__ __forceinline__ bool has_no_nan(uint4 value)
 	{
 		return STORE != FA_STORE_E4M3 ||
-		       (fa_codes_nan(value.x) | fa_codes_nan(value.y) | fa_codes_nan(value.z) |
-		        fa_codes_nan(value.w)) == 0;
+		       (fa_quantised_nan_bytes(value.x) | fa_quantised_nan_bytes(value.y) |
+		        fa_quantised_nan_bytes(value.z) | fa_quantised_nan_bytes(value.w)) == 0;
 	}
 
 	static_assert(sizeof(SHARED) == FA_SM90_CODES_SHARED_BYTES(DIM, ATOMS, GROUPS, STAGES),

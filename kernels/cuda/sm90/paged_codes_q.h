@@ -5,10 +5,10 @@
 #pragma once
 
 #include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/common/paged_rows.h"
+#include "kernels/cuda/common/quantised.h"
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/memory.h"
-#include "kernels/cuda/sm80/codes.h"
-#include "kernels/cuda/sm80/paged_part.h"
 #include "kernels/cuda/sm90/paged_codes_config.h"
 #include "kernels/cuda/sm90/paged_epilogue.h"
 #include "kernels/cuda/sm90/paged_load.h"
@@ -41,19 +41,19 @@ template <class C> struct fa_sm90_codes_q_row {
 	{
 		uint32_t most = 0;
 
-		if (fa_codes_of(args).dtype != FA_CODES_BF16)
+		if (fa_quantised_of(args).dtype != FA_STORE_DTYPE_BF16)
 			return 1;
 #pragma unroll
 		for (int c = 0; c < C::DIM / 64; c++)
 #pragma unroll
 			for (int w = 0; w < 8; w += 4)
-				most = max(most, fa_codes_most(make_uint4(
+				most = max(most, fa_quantised_max_magnitude(make_uint4(
 							 words[c][w], words[c][w + 1],
 							 words[c][w + 2], words[c][w + 3])));
 		most = max(most, __shfl_xor_sync(~0u, most, 1));
 		most = max(most, __shfl_xor_sync(~0u, most, 2));
 
-		const struct fa_codes_power power(most);
+		const struct fa_quantised_q_scale power(most);
 
 #pragma unroll
 		for (int c = 0; c < C::DIM / 64; c++)
@@ -78,9 +78,10 @@ template <class C> struct fa_sm90_codes_q_row {
 
 /* The block's first segment, valid after fa_sm90_codes_start(). */
 template <class C>
-__device__ __forceinline__ fa_paged_walk_of<C> fa_sm90_codes_first_walk(const char *shared_memory)
+__device__ __forceinline__ fa_paged_segment_of<C>
+fa_sm90_codes_first_walk(const char *shared_memory)
 {
-	return *(const fa_paged_walk_of<C> *)(shared_memory + C::FIRST_WALK_AT);
+	return *(const fa_paged_segment_of<C> *)(shared_memory + C::FIRST_WALK_AT);
 }
 
 /* The converting warp. It writes a segment's buffer once the segment two before has ended. */
@@ -88,43 +89,43 @@ template <class C>
 __device__ __forceinline__ void fa_sm90_codes_convert_q(const struct fa_cuda_paged_attention &args,
                                                         char *shared_memory)
 {
-	const struct fa_cuda_paged_codes &codes = fa_codes_of(args);
+	const struct fa_cuda_paged_quantised &quantised = fa_quantised_of(args);
 	const uint32_t shared = fa_shared_address(shared_memory);
 	const uint32_t lane = threadIdx.x % 32, g = lane / 4;
-	fa_paged_walk_of<C> walk = fa_sm90_codes_first_walk<C>(shared_memory);
+	fa_paged_segment_of<C> segment = fa_sm90_codes_first_walk<C>(shared_memory);
 	uint32_t slot = 0, parity = 1;
 
 	do {
-		const int there = (int)walk.rows(args, C::ROWS);
+		const int there = (int)segment.rows(args, C::ROWS);
 		char *const q = shared_memory + C::Q + slot * C::Q_BYTES;
 
 		if (C::ATOMS > 1)
-			fa_sm90_paged_prefetch_q<C>(args, walk);
+			fa_sm90_paged_prefetch_q<C>(args, segment);
 			/* One row at a time: registers are few. */
 #pragma unroll 1
 		for (int r = 0; 8 * r < there; r++) {
 			struct fa_sm90_codes_q_row<C> row;
 			float factor;
 
-			row.load(args, fa_paged_q_row<C>(args, walk, g + 8 * r));
+			row.load(args, fa_paged_q_row<C>(args, segment, g + 8 * r));
 			if (r == 0)
 				fa_mbarrier_wait(shared + C::Q_EMPTY + 8 * slot, parity);
 			factor = row.to_f16(args);
 			row.store(fa_shared_address(q), r);
-			if (!codes.token_scales)
-				factor *= codes.k_scales[walk.kv_head(args)];
+			if (!quantised.token_scales)
+				factor *= quantised.k_scales[segment.kv_head(args)];
 			if (lane % 4 == 0)
 				((float *)(q + C::FACTORS))[g + 8 * r] = factor;
 		}
 		for (uint32_t i = lane; i < C::ROWS; i += 32)
-			((struct fa_paged_fact *)(q + C::FACTS))[i] = fa_sm90_paged_fact_of<C>(
-				args, walk, i);
+			((struct fa_paged_row *)(q + C::ROWS_INFO))[i] = fa_sm90_paged_fact_of<C>(
+				args, segment, i);
 		__syncwarp(); /* all lanes have stored */
 		if (lane == 0)
 			fa_mbarrier_arrive(shared + C::Q_FULL + 8 * slot);
 		slot ^= 1;
 		parity ^= slot ^ 1;
-	} while (walk.next(args));
+	} while (segment.next(args));
 }
 
 /* A part's fragments of Q, in registers or in shared memory. */

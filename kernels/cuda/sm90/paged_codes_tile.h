@@ -1,6 +1,6 @@
 /*
  * What one warp does with its 16 tokens of a tile of codes: S = Q K^T, softmax, O += P V. Codes
- * become fp16 fragments in registers (sm80/codes.h). Loads are free of bank conflicts as in
+ * become fp16 fragments in registers (common/quantised.h). Loads are free of bank conflicts as in
  * paged_decode_tile.h, with 8-bit elements:
  *   K  a lane loads 16 bytes, four steps along k. Rows of 64 bytes need no swap.
  *   V  ldmatrix.trans takes two 8-bit columns as one of 16 bits. Row i of eight gives chunk
@@ -12,13 +12,13 @@
 
 #include "kernels/cuda/common/logits.h"
 #include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/common/paged_rows.h"
+#include "kernels/cuda/common/quantised.h"
+#include "kernels/cuda/common/warp_softmax.h"
 #include "kernels/cuda/ptx/ldmatrix.h"
 #include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/ptx/mma.h"
 #include "kernels/cuda/ptx/proxy.h"
-#include "kernels/cuda/sm80/codes.h"
-#include "kernels/cuda/sm80/paged_part.h"
-#include "kernels/cuda/sm80/softmax.h"
 #include "kernels/cuda/sm90/paged_codes_config.h"
 #include "kernels/cuda/sm90/paged_codes_q.h"
 #include "kernels/cuda/sm90/paged_epilogue.h"
@@ -40,7 +40,7 @@ __device__ __forceinline__ void fa_sm90_codes_steps(float (&dots)[C::ATOMS][2][4
 
 #pragma unroll
 		for (int j = 0; j < 2; j++)
-			fa_codes_neighbours<C::STORE>(words[j][s], b[j][0], b[j][1]);
+			fa_quantised_unpack<C::STORE>(words[j][s], b[j][0], b[j][1]);
 #pragma unroll
 		for (int a = 0; a < C::ATOMS; a++) {
 			const uint4 step = q.get(a, first + s);
@@ -142,7 +142,7 @@ __device__ __forceinline__ void fa_sm90_codes_values(uint32_t (&ret)[2][CHUNKS],
 
 /* O += P V. @v: the lane's ldmatrix address. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_codes_product(struct fa_sm80_rows<C> &rows,
+__device__ __forceinline__ void fa_sm90_codes_product(struct fa_warp_rows<C> &rows,
                                                       const uint32_t (&p)[C::ATOMS][4], uint32_t v)
 {
 	constexpr int chunks = C::DIM_V == 64 ? 4 : 8;
@@ -159,7 +159,7 @@ __device__ __forceinline__ void fa_sm90_codes_product(struct fa_sm80_rows<C> &ro
 
 #pragma unroll
 			for (int n = 0; n < 2; n++)
-				fa_codes_neighbours<C::STORE>(words[n][j], even[n], odd[n]);
+				fa_quantised_unpack<C::STORE>(words[n][j], even[n], odd[n]);
 #pragma unroll
 			for (int a = 0; a < C::ATOMS; a++) {
 				fa_mma_m16n8k16<fa_f16>(rows.out[a][tile], p[a], even[0], even[1]);
@@ -176,38 +176,38 @@ template <class C>
 __device__ __forceinline__ void
 fa_sm90_codes_strip(const struct fa_cuda_paged_attention &args,
                     const struct fa_cuda_paged_item &item, const fa_sm90_codes_q<C> &q,
-                    const float (&factors)[2 * C::ATOMS], struct fa_sm80_rows<C> &rows,
-                    struct fa_codes_unit<C> &unit, uint32_t stage, uint32_t quarter, uint32_t facts,
-                    int32_t token, bool hides)
+                    const float (&factors)[2 * C::ATOMS], struct fa_warp_rows<C> &rows,
+                    struct fa_quantised_v_unit<C> &unit, uint32_t stage, uint32_t quarter,
+                    uint32_t rows_info, int32_t token, bool hides)
 {
 	struct fa_logits_rich logits(args.attention, 0);
 	const uint32_t k = stage + quarter * C::QUARTER, v = k + C::K_BYTES;
 	const uint32_t scales_k = stage + C::SCALES + quarter * 64, scales_v = scales_k + 256;
-	struct fa_paged_sight sight;
+	struct fa_paged_visibility visible;
 	uint32_t weights[C::ATOMS][4];
 	float dots[C::ATOMS][2][4], scales[4] = { 1, 1, 1, 1 };
 	bool numbers = true;
 
 	fa_sm90_codes_dots<C>(dots, q, k);
-	if (fa_codes_of(args).token_scales)
-		fa_codes_scales(scales, scales_k);
+	if (fa_quantised_of(args).token_scales)
+		fa_quantised_scales(scales, scales_k);
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++)
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			dots[r / 2][i / 2][r % 2 * 2 + i % 2] *= factors[r] * scales[i];
-	logits.slope = 0; /* per row instead: fa_paged_place() */
+	logits.slope = 0; /* per row instead: fa_paged_mask_scores() */
 	logits.apply(dots, 0);
 	if (hides) {
 		numbers = fa_sm90_paged_zero_invalid_v<C>(item, v, token);
-		sight = fa_codes_weigh<C, true>(args, item, rows, unit, weights, dots, scales_v,
-		                                facts, token);
+		visible = fa_quantised_softmax<C, true>(args, item, rows, unit, weights, dots,
+		                                        scales_v, rows_info, token);
 	} else {
-		sight = fa_codes_weigh<C, false>(args, item, rows, unit, weights, dots, scales_v,
-		                                 facts, token);
+		visible = fa_quantised_softmax<C, false>(args, item, rows, unit, weights, dots,
+		                                         scales_v, rows_info, token);
 	}
 	if (!numbers) {
-		fa_codes_isolate<C>(rows, v, sight);
+		fa_quantised_move_nans<C>(rows, v, visible);
 		/* Orders its stores before the copy that refills the stage. */
 		fa_proxy_fence_shared();
 	}

@@ -6,7 +6,7 @@
  *   STAGES     stages of the ring; a stage holds a tile of K and V
  *   BLOCKS     thread blocks per SM
  *   SMALL      the launch carries the page table
- *   PIECES     as in sm80/paged_walk.h
+ *   SPLIT_ITEMS  as in common/paged_segment.h
  *   TWO_LEVEL  partial results of many blocks are reduced in two levels (paged_reduce.h)
  */
 #pragma once
@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 template <class T_, int DIM_, int ATOMS_, int GROUPS_, int STAGES_, int BLOCKS_, bool SMALL_,
-          bool PIECES_, bool TWO_LEVEL_>
+          bool SPLIT_ITEMS_, bool TWO_LEVEL_>
 struct fa_sm90_paged_config {
 	using T = T_;
 	static constexpr int DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_;
@@ -34,17 +34,18 @@ struct fa_sm90_paged_config {
 	static constexpr int ROWS = ATOMS * 16;
 	/* Parts of at most 16 rows are computed with one atom. */
 	static constexpr bool ONE_ATOM = SETMAXNREG && FA_SM90_PAGED_ONE_ATOM;
-	static constexpr bool F32 = false, CODES = false, SMALL = SMALL_, PIECES = PIECES_,
-			      TWO_LEVEL = TWO_LEVEL_, DIVIDED = true;
+	static constexpr bool F32 = false, QUANTISED = false, SMALL = SMALL_,
+			      SPLIT_ITEMS = SPLIT_ITEMS_, TWO_LEVEL = TWO_LEVEL_,
+			      PRECOMPUTED = true;
 	static constexpr bool APPENDS = FA_SM90_PAGED_APPENDS(DIM, ATOMS); /* paged_append.h */
 	/* The first tiles' loads are issued before all else (fa_sm90_paged_load_early()), at most
 	 * EARLY_TILES; the first warp initialises the mbarriers. */
-	static constexpr bool EARLY_LOADS = FA_SM90_PAGED_EARLY_LOADS(DIM) && !PIECES;
+	static constexpr bool EARLY_LOADS = FA_SM90_PAGED_EARLY_LOADS(DIM) && !SPLIT_ITEMS;
 	static constexpr int EARLY_TILES = FA_SM90_PAGED_EARLY_TILES(DIM);
 	/* A __syncthreads() follows the initialisation of the mbarriers (paged_codes.h). */
 	static constexpr bool SYNCS_AT_START = false;
 	/* The planner guarantees it. */
-	static constexpr bool ROWS_IN_FP32 = !PIECES;
+	static constexpr bool ROWS_IN_FP32 = !SPLIT_ITEMS;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention;
 
 	/* For softmax.h of sm80: no pairs of warps, 16 keys at a time. */
@@ -69,9 +70,9 @@ struct fa_sm90_paged_config {
 		uint8_t ring[STAGES][STAGE_BYTES];
 		uint8_t q[Q_IN_REGISTERS ? 0 : ROWS][Q_PITCH];
 		float merge[WARPS][ROWS][MERGE_PITCH];
-		float stats[WARPS][ROWS][2];                  /* maximum, sum */
-		uint8_t facts[WARPS][ROWS][32];               /* struct fa_paged_fact */
-		uint8_t walks[STASHES_WALK ? WARPS : 0][128]; /* fa_paged_walk_of */
+		float stats[WARPS][ROWS][2];                     /* maximum, sum */
+		uint8_t rows_info[WARPS][ROWS][32];              /* struct fa_paged_row */
+		uint8_t segments[STASHES_WALK ? WARPS : 0][128]; /* fa_paged_segment_of */
 		uint8_t split[32]; /* struct fa_sm90_paged_split_groups */
 
 		/* mbarriers, once per tile. full: lane 0 of the producer arrives with the tile's
@@ -82,8 +83,8 @@ struct fa_sm90_paged_config {
 
 	static constexpr uint32_t RING = offsetof(SHARED, ring), Q = offsetof(SHARED, q);
 	static constexpr uint32_t MERGE = offsetof(SHARED, merge), STATS = offsetof(SHARED, stats);
-	static constexpr uint32_t FACTS = offsetof(SHARED, facts);
-	static constexpr uint32_t WALK_AT = offsetof(SHARED, walks);
+	static constexpr uint32_t ROWS_INFO = offsetof(SHARED, rows_info);
+	static constexpr uint32_t WALK_AT = offsetof(SHARED, segments);
 	static constexpr uint32_t SPLIT_AT = offsetof(SHARED, split);
 	static constexpr uint32_t FULL = offsetof(SHARED, full), EMPTY = offsetof(SHARED, empty);
 

@@ -12,12 +12,12 @@
 
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/common/paged_rows.h"
+#include "kernels/cuda/common/warp_softmax.h"
 #include "kernels/cuda/ptx/barrier.h"
 #include "kernels/cuda/ptx/control.h"
 #include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/ptx/warpgroup.h"
-#include "kernels/cuda/sm80/paged_part.h"
-#include "kernels/cuda/sm80/softmax.h"
 #include "kernels/cuda/sm90/paged_append.h"
 #include "kernels/cuda/sm90/paged_config.h"
 #include "kernels/cuda/sm90/paged_decode_tile.h"
@@ -26,19 +26,19 @@
 
 #include <stdint.h>
 
-/* Prefetches what a segment's end reads (sm80/paged_pieces.h). Executed by a whole warp. */
+/* Prefetches what a segment's end reads (common/paged_combine.h). Executed by a whole warp. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_prefetch_tails(const struct fa_cuda_paged_attention &args,
-                             const fa_paged_walk_of<C> &walk)
+                             const fa_paged_segment_of<C> &segment)
 {
-	const uint32_t n = max(walk.piece.n_tails, walk.item.row_blocks);
+	const uint32_t n = max(segment.split.n_suffixes, segment.item.row_blocks);
 
-	if (walk.piece.tails == FA_CUDA_PAGED_NO_TAIL)
+	if (segment.split.suffixes == FA_CUDA_PAGED_NO_SUFFIX)
 		return;
 #pragma unroll 1
 	for (uint32_t i = threadIdx.x % 32; i < n; i += 32)
-		fa_prefetch(args.tails + walk.piece.tails + i);
+		fa_prefetch(args.suffixes + segment.split.suffixes + i);
 }
 
 /* The configuration with one atom, for parts of at most 16 rows. */
@@ -48,22 +48,22 @@ template <class C> struct fa_sm90_paged_one_atom : C {
 
 template <class C>
 __device__ __forceinline__ void
-fa_sm90_paged_one_atom_tiles(struct fa_sm80_rows<C> &rows,
+fa_sm90_paged_one_atom_tiles(struct fa_warp_rows<C> &rows,
                              const struct fa_cuda_paged_attention &args,
                              const struct fa_cuda_paged_item &item, const fa_sm90_paged_q<C> &q,
-                             const struct fa_paged_clear &clear, uint32_t shared, uint32_t facts,
-                             int32_t end, struct fa_sm90_paged_cursor &at)
+                             const struct fa_paged_unmasked &clear, uint32_t shared,
+                             uint32_t rows_info, int32_t end, struct fa_sm90_paged_cursor &at)
 {
 	using F = struct fa_sm90_paged_one_atom<C>;
 	static_assert(!C::Q_IN_REGISTERS, "Q is in shared memory, so both atom counts share it");
 	const struct fa_sm90_paged_q<F> first = {
 		q.at
 	};
-	struct fa_sm80_rows<F> one;
+	struct fa_warp_rows<F> one;
 
-	fa_sm80_clear<F>(one);
-	fa_sm90_paged_tiles<F>(one, args, item, first, clear, shared, facts, end, at);
-	fa_sm80_clear<C>(rows);
+	fa_warp_clear<F>(one);
+	fa_sm90_paged_tiles<F>(one, args, item, first, clear, shared, rows_info, end, at);
+	fa_warp_clear<C>(rows);
 #pragma unroll
 	for (int r = 0; r < 2; r++) {
 		rows.offset[r] = one.offset[r];
@@ -79,12 +79,12 @@ fa_sm90_paged_one_atom_tiles(struct fa_sm80_rows<C> &rows,
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged_attention &args,
                                                       char *shared_memory,
-                                                      fa_paged_walk_of<C> &walk)
+                                                      fa_paged_segment_of<C> &segment)
 {
 	const uint32_t shared = fa_shared_address(shared_memory);
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const uint32_t group = C::GROUPS == 1 ? 0 : warp / C::TILE_WARPS;
-	const uint32_t facts = C::FACTS + warp * C::ROWS * 32;
+	const uint32_t rows_info = C::ROWS_INFO + warp * C::ROWS * 32;
 	fa_sm90_paged_q<C> q;
 	struct fa_sm90_paged_cursor at = { 0, group, 0 };
 	/* Tiles of the segment before this warp's next; SETMAXNREG: where the segment begins in the
@@ -92,42 +92,44 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	int32_t before = C::SETMAXNREG ? 0 : (int32_t)group;
 	bool begun = false;
 	/* The walk is kept in shared memory while its registers are needed for tiles. */
-	fa_paged_walk_of<C> *const stashed = (fa_paged_walk_of<C> *)(shared_memory + C::WALK_AT) +
-	                                     warp;
+	fa_paged_segment_of<C> *const stashed =
+		(fa_paged_segment_of<C> *)(shared_memory + C::WALK_AT) + warp;
 
-	static_assert(!C::STASHES_WALK || sizeof(walk) <= 128, "a walk fits its place in WALK_AT");
+	static_assert(!C::STASHES_WALK || sizeof(segment) <= 128,
+	              "a walk fits its place in WALK_AT");
 	do {
-		const struct fa_cuda_paged_item &item = C::STASHES_WALK ? stashed->item : walk.item;
-		const int32_t end = walk.end;
+		const struct fa_cuda_paged_item &item = C::STASHES_WALK ? stashed->item
+		                                                        : segment.item;
+		const int32_t end = segment.end;
 		struct fa_sm90_paged_append<C> append;
-		struct fa_sm80_rows<C> rows;
+		struct fa_warp_rows<C> rows;
 		bool again = false;
 
-		if constexpr (C::PIECES)
-			again = walk.again;
+		if constexpr (C::SPLIT_ITEMS)
+			again = segment.again;
 		if constexpr (C::APPENDS)
-			append.begin(args, walk);
+			append.begin(args, segment);
 		if (!again) {
-			q.load(args, walk, shared);
+			q.load(args, segment, shared);
 			for (uint32_t i = lane; i < C::ROWS; i += 32)
-				((struct fa_paged_fact *)(shared_memory + facts))[i] =
-					fa_sm90_paged_fact_of<C>(args, walk, i);
+				((struct fa_paged_row *)(shared_memory + rows_info))[i] =
+					fa_sm90_paged_fact_of<C>(args, segment, i);
 			__syncwarp();
 		}
-		if constexpr (C::PIECES)
+		if constexpr (C::SPLIT_ITEMS)
 			if (warp == 0)
-				fa_sm90_paged_prefetch_tails<C>(args, walk);
+				fa_sm90_paged_prefetch_tails<C>(args, segment);
 		/* Thread 32, because thread 0 waits for a fence. */
-		fa_sm90_paged_segment_begin<C>(args, walk, shared_memory, begun ? 0 : 32);
+		fa_sm90_paged_segment_begin<C>(args, segment, shared_memory, begun ? 0 : 32);
 		if (!begun) {
-			if constexpr (!C::PIECES)
+			if constexpr (!C::SPLIT_ITEMS)
 				fa_sm90_paged_clear_partials<C>(args);
 			fa_barrier_sync(C::INIT_COMPUTE, C::INIT_COMPUTE_THREADS);
 			fa_sm90_paged_fence_partials<C>(args);
 		}
 		begun = true;
 		if constexpr (C::APPENDS)
-			append.end(args, walk);
+			append.end(args, segment);
 
 		if (C::SETMAXNREG) {
 			/* Units always start with group 0, whichever group had the last tile. */
@@ -135,57 +137,59 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 
 			at.stage = ring % C::STAGES;
 			at.parity = ring / C::STAGES % 2;
-			at.token = walk.begin + group * FA_CUDA_PAGED_TILE;
+			at.token = segment.begin + group * FA_CUDA_PAGED_TILE;
 		} else {
-			at.token = walk.begin + before * FA_CUDA_PAGED_TILE;
+			at.token = segment.begin + before * FA_CUDA_PAGED_TILE;
 		}
 
-		const struct fa_paged_clear clear = fa_paged_clear_of<C>(args, walk.item,
-		                                                         shared + facts);
+		const struct fa_paged_unmasked clear = fa_paged_unmasked_of<C>(args, segment.item,
+		                                                               shared + rows_info);
 
 		if constexpr (C::STASHES_WALK)
-			*stashed = walk;
+			*stashed = segment;
 
-		if (C::ONE_ATOM && walk.rows(args, C::ROWS) <= 16) {
+		if (C::ONE_ATOM && segment.rows(args, C::ROWS) <= 16) {
 			if constexpr (C::ONE_ATOM)
 				fa_sm90_paged_one_atom_tiles<C>(rows, args, item, q, clear, shared,
-				                                shared + facts, end, at);
+				                                shared + rows_info, end, at);
 		} else {
-			fa_sm80_clear<C>(rows);
-			fa_sm90_paged_tiles<C>(rows, args, item, q, clear, shared, shared + facts,
-			                       end, at);
+			fa_warp_clear<C>(rows);
+			fa_sm90_paged_tiles<C>(rows, args, item, q, clear, shared,
+			                       shared + rows_info, end, at);
 		}
 		if constexpr (C::STASHES_WALK)
-			walk = *stashed;
+			segment = *stashed;
 
-		const int32_t tiles = (walk.end - walk.begin + FA_CUDA_PAGED_TILE - 1) /
+		const int32_t tiles = (segment.end - segment.begin + FA_CUDA_PAGED_TILE - 1) /
 		                      FA_CUDA_PAGED_TILE;
 
 		if (C::SETMAXNREG)
 			before = (before + tiles) % (2 * C::STAGES);
 		else if (C::GROUPS > 1)
-			before = (at.token - walk.begin) / FA_CUDA_PAGED_TILE - tiles;
-		fa_sm90_paged_segment_end<C>(args, walk, rows, shared_memory,
-		                             (const struct fa_paged_fact *)(shared_memory + facts));
-	} while (walk.next(args));
+			before = (at.token - segment.begin) / FA_CUDA_PAGED_TILE - tiles;
+		fa_sm90_paged_segment_end<C>(
+			args, segment, rows, shared_memory,
+			(const struct fa_paged_row *)(shared_memory + rows_info));
+	} while (segment.next(args));
 }
 
 /* EARLY_LOADS: the common start of all warps. Until fa_await_launch_ahead() only the plan is read,
  * which was complete before the launch ahead began. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_start(const struct fa_cuda_paged_attention &args,
-                                                    uint32_t shared, fa_paged_walk_of<C> &walk)
+                                                    uint32_t shared,
+                                                    fa_paged_segment_of<C> &segment)
 {
 	if (threadIdx.x < 32) {
 		fa_sm90_paged_make_barriers<C>(shared, 0);
 		fa_barrier_arrive(C::INIT_LOADER, 64);
 	}
-	walk.start(args, blockIdx.x);
+	segment.start(args, blockIdx.x);
 	fa_await_launch_ahead();
 	if (threadIdx.x / 32 == C::WARPS) {
 		fa_barrier_sync(C::INIT_LOADER, 64);
-		if (fa_sm90_paged_early_tiles<C>(args, walk) > 0)
-			fa_sm90_paged_load_early<C>(args, walk, shared);
+		if (fa_sm90_paged_early_tiles<C>(args, segment) > 0)
+			fa_sm90_paged_load_early<C>(args, segment, shared);
 	}
 }
 
@@ -194,40 +198,40 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 {
 	extern __shared__ __align__(1024) char shared_memory[];
 	const uint32_t shared = fa_shared_address(shared_memory);
-	fa_paged_walk_of<C> walk;
+	fa_paged_segment_of<C> segment;
 
 	/* Instantiated per role: a common start takes too many registers (d64, pieces). */
 	const auto start = [&]() {
 		if constexpr (!C::EARLY_LOADS) {
-			walk.start(args, blockIdx.x);
+			segment.start(args, blockIdx.x);
 			fa_await_launch_ahead();
 		}
 	};
 
 	if constexpr (C::EARLY_LOADS)
-		fa_sm90_paged_start<C>(args, shared, walk);
+		fa_sm90_paged_start<C>(args, shared, segment);
 	if constexpr (C::SETMAXNREG) {
 		/* Uniform across the warp; the shuffle tells the compiler so. */
 		if (__shfl_sync(~0u, threadIdx.x / 128, 0) == C::GROUPS) {
 			fa_setmaxnreg_dec<FA_SM90_PAGED_PRODUCER_REGISTERS>();
 			if (threadIdx.x < C::JOINED + 32) {
 				start();
-				fa_sm90_paged_load<C>(args, shared, walk);
+				fa_sm90_paged_load<C>(args, shared, segment);
 			}
 		} else {
 			fa_setmaxnreg_inc<FA_SM90_PAGED_CONSUMER_REGISTERS>();
 			start();
-			fa_sm90_paged_compute<C>(args, shared_memory, walk);
+			fa_sm90_paged_compute<C>(args, shared_memory, segment);
 			/* The producer stores nothing to global memory and may have exited. */
 			fa_done_behind(args.attention.done, 0, C::JOINED);
 		}
 	} else {
 		if (threadIdx.x >= C::JOINED) {
 			start();
-			fa_sm90_paged_load<C>(args, shared, walk);
+			fa_sm90_paged_load<C>(args, shared, segment);
 		} else {
 			start();
-			fa_sm90_paged_compute<C>(args, shared_memory, walk);
+			fa_sm90_paged_compute<C>(args, shared_memory, segment);
 		}
 		fa_done(args.attention.done);
 	}

@@ -32,11 +32,11 @@
 	FA_PAGED_KERNEL(decode, false, false, __VA_ARGS__)                                         \
 	FA_PAGED_SMALL(decode, false, __VA_ARGS__)                                                 \
 	FA_PAGED_KERNEL(levels, false, true, __VA_ARGS__) FA_PAGED_SMALL(levels, true, __VA_ARGS__)
-#define FA_PAGED_PIECES(...) FA_PAGED_KERNEL(pieces, true, false, __VA_ARGS__)
+#define FA_PAGED_SPLIT_ROW(...) FA_PAGED_KERNEL(pieces, true, false, __VA_ARGS__)
 #define FA_PAGED_ROW_OF(type, ...) FA_PAGED_ROW(type, __VA_ARGS__)
 #define FA_PAGED_ROW_OF_TYPE(...) FA_PAGED_ROW_OF(FA_TYPE_NAME, __VA_ARGS__)
-#define FA_PAGED_PIECES_OF(type, ...) FA_PAGED_PIECES(type, __VA_ARGS__)
-#define FA_PAGED_PIECES_OF_TYPE(...) FA_PAGED_PIECES_OF(FA_TYPE_NAME, __VA_ARGS__)
+#define FA_PAGED_SPLIT_OF(type, ...) FA_PAGED_SPLIT_ROW(type, __VA_ARGS__)
+#define FA_PAGED_SPLIT_OF_TYPE(...) FA_PAGED_SPLIT_OF(FA_TYPE_NAME, __VA_ARGS__)
 
 FA_SM90_PAGED_DECODE(FA_PAGED_ROW_OF_TYPE)
-FA_SM90_PAGED_PIECES(FA_PAGED_PIECES_OF_TYPE)
+FA_SM90_PAGED_PIECES(FA_PAGED_SPLIT_OF_TYPE)

@@ -14,15 +14,15 @@
 
 #include "kernels/cuda/common/logits.h"
 #include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/common/paged_rows.h"
+#include "kernels/cuda/common/warp_pair.h"
+#include "kernels/cuda/common/warp_product.h"
+#include "kernels/cuda/common/warp_softmax.h"
 #include "kernels/cuda/ptx/barrier.h"
 #include "kernels/cuda/ptx/ldmatrix.h"
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/ptx/mma.h"
-#include "kernels/cuda/sm80/paged_part.h"
-#include "kernels/cuda/sm80/pair.h"
-#include "kernels/cuda/sm80/product.h"
-#include "kernels/cuda/sm80/softmax.h"
 #include "kernels/cuda/sm90/paged_config.h"
 #include "kernels/cuda/sm90/paged_epilogue.h"
 
@@ -34,12 +34,12 @@ template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q
 
 	/* No warp may be reading MERGE when this is called. */
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
-	                                     const fa_paged_walk_of<C> &walk, uint32_t shared)
+	                                     const fa_paged_segment_of<C> &segment, uint32_t shared)
 	{
 		const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 
 		if (__builtin_expect(!args.attention.aligned, 0)) {
-			const uint32_t at = gather(args, walk, shared);
+			const uint32_t at = gather(args, segment, shared);
 
 #pragma unroll
 			for (int r = 0; r < 2 * C::ATOMS; r++)
@@ -51,7 +51,7 @@ template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q
 		}
 #pragma unroll
 		for (int r = 0; r < 2 * C::ATOMS; r++) {
-			const char *const row = fa_paged_q_row<C>(args, walk, g + 8 * r);
+			const char *const row = fa_paged_q_row<C>(args, segment, g + 8 * r);
 
 #pragma unroll
 			for (int c = 0; c < C::DIM / 32; c++)
@@ -63,7 +63,8 @@ template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q
 	/* Copies rows that are not 16-byte aligned to this warp's MERGE area, out of the common
 	 * path. */
 	__device__ __forceinline__ uint32_t gather(const struct fa_cuda_paged_attention &args,
-	                                           const fa_paged_walk_of<C> &walk, uint32_t shared)
+	                                           const fa_paged_segment_of<C> &segment,
+	                                           uint32_t shared)
 	{
 		const uint32_t warp = threadIdx.x / 32;
 		const uint32_t to = shared + C::MERGE + warp * C::ROWS * C::MERGE_PITCH * 4;
@@ -71,7 +72,7 @@ template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q
 		static_assert(C::MERGE_PITCH * 4 >= C::DIM * 2, "a row of Q fits a row of MERGE");
 #pragma unroll 1
 		for (uint32_t i = threadIdx.x % 32; i < C::ROWS * C::DIM / 2; i += 32) {
-			const char *const row = fa_paged_q_row<C>(args, walk, i / (C::DIM / 2));
+			const char *const row = fa_paged_q_row<C>(args, segment, i / (C::DIM / 2));
 			const uint16_t *const halves = (const uint16_t *)row + i % (C::DIM / 2) * 2;
 
 			fa_st_shared(to + i * 4, row ? halves[0] | (uint32_t)halves[1] << 16 : 0);
@@ -92,7 +93,7 @@ template <class C> struct fa_sm90_paged_q<C, false> {
 	/* Stores Q to shared memory; ends with a barrier of all consumers. No warp may be reading
 	 * the previous Q when this is called. */
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
-	                                     const fa_paged_walk_of<C> &walk, uint32_t shared)
+	                                     const fa_paged_segment_of<C> &segment, uint32_t shared)
 	{
 		constexpr uint32_t chunks = C::DIM / 8, all = C::ROWS * chunks;
 		constexpr int each = (all + C::JOINED - 1) / C::JOINED;
@@ -103,9 +104,9 @@ template <class C> struct fa_sm90_paged_q<C, false> {
 		for (int j = 0; j < each; j++) {
 			const uint32_t i = min(threadIdx.x + j * C::JOINED, all - 1);
 
-			values[j] = fa_paged_q_chunk<C>(args.attention,
-			                                fa_paged_q_row<C>(args, walk, i / chunks),
-			                                i % chunks);
+			values[j] = fa_paged_q_chunk<C>(
+				args.attention, fa_paged_q_row<C>(args, segment, i / chunks),
+				i % chunks);
 		}
 #pragma unroll
 		for (int j = 0; j < each; j++) {
@@ -212,17 +213,17 @@ __device__ __forceinline__ void fa_sm90_paged_values(uint32_t (&ret)[2][8], uint
 }
 
 /* O += P V. @p: of the 16 tokens; @v: the lane's ldmatrix address. ISOLATE: as in
- * sm80/product.h. */
+ * common/warp_product.h. */
 template <class C, bool ISOLATE>
-__device__ __forceinline__ void fa_sm90_paged_product(struct fa_sm80_rows<C> &rows,
+__device__ __forceinline__ void fa_sm90_paged_product(struct fa_warp_rows<C> &rows,
                                                       const uint32_t (&p)[C::ATOMS][4], uint32_t v,
-                                                      const struct fa_paged_sight &sight)
+                                                      const struct fa_paged_visibility &visible)
 {
 	using T = typename C::T;
 	uint32_t seen[C::ATOMS][4];
 
 	if (ISOLATE)
-		fa_sm80_seen<C>(seen, sight, 0);
+		fa_warp_visible<C>(seen, visible, 0);
 #pragma unroll
 	for (int i = 0; i < C::DIM_V / 64; i++) {
 		uint32_t b[2][8];
@@ -236,7 +237,7 @@ __device__ __forceinline__ void fa_sm90_paged_product(struct fa_sm80_rows<C> &ro
 					fa_mma_m16n8k16<T>(rows.out[a][8 * i + j], p[a], b[0][j],
 					                   b[1][j]);
 			} else {
-				const fa_sm80_parts<T> lo(b[0][j]), hi(b[1][j]);
+				const fa_warp_v_split<T> lo(b[0][j]), hi(b[1][j]);
 
 #pragma unroll
 				for (int a = 0; a < C::ATOMS; a++)
@@ -265,9 +266,9 @@ struct fa_sm90_paged_cursor {
 /* Computes this warp's tiles of a segment, up to token @end. @facts: of its rows. */
 template <class C>
 __device__ __forceinline__ void
-fa_sm90_paged_tiles(struct fa_sm80_rows<C> &rows, const struct fa_cuda_paged_attention &args,
+fa_sm90_paged_tiles(struct fa_warp_rows<C> &rows, const struct fa_cuda_paged_attention &args,
                     const struct fa_cuda_paged_item &item, const fa_sm90_paged_q<C> &q,
-                    const struct fa_paged_clear &clear, uint32_t shared, uint32_t facts,
+                    const struct fa_paged_unmasked &clear, uint32_t shared, uint32_t rows_info,
                     int32_t end, struct fa_sm90_paged_cursor &at)
 {
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -276,10 +277,10 @@ fa_sm90_paged_tiles(struct fa_sm80_rows<C> &rows, const struct fa_cuda_paged_att
 	/* The warp's quarter of stage 0, and the lane's ldmatrix offset in it. */
 	const uint32_t mine = shared + C::RING + quarter * C::QUARTER;
 	const uint32_t row = (lane % 16) * C::PITCH + (lane / 16 ^ lane % 8) * 16;
-	const struct fa_sm80_pair<C> alone(0, 0);
+	const struct fa_warp_pair<C> alone(0, 0);
 	struct fa_logits_rich logits(args.attention, 0);
 
-	logits.slope = 0; /* per row instead: fa_paged_place() */
+	logits.slope = 0; /* per row instead: fa_paged_mask_scores() */
 #pragma unroll 1
 	for (; at.token < end; at.token += C::GROUPS * FA_CUDA_PAGED_TILE) {
 		const uint32_t k = mine + at.stage * C::STAGE_BYTES, v = k + C::K_BYTES;
@@ -288,7 +289,7 @@ fa_sm90_paged_tiles(struct fa_sm80_rows<C> &rows, const struct fa_cuda_paged_att
 		fa_mbarrier_wait(shared + C::FULL + 8 * at.stage, at.parity);
 		if (own < end) {
 			const bool hides = clear.hides(own);
-			struct fa_paged_sight sight = { ~0u };
+			struct fa_paged_visibility visible = { ~0u };
 			uint32_t weights[C::ATOMS][4];
 			float dots[C::ATOMS][2][4];
 			bool finite = true;
@@ -298,13 +299,13 @@ fa_sm90_paged_tiles(struct fa_sm80_rows<C> &rows, const struct fa_cuda_paged_att
 			if (hides)
 				finite = fa_sm90_paged_zero_invalid_v<C>(item, v, own);
 			if (hides || args.attention.alibi_slopes)
-				sight = fa_paged_place<C>(dots, args, item, facts, own);
-			fa_sm80_raise<C>(rows, dots, 1, alone);
-			fa_sm80_probabilities<C>(rows, weights, dots, 1, 0);
+				visible = fa_paged_mask_scores<C>(dots, args, item, rows_info, own);
+			fa_warp_raise_max<C>(rows, dots, 1, alone);
+			fa_warp_probabilities<C>(rows, weights, dots, 1, 0);
 			if (!finite)
-				fa_sm90_paged_product<C, true>(rows, weights, v + row, sight);
+				fa_sm90_paged_product<C, true>(rows, weights, v + row, visible);
 			else
-				fa_sm90_paged_product<C, false>(rows, weights, v + row, sight);
+				fa_sm90_paged_product<C, false>(rows, weights, v + row, visible);
 		}
 		__syncwarp(); /* the warp is done with the tile */
 		if (lane == 0)

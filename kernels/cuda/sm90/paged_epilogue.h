@@ -1,18 +1,18 @@
 /*
  * End of a segment in decode with bulk copies: the warps' results are merged, then stored or
  * reduced over blocks (paged_reduce.h). Also clears V's rows that are no tokens. C is the kernel's
- * config; besides what sm80/paged_part.h needs it has has_no_nan() of 16 bytes of V.
+ * config; besides what common/paged_rows.h needs it has has_no_nan() of 16 bytes of V.
  */
 #pragma once
 
 #include "kernels/cuda/common/done.h"
+#include "kernels/cuda/common/paged_combine.h"
+#include "kernels/cuda/common/paged_rows.h"
+#include "kernels/cuda/common/warp_softmax.h"
 #include "kernels/cuda/ptx/barrier.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/ptx/proxy.h"
-#include "kernels/cuda/sm80/paged_part.h"
-#include "kernels/cuda/sm80/paged_pieces.h"
-#include "kernels/cuda/sm80/softmax.h"
 #include "kernels/cuda/sm90/paged_reduce.h"
 
 #include <float.h>
@@ -67,26 +67,27 @@ __device__ __forceinline__ bool fa_sm90_paged_zero_invalid_v(const struct fa_cud
 	return !__any_sync(~0u, !numbers);
 }
 
-/* fa_paged_fact_of() and where the row is stored: found early, since at the segment's end it would
+/* fa_paged_row_of() and where the row is stored: found early, since at the segment's end it would
  * delay the launch. */
 template <class C>
-__device__ __forceinline__ struct fa_paged_fact
-fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk,
-                      uint32_t row)
+__device__ __forceinline__ struct fa_paged_row
+fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args,
+                      const fa_paged_segment_of<C> &segment, uint32_t row)
 {
-	struct fa_paged_fact fact = fa_paged_fact_of<C>(args, walk, row);
+	struct fa_paged_row info = fa_paged_row_of<C>(args, segment, row);
 
-	if constexpr (!C::PIECES) {
+	if constexpr (!C::SPLIT_ITEMS) {
 		const struct fa_cuda_attention &p = args.attention;
-		/* As in fa_paged_fact_of(). */
-		const uint32_t at = min(walk.row(args, C::ROWS) + row, walk.item.n_q * p.group - 1);
+		/* As in fa_paged_row_of(). */
+		const uint32_t at = min(segment.row(args, C::ROWS) + row,
+		                        segment.item.n_q * p.group - 1);
 
-		fact.head = walk.kv_head(args) * p.group + (at - fact.token * p.group);
-		fact.out = (char *)p.out.data +
-		           ((int64_t)walk.item.first_q + fact.token) * p.out.stride_token +
-		           fact.head * p.out.stride_head;
+		info.head = segment.kv_head(args) * p.group + (at - info.token * p.group);
+		info.out = (char *)p.out.data +
+		           ((int64_t)segment.item.first_q + info.token) * p.out.stride_token +
+		           info.head * p.out.stride_head;
 	}
-	return fact;
+	return info;
 }
 
 /* Once, after the barrier that follows fa_sm90_paged_clear_partials(). All consumers. */
@@ -94,8 +95,8 @@ template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_fence_partials(const struct fa_cuda_paged_attention &args)
 {
-	if constexpr (!C::PIECES)
-		if (threadIdx.x == 0 && args.place_rows > 0)
+	if constexpr (!C::SPLIT_ITEMS)
+		if (threadIdx.x == 0 && args.partial_rows > 0)
 			fa_fence_device();
 }
 
@@ -104,12 +105,14 @@ fa_sm90_paged_fence_partials(const struct fa_cuda_paged_attention &args)
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_segment_begin(const struct fa_cuda_paged_attention &args,
-                            const fa_paged_walk_of<C> &walk, char *shared, uint32_t thread = 0)
+                            const fa_paged_segment_of<C> &segment, char *shared,
+                            uint32_t thread = 0)
 {
-	if constexpr (!C::PIECES) {
-		if (threadIdx.x == thread && !walk.whole)
+	if constexpr (!C::SPLIT_ITEMS) {
+		if (threadIdx.x == thread && !segment.whole)
 			fa_sm90_paged_split_init<C>(
-				args, walk, (struct fa_sm90_paged_split *)(shared + C::SPLIT_AT));
+				args, segment,
+				(struct fa_sm90_paged_split *)(shared + C::SPLIT_AT));
 	}
 }
 
@@ -121,9 +124,9 @@ fa_sm90_paged_store_columns(const struct fa_cuda_paged_attention &args, char *ou
 	char *const to = out + column * C::BYTES;
 	uint2 all = make_uint2(fa_pack<typename C::T>(x, y), fa_pack<typename C::T>(z, w));
 
-	if constexpr (C::CODES)
-		if (((const struct fa_cuda_paged_attention_codes &)args).codes.dtype ==
-		    FA_CODES_BF16)
+	if constexpr (C::QUANTISED)
+		if (((const struct fa_cuda_paged_attention_quantised &)args).quantised.dtype ==
+		    FA_STORE_DTYPE_BF16)
 			all = make_uint2(fa_pack<fa_bf16>(x, y), fa_pack<fa_bf16>(z, w));
 
 	if (__builtin_expect(args.attention.aligned, 1)) {
@@ -140,19 +143,19 @@ fa_sm90_paged_store_columns(const struct fa_cuda_paged_attention &args, char *ou
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_finish_columns(const struct fa_cuda_paged_attention &args,
-                             const fa_paged_walk_of<C> &walk, const struct fa_paged_fact &fact,
+                             const fa_paged_segment_of<C> &segment, const struct fa_paged_row &info,
                              uint32_t column, const struct fa_sm90_paged_total &total)
 {
 	const struct fa_cuda_attention &p = args.attention;
 	float *lse = NULL;
 
 	if (column == 0 && p.lse)
-		lse = p.lse + ((int64_t)walk.item.first_q + fact.token) * p.lse_stride_token +
-		      fact.head * p.lse_stride_head;
+		lse = p.lse + ((int64_t)segment.item.first_q + info.token) * p.lse_stride_token +
+		      info.head * p.lse_stride_head;
 
-	const float factor = fa_paged_factor(p, fact.head, total.max, total.sum, lse);
+	const float factor = fa_paged_factor(p, info.head, total.max, total.sum, lse);
 
-	fa_sm90_paged_store_columns<C>(args, fact.out, column, total.x * factor, total.y * factor,
+	fa_sm90_paged_store_columns<C>(args, info.out, column, total.x * factor, total.y * factor,
 	                               total.z * factor, total.w * factor);
 }
 
@@ -160,11 +163,11 @@ fa_sm90_paged_finish_columns(const struct fa_cuda_paged_attention &args,
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_piece_columns(const struct fa_cuda_paged_attention &args,
-                            const fa_paged_walk_of<C> &walk, uint32_t row, uint32_t column,
+                            const fa_paged_segment_of<C> &segment, uint32_t row, uint32_t column,
                             const struct fa_sm90_paged_total &total)
 {
-	if (walk.whole) {
-		const struct fa_paged_target target = fa_paged_target_of<C>(args, walk, row);
+	if (segment.whole) {
+		const struct fa_paged_out_row target = fa_paged_out_row_of<C>(args, segment, row);
 		const float factor = fa_paged_factor(args.attention, target.head, total.max,
 		                                     total.sum, column == 0 ? target.lse : NULL);
 
@@ -172,7 +175,7 @@ fa_sm90_paged_piece_columns(const struct fa_cuda_paged_attention &args,
 		                               total.y * factor, total.z * factor,
 		                               total.w * factor);
 	} else {
-		const uint32_t share = fa_paged_share<C>(args, walk);
+		const uint32_t share = fa_paged_partial_row<C>(args, segment);
 
 		*(float4 *)&args.partials[(size_t)(share + row) * C::DIM_V + column] = make_float4(
 			total.x, total.y, total.z, total.w);
@@ -187,20 +190,19 @@ fa_sm90_paged_piece_columns(const struct fa_cuda_paged_attention &args,
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_signal_part(const struct fa_cuda_paged_attention &args,
-                          const fa_paged_walk_of<C> &walk)
+                          const fa_paged_segment_of<C> &segment)
 {
 	if (threadIdx.x == 0 && args.attention.done.parts > 0)
-		fa_done_part(args.attention.done, walk.part);
+		fa_done_part(args.attention.done, segment.part);
 }
 
 /* Merges four columns of a row over all warps, with lanes that are LANES apart. @stats:
  * [warp][row]; @merge: the first warp's columns, @pitch floats from warp to warp. */
 template <class C, int LANES>
-__device__ __forceinline__ void
-fa_sm90_paged_merge_warps(const struct fa_cuda_paged_attention &args,
-                          const fa_paged_walk_of<C> &walk, const struct fa_paged_fact *facts,
-                          const struct fa_sm90_paged_split &split, const float2 *stats,
-                          const float *merge, uint32_t pitch, uint32_t row, uint32_t column)
+__device__ __forceinline__ void fa_sm90_paged_merge_warps(
+	const struct fa_cuda_paged_attention &args, const fa_paged_segment_of<C> &segment,
+	const struct fa_paged_row *rows_info, const struct fa_sm90_paged_split &split,
+	const float2 *stats, const float *merge, uint32_t pitch, uint32_t row, uint32_t column)
 {
 	const uint32_t lane = threadIdx.x % 32;
 	struct fa_sm90_paged_total total = { -FLT_MAX, 0, 0, 0, 0, 0 };
@@ -224,17 +226,17 @@ fa_sm90_paged_merge_warps(const struct fa_cuda_paged_attention &args,
 	total.add_lanes<LANES>();
 	if (lane >= LANES)
 		return;
-	if constexpr (C::PIECES)
-		fa_sm90_paged_piece_columns<C>(args, walk, row, column, total);
-	else if (walk.whole)
-		fa_sm90_paged_finish_columns<C>(args, walk, facts[row], column, total);
+	if constexpr (C::SPLIT_ITEMS)
+		fa_sm90_paged_piece_columns<C>(args, segment, row, column, total);
+	else if (segment.whole)
+		fa_sm90_paged_finish_columns<C>(args, segment, rows_info[row], column, total);
 	else
 		fa_sm90_paged_store_partial<C>(args, split, row, column, total);
 }
 
 /* Stores @n 8-column tiles of the lane's row @r from tile @tile on to @at. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_stage_columns(const struct fa_sm80_rows<C> &rows,
+__device__ __forceinline__ void fa_sm90_paged_stage_columns(const struct fa_warp_rows<C> &rows,
                                                             float *at, int r, int tile, int n)
 {
 	const uint32_t t = threadIdx.x % 4;
@@ -242,7 +244,7 @@ __device__ __forceinline__ void fa_sm90_paged_stage_columns(const struct fa_sm80
 
 #pragma unroll
 	for (int j = 0; j < n; j++) {
-		if constexpr (!C::CODES) {
+		if constexpr (!C::QUANTISED) {
 			const float(&out)[4] = rows.out[r / 2][tile + j];
 
 			*(float2 *)&at[8 * j + 2 * t] = make_float2(out[half], out[half + 1]);
@@ -260,7 +262,7 @@ __device__ __forceinline__ void fa_sm90_paged_stage_columns(const struct fa_sm80
 /* Stores all columns of the lane's row @r >= R; a template parameter, so that O stays in
  * registers. */
 template <class C, int R = 0>
-__device__ __forceinline__ void fa_sm90_paged_stage_row(const struct fa_sm80_rows<C> &rows,
+__device__ __forceinline__ void fa_sm90_paged_stage_row(const struct fa_warp_rows<C> &rows,
                                                         float *at, uint32_t r)
 {
 	if (r == R)
@@ -272,14 +274,13 @@ __device__ __forceinline__ void fa_sm90_paged_stage_row(const struct fa_sm80_row
 /* Two-level reduction, if this block is the last arrival of its group. All consumers, after a
  * barrier behind find_last(). */
 template <class C, int LANES>
-__device__ __forceinline__ void
-fa_sm90_paged_reduce_levels(const struct fa_cuda_paged_attention &args,
-                            const fa_paged_walk_of<C> &walk, const struct fa_paged_fact *facts,
-                            struct fa_sm90_paged_split_groups &split)
+__device__ __forceinline__ void fa_sm90_paged_reduce_levels(
+	const struct fa_cuda_paged_attention &args, const fa_paged_segment_of<C> &segment,
+	const struct fa_paged_row *rows_info, struct fa_sm90_paged_split_groups &split)
 {
 	constexpr uint32_t row_quads = C::DIM_V / 4;
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-	const uint32_t quads = walk.rows(args, C::ROWS) * row_quads;
+	const uint32_t quads = segment.rows(args, C::ROWS) * row_quads;
 	struct fa_sm90_paged_partials partials = fa_sm90_paged_partials_of_group<C>(split);
 	bool adds = split.all.is_last, is_root = split.groups == 1;
 
@@ -298,8 +299,8 @@ fa_sm90_paged_reduce_levels(const struct fa_cuda_paged_attention &args,
 			if (lane >= LANES)
 				continue;
 			if (is_root)
-				fa_sm90_paged_finish_columns<C>(args, walk, facts[row], column,
-				                                total);
+				fa_sm90_paged_finish_columns<C>(args, segment, rows_info[row],
+				                                column, total);
 			else
 				fa_sm90_paged_store_partial_row<C>(
 					args,
@@ -316,7 +317,7 @@ fa_sm90_paged_reduce_levels(const struct fa_cuda_paged_attention &args,
 	}
 	fa_barrier_sync(C::COMPUTE, C::JOINED); /* before *split is written again */
 	if (adds)
-		fa_sm90_paged_signal_part<C>(args, walk);
+		fa_sm90_paged_signal_part<C>(args, segment);
 }
 
 /* Merges the warps' rows and finishes the segment. All consumers. @facts: of its rows; unused in
@@ -324,11 +325,11 @@ fa_sm90_paged_reduce_levels(const struct fa_cuda_paged_attention &args,
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
-                          const fa_paged_walk_of<C> &walk, struct fa_sm80_rows<C> &rows,
-                          char *shared, const struct fa_paged_fact *facts)
+                          const fa_paged_segment_of<C> &segment, struct fa_warp_rows<C> &rows,
+                          char *shared, const struct fa_paged_row *rows_info)
 {
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-	const uint32_t there = walk.rows(args, C::ROWS);
+	const uint32_t there = segment.rows(args, C::ROWS);
 	float2 *const stats = (float2 *)(shared + C::STATS); /* [warp][row] */
 	float *const merge = (float *)(shared + C::MERGE);
 	struct fa_sm90_paged_split *const split = (struct fa_sm90_paged_split *)(shared +
@@ -342,15 +343,15 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 
 	/* Thread 0, after the block's partial result is stored. */
 	const auto find_last = [&]() {
-		if constexpr (!C::PIECES)
-			if (threadIdx.x == 0 && !walk.whole)
+		if constexpr (!C::SPLIT_ITEMS)
+			if (threadIdx.x == 0 && !segment.whole)
 				split->is_last = before ==
 				                 (args.epoch << 16) +
 				                         (fa_sm90_paged_arrivals<C>(*split) - 1);
 	};
 
-	if constexpr (!C::PIECES)
-		if (threadIdx.x == 0 && !walk.whole)
+	if constexpr (!C::SPLIT_ITEMS)
+		if (threadIdx.x == 0 && !segment.whole)
 			before = fa_sm90_paged_arrive(args, fa_sm90_paged_counter_block<C>(*split));
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
@@ -380,7 +381,7 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 				const uint32_t row = i / quads, column = i % quads * 4;
 
 				fa_sm90_paged_merge_warps<C, lanes>(
-					args, walk, facts, *split, stats,
+					args, segment, rows_info, *split, stats,
 					&merge[row * pitch + column], some * pitch, first + row,
 					column);
 			}
@@ -410,7 +411,7 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 				const uint32_t row = i / quads, quad = i % quads;
 
 				fa_sm90_paged_merge_warps<C, lanes>(
-					args, walk, facts, *split, stats,
+					args, segment, rows_info, *split, stats,
 					&merge[row * C::MERGE_PITCH + 4 * quad],
 					C::ROWS * C::MERGE_PITCH, row,
 					step * C::MERGE_COLUMNS + 4 * quad);
@@ -421,22 +422,22 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 			fa_barrier_sync(C::COMPUTE, C::JOINED);
 		}
 	}
-	if (walk.whole) {
-		if constexpr (!C::PIECES)
-			fa_sm90_paged_signal_part<C>(args, walk);
+	if (segment.whole) {
+		if constexpr (!C::SPLIT_ITEMS)
+			fa_sm90_paged_signal_part<C>(args, segment);
 		return;
 	}
-	if constexpr (C::PIECES) {
-		fa_paged_merge_pieces<C>(args, walk, (uint32_t *)(shared + C::STATS));
+	if constexpr (C::SPLIT_ITEMS) {
+		fa_paged_combine_split<C>(args, segment, (uint32_t *)(shared + C::STATS));
 		return;
 	}
 
 	if constexpr (C::TWO_LEVEL) {
-		fa_sm90_paged_reduce_levels<C, lanes>(args, walk, facts,
+		fa_sm90_paged_reduce_levels<C, lanes>(args, segment, rows_info,
 		                                      *(struct fa_sm90_paged_split_groups *)split);
 		return;
 	}
-	if constexpr (!C::PIECES) {
+	if constexpr (!C::SPLIT_ITEMS) {
 		constexpr uint32_t row_quads = C::DIM_V / 4;
 
 #pragma unroll 1
@@ -447,11 +448,11 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 				args, fa_sm90_paged_partials_of_part<C>(*split), row, quad);
 
 			if (lane < lanes)
-				fa_sm90_paged_finish_columns<C>(args, walk, facts[row], 4 * quad,
-				                                total);
+				fa_sm90_paged_finish_columns<C>(args, segment, rows_info[row],
+				                                4 * quad, total);
 		}
 		fa_barrier_sync(C::COMPUTE, C::JOINED); /* before *split is written again */
 		if (split->is_last)
-			fa_sm90_paged_signal_part<C>(args, walk);
+			fa_sm90_paged_signal_part<C>(args, segment);
 	}
 }

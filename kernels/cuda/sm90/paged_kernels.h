@@ -18,7 +18,7 @@
  * which reduce in two levels (paged_reduce.h). */
 #define FA_SM90_PAGED_REDUCE_FANIN 16
 
-/* Decode in pieces (sm80/paged_pieces.h), with one atom where results must not depend on the
+/* Decode in pieces (common/paged_combine.h), with one atom where results must not depend on the
  * batch. */
 #define FA_SM90_PAGED_PIECES(X)                                                                    \
 	X(128, 1, 1, 4, 1)                                                                         \

@@ -1,5 +1,5 @@
 /*
- * Producer warps of decode: load the block's range of tiles (sm80/paged_walk.h) as far ahead as the
+ * Producer warps of decode: load the block's range of tiles (common/paged_segment.h) as far ahead as the
  * ring allows. A tile is eight bulk copies, 16 tokens of K or V each, one per lane; where that is
  * little (codes, 64 columns), STRIPS strips in one page are one copy. Token scales take eight more
  * lanes; new tokens are copied row by row (paged_append.h). Page slots are looked up for eight
@@ -8,11 +8,11 @@
  */
 #pragma once
 
+#include "kernels/cuda/common/paged_rows.h"
+#include "kernels/cuda/common/paged_segment.h"
 #include "kernels/cuda/ptx/bulk.h"
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/memory.h"
-#include "kernels/cuda/sm80/paged_part.h"
-#include "kernels/cuda/sm80/paged_walk.h"
 #include "kernels/cuda/sm90/paged_append.h"
 #include "kernels/cuda/sm90/paged_config.h"
 
@@ -46,21 +46,21 @@ __device__ __forceinline__ bool fa_sm90_paged_in_one_page(uint32_t in_page, uint
 /* Bytes per strip of a lane's copy: K in the first four lanes, V in the next, then scales. */
 template <class C> __device__ __forceinline__ uint32_t fa_sm90_paged_strip_bytes(void)
 {
-	return FA_CUDA_PAGED_STRIP * (C::CODES && threadIdx.x % 16 >= 8 ? 4 : C::PITCH);
+	return FA_CUDA_PAGED_STRIP * (C::QUANTISED && threadIdx.x % 16 >= 8 ? 4 : C::PITCH);
 }
 
 /* The end of the segment's last tile, whether full or not. */
 template <class C>
-__device__ __forceinline__ int32_t fa_sm90_paged_tiles_end(const fa_paged_walk_of<C> &walk)
+__device__ __forceinline__ int32_t fa_sm90_paged_tiles_end(const fa_paged_segment_of<C> &segment)
 {
-	return walk.begin + (walk.end - walk.begin + FA_CUDA_PAGED_TILE - 1) / FA_CUDA_PAGED_TILE *
-	                            FA_CUDA_PAGED_TILE;
+	return segment.begin + (segment.end - segment.begin + FA_CUDA_PAGED_TILE - 1) /
+	                               FA_CUDA_PAGED_TILE * FA_CUDA_PAGED_TILE;
 }
 
 template <class C>
-__device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged_attention &args,
-                                                      fa_paged_walk_of<C> &walk, int32_t &token,
-                                                      struct fa_sm90_paged_batch &ret_batch)
+__device__ __forceinline__ bool
+fa_sm90_paged_look_up(const struct fa_cuda_paged_attention &args, fa_paged_segment_of<C> &segment,
+                      int32_t &token, struct fa_sm90_paged_batch &ret_batch)
 {
 	const struct fa_cuda_pages &pages = args.pages;
 	const uint32_t lane = threadIdx.x % 32, is_v = lane / 4 % 2;
@@ -69,51 +69,52 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
 
 	ret_batch.new_segment = false;
 #pragma unroll 1
-	while (token >= walk.end) {
+	while (token >= segment.end) {
 		/* The loader's first tile past the segment, relative to the segment's end. */
-		const int32_t behind = C::LOADERS == 1 ? 0
-		                                       : token - fa_sm90_paged_tiles_end<C>(walk);
+		const int32_t behind = C::LOADERS == 1
+		                               ? 0
+		                               : token - fa_sm90_paged_tiles_end<C>(segment);
 
-		if (!walk.next(args))
+		if (!segment.next(args))
 			return false;
-		token = walk.begin + behind;
+		token = segment.begin + behind;
 		ret_batch.new_segment = true;
 	}
 
 	const uint32_t strip = token / FA_CUDA_PAGED_STRIP +
 	                       (C::LOADERS == 1 ? lane : lane / 4 * (4 * C::LOADERS) + lane % 4);
 
-	ret_batch.from = (is_v ? pages.v : pages.k) + (uint64_t)walk.kv_head(args) *
+	ret_batch.from = (is_v ? pages.v : pages.k) + (uint64_t)segment.kv_head(args) *
 	                                                      pages.page_strips *
 	                                                      fa_sm90_paged_strip_bytes<C>();
-	if constexpr (C::CODES) {
-		const struct fa_cuda_paged_codes &codes =
-			((const struct fa_cuda_paged_attention_codes &)args).codes;
+	if constexpr (C::QUANTISED) {
+		const struct fa_cuda_paged_quantised &quantised =
+			((const struct fa_cuda_paged_attention_quantised &)args).quantised;
 
 		if (lane % 16 >= 8)
-			ret_batch.from += is_v ? codes.v_scales_at : codes.k_scales_at;
+			ret_batch.from += is_v ? quantised.v_scales_at : quantised.k_scales_at;
 	}
 	if constexpr (C::APPENDS)
-		ret_batch.new_tokens = fa_sm90_paged_new_tokens_of<C>(args, walk, is_v);
+		ret_batch.new_tokens = fa_sm90_paged_new_tokens_of<C>(args, segment, is_v);
 	ret_batch.slot = ret_batch.in_page = 0;
-	ret_batch.reread = walk.item.row_blocks > 1;
-	if ((int32_t)(strip * FA_CUDA_PAGED_STRIP) < walk.end) {
+	ret_batch.reread = segment.item.row_blocks > 1;
+	if ((int32_t)(strip * FA_CUDA_PAGED_STRIP) < segment.end) {
 		uint32_t in_page;
 
-		ret_batch.slot = fa_sm90_paged_slot_of<C>(args, walk.item.table_start, strip,
+		ret_batch.slot = fa_sm90_paged_slot_of<C>(args, segment.item.table_start, strip,
 		                                          in_page);
 		ret_batch.in_page = in_page;
 		if constexpr (C::STRIPS > 1) {
 			if (fa_sm90_paged_in_one_page<C::STRIPS>(in_page, pages.page_strips))
 				ret_batch.in_page |= FA_SM90_PAGED_COPY_WHOLE;
 		}
-		if constexpr (C::CODES) {
+		if constexpr (C::QUANTISED) {
 			if (fa_sm90_paged_in_one_page<4>(in_page, pages.page_strips))
 				ret_batch.in_page |= FA_SM90_PAGED_TILE_WHOLE;
 		}
 	}
 	ret_batch.token = token;
-	ret_batch.end = min(walk.end, token + 8 * step);
+	ret_batch.end = min(segment.end, token + 8 * step);
 	token = C::LOADERS == 1 ? ret_batch.end
 	                        : token + (ret_batch.end - token + step - 1) / step * step;
 	return true;
@@ -122,12 +123,12 @@ __device__ __forceinline__ bool fa_sm90_paged_look_up(const struct fa_cuda_paged
 /* Prefetches the segment's rows of Q for the consumers. Executed by a whole warp. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_prefetch_q(const struct fa_cuda_paged_attention &args,
-                                                         const fa_paged_walk_of<C> &walk)
+                                                         const fa_paged_segment_of<C> &segment)
 {
 	constexpr uint32_t lines = C::DIM * 2 / 128;
 
 	for (uint32_t i = threadIdx.x % 32; i < C::ROWS * lines; i += 32) {
-		const char *const row = fa_paged_q_row<C>(args, walk, i / lines);
+		const char *const row = fa_paged_q_row<C>(args, segment, i / lines);
 
 		if (row && (int32_t)(i % lines * 64) < args.attention.head_dim)
 			fa_prefetch(row + i % lines * 128);
@@ -147,7 +148,7 @@ __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t the
 	if (lane >= (token_scales ? 16 : 8) || rest <= 0)
 		return;
 
-	const bool is_scales = C::CODES && lane >= 8;
+	const bool is_scales = C::QUANTISED && lane >= 8;
 	int32_t strips = C::STRIPS > 1 && flags & FA_SM90_PAGED_COPY_WHOLE ? C::STRIPS : 1, tokens;
 
 	if (is_scales)
@@ -155,7 +156,7 @@ __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t the
 	if (quarter % strips != 0)
 		return;
 	tokens = min(rest, strips * FA_CUDA_PAGED_STRIP);
-	if constexpr (C::CODES) {
+	if constexpr (C::QUANTISED) {
 		/* One copy instruction, so that lanes diverge once. */
 		const uint32_t to = is_scales ? C::SCALES + is_v * 256 + quarter * 64
 		                              : is_v * C::K_BYTES + quarter * C::QUARTER;
@@ -188,15 +189,16 @@ __device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uin
  * tokens. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_paged_early_tiles(
-	const struct fa_cuda_paged_attention &args, const fa_paged_walk_of<C> &walk)
+	const struct fa_cuda_paged_attention &args, const fa_paged_segment_of<C> &segment)
 {
-	int32_t n = (walk.end - walk.begin + FA_CUDA_PAGED_TILE - 1) / FA_CUDA_PAGED_TILE;
+	int32_t n = (segment.end - segment.begin + FA_CUDA_PAGED_TILE - 1) / FA_CUDA_PAGED_TILE;
 
 	if constexpr (!C::EARLY_LOADS)
 		return 0;
 	if constexpr (C::APPENDS) {
-		if (args.attention.k.data && (int32_t)walk.item.append < walk.end)
-			n = max((int32_t)walk.item.append - walk.begin, 0) / FA_CUDA_PAGED_TILE;
+		if (args.attention.k.data && (int32_t)segment.item.append < segment.end)
+			n = max((int32_t)segment.item.append - segment.begin, 0) /
+			    FA_CUDA_PAGED_TILE;
 	}
 	return min(n, C::EARLY_TILES);
 }
@@ -205,36 +207,36 @@ __device__ __forceinline__ int32_t fa_sm90_paged_early_tiles(
  * warp. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_load_early(const struct fa_cuda_paged_attention &args,
-                                                         const fa_paged_walk_of<C> &walk,
+                                                         const fa_paged_segment_of<C> &segment,
                                                          uint32_t shared)
 {
 	const struct fa_cuda_pages &pages = args.pages;
 	const int32_t lane = threadIdx.x % 32, quarter = lane % 4, is_v = lane / 4 % 2;
-	const int32_t tile = lane / 8, n = fa_sm90_paged_early_tiles<C>(args, walk);
-	const int32_t token = walk.begin + tile * FA_CUDA_PAGED_TILE +
+	const int32_t tile = lane / 8, n = fa_sm90_paged_early_tiles<C>(args, segment);
+	const int32_t token = segment.begin + tile * FA_CUDA_PAGED_TILE +
 	                      quarter * FA_CUDA_PAGED_STRIP;
-	const int32_t rest = walk.end - token;
+	const int32_t rest = segment.end - token;
 	const uint32_t full = shared + C::FULL;
 
 	if (lane < n)
-		fa_mbarrier_arrive_expect(
-			full + 8 * lane,
-			min(walk.end - walk.begin - lane * FA_CUDA_PAGED_TILE, FA_CUDA_PAGED_TILE) *
-				(2 * C::PITCH));
+		fa_mbarrier_arrive_expect(full + 8 * lane, min(segment.end - segment.begin -
+		                                                       lane * FA_CUDA_PAGED_TILE,
+		                                               FA_CUDA_PAGED_TILE) *
+		                                                   (2 * C::PITCH));
 	__syncwarp();
 	if (tile < n && rest > 0) {
 		uint32_t in_page;
 		const uint32_t slot = fa_sm90_paged_slot_of<C>(
-			args, walk.item.table_start, token / FA_CUDA_PAGED_STRIP, in_page);
-		const uint64_t strips = walk.kv_head(args) * pages.page_strips + in_page;
+			args, segment.item.table_start, token / FA_CUDA_PAGED_STRIP, in_page);
+		const uint64_t strips = segment.kv_head(args) * pages.page_strips + in_page;
 
 		fa_bulk_load(shared + C::RING + tile * C::STAGE_BYTES + is_v * C::K_BYTES +
 		                     quarter * C::QUARTER,
 		             (is_v ? pages.v : pages.k) + (uint64_t)slot * 256 +
 		                     strips * (FA_CUDA_PAGED_STRIP * C::PITCH),
 		             min(rest, FA_CUDA_PAGED_STRIP) * C::PITCH, full + 8 * tile,
-		             walk.item.row_blocks > 1 ? fa_bulk_policy_normal()
-		                                      : fa_bulk_policy_once());
+		             segment.item.row_blocks > 1 ? fa_bulk_policy_normal()
+		                                         : fa_bulk_policy_once());
 	}
 	__syncwarp();
 }
@@ -242,7 +244,7 @@ __device__ __forceinline__ void fa_sm90_paged_load_early(const struct fa_cuda_pa
 /* The producer's loop. Executed by a whole warp. @walk: the first segment. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_attention &args,
-                                                   uint32_t shared, fa_paged_walk_of<C> &walk)
+                                                   uint32_t shared, fa_paged_segment_of<C> &segment)
 {
 	const uint32_t lane = threadIdx.x % 32;
 	/* Uniform across the warp; the shuffle tells the compiler so. */
@@ -254,23 +256,23 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 	bool more, token_scales = false;
 	int32_t token;
 
-	if constexpr (C::CODES)
-		token_scales =
-			((const struct fa_cuda_paged_attention_codes &)args).codes.token_scales;
-	token = walk.begin + (int32_t)loader * FA_CUDA_PAGED_TILE;
+	if constexpr (C::QUANTISED)
+		token_scales = ((const struct fa_cuda_paged_attention_quantised &)args)
+		                       .quantised.token_scales;
+	token = segment.begin + (int32_t)loader * FA_CUDA_PAGED_TILE;
 	if constexpr (C::EARLY_LOADS) {
-		stage = (uint32_t)fa_sm90_paged_early_tiles<C>(args, walk);
+		stage = (uint32_t)fa_sm90_paged_early_tiles<C>(args, segment);
 		token += (int32_t)stage * FA_CUDA_PAGED_TILE;
 		if (stage == C::STAGES) {
 			stage = 0;
 			parity = 0;
 		}
 	}
-	more = fa_sm90_paged_look_up<C>(args, walk, token, next);
+	more = fa_sm90_paged_look_up<C>(args, segment, token, next);
 	/* Overlaps with the look-up of slots. */
 	if constexpr (C::EARLY_LOADS) {
 		if (more && next.new_segment)
-			fa_sm90_paged_prefetch_q<C>(args, walk);
+			fa_sm90_paged_prefetch_q<C>(args, segment);
 	} else if constexpr (!C::SYNCS_AT_START) {
 		fa_sm90_paged_make_barriers<C>(shared, loader);
 		fa_barrier_arrive(C::INIT_COMPUTE, C::INIT_COMPUTE_THREADS);
@@ -323,11 +325,11 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 			/* Looks up the next batch once the first copies of this one are in
 			 * flight. */
 			if (batch.token == first) {
-				more = fa_sm90_paged_look_up<C>(args, walk, token, next);
+				more = fa_sm90_paged_look_up<C>(args, segment, token, next);
 				/* With two atoms at d64, ptxas would spill. */
-				if constexpr (C::CODES || C::DIM != 64 || C::ATOMS == 1)
+				if constexpr (C::QUANTISED || C::DIM != 64 || C::ATOMS == 1)
 					if (more && next.new_segment)
-						fa_sm90_paged_prefetch_q<C>(args, walk);
+						fa_sm90_paged_prefetch_q<C>(args, segment);
 			}
 		}
 	}

@@ -19,11 +19,11 @@
 #pragma once
 
 #include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/common/paged_combine.h"
+#include "kernels/cuda/common/paged_segment.h"
 #include "kernels/cuda/ptx/atomic.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/ptx/memory.h"
-#include "kernels/cuda/sm80/paged_pieces.h"
-#include "kernels/cuda/sm80/paged_walk.h"
 #include "kernels/cuda/sm90/paged_kernels.h"
 
 #include <float.h>
@@ -131,11 +131,11 @@ fa_sm90_paged_clear_partials(const struct fa_cuda_paged_attention &args)
 	uint2 *const sums = (uint2 *)args.partial_sums + row;
 
 #pragma unroll 1
-	for (uint32_t i = threadIdx.x; i < args.place_rows * (C::DIM_V / 4); i += C::JOINED) {
+	for (uint32_t i = threadIdx.x; i < args.partial_rows * (C::DIM_V / 4); i += C::JOINED) {
 		fa_st_relaxed_device(at + i * 16, make_uint4(nothing, nothing, nothing, nothing));
 		fa_st_relaxed_device(at + second + i * 16,
 		                     make_uint4(nothing, nothing, nothing, nothing));
-		if (i < args.place_rows) {
+		if (i < args.partial_rows) {
 			fa_st_relaxed_device(sums + i, make_uint2(nothing, nothing));
 			fa_st_relaxed_device(sums + C::ROWS + i, make_uint2(nothing, nothing));
 		}
@@ -145,15 +145,16 @@ fa_sm90_paged_clear_partials(const struct fa_cuda_paged_attention &args)
 /* Notes how the part is split. One thread, at the segment's start. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_split_init(const struct fa_cuda_paged_attention &args,
-                                                         const fa_paged_walk_of<C> &walk,
+                                                         const fa_paged_segment_of<C> &segment,
                                                          struct fa_sm90_paged_split *split)
 {
 	uint32_t n;
-	const uint32_t first = fa_paged_blocks(args, walk.tile, walk.item.tiles, n);
+	const uint32_t first = fa_paged_blocks(args, segment.tile, segment.item.tiles, n);
 
 	split->first = first;
 	split->n = n;
-	split->first_in_second = first * args.tiles_each + min(first, args.tiles_extra) < walk.tile;
+	split->first_in_second = first * args.tiles_each + min(first, args.tiles_extra) <
+	                         segment.tile;
 	if constexpr (C::TWO_LEVEL) {
 		struct fa_sm90_paged_split_groups *const grouped =
 			(struct fa_sm90_paged_split_groups *)split;

@@ -29,7 +29,7 @@ struct fa_sm90_page_block {
 
 #define FA_SM90_PAGE_ROWS_BITS 7
 static_assert(FA_SM90_GROUP_ROWS < 1 << FA_SM90_PAGE_ROWS_BITS, "a number of rows fits");
-static_assert(FA_CUDA_PAGED_PARTS_MAX <= 1u << (32 - FA_SM90_PAGE_ROWS_BITS),
+static_assert(FA_CUDA_PAGED_HEAD_SLICES_MAX <= 1u << (32 - FA_SM90_PAGE_ROWS_BITS),
               "a part's number fits");
 
 /* Sets the query head and the slice of V of part @part. */

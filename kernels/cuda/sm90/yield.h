@@ -1,11 +1,11 @@
 /*
- * common/yield.h for kernels on wgmma: a thread block stops before a tile of K. The producer marks
+ * common/preempt.h for kernels on wgmma: a thread block stops before a tile of K. The producer marks
  * the stage in its stop word and completes the stage's k_full without a copy. Consumers read the
  * word after that wait, finish the tiles that they have, and save O, offsets and sums.
  */
 #pragma once
 
-#include "kernels/cuda/common/yield.h"
+#include "kernels/cuda/common/preempt.h"
 #include "kernels/cuda/ptx/barrier.h"
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/memory.h"
@@ -26,10 +26,10 @@ template <class C> struct fa_sm90_state {
 	static constexpr uint32_t BYTES = FA_SM90_STATE_BYTES(C::DIM_V, C::GROUPS);
 	static_assert(BYTES == THREADS * CHUNKS * 16, "the state size is what the host plans");
 
-	static __device__ __forceinline__ float4 *at(const struct fa_cuda_yield &yield,
+	static __device__ __forceinline__ float4 *at(const struct fa_cuda_preempt &yield,
 	                                             uint32_t side, uint32_t slot, uint32_t group)
 	{
-		char *const states = (char *)yield.area + sizeof(struct fa_cuda_yield_area);
+		char *const states = (char *)yield.area + sizeof(struct fa_cuda_preempt_area);
 
 		return (float4 *)(states + ((uint64_t)side * yield.slots + slot) * BYTES) +
 		       group * 128 + threadIdx.x % 128;
@@ -37,9 +37,9 @@ template <class C> struct fa_sm90_state {
 };
 
 template <class C>
-__device__ __forceinline__ void fa_sm90_save_state(const struct fa_cuda_yield &yield, uint32_t slot,
-                                                   uint32_t group, const fa_sm90_out_rows<C> &out,
-                                                   const struct fa_sm90_sums &sums)
+__device__ __forceinline__ void
+fa_sm90_save_state(const struct fa_cuda_preempt &yield, uint32_t slot, uint32_t group,
+                   const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums &sums)
 {
 	using STATE = fa_sm90_state<C>;
 	float4 *const at = STATE::at(yield, yield.side, slot, group);
@@ -53,9 +53,9 @@ __device__ __forceinline__ void fa_sm90_save_state(const struct fa_cuda_yield &y
 }
 
 template <class C>
-__device__ __forceinline__ void fa_sm90_load_state(const struct fa_cuda_yield &yield, uint32_t slot,
-                                                   uint32_t group, fa_sm90_out_rows<C> &ret_out,
-                                                   struct fa_sm90_sums &ret_sums)
+__device__ __forceinline__ void
+fa_sm90_load_state(const struct fa_cuda_preempt &yield, uint32_t slot, uint32_t group,
+                   fa_sm90_out_rows<C> &ret_out, struct fa_sm90_sums &ret_sums)
 {
 	using STATE = fa_sm90_state<C>;
 	const float4 *const at = STATE::at(yield, yield.side ^ 1, slot, group);
@@ -87,7 +87,7 @@ template <class C> __device__ __forceinline__ uint32_t fa_sm90_block_index(void)
 template <class C>
 __device__ __forceinline__ uint32_t fa_sm90_blocks(const struct fa_cuda_attention &args)
 {
-	return C::YIELDS && args.yield.resumed ? args.yield.blocks : gridDim.x;
+	return C::YIELDS && args.preempt.resumed ? args.preempt.blocks : gridDim.x;
 }
 
 /* Fills the words in shared memory. One thread, before a barrier of the block. A block that must
@@ -96,13 +96,13 @@ template <class C>
 __device__ __forceinline__ void fa_sm90_yield_begin(const struct fa_cuda_attention &args,
                                                     uint32_t shared)
 {
-	const struct fa_cuda_yield &yield = args.yield;
-	struct fa_cuda_yield_record record = { (uint32_t)fa_block_index(), 0, 0, 0 };
+	const struct fa_cuda_preempt &yield = args.preempt;
+	struct fa_cuda_preempt_record record = { (uint32_t)fa_block_index(), 0, 0, 0 };
 	bool ends;
 
 	if (yield.resumed)
-		record = fa_yield_area(yield)->records[yield.side ^ 1][record.block];
-	ends = !record.left && fa_yield_asked(yield);
+		record = fa_preempt_area(yield)->records[yield.side ^ 1][record.block];
+	ends = !record.left && fa_preempt_requested(yield);
 	fa_st_shared(shared + C::RECORD, record.block);
 	fa_st_shared(shared + C::RECORD + 4, record.done);
 	fa_st_shared(shared + C::RECORD + 8, record.left);
@@ -112,8 +112,8 @@ __device__ __forceinline__ void fa_sm90_yield_begin(const struct fa_cuda_attenti
 	for (uint32_t at = C::STATE_SLOT; at < C::WORDS_END; at += 4)
 		fa_st_shared(shared + at, 0);
 	if (ends) {
-		fa_yield_append(yield, record);
-		fa_yield_count(args.done, yield);
+		fa_preempt_append(yield, record);
+		fa_preempt_count(args.done, yield);
 	}
 }
 
@@ -132,7 +132,7 @@ __device__ __forceinline__ void fa_sm90_post_stop(uint32_t shared, uint32_t stag
  * blocks of rows finished; @left: tiles left of the next, 0: all. Returns false if no state slot is
  * free. */
 template <class C>
-__device__ __forceinline__ bool fa_sm90_yield_stop(const struct fa_cuda_yield &yield,
+__device__ __forceinline__ bool fa_sm90_yield_stop(const struct fa_cuda_preempt &yield,
                                                    uint32_t shared, uint32_t stage, uint32_t begun,
                                                    uint32_t left)
 {
@@ -142,7 +142,7 @@ __device__ __forceinline__ bool fa_sm90_yield_stop(const struct fa_cuda_yield &y
 		uint32_t slot = 0;
 
 		if (left)
-			stops = fa_yield_take_slot(yield, slot);
+			stops = fa_preempt_take_slot(yield, slot);
 		if (stops) {
 			fa_st_shared(shared + C::STATE_SLOT, slot);
 			fa_st_shared(shared + C::BLOCKS_DONE, begun);
@@ -158,7 +158,7 @@ template <class C>
 __device__ __forceinline__ void fa_sm90_yield_end(const struct fa_cuda_attention &args,
                                                   uint32_t shared)
 {
-	const struct fa_cuda_yield &yield = args.yield;
+	const struct fa_cuda_preempt &yield = args.preempt;
 
 	if (!args.done.word)
 		return;
@@ -170,15 +170,15 @@ __device__ __forceinline__ void fa_sm90_yield_end(const struct fa_cuda_attention
 	const uint32_t left = fa_ld_shared(shared + C::TILES_LEFT);
 
 	if (left > 0) {
-		struct fa_cuda_yield_record record;
+		struct fa_cuda_preempt_record record;
 
 		record.block = fa_ld_shared(shared + C::RECORD);
 		record.done = fa_ld_shared(shared + C::BLOCKS_DONE);
 		record.left = left - 1;
 		record.slot = fa_ld_shared(shared + C::STATE_SLOT);
 		if (fa_ld_shared(shared + C::NONFINITE))
-			record.slot |= FA_CUDA_YIELD_BROKEN;
-		fa_yield_append(yield, record);
+			record.slot |= FA_CUDA_PREEMPT_BROKEN;
+		fa_preempt_append(yield, record);
 	}
-	fa_yield_count(args.done, yield);
+	fa_preempt_count(args.done, yield);
 }

@@ -1,40 +1,40 @@
 /*
- * Attention for few query rows over pages that hold codes of a byte: paged_decode.h's walk,
- * ring and end, with another way from a strip to fragments. Codes stay bytes up to registers;
- * there they become fp16, which holds all of them exactly, and both products are fp16's,
- * whatever the tensors' type.
+ * Attention for few query rows over quantised pages: the segments, ring and end of paged_decode.h,
+ * with another path from a strip to fragments. Codes stay bytes until they are in registers; there
+ * they become fp16, which represents all of them exactly, and both products are in fp16 whatever
+ * the tensors' type.
  *
- *   Q  bf16 has numbers that fp16 has not: each row is multiplied by a power of two, so that
- *      its largest element is between 2^10 and 2^11, and its dots are divided by that.
- *   K  a lane loads 16 bytes of a token: with the lane as (g, t) of mma.m16n8k16, columns
- *      16 t to 16 t + 15 of 64, four for each of four steps. The columns of Q are put in the
- *      order that this makes of them. The scale of a head or token goes to the dots.
- *   V  ldmatrix.trans takes two columns for one of 16 bits: a register has them of two
- *      tokens, and is cut into the even and the odd column, which are tiles of their own. So
+ *   Q  bf16 exceeds the range of fp16: each row is multiplied by a power of two, so that its
+ *      largest element is between 2^10 and 2^11, and its dots are divided by it.
+ *   K  a lane loads 16 bytes of a token: as lane (g, t) of mma.m16n8k16, columns 16 t to
+ *      16 t + 15 of 64, four for each of four steps. Q's columns are permuted to match. The
+ *      scale of a head or token is applied to the dots.
+ *   V  ldmatrix.trans takes two 8-bit columns for one of 16 bits: a register has them of two
+ *      tokens, and is unpacked into the even and the odd column, which are separate tiles. So
  *      a thread's accumulators of tiles 2 c and 2 c + 1 are columns 16 c + 4 t to
  *      16 c + 4 t + 3.
  *
- * Scales of tokens of V are weights' factors, relative to the largest that the row has seen
- * so far, so that they keep to what fp16 can tell apart; it is made up for at the segment's
- * end. It grows as maxima do (softmax.h). What a row does not see has no say in it.
+ * Scales of V's tokens multiply the weights, relative to the largest that the row has seen, which
+ * keeps them in fp16's range; O is rescaled at the segment's end. That unit is raised as maxima are
+ * (warp_softmax.h), by visible tokens alone.
  */
 #pragma once
 
-#include "kernels/cuda/sm80/codes.h"
+#include "kernels/cuda/common/quantised.h"
 #include "kernels/cuda/sm80/paged_decode.h"
 
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
 
-template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_codes_config {
+template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_quantised_config {
 	using T = fa_f16; /* of fragments */
 	static constexpr int STORE = STORE_, DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_;
 	static constexpr int WARPS = WARPS_, STAGES = STAGES_;
 	static constexpr int THREADS = WARPS * 32, ROWS = ATOMS * 16;
-	static constexpr int BYTES = 2, STORED = 1; /* of elements, and of codes */
-	static constexpr bool F32 = false, CODES = true, PIECES = false, DIVIDED = false,
-			      ROWS_IN_FP32 = false;
+	static constexpr int BYTES = 2, STORED = 1; /* of elements; of codes */
+	static constexpr bool F32 = false, QUANTISED = true, SPLIT_ITEMS = false,
+			      PRECOMPUTED = false, ROWS_IN_FP32 = false;
 
 	static constexpr int JOINED = THREADS;
 	static __device__ __forceinline__ void join(void)
@@ -60,12 +60,12 @@ template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_c
 	static constexpr uint32_t Q = RING + WARPS * STAGES * STRIP_BYTES;
 	static constexpr uint32_t MERGE = Q + ROWS * DIM * 2;
 	static constexpr uint32_t STATS = MERGE + WARPS * ROWS * MERGE_PITCH * 4;
-	static constexpr uint32_t FACTS = STATS + WARPS * ROWS * 8;
-	static constexpr uint32_t FACTORS = FACTS + ROWS * 32; /* of a row's dots */
+	static constexpr uint32_t ROWS_INFO = STATS + WARPS * ROWS * 8;
+	static constexpr uint32_t FACTORS = ROWS_INFO + ROWS * 32; /* of a row's dots */
 	static constexpr uint32_t SHARED_BYTES = FACTORS + ROWS * 4;
 
-	/* Where a strip has 16 bytes of a row, in units of that: eight rows of one column are in
-	 * different banks for ldmatrix; of K, two rows of four. */
+	/* Where a strip has 16 bytes of a row, in units of 16 bytes. Free of bank conflicts: eight
+	 * rows of one column for ldmatrix; of K, two rows of four. */
 	template <bool V>
 	static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t chunk)
 	{
@@ -74,7 +74,7 @@ template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_c
 		return DIM >= 128 ? chunk ^ (row & 1) << 2 : chunk;
 	}
 
-	static_assert(SHARED_BYTES == FA_SM80_CODES_SHARED_BYTES(DIM, ATOMS, WARPS, STAGES),
+	static_assert(SHARED_BYTES == FA_SM80_QUANTISED_SHARED_BYTES(DIM, ATOMS, WARPS, STAGES),
 	              "the host's table must agree");
 	static_assert(DIM == 64 || DIM == 128 || DIM == 256,
 	              "copies are whole, and chunks stay in their rows");
@@ -85,7 +85,8 @@ template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_c
 
 /* dots = Q K^T in units of K's codes. @q: this lane's ldmatrix address; @k: the tile. */
 template <class C>
-__device__ __forceinline__ void fa_codes_dots(float (&dots)[C::ATOMS][2][4], uint32_t q, uint32_t k)
+__device__ __forceinline__ void fa_quantised_dots(float (&dots)[C::ATOMS][2][4], uint32_t q,
+                                                  uint32_t k)
 {
 	const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 	const uint32_t at = k + g * C::PITCH + C::template place<false>(g, t) * 16;
@@ -98,7 +99,7 @@ __device__ __forceinline__ void fa_codes_dots(float (&dots)[C::ATOMS][2][4], uin
 			for (int e = 0; e < 4; e++)
 				dots[a][j][e] = 0;
 
-				/* Larger heads have no registers for more at once. */
+				/* Larger heads lack the registers to unroll. */
 #pragma unroll(C::DIM > 128 ? 1 : C::DIM / 64)
 	for (int c = 0; c < C::DIM / 64; c++) {
 		/* Chunk 4 c + t: of eight, the first or the second four. */
@@ -119,7 +120,7 @@ __device__ __forceinline__ void fa_codes_dots(float (&dots)[C::ATOMS][2][4], uin
 				                       a * 16 * C::DIM * 2);
 #pragma unroll
 			for (int j = 0; j < 2; j++)
-				fa_codes_neighbours<C::STORE>(keys[j][s], b[j][0], b[j][1]);
+				fa_quantised_unpack<C::STORE>(keys[j][s], b[j][0], b[j][1]);
 #pragma unroll
 			for (int j = 0; j < 2; j++)
 #pragma unroll
@@ -132,21 +133,21 @@ __device__ __forceinline__ void fa_codes_dots(float (&dots)[C::ATOMS][2][4], uin
 
 /* O += P V. @v: this lane's ldmatrix address. */
 template <class C>
-__device__ __forceinline__ void fa_codes_product(struct fa_sm80_rows<C> &rows,
-                                                 const uint32_t (&p)[C::ATOMS][4], uint32_t v)
+__device__ __forceinline__ void fa_quantised_product(struct fa_warp_rows<C> &rows,
+                                                     const uint32_t (&p)[C::ATOMS][4], uint32_t v)
 {
 #pragma unroll
 	for (int i = 0; i < C::DIM_V / 32; i++) {
 		uint32_t b[4];
 
-		/* Chunks 2 i and 2 i + 1, of eight (64 columns: four) that are permuted. */
+		/* Chunks 2 i and 2 i + 1, permuted among eight (64 columns: four). */
 		fa_ldmatrix_x4_trans(b, (v ^ i % 4 * 32) + i / 4 * 128);
 #pragma unroll
 		for (int n = 0; n < 2; n++) {
 			uint32_t even[2], odd[2];
 
-			fa_codes_apart<C::STORE>(b[2 * n], even[0], odd[0]);
-			fa_codes_apart<C::STORE>(b[2 * n + 1], even[1], odd[1]);
+			fa_quantised_unpack_even_odd<C::STORE>(b[2 * n], even[0], odd[0]);
+			fa_quantised_unpack_even_odd<C::STORE>(b[2 * n + 1], even[1], odd[1]);
 #pragma unroll
 			for (int a = 0; a < C::ATOMS; a++) {
 				fa_mma_m16n8k16<fa_f16>(rows.out[a][4 * i + 2 * n], p[a], even[0],
@@ -160,32 +161,33 @@ __device__ __forceinline__ void fa_codes_product(struct fa_sm80_rows<C> &rows,
 
 /* ---- a segment */
 
-/* Q of a part as fp16, its columns in K's order, and what its rows' dots are to be multiplied
- * by; and the facts. All threads; the caller's barrier makes it visible. */
+/* Loads Q of a part as fp16 in K's column order, the factors of its rows' dots, and the rows' info.
+ * All threads; the caller's barrier makes it visible. */
 template <class C>
-__device__ __forceinline__ void fa_codes_begin(const struct fa_cuda_paged_attention &args,
-                                               const fa_paged_walk_of<C> &walk, char *shared)
+__device__ __forceinline__ void fa_quantised_begin(const struct fa_cuda_paged_attention &args,
+                                                   const fa_paged_segment_of<C> &segment,
+                                                   char *shared)
 {
-	const bool bf16 = fa_codes_of(args).dtype == FA_CODES_BF16;
+	const bool bf16 = fa_quantised_of(args).dtype == FA_STORE_DTYPE_BF16;
 	const uint32_t address = fa_shared_address(shared);
 	constexpr uint32_t chunks = C::DIM / 8; /* 8 to 32: lanes of one warp */
 
 #pragma unroll 1
 	for (uint32_t i = threadIdx.x; i < C::ROWS * chunks; i += C::THREADS) {
 		const uint32_t row = i / chunks, chunk = i % chunks;
-		const uint4 value = fa_paged_q_chunk<C>(args.attention,
-		                                        fa_paged_q_row<C>(args, walk, row), chunk);
+		const uint4 value = fa_paged_q_chunk<C>(
+			args.attention, fa_paged_q_row<C>(args, segment, row), chunk);
 		uint32_t words[4] = { value.x, value.y, value.z, value.w };
 		float factor = 1;
 
 		if (bf16) {
-			uint32_t most = fa_codes_most(value);
+			uint32_t most = fa_quantised_max_magnitude(value);
 
 #pragma unroll
 			for (int mask = chunks / 2; mask > 0; mask /= 2)
 				most = max(most, __shfl_xor_sync(~0u, most, mask));
 
-			const struct fa_codes_power power(most);
+			const struct fa_quantised_q_scale power(most);
 
 			factor = power.factor;
 #pragma unroll
@@ -207,69 +209,70 @@ __device__ __forceinline__ void fa_codes_begin(const struct fa_cuda_paged_attent
 			fa_st_shared(address + C::FACTORS + 4 * row, __float_as_uint(factor));
 	}
 	if (threadIdx.x < C::ROWS)
-		((struct fa_paged_fact *)(shared + C::FACTS))[threadIdx.x] = fa_paged_fact_of<C>(
-			args, walk, threadIdx.x);
+		((struct fa_paged_row *)(shared + C::ROWS_INFO))[threadIdx.x] = fa_paged_row_of<C>(
+			args, segment, threadIdx.x);
 }
 
 template <class C>
-__device__ __forceinline__ void fa_codes_decode(const struct fa_cuda_paged_attention &args)
+__device__ __forceinline__ void fa_quantised_decode(const struct fa_cuda_paged_attention &args)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
 	const struct fa_cuda_attention &p = args.attention;
-	const struct fa_cuda_paged_codes &codes = fa_codes_of(args);
+	const struct fa_cuda_paged_quantised &quantised = fa_quantised_of(args);
 	const uint32_t shared = fa_shared_address(shared_memory);
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
 	const uint32_t ring = shared + C::RING + warp * C::STAGES * C::STRIP_BYTES;
-	/* This lane's ldmatrix addresses: of Q, and of V's place in a stage. */
+	/* This lane's ldmatrix addresses: of Q, and of V within a stage. */
 	const uint32_t q = shared + C::Q + fa_swizzle<C::DIM>::offset(lane % 16, lane / 16);
 	const uint32_t v = C::K_BYTES + lane % 16 * C::PITCH_V +
 	                   C::template place<true>(lane % 16, lane / 16) * 16;
 	struct fa_logits_rich logits(p, 0);
 	struct fa_paged_loader<C> loader;
-	fa_paged_walk_of<C> walk;
+	fa_paged_segment_of<C> segment;
 	uint32_t stage = ring;
 
-	logits.slope = 0; /* rows have their own: fa_paged_place() */
+	logits.slope = 0; /* per row: fa_paged_mask_scores() */
 	loader.start(args, shared);
 #pragma unroll
 	for (int i = 0; i < C::STAGES - 1; i++)
 		loader.step(args);
-	walk.start(args, blockIdx.x);
+	segment.start(args, blockIdx.x);
 
 	do {
-		const struct fa_cuda_paged_item &item = walk.item;
-		const uint32_t facts = shared + C::FACTS, head = walk.kv_head(args);
-		struct fa_sm80_rows<C> rows;
-		struct fa_codes_unit<C> unit;
+		const struct fa_cuda_paged_item &item = segment.item;
+		const uint32_t rows_info = shared + C::ROWS_INFO, head = segment.kv_head(args);
+		struct fa_warp_rows<C> rows;
+		struct fa_quantised_v_unit<C> unit;
 
-		fa_codes_begin<C>(args, walk, shared_memory);
-		__syncthreads(); /* Q, the factors and the facts are there */
+		fa_quantised_begin<C>(args, segment, shared_memory);
+		__syncthreads(); /* Q, factors and the rows' info are written */
 
-		fa_sm80_clear<C>(rows);
-		unit.start(codes.token_scales ? FLT_MAX : 1);
+		fa_warp_clear<C>(rows);
+		unit.start(quantised.token_scales ? FLT_MAX : 1);
 
-		const struct fa_paged_clear clear = fa_paged_clear_of<C>(args, item, facts);
+		const struct fa_paged_unmasked clear = fa_paged_unmasked_of<C>(args, item,
+		                                                               rows_info);
 
 #pragma unroll 1
-		for (int32_t token = walk.begin + warp * FA_CUDA_PAGED_STRIP; token < walk.end;
-		     token += C::WARPS * FA_CUDA_PAGED_STRIP) {
+		for (int32_t token = segment.begin + warp * FA_CUDA_PAGED_STRIP;
+		     token < segment.end; token += C::WARPS * FA_CUDA_PAGED_STRIP) {
 			const uint32_t scales_v = stage + C::SCALES + 64;
 			const bool hides = clear.hides(token);
 			float dots[C::ATOMS][2][4], scales[4];
-			struct fa_paged_sight sight;
+			struct fa_paged_visibility visible;
 			uint32_t weights[C::ATOMS][4];
 
 			fa_cp_async_wait<C::STAGES - 2>();
-			__syncwarp(); /* the strip is there, and all are done with the one before */
+			__syncwarp(); /* the strip has arrived, and all are done with the previous one */
 			loader.step(args);
 
-			fa_codes_dots<C>(dots, q, stage);
-			if (codes.token_scales) {
-				fa_codes_scales(scales, stage + C::SCALES);
+			fa_quantised_dots<C>(dots, q, stage);
+			if (quantised.token_scales) {
+				fa_quantised_scales(scales, stage + C::SCALES);
 			} else {
 #pragma unroll
 				for (int i = 0; i < 4; i++)
-					scales[i] = codes.k_scales[head];
+					scales[i] = quantised.k_scales[head];
 			}
 #pragma unroll
 			for (int r = 0; r < 2 * C::ATOMS; r++) {
@@ -282,20 +285,22 @@ __device__ __forceinline__ void fa_codes_decode(const struct fa_cuda_paged_atten
 			}
 			logits.apply(dots, 0);
 			if (hides)
-				sight = fa_codes_weigh<C, true>(args, item, rows, unit, weights,
-				                                dots, scales_v, facts, token);
+				visible = fa_quantised_softmax<C, true>(args, item, rows, unit,
+				                                        weights, dots, scales_v,
+				                                        rows_info, token);
 			else
-				sight = fa_codes_weigh<C, false>(args, item, rows, unit, weights,
-				                                 dots, scales_v, facts, token);
-			if (hides && !fa_codes_are_numbers<C>(stage + C::K_BYTES))
-				fa_codes_isolate<C>(rows, stage + C::K_BYTES, sight);
-			fa_codes_product<C>(rows, weights, stage + v);
+				visible = fa_quantised_softmax<C, false>(args, item, rows, unit,
+				                                         weights, dots, scales_v,
+				                                         rows_info, token);
+			if (hides && !fa_quantised_has_no_nan<C>(stage + C::K_BYTES))
+				fa_quantised_move_nans<C>(rows, stage + C::K_BYTES, visible);
+			fa_quantised_product<C>(rows, weights, stage + v);
 
 			stage += C::STRIP_BYTES;
 			if (stage == ring + C::STAGES * C::STRIP_BYTES)
 				stage = ring;
 		}
-		unit.settle(rows, codes, head);
-		fa_paged_end<C>(args, walk, rows, shared_memory);
-	} while (walk.next(args));
+		unit.settle(rows, quantised, head);
+		fa_paged_end<C>(args, segment, rows, shared_memory);
+	} while (segment.next(args));
 }

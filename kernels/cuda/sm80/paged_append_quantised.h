@@ -1,7 +1,6 @@
 /*
- * Append and read where pages hold codes of a byte (kernels/paged.h): a warp has a head's row
- * of K or V of a token. It gives the bits that kernels/quantise.h gives, but for what the
- * rotary embedding rounds otherwise.
+ * Append and read of quantised pages (kernels/paged.h): a warp per head's row of K or V of a token.
+ * Gives the bits of kernels/quantise.h, except where the rotary embedding rounds differently.
  */
 #pragma once
 
@@ -11,7 +10,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#define FA_QUANTISE_EACH 16 /* elements of a row that a lane has at most */
+#define FA_QUANTISE_EACH 16 /* the most elements of a row per lane */
 
 /* ---- codes */
 
@@ -56,7 +55,7 @@ __device__ __forceinline__ float fa_code_value(int32_t store, uint8_t code)
 
 /* ---- rows */
 
-/* Element @i of a head's row, turned if its token's turns are given. */
+/* Element @i of a head's row, rotated if the token's @turns are given. */
 __device__ __forceinline__ float fa_append_value(const struct fa_cuda_paged_append &args,
                                                  const char *row, int32_t i, const float2 *turns)
 {
@@ -79,7 +78,7 @@ __device__ __forceinline__ float fa_append_value(const struct fa_cuda_paged_appe
 	return i == at_x ? x : y;
 }
 
-/* A warp quantises a row. @token_scale: where the token's own goes; NULL: @scale is the
+/* A warp quantises a row. @token_scale: where the token's scale goes; NULL: @scale is the
  * head's. */
 __device__ __forceinline__ void fa_quantise_row(const struct fa_cuda_paged_append &args,
                                                 int32_t store, const char *from,
@@ -95,7 +94,7 @@ __device__ __forceinline__ void fa_quantise_row(const struct fa_cuda_paged_appen
 		const int32_t i = n * 32 + lane;
 
 		values[n] = i < dim ? fa_append_value(args, from, i, turns) : 0;
-		/* What compares false is NaN, and stays. */
+		/* NaN compares false and stays. */
 		values[n] = values[n] > FLT_MAX ? FLT_MAX : values[n];
 		values[n] = values[n] < -FLT_MAX ? -FLT_MAX : values[n];
 		has_nan |= isnan(values[n]);
@@ -134,14 +133,14 @@ __device__ __forceinline__ void fa_dequantise_row(const struct fa_cuda_paged_app
 		               __fmul_rn(fa_code_value(store, (uint8_t)from[i]), scale));
 }
 
-/* Of a block's tokens, which of its page each is. */
-struct fa_codes_shared {
+/* The index in its page of each of the block's tokens. */
+struct fa_quantised_shared {
 	uint32_t tokens[FA_CUDA_APPEND_TOKENS];
 };
 
-__device__ __forceinline__ void fa_codes_find(const struct fa_cuda_paged_append &args,
-                                              struct fa_codes_shared &places, int32_t first,
-                                              int32_t count)
+__device__ __forceinline__ void fa_quantised_find(const struct fa_cuda_paged_append &args,
+                                                  struct fa_quantised_shared &places, int32_t first,
+                                                  int32_t count)
 {
 	const uint32_t page_tokens = args.pages.page_strips * FA_CUDA_PAGED_STRIP;
 
@@ -163,12 +162,13 @@ __device__ __forceinline__ void fa_codes_find(const struct fa_cuda_paged_append 
 
 /* A block has FA_CUDA_APPEND_TOKENS tokens. */
 template <bool READ>
-__device__ __forceinline__ void fa_paged_append_codes(const struct fa_cuda_paged_append_codes &all)
+__device__ __forceinline__ void
+fa_paged_append_codes(const struct fa_cuda_paged_append_quantised &all)
 {
 	static __shared__ struct fa_append_shared shared;
-	static __shared__ struct fa_codes_shared places;
+	static __shared__ struct fa_quantised_shared places;
 	const struct fa_cuda_paged_append &args = all.append;
-	const struct fa_cuda_paged_codes &codes = all.codes;
+	const struct fa_cuda_paged_quantised &quantised = all.quantised;
 	const int32_t first = blockIdx.x * FA_CUDA_APPEND_TOKENS;
 	const int32_t count = min(FA_CUDA_APPEND_TOKENS, args.tokens - first);
 	const int32_t lane = threadIdx.x % 32;
@@ -176,18 +176,18 @@ __device__ __forceinline__ void fa_paged_append_codes(const struct fa_cuda_paged
 	const bool turns = !READ && args.rotary.half > 0;
 
 	fa_append_find(args, args.items, args.pages.table, shared, first, count);
-	fa_codes_find(args, places, first, count);
-	__syncthreads(); /* places and positions are there */
+	fa_quantised_find(args, places, first, count);
+	__syncthreads(); /* places and positions are written */
 	if (turns) {
 		fa_append_turn(args, shared, first, count);
-		__syncthreads(); /* turns are there */
+		__syncthreads(); /* turns are written */
 	}
 
 	for (int which = 0; which < 2; which++) {
 		const struct fa_cuda_tensor &tensor = which ? args.v : args.k;
 		const int32_t dim = which ? args.head_dim_v : args.head_dim;
 		const uint32_t row_bytes = which ? args.pages.v_row : args.pages.k_row;
-		const uint32_t scales_at = which ? codes.v_scales_at : codes.k_scales_at;
+		const uint32_t scales_at = which ? quantised.v_scales_at : quantised.k_scales_at;
 
 		if (!tensor.data)
 			continue;
@@ -205,8 +205,8 @@ __device__ __forceinline__ void fa_paged_append_codes(const struct fa_cuda_paged
 
 			if (place.k < 0)
 				continue;
-			if (!codes.token_scales) {
-				scale = which ? codes.v_scales[head] : codes.k_scales[head];
+			if (!quantised.token_scales) {
+				scale = which ? quantised.v_scales[head] : quantised.k_scales[head];
 			} else {
 				const uint32_t token = places.tokens[at];
 
@@ -214,16 +214,16 @@ __device__ __forceinline__ void fa_paged_append_codes(const struct fa_cuda_paged
 				      (int64_t)head * head_tokens + token;
 			}
 			if (READ)
-				fa_dequantise_row(args, codes.store, page, dim, own ? *own : scale,
-				                  dense);
+				fa_dequantise_row(args, quantised.store, page, dim,
+				                  own ? *own : scale, dense);
 			else
-				fa_quantise_row(args, codes.store, dense,
+				fa_quantise_row(args, quantised.store, dense,
 				                turns && !which ? shared.turns[at] : NULL, dim,
 				                scale, own, page);
 		}
 	}
 
-	/* Q: rotated, or only copied; a lane has elements of its own, and reads others'. */
+	/* Q: rotated or copied; a lane writes its own elements and reads others'. */
 	const int32_t q_rows = READ || !args.q.data ? 0 : count * args.heads;
 
 	for (int32_t i = threadIdx.x / 32; i < q_rows; i += FA_CUDA_TOKENS_THREADS / 32) {

@@ -1,37 +1,36 @@
 /*
- * Codes of a byte as the kernels over pages compute with them (sm80/paged_codes.h, whose head
- * says how; sm90/paged_codes.h): as fp16, with the scales of heads or tokens. C is the kernel's
- * config; its place<true>() is where a strip of V has a row's 16 bytes.
+ * 8-bit codes in the kernels over quantised pages: conversion to fp16, scales, NaN. C is the
+ * kernel's config; its place<true>() locates 16 bytes of a row in a strip of V.
  */
 #pragma once
 
 #include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/common/paged_rows.h"
+#include "kernels/cuda/common/warp_pair.h"
+#include "kernels/cuda/common/warp_softmax.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/ptx/memory.h"
-#include "kernels/cuda/sm80/paged_part.h"
-#include "kernels/cuda/sm80/pair.h"
-#include "kernels/cuda/sm80/softmax.h"
 
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
 
-__device__ __forceinline__ const struct fa_cuda_paged_codes &
-fa_codes_of(const struct fa_cuda_paged_attention &args)
+__device__ __forceinline__ const struct fa_cuda_paged_quantised &
+fa_quantised_of(const struct fa_cuda_paged_attention &args)
 {
-	return ((const struct fa_cuda_paged_attention_codes &)args).codes;
+	return ((const struct fa_cuda_paged_attention_quantised &)args).quantised;
 }
 
 /* ---- codes as fp16 */
 
-/* Of four neighbours, the first two and the last two. */
+/* Four adjacent codes: the first two and the last two. */
 template <int STORE>
-__device__ __forceinline__ void fa_codes_neighbours(uint32_t word, uint32_t &first, uint32_t &last)
+__device__ __forceinline__ void fa_quantised_unpack(uint32_t word, uint32_t &first, uint32_t &last)
 {
 	if constexpr (STORE == FA_STORE_E4M3) {
 		fa_e4m3_to_f16_pairs(word, first, last);
 	} else {
-		/* 1024 + 128 + code, less that. */
+		/* 1024 + 128 + code, minus 1152. */
 		const uint32_t raised = word ^ 0x80808080;
 
 		first = fa_fma_packed<fa_f16>(__byte_perm(raised, 0x64646464, 0x4140), 0x3c003c00,
@@ -41,12 +40,13 @@ __device__ __forceinline__ void fa_codes_neighbours(uint32_t word, uint32_t &fir
 	}
 }
 
-/* The even two, and the odd. */
+/* Four adjacent codes: the even two and the odd two. */
 template <int STORE>
-__device__ __forceinline__ void fa_codes_apart(uint32_t word, uint32_t &even, uint32_t &odd)
+__device__ __forceinline__ void fa_quantised_unpack_even_odd(uint32_t word, uint32_t &even,
+                                                             uint32_t &odd)
 {
 	if constexpr (STORE == FA_STORE_E4M3) {
-		fa_codes_neighbours<STORE>(__byte_perm(word, 0, 0x3120), even, odd);
+		fa_quantised_unpack<STORE>(__byte_perm(word, 0, 0x3120), even, odd);
 	} else {
 		const uint32_t raised = word ^ 0x80808080;
 
@@ -59,8 +59,8 @@ __device__ __forceinline__ void fa_codes_apart(uint32_t word, uint32_t &even, ui
 
 /* ---- Q as fp16 */
 
-/* The largest magnitude of eight bf16, as bits. */
-__device__ __forceinline__ uint32_t fa_codes_most(uint4 value)
+/* Largest magnitude of eight bf16, as bits. */
+__device__ __forceinline__ uint32_t fa_quantised_max_magnitude(uint4 value)
 {
 	const uint32_t words[4] = { value.x, value.y, value.z, value.w };
 	uint32_t most = 0;
@@ -71,15 +71,15 @@ __device__ __forceinline__ uint32_t fa_codes_most(uint4 value)
 	return most;
 }
 
-/* The power of two that a row of bf16 is divided by, @most being its largest magnitude. */
-struct fa_codes_power {
+/* The power of two that a row of bf16 is divided by; @most: its largest magnitude. */
+struct fa_quantised_q_scale {
 	float factor, inverse;
 
-	__device__ __forceinline__ fa_codes_power(uint32_t most)
+	__device__ __forceinline__ fa_quantised_q_scale(uint32_t most)
 	{
 		uint32_t exponent = most >> 7;
 
-		/* 2^10 where the row has an infinity or NaN; tiny rows stay so. */
+		/* 2^10 for rows with an infinity or NaN; tiny rows are not scaled up. */
 		exponent = exponent == 255 ? 137 : max(exponent, 11u);
 		factor = __uint_as_float(exponent - 10 << 23);
 		inverse = __uint_as_float((264 - exponent) << 23);
@@ -95,26 +95,26 @@ struct fa_codes_power {
 /* ---- a strip */
 
 /* Bit 7 of each byte that is NaN. */
-__device__ __forceinline__ uint32_t fa_codes_nan(uint32_t word)
+__device__ __forceinline__ uint32_t fa_quantised_nan_bytes(uint32_t word)
 {
 	return ((word & 0x7f7f7f7f) + 0x01010101) & 0x80808080;
 }
 
-/* Takes a strip's NaNs out of V, and puts them into O where a row sees them: 0 times NaN
- * would put them into every row. @v: the tile. */
+/* Clears a strip's NaNs in V and sets them in O of the rows that see them; 0 times NaN would spread
+ * them to every row. @v: the tile. */
 template <class C>
-__device__ __forceinline__ void fa_codes_isolate(struct fa_sm80_rows<C> &rows, uint32_t v,
-                                                 const struct fa_paged_sight &sight)
+__device__ __forceinline__ void fa_quantised_move_nans(struct fa_warp_rows<C> &rows, uint32_t v,
+                                                       const struct fa_paged_visibility &visible)
 {
 	const uint32_t lane = threadIdx.x % 32, t = lane % 4;
 	uint32_t seen[2 * C::ATOMS]; /* bit j: the row sees token j */
 
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
-		seen[r] = (uint32_t)sight.sees(r, 0) << (2 * t) |
-		          (uint32_t)sight.sees(r, 1) << (2 * t + 1) |
-		          (uint32_t)sight.sees(r, 8) << (2 * t + 8) |
-		          (uint32_t)sight.sees(r, 9) << (2 * t + 9);
+		seen[r] = (uint32_t)visible.sees(r, 0) << (2 * t) |
+		          (uint32_t)visible.sees(r, 1) << (2 * t + 1) |
+		          (uint32_t)visible.sees(r, 8) << (2 * t + 8) |
+		          (uint32_t)visible.sees(r, 9) << (2 * t + 9);
 		seen[r] |= __shfl_xor_sync(~0u, seen[r], 1);
 		seen[r] |= __shfl_xor_sync(~0u, seen[r], 2);
 	}
@@ -124,7 +124,7 @@ __device__ __forceinline__ void fa_codes_isolate(struct fa_sm80_rows<C> &rows, u
 
 #pragma unroll 1
 		for (int j = 0; j < 16; j++) {
-			const uint32_t nan = fa_codes_nan(fa_ld_shared(
+			const uint32_t nan = fa_quantised_nan_bytes(fa_ld_shared(
 				v + j * C::PITCH_V + C::template place<true>(j, c) * 16 + 4 * t));
 
 #pragma unroll
@@ -141,16 +141,16 @@ __device__ __forceinline__ void fa_codes_isolate(struct fa_sm80_rows<C> &rows, u
 	__syncwarp(); /* all have read */
 #pragma unroll 1
 	for (uint32_t at = lane * 4; at < 16 * C::PITCH_V; at += 128) {
-		const uint32_t word = fa_ld_shared(v + at), nan = fa_codes_nan(word);
+		const uint32_t word = fa_ld_shared(v + at), nan = fa_quantised_nan_bytes(word);
 
 		if (nan)
 			fa_st_shared(v + at, word & ~((nan >> 7) * 0xff));
 	}
-	__syncwarp(); /* they are gone */
+	__syncwarp(); /* all are cleared */
 }
 
-/* Whether a strip's V has no NaN, the same in all lanes. */
-template <class C> __device__ __forceinline__ bool fa_codes_are_numbers(uint32_t v)
+/* True if a strip's V has no NaN; the same in all lanes. */
+template <class C> __device__ __forceinline__ bool fa_quantised_has_no_nan(uint32_t v)
 {
 	constexpr int32_t bytes = C::STORE == FA_STORE_E4M3 ? 16 * C::PITCH_V : 0;
 	uint32_t nan = 0;
@@ -159,14 +159,14 @@ template <class C> __device__ __forceinline__ bool fa_codes_are_numbers(uint32_t
 	for (int32_t at = threadIdx.x % 32 * 16; at < bytes; at += 512) {
 		const uint4 value = fa_ld_shared_v4(v + at);
 
-		nan |= fa_codes_nan(value.x) | fa_codes_nan(value.y) | fa_codes_nan(value.z) |
-		       fa_codes_nan(value.w);
+		nan |= fa_quantised_nan_bytes(value.x) | fa_quantised_nan_bytes(value.y) |
+		       fa_quantised_nan_bytes(value.z) | fa_quantised_nan_bytes(value.w);
 	}
 	return !__any_sync(~0u, nan);
 }
 
 /* The scales of a thread's four tokens of a strip. */
-__device__ __forceinline__ void fa_codes_scales(float (&ret)[4], uint32_t scales)
+__device__ __forceinline__ void fa_quantised_scales(float (&ret)[4], uint32_t scales)
 {
 	const uint32_t t = threadIdx.x % 4;
 
@@ -175,8 +175,8 @@ __device__ __forceinline__ void fa_codes_scales(float (&ret)[4], uint32_t scales
 		ret[i] = __uint_as_float(fa_ld_shared(scales + (2 * t + i % 2 + i / 2 * 8) * 4));
 }
 
-/* What rows' weights are multiplied by: one by the unit of V's scales. */
-template <class C> struct fa_codes_unit {
+/* The unit of V's scales per row: weights are divided by it. */
+template <class C> struct fa_quantised_v_unit {
 	float inverse[2 * C::ATOMS];
 
 	__device__ __forceinline__ void start(float value)
@@ -186,12 +186,12 @@ template <class C> struct fa_codes_unit {
 			inverse[r] = value;
 	}
 
-	/* The unit up to the largest scale of those tokens of a strip that a row sees, and O with
-	 * it. */
+	/* Raises the unit to the largest scale among the strip's tokens that a row sees, and
+	 * rescales O. */
 	template <bool HIDES>
-	__device__ __forceinline__ void raise(struct fa_sm80_rows<C> &rows,
+	__device__ __forceinline__ void raise(struct fa_warp_rows<C> &rows,
 	                                      const float (&scales)[4],
-	                                      const struct fa_paged_sight &sight)
+	                                      const struct fa_paged_visibility &visible)
 	{
 		float most[2 * C::ATOMS];
 		bool raises = false;
@@ -201,9 +201,9 @@ template <class C> struct fa_codes_unit {
 			most[r] = 0;
 #pragma unroll
 			for (int i = 0; i < 4; i++) {
-				/* Neither infinity nor NaN is a unit. */
+				/* An infinity or NaN is no unit. */
 				const bool counts = scales[i] <= FLT_MAX / 4 &&
-				                    (!HIDES || sight.sees(r, i / 2 * 8 + i % 2));
+				                    (!HIDES || visible.sees(r, i / 2 * 8 + i % 2));
 
 				most[r] = counts ? fmaxf(most[r], scales[i]) : most[r];
 			}
@@ -219,8 +219,8 @@ template <class C> struct fa_codes_unit {
 			most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
 			if (!(most[r] * inverse[r] > 1))
 				continue;
-			/* Twice, so that it seldom happens again; and what is infinite stays so. The
-			 * reciprocal of what is subnormal would be infinite. */
+			/* Doubled, so that it is rarely raised again; an infinite unit stays so.
+			 * The reciprocal of a subnormal would be infinite. */
 			factor = fa_rcp(inverse[r]);
 			inverse[r] = 0.25f * fa_rcp(fmaxf(0.5f * most[r], FLT_MIN));
 			factor = fmaxf(factor * inverse[r], FLT_MIN);
@@ -233,14 +233,14 @@ template <class C> struct fa_codes_unit {
 	}
 
 	/* At a segment's end: O in units of 1. */
-	__device__ __forceinline__ void settle(struct fa_sm80_rows<C> &rows,
-	                                       const struct fa_cuda_paged_codes &codes,
+	__device__ __forceinline__ void settle(struct fa_warp_rows<C> &rows,
+	                                       const struct fa_cuda_paged_quantised &quantised,
 	                                       uint32_t head) const
 	{
 #pragma unroll
 		for (int r = 0; r < 2 * C::ATOMS; r++) {
-			const float factor = codes.token_scales ? 1 / inverse[r]
-			                                        : codes.v_scales[head];
+			const float factor = quantised.token_scales ? 1 / inverse[r]
+			                                            : quantised.v_scales[head];
 
 #pragma unroll
 			for (int j = 0; j < C::DIM_V / 8; j++)
@@ -251,12 +251,13 @@ template <class C> struct fa_codes_unit {
 	}
 };
 
-/* exp(dots + offset) times the scales of V, as fragments; the sums of the exponentials. */
+/* exp(dots + offset) times the scales of V, as fragments, and the sums of the exponentials. */
 template <class C, bool HIDES>
 __device__ __forceinline__ void
-fa_codes_weights(struct fa_sm80_rows<C> &rows, uint32_t (&ret_p)[C::ATOMS][4],
-                 const float (&dots)[C::ATOMS][2][4], const float (&scales)[4],
-                 const struct fa_codes_unit<C> &unit, const struct fa_paged_sight &sight)
+fa_quantised_probabilities(struct fa_warp_rows<C> &rows, uint32_t (&ret_p)[C::ATOMS][4],
+                           const float (&dots)[C::ATOMS][2][4], const float (&scales)[4],
+                           const struct fa_quantised_v_unit<C> &unit,
+                           const struct fa_paged_visibility &visible)
 {
 #pragma unroll
 	for (int a = 0; a < C::ATOMS; a++)
@@ -271,33 +272,34 @@ fa_codes_weights(struct fa_sm80_rows<C> &rows, uint32_t (&ret_p)[C::ATOMS][4],
 
 				rows.sum[r] += p;
 				weights[e] = p * (scales[2 * j + e] * unit.inverse[r]);
-				if (HIDES && !sight.sees(r, 8 * j + e))
+				if (HIDES && !visible.sees(r, 8 * j + e))
 					weights[e] = 0;
 			}
 			ret_p[a][i] = fa_pack<fa_f16>(weights[0], weights[1]);
 		}
 }
 
-/* The weights of a strip, of which some row does not see some key if HIDES. @scales_v: of its
- * tokens, if they have any. Returns what rows see. */
+/* The weights of a strip; HIDES: some row does not see some key. @scales_v: scales of its tokens,
+ * if any. Returns what rows see. */
 template <class C, bool HIDES>
-__device__ __forceinline__ struct fa_paged_sight
-fa_codes_weigh(const struct fa_cuda_paged_attention &args, const struct fa_cuda_paged_item &item,
-               struct fa_sm80_rows<C> &rows, struct fa_codes_unit<C> &unit,
-               uint32_t (&ret_p)[C::ATOMS][4], float (&dots)[C::ATOMS][2][4], uint32_t scales_v,
-               uint32_t facts, int32_t token)
+__device__ __forceinline__ struct fa_paged_visibility
+fa_quantised_softmax(const struct fa_cuda_paged_attention &args,
+                     const struct fa_cuda_paged_item &item, struct fa_warp_rows<C> &rows,
+                     struct fa_quantised_v_unit<C> &unit, uint32_t (&ret_p)[C::ATOMS][4],
+                     float (&dots)[C::ATOMS][2][4], uint32_t scales_v, uint32_t rows_info,
+                     int32_t token)
 {
-	const struct fa_sm80_pair<C> alone(0, 0);
-	struct fa_paged_sight sight = { ~0u };
+	const struct fa_warp_pair<C> alone(0, 0);
+	struct fa_paged_visibility visible = { ~0u };
 	float scales[4] = { 1, 1, 1, 1 };
 
 	if (HIDES || args.attention.alibi_slopes)
-		sight = fa_paged_place<C>(dots, args, item, facts, token);
-	fa_sm80_raise<C>(rows, dots, 1, alone);
-	if (fa_codes_of(args).token_scales) {
-		fa_codes_scales(scales, scales_v);
-		unit.template raise<HIDES>(rows, scales, sight);
+		visible = fa_paged_mask_scores<C>(dots, args, item, rows_info, token);
+	fa_warp_raise_max<C>(rows, dots, 1, alone);
+	if (fa_quantised_of(args).token_scales) {
+		fa_quantised_scales(scales, scales_v);
+		unit.template raise<HIDES>(rows, scales, visible);
 	}
-	fa_codes_weights<C, HIDES>(rows, ret_p, dots, scales, unit, sight);
-	return sight;
+	fa_quantised_probabilities<C, HIDES>(rows, ret_p, dots, scales, unit, visible);
+	return visible;
 }

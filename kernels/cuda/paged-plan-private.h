@@ -1,6 +1,5 @@
 /*
- * What the files of the planner share: of paged-plan.c, which finds kernels and knows tensors,
- * and for it the operations of the others. Nobody else includes this.
+ * What the files of the planner over pages share; included by them alone.
  */
 #pragma once
 
@@ -14,19 +13,19 @@ static inline int64_t fa_cuda_paged_element_bytes(enum fa_attention_dtype dtype)
 	return dtype == FA_ATTENTION_F32 ? 4 : 2;
 }
 
-/* Of what pages hold. */
+/* Of an element in a page. */
 static inline int64_t fa_cuda_paged_stored_bytes(const struct fa_paged_cache *cache)
 {
 	return cache->store != FA_PAGED_PLAIN ? 1 : fa_cuda_paged_element_bytes(cache->dtype);
 }
 
-/* Of few rows it mostly is one block that is asked for, and a division takes long. */
+/* Avoids the division for the common case of one block. */
 static inline uint32_t fa_cuda_paged_ceil_div(uint64_t a, uint64_t b)
 {
 	return a <= b ? a > 0 : (uint32_t)((a + b - 1) / b);
 }
 
-/* Arrays in the blob start on 16 bytes. */
+/* Arrays in the blob are 16-byte aligned. */
 static inline size_t fa_cuda_paged_align(size_t bytes)
 {
 	return (bytes + 15) / 16 * 16;
@@ -37,14 +36,13 @@ static inline uint32_t fa_cuda_paged_n_new(const struct fa_paged_step *step, int
 	return step->cu_new[b + 1] - step->cu_new[b];
 }
 
-/* -1: no key is too far to the left. */
+/* -1: unbounded. */
 static inline int64_t fa_cuda_paged_left(const struct fa_paged_attention *p)
 {
 	return p->window_left > FA_PAGED_LENGTH_MAX ? -1 : p->window_left;
 }
 
-/* What the step says of sequence @b; the rest is 0. The step is read before anything is written, so
- * that nothing is put together elsewhere and then copied. */
+/* Sequence @b of the step; other fields are 0. */
 static inline void fa_cuda_paged_item_of(const struct fa_paged_step *step, int32_t b,
                                          struct fa_cuda_paged_item *ret_item)
 {
@@ -65,49 +63,69 @@ static inline void fa_cuda_paged_item_of(const struct fa_paged_step *step, int32
 	};
 }
 
+static inline bool fa_cuda_paged_has_tree(const struct fa_paged_attention *p, int32_t b)
+{
+	return p->tree && p->tree_start[b] != FA_PAGED_NO_TREE;
+}
+
+/* Sequences with fewer new tokens than this decode; others prefill, in blocks of rows. */
+#define FA_CUDA_PAGED_PREFILL_TOKENS 48
+
+static inline bool fa_cuda_paged_is_prefill(const struct fa_paged_attention *p, int32_t b)
+{
+	return p->cache->dtype != FA_ATTENTION_F32 && p->cache->store == FA_PAGED_PLAIN &&
+	       !fa_cuda_paged_has_tree(p, b) &&
+	       fa_cuda_paged_n_new(p->step, b) >= FA_CUDA_PAGED_PREFILL_TOKENS;
+}
+
+/* Slices of V's columns that @kernel computes separately. */
+static inline uint32_t fa_cuda_paged_slices(const struct fa_paged_attention *p,
+                                            const struct fa_cuda_paged_kernel *kernel)
+{
+	return fa_cuda_paged_ceil_div((uint64_t)p->cache->head_dim_v, (uint64_t)kernel->dim_v);
+}
+
 /* -ENOTSUP, with a sentence in @text. */
 __attribute__((format(printf, 3, 4))) int fa_cuda_paged_fail(char *text, size_t text_bytes,
                                                              const char *format, ...);
 
 /* The same: there is no kernel for @what. */
-int fa_cuda_paged_missing(const struct fa_cuda_chip *chip, const char *what, char *text,
-                          size_t text_bytes);
+int fa_cuda_paged_no_kernel(const struct fa_cuda_chip *chip, const char *what, char *text,
+                            size_t text_bytes);
 
-/*
- * Whether rows of @tensor can be moved in pieces of 16 bytes, with the offsets inside a
- * tile of at most 512 rows in 32 bits.
- */
+/* True if rows of @tensor can be moved 16 bytes at a time, with offsets within a tile of at most
+ * 512 rows in 32 bits. */
 bool fa_cuda_paged_tensor_aligned(const struct fa_attention_tensor *tensor, int64_t bytes);
 
 struct fa_cuda_tensor fa_cuda_paged_tensor_of(const struct fa_attention_tensor *tensor,
                                               int64_t bytes);
 struct fa_cuda_pages fa_cuda_paged_pages_of(const struct fa_paged_cache *cache, int32_t layer,
                                             const uint32_t *table);
-/* With codes: what kernels are to know of them, of a layer. */
-void fa_cuda_paged_codes_of(const struct fa_paged_cache *cache, int32_t layer,
-                            struct fa_cuda_paged_codes *ret_codes);
+/* What kernels need to know of quantised pages of a layer. */
+void fa_cuda_paged_quantised_of(const struct fa_paged_cache *cache, int32_t layer,
+                                struct fa_cuda_paged_quantised *ret_codes);
 
-/* The kernel of a kind, but for those by TMA, that computes the least; among equals the first,
- * which is the one with the larger ring. NULL if there is none. */
+/* The kernel of a kind that computes the least, without those by TMA; among equals the first, which
+ * has the larger ring. NULL: none. */
 const struct fa_cuda_paged_kernel *fa_cuda_paged_find(const struct fa_cuda_chip *chip,
                                                       enum fa_cuda_paged_kind kind,
                                                       enum fa_paged_store store,
                                                       enum fa_attention_dtype dtype, int32_t dim,
                                                       int32_t dim_v, int32_t rows);
 
-/* @kernel, or the one that does the same and whose launches carry the table, which @plan then
- * gets: if there is one, and the table is short. */
+/* If the table is short and @kernel has a variant with an inline table: gives @plan the table and
+ * returns the variant; else returns @kernel. */
 const struct fa_cuda_paged_kernel *
-fa_cuda_paged_carry_table(const struct fa_cuda_paged_kernel *kernel,
-                          const struct fa_paged_step *step, struct fa_cuda_paged_plan *plan);
+fa_cuda_paged_inline_table(const struct fa_cuda_paged_kernel *kernel,
+                           const struct fa_paged_step *step, struct fa_cuda_paged_plan *plan);
 
-/* The one that does the same as @kernel and adds up many shares of a part sooner, or NULL. */
+/* The variant of @kernel that reduces many partial results sooner, or NULL. */
 const struct fa_cuda_paged_kernel *fa_cuda_paged_levels(const struct fa_cuda_paged_kernel *kernel);
 
 /* ---- paged-plan-attend.c */
 
-/* What a plan in pieces has in the blob besides, at most. */
-size_t fa_cuda_paged_pieces_bytes(const struct fa_paged_attention *p);
+/* The most bytes in the blob for FA_CUDA_PAGED_SPLIT. */
+size_t fa_cuda_paged_split_bytes(const struct fa_paged_attention *p);
 int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
                                  const struct fa_paged_attention *p, char *blob,
                                  struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes);
@@ -116,26 +134,39 @@ int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
                                    uint64_t workspace, uint64_t epoch,
                                    struct fa_cuda_paged_launch *launches);
 
-/* Keys that the last of a block's @rows rows from @row on sees, about. */
+/* ---- paged-plan-prefill.c */
+
+int fa_cuda_paged_plan_prefill(const struct fa_paged_attention *p, char *blob,
+                               struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes);
+/* About the number of keys that the last of @rows rows from @row on sees. */
 uint64_t fa_cuda_paged_seen(const struct fa_paged_attention *p,
                             const struct fa_cuda_paged_item *item, uint32_t row, uint32_t rows);
-/* Which of the @n items has block @number, if blocks are numbered as items' tiles are. */
+/* The item of block @number, where an item's tile is its first block's number. */
 uint32_t fa_cuda_paged_block_item(const struct fa_cuda_paged_item *items, uint32_t n,
                                   uint32_t number);
-/* Of uint64_t, the greatest first. */
+/* Orders uint64_t, the greatest first. */
 int fa_cuda_paged_compare_blocks(const void *a, const void *b);
 
-/* ---- paged-plan-divide.c */
+/* ---- paged-plan-decode.c */
 
-/* How long the end of a part takes, in the time of tiles; 0: not known. */
-uint32_t fa_cuda_paged_end_tiles(const struct fa_cuda_chip *chip,
-                                 const struct fa_paged_cache *cache);
-/* Divides the tiles of items 0 to @n - 1 over blocks, of which it gives the first item of each.
- * @end: how long the end of a part takes; items may get so many tiles more. Whether a part may be
- * several blocks'. */
-bool fa_cuda_paged_divide(const struct fa_cuda_chip *chip, uint32_t end,
-                          struct fa_cuda_paged_item *items, uint32_t n,
-                          struct fa_cuda_paged_plan *plan, uint32_t *block_items);
+struct fa_cuda_paged_groups;
+
+/* Plans the sequences of few rows, with the prefixes of @groups, from @*at in the blob on; advances
+ * @*at. */
+int fa_cuda_paged_plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
+                              const struct fa_cuda_paged_groups *groups, char *blob, size_t *at,
+                              struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes);
+
+/* ---- paged-plan-partition.c */
+
+/* The time to finish a part, in tiles; 0: unknown. */
+uint32_t fa_cuda_paged_epilogue_tiles(const struct fa_cuda_chip *chip,
+                                      const struct fa_paged_cache *cache);
+/* Divides the tiles of @n items over blocks, and writes each block's first item. @end: tiles that
+ * may be added to each part for its epilogue. True if a part may span blocks. */
+bool fa_cuda_paged_partition(const struct fa_cuda_chip *chip, uint32_t end,
+                             struct fa_cuda_paged_item *items, uint32_t n,
+                             struct fa_cuda_paged_plan *plan, uint32_t *block_items);
 
 /* ---- paged-plan-tokens.c */
 

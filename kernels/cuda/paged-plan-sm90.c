@@ -1,15 +1,15 @@
-#include "kernels/cuda/paged-hopper.h"
+#include "kernels/cuda/paged-plan-sm90.h"
 
-#include "kernels/cuda/paged-plan-parts.h"
+#include "kernels/cuda/paged-plan-private.h"
 
 #include <stdlib.h>
 
-/* As in plan.c: kernels count in int32 where boxes begin, up to one past the last row's. */
+/* As in plan.c. */
 #define MAP_DIM_MAX (INT32_MAX - 256)
-/* Slots of the maps: those beyond give zeros. */
+/* Slots of the maps: loads beyond give zeros. */
 #define SLOTS ((uint64_t)INT32_MAX)
 
-/* Heads run together whose keys fit this part of L2. */
+/* Concurrent heads have keys of this part of L2. */
 #define L2_PART 8
 
 /* As in plan.c: a block of threads takes about BLOCK_NS, or one pair. */
@@ -26,7 +26,7 @@ static struct fa_cuda_map map_q(const struct fa_cuda_paged_kernel *kernel,
 {
 	const uint64_t tokens = p->step->cu_new[p->step->batch];
 
-	/* Strides of dims of size 1 are never used, but must be such as strides may be. */
+	/* Strides of dims of size 1 are not used, but must be valid. */
 	return (struct fa_cuda_map){
 		.data = p->q.data,
 		.dims = { (uint64_t)p->cache->head_dim, tokens, (uint64_t)p->heads, 1 },
@@ -36,7 +36,7 @@ static struct fa_cuda_map map_q(const struct fa_cuda_paged_kernel *kernel,
 	};
 }
 
-/* The largest number of keys that divides a tile and a page. */
+/* The most keys that divide a tile and a page. */
 static int32_t box_keys(const struct fa_cuda_paged_kernel *kernel,
                         const struct fa_paged_cache *cache)
 {
@@ -47,8 +47,7 @@ static int32_t box_keys(const struct fa_cuda_paged_kernel *kernel,
 	return keys;
 }
 
-/* Warps that start a tile's copies: one does it soon enough if there are few. Of two boxes: at d128
- * two warps 0.974 of a dense kernel's rate, one 0.968 (causal, 8k, an H200). */
+/* Warps that start a tile's copies: one suffices for few boxes. */
 static uint32_t loaders(const struct fa_cuda_paged_kernel *kernel, int32_t box)
 {
 	const int32_t boxes = kernel->keys / box;
@@ -56,10 +55,8 @@ static uint32_t loaders(const struct fa_cuda_paged_kernel *kernel, int32_t box)
 	return boxes <= (kernel->dim <= 64 ? 2 : 1) ? 1 : boxes < 4 ? boxes : 4;
 }
 
-/*
- * K or V of one layer: (dim, token of the page, KV head, slot). Slots are 256 bytes apart
- * and pages many of them, so that a page's number is a coordinate.
- */
+/* K or V of one layer: (dim, token of the page, KV head, slot). Slots are 256 bytes apart, and a
+ * page is a whole number of them, so its number is a coordinate. */
 static struct fa_cuda_map map_pages(const struct fa_cuda_paged_kernel *kernel,
                                     const struct fa_paged_attention *p, const char *data,
                                     uint64_t row_bytes, int32_t dim)
@@ -76,7 +73,7 @@ static struct fa_cuda_map map_pages(const struct fa_cuda_paged_kernel *kernel,
 	};
 }
 
-/* Whether TMA can move Q; a pool always is as it must be. */
+/* True if TMA can load Q; the pool always is valid. */
 static bool q_mapped(const struct fa_cuda_paged_kernel *kernel, const struct fa_paged_attention *p)
 {
 	const struct fa_cuda_map map = map_q(kernel, p);
@@ -90,7 +87,7 @@ static bool q_mapped(const struct fa_cuda_paged_kernel *kernel, const struct fa_
 	return (uintptr_t)map.data % 16 == 0;
 }
 
-/* Whether rows of O can be written in pieces of 16 bytes. */
+/* True if rows of O can be written 16 bytes at a time. */
 static bool out_aligned(const struct fa_attention_tensor *out)
 {
 	return (uintptr_t)out->data % 16 == 0 && out->stride_token * 2 % 16 == 0 &&
@@ -101,20 +98,20 @@ static bool covers(const struct fa_cuda_paged_kernel *kernel, const struct fa_pa
 {
 	const struct fa_paged_cache *cache = p->cache;
 
-	/* Kernels that do not attend have no dims. */
+	/* Kernels without attention have no dims. */
 	if (!kernel->keys || kernel->dtype != cache->dtype || kernel->dim < cache->head_dim ||
 	    !out_aligned(&p->out) || !q_mapped(kernel, p))
 		return false;
 	if ((int64_t)p->heads * ceil_div(cache->head_dim_v, kernel->dim_v) >
-	    FA_CUDA_PAGED_PARTS_MAX)
+	    FA_CUDA_PAGED_HEAD_SLICES_MAX)
 		return false;
 	return kernel->kind == FA_CUDA_PAGED_RICH ||
 	       (!(p->softcap > 0) && !p->alibi_slopes && !p->sinks && p->scale > 0);
 }
 
-const struct fa_cuda_paged_kernel *fa_cuda_paged_hopper_find(const struct fa_cuda_chip *chip,
-                                                             const struct fa_paged_attention *p,
-                                                             uint32_t longest)
+const struct fa_cuda_paged_kernel *fa_cuda_paged_sm90_find(const struct fa_cuda_chip *chip,
+                                                           const struct fa_paged_attention *p,
+                                                           uint32_t longest)
 {
 	const struct fa_cuda_paged_kernel *best = NULL;
 	int64_t least = INT64_MAX;
@@ -125,10 +122,10 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_hopper_find(const struct fa_cud
 
 		if (!fa_cuda_paged_kernel_runs(kernel, chip) || !covers(kernel, p))
 			continue;
-		/* A sequence's bits may not depend on how long others are. */
+		/* A sequence's bits must not depend on the lengths of others. */
 		if ((p->deterministic ? INT32_MAX : longest) > (uint32_t)kernel->seqlen_k_max)
 			continue;
-		/* Every slice of V computes the dot products anew. */
+		/* Every slice of V computes the dot products again. */
 		cost = (int64_t)ceil_div(p->cache->head_dim_v, kernel->dim_v) *
 		       (kernel->dim + kernel->dim_v) *
 		       (kernel->kind == FA_CUDA_PAGED_RICH ? 24 : 21);
@@ -154,7 +151,7 @@ static uint64_t seen(const struct fa_paged_attention *p, const struct fa_cuda_pa
 	return fa_cuda_paged_seen(p, item, block * rows, rows);
 }
 
-/* Whether the block that @key stands for is the middle one of an odd number, and of which item. */
+/* True if @key's block is the middle one of an odd number; returns its item. */
 static bool is_middle(const struct fa_cuda_paged_plan *plan, const struct fa_cuda_paged_item *items,
                       uint64_t key, uint32_t *ret_item)
 {
@@ -168,8 +165,8 @@ static bool is_middle(const struct fa_cuda_paged_plan *plan, const struct fa_cud
 
 #define NO_ITEM UINT32_MAX
 
-/* Middle blocks go with each other, the longest with the shortest. The longer's item gets the
- * other's number as its tiles, or its own if there is none; the other gets NO_ITEM. */
+/* Pairs the middle blocks of items with each other, longest with shortest. The longer's item gets
+ * the other's number as its tiles, or its own if there is none; the other gets NO_ITEM. */
 static void pair_middles(const struct fa_cuda_paged_plan *plan, struct fa_cuda_paged_item *items,
                          const uint64_t *keys)
 {
@@ -189,13 +186,12 @@ static void pair_middles(const struct fa_cuda_paged_plan *plan, struct fa_cuda_p
 	}
 }
 
-/* Of a pair, with which it is found in two orders, one the other's reverse: the first of pairs
- * come before the second. */
+/* Marks the first of a pair: the pair's order is found backwards, and firsts precede seconds. */
 #define FIRST ((uint64_t)1 << 63)
 #define COST_MAX ((uint64_t)INT32_MAX)
 
-/* Makes keys of the pairs of an item's blocks, the last with the first and so on. Returns how
- * many keys; @longest gets that of the longest pair, in keys seen. */
+/* Makes the keys of pairs of an item's blocks: last with first, and so on. Returns their number;
+ * @longest gets the keys seen by the longest pair. */
 static uint32_t pair_own(const struct fa_paged_attention *p, const struct fa_cuda_paged_plan *plan,
                          const struct fa_cuda_paged_item *items, uint32_t i, uint64_t *keys,
                          uint64_t *longest)
@@ -217,7 +213,7 @@ static uint32_t pair_own(const struct fa_paged_attention *p, const struct fa_cud
 			cost += seen(p, plan, &items[other],
 			             middle ? blocks_of(plan, &items[other]) / 2 : j);
 		*longest = cost > *longest ? cost : *longest;
-		/* Who stays alone has the list's middle. */
+		/* A block without partner goes to the middle of the list. */
 		cost = alone ? 0 : cost / 2 < COST_MAX ? cost / 2 : COST_MAX;
 		if (keys)
 			keys[n] = FIRST | cost << 32 | (UINT32_MAX - (item->tile + j));
@@ -229,7 +225,7 @@ static uint32_t pair_own(const struct fa_paged_attention *p, const struct fa_cud
 	return n;
 }
 
-/* The number of the block that a pair's key stands for. */
+/* The number of the block of a pair's key. */
 static uint32_t block_of(const struct fa_cuda_paged_plan *plan,
                          const struct fa_cuda_paged_item *items, uint64_t key)
 {
@@ -247,14 +243,11 @@ static uint32_t block_of(const struct fa_cuda_paged_plan *plan,
 	return other->tile + blocks_of(plan, other) / 2;
 }
 
-/*
- * As they are, pairs are about as long as each other, but of two sequences each, and while the
- * longest blocks of all sequences run together so do all keys. If it makes no pair much longer,
- * each sequence's blocks make pairs of their own, one sequence behind the other.
- */
-void fa_cuda_paged_hopper_pair(const struct fa_paged_attention *p,
-                               const struct fa_cuda_paged_plan *plan,
-                               struct fa_cuda_paged_item *items, uint64_t *keys)
+/* By default pairs are about equally long, but mix sequences, whose keys then all compete for L2.
+ * Pairs within each sequence are preferred unless that makes a pair much longer. */
+void fa_cuda_paged_sm90_pair(const struct fa_paged_attention *p,
+                             const struct fa_cuda_paged_plan *plan,
+                             struct fa_cuda_paged_item *items, uint64_t *keys)
 {
 	const uint32_t n = plan->forward_blocks;
 	uint64_t longest = 0, longest_own = 0;
@@ -280,7 +273,7 @@ void fa_cuda_paged_hopper_pair(const struct fa_paged_attention *p,
 		keys[i] = UINT32_MAX - block_of(plan, items, keys[i]);
 }
 
-/* Pairs of a row and a key that it sees, about. */
+/* About the (row, key) pairs of a sequence. */
 static double pairs_seen(const struct fa_paged_attention *p, int32_t b)
 {
 	const double n_q = p->step->cu_new[b + 1] - p->step->cu_new[b];
@@ -297,9 +290,9 @@ static double pairs_seen(const struct fa_paged_attention *p, int32_t b)
 	return n_q * keys;
 }
 
-void fa_cuda_paged_hopper_divide(const struct fa_cuda_chip *chip,
-                                 const struct fa_paged_attention *p,
-                                 struct fa_cuda_paged_plan *plan)
+void fa_cuda_paged_sm90_partition(const struct fa_cuda_chip *chip,
+                                  const struct fa_paged_attention *p,
+                                  struct fa_cuda_paged_plan *plan)
 {
 	const struct fa_cuda_paged_kernel *kernel = plan->forward;
 	const struct fa_paged_cache *cache = p->cache;
@@ -312,13 +305,13 @@ void fa_cuda_paged_hopper_divide(const struct fa_cuda_chip *chip,
 	if (!kernel->keys || plan->forward_blocks == 0)
 		return;
 	for (int32_t b = 0; b < p->step->batch; b++) {
-		/* Those that decode count here, too; they are little beside the others. */
+		/* Includes decode, which is little in comparison. */
 		pairs += pairs_seen(p, b);
 		longest = p->step->lengths[b] > longest ? p->step->lengths[b] : longest;
 	}
 
-	/* Heads whose keys fit so much of L2 together run together, the longest pairs of all of
-	 * them first; sections are about as large as each other. */
+	/* A section has the heads whose keys fit the part of L2; within it the longest pairs run
+	 * first. Sections are about equally large. */
 	if (longest > 0) {
 		const int64_t kv_bytes = (int64_t)longest * (kernel->dim + kernel->dim_v) * 2;
 		const int64_t fit = chip->l2_bytes / L2_PART / kv_bytes;
@@ -329,7 +322,7 @@ void fa_cuda_paged_hopper_divide(const struct fa_cuda_chip *chip,
 		plan->forward_section = (uint32_t)parts;
 	}
 
-	/* As many blocks of threads as make each compute long enough, in whole waves. */
+	/* Blocks of threads that each compute long enough, in whole waves. */
 	plan->forward_ns = (uint64_t)(pairs * 2 * (kernel->dim + kernel->dim_v) * parts /
 	                              SM_FLOPS_PER_NS / (chip->sms > 0 ? chip->sms : 1));
 	blocks = (int64_t)(plan->forward_ns / BLOCK_NS + 1);
@@ -338,9 +331,9 @@ void fa_cuda_paged_hopper_divide(const struct fa_cuda_chip *chip,
 	plan->forward_grid = (uint32_t)grid;
 }
 
-void fa_cuda_paged_hopper_launch(const struct fa_cuda_paged_plan *plan,
-                                 const struct fa_paged_attention *p,
-                                 struct fa_cuda_paged_launch *launch)
+void fa_cuda_paged_sm90_launch(const struct fa_cuda_paged_plan *plan,
+                               const struct fa_paged_attention *p,
+                               struct fa_cuda_paged_launch *launch)
 {
 	const struct fa_cuda_paged_kernel *kernel = plan->forward;
 	struct fa_cuda_paged_attention *args = &launch->args.attention;

@@ -1,7 +1,6 @@
 /*
- * Which instruction set: asks the processor (and, through XCR0, whether the
- * system saves its registers) and the environment. Compiled for the baseline,
- * like all that may run before the answer is known.
+ * Chooses the instruction set: asks the processor, the system (XCR0: does it save the registers?)
+ * and the environment. Compiled for the baseline, like all that runs before the choice.
  */
 #include "kernels/cpu/isa.h"
 
@@ -22,7 +21,7 @@ static uint64_t xcr0(void)
 	return (uint64_t)high << 32 | low;
 }
 
-/* The sets that machine and system both support, as bits of row_needs. */
+/* The sets that machine and system both support. */
 enum {
 	HAS_AVX2 = 1 << 0,   /* with FMA and F16C */
 	HAS_AVX512 = 1 << 1, /* F, BW, DQ, VL, and all of AVX2 */

@@ -1,6 +1,6 @@
 /*
- * The row of the table of instruction sets that a translation unit belongs to, and the
- * names of its parts; the build defines FA_CPU_NAME.
+ * The symbols of the instruction set that a translation unit is compiled for; the build defines
+ * FA_CPU_NAME.
  */
 #pragma once
 
@@ -11,13 +11,13 @@
 #define FA_CPU_STRING_(a) #a
 #define FA_CPU_STRING(a) FA_CPU_STRING_(a)
 
-#define FA_CPU_ROW FA_CPU_JOIN(fa_cpu_isa_, FA_CPU_NAME) /* in wide.c, whose scratch is largest */
-#define FA_CPU_THIN FA_CPU_JOIN(fa_cpu_thin_, FA_CPU_NAME)
+#define FA_CPU_ISA FA_CPU_JOIN(fa_cpu_isa_, FA_CPU_NAME) /* defined in many_rows.c */
+#define FA_CPU_FEW_ROWS FA_CPU_JOIN(fa_cpu_few_rows_, FA_CPU_NAME)
 #define FA_CPU_REDUCE FA_CPU_JOIN(fa_cpu_reduce_, FA_CPU_NAME)
 #define FA_CPU_BLEND FA_CPU_JOIN(fa_cpu_blend_, FA_CPU_NAME)
 #define FA_CPU_ROTATE FA_CPU_JOIN(fa_cpu_rotate_, FA_CPU_NAME)
 
-void FA_CPU_THIN(const struct fa_cpu_job *job, void *scratch);
+void FA_CPU_FEW_ROWS(const struct fa_cpu_job *job, void *scratch);
 void FA_CPU_REDUCE(const struct fa_cpu_job *job, const float *partials, int64_t n, int64_t stride);
 void FA_CPU_BLEND(enum fa_attention_dtype dtype, void *to, const void *a, float weight_a,
                   const void *b, float weight_b, int32_t dim);

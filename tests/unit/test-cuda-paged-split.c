@@ -113,8 +113,8 @@ static void scene_plan(struct scene *scene)
 struct view {
 	const struct fa_cuda_paged_plan *plan;
 	const struct fa_cuda_paged_item *items;
-	const struct fa_cuda_paged_piece *pieces;
-	const struct fa_cuda_paged_tail *tails;
+	const struct fa_cuda_paged_split *splits;
+	const struct fa_cuda_paged_suffix *suffixes;
 	const uint32_t *tokens, *block_items;
 	uint32_t rows, group, kv_heads, slices;
 };
@@ -127,8 +127,8 @@ static struct view view_of(const struct scene *scene)
 	return (struct view){
 		.plan = plan,
 		.items = (const void *)(scene->blob + plan->decode_items_at),
-		.pieces = (const void *)(scene->blob + plan->pieces_at),
-		.tails = (const void *)(scene->blob + plan->tails_at),
+		.splits = (const void *)(scene->blob + plan->splits_at),
+		.suffixes = (const void *)(scene->blob + plan->suffixes_at),
 		.tokens = (const void *)(scene->blob + plan->tokens_at),
 		.block_items = (const void *)(scene->blob + plan->block_items_at),
 		.rows = (uint32_t)plan->decode->rows,
@@ -146,30 +146,30 @@ static uint32_t block_of(const struct view *view, uint32_t tile)
 	                                 : extra + (tile - extra * (each + 1)) / each;
 }
 
-static uint32_t blocks_of(const struct view *view, const struct fa_cuda_paged_shares *shares,
+static uint32_t blocks_of(const struct view *view, const struct fa_cuda_paged_partial_range *shares,
                           uint32_t part)
 {
 	const uint32_t tile = shares->tile + part * shares->tiles;
 
 	return block_of(view, tile + shares->tiles - 1) -
-	       block_of(view, tile + view->plan->tiles_end) + 1;
+	       block_of(view, tile + view->plan->epilogue_tiles) + 1;
 }
 
 /* @shares are those of an item's parts from @part on. */
-static void check_shares(const struct view *view, const struct fa_cuda_paged_shares *shares,
+static void check_shares(const struct view *view, const struct fa_cuda_paged_partial_range *shares,
                          uint32_t item, uint32_t part)
 {
 	assert_int_equal(shares->tile, view->items[item].tile + part * view->items[item].tiles);
 	assert_int_equal(shares->tiles, view->items[item].tiles);
-	assert_int_equal(shares->parts, view->pieces[item].parts + part);
+	assert_int_equal(shares->parts, view->splits[item].parts + part);
 	assert_int_equal(shares->row_blocks, view->items[item].row_blocks);
 }
 
 /* What the last to come at a tail waits for. */
-static uint32_t wanted(const struct view *view, uint32_t tail, uint32_t kv_head, uint32_t slice)
+static uint32_t wanted(const struct view *view, uint32_t suffix, uint32_t kv_head, uint32_t slice)
 {
-	const struct fa_cuda_paged_tail *t = &view->tails[tail];
-	const uint32_t row_block = tail - view->pieces[t->item].tails;
+	const struct fa_cuda_paged_suffix *t = &view->suffixes[suffix];
+	const uint32_t row_block = suffix - view->splits[t->item].suffixes;
 	uint32_t n = blocks_of(view, &t->own, kv_head * t->own.row_blocks * view->slices + slice);
 
 	check_shares(view, &t->own, t->item, row_block * view->slices);
@@ -182,20 +182,20 @@ static uint32_t wanted(const struct view *view, uint32_t tail, uint32_t kv_head,
 
 static void arrive(const struct view *view, uint32_t *counts, uint32_t item, uint32_t part)
 {
-	const struct fa_cuda_paged_piece *piece = &view->pieces[item];
+	const struct fa_cuda_paged_split *piece = &view->splits[item];
 	const uint32_t row_blocks = view->items[item].row_blocks;
 	const uint32_t slice = part % view->slices, rest = part / view->slices;
 	const uint32_t kv_head = rest / row_blocks, begin = rest % row_blocks * view->rows;
 
-	if (piece->n_tails == 0 && piece->tails != NONE)
-		counts[((piece->tails + rest % row_blocks) * view->kv_heads + kv_head) *
+	if (piece->n_suffixes == 0 && piece->suffixes != NONE)
+		counts[((piece->suffixes + rest % row_blocks) * view->kv_heads + kv_head) *
 		               view->slices +
 		       slice]++;
-	for (uint32_t i = 0; i < piece->n_tails; i++) {
-		const struct fa_cuda_paged_tail *tail = &view->tails[piece->tails + i];
+	for (uint32_t i = 0; i < piece->n_suffixes; i++) {
+		const struct fa_cuda_paged_suffix *suffix = &view->suffixes[piece->suffixes + i];
 
-		if (tail->row < begin + view->rows && tail->row + tail->rows > begin)
-			counts[((piece->tails + i) * view->kv_heads + kv_head) * view->slices +
+		if (suffix->row < begin + view->rows && suffix->row + suffix->rows > begin)
+			counts[((piece->suffixes + i) * view->kv_heads + kv_head) * view->slices +
 			       slice]++;
 	}
 }
@@ -206,18 +206,19 @@ static void check_walk(const struct scene *scene)
 	const struct view view = view_of(scene);
 	const struct fa_cuda_paged_plan *plan = view.plan;
 	uint8_t *places = calloc(plan->places, 1);
-	uint32_t *counts = calloc(FA_CUDA_PAGED_TAIL_COUNTERS, sizeof(*counts));
-	uint32_t n_tails = 0;
+	uint32_t *counts = calloc(FA_CUDA_PAGED_SUFFIX_COUNTERS, sizeof(*counts));
+	uint32_t n_suffixes = 0;
 	uint64_t tiles = 0, parts = 0;
 
 	for (uint32_t i = 0; i < plan->decode_items; i++) {
 		assert_int_equal(view.items[i].tile, tiles);
-		assert_int_equal(view.pieces[i].parts, parts);
+		assert_int_equal(view.splits[i].parts, parts);
 		tiles += (uint64_t)view.items[i].tiles * view.items[i].parts;
 		parts += view.items[i].parts;
-		n_tails += view.pieces[i].n_tails;
+		n_suffixes += view.splits[i].n_suffixes;
 	}
-	assert_true((uint64_t)n_tails * view.kv_heads * view.slices <= FA_CUDA_PAGED_TAIL_COUNTERS);
+	assert_true((uint64_t)n_suffixes * view.kv_heads * view.slices <=
+	            FA_CUDA_PAGED_SUFFIX_COUNTERS);
 	assert_true(plan->decode_grid <= FA_CUDA_PAGED_BLOCKS);
 	for (uint32_t block = 0, at = 0; block < plan->decode_grid; block++) {
 		uint32_t left = plan->tiles_each + (block < plan->tiles_extra);
@@ -232,13 +233,14 @@ static void check_walk(const struct scene *scene)
 			assert_true(at >= i->tile && part < i->parts);
 			assert_int_equal(block_of(&view, at), block);
 			/* Only the time that its end takes is still this block's. */
-			if (behind + left <= plan->tiles_end) {
+			if (behind + left <= plan->epilogue_tiles) {
 				at += left;
 				break;
 			}
-			n = view.pieces[item].unit ? 1 : n;
-			place = view.pieces[item].unit ? at
-			                               : view.pieces[item].parts + part + block;
+			n = view.splits[item].split_tiles ? 1 : n;
+			place = view.splits[item].split_tiles
+			                ? at
+			                : view.splits[item].parts + part + block;
 			assert_true(place < plan->places);
 			assert_int_equal(places[place]++, 0);
 			arrive(&view, counts, item, part);
@@ -250,12 +252,12 @@ static void check_walk(const struct scene *scene)
 		tiles -= plan->tiles_each + (block < plan->tiles_extra);
 	}
 	assert_int_equal(tiles, 0);
-	for (uint32_t tail = 0; tail < n_tails; tail++)
+	for (uint32_t suffix = 0; suffix < n_suffixes; suffix++)
 		for (uint32_t h = 0; h < view.kv_heads; h++)
 			for (uint32_t s = 0; s < view.slices; s++)
 				assert_int_equal(
-					counts[(tail * view.kv_heads + h) * view.slices + s],
-					wanted(&view, tail, h, s));
+					counts[(suffix * view.kv_heads + h) * view.slices + s],
+					wanted(&view, suffix, h, s));
 	free(places);
 	free(counts);
 }
@@ -269,8 +271,8 @@ static void check_tokens(const struct scene *scene)
 
 	for (int32_t b = 0; b < step->batch; b++) {
 		const uint32_t n_new = step->cu_new[b + 1] - step->cu_new[b];
-		const struct fa_cuda_paged_item *tail = &view.items[item];
-		const struct fa_cuda_paged_piece *piece = &view.pieces[item];
+		const struct fa_cuda_paged_item *suffix = &view.items[item];
+		const struct fa_cuda_paged_split *piece = &view.splits[item];
 		const struct fa_cuda_paged_item *prefix;
 		uint32_t begin = step->first[b];
 
@@ -282,44 +284,46 @@ static void check_tokens(const struct scene *scene)
 
 			begin = low > (int64_t)begin ? (uint32_t)low : begin;
 		}
-		assert_int_equal(tail->first_q, step->cu_new[b]);
-		assert_int_equal(tail->n_q, n_new);
-		assert_int_equal(tail->n_k, step->lengths[b]);
-		assert_int_equal(tail->table_start, step->table_start[b]);
-		assert_true(n_new * view.group <= view.plan->place_rows ||
-		            view.plan->place_rows == view.rows);
+		assert_int_equal(suffix->first_q, step->cu_new[b]);
+		assert_int_equal(suffix->n_q, n_new);
+		assert_int_equal(suffix->n_k, step->lengths[b]);
+		assert_int_equal(suffix->table_start, step->table_start[b]);
+		assert_true(n_new * view.group <= view.plan->partial_rows ||
+		            view.plan->partial_rows == view.rows);
 		item++;
-		if (piece->tails == NONE) {
-			assert_int_equal(tail->begin, begin);
+		if (piece->suffixes == NONE) {
+			assert_int_equal(suffix->begin, begin);
 			continue;
 		}
 		/* In a prefix: nothing of it is hidden, and it ends where the tail begins. */
-		prefix = &view.items[view.tails[piece->tails].prefix_item];
+		prefix = &view.items[view.suffixes[piece->suffixes].prefix_item];
 		assert_int_equal(prefix->begin, begin);
 		assert_int_equal(prefix->first, step->first[b]);
-		assert_int_equal(prefix->n_k, tail->begin);
-		assert_true(tail->begin > begin && tail->begin <= step->lengths[b] - n_new);
-		assert_int_equal(tail->begin % (uint32_t)scene->cache.page_tokens, 0);
+		assert_int_equal(prefix->n_k, suffix->begin);
+		assert_true(suffix->begin > begin && suffix->begin <= step->lengths[b] - n_new);
+		assert_int_equal(suffix->begin % (uint32_t)scene->cache.page_tokens, 0);
 		for (uint32_t page = begin / (uint32_t)scene->cache.page_tokens;
-		     page < tail->begin / (uint32_t)scene->cache.page_tokens; page++)
+		     page < suffix->begin / (uint32_t)scene->cache.page_tokens; page++)
 			assert_int_equal(step->host_table[prefix->table_start + page],
-			                 step->host_table[tail->table_start + page]);
-		for (uint32_t block = 0, row = 0; block < tail->row_blocks; block++) {
-			const struct fa_cuda_paged_tail *t = &view.tails[piece->tails + block];
+			                 step->host_table[suffix->table_start + page]);
+		for (uint32_t block = 0, row = 0; block < suffix->row_blocks; block++) {
+			const struct fa_cuda_paged_suffix *t =
+				&view.suffixes[piece->suffixes + block];
 
 			assert_int_equal(t->item, item - 1);
-			assert_int_equal(t->prefix_item, view.tails[piece->tails].prefix_item);
-			assert_int_equal(t->first_q, tail->first_q);
+			assert_int_equal(t->prefix_item,
+			                 view.suffixes[piece->suffixes].prefix_item);
+			assert_int_equal(t->first_q, suffix->first_q);
 			assert_int_equal(t->first, block * view.rows);
 			for (uint32_t i = 0; i < t->rows; i++, row++)
 				assert_int_equal(
 					view.tokens[prefix->first_q + (t->row + i) / view.group],
 					step->cu_new[b] + row / view.group);
 			assert_int_equal(t->row % view.group, block * view.rows % view.group);
-			if (block == tail->row_blocks - 1)
+			if (block == suffix->row_blocks - 1)
 				assert_int_equal(row, n_new * view.group);
 		}
-		n_prefix_tokens[view.tails[piece->tails].prefix_item] += n_new;
+		n_prefix_tokens[view.suffixes[piece->suffixes].prefix_item] += n_new;
 	}
 	assert_int_equal(item, scene->plan.decode_items);
 	for (uint32_t i = 0; i < scene->plan.prefixes; i++)
@@ -330,7 +334,7 @@ static void check(struct scene *scene, uint32_t prefixes)
 {
 	scene_plan(scene);
 	assert_int_equal(scene->plan.prefixes, prefixes);
-	assert_true((prefixes > 0) == (scene->plan.decode->kind == FA_CUDA_PAGED_PIECES));
+	assert_true((prefixes > 0) == (scene->plan.decode->kind == FA_CUDA_PAGED_SPLIT));
 	if (prefixes > 0) {
 		check_walk(scene);
 		check_tokens(scene);
@@ -368,19 +372,19 @@ static void test_usual(void **state)
 	assert_string_equal(scene.plan.decode->symbol, "fa_sm90_paged_pieces_bf16_d128_a2");
 	assert_int_equal(scene.plan.decode_items, 65);
 	/* 8 row blocks of the prefix instead of 64, and a tail each, and what ends them. */
-	assert_int_equal(scene.plan.tiles_end, 3);
+	assert_int_equal(scene.plan.epilogue_tiles, 3);
 	assert_int_equal((scene.plan.tiles_each * 132 + scene.plan.tiles_extra),
 	                 8 * (8 * 131 + 64 * 19));
 
 	scene_plan(&scene);
 	assert_int_equal(
 		fa_cuda_paged_launches(&scene.plan, &scene.request, 4096, 1 << 20, 7, launches), 1);
-	assert_int_equal((uintptr_t)args->pieces, 4096 + scene.plan.pieces_at);
-	assert_int_equal((uintptr_t)args->tail_counters, (1 << 20) + FA_CUDA_PAGED_BLOCKS * 8);
-	assert_int_equal(args->items_here, 0);
+	assert_int_equal((uintptr_t)args->splits, 4096 + scene.plan.splits_at);
+	assert_int_equal((uintptr_t)args->suffix_counters, (1 << 20) + FA_CUDA_PAGED_BLOCKS * 8);
+	assert_int_equal(args->inline_items, 0);
 	assert_non_null(args->items);
 	assert_int_equal((uintptr_t)args->partial_sums +
-	                         (size_t)scene.plan.places * scene.plan.place_rows * 8,
+	                         (size_t)scene.plan.places * scene.plan.partial_rows * 8,
 	                 (1 << 20) + scene.plan.workspace_bytes);
 	free(scene.blob);
 }
@@ -562,7 +566,7 @@ static void test_random(void **state)
 				scene.first[b] = 0;
 		}
 		scene_plan(&scene);
-		if (scene.plan.decode && scene.plan.decode->kind == FA_CUDA_PAGED_PIECES) {
+		if (scene.plan.decode && scene.plan.decode->kind == FA_CUDA_PAGED_SPLIT) {
 			check_walk(&scene);
 			check_tokens(&scene);
 		}
@@ -596,7 +600,7 @@ static void test_units(void **state)
 		alone = scene.plan.decode;
 		view = view_of(&scene);
 		item = &view.items[0];
-		assert_int_equal(view.pieces[0].unit, units[i]);
+		assert_int_equal(view.splits[0].split_tiles, units[i]);
 		assert_int_equal(item->tiles, (lengths[i] + units[i] * 64 - 1) / (units[i] * 64));
 		check_walk(&scene);
 		free(scene.blob);
@@ -612,7 +616,7 @@ static void test_units(void **state)
 		scene_plan(&scene);
 		assert_ptr_equal(scene.plan.decode, alone);
 		view = view_of(&scene);
-		assert_int_equal(view.pieces[1].unit, units[i]);
+		assert_int_equal(view.splits[1].split_tiles, units[i]);
 		check_walk(&scene);
 		free(scene.blob);
 	}

@@ -1,33 +1,31 @@
 /*
- * A warp's rows between the two products: masks, maxima, exponentials. Everything is
- * for TILES fragments of 8 keys at a time: a warp's share of a tile, or less.
+ * A warp's softmax between the two products: masks, maxima, exponentials, for TILES fragments of 8
+ * keys at a time.
  *
- * The maximum m that rows subtract in the exponent is allowed to lag: it is
- * raised, and O and the sum rescaled, only when a new logit exceeds it by more than
- * 8 (in units of ln 2). p is then at most 256, harmless in fp16, bf16 and the fp32
- * sums, and after the first tiles a warp hardly ever touches O between products.
+ * The maximum that is subtracted in the exponent may lag: it is raised, and O and the sum rescaled,
+ * only when a logit exceeds it by more than 8 (in units of ln 2). p is then at most 256, harmless
+ * in fp16, bf16 and fp32 sums, and O is rarely rescaled after the first tiles.
  */
 #pragma once
 
 #include "kernels/cuda/common/args.h"
+#include "kernels/cuda/common/warp_pair.h"
 #include "kernels/cuda/ptx/math.h"
-#include "kernels/cuda/sm80/config.h"
-#include "kernels/cuda/sm80/pair.h"
 
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
 
 /* A warp's rows: each thread has rows g and g + 8 of every atom, row = 2 * atom + half. */
-template <class C> struct fa_sm80_rows {
-	/* What is added in the exponent: less a recent maximum of the logits. FLT_MAX at
-	 * first: masked logits (-inf) give 0 even then, so no row needs care. */
+template <class C> struct fa_warp_rows {
+	/* Added in the exponent: minus a recent maximum of the logits. FLT_MAX at first, for which
+	 * masked logits (-inf) give 0. */
 	float offset[2 * C::ATOMS];
 	float sum[2 * C::ATOMS]; /* of this thread's keys */
 	float out[C::ATOMS][C::WARP_DIM_V / 8][4];
 };
 
-template <class C> __device__ __forceinline__ void fa_sm80_clear(struct fa_sm80_rows<C> &rows)
+template <class C> __device__ __forceinline__ void fa_warp_clear(struct fa_warp_rows<C> &rows)
 {
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
@@ -44,9 +42,8 @@ template <class C> __device__ __forceinline__ void fa_sm80_clear(struct fa_sm80_
 }
 
 /* Which keys of a tile a thread's rows see. */
-template <class C> struct fa_sm80_sight {
-	int32_t key;   /* the thread's first key, counted from where its first row stands;
-	               * without BAND, anything */
+template <class C> struct fa_warp_visibility {
+	int32_t key;   /* the thread's first key relative to its first row; unused without BAND */
 	int32_t start; /* keys from there to the first that is not hidden, if the source STARTS */
 	int32_t rest;  /* keys from there to the sequence's end */
 	int32_t left, right;
@@ -62,10 +59,10 @@ template <class C> struct fa_sm80_sight {
 	}
 };
 
-/* Sets what a row does not see to -inf. */
+/* Sets hidden logits to -inf. */
 template <class C, int TILES>
-__device__ __forceinline__ void fa_sm80_mask(float (&dots)[C::ATOMS][TILES][4],
-                                             const struct fa_sm80_sight<C> &sight)
+__device__ __forceinline__ void fa_warp_mask(float (&dots)[C::ATOMS][TILES][4],
+                                             const struct fa_warp_visibility<C> &sight)
 {
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++)
@@ -77,11 +74,11 @@ __device__ __forceinline__ void fa_sm80_mask(float (&dots)[C::ATOMS][TILES][4],
 					dots[r / 2][j][r % 2 * 2 + e] = -INFINITY;
 }
 
-/* Raises the rows' maxima to this tile's where they have fallen too far behind. */
+/* Raises the rows' maxima to this tile's where they lag too far. */
 template <class C, int TILES>
-__device__ __forceinline__ void fa_sm80_raise(struct fa_sm80_rows<C> &rows,
-                                              const float (&dots)[C::ATOMS][TILES][4], float factor,
-                                              const struct fa_sm80_pair<C> &pair)
+__device__ __forceinline__ void fa_warp_raise_max(struct fa_warp_rows<C> &rows,
+                                                  const float (&dots)[C::ATOMS][TILES][4],
+                                                  float factor, const struct fa_warp_pair<C> &pair)
 {
 	float max[2 * C::ATOMS];
 	bool raise = false;
@@ -115,7 +112,7 @@ __device__ __forceinline__ void fa_sm80_raise(struct fa_sm80_rows<C> &rows,
 	}
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
-		/* Each row for itself, so that its bits depend on no other row. */
+		/* Row by row, so that a row's bits depend on no other row. */
 		const float offset = fmaf(max[r], factor, rows.offset[r]) > 8 ? -max[r] * factor
 		                                                              : rows.offset[r];
 		const float scale = fa_ex2(offset - rows.offset[r]);
@@ -130,10 +127,10 @@ __device__ __forceinline__ void fa_sm80_raise(struct fa_sm80_rows<C> &rows,
 	}
 }
 
-/* exp(dots + offset) of 16 keys, as fragments, and the sums with it. */
+/* exp(dots + offset) of 16 keys, as fragments, and the sums. */
 template <class C, int TILES>
 __device__ __forceinline__ void
-fa_sm80_probabilities(struct fa_sm80_rows<C> &rows, uint32_t (&ret_p)[C::ATOMS][4],
+fa_warp_probabilities(struct fa_warp_rows<C> &rows, uint32_t (&ret_p)[C::ATOMS][4],
                       const float (&dots)[C::ATOMS][TILES][4], float factor, int step)
 {
 #pragma unroll

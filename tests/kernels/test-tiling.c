@@ -2,7 +2,7 @@
  * Whether and where requests are cut along their keys: by their shapes, and not at all where
  * there are tiles enough.
  */
-#include "kernels/cpu/cut.h"
+#include "kernels/cpu/tiling.h"
 #include "tests/kernels/problem.h"
 
 #include <setjmp.h>
@@ -31,13 +31,13 @@ static struct fa_attention_params request(int32_t batch, int32_t heads, int32_t 
 	};
 }
 
-static int64_t chunk_of(const struct fa_cpu_isa *isa, const struct fa_attention_params *params)
+static int64_t split_keys_of(const struct fa_cpu_isa *isa, const struct fa_attention_params *params)
 {
-	struct fa_cpu_cut cut;
+	struct fa_cpu_tiling tiling;
 
-	fa_cpu_cut(isa, params, &cut);
-	assert_int_equal(!cut.chunk, !fa_cpu_attention_workspace_bytes(isa, params));
-	return cut.chunk;
+	fa_cpu_tiling_choose(isa, params, &tiling);
+	assert_int_equal(!tiling.split_keys, !fa_cpu_attention_workspace_bytes(isa, params));
+	return tiling.split_keys;
 }
 
 static void test_few_rows(void **state)
@@ -45,7 +45,7 @@ static void test_few_rows(void **state)
 	const struct fa_cpu_isa *const *isas = problem_isas();
 	static const struct {
 		int32_t batch, heads, kv_heads;
-		int64_t n_k, chunk;
+		int64_t n_k, split_keys;
 	} cases[] = {
 		/* Sixty-four parts, or as many as the keys are good for. */
 		{ 1, 1, 1, 131072, 2048 },
@@ -75,7 +75,7 @@ static void test_few_rows(void **state)
 		/* Whatever the instruction set, and the type. */
 		for (size_t n = 0; isas[n]; n++) {
 			params.dtype = (enum fa_attention_dtype)(1 + (i + n) % 3);
-			assert_int_equal(chunk_of(isas[n], &params), cases[i].chunk);
+			assert_int_equal(split_keys_of(isas[n], &params), cases[i].split_keys);
 		}
 	}
 }
@@ -88,20 +88,20 @@ static void test_many_rows(void **state)
 		struct fa_attention_params params = request(1, 8, 1, 4, 131072);
 		int64_t tiles;
 
-		assert_true(chunk_of(isas[n], &params) >= 4096);
+		assert_true(split_keys_of(isas[n], &params) >= 4096);
 		tiles = fa_cpu_attention_tiles(isas[n], &params);
 		assert_in_range(tiles, 24, 40);
 		params.seqlen_k = 2000;
-		assert_int_equal(chunk_of(isas[n], &params), 0);
+		assert_int_equal(split_keys_of(isas[n], &params), 0);
 
 		/* Prefill has tiles enough. */
 		params = request(1, 8, 8, 2048, 2048);
 		for (int causal = 0; causal < 2; causal++) {
 			params.causal = causal;
-			assert_int_equal(chunk_of(isas[n], &params), 0);
+			assert_int_equal(split_keys_of(isas[n], &params), 0);
 		}
 		params = request(1, 1, 1, 4000, 131072);
-		assert_int_equal(chunk_of(isas[n], &params), 0);
+		assert_int_equal(split_keys_of(isas[n], &params), 0);
 	}
 }
 
@@ -115,15 +115,15 @@ static void test_windows(void **state)
 
 		params.causal = true;
 		params.window_left = 1000;
-		assert_int_equal(chunk_of(isas[n], &params), 0);
+		assert_int_equal(split_keys_of(isas[n], &params), 0);
 		params.window_left = 8191;
-		assert_int_equal(chunk_of(isas[n], &params), 1024);
+		assert_int_equal(split_keys_of(isas[n], &params), 1024);
 		params.causal = false;
 		params.window_right = 8192;
-		assert_int_equal(chunk_of(isas[n], &params), 1024);
+		assert_int_equal(split_keys_of(isas[n], &params), 1024);
 		params.seqlen_k = INT64_C(1) << 31;
 		params.window_left = params.window_right = INT64_MAX;
-		assert_int_equal(chunk_of(isas[n], &params), 1 << 25);
+		assert_int_equal(split_keys_of(isas[n], &params), 1 << 25);
 	}
 }
 
@@ -134,16 +134,16 @@ static void test_widest_windows(void **state)
 
 	for (size_t n = 0; isas[n]; n++) {
 		struct fa_attention_params params = request(4, 8, 1, 4000, 1 << 20);
-		struct fa_cpu_cut without, cut;
+		struct fa_cpu_tiling without, tiling;
 
 		for (int causal = 0; causal < 2; causal++) {
 			params.causal = causal;
 			params.window_left = params.window_right = -1;
-			fa_cpu_cut(isas[n], &params, &without);
+			fa_cpu_tiling_choose(isas[n], &params, &without);
 			params.window_left = params.window_right = INT64_MAX;
-			fa_cpu_cut(isas[n], &params, &cut);
-			assert_int_equal(cut.block, without.block);
-			assert_int_equal(cut.chunk, without.chunk);
+			fa_cpu_tiling_choose(isas[n], &params, &tiling);
+			assert_int_equal(tiling.block, without.block);
+			assert_int_equal(tiling.split_keys, without.split_keys);
 		}
 	}
 }
@@ -153,36 +153,36 @@ static void test_ragged(void **state)
 {
 	static const uint32_t cu_q[] = { 0, 1, 1, 2, 3 };
 	static const uint32_t cu_k[] = { 0, 500, 9000, 9000, 140072 };
-	static const int64_t parts[] = { 1, 0, 1, 57 };
+	static const int64_t splits[] = { 1, 0, 1, 57 };
 	const struct fa_cpu_isa *const *isas = problem_isas();
 
 	for (size_t n = 0; isas[n]; n++) {
 		struct fa_attention_params params = request(4, 2, 1, 1, 140000);
-		struct fa_cpu_cut_sequence sequence;
-		struct fa_cpu_cut cut;
+		struct fa_cpu_tiling_sequence sequence;
+		struct fa_cpu_tiling tiling;
 
 		params.cu_seqlens_q = cu_q;
 		params.cu_seqlens_k = cu_k;
-		fa_cpu_cut(isas[n], &params, &cut);
+		fa_cpu_tiling_choose(isas[n], &params, &tiling);
 		/* The second has no rows, so its keys do not count. */
-		assert_int_equal(cut.chunk, 2304);
+		assert_int_equal(tiling.split_keys, 2304);
 		for (int32_t b = 0; b < 4; b++) {
-			fa_cpu_cut_sequence(&params, &cut, b, &sequence);
+			fa_cpu_tiling_sequence(&params, &tiling, b, &sequence);
 			assert_int_equal(sequence.n_k, cu_k[b + 1] - cu_k[b]);
 			assert_int_equal(sequence.n_blocks, cu_q[b + 1] - cu_q[b]);
-			assert_int_equal(sequence.n_blocks * sequence.n_parts, parts[b]);
+			assert_int_equal(sequence.n_blocks * sequence.n_splits, splits[b]);
 		}
 	}
 }
 
 /* How many keys the rows of a block see between the first and the last. */
-static int64_t keys_of(const struct fa_attention_params *params, const struct fa_cpu_cut *cut,
-                       const struct fa_cpu_cut_sequence *sequence, int64_t block)
+static int64_t keys_of(const struct fa_attention_params *params, const struct fa_cpu_tiling *tiling,
+                       const struct fa_cpu_tiling_sequence *sequence, int64_t block)
 {
 	int64_t group = params->heads / params->kv_heads, rows = sequence->n_q * group;
-	int64_t end = (block + 1) * cut->block < rows ? (block + 1) * cut->block : rows;
+	int64_t end = (block + 1) * tiling->block < rows ? (block + 1) * tiling->block : rows;
 	int64_t shift = sequence->n_k - sequence->n_q;
-	int64_t first = block * cut->block / group + shift, last = (end - 1) / group + shift;
+	int64_t first = block * tiling->block / group + shift, last = (end - 1) / group + shift;
 
 	first = params->window_left < 0 ? 0 : first - params->window_left;
 	if (params->causal || params->window_right >= 0)
@@ -209,9 +209,9 @@ static void test_bounds(void **state)
 			kv_heads * (int32_t)problem_pick(1, 12), kv_heads,
 			problem_pick(1, problem_one_in(2) ? 9 : 4000),
 			problem_pick(0, 1u << problem_pick(1, 20)));
-		struct fa_cpu_cut_sequence sequence;
-		int64_t tiles = 0, parts = 0, group = params.heads / kv_heads;
-		struct fa_cpu_cut cut;
+		struct fa_cpu_tiling_sequence sequence;
+		int64_t tiles = 0, splits = 0, group = params.heads / kv_heads;
+		struct fa_cpu_tiling tiling;
 		size_t bytes;
 
 		for (size_t n = 0; isas[n] && problem_one_in(2); n++)
@@ -234,28 +234,28 @@ static void test_bounds(void **state)
 		bytes = fa_cpu_attention_workspace_bytes(isa, &params);
 		assert_true(bytes <= FA_CPU_WORKSPACE_BYTES_MAX);
 		most = bytes > most ? bytes : most;
-		fa_cpu_cut(isa, &params, &cut);
-		assert_int_equal(!cut.chunk, !bytes);
-		if (!cut.chunk)
+		fa_cpu_tiling_choose(isa, &params, &tiling);
+		assert_int_equal(!tiling.split_keys, !bytes);
+		if (!tiling.split_keys)
 			continue;
 		n_cut++;
-		assert_true(cut.chunk >= 1024 && cut.chunk % 256 == 0);
-		assert_int_equal(cut.heads > 0, params.seqlen_q * group <= FA_CPU_THIN_ROWS);
+		assert_true(tiling.split_keys >= 1024 && tiling.split_keys % 256 == 0);
+		assert_int_equal(tiling.heads > 0, params.seqlen_q * group <= FA_CPU_FEW_ROWS_MAX);
 		for (int32_t b = 0; b < params.batch; b++) {
-			int64_t heads = cut.heads > 0 ? cut.heads : 1;
+			int64_t heads = tiling.heads > 0 ? tiling.heads : 1;
 
-			fa_cpu_cut_sequence(&params, &cut, b, &sequence);
+			fa_cpu_tiling_sequence(&params, &tiling, b, &sequence);
 			for (int64_t block = 0; block < sequence.n_blocks; block++)
-				assert_true(sequence.n_parts * cut.chunk >=
-				            keys_of(&params, &cut, &sequence, block));
-			assert_true((sequence.n_parts - 1) * cut.chunk < sequence.n_k ||
-			            sequence.n_parts == 1);
+				assert_true(sequence.n_splits * tiling.split_keys >=
+				            keys_of(&params, &tiling, &sequence, block));
+			assert_true((sequence.n_splits - 1) * tiling.split_keys < sequence.n_k ||
+			            sequence.n_splits == 1);
 			tiles += sequence.n_blocks * ((kv_heads + heads - 1) / heads) *
-			         sequence.n_parts;
-			parts += sequence.n_blocks * kv_heads * sequence.n_parts;
+			         sequence.n_splits;
+			splits += sequence.n_blocks * kv_heads * sequence.n_splits;
 		}
 		assert_int_equal(fa_cpu_attention_tiles(isa, &params), tiles);
-		assert_true(parts < 64 + 2 * 32);
+		assert_true(splits < 64 + 2 * 32);
 	}
 	/* It was about something. */
 	assert_true(n_cut > 500 && most > FA_CPU_WORKSPACE_BYTES_MAX / 8);

@@ -1,37 +1,35 @@
 /*
- * Attention by few rows: how many blocks of threads, and which tiles they have. Blocks have equal
- * ranges of all parts' tiles. A block also has to end each part that it has tiles of, which takes
- * as long as a few tiles: where parts are short here and long there, each part is given so many
- * tiles more, without tokens, and ranges then take equally long.
+ * Decode: how many blocks of threads there are, and which key tiles each gets. Blocks get equal
+ * ranges of all tiles. Finishing a part takes as long as a few tiles: where the lengths of parts
+ * differ, each gets that many tiles more, without tokens, so that ranges take equally long.
  */
-#include "kernels/cuda/paged-plan-parts.h"
+#include "kernels/cuda/paged-plan-private.h"
 
-/* Blocks that share a part, about, where there is no kernel for more; and from how many on that is
- * the one, where there is. */
+/* The most blocks per part without a kernel that reduces in levels; with one, the number from which
+ * it is used. */
 #define SHARES_MAX 64
 #define SHARES_OF_LEVELS 33
 
-/* What one SM's share of an H200's memory brings while the end of a part takes 2.5 us, and where
- * pages hold codes, whose end three groups of warps have to come to; and the tiles that stand for
- * it at most. Too many cost 1 % each, too few seven times as much. Blocks of fewer than so many are
- * left as they are. */
+/* Bytes of keys that an SM loads while a part is finished (more for quantised pages), and the most
+ * tiles that may stand for it. Ranges shorter than RANGE_TILES_MIN stay as they are.
+ * docs/kernels.md has the measurements. */
 #define END_BYTES 88000
 #define END_BYTES_CODES 115000
 #define END_TILES_MAX 8
 #define RANGE_TILES_MIN 16
 
-/* Where a range of tiles ends, as items are gone through. */
+/* A cursor over items: where a range of tiles ends. */
 struct place {
 	const struct fa_cuda_paged_item *item;
-	uint32_t tile;         /* tiles before the item, with those of ends */
-	uint32_t parts, tiles; /* and parts, and tiles with tokens */
-	/* Of the tile behind the range that was looked for: */
+	uint32_t tile;         /* tiles of earlier items, with epilogues */
+	uint32_t parts, tiles; /* of earlier items: parts, and tiles with tokens */
+	/* For the tile after the range: */
 	uint32_t part;       /* its part, of all */
-	uint32_t before;     /* tiles with tokens before it */
-	uint32_t parts_done; /* parts that have tiles with tokens before it */
+	uint32_t before;     /* earlier tiles with tokens */
+	uint32_t parts_done; /* parts with tokens among those */
 };
 
-/* @tile: the range's last, not before the one that was looked for before. */
+/* @tile: the range's last; ascending from call to call. */
 static void find(struct place *place, uint32_t ends, uint32_t tile)
 {
 	uint32_t each = place->item->tiles + ends, part, in_part;
@@ -48,12 +46,12 @@ static void find(struct place *place, uint32_t ends, uint32_t tile)
 	place->part = place->parts + part + (in_part == each);
 	place->before = place->tiles + part * place->item->tiles +
 	                (in_part > ends ? in_part - ends : 0);
-	/* A range does not have the part of which it has nothing with tokens. */
+	/* A range does not finish a part of which it has no tokens. */
 	place->parts_done = place->parts + part + (in_part > ends);
 }
 
-/* Equal ranges for as few blocks as do not take longer: where all sequences are as long, they then
- * often begin with a part, and fewer parts are shared. */
+/* Equal ranges for the fewest blocks that take no longer: sequences of equal length then often
+ * begin with a range, and fewer parts are divided. */
 static void set_ranges(uint64_t tiles, uint32_t blocks, struct fa_cuda_paged_plan *plan)
 {
 	plan->decode_grid = fa_cuda_paged_ceil_div(tiles, fa_cuda_paged_ceil_div(tiles, blocks));
@@ -61,8 +59,8 @@ static void set_ranges(uint64_t tiles, uint32_t blocks, struct fa_cuda_paged_pla
 	plan->tiles_extra = (uint32_t)(tiles % plan->decode_grid);
 }
 
-/* How long the block takes that takes longest, in tiles; an end takes @end. @items do not have
- * plan->tiles_end yet. */
+/* Tiles of the slowest block; finishing a part takes @end. Before plan->epilogue_tiles is
+ * applied. */
 static uint32_t longest_of(const struct fa_cuda_paged_item *items,
                            const struct fa_cuda_paged_plan *plan, uint32_t end)
 {
@@ -74,15 +72,15 @@ static uint32_t longest_of(const struct fa_cuda_paged_item *items,
 		uint32_t cost;
 
 		at += plan->tiles_each + (block < plan->tiles_extra);
-		find(&place, plan->tiles_end, at - 1);
+		find(&place, plan->epilogue_tiles, at - 1);
 		cost = place.before - before + (place.parts_done - part) * end;
 		longest = cost > longest ? cost : longest;
 	}
 	return longest;
 }
 
-uint32_t fa_cuda_paged_end_tiles(const struct fa_cuda_chip *chip,
-                                 const struct fa_paged_cache *cache)
+uint32_t fa_cuda_paged_epilogue_tiles(const struct fa_cuda_chip *chip,
+                                      const struct fa_paged_cache *cache)
 {
 	const uint32_t tile = (uint32_t)((cache->head_dim + cache->head_dim_v) *
 	                                 fa_cuda_paged_stored_bytes(cache)) *
@@ -90,15 +88,15 @@ uint32_t fa_cuda_paged_end_tiles(const struct fa_cuda_chip *chip,
 	const uint32_t bytes = cache->store == FA_PAGED_PLAIN ? END_BYTES : END_BYTES_CODES;
 	const uint32_t end = (bytes + tile / 2) / tile;
 
-	/* Nobody has measured others. */
+	/* Measured on compute capability 9.0 only. */
 	if (chip->arch != 90)
 		return 0;
 	return end < END_TILES_MAX ? end : END_TILES_MAX;
 }
 
-bool fa_cuda_paged_divide(const struct fa_cuda_chip *chip, uint32_t end,
-                          struct fa_cuda_paged_item *items, uint32_t n,
-                          struct fa_cuda_paged_plan *plan, uint32_t *block_items)
+bool fa_cuda_paged_partition(const struct fa_cuda_chip *chip, uint32_t end,
+                             struct fa_cuda_paged_item *items, uint32_t n,
+                             struct fa_cuda_paged_plan *plan, uint32_t *block_items)
 {
 	uint64_t tiles = 0, parts = 0;
 	uint32_t blocks = (chip->sms > 0 ? (uint32_t)chip->sms : 1) *
@@ -115,27 +113,26 @@ bool fa_cuda_paged_divide(const struct fa_cuda_chip *chip, uint32_t end,
 	}
 	if (blocks > FA_CUDA_PAGED_BLOCKS)
 		blocks = FA_CUDA_PAGED_BLOCKS;
-	/* One block adds up all shares of a part: more than these take longer to add up than
-	 * they save. */
+	/* One block reduces all partial results of a part; more take longer than they save. */
 	if (!levels && parts * SHARES_MAX < blocks)
 		blocks = (uint32_t)parts * SHARES_MAX;
 	set_ranges(tiles, blocks, plan);
 	if (end > 0 && !alike && plan->tiles_each >= RANGE_TILES_MIN &&
 	    tiles + parts * end <= INT32_MAX) {
 		longest = longest_of(items, plan, end);
-		plan->tiles_end = end;
+		plan->epilogue_tiles = end;
 		set_ranges(tiles + parts * end, blocks, plan);
 		if (longest_of(items, plan, end) >= longest) {
-			plan->tiles_end = 0;
+			plan->epilogue_tiles = 0;
 			set_ranges(tiles, blocks, plan);
 		}
 	}
 	if (levels && most > (SHARES_OF_LEVELS - 1) * (plan->tiles_each + (plan->tiles_extra > 0)))
 		plan->decode = levels;
 	parts = 0;
-	for (uint32_t i = 0; i < n && plan->tiles_end > 0; i++) {
-		items[i].tile += (uint32_t)parts * plan->tiles_end;
-		items[i].tiles += plan->tiles_end;
+	for (uint32_t i = 0; i < n && plan->epilogue_tiles > 0; i++) {
+		items[i].tile += (uint32_t)parts * plan->epilogue_tiles;
+		items[i].tiles += plan->epilogue_tiles;
 		parts += items[i].parts;
 	}
 	for (uint32_t block = 0; block < plan->decode_grid; block++) {

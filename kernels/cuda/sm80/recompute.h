@@ -1,24 +1,24 @@
 /*
- * The second walk over a block's keys, which isolates rows from what they do not see
- * (product.h). It is taken only by blocks that met an infinity or NaN, so it is plain
- * and small: one buffer, one piece of 16 keys at a time, nothing in flight. All that is
- * not a result is asked anew where it is used, to leave the registers to O.
+ * The second pass over a block's keys, for blocks that met an infinity or NaN: it keeps rows
+ * unchanged by keys that they do not see (warp_product.h). Rare, so plain and small: one buffer, 16
+ * keys at a time, nothing in flight. Everything but the results is computed where it is used, which
+ * leaves the registers to O.
  */
 #pragma once
 
 #include "kernels/cuda/common/args.h"
 #include "kernels/cuda/common/swizzle.h"
+#include "kernels/cuda/common/warp_pair.h"
+#include "kernels/cuda/common/warp_product.h"
+#include "kernels/cuda/common/warp_softmax.h"
 #include "kernels/cuda/common/work.h"
 #include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/sm80/config.h"
-#include "kernels/cuda/sm80/pair.h"
-#include "kernels/cuda/sm80/product.h"
-#include "kernels/cuda/sm80/softmax.h"
 
 #include <stdint.h>
 
-/* Copies ROWS rows of D elements, through registers; rows that are not there and what is
- * past @width elements become zero. */
+/* Copies ROWS rows of D elements through registers; missing rows, and columns past @width, become
+ * zero. */
 template <int ROWS, int D, int THREADS, class FROM>
 __device__ __forceinline__ void fa_sm80_copy(uint32_t tile, const FROM &rows, int32_t width)
 {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void fa_sm80_copy(uint32_t tile, const FROM &rows, in
 	}
 }
 
-/* The tile of K and V from @key on, into @kv. */
+/* Copies the tile of K and V from @key on to @kv. */
 template <class C>
 __device__ __forceinline__ void fa_sm80_copy_kv(const typename C::SOURCE::ARGS &given, uint32_t kv,
                                                 int32_t key)
@@ -51,21 +51,21 @@ __device__ __forceinline__ void fa_sm80_copy_kv(const typename C::SOURCE::ARGS &
 	                                            args.head_dim_v - work.slice * C::DIM_V);
 }
 
-/* The warp's 16 keys from @first on of the tile that begins at @key. */
+/* Computes the warp's 16 keys from @first on of the tile at @key. */
 template <class C>
-__device__ __forceinline__ void fa_sm80_piece(struct fa_sm80_rows<C> &rows,
-                                              const typename C::SOURCE::ARGS &given,
-                                              uint32_t q_tile, int32_t key, int32_t first)
+__device__ __forceinline__ void fa_sm80_recompute_keys(struct fa_warp_rows<C> &rows,
+                                                       const typename C::SOURCE::ARGS &given,
+                                                       uint32_t q_tile, int32_t key, int32_t first)
 {
 	const struct fa_cuda_attention &args = C::SOURCE::attention(given);
 	const typename C::SOURCE::WORK work = C::SOURCE::work(given, C::ROWS);
 	const uint32_t kv = q_tile + C::Q_BYTES; /* K, then V */
 	const uint32_t thread = fa_thread_index(), warp = thread / 32, lane = thread % 32;
 	const int32_t warp_row = warp / C::SPLIT * C::WARP_ROWS;
-	const struct fa_sm80_pair<C> pair(kv + C::STAGES * (C::K_BYTES + C::V_BYTES), warp);
+	const struct fa_warp_pair<C> pair(kv + C::STAGES * (C::K_BYTES + C::V_BYTES), warp);
 	const typename C::LOGITS logits(args, work.head);
 	const int32_t lane_key = key + first + (int32_t)(pair.half * C::WARP_KEYS + lane % 4 * 2);
-	const struct fa_sm80_sight<C> sight = {
+	const struct fa_warp_visibility<C> sight = {
 		.key = lane_key - (int32_t)(work.row + warp_row + work.diagonal + lane / 4),
 		.start = C::SOURCE::start(work) - lane_key, .rest = work.n_k - lane_key,
 		.left = args.window_left, .right = args.window_right,
@@ -79,22 +79,22 @@ __device__ __forceinline__ void fa_sm80_piece(struct fa_sm80_rows<C> &rows,
 	                                                pair.half * 4 + lane / 16);
 	float dots[C::ATOMS][2][4];
 
-	fa_sm80_dots<C, 1>(dots, q, k);
+	fa_warp_dots<C, 1>(dots, q, k);
 	logits.apply(dots, sight.key);
-	fa_sm80_mask<C>(dots, sight);
-	fa_sm80_raise<C>(rows, dots, logits.factor(), pair);
-	fa_sm80_accumulate<C, true>(rows, dots, logits.factor(), v, pair, sight);
+	fa_warp_mask<C>(dots, sight);
+	fa_warp_raise_max<C>(rows, dots, logits.factor(), pair);
+	fa_warp_accumulate<C, true>(rows, dots, logits.factor(), v, pair, sight);
 }
 
-/* As fa_sm80_walk(). Nobody may be reading shared memory any more. */
+/* As fa_sm80_mainloop(). Shared memory must be free. */
 template <class C>
-__device__ __forceinline__ void fa_sm80_walk_isolated(struct fa_sm80_rows<C> &rows,
-                                                      const typename C::SOURCE::ARGS &given,
-                                                      uint32_t q_tile)
+__device__ __forceinline__ void fa_sm80_recompute(struct fa_warp_rows<C> &rows,
+                                                  const typename C::SOURCE::ARGS &given,
+                                                  uint32_t q_tile)
 {
 	int32_t key, begin;
 
-	fa_sm80_clear<C>(rows);
+	fa_warp_clear<C>(rows);
 	{
 		const struct fa_cuda_attention &args = C::SOURCE::attention(given);
 		const typename C::SOURCE::WORK work = C::SOURCE::work(given, C::ROWS);
@@ -113,12 +113,12 @@ __device__ __forceinline__ void fa_sm80_walk_isolated(struct fa_sm80_rows<C> &ro
 
 #pragma unroll 1
 	for (; key >= 0 && key + C::KEYS > begin; key -= C::KEYS) {
-		__syncthreads(); /* all threads: the tile before is not read any more */
+		__syncthreads(); /* all threads: the previous tile is free */
 		fa_sm80_copy_kv<C>(given, q_tile + C::Q_BYTES, key);
-		__syncthreads(); /* all threads: this one is whole */
+		__syncthreads(); /* all threads: this tile is written */
 #pragma unroll 1
 		for (int32_t first = 0; first < C::WARP_KEYS; first += 16)
-			fa_sm80_piece<C>(rows, given, q_tile, key, first);
+			fa_sm80_recompute_keys<C>(rows, given, q_tile, key, first);
 	}
-	__syncthreads(); /* all threads: also where there was no key */
+	__syncthreads(); /* all threads: also if there was no key */
 }

@@ -1,32 +1,28 @@
 /*
- * One tile of attention for few query rows, as in decoding: lanes are dims. Compiled once
- * for every instruction set; pure functions of a job and its scratch, any thread.
+ * One tile of attention for few query rows, as in decoding: lanes are dims. Compiled once for every
+ * instruction set; pure functions of a job and its scratch, any thread.
  *
- * With so few rows each element of K and V is used only a few times, so the kernel's time
- * is memory's: K and V are read where they lie, once, converted on the way. A token's
- * heads mostly lie side by side, and memory is much faster in its own order than
- * in that of one head; so a tile may hold several KV heads. It goes through the keys in
- * rounds, a round head by head, and asks for the next round token by token meanwhile.
+ * Memory bandwidth bounds this kernel, so K and V are read once, in place, and converted on the
+ * way. A token's heads mostly lie side by side, and memory is fastest in its own order, so a tile
+ * may hold several KV heads: it computes a round of keys head by head and meanwhile prefetches the
+ * next round token by token. A round ends where its page does.
  *
- * Where K and V lie in pages, a round ends where its page does.
- *
- * Scores are sums over lanes; softmax runs along keys, a row at a time; the accumulators
- * of a row's output are vectors again. Rows whose view of a round is partial are
- * accumulated alone, each over just the keys that it sees, so that no others' V can
- * matter to it.
+ * Scores are sums over lanes; softmax runs along the keys of a row. Where some row does not see all
+ * keys of a round, each row is accumulated alone over the keys that it sees, so that V of hidden
+ * keys has no effect.
  */
-#include "kernels/cpu/row.h"
+#include "kernels/cpu/isa-symbols.h"
 #include "kernels/cpu/score.h"
 
-#define ROWS FA_CPU_THIN_ROWS
-#define HEADS FA_CPU_THIN_HEADS
-#define ROUND_KEYS 32 /* of so many heads twice, this and the next round fit the second cache */
+#define ROWS FA_CPU_FEW_ROWS_MAX
+#define HEADS FA_CPU_TILE_HEADS_MAX
+#define ROUND_KEYS 32 /* this round and the next, of HEADS heads, fit the second-level cache */
 #define CHUNK_KEYS 8
 #define LINE_BYTES 64
 
-/* A KV head's rows. */
+/* The rows of a KV head. */
 struct state {
-	float q[ROWS][FA_ATTENTION_HEAD_DIM_MAX + 16];   /* fp32; zeros up to a whole vector */
+	float q[ROWS][FA_ATTENTION_HEAD_DIM_MAX + 16];   /* fp32; zero-padded to a whole vector */
 	float o[ROWS][FA_ATTENTION_HEAD_DIM_V_MAX + 16]; /* likewise */
 	float s[ROWS][ROUND_KEYS];                       /* scores, then weights */
 	float highest[ROWS], sum[ROWS], rescale[ROWS];
@@ -34,20 +30,20 @@ struct state {
 
 struct scratch {
 	struct state states[HEADS];
-	struct fa_cpu_job jobs[HEADS]; /* the tile's job, each for one KV head */
+	struct fa_cpu_job jobs[HEADS]; /* the tile's job, split by KV head */
 };
 
 _Static_assert(sizeof(struct scratch) <= 768u << 10, "less than any wide kernel's");
 
-/* A round, as the rows see it: keys relative to its first. */
+/* A round; keys are relative to its first. */
 struct round {
-	int64_t key;                 /* its first, in the sequence */
-	const char *next_k, *next_v; /* of the first key of the following one */
+	int64_t key;                 /* the first, in the sequence */
+	const char *next_k, *next_v; /* first key of the next round */
 	int32_t end;                 /* keys [0, end) are seen by some row */
-	int32_t next;                /* so many keys the following round has */
+	int32_t next;                /* keys of the next round */
 	int32_t low[ROWS], high[ROWS];
-	int32_t n_steps, step; /* chunks of all heads, and how many of them are begun */
-	bool tree;             /* has keys that rows see by their masks */
+	int32_t n_steps, step; /* prefetch steps: in all, and started */
+	bool tree;             /* has keys that masks may hide */
 };
 
 VEC_INLINE void prefetch_row(const char *row, int32_t bytes)
@@ -56,7 +52,7 @@ VEC_INLINE void prefetch_row(const char *row, int32_t bytes)
 		__builtin_prefetch(row + at, 0, 2);
 }
 
-/* Asks for a step's share of the next round, in the order in which memory has it. */
+/* Prefetches one step's share of the next round, in memory order. */
 VEC_INLINE void prefetch_share(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
                                struct round *round)
 {
@@ -123,7 +119,7 @@ VEC_INLINE void products(enum fa_attention_dtype dtype, const int rows, const in
 	}
 }
 
-/* All rows' products with keys [key, key + keys), rows four at a time where there are. */
+/* Products of all rows with keys [key, key + keys), four rows at a time where possible. */
 VEC_INLINE void products_of_rows(enum fa_attention_dtype dtype, const int keys,
                                  const struct fa_cpu_job *job, struct state *state, const char *k,
                                  int32_t key)
@@ -161,7 +157,7 @@ VEC_INLINE void round_products(enum fa_attention_dtype dtype, const struct fa_cp
 		products_of_rows(dtype, 1, job, state, k + key * job->k_stride, key);
 }
 
-/* Where the keys from the round's @first on stand, relative to the round. */
+/* Positions of the round's keys from @first on, relative to the round. */
 static vec tree_positions(const struct fa_cpu_job *job, const struct round *round, int32_t first)
 {
 	float positions[VEC_LANES];
@@ -174,7 +170,7 @@ static vec tree_positions(const struct fa_cpu_job *job, const struct round *roun
 	return vec_load(positions);
 }
 
-/* Scores and weights of one row; those of keys it does not see become 0. */
+/* Scores and weights of one row; hidden keys get weight 0. */
 static void row_softmax(const struct fa_cpu_job *job, const struct score_map *map,
                         struct state *state, const struct round *round, int32_t row)
 {
@@ -232,7 +228,8 @@ static void row_softmax(const struct fa_cpu_job *job, const struct score_map *ma
 	state->sum[row] = state->sum[row] * lanes[0] + vec_sum(sum);
 }
 
-/* @vectors vectors of the output from dim @c on, of @rows rows, over keys [first, end). */
+/* Accumulates @vectors vectors of the output from dim @c on, of @rows rows, over keys [first,
+ * end). */
 VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int vectors,
                        const int lanes, const struct fa_cpu_job *job, struct state *state,
                        int32_t row, int32_t c, const char *v, int32_t first, int32_t end)
@@ -270,7 +267,7 @@ VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int rows,
                                const struct fa_cpu_job *job, struct state *state, int32_t row,
                                const char *v, int32_t first, int32_t end)
 {
-	const int vectors = VEC_THIN_ACCUMULATORS / rows < 8 ? VEC_THIN_ACCUMULATORS / rows : 8;
+	const int vectors = VEC_ACCUMULATORS / rows < 8 ? VEC_ACCUMULATORS / rows : 8;
 	int32_t c = 0;
 
 	for (; c + vectors * VEC_LANES <= job->head_dim_v; c += vectors * VEC_LANES)
@@ -281,7 +278,7 @@ VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int rows,
 		values(dtype, rows, 1, 8, job, state, row, c, v, first, end);
 }
 
-/* One row over each run of keys that it sees. */
+/* Accumulates one row over each run of keys that it sees. */
 VEC_INLINE void values_of_tree_row(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
                                    struct state *state, const struct round *round, int32_t row,
                                    const char *v)
@@ -365,7 +362,7 @@ static void job_of_head(const struct fa_cpu_job *tile, int32_t h, struct fa_cpu_
 		ret_job->partial += h * tile->rows * fa_cpu_partial_floats(tile);
 }
 
-/* The first round is short if it must be, so that others start at multiples. */
+/* The first round may be short, so that all others start at multiples of ROUND_KEYS. */
 static int64_t round_end(const struct fa_cpu_job *tile, int64_t key, int64_t end)
 {
 	int64_t next = (key / ROUND_KEYS + 1) * ROUND_KEYS, page_end = score_page_end(tile, key);
@@ -374,8 +371,8 @@ static int64_t round_end(const struct fa_cpu_job *tile, int64_t key, int64_t end
 	return next < end ? next : end;
 }
 
-VEC_INLINE void thin(enum fa_attention_dtype dtype, const struct fa_cpu_job *tile,
-                     struct scratch *scratch)
+VEC_INLINE void few_rows(enum fa_attention_dtype dtype, const struct fa_cpu_job *tile,
+                         struct scratch *scratch)
 {
 	int64_t begin = score_low_of(tile, tile->row, tile->row + tile->rows - 1);
 	int64_t end = score_high_of(tile, tile->row, tile->row + tile->rows - 1);
@@ -430,17 +427,17 @@ VEC_INLINE void thin(enum fa_attention_dtype dtype, const struct fa_cpu_job *til
 	}
 }
 
-void FA_CPU_THIN(const struct fa_cpu_job *job, void *scratch)
+void FA_CPU_FEW_ROWS(const struct fa_cpu_job *job, void *scratch)
 {
 	switch (job->dtype) {
 	case FA_ATTENTION_F32:
-		thin(FA_ATTENTION_F32, job, scratch);
+		few_rows(FA_ATTENTION_F32, job, scratch);
 		break;
 	case FA_ATTENTION_F16:
-		thin(FA_ATTENTION_F16, job, scratch);
+		few_rows(FA_ATTENTION_F16, job, scratch);
 		break;
 	case FA_ATTENTION_BF16:
-		thin(FA_ATTENTION_BF16, job, scratch);
+		few_rows(FA_ATTENTION_BF16, job, scratch);
 		break;
 	}
 }

@@ -1,5 +1,5 @@
 /*
- * Which sequences of a step begin with the same pages, and are to read them once.
+ * Finds sequences of a step that begin with the same pages, which are then read once.
  */
 #pragma once
 
@@ -13,8 +13,8 @@
 struct fa_cuda_paged_group {
 	uint32_t end; /* tokens before it are shared */
 	uint32_t n_sequences;
-	uint32_t n_tokens; /* new ones, of all its sequences */
-	uint32_t tails;    /* row blocks, of all its sequences */
+	uint32_t n_tokens; /* new tokens of all its sequences */
+	uint32_t suffixes; /* row blocks of all its sequences */
 	uint32_t any;      /* one of its sequences */
 };
 
@@ -25,13 +25,10 @@ struct fa_cuda_paged_groups {
 	void *memory;                       /* of both */
 };
 
-/*
- * Groups those of @p's sequences that are @candidates, [batch], where that saves more than it
- * costs. @rows: of a KV head, that the kernel takes at a time; @parts: KV heads and slices of
- * V; @blocks: that run at once; @end: fa_cuda_paged_end_tiles(). All rows of a group see all of
- * what is shared. No groups: the step's table is not in the host's memory, they would not pay, or
- * there is no memory. To be freed.
- */
+/* Groups the @candidates, [batch], of @p where that saves more than it costs. @rows: of a KV head,
+ * per pass of the kernel; @parts: KV heads times slices of V; @blocks: that run concurrently; @end:
+ * fa_cuda_paged_epilogue_tiles(). All rows of a group see all shared tokens. Returns no groups if
+ * the step has no host_table, if they would not pay, or if memory is short. */
 void fa_cuda_paged_groups_find(const struct fa_paged_attention *p, const bool *candidates,
                                uint32_t rows, uint32_t parts, uint32_t blocks, uint32_t end,
                                struct fa_cuda_paged_groups *ret_groups);

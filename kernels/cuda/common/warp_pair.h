@@ -1,23 +1,22 @@
 /*
- * Pairs of warps that share their rows (SPLIT 2): who they are, and what they tell each
- * other. With SPLIT 1 a warp is half 0 of nothing, and none of this is called.
+ * Pairs of warps that share rows (SPLIT 2), and their exchange through shared memory. With SPLIT 1
+ * a warp is half 0, and nothing is exchanged.
  */
 #pragma once
 
 #include "kernels/cuda/ptx/barrier.h"
 #include "kernels/cuda/ptx/memory.h"
-#include "kernels/cuda/sm80/config.h"
 
 #include <stdint.h>
 
-/* A warp's place in its pair. Of V's columns, in groups of eight chunks, half 0 has
- * chunks 0 to 3 and half 1 chunks 4 to 7. */
-template <class C> struct fa_sm80_pair {
-	uint32_t barrier;      /* its name */
+/* A warp's role in its pair. Of V's columns, in groups of eight chunks, half 0 has chunks 0 to 3
+ * and half 1 chunks 4 to 7. */
+template <class C> struct fa_warp_pair {
+	uint32_t barrier;      /* named barrier */
 	uint32_t half;         /* 0 or 1 */
 	uint32_t mine, others; /* shared memory of this warp and of the other: P, then rows */
 
-	__device__ __forceinline__ fa_sm80_pair(uint32_t shared, uint32_t warp)
+	__device__ __forceinline__ fa_warp_pair(uint32_t shared, uint32_t warp)
 	{
 		constexpr uint32_t bytes = C::P_BYTES + C::ROW_BYTES;
 
@@ -27,14 +26,14 @@ template <class C> struct fa_sm80_pair {
 		others = shared + (warp ^ 1) * bytes;
 	}
 
-	/* The chunk that O's fragment @j of 8 columns is, less 4 * half. */
+	/* The chunk of O's fragment @j of 8 columns, minus 4 * half. */
 	static __device__ __forceinline__ int chunk(int j)
 	{
 		return C::SPLIT > 1 ? j / 4 * 8 + j % 4 : j;
 	}
 
-	/* Gives a value of each of the thread's rows, the same in all threads of a quad,
-	 * to the other warp and gets the other's. */
+	/* Exchanges one value of each of the thread's rows with the other warp; the value is
+	 * uniform in a quad. */
 	__device__ __forceinline__ void swap_rows(float (&ret_others)[2 * C::ATOMS],
 	                                          const float (&values)[2 * C::ATOMS]) const
 	{

@@ -1,40 +1,39 @@
-#include "kernels/cuda/paged-plan-share.h"
-#include "kernels/cuda/paged-plan-parts.h"
+#include "kernels/cuda/paged-plan-prefix.h"
+#include "kernels/cuda/paged-plan-private.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* What it costs to put a row block's two results together, and to have shares at all, of each
- * block of threads: in ends of parts, and in tiles where nobody knows how long an end takes.
- * On an H200 16 sequences of 4k tokens that share 2k take 79 us so and 69 apart, 64 of 9k that
- * share 8k 157 and 537 (bf16, 32 and 8 heads of 128). */
+/* Costs of a prefix: to combine two results of a row block, and, per block of threads, to have
+ * partial results at all; in epilogues, or in tiles where an epilogue's cost is unknown.
+ * docs/kernels.md has the measurements. */
 #define MERGE_ENDS 1
 #define MERGE_TILES 2
 #define BLOCK_ENDS 9
 #define BLOCK_TILES 3
 
-/* Rows for which a tile is computed at a time: what a warp has of a part. */
+/* Rows per pass over a tile. */
 #define PASS_ROWS 32
 
-/* Sequences part so often before they are taken for all different. */
+/* The most times that a group may be subdivided. */
 #define LEVELS_MAX 32
 
 struct member {
-	const uint32_t *pages; /* of the first token that is there on */
-	uint32_t n_pages;      /* that hold no new token */
+	const uint32_t *pages; /* from the first existing token on */
+	uint32_t n_pages;      /* without new tokens */
 	uint32_t b, first;
 	uint32_t n_new, rows, row_blocks;
-	uint32_t cut;   /* pages that its group has in common */
-	uint32_t group; /* a number that others of it have, or NO_GROUP */
+	uint32_t cut;   /* pages that its group shares */
+	uint32_t group; /* its group, or FA_CUDA_PAGED_NO_GROUP */
 };
 
 struct search {
 	struct member *members;
-	uint64_t *keys, *spare; /* as many of each; spare: for sort() */
+	uint64_t *keys, *spare; /* spare: for sort() */
 	uint32_t *order;
 	uint32_t page_tokens, rows;
 	uint32_t merge_tiles;
-	uint32_t groups; /* numbers that were given */
+	uint32_t groups; /* numbers in use */
 };
 
 static struct member *member_at(const struct search *search, uint32_t i)
@@ -42,7 +41,7 @@ static struct member *member_at(const struct search *search, uint32_t i)
 	return &search->members[search->order[i]];
 }
 
-/* How many pages members [low, high) have in common, which are at least @depth. */
+/* Pages that members [low, high) share; at least @depth. */
 static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t high,
                              uint32_t depth)
 {
@@ -54,7 +53,7 @@ static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t
 		uint32_t at = depth;
 
 		common = other->n_pages < common ? other->n_pages : common;
-		/* Mostly none is shorter in common than those before it. */
+		/* Usually all share what the earlier ones do. */
 		if (memcmp(one->pages + at, other->pages + at,
 		           (common - at) * sizeof(one->pages[0])) == 0)
 			continue;
@@ -68,13 +67,13 @@ static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t
 	return common;
 }
 
-/* Tiles of one KV head that need not be read if those of members [low, high) that are in no
- * group share so many pages. */
+/* Tiles of one KV head that are saved if the ungrouped members of [low, high) (or @all) share
+ * @pages. */
 static int64_t gain_of(const struct search *search, uint32_t low, uint32_t high, uint32_t pages,
                        bool all)
 {
 	const uint32_t pass = search->rows < PASS_ROWS ? search->rows : PASS_ROWS;
-	/* They have dropped as many tokens. */
+	/* All have dropped the same number of tokens. */
 	const int64_t tokens = (int64_t)pages * search->page_tokens -
 	                       member_at(search, low)->first % search->page_tokens;
 	uint64_t rows = 0, passes = 0;
@@ -105,8 +104,8 @@ static void make_group(struct search *search, uint32_t low, uint32_t high, uint3
 	search->groups++;
 }
 
-/* Merges keys [0, middle) and [middle, end), both in order. Which of two comes first cannot be
- * foreseen, so that is computed and not branched on. */
+/* Merges the sorted keys [0, middle) and [middle, end). Branch-free, as the order is
+ * unpredictable. */
 static void merge(const uint64_t *keys, size_t middle, size_t end, uint64_t *ret_keys)
 {
 	size_t a = 0, b = middle;
@@ -125,7 +124,7 @@ static void merge(const uint64_t *keys, size_t middle, size_t end, uint64_t *ret
 		*ret_keys++ = keys[b++];
 }
 
-/* Puts members [low, high) in the order of what was filled in as their keys. */
+/* Sorts members [low, high) by their keys. */
 static void sort(struct search *search, uint32_t low, uint32_t high)
 {
 	const size_t n = high - low;
@@ -151,8 +150,8 @@ static void sort(struct search *search, uint32_t low, uint32_t high)
 		search->order[i] = (uint32_t)search->keys[i];
 }
 
-/* Groups members [low, high), two at least that have @depth pages in common and dropped as many
- * tokens, as saves most. Returns what it saves, in tiles of one KV head. */
+/* Groups members [low, high), which share @depth pages and dropped the same tokens, so as to save
+ * the most. Returns the tiles of one KV head that are saved. */
 static int64_t choose(struct search *search, uint32_t low, uint32_t high, uint32_t depth,
                       unsigned int level)
 {
@@ -175,8 +174,7 @@ static int64_t choose(struct search *search, uint32_t low, uint32_t high, uint32
 		for (end = i + 1; end < high; end++)
 			if (search->keys[end] >> 32 != search->keys[i] >> 32)
 				break;
-		/* Those that all remain have nothing more in common than a number that a page may
-		 * have, which no page has here. */
+		/* Otherwise they only share the key of members without further pages. */
 		if (pages < member->n_pages && end - i > 1 && end - i < high - low)
 			apart += choose(search, i, end, pages, level + 1);
 	}
@@ -194,7 +192,7 @@ static int64_t choose(struct search *search, uint32_t low, uint32_t high, uint32
 	return apart;
 }
 
-/* All rows of sequence @b see all tokens before its new ones. */
+/* All rows of sequence @b see all tokens before the new ones. */
 static bool sees_all(const struct fa_paged_attention *p, uint32_t length, uint32_t first)
 {
 	return p->window_left < 0 || (int64_t)length - 1 - p->window_left <= (int64_t)first;
@@ -232,10 +230,10 @@ static uint32_t find_members(const struct fa_paged_attention *p, const bool *can
 	return n;
 }
 
-/* Groups that nobody left become numbers without gaps. */
+/* Numbers the groups that kept members without gaps. */
 static void fill(const struct search *search, uint32_t n, struct fa_cuda_paged_groups *groups)
 {
-	uint32_t *numbers = search->order; /* of no more use */
+	uint32_t *numbers = search->order; /* no longer needed */
 
 	for (uint32_t i = 0; i < search->groups; i++)
 		numbers[i] = FA_CUDA_PAGED_NO_GROUP;
@@ -256,7 +254,7 @@ static void fill(const struct search *search, uint32_t n, struct fa_cuda_paged_g
 		group = &groups->groups[numbers[member->group]];
 		group->n_sequences++;
 		group->n_tokens += member->n_new;
-		group->tails += member->row_blocks;
+		group->suffixes += member->row_blocks;
 		groups->group_of[member->b] = numbers[member->group];
 	}
 }
@@ -278,7 +276,7 @@ void fa_cuda_paged_groups_find(const struct fa_paged_attention *p, const bool *c
 	char *memory;
 
 	*ret_groups = groups;
-	/* ALiBi wants to know where rows are, which each sequence's are elsewhere. */
+	/* ALiBi needs positions, which differ between sequences. */
 	if (!p->step->host_table || p->alibi_slopes)
 		return;
 	memory = malloc(batch * (sizeof(*search.members) + 2 * sizeof(*search.keys) +
@@ -289,7 +287,7 @@ void fa_cuda_paged_groups_find(const struct fa_paged_attention *p, const bool *c
 	search.keys = (void *)(search.members + batch);
 	search.spare = search.keys + batch;
 	groups.groups = (void *)(search.spare + batch);
-	/* A group has two members at least, but is chosen anew on every level. */
+	/* As many as members, because groups are chosen again on every level. */
 	search.order = (void *)(groups.groups + batch);
 	groups.group_of = search.order + batch;
 	groups.memory = memory;

@@ -1,26 +1,24 @@
 /*
- * The two products: dot products of Q and K, and O += P V.
+ * The two products of a warp: Q K^T, and O += P V.
  *
- * A row that does not see a key has p = 0 for it, but 0 times an infinity or a NaN in V
- * is NaN. Products that isolate rows from that cut V in two: its finite elements are
- * multiplied as ever; for the others, the rows that see the key get +inf, -inf, or for
- * NaN both, as products of the largest bf16 with itself, and the rest 0.
+ * A hidden key has p = 0, but 0 times an infinity or a NaN in V is NaN. Products with ISOLATE split
+ * V: finite elements are multiplied as usual; for the others, rows that see the key get +inf, -inf
+ * or, for NaN, both, as products of the largest bf16 with itself, and other rows get 0.
  */
 #pragma once
 
 #include "kernels/cuda/common/swizzle.h"
+#include "kernels/cuda/common/warp_pair.h"
+#include "kernels/cuda/common/warp_softmax.h"
 #include "kernels/cuda/ptx/ldmatrix.h"
 #include "kernels/cuda/ptx/mma.h"
-#include "kernels/cuda/sm80/config.h"
-#include "kernels/cuda/sm80/pair.h"
-#include "kernels/cuda/sm80/softmax.h"
 
 #include <stdint.h>
 
-/* dots = Q K^T for a warp's rows and one tile. @q and @k: this lane's ldmatrix
- * addresses of the first fragments. UNROLL: of the steps of 16 columns. */
+/* dots = Q K^T for a warp's rows and one tile. @q and @k: this lane's ldmatrix addresses of the
+ * first fragments. UNROLL: steps of 16 columns. */
 template <class C, int UNROLL, int TILES>
-__device__ __forceinline__ void fa_sm80_dots(float (&dots)[C::ATOMS][TILES][4], uint32_t q,
+__device__ __forceinline__ void fa_warp_dots(float (&dots)[C::ATOMS][TILES][4], uint32_t q,
                                              uint32_t k)
 {
 #pragma unroll
@@ -56,11 +54,11 @@ __device__ __forceinline__ void fa_sm80_dots(float (&dots)[C::ATOMS][TILES][4], 
 	}
 }
 
-/* What of two packed elements of V is finite, and +- the largest bf16 for the rest. */
-template <class T> struct fa_sm80_parts {
+/* Two packed elements of V: the finite ones, and +- the largest bf16 for the rest. */
+template <class T> struct fa_warp_v_split {
 	uint32_t finite, plus, minus;
 
-	__device__ __forceinline__ fa_sm80_parts(uint32_t word)
+	__device__ __forceinline__ fa_warp_v_split(uint32_t word)
 	{
 		constexpr uint32_t infinity = fa_infinity<T>(), carry = 0x8000 - infinity;
 		const uint32_t magnitude = word & 0x7fff7fff;
@@ -74,11 +72,11 @@ template <class T> struct fa_sm80_parts {
 	}
 };
 
-/* For 16 keys from @offset on, where P's fragment has its elements: the largest bf16
- * where the row sees the key, else 0. */
+/* For 16 keys from @offset on, laid out as P's fragment: the largest bf16 where the row sees the
+ * key, else 0. */
 template <class C, class SIGHT>
-__device__ __forceinline__ void fa_sm80_seen(uint32_t (&ret_seen)[C::ATOMS][4], const SIGHT &sight,
-                                             int offset)
+__device__ __forceinline__ void fa_warp_visible(uint32_t (&ret_seen)[C::ATOMS][4],
+                                                const SIGHT &sight, int offset)
 {
 #pragma unroll
 	for (int a = 0; a < C::ATOMS; a++)
@@ -90,10 +88,10 @@ __device__ __forceinline__ void fa_sm80_seen(uint32_t (&ret_seen)[C::ATOMS][4], 
 			                                                           : 0);
 }
 
-/* O += P V for 16 keys, the keys from @offset of @sight on. @v: this lane's ldmatrix
- * address of the keys' first fragment. A SIGHT is fa_sm80_sight or like it. */
+/* O += P V for 16 keys from @offset of @sight on. @v: this lane's ldmatrix address of their first
+ * fragment. SIGHT is fa_warp_visibility or similar. */
 template <class C, bool ISOLATE, class SIGHT>
-__device__ __forceinline__ void fa_sm80_product(struct fa_sm80_rows<C> &rows,
+__device__ __forceinline__ void fa_warp_product(struct fa_warp_rows<C> &rows,
                                                 const uint32_t (&p)[C::ATOMS][4], uint32_t v,
                                                 const SIGHT &sight, int offset)
 {
@@ -101,13 +99,13 @@ __device__ __forceinline__ void fa_sm80_product(struct fa_sm80_rows<C> &rows,
 	uint32_t seen[C::ATOMS][4];
 
 	if (ISOLATE)
-		fa_sm80_seen<C>(seen, sight, offset);
+		fa_warp_visible<C>(seen, sight, offset);
 #pragma unroll
 	for (int j = 0; j < C::WARP_DIM_V / 16; j++) {
 		uint32_t b[4];
 
 		fa_ldmatrix_x4_trans(
-			b, fa_swizzle<C::DIM_V>::advance(v, fa_sm80_pair<C>::chunk(2 * j)));
+			b, fa_swizzle<C::DIM_V>::advance(v, fa_warp_pair<C>::chunk(2 * j)));
 		if constexpr (!ISOLATE) {
 #pragma unroll
 			for (int a = 0; a < C::ATOMS; a++) {
@@ -117,7 +115,7 @@ __device__ __forceinline__ void fa_sm80_product(struct fa_sm80_rows<C> &rows,
 		} else {
 #pragma unroll
 			for (int n = 0; n < 2; n++) {
-				const fa_sm80_parts<T> lo(b[2 * n]), hi(b[2 * n + 1]);
+				const fa_warp_v_split<T> lo(b[2 * n]), hi(b[2 * n + 1]);
 
 #pragma unroll
 				for (int a = 0; a < C::ATOMS; a++)
@@ -137,13 +135,13 @@ __device__ __forceinline__ void fa_sm80_product(struct fa_sm80_rows<C> &rows,
 	}
 }
 
-/* O += exp(dots + offset) V for a tile, and the sums with it. Exponentials of 16 keys
- * at a time, so that they overlap the products of the 16 before. @v: this lane's
- * ldmatrix address of the tile's first fragment. */
+/* O += exp(dots + offset) V for a tile, and the sums. Computes exponentials of 16 keys at a time,
+ * which overlap the products of the previous 16. @v: this lane's ldmatrix address of the tile's
+ * first fragment. */
 template <class C, bool ISOLATE, int TILES, class SIGHT>
 __device__ __forceinline__ void
-fa_sm80_accumulate(struct fa_sm80_rows<C> &rows, const float (&dots)[C::ATOMS][TILES][4],
-                   float factor, uint32_t v, const struct fa_sm80_pair<C> &pair, const SIGHT &sight)
+fa_warp_accumulate(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATOMS][TILES][4],
+                   float factor, uint32_t v, const struct fa_warp_pair<C> &pair, const SIGHT &sight)
 {
 	constexpr int steps = TILES / 2;
 	constexpr uint32_t step_bytes = 16 * C::DIM_V * 2;
@@ -153,13 +151,13 @@ fa_sm80_accumulate(struct fa_sm80_rows<C> &rows, const float (&dots)[C::ATOMS][T
 		for (int k = 0; k < steps; k++) {
 			uint32_t p[C::ATOMS][4];
 
-			fa_sm80_probabilities<C>(rows, p, dots, factor, k);
-			fa_sm80_product<C, ISOLATE>(rows, p, v + k * step_bytes, sight, k * 16);
+			fa_warp_probabilities<C>(rows, p, dots, factor, k);
+			fa_warp_product<C, ISOLATE>(rows, p, v + k * step_bytes, sight, k * 16);
 		}
 		return;
 	}
 
-	/* Each fragment passes to the same lane of the other warp. */
+	/* Each fragment goes to the same lane of the other warp. */
 	const uint32_t lane_bytes = threadIdx.x % 32 * 16;
 	const uint32_t half_bytes = C::WARP_KEYS * C::DIM_V * 2;
 	const uint32_t v_mine = v + pair.half * half_bytes;
@@ -169,12 +167,12 @@ fa_sm80_accumulate(struct fa_sm80_rows<C> &rows, const float (&dots)[C::ATOMS][T
 
 #pragma unroll
 	for (int k = 0; k < steps; k++) {
-		fa_sm80_probabilities<C>(rows, p[k], dots, factor, k);
+		fa_warp_probabilities<C>(rows, p[k], dots, factor, k);
 #pragma unroll
 		for (int a = 0; a < C::ATOMS; a++)
 			fa_st_shared_v4(pair.mine + (k * C::ATOMS + a) * 512 + lane_bytes,
 			                make_uint4(p[k][a][0], p[k][a][1], p[k][a][2], p[k][a][3]));
-		fa_sm80_product<C, ISOLATE>(rows, p[k], v_mine + k * step_bytes, sight, k * 16);
+		fa_warp_product<C, ISOLATE>(rows, p[k], v_mine + k * step_bytes, sight, k * 16);
 	}
 	fa_barrier_sync(pair.barrier, 64);
 #pragma unroll
@@ -189,7 +187,7 @@ fa_sm80_accumulate(struct fa_sm80_rows<C> &rows, const float (&dots)[C::ATOMS][T
 			p[k][a][2] = value.z;
 			p[k][a][3] = value.w;
 		}
-		fa_sm80_product<C, ISOLATE>(rows, p[k], v_others + k * step_bytes, sight,
+		fa_warp_product<C, ISOLATE>(rows, p[k], v_others + k * step_bytes, sight,
 		                            others + k * 16);
 	}
 }

@@ -1,0 +1,189 @@
+/*
+ * Packs Q, K and V of a tile into its scratch: Q transposed, K and V converted to fp32 or
+ * paired bf16, row beside row.
+ */
+#pragma once
+
+#include "kernels/cpu/tile.h"
+#include "kernels/quantise.h"
+
+static void pack_q_panel(const struct tile *tile, int32_t panel)
+{
+	const struct fa_cpu_job *job = tile->job;
+	struct scratch *scratch = tile->scratch;
+	int32_t rows = job->rows - panel * PANEL;
+	int bytes = vec_element_bytes(job->dtype);
+
+	for (int32_t r = 0; r < PANEL; r++) {
+		const char *q;
+
+		if (r >= rows) {
+			for (int32_t w = 0; w < tile->q_words; w++)
+				scratch->q[panel][w][r] = 0;
+			continue;
+		}
+		q = score_q(job, job->row + panel * PANEL + r);
+		if (tile->paired) {
+			memcpy(scratch->row, q, (size_t)tile->q_words * 4);
+		} else {
+			int32_t c = 0;
+
+			for (; c + VEC_LANES <= job->head_dim; c += VEC_LANES)
+				vec_store(scratch->row + c,
+				          vec_load_elements(job->dtype, q + c * bytes, VEC_LANES));
+			if (c < job->head_dim)
+				vec_store(scratch->row + c,
+				          vec_load_elements(job->dtype, q + c * bytes, 8));
+		}
+		for (int32_t w = 0; w < tile->q_words; w++)
+			scratch->q[panel][w][r] = scratch->row[w];
+	}
+}
+
+/* Converts @dim elements to fp32; with @judge, returns true if one was infinite or NaN. */
+VEC_INLINE bool pack_row(enum fa_attention_dtype dtype, const char *from, float *to, int32_t dim,
+                         const bool judge)
+{
+	int bytes = vec_element_bytes(dtype);
+	vec zeros = vec_set(0.0f); /* stays 0 while all is finite */
+	int32_t c = 0;
+
+	for (; c + VEC_LANES <= dim; c += VEC_LANES) {
+		vec x = vec_load_elements(dtype, from + c * bytes, VEC_LANES);
+
+		vec_store(to + c, x);
+		if (judge)
+			zeros = vec_fma(x, vec_set(0.0f), zeros);
+	}
+	if (c < dim) {
+		vec x = vec_load_elements(dtype, from + c * bytes, 8);
+
+		vec_store(to + c, x); /* the stride has padding */
+		if (judge)
+			zeros = vec_fma(x, vec_set(0.0f), zeros);
+	}
+	return judge && !(vec_sum(zeros) == 0);
+}
+
+VEC_INLINE bool pack_rows(enum fa_attention_dtype dtype, const char *from, int64_t from_stride,
+                          float *to, int32_t to_stride, int32_t rows, int32_t dim, const bool judge)
+{
+	bool special = false;
+
+	for (int32_t r = 0; r < rows; r++)
+		special |= pack_row(dtype, from + r * from_stride, to + r * to_stride, dim, judge);
+	return special;
+}
+
+static bool pack_any(enum fa_attention_dtype dtype, const char *from, int64_t from_stride,
+                     float *to, int32_t to_stride, int32_t rows, int32_t dim, const bool judge)
+{
+	switch (dtype) {
+	case FA_ATTENTION_F32:
+		return pack_rows(FA_ATTENTION_F32, from, from_stride, to, to_stride, rows, dim,
+		                 judge);
+	case FA_ATTENTION_F16:
+		return pack_rows(FA_ATTENTION_F16, from, from_stride, to, to_stride, rows, dim,
+		                 judge);
+	case FA_ATTENTION_BF16:
+		return pack_rows(FA_ATTENTION_BF16, from, from_stride, to, to_stride, rows, dim,
+		                 judge);
+	}
+	return false;
+}
+
+/* Decodes rows of codes to fp32. */
+static bool pack_codes(const struct fa_cpu_job *job, const char *from, int64_t from_stride,
+                       const float *scales, float scale, float *to, int32_t to_stride, int32_t rows,
+                       int32_t dim)
+{
+	bool special = false;
+
+	for (int32_t r = 0; r < rows; r++) {
+		float *row = to + r * to_stride;
+
+		fa_dequantise_row(job->store, (const uint8_t *)from + r * from_stride,
+		                  scales ? scales[r] : scale, row, dim);
+		for (int32_t c = 0; c < dim; c++)
+			special |= !isfinite(row[c]);
+	}
+	return special;
+}
+
+/* Interleaves V of two keys; the second may be missing. */
+static bool pack_v_pair(const uint16_t *first, const uint16_t *second, uint32_t *to, int32_t dim)
+{
+	uint32_t special = 0;
+
+	for (int32_t c = 0; c < dim; c++) {
+		uint32_t a = first[c], b = second ? second[c] : 0;
+
+		special |= ((a & 0x7f80) == 0x7f80) | ((b & 0x7f80) == 0x7f80);
+		to[c] = a | b << 16;
+	}
+	return special != 0;
+}
+
+/* Packs keys [first, end) of the round, which are contiguous. A page holds whole steps, so both
+ * keys of a pair are in one page. */
+static void pack_keys(struct tile *tile, int32_t first, int32_t end)
+{
+	const struct fa_cpu_job *job = tile->job;
+	struct scratch *scratch = tile->scratch;
+	const char *k = score_k(job, tile->round + first);
+	const char *v = score_v(job, tile->round + first);
+
+	if (job->store != FA_PAGED_PLAIN) {
+		int64_t key = tile->round + first;
+
+		pack_codes(job, k, job->k_stride, score_scales(job, job->k_scales, key),
+		           job->k_scale, scratch->k + first * K_STRIDE, K_STRIDE, end - first,
+		           job->head_dim);
+		tile->v_has_special |= pack_codes(job, v, job->v_stride,
+		                                  score_scales(job, job->v_scales, key),
+		                                  job->v_scale, scratch->v + first * tile->v_stride,
+		                                  tile->v_stride, end - first, job->head_dim_v);
+	} else if (!tile->paired) {
+		pack_any(job->dtype, k, job->k_stride, scratch->k + first * K_STRIDE, K_STRIDE,
+		         end - first, job->head_dim, false);
+		tile->v_has_special |= pack_any(job->dtype, v, job->v_stride,
+		                                scratch->v + first * tile->v_stride, tile->v_stride,
+		                                end - first, job->head_dim_v, true);
+	} else {
+		for (int32_t j = first; j < end; j++)
+			memcpy(scratch->k + j * K_STRIDE, k + (j - first) * job->k_stride,
+			       (size_t)tile->q_words * 4);
+		for (int32_t j = first; j < end; j += 2) {
+			uint32_t *pair = (uint32_t *)(scratch->v + j / 2 * tile->v_stride);
+			const char *row = v + (j - first) * job->v_stride;
+
+			tile->v_has_special |= pack_v_pair(
+				(const uint16_t *)row,
+				j + 1 < end ? (const uint16_t *)(row + job->v_stride) : NULL, pair,
+				job->head_dim_v);
+		}
+	}
+}
+
+/* Packs keys [first, end) of the round, zero-padded to a whole step. */
+static void pack_round(struct tile *tile, int32_t first, int32_t end)
+{
+	struct scratch *scratch = tile->scratch;
+	int32_t padded = (end + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
+
+	tile->v_has_special = false;
+	for (int32_t key = first, next; key < end; key = next) {
+		next = (int32_t)score_clamp(
+			score_page_end(tile->job, tile->round + key) - tile->round, 0, end);
+		pack_keys(tile, key, next);
+	}
+	for (int32_t j = end; j < padded; j++) {
+		memset(scratch->k + j * K_STRIDE, 0, (size_t)tile->q_words * 4);
+		if (!tile->paired)
+			memset(scratch->v + j * tile->v_stride, 0,
+			       (size_t)tile->job->head_dim_v * 4);
+		else if (j % 2 == 0)
+			memset(scratch->v + j / 2 * tile->v_stride, 0,
+			       (size_t)tile->job->head_dim_v * 4);
+	}
+}

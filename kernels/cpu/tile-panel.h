@@ -1,0 +1,270 @@
+/*
+ * The arithmetic of one panel of rows over one round of keys: both products, masks and
+ * softmax.
+ */
+#pragma once
+
+#include "kernels/cpu/tile.h"
+
+/* ---- the register block */
+
+VEC_INLINE vec multiply_add(const bool paired, vec a, vec b, vec c)
+{
+#if VEC_HAS_DOT
+	if (paired)
+		return vec_dot(a, b, c);
+#endif
+	return vec_fma(a, b, c);
+}
+
+/*
+ * sums[j][i] += sum over t of rows[t][i] * scalars[t * step_stride + j * stride]: @vectors
+ * vectors of query rows, VEC_PANEL_SCALARS scalars.
+ */
+VEC_INLINE void block(const bool paired, const int vectors, int32_t steps, const float *rows,
+                      const float *scalars, const int32_t stride, int32_t step_stride,
+                      vec sums[VEC_PANEL_SCALARS][VEC_PANEL_VECTORS])
+{
+	for (int32_t t = 0; t < steps; t++) {
+		vec row[VEC_PANEL_VECTORS];
+
+		VEC_UNROLL
+		for (int i = 0; i < vectors; i++)
+			row[i] = vec_load(rows + i * VEC_LANES);
+		VEC_UNROLL
+		for (int j = 0; j < VEC_PANEL_SCALARS; j++) {
+			vec scalar = vec_set(scalars[j * stride]);
+
+			VEC_UNROLL
+			for (int i = 0; i < vectors; i++)
+				sums[j][i] = multiply_add(paired, row[i], scalar, sums[j][i]);
+		}
+		rows += PANEL;
+		scalars += step_stride;
+	}
+}
+
+/* Scaled scores of keys [first, end) of the round, end - first a multiple of KEY_STEP. */
+VEC_INLINE void panel_scores(const struct tile *tile, int32_t panel, const bool paired,
+                             const int vectors, int32_t first, int32_t end)
+{
+	struct scratch *scratch = tile->scratch;
+	vec scale = vec_set(tile->map.scale);
+
+	for (int32_t j = first; j < end; j += VEC_PANEL_SCALARS) {
+		vec sums[VEC_PANEL_SCALARS][VEC_PANEL_VECTORS];
+
+		VEC_UNROLL
+		for (int a = 0; a < VEC_PANEL_SCALARS; a++) {
+			VEC_UNROLL
+			for (int i = 0; i < vectors; i++)
+				sums[a][i] = vec_set(0.0f);
+		}
+		block(paired, vectors, tile->q_words, scratch->q[panel][0],
+		      scratch->k + j * K_STRIDE, K_STRIDE, 1, sums);
+		VEC_UNROLL
+		for (int a = 0; a < VEC_PANEL_SCALARS; a++) {
+			VEC_UNROLL
+			for (int i = 0; i < vectors; i++)
+				vec_store(scratch->s[j + a] + i * VEC_LANES, sums[a][i] * scale);
+		}
+	}
+}
+
+/* O^T = rescale * O^T + V^T P^T over keys [first, end) of the round. */
+VEC_INLINE void panel_values(const struct tile *tile, int32_t panel, const bool paired,
+                             const int vectors, int32_t first, int32_t end)
+{
+	struct scratch *scratch = tile->scratch;
+	int32_t keys = paired ? 2 : 1; /* per step */
+
+	for (int32_t c = 0; c < tile->job->head_dim_v; c += VEC_PANEL_SCALARS) {
+		vec sums[VEC_PANEL_SCALARS][VEC_PANEL_VECTORS];
+
+		VEC_UNROLL
+		for (int a = 0; a < VEC_PANEL_SCALARS; a++) {
+			VEC_UNROLL
+			for (int i = 0; i < vectors; i++)
+				sums[a][i] = vec_load(scratch->o[panel][c + a] + i * VEC_LANES) *
+				             vec_load(scratch->rescale + i * VEC_LANES);
+		}
+		block(paired, vectors, (end - first) / keys, scratch->s[first / keys],
+		      scratch->v + first / keys * tile->v_stride + c, 1, tile->v_stride, sums);
+		VEC_UNROLL
+		for (int a = 0; a < VEC_PANEL_SCALARS; a++) {
+			VEC_UNROLL
+			for (int i = 0; i < vectors; i++)
+				vec_store(scratch->o[panel][c + a] + i * VEC_LANES, sums[a][i]);
+		}
+	}
+}
+
+/* ---- softmax */
+
+/* Soft cap, bias and mask of keys [first, end). */
+static void panel_finish_scores(const struct tile *tile, int32_t panel, int vectors, int32_t first,
+                                int32_t end, bool hidden)
+{
+	struct scratch *scratch = tile->scratch;
+
+	for (int32_t j = first; j < end; j++) {
+		vec key = vec_set((float)j), stands = key;
+
+		if (tile->tree && tile->round + j < tile->job->n_k)
+			stands = vec_set((float)(score_key_position(tile->job, tile->round + j) -
+			                         tile->round));
+		for (int i = 0; i < vectors; i++) {
+			int at = i * VEC_LANES;
+			vec score = vec_load(scratch->s[j] + at);
+
+			if (tile->map.capped)
+				score = vec_tanh(score) * vec_set(tile->map.cap);
+			if (tile->job->alibi_slopes)
+				score = score_bias(score, vec_load(scratch->slope[panel] + at),
+				                   stands, vec_load(scratch->position + at));
+			if (hidden)
+				score = score_mask(score, key, vec_load(scratch->low + at),
+				                   vec_load(scratch->high + at));
+			vec_store(scratch->s[j] + at, score);
+		}
+	}
+}
+
+/* True if row @r of a panel sees the round's key @j by its mask. Padding rows repeat the last. */
+static inline bool panel_tree_sees(const struct tile *tile, int32_t panel, int32_t r, int32_t j)
+{
+	const struct fa_cpu_job *job = tile->job;
+	int64_t row = panel * PANEL + r < job->rows ? panel * PANEL + r : job->rows - 1;
+
+	return score_tree_sees(job, job->row + row, tile->round + j);
+}
+
+/* Hides the new keys that are not in a row's mask. */
+static void panel_mask_tree(const struct tile *tile, int32_t panel, int vectors, int32_t first,
+                            int32_t end)
+{
+	const struct fa_cpu_job *job = tile->job;
+
+	for (int32_t j = first; j < end && tile->round + j < job->n_k; j++) {
+		for (int32_t r = 0; r < vectors * VEC_LANES; r++) {
+			if (!panel_tree_sees(tile, panel, r, j))
+				tile->scratch->s[j][r] = -INFINITY;
+		}
+	}
+}
+
+/* Scores to weights relative to each row's running maximum. */
+VEC_INLINE void panel_softmax(const struct tile *tile, int32_t panel, const int vectors,
+                              int32_t first, int32_t end)
+{
+	struct scratch *scratch = tile->scratch;
+	vec before[VEC_PANEL_VECTORS], highest[VEC_PANEL_VECTORS], base[VEC_PANEL_VECTORS];
+	vec sum[VEC_PANEL_VECTORS];
+
+	VEC_UNROLL
+	for (int i = 0; i < vectors; i++)
+		highest[i] = before[i] = vec_load(scratch->highest[panel] + i * VEC_LANES);
+	for (int32_t j = first; j < end; j++) {
+		VEC_UNROLL
+		for (int i = 0; i < vectors; i++)
+			highest[i] = vec_max(vec_load(scratch->s[j] + i * VEC_LANES), highest[i]);
+	}
+
+	VEC_UNROLL
+	for (int i = 0; i < vectors; i++) {
+		base[i] = score_base(highest[i]);
+		sum[i] = vec_set(0.0f);
+	}
+	for (int32_t j = first; j < end; j++) {
+		VEC_UNROLL
+		for (int i = 0; i < vectors; i++) {
+			vec weight = vec_exp2(vec_load(scratch->s[j] + i * VEC_LANES) - base[i]);
+
+			sum[i] = sum[i] + weight;
+			vec_store(scratch->s[j] + i * VEC_LANES, weight);
+		}
+	}
+
+	VEC_UNROLL
+	for (int i = 0; i < vectors; i++) {
+		vec rescale = vec_exp2(before[i] - base[i]);
+		float *total = scratch->sum[panel] + i * VEC_LANES;
+
+		vec_store(scratch->rescale + i * VEC_LANES, rescale);
+		vec_store(scratch->highest[panel] + i * VEC_LANES, highest[i]);
+		vec_store(total, vec_fma(vec_load(total), rescale, sum[i]));
+	}
+}
+
+#if VEC_HAS_DOT
+/* Packs the weights of two keys into one word, in place. */
+static void panel_pair_weights(const struct tile *tile, int vectors, int32_t first, int32_t end)
+{
+	struct scratch *scratch = tile->scratch;
+
+	for (int32_t j = first; j < end; j += 2) {
+		for (int i = 0; i < vectors; i++) {
+			int at = i * VEC_LANES;
+
+			vec_store(scratch->s[j / 2] + at,
+			          vec_pair_bf16(vec_load(scratch->s[j] + at),
+			                        vec_load(scratch->s[j + 1] + at)));
+		}
+	}
+}
+#endif
+
+/* Marks the weights of new keys outside a row's mask with -1, for panel_values_seen(). */
+static void panel_mark_tree(const struct tile *tile, int32_t panel, int vectors, int32_t first,
+                            int32_t end)
+{
+	const struct fa_cpu_job *job = tile->job;
+
+	for (int32_t j = first; j < end && tile->round + j < job->n_k; j++) {
+		for (int32_t r = 0; r < vectors * VEC_LANES; r++) {
+			if (!panel_tree_sees(tile, panel, r, j))
+				tile->scratch->s[j][r] = -1;
+		}
+	}
+}
+
+/* As panel_values(), but hidden keys are skipped rather than multiplied by 0. */
+static void panel_values_seen(const struct tile *tile, int32_t panel, int vectors, int32_t first,
+                              int32_t end)
+{
+	struct scratch *scratch = tile->scratch;
+
+	for (int32_t c = 0; c < tile->job->head_dim_v; c++) {
+		for (int i = 0; i < vectors; i++) {
+			float *o = scratch->o[panel][c] + i * VEC_LANES;
+			vec low = vec_load(scratch->low + i * VEC_LANES);
+			vec high = vec_load(scratch->high + i * VEC_LANES);
+			vec sum = vec_load(o) * vec_load(scratch->rescale + i * VEC_LANES);
+
+			for (int32_t j = first; j < end; j++) {
+				vec key = vec_set((float)j), added;
+				float value;
+
+				if (tile->paired) {
+					uint32_t pair;
+
+					memcpy(&pair, scratch->v + j / 2 * tile->v_stride + c, 4);
+					pair = j % 2 == 0 ? pair << 16 : pair & 0xffff0000u;
+					memcpy(&value, &pair, 4);
+				} else {
+					value = scratch->v[j * tile->v_stride + c];
+				}
+				added = vec_fma(vec_load(scratch->s[j] + i * VEC_LANES),
+				                vec_set(value), sum);
+				added = vec_select(vec_less(key, low), sum, added);
+				if (tile->tree)
+					added = vec_select(
+						vec_less(vec_load(scratch->s[j] + i * VEC_LANES),
+					                 vec_set(0.0f)),
+						sum, added);
+				sum = vec_select(vec_less(key, high), added, sum);
+			}
+			vec_store(o, sum);
+		}
+	}
+}

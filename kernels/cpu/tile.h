@@ -1,0 +1,43 @@
+/*
+ * A tile of many query rows: its shape, scratch and state, for many_rows.c and its headers.
+ */
+#pragma once
+
+#include "kernels/cpu/score.h"
+
+#define PANEL (VEC_PANEL_VECTORS * VEC_LANES)
+#define PANELS (FA_CPU_TILE_ROWS_MAX / PANEL)
+#define KEY_STEP 8 /* a multiple of VEC_PANEL_SCALARS, and even for pairs */
+#define K_STRIDE (FA_ATTENTION_HEAD_DIM_MAX + 16)   /* words; an odd number of cache lines */
+#define V_STRIDE (FA_ATTENTION_HEAD_DIM_V_MAX + 16) /* at most */
+
+_Static_assert(PANELS *PANEL == FA_CPU_TILE_ROWS_MAX, "panels fill a tile");
+_Static_assert(KEY_STEP % VEC_PANEL_SCALARS == 0 && SCORE_KEYS % KEY_STEP == 0, "steps fit");
+
+/* A word is a float, or a pair of bf16 that is only moved as one. */
+struct scratch {
+	float q[PANELS][FA_ATTENTION_HEAD_DIM_MAX][PANEL];   /* [panel][word of d][row] */
+	float o[PANELS][FA_ATTENTION_HEAD_DIM_V_MAX][PANEL]; /* [panel][dim of v][row] */
+	float s[SCORE_KEYS][PANEL];                          /* scores, then weights */
+	float k[SCORE_KEYS * K_STRIDE];                      /* [key][word of d] */
+	float v[SCORE_KEYS * V_STRIDE];                      /* [key or pair][dim of v] */
+	float highest[PANELS][PANEL], sum[PANELS][PANEL];    /* running, in log2 */
+	float slope[PANELS][PANEL];                          /* ALiBi, in log2 */
+	float position[PANEL], low[PANEL], high[PANEL];      /* relative to the round */
+	float rescale[PANEL];
+	float row[FA_ATTENTION_HEAD_DIM_V_MAX + VEC_LANES];
+};
+
+_Static_assert(sizeof(struct scratch) <= FA_CPU_SCRATCH_BYTES_MAX, "scratch is bounded");
+
+struct tile {
+	const struct fa_cpu_job *job;
+	struct scratch *scratch;
+	struct score_map map;
+	bool paired;        /* words are pairs of bf16 */
+	int32_t q_words;    /* of a row of Q or K */
+	int32_t v_stride;   /* words */
+	int64_t round;      /* its first key; a multiple of SCORE_KEYS */
+	bool v_has_special; /* the round's V holds an infinity or NaN */
+	bool tree;          /* the round has keys that masks may hide */
+};

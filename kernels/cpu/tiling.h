@@ -1,0 +1,35 @@
+/*
+ * How an attention request over tensors is divided: into blocks of rows, KV heads per tile and,
+ * where there would be too few tiles, splits of the keys. Pure functions, any thread.
+ *
+ * Where keys are split depends on the shapes alone, never on the number of processors, because it
+ * shows in the last bits of the results. The KV heads per tile do not show, and follow the number
+ * of processors.
+ */
+#pragma once
+
+#include "kernels/cpu/isa.h"
+
+struct fa_cpu_tiling {
+	int32_t block;      /* rows per tile, at most */
+	int32_t heads;      /* KV heads per tile of few rows; 0: tiles have many rows */
+	int64_t split_keys; /* keys per split; 0: keys are not split */
+};
+
+void fa_cpu_tiling_choose(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+                          struct fa_cpu_tiling *ret_cut);
+
+/* Tiles per KV head; a ragged batch may have a few empty ones. Not for tiles of few rows. */
+int64_t fa_cpu_tiling_head_tiles(const struct fa_attention_params *params,
+                                 const struct fa_cpu_tiling *tiling);
+
+/* A sequence of a request with split keys. */
+struct fa_cpu_tiling_sequence {
+	int64_t n_q, n_k;
+	int64_t n_blocks;
+	int64_t n_splits; /* per block, at most; 1: the tile writes its rows itself */
+};
+
+void fa_cpu_tiling_sequence(const struct fa_attention_params *params,
+                            const struct fa_cpu_tiling *tiling, int32_t sequence,
+                            struct fa_cpu_tiling_sequence *ret_sequence);

@@ -1,0 +1,245 @@
+/*
+ * The segments of a block of threads in a decode launch (paged-args.h has the terms).
+ */
+#pragma once
+
+#include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/ptx/memory.h"
+
+#include <stdint.h>
+
+/* More state with FA_CUDA_PAGED_SPLIT. */
+template <bool SPLIT_ITEMS> struct fa_paged_segment_split {
+};
+
+template <> struct fa_paged_segment_split<true> {
+	struct fa_cuda_paged_split split;
+	uint32_t behind; /* splits of the part up to the segment's end */
+	uint32_t place;  /* index of the segment's partial result */
+	bool again;      /* the previous segment is of the same part */
+};
+
+/* A block's current segment; the same in all its threads. With fixed splits a segment is one split.
+ * PRECOMPUTED: holds the KV head and row block instead of dividing for them. */
+template <bool SPLIT_ITEMS, bool PRECOMPUTED>
+struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
+	uint32_t index, part; /* of the item; of the part within it */
+	uint32_t left;        /* tiles after the segment */
+	int32_t begin, end;   /* its tokens */
+	bool whole;           /* it is the whole part, and nothing is combined with it */
+	bool first;           /* the block's range begins in it */
+	uint32_t tile;        /* the part's first, of all */
+	/* Of the part, if PRECOMPUTED: a division takes long, and so does fetching its code. */
+	uint32_t head, row_block;
+	struct fa_cuda_paged_item item;
+
+	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args)
+	{
+		if constexpr (SPLIT_ITEMS) {
+			const uint4 words = *(const uint4 *)(args.splits + index);
+
+			this->split.split_tiles = words.x;
+			this->split.parts = words.y;
+			this->split.suffixes = words.z;
+			this->split.n_suffixes = words.w;
+		}
+		/* Inline items arrive with the launch, before memory. */
+		if (args.inline_items > 0) {
+			item = args.first_items[index];
+			return;
+		}
+
+		const uint4 *words = (const uint4 *)(args.items + index);
+		const uint4 a = words[0], b = words[1], c = words[2];
+
+		item.tile = a.x;
+		item.tiles = a.y;
+		item.parts = a.z;
+		item.row_blocks = a.w;
+		item.first_q = b.x;
+		item.n_q = b.y;
+		item.n_k = b.z;
+		item.begin = b.w;
+		item.first = c.x;
+		item.table_start = c.y;
+		item.tree_start = c.z;
+		item.append = c.w;
+	}
+
+	__device__ __forceinline__ void enter(const struct fa_cuda_paged_attention &args,
+	                                      uint32_t tile_in_part)
+	{
+		if constexpr (SPLIT_ITEMS)
+			enter_split(args, tile_in_part);
+		else
+			enter_tiles(args, tile_in_part, min(item.tiles - tile_in_part, left), 1);
+	}
+
+	__device__ __forceinline__ void enter_split(const struct fa_cuda_paged_attention &args,
+	                                            uint32_t tile_in_part)
+	{
+		const uint32_t split_tiles = this->split.split_tiles;
+		const uint32_t n = split_tiles ? 1 : min(item.tiles - tile_in_part, left);
+
+		enter_tiles(args, tile_in_part, n, split_tiles ? split_tiles : 1);
+		whole = whole && this->split.suffixes == FA_CUDA_PAGED_NO_SUFFIX;
+		this->behind = tile_in_part + n;
+		this->again = false;
+		this->place = split_tiles ? tile + tile_in_part
+		                          : this->split.parts + part + blockIdx.x;
+	}
+
+	/* Enters @n splits of @split_tiles tiles each. */
+	__device__ __forceinline__ void enter_tiles(const struct fa_cuda_paged_attention &args,
+	                                            uint32_t tile_in_part, uint32_t n,
+	                                            uint32_t split_tiles)
+	{
+		const int32_t origin = item.begin & ~(FA_CUDA_PAGED_STRIP - 1);
+		const int32_t from = max((int32_t)(tile_in_part - args.epilogue_tiles), 0);
+		const int32_t to = (int32_t)(tile_in_part + n - args.epilogue_tiles);
+
+		left -= n;
+		tile = item.tile + part * item.tiles;
+
+		if constexpr (PRECOMPUTED) {
+			head = item.row_blocks == 1 ? part : part / item.row_blocks;
+			row_block = part - head * item.row_blocks;
+		}
+		begin = origin + from * (int32_t)split_tiles * FA_CUDA_PAGED_TILE;
+		/* Every strip has an existing token, else its page might not exist. */
+		end = item.begin < item.n_k
+		              ? min((int32_t)item.n_k,
+		                    origin + to * (int32_t)split_tiles * FA_CUDA_PAGED_TILE)
+		              : begin;
+		whole = from == 0 && tile_in_part + n == item.tiles;
+	}
+
+	/* Finds the item of tile @at among at most SEARCHED: loads all at once, which saves a
+	 * dependent load of block_items and warms the cache. By a whole warp. */
+	static constexpr int SEARCHED = 128;
+
+	__device__ __forceinline__ uint32_t search(const struct fa_cuda_paged_attention &args,
+	                                           uint32_t at) const
+	{
+		uint32_t tiles[SEARCHED / 32], n = 0;
+
+#pragma unroll
+		for (int i = 0; i < SEARCHED / 32; i++) {
+			const uint32_t by = 32 * i + threadIdx.x % 32;
+
+			tiles[i] = by < args.n_items ? args.items[by].tile : UINT32_MAX;
+		}
+#pragma unroll
+		for (int i = 0; i < SEARCHED / 32; i++)
+			n += __popc(__ballot_sync(~0u, tiles[i] <= at));
+		/* Tells the compiler that the result is uniform. */
+		return __shfl_sync(~0u, n - 1, 0);
+	}
+
+	/* The same among inline items, compared all at once. */
+	__device__ __forceinline__ uint32_t
+	search_inline(const struct fa_cuda_paged_attention &args, uint32_t at) const
+	{
+		uint32_t n = 0;
+
+#pragma unroll
+		for (int i = 1; i < FA_CUDA_PAGED_INLINE_ITEMS; i++)
+			n += args.first_tiles[i] <= at;
+		return n;
+	}
+
+	__device__ __forceinline__ void start(const struct fa_cuda_paged_attention &args,
+	                                      uint32_t block)
+	{
+		const uint32_t at = block * args.tiles_each + min(block, args.tiles_extra);
+		uint32_t in_item;
+
+		if (args.inline_items > 0) {
+			index = args.inline_items == 1 ? 0 : search_inline(args, at);
+		} else if (PRECOMPUTED && args.n_items <= SEARCHED) {
+			index = search(args, at);
+		} else {
+			index = args.block_items[block];
+		}
+		left = args.tiles_each + (block < args.tiles_extra);
+		load(args);
+		in_item = at - item.tile;
+		part = in_item / item.tiles;
+		first = true;
+		enter(args, in_item - part * item.tiles);
+	}
+
+	/* Enters the next segment; false: there is none. */
+	__device__ __forceinline__ bool next(const struct fa_cuda_paged_attention &args)
+	{
+		/* Tiles left in the next part's epilogue have no tokens. */
+		if (left <= args.epilogue_tiles)
+			return false;
+		if constexpr (SPLIT_ITEMS) {
+			if (this->behind < item.tiles) {
+				enter(args, this->behind);
+				this->again = true;
+				return true;
+			}
+		}
+		if (++part == item.parts) {
+			part = 0;
+			index++;
+			load(args);
+		}
+		first = false;
+		enter(args, 0);
+		return true;
+	}
+
+	__device__ __forceinline__ uint32_t slice(const struct fa_cuda_paged_attention &args) const
+	{
+		return PRECOMPUTED || args.slices == 1 ? 0 : part % args.slices;
+	}
+
+	__device__ __forceinline__ uint32_t
+	kv_head(const struct fa_cuda_paged_attention &args) const
+	{
+		if constexpr (PRECOMPUTED)
+			return head;
+		else
+			return part / args.slices / item.row_blocks;
+	}
+
+	/* Rows of the part, @most at most. */
+	__device__ __forceinline__ uint32_t rows(const struct fa_cuda_paged_attention &args,
+	                                         uint32_t most) const
+	{
+		return min(most, item.n_q * args.attention.group - row(args, most));
+	}
+
+	/* The part's first row, among the item's rows of one KV head. */
+	__device__ __forceinline__ uint32_t row(const struct fa_cuda_paged_attention &args,
+	                                        uint32_t rows) const
+	{
+		if constexpr (PRECOMPUTED)
+			return row_block * rows;
+		else
+			return part / args.slices % item.row_blocks * rows;
+	}
+};
+
+template <class C>
+using fa_paged_segment_of = struct fa_paged_segment<C::SPLIT_ITEMS, C::PRECOMPUTED>;
+
+/* The block that has a tile. */
+__device__ __forceinline__ uint32_t fa_paged_block_of(const struct fa_cuda_paged_attention &args,
+                                                      uint32_t tile)
+{
+	const uint32_t larger = args.tiles_extra * (args.tiles_each + 1);
+
+	return tile < larger ? tile / (args.tiles_each + 1)
+	                     : args.tiles_extra + (tile - larger) / args.tiles_each;
+}
+
+/* The first block with tokens of the part whose first tile is @tile. */
+__device__ __forceinline__ uint32_t
+fa_paged_first_block_of(const struct fa_cuda_paged_attention &args, uint32_t tile)
+{
+	return fa_paged_block_of(args, tile + args.epilogue_tiles);
+}

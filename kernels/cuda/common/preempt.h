@@ -1,0 +1,83 @@
+/*
+ * Preemption: how a launch yields its SMs to more urgent work and resumes later. Blocks of threads
+ * that compute many blocks of rows hold an SM for long, and a higher priority gets an SM only when
+ * a block ends.
+ *
+ * The loading warp polls a word in device memory once per tile of keys. Every launch has a turn,
+ * greater than all before; once the word is >= its turn, a block saves its state (O, maxima and
+ * sums, in fp32 as in registers), appends a record to a list and exits. Blocks that have not begun
+ * append a record and exit. The last block reports the length of the list instead of completion,
+ * and the host later relaunches the kernel with one block per record. Results are the same to the
+ * bit. Turns need no reset, and no order between the word's store and a launch.
+ *
+ * A resumed block computes at least one tile, so every state of a list is consumed by the next
+ * launch, and two sides are enough: one is read, one written. A block without a free slot is not
+ * preempted. docs/kernels.md has the alternatives.
+ */
+#pragma once
+
+#include "kernels/cuda/common/args.h"
+#include "kernels/cuda/common/done.h"
+#include "kernels/cuda/ptx/atomic.h"
+#include "kernels/cuda/ptx/memory.h"
+
+#include <stdint.h>
+
+/* One thread of a block. */
+__device__ __forceinline__ bool fa_preempt_requested(const struct fa_cuda_preempt &yield)
+{
+	return yield.word && fa_ld_relaxed_system(yield.word) >= yield.turn;
+}
+
+__device__ __forceinline__ struct fa_cuda_preempt_area *
+fa_preempt_area(const struct fa_cuda_preempt &yield)
+{
+	return (struct fa_cuda_preempt_area *)yield.area;
+}
+
+/* Allocates a slot for a state; one thread. False: none is left. */
+__device__ __forceinline__ bool fa_preempt_take_slot(const struct fa_cuda_preempt &yield,
+                                                     uint32_t &ret_slot)
+{
+	const uint64_t before = fa_atomic_count(&fa_preempt_area(yield)->counts, (uint64_t)1 << 32);
+
+	ret_slot = (uint32_t)(before >> 32);
+	return ret_slot < yield.slots;
+}
+
+/* Appends to the list; one thread. Returns the record's index. */
+__device__ __forceinline__ uint32_t fa_preempt_append(const struct fa_cuda_preempt &yield,
+                                                      const struct fa_cuda_preempt_record &record)
+{
+	const uint32_t place = (uint32_t)fa_atomic_count(&fa_preempt_area(yield)->counts, 1);
+
+	*(uint4 *)&fa_preempt_area(yield)->records[yield.side][place] = make_uint4(
+		record.block, record.done, record.left, record.slot);
+	return place;
+}
+
+/* As fa_done_count(), for a launch that may have been preempted. */
+__device__ __forceinline__ void fa_preempt_count(const struct fa_cuda_done &done,
+                                                 const struct fa_cuda_preempt &yield)
+{
+	uint64_t counts = 0;
+
+	fa_fence_system();
+	if (fa_atomic_add(done.counter, 1) != done.last)
+		return;
+	if (yield.word) {
+		/* Orders what the others counted before. */
+		fa_fence_system();
+		/* All other blocks have exited; the next launch starts with none. */
+		counts = fa_ld_relaxed_device(&fa_preempt_area(yield)->counts);
+		if (counts)
+			fa_preempt_area(yield)->counts = 0;
+	}
+	fa_fence_system();
+	if ((uint32_t)counts) {
+		fa_st_relaxed_system(yield.report, (uint32_t)counts);
+	} else {
+		fa_done_client(done);
+		fa_st_relaxed_system(done.word, done.value);
+	}
+}

@@ -1,0 +1,228 @@
+/*
+ * The shape of a decode kernel, and the copies of K and V strips into shared memory. Each warp
+ * goes through the block's segments twice: once to load strips into its ring and, some strips
+ * later, once to compute them.
+ */
+#pragma once
+
+#include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/common/paged_segment.h"
+#include "kernels/cuda/ptx/cp_async.h"
+#include "kernels/cuda/ptx/memory.h"
+#include "kernels/cuda/sm80/paged_kernels.h"
+
+#include <stdint.h>
+
+template <class T> struct fa_paged_element {
+	static constexpr int bytes = 2;
+};
+
+template <> struct fa_paged_element<float> {
+	static constexpr int bytes = 4;
+};
+
+/*
+ * DIM, DIM_V   columns of Q and K, of V and O, zero-padded
+ *   ATOMS        16-row fragments
+ *   WARPS        per block, with one block per SM
+ *   STAGES       strips of a warp's ring
+ *   SPLIT_ITEMS  supports fixed splits and prefixes (common/paged_combine.h)
+ *   PRECOMPUTED  as in fa_paged_segment; there are no slices then
+ *   ROWS_IN_FP32  an item has few rows per KV head, so fp32 can divide them exactly
+ */
+template <class T_, int DIM_, int DIM_V_, int ATOMS_, int WARPS_, int STAGES_,
+          bool SPLIT_ITEMS_ = false>
+struct fa_paged_config {
+	using T = T_;
+	static constexpr int DIM = DIM_, DIM_V = DIM_V_, ATOMS = ATOMS_, WARPS = WARPS_;
+	static constexpr int STAGES = STAGES_, THREADS = WARPS * 32, ROWS = ATOMS * 16;
+	static constexpr int BYTES = fa_paged_element<T>::bytes;
+	static constexpr int STORED = BYTES; /* bytes of an element in a page */
+	static constexpr bool F32 = BYTES == 4, QUANTISED = false, SPLIT_ITEMS = SPLIT_ITEMS_,
+			      PRECOMPUTED = false, ROWS_IN_FP32 = false;
+
+	/* For paged_rows.h. */
+	static constexpr int JOINED = THREADS;
+	static __device__ __forceinline__ void join(void)
+	{
+		__syncthreads();
+	}
+	static __device__ __forceinline__ int32_t key(uint32_t t, int i)
+	{
+		return 2 * t + i % 2 + i / 2 * 8;
+	}
+
+	/* For warp_softmax.h and warp_product.h: no pairs, tiles of one strip. */
+	static constexpr int SPLIT = 1, WARP_DIM_V = DIM_V, WARP_KEYS = FA_CUDA_PAGED_STRIP;
+	static constexpr uint32_t P_BYTES = 0, ROW_BYTES = 0;
+
+	static constexpr uint32_t PITCH = FA_SM80_PAGED_PITCH(DIM, BYTES);
+	static constexpr uint32_t PITCH_V = DIM_V * BYTES;
+	static constexpr uint32_t K_BYTES = 16 * PITCH, STRIP_BYTES = K_BYTES + 16 * PITCH_V;
+	static constexpr uint32_t MERGE_COLUMNS = FA_SM80_PAGED_MERGE_COLUMNS(ATOMS);
+	static constexpr uint32_t MERGE_PITCH = FA_SM80_PAGED_MERGE_PITCH(ATOMS);
+
+	/* The block's shared memory, in this order. */
+	static constexpr uint32_t RING = 0;
+	static constexpr uint32_t Q = RING + WARPS * STAGES * STRIP_BYTES;
+	static constexpr uint32_t MERGE = Q + ROWS * PITCH; /* [warp][row][MERGE_PITCH] */
+	static constexpr uint32_t STATS = MERGE + WARPS * ROWS * MERGE_PITCH * 4;
+	static constexpr uint32_t ROWS_INFO = STATS + WARPS * ROWS * 8;
+	static constexpr uint32_t SHARED_BYTES = ROWS_INFO + ROWS * 32;
+
+	static_assert(SHARED_BYTES ==
+	                      FA_SM80_PAGED_SHARED_BYTES(DIM, DIM_V, ATOMS, WARPS, STAGES, BYTES),
+	              "the host's table must agree");
+	static_assert(DIM % 64 == 0 && DIM_V % 64 == 0 && DIM <= 256 && DIM_V <= 256,
+	              "copies are whole");
+	static_assert(!F32 || ATOMS == 1, "one fragment of rows");
+	static_assert(THREADS * 2 <= ROWS * MERGE_COLUMNS || ROWS * MERGE_COLUMNS % 2 == 0,
+	              "pairs of columns");
+};
+
+/* Copies strips to a warp's ring, in the order of computation. */
+template <class C> struct fa_paged_loader {
+	fa_paged_segment_of<C> segment;
+	bool done;
+	int32_t token; /* the next strip's first */
+	uint32_t slot; /* and its page */
+	const char *k, *v;
+	uint32_t stage; /* shared memory of its stage */
+	uint32_t ring;
+	uint32_t width_v; /* bytes of V's rows in this slice */
+
+	__device__ __forceinline__ void look_up(const struct fa_cuda_paged_attention &args)
+	{
+		const struct fa_cuda_pages &pages = args.pages;
+		const uint32_t page = (uint32_t)((token / FA_CUDA_PAGED_STRIP) * pages.page_magic >>
+		                                 32);
+
+		slot = pages.table[segment.item.table_start + page];
+	}
+
+	/* To the warp's first strip of the segment, or of the next segment that has one. */
+	__device__ __forceinline__ void enter(const struct fa_cuda_paged_attention &args)
+	{
+		const struct fa_cuda_pages &pages = args.pages;
+
+		for (;;) {
+			token = segment.begin + threadIdx.x / 32 * FA_CUDA_PAGED_STRIP;
+			if (token < segment.end)
+				break;
+			done = !segment.next(args);
+			if (done)
+				return;
+		}
+
+		const uint32_t slice = segment.slice(args);
+		const uint64_t head_tokens = (uint64_t)segment.kv_head(args) * pages.page_strips *
+		                             FA_CUDA_PAGED_STRIP;
+
+		k = pages.k + head_tokens * pages.k_row;
+		v = pages.v + head_tokens * pages.v_row + slice * C::PITCH_V;
+		width_v = min((uint32_t)args.attention.head_dim_v * C::STORED - slice * C::PITCH_V,
+		              C::PITCH_V);
+		look_up(args);
+	}
+
+	__device__ __forceinline__ void start(const struct fa_cuda_paged_attention &args,
+	                                      uint32_t shared)
+	{
+		segment.start(args, blockIdx.x);
+		ring = shared + C::RING + threadIdx.x / 32 * C::STAGES * C::STRIP_BYTES;
+		stage = ring;
+		done = false;
+		enter(args);
+	}
+
+	/* Copies rows [low, high) of 16 (all, unless PART), @width bytes each; other rows, and what
+	 * is past the width up to D elements, become zero. */
+	template <int D, bool V, bool PART>
+	__device__ __forceinline__ void copy(uint32_t to, const char *from, uint32_t row_bytes,
+	                                     uint32_t width, int32_t low, int32_t high) const
+	{
+		constexpr int chunks = D * C::STORED / 16; /* per row: 8 to 64 */
+		const uint32_t lane = threadIdx.x % 32;
+		const uint32_t lane_row = lane / chunks, lane_chunk = lane % chunks;
+		const char *at = from + lane_row * row_bytes + lane_chunk * 16;
+
+#pragma unroll
+		for (int i = 0; i < chunks / 2; i++) {
+			constexpr uint32_t pitch = V ? C::PITCH_V : C::PITCH;
+			const int row = i * 32 / chunks, chunk = i * 32 % chunks;
+			const bool there = lane_chunk * 16 + chunk * 16 < width &&
+			                   (!PART || (row + (int32_t)lane_row >= low &&
+			                              row + (int32_t)lane_row < high));
+			uint32_t place = C::F32 ? lane_chunk + chunk
+			                        : (lane_chunk ^ lane_row ^ (row % 8)) + chunk;
+
+			if constexpr (C::QUANTISED)
+				place = C::template place<V>(row + lane_row, lane_chunk + chunk);
+
+			fa_cp_async_16_zfill(to + (row + lane_row) * pitch + place * 16,
+			                     at + row * row_bytes + chunk * 16, there ? 16 : 0);
+		}
+	}
+
+	/* The scales of a strip's tokens: eight lanes copy 16 bytes each, of K and of V. Those of
+	 * missing tokens may be anything. */
+	__device__ __forceinline__ void copy_scales(const struct fa_cuda_paged_attention &args,
+	                                            uint64_t place, uint32_t in_page) const
+	{
+		const struct fa_cuda_paged_quantised &quantised =
+			((const struct fa_cuda_paged_attention_quantised &)args).quantised;
+		const uint32_t lane = threadIdx.x % 32;
+		const uint32_t token_in_head = (segment.kv_head(args) * args.pages.page_strips +
+		                                in_page) *
+		                               FA_CUDA_PAGED_STRIP;
+		const char *const from = (lane < 4 ? args.pages.k + quantised.k_scales_at
+		                                   : args.pages.v + quantised.v_scales_at) +
+		                         place + token_in_head * 4 + lane % 4 * 16;
+
+		if (quantised.token_scales && lane < 8)
+			fa_cp_async_16_zfill(stage + C::SCALES + lane * 16, from, 16);
+	}
+
+	/* Starts the copy of the next strip, if any, and ends a group of copies. */
+	__device__ __forceinline__ void step(const struct fa_cuda_paged_attention &args)
+	{
+		if (!done) {
+			const struct fa_cuda_pages &pages = args.pages;
+			const uint32_t strip = token / FA_CUDA_PAGED_STRIP;
+			const uint32_t page = (uint32_t)(strip * pages.page_magic >> 32);
+			const uint32_t in_page = strip - page * pages.page_strips;
+			const int32_t low = (int32_t)segment.item.begin - token;
+			const int32_t high = (int32_t)segment.item.n_k - token;
+			const uint64_t place = (uint64_t)slot * 256;
+			const char *const from_k = k + place + in_page * 16 * pages.k_row;
+			const char *const from_v = v + place + in_page * 16 * pages.v_row;
+			const uint32_t width = args.attention.head_dim * C::STORED;
+
+			if (low <= 0 && high >= FA_CUDA_PAGED_STRIP) {
+				copy<C::DIM, false, false>(stage, from_k, pages.k_row, width, low,
+				                           high);
+				copy<C::DIM_V, true, false>(stage + C::K_BYTES, from_v, pages.v_row,
+				                            width_v, low, high);
+			} else {
+				copy<C::DIM, false, true>(stage, from_k, pages.k_row, width, low,
+				                          high);
+				copy<C::DIM_V, true, true>(stage + C::K_BYTES, from_v, pages.v_row,
+				                           width_v, low, high);
+			}
+			if constexpr (C::QUANTISED)
+				copy_scales(args, place, in_page);
+			stage += C::STRIP_BYTES;
+			if (stage == ring + C::STAGES * C::STRIP_BYTES)
+				stage = ring;
+			token += C::WARPS * FA_CUDA_PAGED_STRIP;
+			if (token < segment.end) {
+				look_up(args);
+			} else {
+				done = !segment.next(args);
+				if (!done)
+					enter(args);
+			}
+		}
+		fa_cp_async_commit();
+	}
+};
