@@ -196,7 +196,7 @@ const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 	TOKENS(merge, MERGE, false)
 	TOKENS(copy, COPY, false)
 	TOKENS(move, MOVE, false)
-	TOKENS_CODES(append_quantised, APPEND)
+	TOKENS_CODES(append_codes, APPEND)
 	TOKENS_CODES(read_codes, READ)
 	{
 		.symbol = "fa_sm80_paged_gate",

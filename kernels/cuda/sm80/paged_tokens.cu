@@ -24,7 +24,7 @@ FA_TOKENS_KERNEL(read, fa_cuda_paged_append)
 	fa_done(args.done);
 }
 
-FA_TOKENS_KERNEL(append_quantised, fa_cuda_paged_append_quantised)
+FA_TOKENS_KERNEL(append_codes, fa_cuda_paged_append_quantised)
 {
 	fa_paged_append_codes<false>(args);
 	fa_done(args.append.done);
