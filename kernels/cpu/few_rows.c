@@ -2,14 +2,12 @@
  * One tile of attention for few query rows, as in decoding: lanes are dims. Compiled once for every
  * instruction set; pure functions of a job and its scratch, any thread.
  *
- * Memory bandwidth bounds this kernel, so K and V are read once, in place, and converted on the
- * way. A token's heads mostly lie side by side, and memory is fastest in its own order, so a tile
- * may hold several KV heads: it computes a round of keys head by head and meanwhile prefetches the
- * next round token by token. A round ends where its page does.
+ * Bound by memory bandwidth: K and V are read once, in place. A token's heads mostly lie side by
+ * side, so a tile may hold several KV heads: it computes a round of keys head by head and
+ * prefetches the next round token by token, in memory order. A round ends where its page does.
  *
- * Scores are sums over lanes; softmax runs along the keys of a row. Where some row does not see all
- * keys of a round, each row is accumulated alone over the keys that it sees, so that V of hidden
- * keys has no effect.
+ * Where some row does not see all keys of a round, each row is accumulated alone over the keys that
+ * it sees, so that V of hidden keys has no effect.
  */
 #include "kernels/cpu/isa-symbols.h"
 #include "kernels/cpu/score.h"
@@ -20,11 +18,10 @@
 #define CHUNK_KEYS 8
 #define LINE_BYTES 64
 
-/* The rows of a KV head. */
 struct state {
-	float q[ROWS][FA_ATTENTION_HEAD_DIM_MAX + 16];   /* fp32; zero-padded to a whole vector */
-	float o[ROWS][FA_ATTENTION_HEAD_DIM_V_MAX + 16]; /* likewise */
-	float s[ROWS][ROUND_KEYS];                       /* scores, then weights */
+	float q[ROWS][FA_ATTENTION_HEAD_DIM_MAX + 16]; /* fp32; zero-padded to a whole vector */
+	float o[ROWS][FA_ATTENTION_HEAD_DIM_V_MAX + 16];
+	float s[ROWS][ROUND_KEYS];
 	float highest[ROWS], sum[ROWS], rescale[ROWS];
 };
 
@@ -73,7 +70,6 @@ VEC_INLINE void prefetch_share(enum fa_attention_dtype dtype, const struct fa_cp
 	round->step++;
 }
 
-/* Products of @rows rows of Q with @keys keys. */
 VEC_INLINE void products(enum fa_attention_dtype dtype, const int rows, const int keys,
                          const struct fa_cpu_job *job, struct state *state, int32_t row,
                          const char *k, int32_t key)
@@ -119,7 +115,6 @@ VEC_INLINE void products(enum fa_attention_dtype dtype, const int rows, const in
 	}
 }
 
-/* Products of all rows with keys [key, key + keys), four rows at a time where possible. */
 VEC_INLINE void products_of_rows(enum fa_attention_dtype dtype, const int keys,
                                  const struct fa_cpu_job *job, struct state *state, const char *k,
                                  int32_t key)
@@ -170,7 +165,6 @@ static vec tree_positions(const struct fa_cpu_job *job, const struct round *roun
 	return vec_load(positions);
 }
 
-/* Scores and weights of one row; hidden keys get weight 0. */
 static void row_softmax(const struct fa_cpu_job *job, const struct score_map *map,
                         struct state *state, const struct round *round, int32_t row)
 {

@@ -23,7 +23,7 @@ static uint64_t xcr0(void)
 
 /* The sets that machine and system both support. */
 enum {
-	HAS_AVX2 = 1 << 0,   /* with FMA and F16C */
+	HAS_AVX2 = 1 << 0,
 	HAS_AVX512 = 1 << 1, /* F, BW, DQ, VL, and all of AVX2 */
 	HAS_AVX512BF16 = 1 << 2,
 };
@@ -38,11 +38,11 @@ static unsigned int machine_has(void)
 	if (!__get_cpuid(1, &a, &b, &c, &d) || (c & leaf1) != leaf1)
 		return 0;
 	saved = xcr0();
-	if ((saved & 0x6) != 0x6) /* xmm, ymm */
+	if ((saved & 0x6) != 0x6)
 		return 0;
 	if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2))
 		return 0;
-	if ((b & leaf7) != leaf7 || (saved & 0xe6) != 0xe6) /* and masks, zmm */
+	if ((b & leaf7) != leaf7 || (saved & 0xe6) != 0xe6)
 		return HAS_AVX2;
 	if (a < 1 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & 1u << 5))
 		return HAS_AVX2 | HAS_AVX512;
@@ -58,7 +58,6 @@ static unsigned int machine_has(void)
 
 #endif
 
-/* The widest first. */
 static const struct {
 	const struct fa_cpu_isa *isa;
 	unsigned int needs;

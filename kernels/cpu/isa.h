@@ -22,7 +22,7 @@ struct fa_cpu_job {
 	 * offset in the page. */
 	const char *q, *k, *v;
 	char *out;
-	float *lse;                            /* or NULL */
+	float *lse;
 	int64_t q_stride_token, q_stride_head; /* strides in bytes, except lse's */
 	int64_t k_stride, v_stride;            /* from token to token */
 	int64_t k_stride_head, v_stride_head;
@@ -45,7 +45,7 @@ struct fa_cpu_job {
 	int32_t group;
 	int32_t n_heads; /* KV heads, from that of k and v on */
 	int32_t rows;    /* at most FA_CPU_TILE_ROWS_MAX, at least 1 */
-	int64_t row;     /* the first */
+	int64_t row;
 
 	/* Row i sees keys [i + n_k - n_q - left, i + n_k - n_q + right] within [begin, end).
 	 * Clamped so that no sum overflows. */

@@ -2,18 +2,14 @@
  * One tile of attention for many query rows: lanes are query rows. Compiled once for every
  * instruction set; pure functions of a job and its scratch, any thread.
  *
- * Rows are divided into panels of PANEL rows, a few vectors wide. Q is transposed, so that S^T = K
- * Q^T and O^T = V^T P^T are sums of outer products: a vector of rows times a scalar of K or V,
- * accumulated in a block of registers. Softmax runs along keys, thus across vectors: no step
- * shuffles lanes.
+ * Rows are divided into panels of a few vectors. Q is transposed, so that S^T = K Q^T and O^T = V^T
+ * P^T are sums of outer products of a vector of rows and a scalar of K or V, in a block of
+ * registers; softmax runs across vectors. K and V come in rounds of SCORE_KEYS keys, converted to
+ * fp32 and packed once for all panels (strides of whole tokens would map to few cache sets). With
+ * bf16 dot products a word holds two bf16: adjacent dims in K and Q, adjacent keys in V and P.
  *
- * K and V come in rounds of SCORE_KEYS keys, converted to fp32 and packed once for all panels
- * (strides of whole tokens would map to few cache sets). With bf16 dot products a 32-bit word holds
- * two bf16 instead: adjacent dims in K and Q, adjacent keys in V and P.
- *
- * A panel computes the keys between the first and the last that any of its rows sees, in steps of
- * KEY_STEP. Hidden keys get score -inf and weight 0. As 0 times an infinity or NaN of V is NaN,
- * panels with hidden keys accumulate rounds with such values key by key.
+ * Hidden keys get score -inf and weight 0. As 0 times an infinity or NaN of V is NaN, panels with
+ * hidden keys accumulate rounds with such values key by key.
  */
 #include "kernels/cpu/isa-symbols.h"
 #include "kernels/cpu/score.h"

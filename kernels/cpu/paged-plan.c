@@ -200,7 +200,6 @@ bool fa_cpu_paged_attend(const struct fa_cpu_isa *isa, const struct fa_paged_att
 	float *partials;
 	struct fa_cpu_job job;
 
-	/* Later rows see more keys and go first. */
 	block = tiling->n_blocks - 1 - block;
 	fill_job(params, b, (int32_t)(list % params->cache->kv_heads), &job);
 	job.stop = stop;

@@ -13,7 +13,7 @@
 
 /* A sequence; its tiles are numbered by block, head and split. */
 struct fa_cpu_paged_tiling {
-	int64_t tile; /* the first */
+	int64_t tile;
 	int64_t n_blocks;
 	int64_t keys_begin, keys_end; /* that any row sees */
 	int64_t split_keys;           /* keys per split; splits start at its multiples */
@@ -44,7 +44,6 @@ void fa_cpu_paged_lay_out(const struct fa_paged_attention *params,
                           const struct fa_cpu_paged_plan *plan, void *workspace,
                           struct fa_cpu_paged_workspace *ret_workspace);
 
-/* Computes one tile. */
 bool fa_cpu_paged_attend(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
                          const struct fa_cpu_paged_workspace *workspace, int64_t tile,
                          void *scratch, const bool *stop);

@@ -9,8 +9,8 @@
 #include <math.h>
 #include <string.h>
 
-#define TOKENS 16     /* per tile of append and read */
-#define MERGE_ROWS 64 /* per tile of merge */
+#define TOKENS 16
+#define MERGE_ROWS 64
 
 static int64_t element_bytes(enum fa_attention_dtype dtype)
 {
@@ -62,7 +62,6 @@ static void find_row(const struct fa_paged_cache *cache, int64_t layer, const ui
 	}
 }
 
-/* The sequence of new token @token. */
 static int32_t find_sequence(const struct fa_paged_step *step, int64_t token)
 {
 	int32_t low = 0, high = step->batch;
@@ -82,7 +81,7 @@ static int32_t find_sequence(const struct fa_paged_step *step, int64_t token)
 
 struct append_scratch {
 	float cos[FA_ATTENTION_HEAD_DIM_MAX / 2], sin[FA_ATTENTION_HEAD_DIM_MAX / 2];
-	float row[FA_ATTENTION_HEAD_DIM_V_MAX]; /* to be quantised */
+	float row[FA_ATTENTION_HEAD_DIM_V_MAX];
 };
 
 static void angles(const struct fa_paged_rotary *rotary, int64_t position,
@@ -120,7 +119,6 @@ static void rotate(const struct fa_cpu_isa *isa, const struct fa_paged_append *p
 		memcpy(to + rotated, from + rotated, (size_t)(all - rotated));
 }
 
-/* Writes head @head of a token's K or V into its page, quantised. */
 static void append_codes(const struct fa_cpu_isa *isa, const struct fa_paged_append *p,
                          const char *from, bool is_v, int32_t head, const struct page_row *row,
                          struct append_scratch *scratch)

@@ -2,16 +2,15 @@
  * Which rows and keys a tile of a request computes (tiling.h says how it is divided). Pure
  * functions, any thread; the only state is in the request's workspace.
  *
- * Query heads that share a KV head are packed into one list of rows (token by token, head by head
- * within a token) and share each pass over K and V. A tile is a block of that list. In a ragged
- * batch, blocks of M rows of a sequence that starts at row s have numbers from s / M + b on, so a
- * tile finds its sequence without a table; the ranges never overlap, and at most one number per
- * sequence is unused, an empty tile. Where all sequences are short, as in decoding, a tile is one
- * sequence's rows of a few adjacent KV heads.
+ * Query heads that share a KV head are packed into one list of rows (token by token, head by head)
+ * and share each pass over K and V. A tile is a block of that list. In a ragged batch, blocks of M
+ * rows of sequence b, which starts at row s, have numbers from s / M + b on: no table is needed,
+ * and at most one number per sequence is unused, an empty tile. Where all sequences are short, a
+ * tile is one sequence's rows of a few adjacent KV heads.
  *
  * Where that gives few tiles of many keys, a tile computes one split of its block's keys and leaves
- * partial rows in the workspace. The tile that finishes a block's last split reduces all of them,
- * in the order of keys. Such tiles are numbered by sequence, block, heads and split.
+ * partial rows in the workspace. The tile that finishes a block's last split reduces all of them in
+ * order. Such tiles are numbered by sequence, block, heads and split.
  */
 #include "kernels/cpu/integer.h"
 #include "kernels/cpu/tiling.h"
@@ -20,7 +19,7 @@
 
 struct location {
 	int32_t sequence, kv_head, n_heads;
-	int64_t block, n_blocks; /* of the sequence */
+	int64_t block, n_blocks;
 };
 
 static void locate_ragged(const struct fa_attention_params *params, int32_t block, int64_t tile,
@@ -134,8 +133,8 @@ static void splits_init(struct splits *splits, const struct fa_attention_params 
 }
 
 struct split {
-	int64_t number;          /* within its block */
-	int64_t counter;         /* its block's */
+	int64_t number;
+	int64_t counter;
 	int64_t partial, stride; /* the block's first partial row; distance between splits */
 };
 

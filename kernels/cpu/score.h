@@ -205,7 +205,6 @@ static inline float score_finish(const struct fa_cpu_job *job, int64_t row, floa
 	return factor;
 }
 
-/* Stores @values times @factor as a row of @job. */
 static inline void score_store(const struct fa_cpu_job *job, int64_t row, const float *values,
                                float factor)
 {

@@ -92,7 +92,6 @@ static bool pack_any(enum fa_attention_dtype dtype, const char *from, int64_t fr
 	return false;
 }
 
-/* Decodes rows of codes to fp32. */
 static bool pack_codes(const struct fa_cpu_job *job, const char *from, int64_t from_stride,
                        const float *scales, float scale, float *to, int32_t to_stride, int32_t rows,
                        int32_t dim)

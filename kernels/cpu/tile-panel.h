@@ -76,7 +76,7 @@ VEC_INLINE void panel_values(const struct tile *tile, int32_t panel, const bool 
                              const int vectors, int32_t first, int32_t end)
 {
 	struct scratch *scratch = tile->scratch;
-	int32_t keys = paired ? 2 : 1; /* per step */
+	int32_t keys = paired ? 2 : 1;
 
 	for (int32_t c = 0; c < tile->job->head_dim_v; c += VEC_PANEL_SCALARS) {
 		vec sums[VEC_PANEL_SCALARS][VEC_PANEL_VECTORS];

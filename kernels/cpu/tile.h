@@ -8,8 +8,8 @@
 #define PANEL (VEC_PANEL_VECTORS * VEC_LANES)
 #define PANELS (FA_CPU_TILE_ROWS_MAX / PANEL)
 #define KEY_STEP 8 /* a multiple of VEC_PANEL_SCALARS, and even for pairs */
-#define K_STRIDE (FA_ATTENTION_HEAD_DIM_MAX + 16)   /* words; an odd number of cache lines */
-#define V_STRIDE (FA_ATTENTION_HEAD_DIM_V_MAX + 16) /* at most */
+#define K_STRIDE (FA_ATTENTION_HEAD_DIM_MAX + 16) /* words; an odd number of cache lines */
+#define V_STRIDE (FA_ATTENTION_HEAD_DIM_V_MAX + 16)
 
 _Static_assert(PANELS *PANEL == FA_CPU_TILE_ROWS_MAX, "panels fill a tile");
 _Static_assert(KEY_STEP % VEC_PANEL_SCALARS == 0 && SCORE_KEYS % KEY_STEP == 0, "steps fit");
@@ -18,12 +18,12 @@ _Static_assert(KEY_STEP % VEC_PANEL_SCALARS == 0 && SCORE_KEYS % KEY_STEP == 0, 
 struct scratch {
 	float q[PANELS][FA_ATTENTION_HEAD_DIM_MAX][PANEL];   /* [panel][word of d][row] */
 	float o[PANELS][FA_ATTENTION_HEAD_DIM_V_MAX][PANEL]; /* [panel][dim of v][row] */
-	float s[SCORE_KEYS][PANEL];                          /* scores, then weights */
-	float k[SCORE_KEYS * K_STRIDE];                      /* [key][word of d] */
-	float v[SCORE_KEYS * V_STRIDE];                      /* [key or pair][dim of v] */
-	float highest[PANELS][PANEL], sum[PANELS][PANEL];    /* running, in log2 */
-	float slope[PANELS][PANEL];                          /* ALiBi, in log2 */
-	float position[PANEL], low[PANEL], high[PANEL];      /* relative to the round */
+	float s[SCORE_KEYS][PANEL];
+	float k[SCORE_KEYS * K_STRIDE];                   /* [key][word of d] */
+	float v[SCORE_KEYS * V_STRIDE];                   /* [key or pair][dim of v] */
+	float highest[PANELS][PANEL], sum[PANELS][PANEL]; /* running, in log2 */
+	float slope[PANELS][PANEL];                       /* ALiBi, in log2 */
+	float position[PANEL], low[PANEL], high[PANEL];   /* relative to the round */
 	float rescale[PANEL];
 	float row[FA_ATTENTION_HEAD_DIM_V_MAX + VEC_LANES];
 };

@@ -121,7 +121,6 @@ find_decode(const struct fa_cuda_chip *chip, const struct fa_paged_cache *cache,
 {
 	struct fa_cuda_chip other = *chip;
 
-	/* Finds an sm_80 kernel. */
 	if (rows > FA_SM90_PAGED_ROWS_MAX && other.arch == 90)
 		other.arch = 89;
 	return fa_cuda_paged_find(&other, FA_CUDA_PAGED_DECODE, cache->store, cache->dtype,

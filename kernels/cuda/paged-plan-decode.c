@@ -21,7 +21,6 @@ static uint32_t split_tiles_of(uint32_t tiles)
 	return split_tiles;
 }
 
-/* A decode plan under construction. */
 struct decode_build {
 	const struct fa_paged_attention *p;
 	struct fa_cuda_paged_plan *plan;
@@ -188,7 +187,6 @@ static struct fa_cuda_paged_partial_range partials_of(const struct decode_build 
 	};
 }
 
-/* After tiles were divided. */
 static void finish_suffixes(const struct decode_build *build, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++) {

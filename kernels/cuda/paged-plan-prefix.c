@@ -73,7 +73,6 @@ static int64_t gain_of(const struct search *search, uint32_t low, uint32_t high,
                        bool all)
 {
 	const uint32_t pass = search->rows < PASS_ROWS ? search->rows : PASS_ROWS;
-	/* All have dropped the same number of tokens. */
 	const int64_t tokens = (int64_t)pages * search->page_tokens -
 	                       member_at(search, low)->first % search->page_tokens;
 	uint64_t rows = 0, passes = 0;
@@ -233,7 +232,7 @@ static uint32_t find_members(const struct fa_paged_attention *p, const bool *can
 /* Numbers the groups that kept members without gaps. */
 static void fill(const struct search *search, uint32_t n, struct fa_cuda_paged_groups *groups)
 {
-	uint32_t *numbers = search->order; /* no longer needed */
+	uint32_t *numbers = search->order;
 
 	for (uint32_t i = 0; i < search->groups; i++)
 		numbers[i] = FA_CUDA_PAGED_NO_GROUP;

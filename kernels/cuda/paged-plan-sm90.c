@@ -4,7 +4,6 @@
 
 #include <stdlib.h>
 
-/* As in plan.c. */
 #define MAP_DIM_MAX (INT32_MAX - 256)
 /* Slots of the maps: loads beyond give zeros. */
 #define SLOTS ((uint64_t)INT32_MAX)

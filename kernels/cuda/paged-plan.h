@@ -40,7 +40,6 @@ enum fa_cuda_paged_kind {
 	FA_CUDA_PAGED_GATE, /* no request: the gate before one */
 };
 
-/* One built kernel. */
 struct fa_cuda_paged_kernel {
 	const char *symbol;
 	enum fa_cuda_paged_image image;
@@ -111,7 +110,7 @@ struct fa_cuda_paged_launch {
 	uint32_t grid_x, grid_y;
 	/* Parts of the output that can be reported separately (fa_cuda_done.parts); 0: none. */
 	uint32_t parts;
-	union { /* the kernel's first parameter */
+	union {
 		struct fa_cuda_paged_attention attention;
 		struct fa_cuda_paged_append append;
 		/* Of small kernels; they begin as the two above. */
@@ -127,7 +126,7 @@ struct fa_cuda_paged_launch {
 		struct fa_cuda_gate gate;
 	} args;
 	/* For the kernel's second parameter, struct fa_cuda_maps, if it has one. */
-	uint32_t n_maps; /* FA_CUDA_MAPS or 0 */
+	uint32_t n_maps;
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
 };
 

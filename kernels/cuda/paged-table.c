@@ -171,7 +171,6 @@
 
 const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 	/* clang-format off */
-	/* Among equals the first is chosen. */
 	FA_SM90_PAGED_DECODE(DECODE_90_F16)
 	FA_SM90_PAGED_DECODE(DECODE_90_BF16)
 	FA_SM80_PAGED_DECODE(DECODE_F16)

@@ -24,8 +24,6 @@ static int64_t element_bytes(const struct fa_attention_params *params)
 	return params->dtype == FA_ATTENTION_F32 ? 4 : 2;
 }
 
-/* The window as kernels expect it: causal is a right side of 0, and a side that hides nothing is
- * FA_CUDA_WINDOW_MAX. */
 static void window(const struct fa_attention_params *params, int32_t *ret_left, int32_t *ret_right)
 {
 	int64_t left = params->window_left, right = params->window_right;

@@ -12,7 +12,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Modules of the build; a kernel is found in its module by symbol. */
 enum fa_cuda_image {
 	FA_CUDA_IMAGE_SM80_F16,
 	FA_CUDA_IMAGE_SM80_BF16,
@@ -30,7 +29,6 @@ enum fa_cuda_kind {
 	FA_CUDA_RICH,   /* everything */
 };
 
-/* One built kernel. */
 struct fa_cuda_kernel {
 	const char *symbol;
 	enum fa_cuda_image image;
@@ -51,7 +49,6 @@ struct fa_cuda_kernel {
 extern const struct fa_cuda_kernel fa_cuda_kernels[];
 extern const size_t fa_cuda_kernels_count;
 
-/* The properties of a device that the choice depends on. */
 struct fa_cuda_chip {
 	int32_t arch;             /* 10 * major + minor of the compute capability */
 	int32_t shared_bytes_max; /* CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
@@ -75,21 +72,19 @@ struct fa_cuda_map {
 
 struct fa_cuda_launch {
 	const struct fa_cuda_kernel *kernel;
-	uint32_t grid;                 /* blocks, along x; 0: nothing to launch */
-	struct fa_cuda_attention args; /* the kernel's first parameter */
-	uint64_t work_ns;              /* expected duration at most, with wgmma; else 0 */
+	uint32_t grid; /* blocks, along x; 0: nothing to launch */
+	struct fa_cuda_attention args;
+	uint64_t work_ns; /* expected duration at most, with wgmma; else 0 */
 	/* For the kernel's second parameter, struct fa_cuda_maps, if it has one. */
-	uint32_t n_maps; /* FA_CUDA_MAPS or 0 */
+	uint32_t n_maps;
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
 };
 
 /* Sets the soft cap in @args, which are zero-initialised. 0: none. */
 void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float softcap);
 
-/* True if @kernel is for one compute capability alone. */
 bool fa_cuda_kernel_is_special(const struct fa_cuda_kernel *kernel);
 
-/* True if the chip runs @kernel. */
 bool fa_cuda_kernel_runs(const struct fa_cuda_kernel *kernel, const struct fa_cuda_chip *chip);
 
 /* True if @kernel computes @params, by its table row; the chip is not considered. */
@@ -106,7 +101,6 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 const struct fa_cuda_kernel *fa_cuda_attention_kernel(const struct fa_cuda_chip *chip,
                                                       const struct fa_attention_params *params);
 
-/* The launch on that kernel. Also -ENOTSUP if there is none. */
 int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
                            const struct fa_attention_params *params, char *text, size_t text_bytes,
                            struct fa_cuda_launch *ret_launch);

@@ -47,7 +47,7 @@ struct fa_cuda_gate {
 	uint64_t *report;
 };
 
-#define FA_CUDA_DONE_PARTS 8   /* at most */
+#define FA_CUDA_DONE_PARTS 8
 #define FA_CUDA_CLIENT_WORDS 8 /* as FA_COMPLETION_DEVICE_WORDS */
 
 /* What a preempted block of threads has left to do. */
@@ -121,8 +121,8 @@ struct fa_cuda_attention {
 
 	/* The grid is one-dimensional. Blocks of rows are numbered within sections of (sequence,
 	 * head, slice of V) triples whose K and V fit in L2 together. */
-	int32_t blocks_m;     /* blocks of query rows, for the longest sequence */
-	int32_t slices;       /* of V's columns */
+	int32_t blocks_m; /* blocks of query rows, for the longest sequence */
+	int32_t slices;
 	int32_t triples;      /* batch * heads * slices */
 	int32_t section;      /* triples per section */
 	int32_t longest_last; /* later rows see more keys: start with them */

@@ -2,14 +2,13 @@
  * Completion of a launch, reported by its last block with a store to host memory. Whoever sees the
  * word sees all output of all blocks, on host and device.
  *
- * Every block counts itself once, even if it had nothing to do. A barrier orders the block's stores
- * before the counting thread; its device fence orders them before the count. The last block to
- * count has thereby observed all others, and its fence alone needs system scope: causality is
- * transitive in PTX's memory model. TMA stores must have completed (cp.async.bulk.wait_group 0,
- * without .read) before the barrier.
+ * Every block counts itself once, even if it had nothing to do. A barrier and a device fence order
+ * the block's stores before its count. The last block has thereby observed all others, and only its
+ * fence needs system scope: causality is transitive in PTX's memory model. TMA stores must have
+ * completed (cp.async.bulk.wait_group 0, without .read) before the barrier.
  *
- * Counting costs a fence and a round trip to L2 at the end of the launch. Where few blocks store
- * all output (fa_cuda_done.parts), each reports its own part instead, and none counts.
+ * Where few blocks store all output (fa_cuda_done.parts), each reports its own part, and none
+ * counts.
  */
 #pragma once
 

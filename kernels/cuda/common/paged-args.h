@@ -28,12 +28,11 @@
 #define FA_CUDA_PAGED_INLINE_ITEMS 8
 #define FA_CUDA_PAGED_INLINE_TABLE 384
 
-/* One layer of a cache. */
 struct fa_cuda_pages {
 	char *k, *v;           /* slot 0's, head 0 */
 	const uint32_t *table; /* slots */
 	uint64_t page_magic;   /* strip * page_magic >> 32 is the strip's page */
-	uint32_t page_strips;  /* strips of a page */
+	uint32_t page_strips;
 	uint32_t k_row, v_row; /* bytes from token to token; a multiple of 16 */
 };
 
@@ -43,8 +42,8 @@ struct fa_cuda_paged_item {
 	/* Per part; at least 1 more than epilogue_tiles. */
 	uint32_t tiles;
 	uint32_t parts;
-	uint32_t row_blocks; /* per KV head */
-	uint32_t first_q;    /* its first row in dense tensors */
+	uint32_t row_blocks;
+	uint32_t first_q; /* its first row in dense tensors */
 	uint32_t n_q, n_k;
 	uint32_t begin;       /* rows see tokens of [begin, n_k); tiles start at begin's strip */
 	uint32_t first;       /* earlier tokens are hidden */
@@ -75,8 +74,8 @@ struct fa_cuda_paged_split {
  * tiles of [tile + p tiles, tile + (p + 1) tiles), from index parts + p + first block on. */
 struct fa_cuda_paged_partial_range {
 	uint32_t tile, tiles;
-	uint32_t parts;      /* before p = 0 */
-	uint32_t row_blocks; /* per KV head */
+	uint32_t parts; /* before p = 0 */
+	uint32_t row_blocks;
 };
 
 /* A row block of a suffix, [64 bytes]; those of one prefix are contiguous, as their rows are. It
@@ -135,7 +134,7 @@ struct fa_cuda_paged_attention {
 	const uint32_t *block_items; /* decode: [grid], the item of each block's first tile */
 	/* With FA_CUDA_PAGED_SPLIT: partial results are [partial][row]; those of fixed splits are
 	 * in the order of splits, others as in struct fa_cuda_paged_partial_range. */
-	const struct fa_cuda_paged_split *splits; /* of each item */
+	const struct fa_cuda_paged_split *splits;
 	const struct fa_cuda_paged_suffix *suffixes;
 	const uint32_t *tokens;    /* rows of all prefixes in dense tensors, from first_q on */
 	uint64_t *suffix_counters; /* [suffix][KV head][slice], as counters */
@@ -161,7 +160,7 @@ struct fa_cuda_rotary {
 	double turns[128];         /* angle of position 1 / 2 pi; [half] */
 };
 
-#define FA_CUDA_APPEND_TOKENS 8 /* per block */
+#define FA_CUDA_APPEND_TOKENS 8
 #define FA_CUDA_TOKENS_THREADS 256
 #define FA_CUDA_GATE_THREADS 32
 
@@ -179,7 +178,6 @@ struct fa_cuda_paged_append {
 	struct fa_cuda_done done; /* as in struct fa_cuda_attention */
 };
 
-/* The same with inline items and table. */
 struct fa_cuda_paged_small_append {
 	struct fa_cuda_paged_append plain;
 	struct fa_cuda_paged_item items[FA_CUDA_PAGED_INLINE_ITEMS];
@@ -207,7 +205,6 @@ struct fa_cuda_paged_attention_quantised {
 	struct fa_cuda_paged_quantised quantised;
 };
 
-/* As struct fa_cuda_paged_small_attention. */
 struct fa_cuda_paged_small_attention_quantised {
 	struct fa_cuda_paged_attention_quantised plain; /* inline_items is not 0 */
 	uint32_t table[FA_CUDA_PAGED_INLINE_TABLE];
@@ -226,7 +223,7 @@ struct fa_cuda_paged_partial {
 
 struct fa_cuda_paged_merge {
 	struct fa_cuda_paged_partial a, b, result;
-	int64_t rows; /* tokens * heads */
+	int64_t rows;
 	int32_t heads, head_dim_v, dtype;
 	int32_t aligned;
 	struct fa_cuda_done done;
@@ -236,7 +233,7 @@ struct fa_cuda_paged_merge {
 struct fa_cuda_paged_copy {
 	char *pool;
 	int64_t layer_stride, v_offset, k_bytes, v_bytes;
-	const uint32_t *from, *to; /* from NULL: clear */
+	const uint32_t *from, *to;
 	struct fa_cuda_done done;
 };
 

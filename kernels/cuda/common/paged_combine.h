@@ -278,7 +278,6 @@ fa_paged_combine_suffixes(const struct fa_cuda_paged_attention &args,
 	for (uint32_t i = 0; next < n; i++) {
 		const uint32_t index = flags[i];
 
-		/* Some warps may be idle. */
 		if (index == FA_CUDA_PAGED_NO_SUFFIX || next++ % teams != team)
 			continue;
 		fa_paged_combine<C, 2, 4>(args,

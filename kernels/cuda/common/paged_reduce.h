@@ -10,7 +10,6 @@
 #include <float.h>
 #include <stdint.h>
 
-/* The first row of a segment's partial result. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_paged_partial_row(const struct fa_cuda_paged_attention &args,
                                                          const fa_paged_segment_of<C> &segment)

@@ -64,7 +64,6 @@ __device__ __forceinline__ uint32_t fa_paged_token_of(uint32_t at, uint32_t grou
 	return (uint32_t)(((float)at + 0.5f) * fa_rcp((float)group));
 }
 
-/* Row @row of a part. */
 template <class C>
 __device__ __forceinline__ struct fa_paged_row
 fa_paged_row_of(const struct fa_cuda_paged_attention &args, const fa_paged_segment_of<C> &segment,
@@ -72,7 +71,6 @@ fa_paged_row_of(const struct fa_cuda_paged_attention &args, const fa_paged_segme
 {
 	const struct fa_cuda_attention &p = args.attention;
 	const struct fa_cuda_paged_item &item = segment.item;
-	/* Rows past the last repeat it. */
 	const uint32_t at = min(segment.row(args, C::ROWS) + row, item.n_q * p.group - 1);
 	const bool tree = item.tree_start != FA_CUDA_PAGED_NO_TREE;
 	struct fa_paged_row info;
@@ -184,7 +182,6 @@ fa_paged_mask_scores(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_a
 	return fa_paged_mask_scores_as<C, true>(dots, args, item, rows_info, token);
 }
 
-/* A row of Q; NULL: past the last row. */
 template <class C>
 __device__ __forceinline__ const char *fa_paged_q_row(const struct fa_cuda_paged_attention &args,
                                                       const fa_paged_segment_of<C> &segment,
@@ -206,7 +203,6 @@ __device__ __forceinline__ const char *fa_paged_q_row(const struct fa_cuda_paged
 	       (head + (at - of_item * p.group)) * p.q.stride_head;
 }
 
-/* 16 bytes of a row of Q, zeros past its end. ALIGNED: known at compile time. */
 template <class C, bool ALIGNED = false>
 __device__ __forceinline__ uint4 fa_paged_q_chunk(const struct fa_cuda_attention &p,
                                                   const char *row, uint32_t chunk)
@@ -230,10 +226,9 @@ __device__ __forceinline__ uint4 fa_paged_q_chunk(const struct fa_cuda_attention
 		halves[4] | (uint32_t)halves[5] << 16, halves[6] | (uint32_t)halves[7] << 16);
 }
 
-/* Where a row's output goes. */
 struct fa_paged_out_row {
-	char *out;  /* its first element, or NULL */
-	float *lse; /* or NULL */
+	char *out; /* its first element, or NULL */
+	float *lse;
 	uint32_t head;
 };
 
@@ -273,7 +268,6 @@ __device__ __forceinline__ float fa_paged_factor(const struct fa_cuda_attention 
 {
 	float factor = sum == 0 ? 0 : 1 / sum;
 
-	/* As fa_sm80_finish(). */
 	if (p.sinks) {
 		const float sink = p.sinks[head] * 1.44269504f;
 		const float top = fmaxf(max, sink);

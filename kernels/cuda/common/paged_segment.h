@@ -206,7 +206,6 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 			return part / args.slices / item.row_blocks;
 	}
 
-	/* Rows of the part, @most at most. */
 	__device__ __forceinline__ uint32_t rows(const struct fa_cuda_paged_attention &args,
 	                                         uint32_t most) const
 	{
@@ -227,7 +226,6 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 template <class C>
 using fa_paged_segment_of = struct fa_paged_segment<C::SPLIT_ITEMS, C::PRECOMPUTED>;
 
-/* The block that has a tile. */
 __device__ __forceinline__ uint32_t fa_paged_block_of(const struct fa_cuda_paged_attention &args,
                                                       uint32_t tile)
 {

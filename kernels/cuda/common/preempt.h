@@ -1,18 +1,17 @@
 /*
- * Preemption: how a launch yields its SMs to more urgent work and resumes later. Blocks of threads
- * that compute many blocks of rows hold an SM for long, and a higher priority gets an SM only when
- * a block ends.
+ * Preemption: how a launch yields its SMs to more urgent work and resumes later. A higher priority
+ * gets an SM only when a block of threads ends, and blocks that compute many blocks of rows run
+ * long.
  *
- * The loading warp polls a word in device memory once per tile of keys. Every launch has a turn,
- * greater than all before; once the word is >= its turn, a block saves its state (O, maxima and
- * sums, in fp32 as in registers), appends a record to a list and exits. Blocks that have not begun
- * append a record and exit. The last block reports the length of the list instead of completion,
- * and the host later relaunches the kernel with one block per record. Results are the same to the
- * bit. Turns need no reset, and no order between the word's store and a launch.
+ * The loading warp polls a word in device memory once per tile of keys. Once that is >= the
+ * launch's turn, which is greater than all before, a block saves its state (O, maxima and sums, in
+ * fp32), appends a record to a list and exits. The last block reports the list's length instead of
+ * completion, and the host later relaunches the kernel with one block per record. Results are the
+ * same to the bit.
  *
  * A resumed block computes at least one tile, so every state of a list is consumed by the next
  * launch, and two sides are enough: one is read, one written. A block without a free slot is not
- * preempted. docs/kernels.md has the alternatives.
+ * preempted.
  */
 #pragma once
 

@@ -1,12 +1,9 @@
 /*
- * Soft caps: from a dot product to cap_out * tanh(cap_in * dot).
- *
- * tanh takes two steps of the special function unit, which has time for two per (row, key) at head
- * dim 128 and needs one for the exponential; tanh.approx takes one but has only 2^-11. So small
- * dots, below 15/16 of the cap, use a polynomial in y = dot^2 - cap_square, whose sign says that
- * they are small. A large dot, and its y, are replaced by values for which the polynomial gives its
- * logit, so that all dots share the code. The choice depends on the dot alone, so no bit of a row
- * depends on its neighbours.
+ * Soft caps: from a dot product to cap_out * tanh(cap_in * dot). The special function unit has no
+ * time for an exact tanh, and tanh.approx is inexact (docs/kernels.md). Small dots, below 15/16 of
+ * the cap, use a polynomial in y = dot^2 - cap_square, whose sign says that they are small. A large
+ * dot, and its y, are replaced by values for which the polynomial gives its logit. The choice
+ * depends on the dot alone, so no bit of a row depends on its neighbours.
  */
 #pragma once
 

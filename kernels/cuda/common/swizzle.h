@@ -13,7 +13,6 @@ template <int D> struct fa_swizzle {
 	static constexpr int row_bytes = D * 2;
 	/* Chunks that are permuted among themselves. */
 	static constexpr int period = D % 64 == 0 ? 8 : 4;
-	/* Threads that move a row together. */
 	static constexpr int lanes = D % 128 == 0 ? 16 : period;
 
 	static __device__ __forceinline__ uint32_t key(uint32_t row)

@@ -48,13 +48,11 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 			bytes[c] = (chunk + c * lanes) * 8 < width ? 16 : 0;
 	}
 
-	/* To the previous tile. */
 	__device__ __forceinline__ void retreat(void)
 	{
 		source -= ROWS * stride;
 	}
 
-	/* Starts the copy of a whole tile to @tile. */
 	__device__ __forceinline__ void load(uint32_t tile) const
 	{
 		uint32_t at = 0;

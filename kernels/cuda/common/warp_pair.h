@@ -12,8 +12,8 @@
 /* A warp's role in its pair. Of V's columns, in groups of eight chunks, half 0 has chunks 0 to 3
  * and half 1 chunks 4 to 7. */
 template <class C> struct fa_warp_pair {
-	uint32_t barrier;      /* named barrier */
-	uint32_t half;         /* 0 or 1 */
+	uint32_t barrier;
+	uint32_t half;
 	uint32_t mine, others; /* shared memory of this warp and of the other: P, then rows */
 
 	__device__ __forceinline__ fa_warp_pair(uint32_t shared, uint32_t warp)

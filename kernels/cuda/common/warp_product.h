@@ -62,7 +62,6 @@ template <class T> struct fa_warp_v_split {
 	{
 		constexpr uint32_t infinity = fa_infinity<T>(), carry = 0x8000 - infinity;
 		const uint32_t magnitude = word & 0x7fff7fff;
-		/* Bit 15 of each half. */
 		const uint32_t not_finite = (magnitude + carry * 0x10001) & 0x80008000;
 		const uint32_t nan = (magnitude + (carry - 1) * 0x10001) & 0x80008000;
 

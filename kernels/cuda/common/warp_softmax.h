@@ -41,7 +41,6 @@ template <class C> __device__ __forceinline__ void fa_warp_clear(struct fa_warp_
 				rows.out[a][j][e] = 0;
 }
 
-/* Which keys of a tile a thread's rows see. */
 template <class C> struct fa_warp_visibility {
 	int32_t key;   /* the thread's first key relative to its first row; unused without BAND */
 	int32_t start; /* keys from there to the first that is not hidden, if the source STARTS */
@@ -59,7 +58,6 @@ template <class C> struct fa_warp_visibility {
 	}
 };
 
-/* Sets hidden logits to -inf. */
 template <class C, int TILES>
 __device__ __forceinline__ void fa_warp_mask(float (&dots)[C::ATOMS][TILES][4],
                                              const struct fa_warp_visibility<C> &sight)

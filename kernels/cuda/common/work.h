@@ -70,7 +70,6 @@ __device__ __forceinline__ struct fa_work fa_work_get(const struct fa_cuda_atten
 	                  (args.longest_last ? args.blocks_m - 1 - block : block) * rows);
 }
 
-/* Start of the sequence's and head's part of a tensor. */
 __device__ __forceinline__ const char *fa_work_base(const struct fa_cuda_tensor &tensor,
                                                     int32_t sequence, int64_t first, int32_t head)
 {

@@ -1,18 +1,17 @@
 /*
  * Forward attention on mma.sync, for fp16 and bf16. A block computes ROWS query rows of one head;
- * each warp, or pair of warps, owns WARP_ROWS of them and shares the tiles of K and V with the
- * others. The config's SOURCE loads those (source.h).
+ * each warp, or pair of warps, owns WARP_ROWS of them. The config's SOURCE loads K and V
+ * (source.h).
  *
- * Keys go from the last tile to the first. K and V arrive by cp.async in STAGES buffers. At the top
- * of a tile each thread waits for its own copies, then one barrier (all threads, once per tile)
- * makes the tile visible and frees the previous buffer for the next copies.
+ * Keys go from the last tile to the first, by cp.async in STAGES buffers. At the top of a tile each
+ * thread waits for its own copies, then one barrier (all threads, once per tile) makes the tile
+ * visible and frees the previous buffer.
  *
  * A pair (SPLIT 2) has named barrier 1 + its index, 64 threads, twice per tile: to agree whether to
- * raise the maxima (both have read the other's previous P), and when P is written. Raising takes
- * one more, the end two.
+ * raise the maxima, and when P is written. Raising takes one more, the end two.
  *
  * Where rows see different keys, a block that wrote an infinity or NaN recomputes its rows
- * (recompute.h), after everything else, so that the usual case pays no registers for it.
+ * (recompute.h), after everything else, so that the usual case pays no registers.
  */
 #pragma once
 
@@ -40,7 +39,7 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
                  const typename C::SOURCE::WORK &work, uint32_t q_tile)
 {
 	const struct fa_cuda_attention &args = C::SOURCE::attention(given);
-	const uint32_t kv_tiles = q_tile + C::Q_BYTES; /* a stage: K, then V */
+	const uint32_t kv_tiles = q_tile + C::Q_BYTES;
 	constexpr uint32_t stage_bytes = C::K_BYTES + C::V_BYTES;
 	const uint32_t lane = threadIdx.x % 32;
 	const int32_t warp_row = threadIdx.x / 32 / C::SPLIT * C::WARP_ROWS;
@@ -224,7 +223,6 @@ __device__ __forceinline__ bool fa_sm80_finish(struct fa_warp_rows<C> &rows,
 	else
 		__syncwarp();
 
-	/* Each warp of a pair stores half of the rows. */
 	constexpr int store_rows = C::WARP_ROWS / C::SPLIT;
 
 	return fa_store_rows<store_rows, C::DIM_V, C::LOGITS::any_alignment, C::BAND,

@@ -46,7 +46,6 @@
 /* Padding of the rows of Q, K and P, in elements. */
 #define FA_SM80_F32_PAD 4
 
-/* Q, K, V and P. */
 #define FA_SM80_F32_SHARED_BYTES(dim, dim_v, rows, keys)                                           \
 	(4 * ((16 * (rows) + 8 * (keys)) * ((dim) + FA_SM80_F32_PAD) + 8 * (keys) * (dim_v) +      \
 	      8 * (keys) * (16 * (rows) + FA_SM80_F32_PAD)))

@@ -223,7 +223,6 @@ fa_paged_append_codes(const struct fa_cuda_paged_append_quantised &all)
 		}
 	}
 
-	/* Q: rotated or copied; a lane writes its own elements and reads others'. */
 	const int32_t q_rows = READ || !args.q.data ? 0 : count * args.heads;
 
 	for (int32_t i = threadIdx.x / 32; i < q_rows; i += FA_CUDA_TOKENS_THREADS / 32) {

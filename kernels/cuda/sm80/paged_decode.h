@@ -3,18 +3,15 @@
  * KV head are packed: a part has up to ROWS rows (token by token, head by head).
  *
  * Warps take a segment's strips of 16 tokens in turn. A warp has its own ring of STAGES strips,
- * filled by its own cp.async, and its own maximum, sum and O of all ROWS rows, so that the loop
- * over strips has no barrier. Its loader runs STAGES - 1 strips ahead, across segments. At a
- * segment's end the warps merge their rows (barrier 0, all threads, three times and twice per group
- * of columns). A whole part is then written; of others the block stores a partial result, and the
- * last block to arrive (counters of the launch's epoch) reduces them in order. paged_combine.h does
- * that for FA_CUDA_PAGED_SPLIT.
+ * filled by cp.async, and its own maximum, sum and O of all ROWS rows: its loop has no barrier. Its
+ * loader runs STAGES - 1 strips ahead, across segments. At a segment's end the warps merge their
+ * rows (barrier 0, all threads, three times and twice per group of columns). A whole part is then
+ * written; of others a partial result is stored, and the last block to arrive reduces them in
+ * order.
  *
- * Scores have the layout of mma.m16n8k16's accumulators: thread (g, t) has rows g + 8 r and keys
- * 2t, 2t + 1, 2t + 8, 2t + 9. fp32 keeps that layout on the CUDA cores.
- *
- * In strips with hidden keys, V is searched for infinities and NaNs; if it has any, it is
- * multiplied so that rows that do not see them do not change (warp_product.h; fp32 skips them).
+ * Scores are laid out as mma.m16n8k16's accumulators: thread (g, t) has rows g + 8 r and keys 2t,
+ * 2t + 1, 2t + 8, 2t + 9; in fp32, too. V of strips with hidden keys is searched for infinities and
+ * NaNs, which need another product (warp_product.h; fp32 skips hidden keys).
  */
 #pragma once
 
@@ -262,7 +259,6 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 					rows.out[r / 2][step * (C::MERGE_COLUMNS / 8) + j];
 
 				if constexpr (C::QUANTISED) {
-					/* Column 2t of even tiles, followed by that of odd ones. */
 					float *const at = &merge[(warp * C::ROWS + g + 8 * r) *
 					                                 C::MERGE_PITCH +
 					                         j / 2 * 16 + 4 * t + j % 2];
@@ -349,7 +345,7 @@ __device__ __forceinline__ void fa_paged_decode(const struct fa_cuda_paged_atten
 		k += fa_swizzle<C::DIM>::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 		v += fa_swizzle<C::DIM_V>::offset(lane % 16, lane / 16);
 	}
-	logits.slope = 0; /* per row: fa_paged_mask_scores() */
+	logits.slope = 0;
 
 	loader.start(args, shared);
 #pragma unroll

@@ -28,7 +28,7 @@
 #include <stdint.h>
 
 template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_quantised_config {
-	using T = fa_f16; /* of fragments */
+	using T = fa_f16;
 	static constexpr int STORE = STORE_, DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_;
 	static constexpr int WARPS = WARPS_, STAGES = STAGES_;
 	static constexpr int THREADS = WARPS * 32, ROWS = ATOMS * 16;
@@ -170,7 +170,7 @@ __device__ __forceinline__ void fa_quantised_begin(const struct fa_cuda_paged_at
 {
 	const bool bf16 = fa_quantised_of(args).dtype == FA_STORE_DTYPE_BF16;
 	const uint32_t address = fa_shared_address(shared);
-	constexpr uint32_t chunks = C::DIM / 8; /* 8 to 32: lanes of one warp */
+	constexpr uint32_t chunks = C::DIM / 8;
 
 #pragma unroll 1
 	for (uint32_t i = threadIdx.x; i < C::ROWS * chunks; i += C::THREADS) {
@@ -231,7 +231,7 @@ __device__ __forceinline__ void fa_quantised_decode(const struct fa_cuda_paged_a
 	fa_paged_segment_of<C> segment;
 	uint32_t stage = ring;
 
-	logits.slope = 0; /* per row: fa_paged_mask_scores() */
+	logits.slope = 0;
 	loader.start(args, shared);
 #pragma unroll
 	for (int i = 0; i < C::STAGES - 1; i++)

@@ -217,7 +217,7 @@ fa_rotation_of(const struct fa_cuda_paged_append &args, int32_t bytes)
 	} else {
 		rotation.whole = true;
 		rotation.paired = 1;
-		rotation.units = 1 + (args.head_dim - dim); /* the rest by elements */
+		rotation.units = 1 + (args.head_dim - dim);
 	}
 	return rotation;
 }
@@ -249,7 +249,6 @@ __device__ __forceinline__ void fa_rotate_unit(const struct fa_cuda_paged_append
 		return;
 	}
 	if (unit >= rotation.paired) {
-		/* After both halves, if there are two. */
 		const int32_t offset = unit * 16 + rotation.distance;
 
 		fa_store_16(to + offset, fa_load_16(from + offset, args.aligned, bytes), to_aligned,
@@ -366,7 +365,6 @@ __device__ __forceinline__ void fa_paged_append(const struct fa_cuda_paged_appen
 
 /* ---- merge */
 
-/* Eight lanes per row. */
 __device__ __forceinline__ void fa_paged_merge(const struct fa_cuda_paged_merge &args)
 {
 	const int64_t row = ((int64_t)blockIdx.x * FA_CUDA_TOKENS_THREADS + threadIdx.x) / 8;

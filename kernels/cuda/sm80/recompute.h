@@ -36,7 +36,6 @@ __device__ __forceinline__ void fa_sm80_copy(uint32_t tile, const FROM &rows, in
 	}
 }
 
-/* Copies the tile of K and V from @key on to @kv. */
 template <class C>
 __device__ __forceinline__ void fa_sm80_copy_kv(const typename C::SOURCE::ARGS &given, uint32_t kv,
                                                 int32_t key)
@@ -59,7 +58,7 @@ __device__ __forceinline__ void fa_sm80_recompute_keys(struct fa_warp_rows<C> &r
 {
 	const struct fa_cuda_attention &args = C::SOURCE::attention(given);
 	const typename C::SOURCE::WORK work = C::SOURCE::work(given, C::ROWS);
-	const uint32_t kv = q_tile + C::Q_BYTES; /* K, then V */
+	const uint32_t kv = q_tile + C::Q_BYTES;
 	const uint32_t thread = fa_thread_index(), warp = thread / 32, lane = thread % 32;
 	const int32_t warp_row = warp / C::SPLIT * C::WARP_ROWS;
 	const struct fa_warp_pair<C> pair(kv + C::STAGES * (C::K_BYTES + C::V_BYTES), warp);

@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 struct fa_sm80_tensor_rows {
-	const char *base; /* of row 0 */
+	const char *base;
 	int64_t stride;
 	int32_t end;
 
