@@ -27,17 +27,17 @@ struct state {
 
 struct scratch {
 	struct state states[HEADS];
-	struct fa_cpu_job jobs[HEADS]; /* the tile's job, split by KV head */
+	struct fa_cpu_job jobs[HEADS];
 };
 
 _Static_assert(sizeof(struct scratch) <= 768u << 10, "less than any wide kernel's");
 
 /* A round; keys are relative to its first. */
 struct round {
-	int64_t key;                 /* the first, in the sequence */
-	const char *next_k, *next_v; /* first key of the next round */
-	int32_t end;                 /* keys [0, end) are seen by some row */
-	int32_t next;                /* keys of the next round */
+	int64_t key; /* the first, in the sequence */
+	const char *next_k, *next_v;
+	int32_t end;
+	int32_t next;
 	int32_t low[ROWS], high[ROWS];
 	int32_t n_steps, step; /* prefetch steps: in all, and started */
 	bool tree;             /* has keys that masks may hide */
@@ -152,7 +152,6 @@ VEC_INLINE void round_products(enum fa_attention_dtype dtype, const struct fa_cp
 		products_of_rows(dtype, 1, job, state, k + key * job->k_stride, key);
 }
 
-/* Positions of the round's keys from @first on, relative to the round. */
 static vec tree_positions(const struct fa_cpu_job *job, const struct round *round, int32_t first)
 {
 	float positions[VEC_LANES];
@@ -272,7 +271,6 @@ VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int rows,
 		values(dtype, rows, 1, 8, job, state, row, c, v, first, end);
 }
 
-/* Accumulates one row over each run of keys that it sees. */
 VEC_INLINE void values_of_tree_row(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
                                    struct state *state, const struct round *round, int32_t row,
                                    const char *v)

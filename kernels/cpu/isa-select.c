@@ -21,7 +21,6 @@ static uint64_t xcr0(void)
 	return (uint64_t)high << 32 | low;
 }
 
-/* The sets that machine and system both support. */
 enum {
 	HAS_AVX2 = 1 << 0,
 	HAS_AVX512 = 1 << 1, /* F, BW, DQ, VL, and all of AVX2 */

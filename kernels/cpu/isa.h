@@ -44,7 +44,7 @@ struct fa_cpu_job {
 	/* Packed rows: row r is token r / group, head r % group of the group. */
 	int32_t group;
 	int32_t n_heads; /* KV heads, from that of k and v on */
-	int32_t rows;    /* at most FA_CPU_TILE_ROWS_MAX, at least 1 */
+	int32_t rows;
 	int64_t row;
 
 	/* Row i sees keys [i + n_k - n_q - left, i + n_k - n_q + right] within [begin, end).
@@ -65,7 +65,7 @@ struct fa_cpu_job {
 	const bool *stop; /* set by another thread; or NULL */
 
 	float scale, softcap;
-	const float *alibi_slopes, *sinks; /* of the group's first head, or NULL */
+	const float *alibi_slopes, *sinks;
 };
 
 static inline bool fa_cpu_job_stopped(const struct fa_cpu_job *job)
@@ -92,8 +92,8 @@ static inline int64_t fa_cpu_partial_floats(const struct fa_cpu_job *job)
 
 struct fa_cpu_isa {
 	const char *name;
-	int32_t panel_rows; /* query rows per panel of many_rows */
-	float flops;        /* per second and thread; a low estimate, to size tiles */
+	int32_t panel_rows;
+	float flops; /* per second and thread; a low estimate, to size tiles */
 	size_t scratch_bytes;
 	void (*many_rows)(const struct fa_cpu_job *job, void *scratch);
 	void (*few_rows)(const struct fa_cpu_job *job, void *scratch);

@@ -11,27 +11,24 @@
 
 #include <stdatomic.h>
 
-/* A sequence; its tiles are numbered by block, head and split. */
 struct fa_cpu_paged_tiling {
 	int64_t tile;
 	int64_t n_blocks;
 	int64_t keys_begin, keys_end; /* that any row sees */
 	int64_t split_keys;           /* keys per split; splits start at its multiples */
-	int64_t first_split;          /* number of the first split */
-	int64_t counter, partial;     /* offset of its counters; of its partial rows, in floats */
-	int32_t block;                /* rows */
-	int32_t n_splits;             /* 1: the tile writes its rows itself */
+	int64_t first_split;
+	int64_t counter, partial; /* offset of its counters; of its partial rows, in floats */
+	int32_t block;            /* rows */
+	int32_t n_splits;         /* 1: the tile writes its rows itself */
 };
 
 struct fa_cpu_paged_plan {
 	int64_t n_tiles, n_counters, partial_floats;
 };
 
-/* Plans checked parameters; @tilings: [batch], or NULL. */
 void fa_cpu_paged_plan(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
                        struct fa_cpu_paged_tiling *tilings, struct fa_cpu_paged_plan *ret_plan);
 
-/* The workspace: tilings, counters of finished splits, partial rows. */
 struct fa_cpu_paged_workspace {
 	struct fa_cpu_paged_tiling *tilings;
 	_Atomic uint32_t *counters;

@@ -24,7 +24,6 @@ static char *tensor_row(const struct fa_attention_tensor *tensor, int64_t bytes,
 	       (token * tensor->stride_token + head * tensor->stride_head) * bytes;
 }
 
-/* A token in layer @layer: the addresses of head 0, and the strides from head to head. */
 struct page_row {
 	char *k, *v;
 	int64_t k_bytes, v_bytes;

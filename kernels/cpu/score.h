@@ -10,7 +10,6 @@
 /* Keys per round of online softmax; rounds start at multiples of it. */
 #define SCORE_KEYS 128
 
-/* score = product * scale, or tanh(product * scale) * cap; then the bias. */
 struct score_map {
 	float scale, cap;
 	bool capped;
@@ -43,7 +42,6 @@ VEC_INLINE vec score_bias(vec score, vec slope_log2, vec key, vec position)
 	return vec_fma(vec_set(0.0f) - slope_log2, vec_abs(key - position), score);
 }
 
-/* -inf unless low <= key < high. */
 VEC_INLINE vec score_mask(vec score, vec key, vec low, vec high)
 {
 	const vec nothing = vec_set(-INFINITY);

@@ -45,7 +45,7 @@ VEC_INLINE bool pack_row(enum fa_attention_dtype dtype, const char *from, float 
                          const bool judge)
 {
 	int bytes = vec_element_bytes(dtype);
-	vec zeros = vec_set(0.0f); /* stays 0 while all is finite */
+	vec zeros = vec_set(0.0f);
 	int32_t c = 0;
 
 	for (; c + VEC_LANES <= dim; c += VEC_LANES) {
@@ -109,7 +109,6 @@ static bool pack_codes(const struct fa_cpu_job *job, const char *from, int64_t f
 	return special;
 }
 
-/* Interleaves V of two keys; the second may be missing. */
 static bool pack_v_pair(const uint16_t *first, const uint16_t *second, uint32_t *to, int32_t dim)
 {
 	uint32_t special = 0;
@@ -164,7 +163,6 @@ static void pack_keys(struct tile *tile, int32_t first, int32_t end)
 	}
 }
 
-/* Packs keys [first, end) of the round, zero-padded to a whole step. */
 static void pack_round(struct tile *tile, int32_t first, int32_t end)
 {
 	struct scratch *scratch = tile->scratch;

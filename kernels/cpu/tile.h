@@ -34,8 +34,8 @@ struct tile {
 	const struct fa_cpu_job *job;
 	struct scratch *scratch;
 	struct score_map map;
-	bool paired;        /* words are pairs of bf16 */
-	int32_t q_words;    /* of a row of Q or K */
+	bool paired;
+	int32_t q_words;
 	int32_t v_stride;   /* words */
 	int64_t round;      /* its first key; a multiple of SCORE_KEYS */
 	bool v_has_special; /* the round's V holds an infinity or NaN */

@@ -82,7 +82,6 @@ static int32_t few_rows_heads(const struct fa_attention_params *params, int64_t 
 
 /* ---- along the keys */
 
-/* Fills a sequence's lengths and blocks; returns the most keys that a block sees. */
 static int64_t sequence_span(const struct fa_attention_params *params,
                              const struct fa_cpu_tiling *tiling, int32_t b,
                              struct fa_cpu_tiling_sequence *sequence)
@@ -119,7 +118,6 @@ static int64_t choose_split_keys(const struct fa_attention_params *params,
 
 	if (2 * tiles >= wanted)
 		return 0;
-	/* Few tiles mean few sequences. */
 	for (int32_t b = 0; b < params->batch; b++) {
 		int64_t span = sequence_span(params, tiling, b, &sequence);
 

@@ -11,7 +11,7 @@
 #include "kernels/cpu/isa.h"
 
 struct fa_cpu_tiling {
-	int32_t block;      /* rows per tile, at most */
+	int32_t block;
 	int32_t heads;      /* KV heads per tile of few rows; 0: tiles have many rows */
 	int64_t split_keys; /* keys per split; 0: keys are not split */
 };
@@ -23,7 +23,6 @@ void fa_cpu_tiling_choose(const struct fa_cpu_isa *isa, const struct fa_attentio
 int64_t fa_cpu_tiling_head_tiles(const struct fa_attention_params *params,
                                  const struct fa_cpu_tiling *tiling);
 
-/* A sequence of a request with split keys. */
 struct fa_cpu_tiling_sequence {
 	int64_t n_q, n_k;
 	int64_t n_blocks;

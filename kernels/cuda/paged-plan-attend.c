@@ -62,7 +62,6 @@ static const struct fa_cuda_paged_kernel *find_groups(const struct fa_cuda_chip 
 	bool *candidates;
 
 	*ret_groups = (struct fa_cuda_paged_groups){ .n = 0 };
-	/* A prefix has the rows of many sequences. */
 	kernel = p->step->host_table ? find_split(chip, p, INT16_MAX) : NULL;
 	candidates = kernel ? malloc((size_t)p->step->batch * sizeof(*candidates)) : NULL;
 	if (!candidates)
@@ -100,7 +99,6 @@ size_t fa_cuda_paged_split_bytes(const struct fa_paged_attention *p)
 	/* At most as many prefixes as sequences, and kernels of at least 16 rows. */
 	bytes = batch *
 	        (sizeof(struct fa_cuda_paged_item) + 2 * sizeof(struct fa_cuda_paged_split));
-	/* Deterministic results allow no prefixes. */
 	for (int32_t b = 0; b < p->step->batch && !p->deterministic; b++) {
 		const uint32_t n_new = fa_cuda_paged_n_new(p->step, b);
 
@@ -175,7 +173,6 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 		fa_cuda_paged_groups_free(&groups);
 		if (r < 0)
 			return r;
-		/* Inline items are not read from memory. */
 		if (plan->decode->kind == FA_CUDA_PAGED_DECODE &&
 		    n_decode <= FA_CUDA_PAGED_INLINE_ITEMS) {
 			at = 0;
@@ -190,7 +187,6 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 			plan->forward = fa_cuda_paged_find(
 				chip, is_plain(p) ? FA_CUDA_PAGED_BAND : FA_CUDA_PAGED_RICH,
 				cache->store, cache->dtype, cache->head_dim, cache->head_dim_v, 0);
-		/* Chips with little shared memory run only RICH. */
 		if (!plan->forward)
 			plan->forward = fa_cuda_paged_find(chip, FA_CUDA_PAGED_RICH, cache->store,
 			                                   cache->dtype, cache->head_dim,
@@ -336,7 +332,6 @@ int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
 	const bool quantised = p->cache->store != FA_PAGED_PLAIN;
 	struct fa_cuda_paged_launch *launch = launches;
 
-	/* The long launch first: the other fills its tail. */
 	if (plan->forward_blocks > 0) {
 		launch->kernel = plan->forward;
 		fill_attention(plan, p, plan->forward, blob, workspace, epoch,

@@ -98,7 +98,6 @@ static int add_sequences(struct decode_build *build, const struct fa_cuda_paged_
 			item->begin = (uint32_t)((int64_t)item->n_k - item->n_q - left);
 		if (groups->n > 0 && groups->group_of[b] != FA_CUDA_PAGED_NO_GROUP)
 			item->begin = groups->groups[groups->group_of[b]].end;
-		/* New tokens that are hidden from the rows are in no tile. */
 		build->plan->appends &= item->append >= item->begin;
 		if (fa_cuda_paged_has_tree(p, b))
 			item->tree_start = p->tree_start[b];
@@ -109,7 +108,6 @@ static int add_sequences(struct decode_build *build, const struct fa_cuda_paged_
 	return 0;
 }
 
-/* Prefixes are the first items; their rows are in the order of the step. */
 static int add_prefixes(struct decode_build *build, const struct fa_cuda_paged_groups *groups,
                         char *text, size_t text_bytes)
 {
@@ -142,7 +140,7 @@ static void add_suffixes(struct decode_build *build, const struct fa_cuda_paged_
 	for (uint32_t i = 0; i < groups->n; i++) {
 		build->splits[i].suffixes = n_suffixes;
 		n_suffixes += groups->groups[i].suffixes;
-		build->items[i].n_q = 0; /* counted again below */
+		build->items[i].n_q = 0;
 	}
 	for (int32_t b = 0, at = (int32_t)groups->n; b < step->batch; b++) {
 		const uint32_t n_new = fa_cuda_paged_n_new(step, b), rows = n_new * build->group;
@@ -242,7 +240,6 @@ int fa_cuda_paged_plan_decode(const struct fa_cuda_chip *chip, const struct fa_p
 	plan->decode_items = n;
 	plan->prefixes = groups->n;
 	plan->block_items_at = *at;
-	/* Fixed splits have a fixed cost. */
 	parted = fa_cuda_paged_partition(
 		chip, p->deterministic ? 0 : fa_cuda_paged_epilogue_tiles(chip, p->cache),
 		build.items, n, plan, (void *)(blob + plan->block_items_at));

@@ -23,10 +23,9 @@ struct place {
 	const struct fa_cuda_paged_item *item;
 	uint32_t tile;         /* tiles of earlier items, with epilogues */
 	uint32_t parts, tiles; /* of earlier items: parts, and tiles with tokens */
-	/* For the tile after the range: */
-	uint32_t part;       /* its part, of all */
-	uint32_t before;     /* earlier tiles with tokens */
-	uint32_t parts_done; /* parts with tokens among those */
+	uint32_t part;
+	uint32_t before;
+	uint32_t parts_done;
 };
 
 /* @tile: the range's last; ascending from call to call. */
@@ -46,7 +45,6 @@ static void find(struct place *place, uint32_t ends, uint32_t tile)
 	place->part = place->parts + part + (in_part == each);
 	place->before = place->tiles + part * place->item->tiles +
 	                (in_part > ends ? in_part - ends : 0);
-	/* A range does not finish a part of which it has no tokens. */
 	place->parts_done = place->parts + part + (in_part > ends);
 }
 

@@ -20,7 +20,7 @@
 
 struct member {
 	const uint32_t *pages; /* from the first existing token on */
-	uint32_t n_pages;      /* without new tokens */
+	uint32_t n_pages;
 	uint32_t b, first;
 	uint32_t n_new, rows, row_blocks;
 	uint32_t cut;   /* pages that its group shares */
@@ -29,11 +29,11 @@ struct member {
 
 struct search {
 	struct member *members;
-	uint64_t *keys, *spare; /* spare: for sort() */
+	uint64_t *keys, *spare;
 	uint32_t *order;
 	uint32_t page_tokens, rows;
 	uint32_t merge_tiles;
-	uint32_t groups; /* numbers in use */
+	uint32_t groups;
 };
 
 static struct member *member_at(const struct search *search, uint32_t i)
@@ -53,7 +53,6 @@ static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t
 		uint32_t at = depth;
 
 		common = other->n_pages < common ? other->n_pages : common;
-		/* Usually all share what the earlier ones do. */
 		if (memcmp(one->pages + at, other->pages + at,
 		           (common - at) * sizeof(one->pages[0])) == 0)
 			continue;

@@ -13,9 +13,9 @@
 struct fa_cuda_paged_group {
 	uint32_t end; /* tokens before it are shared */
 	uint32_t n_sequences;
-	uint32_t n_tokens; /* new tokens of all its sequences */
-	uint32_t suffixes; /* row blocks of all its sequences */
-	uint32_t any;      /* one of its sequences */
+	uint32_t n_tokens;
+	uint32_t suffixes;
+	uint32_t any; /* one of its sequences */
 };
 
 struct fa_cuda_paged_groups {

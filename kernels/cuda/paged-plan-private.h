@@ -78,7 +78,6 @@ static inline bool fa_cuda_paged_is_prefill(const struct fa_paged_attention *p, 
 	       fa_cuda_paged_n_new(p->step, b) >= FA_CUDA_PAGED_PREFILL_TOKENS;
 }
 
-/* Slices of V's columns that @kernel computes separately. */
 static inline uint32_t fa_cuda_paged_slices(const struct fa_paged_attention *p,
                                             const struct fa_cuda_paged_kernel *kernel)
 {

@@ -25,7 +25,6 @@ static struct fa_cuda_map map_q(const struct fa_cuda_paged_kernel *kernel,
 {
 	const uint64_t tokens = p->step->cu_new[p->step->batch];
 
-	/* Strides of dims of size 1 are not used, but must be valid. */
 	return (struct fa_cuda_map){
 		.data = p->q.data,
 		.dims = { (uint64_t)p->cache->head_dim, tokens, (uint64_t)p->heads, 1 },
@@ -35,7 +34,6 @@ static struct fa_cuda_map map_q(const struct fa_cuda_paged_kernel *kernel,
 	};
 }
 
-/* The most keys that divide a tile and a page. */
 static int32_t box_keys(const struct fa_cuda_paged_kernel *kernel,
                         const struct fa_paged_cache *cache)
 {
@@ -86,7 +84,6 @@ static bool q_mapped(const struct fa_cuda_paged_kernel *kernel, const struct fa_
 	return (uintptr_t)map.data % 16 == 0;
 }
 
-/* True if rows of O can be written 16 bytes at a time. */
 static bool out_aligned(const struct fa_attention_tensor *out)
 {
 	return (uintptr_t)out->data % 16 == 0 && out->stride_token * 2 % 16 == 0 &&
@@ -97,7 +94,6 @@ static bool covers(const struct fa_cuda_paged_kernel *kernel, const struct fa_pa
 {
 	const struct fa_paged_cache *cache = p->cache;
 
-	/* Kernels without attention have no dims. */
 	if (!kernel->keys || kernel->dtype != cache->dtype || kernel->dim < cache->head_dim ||
 	    !out_aligned(&p->out) || !q_mapped(kernel, p))
 		return false;
@@ -124,7 +120,6 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_sm90_find(const struct fa_cuda_
 		/* A sequence's bits must not depend on the lengths of others. */
 		if ((p->deterministic ? INT32_MAX : longest) > (uint32_t)kernel->seqlen_k_max)
 			continue;
-		/* Every slice of V computes the dot products again. */
 		cost = (int64_t)ceil_div(p->cache->head_dim_v, kernel->dim_v) *
 		       (kernel->dim + kernel->dim_v) *
 		       (kernel->kind == FA_CUDA_PAGED_RICH ? 24 : 21);
@@ -224,7 +219,6 @@ static uint32_t pair_own(const struct fa_paged_attention *p, const struct fa_cud
 	return n;
 }
 
-/* The number of the block of a pair's key. */
 static uint32_t block_of(const struct fa_cuda_paged_plan *plan,
                          const struct fa_cuda_paged_item *items, uint64_t key)
 {
@@ -304,7 +298,6 @@ void fa_cuda_paged_sm90_partition(const struct fa_cuda_chip *chip,
 	if (!kernel->keys || plan->forward_blocks == 0)
 		return;
 	for (int32_t b = 0; b < p->step->batch; b++) {
-		/* Includes decode, which is little in comparison. */
 		pairs += pairs_seen(p, b);
 		longest = p->step->lengths[b] > longest ? p->step->lengths[b] : longest;
 	}

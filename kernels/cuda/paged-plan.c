@@ -9,7 +9,6 @@
 _Static_assert(FA_PAGED_PAGE_TOKENS_MAX / FA_CUDA_PAGED_STRIP <= 256,
                "the number of a strip in its page is a byte (sm90/paged_load.h)");
 
-/* The limit of every driver and chip. */
 #define ARGS_BYTES_MAX 4096
 
 /* A 64-byte group of the arguments begins at @member (args.h). */

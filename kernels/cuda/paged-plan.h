@@ -12,7 +12,6 @@
 #include "kernels/cuda/plan.h"
 #include "kernels/paged.h"
 
-/* Modules that the build makes (paged-images.h). */
 enum fa_cuda_paged_image {
 	FA_CUDA_IMAGE_SM80_PAGED_F16,
 	FA_CUDA_IMAGE_SM80_PAGED_BF16,
@@ -28,10 +27,10 @@ enum fa_cuda_paged_image {
 };
 
 enum fa_cuda_paged_kind {
-	FA_CUDA_PAGED_DECODE, /* few rows of a sequence: any request */
-	FA_CUDA_PAGED_SPLIT,  /* the same, with shared prefixes or fixed splits */
-	FA_CUDA_PAGED_BAND,   /* many rows: a window of keys, scale > 0, aligned, V like K */
-	FA_CUDA_PAGED_RICH,   /* many rows: all but trees */
+	FA_CUDA_PAGED_DECODE,
+	FA_CUDA_PAGED_SPLIT, /* the same, with shared prefixes or fixed splits */
+	FA_CUDA_PAGED_BAND,  /* many rows: a window of keys, scale > 0, aligned, V like K */
+	FA_CUDA_PAGED_RICH,  /* many rows: all but trees */
 	FA_CUDA_PAGED_APPEND,
 	FA_CUDA_PAGED_READ,
 	FA_CUDA_PAGED_MERGE,
@@ -66,7 +65,6 @@ struct fa_cuda_paged_kernel {
 extern const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[];
 extern const size_t fa_cuda_paged_kernels_count;
 
-/* True if @kernel is for one compute capability alone; true if the chip runs it. */
 bool fa_cuda_paged_kernel_is_special(const struct fa_cuda_paged_kernel *kernel);
 bool fa_cuda_paged_kernel_runs(const struct fa_cuda_paged_kernel *kernel,
                                const struct fa_cuda_chip *chip);
@@ -76,7 +74,7 @@ bool fa_cuda_paged_kernel_runs(const struct fa_cuda_paged_kernel *kernel,
 
 struct fa_cuda_paged_plan {
 	enum fa_paged_op op;
-	size_t blob_bytes;      /* to upload before the first launch; may be 0 */
+	size_t blob_bytes;
 	size_t workspace_bytes; /* at least FA_CUDA_PAGED_COUNTERS_BYTES for attention */
 
 	/* Attention: sequences of few rows and of many; either may be none. */
@@ -89,10 +87,8 @@ struct fa_cuda_paged_plan {
 	uint32_t forward_items, forward_blocks;
 	uint32_t forward_grid, forward_section; /* by TMA */
 	uint64_t forward_ns;                    /* expected duration of that */
-	/* Offsets in the blob. */
 	size_t decode_items_at, block_items_at, forward_items_at, forward_blocks_at;
 	size_t splits_at, suffixes_at, tokens_at;
-	/* Other operations: a kernel, its grid, and up to two arrays in the blob. */
 	const struct fa_cuda_paged_kernel *kernel;
 	uint32_t grid_x, grid_y;
 	size_t first_at, second_at;
@@ -100,7 +96,7 @@ struct fa_cuda_paged_plan {
 	/* Inline arguments of attention and append: all items, if they are few; the table, if the
 	 * kernel is a small one: then nothing of the step is read from memory but trees and
 	 * positions, and there is no blob. */
-	uint32_t inline_table; /* entries, or 0 */
+	uint32_t inline_table;
 	struct fa_cuda_paged_item first_items[FA_CUDA_PAGED_INLINE_ITEMS];
 	uint32_t table[FA_CUDA_PAGED_INLINE_TABLE];
 };
@@ -135,7 +131,6 @@ struct fa_cuda_paged_launch {
 /* The completion report of @launch, empty until the caller fills it. */
 struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch);
 
-/* The kernel of fa_cuda_gate, with one block. */
 const struct fa_cuda_paged_kernel *fa_cuda_paged_gate(const struct fa_cuda_chip *chip);
 
 /* Checks if kernels cover @cache, without its pool and scales: -EINVAL or -ENOTSUP with a sentence
@@ -143,7 +138,6 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_gate(const struct fa_cuda_chip 
 int fa_cuda_paged_check_cache(const struct fa_cuda_chip *chip, const struct fa_paged_cache *cache,
                               char *text, size_t text_bytes);
 
-/* The most bytes of a blob for @request. */
 size_t fa_cuda_paged_blob_bytes(const struct fa_paged_request *request);
 
 /* Divides the work of @request, which fa_paged_check() has passed, and fills @blob, 16-byte aligned
@@ -168,6 +162,5 @@ bool fa_cuda_paged_can_append(const struct fa_cuda_paged_plan *plan,
                               const struct fa_paged_attention *attention,
                               const struct fa_paged_append *append);
 
-/* Adds @append to @launch, the only one of such a plan. */
 void fa_cuda_paged_add_append(struct fa_cuda_paged_launch *launch,
                               const struct fa_paged_append *append);

@@ -67,7 +67,6 @@ static bool params_aligned(const struct fa_attention_params *params)
 	       tensor_aligned(params, &params->out, params->seqlen_q, params->heads);
 }
 
-/* The tensor map of @tensor: @dim columns, in boxes of @rows. A ragged batch is one sequence. */
 static struct fa_cuda_map map(const struct fa_attention_params *params,
                               const struct fa_attention_tensor *tensor, int64_t tokens,
                               int32_t heads, int32_t dim, int32_t rows)
@@ -75,7 +74,6 @@ static struct fa_cuda_map map(const struct fa_attention_params *params,
 	const uint64_t bytes = (uint64_t)element_bytes(params);
 	const int32_t batch = params->cu_seqlens_q ? 1 : params->batch;
 
-	/* Strides of dims of size 1 are not used, but must be valid. */
 	return (struct fa_cuda_map){
 		.data = tensor->data,
 		.dims = { (uint64_t)dim, (uint64_t)tokens, (uint64_t)heads, (uint64_t)batch },
@@ -151,7 +149,6 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 
 	if (kernel->dtype != params->dtype || kernel->dim < params->head_dim)
 		return false;
-	/* TMA has stricter rules than other copies. */
 	if (kernel->keys && (!params_aligned(params) || !params_mapped(kernel, params)))
 		return false;
 	if (kernel->kind == FA_CUDA_RICH)
@@ -214,7 +211,6 @@ void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float so
 			args->cap_powers[i] = (float)(power * shifted[i]);
 		args->cap_large = args->cap_out / args->cap_powers[0];
 	}
-	/* No polynomial: all dots are large. */
 	if (!(args->cap_square >= FLT_MIN) || !(fabsf(args->cap_large) < FLT_MAX / 4)) {
 		args->cap_square = 0;
 		memset(args->cap_powers, 0, sizeof(args->cap_powers));
@@ -263,7 +259,6 @@ static bool narrow(int32_t left, int32_t right, int64_t seqlen_k)
 	       ((int64_t)left + right + 1) * 2 <= seqlen_k;
 }
 
-/* Mean number of keys that a row sees, in the longest sequence. */
 static int64_t keys_seen(const struct fa_cuda_attention *args)
 {
 	const bool left = args->window_left < FA_CUDA_WINDOW_MAX;
@@ -274,7 +269,6 @@ static int64_t keys_seen(const struct fa_cuda_attention *args)
 		window = (int64_t)args->window_left + args->window_right + 1;
 		return window < keys ? window : keys;
 	}
-	/* A triangle is missing at one end. */
 	if (left || right)
 		keys -= (args->seqlen_q < args->seqlen_k ? args->seqlen_q : args->seqlen_k) / 2;
 	return keys;
@@ -295,7 +289,6 @@ static double work_ns(const struct fa_cuda_chip *chip, const struct fa_cuda_laun
 	return flops / SM_FLOPS_PER_NS / (chip->sms > 0 ? chip->sms : 1);
 }
 
-/* Lets blocks of threads compute several blocks of rows, one after another. */
 static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch)
 {
 	struct fa_cuda_attention *args = &launch->args;
@@ -306,7 +299,6 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	args->units_m = args->pairs ? (args->blocks_m + 1) / 2 : args->blocks_m;
 	launch->grid = (uint32_t)args->units_m * (uint32_t)args->triples;
 	launch->work_ns = (uint64_t)work_ns(chip, launch);
-	/* In a ragged batch, which units are empty is unknown here. */
 	if (args->cu_seqlens_q || chip->sms <= 0)
 		return;
 	blocks = (int64_t)(launch->work_ns / BLOCK_NS + 1) * chip->sms;
@@ -384,7 +376,6 @@ static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attenti
 		                          [FA_CUDA_WINDOW] = 22,
 		                          [FA_CUDA_CAP] = 23,
 		                          [FA_CUDA_RICH] = 24 };
-	/* Every slice of V computes the dot products again. */
 	const int64_t slices = (params->head_dim_v + kernel->dim_v - 1) / kernel->dim_v;
 	enum fa_cuda_kind kind = kernel->kind;
 	int32_t left, right;
@@ -393,7 +384,6 @@ static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attenti
 	if (kind == FA_CUDA_WINDOW && narrow(left, right, params->seqlen_k) &&
 	    (int64_t)left + right + 1 <= WINDOW_KEYS)
 		kind = FA_CUDA_FULL;
-	/* wgmma has twice the rate. */
 	return slices * (kernel->dim + kernel->dim_v) * weight[kind] * (kernel->keys ? 1 : 2);
 }
 

@@ -62,17 +62,16 @@ struct fa_cuda_chip {
 	bool share_early;
 };
 
-/* A tensor map: four dims of 16-bit elements. */
 struct fa_cuda_map {
 	const void *data;
 	uint64_t dims[4];
-	uint64_t strides[3]; /* all but the first, in bytes */
+	uint64_t strides[3];
 	uint32_t box[4];
 };
 
 struct fa_cuda_launch {
 	const struct fa_cuda_kernel *kernel;
-	uint32_t grid; /* blocks, along x; 0: nothing to launch */
+	uint32_t grid;
 	struct fa_cuda_attention args;
 	uint64_t work_ns; /* expected duration at most, with wgmma; else 0 */
 	/* For the kernel's second parameter, struct fa_cuda_maps, if it has one. */

@@ -83,7 +83,7 @@ float *paged_scale(const struct paged_problem *problem, int32_t layer, int32_t b
 
 	if (!has_token_scales(&problem->spec))
 		return (v ? problem->v_scales : problem->k_scales) + layer * cache->kv_heads + head;
-	/* Of head 0 and the page's token 0; then behind all rows. */
+	/* Of head 0 and the page's token 0; the scales follow all rows. */
 	page = row_at(problem, layer, b, token / cache->page_tokens * cache->page_tokens, 0,
 	              v ? cache->v_offset : 0, 0);
 	page += rows * (v ? cache->head_dim_v : cache->head_dim);
@@ -92,7 +92,7 @@ float *paged_scale(const struct paged_problem *problem, int32_t layer, int32_t b
 
 /* ---- making one */
 
-/* Whether page @i of sequence @b is also one of the sequence that it begins like. */
+/* True if page @i of sequence @b is shared with the sequence of its prefix. */
 static bool is_shared(const struct paged_problem *problem, int32_t b, uint32_t i)
 {
 	const struct paged_spec *spec = &problem->spec;
@@ -178,8 +178,8 @@ static void fill_row(enum fa_attention_dtype dtype, char *row, int32_t dim)
 		reference_set(dtype, row, c, problem_normal());
 }
 
-/* A token's K or V as codes, some rows much smaller than others; @least: whose scale is just above
- * the least that is no subnormal number. */
+/* A token's K or V as codes. Some rows are much smaller than others; @least: with a scale just
+ * above the smallest normal number. */
 static void fill_codes(const struct paged_problem *problem, char *row, float *scale, int32_t dim,
                        bool least)
 {
@@ -216,7 +216,7 @@ static void fill_token(struct paged_problem *problem, int32_t layer, int32_t b, 
 	const struct paged_spec *spec = &problem->spec;
 
 	if (spec->store != FA_PAGED_PLAIN) {
-		/* Some sequences begin with V that is next to nothing. */
+		/* Some sequences begin with tiny V. */
 		fill_codes(problem, paged_k(problem, layer, b, j, h),
 		           paged_scale(problem, layer, b, j, h, false), spec->head_dim, false);
 		fill_codes(problem, paged_v(problem, layer, b, j, h),
@@ -243,7 +243,7 @@ static void fill_pool(struct paged_problem *problem)
 	}
 }
 
-/* What is broken in a token's K or V: an element, or its scale. */
+/* Damage to a token's K or V: an element, or its scale. */
 static void break_token(struct paged_problem *problem, int32_t b, int64_t token, int32_t h, bool v)
 {
 	static const double values[] = { NAN, INFINITY, -INFINITY };
@@ -268,7 +268,7 @@ static void break_pool(struct paged_problem *problem)
 		const int32_t b = (int32_t)problem_random((uint64_t)spec->batch);
 		const int32_t h = (int32_t)problem_random((uint64_t)spec->kv_heads);
 		const int64_t first = spec->first[b], n = spec->lengths[b] - first;
-		/* New tokens, and those just where a window of some row may begin. */
+		/* New tokens, and tokens at the edges of some row's window. */
 		const uint64_t within = problem_random(4) == 0 ? (uint64_t)n
 		                        : problem_random(2)
 		                                ? spec->n_new[b]
@@ -295,7 +295,7 @@ static int64_t make_tensor(const struct paged_problem *problem, int32_t dim,
 	return problem->cu_new[problem->spec.batch] * tensor->stride_token;
 }
 
-/* Each token hangs on one before it, or on none. */
+/* Each token follows an earlier one, or none. */
 static void make_trees(struct paged_problem *problem)
 {
 	const struct paged_spec *spec = &problem->spec;
@@ -545,7 +545,7 @@ static void keys_of(const struct paged_problem *problem, int32_t b, int32_t kv_h
 	}
 }
 
-/* From scores to a row; those of keys that it does not see are -inf. */
+/* From scores to a row; hidden keys have -inf. */
 static void finish_row(const struct paged_problem *problem, int32_t b, int32_t h,
                        const struct keys *keys, const bool *seen, const double *scores,
                        bool rounded, double *ret_out, double *ret_lse)

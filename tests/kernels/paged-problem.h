@@ -1,7 +1,7 @@
 /*
- * A paged request to test: a pool in which all that is no visible token of a sequence is
- * NaN, tables whose unused entries point nowhere, and the judgement of attention over it
- * against fp64, on every instruction set that the machine has.
+ * A paged request to test: a pool that is NaN except for visible tokens, tables whose unused
+ * entries are invalid, and a comparison of attention with fp64, on every instruction set of the
+ * machine.
  */
 #pragma once
 
@@ -11,7 +11,7 @@
 #define PAGED_BATCH_MAX 16
 #define PAGED_WILD 2147480000u /* an entry that nobody may follow */
 
-/* What is asked for; zero is none of it. Window bounds: 0 is none, n is n - 1. */
+/* The request's features; zero is none. Window bounds: 0 is none, n is n - 1. */
 struct paged_spec {
 	enum fa_attention_dtype dtype;
 	int32_t batch, heads, kv_heads, head_dim, head_dim_v, page_tokens;
@@ -19,15 +19,15 @@ struct paged_spec {
 	enum fa_paged_store store;
 	bool head_scales; /* with codes: of heads, else of tokens */
 	bool v_in_k, layer_major, causal, alibi, sinks, no_lse, deterministic;
-	int32_t gaps; /* between rows of Q and of the result: 1: of 16 bytes or 32; 2: of 3 elements */
-	/* Sequence b begins with so many pages of sequence prefix_of_1[b] - 1, an earlier one. */
+	int32_t gaps; /* alignment of rows of Q and the result: 1: 16 bytes or 32; 2: 3 elements */
+	/* Sequence b begins with this many pages of sequence prefix_of_1[b] - 1, an earlier one. */
 	int32_t prefix_of_1[PAGED_BATCH_MAX];
 	uint32_t prefix_pages[PAGED_BATCH_MAX];
 	int64_t left_1, right_1;
 	float softcap, scale; /* scale 0: 1 / sqrt(head_dim) */
 	bool tree;            /* of every second sequence that may have one */
-	/* So many infinities and NaNs in V, and half as many in K, among tokens of which most
-	 * are seen by some rows and not by others. */
+	/* This many infinities and NaNs in V, and half as many in K, mostly at tokens that only
+	 * some rows see. */
 	int32_t broken;
 };
 
@@ -53,7 +53,7 @@ void paged_init(struct paged_problem *problem, const struct paged_spec *spec);
 void paged_deinit(struct paged_problem *problem);
 const char *paged_describe(const struct paged_problem *problem);
 
-/* Element 0 of a token's K or V, as the contract places it. */
+/* Address of element 0 of a token's K or V, by the contract. */
 char *paged_k(const struct paged_problem *problem, int32_t layer, int32_t b, int64_t token,
               int32_t head);
 char *paged_v(const struct paged_problem *problem, int32_t layer, int32_t b, int64_t token,
@@ -66,17 +66,17 @@ float *paged_scale(const struct paged_problem *problem, int32_t layer, int32_t b
 /* Makes out and lse poison. */
 void paged_poison(struct paged_problem *problem);
 
-/* What a kernel rounds to the tensors' type besides its output. */
+/* What a kernel rounds to the tensors' type, besides its output. */
 enum paged_rounding {
 	PAGED_ROUNDS_OUTPUT,
 	PAGED_ROUNDS_WEIGHTS,      /* FlashAttention's rule applies */
 	PAGED_ROUNDS_WEIGHTS_FAST, /* the same, with the GPU's exponential */
 };
 
-/* Judges out and lse, which then are poison again but for what should not be; @by: whose. */
+/* Checks out and lse, and poisons them again; @by: the kernel's name. */
 void paged_judge(struct paged_problem *problem, const char *by, enum paged_rounding rounding);
 
-/* The test's own: reports a failure, and does not return. */
+/* Defined by the test: reports a failure, and does not return. */
 void __attribute__((format(printf, 1, 2), noreturn)) paged_fail(const char *format, ...);
 
 /* ---- paged-run.c: on the CPU's kernels, in tests with cmocka */

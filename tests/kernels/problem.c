@@ -1,6 +1,6 @@
 /*
- * See problem.h. The reference is computed once for a problem, on the first check, and
- * kept beside the poison that outputs are compared with.
+ * See problem.h. The reference is computed on the first check, and kept beside the poison that
+ * outputs are compared with.
  */
 #include "tests/kernels/problem.h"
 #include "tests/kernels/reference.h"
@@ -41,7 +41,7 @@ static void memory_free(struct problem_memory *memory)
 		munmap(memory->map, memory->map_bytes);
 }
 
-/* Strides of a tensor in the layout, and the elements up to its last one's end. */
+/* Strides of a tensor in the layout, and elements up to its end. */
 static int64_t lay_out(const struct problem *problem, int64_t batch, int64_t tokens, int64_t heads,
                        int64_t dim, struct fa_attention_tensor *tensor)
 {
@@ -215,7 +215,7 @@ const struct fa_cpu_isa *const *problem_isas(void)
 	return isas;
 }
 
-/* Room of @bytes that end where its memory ends, which is made anew only for more. */
+/* Memory of @bytes that ends before an unmapped page; reallocated only to grow. */
 static void memory_room(struct problem_memory *room, size_t bytes)
 {
 	bytes = (bytes + 63) / 64 * 64;
@@ -295,7 +295,7 @@ static void compare_row(struct problem *problem, int32_t b, int64_t i, int32_t h
 	}
 }
 
-/* Overwrites what was to be written with poison, then looks for anything else. */
+/* Poisons what should have been written, then looks for other changes. */
 static void check_rest(struct problem *problem, const struct fa_cpu_isa *isa)
 {
 	const struct fa_attention_params *params = &problem->params;
@@ -339,7 +339,7 @@ static const struct expectation *expect(struct problem *problem)
 	int64_t rows = 0, row = 0;
 	int32_t dim = params->head_dim_v;
 
-	/* The map is the problem's own as long as it lives. */
+	/* The map belongs to the problem. */
 	if (memcmp(&known, problem, sizeof(known)) == 0)
 		return &expectation;
 	memcpy(&known, problem, sizeof(known));
@@ -388,7 +388,7 @@ void problem_check(struct problem *problem, const struct fa_cpu_isa *isa)
 		}
 	}
 
-	/* A bias of hundreds costs the scores of fp32 their last digits. */
+	/* A bias of hundreds costs fp32 scores their last digits. */
 	if (problem->spec.alibi)
 		factor *= 3;
 	tiny = 8e-6 * factor * fmax(1, verdict.highest);

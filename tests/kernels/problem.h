@@ -1,7 +1,6 @@
 /*
- * A request to test: random tensors laid into memory that faults on either side, all that is
- * not an element poisoned, run on every instruction set that the machine has, and judged
- * against fp64.
+ * A request to test: random tensors between unmapped pages, with poison in all other memory, run on
+ * every instruction set of the machine, and compared with fp64.
  */
 #pragma once
 
@@ -19,7 +18,7 @@ enum problem_layout {
 	PROBLEM_LAYOUTS,
 };
 
-/* What is asked for; zero is none of it. Window bounds: 0 is none, n is n - 1. */
+/* The request's features; zero is none. Window bounds: 0 is none, n is n - 1. */
 struct problem_spec {
 	enum fa_attention_dtype dtype;
 	int32_t batch, heads, kv_heads, head_dim, head_dim_v;
@@ -65,10 +64,7 @@ void problem_deinit(struct problem *problem);
 /* In words, for a failed check. */
 const char *problem_describe(const struct problem *problem);
 
-/*
- * The instruction sets to test, widest first; NULL ends. Those that the machine lacks are
- * left out; "generic" is always there.
- */
+/* The instruction sets of the machine, widest first, always with "generic"; ends with NULL. */
 const struct fa_cpu_isa *const *problem_isas(void);
 
 enum problem_order {
@@ -77,8 +73,8 @@ enum problem_order {
 	PROBLEM_SHUFFLED,
 };
 
-/* Poisons out and lse, then runs all tiles with fresh, poisoned scratch and workspace of the
- * stated sizes. */
+/* Poisons out and lse, then runs all tiles with poisoned scratch and workspace of the stated
+ * sizes. */
 void problem_run(struct problem *problem, const struct fa_cpu_isa *isa, enum problem_order order);
 
 /* Fails the test unless out and lse are right and nothing else of their memory changed. */

@@ -34,7 +34,7 @@ double reference_get(enum fa_attention_dtype dtype, const void *data, int64_t at
 	return get(dtype, data, at);
 }
 
-/* To @digits binary digits, with exponents down to @least; beyond @most is infinity. */
+/* Rounds to @digits binary digits, with exponents from @least on; beyond @most is infinity. */
 static double round_to(double value, int digits, int least, double most)
 {
 	int exponent;
@@ -243,7 +243,7 @@ uint8_t reference_code(enum fa_paged_store store, double value)
 		return store == FA_PAGED_INT8 ? 0 : 0x7f;
 	if (fabs(value) > 448)
 		value = copysign(448, value);
-	/* Of each sign the codes of magnitudes ascend, up to the largest that counts. */
+	/* Codes of either sign ascend with the magnitude, up to the largest finite one. */
 	if (!values[store][127])
 		for (int code = 0; code <= 127; code++)
 			values[store][code] = reference_code_value(store, (uint8_t)code);

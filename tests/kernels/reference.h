@@ -1,7 +1,7 @@
 /*
- * What attention means, a second time and as plainly as can be: straight from the
- * formulas of kernels/attention.h, one row after the other, in fp64. Shares no code with
- * the kernels. Reads only what a row may see.
+ * The meaning of attention, a second time and as plainly as possible: the formulas of
+ * kernels/attention.h, row by row, in fp64. Shares no code with the kernels. Reads only what a row
+ * may see.
  */
 #pragma once
 
@@ -11,14 +11,13 @@
 double reference_get(enum fa_attention_dtype dtype, const void *data, int64_t at);
 void reference_set(enum fa_attention_dtype dtype, void *data, int64_t at, double value);
 
-/* What a code of a byte stands for, before its scale. */
+/* The value of a code, before its scale. */
 double reference_code_value(enum fa_paged_store store, uint8_t code);
 
-/* The code nearest to @value, ties to even ones, as kernels/paged.h wants it. */
+/* The code nearest to @value, ties to even, as kernels/paged.h defines it. */
 uint8_t reference_code(enum fa_paged_store store, double value);
 
-/* @n numbers as codes; @scale not above 0: as a token's with a scale of its own. Returns the
- * scale. */
+/* Quantises @n numbers; @scale <= 0: computes the token's scale. Returns the scale. */
 float reference_quantise(enum fa_paged_store store, const float *from, int32_t n, float scale,
                          uint8_t *codes);
 
@@ -33,7 +32,7 @@ double reference_round(enum fa_attention_dtype dtype, double value);
 void reference_row(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h,
                    bool rounded, double *ret_out, double *ret_lse);
 
-/* Where sequences lie: number of tokens, and offset of the first in elements. */
+/* Token counts, and the offsets of the first tokens in elements. */
 int64_t reference_n_q(const struct fa_attention_params *params, int32_t b);
 int64_t reference_n_k(const struct fa_attention_params *params, int32_t b);
 int64_t reference_q_at(const struct fa_attention_params *params,

@@ -1,6 +1,5 @@
 /*
- * What is refused and in which words, how much arithmetic is counted, which instruction
- * set is taken, how many tiles a request has.
+ * Refusals and their texts, counted arithmetic, the choice of an instruction set, numbers of tiles.
  */
 #include "tests/kernels/problem.h"
 #include "tests/kernels/reference.h"
@@ -166,7 +165,7 @@ static void test_instruction_sets(void **state)
 	unsetenv("FAD_CPU_ISA");
 }
 
-/* The last of a causal request's tiles see least; a long request has tiles to share. */
+/* The last tiles of a causal request see the fewest keys; a long request has tiles to share. */
 static void test_tiles(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();

@@ -1,7 +1,7 @@
 /*
- * What may be read and written, and that results depend on nothing else: ragged batches
- * with empty sequences, poison beside every row (problem.c's doing), NaN where a row must
- * not look, reruns and orders of tiles that agree to the bit.
+ * What may be read and written, and that results depend on nothing else: ragged batches with empty
+ * sequences, poison beside every row, NaN where a row must not look, reruns and orders of tiles
+ * that agree to the bit.
  */
 #include "tests/kernels/problem.h"
 #include "tests/kernels/reference.h"
@@ -179,10 +179,8 @@ static int64_t seen_by_some(const struct fa_attention_params *params)
 	return 0;
 }
 
-/*
- * A key is made NaN or infinite in K, V or both: rows that see it become non-finite in V's
- * spoilt dims at least, all others stay right.
- */
+/* Makes a key NaN or infinite in K, V or both: rows that see it become non-finite at least in V's
+ * damaged dims, all others stay right. */
 static void test_hidden_nan(void **state)
 {
 	static const double values[] = { NAN, INFINITY, -INFINITY };
@@ -242,7 +240,7 @@ static void test_hidden_nan(void **state)
 	}
 }
 
-/* What a row's own NaN does to it, it does to no other. */
+/* A row's own NaN changes no other row. */
 static void test_nan_row(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();

@@ -1,6 +1,6 @@
 /*
- * Numbers at their limits: scores too large for a careless exponential, rows that see
- * nothing, sinks, soft caps of every size, rounding of every half-precision number.
+ * Numerical limits: scores that overflow a naive exponential, rows without keys, sinks, soft caps
+ * of every size, rounding of every half-precision number.
  */
 #include "tests/kernels/problem.h"
 #include "tests/kernels/reference.h"
@@ -168,7 +168,7 @@ static void test_sinks(void **state)
 	}
 }
 
-/* One key: the row is V, whatever its bits; so every number passes in and out unharmed. */
+/* One key: the row is V, so every number must pass through unchanged. */
 static void test_every_half(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();
@@ -223,10 +223,8 @@ static void test_every_half(void **state)
 	}
 }
 
-/*
- * Rounding of results: the mean of two neighbours is a tie, which goes to even, and with a
- * little more of either, towards that one.
- */
+/* Rounding of results: the mean of two neighbours is a tie and goes to even; slightly more of
+ * either goes there. */
 static void test_rounding(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();

@@ -1,7 +1,6 @@
 /*
- * Pages of codes, on the CPU: every number of the quantiser against a search for the
- * nearest, append and read to the bit, tokens moved, and attention against fp64 over what
- * the codes stand for.
+ * Pages of codes, on the CPU: every number of the quantiser against a search for the nearest,
+ * append and read to the bit, moves, and attention against fp64 of the decoded values.
  */
 #include "kernels/quantise.h"
 #include "tests/kernels/paged-problem.h"
@@ -58,7 +57,7 @@ static void assert_code(enum fa_paged_store store, float x)
 static void test_codes(void **state)
 {
 	for (int store = FA_PAGED_E4M3; store <= FA_PAGED_INT8; store++) {
-		/* All that lies just beside a code, and halfway between two. */
+		/* Values just beside each code, and halfway between two. */
 		for (int code = 0; code < (store == FA_PAGED_E4M3 ? 0x7e : 127); code++) {
 			float a = (float)reference_code_value(store, (uint8_t)code);
 			float b = (float)reference_code_value(store, (uint8_t)(code + 1));
@@ -162,7 +161,7 @@ static int64_t element_at(const struct fa_attention_tensor *tensor, int64_t toke
 	return token * tensor->stride_token + head * tensor->stride_head;
 }
 
-/* What must not be lost: infinities, NaNs, rows of zeros, what is tiny or huge. */
+/* Infinities, NaNs, zero rows, tiny and huge values survive. */
 static void break_rows(struct fresh *fresh, const struct paged_problem *problem)
 {
 	const struct paged_spec *spec = &problem->spec;
@@ -189,7 +188,7 @@ static void break_rows(struct fresh *fresh, const struct paged_problem *problem)
 	}
 }
 
-/* Puts into the pool what the kernel is to. */
+/* Writes the expected result into the pool. */
 static void expect_row(const struct paged_problem *problem, const struct fa_attention_tensor *from,
                        int64_t token, int32_t b, int64_t to, int32_t head, bool v)
 {
@@ -281,7 +280,7 @@ static void test_append(void **state)
 	}
 }
 
-/* K is quantised as it was rotated: half a step of a code from where it belongs, at most. */
+/* K is quantised after rotation: at most half a code's step from the exact value. */
 static void test_rotary(void **state)
 {
 	for (int i = 0; i < 8; i++) {
@@ -380,7 +379,7 @@ static void test_move(void **state)
 	}
 }
 
-/* A copied page has its scales with it, and of a cleared one nothing is left. */
+/* A copied page keeps its scales, and a cleared one is all zero. */
 static void test_pages(void **state)
 {
 	for (int i = 0; i < 4; i++) {
@@ -447,7 +446,7 @@ static void test_attention(void **state)
 	}
 }
 
-/* NaNs and infinities, of codes and of scales, reach no row that does not see them. */
+/* NaNs and infinities of codes and scales reach no row that does not see them. */
 static void test_broken(void **state)
 {
 	for (int i = 0; i < 24; i++) {

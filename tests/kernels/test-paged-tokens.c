@@ -1,7 +1,6 @@
 /*
- * What is done to the tokens in pages, on the CPU: append (to the bit, and rotated), read,
- * copy, clear, move; and the merge of two results. Whatever is not to be written is
- * compared with what it was.
+ * Operations on tokens in pages, on the CPU: append (to the bit, and rotated), read, copy, clear,
+ * move; and the merge of two results. All other memory must stay as it was.
  */
 #include "tests/kernels/paged-problem.h"
 #include "tests/kernels/reference.h"

@@ -242,7 +242,7 @@ static void test_alone(void **state)
 	memcpy(together, problem.out, problem.out_bytes);
 	memset(problem.out, 0xff, problem.out_bytes);
 
-	/* The last sequence as the only one: its token is the first row now. */
+	/* The last sequence alone: its token becomes row 0. */
 	problem.cu_new[1] = 1;
 	problem.spec.lengths[0] = problem.spec.lengths[3];
 	problem.before[0] = problem.before[3];
@@ -255,8 +255,7 @@ static void test_alone(void **state)
 	paged_deinit(&problem);
 }
 
-/* The same but for a rounding: weights may be rounded in one way of computing and not in
- * another. */
+/* The same but for rounding: weights may be rounded in one tiling and not in another. */
 static void assert_close(const void *a, const void *b, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
@@ -268,7 +267,7 @@ static void assert_close(const void *a, const void *b, size_t n)
 	}
 }
 
-/* What a row does not see never changes it, whatever stands there. */
+/* A row never changes by keys that it does not see. */
 static void test_hidden(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();
@@ -310,10 +309,8 @@ static void test_hidden(void **state)
 	}
 }
 
-/*
- * Infinities and NaNs in K and V, at tokens that some rows see and others do not, through
- * windows, causal rows, dropped pages and trees: with few rows, many, and splits.
- */
+/* Infinities and NaNs in K and V, at tokens that only some rows see, with windows, causal rows,
+ * dropped pages and trees: with few rows, many, and splits. */
 static void test_broken(void **state)
 {
 	for (int i = 0; i < 24; i++) {

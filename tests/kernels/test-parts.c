@@ -1,7 +1,7 @@
 /*
- * Requests whose tiles have parts of the keys: right with every mask, type and grouping of
- * heads, the same to the bit in whatever order the parts end and however many
- * processors there are, and without a result where one part was given up.
+ * Requests whose tiles have splits of the keys: right with every mask, type and grouping of heads;
+ * the same to the bit in any order of tiles and for any number of processors; and without a result
+ * if one split was given up.
  */
 #include "tests/kernels/problem.h"
 #include "tests/kernels/reference.h"
@@ -19,7 +19,7 @@
 
 #include <cmocka.h>
 
-/* How many processors there seem to be; 0: as many as there are. */
+/* The simulated number of processors; 0: the real one. */
 static long seeming_processors;
 
 long sysconf(int name)
@@ -38,7 +38,7 @@ static const struct problem_spec varied[] = {
 	{ .heads = 2, .kv_heads = 2, .n_q = 4, .n_k = 4000, .left_1 = 2400, .causal = true },
 	{ .heads = 2, .kv_heads = 1, .n_q = 4, .n_k = 6000, .left_1 = 2300, .right_1 = 2 },
 	{ .heads = 2, .kv_heads = 2, .n_q = 2, .n_k = 2048, .right_1 = 1, .sinks = true },
-	/* Rows that see nothing, in some sequences and none. */
+	/* Rows without keys, in some sequences and in none. */
 	{ .heads = 4,
 	  .kv_heads = 2,
 	  .batch = 5,
@@ -111,7 +111,7 @@ static void test_results(void **state)
 	}
 }
 
-/* Scores that a maximum of another part makes vanish, or that have no other beside them. */
+/* Scores that vanish beside another split's maximum, or stand alone. */
 static void test_large_scores(void **state)
 {
 	for (size_t i = 0; i < N_VARIED; i++) {
@@ -153,7 +153,7 @@ static void test_same_to_the_bit(void **state)
 	}
 }
 
-/* In a process of its own, as it is found out once. Returns the number of tiles. */
+/* In a process of its own, as the number is read once. Returns the number of tiles. */
 static int64_t run_with_processors(long n, struct problem *problem, const struct fa_cpu_isa *isa,
                                    char *shared)
 {
@@ -178,7 +178,7 @@ static int64_t run_with_processors(long n, struct problem *problem, const struct
 	return tiles;
 }
 
-/* Before anything else has asked how many there are. */
+/* Before it is read for the first time. */
 static void test_processors(void **state)
 {
 	static const long counts[] = { 1, 7, 300 };
@@ -211,11 +211,11 @@ static void test_processors(void **state)
 		free(once);
 		problem_deinit(&problem);
 	}
-	/* The heads of a tile were not always as many. */
+	/* Tiles had different numbers of heads. */
 	assert_true(cut_otherwise);
 }
 
-/* A key that is NaN in some part spoils the rows that see it, and no others. */
+/* A NaN key in some split changes the rows that see it, and no others. */
 static void test_hidden_nan(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();
@@ -228,7 +228,7 @@ static void test_hidden_nan(void **state)
 		double *exact = malloc(sizeof(*exact) * (size_t)spec.head_dim_v);
 
 		problem_init(&problem, &spec);
-		/* The last but one key: all rows see it but those before. */
+		/* All rows see the last but one key, except earlier ones. */
 		for (int32_t h = 0; h < params->kv_heads; h++) {
 			int64_t at = reference_k_at(params, &params->v, 0, spec.n_k - 2, h);
 
@@ -266,7 +266,7 @@ static void test_hidden_nan(void **state)
 	}
 }
 
-/* Nobody merges a block whose parts did not all end. */
+/* A block is not reduced if a split did not finish. */
 static void test_stop(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();

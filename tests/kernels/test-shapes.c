@@ -47,7 +47,7 @@ static void test_masks(void **state)
 				.layout = (enum problem_layout)((i + m) % PROBLEM_LAYOUTS),
 			};
 
-			/* The largest costs most of the time; three masks tell. */
+			/* The largest shapes cost most of the time; three masks suffice. */
 			if (spec.n_q > 1000 && m > 2)
 				continue;
 			problem_test(&spec);
@@ -138,7 +138,7 @@ static void test_model_shapes(void **state)
 	}
 }
 
-/* So many heads and sequences that one tile takes several heads on any machine. */
+/* Enough heads and sequences that a tile takes several heads on any machine. */
 static void test_decode(void **state)
 {
 	for (unsigned int which = 0; which < 9; which++) {

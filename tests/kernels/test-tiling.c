@@ -1,6 +1,6 @@
 /*
- * Whether and where requests are cut along their keys: by their shapes, and not at all where
- * there are tiles enough.
+ * Whether and where the keys of a request are split: by its shapes, and not where there are enough
+ * tiles.
  */
 #include "kernels/cpu/tiling.h"
 #include "tests/kernels/problem.h"
@@ -47,7 +47,7 @@ static void test_few_rows(void **state)
 		int32_t batch, heads, kv_heads;
 		int64_t n_k, split_keys;
 	} cases[] = {
-		/* Sixty-four parts, or as many as the keys are good for. */
+		/* Sixty-four splits, or as many as the keys allow. */
 		{ 1, 1, 1, 131072, 2048 },
 		{ 1, 8, 1, 131072, 2048 },
 		{ 1, 8, 8, 131072, 16384 },
@@ -127,7 +127,7 @@ static void test_windows(void **state)
 	}
 }
 
-/* The widest windows are none: blocks are as long as without. */
+/* The widest windows are unbounded: blocks are as long as without. */
 static void test_widest_windows(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();
@@ -148,7 +148,7 @@ static void test_widest_windows(void **state)
 	}
 }
 
-/* Of a ragged batch long sequences have parts, as many as is their share. */
+/* In a ragged batch, long sequences have splits in proportion. */
 static void test_ragged(void **state)
 {
 	static const uint32_t cu_q[] = { 0, 1, 1, 2, 3 };
@@ -175,7 +175,7 @@ static void test_ragged(void **state)
 	}
 }
 
-/* How many keys the rows of a block see between the first and the last. */
+/* Keys between the first and the last that a block's rows see. */
 static int64_t keys_of(const struct fa_attention_params *params, const struct fa_cpu_tiling *tiling,
                        const struct fa_cpu_tiling_sequence *sequence, int64_t block)
 {
@@ -194,7 +194,7 @@ static int64_t keys_of(const struct fa_attention_params *params, const struct fa
 	return last >= first ? last - first + 1 : 0;
 }
 
-/* Any request: parts cover what is seen, are not tiny, and what they take is bounded. */
+/* Any request: splits cover what is seen, are not tiny, and need bounded memory. */
 static void test_bounds(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();

@@ -38,8 +38,8 @@ struct fa_cuda_gate {
 	const uint64_t *word; /* host memory, a slot of a timeline: open from value on */
 	uint64_t value;
 	const uint64_t *stop; /* host memory: the gate gives up once this is >= turn */
-	uint64_t turn;        /* greater than that of every earlier gate of the stream */
-	uint64_t patience_ns; /* the gate gives up after this time */
+	uint64_t turn;
+	uint64_t patience_ns;
 	uint64_t *
 		shut; /* device memory: set to run if the gate gives up; later gates of the run give up, too */
 	uint64_t run; /* not 0 */
@@ -50,7 +50,6 @@ struct fa_cuda_gate {
 #define FA_CUDA_DONE_PARTS 8
 #define FA_CUDA_CLIENT_WORDS 8 /* as FA_COMPLETION_DEVICE_WORDS */
 
-/* What a preempted block of threads has left to do. */
 struct fa_cuda_preempt_record {
 	uint32_t block; /* in the first launch */
 	uint32_t done;  /* its blocks of rows that are done, of those that see a key */
@@ -59,9 +58,8 @@ struct fa_cuda_preempt_record {
 };
 
 #define FA_CUDA_PREEMPT_BROKEN 0x10000u /* rows must be recomputed (sm90/recompute.h) */
-#define FA_CUDA_PREEMPT_RECORDS 16384   /* the most blocks of a preemptible launch */
+#define FA_CUDA_PREEMPT_RECORDS 16384
 
-/* The states follow, [2][slots]. Zero at first. */
 struct fa_cuda_preempt_area {
 	uint64_t counts; /* records; states in the high half; 0 between launches */
 	uint64_t unused[31];
@@ -75,9 +73,9 @@ struct fa_cuda_preempt {
 	void *area;           /* struct fa_cuda_preempt_area, of launches in order */
 	uint64_t *report;     /* host memory: gets the number of records */
 	uint32_t slots;       /* per side */
-	uint32_t side;        /* written; the other is read */
-	uint32_t resumed;     /* block b resumes record b */
-	uint32_t blocks;      /* in the first launch */
+	uint32_t side;
+	uint32_t resumed; /* block b resumes record b */
+	uint32_t blocks;  /* in the first launch */
 };
 
 /* Keep positions, and sums of two of them, within int32. */
@@ -92,7 +90,7 @@ struct fa_cuda_attention {
 	struct fa_cuda_done done; /* filled by the caller */
 
 	int32_t aligned; /* every row of q, k, v and out is 16-byte aligned */
-	int32_t group;   /* query heads that share a KV head */
+	int32_t group;
 	int32_t head_dim, head_dim_v;
 	struct fa_cuda_tensor q;
 

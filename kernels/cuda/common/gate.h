@@ -2,10 +2,9 @@
  * A gate: a one-warp kernel that holds back its stream until a client's word reaches a value, so
  * that the launch behind it begins without the host.
  *
- * It polls for a limited time, and gives up when that is over or the host asks for it. Then it sets
- * `shut` to its run: launches behind it find their run there and do nothing, and later gates of the
- * run give up at once. The host learns of the first, takes the launches back and gives the next
- * ones a new run. docs/kernels.md has the alternatives.
+ * It gives up when its time is over or the host asks for it, and sets `shut` to its run: launches
+ * behind it find their run there and do nothing, and later gates of the run give up at once. The
+ * host learns of the first, takes the launches back and gives the next ones a new run.
  */
 #pragma once
 
@@ -26,7 +25,6 @@ __device__ __forceinline__ void fa_gate_pass(const struct fa_cuda_done &done)
 		fa_exit();
 }
 
-/* Acquire: what the client wrote before the word is visible behind the gate. */
 __device__ __forceinline__ bool fa_gate_is_open(const struct fa_cuda_gate &args)
 {
 	return (int64_t)(fa_ld_acquire_system(args.word) - args.value) >= 0;

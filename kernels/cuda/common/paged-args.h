@@ -43,7 +43,7 @@ struct fa_cuda_paged_item {
 	uint32_t tiles;
 	uint32_t parts;
 	uint32_t row_blocks;
-	uint32_t first_q; /* its first row in dense tensors */
+	uint32_t first_q;
 	uint32_t n_q, n_k;
 	uint32_t begin;       /* rows see tokens of [begin, n_k); tiles start at begin's strip */
 	uint32_t first;       /* earlier tokens are hidden */
@@ -65,7 +65,7 @@ struct fa_cuda_paged_split {
 	uint32_t parts; /* of all earlier items */
 	uint32_t
 		suffixes; /* of a prefix: its first; of a suffix: itself; or FA_CUDA_PAGED_NO_SUFFIX */
-	uint32_t n_suffixes; /* of a prefix, else 0 */
+	uint32_t n_suffixes;
 };
 
 #define FA_CUDA_PAGED_NO_SUFFIX 0xffffffffu
@@ -90,7 +90,6 @@ struct fa_cuda_paged_suffix {
 	uint32_t unused[2];
 };
 
-/* A block of query rows of a prefill kernel. */
 struct fa_cuda_paged_block {
 	uint32_t item, row;
 };
@@ -127,7 +126,6 @@ struct fa_cuda_paged_attention {
 	const uint32_t *positions;
 	const struct fa_cuda_paged_item *items;
 
-	/* First tiles of inline items, then UINT32_MAX. */
 	uint32_t first_tiles[FA_CUDA_PAGED_INLINE_ITEMS];
 	struct fa_cuda_paged_item first_items[FA_CUDA_PAGED_INLINE_ITEMS];
 
@@ -136,8 +134,8 @@ struct fa_cuda_paged_attention {
 	 * in the order of splits, others as in struct fa_cuda_paged_partial_range. */
 	const struct fa_cuda_paged_split *splits;
 	const struct fa_cuda_paged_suffix *suffixes;
-	const uint32_t *tokens;    /* rows of all prefixes in dense tensors, from first_q on */
-	uint64_t *suffix_counters; /* [suffix][KV head][slice], as counters */
+	const uint32_t *tokens;
+	uint64_t *suffix_counters;                /* [suffix][KV head][slice], as counters */
 	const struct fa_cuda_paged_block *blocks; /* prefill */
 	/* For kernels that copy by TMA: keys of a box of K or V; warps that load; pairs of blocks,
 	 * of all heads and slices, and of a section. */

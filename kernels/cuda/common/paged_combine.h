@@ -21,7 +21,6 @@ struct fa_paged_partials {
 	uint32_t first, n;
 };
 
-/* A running sum, of one row and four of its columns. */
 struct fa_paged_sum {
 	float max, sum, x, y, z, w;
 };
@@ -44,7 +43,6 @@ fa_paged_block_of_approx(const struct fa_cuda_paged_attention &args, uint32_t ti
 	return block + (behind ? args.tiles_extra : 0);
 }
 
-/* The blocks that have tiles of a part; @tile: its first. */
 __device__ __forceinline__ uint32_t fa_paged_blocks(const struct fa_cuda_paged_attention &args,
                                                     uint32_t tile, uint32_t tiles, uint32_t &n)
 {
@@ -72,12 +70,11 @@ struct fa_paged_epilogue {
 	/* Of a suffix: the results of the prefix's row block in which its rows begin, and of the
 	 * next one if they end there. */
 	struct fa_paged_partials prefix, next;
-	uint32_t prefix_row;     /* within the first of these */
+	uint32_t prefix_row;
 	uint32_t first_q, first; /* as in struct fa_cuda_paged_suffix */
 	uint32_t rows, kv_head, slice;
 };
 
-/* For row block @index of suffixes. */
 template <class C>
 __device__ __forceinline__ struct fa_paged_epilogue
 fa_paged_epilogue_of(const struct fa_cuda_paged_attention &args, uint32_t index, uint32_t kv_head,
@@ -287,7 +284,6 @@ fa_paged_combine_suffixes(const struct fa_cuda_paged_attention &args,
 	C::join(); /* all have read the flags */
 }
 
-/* Called by all that join, after they met behind the segment's result. */
 template <class C>
 __device__ __forceinline__ void fa_paged_combine_split(const struct fa_cuda_paged_attention &args,
                                                        const fa_paged_segment_of<C> &segment,
@@ -300,7 +296,6 @@ __device__ __forceinline__ void fa_paged_combine_split(const struct fa_cuda_page
 		fa_paged_combine_suffixes<C>(args, segment, flags);
 		return;
 	}
-	/* This block has more splits of the part. */
 	if (fixed && segment.behind < segment.item.tiles && segment.left > 0)
 		return;
 

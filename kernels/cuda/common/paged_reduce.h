@@ -20,8 +20,6 @@ __device__ __forceinline__ uint32_t fa_paged_partial_row(const struct fa_cuda_pa
 		return (2 * blockIdx.x + !segment.first) * C::ROWS;
 }
 
-/* Adds up the partial results of blocks [first, last], by all threads that finish. A thread has
- * four columns of a row, and issues many loads before it uses the first, as latency dominates. */
 template <class C>
 __device__ __forceinline__ void fa_paged_reduce(const struct fa_cuda_paged_attention &args,
                                                 const fa_paged_segment_of<C> &segment,

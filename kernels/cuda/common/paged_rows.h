@@ -22,10 +22,10 @@ struct fa_paged_row {
 	int32_t token;     /* among the sequence's new ones */
 	float slope;       /* of ALiBi, in units of ln 2 */
 	union {
-		float factor;  /* of O, at the end */
+		float factor;
 		uint32_t head; /* of all query heads */
 	};
-	char *out; /* used by sm90/paged_epilogue.h */
+	char *out;
 };
 
 /* Which of its 16 scores of a strip a thread's rows see: bit 4 r + i is row g + 8 r and key i of
@@ -33,7 +33,6 @@ struct fa_paged_row {
 struct fa_paged_visibility {
 	uint32_t bits;
 
-	/* @offset: from key 2t on. */
 	__device__ __forceinline__ bool sees(int r, int offset) const
 	{
 		return bits >> (4 * r + offset / 8 * 2 + offset % 2) & 1;

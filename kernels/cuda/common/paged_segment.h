@@ -8,7 +8,6 @@
 
 #include <stdint.h>
 
-/* More state with FA_CUDA_PAGED_SPLIT. */
 template <bool SPLIT_ITEMS> struct fa_paged_segment_split {
 };
 
@@ -24,11 +23,11 @@ template <> struct fa_paged_segment_split<true> {
 template <bool SPLIT_ITEMS, bool PRECOMPUTED>
 struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 	uint32_t index, part; /* of the item; of the part within it */
-	uint32_t left;        /* tiles after the segment */
-	int32_t begin, end;   /* its tokens */
-	bool whole;           /* it is the whole part, and nothing is combined with it */
-	bool first;           /* the block's range begins in it */
-	uint32_t tile;        /* the part's first, of all */
+	uint32_t left;
+	int32_t begin, end;
+	bool whole;    /* it is the whole part, and nothing is combined with it */
+	bool first;    /* the block's range begins in it */
+	uint32_t tile; /* the part's first, of all */
 	/* Of the part, if PRECOMPUTED: a division takes long, and so does fetching its code. */
 	uint32_t head, row_block;
 	struct fa_cuda_paged_item item;
@@ -169,10 +168,8 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		enter(args, in_item - part * item.tiles);
 	}
 
-	/* Enters the next segment; false: there is none. */
 	__device__ __forceinline__ bool next(const struct fa_cuda_paged_attention &args)
 	{
-		/* Tiles left in the next part's epilogue have no tokens. */
 		if (left <= args.epilogue_tiles)
 			return false;
 		if constexpr (SPLIT_ITEMS) {
@@ -235,7 +232,6 @@ __device__ __forceinline__ uint32_t fa_paged_block_of(const struct fa_cuda_paged
 	                     : args.tiles_extra + (tile - larger) / args.tiles_each;
 }
 
-/* The first block with tokens of the part whose first tile is @tile. */
 __device__ __forceinline__ uint32_t
 fa_paged_first_block_of(const struct fa_cuda_paged_attention &args, uint32_t tile)
 {

@@ -59,7 +59,6 @@ __device__ __forceinline__ void fa_quantised_unpack_even_odd(uint32_t word, uint
 
 /* ---- Q as fp16 */
 
-/* Largest magnitude of eight bf16, as bits. */
 __device__ __forceinline__ uint32_t fa_quantised_max_magnitude(uint4 value)
 {
 	const uint32_t words[4] = { value.x, value.y, value.z, value.w };
@@ -94,7 +93,6 @@ struct fa_quantised_q_scale {
 
 /* ---- a strip */
 
-/* Bit 7 of each byte that is NaN. */
 __device__ __forceinline__ uint32_t fa_quantised_nan_bytes(uint32_t word)
 {
 	return ((word & 0x7f7f7f7f) + 0x01010101) & 0x80808080;
@@ -165,7 +163,6 @@ template <class C> __device__ __forceinline__ bool fa_quantised_has_no_nan(uint3
 	return !__any_sync(~0u, nan);
 }
 
-/* The scales of a thread's four tokens of a strip. */
 __device__ __forceinline__ void fa_quantised_scales(float (&ret)[4], uint32_t scales)
 {
 	const uint32_t t = threadIdx.x % 4;

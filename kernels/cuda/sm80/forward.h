@@ -45,7 +45,6 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 	const int32_t warp_row = threadIdx.x / 32 / C::SPLIT * C::WARP_ROWS;
 	const struct fa_warp_pair<C> pair(kv_tiles + C::STAGES * stage_bytes, threadIdx.x / 32);
 
-	/* The block's keys, and the first tile to compute. */
 	int32_t begin = 0, end = work.n_k;
 	if (C::BAND) {
 		const int32_t last_row = min(work.row + C::ROWS, work.n_q) - 1;
@@ -123,7 +122,6 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 			fa_cp_async_commit();
 		}
 
-		/* No row of this warp sees a key of this tile. */
 		if (C::BAND &&
 		    (key >= C::WARP_ROWS + args.window_right || key + C::KEYS <= -args.window_left))
 			continue;
@@ -141,7 +139,6 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 
 		fa_warp_dots<C, C::DIM / 16>(dots, q_lane, kv + k_lane);
 		logits.apply(dots, sight.key);
-		/* Some row does not see some key. */
 		if (last % C::KEYS != C::KEYS - 1 ||
 		    (C::BAND && (key + C::KEYS - 1 > args.window_right ||
 		                 key < C::WARP_ROWS - 1 - args.window_left ||

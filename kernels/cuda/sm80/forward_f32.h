@@ -224,7 +224,6 @@ __device__ __forceinline__ void fa_sm80_forward_f32(const struct fa_cuda_attenti
 				k_tile, k_base + (key - TILE) * args.k.stride_token,
 				args.k.stride_token, TILE, args.head_dim, args.aligned);
 
-		/* Some row does not see some key. */
 		if (key + TILE > work.n_k || key < last_row + work.diagonal - args.window_left ||
 		    key + TILE - 1 > work.row + work.diagonal + args.window_right)
 			fa_f32_product<DIM_V, ROWS, TILE, P_PITCH, true>(out, p_tile, v_tile);

@@ -1,13 +1,10 @@
 /*
  * The table of sm_80 kernels, in plain preprocessor: *_rows.h instantiates a kernel from every row,
- * and table.c makes it an entry for the host.
+ * and table.c lists it for the host.
  *
- * For 16-bit operands: X(kind, KIND, dim, dim_v, warps, atoms, split, keys, stages, blocks);
- * config.h has the meanings.
- *
- * Kinds: FULL computes every (row, key) pair, BAND a window of any shape (causal is one), both with
- * a positive scale and 16-byte aligned rows; RICH everything. RICH fits 99 KiB of shared memory at
- * every width, for chips with less than the 164 KiB of sm_80.
+ * For 16-bit operands: X(kind, KIND, dim, dim_v, warps, atoms, split, keys, stages, blocks), see
+ * config.h. FULL computes every (row, key) pair, BAND a window of any shape, both with a positive
+ * scale and 16-byte aligned rows; RICH everything, also on chips with 99 KiB of shared memory.
  */
 #pragma once
 
@@ -41,9 +38,8 @@
 	X(128, 128, 4, 4)                                                                          \
 	X(256, 256, 2, 3)
 
-#define FA_SM80_F32_THREADS 128 /* 16 groups of 8 lanes */
+#define FA_SM80_F32_THREADS 128
 
-/* Padding of the rows of Q, K and P, in elements. */
 #define FA_SM80_F32_PAD 4
 
 #define FA_SM80_F32_SHARED_BYTES(dim, dim_v, rows, keys)                                           \

@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#define FA_QUANTISE_EACH 16 /* the most elements of a row per lane */
+#define FA_QUANTISE_EACH 16
 
 /* ---- codes */
 
@@ -48,7 +48,6 @@ __device__ __forceinline__ float fa_code_value(int32_t store, uint8_t code)
 		return (float)(int8_t)code;
 	if (magnitude == 0x7f)
 		return __uint_as_float(0x7fc00000);
-	/* Moves the exponent, and normalises. */
 	x = __uint_as_float(magnitude << 20) * 1.329227995784916e36f; /* 2^120 */
 	return __uint_as_float(__float_as_uint(x) | (code & 0x80u) << 24);
 }
@@ -133,7 +132,6 @@ __device__ __forceinline__ void fa_dequantise_row(const struct fa_cuda_paged_app
 		               __fmul_rn(fa_code_value(store, (uint8_t)from[i]), scale));
 }
 
-/* The index in its page of each of the block's tokens. */
 struct fa_quantised_shared {
 	uint32_t tokens[FA_CUDA_APPEND_TOKENS];
 };
@@ -160,7 +158,6 @@ __device__ __forceinline__ void fa_quantised_find(const struct fa_cuda_paged_app
 	}
 }
 
-/* A block has FA_CUDA_APPEND_TOKENS tokens. */
 template <bool READ>
 __device__ __forceinline__ void
 fa_paged_append_codes(const struct fa_cuda_paged_append_quantised &all)

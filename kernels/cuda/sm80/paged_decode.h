@@ -33,7 +33,6 @@
 #include <math.h>
 #include <stdint.h>
 
-/* dots = Q K^T in fp32. @q and @k: the tiles. */
 template <class C>
 __device__ __forceinline__ void fa_paged_dots_f32(float (&dots)[C::ATOMS][2][4], uint32_t q,
                                                   uint32_t k)

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 struct fa_sm80_paged_work {
-	int32_t sequence; /* 0: tensors have no batch stride */
+	int32_t sequence;
 	int32_t head, slice;
 	int32_t row;
 	int32_t n_q, n_k, diagonal;
@@ -30,7 +30,7 @@ template <int KEYS> struct fa_sm80_paged_keys {
 
 	const struct fa_cuda_pages &pages;
 	uint32_t table_start;
-	int32_t key; /* the first of the tile to load next */
+	int32_t key;
 	int32_t begin;
 	uint32_t slot, next_slot;
 
@@ -223,7 +223,6 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_v_alike {
 	}
 };
 
-/* The rows of a head's tokens from @key on, for source.h. */
 struct fa_sm80_paged_token_rows {
 	const struct fa_cuda_pages &pages;
 	const char *head; /* slot 0's */
@@ -289,7 +288,6 @@ struct fa_sm80_pages {
 		return k.keys.begin - k.keys.key;
 	}
 
-	/* Bytes from a slot to its rows of the work's head, and slice. */
 	static __device__ __forceinline__ uint64_t k_offset(const ARGS &args, const WORK &work)
 	{
 		return (uint64_t)(work.head / args.attention.group) * args.pages.page_strips * 16 *

@@ -38,7 +38,6 @@
 	X(256, 256, 1, 4, 3)                                                                       \
 	X(256, 256, 1, 2, 2)
 
-/* Rows of K and Q in shared memory: fp32 is padded, 16-bit elements are swizzled. */
 #define FA_SM80_PAGED_PITCH(dim, bytes) ((dim) * (bytes) + ((bytes) == 4 ? 16 : 0))
 
 /* Columns of O that the warps merge at a time, and floats from row to row. */

@@ -37,11 +37,10 @@ struct fa_paged_config {
 	static constexpr int DIM = DIM_, DIM_V = DIM_V_, ATOMS = ATOMS_, WARPS = WARPS_;
 	static constexpr int STAGES = STAGES_, THREADS = WARPS * 32, ROWS = ATOMS * 16;
 	static constexpr int BYTES = fa_paged_element<T>::bytes;
-	static constexpr int STORED = BYTES; /* bytes of an element in a page */
+	static constexpr int STORED = BYTES;
 	static constexpr bool F32 = BYTES == 4, QUANTISED = false, SPLIT_ITEMS = SPLIT_ITEMS_,
 			      PRECOMPUTED = false, ROWS_IN_FP32 = false;
 
-	/* For paged_rows.h. */
 	static constexpr int JOINED = THREADS;
 	static __device__ __forceinline__ void join(void)
 	{
@@ -52,7 +51,6 @@ struct fa_paged_config {
 		return 2 * t + i % 2 + i / 2 * 8;
 	}
 
-	/* For warp_softmax.h and warp_product.h: no pairs, tiles of one strip. */
 	static constexpr int SPLIT = 1, WARP_DIM_V = DIM_V, WARP_KEYS = FA_CUDA_PAGED_STRIP;
 	static constexpr uint32_t P_BYTES = 0, ROW_BYTES = 0;
 
@@ -62,7 +60,6 @@ struct fa_paged_config {
 	static constexpr uint32_t MERGE_COLUMNS = FA_SM80_PAGED_MERGE_COLUMNS(ATOMS);
 	static constexpr uint32_t MERGE_PITCH = FA_SM80_PAGED_MERGE_PITCH(ATOMS);
 
-	/* The block's shared memory, in this order. */
 	static constexpr uint32_t RING = 0;
 	static constexpr uint32_t Q = RING + WARPS * STAGES * STRIP_BYTES;
 	static constexpr uint32_t MERGE = Q + ROWS * PITCH; /* [warp][row][MERGE_PITCH] */
@@ -87,9 +84,9 @@ template <class C> struct fa_paged_loader {
 	int32_t token; /* the next strip's first */
 	uint32_t slot; /* and its page */
 	const char *k, *v;
-	uint32_t stage; /* shared memory of its stage */
+	uint32_t stage;
 	uint32_t ring;
-	uint32_t width_v; /* bytes of V's rows in this slice */
+	uint32_t width_v;
 
 	__device__ __forceinline__ void look_up(const struct fa_cuda_paged_attention &args)
 	{
@@ -141,7 +138,7 @@ template <class C> struct fa_paged_loader {
 	__device__ __forceinline__ void copy(uint32_t to, const char *from, uint32_t row_bytes,
 	                                     uint32_t width, int32_t low, int32_t high) const
 	{
-		constexpr int chunks = D * C::STORED / 16; /* per row: 8 to 64 */
+		constexpr int chunks = D * C::STORED / 16;
 		const uint32_t lane = threadIdx.x % 32;
 		const uint32_t lane_row = lane / chunks, lane_chunk = lane % chunks;
 		const char *at = from + lane_row * row_bytes + lane_chunk * 16;

@@ -67,7 +67,6 @@ __device__ __forceinline__ uint4 fa_chunk_of(int32_t dtype, const float (&values
 	return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* 16 bytes at any multiple of an element's size. */
 __device__ __forceinline__ uint4 fa_load_16(const char *from, bool aligned, int32_t bytes)
 {
 	if (aligned)
@@ -126,14 +125,12 @@ __device__ __forceinline__ struct fa_token_place fa_token_find(const struct fa_c
 
 /* ---- append and read */
 
-/* A block's tokens; [FA_CUDA_APPEND_TOKENS] each. */
 struct fa_append_shared {
 	struct fa_token_place places[FA_CUDA_APPEND_TOKENS];
 	int32_t positions[FA_CUDA_APPEND_TOKENS];
 	float2 turns[FA_CUDA_APPEND_TOKENS][128]; /* cosine, sine */
 };
 
-/* Finds the sequences of a block's tokens. */
 __device__ __forceinline__ void
 fa_append_find(const struct fa_cuda_paged_append &args, const struct fa_cuda_paged_item *items,
                const uint32_t *table, struct fa_append_shared &shared, int32_t first, int32_t count)
@@ -278,7 +275,6 @@ __device__ __forceinline__ void fa_rotate_unit(const struct fa_cuda_paged_append
 	fa_store_16(to + offset + rotation.distance, fa_chunk_of(dtype, y), to_aligned, bytes);
 }
 
-/* A block has FA_CUDA_APPEND_TOKENS tokens. @items and @table: those of args, or inline ones. */
 template <bool READ>
 __device__ __forceinline__ void fa_paged_append(const struct fa_cuda_paged_append &args,
                                                 const struct fa_cuda_paged_item *items,
@@ -297,7 +293,6 @@ __device__ __forceinline__ void fa_paged_append(const struct fa_cuda_paged_appen
 		__syncthreads(); /* turns are written */
 	}
 
-	/* V, and K without rotation, are copied. */
 	for (int which = 0; which < 2; which++) {
 		const struct fa_cuda_tensor &tensor = which ? args.v : args.k;
 		const int32_t dim = which ? args.head_dim_v : args.head_dim;
@@ -306,7 +301,6 @@ __device__ __forceinline__ void fa_paged_append(const struct fa_cuda_paged_appen
 
 		if (!tensor.data || (!which && !READ && args.rotary.half > 0))
 			continue;
-			/* Tokens of a head are contiguous in a page. */
 #pragma unroll 2
 		for (int32_t i = threadIdx.x; i < count * of_token; i += FA_CUDA_TOKENS_THREADS) {
 			const int32_t chunk = i % chunks, rest = i / chunks;
@@ -330,7 +324,6 @@ __device__ __forceinline__ void fa_paged_append(const struct fa_cuda_paged_appen
 	if (READ)
 		return;
 
-	/* What rotates, and Q, which may only be copied. */
 	const struct fa_rotation rotation = fa_rotation_of(args, bytes);
 
 	for (int which = 0; which < 2; which++) {
@@ -434,7 +427,6 @@ __device__ __forceinline__ void fa_paged_copy(const struct fa_cuda_paged_copy &a
 	fa_paged_copy_part(to + args.v_offset, from ? from + args.v_offset : NULL, args.v_bytes);
 }
 
-/* Scales of tokens; a thread has those of K or of V of a head. */
 __device__ __forceinline__ void fa_paged_move_scales(const struct fa_cuda_paged_moves &args,
                                                      const struct fa_cuda_paged_moved &moved)
 {
@@ -464,8 +456,6 @@ __device__ __forceinline__ void fa_paged_move_scales(const struct fa_cuda_paged_
 	}
 }
 
-/* A thread moves the same 16 bytes of every token, in order: tokens only move towards the front, so
- * none is overwritten before it moves. */
 __device__ __forceinline__ void fa_paged_move(const struct fa_cuda_paged_moves &args)
 {
 	const struct fa_cuda_paged_moved moved = args.sequences[blockIdx.x];

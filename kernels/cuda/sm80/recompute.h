@@ -50,7 +50,6 @@ __device__ __forceinline__ void fa_sm80_copy_kv(const typename C::SOURCE::ARGS &
 	                                            args.head_dim_v - work.slice * C::DIM_V);
 }
 
-/* Computes the warp's 16 keys from @first on of the tile at @key. */
 template <class C>
 __device__ __forceinline__ void fa_sm80_recompute_keys(struct fa_warp_rows<C> &rows,
                                                        const typename C::SOURCE::ARGS &given,
