@@ -1,7 +1,7 @@
 #include "tests/gpu/gpu.h"
 
-#include "common/cudriver.h"
 #include "kernels/cuda/images.h"
+#include "tests/gpu/driver.h"
 #include "tests/gpu/yielder.h"
 
 #include <stdio.h>
@@ -27,23 +27,27 @@ struct fa_gpu {
 
 extern const char fa_image_reference[];
 
-#define MUST(call)                                                                                 \
-	do {                                                                                       \
-		const CUresult must_result = gpu->driver.call;                                     \
-		if (must_result != CUDA_SUCCESS) {                                                 \
-			struct fa_error must_error;                                                \
-			fa_cudriver_fail(&gpu->driver, &must_error, must_result, #call);           \
-			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, must_error.text);       \
-			abort();                                                                   \
-		}                                                                                  \
-	} while (0)
-
 static int attribute(struct fa_gpu *gpu, CUdevice_attribute which)
 {
 	int value;
 
-	MUST(cuDeviceGetAttribute(&value, which, gpu->device));
+	MUST(&gpu->driver, cuDeviceGetAttribute(&value, which, gpu->device));
 	return value;
+}
+
+const struct fa_cudriver *fa_gpu_driver(const struct fa_gpu *gpu)
+{
+	return &gpu->driver;
+}
+
+void fa_gpu_function(struct fa_gpu *gpu, CUmodule module, const char *symbol, int32_t shared_bytes,
+                     CUfunction *ret)
+{
+	MUST(&gpu->driver, cuModuleGetFunction(ret, module, symbol));
+	if (shared_bytes > 0 && shared_bytes <= gpu->chip.shared_bytes_max)
+		MUST(&gpu->driver,
+		     cuFuncSetAttribute(*ret, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+		                        shared_bytes));
 }
 
 static void load(struct fa_gpu *gpu)
@@ -57,24 +61,19 @@ static void load(struct fa_gpu *gpu)
 		if (!fa_cuda_kernel_runs(kernel, &gpu->chip))
 			continue;
 		if (!gpu->images[kernel->image])
-			MUST(cuModuleLoadData(&gpu->images[kernel->image],
-			                      fa_cuda_images[kernel->image].data));
-		MUST(cuModuleGetFunction(&gpu->kernels[i], gpu->images[kernel->image],
-		                         kernel->symbol));
-		if (kernel->shared_bytes <= gpu->chip.shared_bytes_max)
-			MUST(cuFuncSetAttribute(gpu->kernels[i],
-			                        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-			                        kernel->shared_bytes));
+			MUST(&gpu->driver, cuModuleLoadData(&gpu->images[kernel->image],
+			                                    fa_cuda_images[kernel->image].data));
+		fa_gpu_function(gpu, gpu->images[kernel->image], kernel->symbol,
+		                kernel->shared_bytes, &gpu->kernels[i]);
 	}
-	MUST(cuModuleLoadData(&gpu->reference, fa_image_reference));
-	MUST(cuModuleGetFunction(&gpu->fn_reference, gpu->reference, "fa_test_reference"));
-	MUST(cuModuleGetFunction(&gpu->fn_poison, gpu->reference, "fa_test_poison_shared"));
-	MUST(cuModuleGetFunction(&gpu->fn_compare, gpu->reference, "fa_test_compare"));
-	MUST(cuModuleGetFunction(&gpu->fn_copy, gpu->reference, "fa_test_copy_rows"));
-	MUST(cuModuleGetFunction(&gpu->fn_spin, gpu->reference, "fa_test_spin"));
-	MUST(cuModuleGetFunction(&gpu->fn_read, gpu->reference, "fa_test_read"));
-	MUST(cuFuncSetAttribute(gpu->fn_poison, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-	                        gpu->chip.shared_bytes_max));
+	MUST(&gpu->driver, cuModuleLoadData(&gpu->reference, fa_image_reference));
+	fa_gpu_function(gpu, gpu->reference, "fa_test_reference", 0, &gpu->fn_reference);
+	fa_gpu_function(gpu, gpu->reference, "fa_test_poison_shared", gpu->chip.shared_bytes_max,
+	                &gpu->fn_poison);
+	fa_gpu_function(gpu, gpu->reference, "fa_test_compare", 0, &gpu->fn_compare);
+	fa_gpu_function(gpu, gpu->reference, "fa_test_copy_rows", 0, &gpu->fn_copy);
+	fa_gpu_function(gpu, gpu->reference, "fa_test_spin", 0, &gpu->fn_spin);
+	fa_gpu_function(gpu, gpu->reference, "fa_test_read", 0, &gpu->fn_read);
 }
 
 struct fa_gpu *fa_gpu_open(void)
@@ -95,9 +94,9 @@ struct fa_gpu *fa_gpu_open(void)
 		free(gpu);
 		return NULL;
 	}
-	MUST(cuDeviceGetName(gpu->name, sizeof(gpu->name), gpu->device));
-	MUST(cuDevicePrimaryCtxRetain(&context, gpu->device));
-	MUST(cuCtxSetCurrent(context));
+	MUST(&gpu->driver, cuDeviceGetName(gpu->name, sizeof(gpu->name), gpu->device));
+	MUST(&gpu->driver, cuDevicePrimaryCtxRetain(&context, gpu->device));
+	MUST(&gpu->driver, cuCtxSetCurrent(context));
 	gpu->chip.arch = 10 * attribute(gpu, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
 	                 attribute(gpu, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
 	gpu->chip.shared_bytes_max = attribute(
@@ -106,8 +105,8 @@ struct fa_gpu *fa_gpu_open(void)
 	gpu->sms = attribute(gpu, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 	gpu->chip.sms = gpu->sms;
 	load(gpu);
-	MUST(cuEventCreate(&gpu->start, CU_EVENT_DEFAULT));
-	MUST(cuEventCreate(&gpu->stop, CU_EVENT_DEFAULT));
+	MUST(&gpu->driver, cuEventCreate(&gpu->start, CU_EVENT_DEFAULT));
+	MUST(&gpu->driver, cuEventCreate(&gpu->stop, CU_EVENT_DEFAULT));
 	return gpu;
 }
 
@@ -116,17 +115,17 @@ struct fa_gpu *fa_gpu_close(struct fa_gpu *gpu)
 	if (!gpu)
 		return NULL;
 	if (gpu->flush)
-		MUST(cuMemFree(gpu->flush));
+		MUST(&gpu->driver, cuMemFree(gpu->flush));
 	if (gpu->stream)
-		MUST(cuStreamDestroy(gpu->stream));
+		MUST(&gpu->driver, cuStreamDestroy(gpu->stream));
 	fa_yielder_close(&gpu->yielder, &gpu->driver);
-	MUST(cuEventDestroy(gpu->start));
-	MUST(cuEventDestroy(gpu->stop));
-	MUST(cuModuleUnload(gpu->reference));
+	MUST(&gpu->driver, cuEventDestroy(gpu->start));
+	MUST(&gpu->driver, cuEventDestroy(gpu->stop));
+	MUST(&gpu->driver, cuModuleUnload(gpu->reference));
 	for (int i = 0; i < FA_CUDA_IMAGES; i++)
 		if (gpu->images[i])
-			MUST(cuModuleUnload(gpu->images[i]));
-	MUST(cuDevicePrimaryCtxRelease(gpu->device));
+			MUST(&gpu->driver, cuModuleUnload(gpu->images[i]));
+	MUST(&gpu->driver, cuDevicePrimaryCtxRelease(gpu->device));
 	free(gpu->kernels);
 	free(gpu);
 	return NULL;
@@ -146,38 +145,38 @@ uint64_t fa_gpu_alloc(struct fa_gpu *gpu, size_t bytes)
 {
 	CUdeviceptr address;
 
-	MUST(cuMemAlloc(&address, bytes));
+	MUST(&gpu->driver, cuMemAlloc(&address, bytes));
 	return address;
 }
 
 void fa_gpu_free(struct fa_gpu *gpu, uint64_t address)
 {
 	if (address)
-		MUST(cuMemFree(address));
+		MUST(&gpu->driver, cuMemFree(address));
 }
 
 uint64_t fa_gpu_alloc_shared(struct fa_gpu *gpu, size_t bytes)
 {
 	void *at;
 
-	MUST(cuMemHostAlloc(&at, bytes, CU_MEMHOSTALLOC_PORTABLE));
+	MUST(&gpu->driver, cuMemHostAlloc(&at, bytes, CU_MEMHOSTALLOC_PORTABLE));
 	return (uint64_t)(uintptr_t)at;
 }
 
 void fa_gpu_free_shared(struct fa_gpu *gpu, uint64_t address)
 {
 	if (address)
-		MUST(cuMemFreeHost((void *)(uintptr_t)address));
+		MUST(&gpu->driver, cuMemFreeHost((void *)(uintptr_t)address));
 }
 
 void fa_gpu_upload(struct fa_gpu *gpu, uint64_t to, const void *from, size_t bytes)
 {
-	MUST(cuMemcpyHtoD(to, from, bytes));
+	MUST(&gpu->driver, cuMemcpyHtoD(to, from, bytes));
 }
 
 void fa_gpu_download(struct fa_gpu *gpu, void *to, uint64_t from, size_t bytes)
 {
-	MUST(cuMemcpyDtoH(to, from, bytes));
+	MUST(&gpu->driver, cuMemcpyDtoH(to, from, bytes));
 }
 
 void fa_gpu_copy_rows(struct fa_gpu *gpu, uint64_t to, size_t to_pitch, uint64_t from,
@@ -186,15 +185,15 @@ void fa_gpu_copy_rows(struct fa_gpu *gpu, uint64_t to, size_t to_pitch, uint64_t
 	uint64_t to_words = to_pitch / 4, from_words = from_pitch / 4, words = bytes / 4;
 	void *args[] = { &to, &to_words, &from, &from_words, &words };
 
-	MUST(cuLaunchKernel(gpu->fn_copy, (unsigned int)rows, 1, 1, 256, 1, 1, 0, NULL, args,
-	                    NULL));
+	MUST(&gpu->driver, cuLaunchKernel(gpu->fn_copy, (unsigned int)rows, 1, 1, 256, 1, 1, 0,
+	                                  NULL, args, NULL));
 }
 
 uint64_t fa_gpu_memory_free(struct fa_gpu *gpu)
 {
 	size_t available, total;
 
-	MUST(cuMemGetInfo(&available, &total));
+	MUST(&gpu->driver, cuMemGetInfo(&available, &total));
 	return available;
 }
 
@@ -203,37 +202,38 @@ void fa_gpu_compare(struct fa_gpu *gpu, uint64_t a, uint64_t b, size_t bytes, ui
 	uint64_t count = bytes / 4;
 	void *args[] = { &a, &b, &count, &ret_count };
 
-	MUST(cuLaunchKernel(gpu->fn_compare, (unsigned int)gpu->sms * 2, 1, 1, 256, 1, 1, 0, NULL,
-	                    args, NULL));
+	MUST(&gpu->driver, cuLaunchKernel(gpu->fn_compare, (unsigned int)gpu->sms * 2, 1, 1, 256, 1,
+	                                  1, 0, NULL, args, NULL));
 }
 
 void *fa_gpu_stream(struct fa_gpu *gpu)
 {
 	if (!gpu->stream)
-		MUST(cuStreamCreateWithPriority(&gpu->stream, CU_STREAM_NON_BLOCKING, 0));
+		MUST(&gpu->driver,
+		     cuStreamCreateWithPriority(&gpu->stream, CU_STREAM_NON_BLOCKING, 0));
 	return gpu->stream;
 }
 
 void fa_gpu_poison(struct fa_gpu *gpu, uint64_t address, size_t bytes)
 {
-	MUST(cuMemsetD8(address, 0xff, bytes));
+	MUST(&gpu->driver, cuMemsetD8(address, 0xff, bytes));
 }
 
 void fa_gpu_sync(struct fa_gpu *gpu)
 {
-	MUST(cuCtxSynchronize());
+	MUST(&gpu->driver, cuCtxSynchronize());
 }
 
-static void make_maps(struct fa_gpu *gpu, const struct fa_cuda_launch *launch,
-                      struct fa_cuda_maps *ret_maps)
+void fa_gpu_encode_maps(struct fa_gpu *gpu, const struct fa_cuda_map *maps, uint32_t n,
+                        struct fa_cuda_maps *ret_maps)
 {
-	for (uint32_t i = 0; i < launch->n_maps; i++) {
-		const struct fa_cuda_map *map = &launch->maps[i];
-
-		if (fa_cudriver_encode_tensor_map(&gpu->driver, map->data, map->dims, map->strides,
-		                                  map->box, &ret_maps->maps[i]) != CUDA_SUCCESS)
+	for (uint32_t i = 0; i < n; i++)
+		if (fa_cudriver_encode_tensor_map(&gpu->driver, maps[i].data, maps[i].dims,
+		                                  maps[i].strides, maps[i].box,
+		                                  &ret_maps->maps[i]) != CUDA_SUCCESS) {
+			fprintf(stderr, "the driver refuses map %u\n", i);
 			abort();
-	}
+		}
 }
 
 void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void *stream)
@@ -243,8 +243,9 @@ void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void
 
 	if (launch->grid == 0)
 		return;
-	make_maps(gpu, launch, &maps);
-	MUST(cuLaunchKernel(gpu->kernels[launch->kernel - fa_cuda_kernels], launch->grid, 1, 1,
+	fa_gpu_encode_maps(gpu, launch->maps, launch->n_maps, &maps);
+	MUST(&gpu->driver,
+	     cuLaunchKernel(gpu->kernels[launch->kernel - fa_cuda_kernels], launch->grid, 1, 1,
 	                    (unsigned int)launch->kernel->threads, 1, 1,
 	                    (unsigned int)launch->kernel->shared_bytes, stream, args, NULL));
 }
@@ -260,7 +261,7 @@ int fa_gpu_launch_yielding(struct fa_gpu *gpu, const struct fa_cuda_launch *laun
 		return -1;
 	if (launch->grid == 0)
 		return 0;
-	make_maps(gpu, launch, &maps);
+	fa_gpu_encode_maps(gpu, launch->maps, launch->n_maps, &maps);
 	return (int)fa_yielder_run(
 		&gpu->yielder, &gpu->driver,
 		&(struct fa_yielder_launch){
@@ -299,9 +300,9 @@ void fa_gpu_reference(struct fa_gpu *gpu, const struct fa_attention_params *para
 
 	if (params->seqlen_q == 0 || params->batch == 0)
 		return;
-	MUST(cuLaunchKernel(gpu->fn_reference, (unsigned int)params->seqlen_q,
-	                    (unsigned int)params->heads, (unsigned int)params->batch, 128, 1, 1, 0,
-	                    NULL, args, NULL));
+	MUST(&gpu->driver, cuLaunchKernel(gpu->fn_reference, (unsigned int)params->seqlen_q,
+	                                  (unsigned int)params->heads, (unsigned int)params->batch,
+	                                  128, 1, 1, 0, NULL, args, NULL));
 }
 
 void fa_gpu_poison_shared(struct fa_gpu *gpu)
@@ -309,15 +310,15 @@ void fa_gpu_poison_shared(struct fa_gpu *gpu)
 	uint32_t bytes = (uint32_t)gpu->chip.shared_bytes_max;
 	void *args[] = { &bytes };
 
-	MUST(cuLaunchKernel(gpu->fn_poison, (unsigned int)gpu->sms, 1, 1, 256, 1, 1, bytes, NULL,
-	                    args, NULL));
+	MUST(&gpu->driver, cuLaunchKernel(gpu->fn_poison, (unsigned int)gpu->sms, 1, 1, 256, 1, 1,
+	                                  bytes, NULL, args, NULL));
 }
 
 void fa_gpu_spin(struct fa_gpu *gpu, uint64_t ns, void *stream)
 {
 	void *args[] = { &ns };
 
-	MUST(cuLaunchKernel(gpu->fn_spin, 1, 1, 1, 1, 1, 1, 0, stream, args, NULL));
+	MUST(&gpu->driver, cuLaunchKernel(gpu->fn_spin, 1, 1, 1, 1, 1, 1, 0, stream, args, NULL));
 }
 
 void fa_gpu_flush(struct fa_gpu *gpu, void *stream)
@@ -326,24 +327,24 @@ void fa_gpu_flush(struct fa_gpu *gpu, void *stream)
 	void *args[] = { &gpu->flush, &count, &gpu->flush };
 
 	if (!gpu->flush) {
-		MUST(cuMemAlloc(&gpu->flush, FLUSH_BYTES));
-		MUST(cuMemsetD8(gpu->flush, 1, FLUSH_BYTES));
+		MUST(&gpu->driver, cuMemAlloc(&gpu->flush, FLUSH_BYTES));
+		MUST(&gpu->driver, cuMemsetD8(gpu->flush, 1, FLUSH_BYTES));
 	}
-	MUST(cuLaunchKernel(gpu->fn_read, (unsigned int)gpu->sms * 8, 1, 1, 256, 1, 1, 0, stream,
-	                    args, NULL));
+	MUST(&gpu->driver, cuLaunchKernel(gpu->fn_read, (unsigned int)gpu->sms * 8, 1, 1, 256, 1, 1,
+	                                  0, stream, args, NULL));
 }
 
 void fa_gpu_time_start(struct fa_gpu *gpu, void *stream)
 {
-	MUST(cuEventRecord(gpu->start, stream));
+	MUST(&gpu->driver, cuEventRecord(gpu->start, stream));
 }
 
 double fa_gpu_time_stop_ns(struct fa_gpu *gpu, void *stream)
 {
 	float ms;
 
-	MUST(cuEventRecord(gpu->stop, stream));
-	MUST(cuEventSynchronize(gpu->stop));
-	MUST(cuEventElapsedTime(&ms, gpu->start, gpu->stop));
+	MUST(&gpu->driver, cuEventRecord(gpu->stop, stream));
+	MUST(&gpu->driver, cuEventSynchronize(gpu->stop));
+	MUST(&gpu->driver, cuEventElapsedTime(&ms, gpu->start, gpu->stop));
 	return ms * 1e6;
 }

@@ -1,5 +1,5 @@
 /*
- * A GPU for tests of dense kernels: libcuda opened at run time, kernels and test device code
+ * A GPU for tests, and the dense kernels: libcuda opened at run time, kernels and test device code
  * loaded from the program, memory, launches. Not the daemon's backend. One thread. Driver errors
  * end the process with a message.
  */

@@ -1,6 +1,6 @@
 /*
- * A GPU for tests of paged kernels: driver table, modules, memory, launches of planned requests,
- * timing. One thread. Driver errors end the process.
+ * The paged kernels on a GPU of gpu.h: modules, launches of planned requests. One thread. Driver
+ * errors end the process.
  */
 #pragma once
 

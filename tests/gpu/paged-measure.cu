@@ -3,26 +3,6 @@
  */
 #include <stdint.h>
 
-/* Leaves NaN (in every type) in the shared memory of the SMs that run it. */
-extern "C" __global__ void fa_test_poison_shared(uint32_t bytes)
-{
-	extern __shared__ uint32_t words[];
-
-	for (uint32_t i = threadIdx.x; i < bytes / 4; i += blockDim.x)
-		((volatile uint32_t *)words)[i] = ~0u;
-}
-
-/* Keeps the device busy for @ns, so that later work runs back to back. */
-extern "C" __global__ void fa_test_spin(uint64_t ns)
-{
-	uint64_t start, now;
-
-	asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
-	do
-		asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-	while (now - start < ns);
-}
-
 /*
  * Reads @count pieces of @bytes (a multiple of 4096): the minimal memory traffic of a decode. 256
  * threads.
@@ -41,21 +21,6 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 
 			x ^= value.x ^ value.y ^ value.z ^ value.w;
 		}
-	}
-	if (x == 0x12345678)
-		*ret = x;
-}
-
-/* Fills L2 by reading, which leaves no dirty lines. */
-extern "C" __global__ void fa_test_read(const uint4 *data, uint64_t count, uint32_t *ret)
-{
-	uint32_t x = 0;
-
-	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
-	     i += (uint64_t)gridDim.x * blockDim.x) {
-		const uint4 value = data[i];
-
-		x ^= value.x ^ value.y ^ value.z ^ value.w;
 	}
 	if (x == 0x12345678)
 		*ret = x;
