@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-/* Send buffer of the wake-up socket: a few packets of one byte. */
+/* Send buffer of the wake-up socket, for a few one-byte packets. */
 #define WAKE_BYTES 4096
 
 static int map(int fd, uint64_t bytes, void **ret_memory)
@@ -95,8 +95,8 @@ struct fa_completion_records *fa_completion_records_unref(struct fa_completion_r
 {
 	if (!records || atomic_fetch_sub_explicit(&records->n_refs, 1, memory_order_acq_rel) != 1)
 		return NULL;
-	/* The client may keep both mapped, and is no longer charged for them. The page with the
-	 * ring's words stays, since the client may be about to write there. */
+	/* The client may keep both mapped, uncharged. The page with the ring's words stays, since
+	 * the client may be about to write there. */
 	if (records->memory && !records->keep_memory)
 		fa_memfd_discard((uint8_t *)records->memory + FA_RING_HEAD_BYTES,
 		                 records->memory_bytes - FA_RING_HEAD_BYTES);
@@ -113,6 +113,5 @@ struct fa_completion_records *fa_completion_records_unref(struct fa_completion_r
 
 void fa_completion_records_wake(struct fa_completion_records *records)
 {
-	/* A full socket wakes the client as well. */
 	(void)send(records->wake_fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }

@@ -1,10 +1,10 @@
 /*
  * Records of finished requests (common/results.h) that a client reads, and the socket that wakes
- * it. Made by the loop thread; written by the engine for as long as a stream refers to it; each
- * holds a reference. The last one gives the memory back, although the client may still map it.
+ * it. The loop thread makes them; the engine writes them. Each stream that uses them holds a
+ * reference. The last unref gives the memory back, although the client may still map it.
  *
- * A socket pair instead of a pipe: a write to our end never blocks on the client, whose reader
- * would hold a pipe's lock for as long as its memory takes to be paged in.
+ * A socket pair instead of a pipe: a client whose memory has to be paged in would hold a pipe's
+ * lock and block our writes.
  */
 #pragma once
 
@@ -16,13 +16,13 @@
 
 struct fa_completion_records {
 	atomic_uint n_refs;
-	void *memory; /* of the ring; its words say whether the client sleeps */
+	void *memory; /* the ring; its words say whether the client sleeps */
 	uint64_t memory_bytes;
 	struct fa_record *entries;
 	uint32_t n_records; /* per stream */
 	int wake_fd;
-	/* The memory keeps its contents after the last reference: the daemon ends, and the client
-	 * has yet to read them. Set by any holder of a reference. */
+	/* Keep the memory's contents: the daemon ends, and the client has yet to read them. Set by
+	 * any holder of a reference. */
 	bool keep_memory;
 
 	/* The engine's list of clients to wake. */
@@ -30,8 +30,8 @@ struct fa_completion_records {
 };
 
 /*
- * Makes the memory for rings of @bytes and for the records, and the socket pair. The client gets
- * ret_fds: its ring, its records (read-only), and its end of the sockets.
+ * Makes the records, a ring of @bytes and the socket pair. The client gets ret_fds: its ring, its
+ * records (read-only), and its end of the sockets.
  */
 int fa_completion_records_new(uint64_t bytes, uint32_t n_records,
                               struct fa_completion_records **ret_records, int ret_fds[3]);
@@ -52,5 +52,4 @@ static inline void fa_completion_records_record(struct fa_completion_records *re
 	                outcome);
 }
 
-/* Wakes the client. */
 void fa_completion_records_wake(struct fa_completion_records *records);

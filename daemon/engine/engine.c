@@ -1,11 +1,11 @@
 /*
- * The engine as other threads see it, and its mailbox.
+ * The engine's mailbox and its interface for other threads.
  *
- * A job is scheduler state between fa_stream_receive() and deliver(). What crosses threads lies
- * in `inbox` and `outbox`, under the mailbox mutex, in lists linked through the objects: nothing
- * is allocated after the start, so nothing can fail. While the loop thread polls the engine its
- * submissions bypass the inbox. The loop thread only tries state_mutex and never waits for it;
- * the engine thread leaves it alone while the loop thread keeps polling.
+ * A job is scheduler state between fa_stream_receive() and deliver(). Objects cross threads in
+ * `inbox` and `outbox`, under the mailbox mutex, in intrusive lists: nothing is allocated after the
+ * start, so nothing can fail. While the loop thread polls the engine its submissions bypass the
+ * inbox. The loop thread only tries state_mutex and never waits for it; the engine thread leaves
+ * the mutex alone while the loop thread keeps polling.
  */
 #include "daemon/engine/private.h"
 
@@ -19,7 +19,7 @@
 /* Launches per iteration of the loop thread, whose rings wait meanwhile. */
 #define LOOP_LAUNCHES 1
 /* Jobs of a batch that go to the engine together, which launches them while the loop thread reads
- * the next. As many as a CUDA stream holds; fewer would take the mutex more often. */
+ * the next. CUDA streams hold as many; fewer would take the mutex more often. */
 #define STAGED_MAX 4
 
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
@@ -135,7 +135,7 @@ struct fa_engine_group *fa_engine_group_free(struct fa_engine_group *group)
 {
 	if (!group)
 		return NULL;
-	/* It was freed with the group's last queue. */
+	/* Freed with the group's last queue. */
 	assert(!group->device);
 	free(group);
 	return NULL;
@@ -200,7 +200,7 @@ struct fa_stream *fa_stream_free(struct fa_stream *stream)
 	return NULL;
 }
 
-/* Called before any other message about a job, so that the engine gets the job first. */
+/* Called before any other message about a job, which the engine must have first. */
 static void send_staged(struct fa_engine *engine)
 {
 	if (fa_list_empty(&engine->staged))
@@ -213,7 +213,7 @@ static void send_staged(struct fa_engine *engine)
 	fa_engine_wake(engine);
 }
 
-/* Bypasses the inbox, after what was posted there. With state_mutex. */
+/* Bypasses the inbox, once drained. With state_mutex. */
 static void receive_staged(struct fa_engine *engine)
 {
 	if (engine->inbox_posted)
@@ -271,8 +271,8 @@ void fa_engine_batch_end(struct fa_engine *engine)
 	send_staged(engine);
 }
 
-/* A batch of many jobs is faster through the engine thread, which launches one while the next are
- * read here. Handling a lost device may take long, and is left to the engine thread as well. */
+/* The engine thread handles a large batch faster, as it launches one job while the next are read
+ * here. It also handles a lost device, which may take long. */
 static bool may_poll(struct fa_engine *engine)
 {
 	if (!engine->polled || engine->n_batched > 1 ||
@@ -304,7 +304,7 @@ bool fa_engine_poll(struct fa_engine *engine)
 	fa_engine_iterate(engine, LOOP_LAUNCHES);
 	more = fa_engine_can_launch(engine);
 	pthread_mutex_unlock(&engine->state_mutex);
-	/* The engine thread stands by from now on, in case this thread comes back late. */
+	/* The engine thread stands by, in case this thread comes back late. */
 	if (more || !polled_before)
 		fa_engine_wake(engine);
 	return more;
@@ -321,7 +321,7 @@ void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream
                               const struct fa_outcome *outcome)
 {
 	/* No race with the engine thread: it publishes for jobs only, and the stream has none
-	 * between the last one taken and the next one submitted, both under a mutex. */
+	 * between the last one taken and the next submitted, both under a mutex. */
 	assert(value == stream->next_value);
 	stream->next_value++;
 	fa_engine_count(&engine->stats.submitted, 1);
@@ -333,7 +333,7 @@ void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream
 	fa_stream_publish(stream, value, outcome);
 }
 
-/* A job that has ended meanwhile needs no answer. */
+/* A job that has ended needs no answer. */
 static void answer(struct fa_engine *engine, struct fa_job *job, int status,
                    const struct fa_error *error)
 {
@@ -362,7 +362,7 @@ void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
 	bool more;
 
 	job->confirming = false;
-	/* What a lost device holds up is left to the engine thread. */
+	/* The engine thread handles a lost device. */
 	if ((engine->ops->is_lost && engine->ops->is_lost(engine->device)) ||
 	    pthread_mutex_trylock(&engine->state_mutex) != 0) {
 		answer(engine, job, status, error);
@@ -377,7 +377,7 @@ void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
 		fa_engine_wake(engine);
 }
 
-/* Returns the job if it was not taken yet, else NULL. */
+/* NULL: already taken. */
 static struct fa_job *find_job(struct fa_stream *stream, uint64_t value)
 {
 	struct fa_list *pos, *chain = &stream->index[value % FA_STREAM_CHAINS];
@@ -475,7 +475,6 @@ bool fa_engine_take(struct fa_engine *engine, struct fa_job **ret_job,
 
 bool fa_engine_heartbeat(struct fa_engine *engine)
 {
-	/* This thread is the only writer. */
 	const uint64_t asked = atomic_load_explicit(&engine->heartbeats_asked,
 	                                            memory_order_relaxed);
 

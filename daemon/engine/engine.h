@@ -1,7 +1,7 @@
 /*
  * The engine: queues jobs in streams, launches them on the device, and finishes them. The loop
- * thread submits and takes through a mailbox; it may also run the engine's iterations itself
- * (fa_engine_poll), which saves small jobs a hand-over between threads.
+ * thread submits and takes through a mailbox; to save small jobs a hand-over between threads, it
+ * may also run the engine's iterations (fa_engine_poll).
  *
  * Jobs of a stream start and finish in order. Groups of streams share each lane of the device
  * fairly.
@@ -32,19 +32,19 @@ struct fa_job {
 	/* Set by the loop thread before submission. */
 	struct fa_stream *stream;
 	uint64_t id;          /* of the client's message */
-	uint64_t value;       /* position in the stream: 1, 2, 3… without gaps */
+	uint64_t value;       /* in the stream: 1, 2, 3… without gaps */
 	uint64_t deadline_ns; /* FA_NS_NEVER: none */
 	uint64_t queued_ns;
-	struct fa_attention_params params; /* what it points to lives as long as the job */
-	void *owner;                       /* the session; opaque to the engine */
+	struct fa_attention_params params; /* its pointers stay valid as long as the job */
+	void *owner;                       /* the session; opaque */
 	/* Not started (without device work: not finished) before fa_engine_release(). */
 	bool held;
-	/* Once it has succeeded (without device work: once earlier jobs have finished), it is taken
-	 * with `confirming` set, and finishes with fa_engine_confirm(). */
+	/* After success (without device work: after earlier jobs) it is taken with `confirming`
+	 * set, and finishes with fa_engine_confirm(). */
 	bool confirms;
 	bool confirming;
-	/* The job, and those behind it, start when its waits are met; its signals are written when
-	 * it finishes, with whatever status. NULL: none. Lives as long as the job. */
+	/* The job and its successors start when its waits are met; its signals are written when it
+	 * finishes, with any status. NULL: none. Lives as long as the job. */
 	struct fa_gates *gates;
 	/* Ends with its predecessor's error. Cancelling one job of a chain cancels all. */
 	bool chained;
@@ -52,53 +52,53 @@ struct fa_job {
 	 * Only if nothing else of the stream is in flight, and nothing follows the device work. */
 	bool device_completes;
 
-	/* 0 or a negative errno. A refused job is submitted with status and error set: it is not
-	 * launched, and finishes in order. */
+	/* A refused job is submitted with status and error set: it is not launched, and finishes in
+	 * order. */
 	int status;
 	struct fa_error error;
 	uint64_t started_ns, finished_ns;
-	uint64_t number; /* told in the record; set by the loop thread */
+	uint64_t number; /* for the record; set by the loop thread */
 
 	/* The engine's. */
 	struct fa_list link;        /* in the stream, then among the finished */
-	struct fa_list index_link;  /* loop thread: in the stream's index, by value */
+	struct fa_list index_link;  /* loop thread: the stream's index by value */
 	struct fa_list cancel_link; /* inbox.cancelled */
-	struct fa_list answer_link; /* inbox.answered, or on its way to be confirmed */
-	int answer;                 /* status of the release or the confirmation */
+	struct fa_list answer_link; /* inbox.answered, or jobs to be confirmed */
+	int answer;                 /* status of fa_engine_release() or fa_engine_confirm() */
 	struct fa_error answer_error;
-	int cancel_status; /* loop thread: status of the first cancel */
-	int end_status;    /* why the device was asked to end the job early */
+	int cancel_status; /* loop thread: of the first cancel */
+	int end_status;    /* why the device was asked to stop early */
 	unsigned int state;
 	bool delivered;    /* in the outbox; under the mailbox mutex */
-	bool chain_ended;  /* the job that it is chained to has failed */
-	bool device_gated; /* launched before its gate opened: the device waits for the gate */
+	bool chain_ended;  /* its predecessor in the chain failed */
+	bool device_gated; /* launched early: the device waits for the gate */
 	struct fa_deadline deadline;
 	struct fa_device_work work;
 };
 
 /*
- * @notify is called on whichever thread runs the iteration, when fa_engine_take() has something
- * after it had nothing, and when the device is lost. No call is under way once fa_engine_free()
- * has returned. The device's notify must be fa_engine_wake.
+ * @notify is called on the thread that runs the iteration, when fa_engine_take() has something
+ * again, and when the device is lost. No call is under way once fa_engine_free() has returned. The
+ * device's notify must be fa_engine_wake.
  */
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
                   struct fa_engine **ret_engine);
 
-/* Starts the engine thread. A second step: @device is opened with fa_engine_wake as notify. */
+/* Starts the engine thread. Separate from fa_engine_new(): @device is opened with fa_engine_wake. */
 int fa_engine_start(struct fa_engine *engine, struct fa_device *device);
 
-/* Stops the thread. Every stream was closed and taken, and the device is idle. Takes NULL. */
+/* Stops the thread. All streams must be taken, and the device idle. Takes NULL. */
 struct fa_engine *fa_engine_free(struct fa_engine *engine);
 
-/* Returns true and the reason if the device is lost: every job ends with -ENODEV from then on, a
- * running one when the device returns it. Any thread. */
+/* Returns true and the reason if the device is lost: then every job ends with -ENODEV, a running
+ * one when the device returns it. Any thread. */
 bool fa_engine_lost(struct fa_engine *engine, struct fa_error *ret_reason);
 
-/* The engine thread wakes up when @fd becomes readable, as the loop thread does. Once; @fd is
- * duplicated. A failure costs latency only. */
+/* The engine thread, like the loop thread, wakes up when @fd becomes readable. Once; duplicates
+ * @fd. A failure costs latency only. */
 void fa_engine_watch_fd(struct fa_engine *engine, int fd);
 
-/* Wakes the engine thread; any thread. @engine is a struct fa_engine. */
+/* Any thread. @engine is a struct fa_engine. */
 void fa_engine_wake(void *engine);
 
 /* ---- loop thread only */
@@ -108,27 +108,27 @@ void fa_engine_wake(void *engine);
 int fa_engine_group_new(struct fa_engine *engine, struct fa_engine_group **ret_group);
 struct fa_engine_group *fa_engine_group_free(struct fa_engine_group *group);
 
-/* A stream with completion slot @slot, which outlives it. @owner is opaque. @first: the value
- * of its first job, 1 unless it follows an earlier stream in the same slot. */
+/* The completion slot @slot outlives the stream. @owner is opaque. @first: the value of its first
+ * job, 1 unless it follows an earlier stream in the same slot. */
 int fa_engine_stream_new(struct fa_engine_group *group, int priority,
                          struct fa_completion_slot *slot, uint64_t first, void *owner,
                          struct fa_stream **ret_stream);
-/* From now on each finished job is recorded in @records as well, in the table of stream @id,
- * and the client is woken if it sleeps. A reference is held until the stream is freed. */
+/* From now on each finished job is recorded in @records, in the table of stream @id, and the client
+ * is woken if it sleeps. The stream holds a reference. */
 void fa_engine_stream_set_records(struct fa_stream *stream, struct fa_completion_records *records,
                                   uint32_t id);
-/* From now on the device may write the completion of jobs with device_completes to @words, a
- * device address (fa_device_work.completion_words). */
+/* From now on the device may complete jobs with device_completes in @words, a device address
+ * (fa_device_work.completion_words). */
 void fa_engine_stream_set_device_words(struct fa_stream *stream, uint32_t *words);
 void *fa_stream_owner(struct fa_stream *stream);
-/* All jobs up to this value are finished; a word that no client can write. Any thread. */
+/* All jobs up to this value are finished. Clients cannot write it. Any thread. */
 uint64_t fa_stream_finished(struct fa_stream *stream);
 
-/* Consumes @job until it is taken. Never blocks, never fails. A job can be taken by the time that
- * the client sees it finished in the completion page. */
+/* Consumes @job until it is taken. Never blocks or fails. A job can be taken once the client sees
+ * it finished in the completion page. */
 void fa_engine_submit(struct fa_engine *engine, struct fa_job *job);
 
-/* Jobs will come in a moment: a sleeping engine thread wakes up meanwhile. */
+/* Jobs will follow: a sleeping engine thread wakes up meanwhile. */
 void fa_engine_prewake(struct fa_engine *engine);
 
 /* Jobs submitted in between reach the engine together, or a few at a time. */
@@ -144,17 +144,17 @@ void fa_engine_batch_end(struct fa_engine *engine);
 bool fa_engine_poll(struct fa_engine *engine);
 void fa_engine_poll_end(struct fa_engine *engine);
 
-/* Finishes @value, the next of @stream, without a job, with @outcome. Nothing of the stream is in
- * flight; the client is not woken. */
+/* Finishes @value, the next of @stream, without a job. Nothing of the stream is in flight; the
+ * client is not woken. */
 void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                               const struct fa_outcome *outcome);
 
-/* Lets a held job start, or ends it with @status and @error. Once, and not after it was taken. */
+/* Lets a held job start, or ends it with @status and @error. Once; not after it was taken. */
 void fa_engine_release(struct fa_engine *engine, struct fa_job *job, int status,
                        const struct fa_error *error);
 
-/* Finishes a confirming job with @status; it is taken a second time: next, if the engine is not in
- * an iteration just now. */
+/* Finishes a confirming job with @status. It is taken again: next, if the engine is not in an
+ * iteration. */
 void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
                        const struct fa_error *error);
 
@@ -162,8 +162,8 @@ void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
 void fa_engine_cancel(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                       int status);
 
-/* Cancels what is in flight on @stream with @status. The stream is taken once, after all its jobs,
- * to be freed by fa_stream_free(). */
+/* Cancels what is in flight on @stream with @status. The stream is taken once, after all its jobs;
+ * then fa_stream_free() it. */
 void fa_engine_stream_close(struct fa_engine *engine, struct fa_stream *stream, int status);
 struct fa_stream *fa_stream_free(struct fa_stream *stream);
 
@@ -176,15 +176,15 @@ bool fa_engine_take(struct fa_engine *engine, struct fa_job **ret_job,
 /* Returns true if fa_engine_take() may have something; costs one load. */
 bool fa_engine_has_events(struct fa_engine *engine);
 
-/* For the watchdog. Returns true if the engine thread has completed an iteration since the last call
- * that returned true (the first one does), and asks for the next one: wakes the thread. */
+/* For the watchdog: returns true, and requests another iteration of the engine thread, if the one
+ * requested last is complete (initially true). Wakes the thread. */
 bool fa_engine_heartbeat(struct fa_engine *engine);
 
-/* Counters for status; any thread. */
+/* Counters; any thread. */
 struct fa_engine_stats {
 	uint64_t submitted, finished, launched;
-	uint64_t cancelled; /* finished with -ECANCELED */
-	uint64_t failed;    /* finished with any other error */
-	uint64_t busy_ns;   /* sum of started to finished */
+	uint64_t cancelled; /* with -ECANCELED */
+	uint64_t failed;    /* with another error */
+	uint64_t busy_ns;   /* from started to finished */
 };
 void fa_engine_stats(struct fa_engine *engine, struct fa_engine_stats *ret_stats);

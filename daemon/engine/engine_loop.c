@@ -1,6 +1,6 @@
 /*
- * Iterations of the engine: launch the most urgent job, reap the device, poll gates, launch
- * more; and the engine thread, which runs them unless the loop thread does (fa_engine_poll).
+ * Iterations of the engine: launch the most urgent job, reap the device, poll gates, launch more.
+ * The engine thread runs them unless the loop thread does (fa_engine_poll).
  */
 #include "daemon/engine/private.h"
 
@@ -9,12 +9,12 @@
 #include <errno.h>
 #include <sys/prctl.h>
 
-/* Bounds an iteration, so that new decodes do not wait for a crowd of launches. */
+/* Bounds an iteration, so that new decodes need not wait for many launches. */
 #define LAUNCHES_PER_ITERATION 16
 /* Polls of the hot gates between two iterations. */
 #define GATE_POLLS_PER_ITERATION 32
 
-/* Attempts at a mutex before sleeping for it. */
+/* Attempts at a mutex before sleeping. */
 #define LOCK_TRIES 200
 
 /* The loop thread is absent after once to twice this time without a poll. */
@@ -23,11 +23,11 @@
 #define STANDBY_SPIN_BUSY_NS (200 * FA_NS_PER_US)
 #define STANDBY_SPIN_IDLE_NS (50 * FA_NS_PER_US)
 #define STANDBY_SLEEP_NS (100 * FA_NS_PER_US)
-/* Pause instructions between two reads of the clock. */
+/* Pause instructions between reads of the clock. */
 #define STANDBY_RELAX 16
 
-/* Held for a few stores, often just when this thread has seen the first of them: to sleep would take
- * longer than a small job. */
+/* Held for a few stores, often when this thread has just seen the first: sleeping would take longer
+ * than a small job. */
 void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex)
 {
 	for (int i = 0; engine->parker.may_spin && i < LOCK_TRIES; i++) {
@@ -40,7 +40,7 @@ void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex)
 
 /* ---- one iteration */
 
-/* Submissions first: a cancel or close in the same inbox may refer to them. */
+/* First: a cancel or close in the same inbox may refer to them. */
 void fa_engine_drain_inbox(struct fa_engine *engine)
 {
 	struct fa_list submitted, cancelled, answered, closing;
@@ -80,7 +80,7 @@ void fa_engine_drain_inbox(struct fa_engine *engine)
 	}
 }
 
-/* Waiting jobs are ended by launch(), in the order of the run queue. */
+/* launch() ends waiting jobs, in the order of the run queue. */
 static void check_device(struct fa_engine *engine)
 {
 	if (engine->lost || !engine->ops->health ||
@@ -150,8 +150,8 @@ static void publish_job(struct fa_job *job)
 		fa_gates_signal(job->gates, job->status);
 }
 
-/* Returns the clients that sleep, each once and with a reference: they are woken without the mutex,
- * when their streams may be gone. */
+/* Returns sleeping clients, each once and with a reference: they are woken without the mutex, when
+ * their streams may be gone. */
 static struct fa_completion_records *find_sleepers(const struct fa_list *done)
 {
 	struct fa_completion_records *sleepers = NULL, *last = NULL;
@@ -209,8 +209,8 @@ static void deliver(struct fa_engine *engine)
 	fa_engine_count(&engine->stats.cancelled, cancelled);
 	fa_engine_count(&engine->stats.failed, failed);
 
-	/* Under the mutex: the loop thread must find the job in the outbox before it handles what the
-	 * client sends on seeing it finished. */
+	/* Under the mutex: the client reacts to a finished job, and the loop thread must find the
+	 * job in the outbox first. */
 	fa_engine_lock(engine);
 	was_empty = fa_list_empty(&engine->outbox.finished) &&
 	            fa_list_empty(&engine->outbox.confirms) &&
@@ -243,7 +243,7 @@ static int launch(struct fa_engine *engine, int max)
 	return n;
 }
 
-/* After the launches, so that the device gets them a moment earlier. */
+/* After the launches, which the device so gets earlier. */
 static void poll_launched(struct fa_engine *engine, int n_launched)
 {
 	if (engine->polled && n_launched)
@@ -257,7 +257,7 @@ static bool has_more_to_do(const struct fa_engine *engine)
 	       !fa_list_empty(&engine->confirms) || !fa_list_empty(&engine->closed);
 }
 
-/* Returns true if only further calls of reap() show what the device has done. */
+/* Returns true if only reap() shows what the device has done. */
 static bool device_is_polled(const struct fa_engine *engine)
 {
 	return engine->polled && (engine->n_running || !fa_list_empty(&engine->deferred));
@@ -284,13 +284,13 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 {
 	int n = 0;
 
-	/* A new job is launched before everything else, unless deadlines have to be checked. */
+	/* New jobs are launched first, unless deadlines have to be checked. */
 	if (!engine->deadlines.root)
 		n = launch(engine, 1);
 	poll_launched(engine, n);
 	reap(engine);
 	fa_engine_retry_deferred(engine);
-	/* Before completions are delivered, so that the lane does not run dry meanwhile. */
+	/* Before deliver(), so that the lane does not run dry. */
 	if (engine->lane_freed && !engine->deadlines.root) {
 		const int refills = launch(engine, LAUNCHES_PER_ITERATION);
 
@@ -310,7 +310,7 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 	(void)update_needs_polling(engine);
 }
 
-/* For a device that notifies: reap() would take a lock that its threads need. */
+/* For a device that notifies: its threads need the lock that reap() takes. */
 static void spin_on_gates(struct fa_engine *engine)
 {
 	int looks = engine->polled || !engine->parker.may_spin ? 1 : GATE_POLLS_PER_ITERATION;
@@ -365,7 +365,6 @@ static void wait_for_events(struct fa_engine *engine, const struct wait_plan *pl
 		fa_parker_park(&engine->parker, plan->until_ns);
 }
 
-/* Since when the engine thread stands by. */
 struct standby {
 	bool needs_polling;
 	uint64_t since_ns; /* 0: it does not */
@@ -385,7 +384,7 @@ static bool stand_by(struct fa_engine *engine, struct standby *standby)
 		*standby = (struct standby){ .needs_polling = needs_polling, .since_ns = begin_ns };
 	if (begin_ns - standby->since_ns > spin_ns || !engine->parker.may_spin)
 		fa_parker_sleep(&engine->parker, begin_ns + STANDBY_SLEEP_NS);
-	/* Seldom: each look takes the cache line away from the loop thread, which writes it. */
+	/* Seldom: each read takes the cache line away from the loop thread, its writer. */
 	do {
 		for (int i = 0; i < STANDBY_RELAX && !fa_parker_is_woken(&engine->parker); i++)
 			fa_parker_relax(&engine->parker);
@@ -417,7 +416,7 @@ void *fa_engine_thread(void *userdata)
 	struct wait_plan plan;
 	bool loop_polls, more = false;
 
-	/* Sleeps between two polls are short; the kernel must not round them up. */
+	/* Keeps the kernel from rounding up short sleeps between polls. */
 	(void)prctl(PR_SET_TIMERSLACK, 1UL);
 	for (;;) {
 		const bool woken = fa_parker_consume(&engine->parker);

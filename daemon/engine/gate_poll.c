@@ -1,6 +1,5 @@
 /*
- * Polls the gates of jobs: hot ones in every iteration, those that have waited for long between
- * sleeps. With state_mutex.
+ * Polls the gates of jobs: recent ones in every iteration, others between sleeps. With state_mutex.
  */
 #include "daemon/engine/private.h"
 
@@ -8,8 +7,7 @@
 
 /* A gate is polled in each iteration for so long, */
 #define GATE_HOT_NS (200 * FA_NS_PER_US)
-/* then between sleeps of a fraction of the time waited so far, with a maximum that grows for
- * long waits. */
+/* then between sleeps of a fraction of the time waited, with a maximum that grows for long waits. */
 #define GATE_PAUSE_PART 16
 #define GATE_PAUSE_MAX_NS FA_NS_PER_MS
 #define GATE_LONG_NS FA_NS_PER_SEC
@@ -24,7 +22,7 @@ static uint64_t gate_pause_ns(uint64_t waited_ns)
 	return waited_ns / GATE_PAUSE_PART < max_ns ? waited_ns / GATE_PAUSE_PART : max_ns;
 }
 
-/* Polls the gates that have not waited for long, round robin. */
+/* Round robin. */
 static void poll_hot_gates(struct fa_engine *engine, uint64_t now_ns)
 {
 	struct fa_list due;
@@ -43,7 +41,7 @@ static void poll_hot_gates(struct fa_engine *engine, uint64_t now_ns)
 			fa_deadline_heap_insert(&engine->parked_gates, &stream->gate_parked,
 			                        now_ns + gate_pause_ns(now_ns - stream->gated_ns));
 	}
-	/* Those left out are polled first in the next iteration. */
+	/* The remaining ones are polled first next time. */
 	fa_list_splice(&due, &engine->hot_gates);
 	fa_list_splice(&engine->hot_gates, &due);
 }

@@ -1,7 +1,7 @@
 /*
- * What the mailbox (engine.c), the iterations and their thread (engine_loop.c), the scheduler
- * (scheduler.c) and the polling of gates (gate_poll.c) share. "Scheduler state" is guarded by state_mutex, which the engine thread holds
- * during an iteration, or the loop thread in fa_engine_poll().
+ * Shared by the mailbox (engine.c), the iterations and their thread (engine_loop.c), the scheduler
+ * (scheduler.c) and the polling of gates (gate_poll.c). state_mutex guards "scheduler state": the
+ * engine thread holds it during an iteration, or the loop thread in fa_engine_poll().
  */
 #pragma once
 
@@ -12,17 +12,17 @@
 
 #include <pthread.h>
 
-/* Padding between words that two threads write: two cache lines, which are fetched in pairs. */
+/* Padding between words that two threads write: cache lines are fetched in pairs. */
 #define FA_ENGINE_PAD_BYTES 128
 
 /* Hash chains of a stream's index from values to jobs. */
 #define FA_STREAM_CHAINS 64
 
 enum fa_job_state {
-	FA_JOB_WAITING,    /* behind other jobs, for gates, for a slot of the device, or held */
+	FA_JOB_WAITING,    /* behind other jobs, for gates, for a device slot, or held */
 	FA_JOB_RUNNING,    /* launched; or started, if it has no device work */
-	FA_JOB_CONFIRMING, /* the loop thread has it */
-	FA_JOB_SETTLED,    /* its status is final */
+	FA_JOB_CONFIRMING, /* with the loop thread */
+	FA_JOB_SETTLED,    /* status is final */
 };
 
 /* A group's shares of lanes: of the engine's own, and of the device's for both priorities. */
@@ -38,7 +38,7 @@ struct fa_engine_group {
 
 	/* Scheduler state. */
 	struct {
-		struct fa_fair_queue_group queue; /* its streams that can launch, in one lane */
+		struct fa_fair_queue_group queue; /* launchable streams of one lane */
 		unsigned int n_streams;           /* with a queue of that lane */
 	} shares[_FA_ENGINE_SHARE_N];
 	struct fa_device_group *device; /* exists while there are queues */
@@ -52,7 +52,7 @@ struct fa_stream {
 	struct fa_completion_slot *slot; /* written only; the client may overwrite it */
 	int priority;
 
-	/* The loop thread's. */
+	/* Loop thread. */
 	uint64_t next_value;
 	struct fa_completion_records *records_ref;
 	struct fa_list index[FA_STREAM_CHAINS]; /* jobs not taken yet */
@@ -61,31 +61,30 @@ struct fa_stream {
 	struct fa_list link; /* inbox.closing, then outbox.closed */
 	int close_status;
 
-	/* Scheduler state. */
 	struct fa_device_queue *queue;   /* made with the first launch */
 	struct fa_list started;          /* running, or settled behind a running one */
-	struct fa_list waiting;          /* behind those; waiting, or settled already */
+	struct fa_list waiting;          /* behind `started`; waiting or settled */
 	struct fa_device_lane *lane;     /* of the queue */
 	struct fa_list run_link;         /* in a lane's queue, while it can launch, */
-	struct fa_device_lane *run_lane; /* ... which is that of this lane; else NULL */
+	struct fa_device_lane *run_lane; /* that lane; NULL: in none */
 	struct fa_list deferred_link;    /* engine.deferred, */
-	struct fa_job *deferred_job;     /* ... with this job, the first waiting one; else NULL */
-	unsigned int outstanding;        /* jobs that the device has */
+	struct fa_job *deferred_job;     /* the first waiting job, if deferred; else NULL */
+	unsigned int outstanding;        /* on the device */
 	bool closing;
 	_Atomic uint64_t finished;
-	/* Status of the last job that left, for a job chained to it. */
+	/* Of the last job that left, for its successor in a chain. */
 	int chain_status;
 	struct fa_error chain_error;
-	/* The first waiting job, if it waits for its gates; else NULL. */
+	/* The first waiting job, if its gates are closed; else NULL. */
 	struct fa_job *gated;
-	uint64_t gated_ns;           /* since when */
+	uint64_t gated_ns;
 	unsigned int n_device_gated; /* launched jobs whose gates the device waits for */
-	/* Gates in a row that the device gave up; gated jobs left to the engine because of that. */
+	/* Consecutive gates that the device gave up; gated jobs still left to the engine for that. */
 	unsigned int gate_timeouts, gate_backoff;
 	struct fa_list gate_link;       /* engine.hot_gates, for the first GATE_HOT_NS */
 	struct fa_deadline gate_parked; /* engine.parked_gates, afterwards */
 
-	/* Set by the loop thread, before a job that relies on it. */
+	/* Set by the loop thread before a job needs it. */
 	struct fa_completion_records *_Atomic records; /* NULL: none */
 	uint32_t id;                                   /* in the records */
 	uint32_t *_Atomic device_words;                /* a device address; NULL: none */
@@ -98,21 +97,21 @@ struct fa_engine {
 	const struct fa_device_ops *ops;
 	struct fa_device *device;
 	unsigned int depth;
-	bool polled; /* the device does not notify; reap() has to be called again and again */
+	bool polled; /* the device does not notify: reap() must be called repeatedly */
 	pthread_t thread;
 	bool started;
 
 	struct fa_parker parker;
 	atomic_bool stop;
-	/* Heartbeats that the watchdog asked for, and up to which one the thread answered. */
+	/* Heartbeats asked for by the watchdog, and answered by the thread. */
 	_Atomic uint64_t heartbeats_asked, heartbeats_answered;
 
-	/* The engine thread reads these while it stands by; the loop thread writes them. */
+	/* Read by the engine thread on standby; the loop thread writes them. */
 	char pad_parker[FA_ENGINE_PAD_BYTES];
 	pthread_mutex_t state_mutex;
 	atomic_bool needs_polling;        /* the device, gates or deadlines want another look */
 	atomic_bool loop_polls;           /* the loop thread runs the iterations */
-	_Atomic uint64_t loop_poll_count; /* how many it ran; the engine thread sees it move */
+	_Atomic uint64_t loop_poll_count; /* iterations it ran */
 
 	char pad_state[FA_ENGINE_PAD_BYTES];
 	pthread_mutex_t mailbox_mutex;
@@ -122,33 +121,33 @@ struct fa_engine {
 	} inbox;
 	struct {
 		struct fa_list finished; /* jobs */
-		struct fa_list confirms; /* jobs; taken after those that finished before */
+		struct fa_list confirms; /* jobs; taken after earlier finished ones */
 		struct fa_list closed;   /* streams; taken after their jobs */
 	} outbox;
-	atomic_bool has_events; /* the outbox is not empty; written under the mailbox mutex */
+	atomic_bool has_events; /* the outbox has something; written under the mailbox mutex */
 
-	/* The loop thread's. */
-	struct fa_list taken_finished, taken_confirms, taken_closed; /* moved out of the outbox */
+	/* Loop thread. */
+	struct fa_list taken_finished, taken_confirms, taken_closed; /* from the outbox */
 	struct fa_list staged;                                       /* jobs of a batch */
-	unsigned int n_staged;                                       /* on that list */
-	unsigned int n_batched;                                      /* submitted in this batch */
+	unsigned int n_staged;
+	unsigned int n_batched; /* submitted in it */
 	bool batching;
-	bool inbox_posted; /* this thread put something into the inbox since it drained it last */
+	bool inbox_posted; /* by this thread, since it last drained the inbox */
 
 	/* Scheduler state. */
-	struct fa_device_lane lane;            /* of jobs that need no slot of the device */
-	struct fa_list ready_lanes;            /* with streams that can launch, round robin */
+	struct fa_device_lane lane;            /* for jobs without a device slot */
+	struct fa_list ready_lanes;            /* with launchable streams, round robin */
 	struct fa_list full_lanes;             /* the same, without a free slot */
-	struct fa_list deferred;               /* streams whose job the device holds up, in order */
+	struct fa_list deferred;               /* streams whose job the device deferred, in order */
 	bool lane_freed;                       /* a lane is not full any more */
-	struct fa_list done, confirms, closed; /* on the way to the outbox */
+	struct fa_list done, confirms, closed; /* for the outbox */
 	struct fa_deadline_heap deadlines;
-	unsigned int n_running;               /* jobs that the device has */
+	unsigned int n_running;               /* on the device */
 	bool urgent;                          /* this iteration launched a high-priority job */
 	struct fa_list hot_gates;             /* streams whose gates every iteration polls */
 	struct fa_deadline_heap parked_gates; /* the others, by when to poll them next */
 
-	/* lost_reason is written once, before lost. */
+	/* Written once, before lost. */
 	struct fa_error lost_reason;
 	atomic_bool lost;
 
@@ -169,7 +168,7 @@ static inline struct fa_job *fa_job_first(struct fa_list *list)
 
 /* ---- engine_loop.c */
 
-/* Locks one of the engine's mutexes; spins before it sleeps. */
+/* Spins before it sleeps. */
 void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex);
 
 static inline void fa_engine_lock(struct fa_engine *engine)
@@ -177,40 +176,39 @@ static inline void fa_engine_lock(struct fa_engine *engine)
 	fa_engine_lock_mutex(engine, &engine->mailbox_mutex);
 }
 
-/* Main function of the engine thread; @userdata is the engine. */
+/* @userdata is the engine. */
 void *fa_engine_thread(void *userdata);
 
-/* Processes the inbox. With state_mutex. */
+/* With state_mutex. */
 void fa_engine_drain_inbox(struct fa_engine *engine);
 
-/* Finishes and delivers a job that the loop thread has confirmed. Returns true if an iteration
- * is needed. With state_mutex. */
+/* Finishes and delivers a confirmed job. Returns true if an iteration is needed. With state_mutex. */
 bool fa_engine_finish_confirmed(struct fa_engine *engine, struct fa_job *job);
 
-/* One iteration. With state_mutex. */
+/* With state_mutex. */
 void fa_engine_iterate(struct fa_engine *engine, int max_launches);
 
-/* Publishes @value: first the private word, which alone releases anything, then the client's. */
+/* First the private word, which alone has effects, then the client's. */
 void fa_stream_publish(struct fa_stream *stream, uint64_t value, const struct fa_outcome *outcome);
 
 /* ---- scheduler.c; with state_mutex */
 
 void fa_stream_receive(struct fa_stream *stream, struct fa_job *job);
 
-/* After each change of a job's state: settled jobs leave in order, and the stream gets its place
- * among those that can launch. */
+/* After a change of a job's state: settled jobs leave in order, and the stream is queued if it can
+ * launch. */
 void fa_stream_update(struct fa_stream *stream);
 
-/* Returns true if @job waits for its gates. On a lost device nothing does. */
+/* Returns true if @job waits for its gates; false on a lost device. */
 bool fa_job_is_gated(const struct fa_job *job);
 
-/* The loop thread has released or confirmed @job. */
+/* After a release or confirmation. */
 void fa_job_answered(struct fa_job *job);
 
-/* Ends @job early, with @status, unless it is settled. */
+/* Ends @job early, unless it is settled. */
 void fa_job_end(struct fa_job *job, int status);
 
-/* The device has returned @job. */
+/* The device returned @job. */
 void fa_job_reaped(struct fa_job *job);
 
 static inline bool fa_engine_can_launch(const struct fa_engine *engine)
@@ -218,22 +216,20 @@ static inline bool fa_engine_can_launch(const struct fa_engine *engine)
 	return !fa_list_empty(&engine->ready_lanes);
 }
 
-/* Launches a job of the next lane's next stream; fa_engine_can_launch() is true. Returns 0 if the
- * device refused it, else 1. */
+/* Launches from the next lane's next stream, if fa_engine_can_launch(). Returns 0 if the device
+ * refused, else 1. */
 int fa_engine_launch_next(struct fa_engine *engine);
 
-/* Launches the jobs that the device deferred, as far as it takes them now. After each reap(). */
+/* Launches deferred jobs as far as the device takes them. After each reap(). */
 void fa_engine_retry_deferred(struct fa_engine *engine);
 
-/* The device is lost: nothing waits for a slot any more. */
+/* The device is lost: nothing waits for slots. */
 void fa_engine_free_lanes(struct fa_engine *engine);
 
-/* Ends all jobs with @status, and closes the stream when they have left. */
+/* Ends all jobs with @status; the stream closes after they have left. */
 void fa_stream_end(struct fa_stream *stream, int status);
 
 /* ---- gate_poll.c; with state_mutex */
 
-/* Polls the gates that are due. */
 void fa_engine_poll_gates(struct fa_engine *engine);
-/* Returns true if a hot gate has opened. */
 bool fa_engine_any_gate_open(const struct fa_engine *engine);

@@ -2,8 +2,8 @@
  * The states of jobs and streams: which may launch, which launches next, and what follows the end
  * of a job. With state_mutex.
  *
- * A stream that can launch stands in the queue of its lane, or of the engine's own lane if its job
- * needs no device. Lanes with a free slot take turns; within a lane groups share launches fairly.
+ * A launchable stream is queued in its lane, or in the engine's own lane if its job needs no
+ * device. Lanes with a free slot take turns; within a lane groups share launches fairly.
  */
 #include "daemon/engine/private.h"
 
@@ -14,9 +14,9 @@
 
 static void lane_free_slot(struct fa_engine *engine, struct fa_device_lane *lane);
 
-/* Jobs of a stream that the device may hold behind their gates. */
+/* Gated jobs of a stream that the device may hold. */
 #define DEVICE_GATES_MAX 2
-/* After n gates in a row that the device gave up, 2^n are left to the engine; n is at most this. */
+/* After n consecutive gates that the device gave up, 2^n are left to the engine. Bounds n. */
 #define GATE_BACKOFF_SHIFT_MAX 6
 
 /* ---- jobs */
@@ -49,7 +49,7 @@ static bool has_work(const struct fa_job *job)
 	return job->work.op != FA_DEVICE_NONE;
 }
 
-/* Hands the job to the loop thread, which finishes it. */
+/* Leaves the rest to the loop thread. */
 static void job_confirm(struct fa_job *job)
 {
 	struct fa_engine *engine = job->stream->engine;
@@ -93,7 +93,6 @@ void fa_job_answered(struct fa_job *job)
 	fa_stream_update(job->stream);
 }
 
-/* Moves a started job back into `waiting`, in order. */
 static void job_put_back(struct fa_job *job)
 {
 	struct fa_list *pos, *waiting = &job->stream->waiting;
@@ -105,7 +104,7 @@ static void job_put_back(struct fa_job *job)
 	fa_list_append(pos, &job->link);
 }
 
-/* The device gave up waiting for the job's gate, and has done nothing. */
+/* The device gave up on the job's gate, and has done nothing. */
 static void job_return(struct fa_job *job)
 {
 	struct fa_stream *stream = job->stream;
@@ -146,14 +145,12 @@ void fa_job_reaped(struct fa_job *job)
 	if (job->started_ns)
 		fa_engine_count(&stream->engine->stats.busy_ns, job->finished_ns - job->started_ns);
 
-	/* Its predecessor has failed. */
 	if (job->chain_ended && (!status || status == -ECANCELED)) {
 		job->error = stream->chain_error;
 		status = stream->chain_status;
 		end = 0;
 	}
-	/* A cancel that came too late has no effect. A missed deadline is reported even if the
-	 * work succeeded. */
+	/* A late cancel has no effect. A missed deadline is reported even if the work succeeded. */
 	if (end && (status == -ECANCELED || (!status && end == -ETIMEDOUT))) {
 		job_explain(job, end);
 		status = end;
@@ -166,7 +163,7 @@ void fa_job_reaped(struct fa_job *job)
 		job_settle(job, status);
 	stream->outstanding--;
 	stream->engine->n_running--;
-	/* Jobs ahead of it may be back in `waiting`; it must leave after them. */
+	/* Predecessors may be back in `waiting`; it must leave after them. */
 	if (!fa_list_empty(&stream->waiting) && fa_job_first(&stream->waiting)->value < job->value)
 		job_put_back(job);
 	fa_stream_update(stream);
@@ -207,7 +204,7 @@ static int queue_new(struct fa_stream *stream, struct fa_error *error)
 		stream->lane = engine->ops->queue_lane ? engine->ops->queue_lane(stream->queue)
 		                                       : &engine->lane;
 		share = share_of(stream, stream->lane);
-		/* What the group used of another lane says nothing about this one. */
+		/* Its use of another lane says nothing about this one. */
 		if (!group->shares[share].n_streams++ && share != FA_ENGINE_SHARE_OWN)
 			fa_fair_queue_group_init(&group->shares[share].queue);
 	}
@@ -251,7 +248,7 @@ static void lane_remove(struct fa_stream *stream)
 	}
 }
 
-/* The lane has no slot for @stream, which stays the next. */
+/* The lane has no slot for @stream, which stays next. */
 static void lane_fill(struct fa_stream *stream)
 {
 	struct fa_device_lane *lane = stream->lane;
@@ -300,8 +297,8 @@ bool fa_job_is_gated(const struct fa_job *job)
 	       !fa_gates_met(job->gates);
 }
 
-/* Returns true if @job, the first that waits, can be launched before its last gate opens, which the
- * device then polls itself. */
+/* Returns true if @job, the first waiting one, can be launched now because the device can poll its
+ * last gate. */
 static bool device_can_wait(const struct fa_stream *stream, const struct fa_job *job)
 {
 	const struct fa_engine *engine = stream->engine;
@@ -317,8 +314,8 @@ static bool needs_slot(const struct fa_job *job)
 	return job->state == FA_JOB_WAITING && has_work(job);
 }
 
-/* Returns true if the stream can start a job. The device may return device-gated jobs: only more of
- * those may start behind them, as anything else could overtake them. */
+/* Returns true if the stream can start a job. The device may return device-gated jobs; other jobs
+ * could overtake those, so only device-gated ones may start behind them. */
 static bool can_launch(const struct fa_stream *stream)
 {
 	const struct fa_job *job = fa_job_first((struct fa_list *)&stream->waiting);
@@ -356,7 +353,7 @@ static bool prepare_queue(struct fa_stream *stream)
 	return r == 0;
 }
 
-/* Polls the gates of the stream's first waiting job from now on, or no longer. */
+/* Starts or stops polling for the gates of the first waiting job. */
 static void stream_watch(struct fa_stream *stream)
 {
 	struct fa_engine *engine = stream->engine;
@@ -387,7 +384,7 @@ static void chain_end(struct fa_stream *stream, struct fa_job *job)
 		return;
 	}
 	job->error = stream->chain_error;
-	/* A refused job as well: the refusal may follow from the predecessor's failure. */
+	/* Even a refused job: the predecessor's failure may be the cause. */
 	job_settle(job, stream->chain_status);
 }
 
@@ -466,7 +463,7 @@ void fa_stream_receive(struct fa_stream *stream, struct fa_job *job)
 	fa_stream_update(stream);
 }
 
-/* The device is lost: ends all waiting jobs. They leave after those that the device still has. */
+/* The device is lost: ends waiting jobs, which leave after those still on the device. */
 static void end_waiting(struct fa_stream *stream)
 {
 	struct fa_list *pos;
@@ -512,14 +509,14 @@ static int job_launch(struct fa_stream *stream, struct fa_job *job)
 	stream->outstanding++;
 	engine->n_running++;
 	fa_engine_count(&engine->stats.launched, 1);
-	/* Slow prefills must not slow down polling for a decode. */
+	/* Slow prefills must not delay polling for a decode. */
 	if (engine->polled && stream->priority > 0)
 		engine->urgent = true;
 	stream_start(stream, job);
 	return 0;
 }
 
-/* Launches the stream's next job that has not settled. Returns 0, or the device's refusal. */
+/* Launches the next unsettled job. Returns 0, or the device's refusal. */
 static int stream_launch(struct fa_stream *stream)
 {
 	struct fa_job *job;
@@ -591,7 +588,7 @@ void fa_engine_retry_deferred(struct fa_engine *engine)
 		return;
 	fa_list_init(&deferred);
 	fa_list_splice(&deferred, &engine->deferred);
-	/* The first one of a lane must not find another one deferred. */
+	/* A lane's first stream must not find another one deferred. */
 	fa_list_for_each(pos, &deferred) {
 		struct fa_stream *stream = fa_container_of(pos, struct fa_stream, deferred_link);
 

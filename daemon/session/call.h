@@ -1,4 +1,4 @@
-/* One message of a client with its descriptors: the argument of every handler. Loop thread. */
+/* One message of a client with its descriptors, as handlers take it. Loop thread. */
 #pragma once
 
 #include "daemon/session/request.h"
@@ -10,17 +10,17 @@
 struct fa_call {
 	struct fa_session *session;
 	const struct fa_wire_message *message;
-	int *fds;     /* NULL: not all were received, as the daemon had none left */
-	size_t n_fds; /* as many as the client sent */
+	int *fds;     /* NULL: some were lost, as the daemon had none left */
+	size_t n_fds; /* as the client sent */
 	uint64_t received_ns;
 	bool by_ring;
-	bool chained; /* one message is several requests, and this is not the first */
+	bool chained; /* belongs to the same message as the request before */
 };
 
 /*
- * A handler answers the client and returns 0, or returns a negative errno with a sentence, which is
- * sent as the answer. -EPROTO and -EPROTONOSUPPORT also close the connection. A handler that keeps
- * a descriptor sets its entry in fds to -1.
+ * A handler answers the client, or returns a negative errno with a sentence, which is sent as the
+ * answer. -EPROTO and -EPROTONOSUPPORT also close the connection. A handler that keeps a descriptor
+ * sets its entry in fds to -1.
  */
 typedef int fa_call_handler(struct fa_call *call, struct fa_error *error);
 

@@ -45,15 +45,15 @@ struct fa_context_hooks {
 	                   uint64_t received_ns);
 
 	void (*session_ready)(struct fa_session *session);
-	/* The session's streams are cancelled, its buffers still registered. */
+	/* Streams are cancelled, buffers still registered. */
 	void (*session_closing)(struct fa_session *session);
-	/* Nothing is in flight; the session is freed next. */
+	/* Nothing is in flight; freed next. */
 	void (*session_ended)(struct fa_session *session);
 
 	void (*session_freed)(struct fa_context *context);
 	/* Something ended that the drain may wait for. */
 	void (*drain_progress)(struct fa_context *context);
-	/* The daemon may be idle now (exit_when_idle). */
+	/* The daemon may be idle (exit_when_idle). */
 	void (*idle)(struct fa_context *context);
 
 	void (*device_lost)(struct fa_context *context);
@@ -83,15 +83,15 @@ struct fa_context {
 	struct fa_kv *kv;
 
 	struct fa_list sessions;
-	struct fa_list device_sessions; /* those with device_streams */
-	struct fa_list hello_pending;   /* sessions without Hello, oldest first */
-	unsigned int n_sessions;        /* not freed yet */
-	uint64_t last_session;          /* highest id */
-	uint64_t sent_check_ns;         /* outbox.c: earliest next check */
-	uint64_t sent_charged;          /* outbox.c: since the last check */
-	uint64_t no_fds_warned_ns;      /* 0: never */
+	struct fa_list device_sessions; /* with device_streams */
+	struct fa_list hello_pending;   /* without Hello, oldest first */
+	unsigned int n_sessions;
+	uint64_t last_session;     /* highest id */
+	uint64_t sent_check_ns;    /* outbox.c: earliest next check */
+	uint64_t sent_charged;     /* outbox.c: since the last check */
+	uint64_t no_fds_warned_ns; /* 0: never */
 
-	/* 1: the engine must wake the loop. */
+	/* 1: the engine wakes the loop. */
 	_Atomic uint32_t asleep;
 	uv_async_t engine_async;
 	struct fa_loop_spin spin;
@@ -99,9 +99,9 @@ struct fa_context {
 	unsigned int n_requests; /* in flight, of all sessions */
 	struct fa_block_cache request_cache;
 	uint64_t n_timelines;           /* in the fd store */
-	struct fa_list timelines_ended; /* ended ones, still in the fd store */
+	struct fa_list timelines_ended; /* still in the fd store */
 
-	/* the packet that is being handled */
+	/* the packet being handled */
 	_Alignas(8) unsigned char packet[FA_WIRE_BYTES_MAX];
 };
 
@@ -114,7 +114,7 @@ static inline void fa_context_drain_progress(struct fa_context *context)
 /* Returns true if the device is lost, also before is_lost is set. */
 bool fa_context_device_lost(const struct fa_context *context);
 
-/* Logs the lack of descriptors, at most once in ten seconds. */
+/* At most once in ten seconds. */
 void fa_context_warn_no_fds(struct fa_context *context);
 
 /* Turns -EMFILE and -ENFILE into -EDQUOT with a sentence: the client tries again. */

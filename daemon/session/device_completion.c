@@ -57,7 +57,7 @@ bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, ui
 
 	if (stream == FA_SESSION_STREAM_OWN)
 		return false;
-	/* Often enough that old words never match a later value (common/completion.h). */
+	/* Old words never match a later value (common/completion.h). */
 	if (!(value & INT32_MAX))
 		fa_completion_clear_device_words(&session->completions[stream]);
 	if (!allowed || !session->device_page || slot->n_requests)
@@ -78,7 +78,6 @@ static void reap(struct fa_context *context)
 	fa_completions_reap_all(context);
 }
 
-/* Reaps what the session's client may have seen. */
 static void sync_session(struct fa_session *session, uint64_t until_ns)
 {
 	struct fa_context *context = session->context;
@@ -114,7 +113,7 @@ void fa_device_completion_sync(struct fa_context *context)
 	if (fa_list_empty(&context->device_sessions))
 		return;
 	until_ns = fa_now_ns() + (context->info.polled ? SYNC_NS : SYNC_BY_THREAD_NS);
-	/* All sessions: clients may tell one another what they have seen. */
+	/* All sessions: clients may communicate. */
 	reap(context);
 	for (unsigned int n = context->n_sessions; n && !fa_list_empty(&context->device_sessions);
 	     --n) {

@@ -2,8 +2,9 @@
  * Completions that the device itself writes to the completion page (common/completion.h) before the
  * engine sees them. Loop thread.
  *
- * Only for a request that is alone in its stream and ends with its device work. All else waits for
- * the engine, so the daemon syncs before it handles a message of a client that may have seen one.
+ * Only for a request that is alone in its stream and ends with its device work. Everything else
+ * waits for the engine, so the daemon syncs before it handles a message whose sender may have seen
+ * one.
  */
 #pragma once
 
@@ -17,18 +18,18 @@ void fa_device_completion_open(struct fa_session *session);
 /* For a closing session. The caller has a reference to it. */
 void fa_device_completion_stop(struct fa_session *session);
 
-/* Nothing may be in flight. The page may be unmapped afterwards. */
+/* Nothing is in flight. The page may be unmapped next. */
 void fa_device_completion_close(struct fa_session *session);
 
-/* To be called for each new stream. */
+/* Call for each new stream. */
 void fa_device_completion_stream(struct fa_session *session, uint32_t id);
 
 /* Returns true if the device completes the stream's next request; only if @allowed. */
 bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, uint64_t value,
                                  bool allowed);
 
-/* To be called when a request that the device completes was reaped. */
+/* A request that the device completes was reaped. */
 void fa_device_completion_finished(struct fa_session *session, uint32_t stream);
 
-/* Reaps what clients may have seen, within a time limit. Sessions may be closed afterwards. */
+/* Reaps what clients may have seen, within a time limit. May close sessions. */
 void fa_device_completion_sync(struct fa_context *context);

@@ -1,4 +1,4 @@
-/* A session's part of the KV pool; kv/ reads and writes it. Loop thread. */
+/* The KV pool's part of a session, used by kv/. Loop thread. */
 #pragma once
 
 #include "common/list.h"
@@ -10,7 +10,7 @@
 struct fa_kv_session {
 	struct fa_actor actor;
 	bool known;           /* actor.tenant is referenced */
-	bool resumed;         /* it may own objects from before a restart */
+	bool resumed;         /* may own objects from before a restart */
 	uint32_t record;      /* in the session store; UINT32_MAX: none */
 	struct fa_list steps; /* struct fa_kv_step, oldest first */
 	uint32_t n_steps;     /* begun by the client */

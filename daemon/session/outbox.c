@@ -12,7 +12,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-/* Enough for every message that is sent: strings have FA_WIRE_TEXT_BYTES_MAX at most. */
+/* Enough for every message sent: strings have at most FA_WIRE_TEXT_BYTES_MAX. */
 #define SEND_BYTES 4096
 /* At the limit, all sessions are checked for received descriptors: after so many charges, or so
  * much time. */
@@ -54,8 +54,6 @@ void fa_outbox_clear(struct fa_session *session)
 		outgoing_free(&session->outbox, first(&session->outbox));
 }
 
-/* ---- charges for descriptors */
-
 /* The kernel limits descriptors in flight for all clients together. */
 void fa_session_release_received(struct fa_session *session)
 {
@@ -67,7 +65,7 @@ void fa_session_release_received(struct fa_session *session)
 		fa_charge_release(&session->outbox.charge_sent);
 }
 
-/* Sessions that are silent just now may hold charges, too. */
+/* Silent sessions may hold charges, too. */
 static bool release_received_of_all(struct fa_context *context)
 {
 	const uint64_t now_ns = fa_now_ns();
@@ -101,8 +99,6 @@ int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
 {
 	return fa_session_charge_fds(session, 1, charge, error);
 }
-
-/* ---- sending */
 
 static void update_pause(struct fa_session *session)
 {

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FA_SESSION_SEND_FDS 4 /* of one message, at most */
+#define FA_SESSION_SEND_FDS 4 /* per message, at most */
 
 struct fa_context;
 struct fa_session;
@@ -24,34 +24,33 @@ struct fa_outbox {
 
 void fa_outbox_init(struct fa_outbox *outbox);
 
-/* On failure the session is closed. */
+/* Closes the session on failure. */
 void fa_outbox_flush(struct fa_session *session);
 
 void fa_outbox_clear(struct fa_session *session);
 
-/* Sends a message, now or later, with @fd (-1: none) and its @charge (NULL: none), which are
- * consumed. On failure the session is closed. No effect if it is closing. */
+/* Sends or queues a message, with @fd (-1: none) and its @charge (NULL: none), which are consumed.
+ * On failure closes the session. No effect if it is closing. */
 void fa_session_send(struct fa_session *session, const struct fa_wire_message *message, int fd,
                      struct fa_charge *charge);
 
-/* The same with up to FA_SESSION_SEND_FDS descriptors, all of which are consumed. */
+/* The same with up to FA_SESSION_SEND_FDS descriptors, all consumed. */
 void fa_session_send_fds(struct fa_session *session, const struct fa_wire_message *message,
                          int *fds, size_t n_fds, struct fa_charge *charge);
 
-/* Answers message @id with a status and a sentence. */
 void fa_session_reply(struct fa_session *session, uint64_t id, int status, const char *text);
 
 /* The same; then closes the connection. */
 void fa_session_refuse(struct fa_session *session, uint64_t id, int status, const char *text);
 
-/* For a connection that gets no session: sends the sentence and closes @fd. */
+/* For a connection without a session: sends the sentence and closes @fd. */
 void fa_session_reject(struct fa_context *context, int fd, int status, const char *text);
 
-/* Charges descriptors to the tenant. -EDQUOT. */
+/* To the tenant. -EDQUOT. */
 int fa_session_charge_fds(struct fa_session *session, uint64_t n, struct fa_charge *charge,
                           struct fa_error *error);
 int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
                          struct fa_error *error);
 
-/* Releases charge_sent if the client has received everything. */
+/* Releases charge_sent if all was received. */
 void fa_session_release_received(struct fa_session *session);

@@ -12,7 +12,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Frees what only running needs. */
 static void release(struct fa_request *request)
 {
 	request->kind->release(request);
@@ -121,7 +120,7 @@ static void send_completion(struct fa_session *session, uint64_t id, uint32_t st
 	fa_session_send(session, &message, -1, NULL);
 }
 
-/* Without a stream there is no order: answered at once. */
+/* Without a stream there is no order to keep. */
 static void answer_without_stream(struct fa_session *session, const struct fa_wire_message *message,
                                   uint64_t received_ns, const struct fa_request_kind *kind,
                                   struct fa_request_place place)
@@ -131,7 +130,7 @@ static void answer_without_stream(struct fa_session *session, const struct fa_wi
 	struct fa_charge charge = {};
 	struct fa_error unused;
 
-	/* kind->refused() must run: it fails the step that the request belongs to. */
+	/* kind->refused() must run: it fails the request's step. */
 	if (kind->refused && !request) {
 		fa_session_refuse(session, message->id, -ENOMEM,
 		                  "the daemon has no memory for a request");
@@ -173,9 +172,7 @@ static void submit(struct fa_request *request)
 	fa_engine_submit(session->context->engine, &request->job);
 }
 
-/* ---- requests that end on the loop thread */
-
-/* @own: a request of the daemon itself, of which only the device time counts. */
+/* @own: a request of the daemon; only its device time counts. */
 static void account(struct fa_usage *usage, const struct fa_job *job, bool own)
 {
 	if (job->started_ns)
@@ -203,8 +200,7 @@ static bool engine_is_done(const struct fa_session *session, const struct fa_ses
 	       !session->context->is_lost && !fa_engine_lost(session->context->engine, &unused);
 }
 
-/* Finishes @job, the next of its stream, on this thread: the engine neither gets it nor gives it
- * back. answer_here() is called next. */
+/* Finishes @job, the stream's next, without the engine. answer_here() is called next. */
 static void publish_here(struct fa_session *session, uint32_t stream, const struct fa_job *job)
 {
 	struct fa_session_stream *slot = &session->streams[stream];
@@ -234,7 +230,7 @@ static void answer_here(struct fa_session *session, uint32_t stream, const struc
 		fa_request_unblock(session, NULL);
 }
 
-/* Returns true if the bound request has nothing to wait for, and no work for the device. */
+/* Returns true if the bound request waits for nothing, and has no device work. */
 static bool can_finish_here(const struct fa_request *request)
 {
 	const struct fa_job *job = &request->job;
@@ -258,8 +254,6 @@ static void finish_here(struct fa_request *request)
 	answer_here(session, request->stream, &request->job, request->by_ring);
 	fa_request_free(request);
 }
-
-/* ---- submission */
 
 int fa_request_submit(struct fa_session *session, const struct fa_wire_message *message,
                       size_t n_fds, uint64_t received_ns, const struct fa_request_kind *kind,

@@ -2,8 +2,8 @@
  * Requests of streams: checked, charged, handed to the engine with references to their buffers, and
  * answered when they come back. Loop thread.
  *
- * The kind says what a request does (requests/). A refused request goes through the engine, too, so
- * that the values of its stream finish in order.
+ * The kind says what a request does (requests/). Refused requests pass through the engine, too:
+ * values of a stream finish in order.
  */
 #pragma once
 
@@ -25,19 +25,19 @@ struct fa_request {
 	struct fa_job job; /* first */
 	const struct fa_request_kind *kind;
 	struct fa_session *session;
-	uint32_t stream; /* id; the stream may be closing */
+	uint32_t stream; /* the stream may be closing */
 	bool refused;    /* keeps nothing, but finishes in order */
-	bool by_ring;    /* its completion record is its answer, unless it fails */
+	bool by_ring;    /* the completion record is the answer to success */
 	struct fa_registered_buffer *buffers[FA_REQUEST_BUFFERS_MAX];
 	unsigned int n_buffers;
 	struct fa_charge charge, charge_gates, charge_metadata, charge_host;
 
-	/* Values of other streams that must finish before it starts; without device work, before it
-	 * is confirmed. */
+	/* Values of other streams that must finish before it starts (without device work: is
+	 * confirmed). */
 	uint64_t *dependencies;      /* [FA_SESSION_STREAMS], 0: none; NULL: all 0 */
 	struct fa_list blocked_link; /* session.blocked */
 
-	/* Kinds of the KV cache only. */
+	/* Of the KV cache. */
 	struct fa_kv_step *step; /* NULL: none */
 	struct fa_list step_link;
 	uint32_t layer;
@@ -45,7 +45,6 @@ struct fa_request {
 
 struct fa_request_kind {
 	size_t bytes; /* the kind's struct begins with struct fa_request */
-	/* Accepted during a drain. */
 	bool while_draining;
 	/* Fills job.work without keeping pointers into @message. An error refuses the request. */
 	int (*bind)(struct fa_request *request, const struct fa_wire_message *message,
@@ -63,25 +62,25 @@ struct fa_request_place {
 	uint32_t stream;
 	uint64_t value;
 	bool by_ring;
-	bool chained; /* to the request before (engine/engine.h) */
+	bool chained; /* to its predecessor (engine/engine.h) */
 };
 
-/* Submits or refuses; the completion is the answer. -EPROTO: @place.value is not the next. */
+/* Submits or refuses; answered by the completion. -EPROTO: @place.value is not the next. */
 int fa_request_submit(struct fa_session *session, const struct fa_wire_message *message,
                       size_t n_fds, uint64_t received_ns, const struct fa_request_kind *kind,
                       struct fa_request_place place, struct fa_error *error);
 
 extern const struct fa_request_kind fa_marker_kind;
 
-/* The same for a Marker, which completes at once if its stream has no request in flight. */
+/* The same for a Marker, which completes at once if its stream is idle. */
 int fa_request_mark(struct fa_session *session, const struct fa_wire_message *message, size_t n_fds,
                     uint64_t received_ns, struct fa_request_place place, struct fa_error *error);
 
-/* The daemon's own requests, on FA_SESSION_STREAM_OWN, are filled by the caller instead of bind();
- * no client is told of them. NULL: no memory. */
+/* The daemon's own requests, on FA_SESSION_STREAM_OWN: the caller fills them instead of bind(), and
+ * clients do not see them. NULL: no memory. */
 struct fa_request *fa_request_new(struct fa_session *session, const struct fa_request_kind *kind);
 void fa_request_submit_own(struct fa_request *request);
-/* Frees a request that was not submitted. Takes NULL. */
+/* Only if not submitted. Takes NULL. */
 struct fa_request *fa_request_free(struct fa_request *request);
 
 /* For bind(): the memory of a view's buffer, which the request references. -ENOENT. */
@@ -91,15 +90,15 @@ int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *vie
 /* For bind() of paged work. -EDQUOT, and errors of paged_prepare(). */
 int fa_request_prepare(struct fa_request *request, struct fa_error *error);
 
-/* For bind(): the request waits for @value of another stream. -ENOMEM. */
+/* For bind(): waits for @value of another stream. -ENOMEM. */
 int fa_request_wait(struct fa_request *request, uint32_t stream, uint64_t value,
                     struct fa_error *error);
 
-/* Cancels requests in flight; the streams stay open. */
+/* Streams stay open. */
 void fa_request_cancel_all(struct fa_session *session, int status);
 
-/* Confirms, or answers and frees, a request that the engine returned. */
+/* Confirms, or answers and frees, a request from the engine. */
 void fa_request_finish(struct fa_job *job);
 
-/* Starts requests whose dependencies are met; cancels those of step @doomed (NULL: none). */
+/* Starts requests with met dependencies; cancels those of step @doomed (NULL: none). */
 void fa_request_unblock(struct fa_session *session, const struct fa_kv_step *doomed);

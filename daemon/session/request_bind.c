@@ -1,4 +1,4 @@
-/* What a request's bind() calls: buffers, preparation and dependencies (request.h). Loop thread. */
+/* What bind() calls: buffers, preparation and dependencies (request.h). Loop thread. */
 #include "daemon/session/context.h"
 #include "daemon/session/request.h"
 
@@ -21,7 +21,7 @@ int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *vie
 	return 0;
 }
 
-/* The previous request of the stream if it is of the same step: its prepared tables are reused. */
+/* Returns the stream's previous request if it is of the same step: its prepared tables are reused. */
 static struct fa_request *find_predecessor(const struct fa_request *request)
 {
 	const struct fa_session_stream *slot = &request->session->streams[request->stream];
@@ -54,7 +54,6 @@ int fa_request_prepare(struct fa_request *request, struct fa_error *error)
 		                  device_work->host_bytes, error);
 	if (r == 0)
 		session->n_prefixes += device_work->shared_prefixes;
-	/* The predecessor keeps what it prepared. */
 	if (r < 0 && predecessor && predecessor->job.work.prepared_moved) {
 		predecessor->job.work.prepared_moved = false;
 		device_work->prepared = NULL;

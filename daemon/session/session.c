@@ -122,7 +122,7 @@ int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
 	if (session->ring && id != FA_SESSION_STREAM_OWN)
 		fa_engine_stream_set_records(slot->stream, fa_ring_records(session), id);
 	fa_device_completion_stream(session, id);
-	/* Dropped when the engine returns the closed stream. */
+	/* Until the engine returns the closed stream. */
 	fa_session_ref(session);
 	session->n_streams += id != FA_SESSION_STREAM_OWN;
 	return 0;
@@ -164,7 +164,7 @@ static bool must_not_receive(struct fa_session *session)
 	return true;
 }
 
-/* Handles one packet. Returns true if the next one is to be read at once. */
+/* Returns true if the next packet is to be read at once. */
 static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 {
 	struct fa_context *context = session->context;
@@ -172,7 +172,7 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	ssize_t n;
 	char byte;
 
-	/* Ring entries that the client put before the packet come first. */
+	/* Older ring entries come first. */
 	if (session->ring) {
 		if (recv(session->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
 		    (errno == EAGAIN || errno == EINTR))
@@ -289,7 +289,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	session = fa_new(struct fa_session);
 	if (!session)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for another session");
-	/* Safe to unref half-built from here on. */
+	/* Safe to unref half-built. */
 	*session = (struct fa_session){ .n_refs = 1, .context = context, .fd = -1 };
 	fa_list_init(&session->link);
 	fa_list_init(&session->hello_link);
@@ -329,7 +329,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 		fa_fail(error, r, "the connection cannot be watched: %s", uv_strerror(r));
 		goto fail;
 	}
-	session->fd = fd; /* consumed from here on */
+	session->fd = fd; /* consumed */
 	session->poll.data = session;
 	session->id = session->connection = ++context->last_session;
 	session->privileged = session->peer.uid == 0 || session->peer.uid == context->uid;

@@ -1,11 +1,11 @@
 /*
- * A session: one connection, the objects that its client made, and its requests. Loop thread.
+ * A session: one connection, its client's objects and requests. Loop thread.
  *
- * A closing session has no socket any more, and lives until its streams are back from the engine
- * and its import from the worker: nothing of a client is freed while the device may use it.
+ * A closing session has no socket. It lives until its streams are back from the engine and its
+ * import from the worker: the device may use a client's memory until then.
  *
  * A paused session (enum fa_session_pause) reads nothing: the socket's buffer bounds what a client
- * piles up, and no client is disconnected for it. Every pause ends, at the latest at a deadline or
+ * queues, and no client is disconnected for it. Every pause ends, at the latest at a deadline or
  * with the client.
  */
 #pragma once
@@ -49,38 +49,38 @@ enum fa_session_state {
 };
 
 enum fa_session_pause {
-	FA_PAUSE_IMPORT = 1 << 0,   /* messages after BufferRegister must find the buffer */
+	FA_PAUSE_IMPORT = 1 << 0,   /* later messages must find the buffer */
 	FA_PAUSE_OUTBOX = 1 << 1,   /* half of session_out_bytes is unread */
-	FA_PAUSE_REFUSED = 1 << 2,  /* FA_SESSION_REFUSED_MAX; delays a Cancel, too */
-	FA_PAUSE_DRAIN = 1 << 3,    /* the last phase of a drain */
+	FA_PAUSE_REFUSED = 1 << 2,  /* FA_SESSION_REFUSED_MAX; delays Cancel, too */
+	FA_PAUSE_DRAIN = 1 << 3,    /* last phase of a drain */
 	FA_PAUSE_REJECTED = 1 << 4, /* unwanted descriptors are not closed yet */
 	FA_PAUSE_HASHES = 1 << 5,   /* a worker hashes tokens (requests/kv_prefix.c) */
 };
 
 struct fa_session_stream {
 	struct fa_stream *stream; /* NULL: none */
-	uint64_t next_value;      /* continues after the stream is freed */
-	uint64_t finished;        /* highest value that was answered */
+	uint64_t next_value;      /* outlives the stream */
+	uint64_t finished;        /* highest answered value */
 	unsigned int n_requests;  /* in flight */
-	struct fa_request *last;  /* submitted last; NULL: ended */
-	uint64_t device_value;    /* last one that the device completes (device_completion.h) */
+	struct fa_request *last;  /* NULL: already ended */
+	uint64_t device_value;    /* last one that the device completes */
 };
 
 struct fa_session {
 	unsigned int n_refs;
 	struct fa_context *context;
 	struct fa_list link; /* context.sessions */
-	uint64_t id;         /* a resumed session keeps its id */
+	uint64_t id;         /* kept when resumed */
 	uint64_t connection; /* unique */
 	struct fa_peer peer;
 	struct fa_tenant *tenant;
 	struct fa_charge charge_session, charge_socket;
-	struct fa_charge charge_hello; /* for the descriptor of HelloReply */
+	struct fa_charge charge_hello; /* for HelloReply's descriptor */
 	struct fa_log_subject subject;
 
 	enum fa_session_state state;
 	unsigned int paused; /* enum fa_session_pause */
-	bool privileged;     /* root, or the daemon's own user */
+	bool privileged;     /* root or the daemon's user */
 	int fd;
 	uv_poll_t poll;
 	int poll_events;
@@ -89,29 +89,29 @@ struct fa_session {
 
 	char name[FA_WIRE_NAME_BYTES_MAX + 1];
 	struct fa_wire_secret secret;
-	struct fa_completion_slot *completions; /* the page; NULL until Hello */
+	struct fa_completion_slot *completions; /* NULL until Hello */
 
 	/* session/device_completion.h */
-	void *device_page; /* its address on the device; NULL: not pinned */
+	void *device_page; /* device address; NULL: not pinned */
 	struct fa_pinned_page completions_pin;
 	uint64_t device_streams;    /* bits: streams with an unfinished device_value */
 	struct fa_list device_link; /* context.device_sessions */
 
-	struct fa_session_ring *ring;         /* NULL: none */
-	struct fa_timeline *timeline;         /* NULL: none */
-	struct fa_pinned_page timeline_pin;   /* the slots that the client writes */
-	struct fa_id_table buffers;           /* struct fa_registered_buffer, referenced */
-	struct fa_registered_buffer *import;  /* in progress; NULL: none */
+	struct fa_session_ring *ring;
+	struct fa_timeline *timeline;
+	struct fa_pinned_page timeline_pin; /* the client's slots */
+	struct fa_id_table buffers;         /* struct fa_registered_buffer, referenced */
+	struct fa_registered_buffer *import;
 	struct fa_registration *registration; /* requests/buffer.h */
-	uint64_t buffer_bytes;                /* of the buffers in the table */
-	unsigned int n_device_buffers;        /* in the device's memory */
+	uint64_t buffer_bytes;                /* of registered buffers */
+	unsigned int n_device_buffers;        /* in device memory */
 
-	struct fa_engine_group *group; /* NULL before the first stream */
+	struct fa_engine_group *group; /* NULL: no stream yet */
 	struct fa_session_stream streams[FA_SESSION_STREAMS];
 	struct fa_completion_slot own_slot; /* for FA_SESSION_STREAM_OWN */
-	struct fa_list blocked;             /* requests that wait for other streams */
+	struct fa_list blocked;             /* waiting for other streams */
 	unsigned int n_streams;             /* the client's */
-	unsigned int n_requests;            /* in flight, of all streams */
+	unsigned int n_requests;            /* in flight, all streams */
 	unsigned int n_refused;             /* of these */
 
 	struct fa_kv_session kv;
@@ -129,7 +129,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 struct fa_session *fa_session_ref(struct fa_session *session);
 struct fa_session *fa_session_unref(struct fa_session *session);
 
-/* Cancels requests in flight and closes the socket. Allowed in any state. */
+/* Cancels requests and closes the socket. In any state. */
 void fa_session_close(struct fa_session *session);
 
 void fa_session_pause(struct fa_session *session, enum fa_session_pause reason);

@@ -18,19 +18,19 @@
 
 /* Entries taken from one ring before the others are polled. */
 #define BATCH_MAX 16
-/* Entries taken before a packet; if there are more, the packet waits. */
+/* Entries taken before a packet; beyond that the packet waits. */
 #define CATCH_UP_MAX 64
-/* How long rings are polled before the loop polls its descriptors; */
+/* How long rings are polled before the loop polls descriptors: */
 #define SLICE_NS (20 * FA_NS_PER_US)
 /* ... if one had a request: while the device is busy, the delay costs nothing. */
 #define SLICE_BUSY_NS (5 * FA_NS_PER_US)
-/* Poll rounds between two reads of the clock. */
+/* Poll rounds between reads of the clock. */
 #define POLLS_PER_CLOCK 16
 /* Most doorbells without polling (back-off). */
 #define SKIPPED_MAX 64
 
 #define DOORBELL_EVENTS_MAX 64
-/* Most completion records of one stream. */
+/* Completion records per stream. */
 #define RECORDS_MAX 4096
 
 struct fa_session_ring {
@@ -41,7 +41,7 @@ struct fa_session_ring {
 	int doorbell;
 	struct fa_charge charge_bytes, charge_fds;
 
-	uint64_t last_ns;    /* time of the last entry */
+	uint64_t last_ns;    /* of the last entry */
 	bool wake_client;    /* requests completed without the engine since the last wake-up */
 	bool was_polled;     /* since it was activated */
 	bool poll_succeeded; /* ... and an entry came */
@@ -49,8 +49,6 @@ struct fa_session_ring {
 
 	uint64_t n_requests, n_doorbells;
 };
-
-/* ---- polling */
 
 static void stop_polling(struct fa_session_ring *ring)
 {
@@ -67,7 +65,7 @@ static uint64_t spin_ns(const struct fa_rings *rings, const struct fa_session_ri
 	return rings->context->config.spin_us * FA_NS_PER_US;
 }
 
-/* Handles up to @max entries, none beyond @mark. The session may be closed afterwards. */
+/* Handles up to @max entries, none beyond @mark. May close the session. */
 static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64_t *mark)
 {
 	struct fa_session *session = fa_session_ref(ring->session);
@@ -118,7 +116,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 	return n;
 }
 
-/* Stops polling the ring, unless an entry has come. */
+/* Stops polling, unless there is an entry. */
 static void arm_doorbell(struct fa_session_ring *ring)
 {
 	if (!fa_ring_sleep(&ring->consumer))
@@ -130,7 +128,7 @@ static void arm_doorbell(struct fa_session_ring *ring)
 	stop_polling(ring);
 }
 
-/* Returns true if a ring had an entry, or the engine something to launch. */
+/* Returns true if a ring had an entry, or the engine a launch. */
 static bool poll_all(struct fa_rings *rings, uint64_t now_ns)
 {
 	bool any = false;
@@ -203,8 +201,6 @@ void fa_ring_activate(struct fa_session_ring *ring)
 	(void)uv_idle_start(&rings->idle, on_idle);
 }
 
-/* ---- doorbells */
-
 static void on_doorbells(uv_poll_t *poll, int status, int events)
 {
 	struct fa_rings *rings = poll->data;
@@ -255,8 +251,6 @@ void fa_rings_deinit(struct fa_rings *rings)
 	fa_close_fdp(&rings->doorbell_epoll);
 }
 
-/* ---- a session's ring */
-
 static uint64_t power_of_two(uint64_t least, uint64_t most, uint64_t wanted)
 {
 	uint64_t size = least;
@@ -274,7 +268,7 @@ static int charge(struct fa_session_ring *ring, uint64_t bytes, struct fa_charge
 
 	r = fa_charge_add(&ring->charge_bytes, session->tenant, FA_RESOURCE_BUFFER_BYTES, bytes,
 	                  error);
-	/* The doorbell, and the daemon's end of the socket pair. */
+	/* The doorbell, and our end of the socket pair. */
 	if (r == 0)
 		r = fa_session_charge_fds(session, 2, &ring->charge_fds, error);
 	if (r == 0)
@@ -380,7 +374,7 @@ bool fa_ring_catch_up(struct fa_session *session)
 	fa_engine_batch_begin(session->context->engine);
 	(void)consume(ring, CATCH_UP_MAX, &mark);
 	fa_engine_batch_end(session->context->engine);
-	/* A client that moved its tail back has no entries up to the mark. */
+	/* A client that moved its tail back has no entries up to @mark. */
 	return session->state == FA_SESSION_READY && (fa_ring_has_reached(&ring->consumer, mark) ||
 	                                              !fa_ring_has_entries(&ring->consumer));
 }

@@ -1,12 +1,12 @@
 /*
  * The submission rings of sessions (common/ring.h). Loop thread.
  *
- * Entries are copied out, verified, and handled like packets; a packet waits for all entries that
- * were put before it. The ring of a paused session fills up, and its client waits.
+ * Entries are copied, verified, and handled like packets; a packet waits for all older entries. The
+ * ring of a paused session fills up, and its client waits.
  *
- * A ring is polled until nothing has come for spin_us; then its doorbell is armed. Polling backs
- * off if it repeatedly finds nothing. Doorbells are watched edge-triggered and never read: the
- * client has the same eventfd and could make a read block.
+ * A ring is polled until nothing has come for spin_us; then its doorbell is armed. Fruitless
+ * polling backs off. Doorbells are watched edge-triggered and never read: the client has the same
+ * eventfd and could make a read block.
  */
 #pragma once
 
@@ -25,7 +25,7 @@ struct fa_session_ring;
 
 struct fa_rings {
 	struct fa_context *context;
-	uv_idle_t idle;     /* active while a ring is polled */
+	uv_idle_t idle;     /* active while rings are polled */
 	uv_poll_t poll;     /* of doorbell_epoll */
 	int doorbell_epoll; /* all doorbells */
 	struct fa_list polled;
@@ -33,10 +33,10 @@ struct fa_rings {
 	uint64_t n_submitted;             /* requests */
 	uint64_t n_requests, n_doorbells; /* of all rings, since the start */
 	unsigned int n_rings;
-	bool polls;  /* false on a single processor */
+	bool polls;  /* false with one processor */
 	bool yields; /* few processors: other threads may need this one */
 
-	/* the entry that is being handled */
+	/* the entry being handled */
 	_Alignas(8) unsigned char entry[FA_WIRE_BYTES_MAX];
 };
 
@@ -46,15 +46,14 @@ void fa_rings_deinit(struct fa_rings *rings);
 /* Returns true while the loop polls rings and the engine instead of sleeping. */
 bool fa_rings_are_polled(const struct fa_rings *rings);
 
-/* Handles RingSetup. */
 int fa_ring_setup(struct fa_session *session, const struct fa_wire_message *message,
                   struct fa_error *error);
-/* Handles entries that are in the ring now, up to a bound. False: some are left, or the session is
+/* Handles a bounded number of present entries. Returns false if some are left, or the session is
  * closing. */
 bool fa_ring_catch_up(struct fa_session *session);
-/* Starts to poll the ring. */
+/* Starts polling. */
 void fa_ring_activate(struct fa_session_ring *ring);
-/* Wakes the client, if it sleeps, after the current batch. */
+/* Wakes a sleeping client after the current batch. */
 void fa_ring_wake_later(struct fa_session *session);
 struct fa_completion_records *fa_ring_records(struct fa_session *session);
 

@@ -20,13 +20,11 @@
 struct fa_timeline {
 	struct fa_timeline_words words;
 	struct fa_charge charge, charge_bytes;
-	uint64_t planned[FA_TIMELINE_SLOTS]; /* highest value of requests so far */
+	uint64_t planned[FA_TIMELINE_SLOTS]; /* highest value of any request */
 	char name[NAME_BYTES];
 	bool stored;
-	struct fa_list ended_link; /* context.timelines_ended, once the session is freed */
+	struct fa_list ended_link; /* context.timelines_ended, after the session */
 };
-
-/* ---- memory */
 
 static void unmap(void *memory)
 {
@@ -84,7 +82,7 @@ static int timeline_new(struct fa_tenant *tenant, struct fa_error *error,
 	return 0;
 }
 
-/* @ret_fds: the client's slots, the daemon's slots read-only, the daemon's slots writable. */
+/* @ret_fds: the client's slots; the daemon's slots, read-only and writable. */
 static int timeline_map(struct fa_timeline *timeline, int ret_fds[3])
 {
 	_fa_cleanup_(fa_close_fdp) int in = -1, out = -1, reading = -1;
@@ -112,8 +110,6 @@ static int timeline_map(struct fa_timeline *timeline, int ret_fds[3])
 	return 0;
 }
 
-/* ---- life */
-
 /* Without the fd store nothing would release the waiters if this process died. */
 static int store(struct fa_session *session, struct fa_timeline *timeline, int fd,
                  struct fa_error *error)
@@ -140,7 +136,7 @@ static int store(struct fa_session *session, struct fa_timeline *timeline, int f
 	return 0;
 }
 
-/* A removal that fails, say for lack of a descriptor, is retried; the timeline stays charged. */
+/* A failed removal, say for lack of a descriptor, is retried; the timeline stays charged. */
 static void remove_ended(struct fa_context *context)
 {
 	const struct fa_fd_store_ops *fd_store = &context->fd_store;
@@ -267,8 +263,6 @@ void fa_timeline_recover(const struct fa_fd_store_ops *fd_store)
 		fa_log(FA_LOG_INFO, "the waiters of %u timelines were released", n);
 }
 
-/* ---- gates */
-
 static int check_gate(const struct fa_wire_gate *gate, const char *name, size_t i, bool may_be_out,
                       struct fa_error *error)
 {
@@ -325,7 +319,7 @@ static int check_signal(const struct fa_timeline *timeline, const struct fa_wire
 	return 0;
 }
 
-/* Takes all valid signals; returns the error of the first invalid one. */
+/* Takes all valid signals; returns the first error. */
 static int bind_signals(struct fa_timeline *timeline, const struct fa_wire_message *message,
                         struct fa_gates *gates, struct fa_error *error)
 {
@@ -372,7 +366,7 @@ int fa_timeline_bind(struct fa_session *session, const struct fa_wire_message *m
 	r = fa_charge_add(charge, session->tenant, FA_RESOURCE_GATES, n, error);
 	if (r == 0)
 		r = bind_waits(message, gates, error);
-	/* A refused request waits for no gates. */
+	/* It waits for no gates. */
 	if (r < 0)
 		gates->n_waits = 0;
 	s = bind_signals(timeline, message, gates, r < 0 ? &other : error);

@@ -1,9 +1,9 @@
 /*
  * Timelines of sessions: their memory, the gates of requests, and their end. Loop thread.
  *
- * The daemon's slots, which clients map read-only, survive the process (persist/fd_store.h): the
- * next daemon releases their waiters, as the end of the session does. The daemon never reads them
- * back: a client that manages to write them moves no gates but its own.
+ * The daemon's slots, read-only for clients, survive the process (persist/fd_store.h): the next
+ * daemon releases their waiters, as the end of the session does. The daemon never reads them back:
+ * a client that manages to write them affects its own gates only.
  */
 #pragma once
 
@@ -17,23 +17,22 @@ struct fa_context;
 struct fa_session;
 struct fa_timeline;
 
-/* Handles TimelineSetup. */
 int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *message,
                       struct fa_error *error);
 
-/* Releases waiters. Nothing of the session may be in flight. */
+/* Releases waiters. Nothing is in flight. */
 void fa_timeline_end(struct fa_session *session);
 
-/* Frees the ended timelines, also those that the fd store could not remove. */
+/* Frees ended timelines, even if the fd store could not remove them. */
 void fa_timelines_close(struct fa_context *context);
 
 /*
  * Makes the gates of a request (NULL: none), which free() frees. @charge pays until the request
- * ends. An error refuses the request, but *ret_gates may be set to the signals that it still gives.
+ * ends. An error refuses the request, but *ret_gates may be set: signals that it still gives.
  * -EINVAL, -EDQUOT, -ENOMEM.
  */
 int fa_timeline_bind(struct fa_session *session, const struct fa_wire_message *message,
                      struct fa_charge *charge, struct fa_error *error, struct fa_gates **ret_gates);
 
-/* Releases waiters for timelines of daemons that died. */
+/* Releases waiters for timelines of dead daemons. */
 void fa_timeline_recover(const struct fa_fd_store_ops *fd_store);
