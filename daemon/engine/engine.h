@@ -84,7 +84,8 @@ struct fa_job {
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
                   struct fa_engine **ret_engine);
 
-/* Starts the engine thread. Separate from fa_engine_new(): @device is opened with fa_engine_wake. */
+/* Starts the engine thread. Separate from fa_engine_new(): @device is opened with
+ * fa_engine_wake. */
 int fa_engine_start(struct fa_engine *engine, struct fa_device *device);
 
 /* Stops the thread. All streams must be taken, and the device idle. Takes NULL. */

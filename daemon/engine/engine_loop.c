@@ -370,7 +370,8 @@ struct standby {
 	uint64_t since_ns; /* 0: it does not */
 };
 
-/* Waits while the loop thread polls. Returns true, with state_mutex, if that has stopped too early. */
+/* Waits while the loop thread polls. Returns true, with state_mutex, if that has stopped too
+ * early. */
 static bool stand_by(struct fa_engine *engine, struct standby *standby)
 {
 	const uint64_t n_polls = atomic_load_explicit(&engine->loop_poll_count,
@@ -437,7 +438,8 @@ void *fa_engine_thread(void *userdata)
 		pthread_mutex_unlock(&engine->state_mutex);
 		if (woken)
 			answer_heartbeat(engine);
-		/* A loop thread that starts to poll wakes this one; one that already polls does not. */
+		/* A loop thread that starts to poll wakes this one; one that already polls does
+		 * not. */
 		if (!atomic_load_explicit(&engine->loop_polls, memory_order_relaxed))
 			wait_for_events(engine, &plan);
 	}

@@ -7,7 +7,8 @@
 
 /* A gate is polled in each iteration for so long, */
 #define GATE_HOT_NS (200 * FA_NS_PER_US)
-/* then between sleeps of a fraction of the time waited, with a maximum that grows for long waits. */
+/* then between sleeps of a fraction of the time waited, with a maximum that grows for long
+ * waits. */
 #define GATE_PAUSE_PART 16
 #define GATE_PAUSE_MAX_NS FA_NS_PER_MS
 #define GATE_LONG_NS FA_NS_PER_SEC

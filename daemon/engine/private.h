@@ -79,7 +79,8 @@ struct fa_stream {
 	struct fa_job *gated;
 	uint64_t gated_ns;
 	unsigned int n_device_gated; /* launched jobs whose gates the device waits for */
-	/* Consecutive gates that the device gave up; gated jobs still left to the engine for that. */
+	/* Consecutive gates that the device gave up; gated jobs still left to the engine for
+	 * that. */
 	unsigned int gate_timeouts, gate_backoff;
 	struct fa_list gate_link;       /* engine.hot_gates, for the first GATE_HOT_NS */
 	struct fa_deadline gate_parked; /* engine.parked_gates, afterwards */
@@ -182,7 +183,8 @@ void *fa_engine_thread(void *userdata);
 /* With state_mutex. */
 void fa_engine_drain_inbox(struct fa_engine *engine);
 
-/* Finishes and delivers a confirmed job. Returns true if an iteration is needed. With state_mutex. */
+/* Finishes and delivers a confirmed job. Returns true if an iteration is needed. With
+ * state_mutex. */
 bool fa_engine_finish_confirmed(struct fa_engine *engine, struct fa_job *job);
 
 /* With state_mutex. */

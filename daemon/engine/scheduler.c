@@ -336,7 +336,8 @@ static struct fa_device_lane *lane_needed(struct fa_stream *stream)
 	return &stream->engine->lane;
 }
 
-/* Makes the stream's queue before its first launch. Returns false if that fails: the job has ended. */
+/* Makes the stream's queue before its first launch. Returns false if that fails: the job has
+ * ended. */
 static bool prepare_queue(struct fa_stream *stream)
 {
 	struct fa_job *job;

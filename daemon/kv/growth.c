@@ -10,8 +10,8 @@
 #include <time.h>
 
 #define TICK_MS 1000
-/* An empty chunk is freed after this time: later if the pool is in use, because adding it again
- * blocks the loop thread. */
+/* An empty chunk is freed after this time, later if the pool is in use: adding it again blocks the
+ * loop thread. */
 #define CHUNK_IDLE_NS (10 * FA_NS_PER_SEC)
 #define CHUNK_IDLE_IN_USE_NS (30 * FA_NS_PER_SEC)
 #define GROW_RETRY_NS FA_NS_PER_SEC
@@ -64,7 +64,7 @@ bool fa_kv_grow(void *userdata)
 		kv->grow_failed_chunks = info.chunks;
 		return false;
 	}
-	/* Persisted before it is used, if possible; a failure is retried and refuses nobody. */
+	/* Persisted before use, if possible; a failure is retried and refuses nobody. */
 	fa_kv_persist(kv, chunk, fd);
 	if (fa_pool_chunk_add(kv->pool, chunk, zeroed, &error) < 0) {
 		context->ops->pool_chunk_remove(context->device, chunk);
@@ -112,7 +112,7 @@ static void shrink(struct fa_kv *kv)
 	bool in_use;
 
 	free_excess_chunks(kv);
-	/* Clients of the previous daemon may soon be back. */
+	/* The previous daemon's clients may soon be back. */
 	if (fa_now_ns() - kv->context->started_ns < CHUNK_IDLE_NS)
 		return;
 	fa_pool_get_info(kv->pool, &info);
@@ -127,7 +127,7 @@ static void shrink(struct fa_kv *kv)
 	}
 }
 
-/* A daemon that stops leaves the sessions to its successor. */
+/* A stopping daemon leaves sessions to its successor. */
 static void expire_lost_sessions(struct fa_kv *kv)
 {
 	struct fa_context *context = kv->context;

@@ -1,6 +1,6 @@
 /*
- * Adds chunks when steps need pages, frees chunks that were empty for a while, and runs the timer,
- * which also expires named objects and lost sessions. Loop thread.
+ * Adds chunks when steps need pages and frees chunks that stay empty. Its timer also expires named
+ * objects and lost sessions. Loop thread.
  */
 #pragma once
 
@@ -15,7 +15,7 @@ uint64_t fa_kv_now_ns(void);
 /* For fa_pool_set_grow(); @userdata is a struct fa_kv. Adds a chunk; false: it cannot now. */
 bool fa_kv_grow(void *userdata);
 
-/* Starts the timer; it stops when the pool is empty. */
+/* The timer stops when the pool is empty. */
 void fa_kv_timer_start(struct fa_kv *kv);
 
 /* Releases quarantined pages once the quarantine is over. */

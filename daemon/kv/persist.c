@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define NAME_BYTES 32
-/* Pending descriptors are limited to this part of those that clients may have. */
+/* Bounds pending descriptors to this part of those that clients may have. */
 #define PENDING_DIVISOR 8
 
 static void name_of(uint32_t what, char ret_name[NAME_BYTES])
@@ -23,8 +23,6 @@ static void name_of(uint32_t what, char ret_name[NAME_BYTES])
 	else
 		snprintf(ret_name, NAME_BYTES, "fad-pool-%" PRIu32, what);
 }
-
-/* ---- storing */
 
 void fa_kv_persist_init(struct fa_kv *kv)
 {
@@ -171,8 +169,6 @@ void fa_kv_persist_deinit(struct fa_kv *kv)
 	kv->n_pending = 0;
 }
 
-/* ---- recovering */
-
 struct taken {
 	int fds[FA_KV_PERSIST_N];
 };
@@ -235,7 +231,7 @@ static int adopt_memory(struct fa_kv *kv, const struct taken *taken, struct fa_e
 
 	r = context->ops->pool_open(context->device, fa_pool_chunk_bytes(kv->pool),
 	                            fa_pool_max_chunks(kv->pool), error, &kv->base);
-	/* Nothing persisted was read yet, so another process may succeed. */
+	/* Nothing was read yet, so another process may succeed. */
 	if (r < 0)
 		return r == -ENOTSUP ? r : -EAGAIN;
 	for (uint32_t i = 0; i < fa_pool_max_chunks(kv->pool) && r == 0; ++i)
@@ -246,7 +242,7 @@ static int adopt_memory(struct fa_kv *kv, const struct taken *taken, struct fa_e
 		context->ops->pool_close(context->device);
 		return r;
 	}
-	/* The daemon died while it added or removed chunks that the state does not know. */
+	/* The daemon died adding or removing chunks that the state does not know. */
 	for (uint32_t i = 0; i < FA_KV_CHUNKS_MAX; ++i)
 		if (kv->kept[i].stored && fa_pool_chunk_state(kv->pool, i) == FA_CHUNK_ABSENT)
 			fa_kv_persist_remove(kv, i);
@@ -271,7 +267,7 @@ static int recover_pool(struct fa_kv *kv, struct taken *taken, struct fa_error *
 		kv->pool = fa_pool_free(kv->pool);
 		return r;
 	}
-	/* The earlier process is dead; its work on the device may still run for a while. */
+	/* The dead process's work on the device may still run for a while. */
 	kv->quarantine_ns = kv->context->started_ns + kv->context->info.linger_ns;
 	return 0;
 }
@@ -292,7 +288,7 @@ static int recover_all(struct fa_kv *kv, const struct fa_session_store_device *d
 	return recover_pool(kv, taken, error);
 }
 
-/* With backend `auto`, the CPU may stand in for a lost GPU, whose pool this is. */
+/* With backend `auto`, the CPU may replace a lost GPU that has this pool. */
 static bool gpu_may_return(const struct fa_context *context)
 {
 	const char *backend = context->config.backend;
@@ -300,7 +296,7 @@ static bool gpu_may_return(const struct fa_context *context)
 	return (!backend || !strcmp(backend, "auto")) && !strcmp(context->info.backend, "cpu");
 }
 
-/* Returns true if no daemon can use it. Any other error may pass, and must not destroy data. */
+/* Returns true if no daemon can use it. Other errors may pass, and must not destroy data. */
 static bool is_unusable(int r)
 {
 	return r == -EBADMSG || r == -EPROTONOSUPPORT || r == -ESTALE || r == -ENOENT ||

@@ -1,6 +1,6 @@
 /*
- * Keeps the pool beyond the process: its chunks, its state and its sessions are in the fd store
- * (persist/fd_store.h), from which the next daemon takes them. Loop thread.
+ * Keeps the pool beyond the process: the fd store (persist/fd_store.h) has its chunks, state and
+ * sessions, and the next daemon takes them. Loop thread.
  */
 #pragma once
 
@@ -16,7 +16,7 @@ struct fa_session_store_device;
 /* Each takes a descriptor. */
 #define FA_KV_CHUNKS_MAX 4000
 
-/* What is persisted: each chunk, by its number, and these. */
+/* What is persisted: chunks, by number, and these. */
 enum {
 	FA_KV_PERSIST_STATE = FA_KV_CHUNKS_MAX,
 	FA_KV_PERSIST_SESSIONS,
@@ -25,26 +25,26 @@ enum {
 
 struct fa_kv_persisted {
 	bool wanted; /* the fd store should have it */
-	bool stored; /* the fd store has a descriptor of that name */
+	bool stored; /* in the fd store, by name */
 	int fd;      /* to be stored; -1: none */
 };
 
 /*
  * Recovers what an earlier daemon persisted, if it is @device's. A missing chunk loses only its
- * contents. -ENOENT: nothing there; -EAGAIN: a later process may succeed, and everything stays;
- * any other error: it was unusable (damaged, incomplete, of another version or device), and is
+ * contents. -ENOENT: nothing persisted; -EAGAIN: a later process may succeed, and everything stays;
+ * other errors: it was unusable (damaged, incomplete, of another version or device), and is
  * dropped.
  */
 int fa_kv_recover(struct fa_kv *kv, const struct fa_session_store_device *device,
                   struct fa_error *error);
 
-/* Nothing is persisted yet. Call before the others. */
+/* Call before the others. */
 void fa_kv_persist_init(struct fa_kv *kv);
 
 /*
- * Stores @fd, which is consumed, as @what; or removes @what. A failure is logged and retried by
- * fa_kv_persist_retry(), to be called while n_pending is not 0; it is not retried if too many
- * descriptors are pending. What is not stored does not outlive the process.
+ * Stores @fd, which is consumed, as @what; or removes @what. A failure is logged and, unless too
+ * many descriptors are pending, retried by fa_kv_persist_retry(): call that while n_pending is not
+ * 0. What is not stored ends with the process.
  */
 void fa_kv_persist(struct fa_kv *kv, uint32_t what, int fd);
 void fa_kv_persist_remove(struct fa_kv *kv, uint32_t what);
@@ -54,8 +54,8 @@ void fa_kv_persist_retry(struct fa_kv *kv);
  * mistaken for it. */
 bool fa_kv_persist_is_stale(const struct fa_kv *kv, uint32_t what);
 
-/* How many of @chunks would not outlive the process, although there is an fd store. */
+/* How many of @chunks would end with the process, despite an fd store. */
 uint32_t fa_kv_unpersisted_chunks(const struct fa_kv *kv, uint32_t chunks);
 
-/* Retries once more; what still cannot be stored is closed. */
+/* Retries once more; closes what still cannot be stored. */
 void fa_kv_persist_deinit(struct fa_kv *kv);

@@ -1,4 +1,4 @@
-/* Limits of the configuration on what a tenant holds in the pool. Loop thread. */
+/* Configured limits on what a tenant holds in the pool. Loop thread. */
 #pragma once
 
 #include "common/error.h"

@@ -9,21 +9,20 @@
 
 struct fa_session;
 
-/* The session as the pool knows it. -ENOTSUP: there is no pool; -ESHUTDOWN; and what
- * fa_pool_tenant_get() returns. */
+/* -ENOTSUP: no pool; -ESHUTDOWN; errors of fa_pool_tenant_get(). */
 int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
                 struct fa_error *error);
 
-/* The same; an administrator may also find and remove what belongs to others. */
+/* The same; administrators may also find and remove others' objects. */
 int fa_kv_actor_admin(struct fa_session *session, struct fa_actor *ret_actor,
                       struct fa_error *error);
 
-/* The session's Hello. Returns true if it resumes the earlier daemon's session with the secret
- * @resume (NULL: none), whose number and secret it then takes over. */
+/* At Hello. Returns true if the session resumes an earlier daemon's with the secret @resume (NULL:
+ * none), and takes over its number and secret. */
 bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret *resume);
 
-/* The session closes: its steps are aborted when their requests have ended. */
+/* Steps are aborted when their requests have ended. */
 void fa_kv_session_close(struct fa_session *session);
 
-/* Nothing of the session is in flight: its objects are released, unless the daemon stops. */
+/* Nothing is in flight: releases the session's objects, unless the daemon stops. */
 void fa_kv_session_end(struct fa_session *session);

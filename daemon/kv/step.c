@@ -11,8 +11,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* ---- life */
-
 static void unlink_predecessor(struct fa_kv_step *step)
 {
 	struct fa_list *pos;
@@ -108,8 +106,6 @@ int fa_kv_step_find(struct fa_session *session, uint32_t id, struct fa_error *er
 	return fa_fail(error, -ENOENT, "there is no step %" PRIu32, id);
 }
 
-/* ---- requests */
-
 static int wait_for_layer(struct fa_request *request, const struct fa_kv_step *step, uint32_t layer,
                           struct fa_error *error)
 {
@@ -182,8 +178,6 @@ void fa_kv_step_request_refused(struct fa_request *request)
 	step->failed = true;
 	free_if_idle(step);
 }
-
-/* ---- making a step */
 
 static int check_tokens(const struct fa_pool_step_item *items, uint32_t n_items,
                         struct fa_error *error)
@@ -283,7 +277,7 @@ static int tables_new(struct fa_kv_step *step, size_t n, struct fa_error *error,
 	                         : fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
 }
 
-/* The pool's tables are copied only if the device has memory of its own for them. */
+/* Copies the pool's tables only if the device has memory of its own for them. */
 static int fill_tables(struct fa_kv_step *step, const uint32_t *tree, size_t n_tree,
                        const uint32_t *tree_start, struct fa_error *error)
 {
@@ -380,7 +374,7 @@ static int find_predecessors(struct fa_kv_step *step, struct fa_error *error)
 	return 0;
 }
 
-/* Charged besides the tables: for a step, a sequence, and a copied page. */
+/* Charged beside the tables: for a step, a sequence, a copied page. */
 #define STEP_WORDS ((FA_DEVICE_PLAN_CACHE_BYTES + 256) / sizeof(uint32_t))
 #define ENTRY_WORDS 40
 #define COPY_WORDS 6
@@ -427,7 +421,7 @@ static int fill(struct fa_kv_step *step, uint32_t n_items, const uint32_t *tree,
 		r = fill_tables(step, tree, n_tree, tree_start, error);
 	if (r == 0)
 		r = find_predecessors(step, error);
-	/* Reads may be planned on a step that aborts; other steps may not. */
+	/* Reads may be planned on an aborting step; other steps may not. */
 	for (uint32_t i = 0; step->id && i < step->n_predecessors && r == 0; ++i)
 		if (!step->predecessors[i]->closed &&
 		    (step->predecessors[i]->aborting ||
@@ -460,7 +454,7 @@ int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uin
 	step->id = id;
 	fa_list_init(&step->link);
 	fa_list_init(&step->requests);
-	/* The step may need pages whose quarantine is over. */
+	/* The step may need pages out of quarantine. */
 	fa_kv_quarantine_end(kv);
 	r = fa_pool_step_plan(kv->pool, actor, items, n_items, kv->last_step_number + 1,
 	                      fa_kv_now_ns(), error, &step->plan);

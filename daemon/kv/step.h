@@ -1,9 +1,10 @@
 /*
- * Steps in flight: the pool's plan (pool/step.h) as kernels take it, and its requests. Loop thread.
+ * Steps in flight: the pool's plan (pool/step.h) in the kernels' form, and its requests. Loop
+ * thread.
  *
  * A step ends with its StepEnd or its session, after its last request. A step planned on another
- * waits, layer by layer, for the other's requests, and commits after it. Before any of them, a
- * request on the session's own stream clears pages of other tenants and copies shared pages.
+ * waits, layer by layer, for the other's requests, and commits after it. First a request on the
+ * session's own stream clears pages of other tenants and copies shared pages.
  */
 #pragma once
 
@@ -17,10 +18,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* New tokens of all sequences of a step together. */
+/* New tokens of a step, all sequences together. */
 #define FA_KV_STEP_TOKENS_MAX (1u << 24)
 
-/* The sequences of one cache: struct fa_pool_step_group for kernels. */
+/* One cache's sequences: struct fa_pool_step_group for kernels. */
 struct fa_kv_group {
 	uint64_t cache_id;
 	struct fa_paged_cache cache;
@@ -34,20 +35,19 @@ struct fa_kv_group {
 struct fa_kv_step {
 	struct fa_list link; /* session.kv.steps */
 	struct fa_session *session;
-	uint32_t id; /* the client's; 0: made for a read */
+	uint32_t id; /* the client's; 0: a read */
 	struct fa_pool_step *plan;
-	bool closed;      /* the plan was committed or aborted */
-	bool abandoned;   /* freed, and aborted unless closed, when its last request has ended */
-	bool failed;      /* a request has failed: it can only be aborted */
-	bool aborting;    /* StepEnd aborts, or was refused */
-	bool device_lost; /* ... while a request ran */
-	struct fa_charge charge; /* of its tables */
+	bool closed;             /* plan committed or aborted */
+	bool abandoned;          /* to free after the last request, and abort unless closed */
+	bool failed;             /* a request failed: only an abort is possible */
+	bool aborting;           /* StepEnd aborts, or was refused */
+	bool device_lost;        /* ... while a request ran */
+	struct fa_charge charge; /* for tables */
 
 	struct fa_kv_group *groups; /* [plan->n_groups] */
 	uint32_t *entry_of_item;    /* [n_items], in the plan */
 	uint32_t n_items;
-	/* Slots, masks and positions where the device has memory of its own for them; else masks
-	 * and positions. */
+	/* Masks and positions; also slots where the device has memory of its own for them. */
 	struct fa_device_tables *tables;
 	uint32_t *host_tables;
 	const uint32_t *tree; /* all masks; NULL: none */
@@ -55,19 +55,19 @@ struct fa_kv_step {
 
 	uint64_t *ordered; /* ids of ordered sequences, ascending */
 	uint32_t n_ordered;
-	struct fa_kv_step **predecessors; /* steps that this one is planned on */
+	struct fa_kv_step **predecessors; /* planned on these */
 	uint32_t n_predecessors;
 
 	struct fa_list requests; /* in flight, by fa_request.step_link, with end_request */
 	bool end_requested;      /* StepEnd came */
-	/* StepEnd's, until it has ended. Other requests outlive it if the device is lost. */
+	/* StepEnd's, until it ends. Others outlive it if the device is lost. */
 	struct fa_request *end_request;
-	uint64_t prepare_value; /* of its preparation in the session's own stream; 0: none */
+	uint64_t prepare_value; /* in the session's own stream; 0: nothing to prepare */
 };
 
-/* Plans a step and starts its preparation. @tree_start NULL: no trees; else the masks of @item begin
- * at tree[tree_start[item]]. Errors of fa_pool_step_plan(); also -EBUSY: a page to copy is being
- * written by a step in flight. */
+/* Plans a step and starts its preparation. Masks of @item begin at tree[tree_start[item]];
+ * @tree_start NULL: no trees. Errors of fa_pool_step_plan(), and -EBUSY: a step in flight writes a
+ * page to copy. */
 int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uint32_t id,
                    const struct fa_pool_step_item *items, uint32_t n_items, const uint32_t *tree,
                    size_t n_tree, const uint32_t *tree_start, struct fa_error *error,
@@ -77,14 +77,14 @@ int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uin
 int fa_kv_step_find(struct fa_session *session, uint32_t id, struct fa_error *error,
                     struct fa_kv_step **ret_step);
 
-/* Adds @request, and makes it wait for what it needs of @layer. Its kind calls
- * fa_kv_step_request_ended(). -EINVAL: StepEnd came; -ECANCELED: the step failed; -ENOMEM. */
+/* Adds @request, which waits for what it needs of @layer. Its kind calls
+ * fa_kv_step_request_ended(). -EINVAL: after StepEnd; -ECANCELED: the step failed; -ENOMEM. */
 int fa_kv_step_add(struct fa_kv_step *step, struct fa_request *request, uint32_t layer,
                    struct fa_error *error);
 void fa_kv_step_request_ended(struct fa_request *request);
 /* @request was refused, before or after it was added: the step has failed. */
 void fa_kv_step_request_refused(struct fa_request *request);
 
-/* Frees the step when nothing of it is in flight; unless it was committed, it is aborted. */
+/* Frees the step when nothing of it is in flight, and aborts it unless committed. */
 void fa_kv_step_abandon(struct fa_kv_step *step);
 void fa_kv_step_abandon_all(struct fa_session *session);

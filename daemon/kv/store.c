@@ -18,7 +18,7 @@
 #define CHUNK_BYTES_LARGE ((uint64_t)1 << 30)
 #define POOL_BYTES_LARGE ((uint64_t)64 << 30)
 #define CHUNKS_WANTED 16
-/* A reload can raise the size up to this multiple. */
+/* A reload can raise the size by this factor. */
 #define GROWTH_MAX 4
 
 static uint64_t floor_power(uint64_t value)
@@ -37,7 +37,7 @@ static uint64_t choose_chunk_bytes(uint64_t bytes)
 	return chunk < CHUNK_BYTES_MIN ? CHUNK_BYTES_MIN : chunk;
 }
 
-/* The configured maximum of the pool; @own: of a daemon that a program started for itself. */
+/* The configured maximum; @own: of a daemon that a program started for itself. */
 static uint64_t wanted_bytes(const struct fa_kv *kv, bool own)
 {
 	const struct fa_context *context = kv->context;
@@ -52,7 +52,7 @@ static uint64_t wanted_bytes(const struct fa_kv *kv, bool own)
 	                            own);
 }
 
-/* The most chunks that a reload can let a pool of @chunks grow to. */
+/* The most chunks that a reload can give a pool of @chunks. */
 static uint32_t growth_limit(const struct fa_kv *kv, uint64_t chunks, uint64_t chunk_bytes)
 {
 	const struct fa_device_info *device = &kv->context->info;
@@ -140,7 +140,7 @@ static int make(struct fa_kv *kv, const struct fa_session_store_device *device,
 	return r;
 }
 
-/* Continues the numbering of sessions, and releases objects of owners who cannot resume. */
+/* Continues the numbering of sessions; releases objects of owners who cannot resume. */
 static void finish_recovery(struct fa_kv *kv)
 {
 	struct fa_context *context = kv->context;
@@ -158,7 +158,7 @@ static void finish_recovery(struct fa_kv *kv)
 	       kv->session_store.n_lost);
 	context->last_session = fa_session_store_last_number(&kv->session_store);
 	while (fa_pool_owner_each(kv->pool, &cursor, &owner)) {
-		/* An owner is returned once for each of its objects. */
+		/* An owner is returned once per object. */
 		if (owner == last)
 			continue;
 		last = owner;

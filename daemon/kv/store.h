@@ -1,8 +1,8 @@
 /*
- * The daemon's KV pool: its state (pool/pool.h) with the device's memory under it. Opened once, new
- * or from what an earlier daemon left; resized by a reload. Loop thread.
+ * The daemon's KV pool: its state (pool/pool.h) and device memory. Opened once, new or from what an
+ * earlier daemon left; resized by a reload. Loop thread.
  *
- * A daemon without a pool serves everything else.
+ * Without a pool the daemon serves everything else.
  */
 #pragma once
 
@@ -17,25 +17,25 @@
 
 struct fa_context;
 
-/* After a restart, sessions can resume for grace_s. A session that resumes and closes without
- * using the pool can resume again for as long, up to this multiple in all. */
+/* After a restart, sessions can resume for grace_s. One that resumes and closes without using the
+ * pool can do so again, up to this multiple in all. */
 #define FA_KV_GRACE_FACTOR_MAX 10u
 
 struct fa_kv {
 	struct fa_context *context;
 	struct fa_kv_persisted kept[FA_KV_PERSIST_N];
-	uint32_t n_stored;  /* of kept, those that the fd store has */
-	uint32_t n_pending; /* of kept, those that the fd store must be told about */
+	uint32_t n_stored;  /* of kept, in the fd store */
+	uint32_t n_pending; /* of kept, not yet told to the fd store */
 	struct fa_session_store session_store;
 	uint64_t quarantine_ns; /* until then a dead daemon's work may write to pages; 0: none */
 	struct fa_pool *pool;   /* NULL: none */
-	struct fa_error reason; /* why there is no pool */
-	void *base;             /* device address of the pool */
+	struct fa_error reason; /* why it is NULL */
+	void *base;             /* device address */
 	uint32_t chunks_max;
-	uint32_t grow_failed_chunks; /* number of chunks when growing failed last */
-	uint64_t grow_retry_ns;      /* growing is not tried before */
+	uint32_t grow_failed_chunks; /* chunks when growing last failed */
+	uint64_t grow_retry_ns;      /* no growing before */
 	bool grow_device_lost;       /* the reason */
-	char exhausted_hint[160];    /* for the error of an exhausted pool */
+	char exhausted_hint[160];    /* for errors of an exhausted pool */
 	uint64_t last_step_number;
 	uv_timer_t timer;
 };
@@ -44,8 +44,8 @@ struct fa_kv {
  * must exit so that a later one can try again. */
 int fa_kv_open(struct fa_context *context, struct fa_error *error);
 
-/* Takes the reloaded configuration's size; chunks above it are freed once they are empty.
- * @chunk_bytes: its chunk size, which applies to new pools only. */
+/* Takes the reloaded size; chunks above it are freed once empty. @chunk_bytes: its chunk size, for
+ * new pools only. */
 void fa_kv_resize(struct fa_context *context, uint64_t chunk_bytes);
 
 /* Closes the timer too. Nothing is in flight. */

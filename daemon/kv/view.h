@@ -1,10 +1,10 @@
-/* Tensors of paged requests: checks views against what the cache and the step need. Loop thread. */
+/* Checks tensors of paged requests against the cache and the step. Loop thread. */
 #pragma once
 
 #include "daemon/kv/step.h"
 #include "daemon/session/request.h"
 
-/* Required: rank 3, [tokens, heads, dim]. */
+/* Required: [tokens, heads, dim]. */
 struct fa_kv_tensor {
 	const char *name;
 	bool output;
@@ -20,7 +20,7 @@ int fa_kv_bind_tensor(struct fa_request *request, const struct fa_wire_view *vie
                       const struct fa_kv_tensor *expected, struct fa_attention_tensor *ret_tensor,
                       int32_t *ret_heads, struct fa_error *error);
 
-/* The same for fp32 of rank 2, [rows, columns]; rows -1: any number. */
+/* The same for fp32 [rows, columns]; rows -1: any number. */
 int fa_kv_bind_floats(struct fa_request *request, const struct fa_wire_view *view, const char *name,
                       bool output, int64_t rows, int64_t columns, float **ret_data,
                       struct fa_error *error);

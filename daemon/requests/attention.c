@@ -9,7 +9,7 @@
 
 struct attention {
 	struct fa_request request; /* first */
-	/* copies of cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks */
+	/* cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks */
 	uint32_t *vectors;
 };
 
@@ -40,7 +40,7 @@ static const void *copy(uint32_t **next, const void *from, size_t n)
 	return to;
 }
 
-/* The parameters point into the message, which does not outlive the handler. */
+/* The parameters point into the message, which ends with the handler. */
 static int copy_vectors(struct attention *attention, const struct fa_wire_attention *message,
                         struct fa_error *error)
 {

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A registration that waits for pieces. */
+/* Waits for its further pieces. */
 struct fa_registration {
 	struct fa_session *session;
 	struct fa_registered_buffer *buffer;
@@ -31,8 +31,6 @@ static const char *kind_name(unsigned int kind)
 		return NULL;
 	}
 }
-
-/* ---- checks */
 
 static bool is_zero(const uint8_t *bytes, size_t length)
 {
@@ -139,8 +137,6 @@ static int check_register(struct fa_session *session, const struct fa_wire_buffe
 	return 0;
 }
 
-/* ---- making */
-
 static int buffer_new(struct fa_session *session, const struct fa_wire_message *message,
                       struct fa_error *error, struct fa_registered_buffer **ret_buffer)
 {
@@ -193,7 +189,7 @@ static uint64_t arena_bytes(const struct fa_context *context, uint64_t bytes)
 	return rounded - rounded % unit;
 }
 
-/* Descriptors of all pieces at once: a later piece must not exceed the limit. */
+/* Descriptors of all pieces: a later one must not exceed the limit. */
 static int charge(struct fa_session *session, struct fa_registered_buffer *buffer,
                   struct fa_error *error)
 {
@@ -284,8 +280,6 @@ static void import(struct fa_session *session, struct fa_registered_buffer *buff
 	fa_importer_start(&session->context->importer, buffer);
 }
 
-/* ---- waiting for pieces */
-
 static void on_closed(uv_handle_t *handle)
 {
 	free(handle->data);
@@ -339,8 +333,6 @@ void fa_registration_abort(struct fa_session *session, int status, const char *t
 		fa_session_reply(session, buffer->message_id, status, text);
 	fa_registered_buffer_unref(buffer);
 }
-
-/* ---- handlers */
 
 int fa_registration_start(struct fa_session *session, const struct fa_wire_message *message,
                           int *fds, size_t n_fds, struct fa_error *error)
@@ -399,7 +391,7 @@ int fa_registration_pieces(struct fa_session *session, const struct fa_wire_mess
 		return r;
 	}
 	fa_session_reply(session, message->id, 0, NULL);
-	/* A failed reply closes the session, which ends the registration. */
+	/* Otherwise a failed reply has closed the session. */
 	if (!session->registration)
 		return 0;
 	if (buffer->n_pieces == buffer->n_pieces_wanted)

@@ -1,10 +1,10 @@
 /*
- * Registering buffers: from the message, over further pieces, to the answer. Loop thread.
+ * Registers buffers: from the message, over further pieces, to the answer. Loop thread.
  *
- * A complete registration is imported at once while its session is paused. One whose pieces do not
- * fit into one packet waits for the others, at most one a session; it ends with its last piece, an
- * invalid piece, its deadline, BufferFree, a drain, or the session. All of its descriptors are
- * charged from the beginning.
+ * A complete registration is imported at once while its session is paused. If its pieces need
+ * several packets it waits for them, one registration a session; it ends with the last piece, an
+ * invalid one, its deadline, BufferFree, a drain, or the session. All its descriptors are charged
+ * from the start.
  */
 #pragma once
 
@@ -14,7 +14,7 @@
 
 struct fa_registration;
 
-/* Handlers, as session/call.h describes them. @fds NULL: not all were received; -EMFILE. */
+/* Handlers (session/call.h). @fds NULL: some were not received; -EMFILE. */
 int fa_registration_start(struct fa_session *session, const struct fa_wire_message *message,
                           int *fds, size_t n_fds, struct fa_error *error);
 int fa_registration_pieces(struct fa_session *session, const struct fa_wire_message *message,
@@ -25,5 +25,5 @@ int fa_registration_free(struct fa_session *session, const struct fa_wire_messag
 /* The importer's done(). */
 void fa_registration_imported(struct fa_registered_buffer *buffer);
 
-/* Ends a registration that waits for pieces, if there is one, with @status. */
+/* Ends a registration that waits for pieces, if any, with @status. */
 void fa_registration_abort(struct fa_session *session, int status, const char *text);

@@ -1,6 +1,6 @@
 /*
- * Handlers and request kinds of the KV messages (schema/wire_kv.h), in kv_cache.c, kv_sequence.c,
- * kv_prefix.c, kv_begin.c, kv_attend.c, kv_layers.c, kv_copy.c and kv_end.c. Loop thread.
+ * Handlers and request kinds of the KV messages (schema/wire_kv.h), in the kv_*.c of this folder.
+ * Loop thread.
  */
 #pragma once
 
@@ -34,6 +34,6 @@ extern const struct fa_request_kind fa_kv_copy_kind;
 extern const struct fa_request_kind fa_kv_attend_kind;
 extern const struct fa_request_kind fa_kv_end_kind;
 
-/* Replies with a SequenceReply. -ENOENT, -ESTALE, -EACCES. */
+/* -ENOENT, -ESTALE, -EACCES. */
 int fa_kv_sequence_reply(struct fa_call *call, const struct fa_actor *actor, uint64_t id,
                          uint64_t matched, struct fa_error *error);

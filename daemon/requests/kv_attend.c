@@ -1,6 +1,6 @@
 /*
- * StepAttend: writes the new tokens of one layer into pages, rotated, and computes attention over
- * all tokens of their sequences.
+ * StepAttend: writes a layer's new tokens into pages, rotated, and computes attention over all
+ * tokens of their sequences.
  */
 #include "daemon/requests/kv.h"
 
@@ -122,7 +122,7 @@ static void *copy(uint32_t **tail, const void *from, size_t n)
 	return to;
 }
 
-/* Copies the message's vectors, which are gone when the handler returns. */
+/* Copies vectors of the message, which ends with the handler. */
 static int keep_tail(struct binding *b, struct fa_paged_attention *attention,
                      struct fa_paged_rotary *rotary)
 {
@@ -138,7 +138,7 @@ static int keep_tail(struct binding *b, struct fa_paged_attention *attention,
 	attention->alibi_slopes = copy(&tail, m->alibi_slopes, m->n_alibi_slopes);
 	attention->sinks = copy(&tail, m->sinks, m->n_sinks);
 	rotary->positions = copy(&tail, m->positions, m->n_positions);
-	/* Tokens of a tree are not at consecutive positions. */
+	/* Positions in a tree are not consecutive. */
 	if (!rotary->positions)
 		rotary->positions = b->group->positions;
 	return 0;
@@ -274,7 +274,7 @@ static int bind_attention(struct binding *b, struct fa_paged_attention *attentio
 	return r;
 }
 
-/* Attention reads the q that append has rotated into the device's scratch memory. */
+/* Attention reads q as append rotated it into the device's scratch memory. */
 static void rotate_q(struct fa_paged_append *append, struct fa_paged_attention *attention)
 {
 	const int64_t dim = append->cache->head_dim;
@@ -351,7 +351,7 @@ static int bind_attend(struct fa_request *request, const struct fa_wire_message 
 
 static void refused(struct fa_request *request, const struct fa_wire_message *message)
 {
-	/* A request that came after StepEnd does not make its step fail. */
+	/* A request after StepEnd does not make its step fail. */
 	if (!request->step &&
 	    fa_kv_step_find(request->session, message->step_attend.step, NULL, &request->step) ==
 	            0 &&

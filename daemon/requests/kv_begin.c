@@ -1,6 +1,6 @@
 /*
- * StepBegin: plans a step as soon as it is read. A packet is answered by StepReply. Through the
- * ring it is a request of a stream, and its record has the step's number.
+ * StepBegin: plans a step as soon as it is read. A packet is answered by StepReply. From a ring it
+ * is a request of a stream, whose record has the step's number.
  */
 #include "daemon/requests/kv.h"
 
@@ -72,8 +72,6 @@ static int plan(struct fa_session *session, const struct fa_wire_step_begin *m,
 	                      m->n_tree, m->n_tree_start ? m->tree_start : NULL, error, ret_step);
 }
 
-/* ---- as a packet */
-
 static int check_packet(const struct fa_wire_message *message, struct fa_error *error)
 {
 	const struct fa_wire_step_begin *m = &message->step_begin;
@@ -109,8 +107,6 @@ static int begin_packet(struct fa_call *call, struct fa_error *error)
 	return 0;
 }
 
-/* ---- through the ring, as a request */
-
 static int bind_begin(struct fa_request *request, const struct fa_wire_message *message,
                       struct fa_error *error)
 {
@@ -131,8 +127,8 @@ static void release_begin(struct fa_request *request)
 {
 }
 
-/* A request that was cancelled, or missed its deadline, leaves no step. The step may have ended
- * already, and its id may be in use again. */
+/* A request that was cancelled or late leaves no step. The step may have ended, and its id may be
+ * in use again. */
 static void begin_ended(struct fa_request *request)
 {
 	const struct begin *begin = fa_container_of(request, struct begin, request);

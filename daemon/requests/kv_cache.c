@@ -1,4 +1,4 @@
-/* Handlers of the messages about caches. */
+/* Cache messages. */
 #include "daemon/requests/kv.h"
 
 #include "daemon/kv/growth.h"
@@ -71,7 +71,7 @@ static int check_store(const struct fa_context *context, const struct fa_pool_ca
 		/* Any value but 0. */
 		.v_offset = FA_PAGED_SLOT_BYTES,
 		.store = geometry->store,
-		/* The pool checks the scales of the message. */
+		/* The pool checks the message's scales. */
 		.k_scales = geometry->token_scales ? NULL : &one,
 		.v_scales = geometry->token_scales ? NULL : &one,
 	};

@@ -64,7 +64,7 @@ static int find_step(struct fa_session *session, const struct fa_wire_sequence_c
 	               m->first, end);
 }
 
-/* A read gets a step of its own, which keeps the tokens in place until the copy has ended. */
+/* A read has its own step, which keeps the tokens in place until the copy ends. */
 static int step_for_read(struct fa_session *session, const struct fa_wire_sequence_copy *m,
                          uint64_t end, struct fa_kv_step **ret_step, struct fa_error *error)
 {

@@ -1,9 +1,9 @@
 /*
  * StepEnd: waits for all requests of its step, moves the tokens of a kept path together, and
- * commits or aborts. The client sees success when, and only when, the tokens are durable.
+ * commits or aborts. The client sees success if, and only if, the tokens are durable.
  *
- * One that waits for nothing is confirmed when it is read, without the engine. Its step ends in
- * any case: a commit that fails, or a malformed StepEnd, aborts it.
+ * If it waits for nothing it is confirmed when read, without the engine. Its step always ends: a
+ * failed commit, or a malformed StepEnd, aborts it.
  */
 #include "daemon/requests/kv.h"
 
@@ -38,8 +38,6 @@ static void release(struct fa_request *request)
 	free(fa_steal_ptr(end->vectors));
 }
 
-/* ---- keeping a path */
-
 static int check_path(const struct fa_wire_step_end *m, uint32_t item, uint32_t n_new,
                       struct fa_error *error)
 {
@@ -53,7 +51,7 @@ static int check_path(const struct fa_wire_step_end *m, uint32_t item, uint32_t 
 	return 0;
 }
 
-/* Checks all of it before anything changes. */
+/* Checks everything before anything changes. */
 static int check_keep(const struct fa_kv_step *step, const struct fa_wire_step_end *m,
                       struct fa_error *error)
 {
@@ -84,7 +82,7 @@ static int check_keep(const struct fa_kv_step *step, const struct fa_wire_step_e
 	return r;
 }
 
-/* Advances @vectors past the words it uses. */
+/* Advances @vectors past the words used. */
 static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
                       const struct fa_wire_step_end *m, uint32_t **vectors, struct fa_error *error)
 {
@@ -106,7 +104,7 @@ static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
 
 		to[e] = 0;
 		if (n_keep < entry->after - entry->before) {
-			/* m->keep is NULL where no item keeps anything. */
+			/* m->keep is NULL if nothing is kept. */
 			r = fa_pool_step_keep(pool, step->plan, plan->begin + e,
 			                      n_keep ? m->keep + begin : NULL, n_keep, error, &from,
 			                      &n_from, &to[e]);
@@ -160,9 +158,7 @@ static int keep(struct end *end, struct fa_kv_step *step, const struct fa_wire_s
 	return fa_request_prepare(&end->request, error);
 }
 
-/* ---- order */
-
-/* Steps that this one is planned on are committed before it. */
+/* Steps that this one is planned on commit first. */
 static int wait_for_predecessors(struct fa_request *request, const struct fa_kv_step *step,
                                  struct fa_error *error)
 {
@@ -263,8 +259,6 @@ static void refused(struct fa_request *request, const struct fa_wire_message *me
 	else if (fa_kv_step_find(request->session, message->step_end.step, NULL, &step) == 0)
 		fa_kv_step_abandon(step);
 }
-
-/* ---- the end */
 
 static int confirm(struct fa_request *request, struct fa_error *error)
 {

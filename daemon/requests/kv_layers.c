@@ -1,6 +1,6 @@
 /*
- * StepAttendLayers: one message for many layers of a step. It is split into one StepAttend request
- * a layer, with gates of its own; they are chained, so that a failure ends those behind it.
+ * StepAttendLayers: one message for many layers of a step, split into a StepAttend request a layer,
+ * each with its gates. They are chained: a failure ends later ones.
  */
 #include "daemon/requests/kv.h"
 
@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
-/* ---- a message with an invalid n_layers */
+/* An invalid n_layers. */
 
 static int refuse(struct fa_request *request, const struct fa_wire_message *message,
                   struct fa_error *error)
@@ -39,9 +39,7 @@ static const struct fa_request_kind no_layers_kind = {
 	.refused = refused,
 };
 
-/* ---- layers */
-
-/* An offset that overflows becomes one outside of any buffer, which is refused. */
+/* An overflowing offset becomes one outside any buffer, which is refused. */
 static void advance(struct fa_wire_view *view, uint64_t bytes)
 {
 	if (view->rank && __builtin_add_overflow(view->offset, bytes, &view->offset))
@@ -60,7 +58,7 @@ static void next_layer(struct fa_wire_step_attend *attend,
 	advance(&attend->lse, layers->lse_bytes);
 }
 
-/* Gates of one layer: its own, and at the first and last layer the message's. */
+/* A layer's own gates, and at the first and last layer the message's. */
 struct gates {
 	struct fa_wire_gate gates[FA_WIRE_GATES_MAX + 1];
 	size_t n;
@@ -95,8 +93,8 @@ static void set_gates(struct fa_wire_message *message, const struct fa_call *cal
 	message->n_signals = signals->n;
 }
 
-/* Submits a request that fails. It signals the last layer's values, so that nobody waits for those
- * of the others either. */
+/* Submits a request that fails. It signals the last layer's values, which also releases waiters for
+ * the others. */
 static int refuse_all(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_step_attend_layers *layers = &call->message->step_attend_layers;
@@ -105,7 +103,7 @@ static int refuse_all(struct fa_call *call, struct fa_error *error)
 	struct gates waits, signals;
 
 	set_gates(&message, call, layers->n_layers ? layers->n_layers - 1 : 0, &waits, &signals);
-	/* It waits for no gate, only for the requests before it. */
+	/* It waits only for the requests before it. */
 	message.n_waits = 0;
 	whole.message = &message;
 	return fa_call_submit(&whole, &no_layers_kind, layers->attend.stream, layers->attend.value,
@@ -136,7 +134,7 @@ int fa_kv_attend_layers(struct fa_call *call, struct fa_error *error)
 		r = fa_call_submit(&layer, &fa_kv_attend_kind, message.step_attend.stream,
 		                   message.step_attend.value, error);
 		next_layer(&message.step_attend, layers);
-		/* The engine launches the first layer while this thread checks the others. */
+		/* The engine launches the first layer while this thread checks others. */
 		if (i == 0 && layers->n_layers > 1) {
 			fa_engine_batch_end(engine);
 			fa_engine_batch_begin(engine);

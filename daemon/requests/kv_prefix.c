@@ -1,6 +1,6 @@
 /*
- * SequencePublish and SequenceAttach: prefixes found by their content. Long ones are hashed on a
- * worker; meanwhile the session is paused.
+ * SequencePublish and SequenceAttach: find prefixes by content. A worker hashes long ones, while
+ * the session is paused.
  */
 #include "daemon/requests/kv.h"
 
@@ -13,7 +13,7 @@
 #include <string.h>
 
 #define TOKENS_MAX (1u << 20)
-/* A worker hashes longer prefixes, so that the loop thread does not block. */
+/* A worker hashes longer prefixes, so that the loop does not block. */
 #define TOKENS_INLINE 2048
 
 _Static_assert(FA_WIRE_EXTRA_MAX == FA_PREFIX_EXTRA_BYTES_MAX, "one limit");
@@ -21,7 +21,7 @@ _Static_assert(FA_WIRE_EXTRA_MAX == FA_PREFIX_EXTRA_BYTES_MAX, "one limit");
 /* Either message: both have the same fields. Freed after the reply. */
 struct request {
 	uv_work_t work;
-	struct fa_session *session; /* a reference, while a worker runs */
+	struct fa_session *session; /* referenced while a worker runs */
 	uint64_t message_id, sequence;
 	bool publishes;
 	struct fa_prefix_key key; /* valid until the hashes are initialised */
@@ -48,7 +48,6 @@ static void request_freep(struct request **request)
 	*request = request_free(*request);
 }
 
-/* Charges and allocates a copy of the tokens. */
 static int copy_new(struct fa_session *session, struct request *request, struct fa_error *error)
 {
 	uint64_t bytes = request->n_tokens * sizeof(uint32_t);
@@ -92,7 +91,7 @@ static int check_view(const struct fa_wire_view *view, const struct fa_device_me
 	return 0;
 }
 
-/* Copies the tokens once: the client can write to its buffer at any time. */
+/* Copies the tokens once: the client can change its buffer at any time. */
 static int copy_tokens(struct fa_session *session, const struct fa_wire_view *view,
                        struct request *request, struct fa_error *error)
 {
@@ -136,7 +135,7 @@ static int check_flags(uint32_t flags, struct request *request, struct fa_error 
 	return 0;
 }
 
-/* Runs when the hashes are computed. */
+/* After hashing. */
 static int finish(struct fa_session *session, const struct request *request, struct fa_error *error)
 {
 	const struct fa_wire_message message = { .id = request->message_id };
@@ -182,7 +181,7 @@ static void on_computed(uv_work_t *work, int status)
 	fa_session_unref(session);
 }
 
-/* Hashes on a worker. The session is paused until that has ended. */
+/* Hashes on a worker; pauses the session meanwhile. */
 static int start(struct fa_session *session, struct request *request, struct fa_error *error)
 {
 	int r = 0;

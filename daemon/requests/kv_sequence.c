@@ -1,4 +1,4 @@
-/* Handlers of the messages about sequences; kv_prefix.c has publish and attach. */
+/* Sequence messages; kv_prefix.c has publish and attach. */
 #include "daemon/requests/kv.h"
 
 #include "daemon/kv/growth.h"

@@ -10,7 +10,7 @@
 #include <inttypes.h>
 #include <sys/socket.h>
 
-/* Connections accepted before other events are handled. */
+/* Accepted before other events. */
 #define ACCEPT_MAX 16
 #define ACCEPT_PAUSE_MS 100
 
@@ -131,15 +131,15 @@ void fa_accept_poll(struct fa_server *server)
 	}
 }
 
-/* Connections with descriptors are slow to close: left to the reaper. The backlog of an inherited
- * socket is left to other listeners. */
+/* The reaper closes connections, as descriptors make that slow. The backlog of an inherited socket
+ * is left to other listeners. */
 static void close_backlog(struct fa_server *server)
 {
 	int fd;
 
 	if (!server->listener.owns_path)
 		return;
-	/* Ends the growth of the backlog. */
+	/* Stops the backlog from growing. */
 
 	(void)shutdown(server->listener.fd, SHUT_RD);
 	while ((fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
@@ -154,8 +154,6 @@ void fa_accept_stop(struct fa_server *server)
 	uv_close((uv_handle_t *)&server->accept.poll, NULL);
 	fa_listener_close(&server->listener);
 }
-
-/* ---- sessions without Hello */
 
 static void on_hello_timeout(uv_timer_t *timer)
 {

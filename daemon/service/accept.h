@@ -20,8 +20,8 @@ struct fa_accept {
 	bool active;      /* poll is started */
 	uv_timer_t timer; /* ends a pause */
 	int reserve_fd;
-	bool reaper_full;       /* too many rejected connections are not closed yet */
-	uv_timer_t hello_timer; /* runs while there are sessions without Hello */
+	bool reaper_full;       /* too many rejected connections await their close */
+	uv_timer_t hello_timer; /* runs while sessions lack a Hello */
 
 	uint64_t n_connections, n_rejected; /* since the start */
 };
@@ -31,13 +31,13 @@ void fa_accept_init(struct fa_server *server);
 
 int fa_accept_start(struct fa_server *server, struct fa_error *error);
 
-/* Closes the listener and its backlog. */
+/* And its backlog. */
 void fa_accept_stop(struct fa_server *server);
 
 void fa_accept_poll(struct fa_server *server);
 
-/* To be called when a descriptor was closed. */
+/* Call when a descriptor was closed. */
 void fa_accept_refill_reserve(struct fa_server *server);
 
-/* To be called when the oldest session without Hello changes. */
+/* Call when the oldest session without Hello changes. */
 void fa_accept_update_hello_timer(struct fa_server *server);

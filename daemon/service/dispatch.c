@@ -19,12 +19,10 @@ struct method {
 	const char *name;
 	bool before_hello;
 	unsigned int fds_max;
-	bool pipelined; /* clients do not wait for the answer before the next */
+	bool pipelined; /* clients send on without an answer */
 	fa_call_handler *handle;
-	bool by_ring; /* it may come through a ring */
+	bool by_ring; /* allowed in rings */
 };
-
-/* ---- buffers */
 
 static int handle_buffer_register(struct fa_call *call, struct fa_error *error)
 {
@@ -40,8 +38,6 @@ static int handle_buffer_free(struct fa_call *call, struct fa_error *error)
 {
 	return fa_registration_free(call->session, call->message, error);
 }
-
-/* ---- requests of streams, rings, timelines */
 
 static int handle_attention(struct fa_call *call, struct fa_error *error)
 {
@@ -80,8 +76,6 @@ static int handle_timeline_setup(struct fa_call *call, struct fa_error *error)
 {
 	return fa_timeline_setup(call->session, call->message, error);
 }
-
-/* ---- administration */
 
 static int handle_status(struct fa_call *call, struct fa_error *error)
 {
@@ -122,8 +116,6 @@ static int handle_drain(struct fa_call *call, struct fa_error *error)
 	return 0;
 }
 
-/* ---- the table */
-
 static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_HELLO] = { "Hello", true, 0, false, fa_handle_hello },
 	[FA_WIRE_PING] = { "Ping", false, 0, false, fa_handle_ping },
@@ -132,7 +124,7 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_BUFFER_FREE] = { "BufferFree", false, 0, true, handle_buffer_free },
 	[FA_WIRE_STREAM_CREATE] = { "StreamCreate", false, 0, false, fa_handle_stream_create },
 	[FA_WIRE_STREAM_FREE] = { "StreamFree", false, 0, false, fa_handle_stream_free },
-	/* Requests of streams take no descriptors; fa_request_submit() says so in a Completion. */
+	/* fa_request_submit() refuses descriptors in a Completion. */
 
 	[FA_WIRE_ATTENTION] = { "Attention", false, FA_WIRE_FDS_MAX, true, handle_attention,
 	                        .by_ring = true },
@@ -184,7 +176,7 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
 	bool known = decoded == 0 && (unsigned int)message->type < _FA_WIRE_TYPE_N;
 	const struct method *method = known ? &methods[message->type] : NULL;
 
-	/* If descriptors were lost, the announced number is taken as true. */
+	/* If descriptors were lost, the announced number is believed. */
 	if (fds_lost && message->fds > call->n_fds && message->fds <= FA_WIRE_FDS_MAX)
 		call->n_fds = message->fds;
 	else if (fds_lost || message->fds != call->n_fds)
@@ -206,7 +198,7 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
 	if (call->n_fds > method->fds_max)
 		return fa_fail(error, -EINVAL, "%s came with %zu descriptors; expected at most %u",
 		               method->name, call->n_fds, method->fds_max);
-	/* by_ring: all requests of streams, and only they. */
+	/* by_ring: exactly the requests of streams. */
 	if ((message->n_waits || message->n_signals) && !method->by_ring)
 		return fa_fail(error, -EINVAL,
 		               "%s came with gates, which only requests of streams have",

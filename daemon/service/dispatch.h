@@ -12,6 +12,6 @@
 bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, int *fds,
                  size_t n_fds, bool fds_lost);
 
-/* Handles one message that came through the session's ring at @received_ns. */
+/* Handles one message from the session's ring. */
 void fa_dispatch_ring(struct fa_session *session, const void *bytes, size_t length,
                       uint64_t received_ns);

@@ -6,11 +6,11 @@
 
 #include <errno.h>
 
-/* Time between cancelling requests and reading nothing more. */
+/* From cancelling requests to reading nothing more. */
 #define CANCEL_MS 1000
-/* Drain timeout of a lost device, which computes nothing. */
+/* Drain timeout of a lost device. */
 #define LOST_MS 1000
-/* Time for clients to read their last answers. */
+/* For clients to read their last answers. */
 #define FLUSH_MS 500
 
 static void start_flush(struct fa_server *server);
@@ -36,8 +36,7 @@ static bool is_unsent(const struct fa_server *server)
 	return false;
 }
 
-/* Clients that keep sending requests would keep the drain from ending. What was read is still
- * answered. */
+/* A client that keeps sending would prolong the drain. Messages already read are answered. */
 static void on_cancel_timeout(uv_timer_t *timer)
 {
 	struct fa_server *server = timer->data;

@@ -33,7 +33,7 @@ static int default_path(char *ret_path, size_t size, struct fa_error *error)
 	return 0;
 }
 
-/* "" for a path without directory. */
+/* "": no directory. */
 static void directory_of(const char *path, char *ret_dir, size_t size)
 {
 	const char *slash = strrchr(path, '/');
@@ -41,7 +41,7 @@ static void directory_of(const char *path, char *ret_dir, size_t size)
 	snprintf(ret_dir, size, "%.*s", slash ? (int)(slash - path) : 0, path);
 }
 
-/* Repeats if the holder removed the lock file between open() and flock(). */
+/* Repeats if the lock file was removed between open() and flock(). */
 static int lock_path(const char *path, struct fa_error *error, int *ret_fd)
 {
 	char lock[PATH_MAX];
@@ -68,7 +68,7 @@ static int lock_path(const char *path, struct fa_error *error, int *ret_fd)
 	}
 }
 
-/* Removes the socket of a dead daemon and nothing else. */
+/* Removes only a dead daemon's socket. */
 static int clear_path(const struct sockaddr_un *address, struct fa_error *error)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
@@ -136,7 +136,7 @@ int fa_listener_open(const struct fa_config *config, struct fa_error *error,
 	listener.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (listener.fd < 0)
 		return fa_fail(error, -errno, "no socket can be made: %m");
-	/* No client can connect before mode and group are set. */
+	/* Keeps clients out until mode and group are set. */
 	mask = umask(0777);
 	r = bind(listener.fd, (const struct sockaddr *)&address, sizeof(address));
 	umask(mask);
@@ -239,7 +239,7 @@ void fa_listener_close(struct fa_listener *listener)
 			(void)rmdir(dir);
 	}
 	if (listener->lock_fd >= 0) {
-		/* Removed while locked: it cannot be another daemon's. */
+		/* Still locked: it cannot be another daemon's. */
 		snprintf(name, sizeof(name), "%s.lock", listener->path);
 		(void)unlink(name);
 		fa_close_fdp(&listener->lock_fd);

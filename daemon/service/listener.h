@@ -2,7 +2,7 @@
  * The listening socket: opened at a path, or inherited from a spawning client or systemd. Loop
  * thread.
  *
- * A lock file beside the path admits only one daemon; a dead daemon's socket is replaced.
+ * A lock file beside the path admits one daemon; a dead daemon's socket is replaced.
  */
 #pragma once
 
@@ -17,7 +17,7 @@ struct fa_listener {
 	int fd;
 	int lock_fd;
 	bool owns_path; /* removed at the end if dev and ino match */
-	bool owns_dir;  /* and its directory, if it is empty and named fad-… */
+	bool owns_dir;  /* likewise, if it is empty and named fad-… */
 	dev_t dev;
 	ino_t ino;
 	char path[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
@@ -25,17 +25,17 @@ struct fa_listener {
 
 #define FA_LISTENER_NULL ((struct fa_listener){ .fd = -1, .lock_fd = -1 })
 
-/* Opens the configured socket. -EADDRINUSE: a daemon answers there. */
+/* Opens the configured socket. -EADDRINUSE: another daemon answers. */
 int fa_listener_open(const struct fa_config *config, struct fa_error *error,
                      struct fa_listener *ret_listener);
 
 /* Takes a listening socket; consumes @fd on success. @unlink_path: sets owns_path and owns_dir.
- * -EINVAL: the wrong kind. */
+ * -EINVAL: wrong kind. */
 int fa_listener_take(int fd, bool unlink_path, struct fa_error *error,
                      struct fa_listener *ret_listener);
 
-/* Takes the socket and path of a dead daemon. Consumes @fd on success. -ESTALE: no path. */
+/* Takes a dead daemon's socket and path. Consumes @fd on success. -ESTALE: no path. */
 int fa_listener_retake(int fd, struct fa_error *error, struct fa_listener *ret_listener);
 
-/* Stops listening and removes the path. */
+/* Also removes the path. */
 void fa_listener_close(struct fa_listener *listener);

@@ -1,4 +1,4 @@
-/* fad's main(): signals, the socket that is handed over, and exit codes. Nothing else exits. */
+/* fad's main(): signals, the inherited socket, and exit codes. Nothing else exits. */
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/text.h"
@@ -25,7 +25,7 @@
 
 /* SIGTERM or SIGINT: drains, cancels, exits at once. */
 #define STOP_SIGNALS_MAX 3
-/* Time limit for the end once the device is lost: its driver may hang. */
+/* Limit for the end after the device is lost: its driver may hang. */
 #define LOST_EXIT_S 5
 
 struct program {
@@ -38,9 +38,7 @@ struct program {
 	struct fa_fd_store fd_store;
 };
 
-/* ---- descriptors */
-
-/* Opens descriptors 0 to 2, so that no socket becomes stderr. */
+/* So that no socket becomes descriptor 0 to 2. */
 static void open_standard_fds(void)
 {
 	int fd;
@@ -76,7 +74,7 @@ static int activation_fd(struct fa_fd_store *fd_store)
 	return fd;
 }
 
-/* The socket is inherited, from the fd store, or opened at its path. */
+/* The socket is inherited, from the fd store, or opened. */
 static int make_server(struct program *program, struct fa_server_options *options,
                        struct fa_error *error)
 {
@@ -129,8 +127,6 @@ static void report_ready(struct program *program)
 	}
 }
 
-/* ---- signals */
-
 static void reload(struct program *program)
 {
 	struct fa_config config;
@@ -151,7 +147,7 @@ static void on_signal(uv_signal_t *handle, int signal)
 {
 	struct program *program = handle->data;
 
-	/* The start has failed; the loop runs only to close its handles. */
+	/* After a failed start the loop runs only to close handles. */
 	if (!program->server)
 		return;
 	if (signal == SIGHUP) {
@@ -214,8 +210,6 @@ static void on_stopped(void *userdata)
 	for (unsigned int i = 0; i < 3; ++i)
 		uv_close((uv_handle_t *)&program->signals[i], NULL);
 }
-
-/* ---- main */
 
 /* Returns the exit status, or a negative errno with a sentence. */
 static int serve(struct program *program, struct fa_config *config, struct fa_error *error)

@@ -50,7 +50,7 @@ static int parse_fd(const char *text, int *ret_fd)
 	return 0;
 }
 
-/* Returns the argument with the option that getopt_long() returned last. */
+/* Returns the argument that getopt_long() parsed last. */
 static char *last_option(char **argv)
 {
 	return argv[optarg && optarg == argv[optind - 1] ? optind - 2 : optind - 1];
@@ -88,7 +88,7 @@ int fa_service_options_parse(int argc, char **argv, struct fa_service_options *r
 		{ "check-config", no_argument, NULL, CHECK_CONFIG },
 		{ "version", no_argument, NULL, VERSION },
 		{ "help", no_argument, NULL, HELP },
-		/* SET + i names overridden[i] */
+		/* SET + i: overridden[i] */
 		{ "socket", required_argument, NULL, SET },
 		{ "backend", required_argument, NULL, SET + 1 },
 		{ "threads", required_argument, NULL, SET + 2 },

@@ -1,4 +1,4 @@
-/* The command line of fad, and the configuration that it selects and overrides. Loop thread. */
+/* fad's command line, and the configuration that it selects and overrides. Loop thread. */
 #pragma once
 
 #include "common/error.h"
@@ -10,7 +10,7 @@ struct fa_config;
 #define FA_SERVICE_OVERRIDES_MAX 8
 
 struct fa_service_options {
-	const char *config; /* NULL: FA_CONFIG_PATH, which need not exist */
+	const char *config; /* NULL: FA_CONFIG_PATH, if it exists */
 	struct {
 		const char *name, *value; /* of [daemon] */
 	} overrides[FA_SERVICE_OVERRIDES_MAX];
@@ -19,12 +19,12 @@ struct fa_service_options {
 	bool exit_when_idle, check_config, supervise;
 };
 
-/* @ret_child_argv, [argc + 1] zeroes, receives the arguments of a supervised daemon. Returns 1 to
+/* @ret_child_argv, [argc + 1] zeroes, receives a supervised daemon's arguments. Returns 1 to
  * continue, 0 after --help or --version, or a negative errno that was logged. Strings point into
  * @argv. */
 int fa_service_options_parse(int argc, char **argv, struct fa_service_options *ret_options,
                              char **ret_child_argv);
 
-/* Reads the configuration; options override the file. */
+/* Options override the file. */
 int fa_service_options_load_config(const struct fa_service_options *options,
                                    struct fa_config *ret_config, struct fa_error *error);

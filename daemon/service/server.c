@@ -15,7 +15,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-/* exit_when_idle: the daemon ends if no client connects within this time. */
+/* exit_when_idle: time for the first client to connect. */
 #define FIRST_CLIENT_MS 30000
 
 /* ---- hooks of sessions (session/context.h) */
@@ -81,7 +81,7 @@ void fa_server_exit_if_idle(struct fa_server *server)
 	if (!server->context.exit_when_idle || !server->had_client || server->context.n_sessions ||
 	    server->context.state != FA_DAEMON_RUNNING || server->kv.session_store.n_lost)
 		return;
-	/* A connection may wait in the backlog. */
+	/* A connection may be waiting. */
 	fa_accept_poll(server);
 	if (server->context.n_sessions)
 		return;
@@ -103,8 +103,6 @@ static void on_idle_timeout(uv_timer_t *timer)
 	fa_drain_start(server);
 }
 
-/* ---- the engine and the workers */
-
 static void on_engine(uv_async_t *async)
 {
 	struct fa_server *server = async->data;
@@ -118,7 +116,7 @@ static void on_released(struct fa_importer *importer)
 	fa_drain_advance(fa_container_of(importer, struct fa_server, context.importer));
 }
 
-/* Sessions that close are freed later: the list stays valid. */
+/* Closing sessions are freed later: the list stays valid. */
 static void on_reaper(uv_async_t *async)
 {
 	struct fa_server *server = async->data;
@@ -149,9 +147,7 @@ static void wake_reaper(void *userdata)
 	uv_async_send(&server->reaper_async);
 }
 
-/* ---- start, reload, end */
-
-/* Called by a thread of the device, once the engine exists. */
+/* On a thread of the device, once the engine exists. */
 static void wake_engine(void *userdata)
 {
 	struct fa_server *server = userdata;
@@ -305,9 +301,9 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	server = server_new(options);
 	if (!server)
 		return fa_fail(error, -ENOMEM, "no memory for the server");
-	/* Even if this daemon cannot start: the one that would signal them is dead. */
+	/* Even if this start fails: the daemon that would signal them is dead. */
 	fa_timeline_recover(&options->fd_store);
-	/* Still owned by the caller, until the server is complete. */
+	/* The caller owns it until the server is complete. */
 	server->context.config = *options->config;
 
 	if (options->listen_fd >= 0 && options->listen_fd_kept)
@@ -338,7 +334,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	                 on_released);
 	r = fa_kv_open(&server->context, error);
 	if (r < 0) {
-		/* The path stays: clients wait there for the next process. */
+		/* Clients wait at the path for the next process. */
 		if (options->listen_fd_kept)
 			server->listener.owns_path = false;
 		goto fail;

@@ -1,9 +1,8 @@
 /*
- * The server: owns the listener, the sessions, the accounts, the engine and the device. Loop
- * thread.
+ * The server: owns the listener, sessions, accounts, engine and device. Loop thread.
  *
- * It runs, drains (drain.h), then stops: when the last session is freed, all handles of the loop
- * are closed, which ends the loop. A lost device starts a drain; all requests end with -ENODEV.
+ * It runs, drains (drain.h), then stops: after the last session all handles are closed, which ends
+ * the loop. A lost device starts a drain; all requests end with -ENODEV.
  */
 #pragma once
 
@@ -25,13 +24,13 @@ struct fa_server {
 	void (*lost)(void *userdata);
 	void *userdata;
 
-	struct fa_error gpu_unused; /* why a GPU that seems to exist is not used; else "" */
+	struct fa_error gpu_unused; /* why an apparent GPU is not used; else "" */
 	struct fa_kv kv;
 
 	struct fa_listener listener;
 	struct fa_accept accept;
 
-	bool had_client; /* a client has said Hello */
+	bool had_client; /* one has said Hello */
 	uv_async_t reaper_async;
 	uv_timer_t drain_timer;
 	uv_timer_t idle_timer; /* exit_when_idle: until the first client */
@@ -51,7 +50,7 @@ struct fa_server_options {
 	bool exit_when_idle;
 	void (*draining)(void *userdata);
 	void (*stopped)(void *userdata);
-	void (*lost)(void *userdata); /* may be NULL */
+	void (*lost)(void *userdata);
 	void *userdata;
 	struct fa_fd_store_ops fd_store;
 };
@@ -59,14 +58,14 @@ struct fa_server_options {
 int fa_server_new(const struct fa_server_options *options, struct fa_error *error,
                   struct fa_server **ret_server);
 
-/* After the end of the loop. Takes NULL. */
+/* After the loop has ended. Takes NULL. */
 struct fa_server *fa_server_free(struct fa_server *server);
 
 /* Consumes @config; logs what needs a restart. */
 void fa_server_reload(struct fa_server *server, struct fa_config *config);
 
-/* The last step of a drain: frees everything and closes the loop's handles. */
+/* Ends a drain: frees everything and closes the handles. */
 void fa_server_finish(struct fa_server *server);
 
-/* Starts a drain if exit_when_idle is set and no client is there or expected back. */
+/* Starts a drain if exit_when_idle is set and no client is connected or expected. */
 void fa_server_exit_if_idle(struct fa_server *server);

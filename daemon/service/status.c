@@ -18,7 +18,7 @@ static void json_freep(json_t **json)
 	json_decref(*json);
 }
 
-/* nocheck: keys are constants, and checking their UTF-8 takes time. */
+/* nocheck: keys are constants; checking UTF-8 takes time. */
 static int set(json_t *object, const char *key, uint64_t number)
 {
 	return json_object_set_new_nocheck(object, key, json_integer((json_int_t)number));
@@ -40,7 +40,7 @@ int fa_status_set_cgroup(json_t *object, const char *cgroup)
 	return json_object_set_new(object, "cgroup", json_string(escaped));
 }
 
-/* As in jansson, functions below return 0, or -1 without memory. */
+/* As in jansson, functions below return -1 without memory. */
 
 static int add_usage(json_t *object, const struct fa_usage *usage)
 {
@@ -48,7 +48,7 @@ static int add_usage(json_t *object, const struct fa_usage *usage)
 	unsigned int n = FA_USAGE_LATENCY_BUCKETS;
 	int r = 0;
 
-	/* Trailing zeros are omitted. */
+	/* Omits trailing zeros. */
 	while (n && !usage->latency[n - 1])
 		--n;
 	for (unsigned int i = 0; i < n; ++i)
@@ -114,7 +114,7 @@ static int add_tenant(json_t *tenants, const struct fa_tenant *tenant)
 	return r | json_array_append_new(tenants, object);
 }
 
-/* All but the viewer's; tenants without sessions come last. */
+/* Without the viewer's; tenants without sessions are last. */
 static int add_tenants(json_t *tenants, const struct fa_session *viewer, unsigned int *n)
 {
 	const struct fa_tenants *all = &viewer->context->tenants;
@@ -195,7 +195,7 @@ static int add_daemon(json_t *object, struct fa_server *server)
 	return r;
 }
 
-/* For privileged viewers only. */
+/* Privileged viewers only. */
 static int add_totals(json_t *object, struct fa_server *server)
 {
 	int r = 0;

@@ -8,10 +8,10 @@
 
 #define FA_STATUS_LISTED_MAX 128
 
-/* Writes what @viewer may see into a sealed memfd: everything if it is privileged, otherwise its
- * tenant's part. Lists the viewer and the oldest, at most FA_STATUS_LISTED_MAX, as other clients
- * wait meanwhile. */
+/* Writes what @viewer may see into a sealed memfd: its tenant's part, or everything if it is
+ * privileged. Lists the viewer and the oldest, at most FA_STATUS_LISTED_MAX, as other clients
+ * wait. */
 int fa_status_new(struct fa_session *viewer, int *ret_fd, size_t *ret_bytes);
 
-/* Adds "cgroup" to @object, escaped so that distinct cgroups stay distinct. -1: no memory. */
+/* Adds "cgroup", escaped so that distinct cgroups stay distinct. -1: no memory. */
 int fa_status_set_cgroup(json_t *object, const char *cgroup);

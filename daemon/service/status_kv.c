@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* Sequences that are examined, listed or not. */
+/* Sequences examined, listed or not. */
 #define SCANNED_MAX 4096
 
 static int set(json_t *object, const char *key, uint64_t number)
@@ -151,7 +151,7 @@ static int add_tenants(json_t *object, const struct fa_pool *pool, const struct 
 	return r | json_object_set_new(object, "tenants", tenants);
 }
 
-/* Totals of all tenants are for privileged viewers only. */
+/* Totals of all tenants: privileged viewers only. */
 static int add_pool(json_t *object, const struct fa_kv *kv, const struct fa_session *viewer)
 {
 	struct fa_pool_tenant_info own;

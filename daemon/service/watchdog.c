@@ -10,7 +10,7 @@
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
-/* Pings per timeout. With two, a longer iteration than half of the timeout would miss it. */
+/* Pings per timeout. With two, an iteration longer than half the timeout would miss it. */
 #define PINGS_PER_TIMEOUT 4
 
 static void on_timer(uv_poll_t *poll, int status, int events)
@@ -37,7 +37,7 @@ int fa_watchdog_start(struct fa_watchdog *watchdog, uv_loop_t *loop, struct fa_e
 	timer.it_interval.tv_sec = (time_t)(interval_ns / FA_NS_PER_SEC);
 	timer.it_interval.tv_nsec = (long)(interval_ns % FA_NS_PER_SEC);
 	timer.it_value = timer.it_interval;
-	/* A uv_timer_t would make the loop read the clock each time it sleeps. */
+	/* A uv_timer_t would make the loop read the clock before each sleep. */
 	fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
 	if (fd < 0 || timerfd_settime(fd, 0, &timer, NULL) < 0)
 		return -errno;
@@ -48,7 +48,6 @@ int fa_watchdog_start(struct fa_watchdog *watchdog, uv_loop_t *loop, struct fa_e
 	watchdog->engine = engine;
 	fa_watchdog_ping_open(&watchdog->ping);
 	watchdog->timer_fd = fa_steal_fd(&fd);
-	/* The watchdog does not keep the loop running. */
 	uv_unref((uv_handle_t *)&watchdog->poll);
 	r = uv_poll_start(&watchdog->poll, UV_READABLE, on_timer);
 	if (r < 0)

@@ -1,7 +1,7 @@
 /*
- * Pings systemd (WatchdogSec=) or the supervisor, which restart a daemon that stops pinging. The
- * event loop pings, and only if the engine thread has iterated since the last ping: neither may
- * hang. Long kernels do not count. Loop thread.
+ * Pings systemd (WatchdogSec=) or the supervisor, which restart a silent daemon. The event loop
+ * pings if the engine thread has iterated since the last ping: neither may hang. Long kernels do
+ * not count. Loop thread.
  */
 #pragma once
 
@@ -13,13 +13,13 @@ struct fa_engine;
 
 struct fa_watchdog {
 	uv_poll_t poll;
-	struct fa_engine *engine; /* NULL: there is no watchdog */
+	struct fa_engine *engine; /* NULL: no watchdog */
 	struct fa_watchdog_ping ping;
 	int timer_fd;
 };
 
-/* No effect without WATCHDOG_USEC. @engine must exist until fa_watchdog_stop(). */
+/* No effect without WATCHDOG_USEC. @engine must outlive fa_watchdog_stop(). */
 int fa_watchdog_start(struct fa_watchdog *watchdog, uv_loop_t *loop, struct fa_engine *engine);
 
-/* Takes a zeroed or stopped watchdog, which must exist until the loop has ended. */
+/* Takes a zeroed or stopped watchdog, which must outlive the loop. */
 void fa_watchdog_stop(struct fa_watchdog *watchdog);

@@ -1,4 +1,4 @@
-/* Starts the daemon: descriptors, environment, and fork. */
+/* Starts the daemon: descriptors, environment, fork. */
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "daemon/base/log.h"
@@ -14,12 +14,12 @@
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
-/* Static, so that a start needs no memory. */
+/* Static: a start needs no memory. */
 static char names[FA_SUPERVISOR_FDS_MAX * FA_SUPERVISOR_NAME_BYTES];
 static int moved[FA_SUPERVISOR_FDS_MAX + 1];
 
-/* Moves stored descriptors to 3, 4, ... and the O_PATH descriptor of the notify socket behind them.
- * Only those in the way are moved out of it first, as RLIMIT_NOFILE may not allow copies of all. */
+/* Moves stored descriptors to 3, 4, ... and the notify socket's O_PATH descriptor behind them.
+ * Moves only those in the way first, as RLIMIT_NOFILE may not allow copies of all. */
 static int place_fds(struct fa_supervisor *s)
 {
 	const int n = (int)s->store.n_fds + 1;
@@ -85,7 +85,7 @@ static void set_environment(const struct fa_supervisor *s)
 
 static void run_child(struct fa_supervisor *s, pid_t parent)
 {
-	/* Without the supervisor nothing restarts the daemon, or keeps what it stores. */
+	/* Without the supervisor nothing restarts the daemon or keeps its descriptors. */
 	if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0 || getppid() != parent)
 		_exit(EXIT_FAILURE);
 	fa_close_fdp(&s->ready_fd);

@@ -1,4 +1,4 @@
-/* Detects a daemon that hangs: it must ping within the watchdog timeout. */
+/* Detects a hanging daemon: it must ping within the watchdog timeout. */
 #include "common/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/supervise/supervisor.h"
@@ -7,13 +7,13 @@
 #include <limits.h>
 #include <systemd/sd-daemon.h>
 
-/* The default timeout of a daemon that is ready; WATCHDOG_USEC overrides it. */
+/* Default timeout of a ready daemon; WATCHDOG_USEC overrides it. */
 #define WATCHDOG_NS (180 * FA_NS_PER_SEC)
-/* The timeout of a daemon that is starting and stores nothing; TimeoutStartSec= of fad.service. */
+/* Timeout of a starting daemon that stores nothing; TimeoutStartSec= of fad.service. */
 #define START_NS (300 * FA_NS_PER_SEC)
-/* After SIGABRT there is time to write a core dump. */
+/* Time for a core dump after SIGABRT. */
 #define ABORT_NS (10 * FA_NS_PER_SEC)
-/* How often it is logged that the daemon does not die of SIGKILL. */
+/* Interval of the warning that SIGKILL has no effect. */
 #define UNKILLABLE_NS (60 * FA_NS_PER_SEC)
 /* Checks, and pings of our own watchdog, per timeout. */
 #define CHECKS_PER_TIMEOUT 4
@@ -76,7 +76,7 @@ void fa_supervisor_check_hang(struct fa_supervisor *s)
 	const uint64_t now_ns = fa_now_ns(), timeout = timeout_ns(s);
 
 	send_ping(s, now_ns);
-	/* If the supervisor has not run for a while, the child may not have run either. */
+	/* If the supervisor did not run for a while, the child may not have, either. */
 	if (now_ns - s->checked_ns > s->watchdog_ns / 2)
 		s->heard_ns = now_ns;
 	s->checked_ns = now_ns;

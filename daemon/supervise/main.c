@@ -1,6 +1,6 @@
 /*
- * fad-supervise: options, and what the supervisor needs before it starts the daemon. It is started
- * by `fad --supervise`, which has checked the daemon's options and configuration.
+ * fad-supervise: options, and the setup before the daemon starts. Started by `fad --supervise`,
+ * which has checked the daemon's options and configuration.
  */
 #include "common/cleanup.h"
 #include "daemon/base/log.h"
@@ -38,7 +38,7 @@ static int parse_fd(const char *text, int *ret_fd)
 	return 0;
 }
 
-/* Returns 1 to go on, 0 if all is done, or a negative errno that was explained. */
+/* Returns 1 to go on, 0 if done, or a negative errno that was explained. */
 static int parse_options(int argc, char **argv, struct fa_supervisor *s)
 {
 	enum {
@@ -97,7 +97,7 @@ static int open_signals(struct fa_supervisor *s)
 	return s->signal_fd < 0 ? -errno : 0;
 }
 
-/* Sockets of socket activation are handed to each daemon, as if it had stored them. */
+/* Hands activation sockets to each daemon, as if it had stored them. */
 static int take_activation(struct fa_supervisor *s)
 {
 	char **names = NULL;
@@ -115,7 +115,7 @@ static int take_activation(struct fa_supervisor *s)
 
 int main(int argc, char **argv)
 {
-	static struct fa_supervisor s; /* zeroes, of which few are ever touched */
+	static struct fa_supervisor s; /* mostly untouched zeroes */
 	int r, status = EXIT_FAILURE;
 
 	s.exe_fd = s.ready_fd = s.signal_fd = s.notify_fd = s.notify_path_fd = -1;

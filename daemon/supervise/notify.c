@@ -1,4 +1,4 @@
-/* The notify socket: sd_notify() messages of the daemon, and the descriptors that it stores. */
+/* The notify socket: the daemon's sd_notify() messages, and descriptors to store. */
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "daemon/base/log.h"
@@ -18,9 +18,9 @@
 #define MESSAGE_BYTES 4096
 
 /*
- * Only the daemon may send, as closing a received descriptor can block for as long as its sender
- * likes. So the socket is bound in a private directory, opened as O_PATH and unlinked: from then on
- * only who has that descriptor can address it, and no file is left behind.
+ * Only the daemon may send: closing a received descriptor can block for as long as its sender
+ * likes. So the socket is bound in a private directory, opened as O_PATH and unlinked: then only
+ * holders of that descriptor can address it, and no file is left behind.
  */
 int fa_supervisor_open_notify(struct fa_supervisor *s)
 {
@@ -46,7 +46,7 @@ int fa_supervisor_open_notify(struct fa_supervisor *s)
 	return r;
 }
 
-/* Copies the value of @key in lines "KEY=VALUE"; returns false if there is none. */
+/* Copies the value from a line "KEY=VALUE"; returns false if there is none. */
 static bool find(const char *message, const char *key, char *ret_value, size_t size)
 {
 	size_t length = strlen(key);
@@ -93,7 +93,7 @@ static void handle_message(struct fa_supervisor *s, const char *message, int *fd
 		fa_supervisor_store_add(&s->store, name, fds, n_fds);
 	if (find(message, "READY", value, sizeof(value)))
 		set_ready(s);
-	/* Everything else is passed on to the supervisor's own service manager. */
+	/* Everything else is for the supervisor's own service manager. */
 	if (!is_ping && !find(message, "FDNAME", value, sizeof(value)))
 		(void)sd_notify(0, message);
 }
@@ -135,7 +135,7 @@ bool fa_supervisor_receive(struct fa_supervisor *s)
 	if (header.msg_flags & MSG_CTRUNC)
 		fa_log(FA_LOG_ERROR,
 		       "a descriptor cannot be stored: the supervisor has too many open");
-	/* Other processes of this user are ignored. */
+	/* Ignores other processes of this user. */
 	if (sender.pid == s->child && s->child && !(header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
 		handle_message(s, message, fds, n_fds);
 	for (size_t i = 0; i < n_fds; ++i)

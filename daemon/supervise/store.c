@@ -13,11 +13,11 @@
 #include <unistd.h>
 
 #define TIMELINES_MAX 65536
-/* Descriptors left to everything but timelines. */
+/* Descriptors for everything but timelines. */
 #define OTHERS_RESERVED 64
 #define TIMELINES_MIN_SIZE 64
 
-/* Half of what RLIMIT_NOFILE allows. */
+/* Half of RLIMIT_NOFILE. */
 static size_t timelines_limit(void)
 {
 	struct rlimit limit;
@@ -48,7 +48,7 @@ static bool is_timeline(const char *name)
 	return !strncmp(name, FA_FD_STORE_TIMELINE_PREFIX, strlen(FA_FD_STORE_TIMELINE_PREFIX));
 }
 
-/* Ensures room for one more timeline; returns false if there is none. */
+/* Makes room for one more; returns false if it cannot. */
 static bool grow_timelines(struct fa_supervisor_store *store)
 {
 	size_t size = store->size_timelines ? 2 * store->size_timelines : TIMELINES_MIN_SIZE;

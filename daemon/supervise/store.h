@@ -1,6 +1,6 @@
 /*
- * Descriptors stored by the daemon. Those of timelines are separate: clients may have tens of
- * thousands, so they are not handed over but released when the daemon dies.
+ * Descriptors stored by the daemon. Timelines are separate: clients may have tens of thousands, so
+ * they are not handed over but released when the daemon dies.
  */
 #pragma once
 
@@ -19,19 +19,18 @@ struct fa_supervisor_store {
 	size_t n_timelines, size_timelines, max_timelines;
 };
 
-/* @store is zeroed. The limit of timelines follows from RLIMIT_NOFILE. */
+/* @store is zeroed. RLIMIT_NOFILE limits timelines. */
 void fa_supervisor_store_init(struct fa_supervisor_store *store);
-/* Closes all descriptors, and releases the timelines. */
+/* Also releases the timelines. */
 void fa_supervisor_store_deinit(struct fa_supervisor_store *store);
 
 /* Consumes @fds as far as there is room. */
 void fa_supervisor_store_add(struct fa_supervisor_store *store, const char *name, int *fds,
                              size_t n_fds);
-/* Closes all descriptors of this name. */
 void fa_supervisor_store_remove(struct fa_supervisor_store *store, const char *name);
 
-/* Closes everything that the daemon stored but the listening socket. Returns their number. */
+/* Closes what the daemon stored, except the listening socket. Returns their number. */
 size_t fa_supervisor_store_drop_state(struct fa_supervisor_store *store);
 
-/* Releases all who wait for timelines of a daemon that died. */
+/* Releases waiters for timelines of a dead daemon. */
 void fa_supervisor_store_release_timelines(struct fa_supervisor_store *store);

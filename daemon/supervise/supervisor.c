@@ -10,23 +10,22 @@
 #include <sysexits.h>
 #include <unistd.h>
 
-/* Messages handled before signals are looked at. */
+/* Messages handled before signals. */
 #define MESSAGES_PER_ROUND 64
-/* Messages received of a child that has died: more than its socket's queue can hold. */
+/* Messages received after the child's death: more than the socket's queue can hold. */
 #define LAST_MESSAGES (4 * 65536)
 
-/* Restarts back off: the delay doubles unless the child was ready for SHORT_LIFE_NS. It stays small
- * after a child that was ready, as clients wait. */
+/* Restarts back off: the delay doubles unless the child was ready for SHORT_LIFE_NS. After a ready
+ * child it stays small, as clients wait. */
 #define SHORT_LIFE_NS (5 * FA_NS_PER_SEC)
 #define DELAY_MIN_MS 50
 #define DELAY_MAX_MS 5000
 #define DELAY_SERVED_MAX_MS 100
-/* After so many crashes in a row before the child was ready the stored state may be the cause. */
+/* After so many consecutive crashes of children that were not ready the stored state may be the
+ * cause. */
 #define CRASHES_MAX 5
-/* How long children may report that they cannot use the stored state now. */
+/* How long children may report the stored state as unusable for now. */
 #define UNAVAILABLE_MAX_NS (300 * FA_NS_PER_SEC)
-
-/* ---- the end of the child */
 
 static void drop_state(struct fa_supervisor *s, const char *why)
 {
@@ -42,13 +41,13 @@ static void count_failure(struct fa_supervisor *s, int status)
 	const bool exited = WIFEXITED(status);
 	const bool unavailable = s->aborted || (exited && WEXITSTATUS(status) == EX_TEMPFAIL);
 
-	/* An orderly exit, or a kill from outside, is not due to the state. */
+	/* Not due to the state: an orderly exit, or a kill from outside. */
 	if (s->ready || (exited && WEXITSTATUS(status) != EX_TEMPFAIL))
 		s->n_crashes = 0;
 	else if (!exited && !s->aborted && WTERMSIG(status) != SIGKILL &&
 	         WTERMSIG(status) != SIGTERM)
 		++s->n_crashes;
-	/* The device may be lost, or memory short: that may pass, but is not waited for for ever. */
+	/* A lost device or short memory may pass; waiting for that is bounded. */
 	if (s->ready)
 		s->unavailable_ns = 0;
 	else if (unavailable && !s->unavailable_ns)
@@ -59,13 +58,13 @@ static void count_failure(struct fa_supervisor *s, int status)
 		drop_state(s, "fad could not use what it had stored for minutes");
 }
 
-/* Returns the exit status if all is over, or -1. */
+/* Returns the exit status, or -1 to continue. */
 static int child_ended(struct fa_supervisor *s, int status)
 {
 	bool exited = WIFEXITED(status);
 	pid_t pid = s->child;
 
-	/* What the child stored before it died is still in the socket's queue. */
+	/* The socket still has what the child stored before it died. */
 	for (int i = 0; i < LAST_MESSAGES && fa_supervisor_receive(s); ++i)
 		;
 	s->child = 0;
@@ -73,7 +72,7 @@ static int child_ended(struct fa_supervisor *s, int status)
 	fa_supervisor_store_release_timelines(&s->store);
 	if (exited && (s->stopping || WEXITSTATUS(status) == 0))
 		return WEXITSTATUS(status);
-	/* SIGTERM may arrive before the child has a handler for it. */
+	/* SIGTERM may arrive before the child handles it. */
 	if (s->stopping)
 		return WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGINT ? EXIT_SUCCESS
 		                                                                 : EXIT_FAILURE;
@@ -93,7 +92,7 @@ static int child_ended(struct fa_supervisor *s, int status)
 	return -1;
 }
 
-/* Returns the exit status if all is over, or -1. */
+/* Returns the exit status, or -1 to continue. */
 static int handle_signals(struct fa_supervisor *s)
 {
 	struct signalfd_siginfo info;
@@ -115,8 +114,6 @@ static int handle_signals(struct fa_supervisor *s)
 		return child_ended(s, status);
 	return s->stopping && !s->child ? EXIT_SUCCESS : -1;
 }
-
-/* ---- the loop */
 
 static int delay_left_ms(const struct fa_supervisor *s)
 {

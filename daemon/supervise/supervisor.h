@@ -1,8 +1,8 @@
 /*
- * The supervisor: starts the daemon, keeps the descriptors that it stores, and restarts it with them
- * when it dies or hangs. To the daemon it is what systemd is to a service, with the same environment
- * and notifications. It opens no device and has one thread, so that little can end it; if it dies,
- * the daemon gets SIGTERM. SIGTERM, SIGINT and SIGHUP are passed on.
+ * The supervisor: starts the daemon, keeps the descriptors that it stores, and restarts it with
+ * them when it dies or hangs. For the daemon it replaces systemd, with the same environment and
+ * notifications. It opens no device and has one thread, so that little can end it; if it dies, the
+ * daemon gets SIGTERM. It passes on SIGTERM, SIGINT and SIGHUP.
  *
  * It exits when the daemon exits with status 0, was asked to exit, or fails before any daemon was
  * ready.
@@ -18,52 +18,52 @@
 #include <sys/types.h>
 
 struct fa_supervisor {
-	char **argv;        /* of the daemon */
-	int exe_fd;         /* O_PATH; of the daemon's executable */
+	char **argv;        /* the daemon's */
+	int exe_fd;         /* O_PATH; the daemon's executable */
 	int ready_fd;       /* gets READY once; -1: none, or done */
-	int signal_fd;      /* SIGCHLD and the signals that are passed on */
+	int signal_fd;      /* SIGCHLD and passed-on signals */
 	int notify_fd;      /* receives the daemon's notifications */
-	int notify_path_fd; /* O_PATH, of the notify socket, which has no name any more */
+	int notify_path_fd; /* O_PATH; the notify socket, which has no name any more */
 	sigset_t old_mask;
 	struct fa_supervisor_store store;
 
 	pid_t child; /* 0: none */
 	uint64_t started_ns;
-	bool ready;          /* this child is */
-	bool ever_ready;     /* some child was */
-	bool stopping;       /* SIGTERM or SIGINT was received */
-	bool reload_pending; /* SIGHUP waits until the child is ready, as it could die of it before */
+	bool ready;          /* this child */
+	bool ever_ready;     /* any child */
+	bool stopping;       /* got SIGTERM or SIGINT */
+	bool reload_pending; /* SIGHUP could kill a child that is not ready */
 
 	/* Restarts (supervisor.c). */
-	int delay_ms;            /* back-off before the next start */
-	uint64_t ended_ns;       /* when the last child ended; the delay starts here */
-	int n_crashes;           /* in a row, before the child was ready */
+	int delay_ms;            /* before the next start */
+	uint64_t ended_ns;       /* of the last child; delay_ms starts here */
+	int n_crashes;           /* in a row, before READY */
 	uint64_t unavailable_ns; /* since when children cannot use the stored state; 0: they can */
 
 	/* Hangs (hang.c). FA_NS_NEVER: disabled. */
-	uint64_t watchdog_ns;      /* the daemon's watchdog timeout */
+	uint64_t watchdog_ns;      /* the daemon's */
 	uint64_t heard_ns;         /* last sign of life, or last signal to a hanging child */
 	uint64_t checked_ns;       /* last check */
-	bool aborted, killed;      /* this child got SIGABRT, SIGKILL as it hangs */
-	uint64_t ping_interval_ns; /* of the supervisor's own watchdog */
+	bool aborted, killed;      /* by SIGABRT, SIGKILL, as it hangs */
+	uint64_t ping_interval_ns; /* the supervisor's own watchdog */
 	uint64_t pinged_ns;
 	struct fa_watchdog_ping ping;
 };
 
-/* supervisor.c: runs until all is over; returns the exit status. */
+/* supervisor.c: returns the exit status. */
 int fa_supervisor_run(struct fa_supervisor *supervisor);
 
-/* child.c: starts the daemon with the stored descriptors. A negative errno was logged. */
+/* child.c: passes the stored descriptors. A negative errno was logged. */
 int fa_supervisor_start_child(struct fa_supervisor *supervisor);
 
 /* notify.c */
 int fa_supervisor_open_notify(struct fa_supervisor *supervisor);
-/* Handles one notification of the child; returns false if there is none. */
+/* Handles one notification; returns false if there is none. */
 bool fa_supervisor_receive(struct fa_supervisor *supervisor);
 
 /* hang.c */
 void fa_supervisor_init_watchdog(struct fa_supervisor *supervisor);
-/* Pings the supervisor's own watchdog, and ends a child that hangs. */
+/* Pings the supervisor's own watchdog, and ends a hanging child. */
 void fa_supervisor_check_hang(struct fa_supervisor *supervisor);
-/* Milliseconds until the next check; -1: none. */
+/* Until the next check; -1: none. */
 int fa_supervisor_check_timeout_ms(const struct fa_supervisor *supervisor);
