@@ -13,15 +13,14 @@
 #include <sys/un.h>
 
 #define THREADS_MAX 1024
-#define TENANT_FDS 8192 /* enough for a buffer with the most pieces */
-/* At least these descriptors are left to the daemon itself. */
+#define TENANT_FDS 8192 /* for a buffer with the most pieces */
+/* At least so many descriptors are left to the daemon. */
 #define OWN_FDS_MIN 32
 #define CHUNK_BYTES_MIN ((uint64_t)64 << 10)
 #define CHUNK_BYTES_MAX ((uint64_t)4 << 30)
 #define GRACE_S_MAX (24 * 60 * 60)
 #define POOL_BYTES_PRIVATE ((uint64_t)FA_CONFIG_POOL_PRIVATE_MIB << 20)
 
-/* A field of struct fa_limits and its range. */
 struct limit_field {
 	const char *name;
 	size_t offset;

@@ -1,6 +1,6 @@
 /*
- * The configuration: defaults, overridden by the file, overridden by the command line. Plain data,
- * replaced as a whole on reload. Any thread.
+ * The configuration: defaults, then the file, then the command line. Plain data, replaced as a
+ * whole on reload. Any thread.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 
 #define FA_CONFIG_PATH "/etc/fad/fad.conf"
 
-/* Upper bound of the default pool of a user's private daemon. */
+/* Maximum default pool of a user's private daemon. */
 #define FA_CONFIG_POOL_PRIVATE_MIB 256
 
 struct fa_config {
@@ -26,36 +26,36 @@ struct fa_config {
 	enum fa_log_target log;
 	enum fa_log_level log_level;
 	unsigned drain_timeout_ms;
-	unsigned spin_us; /* how long a ring is polled after its last request */
+	unsigned spin_us; /* of polling a ring after its last request */
 	struct fa_limits limits;
 
 	uint64_t pool_bytes;       /* FA_LIMIT_AUTO: see pool_percent */
-	unsigned pool_percent;     /* of the free memory; 0: the default */
-	uint64_t pool_chunk_bytes; /* 0: chosen by the pool */
-	unsigned pool_grace_s;     /* time for sessions to resume after a restart */
+	unsigned pool_percent;     /* of free memory; 0: default */
+	uint64_t pool_chunk_bytes; /* 0: the pool chooses */
+	unsigned pool_grace_s;     /* for sessions to resume after a restart */
 };
 
 /* Sets the defaults. -ENOMEM. */
 int fa_config_init(struct fa_config *ret_config);
 
 /*
- * Replaces FA_LIMIT_AUTO. A tenant may use all memory of the device and half of @timelines_max, the
- * size of the fd store; all clients together three quarters of @fds_max, the limit of the process,
- * and a tenant half of that. 0: unlimited.
+ * Replaces FA_LIMIT_AUTO. A tenant may use all device memory and half of @timelines_max, the fd
+ * store's size; all clients together three quarters of @fds_max, the process's limit, and a tenant
+ * half of that. 0: unlimited.
  */
 void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t timelines_max,
                        uint64_t fds_max);
 
 /*
- * Returns the maximum size of the pool, which has @pool_bytes now. Default: half of the device memory
- * that is free or the pool's; without device memory an eighth of the machine's.
+ * The maximum size of the pool, which has @pool_bytes now. Default: half of the device memory that
+ * is free or the pool's; without device memory an eighth of the machine's.
  */
 uint64_t fa_config_pool_bytes(const struct fa_config *config, uint64_t device_bytes,
                               uint64_t device_free_bytes, uint64_t pool_bytes, bool private);
 
 void fa_config_deinit(struct fa_config *config);
 
-/* Overrides @config. -ENOENT; -EINVAL with file, line and what was expected. */
+/* Overrides @config. -ENOENT; -EINVAL with file, line and expectation. */
 int fa_config_load(struct fa_config *config, const char *path, struct fa_error *error);
 
 int fa_config_parse(struct fa_config *config, const char *text, struct fa_error *error);

@@ -11,10 +11,10 @@
 #include <sys/socket.h>
 
 #define FREE_TIMEOUT_S 1
-/* Each blocked queue holds a thread. */
+/* A blocked queue holds a thread. */
 #define THREADS_MAX 64
 #define STACK_BYTES (256 * 1024)
-/* Unread packets discarded before a connection is closed. */
+/* Most unread packets discarded before a connection is closed. */
 #define DISCARD_MAX 512
 
 struct entry {
@@ -34,8 +34,8 @@ struct fa_fd_reaper {
 	void (*notify)(void *userdata); /* NULL: the reaper is being freed */
 	void *userdata;
 	struct fa_fd_reaper_queue no_tenant;
-	unsigned int n_uncharged; /* of the loop thread */
-	struct fa_list ready;     /* queues with entries, not being worked on */
+	unsigned int n_uncharged; /* loop thread only */
+	struct fa_list ready;     /* queues with entries that no thread works on */
 	struct fa_list closed;
 	unsigned int n_ready, n_threads, n_idle;
 	bool stop;
@@ -45,14 +45,14 @@ static void close_one(int fd)
 {
 	struct linger none = {};
 
-	/* Do not block for a socket's unsent data. */
+	/* Do not wait for unsent data. */
 	(void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
 	close(fd);
 }
 
 /*
- * Returns true if a connection that was shut down has no unread input. Credentials tell an empty
- * packet from the end. The control buffer has no room for descriptors, so none is received.
+ * True if a connection that was shut down has no unread input. Credentials tell an empty packet
+ * from the end. The control buffer has no room for descriptors, so none is received.
  */
 static bool is_drained(int fd)
 {
@@ -118,7 +118,7 @@ static void work_once(struct fa_fd_reaper *reaper)
 	queue->busy = false;
 	if (!fa_list_empty(&queue->entries))
 		make_ready(reaper, queue);
-	/* From here on the queue may be freed with its tenant. */
+	/* From now on the queue may be freed with its tenant. */
 	fa_list_append(&reaper->closed, &entry->link);
 	if (reaper->notify)
 		reaper->notify(reaper->userdata);
@@ -239,7 +239,7 @@ static void enqueue(struct fa_fd_reaper *reaper, struct entry *entry)
 	fa_list_append(&queue->entries, &entry->link);
 	if (!queue->busy)
 		make_ready(reaper, queue);
-	/* Without a new thread, a busy one gets to it later. */
+	/* Else a busy thread gets to it later. */
 	if (reaper->n_ready > reaper->n_idle && reaper->n_threads < THREADS_MAX)
 		(void)start_thread(reaper);
 	pthread_cond_signal(&reaper->changed);
@@ -282,7 +282,7 @@ void fa_fd_reaper_add_rejected(struct fa_fd_reaper *reaper, struct fa_tenant *te
 		for (size_t i = 0; i < n_fds; ++i)
 			fds[i] = -1;
 	} else {
-		/* Without memory, rather block than leak descriptors. */
+		/* Out of memory: rather block than leak descriptors. */
 		fa_packet_close_fds(fds, n_fds);
 	}
 }

@@ -1,8 +1,8 @@
 /*
- * The fd reaper closes descriptors from clients on its own threads, as close() can block for ever
- * (FUSE files, lingering connections). One entry of each user's queue is closed at a time, so that a
+ * Closes clients' descriptors on its own threads, as close() can block for ever (FUSE files,
+ * lingering connections). Each user has a queue, of which one entry is closed at a time, so that a
  * user delays only itself. Pending descriptors are bounded: charges are released after close(), and
- * descriptors without a charge are counted. All functions are called by the loop thread.
+ * descriptors without a charge are counted. All functions are the loop thread's.
  */
 #pragma once
 
@@ -22,21 +22,21 @@ struct fa_tenant;
 #define FA_FD_REAPER_REJECTED_SOFT_MAX 64
 #define FA_FD_REAPER_REJECTED_HARD_MAX 128
 
-/* At so many unclosed connections without a charge no more should be accepted. */
+/* Accept no more at so many unclosed connections without a charge. */
 #define FA_FD_REAPER_UNCHARGED_MAX 128
 
-/* Of a user, for uid 0 of a tenant; starts zeroed. */
+/* A user's, for uid 0 a tenant's; starts zeroed. */
 struct fa_fd_reaper_queue {
 	/* Under the reaper's mutex. */
 	struct fa_list link;    /* in reaper.ready */
 	struct fa_list entries; /* oldest first */
 	bool initialized;       /* the lists are */
-	bool busy;              /* in reaper.ready, or being worked on */
-	/* Of the loop thread. */
+	bool busy;              /* in reaper.ready, or a thread works on it */
+	/* Loop thread only. */
 	uint64_t n_rejected; /* descriptors */
 };
 
-/* @notify is called by any thread when fa_fd_reaper_collect() has something to do. */
+/* Any thread calls @notify when fa_fd_reaper_collect() has something to do. */
 int fa_fd_reaper_new(void (*notify)(void *userdata), void *userdata,
                      struct fa_fd_reaper **ret_reaper);
 
@@ -54,12 +54,12 @@ void fa_fd_reaper_add_charged(struct fa_fd_reaper *reaper, struct fa_tenant *ten
 bool fa_fd_reaper_is_full(const struct fa_fd_reaper *reaper);
 
 /*
- * Shuts down and consumes a connection. Unread input is discarded, so that close() does not reset it
+ * Shuts down and consumes a connection. Discards unread input, so that close() does not reset it
  * and the client can read what was sent. @tenant and @charge may be NULL.
  */
 void fa_fd_reaper_add_connection(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
                                  struct fa_charge *charge);
 
-/* Releases the charges of closed descriptors. Returns true if a queue fell below the soft limit, so
+/* Releases charges of closed descriptors. Returns true if a queue fell below the soft limit, so
  * that its sessions may go on. */
 bool fa_fd_reaper_collect(struct fa_fd_reaper *reaper);

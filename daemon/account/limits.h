@@ -1,4 +1,4 @@
-/* Resources and their limits. Plain data, set by account/config.c. */
+/* Resources and limits, set by account/config.c. */
 #pragma once
 
 #include <stdint.h>
@@ -6,16 +6,16 @@
 /* Replaced by fa_config_resolve(). */
 #define FA_LIMIT_AUTO UINT64_MAX
 
-/* Resources charged to tenants, named as in the configuration. */
+/* Charged to tenants; named as in the configuration. */
 enum fa_resource {
 	FA_RESOURCE_SESSIONS,
 	FA_RESOURCE_BUFFERS,
 	FA_RESOURCE_BUFFER_BYTES, /* host memory */
-	FA_RESOURCE_DEVICE_BYTES, /* memory of the device */
-	FA_RESOURCE_PIECES,       /* allocations of buffers that consist of several */
+	FA_RESOURCE_DEVICE_BYTES,
+	FA_RESOURCE_PIECES, /* allocations of buffers made of several */
 	FA_RESOURCE_FDS,
 	FA_RESOURCE_REQUESTS,
-	FA_RESOURCE_STEP_BYTES, /* tables of KV steps in flight, and tokens of prefix lookups */
+	FA_RESOURCE_STEP_BYTES, /* tables of KV steps in flight, tokens of prefix lookups */
 	FA_RESOURCE_GATES,      /* waits and signals of requests in flight */
 	FA_RESOURCE_TIMELINES,  /* at most one per session */
 	_FA_RESOURCE_N,
@@ -23,9 +23,9 @@ enum fa_resource {
 
 struct fa_limits {
 	uint64_t tenant[_FA_RESOURCE_N];
-	uint64_t uid_factor; /* limit of all tenants of one uid, as a multiple of tenant[] */
+	uint64_t uid_factor; /* limit of a uid's tenants together, as a multiple of tenant[] */
 
-	/* Per tenant, but accounted by the KV pool, as they outlive the daemon. */
+	/* Per tenant; the KV pool accounts them, as they outlive the daemon. */
 	uint64_t pool_bytes; /* of pages */
 	uint64_t sequences;
 	uint64_t caches;
@@ -34,7 +34,7 @@ struct fa_limits {
 	uint64_t session_streams; /* including stream 0 */
 	uint64_t session_requests;
 	uint64_t session_steps;     /* of the KV pool, in flight */
-	uint64_t session_out_bytes; /* answers that the client has not read */
+	uint64_t session_out_bytes; /* answers not yet read */
 
 	uint64_t connections; /* of all clients */
 	uint64_t all_fds;     /* of all clients; 0: unlimited */

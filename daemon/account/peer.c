@@ -18,7 +18,7 @@
 
 #define PROC_BYTES 16384 /* of /proc/PID/cgroup; longer files are truncated */
 
-/* Returns true if @name is in the comma-separated @list. */
+/* @list is comma-separated. */
 static bool list_has(const char *list, size_t length, const char *name)
 {
 	size_t n = strlen(name);
@@ -105,8 +105,8 @@ static int read_file(int dir, const char *name, char *text, size_t size)
 }
 
 /*
- * The pid may have been reused. With a pidfd (Linux 6.5) check that the process still runs after its
- * cgroup was read; else check that its uid is the same.
+ * The pid may have been reused. With a pidfd (Linux 6.5) check after reading its cgroup that the
+ * process still runs, else that its uid is the same.
  */
 static int read_cgroup(int socket, struct fa_peer *peer)
 {
@@ -156,6 +156,6 @@ int fa_peer_read(int socket, struct fa_peer *ret_peer)
 		return -errno;
 	*ret_peer = (struct fa_peer){ .pid = ucred.pid, .uid = ucred.uid, .gid = ucred.gid };
 	r = read_cgroup(socket, ret_peer);
-	/* A process that has ended has no cgroup. Lack of descriptors must not change the account. */
+	/* An ended process has no cgroup. Lack of descriptors must not change the account. */
 	return r == -EMFILE || r == -ENFILE ? r : 0;
 }

@@ -1,4 +1,4 @@
-/* The process that connected to a socket, as the kernel reports it. Any thread. */
+/* The process that connected to a socket, according to the kernel. Any thread. */
 #pragma once
 
 #include <stddef.h>
@@ -13,11 +13,11 @@ struct fa_peer {
 	char cgroup[FA_CGROUP_BYTES]; /* "" if unknown */
 };
 
-/* -EMFILE, -ENFILE: no descriptor left to read /proc; or an error of getsockopt(). */
+/* -EMFILE, -ENFILE: no descriptor to read /proc; or an error of getsockopt(). */
 int fa_peer_read(int socket, struct fa_peer *ret_peer);
 
 /*
- * Finds the path in the text of /proc/PID/cgroup: in the unified hierarchy unless that is unused
- * ("/"), then in systemd's, then in the memory controller's; else "".
+ * Finds the path in /proc/PID/cgroup's text: in the unified hierarchy unless that is unused ("/"),
+ * then systemd's, then the memory controller's; else "".
  */
 void fa_cgroup_parse(const char *text, char *ret_path, size_t size);

@@ -62,7 +62,7 @@ static struct fa_tenant *find(const struct fa_list *list, uid_t uid, const char 
 	return NULL;
 }
 
-/* The tenant has no references. */
+/* Without references. */
 static void tenant_free(struct fa_tenant *tenant)
 {
 	fa_list_remove(&tenant->link);
@@ -116,7 +116,7 @@ struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant)
 	return tenant;
 }
 
-/* The oldest of the uid that has most: users with many cgroups evict only themselves. */
+/* The oldest of the uid with the most: users with many cgroups evict only their own. */
 static struct fa_tenant *find_victim(const struct fa_tenants *tenants)
 {
 	struct fa_tenant *found = NULL;
@@ -183,7 +183,7 @@ const char *fa_resource_name(enum fa_resource resource)
 	return names[resource];
 }
 
-/* Updates all accounts; @amount is negative to release. */
+/* In all accounts; @amount is negative to release. */
 static void count(struct fa_tenant *tenant, enum fa_resource resource, uint64_t amount)
 {
 	tenant->used[resource] += amount;
@@ -216,7 +216,7 @@ int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_re
 		               amount, fa_resource_name(resource), limit, used);
 	if (__builtin_mul_overflow(limit, factor, &user_limit))
 		user_limit = UINT64_MAX;
-	/* Nor does the descriptor limit of the process: leave half of it to other users. */
+	/* Nor does the process's descriptor limit: leave half to other users. */
 	if (resource == FA_RESOURCE_FDS && limits->all_fds && user_limit > limits->all_fds / 2)
 		user_limit = limit > limits->all_fds / 2 ? limit : limits->all_fds / 2;
 	if (user && !fits(amount, user_limit, user->used[resource]))

@@ -1,9 +1,9 @@
 /*
  * Tenants: the accounts that clients' resources are charged to. A tenant is a uid in a cgroup. As
- * users may create cgroups, all tenants of one uid (but not of uid 0) share a second account with
+ * users may create cgroups, all tenants of one uid (except uid 0) share a second account with
  * uid_factor times the limits. A charge is embedded in the object that it pays for and keeps its
- * tenant alive. Usage counters of up to FA_TENANTS_GONE_MAX unreferenced tenants are kept for when
- * they come back. Loop thread only.
+ * tenant alive. Usage of up to FA_TENANTS_GONE_MAX unreferenced tenants is kept for their return.
+ * Loop thread only.
  */
 #pragma once
 
@@ -20,14 +20,14 @@
 
 struct fa_tenants {
 	struct fa_list tenants;
-	struct fa_list gone; /* without references, the oldest first */
+	struct fa_list gone; /* unreferenced, oldest first */
 	unsigned int n_gone;
 	struct fa_list users;
 	uint64_t used_fds;              /* of all tenants */
 	const struct fa_limits *limits; /* read for each charge; may change */
 };
 
-/* The account of a uid, referenced by its tenants. */
+/* A uid's account, referenced by its tenants. */
 struct fa_user {
 	unsigned int n_refs;
 	struct fa_list link;
@@ -45,7 +45,7 @@ struct fa_tenant {
 	char *cgroup;         /* "" if unknown */
 	uint64_t used[_FA_RESOURCE_N];
 	struct fa_usage usage;           /* including sessions that ended */
-	struct fa_fd_reaper_queue queue; /* used without a user */
+	struct fa_fd_reaper_queue queue; /* for a tenant without a user */
 };
 
 struct fa_charge {
@@ -55,10 +55,10 @@ struct fa_charge {
 };
 
 void fa_tenants_init(struct fa_tenants *tenants, const struct fa_limits *limits);
-/* No referenced tenants may be left. Takes a zeroed struct. */
+/* No tenant may be referenced. Takes a zeroed struct. */
 void fa_tenants_deinit(struct fa_tenants *tenants);
 
-/* Finds or creates the tenant. -ENOMEM. */
+/* Finds or creates it. -ENOMEM. */
 int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
                   struct fa_tenant **ret_tenant);
 struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant);
@@ -69,11 +69,11 @@ struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant);
 /* The name in the configuration, e.g. "buffer_bytes". */
 const char *fa_resource_name(enum fa_resource resource);
 
-/* Adds to @charge, which is zeroed or of the same tenant and resource. -EDQUOT. */
+/* Adds to @charge, which is zeroed or has the same tenant and resource. -EDQUOT. */
 int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_resource resource,
                   uint64_t amount, struct fa_error *error);
 
-/* Adds @from to @to, which is zeroed or of the same tenant and resource. */
+/* @to is zeroed or has the same tenant and resource. */
 void fa_charge_move(struct fa_charge *to, struct fa_charge *from);
 
 void fa_charge_split(struct fa_charge *from, uint64_t amount, struct fa_charge *ret_charge);

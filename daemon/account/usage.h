@@ -1,18 +1,18 @@
-/* Counters of a session or a tenant. Loop thread only. */
+/* A session's or tenant's counters. Loop thread only. */
 #pragma once
 
 #include <stdint.h>
 
-/* Bucket i of the histogram ends at 2^(10 + i) ns; the last bucket has no end. */
+/* Bucket i ends at 2^(10 + i) ns; the last has no end. */
 #define FA_USAGE_LATENCY_BUCKETS 25
 #define FA_USAGE_LATENCY_LOG2_MIN 10
 
 struct fa_usage {
-	uint64_t finished;   /* requests that ended, with any status */
+	uint64_t finished;   /* requests with any result */
 	uint64_t cancelled;  /* of these with -ECANCELED */
 	uint64_t failed;     /* of these with another error */
-	uint64_t busy_ns;    /* on the device, including internal requests of steps */
-	uint64_t latency_ns; /* from reception, of client requests that ran on the device */
+	uint64_t busy_ns;    /* on the device, including steps' internal requests */
+	uint64_t latency_ns; /* from reception, of client requests run on the device */
 	uint64_t latency[FA_USAGE_LATENCY_BUCKETS];
 };
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Under AddressSanitizer nothing is cached, so that it finds uses after free. */
+/* AddressSanitizer could not find uses after free in cached blocks. */
 #if defined(__SANITIZE_ADDRESS__)
 #define BLOCKS_MAX 0u
 #elif defined(__has_feature)

@@ -2,7 +2,7 @@
 
 #include <stddef.h>
 
-/* Merges two heaps: the later root becomes the first child of the earlier. */
+/* The later root becomes the earlier one's first child. */
 static struct fa_deadline *merge(struct fa_deadline *a, struct fa_deadline *b)
 {
 	struct fa_deadline *tmp;
@@ -22,8 +22,8 @@ static struct fa_deadline *merge(struct fa_deadline *a, struct fa_deadline *b)
 	return a;
 }
 
-/* Merges siblings in pairs from the left, then all from the right: the order that makes removal
- * amortised logarithmic. */
+/* Merges in pairs from the left, then all from the right: this order makes removal amortised
+ * logarithmic. */
 static struct fa_deadline *merge_siblings(struct fa_deadline *first)
 {
 	struct fa_deadline *a, *b, *pairs = NULL, *root = NULL;

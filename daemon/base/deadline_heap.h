@@ -1,6 +1,6 @@
 /*
  * Deadlines in order: an intrusive pairing heap. Insertion and the earliest are O(1), removal is
- * O(log n) amortised; nothing is allocated. The heap and its nodes belong to one thread.
+ * O(log n) amortised; nothing is allocated. One thread.
  */
 #pragma once
 
@@ -11,7 +11,7 @@
 struct fa_deadline {
 	uint64_t at_ns;
 	struct fa_deadline *child, *next;
-	struct fa_deadline *prev; /* the left sibling; of a first child, the parent */
+	struct fa_deadline *prev; /* left sibling; of a first child, the parent */
 	bool linked;
 };
 

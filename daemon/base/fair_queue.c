@@ -2,7 +2,7 @@
 
 #include "common/list.h"
 
-/* Every so many queue the normal ones go before the urgent ones. */
+/* At every eighth choice normal priority goes first. */
 #define NORMAL_PICK 8
 
 static bool group_empty(const struct fa_fair_queue_group *group)

@@ -1,12 +1,10 @@
 /*
- * A fair queue of groups. The group that has used least is served next, so groups get equal
- * shares however many entries each has. A group that was empty may claim what it left to others,
- * up to the slack. Inside a group high priority goes first, except for every eighth pick, so that
- * normal priority does not starve; entries of equal priority go round robin. Priority has no
- * effect between groups.
+ * A fair queue of groups. The group that has used least is served next, so groups get equal shares
+ * however many entries each has. A group that was empty may claim what it left to others, up to the
+ * slack. Inside a group high priority goes first, except at every eighth pick, so that normal
+ * priority does not starve; equal priorities go round robin. Priority has no effect between groups.
  *
- * The caller charges use in a unit of its choice. Nothing is allocated. Belongs to one thread or
- * one lock.
+ * The caller charges use in any unit. Nothing is allocated. One thread or one lock.
  */
 #pragma once
 
@@ -23,7 +21,7 @@ enum fa_fair_queue_class {
 
 struct fa_fair_queue {
 	struct fa_deadline_heap groups; /* those with entries, by use */
-	uint64_t floor;                 /* use of the group served last; never falls */
+	uint64_t floor;                 /* use of the last group served; never falls */
 	uint64_t slack;                 /* set by the caller */
 };
 
@@ -39,10 +37,10 @@ static inline enum fa_fair_queue_class fa_fair_queue_class(int priority)
 	return priority > 0 ? FA_FAIR_QUEUE_HIGH : FA_FAIR_QUEUE_NORMAL;
 }
 
-/* A struct fa_fair_queue needs no initialisation beyond zeros; its slack is 0 then. */
+/* A struct fa_fair_queue starts zeroed, with a slack of 0. */
 void fa_fair_queue_group_init(struct fa_fair_queue_group *group);
 
-/* Adds @link, which is in no list, to @group. */
+/* @link is in no list. */
 void fa_fair_queue_add(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                        enum fa_fair_queue_class class, struct fa_list *link);
 
@@ -55,13 +53,13 @@ static inline bool fa_fair_queue_empty(const struct fa_fair_queue *queue)
 	return !queue->groups.root;
 }
 
-/* Returns the entry to serve next, and moves it to the end of its class; NULL: none. */
+/* The entry to serve next, moved to the end of its class; NULL: none. */
 struct fa_list *fa_fair_queue_next(struct fa_fair_queue *queue);
 
-/* Undoes the last fa_fair_queue_next(), which returned @link of @group: it is next again. */
+/* Undoes the last fa_fair_queue_next(), which returned @link of @group. */
 void fa_fair_queue_put_back(struct fa_fair_queue_group *group, enum fa_fair_queue_class class,
                             struct fa_list *link);
 
-/* Charges @amount to @group; negative: a refund. */
+/* A negative @amount is a refund. */
 void fa_fair_queue_charge(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                           int64_t amount);

@@ -1,6 +1,6 @@
 /*
- * A hash table from ids that clients choose (not 0) to objects: open addressing with linear probing,
- * at most half full. The caller bounds the number of entries to a few thousand, so that even ids
+ * A hash table from ids that clients choose (not 0) to objects: open addressing with linear
+ * probing, at most half full. The caller bounds it to a few thousand entries, so that even ids
  * chosen to collide cost microseconds.
  */
 #pragma once
@@ -18,19 +18,18 @@ struct fa_id_table {
 	struct fa_id_table_entry *entries;
 	size_t n_slots; /* a power of two, or 0 */
 	size_t n_used;
-	size_t first; /* all slots before this one are empty */
+	size_t first; /* all slots before it are empty */
 };
 
 void fa_id_table_deinit(struct fa_id_table *table);
 
-/* Returns the value, or NULL. */
 void *fa_id_table_find(const struct fa_id_table *table, uint32_t id);
 
 /* -EEXIST, -ENOMEM. @value is not NULL. */
 int fa_id_table_add(struct fa_id_table *table, uint32_t id, void *value);
 
-/* Removes and returns the value, or returns NULL. */
+/* Returns the value, or NULL. */
 void *fa_id_table_remove(struct fa_id_table *table, uint32_t id);
 
-/* Removes and returns any value; NULL if the table is empty. */
+/* Removes and returns any value; NULL: empty. */
 void *fa_id_table_pop(struct fa_id_table *table);

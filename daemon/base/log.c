@@ -16,14 +16,14 @@
 #include <systemd/sd-journal.h>
 
 #define LINE_BYTES 1024
-/* The rate limit for lines about clients. */
+/* For lines about clients. */
 #define CLIENT_LINES_BURST 100
 #define CLIENT_LINES_PER_SECOND 5
 
 static struct {
 	enum fa_log_target target;
 	enum fa_log_level level;
-	bool prefix; /* stderr is a stream of the journal, which parses the level "<6>" */
+	bool prefix; /* the journal reads stderr, and parses the level "<6>" */
 	uint64_t credit_ns;
 	uint64_t refilled_ns;
 	uint64_t n_suppressed;
@@ -43,7 +43,7 @@ static const char *level_name(enum fa_log_level level)
 	}
 }
 
-/* JOURNAL_STREAM names the stream that systemd connected to the journal. It is inherited, so stderr
+/* JOURNAL_STREAM names the stream that systemd connected to the journal. As it is inherited, stderr
  * may have been redirected since. */
 static bool stderr_is_journal(void)
 {
@@ -106,7 +106,7 @@ static void write_line(const struct fa_log_subject *subject, enum fa_log_level l
 		n = snprintf(line, sizeof(line), "%sfad: %s%s\n", prefix, level_name(level), text);
 	if (n >= (int)sizeof(line))
 		n = sizeof(line) - 1;
-	/* A single write keeps lines of several processes apart. */
+	/* One write keeps lines of several processes apart. */
 	if (write(STDERR_FILENO, line, (size_t)n) < 0)
 		return;
 }
@@ -159,7 +159,6 @@ void fa_log_about(const struct fa_log_subject *subject, enum fa_log_level level,
 
 	if (level > logger.level)
 		return;
-	/* The debug level has no rate limit. */
 	if (logger.level < FA_LOG_DEBUG && !rate_limit_allows())
 		return;
 	if (logger.n_suppressed) {

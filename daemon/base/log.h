@@ -1,7 +1,6 @@
 /*
  * The log: stderr, or the journal with fields. Loop thread only: main, request handlers and signal
- * handlers write to it. Lines that clients cause are limited in rate, so that no client can fill a
- * disk.
+ * handlers. Lines that clients cause are rate-limited, so that no client can fill a disk.
  */
 #pragma once
 
@@ -38,6 +37,6 @@ struct fa_log_subject {
 	const char *cgroup; /* may be NULL */
 };
 
-/* Logs something that a client caused; limited in rate. */
+/* Logs what a client caused; rate-limited, except at the debug level. */
 void fa_log_about(const struct fa_log_subject *subject, enum fa_log_level level, const char *format,
                   ...) __attribute__((format(printf, 3, 4)));

@@ -5,7 +5,7 @@
 
 /* A client that spins, too, has sent its next message by then. */
 #define SPIN_NS (50 * FA_NS_PER_US)
-/* Spin if messages are this close: the time of a round trip with both sides asleep. */
+/* Spin if messages are this close: a round trip's time with both sides asleep. */
 #define GAP_MAX_NS (100 * FA_NS_PER_US)
 #define BACKOFF_MESSAGES 256
 

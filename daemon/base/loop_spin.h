@@ -1,7 +1,7 @@
 /*
- * Busy polling of the event loop: after messages that follow each other quickly the loop polls for
- * the next one instead of sleeping, as a wake-up costs more than a small request. If none comes, it
- * backs off. An idle daemon never spins. Loop thread only.
+ * Busy polling of the event loop: after messages in quick succession the loop polls for the next
+ * one instead of sleeping, as a wake-up costs more than a small request. If none comes, it backs
+ * off. An idle daemon never spins. Loop thread only.
  */
 #pragma once
 
@@ -12,17 +12,17 @@
 #include <uv.h>
 
 struct fa_loop_spin {
-	uv_idle_t idle;   /* active while spinning: the loop then polls without a timeout */
+	uv_idle_t idle;   /* while spinning: makes the loop poll without a timeout */
 	uint64_t last_ns; /* time of the last message */
 	struct fa_backoff backoff;
-	bool disabled; /* a single processor: the client could not run meanwhile */
+	bool disabled; /* a single processor: the client could not run */
 	bool yields;   /* few processors: the client may need this one */
 };
 
 void fa_loop_spin_init(struct fa_loop_spin *spin, uv_loop_t *loop);
 
-/* To be called for each message. */
+/* Called for each message. */
 void fa_loop_spin_note(struct fa_loop_spin *spin);
 
-/* To be called before the handle is closed. */
+/* Called before the handle is closed. */
 void fa_loop_spin_stop(struct fa_loop_spin *spin);

@@ -12,14 +12,14 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Longest spin before sleeping; a sleep that was shorter makes spinning worth it. */
+/* Longest spin; only shorter sleeps make spinning worth it. */
 #define SPIN_MAX_NS (50 * FA_NS_PER_US)
 #define SPIN_MIN_NS (5 * FA_NS_PER_US)
-/* Spin after a wake-up by the descriptor: the waker has just been woken by it as well. */
+/* Spin after the descriptor's wake-up: it has only just woken the waker as well. */
 #define WATCH_SPIN_NS (200 * FA_NS_PER_US)
-/* Sleeps without watching the descriptor after several wake-ups in vain. */
+/* Sleeps that do not watch the descriptor after several wake-ups in vain. */
 #define WATCH_SKIPS 64
-/* The same for polling. Work that takes longer than the maximum counts as slow. */
+/* The same for polling. Longer work counts as slow. */
 #define POLL_SPIN_MAX_NS (200 * FA_NS_PER_US)
 #define POLL_SPIN_MIN_NS (10 * FA_NS_PER_US)
 /* A sleep between two looks: a fraction of the time waited so far, with a maximum. */
@@ -33,7 +33,7 @@ enum signal {
 	PARKED_WATCHING, /* asleep on the descriptor as well */
 };
 
-/* @before: the word, before it was set to wake the thread. */
+/* @before: the word before it was set. */
 static void wake_thread(struct fa_parker *parker, uint32_t before)
 {
 	if (before == PARKED)
@@ -139,8 +139,8 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t until_ns
 	              until_ns == FA_NS_NEVER ? NULL : &timeout, NULL, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Sleeps on the descriptor as well. Returns true if that alone has woken the thread;
- * *ret_prepared: fa_parker_prewake() has. */
+/* Returns true if only the descriptor has woken the thread; *ret_prepared: fa_parker_prewake()
+ * has. */
 static bool sleep_on_fd(struct fa_parker *parker, uint64_t until_ns, bool *ret_prepared)
 {
 	struct pollfd fds[] = { { .fd = parker->watch_fd, .events = POLLIN },
@@ -174,7 +174,7 @@ static bool may_watch(struct fa_parker *parker)
 	return fa_backoff_next(&parker->watch_backoff);
 }
 
-/* Both return true if fa_parker_prewake() was called meanwhile. */
+/* Both return true after fa_parker_prewake(). */
 static bool sleep_on_futex(struct fa_parker *parker, uint64_t until_ns)
 {
 	uint32_t awake = AWAKE;

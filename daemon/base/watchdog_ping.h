@@ -1,7 +1,7 @@
 /*
- * Sends WATCHDOG=1 to the notify socket of systemd or of the supervisor. Unlike sd_notify() it never
- * blocks, and leaves at most one ping unread, so that pings cannot fill the queue that descriptors
- * for the fd store go through. One thread.
+ * Sends WATCHDOG=1 to the notify socket of systemd or the supervisor. Unlike sd_notify() it never
+ * blocks, and leaves at most one ping unread, so that pings cannot fill the queue for fd store
+ * descriptors. One thread.
  */
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <sys/un.h>
 
 struct fa_watchdog_ping {
-	int fd; /* -1: an address that only sd_notify() supports */
+	int fd; /* -1: only sd_notify() supports the address */
 	struct sockaddr_un address;
 	socklen_t address_bytes;
 };

@@ -1,7 +1,7 @@
 /*
- * Registered buffers: memory of a client, mapped for the device. Loop thread only, except during an
- * import job (memory/importer.h). References are held by the session, requests and the job that
- * creates the buffer. Charges are released after memory and descriptors.
+ * Registered buffers: a client's memory, mapped for the device. Loop thread only, except during an
+ * import job (memory/importer.h). The session, requests and the job that creates the buffer hold
+ * references. Charges are released after memory and descriptors.
  */
 #pragma once
 
@@ -32,16 +32,16 @@ struct fa_registered_buffer {
 	bool read_only;
 	uint64_t offset, bytes;
 	int fd;               /* HOST_FD: from the client; ARENA: created by the job */
-	uint64_t piece_bytes; /* ARENA: size of the driver's allocation fd; 0: fd is a memfd */
+	uint64_t piece_bytes; /* ARENA: size of the driver's allocation fd; 0: a memfd */
 	uint8_t handle[FA_WIRE_HANDLE_BYTES]; /* CUDA_IPC */
 	uint32_t pid; /* CUDA_IPC: the client's, in its PID namespace; 0: unknown */
 	struct fa_device_piece *pieces; /* CUDA_FD: [n_pieces_wanted], with the client's fds */
 	size_t n_pieces, n_pieces_wanted;
-	uint64_t pieces_bytes; /* sum of the pieces received so far */
+	uint64_t pieces_bytes; /* received so far */
 	struct fa_charge charge_fds;
 	void *owner;  /* of the callback; opaque here */
-	void *mapped; /* not NULL: import this mapping of the daemon's, of @bytes */
-	/* Called instead of importer.done; may be NULL. */
+	void *mapped; /* not NULL: import this mapping of @bytes in the daemon */
+	/* Called in place of importer.done; may be NULL. */
 	void (*imported)(struct fa_registered_buffer *buffer);
 
 	/* The result of the job. */
@@ -52,14 +52,14 @@ struct fa_registered_buffer {
 	struct fa_list link; /* in the importer */
 };
 
-/* Without memory. -ENOMEM; -EDQUOT at the limit of the process. */
+/* Without memory. -ENOMEM; -EDQUOT the process's limit. */
 int fa_registered_buffer_new(struct fa_importer *importer, struct fa_error *error,
                              struct fa_registered_buffer **ret_buffer);
 struct fa_registered_buffer *fa_registered_buffer_ref(struct fa_registered_buffer *buffer);
 struct fa_registered_buffer *fa_registered_buffer_unref(struct fa_registered_buffer *buffer);
 
-/* Hands the client's descriptors and their charges to the reaper. */
+/* Hands the client's descriptors and charges to the reaper. */
 void fa_registered_buffer_close_fds(struct fa_registered_buffer *buffer);
 
-/* Frees a buffer without memory and references. Called by the importer only. */
+/* Frees a buffer without memory and references. For the importer. */
 void fa_registered_buffer_destroy(struct fa_registered_buffer *buffer);

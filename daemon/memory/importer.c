@@ -14,9 +14,9 @@
 
 #define RELEASE_BATCH 64
 
-/* Mappings left to connections, threads and libraries. */
+/* Left to connections, threads and libraries. */
 #define MAPS_RESERVED 8192
-#define MAPS_DEFAULT 65530 /* if vm.max_map_count cannot be read */
+#define MAPS_DEFAULT 65530 /* if vm.max_map_count is unreadable */
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -66,7 +66,7 @@ bool fa_importer_is_idle(const struct fa_importer *importer)
 	return !importer->n_buffers && !importer->release_running;
 }
 
-/* ---- releasing: one job at a time, with all buffers there are */
+/* ---- releasing: one job at a time, with all buffers */
 
 static void release_work(uv_work_t *work)
 {
@@ -144,7 +144,7 @@ static int import_ipc(struct fa_importer *importer, struct fa_registered_buffer 
 	                                     &buffer->memory);
 	if (r == 0)
 		return 0;
-	/* The driver takes the handle for one of its own process. */
+	/* The driver takes such a handle for its own process's. */
 	if (buffer->pid == (uint32_t)getpid())
 		return fa_fail(&buffer->error, r,
 		               "client and daemon have the same process id, %d, in two PID "
@@ -189,7 +189,7 @@ static void import_work(uv_work_t *work)
 		return;
 	if (buffer->read_only)
 		buffer->memory.writable = false;
-	/* A memfd was checked for; closing it does not block. */
+	/* It is a memfd, as checked; closing it does not block. */
 	if (buffer->kind == FA_WIRE_BUFFER_HOST_FD && !buffer->mapped)
 		fa_close_fdp(&buffer->fd);
 }
@@ -199,7 +199,7 @@ static void import_done(uv_work_t *work, int status)
 	struct fa_registered_buffer *buffer = work->data;
 	struct fa_importer *importer = buffer->importer;
 
-	/* An arena's descriptor is sent with the answer. */
+	/* An arena's descriptor goes into the answer. */
 	if (buffer->kind != FA_WIRE_BUFFER_ARENA || buffer->fd < 0)
 		fa_registered_buffer_close_fds(buffer);
 	--importer->n_running;

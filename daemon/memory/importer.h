@@ -1,6 +1,6 @@
 /*
- * Maps and releases the memory of buffers on libuv's workers, few at a time, as mapping contends with
- * kernels. Functions are called by the loop thread; a worker owns the buffer while its job runs.
+ * Maps and releases buffers' memory on libuv's workers, few at a time, as mapping contends with
+ * kernels. The loop thread calls the functions; a worker owns the buffer while its job runs.
  */
 #pragma once
 
@@ -15,7 +15,7 @@ struct fa_importer {
 	const struct fa_device_ops *ops;
 	struct fa_device *device;
 	struct fa_fd_reaper *reaper;
-	/* A job has ended; gives back the reference of fa_importer_start(). */
+	/* A job has ended; returns fa_importer_start()'s reference. */
 	void (*done)(struct fa_registered_buffer *buffer);
 	/* Memory was released. */
 	void (*released)(struct fa_importer *importer);
@@ -25,7 +25,7 @@ struct fa_importer {
 	struct fa_list waiting; /* FIFO; fair, as a session has two jobs at most */
 	unsigned int n_running;
 	struct fa_list unreferenced; /* buffers to release */
-	struct fa_list releasing;    /* owned by the worker while release_running */
+	struct fa_list releasing;    /* the worker's while release_running */
 	bool release_running;
 	uv_work_t release;
 };
@@ -36,15 +36,15 @@ void fa_importer_init(struct fa_importer *importer, uv_loop_t *loop,
                       void (*done)(struct fa_registered_buffer *buffer),
                       void (*released)(struct fa_importer *importer));
 
-/* No jobs and no buffers are left. */
+/* No jobs or buffers are left. */
 bool fa_importer_is_idle(const struct fa_importer *importer);
 
 /* Consumes a reference until buffer.imported(), or importer.done() if that is NULL. */
 void fa_importer_start(struct fa_importer *importer, struct fa_registered_buffer *buffer);
 
-/* Returns true if the job has not begun to run: it is cancelled, without a callback, and the reference
- * is the caller's again. */
+/* Cancels the job if it has not begun, without a callback, and returns true: the reference is the
+ * caller's again. */
 bool fa_importer_withdraw(struct fa_registered_buffer *buffer);
 
-/* Releases the memory of a buffer without references, and frees it. */
+/* Releases the memory of an unreferenced buffer, and frees it. */
 void fa_importer_release(struct fa_importer *importer, struct fa_registered_buffer *buffer);

@@ -102,12 +102,12 @@ static int check_numbers(const struct fa_wire_view *view, const char *name, stru
 
 /*
  * Elements do not overlap if, in ascending order, each stride exceeds the extent of all dimensions
- * with smaller strides. Interleaved layouts without overlap are refused, too.
+ * with smaller strides. Also refuses interleaved layouts without overlap.
  */
 static int check_distinct(const struct fa_wire_view *view, const char *name, struct fa_error *error)
 {
 	unsigned int order[FA_WIRE_RANK_MAX], n = 0;
-	int64_t reach = 0; /* extent so far; cannot overflow, as it lies in the buffer */
+	int64_t reach = 0; /* extent so far; cannot overflow inside the buffer */
 
 	for (unsigned int i = 0; i < view->rank; ++i) {
 		unsigned int j;
@@ -135,7 +135,7 @@ static int check_distinct(const struct fa_wire_view *view, const char *name, str
 int fa_tensor_view_check(const struct fa_wire_view *view, const char *name, bool output,
                          const struct fa_device_memory *memory, struct fa_error *error)
 {
-	uint64_t last = 0, end; /* index of the last element; offset of the byte behind it */
+	uint64_t last = 0, end; /* index of the last element; offset behind it */
 	bool empty = false;
 	int r;
 
@@ -194,7 +194,7 @@ struct bind {
 	struct fa_attention_params *params;
 	struct fa_error *error;
 	bool ragged;
-	/* Indices of dimensions; ragged tensors lack the batch. */
+	/* Dimension indices; ragged tensors lack the batch. */
 	unsigned int token, head, dim;
 };
 
@@ -311,7 +311,7 @@ static int check_shapes(struct bind *bind)
 	return 0;
 }
 
-/* Checks that cu_seqlens ascend from 0 to the tokens of the tensor. */
+/* cu_seqlens ascend from 0 to the tensor's tokens. */
 static int check_lengths(struct bind *bind, const char *name, const uint32_t *cu, size_t n,
                          enum fa_tensor_view_index index, int64_t *ret_longest)
 {
@@ -375,7 +375,7 @@ static int bind_lengths(struct bind *bind)
 	return 0;
 }
 
-/* A window beyond all keys becomes -1, unbounded, so that kernels cannot overflow with it. */
+/* A window beyond all keys becomes -1, unbounded, so that it cannot overflow in kernels. */
 static int bind_window(struct bind *bind, const char *name, int64_t window, int64_t *ret_window)
 {
 	struct fa_attention_params *params = bind->params;
@@ -420,7 +420,7 @@ static int bind_numbers(struct bind *bind)
 	params->causal = attention->flags & FA_WIRE_ATTENTION_CAUSAL;
 	params->softcap = attention->softcap;
 	params->scale = attention->scale;
-	/* Head dim 0 is refused later, by the kernels. */
+	/* The kernels refuse head dim 0 later. */
 	if (params->scale == 0.0f && params->head_dim)
 		params->scale = 1.0f / sqrtf((float)params->head_dim);
 	params->alibi_slopes = attention->n_alibi_slopes ? attention->alibi_slopes : NULL;

@@ -1,6 +1,6 @@
 /*
- * Checks attention requests and their tensor views, and converts them to kernel parameters, which
- * address memory inside the request's buffers only. Pure functions; any thread.
+ * Checks attention requests and tensor views, and converts them to kernel parameters, which address
+ * only memory inside the request's buffers. Pure functions; any thread.
  */
 #pragma once
 
@@ -12,9 +12,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Of one sequence. Bounds the time of one tile, which cannot be preempted. */
+/* In one sequence. Bounds the time of a tile, which cannot be preempted. */
 #define FA_VIEW_TOKENS_MAX (1 << 24)
-/* Sequences of a batch, dense or ragged. */
+/* In a batch, dense or ragged. */
 #define FA_VIEW_BATCH_MAX FA_WIRE_SEQUENCES_MAX
 
 enum fa_tensor_view_index {
@@ -30,23 +30,22 @@ const char *fa_tensor_view_name(enum fa_tensor_view_index index);
 const struct fa_wire_view *fa_tensor_view_of(const struct fa_wire_attention *attention,
                                              enum fa_tensor_view_index index);
 
-/* Bytes of an element; 0: unknown dtype. */
+/* 0: unknown dtype. */
 unsigned int fa_tensor_view_dtype_bytes(unsigned int dtype);
 
 /*
- * Checks bounds, alignment and strides (the inner one is 1, none is negative), and for an @output that
- * memory is writable and elements do not overlap. -EINVAL, -ENOTSUP.
+ * Checks bounds, alignment and strides (the inner one is 1, none is negative), and for an @output
+ * that memory is writable and elements do not overlap. -EINVAL, -ENOTSUP.
  */
 int fa_tensor_view_check(const struct fa_wire_view *view, const char *name, bool output,
                          const struct fa_device_memory *memory, struct fa_error *error);
 
-/* The stride of a checked view for kernels: 0 if no element uses it, as it may be any number. */
+/* A checked view's stride for kernels: 0 if no element uses it, as it may be any number. */
 int64_t fa_tensor_view_stride(const struct fa_wire_view *view, unsigned int i);
 
 /*
- * Checks a whole request, but not that a kernel supports it. Arrays of @ret_params point into
- * @attention. The memory of lse may be NULL without lse. -EINVAL, -ENOTSUP, with field, value and
- * bound.
+ * Checks a whole request, except that a kernel supports it. Arrays of @ret_params point into
+ * @attention. Without lse its memory may be NULL. -EINVAL, -ENOTSUP, with field, value and bound.
  */
 int fa_attention_bind(const struct fa_wire_attention *attention,
                       const struct fa_device_memory *const memories[_FA_VIEW_N],

@@ -1,6 +1,6 @@
 /*
- * Descriptors that outlive this process, kept by systemd or by the supervisor (supervise/), which
- * speaks the same protocol. The next process gets them at its start, by name. Names that fad stores
+ * Descriptors that outlive this process. systemd or the supervisor (supervise/), which speaks the
+ * same protocol, keeps them and passes them by name to the next process. Names that fad stores
  * begin with "fad-"; others are sockets of socket activation. Loop thread only.
  */
 #pragma once
@@ -12,8 +12,8 @@
 #define FA_FD_STORE_LISTEN "fad-listen" /* the listening socket */
 #define FA_FD_STORE_TIMELINE_PREFIX "fad-timeline-"
 
-/* Environment variable with the size of the store, set by the supervisor and systemd 254. Half of it
- * is for timelines, which clients create, and which so cannot crowd out the pool. */
+/* Environment variable with the store's size, set by the supervisor and systemd 254. Half is for
+ * timelines, so that clients, which create them, cannot crowd out the pool. */
 #define FA_FD_STORE_MAX_VARIABLE "FDSTORE"
 
 struct fa_fd_store {
@@ -22,22 +22,22 @@ struct fa_fd_store {
 		int fd; /* -1: taken */
 	} * stored;
 	size_t n_stored;
-	/* Descriptors that can be stored; 0: unknown, or no store. */
+	/* Most descriptors; 0: unknown, or no store. */
 	size_t timelines_max, pool_max;
 };
 
-/* The functions below as an interface. All NULL: no store. */
+/* The functions below. All NULL: no store. */
 struct fa_fd_store_ops {
 	int (*take)(void *userdata, const char *name);
 	int (*add)(void *userdata, const char *name, int fd);
 	int (*remove)(void *userdata, const char *name);
 	int (*take_any)(void *userdata, const char *prefix, char *ret_name, size_t size);
 	void *userdata;
-	uint64_t timelines_max, pool_max; /* as in struct fa_fd_store */
+	uint64_t timelines_max, pool_max;
 };
 
 /*
- * Takes all descriptors out of the environment. After an error (-ENOMEM, or of sd_listen_fds()) they
+ * Takes all descriptors from the environment. After an error (-ENOMEM, or of sd_listen_fds()) they
  * stay stored, but unknown to this process, which must not add or remove any.
  */
 int fa_fd_store_open(struct fa_fd_store *store);
@@ -45,17 +45,17 @@ int fa_fd_store_open(struct fa_fd_store *store);
 /* Closes descriptors that were not taken; they stay stored. */
 void fa_fd_store_close(struct fa_fd_store *store);
 
-/* Returns the next descriptor of this name (NULL: not stored by fad), now the caller's, or -1. */
+/* The next descriptor of this name (NULL: not stored by fad), now the caller's; or -1. */
 int fa_fd_store_take(struct fa_fd_store *store, const char *name);
 
-/* The same by the beginning of the name. @ret_name is truncated to @size bytes. */
+/* The same by prefix. @ret_name is truncated to @size bytes. */
 int fa_fd_store_take_any(struct fa_fd_store *store, const char *prefix, char *ret_name,
                          size_t size);
 
-/* Stores a copy of @fd. Returns 0 also if there is no store. */
+/* Stores a copy of @fd. Returns 0 also without a store. */
 int fa_fd_store_add(const char *name, int fd);
 
-/* Removes all descriptors of this name from the store. Returns 0 also if there is no store. */
+/* Removes all descriptors of this name. Returns 0 also without a store. */
 int fa_fd_store_remove(const char *name);
 
 void fa_fd_store_get_ops(struct fa_fd_store *store, struct fa_fd_store_ops *ret_ops);

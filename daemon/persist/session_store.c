@@ -15,8 +15,8 @@
 
 enum record_state {
 	FREE,
-	USED, /* by a session of the daemon that wrote it */
-	LOST, /* since the start of this daemon, or set by it */
+	USED, /* by a session of the daemon that wrote the state */
+	LOST, /* since this daemon's start, or set by it */
 };
 
 struct fa_session_store_header {
@@ -24,7 +24,7 @@ struct fa_session_store_header {
 	uint32_t version, max_records;
 	struct fa_session_store_device device;
 	uint64_t last_number;
-	uint32_t high_records; /* all records from here on were never used */
+	uint32_t high_records; /* from here on records were never used */
 	uint32_t reserved;
 };
 
@@ -41,7 +41,7 @@ struct fa_session_store_record {
 static_assert(sizeof(struct fa_session_store_header) <= RECORDS_AT, "format");
 static_assert(sizeof(struct fa_session_store_record) == 32, "format");
 
-/* Commits the record, which must be complete before. */
+/* Commits the record, which must be complete. */
 static void set_state(struct fa_session_store_record *record, enum record_state state)
 {
 	__atomic_store_n(&record->state, (uint32_t)state, __ATOMIC_RELEASE);
@@ -52,7 +52,7 @@ static int map(int fd, struct fa_error *error, struct fa_session_store *ret_stor
 	_fa_cleanup_(fa_freep) struct fa_session_store_wait *waits = NULL;
 	void *at;
 
-	/* Pages that are not touched take no memory. */
+	/* Untouched pages take no memory. */
 	waits = calloc(FA_SESSION_STORE_SESSIONS_MAX, sizeof(*waits));
 	if (!waits)
 		return fa_fail(error, -ENOMEM, "no memory for the sessions");
@@ -201,7 +201,7 @@ int fa_session_store_resume(struct fa_session_store *store, uint32_t uid,
 			continue;
 		set_state(record, USED);
 		--store->n_lost;
-		/* It keeps the unused part of this grace time. */
+		/* The unused grace time remains. */
 		if (now_ns < store->waits[i].until_ns)
 			store->waits[i].left_ns += store->waits[i].until_ns - now_ns;
 		*ret_record = i;
@@ -220,7 +220,7 @@ static void start_wait(struct fa_session_store *store, uint32_t record, uint64_t
 	wait->until_ns = now_ns + ns;
 	if (wait->until_ns < store->next_ns)
 		store->next_ns = wait->until_ns;
-	/* A scan that is under way may be past this record. */
+	/* A scan under way may be past this record. */
 	if (wait->until_ns < store->scan_ns)
 		store->scan_ns = wait->until_ns;
 }

@@ -1,5 +1,5 @@
 /*
- * Number, uid and secret of each session, in a memfd that outlives the daemon. For the next daemon
+ * Each session's number, uid and secret, in a memfd that outlives the daemon. To the next daemon
  * these sessions are lost, until a client resumes one with its secret or the grace time ends. Loop
  * thread only.
  */
@@ -17,10 +17,10 @@
 struct fa_session_store_header;
 struct fa_session_store_record;
 
-/* The grace time of a lost session; not persistent. */
+/* A lost session's grace time; not persistent. */
 struct fa_session_store_wait {
-	uint64_t until_ns; /* it expires then */
-	uint64_t left_ns;  /* grace time left for when it is lost again */
+	uint64_t until_ns; /* when it expires */
+	uint64_t left_ns;  /* grace time for when it is lost again */
 };
 
 struct fa_session_store {
@@ -30,12 +30,12 @@ struct fa_session_store {
 	uint32_t free_at;                    /* all records before it are in use */
 	uint32_t n_lost;
 	uint64_t grace_ns;
-	/* The earliest expiry, and the state of the scan that recomputes it. */
+	/* The earliest expiry, and the scan that recomputes it. */
 	uint64_t next_ns, scan_ns;
 	uint32_t scan_at;
 };
 
-/* Identifies the device of the pool. */
+/* Identifies the pool's device. */
 struct fa_session_store_device {
 	char backend[16];
 	uint64_t uuid[2];
@@ -46,7 +46,7 @@ int fa_session_store_new(const struct fa_session_store_device *device, struct fa
                          struct fa_session_store *ret_store, int *ret_fd);
 
 /*
- * Opens the store of an earlier daemon. @fd stays the caller's. -EBADMSG: damaged; -ESTALE: of another
+ * Opens an earlier daemon's store. @fd stays the caller's. -EBADMSG: damaged; -ESTALE: another
  * device; other errors, e.g. -ENOMEM, may pass.
  */
 int fa_session_store_open(int fd, const struct fa_session_store_device *device,
@@ -54,16 +54,16 @@ int fa_session_store_open(int fd, const struct fa_session_store_device *device,
 void fa_session_store_close(struct fa_session_store *store);
 
 /*
- * From now on lost sessions expire after @grace_ns. A session that is lost again has a new grace time,
+ * From now on lost sessions expire after @grace_ns. A session lost again has a new grace time,
  * until it was lost for @total_ns in all.
  */
 void fa_session_store_start_grace(struct fa_session_store *store, uint64_t now_ns,
                                   uint64_t grace_ns, uint64_t total_ns);
 
-/* The highest session number ever stored. */
+/* The highest number ever stored. */
 uint64_t fa_session_store_last_number(const struct fa_session_store *store);
 
-/* Returns the record, or FA_SESSION_STORE_NONE if the store is full. */
+/* Returns the record; FA_SESSION_STORE_NONE: the store is full. */
 uint32_t fa_session_store_add(struct fa_session_store *store, uint64_t number, uint32_t uid,
                               const struct fa_wire_secret *secret);
 /* Takes FA_SESSION_STORE_NONE. */
@@ -74,10 +74,10 @@ int fa_session_store_resume(struct fa_session_store *store, uint32_t uid,
                             const struct fa_wire_secret *secret, uint64_t now_ns,
                             uint32_t *ret_record, uint64_t *ret_number);
 
-/* A session that was resumed is lost again. */
+/* A resumed session is lost again. */
 void fa_session_store_set_lost(struct fa_session_store *store, uint32_t record, uint64_t now_ns);
 
 bool fa_session_store_is_lost(const struct fa_session_store *store, uint64_t number);
 
-/* Removes a lost session whose grace time is over; false: there is none. */
+/* Removes a lost session whose grace time is over; false: none. */
 bool fa_session_store_expire(struct fa_session_store *store, uint64_t now_ns, uint64_t *ret_number);

@@ -1,7 +1,4 @@
-/*
- * Releases waiters of a dead daemon's timelines; called by its successor or the supervisor. Any
- * thread.
- */
+/* Releases waiters of a dead daemon's timelines, in its successor or the supervisor. Any thread. */
 #pragma once
 
 #include "common/timeline.h"
@@ -9,14 +6,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Wakes clients at a slot's futex, but only some, to bound the time. The others poll. */
+/* Wakes only some clients at a slot's futex, to bound the time. The others poll. */
 void fa_timeline_wake(_Atomic uint32_t *changes);
 
 /*
- * Fails all slots of @out[FA_TIMELINE_SLOTS] with -ECONNRESET, and sets their values to @values (NULL:
- * the present values, skipping slots that were released already) plus FA_TIMELINE_RELEASE.
+ * Fails all slots of @out[FA_TIMELINE_SLOTS] with -ECONNRESET, and sets their values to @values
+ * (NULL: the present ones, skipping released slots) plus FA_TIMELINE_RELEASE.
  */
 void fa_timeline_out_release(struct fa_timeline_out *out, const uint64_t *values);
 
-/* The same for a memfd, which stays the caller's. Returns false if it is no timeline. */
+/* The same for a memfd, which stays the caller's. False: it is no timeline. */
 bool fa_timeline_fd_release(int fd);

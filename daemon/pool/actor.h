@@ -11,11 +11,11 @@ struct fa_actor {
 };
 
 /*
- * An object without a name is its session's alone and removed with it. To a named one its own
- * tenant has every right, and others the rights in its mode.
+ * An object without a name is its session's alone and removed with it. A named one grants every
+ * right to its own tenant, and to others the rights in its mode.
  */
 enum fa_right {
-	FA_RIGHT_READ,   /* attend, get info, find; APPEND and FORK include it */
+	FA_RIGHT_READ,   /* attend, get info, find; in APPEND and FORK, too */
 	FA_RIGHT_APPEND, /* append, truncate, drop, publish; caches: make sequences */
 	FA_RIGHT_FORK,   /* copy by reference; caches: nothing */
 };

@@ -182,7 +182,7 @@ int fa_pool_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
 	r = fa_tenant_check_quota(pool, actor->tenant, &more, error);
 	if (r < 0)
 		return r;
-	/* A record whose generations are used up is not used again, so that ids stay unique. */
+	/* A record that has used up its generations is not reused: ids stay unique. */
 	for (i = 0; i < pool->header->max_caches; i++)
 		if (!pool->caches[i] && pool->cache_records[i].generation < UINT32_MAX)
 			break;
@@ -251,7 +251,7 @@ void fa_pool_cache_try_free(struct fa_pool *pool, struct fa_pool_cache *cache)
 	if (!cache->removed || cache->n_sequences)
 		return;
 	fa_reclaim_cache(pool, cache);
-	/* Chunks with quarantined pages, and then the cache, stay until the quarantine ends. */
+	/* Chunks with quarantined pages, and so the cache, stay until the quarantine ends. */
 	for (uint32_t i = 0; cache->n_chunks && i < pool->header->max_chunks; i++)
 		if (pool->chunk_records[i].owner == FA_STATE_CHUNK_CACHE + cache->index &&
 		    fa_chunk_is_reclaimable(pool, i))

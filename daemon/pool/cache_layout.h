@@ -1,5 +1,5 @@
 /*
- * Where the pages of a cache lie in the pool. Pure arithmetic; any thread.
+ * Where a cache's pages lie in the pool. Pure arithmetic; any thread.
  *
  * Kernels know a page by its *slot*, a uint32: the offset of its K of layer 0 from the pool's
  * start, in units of 256 bytes. One table serves all layers:
@@ -7,12 +7,12 @@
  *     K of layer l  =  pool + slot * 256 + l * layer_stride_bytes
  *     V of layer l  =  K + v_offset_bytes
  *
- * K is [kv_head][page_tokens][head_dim], V is [kv_head][page_tokens][head_dim_v], both
- * contiguous. With token_scales each is followed by its scales, [kv_head][page_tokens]. With
- * v_in_k, v_offset_bytes is 0 and a row of V has the stride of K: head_dim.
+ * K is [kv_head][page_tokens][head_dim], V is [kv_head][page_tokens][head_dim_v], both contiguous.
+ * With token_scales each is followed by its scales, [kv_head][page_tokens]. With v_in_k,
+ * v_offset_bytes is 0 and a row of V has the stride of K: head_dim.
  *
- * A layer-major chunk is [layer][K of all pages][V of all pages], or, if K and V differ in
- * size, [layer][page][K, V]. A page-major chunk is [page][layer][K, V].
+ * A layer-major chunk is [layer][K of all pages][V of all pages], or, if K and V differ in size,
+ * [layer][page][K, V]. A page-major chunk is [page][layer][K, V].
  */
 #pragma once
 
@@ -26,7 +26,7 @@
 
 #define FA_CACHE_LAYERS_MAX 1024u
 #define FA_CACHE_KV_HEADS_MAX 1024u
-/* As wide as the widest kernels. */
+/* The limit of the widest kernels. */
 #define FA_CACHE_HEAD_DIM_MAX ((uint32_t)FA_ATTENTION_HEAD_DIM_MAX)
 #define FA_CACHE_HEAD_DIM_V_MAX ((uint32_t)FA_ATTENTION_HEAD_DIM_V_MAX)
 #define FA_CACHE_PAGE_TOKENS_MIN 16u
@@ -45,7 +45,7 @@ struct fa_cache_geometry {
 	bool v_in_k;          /* V is the first head_dim_v elements of each row of K */
 	enum fa_cache_order order;
 	enum fa_paged_store store;
-	bool token_scales; /* of codes: a scale a token and head; else a head */
+	bool token_scales; /* of codes: a scale for each token and head; else for each head */
 };
 
 struct fa_cache_layout {
@@ -53,7 +53,7 @@ struct fa_cache_layout {
 	uint64_t v_offset_bytes;
 	uint64_t page_stride_bytes; /* between the pages of a chunk */
 	uint64_t k_bytes, v_bytes;  /* of a page in one layer, padded; v_bytes is 0 with v_in_k */
-	uint64_t page_bytes;        /* of a page in all layers: its charge */
+	uint64_t page_bytes;        /* in all layers: its charge */
 	uint32_t pages_per_chunk;
 	uint32_t page_slots; /* page_stride_bytes / FA_SLOT_BYTES */
 	uint32_t page_tokens;
@@ -62,8 +62,8 @@ struct fa_cache_layout {
 };
 
 /*
- * For chunks of @chunk_bytes (a power of two) with at most @max_pages pages. -EINVAL, -ENOTSUP
- * no kernel covers it.
+ * Chunks have @chunk_bytes, a power of two, and at most @max_pages pages. -EINVAL, -ENOTSUP no
+ * kernel.
  */
 int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chunk_bytes,
                          uint32_t max_pages, struct fa_error *error,

@@ -1,4 +1,4 @@
-/* Caches, for the rest of the pool. */
+/* For the rest of the pool. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -7,8 +7,8 @@ int fa_pool_cache_get(const struct fa_pool *pool, const struct fa_actor *actor, 
                       enum fa_right right, struct fa_error *error,
                       struct fa_pool_cache **ret_cache);
 uint64_t fa_pool_cache_id(const struct fa_pool_cache *cache);
-/* Makes the object of a record. -ENOMEM; -EINVAL, -ENOTSUP the geometry is damaged. */
+/* Makes the object of a record. -ENOMEM; -EINVAL, -ENOTSUP damaged geometry. */
 int fa_pool_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error);
 bool fa_pool_cache_scales_good(const float *scales, size_t n);
-/* Frees a removed cache if none of its sequences and pages is in use. */
+/* Frees a removed cache with no sequence or page in use. */
 void fa_pool_cache_try_free(struct fa_pool *pool, struct fa_pool_cache *cache);

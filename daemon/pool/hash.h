@@ -3,17 +3,17 @@
 
 #include "daemon/pool/state.h"
 
-/* Once, before all others. -ENOSYS. */
+/* Called before all others. -ENOSYS. */
 int fa_pool_hash_init(void);
 void fa_pool_hash_new_secret(uint8_t secret[FA_STATE_SECRET_BYTES]);
 /* SipHash, for tables and checksums. */
 uint64_t fa_pool_hash_short(const uint8_t secret[FA_STATE_SECRET_BYTES], const void *data,
                             size_t bytes);
 
-/* BLAKE2b. Begins a chain. @cache: an id; @tenant: 0 if tenants share; @extra: the extra key. */
+/* Begins a chain (BLAKE2b). @cache: an id; @tenant: 0 if tenants share; @extra: the extra key. */
 void fa_pool_hash_prefix_begin(const uint8_t secret[FA_STATE_SECRET_BYTES], uint64_t cache,
                                uint32_t tenant, const void *extra, size_t extra_bytes,
                                uint8_t hash[FA_STATE_HASH_BYTES]);
-/* Replaces the hash of a page by the hash of the next. */
+/* Replaces a page's hash by the next page's. */
 void fa_pool_hash_prefix_next(const uint32_t *tokens, uint32_t n_tokens,
                               uint8_t hash[FA_STATE_HASH_BYTES]);

@@ -1,4 +1,4 @@
-/* The end of objects: removed caches, sessions that are gone, times to live. */
+/* The end of objects: removed caches, ended sessions, times to live. */
 #include "daemon/pool/cache.h"
 #include "daemon/pool/cache_private.h"
 #include "daemon/pool/sequence_private.h"
@@ -12,7 +12,7 @@ static void destroy_cache(struct fa_pool *pool, struct fa_pool_cache *cache)
 
 	fa_state_store(&cache->record->state, FA_STATE_REMOVED);
 	cache->removed = true;
-	/* Counts one more, so that the last sequence does not free the cache. */
+	/* Keeps the cache until its last sequence is removed. */
 	cache->n_sequences++;
 	fa_list_for_each_safe(pos, tmp, &cache->sequences) {
 		struct fa_pool_sequence *sequence = fa_container_of(pos, struct fa_pool_sequence,

@@ -1,10 +1,10 @@
 /*
- * The structs of an open pool, all derived from the state by recovery. `record` is the part of
- * an object that is in the state.
+ * The structs of an open pool, derived from the state by recovery. `record`: an object's part in
+ * the state.
  *
  * A page has a *slot* (cache_layout.h), for lists and tables; an *index*, chunk << page_shift |
- * place in the chunk, for arrays; and within a sequence a *number*, token / page_tokens. Links
- * are an index plus one; 0 ends a list.
+ * place in the chunk, for arrays; and in a sequence a *number*, token / page_tokens. Links are an
+ * index plus one; 0 ends a list.
  */
 #pragma once
 
@@ -19,9 +19,9 @@
 #define FA_PAGE_QUARANTINED 8u /* suspect and unused: in no free list */
 
 struct fa_page {
-	uint32_t tenant;     /* tag of who pays or, if free, paid last; 0: never used */
+	uint32_t tenant;     /* tag of the payer or, if free, the last payer; 0: never used */
 	uint32_t next, prev; /* free: next; idle: by last use */
-	uint32_t tenant_next, tenant_prev; /* idle: those the tenant pays for */
+	uint32_t tenant_next, tenant_prev; /* idle, with the same payer */
 	uint32_t hash_next;                /* published */
 	uint32_t flags;
 };
@@ -29,11 +29,11 @@ struct fa_page {
 struct fa_chunk {
 	struct fa_list link;  /* open_chunks, with free pages */
 	uint32_t free_head;   /* without fresh pages */
-	uint32_t fresh_begin; /* never used from here on */
+	uint32_t fresh_begin; /* from here on never used */
 	uint32_t n_used, n_idle, n_free, n_quarantined;
 	bool zeroed;         /* fresh pages are zero */
 	uint64_t idle_clock; /* of the newest idle page */
-	uint64_t empty_ns;   /* without used and idle pages */
+	uint64_t empty_ns;   /* since when without used and idle pages */
 };
 
 struct fa_pool_cache {
@@ -48,7 +48,7 @@ struct fa_pool_cache {
 	uint64_t n_used, n_idle, n_free;
 	bool removed; /* freed once nothing is in flight or quarantined */
 
-	/* of the step being planned */
+	/* for the step being planned */
 	uint64_t need_pages;
 	uint32_t n_items;
 	struct fa_pool_cache *next_planned;
@@ -61,14 +61,14 @@ struct fa_tenant_account {
 	uint32_t oldest, newest; /* idle pages */
 	uint64_t n_cells;
 
-	/* of the step being planned */
+	/* for the step being planned */
 	uint64_t need_bytes, need_cells;
 	struct fa_tenant_account *next_planned;
 };
 
-/* A page to release when steps have ended. */
+/* A page to release once steps have ended. */
 struct fa_deferred_page {
-	uint64_t serial; /* of the last of them */
+	uint64_t serial; /* of the last step */
 	uint32_t slot;
 };
 
@@ -80,17 +80,17 @@ struct fa_pool_sequence {
 	uint64_t length, planned, first; /* tokens */
 	bool removed;                    /* freed once nothing is in flight */
 
-	uint32_t *pages; /* slots, from token first to the planned length */
+	uint32_t *pages; /* slots from token first to the planned length */
 	uint32_t n_pages, pages_size;
 	uint32_t *cells; /* of the same pages */
 	uint32_t n_cells, cells_size;
 
-	/* A step writes to a copy of the page in which the durable length ends: the copy is in
-	 * pages, the original in the state. */
+	/* A step writes to a copy of the page in which the durable length ends: pages has the copy,
+	 * the state the original. */
 	bool copied, copy_aborted;
 	uint32_t copied_number, copied_slot; /* of the original */
 
-	/* Steps up to the serial may read truncated tokens of the page. */
+	/* Steps up to the serial may read the page's truncated tokens. */
 	bool truncated;
 	uint32_t truncated_slot;
 	uint64_t truncated_serial;
@@ -99,7 +99,7 @@ struct fa_pool_sequence {
 	uint32_t n_in_flight, n_appending;
 	uint32_t n_cancelled; /* after an aborted part */
 	uint64_t appender;    /* session */
-	bool keep_pending;    /* of the last part */
+	bool keep_pending;    /* by the last part */
 	uint64_t plan_serial; /* of the last plan: finds duplicates */
 	struct fa_deferred_page *deferred;
 	uint32_t n_deferred, deferred_size;
@@ -110,9 +110,9 @@ struct fa_pool_step_part {
 	struct fa_pool_sequence *sequence;
 	uint64_t serial;
 	uint64_t after;  /* planned length */
-	uint64_t length; /* to commit: after, or less by fa_pool_step_keep() */
+	uint64_t length; /* to commit; less than after by fa_pool_step_keep() */
 	uint32_t n_tokens;
-	bool appends; /* appends, or reads what was planned before */
+	bool appends; /* else reads what was planned before */
 	bool copies;
 	bool cancelled;
 	uint32_t *from; /* fa_pool_step_keep()'s result */
@@ -131,9 +131,9 @@ struct fa_pool {
 	struct fa_state_page *page_records;
 	struct fa_state_scales *scale_records;
 
-	uint32_t page_shift, slot_shift; /* log2 of those in a chunk */
+	uint32_t page_shift, slot_shift; /* log2 of the number in a chunk */
 	uint32_t generation_base;
-	uint32_t *refs; /* by page index, sparse; apart from pages, as forks touch only these */
+	uint32_t *refs; /* by page index; sparse; separate, as forks touch only these */
 	struct fa_page *pages;
 	struct fa_chunk *chunks;
 	struct fa_pool_cache *caches[FA_STATE_CACHES];
@@ -166,8 +166,8 @@ struct fa_pool {
 	uint32_t exhausted_hint_chunks;
 };
 
-/* The generation for the next use of a record after @generation (0: none). Each pool starts
- * elsewhere, so that ids of a dropped pool are invalid in the next. */
+/* A record's generation after @generation (0: none). Each pool starts elsewhere, so that ids of a
+ * dropped pool are invalid in the next. */
 static inline uint32_t fa_pool_next_generation(const struct fa_pool *pool, uint32_t generation)
 {
 	return generation ? generation + 1 : pool->generation_base;

@@ -1,4 +1,3 @@
-/* Opening and closing a pool. */
 #include "common/cleanup.h"
 #include "daemon/pool/hash.h"
 #include "daemon/pool/objects.h"
@@ -14,7 +13,7 @@ static uint64_t pages_of(const struct fa_state_header *header)
 	return (uint64_t)header->max_chunks << header->page_shift;
 }
 
-/* Zeros that cost memory only where they are written to. */
+/* Zeros that take memory only where written to. */
 static void *map_sparse(uint64_t bytes)
 {
 	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,

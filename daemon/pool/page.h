@@ -1,6 +1,4 @@
-/*
- * Pages: references, who pays, idle pages and their eviction.
- */
+/* Pages: references, payers, idle pages and their eviction. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -25,8 +23,8 @@ static inline void fa_page_prefetch(const struct fa_pool *pool, const struct fa_
 	__builtin_prefetch(&pool->refs[fa_page_index(pool, cache, slot)], 1);
 }
 
-/* A page with one reference; the cache has a free or idle one (fa_reclaim_pages()). @ret_clear:
- * its old contents are another tenant's. */
+/* A page with one reference. The cache must have a free or idle one (fa_reclaim_pages()).
+ * @ret_clear: it has another tenant's contents. */
 uint32_t fa_page_take(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t tenant,
                       bool *ret_clear);
 void fa_page_ref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
@@ -35,6 +33,6 @@ void fa_page_charge(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t 
                     uint32_t tenant);
 /* Frees an idle page. */
 void fa_page_evict(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
-/* In recovery, when its references and PUBLISHED are known: counts it as used, idle or
+/* In recovery, with references and PUBLISHED known: counts the page as used, idle or
  * quarantined. */
 void fa_page_load(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);

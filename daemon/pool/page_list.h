@@ -1,6 +1,4 @@
-/*
- * The list of a sequence's pages, planned in memory and durable in cells.
- */
+/* A sequence's pages, planned in memory and durable in cells. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -24,25 +22,24 @@ static inline uint32_t fa_pool_sequence_slot(const struct fa_pool_sequence *sequ
 	               : sequence->pages[number - fa_pool_sequence_first_page(sequence)];
 }
 
-/* Cells that @sequence lacks to have pages up to number @end. */
+/* How many cells @sequence lacks for pages up to number @end. */
 uint32_t fa_page_list_missing(const struct fa_pool_sequence *sequence, uint32_t end);
-/* Allocates for pages up to number @end, and @n_deferred more deferred pages. -ENOMEM. */
+/* Allocates for pages up to number @end and @n_deferred deferred pages more. -ENOMEM. */
 int fa_page_list_prepare(struct fa_pool_sequence *sequence, uint32_t end, uint32_t n_deferred);
 int fa_page_list_check_cells(const struct fa_pool *pool, uint64_t n, struct fa_error *error);
-/* Appends planned pages. Prepared, and there are cells. */
+/* Appends planned pages. Prepared; there are enough cells. */
 void fa_page_list_append(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                          const uint32_t *slots, uint32_t n);
-/* Replaces a page that is durable already. */
+/* Replaces a durable page. */
 void fa_page_list_replace(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint32_t number,
                           uint32_t slot);
 /* Makes all three durable by one store. */
 void fa_page_list_commit(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint64_t length,
                          uint64_t first, uint64_t step);
-/* Releases the pages after the planned length; those that were @durable are deferred, as steps
- * may read them. */
+/* Releases pages after the planned length; @durable ones are deferred, as steps may read them. */
 void fa_page_list_trim(struct fa_pool *pool, struct fa_pool_sequence *sequence, bool durable);
 void fa_page_list_drop_before(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                               uint64_t first);
-/* Releases a page, deferred until the steps in flight have ended. Prepared. */
+/* Releases a page once the steps in flight have ended. Prepared. */
 void fa_page_list_release(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint32_t slot);
 void fa_page_list_free_cell(struct fa_pool *pool, uint32_t cell);

@@ -1,17 +1,16 @@
 /*
  * The KV pool: bookkeeping for a range of chunks of memory. Knows no device. Loop thread only.
  *
- * What survives the daemon is in the state, a memfd (state.h), and consistent after every store.
- * Everything else is derived from it by fa_pool_open().
+ * The state, a memfd (state.h), survives the daemon and is consistent after every store.
+ * fa_pool_open() derives everything else from it.
  *
- * One tenant pays for a page until it is free: the one that allocated it, or the one that
- * published it. A published page in no sequence is *idle*; idle pages are evicted, least
- * recently used first, before a call fails with -ENOMEM. Caches get chunks on demand.
+ * The tenant that allocated or published a page pays for it until it is free. A published page in
+ * no sequence is *idle*; idle pages are evicted, least recently used first, before a call fails
+ * with -ENOMEM. Caches get chunks on demand.
  *
- * A call that fails changes nothing and says why in @error. Every call that takes an id can fail
- * with -ENOENT, -ESTALE (removed) or -EACCES, and every call that makes something with -ENOMEM;
- * the headers list other errors. The _each() functions iterate from *cursor = 0 and return false
- * at the end.
+ * A failed call changes nothing and says why in @error. Calls that take an id can fail with
+ * -ENOENT, -ESTALE (removed) or -EACCES, calls that make something with -ENOMEM; the headers list
+ * other errors. _each() functions iterate from *cursor = 0 and return false at the end.
  */
 #pragma once
 
@@ -39,7 +38,7 @@ struct fa_pool_config {
 /* Makes an empty state in a sealed, sparse memfd. -EINVAL, errors of memfd_create(). */
 int fa_pool_format(const struct fa_pool_config *config, struct fa_error *error, int *ret_fd);
 
-/* What fa_pool_open() found wrong. Zeroed: empty. */
+/* What fa_pool_open() found wrong; starts zeroed. */
 struct fa_pool_report {
 	char **lines;
 	size_t n_lines; /* at most FA_POOL_REPORT_LINES */
@@ -51,16 +50,16 @@ struct fa_pool_report {
 void fa_pool_report_deinit(struct fa_pool_report *report);
 
 /*
- * Maps the state in @fd, which can be closed. Drops what is inconsistent, adding to @report (may
- * be NULL). Steps that were in flight are forgotten; pages that they may have written to are
+ * Maps the state in @fd, which may then be closed. Drops what is inconsistent, and adds it to
+ * @report (may be NULL). Steps in flight are forgotten; pages they may have written are
  * *quarantined*, unused until fa_pool_quarantine_end().
  *
- * -EPROTONOSUPPORT another version; -EBADMSG no state, or its header is damaged.
+ * -EPROTONOSUPPORT another version; -EBADMSG no state, or a damaged header.
  */
 int fa_pool_open(int fd, struct fa_pool_report *report, struct fa_error *error,
                  struct fa_pool **ret_pool);
 
-/* The same; chunks for which @present returns false become absent, and what had pages in them is
+/* The same; chunks for which @present returns false become absent, and objects with pages there are
  * dropped. */
 typedef bool fa_pool_chunk_present_fn(void *userdata, uint32_t chunk);
 int fa_pool_open_partial(int fd, fa_pool_chunk_present_fn *present, void *userdata,
@@ -93,17 +92,18 @@ enum fa_chunk_state fa_pool_chunk_state(const struct fa_pool *pool, uint32_t chu
 /* @chunk has memory now; @zeroed: all zeros. -EINVAL, -EEXIST. */
 int fa_pool_chunk_add(struct fa_pool *pool, uint32_t chunk, bool zeroed, struct fa_error *error);
 
-/* Removes a chunk without used pages; the caller releases its memory. -EBUSY all are in use. */
+/* Removes a chunk without used pages; the caller releases its memory. -EBUSY: there is none. */
 int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t *ret_chunk);
 
-/* Removes a chunk in which no page was used or idle since @since_ns; false: there is none. */
+/* Removes a chunk without used or idle pages since @since_ns; false: none. */
 bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_t *ret_chunk);
 
-/* Called when a step needs more pages than are free: adds a chunk or returns false. Or NULL. */
+/* Called when a step needs more pages than are free: adds a chunk or returns false. May be NULL. */
 typedef bool fa_pool_grow_fn(void *userdata);
 void fa_pool_set_grow(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdata);
 
-/* Appended to the error of an exhausted pool of at least @chunks chunks. Not copied; or NULL. */
+/* Appended to the error of an exhausted pool of at least @chunks chunks. Not copied; may be
+ * NULL. */
 void fa_pool_set_exhausted_hint(struct fa_pool *pool, uint32_t chunks, const char *hint);
 
 /* ---- Tenants. */
@@ -111,11 +111,11 @@ void fa_pool_set_exhausted_hint(struct fa_pool *pool, uint32_t chunks, const cha
 struct fa_pool_tenant_info {
 	uint32_t tag, uid;
 	const char *cgroup;  /* valid until the tenant is gone */
-	uint64_t bytes;      /* of the pages it pays for */
-	uint64_t idle_bytes; /* of these, evicted before -EDQUOT */
+	uint64_t bytes;      /* of pages it pays for */
+	uint64_t idle_bytes; /* of these; evicted before -EDQUOT */
 	uint32_t n_sequences, n_caches;
-	/* For a quota: of all tenants of the uid, with the needs of the step being planned; for
-	 * uid 0, which makes cgroups for other users, of this tenant alone. */
+	/* For a quota: of all tenants of the uid, with the needs of the step being planned. For uid
+	 * 0, which makes cgroups for other users, of this tenant alone. */
 	struct fa_pool_user_held {
 		uint64_t bytes;
 		uint32_t n_sequences, n_caches;
@@ -127,14 +127,14 @@ struct fa_pool_more {
 	uint32_t sequences, caches;
 };
 
-/* Returns 0 if the tenant may have @more than @held, else -EDQUOT. Or NULL. */
+/* Returns -EDQUOT if the tenant may not have @more than @held, else 0. May be NULL. */
 typedef int fa_pool_quota_fn(void *userdata, const struct fa_pool_tenant_info *held,
                              const struct fa_pool_more *more, struct fa_error *error);
 void fa_pool_set_quota(struct fa_pool *pool, fa_pool_quota_fn *quota, void *userdata);
 
 /*
- * Finds or makes a tenant and takes a reference. It exists until all are put and it owns and pays
- * for nothing. Tags are above 0 and never reused. -ENAMETOOLONG, -ENOSPC, -EDQUOT too many of the
+ * Finds or makes a tenant and takes a reference. It lives until it is unreferenced and owns and
+ * pays for nothing. Tags are above 0, never reused. -ENAMETOOLONG, -ENOSPC, -EDQUOT too many of the
  * uid.
  */
 int fa_pool_tenant_get(struct fa_pool *pool, uint32_t uid, const char *cgroup,
@@ -146,18 +146,18 @@ bool fa_pool_tenant_each(const struct fa_pool *pool, uint32_t *cursor,
 
 /* ---- The whole. */
 
-/* CLOCK_BOOTTIME, for calls without a parameter for it. */
+/* CLOCK_BOOTTIME, for calls without a time parameter. */
 void fa_pool_set_time(struct fa_pool *pool, uint64_t now_ns);
 
-/* A session has ended: removes its objects without a name; others lose their owner. */
+/* Called at a session's end: removes its unnamed objects; others lose their owner. */
 void fa_pool_release_owner(struct fa_pool *pool, uint64_t owner);
 
-/* The owners of all objects, with repetitions. */
+/* All objects' owners, with repetitions. */
 bool fa_pool_owner_each(const struct fa_pool *pool, uint32_t *cursor, uint64_t *ret_owner);
 
 /*
  * Removes named sequences, and named caches without sequences, that were unused for their time to
- * live and have nothing in flight. Returns how many.
+ * live and have nothing in flight. Returns their number.
  */
 size_t fa_pool_expire(struct fa_pool *pool, uint64_t now_ns);
 

@@ -95,12 +95,12 @@ static void publish_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint
 	memcpy(record->hash, hash, FA_STATE_HASH_BYTES);
 	record->tenant = tenant;
 	fa_state_store(&record->state, FA_STATE_PAGE_PUBLISHED);
-	/* The page is full: no dead daemon was appending to it. */
+	/* The page is full: no dead daemon was appending. */
 	pool->pages[index].flags &= ~FA_PAGE_SUSPECT;
 	pool->pages[index].flags |= FA_PAGE_PUBLISHED;
 	(void)fa_prefix_index_add(pool, index);
 	if (pool->pages[index].tenant != tenant) {
-		/* The tokens may be of the tenant that paid before. */
+		/* It may have tokens of the previous payer. */
 		pool->pages[index].flags |= FA_PAGE_TAINTED;
 		fa_page_charge(pool, cache, index, tenant);
 	}
@@ -126,7 +126,7 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 		               n_tokens, sequence->length);
 	first = fa_pool_sequence_first_page(sequence);
 
-	/* Pages for which another tenant pays now. */
+	/* Pages that another tenant pays for now. */
 	for (uint32_t number = first; number < end; number++) {
 		uint32_t slot = fa_pool_sequence_slot(sequence, number);
 

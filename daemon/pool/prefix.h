@@ -1,12 +1,12 @@
 /*
- * Published prefixes: full pages that are found again by the tokens in them. Loop thread only.
+ * Published prefixes: full pages, found by the tokens in them. Loop thread only.
  *
  * The key is a 256-bit hash of the pool's secret, the tenant (unless publisher and reader both
  * share), the cache, an extra key and all tokens so far. So neither an answer nor its time tells
  * what other tenants published for themselves.
  *
- * The tokens are not verified: wrong ones corrupt results of readers of the same tenant, or of
- * those that share.
+ * Tokens are not verified: wrong ones corrupt results of readers of the same tenant, or of those
+ * that share.
  */
 #pragma once
 
@@ -18,17 +18,17 @@
 struct fa_prefix_key {
 	const void *extra; /* adapters, images: what contents depend on */
 	size_t extra_bytes;
-	bool shared; /* with every tenant that shares too */
+	bool shared; /* with tenants that share, too */
 };
 
-/* The hashes of the full pages of some tokens. */
+/* Hashes of full pages. */
 struct fa_prefix_hashes {
 	uint8_t begin[FA_STATE_HASH_BYTES]; /* start of the chain */
 	uint32_t page_tokens, n;
 	uint8_t (*pages)[FA_STATE_HASH_BYTES]; /* [n] */
 };
 
-/* Allocates for the pages of @n_tokens tokens of @sequence. -EINVAL. */
+/* Allocates for @n_tokens tokens of @sequence. -EINVAL. */
 int fa_prefix_hashes_init(const struct fa_pool *pool, const struct fa_actor *actor,
                           uint64_t sequence, const struct fa_prefix_key *key, uint64_t n_tokens,
                           struct fa_error *error, struct fa_prefix_hashes *ret_hashes);
@@ -37,18 +37,18 @@ void fa_prefix_hashes_compute(struct fa_prefix_hashes *hashes, const uint32_t *t
 void fa_prefix_hashes_deinit(struct fa_prefix_hashes *hashes);
 
 /*
- * Publishes the full durable pages among the first @n_tokens of @sequence, whose @hashes were
- * made for the same actor and sequence. Skips pages that are published or whose content is. The
- * publisher pays for them from now on. Returns 0 and the number of new pages. -EINVAL, -EDQUOT.
+ * Publishes full durable pages among the first @n_tokens of @sequence. @hashes were made for the
+ * same actor and sequence. Skips pages whose content is published. The publisher pays for them from
+ * now on. Returns 0 and the number of new pages. -EINVAL, -EDQUOT.
  */
 int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64_t sequence,
                       const struct fa_prefix_hashes *hashes, uint64_t n_tokens,
                       struct fa_error *error, uint64_t *ret_pages);
 
 /*
- * Fills @sequence, which is empty, with the longest published prefix of @hashes. Returns 0 and
- * its length in tokens, which may be 0. -EINVAL not empty; -EBUSY steps are in flight; -EDQUOT
- * too many pages in use in the cache, or too many cells.
+ * Fills an empty @sequence with the longest published prefix of @hashes. Returns 0 and its length
+ * in tokens, which may be 0. -EINVAL not empty; -EBUSY steps are in flight; -EDQUOT too many used
+ * pages in the cache, or cells.
  */
 int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_t sequence,
                      const struct fa_prefix_hashes *hashes, struct fa_error *error,

@@ -1,4 +1,4 @@
-/* The index of published pages by their hash. */
+/* Published pages by their hash. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -7,6 +7,6 @@
 uint32_t fa_prefix_index_find(const struct fa_pool *pool, const uint8_t hash[FA_STATE_HASH_BYTES]);
 /* Makes room for @n_more pages. -ENOMEM. */
 int fa_prefix_index_prepare(struct fa_pool *pool, uint64_t n_more);
-/* Adds the page under the hash in its record; false: another page has that hash. Prepared. */
+/* Adds the page under its record's hash; false: another page has that hash. Prepared. */
 bool fa_prefix_index_add(struct fa_pool *pool, uint32_t index);
 void fa_prefix_index_remove(struct fa_pool *pool, uint32_t index);

@@ -6,11 +6,12 @@
 #include "daemon/pool/objects.h"
 
 /*
- * Gives every cache of the list (by next_planned) as many free and idle pages as its
- * need_pages. -ENOMEM, with nothing changed but that the pool may have grown.
+ * Gives every cache of the list (by next_planned) at least need_pages free and idle pages. -ENOMEM:
+ * nothing changed, except that the pool may have grown.
  */
 int fa_reclaim_pages(struct fa_pool *pool, struct fa_pool_cache *caches, struct fa_error *error);
-/* Evicts idle pages of the tenant, then of its user's others, until the quota admits the bytes. */
+/* Evicts idle pages of the tenant, then of its user's other tenants, until the quota admits the
+ * bytes. */
 void fa_reclaim_quota(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes);
 /* Evicts all idle pages; returns how many. */
 uint64_t fa_reclaim_cache(struct fa_pool *pool, struct fa_pool_cache *cache);

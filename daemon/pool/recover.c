@@ -1,8 +1,8 @@
 /*
  * Recovery trusts no byte of the state: it checks everything before use, drops what is
- * inconsistent, and derives all else. A writer that was killed leaves nothing inconsistent, so
- * what is dropped was damaged in another way. Whatever the tables hold, recovery ends and touches
- * no memory outside of them.
+ * inconsistent, and derives the rest. A killed writer leaves nothing inconsistent, so what is
+ * dropped was damaged otherwise. Whatever the tables hold, recovery ends and touches no memory
+ * outside of them.
  */
 #include "daemon/pool/recover.h"
 
@@ -102,7 +102,7 @@ static int check_caches(struct fa_recovery *recovery)
 	return 0;
 }
 
-/* Unpublishes all pages: the next owner of the chunk must not have them. */
+/* Unpublishes all pages: the chunk's next owner must not have them. */
 static void empty_chunk(struct fa_pool *pool, uint32_t chunk)
 {
 	struct fa_state_page *records = &pool->page_records[chunk << pool->page_shift];
@@ -181,7 +181,7 @@ static void check_published(struct fa_recovery *recovery, struct fa_pool_cache *
 		record->state = 0;
 		return;
 	}
-	/* The page is full: no step was appending, even if a sequence ends within it. */
+	/* The page is full: no step was appending, even if a sequence ends in it. */
 	pool->pages[index].flags &= ~FA_PAGE_SUSPECT;
 	pool->pages[index].flags |= FA_PAGE_PUBLISHED;
 	pool->pages[index].tenant = record->tenant;
@@ -253,7 +253,7 @@ int fa_pool_recover(struct fa_pool *pool, fa_pool_chunk_present_fn *present, voi
 		                                             .error = error };
 	int r;
 
-	/* The dead daemon's device may still write, until fa_pool_quarantine_end(). */
+	/* Until fa_pool_quarantine_end() the dead daemon's device may write. */
 	pool->quarantine = true;
 	r = init(&recovery);
 	if (r < 0)

@@ -1,4 +1,4 @@
-/* Recovery: checks a state that was just mapped, and derives the objects of the pool. */
+/* Recovery: checks a mapped state, and derives the pool's objects. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -12,7 +12,7 @@ struct fa_recovery {
 	uint8_t *cells_used; /* [high_cells] */
 	uint32_t *numbers;   /* by page index: its number in sequences, plus one; sparse */
 	uint64_t numbers_bytes;
-	uint32_t *slots, *cells; /* of the sequence that is read */
+	uint32_t *slots, *cells; /* of the sequence being read */
 	uint32_t slots_size, cells_size;
 };
 

@@ -1,4 +1,4 @@
-/* Recovery of sequences, their page lists, and the references to pages. */
+/* Recovery of sequences, page lists and references. */
 #include "daemon/pool/name_index.h"
 #include "daemon/pool/page.h"
 #include "daemon/pool/page_list.h"
@@ -73,8 +73,8 @@ static const char *sequence_fault(const struct fa_pool *pool, uint32_t index)
 }
 
 /*
- * Reads a page list into recovery->slots and recovery->cells. Its cells must be no other list's,
- * and its pages the cache's and at the same number in all lists.
+ * Reads a page list into recovery->slots and recovery->cells. No other list may have its cells; its
+ * pages must be the cache's, and have the same number in all lists.
  */
 static int read_list(struct fa_recovery *recovery, uint32_t index, uint32_t *ret_pages,
                      uint32_t *ret_cells, const char **ret_fault)
@@ -158,7 +158,7 @@ static int load_sequence(struct fa_recovery *recovery, uint32_t index, uint32_t 
 	for (uint32_t i = 0; i < n_pages; i++) {
 		uint32_t page = fa_page_index(pool, cache, recovery->slots[i]);
 
-		/* The tenant of the first sequence pays. */
+		/* The first sequence's tenant pays. */
 		if (!pool->refs[page]++)
 			pool->pages[page].tenant = record->tenant;
 		/* A step may have been appending. */

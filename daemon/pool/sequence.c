@@ -110,7 +110,7 @@ static int take_index(struct fa_pool *pool, const struct fa_actor *actor, struct
 	return 0;
 }
 
-/* Takes the index and fills the record, which becomes valid with its state. */
+/* The record becomes valid with its state. */
 static void begin_record(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                          const struct fa_actor *actor)
 {

@@ -1,14 +1,14 @@
 /*
  * Sequences: tokens in pages, in order. Loop thread only.
  *
- * The *durable* length is in the state; the *planned* length includes what steps in flight
- * append. Positions never change, even when leading tokens are dropped.
+ * The *durable* length is in the state; the *planned* length includes what steps in flight append.
+ * Positions never change, even when leading tokens are dropped.
  *
- * Pages are shared by reference; a fork copies none. A step that appends to a page copies it
- * first if it is shared, published, or paid for by another tenant, or if steps still read
- * tokens that were truncated from it.
+ * Pages are shared by reference; a fork copies none. A step copies a page before it appends to it
+ * if the page is shared, published or paid for by another tenant, or steps still read its truncated
+ * tokens.
  *
- * Steps in flight keep dropped pages, and the pages of a removed sequence, until they end.
+ * Dropped pages and pages of a removed sequence stay until the steps in flight end.
  */
 #pragma once
 
@@ -18,8 +18,8 @@
 
 struct fa_pool_sequence_info {
 	uint64_t id, cache;
-	uint64_t length, planned, first; /* tokens; first: those before it were dropped */
-	uint64_t step;                   /* number of the last committed one; 0: none */
+	uint64_t length, planned, first; /* tokens; those before first were dropped */
+	uint64_t step;                   /* number of the last committed step; 0: none */
 	const char *name;                /* "": none; valid until the sequence is gone */
 	uint32_t mode;
 	uint32_t tenant; /* tag */
@@ -33,16 +33,16 @@ int fa_pool_sequence_new(struct fa_pool *pool, const struct fa_actor *actor, uin
                          struct fa_error *error, uint64_t *ret_id);
 
 /*
- * Makes a sequence with the first @tokens durable tokens of @parent (UINT64_MAX: all). The
- * actor's tenant pays for pages that it adds. -EINVAL, -EDQUOT, -ENOSPC.
+ * Makes a sequence of the first @tokens durable tokens of @parent (UINT64_MAX: all). The actor's
+ * tenant pays for pages added. -EINVAL, -EDQUOT, -ENOSPC.
  */
 int fa_pool_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_t parent,
                           uint64_t tokens, struct fa_error *error, uint64_t *ret_id);
 
 /*
- * Sets its name, mode and time to live; a name cannot be changed later. A named sequence
- * outlives its session. Only for its tenant. -ENAMETOOLONG, -EINVAL, -EEXIST the name is taken,
- * or the sequence has another.
+ * Sets name, mode and time to live; the name cannot be changed later. A named sequence outlives its
+ * session. Only for its tenant. -ENAMETOOLONG, -EINVAL, -EEXIST name taken, or the sequence has
+ * another.
  */
 int fa_pool_sequence_set_name(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                               const char *name, uint32_t mode, uint64_t ttl_ns, uint64_t now_ns,
@@ -55,11 +55,11 @@ int fa_pool_sequence_find(struct fa_pool *pool, const struct fa_actor *actor, co
 int fa_pool_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                               uint64_t tokens, struct fa_error *error);
 
-/* Drops pages whose tokens are all before @first; returns 0 and the first token left. -EINVAL. */
+/* Drops pages with all tokens before @first; returns 0 and the first token left. -EINVAL. */
 int fa_pool_sequence_drop(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                           uint64_t first, struct fa_error *error, uint64_t *ret_first);
 
-/* For its session, admins and, if it has a name, its tenant. */
+/* For its session, admins and, if named, its tenant. */
 int fa_pool_sequence_remove(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                             struct fa_error *error);
 

@@ -1,4 +1,3 @@
-/* Naming sequences, and finding them by name. */
 #include "daemon/pool/access.h"
 #include "daemon/pool/name_index.h"
 #include "daemon/pool/sequence.h"
@@ -9,7 +8,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* The store of the first four bytes makes the name valid. */
+/* Storing the first four bytes makes the name valid. */
 static void set_name(struct fa_state_sequence *record, const char *name)
 {
 	union {

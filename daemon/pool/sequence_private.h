@@ -1,4 +1,4 @@
-/* Sequences, for the rest of the pool. */
+/* For the rest of the pool. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -7,16 +7,16 @@ int fa_pool_sequence_get(const struct fa_pool *pool, const struct fa_actor *acto
                          enum fa_right right, struct fa_error *error,
                          struct fa_pool_sequence **ret_sequence);
 uint64_t fa_pool_sequence_id(const struct fa_pool_sequence *sequence);
-/* Removes it without a check of rights. */
+/* Removes it; no check of rights. */
 void fa_pool_sequence_destroy(struct fa_pool *pool, struct fa_pool_sequence *sequence);
-/* Makes the object of a record, in no list. NULL: no memory. */
+/* Makes a record's object, in no list. NULL: no memory. */
 struct fa_pool_sequence *fa_pool_sequence_alloc(struct fa_pool *pool, struct fa_pool_cache *cache,
                                                 uint32_t index);
-/* Adds it to the lists of its cache and of its session. */
+/* Adds it to its cache's and session's lists. */
 void fa_pool_sequence_link(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 /* Frees the object alone. NULL is fine. */
 void fa_pool_sequence_dealloc(struct fa_pool_sequence *sequence);
-/* After a step's part has left in_flight: releases what waited for it. */
+/* After a step's part left in_flight: releases what waited for it. */
 void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 
 static inline struct fa_state_commit *

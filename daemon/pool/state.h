@@ -2,11 +2,10 @@
  * The format of the pool's state, a memfd that outlives the daemon. No pointers.
  *
  * Crash safety. Every change takes effect by one aligned store of a word, fa_state_store(): the
- * `state` of a record, the `owner` of a chunk, `current` of a sequence, which selects one of its
- * two commits, a slot of a copied page, or the first word of a name. What the word makes valid is
- * written before it, where nothing reads yet. So a process that dies between any two stores
- * leaves the old or the new. Reference counts, free lists and indexes are not stored: recovery
- * derives them.
+ * `state` of a record, the `owner` of a chunk, `current` of a sequence, which selects a commit of
+ * two, a slot of a copied page, or the first word of a name. What the word makes valid is written
+ * before it, where nothing reads yet. So a process killed between two stores leaves the old or the
+ * new state. Reference counts, free lists and indexes are not stored: recovery derives them.
  *
  * The tables are sparse; high-water marks bound the parts in use.
  */
@@ -53,8 +52,8 @@ struct fa_state_header {
 #define FA_STATE_CHUNK_ABSENT 0u /* no memory */
 #define FA_STATE_CHUNK_FREE 1u
 #define FA_STATE_CHUNK_CACHE 2u /* + index of its cache */
-/* Of a cache removed by a daemon that died: free from fa_pool_quarantine_end() on, as its device
- * may still write to it. */
+/* Of a cache removed by a dead daemon, whose device may still write: free from
+ * fa_pool_quarantine_end() on. */
 #define FA_STATE_CHUNK_QUARANTINED (FA_STATE_CHUNK_CACHE + FA_STATE_CACHES)
 
 struct fa_state_chunk {
@@ -62,7 +61,7 @@ struct fa_state_chunk {
 	uint32_t reserved;
 };
 
-/* The state of caches, tenants and sequences. */
+/* State of caches, tenants and sequences. */
 #define FA_STATE_FREE 0u
 #define FA_STATE_USED 1u
 #define FA_STATE_REMOVED 2u /* caches: freed once nothing is in flight */
@@ -83,8 +82,7 @@ struct fa_state_cache {
 	uint8_t reserved[104];
 };
 
-/* Of the cache with the same index, [layer][kv_head]. Valid if it stores codes and has no
- * token_scales. */
+/* Of the cache with the same index: [layer][kv_head]. Valid for codes without token_scales. */
 struct fa_state_scales {
 	float k[FA_STATE_SCALES], v[FA_STATE_SCALES];
 };
@@ -102,7 +100,7 @@ struct fa_state_commit {
 	uint64_t length; /* tokens */
 	uint64_t first;  /* tokens before it were dropped, in full pages */
 	uint64_t step;   /* number of the last step */
-	uint32_t head;   /* first cell, plus 1; not valid without pages */
+	uint32_t head;   /* first cell, plus 1; invalid without pages */
 	uint32_t reserved;
 };
 

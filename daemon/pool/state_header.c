@@ -14,7 +14,7 @@
 
 #define PAGE_BYTES_MIN_DEFAULT 4096u
 #define SEQUENCES_DEFAULT (1u << 18)
-/* 64 bytes a page, less its record, are for cells. */
+/* Of 64 bytes a page, its record leaves these for cells. */
 #define CELL_BYTES_PER_PAGE (64 - sizeof(struct fa_state_page))
 #define CELLS_MIN 1024u
 

@@ -1,4 +1,4 @@
-/* The header of a state: computing where its tables lie, and reading it. */
+/* A state's header: places the tables; reading. */
 #pragma once
 
 #include "common/error.h"

@@ -1,10 +1,10 @@
-/* The one way to make a change of the state take effect. */
+/* The one way to change the state. */
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* For tests: called before and after every store that takes effect; or NULL. */
+/* For tests: called before and after every store that takes effect. May be NULL. */
 extern void (*fa_state_fault_hook)(void);
 
 static inline void fa_state_fault_point(void)
@@ -14,9 +14,9 @@ static inline void fa_state_fault_point(void)
 }
 
 /*
- * Stores an aligned word that makes a change take effect. What the program stored before is in
- * the state before it, what follows is after it. A killed process stops between two
- * instructions, so only the compiler must be kept from reordering.
+ * Stores an aligned word that makes a change take effect. Earlier stores of the program are in the
+ * state before it, later ones after it. A killed process stops between two instructions, so only
+ * the compiler must be kept from reordering.
  */
 static inline void fa_state_store(uint32_t *at, uint32_t value)
 {

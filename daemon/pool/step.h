@@ -1,18 +1,18 @@
 /*
- * Steps: new tokens of several sequences, planned at once, then committed or aborted.
- * Loop thread only.
+ * Steps: new tokens of several sequences, planned at once, then committed or aborted. Loop thread
+ * only.
  *
- * Planning reserves all pages or changes nothing. The result is what kernels take
- * (kernels/paged.h), grouped by cache. The caller does a step's clears, then its copies, after all
- * writes of earlier steps and before anything else uses its pages.
+ * Planning reserves all pages or changes nothing. The result, grouped by cache, is what kernels
+ * take (kernels/paged.h). The caller does a step's clears, then its copies, after all writes of
+ * earlier steps and before anything else uses its pages.
  *
  * Steps of one session may build on one another's planned lengths; those that share a sequence
- * commit in the order of planning. If one is aborted, later ones that append to its sequences
- * can only be aborted. While a session appends to a sequence, others that try get -EBUSY.
- * Reading (no new tokens) is always possible and keeps the durable pages as they are.
+ * commit in the order of planning. After an abort, later steps that append to its sequences can
+ * only be aborted. While a session appends to a sequence, others get -EBUSY. Reading (no new
+ * tokens) is always possible and keeps durable pages.
  *
- * The caller ends a step once the device no longer uses its pages: commits it if everything was
- * written, else aborts it.
+ * The caller ends a step once the device no longer uses its pages: by commit if everything was
+ * written, else by abort.
  */
 #pragma once
 
@@ -31,9 +31,9 @@ struct fa_pool_step_entry {
 	uint64_t sequence;
 	uint32_t item;          /* index */
 	uint64_t before, after; /* lengths */
-	uint64_t first;         /* token that was not dropped */
-	bool stale;             /* the sequence was removed: not committed */
-	bool ordered;           /* ends in turn with other ordered entries of the sequence */
+	uint64_t first;         /* not dropped */
+	bool stale;             /* sequence removed: not committed */
+	bool ordered;           /* ends in turn with the sequence's other ordered entries */
 	bool copies;            /* the page in which before ends is copied */
 };
 
@@ -43,15 +43,15 @@ struct fa_pool_step_group {
 	struct fa_cache_layout layout;
 	uint32_t begin, end; /* entries */
 
-	/* One for each entry, [end - begin]; cu_new has one more and starts with 0. */
+	/* Per entry, [end - begin]; cu_new has one more and starts with 0. */
 	const uint32_t *cu_new, *lengths, *lengths_before, *first, *table_start;
 	const uint32_t *table; /* slots, [table_entries] */
 	uint32_t table_entries;
 
-	const uint32_t *clears; /* slots of pages to fill with zeros */
+	const uint32_t *clears; /* slots of pages to zero */
 	uint32_t n_clears;
-	/* Then: copy the first copies_tokens tokens of a page and no more: the rest is not the
-	 * sequence's. [n_copies]. No page is in both from and to. */
+	/* Then copy only the first copies_tokens tokens of a page: the rest is not the sequence's.
+	 * [n_copies]. No page is in both from and to. */
 	const uint32_t *copies_from, *copies_to, *copies_tokens;
 	uint32_t n_copies;
 };
@@ -65,34 +65,34 @@ struct fa_pool_step {
 };
 
 /*
- * @number, above 0, is stored in the sequences by the commit. -EINVAL no or too many items, a
- * sequence twice, too many tokens or pages; -EBUSY another session is appending, an earlier step
- * was aborted and later ones have not ended, or one keeps some of its tokens; -EDQUOT; -ENOMEM
- * the pool is exhausted.
+ * The commit stores @number, above 0, in the sequences. -EINVAL no or too many items, a sequence
+ * twice, too many tokens or pages; -EBUSY another session is appending, an earlier step was aborted
+ * and later ones have not ended, or one keeps some of its tokens; -EDQUOT; -ENOMEM the pool is
+ * exhausted.
  */
 int fa_pool_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
                       const struct fa_pool_step_item *items, uint32_t n_items, uint64_t number,
                       uint64_t now_ns, struct fa_error *error, struct fa_pool_step **ret_step);
 
 /*
- * Of the entry's new tokens keeps only @positions (ascending, from 0): one path of a tree.
- * Before the commit the caller moves token ret_from[i] to token *ret_to + i, in order or all
- * at once; *ret_n may be 0. Once for each entry. *ret_from is valid until the step is freed.
+ * Keeps only @positions (ascending, from 0) of the entry's new tokens: one path of a tree. Before
+ * the commit the caller moves token ret_from[i] to token *ret_to + i, in order or all at once;
+ * *ret_n may be 0. Once for each entry. *ret_from is valid until the step is freed.
  * -EINVAL; -EBUSY a later step builds on all new tokens; -ECANCELED an earlier one was aborted.
  */
 int fa_pool_step_keep(struct fa_pool *pool, struct fa_pool_step *step, uint32_t entry,
                       const uint32_t *positions, uint32_t n_positions, struct fa_error *error,
                       const uint32_t **ret_from, uint32_t *ret_n, uint32_t *ret_to);
 
-/* Makes the step durable, sequence by sequence, and ends it. -EBUSY an earlier step has not
- * ended; -ECANCELED one was aborted: abort this one too. */
+/* Makes the step durable, sequence by sequence, and ends it. -EBUSY an earlier step has not ended;
+ * -ECANCELED an earlier one was aborted: abort this one, too. */
 int fa_pool_step_commit(struct fa_pool *pool, struct fa_pool_step *step, struct fa_error *error);
 
 /* Undoes and ends the step. */
 void fa_pool_step_abort(struct fa_pool *pool, struct fa_pool_step *step);
 
-/* Ends a step of which a kernel failed and may have overwritten anything. Removes the sequences it
- * appended to, if need be by fa_pool_open() of the next process. Returns how many. */
+/* Ends a step with a failed kernel, which may have overwritten anything. Removes the sequences it
+ * appended to, if need be by the next process's fa_pool_open(). Returns their number. */
 uint32_t fa_pool_step_suspect(struct fa_pool *pool, struct fa_pool_step *step);
 
 /* Ended. NULL is fine. */

@@ -1,4 +1,3 @@
-/* Ending a step. */
 #include "daemon/pool/page.h"
 #include "daemon/pool/page_list.h"
 #include "daemon/pool/sequence_private.h"
@@ -33,7 +32,7 @@ struct fa_pool_step *fa_pool_step_free(struct fa_pool_step *step)
 	return NULL;
 }
 
-/* The next part after @from that appends; NULL: none. */
+/* The next appending part after @from; NULL: none. */
 static struct fa_pool_step_part *next_appending(const struct fa_pool_sequence *sequence,
                                                 const struct fa_list *from)
 {
@@ -197,7 +196,7 @@ static void abort_part(struct fa_pool *pool, struct fa_pool_step_part *part)
 	fa_pool_sequence_reap(pool, sequence);
 }
 
-/* An aborted step may not have done its clears and copies. */
+/* An aborted step may have skipped clears and copies. */
 static void taint(struct fa_pool *pool, const struct fa_pool_cache *cache, const uint32_t *slots,
                   uint32_t n)
 {

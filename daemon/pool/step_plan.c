@@ -1,4 +1,4 @@
-/* Planning a step: check and count everything, then reserve pages; what follows cannot fail. */
+/* Planning a step: check and count everything, then reserve pages; the rest cannot fail. */
 #include "common/cleanup.h"
 #include "daemon/pool/cache_private.h"
 #include "daemon/pool/page.h"
@@ -23,7 +23,7 @@ struct plan {
 	struct fa_pool_cache *caches; /* linked by next_planned */
 	struct fa_tenant_account *tenants;
 	uint32_t n_caches;
-	uint64_t n_cells, n_pages, n_copies, n_entries; /* entries: of the tables */
+	uint64_t n_cells, n_pages, n_copies, n_entries; /* entries: of tables */
 	struct fa_pool_step_part *parts;                /* [n_items] */
 };
 
@@ -43,7 +43,7 @@ static bool can_append_in_place(const struct fa_pool *pool, const struct fa_pool
 	       !(pool->quarantine && (page->flags & FA_PAGE_SUSPECT));
 }
 
-/* A step in flight may read truncated tokens that would be overwritten. */
+/* A step in flight may read truncated tokens that an append overwrites. */
 static bool has_reader(const struct fa_pool_sequence *sequence, uint32_t slot)
 {
 	return sequence->truncated && slot == sequence->truncated_slot && sequence->n_in_flight &&
@@ -240,7 +240,7 @@ struct arrays {
 	uint32_t *table, *clears, *from, *to, *tokens;
 };
 
-/* Gives the sequence a copy of the page in which its tokens end. */
+/* Copies the page in which the tokens end. */
 static void copy_page(struct fa_pool *pool, struct fa_pool_step_part *part, struct arrays *next)
 {
 	struct fa_pool_sequence *sequence = part->sequence;
@@ -251,7 +251,7 @@ static void copy_page(struct fa_pool *pool, struct fa_pool_step_part *part, stru
 	bool clear;
 
 	index = fa_page_take(pool, cache, sequence->record->tenant, &clear);
-	/* The copied tokens may be another tenant's. */
+	/* They may be another tenant's. */
 	if (old->tenant != sequence->record->tenant || (old->flags & FA_PAGE_TAINTED))
 		pool->pages[index].flags |= FA_PAGE_TAINTED;
 	sequence->copied = true;
@@ -326,7 +326,7 @@ static void fill_entry(const struct fa_pool_step_part *part, struct fa_pool_step
 	arrays->table_start[i] = *table_entries - first_page;
 	if (n)
 		memcpy(table, sequence->pages, n * sizeof(*table));
-	/* Readers get the original, which is durable, not the copy being written. */
+	/* Readers get the durable original, not the copy being written. */
 	if (!part->appends && sequence->copied && sequence->copied_number < end)
 		table[sequence->copied_number - first_page] = sequence->copied_slot;
 	*table_entries += n;
@@ -346,7 +346,7 @@ static void sort(const struct plan *plan, struct fa_pool_step_private *private)
 			.end = n + cache->n_items,
 		};
 		n += cache->n_items;
-		/* From here on the place of the cache's next item. */
+		/* Now the place of the cache's next item. */
 		cache->n_items = n - cache->n_items;
 	}
 	for (uint32_t i = 0; i < plan->n_items; i++) {
@@ -362,7 +362,7 @@ static void apply(const struct plan *plan, struct fa_pool_step_private *private)
 	struct fa_pool *pool = plan->pool;
 	struct fa_pool_step *step = &private->step;
 	uint32_t *at = private->arrays;
-	/* First the arrays whose size in a group is known only once it is filled. */
+	/* First the arrays whose size is known only once the group is filled. */
 	struct arrays next = {
 		.table = carve(&at, plan->n_entries),
 		.clears = carve(&at, plan->n_pages + plan->n_copies),

@@ -28,8 +28,8 @@ static uint32_t find(const struct fa_pool *pool, uint32_t uid, const char *cgrou
 	return 0;
 }
 
-/* A user can make cgroups, so one has at most half of the tenants. Not uid 0, which makes cgroups
- * for others. */
+/* A user can make cgroups, so one has at most half of the tenants. Uid 0 makes them for others: no
+ * limit. */
 static int check_user(const struct fa_pool *pool, uint32_t uid, struct fa_error *error)
 {
 	const uint32_t max = pool->header->max_tenants / 2;
@@ -67,7 +67,7 @@ int fa_pool_tenant_get(struct fa_pool *pool, uint32_t uid, const char *cgroup,
 	if (r < 0)
 		return r;
 
-	/* A record whose serials are used up is not used again: pages may remember any tag. */
+	/* A record that has used up its serials is not reused: pages may remember any tag. */
 	for (i = 0; i < pool->header->high_tenants; i++)
 		if (pool->tenant_records[i].state == FA_STATE_FREE &&
 		    pool->tenant_records[i].tag / FA_STATE_TENANTS < SERIALS_MAX - 1)
@@ -143,7 +143,7 @@ void fa_pool_set_quota(struct fa_pool *pool, fa_pool_quota_fn *quota, void *user
 	pool->quota_userdata = userdata;
 }
 
-/* Iterates over the tenants of the uid but @own; NULL: no more. Tenants of uid 0 are unrelated. */
+/* The uid's tenants except @own; NULL: no more. Tenants of uid 0 are unrelated. */
 static struct fa_tenant_account *next_of_user(const struct fa_pool *pool,
                                               const struct fa_tenant_account *own, uint32_t uid,
                                               uint32_t *cursor)
@@ -158,7 +158,7 @@ static struct fa_tenant_account *next_of_user(const struct fa_pool *pool,
 	return NULL;
 }
 
-/* What a quota is asked about. @idle: idle pages count. */
+/* What a quota is asked about. @idle: count idle pages. */
 static void describe_held(const struct fa_pool *pool, uint32_t tag, bool idle,
                           struct fa_pool_tenant_info *ret_held)
 {
@@ -222,7 +222,7 @@ static uint64_t count_cells(const struct fa_pool *pool, uint32_t tag)
 	return n;
 }
 
-/* Forks cost cells but no pages, so cells have a limit of their own: a quarter is left for other
+/* Forks cost cells but no pages, so cells have their own limit: a quarter is left for other
  * users. */
 int fa_tenant_check_cells(const struct fa_pool *pool, uint32_t tag, uint64_t n,
                           struct fa_error *error)
