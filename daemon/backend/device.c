@@ -1,4 +1,4 @@
-/* The backends of this build, and the choice among them. The loop thread's, at start. */
+/* The backends of this build, and the choice among them. Loop thread, at start. */
 #include "daemon/backend/device.h"
 
 #include <errno.h>
@@ -11,8 +11,8 @@ const struct fa_device_ops *const fa_device_backends[] = {
 	NULL,
 };
 
-/* Returns whether a GPU seems to be there though opening it failed with @r. Without a driver or GPU
- * that is -ENXIO, but so it is if the driver was denied access. */
+/* True if a GPU seems to be there though opening it failed with @r: -ENXIO may also mean that the
+ * driver was denied access. */
 static bool has_gpu(int r)
 {
 	return r != -ENXIO || access("/proc/driver/nvidia", F_OK) == 0;

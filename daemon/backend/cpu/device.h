@@ -1,4 +1,4 @@
-/* State of the CPU device, under device.mutex unless a comment says otherwise. */
+/* The CPU device's state, under device.mutex unless a comment says otherwise. */
 #pragma once
 
 #include "daemon/backend/cpu/pool.h"
@@ -7,7 +7,7 @@
 
 #include <pthread.h>
 
-/* How long a worker stays with one work while others are ready. */
+/* Time that a worker stays with one work while others are ready. */
 #define FA_CPU_QUANTUM_NS (500 * FA_NS_PER_US)
 
 struct fa_cpu_worker {
@@ -22,9 +22,9 @@ struct fa_device {
 	const struct fa_cpu_isa *isa;
 
 	pthread_mutex_t mutex;
-	pthread_cond_t work_available; /* idle workers sleep on it */
-	struct fa_fair_queue fair;     /* ready works; its unit is a nanosecond */
-	_Atomic uint32_t n_ready;      /* works; written under the mutex, read by anyone */
+	pthread_cond_t work_available;
+	struct fa_fair_queue fair; /* ready works; unit: nanoseconds */
+	_Atomic uint32_t n_ready;  /* works; written under the mutex, read by anyone */
 	uint32_t n_sleeping;
 	struct fa_list done; /* fa_device_work.link */
 	bool stop;

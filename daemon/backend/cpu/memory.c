@@ -1,4 +1,4 @@
-/* Clients' memory: memfds that they pass, and arenas made for them. */
+/* Clients' memory: their memfds, and arenas made for them. */
 #include "daemon/backend/cpu/memory.h"
 
 #include "common/cleanup.h"
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Clients' tensors stay out of core dumps. */
+/* Keeps clients' tensors out of core dumps. */
 static void *map_shared(int fd, uint64_t offset, uint64_t bytes, int protection)
 {
 	void *address;

@@ -1,4 +1,4 @@
-/* Clients' memory, mapped. Functions of the backend table. */
+/* Clients' mapped memory. Functions of the backend table. */
 #pragma once
 
 #include "daemon/backend/device.h"

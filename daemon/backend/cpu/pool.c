@@ -1,4 +1,3 @@
-/* Chunks of the KV pool. */
 #include "daemon/backend/cpu/pool.h"
 
 #include "common/cleanup.h"
@@ -48,7 +47,7 @@ static int map_chunk(struct fa_cpu_pool *pool, uint32_t chunk, int fd, struct fa
 	if (mmap(at, pool->chunk_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
 	    MAP_FAILED)
 		return fa_fail(error, -errno, "chunk %" PRIu32 " cannot be mapped: %m", chunk);
-	/* Clients' tokens stay out of core dumps. */
+	/* Keeps clients' tokens out of core dumps. */
 	(void)madvise(at, pool->chunk_bytes, MADV_DONTDUMP);
 	return 0;
 }

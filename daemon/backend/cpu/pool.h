@@ -1,5 +1,4 @@
-/* The KV pool's memory: a memfd a chunk, side by side in one range of addresses. The loop
- * thread's. */
+/* The KV pool's memory: a memfd per chunk, side by side in one address range. The loop thread's. */
 #pragma once
 
 #include "common/error.h"

@@ -1,10 +1,10 @@
 /*
- * A queue has at most one active work. An active work with tiles left to claim is ready: it stands
- * in its group in the fair queue. A group is charged for the time of its workers, a quantum of it
- * in advance, so that not all workers go to one group; time that no other group wanted is free.
+ * A queue has at most one active work. An active work with unclaimed tiles is ready: it is in the
+ * fair queue. A group pays for its workers' time, a quantum in advance, so that not all workers go
+ * to one group; time that no other group wanted is free.
  *
- * A work of several paged requests runs in as many phases. The last worker of a phase begins the
- * next, and the last worker of a work, or cancel(), finishes it and activates the queue's next.
+ * A work runs each of its paged requests as a phase. The last worker of a phase begins the next,
+ * and a work's last worker, or cancel(), finishes it and activates the queue's next.
  */
 #include "daemon/backend/cpu/queue.h"
 
@@ -15,7 +15,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Sleeping workers that a worker wakes for works that it leaves. */
+/* Sleeping workers that a worker wakes for works it leaves. */
 #define WAKE_FAN_OUT 2
 
 _Static_assert(sizeof(struct fa_cpu_work) <= sizeof(((struct fa_device_work *)0)->backend),
@@ -83,7 +83,7 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	else
 		work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
 
-	/* Notify before the work can be reaped: no notification may follow the last reap(). */
+	/* Notify first: no notification may follow the last reap(). */
 	if (fa_list_empty(&device->done))
 		device->config.notify(device->config.userdata);
 	fa_list_append(&device->done, &work->link);
@@ -101,7 +101,7 @@ static void work_ready(struct fa_device *device, struct fa_device_work *work)
 	atomic_fetch_add_explicit(&device->n_ready, 1, memory_order_relaxed);
 }
 
-/* Begins the phase, or the next one that has tiles, or the last. */
+/* Begins the phase, or the next with tiles, or the last. */
 static void work_begin_phase(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
@@ -120,8 +120,8 @@ static void work_begin_phase(struct fa_device *device, struct fa_device_work *wo
 	atomic_store_explicit(&cpu->next, 0, memory_order_relaxed);
 }
 
-/* Begins the first phase, only now as the workspace may be the predecessor's, too. Releases the
- * mutex, so counts as a worker: cancel() does not finish the work. */
+/* Begins the first phase, only now as the predecessor may share the workspace. As this releases the
+ * mutex, it counts as a worker: cancel() does not finish the work. */
 static void work_begin(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
@@ -136,7 +136,7 @@ static void work_begin(struct fa_device *device, struct fa_device_work *work)
 	cpu->n_workers--;
 }
 
-/* Activates the queue's first work; works without tiles finish at once. Releases the mutex. */
+/* Activates the first work; works without tiles finish at once. Releases the mutex. */
 static void queue_activate(struct fa_device *device, struct fa_device_queue *queue)
 {
 	struct fa_device_work *work;
@@ -177,7 +177,7 @@ struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device)
 	return NULL;
 }
 
-/* Returns how many sleepers to wake for what the worker of @cpu leaves: few, as they wake
+/* How many sleepers to wake for the works that the worker of @cpu leaves: few, as they wake
  * others. */
 static uint32_t count_to_wake(struct fa_device *device, struct fa_cpu_work *cpu)
 {
@@ -188,7 +188,7 @@ static uint32_t count_to_wake(struct fa_device *device, struct fa_cpu_work *cpu)
 	return rest < wake ? (uint32_t)(rest > 0 ? rest : 0) : wake;
 }
 
-/* Called by the last worker of the phase. Releases the mutex. */
+/* The phase's last worker calls it. Releases the mutex. */
 static void work_next_phase(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
@@ -324,7 +324,7 @@ void fa_cpu_cancel(struct fa_device *device, struct fa_device_work *work)
 			work_unready(device, work);
 		queue_activate(device, queue);
 	}
-	/* A worker that was woken for this work may sleep again already. */
+	/* A worker woken for this work may sleep again already. */
 	wake = device->n_sleeping > 0 && device->n_ready > 0;
 	pthread_mutex_unlock(&device->mutex);
 	if (wake)

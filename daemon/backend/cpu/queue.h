@@ -1,21 +1,21 @@
-/* Queues, and a work's life from launch() to reap(). */
+/* Queues and works, from launch() to reap(). */
 #pragma once
 
 #include "daemon/backend/cpu/device.h"
 
 enum fa_cpu_work_state {
-	FA_CPU_WORK_QUEUED,   /* behind others of its queue */
-	FA_CPU_WORK_ACTIVE,   /* its queue's active work */
+	FA_CPU_WORK_QUEUED,   /* behind others */
+	FA_CPU_WORK_ACTIVE,   /* the queue's first */
 	FA_CPU_WORK_FINISHED, /* in device.done, or reaped */
 };
 
-/* What fa_device_work.backend holds. */
+/* Stored in fa_device_work.backend. */
 struct fa_cpu_work {
 	_Atomic int64_t next; /* tile to claim next; grows past n_tiles */
 	int64_t n_tiles;      /* of the phase */
 	struct fa_list ready_link;
 	size_t scratch_bytes;
-	uint32_t n_workers; /* that run its tiles now */
+	uint32_t n_workers; /* running its tiles now */
 	uint32_t state;
 	int32_t failure;     /* why a worker could not go on, or 0 */
 	uint32_t phase;      /* index of the paged request; else 0 */
@@ -29,16 +29,16 @@ static inline struct fa_cpu_work *fa_cpu_work(struct fa_device_work *work)
 
 /* For workers, under the mutex. */
 
-/* Returns a ready work or NULL, and charges its group a quantum. */
+/* Returns a ready work, charging its group a quantum, or NULL. */
 struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device);
-/* Adds a worker to @work. Returns how many sleeping workers to wake. */
+/* Adds a worker. Returns how many sleeping workers to wake. */
 uint32_t fa_cpu_queue_serve_begin(struct fa_device *device, struct fa_device_work *work);
-/* Removes it; may release the mutex. @used_ns: of the quantum. @failure: why it ran no tiles, or
- * 0. */
+/* Removes a worker; may release the mutex. @used_ns: of the quantum. @failure: why it ran no tiles,
+ * or 0. */
 void fa_cpu_queue_serve_end(struct fa_device *device, struct fa_device_work *work, uint64_t used_ns,
                             int failure);
 
-/* Functions of the backend table (backend/device.h). */
+/* Functions of the backend table. */
 int fa_cpu_group_new(struct fa_device *device, struct fa_error *error,
                      struct fa_device_group **ret_group);
 struct fa_device_group *fa_cpu_group_free(struct fa_device *device, struct fa_device_group *group);

@@ -1,9 +1,9 @@
-/* The worker threads, which run tiles of works. */
+/* Worker threads, which run tiles of works. */
 #pragma once
 
 #include "daemon/backend/cpu/device.h"
 
-/* Starts the thread with default scheduling and all signals blocked. */
+/* With default scheduling and all signals blocked. */
 int fa_cpu_worker_start(struct fa_cpu_worker *worker);
 /* device.stop is set, and all workers are woken. */
 void fa_cpu_worker_join(struct fa_cpu_worker *worker);

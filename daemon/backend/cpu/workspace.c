@@ -1,10 +1,9 @@
-/* Workspaces of works. */
 #include "daemon/backend/cpu/workspace.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* Returns whether append writes q to the workspace, where attention reads it. */
+/* True if append writes q to the workspace, where attention reads it. */
 static bool wants_q(const struct fa_paged_request *request)
 {
 	return request->op == FA_PAGED_APPEND && request->append.heads &&
@@ -36,7 +35,7 @@ static void put_q(struct fa_device_work *work, void *q)
 	}
 }
 
-/* Takes over the predecessor's workspace, if that is large enough. */
+/* Takes over the predecessor's workspace, if large enough. */
 static bool take_over(struct fa_device_work *work, size_t bytes)
 {
 	struct fa_device_work *predecessor = work->predecessor;

@@ -1,6 +1,6 @@
-/* A work's memory besides its tensors: the workspace of its paged requests, which run one at a
- * time, and rotated q. Works of a queue may share it: it is written only while the work is active.
- * The loop thread's. */
+/* A work's memory besides its tensors: rotated q, and the workspace of its paged requests, which
+ * run one at a time. Works of a queue may share it, as only the active work writes to it. The loop
+ * thread's. */
 #pragma once
 
 #include "daemon/backend/device.h"

@@ -1,5 +1,5 @@
-/* The CUDA backend: one GPU, through the driver found at run time, in the primary context. Opens,
- * describes and closes the device, and has the backend table. */
+/* The CUDA backend: one GPU, in the primary context, through the driver found at run time. Opens,
+ * describes and closes the device; the backend table. */
 #include "common/clock.h"
 #include "daemon/backend/cuda/context.h"
 #include "daemon/backend/cuda/host.h"
@@ -30,15 +30,15 @@
 #define TEXT(number) TEXT_OF(number)
 
 /* The context ends with the process, unless the driver closes late. Under MPS it is a server's,
- * which notices by itself that the process died, and lets kernels run out. */
+ * which notices the process's death and lets kernels run out. */
 #define LINGER_NS (FA_NS_PER_SEC / 2)
 #define LINGER_MPS_NS (5 * FA_NS_PER_SEC)
 
 #define UUID_TEXT_BYTES 41 /* GPU-8-4-4-4-12 */
-/* Maximum age of the free memory that is reported: a query takes the driver's locks. */
+/* Maximum age of the reported free memory: a query takes the driver's locks. */
 #define FREE_MEMORY_NS (100 * FA_NS_PER_MS)
 
-/* Size of the staging area, but at most a 64th of the GPU's memory. */
+/* Size of the staging area, at most a 64th of the GPU's memory. */
 #define STAGE_BYTES (512ull << 20)
 #define STAGE_SHARE 64
 
@@ -116,7 +116,7 @@ static enum fa_device_mps query_mps(struct fa_device *device)
 	return mps ? FA_DEVICE_MPS_ON : FA_DEVICE_MPS_OFF;
 }
 
-/* Fills chip and info, and checks that the backend can use the GPU. */
+/* Fills chip and info, and checks that the GPU is usable. */
 static int describe_device(struct fa_device *device, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;
@@ -249,7 +249,7 @@ static int start_driver(struct fa_device *device, struct fa_error *error)
 	CUresult result;
 	int r, version;
 
-	/* The driver reads both when it starts. */
+	/* The driver reads both at its start. */
 	(void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", TEXT(FA_CUDA_CONNECTIONS), 0);
 	(void)setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 	r = fa_cudriver_open(FA_CUDRIVER_FOR_ALL, error, &device->driver);
@@ -322,7 +322,7 @@ static int cuda_open(const struct fa_device_config *config, struct fa_error *err
 	struct fa_device *device;
 	int r;
 
-	/* Tensor maps need more alignment than malloc() gives. */
+	/* Tensor maps need more than malloc()'s alignment. */
 	device = aligned_alloc(_Alignof(struct fa_device), sizeof(*device));
 	if (!device)
 		return fa_fail(error, -ENOMEM, "no memory for the CUDA backend");

@@ -1,4 +1,3 @@
-/* The device's context, its errors, and its loss. */
 #include "daemon/backend/cuda/context.h"
 
 #include <errno.h>
@@ -51,6 +50,6 @@ int fa_cuda_fail(struct fa_device *device, CUstream stream, struct fa_error *err
 		fa_cuda_lose(device, error->text);
 		return -ENODEV;
 	}
-	/* The driver works, but rejected what a client gave. */
+	/* The driver works, but rejected a client's input. */
 	return r == -ENODEV ? -EINVAL : r;
 }

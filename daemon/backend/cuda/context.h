@@ -1,5 +1,5 @@
-/* The CUDA context, failed calls, and the loss of the device: after a sticky error every call
- * fails, and only a new process can use the GPU. */
+/* The CUDA context, failed calls, and device loss: after a sticky error every call fails, and only
+ * a new process can use the GPU. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
@@ -11,7 +11,7 @@ CUresult fa_cuda_enter(struct fa_device *device);
 void fa_cuda_lose(struct fa_device *device, const char *why);
 bool fa_cuda_is_lost(struct fa_device *device);
 
-/* Turns the failure of a call on @stream, or unrelated to streams, into an errno and a sentence.
- * -ENODEV if and only if the device is lost, which it asks the driver. */
+/* Turns a failed call on @stream, or unrelated to streams, into an errno and a sentence. -ENODEV if
+ * and only if the device is lost, which the driver is asked. */
 int fa_cuda_fail(struct fa_device *device, CUstream stream, struct fa_error *error, CUresult result,
                  const char *doing);

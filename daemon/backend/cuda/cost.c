@@ -1,4 +1,4 @@
-/* Time estimates. The engine thread's, but for fa_cuda_cost_paged_ns(), the loop thread's. */
+/* Time estimates, for the engine thread; fa_cuda_cost_paged_ns() for the loop thread. */
 #include "daemon/backend/cuda/cost.h"
 
 #include "daemon/backend/cuda/memory.h"
@@ -22,7 +22,7 @@ static unsigned int count_sms(const struct fa_device *device)
 	return device->chip.sms > 0 ? (unsigned int)device->chip.sms : 1;
 }
 
-/* @special: the kernel is for this chip alone. */
+/* @special: the kernel is built for this chip alone. */
 static double flops_ns(const struct fa_device *device, enum fa_attention_dtype dtype, bool special,
                        double flops)
 {
@@ -45,7 +45,7 @@ static double element_bytes(enum fa_attention_dtype dtype)
 
 /* ---- attention over tensors */
 
-/* Bytes of the tensor in host memory. */
+/* Of the tensor, in host memory. */
 static double host_bytes(const struct fa_device_work *work, enum fa_device_tensor index,
                          double elements)
 {
@@ -85,14 +85,14 @@ static double attention_ns(const struct fa_device *device, const struct fa_devic
 
 /* ---- paged requests */
 
-/* Bytes of a token in one layer, as kernels compute. */
+/* Of a token in one layer, as kernels compute. */
 static double token_bytes(const struct fa_paged_cache *cache)
 {
 	return cache->kv_heads * ((double)cache->head_dim + cache->head_dim_v) *
 	       element_bytes(cache->dtype);
 }
 
-/* The same as pages store it. */
+/* The same as stored in pages. */
 static double stored_token_bytes(const struct fa_paged_cache *cache)
 {
 	return cache->store == FA_PAGED_PLAIN ? token_bytes(cache)
@@ -111,7 +111,7 @@ static double attend_ns(const struct fa_device *device, const struct fa_paged_at
 	const struct fa_paged_step *step = p->step;
 	double flops = 0, ns = (double)plan->forward_ns;
 
-	/* Each entry of the table may be read. */
+	/* Each table entry may be read. */
 	ns += memory_ns(device, (double)step->table_entries * cache->page_tokens *
 	                                stored_token_bytes(cache));
 	ns += new_tokens(step) * (double)p->heads * 2 * cache->head_dim *

@@ -1,5 +1,5 @@
-/* Estimates of how long works take. They err upwards: a long work that passes for short holds up
- * all others (quiesce.h). */
+/* Time estimates of works. They err upwards: a long work that passes for short holds up all others
+ * (quiesce.h). */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
@@ -7,5 +7,5 @@
 /* @plan: the request's, if it attends. */
 double fa_cuda_cost_paged_ns(const struct fa_device *device, const struct fa_paged_request *request,
                              const struct fa_cuda_paged_plan *plan);
-/* For a prepared work; 0: it is not long. */
+/* For a prepared work; 0: not long. */
 uint64_t fa_cuda_cost_long_ns(const struct fa_device *device, const struct fa_device_work *work);

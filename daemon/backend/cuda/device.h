@@ -1,7 +1,7 @@
 /*
- * State of the open device and its streams. Comments say which thread owns a field; the loop thread
- * stands in for the engine thread while it runs a round of the engine. Shared fields are atomic or
- * under device.mutex; all others are constant between open and close.
+ * State of the open device and its streams. Comments name a field's thread; the loop thread stands
+ * in for the engine thread while it runs a round of the engine. Shared fields are atomic or under
+ * device.mutex; all others are constant between open and close.
  */
 #pragma once
 
@@ -23,8 +23,8 @@
 /* A quarter for high priority, half less one for normal. Memory and preemption have one each, the
  * driver the rest. */
 #define FA_CUDA_STREAMS_MAX (FA_CUDA_CONNECTIONS * 3 / 4)
-/* Works in flight on a stream: they keep it busy between two polls, yet bound the wait of other
- * queues. */
+/* Works in flight on a stream: enough to keep it busy between two polls, and few, to bound other
+ * queues' wait. */
 #define FA_CUDA_STREAM_DEPTH 4
 
 /* Entries of a work's vectors (cu_seqlens have one more). */
@@ -35,7 +35,7 @@
 
 #define FA_CUDA_GRAPHS 8
 
-/* A stream's preemptible launch (preempt.c), always its last. */
+/* A stream's preemptible launch (preempt.c), always last. */
 struct fa_cuda_preemption {
 	struct fa_device_work *work; /* NULL: none */
 	uint64_t stopped_ns;         /* when its stop was seen; 0: it runs */
@@ -50,14 +50,14 @@ struct fa_cuda_preemption {
 		struct fa_cuda_paged_attention paged;
 	} args;
 	struct fa_cuda_maps maps;
-	bool is_long;     /* counted by device.quiesce while it runs */
+	bool is_long;     /* counted by device.quiesce while running */
 	CUdeviceptr area; /* struct fa_cuda_preempt_area, then states of blocks */
 	size_t area_bytes;
-	uint64_t *report; /* written by the GPU: blocks left */
+	uint64_t *report; /* the GPU writes: blocks left */
 	CUdeviceptr report_at;
 };
 
-/* An entry of a stream's graph cache (graph_cache.c). */
+/* An entry of a stream's graph cache. */
 struct fa_cuda_graph {
 	CUfunction function; /* NULL: free */
 	bool gated;          /* a gate precedes it */
@@ -68,15 +68,15 @@ struct fa_cuda_graph {
 	uint64_t used;     /* stream.n_launches at its last use */
 };
 
-/* A stream's works behind gates (gate.c), always its last. */
+/* A stream's works behind gates (gate.c), always last. */
 struct fa_cuda_gates {
-	const struct fa_device_queue *queue; /* whose works they are */
+	const struct fa_device_queue *queue; /* owns the works */
 	unsigned int n_works, n_open;        /* in flight; of these behind open gates */
 	bool stopped;                        /* asked to give up */
 	uint64_t run;
-	uint64_t *stop;         /* written by the host: gates up to this turn give up */
-	const uint64_t *report; /* written by the GPU: turn of a gate that gave up */
-	uint64_t reported;      /* the last report read */
+	uint64_t *stop;         /* the host writes: gates up to this turn give up */
+	const uint64_t *report; /* the GPU writes: turn of a gate that gave up */
+	uint64_t reported;      /* last report read */
 	CUdeviceptr stop_at, report_at, shut_at;
 };
 
@@ -84,33 +84,33 @@ struct fa_cuda_stream {
 	CUstream stream;
 	int priority;
 	unsigned int n_queues;
-	/* The GPU writes the sequence of each ended work here; a work in parts writes it to as many
-	 * adjacent words. */
+	/* The GPU writes each ended work's sequence here; a work in parts writes as many adjacent
+	 * words. */
 	const uint64_t *word;
 	CUdeviceptr word_at;
-	uint64_t sequence;            /* of the newest work in flight */
+	uint64_t sequence;            /* newest work in flight */
 	CUdeviceptr counter_at;       /* counts blocks of launches that signal their end */
 	uint64_t n_counted;           /* its value after all of them */
-	uint64_t self_signalled;      /* the newest work that signals its end itself, */
+	uint64_t self_signalled;      /* the newest work that signals its own end, */
 	uint32_t self_signal_parts;   /* ... in so many parts; 0: as a whole */
-	uint64_t finished_ns;         /* when the last end was seen */
+	uint64_t finished_ns;         /* last end seen */
 	struct fa_list works;         /* in flight, by fa_device_work.link */
 	unsigned int n_works;         /* in flight */
-	struct fa_device_lane lane;   /* the stream, as the engine sees it */
+	struct fa_device_lane lane;   /* the engine's view */
 	char *vectors;                /* [FA_CUDA_STREAM_DEPTH][FA_CUDA_VECTORS_BYTES] */
 	CUdeviceptr vectors_at;       /* their copy on the GPU */
-	CUdeviceptr vectors_in_place; /* the vectors as the GPU addresses them */
-	/* Of running paged works: counters and partial results, then q. */
+	CUdeviceptr vectors_in_place; /* as the GPU addresses them */
+	/* Of running paged works: counters, partial results, q. */
 	CUdeviceptr scratch;
 	size_t scratch_bytes;
-	uint64_t epoch; /* of the last use of its counters */
+	uint64_t epoch; /* last use of the counters */
 	struct fa_cuda_graph graphs[FA_CUDA_GRAPHS];
-	uint64_t n_launches; /* that used the cache */
+	uint64_t n_launches; /* using the cache */
 	struct fa_cuda_gates gates;
 	struct fa_cuda_preemption preemption;
 };
 
-/* The KV pool's memory (pool.c). */
+/* The KV pool's memory. */
 struct fa_cuda_pool {
 	CUdeviceptr at; /* 0: not open */
 	uint64_t chunk_bytes;
@@ -118,7 +118,7 @@ struct fa_cuda_pool {
 	bool *mapped; /* [max_chunks] */
 };
 
-/* Memory to be freed at close (scratch.c). */
+/* Memory to free at close. */
 struct fa_cuda_scratch {
 	struct fa_cuda_scratch *next;
 	CUdeviceptr at;
@@ -152,11 +152,11 @@ struct fa_device {
 	unsigned int n_streams, n_high; /* those of high priority first */
 	struct fa_list done;            /* to be reaped */
 	bool reaping;
-	bool held;            /* a waiting work is held (quiesce.c) */
+	bool held;            /* quiesce.c holds a waiting work */
 	bool no_graphs;       /* the driver refused one */
 	unsigned int n_works; /* in flight */
-	uint64_t progress_ns; /* when a work last ended */
-	uint64_t queried_ns;  /* when the driver was last queried for errors */
+	uint64_t progress_ns; /* last end of a work */
+	uint64_t queried_ns;  /* last query for errors */
 
 	struct {
 		CUdeviceptr at;
@@ -167,7 +167,7 @@ struct fa_device {
 	struct {
 		CUstream stream;   /* writes the words */
 		CUdeviceptr words; /* one a stream */
-		uint64_t turn;     /* of the last preemptible launch */
+		uint64_t turn;     /* last preemptible launch */
 		unsigned int n_running;
 	} preempt;
 	struct fa_cuda_scratch *scratches;
@@ -185,6 +185,6 @@ struct fa_device {
 	pthread_mutex_t mutex;
 	atomic_bool lost;
 	struct fa_error lost_error; /* under the mutex until lost, then constant */
-	uint64_t free_bytes;        /* of GPU memory, under the mutex, */
+	uint64_t free_bytes;        /* GPU memory, under the mutex, */
 	uint64_t free_bytes_ns;     /* ... as of this time */
 };

@@ -1,5 +1,5 @@
-/* A first-come, first-served lock of workers that call the driver for memory: such calls hold locks
- * inside the driver that launches need, so one worker at a time calls, and pauses. */
+/* A first-come, first-served lock for workers' memory calls: such calls hold driver locks that
+ * launches need, so one worker at a time calls, and pauses. */
 #pragma once
 
 #include "common/cleanup.h"
@@ -21,7 +21,7 @@ void fa_cuda_driver_lock_releasep(struct fa_cuda_driver_lock **lock);
 /* Releases the lock for at least @ns. */
 void fa_cuda_driver_lock_yield(struct fa_cuda_driver_lock *lock, uint64_t ns);
 
-/* Holds @lock until the end of the block. */
+/* Until the end of the block. */
 #define FA_CUDA_HOLD_DRIVER_LOCK(lock)                                                             \
 	_fa_cleanup_(fa_cuda_driver_lock_releasep) struct fa_cuda_driver_lock *_held               \
 		__attribute__((unused)) = fa_cuda_driver_lock_acquire(lock)

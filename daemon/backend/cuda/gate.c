@@ -1,18 +1,19 @@
 /*
- * Works that wait on the GPU for a client's word: a gate, a kernel of one warp, precedes the launch
- * (kernels/cuda/common/gate.h), so that a client's stream and the daemon's hand over without a CPU.
+ * Works that wait on the GPU for a client's word: a gate, a kernel of one warp
+ * (kernels/cuda/common/gate.h), precedes the launch, so that a client's stream hands over without a
+ * CPU.
  *
- * Only under MPS, as otherwise a client's kernels would not run while a gate polls. A gate must not
- * cost others anything: it gives up after PATIENCE_NS, or when another queue wants the stream; it
+ * Only under MPS: otherwise clients' kernels could not run while a gate polls. A gate must not cost
+ * others anything: it gives up after PATIENCE_NS, or when another queue wants the stream; it
  * preempts nothing before it has opened; only works of the same queue stand behind it; and streams
- * are no more than the driver keeps apart. A gate that gives up reports its turn: it and the works
- * behind it have done nothing, and return to the engine.
+ * are no more than the driver keeps apart. A gate that gives up reports its turn: the works behind
+ * it have done nothing, and return to the engine.
  */
 #include "daemon/backend/cuda/gate.h"
 
 #include "common/clock.h"
 
-/* As long as the engine polls a gate without sleeping. */
+/* As long as the engine polls without sleeping. */
 #define PATIENCE_NS (200 * FA_NS_PER_US)
 
 void fa_cuda_gates_open(struct fa_device *device)

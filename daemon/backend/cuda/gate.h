@@ -6,14 +6,14 @@
 
 /* Finds the gate kernel among the loaded kernels over pages, if the device is to have gates. */
 void fa_cuda_gates_open(struct fa_device *device);
-/* Returns the gate of @work, the stream's newest; fills what @done says of it. */
+/* The gate of @work, the stream's newest; fills its part of @done. */
 struct fa_cuda_gate fa_cuda_gate_of(const struct fa_cuda_stream *stream,
                                     const struct fa_device_work *work, struct fa_cuda_done *done);
-/* A work of @queue was launched behind its gate; all works behind gates are of one queue. */
+/* Notes a launch behind @work's gate; all works behind gates are of one queue. */
 void fa_cuda_gates_add(struct fa_cuda_stream *stream, const struct fa_device_queue *queue);
 /* Asks all gates of the stream to give up. */
 void fa_cuda_gates_stop(struct fa_cuda_stream *stream);
-/* Returns whether a gate has given up since the last call: then all from *ret_turn on are shut. */
+/* True if a gate has given up since the last call: then all from *ret_turn on are shut. */
 bool fa_cuda_gates_are_shut(struct fa_cuda_stream *stream, uint64_t *ret_turn);
-/* Separates later gates from those that were shut. */
+/* Separates later gates from the shut ones. */
 void fa_cuda_gates_begin(struct fa_cuda_stream *stream);

@@ -1,13 +1,13 @@
 /*
- * Launches kernels, through a graph of one node if a kernel comes again and again: with new
- * parameters that takes the driver less time than cuLaunchKernel(). Each stream caches a few
- * graphs, and replaces the least recently used. Making one costs as much as many launches, but does
- * not wait for the GPU. A gate is in one graph with its kernel. A kernel that itself awaits a
- * launch ahead of it is launched without a graph, as it begins earlier then.
+ * Launches kernels, repeated ones through a graph of one node: with new parameters that takes the
+ * driver less time than cuLaunchKernel(). Each stream caches a few graphs, and replaces the least
+ * recently used. Making one costs as much as many launches, but does not wait for the GPU. A gate
+ * shares its kernel's graph. A kernel that awaits a launch ahead of it by itself is launched
+ * without a graph, as it begins earlier then.
  */
 #include "daemon/backend/cuda/graph_cache.h"
 
-/* Launches of a kernel on a stream before it gets a graph. */
+/* Of a kernel on a stream, before it gets a graph. */
 #define LAUNCHES_BEFORE 8
 
 static void graph_free(struct fa_device *device, struct fa_cuda_graph *graph)
@@ -25,7 +25,7 @@ void fa_cuda_graphs_close(struct fa_device *device, struct fa_cuda_stream *strea
 		graph_free(device, &stream->graphs[i]);
 }
 
-/* @before: the node ahead, or NULL. Kernels of graphs do not inherit the stream's priority. */
+/* @before: the node ahead, or NULL. A graph's kernels do not inherit the stream's priority. */
 static CUresult graph_add(struct fa_device *device, const struct fa_cuda_stream *stream,
                           struct fa_cuda_graph *graph, const CUgraphNode *before,
                           const CUDA_KERNEL_NODE_PARAMS_v2 *params, CUgraphNode *ret_node)
@@ -114,7 +114,7 @@ static CUresult launch_plainly(struct fa_device *device, struct fa_cuda_stream *
 	                                     stream->stream, node->kernelParams, NULL);
 }
 
-/* The kernel begins as the blocks ahead leave. */
+/* It begins as the blocks ahead leave. */
 static CUresult launch_behind(struct fa_device *device, struct fa_cuda_stream *stream,
                               const CUDA_KERNEL_NODE_PARAMS_v2 *node)
 {

@@ -14,7 +14,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Faults the pages in before pinning, which holds the driver's locks. */
+/* Faults pages in before pinning, which holds driver locks. */
 static int populate(struct fa_cuda_memory *memory, bool read_only, struct fa_error *error)
 {
 	if (madvise(memory->host, memory->bytes,
@@ -74,7 +74,7 @@ static int populate_and_pin(struct fa_device *device, struct fa_cuda_memory *mem
 	int r;
 
 	memory->host = host;
-	/* Clients' tensors stay out of core dumps. */
+	/* Keeps clients' tensors out of core dumps. */
 	(void)madvise(host, memory->bytes, MADV_DONTDUMP);
 	r = populate(memory, read_only, error);
 	return r < 0 ? r : pin(device, memory, flags, error);
@@ -95,7 +95,7 @@ static int map_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, 
 	return populate_and_pin(device, memory, host, read_only, flags, error);
 }
 
-/* A second mapping outlives the first, and is possible though the file is sealed. */
+/* A second mapping outlives the first, and works though the file is sealed. */
 static int map_again_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, void *host,
                              struct fa_error *error)
 {
@@ -125,7 +125,7 @@ static int memory_new(struct fa_device *device, uint64_t bytes, struct fa_error 
 	return r;
 }
 
-/* Hands @memory to the caller, or drops it if the import failed. */
+/* Hands @memory to the caller, or drops it after an error. */
 static int memory_finish(struct fa_device *device, struct fa_cuda_memory *memory, int r,
                          uint64_t bytes, bool writable, struct fa_device_memory *ret_memory)
 {
@@ -142,8 +142,8 @@ static int memory_finish(struct fa_device *device, struct fa_cuda_memory *memory
 	return 0;
 }
 
-/* Pinned pages stay allocated whatever the client does to its file: punching holes harms nobody
- * else. */
+/* Pinned pages stay allocated whatever the client does to its file: punching holes harms only
+ * itself. */
 int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
                                bool read_only, struct fa_error *error,
                                struct fa_device_memory *ret_memory)

@@ -1,4 +1,4 @@
-/* Host memory of clients, mapped and pinned. Functions of the backend table; workers'. */
+/* Clients' host memory, mapped and pinned. Functions of the backend table; workers'. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

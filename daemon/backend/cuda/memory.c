@@ -1,8 +1,8 @@
 /*
  * Clients' memory: freeing it, and opening CUDA IPC handles (host.c and vmm.c import other kinds).
- * On workers, one of which at a time calls the driver (driver_lock.h). Sizes and places come from
- * the driver, not from the client. Requests are checked before they are launched, so read-only
- * memory is safe even if the driver maps it writable.
+ * On workers; one at a time calls the driver (driver_lock.h). Sizes and places come from the
+ * driver, not the client. Requests are checked before launch, so read-only memory is safe even if
+ * the driver maps it writable.
  */
 #include "daemon/backend/cuda/memory.h"
 
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Unmapping so much takes long: the window is closed before. */
+/* Unmapping this much takes long: close the window before. */
 #define LARGE_BYTES ((uint64_t)16 << 20)
 
 int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,
@@ -58,7 +58,7 @@ static void unpin(struct fa_device *device, struct fa_cuda_quiesce_window *windo
 	}
 	if (memory->bytes >= LARGE_BYTES)
 		fa_cuda_quiesce_window_close(window);
-	/* The driver may take the addresses for pinned: they must not be reused. */
+	/* The driver may think the addresses pinned: they must not be reused. */
 	if (memory->host && unpinned)
 		(void)munmap(memory->host, memory->bytes);
 	memory->host = NULL;
@@ -137,7 +137,7 @@ void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *c
 
 	/* Calls fail on a lost device, whose memory ends with the process. */
 	(void)fa_cuda_enter(device);
-	/* Memory whose release does not wait goes first. */
+	/* Memory released without waiting goes first. */
 	for (int waits = 0; waits < 2; ++waits) {
 		for (size_t i = 0; i < n; ++i) {
 			struct fa_cuda_memory *memory = memories[i]->backend;
@@ -217,7 +217,7 @@ static int check_ipc(struct fa_device *device, struct fa_cuda_memory *memory, ui
 	return 0;
 }
 
-/* The driver counts opens of a handle, and unmaps it with the last close. */
+/* The driver counts opens of a handle; the last close unmaps it. */
 int fa_cuda_memory_import_ipc(struct fa_device *device, const uint8_t handle[64], uint64_t offset,
                               uint64_t bytes, bool read_only, struct fa_error *error,
                               struct fa_device_memory *ret_memory)

@@ -9,7 +9,7 @@ enum fa_cuda_memory_kind {
 	FA_CUDA_MEMORY_MAPPED, /* allocations mapped side by side */
 };
 
-/* What fa_device_memory.backend points to. */
+/* Pointed to by fa_device_memory.backend. */
 struct fa_cuda_memory {
 	enum fa_cuda_memory_kind kind;
 	CUdeviceptr at;
@@ -22,7 +22,7 @@ struct fa_cuda_memory {
 	uint64_t piece_bytes[];
 };
 
-/* Pause after the calls for each piece. */
+/* After each piece's calls. */
 #define FA_CUDA_PIECE_PAUSE_NS 20000
 
 /* fa_cuda_fail() and fa_cuda_enter() for workers. */
@@ -36,15 +36,15 @@ struct fa_cuda_memory *fa_cuda_memory_new(enum fa_cuda_memory_kind kind, size_t 
 struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device,
                                            struct fa_cuda_quiesce_window *window,
                                            struct fa_cuda_memory *memory);
-/* After a failed import: frees @memory, or leaves it to fa_cuda_memory_release() if that would wait
+/* After a failed import: frees @memory, or leaves that to fa_cuda_memory_release() if it would wait
  * for the GPU. */
 void fa_cuda_memory_drop(struct fa_device *device, struct fa_cuda_memory *memory,
                          struct fa_device_memory *ret_memory);
 
-/* Returns whether [offset, offset + bytes) lies within @whole_bytes. */
+/* True if [offset, offset + bytes) lies within @whole_bytes. */
 bool fa_cuda_memory_fits(uint64_t offset, uint64_t bytes, uint64_t whole_bytes);
 
-/* Functions of the backend table (backend/device.h). */
+/* Functions of the backend table. */
 int fa_cuda_memory_import_ipc(struct fa_device *device, const uint8_t handle[64], uint64_t offset,
                               uint64_t bytes, bool read_only, struct fa_error *error,
                               struct fa_device_memory *ret_memory);

@@ -1,5 +1,4 @@
-/* The metadata heap, allocated with the pool. Spans are freed about in order, so the gap behind the
- * last one is mostly large enough. */
+/* Spans are freed about in order, so the gap behind the last one is mostly large enough. */
 #include "daemon/backend/cuda/metadata_heap.h"
 
 #define ALIGNMENT ((size_t)256)

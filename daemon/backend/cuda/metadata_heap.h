@@ -1,5 +1,5 @@
-/* Heap for tables and for what goes with paged works: pinned host memory and as much on the GPU. A
- * span is written on the host and copied to the same offset. The loop thread's. */
+/* Heap for tables and paged works' metadata: pinned host memory and as much on the GPU. A span is
+ * written on the host and copied to the same offset. Allocated with the pool. The loop thread's. */
 #pragma once
 
 #include "common/cudriver.h"
@@ -23,12 +23,12 @@ struct fa_cuda_heap {
 	struct fa_list *last; /* the search starts behind it */
 };
 
-/* Does nothing if open. @ret_doing: what failed. */
+/* No effect if open. @ret_doing: what failed. */
 CUresult fa_cuda_heap_open(struct fa_cuda_heap *heap, const struct fa_cudriver *driver,
                            const char **ret_doing);
 void fa_cuda_heap_close(struct fa_cuda_heap *heap, const struct fa_cudriver *driver);
 
-/* Aligned to 256 bytes. Returns false if there is no gap of @bytes. */
+/* Aligned to 256 bytes. False: no gap is large enough. */
 bool fa_cuda_heap_alloc(struct fa_cuda_heap *heap, size_t bytes, struct fa_cuda_span *span);
 /* Keeps the first @bytes. */
 void fa_cuda_heap_shrink(struct fa_cuda_span *span, size_t bytes);

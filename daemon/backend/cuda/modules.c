@@ -1,5 +1,5 @@
-/* The built kernels, loaded when the device or its pool is opened: later that might hold up all
- * that runs. */
+/* The built kernels are loaded when the device or its pool is opened: later that might hold up
+ * everything. */
 #include "daemon/backend/cuda/modules.h"
 
 #include "kernels/cuda/images.h"
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A kernel gets more dynamic shared memory only on request. */
+/* More dynamic shared memory must be requested. */
 #define SHARED_BYTES_DEFAULT (48 << 10)
 
 static int load_module(struct fa_device *device, const struct fa_cuda_image_data *data,
@@ -66,7 +66,7 @@ static int load_kernel(struct fa_device *device, size_t i, struct fa_error *erro
 	return r;
 }
 
-/* Drops the kernels for this chip alone; portable ones cover the same. */
+/* Drops kernels for this chip alone; portable ones cover the same. */
 static void drop_special(struct fa_device *device, const struct fa_error *why)
 {
 	for (size_t i = 0; i < fa_cuda_kernels_count; ++i) {

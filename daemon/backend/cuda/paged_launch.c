@@ -1,8 +1,7 @@
 /*
- * Launches paged works: copies the work's span and tables, then launches its requests in order.
- * Each stream copies a step's tables once; a small work that is the step's first reads them in host
- * memory. The stream's scratch grows for a larger work: the one call here that is no launch, copy
- * or word.
+ * Launches paged works: copies a work's span and tables, then launches its requests in order. Each
+ * stream copies a step's tables once; a small work, if the step's first, reads them in host memory.
+ * A larger work makes the stream's scratch grow: the one call here that is no launch, copy or word.
  */
 #include "daemon/backend/cuda/paged_launch.h"
 
@@ -58,7 +57,7 @@ static void read_tables_in_place(struct fa_device *device, struct fa_device_work
 	}
 }
 
-/* Copies what this stream's earlier works did not. */
+/* Copies what the stream's earlier works did not. */
 static CUresult upload_tables(struct fa_device *device, struct fa_cuda_stream *stream,
                               struct fa_device_work *work)
 {

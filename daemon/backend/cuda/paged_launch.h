@@ -6,5 +6,5 @@
 /* Returns 0 or the work's status. */
 int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work);
-/* Returns whether a prepared work is a single kernel that a gate may precede. */
+/* True if a prepared work is a single kernel that a gate may precede. */
 bool fa_cuda_paged_can_wait(const struct fa_device_work *work);

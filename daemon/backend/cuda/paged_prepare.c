@@ -1,8 +1,8 @@
 /*
- * Plans paged works, and writes what their kernels need besides tensors and tables to a span of the
- * metadata heap. Works of a step for other layers reuse plans, which are cached with the tables. An
- * append is fused into the following attention if that launch can do it. Kernels that read each
- * entry about once read it in host memory: a copy would take longer.
+ * Plans paged works, and writes what kernels need besides tensors and tables to a span of the
+ * metadata heap. A step's works for other layers reuse plans, cached with the tables. An append is
+ * fused into the following attention where that launch can do it. Kernels that read each entry
+ * about once read it in host memory: a copy would take longer.
  */
 #include "daemon/backend/cuda/paged_prepare.h"
 
@@ -14,11 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* With fewer tiles a block, entries are read about once. */
+/* With fewer tiles per block, entries are read about once. */
 #define IN_PLACE_TILES 2
-/* Rotated q of one work. */
+/* A work's rotated q. */
 #define Q_BYTES_MAX ((size_t)512 << 20)
-/* Partial results of one work; streams keep their scratch. */
+/* A work's partial results; streams keep their scratch. */
 #define WORKSPACE_BYTES_MAX ((size_t)512 << 20)
 
 static size_t align(size_t bytes)
@@ -34,7 +34,7 @@ struct span_writer {
 	size_t used; /* of the span */
 };
 
-/* Copies @n words, unless they are in tables. Returns the address on the GPU. */
+/* Copies @n words, unless they are in tables. Returns the GPU address. */
 static void *copy_array(struct span_writer *writer, const void *array, size_t n)
 {
 	const struct fa_device_tables *tables = writer->tables;
@@ -47,7 +47,7 @@ static void *copy_array(struct span_writer *writer, const void *array, size_t n)
 	    (const char *)array < (const char *)tables->data + tables->bytes)
 		return (void *)(tables->backend[0] +
 		                (size_t)((const char *)array - (const char *)tables->data));
-	/* span_bytes() counts no arrays of tables. */
+	/* span_bytes() counts no arrays in tables. */
 	assert(writer->used + align(n * sizeof(uint32_t)) <=
 	       writer->paged->span.end - writer->paged->span.begin);
 	memcpy(heap->host + at, array, n * sizeof(uint32_t));
@@ -60,7 +60,7 @@ static size_t new_tokens(const struct fa_paged_step *step)
 	return step->cu_new[step->batch];
 }
 
-/* Upper bound: the request's own arrays and its blob. */
+/* Upper bound: the request's own arrays and blob. */
 static size_t span_bytes(const struct fa_paged_request *request)
 {
 	size_t bytes = align(fa_cuda_paged_blob_bytes(request)), words = 0;
@@ -127,7 +127,7 @@ static bool reads_tables(const struct fa_cuda_paged_part *part)
 	               : request->append.rotary.positions != NULL;
 }
 
-/* Returns whether the kernel reads each entry about once. */
+/* True if the kernel reads each entry about once. */
 static bool is_small(const struct fa_cuda_paged_part *part)
 {
 	const struct fa_cuda_paged_plan *plan = part->plan;
@@ -144,13 +144,13 @@ static bool is_small(const struct fa_cuda_paged_part *part)
 	}
 }
 
-/* A plan depends on a pointer's alignment only, and on NULL. */
+/* A plan depends only on a pointer's alignment, and on NULL. */
 static void *alignment_of(const void *pointer)
 {
 	return (void *)(pointer ? ((uintptr_t)pointer & 15) | 16 : 0);
 }
 
-/* Strips what differs between layers. False: @request has vectors of its own. */
+/* Strips what differs between layers. False: @request has its own vectors. */
 static bool strip_layer(struct fa_paged_request *request)
 {
 	struct fa_paged_attention *attention = &request->attention;
@@ -204,7 +204,7 @@ static bool find_cached(const struct fa_cuda_tables *tables, const struct fa_pag
 	return false;
 }
 
-/* Caches the plan with the tables, if it fits. It does not move while the tables live. */
+/* Caches the plan, if it fits. It does not move while the tables live. */
 static void cache_plan(struct fa_device *device, struct fa_cuda_tables *tables,
                        const struct fa_paged_request *request, struct fa_cuda_paged_part *part)
 {
@@ -231,7 +231,7 @@ static void cache_plan(struct fa_device *device, struct fa_cuda_tables *tables,
 	tables->used = at + bytes - tables->span.begin;
 }
 
-/* Returns whether part @i is an append that the launch of the next part, already planned, does. */
+/* True if part @i is an append that the next part's launch, already planned, does. */
 static bool is_fused(const struct fa_device_work *work, const struct fa_cuda_paged_work *paged,
                      uint32_t i)
 {

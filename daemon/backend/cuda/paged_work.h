@@ -3,7 +3,7 @@
 
 #include "daemon/backend/cuda/tables.h"
 
-/* One of the work's requests. */
+/* One request. */
 struct fa_cuda_paged_part {
 	const struct fa_cuda_paged_plan *plan;
 	struct fa_cuda_paged_plan *own_plan; /* the same, unless cached */
@@ -13,7 +13,7 @@ struct fa_cuda_paged_part {
 	struct fa_paged_request request;
 	struct fa_paged_step step;
 	bool writes_q, reads_q; /* in scratch */
-	bool fused;             /* an append that the next launch does; no plan */
+	bool fused;             /* an append in the next launch; no plan */
 };
 
 struct fa_cuda_paged_work {

@@ -1,7 +1,7 @@
 /*
- * The KV pool's memory: reserved addresses, and allocations mapped there whose descriptors outlive
- * the process. The loop thread must not wait: it does not take the driver lock, which a worker may
- * hold for long, and does not zero. The first step that takes pages clears them on the GPU.
+ * The KV pool's memory: reserved addresses with mapped allocations, whose descriptors outlive the
+ * process. The loop thread must not wait: it does not zero, nor take the driver lock, which a
+ * worker may hold for long. The first step that takes pages clears them on the GPU.
  */
 #include "daemon/backend/cuda/pool.h"
 
@@ -159,7 +159,7 @@ int fa_cuda_pool_chunk_add(struct fa_device *device, uint32_t chunk, struct fa_e
 	return r;
 }
 
-/* Checks that the memory is on this GPU; the driver refuses to map too little of it. */
+/* Checks that the memory is on this GPU; the driver refuses to map too little. */
 static int adopt_chunk(struct fa_device *device, uint32_t chunk, int fd, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;

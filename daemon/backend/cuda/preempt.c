@@ -1,13 +1,12 @@
 /*
- * Preemption; kernels/cuda/common/preempt.h has the kernel's side. The engine writes the launch's
- * turn to a word in GPU memory, on a stream of its own: the GPU's front end does that at once,
- * however many blocks wait for an SM. The launch stops and reports how many blocks are left. The
- * rest is launched when no work of high priority is in flight; nothing is launched behind it
- * meanwhile.
+ * Preemption; the kernel's side is kernels/cuda/common/preempt.h. The engine writes the launch's
+ * turn to a GPU word on a separate stream: the GPU's front end does that at once, however many
+ * blocks wait for an SM. The launch stops and reports the blocks left. They are launched when no
+ * work of high priority is in flight; nothing is launched behind them meanwhile.
  *
- * No launch starves: it has preempt_run_ns before a stop, and is resumed for FORCED_RUN_NS after
- * preempt_stop_ns in any case, both counted from the end of the works ahead in its stream. A launch
- * that is stopped before it got an SM has its time when it is resumed.
+ * No launch starves: it has preempt_run_ns before a stop, and after preempt_stop_ns is always
+ * resumed for FORCED_RUN_NS, both counted from the end of the works ahead in its stream. A launch
+ * stopped before it got an SM has its time once resumed.
  */
 #include "daemon/backend/cuda/preempt.h"
 
@@ -18,9 +17,9 @@
 #include <string.h>
 
 #define FORCED_RUN_NS (500 * FA_NS_PER_US)
-/* At most so many blocks an SM, since those that have not begun stop one after another. */
+/* Few, since blocks that have not begun stop one after another. */
 #define BLOCKS_AN_SM 16
-/* A cache line a word: blocks poll one while another is written. */
+/* A cache line: blocks poll a word while another is written. */
 #define WORD_BYTES 128
 
 static bool is_high(const struct fa_device *device, const struct fa_cuda_stream *stream)
@@ -107,7 +106,7 @@ bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *st
 
 	if (!state_bytes || work_ns < device->tuning.preempt_work_ns || is_high(device, stream))
 		return false;
-	/* A queue of high priority may come while a very long launch runs. */
+	/* A queue of high priority may come during a very long launch. */
 	for (unsigned int i = 0; i < device->n_high; ++i)
 		n_queues += device->streams[i].n_queues;
 	if (!n_queues && work_ns < FA_CUDA_PREEMPT_ALWAYS_NS)
@@ -120,7 +119,7 @@ bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *st
 
 static struct fa_cuda_attention *attention_of(struct fa_cuda_preemption *preemption)
 {
-	/* Arguments of both kinds begin with it. */
+	/* Both kinds of arguments begin with it. */
 	return &preemption->args.attention;
 }
 
@@ -216,8 +215,8 @@ static void request_stop(struct fa_device *device, struct fa_cuda_preemption *pr
 					     CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
 }
 
-/* Returns whether the stream has works besides those behind closed gates. Waiting works count,
- * since the gate that they wait for may itself need an SM to give up. */
+/* True if the stream has works besides those behind closed gates. Waiting works count, since their
+ * gate may itself need an SM to give up. */
 static bool is_busy(const struct fa_cuda_stream *stream)
 {
 	return stream->n_works > stream->gates.n_works - stream->gates.n_open ||
@@ -232,8 +231,7 @@ static bool is_urgent(const struct fa_device *device)
 	return false;
 }
 
-/* Requests stops of cancelled launches and, if @urgent or if workers wait for them, of launches
- * past their guaranteed time. */
+/* Stops cancelled launches and, if @urgent or workers wait, launches past their guaranteed time. */
 static void request_stops(struct fa_device *device, bool urgent)
 {
 	const bool quiesce = fa_cuda_quiesce_wants_preemption(&device->quiesce);
@@ -258,7 +256,7 @@ void fa_cuda_preempt_request(struct fa_device *device, const struct fa_cuda_stre
 
 void fa_cuda_preempt_cancel(struct fa_device *device, struct fa_cuda_stream *stream)
 {
-	/* At once, since no progress is needed. */
+	/* At once: it need make no progress. */
 	request_stop(device, &stream->preemption);
 }
 
@@ -308,7 +306,7 @@ CUresult fa_cuda_preempt_resume(struct fa_device *device, struct fa_cuda_stream 
 		device->held = true;
 		return CUDA_SUCCESS;
 	}
-	/* The two halves of the area swap: the launch loads what the last one saved. */
+	/* Swaps the area's halves: the launch loads what the last one saved. */
 	yield->side ^= 1;
 	yield->resumed = 1;
 	result = launch(device, stream, preemption->work,

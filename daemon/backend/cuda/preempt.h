@@ -1,10 +1,10 @@
-/* Stops long launches for works of high priority and for waiting workers (quiesce.h), and resumes
- * them. The engine thread's, except open and close. */
+/* Stops long launches for works of high priority and waiting workers (quiesce.h), and resumes them.
+ * The engine thread's, except open and close. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
 
-/* Such long launches are preemptible even if no queue has high priority yet. */
+/* Launches this long are preemptible even if no queue has high priority yet. */
 #define FA_CUDA_PREEMPT_ALWAYS_NS (5 * FA_NS_PER_MS)
 
 struct fa_cuda_preempt_kernel {
@@ -16,10 +16,10 @@ struct fa_cuda_preempt_kernel {
 int fa_cuda_preempt_open(struct fa_device *device, struct fa_error *error);
 void fa_cuda_preempt_close(struct fa_device *device);
 
-/* Returns whether the kernel of a prepared work can be preempted. */
+/* True if a prepared work's kernel can be preempted. */
 bool fa_cuda_preempt_covers(const struct fa_device *device, const struct fa_device_work *work);
-/* Returns whether to launch a kernel that takes @work_ns on @stream preemptibly, and allocates
- * memory for its blocks' states. */
+/* True: launch a kernel of @work_ns on @stream preemptibly; allocates memory for its blocks'
+ * states. */
 bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *stream,
                              int32_t state_bytes, uint64_t work_ns);
 /* Launches the last kernel of @work, the stream's newest. @args: of attention. */
@@ -27,18 +27,18 @@ CUresult fa_cuda_preempt_launch(struct fa_device *device, struct fa_cuda_stream 
                                 struct fa_device_work *work,
                                 const struct fa_cuda_preempt_kernel *kernel, const void *args,
                                 size_t args_bytes, const struct fa_cuda_maps *maps);
-/* Requests stops if @stream, on which a work is about to be launched, has high priority. */
+/* Requests stops if @stream, about to get a work, has high priority. */
 void fa_cuda_preempt_request(struct fa_device *device, const struct fa_cuda_stream *stream);
-/* The works ahead of @work in the stream have ended. */
+/* The works ahead of @work have ended. */
 void fa_cuda_preempt_reached_head(struct fa_cuda_stream *stream, const struct fa_device_work *work,
                                   uint64_t now_ns);
-/* Requests the stop of the stream's launch, which was cancelled. */
+/* Requests the stop of the stream's cancelled launch. */
 void fa_cuda_preempt_cancel(struct fa_device *device, struct fa_cuda_stream *stream);
-/* Returns whether the stream's launch stopped before its end. */
+/* True if the stream's launch stopped before its end. */
 bool fa_cuda_preempt_stopped(struct fa_device *device, struct fa_cuda_stream *stream);
 /* The stream's preemptible work has ended. */
 void fa_cuda_preempt_end(struct fa_device *device, struct fa_cuda_stream *stream);
-/* Launches the rest of the stream's stopped work, when it is time. */
+/* Launches the rest of the stopped work, when it is time. */
 CUresult fa_cuda_preempt_resume(struct fa_device *device, struct fa_cuda_stream *stream);
-/* Requests stops that were not possible before; called by each reap(). */
+/* Requests stops that were not possible before; each reap() calls it. */
 void fa_cuda_preempt_poll(struct fa_device *device);

@@ -1,18 +1,18 @@
 /*
- * The life of a work: from launch() to its CUDA stream, and back with reap(). The engine thread's.
+ * Works, from launch() over a CUDA stream to reap(). The engine thread's.
  *
  * A stream, a lane to the engine, holds FA_CUDA_STREAM_DEPTH works, so that little is ahead of a
- * work that arrives; launch() refuses more. A group has one stream of each priority, the least used
- * one. How much of the GPU each kernel gets is the hardware's affair, which prefers high priority.
+ * new work; launch() refuses more. A group has the least used stream of each priority. The
+ * hardware, which prefers high priority, divides the GPU among kernels.
  *
- * The end of a work is a number that the GPU writes to a pinned word of the daemon's: the last
- * block of its last launch does, or the blocks that finish its parts, each to a word of its own; a
- * work that ends otherwise is followed by a word that the driver writes. reap() compares words, and
- * does not call the driver. Completion words of a client are written just before.
+ * At a work's end the GPU writes a number to a pinned word: the last block of its last launch does,
+ * or the blocks that finish its parts, each to its own word; else the driver writes a word behind
+ * it. reap() compares words, and does not call the driver. A client's completion words are written
+ * just before.
  *
- * Between launch and reap the driver is asked for copies, kernels and words only, and now and then
- * for a graph. A work's small vectors are in pinned memory of the stream, in one of as many places
- * as the stream holds works; launches of few blocks read them there.
+ * Between launch and reap the driver is asked only for copies, kernels, words and, rarely, a graph.
+ * The stream has pinned memory for the small vectors of as many works as it holds; launches of few
+ * blocks read them there.
  */
 #include "daemon/backend/cuda/queue.h"
 
@@ -32,7 +32,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The driver is queried for errors after so long without the end of a work. */
+/* The driver is queried for errors this long after the last end of a work. */
 #define QUIET_NS (20 * FA_NS_PER_MS)
 
 enum work_state {
@@ -40,26 +40,26 @@ enum work_state {
 	FINISHED, /* in device.done, or reaped */
 };
 
-/* What fa_device_work.backend holds. */
+/* Stored in fa_device_work.backend. */
 struct cuda_work {
 	uint64_t sequence; /* in its CUDA stream */
 	struct fa_cuda_range range;
 	enum work_state state;
-	uint32_t parts;      /* that signal their end; 0: the work does as a whole */
+	uint32_t parts;      /* that signal their end; 0: the whole work does */
 	uint32_t counted;    /* its blocks in stream.n_counted */
 	bool gated;          /* LAUNCHED behind a gate, */
-	bool open;           /* ... which has opened, or is about to */
+	bool open;           /* ... that has opened, or is about to */
 	bool nonpreemptible; /* launched, long, and not preemptible */
 	bool preemptible;    /* long, with a kernel that can stop */
-	/* Expected time; 0: not long. Once nonpreemptible is set: expected end. */
+	/* Expected time; 0: not long. With nonpreemptible set: expected end. */
 	uint64_t long_ns;
 };
 
 _Static_assert(sizeof(struct cuda_work) <= sizeof(((struct fa_device_work *)0)->backend),
                "it fits");
 
-/* All queues of a group with the same priority share a stream: with more streams a group would get
- * more of the GPU than one that has a single queue. */
+/* A group's queues of one priority share a stream: with more streams the group would get more of
+ * the GPU than one with a single queue. */
 struct fa_device_group {
 	struct {
 		struct fa_cuda_stream *stream;
@@ -69,7 +69,7 @@ struct fa_device_group {
 
 struct fa_device_queue {
 	struct fa_cuda_stream *stream;
-	unsigned int *n_of_group; /* queues of the group on that stream */
+	unsigned int *n_of_group; /* the group's queues on that stream */
 };
 
 static struct cuda_work *cuda_work(struct fa_device_work *work)
@@ -99,7 +99,7 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	fa_list_append(&device->done, &work->link);
 }
 
-/* Returns the expected end of the last nonpreemptible work in flight. */
+/* Expected end of the last nonpreemptible work in flight. */
 static uint64_t nonpreemptible_until_ns(struct fa_device *device)
 {
 	const struct fa_list *pos;
@@ -142,7 +142,7 @@ static void work_finish_lost(struct fa_device *device, struct fa_device_work *wo
 
 /* ---- works on their way to the GPU */
 
-/* Appends a vector of @n words to @place; returns its address on the GPU. */
+/* Appends a vector of @n words; returns its GPU address. */
 static void *put_vector(char *place, CUdeviceptr place_at, size_t *used, const void *vector,
                         size_t n)
 {
@@ -274,7 +274,7 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 		                                             cuda->sequence,
 		                                             CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (result != CUDA_SUCCESS) {
-		/* No end of the stream's works would be seen. */
+		/* The ends of the stream's works would not be seen. */
 		(void)fa_cudriver_fail(&device->driver, &error, result,
 		                       "the end of a request cannot be asked for");
 		fa_cuda_lose(device, error.text);
@@ -286,8 +286,8 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 	cuda->state = LAUNCHED;
 }
 
-/* Returns true if the stream takes @work, of @queue, now. Behind gates it takes only more gated
- * works of the same queue; for another queue's the gates are asked to give up. */
+/* True if the stream takes @work, of @queue, now. Behind gates it takes only more gated works of
+ * the same queue; for another queue it asks the gates to give up. */
 static bool has_slot(struct fa_device *device, const struct fa_device_queue *queue,
                      const struct fa_device_work *work)
 {
@@ -305,8 +305,8 @@ static bool has_slot(struct fa_device *device, const struct fa_device_queue *que
 	return false;
 }
 
-/* Returns true unless @work takes long and has to wait for workers. No nonpreemptible work passes a
- * deferred one of its stream. */
+/* True unless @work takes long and must wait for workers. No nonpreemptible work passes a deferred
+ * one of its stream. */
 static bool may_begin(struct fa_device *device, const struct fa_cuda_stream *stream,
                       struct fa_device_work *work)
 {
@@ -318,13 +318,13 @@ static bool may_begin(struct fa_device *device, const struct fa_cuda_stream *str
 	       fa_cuda_quiesce_long_begin(&device->quiesce, cuda->preemptible ? 0 : cuda->long_ns);
 }
 
-/* Returns whether the first of the stream's works has ended, by its words. */
+/* True if the words say that the stream's first work has ended. */
 static bool has_ended(const struct fa_cuda_stream *stream)
 {
 	const struct cuda_work *cuda = cuda_work(first_work(&stream->works));
 	uint32_t i = 0;
 
-	/* Acquire: orders the GPU's earlier writes before what follows. */
+	/* Acquire: orders the GPU's earlier writes. */
 	do {
 		if (__atomic_load_n(stream->word + i, __ATOMIC_ACQUIRE) < cuda->sequence)
 			return false;
@@ -332,7 +332,7 @@ static bool has_ended(const struct fa_cuda_stream *stream)
 	return true;
 }
 
-/* Returns whether gates that are shut from @turn on have kept @work from running. */
+/* True if gates shut from @turn on kept @work from running. */
 static bool is_shut_out(struct fa_device_work *work, uint64_t turn)
 {
 	const struct cuda_work *cuda = cuda_work(work);
@@ -340,8 +340,8 @@ static bool is_shut_out(struct fa_device_work *work, uint64_t turn)
 	return cuda->gated && cuda->sequence >= turn;
 }
 
-/* Ends all works of a lost device. Synchronise first: a GPU that did not stop with an error may
- * still use their memory. */
+/* Ends a lost device's works. Synchronise first: a GPU that did not stop with an error may still
+ * use their memory. */
 static void fail_all(struct fa_device *device)
 {
 	for (unsigned int i = 0; i < device->n_streams; ++i) {
@@ -452,7 +452,7 @@ static void stream_finish(struct fa_device *device, struct fa_cuda_stream *strea
 	--device->n_works;
 }
 
-/* The stream's work was preempted: resumes it if it is time, or ends it if it was cancelled. */
+/* After preemption: resumes the work if it is time, or ends it if cancelled. */
 static void stream_resume(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	struct fa_device_work *work = stream->preemption.work;
@@ -473,8 +473,7 @@ static void stream_resume(struct fa_device *device, struct fa_cuda_stream *strea
 	stream_finish(device, stream, work, stream->finished_ns);
 }
 
-/* Returns the works behind gates that are shut from @turn on, as if they had never been
- * launched. */
+/* Returns works behind gates shut from @turn on, as if never launched. */
 static void return_unlaunched(struct fa_device *device, struct fa_cuda_stream *stream,
                               uint64_t turn)
 {
@@ -498,7 +497,7 @@ static void return_unlaunched(struct fa_device *device, struct fa_cuda_stream *s
 	}
 }
 
-/* Returns whether gates have shut since the last call; the works behind them have left then. */
+/* True if gates have shut since the last call; the works behind them have left then. */
 static bool handle_shut_gates(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	uint64_t turn;
@@ -510,8 +509,8 @@ static bool handle_shut_gates(struct fa_device *device, struct fa_cuda_stream *s
 	return true;
 }
 
-/* Returns whether the stream's first work has ended. For a work whose launch failed behind a gate
- * the driver writes the word even if the gate has shut: so look at the gate after the word. */
+/* True if the first work has ended. If a launch behind a gate failed, the driver writes the word
+ * even if the gate has shut: so look at the gate after the word. */
 static bool first_has_ended(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	while (!fa_list_empty(&stream->works) && has_ended(stream))
@@ -521,7 +520,7 @@ static bool first_has_ended(struct fa_device *device, struct fa_cuda_stream *str
 	return false;
 }
 
-/* A work whose gate has opened is as urgent as one that was just launched. */
+/* An opened gate's work is as urgent as a new launch. */
 static void poll_gates(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	const struct fa_list *pos;
@@ -552,7 +551,7 @@ static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 	if (stream->gates.n_works)
 		poll_gates(device, stream);
 	if (!first_has_ended(device, stream)) {
-		/* Only if no work is ahead of it whose end is still to be seen. */
+		/* Only if no work ahead still has to end. */
 		if (stream->n_works && first_work(&stream->works) == stream->preemption.work &&
 		    fa_cuda_preempt_stopped(device, stream))
 			stream_resume(device, stream);
@@ -574,7 +573,7 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 
 	device->reaping = true;
 	device->held = false;
-	/* The launching thread may have been another one; and this one will launch. */
+	/* Another thread may have launched; this one will. */
 	(void)fa_cuda_enter(device);
 	for (unsigned int i = 0; i < device->n_streams && device->n_works; ++i)
 		if (device->streams[i].n_works)
@@ -582,7 +581,7 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 	fa_cuda_preempt_poll(device);
 	for (unsigned int i = 0; i < device->n_streams && held; ++i)
 		device->held = device->held || device->streams[i].lane.n_deferred > 0;
-	/* What was deferred has begun, or ended. */
+	/* Deferred works have begun or ended. */
 	if (held && !device->held)
 		fa_cuda_quiesce_forget_held(&device->quiesce);
 	if (fa_cuda_is_lost(device))

@@ -1,5 +1,5 @@
-/* Queues and works: how works get to the streams and back. Functions of the backend table; the
- * engine thread's. */
+/* Queues, and works on their way to streams and back. Functions of the backend table; the engine
+ * thread's. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

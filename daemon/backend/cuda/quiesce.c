@@ -1,26 +1,26 @@
 /*
- * Some driver calls wait until nothing of this process runs on the GPU, and block other threads'
- * launches meanwhile: cuMemHostUnregister() and cuIpcCloseMemHandle() (others are made at close
- * only). A client that leaves during another's long prefill would hold up everybody.
+ * cuMemHostUnregister() and cuIpcCloseMemHandle() (and other calls made only at close) wait until
+ * nothing of this process runs on the GPU, and block launches meanwhile. A client that leaves
+ * during another's long prefill would hold up everybody.
  *
  * While workers wait for a window, preemptible works are stopped (preempt.c), unless a
- * nonpreemptible one keeps the GPU busy anyway. After PATIENCE_NS nonpreemptible works that would
- * end after the running ones are held; short works pass them. A cooldown between windows keeps
- * clients that come and go from taking most of the GPU's time. Gates are not long: they give up
+ * nonpreemptible one keeps the GPU busy anyway. After PATIENCE_NS nonpreemptible works are held
+ * that would end after the running ones; short works pass them. A cooldown between windows keeps
+ * coming and going clients from taking most of the GPU's time. Gates are not long: they give up
  * sooner.
  */
 #include "daemon/backend/cuda/quiesce.h"
 
-/* How long a window stays open; longer if nonpreemptible works were held for it. */
+/* Time a window stays open; longer if nonpreemptible works were held for it. */
 #define WINDOW_NS (2 * FA_NS_PER_MS)
 #define FORCED_WINDOW_NS (20 * FA_NS_PER_MS)
-/* Between windows that had to be waited for. */
+/* Between windows that workers had to wait for. */
 #define COOLDOWN_NS (20 * FA_NS_PER_MS)
 /* Before nonpreemptible works are held: at first, and for a worker whose forced window was too
  * short. */
 #define PATIENCE_NS (500 * FA_NS_PER_MS)
 #define PATIENCE_AGAIN_NS (50 * FA_NS_PER_MS)
-/* Works end within so many times their estimate, nearly always. */
+/* Works nearly always end within this multiple of their estimate. */
 #define OVERRUN_FACTOR 4
 
 void fa_cuda_quiesce_init(struct fa_cuda_quiesce *quiesce)
@@ -42,7 +42,7 @@ void fa_cuda_quiesce_deinit(struct fa_cuda_quiesce *quiesce)
 
 /* ---- workers */
 
-/* Returns whether a long work runs, or was held and is to begin first. */
+/* True if a long work runs, or was held and is to begin first. */
 static bool is_busy(const struct fa_cuda_quiesce *quiesce)
 {
 	return quiesce->n_long > 0 || quiesce->held;
@@ -109,7 +109,7 @@ void fa_cuda_quiesce_window_close(struct fa_cuda_quiesce_window *window)
 
 /* ---- the engine thread */
 
-/* While workers wait: returns whether a long work may begin nevertheless. Under the mutex. */
+/* While workers wait: true if a long work may begin nevertheless. Under the mutex. */
 static bool may_pass(const struct fa_cuda_quiesce *quiesce, uint64_t nonpreemptible_ns)
 {
 	uint64_t now_ns;

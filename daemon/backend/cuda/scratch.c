@@ -1,4 +1,3 @@
-/* Scratch memory of streams. */
 #include "daemon/backend/cuda/scratch.h"
 
 #include "common/cleanup.h"

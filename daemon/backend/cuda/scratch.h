@@ -1,5 +1,5 @@
-/* GPU memory of streams, which a larger one replaces. Works in flight may still use it, so it is
- * freed at close. The engine thread's. */
+/* GPU memory of streams, replaced by a larger one. Works in flight may still use the old one, so it
+ * is freed at close. The engine thread's. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

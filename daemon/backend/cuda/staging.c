@@ -1,21 +1,21 @@
 /*
  * Kernels read K and V once for each block of query rows and query head: over PCIe that costs more
- * than a copy. Q and the output are accessed once and stay in host memory. The area has a fixed
- * size; a work that finds no range there reads host memory.
+ * than a copy. Q and the output are accessed once and stay in host memory. A work that finds no
+ * range in the fixed area reads host memory.
  */
 #include "daemon/backend/cuda/staging.h"
 
 #include "daemon/backend/cuda/memory.h"
 
-/* Overhead of a copy, in bytes read over PCIe. */
+/* A copy's overhead, in bytes read over PCIe. */
 #define STAGE_COST_BYTES (128ull << 10)
-/* Copies include gaps between rows and heads: at most so many times the tensor. */
+/* Copies include gaps between rows and heads: at most this multiple of the tensor. */
 #define STAGE_SPAN_FACTOR 2
-/* Copies of several streams interleave after so many bytes. */
+/* After so many bytes copies of several streams interleave. */
 #define COPY_BYTES (16ull << 20)
 #define ALIGN_BYTES 256ull
 
-/* A part of pinned memory that holds K, V or both. */
+/* Pinned memory that holds K, V or both. */
 struct span {
 	const struct fa_cuda_memory *memory; /* NULL: nothing to stage */
 	uint64_t begin, end;                 /* GPU addresses */
@@ -76,7 +76,7 @@ static struct span span_of(const struct fa_device_work *work, enum fa_device_ten
 	return span;
 }
 
-/* Interleaved K and V are copied once. */
+/* Copies interleaved K and V once. */
 static void merge(struct span *k, struct span *v)
 {
 	if (!k->memory || k->memory != v->memory || k->end <= v->begin || v->end <= k->begin)
@@ -119,7 +119,7 @@ static bool allocate(struct fa_device *device, uint64_t bytes, struct fa_cuda_ra
 		return false;
 	range->begin = begin;
 	range->end = begin + bytes;
-	fa_list_append(pos, &range->link); /* before pos */
+	fa_list_append(pos, &range->link);
 	return true;
 }
 
@@ -134,7 +134,7 @@ static CUresult copy(struct fa_device *device, CUstream stream, const struct spa
 {
 	const struct fa_cuda_memory *memory = span->memory;
 	const uint64_t part = memory->part_bytes < COPY_BYTES ? memory->part_bytes : COPY_BYTES;
-	uint64_t at = span->begin - memory->at; /* in the memory */
+	uint64_t at = span->begin - memory->at;
 	const uint64_t end = span->end - memory->at;
 	CUresult result = CUDA_SUCCESS;
 	uint64_t next;

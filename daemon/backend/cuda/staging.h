@@ -3,16 +3,16 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* Of the staging area; owned by a work in flight. */
+/* Of the staging area; a work in flight owns it. */
 struct fa_cuda_range {
 	struct fa_list link; /* device.staging.ranges */
 	uint64_t begin, end; /* equal: none */
 };
 
-/* Returns whether to copy @span_bytes, of which @data_bytes are the tensor's, for a kernel that
- * reads each of those @n_reads times. */
+/* True if copying pays: @span_bytes, of which @data_bytes are the tensor's, for a kernel that reads
+ * each of those @n_reads times. */
 bool fa_cuda_staging_pays(uint64_t span_bytes, uint64_t data_bytes, uint64_t n_reads);
-/* Returns about how often @launch reads each element of K and V. */
+/* About how often @launch reads each element of K and V. */
 uint64_t fa_cuda_staging_reads(const struct fa_cuda_launch *launch);
 
 /* Copies K and V as far as that pays and fits, and makes @launch read the copies. @range holds the

@@ -1,6 +1,6 @@
 /*
- * The CUDA streams with the words that the GPU writes at the end of works, and the memory for
- * works' vectors. Made when the device is opened; the engine thread's afterwards.
+ * The CUDA streams, the words that the GPU writes at works' ends, and memory for works' vectors.
+ * Made when the device is opened; then the engine thread's.
  */
 #include "daemon/backend/cuda/stream.h"
 
@@ -13,13 +13,13 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Distance between words: a write by the GPU must not take a line from a reader of another. */
+/* Distance between words: the GPU's write must not take a line from another word's reader. */
 #define WORD_BYTES 128
-/* Timeout for the first words, while the device is opened. */
+/* Timeout for the first words, when the device is opened. */
 #define FIRST_WORD_NS (10 * FA_NS_PER_SEC)
 
-/* Streams of both priorities; with those for memory and for preemption words no more than the
- * driver serves independently. */
+/* Both priorities, with the streams for memory and preemption words: no more than the driver serves
+ * independently. */
 static void count_streams(struct fa_device *device)
 {
 	const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -106,8 +106,8 @@ static CUresult open_streams(struct fa_device *device)
 }
 
 /*
- * One copy and one word on every stream: what the driver sets up with the first of them
- * is set up now, and a GPU whose words never arrive is found out.
+ * One copy and one word on every stream: the driver does its first-use set-up now, and a GPU whose
+ * words never arrive is found out.
  */
 static int try_streams(struct fa_device *device, struct fa_error *error)
 {

@@ -3,17 +3,17 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* A launch of at most so many blocks signals its end itself (kernels/cuda/common/done.h). For more
- * blocks their fences cost more than a word that the driver writes behind the launch. */
+/* A launch of at most so many blocks signals its own end (kernels/cuda/common/done.h). More blocks'
+ * fences would cost more than a word that the driver writes behind the launch. */
 #define FA_CUDA_SELF_SIGNAL_BLOCKS 1024
 
 int fa_cuda_streams_open(struct fa_device *device, struct fa_error *error);
 void fa_cuda_streams_close(struct fa_device *device);
 
 /*
- * Makes the last launch of the stream's newest work signal the end: fills @done, its argument.
- * @parts: as in struct fa_cuda_done. Once launched, call fa_cuda_self_signal_launched(); otherwise
- * the driver writes the word. Does nothing for launches of too many blocks.
+ * Makes the last launch of the stream's newest work signal the end, by its argument @done. @parts:
+ * as in struct fa_cuda_done. Once launched, call fa_cuda_self_signal_launched(); otherwise the
+ * driver writes the word. No effect with too many blocks.
  */
 void fa_cuda_self_signal_args(const struct fa_cuda_stream *stream,
                               const struct fa_device_work *work, uint64_t blocks, uint32_t parts,

@@ -1,4 +1,3 @@
-/* A step's tables. */
 #include "daemon/backend/cuda/tables.h"
 
 #include "common/cleanup.h"

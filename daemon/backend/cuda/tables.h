@@ -3,7 +3,7 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* The plan of a step's work, for works of other layers. */
+/* A plan for works of other layers in the step. */
 struct fa_cuda_cached_plan {
 	struct fa_paged_request request; /* without what differs between layers */
 	struct fa_cuda_paged_plan plan;
@@ -14,12 +14,12 @@ struct fa_cuda_cached_plan {
 /* Enough for 128 sequences with shared prefixes, or more without. */
 #define FA_CUDA_CACHED_PLANS_BYTES ((size_t)FA_DEVICE_PLAN_CACHE_BYTES)
 
-/* The span has the tables, then the blobs of cached plans. */
+/* The span has the tables, then the cached plans' blobs. */
 struct fa_cuda_tables {
 	struct fa_device_tables tables; /* backend[0]: address on the GPU */
 	struct fa_cuda_span span;
 	/* The loop thread's. */
-	size_t used; /* what was written never changes */
+	size_t used; /* written bytes never change */
 	struct fa_cuda_cached_plan plans[FA_CUDA_CACHED_PLANS];
 	unsigned int n_plans;
 	/* The engine thread's. */
@@ -27,7 +27,7 @@ struct fa_cuda_tables {
 	size_t uploaded[FA_CUDA_STREAMS_MAX]; /* bytes, by each stream */
 };
 
-/* Functions of the backend table (backend/device.h). */
+/* Functions of the backend table. */
 int fa_cuda_tables_new(struct fa_device *device, size_t bytes, struct fa_error *error,
                        struct fa_device_tables **ret_tables);
 struct fa_device_tables *fa_cuda_tables_free(struct fa_device *device,

@@ -1,4 +1,3 @@
-/* Encoding of tensor maps, and the cache of encoded ones. */
 #include "daemon/backend/cuda/tensor_maps.h"
 
 #include <string.h>

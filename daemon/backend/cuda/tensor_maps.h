@@ -1,5 +1,5 @@
-/* Cache of encoded tensor maps (for TMA), as requests come again with the same tensors. A map says
- * where a tensor lies, so entries never expire. The engine thread's. */
+/* Cache of encoded tensor maps (for TMA), as requests repeat tensors. A map says where a tensor
+ * lies, so entries never expire. The engine thread's. */
 #pragma once
 
 #include "common/cudriver.h"
@@ -19,7 +19,7 @@ struct fa_cuda_tensor_map_cache {
 	uint8_t next_way[FA_CUDA_MAP_SETS]; /* replaced next */
 };
 
-/* Encodes @n maps; @n may be 0. */
+/* @n may be 0. */
 CUresult fa_cuda_tensor_maps_encode(struct fa_cuda_tensor_map_cache *cache,
                                     const struct fa_cudriver *driver,
                                     const struct fa_cuda_map *maps, uint32_t n,

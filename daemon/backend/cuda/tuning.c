@@ -1,4 +1,4 @@
-/* The tuning of production: the defaults. */
+/* Production's tuning: the defaults. */
 #include "daemon/backend/cuda/tuning.h"
 
 int fa_cuda_tuning_load(struct fa_error *error, struct fa_cuda_tuning *ret_tuning)

@@ -1,5 +1,5 @@
 /* Thresholds of the backend's policies. Production links tuning.c; tests and benchmarks link
- * tests/cuda-driver/tuning-env.c in its place, which reads the environment. */
+ * tests/cuda-driver/tuning-env.c, which reads the environment. */
 #pragma once
 
 #include "common/clock.h"
@@ -16,14 +16,14 @@ enum fa_cuda_staging_mode {
 
 struct fa_cuda_tuning {
 	enum fa_cuda_staging_mode staging;
-	/* Pinning holds locks of the driver that launches need: it goes in parts. */
+	/* Pinning holds driver locks that launches need: it goes in parts. */
 	uint64_t pin_part_bytes; /* a multiple of 1 MiB */
 	uint64_t pin_pause_ns;
-	/* Such long launches are preemptible, which costs 5 us if they are not preempted. */
+	/* Launches this long are preemptible, which costs 5 us without a preemption. */
 	uint64_t preempt_work_ns;
-	uint64_t preempt_run_ns;  /* a launch runs at least so long before a stop */
-	uint64_t preempt_stop_ns; /* a launch is stopped at most so long */
-	/* Long works (quiesce.h) take at least so long, like a call that waits for the GPU. */
+	uint64_t preempt_run_ns;  /* minimum before a stop */
+	uint64_t preempt_stop_ns; /* maximum stop */
+	/* Minimum of long works (quiesce.h), similar to a call that waits for the GPU. */
 	uint64_t long_ns;
 	bool share_early; /* fa_cuda_chip.share_early */
 };

@@ -7,10 +7,10 @@
 /* @read_only: if the driver can. */
 int fa_cuda_set_access(struct fa_device *device, CUdeviceptr at, uint64_t bytes, bool read_only,
                        struct fa_error *error);
-/* Properties of exportable allocations. */
+/* Of exportable allocations. */
 CUmemAllocationProp fa_cuda_allocation(const struct fa_device *device);
 
-/* Functions of the backend table (backend/device.h). */
+/* Functions of the backend table. */
 int fa_cuda_memory_new_arena(struct fa_device *device, uint64_t bytes, struct fa_error *error,
                              struct fa_device_memory *ret_memory, int *ret_fd,
                              uint64_t *ret_piece_bytes);
