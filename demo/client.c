@@ -1,11 +1,10 @@
 /*
  * A client generates its tensors or reads them from files, computes attention in double precision,
- * and repeats the request to fad until the driver says stop. It checks every number of every
- * result.
+ * and repeats the request to fad, checking every number, until the driver says stop.
  *
  * The tolerance of a number x, with u the unit roundoff of the dtype and m the result for |v|
- * instead of v: u m because kernels may round softmax weights, u |x| because the result is
- * rounded, and SUMS m for sums in fp32.
+ * instead of v: u m, as kernels may round softmax weights, u |x|, as the result is rounded, and
+ * SUMS m for sums in fp32.
  */
 #include "demo/client.h"
 
@@ -25,7 +24,7 @@
 
 #define SEQUENCES_MAX 4
 
-/* Rounds that a client has checked when it says that it runs: the next is in flight then. */
+/* Rounds checked before a client says that it runs: the next is in flight then. */
 #define ROUNDS_BEFORE 2
 
 static const struct demo_case {
@@ -33,9 +32,9 @@ static const struct demo_case {
 	uint32_t dtype;
 	int heads, kv_heads, dim;
 	bool causal;
-	bool files;                   /* Q, K and V are read from .npy files */
-	enum demo_memory_kind on_gpu; /* memory of its tensors if the daemon has a GPU */
-	int sequences;                /* more than one: ragged */
+	bool files;                   /* Q, K and V come from .npy files */
+	enum demo_memory_kind on_gpu; /* its tensors' memory if the daemon has a GPU */
+	int sequences;                /* above one: ragged */
 	uint32_t n_q[SEQUENCES_MAX], n_k[SEQUENCES_MAX];
 } cases[] = {
 	{ "alpha", FA_F32, 4, 4, 128, false, false, DEMO_CUDA_IPC, 1, { 2048 }, { 2048 } },
@@ -91,14 +90,14 @@ struct run {
 	const struct demo_case *spec;
 	struct fa_client *client;
 	struct demo_memory *memories[TENSORS];
-	bool gpu; /* the daemon uses one */
+	bool gpu; /* the daemon has one */
 	struct fa_attention attention;
 	uint32_t cu_seqlens_q[SEQUENCES_MAX + 1], cu_seqlens_k[SEQUENCES_MAX + 1];
 	size_t elements[TENSORS];
 	double *expected, *magnitude; /* of out; see the tolerance above */
 	double flops;
 	int rounds;
-	double seconds[4096]; /* of each round */
+	double seconds[4096]; /* per round */
 	double error;         /* the largest */
 	double fraction;      /* the largest error / tolerance */
 	bool wrong;
@@ -111,7 +110,7 @@ static int compare_doubles(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Roughly normal, variance 1; the same in every run. */
+/* Roughly normal, variance 1; always the same. */
 static double next_number(uint64_t *state)
 {
 	double sum = 0;
@@ -315,7 +314,7 @@ static void print_result(struct run *run)
 	fflush(stdout);
 }
 
-/* Returns true if the driver has written or exited. */
+/* Or the driver has exited. */
 static bool has_input(void)
 {
 	struct pollfd stdin_poll = { .fd = STDIN_FILENO, .events = POLLIN };
@@ -353,7 +352,7 @@ static int run_client(struct run *run, const char *data, int index)
 	if (make_tensors(run) != 0)
 		return 1;
 	if (index == DEMO_VICTIM) {
-		/* Uninitialised tensors will do: the result is never used. */
+		/* Uninitialised tensors will do, as results are unused. */
 		demo_client_say("ready");
 		if (demo_client_wait("go") != 0)
 			return 1;

@@ -10,10 +10,10 @@
 
 #include <stddef.h>
 
-#define DEMO_CLIENTS 4           /* that check their results */
-#define DEMO_VICTIM DEMO_CLIENTS /* the client that is killed during its request */
+#define DEMO_CLIENTS 4           /* checking their results */
+#define DEMO_VICTIM DEMO_CLIENTS /* killed during its request */
 
 const char *demo_client_name(int index);
 
-/* Returns the exit status. @data: the folder of the .npy files. */
+/* Returns the exit status. @data: the .npy files' folder. */
 int demo_client_run(int index, const char *data);

@@ -1,8 +1,8 @@
 /*
  * The demo: four processes request attention from one daemon at once and check every number; a
- * fifth is killed during its request. This driver starts the clients, reads the daemon's status
- * and prints a table. It exits with 0 only if every result was right and the daemon freed the
- * killed client's memory.
+ * fifth is killed during its request. This driver starts the clients, reads the daemon's status,
+ * prints a table, and exits with 0 only if every result was right and the daemon freed the killed
+ * client's memory.
  *
  *   demo [--data DIRECTORY]      FAD_SOCKET: the daemon's socket
  */
@@ -24,7 +24,7 @@
 #define LIMIT_SECONDS 240
 
 static struct demo_process processes[PROCESSES];
-static char results[PROCESSES][DEMO_LINE_BYTES]; /* their result lines */
+static char results[PROCESSES][DEMO_LINE_BYTES];
 
 static int start(int index, const char *data)
 {
@@ -35,12 +35,12 @@ static int start(int index, const char *data)
 	return demo_process_start(&processes[index], demo_client_name(index), argv);
 }
 
-/* A session in the daemon's status. */
+/* From the daemon's status. */
 struct session_status {
 	bool exists;
 	json_int_t requests;    /* in flight */
 	json_int_t bytes;       /* of its buffers */
-	json_int_t total_bytes; /* of all sessions' */
+	json_int_t total_bytes; /* all sessions' */
 };
 
 static json_int_t integer(json_t *object, const char *key)
@@ -80,7 +80,7 @@ enum state {
 	GONE
 };
 
-/* Polls the status until the session has a request in flight, or is gone; 30 s at most. */
+/* Polls until the session has a request in flight, or is gone; 30 s at most. */
 static int await_session(struct fa_client *client, pid_t pid, enum state state,
                          struct session_status *ret_status)
 {
@@ -166,7 +166,7 @@ static int run(struct fa_client *client, const char *data)
 	return 0;
 }
 
-/* Fails if a client that reported its result exits with an error. */
+/* Fails if a client with a result exits with an error. */
 static int finish(void)
 {
 	int r = 0;

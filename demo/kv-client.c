@@ -1,7 +1,6 @@
 /*
- * Begins, requests and commits one step after another. If the daemon dies during a step, the
- * client asks the next daemon whether it was committed and repeats it if not. It checks every
- * number of every result.
+ * Begins, requests and commits one step after another, checking every number. If the daemon dies
+ * during a step, the client asks the next daemon whether it was committed and repeats it if not.
  */
 #include "demo/kv-client.h"
 
@@ -17,9 +16,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CHUNK 500 /* new tokens of a prefill step */
+#define CHUNK 500 /* a prefill step's new tokens */
 
-/* The daemon is killed during the step that starts with this token of the client. */
+/* Kill the daemon during the step that starts with this token. */
 #define PREFILL_KILL_AT 2000
 #define BRANCH_KILL_AT 20
 
@@ -30,10 +29,10 @@ struct run {
 	uint64_t sequence;
 	struct fa_buffer *buffer;
 	uint16_t *q, *k, *v, *out; /* in buffer, layer after layer */
-	int64_t first, end;        /* tokens that this client writes */
+	int64_t first, end;        /* this client's tokens */
 	int64_t kill_at;           /* token; -1: the daemon was killed */
 	int steps, retries;
-	int timed; /* steps counted in seconds */
+	int timed; /* counted in seconds */
 	double seconds;
 	double error, fraction;
 };
@@ -43,7 +42,7 @@ struct run {
 
 /* ---- one step */
 
-/* Requests all layers and the commit without waiting. 0 or a negative errno. */
+/* Requests all layers and the commit without waiting. */
 static int submit_step(struct run *run, struct fa_step *step, int64_t n, bool interrupt,
                        struct fa_ticket *ret_ticket)
 {
@@ -72,7 +71,7 @@ static int submit_step(struct run *run, struct fa_step *step, int64_t n, bool in
 		r = fa_step_attend(step, &attend, &ticket);
 		if (r < 0)
 			return r;
-		/* Between two layers: this step is never committed. */
+		/* Between two layers: the step is never committed. */
 		if (interrupt) {
 			demo_client_say("midway");
 			if (demo_client_wait("go") != 0)
@@ -83,7 +82,7 @@ static int submit_step(struct run *run, struct fa_step *step, int64_t n, bool in
 	return fa_step_commit(step, NULL, ret_ticket);
 }
 
-/* After the daemon died during step @number: was it committed? */
+/* After the daemon died during the step. */
 static int check_committed(struct run *run, uint64_t number, bool *ret_done)
 {
 	struct fa_sequence_info info = { .size = sizeof(info) };
@@ -99,7 +98,7 @@ static int run_step(struct run *run, int64_t n, bool kill, bool *ret_done)
 {
 	const struct fa_step_item item = { .sequence = run->sequence, .n_new = (uint32_t)n };
 	struct fa_step_options options = { .size = sizeof(options), .n_items = 1, .items = &item };
-	/* Decode is interrupted between layers, the others with the whole step in flight. */
+	/* Interrupt decode between layers, the others with the whole step in flight. */
 	bool interrupt = kill && run->role == DEMO_DECODE;
 	struct fa_ticket ticket;
 	struct fa_step *step;
@@ -140,7 +139,7 @@ static int write_tokens(struct run *run, int64_t first, int64_t n)
 			                run->q + l * Q_NUMBERS + i * DEMO_HEADS * DEMO_DIM,
 			                run->k + l * KV_NUMBERS + i * DEMO_KV_HEADS * DEMO_DIM,
 			                run->v + l * KV_NUMBERS + i * DEMO_KV_HEADS * DEMO_DIM);
-	/* Numbers that the daemon does not write stay NaN. */
+	/* Unwritten numbers stay NaN. */
 	memset(run->out, 0xff, DEMO_LAYERS * Q_NUMBERS * 2);
 	start = demo_now();
 	for (int tries = 0; !done; tries++) {
@@ -155,7 +154,7 @@ static int write_tokens(struct run *run, int64_t first, int64_t n)
 			return 1;
 		run->retries += tries > 0;
 	}
-	/* The driver reports how long a restart takes. */
+	/* The driver reports a restart's duration. */
 	if (!interrupted) {
 		run->seconds += demo_now() - start;
 		run->timed++;

@@ -11,7 +11,7 @@
 
 enum demo_role {
 	DEMO_PREFILL, /* writes the text and names it */
-	DEMO_DECODE,  /* continues the whole text */
+	DEMO_DECODE,  /* continues the text */
 	DEMO_FORK,    /* continues the first DEMO_FORK_AT tokens */
 	DEMO_ROLES,
 };
@@ -22,5 +22,4 @@ enum demo_role {
 
 const char *demo_role_name(enum demo_role role);
 
-/* Returns the exit status. */
 int demo_role_run(enum demo_role role);

@@ -1,7 +1,7 @@
 /*
  * The second demo: processes share a KV cache that survives the daemon's death. One prefills a
- * text, one decodes from it, one forks it. The daemon is killed during a step of each, and its
- * supervisor starts another one that takes over the cache. Exits with 0 only if every number was
+ * text, one decodes from it, one forks it. The daemon is killed during a step of each; its
+ * supervisor starts another, which takes over the cache. Exits with 0 only if every number was
  * right.
  *
  *   demo-kv      FAD_SOCKET: the socket of `fad --supervise`
@@ -48,7 +48,7 @@ static int daemon_pid(struct fa_client *client, pid_t *ret_pid)
 	return *ret_pid > 0 ? 0 : demo_fail("the daemon's status has no pid");
 }
 
-/* Kills the daemon, and says "go" to the clients in @roles (bits) once the next one answers. */
+/* Says "go" to the clients in @roles (bits) once the next daemon answers. */
 static int kill_daemon(struct fa_client *client, unsigned int roles)
 {
 	pid_t pid, next;
@@ -82,7 +82,7 @@ static int kill_daemon(struct fa_client *client, unsigned int roles)
 static int check_pages(struct fa_client *client)
 {
 	const uint64_t text = (DEMO_TEXT_TOKENS + PAGE_TOKENS - 1) / PAGE_TOKENS;
-	/* A partly filled page is copied by the fork; those before it are shared. */
+	/* The fork copies a partly filled page, and shares those before it. */
 	const uint64_t decode = (DEMO_TEXT_TOKENS + DEMO_BRANCH_TOKENS - 1) / PAGE_TOKENS -
 	                        DEMO_TEXT_TOKENS / PAGE_TOKENS + 1;
 	const uint64_t fork = (DEMO_FORK_AT + DEMO_BRANCH_TOKENS - 1) / PAGE_TOKENS -

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Small: a tensor of the demo has several pieces. */
+/* Small: a tensor has several pieces. */
 #define PIECE_BYTES ((size_t)2 << 20)
 
 struct demo_memory {
@@ -62,7 +62,7 @@ static int open_gpu(char *text, size_t text_bytes)
 	return 0;
 }
 
-/* Maps pieces at adjacent addresses, as growing allocators do. */
+/* At adjacent addresses, as growing allocators do. */
 static int map_pieces(struct demo_memory *memory, char *text, size_t text_bytes)
 {
 	const CUmemAllocationProp properties = {
@@ -197,7 +197,7 @@ int demo_memory_push(struct demo_memory *memory)
 {
 	if (!memory->on_gpu)
 		return 0;
-	/* The daemon reads on its own stream, so the copy must end here. */
+	/* The daemon reads on its own stream: the copy must end here. */
 	return fa_cudriver_errno(driver.cuMemcpyHtoD(memory->at, memory->host, memory->bytes))
 	               ?: fa_cudriver_errno(driver.cuCtxSynchronize());
 }

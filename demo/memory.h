@@ -1,6 +1,6 @@
 /*
- * Memory of a tensor, of every kind that fad supports. The client accesses `host`; push and pull
- * copy it to and from GPU memory and do nothing for host memory.
+ * A tensor's memory, of every kind that fad supports. The client accesses `host`; push and pull
+ * copy it to and from GPU memory.
  */
 #pragma once
 
@@ -10,17 +10,17 @@
 
 enum demo_memory_kind {
 	DEMO_MEMFD,    /* host memory of this process */
-	DEMO_ARENA,    /* allocated by the daemon; on a GPU device memory */
-	DEMO_CUDA_IPC, /* device memory of this process, by IPC handle */
-	DEMO_CUDA_FD,  /* device memory of this process, as several fds */
+	DEMO_ARENA,    /* made by the daemon; on a GPU device memory */
+	DEMO_CUDA_IPC, /* this process's device memory, by IPC handle */
+	DEMO_CUDA_FD,  /* this process's device memory, as several fds */
 };
 
 struct demo_memory;
 
 const char *demo_memory_name(enum demo_memory_kind kind);
 
-/* Allocates @bytes (host: zeroed) and registers them with the daemon. Returns 0 or a negative errno
- * and its @text. demo_memory_free() takes NULL. */
+/* Allocates @bytes (host: zeroed) and registers them. Returns 0 or a negative errno and its @text.
+ * demo_memory_free() takes NULL. */
 int demo_memory_new(struct fa_client *client, enum demo_memory_kind kind, size_t bytes, char *text,
                     size_t text_bytes, struct demo_memory **ret_memory);
 void demo_memory_free(struct demo_memory *memory);
@@ -28,6 +28,5 @@ void demo_memory_free(struct demo_memory *memory);
 struct fa_buffer *demo_memory_buffer(struct demo_memory *memory);
 void *demo_memory_host(struct demo_memory *memory);
 
-/* 0 or a negative errno. */
 int demo_memory_push(struct demo_memory *memory);
 int demo_memory_pull(struct demo_memory *memory);

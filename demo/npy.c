@@ -1,4 +1,4 @@
-/* Strict: accepts only the header that numpy writes and exactly the elements it announces. */
+/* Strict: accepts only numpy's header and exactly the elements it announces. */
 #include "demo/npy.h"
 
 #include <errno.h>
@@ -106,7 +106,7 @@ int demo_npy_read(const char *path, char *text, size_t text_bytes, struct demo_n
 		r = fail(text, text_bytes, -ENOMEM, path, "no memory");
 		goto out;
 	}
-	/* Detects a file that is too long. */
+	/* Detects too long files. */
 	if (fread(npy.data, 1, bytes + 1, file) != bytes) {
 		fail(text, text_bytes, r, path, "its length does not fit its shape");
 		goto out;

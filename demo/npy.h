@@ -14,6 +14,6 @@ struct demo_npy {
 	size_t bytes;
 };
 
-/* Returns 0, or a negative errno and its @text; -EINVAL: not such a file. */
+/* Returns 0, or a negative errno and its @text; -EINVAL: no such file format. */
 int demo_npy_read(const char *path, char *text, size_t text_bytes, struct demo_npy *ret_npy);
 void demo_npy_free(struct demo_npy *npy);

@@ -1,6 +1,6 @@
 /*
- * The processes of a demo: a driver starts clients, which are the same program with other
- * arguments, and exchanges lines with them through their stdin and stdout.
+ * A demo's processes: a driver starts clients, which are the same program with other arguments, and
+ * exchanges lines with them through their stdin and stdout.
  */
 #pragma once
 
@@ -18,31 +18,31 @@ struct demo_process {
 
 /* ---- driver */
 
-/* @argv ends with NULL. The client is killed when the driver exits. */
+/* @argv ends with NULL. The client dies with the driver. */
 int demo_process_start(struct demo_process *process, const char *name, const char *const *argv);
 
-/* Reads the client's next line, which must start with @word. @ret_rest (DEMO_LINE_BYTES, or NULL)
- * gets the rest. */
+/* The client's next line must start with @word. @ret_rest (DEMO_LINE_BYTES, or NULL) gets the
+ * rest. */
 int demo_process_expect(struct demo_process *process, const char *word, char *ret_rest);
 
 void demo_process_tell(struct demo_process *process, const char *word);
 
-/* Waits for the client, which is killed first if @unwanted. Returns 0 if it exited with 0 or does
- * not run, else -1 and a message. */
+/* Waits for the client, killing it first if @unwanted. Returns 0 if it exited with 0 or does not
+ * run, else -1 and a message. */
 int demo_process_finish(struct demo_process *process, bool unwanted);
 
-/* Print a line; demo_fail() puts "FAILED: " before it and returns -1. */
+/* demo_fail() prints "FAILED: " first and returns -1. */
 void demo_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 int demo_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* ---- client */
 
-/* Reports a failure to the driver; returns 1. */
+/* Reports to the driver; returns 1. */
 int demo_client_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 void demo_client_say(const char *word);
 
-/* Waits for the line @word. Returns 0, or 1 after demo_client_fail(). */
+/* Returns 0, or 1 after demo_client_fail(). */
 int demo_client_wait(const char *word);
 
 /* ---- both */

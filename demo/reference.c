@@ -96,7 +96,7 @@ static double half_to_double(uint16_t half)
 	return half & 0x8000 ? -value : value;
 }
 
-/* @value is within the range of fp16. */
+/* @value is in fp16's range. */
 static uint16_t double_to_half(double value)
 {
 	uint16_t sign = signbit(value) ? 0x8000 : 0;

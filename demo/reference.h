@@ -1,11 +1,11 @@
-/* Textbook attention in double precision, without any code of fad; and number formats. */
+/* Textbook attention in double precision, without fad's code; and number formats. */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* One sequence; dense, [token][head][dim]. */
+/* Dense, [token][head][dim]. */
 struct demo_sequence {
 	const double *q, *k, *v;
 	int64_t n_q, n_k;
@@ -14,7 +14,7 @@ struct demo_sequence {
 };
 
 /* Writes n_q * heads * dim results, and as many magnitudes: the results for |v| instead of v.
- * Returns 0 or -ENOMEM. */
+ * -ENOMEM. */
 int demo_reference(const struct demo_sequence *sequence, double *ret_out, double *ret_magnitude);
 
 /* Multiplications and additions; visible pairs only. */

@@ -1,6 +1,6 @@
 /*
- * A synthetic text and model: the tokens, their query, key and value in each layer, and attention
- * over the text in double precision. Deterministic: each process knows what others wrote.
+ * A synthetic text and model: tokens, their query, key and value in each layer, and attention over
+ * the text in double precision. Deterministic: each process knows what others wrote.
  */
 #pragma once
 
@@ -12,11 +12,11 @@ enum {
 	DEMO_KV_HEADS = 2,
 	DEMO_DIM = 64,
 	DEMO_TEXT_TOKENS = 4000, /* prefilled */
-	DEMO_BRANCH_TOKENS = 64, /* that each branch adds */
+	DEMO_BRANCH_TOKENS = 64, /* per branch */
 	DEMO_ROTARY_BASE = 10000,
 };
 
-/* The first @shared tokens of the text, then tokens of branch @branch; @n in all. */
+/* @n tokens: the text's first @shared, then branch @branch's. */
 struct demo_text {
 	int branch;
 	int64_t shared, n;
@@ -24,19 +24,18 @@ struct demo_text {
 	double *q[DEMO_LAYERS], *k[DEMO_LAYERS], *v[DEMO_LAYERS];
 };
 
-/* 0 or -ENOMEM. */
+/* -ENOMEM. */
 int demo_text_new(int branch, int64_t shared, int64_t n, struct demo_text **ret_text);
 void demo_text_free(struct demo_text *text);
 
-/* Writes q, [DEMO_HEADS][DEMO_DIM], and k and v, [DEMO_KV_HEADS][DEMO_DIM], of token @i in fp16,
- * not rotated. */
+/* Token @i in fp16, not rotated: q, [DEMO_HEADS][DEMO_DIM], k and v, [DEMO_KV_HEADS][DEMO_DIM]. */
 void demo_text_store(const struct demo_text *text, int layer, int64_t i, uint16_t *ret_q,
                      uint16_t *ret_k, uint16_t *ret_v);
 
 /*
  * Compares @out, fp16 [n][DEMO_HEADS][DEMO_DIM], of tokens [first, first + n) with dense causal
  * attention. Updates *error, the largest difference, and *fraction, the largest difference /
- * tolerance; NaN makes both infinite. Returns 0 or -ENOMEM.
+ * tolerance; NaN makes both infinite. -ENOMEM.
  */
 int demo_text_check(const struct demo_text *text, int layer, int64_t first, int64_t n,
                     const uint16_t *out, double *error, double *fraction);

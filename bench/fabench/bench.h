@@ -1,5 +1,5 @@
 /*
- * What all benchmarks of fabench share: options, the list of results, percentiles.
+ * What all benchmarks of fabench share: options, results, percentiles.
  *
  * A benchmark is one function, listed in fabench.c. It measures fad and a peer in alternating
  * blocks of one run, and adds one result per number. One thread.
@@ -15,24 +15,24 @@ struct fa_bench_result; /* bench.c */
 struct fa_bench {
 	struct fa_bench_result *results;
 	size_t n_results;
-	bool json;            /* print JSON at the end and nothing else */
-	bool quick;           /* short, for tests: the numbers mean nothing */
+	bool json;            /* print JSON at the end, nothing else */
+	bool quick;           /* short, for tests: its numbers mean nothing */
 	unsigned int seconds; /* of load tests; 0: default */
-	bool mps;             /* runs under MPS; result names say so */
-	const char *socket;   /* of the daemon to measure; NULL: start a private one */
+	bool mps;             /* result names say so */
+	const char *socket;   /* the daemon's; NULL: start a private one */
 	char device[128];
 };
 
 void fa_bench_init(struct fa_bench *bench);
 void fa_bench_deinit(struct fa_bench *bench);
 
-/* Puts the GPU's model in front of the CPU's. */
+/* Puts the GPU's model before the CPU's. */
 void fa_bench_set_gpu(struct fa_bench *bench, const char *gpu);
 
 /*
- * Adds one number. @name never changes: area/dtype/shape/variant. @ratio is the speed relative
- * to @peer (above 1: faster); NULL and 0: no peer. Prints a line unless JSON is wanted. Returns
- * 0 or -ENOMEM.
+ * Adds a number, and prints it unless JSON is wanted. @name never changes:
+ * area/dtype/shape/variant. @ratio is the speed relative to @peer (above 1: faster); NULL and 0: no
+ * peer. -ENOMEM.
  */
 int fa_bench_add(struct fa_bench *bench, const char *name, double value, const char *unit,
                  const char *peer, double ratio);
@@ -42,10 +42,10 @@ void fa_bench_log(const struct fa_bench *bench, const char *format, ...)
 
 int fa_bench_print_json(const struct fa_bench *bench);
 
-/* Sorts @values; 0 if there are none. */
+/* Sorts @values; 0: there are none. */
 uint64_t fa_bench_percentile(uint64_t *values, size_t n_values, double percent);
 
-/* The benchmarks. Each returns 0, or a negative errno after a message; -ENODEV: no usable GPU. */
+/* Each returns 0, or a negative errno after a message; -ENODEV: no usable GPU. */
 int fa_bench_rtt(struct fa_bench *bench);
 int fa_bench_layers(struct fa_bench *bench); /* called by rtt */
 int fa_bench_throughput(struct fa_bench *bench);
@@ -59,8 +59,8 @@ int fa_bench_request(struct fa_bench *bench);
 int fa_bench_step(struct fa_bench *bench);
 int fa_bench_yield(struct fa_bench *bench);
 
-/* Called by fabench-launch. @prepares_only: launch nothing. */
+/* In fabench-launch. @prepares_only: launch nothing. */
 int fa_bench_launch(struct fa_bench *bench, bool prepares_only);
 
-/* Main function of the second client that fa_bench_gpu() starts. */
+/* Main function of fabench gpu's second client. */
 int fa_bench_gpu_storm(const char *socket, const char *ends);

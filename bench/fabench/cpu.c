@@ -1,8 +1,8 @@
 /*
  * cpu: the CPU attention kernels, without a daemon. Prefill is compared with a matrix multiply
- * (OpenBLAS, if installed) on as many threads, causal prefill also with full prefill, decode
- * with reading K and V. The same threads run all in turn; medians count. The calling thread is
- * member 0 of the team; the others wait at the barrier between measurements.
+ * (OpenBLAS, if installed), causal prefill also with full prefill, decode with reading K and V. The
+ * same threads run all in turn; medians count. The calling thread is the team's member 0; the
+ * others wait at the barrier between measurements.
  */
 #include "bench/fabench/bench.h"
 #include "common/clock.h"
@@ -22,7 +22,7 @@
 #define THREADS_MAX 256
 #define ROUNDS 9
 #define SGEMM_SIZE 2048
-#define SETTLE_US 60000 /* OpenBLAS threads spin for a while after a call */
+#define SETTLE_US 60000 /* OpenBLAS threads spin after a call */
 
 /* ---- a team */
 
@@ -44,7 +44,7 @@ struct team {
 
 	const uint64_t *words;
 	size_t n_words;
-	atomic_uint_fast64_t sum; /* keeps the reads from being optimised away */
+	atomic_uint_fast64_t sum; /* keeps reads from being optimised away */
 };
 
 struct member {
@@ -68,7 +68,7 @@ static void *member_main(void *userdata)
 
 static void team_deinit(struct team *team)
 {
-	/* A team that lacks a thread cannot pass the barrier: its threads keep waiting. */
+	/* Without all its threads a team cannot pass the barrier: they keep waiting. */
 	if (team->has_barrier && team->n_started == team->n_threads) {
 		team->ends = true;
 		pthread_barrier_wait(&team->barrier);
@@ -286,7 +286,7 @@ static int request_init(struct request *request, enum fa_attention_dtype dtype,
 		fill((float *)request->memory, n);
 	} else {
 		uint16_t *half = (uint16_t *)request->memory;
-		/* Random sign and fraction; the exponent of values from 1/2 to 1. */
+		/* Random sign and fraction; values from 1/2 to 1. */
 		uint16_t exponent = dtype == FA_ATTENTION_F16 ? 0x3800 : 0x3f00;
 		uint16_t others = dtype == FA_ATTENTION_F16 ? 0x83ff : 0x807f;
 		uint32_t state = 1;

@@ -1,5 +1,5 @@
 /*
- * crowd: many clients at once; each request depends on the result of the previous one.
+ * crowd: many clients at once; each request depends on the previous result.
  *
  *   crowd/WAY/64-clients   64 saturating clients for a minute: throughput, lost and reordered
  *                          requests, slowest client against fastest, growth of the daemon's
@@ -31,7 +31,7 @@
 #define REST_NS (10 * FA_NS_PER_MS)
 #define ROUNDS 10
 #define ROUNDS_QUICK 2
-#define SETTLE_MS 200 /* starting or killing two clients has settled */
+#define SETTLE_MS 200 /* for starting or killing two clients */
 #define PHASE_MS 1000
 #define PHASE_MS_QUICK 100
 

@@ -1,5 +1,4 @@
-/* The daemon that is measured, private or running already (--socket), and the CPU time and
- * memory of its process. */
+/* The measured daemon, private or running already (--socket), and its CPU time and memory. */
 #pragma once
 
 #include "bench/fabench/bench.h"
@@ -10,7 +9,7 @@
 
 struct fa_bench_daemon {
 	char socket[108];
-	char directory[64]; /* of the socket; "": not a private daemon */
+	char directory[64]; /* the socket's; "": not a private daemon */
 	pid_t pid;
 };
 
@@ -18,27 +17,26 @@ struct fa_bench_daemon {
  * negative errno after a message. */
 int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon);
 
-/* Starts a private daemon under a supervisor, whose pid @ret_daemon has. */
+/* A private daemon; @ret_daemon has the supervisor's pid. */
 int fa_bench_daemon_start_supervised(const struct fa_bench *bench,
                                      struct fa_bench_daemon *ret_daemon);
 
-/* Returns whether there is a fad-tunable, which takes FAD_TUNE_*
- * (tests/cuda-driver/tuning-env.c). */
+/* True if there is a fad-tunable, which takes FAD_TUNE_* (tests/cuda-driver/tuning-env.c). */
 bool fa_bench_daemon_is_tunable(void);
-/* Starts it as a private daemon. */
+/* As a private daemon. */
 int fa_bench_daemon_start_tunable(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon);
 
-/* Returns the pid of the process that serves. */
+/* The pid of the serving process. */
 int fa_bench_daemon_process(const struct fa_bench_daemon *daemon, pid_t *ret_pid);
 
 /* Stops a private daemon. -EIO: its exit status was not 0. */
 int fa_bench_daemon_stop(struct fa_bench_daemon *daemon);
 
-/* Waits, for at most 10 s, until only the caller has a session. */
+/* Waits, at most 10 s, until only the caller has a session. */
 int fa_bench_daemon_settle(const struct fa_bench_daemon *daemon);
 
-/* Resident memory; 0 if unknown. */
+/* Resident memory; 0: unknown. */
 uint64_t fa_bench_daemon_rss_bytes(const struct fa_bench_daemon *daemon);
 
-/* CPU time of all threads; 0 if unknown. */
+/* Of all threads; 0: unknown. */
 uint64_t fa_bench_daemon_cpu_ns(const struct fa_bench_daemon *daemon);

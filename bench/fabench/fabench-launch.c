@@ -1,4 +1,4 @@
-/* fabench-launch: what a decode step costs the daemon's threads on a GPU (launch.c). */
+/* fabench-launch: a decode step's cost to the daemon's threads on a GPU (launch.c). */
 #include "bench/fabench/bench.h"
 
 #include <errno.h>

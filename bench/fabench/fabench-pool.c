@@ -1,9 +1,9 @@
 /*
- * fabench-pool: what the bookkeeping of the KV pool costs the daemon's thread. One thread, no
- * daemon, no memory behind the pool. Free pages are in random order, as after a while of use.
+ * fabench-pool: the cost of KV pool bookkeeping to the daemon's thread. One thread, no daemon, no
+ * memory behind the pool. Free pages are in random order, as after a while of use.
  *
- * pool/page/... is the mean of two million pages, in the best of five passes; open and state
- * are single values; the others are medians.
+ * pool/page/... is the mean of two million pages, in the best of five passes; open and state are
+ * single values; the others are medians.
  */
 #include "bench/fabench/bench.h"
 
@@ -69,7 +69,7 @@ static int open_pool(struct pool_bench *b)
 	return r;
 }
 
-/* A page has 32 KiB, the smallest possible, or 256 KiB. */
+/* A page has 32 KiB, the minimum, or 256 KiB. */
 static int new_cache(struct pool_bench *b, uint32_t page_tokens, uint64_t *ret_id)
 {
 	const struct fa_pool_cache_config config = {
@@ -118,7 +118,7 @@ static void shuffle(uint32_t *values, uint32_t n)
 	}
 }
 
-/* Allocates every page of the pool to the cache, and frees them in random order. */
+/* Allocates all pages of the pool to the cache, and frees them in random order. */
 static int shuffle_free_pages(struct pool_bench *b, struct fa_pool_cache *cache,
                               uint32_t **ret_pages, uint32_t *ret_n)
 {
@@ -295,7 +295,7 @@ static int measure_prefixes(struct pool_bench *b, uint64_t cache, uint32_t page_
 	return r;
 }
 
-/* How many pages with the tokens the tenant would find. */
+/* How many pages with these tokens the tenant would find. */
 static uint32_t find(const struct fa_pool *pool, uint64_t cache, uint32_t page_tokens,
                      uint32_t tenant, const uint32_t *tokens, uint32_t n_tokens)
 {
@@ -311,8 +311,8 @@ static uint32_t find(const struct fa_pool *pool, uint64_t cache, uint32_t page_t
 	return n;
 }
 
-/* Another tenant with access to the cache looks up, in turn, tokens that others published and
- * tokens that nobody did. The timing must not tell them apart. */
+/* Another tenant of the cache looks up, in turn, tokens that others published and tokens that
+ * nobody did. The timing must not tell them apart. */
 static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_tokens)
 {
 	_fa_cleanup_(fa_freep) uint32_t *tokens = calloc(SEQUENCE_TOKENS, sizeof(*tokens));
@@ -365,7 +365,7 @@ static int measure_steps(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 	int r = commits ? 0 : -ENOMEM;
 
 	for (uint32_t i = 0; r >= 0 && i < SEQUENCES; i++) {
-		/* Sequences reach the end of a page in different steps. */
+		/* Sequences reach page ends in different steps. */
 		items[i].n_tokens = SEQUENCE_TOKENS - 64 + i % 64;
 		r = fa_pool_sequence_new(b->pool, &b->actor, cache, &b->error, &items[i].sequence);
 	}
@@ -386,7 +386,7 @@ static int measure_steps(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 	return r;
 }
 
-/* All pages published, in sequences of 4,096 tokens: size of the state, and time to open it. */
+/* All pages published, in sequences of 4,096 tokens: the state's size, and time to open it. */
 static int measure_state(struct pool_bench *b, uint64_t cache, uint32_t page_tokens, uint32_t n)
 {
 	uint32_t tokens[SEQUENCE_TOKENS] = { 0 };

@@ -1,4 +1,4 @@
-/* fabench: command line and table of benchmarks. */
+/* fabench: command line and benchmark table. */
 #include "bench/fabench/bench.h"
 #include "bench/lib/mps.h"
 #include "bench/lib/prefiller.h"
@@ -56,7 +56,7 @@ static void usage(FILE *file)
 	        "A ratio is the speed relative to the peer: above 1 is faster.\n");
 }
 
-/* In a child process: a process that uses MPS would keep it from stopping. */
+/* In a child process: one that uses MPS would keep it from stopping. */
 static int run_under_mps(char **argv)
 {
 	struct fa_mps mps;
@@ -134,10 +134,10 @@ int main(int argc, char **argv)
 			usage(stdout);
 			return 0;
 		case OPT_STORM:
-			storm = optarg; /* internal, for fabench gpu */
+			storm = optarg; /* for fabench gpu */
 			break;
 		case OPT_PREFILLER:
-			prefiller = optarg; /* internal, for fabench yield */
+			prefiller = optarg; /* for fabench yield */
 			break;
 		case OPT_VERSION:
 			printf("fabench %s\n", FAD_VERSION);

@@ -1,5 +1,5 @@
 /*
- * gpu: what a request to a daemon with a GPU costs beyond the kernel.
+ * gpu: a request's cost to a GPU daemon beyond the kernel.
  *
  *   inproc  launch and synchronise in this process
  *   socket  the same kernel and tensors through the daemon
@@ -178,7 +178,7 @@ static int trips(struct gpu_bench *g, int kind, size_t n, uint64_t *ret_ns)
 	return 0;
 }
 
-/* Both run the same kernel, so the bits must be equal. */
+/* Both run the same kernel: the bits must be equal. */
 static int compare_results(struct gpu_bench *g)
 {
 	const struct fa_cudriver *driver = &g->gpu->driver;
@@ -286,7 +286,7 @@ static int storm_run(const struct storm *storm)
 	    fa_memfd_new("fabench", STORM_BYTES, true, &memfd) < 0 ||
 	    gpu->driver.cuMemAlloc(&at, STORM_BYTES) != CUDA_SUCCESS)
 		return 1;
-	/* Creating a context disturbs everybody and is not measured. */
+	/* Creating a context disturbs everybody; not measured. */
 	if (storm_once(client, memfd, at) < 0 || write(storm->acknowledge, "", 1) != 1)
 		return 1;
 	for (;;) {

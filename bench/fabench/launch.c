@@ -1,17 +1,17 @@
 /*
- * launch: what the daemon's threads do for the layers of a decode step on a GPU: 64 sequences
- * of 4,096 tokens; 64 of 9,216 that share nothing, or all but the last 1,024 ("-s8192"); one
- * of 1,024. bf16, 32/8 heads, head dim 128. The first layer is planned, and prefixes are found;
- * the others reuse its plan.
+ * launch: the daemon threads' work for a decode step's layers on a GPU: 64 sequences of 4,096
+ * tokens; 64 of 9,216 that share nothing, or all but the last 1,024 ("-s8192"); one of 1,024. bf16,
+ * 32/8 heads, head dim 128. The first layer is planned, and prefixes are found; the others reuse
+ * its plan.
  *
  *   tables    put the step's page table where the GPU reads it
  *   prepare   check and plan a request, upload its arrays (loop thread)
  *   launch    all driver calls (engine thread)
  *   first     prepare and launch of the first layer; "next": of each other one
  *
- * Layers attend only, or append as well ("-append"), with one kernel or two. The GPU is idle at
- * each launch. Medians; one thread, no daemon. Built into fabench-launch only: the daemon and
- * libfaclient have functions of the same name.
+ * Layers attend only, or also append ("-append"), with one kernel or two. The GPU is idle at each
+ * launch. Medians; one thread, no daemon. Only in fabench-launch: the daemon and libfaclient have
+ * functions of the same name.
  */
 #include "bench/fabench/bench.h"
 
@@ -46,7 +46,7 @@
 
 static const struct shape {
 	uint32_t batch, length; /* sequences, tokens of each */
-	uint32_t shared;        /* tokens of the common prefix; comes after the same shape with 0 */
+	uint32_t shared;        /* tokens of the common prefix; follows the same shape with 0 */
 } shapes[] = { { 64, 4096, 0 }, { 64, 9216, 0 }, { 64, 9216, 8192 }, { 1, 1024, 0 } },
   quick_shapes[] = { { 64, 64, 0 }, { 64, 128, 0 }, { 64, 128, 64 }, { 1, 64, 0 } };
 
@@ -62,7 +62,7 @@ struct launch_bench {
 	struct fa_device_queue *queue;
 	struct fa_device_memory tensors; /* q, out, k, v */
 	const struct shape *shape;
-	uint32_t pages; /* of each sequence */
+	uint32_t pages; /* per sequence */
 	struct fa_paged_cache cache;
 	struct fa_paged_step step;
 	uint32_t cu_new[BATCH_MAX + 1], lengths[BATCH_MAX], lengths_before[BATCH_MAX];
@@ -85,7 +85,7 @@ static uint32_t pages_of(const struct shape *shape)
 	return (shape->length + PAGE_TOKENS - 1) / PAGE_TOKENS;
 }
 
-/* All layers use the same pages, enough for the largest shape. */
+/* All layers share the pages, enough for the largest shape. */
 static int make_pool(struct launch_bench *b)
 {
 	const struct shape *all = b->bench->quick ? quick_shapes : shapes;
@@ -228,7 +228,7 @@ static int run_layer(struct launch_bench *b, struct fa_device_tables *tables, in
 	if (r == 0 && layer > 0 && work.metadata_bytes)
 		r = fa_fail(&b->error, -EPROTO, "layer %d of %u sequences was planned again", layer,
 		            b->shape->batch);
-	/* --quick has prefixes that are not worth sharing. */
+	/* --quick has prefixes not worth sharing. */
 	if (r == 0 && !b->bench->quick && (work.shared_prefixes > 0) != (b->shape->shared > 0))
 		r = fa_fail(&b->error, -EPROTO,
 		            "%u prefixes were found among sequences that share "
@@ -276,7 +276,7 @@ static int run_step(struct launch_bench *b, bool append, int i, struct samples *
 	return r;
 }
 
-/* @unshared_ns: to compare with; 0: nothing. */
+/* @unshared_ns: to compare with; 0: none. */
 static int add(struct launch_bench *b, bool append, const char *what, double ns, double unshared_ns)
 {
 	char shared[16] = "", name[96];

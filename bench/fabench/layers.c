@@ -1,7 +1,7 @@
 /*
- * rtt, second part: what a step of 32 minimal layers costs its client by 32 requests
- * ("attends") and by one ("attend-layers"): time in the calls, and until the last layer is
- * computed ("-done"). Blocks of both alternate.
+ * rtt, second part: the client's cost of a step of 32 minimal layers by 32 requests ("attends") and
+ * by one ("attend-layers"): time in the calls, and until the last layer is computed ("-done").
+ * Blocks of both alternate.
  */
 #include "bench/fabench/bench.h"
 #include "bench/fabench/daemon.h"
@@ -21,8 +21,8 @@
 
 enum {
 	ATTENDS,       /* one request per layer */
-	ATTEND_LAYERS, /* one request for all layers */
-	GATED,         /* one request; each layer waits for a gate that the client opens later */
+	ATTEND_LAYERS, /* one request */
+	GATED,         /* one request; each layer waits for a gate opened later */
 	VARIANTS
 };
 
@@ -32,7 +32,7 @@ struct layers {
 	struct fa_buffer *buffer;
 	struct fa_step *step;
 	struct fa_step_attend attend;
-	uint64_t value; /* of slot 0 of both sides of the timeline */
+	uint64_t value; /* slot 0 of the timeline's two sides */
 	uint64_t *sent[VARIANTS], *done[VARIANTS];
 };
 
@@ -89,7 +89,7 @@ static int send(struct layers *l, int variant, struct fa_ticket *ret_ticket)
 	return r;
 }
 
-/* In the order in which a client's stream would. */
+/* In the order of a client's stream. */
 static int open_gates(struct layers *l)
 {
 	int r = 0;

@@ -1,9 +1,9 @@
 /*
- * prefill: the GPU's attention kernels alone, in this process. A sample: flush L2 by reading,
- * start a spin kernel so that the host runs ahead, event, kernel, event; medians count. boost:
- * the GPU idles four times as long as it works; sustained: after a second of load. All cells
- * have 16,384 tokens and heads * head dim = 2048. bare: the bandwidth of only reading.
- * bench/race.py compares with other implementations.
+ * prefill: the GPU's attention kernels alone, in this process. A sample: flush L2 by reading, start
+ * a spin kernel so that the host runs ahead, event, kernel, event; medians count. boost: the GPU
+ * idles four times as long as it works; sustained: after a second of load. All cells have 16,384
+ * tokens and heads * head dim = 2048. bare: read bandwidth. bench/race.py compares with other
+ * implementations.
  */
 #include "bench/fabench/bench.h"
 #include "bench/lib/inproc-gpu.h"
@@ -49,8 +49,8 @@ static int make_tensors(struct prefill *p, enum fa_attention_dtype dtype)
 	for (int t = 0; t < 3 && r == 0; t++) {
 		for (size_t i = 0; i < n; i++) {
 			/*
-			 * A sum of four uniform numbers is about normal. Cutting off low bits converts
-			 * numbers between 2^-14 and 4 to fp16 and bf16.
+			 * A sum of four uniform numbers is about normal. Numbers between 2^-14 and
+			 * 4 become fp16 and bf16 by cutting off low bits.
 			 */
 			float value, sum = 0;
 			uint32_t bits;
@@ -77,7 +77,7 @@ static int make_tensors(struct prefill *p, enum fa_attention_dtype dtype)
 	return r;
 }
 
-/* Measures one launch of @params; NULL: of the bare read. */
+/* One launch of @params; NULL: the bare read. */
 static int sample(struct prefill *p, const struct fa_attention_params *params, double *ret_ns)
 {
 	int r;

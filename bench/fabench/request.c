@@ -1,6 +1,6 @@
 /*
- * request: a decode request of one sequence of 1,024 tokens through the daemon, against the
- * same kernels in this process. Blocks alternate; the bits must be equal.
+ * request: a decode request of one sequence of 1,024 tokens through the daemon, against the same
+ * kernels in this process. Blocks alternate; bits must be equal.
  *
  *   inproc    launch and cuStreamSynchronize
  *   socket    through the daemon, by socket
@@ -45,7 +45,7 @@ static const struct fa_inproc_decode_shape usual = {
 	.length = 1024,
 };
 
-/* As many keys as one thread block reads at once. */
+/* As many keys as a thread block reads at once. */
 static const struct fa_inproc_decode_shape tiny = {
 	.layers = LAYERS,
 	.heads = 1,
@@ -146,7 +146,7 @@ static int step_layers(struct request_bench *b, enum path path)
 	                      : ask_layers(b, &b->clients[path], NULL, NULL, true, NULL);
 }
 
-/* The client's CPU waits between the two kernels of a pair. */
+/* The client's CPU waits between a pair's kernels. */
 static int pairs_by_cpu(struct request_bench *b, enum path path, size_t n)
 {
 	int r = 0;
@@ -163,8 +163,8 @@ static int pairs_by_cpu(struct request_bench *b, enum path path, size_t n)
 	return r < 0 ? r : synchronise(b);
 }
 
-/* The client's half: its kernel, the signal that the daemon may begin, the wait for the
- * daemon's end. */
+/* The client's half: its kernel, the signal for the daemon to begin, the wait for the daemon's
+ * end. */
 static int enqueue_half(struct request_bench *b, struct fa_decode_client *c, uint64_t value)
 {
 	int r;
@@ -348,7 +348,7 @@ static int report_paths(struct request_bench *b, const char *prefix, enum path p
 	return r;
 }
 
-/* Alternates blocks of the paths from @first on. A call of @run is one sample, of @per units. */
+/* Alternates blocks of the paths from @first on. @run is one sample, of @per units. */
 static int measure(struct request_bench *b, const char *prefix, enum path first,
                    int (*run)(struct request_bench *b, enum path path), size_t block_trips,
                    size_t per)
@@ -494,7 +494,6 @@ static int measure_dispatch(struct request_bench *b)
 	return r;
 }
 
-/* Nothing to do. */
 static int noop(struct request_bench *b, enum path path)
 {
 	const struct fa_decode_client *c = &b->clients[path];

@@ -1,7 +1,7 @@
 /*
- * restart: what clients wait when the daemon dies: from SIGKILL to the first answer of its
- * successor about an existing sequence, and to the first token of a short one (append, attend
- * in all layers, commit). The pool is full but for a page, mostly of one sequence and its forks.
+ * restart: how long clients wait when the daemon dies: from SIGKILL to the successor's first answer
+ * about an existing sequence, and to the first token of a short one (append, attend in all layers,
+ * commit). The pool is full but for a page, mostly of one sequence and its forks.
  */
 #include "bench/fabench/bench.h"
 
@@ -61,7 +61,7 @@ static int grow(struct restart *r, uint64_t tokens)
 	return code;
 }
 
-/* Pages as of a model with 8 billion parameters. */
+/* Pages of a model with 8 billion parameters. */
 static int fill(struct restart *r)
 {
 	struct fa_cache_options options = {
@@ -93,7 +93,7 @@ static int fill(struct restart *r)
 			return failed(r, "the pool cannot be filled", code);
 	}
 	r->bytes = held * token_bytes;
-	/* One free page, for the fork that continues. */
+	/* For the fork that continues. */
 	code = fa_sequence_truncate(r->client, r->sequence, held - PAGE_TOKENS);
 	if (code == 0)
 		code = fa_sequence_fork(r->client, r->sequence, PAGE_TOKENS + 1, &r->continued);
@@ -150,14 +150,14 @@ static int die(struct restart *r, uint64_t *ret_ns, uint64_t *ret_token_ns)
 	start = fa_now_ns();
 	if (kill(pid, SIGKILL) < 0)
 		return -errno;
-	/* The first request may be lost with the old daemon. */
+	/* The old daemon may have lost the first request. */
 	do
 		code = fa_sequence_info(r->client, r->sequence, &info);
 	while (code == -ECONNRESET);
 	*ret_ns = fa_now_ns() - start;
 	if (code < 0)
 		return failed(r, "the sequence is not there any more", code);
-	/* A GPU backend holds freed pages back for a moment. */
+	/* A GPU backend holds freed pages for a moment. */
 	do
 		code = append(r);
 	while (code == -ENOMEM && fa_now_ns() - start < RECONNECT_NS);

@@ -1,9 +1,9 @@
 /*
- * rtt: latency of one request, against a bare ping-pong of packets of the same size between
- * two processes. Short blocks alternate.
+ * rtt: latency of one request, against a bare ping-pong of packets of the same size between two
+ * processes. Short blocks alternate.
  *
- * Waking an idle processor can cost several round trips, so placement matters more than code.
- * All is pinned to one processor first, and then unpinned ("-unpinned"), as for users.
+ * Waking an idle processor can cost several round trips, so placement matters more than code. All
+ * run pinned to one processor first, then unpinned ("-unpinned"), as for users.
  */
 #include "bench/fabench/bench.h"
 #include "bench/fabench/daemon.h"
@@ -23,12 +23,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PACKET_BYTES 48 /* about the size of a Ping or a Reply */
+#define PACKET_BYTES 48 /* about a Ping or Reply */
 #define BLOCKS 40
 #define BLOCK_TRIPS 1000
 #define WARM_UP_TRIPS 100
 
-/* A pause that lets the daemon and the peers fall asleep; one trip in RESTED_EVERY has it. */
+/* A pause in which the daemon and the peers fall asleep; one trip in RESTED_EVERY has it. */
 #define REST_NS (300 * FA_NS_PER_US)
 #define RESTED_EVERY 10
 
@@ -259,7 +259,7 @@ static int report(struct fa_bench *bench, const char *placement, uint64_t *sampl
 
 static void stop_peers(struct rtt *rtt)
 {
-	/* This peer has a copy of the other's socket, so it ends first. */
+	/* This peer has a copy of the other's socket: end it first. */
 	if (rtt->eventfd_pid > 0) {
 		kill(rtt->eventfd_pid, SIGKILL);
 		waitpid(rtt->eventfd_pid, NULL, 0);

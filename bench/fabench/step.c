@@ -1,6 +1,6 @@
 /*
- * step: whole decode steps with one request for all layers, against the same kernels in this
- * process. 32 layers, 32 sequences of 4,096 tokens, bf16, 32/8 heads, head dim 128.
+ * step: decode steps with one request for all layers, against the same kernels in this process. 32
+ * layers, 32 sequences of 4,096 tokens, bf16, 32/8 heads, head dim 128.
  *
  *   kernels  GPU time, all launches enqueued ahead
  *   inproc   launch and synchronise in this process
@@ -8,7 +8,7 @@
  *   whole    fa_step_begin(), the request, fa_step_commit()
  *   busy     the share of a whole step in which the GPU works
  *
- * Samples alternate; the bits must be equal. Needs 35 GB of GPU memory, half for the daemon.
+ * Samples alternate; bits must be equal. Needs 35 GB of GPU memory, half for the daemon.
  */
 #include "bench/fabench/bench.h"
 #include "bench/fabench/daemon.h"
@@ -24,7 +24,7 @@
 #define SAMPLES 60
 #define SAMPLES_QUICK 3
 #define WARM_UP 5
-/* The host enqueues all launches of a step meanwhile. */
+/* Meanwhile the host enqueues a step's launches. */
 #define AHEAD_NS (2 * FA_NS_PER_MS)
 
 static const struct fa_inproc_decode_shape usual = {
@@ -114,7 +114,7 @@ static int attend(struct step_bench *b)
 	                                      true, &b->error, NULL);
 }
 
-/* The step was begun before. */
+/* The step has begun. */
 static int run_layers(struct step_bench *b, uint64_t *ret_ns)
 {
 	uint64_t start_ns;

@@ -1,7 +1,7 @@
 /*
  * throughput: many client processes, each with its share of small requests. Every answer is
- * checked, so lost or uncomputed requests are found. Also: fairness, growth of the daemon's
- * memory, and its CPU time with many idle clients.
+ * checked, to find lost or uncomputed requests. Also: fairness, growth of the daemon's memory, and
+ * its CPU time with many idle clients.
  */
 #include "bench/fabench/bench.h"
 #include "bench/fabench/daemon.h"
@@ -33,7 +33,7 @@
 #define KEYS 16
 #define DIM 64
 
-/* Results of a client process, in shared memory. */
+/* A client process's results, in shared memory. */
 struct outcome {
 	uint64_t ns;
 	uint32_t correct;
@@ -42,7 +42,7 @@ struct outcome {
 
 struct work {
 	const char *socket;
-	uint32_t requests; /* of each client */
+	uint32_t requests; /* per client */
 	uint32_t depth;
 	int index;
 	bool noop; /* empty requests */
@@ -231,7 +231,7 @@ static int run_clients(struct work work, int clients, struct outcome *outcomes)
 	return r;
 }
 
-/* Another thread unmaps the memory of closed sessions, with a delay. */
+/* Another thread unmaps closed sessions' memory, with a delay. */
 static double rss_growth_bytes(const struct fa_bench_daemon *daemon, uint64_t before)
 {
 	double growth = 0;
@@ -260,7 +260,7 @@ static int measure(struct fa_bench *bench, struct work work, const char *name, c
 	                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (outcomes == MAP_FAILED)
 		return -errno;
-	/* First run: the daemon allocates what it keeps. */
+	/* The daemon allocates what it keeps. */
 	r = run_clients(work, clients, outcomes);
 	if (r == 0)
 		r = fa_bench_daemon_settle(daemon);
@@ -353,7 +353,7 @@ static int measure_idle(struct fa_bench *bench, const struct fa_bench_daemon *da
 			break;
 	}
 	if (r == 0) {
-		poll(NULL, 0, 200); /* let the work of connecting end */
+		poll(NULL, 0, 200); /* let connecting end */
 		begin = fa_now_ns();
 		cpu = fa_bench_daemon_cpu_ns(daemon);
 		poll(NULL, 0, idle_ms);

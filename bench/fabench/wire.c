@@ -1,7 +1,7 @@
 /*
  * wire: time to encode a message, and to verify and decode one; the longest attention request
- * against a memcpy() of its size. One thread, no daemon. The best of many short blocks counts:
- * interference only makes a block slower.
+ * against a memcpy() of its size. One thread, no daemon. The best of many short blocks counts, as
+ * interference only slows blocks down.
  */
 #include "bench/fabench/bench.h"
 
@@ -15,7 +15,7 @@
 #define BLOCKS 1000
 #define QUICK_BLOCKS 10
 #define BLOCK_NS (300 * FA_NS_PER_US)
-#define STEP 64 /* operations between two clock readings */
+#define STEP 64 /* operations between clock readings */
 
 enum operation {
 	ENCODE,
@@ -28,7 +28,7 @@ struct wire {
 	struct fa_wire_message decoded;
 	_Alignas(64) unsigned char buffer[FA_WIRE_BYTES_MAX];
 	_Alignas(64) unsigned char copy[FA_WIRE_BYTES_MAX];
-	const void *bytes; /* the message, inside buffer */
+	const void *bytes; /* inside buffer */
 	size_t length;
 };
 
@@ -155,7 +155,7 @@ int fa_bench_wire(struct fa_bench *bench)
 	if (r < 0)
 		return r;
 
-	/* A layer of a decode step. With a gate it is encoded by FlatBuffers. */
+	/* A decode step's layer. With a gate FlatBuffers encodes it. */
 	wire.message = (struct fa_wire_message){
 		.type = FA_WIRE_STEP_ATTEND,
 		.step_attend = { .stream = 1,

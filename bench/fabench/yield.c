@@ -1,8 +1,8 @@
 /*
- * yield: a decode step that arrives while another client's prefill has the GPU, and what
- * preemption costs the prefill. The step: one layer, append and attend, 32 sequences of 1,024
- * tokens, high priority, random times. The prefill: a prompt of 16k tokens, then of 128k. Both
- * bf16, 32/8 heads, head dim 128.
+ * yield: decode steps while another client's prefill has the GPU, and preemption's cost to the
+ * prefill. The step: one layer, append and attend, 32 sequences of 1,024 tokens, high priority,
+ * random times. The prefill: a prompt of 16k tokens, then of 128k. Both bf16, 32/8 heads, head dim
+ * 128.
  *
  *   idle        a step without prefills
  *   decode      a step beside prefills, which are preempted
@@ -11,7 +11,7 @@
  *   alone       a preemptible prefill, without steps
  *   beside      a prefill beside the steps of "decode"
  *
- * All alternate. The client spins and sends an empty request before each step, so no wake-up is
+ * All alternate. The client spins, and sends an empty request before each step, so no wake-up is
  * measured. Preempted prefills must give the same bits. Needs 6 GB of GPU and 2 GB of host memory.
  */
 #include "bench/fabench/bench.h"
@@ -31,7 +31,7 @@
 
 #define ROUNDS 4
 #define ROUNDS_QUICK 1
-#define SAMPLES 400 /* of each round */
+#define SAMPLES 400 /* per round */
 #define SAMPLES_OFF 30
 #define SAMPLES_QUICK 5
 #define WARM_UP 20
@@ -41,7 +41,7 @@
 #define PREFILL_MS_LONG 1200
 #define PREFILL_MS_QUICK 50
 #define LONG_TOKENS 65536
-/* Longer than any launch: none is preempted. */
+/* Longer than any launch: nothing is preempted. */
 #define NEVER_NS "1000000000000000"
 
 static const struct fa_inproc_decode_shape usual = {
@@ -115,7 +115,7 @@ static void rest(struct yield_bench *b)
 	(void)clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){ .tv_nsec = (long)ns }, NULL);
 }
 
-/* Sends @n steps to a daemon, at random times. @ret_ns may be NULL. */
+/* At random times. @ret_ns may be NULL. */
 static int run_steps(struct yield_bench *b, int daemon, size_t n, uint64_t *ret_ns)
 {
 	struct fa_decode_client *c = &b->clients[daemon];
@@ -191,7 +191,7 @@ static int run_round(struct yield_bench *b, struct samples *samples)
 	r = sample_steps(b, samples, IDLE, n);
 	if (r == 0)
 		r = sample_both(b, samples, BESIDE, n, &samples->beside_ns[round]);
-	/* The second finds a warmer GPU, so the order alternates. */
+	/* The second finds a warmer GPU: alternate the order. */
 	if (r == 0 && b->n_daemons > OFF && round % 2 == 0)
 		r = sample_prefills(b, OFF, &samples->off_ns[round]);
 	if (r == 0)
@@ -288,7 +288,7 @@ static int measure(struct yield_bench *b, uint32_t tokens)
 		if (!samples.ns[kind])
 			r = fa_fail(&b->error, -ENOMEM, "no memory");
 	}
-	/* The daemon preempts only for a stream that has sent requests before. */
+	/* The daemon preempts only for a stream that has sent requests. */
 	for (int daemon = 0; daemon < b->n_daemons && r == 0; daemon++)
 		r = run_steps(b, daemon, b->bench->quick ? 1 : WARM_UP, NULL);
 	if (r == 0)
@@ -303,7 +303,7 @@ static int measure(struct yield_bench *b, uint32_t tokens)
 	return r;
 }
 
-/* With --socket, or without a fad-tunable, there is no daemon that never preempts. */
+/* With --socket, or without a fad-tunable, no daemon never preempts. */
 static int start_daemons(struct yield_bench *b)
 {
 	const char *environment = getenv("FAD_TUNE_PREEMPT_WORK_NS");
@@ -311,7 +311,7 @@ static int start_daemons(struct yield_bench *b)
 	const bool tunable = !b->bench->socket && fa_bench_daemon_is_tunable();
 	int r = 0;
 
-	/* Launches of --quick are too short to be preempted by default. */
+	/* By default --quick's launches are too short to be preempted. */
 	if (b->bench->quick && !environment)
 		setenv("FAD_TUNE_PREEMPT_WORK_NS", "0", 1);
 	if (b->bench->socket)

@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Heads of sequences that are checked. */
+/* Heads checked per sequence. */
 #define CHECKED_HEADS 4
-/* Largest error allowed, relative to the greatest value of a row. */
+/* Relative to a row's greatest value. */
 #define ERROR_MAX (1.0 / 64)
 
 static void *allocate(size_t bytes)
@@ -92,7 +92,7 @@ static void attend(const struct time_run *run, const double *q, const double *k,
 		ret_out[c] /= sum;
 }
 
-/* The largest error in a head of a sequence, relative to the row's greatest value. */
+/* Of a sequence's head, relative to the row's greatest value. */
 static double head_error(const struct time_run *run, const void *q, const void *out, int32_t b,
                          int32_t head)
 {

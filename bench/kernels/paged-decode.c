@@ -35,7 +35,7 @@ static struct cell equal_lengths(int32_t batch, uint32_t length)
 	return cell;
 }
 
-/* Lengths of 128 to 32k in logarithmic steps, equally often, shuffled. */
+/* 128 to 32k in logarithmic steps, equally often, shuffled. */
 static struct cell mixed_lengths(void)
 {
 	struct cell cell = { .batch = time_options.quick ? 4 : 64 };
@@ -55,7 +55,7 @@ static struct cell mixed_lengths(void)
 	return cell;
 }
 
-/* False: excluded by --shapes, or, with a message, memory is short. */
+/* False: excluded by --shapes, or, with a message, short of memory. */
 static bool cell_scene_init(struct time_scene *scene, const struct cell *cell)
 {
 	if (fnmatch(time_options.shapes, cell->shape, 0) != 0)
@@ -120,7 +120,7 @@ static void peer_scene_deinit(struct peer_scene *with)
 	*with = (struct peer_scene){ 0 };
 }
 
-/* Also runs our kernel, for the expected result. False: memory is short. */
+/* Also runs our kernel, for the expected result. False: short of memory. */
 static bool peer_scene_init(struct peer_scene *with, struct time_run *run)
 {
 	const struct time_scene *scene = run->scene;
@@ -184,7 +184,7 @@ static bool peer_scene_init(struct peer_scene *with, struct time_run *run)
 	return true;
 }
 
-/* Returns true if the peer covers the cell and agrees with ours. */
+/* True if the peer covers the cell and agrees with ours. */
 static bool prepare_peer(const struct peer_scene *with, const struct fa_peer *peer, size_t q_bytes,
                          struct peer_run *ret_run)
 {
@@ -198,7 +198,7 @@ static bool prepare_peer(const struct peer_scene *with, const struct fa_peer *pe
 	*ret_run = (struct peer_run){ .peer = peer, .request = with->request };
 	ret_run->request.name = peer->name;
 	r = peer->decode(&ret_run->request);
-	/* Once more: the first call may have chosen a setting. */
+	/* The first call may have chosen a setting. */
 	paged_gpu_sync(time_gpu);
 	paged_gpu_fill(time_gpu, with->out, 0xff, q_bytes);
 	if (r == 0)
@@ -234,7 +234,8 @@ static void contest_add(struct contest *contest, const char *name, void (*run)(v
 	contest->names[contest->n++] = name;
 }
 
-/* Measures all; prints ours against each other, and the bandwidth against a bare read. */
+/* Measures all; prints ours against each other contestant, and the bandwidth against a bare
+ * read. */
 static void measure_and_print(struct contest *contest, const char *kind, const struct cell *cell,
                               double bytes)
 {
@@ -347,8 +348,8 @@ void time_codes(void)
 
 /* ---- shared prefixes */
 
-/* Makes the first @shared pages of all sequences those of the first, in @scene and @ret_table.
- * Returns the number of distinct pages, which @ret_slots gets. */
+/* Makes the first @shared pages of all sequences the first one's, in @scene and @ret_table. Returns
+ * the number of distinct pages, listed in @ret_slots. */
 static uint32_t share(struct time_scene *scene, uint32_t shared, uint32_t *ret_table,
                       uint32_t *ret_slots)
 {
@@ -392,7 +393,7 @@ static void shared_cell(int32_t batch, uint32_t length, uint32_t shared, bool pa
 		abort();
 	slots = table + scene.step.table_entries;
 	n = share(&scene, shared / (uint32_t)time_options.page, table, slots);
-	/* Small shapes would not be grouped otherwise. */
+	/* Else small shapes would not be grouped. */
 	chip.share_early = time_options.quick;
 	time_run_init(&together, &scene, &chip, table, false);
 	time_run_init(&apart, &scene, NULL, NULL, false);

@@ -1,9 +1,9 @@
-/* The parts of time-paged that decode: few new tokens of each sequence attend to many. */
+/* Decode in time-paged: few new tokens of each sequence attend to many. */
 #pragma once
 
 #include <stdbool.h>
 
-/* As time_options say; also against peers. */
+/* By time_options; also against peers. */
 void time_decode(void);
 /* Every kind of codes, against bf16. */
 void time_codes(void);
@@ -12,7 +12,7 @@ void time_shared(void);
 /* Against the usual decode. */
 void time_deterministic(void);
 
-/* Kernels to compare time_decode() with. False: cannot be opened. */
+/* Kernels for time_decode() to compare. False: cannot be opened. */
 bool time_peer_open(const char *text);
 bool time_has_peers(void);
 void time_peers_close(void);

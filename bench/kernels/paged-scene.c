@@ -7,7 +7,7 @@
 #include <time.h>
 
 #define PIECE_BYTES 16384
-/* The other pages of codes are copies of these. */
+/* Other pages of codes are copies of these. */
 #define DIFFERENT_PAGES 64
 #define HEADS_MAX 1024
 
@@ -155,7 +155,7 @@ uint32_t time_pages_of(uint32_t length)
 	return (length + (uint32_t)time_options.page - 1) / (uint32_t)time_options.page;
 }
 
-/* Of K (or V) in a page, padded to whole slots. */
+/* K (or V) in a page, padded to whole slots. */
 static size_t part_bytes(void)
 {
 	const size_t rows = (size_t)time_options.kv_heads * (size_t)time_options.page;
@@ -173,7 +173,7 @@ static float random_scale(void)
 	       (0.5f + (float)time_random_below(1024) / 1024);
 }
 
-/* Random codes, none of them NaN, and scales. */
+/* Random codes without NaN, and scales. */
 static void fill_codes(uint64_t pool, uint32_t pages)
 {
 	const size_t part = part_bytes();

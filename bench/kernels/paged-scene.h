@@ -1,7 +1,7 @@
 /*
- * What the parts of time-paged share: a cache with sequences whose pages are scattered over the
- * pool, requests, bare reads of the same pages, contestants, result rows. One thread; failures
- * end the process.
+ * Shared by the parts of time-paged: a cache with sequences whose pages are scattered over the
+ * pool, requests, bare reads of the same pages, contestants, result rows. One thread; failures end
+ * the process.
  */
 #pragma once
 
@@ -30,7 +30,7 @@ extern struct paged_gpu *time_gpu;
 extern bool time_failed;
 
 uint32_t time_random_below(uint32_t n);
-/* Sets what pages hold: "plain", "e4m3", "int8", "e4m3-heads", "int8-heads". */
+/* What pages hold: "plain", "e4m3", "int8", "e4m3-heads", "int8-heads". */
 bool time_set_store(const char *name);
 
 struct time_contestant {
@@ -42,7 +42,7 @@ struct time_contestant {
 void time_measure(const struct time_contestant *contestants, int n, double *ret_ns);
 /* @ratio: speed relative to @peer. */
 void time_print(const char *name, double value, const char *unit, const char *peer, double ratio);
-/* Makes the name KIND/TYPE/SHAPE-h.../WHAT. */
+/* KIND/TYPE/SHAPE-h.../WHAT. */
 void time_name(char *name, size_t bytes, const char *kind, const char *shape, const char *what);
 
 /* ---- a cache and its sequences, in device memory */
@@ -56,7 +56,7 @@ struct time_scene {
 };
 
 uint32_t time_pages_of(uint32_t length);
-/* @n_new new tokens per sequence. False: memory is short. */
+/* @n_new new tokens per sequence. False: short of memory. */
 bool time_scene_init(struct time_scene *scene, int32_t batch, const uint32_t *lengths,
                      uint32_t n_new);
 void time_scene_deinit(struct time_scene *scene);
@@ -72,14 +72,14 @@ struct time_run {
 	uint64_t own_table, out, lse;
 };
 
-/* @chip: NULL is this GPU. @table: NULL, or another page table for the same sequences. */
+/* @chip: NULL: this GPU. @table: NULL, or another page table for the same sequences. */
 void time_run_init(struct time_run *run, const struct time_scene *scene,
                    const struct fa_cuda_chip *chip, const uint32_t *table, bool deterministic);
 void time_run_deinit(struct time_run *run);
-/* Runs a struct time_run, as a contestant. */
+/* As a contestant; a struct time_run. */
 void time_run(void *run);
 
-/* Compares some rows with fp64. On an error sets time_failed and returns false. */
+/* Compares some rows with fp64; false after an error, which sets time_failed. */
 bool time_check(struct time_run *run, const char *name);
 /* Compares all rows of two runs that may differ by rounding only; fails likewise. */
 bool time_compare(struct time_run *ours, struct time_run *theirs, const char *name);
@@ -96,5 +96,5 @@ struct time_bare {
 void time_bare_init(struct time_bare *bare, const struct time_scene *scene, const uint32_t *slots,
                     uint32_t n);
 void time_bare_deinit(struct time_bare *bare);
-/* Runs a struct time_bare, as a contestant. */
+/* As a contestant; a struct time_bare. */
 void time_run_bare(void *bare);

@@ -1,11 +1,11 @@
 /*
- * A peer: a library with somebody else's kernels that time-paged measures in turn with ours
- * (--peer LIBRARY[:NAME]). It exports one function, fa_peer_decode, and is opened by dlopen(),
- * so fad neither knows nor links it.
+ * A peer: a library with somebody else's kernels that time-paged measures in turn with ours (--peer
+ * LIBRARY[:NAME]). It exports one function, fa_peer_decode, and is opened by dlopen(), so fad
+ * neither knows nor links it.
  *
- * A peer gets its own pool with the same numbers in the common layout
- * [page][token][head][dim], K and V separate. Its pages are scattered in the same order as
- * ours. One thread. Only time-paged touches the GPU; peer.c does not.
+ * A peer gets its own pool with the same numbers in the common layout [page][token][head][dim], K
+ * and V separate. Its pages are scattered in the same order as ours. One thread. Only time-paged
+ * touches the GPU; peer.c does not.
  */
 #pragma once
 
@@ -16,13 +16,13 @@
 #include <stdint.h>
 
 /*
- * Decode attention over pages: few new tokens per sequence, causal, all bf16. All pointers but
+ * Decode attention over pages: few new tokens per sequence, causal, all bf16. All pointers except
  * @name are device pointers. The new tokens are in the pool already.
  */
 struct fa_peer_decode {
-	uint32_t size;          /* sizeof(struct fa_peer_decode); it may grow at its end */
+	uint32_t size;          /* of this struct, which may grow at its end */
 	int32_t dtype;          /* FA_ATTENTION_BF16 (3) */
-	const char *name;       /* what followed the colon, or "": which variant to run */
+	const char *name;       /* which variant: the text behind the colon, or "" */
 	const void *q;          /* [batch][n_new][heads][dim] */
 	const void *k, *v;      /* [pages][page_tokens][kv_heads][dim] */
 	void *out;              /* like q */
@@ -36,11 +36,11 @@ struct fa_peer_decode {
 };
 
 /*
- * The type of fa_peer_decode. The primary context of device 0 is current. It enqueues the work
- * on the stream and returns 0, -ENOTSUP if it does not cover the request, or another negative
- * errno. Requests with equal bytes are the same request. The first call with a request is not
- * measured and may allocate, or try settings, for as long as it wants; later calls only
- * enqueue, in turn with those of other variants.
+ * The type of fa_peer_decode. The primary context of device 0 is current. It enqueues the work on
+ * the stream and returns 0, -ENOTSUP if it does not cover the request, or another negative errno.
+ * Requests with equal bytes are the same request. The first call with a request is not measured and
+ * may allocate, or try settings, for as long as it wants; later calls only enqueue, in turn with
+ * other variants' calls.
  */
 typedef int (*fa_peer_decode_fn)(const struct fa_peer_decode *request);
 
@@ -52,21 +52,21 @@ struct fa_peer {
 	const char *title; /* in result rows: the name, or the library's file name */
 };
 
-/* Opens LIBRARY[:NAME]. Returns -EINVAL, with a message on stderr, if the library cannot be
- * opened or does not export the function. */
+/* Opens LIBRARY[:NAME]. -EINVAL, with a message on stderr: the library cannot be opened or does not
+ * export the function. */
 int fa_peer_open(const char *text, struct fa_peer *ret_peer);
 void fa_peer_close(struct fa_peer *peer);
 
 /*
- * Returns the page table of a step in pages of @slots_per_page slots, [batch][*ret_table_pages];
- * the caller frees it. NULL: no memory. @table is the step's table in host memory.
+ * A step's page table in pages of @slots_per_page slots, [batch][*ret_table_pages]; the caller
+ * frees it. NULL: no memory. @table: the step's, in host memory.
  */
 int32_t *fa_peer_table(const struct fa_paged_step *step, const uint32_t *table, int32_t page_tokens,
                        uint32_t slots_per_page, int32_t *ret_table_pages);
 
 /*
- * Returns true if @theirs differs from @ours by bf16 rounding only: by at most 1/64 of our
- * greatest value. NaN in either is a difference. @ret_worst gets the greatest difference,
- * relative to our greatest value; infinite for NaN.
+ * True if @theirs differs from @ours by bf16 rounding only: at most 1/64 of our greatest value. NaN
+ * in either is a difference. @ret_worst: the greatest difference, relative to our greatest value;
+ * infinite for NaN.
  */
 bool fa_peer_agrees(const uint16_t *ours, const uint16_t *theirs, size_t n, double *ret_worst);

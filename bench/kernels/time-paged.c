@@ -1,8 +1,8 @@
 /*
- * Times the bf16 kernels over pages, against what bounds them. A sample: flush L2 by reading,
- * start a spin kernel so that the host runs ahead, event, launches, event. All contestants
- * alternate; medians count. Decode is compared with fp64 first: a wrong result has no rows and
- * makes the exit status 1. Exits with 77 without a GPU.
+ * Times the bf16 kernels over pages, against their bounds. A sample: flush L2 by reading, start a
+ * spin kernel so that the host runs ahead, event, launches, event. All contestants alternate;
+ * medians count. Decode is first compared with fp64: a wrong result has no rows, and exit status 1.
+ * Without a GPU: 77.
  *   time-paged [--page N] [--samples N] [--heads N] [--kv-heads N] [--dim N] [--new N]
  *              [--only PART] [--peer LIBRARY[:NAME]]... [--json] [--quick]
  *              [--profile] [--shapes PATTERN]
@@ -113,7 +113,7 @@ static void run_copy(void *userdata)
 {
 	const struct time_scene *scene = userdata;
 
-	/* As many bytes as K and V have. */
+	/* The bytes of K and V. */
 	paged_gpu_copy(time_gpu, scene->pool, scene->q, 2 * scene->kv_bytes);
 }
 

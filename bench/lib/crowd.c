@@ -18,8 +18,8 @@
 #include <unistd.h>
 
 #define DIM 8
-#define LINKS_PER_REQUEST 2 /* links per request in flight */
-#define FIRST_REQUESTS 8    /* requests until a client is ready */
+#define LINKS_PER_REQUEST 2 /* per request in flight */
+#define FIRST_REQUESTS 8    /* until a client is ready */
 #define TOLERANCE 1e-5
 /* For a client to connect or to stop. */
 #define READY_NS (60 * FA_NS_PER_SEC)
@@ -27,10 +27,10 @@
 #define LOST_NS (120 * FA_NS_PER_SEC)
 #define GATED_REQUESTS 64
 #define STOPPED_REQUESTS 512
-#define NEVER 1000000 /* a timeline value that is never signalled */
+#define NEVER 1000000 /* a value never signalled */
 
-/* The input of a request, as two tokens of K and V alike: the previous result and a fresh
- * number. With a query of zero the result is their mean. */
+/* A request's input, as two tokens of K and V alike: the previous result and a fresh number. With a
+ * query of zero the result is their mean. */
 struct link {
 	float sum[DIM];
 	float fresh[DIM];
@@ -112,7 +112,7 @@ static int open_client(struct client *c)
 	return 0;
 }
 
-/* Request @n reads link n and writes the sum of link n + 1. */
+/* It reads link n and writes the sum of link n + 1. */
 static int ask(struct client *c, uint64_t n)
 {
 	static const int64_t shape[4] = { 1, 1, 1, DIM }, shape_k[4] = { 1, 2, 1, DIM };
@@ -148,7 +148,7 @@ static void keep_sample(struct client *c, uint64_t ns)
 		(uint32_t)(ns < UINT32_MAX ? ns : UINT32_MAX);
 }
 
-/* The ticket shows that no request before @n was skipped. */
+/* The ticket shows that no earlier request was skipped. */
 static int await(struct client *c, uint64_t n)
 {
 	const struct in_flight *f = &c->in_flight[n % c->options->depth];
@@ -223,7 +223,7 @@ static int work(struct client *c)
 			r = await(c, ended++);
 		if (r == 0)
 			r = ask(c, n++);
-		/* A client that pauses measures the latency of each request. */
+		/* A pausing client measures each request's latency. */
 		if (r == 0 && c->options->rest_ns)
 			r = await(c, ended++);
 	}

@@ -1,9 +1,9 @@
 /*
- * Client processes at one daemon. Each request reads the previous result and a fresh random
- * number, so results show whether all requests were computed, once and in order. Also two
- * misbehaving clients: one waits for a gate that never opens, one is stopped in mid-work.
+ * Client processes at one daemon. Each request reads the previous result and a fresh random number,
+ * so results show whether all requests were computed, once and in order. Also two misbehaving
+ * clients: one waits for a gate that never opens, one is stopped in mid-work.
  *
- * One thread controls them; it must not have used CUDA, as clients are forked. They die with it.
+ * Controlled by one thread, which must not have used CUDA, as clients are forked. They die with it.
  */
 #pragma once
 
@@ -22,7 +22,7 @@ struct fa_crowd_options {
 	int clients;
 	uint32_t flags; /* fa_options.flags */
 	uint32_t depth; /* in flight per client, at most FA_CROWD_DEPTH_MAX */
-	/* A pause of 0.5 to 1.5 times this before each request; 0: none. */
+	/* Each request follows a pause of 0.5 to 1.5 times this; 0: none. */
 	uint64_t rest_ns;
 };
 
@@ -31,17 +31,17 @@ struct fa_crowd_options {
 struct fa_crowd;
 
 /*
- * Returns 0 when all clients have had answers and wait for fa_crowd_go(), or a negative errno
- * after a message.
+ * Returns 0 when all clients have had answers and wait for fa_crowd_go(), or a negative errno after
+ * a message.
  */
 int fa_crowd_new(const struct fa_crowd_options *options, struct fa_crowd **ret_crowd);
 
 void fa_crowd_go(struct fa_crowd *crowd);
 
-/* Samples belong to this phase from now on; negative: none are kept. */
+/* Later samples belong to this phase; negative: keep none. */
 void fa_crowd_phase(struct fa_crowd *crowd, int phase);
 
-/* Correct answers of client @i so far. */
+/* Client @i's correct answers so far. */
 uint64_t fa_crowd_done(const struct fa_crowd *crowd, int i);
 
 struct fa_crowd_sum {
@@ -50,10 +50,10 @@ struct fa_crowd_sum {
 	uint64_t failed; /* an error, or no answer */
 };
 
-/* Lets clients finish. Returns the first client's error; fills @ret_sum (may be NULL) anyway. */
+/* Lets clients finish. Returns the first client's error; always fills @ret_sum (may be NULL). */
 int fa_crowd_end(struct fa_crowd *crowd, struct fa_crowd_sum *ret_sum);
 
-/* After the end: copies a phase's latencies in ns and returns how many. The caller frees them;
+/* After the end: copies a phase's latencies in ns and returns their number. The caller frees them;
  * NULL: none. */
 size_t fa_crowd_samples(const struct fa_crowd *crowd, int phase, uint64_t **ret_ns);
 

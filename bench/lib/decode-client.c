@@ -102,7 +102,7 @@ static int begin_step(struct fa_decode_client *c, const struct fa_step_item *ite
 	return r < 0 ? fail(error, "a step cannot be begun", r) : 0;
 }
 
-/* K and V of all tokens but the last; the same in all layers. */
+/* All tokens' K and V but the last; equal in all layers. */
 static int fill_sequence(struct fa_decode_client *c, const struct fa_decode_tensors *tensors,
                          uint64_t sequence, struct fa_error *error)
 {

@@ -1,12 +1,12 @@
-/* A daemon's client that runs the decode step of inproc-decode.h over the same tensors. One
- * thread, with the GPU's context. */
+/* A daemon's client that runs inproc-decode.h's decode step over the same tensors. One thread, with
+ * the GPU's context. */
 #pragma once
 
 #include "bench/lib/inproc-decode.h"
 
 #include "client/faclient.h"
 
-/* All tensors, in one allocation. */
+/* In one allocation. */
 struct fa_decode_tensors {
 	struct fa_inproc_decode_shape shape;
 	CUdeviceptr at;
@@ -22,11 +22,11 @@ int fa_decode_tensors_new(struct fa_inproc_gpu *gpu, const struct fa_inproc_deco
 void fa_decode_tensors_free(struct fa_inproc_gpu *gpu, struct fa_decode_tensors *tensors);
 struct fa_inproc_decode_tensors fa_decode_tensors_at(const struct fa_decode_tensors *tensors);
 
-/* Has its own sequences, and a step begun. */
+/* With its own sequences, and a step begun. */
 struct fa_decode_client {
 	struct fa_client *client;
 	struct fa_buffer *buffer;
-	struct fa_step_item *items; /* [batch]: the sequences, one new token each */
+	struct fa_step_item *items; /* [batch]: one new token each */
 	uint32_t batch;
 	struct fa_step *step;
 	struct fa_step_attend attend; /* of layer 0 */
@@ -45,7 +45,7 @@ int fa_decode_client_begin(struct fa_decode_client *c, struct fa_error *error);
 int fa_decode_client_commit(struct fa_decode_client *c, struct fa_error *error);
 int fa_decode_client_truncate(struct fa_decode_client *c, uint32_t length, struct fa_error *error);
 
-/* @gates may be NULL. Without @ret_ticket it waits for the end. */
+/* @gates may be NULL. Without @ret_ticket waits for the end. */
 int fa_decode_client_attend(struct fa_decode_client *c, uint32_t layer, bool append,
                             const struct fa_gates *gates, struct fa_error *error,
                             struct fa_ticket *ret_ticket);

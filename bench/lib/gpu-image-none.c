@@ -1,4 +1,4 @@
-/* Builds without nvcc have no module of gpu-kernels.cu. */
+/* Builds without nvcc have no gpu-kernels.cu. */
 #include "bench/lib/inproc-gpu.h"
 
 const struct fa_cuda_image_data fa_bench_image;

@@ -1,7 +1,7 @@
-/* Device code that benchmarks run around a measured kernel. */
+/* Device code run around a measured kernel. */
 #include <cstdint>
 
-/* Keeps the stream busy while the host enqueues what is measured. */
+/* Keeps the stream busy while the host enqueues. */
 extern "C" __global__ void fa_bench_spin(uint64_t ns)
 {
 	uint64_t begin, now;
@@ -12,8 +12,8 @@ extern "C" __global__ void fa_bench_spin(uint64_t ns)
 	} while (now - begin < ns);
 }
 
-/* Reads @count pieces of 16 bytes at full bandwidth, which fills L2 with clean lines. The sum
- * keeps the reads from being optimised away. */
+/* Reads @count pieces of 16 bytes at full bandwidth, which fills L2 with clean lines. The sum keeps
+ * reads from being optimised away. */
 extern "C" __global__ void fa_bench_read(const uint4 *data, uint64_t count, uint32_t *ret_sum)
 {
 	const uint64_t step = (uint64_t)gridDim.x * blockDim.x;

@@ -11,7 +11,7 @@
 
 #define ELEMENT_BYTES 2
 
-/* A request that is planned once and launched for any layer. */
+/* Planned once and launched for any layer. */
 struct planned {
 	struct fa_paged_request request;
 	struct fa_cuda_paged_plan plan;
@@ -165,7 +165,7 @@ static int make_steps(struct fa_inproc_decode *decode, const struct fa_inproc_de
 	return 0;
 }
 
-/* Pages are consecutive within a layer. */
+/* Consecutive within a layer. */
 static int make_pages(struct fa_inproc_decode *decode, const struct fa_inproc_decode_shape *shape,
                       struct fa_error *error)
 {
@@ -207,7 +207,7 @@ static int make_pages(struct fa_inproc_decode *decode, const struct fa_inproc_de
 	return make_steps(decode, shape, error);
 }
 
-/* Appends the earlier tokens of sequence @i in all layers. */
+/* Appends sequence @i's earlier tokens in all layers. */
 static int fill(struct fa_inproc_decode *decode, uint32_t i,
                 const struct fa_inproc_decode_tensors *tensors, struct fa_error *error)
 {

@@ -1,5 +1,5 @@
-/* A decode step over pages in this process, with the daemon's kernels: the peer of requests to
- * a daemon. One thread. */
+/* A decode step over pages in this process, with the daemon's kernels: the peer of requests to a
+ * daemon. One thread. */
 #pragma once
 
 #include "bench/lib/inproc-gpu.h"
@@ -12,11 +12,11 @@ struct fa_inproc_decode;
 struct fa_inproc_decode_shape {
 	int32_t layers, heads, kv_heads, dim, page_tokens;
 	uint32_t batch;  /* sequences */
-	uint32_t length; /* of each, with the new one */
+	uint32_t length; /* with the new token */
 };
 
-/* [token][head][dim]. q, out, k and v: one new token per sequence. k_before, v_before: length -
- * 1 tokens, for every sequence and layer. */
+/* [token][head][dim]. q, out, k and v: one new token per sequence. k_before, v_before: length - 1
+ * tokens, for every sequence and layer. */
 struct fa_inproc_decode_tensors {
 	CUdeviceptr q, k, v, out, k_before, v_before;
 };
@@ -24,9 +24,8 @@ struct fa_inproc_decode_tensors {
 int fa_inproc_decode_new(struct fa_inproc_gpu *gpu, const struct fa_inproc_decode_shape *shape,
                          const struct fa_inproc_decode_tensors *tensors, struct fa_error *error,
                          struct fa_inproc_decode **ret_decode);
-/* Takes NULL, returns NULL. */
 struct fa_inproc_decode *fa_inproc_decode_free(struct fa_inproc_decode *decode);
 
-/* Enqueues attention, with @append also the append, by the same kernel or one before. */
+/* Enqueues attention, and with @append also the append, by the same kernel or one before. */
 int fa_inproc_decode_launch(struct fa_inproc_decode *decode, int32_t layer, bool append,
                             struct fa_error *error);

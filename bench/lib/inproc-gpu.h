@@ -1,6 +1,6 @@
 /*
- * A GPU in this process, as the daemon's peer: the driver, the primary context of device 0, all
- * kernels of this build. One thread. Once open, driver failures are negative errnos.
+ * A GPU in this process, as the daemon's peer: the driver, device 0's primary context, all kernels
+ * of this build. One thread. Once open, driver failures are negative errnos.
  */
 #pragma once
 
@@ -8,7 +8,7 @@
 #include "kernels/cuda/images.h"
 #include "kernels/cuda/plan.h"
 
-/* The module of gpu-kernels.cu; empty without nvcc. */
+/* gpu-kernels.cu; empty without nvcc. */
 extern const struct fa_cuda_image_data fa_bench_image;
 
 struct fa_inproc_gpu {
@@ -18,9 +18,8 @@ struct fa_inproc_gpu {
 	CUcontext context;
 	CUstream stream;
 	CUmodule modules[FA_CUDA_IMAGES];
-	CUfunction
-		*kernels; /* [fa_cuda_kernels_count]; NULL where the device cannot run the kernel */
-	CUmodule bench;   /* gpu-kernels.cu */
+	CUfunction *kernels; /* [fa_cuda_kernels_count]; NULL: the device cannot run it */
+	CUmodule bench;      /* gpu-kernels.cu */
 	CUfunction spin, read;
 	CUdeviceptr flush; /* allocated on first use */
 	CUevent start, stop;
@@ -28,22 +27,22 @@ struct fa_inproc_gpu {
 	char name[128];
 };
 
-/* -ENODEV: no GPU, driver or kernels; others: the driver failed. Makes the context current. */
+/* Makes the context current. -ENODEV: no GPU, driver or kernels; others: the driver failed. */
 int fa_inproc_gpu_open(struct fa_error *error, struct fa_inproc_gpu **ret_gpu);
 struct fa_inproc_gpu *fa_inproc_gpu_close(struct fa_inproc_gpu *gpu);
 
 /* Larger than any L2. */
 #define FA_INPROC_GPU_FLUSH_BYTES ((size_t)512 << 20)
 
-/* Keeps the stream busy for @ns. Returns 0 or -EIO. */
+/* Keeps the stream busy for @ns. -EIO. */
 int fa_inproc_gpu_spin(struct fa_inproc_gpu *gpu, uint64_t ns);
 /* Reads FA_INPROC_GPU_FLUSH_BYTES: L2 then has neither the benchmark's data nor dirty lines. */
 int fa_inproc_gpu_read(struct fa_inproc_gpu *gpu);
 
-/* Time between the two calls in the stream; the second waits. */
+/* Time between both calls in the stream; the second waits. */
 int fa_inproc_gpu_time_start(struct fa_inproc_gpu *gpu);
 int fa_inproc_gpu_time_stop(struct fa_inproc_gpu *gpu, double *ret_ns);
 
-/* Enqueues the kernel that fa_cuda_attention_plan() chooses for @params. */
+/* Enqueues the kernel that fa_cuda_attention_plan() chooses. */
 int fa_inproc_gpu_launch(struct fa_inproc_gpu *gpu, const struct fa_attention_params *params,
                          struct fa_error *error);

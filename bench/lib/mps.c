@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #define CONTROL "nvidia-cuda-mps-control"
-/* Time limit for its control socket to appear. */
+/* For its control socket to appear. */
 #define START_NS (5 * FA_NS_PER_SEC)
 
 static int set_directories(const char *directory)

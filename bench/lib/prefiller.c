@@ -29,7 +29,7 @@
 #define NONE (-1)
 /* Random data, repeated in the tensors. */
 #define PIECE_BYTES ((uint64_t)16 << 20)
-/* For the client to start or to follow an order: a CPU with a long prompt is slow. */
+/* For the client to start or to follow an order: a CPU takes long for a long prompt. */
 #define TIMEOUT_NS (120 * FA_NS_PER_SEC)
 
 /* In a memfd. */
@@ -37,7 +37,7 @@ struct shared {
 	char sockets[FA_PREFILLER_DAEMONS][108];
 	uint32_t n_daemons, tokens;
 	_Atomic int target; /* or NONE */
-	_Atomic int active; /* the daemon under load, or NONE */
+	_Atomic int active; /* the loaded daemon, or NONE */
 	_Atomic bool ready, end;
 	uint64_t n, ns; /* last run; valid when active is NONE again */
 	/* Written before ready and active. */
@@ -293,7 +293,7 @@ static int await(struct fa_prefiller *prefiller,
 			return fa_fail(error, status, "%s", shared->error.text);
 		if (waitpid(prefiller->pid, NULL, WNOHANG) == prefiller->pid) {
 			prefiller->pid = 0;
-			/* It may have ended between the two checks. */
+			/* It may have ended between the checks. */
 			if (atomic_load(&shared->status) < 0)
 				continue;
 			return fa_fail(error, -ECHILD, "the prefill client has ended");

@@ -1,6 +1,6 @@
 /*
- * A client process that loads a daemon with causal prefills of one prompt, bf16, 32/8 heads,
- * head dim 128, two requests in flight: the daemon always knows the next. One thread.
+ * A client process that loads a daemon with causal prefills of one prompt, bf16, 32/8 heads, head
+ * dim 128, two requests in flight: the daemon always knows the next. One thread.
  */
 #pragma once
 
@@ -12,24 +12,24 @@
 #define FA_PREFILLER_DAEMONS 2
 
 struct fa_prefiller_options {
-	/* of daemons to load; NULL: none */
+	/* to load; NULL: none */
 	const char *sockets[FA_PREFILLER_DAEMONS];
 	uint32_t tokens;
 };
 
 struct fa_prefiller;
 
-/* Waits until each daemon has answered once. */
+/* Waits for each daemon's first answer. */
 int fa_prefiller_start(const struct fa_prefiller_options *options, struct fa_error *error,
                        struct fa_prefiller **ret_prefiller);
-/* Ends the process. Takes NULL, returns NULL. */
+/* Ends the process. Takes NULL. */
 struct fa_prefiller *fa_prefiller_free(struct fa_prefiller *prefiller);
 
 /* Returns with the first answer. */
 int fa_prefiller_go(struct fa_prefiller *prefiller, int daemon, struct fa_error *error);
-/* Lets requests in flight end. *ret_ns: mean time of a prefill from the first answer on; 0 if
- * no second one ended. Fails unless the last result has the bits of the very first. */
+/* Lets requests in flight end. *ret_ns: mean time of a prefill from the first answer on; 0 if no
+ * second one ended. Fails unless the last result has the very first one's bits. */
 int fa_prefiller_stop(struct fa_prefiller *prefiller, struct fa_error *error, double *ret_ns);
 
-/* Main function of the process: fabench --prefiller @fd. */
+/* The process's main function: fabench --prefiller @fd. */
 int fa_prefiller_main(int fd);
