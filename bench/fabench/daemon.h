@@ -17,13 +17,12 @@ struct fa_bench_daemon {
  * negative errno after a message. */
 int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon);
 
-/* A private daemon; @ret_daemon has the supervisor's pid. */
+/* @ret_daemon has the supervisor's pid. */
 int fa_bench_daemon_start_supervised(const struct fa_bench *bench,
                                      struct fa_bench_daemon *ret_daemon);
 
 /* True if there is a fad-tunable, which takes FAD_TUNE_* (tests/cuda-driver/tuning-env.c). */
 bool fa_bench_daemon_is_tunable(void);
-/* As a private daemon. */
 int fa_bench_daemon_start_tunable(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon);
 
 /* The pid of the serving process. */

@@ -1,4 +1,3 @@
-/* fabench: command line and benchmark table. */
 #include "bench/fabench/bench.h"
 #include "bench/lib/mps.h"
 #include "bench/lib/prefiller.h"

@@ -33,7 +33,7 @@
 #define KEYS 16
 #define DIM 64
 
-/* A client process's results, in shared memory. */
+/* Of a client process; in shared memory. */
 struct outcome {
 	uint64_t ns;
 	uint32_t correct;

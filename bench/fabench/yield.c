@@ -303,7 +303,7 @@ static int measure(struct yield_bench *b, uint32_t tokens)
 	return r;
 }
 
-/* With --socket, or without a fad-tunable, no daemon never preempts. */
+/* With --socket, or without a fad-tunable, there is no daemon that never preempts. */
 static int start_daemons(struct yield_bench *b)
 {
 	const char *environment = getenv("FAD_TUNE_PREEMPT_WORK_NS");

@@ -9,7 +9,6 @@ void time_decode(void);
 void time_codes(void);
 /* With a common prefix. */
 void time_shared(void);
-/* Against the usual decode. */
 void time_deterministic(void);
 
 /* Kernels for time_decode() to compare. False: cannot be opened. */

@@ -1,6 +1,5 @@
 /*
- * Times the dense kernels alone. A sample: flush L2 by reading, start a spin kernel so that the
- * host runs ahead, event, kernel, event; medians count.
+ * Times the dense kernels alone. Samples are taken as in bench/fabench/prefill.c.
  *   time-attention [--dtype f32|f16|bf16] [--dim N] [--seqlen N] [--mask full|causal]
  *                  [--samples N] [--sustained] [--json]
  * The GPU works at most a fifth of the time; --sustained: after a second of load. All cells have

@@ -1,8 +1,7 @@
 /*
- * Times the bf16 kernels over pages, against their bounds. A sample: flush L2 by reading, start a
- * spin kernel so that the host runs ahead, event, launches, event. All contestants alternate;
- * medians count. Decode is first compared with fp64: a wrong result has no rows, and exit status 1.
- * Without a GPU: 77.
+ * Times the bf16 kernels over pages, against their bounds. Samples are taken as in
+ * bench/fabench/prefill.c. All contestants alternate. Decode is first compared with fp64: a wrong
+ * result has no rows, and exit status 1. Without a GPU: 77.
  *   time-paged [--page N] [--samples N] [--heads N] [--kv-heads N] [--dim N] [--new N]
  *              [--only PART] [--peer LIBRARY[:NAME]]... [--json] [--quick]
  *              [--profile] [--shapes PATTERN]

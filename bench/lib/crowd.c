@@ -41,7 +41,7 @@ struct chain {
 	struct link links[LINKS_PER_REQUEST * FA_CROWD_DEPTH_MAX];
 };
 
-/* A client's results, in shared memory. */
+/* In shared memory. */
 struct member {
 	_Atomic uint64_t done;
 	uint64_t asked, wrong;
@@ -112,7 +112,7 @@ static int open_client(struct client *c)
 	return 0;
 }
 
-/* It reads link n and writes the sum of link n + 1. */
+/* Request @n reads link n and writes the sum of link n + 1. */
 static int ask(struct client *c, uint64_t n)
 {
 	static const int64_t shape[4] = { 1, 1, 1, DIM }, shape_k[4] = { 1, 2, 1, DIM };

@@ -57,7 +57,7 @@ int fa_crowd_end(struct fa_crowd *crowd, struct fa_crowd_sum *ret_sum);
  * NULL: none. */
 size_t fa_crowd_samples(const struct fa_crowd *crowd, int phase, uint64_t **ret_ns);
 
-/* Ends a running crowd. Takes NULL, returns NULL. */
+/* Ends a running crowd. */
 struct fa_crowd *fa_crowd_free(struct fa_crowd *crowd);
 
 /* Pids; 0: not running. */

@@ -22,7 +22,6 @@ struct fa_prefiller;
 /* Waits for each daemon's first answer. */
 int fa_prefiller_start(const struct fa_prefiller_options *options, struct fa_error *error,
                        struct fa_prefiller **ret_prefiller);
-/* Ends the process. Takes NULL. */
 struct fa_prefiller *fa_prefiller_free(struct fa_prefiller *prefiller);
 
 /* Returns with the first answer. */

@@ -13,7 +13,6 @@
 
 #define FA_CONFIG_PATH "/etc/fad/fad.conf"
 
-/* Maximum default pool of a user's private daemon. */
 #define FA_CONFIG_POOL_PRIVATE_MIB 256
 
 struct fa_config {
@@ -60,6 +59,6 @@ int fa_config_load(struct fa_config *config, const char *path, struct fa_error *
 
 int fa_config_parse(struct fa_config *config, const char *text, struct fa_error *error);
 
-/* Sets one field, e.g. "daemon", "mode", "0660". */
+/* E.g. "daemon", "mode", "0660". */
 int fa_config_set(struct fa_config *config, const char *section, const char *name,
                   const char *value, struct fa_error *error);

@@ -134,7 +134,6 @@ static void *run(void *userdata)
 			work_once(reaper);
 			continue;
 		}
-		/* One idle thread is enough. */
 		if (reaper->stop || reaper->n_idle)
 			break;
 		++reaper->n_idle;

@@ -40,14 +40,14 @@ struct fa_fd_reaper_queue {
 int fa_fd_reaper_new(void (*notify)(void *userdata), void *userdata,
                      struct fa_fd_reaper **ret_reaper);
 
-/* Waits at most a second for blocked close() calls. Takes NULL. */
+/* Waits at most a second for blocked close() calls. */
 struct fa_fd_reaper *fa_fd_reaper_free(struct fa_fd_reaper *reaper);
 
 /* Consumes descriptors of a rejected message; some may be -1. */
 void fa_fd_reaper_add_rejected(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int *fds,
                                size_t n_fds);
 
-/* Consumes a descriptor and its charge. */
+/* With its charge. */
 void fa_fd_reaper_add_charged(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
                               struct fa_charge *charge);
 

@@ -58,7 +58,6 @@ void fa_tenants_init(struct fa_tenants *tenants, const struct fa_limits *limits)
 /* No tenant may be referenced. Takes a zeroed struct. */
 void fa_tenants_deinit(struct fa_tenants *tenants);
 
-/* Finds or creates it. -ENOMEM. */
 int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
                   struct fa_tenant **ret_tenant);
 struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant);
@@ -66,7 +65,7 @@ struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant);
 
 struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant);
 
-/* The name in the configuration, e.g. "buffer_bytes". */
+/* E.g. "buffer_bytes". */
 const char *fa_resource_name(enum fa_resource resource);
 
 /* Adds to @charge, which is zeroed or has the same tenant and resource. -EDQUOT. */
@@ -78,5 +77,4 @@ void fa_charge_move(struct fa_charge *to, struct fa_charge *from);
 
 void fa_charge_split(struct fa_charge *from, uint64_t amount, struct fa_charge *ret_charge);
 
-/* Takes a zeroed charge, and leaves one. */
 void fa_charge_release(struct fa_charge *charge);

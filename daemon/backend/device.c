@@ -29,7 +29,6 @@ int fa_device_open(const char *name, const struct fa_device_config *config, stru
 	for (ops = fa_device_backends; *ops; ops++) {
 		if (!any && strcmp(name, (*ops)->name) != 0)
 			continue;
-		/* The configuration names a GPU. */
 		if (any && config->device && *ops == &fa_device_cpu)
 			continue;
 		why.text[0] = 0;

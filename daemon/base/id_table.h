@@ -28,8 +28,7 @@ void *fa_id_table_find(const struct fa_id_table *table, uint32_t id);
 /* -EEXIST, -ENOMEM. @value is not NULL. */
 int fa_id_table_add(struct fa_id_table *table, uint32_t id, void *value);
 
-/* Returns the value, or NULL. */
 void *fa_id_table_remove(struct fa_id_table *table, uint32_t id);
 
-/* Removes and returns any value; NULL: empty. */
+/* Any value; NULL: empty. */
 void *fa_id_table_pop(struct fa_id_table *table);

@@ -24,12 +24,10 @@ enum fa_log_target {
 /* Default: FA_LOG_STDERR, FA_LOG_INFO. */
 void fa_log_set(enum fa_log_target target, enum fa_log_level level);
 
-/* Resolves FA_LOG_AUTO for this process. */
 enum fa_log_target fa_log_resolve(enum fa_log_target target);
 
 void fa_log(enum fa_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* The client that a line is about. */
 struct fa_log_subject {
 	uint64_t session;
 	uid_t uid;

@@ -12,8 +12,8 @@
 #include <uv.h>
 
 struct fa_loop_spin {
-	uv_idle_t idle;   /* while spinning: makes the loop poll without a timeout */
-	uint64_t last_ns; /* time of the last message */
+	uv_idle_t idle; /* while spinning: makes the loop poll without a timeout */
+	uint64_t last_ns;
 	struct fa_backoff backoff;
 	bool disabled; /* a single processor: the client could not run */
 	bool yields;   /* few processors: the client may need this one */

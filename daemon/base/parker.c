@@ -30,7 +30,7 @@ enum signal {
 	AWAKE,
 	SIGNALLED,
 	PARKED,
-	PARKED_WATCHING, /* asleep on the descriptor as well */
+	PARKED_WATCHING,
 };
 
 /* @before: the word before it was set. */
@@ -108,7 +108,6 @@ bool fa_parker_is_woken(const struct fa_parker *parker)
 	return atomic_load_explicit(&parker->signal, memory_order_relaxed) == SIGNALLED;
 }
 
-/* Returns true if a wake-up is pending. */
 static bool spin(struct fa_parker *parker, uint64_t spin_ns)
 {
 	uint64_t end_ns;

@@ -51,7 +51,6 @@ void fa_parker_prewake(struct fa_parker *parker);
 /* Consumes pending wake-ups before each look for events; true: there were any. */
 bool fa_parker_consume(struct fa_parker *parker);
 
-/* Returns true if a wake-up is pending. */
 bool fa_parker_is_woken(const struct fa_parker *parker);
 
 /* Spins, then sleeps. Returns with a wake-up pending, at @until_ns, or for no reason. */

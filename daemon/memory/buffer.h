@@ -44,7 +44,6 @@ struct fa_registered_buffer {
 	/* Called in place of importer.done; may be NULL. */
 	void (*imported)(struct fa_registered_buffer *buffer);
 
-	/* The result of the job. */
 	int status;
 	struct fa_error error;
 

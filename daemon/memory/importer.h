@@ -36,7 +36,6 @@ void fa_importer_init(struct fa_importer *importer, uv_loop_t *loop,
                       void (*done)(struct fa_registered_buffer *buffer),
                       void (*released)(struct fa_importer *importer));
 
-/* No jobs or buffers are left. */
 bool fa_importer_is_idle(const struct fa_importer *importer);
 
 /* Consumes a reference until buffer.imported(), or importer.done() if that is NULL. */

@@ -55,7 +55,7 @@ int fa_fd_store_take_any(struct fa_fd_store *store, const char *prefix, char *re
 /* Stores a copy of @fd. Returns 0 also without a store. */
 int fa_fd_store_add(const char *name, int fd);
 
-/* Removes all descriptors of this name. Returns 0 also without a store. */
+/* All of this name. Returns 0 also without a store. */
 int fa_fd_store_remove(const char *name);
 
 void fa_fd_store_get_ops(struct fa_fd_store *store, struct fa_fd_store_ops *ret_ops);

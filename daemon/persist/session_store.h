@@ -41,7 +41,7 @@ struct fa_session_store_device {
 	uint64_t uuid[2];
 };
 
-/* Creates an empty store in a sealed memfd. */
+/* In a sealed memfd. */
 int fa_session_store_new(const struct fa_session_store_device *device, struct fa_error *error,
                          struct fa_session_store *ret_store, int *ret_fd);
 
@@ -60,10 +60,10 @@ void fa_session_store_close(struct fa_session_store *store);
 void fa_session_store_start_grace(struct fa_session_store *store, uint64_t now_ns,
                                   uint64_t grace_ns, uint64_t total_ns);
 
-/* The highest number ever stored. */
+/* The highest ever stored. */
 uint64_t fa_session_store_last_number(const struct fa_session_store *store);
 
-/* Returns the record; FA_SESSION_STORE_NONE: the store is full. */
+/* FA_SESSION_STORE_NONE: full. */
 uint32_t fa_session_store_add(struct fa_session_store *store, uint64_t number, uint32_t uid,
                               const struct fa_wire_secret *secret);
 /* Takes FA_SESSION_STORE_NONE. */
@@ -74,7 +74,7 @@ int fa_session_store_resume(struct fa_session_store *store, uint32_t uid,
                             const struct fa_wire_secret *secret, uint64_t now_ns,
                             uint32_t *ret_record, uint64_t *ret_number);
 
-/* A resumed session is lost again. */
+/* After it was resumed. */
 void fa_session_store_set_lost(struct fa_session_store *store, uint32_t record, uint64_t now_ns);
 
 bool fa_session_store_is_lost(const struct fa_session_store *store, uint64_t number);

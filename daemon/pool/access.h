@@ -6,7 +6,6 @@
 
 struct fa_pool;
 
-/* True if @actor has @right to a named object of @tenant with @mode. */
 bool fa_access_allows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
                       const struct fa_actor *actor, enum fa_right right);
 /* -EINVAL, -ENAMETOOLONG. */

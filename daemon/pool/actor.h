@@ -1,4 +1,4 @@
-/* Who makes a call, and rights to named objects. */
+/* Who makes a call, and rights. */
 #pragma once
 
 #include <stdbool.h>
@@ -6,7 +6,7 @@
 
 struct fa_actor {
 	uint32_t tenant; /* tag */
-	uint64_t owner;  /* number of the session; 0: none */
+	uint64_t owner;  /* the session; 0: none */
 	bool admin;      /* has every right */
 };
 
@@ -15,7 +15,7 @@ struct fa_actor {
  * right to its own tenant, and to others the rights in its mode.
  */
 enum fa_right {
-	FA_RIGHT_READ,   /* attend, get info, find; in APPEND and FORK, too */
+	FA_RIGHT_READ,   /* attend, get info, find */
 	FA_RIGHT_APPEND, /* append, truncate, drop, publish; caches: make sequences */
 	FA_RIGHT_FORK,   /* copy by reference; caches: nothing */
 };

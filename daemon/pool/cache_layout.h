@@ -1,5 +1,5 @@
 /*
- * Where a cache's pages lie in the pool. Pure arithmetic; any thread.
+ * Where a cache's pages lie. Pure arithmetic; any thread.
  *
  * Kernels know a page by its *slot*, a uint32: the offset of its K of layer 0 from the pool's
  * start, in units of 256 bytes. One table serves all layers:
@@ -26,7 +26,6 @@
 
 #define FA_CACHE_LAYERS_MAX 1024u
 #define FA_CACHE_KV_HEADS_MAX 1024u
-/* The limit of the widest kernels. */
 #define FA_CACHE_HEAD_DIM_MAX ((uint32_t)FA_ATTENTION_HEAD_DIM_MAX)
 #define FA_CACHE_HEAD_DIM_V_MAX ((uint32_t)FA_ATTENTION_HEAD_DIM_V_MAX)
 #define FA_CACHE_PAGE_TOKENS_MIN 16u
@@ -51,7 +50,7 @@ struct fa_cache_geometry {
 struct fa_cache_layout {
 	uint64_t layer_stride_bytes;
 	uint64_t v_offset_bytes;
-	uint64_t page_stride_bytes; /* between the pages of a chunk */
+	uint64_t page_stride_bytes; /* between pages of a chunk */
 	uint64_t k_bytes, v_bytes;  /* of a page in one layer, padded; v_bytes is 0 with v_in_k */
 	uint64_t page_bytes;        /* in all layers: its charge */
 	uint32_t pages_per_chunk;

@@ -1,4 +1,3 @@
-/* For the rest of the pool. */
 #pragma once
 
 #include "daemon/pool/objects.h"

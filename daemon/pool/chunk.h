@@ -1,4 +1,3 @@
-/* Chunks: their owners and free pages. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -13,7 +12,7 @@ uint32_t fa_chunk_find_free(const struct fa_pool *pool);
 
 /* The chunk is free. */
 void fa_chunk_assign(struct fa_pool *pool, uint32_t chunk, struct fa_pool_cache *cache);
-/* Frees a chunk without used, idle or quarantined pages. */
+/* The chunk has no used, idle or quarantined page. */
 void fa_chunk_release(struct fa_pool *pool, uint32_t chunk);
 /* The chunk is free, and loses its memory. */
 void fa_chunk_remove(struct fa_pool *pool, uint32_t chunk);

@@ -1,4 +1,4 @@
-/* Hashes, from libsodium. Any thread. */
+/* From libsodium. Any thread. */
 #pragma once
 
 #include "daemon/pool/state.h"

@@ -1,4 +1,3 @@
-/* The end of objects: removed caches, ended sessions, times to live. */
 #include "daemon/pool/cache.h"
 #include "daemon/pool/cache_private.h"
 #include "daemon/pool/sequence_private.h"

@@ -1,12 +1,10 @@
-/* The index of named sequences. */
 #pragma once
 
 #include "daemon/pool/objects.h"
 
 /* NULL: none. */
 struct fa_pool_sequence *fa_name_index_find(const struct fa_pool *pool, const char *name);
-/* Makes room for one entry. -ENOMEM. */
 int fa_name_index_prepare(struct fa_pool *pool);
-/* Adds it under its record's name. Prepared. */
+/* Prepared. */
 void fa_name_index_add(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 void fa_name_index_remove(struct fa_pool *pool, struct fa_pool_sequence *sequence);

@@ -16,7 +16,7 @@
 #define FA_PAGE_PUBLISHED 1u
 #define FA_PAGE_TAINTED 2u     /* contents of an unknown tenant: clear before use */
 #define FA_PAGE_SUSPECT 4u     /* the dead daemon's device may still write to it */
-#define FA_PAGE_QUARANTINED 8u /* suspect and unused: in no free list */
+#define FA_PAGE_QUARANTINED 8u /* suspect, unused, in no free list */
 
 struct fa_page {
 	uint32_t tenant;     /* tag of the payer or, if free, the last payer; 0: never used */
@@ -66,7 +66,6 @@ struct fa_tenant_account {
 	struct fa_tenant_account *next_planned;
 };
 
-/* A page to release once steps have ended. */
 struct fa_deferred_page {
 	uint64_t serial; /* of the last step */
 	uint32_t slot;

@@ -1,4 +1,3 @@
-/* Pages: references, payers, idle pages and their eviction. */
 #pragma once
 
 #include "daemon/pool/objects.h"

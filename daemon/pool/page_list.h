@@ -13,7 +13,7 @@ static inline uint32_t fa_pool_sequence_first_page(const struct fa_pool_sequence
 	return (uint32_t)(sequence->first >> sequence->cache->layout.token_shift);
 }
 
-/* The slot of a durable page. */
+/* The page is durable. */
 static inline uint32_t fa_pool_sequence_slot(const struct fa_pool_sequence *sequence,
                                              uint32_t number)
 {
@@ -27,7 +27,7 @@ uint32_t fa_page_list_missing(const struct fa_pool_sequence *sequence, uint32_t 
 /* Allocates for pages up to number @end and @n_deferred deferred pages more. -ENOMEM. */
 int fa_page_list_prepare(struct fa_pool_sequence *sequence, uint32_t end, uint32_t n_deferred);
 int fa_page_list_check_cells(const struct fa_pool *pool, uint64_t n, struct fa_error *error);
-/* Appends planned pages. Prepared; there are enough cells. */
+/* The pages are planned; prepared, with enough cells. */
 void fa_page_list_append(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                          const uint32_t *slots, uint32_t n);
 /* Replaces a durable page. */

@@ -50,7 +50,7 @@ struct fa_pool_report {
 void fa_pool_report_deinit(struct fa_pool_report *report);
 
 /*
- * Maps the state in @fd, which may then be closed. Drops what is inconsistent, and adds it to
+ * Maps the state in @fd, which may then be closed. Drops inconsistent objects and reports them in
  * @report (may be NULL). Steps in flight are forgotten; pages they may have written are
  * *quarantined*, unused until fa_pool_quarantine_end().
  *
@@ -66,7 +66,7 @@ int fa_pool_open_partial(int fd, fa_pool_chunk_present_fn *present, void *userda
                          struct fa_pool_report *report, struct fa_error *error,
                          struct fa_pool **ret_pool);
 
-/* All steps have ended. NULL is fine. */
+/* All steps have ended. */
 struct fa_pool *fa_pool_free(struct fa_pool *pool);
 
 static inline void fa_pool_freep(struct fa_pool **pool)
@@ -89,7 +89,7 @@ uint64_t fa_pool_chunk_bytes(const struct fa_pool *pool);
 uint32_t fa_pool_max_chunks(const struct fa_pool *pool);
 enum fa_chunk_state fa_pool_chunk_state(const struct fa_pool *pool, uint32_t chunk);
 
-/* @chunk has memory now; @zeroed: all zeros. -EINVAL, -EEXIST. */
+/* @zeroed: all zeros. -EINVAL, -EEXIST. */
 int fa_pool_chunk_add(struct fa_pool *pool, uint32_t chunk, bool zeroed, struct fa_error *error);
 
 /* Removes a chunk without used pages; the caller releases its memory. -EBUSY: there is none. */
@@ -111,7 +111,7 @@ void fa_pool_set_exhausted_hint(struct fa_pool *pool, uint32_t chunks, const cha
 struct fa_pool_tenant_info {
 	uint32_t tag, uid;
 	const char *cgroup;  /* valid until the tenant is gone */
-	uint64_t bytes;      /* of pages it pays for */
+	uint64_t bytes;      /* of its pages */
 	uint64_t idle_bytes; /* of these; evicted before -EDQUOT */
 	uint32_t n_sequences, n_caches;
 	/* For a quota: of all tenants of the uid, with the needs of the step being planned. For uid
@@ -152,7 +152,7 @@ void fa_pool_set_time(struct fa_pool *pool, uint64_t now_ns);
 /* Called at a session's end: removes its unnamed objects; others lose their owner. */
 void fa_pool_release_owner(struct fa_pool *pool, uint64_t owner);
 
-/* All objects' owners, with repetitions. */
+/* With repetitions. */
 bool fa_pool_owner_each(const struct fa_pool *pool, uint32_t *cursor, uint64_t *ret_owner);
 
 /*

@@ -126,7 +126,6 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 		               n_tokens, sequence->length);
 	first = fa_pool_sequence_first_page(sequence);
 
-	/* Pages that another tenant pays for now. */
 	for (uint32_t number = first; number < end; number++) {
 		uint32_t slot = fa_pool_sequence_slot(sequence, number);
 

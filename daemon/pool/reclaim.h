@@ -13,7 +13,7 @@ int fa_reclaim_pages(struct fa_pool *pool, struct fa_pool_cache *caches, struct 
 /* Evicts idle pages of the tenant, then of its user's other tenants, until the quota admits the
  * bytes. */
 void fa_reclaim_quota(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes);
-/* Evicts all idle pages; returns how many. */
+/* Returns the number of pages evicted. */
 uint64_t fa_reclaim_cache(struct fa_pool *pool, struct fa_pool_cache *cache);
-/* Frees a reclaimable chunk, evicting its idle pages. */
+/* The chunk is reclaimable. */
 void fa_reclaim_chunk(struct fa_pool *pool, uint32_t chunk);

@@ -1,4 +1,3 @@
-/* Recovery: checks a mapped state, and derives the pool's objects. */
 #pragma once
 
 #include "daemon/pool/objects.h"

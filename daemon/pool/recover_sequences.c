@@ -1,4 +1,3 @@
-/* Recovery of sequences, page lists and references. */
 #include "daemon/pool/name_index.h"
 #include "daemon/pool/page.h"
 #include "daemon/pool/page_list.h"

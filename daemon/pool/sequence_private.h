@@ -1,4 +1,3 @@
-/* For the rest of the pool. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -12,9 +11,9 @@ void fa_pool_sequence_destroy(struct fa_pool *pool, struct fa_pool_sequence *seq
 /* Makes a record's object, in no list. NULL: no memory. */
 struct fa_pool_sequence *fa_pool_sequence_alloc(struct fa_pool *pool, struct fa_pool_cache *cache,
                                                 uint32_t index);
-/* Adds it to its cache's and session's lists. */
+/* To its cache's and session's lists. */
 void fa_pool_sequence_link(struct fa_pool *pool, struct fa_pool_sequence *sequence);
-/* Frees the object alone. NULL is fine. */
+/* The object alone. */
 void fa_pool_sequence_dealloc(struct fa_pool_sequence *sequence);
 /* After a step's part left in_flight: releases what waited for it. */
 void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequence);
@@ -25,7 +24,6 @@ fa_pool_sequence_durable(const struct fa_pool_sequence *sequence)
 	return &sequence->record->commits[sequence->record->current];
 }
 
-/* Restarts its time to live. */
 static inline void fa_pool_sequence_touch(const struct fa_pool *pool,
                                           struct fa_pool_sequence *sequence)
 {

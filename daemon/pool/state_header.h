@@ -1,4 +1,3 @@
-/* A state's header: places the tables; reading. */
 #pragma once
 
 #include "common/error.h"

@@ -88,7 +88,6 @@ int fa_pool_step_keep(struct fa_pool *pool, struct fa_pool_step *step, uint32_t 
  * -ECANCELED an earlier one was aborted: abort this one, too. */
 int fa_pool_step_commit(struct fa_pool *pool, struct fa_pool_step *step, struct fa_error *error);
 
-/* Undoes and ends the step. */
 void fa_pool_step_abort(struct fa_pool *pool, struct fa_pool_step *step);
 
 /* Ends a step with a failed kernel, which may have overwritten anything. Removes the sequences it

@@ -240,7 +240,6 @@ struct arrays {
 	uint32_t *table, *clears, *from, *to, *tokens;
 };
 
-/* Copies the page in which the tokens end. */
 static void copy_page(struct fa_pool *pool, struct fa_pool_step_part *part, struct arrays *next)
 {
 	struct fa_pool_sequence *sequence = part->sequence;
@@ -332,7 +331,6 @@ static void fill_entry(const struct fa_pool_step_part *part, struct fa_pool_step
 	*table_entries += n;
 }
 
-/* Groups the items by cache. */
 static void sort(const struct plan *plan, struct fa_pool_step_private *private)
 {
 	struct fa_pool_step *step = &private->step;

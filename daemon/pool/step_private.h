@@ -1,4 +1,3 @@
-/* A step, for the files that plan it and end it. */
 #pragma once
 
 #include "daemon/pool/objects.h"

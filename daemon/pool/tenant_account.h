@@ -23,7 +23,7 @@ static inline uint32_t fa_tenant_tag(const struct fa_pool *pool,
 }
 
 bool fa_tenant_known(const struct fa_pool *pool, uint32_t tag);
-/* Frees the tenant if it holds nothing. */
+/* If it holds nothing. */
 void fa_tenant_try_free(struct fa_pool *pool, uint32_t tag);
 
 /* -EDQUOT. Idle pages count only if @more has no bytes, as fa_reclaim_quota() can evict them. */

@@ -1,4 +1,3 @@
-/* Clients' memory: their memfds, and arenas made for them. */
 #include "daemon/backend/cpu/memory.h"
 
 #include "common/cleanup.h"

@@ -1,4 +1,4 @@
-/* Clients' mapped memory. Functions of the backend table. */
+/* Clients' memory. */
 #pragma once
 
 #include "daemon/backend/device.h"

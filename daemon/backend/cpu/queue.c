@@ -302,7 +302,6 @@ int fa_cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
 	queue_activate(device, queue);
 	wake = device->n_sleeping > 0 && !fa_list_empty(&cpu->ready_link);
 	pthread_mutex_unlock(&device->mutex);
-	/* One is enough: it wakes others. */
 	if (wake)
 		pthread_cond_signal(&device->work_available);
 	return 0;

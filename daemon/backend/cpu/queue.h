@@ -1,4 +1,3 @@
-/* Queues and works, from launch() to reap(). */
 #pragma once
 
 #include "daemon/backend/cpu/device.h"
@@ -18,7 +17,7 @@ struct fa_cpu_work {
 	uint32_t n_workers; /* running its tiles now */
 	uint32_t state;
 	int32_t failure;     /* why a worker could not go on, or 0 */
-	uint32_t phase;      /* index of the paged request; else 0 */
+	uint32_t phase;      /* of the paged request; else 0 */
 	atomic_bool stopped; /* a tile was given up halfway */
 };
 
@@ -38,7 +37,6 @@ uint32_t fa_cpu_queue_serve_begin(struct fa_device *device, struct fa_device_wor
 void fa_cpu_queue_serve_end(struct fa_device *device, struct fa_device_work *work, uint64_t used_ns,
                             int failure);
 
-/* Functions of the backend table. */
 int fa_cpu_group_new(struct fa_device *device, struct fa_error *error,
                      struct fa_device_group **ret_group);
 struct fa_device_group *fa_cpu_group_free(struct fa_device *device, struct fa_device_group *group);

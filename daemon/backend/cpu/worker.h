@@ -1,4 +1,3 @@
-/* Worker threads, which run tiles of works. */
 #pragma once
 
 #include "daemon/backend/cpu/device.h"

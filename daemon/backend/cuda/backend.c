@@ -206,7 +206,6 @@ static int open_context(struct fa_device *device, struct fa_error *error)
 	return 0;
 }
 
-/* Without a staging area kernels read host memory. */
 static void open_staging(struct fa_device *device)
 {
 	uint64_t bytes = device->info.memory_bytes / STAGE_SHARE;
@@ -342,8 +341,6 @@ static int cuda_open(const struct fa_device_config *config, struct fa_error *err
 	*ret_device = device;
 	return 0;
 }
-
-/* ---- the rest of the table */
 
 static void cuda_describe(struct fa_device *device, struct fa_device_info *ret_info)
 {

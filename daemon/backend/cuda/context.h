@@ -7,7 +7,7 @@
 /* Makes the context current. Each thread calls it before the driver; cheap after the first time. */
 CUresult fa_cuda_enter(struct fa_device *device);
 
-/* Marks the device lost, and notifies. Any thread. */
+/* Also notifies. Any thread. */
 void fa_cuda_lose(struct fa_device *device, const char *why);
 bool fa_cuda_is_lost(struct fa_device *device);
 

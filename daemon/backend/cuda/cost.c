@@ -1,4 +1,4 @@
-/* Time estimates, for the engine thread; fa_cuda_cost_paged_ns() for the loop thread. */
+/* Engine thread, except fa_cuda_cost_paged_ns(): loop thread. */
 #include "daemon/backend/cuda/cost.h"
 
 #include "daemon/backend/cuda/memory.h"

@@ -30,7 +30,7 @@
 /* Entries of a work's vectors (cu_seqlens have one more). */
 #define FA_CUDA_SEQUENCES_MAX 4096
 #define FA_CUDA_VECTOR_HEADS_MAX 1024
-/* The four vectors, each aligned to 16 bytes. */
+/* Aligned to 16 bytes each. */
 #define FA_CUDA_VECTORS_BYTES (2 * 4 * (FA_CUDA_SEQUENCES_MAX + 4 + FA_CUDA_VECTOR_HEADS_MAX))
 
 #define FA_CUDA_GRAPHS 8
@@ -57,7 +57,6 @@ struct fa_cuda_preemption {
 	CUdeviceptr report_at;
 };
 
-/* An entry of a stream's graph cache. */
 struct fa_cuda_graph {
 	CUfunction function; /* NULL: free */
 	bool gated;          /* a gate precedes it */
@@ -118,7 +117,6 @@ struct fa_cuda_pool {
 	bool *mapped; /* [max_chunks] */
 };
 
-/* Memory to free at close. */
 struct fa_cuda_scratch {
 	struct fa_cuda_scratch *next;
 	CUdeviceptr at;

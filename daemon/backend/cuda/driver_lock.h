@@ -18,7 +18,7 @@ void fa_cuda_driver_lock_deinit(struct fa_cuda_driver_lock *lock);
 
 struct fa_cuda_driver_lock *fa_cuda_driver_lock_acquire(struct fa_cuda_driver_lock *lock);
 void fa_cuda_driver_lock_releasep(struct fa_cuda_driver_lock **lock);
-/* Releases the lock for at least @ns. */
+/* For at least @ns. */
 void fa_cuda_driver_lock_yield(struct fa_cuda_driver_lock *lock, uint64_t ns);
 
 /* Until the end of the block. */

@@ -1,4 +1,4 @@
-/* Launches kernels. The engine thread's. */
+/* The engine thread's. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

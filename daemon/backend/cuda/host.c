@@ -1,4 +1,4 @@
-/* Host memory: clients' memfds, mapped and pinned. On workers. */
+/* Clients' memfds, mapped and pinned. On workers. */
 #include "daemon/backend/cuda/host.h"
 
 #include "daemon/backend/cuda/memory.h"

@@ -1,4 +1,4 @@
-/* Clients' host memory, mapped and pinned. Functions of the backend table; workers'. */
+/* Workers' functions. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

@@ -25,14 +25,13 @@ struct fa_cuda_memory {
 /* After each piece's calls. */
 #define FA_CUDA_PIECE_PAUSE_NS 20000
 
-/* fa_cuda_fail() and fa_cuda_enter() for workers. */
 int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,
                         const char *doing);
 int fa_cuda_memory_enter(struct fa_device *device, struct fa_error *error);
 
 /* Zeroed, or NULL. */
 struct fa_cuda_memory *fa_cuda_memory_new(enum fa_cuda_memory_kind kind, size_t n_pieces);
-/* Takes NULL and half-made memory. */
+/* Also of half-made memory. */
 struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device,
                                            struct fa_cuda_quiesce_window *window,
                                            struct fa_cuda_memory *memory);
@@ -41,10 +40,8 @@ struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device,
 void fa_cuda_memory_drop(struct fa_device *device, struct fa_cuda_memory *memory,
                          struct fa_device_memory *ret_memory);
 
-/* True if [offset, offset + bytes) lies within @whole_bytes. */
 bool fa_cuda_memory_fits(uint64_t offset, uint64_t bytes, uint64_t whole_bytes);
 
-/* Functions of the backend table. */
 int fa_cuda_memory_import_ipc(struct fa_device *device, const uint8_t handle[64], uint64_t offset,
                               uint64_t bytes, bool read_only, struct fa_error *error,
                               struct fa_device_memory *ret_memory);

@@ -1,4 +1,4 @@
-/* Launches paged works. The engine thread's. */
+/* The engine thread's. */
 #pragma once
 
 #include "daemon/backend/cuda/paged_work.h"

@@ -127,7 +127,6 @@ static bool reads_tables(const struct fa_cuda_paged_part *part)
 	               : request->append.rotary.positions != NULL;
 }
 
-/* True if the kernel reads each entry about once. */
 static bool is_small(const struct fa_cuda_paged_part *part)
 {
 	const struct fa_cuda_paged_plan *plan = part->plan;

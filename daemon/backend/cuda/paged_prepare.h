@@ -1,4 +1,4 @@
-/* Planning of paged works. Functions of the backend table; the loop thread's. */
+/* The loop thread's. */
 #pragma once
 
 #include "daemon/backend/cuda/paged_work.h"

@@ -1,4 +1,4 @@
-/* The KV pool's memory. Functions of the backend table; the loop thread's. */
+/* The loop thread's. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

@@ -17,7 +17,7 @@
 #include <string.h>
 
 #define FORCED_RUN_NS (500 * FA_NS_PER_US)
-/* Few, since blocks that have not begun stop one after another. */
+/* Few blocks, since those that have not begun stop one after another. */
 #define BLOCKS_AN_SM 16
 /* A cache line: blocks poll a word while another is written. */
 #define WORD_BYTES 128
@@ -125,7 +125,6 @@ static struct fa_cuda_attention *attention_of(struct fa_cuda_preemption *preempt
 
 _Static_assert(offsetof(struct fa_cuda_paged_attention, attention) == 0, "attention comes first");
 
-/* Launches with a new turn. */
 static CUresult launch(struct fa_device *device, struct fa_cuda_stream *stream,
                        const struct fa_device_work *work, uint64_t run_ns)
 {

@@ -16,7 +16,7 @@ struct fa_cuda_preempt_kernel {
 int fa_cuda_preempt_open(struct fa_device *device, struct fa_error *error);
 void fa_cuda_preempt_close(struct fa_device *device);
 
-/* True if a prepared work's kernel can be preempted. */
+/* The work is prepared. */
 bool fa_cuda_preempt_covers(const struct fa_device *device, const struct fa_device_work *work);
 /* True: launch a kernel of @work_ns on @stream preemptibly; allocates memory for its blocks'
  * states. */
@@ -32,11 +32,9 @@ void fa_cuda_preempt_request(struct fa_device *device, const struct fa_cuda_stre
 /* The works ahead of @work have ended. */
 void fa_cuda_preempt_reached_head(struct fa_cuda_stream *stream, const struct fa_device_work *work,
                                   uint64_t now_ns);
-/* Requests the stop of the stream's cancelled launch. */
+/* The stream's launch was cancelled. */
 void fa_cuda_preempt_cancel(struct fa_device *device, struct fa_cuda_stream *stream);
-/* True if the stream's launch stopped before its end. */
 bool fa_cuda_preempt_stopped(struct fa_device *device, struct fa_cuda_stream *stream);
-/* The stream's preemptible work has ended. */
 void fa_cuda_preempt_end(struct fa_device *device, struct fa_cuda_stream *stream);
 /* Launches the rest of the stopped work, when it is time. */
 CUresult fa_cuda_preempt_resume(struct fa_device *device, struct fa_cuda_stream *stream);

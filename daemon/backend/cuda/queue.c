@@ -64,7 +64,7 @@ struct fa_device_group {
 	struct {
 		struct fa_cuda_stream *stream;
 		unsigned int n_queues; /* 0: the next queue chooses the stream */
-	} shares[2];                   /* of normal and of high priority */
+	} shares[2];                   /* normal, high priority */
 };
 
 struct fa_device_queue {
@@ -82,7 +82,7 @@ static struct fa_device_work *first_work(const struct fa_list *list)
 	return fa_container_of(list->next, struct fa_device_work, link);
 }
 
-/* ---- the end of a work */
+/* ---- ends of works */
 
 /* Its status is final. */
 static void work_finish(struct fa_device *device, struct fa_device_work *work)

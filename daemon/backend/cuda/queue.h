@@ -1,10 +1,8 @@
-/* Queues, and works on their way to streams and back. Functions of the backend table; the engine
- * thread's. */
+/* The engine thread's. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
 
-/* Works of a queue that may be outstanding. */
 #define FA_CUDA_QUEUE_DEPTH 4
 
 int fa_cuda_group_new(struct fa_device *device, struct fa_error *error,

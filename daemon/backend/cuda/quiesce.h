@@ -1,5 +1,5 @@
 /* Keeps driver calls that wait for the GPU apart from long works. A worker makes such calls within
- * a window, while which no long work is in flight. Workers call window_*, the engine thread the
+ * a window, during which no long work is in flight. Workers call window_*, the engine thread the
  * others, which never wait. */
 #pragma once
 

@@ -1,4 +1,4 @@
-/* Copies K and V from host memory to the GPU. The engine thread's. */
+/* The engine thread's. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

@@ -1,4 +1,4 @@
-/* The CUDA streams, and launches that signal their end. The engine thread's. */
+/* The engine thread's. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

@@ -27,7 +27,6 @@ struct fa_cuda_tables {
 	size_t uploaded[FA_CUDA_STREAMS_MAX]; /* bytes, by each stream */
 };
 
-/* Functions of the backend table. */
 int fa_cuda_tables_new(struct fa_device *device, size_t bytes, struct fa_error *error,
                        struct fa_device_tables **ret_tables);
 struct fa_device_tables *fa_cuda_tables_free(struct fa_device *device,

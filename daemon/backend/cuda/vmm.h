@@ -1,5 +1,4 @@
-/* GPU memory behind file descriptors. Workers', except fa_cuda_set_access() and
- * fa_cuda_allocation(). */
+/* Workers', except fa_cuda_set_access() and fa_cuda_allocation(). */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
@@ -10,7 +9,6 @@ int fa_cuda_set_access(struct fa_device *device, CUdeviceptr at, uint64_t bytes,
 /* Of exportable allocations. */
 CUmemAllocationProp fa_cuda_allocation(const struct fa_device *device);
 
-/* Functions of the backend table. */
 int fa_cuda_memory_new_arena(struct fa_device *device, uint64_t bytes, struct fa_error *error,
                              struct fa_device_memory *ret_memory, int *ret_fd,
                              uint64_t *ret_piece_bytes);
