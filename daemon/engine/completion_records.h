@@ -44,7 +44,6 @@ fa_completion_records_words(struct fa_completion_records *records)
 	return records->memory;
 }
 
-/* Records the end of job @value of stream @id. */
 static inline void fa_completion_records_record(struct fa_completion_records *records, uint32_t id,
                                                 uint64_t value, const struct fa_outcome *outcome)
 {

@@ -2,10 +2,10 @@
  * The engine's mailbox and its interface for other threads.
  *
  * A job is scheduler state between fa_stream_receive() and deliver(). Objects cross threads in
- * `inbox` and `outbox`, under the mailbox mutex, in intrusive lists: nothing is allocated after the
- * start, so nothing can fail. While the loop thread polls the engine its submissions bypass the
- * inbox. The loop thread only tries state_mutex and never waits for it; the engine thread leaves
- * the mutex alone while the loop thread keeps polling.
+ * `inbox` and `outbox`, under the mailbox mutex, in intrusive lists: no allocation, so no failure.
+ * While the loop thread polls the engine its submissions bypass the inbox. The loop thread only
+ * tries state_mutex and never waits for it; the engine thread leaves it alone while the loop thread
+ * keeps polling.
  */
 #include "daemon/engine/private.h"
 
@@ -19,7 +19,7 @@
 /* Launches per iteration of the loop thread, whose rings wait meanwhile. */
 #define LOOP_LAUNCHES 1
 /* Jobs of a batch that go to the engine together, which launches them while the loop thread reads
- * the next. CUDA streams hold as many; fewer would take the mutex more often. */
+ * the next. CUDA streams hold as many; fewer would mean more locking. */
 #define STAGED_MAX 4
 
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
@@ -271,8 +271,8 @@ void fa_engine_batch_end(struct fa_engine *engine)
 	send_staged(engine);
 }
 
-/* The engine thread handles a large batch faster, as it launches one job while the next are read
- * here. It also handles a lost device, which may take long. */
+/* The engine thread is faster with a large batch: it launches while this thread reads. Handling a
+ * lost device may take long. */
 static bool may_poll(struct fa_engine *engine)
 {
 	if (!engine->polled || engine->n_batched > 1 ||
@@ -320,8 +320,8 @@ void fa_engine_poll_end(struct fa_engine *engine)
 void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                               const struct fa_outcome *outcome)
 {
-	/* No race with the engine thread: it publishes for jobs only, and the stream has none
-	 * between the last one taken and the next submitted, both under a mutex. */
+	/* No race: the engine thread publishes for jobs only, and the stream has none between the
+	 * last one taken and the next submitted, both under a mutex. */
 	assert(value == stream->next_value);
 	stream->next_value++;
 	fa_engine_count(&engine->stats.submitted, 1);
@@ -333,7 +333,7 @@ void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream
 	fa_stream_publish(stream, value, outcome);
 }
 
-/* A job that has ended needs no answer. */
+/* Ended jobs need no answer. */
 static void answer(struct fa_engine *engine, struct fa_job *job, int status,
                    const struct fa_error *error)
 {

@@ -31,7 +31,7 @@ struct fa_stream;
 struct fa_job {
 	/* Set by the loop thread before submission. */
 	struct fa_stream *stream;
-	uint64_t id;          /* of the client's message */
+	uint64_t id;          /* the client's message */
 	uint64_t value;       /* in the stream: 1, 2, 3… without gaps */
 	uint64_t deadline_ns; /* FA_NS_NEVER: none */
 	uint64_t queued_ns;
@@ -52,7 +52,7 @@ struct fa_job {
 	 * Only if nothing else of the stream is in flight, and nothing follows the device work. */
 	bool device_completes;
 
-	/* A refused job is submitted with status and error set: it is not launched, and finishes in
+	/* A refused job comes with status and error set: it is not launched, and finishes in
 	 * order. */
 	int status;
 	struct fa_error error;
@@ -84,8 +84,7 @@ struct fa_job {
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
                   struct fa_engine **ret_engine);
 
-/* Starts the engine thread. Separate from fa_engine_new(): @device is opened with
- * fa_engine_wake. */
+/* Starts the engine thread. @device was opened with fa_engine_wake as notify. */
 int fa_engine_start(struct fa_engine *engine, struct fa_device *device);
 
 /* Stops the thread. All streams must be taken, and the device idle. Takes NULL. */
@@ -95,8 +94,8 @@ struct fa_engine *fa_engine_free(struct fa_engine *engine);
  * one when the device returns it. Any thread. */
 bool fa_engine_lost(struct fa_engine *engine, struct fa_error *ret_reason);
 
-/* The engine thread, like the loop thread, wakes up when @fd becomes readable. Once; duplicates
- * @fd. A failure costs latency only. */
+/* The engine thread, too, wakes up when @fd becomes readable, once. Duplicates @fd. A failure costs
+ * latency only. */
 void fa_engine_watch_fd(struct fa_engine *engine, int fd);
 
 /* Any thread. @engine is a struct fa_engine. */
@@ -109,13 +108,13 @@ void fa_engine_wake(void *engine);
 int fa_engine_group_new(struct fa_engine *engine, struct fa_engine_group **ret_group);
 struct fa_engine_group *fa_engine_group_free(struct fa_engine_group *group);
 
-/* The completion slot @slot outlives the stream. @owner is opaque. @first: the value of its first
- * job, 1 unless it follows an earlier stream in the same slot. */
+/* @slot outlives the stream. @owner is opaque. @first: the value of its first job, 1 unless it
+ * follows an earlier stream in the same slot. */
 int fa_engine_stream_new(struct fa_engine_group *group, int priority,
                          struct fa_completion_slot *slot, uint64_t first, void *owner,
                          struct fa_stream **ret_stream);
-/* From now on each finished job is recorded in @records, in the table of stream @id, and the client
- * is woken if it sleeps. The stream holds a reference. */
+/* From now on finished jobs are recorded in @records, in the table of stream @id, and a sleeping
+ * client is woken. The stream holds a reference. */
 void fa_engine_stream_set_records(struct fa_stream *stream, struct fa_completion_records *records,
                                   uint32_t id);
 /* From now on the device may complete jobs with device_completes in @words, a device address
@@ -125,8 +124,8 @@ void *fa_stream_owner(struct fa_stream *stream);
 /* All jobs up to this value are finished. Clients cannot write it. Any thread. */
 uint64_t fa_stream_finished(struct fa_stream *stream);
 
-/* Consumes @job until it is taken. Never blocks or fails. A job can be taken once the client sees
- * it finished in the completion page. */
+/* Consumes @job until it is taken. Never blocks or fails. The job can be taken once the client sees
+ * it finished. */
 void fa_engine_submit(struct fa_engine *engine, struct fa_job *job);
 
 /* Jobs will follow: a sleeping engine thread wakes up meanwhile. */
@@ -137,16 +136,16 @@ void fa_engine_batch_begin(struct fa_engine *engine);
 void fa_engine_batch_end(struct fa_engine *engine);
 
 /*
- * Ends a batch, and runs one iteration of the engine unless the engine thread does or the batch has
- * several jobs. Call it again at once, or fa_engine_poll_end(): the engine thread stands by, and
- * takes over when no call comes for some microseconds (100 if there was little to do).
- * Returns true if there is more to launch.
+ * Ends a batch, and runs one iteration unless the engine thread does or the batch has several jobs.
+ * Call it again at once, or fa_engine_poll_end(): the engine thread stands by, and takes over when
+ * no call comes for some microseconds (100 if there was little to do). Returns true if there is
+ * more to launch.
  */
 bool fa_engine_poll(struct fa_engine *engine);
 void fa_engine_poll_end(struct fa_engine *engine);
 
-/* Finishes @value, the next of @stream, without a job. Nothing of the stream is in flight; the
- * client is not woken. */
+/* Finishes @value, the stream's next, without a job. The stream is idle; the client is not
+ * woken. */
 void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                               const struct fa_outcome *outcome);
 
@@ -163,14 +162,14 @@ void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
 void fa_engine_cancel(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                       int status);
 
-/* Cancels what is in flight on @stream with @status. The stream is taken once, after all its jobs;
- * then fa_stream_free() it. */
+/* Cancels all jobs of @stream with @status. The stream is taken once, after them; then
+ * fa_stream_free() it. */
 void fa_engine_stream_close(struct fa_engine *engine, struct fa_stream *stream, int status);
 struct fa_stream *fa_stream_free(struct fa_stream *stream);
 
 /* Takes a finished or confirming job (*ret_job) or a closed stream (*ret_closed); the other is
- * NULL. What finished before a job became confirming, in any stream, is taken before it. Returns
- * false if there is nothing. */
+ * NULL. Jobs of any stream that finished before a job became confirming are taken before it.
+ * Returns false if there is nothing. */
 bool fa_engine_take(struct fa_engine *engine, struct fa_job **ret_job,
                     struct fa_stream **ret_closed);
 

@@ -1,6 +1,6 @@
 /*
- * Iterations of the engine: launch the most urgent job, reap the device, poll gates, launch more.
- * The engine thread runs them unless the loop thread does (fa_engine_poll).
+ * Iterations of the engine: launch the most urgent job, reap, poll gates, launch more. The engine
+ * thread runs them unless the loop thread does (fa_engine_poll).
  */
 #include "daemon/engine/private.h"
 
@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <sys/prctl.h>
 
-/* Bounds an iteration, so that new decodes need not wait for many launches. */
+/* Bounds an iteration: new decodes must not wait for many launches. */
 #define LAUNCHES_PER_ITERATION 16
 /* Polls of the hot gates between two iterations. */
 #define GATE_POLLS_PER_ITERATION 32
@@ -209,8 +209,8 @@ static void deliver(struct fa_engine *engine)
 	fa_engine_count(&engine->stats.cancelled, cancelled);
 	fa_engine_count(&engine->stats.failed, failed);
 
-	/* Under the mutex: the client reacts to a finished job, and the loop thread must find the
-	 * job in the outbox first. */
+	/* Under the mutex: the client reacts to a finished job, which the loop thread must then
+	 * find in the outbox. */
 	fa_engine_lock(engine);
 	was_empty = fa_list_empty(&engine->outbox.finished) &&
 	            fa_list_empty(&engine->outbox.confirms) &&
@@ -233,7 +233,6 @@ static void deliver(struct fa_engine *engine)
 		engine->notify(engine->userdata);
 }
 
-/* Returns the number of launches. */
 static int launch(struct fa_engine *engine, int max)
 {
 	int n = 0;
@@ -243,7 +242,7 @@ static int launch(struct fa_engine *engine, int max)
 	return n;
 }
 
-/* After the launches, which the device so gets earlier. */
+/* After the launches, which are more urgent. */
 static void poll_launched(struct fa_engine *engine, int n_launched)
 {
 	if (engine->polled && n_launched)
@@ -257,7 +256,7 @@ static bool has_more_to_do(const struct fa_engine *engine)
 	       !fa_list_empty(&engine->confirms) || !fa_list_empty(&engine->closed);
 }
 
-/* Returns true if only reap() shows what the device has done. */
+/* Returns true if only reap() shows progress. */
 static bool device_is_polled(const struct fa_engine *engine)
 {
 	return engine->polled && (engine->n_running || !fa_list_empty(&engine->deferred));
@@ -367,10 +366,10 @@ static void wait_for_events(struct fa_engine *engine, const struct wait_plan *pl
 
 struct standby {
 	bool needs_polling;
-	uint64_t since_ns; /* 0: it does not */
+	uint64_t since_ns; /* 0: not on standby */
 };
 
-/* Waits while the loop thread polls. Returns true, with state_mutex, if that has stopped too
+/* Waits while the loop thread polls. Returns true, with state_mutex, if it has stopped too
  * early. */
 static bool stand_by(struct fa_engine *engine, struct standby *standby)
 {

@@ -1,9 +1,9 @@
 /*
  * Gates of jobs: timeline slots and values that a job waits for, or signals when it finishes.
  *
- * Waits for the daemon's slots read private values, not the shared words: a client that overwrites
- * its timeline affects its own gates only. Any thread may signal; the timeline's mutex keeps the
- * words of a slot consistent. Waits are scheduler state.
+ * Waits for the daemon's slots read private values: a client that overwrites its timeline affects
+ * its own gates only. Any thread may signal; the timeline's mutex keeps a slot's words consistent.
+ * Waits are scheduler state.
  */
 #pragma once
 
@@ -49,5 +49,4 @@ bool fa_gates_met(struct fa_gates *gates);
  * @ret_wait may be NULL. */
 bool fa_gates_last_wait(const struct fa_gates *gates, struct fa_device_gate *ret_wait);
 
-/* Writes the signals of a job that finished with @status. */
 void fa_gates_signal(struct fa_gates *gates, int status);

@@ -1,7 +1,7 @@
 /*
- * Shared by the mailbox (engine.c), the iterations and their thread (engine_loop.c), the scheduler
- * (scheduler.c) and the polling of gates (gate_poll.c). state_mutex guards "scheduler state": the
- * engine thread holds it during an iteration, or the loop thread in fa_engine_poll().
+ * Shared by the mailbox (engine.c), the iterations (engine_loop.c), the scheduler (scheduler.c) and
+ * the polling of gates (gate_poll.c). state_mutex guards "scheduler state": the engine thread holds
+ * it during an iteration, or the loop thread in fa_engine_poll().
  */
 #pragma once
 
@@ -25,7 +25,7 @@ enum fa_job_state {
 	FA_JOB_SETTLED,    /* status is final */
 };
 
-/* A group's shares of lanes: of the engine's own, and of the device's for both priorities. */
+/* Shares of the engine's own lane, and of the device's for both priorities. */
 enum fa_engine_share {
 	FA_ENGINE_SHARE_OWN,
 	FA_ENGINE_SHARE_HIGH,
@@ -65,7 +65,7 @@ struct fa_stream {
 	struct fa_list started;          /* running, or settled behind a running one */
 	struct fa_list waiting;          /* behind `started`; waiting or settled */
 	struct fa_device_lane *lane;     /* of the queue */
-	struct fa_list run_link;         /* in a lane's queue, while it can launch, */
+	struct fa_list run_link;         /* in a lane's queue, if it can launch */
 	struct fa_device_lane *run_lane; /* that lane; NULL: in none */
 	struct fa_list deferred_link;    /* engine.deferred, */
 	struct fa_job *deferred_job;     /* the first waiting job, if deferred; else NULL */
@@ -79,8 +79,7 @@ struct fa_stream {
 	struct fa_job *gated;
 	uint64_t gated_ns;
 	unsigned int n_device_gated; /* launched jobs whose gates the device waits for */
-	/* Consecutive gates that the device gave up; gated jobs still left to the engine for
-	 * that. */
+	/* Consecutive gates that the device gave up; gated jobs still left to the engine. */
 	unsigned int gate_timeouts, gate_backoff;
 	struct fa_list gate_link;       /* engine.hot_gates, for the first GATE_HOT_NS */
 	struct fa_deadline gate_parked; /* engine.parked_gates, afterwards */
@@ -131,7 +130,7 @@ struct fa_engine {
 	struct fa_list taken_finished, taken_confirms, taken_closed; /* from the outbox */
 	struct fa_list staged;                                       /* jobs of a batch */
 	unsigned int n_staged;
-	unsigned int n_batched; /* submitted in it */
+	unsigned int n_batched; /* submitted in the batch */
 	bool batching;
 	bool inbox_posted; /* by this thread, since it last drained the inbox */
 
@@ -190,15 +189,15 @@ bool fa_engine_finish_confirmed(struct fa_engine *engine, struct fa_job *job);
 /* With state_mutex. */
 void fa_engine_iterate(struct fa_engine *engine, int max_launches);
 
-/* First the private word, which alone has effects, then the client's. */
+/* Writes first the private word, which alone has effects, then the client's. */
 void fa_stream_publish(struct fa_stream *stream, uint64_t value, const struct fa_outcome *outcome);
 
 /* ---- scheduler.c; with state_mutex */
 
 void fa_stream_receive(struct fa_stream *stream, struct fa_job *job);
 
-/* After a change of a job's state: settled jobs leave in order, and the stream is queued if it can
- * launch. */
+/* After a change of a job's state: settled jobs leave in order, and a launchable stream is
+ * queued. */
 void fa_stream_update(struct fa_stream *stream);
 
 /* Returns true if @job waits for its gates; false on a lost device. */
@@ -219,7 +218,7 @@ static inline bool fa_engine_can_launch(const struct fa_engine *engine)
 }
 
 /* Launches from the next lane's next stream, if fa_engine_can_launch(). Returns 0 if the device
- * refused, else 1. */
+ * refused. */
 int fa_engine_launch_next(struct fa_engine *engine);
 
 /* Launches deferred jobs as far as the device takes them. After each reap(). */

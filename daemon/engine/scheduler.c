@@ -1,9 +1,9 @@
 /*
- * The states of jobs and streams: which may launch, which launches next, and what follows the end
- * of a job. With state_mutex.
+ * States of jobs and streams: which may launch, which launches next, and what follows the end of a
+ * job. With state_mutex.
  *
- * A launchable stream is queued in its lane, or in the engine's own lane if its job needs no
- * device. Lanes with a free slot take turns; within a lane groups share launches fairly.
+ * A launchable stream is queued in its lane, or in the engine's own if its job needs no device.
+ * Lanes with a free slot take turns; within a lane groups share launches fairly.
  */
 #include "daemon/engine/private.h"
 
@@ -297,8 +297,8 @@ bool fa_job_is_gated(const struct fa_job *job)
 	       !fa_gates_met(job->gates);
 }
 
-/* Returns true if @job, the first waiting one, can be launched now because the device can poll its
- * last gate. */
+/* Returns true if @job, the first waiting one, can be launched because the device can poll its last
+ * gate. */
 static bool device_can_wait(const struct fa_stream *stream, const struct fa_job *job)
 {
 	const struct fa_engine *engine = stream->engine;
@@ -314,8 +314,8 @@ static bool needs_slot(const struct fa_job *job)
 	return job->state == FA_JOB_WAITING && has_work(job);
 }
 
-/* Returns true if the stream can start a job. The device may return device-gated jobs; other jobs
- * could overtake those, so only device-gated ones may start behind them. */
+/* Returns true if the stream can start a job. The device may return device-gated jobs, so only
+ * device-gated ones may start behind them: others could overtake. */
 static bool can_launch(const struct fa_stream *stream)
 {
 	const struct fa_job *job = fa_job_first((struct fa_list *)&stream->waiting);
@@ -336,8 +336,7 @@ static struct fa_device_lane *lane_needed(struct fa_stream *stream)
 	return &stream->engine->lane;
 }
 
-/* Makes the stream's queue before its first launch. Returns false if that fails: the job has
- * ended. */
+/* Makes the queue for the first launch. Returns false if that fails: the job has ended. */
 static bool prepare_queue(struct fa_stream *stream)
 {
 	struct fa_job *job;
@@ -464,7 +463,7 @@ void fa_stream_receive(struct fa_stream *stream, struct fa_job *job)
 	fa_stream_update(stream);
 }
 
-/* The device is lost: ends waiting jobs, which leave after those still on the device. */
+/* The device is lost: ends waiting jobs, which leave after those on the device. */
 static void end_waiting(struct fa_stream *stream)
 {
 	struct fa_list *pos;
@@ -558,8 +557,6 @@ void fa_stream_end(struct fa_stream *stream, int status)
 	stream->closing = true;
 	fa_stream_update(stream);
 }
-
-/* ---- the run queues */
 
 int fa_engine_launch_next(struct fa_engine *engine)
 {

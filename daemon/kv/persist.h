@@ -32,8 +32,7 @@ struct fa_kv_persisted {
 /*
  * Recovers what an earlier daemon persisted, if it is @device's. A missing chunk loses only its
  * contents. -ENOENT: nothing persisted; -EAGAIN: a later process may succeed, and everything stays;
- * other errors: it was unusable (damaged, incomplete, of another version or device), and is
- * dropped.
+ * others: it was unusable (damaged, incomplete, of another version or device), and is dropped.
  */
 int fa_kv_recover(struct fa_kv *kv, const struct fa_session_store_device *device,
                   struct fa_error *error);

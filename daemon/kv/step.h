@@ -4,7 +4,7 @@
  *
  * A step ends with its StepEnd or its session, after its last request. A step planned on another
  * waits, layer by layer, for the other's requests, and commits after it. First a request on the
- * session's own stream clears pages of other tenants and copies shared pages.
+ * session's own stream clears other tenants' pages and copies shared ones.
  */
 #pragma once
 
@@ -82,9 +82,9 @@ int fa_kv_step_find(struct fa_session *session, uint32_t id, struct fa_error *er
 int fa_kv_step_add(struct fa_kv_step *step, struct fa_request *request, uint32_t layer,
                    struct fa_error *error);
 void fa_kv_step_request_ended(struct fa_request *request);
-/* @request was refused, before or after it was added: the step has failed. */
+/* A refused request, added or not, makes the step fail. */
 void fa_kv_step_request_refused(struct fa_request *request);
 
-/* Frees the step when nothing of it is in flight, and aborts it unless committed. */
+/* Frees the step when nothing is in flight, and aborts it unless committed. */
 void fa_kv_step_abandon(struct fa_kv_step *step);
 void fa_kv_step_abandon_all(struct fa_session *session);

@@ -3,7 +3,7 @@
 
 #include "daemon/kv/step.h"
 
-/* Submits the preparation, if one is needed. -EBUSY, as fa_kv_step_new(); -ENOMEM; errors of
+/* Submits the preparation, if one is needed. -EBUSY (fa_kv_step_new()), -ENOMEM; errors of
  * fa_request_prepare(). */
 int fa_kv_step_prepare(struct fa_kv_step *step, struct fa_error *error);
 

@@ -29,7 +29,7 @@ struct fa_kv {
 	struct fa_session_store session_store;
 	uint64_t quarantine_ns; /* until then a dead daemon's work may write to pages; 0: none */
 	struct fa_pool *pool;   /* NULL: none */
-	struct fa_error reason; /* why it is NULL */
+	struct fa_error reason; /* why pool is NULL */
 	void *base;             /* device address */
 	uint32_t chunks_max;
 	uint32_t grow_failed_chunks; /* chunks when growing last failed */
@@ -41,7 +41,7 @@ struct fa_kv {
 };
 
 /* Recovers an earlier daemon's pool, or makes one, or logs why there is none. -EAGAIN: this process
- * must exit so that a later one can try again. */
+ * must exit and a later one try again. */
 int fa_kv_open(struct fa_context *context, struct fa_error *error);
 
 /* Takes the reloaded size; chunks above it are freed once empty. @chunk_bytes: its chunk size, for

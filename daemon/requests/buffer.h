@@ -1,10 +1,9 @@
 /*
  * Registers buffers: from the message, over further pieces, to the answer. Loop thread.
  *
- * A complete registration is imported at once while its session is paused. If its pieces need
- * several packets it waits for them, one registration a session; it ends with the last piece, an
- * invalid one, its deadline, BufferFree, a drain, or the session. All its descriptors are charged
- * from the start.
+ * A complete registration is imported at once while its session is paused. One registration a
+ * session may wait for more pieces; it ends with the last piece, an invalid one, its deadline,
+ * BufferFree, a drain, or the session. All its descriptors are charged from the start.
  */
 #pragma once
 

@@ -127,8 +127,8 @@ static void release_begin(struct fa_request *request)
 {
 }
 
-/* A request that was cancelled or late leaves no step. The step may have ended, and its id may be
- * in use again. */
+/* A cancelled or late request leaves no step. The step may have ended, and its id may be in use
+ * again. */
 static void begin_ended(struct fa_request *request)
 {
 	const struct begin *begin = fa_container_of(request, struct begin, request);

@@ -2,8 +2,8 @@
  * Accepts connections and closes those that send no Hello in time. Embedded in the server. Loop
  * thread.
  *
- * Without descriptors, a reserved one is closed to accept and reject a connection: in the backlog
- * it would wake the loop again and again.
+ * With no descriptors left, a reserved one is closed to accept and reject a connection, which would
+ * otherwise keep waking the loop.
  */
 #pragma once
 

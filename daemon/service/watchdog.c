@@ -10,7 +10,7 @@
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
-/* Pings per timeout. With two, an iteration longer than half the timeout would miss it. */
+/* With two, an iteration longer than half the timeout would miss it. */
 #define PINGS_PER_TIMEOUT 4
 
 static void on_timer(uv_poll_t *poll, int status, int events)

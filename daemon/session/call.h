@@ -18,9 +18,9 @@ struct fa_call {
 };
 
 /*
- * A handler answers the client, or returns a negative errno with a sentence, which is sent as the
- * answer. -EPROTO and -EPROTONOSUPPORT also close the connection. A handler that keeps a descriptor
- * sets its entry in fds to -1.
+ * A handler answers the client, or returns a negative errno with a sentence to answer with. -EPROTO
+ * and -EPROTONOSUPPORT also close the connection. A handler that keeps a descriptor sets its entry
+ * in fds to -1.
  */
 typedef int fa_call_handler(struct fa_call *call, struct fa_error *error);
 

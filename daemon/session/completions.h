@@ -1,6 +1,6 @@
 /*
  * Reaps finished requests from the engine, answers them, frees closed streams, and arms the
- * engine's wake-up of the loop. Loop thread, except fa_completions_notify().
+ * engine's wake-ups. Loop thread, except fa_completions_notify().
  */
 #pragma once
 
@@ -10,7 +10,7 @@ struct fa_context;
 
 void fa_completions_reap_all(struct fa_context *context);
 
-/* Reaps a bounded number; checks whether the device is lost. True: something was reaped. */
+/* Reaps a bounded number; checks for a lost device. True: something was reaped. */
 bool fa_completions_poll(struct fa_context *context);
 
 /* From now on the engine wakes the loop. */

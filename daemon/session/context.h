@@ -1,6 +1,6 @@
 /*
- * What sessions and requests need of the daemon. The server (service/server.h) contains it. Loop
- * thread, except `asleep`.
+ * What sessions and requests need of the daemon, as a part of the server. Loop thread, except
+ * `asleep`.
  *
  * session/ includes nothing above it: it calls the server, KV and the handlers through hooks.
  */
@@ -111,7 +111,7 @@ static inline void fa_context_drain_progress(struct fa_context *context)
 		context->hooks->drain_progress(context);
 }
 
-/* Returns true if the device is lost, also before is_lost is set. */
+/* Also true before is_lost is set. */
 bool fa_context_device_lost(const struct fa_context *context);
 
 /* At most once in ten seconds. */

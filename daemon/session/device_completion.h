@@ -1,10 +1,10 @@
 /*
- * Completions that the device itself writes to the completion page (common/completion.h) before the
- * engine sees them. Loop thread.
+ * Completions that the device itself writes to the completion page (common/completion.h). Loop
+ * thread.
  *
- * Only for a request that is alone in its stream and ends with its device work. Everything else
- * waits for the engine, so the daemon syncs before it handles a message whose sender may have seen
- * one.
+ * Only for a request that is alone in its stream and ends with its device work. The engine sees
+ * such a completion later, so the daemon syncs before it handles a message whose sender may have
+ * seen one.
  */
 #pragma once
 

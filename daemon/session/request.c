@@ -190,8 +190,8 @@ static void account(struct fa_usage *usage, const struct fa_job *job, bool own)
 	}
 }
 
-/* Returns true if the engine, which has nothing of the stream, would do nothing but finish a
- * request without device work. */
+/* Returns true if the engine has nothing of the stream and would only finish a request without
+ * device work. */
 static bool engine_is_done(const struct fa_session *session, const struct fa_session_stream *slot)
 {
 	struct fa_error unused;
@@ -230,7 +230,7 @@ static void answer_here(struct fa_session *session, uint32_t stream, const struc
 		fa_request_unblock(session, NULL);
 }
 
-/* Returns true if the bound request waits for nothing, and has no device work. */
+/* Returns true if the bound request has no waits and no device work. */
 static bool can_finish_here(const struct fa_request *request)
 {
 	const struct fa_job *job = &request->job;

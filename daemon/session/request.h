@@ -2,8 +2,8 @@
  * Requests of streams: checked, charged, handed to the engine with references to their buffers, and
  * answered when they come back. Loop thread.
  *
- * The kind says what a request does (requests/). Refused requests pass through the engine, too:
- * values of a stream finish in order.
+ * The kind defines the work (requests/). Refused requests pass through the engine, too: values of a
+ * stream finish in order.
  */
 #pragma once
 
@@ -52,7 +52,7 @@ struct fa_request_kind {
 	/* Frees what only running needs, also after a failed bind(). */
 	void (*release)(struct fa_request *request);
 	/* All may be NULL. confirm() is the loop's part (job.confirms) and returns the status; it
-	 * follows bind() at once if the request waits for nothing. */
+	 * follows bind() if the request waits for nothing. */
 	void (*refused)(struct fa_request *request, const struct fa_wire_message *message);
 	int (*confirm)(struct fa_request *request, struct fa_error *error);
 	void (*ended)(struct fa_request *request);

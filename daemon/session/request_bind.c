@@ -21,8 +21,7 @@ int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *vie
 	return 0;
 }
 
-/* Returns the stream's previous request if it is of the same step: its prepared tables are
- * reused. */
+/* Returns the stream's previous request if it is of the same step, to reuse its tables. */
 static struct fa_request *find_predecessor(const struct fa_request *request)
 {
 	const struct fa_session_stream *slot = &request->session->streams[request->stream];

@@ -62,7 +62,7 @@ struct fa_session_stream {
 	uint64_t next_value;      /* outlives the stream */
 	uint64_t finished;        /* highest answered value */
 	unsigned int n_requests;  /* in flight */
-	struct fa_request *last;  /* NULL: already ended */
+	struct fa_request *last;  /* newest; NULL: ended */
 	uint64_t device_value;    /* last one that the device completes */
 };
 
@@ -99,9 +99,9 @@ struct fa_session {
 
 	struct fa_session_ring *ring;
 	struct fa_timeline *timeline;
-	struct fa_pinned_page timeline_pin; /* the client's slots */
-	struct fa_id_table buffers;         /* struct fa_registered_buffer, referenced */
-	struct fa_registered_buffer *import;
+	struct fa_pinned_page timeline_pin;   /* the client's slots */
+	struct fa_id_table buffers;           /* struct fa_registered_buffer, referenced */
+	struct fa_registered_buffer *import;  /* in progress */
 	struct fa_registration *registration; /* requests/buffer.h */
 	uint64_t buffer_bytes;                /* of registered buffers */
 	unsigned int n_device_buffers;        /* in device memory */
@@ -109,7 +109,7 @@ struct fa_session {
 	struct fa_engine_group *group; /* NULL: no stream yet */
 	struct fa_session_stream streams[FA_SESSION_STREAMS];
 	struct fa_completion_slot own_slot; /* for FA_SESSION_STREAM_OWN */
-	struct fa_list blocked;             /* waiting for other streams */
+	struct fa_list blocked;             /* requests waiting for other streams */
 	unsigned int n_streams;             /* the client's */
 	unsigned int n_requests;            /* in flight, all streams */
 	unsigned int n_refused;             /* of these */

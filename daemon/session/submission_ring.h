@@ -2,7 +2,7 @@
  * The submission rings of sessions (common/ring.h). Loop thread.
  *
  * Entries are copied, verified, and handled like packets; a packet waits for all older entries. The
- * ring of a paused session fills up, and its client waits.
+ * ring of a paused session fills up.
  *
  * A ring is polled until nothing has come for spin_us; then its doorbell is armed. Fruitless
  * polling backs off. Doorbells are watched edge-triggered and never read: the client has the same
@@ -48,7 +48,7 @@ bool fa_rings_are_polled(const struct fa_rings *rings);
 
 int fa_ring_setup(struct fa_session *session, const struct fa_wire_message *message,
                   struct fa_error *error);
-/* Handles a bounded number of present entries. Returns false if some are left, or the session is
+/* Handles a bounded number of entries. Returns false if some are left, or the session is
  * closing. */
 bool fa_ring_catch_up(struct fa_session *session);
 /* Starts polling. */

@@ -2,8 +2,8 @@
  * Timelines of sessions: their memory, the gates of requests, and their end. Loop thread.
  *
  * The daemon's slots, read-only for clients, survive the process (persist/fd_store.h): the next
- * daemon releases their waiters, as the end of the session does. The daemon never reads them back:
- * a client that manages to write them affects its own gates only.
+ * daemon releases their waiters. The daemon never reads them back: a client that manages to write
+ * them affects its own gates only.
  */
 #pragma once
 
@@ -28,8 +28,8 @@ void fa_timelines_close(struct fa_context *context);
 
 /*
  * Makes the gates of a request (NULL: none), which free() frees. @charge pays until the request
- * ends. An error refuses the request, but *ret_gates may be set: signals that it still gives.
- * -EINVAL, -EDQUOT, -ENOMEM.
+ * ends. An error refuses the request; *ret_gates may still have signals to give. -EINVAL, -EDQUOT,
+ * -ENOMEM.
  */
 int fa_timeline_bind(struct fa_session *session, const struct fa_wire_message *message,
                      struct fa_charge *charge, struct fa_error *error, struct fa_gates **ret_gates);
