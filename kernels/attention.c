@@ -1,7 +1,6 @@
 /*
  * Checks of a request that hold for every kernel, and its amount of arithmetic. Pure functions, any
- * thread. They read cu_seqlens, because those address memory, and nothing else that the parameters
- * point to.
+ * thread. Of the memory that parameters point to they read only cu_seqlens, which address memory.
  */
 #include "kernels/attention.h"
 

@@ -27,7 +27,6 @@ refuse(int error, char *text, size_t text_bytes, const char *format, ...)
 
 #define REFUSE(error, ...) return refuse(error, text, text_bytes, __VA_ARGS__)
 
-/* Of an element in a page. */
 static int64_t element_bytes(const struct fa_paged_cache *cache)
 {
 	if (cache->store != FA_PAGED_PLAIN)
@@ -137,7 +136,7 @@ static int check_layer(const struct fa_paged_cache *cache, int32_t layer, char *
 	return 0;
 }
 
-/* Checks that the table has an entry for each page of tokens [first, length). */
+/* The table must have an entry for each page of tokens [first, length). */
 static int check_table(int32_t b, uint32_t start, uint32_t first, uint32_t length,
                        int32_t page_tokens, uint32_t entries, char *text, size_t text_bytes)
 {

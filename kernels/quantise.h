@@ -1,7 +1,6 @@
 /*
- * Rows of K or V to 8-bit codes and back, on the host, as kernels/paged.h defines it. Pure
- * functions, any thread. They need IEEE arithmetic with rounding to nearest, and give the same bits
- * on every instruction set.
+ * Rows of K or V to 8-bit codes and back, as kernels/paged.h defines it. Pure functions, any
+ * thread. With IEEE rounding to nearest they give the same bits on every instruction set.
  */
 #pragma once
 
@@ -71,7 +70,6 @@ static inline float fa_clamp_finite(float x)
 	return x < -FLT_MAX ? -FLT_MAX : x;
 }
 
-/* Multiplies by the inverse of the scale. */
 static inline void fa_encode_row(enum fa_paged_store store, const float *row, int32_t dim,
                                  float inverse, uint8_t *codes)
 {

@@ -14,7 +14,7 @@
 
 #define ROWS FA_CPU_FEW_ROWS_MAX
 #define HEADS FA_CPU_TILE_HEADS_MAX
-#define ROUND_KEYS 32 /* this round and the next, of HEADS heads, fit the second-level cache */
+#define ROUND_KEYS 32 /* this and the next round, of HEADS heads, fit the L2 cache */
 #define CHUNK_KEYS 8
 #define LINE_BYTES 64
 
@@ -221,8 +221,7 @@ static void row_softmax(const struct fa_cpu_job *job, const struct score_map *ma
 	state->sum[row] = state->sum[row] * lanes[0] + vec_sum(sum);
 }
 
-/* Accumulates @vectors vectors of the output from dim @c on, of @rows rows, over keys [first,
- * end). */
+/* Accumulates output dims from @c on over keys [first, end). */
 VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int vectors,
                        const int lanes, const struct fa_cpu_job *job, struct state *state,
                        int32_t row, int32_t c, const char *v, int32_t first, int32_t end)
@@ -354,7 +353,7 @@ static void job_of_head(const struct fa_cpu_job *tile, int32_t h, struct fa_cpu_
 		ret_job->partial += h * tile->rows * fa_cpu_partial_floats(tile);
 }
 
-/* The first round may be short, so that all others start at multiples of ROUND_KEYS. */
+/* The first round may be short: others start at multiples of ROUND_KEYS. */
 static int64_t round_end(const struct fa_cpu_job *tile, int64_t key, int64_t end)
 {
 	int64_t next = (key / ROUND_KEYS + 1) * ROUND_KEYS, page_end = score_page_end(tile, key);

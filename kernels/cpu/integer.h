@@ -1,6 +1,3 @@
-/*
- * Integer helpers for the files that tile requests.
- */
 #pragma once
 
 #include <stdint.h>

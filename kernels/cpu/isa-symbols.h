@@ -1,6 +1,5 @@
 /*
- * The symbols of the instruction set that a translation unit is compiled for; the build defines
- * FA_CPU_NAME.
+ * The symbols of this translation unit's instruction set; the build defines FA_CPU_NAME.
  */
 #pragma once
 

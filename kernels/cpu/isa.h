@@ -1,7 +1,6 @@
 /*
- * The table of instruction sets, and the job that its kernels get: one tile with its sequence and
- * heads resolved, so that code compiled for an instruction set is arithmetic alone. Nothing here
- * owns memory.
+ * The table of instruction sets, and the job of their kernels: one tile with its sequence and heads
+ * resolved. Nothing here owns memory.
  */
 #pragma once
 
@@ -10,28 +9,28 @@
 /* A multiple of each instruction set's panel (48, 24, 8). */
 #define FA_CPU_TILE_ROWS_MAX 192
 
-/* Up to this many rows the few_rows kernel is faster, whatever the lanes. */
+/* Up to this many rows the few_rows kernel is faster. */
 #define FA_CPU_FEW_ROWS_MAX 8
 
-/* Only tiles of few rows have more than one. */
+/* Only tiles of few rows have more than one head. */
 #define FA_CPU_TILE_HEADS_MAX 16
 
 struct fa_cpu_job {
-	/* Token 0 of the sequence; q and out at the first query head of the group. With a table,
-	 * key j lies at k + table[(uint32_t)(table_start + j / page_tokens)] * slot_bytes + its
-	 * offset in the page. */
+	/* Token 0 of the sequence; q and out at the group's first query head. With a table, key j
+	 * lies at k + table[(uint32_t)(table_start + j / page_tokens)] * slot_bytes + its offset in
+	 * the page. */
 	const char *q, *k, *v;
 	char *out;
 	float *lse;
 	int64_t q_stride_token, q_stride_head; /* strides in bytes, except lse's */
-	int64_t k_stride, v_stride;            /* from token to token */
+	int64_t k_stride, v_stride;
 	int64_t k_stride_head, v_stride_head;
-	/* Pages with codes: token 0's scale if tokens have their own, else NULL and the head's
-	 * scale. Only the many_rows kernel supports codes. */
+	/* Pages with codes: token 0's scale, or NULL: the head has one. Only many_rows supports
+	 * codes. */
 	enum fa_paged_store store;
 	const char *k_scales, *v_scales;
 	float k_scale, v_scale;
-	const uint32_t *table; /* or NULL: keys are contiguous */
+	const uint32_t *table; /* NULL: keys are contiguous */
 	uint32_t table_start;
 	int64_t page_tokens, slot_bytes;
 	int64_t out_stride_token, out_stride_head;
@@ -41,7 +40,7 @@ struct fa_cpu_job {
 	int32_t head_dim, head_dim_v;
 	int64_t n_q, n_k;
 
-	/* Packed rows: row r is token r / group, head r % group of the group. */
+	/* Row r is token r / group, head r % group of the group. */
 	int32_t group;
 	int32_t n_heads; /* KV heads, from that of k and v on */
 	int32_t rows;
@@ -58,7 +57,7 @@ struct fa_cpu_job {
 	const uint32_t *positions; /* [n_q] */
 	int64_t tree_words;
 
-	/* With split keys, rows go here instead of to out and lse: [KV head][row of the
+	/* With split keys, rows go here, not to out and lse: [KV head][row of the
 	 * job][fa_cpu_partial_floats()]; or NULL. */
 	float *partial;
 
@@ -73,8 +72,8 @@ static inline bool fa_cpu_job_stopped(const struct fa_cpu_job *job)
 	return job->stop && __atomic_load_n(job->stop, __ATOMIC_RELAXED);
 }
 
-/* A partial row: head_dim_v sums, padded to a multiple of 16, then the maximum (log2) that they are
- * relative to, then the sum of weights. */
+/* A partial row: head_dim_v sums, padded to a multiple of 16; the maximum (log2) that they are
+ * relative to; the sum of weights. */
 static inline int64_t fa_cpu_partial_values(const struct fa_cpu_job *job)
 {
 	return ((int64_t)job->head_dim_v + 15) / 16 * 16;
@@ -93,7 +92,7 @@ static inline int64_t fa_cpu_partial_floats(const struct fa_cpu_job *job)
 struct fa_cpu_isa {
 	const char *name;
 	int32_t panel_rows;
-	float flops; /* per second and thread; a low estimate, to size tiles */
+	float flops; /* per second and thread; a low estimate */
 	size_t scratch_bytes;
 	void (*many_rows)(const struct fa_cpu_job *job, void *scratch);
 	void (*few_rows)(const struct fa_cpu_job *job, void *scratch);
@@ -101,11 +100,11 @@ struct fa_cpu_isa {
 	/* Writes the rows of @job from their @n partial results, @stride floats apart. */
 	void (*reduce)(const struct fa_cpu_job *job, const float *partials, int64_t n,
 	               int64_t stride);
-	/* @to = @weight_a * @a + @weight_b * @b, @dim elements; an operand of weight 0 is not
+	/* @to = @weight_a * @a + @weight_b * @b, @dim elements; operands of weight 0 are not
 	 * read. */
 	void (*blend)(enum fa_attention_dtype dtype, void *to, const void *a, float weight_a,
 	              const void *b, float weight_b, int32_t dim);
-	/* Rotates the first @dim elements of a row; cosines and sines are [dim / 2]; @to may be
+	/* Rotates the first @dim elements of a row; cosines and sines: [dim / 2]; @to may be
 	 * @from. */
 	void (*rotate)(enum fa_attention_dtype dtype, void *to, const void *from, const float *cos,
 	               const float *sin, int32_t dim, bool interleaved);

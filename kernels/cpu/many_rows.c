@@ -40,8 +40,7 @@ VEC_INLINE void panel_round_of(const struct tile *tile, int32_t panel, const boo
 	panel_values(tile, panel, paired, vectors, first, end);
 }
 
-/* The last panel may be narrower. Each width is its own function, to keep its accumulators in
- * registers. */
+/* The last panel may be narrower. A function per width keeps accumulators in registers. */
 #define PANEL_ROUND(name, paired, vectors)                                                         \
 	static void name(const struct tile *tile, int32_t panel, int32_t first, int32_t end,       \
 	                 bool hidden)                                                              \
@@ -86,8 +85,8 @@ static void panel_round(const struct tile *tile, int32_t panel)
 	int32_t low_first, low_last, high_first, high_last, first, end;
 	bool hidden;
 
-	/* Rows are in token order, so both bounds only rise. In a tree they do not: its rows get
-	 * the widest bounds. */
+	/* Rows are in token order, so both bounds only rise, except in a tree: its rows get the
+	 * widest bounds. */
 	low_first = (int32_t)score_clamp(score_low_of(job, row, last) - round, 0, SCORE_KEYS);
 	low_last = (int32_t)score_clamp(score_low(job, last) - round, 0, SCORE_KEYS);
 	high_first = (int32_t)score_clamp(score_high(job, row) - round, 0, SCORE_KEYS);

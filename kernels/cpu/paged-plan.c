@@ -104,7 +104,7 @@ void fa_cpu_paged_lay_out(const struct fa_paged_attention *params,
 	}
 }
 
-/* The sequence of a tile: the last that begins at or before it and has tiles. */
+/* The last sequence that begins at or before the tile and has tiles. */
 static int32_t find_sequence(const struct fa_cpu_paged_tiling *tilings, int32_t batch, int64_t tile)
 {
 	int32_t low = 0, high = batch;
@@ -222,7 +222,7 @@ bool fa_cpu_paged_attend(const struct fa_cpu_isa *isa, const struct fa_paged_att
 	if (tiling->n_splits == 1)
 		return true;
 
-	/* The tile that finishes a block's last split reduces all of them. */
+	/* The tile that finishes a block's last split reduces them all. */
 	if (atomic_fetch_add_explicit(&workspace->counters[tiling->counter + list], 1,
 	                              memory_order_acq_rel) +
 	            1 <

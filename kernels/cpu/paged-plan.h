@@ -1,8 +1,8 @@
 /*
  * How paged attention is divided into tiles. Query heads that share a KV head are packed into one
- * list of rows, as in plan.c, and divided into blocks; where there are few blocks, their keys are
- * split at multiples of fixed numbers. The tiling of a sequence depends on its own lengths alone,
- * and so do its results.
+ * list of rows, as in plan.c, and divided into blocks; where blocks are few, their keys are split
+ * at multiples of fixed numbers. A sequence's tiling, and so its results, depend on its own lengths
+ * alone.
  */
 #pragma once
 
@@ -36,7 +36,7 @@ struct fa_cpu_paged_workspace {
 	size_t bytes;
 };
 
-/* Lays out @workspace, which may be NULL, and returns its size. */
+/* Lays out @workspace, or NULL, and returns its size. */
 void fa_cpu_paged_lay_out(const struct fa_paged_attention *params,
                           const struct fa_cpu_paged_plan *plan, void *workspace,
                           struct fa_cpu_paged_workspace *ret_workspace);

@@ -1,6 +1,6 @@
 /*
- * Operations on single rows: reduction of partial results, blending of two results, rotary
- * embedding. Compiled once for every instruction set; pure functions, any thread.
+ * Operations on single rows: reduction of partial results, blending, rotary embedding. Compiled for
+ * each instruction set; pure functions, any thread.
  */
 #include "kernels/cpu/isa-symbols.h"
 #include "kernels/cpu/score.h"
@@ -117,7 +117,7 @@ void FA_CPU_ROTATE(enum fa_attention_dtype dtype, void *to, const void *from, co
 	float row[ROW_MAX + 16], rotated[ROW_MAX + 16];
 	char stored[(ROW_MAX + 16) * 4];
 
-	/* A row is a multiple of 8 elements long, so this reads nothing past its end. */
+	/* Rows are a multiple of 8 elements long, so this reads nothing past the end. */
 	load_any(dtype, row, from, padded);
 	memcpy(rotated, row, (size_t)padded * sizeof(float));
 	if (interleaved) {

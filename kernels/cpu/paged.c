@@ -28,7 +28,7 @@ struct page_row {
 	char *k, *v;
 	int64_t k_bytes, v_bytes;
 	int64_t k_stride, v_stride;
-	/* With codes and scales of tokens: those of head 0; else NULL. */
+	/* Head 0's token scales; NULL: none. */
 	float *k_scale, *v_scale;
 	int64_t scale_stride; /* floats */
 };
@@ -375,7 +375,6 @@ void fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_requ
 		atomic_init(&layout.counters[i], 0);
 }
 
-/* Finds the layout of a request's workspace from the last sequence's tiling. */
 static void locate_workspace(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
                              void *workspace, struct fa_cpu_paged_workspace *ret_workspace)
 {

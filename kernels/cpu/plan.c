@@ -58,7 +58,7 @@ static void locate_even(const struct fa_attention_params *params, int32_t block,
 	int64_t list, at;
 
 	if (params->causal) {
-		/* Later rows see more keys: the last block of every list comes first. */
+		/* Later rows see more keys and go first. */
 		list = tile % lists;
 		at = n_blocks - 1 - tile / lists;
 	} else {
@@ -94,9 +94,9 @@ static void locate_few_rows(const struct fa_attention_params *params, int32_t he
 
 /* ---- parts of the keys */
 
-/* The workspace: a counter of finished splits per block, then the partial rows of each split. */
+/* A counter of finished splits per block, then each split's partial rows. */
 struct splits {
-	int64_t n_tiles, n_blocks; /* blocks: those of a tile's heads count once */
+	int64_t n_tiles, n_blocks; /* blocks count once for all of a tile's heads */
 	int64_t n_partials;        /* splits of blocks with more than one */
 	int64_t head_floats;       /* per split and KV head */
 	size_t partials;           /* offset in bytes */
@@ -135,10 +135,9 @@ static void splits_init(struct splits *splits, const struct fa_attention_params 
 struct split {
 	int64_t number;
 	int64_t counter;
-	int64_t partial, stride; /* the block's first partial row; distance between splits */
+	int64_t partial, stride; /* the block's first partial row; stride between splits */
 };
 
-/* For a request with split keys. */
 static void locate_split(const struct fa_attention_params *params,
                          const struct fa_cpu_tiling *tiling, int64_t head_floats, int64_t tile,
                          struct location *ret_location, struct split *ret_split)
@@ -177,8 +176,7 @@ static void locate_split(const struct fa_attention_params *params,
 
 /* ---- what a tile computes */
 
-/* Fills all but the rows and stop: all keys of KV heads [kv_head, kv_head + n_heads) of a
- * sequence. */
+/* Fills all but the rows and stop, for all keys of KV heads [kv_head, kv_head + n_heads). */
 static void fill_job(const struct fa_attention_params *p, int32_t sequence, int32_t kv_head,
                      int32_t n_heads, struct fa_cpu_job *ret_job)
 {
@@ -249,7 +247,7 @@ static bool run_job(const struct fa_cpu_isa *isa, const struct fa_cpu_job *job, 
 	return !fa_cpu_job_stopped(job);
 }
 
-/* The keys that any of the job's rows sees; the block's splits divide them. */
+/* The keys that any of the job's rows sees. */
 static void seen_by_job(const struct fa_cpu_job *job, int64_t *ret_begin, int64_t *ret_end)
 {
 	int64_t first = job->row / job->group + job->n_k - job->n_q;
@@ -259,7 +257,7 @@ static void seen_by_job(const struct fa_cpu_job *job, int64_t *ret_begin, int64_
 	*ret_end = clamp64(last + job->right + 1, 0, job->n_k);
 }
 
-/* Writes the block's rows from the partial results of all its splits. */
+/* Reduces all splits of the block. */
 static void merge(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
                   const struct location *location, const struct fa_cpu_job *tile,
                   const float *partials, int64_t n_splits, int64_t stride)

@@ -1,13 +1,13 @@
 /*
- * From a product <q, k> to a score in units of log2, and the rows and keys of a tile: what the
- * kernels share.
+ * From a product <q, k> to a score in units of log2, and the rows and keys of a tile; shared by the
+ * kernels.
  */
 #pragma once
 
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/vec.h"
 
-/* Keys per round of online softmax; rounds start at multiples of it. */
+/* Per round of online softmax; rounds start at multiples of it. */
 #define SCORE_KEYS 128
 
 struct score_map {
@@ -50,7 +50,7 @@ VEC_INLINE vec score_mask(vec score, vec key, vec low, vec high)
 	return vec_select(vec_less(key, high), score, nothing);
 }
 
-/* What a row's scores are relative to: its maximum, or 0 if it has seen no key. */
+/* A row's scores are relative to its maximum, or 0 if it has seen no key. */
 VEC_INLINE vec score_base(vec highest)
 {
 	return vec_select(vec_equal(highest, vec_set(-INFINITY)), vec_set(0.0f), highest);
@@ -102,7 +102,6 @@ static inline int64_t score_high_of(const struct fa_cpu_job *job, int64_t row, i
 	return score_high(job, last);
 }
 
-/* A key's position, and the addresses of its K and V. */
 static inline int64_t score_key_position(const struct fa_cpu_job *job, int64_t key)
 {
 	int64_t old = job->n_k - job->n_q;
@@ -130,20 +129,20 @@ static inline const char *score_v(const struct fa_cpu_job *job, int64_t key)
 	return score_key_at(job, job->v, job->v_stride, key);
 }
 
-/* The scales of the keys from @key to the page's end; NULL: the head has one scale. */
+/* The scales of keys from @key to the page's end; NULL: the head has one scale. */
 static inline const float *score_scales(const struct fa_cpu_job *job, const char *scales,
                                         int64_t key)
 {
 	return scales ? (const float *)score_key_at(job, scales, sizeof(float), key) : NULL;
 }
 
-/* The first key after @key that is not adjacent to its predecessor in memory. */
+/* The next key that is not adjacent to its predecessor in memory. */
 static inline int64_t score_page_end(const struct fa_cpu_job *job, int64_t key)
 {
 	return job->table ? (key / job->page_tokens + 1) * job->page_tokens : INT64_MAX;
 }
 
-/* For a key of [low, high) of a row of a tree. */
+/* For @key in [low, high). */
 static inline bool score_tree_sees(const struct fa_cpu_job *job, int64_t row, int64_t key)
 {
 	int64_t token = key - (job->n_k - job->n_q), distance;
@@ -162,8 +161,8 @@ static inline const char *score_q(const struct fa_cpu_job *job, int64_t row)
 	       row % job->group * job->q_stride_head;
 }
 
-/* Turns a row's maximum (log2) and sum, and the head's sink, into the factor of its accumulators;
- * stores the lse. A row without keys has factor 0. */
+/* Turns a row's maximum (log2) and sum, and the sink, into the factor of its accumulators; stores
+ * the lse. A row without keys has factor 0. */
 static inline float score_finish(const struct fa_cpu_job *job, int64_t row, float highest,
                                  float sum)
 {
@@ -179,7 +178,7 @@ static inline float score_finish(const struct fa_cpu_job *job, int64_t row, floa
 		return 1;
 	}
 	if (job->sinks && !(highest == -INFINITY && sum == 0)) {
-		/* Double precision: once per row, and exact for any sink. */
+		/* Double precision: exact for any sink. */
 		double sink = job->sinks[head], top = (double)highest * VEC_LN2;
 		double base = sink > top ? sink : top;
 		double total = exp(top - base) * sum + exp(sink - base);

@@ -1,6 +1,6 @@
 /*
- * Packs Q, K and V of a tile into its scratch: Q transposed, K and V converted to fp32 or
- * paired bf16, row beside row.
+ * Packs Q, K and V of a tile into its scratch: Q transposed, K and V as fp32 or paired bf16, row
+ * beside row.
  */
 #pragma once
 
@@ -40,7 +40,7 @@ static void pack_q_panel(const struct tile *tile, int32_t panel)
 	}
 }
 
-/* Converts @dim elements to fp32; with @judge, returns true if one was infinite or NaN. */
+/* With @judge, returns true if an element is infinite or NaN. */
 VEC_INLINE bool pack_row(enum fa_attention_dtype dtype, const char *from, float *to, int32_t dim,
                          const bool judge)
 {
@@ -122,8 +122,8 @@ static bool pack_v_pair(const uint16_t *first, const uint16_t *second, uint32_t 
 	return special != 0;
 }
 
-/* Packs keys [first, end) of the round, which are contiguous. A page holds whole steps, so both
- * keys of a pair are in one page. */
+/* Packs contiguous keys [first, end) of the round. A page holds whole steps, so both keys of a pair
+ * are in one page. */
 static void pack_keys(struct tile *tile, int32_t first, int32_t end)
 {
 	const struct fa_cpu_job *job = tile->job;

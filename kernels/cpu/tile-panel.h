@@ -1,6 +1,5 @@
 /*
- * The arithmetic of one panel of rows over one round of keys: both products, masks and
- * softmax.
+ * One panel of rows over one round of keys: both products, masks and softmax.
  */
 #pragma once
 
@@ -44,7 +43,7 @@ VEC_INLINE void block(const bool paired, const int vectors, int32_t steps, const
 	}
 }
 
-/* Scaled scores of keys [first, end) of the round, end - first a multiple of KEY_STEP. */
+/* Scaled scores of keys [first, end) of the round; end - first is a multiple of KEY_STEP. */
 VEC_INLINE void panel_scores(const struct tile *tile, int32_t panel, const bool paired,
                              const int vectors, int32_t first, int32_t end)
 {
@@ -101,7 +100,6 @@ VEC_INLINE void panel_values(const struct tile *tile, int32_t panel, const bool 
 
 /* ---- softmax */
 
-/* Soft cap, bias and mask of keys [first, end). */
 static void panel_finish_scores(const struct tile *tile, int32_t panel, int vectors, int32_t first,
                                 int32_t end, bool hidden)
 {
@@ -130,7 +128,7 @@ static void panel_finish_scores(const struct tile *tile, int32_t panel, int vect
 	}
 }
 
-/* True if row @r of a panel sees the round's key @j by its mask. Padding rows repeat the last. */
+/* Padding rows repeat the last. */
 static inline bool panel_tree_sees(const struct tile *tile, int32_t panel, int32_t r, int32_t j)
 {
 	const struct fa_cpu_job *job = tile->job;
@@ -139,7 +137,6 @@ static inline bool panel_tree_sees(const struct tile *tile, int32_t panel, int32
 	return score_tree_sees(job, job->row + row, tile->round + j);
 }
 
-/* Hides the new keys that are not in a row's mask. */
 static void panel_mask_tree(const struct tile *tile, int32_t panel, int vectors, int32_t first,
                             int32_t end)
 {
@@ -153,7 +150,7 @@ static void panel_mask_tree(const struct tile *tile, int32_t panel, int vectors,
 	}
 }
 
-/* Scores to weights relative to each row's running maximum. */
+/* Weights are relative to each row's running maximum. */
 VEC_INLINE void panel_softmax(const struct tile *tile, int32_t panel, const int vectors,
                               int32_t first, int32_t end)
 {
@@ -197,7 +194,6 @@ VEC_INLINE void panel_softmax(const struct tile *tile, int32_t panel, const int 
 }
 
 #if VEC_HAS_DOT
-/* Packs the weights of two keys into one word, in place. */
 static void panel_pair_weights(const struct tile *tile, int vectors, int32_t first, int32_t end)
 {
 	struct scratch *scratch = tile->scratch;
@@ -228,7 +224,7 @@ static void panel_mark_tree(const struct tile *tile, int32_t panel, int vectors,
 	}
 }
 
-/* As panel_values(), but hidden keys are skipped rather than multiplied by 0. */
+/* As panel_values(), but skips hidden keys rather than multiplying by 0. */
 static void panel_values_seen(const struct tile *tile, int32_t panel, int vectors, int32_t first,
                               int32_t end)
 {

@@ -1,5 +1,5 @@
 /*
- * A tile of many query rows: its shape, scratch and state, for many_rows.c and its headers.
+ * A tile of many query rows: its shape, scratch and state.
  */
 #pragma once
 
@@ -38,6 +38,6 @@ struct tile {
 	int32_t q_words;
 	int32_t v_stride;   /* words */
 	int64_t round;      /* its first key; a multiple of SCORE_KEYS */
-	bool v_has_special; /* the round's V holds an infinity or NaN */
-	bool tree;          /* the round has keys that masks may hide */
+	bool v_has_special; /* V holds an infinity or NaN */
+	bool tree;          /* has keys that masks may hide */
 };

@@ -5,9 +5,9 @@
 #include <unistd.h>
 
 #define TILE_SECONDS 0.03
-#define FEW_ROWS_BYTES_PER_SECOND 5e9 /* a low estimate of a thread's speed on K and V */
-#define TILES_WANTED 32               /* enough for threads to share; one more costs little */
-#define FEW_ROWS_TILES_WANTED 64      /* of one KV head; one more costs less still */
+#define FEW_ROWS_BYTES_PER_SECOND 5e9 /* a low estimate per thread, of K and V */
+#define TILES_WANTED 32               /* enough for threads to share */
+#define FEW_ROWS_TILES_WANTED 64      /* of one KV head; each costs less */
 #define SPLIT_KEYS_MIN 1024           /* less takes no longer than to wake another thread */
 #define SPLIT_KEYS_STEP 256           /* a multiple of every kernel's round */
 
@@ -67,8 +67,7 @@ static int64_t processors(void)
 	return n;
 }
 
-/* KV heads per tile such that every processor has work: @lists of @keys keys each are to be
- * divided. */
+/* KV heads per tile such that every processor has work, for @lists of @keys keys each. */
 static int32_t few_rows_heads(const struct fa_attention_params *params, int64_t lists, int64_t keys)
 {
 	int64_t heads = lists / processors();
@@ -107,9 +106,8 @@ static int64_t sequence_span(const struct fa_attention_params *params,
 	return min64(n_k, left + right + tokens);
 }
 
-/* If there are less than half of the @wanted tiles, splits the keys so that there are about as
- * many, into splits of one length, unless the sequences are short. @tiles: with one KV head
- * each. */
+/* With less than half of @wanted tiles, splits the keys into about as many, of one length, unless
+ * the sequences are short. @tiles: with one KV head each. */
 static int64_t choose_split_keys(const struct fa_attention_params *params,
                                  const struct fa_cpu_tiling *tiling, int64_t tiles, int64_t wanted)
 {

@@ -1,5 +1,5 @@
 /*
- * The vector layer on AVX2 with FMA and F16C; vec.h defines the functions.
+ * The vector layer (vec.h) on AVX2 with FMA and F16C.
  */
 #pragma once
 

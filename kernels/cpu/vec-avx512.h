@@ -1,6 +1,5 @@
 /*
- * The vector layer on AVX-512 (F, BW, DQ, VL), with bf16 dot products if compiled in; vec.h defines
- * the functions.
+ * The vector layer (vec.h) on AVX-512 (F, BW, DQ, VL), with bf16 dot products if compiled in.
  */
 #pragma once
 

@@ -1,6 +1,6 @@
 /*
- * The vector layer on any processor: vectors of four lanes of the compiler, which become SSE2, NEON
- * or scalar code; vec.h defines the functions.
+ * The vector layer (vec.h) on any processor: vectors of four lanes, which the compiler turns into
+ * SSE2, NEON or scalar code.
  */
 #pragma once
 

@@ -15,8 +15,7 @@
  *   vec_scale_exp2(a, n)       a * 2^n for integers n of -126 to 127; NaN stays
  *   vec_sum, vec_highest       over the lanes
  *
- * This file adds conversions of elements, and the functions of softmax. Everything is static, so
- * that no code of one instruction set is linked into another's.
+ * Everything is static, so that no code of one instruction set is linked into another's.
  */
 #pragma once
 
@@ -37,7 +36,7 @@
 
 #define VEC_INLINE static inline __attribute__((always_inline))
 
-/* Loops over registers must be unrolled, or the registers become memory. */
+/* Without unrolling, registers become memory. */
 #ifdef __clang__
 #define VEC_UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -109,7 +108,7 @@ VEC_INLINE vec_u16 vec_to_bf16(vec x)
 	return __builtin_convertvector(bits, vec_u16);
 }
 
-/* @n elements at @p: VEC_LANES, or 8 as dims are multiples of 8; the rest is 0. */
+/* @n elements: VEC_LANES, or 8 as dims are multiples of 8; the rest is 0. */
 VEC_INLINE vec vec_load_elements(enum fa_attention_dtype dtype, const void *p, int n)
 {
 	vec_u16 h = { 0 };
@@ -138,7 +137,7 @@ VEC_INLINE void vec_store_elements(enum fa_attention_dtype dtype, void *p, vec x
 
 /* ---- functions */
 
-/* 2^x for x <= 127, to about 1 ulp; 0 below -126, to avoid subnormals; NaN stays NaN. Minimax
+/* 2^x for x <= 127, to about 1 ulp; 0 below -126, to avoid subnormals; NaN stays. Minimax
  * polynomial of 2^f, |f| <= 1/2, error 2.6e-9. */
 VEC_INLINE vec vec_exp2(vec x)
 {
@@ -157,7 +156,7 @@ VEC_INLINE vec vec_exp2(vec x)
 	return vec_select(vec_less(x, lowest), vec_set(0.0f), vec_scale_exp2(y, n));
 }
 
-/* tanh(x): an odd minimax polynomial near 0, elsewhere 1 - 2 / (e^2|x| + 1). */
+/* An odd minimax polynomial near 0, elsewhere 1 - 2 / (e^2|x| + 1). */
 VEC_INLINE vec vec_tanh(vec x)
 {
 	const vec one = vec_set(1.0f);

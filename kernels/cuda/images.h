@@ -1,6 +1,6 @@
 /*
- * The modules of device code, in the order of enum fa_cuda_image. images.S defines them, or, in a
- * build without nvcc, images-none.c: then all are empty.
+ * The modules of device code, in the order of enum fa_cuda_image. images.S defines them; without
+ * nvcc images-none.c does, all empty.
  */
 #pragma once
 
@@ -8,7 +8,7 @@
 
 #include <stddef.h>
 
-/* Argument of cuModuleLoadData(); bytes is 0 if this build has none. */
+/* For cuModuleLoadData(); bytes is 0 if this build has none. */
 struct fa_cuda_image_data {
 	const void *data;
 	size_t bytes;

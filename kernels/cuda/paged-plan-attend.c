@@ -1,6 +1,5 @@
 /*
- * Attention over pages: chooses the kernels for a step, and fills their launches. The plans of its
- * sequences are in paged-plan-decode.c and paged-plan-prefill.c.
+ * Attention over pages: chooses a step's kernels and fills their launches.
  */
 #include "kernels/cuda/paged-plan-prefix.h"
 #include "kernels/cuda/paged-plan-private.h"
@@ -25,7 +24,7 @@ static bool is_plain(const struct fa_paged_attention *p)
 	       (p->cache->v_offset == 0 || p->cache->head_dim == p->cache->head_dim_v);
 }
 
-/* @rows: of a part; the same for every step where results must be. */
+/* @rows: of a part; equal in all steps if results must be. */
 static const struct fa_cuda_paged_kernel *
 find_split(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p, int32_t rows)
 {
@@ -33,7 +32,7 @@ find_split(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p, 
 	                          p->cache->head_dim, p->cache->head_dim_v, rows);
 }
 
-/* The most memory that partial results take with @groups: one per row block. */
+/* Upper bound of partial results with @groups: one per row block. */
 static uint64_t partials_bytes(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                                const struct fa_cuda_paged_kernel *kernel, uint64_t parts,
                                const struct fa_cuda_paged_groups *groups)
@@ -52,7 +51,7 @@ static uint64_t partials_bytes(const struct fa_cuda_chip *chip, const struct fa_
 	       ((uint64_t)kernel->dim_v + 2) * sizeof(float);
 }
 
-/* Groups sequences and finds the kernel for them; NULL: none are grouped. */
+/* NULL: no sequences are grouped. */
 static const struct fa_cuda_paged_kernel *find_groups(const struct fa_cuda_chip *chip,
                                                       const struct fa_paged_attention *p,
                                                       struct fa_cuda_paged_groups *ret_groups)

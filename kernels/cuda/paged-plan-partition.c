@@ -1,24 +1,23 @@
 /*
  * Decode: how many blocks of threads there are, and which key tiles each gets. Blocks get equal
- * ranges of all tiles. Finishing a part takes as long as a few tiles: where the lengths of parts
- * differ, each gets that many tiles more, without tokens, so that ranges take equally long.
+ * ranges of all tiles. Finishing a part takes as long as a few tiles: where part lengths differ,
+ * each part gets that many more tiles, without tokens, so that ranges take equally long.
  */
 #include "kernels/cuda/paged-plan-private.h"
 
-/* The most blocks per part without a kernel that reduces in levels; with one, the number from which
- * it is used. */
+/* The most blocks per part without a kernel that reduces in levels; the number from which such a
+ * kernel is used. */
 #define SHARES_MAX 64
 #define SHARES_OF_LEVELS 33
 
 /* Bytes of keys that an SM loads while a part is finished (more for quantised pages), and the most
- * tiles that may stand for it. Ranges shorter than RANGE_TILES_MIN stay as they are.
- * docs/kernels.md has the measurements. */
+ * tiles that may stand for it. Shorter ranges than RANGE_TILES_MIN stay unchanged. Measurements:
+ * docs/kernels.md. */
 #define END_BYTES 88000
 #define END_BYTES_CODES 115000
 #define END_TILES_MAX 8
 #define RANGE_TILES_MIN 16
 
-/* A cursor over items: where a range of tiles ends. */
 struct place {
 	const struct fa_cuda_paged_item *item;
 	uint32_t tile;         /* tiles of earlier items, with epilogues */
@@ -57,7 +56,7 @@ static void set_ranges(uint64_t tiles, uint32_t blocks, struct fa_cuda_paged_pla
 	plan->tiles_extra = (uint32_t)(tiles % plan->decode_grid);
 }
 
-/* Tiles of the slowest block; finishing a part takes @end. Before plan->epilogue_tiles is
+/* Tiles of the slowest block; finishing a part takes @end. Called before plan->epilogue_tiles is
  * applied. */
 static uint32_t longest_of(const struct fa_cuda_paged_item *items,
                            const struct fa_cuda_paged_plan *plan, uint32_t end)
@@ -111,7 +110,7 @@ bool fa_cuda_paged_partition(const struct fa_cuda_chip *chip, uint32_t end,
 	}
 	if (blocks > FA_CUDA_PAGED_BLOCKS)
 		blocks = FA_CUDA_PAGED_BLOCKS;
-	/* One block reduces all partial results of a part; more take longer than they save. */
+	/* One block reduces all of a part's results; more take longer than they save. */
 	if (!levels && parts * SHARES_MAX < blocks)
 		blocks = (uint32_t)parts * SHARES_MAX;
 	set_ranges(tiles, blocks, plan);

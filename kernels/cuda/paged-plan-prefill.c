@@ -34,7 +34,6 @@ uint32_t fa_cuda_paged_block_item(const struct fa_cuda_paged_item *items, uint32
 	return low;
 }
 
-/* Later blocks of rows see more keys; the longest go first. */
 int fa_cuda_paged_compare_blocks(const void *a, const void *b)
 {
 	const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;

@@ -6,7 +6,7 @@
 
 /* Costs of a prefix: to combine two results of a row block, and, per block of threads, to have
  * partial results at all; in epilogues, or in tiles where an epilogue's cost is unknown.
- * docs/kernels.md has the measurements. */
+ * Measurements: docs/kernels.md. */
 #define MERGE_ENDS 1
 #define MERGE_TILES 2
 #define BLOCK_ENDS 9
@@ -15,7 +15,7 @@
 /* Rows per pass over a tile. */
 #define PASS_ROWS 32
 
-/* The most times that a group may be subdivided. */
+/* Limit on subdivisions of a group. */
 #define LEVELS_MAX 32
 
 struct member {
@@ -66,8 +66,7 @@ static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t
 	return common;
 }
 
-/* Tiles of one KV head that are saved if the ungrouped members of [low, high) (or @all) share
- * @pages. */
+/* Tiles of one KV head saved if the ungrouped members of [low, high) (or @all) share @pages. */
 static int64_t gain_of(const struct search *search, uint32_t low, uint32_t high, uint32_t pages,
                        bool all)
 {
@@ -102,8 +101,7 @@ static void make_group(struct search *search, uint32_t low, uint32_t high, uint3
 	search->groups++;
 }
 
-/* Merges the sorted keys [0, middle) and [middle, end). Branch-free, as the order is
- * unpredictable. */
+/* Merges the sorted keys [0, middle) and [middle, end). Branch-free: the order is unpredictable. */
 static void merge(const uint64_t *keys, size_t middle, size_t end, uint64_t *ret_keys)
 {
 	size_t a = 0, b = middle;
@@ -122,7 +120,6 @@ static void merge(const uint64_t *keys, size_t middle, size_t end, uint64_t *ret
 		*ret_keys++ = keys[b++];
 }
 
-/* Sorts members [low, high) by their keys. */
 static void sort(struct search *search, uint32_t low, uint32_t high)
 {
 	const size_t n = high - low;
@@ -149,7 +146,7 @@ static void sort(struct search *search, uint32_t low, uint32_t high)
 }
 
 /* Groups members [low, high), which share @depth pages and dropped the same tokens, so as to save
- * the most. Returns the tiles of one KV head that are saved. */
+ * the most tiles. Returns those of one KV head. */
 static int64_t choose(struct search *search, uint32_t low, uint32_t high, uint32_t depth,
                       unsigned int level)
 {
@@ -190,7 +187,7 @@ static int64_t choose(struct search *search, uint32_t low, uint32_t high, uint32
 	return apart;
 }
 
-/* All rows of sequence @b see all tokens before the new ones. */
+/* True if all rows of sequence @b see all earlier tokens. */
 static bool sees_all(const struct fa_paged_attention *p, uint32_t length, uint32_t first)
 {
 	return p->window_left < 0 || (int64_t)length - 1 - p->window_left <= (int64_t)first;
@@ -285,7 +282,7 @@ void fa_cuda_paged_groups_find(const struct fa_paged_attention *p, const bool *c
 	search.keys = (void *)(search.members + batch);
 	search.spare = search.keys + batch;
 	groups.groups = (void *)(search.spare + batch);
-	/* As many as members, because groups are chosen again on every level. */
+	/* As many as members: groups are chosen again on every level. */
 	search.order = (void *)(groups.groups + batch);
 	groups.group_of = search.order + batch;
 	groups.memory = memory;

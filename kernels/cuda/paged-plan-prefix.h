@@ -1,5 +1,5 @@
 /*
- * Finds sequences of a step that begin with the same pages, which are then read once.
+ * Finds sequences of a step that begin with the same pages, to read these once.
  */
 #pragma once
 
@@ -28,7 +28,7 @@ struct fa_cuda_paged_groups {
 /* Groups the @candidates, [batch], of @p where that saves more than it costs. @rows: of a KV head,
  * per pass of the kernel; @parts: KV heads times slices of V; @blocks: that run concurrently; @end:
  * fa_cuda_paged_epilogue_tiles(). All rows of a group see all shared tokens. Returns no groups if
- * the step has no host_table, if they would not pay, or if memory is short. */
+ * the step has no host_table, they would not pay, or memory is short. */
 void fa_cuda_paged_groups_find(const struct fa_paged_attention *p, const bool *candidates,
                                uint32_t rows, uint32_t parts, uint32_t blocks, uint32_t end,
                                struct fa_cuda_paged_groups *ret_groups);

@@ -1,5 +1,5 @@
 /*
- * What the files of the planner over pages share; included by them alone.
+ * Shared by the files of the planner over pages alone.
  */
 #pragma once
 
@@ -13,13 +13,12 @@ static inline int64_t fa_cuda_paged_element_bytes(enum fa_attention_dtype dtype)
 	return dtype == FA_ATTENTION_F32 ? 4 : 2;
 }
 
-/* Of an element in a page. */
 static inline int64_t fa_cuda_paged_stored_bytes(const struct fa_paged_cache *cache)
 {
 	return cache->store != FA_PAGED_PLAIN ? 1 : fa_cuda_paged_element_bytes(cache->dtype);
 }
 
-/* Avoids the division for the common case of one block. */
+/* Avoids the division where one block suffices. */
 static inline uint32_t fa_cuda_paged_ceil_div(uint64_t a, uint64_t b)
 {
 	return a <= b ? a > 0 : (uint32_t)((a + b - 1) / b);
@@ -68,7 +67,7 @@ static inline bool fa_cuda_paged_has_tree(const struct fa_paged_attention *p, in
 	return p->tree && p->tree_start[b] != FA_PAGED_NO_TREE;
 }
 
-/* Sequences with fewer new tokens than this decode; others prefill, in blocks of rows. */
+/* Sequences with fewer new tokens decode; others prefill, in blocks of rows. */
 #define FA_CUDA_PAGED_PREFILL_TOKENS 48
 
 static inline bool fa_cuda_paged_is_prefill(const struct fa_paged_attention *p, int32_t b)
@@ -84,7 +83,7 @@ static inline uint32_t fa_cuda_paged_slices(const struct fa_paged_attention *p,
 	return fa_cuda_paged_ceil_div((uint64_t)p->cache->head_dim_v, (uint64_t)kernel->dim_v);
 }
 
-/* -ENOTSUP, with a sentence in @text. */
+/* Returns -ENOTSUP, with a sentence in @text. */
 __attribute__((format(printf, 3, 4))) int fa_cuda_paged_fail(char *text, size_t text_bytes,
                                                              const char *format, ...);
 
@@ -100,7 +99,6 @@ struct fa_cuda_tensor fa_cuda_paged_tensor_of(const struct fa_attention_tensor *
                                               int64_t bytes);
 struct fa_cuda_pages fa_cuda_paged_pages_of(const struct fa_paged_cache *cache, int32_t layer,
                                             const uint32_t *table);
-/* What kernels need to know of quantised pages of a layer. */
 void fa_cuda_paged_quantised_of(const struct fa_paged_cache *cache, int32_t layer,
                                 struct fa_cuda_paged_quantised *ret_codes);
 
@@ -118,12 +116,11 @@ const struct fa_cuda_paged_kernel *
 fa_cuda_paged_inline_table(const struct fa_cuda_paged_kernel *kernel,
                            const struct fa_paged_step *step, struct fa_cuda_paged_plan *plan);
 
-/* The variant of @kernel that reduces many partial results sooner, or NULL. */
+/* The variant of @kernel that reduces many results sooner, or NULL. */
 const struct fa_cuda_paged_kernel *fa_cuda_paged_levels(const struct fa_cuda_paged_kernel *kernel);
 
 /* ---- paged-plan-attend.c */
 
-/* The most bytes in the blob for FA_CUDA_PAGED_SPLIT. */
 size_t fa_cuda_paged_split_bytes(const struct fa_paged_attention *p);
 int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
                                  const struct fa_paged_attention *p, char *blob,
@@ -137,10 +134,10 @@ int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
 
 int fa_cuda_paged_plan_prefill(const struct fa_paged_attention *p, char *blob,
                                struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes);
-/* About the number of keys that the last of @rows rows from @row on sees. */
+/* About the keys that the last of @rows rows from @row on sees. */
 uint64_t fa_cuda_paged_seen(const struct fa_paged_attention *p,
                             const struct fa_cuda_paged_item *item, uint32_t row, uint32_t rows);
-/* The item of block @number, where an item's tile is its first block's number. */
+/* The item of block @number; an item's tile is its first block's number. */
 uint32_t fa_cuda_paged_block_item(const struct fa_cuda_paged_item *items, uint32_t n,
                                   uint32_t number);
 /* Orders uint64_t, the greatest first. */
@@ -150,7 +147,7 @@ int fa_cuda_paged_compare_blocks(const void *a, const void *b);
 
 struct fa_cuda_paged_groups;
 
-/* Plans the sequences of few rows, with the prefixes of @groups, from @*at in the blob on; advances
+/* Plans the sequences of few rows, with @groups' prefixes, from @*at in the blob on; advances
  * @*at. */
 int fa_cuda_paged_plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                               const struct fa_cuda_paged_groups *groups, char *blob, size_t *at,

@@ -8,7 +8,7 @@
 /* Slots of the maps: loads beyond give zeros. */
 #define SLOTS ((uint64_t)INT32_MAX)
 
-/* Concurrent heads have keys of this part of L2. */
+/* Concurrent heads' keys fill this part of L2. */
 #define L2_PART 8
 
 /* As in plan.c: a block of threads takes about BLOCK_NS, or one pair. */
@@ -44,7 +44,7 @@ static int32_t box_keys(const struct fa_cuda_paged_kernel *kernel,
 	return keys;
 }
 
-/* Warps that start a tile's copies: one suffices for few boxes. */
+/* Warps that start a tile's copies. */
 static uint32_t loaders(const struct fa_cuda_paged_kernel *kernel, int32_t box)
 {
 	const int32_t boxes = kernel->keys / box;
@@ -159,8 +159,8 @@ static bool is_middle(const struct fa_cuda_paged_plan *plan, const struct fa_cud
 
 #define NO_ITEM UINT32_MAX
 
-/* Pairs the middle blocks of items with each other, longest with shortest. The longer's item gets
- * the other's number as its tiles, or its own if there is none; the other gets NO_ITEM. */
+/* Pairs the middle blocks of items, longest with shortest. The longer's item gets the other's
+ * number as its tiles, or its own if there is none; the other gets NO_ITEM. */
 static void pair_middles(const struct fa_cuda_paged_plan *plan, struct fa_cuda_paged_item *items,
                          const uint64_t *keys)
 {
@@ -185,7 +185,7 @@ static void pair_middles(const struct fa_cuda_paged_plan *plan, struct fa_cuda_p
 #define COST_MAX ((uint64_t)INT32_MAX)
 
 /* Makes the keys of pairs of an item's blocks: last with first, and so on. Returns their number;
- * @longest gets the keys seen by the longest pair. */
+ * @longest: keys seen by the longest pair. */
 static uint32_t pair_own(const struct fa_paged_attention *p, const struct fa_cuda_paged_plan *plan,
                          const struct fa_cuda_paged_item *items, uint32_t i, uint64_t *keys,
                          uint64_t *longest)
@@ -236,8 +236,8 @@ static uint32_t block_of(const struct fa_cuda_paged_plan *plan,
 	return other->tile + blocks_of(plan, other) / 2;
 }
 
-/* By default pairs are about equally long, but mix sequences, whose keys then all compete for L2.
- * Pairs within each sequence are preferred unless that makes a pair much longer. */
+/* By default pairs are about equally long, but mix sequences, whose keys then compete for L2. Pairs
+ * within each sequence are preferred unless that makes a pair much longer. */
 void fa_cuda_paged_sm90_pair(const struct fa_paged_attention *p,
                              const struct fa_cuda_paged_plan *plan,
                              struct fa_cuda_paged_item *items, uint64_t *keys)
@@ -266,7 +266,6 @@ void fa_cuda_paged_sm90_pair(const struct fa_paged_attention *p,
 		keys[i] = UINT32_MAX - block_of(plan, items, keys[i]);
 }
 
-/* About the (row, key) pairs of a sequence. */
 static double pairs_seen(const struct fa_paged_attention *p, int32_t b)
 {
 	const double n_q = p->step->cu_new[b + 1] - p->step->cu_new[b];

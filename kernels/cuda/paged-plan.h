@@ -1,7 +1,6 @@
 /*
  * From a request over pages to launches: pure functions over the table of built kernels; no device
- * is touched. fa_cuda_paged_plan() divides a step's work once, then it is launched layer after
- * layer.
+ * is touched. fa_cuda_paged_plan() divides a step's work once, for all its layers.
  *
  * Arrays that the host reads (kernels/paged.h) are in host memory; the plan copies what kernels
  * need into a blob that the caller uploads. All other pointers are the device's.
@@ -36,19 +35,19 @@ enum fa_cuda_paged_kind {
 	FA_CUDA_PAGED_MERGE,
 	FA_CUDA_PAGED_COPY, /* and clear */
 	FA_CUDA_PAGED_MOVE,
-	FA_CUDA_PAGED_GATE, /* no request: the gate before one */
+	FA_CUDA_PAGED_GATE, /* the gate before a request */
 };
 
 struct fa_cuda_paged_kernel {
 	const char *symbol;
 	enum fa_cuda_paged_image image;
 	enum fa_cuda_paged_kind kind;
-	bool small;                    /* variant of the previous row: inline table */
+	bool small;                    /* inline-table variant of the previous row */
 	bool levels;                   /* variant of the row before that: reduces in levels */
 	uint32_t stores;               /* bits of enum fa_paged_store; 0: plain */
 	enum fa_attention_dtype dtype; /* 0: any */
-	int32_t arch, arch_end;        /* runs on compute capabilities in [arch, arch_end) */
-	int32_t dim, dim_v;            /* columns that it computes */
+	int32_t arch, arch_end;        /* runs on [arch, arch_end) */
+	int32_t dim, dim_v;            /* computed columns */
 	bool exact;                    /* and K and V have no fewer */
 	int32_t rows;                  /* decode: per part; prefill: per block */
 	int32_t threads;
@@ -69,7 +68,7 @@ bool fa_cuda_paged_kernel_is_special(const struct fa_cuda_paged_kernel *kernel);
 bool fa_cuda_paged_kernel_runs(const struct fa_cuda_paged_kernel *kernel,
                                const struct fa_cuda_chip *chip);
 
-/* Device memory of a stream's launches. Zero at first; counters persist. */
+/* Counters in a stream's workspace: zero at first; they persist. */
 #define FA_CUDA_PAGED_COUNTERS_BYTES ((size_t)FA_CUDA_PAGED_COUNTERS * 8)
 
 struct fa_cuda_paged_plan {
@@ -93,9 +92,9 @@ struct fa_cuda_paged_plan {
 	uint32_t grid_x, grid_y;
 	size_t first_at, second_at;
 	double turns[128]; /* append: fa_cuda_rotary.turns */
-	/* Inline arguments of attention and append: all items, if they are few; the table, if the
-	 * kernel is a small one: then nothing of the step is read from memory but trees and
-	 * positions, and there is no blob. */
+	/* Inline arguments of attention and append: all items, if few; the table, if the kernel is
+	 * a small one: then of the step only trees and positions are read from memory, and there is
+	 * no blob. */
 	uint32_t inline_table;
 	struct fa_cuda_paged_item first_items[FA_CUDA_PAGED_INLINE_ITEMS];
 	uint32_t table[FA_CUDA_PAGED_INLINE_TABLE];
@@ -109,10 +108,10 @@ struct fa_cuda_paged_launch {
 	union {
 		struct fa_cuda_paged_attention attention;
 		struct fa_cuda_paged_append append;
-		/* Of small kernels; they begin as the two above. */
+		/* For small kernels; they begin as the two above. */
 		struct fa_cuda_paged_small_attention small_attention;
 		struct fa_cuda_paged_small_append small_append;
-		/* Of quantised pages; likewise. */
+		/* For quantised pages; likewise. */
 		struct fa_cuda_paged_attention_quantised attention_quantised;
 		struct fa_cuda_paged_small_attention_quantised small_attention_quantised;
 		struct fa_cuda_paged_append_quantised append_quantised;
@@ -121,14 +120,14 @@ struct fa_cuda_paged_launch {
 		struct fa_cuda_paged_moves moves;
 		struct fa_cuda_gate gate;
 	} args;
-	/* For the kernel's second parameter, struct fa_cuda_maps, if it has one. */
+	/* The second parameter, struct fa_cuda_maps, if the kernel has one. */
 	uint32_t n_maps;
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
 };
 
 #define FA_CUDA_PAGED_LAUNCHES_MAX 2
 
-/* The completion report of @launch, empty until the caller fills it. */
+/* The completion report of @launch; the caller fills it. */
 struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch);
 
 const struct fa_cuda_paged_kernel *fa_cuda_paged_gate(const struct fa_cuda_chip *chip);

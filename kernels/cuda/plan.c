@@ -40,7 +40,7 @@ static void window(const struct fa_attention_params *params, int32_t *ret_left, 
 }
 
 /* True if rows of @tensor can be moved 16 bytes at a time, with offsets within a tile of at most
- * 512 rows in 32 bits. Strides of dims of size 1 are not used. */
+ * 512 rows in 32 bits. Strides of dims of size 1 are unused. */
 static bool tensor_aligned(const struct fa_attention_params *params,
                            const struct fa_attention_tensor *tensor, int64_t tokens, int32_t heads)
 {
@@ -166,8 +166,8 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 
 void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float softcap)
 {
-	/* tanh(x) / x as a minimax polynomial in x^2, |x| <= 15/16: relative error 2^-17.9.
-	 * enough[n] is where n coefficients suffice for 2^-17. */
+	/* tanh(x) / x as a minimax polynomial in x^2, |x| <= 15/16: relative error 2^-17.9. n
+	 * coefficients suffice for 2^-17 up to enough[n]. */
 	static const double powers[FA_CUDA_CAP_POWERS] = { 0.999995997, -0.333101442, 0.131128025,
 		                                           -0.0463132533, 0.00994113596 };
 	static const double enough[FA_CUDA_CAP_POWERS] = { 0, 0.002, 0.06, 0.18, 0.34 };
@@ -176,7 +176,7 @@ void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float so
 
 	if (!(softcap > 0))
 		return;
-	/* Beyond all dot products, and nothing overflows. */
+	/* Beyond all dot products, without overflow. */
 	softcap = fminf(softcap, 0x1p100f);
 	args->cap_in = scale / softcap;
 	args->cap_out = (float)(softcap * M_LOG2E);
@@ -368,7 +368,7 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 	return 0;
 }
 
-/* Columns per (row, key); more general kinds count a little more. */
+/* Columns per (row, key), weighted by kind. */
 static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attention_params *params)
 {
 	static const int64_t weight[] = { [FA_CUDA_FULL] = 20,

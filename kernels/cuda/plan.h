@@ -23,8 +23,8 @@ enum fa_cuda_image {
 
 enum fa_cuda_kind {
 	FA_CUDA_FULL,   /* every (row, key) pair */
-	FA_CUDA_BAND,   /* a window of keys, for instance causal */
-	FA_CUDA_WINDOW, /* the same, best for windows that are narrow on both sides */
+	FA_CUDA_BAND,   /* a window of keys, such as causal */
+	FA_CUDA_WINDOW, /* the same, best for windows narrow on both sides */
 	FA_CUDA_CAP,    /* a soft cap and no slopes */
 	FA_CUDA_RICH,   /* everything */
 };
@@ -34,7 +34,7 @@ struct fa_cuda_kernel {
 	enum fa_cuda_image image;
 	enum fa_attention_dtype dtype;
 	enum fa_cuda_kind kind;
-	int32_t arch;       /* oldest compute capability that runs it */
+	int32_t arch;       /* oldest compute capability */
 	int32_t dim, dim_v; /* columns computed */
 	int32_t rows;       /* query rows per block */
 	int32_t threads;
@@ -42,8 +42,8 @@ struct fa_cuda_kernel {
 	int32_t arch_end; /* first compute capability after @arch that does not run it, or INT32_MAX */
 	int32_t keys;     /* keys of a box of K and V if copied by TMA; else 0 */
 	int32_t rows_q;       /* the same for Q */
-	int32_t seqlen_k_max; /* best for sequences of at most this many keys */
-	int32_t state_bytes;  /* saved by a preempted block (preempt.h); 0: not preemptible */
+	int32_t seqlen_k_max; /* best up to this many keys */
+	int32_t state_bytes;  /* saved on preemption (preempt.h); 0: not preemptible */
 };
 
 extern const struct fa_cuda_kernel fa_cuda_kernels[];
@@ -54,11 +54,11 @@ struct fa_cuda_chip {
 	int32_t shared_bytes_max; /* CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
 	int64_t l2_bytes;
 	int32_t sms; /* CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT */
-	/* Kernels for this compute capability alone must not be used, because their modules failed
-	 * to load: those over tensors, those over pages. */
+	/* The modules for this compute capability alone failed to load, so their kernels must not
+	 * be used: those over tensors, those over pages. */
 	bool portable, portable_paged;
-	/* For tests (FAD_TUNE_SHARE_EARLY of the daemon): group sequences that share pages as if an
-	 * epilogue's cost were unknown. */
+	/* For tests (FAD_TUNE_SHARE_EARLY): group sequences that share pages as if an epilogue's
+	 * cost were unknown. */
 	bool share_early;
 };
 
@@ -74,19 +74,19 @@ struct fa_cuda_launch {
 	uint32_t grid;
 	struct fa_cuda_attention args;
 	uint64_t work_ns; /* expected duration at most, with wgmma; else 0 */
-	/* For the kernel's second parameter, struct fa_cuda_maps, if it has one. */
+	/* The second parameter, struct fa_cuda_maps, if the kernel has one. */
 	uint32_t n_maps;
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
 };
 
-/* Sets the soft cap in @args, which are zero-initialised. 0: none. */
+/* Sets the soft cap in the zero-initialised @args. 0: none. */
 void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float softcap);
 
 bool fa_cuda_kernel_is_special(const struct fa_cuda_kernel *kernel);
 
 bool fa_cuda_kernel_runs(const struct fa_cuda_kernel *kernel, const struct fa_cuda_chip *chip);
 
-/* True if @kernel computes @params, by its table row; the chip is not considered. */
+/* By its table row; the chip is not considered. */
 bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
                            const struct fa_attention_params *params);
 
@@ -96,7 +96,7 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
                               const struct fa_attention_params *params, char *text,
                               size_t text_bytes, struct fa_cuda_launch *ret_launch);
 
-/* The kernel with the least work for @params on this chip, or NULL. */
+/* The kernel with the least work, or NULL. */
 const struct fa_cuda_kernel *fa_cuda_attention_kernel(const struct fa_cuda_chip *chip,
                                                       const struct fa_attention_params *params);
 

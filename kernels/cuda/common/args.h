@@ -1,5 +1,5 @@
 /*
- * The arguments of an attention kernel: one plain struct, passed by value. Only
+ * The arguments of an attention kernel: a plain struct, passed by value. Only
  * fa_cuda_attention_plan() fills it, so kernels trust every field. Strides are in bytes, of tensors
  * [batch][token][head][dim]. Ragged batches have stride_batch 0 and start at cu_seqlens[b] tokens.
  */
@@ -12,28 +12,28 @@ struct fa_cuda_tensor {
 	int64_t stride_batch, stride_token, stride_head;
 };
 
-/* How a launch reports its completion (done.h). Launches that run one after another share the
- * counter, which is never reset: each launch knows its start value. */
+/* How a launch reports its completion (done.h). Consecutive launches share the counter, which is
+ * never reset: each launch knows its start value. */
 struct fa_cuda_done {
-	/* Of a launch behind a gate (gate.h): if this word of device memory equals gate_run, the
-	 * launch does nothing and reports nothing. 0: no gate. */
+	/* Behind a gate (gate.h): if this word of device memory equals gate_run, the launch does
+	 * nothing and reports nothing. 0: no gate. */
 	const uint64_t *shut;
 	uint64_t gate_run;
 	uint64_t *word; /* host memory; NULL: no report */
-	uint64_t value; /* written to word */
-	/* The same for the client: all these words of host memory, 16-byte aligned, get
-	 * client_value. NULL: none. */
+	uint64_t value;
+	/* The client's words in host memory, 16-byte aligned; each gets client_value. NULL:
+	 * none. */
 	uint32_t *client_words;
 	uint32_t client_value;
-	/* If the output falls into parts that can complete separately (paged-plan.h), their number:
-	 * part p is reported in word[p] and in client words p, p + parts, ..., and the counter is
-	 * not used. 0: one report for the launch. */
+	/* Number of output parts that can complete separately (paged-plan.h): part p is reported in
+	 * word[p] and in client words p, p + parts, ..., and the counter is unused. 0: one report
+	 * for the launch. */
 	uint32_t parts;
-	uint64_t *counter; /* blocks that have finished */
-	uint64_t last;     /* the counter's value before the last block */
+	uint64_t *counter; /* finished blocks */
+	uint64_t last;     /* its value before the last block */
 };
 
-/* A kernel that holds back its stream until a client's word allows it (gate.h). */
+/* Holds back its stream until a client's word allows it (gate.h). */
 struct fa_cuda_gate {
 	const uint64_t *word; /* host memory, a slot of a timeline: open from value on */
 	uint64_t value;
@@ -43,7 +43,7 @@ struct fa_cuda_gate {
 	uint64_t *
 		shut; /* device memory: set to run if the gate gives up; later gates of the run give up, too */
 	uint64_t run; /* not 0 */
-	/* Host memory: set to turn by the first gate of a run that gives up. */
+	/* Host memory: set to turn by the run's first gate that gives up. */
 	uint64_t *report;
 };
 
@@ -52,7 +52,7 @@ struct fa_cuda_gate {
 
 struct fa_cuda_preempt_record {
 	uint32_t block; /* in the first launch */
-	uint32_t done;  /* its blocks of rows that are done, of those that see a key */
+	uint32_t done;  /* completed blocks of rows, of those that see a key */
 	uint32_t left;  /* tiles left of the next, whose state is saved; 0: not begun */
 	uint32_t slot;  /* of the state, in the low half; FA_CUDA_PREEMPT_BROKEN */
 };
@@ -66,12 +66,12 @@ struct fa_cuda_preempt_area {
 	struct fa_cuda_preempt_record records[2][FA_CUDA_PREEMPT_RECORDS];
 };
 
-/* How a launch can be preempted (preempt.h). Such a launch reports its completion itself. */
+/* How a launch can be preempted (preempt.h); it then reports its completion itself. */
 struct fa_cuda_preempt {
 	const uint64_t *word; /* device memory; NULL: never preempted */
 	uint64_t turn;        /* preempted once the word is >= turn */
 	void *area;           /* struct fa_cuda_preempt_area, of launches in order */
-	uint64_t *report;     /* host memory: gets the number of records */
+	uint64_t *report;     /* host memory: number of records */
 	uint32_t slots;       /* per side */
 	uint32_t side;
 	uint32_t resumed; /* block b resumes record b */
@@ -89,12 +89,12 @@ struct fa_cuda_preempt {
 struct fa_cuda_attention {
 	struct fa_cuda_done done; /* filled by the caller */
 
-	int32_t aligned; /* every row of q, k, v and out is 16-byte aligned */
+	int32_t aligned; /* all rows of q, k, v and out are 16-byte aligned */
 	int32_t group;
 	int32_t head_dim, head_dim_v;
 	struct fa_cuda_tensor q;
 
-	struct fa_cuda_tensor k, out; /* out is written */
+	struct fa_cuda_tensor k, out;
 
 	const float *alibi_slopes; /* [heads] or NULL */
 	const float *sinks;        /* [heads] or NULL */
@@ -114,20 +114,20 @@ struct fa_cuda_attention {
 	int64_t lse_stride_batch;
 	const uint32_t *cu_seqlens_q, *cu_seqlens_k; /* [batch + 1], or NULL both */
 	float cap_powers[FA_CUDA_CAP_POWERS];
-	int32_t seqlen_q, seqlen_k; /* of each sequence; if ragged, of the longest */
+	int32_t seqlen_q, seqlen_k; /* if ragged, of the longest sequence */
 	int32_t heads;
 
 	/* The grid is one-dimensional. Blocks of rows are numbered within sections of (sequence,
 	 * head, slice of V) triples whose K and V fit in L2 together. */
 	int32_t blocks_m; /* blocks of query rows, for the longest sequence */
 	int32_t slices;
-	int32_t triples;      /* batch * heads * slices */
-	int32_t section;      /* triples per section */
+	int32_t triples; /* batch * heads * slices */
+	int32_t section;
 	int32_t longest_last; /* later rows see more keys: start with them */
 
 	/* Kernels whose blocks of threads compute several blocks of rows in turn: a unit is one
 	 * block or, if @pairs, the n-th and the n-th from last, so that all units see about as many
-	 * keys. Block b of n computes units b, b + n, ... of all. */
+	 * keys. Block b of n computes units b, b + n, ... */
 	int32_t pairs;
 	int32_t units_m; /* per triple */
 

@@ -18,8 +18,7 @@
 
 #include <stdint.h>
 
-/* After the fence that precedes the word, and before the word, which releases the client's
- * words. */
+/* Between the fence and the word, whose store releases the client's words. */
 __device__ __forceinline__ void fa_done_client(const struct fa_cuda_done &done)
 {
 	const uint32_t value = done.client_value;
@@ -64,7 +63,7 @@ __device__ __forceinline__ void fa_done(const struct fa_cuda_done &done)
 		fa_done_count(done);
 }
 
-/* The same where the first @first threads have exited without storing; the other @threads meet at
+/* The same where the first @first threads exited without storing; the other @threads meet at
  * barrier 0. */
 __device__ __forceinline__ void fa_done_behind(const struct fa_cuda_done &done, uint32_t first,
                                                uint32_t threads)

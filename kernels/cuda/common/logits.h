@@ -34,8 +34,8 @@ struct fa_logits_scaled {
 	}
 };
 
-/* Everything else: soft cap, ALiBi, sinks, scales of any sign, rows of any alignment; chosen at run
- * time, for the whole block. */
+/* Soft cap, ALiBi, sinks, scales of any sign, rows of any alignment; chosen at run time, for the
+ * whole block. */
 struct fa_logits_rich {
 	static constexpr bool any_alignment = true;
 	static constexpr bool any_sink = true;
@@ -60,8 +60,8 @@ struct fa_logits_rich {
 	                                      int32_t position) const
 	{
 		if (cap_out != 0) {
-			/* tanh(x) = 1 - 2 / (1 + e^2x), with an absolute error of 2^-22;
-			 * tanh.approx has 2^-11. */
+			/* tanh(x) = 1 - 2 / (1 + e^2x) has an absolute error of 2^-22, tanh.approx
+			 * of 2^-11. */
 #pragma unroll
 			for (int a = 0; a < ATOMS; a++)
 #pragma unroll

@@ -20,11 +20,11 @@
 
 #define FA_CUDA_PAGED_NO_TREE 0xffffffffu
 #define FA_CUDA_PAGED_HEAD_SLICES_MAX (1u << 24) /* heads * slices, for kernels that copy by TMA */
-#define FA_CUDA_PAGED_BLOCKS 4096                /* the most blocks of a decode launch */
-#define FA_CUDA_PAGED_SUFFIX_COUNTERS 16384      /* the most parts of all suffixes of a launch */
+#define FA_CUDA_PAGED_BLOCKS 4096                /* per decode launch, at most */
+#define FA_CUDA_PAGED_SUFFIX_COUNTERS 16384      /* parts of all suffixes of a launch, at most */
 #define FA_CUDA_PAGED_COUNTERS (FA_CUDA_PAGED_BLOCKS + FA_CUDA_PAGED_SUFFIX_COUNTERS)
-/* The items and table entries that a launch carries in its arguments (4096 bytes at most), which
- * arrive before anything that is read from memory. */
+/* Items and table entries in a launch's arguments (4096 bytes at most), which arrive before
+ * anything that is read from memory. */
 #define FA_CUDA_PAGED_INLINE_ITEMS 8
 #define FA_CUDA_PAGED_INLINE_TABLE 384
 
@@ -33,12 +33,12 @@ struct fa_cuda_pages {
 	const uint32_t *table; /* slots */
 	uint64_t page_magic;   /* strip * page_magic >> 32 is the strip's page */
 	uint32_t page_strips;
-	uint32_t k_row, v_row; /* bytes from token to token; a multiple of 16 */
+	uint32_t k_row, v_row; /* from token to token; a multiple of 16 */
 };
 
 /* A sequence or a prefix of a step, [48 bytes]. */
 struct fa_cuda_paged_item {
-	uint32_t tile; /* tiles of all earlier items */
+	uint32_t tile; /* of all earlier items */
 	/* Per part; at least 1 more than epilogue_tiles. */
 	uint32_t tiles;
 	uint32_t parts;
@@ -53,7 +53,7 @@ struct fa_cuda_paged_item {
 };
 
 /*
- * More about an item, for kernels of FA_CUDA_PAGED_SPLIT (paged_combine.h), [16 bytes].
+ * More about an item of FA_CUDA_PAGED_SPLIT (paged_combine.h), [16 bytes].
  *
  * A prefix that several sequences share is an item with the rows of all of them; all rows see all
  * of its tokens. Each of these sequences is an item for its remaining tokens, its suffix.
@@ -78,12 +78,12 @@ struct fa_cuda_paged_partial_range {
 	uint32_t row_blocks;
 };
 
-/* A row block of a suffix, [64 bytes]; those of one prefix are contiguous, as their rows are. It
+/* A row block of a suffix, [64 bytes]; those of one prefix are contiguous, like their rows. It
  * holds all that its reduction needs, which saves dependent loads. */
 struct fa_cuda_paged_suffix {
-	uint32_t row, rows; /* within the prefix's rows: the first, and how many */
+	uint32_t row, rows; /* among the prefix's rows */
 	uint32_t first_q;   /* the item's first row in dense tensors */
-	uint32_t first;     /* this block's first, within the item's rows */
+	uint32_t first;     /* this block's first, among the item's rows */
 	struct fa_cuda_paged_partial_range own,
 		prefix; /* own: p = 0 is this row block's first part */
 	uint32_t item, prefix_item;
@@ -94,9 +94,9 @@ struct fa_cuda_paged_block {
 	uint32_t item, row;
 };
 
-/* Attention. Decode: the first tiles_extra blocks have tiles_each + 1 tiles, the others tiles_each.
- * The first epilogue_tiles tiles of each part have no tokens and stand for the time of its
- * reduction; a block whose range ends in them skips them. */
+/* Decode: the first tiles_extra blocks have tiles_each + 1 tiles, the others tiles_each. The first
+ * epilogue_tiles tiles of each part have no tokens and stand for the time of its reduction; a block
+ * whose range ends in them skips them. */
 struct fa_cuda_paged_attention {
 	/* cu_seqlens, seqlens and grid fields are unused. So are k and v, except in decode by bulk
 	 * copies: rows of new tokens that the launch writes into the pages; data NULL: none. */
@@ -104,25 +104,25 @@ struct fa_cuda_paged_attention {
 	int32_t tree_right; /* window_right without causal, which a tree's mask replaces */
 	const uint32_t *tree;
 
-	/* What a block needs before its first load of keys is contiguous, and in 64-byte groups. */
+	/* What a block needs before its first load of keys is contiguous, in 64-byte groups. */
 	struct fa_cuda_pages pages;
 	uint32_t tiles_each, tiles_extra,
 		epilogue_tiles; /* epilogue_tiles: 0 with fixed splits; < tiles_each */
-	/* Decode: all items if they are inline, else 0. */
+	/* Decode: all items if inline, else 0. */
 	uint32_t inline_items;
 
 	int32_t kv_heads, slices;
 	uint32_t n_items; /* decode */
-	/* Rows of a partial result. Without FA_CUDA_PAGED_SPLIT, the rows in use of as many as the
-	 * kernel has; 0: no part is divided. */
+	/* Rows of a partial result. Without FA_CUDA_PAGED_SPLIT, those in use of the kernel's; 0:
+	 * no part is divided. */
 	uint32_t partial_rows;
 	/* Decode: partial results of each block's first and last part: [block][2][row][dim_v of the
-	 * kernel], and the maximum and sum of each row. */
+	 * kernel], and each row's maximum and sum. */
 	float *partials;
 	float *partial_sums; /* [block][2][row][2] */
-	/* [grid]: 2^16 times the epoch of the launch that used it last, plus arrivals. */
+	/* [grid]: 2^16 times the epoch of the last launch that used it, plus arrivals. */
 	uint64_t *counters;
-	uint64_t epoch; /* below 2^48, and above that of every earlier launch */
+	uint64_t epoch; /* below 2^48, and above every earlier launch's */
 	const uint32_t *positions;
 	const struct fa_cuda_paged_item *items;
 
@@ -143,7 +143,7 @@ struct fa_cuda_paged_attention {
 	uint32_t loaders, pairs, section_pairs;
 };
 
-/* Decode with inline items and an inline page table; reads neither from memory. */
+/* Decode that reads neither items nor the page table from memory. */
 struct fa_cuda_paged_small_attention {
 	struct fa_cuda_paged_attention plain; /* inline_items is not 0 */
 	uint32_t table[FA_CUDA_PAGED_INLINE_TABLE];
@@ -162,7 +162,6 @@ struct fa_cuda_rotary {
 #define FA_CUDA_TOKENS_THREADS 256
 #define FA_CUDA_GATE_THREADS 32
 
-/* Append and read. */
 struct fa_cuda_paged_append {
 	struct fa_cuda_pages pages;
 	const struct fa_cuda_paged_item *items; /* every sequence, with or without new tokens */
@@ -170,7 +169,7 @@ struct fa_cuda_paged_append {
 	int32_t heads, kv_heads;
 	int32_t dtype;
 	int32_t head_dim, head_dim_v;         /* elements; V's 0: V is not written */
-	int32_t aligned;                      /* rows of all tensors are 16-byte aligned */
+	int32_t aligned;                      /* all tensors' rows are 16-byte aligned */
 	struct fa_cuda_tensor k, v, q, q_out; /* data NULL: not moved */
 	struct fa_cuda_rotary rotary;
 	struct fa_cuda_done done; /* as in struct fa_cuda_attention */
@@ -191,13 +190,12 @@ struct fa_cuda_paged_small_append {
 struct fa_cuda_paged_quantised {
 	int32_t store, dtype; /* dtype: of the tensors */
 	int32_t token_scales; /* scales are per token and head; else per head */
-	/* Offset in bytes of the tokens' scales from the page's K, or V, in a layer. */
+	/* Offset in bytes of the scales from the page's K, or V, in a layer. */
 	uint32_t k_scales_at, v_scales_at;
 	float k_scales[FA_CUDA_QUANTISED_HEADS_MAX],
 		v_scales[FA_CUDA_QUANTISED_HEADS_MAX]; /* of heads */
 };
 
-/* Arguments of kernels over quantised pages. */
 struct fa_cuda_paged_attention_quantised {
 	struct fa_cuda_paged_attention attention;
 	struct fa_cuda_paged_quantised quantised;

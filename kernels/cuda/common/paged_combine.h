@@ -9,8 +9,8 @@
  * With splits a block counts once, after its last of the part; a part with one block needs no
  * counter. The last to count combines: first the prefix's results, then the part's own, in order.
  *
- * This is the end of a launch, where load latency is exposed: loads are issued together and depend
- * on few others.
+ * Load latency is exposed at the end of a launch: loads are issued together and depend on few
+ * others.
  */
 #pragma once
 
@@ -64,10 +64,9 @@ fa_paged_partials_of(const struct fa_cuda_paged_attention &args,
 	return places;
 }
 
-/* What is needed to finish a part. */
 struct fa_paged_epilogue {
 	struct fa_paged_partials own;
-	/* Of a suffix: the results of the prefix's row block in which its rows begin, and of the
+	/* For a suffix: the results of the prefix's row block in which its rows begin, and of the
 	 * next one if they end there. */
 	struct fa_paged_partials prefix, next;
 	uint32_t prefix_row;
@@ -257,8 +256,7 @@ fa_paged_combine_suffixes(const struct fa_cuda_paged_attention &args,
 	}
 	C::join(); /* the answers are there */
 
-	/* Warps per suffix: a suffix's loads depend on one another, and there may be one per
-	 * row. */
+	/* Warps per suffix: its loads depend on one another, and each row may have a suffix. */
 	static_assert(C::JOINED % 32 == 0, "warps join");
 	constexpr uint32_t warps = C::JOINED / 32;
 	uint32_t n = 0;

@@ -1,6 +1,6 @@
 /*
- * Reduces the partial results of a part: each block stores its own and counts itself, and the last
- * one adds them up.
+ * Reduces the partial results of a part: each block stores its own and counts itself; the last adds
+ * them up.
  */
 #pragma once
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ void fa_paged_reduce(const struct fa_cuda_paged_atten
 {
 	constexpr uint32_t quads = C::DIM_V / 4;
 	constexpr int at_once = 16;
-	/* Only the first block may have had another part before this one. */
+	/* Only the first block may have had an earlier part. */
 	const uint32_t start = first * args.tiles_each + min(first, args.tiles_extra);
 	const uint32_t first_place = 2 * first + (start < segment.tile);
 	const uint32_t rows = segment.rows(args, C::ROWS);

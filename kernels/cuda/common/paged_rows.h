@@ -15,7 +15,7 @@
 #include <math.h>
 #include <stdint.h>
 
-/* A row of a part; 32 bytes of shared memory. */
+/* 32 bytes of shared memory. */
 struct fa_paged_row {
 	int32_t low, high; /* sees keys [low, high), apart from trees */
 	int32_t position;  /* among the keys */
@@ -99,7 +99,7 @@ fa_paged_row_of(const struct fa_cuda_paged_attention &args, const fa_paged_segme
 struct fa_paged_unmasked {
 	int32_t begin, end;
 
-	/* True if some row does not see some key of the strip from @token on. */
+	/* True if some row does not see some key of the strip. */
 	__device__ __forceinline__ bool hides(int32_t token) const
 	{
 		return token < begin || token + FA_CUDA_PAGED_STRIP > end;
@@ -125,7 +125,7 @@ fa_paged_unmasked_of(const struct fa_cuda_paged_attention &args,
 	return clear;
 }
 
-/* Applies ALiBi, trees and masks. Returns what rows see. TREES: the item may have one. */
+/* Applies ALiBi, trees and masks; returns what rows see. TREES: the item may have one. */
 template <class C, bool TREES>
 __device__ __forceinline__ struct fa_paged_visibility
 fa_paged_mask_scores_as(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attention &args,

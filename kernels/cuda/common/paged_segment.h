@@ -25,7 +25,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 	uint32_t index, part; /* of the item; of the part within it */
 	uint32_t left;
 	int32_t begin, end;
-	bool whole;    /* it is the whole part, and nothing is combined with it */
+	bool whole;    /* the whole part, and nothing is combined with it */
 	bool first;    /* the block's range begins in it */
 	uint32_t tile; /* the part's first, of all */
 	/* Of the part, if PRECOMPUTED: a division takes long, and so does fetching its code. */
@@ -135,7 +135,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		return __shfl_sync(~0u, n - 1, 0);
 	}
 
-	/* The same among inline items, compared all at once. */
+	/* The same among inline items. */
 	__device__ __forceinline__ uint32_t
 	search_inline(const struct fa_cuda_paged_attention &args, uint32_t at) const
 	{
@@ -209,7 +209,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		return min(most, item.n_q * args.attention.group - row(args, most));
 	}
 
-	/* The part's first row, among the item's rows of one KV head. */
+	/* Among the item's rows of one KV head. */
 	__device__ __forceinline__ uint32_t row(const struct fa_cuda_paged_attention &args,
 	                                        uint32_t rows) const
 	{

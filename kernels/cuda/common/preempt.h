@@ -44,7 +44,7 @@ __device__ __forceinline__ bool fa_preempt_take_slot(const struct fa_cuda_preemp
 	return ret_slot < yield.slots;
 }
 
-/* Appends to the list; one thread. Returns the record's index. */
+/* One thread. Returns the record's index. */
 __device__ __forceinline__ uint32_t fa_preempt_append(const struct fa_cuda_preempt &yield,
                                                       const struct fa_cuda_preempt_record &record)
 {

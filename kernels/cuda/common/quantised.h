@@ -23,7 +23,7 @@ fa_quantised_of(const struct fa_cuda_paged_attention &args)
 
 /* ---- codes as fp16 */
 
-/* Four adjacent codes: the first two and the last two. */
+/* Of four codes, the first and the last two. */
 template <int STORE>
 __device__ __forceinline__ void fa_quantised_unpack(uint32_t word, uint32_t &first, uint32_t &last)
 {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void fa_quantised_unpack(uint32_t word, uint32_t &fir
 	}
 }
 
-/* Four adjacent codes: the even two and the odd two. */
+/* Of four codes, the even and the odd two. */
 template <int STORE>
 __device__ __forceinline__ void fa_quantised_unpack_even_odd(uint32_t word, uint32_t &even,
                                                              uint32_t &odd)
@@ -147,7 +147,7 @@ __device__ __forceinline__ void fa_quantised_move_nans(struct fa_warp_rows<C> &r
 	__syncwarp(); /* all are cleared */
 }
 
-/* True if a strip's V has no NaN; the same in all lanes. */
+/* The same in all lanes. */
 template <class C> __device__ __forceinline__ bool fa_quantised_has_no_nan(uint32_t v)
 {
 	constexpr int32_t bytes = C::STORE == FA_STORE_E4M3 ? 16 * C::PITCH_V : 0;
@@ -276,8 +276,8 @@ fa_quantised_probabilities(struct fa_warp_rows<C> &rows, uint32_t (&ret_p)[C::AT
 		}
 }
 
-/* The weights of a strip; HIDES: some row does not see some key. @scales_v: scales of its tokens,
- * if any. Returns what rows see. */
+/* HIDES: some row does not see some key. @scales_v: scales of the strip's tokens, if any. Returns
+ * what rows see. */
 template <class C, bool HIDES>
 __device__ __forceinline__ struct fa_paged_visibility
 fa_quantised_softmax(const struct fa_cuda_paged_attention &args,

@@ -20,7 +20,7 @@ template <> struct fa_stride<true> {
 };
 
 /* Loads tiles of ROWS rows of D elements with THREADS threads. A thread owns the same chunks of
- * every pass-th row, so that all its addresses are a constant apart. NEAR: strides fit in 32 bits,
+ * every pass-th row, so that its addresses are a constant apart. NEAR: strides fit in 32 bits,
  * which saves registers; the plan calls such tensors aligned. */
 template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	static constexpr int lanes = fa_swizzle<D>::lanes;
@@ -28,12 +28,12 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	static constexpr int columns = D / 8 / lanes;
 	static_assert(D / 8 % lanes == 0 && ROWS % pass == 0 && pass % 8 == 0, "whole passes");
 
-	const char *source;                    /* this thread's first chunk of the next tile */
-	typename fa_stride<NEAR>::type stride; /* bytes from row to row */
-	uint32_t shared; /* this thread's first chunk in shared memory, relative to the tile */
+	const char *source; /* this thread's first chunk of the next tile */
+	typename fa_stride<NEAR>::type stride;
+	uint32_t shared;         /* its first chunk in shared memory, relative to the tile */
 	uint32_t bytes[columns]; /* 16, or 0 for a chunk past the width */
 
-	/* @base is the first element of row 0, @first the row of the next tile, @width a multiple
+	/* @base: the first element of row 0; @first: the row of the next tile; @width: a multiple
 	 * of 8 elements. */
 	__device__ __forceinline__ fa_loader(const char *base, int64_t stride_token, int32_t first,
 	                                     int32_t width)
@@ -113,9 +113,8 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	}
 };
 
-/* Stores ROWS rows of D elements from a warp's shared memory. @first is the first row of the
- * tensor's @end rows, @width elements wide. If JUDGE, returns true if this thread stored an
- * infinity or NaN. */
+/* Stores ROWS rows of D elements from a warp's shared memory, from row @first of the tensor's @end
+ * rows, @width elements wide. If JUDGE, returns true if this thread stored an infinity or NaN. */
 template <int ROWS, int D, bool ELEMENTS, bool JUDGE, class T>
 __device__ __forceinline__ bool fa_store_rows(uint32_t lane, uint32_t tile, char *base,
                                               int64_t stride, int32_t first, int32_t end,

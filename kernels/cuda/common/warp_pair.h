@@ -9,8 +9,7 @@
 
 #include <stdint.h>
 
-/* A warp's role in its pair. Of V's columns, in groups of eight chunks, half 0 has chunks 0 to 3
- * and half 1 chunks 4 to 7. */
+/* Of V's columns, in groups of eight chunks, half 0 has chunks 0 to 3 and half 1 chunks 4 to 7. */
 template <class C> struct fa_warp_pair {
 	uint32_t barrier;
 	uint32_t half;
@@ -32,8 +31,7 @@ template <class C> struct fa_warp_pair {
 		return C::SPLIT > 1 ? j / 4 * 8 + j % 4 : j;
 	}
 
-	/* Exchanges one value of each of the thread's rows with the other warp; the value is
-	 * uniform in a quad. */
+	/* Exchanges one value per row with the other warp; it is uniform in a quad. */
 	__device__ __forceinline__ void swap_rows(float (&ret_others)[2 * C::ATOMS],
 	                                          const float (&values)[2 * C::ATOMS]) const
 	{

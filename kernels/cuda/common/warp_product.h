@@ -134,9 +134,8 @@ __device__ __forceinline__ void fa_warp_product(struct fa_warp_rows<C> &rows,
 	}
 }
 
-/* O += exp(dots + offset) V for a tile, and the sums. Computes exponentials of 16 keys at a time,
- * which overlap the products of the previous 16. @v: this lane's ldmatrix address of the tile's
- * first fragment. */
+/* O += exp(dots + offset) V for a tile, and the sums. Exponentials of 16 keys overlap the products
+ * of the previous 16. @v: this lane's ldmatrix address of the tile's first fragment. */
 template <class C, bool ISOLATE, int TILES, class SIGHT>
 __device__ __forceinline__ void
 fa_warp_accumulate(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATOMS][TILES][4],

@@ -16,7 +16,7 @@
 #include <math.h>
 #include <stdint.h>
 
-/* A warp's rows: each thread has rows g and g + 8 of every atom, row = 2 * atom + half. */
+/* Each thread has rows g and g + 8 of every atom, row = 2 * atom + half. */
 template <class C> struct fa_warp_rows {
 	/* Added in the exponent: minus a recent maximum of the logits. FLT_MAX at first, for which
 	 * masked logits (-inf) give 0. */
@@ -43,11 +43,11 @@ template <class C> __device__ __forceinline__ void fa_warp_clear(struct fa_warp_
 
 template <class C> struct fa_warp_visibility {
 	int32_t key;   /* the thread's first key relative to its first row; unused without BAND */
-	int32_t start; /* keys from there to the first that is not hidden, if the source STARTS */
+	int32_t start; /* keys from there to the first visible one, if the source STARTS */
 	int32_t rest;  /* keys from there to the sequence's end */
 	int32_t left, right;
 
-	/* Does row @r see the key @offset keys further? */
+	/* @offset: from @key on. */
 	__device__ __forceinline__ bool sees(int r, int offset) const
 	{
 		const int32_t first = C::SOURCE::STARTS ? max(start, r * 8 - left - key)
@@ -72,7 +72,7 @@ __device__ __forceinline__ void fa_warp_mask(float (&dots)[C::ATOMS][TILES][4],
 					dots[r / 2][j][r % 2 * 2 + e] = -INFINITY;
 }
 
-/* Raises the rows' maxima to this tile's where they lag too far. */
+/* Raises maxima that lag too far behind this tile's. */
 template <class C, int TILES>
 __device__ __forceinline__ void fa_warp_raise_max(struct fa_warp_rows<C> &rows,
                                                   const float (&dots)[C::ATOMS][TILES][4],

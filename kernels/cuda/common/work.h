@@ -10,14 +10,13 @@
 
 struct fa_work {
 	int32_t sequence, head, slice;
-	int32_t row;      /* the block's first query row */
-	int32_t n_q, n_k; /* the sequence's lengths */
+	int32_t row;
+	int32_t n_q, n_k;
 	int32_t diagonal; /* n_k - n_q: row i is at key i + diagonal */
 	uint32_t first_q; /* tokens before the sequence, 0 unless ragged */
 	uint32_t first_k;
 };
 
-/* Triple number @triple, from row @row on. */
 __device__ __forceinline__ struct fa_work fa_work_at(const struct fa_cuda_attention &args,
                                                      int32_t triple, int32_t row)
 {
@@ -42,8 +41,8 @@ __device__ __forceinline__ struct fa_work fa_work_at(const struct fa_cuda_attent
 		const uint32_t n_q = args.cu_seqlens_q[work.sequence + 1] - first_q;
 		const uint32_t n_k = args.cu_seqlens_k[work.sequence + 1] - first_k;
 
-		/* The shuffles tell the compiler that these are uniform. Inside the branch, so that
-		 * others are spared the division by heads. */
+		/* Shuffles mark these as uniform. Inside the branch, so that others are spared the
+		 * division by heads. */
 		work.first_q = __shfl_sync(~0u, first_q, 0);
 		work.first_k = __shfl_sync(~0u, first_k, 0);
 		work.n_q = (int32_t)__shfl_sync(~0u, n_q, 0);
@@ -53,8 +52,8 @@ __device__ __forceinline__ struct fa_work fa_work_at(const struct fa_cuda_attent
 	return work;
 }
 
-/* The work of this block of threads; @rows is the height of a block. Reads blockIdx opaquely, so
- * that a kernel can call this again at its end instead of holding the result in registers. */
+/* @rows: the height of a block. Reads blockIdx opaquely, so that a kernel can call this again at
+ * its end instead of holding the result in registers. */
 __device__ __forceinline__ struct fa_work fa_work_get(const struct fa_cuda_attention &args,
                                                       int32_t rows)
 {

@@ -1,9 +1,8 @@
-/* Atomics, loads, stores and fences in global memory at device and system scope. */
 #pragma once
 
 #include <stdint.h>
 
-/* acq_rel, device scope; returns the value before. */
+/* acq_rel, device scope; returns the old value. */
 __device__ __forceinline__ uint64_t fa_atomic_add_ordered(uint64_t *address, uint64_t value)
 {
 	uint64_t before;
@@ -15,7 +14,7 @@ __device__ __forceinline__ uint64_t fa_atomic_add_ordered(uint64_t *address, uin
 	return before;
 }
 
-/* relaxed, device scope; returns the value before. */
+/* relaxed, device scope; returns the old value. */
 __device__ __forceinline__ uint64_t fa_atomic_add(uint64_t *address, uint64_t value)
 {
 	uint64_t before;
@@ -41,7 +40,7 @@ __device__ __forceinline__ uint64_t fa_ld_relaxed_device(const uint64_t *address
 	return value;
 }
 
-/* relaxed, device scope, single-copy atomic: others may read the 8 or 16 bytes meanwhile. */
+/* relaxed, device scope; others may read the 8 or 16 bytes meanwhile. */
 __device__ __forceinline__ void fa_st_relaxed_device(void *address, uint2 value)
 {
 	asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(address),

@@ -1,4 +1,3 @@
-/* Timer, thread exit, and programmatic dependent launch. */
 #pragma once
 
 #include <stdint.h>
@@ -12,7 +11,7 @@ __device__ __forceinline__ uint64_t fa_timer_ns(void)
 	return now;
 }
 
-/* Ends the thread. The compiler assumes that it returns. */
+/* The compiler assumes that it returns. */
 __device__ __forceinline__ void fa_exit(void)
 {
 	asm volatile("exit;" ::: "memory");

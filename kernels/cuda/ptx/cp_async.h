@@ -6,8 +6,8 @@
 
 #include <stdint.h>
 
-/* Copies 16 bytes, bypassing L1, if @bytes is 16; stores zeros without reading if it is 0. Both
- * addresses are 16-byte aligned. */
+/* Copies 16 bytes, bypassing L1, if @bytes is 16; stores zeros without reading if it is 0.
+ * Addresses are 16-byte aligned. */
 __device__ __forceinline__ void fa_cp_async_16_zfill(uint32_t shared, const void *global,
                                                      uint32_t bytes)
 {
@@ -25,7 +25,6 @@ __device__ __forceinline__ void fa_cp_async_4_zfill(uint32_t shared, const void 
 	             : "memory");
 }
 
-/* Ends a group of this thread's copies. */
 __device__ __forceinline__ void fa_cp_async_commit(void)
 {
 	asm volatile("cp.async.commit_group;" ::: "memory");

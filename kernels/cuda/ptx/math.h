@@ -32,7 +32,7 @@ __device__ __forceinline__ float fa_rcp(float x)
 	return y;
 }
 
-/* @which ? a : b without a branch. */
+/* Without a branch. */
 __device__ __forceinline__ float fa_select(bool which, float a, float b)
 {
 	float y;
@@ -65,7 +65,7 @@ __device__ __forceinline__ float fa_from_f16(uint16_t half)
 	return y;
 }
 
-/* Rounds two floats to nearest and packs them, @lo into the low half. */
+/* Rounds to nearest; @lo is the low half. */
 template <class T> __device__ __forceinline__ uint32_t fa_pack(float lo, float hi);
 
 template <> __device__ __forceinline__ uint32_t fa_pack<fa_f16>(float lo, float hi)
@@ -125,7 +125,7 @@ __device__ __forceinline__ uint32_t fa_e4m3_to_f16(uint32_t codes)
 	return y;
 }
 
-/* Four e4m3, the first in the low byte, to two pairs of fp16. */
+/* Four, the first in the low byte. */
 __device__ __forceinline__ void fa_e4m3_to_f16_pairs(uint32_t codes, uint32_t &ret_first,
                                                      uint32_t &ret_last)
 {

@@ -1,6 +1,6 @@
 /*
- * mbarrier: barriers in shared memory that count arrivals and transaction bytes. Phases are told
- * apart by their parity; the first is 0.
+ * mbarrier: barriers in shared memory that count arrivals and transaction bytes. Phases differ by
+ * parity; the first is 0.
  */
 #pragma once
 
@@ -32,7 +32,7 @@ __device__ __forceinline__ void fa_mbarrier_arrive_expect(uint32_t barrier, uint
 	             : "memory");
 }
 
-/* Whether the phase with @parity has completed. */
+/* True if the phase with @parity has completed. */
 __device__ __forceinline__ bool fa_mbarrier_test(uint32_t barrier, uint32_t parity)
 {
 	uint32_t done;

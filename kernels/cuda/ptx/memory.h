@@ -44,7 +44,6 @@ __device__ __forceinline__ void fa_st_global_v4(void *to, uint4 value)
 	*(uint4 *)to = value;
 }
 
-/* Prefetches the address's line to L2. */
 __device__ __forceinline__ void fa_prefetch(const void *address)
 {
 	asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
@@ -56,7 +55,7 @@ __device__ __forceinline__ void fa_opaque(const void *&address)
 	asm volatile("" : "+l"(address));
 }
 
-/* blockIdx.x, read again at each call. */
+/* Read again at each call. */
 __device__ __forceinline__ int32_t fa_block_index(void)
 {
 	int32_t index;
@@ -65,7 +64,7 @@ __device__ __forceinline__ int32_t fa_block_index(void)
 	return index;
 }
 
-/* threadIdx.x, read again at each call. */
+/* Read again at each call. */
 __device__ __forceinline__ uint32_t fa_thread_index(void)
 {
 	uint32_t y;

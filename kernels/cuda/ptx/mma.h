@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-/* Element types of the tensors, as tags: memory holds them as uint16_t. */
+/* Tags of element types: memory holds uint16_t. */
 struct fa_f16;
 struct fa_bf16;
 

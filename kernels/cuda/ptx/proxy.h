@@ -4,8 +4,7 @@
  */
 #pragma once
 
-/* Orders this thread's earlier stores before accesses of the async proxy that follow the next
- * barrier. */
+/* Orders this thread's earlier stores before accesses of the async proxy after the next barrier. */
 __device__ __forceinline__ void fa_proxy_fence_shared(void)
 {
 	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -1,9 +1,8 @@
-/* Register reallocation among warpgroups, and election of a thread. */
 #pragma once
 
 #include <stdint.h>
 
-/* setmaxnreg: executed by all threads of the warpgroup. */
+/* Executed by all threads of the warpgroup. */
 
 template <int registers> __device__ __forceinline__ void fa_setmaxnreg_dec(void)
 {
@@ -16,7 +15,7 @@ template <int registers> __device__ __forceinline__ void fa_setmaxnreg_inc(void)
 	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-/* True for one thread of the warp; all threads of the warp call it. */
+/* True for one thread; all threads of the warp call it. */
 __device__ __forceinline__ bool fa_elect(void)
 {
 	uint32_t chosen;

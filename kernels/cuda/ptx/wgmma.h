@@ -22,7 +22,7 @@ __device__ __forceinline__ uint64_t fa_wgmma_operand(uint32_t shared, uint32_t c
 	return constant | (uint64_t)(column_bytes >> 4) << 16 | shared >> 4;
 }
 
-/* The descriptor @bytes further, a multiple of 16. */
+/* @bytes: a multiple of 16. */
 __device__ __forceinline__ uint64_t fa_wgmma_advance(uint64_t operand, uint32_t bytes)
 {
 	return operand + (bytes >> 4);

@@ -10,7 +10,7 @@
  *   KEYS        per tile of K and V
  *   STAGES      tiles of K and V in shared memory
  *   BLOCKS      per SM
- *   BAND        rows see a window of keys (causal is one), not all of them
+ *   BAND        rows see a window of keys (causal is one)
  *   SOURCE      where rows, K and V come from (source.h)
  */
 #pragma once
@@ -55,7 +55,7 @@ struct fa_sm80_config {
 	static constexpr uint32_t Q_BYTES = ROWS * DIM * 2;
 	static constexpr uint32_t K_BYTES = KEYS * DIM * 2;
 	static constexpr uint32_t V_BYTES = KEYS * DIM_V * 2;
-	/* What a pair exchanges: each warp's P, and a float per row. */
+	/* A pair exchanges each warp's P, and a float per row. */
 	static constexpr uint32_t P_BYTES = SPLIT > 1 ? WARP_ROWS *WARP_KEYS * 2 : 0;
 	static constexpr uint32_t ROW_BYTES = SPLIT > 1 ? WARP_ROWS * 4 : 0;
 	static constexpr uint32_t SHARED_BYTES = Q_BYTES + STAGES * (K_BYTES + V_BYTES) +

@@ -32,7 +32,7 @@
 #include <math.h>
 #include <stdint.h>
 
-/* The main loop: a block's rows over all of their keys, not yet divided by the sums. */
+/* A block's rows over all of their keys, not yet divided by the sums. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &given,
@@ -54,9 +54,9 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 	}
 	const int32_t first_tile = begin / C::KEYS;
 	const int32_t tile = end > begin ? (end - 1) / C::KEYS : first_tile - 1;
-	/* The last existing key of the current tile, relative to the first tile's start; -1: no
-	 * tile is left. Only the first tile computed can have keys past the end. One number, to
-	 * save registers. */
+	/* The tile's last existing key, relative to the first tile's start; -1: no tile is left.
+	 * Only the first tile computed can have keys past the end. One number, to save
+	 * registers. */
 	int32_t last = tile < first_tile
 	                       ? -1
 	                       : min(work.n_k, (tile + 1) * C::KEYS) - first_tile * C::KEYS - 1;
@@ -127,8 +127,8 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 			continue;
 
 		const int32_t lane_key = pair.half * C::WARP_KEYS + lane % 4 * 2;
-		/* Keys of the tile that the source hides: only in the tile computed last, which is
-		 * then the loader's. */
+		/* Keys that the source hides: only in the tile computed last, which is then the
+		 * loader's. */
 		const int32_t hidden = last < C::KEYS ? C::SOURCE::hidden(k_loader) : 0;
 		const struct fa_warp_visibility<C> sight = {
 			.key = key + lane_key - (int32_t)(lane / 4), .start = hidden - lane_key,
@@ -253,8 +253,8 @@ __device__ __forceinline__ void fa_sm80_forward(const typename C::SOURCE::ARGS &
 			struct fa_warp_rows<C> rows;
 
 			fa_sm80_recompute<C>(rows, given, shared);
-			/* Reads the index again, so that the main loop holds no registers for
-			 * addresses of both ends. */
+			/* Reads the index again: the main loop holds no registers for the
+			 * addresses. */
 			fa_sm80_finish<C>(rows, given, shared, fa_thread_index());
 		}
 	}

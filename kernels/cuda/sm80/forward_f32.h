@@ -20,8 +20,8 @@
 #include <math.h>
 #include <stdint.h>
 
-/* Starts the copy of ROWS rows of @width elements to rows of D, PITCH elements apart; what is past
- * @rows rows or the width becomes zero. */
+/* Starts the copy of ROWS rows of @width elements to rows of D, PITCH elements apart, padded with
+ * zeros. */
 template <int ROWS, int D, int PITCH>
 __device__ __forceinline__ void fa_f32_load(float *tile, const char *base, int64_t stride,
                                             int32_t rows, int32_t width, bool aligned)
@@ -43,7 +43,7 @@ __device__ __forceinline__ void fa_f32_load(float *tile, const char *base, int64
 	}
 }
 
-/* out += P V for a tile. If @masked, a negative p marks a hidden key, which is skipped. */
+/* If @masked, a negative p marks a hidden key, which is skipped. */
 template <int DIM_V, int ROWS, int TILE, int P_PITCH, bool masked>
 __device__ __forceinline__ void fa_f32_product(float (&out)[ROWS][DIM_V / 32][4],
                                                const float *p_tile, const float *v_tile)
@@ -173,7 +173,6 @@ __device__ __forceinline__ void fa_sm80_forward_f32(const struct fa_cuda_attenti
 #pragma unroll
 		for (int i = 0; i < ROWS; i++) {
 			const int32_t position = work.row + group + 16 * i + work.diagonal;
-			/* The keys that the row sees. */
 			const int32_t low = position - args.window_left;
 			const int32_t high = min(work.n_k - 1, position + args.window_right);
 			float max = -INFINITY;

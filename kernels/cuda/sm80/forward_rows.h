@@ -1,5 +1,5 @@
 /*
- * Instantiates every row of FA_SM80_FORWARD for the type FA_TYPE, named FA_TYPE_NAME.
+ * Instantiates every row of FA_SM80_FORWARD for FA_TYPE, named FA_TYPE_NAME.
  */
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/sm80/forward.h"

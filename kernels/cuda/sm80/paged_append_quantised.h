@@ -1,6 +1,6 @@
 /*
- * Append and read of quantised pages (kernels/paged.h): a warp per head's row of K or V of a token.
- * Gives the bits of kernels/quantise.h, except where the rotary embedding rounds differently.
+ * Append and read of quantised pages (kernels/paged.h): a warp per head's row of K or V. Gives the
+ * bits of kernels/quantise.h, except where the rotary embedding rounds differently.
  */
 #pragma once
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ float fa_code_value(int32_t store, uint8_t code)
 
 /* ---- rows */
 
-/* Element @i of a head's row, rotated if the token's @turns are given. */
+/* Rotated if the token's @turns are given. */
 __device__ __forceinline__ float fa_append_value(const struct fa_cuda_paged_append &args,
                                                  const char *row, int32_t i, const float2 *turns)
 {
@@ -77,8 +77,7 @@ __device__ __forceinline__ float fa_append_value(const struct fa_cuda_paged_appe
 	return i == at_x ? x : y;
 }
 
-/* A warp quantises a row. @token_scale: where the token's scale goes; NULL: @scale is the
- * head's. */
+/* By a warp. @token_scale: where the token's scale goes; NULL: @scale is the head's. */
 __device__ __forceinline__ void fa_quantise_row(const struct fa_cuda_paged_append &args,
                                                 int32_t store, const char *from,
                                                 const float2 *turns, int32_t dim, float scale,

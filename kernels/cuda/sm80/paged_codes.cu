@@ -1,6 +1,3 @@
-/*
- * Instantiates every row of FA_SM80_QUANTISED_DECODE, for both stores.
- */
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/common/gate.h"
 #include "kernels/cuda/sm80/paged_decode_quantised.h"
@@ -8,10 +5,10 @@
 #define FA_CODES_ROW(store, STORE, dim, atoms, warps, stages)                                      \
 	extern "C" __global__ void __launch_bounds__((warps)*32, 1)                                \
 		fa_sm80_codes_decode_##store##_d##dim##_a##atoms##_w##warps(                       \
-			const __grid_constant__ struct fa_cuda_paged_attention_quantised args)         \
+			const __grid_constant__ struct fa_cuda_paged_attention_quantised args)     \
 	{                                                                                          \
 		fa_gate_pass(args.attention.attention.done);                                       \
-		fa_quantised_decode<fa_quantised_config<STORE, dim, atoms, warps, stages>>(                \
+		fa_quantised_decode<fa_quantised_config<STORE, dim, atoms, warps, stages>>(        \
 			args.attention);                                                           \
 		fa_done(args.attention.attention.done);                                            \
 	}

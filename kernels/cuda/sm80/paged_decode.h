@@ -129,7 +129,7 @@ fa_paged_accumulate(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATOMS][
 		fa_warp_accumulate<C, ISOLATE>(rows, dots, 1, v, alone, visible);
 }
 
-/* True if all of a strip's V is finite; the same in all lanes. */
+/* The same in all lanes. */
 template <class C> __device__ __forceinline__ bool fa_paged_is_finite(uint32_t v_tile)
 {
 	bool finite = true;
@@ -160,7 +160,7 @@ template <class C> __device__ __forceinline__ bool fa_paged_is_finite(uint32_t v
 
 /* ---- the ends of a segment */
 
-/* Loads Q of a part and its rows' info. All threads; the caller's barrier makes it visible. */
+/* Loads a part's Q and rows' info. All threads; the caller's barrier makes it visible. */
 template <class C>
 __device__ __forceinline__ void fa_paged_begin(const struct fa_cuda_paged_attention &args,
                                                const fa_paged_segment_of<C> &segment, char *shared)
@@ -184,7 +184,7 @@ __device__ __forceinline__ void fa_paged_begin(const struct fa_cuda_paged_attent
 			args, segment, threadIdx.x);
 }
 
-/* Merges the warps' rows and finishes the segment. All threads. */
+/* All threads. */
 template <class C>
 __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attention &args,
                                              const fa_paged_segment_of<C> &segment,

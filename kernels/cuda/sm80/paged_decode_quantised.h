@@ -79,7 +79,7 @@ template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_q
 
 /* ---- the strips */
 
-/* dots = Q K^T in units of K's codes. @q: this lane's ldmatrix address; @k: the tile. */
+/* In units of K's codes. @q: this lane's ldmatrix address; @k: the tile. */
 template <class C>
 __device__ __forceinline__ void fa_quantised_dots(float (&dots)[C::ATOMS][2][4], uint32_t q,
                                                   uint32_t k)

@@ -1,6 +1,5 @@
 /*
- * Instantiates every row of FA_SM80_PAGED_DECODE and FA_SM80_PAGED_SPLIT for the type FA_TYPE,
- * named FA_TYPE_NAME.
+ * Instantiates every row of FA_SM80_PAGED_DECODE and FA_SM80_PAGED_SPLIT for FA_TYPE.
  */
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/common/gate.h"

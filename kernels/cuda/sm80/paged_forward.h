@@ -1,7 +1,7 @@
 /*
  * Forward kernels over pages, for many query rows: forward.h with a SOURCE (source.h) that looks up
- * the page of each 16 keys. A block has rows of one sequence and query head, from a list that the
- * plan of the step made, longest first.
+ * the page of each 16 keys. A block has rows of one sequence and query head, from the list that the
+ * plan made, longest first.
  */
 #pragma once
 
@@ -21,7 +21,7 @@ struct fa_sm80_paged_work {
 	uint32_t table_start;
 };
 
-/* Where the keys of a tile lie. Lane l of each warp knows the page of 16 keys, from key 16 * (l %
+/* Where a tile's keys lie. Lane l of each warp knows the page of 16 keys, from key 16 * (l %
  * groups) of the tile on: of the tile to load, and of the next one, so that table entries arrive in
  * time. The thread index is read again each time, which saves a register. */
 template <int KEYS> struct fa_sm80_paged_keys {
@@ -65,8 +65,7 @@ template <int KEYS> struct fa_sm80_paged_keys {
 		next_slot = look_up(key - KEYS);
 	}
 
-	/* This lane's 16 keys, in units of 256 bytes: 16 rows of any width are a whole number of
-	 * them. */
+	/* In units of 256 bytes: 16 rows of any width are a whole number of them. */
 	__device__ __forceinline__ uint32_t place(uint32_t row_bytes) const
 	{
 		const uint32_t strip = key / 16 + fa_thread_index() % groups;
@@ -85,8 +84,7 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_loader {
 	              "a pass lies in 16 keys");
 
 	const char *pool; /* slot 0's; uniform */
-	uint32_t
-		chunks; /* from there to this thread's chunks within 16 keys of the head and slice */
+	uint32_t chunks;  /* from there to this thread's chunks within 16 keys */
 	uint32_t row_bytes;
 	uint32_t shared;
 	uint32_t bytes[columns];
@@ -264,7 +262,7 @@ struct fa_sm80_pages {
 		const uint4 b = words[1], c = words[2];
 		WORK work;
 
-		/* The shuffles tell the compiler that these are uniform. */
+		/* Shuffles mark these as uniform for the compiler. */
 		work.sequence = 0;
 		work.head = part % args.attention.heads;
 		work.slice = part / args.attention.heads;

@@ -1,6 +1,6 @@
 /*
- * The table of kernels over pages, as kernels.h: read by the device code, which instantiates a
- * kernel from every row, and by paged-table.c.
+ * The table of kernels over pages, as kernels.h: the device code instantiates a kernel from every
+ * row, and paged-table.c reads it.
  *
  * Decode: X(dim, dim_v, atoms, warps, stages), as in paged_load.h. Of each shape the first is for
  * chips with 227 KiB of shared memory per block, the second for those with 99.
@@ -64,13 +64,12 @@
 	X(256, 1, 4, 4)                                                                            \
 	X(256, 1, 2, 4)
 
-/* The warps' rings of strips with their tokens' scales, Q, the merge area, the rows' info and
- * factors. */
+/* As above, with the tokens' scales in the rings, and the rows' factors. */
 #define FA_SM80_QUANTISED_SHARED_BYTES(dim, atoms, warps, stages)                                  \
 	((warps) * (stages) * (32 * (dim) + 128) + (atoms)*16 * (dim)*2 +                          \
 	 (warps) * (atoms)*16 * (FA_SM80_PAGED_MERGE_PITCH(atoms) * 4 + 8) + (atoms)*16 * 36)
 
-/* Forward: the rows of FA_SM80_FORWARD that are built over pages as well. */
+/* The rows of FA_SM80_FORWARD that are also built over pages. */
 #define FA_SM80_PAGED_FORWARD(X)                                                                   \
 	X(band, BAND, 64, 64, 4, 2, 1, 128, 2, 2)                                                  \
 	X(rich, RICH, 64, 64, 4, 2, 1, 64, 2, 2)                                                   \

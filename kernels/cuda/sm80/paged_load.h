@@ -1,7 +1,7 @@
 /*
- * The shape of a decode kernel, and the copies of K and V strips into shared memory. Each warp
- * goes through the block's segments twice: once to load strips into its ring and, some strips
- * later, once to compute them.
+ * The shape of a decode kernel, and the copies of K and V strips into shared memory. Each warp goes
+ * through the block's segments twice: once to load strips into its ring and, some strips later, to
+ * compute them.
  */
 #pragma once
 
@@ -97,7 +97,7 @@ template <class C> struct fa_paged_loader {
 		slot = pages.table[segment.item.table_start + page];
 	}
 
-	/* To the warp's first strip of the segment, or of the next segment that has one. */
+	/* To the warp's first strip of the segment, or of the next that has one. */
 	__device__ __forceinline__ void enter(const struct fa_cuda_paged_attention &args)
 	{
 		const struct fa_cuda_pages &pages = args.pages;
@@ -132,8 +132,8 @@ template <class C> struct fa_paged_loader {
 		enter(args);
 	}
 
-	/* Copies rows [low, high) of 16 (all, unless PART), @width bytes each; other rows, and what
-	 * is past the width up to D elements, become zero. */
+	/* Copies rows [low, high) of 16 (all, unless PART), @width bytes each; all else up to D
+	 * elements becomes zero. */
 	template <int D, bool V, bool PART>
 	__device__ __forceinline__ void copy(uint32_t to, const char *from, uint32_t row_bytes,
 	                                     uint32_t width, int32_t low, int32_t high) const
@@ -161,8 +161,8 @@ template <class C> struct fa_paged_loader {
 		}
 	}
 
-	/* The scales of a strip's tokens: eight lanes copy 16 bytes each, of K and of V. Those of
-	 * missing tokens may be anything. */
+	/* A strip's scales: eight lanes copy 16 bytes each, of K and of V. Those of missing tokens
+	 * may be anything. */
 	__device__ __forceinline__ void copy_scales(const struct fa_cuda_paged_attention &args,
 	                                            uint64_t place, uint32_t in_page) const
 	{

@@ -1,6 +1,6 @@
 /*
  * Instantiates every row of FA_SM80_PAGED_FORWARD, FA_SM80_PAGED_DECODE and FA_SM80_PAGED_SPLIT for
- * the type FA_TYPE, named FA_TYPE_NAME.
+ * FA_TYPE.
  */
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/sm80/paged_decode_rows.h"

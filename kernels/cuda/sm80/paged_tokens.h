@@ -35,7 +35,7 @@ __device__ __forceinline__ void fa_element_set(int32_t dtype, void *row, int32_t
 		                                          : fa_pack<fa_bf16>(value, 0));
 }
 
-/* 16 bytes of elements as floats, and back: 8 of them, or the first 4 in fp32. */
+/* 16 bytes as floats: 8 elements, or 4 in fp32. */
 __device__ __forceinline__ void fa_chunk_get(int32_t dtype, uint4 chunk, float (&ret)[8])
 {
 	const uint32_t words[4] = { chunk.x, chunk.y, chunk.z, chunk.w };
@@ -190,10 +190,10 @@ __device__ __forceinline__ void fa_rotate(float x, float y, float2 turn, float &
 
 /* Rows are heads of a token, of K or Q, that are rotated on the way. A row's units of work go to
  * threads so that no two threads read and write the same elements (the target may be the source):
- * pairs of chunks that rotate together, then chunks that are copied; if chunks do not divide the
- * dims, one unit for all that rotates. */
+ * pairs of chunks that rotate together, then copied chunks; if chunks do not divide the dims, one
+ * unit for all that rotates. */
 struct fa_rotation {
-	int32_t units, paired; /* units per row, and how many of them rotate */
+	int32_t units, paired; /* units per row; how many of them rotate */
 	int32_t distance;      /* bytes from x to y of a pair; 0: both are in one chunk */
 	bool whole;            /* one unit rotates everything, element by element */
 };
@@ -380,8 +380,7 @@ __device__ __forceinline__ void fa_paged_merge(const struct fa_cuda_paged_merge 
 		weight_a /= sum;
 		weight_b /= sum;
 	}
-	/* The result may be one of the operands: all lanes of the row have read before one
-	 * writes. */
+	/* The result may be an operand: all lanes of the row have read before one writes. */
 	__syncwarp(0xffu << (threadIdx.x % 32 / 8 * 8));
 	if (lane == 0 && args.result.lse)
 		args.result.lse[token * args.result.lse_stride_token +

@@ -1,8 +1,8 @@
 /*
  * The second pass over a block's keys, for blocks that met an infinity or NaN: it keeps rows
  * unchanged by keys that they do not see (warp_product.h). Rare, so plain and small: one buffer, 16
- * keys at a time, nothing in flight. Everything but the results is computed where it is used, which
- * leaves the registers to O.
+ * keys at a time, nothing in flight, and all but the results computed where used, which leaves the
+ * registers to O.
  */
 #pragma once
 

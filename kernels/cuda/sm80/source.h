@@ -4,7 +4,7 @@
  *   ARGS, attention()  the kernel's arguments, and the attention to compute
  *   WORK, work()       the block's work, as fa_work; may be called again at any time
  *   STARTS, start()    whether keys before start() are hidden, and have no memory
- *   hidden()           how many keys of K's loader's tile are hidden; 0 or less: none
+ *   hidden()           hidden keys of K's loader's tile; 0 or less: none
  *   k(), v()           loaders of tiles, starting with that of key @key; V's may depend on
  *                      K's
  *   k_rows(), v_rows() single rows, from key @key on: has() says whether a row has memory,

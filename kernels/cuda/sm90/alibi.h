@@ -24,15 +24,15 @@
 #include <math.h>
 #include <stdint.h>
 
-/* Whether a head's @dot_slope, in units of dot products, is added this way: fp16 must hold 64 times
- * as much. */
+/* True if a head's @dot_slope, in units of dot products, can be added this way: fp16 must hold 64
+ * times as much. */
 __device__ __forceinline__ bool fa_sm90_alibi_fits(const struct fa_cuda_attention &args,
                                                    float dot_slope)
 {
 	return args.alibi_slopes && fa_sm90_is_linear(args) && fabsf(dot_slope) < 512;
 }
 
-/* @x as a sum of three elements, the second scaled by 2^10, the third by 2^20. */
+/* The second element is scaled by 2^10, the third by 2^20. */
 template <class T> __device__ __forceinline__ void fa_sm90_alibi_split(float (&ret)[3], float x)
 {
 #pragma unroll
@@ -42,7 +42,7 @@ template <class T> __device__ __forceinline__ void fa_sm90_alibi_split(float (&r
 	}
 }
 
-/* Swizzled address of 8 elements of a row of 64. */
+/* Address of 8 elements of a swizzled row of 64. */
 __device__ __forceinline__ uint32_t fa_sm90_alibi_address(uint32_t tile, int32_t row, int32_t eight)
 {
 	return tile + row * 128 + (eight ^ row % 8) * 16;

@@ -2,11 +2,11 @@
  * Compile-time configuration of a forward kernel on wgmma.
  *   DIM, DIM_V  columns of Q and K, of V and O; columns past the tensor's width are zero
  *   GROUPS      consumer warpgroups of 64 query rows each; warpgroup 0 is the producer
- *   KEYS        keys of a tile of K or V
- *   STAGES      stages of the K ring and of the V ring
+ *   KEYS        per tile of K or V
+ *   STAGES      of the K ring and of the V ring
  *   Q_SLOTS     Q tiles of 64 rows; more than GROUPS, so that the next block's arrive early
  *   PINGPONG    what consumer groups take turns with (enum fa_sm90_pingpong)
- *   BAND        rows see a window of keys (causal included), not all keys
+ *   BAND        rows see a window of keys (causal included)
  *   WINDOW      a narrow window, so a block has few tiles: groups skip tiles that their rows
  *               do not see, equally many each; launches yield between blocks of rows only
  *   SCORE_MOD   logits are modified (logits.h)
@@ -21,8 +21,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Ping-pong: what consumer groups take turns with, so that one uses the tensor cores while others
- * compute exponentials. */
+/* What consumer groups take turns with, so that one uses the tensor cores while others compute
+ * exponentials. */
 enum fa_sm90_pingpong {
 	FA_SM90_PINGPONG_GEMM,    /* issuing Q K^T */
 	FA_SM90_PINGPONG_SOFTMAX, /* exponentials, where they take as long as the products */
@@ -33,7 +33,7 @@ enum fa_sm90_pingpong {
 enum fa_sm90_stop_read {
 	FA_SM90_STOP_ON_DEMAND, /* when it needs the tile */
 	/* Earlier, if the tile has arrived by then: */
-	FA_SM90_STOP_BEFORE_EXP, /* before the last exponentials of the current tile */
+	FA_SM90_STOP_BEFORE_EXP, /* before the tile's last exponentials */
 	FA_SM90_STOP_AFTER_EXP,  /* after them */
 };
 
@@ -90,13 +90,13 @@ struct fa_sm90_config {
 	 * at. */
 	static constexpr bool YIELDS = !INDEPENDENT, YIELDS_IN_BLOCK = YIELDS && !WINDOW;
 
-	/* Registers of a thread. All warpgroups start with 65,536 / THREADS rounded down to a
-	 * multiple of 8; the producer releases registers, the consumers acquire them. */
+	/* Of a thread. All warpgroups start with 65,536 / THREADS rounded down to a multiple of 8;
+	 * the producer releases registers, the consumers acquire them. */
 	static constexpr bool PAGED = SOURCE::PAGED;
 	static constexpr bool LOOKS_UP = PAGED || WINDOW;
-	/* ALiBi is added by an extra step of Q K^T (alibi.h). */
+	/* ALiBi is an extra step of Q K^T (alibi.h). */
 	static constexpr bool ALIBI_MMA = SCORE_MOD && !SOFTCAP && !PAGED && DIM == 64;
-	/* The producer reads the next block's descriptor while the current block is computed. */
+	/* The producer reads the next block's descriptor early. */
 	static constexpr bool LOOKAHEAD = PAGED && DIM == 128;
 	/* Consumers keep the ping-pong barrier's number in a vector register, and compute a tile's
 	 * valid rows only where it is masked. */
@@ -105,8 +105,8 @@ struct fa_sm90_config {
 	static constexpr bool MASK_BITS = LOOKAHEAD || WINDOW || SCORE_MOD ||
 	                                  (FIXED_MAX && !PAGED &&
 	                                   PINGPONG == FA_SM90_PINGPONG_SOFTMAX);
-	/* TUNED, STOP_READ, SIGNAL_STEPS and WAITS_LATE change nothing but the order in which ptxas
-	 * schedules the main loop. docs/kernels.md has the measurements. */
+	/* TUNED, STOP_READ, SIGNAL_STEPS and WAITS_LATE only change the order in which ptxas
+	 * schedules the main loop. Measurements: docs/kernels.md. */
 	static constexpr bool TUNED = YIELDS && !PAGED && (!SCORE_MOD || SOFTCAP);
 	static constexpr fa_sm90_stop_read STOP_READ = ALIBI_MMA ? FA_SM90_STOP_BEFORE_EXP
 	                                               : !TUNED || GROUPS == 4
@@ -119,8 +119,8 @@ struct fa_sm90_config {
 	                                    : TUNED && FIXED_MAX && !WINDOW && !SOFTCAP
 	                                            ? KEYS / 16 * 5 / 8
 	                                            : KEYS / 16 * 3 / 4;
-	/* The ping-pong wait is before the first half of the exponentials in the source; the
-	 * compiler moves it behind them, but not past SCORE_MOD's code. */
+	/* The source waits for its ping-pong turn before the first half of the exponentials; the
+	 * compiler moves the wait behind them, but not past SCORE_MOD's code. */
 	static constexpr bool WAITS_LATE = SCORE_MOD || (TUNED && !BAND && !FIXED_MAX);
 	static constexpr int PRODUCER_REGISTERS = GROUPS == 3  ? 32
 	                                          : !LOOKS_UP  ? 24
@@ -132,7 +132,7 @@ struct fa_sm90_config {
 	                                                        : 240;
 	/* One more live register would spill, so some state is recomputed for every tile. */
 	static constexpr bool FEW_REGISTERS = SCORE_MOD && GROUPS == 3;
-	/* The soft cap's last step subtracts the row maximum, if the row has one. */
+	/* The soft cap's last step subtracts the row maximum, if set. */
 	static constexpr bool CAP_SUBTRACTS_MAX = SOFTCAP && FIXED_MAX;
 	/* Dot products of a thread that softcap.h processes at a time; independent reduction chains
 	 * that look for large ones. */
@@ -154,8 +154,8 @@ struct fa_sm90_config {
 	static constexpr uint32_t K_BYTES = COLUMNS * KV_COLUMN;
 	static constexpr uint32_t V_BYTES = COLUMNS_V * KV_COLUMN;
 
-	/* The block's dynamic shared memory. Tiles start on 1024 bytes, as the swizzle needs; the
-	 * host allocates FA_SM90_BARRIER_BYTES for the rest. */
+	/* Dynamic shared memory. Tiles start on 1024 bytes, as the swizzle needs; the host
+	 * allocates FA_SM90_BARRIER_BYTES for the rest. */
 	struct SHARED {
 		uint8_t q[Q_SLOTS][Q_BYTES];
 		uint8_t k[STAGES][K_BYTES];
@@ -175,7 +175,7 @@ struct fa_sm90_config {
 		/* State of yield.h, zero unless it says otherwise. */
 		alignas(16) struct fa_cuda_preempt_record record;
 		uint32_t exits;        /* the block exits at once */
-		uint32_t state_slot;   /* if it stopped: where its state is saved, */
+		uint32_t state_slot;   /* if it stopped: where its state is, */
 		uint32_t blocks_done;  /* blocks of rows finished, */
 		uint32_t tiles_left;   /* 1 + tiles left of the next; 0: it did not stop */
 		uint32_t nonfinite;    /* some rows must be recomputed */
@@ -238,14 +238,14 @@ struct fa_sm90_config {
 	              "ping-pong needs two groups, and 15 named barriers exist");
 	static_assert(Q_SLOTS >= GROUPS, "every group has a Q slot");
 
-	/* WINDOW: tiles that a block sees and the previous block does not. */
+	/* WINDOW: tiles that the previous block does not see. */
 	static constexpr int NEW_TILES = (ROWS + KEYS - 1) / KEYS;
 	/* Q_EARLY: groups whose Q of the next block is loaded before that block's first K. The rest
 	 * comes after it if there are too few slots, so that K and V do not wait for a slot. */
 	static constexpr bool LATE_Q = WINDOW || (BAND && !SCORE_MOD && DIM == 256);
 	static constexpr int Q_EARLY = LATE_Q && Q_SLOTS < 2 * GROUPS ? Q_SLOTS - GROUPS : GROUPS;
-	/* Tiles skipped at most from one block to the next: the first group skips only last tiles,
-	 * the last group only first ones. */
+	/* Most tiles skipped between blocks: the first group skips only last tiles, the last group
+	 * only first ones. */
 	static constexpr int SKIPS_MAX = (GROUPS > 2 ? 2 : 1) *
 	                                 (((GROUPS - 1) * GROUP_ROWS + KEYS - 1) / KEYS);
 	static_assert(!WINDOW || !INDEPENDENT, "WINDOW gives all groups equally many tiles");

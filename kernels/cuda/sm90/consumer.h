@@ -1,7 +1,7 @@
 /*
- * Main loop of a consumer warpgroup. Tiles of keys are processed from the last to the first. For
- * each tile it issues Q K^T and, behind it, P V of the tile before; while P V runs, it computes the
- * exponentials of Q K^T. The epilogue of a block overlaps with the first Q K^T of the next block.
+ * Main loop of a consumer warpgroup. Tiles of keys go from the last to the first. Each iteration
+ * issues Q K^T of a tile and P V of the tile before; while P V runs, it computes the exponentials
+ * of Q K^T. The epilogue of a block overlaps with the first Q K^T of the next block.
  */
 #pragma once
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	constexpr int steps = C::KEYS / 16;
 	const uint32_t lane = threadIdx.x % 32;
 	const int32_t thread_row = C::BAND ? threadIdx.x % 128 / 32 * 16 + lane / 4 : 0;
-	/* Multiplies a logit in the exponent; > 0. */
+	/* Multiplies logits in the exponent; > 0. */
 	const float factor = C::SOFTCAP || (C::SCORE_MOD && !fa_sm90_is_linear(args))
 	                             ? 1
 	                             : args.scale_log2;
@@ -56,15 +56,14 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	int32_t end_key;   /* the sequence's end, relative to the group's first row */
 	int32_t first_key; /* the first key that is not hidden, likewise; PAGED */
 	int32_t key;       /* the tile's first key, likewise */
-	int32_t left;      /* tiles of the block after this one */
+	int32_t left;      /* the block's tiles after this one */
 	int32_t next_end_key, next_first_key, next_key, next_left; /* -1: no next block */
 	int32_t next_skip = 0;  /* tiles that this group skips before its next one */
 	int32_t skip_after = 0; /* those of them at the end of the block ahead */
 	int32_t skip_tail = 0;  /* WINDOW: tiles that it skips at this block's end */
-	/* ALiBi: slope in units of a dot product, and the part of the bias that is one per row. */
+	/* ALiBi: slope in units of a dot product, and the bias per row. */
 	float dot_slope = 0, next_dot_slope = 0, shift[2] = { 0, 0 };
-	/* The bias is added by wgmma; side: the side of the rows on which the tile is, or 0
-	 * (alibi.h). */
+	/* wgmma adds the bias; side: the rows' side on which the tile is, or 0 (alibi.h). */
 	bool alibi_by_mma = false;
 	int32_t side = 0;
 	bool any_row_unset; /* a row has no maximum yet */
@@ -140,8 +139,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	const auto wait_q = [&](void) {
 		fa_mbarrier_wait(shared + C::Q_FULL + 8 * q.stage, q.parity);
 	};
-	/* Rows of the tile that belong to the sequence: the end in the high half, the first in the
-	 * low half. */
+	/* The tile's rows in the sequence: the end in the high half, the first in the low half. */
 	constexpr uint32_t ALL_ROWS = (uint32_t)C::KEYS << 16;
 	const auto rows_of_tile = [&](void) {
 		if (!SOURCE::tails(all))
@@ -167,8 +165,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		arrive(shared + C::V_EMPTY + 8 * v.stage);
 		v.advance();
 	};
-	/* Releases tiles that this group skips. It waits for each, or the arrival would count for
-	 * an earlier phase. */
+	/* Releases skipped tiles. Waits for each, or the arrival would count for an earlier
+	 * phase. */
 	const auto skip_k = [&](int32_t count) {
 #pragma unroll 1
 		for (; C::SKIPS && count > 0; count--) {
@@ -189,13 +187,13 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			q.advance(C::GROUPS);
 		}
 	};
-	/* Whether some row does not see all of the tile. */
+	/* True if some row does not see all of the tile. */
 	const auto partly_seen = [&](void) {
 		return key + C::KEYS > end_key || (C::PAGED && key < first_key) ||
 		       (C::BAND && (key + C::KEYS - 1 > args.window_right ||
 		                    key < C::GROUP_ROWS - 1 - args.window_left));
 	};
-	/* Turns dot products into logits; returns partly_seen(). */
+	/* Returns partly_seen(). */
 	const auto mask = [&](void) {
 		if constexpr (C::SCORE_MOD) {
 			if (side == 0) {
@@ -244,7 +242,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 					                (float)((int32_t)(lane % 4 * 2) - row);
 			}
 		rescales = fa_sm90_update_max<C>(sums, dots, factor, row_shift, key_slope, scale);
-		/* Rows that had a maximum before got it subtracted with the soft cap. */
+		/* Rows that had a maximum got it subtracted with the soft cap. */
 		if (C::CAP_SUBTRACTS_MAX) {
 			const float add[2] = { unset[0] ? sums.offset[0] : 0,
 				               unset[1] ? sums.offset[1] : 0 };
@@ -268,7 +266,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			out[i] = 0;
 	};
 
-	/* A resumed thread block passes over the blocks that it has finished. */
+	/* A resumed thread block passes over finished blocks. */
 	uint32_t passed = C::YIELDS ? fa_ld_shared(shared + C::RECORD + 4) : 0;
 #pragma unroll 1
 	do
@@ -351,8 +349,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				k_there = false;
 			}
 			if constexpr (C::YIELDS) {
-				/* The loop has one exit: with a second one the compiler places the
-				 * exponentials where ping-pong does not overlap them. */
+				/* One exit: with a second one the compiler places the exponentials
+				 * where ping-pong does not overlap them. */
 				if (C::STOP_READ == FA_SM90_STOP_ON_DEMAND || !k_there) {
 					if (!k_there)
 						wait_k();
@@ -449,8 +447,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			if (C::STOP_READ == FA_SM90_STOP_BEFORE_EXP && k_there)
 				stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
 			if constexpr (C::PINGPONG == FA_SM90_PINGPONG_SOFTMAX) {
-				/* The next group wakes up while the remaining exponentials are
-				 * computed. */
+				/* The next group wakes up during the remaining exponentials. */
 				fa_sm90_exponentials<C, steps / 2, C::SIGNAL_STEPS>(sums, dots,
 				                                                    factor, shift);
 				pingpong_signal();
@@ -467,7 +464,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				fa_sm90_rescale<C>(out, scale);
 		}
 
-		/* Consumes the one arrival that the last group made ahead of its waits. */
+		/* Consumes the arrival that the last group made ahead of its waits. */
 		if (!C::INDEPENDENT && group == 0)
 			pingpong_wait();
 		if (done) {

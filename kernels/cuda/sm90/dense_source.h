@@ -25,12 +25,11 @@
 
 #include <stdint.h>
 
-/* A block of rows, or a group's part of it; fa_work_at() gives the rest. */
+/* A block of rows, or a group's part; fa_work_at() gives the rest. */
 struct fa_sm90_block {
 	int32_t triple, row;
 };
 
-/* Iterates over the blocks of rows of this thread block. */
 template <class C> struct fa_sm90_dense_scheduler {
 	/* The next unit, the n-th of the triple. Unsigned: one past the last may exceed int32. */
 	uint32_t triple;
@@ -83,7 +82,7 @@ template <class C> struct fa_sm90_dense_scheduler {
 	}
 };
 
-/* A tile of keys: coordinates of its TMA boxes. */
+/* Coordinates of a tile's TMA boxes. */
 template <class C> struct fa_sm90_dense_tile {
 	int32_t token, head, entry, column;
 

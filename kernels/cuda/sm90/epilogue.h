@@ -1,6 +1,6 @@
 /*
  * Epilogue of a block of rows: divides O by the sums, stores O and the LSE. O goes from registers
- * to global memory, so that shared memory is left to Q, K and V.
+ * to global memory, which leaves shared memory to Q, K and V.
  */
 #pragma once
 
@@ -41,7 +41,7 @@ __device__ __forceinline__ void fa_sm90_quad_transpose(uint32_t (&words)[4], uin
 		}
 }
 
-/* Stores O; quads of threads assemble 16-byte chunks. */
+/* Quads of threads assemble 16-byte chunks. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_store_out(const fa_sm90_out_rows<C> &out,
                                                   const float (&scale)[2],
@@ -73,7 +73,7 @@ __device__ __forceinline__ void fa_sm90_store_out(const fa_sm90_out_rows<C> &out
 	}
 }
 
-/* Whether the thread's part of row @r of O, times @scale, is infinite or NaN. */
+/* Checks the thread's part of row @r of O, times @scale. */
 template <class C>
 __device__ __forceinline__ bool fa_sm90_is_nonfinite(const fa_sm90_out_rows<C> &out, float scale,
                                                      int r)
@@ -88,7 +88,7 @@ __device__ __forceinline__ bool fa_sm90_is_nonfinite(const fa_sm90_out_rows<C> &
 	return product != 0;
 }
 
-/* The factor of a row of O. A sink is added to the sum here, which may change @offset. */
+/* A sink is added to the sum here, which may change @offset. */
 template <class C>
 __device__ __forceinline__ float fa_sm90_row_scale(const struct fa_cuda_attention &args,
                                                    int32_t head, float &offset, float &sum)
@@ -111,7 +111,7 @@ __device__ __forceinline__ float fa_sm90_row_scale(const struct fa_cuda_attentio
 	return sum == 0 ? 0 : sum < 0x1p100f ? fa_rcp(sum) : NAN;
 }
 
-/* Stores O and the LSE. Returns true if this thread stored a value that recompute.h must check. */
+/* Returns true if this thread stored a value that recompute.h must check. */
 template <class C>
 __device__ __forceinline__ bool
 fa_sm90_epilogue(const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums &sums,
@@ -144,7 +144,7 @@ fa_sm90_epilogue(const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums &sums
 	return nonfinite;
 }
 
-/* Stores zeros and the LSE of a group's rows that see no key; work.row is the first. */
+/* For a group's rows that see no key: zeros and the LSE; work.row is the first. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_epilogue_empty(const struct fa_cuda_attention &args,
                                                        const struct fa_work &work)

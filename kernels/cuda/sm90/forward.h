@@ -26,7 +26,7 @@ __device__ __forceinline__ void fa_sm90_forward(const typename C::ARGS &args,
 {
 	extern __shared__ __align__(1024) char shared_memory[];
 	const uint32_t shared = fa_shared_address(shared_memory);
-	/* Uniform across the warp; the shuffle tells the compiler so. */
+	/* The shuffle tells the compiler that this is uniform. */
 	const uint32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
 
 	if (threadIdx.x == 0) {

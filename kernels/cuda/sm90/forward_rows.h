@@ -1,4 +1,6 @@
-/* Instantiates every row of FA_SM90_FORWARD for the type FA_TYPE, named FA_TYPE_NAME. */
+/*
+ * Instantiates every row of FA_SM90_FORWARD for FA_TYPE, named FA_TYPE_NAME.
+ */
 #include "kernels/cuda/sm90/forward.h"
 
 #define FA_ROW(type, name, KIND, dim, dim_v, groups, keys, stages, q_slots, pingpong,              \

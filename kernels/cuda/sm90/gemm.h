@@ -1,6 +1,6 @@
 /*
  * The two products of a tile as wgmma groups, S = Q K^T and O += P V, and clearing of V's rows that
- * belong to no key. Each function is executed by all 128 threads of a consumer warpgroup.
+ * belong to no key. Executed by all 128 threads of a consumer warpgroup.
  */
 #pragma once
 
@@ -13,8 +13,8 @@
 
 #include <stdint.h>
 
-/* Issues dots = Q K^T as one wgmma group. @q: the group's rows. If ALIBI_MMA and @side is not 0,
- * ALiBi is added by one more step (alibi.h). */
+/* dots = Q K^T as one wgmma group. @q: the group's rows. If ALIBI_MMA and @side is not 0, one more
+ * step adds ALiBi (alibi.h). */
 template <class C>
 __device__ __forceinline__ void fa_sm90_issue_dots(fa_sm90_dots<C> &dots, uint32_t q, uint32_t k,
                                                    uint32_t shared, uint32_t group, int32_t side)
@@ -45,7 +45,7 @@ __device__ __forceinline__ void fa_sm90_issue_dots(fa_sm90_dots<C> &dots, uint32
 	}
 }
 
-/* Issues O += P V as one wgmma group. */
+/* O += P V as one wgmma group. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_issue_product(fa_sm90_out_rows<C> &out,
                                                       const fa_sm90_p<C> &p, uint32_t v)

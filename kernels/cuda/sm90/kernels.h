@@ -6,7 +6,7 @@
  *
  * config.h explains the columns. KIND is one of sm80/kernels.h, or WINDOW (a BAND for narrow
  * windows) or CAP (RICH with a soft cap and without ALiBi). seqlen_k_max: the row is preferred to
- * later rows up to this length. docs/kernels.md says why these shapes, and what was slower.
+ * later rows up to this length. docs/kernels.md says why these shapes.
  */
 #pragma once
 
@@ -33,7 +33,7 @@
 	X(cap, CAP, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)                                        \
 	X(rich, RICH, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)
 
-/* Q, STAGES tiles of K and V, and what follows the tiles in config.h's SHARED. */
+/* Q, STAGES tiles of K and V, and the rest of config.h's SHARED. */
 #define FA_SM90_SHARED_BYTES(dim, dim_v, keys, stages, q_slots)                                    \
 	(2 * ((q_slots)*64 * FA_SM90_WIDTH(dim) +                                                  \
 	      (stages) * (keys) * (FA_SM90_WIDTH(dim) + FA_SM90_WIDTH(dim_v))) +                   \
@@ -47,11 +47,11 @@
 #define FA_SM90_WIDTH(dim) (((dim) + 63) / 64 * 64)
 #define FA_SM90_BARRIER_BYTES 512
 
-/* Whether a thread block can yield (config.h), and the bytes of state that it saves (yield.h). */
+/* Whether a thread block can yield, and how many bytes of state it saves (yield.h). */
 #define FA_SM90_YIELDS_GEMM 1
 #define FA_SM90_YIELDS_SOFTMAX 1
 #define FA_SM90_YIELDS_NONE 0
 #define FA_SM90_STATE_BYTES(dim_v, groups) ((groups)*128 * ((dim_v) / 8 + 1) * 16)
 
-/* Query rows of a consumer warpgroup. */
+/* Per consumer warpgroup. */
 #define FA_SM90_GROUP_ROWS 64

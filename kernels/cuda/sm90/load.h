@@ -17,7 +17,7 @@
 
 #include <stdint.h>
 
-/* A position in a ring of STAGES stages, and the parity of the phase. */
+/* Position in a ring of STAGES stages, and parity of the phase. */
 template <int STAGES> struct fa_sm90_ring_position {
 	uint32_t stage = 0, parity = 0;
 
@@ -32,7 +32,7 @@ template <int STAGES> struct fa_sm90_ring_position {
 	}
 };
 
-/* Loads a group's Q tile. Called by a warp; one thread issues. */
+/* Called by a warp; one thread issues. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_fetch_q(uint32_t shared, const void *map, uint32_t barrier,
                                                 int32_t token, int32_t head, int32_t sequence,
@@ -49,7 +49,6 @@ __device__ __forceinline__ void fa_sm90_fetch_q(uint32_t shared, const void *map
 		            policy);
 }
 
-/* A block of rows as the producer sees it. */
 template <class C> struct fa_sm90_load_block {
 	int32_t token, head, sequence;             /* of Q; the block's first row */
 	typename C::SOURCE::template TILE<C> tile; /* the next tile to load */
@@ -85,8 +84,8 @@ template <class C> struct fa_sm90_load_block {
 	}
 };
 
-/* LOOKAHEAD: the descriptor of the block after the current one, read early; take() looks up its
- * pages. Not for ragged tensors. */
+/* LOOKAHEAD: the next block's descriptor, read early; take() looks up its pages. Not for ragged
+ * tensors. */
 template <class C> struct fa_sm90_next_block {
 	int32_t token, last, count;
 	bool there = false, reversed;
@@ -151,7 +150,7 @@ fa_sm90_prefetch_next(const typename C::ARGS &args, const struct fa_cuda_maps &m
 	}
 }
 
-/* The producer's loop. All threads of a producer warp execute it; elected threads issue. */
+/* All threads of a producer warp execute it; elected threads issue. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
                                              const struct fa_cuda_maps &maps, uint32_t shared)
@@ -171,7 +170,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	if constexpr (C::LOOKAHEAD)
 		upcoming.look(args, scheduler);
 
-	/* If the thread block was resumed: finished blocks of rows, and tiles left of the next. */
+	/* Of a resumed block: finished blocks of rows, and tiles left of the next. */
 	const auto done_before = [&](void) {
 		return C::YIELDS ? fa_ld_shared(shared + C::RECORD + 4) : 0;
 	};
@@ -184,7 +183,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	const auto wait_k_empty = [&](void) {
 		fa_mbarrier_wait(shared + C::K_EMPTY + 8 * k.stage, k.parity ^ 1);
 	};
-	/* Whether the launch yields before the next K tile. The stop request is read while the warp
+	/* True if the launch yields before the next K tile. The stop request is read while the warp
 	 * waits for the stage. */
 	const auto stops = [&](uint32_t begun, uint32_t left) {
 		bool asked;
@@ -196,7 +195,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 		return __any_sync(~0u, asked) &&
 		       fa_sm90_yield_stop<C>(yield, shared, k.stage, begun, left);
 	};
-	/* The same for several producer warps: warp 0 decides, the barrier publishes it. */
+	/* For several producer warps: warp 0 decides, the barrier publishes it. */
 	const auto all_stop = [&](uint32_t begun, uint32_t left) {
 		bool stop = warp == 0 && stops(begun, left);
 

@@ -1,7 +1,7 @@
 /*
  * Logit modifiers of SCORE_MOD kernels: soft cap, ALiBi, sinks, a scale of any sign, chosen at run
- * time for the whole launch. The same as fa_logits_rich of common/logits.h, in wgmma's layout.
- * Logits are in units of ln 2.
+ * time for the whole launch. As fa_logits_rich of common/logits.h, in wgmma's layout. Logits are in
+ * units of ln 2.
  */
 #pragma once
 
@@ -17,19 +17,19 @@ __device__ __forceinline__ float fa_sm90_alibi_slope(const struct fa_cuda_attent
 	return args.alibi_slopes ? args.alibi_slopes[head] * 1.44269504f : 0;
 }
 
-/* The head's sink, -inf if it has none. */
+/* -inf if the head has none. */
 __device__ __forceinline__ float fa_sm90_sink(const struct fa_cuda_attention &args, int32_t head)
 {
 	return args.sinks ? args.sinks[head] * 1.44269504f : -INFINITY;
 }
 
-/* True: but for ALiBi, logits are dot products times a positive factor. */
+/* True if, ALiBi apart, logits are dot products times a positive factor. */
 __device__ __forceinline__ bool fa_sm90_is_linear(const struct fa_cuda_attention &args)
 {
 	return args.cap_out == 0 && args.scale_log2 > 0;
 }
 
-/* Turns dot products that are not linear into logits. With a soft cap, adds @base of their rows. */
+/* Turns nonlinear dot products into logits. With a soft cap, adds @base of their rows. */
 template <class C, int COUNT>
 __device__ __forceinline__ void fa_sm90_logits(float (&dots)[COUNT], const float (&base)[2],
                                                const struct fa_cuda_attention &args)

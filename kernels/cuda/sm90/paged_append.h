@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-/* The slot of the page that @strip is in, and its number in that page. */
+/* The slot of @strip's page, and the strip's number there. */
 template <class C>
 __device__ __forceinline__ uint32_t
 fa_sm90_paged_slot_of(const struct fa_cuda_paged_attention &args, uint32_t table_start,
@@ -32,13 +32,12 @@ fa_sm90_paged_slot_of(const struct fa_cuda_paged_attention &args, uint32_t table
 		return pages.table[table_start + page];
 }
 
-/* The producer's view of an item's new tokens. */
 struct fa_sm90_paged_new_tokens {
-	const char *rows; /* where K or V of token 0 would be in the tensor */
+	const char *rows; /* of token 0 in the tensor */
 	int32_t begin;    /* first new token; INT32_MAX: none */
 };
 
-/* The new tokens' rows of K or V, for the walk's KV head. */
+/* New tokens of K or V, for the walk's KV head. */
 template <class C>
 __device__ __forceinline__ struct fa_sm90_paged_new_tokens
 fa_sm90_paged_new_tokens_of(const struct fa_cuda_paged_attention &args,
@@ -80,8 +79,8 @@ fa_sm90_paged_copy_new_tokens(const struct fa_cuda_paged_attention &args,
 		             full, policy);
 }
 
-/* This thread's share of a segment's stores: every C::JOINED-th 16 bytes of the new rows. begin()
- * loads the first, end() stores. */
+/* This thread's stores of a segment: every C::JOINED-th 16 bytes of the new rows. begin() loads the
+ * first, end() stores. */
 template <class C> struct fa_sm90_paged_append {
 	static constexpr uint32_t CHUNKS = C::PITCH / 16;
 

@@ -1,7 +1,7 @@
 /*
- * Decode over pages that hold codes of a byte. Same scheme as paged_decode.h, but converting codes
- * costs time and a tile arrives in half of it: GROUPS of four consumer warps take tiles in turn, so
- * GROUPS - 1 tiles arrive while a warp works on one. Each group has a producer warp.
+ * Decode over pages that hold codes of a byte. As paged_decode.h, but converting codes costs time
+ * and a tile arrives in half of it: GROUPS of four consumer warps take tiles in turn, so GROUPS - 1
+ * tiles arrive while a warp works on one. Each group has a producer warp.
  */
 #pragma once
 
@@ -91,14 +91,14 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 			args, segment, rows, shared_memory,
 			(const struct fa_paged_row *)(shared_memory + C::Q +
 		                                      segments % 2 * C::Q_BYTES + C::ROWS_INFO));
-		__syncwarp(); /* the warp is done with Q and the facts */
+		__syncwarp(); /* the warp is done with Q and facts */
 		if (lane == 0)
 			fa_mbarrier_arrive(shared + C::Q_EMPTY + segments % 2 * 8);
 		segments++;
 	} while (segment.next(args));
 }
 
-/* Start of all warps, divided among them, because cold code behind jumps is slow to fetch. */
+/* Start of all warps, divided among them: cold code behind jumps is slow to fetch. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_codes_start(const struct fa_cuda_paged_attention &args,
                                                     char *shared_memory)
@@ -140,7 +140,7 @@ __device__ __forceinline__ void fa_sm90_codes_decode(const struct fa_cuda_paged_
 	extern __shared__ __align__(1024) char shared_memory[];
 
 	fa_sm90_codes_start<C>(args, shared_memory);
-	/* Uniform across the warp; the shuffle tells the compiler so. */
+	/* The shuffle tells the compiler that this is uniform. */
 	if (__shfl_sync(~0u, threadIdx.x / 128, 0) == C::GROUPS) {
 		fa_setmaxnreg_dec<C::PRODUCER_REGISTERS>();
 		const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);

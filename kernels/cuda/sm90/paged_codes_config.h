@@ -1,6 +1,6 @@
 /*
- * Compile-time configuration of a decode kernel over pages that hold 8-bit codes; one thread block
- * per SM. Parameters as in paged_config.h; STORE is FA_STORE_E4M3 or FA_STORE_INT8.
+ * Compile-time configuration of a decode kernel over pages of 8-bit codes; one thread block per SM.
+ * Parameters as in paged_config.h; STORE is FA_STORE_E4M3 or FA_STORE_INT8.
  */
 #pragma once
 
@@ -42,7 +42,7 @@ struct fa_sm90_codes_config {
 	static constexpr uint32_t MERGE_PITCH = FA_SM90_CODES_MERGE_PITCH(ATOMS);
 	static constexpr uint32_t MERGE_ROWS = 0, MERGE_ROW_PITCH = 0;
 
-	/* Q of one segment: fragments in the order of lanes, facts of rows, factors of their dot
+	/* Q of one segment: fragments in lane order, facts of rows, factors of their dot
 	 * products. */
 	struct Q_SHARED {
 		uint8_t fragments[ROWS][DIM * 2];
@@ -50,7 +50,7 @@ struct fa_sm90_codes_config {
 		float factors[ROWS];
 	};
 
-	/* The block's shared memory. Q is double-buffered: of this segment and of the next. */
+	/* Q is double-buffered: of this segment and of the next. */
 	struct SHARED {
 		uint8_t ring[STAGES][STAGE_BYTES];
 		struct Q_SHARED q[2];

@@ -36,7 +36,7 @@ template <class C> struct fa_sm90_codes_q_row {
 		}
 	}
 
-	/* Converts them to fp16; returns the factor of their dot products. */
+	/* Returns the factor of their dot products. */
 	__device__ __forceinline__ float to_f16(const struct fa_cuda_paged_attention &args)
 	{
 		uint32_t most = 0;
@@ -63,7 +63,7 @@ template <class C> struct fa_sm90_codes_q_row {
 		return power.factor;
 	}
 
-	/* Stores them as row g + 8 (@r % 2) of atom @r / 2. @q: the segment's. */
+	/* Stores to row g + 8 (@r % 2) of atom @r / 2. @q: the segment's. */
 	__device__ __forceinline__ void store(uint32_t q, int r) const
 	{
 		const uint32_t at = q + r / 2 * (C::DIM * 32) + threadIdx.x % 32 * 16 + r % 2 * 4;
@@ -76,7 +76,7 @@ template <class C> struct fa_sm90_codes_q_row {
 	}
 };
 
-/* The block's first segment, valid after fa_sm90_codes_start(). */
+/* Valid after fa_sm90_codes_start(). */
 template <class C>
 __device__ __forceinline__ fa_paged_segment_of<C>
 fa_sm90_codes_first_walk(const char *shared_memory)
@@ -128,7 +128,7 @@ __device__ __forceinline__ void fa_sm90_codes_convert_q(const struct fa_cuda_pag
 	} while (segment.next(args));
 }
 
-/* A part's fragments of Q, in registers or in shared memory. */
+/* Fragments of Q, in registers or in shared memory. */
 template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_codes_q {
 	uint4 steps[C::ATOMS][C::DIM / 16];
 

@@ -53,7 +53,7 @@ __device__ __forceinline__ void fa_sm90_codes_steps(float (&dots)[C::ATOMS][2][4
 	}
 }
 
-/* dots = Q K^T in units of K's codes. @k: the warp's first row. */
+/* In units of K's codes. @k: the warp's first row. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_codes_dots(float (&dots)[C::ATOMS][2][4],
                                                    const fa_sm90_codes_q<C> &q, uint32_t k)
@@ -112,7 +112,7 @@ template <class C> __device__ __forceinline__ uint32_t fa_sm90_codes_v(void)
 template <class C, int CHUNKS>
 __device__ __forceinline__ void fa_sm90_codes_values(uint32_t (&ret)[2][CHUNKS], uint32_t v)
 {
-	constexpr int near = CHUNKS / 4, far = CHUNKS / 2; /* 4 or 8 chunks */
+	constexpr int near = CHUNKS / 4, far = CHUNKS / 2;
 	const uint32_t t = threadIdx.x % 4;
 
 #pragma unroll
@@ -140,7 +140,7 @@ __device__ __forceinline__ void fa_sm90_codes_values(uint32_t (&ret)[2][CHUNKS],
 	}
 }
 
-/* O += P V. @v: the lane's ldmatrix address. */
+/* @v: the lane's ldmatrix address. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_codes_product(struct fa_warp_rows<C> &rows,
                                                       const uint32_t (&p)[C::ATOMS][4], uint32_t v)
@@ -170,8 +170,7 @@ __device__ __forceinline__ void fa_sm90_codes_product(struct fa_warp_rows<C> &ro
 	}
 }
 
-/* One warp's 16 tokens from @token on. @stage: address of the tile; @quarter: the warp's part of
- * it. */
+/* 16 tokens from @token on. @stage: address of the tile; @quarter: the warp's part of it. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_codes_strip(const struct fa_cuda_paged_attention &args,
@@ -196,7 +195,7 @@ fa_sm90_codes_strip(const struct fa_cuda_paged_attention &args,
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			dots[r / 2][i / 2][r % 2 * 2 + i % 2] *= factors[r] * scales[i];
-	logits.slope = 0; /* per row instead: fa_paged_mask_scores() */
+	logits.slope = 0;
 	logits.apply(dots, 0);
 	if (hides) {
 		numbers = fa_sm90_paged_zero_invalid_v<C>(item, v, token);

@@ -3,11 +3,11 @@
  *   DIM        columns of Q, K, V and O, exactly the tensors'
  *   ATOMS      16-row fragments of query rows
  *   GROUPS     of four consumer warps; groups take tiles in turn
- *   STAGES     stages of the ring; a stage holds a tile of K and V
+ *   STAGES     of the ring; each holds a tile of K and V
  *   BLOCKS     thread blocks per SM
  *   SMALL      the launch carries the page table
  *   SPLIT_ITEMS  as in common/paged_segment.h
- *   TWO_LEVEL  partial results of many blocks are reduced in two levels (paged_reduce.h)
+ *   TWO_LEVEL  many partial results are reduced in two levels (paged_reduce.h)
  */
 #pragma once
 
@@ -32,7 +32,7 @@ struct fa_sm90_paged_config {
 	static constexpr bool SETMAXNREG = FA_SM90_PAGED_SETMAXNREG(DIM, ATOMS, GROUPS);
 	static constexpr int THREADS = JOINED + (SETMAXNREG ? 128 : 32);
 	static constexpr int ROWS = ATOMS * 16;
-	/* Parts of at most 16 rows are computed with one atom. */
+	/* Parts of at most 16 rows use one atom. */
 	static constexpr bool ONE_ATOM = SETMAXNREG && FA_SM90_PAGED_ONE_ATOM;
 	static constexpr bool F32 = false, QUANTISED = false, SMALL = SMALL_,
 			      SPLIT_ITEMS = SPLIT_ITEMS_, TWO_LEVEL = TWO_LEVEL_,
@@ -48,7 +48,7 @@ struct fa_sm90_paged_config {
 	static constexpr bool ROWS_IN_FP32 = !SPLIT_ITEMS;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention;
 
-	/* For softmax.h of sm80: no pairs of warps, 16 keys at a time. */
+	/* For sm80's softmax.h: no pairs of warps, 16 keys at a time. */
 	static constexpr int SPLIT = 1, WARP_DIM_V = DIM_V, WARP_KEYS = 16;
 	static constexpr uint32_t P_BYTES = 0, ROW_BYTES = 0;
 
@@ -99,7 +99,7 @@ struct fa_sm90_paged_config {
 		fa_barrier_sync(COMPUTE, JOINED);
 	}
 
-	/* A warp that takes a tile has a quarter of it. */
+	/* A warp has a quarter of its tile. */
 	static __device__ __forceinline__ int32_t key(uint32_t t, int i)
 	{
 		return 2 * t + i % 2 + i / 2 * 8;

@@ -26,7 +26,7 @@
 
 #include <stdint.h>
 
-/* Prefetches what a segment's end reads (common/paged_combine.h). Executed by a whole warp. */
+/* Prefetches what a segment's end reads. Executed by a whole warp. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_prefetch_tails(const struct fa_cuda_paged_attention &args,
@@ -41,7 +41,7 @@ fa_sm90_paged_prefetch_tails(const struct fa_cuda_paged_attention &args,
 		fa_prefetch(args.suffixes + segment.split.suffixes + i);
 }
 
-/* The configuration with one atom, for parts of at most 16 rows. */
+/* The configuration of parts of at most 16 rows. */
 template <class C> struct fa_sm90_paged_one_atom : C {
 	static constexpr int ATOMS = 1;
 };
@@ -91,7 +91,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	 * ring, modulo two rounds. */
 	int32_t before = C::SETMAXNREG ? 0 : (int32_t)group;
 	bool begun = false;
-	/* The walk is kept in shared memory while its registers are needed for tiles. */
+	/* The walk is in shared memory while tiles need its registers. */
 	fa_paged_segment_of<C> *const stashed =
 		(fa_paged_segment_of<C> *)(shared_memory + C::WALK_AT) + warp;
 
@@ -132,7 +132,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 			append.end(args, segment);
 
 		if (C::SETMAXNREG) {
-			/* Units always start with group 0, whichever group had the last tile. */
+			/* Units always start with group 0. */
 			const uint32_t ring = (uint32_t)before + group;
 
 			at.stage = ring % C::STAGES;
@@ -211,7 +211,7 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 	if constexpr (C::EARLY_LOADS)
 		fa_sm90_paged_start<C>(args, shared, segment);
 	if constexpr (C::SETMAXNREG) {
-		/* Uniform across the warp; the shuffle tells the compiler so. */
+		/* The shuffle tells the compiler that this is uniform. */
 		if (__shfl_sync(~0u, threadIdx.x / 128, 0) == C::GROUPS) {
 			fa_setmaxnreg_dec<FA_SM90_PAGED_PRODUCER_REGISTERS>();
 			if (threadIdx.x < C::JOINED + 32) {

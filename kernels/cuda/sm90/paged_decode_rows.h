@@ -1,7 +1,7 @@
 /*
- * Instantiates every row of FA_SM90_PAGED_DECODE for the type FA_TYPE, named FA_TYPE_NAME: plain,
- * with the page table in the launch (small), and both again with a two-level reduction (levels);
- * and every row of FA_SM90_PAGED_PIECES.
+ * Instantiates every row of FA_SM90_PAGED_DECODE for FA_TYPE: plain, with the page table in the
+ * launch (small), and both again with a two-level reduction (levels); and every row of
+ * FA_SM90_PAGED_PIECES.
  */
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/common/gate.h"

@@ -28,11 +28,11 @@
 
 #include <stdint.h>
 
-/* A part's rows of Q, in registers or in shared memory. */
+/* Rows of Q, in registers or in shared memory. */
 template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q {
 	uint4 chunks[C::ATOMS][C::DIM / 32][2]; /* of rows g and g + 8 */
 
-	/* No warp may be reading MERGE when this is called. */
+	/* No warp may be reading MERGE. */
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
 	                                     const fa_paged_segment_of<C> &segment, uint32_t shared)
 	{
@@ -60,8 +60,7 @@ template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q
 		}
 	}
 
-	/* Copies rows that are not 16-byte aligned to this warp's MERGE area, out of the common
-	 * path. */
+	/* Copies unaligned rows to this warp's MERGE area, out of the common path. */
 	__device__ __forceinline__ uint32_t gather(const struct fa_cuda_paged_attention &args,
 	                                           const fa_paged_segment_of<C> &segment,
 	                                           uint32_t shared)
@@ -91,7 +90,7 @@ template <class C> struct fa_sm90_paged_q<C, false> {
 	uint32_t at;
 
 	/* Stores Q to shared memory; ends with a barrier of all consumers. No warp may be reading
-	 * the previous Q when this is called. */
+	 * the previous Q. */
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
 	                                     const fa_paged_segment_of<C> &segment, uint32_t shared)
 	{
@@ -127,7 +126,7 @@ template <class C> struct fa_sm90_paged_q<C, false> {
 	}
 };
 
-/* dots = Q K^T for the warp's 16 tokens, @k their first row. */
+/* @k: the first of the warp's 16 tokens. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_dots(float (&dots)[C::ATOMS][2][4],
                                                    const fa_sm90_paged_q<C> &q, uint32_t k)
@@ -212,8 +211,7 @@ __device__ __forceinline__ void fa_sm90_paged_values(uint32_t (&ret)[2][8], uint
 	}
 }
 
-/* O += P V. @p: of the 16 tokens; @v: the lane's ldmatrix address. ISOLATE: as in
- * common/warp_product.h. */
+/* @p: of the 16 tokens; @v: the lane's ldmatrix address. ISOLATE: as in common/warp_product.h. */
 template <class C, bool ISOLATE>
 __device__ __forceinline__ void fa_sm90_paged_product(struct fa_warp_rows<C> &rows,
                                                       const uint32_t (&p)[C::ATOMS][4], uint32_t v,
@@ -257,13 +255,13 @@ __device__ __forceinline__ void fa_sm90_paged_product(struct fa_warp_rows<C> &ro
 	}
 }
 
-/* A warp's position in its block's tiles: the next tile's first token, stage and parity. */
+/* A warp's next tile: first token, stage and parity. */
 struct fa_sm90_paged_cursor {
 	int32_t token;
 	uint32_t stage, parity;
 };
 
-/* Computes this warp's tiles of a segment, up to token @end. @facts: of its rows. */
+/* Up to token @end. @facts: of the warp's rows. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_tiles(struct fa_warp_rows<C> &rows, const struct fa_cuda_paged_attention &args,
@@ -280,7 +278,7 @@ fa_sm90_paged_tiles(struct fa_warp_rows<C> &rows, const struct fa_cuda_paged_att
 	const struct fa_warp_pair<C> alone(0, 0);
 	struct fa_logits_rich logits(args.attention, 0);
 
-	logits.slope = 0; /* per row instead: fa_paged_mask_scores() */
+	logits.slope = 0;
 #pragma unroll 1
 	for (; at.token < end; at.token += C::GROUPS * FA_CUDA_PAGED_TILE) {
 		const uint32_t k = mine + at.stage * C::STAGE_BYTES, v = k + C::K_BYTES;

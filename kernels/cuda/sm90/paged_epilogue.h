@@ -1,7 +1,7 @@
 /*
  * End of a segment in decode with bulk copies: the warps' results are merged, then stored or
  * reduced over blocks (paged_reduce.h). Also clears V's rows that are no tokens. C is the kernel's
- * config; besides what common/paged_rows.h needs it has has_no_nan() of 16 bytes of V.
+ * config; beside common/paged_rows.h's needs it has has_no_nan() of 16 bytes of V.
  */
 #pragma once
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ void fa_sm90_paged_swap_if(uint32_t &a, uint32_t &b, 
 	b = y;
 }
 
-/* Zeroes rows of V, of 16 from @token on, that are no tokens of the item. Returns, uniformly,
+/* Zeroes those of 16 rows of V, from @token on, that are no tokens of the item. Returns, uniformly,
  * whether all elements are finite then. @v: the first row. */
 template <class C>
 __device__ __forceinline__ bool fa_sm90_paged_zero_invalid_v(const struct fa_cuda_paged_item &item,
@@ -78,7 +78,6 @@ fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args,
 
 	if constexpr (!C::SPLIT_ITEMS) {
 		const struct fa_cuda_attention &p = args.attention;
-		/* As in fa_paged_row_of(). */
 		const uint32_t at = min(segment.row(args, C::ROWS) + row,
 		                        segment.item.n_q * p.group - 1);
 
@@ -139,7 +138,7 @@ fa_sm90_paged_store_columns(const struct fa_cuda_paged_attention &args, char *ou
 	}
 }
 
-/* Finishes four columns of a row and stores them; @fact: the row's. */
+/* Finishes and stores four columns; @fact: the row's. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_finish_columns(const struct fa_cuda_paged_attention &args,
@@ -159,7 +158,7 @@ fa_sm90_paged_finish_columns(const struct fa_cuda_paged_attention &args,
 	                               total.z * factor, total.w * factor);
 }
 
-/* The same in pieces: parts that are not whole are stored as partial results. */
+/* In pieces, parts that are not whole are stored as partial results. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_piece_columns(const struct fa_cuda_paged_attention &args,
@@ -249,7 +248,6 @@ __device__ __forceinline__ void fa_sm90_paged_stage_columns(const struct fa_warp
 
 			*(float2 *)&at[8 * j + 2 * t] = make_float2(out[half], out[half + 1]);
 		} else if (j % 2 == 0) {
-			/* The even columns of 16, and the odd ones. */
 			const float(&even)[4] = rows.out[r / 2][tile + j];
 			const float(&odd)[4] = rows.out[r / 2][tile + j + 1];
 
@@ -259,8 +257,7 @@ __device__ __forceinline__ void fa_sm90_paged_stage_columns(const struct fa_warp
 	}
 }
 
-/* Stores all columns of the lane's row @r >= R; a template parameter, so that O stays in
- * registers. */
+/* Stores the lane's row @r >= R; a template parameter keeps O in registers. */
 template <class C, int R = 0>
 __device__ __forceinline__ void fa_sm90_paged_stage_row(const struct fa_warp_rows<C> &rows,
                                                         float *at, uint32_t r)
@@ -271,8 +268,8 @@ __device__ __forceinline__ void fa_sm90_paged_stage_row(const struct fa_warp_row
 		fa_sm90_paged_stage_row<C, R + 1>(rows, at, r);
 }
 
-/* Two-level reduction, if this block is the last arrival of its group. All consumers, after a
- * barrier behind find_last(). */
+/* Two-level reduction, if this block is its group's last arrival. All consumers, after a barrier
+ * behind find_last(). */
 template <class C, int LANES>
 __device__ __forceinline__ void fa_sm90_paged_reduce_levels(
 	const struct fa_cuda_paged_attention &args, const fa_paged_segment_of<C> &segment,
@@ -320,8 +317,7 @@ __device__ __forceinline__ void fa_sm90_paged_reduce_levels(
 		fa_sm90_paged_signal_part<C>(args, segment);
 }
 
-/* Merges the warps' rows and finishes the segment. All consumers. @facts: of its rows; unused in
- * pieces. */
+/* Finishes the segment. All consumers. @facts: of its rows; unused in pieces. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,

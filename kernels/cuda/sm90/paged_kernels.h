@@ -14,8 +14,8 @@
 	X(128, 2, 1, 5, 1)                                                                         \
 	X(256, 1, 1, 3, 1)
 
-/* Partial results that a thread reduces at a time. Parts with many more have kernels of their own,
- * which reduce in two levels (paged_reduce.h). */
+/* Partial results that a thread reduces at a time. Parts with many more have kernels that reduce in
+ * two levels (paged_reduce.h). */
 #define FA_SM90_PAGED_REDUCE_FANIN 16
 
 /* Decode in pieces (common/paged_combine.h), with one atom where results must not depend on the
@@ -36,11 +36,10 @@
 #define FA_SM90_PAGED_THREADS(dim, atoms, groups)                                                  \
 	((groups)*128 + (FA_SM90_PAGED_SETMAXNREG(dim, atoms, groups) ? 128 : 32))
 
-/* Whether the launch can append new tokens (paged_append.h); two atoms at d64 leave no
- * registers. */
+/* Whether the launch can append new tokens; two atoms at d64 leave no registers. */
 #define FA_SM90_PAGED_APPENDS(dim, atoms) ((dim) != 64 || (atoms) == 1)
 
-/* Query rows of an item per KV head, at most: fa_paged_token_of(). */
+/* Per item and KV head, at most: fa_paged_token_of(). */
 #define FA_SM90_PAGED_ROWS_MAX (1 << 20)
 
 /* Whether a block's first tiles are requested before all else, and how many: all warps then run the
@@ -52,8 +51,8 @@
 /* Bytes of 16 tokens of K or V: a quarter of a tile. */
 #define FA_SM90_PAGED_QUARTER(dim) (16 * (dim)*2)
 
-/* Whether Q stays in registers; otherwise it is in shared memory, rows Q_PITCH bytes apart. At d64
- * a thread has 128 registers, too few for Q. */
+/* Otherwise Q is in shared memory, rows Q_PITCH bytes apart. At d64 a thread's 128 registers are
+ * too few. */
 #define FA_SM90_PAGED_Q_IN_REGISTERS(dim, atoms) ((dim) != 64 && (dim) * (atoms) <= 128)
 #define FA_SM90_PAGED_Q_PITCH(dim) ((dim)*2 + 64)
 
@@ -89,7 +88,7 @@
 
 #define FA_SM90_CODES_Q_IN_REGISTERS(dim, atoms) ((dim) * (atoms) <= 128)
 
-/* Columns of O that the warps merge at a time, and floats from row to row. */
+/* As above. */
 #define FA_SM90_CODES_MERGE_COLUMNS(atoms) (64 / (atoms))
 #define FA_SM90_CODES_MERGE_PITCH(atoms) (64 / (atoms) + 16)
 

@@ -18,14 +18,14 @@
 
 #include <stdint.h>
 
-/* Up to eight tiles of a segment: every C::LOADERS-th from the first on. */
+/* Up to eight tiles of a segment: every C::LOADERS-th. */
 struct fa_sm90_paged_batch {
-	const char *from;   /* this lane's source in slot 0, for the head */
-	uint32_t slot;      /* page slot of the strip that this lane looked up */
-	uint32_t in_page;   /* its number in the page, and the flags below */
-	int32_t token, end; /* token range of the batch */
-	bool reread;        /* other blocks read the same tiles */
-	bool new_segment;   /* first batch of a segment other than the block's first */
+	const char *from; /* this lane's source in slot 0, for the head */
+	uint32_t slot;    /* of the strip that this lane looked up */
+	uint32_t in_page; /* its number in the page, and the flags below */
+	int32_t token, end;
+	bool reread;      /* other blocks read the same tiles */
+	bool new_segment; /* first batch of a segment but for the block's first */
 
 	struct fa_sm90_paged_new_tokens new_tokens; /* C::APPENDS */
 };
@@ -34,7 +34,7 @@ struct fa_sm90_paged_batch {
 #define FA_SM90_PAGED_COPY_WHOLE 0x100
 #define FA_SM90_PAGED_TILE_WHOLE 0x200
 
-/* Whether this lane's group of STRIPS strips lies in one page; @in_page: this lane's strip. */
+/* For this lane's group of STRIPS strips; @in_page: this lane's strip. */
 template <uint32_t STRIPS>
 __device__ __forceinline__ bool fa_sm90_paged_in_one_page(uint32_t in_page, uint32_t page_strips)
 {
@@ -43,13 +43,13 @@ __device__ __forceinline__ bool fa_sm90_paged_in_one_page(uint32_t in_page, uint
 	return in_page >= before && in_page - before + STRIPS <= page_strips;
 }
 
-/* Bytes per strip of a lane's copy: K in the first four lanes, V in the next, then scales. */
+/* Bytes of a lane's copy, per strip: K in the first four lanes, V in the next, then scales. */
 template <class C> __device__ __forceinline__ uint32_t fa_sm90_paged_strip_bytes(void)
 {
 	return FA_CUDA_PAGED_STRIP * (C::QUANTISED && threadIdx.x % 16 >= 8 ? 4 : C::PITCH);
 }
 
-/* The end of the segment's last tile, whether full or not. */
+/* End of the segment's last tile, full or not. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_paged_tiles_end(const fa_paged_segment_of<C> &segment)
 {
@@ -70,7 +70,7 @@ fa_sm90_paged_look_up(const struct fa_cuda_paged_attention &args, fa_paged_segme
 	ret_batch.new_segment = false;
 #pragma unroll 1
 	while (token >= segment.end) {
-		/* The loader's first tile past the segment, relative to the segment's end. */
+		/* The loader's first tile past the segment, relative to its end. */
 		const int32_t behind = C::LOADERS == 1
 		                               ? 0
 		                               : token - fa_sm90_paged_tiles_end<C>(segment);
@@ -120,7 +120,7 @@ fa_sm90_paged_look_up(const struct fa_cuda_paged_attention &args, fa_paged_segme
 	return true;
 }
 
-/* Prefetches the segment's rows of Q for the consumers. Executed by a whole warp. */
+/* Prefetches Q for the consumers. Executed by a whole warp. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_prefetch_q(const struct fa_cuda_paged_attention &args,
                                                          const fa_paged_segment_of<C> &segment)
@@ -169,7 +169,7 @@ __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t the
 	}
 }
 
-/* Initialises one loader's mbarriers. Executed by a whole warp. */
+/* One loader's mbarriers. Executed by a whole warp. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uint32_t loader)
 {
@@ -185,8 +185,7 @@ __device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uin
 	__syncwarp();
 }
 
-/* Tiles of the block's first segment that fa_sm90_paged_load_early() loads; none with new
- * tokens. */
+/* Tiles of the first segment that fa_sm90_paged_load_early() loads; none with new tokens. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_paged_early_tiles(
 	const struct fa_cuda_paged_attention &args, const fa_paged_segment_of<C> &segment)
@@ -241,13 +240,13 @@ __device__ __forceinline__ void fa_sm90_paged_load_early(const struct fa_cuda_pa
 	__syncwarp();
 }
 
-/* The producer's loop. Executed by a whole warp. @walk: the first segment. */
+/* Executed by a whole warp. @walk: the first segment. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_attention &args,
                                                    uint32_t shared, fa_paged_segment_of<C> &segment)
 {
 	const uint32_t lane = threadIdx.x % 32;
-	/* Uniform across the warp; the shuffle tells the compiler so. */
+	/* The shuffle tells the compiler that this is uniform. */
 	const uint32_t loader = C::LOADERS == 1 ? 0
 	                                        : __shfl_sync(~0u, threadIdx.x / 32, 0) - C::WARPS;
 	const uint64_t once = fa_bulk_policy_once(), normal = fa_bulk_policy_normal();
@@ -269,7 +268,6 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 		}
 	}
 	more = fa_sm90_paged_look_up<C>(args, segment, token, next);
-	/* Overlaps with the look-up of slots. */
 	if constexpr (C::EARLY_LOADS) {
 		if (more && next.new_segment)
 			fa_sm90_paged_prefetch_q<C>(args, segment);
@@ -322,7 +320,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 				stage = loader;
 				parity ^= 1;
 			}
-			/* Looks up the next batch once the first copies of this one are in
+			/* Looks up the next batch while the first copies of this one are in
 			 * flight. */
 			if (batch.token == first) {
 				more = fa_sm90_paged_look_up<C>(args, segment, token, next);

@@ -44,12 +44,12 @@ struct fa_sm90_paged_split {
 struct fa_sm90_paged_split_groups {
 	struct fa_sm90_paged_split all;
 	uint32_t groups, group; /* group: this block's */
-	uint32_t members;       /* blocks of this block's group */
+	uint32_t members;       /* blocks of its group */
 	uint32_t is_root;       /* this block reduces the groups */
 };
 static_assert(sizeof(struct fa_sm90_paged_split_groups) <= 32, "fits C::SPLIT_AT");
 
-/* Partial results of a part, of a group or of the groups, in the order in which they are added. */
+/* Partial results of a part, of a group or of the groups, in the order of addition. */
 struct fa_sm90_paged_partials {
 	uint32_t row, step; /* row of the first result; rows from result to result */
 	uint32_t n;
@@ -71,7 +71,7 @@ fa_sm90_paged_group_block(const struct fa_sm90_paged_split_groups &split)
 	return split.all.first + split.groups + split.group;
 }
 
-/* The block whose counter this block arrives at; the arrivals that the counter expects. */
+/* The block at whose counter this block arrives; the arrivals that the counter expects. */
 template <class C>
 __device__ __forceinline__ uint32_t
 fa_sm90_paged_counter_block(const struct fa_sm90_paged_split &split)
@@ -111,7 +111,6 @@ fa_sm90_paged_partials_of_groups(const struct fa_sm90_paged_split_groups &split)
 		 split.groups, 0 };
 }
 
-/* Address of a partial result's row. */
 template <class C>
 __device__ __forceinline__ char *
 fa_sm90_paged_partial_address(const struct fa_cuda_paged_attention &args, uint32_t row)
@@ -142,7 +141,7 @@ fa_sm90_paged_clear_partials(const struct fa_cuda_paged_attention &args)
 	}
 }
 
-/* Notes how the part is split. One thread, at the segment's start. */
+/* One thread, at the segment's start. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_split_init(const struct fa_cuda_paged_attention &args,
                                                          const fa_paged_segment_of<C> &segment,
@@ -165,16 +164,15 @@ __device__ __forceinline__ void fa_sm90_paged_split_init(const struct fa_cuda_pa
 	}
 }
 
-/* Arrives at the counter of block @block; returns epoch << 16 + the arrivals before. Thread 0,
- * after the fence. Earlier launches' counts are below this epoch. */
+/* Returns epoch << 16 + the arrivals before. Thread 0, after the fence. Earlier launches' counts
+ * are below this epoch. */
 __device__ __forceinline__ uint64_t fa_sm90_paged_arrive(const struct fa_cuda_paged_attention &args,
                                                          uint32_t block)
 {
 	uint64_t *const counter = &args.counters[block];
 
 	fa_atomic_max(counter, args.epoch << 16);
-	/* Makes the operand per thread: with a uniform one ptxas aggregates over the warp and
-	 * waits. */
+	/* An operand per thread: with a uniform one ptxas aggregates over the warp and waits. */
 	return fa_atomic_count(counter, 1 + fa_thread_index());
 }
 
@@ -226,7 +224,7 @@ fa_sm90_paged_store_partial_row(const struct fa_cuda_paged_attention &args, uint
 		                                __float_as_uint(total.sum)));
 }
 
-/* Stores four columns of a row of this block's partial result. */
+/* Stores four columns of this block's partial result. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_store_partial(const struct fa_cuda_paged_attention &args,

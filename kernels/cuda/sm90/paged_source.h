@@ -32,7 +32,7 @@ static_assert(FA_SM90_GROUP_ROWS < 1 << FA_SM90_PAGE_ROWS_BITS, "a number of row
 static_assert(FA_CUDA_PAGED_HEAD_SLICES_MAX <= 1u << (32 - FA_SM90_PAGE_ROWS_BITS),
               "a part's number fits");
 
-/* Sets the query head and the slice of V of part @part. */
+/* Sets the query head and the slice of V. */
 __device__ __forceinline__ void fa_sm90_page_part(const struct fa_cuda_attention &args,
                                                   int32_t part, struct fa_work &work)
 {
@@ -42,12 +42,12 @@ __device__ __forceinline__ void fa_sm90_page_part(const struct fa_cuda_attention
 	work.head = part - work.slice * args.heads;
 }
 
-/* AHEAD: loads the list's next entry long before it is needed, for more registers. */
+/* AHEAD: loads the list's next entry early, for more registers. */
 template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 	uint32_t round; /* index of the round's first pair */
 	bool backwards = false, reversed = true;
 	int32_t at;       /* next entry of the list; -1: none */
-	int32_t opposite; /* second entry of the pair if it is still to come; -1 */
+	int32_t opposite; /* second entry of the pair if still to come; -1 */
 	int32_t part;
 	struct fa_cuda_paged_block ahead;
 
@@ -105,7 +105,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 		const uint4 b = words[1], c = words[2];
 
 		fa_sm90_page_part(args, part, ret_work);
-		/* Uniform across the warp; the shuffles tell the compiler so. */
+		/* The shuffles tell the compiler that these are uniform. */
 		ret_work.row = __shfl_sync(~0u, ahead.row, 0);
 		ret_work.first_q = __shfl_sync(~0u, b.x, 0);
 		ret_work.n_q = __shfl_sync(~0u, b.y, 0);
@@ -128,8 +128,8 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 	}
 };
 
-/* A tile of keys, loaded in boxes of keys that lie in one page. Each lane of a producer warp knows
- * the place of one box, in this tile and the next. */
+/* Loaded in boxes of keys that lie in one page. Each lane of a producer warp knows the place of one
+ * box, in this tile and the next. */
 template <class C> struct fa_sm90_page_tile {
 	static constexpr int32_t NOWHERE = INT32_MAX; /* past the map's end: TMA fills zeros */
 	static_assert((C::KEYS & (C::KEYS - 1)) == 0, "boxes and loaders are powers of 2");

@@ -1,7 +1,7 @@
 /*
- * Table of the sm_90a kernels for many query rows over pages (prefill), read by prefill_rows.h and
- * by paged-table.c: X(name, KIND, dim, dim_v, groups, keys, stages, q_slots, PINGPONG,
- * seqlen_k_max), as in kernels.h. No row is FULL, because dropped tokens are hidden from all rows.
+ * Table of the sm_90a kernels for many query rows over pages (prefill): X(name, KIND, dim, dim_v,
+ * groups, keys, stages, q_slots, PINGPONG, seqlen_k_max), as in kernels.h. No row is FULL, because
+ * dropped tokens are hidden from all rows.
  */
 #pragma once
 

@@ -1,4 +1,6 @@
-/* Instantiates every row of FA_SM90_PREFILL for the type FA_TYPE, named FA_TYPE_NAME. */
+/*
+ * Instantiates every row of FA_SM90_PREFILL for FA_TYPE, named FA_TYPE_NAME.
+ */
 #include "kernels/cuda/sm90/forward.h"
 #include "kernels/cuda/sm90/paged_source.h"
 #include "kernels/cuda/sm90/prefill_kernels.h"

@@ -27,8 +27,8 @@ template <int DIM> struct fa_sm90_lane_elements {
 	static constexpr int count = DIM <= 64 ? 2 : DIM <= 128 ? 4 : 8;
 };
 
-/* Loads a lane's COUNT elements of the row at @row, @width elements wide; 0 past its end. Rows are
- * 16-byte aligned and a multiple of 8 elements. */
+/* A lane's COUNT elements of a row of @width elements; 0 past its end. Rows are 16-byte aligned and
+ * a multiple of 8 elements. */
 template <class T, int COUNT>
 __device__ __forceinline__ void fa_sm90_load_elements(float (&ret)[COUNT], const char *row,
                                                       int32_t width)
@@ -64,7 +64,7 @@ __device__ __forceinline__ void fa_sm90_load_elements(float (&ret)[COUNT], const
 		ret[i] = fa_widen<T>((uint16_t)(words[i / 2] >> i % 2 * 16));
 }
 
-/* Columns of V in this slice; the padding beyond them belongs to another block. */
+/* Columns of V in this slice; the padding beyond belongs to another block. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_slice_width(const struct fa_cuda_attention &args,
                                                        const struct fa_work &work)
@@ -72,7 +72,7 @@ __device__ __forceinline__ int32_t fa_sm90_slice_width(const struct fa_cuda_atte
 	return min(args.head_dim_v - work.slice * C::DIM_V, C::DIM_V);
 }
 
-/* Bits of this lane's elements that are infinite or NaN in a row that this warp stored. */
+/* Bits of this lane's infinite or NaN elements in a row that this warp stored. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_sm90_nonfinite_columns(const char *row, int32_t width)
 {
@@ -91,7 +91,7 @@ __device__ __forceinline__ uint32_t fa_sm90_nonfinite_columns(const char *row, i
 	return nonfinite;
 }
 
-/* @nonfinite: as returned by fa_sm90_nonfinite_columns() for @target. */
+/* @nonfinite: fa_sm90_nonfinite_columns() of @target. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &all,
                                                       const typename C::SOURCE::WORK &work,
@@ -174,8 +174,8 @@ __device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &al
 				out[i] = fmaf(p, values[j][i], out[i]);
 		}
 
-		/* Stop if the whole row is NaN, or if the stored columns are NaN for certain and
-		 * can stay. */
+		/* Stop if the whole row is NaN, or the stored columns are NaN for certain and can
+		 * stay. */
 		if (isnan(sum))
 			break;
 #pragma unroll
@@ -198,7 +198,6 @@ __device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &al
 		*lse = sum == 0 ? -INFINITY : (fa_lg2(sum) - offset) * 0.693147181f;
 }
 
-/* Checks all rows of this warp. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_recompute(const typename C::ARGS &all, uint32_t group)
 {

@@ -31,7 +31,7 @@ struct fa_sm90_sums {
 		sum[0] = sum[1] = 0;
 	}
 
-	/* True: row @r has seen no key yet. */
+	/* Row @r has seen no key yet. */
 	__device__ __forceinline__ bool unset(int r) const
 	{
 		return offset[r] == FLT_MAX;
@@ -41,14 +41,14 @@ struct fa_sm90_sums {
 /* A thread's part of O, in wgmma's accumulator layout. */
 template <class C> using fa_sm90_out_rows = float[C::DIM_V / 2];
 
-/* Dot products of a tile, then their exponentials, in the same layout. */
+/* Dot products, then their exponentials, in the same layout. */
 template <class C> using fa_sm90_dots = float[C::KEYS / 2];
 
 /* P as wgmma's A operand, 16 keys at a time. */
 template <class C> using fa_sm90_p = uint32_t[C::KEYS / 16][4];
 
-/* Number of a thread's elements of a tile's row whose key is before @end, relative to the first. A
- * thread has 2 adjacent keys of every 8. */
+/* A thread's elements of a row with keys before @end, relative to the first. It has 2 adjacent keys
+ * of every 8. */
 __device__ __forceinline__ int32_t fa_sm90_elements_before(int32_t end, int32_t count)
 {
 	return end <= 0 ? 0 : min((end >> 3) * 2 + min(end & 7, 2), count);
@@ -105,9 +105,9 @@ __device__ __forceinline__ void fa_sm90_mask(fa_sm90_dots<C> &dots,
 }
 
 /* Raises rows' maxima to this tile's where they lag too far or are unset, and rescales the sums.
- * Returns whether any row of the warp changed; O must then be multiplied by @scale. Rows do not
- * influence each other's bits. @shift: added to a thread's logits of a row (SCORE_MOD). @key_slope:
- * bias per key that the maximum excludes. */
+ * True if any row of the warp changed; O must then be multiplied by @scale. Rows do not influence
+ * each other's bits. @shift: added to a thread's logits of a row (SCORE_MOD). @key_slope: bias per
+ * key that the maximum excludes. */
 template <class C>
 __device__ __forceinline__ bool
 fa_sm90_update_max(struct fa_sm90_sums &sums, const fa_sm90_dots<C> &dots, float factor,
@@ -158,8 +158,8 @@ fa_sm90_update_max(struct fa_sm90_sums &sums, const fa_sm90_dots<C> &dots, float
 	return true;
 }
 
-/* FIXED_MAX: scales sums that grow beyond 2^40 down by a power of two. Needs no logit. The epilogue
- * detects what overflows nevertheless. */
+/* FIXED_MAX: scales sums beyond 2^40 down by a power of two. Needs no logit. The epilogue detects
+ * what overflows nevertheless. */
 __device__ __forceinline__ bool fa_sm90_scale_down(struct fa_sm90_sums &sums, float (&scale)[2])
 {
 	constexpr float high = 0x1p40f;
@@ -218,7 +218,7 @@ __device__ __forceinline__ void fa_sm90_exponentials(struct fa_sm90_sums &sums,
 		                       C::SCORE_MOD ? sums.offset[r] + shift[r] : sums.offset[r]));
 		sums.sum[r] += dots[i];
 	}
-	/* Pins the computation here; the compiler would move it behind waits. */
+	/* The compiler would move the computation behind waits. */
 	fa_wgmma_hold(dots);
 	fa_wgmma_hold(sums.sum);
 }

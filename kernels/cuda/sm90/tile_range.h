@@ -10,7 +10,7 @@ struct fa_sm90_tile_range {
 	int32_t last, count;
 };
 
-/* Tiles that rows [@row, @row + @rows) see. */
+/* For rows [@row, @row + @rows). */
 template <class C, class WORK>
 __device__ __forceinline__ struct fa_sm90_tile_range
 fa_sm90_tile_range_of(const struct fa_cuda_attention &args, const WORK &work, int32_t row,
@@ -36,7 +36,7 @@ fa_sm90_tile_range_get(const struct fa_cuda_attention &args, const WORK &work)
 	return fa_sm90_tile_range_of<C>(args, work, work.row, C::ROWS);
 }
 
-/* A group's tiles, and how many of the block's tiles the group skips before and after them. */
+/* A group's tiles, and the block's tiles that it skips before and after them. */
 struct fa_sm90_group_range {
 	struct fa_sm90_tile_range tiles;
 	int32_t before, after;

@@ -20,7 +20,7 @@ enum fa_sm90_stop_kind {
 	FA_SM90_ENDED = 2,
 };
 
-/* A saved state: each thread's O, four floats at a time, then its offsets and sums. */
+/* Each thread's O, four floats at a time, then its offsets and sums. */
 template <class C> struct fa_sm90_state {
 	static constexpr uint32_t THREADS = C::GROUPS * 128, CHUNKS = C::DIM_V / 8 + 1;
 	static constexpr uint32_t BYTES = FA_SM90_STATE_BYTES(C::DIM_V, C::GROUPS);
@@ -76,7 +76,7 @@ fa_sm90_load_state(const struct fa_cuda_preempt &yield, uint32_t slot, uint32_t 
 	ret_sums.sum[1] = chunk.w;
 }
 
-/* The thread block of the first launch that this one is or resumes. */
+/* The block of the first launch that this one is or resumes. */
 template <class C> __device__ __forceinline__ uint32_t fa_sm90_block_index(void)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
@@ -90,8 +90,8 @@ __device__ __forceinline__ uint32_t fa_sm90_blocks(const struct fa_cuda_attentio
 	return C::YIELDS && args.preempt.resumed ? args.preempt.blocks : gridDim.x;
 }
 
-/* Fills the words in shared memory. One thread, before a barrier of the block. A block that must
- * exit at once has been counted then. */
+/* Fills the words in shared memory. One thread, before a barrier of the block. Counts a block that
+ * must exit at once. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_yield_begin(const struct fa_cuda_attention &args,
                                                     uint32_t shared)
@@ -117,7 +117,7 @@ __device__ __forceinline__ void fa_sm90_yield_begin(const struct fa_cuda_attenti
 	}
 }
 
-/* Completes a free stage of K without a tile. Executed by the producer warp. */
+/* Executed by the producer warp; the stage is free. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_post_stop(uint32_t shared, uint32_t stage,
                                                   fa_sm90_stop_kind reason)
@@ -128,9 +128,8 @@ __device__ __forceinline__ void fa_sm90_post_stop(uint32_t shared, uint32_t stag
 	fa_mbarrier_arrive(shared + C::K_FULL + 8 * stage);
 }
 
-/* Stops the consumers before the tile of a free stage. Executed by the producer warp. @begun:
- * blocks of rows finished; @left: tiles left of the next, 0: all. Returns false if no state slot is
- * free. */
+/* Executed by the producer warp; the stage is free. @begun: blocks of rows finished; @left: tiles
+ * left of the next, 0: all. Returns false if no state slot is free. */
 template <class C>
 __device__ __forceinline__ bool fa_sm90_yield_stop(const struct fa_cuda_preempt &yield,
                                                    uint32_t shared, uint32_t stage, uint32_t begun,
@@ -162,7 +161,7 @@ __device__ __forceinline__ void fa_sm90_yield_end(const struct fa_cuda_attention
 
 	if (!args.done.word)
 		return;
-	/* The producer stores nothing to global memory and has no registers to spare for this. */
+	/* The producer stores nothing to global memory and has no registers for this. */
 	fa_barrier_sync(0, C::GROUPS * 128);
 	if (threadIdx.x != 128)
 		return;
