@@ -15,7 +15,6 @@ extern struct fa_client *alone_client;
 int alone_setup(void **state);
 int alone_teardown(void **state);
 
-/* Fails with the library's error text if @r is an error. */
 void must(int r, const char *what);
 
 struct fa_step *alone_begin(const struct fa_step_item *items, uint32_t n);

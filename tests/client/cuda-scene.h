@@ -17,18 +17,15 @@ struct fa_cuda_scene {
 	struct fa_test_cuda cuda;
 	struct fa_test_daemon daemon;
 	struct fa_test_cuda_page *page;
-	struct fa_test_cuda_lives lives; /* right after its start */
+	struct fa_test_cuda_lives lives;
 };
 
 void fa_cuda_scene_start(struct fa_cuda_scene *scene, const struct fa_test_daemon_options *options);
 /* Also checks that the daemon holds no more than after its start. */
 void fa_cuda_scene_stop(struct fa_cuda_scene *scene);
 
-/* ---- in a child */
-
 void fa_cuda_check(int r, const char *file, int line);
 #define fa_ok(call) fa_cuda_check(call, __FILE__, __LINE__)
-/* The call must fail with @status and an error text that contains @part. */
 #define fa_refused(call, status, part)                                                             \
 	do {                                                                                       \
 		fa_check_eq(call, status);                                                         \

@@ -137,7 +137,6 @@ bool fa_fake_next(struct fa_raw *raw)
 	return r == 1;
 }
 
-/* Send errors are ignored: the client may have gone. */
 void fa_fake_reply(struct fa_raw *raw, uint64_t id, int status, const char *text)
 {
 	struct fa_wire_message message = { .id = id,

@@ -52,7 +52,6 @@ void fa_fake_reply(struct fa_raw *raw, uint64_t id, int status, const char *text
 void fa_fake_complete(struct fa_raw *raw, uint32_t stream, uint64_t value, int status,
                       const char *text);
 
-/* Answers raw->message like a daemon that completes everything at once. */
 void fa_fake_answer(struct fa_raw *raw, struct fa_completion_slot *page);
 
 void fa_fake_serve(struct fa_raw *raw, void *userdata);

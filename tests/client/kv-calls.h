@@ -25,10 +25,6 @@ struct seen *heard(void);
 int calls_setup(void **state);
 int calls_teardown(void **state);
 
-/*
- * Begins a step of @n_items sequences; makes a tensor of @buffer; sets every field of a layer's
- * struct.
- */
 struct fa_step *begin(uint32_t n_items);
 struct fa_tensor tensor(struct fa_buffer *buffer, uint32_t rank, int64_t a, int64_t b, int64_t c);
 struct fa_step_attend attend_all(struct fa_buffer *buffer);

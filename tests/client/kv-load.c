@@ -34,11 +34,11 @@ struct sequence {
 struct worker {
 	pthread_t thread;
 	struct kv kv;
-	struct kv pipeline[PIPELINE]; /* the same client, other memory */
+	struct kv pipeline[PIPELINE];
 	struct fa_test_random random;
 	struct sequence sequences[SEQUENCES];
 	uint32_t last_tag, stream;
-	uint64_t reconnects;       /* seen */
+	uint64_t reconnects;
 	uint64_t happened, undone; /* steps in flight when the daemon died */
 	uint64_t dropped;
 };
@@ -105,7 +105,6 @@ static bool is_gone(struct worker *w, struct sequence *s, int r)
 	return true;
 }
 
-/* Repeats the query until it is answered. False: the sequence is gone. */
 static bool ask(struct worker *w, struct sequence *s, struct fa_sequence_info *ret_info)
 {
 	int r;
@@ -169,7 +168,6 @@ static void append(struct worker *w, struct sequence *s)
 		r = commits ? fa_step_commit(step, NULL, NULL) : fa_step_abort(step, 0, NULL);
 	fa_step_free(step);
 	if (!died("step", r)) {
-		/* Requests sent earlier have ended, too. */
 		kv_check_out(&w->kv, &item, 1);
 		s->length += commits ? n : 0;
 		s->risked = false;
@@ -218,7 +216,6 @@ static void append_many(struct worker *w, struct sequence *s)
 		if (r == -EBUSY || (!begun && is_gone(w, s, r)))
 			break;
 		s->risked = drops;
-		/* A new daemon plans on a different state. */
 		lost = (r == -ESTALE && drops) || died("begin", r) ||
 		       reconnects_of(w) != reconnects;
 		if (lost && !r)

@@ -13,7 +13,5 @@
  * that a step was writing; no others.
  */
 void kv_load_begin(const char *socket, bool may_drop);
-/* Operations done so far. */
 uint64_t kv_load_progress(void);
-/* Checks everything again, prints statistics, and disconnects. */
 void kv_load_end(void);

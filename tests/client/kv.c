@@ -161,7 +161,6 @@ static struct fa_tensor tensor(const struct kv *kv, const float *at, int64_t row
 	return tensor;
 }
 
-/* Fills in the new tokens' tensors of one layer. */
 static void fill_layer(const struct kv *kv, const struct kv_item *items, uint32_t n_items,
                        uint32_t layer)
 {
@@ -238,7 +237,6 @@ int kv_write(struct kv *kv, const struct kv_item *item)
 	return r;
 }
 
-/* Returns true if new token @row of an item sees token @at of its sequence. */
 static bool sees(const struct kv_item *item, uint32_t row, uint32_t at)
 {
 	uint32_t before = item->length - item->n_new;
@@ -271,7 +269,6 @@ static void check_row(const struct kv_item *item, uint32_t row, uint32_t layer, 
 			result[d] += weight * number(item->tags[at], layer, V, kv_at + d);
 	}
 	for (uint32_t d = 0; d < KV_DIM; ++d)
-		/* This form fails for NaN, too. */
 		if (!(fabs(out[d] - result[d] / sum) <= ERROR_MAX))
 			fa_test_fail(__FILE__, __LINE__,
 			             "sequence %llx, %u tokens of which %u are new, layer %u, head "
@@ -319,7 +316,6 @@ static void compare(uint64_t sequence, const float *got, uint32_t tag, uint32_t 
 		             (unsigned long long)sequence, at, layer, part == K ? "K" : "V", tag);
 }
 
-/* As many tokens as fit into the buffer. */
 static int check_some(struct kv *kv, uint64_t sequence, const uint32_t *tags, uint32_t first,
                       uint32_t n)
 {

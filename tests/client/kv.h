@@ -28,7 +28,7 @@ struct kv {
 	uint64_t cache;
 	struct fa_buffer *buffer;
 	bool owns_buffer;
-	char *host;                   /* the buffer's contents */
+	char *host;
 	float *q, *k, *v, *out, *lse; /* in host: [KV_LAYERS][KV_ROWS_MAX][heads][KV_DIM] */
 	uint32_t flags;               /* of attention, in addition to FA_STEP_CAUSAL */
 	/* If the daemon sees other memory than @host: copies host to it, or it to host. */
@@ -38,7 +38,6 @@ struct kv {
 
 /* Creates a cache, named @name unless NULL; @max_pages as in fa_cache_options. */
 void kv_init(struct kv *kv, struct fa_client *client, const char *name, uint64_t max_pages);
-/* Attaches to an existing @cache. */
 void kv_init_in(struct kv *kv, struct fa_client *client, uint64_t cache);
 /* The same, with the caller's buffer of KV_BUFFER_BYTES, mapped at @host. */
 void kv_init_over(struct kv *kv, struct fa_client *client, uint64_t cache, struct fa_buffer *buffer,
@@ -71,7 +70,6 @@ int kv_attend(struct kv *kv, struct fa_step *step, const struct kv_item *items, 
  * Returns the first error.
  */
 int kv_write(struct kv *kv, const struct kv_item *item);
-/* Fails unless all results are right. */
 void kv_check_out(const struct kv *kv, const struct kv_item *items, uint32_t n_items);
 
 /*

@@ -19,7 +19,6 @@ void own_adopt_orphans(bool adopt);
 
 int own_count_entries(const char *path);
 
-/* A client with a spawned daemon; @daemon and @config as in struct fa_options. */
 struct fa_client *own_spawn(const char *daemon, const char *config);
 
 /* Spawning must fail with @code and a text that contains @part, and leave nothing behind. */

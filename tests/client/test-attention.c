@@ -282,7 +282,6 @@ static void test_tickets(void **state)
 	check(fa_stream_free(client, stream));
 	fa_check_eq(fa_stream_free(client, stream), -ENOENT);
 	fa_check_eq(fa_stream_free(client, 0), -ENOENT);
-	/* Values go on in a new stream with the same number. */
 	check(fa_stream_new(client, 1, &stream));
 	request = fa_case_attention(&small, buffer);
 	request.stream = stream;

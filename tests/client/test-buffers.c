@@ -209,7 +209,6 @@ static void test_quota(void **state)
 	fa_check_eq(fa_buffer_new(client, PAGE, FA_BUFFER_DEVICE, &extra), -EDQUOT);
 	for (int i = 0; i < 20; ++i)
 		fa_buffer_free(buffers[i]);
-	/* Sparse memory is charged in full. */
 	fa_check_eq(fa_buffer_new(client, 256 << 20, 0, &extra), -EDQUOT);
 	fa_check_eq(fa_buffer_new(client, 256 << 20, FA_BUFFER_DEVICE, &extra), -EDQUOT);
 	fa_check(!extra);

@@ -98,7 +98,6 @@ static void test_no_daemon(void **state)
 	fa_check_eq(connect_to("/nonexistent/fad.sock", 0, &client), -ENOENT);
 	fa_check_contains(fa_error(), "/nonexistent/fad.sock");
 
-	/* A stale socket of a dead daemon. */
 	fa_fake_start(&fake, NULL, NULL);
 	close(fake.listen_fd);
 	fa_check_eq(connect_to(fake.socket, 0, &client), -ECONNREFUSED);

@@ -24,16 +24,13 @@
 
 #define DEPTH 16
 #define REST_NS (5 * FA_NS_PER_MS)
-/* Requests of each client beside the two misbehaving ones. */
 #define BESIDE 20
 /*
  * A client's ring and its completion records have wrapped after this many requests: entries have
  * at least 64 bytes, and there are session_requests records.
  */
 #define AROUND (FA_RING_BYTES_DEFAULT / 64)
-/* Requests that wait: the gated one and those behind it. */
 #define GATED_MIN 2
-/* With fewer processors shares are not compared. */
 #define PROCESSORS_MIN 16
 
 static struct fa_test_daemon daemon_process;

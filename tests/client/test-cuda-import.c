@@ -71,7 +71,6 @@ static void handle_case(int socket)
 	at = alloc(3 * bytes);
 	whole = import(at, 3 * bytes);
 	fa_cuda_attend(client, whole, at, 1);
-	/* In the middle of an allocation, aligned to an element only. */
 	part = import(at + bytes + 4, bytes);
 	fa_cuda_attend(client, part, at + bytes + 4, 2);
 	fa_check_eq(opens(), 1);
@@ -255,7 +254,6 @@ static void kept_case(int socket)
 		fa_buffer_free(import(at[i], bytes));
 		fa_cuda_expect_buffers(client, i < UNUSED_MAX ? i + 1 : UNUSED_MAX);
 	}
-	/* Reuse makes an import the youngest; the oldest is evicted first. */
 	buffer = import(at[11], bytes);
 	fa_cuda_expect_buffers(client, UNUSED_MAX);
 	fa_buffer_free(buffer);
@@ -263,7 +261,6 @@ static void kept_case(int socket)
 	fa_buffer_free(import(at[0], bytes));
 	fa_cuda_expect_buffers(client, UNUSED_MAX);
 
-	/* Imports in use do not count. */
 	buffer = import(at[20], bytes);
 	fa_ok(fa_cuda_trim(client));
 	fa_cuda_expect_buffers(client, 1);
@@ -299,7 +296,7 @@ static void freed_case(int socket)
 
 	fa_cu(cuMemFree(other));
 	again = alloc(bytes);
-	fa_check_eq(again, at); /* the test needs the same address */
+	fa_check_eq(again, at);
 	buffer = import(again, bytes);
 	fa_cuda_expect_buffers(client, 1);
 	fa_cuda_attend(client, buffer, again, 1);

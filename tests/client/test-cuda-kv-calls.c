@@ -81,7 +81,6 @@ static void test_decode(void **state)
 	fa_test_cuda_calls(page, &before);
 	fa_check_eq(fa_sequence_create(client, kv.cache, &item.sequence), 0);
 	run_step(&item, 1);
-	/* A worker registers the completion page at some time. */
 	fa_check_eventually(called(&before, FA_TEST_CUDA_cuMemHostRegister) > 0);
 
 	item.n_new = 1;
@@ -90,7 +89,6 @@ static void test_decode(void **state)
 		++item.length;
 		run_step(&item, 1);
 	}
-	/* Two kernels a layer: append and attention. */
 	fa_check_eq(called(&before, FA_TEST_CUDA_kernel), 2 * KV_LAYERS * STEPS);
 	fa_check_eq(called(&before, FA_TEST_CUDA_cuMemcpyHtoDAsync), STEPS);
 	fa_check_eq(called(&before, FA_TEST_CUDA_cuStreamWriteValue64), 0);
@@ -110,7 +108,6 @@ static void test_prefill(void **state)
 	fa_check_eq(fa_sequence_create(client, kv.cache, &item.sequence), 0);
 	fa_test_cuda_calls(page, &before);
 	run_step(&item, 1);
-	/* Clearing new pages copies twice, all layers together once. */
 	fa_check_eq(called(&before, FA_TEST_CUDA_cuMemcpyHtoDAsync), 2 + 1);
 	fa_check_eq(fa_sequence_remove(client, item.sequence), 0);
 }

@@ -213,7 +213,6 @@ static void test_faults(void **state)
 	check_nothing_left(first_fds);
 }
 
-/* A client with a sequence of KV_PAGE_TOKENS + 3 tokens. */
 struct owner {
 	struct fa_client *client;
 	uint32_t tags[KV_PAGE_TOKENS + 3];
@@ -303,15 +302,12 @@ static void test_lost_while_starting(void **state)
 
 		fa_test_cuda_fail_next(&cuda, faults[i]);
 		fa_check(!kill(first, SIGKILL));
-		/* Fewer failures than make the supervisor discard what it keeps. */
 		fa_test_daemon_log_wait(&supervisor, "the persisted KV pool waits for its device");
 		fa_test_cuda_fail_next(&cuda, NULL);
 		owner_check(&owner);
 	}
 	owner_end(&owner);
 }
-
-/* ---- kernels that outlive their process */
 
 static int setup_mps(void **state)
 {
@@ -364,7 +360,6 @@ static void test_quarantine(void **state)
 	do
 		r = kv_begin(&kv, &item, 1, &step);
 	while (r == -ECONNRESET);
-	/* The page has space, but the dead process may still write there. */
 	if (r == -ENOMEM)
 		fa_check_contains(fa_error(), "let go");
 	else

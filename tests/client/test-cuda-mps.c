@@ -55,7 +55,6 @@ static void client_case(int socket)
 	fa_buffer_free(imported);
 	expect(client, without);
 	fa_buffer_free(arena);
-	/* Unused imports are cached for a while. */
 	fa_ok(fa_cuda_trim(client));
 	expect(client, false);
 	fa_ok(fa_timeline_open(client, &timeline));

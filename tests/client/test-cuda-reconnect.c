@@ -23,7 +23,6 @@
 static char dir[48];
 static struct fa_test_cuda cuda;
 
-/* In a child, which also starts the daemons. */
 static struct fa_test_daemon server;
 static struct fa_client *client;
 static struct fa_buffer *handle, *pieces, *part, *arena, *host;
@@ -96,7 +95,6 @@ static void same_case(int socket)
 		kill_daemon();
 		start(false);
 		attend(10 * i);
-		/* The unused import was not registered again. */
 		fa_cuda_expect_buffers(client, 4);
 	}
 	end();

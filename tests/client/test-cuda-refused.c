@@ -121,7 +121,7 @@ static void faults_case(int socket)
 {
 	static const struct {
 		const char *fault;
-		int kind; /* 0 handle, 1 pieces, 2 arena */
+		int kind;
 		int status;
 		const char *part;
 	} cases[] = {
@@ -181,7 +181,6 @@ static void faults_case(int socket)
 	fa_cu(cuMemFree(at));
 }
 
-/* Faults in the daemon: their text reaches the program. */
 static void daemon_faults_case(int socket)
 {
 	struct fa_cuda_vmm vmm;
@@ -216,7 +215,6 @@ static void limits_case(int socket)
 	begin();
 	for (int i = 0; i < 8; ++i)
 		at[i] = alloc(BYTES);
-	/* Unused imports are evicted for new ones. */
 	for (int i = 0; i < 8; ++i) {
 		fa_ok(import(at[i], BYTES));
 		fa_buffer_free(buffer);

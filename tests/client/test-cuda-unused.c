@@ -64,7 +64,6 @@ static void test_driver_not_loaded(void **state)
 	fa_buffer_free(buffer);
 	fa_check(!has_driver());
 
-	/* The check notices a loaded driver. */
 	fa_check_eq(fa_buffer_import_cuda(client, none, 4096, 0, &buffer), -EINVAL);
 	fa_check(has_driver());
 	fa_disconnect(client);
@@ -86,7 +85,6 @@ static int in_child(void *userdata)
 	return 0;
 }
 
-/* A child frees its own buffers and leaves the parent's alone. */
 static void fork_case(int socket)
 {
 	uint64_t bytes = fa_cuda_attend_bytes();

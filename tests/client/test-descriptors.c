@@ -31,7 +31,6 @@ static struct {
 	size_t n;
 } taken;
 
-/* Uses up all descriptors but @n. */
 static void leave(size_t n)
 {
 	struct rlimit limit;
@@ -185,8 +184,6 @@ static void test_one_descriptor_left(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* ---- descriptors in flight */
-
 /* A socket filled with as many descriptors as allowed, until closed. */
 static int fill_socket(int *ret_reader)
 {
@@ -226,7 +223,6 @@ static int be_crowded(void *userdata)
 	int reader;
 	char byte;
 
-	/* Root is exempt from the limit. */
 	if (!geteuid() && (setresgid(65534, 65534, 65534) || setresuid(65534, 65534, 65534)))
 		return 77;
 	client = connect_to(crowded->daemon);

@@ -76,7 +76,6 @@ static int run_child(void *userdata)
 	fa_check_eq(fa_daemon_drain(client), -ECHILD);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 
-	/* Buffers stay shared with the child. */
 	fa_check_contains((char *)fa_buffer_data(family->buffer), "from the parent");
 	strcpy(fa_buffer_data(family->buffer), "from the child");
 	fa_check(!fa_buffer_free(family->other));
@@ -158,7 +157,6 @@ static void test_child_keeps_no_session(void **state)
 	family_start(&family);
 	pid = fa_test_fork(run_idle, &ends[0]);
 	fa_disconnect(family.client);
-	/* Joins the fake's thread, which waits for the connection's end. */
 	fa_fake_stop(&family.fake);
 	fa_check_eq(write(ends[1], "x", 1), 1);
 	fa_check_eq(fa_test_reap(pid), 0);

@@ -420,8 +420,6 @@ static void test_timeline(void **state)
 	fa_check_eq(fa_test_count_fds(0), before);
 }
 
-/* ---- completions */
-
 enum lie {
 	LIE_NONE,
 	LIE_OUT_OF_TURN,
@@ -549,7 +547,6 @@ static void test_page(void **state)
 			fa_check_eq(fa_attention(client, &attention, &tickets[k]), 0);
 		if (i / 2) {
 			fa_check_eq(fa_wait(client, &tickets[0], UINT64_MAX, NULL), 0);
-			/* Success by the page first; the socket agrees later. */
 			fa_check_eq(fa_wait(client, &tickets[2], 0, NULL), 0);
 			fa_check_eq(fa_wait(client, &tickets[2], 0, &completion), -EAGAIN);
 			fa_check_eq(fa_cancel(client, &tickets[2]), -ENOENT);
@@ -649,8 +646,6 @@ static void test_full_socket_by_frees(void **state)
 	fa_fake_stop(&fake);
 	fa_check(!setrlimit(RLIMIT_NOFILE, &before));
 }
-
-/* ---- a daemon that does not reply */
 
 static void mute(struct fa_raw *raw, void *userdata)
 {

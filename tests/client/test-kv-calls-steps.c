@@ -162,7 +162,6 @@ static void test_attend(void **state)
 	fa_check_eq(heard()->last.step_attend.cos.rank, 0);
 	fa_check_eq(heard()->last.step_attend.n_positions, 0);
 
-	/* Write only, with positions: one for each token of k. */
 	attend = (struct fa_step_attend){ .size = sizeof(attend),
 		                          .k_new = tensor(buffer, 3, 4, 1, 16),
 		                          .v_new = tensor(buffer, 3, 4, 1, 16),
@@ -263,8 +262,7 @@ static void test_largest_attend(void **state)
 	attend.alibi_slopes = slopes;
 	attend.sinks = sinks;
 	attend.q = attend.out = tensor(buffer, 3, 15800 - 2 * 1024, 1024, 8);
-	attend.q.strides[2] = attend.out.strides[2] =
-		1; /* stride 0: the same token again and again */
+	attend.q.strides[2] = attend.out.strides[2] = 1;
 	fa_check_eq(fa_step_attend(step, &attend, NULL), 0);
 	fa_check_eq(heard()->last.step_attend.n_sinks, 1024);
 	attend.q = attend.out = tensor(buffer, 3, 16000, 1, 8);

@@ -323,13 +323,11 @@ static void test_long_prefix(void **state)
 	fa_check_eq(heard()->tokens_view.offset, 0);
 	fa_check_eq(heard()->tokens_view.shape[0], N);
 	fa_check_eq(heard()->tokens_view.strides[0], 1);
-	/* The buffer is freed without waiting for the reply. */
 	fa_check_eq(fa_ping(client), 0);
 	fa_check_eq(heard()->count[FA_WIRE_BUFFER_FREE], frees + 1);
 	fa_check_eq(heard()->buffer_bytes, sizeof(tokens));
 	fa_check(!memcmp(heard()->buffer, tokens, sizeof(tokens)));
 
-	/* The longest prefix that fits into a message. */
 	prefix.n_tokens = N - 1;
 	prefix.extra = tokens;
 	prefix.extra_bytes = 256;

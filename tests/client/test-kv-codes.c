@@ -24,7 +24,7 @@ enum {
 	GROUP = 3,
 	HEADS = KV_HEADS * GROUP,
 	DIM = 64,
-	ROWS = 96, /* tokens per step or read */
+	ROWS = 96,
 	K_ROW = KV_HEADS * DIM,
 	Q_ROW = HEADS * DIM,
 };
@@ -32,7 +32,7 @@ enum {
 static struct scene {
 	enum fa_dtype dtype;
 	enum fa_store store;
-	bool tokens; /* tokens have scales of their own */
+	bool tokens;
 	float k_scales[LAYERS * KV_HEADS], v_scales[LAYERS * KV_HEADS];
 	uint64_t cache;
 	struct fa_buffer *buffer;
@@ -156,7 +156,6 @@ static double out_at(uint32_t i)
 	return (double)values[0];
 }
 
-/* Checks the last @n of @length tokens against fp64. */
 static void check_out(const uint32_t *tags, uint32_t length, uint32_t n, uint32_t layer)
 {
 	float *k = calloc((size_t)length * DIM, sizeof(*k)),
@@ -203,7 +202,6 @@ static void check_out(const uint32_t *tags, uint32_t length, uint32_t n, uint32_
 	free(weights);
 }
 
-/* A step that appends the last @n of @length tokens. */
 static void append(uint64_t sequence, const uint32_t *tags, uint32_t length, uint32_t n)
 {
 	const struct fa_step_item item = { .sequence = sequence, .n_new = n };

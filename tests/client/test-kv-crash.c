@@ -33,7 +33,6 @@ static void test_kills(void **state)
 		uint64_t before = kv_load_progress(), died_ns;
 		pid_t pid = fa_test_daemon_child(&supervisor);
 
-		/* At random moments, sometimes during its start. */
 		if (i % 8)
 			fa_check_eventually(kv_load_progress() > before + 20);
 		fa_test_any_moment_us(fa_test_random_below(&random, 12000));
@@ -60,7 +59,6 @@ int main(void)
 		cmocka_unit_test(test_kills),
 	};
 
-	/* A GPU daemon takes a second to start. */
 	kills = fa_test_long() ? 1000 : 100;
 	if (fa_test_sanitized() || getenv("FAD_TEST_BACKEND"))
 		kills = 20;

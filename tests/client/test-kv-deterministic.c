@@ -27,12 +27,11 @@ enum {
 	SEQUENCES = FORKS + 5,
 };
 
-/* A sequence with the new tokens that it gets in every step; none is committed. */
 struct sequence {
 	uint64_t id;
 	uint32_t number, length, n_new;
-	bool known;                             /* out and lse are set */
-	uint16_t out[64 * HEADS * DIM_MAX * 2]; /* large enough for fp32 */
+	bool known; /* out and lse are set */
+	uint16_t out[64 * HEADS * DIM_MAX * 2];
 	float lse[HEADS * 64];
 };
 
@@ -67,7 +66,6 @@ static float number(uint32_t token, uint32_t which, uint32_t i)
 	return sum * 1.7320508f;
 }
 
-/* Token @token's row of @heads heads. */
 static void fill(char *to, uint32_t token, uint32_t which, uint32_t heads)
 {
 	float row[HEADS * DIM_MAX];
@@ -128,7 +126,6 @@ static void make_sequences(void)
 
 	*first = (struct sequence){ .length = SHARED, .n_new = 1 };
 	write_sequence(first);
-	/* Fork before the last page and in its middle. */
 	for (uint32_t i = 1; i <= FORKS; ++i) {
 		struct sequence *s = &scene.sequences[i];
 
@@ -293,7 +290,6 @@ static void check(enum fa_dtype dtype, uint32_t dim)
 	uint32_t which[SEQUENCES], n = 0;
 
 	open_scene(dtype, dim);
-	/* Alone: the first, two of its forks, and those that are not forks. */
 	for (uint32_t i = 0; i < SEQUENCES; ++i)
 		if (i < 3 || i > FORKS)
 			same(&i, 1, "alone a first time");

@@ -40,8 +40,7 @@ static const struct shape shapes[] = {
 	{ 32, 8, 1000, 1, 1, 4000 }, /* eight parts of several blocks each */
 	{ 32, 8, 30, 1, 1, 2000 },   /* eight parts of one block each */
 	{ 8, 1, 4000, 1, 1, 1000 },  /* one part of all blocks */
-	{ 10, 2, 1000, 4, 1, 1000 }, /* four tokens: more rows */
-	{ 24, 3, 700, 1, 1, 1000 },
+	{ 10, 2, 1000, 4, 1, 1000 }, { 24, 3, 700, 1, 1, 1000 },
 	{ 32, 16, 500, 1, 1, 500 }, /* too many parts to be signalled */
 	{ 32, 8, 200, 1, 3, 500 },  /* several sequences: not signalled */
 };
@@ -107,7 +106,6 @@ static void attend(const struct shape *shape, struct fa_step *step)
 	tensor_init(&attend.v_new, scene.v, rows, shape->kv_heads);
 	fa_tensor_init(&attend.lse, scene.buffer, (uint64_t)((char *)scene.lse - scene.host),
 	               FA_F32, 2, lse_shape);
-	/* The tests' CUDA driver is slow. */
 	for (int round = 0; round < shape->rounds && (round < ROUNDS_MIN || fa_now_ns() < until_ns);
 	     ++round) {
 		memset(scene.out, 0xff, out_bytes);

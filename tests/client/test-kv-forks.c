@@ -22,7 +22,7 @@ enum {
 	FORKS = 60, /* so many and long that sharing pays on any GPU */
 	SHARED = 2000,
 	LENGTH_MAX = 2200,
-	APART = 4, /* also written to pages of their own */
+	APART = 4,
 	OUT = KV_HEADS * KV_DIM,
 };
 
@@ -126,8 +126,6 @@ static void check_pages(const struct sequence *s)
 	kv_check_sequence(&kv, s->id, s->tags, s->length, 0);
 }
 
-/* ---- many forks of one sequence */
-
 static struct sequence parent, forks[FORKS + 1];
 
 /* Forked in the middle of a page, with one to three new tokens each. */
@@ -186,7 +184,7 @@ static void compare(const float *a, const float *b, size_t n, const char *what)
 static void test_as_unshared(void **state)
 {
 	enum {
-		KEPT = 1 + 2 + 3 + 1 /* new tokens of the first APART forks */
+		KEPT = 1 + 2 + 3 + 1
 	};
 	static float out[2][KV_LAYERS * KEPT * OUT], lse[2][KV_LAYERS * KV_HEADS * KEPT];
 	static struct sequence apart[APART];
@@ -203,7 +201,6 @@ static void test_as_unshared(void **state)
 		must(fa_sequence_create(alone_client, kv.cache, &apart[i].id), "create");
 		write_pages(&apart[i], 0);
 	}
-	/* The same tokens as in the aborted step. */
 	last_tag -= rows;
 	fa_check_eq(step(apart, APART, new, false), 0);
 	keep(APART, new, KEPT, out[1], lse[1]);

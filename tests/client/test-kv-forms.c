@@ -179,7 +179,6 @@ static void load(const float *from, double *to, int dim)
 		to[i] = from[i];
 }
 
-/* First K and V are written, then attention reads them. */
 static void test_write(void **state)
 {
 	static double q[ROWS * HEADS * DIM], k[ROWS * HEADS * DIM], v[ROWS * HEADS * DIM];
@@ -219,7 +218,6 @@ static void test_write(void **state)
 	load(hand.v, v, DIM);
 	check_out(&hand, q, k, v, DIM);
 
-	/* Reads K alone, from the middle. */
 	copy.first = 7;
 	copy.k = tensor(&hand, hand.out, 30, DIM);
 	copy.v.buffer = NULL;
@@ -347,8 +345,6 @@ static void test_rotary(void **state)
 	for (int i = 0; i < 8; ++i)
 		check_rotary(i & 1, i & 1 ? 16 : DIM, i & 2, i & 4);
 }
-
-/* ---- a prefix passed in a buffer */
 
 static void test_long_prefix(void **state)
 {

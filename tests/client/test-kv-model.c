@@ -110,7 +110,6 @@ static void page_put(struct model *m, uint32_t *page)
 	*page = 0;
 }
 
-/* Sets the sequence's length, and allocates or drops pages. */
 static void resize(struct model *m, struct sequence *s, uint32_t length)
 {
 	uint32_t before = (s->length + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
@@ -221,7 +220,6 @@ static void keep(struct model *m, struct plan *plan, uint32_t *keep, uint32_t *c
 				if (item->parents[at] == at)
 					break;
 			}
-			/* From leaf to root, reversed into ascending order. */
 			for (uint32_t k = 0; k < n_path; ++k)
 				keep[n + k] = path[n_path - 1 - k];
 		} else {
@@ -483,7 +481,6 @@ static void do_publish(struct model *m)
 	fa_check_eq(pages, added);
 }
 
-/* Attaches the prefix of an existing sequence, or a common one. */
 static void do_attach(struct model *m)
 {
 	struct sequence *s = none(m), *like = any(m);
@@ -583,7 +580,6 @@ static void test_model(void **state)
 	do_create(m);
 	for (uint32_t i = 0; i < n_operations; ++i) {
 		run_one(m);
-		/* The model's memory is bounded. */
 		if (m->n_published + LENGTH_MAX / KV_PAGE_TOKENS > PUBLISHED_MAX) {
 			for (uint32_t k = 0; k < SEQUENCES; ++k)
 				m->sequences[k].id = 0;

@@ -23,10 +23,10 @@
 
 struct line {
 	bool resumed;
-	int requests; /* answered before the close; -1: all */
-	bool silent;  /* read one more before the close */
+	int requests;
+	bool silent;
 	int status;
-	int hello_refused; /* refuse the Hello */
+	int hello_refused;
 };
 
 static struct {

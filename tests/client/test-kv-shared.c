@@ -25,7 +25,7 @@
 #define OTHER_UID 12321
 
 static struct fa_test_daemon daemon_;
-static struct kv a, b; /* two clients of the same cache */
+static struct kv a, b;
 
 static struct fa_client *connect_client(void)
 {
@@ -162,7 +162,6 @@ static void test_names(void **state)
 	must(fa_sequence_remove(b.client, fork), "free");
 }
 
-/* What another uid may do; in a child. */
 static int run_other_uid(void *userdata)
 {
 	struct fa_cache_info cache_info = { .size = sizeof(cache_info) };
@@ -248,7 +247,6 @@ static void test_two_append(void **state)
 	must(kv_begin(&a, &one, 1, &first), "begin");
 	fa_check_eq(kv_begin(&b, &one, 1, &second), -EBUSY);
 	fa_check_eq(fa_sequence_truncate(b.client, sequence, 1), -EBUSY);
-	/* Committed tokens can still be read. */
 	kv_check_pages(&b, sequence, tags, 0, 10);
 	fa_check_eq(info_of(&b, sequence).planned, 13);
 	must(kv_attend(&a, first, &one, 1, 0, true), "attend");

@@ -88,7 +88,6 @@ static struct fa_tensor tensor(uint64_t at, int64_t heads)
 	return tensor;
 }
 
-/* The request of one layer. */
 static struct fa_step_attend attend_layer(uint32_t layer)
 {
 	const uint64_t at = (uint64_t)layer * LAYER_FLOATS;
@@ -169,7 +168,6 @@ static void test_same_bits(void **state)
 		struct fa_step *step;
 		struct fa_ticket ticket;
 
-		/* One request per layer, each waited for. */
 		fill(round + 1);
 		step = begin(sequences[0]);
 		for (uint32_t layer = 0; layer < LAYERS; ++layer) {
@@ -181,7 +179,6 @@ static void test_same_bits(void **state)
 		fa_step_free(step);
 		memcpy(expected, data, sizeof(expected));
 
-		/* One request for all, with a commit behind it that waits, too. */
 		fill(round + 1);
 		step = begin(sequences[1]);
 		ticket = attend_all(step, &first, LAYERS);

@@ -104,7 +104,6 @@ static void test_killed(void **state)
 	check_case(client, buffer, &small, stream);
 	check_case(client, arena, &small, 0);
 
-	/* Requests that would take hours. */
 	request = fa_case_attention(&large, work);
 	for (int i = 0; i < 6; ++i) {
 		request.stream = i % 2 ? stream : 0;
@@ -463,7 +462,6 @@ static void test_repeated_deaths(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* A draining daemon announces it, exits, and its successor is found. */
 static void test_drained(void **state)
 {
 	struct fa_test_daemon daemon;

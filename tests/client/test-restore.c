@@ -180,7 +180,6 @@ static void test_requests(void **state)
 	for (int again = 0; again < 2; ++again) {
 		fa_check_eq(fa_wait(client, &tickets[0], UINT64_MAX, &completion), 0);
 		fa_check_eq(completion.finished_ns, 30);
-		/* Its Completion was lost with the connection, but the page has it. */
 		fa_check_eq(fa_wait(client, &tickets[1], UINT64_MAX, &completion), 0);
 		fa_check_eq(completion.finished_ns, 0);
 		fa_check_eq(fa_wait(client, &tickets[2], UINT64_MAX, &completion), -ECONNRESET);
@@ -273,7 +272,6 @@ static void test_fd(void **state)
 	fa_check(!is_readable(fd));
 	fa_check_eq(fa_ping(client), -ECONNRESET);
 
-	/* Without automatic reconnection, by request only; the descriptor stays. */
 	fa_check_eq(fa_reconnect(client), 0);
 	fa_check_eq(fa_fd(client), fd);
 	fa_check_eq(fa_dispatch(client), 0);

@@ -53,7 +53,6 @@ static bool has_ring(struct fa_client *of)
 	return info.ring_bytes;
 }
 
-/* A client without a ring. */
 static int setup(void **state)
 {
 	fa_test_daemon_start(&daemon_process, NULL);
@@ -193,7 +192,6 @@ static void test_flow(void **state)
 	fa_buffer_free(buffer);
 }
 
-/* A request sent by socket ends long after the ring was made. */
 static void test_gated(void **state)
 {
 	const struct fa_gate wait = { .slot = 3, .value = 1 };
@@ -225,7 +223,6 @@ static void test_gated(void **state)
 	check(fa_cancel(client, &cancelled));
 	fa_check_eq(fa_wait(client, &cancelled, UINT64_MAX, NULL), -ECANCELED);
 	check(fa_marker(client, other, NULL, NULL));
-	/* All messages about them have been read by now. */
 	check(fa_ping(client));
 	fa_check(has_ring(client));
 }

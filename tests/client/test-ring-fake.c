@@ -46,7 +46,7 @@ static struct {
 	} kind;
 	uint64_t features, reply_ns;
 	struct fa_ring_consumer entries;
-	_Atomic unsigned int n_packets; /* StepBegin messages received as packets */
+	_Atomic unsigned int n_packets;
 } end = { .features = FA_WIRE_FEATURE_RING };
 
 static void *memory_of(int fd, uint64_t bytes)
@@ -178,7 +178,6 @@ static void test_missing(void **state)
 	struct fa_ticket tickets[2];
 	struct fa_client *client = start(0, 1, tickets);
 
-	/* Says that the request has ended, without a record. */
 	atomic_store(&end.page[0].completed, 1);
 	(void)fa_wait(client, &tickets[1], UINT64_MAX, NULL);
 	fa_check_eq(fa_dispatch(client), -EPROTO);
@@ -236,8 +235,6 @@ static void test_signalled_then_lost(void **state)
 	finish(client);
 }
 
-/* ---- steps begun through the ring */
-
 enum {
 	NUMBER = 77,
 	BEGINS = 3,
@@ -248,7 +245,6 @@ static const struct fa_step_options step_options = { .size = sizeof(step_options
 	                                             .n_items = 1,
 	                                             .items = &item };
 
-/* Takes the next message out of the ring. */
 static void take(struct fa_wire_message *ret_message)
 {
 	static _Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX];
@@ -262,7 +258,6 @@ static void take(struct fa_wire_message *ret_message)
 	fa_check_eq(fa_wire_decode(bytes, length, ret_message), 0);
 }
 
-/* Ends request @value of stream 0, a StepBegin. */
 static void end_begin(uint64_t value, int status, const char *text)
 {
 	const struct fa_outcome outcome = { .status = status,
@@ -303,7 +298,6 @@ static void take_begin(uint64_t value)
 	fa_check_eq(message.step_begin.items[0].sequence, item.sequence);
 }
 
-/* Request 1 is the marker that set up the ring. */
 static void *answer_begins(void *userdata)
 {
 	for (uint64_t value = 2; value < 2 + BEGINS; ++value) {
@@ -348,7 +342,6 @@ static void begin_by_ring(uint64_t spin_ns)
 	fa_check_contains(fa_error(), "there is no sequence 0x5");
 	fa_check(!none);
 	pthread_join(thread, NULL);
-	/* Values continue. */
 	fa_check_eq(fa_marker(client, 0, NULL, &ticket), 0);
 	fa_check_eq(ticket.value, 3 + BEGINS);
 	publish(3 + BEGINS, true);
@@ -536,7 +529,6 @@ static uint64_t collect_once(void)
 	fa_check_eventually(atomic_load(&end.words->armed));
 	begin(&sleeper, client, &tickets[1]);
 	fa_test_let_sleep_ms(20);
-	/* As if no thread was armed: without a wake-up. */
 	publish(1, false);
 	then_ns = fa_now_ns();
 	fa_check_eq(fa_wait(client, &tickets[1], UINT64_MAX, &completion), 0);
@@ -616,7 +608,6 @@ static uint64_t dispatch_once(void)
 	fa_test_let_sleep_ms(20);
 	then_ns = fa_now_ns();
 	publish(1, true);
-	/* Before the woken thread has looked. */
 	fa_check_eq(fa_dispatch(client), 0);
 	pthread_join(waiter.thread, NULL);
 	finish(client);

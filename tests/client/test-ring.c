@@ -77,7 +77,6 @@ static struct fa_buffer *buffer_for(struct fa_client *of, int64_t queries, int64
 	return buffer;
 }
 
-/* Takes seconds unless cancelled. */
 #define SLOW_QUERIES 32768
 #define SLOW_KEYS 262144
 
@@ -168,7 +167,6 @@ static void test_in_flight(void **state)
 	fa_buffer_free(buffer);
 }
 
-/* A stopped daemon: the submitter waits, then all requests finish. */
 static void *continue_later(void *unused)
 {
 	fa_test_let_sleep_ms(300);
@@ -447,7 +445,6 @@ static void test_restart(void **state)
 		check(fa_marker(other, 0, NULL, NULL));
 		assert_true(ring_bytes(other) > 0);
 
-		/* Nobody was woken for this one, but time passed. */
 		fa_test_elapse_ms(5);
 		kill_daemon(&mortal);
 		fa_test_daemon_start(&mortal, &in_dir);
@@ -490,7 +487,6 @@ static int crowd_member(void *userdata)
 			atomic_fetch_add_explicit(&crowd->done[number], 1, memory_order_relaxed);
 		}
 		check(fa_marker(member, 0, NULL, ticket));
-		/* Tickets are consecutive: no request was skipped. */
 		fa_check_eq(ticket->value, n + 2);
 	}
 	for (uint64_t i = n > CROWD_DEPTH ? n - CROWD_DEPTH : 0; i < n; ++i)

@@ -41,7 +41,6 @@ static void ticking(long us)
 	const struct itimerval timer = { each, each };
 	struct sigaction action = { .sa_handler = tick, .sa_flags = SA_RESTART };
 
-	/* Stops some time after the deadline. */
 	ticks_left = (sig_atomic_t)((late_ns() + FA_NS_PER_SEC) / (TICK_US * FA_NS_PER_US));
 	fa_check(!sigaction(SIGALRM, &action, NULL));
 	fa_check(!setitimer(ITIMER_REAL, &timer, NULL));
@@ -67,7 +66,6 @@ static void test_deadlines(void **state)
 	uint64_t begin_ns;
 	sigset_t alarm;
 
-	/* Only this thread takes the signal. */
 	sigemptyset(&alarm);
 	sigaddset(&alarm, SIGALRM);
 	fa_check(!pthread_sigmask(SIG_BLOCK, &alarm, NULL));

@@ -46,7 +46,6 @@ static void remove_file(char *path)
 	fa_test_dir_remove(path);
 }
 
-/* The daemon's last line before it exits becomes the caller's error text. */
 static void test_says_why(void **state)
 {
 	/* The error line counts although others follow; control characters are removed. */
@@ -272,7 +271,6 @@ static void test_output_after_start(void **state)
 		fa_check(!kill(starter, SIGKILL));
 		fa_check_eq(WTERMSIG(fa_test_reap(starter)), SIGKILL);
 
-		/* Each connection logs a line: more than a pipe holds. */
 		for (int k = 0; k < 2000; ++k) {
 			struct fa_client *other;
 
@@ -294,7 +292,6 @@ static void test_output_after_start(void **state)
 /* Only the error of a default pool suggests an option. */
 static int fill_pool(struct fa_client *client)
 {
-	/* 4 MiB per page */
 	struct fa_cache_options cache = { .size = sizeof(cache),
 		                          .dtype = FA_F32,
 		                          .layers = 64,

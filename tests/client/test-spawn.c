@@ -49,7 +49,6 @@ static void test_life(void **state)
 	fa_check(!stat(dir, &st));
 	fa_check_eq(st.st_mode & 0777, 0700);
 
-	/* The daemon inherits nothing of this process. */
 	pid = own_pid(client);
 	fa_check(inherited >= 0 && own_count_open(getpid(), "never-inherit-this"));
 	fa_check(!own_count_open(pid, "never-inherit-this"));

@@ -128,7 +128,6 @@ static void *work(void *userdata)
 	return NULL;
 }
 
-/* Serves fifty requests and closes. */
 static void serve_fifty(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page = fa_fake_welcome(raw);
@@ -215,7 +214,6 @@ static void serve_slowly(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page = fa_fake_welcome(raw);
 
-	/* By the time of the reply the client polls. */
 	while (page && fa_fake_next(raw)) {
 		fa_test_work_us(1000);
 		fa_fake_answer(raw, page);

@@ -196,7 +196,6 @@ static bool model_may_start(const struct model *m, const struct model_request *r
 	return true;
 }
 
-/* Applies all consequences. */
 static void model_run(struct model *m)
 {
 	bool changed = true;
@@ -297,7 +296,6 @@ static void test_random(void **state)
 		if (round % 8 == 0)
 			model_compare(m, &s);
 	}
-	/* Large values open all remaining gates. */
 	for (uint32_t i = 0; i < SLOTS; ++i) {
 		m->in[i] = 1000000;
 		check(fa_timeline_write(s.timeline, i, m->in[i]));
@@ -353,7 +351,6 @@ static void test_timeout(void **state)
 	fa_check_contains(fa_error(), "slot 0");
 	after = ask(&s, 0, NULL, &second, 0);
 	check(fa_wait(s.client, &after, fa_test_patience_ns(), NULL));
-	/* The failure was of an earlier value. */
 	check(fa_timeline_wait(s.timeline, 0, 2, fa_test_patience_ns()));
 	fa_check_eq(fa_timeline_wait(s.timeline, 1, 9, 0), -EAGAIN);
 	fa_check_eq(fa_timeline_wait(s.timeline, 1, 9, 30 * FA_NS_PER_MS), -EAGAIN);
@@ -455,7 +452,6 @@ static void test_refused_by_library(void **state)
 	fa_check_eq(fa_timeline_wait(s.timeline, 64, 1, 0), -EINVAL);
 	fa_check_eq(fa_timeline_write(NULL, 0, 1), -EINVAL);
 
-	/* A client without a timeline. */
 	client = connect_to(fad.socket);
 	gates.n_signals = 0;
 	gates.n_waits = 1;
@@ -617,7 +613,6 @@ static void daemon_is_killed(void)
 		fa_check_eq(fa_wait(s.client, &ticket, fa_test_patience_ns(), NULL), -ECONNRESET);
 		(void)fa_test_daemon_next_child(&supervisor, pid);
 
-		/* As before, with the values of the client's slots. */
 		check(fa_reconnect(s.client));
 		check(fa_timeline_info(s.timeline, &info));
 		fa_check_eq(info.epoch, i + 2);
@@ -701,7 +696,6 @@ static void killed_without_keeper(void)
 		fa_check_eq(waiters[i].result, -ECONNRESET);
 	}
 	fa_check_eq(fa_wait(s.client, &ticket, fa_test_patience_ns(), NULL), -ECONNRESET);
-	/* Repeated waits, and a slot that was to be signalled. */
 	fa_check_eq(fa_timeline_wait(s.timeline, 0, 1, UINT64_MAX), -ECONNRESET);
 	fa_check_eq(fa_timeline_wait(s.timeline, 1, 7, UINT64_MAX), -ECONNRESET);
 	for (uint32_t i = 0; i < info.slots; ++i)

@@ -100,8 +100,6 @@ static void test_connect_without_timeout(void **state)
 	fa_fake_stop(&fake);
 }
 
-/* ---- a timeline must be set up anew while the daemon is stopped */
-
 struct later {
 	struct fa_timeline *timeline;
 	uint64_t value;
@@ -276,7 +274,6 @@ static void test_slot_of_unsent_request(void **state)
 	fa_check_eq(room.setups, 1);
 	fa_check(!pthread_create(&waits, NULL, wait_first, NULL));
 
-	/* It has the last slot while it waits for the ring. */
 	fa_test_let_sleep_ms(150);
 	fa_check(!pthread_create(&asks, NULL, ask_too_much, NULL));
 	fa_check_eventually(atomic_load(&room.setups) == 2);
@@ -293,8 +290,6 @@ static void test_slot_of_unsent_request(void **state)
 	fa_disconnect(room.client);
 	fa_fake_stop(&fake);
 }
-
-/* ---- a slot freed while another thread reads the socket */
 
 #define ROUNDS 20
 
@@ -352,7 +347,6 @@ static void test_slot_freed_beside_reader(void **state)
 	fa_check_eq(fa_stream_new(told.client, 0, &stream), 0);
 	fa_check_eq(fa_marker(told.client, stream, NULL, &told.last), 0);
 	fa_check(!pthread_create(&thread, NULL, wait_last, NULL));
-	/* It has stopped spinning and reads. */
 	fa_test_let_sleep_ms(200);
 	for (int i = 0; i < ROUNDS; ++i) {
 		const uint64_t begin_ns = fa_now_ns();
@@ -378,7 +372,6 @@ static struct {
 	atomic_bool there;
 } late;
 
-/* Runs at idle priority. */
 static void *wait_late(void *userdata)
 {
 	const struct fa_gate wait = { .slot = 1, .value = late.gate };

@@ -71,7 +71,7 @@ static void test_tiles(void **state)
 		geometry = plain;
 		geometry.order = (enum fa_cache_order)order;
 		check_tiles(&geometry);
-		geometry.layers = 5; /* the chunk is not filled */
+		geometry.layers = 5;
 		check_tiles(&geometry);
 		geometry.head_dim_v = 32;
 		check_tiles(&geometry);
@@ -91,7 +91,7 @@ static void test_tiles(void **state)
 			check_tiles(&geometry);
 			geometry.token_scales = true;
 			check_tiles(&geometry);
-			geometry.kv_heads = 3; /* padded */
+			geometry.kv_heads = 3;
 			geometry.head_dim_v = 24;
 			check_tiles(&geometry);
 		}

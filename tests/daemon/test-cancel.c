@@ -134,7 +134,7 @@ static void test_finished_and_unknown(void **state)
 	cancel(0, 0, -ENOENT);
 	cancel(0, UINT64_MAX, -ENOENT);
 	cancel(1, 1, -ENOENT);
-	cancel(2, 1, -ENOENT); /* no such stream */
+	cancel(2, 1, -ENOENT);
 	/* A cancel that came too early does not affect later requests. */
 	fa_raw_wait_expect(&raw, 0, submit(&small, 0, 0), 0, NULL);
 }
@@ -245,7 +245,6 @@ static void test_deadline_extremes(void **state)
 	fa_check_eq(raw.n_completions, 0);
 }
 
-/* Other kinds of requests with deadlines: done or timed out. */
 static void test_deadline_others(void **state)
 {
 	struct fa_wire_message message = fa_raw_register_message(7, 65536);

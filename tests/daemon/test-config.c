@@ -34,7 +34,6 @@ static void test_defaults(void **state)
 	fa_config_resolve(&config, 1ull << 51, 4096, 0);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == 1ull << 50);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], 1024);
-	/* Half of the device's memory that is free or the pool's. */
 	assert_true(fa_config_pool_bytes(&config, 1ull << 40, 1ull << 38, 0, false) == 1ull << 37);
 	assert_true(fa_config_pool_bytes(&config, 1ull << 40, 1ull << 38, 1ull << 38, false) ==
 	            1ull << 38);

@@ -21,7 +21,7 @@ enum {
 	HEADS = 8,
 	DIM = 128,
 	TOKENS_MAX = 64,
-	ROW_ODD = DIM + 1, /* row of k and v */
+	ROW_ODD = DIM + 1,
 	ROOM = TOKENS_MAX * HEADS * ROW_ODD * 2,
 };
 
@@ -207,7 +207,6 @@ static void test_mixed(void **state)
 	begin(100, sequence, 3);
 	fa_check_eq(attend(100, ODD, 0, 0, 3, outs[0]), 2);
 	fa_check_eq(attend(100, JOINED, 1, 0, 3, outs[1]), 1);
-	/* Repeat with tokens that are there: appended again, or only read. */
 	fa_check_eq(attend(100, JOINED, 0, 0, 3, outs[1]), 1);
 	fa_check(memcmp(outs[0], outs[1], bytes) == 0);
 	fa_check_eq(attend(100, READ, 0, 0, 3, outs[1]), 1);
@@ -217,7 +216,6 @@ static void test_mixed(void **state)
 	kv_wait(&client, STREAM, kv_end(&client, STREAM, 100, true));
 	check_pages(sequence, 3);
 
-	/* With many rows another kernel is chosen. */
 	begin(101, sequence, 60);
 	for (uint32_t layer = 0; layer < LAYERS; ++layer)
 		fa_check_eq(attend(101, JOINED, layer, 3, 60, outs[0]), 2);

@@ -14,7 +14,6 @@
 
 #define MIB ((uint64_t)1 << 20)
 #define REQUESTS 200
-/* Kernels that get a graph. */
 #define GRAPHS 8
 
 static struct fa_test_cuda cuda;
@@ -67,10 +66,10 @@ static void nothing_but(const struct fa_test_cuda_calls *calls, uint64_t launche
 			good = n == calls->n[FA_TEST_CUDA_cuGraphLaunch];
 			break;
 		case FA_TEST_CUDA_cuGraphLaunch:
-		case FA_TEST_CUDA_cuLaunchKernelEx: /* programmatic launch behind another kernel */
+		case FA_TEST_CUDA_cuLaunchKernelEx:
 			good = n <= launches;
 			break;
-		case FA_TEST_CUDA_cuGraphCreate: /* a few kernels become graphs */
+		case FA_TEST_CUDA_cuGraphCreate:
 		case FA_TEST_CUDA_cuGraphAddKernelNode:
 		case FA_TEST_CUDA_cuGraphKernelNodeSetAttribute:
 		case FA_TEST_CUDA_cuGraphInstantiateWithFlags:
@@ -83,7 +82,7 @@ static void nothing_but(const struct fa_test_cuda_calls *calls, uint64_t launche
 		case FA_TEST_CUDA_cuStreamWriteValue64:
 			good = n == words;
 			break;
-		case FA_TEST_CUDA_cuTensorMapEncodeTiled: /* computes on the host only */
+		case FA_TEST_CUDA_cuTensorMapEncodeTiled:
 			good = n <= 3 * launches;
 			break;
 		case FA_TEST_CUDA_cuMemcpyHtoDAsync:

@@ -95,7 +95,6 @@ static void daemon_stop(void)
 	fa_test_cuda_detach(page);
 }
 
-/* The daemon exits by itself, as after the loss of its GPU. */
 static void daemon_expect_lost(void)
 {
 	_fa_cleanup_(fa_freep) char *log = NULL;
@@ -265,8 +264,6 @@ static void open_raw(struct fa_raw *raw)
 	fa_check_eq(call(raw, &message, NULL, 0), 0);
 }
 
-/* ---- failures that pass */
-
 /* Calls that release: if they fail, the resource stays. */
 static bool gives_back(enum fa_test_cuda_call call)
 {
@@ -313,7 +310,6 @@ static void lives_settle(struct fa_test_cuda_lives *ret_lives)
 	}
 }
 
-/* Fails call after call of one operation until none is left. */
 static void fail_each(const char *name, int (*run)(struct fa_raw *raw), CUresult code)
 {
 	struct fa_test_cuda_lives lives;
@@ -452,7 +448,6 @@ static bool lose_at(const char *name, int (*run)(struct fa_raw *raw), int n, int
 	}
 	r_other = attention_end(&other);
 	if (!fa_test_cuda_is_lost(page)) {
-		/* A few errors are reported without losing the GPU. */
 		const bool failed = fa_test_cuda_failed(page);
 
 		fa_check_eq(r_other, 0);
@@ -463,7 +458,6 @@ static bool lose_at(const char *name, int (*run)(struct fa_raw *raw), int n, int
 		daemon_stop();
 		return failed;
 	}
-	/* Work that is not held may have ended before the call. */
 	if (r_other != -ENODEV && !(released && r_other == 0))
 		fa_test_fail(__FILE__, __LINE__,
 		             "%s: what was in flight ended with %d, not -ENODEV", name, r_other);
@@ -530,8 +524,6 @@ static void test_kernel_faults(void **state)
 	}
 }
 
-/* ---- while the daemon starts */
-
 /*
  * First operation of a new client of a daemon that may exit at any moment: -ECONNRESET, or
  * -ESHUTDOWN from Hello if the daemon knows that its GPU is lost.
@@ -571,7 +563,6 @@ static bool start_fails_at(int n, CUresult code, bool automatic)
 		const int r = first_op();
 
 		if (fa_test_cuda_is_lost(page)) {
-			/* It notices as soon as it uses the GPU. */
 			if (r != -ENODEV && r != -ECONNRESET && r != -ESHUTDOWN)
 				fa_test_fail(__FILE__, __LINE__,
 				             "%d after call %d lost the GPU (%s)", r, n,

@@ -44,7 +44,6 @@ static void test_open(void **state)
 	engine_end(&engine);
 }
 
-/* More requests than the device holds; each waits for its own value. */
 static void test_several_in_flight(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -116,7 +115,6 @@ static void test_give_up(void **state)
 		kv_wait(&engine.client, STREAM, requests[1]);
 		check_out(&engine, (value + 71) % KV_LAYERS, outs[1]);
 	}
-	/* After many failures the device does not try for a while. */
 	before = fa_test_cuda_gates(page);
 	requests[0] = attend_at(&engine, slot(&engine) + 1, &outs[0]);
 	fa_test_quiet_ms(10);
@@ -522,7 +520,6 @@ static void test_failing(void **state)
 	engine_end(&other);
 }
 
-/* The same behind a request that was given up: order is kept. */
 static void test_failing_behind(void **state)
 {
 	struct fa_test_cuda_gates before;

@@ -243,7 +243,6 @@ static void freed_client(int socket)
 
 	fa_test_cuda_lives(page, &lives);
 	client_new(&client);
-	/* The ring brings a page that the GPU may write; it stays registered. */
 	fa_ok(client, fa_marker(client, 0, NULL, NULL));
 	++lives.n[FA_TEST_CUDA_REGISTRATIONS];
 	lives.n[FA_TEST_CUDA_HOST_BYTES] += 4096;
@@ -281,8 +280,6 @@ static void test_freed(void **state)
 {
 	fa_cuda_alone(freed_client);
 }
-
-/* ---- threads, some without a context */
 
 struct worker {
 	struct fa_client *client;

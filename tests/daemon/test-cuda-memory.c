@@ -65,7 +65,6 @@ static int check(void **state)
 static int stop(void **state)
 {
 	fa_test_daemon_stop(&daemon_);
-	/* The daemon released everything before it exited. */
 	fa_check_eq(fa_test_cuda_abandoned(page), 0);
 	fa_check(fa_test_cuda_lives_equal(page, &(struct fa_test_cuda_lives){ 0 }, true));
 	fa_test_cuda_detach(page);
@@ -89,7 +88,6 @@ static struct fa_case small(void)
 	return attention;
 }
 
-/* All dtypes, dense and ragged, with all features. */
 static void several(struct fa_raw *raw, uint32_t id, CUdeviceptr at, uint64_t *value)
 {
 	for (int i = 0; i < 12; ++i) {
@@ -322,7 +320,6 @@ static void read_only_client(int socket)
 		fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
 		fa_raw_wait_expect(&raw, 0, id, -EINVAL, "read-only");
 	}
-	/* Read-only memory can be read. */
 	cuda_case_fill(&attention, ipc.at);
 	message = fa_case_message(&attention, 1, 0, 0, 3);
 	ipc.id = 3;
@@ -499,7 +496,6 @@ static void same_pid_client(int socket)
 	message.buffer_register.pid = (uint32_t)daemon_.pid;
 	fa_raw_call_expect(&raw, &message, NULL, 0, -ENOTSUP, "same process id");
 	fa_check_contains(raw.message.reply.text.text, "descriptors");
-	/* The alternative that the error text names. */
 	cuda_buffer_vmm(&fd, 1, 1, 0);
 	cuda_register(&raw, &fd, 0, fd.bytes, 0, 0, NULL);
 	cuda_attention(&raw, &attention, 1, fd.at, 1);
@@ -580,7 +576,6 @@ static void free_in_flight_client(int socket)
 	fa_check_eventually(fa_test_cuda_kernels(page) >= kernels + 2);
 	cuda_buffer_end(&ipc);
 	cuda_buffer_end(&fd);
-	/* New memory is elsewhere; the daemon's mapping stays. */
 	fa_cu(cuMemAlloc(&at, MIB));
 	fa_cu(cuMemsetD8(at, 0xff, MIB));
 	fa_cu(cuCtxSynchronize());
@@ -641,7 +636,6 @@ static void test_slow_pins(void **state)
 		message.id = 1000;
 		message.fds = 1;
 		fa_check_eq(fa_raw_send(&slow[i], &message, &buffers[i].fd, 1), 0);
-		/* Read, and pinning. */
 		fa_check_eventually((fa_test_accounts(&other, &now), now.buffers == i + 1));
 	}
 	for (int i = 0; i < 3; ++i) {

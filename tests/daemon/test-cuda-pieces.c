@@ -62,7 +62,6 @@ static bool is_quiet(void)
 	return !memcmp(&now, &accounts, sizeof(now)) && fa_test_count_fds(server.pid) == n_fds;
 }
 
-/* In the end the daemon holds nothing. */
 static void run(void (*function)(int socket))
 {
 	fa_cuda_alone(function);
@@ -168,7 +167,6 @@ static void shapes_case(int socket)
 	refuse(bad, 8, -EINVAL, "beyond the pieces");
 	bad.buffer_register.offset = UINT64_MAX;
 	refuse(bad, 8, -EINVAL, "64 bits");
-	/* Bounds are the driver's: these pieces have 2 MiB. */
 	bad = good;
 	bad.buffer_register.n_pieces = 8;
 	bad.buffer_register.bytes = 8 * CUDA_CHUNK;
@@ -273,7 +271,6 @@ static void between_case(int socket)
 	message = cuda_register_message(&memory, 0, memory.bytes, 0);
 	message.buffer_register.buffer = 8;
 	refuse(message, 8, -EBUSY, "buffer 7 waits for 12 more pieces");
-	/* A complete registration does not wait. */
 	message.buffer_register.n_pieces = 8;
 	message.buffer_register.bytes = 8 * CUDA_CHUNK;
 	fa_raw_call(&raw, &message, memory.fds, 8);
@@ -297,9 +294,6 @@ static void test_between(void **state)
 	run(between_case);
 }
 
-/* ---- early ends */
-
-/* Both the pieces and the registration get a reply, and it is gone. */
 static void expect_ended(uint64_t id, struct fa_wire_message message, size_t n, int status,
                          const char *part)
 {
@@ -379,7 +373,6 @@ static void test_wrong_pieces(void **state)
 	run(wrong_pieces_case);
 }
 
-/* Descriptors that are not GPU memory: the driver refuses them. */
 static void wrong_fds_case(int socket)
 {
 	struct fa_wire_message message;
@@ -442,7 +435,6 @@ static void deadline_case(int socket)
 	id = send_first(8, 20 * FA_NS_PER_MS);
 	fa_raw_expect_reply(&raw, id, -ETIMEDOUT, "pieces are missing", false);
 	send_pieces(8, 8, -ENOENT, NULL);
-	/* A distant deadline changes nothing. */
 	id = send_first(8, 3600 * FA_NS_PER_SEC);
 	send_pieces(8, 8, 0, NULL);
 	send_pieces(16, 4, 0, NULL);

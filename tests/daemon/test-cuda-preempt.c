@@ -18,12 +18,12 @@
 #include <cmocka.h>
 
 #define MIB ((uint64_t)1 << 20)
-#define HIGH 1 /* the stream of high priority */
+#define HIGH 1
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
-static struct fa_test_cuda_page *page; /* the daemon's */
-static uint64_t n_before;              /* launches and kernels of start() */
+static struct fa_test_cuda_page *page;
+static uint64_t n_before;
 
 /* The urgent one also has a stream of high priority. */
 static struct attention_client urgent, patient;
@@ -87,8 +87,6 @@ static int stop(void **state)
 	fa_test_cuda_end(&cuda);
 	return 0;
 }
-
-/* ---- killed */
 
 /* Has one request in flight and two that wait behind it. */
 static void prefill_client(int socket)
@@ -188,8 +186,6 @@ static void test_killed(void **state)
 	fa_test_daemon_signal(&daemon_, SIGTERM);
 	finish();
 }
-
-/* ---- drained */
 
 static void wait_draining(void)
 {

@@ -15,14 +15,14 @@
 
 #include <cmocka.h>
 
-#define HIGH 1 /* the stream of high priority */
+#define HIGH 1
 /* Between the estimates of the cases below. */
 #define LONG_NS "8000"
 #define PATIENCE_MS 500 /* as in quiesce.c */
 
 static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
-static struct fa_test_cuda_page *page; /* the daemon's */
+static struct fa_test_cuda_page *page;
 
 /* A short client of high priority, one with long works, and one that comes later. */
 static struct attention_client urgent, patient, other;

@@ -71,7 +71,6 @@ static void test_signalled_by_device(void **state)
 			fa_check_eq(fa_raw_ring_wait(&raw, &ring, 3, value).status, 0);
 	}
 	fa_check_eq(fa_raw_ring_wait(&raw, &ring, 3, value).status, 0);
-	/* A new stream with the same id continues. */
 	fa_raw_stream_free(&raw, 3);
 	fa_raw_stream_create(&raw, 3, 0);
 	for (int round = 0; round < 10; ++round) {
@@ -123,7 +122,6 @@ static void test_cancelled(void **state)
 	cancel.cancel.value = 1;
 	fa_raw_call_expect(&raw, &cancel, NULL, 0, 0, NULL);
 	outcome = fa_raw_ring_wait(&raw, &ring, 0, 1);
-	/* A GPU's kernels cannot be stopped. */
 	fa_check(outcome.status == -ECANCELED ? !is_signalled(0, 1) : outcome.status == 0);
 	fa_raw_buffer_free(&raw, &large);
 	close_ring();

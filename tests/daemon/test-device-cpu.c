@@ -256,7 +256,7 @@ static void test_no_tiles(void **state)
 	launch(&f, b, &alone);
 	finish(&f, &alone);
 	assert_int_equal(alone.work.status, 0);
-	assert_false(empty.reaped); /* runs after the first */
+	assert_false(empty.reaped);
 	gate = true;
 	finish(&f, &first);
 	finish(&f, &empty);
@@ -507,7 +507,6 @@ static bool group_shares(int64_t alone_tiles, uint64_t alone_tile_ns)
 	}
 	begin_ns = fa_now_ns();
 	for (n_ready = 0; n_ready < ALONE && fa_now_ns() - begin_ns < 400 * FA_NS_PER_MS;) {
-		/* Two at a time, so that one is always ready. */
 		launch(&f, queue, &alone[n_ready]);
 		if (n_ready)
 			finish(&f, &alone[n_ready - 1]);
@@ -529,7 +528,6 @@ static bool group_shares(int64_t alone_tiles, uint64_t alone_tile_ns)
 	fixture_deinit(&f);
 	percent = 100 * used_ns / (used_ns + others_ns);
 	print_message("%d %%\n", (int)percent);
-	/* Exactly 50 in theory. */
 	return percent >= 35 && percent <= 65;
 }
 

@@ -142,7 +142,6 @@ static bool gives_back(enum fa_test_cuda_call call)
 	case FA_TEST_CUDA_cuModuleUnload:
 	case FA_TEST_CUDA_cuStreamDestroy:
 		return true;
-	/* Needed by every release. */
 	case FA_TEST_CUDA_cuCtxSetCurrent:
 		return true;
 	default:
@@ -165,7 +164,6 @@ static void count_calls(struct fa_test_cuda_calls *ret_calls)
 	fa_test_cuda_detach(page);
 }
 
-/* The first calls of a function, one in the middle, and the last. */
 static uint64_t next_call(uint64_t nth, uint64_t n)
 {
 	if (nth < 3 || nth == n)
@@ -204,7 +202,6 @@ static void fail_once(enum fa_test_cuda_call call, uint64_t nth)
 	fa_test_cuda_fail(page, rule);
 	fa_test_cuda_lives(page, &before);
 	live(&life);
-	/* The number of these calls depends on timing. */
 	if (call != FA_TEST_CUDA_cuStreamQuery)
 		fa_check(fa_test_cuda_failed(page) > failed);
 	fa_check(!life.lost);
@@ -220,7 +217,6 @@ static void passing_child(void)
 	struct fa_test_cuda_calls calls;
 	struct life life;
 
-	/* The first life creates the page. */
 	fa_check_eq(fa_cudriver_open(FA_CUDRIVER_FOR_ALL, NULL, &cu), 0);
 	live(&life);
 	count_calls(&calls);
@@ -316,7 +312,6 @@ static void faulting_child(void)
 	fa_check_eq(ops->health(cuda.device, &error), -ENODEV);
 	fa_check_contains(error.text, "CUDA_ERROR_ILLEGAL_ADDRESS");
 	fa_check(cuda.n_notified);
-	/* At most one of the two streams had completed something before. */
 	for (int i = 0; i < N; ++i) {
 		if (jobs[i].work.status == 0)
 			continue;

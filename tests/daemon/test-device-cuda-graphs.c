@@ -73,7 +73,6 @@ static uint64_t called(const struct scene *scene, enum fa_test_cuda_call call)
 	return calls.n[call];
 }
 
-/* Launches @job @n times in sequence; returns how many used a graph. */
 static uint64_t repeat(struct scene *scene, int job, int n)
 {
 	const uint64_t before = called(scene, FA_TEST_CUDA_cuGraphLaunch);
@@ -88,7 +87,6 @@ static uint64_t repeat(struct scene *scene, int job, int n)
 	return called(scene, FA_TEST_CUDA_cuGraphLaunch) - before;
 }
 
-/* A repeated kernel gets a graph and keeps it, also with other kernels in between. */
 static void repeated_child(void)
 {
 	struct scene scene;
@@ -110,7 +108,6 @@ static void repeated_child(void)
 	scene_end(&scene);
 }
 
-/* Each launch has its own params, however many are in flight. */
 static void in_flight_child(void)
 {
 	struct cuda_job others[3] = {};

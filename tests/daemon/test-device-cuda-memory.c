@@ -297,7 +297,6 @@ static int ipc_try(struct cuda_device *cuda, const uint8_t handle[64], uint64_t 
 	error->text[0] = 0;
 	r = ops->memory_import_ipc(cuda->device, handle, offset, bytes, false, error, &memory);
 	fa_check(r == 0 || (error->text[0] && !memory.address));
-	/* Opened, then refused. */
 	if (memory.backend)
 		fa_device_memory_release(ops, cuda->device, &memory);
 	return r;
@@ -474,7 +473,7 @@ static void test_workers(void **state)
 }
 
 #define SEQUENCES 4096u
-#define LENGTH 65536u /* of each; all share the same pages */
+#define LENGTH 65536u
 #define PAGE_TOKENS 256
 
 /*

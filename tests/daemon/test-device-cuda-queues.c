@@ -88,7 +88,6 @@ static void depth_child(void)
 	cuda_device_close(&crowd.cuda);
 }
 
-/* More queues than CUDA streams: they share streams, each in order. */
 static void many_queues_child(void)
 {
 	static struct crowd crowd;

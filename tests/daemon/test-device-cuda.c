@@ -48,7 +48,6 @@ static void results_child(void)
 		  .window_left = 7,
 		  .window_right = 3 },
 		{ .seqlen_q = 20, .seqlen_k = 30, .head_dim = 128, .head_dim_v = 256 },
-		/* rows without visible keys */
 		{ .seqlen_q = 40, .seqlen_k = 10, .causal = true, .lse = true },
 	};
 	struct fa_device_group *group;
@@ -212,7 +211,6 @@ static uint64_t launches(const struct fa_test_cuda_calls *before,
 
 static void calls_child(void)
 {
-	/* A repeated kernel gets a graph. */
 	static const int allowed[] = { FA_TEST_CUDA_cuLaunchKernel,
 		                       FA_TEST_CUDA_cuLaunchKernelEx,
 		                       FA_TEST_CUDA_cuGraphCreate,

@@ -24,10 +24,9 @@ static const struct shape {
 	int64_t seqlen_q, seqlen_k;
 	bool causal;
 } shapes[] = {
-	{ 1, 4, 4, 64, 300, 300, true },  { 2, 8, 2, 128, 100, 257, false },
-	{ 3, 2, 1, 72, 1, 500, true },    { 1, 6, 3, 256, 65, 33, false },
-	{ 1, 3, 1, 64, 1, 9000, true },   /* also split along the keys */
-	{ 1, 2, 1, 32, 40, 5000, false }, /* also for the kernel of many rows */
+	{ 1, 4, 4, 64, 300, 300, true }, { 2, 8, 2, 128, 100, 257, false },
+	{ 3, 2, 1, 72, 1, 500, true },   { 1, 6, 3, 256, 65, 33, false },
+	{ 1, 3, 1, 64, 1, 9000, true },  { 1, 2, 1, 32, 40, 5000, false },
 };
 
 #define SHAPES (sizeof(shapes) / sizeof(shapes[0]))

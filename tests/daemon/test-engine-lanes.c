@@ -63,7 +63,6 @@ static void pause_end(struct fixture *f, struct fa_job *job)
 	settle(f);
 }
 
-/* Completes @n works of a full lane from the first launch on; returns their streams. */
 static void drain(struct fixture *f, uint64_t first, uint64_t n, uint64_t slots,
                   unsigned int *ret_order)
 {
@@ -215,7 +214,7 @@ static void test_lanes_do_not_wait_for_each_other(void **state)
 	complete(&f, b, 0);
 	expect(&f, b, 0);
 	settle(&f);
-	wait_launched(&f, 2); /* that slot was of another lane */
+	wait_launched(&f, 2);
 	complete(&f, a, 0);
 	expect(&f, a, 0);
 	wait_launched(&f, 3);
@@ -234,7 +233,7 @@ static void test_no_work(void **state)
 	f.group[1] = 1;
 	stream_open(&f, 0, 0);
 	stream_open(&f, 1, 0);
-	a = submit(&f, 1); /* assigns a lane to the stream */
+	a = submit(&f, 1);
 	wait_launched(&f, 1);
 	complete(&f, a, 0);
 	expect(&f, a, 0);
@@ -432,7 +431,7 @@ static void held(bool polled)
 	assert_false(lane->wanted);
 	complete(&f, c, 0);
 	expect(&f, c, 0);
-	d = submit(&f, 0); /* after the job before it in its stream */
+	d = submit(&f, 0);
 	settle(&f);
 	wait_launched(&f, 1);
 	hold_long(&f, false);

@@ -145,7 +145,6 @@ static void test_stalled(void **state)
 	for (uint64_t i = 1; i <= 30; i++) {
 		const uint64_t begin_ns = fa_now_ns();
 
-		/* With different times to fall asleep. */
 		while (fa_now_ns() < begin_ns + i * 10 * FA_NS_PER_US)
 			fa_engine_poll(f.engine);
 		fa_engine_wake(f.engine);

@@ -33,7 +33,7 @@ static void *scribbler_run(void *userdata)
 struct stress {
 	struct fixture f;
 	bool attends;
-	unsigned int seed, one_late_in; /* one request in so many has a deadline */
+	unsigned int seed, one_late_in;
 	uint64_t submitted, taken;
 	uint64_t taken_value[FAKE_STREAMS];
 	bool closing[FAKE_STREAMS];
@@ -130,7 +130,6 @@ static void stress(bool polled, bool attends, unsigned int one_late_in, unsigned
 			hold_long(&s.f, dice(&s, 4) == 0);
 		i = dice(&s, FAKE_STREAMS);
 		if (s.closing[i] || s.submitted == total || s.submitted - s.taken > 2000) {
-			/* Everything left may be held. */
 			if (s.f.device.holds)
 				hold_long(&s.f, false);
 			stress_take(&s);
@@ -143,7 +142,6 @@ static void stress(bool polled, bool attends, unsigned int one_late_in, unsigned
 		for (unsigned int n = dice(&s, 20) % (attends ? 5 : 20);
 		     n > 0 && s.submitted < total; n--)
 			stress_submit(&s, i);
-		/* Before they were handed over. */
 		if (attends && dice(&s, 16) == 0)
 			fa_engine_cancel(s.f.engine, s.f.streams[i], s.f.last[i], 0);
 		for (unsigned int n = attends + dice(&s, 3) * attends; n > 0; n--)
@@ -184,7 +182,6 @@ static void test_stress_polled(void **state)
 	stress(true, false, 4, 0);
 }
 
-/* The submitting thread sometimes runs the rounds itself. */
 static void test_stress_attended(void **state)
 {
 	stress(true, true, 4, 0);
@@ -196,7 +193,6 @@ static void test_stress_at_once(void **state)
 	stress(true, true, 2000, 0);
 }
 
-/* Nearly everything waits for a slot, and some jobs are held. */
 static void test_stress_lanes(void **state)
 {
 	stress(false, false, 4, 4);

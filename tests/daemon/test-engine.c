@@ -27,7 +27,7 @@ static void test_order(void **state)
 	assert_ptr_equal(f.device.launched[2], c);
 
 	complete(&f, c, 0);
-	wait_launched(&f, 4); /* a free slot, though nothing has come out */
+	wait_launched(&f, 4);
 	assert_ptr_equal(f.device.launched[3], d);
 	complete(&f, b, -EIO);
 	expect_nothing(&f);
@@ -330,7 +330,7 @@ static void test_close(void **state)
 	fa_engine_cancel(f.engine, f.streams[0], 4, -EIO);
 	fa_engine_stream_close(f.engine, f.streams[0], -ECONNRESET);
 	wait_cancelled(&f, 2);
-	expect_nothing(&f); /* the device still has two of them */
+	expect_nothing(&f);
 	complete(&f, jobs[1], -ECANCELED);
 	complete(&f, jobs[0], -ECANCELED);
 	expect(&f, jobs[0], -ECONNRESET);
@@ -395,16 +395,15 @@ static void lost(bool polled)
 	assert_string_equal(reason.text, "it fell out");
 	late = submit(&f, 2);
 	expect_lost(&f, late);
-	late = submit(&f, 1); /* there is a slot, but the one before has not returned */
+	late = submit(&f, 1);
 	/* This is the reason, whatever the cancel says. */
 	fa_engine_cancel(f.engine, f.streams[0], c->value, -ESHUTDOWN);
 	fa_engine_cancel(f.engine, f.streams[1], other->value, -ESHUTDOWN);
 	wait_cancelled(&f, 1);
-	expect_lost(&f, other); /* could be stopped */
+	expect_lost(&f, other);
 	expect_lost(&f, late);
 	expect_nothing(&f);
 
-	/* Completed work stays completed. */
 	complete(&f, a, 0);
 	expect(&f, a, 0);
 	complete(&f, b, -ENODEV);
@@ -440,7 +439,7 @@ static void test_many_streams_do_not_delay_others(void **state)
 	block(&f, true);
 	for (uint64_t i = 0; i < crowd; i++)
 		(void)submit(&f, 0);
-	wait_launched(&f, 1); /* the engine is inside launch() */
+	wait_launched(&f, 1);
 	other = submit(&f, 1);
 	urgent = submit(&f, 2);
 	block(&f, false);
@@ -487,7 +486,6 @@ static void test_urgent_is_polled_for(void **state)
 		fa_parker_poll_pause_ns(waiter, waiter->poll_since_ns + 25 * FA_NS_PER_US), 0);
 	job = submit(&f, 1);
 	wait_launched(&f, 9);
-	/* Set after the launch, in the same round. */
 	pthread_mutex_lock(&f.engine->state_mutex);
 	pause_ns = fa_parker_poll_pause_ns(waiter, waiter->poll_since_ns + 150 * FA_NS_PER_US);
 	pthread_mutex_unlock(&f.engine->state_mutex);
@@ -540,7 +538,7 @@ static void test_groups_take_turns(void **state)
 	fixture_init(&f, 4096);
 	block(&f, true);
 	crowd(&f, 0, 0, 1, 0, 1);
-	wait_launched(&f, 1); /* the engine is inside launch() */
+	wait_launched(&f, 1);
 	crowd(&f, 1, 1, 40, 1, 10);
 	crowd(&f, 2, 41, 1, 0, 100);
 	crowd(&f, 3, 42, 2, 0, 50);
@@ -700,7 +698,6 @@ static void test_polled_submit(void **state)
 	fixture_deinit(&f);
 }
 
-/* Returns true if the engine thread beats within @patience_ns. */
 static bool has_heartbeat(struct fixture *f, uint64_t patience_ns)
 {
 	const uint64_t until_ns = fa_deadline_ns(patience_ns);
@@ -736,7 +733,6 @@ static void test_heartbeat(void **state)
 	block(&f, true);
 	a = submit(&f, 0);
 	wait_launched(&f, 2);
-	/* It may have beaten before the launch. */
 	(void)fa_engine_heartbeat(f.engine);
 	assert_false(has_heartbeat(&f, 200 * FA_NS_PER_MS));
 	block(&f, false);

@@ -94,7 +94,6 @@ static void test_costs(void **state)
 	for (unsigned int i = 0; i < 20; i++)
 		add(&f, i, i ? 1 : 0, 0);
 	for (int i = 0; i < 1100; i++) {
-		/* A refund counts as if it had never been charged. */
 		fa_fair_queue_charge(&f.queue, &f.groups[0], 5);
 		fa_fair_queue_charge(&f.queue, &f.groups[0], -5);
 		entry = serve(&f, 0);
@@ -201,7 +200,6 @@ static void test_urgent(void **state)
 		assert_in_range(serve(&f, 1), 0, 1);
 }
 
-/* Random operations against the rule: the group with the least usage is served. */
 static void test_random(void **state)
 {
 	static struct fixture f;

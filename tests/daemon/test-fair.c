@@ -106,7 +106,6 @@ static bool share(int priority)
 		for (uint64_t value = 1; value <= CROWD_EACH; ++value)
 			await(crowd, stream, value);
 
-	/* Requests done between the submission of the last and the end of the single stream. */
 	for (size_t i = 0; i < alone->n; ++i)
 		if (alone->finished_ns[i] > end_ns)
 			end_ns = alone->finished_ns[i];
@@ -186,7 +185,6 @@ static bool is_urgent_first(void)
 	print_message("%zu of %zu others before what is urgent\n", n, left);
 	party_close(party);
 	test_free(party);
-	/* If nearly all was done before, the round shows nothing. */
 	return left >= ALL / 4 && n < left / 2;
 }
 

@@ -60,7 +60,6 @@ static int start(void **state)
 	return 0;
 }
 
-/* The daemon also exits in time. */
 static int stop(void **state)
 {
 	uint64_t begin = fa_now_ns();
@@ -119,7 +118,6 @@ static void expect_prompt(void)
 	fa_check(fa_now_ns() - begin < PROMPT_NS);
 }
 
-/* The client sees the end at once, whatever is still to be closed. */
 static void expect_end(struct fa_raw *raw)
 {
 	uint64_t begin = fa_now_ns();
@@ -276,7 +274,6 @@ static void test_pile_anew(void **state)
 	for (int i = 1; i <= N; ++i) {
 		fa_raw_open(&raws[i], daemon_.socket);
 		r = fa_raw_send_bytes(&raws[i], "x", 1, fds, FA_PACKET_FDS_KERNEL_MAX, 0);
-		/* Other sessions of this user may have sent as many. */
 		fa_check(r == 0 || r == -ETOOMANYREFS);
 		sent[i] = r == 0;
 		fa_raw_ping(&bystander);
@@ -337,7 +334,6 @@ static void test_turned_away(void **state)
 	fa_check(after.fds >= before.fds + 100);
 	fa_check(after.fds <= before.fds + 128 + 16);
 
-	/* The last holder of the lingering connection ends. */
 	teardown(NULL);
 	setup(NULL);
 	fa_check_eventually(is_answered());

@@ -147,7 +147,6 @@ static void run(int ready)
 	setenv("NOTIFY_SOCKET", notify_name, 1);
 	if (room)
 		setenv("FDSTORE", room, 1);
-	/* Like systemd, which leaves LISTEN_FDS unset if there are none. */
 	snprintf(number, sizeof(number), "%d", n_kept);
 	if (n_kept)
 		setenv("LISTEN_FDS", number, 1);
@@ -389,7 +388,6 @@ static void test_chunk_missing(void **state)
 		check_gone(i ? "u" : "s");
 		check_one(i ? "s" : "u");
 		fa_check_eq(status_number("chunks"), 1);
-		/* The chunk's number is reused without its old contents. */
 		kv_append(&client, kv_sequence(&client, kv_cache_find(&client, "c")), numbers, 0,
 		          TOKENS);
 		fa_check_eq(status_number("chunks"), 2);
@@ -464,7 +462,6 @@ static void test_chunks_alone(void **state)
 	check_there();
 }
 
-/* First nearly all memory is missing, then a little. */
 static void test_no_memory(void **state)
 {
 	const uint64_t mib = 1 << 20;
@@ -490,7 +487,6 @@ static void test_no_memory(void **state)
 	fa_check(!log_has("dropped"));
 }
 
-/* The daemon cannot read the names of what it was handed. */
 static void test_not_handed_over(void **state)
 {
 	fill();

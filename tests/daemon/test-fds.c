@@ -104,7 +104,6 @@ static void test_some_lost(void **state)
 
 		leave(n);
 		send_with(&message, 4);
-		/* The message is malformed even with all descriptors. */
 		fa_raw_expect_reply(&innocent, message.id, -EINVAL, "4 descriptors", false);
 		fa_raw_ping(&innocent);
 	}
@@ -272,7 +271,6 @@ static void test_account(void **state)
 
 #define FILES 256
 
-/* Opens connections, each with as many descriptors as it gets, and keeps them. */
 static int be_greedy(void *userdata)
 {
 	static struct fa_raw raws[FILES];
@@ -346,7 +344,7 @@ static void test_greedy(void **state)
 static void test_idle_sessions(void **state)
 {
 	enum {
-		N = 28 /* of 3 each */
+		N = 28
 	};
 	struct fa_wire_message ring = fa_raw_message(FA_WIRE_RING_SETUP);
 	struct fa_raw *raws = test_calloc(N, sizeof(*raws));

@@ -97,7 +97,7 @@ static void test_pings_unread(void **state)
 	fa_test_daemon_usage(&scene.daemon, &before);
 	fa_raw_open(&raw, scene.daemon.socket);
 	sent = send_all(&raw, make_ping, 1000000);
-	fa_check(sent > 200 && sent < 1000000); /* the daemon stopped reading */
+	fa_check(sent > 200 && sent < 1000000);
 	check_others_served(&before, 24 << 20);
 	for (uint64_t i = 1; i <= sent; ++i)
 		fa_raw_expect_reply(&raw, i, 0, NULL, false);
@@ -178,7 +178,6 @@ static void test_status_unread(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Sixteen clients that never read, and disconnect together. */
 static void test_many_unread(void **state)
 {
 	struct fa_raw *raws = test_calloc(16, sizeof(*raws));
@@ -218,7 +217,6 @@ static void test_silent(void **state)
 	fa_raw_close(&raw);
 	fa_scene_check(&scene);
 
-	/* After Hello a client may be silent. */
 	fa_raw_ping(&scene.bystander);
 }
 
@@ -253,7 +251,6 @@ static int stop_in_work(void *userdata)
 		fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
 	}
 	raise(SIGSTOP);
-	/* When continued it finds everything as it was. */
 	for (uint64_t value = 1; value <= 10; ++value) {
 		if (fa_raw_receive(&raw, 60000) != 1)
 			return 1;
@@ -302,7 +299,7 @@ static void test_connects(void **state)
 		switch (i % 4) {
 		case 0:
 			break;
-		case 1: { /* does not wait for the reply */
+		case 1: {
 			struct fa_wire_message hello = fa_raw_hello_message("passing by");
 
 			(void)fa_raw_send(&raw, &hello, NULL, 0);
@@ -328,7 +325,6 @@ static void test_connects(void **state)
 	fa_check(most < scene.usage.fds + 1000);
 }
 
-/* More connections than the daemon has descriptors. */
 static void test_no_descriptors(void **state)
 {
 	enum {

@@ -60,7 +60,6 @@ static void test_page(void **state)
 	for (size_t i = 0; i < sizeof(seals) / sizeof(seals[0]); ++i)
 		fa_check(fcntl(raw.page_fd, F_ADD_SEALS, seals[i]) < 0);
 
-	/* Reopening it gives no more rights. */
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", raw.page_fd);
 	fd = open(path, O_RDWR | O_CLOEXEC);
 	if (fd >= 0) {
@@ -130,7 +129,7 @@ static void test_scribble(void **state)
 		.causal = true,
 		.lse = true,
 	};
-	const uint64_t n = fa_test_sanitized() ? 60 : 200; /* a multiple of 10 */
+	const uint64_t n = fa_test_sanitized() ? 60 : 200;
 	struct fa_raw_buffer buffers[2];
 	struct scribbler scribbler = { .buffers = buffers, .n = 2 };
 	pthread_t thread;

@@ -421,7 +421,7 @@ static void test_chain_fails(void **state)
 	set(&s, 0, 4);
 	wait_launched(&s.f, 4);
 	complete(&s.f, jobs[0], 0);
-	complete(&s.f, jobs[2], 0); /* it succeeded until now */
+	complete(&s.f, jobs[2], 0);
 	expect(&s.f, jobs[0], 0);
 	complete(&s.f, jobs[1], -EIO);
 	expect(&s.f, jobs[1], -EIO);
@@ -443,7 +443,6 @@ static void test_chain_fails(void **state)
 	scene_deinit(&s);
 }
 
-/* Cancelling one job cancels the chain. */
 static void test_chain_cancelled(void **state)
 {
 	for (unsigned int i = 0; i < CHAIN; i++) {
@@ -499,7 +498,7 @@ static void test_release(void **state)
 	assert_true(fa_timeline_reached(out[0].value, 1));
 	assert_int_equal(out[0].status, -ECONNRESET);
 	assert_int_equal(out[0].changes, 1);
-	out[2].value = 123; /* forged */
+	out[2].value = 123;
 	fa_timeline_out_release(out, values);
 	assert_int_equal(out[2].value, FA_TIMELINE_RELEASE + 7);
 	free(out);

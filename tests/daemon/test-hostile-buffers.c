@@ -154,7 +154,6 @@ static void test_sizes(void **state)
 	expect_refused(memfd(4096, 0, F_SEAL_SHRINK), 8192, -EINVAL, "4096");
 	expect_refused(memfd(0, 0, F_SEAL_SHRINK), 1, -EINVAL, "0 bytes");
 	expect_refused(memfd(4096, 0, F_SEAL_SHRINK), 0, -EINVAL, "bytes");
-	/* Both quota and size are wrong; either may be reported. */
 	message = fa_raw_register_message(2, 1ull << 62);
 	message.buffer_register.kind = FA_WIRE_BUFFER_ARENA;
 	fa_raw_call(&raw, &message, NULL, 0);
@@ -309,7 +308,7 @@ static void test_wrong_counts(void **state)
 
 		for (int j = 0; j < 20; ++j)
 			if (fa_raw_send_bytes(&raw, j ? "behind" : "garbage", 6, &fd, j > 0, 0) < 0)
-				break; /* the daemon was faster */
+				break;
 		close(fd);
 		fa_raw_expect_reply(&raw, 0, -EPROTO, NULL, true);
 		fa_raw_close(&raw);

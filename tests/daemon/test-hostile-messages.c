@@ -233,7 +233,6 @@ static void test_nested(void **state)
 				expect_refused(bytes, length, "message");
 				continue;
 			}
-			/* Empty tables of a known type, and an unknown type. */
 			fa_raw_open(&raw, scene.daemon.socket);
 			send_bytes(bytes, length);
 			fa_check(fa_raw_receive(&raw, 60000) == 1);
@@ -481,7 +480,6 @@ static void test_ids_of_others(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Secrets of sessions differ, and are not zero. */
 static void test_secrets(void **state)
 {
 	struct fa_raw other;

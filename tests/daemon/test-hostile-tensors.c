@@ -182,7 +182,6 @@ static bool spoil_bounds(int n, struct fa_wire_attention *a, struct expected *re
 		CASE(a->k.strides[3] = 0, -EINVAL, "k", "stride");
 		CASE(a->v.strides[3] = -1, -EINVAL, "v", "stride");
 		CASE(a->out.strides[3] = 32, -EINVAL, "out", "stride");
-		/* overlapping elements that are written */
 		CASE(a->out.strides[0] = 0, -EINVAL, "out", "overlap");
 		CASE(a->out.strides[1] = 0, -EINVAL, "out", "overlap");
 		CASE(a->out.strides[2] = 0, -EINVAL, "out", "overlap");
@@ -258,7 +257,6 @@ static bool spoil_shapes(int n, struct fa_wire_attention *a, struct expected *re
 		CASE((a->alibi_slopes = slopes, a->n_alibi_slopes = 5), -EINVAL, "alibi_slopes",
 		     "5");
 		CASE((a->sinks = slopes, a->n_sinks = 1), -EINVAL, "sinks", "1");
-		/* unexpected lengths */
 		CASE((a->cu_seqlens_q = ragged.cu_seqlens_q, a->n_cu_seqlens_q = 4), -EINVAL,
 		     "cu_seqlens");
 		CASE((a->cu_seqlens_q = a->cu_seqlens_k = ragged.cu_seqlens_q,

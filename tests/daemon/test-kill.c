@@ -79,7 +79,7 @@ static void state_hello_unread(void)
 static void state_welcome_unread(void)
 {
 	state_hello_unread();
-	wait_readable(); /* the page's descriptor is in the socket */
+	wait_readable();
 }
 
 static void state_ready(void)
@@ -143,7 +143,7 @@ static void state_arena_unread(void)
 {
 	open_raw();
 	send_message(arena(1, 32 << 20), NULL, 0);
-	wait_readable(); /* its descriptor is in the socket */
+	wait_readable();
 }
 
 static void state_freeing(void)
@@ -262,7 +262,7 @@ static void state_status_unread(void)
 {
 	open_raw();
 	send_message(fa_raw_message(FA_WIRE_STATUS), NULL, 0);
-	wait_readable(); /* its descriptor is in the socket */
+	wait_readable();
 }
 
 static void state_statuses_unread(void)

@@ -211,7 +211,6 @@ static void test_pipeline(void **state)
 	client.values[1] = 0;
 }
 
-/* Aborting a step aborts those planned on it, and no others. */
 static void test_pipeline_aborted(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
@@ -327,7 +326,6 @@ static void test_prefix(void **state)
 	kv_append(&client, next, numbers, 64, 36);
 	kv_check(&client, next, numbers, 0, 100);
 
-	/* Tokens in a buffer; a prefix that ends early. */
 	next = kv_sequence(&client, cache);
 	memcpy(client.buffer.data, numbers, sizeof(numbers));
 	((uint32_t *)(void *)client.buffer.data)[40]++;

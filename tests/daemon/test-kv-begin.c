@@ -21,7 +21,7 @@
 
 enum {
 	STREAM = 3,
-	SLOT = 9, /* of the client's timeline */
+	SLOT = 9,
 	TOKENS = 4,
 };
 
@@ -66,7 +66,7 @@ static int open_client(void **state)
 	return 0;
 }
 
-/* Whatever a test did, its streams and its sequence go on. */
+/* Whatever a test did, streams and sequence stay usable. */
 static int close_client(void **state)
 {
 	uint32_t length = (uint32_t)kv_info(&client, sequence).length;
@@ -78,8 +78,6 @@ static int close_client(void **state)
 	kv_close(&client);
 	return 0;
 }
-
-/* ---- parts of a step */
 
 static void open_gate(void)
 {
@@ -97,7 +95,7 @@ static uint64_t block(uint32_t stream)
 	message.marker.stream = stream;
 	message.marker.value = ++client.values[stream];
 	kv_send(&client, &message, stream);
-	/* Only packets that were answered come before an entry of the ring. */
+	/* Only packets that were answered are ordered before ring entries. */
 	(void)kv_info(&client, sequence);
 	return client.values[stream];
 }
@@ -125,7 +123,6 @@ static uint64_t begin(uint32_t stream, uint32_t step)
 	return client.values[stream];
 }
 
-/* Waits for a StepBegin, and returns the step's number. */
 static uint64_t wait_begin(uint32_t stream, uint64_t value)
 {
 	struct fa_outcome outcome = fa_raw_ring_wait(&client.raw, &ring, stream, value);
@@ -160,7 +157,7 @@ static void attend_and_end(uint32_t stream, uint32_t step, const uint32_t *token
 	kv_wait(&client, stream, kv_end(&client, stream, step, commit));
 }
 
-/* The engine has seen the cancel when this returns, as it has run later requests. */
+/* Returns when the engine has seen the cancel, as it has run later requests. */
 static void cancel(uint32_t stream, uint64_t value)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
@@ -170,8 +167,6 @@ static void cancel(uint32_t stream, uint64_t value)
 	kv_append(&client, other_sequence, numbers,
 	          (uint32_t)kv_info(&client, other_sequence).length, 1);
 }
-
-/* ---- steps that are begun */
 
 static void test_begin(void **state)
 {
@@ -191,7 +186,7 @@ static void test_begin(void **state)
 	}
 }
 
-/* Several in a row, planned on one another, in several streams, with nothing waited for. */
+/* Steps planned on one another, in several streams, without waits. */
 static void test_several(void **state)
 {
 	uint64_t values[4], number, before = 0;
@@ -209,7 +204,7 @@ static void test_several(void **state)
 	check_lengths(36, 36);
 }
 
-/* Behind a request of its stream it is planned at once, and can be used; it finishes later. */
+/* Behind a request of its stream it is planned at once and usable; it completes later. */
 static void test_behind(void **state)
 {
 	uint64_t blocked = block(STREAM), value = begin(STREAM, 1);
@@ -223,8 +218,6 @@ static void test_behind(void **state)
 	wait_begin(STREAM, value);
 	kv_wait(&client, STREAM, blocked);
 }
-
-/* ---- refused */
 
 static void test_refused(void **state)
 {
@@ -250,7 +243,7 @@ static void test_refused(void **state)
 	check_lengths(20, 24);
 	wait_begin(STREAM, first);
 #undef REFUSED
-	/* A refused one waits for its turn, too. */
+	/* A refusal waits for its turn, too. */
 	first = block(0);
 	item.sequence = sequence + 1000;
 	message = begin_message(0, 3, &item);
@@ -263,7 +256,7 @@ static void test_refused(void **state)
 	attend_and_end(STREAM, 2, numbers + 20, false);
 }
 
-/* Where there is no such stream, the answer comes at once. */
+/* For an unknown stream the answer comes at once. */
 static void test_no_stream(void **state)
 {
 	const struct fa_wire_step_item item = { .sequence = sequence, .n_new = TOKENS };
@@ -274,7 +267,7 @@ static void test_no_stream(void **state)
 	check_lengths(20, 20);
 }
 
-/* Values out of order end the connection, also the 0 of a packet. */
+/* Values out of order end the connection, as does 0 in a packet. */
 static void test_out_of_order(void **state)
 {
 	for (uint64_t value = 0; value < 4; value += 2) {
@@ -296,7 +289,6 @@ static void test_out_of_order(void **state)
 	}
 }
 
-/* As a packet it has no stream, no value and no gates. */
 static void test_packet(void **state)
 {
 	const struct fa_wire_step_item item = { .sequence = sequence, .n_new = TOKENS };
@@ -340,7 +332,7 @@ static void test_limit(void **state)
 	kv_wait(&client, STREAM, kv_end(&client, STREAM, n, false));
 }
 
-/* ---- that fail once they are planned */
+/* ---- failures after planning */
 
 static void test_cancelled(void **state)
 {
@@ -351,7 +343,7 @@ static void test_cancelled(void **state)
 	open_gate();
 	kv_wait(&client, STREAM, blocked);
 	wait_refused(STREAM, value, -ECANCELED, "cancelled");
-	/* Its step is gone. */
+	/* The step is gone. */
 	check_lengths(20, 20);
 	kv_wait_expect(&client, 0, kv_end(&client, 0, 1, true), -ENOENT, "no step 1");
 }
@@ -373,7 +365,7 @@ static void test_timeout(void **state)
 	check_lengths(20, 20);
 }
 
-/* The step has ended before its StepBegin is cancelled, and its id is another step's. */
+/* The step has ended before its StepBegin is cancelled, and its id belongs to another step. */
 static void test_cancelled_late(void **state)
 {
 	uint64_t blocked = block(STREAM), value = begin(STREAM, 1);
@@ -406,7 +398,7 @@ static void test_cancelled_in_use(void **state)
 	check_lengths(20, 20);
 }
 
-/* The client leaves with steps that were begun, and with some that still wait. */
+/* The client disconnects with steps begun and steps that wait. */
 static void test_left(void **state)
 {
 	for (int i = 0; i < 10; i++) {

@@ -83,7 +83,6 @@ static void open_gate(void)
 	atomic_store((_Atomic uint64_t *)(void *)&in[SLOT].value, gate);
 }
 
-/* Requests layers 0 to @n - 1 of @step, behind a closed gate if @gated; returns the last value. */
 static uint64_t attend(uint32_t stream, uint32_t step, const uint32_t *tokens, uint32_t n,
                        bool gated)
 {
@@ -213,7 +212,6 @@ static void test_failed_by_ring(void **state)
 	fail_at_once(true);
 }
 
-/* Steps planned on one another, ended together: in order, each at once. */
 static void test_several(void **state)
 {
 	uint64_t values[4];

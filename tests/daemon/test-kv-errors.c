@@ -83,7 +83,7 @@ static void test_cache_create(void **state)
 	EXPECT(flags, 12, -ENOTSUP, "flags");
 	EXPECT(mode, 3, -EINVAL, "mode");
 	EXPECT(ttl_ns, 5, -EINVAL, "time to live");
-	EXPECT(kv_heads, 1000, -EINVAL, NULL); /* no page fits into a chunk */
+	EXPECT(kv_heads, 1000, -EINVAL, NULL);
 #undef EXPECT
 	*create = good;
 	create->name = (struct fa_wire_string){ "", 0 };
@@ -369,7 +369,6 @@ static void test_step_end(void **state)
 	       -EINVAL, "keep[1]");
 	EXPECT((end->flags = 0, end->keep = keep, end->n_keep = 2), -EINVAL, "commit");
 #undef EXPECT
-	/* A step behind it can neither be committed first nor twice. */
 	kv_begin_one(&client, 1, sequence, 1);
 	kv_begin_one(&client, 2, sequence, 1);
 	kv_wait_expect(&client, 0, kv_end(&client, 0, 2, true), -EBUSY, "step 1");

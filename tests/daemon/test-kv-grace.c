@@ -107,7 +107,6 @@ static void test_late(void **state)
 	fa_check(come_back(&back[0], &clients[0]));
 	kv_check(&back[0], sequences[0], numbers, 0, 20);
 
-	/* The daemon checks once a second. */
 	sleep_until(begin_ns, 2 * GRACE_NS + 2 * FA_NS_PER_SEC);
 	fa_check_eventually(are_awaited(&viewer, 0));
 	fa_check(!come_back(&back[2], &clients[2]));

@@ -364,7 +364,6 @@ static void rush(uint32_t rounds)
 			continue;
 		}
 		(void)send_work(works[below(sizeof(works) / sizeof(*works))]);
-		/* Each is answered; not too many are left in flight. */
 		while (waited + (below(8) ? 20 : 0) < client.values[0])
 			wait_for(++waited);
 	}
@@ -429,11 +428,9 @@ static void test_random(void **state)
 		rush(rounds);
 		kv_check(&other, victim, numbers, 0, 150);
 		kv_close(&client);
-		/* Unnamed objects are freed soon; the next session needs the space. */
 		fa_check_eventually(of_pool("sequences") <= 1 + NAMES &&
 		                    of_pool("caches") <= 1 + NAMES);
 	}
-	/* If all is refused the test shows little. */
 	printf("%llu calls and %llu requests did something\n", (unsigned long long)n_calls,
 	       (unsigned long long)n_works);
 	fa_check(n_calls > rounds / 20 && n_works > rounds / 100);

@@ -22,7 +22,7 @@ enum {
 	STEP = 7,
 	STREAM = 3,
 	TOKENS = 4,
-	GIVEN = 5, /* slot of each layer's signal */
+	GIVEN = 5,
 	LAST = 6,
 	WANTED = 9,
 };
@@ -129,7 +129,6 @@ static void test_number(void **state)
 		kv_begin_one(&client, STEP, sequence, TOKENS);
 		message = layers_message(STREAM);
 		message.step_attend_layers.n_layers = wrong[i];
-		/* Refused with or without the gate. */
 		message.step_attend_layers.wait.value = 1;
 		signal = message.step_attend_layers.signal.value;
 		last = message.signals[0].value;

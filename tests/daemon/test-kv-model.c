@@ -177,7 +177,6 @@ static void begin(struct step *step)
 		                                          .n_items = step->n_parts };
 	r = try(&message);
 	if (r < 0) {
-		/* Behind an aborted step, or a page would be copied while it is written. */
 		fa_check_eq(r, -EBUSY);
 		n_busy++;
 		return;
@@ -207,7 +206,6 @@ static void check_outs(const struct step *step)
 	}
 }
 
-/* Random positions of the new tokens of each item; updates the model. */
 static uint32_t choose_kept(struct step *step, uint32_t *keep, uint32_t *cu_keep)
 {
 	uint32_t n = 0;
@@ -320,7 +318,6 @@ static void begin_read(struct reading *reading, const struct sequence *sequence)
 		message.n_waits = 1;
 		reading->value = kv_send(&reader, &message, 0);
 	}
-	/* Answered in order: earlier messages have been handled. */
 	(void)kv_info(&reader, sequence->id);
 }
 
@@ -417,7 +414,6 @@ static void test_random(void **state)
 			end(step);
 		else
 			begin(step);
-		/* With or without reads and appends in flight. */
 		if (sequence->id && below(4) == 0 && !newest(sequence->id))
 			check(sequence);
 		if (sequence->id && below(8) == 0 && !readings[i % READS].n)

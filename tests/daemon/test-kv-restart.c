@@ -318,7 +318,6 @@ static void test_no_room(void **state)
 	uint32_t numbers[CHUNK_TOKENS];
 	char name[16];
 
-	/* A GPU driver's use of descriptors is unknown. */
 	if (getenv("FAD_TEST_BACKEND"))
 		skip();
 	kv_count(numbers, 1, CHUNK_TOKENS);
@@ -338,7 +337,6 @@ static void test_no_room(void **state)
 	fa_test_daemon_log_wait(&supervisor, "chunk 75 has no memory any more");
 	log = fa_test_daemon_log(&supervisor);
 	fa_check(!strstr(log, "fad-pool-74 cannot be kept"));
-	/* The daemon stayed within the supervisor's limit. */
 	fa_check(!strstr(log, "descriptors already") && !strstr(log, "has too many"));
 }
 

@@ -145,7 +145,6 @@ static void test_charged(void **state)
 		/* With slopes each request has its own plan of more than a KiB. */
 		fa_check(with.heap >= before.heap + 4 * 1024);
 	} else {
-		/* the rotated q */
 		fa_check(before.heap >=
 		         none.heap + (int64_t)sizeof(float) * TOKENS * KV_HEADS * KV_DIM);
 		fa_check_eq(with.heap, before.heap);
@@ -197,7 +196,6 @@ static void test_layers_share_memory(void **state)
 	kv_begin_one(&client, STEP, layered, TOKENS);
 	fa_check_eventually((none = account().heap) == at_rest);
 
-	/* Space for the other layers' results. */
 	client.used = 0;
 	attend = kv_attend_message(&client, 0, STEP, 0, numbers, TOKENS, &out).step_attend;
 	memset((float *)out, 0xff, (size_t)LAYERS * OUT_BYTES);

@@ -367,7 +367,6 @@ static void test_quota(void **state)
 	struct fa_wire_step_item item = { .sequence = sequence, .n_new = 100 };
 	struct fa_wire_message message = kv_cache_message(NULL, 0);
 
-	/* 16 pages of 48 KiB. */
 	kv_append(&client, sequence, numbers, 0, 200);
 	kv_begin_expect(&client, 1, &item, 1, -EDQUOT, "pool_bytes");
 	fa_check_eq(kv_info(&client, sequence).planned, 200);

@@ -89,7 +89,6 @@ static void test_reload(void **state)
 	       "may have 8 chunks of 2048 KiB, not the 32 that are wanted");
 	fa_check_eq(pool_number("chunks_max"), 8);
 
-	/* Used chunks stay until they are free. */
 	reload("[pool]\nbytes = 2M\n", "may have 1 chunks of 2048 KiB; it has 3");
 	kv_check(&client, sequences[0], numbers, 0, 600);
 	kv_check(&client, sequences[1], numbers, 0, 1100);
@@ -149,7 +148,6 @@ static void test_share(void **state)
 	fa_test_daemon_start(&process, &options);
 	kv_open(&client, process.socket);
 	json = get_status();
-	/* Other free memory of the machine changes all the time. */
 	gpu = !strcmp(json_string_value(json_object_get(json, "backend")), "cuda");
 	json_decref(json);
 	if (gpu) {

@@ -175,7 +175,6 @@ static void test_other_users(void **state)
 	json_decref(json);
 }
 
-/* Empty chunks are freed after a while. */
 static void test_shrinks(void **state)
 {
 	uint64_t sequence = kv_sequence(&client, kv_cache(&client, NULL, 0));

@@ -218,7 +218,6 @@ static void cancel(struct fa_raw *raw, uint32_t stream, uint64_t value)
 	fa_raw_call_expect(raw, &message, NULL, 0, 0, NULL);
 }
 
-/* The request may have ended. */
 static void cancel_soon(struct fa_raw *raw, uint32_t stream, uint64_t value)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
@@ -384,7 +383,7 @@ static void test_requests(void **state)
 	submit(&a, &slow, 0, 1);
 	submit(&a, &slow, 0, 2);
 	submit(&a, &slow, 0, 3);
-	fa_raw_ping(&a); /* counted by now */
+	fa_raw_ping(&a);
 	submit(&b, &slow, 0, 1);
 	fa_raw_wait_expect(&b, 0, 1, -EDQUOT, "requests");
 	cancel(&a, 0, 2);

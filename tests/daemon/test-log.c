@@ -60,7 +60,6 @@ static void test_lines(void **state)
 	assert_true(dup2(pipe_fds[1], STDERR_FILENO) >= 0);
 	fa_log_set(FA_LOG_AUTO, FA_LOG_INFO);
 	fa_log(FA_LOG_WARNING, "a line");
-	/* The journal parses levels of lines on its own stream. */
 	set_stream(STDERR_FILENO, 0, 0, "");
 	fa_log_set(FA_LOG_STDERR, FA_LOG_INFO);
 	fa_log(FA_LOG_WARNING, "another");

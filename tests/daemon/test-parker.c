@@ -23,7 +23,7 @@ static void test_wake_up_before_wait(void **state)
 
 	fa_parker_wake(&waiter);
 	fa_parker_init(&waiter);
-	assert_true(fa_parker_consume(&waiter)); /* woken before it waited */
+	assert_true(fa_parker_consume(&waiter));
 	assert_false(fa_parker_consume(&waiter));
 	fa_parker_wake(&waiter);
 	fa_parker_wake(&waiter);
@@ -231,7 +231,6 @@ static void test_bell(void **state)
 		fa_test_poll_pause(&pause_ns);
 	fa_test_quiet_ms(100);
 	assert_int_equal(sleeper.n_waits, 1);
-	/* Without news; a real wake-up then works as before. */
 	assert_int_equal(eventfd_read(bell, &count), 0);
 	fa_parker_wake(&sleeper.waiter);
 	for (uint64_t pause_ns = 0; !sleeper.n_looks;)
@@ -279,7 +278,6 @@ static void test_bell_in_vain(void **state)
 		waiter.spin_ns = 0;
 		fa_parker_park(&waiter, begin_ns + FA_NS_PER_MS);
 		n_heard += waiter.watch_fired;
-		/* Like one that was prepared. */
 		waiter.watch_fired = false;
 	}
 	/* Four heard, 64 ignored; twice, and the start of a third. */

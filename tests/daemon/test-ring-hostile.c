@@ -61,7 +61,6 @@ static void test_forged(void **state)
 		atomic_store(&ring.end.words->tail, forged[i].tail);
 		expect_refusal(forged[i].part);
 	}
-	/* Moved back after it was taken. */
 	open_ring(0);
 	fa_raw_ring_marker(&ring, 0, 1);
 	fa_raw_ring_wait(&raw, &ring, 0, 1);
@@ -131,7 +130,6 @@ static void stop_scribbling(pthread_t thread)
 	fa_check_eq(pthread_join(thread, NULL), 0);
 }
 
-/* In a child: sends what it can while its ring changes. */
 static int scribbling_client(void *userdata)
 {
 	const bool words = *(bool *)userdata;
@@ -198,7 +196,6 @@ static void test_changed(void **state)
 	pthread_t thread;
 	size_t length, at = 0;
 
-	/* Buffer 2 does not exist. */
 	open_ring(0);
 	make_small();
 	for (uint64_t value = 1; value <= 2000; ++value) {

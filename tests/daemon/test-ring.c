@@ -76,7 +76,6 @@ static void test_markers(void **state)
 	fa_scene_check(&scene);
 }
 
-/* As packets they are answered by Completions. */
 static void test_markers_as_packets(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_MARKER);
@@ -98,7 +97,6 @@ static void test_markers_as_packets(void **state)
 	fa_scene_check(&scene);
 }
 
-/* A marker behind work waits for it. */
 static void test_order_in_stream(void **state)
 {
 	struct fa_wire_message message;
@@ -135,7 +133,6 @@ static void test_refused(void **state)
 	fa_check_eq(outcome.status, 0);
 	outcome = fa_raw_ring_wait(&raw, &ring, 0, 1);
 	fa_check_eq(outcome.status, -ENOENT);
-	/* The failed one has a Completion with its text; the other has none. */
 	fa_raw_wait_expect(&raw, 0, 1, -ENOENT, "buffer is 77");
 	fa_raw_ping(&raw);
 	check_silence();
@@ -215,7 +212,6 @@ static void test_full(void **state)
 	}
 	fa_check(n > 32);
 	fa_scene_bystander(&scene);
-	/* The pause ends with the slow request. */
 	fa_ring_arm_room(&ring.end);
 	fa_check(!fa_ring_has_room(&ring.end, 600));
 	fa_raw_close(&raw);

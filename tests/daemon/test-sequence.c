@@ -260,7 +260,6 @@ static void test_truncate_under_reader(void **state)
 	                 0);
 	reader = scene_plan(&scene, SCENE_BOB, a, 0);
 	assert_int_equal(fa_pool_sequence_truncate(scene.pool, anna, a, 20, &scene.error), 0);
-	/* also after an aborted append */
 	for (int i = 0; i < 2; i++) {
 		step = scene_plan(&scene, SCENE_ANNA, a, 10);
 		assert_int_equal(step->groups[0].n_copies, 1);
@@ -278,7 +277,6 @@ static void test_truncate_under_reader(void **state)
 			(p < 20 ? 100 : 500) + p);
 	for (uint64_t p = 0; p < 30; p++)
 		assert_int_equal(*device_step_token(&scene.device, reader, 0, p), 100 + p);
-	/* The page is unshared now. */
 	step = scene_plan(&scene, SCENE_ANNA, a, 1);
 	assert_int_equal(step->groups[0].n_copies, 0);
 	scene_abort(&scene, step);

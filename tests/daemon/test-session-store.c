@@ -126,7 +126,6 @@ static void test_again(void **state)
 	assert_true(fa_session_store_is_lost(&resume, 2));
 }
 
-/* Long after all others have expired, and between scans. */
 static void test_much_later(void **state)
 {
 	uint32_t second, third;

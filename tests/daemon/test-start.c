@@ -160,7 +160,6 @@ static void test_stale_socket(void **state)
 	fa_raw_close(&raw);
 }
 
-/* A file that is no socket is not removed. */
 static void test_no_socket(void **state)
 {
 	char path[64], text[8] = "";
@@ -236,7 +235,6 @@ static void test_reload(void **state)
 	}
 	fa_check(refused(&raw, 5));
 
-	/* Settings that need a restart are reported. */
 	write_text(first.config, "[daemon]\nthreads = 1\nsocket = /elsewhere\n");
 	fa_test_daemon_signal(&first, SIGHUP);
 	fa_test_daemon_log_wait(&first, "threads");

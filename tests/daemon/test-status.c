@@ -108,14 +108,12 @@ static void test_many(void **state)
 	}
 	for (int i = LISTED - 2; i < CROWD; ++i)
 		crowd[i] = crowd_member();
-	/* Repeats until a measurement was not disturbed. */
 	for (int i = 0; i < 30 || (i < 1000 && many_ns >= 3 * few_ns); ++i) {
 		check_lists(status_of(&viewer, &ns), &viewer, CROWD + 1);
 		many_ns = ns < many_ns ? ns : many_ns;
 	}
 	print_message("%d sessions: %d us, %d: %d us\n", LISTED - 1, (int)(few_ns / 1000),
 	              CROWD + 1, (int)(many_ns / 1000));
-	/* Six times as many sessions make no longer status. */
 	fa_check(many_ns < 3 * few_ns);
 	for (int i = 0; i < CROWD; ++i)
 		close(crowd[i]);
@@ -216,7 +214,6 @@ static void check_done(json_t *object, json_int_t clients, json_int_t cancelled,
 	fa_check_eq(number(object, "finished"), clients * (SMALL + MARKERS + REFUSED) + cancelled);
 	fa_check_eq(number(object, "failed"), clients * REFUSED);
 	fa_check_eq(number(object, "cancelled"), cancelled);
-	/* The cancelled one may have run. */
 	if (cancelled) {
 		fa_check(number(object, "busy_ns") >= (json_int_t)busy_ns);
 		fa_check(number(object, "took_ns") >= (json_int_t)took_ns);

@@ -67,7 +67,7 @@ static void test_refused(void **state)
 	refuse(SCENE_ANNA, items, 2, -ENOENT, "item 1");
 	items[1].sequence = UINT64_MAX;
 	refuse(SCENE_ANNA, items, 2, -ENOENT, "item 1");
-	items[1].sequence = b + ((uint64_t)1 << 32); /* not yet made */
+	items[1].sequence = b + ((uint64_t)1 << 32);
 	refuse(SCENE_ANNA, items, 2, -ENOENT, "item 1");
 	items[1].sequence = b;
 	refuse(SCENE_BOB, items, 2, -ENOENT, "item 0");
@@ -240,7 +240,6 @@ static void test_keep(void **state)
 	assert_int_equal(scene_info(&scene, sequence).step, scene.number);
 }
 
-/* Dropped pages are not in the table. */
 static void test_window(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), first;
@@ -261,7 +260,6 @@ static void test_window(void **state)
 	scene_check(&scene, sequence, 464, 501, 100);
 }
 
-/* Pages are cleared between tenants. */
 static void test_clears(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2)), s;
@@ -270,7 +268,7 @@ static void test_clears(void **state)
 
 	s = scene_sequence(&scene, SCENE_ANNA, cache);
 	step = scene_plan(&scene, SCENE_ANNA, s, all * SCENE_PAGE_TOKENS);
-	assert_int_equal(step->groups[0].n_clears, 0); /* fresh pages */
+	assert_int_equal(step->groups[0].n_clears, 0);
 	scene_commit(&scene, step);
 	fa_pool_release_owner(scene.pool, scene.actors[SCENE_ANNA].owner);
 
@@ -353,7 +351,7 @@ static void test_fork_of_copied(void **state)
 	assert_int_equal(slot_a, slot_c);
 	assert_int_equal(fa_pool_sequence_set_name(scene.pool, &scene.actors[SCENE_ANNA], b, "b", 0,
 	                                           0, 0, &scene.error),
-	                 -EINVAL); /* its cache has no name */
+	                 -EINVAL);
 	reader = scene_plan(&scene, SCENE_ADMIN, a, 0);
 	assert_int_equal(reader->groups[0].table[0], slot_a);
 	scene_abort(&scene, reader);
@@ -500,7 +498,6 @@ static void test_cells_of_cgroups(void **state)
 		                 0);
 		items[i].n_tokens = 1;
 	}
-	/* 768 of 1024 cells */
 	SCENE_FAILS(&scene, -EDQUOT, "cells more",
 	            fa_pool_step_plan(pool, &actors[0], items, CGROUPS * EACH, 1, 0, &scene.error,
 	                              &step));

@@ -64,7 +64,7 @@ static void test_kill(void **state)
 	for (int i = 0; i < 5; i++) {
 		before = fa_test_daemon_child(&supervisor);
 		fa_check(before > 0);
-		kill(before, i % 2 ? SIGKILL : SIGABRT); /* sanitizers handle SIGSEGV themselves */
+		kill(before, i % 2 ? SIGKILL : SIGABRT);
 		check_serves();
 		(void)fa_test_daemon_next_child(&supervisor, before);
 	}
@@ -184,7 +184,6 @@ static void test_sighup_after_kills(void **state)
 	}
 }
 
-/* SIGTERM between the death of a child and the next start. */
 static void test_sigterm_after_kills(void **state)
 {
 	start(NULL);
@@ -366,7 +365,6 @@ static bool is_released(const struct fa_timeline_out *out)
 	return true;
 }
 
-/* Many timelines, all of which are released when the daemon dies. */
 static void test_timelines(void **state)
 {
 	enum {
@@ -402,7 +400,6 @@ static void test_timelines(void **state)
 	for (int i = 0; i < N; ++i)
 		fa_check_eventually(is_released(outs[i]));
 	check_serves();
-	/* They are released once, not again by later children. */
 	kill(fa_test_daemon_next_child(&supervisor, 0), SIGKILL);
 	fa_test_daemon_log_wait(&supervisor, "starting it again");
 	fa_test_daemon_log_wait(&supervisor, "starting it again");
@@ -433,7 +430,6 @@ static void check_timelines(int n, const char *text)
 	fa_raw_open(&one_more, supervisor.socket);
 	fa_check_eq(timeline_setup(&one_more), -EDQUOT);
 	fa_check_contains(one_more.message.reply.text.text, text);
-	/* The refused session may try again. */
 	fa_check_eq(timeline_setup(&one_more), -EDQUOT);
 	fa_raw_close(&raws[7]);
 	fa_check_eventually(timeline_setup(&one_more) == 0);
@@ -442,7 +438,6 @@ static void check_timelines(int n, const char *text)
 		fa_raw_close(&raws[i]);
 }
 
-/* Timelines beyond the supervisor's limit are refused until others are gone. */
 static void test_timelines_full(void **state)
 {
 	start(&(struct fa_test_daemon_options){
@@ -450,7 +445,6 @@ static void test_timelines_full(void **state)
 	check_timelines(MOST, "1 more timeline than 118");
 }
 
-/* One user gets half of them. */
 static void test_timelines_share(void **state)
 {
 	start(&(struct fa_test_daemon_options){ .nofile = FILES });

@@ -65,13 +65,11 @@ static void test_limit(void **state)
 	assert_null(charges[3].tenant);
 	assert_int_equal(tenant->used[FA_RESOURCE_SESSIONS], 3);
 
-	/* Accounts are separate. */
 	assert_int_equal(fa_charge_add(&foreign, other, FA_RESOURCE_SESSIONS, 1, &error), 0);
 
 	fa_charge_release(&charges[0]);
 	assert_int_equal(fa_charge_add(&charges[3], tenant, FA_RESOURCE_SESSIONS, 1, &error), 0);
 
-	/* A limit that is lowered below what is in use. */
 	limits.tenant[FA_RESOURCE_SESSIONS] = 1;
 	assert_int_equal(fa_charge_add(&charges[0], tenant, FA_RESOURCE_SESSIONS, 0, &error),
 	                 -EDQUOT);
@@ -149,7 +147,6 @@ static void test_user(void **state)
 	assert_int_equal(fa_charge_add(&timelines[2], c, FA_RESOURCE_TIMELINES, 1, &error),
 	                 -EDQUOT);
 	assert_non_null(strstr(error.text, "which is 3 (uid_factor is 1)"));
-	/* A product that overflows means no limit. */
 	assert_int_equal(fa_charge_add(&much[0], a, FA_RESOURCE_REQUESTS, UINT64_MAX - 1, &error),
 	                 0);
 	assert_int_equal(fa_charge_add(&much[1], b, FA_RESOURCE_REQUESTS, 2, &error), -EDQUOT);
@@ -262,7 +259,6 @@ static void test_gone(void **state)
 	fa_charge_release(&charge);
 	fa_tenant_unref(tenant);
 
-	/* The oldest are forgotten. */
 	for (int i = 0; i < FA_TENANTS_GONE_MAX; ++i) {
 		snprintf(cgroup, sizeof(cgroup), "/%d", i);
 		go(i % 2 ? 7 : 0, cgroup, 1);

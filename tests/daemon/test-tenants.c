@@ -90,7 +90,6 @@ static void test_quotas(void **state)
 	struct fa_raw raw;
 
 	start("[daemon]\nmode = 0666\n[limits]\nbuffers = 3\n");
-	/* root has one, the bystander's; it gets two more. */
 	fa_raw_open(&raw, scene.daemon.socket);
 	fa_check(makes_arena(&raw, 1, ""));
 	fa_check(makes_arena(&raw, 2, ""));
@@ -176,7 +175,7 @@ static int look_around(void)
 	fa_check_eq(json_integer_value(json_object_get(session, "pid")), getpid());
 	fa_check_eq(count_tenants(status, &uid), 1);
 	fa_check_eq(uid, getuid());
-	fa_check(!strstr(text, "bystander")); /* its own name, see below */
+	fa_check(!strstr(text, "bystander"));
 	fa_check(!json_object_get(status, "connections_refused"));
 	fa_check(!json_object_get(status, "rings"));
 	json_decref(status);

@@ -18,7 +18,7 @@
 
 #define BYTES 65536
 
-static char *const base = (char *)(uintptr_t)0x100000; /* never touched */
+static char *const base = (char *)(uintptr_t)0x100000;
 
 static struct fa_device_memory memory(bool writable)
 {
@@ -102,7 +102,6 @@ static void test_overflow(void **state)
 		view.strides[i] = i == 3 ? 1 : INT64_MAX;
 	}
 	expect(&view, false, -EINVAL, "overflows");
-	/* a stride that no element uses */
 	view = VIEW(FA_WIRE_DTYPE_F32, 1, 2, 8);
 	view.strides[0] = INT64_MAX;
 	expect(&view, false, 0, "");
@@ -171,7 +170,7 @@ static void test_distinct(void **state)
 	struct fa_wire_view view = VIEW(FA_WIRE_DTYPE_F32, 2, 4, 8);
 
 	view.strides[0] = 0;
-	expect(&view, false, 0, ""); /* inputs may be broadcast */
+	expect(&view, false, 0, "");
 	expect(&view, true, -EINVAL, "t.strides[0] is 0, so that elements overlap");
 	view.shape[0] = 1;
 	expect(&view, true, 0, "");

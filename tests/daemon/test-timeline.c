@@ -191,7 +191,6 @@ static void test_refused(void **state)
 		uint64_t value = ask(&client, 0, &cases[i].wait, 1, signals, 3);
 
 		fa_raw_wait_expect(&client.raw, 0, value, -EINVAL, cases[i].text);
-		/* What can be signalled is. */
 		fa_check_eventually(out_value(&client, 63) == i + 1);
 		fa_check_eq(out_value(&client, 9), i + 1);
 		fa_check_eq(client.out[9].status, -EINVAL);
@@ -446,7 +445,6 @@ static void test_idle_costs_nothing(void **state)
 	fa_test_daemon_usage(&scene.daemon, &before);
 	fa_test_elapse_ms(MEASURED_MS);
 	fa_test_daemon_usage(&scene.daemon, &after);
-	/* Spinning would take the whole period. */
 	fa_check(after.cpu_ns - before.cpu_ns < MEASURED_MS * FA_NS_PER_MS / 2);
 	set(&client, 1, 1);
 	for (uint32_t i = 0; i < 64; i++)

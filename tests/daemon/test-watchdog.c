@@ -77,7 +77,6 @@ static void check_left_alone(unsigned int intervals)
 	}
 }
 
-/* The whole process stops. */
 static void test_hangs(void **state)
 {
 	const uint64_t sequence = kv_sequence(&client, kv_cache(&client, NULL, 0));
