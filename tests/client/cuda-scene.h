@@ -5,7 +5,7 @@
 #pragma once
 
 #include "client/faclient.h"
-#include "tests/client/view.h"
+#include "tests/client/attention-request.h"
 #include "tests/cuda-driver/child.h"
 #include "tests/lib/daemon.h"
 

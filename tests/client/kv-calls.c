@@ -6,7 +6,7 @@
 
 struct fa_client *client;
 
-static struct fa_fake fake;
+static struct fake_daemon fake;
 static struct seen seen;
 static pthread_mutex_t seen_mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -20,9 +20,9 @@ struct seen *heard(void)
 
 static void serve(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 
-	while (page && fa_fake_next(raw)) {
+	while (page && fake_daemon_next(raw)) {
 		int status;
 
 		pthread_mutex_lock(&seen_mutex);
@@ -39,9 +39,9 @@ static void serve(struct fa_raw *raw, void *userdata)
 		status = seen.status;
 		pthread_mutex_unlock(&seen_mutex);
 		if (status)
-			fa_fake_reply(raw, raw->message.id, status, "for a reason");
+			fake_daemon_reply(raw, raw->message.id, status, "for a reason");
 		else
-			fa_fake_answer(raw, page);
+			fake_daemon_answer(raw, page);
 	}
 }
 
@@ -49,7 +49,7 @@ int calls_setup(void **state)
 {
 	struct fa_options options = { .size = sizeof(options) };
 
-	fa_fake_start(&fake, serve, NULL);
+	fake_daemon_start(&fake, serve, NULL);
 	options.socket = fake.socket;
 	fa_check_eq(fa_connect(&options, &client), 0);
 	return 0;
@@ -58,7 +58,7 @@ int calls_setup(void **state)
 int calls_teardown(void **state)
 {
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 	return 0;
 }
 

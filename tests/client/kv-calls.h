@@ -5,7 +5,7 @@
 #pragma once
 
 #include "client/faclient.h"
-#include "tests/client/fake.h"
+#include "tests/client/fake-daemon.h"
 #include "tests/lib/check.h"
 
 extern struct fa_client *client;

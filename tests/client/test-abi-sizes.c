@@ -3,7 +3,7 @@
  * the unknown rest is zero, and no byte beyond the caller's size is written.
  */
 #include "client/faclient.h"
-#include "tests/client/fake.h"
+#include "tests/client/fake-daemon.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>
@@ -18,14 +18,14 @@
 #define POISON 0x5a
 #define EXTRA 64
 
-static struct fa_fake fake;
+static struct fake_daemon fake;
 static struct fa_client *client;
 
 static int setup(void **state)
 {
 	struct fa_options options = { .size = sizeof(options) };
 
-	fa_fake_start(&fake, fa_fake_serve, NULL);
+	fake_daemon_start(&fake, fake_daemon_serve, NULL);
 	options.socket = fake.socket;
 	fa_check_eq(fa_connect(&options, &client), 0);
 	return 0;
@@ -34,7 +34,7 @@ static int setup(void **state)
 static int teardown(void **state)
 {
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 	return 0;
 }
 
@@ -54,10 +54,10 @@ static void test_options(void **state)
 {
 	struct fa_options options = { .size = sizeof(options) };
 	struct fa_client *other;
-	struct fa_fake second;
+	struct fake_daemon second;
 	unsigned char *copy;
 
-	fa_fake_start(&second, fa_fake_serve, NULL);
+	fake_daemon_start(&second, fake_daemon_serve, NULL);
 	options.socket = second.socket;
 	copy = copy_of(&options, sizeof(options), offsetof(struct fa_options, name));
 	fa_check_eq(fa_connect((void *)copy, &other), 0);
@@ -79,7 +79,7 @@ static void test_options(void **state)
 	options.flags = 1u << 31;
 	fa_check_eq(fa_connect(&options, &other), -EINVAL);
 	fa_check_contains(fa_error(), "flags");
-	fa_fake_stop(&second);
+	fake_daemon_stop(&second);
 }
 
 static void test_attention(void **state)

@@ -4,7 +4,7 @@
  * 16-bit types with few features, which the fastest kernels take. FAD_TEST_SEED repeats a run.
  */
 #include "client/faclient.h"
-#include "tests/client/view.h"
+#include "tests/client/attention-request.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 

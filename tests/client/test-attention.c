@@ -3,7 +3,7 @@
  * variant, strided views, tickets, cancellation, and the texts of refusals.
  */
 #include "client/faclient.h"
-#include "tests/client/view.h"
+#include "tests/client/attention-request.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 

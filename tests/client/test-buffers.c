@@ -5,7 +5,7 @@
 #include "client/faclient.h"
 #include "common/cleanup.h"
 #include "common/memfd.h"
-#include "tests/client/view.h"
+#include "tests/client/attention-request.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 

@@ -3,7 +3,7 @@
  * daemon.
  */
 #include "client/faclient.h"
-#include "tests/client/fake.h"
+#include "tests/client/fake-daemon.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>
@@ -56,10 +56,10 @@ static void clear_environment(void)
 static void test_paths(void **state)
 {
 	struct fa_client *client;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	char link[80], dir[80];
 
-	fa_fake_start(&fake, fa_fake_serve, NULL);
+	fake_daemon_start(&fake, fake_daemon_serve, NULL);
 	clear_environment();
 
 	fa_check_eq(connect_to(fake.socket, 0, &client), 0);
@@ -86,19 +86,19 @@ static void test_paths(void **state)
 
 	fa_check(!unlink(link));
 	fa_check(!rmdir(dir));
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 static void test_no_daemon(void **state)
 {
 	struct fa_client *client = (void *)1;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	char path[300];
 
 	fa_check_eq(connect_to("/nonexistent/fad.sock", 0, &client), -ENOENT);
 	fa_check_contains(fa_error(), "/nonexistent/fad.sock");
 
-	fa_fake_start(&fake, NULL, NULL);
+	fake_daemon_start(&fake, NULL, NULL);
 	close(fake.listen_fd);
 	fa_check_eq(connect_to(fake.socket, 0, &client), -ECONNREFUSED);
 	fa_check_contains(fa_error(), "no daemon listens there");
@@ -108,7 +108,7 @@ static void test_no_daemon(void **state)
 		fa_check_eq(connect_to(fake.socket, 0, &client), -EACCES);
 		fa_check(!chmod(fake.dir, 0700));
 	}
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 
 	memset(path, 'x', sizeof(path));
 	path[0] = '/';
@@ -120,7 +120,7 @@ static void test_no_daemon(void **state)
 
 static void say_nothing(struct fa_raw *raw, void *userdata)
 {
-	while (fa_fake_next(raw))
+	while (fake_daemon_next(raw))
 		;
 }
 
@@ -128,15 +128,15 @@ static void test_timeouts(void **state)
 {
 	struct fa_client *client;
 	uint64_t begin = fa_now_ns();
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
-	fa_fake_start(&fake, say_nothing, NULL);
+	fake_daemon_start(&fake, say_nothing, NULL);
 	fa_check_eq(connect_to(fake.socket, 50 * FA_NS_PER_MS, &client), -ETIMEDOUT);
 	fa_check_contains(fa_error(), "does not answer");
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 
 	/* Never accepts: first the backlog has space, then it is full. */
-	fa_fake_start(&fake, NULL, NULL);
+	fake_daemon_start(&fake, NULL, NULL);
 	{
 		struct fa_raw *raw = malloc(sizeof(*raw));
 
@@ -146,7 +146,7 @@ static void test_timeouts(void **state)
 		fa_raw_close(raw);
 		free(raw);
 	}
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 	fa_check(fa_now_ns() - begin >= 100 * FA_NS_PER_MS);
 }
 
@@ -159,8 +159,8 @@ static void refuse(struct fa_raw *raw, void *userdata)
 {
 	const struct refusal *refusal = userdata;
 
-	if (fa_fake_next(raw) && refusal)
-		fa_fake_reply(raw, raw->message.id, refusal->status, refusal->text);
+	if (fake_daemon_next(raw) && refusal)
+		fake_daemon_reply(raw, raw->message.id, refusal->status, refusal->text);
 }
 
 static void test_refused(void **state)
@@ -170,29 +170,29 @@ static void test_refused(void **state)
 	static const struct refusal draining = { -ESHUTDOWN, "the daemon is stopping" };
 	const struct refusal *const refusals[] = { &version, &quota, &draining };
 	struct fa_client *client;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
 	for (size_t i = 0; i < sizeof(refusals) / sizeof(*refusals); ++i) {
-		fa_fake_start(&fake, refuse, (void *)refusals[i]);
+		fake_daemon_start(&fake, refuse, (void *)refusals[i]);
 		fa_check_eq(connect_to(fake.socket, 0, &client), refusals[i]->status);
 		fa_check_contains(fa_error(), refusals[i]->text);
-		fa_fake_stop(&fake);
+		fake_daemon_stop(&fake);
 	}
 
-	fa_fake_start(&fake, refuse, NULL);
+	fake_daemon_start(&fake, refuse, NULL);
 	fa_check_eq(connect_to(fake.socket, 0, &client), -ECONNRESET);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 static void check_name(struct fa_raw *raw, void *userdata)
 {
-	if (!fa_fake_next(raw))
+	if (!fake_daemon_next(raw))
 		return;
 	fa_check_eq(raw->message.hello.version_min, FA_WIRE_VERSION_MIN);
 	fa_check_eq(raw->message.hello.version_max, FA_WIRE_VERSION_MAX);
 	fa_check(!raw->message.hello.has_resume);
 	fa_check(!strcmp(raw->message.hello.name.text, userdata));
-	fa_fake_reply(raw, raw->message.id, -EPERM, "seen");
+	fake_daemon_reply(raw, raw->message.id, -EPERM, "seen");
 }
 
 static void test_name(void **state)
@@ -200,19 +200,19 @@ static void test_name(void **state)
 	struct fa_options options = { .size = sizeof(options) };
 	char name[100] = "", cut[65] = "";
 	struct fa_client *client;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
 	memset(name, 'n', sizeof(name) - 1);
 	memset(cut, 'n', sizeof(cut) - 1);
-	fa_fake_start(&fake, check_name, cut);
+	fake_daemon_start(&fake, check_name, cut);
 	options.socket = fake.socket;
 	options.name = name;
 	fa_check_eq(fa_connect(&options, &client), -EPERM);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 
-	fa_fake_start(&fake, check_name, program_invocation_short_name);
+	fake_daemon_start(&fake, check_name, program_invocation_short_name);
 	fa_check_eq(connect_to(fake.socket, 0, &client), -EPERM);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 static void test_null_client(void **state)

@@ -4,7 +4,7 @@
  */
 #include "client/faclient.h"
 #include "common/packet.h"
-#include "tests/client/fake.h"
+#include "tests/client/fake-daemon.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 #include "tests/lib/dir.h"
@@ -299,5 +299,5 @@ int main(void)
 		cmocka_unit_test(test_too_many_in_flight),
 	};
 
-	return cmocka_run_group_tests_name("descriptors", tests, fa_fake_setup, NULL);
+	return cmocka_run_group_tests_name("descriptors", tests, fake_daemon_setup, NULL);
 }

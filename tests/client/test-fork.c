@@ -3,7 +3,7 @@
  * does not harm the parent's session.
  */
 #include "client/faclient.h"
-#include "tests/client/fake.h"
+#include "tests/client/fake-daemon.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>
@@ -17,7 +17,7 @@
 #include <cmocka.h>
 
 struct family {
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	struct fa_client *client;
 	struct fa_buffer *buffer, *other;
 	struct fa_ticket ticket;
@@ -30,7 +30,7 @@ static void family_start(struct family *family)
 	struct fa_options options = { .size = sizeof(options) };
 
 	memset(family, 0, sizeof(*family));
-	fa_fake_start(&family->fake, fa_fake_serve, NULL);
+	fake_daemon_start(&family->fake, fake_daemon_serve, NULL);
 	options.socket = family->fake.socket;
 	fa_check_eq(fa_connect(&options, &family->client), 0);
 	fa_check_eq(fa_buffer_new(family->client, 4096, 0, &family->buffer), 0);
@@ -47,7 +47,7 @@ static void family_start(struct family *family)
 static void family_stop(struct family *family)
 {
 	fa_disconnect(family->client);
-	fa_fake_stop(&family->fake);
+	fake_daemon_stop(&family->fake);
 }
 
 static int run_child(void *userdata)
@@ -118,11 +118,11 @@ static int run_own(void *userdata)
 
 static void serve_one_request(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 
 	/* Serves one request and closes, so that the next connection is served. */
-	if (page && fa_fake_next(raw))
-		fa_fake_answer(raw, page);
+	if (page && fake_daemon_next(raw))
+		fake_daemon_answer(raw, page);
 }
 
 static void test_child_connects(void **state)
@@ -130,13 +130,13 @@ static void test_child_connects(void **state)
 	struct fa_options options = { .size = sizeof(options) };
 	struct family family = {};
 
-	fa_fake_start(&family.fake, serve_one_request, NULL);
+	fake_daemon_start(&family.fake, serve_one_request, NULL);
 	options.socket = family.fake.socket;
 	fa_check_eq(fa_connect(&options, &family.client), 0);
 	fa_check_eq(fa_ping(family.client), 0);
 	fa_check_eq(fa_test_reap(fa_test_fork(run_own, &family)), 0);
 	fa_disconnect(family.client);
-	fa_fake_stop(&family.fake);
+	fake_daemon_stop(&family.fake);
 }
 
 /* A child that keeps the socket open does not keep the parent's session alive. */
@@ -157,7 +157,7 @@ static void test_child_keeps_no_session(void **state)
 	family_start(&family);
 	pid = fa_test_fork(run_idle, &ends[0]);
 	fa_disconnect(family.client);
-	fa_fake_stop(&family.fake);
+	fake_daemon_stop(&family.fake);
 	fa_check_eq(write(ends[1], "x", 1), 1);
 	fa_check_eq(fa_test_reap(pid), 0);
 	close(ends[0]);
@@ -172,5 +172,5 @@ int main(void)
 		cmocka_unit_test(test_child_keeps_no_session),
 	};
 
-	return cmocka_run_group_tests_name("fork", tests, fa_fake_setup, NULL);
+	return cmocka_run_group_tests_name("fork", tests, fake_daemon_setup, NULL);
 }

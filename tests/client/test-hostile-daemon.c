@@ -1,11 +1,11 @@
 /*
- * A daemon (fake.h) that breaks every rule: the client does not crash, hang, leak descriptors or
+ * A daemon (fake-daemon.h) that breaks every rule: the client does not crash, hang, leak descriptors or
  * believe it. The connection is lost with -EPROTO, and waits end.
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
 #include "common/memfd.h"
-#include "tests/client/fake.h"
+#include "tests/client/fake-daemon.h"
 #include "tests/lib/at_once.h"
 #include "tests/lib/check.h"
 
@@ -24,7 +24,7 @@
 
 #include <cmocka.h>
 
-static struct fa_client *connect_to(struct fa_fake *fake)
+static struct fa_client *connect_to(struct fake_daemon *fake)
 {
 	struct fa_options options = { .size = sizeof(options),
 		                      .socket = fake->socket,
@@ -101,32 +101,32 @@ static void a_request(struct fa_raw *raw)
 
 static void hello_again(struct fa_raw *raw)
 {
-	struct fa_wire_message message = fa_fake_hello_reply(raw->message.id);
+	struct fa_wire_message message = fake_daemon_hello_reply(raw->message.id);
 
 	send_fds(raw, &message, 1, 1);
 }
 
 static void wrong_id(struct fa_raw *raw)
 {
-	fa_fake_reply(raw, raw->message.id + 1, 0, NULL);
+	fake_daemon_reply(raw, raw->message.id + 1, 0, NULL);
 }
 
 static void detached_id(struct fa_raw *raw)
 {
-	fa_fake_reply(raw, raw->message.id | 1ull << 63, 0, NULL);
+	fake_daemon_reply(raw, raw->message.id | 1ull << 63, 0, NULL);
 }
 
 static void twice(struct fa_raw *raw)
 {
-	fa_fake_reply(raw, raw->message.id, 0, NULL);
-	fa_fake_reply(raw, raw->message.id, 0, NULL);
-	if (fa_fake_next(raw))
-		fa_fake_reply(raw, raw->message.id, 0, NULL);
+	fake_daemon_reply(raw, raw->message.id, 0, NULL);
+	fake_daemon_reply(raw, raw->message.id, 0, NULL);
+	if (fake_daemon_next(raw))
+		fake_daemon_reply(raw, raw->message.id, 0, NULL);
 }
 
 static void positive(struct fa_raw *raw)
 {
-	fa_fake_reply(raw, raw->message.id, 7, NULL);
+	fake_daemon_reply(raw, raw->message.id, 7, NULL);
 }
 
 static void wrong_type(struct fa_raw *raw)
@@ -166,12 +166,12 @@ static void fds_many(struct fa_raw *raw)
 
 static void completion_unasked(struct fa_raw *raw)
 {
-	fa_fake_complete(raw, 0, 1, 0, NULL);
+	fake_daemon_complete(raw, 0, 1, 0, NULL);
 }
 
 static void completion_far(struct fa_raw *raw)
 {
-	fa_fake_complete(raw, 4000000000u, 1, 0, NULL);
+	fake_daemon_complete(raw, 4000000000u, 1, 0, NULL);
 }
 
 static void completion_fds(struct fa_raw *raw)
@@ -184,17 +184,17 @@ static void completion_fds(struct fa_raw *raw)
 
 static void says_protocol_error(struct fa_raw *raw)
 {
-	fa_fake_reply(raw, 0, -EPROTO, "that was no message");
+	fake_daemon_reply(raw, 0, -EPROTO, "that was no message");
 }
 
 static void misbehave_once(struct fa_raw *raw, void *userdata)
 {
 	void (*misbehave)(struct fa_raw *) = *(void (**)(struct fa_raw *))userdata;
 
-	if (!fa_fake_welcome(raw) || !fa_fake_next(raw))
+	if (!fake_daemon_welcome(raw) || !fake_daemon_next(raw))
 		return;
 	misbehave(raw);
-	while (fa_fake_next(raw))
+	while (fake_daemon_next(raw))
 		;
 }
 
@@ -212,16 +212,16 @@ static void test_replies(void **state)
 
 	for (size_t i = 0; i < sizeof(all) / sizeof(*all); ++i) {
 		struct fa_client *client;
-		struct fa_fake fake;
+		struct fake_daemon fake;
 
-		fa_fake_start(&fake, misbehave_once, (void *)&all[i]);
+		fake_daemon_start(&fake, misbehave_once, (void *)&all[i]);
 		client = connect_to(&fake);
 		fa_check_eq(fa_ping(client), -EPROTO);
 		fa_check(*fa_error());
 		fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 		fa_check_eq(fa_ping(client), -EPROTO);
 		fa_disconnect(client);
-		fa_fake_stop(&fake);
+		fake_daemon_stop(&fake);
 	}
 	fa_check_eq(fa_test_count_fds(0), before);
 }
@@ -230,14 +230,14 @@ static void test_twice(void **state)
 {
 	static void (*const misbehave)(struct fa_raw *) = twice;
 	struct fa_client *client;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
-	fa_fake_start(&fake, misbehave_once, (void *)&misbehave);
+	fake_daemon_start(&fake, misbehave_once, (void *)&misbehave);
 	client = connect_to(&fake);
 	fa_check_eq(fa_ping(client), 0);
 	fa_check_eq(fa_ping(client), -EPROTO);
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 static void spoilt_hello(struct fa_raw *raw, void *userdata)
@@ -248,11 +248,11 @@ static void spoilt_hello(struct fa_raw *raw, void *userdata)
 	struct fa_wire_message reply;
 	int fds[2];
 
-	if (!fa_fake_next(raw))
+	if (!fake_daemon_next(raw))
 		return;
 	fa_check_eq(fa_memfd_new("page", FA_COMPLETION_PAGE_BYTES, 0, &page), 0);
 	fa_check_eq(fa_memfd_new("page", 100, 0, &small), 0);
-	reply = fa_fake_hello_reply(raw->message.id);
+	reply = fake_daemon_hello_reply(raw->message.id);
 	fds[0] = fds[1] = page;
 	switch (*(int *)userdata) {
 	case 0:
@@ -287,7 +287,7 @@ static void spoilt_hello(struct fa_raw *raw, void *userdata)
 		break;
 	}
 	(void)fa_raw_send(raw, &reply, fds, reply.fds);
-	while (fa_fake_next(raw))
+	while (fake_daemon_next(raw))
 		;
 }
 
@@ -298,13 +298,13 @@ static void test_handshake(void **state)
 	for (int i = 0; i < 10; ++i) {
 		struct fa_options options = { .size = sizeof(options) };
 		struct fa_client *client;
-		struct fa_fake fake;
+		struct fake_daemon fake;
 
-		fa_fake_start(&fake, spoilt_hello, &i);
+		fake_daemon_start(&fake, spoilt_hello, &i);
 		options.socket = fake.socket;
 		fa_check_eq(fa_connect(&options, &client), -EPROTO);
 		fa_check(*fa_error());
-		fa_fake_stop(&fake);
+		fake_daemon_stop(&fake);
 	}
 	fa_check_eq(fa_test_count_fds(0), before);
 }
@@ -316,7 +316,7 @@ static void spoilt_memory(struct fa_raw *raw, void *userdata)
 	struct fa_wire_message reply = { .fds = 1 };
 	int fd = -1;
 
-	if (!fa_fake_welcome(raw) || !fa_fake_next(raw))
+	if (!fake_daemon_welcome(raw) || !fake_daemon_next(raw))
 		return;
 	reply.id = raw->message.id;
 	if (raw->message.type == FA_WIRE_STATUS) {
@@ -344,7 +344,7 @@ static void spoilt_memory(struct fa_raw *raw, void *userdata)
 	}
 	(void)fa_raw_send(raw, &reply, &fd, reply.fds);
 	close(fd);
-	while (fa_fake_next(raw))
+	while (fake_daemon_next(raw))
 		;
 }
 
@@ -355,10 +355,10 @@ static void test_memory(void **state)
 	for (int i = 0; i < 4; ++i) {
 		struct fa_buffer *buffer = NULL;
 		struct fa_client *client;
-		struct fa_fake fake;
+		struct fake_daemon fake;
 		char *json = NULL;
 
-		fa_fake_start(&fake, spoilt_memory, &i);
+		fake_daemon_start(&fake, spoilt_memory, &i);
 		client = connect_to(&fake);
 		fa_check_eq(fa_buffer_new(client, 8192, FA_BUFFER_DEVICE, &buffer), -EPROTO);
 		fa_check(!buffer);
@@ -367,7 +367,7 @@ static void test_memory(void **state)
 		fa_check_eq(fa_status(client, &json), -EPROTO);
 		fa_check(!json);
 		fa_disconnect(client);
-		fa_fake_stop(&fake);
+		fake_daemon_stop(&fake);
 	}
 	fa_check_eq(fa_test_count_fds(0), before);
 }
@@ -377,7 +377,7 @@ static void spoilt_timeline(struct fa_raw *raw, void *userdata)
 	struct fa_wire_message reply = { .fds = 2, .type = FA_WIRE_TIMELINE_REPLY };
 	int how = *(int *)userdata, fds[2];
 
-	if (!fa_fake_welcome(raw) || !fa_fake_next(raw))
+	if (!fake_daemon_welcome(raw) || !fake_daemon_next(raw))
 		return;
 	reply.id = raw->message.id;
 	reply.timeline_reply.slots = 64;
@@ -397,7 +397,7 @@ static void spoilt_timeline(struct fa_raw *raw, void *userdata)
 	(void)fa_raw_send(raw, &reply, fds, reply.fds);
 	close(fds[0]);
 	close(fds[1]);
-	while (fa_fake_next(raw))
+	while (fake_daemon_next(raw))
 		;
 }
 
@@ -408,14 +408,14 @@ static void test_timeline(void **state)
 	for (int i = 0; i < 6; ++i) {
 		struct fa_timeline *timeline = NULL;
 		struct fa_client *client;
-		struct fa_fake fake;
+		struct fake_daemon fake;
 
-		fa_fake_start(&fake, spoilt_timeline, &i);
+		fake_daemon_start(&fake, spoilt_timeline, &i);
 		client = connect_to(&fake);
 		fa_check_eq(fa_timeline_open(client, &timeline), -EPROTO);
 		fa_check(!timeline);
 		fa_disconnect(client);
-		fa_fake_stop(&fake);
+		fake_daemon_stop(&fake);
 	}
 	fa_check_eq(fa_test_count_fds(0), before);
 }
@@ -430,19 +430,19 @@ enum lie {
 
 static void lie_about_requests(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 	enum lie lie = *(enum lie *)userdata;
 
-	while (page && fa_fake_next(raw)) {
+	while (page && fake_daemon_next(raw)) {
 		if (raw->message.type != FA_WIRE_ATTENTION) {
-			fa_fake_answer(raw, page);
+			fake_daemon_answer(raw, page);
 			continue;
 		}
-		fa_fake_complete(raw, lie == LIE_OTHER_STREAM ? 3 : 0,
-		                 raw->message.attention.value + (lie == LIE_OUT_OF_TURN),
-		                 lie == LIE_POSITIVE ? 1 : 0, NULL);
+		fake_daemon_complete(raw, lie == LIE_OTHER_STREAM ? 3 : 0,
+		                     raw->message.attention.value + (lie == LIE_OUT_OF_TURN),
+		                     lie == LIE_POSITIVE ? 1 : 0, NULL);
 		if (lie == LIE_TWICE)
-			fa_fake_complete(raw, 0, raw->message.attention.value, 0, NULL);
+			fake_daemon_complete(raw, 0, raw->message.attention.value, 0, NULL);
 	}
 }
 
@@ -463,9 +463,9 @@ static void test_completions(void **state)
 		struct fa_buffer *buffer;
 		struct fa_ticket ticket;
 		struct fa_client *client;
-		struct fa_fake fake;
+		struct fake_daemon fake;
 
-		fa_fake_start(&fake, lie_about_requests, &lie);
+		fake_daemon_start(&fake, lie_about_requests, &lie);
 		client = connect_to(&fake);
 		fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 		attention = small_attention(buffer);
@@ -475,7 +475,7 @@ static void test_completions(void **state)
 		fa_check_eq(fa_ping(client), lie == LIE_NONE ? 0 : -EPROTO);
 		fa_buffer_free(buffer);
 		fa_disconnect(client);
-		fa_fake_stop(&fake);
+		fake_daemon_stop(&fake);
 	}
 }
 
@@ -485,12 +485,12 @@ static void test_completions(void **state)
  */
 static void pipelined(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 	uint64_t value;
 
-	while (page && fa_fake_next(raw)) {
+	while (page && fake_daemon_next(raw)) {
 		if (raw->message.type != FA_WIRE_ATTENTION) {
-			fa_fake_answer(raw, page);
+			fake_daemon_answer(raw, page);
 			continue;
 		}
 		value = raw->message.attention.value;
@@ -499,27 +499,27 @@ static void pipelined(struct fa_raw *raw, void *userdata)
 		atomic_store(&page[0].failed, value);
 		atomic_store(&page[0].completed, value);
 		fa_test_quiet_ms(20);
-		fa_fake_complete(raw, 0, 1, 0, NULL);
+		fake_daemon_complete(raw, 0, 1, 0, NULL);
 		fa_test_quiet_ms(20);
-		fa_fake_complete(raw, 0, 2, -EINVAL, "the second is wrong");
+		fake_daemon_complete(raw, 0, 2, -EINVAL, "the second is wrong");
 	}
 }
 
 /* The page announces completions long before the socket does. */
 static void page_first(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 
 	if (!page)
 		return;
 	atomic_store(&page[0].completed, UINT64_MAX);
-	for (uint64_t done = 0; fa_fake_next(raw);) {
+	for (uint64_t done = 0; fake_daemon_next(raw);) {
 		if (raw->message.type == FA_WIRE_ATTENTION)
 			continue;
 		if (raw->message.type == FA_WIRE_PING)
 			while (done < 3)
-				fa_fake_complete(raw, 0, ++done, 0, NULL);
-		fa_fake_answer(raw, page);
+				fake_daemon_complete(raw, 0, ++done, 0, NULL);
+		fake_daemon_answer(raw, page);
 	}
 }
 
@@ -534,9 +534,9 @@ static void test_page(void **state)
 		struct fa_ticket tickets[3];
 		struct fa_client *client;
 		struct fa_buffer *buffer;
-		struct fa_fake fake;
+		struct fake_daemon fake;
 
-		fa_fake_start(&fake, serve[i / 2], NULL);
+		fake_daemon_start(&fake, serve[i / 2], NULL);
 		options.socket = fake.socket;
 		options.reconnect_ns = UINT64_MAX;
 		options.spin_ns = i % 2 ? FA_NS_PER_SEC : 1;
@@ -564,7 +564,7 @@ static void test_page(void **state)
 			fa_check_eq(fa_wait(client, &tickets[2], 10 * FA_NS_PER_MS, NULL), -EAGAIN);
 		}
 		fa_disconnect(client);
-		fa_fake_stop(&fake);
+		fake_daemon_stop(&fake);
 	}
 }
 
@@ -572,14 +572,14 @@ static void test_page(void **state)
 
 static void choke(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 	uint64_t done = 0;
 
-	while (page && fa_fake_next(raw)) {
+	while (page && fake_daemon_next(raw)) {
 		if (raw->message.type == FA_WIRE_ATTENTION)
-			fa_fake_complete(raw, 0, ++done, 0, "x");
+			fake_daemon_complete(raw, 0, ++done, 0, "x");
 		else
-			fa_fake_answer(raw, page);
+			fake_daemon_answer(raw, page);
 	}
 }
 
@@ -589,10 +589,10 @@ static void test_full_socket(void **state)
 	struct fa_ticket ticket = {};
 	struct fa_client *client;
 	struct fa_buffer *buffer;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	int r;
 
-	fa_fake_start(&fake, choke, NULL);
+	fake_daemon_start(&fake, choke, NULL);
 	client = connect_to(&fake);
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 	attention = small_attention(buffer);
@@ -609,7 +609,7 @@ static void test_full_socket(void **state)
 	ticket.value = 5000 - 4096;
 	fa_check_eq(fa_wait(client, &ticket, 0, NULL), -ESTALE);
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 /*
@@ -624,7 +624,7 @@ static void test_full_socket_by_frees(void **state)
 	const size_t n = sizeof(buffers) / sizeof(*buffers);
 	struct rlimit limit, before;
 	struct fa_client *client;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
 	fa_check(!getrlimit(RLIMIT_NOFILE, &before));
 	limit = before;
@@ -634,7 +634,7 @@ static void test_full_socket_by_frees(void **state)
 	fa_check(!setrlimit(RLIMIT_NOFILE, &limit));
 
 	options.reply_ns = fa_test_patience_ns() / 4;
-	fa_fake_start(&fake, choke, NULL);
+	fake_daemon_start(&fake, choke, NULL);
 	options.socket = fake.socket;
 	fa_check_eq(fa_connect(&options, &client), 0);
 	for (size_t i = 0; i < n; ++i)
@@ -643,17 +643,17 @@ static void test_full_socket_by_frees(void **state)
 		fa_buffer_free(buffers[i]);
 	fa_check_eq(fa_ping(client), 0);
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 	fa_check(!setrlimit(RLIMIT_NOFILE, &before));
 }
 
 static void mute(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 
-	while (page && fa_fake_next(raw))
+	while (page && fake_daemon_next(raw))
 		if (raw->message.type == FA_WIRE_BUFFER_REGISTER)
-			fa_fake_answer(raw, page);
+			fake_daemon_answer(raw, page);
 }
 
 static void test_no_reply(void **state)
@@ -665,9 +665,9 @@ static void test_no_reply(void **state)
 	struct fa_ticket ticket;
 	struct fa_client *client;
 	struct fa_buffer *buffer;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
-	fa_fake_start(&fake, mute, NULL);
+	fake_daemon_start(&fake, mute, NULL);
 	options.socket = fake.socket;
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
@@ -678,16 +678,16 @@ static void test_no_reply(void **state)
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 	fa_check_eq(fa_wait(client, &ticket, UINT64_MAX, NULL), -ECONNRESET);
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 static void idle(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 
-	while (page && fa_fake_next(raw))
+	while (page && fake_daemon_next(raw))
 		if (raw->message.type != FA_WIRE_MARKER)
-			fa_fake_answer(raw, page);
+			fake_daemon_answer(raw, page);
 }
 
 /* A step's handle is freed in time, although no request can be sent to end it. */
@@ -701,11 +701,11 @@ static void test_no_completion(void **state)
 	struct fa_client *client;
 	struct fa_ticket ticket;
 	struct fa_step *step;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	uint64_t begin_ns;
 
 	options.reply_ns = fa_test_patience_ns() / 20;
-	fa_fake_start(&fake, idle, NULL);
+	fake_daemon_start(&fake, idle, NULL);
 	options.socket = fake.socket;
 	fa_check_eq(fa_connect(&options, &client), 0);
 	for (int i = 0; i < 64; ++i)
@@ -719,7 +719,7 @@ static void test_no_completion(void **state)
 	fa_check(fa_now_ns() - begin_ns < fa_test_patience_ns() / 3);
 	fa_check_eq(fa_ping(client), 0);
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 int main(void)
@@ -738,5 +738,5 @@ int main(void)
 		cmocka_unit_test(test_no_completion),
 	};
 
-	return fa_test_run_at_once("hostile-daemon", tests, fa_fake_setup, NULL);
+	return fa_test_run_at_once("hostile-daemon", tests, fake_daemon_setup, NULL);
 }

@@ -3,8 +3,8 @@
  * and nothing is left behind.
  */
 #include "client/faclient.h"
-#include "tests/client/alone.h"
 #include "tests/client/kv.h"
+#include "tests/client/single-client.h"
 #include "tests/lib/at_once.h"
 #include "tests/lib/check.h"
 #include "tests/lib/dir.h"
@@ -95,7 +95,7 @@ static void test_freed_with_full_window(void **state)
 	struct fa_ticket last;
 	uint64_t begin_ns;
 
-	open_client(alone_daemon.socket);
+	open_client(single_daemon.socket);
 	check_commits(2, 2);
 	for (int i = 0; i < 2; ++i) {
 		const struct kv_item next = item(4 + i, 2 - i);
@@ -129,7 +129,7 @@ static void test_freed_behind_requests(void **state)
 	struct fa_step *step;
 	uint64_t begin_ns;
 
-	open_client(alone_daemon.socket);
+	open_client(single_daemon.socket);
 	planned = item(2, 2);
 	must(kv_begin(&s.kv, &planned, 1, &step), "begin");
 	must(fa_marker(s.client, 0, &gates, &last), "marker");
@@ -156,7 +156,7 @@ static void test_total_time(void **state)
 	uint64_t took_ns = UINT64_MAX;
 	uint32_t stream;
 
-	open_client(alone_daemon.socket);
+	open_client(single_daemon.socket);
 	must(fa_stream_new(s.client, 0, &stream), "stream");
 	fa_check_eq(stream, 1);
 	/* Repeated, as a loaded machine may delay any single one. */
@@ -225,5 +225,5 @@ int main(void)
 		cmocka_unit_test(test_gone_with_connection),
 	};
 
-	return fa_test_run_at_once("kv-abandoned", tests, alone_setup, alone_teardown);
+	return fa_test_run_at_once("kv-abandoned", tests, single_setup, single_teardown);
 }

@@ -27,7 +27,7 @@ static void test_begin(void **state)
 	uint32_t id;
 
 	fa_check_eq(fa_step_begin(client, &options, &step), 0);
-	fa_check_eq(fa_step_number(step), FA_FAKE_STEP);
+	fa_check_eq(fa_step_number(step), FAKE_DAEMON_STEP);
 	id = heard()->last.step_begin.step;
 	fa_check(id);
 	fa_check_eq(heard()->last.step_begin.n_items, 3);

@@ -33,7 +33,7 @@ static void test_cache(void **state)
 	uint64_t cache = 0;
 
 	fa_check_eq(fa_cache_create(client, &options, &cache), 0);
-	fa_check_eq(cache, FA_FAKE_CACHE);
+	fa_check_eq(cache, FAKE_DAEMON_CACHE);
 	fa_check_eq(heard()->last.type, FA_WIRE_CACHE_CREATE);
 	check_string(heard()->last.cache_create.name, "llama");
 	fa_check_eq(heard()->last.cache_create.mode, 2 | 1 << 2 | 2 << 4);
@@ -75,7 +75,7 @@ static void test_cache(void **state)
 
 	cache = 0;
 	fa_check_eq(fa_cache_find(client, "other", &cache), 0);
-	fa_check_eq(cache, FA_FAKE_CACHE);
+	fa_check_eq(cache, FAKE_DAEMON_CACHE);
 	check_string(heard()->last.cache_find.name, "other");
 	fa_check_eq(heard()->last.cache_find.cache, 0);
 
@@ -183,18 +183,18 @@ static void test_sequence(void **state)
 	uint64_t sequence = 0, first = 0;
 
 	fa_check_eq(fa_sequence_create(client, 31, &sequence), 0);
-	fa_check_eq(sequence, FA_FAKE_SEQUENCE);
+	fa_check_eq(sequence, FAKE_DAEMON_SEQUENCE);
 	fa_check_eq(heard()->last.type, FA_WIRE_SEQUENCE_CREATE);
 	fa_check_eq(heard()->last.sequence_create.cache, 31);
 
 	sequence = 0;
 	fa_check_eq(fa_sequence_find(client, "prompt", &sequence), 0);
-	fa_check_eq(sequence, FA_FAKE_SEQUENCE);
+	fa_check_eq(sequence, FAKE_DAEMON_SEQUENCE);
 	check_string(heard()->last.sequence_find.name, "prompt");
 
 	sequence = 0;
 	fa_check_eq(fa_sequence_fork(client, 32, UINT64_MAX, &sequence), 0);
-	fa_check_eq(sequence, FA_FAKE_SEQUENCE);
+	fa_check_eq(sequence, FAKE_DAEMON_SEQUENCE);
 	fa_check_eq(heard()->last.sequence_fork.sequence, 32);
 	fa_check_eq(heard()->last.sequence_fork.tokens, UINT64_MAX);
 	fa_check_eq(fa_sequence_fork(client, 32, 0, &sequence), 0);
@@ -221,7 +221,7 @@ static void test_sequence(void **state)
 	fa_check_eq(fa_sequence_info(client, 36, &info), 0);
 	fa_check_eq(heard()->last.sequence_info.sequence, 36);
 	fa_check_eq(info.mode, 2);
-	fa_check_eq(info.cache, FA_FAKE_CACHE);
+	fa_check_eq(info.cache, FAKE_DAEMON_CACHE);
 	fa_check_eq(info.length, 20);
 	fa_check_eq(info.planned, 21);
 	fa_check_eq(info.first, 16);

@@ -4,7 +4,7 @@
  * may start before the previous one has ended.
  */
 #include "client/faclient.h"
-#include "tests/client/alone.h"
+#include "tests/client/single-client.h"
 #include "tests/lib/check.h"
 
 #include <setjmp.h>
@@ -63,25 +63,25 @@ static uint64_t write_sequence(uint64_t cache)
 	const size_t bytes = (size_t)AT_ONCE * shape->kv_heads * shape->dim * 2;
 	uint64_t id;
 
-	must(fa_sequence_create(alone_client, cache, &id), "create");
+	must(fa_sequence_create(single_client, cache, &id), "create");
 	for (uint32_t first = 0; first < shape->length; first += AT_ONCE) {
 		const uint32_t left = shape->length - first, n = left < AT_ONCE ? left : AT_ONCE;
 		const int64_t tokens[] = { n, shape->kv_heads, shape->dim };
 		const struct fa_step_item item = { .sequence = id, .n_new = n };
-		struct fa_step *step = alone_begin(&item, 1);
+		struct fa_step *step = single_begin(&item, 1);
 
 		for (uint32_t layer = 0; layer < LAYERS; ++layer) {
 			struct fa_sequence_copy copy = {
 				.size = sizeof(copy), .sequence = id, .layer = layer, .first = first
 			};
 
-			alone_fill(&scene.state, scene.kv, bytes);
+			single_fill(&scene.state, scene.kv, bytes);
 			fa_tensor_init(&copy.k, scene.buffer, (uint64_t)(scene.kv - scene.host),
 			               FA_BF16, 3, tokens);
 			fa_tensor_init(&copy.v, scene.buffer,
 			               (uint64_t)(scene.kv + bytes - scene.host), FA_BF16, 3,
 			               tokens);
-			must(fa_sequence_write(alone_client, &copy, NULL), "write");
+			must(fa_sequence_write(single_client, &copy, NULL), "write");
 		}
 		must(fa_step_commit(step, NULL, NULL), "commit");
 		fa_step_free(step);
@@ -125,7 +125,7 @@ static void attend(struct fa_step *step, uint32_t layer, uint32_t n, bool append
 	}
 	must(fa_step_attend(step, &attend, &ticket), "attend");
 	if (waits)
-		must(fa_wait(alone_client, &ticket, UINT64_MAX, NULL), "wait");
+		must(fa_wait(single_client, &ticket, UINT64_MAX, NULL), "wait");
 }
 
 static void run(bool waits)
@@ -145,13 +145,13 @@ static void run(bool waits)
 	uint32_t n = 0;
 
 	scene.state = 1;
-	must(fa_cache_create(alone_client, &options, &cache), "cache");
+	must(fa_cache_create(single_client, &options, &cache), "cache");
 	for (uint32_t i = 0; i < shape->batch; ++i)
 		items[i] = (struct fa_step_item){ .sequence = write_sequence(cache), .n_new = 1 };
 	memset(scene.results, 0xff, RESULTS * scene.result_bytes);
-	alone_fill(&scene.state, scene.results, scene.result_bytes / 2);
+	single_fill(&scene.state, scene.results, scene.result_bytes / 2);
 	for (int i = 0; i < STEPS; ++i) {
-		struct fa_step *step = alone_begin(items, shape->batch);
+		struct fa_step *step = single_begin(items, shape->batch);
 
 		for (uint32_t layer = 0; layer < LAYERS; ++layer) {
 			attend(step, layer, n++, true, waits);
@@ -159,10 +159,10 @@ static void run(bool waits)
 		}
 		must(fa_step_commit(step, NULL, &ticket), "commit");
 		if (waits || i == STEPS - 1)
-			must(fa_wait(alone_client, &ticket, UINT64_MAX, NULL), "wait");
+			must(fa_wait(single_client, &ticket, UINT64_MAX, NULL), "wait");
 		fa_step_free(step);
 	}
-	must(fa_cache_remove(alone_client, cache), "remove");
+	must(fa_cache_remove(single_client, cache), "remove");
 }
 
 static void test_same_bits(void **state)
@@ -171,7 +171,7 @@ static void test_same_bits(void **state)
 	char *expected = malloc((size_t)RESULTS * ROWS_MAX * 2);
 
 	fa_check(expected);
-	must(fa_buffer_new(alone_client, 2 * kv_bytes + (size_t)RESULTS * ROWS_MAX * 2, 0,
+	must(fa_buffer_new(single_client, 2 * kv_bytes + (size_t)RESULTS * ROWS_MAX * 2, 0,
 	                   &scene.buffer),
 	     "buffer");
 	scene.host = fa_buffer_data(scene.buffer);
@@ -206,5 +206,5 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = { cmocka_unit_test(test_same_bits) };
 
-	return cmocka_run_group_tests(tests, alone_setup, alone_teardown);
+	return cmocka_run_group_tests(tests, single_setup, single_teardown);
 }

@@ -5,7 +5,7 @@
  */
 #include "client/faclient.h"
 #include "kernels/quantise.h"
-#include "tests/client/alone.h"
+#include "tests/client/single-client.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>
@@ -109,8 +109,8 @@ static void open_scene(int way, uint32_t page_tokens)
 		options.k_scales = scene.k_scales;
 		options.v_scales = scene.v_scales;
 	}
-	must(fa_cache_create(alone_client, &options, &scene.cache), "cache");
-	must(fa_cache_info(alone_client, scene.cache, &info), "info");
+	must(fa_cache_create(single_client, &options, &scene.cache), "cache");
+	must(fa_cache_info(single_client, scene.cache, &info), "info");
 	fa_check_eq(info.store, scene.store);
 	fa_check_eq(info.flags, options.flags);
 	fa_check_eq(info.dtype, scene.dtype);
@@ -119,7 +119,7 @@ static void open_scene(int way, uint32_t page_tokens)
 	            2 * LAYERS *
 	                    ((KV_HEADS * page_tokens * (DIM + (scene.tokens ? 4 : 0)) + 255) / 256 *
 	                     256));
-	must(fa_buffer_new(alone_client, rows * 2, 0, &scene.buffer), "buffer");
+	must(fa_buffer_new(single_client, rows * 2, 0, &scene.buffer), "buffer");
 	scene.q = fa_buffer_data(scene.buffer);
 	scene.out = scene.q + ROWS * Q_ROW;
 	scene.k = scene.out + ROWS * Q_ROW;
@@ -128,7 +128,7 @@ static void open_scene(int way, uint32_t page_tokens)
 
 static void close_scene(void)
 {
-	must(fa_cache_remove(alone_client, scene.cache), "remove");
+	must(fa_cache_remove(single_client, scene.cache), "remove");
 	fa_buffer_free(scene.buffer);
 }
 
@@ -210,7 +210,7 @@ static void append(uint64_t sequence, const uint32_t *tags, uint32_t length, uin
 		                                 .items = &item };
 	struct fa_step *step;
 
-	must(fa_step_begin(alone_client, &options, &step), "begin");
+	must(fa_step_begin(single_client, &options, &step), "begin");
 	for (uint32_t layer = 0; layer < LAYERS; ++layer) {
 		struct fa_step_attend attend = { .size = sizeof(attend),
 			                         .flags = FA_STEP_CAUSAL,
@@ -252,7 +252,7 @@ static void check_pages(uint64_t sequence, const uint32_t *tags, uint32_t first,
 		tensor_init(&copy.k, scene.k, n, KV_HEADS);
 		tensor_init(&copy.v, scene.v, n, KV_HEADS);
 		memset(scene.k, 0xff, 2 * ROWS * K_ROW * sizeof(*scene.k));
-		must(fa_sequence_read(alone_client, &copy, NULL), "read");
+		must(fa_sequence_read(single_client, &copy, NULL), "read");
 		for (uint32_t i = 0; i < n; ++i) {
 			check_row(scene.k + i * K_ROW, tags[first + i], layer, 0);
 			check_row(scene.v + i * K_ROW, tags[first + i], layer, 1);
@@ -274,13 +274,13 @@ static void test_forks(void **state)
 
 		open_scene(way, way % 3 ? 16 : 64);
 		count(tags, 1, 160);
-		must(fa_sequence_create(alone_client, scene.cache, &sequence), "create");
+		must(fa_sequence_create(single_client, scene.cache, &sequence), "create");
 		append(sequence, tags, 70, 70);
 		append(sequence, tags, 71, 1);
 		check_pages(sequence, tags, 3, 68);
 
 		/* The shared last page is copied up to its fill level when one of them appends. */
-		must(fa_sequence_fork(alone_client, sequence, 67, &fork), "fork");
+		must(fa_sequence_fork(single_client, sequence, 67, &fork), "fork");
 		memcpy(forked, tags, sizeof(tags));
 		count(forked + 67, 500, 60);
 		append(fork, forked, 70, 3);
@@ -288,11 +288,11 @@ static void test_forks(void **state)
 		check_pages(fork, forked, 0, 70);
 		check_pages(sequence, tags, 0, 76);
 
-		must(fa_sequence_truncate(alone_client, fork, 60), "truncate");
+		must(fa_sequence_truncate(single_client, fork, 60), "truncate");
 		count(forked + 60, 700, 60);
 		append(fork, forked, 80, 20);
 		check_pages(fork, forked, 10, 70);
-		must(fa_sequence_remove(alone_client, sequence), "free");
+		must(fa_sequence_remove(single_client, sequence), "free");
 		append(fork, forked, 81, 1);
 		check_pages(fork, forked, 0, 81);
 		close_scene();
@@ -318,10 +318,10 @@ static void test_tree(void **state)
 
 		open_scene(way, 16);
 		count(tags, 1, 64);
-		must(fa_sequence_create(alone_client, scene.cache, &item.sequence), "create");
+		must(fa_sequence_create(single_client, scene.cache, &item.sequence), "create");
 		append(item.sequence, tags, 29, 29);
 		options.items = &item;
-		must(fa_step_begin(alone_client, &options, &step), "begin");
+		must(fa_step_begin(single_client, &options, &step), "begin");
 		for (uint32_t layer = 0; layer < LAYERS; ++layer) {
 			struct fa_step_attend attend = { .size = sizeof(attend), .layer = layer };
 
@@ -351,9 +351,9 @@ static void test_write(void **state)
 
 		open_scene(way, 16);
 		count(tags, 1, 64);
-		must(fa_sequence_create(alone_client, scene.cache, &item.sequence), "create");
+		must(fa_sequence_create(single_client, scene.cache, &item.sequence), "create");
 		options.items = &item;
-		must(fa_step_begin(alone_client, &options, &step), "begin");
+		must(fa_step_begin(single_client, &options, &step), "begin");
 		for (uint32_t layer = 0; layer < LAYERS; ++layer) {
 			struct fa_sequence_copy copy = { .size = sizeof(copy),
 				                         .sequence = item.sequence,
@@ -362,7 +362,7 @@ static void test_write(void **state)
 			fill_tensors(tags, 20, layer);
 			tensor_init(&copy.k, scene.k, 20, KV_HEADS);
 			tensor_init(&copy.v, scene.v, 20, KV_HEADS);
-			must(fa_sequence_write(alone_client, &copy, NULL), "write");
+			must(fa_sequence_write(single_client, &copy, NULL), "write");
 		}
 		must(fa_step_commit(step, NULL, NULL), "commit");
 		fa_step_free(step);
@@ -384,24 +384,24 @@ static void test_refused(void **state)
 	uint64_t cache = 7;
 
 	options.flags |= FA_CACHE_V_IN_K;
-	fa_check_eq(fa_cache_create(alone_client, &options, &cache), -ENOTSUP);
+	fa_check_eq(fa_cache_create(single_client, &options, &cache), -ENOTSUP);
 	fa_check_contains(fa_error(), "front of K");
 	options.flags = FA_CACHE_TOKEN_SCALES;
 	options.head_dim = 576;
-	fa_check_eq(fa_cache_create(alone_client, &options, &cache), -ENOTSUP);
+	fa_check_eq(fa_cache_create(single_client, &options, &cache), -ENOTSUP);
 	fa_check_contains(fa_error(), "576");
 	options.store = FA_STORE_PLAIN;
 	options.flags = FA_CACHE_V_IN_K;
 	options.head_dim_v = 512;
-	fa_check_eq(fa_cache_create(alone_client, &options, &cache), -ENOTSUP);
+	fa_check_eq(fa_cache_create(single_client, &options, &cache), -ENOTSUP);
 	fa_check_contains(fa_error(), "head_dim 576 is not supported: at most 256");
 	fa_check_eq(cache, 7);
 	options.store = FA_STORE_E4M3;
 	options.flags = FA_CACHE_TOKEN_SCALES;
 	options.head_dim_v = 0;
 	options.head_dim = 64;
-	must(fa_cache_create(alone_client, &options, &cache), "create");
-	must(fa_cache_remove(alone_client, cache), "remove");
+	must(fa_cache_create(single_client, &options, &cache), "create");
+	must(fa_cache_remove(single_client, cache), "remove");
 }
 
 int main(void)
@@ -413,5 +413,5 @@ int main(void)
 		cmocka_unit_test(test_refused),
 	};
 
-	return cmocka_run_group_tests_name("kv-codes", tests, alone_setup, alone_teardown);
+	return cmocka_run_group_tests_name("kv-codes", tests, single_setup, single_teardown);
 }

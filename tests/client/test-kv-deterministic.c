@@ -5,7 +5,7 @@
  */
 #include "client/faclient.h"
 #include "kernels/quantise.h"
-#include "tests/client/alone.h"
+#include "tests/client/single-client.h"
 #include "tests/lib/check.h"
 
 #include <math.h>
@@ -94,14 +94,14 @@ static void tensor_init(struct fa_tensor *tensor, const char *at, uint32_t n, ui
 
 static void write_sequence(struct sequence *s)
 {
-	must(fa_sequence_create(alone_client, scene.cache, &s->id), "create");
+	must(fa_sequence_create(single_client, scene.cache, &s->id), "create");
 	for (uint32_t first = 0; first < s->length; first += ROWS) {
 		const uint32_t left = s->length - first, n = left < ROWS ? left : ROWS;
 		struct fa_step_item item = { .sequence = s->id, .n_new = n };
 		struct fa_sequence_copy copy = { .size = sizeof(copy),
 			                         .sequence = s->id,
 			                         .first = first };
-		struct fa_step *step = alone_begin(&item, 1);
+		struct fa_step *step = single_begin(&item, 1);
 
 		for (uint32_t i = 0; i < n; ++i) {
 			fill(scene.k + i * row_bytes(KV_HEADS), token_of(s, first + i), 1,
@@ -111,7 +111,7 @@ static void write_sequence(struct sequence *s)
 		}
 		tensor_init(&copy.k, scene.k, n, KV_HEADS);
 		tensor_init(&copy.v, scene.v, n, KV_HEADS);
-		must(fa_sequence_write(alone_client, &copy, NULL), "write");
+		must(fa_sequence_write(single_client, &copy, NULL), "write");
 		must(fa_step_commit(step, NULL, NULL), "commit");
 		fa_step_free(step);
 	}
@@ -130,7 +130,7 @@ static void make_sequences(void)
 		struct sequence *s = &scene.sequences[i];
 
 		*s = (struct sequence){ .length = SHARED - (i % 4) * 7, .n_new = 1 + i % 2 };
-		must(fa_sequence_fork(alone_client, first->id, s->length, &s->id), "fork");
+		must(fa_sequence_fork(single_client, first->id, s->length, &s->id), "fork");
 	}
 	for (uint32_t i = 0; i < SEQUENCES - FORKS - 1; ++i) {
 		struct sequence *s = &scene.sequences[FORKS + 1 + i];
@@ -154,8 +154,8 @@ static void open_scene(enum fa_dtype dtype, uint32_t dim)
 	scene.dtype = dtype;
 	scene.dim = dim;
 	scene.bytes = dtype == FA_F32 ? 4 : 2;
-	must(fa_cache_create(alone_client, &options, &scene.cache), "cache");
-	must(fa_buffer_new(alone_client,
+	must(fa_cache_create(single_client, &options, &scene.cache), "cache");
+	must(fa_buffer_new(single_client,
 	                   ROWS * (2 * row_bytes(HEADS) + 2 * row_bytes(KV_HEADS) +
 	                           HEADS * sizeof(float)),
 	                   0, &scene.buffer),
@@ -171,7 +171,7 @@ static void open_scene(enum fa_dtype dtype, uint32_t dim)
 
 static void close_scene(void)
 {
-	must(fa_cache_remove(alone_client, scene.cache), "remove");
+	must(fa_cache_remove(single_client, scene.cache), "remove");
 	fa_buffer_free(scene.buffer);
 }
 
@@ -182,7 +182,7 @@ static void close_scene(void)
 static uint64_t attend(const uint32_t *which, uint32_t n, uint32_t flags)
 {
 	struct fa_step_attend attend = { .size = sizeof(attend), .flags = FA_STEP_CAUSAL | flags };
-	const uint64_t before = alone_status("shared_prefixes");
+	const uint64_t before = single_status("shared_prefixes");
 	struct fa_step_item items[SEQUENCES];
 	int64_t lse_shape[] = { HEADS, 0 };
 	struct fa_ticket ticket;
@@ -211,12 +211,12 @@ static uint64_t attend(const uint32_t *which, uint32_t n, uint32_t flags)
 	tensor_init(&attend.v_new, scene.v, rows, KV_HEADS);
 	fa_tensor_init(&attend.lse, scene.buffer, (uint64_t)((char *)scene.lse - scene.host),
 	               FA_F32, 2, lse_shape);
-	step = alone_begin(items, n);
+	step = single_begin(items, n);
 	must(fa_step_attend(step, &attend, &ticket), "attend");
-	must(fa_wait(alone_client, &ticket, UINT64_MAX, NULL), "wait");
+	must(fa_wait(single_client, &ticket, UINT64_MAX, NULL), "wait");
 	must(fa_step_abort(step, 0, NULL), "abort");
 	fa_step_free(step);
-	return alone_status("shared_prefixes") - before;
+	return single_status("shared_prefixes") - before;
 }
 
 static double value_at(const void *rows, size_t i)
@@ -307,7 +307,7 @@ static void check(enum fa_dtype dtype, uint32_t dim)
 		same(&i, 1, "alone");
 
 	/* Without the flag shared prefixes are read once, on a GPU. */
-	fa_check_eq(attend(which, SEQUENCES, 0), alone_on_gpu());
+	fa_check_eq(attend(which, SEQUENCES, 0), single_on_gpu());
 	judge(which, SEQUENCES, false, "without the flag");
 	close_scene();
 }
@@ -337,5 +337,6 @@ int main(void)
 
 	/* Share even little, as a large GPU would not. */
 	fa_test_daemon_tune("SHARE_EARLY", "1");
-	return cmocka_run_group_tests_name("kv-deterministic", tests, alone_setup, alone_teardown);
+	return cmocka_run_group_tests_name("kv-deterministic", tests, single_setup,
+	                                   single_teardown);
 }

@@ -4,8 +4,8 @@
  * deterministic. The session's status counts that.
  */
 #include "client/faclient.h"
-#include "tests/client/alone.h"
 #include "tests/client/kv.h"
+#include "tests/client/single-client.h"
 #include "tests/lib/check.h"
 
 #include <math.h>
@@ -37,18 +37,18 @@ static uint32_t last_tag;
 
 static void open_cache(void)
 {
-	kv_init(&kv, alone_client, NULL, 0);
+	kv_init(&kv, single_client, NULL, 0);
 }
 
 static void close_cache(void)
 {
-	must(fa_cache_remove(alone_client, kv.cache), "remove");
+	must(fa_cache_remove(single_client, kv.cache), "remove");
 	kv_deinit(&kv);
 }
 
 static uint64_t n_prefixes(void)
 {
-	return alone_status("shared_prefixes");
+	return single_status("shared_prefixes");
 }
 
 static void add_tags(struct sequence *s, uint32_t n)
@@ -79,7 +79,7 @@ static void write_pages(const struct sequence *s, uint32_t from)
 static void make(struct sequence *s, uint32_t length)
 {
 	*s = (struct sequence){ .length = 0 };
-	must(fa_sequence_create(alone_client, kv.cache, &s->id), "create");
+	must(fa_sequence_create(single_client, kv.cache, &s->id), "create");
 	add_tags(s, length);
 	write_pages(s, 0);
 }
@@ -88,7 +88,7 @@ static void fork_at(const struct sequence *from, uint32_t length, struct sequenc
 {
 	*s = *from;
 	s->length = length;
-	must(fa_sequence_fork(alone_client, from->id, length, &s->id), "fork");
+	must(fa_sequence_fork(single_client, from->id, length, &s->id), "fork");
 }
 
 /*
@@ -140,7 +140,7 @@ static void make_forks(uint32_t *ret_new)
 
 static void test_grouped(void **state)
 {
-	const uint64_t grouped = alone_on_gpu() ? KV_LAYERS : 0;
+	const uint64_t grouped = single_on_gpu() ? KV_LAYERS : 0;
 	uint32_t new[FORKS + 1];
 
 	open_cache();
@@ -194,11 +194,11 @@ static void test_as_unshared(void **state)
 	make_forks(new);
 	for (uint32_t i = 0; i < FORKS; ++i)
 		rows += new[i];
-	fa_check_eq(step(forks, FORKS, new, false), alone_on_gpu() ? KV_LAYERS : 0);
+	fa_check_eq(step(forks, FORKS, new, false), single_on_gpu() ? KV_LAYERS : 0);
 	keep(APART, new, rows, out[0], lse[0]);
 	for (uint32_t i = 0; i < APART; ++i) {
 		apart[i] = forks[i];
-		must(fa_sequence_create(alone_client, kv.cache, &apart[i].id), "create");
+		must(fa_sequence_create(single_client, kv.cache, &apart[i].id), "create");
 		write_pages(&apart[i], 0);
 	}
 	last_tag -= rows;
@@ -248,12 +248,12 @@ static void test_random(void **state)
 			struct sequence *s = &all[fa_test_random_below(&random, FORKS)];
 			const uint32_t back = (uint32_t)fa_test_random_below(&random, 40);
 
-			must(fa_sequence_truncate(alone_client, s->id, s->length - back),
+			must(fa_sequence_truncate(single_client, s->id, s->length - back),
 			     "truncate");
 			s->length -= back;
 		}
 	}
-	fa_check((grouped > 0) == alone_on_gpu());
+	fa_check((grouped > 0) == single_on_gpu());
 	for (uint32_t i = 0; i < FORKS; ++i)
 		check_pages(&all[i]);
 	close_cache();
@@ -269,5 +269,5 @@ int main(void)
 
 	/* Share even little, as a large GPU would not. */
 	fa_test_daemon_tune("SHARE_EARLY", "1");
-	return cmocka_run_group_tests_name("kv-forks", tests, alone_setup, alone_teardown);
+	return cmocka_run_group_tests_name("kv-forks", tests, single_setup, single_teardown);
 }

@@ -3,8 +3,8 @@
  * in one step, rotary embedding, V in K, prefixes too long for a message.
  */
 #include "client/faclient.h"
-#include "tests/client/alone.h"
 #include "tests/client/kv.h"
+#include "tests/client/single-client.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>
@@ -32,12 +32,12 @@ static void test_two_caches(void **state)
 	uint64_t sequences[4];
 
 	for (int c = 0; c < 2; ++c) {
-		kv_init(&kvs[c], alone_client, NULL, 0);
+		kv_init(&kvs[c], single_client, NULL, 0);
 		fill_tags(tags[c], 40, 1 + (uint32_t)c * 100);
 	}
 	/* Alternating; items of one cache keep their order. */
 	for (uint32_t i = 0; i < 4; ++i) {
-		must(fa_sequence_create(alone_client, kvs[i % 2].cache, &sequences[i]), "create");
+		must(fa_sequence_create(single_client, kvs[i % 2].cache, &sequences[i]), "create");
 		items[i] = (struct kv_item){ .sequence = sequences[i],
 			                     .tags = tags[i % 2],
 			                     .length = 10 + i,
@@ -64,7 +64,7 @@ static void test_two_caches(void **state)
 	}
 	fa_step_free(step);
 	for (int c = 0; c < 2; ++c) {
-		must(fa_cache_remove(alone_client, kvs[c].cache), "remove");
+		must(fa_cache_remove(single_client, kvs[c].cache), "remove");
 		kv_deinit(&kvs[c]);
 	}
 }
@@ -104,9 +104,9 @@ static void hand_init(struct hand *hand, uint32_t flags, uint32_t dim_v)
 		                            .page_tokens = 32 };
 	const size_t n = ROWS * HEADS * DIM;
 
-	must(fa_cache_create(alone_client, &options, &hand->cache), "cache");
-	must(fa_sequence_create(alone_client, hand->cache, &hand->sequence), "sequence");
-	must(fa_buffer_new(alone_client, 4 * n * sizeof(float), 0, &hand->buffer), "buffer");
+	must(fa_cache_create(single_client, &options, &hand->cache), "cache");
+	must(fa_sequence_create(single_client, hand->cache, &hand->sequence), "sequence");
+	must(fa_buffer_new(single_client, 4 * n * sizeof(float), 0, &hand->buffer), "buffer");
 	hand->q = fa_buffer_data(hand->buffer);
 	hand->k = hand->q + n;
 	hand->v = hand->k + n;
@@ -118,7 +118,7 @@ static void hand_init(struct hand *hand, uint32_t flags, uint32_t dim_v)
 
 static void hand_deinit(struct hand *hand)
 {
-	must(fa_cache_remove(alone_client, hand->cache), "remove");
+	must(fa_cache_remove(single_client, hand->cache), "remove");
 	fa_buffer_free(hand->buffer);
 }
 
@@ -139,7 +139,7 @@ static struct fa_step *begin(const struct hand *hand, uint32_t n)
 	struct fa_step_options options = { .size = sizeof(options), .n_items = 1, .items = &item };
 	struct fa_step *step;
 
-	must(fa_step_begin(alone_client, &options, &step), "begin");
+	must(fa_step_begin(single_client, &options, &step), "begin");
 	return step;
 }
 
@@ -192,10 +192,10 @@ static void test_write(void **state)
 	copy.k = tensor(&hand, hand.k, ROWS, DIM);
 	copy.v = tensor(&hand, hand.v, ROWS, DIM);
 	/* A write needs a step, and fits what the step has planned. */
-	fa_check(fa_sequence_write(alone_client, &copy, NULL) < 0);
+	fa_check(fa_sequence_write(single_client, &copy, NULL) < 0);
 	step = begin(&hand, ROWS);
 	copy.first = 1;
-	fa_check(fa_sequence_write(alone_client, &copy, NULL) < 0);
+	fa_check(fa_sequence_write(single_client, &copy, NULL) < 0);
 	must(fa_step_abort(step, 0, NULL), "abort");
 	fa_step_free(step);
 
@@ -203,11 +203,11 @@ static void test_write(void **state)
 	copy.first = 0;
 	copy.k = tensor(&hand, hand.k, 20, DIM);
 	copy.v = tensor(&hand, hand.v, 20, DIM);
-	must(fa_sequence_write(alone_client, &copy, NULL), "write");
+	must(fa_sequence_write(single_client, &copy, NULL), "write");
 	copy.first = 20;
 	copy.k = tensor(&hand, hand.k + 20 * HEADS * DIM, ROWS - 20, DIM);
 	copy.v = tensor(&hand, hand.v + 20 * HEADS * DIM, ROWS - 20, DIM);
-	must(fa_sequence_write(alone_client, &copy, NULL), "write");
+	must(fa_sequence_write(single_client, &copy, NULL), "write");
 	attend.q = tensor(&hand, hand.q, ROWS, DIM);
 	attend.out = tensor(&hand, hand.out, ROWS, DIM);
 	must(fa_step_attend(step, &attend, NULL), "attend");
@@ -221,13 +221,13 @@ static void test_write(void **state)
 	copy.first = 7;
 	copy.k = tensor(&hand, hand.out, 30, DIM);
 	copy.v.buffer = NULL;
-	must(fa_sequence_read(alone_client, &copy, NULL), "read");
+	must(fa_sequence_read(single_client, &copy, NULL), "read");
 	fa_check(!memcmp(hand.out, hand.k + 7 * HEADS * DIM, 30 * HEADS * DIM * sizeof(float)));
 	copy.first = 20;
-	fa_check_eq(fa_sequence_read(alone_client, &copy, NULL), -EINVAL);
+	fa_check_eq(fa_sequence_read(single_client, &copy, NULL), -EINVAL);
 	copy.layer = 1;
 	copy.first = 0;
-	fa_check_eq(fa_sequence_read(alone_client, &copy, NULL), -EINVAL);
+	fa_check_eq(fa_sequence_read(single_client, &copy, NULL), -EINVAL);
 	hand_deinit(&hand);
 }
 
@@ -288,7 +288,7 @@ static void check_rotary(bool interleaved, int dim, bool positions, bool tables)
 	struct hand hand;
 
 	hand_init(&hand, 0, 0);
-	must(fa_buffer_new(alone_client, sizeof(float) * 4 * ROWS * DIM, 0, &table), "buffer");
+	must(fa_buffer_new(single_client, sizeof(float) * 4 * ROWS * DIM, 0, &table), "buffer");
 	for (int i = 0; i < ROWS; ++i) {
 		where[i] = positions ? (uint32_t)(2 * i + 1) : (uint32_t)i;
 		for (int p = 0; p < dim / 2; ++p)
@@ -333,7 +333,7 @@ static void check_rotary(bool interleaved, int dim, bool positions, bool tables)
 	/* Pages hold rotated keys. */
 	copy.sequence = hand.sequence;
 	copy.k = tensor(&hand, hand.out, ROWS, DIM);
-	must(fa_sequence_read(alone_client, &copy, NULL), "read");
+	must(fa_sequence_read(single_client, &copy, NULL), "read");
 	for (int i = 0; i < ROWS * HEADS * DIM; ++i)
 		fa_check(fabs(hand.out[i] - k[i]) < 2e-5);
 	hand_deinit(&hand);
@@ -372,9 +372,9 @@ static void test_long_prefix(void **state)
 	float *k;
 
 	fa_check(ids);
-	must(fa_cache_create(alone_client, &options, &cache), "cache");
-	must(fa_sequence_create(alone_client, cache, &sequence), "sequence");
-	must(fa_buffer_new(alone_client, 2 * STEP * FLOATS * sizeof(float), 0, &buffer), "buffer");
+	must(fa_cache_create(single_client, &options, &cache), "cache");
+	must(fa_sequence_create(single_client, cache, &sequence), "sequence");
+	must(fa_buffer_new(single_client, 2 * STEP * FLOATS * sizeof(float), 0, &buffer), "buffer");
 	k = fa_buffer_data(buffer);
 	item = (struct fa_step_item){ .sequence = sequence, .n_new = STEP };
 	step_options.items = &item;
@@ -385,31 +385,31 @@ static void test_long_prefix(void **state)
 			ids[i + t] = (i + t) * 7;
 			k[t * FLOATS] = (float)(i + t);
 		}
-		must(fa_step_begin(alone_client, &step_options, &step), "begin");
+		must(fa_step_begin(single_client, &step_options, &step), "begin");
 		must(fa_step_attend(step, &attend, NULL), "append");
 		must(fa_step_commit(step, NULL, NULL), "commit");
 		fa_step_free(step);
 	}
 	prefix.tokens = ids;
-	must(fa_sequence_publish(alone_client, sequence, &prefix, &pages), "publish");
+	must(fa_sequence_publish(single_client, sequence, &prefix, &pages), "publish");
 	fa_check_eq(pages, N / 256);
-	must(fa_sequence_remove(alone_client, sequence), "free");
-	must(fa_sequence_create(alone_client, cache, &other), "sequence");
-	must(fa_sequence_attach(alone_client, other, &prefix, &tokens), "attach");
+	must(fa_sequence_remove(single_client, sequence), "free");
+	must(fa_sequence_create(single_client, cache, &other), "sequence");
+	must(fa_sequence_attach(single_client, other, &prefix, &tokens), "attach");
 	fa_check_eq(tokens, N);
 	copy.sequence = other;
 	fa_tensor_init(&copy.k, buffer, 0, FA_F32, 3, shape);
 	memset(k, 0, STEP * FLOATS * sizeof(float));
-	must(fa_sequence_read(alone_client, &copy, NULL), "read");
+	must(fa_sequence_read(single_client, &copy, NULL), "read");
 	for (uint32_t t = 0; t < STEP; ++t)
 		fa_check(k[t * FLOATS] == (float)(4 * STEP + t));
 
-	must(fa_sequence_remove(alone_client, other), "free");
-	must(fa_sequence_create(alone_client, cache, &other), "sequence");
+	must(fa_sequence_remove(single_client, other), "free");
+	must(fa_sequence_create(single_client, cache, &other), "sequence");
 	ids[18000]++;
-	must(fa_sequence_attach(alone_client, other, &prefix, &tokens), "attach");
+	must(fa_sequence_attach(single_client, other, &prefix, &tokens), "attach");
 	fa_check_eq(tokens, 18000 / 256 * 256);
-	must(fa_cache_remove(alone_client, cache), "remove");
+	must(fa_cache_remove(single_client, cache), "remove");
 	fa_buffer_free(buffer);
 	free(ids);
 }
@@ -422,5 +422,5 @@ int main(void)
 		cmocka_unit_test(test_long_prefix),
 	};
 
-	return cmocka_run_group_tests_name("kv-forms", tests, alone_setup, alone_teardown);
+	return cmocka_run_group_tests_name("kv-forms", tests, single_setup, single_teardown);
 }

@@ -3,8 +3,8 @@
  * as an array: attention, contents of pages, every length, and at the end every page.
  */
 #include "client/faclient.h"
-#include "tests/client/alone.h"
 #include "tests/client/kv.h"
+#include "tests/client/single-client.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 

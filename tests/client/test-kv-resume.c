@@ -3,7 +3,7 @@
  * steps, ids and requests. Each connection of a fake daemon follows a line of the test's script.
  */
 #include "client/faclient.h"
-#include "tests/client/fake.h"
+#include "tests/client/fake-daemon.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 #include "tests/lib/dir.h"
@@ -43,18 +43,19 @@ static struct fa_completion_slot *welcome(struct fa_raw *raw, int i, const struc
 {
 	struct fa_completion_slot *page;
 
-	if (!fa_fake_next(raw))
+	if (!fake_daemon_next(raw))
 		return NULL;
 	fa_check_eq(raw->message.type, FA_WIRE_HELLO);
 	script.hellos[i].has_resume = raw->message.hello.has_resume;
 	script.hellos[i].secret = raw->message.hello.resume_secret;
 	script.hellos[i].generation = raw->message.hello.resume_generation;
 	if (line->hello_refused) {
-		fa_fake_reply(raw, raw->message.id, line->hello_refused, "not now");
+		fake_daemon_reply(raw, raw->message.id, line->hello_refused, "not now");
 		return NULL;
 	}
-	page = fa_fake_welcome_as(raw, (uint64_t)i + 100,
-	                          (struct fa_wire_secret){ (uint64_t)i + 200, 7 }, line->resumed);
+	page = fake_daemon_welcome_as(raw, (uint64_t)i + 100,
+	                              (struct fa_wire_secret){ (uint64_t)i + 200, 7 },
+	                              line->resumed);
 	return page;
 }
 
@@ -68,35 +69,35 @@ static void serve(struct fa_raw *raw, void *userdata)
 	fa_check(i < CONNECTIONS_MAX);
 	page = welcome(raw, i, line);
 	atomic_store(&script.n, i + 1);
-	while (page && left && fa_fake_next(raw)) {
+	while (page && left && fake_daemon_next(raw)) {
 		if (line->status)
-			fa_fake_reply(raw, raw->message.id, line->status, "for a reason");
+			fake_daemon_reply(raw, raw->message.id, line->status, "for a reason");
 		else
-			fa_fake_answer(raw, page);
+			fake_daemon_answer(raw, page);
 		left -= left > 0;
 	}
 	if (page && line->silent)
-		(void)fa_fake_next(raw);
+		(void)fake_daemon_next(raw);
 }
 
-static struct fa_client *start(struct fa_fake *fake, const struct line *lines)
+static struct fa_client *start(struct fake_daemon *fake, const struct line *lines)
 {
 	struct fa_options options = { .size = sizeof(options) };
 	struct fa_client *client;
 
 	script.lines = lines;
 	atomic_store(&script.n, 0);
-	fa_fake_start(fake, serve, NULL);
+	fake_daemon_start(fake, serve, NULL);
 	options.socket = fake->socket;
 	options.reconnect_ns = fa_test_patience_ns();
 	fa_check_eq(fa_connect(&options, &client), 0);
 	return client;
 }
 
-static void stop(struct fa_fake *fake, struct fa_client *client)
+static void stop(struct fake_daemon *fake, struct fa_client *client)
 {
 	fa_disconnect(client);
-	fa_fake_stop(fake);
+	fake_daemon_stop(fake);
 }
 
 static void check_info(struct fa_client *client, uint64_t reconnects, uint64_t resumed)
@@ -139,7 +140,7 @@ static void test_resumed(void **state)
 	struct fa_step *step, *idle, *next;
 	struct fa_client *client;
 	struct fa_ticket ticket;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
 	client = start(&fake, lines);
 	step = begin(client);
@@ -152,7 +153,7 @@ static void test_resumed(void **state)
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 	check_info(client, 0, 0);
 
-	fa_check_eq(fa_sequence_info(client, FA_FAKE_SEQUENCE, &info), 0);
+	fa_check_eq(fa_sequence_info(client, FAKE_DAEMON_SEQUENCE, &info), 0);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 	fa_check(!script.hellos[0].has_resume);
 	check_hello(1, 0);
@@ -175,19 +176,19 @@ static void test_not_resumed(void **state)
 		                      { .resumed = true, .requests = -1, .status = -ENOENT } };
 	struct fa_sequence_info info = { .size = sizeof(info) };
 	struct fa_client *client;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	uint64_t cache;
 
 	client = start(&fake, lines);
 	fa_check_eq(fa_ping(client), 0);
 	wait_lost(client);
-	fa_check_eq(fa_sequence_info(client, FA_FAKE_SEQUENCE, &info), -ESTALE);
+	fa_check_eq(fa_sequence_info(client, FAKE_DAEMON_SEQUENCE, &info), -ESTALE);
 	fa_check_contains(fa_error(), "session was lost");
 	check_info(client, 1, 0);
 	check_hello(1, 0);
 	wait_lost(client);
 	/* The second connection's session is resumed; the first one's stays lost. */
-	fa_check_eq(fa_sequence_truncate(client, FA_FAKE_SEQUENCE, 1), -ESTALE);
+	fa_check_eq(fa_sequence_truncate(client, FAKE_DAEMON_SEQUENCE, 1), -ESTALE);
 	check_hello(2, 1);
 	check_info(client, 2, 1);
 	/* An unknown name is not an effect of a lost session. */
@@ -207,7 +208,7 @@ static void test_deaths_in_between(void **state)
 	};
 	struct fa_buffer *buffer;
 	struct fa_client *client;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
 	client = start(&fake, lines);
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
@@ -232,7 +233,7 @@ static void test_lost_in_between(void **state)
 	};
 	struct fa_buffer *buffer;
 	struct fa_client *client;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
 	client = start(&fake, lines);
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
@@ -249,11 +250,11 @@ static void test_requests_in_flight_end(void **state)
 	const struct line lines[] = { { .requests = 2, .silent = true },
 		                      { .resumed = true, .requests = -1 } };
 	const int64_t shape[] = { 1, 1, 16 };
-	struct fa_sequence_copy copy = { .size = sizeof(copy), .sequence = FA_FAKE_SEQUENCE };
+	struct fa_sequence_copy copy = { .size = sizeof(copy), .sequence = FAKE_DAEMON_SEQUENCE };
 	struct fa_buffer *buffer;
 	struct fa_client *client;
 	struct fa_ticket ticket;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	struct fa_step *step;
 	uint64_t sequence;
 
@@ -266,7 +267,7 @@ static void test_requests_in_flight_end(void **state)
 
 	fa_tensor_init(&copy.k, buffer, 0, FA_F32, 3, shape);
 	fa_check_eq(fa_sequence_read(client, &copy, NULL), 0);
-	fa_check_eq(fa_sequence_create(client, FA_FAKE_CACHE, &sequence), 0);
+	fa_check_eq(fa_sequence_create(client, FAKE_DAEMON_CACHE, &sequence), 0);
 	check_info(client, 1, 1);
 	stop(&fake, client);
 }

@@ -3,8 +3,8 @@
  * cleanup after deaths, and lack of space during a step.
  */
 #include "client/faclient.h"
-#include "tests/client/alone.h"
 #include "tests/client/kv.h"
+#include "tests/client/single-client.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 

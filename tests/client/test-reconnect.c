@@ -3,7 +3,7 @@
  * are registered again, and work goes on.
  */
 #include "client/faclient.h"
-#include "tests/client/view.h"
+#include "tests/client/attention-request.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 #include "tests/lib/dir.h"

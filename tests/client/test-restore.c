@@ -4,7 +4,7 @@
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
-#include "tests/client/fake.h"
+#include "tests/client/fake-daemon.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>
@@ -32,17 +32,18 @@ struct seen {
 
 static void serve(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 	struct seen *seen = userdata;
 	int connection = atomic_fetch_add(&seen->connections, 1) + 1;
 
-	while (page && fa_fake_next(raw)) {
+	while (page && fake_daemon_next(raw)) {
 		const struct fa_wire_message *message = &raw->message;
 
 		switch (message->type) {
 		case FA_WIRE_BUFFER_REGISTER:
 			if (connection == 2 && seen->refuse) {
-				fa_fake_reply(raw, message->id, seen->refuse, "no more of these");
+				fake_daemon_reply(raw, message->id, seen->refuse,
+				                  "no more of these");
 				continue;
 			}
 			if (connection > 1) {
@@ -78,11 +79,11 @@ static void serve(struct fa_raw *raw, void *userdata)
 		default:
 			break;
 		}
-		fa_fake_answer(raw, page);
+		fake_daemon_answer(raw, page);
 	}
 }
 
-static struct fa_client *connect_to(struct fa_fake *fake, uint64_t reconnect_ns)
+static struct fa_client *connect_to(struct fake_daemon *fake, uint64_t reconnect_ns)
 {
 	struct fa_options options = { .size = sizeof(options),
 		                      .socket = fake->socket,
@@ -126,10 +127,10 @@ static void test_registers_everything_again(void **state)
 	struct fa_buffer *buffers[BUFFERS];
 	struct fa_client *client;
 	struct seen seen = {};
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	uint32_t streams[3];
 
-	fa_fake_start(&fake, serve, &seen);
+	fake_daemon_start(&fake, serve, &seen);
 	client = connect_to(&fake, 0);
 	for (int i = 0; i < BUFFERS; ++i)
 		fa_check_eq(fa_buffer_new(client, 4096, i % 10 ? 0 : FA_BUFFER_DEVICE, &buffers[i]),
@@ -155,7 +156,7 @@ static void test_registers_everything_again(void **state)
 	fa_check_contains((char *)fa_buffer_data(buffers[10]), "kept");
 
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 	fa_check_eq(fa_test_count_fds(0), before);
 }
 
@@ -167,9 +168,9 @@ static void test_requests(void **state)
 	struct fa_client *client;
 	struct fa_buffer *buffer;
 	struct seen seen = {};
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
-	fa_fake_start(&fake, serve, &seen);
+	fake_daemon_start(&fake, serve, &seen);
 	client = connect_to(&fake, 0);
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 	attention = small_attention(buffer);
@@ -196,7 +197,7 @@ static void test_requests(void **state)
 	fa_check_eq(fa_wait(client, &tickets[2], 0, NULL), -ECONNRESET);
 
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 static void test_refused_registration(void **state)
@@ -206,10 +207,10 @@ static void test_refused_registration(void **state)
 	for (size_t i = 0; i < sizeof(codes) / sizeof(*codes); ++i) {
 		struct fa_client *client;
 		struct fa_buffer *buffer;
-		struct fa_fake fake;
+		struct fake_daemon fake;
 		struct seen seen = { .refuse = codes[i] };
 
-		fa_fake_start(&fake, serve, &seen);
+		fake_daemon_start(&fake, serve, &seen);
 		client = connect_to(&fake, 0);
 		fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 		break_connection(client, &seen);
@@ -223,7 +224,7 @@ static void test_refused_registration(void **state)
 		fa_check_eq(seen.registered[1], 3);
 		fa_check_eq(reconnects(client), 1);
 		fa_disconnect(client);
-		fa_fake_stop(&fake);
+		fake_daemon_stop(&fake);
 	}
 }
 
@@ -241,10 +242,10 @@ static void test_fd(void **state)
 	struct fa_client *client;
 	struct fa_buffer *buffer;
 	struct seen seen = {};
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	int fd;
 
-	fa_fake_start(&fake, serve, &seen);
+	fake_daemon_start(&fake, serve, &seen);
 	client = connect_to(&fake, UINT64_MAX);
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 	attention = small_attention(buffer);
@@ -281,21 +282,21 @@ static void test_fd(void **state)
 	fa_check_eq(fa_wait(client, &ticket, 0, NULL), 0);
 
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 static void test_gone(void **state)
 {
 	struct fa_client *client;
 	struct seen seen = {};
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	uint64_t begin;
 
-	fa_fake_start(&fake, serve, &seen);
+	fake_daemon_start(&fake, serve, &seen);
 	client = connect_to(&fake, 100 * FA_NS_PER_MS);
 	fa_check_eq(fa_ping(client), 0);
 	break_connection(client, &seen);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 	begin = fa_now_ns();
 	fa_check_eq(fa_ping(client), -ENOENT);
 	fa_check_contains(fa_error(), fake.socket);
@@ -311,49 +312,49 @@ struct leaver {
 
 static void leave(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 	struct leaver *leaver = userdata;
 
 	if (page && atomic_fetch_add(&leaver->connections, 1) == 0) {
 		if (leaver->words)
-			fa_fake_reply(raw, 0, -EPROTO, leaver->words);
+			fake_daemon_reply(raw, 0, -EPROTO, leaver->words);
 		shutdown(raw->fd, SHUT_RDWR);
 		atomic_store(&leaver->gone, 1);
 		return;
 	}
-	while (page && fa_fake_next(raw))
-		fa_fake_answer(raw, page);
+	while (page && fake_daemon_next(raw))
+		fake_daemon_answer(raw, page);
 }
 
 static void test_closed_silently(void **state)
 {
 	struct leaver leaver = {};
 	struct fa_client *client;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
-	fa_fake_start(&fake, leave, &leaver);
+	fake_daemon_start(&fake, leave, &leaver);
 	client = connect_to(&fake, 0);
 	fa_check_eventually(atomic_load(&leaver.gone));
 	/* Nothing was sent, so the call is repeated with the next daemon. */
 	fa_check_eq(fa_ping(client), 0);
 	fa_check_eq(reconnects(client), 1);
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 static void test_closed_with_message(void **state)
 {
 	struct leaver leaver = { .words = "these are the last words" };
 	struct fa_client *client;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
-	fa_fake_start(&fake, leave, &leaver);
+	fake_daemon_start(&fake, leave, &leaver);
 	client = connect_to(&fake, UINT64_MAX);
 	fa_check_eventually(atomic_load(&leaver.gone));
 	fa_check_eq(fa_ping(client), -EPROTO);
 	fa_check_contains(fa_error(), leaver.words);
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 /* While one thread reconnects, known results can be read. */
@@ -371,16 +372,16 @@ static void test_results_during_reconnect(void **state)
 	struct fa_buffer *buffer;
 	pthread_t threads[3];
 	struct seen seen = {};
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	uint64_t begin;
 
-	fa_fake_start(&fake, serve, &seen);
+	fake_daemon_start(&fake, serve, &seen);
 	client = connect_to(&fake, FA_NS_PER_SEC);
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 	attention = small_attention(buffer);
 	fa_check_eq(fa_attention(client, &attention, &ticket), 0);
 	break_connection(client, &seen);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 
 	begin = fa_now_ns();
 	for (int i = 0; i < 3; ++i)
@@ -409,5 +410,5 @@ int main(void)
 		cmocka_unit_test(test_results_during_reconnect),
 	};
 
-	return cmocka_run_group_tests_name("restore", tests, fa_fake_setup, NULL);
+	return cmocka_run_group_tests_name("restore", tests, fake_daemon_setup, NULL);
 }

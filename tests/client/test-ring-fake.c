@@ -8,7 +8,7 @@
 #include "common/memfd.h"
 #include "common/results.h"
 #include "common/ring.h"
-#include "tests/client/fake.h"
+#include "tests/client/fake-daemon.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>
@@ -31,7 +31,7 @@
 
 /* The daemon's end; the test's thread writes its words. */
 static struct {
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	struct fa_completion_slot *page;
 	struct fa_ring_words *words;
 	struct fa_record *records;
@@ -105,7 +105,7 @@ static void answer_begin(struct fa_raw *raw)
 	const struct fa_wire_message reply = {
 		.id = raw->message.id,
 		.type = FA_WIRE_STEP_REPLY,
-		.step_reply = { .step = raw->message.step_begin.step, .number = FA_FAKE_STEP },
+		.step_reply = { .step = raw->message.step_begin.step, .number = FAKE_DAEMON_STEP },
 	};
 
 	fa_check_eq(raw->message.step_begin.value, 0);
@@ -117,11 +117,11 @@ static void serve(struct fa_raw *raw, void *userdata)
 {
 	struct fa_wire_message reply;
 
-	if (!fa_fake_next(raw))
+	if (!fake_daemon_next(raw))
 		return;
-	reply = fa_fake_hello_reply(raw->message.id);
+	reply = fake_daemon_hello_reply(raw->message.id);
 	reply.hello_reply.features = end.features;
-	end.page = fa_fake_welcome_with(raw, &reply);
+	end.page = fake_daemon_welcome_with(raw, &reply);
 	end.socket = raw->fd;
 	while (fa_raw_receive(raw, -1) == 1)
 		if (raw->message.type == FA_WIRE_RING_SETUP)
@@ -153,7 +153,7 @@ static struct fa_client *start(uint64_t spin_ns, unsigned int n, struct fa_ticke
 
 	atomic_store(&end.there, false);
 	atomic_store(&end.pinged, false);
-	fa_fake_start(&end.fake, serve, NULL);
+	fake_daemon_start(&end.fake, serve, NULL);
 	options.socket = end.fake.socket;
 	fa_check_eq(fa_connect(&options, &client), 0);
 	for (unsigned int i = 1; i <= n; ++i)
@@ -166,7 +166,7 @@ static struct fa_client *start(uint64_t spin_ns, unsigned int n, struct fa_ticke
 static void finish(struct fa_client *client)
 {
 	fa_disconnect(client);
-	fa_fake_stop(&end.fake);
+	fake_daemon_stop(&end.fake);
 	munmap(end.words, FA_RING_HEAD_BYTES + FA_RING_BYTES_DEFAULT);
 	munmap(end.records, fa_results_bytes(RECORDS));
 	close(end.wake);
@@ -415,7 +415,7 @@ static void begin_as_packet(uint64_t features, bool busy)
 	if (!busy)
 		publish(1, false);
 	fa_check_eq(fa_step_begin(client, &step_options, &step), 0);
-	fa_check_eq(fa_step_number(step), FA_FAKE_STEP);
+	fa_check_eq(fa_step_number(step), FAKE_DAEMON_STEP);
 	fa_check_eq(atomic_load(&end.n_packets), 1);
 	fa_check(!shutdown(end.socket, SHUT_RDWR));
 	fa_step_free(step);
@@ -676,5 +676,5 @@ int main(void)
 		cmocka_unit_test(test_polled_beside_a_spinner),
 	};
 
-	return cmocka_run_group_tests(tests, fa_fake_setup, NULL);
+	return cmocka_run_group_tests(tests, fake_daemon_setup, NULL);
 }

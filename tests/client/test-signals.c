@@ -2,7 +2,7 @@
  * A program interrupted by its timer all the time: waits keep their deadlines.
  */
 #include "client/faclient.h"
-#include "tests/client/fake.h"
+#include "tests/client/fake-daemon.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>
@@ -49,9 +49,9 @@ static void ticking(long us)
 /* Answers neither requests nor pings. */
 static void mute(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 
-	while (page && fa_fake_next(raw))
+	while (page && fake_daemon_next(raw))
 		;
 }
 
@@ -62,14 +62,14 @@ static void test_deadlines(void **state)
 		                      .reply_ns = TIMEOUT_NS };
 	struct fa_client *client;
 	struct fa_ticket ticket;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	uint64_t begin_ns;
 	sigset_t alarm;
 
 	sigemptyset(&alarm);
 	sigaddset(&alarm, SIGALRM);
 	fa_check(!pthread_sigmask(SIG_BLOCK, &alarm, NULL));
-	fa_fake_start(&fake, mute, NULL);
+	fake_daemon_start(&fake, mute, NULL);
 	fa_check(!pthread_sigmask(SIG_UNBLOCK, &alarm, NULL));
 	options.socket = fake.socket;
 	fa_check_eq(fa_connect(&options, &client), 0);
@@ -88,7 +88,7 @@ static void test_deadlines(void **state)
 	fa_check(fa_now_ns() - begin_ns < late_ns());
 	ticking(0);
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 int main(void)

@@ -3,7 +3,7 @@
  */
 #include "client/faclient.h"
 #include "client/faclient_kv.h"
-#include "tests/client/own.h"
+#include "tests/client/spawn.h"
 #include "tests/lib/at_once.h"
 #include "tests/lib/check.h"
 #include "tests/lib/dir.h"
@@ -25,7 +25,8 @@
 
 static long long pool_bytes(struct fa_client *client)
 {
-	return own_number(client, "pool", "chunk_bytes") * own_number(client, "pool", "chunks_max");
+	return spawn_number(client, "pool", "chunk_bytes") *
+	       spawn_number(client, "pool", "chunks_max");
 }
 
 static void write_file(char *path, size_t size, const char *text, mode_t mode)
@@ -64,27 +65,27 @@ static void test_says_why(void **state)
 	char longest[600] = "#!/bin/sh\necho 'fad: error: ";
 
 	write_file(path, sizeof(path), error, 0700);
-	own_expect_failure(path, NULL, -ECONNREFUSED, "ended at once: a ?[2J\xc3\xa4");
+	spawn_expect_failure(path, NULL, -ECONNREFUSED, "ended at once: a ?[2J\xc3\xa4");
 	fa_check(!strstr(fa_error(), "bye"));
 	remove_file(path);
 
 	write_file(path, sizeof(path), line, 0700);
-	own_expect_failure(path, NULL, -ECONNREFUSED,
-	                   "ended at once; it said last: last, without an end");
+	spawn_expect_failure(path, NULL, -ECONNREFUSED,
+	                     "ended at once; it said last: last, without an end");
 	remove_file(path);
 
 	write_file(path, sizeof(path), much, 0700);
-	own_expect_failure(path, NULL, -ECONNREFUSED, "ended at once; it said last: ");
+	spawn_expect_failure(path, NULL, -ECONNREFUSED, "ended at once; it said last: ");
 	remove_file(path);
 
 	write_file(path, sizeof(path), left, 0700);
-	own_expect_failure(path, NULL, -ECONNREFUSED, "ended at once: only this");
+	spawn_expect_failure(path, NULL, -ECONNREFUSED, "ended at once: only this");
 	remove_file(path);
 
 	memset(longest + strlen(longest), 'x', 400);
 	strcat(longest, "' >&2\n");
 	write_file(path, sizeof(path), longest, 0700);
-	own_expect_failure(path, NULL, -ECONNREFUSED, "ended at once: xxxx");
+	spawn_expect_failure(path, NULL, -ECONNREFUSED, "ended at once: xxxx");
 	fa_check_eq(strlen(fa_error()), 255);
 	remove_file(path);
 }
@@ -107,14 +108,14 @@ static void test_late(void **state)
 	setenv("FAD_REAL", getenv("FAD_DAEMON"), 1);
 	write_file(path, sizeof(path), script, 0700);
 	options.daemon = path;
-	own_adopt_orphans(true);
+	spawn_adopt_orphans(true);
 	fa_check_eq(fa_connect(&options, &client), -ETIMEDOUT);
-	own_adopt_orphans(false);
+	spawn_adopt_orphans(false);
 	fa_check_contains(fa_error(), "does not answer; it said last: waiting");
 	fa_check_eq(fa_test_count_fds(0), before);
 	fa_check_eventually(waitpid(-1, &status, WNOHANG) > 0);
 	fa_check_eq(status, 0);
-	fa_check_eq(own_count_entries(own_runtime), 0);
+	fa_check_eq(own_count_entries(spawn_runtime), 0);
 	unsetenv("FAD_REAL");
 	remove_file(path);
 }
@@ -131,38 +132,38 @@ static void test_config(void **state)
 	*strrchr(dir, '/') = '\0';
 	snprintf(missing, sizeof(missing), "%s/missing", dir);
 
-	client = own_spawn(NULL, NULL);
+	client = spawn_client(NULL, NULL);
 	own = pool_bytes(client);
 	fa_check(own <= 256 << 20);
 	fa_disconnect(client);
-	client = own_spawn(NULL, good);
+	client = spawn_client(NULL, good);
 	fa_check_eq(pool_bytes(client), 48 << 20);
 	fa_disconnect(client);
 
 	/* Options override the environment; "" is none; a relative path is the caller's. */
 	fa_check(!setenv("FAD_CONFIG", bad, 1));
-	client = own_spawn(NULL, good);
+	client = spawn_client(NULL, good);
 	fa_check_eq(pool_bytes(client), 48 << 20);
 	fa_disconnect(client);
 	fa_check(!setenv("FAD_CONFIG", "", 1));
-	client = own_spawn(NULL, "");
+	client = spawn_client(NULL, "");
 	fa_check_eq(pool_bytes(client), own);
 	fa_disconnect(client);
 	fa_check(!chdir(dir));
 	fa_check(!setenv("FAD_CONFIG", strrchr(good, '/') + 1, 1));
-	client = own_spawn(NULL, NULL);
+	client = spawn_client(NULL, NULL);
 	fa_check(!chdir("/"));
 	fa_check_eq(pool_bytes(client), 48 << 20);
 	fa_disconnect(client);
-	fa_check_eventually(own_count_entries(own_runtime) == 0);
+	fa_check_eventually(own_count_entries(spawn_runtime) == 0);
 
 	fa_check(!setenv("FAD_CONFIG", bad, 1));
-	own_expect_failure(NULL, NULL, -ECONNREFUSED, bad);
+	spawn_expect_failure(NULL, NULL, -ECONNREFUSED, bad);
 	fa_check_contains(fa_error(), "ended at once: /");
 	fa_check_contains(fa_error(), "line 3: [pool] has no \"bites\"");
-	own_expect_failure(NULL, missing, -ENOENT, missing);
-	own_expect_failure(NULL, dir, -ECONNREFUSED, "cannot be read");
-	own_expect_failure(NULL, "", -ECONNREFUSED, "line 3");
+	spawn_expect_failure(NULL, missing, -ENOENT, missing);
+	spawn_expect_failure(NULL, dir, -ECONNREFUSED, "cannot be read");
+	spawn_expect_failure(NULL, "", -ECONNREFUSED, "line 3");
 	fa_check(!unsetenv("FAD_CONFIG"));
 	remove_file(good);
 	remove_file(bad);
@@ -173,7 +174,7 @@ static void test_backend(void **state)
 	char path[64];
 
 	write_file(path, sizeof(path), "[daemon]\nbackend = fpga\n", 0600);
-	own_expect_failure(NULL, path, -ECONNREFUSED, "fpga");
+	spawn_expect_failure(NULL, path, -ECONNREFUSED, "fpga");
 	fa_check_contains(fa_error(), "ended at once: ");
 	remove_file(path);
 }
@@ -191,9 +192,9 @@ static void test_config_at_restart(void **state)
 	options.config = path;
 	options.connect_ns = fa_test_patience_ns();
 	options.reconnect_ns = FA_NS_PER_SEC;
-	own_adopt_orphans(true);
+	spawn_adopt_orphans(true);
 	fa_check_eq(fa_connect(&options, &client), 0);
-	pid = own_pid(client);
+	pid = spawn_pid(client);
 	fa_check(!kill(pid, SIGKILL));
 	fa_test_reap(pid);
 	file = fopen(path, "we");
@@ -211,10 +212,10 @@ static void test_config_at_restart(void **state)
 	while (fa_ping(client) < 0)
 		;
 	fa_check_eq(pool_bytes(client), 32 << 20);
-	pid = own_pid(client);
+	pid = spawn_pid(client);
 	fa_disconnect(client);
-	own_check_end(pid);
-	own_adopt_orphans(false);
+	spawn_check_end(pid);
+	spawn_adopt_orphans(false);
 	fa_check_eq(fa_test_count_fds(0), before);
 	remove_file(path);
 }
@@ -228,7 +229,7 @@ struct start {
 static int start_and_die(void *userdata)
 {
 	const struct start *start = userdata;
-	struct fa_client *client = own_spawn(start->daemon, start->config);
+	struct fa_client *client = spawn_client(start->daemon, start->config);
 	char path[108] = "";
 
 	strcpy(path, fa_socket_path(client));
@@ -259,14 +260,14 @@ static void test_output_after_start(void **state)
 		fa_check(!pipe2(ends, O_CLOEXEC));
 		start.fd = ends[1];
 		start.daemon = i ? NULL : program;
-		own_adopt_orphans(true);
+		spawn_adopt_orphans(true);
 		starter = fa_test_fork(start_and_die, &start);
 		close(ends[1]);
 		fa_check_eq(read(ends[0], path, sizeof(path)), sizeof(path));
 		options.socket = path;
 		fa_check_eq(fa_connect(&options, &client), 0);
-		pid = own_pid(client);
-		fa_check(strtoull(own_proc_status(pid, "SigIgn"), NULL, 16) &
+		pid = spawn_pid(client);
+		fa_check(strtoull(spawn_proc_status(pid, "SigIgn"), NULL, 16) &
 		         1ull << (SIGPIPE - 1));
 		fa_check(!kill(starter, SIGKILL));
 		fa_check_eq(WTERMSIG(fa_test_reap(starter)), SIGKILL);
@@ -278,10 +279,10 @@ static void test_output_after_start(void **state)
 			fa_disconnect(other);
 		}
 		fa_check(!kill(pid, SIGHUP));
-		fa_check_eq(own_pid(client), pid);
+		fa_check_eq(spawn_pid(client), pid);
 		fa_disconnect(client);
-		own_check_end(pid);
-		own_adopt_orphans(false);
+		spawn_check_end(pid);
+		spawn_adopt_orphans(false);
 		close(ends[0]);
 	}
 	unsetenv("FAD_REAL");
@@ -315,7 +316,7 @@ static int fill_pool(struct fa_client *client)
 
 static void test_pool_exhausted(void **state)
 {
-	struct fa_client *client = own_spawn(NULL, NULL);
+	struct fa_client *client = spawn_client(NULL, NULL);
 	char path[64];
 
 	fa_check_eq(fill_pool(client), -ENOMEM);
@@ -327,13 +328,13 @@ static void test_pool_exhausted(void **state)
 	fa_disconnect(client);
 
 	write_file(path, sizeof(path), "[pool]\nbytes = 256M\n", 0600);
-	client = own_spawn(NULL, path);
+	client = spawn_client(NULL, path);
 	fa_check_eq(fill_pool(client), -ENOMEM);
 	fa_check_contains(fa_error(), "the pool is exhausted: 128 pages");
 	fa_check(!strstr(fa_error(), "[pool]"));
 	fa_disconnect(client);
 	remove_file(path);
-	fa_check_eventually(own_count_entries(own_runtime) == 0);
+	fa_check_eventually(own_count_entries(spawn_runtime) == 0);
 }
 
 int main(void)
@@ -348,5 +349,5 @@ int main(void)
 		cmocka_unit_test(test_pool_exhausted),
 	};
 
-	return fa_test_run_at_once("spawn-config", tests, own_setup, own_teardown);
+	return fa_test_run_at_once("spawn-config", tests, spawn_setup, spawn_teardown);
 }

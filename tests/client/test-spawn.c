@@ -3,8 +3,8 @@
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
-#include "tests/client/fake.h"
-#include "tests/client/own.h"
+#include "tests/client/fake-daemon.h"
+#include "tests/client/spawn.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>
@@ -39,31 +39,33 @@ static void test_life(void **state)
 	sigaddset(&usr1, SIGUSR1);
 	fa_check(!sigprocmask(SIG_BLOCK, &usr1, NULL));
 	fa_check(!sigaction(SIGUSR2, &ignore, &old));
-	own_adopt_orphans(true);
-	client = own_spawn(NULL, NULL);
-	own_adopt_orphans(false);
+	spawn_adopt_orphans(true);
+	client = spawn_client(NULL, NULL);
+	spawn_adopt_orphans(false);
 
-	fa_check(!strncmp(fa_socket_path(client), own_runtime, strlen(own_runtime)));
+	fa_check(!strncmp(fa_socket_path(client), spawn_runtime, strlen(spawn_runtime)));
 	snprintf(dir, sizeof(dir), "%s", fa_socket_path(client));
 	*strrchr(dir, '/') = '\0';
 	fa_check(!stat(dir, &st));
 	fa_check_eq(st.st_mode & 0777, 0700);
 
-	pid = own_pid(client);
-	fa_check(inherited >= 0 && own_count_open(getpid(), "never-inherit-this"));
-	fa_check(!own_count_open(pid, "never-inherit-this"));
-	fa_check(own_count_open(pid, "/dev/null"));
+	pid = spawn_pid(client);
+	fa_check(inherited >= 0 && spawn_count_open(getpid(), "never-inherit-this"));
+	fa_check(!spawn_count_open(pid, "never-inherit-this"));
+	fa_check(spawn_count_open(pid, "/dev/null"));
 	/* Its stderr is a pipe whose other end is closed. */
 	snprintf(path, sizeof(path), "/proc/%d/fd/2", pid);
 	n = readlink(path, pipe, sizeof(pipe) - 1);
 	fa_check(n > 0);
 	pipe[n] = '\0';
 	fa_check_contains(pipe, "pipe:");
-	fa_check_eq(own_count_open(pid, pipe), 1);
-	fa_check_eq(own_count_open(getpid(), pipe), 0);
+	fa_check_eq(spawn_count_open(pid, pipe), 1);
+	fa_check_eq(spawn_count_open(getpid(), pipe), 0);
 	fa_check_eq(getsid(pid) == getsid(0), 0);
-	fa_check_eq(strtoull(own_proc_status(pid, "SigBlk"), NULL, 16) & 1ull << (SIGUSR1 - 1), 0);
-	fa_check_eq(strtoull(own_proc_status(pid, "SigIgn"), NULL, 16) & 1ull << (SIGUSR2 - 1), 0);
+	fa_check_eq(strtoull(spawn_proc_status(pid, "SigBlk"), NULL, 16) & 1ull << (SIGUSR1 - 1),
+	            0);
+	fa_check_eq(strtoull(spawn_proc_status(pid, "SigIgn"), NULL, 16) & 1ull << (SIGUSR2 - 1),
+	            0);
 	fa_check(!sigprocmask(SIG_BLOCK, NULL, &mask));
 	fa_check_eq(sigismember(&mask, SIGUSR1), 1);
 	fa_check_eq(sigismember(&mask, SIGTERM), 0);
@@ -74,9 +76,9 @@ static void test_life(void **state)
 	fa_disconnect(client);
 	fa_test_quiet_ms(100);
 	fa_check_eq(fa_ping(other), 0);
-	fa_check_eq(own_pid(other), pid);
+	fa_check_eq(spawn_pid(other), pid);
 	fa_disconnect(other);
-	own_check_end(pid);
+	spawn_check_end(pid);
 
 	fa_check(!sigaction(SIGUSR2, &old, NULL));
 	fa_check(!sigprocmask(SIG_UNBLOCK, &usr1, NULL));
@@ -87,19 +89,19 @@ static void test_life(void **state)
 /* The caller gets no child to reap. */
 static void test_no_child(void **state)
 {
-	struct fa_client *client = own_spawn(NULL, NULL);
-	pid_t pid = own_pid(client);
+	struct fa_client *client = spawn_client(NULL, NULL);
+	pid_t pid = spawn_pid(client);
 
 	fa_check_eq(waitpid(-1, NULL, WNOHANG), -1);
 	fa_check_eq(errno, ECHILD);
-	fa_check(atoi(own_proc_status(pid, "PPid")) != getpid());
+	fa_check(atoi(spawn_proc_status(pid, "PPid")) != getpid());
 	fa_disconnect(client);
-	fa_check_eventually(own_count_entries(own_runtime) == 0);
+	fa_check_eventually(own_count_entries(spawn_runtime) == 0);
 }
 
 static int start_and_leave(void *userdata)
 {
-	struct fa_client *client = own_spawn(NULL, NULL);
+	struct fa_client *client = spawn_client(NULL, NULL);
 	char path[108] = "";
 
 	strcpy(path, fa_socket_path(client));
@@ -117,20 +119,20 @@ static void test_outlives(void **state)
 	int ends[2];
 
 	fa_check(!pipe2(ends, O_CLOEXEC));
-	own_adopt_orphans(true);
+	spawn_adopt_orphans(true);
 	starter = fa_test_fork(start_and_leave, &ends[1]);
 	fa_check_eq(read(ends[0], path, sizeof(path)), sizeof(path));
 	options.socket = path;
 	fa_check_eq(fa_connect(&options, &client), 0);
-	pid = own_pid(client);
+	pid = spawn_pid(client);
 	fa_check(!kill(starter, SIGKILL));
 	fa_check_eq(WTERMSIG(fa_test_reap(starter)), SIGKILL);
 	fa_test_quiet_ms(100);
 	fa_check_eq(fa_ping(client), 0);
-	fa_check_eq(own_pid(client), pid);
+	fa_check_eq(spawn_pid(client), pid);
 	fa_disconnect(client);
-	own_check_end(pid);
-	own_adopt_orphans(false);
+	spawn_check_end(pid);
+	spawn_adopt_orphans(false);
 	close(ends[0]);
 	close(ends[1]);
 }
@@ -144,10 +146,10 @@ static void test_killed(void **state)
 	char path[108];
 	pid_t pid, next;
 
-	own_adopt_orphans(true);
-	client = own_spawn(NULL, NULL);
+	spawn_adopt_orphans(true);
+	client = spawn_client(NULL, NULL);
 	strcpy(path, fa_socket_path(client));
-	pid = own_pid(client);
+	pid = spawn_pid(client);
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 	strcpy(fa_buffer_data(buffer), "kept");
 	fa_check_eq(fa_info(client, &info), 0);
@@ -157,7 +159,7 @@ static void test_killed(void **state)
 	fa_check_eq(WTERMSIG(fa_test_reap(pid)), SIGKILL);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 	fa_check_eq(fa_ping(client), 0);
-	next = own_pid(client);
+	next = spawn_pid(client);
 	fa_check(next != pid);
 	assert_string_equal(fa_socket_path(client), path);
 	fa_check_contains((char *)fa_buffer_data(buffer), "kept");
@@ -170,15 +172,15 @@ static void test_killed(void **state)
 	fa_test_reap(next);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 	fa_disconnect(client);
-	fa_check_eq(own_count_entries(own_runtime), 0);
+	fa_check_eq(own_count_entries(spawn_runtime), 0);
 
-	client = own_spawn(NULL, NULL);
-	pid = own_pid(client);
+	client = spawn_client(NULL, NULL);
+	pid = spawn_pid(client);
 	fa_check(!kill(pid, SIGKILL));
 	fa_test_reap(pid);
 	fa_disconnect(client);
-	fa_check_eq(own_count_entries(own_runtime), 0);
-	own_adopt_orphans(false);
+	fa_check_eq(own_count_entries(spawn_runtime), 0);
+	spawn_adopt_orphans(false);
 }
 
 /* After chdir() the program finds its daemon again, also by a relative path. */
@@ -189,7 +191,7 @@ static void test_relative(void **state)
 	char *name = strrchr(program, '/');
 
 	*name++ = '\0';
-	own_adopt_orphans(true);
+	spawn_adopt_orphans(true);
 	for (int i = 0; i < 2; ++i) {
 		struct fa_options options = { .size = sizeof(options),
 			                      .flags = FA_CONNECT_PRIVATE,
@@ -203,26 +205,26 @@ static void test_relative(void **state)
 		fa_check(!chdir(program));
 		fa_check(!setenv("FAD_DAEMON", i ? name : "/nonexistent/fad", 1));
 		fa_check_eq(fa_connect(&options, &client), 0);
-		fa_check(!chdir(own_runtime));
-		known.socket = fa_socket_path(client) + strlen(own_runtime) + 1;
+		fa_check(!chdir(spawn_runtime));
+		known.socket = fa_socket_path(client) + strlen(spawn_runtime) + 1;
 		fa_check_eq(fa_connect(&known, &other), 0);
 		assert_string_equal(fa_socket_path(other), fa_socket_path(client));
 
 		fa_check(!chdir("/"));
-		pid = own_pid(client);
+		pid = spawn_pid(client);
 		fa_check(!kill(pid, SIGKILL));
 		fa_test_reap(pid);
 		fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
 		fa_check_eq(fa_ping(client), 0);
-		pid = own_pid(client);
+		pid = spawn_pid(client);
 		fa_check_eq(fa_client_state(other), FA_CLIENT_LOST);
 		fa_check_eq(fa_ping(other), 0);
 		fa_disconnect(client);
 		fa_disconnect(other);
-		own_check_end(pid);
+		spawn_check_end(pid);
 	}
 	fa_check(!setenv("FAD_DAEMON", kept, 1));
-	own_adopt_orphans(false);
+	spawn_adopt_orphans(false);
 }
 
 static void test_failures(void **state)
@@ -236,15 +238,15 @@ static void test_failures(void **state)
 	fa_check_eq(write(fd, "nonsense\n", 9), 9);
 	close(fd);
 
-	own_expect_failure("/nonexistent/fad", NULL, -ENOENT, "/nonexistent/fad");
-	own_expect_failure("/tmp", NULL, -EACCES, "/tmp");
+	spawn_expect_failure("/nonexistent/fad", NULL, -ENOENT, "/nonexistent/fad");
+	spawn_expect_failure("/tmp", NULL, -EACCES, "/tmp");
 	fa_check(!chmod(path, 0644));
-	own_expect_failure(path, NULL, -EACCES, path);
+	spawn_expect_failure(path, NULL, -EACCES, path);
 	fa_check(!chmod(path, 0755));
-	own_expect_failure(path, NULL, -ENOEXEC, path);
-	own_expect_failure("/bin/true", NULL, -ECONNREFUSED, "ended at once and said nothing");
+	spawn_expect_failure(path, NULL, -ENOEXEC, path);
+	spawn_expect_failure("/bin/true", NULL, -ECONNREFUSED, "ended at once and said nothing");
 	setenv("FAD_DAEMON", "/nonexistent/too", 1);
-	own_expect_failure(NULL, NULL, -ENOENT, "/nonexistent/too");
+	spawn_expect_failure(NULL, NULL, -ENOENT, "/nonexistent/too");
 
 	setenv("FAD_DAEMON", kept, 1);
 	unlink(path);
@@ -256,26 +258,26 @@ static void test_not_needed(void **state)
 		                      .flags = FA_CONNECT_SPAWN,
 		                      .daemon = "/nonexistent/fad" };
 	struct fa_client *client;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
-	fa_fake_start(&fake, fa_fake_serve, NULL);
+	fake_daemon_start(&fake, fake_daemon_serve, NULL);
 	options.socket = fake.socket;
 	fa_check_eq(fa_connect(&options, &client), 0);
 	assert_string_equal(fa_socket_path(client), fake.socket);
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 
 	options.daemon = NULL;
 	options.connect_ns = fa_test_patience_ns();
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_check_eq(fa_ping(client), 0);
 	fa_disconnect(client);
-	fa_check_eventually(own_count_entries(own_runtime) == 0);
+	fa_check_eventually(own_count_entries(spawn_runtime) == 0);
 }
 
 static void *spawn_one(void *userdata)
 {
-	struct fa_client *client = own_spawn(NULL, NULL);
+	struct fa_client *client = spawn_client(NULL, NULL);
 
 	fa_check_eq(fa_ping(client), 0);
 	fa_disconnect(client);
@@ -290,7 +292,7 @@ static void test_threads(void **state)
 		fa_check(!pthread_create(&threads[i], NULL, spawn_one, NULL));
 	for (int i = 0; i < 4; ++i)
 		pthread_join(threads[i], NULL);
-	fa_check_eventually(own_count_entries(own_runtime) == 0);
+	fa_check_eventually(own_count_entries(spawn_runtime) == 0);
 }
 
 int main(void)
@@ -302,5 +304,5 @@ int main(void)
 		cmocka_unit_test(test_not_needed), cmocka_unit_test(test_threads),
 	};
 
-	return cmocka_run_group_tests_name("spawn", tests, own_setup, own_teardown);
+	return cmocka_run_group_tests_name("spawn", tests, spawn_setup, spawn_teardown);
 }

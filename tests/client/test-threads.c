@@ -3,8 +3,8 @@
  * spinning, while connections break; and against the real daemon with results compared.
  */
 #include "client/faclient.h"
-#include "tests/client/fake.h"
-#include "tests/client/view.h"
+#include "tests/client/attention-request.h"
+#include "tests/client/fake-daemon.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 
@@ -22,7 +22,7 @@
 #define THREADS 8
 
 struct shared {
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	struct fa_client *client;
 	int rounds;
 	bool lossy;
@@ -130,10 +130,10 @@ static void *work(void *userdata)
 
 static void serve_fifty(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 
-	for (int i = 0; page && i < 50 && fa_fake_next(raw); ++i)
-		fa_fake_answer(raw, page);
+	for (int i = 0; page && i < 50 && fake_daemon_next(raw); ++i)
+		fake_daemon_answer(raw, page);
 }
 
 static void *watch(void *userdata)
@@ -156,7 +156,7 @@ static void run(struct shared *shared, uint64_t spin_ns)
 	struct worker workers[THREADS];
 	pthread_t watcher;
 
-	fa_fake_start(&shared->fake, shared->lossy ? serve_fifty : fa_fake_serve, NULL);
+	fake_daemon_start(&shared->fake, shared->lossy ? serve_fifty : fake_daemon_serve, NULL);
 	options.socket = shared->fake.socket;
 	fa_check_eq(fa_connect(&options, &shared->client), 0);
 	for (int i = 0; i < THREADS; ++i) {
@@ -168,7 +168,7 @@ static void run(struct shared *shared, uint64_t spin_ns)
 		pthread_join(workers[i].thread, NULL);
 	pthread_join(watcher, NULL);
 	fa_disconnect(shared->client);
-	fa_fake_stop(&shared->fake);
+	fake_daemon_stop(&shared->fake);
 }
 
 static int rounds(void)
@@ -212,11 +212,11 @@ static void *ping_often(void *userdata)
 
 static void serve_slowly(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 
-	while (page && fa_fake_next(raw)) {
+	while (page && fake_daemon_next(raw)) {
 		fa_test_work_us(1000);
-		fa_fake_answer(raw, page);
+		fake_daemon_answer(raw, page);
 	}
 }
 
@@ -227,7 +227,7 @@ static void test_poll_consumes_nothing(void **state)
 	pthread_t thread;
 
 	options.reply_ns = fa_test_patience_ns() / 4;
-	fa_fake_start(&shared.fake, serve_slowly, NULL);
+	fake_daemon_start(&shared.fake, serve_slowly, NULL);
 	options.socket = shared.fake.socket;
 	fa_check_eq(fa_connect(&options, &shared.client), 0);
 	fa_check(!pthread_create(&thread, NULL, ping_often, &shared));
@@ -235,7 +235,7 @@ static void test_poll_consumes_nothing(void **state)
 		fa_check_eq(fa_client_state(shared.client), FA_CLIENT_CONNECTED);
 	pthread_join(thread, NULL);
 	fa_disconnect(shared.client);
-	fa_fake_stop(&shared.fake);
+	fake_daemon_stop(&shared.fake);
 }
 
 static void *compute(void *userdata)
@@ -317,10 +317,10 @@ static void test_errors_per_thread(void **state)
 {
 	struct fa_options options = { .size = sizeof(options) };
 	struct fa_client *client;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	pthread_t thread;
 
-	fa_fake_start(&fake, fa_fake_serve, NULL);
+	fake_daemon_start(&fake, fake_daemon_serve, NULL);
 	options.socket = fake.socket;
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_check(!pthread_create(&thread, NULL, fail_alone, client));
@@ -330,7 +330,7 @@ static void test_errors_per_thread(void **state)
 	}
 	pthread_join(thread, NULL);
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 int main(void)

@@ -4,8 +4,8 @@
  */
 #include "client/faclient.h"
 #include "common/completion.h"
+#include "tests/client/attention-request.h"
 #include "tests/client/kv-load.h"
-#include "tests/client/view.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 

@@ -4,7 +4,7 @@
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
-#include "tests/client/fake.h"
+#include "tests/client/fake-daemon.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 #include "tests/lib/dir.h"
@@ -24,7 +24,7 @@
 #define LONG_NS (20 * FA_NS_PER_SEC)
 #define SHORT_NS (50 * FA_NS_PER_MS)
 
-static struct fa_client *connect_with(struct fa_fake *fake, struct fa_options options)
+static struct fa_client *connect_with(struct fake_daemon *fake, struct fa_options options)
 {
 	struct fa_client *client;
 
@@ -36,11 +36,11 @@ static struct fa_client *connect_with(struct fa_fake *fake, struct fa_options op
 
 static void serve_silently(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 
-	while (page && fa_fake_next(raw))
+	while (page && fake_daemon_next(raw))
 		if (raw->message.type != FA_WIRE_MARKER && raw->message.type != FA_WIRE_PING)
-			fa_fake_answer(raw, page);
+			fake_daemon_answer(raw, page);
 }
 
 static void test_spins_no_longer(void **state)
@@ -51,10 +51,10 @@ static void test_spins_no_longer(void **state)
 		struct fa_completion completion = { .size = sizeof(completion) };
 		struct fa_client *client;
 		struct fa_ticket ticket;
-		struct fa_fake fake;
+		struct fake_daemon fake;
 		uint64_t begin_ns;
 
-		fa_fake_start(&fake, serve_silently, NULL);
+		fake_daemon_start(&fake, serve_silently, NULL);
 		client = connect_with(&fake, (struct fa_options){ .spin_ns = spins[i],
 		                                                  .reply_ns = SHORT_NS,
 		                                                  .reconnect_ns = UINT64_MAX });
@@ -68,27 +68,27 @@ static void test_spins_no_longer(void **state)
 		fa_check(fa_now_ns() - begin_ns >= SHORT_NS);
 		fa_check(fa_now_ns() - begin_ns < LONG_NS / 2);
 		fa_disconnect(client);
-		fa_fake_stop(&fake);
+		fake_daemon_stop(&fake);
 	}
 }
 
 static void hang_up_once(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 	atomic_int *connections = userdata;
 	bool first = !atomic_fetch_add(connections, 1);
 
-	while (page && fa_fake_next(raw) && !first)
-		fa_fake_answer(raw, page);
+	while (page && fake_daemon_next(raw) && !first)
+		fake_daemon_answer(raw, page);
 }
 
 static void test_connect_without_timeout(void **state)
 {
 	struct fa_client *client;
 	atomic_int connections = 0;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
-	fa_fake_start(&fake, hang_up_once, &connections);
+	fake_daemon_start(&fake, hang_up_once, &connections);
 	client = connect_with(
 		&fake, (struct fa_options){ .connect_ns = UINT64_MAX, .reconnect_ns = UINT64_MAX });
 	fa_check_eq(fa_ping(client), -ECONNRESET);
@@ -97,7 +97,7 @@ static void test_connect_without_timeout(void **state)
 	fa_check_eq(fa_ping(client), 0);
 	fa_check_eq(connections, 2);
 	fa_disconnect(client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 struct later {
@@ -210,25 +210,25 @@ static void serve_few(struct fa_raw *raw, void *userdata)
 	struct fa_completion_slot *page;
 	struct fa_wire_message reply;
 
-	if (!fa_fake_next(raw))
+	if (!fake_daemon_next(raw))
 		return;
-	reply = fa_fake_hello_reply(raw->message.id);
+	reply = fake_daemon_hello_reply(raw->message.id);
 	reply.hello_reply.features = FA_WIRE_FEATURE_RING;
 	reply.hello_reply.limits.requests = REQUESTS;
-	page = fa_fake_welcome_with(raw, &reply);
-	while (fa_fake_next(raw)) {
+	page = fake_daemon_welcome_with(raw, &reply);
+	while (fake_daemon_next(raw)) {
 		const uint64_t id = raw->message.id;
 
 		if (raw->message.type == FA_WIRE_RING_SETUP) {
 			if (atomic_fetch_add(&room.setups, 1))
 				fa_check_eventually(atomic_load(&room.may_refuse));
-			fa_fake_reply(raw, id, -EDQUOT, "no ring");
+			fake_daemon_reply(raw, id, -EDQUOT, "no ring");
 		} else if (raw->message.type != FA_WIRE_MARKER) {
-			fa_fake_answer(raw, page);
+			fake_daemon_answer(raw, page);
 		} else if (atomic_fetch_add(&room.markers, 1) + 1 == REQUESTS) {
 			atomic_store(&page[0].completed, REQUESTS);
 			for (int i = 1; i <= REQUESTS; ++i)
-				fa_fake_complete(raw, 0, i, 0, NULL);
+				fake_daemon_complete(raw, 0, i, 0, NULL);
 		}
 	}
 }
@@ -264,9 +264,9 @@ static void test_slot_of_unsent_request(void **state)
 	struct fa_step_item item = { .sequence = 1, .n_new = 16000 };
 	struct fa_step_options begin = { .size = sizeof(begin), .n_items = 1, .items = &item };
 	pthread_t waits, asks, sends;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 
-	fa_fake_start(&fake, serve_few, NULL);
+	fake_daemon_start(&fake, serve_few, NULL);
 	room.client = connect_with(&fake, (struct fa_options){ .reconnect_ns = UINT64_MAX });
 	fa_check_eq(fa_buffer_new(room.client, 1 << 20, 0, &room.buffer), 0);
 	fa_check_eq(fa_step_begin(room.client, &begin, &room.step), 0);
@@ -288,7 +288,7 @@ static void test_slot_of_unsent_request(void **state)
 	pthread_join(waits, NULL);
 	fa_step_free(room.step);
 	fa_disconnect(room.client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 #define ROUNDS 20
@@ -308,22 +308,22 @@ static void serve_late(struct fa_raw *raw, void *userdata)
 	struct fa_wire_message reply;
 	uint64_t value = 0;
 
-	if (!fa_fake_next(raw))
+	if (!fake_daemon_next(raw))
 		return;
-	reply = fa_fake_hello_reply(raw->message.id);
+	reply = fake_daemon_hello_reply(raw->message.id);
 	reply.hello_reply.limits.requests = REQUESTS;
-	page = fa_fake_welcome_with(raw, &reply);
-	while (fa_fake_next(raw)) {
+	page = fake_daemon_welcome_with(raw, &reply);
+	while (fake_daemon_next(raw)) {
 		const uint32_t stream = raw->message.marker.stream;
 
 		if (raw->message.type != FA_WIRE_MARKER) {
-			fa_fake_answer(raw, page);
+			fake_daemon_answer(raw, page);
 		} else if (!stream) {
 			atomic_store(&page[0].completed, ++value);
 			fa_test_work_us(2000);
-			fa_fake_complete(raw, 0, value, 0, NULL);
+			fake_daemon_complete(raw, 0, value, 0, NULL);
 			if (value == ROUNDS)
-				fa_fake_complete(raw, told.last.stream, 1, 0, NULL);
+				fake_daemon_complete(raw, told.last.stream, 1, 0, NULL);
 		}
 	}
 }
@@ -336,12 +336,12 @@ static void *wait_last(void *userdata)
 
 static void test_slot_freed_beside_reader(void **state)
 {
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	pthread_t thread;
 	uint32_t stream;
 	int n_soon = 0;
 
-	fa_fake_start(&fake, serve_late, NULL);
+	fake_daemon_start(&fake, serve_late, NULL);
 	told.client = connect_with(
 		&fake, (struct fa_options){ .spin_ns = SHORT_NS, .reconnect_ns = UINT64_MAX });
 	fa_check_eq(fa_stream_new(told.client, 0, &stream), 0);
@@ -362,7 +362,7 @@ static void test_slot_freed_beside_reader(void **state)
 	fa_check(n_soon > ROUNDS / 4);
 	pthread_join(thread, NULL);
 	fa_disconnect(told.client);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 static struct {
@@ -452,5 +452,5 @@ int main(void)
 		cmocka_unit_test(test_late_waiter_spinning),
 	};
 
-	return cmocka_run_group_tests_name("waits", tests, fa_fake_setup, NULL);
+	return cmocka_run_group_tests_name("waits", tests, fake_daemon_setup, NULL);
 }

@@ -5,7 +5,7 @@
  */
 #include "common/cleanup.h"
 #include "cuda-client.h"
-#include "tests/client/view.h"
+#include "tests/client/attention-request.h"
 #include "tests/lib/dir.h"
 
 #include <errno.h>

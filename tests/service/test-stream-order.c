@@ -5,7 +5,7 @@
  *
  * Skips (77) where no daemon with a GPU can be started.
  */
-#include "tests/client/view.h"
+#include "tests/client/attention-request.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 

@@ -5,7 +5,7 @@
  */
 #include "client/faclient.h"
 #include "common/clock.h"
-#include "tests/client/alone.h"
+#include "tests/client/single-client.h"
 #include "tests/lib/check.h"
 
 #include <errno.h>
@@ -63,20 +63,20 @@ static uint64_t write_sequence(uint64_t cache, const struct shape *shape)
 {
 	uint64_t id;
 
-	must(fa_sequence_create(alone_client, cache, &id), "create");
+	must(fa_sequence_create(single_client, cache, &id), "create");
 	for (uint32_t first = 0; first < shape->length; first += AT_ONCE) {
 		const uint32_t left = shape->length - first, n = left < AT_ONCE ? left : AT_ONCE;
 		struct fa_step_item item = { .sequence = id, .n_new = n };
 		struct fa_sequence_copy copy = { .size = sizeof(copy),
 			                         .sequence = id,
 			                         .first = first };
-		struct fa_step *step = alone_begin(&item, 1);
+		struct fa_step *step = single_begin(&item, 1);
 
-		alone_fill(&scene.state, scene.k, (size_t)n * shape->kv_heads * DIM);
-		alone_fill(&scene.state, scene.v, (size_t)n * shape->kv_heads * DIM);
+		single_fill(&scene.state, scene.k, (size_t)n * shape->kv_heads * DIM);
+		single_fill(&scene.state, scene.v, (size_t)n * shape->kv_heads * DIM);
 		tensor_init(&copy.k, scene.k, n, shape->kv_heads);
 		tensor_init(&copy.v, scene.v, n, shape->kv_heads);
-		must(fa_sequence_write(alone_client, &copy, NULL), "write");
+		must(fa_sequence_write(single_client, &copy, NULL), "write");
 		must(fa_step_commit(step, NULL, NULL), "commit");
 		fa_step_free(step);
 	}
@@ -97,9 +97,9 @@ static void attend(const struct shape *shape, struct fa_step *step)
 	struct fa_ticket ticket;
 
 	fa_check(out_bytes <= OUT_BYTES && lse_bytes <= LSE_BYTES);
-	alone_fill(&scene.state, scene.q, (size_t)rows * shape->heads * DIM);
-	alone_fill(&scene.state, scene.k, (size_t)rows * shape->kv_heads * DIM);
-	alone_fill(&scene.state, scene.v, (size_t)rows * shape->kv_heads * DIM);
+	single_fill(&scene.state, scene.q, (size_t)rows * shape->heads * DIM);
+	single_fill(&scene.state, scene.k, (size_t)rows * shape->kv_heads * DIM);
+	single_fill(&scene.state, scene.v, (size_t)rows * shape->kv_heads * DIM);
 	tensor_init(&attend.q, scene.q, rows, shape->heads);
 	tensor_init(&attend.out, scene.out, rows, shape->heads);
 	tensor_init(&attend.k_new, scene.k, rows, shape->kv_heads);
@@ -114,7 +114,7 @@ static void attend(const struct shape *shape, struct fa_step *step)
 			must(fa_step_attend(step, &attend, NULL), "attend");
 		} else {
 			must(fa_step_attend(step, &attend, &ticket), "attend");
-			must(fa_wait(alone_client, &ticket, UINT64_MAX, NULL), "wait");
+			must(fa_wait(single_client, &ticket, UINT64_MAX, NULL), "wait");
 		}
 		if (round == 0) {
 			memcpy(first_out, scene.out, out_bytes);
@@ -130,12 +130,12 @@ static void attend(const struct shape *shape, struct fa_step *step)
 		}
 		/* Known completions stay as they are. */
 		if (round % 5 == 3) {
-			must(fa_wait(alone_client, &ticket, 0, &completion),
+			must(fa_wait(single_client, &ticket, 0, &completion),
 			     "a wait for the times");
 			fa_check_eq(completion.status, 0);
 			fa_check(completion.started_ns >= completion.queued_ns &&
 			         completion.finished_ns >= completion.started_ns);
-			fa_check_eq(fa_cancel(alone_client, &ticket), -ENOENT);
+			fa_check_eq(fa_cancel(single_client, &ticket), -ENOENT);
 		}
 	}
 }
@@ -152,22 +152,22 @@ static void check(const struct shape *shape)
 	struct fa_step *step;
 	uint64_t cache;
 
-	must(fa_cache_create(alone_client, &options, &cache), "cache");
+	must(fa_cache_create(single_client, &options, &cache), "cache");
 	for (uint32_t i = 0; i < shape->batch; ++i)
 		items[i] = (struct fa_step_item){ .sequence = write_sequence(cache, shape),
 			                          .n_new = shape->n_new };
-	step = alone_begin(items, shape->batch);
+	step = single_begin(items, shape->batch);
 	attend(shape, step);
 	must(fa_step_abort(step, 0, NULL), "abort");
 	fa_step_free(step);
-	must(fa_cache_remove(alone_client, cache), "remove");
+	must(fa_cache_remove(single_client, cache), "remove");
 }
 
 static void test_results_visible_at_wait(void **state)
 {
 	const size_t kv_bytes = (size_t)AT_ONCE * 16 * DIM * 2;
 
-	must(fa_buffer_new(alone_client, 2 * kv_bytes + 2 * OUT_BYTES + LSE_BYTES, 0,
+	must(fa_buffer_new(single_client, 2 * kv_bytes + 2 * OUT_BYTES + LSE_BYTES, 0,
 	                   &scene.buffer),
 	     "buffer");
 	scene.host = fa_buffer_data(scene.buffer);
@@ -185,5 +185,5 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = { cmocka_unit_test(test_results_visible_at_wait) };
 
-	return cmocka_run_group_tests(tests, alone_setup, alone_teardown);
+	return cmocka_run_group_tests(tests, single_setup, single_teardown);
 }

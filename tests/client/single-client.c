@@ -1,4 +1,4 @@
-#include "tests/client/alone.h"
+#include "tests/client/single-client.h"
 
 #include "kernels/quantise.h"
 #include "tests/lib/check.h"
@@ -7,23 +7,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct fa_test_daemon alone_daemon;
-struct fa_client *alone_client;
+struct fa_test_daemon single_daemon;
+struct fa_client *single_client;
 
-int alone_setup(void **state)
+int single_setup(void **state)
 {
 	struct fa_options options = { .size = sizeof(options) };
 
-	fa_test_daemon_start(&alone_daemon, NULL);
-	options.socket = alone_daemon.socket;
-	fa_check_eq(fa_connect(&options, &alone_client), 0);
+	fa_test_daemon_start(&single_daemon, NULL);
+	options.socket = single_daemon.socket;
+	fa_check_eq(fa_connect(&options, &single_client), 0);
 	return 0;
 }
 
-int alone_teardown(void **state)
+int single_teardown(void **state)
 {
-	fa_disconnect(alone_client);
-	fa_test_daemon_stop(&alone_daemon);
+	fa_disconnect(single_client);
+	fa_test_daemon_stop(&single_daemon);
 	return 0;
 }
 
@@ -33,18 +33,18 @@ void must(int r, const char *what)
 		fa_test_fail(__FILE__, __LINE__, "%s: %d, %s", what, r, fa_error());
 }
 
-struct fa_step *alone_begin(const struct fa_step_item *items, uint32_t n)
+struct fa_step *single_begin(const struct fa_step_item *items, uint32_t n)
 {
 	const struct fa_step_options options = { .size = sizeof(options),
 		                                 .n_items = n,
 		                                 .items = items };
 	struct fa_step *step;
 
-	must(fa_step_begin(alone_client, &options, &step), "begin");
+	must(fa_step_begin(single_client, &options, &step), "begin");
 	return step;
 }
 
-void alone_fill(uint64_t *state, void *to, size_t n)
+void single_fill(uint64_t *state, void *to, size_t n)
 {
 	for (size_t i = 0; i < n; ++i) {
 		float value;
@@ -59,16 +59,16 @@ static struct fa_info info(void)
 {
 	struct fa_info info = { .size = sizeof(info) };
 
-	must(fa_info(alone_client, &info), "info");
+	must(fa_info(single_client, &info), "info");
 	return info;
 }
 
-bool alone_on_gpu(void)
+bool single_on_gpu(void)
 {
 	return !strcmp(info().backend, "cuda");
 }
 
-uint64_t alone_status(const char *key)
+uint64_t single_status(const char *key)
 {
 	const uint64_t own = info().session;
 	json_t *json, *session, *value = NULL;
@@ -76,7 +76,7 @@ uint64_t alone_status(const char *key)
 	char *text;
 	size_t i;
 
-	must(fa_status(alone_client, &text), "status");
+	must(fa_status(single_client, &text), "status");
 	json = json_loads(text, 0, NULL);
 	json_array_foreach(
 		json_object_get(json, "sessions"), i,

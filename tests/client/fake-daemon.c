@@ -1,4 +1,4 @@
-#include "tests/client/fake.h"
+#include "tests/client/fake-daemon.h"
 
 #include "common/cleanup.h"
 #include "common/memfd.h"
@@ -20,7 +20,7 @@ static struct fa_wire_string string(const char *text)
 
 static void *run(void *userdata)
 {
-	struct fa_fake *fake = userdata;
+	struct fake_daemon *fake = userdata;
 
 	for (;;) {
 		struct fa_raw raw;
@@ -34,12 +34,12 @@ static void *run(void *userdata)
 	}
 }
 
-void fa_fake_start(struct fa_fake *fake, void (*serve)(struct fa_raw *raw, void *userdata),
-                   void *userdata)
+void fake_daemon_start(struct fake_daemon *fake, void (*serve)(struct fa_raw *raw, void *userdata),
+                       void *userdata)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 
-	*fake = (struct fa_fake){ .serve = serve, .userdata = userdata };
+	*fake = (struct fake_daemon){ .serve = serve, .userdata = userdata };
 	fa_test_dir_make(fake->dir, sizeof(fake->dir));
 	snprintf(fake->socket, sizeof(fake->socket), "%s/fad.sock", fake->dir);
 	strcpy(address.sun_path, fake->socket);
@@ -51,7 +51,7 @@ void fa_fake_start(struct fa_fake *fake, void (*serve)(struct fa_raw *raw, void 
 		fa_check(!pthread_create(&fake->thread, NULL, run, fake));
 }
 
-void fa_fake_stop(struct fa_fake *fake)
+void fake_daemon_stop(struct fake_daemon *fake)
 {
 	shutdown(fake->listen_fd, SHUT_RDWR);
 	if (fake->serve)
@@ -60,7 +60,7 @@ void fa_fake_stop(struct fa_fake *fake)
 	fa_test_dir_remove(fake->dir);
 }
 
-int fa_fake_setup(void **state)
+int fake_daemon_setup(void **state)
 {
 	char dir[48];
 
@@ -69,7 +69,7 @@ int fa_fake_setup(void **state)
 	return 0;
 }
 
-struct fa_wire_message fa_fake_hello_reply(uint64_t id)
+struct fa_wire_message fake_daemon_hello_reply(uint64_t id)
 {
 	return (struct fa_wire_message){
 		.id = id,
@@ -90,8 +90,8 @@ struct fa_wire_message fa_fake_hello_reply(uint64_t id)
 	};
 }
 
-struct fa_completion_slot *fa_fake_welcome_with(struct fa_raw *raw,
-                                                const struct fa_wire_message *reply)
+struct fa_completion_slot *fake_daemon_welcome_with(struct fa_raw *raw,
+                                                    const struct fa_wire_message *reply)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
 	void *page;
@@ -105,29 +105,29 @@ struct fa_completion_slot *fa_fake_welcome_with(struct fa_raw *raw,
 	return page;
 }
 
-struct fa_completion_slot *fa_fake_welcome(struct fa_raw *raw)
+struct fa_completion_slot *fake_daemon_welcome(struct fa_raw *raw)
 {
 	struct fa_wire_message reply;
 
-	if (!fa_fake_next(raw))
+	if (!fake_daemon_next(raw))
 		return NULL;
 	fa_check_eq(raw->message.type, FA_WIRE_HELLO);
-	reply = fa_fake_hello_reply(raw->message.id);
-	return fa_fake_welcome_with(raw, &reply);
+	reply = fake_daemon_hello_reply(raw->message.id);
+	return fake_daemon_welcome_with(raw, &reply);
 }
 
-struct fa_completion_slot *fa_fake_welcome_as(struct fa_raw *raw, uint64_t generation,
-                                              struct fa_wire_secret secret, bool resumed)
+struct fa_completion_slot *fake_daemon_welcome_as(struct fa_raw *raw, uint64_t generation,
+                                                  struct fa_wire_secret secret, bool resumed)
 {
-	struct fa_wire_message reply = fa_fake_hello_reply(raw->message.id);
+	struct fa_wire_message reply = fake_daemon_hello_reply(raw->message.id);
 
 	reply.hello_reply.generation = generation;
 	reply.hello_reply.secret = secret;
 	reply.hello_reply.resumed = resumed;
-	return fa_fake_welcome_with(raw, &reply);
+	return fake_daemon_welcome_with(raw, &reply);
 }
 
-bool fa_fake_next(struct fa_raw *raw)
+bool fake_daemon_next(struct fa_raw *raw)
 {
 	int r = fa_raw_receive(raw, (int)(fa_test_patience_ns() / FA_NS_PER_MS));
 
@@ -137,7 +137,7 @@ bool fa_fake_next(struct fa_raw *raw)
 	return r == 1;
 }
 
-void fa_fake_reply(struct fa_raw *raw, uint64_t id, int status, const char *text)
+void fake_daemon_reply(struct fa_raw *raw, uint64_t id, int status, const char *text)
 {
 	struct fa_wire_message message = { .id = id,
 		                           .type = FA_WIRE_REPLY,
@@ -146,8 +146,8 @@ void fa_fake_reply(struct fa_raw *raw, uint64_t id, int status, const char *text
 	(void)fa_raw_send(raw, &message, NULL, 0);
 }
 
-void fa_fake_complete(struct fa_raw *raw, uint32_t stream, uint64_t value, int status,
-                      const char *text)
+void fake_daemon_complete(struct fa_raw *raw, uint32_t stream, uint64_t value, int status,
+                          const char *text)
 {
 	struct fa_wire_message message = { .type = FA_WIRE_COMPLETION,
 		                           .completion = { .stream = stream,
@@ -165,10 +165,10 @@ static void finish(struct fa_raw *raw, struct fa_completion_slot *page, uint32_t
                    uint64_t value)
 {
 	atomic_store_explicit(&page[stream].completed, value, memory_order_release);
-	fa_fake_complete(raw, stream, value, 0, NULL);
+	fake_daemon_complete(raw, stream, value, 0, NULL);
 }
 
-void fa_fake_answer(struct fa_raw *raw, struct fa_completion_slot *page)
+void fake_daemon_answer(struct fa_raw *raw, struct fa_completion_slot *page)
 {
 	struct fa_wire_message *request = &raw->message;
 	struct fa_wire_message reply = { .id = request->id };
@@ -194,7 +194,7 @@ void fa_fake_answer(struct fa_raw *raw, struct fa_completion_slot *page)
 	case FA_WIRE_CACHE_FIND:
 		reply.type = FA_WIRE_CACHE_REPLY;
 		reply.cache_reply = (struct fa_wire_cache_reply){
-			.cache = FA_FAKE_CACHE,
+			.cache = FAKE_DAEMON_CACHE,
 			.mode = 1,
 			.dtype = FA_WIRE_DTYPE_F16,
 			.flags = FA_WIRE_CACHE_V_IN_K,
@@ -222,8 +222,8 @@ void fa_fake_answer(struct fa_raw *raw, struct fa_completion_slot *page)
 	case FA_WIRE_SEQUENCE_ATTACH:
 		reply.type = FA_WIRE_SEQUENCE_REPLY;
 		reply.sequence_reply = (struct fa_wire_sequence_reply){
-			.sequence = FA_FAKE_SEQUENCE,
-			.cache = FA_FAKE_CACHE,
+			.sequence = FAKE_DAEMON_SEQUENCE,
+			.cache = FAKE_DAEMON_CACHE,
 			.length = 20,
 			.planned = 21,
 			.first = 16,
@@ -236,7 +236,7 @@ void fa_fake_answer(struct fa_raw *raw, struct fa_completion_slot *page)
 	case FA_WIRE_STEP_BEGIN:
 		reply.type = FA_WIRE_STEP_REPLY;
 		reply.step_reply.step = request->step_begin.step;
-		reply.step_reply.number = FA_FAKE_STEP;
+		reply.step_reply.number = FAKE_DAEMON_STEP;
 		(void)fa_raw_send(raw, &reply, NULL, 0);
 		break;
 	case FA_WIRE_BUFFER_REGISTER:
@@ -259,15 +259,15 @@ void fa_fake_answer(struct fa_raw *raw, struct fa_completion_slot *page)
 		(void)fa_raw_send(raw, &reply, &fd, 1);
 		break;
 	default:
-		fa_fake_reply(raw, request->id, 0, NULL);
+		fake_daemon_reply(raw, request->id, 0, NULL);
 		break;
 	}
 }
 
-void fa_fake_serve(struct fa_raw *raw, void *userdata)
+void fake_daemon_serve(struct fa_raw *raw, void *userdata)
 {
-	struct fa_completion_slot *page = fa_fake_welcome(raw);
+	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 
-	while (page && fa_fake_next(raw))
-		fa_fake_answer(raw, page);
+	while (page && fake_daemon_next(raw))
+		fake_daemon_answer(raw, page);
 }

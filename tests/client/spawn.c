@@ -1,4 +1,4 @@
-#include "tests/client/own.h"
+#include "tests/client/spawn.h"
 
 #include "tests/lib/check.h"
 #include "tests/lib/dir.h"
@@ -13,25 +13,25 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-char own_runtime[64];
+char spawn_runtime[64];
 
-int own_setup(void **state)
+int spawn_setup(void **state)
 {
 	if (!getenv("FAD_DAEMON"))
 		exit(77);
-	fa_test_dir_make(own_runtime, sizeof(own_runtime));
-	setenv("XDG_RUNTIME_DIR", own_runtime, 1);
+	fa_test_dir_make(spawn_runtime, sizeof(spawn_runtime));
+	setenv("XDG_RUNTIME_DIR", spawn_runtime, 1);
 	unsetenv("FAD_SOCKET");
 	unsetenv("FAD_CONFIG");
 	return 0;
 }
 
-int own_teardown(void **state)
+int spawn_teardown(void **state)
 {
-	return rmdir(own_runtime);
+	return rmdir(spawn_runtime);
 }
 
-void own_adopt_orphans(bool adopt)
+void spawn_adopt_orphans(bool adopt)
 {
 	fa_check(!prctl(PR_SET_CHILD_SUBREAPER, adopt, 0, 0, 0));
 }
@@ -48,7 +48,7 @@ int own_count_entries(const char *path)
 	return n;
 }
 
-struct fa_client *own_spawn(const char *daemon, const char *config)
+struct fa_client *spawn_client(const char *daemon, const char *config)
 {
 	struct fa_options options = { .size = sizeof(options),
 		                      .flags = FA_CONNECT_PRIVATE,
@@ -65,7 +65,7 @@ struct fa_client *own_spawn(const char *daemon, const char *config)
 	return client;
 }
 
-void own_expect_failure(const char *daemon, const char *config, int code, const char *part)
+void spawn_expect_failure(const char *daemon, const char *config, int code, const char *part)
 {
 	struct fa_options options = { .size = sizeof(options),
 		                      .flags = FA_CONNECT_PRIVATE,
@@ -81,12 +81,12 @@ void own_expect_failure(const char *daemon, const char *config, int code, const 
 		fa_test_fail(__FILE__, __LINE__, "%s: %d instead of %d: %s", daemon, r, code,
 		             fa_error());
 	fa_check_contains(fa_error(), part);
-	fa_check_eq(own_count_entries(own_runtime), 0);
+	fa_check_eq(own_count_entries(spawn_runtime), 0);
 	fa_check_eq(fa_test_count_fds(0), before);
 	fa_check_eq(waitpid(-1, NULL, WNOHANG), -1);
 }
 
-long long own_number(struct fa_client *client, const char *object, const char *name)
+long long spawn_number(struct fa_client *client, const char *object, const char *name)
 {
 	json_int_t number;
 	json_t *status;
@@ -102,15 +102,15 @@ long long own_number(struct fa_client *client, const char *object, const char *n
 	return number;
 }
 
-pid_t own_pid(struct fa_client *client)
+pid_t spawn_pid(struct fa_client *client)
 {
-	pid_t pid = (pid_t)own_number(client, NULL, "pid");
+	pid_t pid = (pid_t)spawn_number(client, NULL, "pid");
 
 	fa_check(pid > 0);
 	return pid;
 }
 
-char *own_proc_status(pid_t pid, const char *name)
+char *spawn_proc_status(pid_t pid, const char *name)
 {
 	static char line[256];
 	char path[64];
@@ -129,7 +129,7 @@ char *own_proc_status(pid_t pid, const char *name)
 	return NULL;
 }
 
-int own_count_open(pid_t pid, const char *part)
+int spawn_count_open(pid_t pid, const char *part)
 {
 	char path[64], target[256];
 	int n_found = 0;
@@ -150,11 +150,11 @@ int own_count_open(pid_t pid, const char *part)
 	return n_found;
 }
 
-void own_check_end(pid_t pid)
+void spawn_check_end(pid_t pid)
 {
 	int status = -1;
 
 	fa_check_eventually(waitpid(pid, &status, WNOHANG) == pid);
 	fa_check_eq(status, 0);
-	fa_check_eq(own_count_entries(own_runtime), 0);
+	fa_check_eq(own_count_entries(spawn_runtime), 0);
 }

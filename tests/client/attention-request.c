@@ -1,4 +1,4 @@
-#include "tests/client/view.h"
+#include "tests/client/attention-request.h"
 
 #include <string.h>
 

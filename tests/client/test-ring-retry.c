@@ -5,7 +5,7 @@
 #include "client/faclient.h"
 #include "client/faclient_timeline.h"
 #include "common/cleanup.h"
-#include "tests/client/fake.h"
+#include "tests/client/fake-daemon.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 
@@ -302,17 +302,17 @@ static void serve_none(struct fa_raw *raw, void *userdata)
 	struct fa_completion_slot *page;
 	struct fa_wire_message reply;
 
-	if (!fa_fake_next(raw))
+	if (!fake_daemon_next(raw))
 		return;
-	reply = fa_fake_hello_reply(raw->message.id);
+	reply = fake_daemon_hello_reply(raw->message.id);
 	reply.hello_reply.features = FA_WIRE_FEATURE_RING;
-	page = fa_fake_welcome_with(raw, &reply);
+	page = fake_daemon_welcome_with(raw, &reply);
 	while (fa_raw_receive(raw, -1) == 1)
 		if (raw->message.type == FA_WIRE_RING_SETUP) {
 			atomic_fetch_add(&n_tries, 1);
-			fa_fake_reply(raw, raw->message.id, -EMFILE, "no descriptors");
+			fake_daemon_reply(raw, raw->message.id, -EMFILE, "no descriptors");
 		} else {
-			fa_fake_answer(raw, page);
+			fake_daemon_answer(raw, page);
 		}
 }
 
@@ -321,11 +321,11 @@ static void test_retry_intervals(void **state)
 {
 	uint64_t begin_ns = fa_now_ns();
 	struct fa_client *patient;
-	struct fa_fake fake;
+	struct fake_daemon fake;
 	unsigned int n = 0, most = 1;
 	uint64_t took_ns;
 
-	fa_fake_start(&fake, serve_none, NULL);
+	fake_daemon_start(&fake, serve_none, NULL);
 	patient = connect_to(fake.socket);
 	while (fa_now_ns() < begin_ns + 2 * FA_NS_PER_SEC || n <= 100 ||
 	       atomic_load(&n_tries) < 3) {
@@ -340,7 +340,7 @@ static void test_retry_intervals(void **state)
 	fa_check(!has_ring(patient));
 	fa_check(atomic_load(&n_tries) <= most);
 	fa_disconnect(patient);
-	fa_fake_stop(&fake);
+	fake_daemon_stop(&fake);
 }
 
 int main(void)
