@@ -127,7 +127,6 @@ static int run_step(struct run *run, int64_t n, bool kill, bool *ret_done)
 	return r < 0 ? demo_client_fail("a step failed: %s", fa_error()) : 0;
 }
 
-/* Writes tokens [first, first + n) and checks the results. */
 static int write_tokens(struct run *run, int64_t first, int64_t n)
 {
 	bool done = false, interrupted = false;

@@ -1,6 +1,6 @@
 /*
- * A demo's processes: a driver starts clients, which are the same program with other arguments, and
- * exchanges lines with them through their stdin and stdout.
+ * A demo's processes: a driver starts clients, the same program with other arguments, and exchanges
+ * lines with them through their stdin and stdout.
  */
 #pragma once
 
@@ -28,7 +28,7 @@ int demo_process_expect(struct demo_process *process, const char *word, char *re
 void demo_process_tell(struct demo_process *process, const char *word);
 
 /* Waits for the client, killing it first if @unwanted. Returns 0 if it exited with 0 or does not
- * run, else -1 and a message. */
+ * run, else -1 after a message. */
 int demo_process_finish(struct demo_process *process, bool unwanted);
 
 /* demo_fail() prints "FAILED: " first and returns -1. */

@@ -12,8 +12,8 @@
 
 /*
  * The tolerance: unit roundoff of fp16, and the relative error of sums in fp32. Weights count
- * twice: they may be rounded, and rest on rotated numbers, which the daemon's fp32 and double
- * precision here may round differently.
+ * twice: they may be rounded, and rest on rotated numbers, which fp32 and double precision may
+ * round differently.
  */
 #define ROUNDOFF 4.9e-4
 #define SUMS 2e-6

@@ -1,6 +1,6 @@
 /*
- * A synthetic text and model: tokens, their query, key and value in each layer, and attention over
- * the text in double precision. Deterministic: each process knows what others wrote.
+ * A synthetic text and model: tokens, their query, key and value in each layer, and attention in
+ * double precision. Deterministic: each process knows what others wrote.
  */
 #pragma once
 
@@ -24,7 +24,6 @@ struct demo_text {
 	double *q[DEMO_LAYERS], *k[DEMO_LAYERS], *v[DEMO_LAYERS];
 };
 
-/* -ENOMEM. */
 int demo_text_new(int branch, int64_t shared, int64_t n, struct demo_text **ret_text);
 void demo_text_free(struct demo_text *text);
 

@@ -1,8 +1,8 @@
 /*
- * What all benchmarks of fabench share: options, results, percentiles.
+ * Shared by fabench's benchmarks.
  *
  * A benchmark is one function, listed in fabench.c. It measures fad and a peer in alternating
- * blocks of one run, and adds one result per number. One thread.
+ * blocks, and adds a result per number. One thread.
  */
 #pragma once
 

@@ -1,8 +1,8 @@
 /*
  * cpu: the CPU attention kernels, without a daemon. Prefill is compared with a matrix multiply
  * (OpenBLAS, if installed), causal prefill also with full prefill, decode with reading K and V. The
- * same threads run all in turn; medians count. The calling thread is the team's member 0; the
- * others wait at the barrier between measurements.
+ * same threads run all in turn; medians count. The caller is the team's member 0; the others wait
+ * at the barrier between measurements.
  */
 #include "bench/fabench/bench.h"
 #include "common/clock.h"

@@ -1,4 +1,4 @@
-/* The measured daemon, private or running already (--socket), and its CPU time and memory. */
+/* The measured daemon, private or running already (--socket). */
 #pragma once
 
 #include "bench/fabench/bench.h"
@@ -13,8 +13,8 @@ struct fa_bench_daemon {
 	pid_t pid;
 };
 
-/* Starts a private daemon and waits for it, or with --socket asks for the pid. Returns 0 or a
- * negative errno after a message. */
+/* Starts and awaits a private daemon, or with --socket asks for the pid. Returns 0 or a negative
+ * errno after a message. */
 int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon);
 
 /* @ret_daemon has the supervisor's pid. */

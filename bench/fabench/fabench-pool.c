@@ -1,6 +1,6 @@
 /*
- * fabench-pool: the cost of KV pool bookkeeping to the daemon's thread. One thread, no daemon, no
- * memory behind the pool. Free pages are in random order, as after a while of use.
+ * fabench-pool: the cost of KV pool bookkeeping. One thread, no daemon, no memory behind the pool.
+ * Free pages are in random order, as after a while of use.
  *
  * pool/page/... is the mean of two million pages, in the best of five passes; open and state are
  * single values; the others are medians.
@@ -311,8 +311,8 @@ static uint32_t find(const struct fa_pool *pool, uint64_t cache, uint32_t page_t
 	return n;
 }
 
-/* Another tenant of the cache looks up, in turn, tokens that others published and tokens that
- * nobody did. The timing must not tell them apart. */
+/* Another tenant looks up, in turn, tokens that others published and tokens that nobody did. The
+ * timing must not tell them apart. */
 static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_tokens)
 {
 	_fa_cleanup_(fa_freep) uint32_t *tokens = calloc(SEQUENCE_TOKENS, sizeof(*tokens));

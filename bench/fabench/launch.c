@@ -10,8 +10,8 @@
  *   first     prepare and launch of the first layer; "next": of each other one
  *
  * Layers attend only, or also append ("-append"), with one kernel or two. The GPU is idle at each
- * launch. Medians; one thread, no daemon. Only in fabench-launch: the daemon and libfaclient have
- * functions of the same name.
+ * launch. Medians; one thread, no daemon. In fabench-launch only, as the daemon and libfaclient
+ * have functions of the same name.
  */
 #include "bench/fabench/bench.h"
 

@@ -1,7 +1,7 @@
 /*
- * rtt, second part: the client's cost of a step of 32 minimal layers by 32 requests ("attends") and
- * by one ("attend-layers"): time in the calls, and until the last layer is computed ("-done").
- * Blocks of both alternate.
+ * rtt, second part: a client's step of 32 minimal layers by 32 requests ("attends") and by one
+ * ("attend-layers"): time in the calls, and until the last layer is computed ("-done"). Blocks of
+ * both alternate.
  */
 #include "bench/fabench/bench.h"
 #include "bench/fabench/daemon.h"

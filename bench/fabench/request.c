@@ -430,7 +430,6 @@ static int timeline_pairs(struct request_bench *b, enum path path)
 	return pairs_by_timeline(b, path, pairs_of(b));
 }
 
-/* CPU time of submitting a step by one call. */
 static int measure_submit(struct request_bench *b)
 {
 	const size_t n = b->bench->quick ? 1 : BLOCKS * STEP_TRIPS;

@@ -1,7 +1,7 @@
 /*
- * restart: how long clients wait when the daemon dies: from SIGKILL to the successor's first answer
- * about an existing sequence, and to the first token of a short one (append, attend in all layers,
- * commit). The pool is full but for a page, mostly of one sequence and its forks.
+ * restart: clients' wait when the daemon dies: from SIGKILL to the successor's first answer about
+ * an existing sequence, and to a short one's first token (append, attend in all layers, commit).
+ * The pool is full but for a page, mostly of one sequence and its forks.
  */
 #include "bench/fabench/bench.h"
 

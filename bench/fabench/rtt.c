@@ -1,6 +1,6 @@
 /*
- * rtt: latency of one request, against a bare ping-pong of packets of the same size between two
- * processes. Short blocks alternate.
+ * rtt: latency of a request, against a bare ping-pong of equal packets between two processes. Short
+ * blocks alternate.
  *
  * Waking an idle processor can cost several round trips, so placement matters more than code. All
  * run pinned to one processor first, then unpinned ("-unpinned"), as for users.

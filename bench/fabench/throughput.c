@@ -1,7 +1,6 @@
 /*
  * throughput: many client processes, each with its share of small requests. Every answer is
- * checked, to find lost or uncomputed requests. Also: fairness, growth of the daemon's memory, and
- * its CPU time with many idle clients.
+ * checked. Also: fairness, growth of the daemon's memory, and its CPU time with many idle clients.
  */
 #include "bench/fabench/bench.h"
 #include "bench/fabench/daemon.h"

@@ -1,7 +1,7 @@
 /*
  * wire: time to encode a message, and to verify and decode one; the longest attention request
  * against a memcpy() of its size. One thread, no daemon. The best of many short blocks counts, as
- * interference only slows blocks down.
+ * interference only slows.
  */
 #include "bench/fabench/bench.h"
 

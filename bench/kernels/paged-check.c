@@ -1,4 +1,4 @@
-/* time_check() and time_compare(): wrong results are not measured. */
+/* Wrong results are not measured. */
 #include "bench/kernels/paged-scene.h"
 #include "bench/kernels/peer.h"
 #include "tests/kernels/reference.h"

@@ -1,7 +1,7 @@
 /*
  * Shared by the parts of time-paged: a cache with sequences whose pages are scattered over the
- * pool, requests, bare reads of the same pages, contestants, result rows. One thread; failures end
- * the process.
+ * pool, requests, bare reads of the pages, contestants, result rows. One thread; failures end the
+ * process.
  */
 #pragma once
 

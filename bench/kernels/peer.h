@@ -1,11 +1,11 @@
 /*
  * A peer: a library with somebody else's kernels that time-paged measures in turn with ours (--peer
- * LIBRARY[:NAME]). It exports one function, fa_peer_decode, and is opened by dlopen(), so fad
- * neither knows nor links it.
+ * LIBRARY[:NAME]). It exports fa_peer_decode and is opened by dlopen(), so fad neither knows nor
+ * links it.
  *
  * A peer gets its own pool with the same numbers in the common layout [page][token][head][dim], K
- * and V separate. Its pages are scattered in the same order as ours. One thread. Only time-paged
- * touches the GPU; peer.c does not.
+ * and V separate. Its pages are scattered like ours. One thread. Only time-paged touches the GPU;
+ * peer.c does not.
  */
 #pragma once
 
@@ -39,8 +39,8 @@ struct fa_peer_decode {
  * The type of fa_peer_decode. The primary context of device 0 is current. It enqueues the work on
  * the stream and returns 0, -ENOTSUP if it does not cover the request, or another negative errno.
  * Requests with equal bytes are the same request. The first call with a request is not measured and
- * may allocate, or try settings, for as long as it wants; later calls only enqueue, in turn with
- * other variants' calls.
+ * may allocate or try settings at length; later calls only enqueue, in turn with other variants'
+ * calls.
  */
 typedef int (*fa_peer_decode_fn)(const struct fa_peer_decode *request);
 
@@ -65,8 +65,7 @@ int32_t *fa_peer_table(const struct fa_paged_step *step, const uint32_t *table, 
                        uint32_t slots_per_page, int32_t *ret_table_pages);
 
 /*
- * True if @theirs differs from @ours by bf16 rounding only: at most 1/64 of our greatest value. NaN
- * in either is a difference. @ret_worst: the greatest difference, relative to our greatest value;
- * infinite for NaN.
+ * True if @theirs differs from @ours by bf16 rounding only: at most 1/64 of our greatest value.
+ * @ret_worst: the greatest difference, relative to that value; infinite for NaN in either.
  */
 bool fa_peer_agrees(const uint16_t *ours, const uint16_t *theirs, size_t n, double *ret_worst);

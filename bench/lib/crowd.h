@@ -1,7 +1,7 @@
 /*
  * Client processes at one daemon. Each request reads the previous result and a fresh random number,
- * so results show whether all requests were computed, once and in order. Also two misbehaving
- * clients: one waits for a gate that never opens, one is stopped in mid-work.
+ * so results show whether all were computed, once and in order. Also two misbehaving clients: one
+ * waits for a gate that never opens, one is stopped in mid-work.
  *
  * Controlled by one thread, which must not have used CUDA, as clients are forked. They die with it.
  */

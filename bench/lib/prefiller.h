@@ -26,8 +26,8 @@ struct fa_prefiller *fa_prefiller_free(struct fa_prefiller *prefiller);
 
 /* Returns with the first answer. */
 int fa_prefiller_go(struct fa_prefiller *prefiller, int daemon, struct fa_error *error);
-/* Lets requests in flight end. *ret_ns: mean time of a prefill from the first answer on; 0 if no
- * second one ended. Fails unless the last result has the very first one's bits. */
+/* Lets requests in flight end. *ret_ns: mean time of a prefill after the first answer; 0: none
+ * ended. Fails unless the last result has the very first one's bits. */
 int fa_prefiller_stop(struct fa_prefiller *prefiller, struct fa_error *error, double *ret_ns);
 
 /* The process's main function: fabench --prefiller @fd. */

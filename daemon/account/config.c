@@ -162,7 +162,7 @@ void fa_config_deinit(struct fa_config *config)
 	*config = (struct fa_config){};
 }
 
-/* A number with an optional suffix K, M, G or T (powers of 1024), and nothing behind it. */
+/* An optional suffix is K, M, G or T (powers of 1024); nothing may follow. */
 static int parse_number(const char *text, uint64_t *ret_number)
 {
 	static const char units[] = "KMGT";

@@ -13,6 +13,7 @@
 
 #define FA_CONFIG_PATH "/etc/fad/fad.conf"
 
+/* Maximum default pool of a user's private daemon. */
 #define FA_CONFIG_POOL_PRIVATE_MIB 256
 
 struct fa_config {
@@ -46,8 +47,8 @@ void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t
                        uint64_t fds_max);
 
 /*
- * The maximum size of the pool, which has @pool_bytes now. Default: half of the device memory that
- * is free or the pool's; without device memory an eighth of the machine's.
+ * Maximum size of the pool, which has @pool_bytes now. Default: half of the device memory that is
+ * free or the pool's, else an eighth of the machine's.
  */
 uint64_t fa_config_pool_bytes(const struct fa_config *config, uint64_t device_bytes,
                               uint64_t device_free_bytes, uint64_t pool_bytes, bool private);

@@ -2,7 +2,7 @@
  * Closes clients' descriptors on its own threads, as close() can block for ever (FUSE files,
  * lingering connections). Each user has a queue, of which one entry is closed at a time, so that a
  * user delays only itself. Pending descriptors are bounded: charges are released after close(), and
- * descriptors without a charge are counted. All functions are the loop thread's.
+ * descriptors without a charge are counted. Loop thread only.
  */
 #pragma once
 
@@ -17,8 +17,8 @@ struct fa_fd_reaper;
 struct fa_tenant;
 
 /* Rejected descriptors in a queue. Above the soft limit a session that sends more is paused, above
- * the hard limit also the tenant's other sessions that send descriptors. A packet may exceed either
- * by FA_PACKET_FDS_KERNEL_MAX. */
+ * the hard limit also the tenant's others that send descriptors. A packet may exceed either by
+ * FA_PACKET_FDS_KERNEL_MAX. */
 #define FA_FD_REAPER_REJECTED_SOFT_MAX 64
 #define FA_FD_REAPER_REJECTED_HARD_MAX 128
 

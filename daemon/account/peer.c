@@ -105,8 +105,8 @@ static int read_file(int dir, const char *name, char *text, size_t size)
 }
 
 /*
- * The pid may have been reused. With a pidfd (Linux 6.5) check after reading its cgroup that the
- * process still runs, else that its uid is the same.
+ * The pid may have been reused. After reading its cgroup check that the process still runs, by a
+ * pidfd (Linux 6.5), or else has the same uid.
  */
 static int read_cgroup(int socket, struct fa_peer *peer)
 {

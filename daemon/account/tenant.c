@@ -62,7 +62,6 @@ static struct fa_tenant *find(const struct fa_list *list, uid_t uid, const char 
 	return NULL;
 }
 
-/* Without references. */
 static void tenant_free(struct fa_tenant *tenant)
 {
 	fa_list_remove(&tenant->link);

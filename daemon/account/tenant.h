@@ -2,7 +2,7 @@
  * Tenants: the accounts that clients' resources are charged to. A tenant is a uid in a cgroup. As
  * users may create cgroups, all tenants of one uid (except uid 0) share a second account with
  * uid_factor times the limits. A charge is embedded in the object that it pays for and keeps its
- * tenant alive. Usage of up to FA_TENANTS_GONE_MAX unreferenced tenants is kept for their return.
+ * tenant alive. Up to FA_TENANTS_GONE_MAX unreferenced tenants keep their usage for their return.
  * Loop thread only.
  */
 #pragma once

@@ -1,4 +1,4 @@
-/* The backends of this build, and the choice among them. Loop thread, at start. */
+/* This build's backends, and the choice among them. Loop thread, at start. */
 #include "daemon/backend/device.h"
 
 #include <errno.h>

@@ -43,6 +43,7 @@ void fa_fair_queue_group_init(struct fa_fair_queue_group *group);
 void fa_fair_queue_add(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                        enum fa_fair_queue_class class, struct fa_list *link);
 
+/* No effect if @link is in no list. */
 void fa_fair_queue_remove(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                           struct fa_list *link);
 

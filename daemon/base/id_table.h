@@ -1,7 +1,7 @@
 /*
  * A hash table from ids that clients choose (not 0) to objects: open addressing with linear
- * probing, at most half full. The caller bounds it to a few thousand entries, so that even ids
- * chosen to collide cost microseconds.
+ * probing, at most half full. The caller bounds it to a few thousand entries: even ids chosen to
+ * collide cost microseconds.
  */
 #pragma once
 

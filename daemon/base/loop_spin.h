@@ -1,7 +1,7 @@
 /*
- * Busy polling of the event loop: after messages in quick succession the loop polls for the next
- * one instead of sleeping, as a wake-up costs more than a small request. If none comes, it backs
- * off. An idle daemon never spins. Loop thread only.
+ * Busy polling of the event loop: after messages in quick succession it polls instead of sleeping,
+ * as a wake-up costs more than a small request. If no message comes, it backs off. An idle daemon
+ * never spins. Loop thread only.
  */
 #pragma once
 

@@ -19,11 +19,11 @@
 #include <stdint.h>
 
 struct fa_parker {
-	/* The spinning thread reads it all the time; padded from what is written. */
+	/* Read while spinning; padded from what is written. */
 	_Atomic uint32_t signal;
 	bool may_spin;
 	char pad[128];
-	/* The watched descriptor, and the eventfd that wakes a thread asleep on it; both owned, and
+	/* The watched descriptor, and the eventfd that wakes a thread asleep on it; owned, and
 	 * valid once `watching`. */
 	int watch_fd, wake_fd;
 	atomic_bool watching;
@@ -34,7 +34,7 @@ struct fa_parker {
 	uint64_t poll_since_ns;          /* when the wait for the polled event began */
 };
 
-/* A zeroed parker can be woken as well. */
+/* A zeroed parker can be woken, too. */
 void fa_parker_init(struct fa_parker *parker);
 
 void fa_parker_deinit(struct fa_parker *parker);

@@ -57,7 +57,7 @@ int fa_registered_buffer_new(struct fa_importer *importer, struct fa_error *erro
 struct fa_registered_buffer *fa_registered_buffer_ref(struct fa_registered_buffer *buffer);
 struct fa_registered_buffer *fa_registered_buffer_unref(struct fa_registered_buffer *buffer);
 
-/* Hands the client's descriptors and charges to the reaper. */
+/* Frees a buffer without memory and references. For the importer. */
 void fa_registered_buffer_close_fds(struct fa_registered_buffer *buffer);
 
 /* Frees a buffer without memory and references. For the importer. */

@@ -17,7 +17,6 @@ struct fa_importer {
 	struct fa_fd_reaper *reaper;
 	/* A job has ended; returns fa_importer_start()'s reference. */
 	void (*done)(struct fa_registered_buffer *buffer);
-	/* Memory was released. */
 	void (*released)(struct fa_importer *importer);
 	uint64_t buffers_max; /* derived from vm.max_map_count */
 	uint64_t n_buffers;
@@ -41,8 +40,8 @@ bool fa_importer_is_idle(const struct fa_importer *importer);
 /* Consumes a reference until buffer.imported(), or importer.done() if that is NULL. */
 void fa_importer_start(struct fa_importer *importer, struct fa_registered_buffer *buffer);
 
-/* Cancels the job if it has not begun, without a callback, and returns true: the reference is the
- * caller's again. */
+/* Cancels a job that has not begun, without a callback; true: the reference is the caller's
+ * again. */
 bool fa_importer_withdraw(struct fa_registered_buffer *buffer);
 
 /* Releases the memory of an unreferenced buffer, and frees it. */

@@ -1,6 +1,6 @@
 /*
- * Checks attention requests and tensor views, and converts them to kernel parameters, which address
- * only memory inside the request's buffers. Pure functions; any thread.
+ * Checks attention requests and tensor views, and makes kernel parameters of them, which address
+ * only the request's buffers. Pure functions; any thread.
  */
 #pragma once
 

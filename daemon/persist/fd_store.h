@@ -1,7 +1,7 @@
 /*
  * Descriptors that outlive this process. systemd or the supervisor (supervise/), which speaks the
- * same protocol, keeps them and passes them by name to the next process. Names that fad stores
- * begin with "fad-"; others are sockets of socket activation. Loop thread only.
+ * same protocol, keeps them and passes them by name to the next process. fad's names begin with
+ * "fad-"; others are for socket activation. Loop thread only.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 #define FA_FD_STORE_TIMELINE_PREFIX "fad-timeline-"
 
 /* Environment variable with the store's size, set by the supervisor and systemd 254. Half is for
- * timelines, so that clients, which create them, cannot crowd out the pool. */
+ * timelines, so that clients cannot crowd out the pool. */
 #define FA_FD_STORE_MAX_VARIABLE "FDSTORE"
 
 struct fa_fd_store {
@@ -38,7 +38,7 @@ struct fa_fd_store_ops {
 
 /*
  * Takes all descriptors from the environment. After an error (-ENOMEM, or of sd_listen_fds()) they
- * stay stored, but unknown to this process, which must not add or remove any.
+ * stay stored, but this process must not add or remove any.
  */
 int fa_fd_store_open(struct fa_fd_store *store);
 

@@ -74,7 +74,7 @@ int fa_session_store_resume(struct fa_session_store *store, uint32_t uid,
                             const struct fa_wire_secret *secret, uint64_t now_ns,
                             uint32_t *ret_record, uint64_t *ret_number);
 
-/* After it was resumed. */
+/* A resumed session is lost again. */
 void fa_session_store_set_lost(struct fa_session_store *store, uint32_t record, uint64_t now_ns);
 
 bool fa_session_store_is_lost(const struct fa_session_store *store, uint64_t number);

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Wakes only some clients at a slot's futex, to bound the time. The others poll. */
+/* Wakes only some clients, to bound the time. The others poll. */
 void fa_timeline_wake(_Atomic uint32_t *changes);
 
 /*

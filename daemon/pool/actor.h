@@ -7,12 +7,12 @@
 struct fa_actor {
 	uint32_t tenant; /* tag */
 	uint64_t owner;  /* the session; 0: none */
-	bool admin;      /* has every right */
+	bool admin;
 };
 
 /*
- * An object without a name is its session's alone and removed with it. A named one grants every
- * right to its own tenant, and to others the rights in its mode.
+ * An unnamed object is its session's alone and removed with it. A named one grants its tenant every
+ * right, others those in its mode.
  */
 enum fa_right {
 	FA_RIGHT_READ,   /* attend, get info, find */

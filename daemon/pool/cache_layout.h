@@ -68,7 +68,6 @@ int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chun
                          uint32_t max_pages, struct fa_error *error,
                          struct fa_cache_layout *ret_layout);
 
-/* @slots / page_slots. */
 static inline uint32_t fa_cache_page_place(const struct fa_cache_layout *layout, uint32_t slots)
 {
 	return (uint32_t)(slots * layout->page_reciprocal >> 39);

@@ -2,7 +2,6 @@
 
 #include "daemon/pool/objects.h"
 
-/* NULL: none. */
 struct fa_pool_sequence *fa_name_index_find(const struct fa_pool *pool, const char *name);
 int fa_name_index_prepare(struct fa_pool *pool);
 /* Prepared. */

@@ -1,6 +1,6 @@
 /*
- * The structs of an open pool, derived from the state by recovery. `record`: an object's part in
- * the state.
+ * Structs of an open pool, which recovery derives from the state. `record`: an object's part in the
+ * state.
  *
  * A page has a *slot* (cache_layout.h), for lists and tables; an *index*, chunk << page_shift |
  * place in the chunk, for arrays; and in a sequence a *number*, token / page_tokens. Links are an

@@ -30,8 +30,7 @@ void fa_page_ref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t ind
 void fa_page_unref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
 void fa_page_charge(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index,
                     uint32_t tenant);
-/* Frees an idle page. */
 void fa_page_evict(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
-/* In recovery, with references and PUBLISHED known: counts the page as used, idle or
+/* In recovery, once references and PUBLISHED are known: the page becomes used, idle or
  * quarantined. */
 void fa_page_load(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);

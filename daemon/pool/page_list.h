@@ -1,4 +1,3 @@
-/* A sequence's pages, planned in memory and durable in cells. */
 #pragma once
 
 #include "daemon/pool/objects.h"

@@ -1,5 +1,5 @@
 /*
- * The KV pool: bookkeeping for a range of chunks of memory. Knows no device. Loop thread only.
+ * The KV pool's bookkeeping, for a range of chunks of memory. Knows no device. Loop thread only.
  *
  * The state, a memfd (state.h), survives the daemon and is consistent after every store.
  * fa_pool_open() derives everything else from it.
@@ -59,7 +59,7 @@ void fa_pool_report_deinit(struct fa_pool_report *report);
 int fa_pool_open(int fd, struct fa_pool_report *report, struct fa_error *error,
                  struct fa_pool **ret_pool);
 
-/* The same; chunks for which @present returns false become absent, and objects with pages there are
+/* The same; chunks for which @present returns false become absent; objects with pages there are
  * dropped. */
 typedef bool fa_pool_chunk_present_fn(void *userdata, uint32_t chunk);
 int fa_pool_open_partial(int fd, fa_pool_chunk_present_fn *present, void *userdata,
@@ -82,7 +82,7 @@ void fa_pool_quarantine_end(struct fa_pool *pool);
 enum fa_chunk_state {
 	FA_CHUNK_ABSENT,
 	FA_CHUNK_FREE,
-	FA_CHUNK_CACHE, /* belongs to a cache */
+	FA_CHUNK_CACHE,
 };
 
 uint64_t fa_pool_chunk_bytes(const struct fa_pool *pool);
@@ -98,7 +98,7 @@ int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t 
 /* Removes a chunk without used or idle pages since @since_ns; false: none. */
 bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_t *ret_chunk);
 
-/* Called when a step needs more pages than are free: adds a chunk or returns false. May be NULL. */
+/* Called when a step lacks free pages: adds a chunk or returns false. May be NULL. */
 typedef bool fa_pool_grow_fn(void *userdata);
 void fa_pool_set_grow(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdata);
 
@@ -114,8 +114,8 @@ struct fa_pool_tenant_info {
 	uint64_t bytes;      /* of its pages */
 	uint64_t idle_bytes; /* of these; evicted before -EDQUOT */
 	uint32_t n_sequences, n_caches;
-	/* For a quota: of all tenants of the uid, with the needs of the step being planned. For uid
-	 * 0, which makes cgroups for other users, of this tenant alone. */
+	/* For a quota: all tenants of the uid, with the needs of the step being planned. For uid 0,
+	 * which makes cgroups for other users, this tenant alone. */
 	struct fa_pool_user_held {
 		uint64_t bytes;
 		uint32_t n_sequences, n_caches;
@@ -133,8 +133,8 @@ typedef int fa_pool_quota_fn(void *userdata, const struct fa_pool_tenant_info *h
 void fa_pool_set_quota(struct fa_pool *pool, fa_pool_quota_fn *quota, void *userdata);
 
 /*
- * Finds or makes a tenant and takes a reference. It lives until it is unreferenced and owns and
- * pays for nothing. Tags are above 0, never reused. -ENAMETOOLONG, -ENOSPC, -EDQUOT too many of the
+ * Finds or makes a tenant and references it. A tenant lives while it is referenced, owns or pays
+ * for something. Tags are above 0, never reused. -ENAMETOOLONG, -ENOSPC, -EDQUOT too many of the
  * uid.
  */
 int fa_pool_tenant_get(struct fa_pool *pool, uint32_t uid, const char *cgroup,
@@ -156,8 +156,8 @@ void fa_pool_release_owner(struct fa_pool *pool, uint64_t owner);
 bool fa_pool_owner_each(const struct fa_pool *pool, uint32_t *cursor, uint64_t *ret_owner);
 
 /*
- * Removes named sequences, and named caches without sequences, that were unused for their time to
- * live and have nothing in flight. Returns their number.
+ * Removes named sequences, and named caches without sequences, unused for their time to live and
+ * without anything in flight. Returns their number.
  */
 size_t fa_pool_expire(struct fa_pool *pool, uint64_t now_ns);
 

@@ -21,7 +21,6 @@ struct fa_prefix_key {
 	bool shared; /* with tenants that share, too */
 };
 
-/* Hashes of full pages. */
 struct fa_prefix_hashes {
 	uint8_t begin[FA_STATE_HASH_BYTES]; /* start of the chain */
 	uint32_t page_tokens, n;
@@ -37,9 +36,9 @@ void fa_prefix_hashes_compute(struct fa_prefix_hashes *hashes, const uint32_t *t
 void fa_prefix_hashes_deinit(struct fa_prefix_hashes *hashes);
 
 /*
- * Publishes full durable pages among the first @n_tokens of @sequence. @hashes were made for the
- * same actor and sequence. Skips pages whose content is published. The publisher pays for them from
- * now on. Returns 0 and the number of new pages. -EINVAL, -EDQUOT.
+ * Publishes full durable pages of the first @n_tokens. @hashes were made for the same actor and
+ * sequence. Skips pages whose content is published. The publisher pays for them from now on.
+ * Returns 0 and the number of new pages. -EINVAL, -EDQUOT.
  */
 int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64_t sequence,
                       const struct fa_prefix_hashes *hashes, uint64_t n_tokens,

@@ -1,13 +1,11 @@
-/*
- * Making room: growing the pool, moving chunks between caches, evicting idle pages.
- */
+/* Grows the pool, moves chunks between caches, evicts idle pages. */
 #pragma once
 
 #include "daemon/pool/objects.h"
 
 /*
- * Gives every cache of the list (by next_planned) at least need_pages free and idle pages. -ENOMEM:
- * nothing changed, except that the pool may have grown.
+ * Gives every cache in the list (by next_planned) need_pages free and idle pages. -ENOMEM: nothing
+ * changed, but the pool may have grown.
  */
 int fa_reclaim_pages(struct fa_pool *pool, struct fa_pool_cache *caches, struct fa_error *error);
 /* Evicts idle pages of the tenant, then of its user's other tenants, until the quota admits the

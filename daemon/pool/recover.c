@@ -1,8 +1,7 @@
 /*
  * Recovery trusts no byte of the state: it checks everything before use, drops what is
- * inconsistent, and derives the rest. A killed writer leaves nothing inconsistent, so what is
- * dropped was damaged otherwise. Whatever the tables hold, recovery ends and touches no memory
- * outside of them.
+ * inconsistent, and derives the rest. A killed writer leaves nothing inconsistent. Whatever the
+ * tables hold, recovery ends and touches no memory outside of them.
  */
 #include "daemon/pool/recover.h"
 

@@ -72,8 +72,8 @@ static const char *sequence_fault(const struct fa_pool *pool, uint32_t index)
 }
 
 /*
- * Reads a page list into recovery->slots and recovery->cells. No other list may have its cells; its
- * pages must be the cache's, and have the same number in all lists.
+ * Into recovery->slots and recovery->cells. No other list may have its cells; its pages must be the
+ * cache's, and have the same number in all lists.
  */
 static int read_list(struct fa_recovery *recovery, uint32_t index, uint32_t *ret_pages,
                      uint32_t *ret_cells, const char **ret_fault)

@@ -2,11 +2,10 @@
  * Sequences: tokens in pages, in order. Loop thread only.
  *
  * The *durable* length is in the state; the *planned* length includes what steps in flight append.
- * Positions never change, even when leading tokens are dropped.
+ * Positions stay when leading tokens are dropped.
  *
- * Pages are shared by reference; a fork copies none. A step copies a page before it appends to it
- * if the page is shared, published or paid for by another tenant, or steps still read its truncated
- * tokens.
+ * Pages are shared by reference; a fork copies none. Before appending to a page a step copies it if
+ * it is shared, published or paid for by another tenant, or if steps read its truncated tokens.
  *
  * Dropped pages and pages of a removed sequence stay until the steps in flight end.
  */

@@ -24,6 +24,7 @@ fa_pool_sequence_durable(const struct fa_pool_sequence *sequence)
 	return &sequence->record->commits[sequence->record->current];
 }
 
+/* Restarts its time to live. */
 static inline void fa_pool_sequence_touch(const struct fa_pool *pool,
                                           struct fa_pool_sequence *sequence)
 {

@@ -2,10 +2,10 @@
  * The format of the pool's state, a memfd that outlives the daemon. No pointers.
  *
  * Crash safety. Every change takes effect by one aligned store of a word, fa_state_store(): the
- * `state` of a record, the `owner` of a chunk, `current` of a sequence, which selects a commit of
- * two, a slot of a copied page, or the first word of a name. What the word makes valid is written
- * before it, where nothing reads yet. So a process killed between two stores leaves the old or the
- * new state. Reference counts, free lists and indexes are not stored: recovery derives them.
+ * `state` of a record, the `owner` of a chunk, `current` of a sequence, which selects one of its
+ * two commits, a slot of a copied page, or the first word of a name. What the word makes valid is
+ * written before it, where nothing reads yet. So a process killed between two stores leaves the old
+ * or the new state. Reference counts, free lists and indexes are not stored: recovery derives them.
  *
  * The tables are sparse; high-water marks bound the parts in use.
  */
@@ -95,7 +95,6 @@ struct fa_state_tenant {
 	char cgroup[FA_STATE_CGROUP_BYTES];
 };
 
-/* What one commit makes durable. */
 struct fa_state_commit {
 	uint64_t length; /* tokens */
 	uint64_t first;  /* tokens before it were dropped, in full pages */
@@ -119,8 +118,7 @@ struct fa_state_sequence {
 };
 
 /*
- * Pages 15n to 15n + 14 of a sequence. Only slots of the commit's tokens are valid; others are
- * planned or left over.
+ * Pages 15n to 15n + 14 of a sequence. Slots beyond the commit's tokens are planned or left over.
  */
 struct fa_state_cell {
 	uint32_t next; /* cell, plus 1 */

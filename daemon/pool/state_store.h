@@ -1,4 +1,3 @@
-/* The one way to change the state. */
 #pragma once
 
 #include <stddef.h>
@@ -16,7 +15,7 @@ static inline void fa_state_fault_point(void)
 /*
  * Stores an aligned word that makes a change take effect. Earlier stores of the program are in the
  * state before it, later ones after it. A killed process stops between two instructions, so only
- * the compiler must be kept from reordering.
+ * the compiler must not reorder.
  */
 static inline void fa_state_store(uint32_t *at, uint32_t value)
 {

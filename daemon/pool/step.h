@@ -8,8 +8,8 @@
  *
  * Steps of one session may build on one another's planned lengths; those that share a sequence
  * commit in the order of planning. After an abort, later steps that append to its sequences can
- * only be aborted. While a session appends to a sequence, others get -EBUSY. Reading (no new
- * tokens) is always possible and keeps durable pages.
+ * only be aborted. While a session appends, others get -EBUSY. Reading (no new tokens) is always
+ * possible and keeps durable pages.
  *
  * The caller ends a step once the device no longer uses its pages: by commit if everything was
  * written, else by abort.
@@ -37,7 +37,7 @@ struct fa_pool_step_entry {
 	bool copies;            /* the page in which before ends is copied */
 };
 
-/* Of one cache, for struct fa_paged_step. */
+/* For struct fa_paged_step. */
 struct fa_pool_step_group {
 	uint64_t cache;
 	struct fa_cache_layout layout;
@@ -50,7 +50,7 @@ struct fa_pool_step_group {
 
 	const uint32_t *clears; /* slots of pages to zero */
 	uint32_t n_clears;
-	/* Then copy only the first copies_tokens tokens of a page: the rest is not the sequence's.
+	/* Then copy a page's first copies_tokens tokens only: the rest is not the sequence's.
 	 * [n_copies]. No page is in both from and to. */
 	const uint32_t *copies_from, *copies_to, *copies_tokens;
 	uint32_t n_copies;
@@ -91,7 +91,7 @@ int fa_pool_step_commit(struct fa_pool *pool, struct fa_pool_step *step, struct 
 void fa_pool_step_abort(struct fa_pool *pool, struct fa_pool_step *step);
 
 /* Ends a step with a failed kernel, which may have overwritten anything. Removes the sequences it
- * appended to, if need be by the next process's fa_pool_open(). Returns their number. */
+ * appended to, if need be in the next process. Returns their number. */
 uint32_t fa_pool_step_suspect(struct fa_pool *pool, struct fa_pool_step *step);
 
 /* Ended. NULL is fine. */

@@ -32,7 +32,7 @@ struct fa_pool_step *fa_pool_step_free(struct fa_pool_step *step)
 	return NULL;
 }
 
-/* The next appending part after @from; NULL: none. */
+/* NULL: none. */
 static struct fa_pool_step_part *next_appending(const struct fa_pool_sequence *sequence,
                                                 const struct fa_list *from)
 {

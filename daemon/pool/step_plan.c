@@ -331,6 +331,7 @@ static void fill_entry(const struct fa_pool_step_part *part, struct fa_pool_step
 	*table_entries += n;
 }
 
+/* Groups the items by cache. */
 static void sort(const struct plan *plan, struct fa_pool_step_private *private)
 {
 	struct fa_pool_step *step = &private->step;

@@ -28,7 +28,7 @@ static uint32_t find(const struct fa_pool *pool, uint32_t uid, const char *cgrou
 	return 0;
 }
 
-/* A user can make cgroups, so one has at most half of the tenants. Uid 0 makes them for others: no
+/* A user can make cgroups, so each has at most half of the tenants. Uid 0 makes them for others: no
  * limit. */
 static int check_user(const struct fa_pool *pool, uint32_t uid, struct fa_error *error)
 {

@@ -1,4 +1,4 @@
-/* The CPU backend: opens, describes and closes the device; the backend table. */
+/* The CPU backend: its table, and its device. */
 #include "common/clock.h"
 #include "common/cpu.h"
 #include "daemon/backend/cpu/memory.h"

@@ -1,4 +1,3 @@
-/* Clients' memory. */
 #pragma once
 
 #include "daemon/backend/device.h"

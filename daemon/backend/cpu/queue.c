@@ -120,8 +120,8 @@ static void work_begin_phase(struct fa_device *device, struct fa_device_work *wo
 	atomic_store_explicit(&cpu->next, 0, memory_order_relaxed);
 }
 
-/* Begins the first phase, only now as the predecessor may share the workspace. As this releases the
- * mutex, it counts as a worker: cancel() does not finish the work. */
+/* Begins the first phase, only now as the predecessor may share the workspace. Counts as a worker,
+ * so that cancel() does not finish the work while the mutex is released. */
 static void work_begin(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
@@ -136,7 +136,7 @@ static void work_begin(struct fa_device *device, struct fa_device_work *work)
 	cpu->n_workers--;
 }
 
-/* Activates the first work; works without tiles finish at once. Releases the mutex. */
+/* Works without tiles finish at once. Releases the mutex. */
 static void queue_activate(struct fa_device *device, struct fa_device_queue *queue)
 {
 	struct fa_device_work *work;
@@ -177,8 +177,7 @@ struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device)
 	return NULL;
 }
 
-/* How many sleepers to wake for the works that the worker of @cpu leaves: few, as they wake
- * others. */
+/* How many sleepers to wake for the works that @cpu's worker leaves: few, as they wake others. */
 static uint32_t count_to_wake(struct fa_device *device, struct fa_cpu_work *cpu)
 {
 	int64_t rest = cpu->n_tiles - atomic_load_explicit(&cpu->next, memory_order_relaxed) - 1;
@@ -233,8 +232,6 @@ void fa_cpu_queue_serve_end(struct fa_device *device, struct fa_device_work *wor
 		queue_activate(device, queue);
 	}
 }
-
-/* ---- the backend table */
 
 int fa_cpu_group_new(struct fa_device *device, struct fa_error *error,
                      struct fa_device_group **ret_group)

@@ -28,7 +28,7 @@ static inline struct fa_cpu_work *fa_cpu_work(struct fa_device_work *work)
 
 /* For workers, under the mutex. */
 
-/* Returns a ready work, charging its group a quantum, or NULL. */
+/* A ready work, whose group is charged a quantum, or NULL. */
 struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device);
 /* Adds a worker. Returns how many sleeping workers to wake. */
 uint32_t fa_cpu_queue_serve_begin(struct fa_device *device, struct fa_device_work *work);

@@ -1,5 +1,5 @@
-/* Workers claim tiles by an atomic addition, and take the mutex once a quantum: a small request
- * waits for a quantum or a tile of others. */
+/* Workers claim tiles by an atomic addition, and take the mutex once a quantum, so a small request
+ * waits for a quantum or a tile. */
 #include "daemon/backend/cpu/worker.h"
 
 #include "common/clock.h"

@@ -1,5 +1,5 @@
 /* A work's memory besides its tensors: rotated q, and the workspace of its paged requests, which
- * run one at a time. Works of a queue may share it, as only the active work writes to it. The loop
+ * run one at a time. A queue's works may share it, as only the active one writes to it. The loop
  * thread's. */
 #pragma once
 

@@ -1,5 +1,5 @@
-/* The CUDA backend: one GPU, in the primary context, through the driver found at run time. Opens,
- * describes and closes the device; the backend table. */
+/* The CUDA backend: one GPU, in the primary context, through the driver found at run time. Has the
+ * backend table. */
 #include "common/clock.h"
 #include "daemon/backend/cuda/context.h"
 #include "daemon/backend/cuda/host.h"
@@ -29,8 +29,8 @@
 #define TEXT_OF(number) #number
 #define TEXT(number) TEXT_OF(number)
 
-/* The context ends with the process, unless the driver closes late. Under MPS it is a server's,
- * which notices the process's death and lets kernels run out. */
+/* The context ends with the process, unless the driver closes late. Under MPS its server notices
+ * the process's death and lets kernels run out. */
 #define LINGER_NS (FA_NS_PER_SEC / 2)
 #define LINGER_MPS_NS (5 * FA_NS_PER_SEC)
 
@@ -206,6 +206,7 @@ static int open_context(struct fa_device *device, struct fa_error *error)
 	return 0;
 }
 
+/* Without a staging area kernels read host memory. */
 static void open_staging(struct fa_device *device)
 {
 	uint64_t bytes = device->info.memory_bytes / STAGE_SHARE;

@@ -6,7 +6,6 @@
 
 #include <math.h>
 
-/* Cautious rates. */
 #define SM_FLOPS_PER_NS 2000 /* with wgmma */
 #define SM_FLOPS_PER_NS_PORTABLE 500
 #define SM_FLOPS_PER_NS_F32 60

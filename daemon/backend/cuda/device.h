@@ -1,7 +1,7 @@
 /*
- * State of the open device and its streams. Comments name a field's thread; the loop thread stands
- * in for the engine thread while it runs a round of the engine. Shared fields are atomic or under
- * device.mutex; all others are constant between open and close.
+ * The open device and its streams. Comments name a field's thread; the loop thread replaces the
+ * engine thread while it runs an engine round. Shared fields are atomic or under device.mutex; all
+ * others are constant between open and close.
  */
 #pragma once
 
@@ -23,8 +23,8 @@
 /* A quarter for high priority, half less one for normal. Memory and preemption have one each, the
  * driver the rest. */
 #define FA_CUDA_STREAMS_MAX (FA_CUDA_CONNECTIONS * 3 / 4)
-/* Works in flight on a stream: enough to keep it busy between two polls, and few, to bound other
- * queues' wait. */
+/* Works in flight on a stream: they keep it busy between two polls, but other queues wait for
+ * them. */
 #define FA_CUDA_STREAM_DEPTH 4
 
 /* Entries of a work's vectors (cu_seqlens have one more). */
@@ -83,8 +83,7 @@ struct fa_cuda_stream {
 	CUstream stream;
 	int priority;
 	unsigned int n_queues;
-	/* The GPU writes each ended work's sequence here; a work in parts writes as many adjacent
-	 * words. */
+	/* The GPU writes ended works' sequences here; a work in parts to as many adjacent words. */
 	const uint64_t *word;
 	CUdeviceptr word_at;
 	uint64_t sequence;            /* newest work in flight */
@@ -109,7 +108,6 @@ struct fa_cuda_stream {
 	struct fa_cuda_preemption preemption;
 };
 
-/* The KV pool's memory. */
 struct fa_cuda_pool {
 	CUdeviceptr at; /* 0: not open */
 	uint64_t chunk_bytes;

@@ -3,11 +3,11 @@
  * (kernels/cuda/common/gate.h), precedes the launch, so that a client's stream hands over without a
  * CPU.
  *
- * Only under MPS: otherwise clients' kernels could not run while a gate polls. A gate must not cost
- * others anything: it gives up after PATIENCE_NS, or when another queue wants the stream; it
- * preempts nothing before it has opened; only works of the same queue stand behind it; and streams
- * are no more than the driver keeps apart. A gate that gives up reports its turn: the works behind
- * it have done nothing, and return to the engine.
+ * Only under MPS: otherwise clients' kernels could not run while a gate polls. A gate costs others
+ * nothing: it gives up after PATIENCE_NS, or when another queue wants the stream; it preempts
+ * nothing before it opens; only works of the same queue stand behind it; and the driver keeps all
+ * streams apart. A gate that gives up reports its turn: the works behind it have done nothing, and
+ * return to the engine.
  */
 #include "daemon/backend/cuda/gate.h"
 

@@ -3,12 +3,12 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* Finds the loaded gate kernel, if the device is to have gates. */
+/* Finds the gate kernel, if gates are wanted. */
 void fa_cuda_gates_open(struct fa_device *device);
 /* The gate of @work, the stream's newest; fills its part of @done. */
 struct fa_cuda_gate fa_cuda_gate_of(const struct fa_cuda_stream *stream,
                                     const struct fa_device_work *work, struct fa_cuda_done *done);
-/* Notes a launch behind @work's gate; all works behind gates are of one queue. */
+/* A work was launched behind its gate; all works behind gates are of one queue. */
 void fa_cuda_gates_add(struct fa_cuda_stream *stream, const struct fa_device_queue *queue);
 void fa_cuda_gates_stop(struct fa_cuda_stream *stream);
 /* True if a gate has given up since the last call: then all from *ret_turn on are shut. */

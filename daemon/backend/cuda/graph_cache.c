@@ -1,9 +1,9 @@
 /*
  * Launches kernels, repeated ones through a graph of one node: with new parameters that takes the
- * driver less time than cuLaunchKernel(). Each stream caches a few graphs, and replaces the least
- * recently used. Making one costs as much as many launches, but does not wait for the GPU. A gate
- * shares its kernel's graph. A kernel that awaits a launch ahead of it by itself is launched
- * without a graph, as it begins earlier then.
+ * driver less time than cuLaunchKernel(). Each stream has an LRU cache of graphs. Making one costs
+ * as much as many launches, but does not wait for the GPU. A gate shares its kernel's graph. A
+ * kernel that awaits a launch ahead of it by itself is launched without a graph, as it begins
+ * earlier then.
  */
 #include "daemon/backend/cuda/graph_cache.h"
 

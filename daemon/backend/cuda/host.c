@@ -142,8 +142,7 @@ static int memory_finish(struct fa_device *device, struct fa_cuda_memory *memory
 	return 0;
 }
 
-/* Pinned pages stay allocated whatever the client does to its file: punching holes harms only
- * itself. */
+/* Pinned pages stay allocated even if the client punches holes in its file. */
 int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
                                bool read_only, struct fa_error *error,
                                struct fa_device_memory *ret_memory)

@@ -1,8 +1,8 @@
 /*
- * Clients' memory: freeing it, and opening CUDA IPC handles (host.c and vmm.c import other kinds).
- * On workers; one at a time calls the driver (driver_lock.h). Sizes and places come from the
- * driver, not the client. Requests are checked before launch, so read-only memory is safe even if
- * the driver maps it writable.
+ * Frees clients' memory, and opens CUDA IPC handles (other imports: host.c, vmm.c). On workers; one
+ * at a time calls the driver (driver_lock.h). Sizes and places come from the driver, not the
+ * client. Requests are checked before launch, so read-only memory is safe even if the driver maps
+ * it writable.
  */
 #include "daemon/backend/cuda/memory.h"
 

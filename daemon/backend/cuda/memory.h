@@ -14,8 +14,7 @@ struct fa_cuda_memory {
 	enum fa_cuda_memory_kind kind;
 	CUdeviceptr at;
 	uint64_t bytes;
-	/* Pinned memory: the mapping, and how much is pinned. Copies must not cross borders of
-	 * parts. */
+	/* Pinned memory. Copies must not cross borders of parts. */
 	char *host;
 	uint64_t pinned_bytes, part_bytes;
 	size_t n_mapped;

@@ -30,6 +30,5 @@ void fa_cuda_heap_close(struct fa_cuda_heap *heap, const struct fa_cudriver *dri
 
 /* Aligned to 256 bytes. False: no gap is large enough. */
 bool fa_cuda_heap_alloc(struct fa_cuda_heap *heap, size_t bytes, struct fa_cuda_span *span);
-/* Keeps the first @bytes. */
 void fa_cuda_heap_shrink(struct fa_cuda_span *span, size_t bytes);
 void fa_cuda_heap_free(struct fa_cuda_heap *heap, struct fa_cuda_span *span);

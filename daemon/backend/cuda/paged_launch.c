@@ -1,7 +1,7 @@
 /*
- * Launches paged works: copies a work's span and tables, then launches its requests in order. Each
- * stream copies a step's tables once; a small work, if the step's first, reads them in host memory.
- * A larger work makes the stream's scratch grow: the one call here that is no launch, copy or word.
+ * Copies a paged work's span and tables, then launches its requests in order. Each stream copies a
+ * step's tables once; a small work, if the step's first, reads them in host memory. A larger work
+ * makes the stream's scratch grow: the one call here that is no launch, copy or word.
  */
 #include "daemon/backend/cuda/paged_launch.h"
 

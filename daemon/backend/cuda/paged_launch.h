@@ -3,7 +3,6 @@
 
 #include "daemon/backend/cuda/paged_work.h"
 
-/* Returns 0 or the work's status. */
 int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work);
 /* True if a prepared work is a single kernel that a gate may precede. */

@@ -1,8 +1,8 @@
 /*
- * Plans paged works, and writes what kernels need besides tensors and tables to a span of the
- * metadata heap. A step's works for other layers reuse plans, cached with the tables. An append is
- * fused into the following attention where that launch can do it. Kernels that read each entry
- * about once read it in host memory: a copy would take longer.
+ * Plans paged works, and writes kernels' other inputs to a span of the metadata heap. A step's
+ * works for other layers reuse plans, cached with the tables. An append is fused into the following
+ * attention where that launch can do it. Kernels that read each entry about once read host memory:
+ * a copy would take longer.
  */
 #include "daemon/backend/cuda/paged_prepare.h"
 
@@ -127,6 +127,7 @@ static bool reads_tables(const struct fa_cuda_paged_part *part)
 	               : request->append.rotary.positions != NULL;
 }
 
+/* True if the kernel reads each entry about once. */
 static bool is_small(const struct fa_cuda_paged_part *part)
 {
 	const struct fa_cuda_paged_plan *plan = part->plan;
@@ -230,7 +231,7 @@ static void cache_plan(struct fa_device *device, struct fa_cuda_tables *tables,
 	tables->used = at + bytes - tables->span.begin;
 }
 
-/* True if part @i is an append that the next part's launch, already planned, does. */
+/* True if part @i is an append in the next part's launch, already planned. */
 static bool is_fused(const struct fa_device_work *work, const struct fa_cuda_paged_work *paged,
                      uint32_t i)
 {

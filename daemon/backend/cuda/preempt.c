@@ -1,8 +1,8 @@
 /*
  * Preemption; the kernel's side is kernels/cuda/common/preempt.h. The engine writes the launch's
- * turn to a GPU word on a separate stream: the GPU's front end does that at once, however many
- * blocks wait for an SM. The launch stops and reports the blocks left. They are launched when no
- * work of high priority is in flight; nothing is launched behind them meanwhile.
+ * turn to a GPU word on a separate stream, which the front end does at once however many blocks
+ * wait for an SM. The launch stops and reports the blocks left. They are launched when no work of
+ * high priority is in flight; nothing is launched behind them meanwhile.
  *
  * No launch starves: it has preempt_run_ns before a stop, and after preempt_stop_ns is always
  * resumed for FORCED_RUN_NS, both counted from the end of the works ahead in its stream. A launch
@@ -51,7 +51,7 @@ int fa_cuda_preempt_open(struct fa_device *device, struct fa_error *error)
 		device->streams[i].preemption.word_at = device->preempt.words + i * WORD_BYTES;
 	result = driver->cuMemsetD8Async(device->preempt.words, 0, words_bytes,
 	                                 device->preempt.stream);
-	/* Forces the driver's lazy set-up now, not at the first preemption. */
+	/* Forces the driver's lazy set-up now. */
 	if (result == CUDA_SUCCESS)
 		result = driver->cuStreamWriteValue64(device->preempt.stream, device->preempt.words,
 		                                      0, CU_STREAM_WRITE_VALUE_DEFAULT);
@@ -214,8 +214,8 @@ static void request_stop(struct fa_device *device, struct fa_cuda_preemption *pr
 					     CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
 }
 
-/* True if the stream has works besides those behind closed gates. Waiting works count, since their
- * gate may itself need an SM to give up. */
+/* True if the stream has works besides those behind closed gates. Waiting works count, as their
+ * gate may need an SM to give up. */
 static bool is_busy(const struct fa_cuda_stream *stream)
 {
 	return stream->n_works > stream->gates.n_works - stream->gates.n_open ||

@@ -1,5 +1,5 @@
-/* Stops long launches for works of high priority and waiting workers (quiesce.h), and resumes them.
- * The engine thread's, except open and close. */
+/* Stops long launches for works of high priority and waiting workers (quiesce.h); resumes them. The
+ * engine thread's, except open and close. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
@@ -18,11 +18,10 @@ void fa_cuda_preempt_close(struct fa_device *device);
 
 /* The work is prepared. */
 bool fa_cuda_preempt_covers(const struct fa_device *device, const struct fa_device_work *work);
-/* True: launch a kernel of @work_ns on @stream preemptibly; allocates memory for its blocks'
- * states. */
+/* True: launch a kernel of @work_ns preemptibly; memory for its blocks' states is allocated. */
 bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *stream,
                              int32_t state_bytes, uint64_t work_ns);
-/* Launches the last kernel of @work, the stream's newest. @args: of attention. */
+/* For the last kernel of @work, the stream's newest. @args: of attention. */
 CUresult fa_cuda_preempt_launch(struct fa_device *device, struct fa_cuda_stream *stream,
                                 struct fa_device_work *work,
                                 const struct fa_cuda_preempt_kernel *kernel, const void *args,

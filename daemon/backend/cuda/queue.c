@@ -6,13 +6,12 @@
  * hardware, which prefers high priority, divides the GPU among kernels.
  *
  * At a work's end the GPU writes a number to a pinned word: the last block of its last launch does,
- * or the blocks that finish its parts, each to its own word; else the driver writes a word behind
- * it. reap() compares words, and does not call the driver. A client's completion words are written
- * just before.
+ * or the blocks that finish its parts, each to its own word; else the driver does. reap() compares
+ * words, and does not call the driver. A client's completion words are written just before.
  *
  * Between launch and reap the driver is asked only for copies, kernels, words and, rarely, a graph.
- * The stream has pinned memory for the small vectors of as many works as it holds; launches of few
- * blocks read them there.
+ * Small vectors are in pinned memory, one place per work of the stream; launches of few blocks read
+ * them there.
  */
 #include "daemon/backend/cuda/queue.h"
 
@@ -58,8 +57,8 @@ struct cuda_work {
 _Static_assert(sizeof(struct cuda_work) <= sizeof(((struct fa_device_work *)0)->backend),
                "it fits");
 
-/* A group's queues of one priority share a stream: with more streams the group would get more of
- * the GPU than one with a single queue. */
+/* A group's queues of one priority share a stream: more streams would get it more of the GPU than a
+ * group with one queue. */
 struct fa_device_group {
 	struct {
 		struct fa_cuda_stream *stream;
@@ -84,7 +83,6 @@ static struct fa_device_work *first_work(const struct fa_list *list)
 
 /* ---- ends of works */
 
-/* Its status is final. */
 static void work_finish(struct fa_device *device, struct fa_device_work *work)
 {
 	struct cuda_work *cuda = cuda_work(work);
@@ -206,7 +204,6 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 	return result;
 }
 
-/* Returns 0 or the status of @work. */
 static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
                         struct fa_device_work *work)
 {
@@ -241,7 +238,7 @@ static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
 	return result ? fa_cuda_fail(device, stream->stream, &work->error, result, doing) : 0;
 }
 
-/* A work that fails halfway stays in flight until its word is written: the stream may use its
+/* A work that fails halfway is in flight until its word is written: the stream may use its
  * memory. */
 static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
                        struct fa_device_work *work)
@@ -286,8 +283,8 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 	cuda->state = LAUNCHED;
 }
 
-/* True if the stream takes @work, of @queue, now. Behind gates it takes only more gated works of
- * the same queue; for another queue it asks the gates to give up. */
+/* True if the stream takes @work, of @queue, now. Behind gates it takes only gated works of the
+ * same queue; for another queue it asks the gates to give up. */
 static bool has_slot(struct fa_device *device, const struct fa_device_queue *queue,
                      const struct fa_device_work *work)
 {
@@ -509,8 +506,8 @@ static bool handle_shut_gates(struct fa_device *device, struct fa_cuda_stream *s
 	return true;
 }
 
-/* True if the first work has ended. If a launch behind a gate failed, the driver writes the word
- * even if the gate has shut: so look at the gate after the word. */
+/* If a launch behind a gate failed, the driver writes the word even if the gate has shut: so look
+ * at the gate after the word. */
 static bool first_has_ended(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	while (!fa_list_empty(&stream->works) && has_ended(stream))

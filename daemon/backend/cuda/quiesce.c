@@ -1,13 +1,12 @@
 /*
  * cuMemHostUnregister() and cuIpcCloseMemHandle() (and other calls made only at close) wait until
- * nothing of this process runs on the GPU, and block launches meanwhile. A client that leaves
- * during another's long prefill would hold up everybody.
+ * nothing of this process runs on the GPU, and block launches meanwhile. A client leaving during
+ * another's long prefill would hold up everybody.
  *
  * While workers wait for a window, preemptible works are stopped (preempt.c), unless a
  * nonpreemptible one keeps the GPU busy anyway. After PATIENCE_NS nonpreemptible works are held
  * that would end after the running ones; short works pass them. A cooldown between windows keeps
- * coming and going clients from taking most of the GPU's time. Gates are not long: they give up
- * sooner.
+ * short-lived clients from taking most of the GPU's time. Gates are not long: they give up sooner.
  */
 #include "daemon/backend/cuda/quiesce.h"
 
@@ -16,8 +15,7 @@
 #define FORCED_WINDOW_NS (20 * FA_NS_PER_MS)
 /* Between windows that workers had to wait for. */
 #define COOLDOWN_NS (20 * FA_NS_PER_MS)
-/* Before nonpreemptible works are held: at first, and for a worker whose forced window was too
- * short. */
+/* Before nonpreemptible works are held: at first, and after a forced window that was too short. */
 #define PATIENCE_NS (500 * FA_NS_PER_MS)
 #define PATIENCE_AGAIN_NS (50 * FA_NS_PER_MS)
 /* Works nearly always end within this multiple of their estimate. */

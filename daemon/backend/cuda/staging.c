@@ -1,7 +1,7 @@
 /*
- * Kernels read K and V once for each block of query rows and query head: over PCIe that costs more
- * than a copy. Q and the output are accessed once and stay in host memory. A work that finds no
- * range in the fixed area reads host memory.
+ * Kernels read K and V once for each block of query rows and query head: over PCIe a copy costs
+ * less. Q and the output are accessed once and stay in host memory, as K and V do if the fixed area
+ * is full.
  */
 #include "daemon/backend/cuda/staging.h"
 

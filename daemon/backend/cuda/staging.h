@@ -9,8 +9,8 @@ struct fa_cuda_range {
 	uint64_t begin, end; /* equal: none */
 };
 
-/* True if copying pays: @span_bytes, of which @data_bytes are the tensor's, for a kernel that reads
- * each of those @n_reads times. */
+/* True if copying @span_bytes pays for a kernel that reads @data_bytes of them, the tensor's,
+ * @n_reads times. */
 bool fa_cuda_staging_pays(uint64_t span_bytes, uint64_t data_bytes, uint64_t n_reads);
 /* About how often @launch reads each element of K and V. */
 uint64_t fa_cuda_staging_reads(const struct fa_cuda_launch *launch);

@@ -18,8 +18,7 @@
 /* Timeout for the first words, when the device is opened. */
 #define FIRST_WORD_NS (10 * FA_NS_PER_SEC)
 
-/* Both priorities, with the streams for memory and preemption words: no more than the driver serves
- * independently. */
+/* With those for memory and preemption no more streams than the driver serves independently. */
 static void count_streams(struct fa_device *device)
 {
 	const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -106,8 +105,8 @@ static CUresult open_streams(struct fa_device *device)
 }
 
 /*
- * One copy and one word on every stream: the driver does its first-use set-up now, and a GPU whose
- * words never arrive is found out.
+ * One copy and one word on every stream make the driver do its set-up now, and reveal a GPU whose
+ * words never arrive.
  */
 static int try_streams(struct fa_device *device, struct fa_error *error)
 {

@@ -3,17 +3,17 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* A launch of at most so many blocks signals its own end (kernels/cuda/common/done.h). More blocks'
- * fences would cost more than a word that the driver writes behind the launch. */
+/* Launches up to this size signal their own end (kernels/cuda/common/done.h). More blocks' fences
+ * would cost more than a word that the driver writes. */
 #define FA_CUDA_SELF_SIGNAL_BLOCKS 1024
 
 int fa_cuda_streams_open(struct fa_device *device, struct fa_error *error);
 void fa_cuda_streams_close(struct fa_device *device);
 
 /*
- * Makes the last launch of the stream's newest work signal the end, by its argument @done. @parts:
- * as in struct fa_cuda_done. Once launched, call fa_cuda_self_signal_launched(); otherwise the
- * driver writes the word. No effect with too many blocks.
+ * Makes the newest work's last launch signal its end, by the argument @done. @parts: as in struct
+ * fa_cuda_done. Once launched, call fa_cuda_self_signal_launched(); otherwise the driver writes the
+ * word. No effect with too many blocks.
  */
 void fa_cuda_self_signal_args(const struct fa_cuda_stream *stream,
                               const struct fa_device_work *work, uint64_t blocks, uint32_t parts,

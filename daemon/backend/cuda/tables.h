@@ -3,7 +3,7 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* A plan for works of other layers in the step. */
+/* For the step's works of other layers. */
 struct fa_cuda_cached_plan {
 	struct fa_paged_request request; /* without what differs between layers */
 	struct fa_cuda_paged_plan plan;

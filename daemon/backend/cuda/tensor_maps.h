@@ -1,5 +1,5 @@
-/* Cache of encoded tensor maps (for TMA), as requests repeat tensors. A map says where a tensor
- * lies, so entries never expire. The engine thread's. */
+/* Cache of encoded tensor maps (for TMA), as requests repeat tensors. Entries never expire: a map
+ * only says where a tensor lies. The engine thread's. */
 #pragma once
 
 #include "common/cudriver.h"

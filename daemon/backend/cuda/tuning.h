@@ -1,5 +1,5 @@
-/* Thresholds of the backend's policies. Production links tuning.c; tests and benchmarks link
- * tests/cuda-driver/tuning-env.c, which reads the environment. */
+/* Thresholds of the backend's policies. Tests and benchmarks link tests/cuda-driver/tuning-env.c in
+ * place of tuning.c; it reads the environment. */
 #pragma once
 
 #include "common/clock.h"
@@ -21,8 +21,8 @@ struct fa_cuda_tuning {
 	uint64_t pin_pause_ns;
 	/* Launches this long are preemptible, which costs 5 us without a preemption. */
 	uint64_t preempt_work_ns;
-	uint64_t preempt_run_ns;  /* minimum before a stop */
-	uint64_t preempt_stop_ns; /* maximum stop */
+	uint64_t preempt_run_ns;  /* shortest run before a stop */
+	uint64_t preempt_stop_ns; /* longest stop */
 	/* Minimum of long works (quiesce.h), similar to a call that waits for the GPU. */
 	uint64_t long_ns;
 	bool share_early; /* fa_cuda_chip.share_early */
