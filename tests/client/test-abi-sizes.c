@@ -115,7 +115,7 @@ static void test_attention(void **state)
 	fa_buffer_free(buffer);
 }
 
-/* Of @memory only @size bytes were written, with zeros after @known. */
+/* Only @size bytes of @memory were written, with zeros after @known. */
 static void check_out(const unsigned char *memory, size_t size, size_t known, size_t room)
 {
 	fa_check_eq(*(const uint32_t *)memory, size);

@@ -216,7 +216,7 @@ static void test_pool_dropped(void **state)
 	}
 }
 
-/* Lack of memory or descriptors says nothing about what was kept: the next daemon restores it. */
+/* A lack of memory or descriptors does not invalidate what was kept: the next daemon restores it. */
 static void test_pool_restored_later(void **state)
 {
 	static const char *const args[] = { "--supervise", NULL };

@@ -380,7 +380,7 @@ static void do_fork(struct model *m)
 		if (s->pages[i])
 			++m->pages[s->pages[i]].users;
 	resize(m, s, n);
-	/* Whether that is the parent's step is not specified. */
+	/* It may be the parent's step or 0. */
 	must(fa_sequence_info(m->kv.client, id, &info), "info");
 	s->step = info.step;
 	check_info(m, s, n);

@@ -115,7 +115,7 @@ static void live(struct life *life)
 	live_jobs(life, queue);
 	life->lost = cu.cuCtxSynchronize() != CUDA_SUCCESS;
 	if (life->lost) {
-		/* Whoever noticed the loss, all know it by now. */
+		/* By now every thread knows of the loss. */
 		live_jobs(life, queue);
 		fa_check_eq(ops->health(life->cuda.device, &error), -ENODEV);
 		fa_check_contains(error.text, "the GPU is lost");

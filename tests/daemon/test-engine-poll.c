@@ -95,7 +95,7 @@ static void test_many(void **state)
 	fixture_deinit(&f);
 }
 
-/* Whether it announces that it leaves or not: running jobs are reaped and new ones launched. */
+/* Running jobs are reaped and new ones launched, even if the thread leaves without notice. */
 static void test_thread_leaves(void **state)
 {
 	struct fa_job *job;

@@ -68,7 +68,7 @@ static int start(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_SETUP);
 
-	/* Of the tables a step takes two fifths, and a request at least 256 bytes. */
+	/* A step takes two fifths of the tables' space, a request at least 256 bytes. */
 	fa_test_daemon_start(&daemon_process, &(struct fa_test_daemon_options){
 						      .config = "[pool]\nbytes = 16M\n"
 								"chunk_bytes = 2M\n"

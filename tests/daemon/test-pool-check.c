@@ -153,7 +153,7 @@ static void test_sequences(void **state)
 	DAMAGED("not its cache's", cell_of(s[n])->slots[1] = UINT32_MAX);
 	DAMAGED("at another place", cell_of(s[n])->slots[1] = cell_of(s[n])->slots[0]);
 	assert_int_equal(n, 10);
-	/* Of two sequences with the same cells the second is dropped. */
+	/* The second of two sequences with the same cells is dropped. */
 	r = sequence_at(s[11]);
 	r->commits[r->current].head = sequence_at(s[10])->commits[sequence_at(s[10])->current].head;
 	reopen_damaged("broken", 1);

@@ -163,7 +163,7 @@ static void test_tenants(void **state)
 	scene_check(&scene, b, 0, 65, 100);
 }
 
-/* Of two pages with the same content the first stays published. */
+/* The first of two pages with the same content stays published. */
 static void test_twice(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);

@@ -1,4 +1,4 @@
-/* What gpu.c shares with paged-gpu.c besides gpu.h: the CUDA driver of an open GPU. */
+/* Shared by gpu.c and paged-gpu.c only: the CUDA driver of an open GPU. */
 #pragma once
 
 #include "common/cudriver.h"

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Yields at most so often, so that it ends. */
+/* Most yields of a launch, so that it ends. */
 #define ASKED_MAX 12
 #define WORDS_BYTES 512
 #define TOLD_WITHIN_NS (20 * 1000 * FA_NS_PER_MS)

@@ -18,7 +18,7 @@ static int keeper = -1;
 
 /*
  * Double fork and setsid(): the keeper survives the kill of the test's group and is not among the
- * children that a test counts. It holds no descriptor, as somebody may wait for the end of the
+ * children that a test counts. It holds no descriptor, as a process may wait for the end of the
  * test's output.
  */
 static void keep(int input)
