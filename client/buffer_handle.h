@@ -10,6 +10,6 @@
 int fa_buffer_alloc(struct fa_client *client, uint64_t bytes, struct fa_buffer **ret_buffer);
 /* The daemon is not told. */
 void fa_buffer_release(struct fa_buffer *buffer);
-/* With the mutex. Sends BufferFree, if the daemon has the registration. */
+/* Called with the mutex held. Sends BufferFree, if the daemon has the registration. */
 void fa_registration_unregister(struct fa_client *client,
                                 const struct fa_client_registration *registration);

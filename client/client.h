@@ -134,12 +134,12 @@ bool fa_client_forked(const struct fa_client *client);
 /* Returns -ECHILD, with its sentence. */
 int fa_client_child_error(void);
 
-/* With the mutex. Unlocks the client and keeps the connection open until fa_client_unpin() locks it
- * again. */
+/* Called with the mutex held. Unlocks the client and keeps the connection open until
+ * fa_client_unpin() locks it again. */
 void fa_client_pin(struct fa_client *client);
 void fa_client_unpin(struct fa_client *client);
 
-/* With the mutex. Waits while another thread is connecting. */
+/* Called with the mutex held. Waits while another thread is connecting. */
 void fa_client_await_connecting(struct fa_client *client);
-/* With the mutex. Makes the descriptor of fa_fd() readable. */
+/* Called with the mutex held. Makes the descriptor of fa_fd() readable. */
 void fa_client_notify(struct fa_client *client);

@@ -37,7 +37,7 @@ static struct fa_client_registration *registration_of(struct fa_list *link)
 
 /* ---- dropping registrations */
 
-/* With the mutex, while no thread is connecting. */
+/* Called with the mutex held, while no thread is connecting. */
 static void drop(struct fa_client *client, struct fa_client_registration *registration)
 {
 	fa_list_remove(&registration->link);
@@ -83,7 +83,8 @@ static void mark_freed(struct fa_client *client, const struct fa_cudriver *drive
 	}
 }
 
-/* With the mutex, while no thread is connecting. Also drops those that the daemon does not have. */
+/* Called with the mutex held, while no thread is connecting. Drops registrations of freed memory,
+ * and those that the daemon does not have. */
 static void drop_freed(struct fa_client *client)
 {
 	struct fa_list *pos, *tmp;
@@ -169,7 +170,7 @@ static struct fa_client_registration *find_in(struct fa_list *registrations,
 	return NULL;
 }
 
-/* With the mutex, while no thread is connecting. */
+/* Called with the mutex held, while no thread is connecting. */
 static void attach(struct fa_client *client, struct fa_buffer *buffer,
                    struct fa_client_registration *registration)
 {
@@ -214,7 +215,8 @@ static size_t batch_size(const struct fa_cuda_allocations *memory, size_t sent)
 	return left < FA_WIRE_FDS_MAX ? left : FA_WIRE_FDS_MAX;
 }
 
-/* With the mutex, which is released. Sends the pieces beyond the BufferRegister. */
+/* Called with the mutex held; releases it meanwhile. Sends the pieces that the BufferRegister had
+ * no room for. */
 static int send_pieces(struct fa_client *client, const struct fa_cudriver *driver,
                        const struct fa_client_registration *registration,
                        const struct fa_client_call *call)
@@ -249,7 +251,7 @@ static int send_pieces(struct fa_client *client, const struct fa_cudriver *drive
 	return 0;
 }
 
-/* With the mutex. @fds are the memory's first pieces. */
+/* Called with the mutex held. @fds are the memory's first pieces. */
 static int send_registration(struct fa_client *client, const struct fa_cudriver *driver,
                              struct fa_client_registration *registration, const int *fds,
                              size_t n_fds)

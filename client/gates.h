@@ -12,7 +12,7 @@ int fa_request_gates(struct fa_client_request *request, const struct fa_gates *g
 int fa_gate_check(const char *what, const struct fa_gate *gate, bool may_be_out);
 bool fa_request_is_gated(const struct fa_client_request *request);
 
-/* With the mutex, of a request with gates. */
+/* These are called with the mutex held, for a request with gates. */
 /* Before sending: sets the timeline up; may release the mutex. -ECONNRESET: a wait is for a lost
  * value. */
 int fa_gates_prepare(struct fa_client *client, const struct fa_client_request *request);

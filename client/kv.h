@@ -1,4 +1,4 @@
-/* What calls on caches, sequences and steps share. */
+/* Shared by the calls on caches, sequences and steps. */
 #pragma once
 
 #include "client/client.h"
@@ -10,7 +10,8 @@
  * if a session was lost. */
 int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool by_number,
                struct fa_client_call *call);
-/* With the mutex. The error of such a message; @r: the daemon's. */
+/* Called with the mutex held. Turns @r, the daemon's result for such a message, into the caller's:
+ * -ENOENT becomes -ESTALE if the session was lost. */
 int fa_kv_explain(const struct fa_client *client, int r);
 /* -EINVAL, -ENAMETOOLONG. */
 int fa_kv_name(const char *name, struct fa_wire_string *ret_name);

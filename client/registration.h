@@ -32,14 +32,14 @@ struct fa_client_registration {
 	unsigned int n_buffers;               /* buffers in cuda */
 	bool freed;                           /* cuda was found to be freed */
 
-	/* 0, or why the current daemon does not have it. */
+	/* 0, or the error for which the current daemon does not have this memory. */
 	int missing;
 	struct fa_error missing_error;
 };
 
 struct fa_buffer {
 	struct fa_list link; /* fa_client.buffers; changed with the client's mutex */
-	/* The rest does not change. */
+	/* The fields below do not change. */
 	struct fa_client *client;
 	struct fa_client_registration *registration; /* owned unless it is of CUDA memory */
 	uint64_t offset, bytes;                      /* in the registration */
@@ -51,11 +51,11 @@ struct fa_buffer {
 struct fa_client_registration *fa_registration_new(enum fa_wire_buffer_kind kind,
                                                    uint32_t wire_flags, uint64_t offset,
                                                    uint64_t bytes);
-/* Removes it from its list and frees it; the daemon is not told. Takes NULL. */
+/* Removes the registration from its list and frees it; the daemon is not told. Takes NULL. */
 void fa_registration_free(struct fa_client_registration *registration);
-/* With the mutex. */
+/* Called with the client's mutex held. */
 void fa_registration_assign_id(struct fa_client *client,
                                struct fa_client_registration *registration);
-/* Makes the BufferRegister, if one message suffices. */
+/* Makes the BufferRegister message of a registration for which one message suffices. */
 void fa_registration_message(const struct fa_client_registration *registration,
                              struct fa_wire_message *ret_message);

@@ -82,8 +82,9 @@ static void poll_pinned(struct fa_client *client, short events, uint64_t deadlin
 }
 
 /*
- * Replies are read meanwhile, even if another thread leads: the daemon may have stopped reading
- * because they pile up.
+ * Waits until the socket accepts a message or, if it holds too many descriptors, for a pause. Reads
+ * replies even if another thread is the leader: the daemon may have stopped reading because replies
+ * pile up.
  */
 int fa_send_await_socket(struct fa_client *client, bool too_many_fds, uint64_t deadline_ns)
 {

@@ -143,8 +143,8 @@ static bool can_begin_by_ring(const struct fa_client *client)
 	        fa_result_probe(client, BEGIN_STREAM, stream->submitted, true));
 }
 
-/* With the mutex. Returns 1 if a packet has to be sent instead: the connection was lost, or its
- * ring cannot be used. */
+/* Called with the mutex held. Returns 1 if a packet has to be sent instead: the connection was
+ * lost, or its ring cannot be used. */
 static int begin_by_ring(struct fa_client *client, const struct fa_wire_message *message,
                          struct fa_step *step)
 {

@@ -8,18 +8,18 @@
 #include <stdint.h>
 
 struct fa_step {
-	/* Do not change. */
+	/* These do not change. */
 	struct fa_client *client;
 	uint64_t number;
 	uint32_t id, epoch, n_items;
-	/* With the client's mutex. */
+	/* Guarded by the client's mutex. */
 	bool ended;          /* its commit or abort was sent */
 	struct fa_list link; /* fa_client.abandoned */
 };
 
-/* -EINVAL: it was ended; -ECONNRESET: its connection is lost. */
+/* -EINVAL: the step was ended; -ECONNRESET: its connection is lost. */
 int fa_step_check(struct fa_step *step);
-/* Returns true if the daemon has it and was not asked to end it. */
+/* Returns true if the daemon has the step and was not asked to end it. */
 bool fa_step_is_open(const struct fa_step *step);
 /* Returns true if the connection takes StepBegin through its ring. */
 bool fa_step_begins_by_ring(const struct fa_client *client);

@@ -11,5 +11,6 @@
 int fa_tensor_view(const char *name, struct fa_client *client, const struct fa_tensor *tensor,
                    uint32_t rank, struct fa_wire_view *ret_view);
 
-/* With the mutex, connected. Checks that the daemon still has the tensor's buffer; -ESTALE. */
+/* Called with the mutex held, while connected. Returns -ESTALE if the daemon has lost the
+ * buffer. */
 int fa_tensor_check(const char *name, const struct fa_tensor *tensor);

@@ -76,7 +76,7 @@ int fa_timeline_write(struct fa_timeline *timeline, uint32_t slot, uint64_t valu
 	r = fa_timeline_enter(timeline, "fa_timeline_write", slot);
 	if (r < 0)
 		return r;
-	/* With the mutex: the memory may be replaced. */
+	/* The mutex is needed: the memory may be replaced. */
 	atomic_store_explicit(&timeline->memory->in[slot].value, value, memory_order_release);
 	fa_client_leave(timeline->client);
 	return 0;
@@ -183,7 +183,7 @@ static bool is_from_earlier(uint64_t last, uint64_t value)
 	return last && fa_timeline_reached(last, value);
 }
 
-/* With the mutex. */
+/* Called with the mutex held. */
 static bool needs_set_up(const struct fa_timeline *timeline)
 {
 	const struct fa_client *client = timeline->client;

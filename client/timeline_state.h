@@ -24,7 +24,7 @@ struct fa_timeline_memory {
 
 struct fa_timeline {
 	struct fa_client *client; /* does not change */
-	/* With the client's mutex. */
+	/* Guarded by the client's mutex. */
 	struct fa_timeline_memory *memory;   /* the current one; NULL: none yet */
 	uint32_t epoch;                      /* of the connection that gave it */
 	uint64_t n_set_ups;                  /* how often it was set up */
@@ -34,10 +34,10 @@ struct fa_timeline {
 };
 
 int fa_timeline_enter(struct fa_timeline *timeline, const char *name, uint32_t slot);
-/* Sets it up for the current connection; may release the mutex. -ECONNRESET: the connection is
- * lost. */
+/* Sets the timeline up for the current connection; may release the mutex. -ECONNRESET: the
+ * connection is lost. */
 int fa_timeline_set_up(struct fa_timeline *timeline);
-/* -ECONNRESET: the value was lost with a connection. */
+/* Returns 0, or -ECONNRESET if the value was lost with a connection. */
 int fa_timeline_check_wait(const struct fa_timeline *timeline, const struct fa_wire_gate *wait);
 /* Takes NULL. */
 struct fa_timeline *fa_timeline_release(struct fa_timeline *timeline, bool forked);

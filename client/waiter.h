@@ -8,6 +8,7 @@
 #include "client/client.h"
 #include "client/pending.h"
 
-/* With the mutex, which is released. Waits until waiter->ready; -EAGAIN at the deadline. */
+/* Called with the mutex held; releases it while waiting for waiter->ready. -EAGAIN at the
+ * deadline. */
 int fa_client_await(struct fa_client *client, struct fa_client_waiter *waiter,
                     uint64_t deadline_ns);

@@ -27,7 +27,7 @@ struct fa_tenant;
 
 /* A user's, for uid 0 a tenant's; starts zeroed. */
 struct fa_fd_reaper_queue {
-	/* Under the reaper's mutex. */
+	/* Guarded by the reaper's mutex. */
 	struct fa_list link;    /* in reaper.ready */
 	struct fa_list entries; /* oldest first */
 	bool initialized;       /* the lists are */

@@ -79,7 +79,7 @@ struct fa_device_memory {
 	void *backend; /* the backend's own */
 };
 
-/* One allocation of a client's, as a descriptor of the driver's. */
+/* An allocation of a client, passed as a descriptor that the driver has exported. */
 struct fa_device_piece {
 	int fd;
 	uint64_t bytes; /* as the client says; the backend checks it with the driver */
@@ -103,7 +103,8 @@ struct fa_device_tables {
 	uint64_t backend[2]; /* the backend's own */
 };
 
-/* Beside a step's tables a backend may use up to so many bytes for plans of the step's works. */
+/* A backend may use up to this many bytes, besides a step's tables, for plans of the step's
+ * works. */
 #define FA_DEVICE_PLAN_CACHE_BYTES 24576
 
 enum fa_device_op {
@@ -183,10 +184,10 @@ struct fa_device_work {
  * lane has no waiting line of its own, and refuses a work for which it has no slot.
  */
 struct fa_device_lane {
-	/* The engine writes them, the backend may read them. */
+	/* Written by the engine; the backend may read these. */
 	bool wanted;             /* a work that was refused with -EAGAIN waits for a slot */
 	unsigned int n_deferred; /* works that were refused with -EBUSY, and wait */
-	/* The engine's. */
+	/* Used by the engine only. */
 	struct fa_fair_queue queue; /* streams with a work for this lane */
 	struct fa_list link;        /* among the lanes that are ready, or full */
 };
@@ -216,8 +217,8 @@ struct fa_device_ops {
 	int (*memory_import_host)(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
 	                          bool read_only, struct fa_error *error,
 	                          struct fa_device_memory *ret_memory);
-	/* Imports @bytes that the daemon has mapped at @host, on a page, shared and writable. The
-	 * caller may unmap them afterwards. NULL: kernels can use @host itself. */
+	/* Imports @bytes at the page-aligned address @host, which the daemon has mapped shared and
+	 * writable, and may unmap afterwards. NULL: kernels can use @host itself. */
 	int (*memory_import_mapped)(struct fa_device *device, void *host, uint64_t bytes,
 	                            struct fa_error *error, struct fa_device_memory *ret_memory);
 	/*
@@ -253,18 +254,19 @@ struct fa_device_ops {
 	 */
 	int (*pool_open)(struct fa_device *device, uint64_t chunk_bytes, uint32_t max_chunks,
 	                 struct fa_error *error, void **ret_base);
-	/* Gives back all of it. Nothing is in flight. */
+	/* Frees the pool's memory. Called only if nothing is in flight. */
 	void (*pool_close)(struct fa_device *device);
 	/* Makes the memory of a chunk, and a descriptor by which a later process adopts it with its
 	 * contents. Never waits for the device: memory that cannot be zeroed at once has any
 	 * contents. */
 	int (*pool_chunk_add)(struct fa_device *device, uint32_t chunk, struct fa_error *error,
 	                      bool *ret_zeroed, int *ret_fd);
-	/* @fd stays the caller's. -EINVAL: it stands for no memory of a chunk of this pool; other
-	 * errors, like -ENOMEM, say nothing about the chunk. */
+	/* Maps the chunk whose memory is behind @fd, which stays the caller's. -EINVAL: @fd is not
+	 * the memory of a chunk of this pool; other errors, like -ENOMEM, say nothing about the
+	 * chunk. */
 	int (*pool_chunk_adopt)(struct fa_device *device, uint32_t chunk, int fd,
 	                        struct fa_error *error);
-	/* Nothing in flight uses the chunk. */
+	/* Frees a chunk that nothing in flight uses. */
 	void (*pool_chunk_remove)(struct fa_device *device, uint32_t chunk);
 
 	/* Checks that a kernel of this device covers @params (by the rules of
@@ -281,7 +283,8 @@ struct fa_device_ops {
 	                         struct fa_error *error);
 	void (*attention_release)(struct fa_device *device, struct fa_device_work *work);
 
-	/* NULL: any host memory will do. Freed when no work uses the tables. -ENOMEM. */
+	/* Allocates memory for a step's tables, which is freed when no work uses it. -ENOMEM. NULL:
+	 * any host memory will do. */
 	int (*tables_new)(struct fa_device *device, size_t bytes, struct fa_error *error,
 	                  struct fa_device_tables **ret_tables);
 	struct fa_device_tables *(*tables_free)(struct fa_device *device,

@@ -183,7 +183,7 @@ void fa_session_store_remove(struct fa_session_store *store, uint32_t record)
 		store->free_at = record;
 }
 
-/* In constant time. */
+/* Compares in constant time. */
 static bool secret_equals(const struct fa_wire_secret *a, const struct fa_wire_secret *b)
 {
 	return ((a->lo ^ b->lo) | (a->hi ^ b->hi)) == 0;

@@ -27,7 +27,7 @@ struct fa_pool_sequence_info {
 	uint32_t in_flight; /* steps */
 };
 
-/* -EDQUOT, -ENOSPC too many sequences. */
+/* -EDQUOT; -ENOSPC: too many sequences. */
 int fa_pool_sequence_new(struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache,
                          struct fa_error *error, uint64_t *ret_id);
 
@@ -50,7 +50,8 @@ int fa_pool_sequence_set_name(struct fa_pool *pool, const struct fa_actor *actor
 int fa_pool_sequence_find(struct fa_pool *pool, const struct fa_actor *actor, const char *name,
                           uint64_t now_ns, struct fa_error *error, uint64_t *ret_id);
 
-/* Removes the durable tokens from @tokens on. -EINVAL; -EBUSY steps are appending. */
+/* Shortens the sequence to its first @tokens tokens. -EINVAL: it does not have them all (a length
+ * beyond the durable one, or tokens that were dropped); -EBUSY: steps are appending. */
 int fa_pool_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                               uint64_t tokens, struct fa_error *error);
 

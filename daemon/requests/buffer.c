@@ -178,7 +178,8 @@ static bool is_on_device(const struct fa_context *context, enum fa_wire_buffer_k
 	       (kind == FA_WIRE_BUFFER_ARENA && context->info.memory_bytes);
 }
 
-/* Rounded up as the device allocates; a resumed session passes the same arena in pieces. */
+/* Rounds up as the device allocates: a resumed session passes the same arena as pieces of that
+ * size. */
 static uint64_t arena_bytes(const struct fa_context *context, uint64_t bytes)
 {
 	const uint64_t unit = context->info.arena_granularity;

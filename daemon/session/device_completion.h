@@ -15,7 +15,7 @@
 /* Pins the page, once. On failure the device completes nothing. */
 void fa_device_completion_open(struct fa_session *session);
 
-/* For a closing session. The caller has a reference to it. */
+/* Called for a closing session, to which the caller has a reference. */
 void fa_device_completion_stop(struct fa_session *session);
 
 /* Nothing is in flight. The page may be unmapped next. */

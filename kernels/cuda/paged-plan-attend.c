@@ -112,7 +112,7 @@ size_t fa_cuda_paged_split_bytes(const struct fa_paged_attention *p)
 	       fa_cuda_paged_align(tokens * sizeof(uint32_t));
 }
 
-/* @rows: of the longest item, per KV head. */
+/* @rows: query rows per KV head of the longest item. */
 static const struct fa_cuda_paged_kernel *
 find_decode(const struct fa_cuda_chip *chip, const struct fa_paged_cache *cache, int64_t rows)
 {
@@ -311,8 +311,9 @@ void fa_cuda_paged_add_append(struct fa_cuda_paged_launch *launch,
 	attention->v = fa_cuda_paged_tensor_of(&append->v, bytes);
 }
 
-/* Parts that can be reported separately; 0: none. Blocks may still be exiting when all are
- * reported, so they must not read the step's memory, and no launch may follow. */
+/* Returns how many parts (row blocks of KV heads) the launch can report one by one; 0: none. Blocks
+ * may still be exiting when all are reported, so they must not read the step's memory, and no
+ * launch may follow. */
 static uint32_t parts_told(const struct fa_cuda_paged_plan *plan)
 {
 	const struct fa_cuda_paged_kernel *kernel = plan->decode;

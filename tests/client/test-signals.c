@@ -14,10 +14,10 @@
 
 #include <cmocka.h>
 
-/* More often than a receive checks the time. */
+/* The timer's period; a blocked receive checks the time less often. */
 #define TICK_US 200000
 
-/* Longer than one receive. */
+/* The client's reply_ns; longer than a receive blocks. */
 #define TIMEOUT_NS (3 * FA_NS_PER_SEC / 2)
 
 static uint64_t late_ns(void)

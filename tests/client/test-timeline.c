@@ -387,7 +387,8 @@ static void test_markers(void **state)
 	scene_close(&s);
 }
 
-/* Values that do not grow are refused; the request's other signals are given. */
+/* A signal whose value does not exceed the last one fails the request with -EINVAL. The request's
+ * other signals are still written; waiters for them get -EINVAL, too. */
 static void test_values_backwards(void **state)
 {
 	struct fa_attention request;

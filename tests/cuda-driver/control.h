@@ -34,7 +34,7 @@ void fa_test_cuda_detach(struct fa_test_cuda_page *page);
 
 /* Adds faults by fa_test_cuda_page_fail(); NULL removes all. */
 void fa_test_cuda_fail(struct fa_test_cuda_page *page, const char *text);
-/* For each process that first calls the driver from now on. */
+/* Adds faults to every process that calls the driver for the first time from now on. */
 void fa_test_cuda_fail_next(const struct fa_test_cuda *cuda, const char *text);
 /* Injected faults so far, and the function of the last. */
 uint64_t fa_test_cuda_failed(const struct fa_test_cuda_page *page);

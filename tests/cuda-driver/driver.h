@@ -94,7 +94,7 @@ CUresult fa_fake_enter(enum fa_test_cuda_call call, unsigned int needs);
 			return _entered;                                                           \
 	} while (0)
 
-/* For a kernel that begins to run. */
+/* Called when a kernel begins to run. */
 CUresult fa_fake_enter_kernel(void);
 
 /* At the end of a stream's thread: frees its kernels' scratch. */

@@ -186,7 +186,8 @@ static bool map_is_of(const void *where, const struct fa_cuda_tensor *tensor, in
 	return true;
 }
 
-/* For a kernel's maps. Ragged lengths are checked when the launch runs. */
+/* Returns what is wrong with a kernel's tensor maps, or NULL. Ragged lengths are checked when the
+ * launch runs. */
 static const char *maps_wrong(const struct fa_cuda_kernel *kernel,
                               const struct fa_cuda_attention *args, const struct fa_cuda_maps *maps)
 {

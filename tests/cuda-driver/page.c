@@ -125,7 +125,7 @@ struct fa_test_cuda_page *fa_test_cuda_page_map(const char *path, bool create)
 		return NULL;
 	if (create && ftruncate(fd, sizeof(*page)) < 0)
 		return NULL;
-	/* Another process may be making it. */
+	/* Another process may still be creating the file. */
 	if (fstat(fd, &status) < 0 || status.st_size < (off_t)sizeof(*page)) {
 		errno = EAGAIN;
 		return NULL;
@@ -134,7 +134,7 @@ struct fa_test_cuda_page *fa_test_cuda_page_map(const char *path, bool create)
 	return page == MAP_FAILED ? NULL : page;
 }
 
-/* ---- the memory of all processes together */
+/* ---- bytes of GPU memory that all processes hold together */
 
 struct holds {
 	struct {

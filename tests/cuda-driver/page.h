@@ -43,7 +43,7 @@ enum fa_test_cuda_live {
 	FA_TEST_CUDA_LIVE,
 };
 
-/* For calls that never return. */
+/* The code of a fault in which the call never returns. */
 #define FA_TEST_CUDA_HANG (-1)
 
 /* A fault to inject. */

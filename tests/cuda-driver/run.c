@@ -117,7 +117,7 @@ CUresult fa_fake_signal_end(struct fa_fake_context *context, const struct fa_cud
 	CUresult result;
 	bool ends;
 
-	/* It does not end if the context is lost meanwhile. */
+	/* A launch never signals its end if the context was lost while it ran. */
 	fa_fake_lock();
 	ends = context->lost || context->ending;
 	fa_fake_unlock();

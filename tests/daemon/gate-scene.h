@@ -34,7 +34,7 @@ extern struct fa_test_daemon daemon_;
 extern struct fa_test_cuda_page *page; /* the daemon's */
 extern int priority;                   /* of the engines' streams */
 
-/* For a group of tests; serve() starts a daemon again. */
+/* Set-up and tear-down of a group of tests; serve() starts a daemon again. */
 void serve(void);
 int gates_start(void **state);
 int gates_stop(void **state);

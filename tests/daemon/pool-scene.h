@@ -41,7 +41,7 @@ void scene_deinit(struct scene *scene);
 
 /* A new process opens the state and must report nothing. */
 void scene_reopen(struct scene *scene);
-/* As resumed sessions do. */
+/* Takes a reference to each tenant, as resumed sessions do. */
 void scene_hold_tenants(struct scene *scene);
 
 uint64_t scene_cache(struct scene *scene, enum scene_actor actor, const char *name, uint32_t mode);

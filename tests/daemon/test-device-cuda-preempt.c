@@ -149,7 +149,7 @@ static void order_child(void)
 	static struct scene scene;
 
 	begin(&scene);
-	/* As decode in parts leaves the words; the next work need not have parts. */
+	/* Leaves the words as a decode with parts does; the next work need not have parts. */
 	for (unsigned int i = 0; i < scene.cuda.device->n_streams; ++i)
 		fa_cuda_self_signal_launched(&scene.cuda.device->streams[i], FA_CUDA_DONE_PARTS,
 		                             FA_CUDA_DONE_PARTS);

@@ -181,7 +181,8 @@ static void test_order_with_packets(void **state)
 	fa_scene_check(&scene);
 }
 
-/* A ring from which nothing is taken is full; the daemon does not wait. */
+/* The daemon stops taking requests from the ring; the ring then fills up, and the daemon does not
+ * block. */
 static void test_full(void **state)
 {
 	struct fa_case slow = fa_case_slow();

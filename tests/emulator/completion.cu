@@ -14,7 +14,7 @@ static uint32_t fencing_thread;
  * fence. */
 static uint32_t n_stored, n_fenced[THREADS_MAX];
 
-/* Of the launch that is checked, if it is. */
+/* State of the launch that is checked, if any. */
 static uint64_t words[FA_CUDA_DONE_PARTS], counter, value;
 static uint32_t early[FA_CUDA_CLIENT_WORDS];
 static struct fa_cuda_done requested;

@@ -41,7 +41,7 @@ struct store {
 	char value[16];
 };
 
-/* Of a thread: copies in order; groups are ends in them. */
+/* A thread's copies in order; groups are end indices into them. */
 static struct queue {
 	struct copy *copies;
 	uint32_t n_copies, groups[GROUPS_MAX], n_groups;

@@ -23,7 +23,7 @@ static void run_on_cpu(const struct fa_paged_request *request)
 		fa_cpu_paged_tile(isa, request, NULL, i, scratch, NULL);
 }
 
-/* Elements may differ by at most @units in the last place. */
+/* Fails the test if elements differ by more than @unit times their magnitude + 1. */
 static void compare(const struct paged_problem *problem, const void *a, const void *b, size_t bytes,
                     double unit, const char *what)
 {
@@ -84,7 +84,7 @@ static void tokens_init(struct tokens *t, int i, int ways)
 	paged_device_init(&t->device, &t->problem);
 	tokens = t->problem.cu_new[5];
 	bytes = spec.dtype == FA_ATTENTION_F32 ? 4 : 2;
-	/* Every fourth has rows that are not aligned to 16 bytes. */
+	/* Every fourth problem has rows that are not aligned to 16 bytes. */
 	const int64_t k_head = spec.head_dim + (i % 4 == 3 ? 3 : 8);
 	const int64_t v_head = spec.head_dim_v;
 
@@ -135,7 +135,7 @@ static void tokens_deinit(struct tokens *t)
 	paged_deinit(&t->problem);
 }
 
-/* Runs on both, and compares the pools unless @unit is negative. */
+/* Runs the request on the GPU and on the CPU, and compares the pools unless @unit is negative. */
 static void tokens_run(struct tokens *t, double unit, const char *what)
 {
 	struct paged_gpu_plan plan;
@@ -210,7 +210,8 @@ static void append(int i, int ways)
 		return;
 	}
 	tokens_init(&t, i, ways);
-	/* Every other one carries the table, except with codes. */
+	/* Half of the plain problems poison the GPU's table, so that the launch must carry the
+	 * entries. */
 	if (i % 2 && ways < 0)
 		paged_device_hide_table(&t.device, &t.problem);
 	tokens_run(&t, 0, "append");

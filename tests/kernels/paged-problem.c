@@ -20,7 +20,7 @@ static size_t element_bytes(enum fa_attention_dtype dtype)
 	return dtype == FA_ATTENTION_F32 ? 4 : 2;
 }
 
-/* Of the pool. */
+/* Returns the bytes of an element in the pool. */
 static size_t stored_bytes(const struct paged_spec *spec)
 {
 	return spec->store != FA_PAGED_PLAIN ? 1 : element_bytes(spec->dtype);

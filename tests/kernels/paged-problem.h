@@ -63,7 +63,7 @@ char *paged_v(const struct paged_problem *problem, int32_t layer, int32_t b, int
 float *paged_scale(const struct paged_problem *problem, int32_t layer, int32_t b, int64_t token,
                    int32_t head, bool v);
 
-/* Makes out and lse poison. */
+/* Fills out and lse with poison. */
 void paged_poison(struct paged_problem *problem);
 
 /* What a kernel rounds to the tensors' type, besides its output. */
@@ -79,7 +79,7 @@ void paged_judge(struct paged_problem *problem, const char *by, enum paged_round
 /* Defined by the test: reports a failure, and does not return. */
 void __attribute__((format(printf, 1, 2), noreturn)) paged_fail(const char *format, ...);
 
-/* ---- paged-run.c: on the CPU's kernels, in tests with cmocka */
+/* ---- paged-run.c: runs on the CPU's kernels, in tests with cmocka */
 
 /* Runs all tiles of any request in a shuffled order, with poisoned scratch and workspace. */
 void paged_run(const struct fa_cpu_isa *isa, const struct fa_paged_request *request);

@@ -61,7 +61,7 @@ uint32_t problem_pick(uint32_t low, uint32_t high); /* of both and what is betwe
 void problem_init(struct problem *problem, const struct problem_spec *spec);
 void problem_deinit(struct problem *problem);
 
-/* In words, for a failed check. */
+/* Describes the problem in words, for a failed check. */
 const char *problem_describe(const struct problem *problem);
 
 /* The instruction sets of the machine, widest first, always with "generic"; ends with NULL. */

@@ -298,7 +298,7 @@ static void test_stop(void **state)
 					                 !ends);
 				}
 				assert_true(isnan(lse[reference_lse_at(params, 0, 0, 0)]));
-				/* What it lacked, at last. */
+				/* Compute the tile that was stopped before. */
 				assert_true(fa_cpu_attention_tile(isas[n], params, workspace,
 				                                  stopped, scratch, &go_on));
 				assert_false(isnan(lse[reference_lse_at(params, 0, 0, 0)]));

@@ -1,8 +1,8 @@
-/* When the launch that attends puts new tokens into the pages as well, and when its parts are told
- * one by one, without a GPU. */
+/* Tests without a GPU when the attention launch also appends new tokens to the pages, and when it
+ * reports its parts separately. */
 #include "tests/unit/cuda-paged-scene.h"
 
-/* Three sequences, whose new tokens are two, one and five. */
+/* Three sequences with two, one and five new tokens. */
 static void scene_init_append(struct scene *scene, struct fa_paged_append *ret_append)
 {
 	static const uint32_t lengths[] = { 100, 1, 70 };
@@ -63,7 +63,7 @@ static void test_append(void **state)
 	assert_false(appends_on(&newer, &scene, &append));
 	assert_false(appends_on(&rtx, &scene, &append));
 
-	/* What append does besides, or differently. */
+	/* Appends that also handle Q, rotate, lack K or V, or belong to another layer or step. */
 	other = append;
 	other.heads = 32;
 	assert_false(appends_on(&h200, &scene, &other));
@@ -84,7 +84,7 @@ static void test_append(void **state)
 	other.step = &step;
 	assert_false(appends_on(&h200, &scene, &other));
 
-	/* Rows that start on no 16 bytes. */
+	/* Rows that are not aligned to 16 bytes. */
 	other = append;
 	other.k.data = (void *)((uintptr_t)other.k.data + 8);
 	assert_false(appends_on(&h200, &scene, &other));
@@ -95,7 +95,7 @@ static void test_append(void **state)
 	other.k.stride_token += 4;
 	assert_false(appends_on(&h200, &scene, &other));
 
-	/* Of all kernels for this chip, and no others; at head dim 64 of up to 16 rows of a KV
+	/* Only kernels of head dims 128 and 256 can append, and of 64 with up to 16 rows per KV
 	 * head. */
 	for (int32_t dim = 64; dim <= 256; dim += 32) {
 		scene_init_append(&scene, &append);
@@ -116,7 +116,7 @@ static void test_append(void **state)
 	scene.cache.v_offset = 0;
 	assert_false(appends_on(&h200, &scene, &append));
 
-	/* Kernels in pieces, trees, windows. */
+	/* Deterministic steps (split decode), windows and trees. */
 	scene_init_append(&scene, &append);
 	scene.request.attention.deterministic = true;
 	assert_true(appends_on(&h200, &scene, &append));
@@ -132,13 +132,13 @@ static void test_append(void **state)
 	scene.request.attention.tree_start = scene.tree_start;
 	assert_true(appends_on(&h200, &scene, &append));
 
-	/* Many rows, also of one sequence alone. */
+	/* One sequence with many new tokens suffices to rule it out. */
 	scene_init_append(&scene, &append);
 	scene.lengths[2] = 60;
 	scene.cu_new[3] = 63;
 	assert_false(appends_on(&h200, &scene, &append));
 
-	/* Tokens that are hidden; nothing that is new. */
+	/* A new token that was dropped at once, and a step without new tokens. */
 	scene_init_append(&scene, &append);
 	scene.first[2] = 65;
 	assert_true(appends_on(&h200, &scene, &append));
@@ -150,7 +150,7 @@ static void test_append(void **state)
 	assert_false(appends_on(&h200, &scene, &append));
 }
 
-/* Every new token is in a tile. */
+/* Every new token lies in a tile of its item. */
 static void test_append_tiles(void **state)
 {
 	for (int i = 0; i < 500; i++) {
@@ -183,7 +183,8 @@ static void test_append_tiles(void **state)
 	}
 }
 
-/* How many parts of one sequence of @length, whose last @n_new are asked about, are told. */
+/* Returns how many parts the launch reports separately. Every sequence of @scene has @length
+ * tokens, of which the last @n_new are new. */
 static uint32_t told(const struct fa_cuda_chip *chip, struct scene *scene, uint32_t length,
                      uint32_t n_new, const struct fa_paged_append *append)
 {
@@ -196,7 +197,7 @@ static uint32_t told(const struct fa_cuda_chip *chip, struct scene *scene, uint3
 		scene->lengths[b] = length;
 		scene->cu_new[b + 1] = scene->cu_new[b] + n_new;
 	}
-	/* Some table that nobody has given is the device's alone. */
+	/* If the caller has set step.table, only the device has the table. */
 	scene->step.host_table = scene->step.table ? NULL : table;
 	scene->step.table = (void *)(uintptr_t)4096;
 	scene->step.table_entries = 64;
@@ -218,7 +219,8 @@ static void test_told(void **state)
 	struct fa_paged_append append;
 	struct scene scene;
 
-	/* KV heads, and row blocks of each. */
+	/* One part per KV head and row block; with more than FA_CUDA_DONE_PARTS, none is
+	 * reported. */
 	scene_init(&scene, 1);
 	assert_int_equal(told(&h200, &scene, 1000, 1, NULL), 8);
 	assert_int_equal(told(&h200, &scene, 30, 1, NULL), 8);
@@ -229,7 +231,8 @@ static void test_told(void **state)
 	scene.cache.kv_heads = 16;
 	assert_int_equal(told(&h200, &scene, 1000, 1, NULL), 0);
 
-	/* Kernels that know nothing of it, or read what the step has in memory. */
+	/* Kernels that cannot report parts, or that still read the step's memory after the last
+	 * part. */
 	scene_init(&scene, 1);
 	assert_int_equal(told(&portable_h200, &scene, 1000, 1, NULL), 0);
 	assert_int_equal(told(&newer, &scene, 1000, 1, NULL), 0);
@@ -241,7 +244,7 @@ static void test_told(void **state)
 	assert_int_equal(told(&h200, &scene, 1000, 1, NULL), 0);
 	scene_init(&scene, 1);
 	assert_int_equal(told(&h200, &scene, 1000, 70, NULL), 0);
-	/* Several sequences; and where new tokens go into the pages, too. */
+	/* Several sequences have no separate parts; a launch that also appends has. */
 	scene_init(&scene, 2);
 	assert_int_equal(told(&h200, &scene, 1000, 1, NULL), 0);
 	scene_init_append(&scene, &append);

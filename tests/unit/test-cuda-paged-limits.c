@@ -1,6 +1,6 @@
 /*
- * Steps over pages at the ends of what a request may be, without a GPU: what kernels cannot count
- * with is refused, and nothing wraps around before.
+ * Tests steps with extreme sizes, without a GPU: those too large for the kernels' counters are
+ * refused, and nothing wraps around before.
  */
 #include "tests/unit/cuda-paged-scene.h"
 
@@ -13,8 +13,8 @@
 
 #include <cmocka.h>
 
-/* So many new tokens of so many heads that the blocks of their rows, or those of all KV heads,
- * are more than 2^32: a division by 2^32 must not leave some. */
+/* The number of row blocks, per KV head or in all, exceeds 2^32; no multiple of 2^32 may wrap to a
+ * small count. */
 static void test_rows(void **state)
 {
 	for (uint32_t shift = 16; shift <= 29; shift++)
@@ -25,7 +25,7 @@ static void test_rows(void **state)
 			int r;
 
 			scene_init(&scene, 1);
-			/* What has many rows decodes in fp32. */
+			/* With fp32 even steps of many rows take the decode kernels. */
 			scene.cache.dtype = FA_ATTENTION_F32;
 			scene.cache.kv_heads = kv_heads;
 			scene.request.attention.heads = 65536;
@@ -42,8 +42,8 @@ static void test_rows(void **state)
 		}
 }
 
-/* What a plan may need grows with the rows no further than prefixes may have any: what a daemon
- * has room for is not asked for in vain. */
+/* The size that fa_cuda_paged_blob_bytes() asks for stops growing where prefixes are impossible, so
+ * that a large step is not refused for want of memory that it does not need. */
 static void test_blob(void **state)
 {
 	static const uint32_t table[1];

@@ -1,7 +1,7 @@
 /*
- * The division of a step's work over blocks, without a GPU: every tile of every sequence
- * belongs to exactly one block, every block of rows is there once, and nothing is beyond
- * what kernels count with. The walk is the kernels', written again.
+ * Tests how a step's work is divided over blocks, without a GPU: every tile of every sequence
+ * belongs to exactly one block, every block of rows is there once, and no number exceeds what
+ * kernels can count. The walk repeats the kernels'.
  */
 #include "tests/unit/cuda-paged-scene.h"
 
@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-/* Blocks share parts of @item: all of its rows have places. */
+/* Checks that partial results have room for all rows of @item, as blocks share its parts. */
 static void check_parted(const struct scene *scene, const struct fa_cuda_paged_plan *plan,
                          const struct fa_cuda_paged_item *item)
 {
@@ -26,8 +26,8 @@ static void check_parted(const struct scene *scene, const struct fa_cuda_paged_p
 	assert_true(plan->part_rows <= most && plan->partial_rows == most);
 }
 
-/* Every tile of each part is computed once. Returns how long the block takes that takes longest, in
- * tiles, if each end takes @end. */
+/* Checks that every tile of each part is computed once. Returns the time of the slowest block in
+ * tiles, where the end of a part takes the time of @end tiles. */
 static uint32_t check_decode(const struct scene *scene, const struct fa_cuda_paged_plan *plan,
                              uint32_t end)
 {
@@ -112,8 +112,8 @@ static uint32_t longest_pair(const uint32_t *seen, uint32_t n)
 	return longest;
 }
 
-/* @all: keys that blocks of the list see, which kernels by TMA compute as pairs of the first and
- * the last, the second and the last but one; others want the longest first. */
+/* @all: the keys that each row block sees, in launch order. TMA kernels compute them in pairs: the
+ * first with the last, the second with the last but one. Other kernels want the longest first. */
 static void check_order(const struct fa_cuda_paged_plan *plan, uint32_t *all)
 {
 	const uint32_t n = plan->forward_blocks, longest = longest_pair(all, n);
@@ -203,7 +203,7 @@ static void test_even(void **state)
 	assert_int_equal(plan.part_rows, 4);
 	free(scene.blob);
 
-	/* Two parts each, which no block shares with another. */
+	/* Every block computes two whole parts, so no part is shared. */
 	for (int32_t b = 0; b < 32; b++)
 		scene.lengths[b] = 1024;
 	scene_plan(&scene, &h200, &plan);
@@ -251,19 +251,20 @@ static void test_ends(void **state)
 		assert_int_equal(plan.epilogue_tiles, cases[i].end);
 		equal = check_decode(&scene, &plan, end);
 		cost /= plan.decode_grid;
-		/* An end more than its share: where it ends in the middle of a part. */
+		/* One more end is allowed: that of a part whose end is in the middle of a block's
+		 * range. */
 		if (cases[i].end > 0)
 			assert_true(equal <= cost + end + 1);
 		else
 			assert_true(equal > cost + end + 1);
 		free(scene.blob);
-		/* Of the same length, blocks have as many anyway. */
+		/* Sequences of equal length: all blocks have equally many ends anyway. */
 		for (int32_t b = 0; b < 64; b++)
 			scene.lengths[b] = 4096;
 		scene_plan(&scene, cases[i].chip, &plan);
 		assert_int_equal(plan.epilogue_tiles, 0);
 		free(scene.blob);
-		/* Of short ones, a block has few tiles. */
+		/* Short sequences: a block has few tiles. */
 		for (int32_t b = 0; b < 64; b++)
 			scene.lengths[b] = 64 * (1 + (uint32_t)b % 5);
 		scene_plan(&scene, cases[i].chip, &plan);
@@ -319,7 +320,7 @@ static void test_kernels(void **state)
 		free(scene.blob);
 		if (cases[i].n_new > 1 || cases[i].dim != 64 || cases[i].chip != &h200)
 			continue;
-		/* In pieces it stays on the portable kernel; whatever logits become, not. */
+		/* Split decode stays on the portable kernel; other features do not force that. */
 		scene.request.attention.deterministic = true;
 		scene_plan(&scene, &h200, &plan);
 		assert_string_equal(plan.decode->symbol, "fa_sm80_paged_pieces_bf16_d64_v64_a2_w8");
@@ -354,7 +355,7 @@ static void test_forward_kind(void **state)
 	                    "fa_sm80_paged_forward_bf16_d128_v128_band");
 	assert_int_equal(launches[0].grid_x, 32);
 	assert_int_equal(launches[1].args.attention.epoch, 7);
-	/* Few items travel with the launch. */
+	/* A few items are passed in the launch's arguments. */
 	assert_int_equal(launches[1].args.attention.inline_items, 1);
 	assert_int_equal(launches[1].args.attention.first_items[0].n_k, 300);
 	free(scene.blob);
@@ -364,7 +365,7 @@ static void test_forward_kind(void **state)
 	assert_string_equal(plan.forward->symbol, "fa_sm80_paged_forward_bf16_d128_v128_rich");
 	free(scene.blob);
 
-	/* Rows too far from each other for offsets in 32 bits, and backwards. */
+	/* Strides too large for 32-bit offsets, and negative ones. */
 	scene.request.attention.softcap = 0;
 	for (int i = 0; i < 3; i++) {
 		static const int64_t strides[] = { (1 << 21) - 8, 1 << 21, -4096 };
@@ -382,7 +383,7 @@ static void test_forward_kind(void **state)
 	}
 	scene.request.attention.q = (struct fa_attention_tensor){ 0 };
 
-	/* V's rows unlike K's. */
+	/* Rows of V that are shorter than K's, and V inside K's rows. */
 	scene.cache.head_dim_v = 64;
 	scene_plan(&scene, &portable, &plan);
 	assert_string_equal(plan.forward->symbol, "fa_sm80_paged_forward_bf16_d128_v128_rich");
@@ -408,7 +409,7 @@ static void test_forward_kind(void **state)
 	free(scene.blob);
 }
 
-/* The kernels by TMA: what they take, and what they leave to others. */
+/* The TMA kernels: what they take, and what they leave to others. */
 static void test_hopper(void **state)
 {
 	static const int32_t pages[] = { 16, 32, 48, 64, 80, 112, 128, 256 };
@@ -440,14 +441,14 @@ static void test_hopper(void **state)
 		assert_true(map->data == args->pages.k);
 		assert_int_equal(args->attention.blocks_m, 8);
 		assert_int_equal(args->attention.units_m, 4);
-		/* Fewer pairs than SMs: one each. */
+		/* With fewer pairs than SMs, each block of threads has one pair. */
 		assert_int_equal(launches[0].grid_x, 4 * scene.request.attention.heads < 132
 		                                             ? 4 * scene.request.attention.heads
 		                                             : 132);
 		free(scene.blob);
 	}
 
-	/* At d64 two boxes are one warp's. */
+	/* At head dim 64 one warp loads both boxes. */
 	scene_init(&scene, 1);
 	scene.cache.head_dim = scene.cache.head_dim_v = 64;
 	scene.cu_new[1] = 1000;
@@ -460,7 +461,7 @@ static void test_hopper(void **state)
 	assert_int_equal(args->loaders, 1);
 	free(scene.blob);
 
-	/* V's rows may be unlike K's, and logits what they like. */
+	/* Rows of V may differ from K's, and logits may be modified. */
 	scene_init(&scene, 1);
 	scene.cu_new[1] = 100;
 	scene.lengths[0] = 300;
@@ -479,14 +480,14 @@ static void test_hopper(void **state)
 	assert_string_equal(plan.forward->symbol, "fa_sm80_paged_forward_bf16_d128_v128_rich");
 	free(scene.blob);
 	scene.request.attention.q.data = NULL;
-	/* Their code runs on no other chip. */
+	/* The sm_90a code runs on no other chip. */
 	next.arch = 100;
 	scene_plan(&scene, &next, &plan);
 	assert_true(plan.forward->keys == 0);
 	free(scene.blob);
 }
 
-/* What launches carry of a step: its few items, and a short table. */
+/* What is passed in the launch's arguments: a few items, and a short table. */
 static void test_carried(void **state)
 {
 	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
@@ -500,8 +501,8 @@ static void test_carried(void **state)
 	for (int32_t batch = FA_CUDA_PAGED_INLINE_ITEMS; batch <= FA_CUDA_PAGED_INLINE_ITEMS + 1;
 	     batch++)
 		for (int i = 0; i < 5; i++) {
-			/* At the table's bound, past it, without one to read; a chip that has no
-			 * such kernel; and beside rows of another kernel. */
+			/* Cases 0 to 4: a table at the size limit; a larger one; none on the host;
+			 * a chip without such a kernel; and a sequence for another kernel. */
 			const bool few = batch <= FA_CUDA_PAGED_INLINE_ITEMS, fits = few && i == 0;
 
 			scene_init(&scene, batch);
@@ -523,7 +524,7 @@ static void test_carried(void **state)
 			                                        1 << 20, 1, launches),
 			                 i == 4 ? 2 : 1);
 			args = &launches[i == 4].args.attention;
-			/* The long one is not among those that decode. */
+			/* The long sequence is not decoded, so it is not among the items. */
 			assert_int_equal(args->inline_items, few || i == 4 ? plan.decode_items : 0);
 			assert_int_equal(!args->items, few || i == 4);
 			for (uint32_t n = 0; args->inline_items && n < FA_CUDA_PAGED_INLINE_ITEMS;
@@ -613,7 +614,7 @@ static void test_refused(void **state)
 	assert_non_null(strstr(text, "tiles"));
 }
 
-/* Caches of codes: which have kernels, and what they are told of the codes. */
+/* Caches that store codes: which have kernels, and what the arguments say about the codes. */
 static void test_codes(void **state)
 {
 	struct fa_cuda_chip old = h200, small = h200;
@@ -673,7 +674,7 @@ static void test_codes(void **state)
 	free(scene.blob);
 	carried = scene.cache;
 
-	/* Which chips and dims have kernels of their own, and which the portable ones. */
+	/* Chips and head dims with special kernels, and those with portable ones. */
 	for (size_t i = 0; i < sizeof(kernels) / sizeof(kernels[0]); i++) {
 		scene.cache.store = kernels[i].store;
 		scene.cache.head_dim = scene.cache.head_dim_v = kernels[i].dim;
@@ -685,7 +686,7 @@ static void test_codes(void **state)
 		assert_string_equal(plan.decode->symbol, kernels[i].symbol);
 		free(scene.blob);
 	}
-	/* A launch that carries the table has it behind what is said of the codes. */
+	/* If a launch carries the table, it lies behind the codes' arguments. */
 	scene.cache = carried;
 	scene.request.attention.heads = 6;
 	scene.step.host_table = table;
@@ -723,7 +724,7 @@ static void test_codes(void **state)
 #undef REFUSED
 }
 
-/* In all else. */
+/* Checks that the kernels agree in everything else. */
 static void check_stands_for(const struct fa_cuda_paged_kernel *kernel,
                              const struct fa_cuda_paged_kernel *other)
 {

@@ -1,8 +1,8 @@
 /*
- * Plans of decode in pieces, without a GPU: every row of every sequence meets every token that
- * it is to see exactly once, in its sequence's tail or in a prefix that begins as the sequence
- * does; every share has a place of its own, and every counter counts up to what the last to come
- * waits for. The walk is the kernels', written again.
+ * Tests the plans of split decode (FA_CUDA_PAGED_SPLIT) without a GPU: every row meets every token
+ * that it sees exactly once, in its sequence's suffix or in a prefix that sequences share; every
+ * partial result has its own place; every counter expects as many arrivals as there are.
+ * check_walk() repeats the kernels' walk over the tiles.
  */
 #include "kernels/cuda/paged-plan.h"
 
@@ -108,7 +108,7 @@ static void scene_plan(struct scene *scene)
 		assert_int_equal(scene->blob[bytes + i], 0x5a);
 }
 
-/* ---- what kernels do with it */
+/* ---- the kernels' walk over a plan */
 
 struct view {
 	const struct fa_cuda_paged_plan *plan;
@@ -155,7 +155,7 @@ static uint32_t blocks_of(const struct view *view, const struct fa_cuda_paged_pa
 	       block_of(view, tile + view->plan->epilogue_tiles) + 1;
 }
 
-/* @shares are those of an item's parts from @part on. */
+/* Checks that @shares describes @item's partial results from @part on. */
 static void check_shares(const struct view *view, const struct fa_cuda_paged_partial_range *shares,
                          uint32_t item, uint32_t part)
 {
@@ -165,7 +165,7 @@ static void check_shares(const struct view *view, const struct fa_cuda_paged_par
 	assert_int_equal(shares->row_blocks, view->items[item].row_blocks);
 }
 
-/* What the last to come at a tail waits for. */
+/* Returns the arrivals after which a suffix and its prefix can be merged. */
 static uint32_t wanted(const struct view *view, uint32_t suffix, uint32_t kv_head, uint32_t slice)
 {
 	const struct fa_cuda_paged_suffix *t = &view->suffixes[suffix];
@@ -200,7 +200,8 @@ static void arrive(const struct view *view, uint32_t *counts, uint32_t item, uin
 	}
 }
 
-/* Every unit or tile once, every share in a place of its own, all counters full. */
+/* Checks that every tile is processed once, that every partial result has its own place, and that
+ * every counter gets the arrivals that it expects. */
 static void check_walk(const struct scene *scene)
 {
 	const struct view view = view_of(scene);
@@ -232,7 +233,8 @@ static void check_walk(const struct scene *scene)
 
 			assert_true(at >= i->tile && part < i->parts);
 			assert_int_equal(block_of(&view, at), block);
-			/* Only the time that its end takes is still this block's. */
+			/* A part's first epilogue_tiles stand for its epilogue's time and hold no
+			 * tokens. */
 			if (behind + left <= plan->epilogue_tiles) {
 				at += left;
 				break;
@@ -262,7 +264,7 @@ static void check_walk(const struct scene *scene)
 	free(counts);
 }
 
-/* Every row's tokens: those of its sequence, in the pages that its table says. */
+/* Checks that every row gets its sequence's tokens, from the pages in the sequence's table. */
 static void check_tokens(const struct scene *scene)
 {
 	const struct view view = view_of(scene);
@@ -295,7 +297,8 @@ static void check_tokens(const struct scene *scene)
 			assert_int_equal(suffix->begin, begin);
 			continue;
 		}
-		/* In a prefix: nothing of it is hidden, and it ends where the tail begins. */
+		/* The sequence shares a prefix: it sees all of it, and its suffix begins at its
+		 * end. */
 		prefix = &view.items[view.suffixes[piece->suffixes].prefix_item];
 		assert_int_equal(prefix->begin, begin);
 		assert_int_equal(prefix->first, step->first[b]);
@@ -352,7 +355,7 @@ static void set(int32_t b, uint32_t n_new, uint32_t length)
 	scene.lengths[b] = length;
 }
 
-/* 64 sequences that share 8,192 of 9,216 tokens. */
+/* 64 sequences of 9,216 tokens that share the first 8,192. */
 static void set_usual(void)
 {
 	scene_init(&scene, 64);
@@ -371,7 +374,8 @@ static void test_usual(void **state)
 	check(&scene, 1);
 	assert_string_equal(scene.plan.decode->symbol, "fa_sm90_paged_pieces_bf16_d128_a2");
 	assert_int_equal(scene.plan.decode_items, 65);
-	/* 8 row blocks of the prefix instead of 64, and a tail each, and what ends them. */
+	/* Per KV head: 8 row blocks of the prefix (not 64), with 128 tiles each, and 64 suffixes of
+	 * 16 tiles. Each adds 3 tiles of time for its epilogue. */
 	assert_int_equal(scene.plan.epilogue_tiles, 3);
 	assert_int_equal((scene.plan.tiles_each * 132 + scene.plan.tiles_extra),
 	                 8 * (8 * 131 + 64 * 19));
@@ -399,13 +403,13 @@ static void test_not(void **state)
 	set_usual();
 	scene.request.attention.alibi_slopes = slopes;
 	check(&scene, 0);
-	/* The first token of all is just not seen by all. */
+	/* A window that hides the first token, and one that hides none. */
 	set_usual();
 	scene.request.attention.window_left = 9214;
 	check(&scene, 0);
 	scene.request.attention.window_left = 9215;
 	check(&scene, 1);
-	/* Too little. */
+	/* Sequences that share too few pages. */
 	set_usual();
 	for (int32_t b = 0; b < 64; b++)
 		scene.table[b][1] = 7000 + (uint32_t)b;
@@ -415,18 +419,18 @@ static void test_not(void **state)
 	set(1, 1, 500);
 	begin_like(&scene, 1, 0, 7);
 	check(&scene, 0);
-	/* Counters for so many parts there are not. */
+	/* More parts than there are counters. */
 	set_usual();
 	scene.cache.kv_heads = scene.request.attention.heads = 300;
 	check(&scene, 0);
-	/* Shares would take 138 MB, and 130. */
+	/* Partial results that would take 138 MB, which is too much, and 130 MB. */
 	set_usual();
 	scene.cache.kv_heads = scene.request.attention.heads = 124;
 	check(&scene, 0);
 	set_usual();
 	scene.cache.kv_heads = scene.request.attention.heads = 116;
 	check(&scene, 1);
-	/* Different tokens are hidden. */
+	/* Sequences that dropped different numbers of leading tokens. */
 	set_usual();
 	for (int32_t b = 0; b < 64; b++)
 		scene.first[b] = (uint32_t)b;
@@ -443,7 +447,8 @@ static void set_half(int32_t batch)
 	}
 }
 
-/* What is saved is to be more than what shares take on a chip where that is known. */
+/* On a chip whose costs are known, sequences share a prefix only if that saves more time than the
+ * partial results cost. */
 static void test_pays(void **state)
 {
 	set_half(8);
@@ -462,7 +467,7 @@ static void test_pays(void **state)
 
 static void test_groups(void **state)
 {
-	/* Two, by turns; of each an odd one out. */
+	/* Two groups, of even and of odd sequences; one sequence of each shares nothing. */
 	set_usual();
 	for (int32_t b = 1; b < 64; b++)
 		begin_like(&scene, b, b % 2, 128);
@@ -474,31 +479,32 @@ static void test_groups(void **state)
 	scene.table[6][0] = 78;
 	check(&scene, 2);
 
-	/* All share 16 pages, halves of them 112 more: the halves are taken. */
+	/* All share 16 pages, and each half shares 112 more: each half is a group. */
 	set_usual();
 	for (int32_t b = 0; b < 64; b++)
 		for (uint32_t i = 16; i < 128; i++)
 			scene.table[b][i] = 5000000 + (uint32_t)(b % 2) * 1000 + i;
 	check(&scene, 2);
-	/* All share 120, fours of them 8 more: all are taken. */
+	/* All share 120 pages, and sets of four share 8 more: all are one group. */
 	set_usual();
 	for (int32_t b = 0; b < 64; b++)
 		for (uint32_t i = 120; i < 128; i++)
 			scene.table[b][i] = 5000000 + (uint32_t)(b % 16) * 1000 + i;
 	check(&scene, 1);
-	/* 32 share all, 32 only 40 pages with them and one another: of these a group, too. */
+	/* One half shares 128 pages; the other shares only 40 with it and among itself, and is a
+	 * second group. */
 	set_usual();
 	for (int32_t b = 32; b < 64; b++)
 		for (uint32_t i = 40; i < 128; i++)
 			scene.table[b][i] = 9000000 + 1000 * (uint32_t)b + i;
 	check(&scene, 2);
-	/* A page that is the same behind one that is not. */
+	/* Equal pages behind a different one are not shared. */
 	set_usual();
 	scene.table[9][64] = 3;
 	check(&scene, 1);
 }
 
-/* The last of all numbers is a page's as any other is, where others end. */
+/* UINT32_MAX in a table is a page like any other, even where the other tables end. */
 static void test_last_number(void **state)
 {
 	const int32_t batch = 10;
@@ -513,7 +519,7 @@ static void test_last_number(void **state)
 	check(&scene, 1);
 }
 
-/* Pages that new tokens go to are not shared, whatever the table says. */
+/* Pages to which new tokens go are not shared, whatever the table contains. */
 static void test_new_tokens(void **state)
 {
 	set_usual();
@@ -575,11 +581,11 @@ static void test_random(void **state)
 			assert_int_equal(scene.plan.prefixes, 0);
 		free(scene.blob);
 	}
-	/* It has seen some. */
+	/* Enough of the random plans had prefixes. */
 	assert_true(grouped > 50);
 }
 
-/* A sequence's units are the same whatever else there is. */
+/* A deterministic plan divides a sequence into the same units whatever else the step has. */
 static void test_units(void **state)
 {
 	static const uint32_t lengths[] = { 1, 512, 513, 4096, 65536, 65537, 300000 };

@@ -1,6 +1,6 @@
 /*
- * Which GPU kernel a request gets, and how it is launched: without a GPU. Prints the
- * table of built kernels.
+ * Tests which GPU kernel a request gets and how it is launched, without a GPU. Prints the table of
+ * built kernels.
  */
 #include "kernels/cuda/plan.h"
 
@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-/* What the drivers of these say of themselves. */
+/* Chips with the limits that their drivers report. */
 static const struct fa_cuda_chip hopper = {
 	.arch = 90, .shared_bytes_max = 232448, .l2_bytes = 50 << 20, .sms = 132
 };
@@ -112,7 +112,7 @@ static void test_table(void **state)
 		       k->shared_bytes);
 		snprintf(symbol, sizeof(symbol), "fa_sm%d_forward_%s_d%d_v%d_%s", k->arch,
 		         dtypes[k->dtype], k->dim, k->dim_v, kinds[k->kind]);
-		/* Of several that cover the same, the others say what they are for. */
+		/* Only a kernel for short sequences has a suffix after these. */
 		assert_memory_equal(k->symbol, symbol, strlen(symbol));
 		assert_true(k->symbol[strlen(symbol)] == '\0' || k->seqlen_k_max < INT32_MAX);
 		for (size_t j = 0; j < i; j++)
@@ -126,7 +126,7 @@ static void test_table(void **state)
 		assert_true(images[i]);
 }
 
-/* Whatever fa_attention_check() lets pass has a kernel, on every chip that we know. */
+/* Every request that fa_attention_check() accepts has a kernel, on every chip above. */
 static void test_every_combination(void **state)
 {
 	static const float values[64] = { 1 };
@@ -191,7 +191,7 @@ static void test_choice(void **state)
 		{ FA_ATTENTION_BF16, 200, 192, 1, &hopper, "fa_sm90_forward_bf16_d256_v256_full" },
 		{ FA_ATTENTION_BF16, 256, 512, 2, &hopper, "fa_sm90_forward_bf16_d256_v256_full" },
 		{ FA_ATTENTION_BF16, 128, 512, 4, &hopper, "fa_sm90_forward_bf16_d128_v128_full" },
-		/* Code for sm_90a is for no other chip. */
+		/* Code for sm_90a runs on no other chip. */
 		{ FA_ATTENTION_BF16, 64, 64, 1, &ampere, "fa_sm80_forward_bf16_d64_v64_full" },
 		{ FA_ATTENTION_F16, 64, 64, 1, &ampere, "fa_sm80_forward_f16_d64_v64_full" },
 		{ FA_ATTENTION_F32, 64, 64, 1, &ampere, "fa_sm80_forward_f32_d64_v64_rich" },
@@ -252,7 +252,7 @@ static void test_kinds(void **state)
 	assert_int_equal(kind(&params), FA_CUDA_RICH);
 }
 
-/* A window that hides nothing is none. */
+/* A window that hides nothing counts as none. */
 static void test_windows(void **state)
 {
 	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);
@@ -296,7 +296,7 @@ static void test_windows(void **state)
 	params.causal = true;
 	assert_int_equal(kind(&params), FA_CUDA_FULL);
 
-	/* Sides beyond what int32 sums may hold are none in the longest sequence, too. */
+	/* Sides too large for int32 sums count as unbounded, in the longest sequence, too. */
 	params = usual(FA_ATTENTION_BF16, 128);
 	params.seqlen_k = FA_CUDA_SEQLEN_MAX;
 	params.window_left = FA_CUDA_SEQLEN_MAX - 2;
@@ -305,7 +305,7 @@ static void test_windows(void **state)
 	assert_int_equal(plan(&params).args.window_left, FA_CUDA_WINDOW_MAX);
 }
 
-/* What is narrow has a kernel of its own, where there is one, and blocks one by one. */
+/* A narrow window has its own kernel on some chips; its row blocks are not paired. */
 static void test_narrow(void **state)
 {
 	static const float values[64] = { 1 };
@@ -330,7 +330,7 @@ static void test_narrow(void **state)
 	assert_int_equal(kind(&params), FA_CUDA_WINDOW);
 	params.window_right = 348;
 	assert_int_equal(kind(&params), FA_CUDA_BAND);
-	/* Where there are many keys in it a block has many tiles. */
+	/* The same limit where windows are wide and the blocks have many tiles. */
 	params.seqlen_q = params.seqlen_k = 16384;
 	params.window_left = 3000;
 	params.window_right = 71;
@@ -478,7 +478,7 @@ static void test_arguments(void **state)
 	assert_true(fabs(launch.args.cap_in - 0.125 / 30) < 1e-8);
 	assert_true(fabs(launch.args.cap_out - 30 / M_LN2) < 1e-5);
 	assert_int_equal(launch.args.triples, 2 * 6 * launch.args.slices);
-	/* More units than multiprocessors, and work for one each. */
+	/* There are more units than SMs; each SM gets one block of threads. */
 	assert_true(launch.args.units_m * launch.args.triples > hopper.sms);
 	assert_int_equal(launch.grid, hopper.sms);
 	assert_int_equal(launch.args.units_m, (launch.args.blocks_m + 1) / 2);
@@ -515,7 +515,7 @@ static void test_sections(void **state)
 	assert_int_equal(plan(&params).args.section, 1);
 }
 
-/* What TMA is told of the tensors, and what it cannot be told. */
+/* The tensor maps, and tensors that TMA cannot load. */
 static void test_maps(void **state)
 {
 	static const uint32_t cu_q[] = { 0, 7, 307 }, cu_k[] = { 0, 300, 301 };
@@ -566,7 +566,7 @@ static void test_maps(void **state)
 	assert_int_equal(plan(&params).n_maps, 0);
 	assert_int_equal(plan_on(&ampere, &params).n_maps, 0);
 
-	/* All tokens of a ragged batch together, and none at all. */
+	/* A ragged batch with all its tokens, and with none. */
 	params = usual(FA_ATTENTION_BF16, 128);
 	params.batch = 4;
 	params.seqlen_q = params.seqlen_k = FA_CUDA_SEQLEN_MAX;
@@ -580,7 +580,7 @@ static void test_maps(void **state)
 	assert_int_equal(plan(&params).n_maps, 0);
 }
 
-/* Kernels for short sequences, whatever the queries. */
+/* Kernels for short sequences of keys, with any number of queries. */
 static void test_lengths(void **state)
 {
 	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 64);
@@ -604,7 +604,7 @@ static void test_units(void **state)
 	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);
 	struct fa_cuda_launch launch = plan(&params);
 
-	/* 3 blocks of 128 rows of 12 triples. */
+	/* 12 triples, each with 3 blocks of 128 rows. */
 	assert_false(launch.args.pairs);
 	assert_int_equal(launch.args.units_m, 3);
 	assert_int_equal(launch.grid, 36);
@@ -614,11 +614,11 @@ static void test_units(void **state)
 	assert_int_equal(launch.args.units_m, 2);
 	assert_int_equal(launch.grid, 24);
 
-	/* No more than there are SMs, unless nobody knows how long the sequences are. */
+	/* At most one block of threads per SM, unless the sequences' lengths are unknown. */
 	params.batch = 100;
 	params.q.stride_batch = params.k.stride_batch = params.v.stride_batch = 0x10000;
 	assert_int_equal(plan(&params).grid, 132);
-	/* More where one would take longer than others should wait: 2 or 3 units each. */
+	/* More of them where one would hold its SM too long: 2 or 3 units each. */
 	params.causal = false;
 	params.seqlen_q = params.seqlen_k = 8192;
 	params.batch = 4;
@@ -674,7 +674,7 @@ static void test_bounds(void **state)
 	params.heads = 512;
 	refused(&ampere, &params, "more than 2147483647 blocks");
 
-	/* Triples alone. */
+	/* More triples than blocks may count. */
 	params.seqlen_q = 1;
 	params.heads = 65536;
 	params.batch = 32767;
@@ -712,8 +712,8 @@ static void test_chips(void **state)
 		                 fa_cuda_kernels[i].arch == 90);
 }
 
-/* What kernels make of a small dot product is what they make of a large one, from 0 to the largest,
- * and the caps that models have are such that there are small ones. */
+/* The polynomial for small dot products must match tanh over its whole range, and for the caps of
+ * real models the range must not be empty. */
 static void test_softcap_powers(void **state)
 {
 	static const float scales[] = { 1, 0.125f, 0.0625f, -0.0884f, 12, 1e-20f, 1e20f, 0 };
@@ -739,7 +739,7 @@ static void test_softcap_powers(void **state)
 			assert_true(fabsf(args.cap_large * args.cap_powers[0] - args.cap_out) <=
 			            0x1p-22f * args.cap_out);
 			for (int i = -4000; i <= 4000; i++) {
-				/* Evenly, and by factors. */
+				/* Points spaced evenly and by constant factors. */
 				const float dot = i % 2 ? limit * (float)i / 3999
 				                        : copysignf(limit, (float)i) *
 				                                  exp2f(-fabsf((float)i) / 100);
@@ -755,7 +755,7 @@ static void test_softcap_powers(void **state)
 				assert_true(fabs(fmaf(dot, factor, 0) - wanted) <=
 				            0x1p-17 * fabs(wanted) + (double)FLT_MIN);
 			}
-			/* None is small that has no polynomial. */
+			/* Without a polynomial, no dot product counts as small. */
 			if (args.cap_square == 0)
 				assert_true(!signbit(fmaf(0, 0, -args.cap_square)));
 		}

@@ -26,7 +26,7 @@ static inline struct fa_cpu_work *fa_cpu_work(struct fa_device_work *work)
 	return (struct fa_cpu_work *)work->backend;
 }
 
-/* For workers, under the mutex. */
+/* The functions below are called by workers with the mutex held. */
 
 /* A ready work, whose group is charged a quantum, or NULL. */
 struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device);

@@ -9,7 +9,7 @@ struct fa_cuda_paged_part {
 	struct fa_cuda_paged_plan *own_plan; /* the same, unless cached */
 	size_t blob_at;                      /* in the heap */
 	bool cached;                         /* with the tables */
-	/* As the kernels read it. */
+	/* The request and step with addresses as the kernels read them. */
 	struct fa_paged_request request;
 	struct fa_paged_step step;
 	bool writes_q, reads_q; /* in scratch */

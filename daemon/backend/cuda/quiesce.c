@@ -46,7 +46,7 @@ static bool is_busy(const struct fa_cuda_quiesce *quiesce)
 	return quiesce->n_long > 0 || quiesce->held;
 }
 
-/* Under the mutex. */
+/* Called with the mutex held. */
 static void wait_until_quiet(struct fa_cuda_quiesce *quiesce, struct fa_cuda_quiesce_window *window)
 {
 	const uint64_t ready_ns = quiesce->closed_ns + COOLDOWN_NS;

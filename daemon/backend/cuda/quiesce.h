@@ -13,7 +13,7 @@
 struct fa_cuda_quiesce {
 	pthread_mutex_t mutex;
 	pthread_cond_t changed;
-	/* Under the mutex. */
+	/* Guarded by the mutex. */
 	unsigned int n_long; /* in flight */
 	unsigned int n_windows;
 	unsigned int n_waiting; /* workers waiting for n_long to be 0 */

@@ -11,9 +11,9 @@
 
 #include <stdint.h>
 
-/* Descriptor of an operand in shared memory: columns of rows of 128 bytes in the 128-byte swizzle
- * of TMA, each column on 1024 bytes. Rows of A, and of B in Q K^T, run along k; rows of B in O += P
- * V run along n, with @column_bytes between columns. */
+/* Descriptor of an operand in shared memory with TMA's 128-byte swizzle. The operand is stored as
+ * columns of 128-byte rows, and each column starts at a multiple of 1024 bytes. A, and B of Q K^T,
+ * are K-major. B of O += P V is N-major, with @column_bytes from one column to the next. */
 __device__ __forceinline__ uint64_t fa_wgmma_operand(uint32_t shared, uint32_t column_bytes)
 {
 	/* The swizzle mode, and 1024 bytes between groups of eight rows. */

@@ -89,7 +89,8 @@ fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args,
 	return info;
 }
 
-/* Once, after the barrier that follows fa_sm90_paged_clear_partials(). All consumers. */
+/* Makes the cleared partial results visible to other blocks. Called once by all consumers, after
+ * the barrier that follows fa_sm90_paged_clear_partials(). */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_fence_partials(const struct fa_cuda_paged_attention &args)
@@ -99,8 +100,8 @@ fa_sm90_paged_fence_partials(const struct fa_cuda_paged_attention &args)
 			fa_fence_device();
 }
 
-/* Notes how the segment's part is split. All consumers; @thread does it. Unless it is 0, which
- * reads the note, a barrier must follow. */
+/* Records how the segment's part is split. Called by all consumers; @thread writes the record,
+ * thread 0 reads it. If they differ, a barrier must follow. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_segment_begin(const struct fa_cuda_paged_attention &args,
@@ -184,8 +185,8 @@ fa_sm90_paged_piece_columns(const struct fa_cuda_paged_attention &args,
 	}
 }
 
-/* Signals the host that the segment's part has ended, if the launch signals parts. All consumers,
- * after a barrier behind the part's last store. */
+/* Signals the host that the segment's part has ended, if the launch signals parts. Called by all
+ * consumers after a barrier behind the part's last store. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_signal_part(const struct fa_cuda_paged_attention &args,

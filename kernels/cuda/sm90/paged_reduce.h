@@ -40,7 +40,7 @@ struct fa_sm90_paged_split {
 	uint32_t is_last;         /* this block reduces; valid after the last merge barrier */
 };
 
-/* TWO_LEVEL. Thread 0 writes is_root. */
+/* The split in a two-level reduction (TWO_LEVEL). Thread 0 writes is_root. */
 struct fa_sm90_paged_split_groups {
 	struct fa_sm90_paged_split all;
 	uint32_t groups, group; /* group: this block's */
@@ -118,8 +118,8 @@ fa_sm90_paged_partial_address(const struct fa_cuda_paged_attention &args, uint32
 	return (char *)args.partials + (uint64_t)row * (C::DIM_V * 4);
 }
 
-/* Stores EMPTY to the block's places. All consumers; a barrier and a fence by thread 0 must
- * follow. */
+/* Stores EMPTY to the block's places. Called by all consumers; a barrier and a fence by thread 0
+ * must follow. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_clear_partials(const struct fa_cuda_paged_attention &args)
