@@ -113,7 +113,7 @@ static void copy_string(char *to, size_t size, const struct fa_wire_string *from
 	(void)snprintf(to, size, "%.*s", (int)from->length, from->text ? from->text : "");
 }
 
-/* It must be sealed, so that it cannot shrink. */
+/* Maps the completion page, which must be sealed so that it cannot shrink. */
 static int map_page(int fd, struct fa_error *error, const struct fa_completion_slot **ret_page)
 {
 	struct fa_error why;

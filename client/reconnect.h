@@ -1,11 +1,11 @@
-/* Installing connections. With the client's mutex. */
+/* Installs connections. Called with the client's mutex held. */
 #pragma once
 
 #include "client/client.h"
 
 /* Makes @connection (consumed) the client's. */
 void fa_client_adopt(struct fa_client *client, struct fa_connection *connection);
-/* Returns 0 once connected; if need be reconnects within @timeout_ns, without the mutex.
+/* Returns 0 once connected; if need be reconnects within @timeout_ns, with the mutex released.
  * FA_NS_NEVER: does not reconnect. */
 int fa_client_reconnect(struct fa_client *client, uint64_t timeout_ns);
 int fa_client_enter_connected(struct fa_client *client);

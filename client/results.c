@@ -63,7 +63,7 @@ int fa_result_collect(struct fa_client *client, uint32_t id)
 				return -EPROTO;
 			break;
 		}
-		/* Its Completion has the error text. */
+		/* A failed request's Completion has the error text. */
 		if (outcome.status)
 			break;
 		fa_result_store(stream, 0, NULL, 0, outcome.queued_ns, outcome.started_ns,

@@ -266,7 +266,7 @@ static void print_by_tenant(const struct metric *metrics, size_t n, const json_t
 	}
 }
 
-/* They are the same for all tenants. */
+/* The limits are the same for all tenants. */
 static void print_limits(const json_t *tenants, FILE *file)
 {
 	const json_t *limits = json_object_get(json_array_get(tenants, 0), "limits");
@@ -357,7 +357,7 @@ int fa_metrics_print(const char *json, FILE *file)
 	print_by_tenant(tenant_metrics, N(tenant_metrics), tenants, file);
 	print_by_tenant(done_metrics, N(done_metrics), tenants, file);
 	print_histogram(tenants, file);
-	/* Only administrators see chunks; the part of others is printed per tenant. */
+	/* Only administrators see chunks; others see only their tenants' pool metrics. */
 	if (json_object_get(pool, "chunks"))
 		print_metrics(pool_metrics, N(pool_metrics), pool, file);
 	print_by_tenant(pool_tenant_metrics, N(pool_tenant_metrics),

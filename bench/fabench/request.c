@@ -348,7 +348,8 @@ static int report_paths(struct request_bench *b, const char *prefix, enum path p
 	return r;
 }
 
-/* Alternates blocks of the paths from @first on. @run is one sample, of @per units. */
+/* Measures the paths from @first on, in blocks that alternate. A call of @run is one sample of @per
+ * units, and times are reported per unit. */
 static int measure(struct request_bench *b, const char *prefix, enum path first,
                    int (*run)(struct request_bench *b, enum path path), size_t block_trips,
                    size_t per)

@@ -293,7 +293,7 @@ static int await(struct fa_prefiller *prefiller,
 			return fa_fail(error, status, "%s", shared->error.text);
 		if (waitpid(prefiller->pid, NULL, WNOHANG) == prefiller->pid) {
 			prefiller->pid = 0;
-			/* It may have ended between the checks. */
+			/* The child may have set its status and ended between the two checks. */
 			if (atomic_load(&shared->status) < 0)
 				continue;
 			return fa_fail(error, -ECHILD, "the prefill client has ended");

@@ -24,8 +24,8 @@ struct fa_gates;
 struct fa_stream;
 
 /*
- * The loop thread allocates and frees it; the engine owns it from fa_engine_submit() until
- * fa_engine_take(). With work.op FA_DEVICE_NONE it needs no device, and later jobs of the stream
+ * The loop thread allocates and frees a job; the engine owns it from fa_engine_submit() until
+ * fa_engine_take(). A job with work.op FA_DEVICE_NONE needs no device, and later jobs of the stream
  * start without waiting for it.
  */
 struct fa_job {
@@ -37,7 +37,8 @@ struct fa_job {
 	uint64_t queued_ns;
 	struct fa_attention_params params; /* its pointers stay valid as long as the job */
 	void *owner;                       /* the session; opaque */
-	/* Not started (without device work: not finished) before fa_engine_release(). */
+	/* The job does not start (without device work: does not finish) before
+	 * fa_engine_release(). */
 	bool held;
 	/* After success (without device work: after earlier jobs) it is taken with `confirming`
 	 * set, and finishes with fa_engine_confirm(). */
@@ -46,7 +47,7 @@ struct fa_job {
 	/* The job and its successors start when its waits are met; its signals are written when it
 	 * finishes, with any status. NULL: none. Lives as long as the job. */
 	struct fa_gates *gates;
-	/* Ends with its predecessor's error. Cancelling one job of a chain cancels all. */
+	/* The job ends with its predecessor's error. Cancelling one job of a chain cancels all. */
 	bool chained;
 	/* The device may write the stream's words (fa_engine_stream_set_device_words) on success.
 	 * Only if nothing else of the stream is in flight, and nothing follows the device work. */
@@ -59,7 +60,7 @@ struct fa_job {
 	uint64_t started_ns, finished_ns;
 	uint64_t number; /* for the record; set by the loop thread */
 
-	/* The engine's. */
+	/* Used by the engine only. */
 	struct fa_list link;        /* in the stream, then among the finished */
 	struct fa_list index_link;  /* loop thread: the stream's index by value */
 	struct fa_list cancel_link; /* inbox.cancelled */

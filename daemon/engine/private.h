@@ -192,7 +192,7 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches);
 /* Writes first the private word, which alone has effects, then the client's. */
 void fa_stream_publish(struct fa_stream *stream, uint64_t value, const struct fa_outcome *outcome);
 
-/* ---- scheduler.c; with state_mutex */
+/* ---- scheduler.c; called with state_mutex held */
 
 void fa_stream_receive(struct fa_stream *stream, struct fa_job *job);
 
@@ -203,7 +203,7 @@ void fa_stream_update(struct fa_stream *stream);
 /* Returns true if @job waits for its gates; false on a lost device. */
 bool fa_job_is_gated(const struct fa_job *job);
 
-/* After a release or confirmation. */
+/* Called after the loop thread has released or confirmed @job. */
 void fa_job_answered(struct fa_job *job);
 
 /* Ends @job early, unless it is settled. */

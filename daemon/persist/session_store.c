@@ -16,7 +16,7 @@
 enum record_state {
 	FREE,
 	USED, /* by a session of the daemon that wrote the state */
-	LOST, /* since this daemon's start, or set by it */
+	LOST, /* resumable: lost with an earlier daemon, or since */
 };
 
 struct fa_session_store_header {

@@ -6,7 +6,7 @@
 /* Called before all others. -ENOSYS. */
 int fa_pool_hash_init(void);
 void fa_pool_hash_new_secret(uint8_t secret[FA_STATE_SECRET_BYTES]);
-/* SipHash, for tables and checksums. */
+/* Returns the SipHash, for tables and checksums. */
 uint64_t fa_pool_hash_short(const uint8_t secret[FA_STATE_SECRET_BYTES], const void *data,
                             size_t bytes);
 

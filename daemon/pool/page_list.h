@@ -23,7 +23,8 @@ static inline uint32_t fa_pool_sequence_slot(const struct fa_pool_sequence *sequ
 
 /* How many cells @sequence lacks for pages up to number @end. */
 uint32_t fa_page_list_missing(const struct fa_pool_sequence *sequence, uint32_t end);
-/* Allocates for pages up to number @end and @n_deferred deferred pages more. -ENOMEM. */
+/* Allocates room for pages up to number @end, and for @n_deferred more pages whose release is
+ * deferred. -ENOMEM. */
 int fa_page_list_prepare(struct fa_pool_sequence *sequence, uint32_t end, uint32_t n_deferred);
 int fa_page_list_check_cells(const struct fa_pool *pool, uint64_t n, struct fa_error *error);
 /* The pages are planned; prepared, with enough cells. */
@@ -32,13 +33,13 @@ void fa_page_list_append(struct fa_pool *pool, struct fa_pool_sequence *sequence
 /* Replaces a durable page. */
 void fa_page_list_replace(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint32_t number,
                           uint32_t slot);
-/* Makes all three durable by one store. */
+/* Makes @length, @first and @step durable by one store. */
 void fa_page_list_commit(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint64_t length,
                          uint64_t first, uint64_t step);
 /* Releases pages after the planned length; @durable ones are deferred, as steps may read them. */
 void fa_page_list_trim(struct fa_pool *pool, struct fa_pool_sequence *sequence, bool durable);
 void fa_page_list_drop_before(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                               uint64_t first);
-/* Releases a page once the steps in flight have ended. Prepared. */
+/* Releases a page once the steps in flight have ended. fa_page_list_prepare() has made room. */
 void fa_page_list_release(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint32_t slot);
 void fa_page_list_free_cell(struct fa_pool *pool, uint32_t cell);

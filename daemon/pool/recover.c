@@ -148,7 +148,7 @@ static void check_chunks(struct fa_recovery *recovery)
 		}
 		cache = pool->caches[*owner - FA_STATE_CHUNK_CACHE];
 		if (!cache) {
-			/* Its cache was removed, or dropped and reported. */
+			/* The chunk's cache was removed, or dropped and reported. */
 			empty_chunk(pool, i);
 			fa_state_store(owner, FA_STATE_CHUNK_QUARANTINED);
 			continue;

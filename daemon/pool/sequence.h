@@ -59,7 +59,7 @@ int fa_pool_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor
 int fa_pool_sequence_drop(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                           uint64_t first, struct fa_error *error, uint64_t *ret_first);
 
-/* For its session, admins and, if named, its tenant. */
+/* Allowed for the sequence's session, admins and, if it has a name, its tenant. */
 int fa_pool_sequence_remove(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                             struct fa_error *error);
 

@@ -52,8 +52,8 @@ struct fa_state_header {
 #define FA_STATE_CHUNK_ABSENT 0u /* no memory */
 #define FA_STATE_CHUNK_FREE 1u
 #define FA_STATE_CHUNK_CACHE 2u /* + index of its cache */
-/* Of a cache removed by a dead daemon, whose device may still write: free from
- * fa_pool_quarantine_end() on. */
+/* The chunk of a cache removed by a daemon that died: free from fa_pool_quarantine_end() on, as
+ * that daemon's device may still write to it. */
 #define FA_STATE_CHUNK_QUARANTINED (FA_STATE_CHUNK_CACHE + FA_STATE_CACHES)
 
 struct fa_state_chunk {
@@ -82,7 +82,8 @@ struct fa_state_cache {
 	uint8_t reserved[104];
 };
 
-/* Of the cache with the same index: [layer][kv_head]. Valid for codes without token_scales. */
+/* Scales of the cache with the same index, [layer][kv_head]. Valid if the cache stores codes and
+ * has no token_scales. */
 struct fa_state_scales {
 	float k[FA_STATE_SCALES], v[FA_STATE_SCALES];
 };

@@ -190,7 +190,7 @@ static uint64_t arena_bytes(const struct fa_context *context, uint64_t bytes)
 	return rounded - rounded % unit;
 }
 
-/* Descriptors of all pieces: a later one must not exceed the limit. */
+/* Charges the descriptors of all pieces in advance, so that no later piece exceeds the limit. */
 static int charge(struct fa_session *session, struct fa_registered_buffer *buffer,
                   struct fa_error *error)
 {

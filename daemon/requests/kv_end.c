@@ -249,7 +249,7 @@ static int bind_end(struct fa_request *request, const struct fa_wire_message *me
 	return r;
 }
 
-/* Its step can no longer be committed. */
+/* The step of a refused commit can no longer be committed. */
 static void refused(struct fa_request *request, const struct fa_wire_message *message)
 {
 	struct fa_kv_step *step = NULL;

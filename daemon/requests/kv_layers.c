@@ -140,7 +140,7 @@ int fa_kv_attend_layers(struct fa_call *call, struct fa_error *error)
 			fa_engine_batch_begin(engine);
 		}
 	}
-	/* Behind a ring, the caller ends the batch. */
+	/* For requests of a ring, the caller ends the batch. */
 	if (!call->by_ring)
 		fa_engine_batch_end(engine);
 	return r;

@@ -28,8 +28,8 @@ void fa_timelines_close(struct fa_context *context);
 
 /*
  * Makes the gates of a request (NULL: none), which free() frees. @charge pays until the request
- * ends. An error refuses the request; *ret_gates may still have signals to give. -EINVAL, -EDQUOT,
- * -ENOMEM.
+ * ends. An error refuses the request, but may leave *ret_gates with its valid signals, which are
+ * still written when it ends. -EINVAL, -EDQUOT, -ENOMEM.
  */
 int fa_timeline_bind(struct fa_session *session, const struct fa_wire_message *message,
                      struct fa_charge *charge, struct fa_error *error, struct fa_gates **ret_gates);

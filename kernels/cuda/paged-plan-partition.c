@@ -27,7 +27,7 @@ struct place {
 	uint32_t parts_done;
 };
 
-/* @tile: the range's last; ascending from call to call. */
+/* Moves @place to the range that ends with @tile, which ascends from call to call. */
 static void find(struct place *place, uint32_t ends, uint32_t tile)
 {
 	uint32_t each = place->item->tiles + ends, part, in_part;

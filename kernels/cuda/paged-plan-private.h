@@ -35,13 +35,13 @@ static inline uint32_t fa_cuda_paged_n_new(const struct fa_paged_step *step, int
 	return step->cu_new[b + 1] - step->cu_new[b];
 }
 
-/* -1: unbounded. */
+/* Returns the left window bound; -1: unbounded. */
 static inline int64_t fa_cuda_paged_left(const struct fa_paged_attention *p)
 {
 	return p->window_left > FA_PAGED_LENGTH_MAX ? -1 : p->window_left;
 }
 
-/* Sequence @b of the step; other fields are 0. */
+/* Returns the item of the step's sequence @b; other fields are 0. */
 static inline void fa_cuda_paged_item_of(const struct fa_paged_step *step, int32_t b,
                                          struct fa_cuda_paged_item *ret_item)
 {
@@ -87,7 +87,7 @@ static inline uint32_t fa_cuda_paged_slices(const struct fa_paged_attention *p,
 __attribute__((format(printf, 3, 4))) int fa_cuda_paged_fail(char *text, size_t text_bytes,
                                                              const char *format, ...);
 
-/* The same: there is no kernel for @what. */
+/* Fails with -ENOTSUP and the text that there is no kernel for @what. */
 int fa_cuda_paged_no_kernel(const struct fa_cuda_chip *chip, const char *what, char *text,
                             size_t text_bytes);
 

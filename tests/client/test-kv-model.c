@@ -322,7 +322,7 @@ static void do_pipeline(struct model *m)
 	must(kv_attend(&m->kv, steps[0], &items[0], 1, 0, true), "attend");
 	kv_check_out(&m->kv, &items[0], 1);
 	if (kv_begin(&m->kv, &items[1], 1, &steps[1]) < 0) {
-		/* Its last page must be copied first, but is being written. */
+		/* The sequence's last page must be copied first, but is being written. */
 		fa_check_contains(fa_error(), "copied");
 		steps[1] = NULL;
 	} else {

@@ -52,7 +52,8 @@ static int run(const char *path, const char *word, const char *input)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* It is installed with the driver's tools, maybe outside of PATH. */
+/* Finds the MPS control program, which is installed with the driver's tools, maybe outside of
+ * PATH. */
 static bool find_control(void)
 {
 	static const char name[] = "nvidia-cuda-mps-control";

@@ -226,7 +226,7 @@ static void test_full_reply_timeout(void **state)
 	options.reconnect_ns = fa_test_patience_ns();
 	fa_check_eq(fa_connect(&options, &sleeper.client), 0);
 	kill_daemon(&daemon);
-	/* It notices the death when it sends. */
+	/* The client notices the daemon's death only when it sends. */
 	fa_check(!pthread_create(&sleeper.thread, NULL, ping_later, &sleeper));
 	fa_test_elapse_ms((unsigned int)(3 * reply_ns / 2 / FA_NS_PER_MS));
 	fa_test_daemon_start(&daemon, &in_dir);

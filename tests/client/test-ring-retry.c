@@ -176,7 +176,7 @@ static struct fa_buffer *buffer_new(void)
 	struct fa_buffer *buffer;
 	bool without = !has_ring(client);
 
-	/* Its reply carries no descriptor, the request does. */
+	/* The reply carries no descriptor, the request does. */
 	have_again();
 	check(fa_buffer_new(client, 17 * 64 * sizeof(float), 0, &buffer));
 	if (without)

@@ -53,7 +53,7 @@ static void test_life(void **state)
 	fa_check(inherited >= 0 && spawn_count_open(getpid(), "never-inherit-this"));
 	fa_check(!spawn_count_open(pid, "never-inherit-this"));
 	fa_check(spawn_count_open(pid, "/dev/null"));
-	/* Its stderr is a pipe whose other end is closed. */
+	/* The daemon's stderr is a pipe whose other end is closed. */
 	snprintf(path, sizeof(path), "/proc/%d/fd/2", pid);
 	n = readlink(path, pipe, sizeof(pipe) - 1);
 	fa_check(n > 0);

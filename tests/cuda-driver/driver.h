@@ -116,7 +116,7 @@ struct fa_fake_context *fa_fake_current(void);
 /* Returns whether @result loses the context. */
 bool fa_fake_is_sticky(CUresult result);
 
-/* Under the lock. */
+/* Called with the lock held. */
 void fa_fake_lose(struct fa_fake_context *context, CUresult result);
 
 /* ---- memory (memory.c, region.c) */
@@ -163,7 +163,7 @@ struct fa_fake_region {
 	unsigned int opens;            /* FA_FAKE_IPC */
 };
 
-/* Under the lock. */
+/* Called with the lock held. */
 struct fa_fake_region *fa_fake_region_find(CUdeviceptr at);
 size_t fa_fake_region_count(void);
 struct fa_fake_region *fa_fake_region_at(size_t index);
@@ -199,7 +199,7 @@ struct fa_fake_pin {
 /* Without the lock. CUDA_ERROR_ILLEGAL_ADDRESS if any of it is inaccessible. */
 CUresult fa_fake_pin(struct fa_fake_pin *pin);
 void fa_fake_unpin(struct fa_fake_pin *pin);
-/* Under the lock. */
+/* Called with the lock held. */
 bool fa_fake_span_is_good(int device, const struct fa_fake_span *span);
 
 /* Frees all memory of @context. Under the lock. */

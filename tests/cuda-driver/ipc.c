@@ -97,7 +97,7 @@ static struct fa_fake_region *opened(const struct handle *handle)
 	return NULL;
 }
 
-/* Under the lock. */
+/* Called with the lock held. */
 static CUresult open_new(const struct handle *handle, struct fa_fake_region **ret_region)
 {
 	struct fa_fake_region like = {

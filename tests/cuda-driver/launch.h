@@ -1,4 +1,4 @@
-/* Launches, for all functions of the driver that launch. */
+/* Launches kernels, for all functions of the driver that launch. */
 #pragma once
 
 #include "tests/cuda-driver/driver.h"
@@ -8,6 +8,6 @@
 
 CUresult fa_fake_launch(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted, CUstream stream);
 
-/* Sizes of its params; 0: no such param. */
+/* Returns the sizes of the kernel's params; 0: no such param. */
 CUresult fa_fake_launch_bytes(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted,
                               size_t ret_bytes[FA_FAKE_PARAMS]);

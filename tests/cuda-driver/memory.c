@@ -158,7 +158,7 @@ static CUresult allocate(enum fa_fake_kind kind, size_t bytes, CUdeviceptr *ret_
 	return CUDA_SUCCESS;
 }
 
-/* Under the lock. */
+/* Called with the lock held. */
 static void allocation_free(struct fa_fake_region *region, bool patient)
 {
 	const struct fa_fake_region old = *region;

@@ -19,5 +19,5 @@ struct fa_fake_function {
 /* The CPU kernels; NULL: no module was loaded so far. */
 extern const struct fa_cpu_isa *fa_fake_isa;
 
-/* Or NULL. Under the lock. */
+/* Returns the function, or NULL. Called with the lock held. */
 struct fa_fake_function *fa_fake_function_find(CUfunction value);

@@ -235,7 +235,7 @@ CUresult fa_fake_drain(struct fa_fake_context *context)
 
 /* ---- submission */
 
-/* Under the lock. */
+/* Called with the lock held. */
 static CUresult submit(CUstream value, struct fa_fake_op *op)
 {
 	struct fa_fake_context *context = fa_fake_current();

@@ -55,7 +55,7 @@ static inline uint8_t cuda_exporter_byte(unsigned int piece, uint64_t i)
 
 /* Call before this process uses the driver. */
 void cuda_exporter_start(struct cuda_exporter *exporter, int device);
-/* It frees its memory, and lives on. */
+/* Makes the exporter free its memory and live on. */
 void cuda_exporter_free(struct cuda_exporter *exporter);
 void cuda_exporter_stop(struct cuda_exporter *exporter);
 

@@ -22,16 +22,16 @@ void runner_init(struct runner *runner);
 void runner_deinit(struct runner *runner);
 
 void runner_choose(struct runner *runner, struct fa_test_random *random, struct op *op);
-/* On the pool alone; stores the results in @op. */
+/* Runs @op on the pool alone; stores the results in @op. */
 void runner_run(struct runner *runner, struct op *op);
-/* On pool and model, which must agree. */
+/* Runs @op on the pool and on the model; their results must agree. */
 void runner_do(struct runner *runner, struct op *op);
 
-/* The pool has the sequences of the model and no others. */
+/* Checks that the pool has the sequences of the model and no others. */
 void runner_verify(struct runner *runner);
 /* Ends all steps, then verifies sequences and counts. */
 void runner_settle(struct runner *runner);
-/* A new process opens the pool. */
+/* Opens the pool again, as a new process does. */
 void runner_reopen(struct runner *runner);
 
 /* Returns true if the pool has exactly this sequence. */

@@ -366,7 +366,7 @@ static void test_prefill(void **state)
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
 	request = attend_at(&engine, slot(&engine) + 1, &out);
 	fa_test_quiet_ms(20);
-	/* It is not preempted for requests that only wait for their client. */
+	/* The long request is not preempted for requests that only wait for their client. */
 	fa_check_eq(fa_test_cuda_stopped(page), stopped);
 	request_theirs = attend(&other, 0, NULL, 0, &theirs);
 	fa_check_eventually(fa_test_cuda_stopped(page) > stopped);

@@ -28,7 +28,7 @@ static uint64_t n_before;
 /* The urgent one also has a stream of high priority. */
 static struct attention_client urgent, patient;
 
-/* Its kernel is preemptible. */
+/* Returns a case whose kernel is preemptible. */
 static struct fa_case prefill_case(void)
 {
 	return attention_client_long_case(FA_WIRE_DTYPE_BF16);

@@ -184,7 +184,7 @@ static void starving_child(void)
 	scene.cuda.device->tuning.preempt_stop_ns = 1;
 	fa_check_eventually((cuda_reap(&scene.cuda), n_launches(&scene) >= 3));
 	fa_check(!scene.jobs[URGENT].reaped);
-	/* It then runs long enough to be worth the cost. */
+	/* The resumed work now runs long enough to be worth the cost of preemption. */
 	fa_check_eq(stream_of(&scene, LONG)->preemption.run_ns, 500 * FA_NS_PER_US);
 	fa_test_cuda_hold(scene.cuda.page, false);
 	check_done(&scene, URGENT);

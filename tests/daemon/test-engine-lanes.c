@@ -275,7 +275,7 @@ static void test_cancel(void **state)
 	wait_refused(&f, 1, 0);
 	fa_engine_cancel(f.engine, f.streams[1], c->value, 0);
 	expect(&f, c, -ECANCELED);
-	/* Behind a running job it ends in its turn. */
+	/* A cancelled job behind a running one ends in its turn. */
 	fa_engine_cancel(f.engine, f.streams[0], b->value, 0);
 	expect_nothing(&f);
 	assert_int_equal(f.device.n_cancelled, 0);
@@ -456,7 +456,7 @@ static void test_held(void **state)
 	held(true);
 }
 
-/* It ends at once, and the jobs behind it go on. */
+/* A held job that is cancelled ends at once, and the jobs behind it go on. */
 static void test_held_cancelled(void **state)
 {
 	struct fa_job *a, *b;

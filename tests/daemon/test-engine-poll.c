@@ -52,7 +52,8 @@ static void test_attended(void **state)
 	fixture_deinit(&f);
 }
 
-/* It never waits for the engine thread, which takes what was submitted meanwhile. */
+/* The polling thread never waits for the engine thread, which takes what was submitted
+ * meanwhile. */
 static void test_busy(void **state)
 {
 	struct fa_job *job;

@@ -300,7 +300,7 @@ static void test_refused(void **state)
 	scene_deinit(&s);
 }
 
-/* Behind a refused job, behind a running one: the gate is polled all the same. */
+/* A gated job behind a refused job behind a running one: the gate is polled all the same. */
 static void behind_refused(bool has_work, bool cancelled)
 {
 	struct fa_job *a, *refused, *c;

@@ -78,7 +78,7 @@ static void test_seals(void **state)
 	struct fa_wire_message message = fa_raw_register_message(2, 4096);
 	int fd = memfd(4096, 0, 0);
 
-	/* It may grow and be sealed later, but it must have the seal. */
+	/* The memfd may grow and be sealed further, but it must have F_SEAL_SHRINK. */
 	fa_raw_call_expect(&raw, &message, &fd, 1, -EINVAL, "F_SEAL_SHRINK");
 	fa_check(!fcntl(fd, F_ADD_SEALS, F_SEAL_GROW));
 	fa_raw_call_expect(&raw, &message, &fd, 1, -EINVAL, "F_SEAL_SHRINK");

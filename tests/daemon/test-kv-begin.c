@@ -204,7 +204,8 @@ static void test_several(void **state)
 	check_lengths(36, 36);
 }
 
-/* Behind a request of its stream it is planned at once and usable; it completes later. */
+/* A StepBegin behind a request of its stream is planned at once, and the step can be used; the
+ * StepBegin finishes later. */
 static void test_behind(void **state)
 {
 	uint64_t blocked = block(STREAM), value = begin(STREAM, 1);

@@ -279,7 +279,7 @@ static void test_behind_other_stream_by_ring(void **state)
 	commit_behind(true, 0);
 }
 
-/* Behind another step's request in its stream: a stream completes in order. */
+/* A commit behind another step's request in its stream: a stream completes in order. */
 static void test_in_order(void **state)
 {
 	uint64_t other = kv_sequence(&client, kv_cache(&client, NULL, 0)), first, second;

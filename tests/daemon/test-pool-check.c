@@ -381,7 +381,7 @@ static void lose_chunks(uint32_t lost)
 			n_left[i]++;
 		n_dropped += i && n_left[i] < LOST_PAGES;
 	}
-	/* Its published pages are idle. */
+	/* The removed sequence's published pages are idle. */
 	fa_check_eq(
 		fa_pool_sequence_remove(scene.pool, &scene.actors[SCENE_ANNA], s[0], &scene.error),
 		0);

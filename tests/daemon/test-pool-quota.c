@@ -77,7 +77,7 @@ static void test_idle_of_others(void **state)
 	scene_plan_fails(&scene, SCENE_ANNA, id, 5 * SCENE_PAGE_TOKENS, -EDQUOT);
 	assert_int_equal(scene_cache_info(&scene, annas).idle_pages, 1);
 	assert_int_equal(scene_cache_info(&scene, claires).idle_pages, 3);
-	/* Its own go first. */
+	/* The user's own idle pages are evicted first. */
 	scene_append(&scene, SCENE_ANNA, id, 1 * SCENE_PAGE_TOKENS, 100);
 	assert_int_equal(scene_cache_info(&scene, annas).idle_pages, 0);
 	assert_int_equal(scene_cache_info(&scene, claires).idle_pages, 3);

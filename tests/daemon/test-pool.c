@@ -315,7 +315,7 @@ static void test_names(void **state)
 	SCENE_FAILS(&scene, -EINVAL, "mode",
 	            fa_pool_sequence_set_name(scene.pool, anna, a, "s", 3, 0, 0, &scene.error));
 
-	/* Its own tenant has every right, others those in the mode. */
+	/* The sequence's own tenant has every right, others have those in the mode. */
 	assert_int_equal(fa_pool_sequence_find(scene.pool, david, "s", 0, &scene.error, &id), 0);
 	assert_int_equal(id, a);
 	SCENE_FAILS(&scene, -EACCES, "fork",
@@ -328,7 +328,7 @@ static void test_names(void **state)
 	            fa_pool_sequence_remove(scene.pool, claire, a, &scene.error));
 	scene_append(&scene, SCENE_BOB, a, 1, 100);
 
-	/* It outlives its session. */
+	/* The named sequence outlives its session. */
 	fa_pool_release_owner(scene.pool, anna->owner);
 	scene_check(&scene, a, 0, 6, 100);
 	scene_reopen(&scene);

@@ -98,7 +98,7 @@ static void test_other_words(void **state)
 static atomic_bool scribbling;
 static uint64_t scribble_bytes, scribble_from;
 
-/* It races by intent with its own process: not for ThreadSanitizer. */
+/* Overwrites the ring, in an intended race with its own process: not for ThreadSanitizer. */
 __attribute__((no_sanitize("thread"))) static void *scribble(void *unused)
 {
 	struct fa_test_random random = { fa_test_random(&numbers) };

@@ -83,7 +83,7 @@ float *paged_scale(const struct paged_problem *problem, int32_t layer, int32_t b
 
 	if (!has_token_scales(&problem->spec))
 		return (v ? problem->v_scales : problem->k_scales) + layer * cache->kv_heads + head;
-	/* Of head 0 and the page's token 0; the scales follow all rows. */
+	/* Scales follow all of the page's rows, so start from the row of head 0, token 0. */
 	page = row_at(problem, layer, b, token / cache->page_tokens * cache->page_tokens, 0,
 	              v ? cache->v_offset : 0, 0);
 	page += rows * (v ? cache->head_dim_v : cache->head_dim);

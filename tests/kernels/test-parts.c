@@ -153,7 +153,8 @@ static void test_same_to_the_bit(void **state)
 	}
 }
 
-/* In a process of its own, as the number is read once. Returns the number of tiles. */
+/* Runs in its own process, as the number of processors is determined once. Returns the number of
+ * tiles. */
 static int64_t run_with_processors(long n, struct problem *problem, const struct fa_cpu_isa *isa,
                                    char *shared)
 {

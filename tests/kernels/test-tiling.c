@@ -257,7 +257,7 @@ static void test_bounds(void **state)
 		assert_int_equal(fa_cpu_attention_tiles(isa, &params), tiles);
 		assert_true(splits < 64 + 2 * 32);
 	}
-	/* It was about something. */
+	/* The loop has had enough cases with splits. */
 	assert_true(n_cut > 500 && most > FA_CPU_WORKSPACE_BYTES_MAX / 8);
 }
 

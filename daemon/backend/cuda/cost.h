@@ -7,5 +7,5 @@
 /* @plan: the request's, if it attends. */
 double fa_cuda_cost_paged_ns(const struct fa_device *device, const struct fa_paged_request *request,
                              const struct fa_cuda_paged_plan *plan);
-/* For a prepared work; 0: not long. */
+/* Returns how long a prepared work takes, or 0 if it is not long. */
 uint64_t fa_cuda_cost_long_ns(const struct fa_device *device, const struct fa_device_work *work);

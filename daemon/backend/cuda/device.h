@@ -98,7 +98,7 @@ struct fa_cuda_stream {
 	char *vectors;                /* [FA_CUDA_STREAM_DEPTH][FA_CUDA_VECTORS_BYTES] */
 	CUdeviceptr vectors_at;       /* their copy on the GPU */
 	CUdeviceptr vectors_in_place; /* as the GPU addresses them */
-	/* Of running paged works: counters, partial results, q. */
+	/* Scratch of running paged works: counters and partial results, then q. */
 	CUdeviceptr scratch;
 	size_t scratch_bytes;
 	uint64_t epoch; /* last use of the counters */

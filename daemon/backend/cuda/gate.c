@@ -13,7 +13,7 @@
 
 #include "common/clock.h"
 
-/* As long as the engine polls without sleeping. */
+/* The time for which the engine polls a gate without sleeping. */
 #define PATIENCE_NS (200 * FA_NS_PER_US)
 
 void fa_cuda_gates_open(struct fa_device *device)

@@ -150,7 +150,8 @@ static void *alignment_of(const void *pointer)
 	return (void *)(pointer ? ((uintptr_t)pointer & 15) | 16 : 0);
 }
 
-/* Strips what differs between layers. False: @request has its own vectors. */
+/* Removes what may differ between a step's layers, so that they compare equal. Returns false if
+ * @request has arrays of its own, whose contents may differ. */
 static bool strip_layer(struct fa_paged_request *request)
 {
 	struct fa_paged_attention *attention = &request->attention;
@@ -175,7 +176,7 @@ static bool strip_layer(struct fa_paged_request *request)
 	}
 }
 
-/* If padding differs, the work is planned again. */
+/* Padding is compared, too: if it differs, the work is planned again. */
 static bool is_same(const struct fa_paged_request *a, const struct fa_paged_request *b)
 {
 	if (a->op != b->op)

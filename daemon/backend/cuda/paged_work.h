@@ -6,7 +6,7 @@
 /* One request. */
 struct fa_cuda_paged_part {
 	const struct fa_cuda_paged_plan *plan;
-	struct fa_cuda_paged_plan *own_plan; /* the same, unless cached */
+	struct fa_cuda_paged_plan *own_plan; /* equal to plan; NULL: plan is cached */
 	size_t blob_at;                      /* in the heap */
 	bool cached;                         /* with the tables */
 	/* The request and step with addresses as the kernels read them. */

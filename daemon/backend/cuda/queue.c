@@ -439,7 +439,7 @@ void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
 static void stream_finish(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work, uint64_t now_ns)
 {
-	/* It cannot have started before the end of the work ahead. */
+	/* The work cannot have started before the end of the work ahead. */
 	if (work->started_ns < stream->finished_ns)
 		work->started_ns = stream->finished_ns;
 	work->finished_ns = now_ns;

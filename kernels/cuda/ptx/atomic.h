@@ -2,7 +2,7 @@
 
 #include <stdint.h>
 
-/* acq_rel, device scope; returns the old value. */
+/* Adds with acq_rel order at device scope; returns the previous value. */
 __device__ __forceinline__ uint64_t fa_atomic_add_ordered(uint64_t *address, uint64_t value)
 {
 	uint64_t before;
@@ -14,7 +14,7 @@ __device__ __forceinline__ uint64_t fa_atomic_add_ordered(uint64_t *address, uin
 	return before;
 }
 
-/* relaxed, device scope; returns the old value. */
+/* Adds with relaxed order at device scope; returns the previous value. */
 __device__ __forceinline__ uint64_t fa_atomic_add(uint64_t *address, uint64_t value)
 {
 	uint64_t before;

@@ -277,8 +277,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	if (!C::INDEPENDENT && group == C::GROUPS - 1)
 		pingpong_signal();
 	q.advance(group);
-	/* Once, unless independent groups skip more tiles than the ring holds: then the pipeline
-	 * restarts. */
+	/* The loop runs once, unless groups are independent and this one has to skip more tiles
+	 * than the ring holds: then the pipeline starts again. */
 #pragma unroll 1
 	do {
 		for (; C::INDEPENDENT && next_skip > 0; next_skip--) {

@@ -269,8 +269,8 @@ __device__ __forceinline__ void fa_sm90_paged_stage_row(const struct fa_warp_row
 		fa_sm90_paged_stage_row<C, R + 1>(rows, at, r);
 }
 
-/* Two-level reduction, if this block is its group's last arrival. All consumers, after a barrier
- * behind find_last(). */
+/* Does the two-level reduction if this block is the last arrival of its group. Called by all
+ * consumers after a barrier behind find_last(). */
 template <class C, int LANES>
 __device__ __forceinline__ void fa_sm90_paged_reduce_levels(
 	const struct fa_cuda_paged_attention &args, const fa_paged_segment_of<C> &segment,
