@@ -275,7 +275,7 @@ static int64_t keys_seen(const struct fa_cuda_attention *args)
 }
 
 /* Blocks of threads per SM such that each takes about BLOCK_NS, or one unit: a higher priority gets
- * an SM only when a block ends. Longer blocks would save their start, about 2 us. */
+ * an SM only when a block ends. Longer blocks would save about 2 us. */
 #define BLOCK_NS 200000
 #define SM_FLOPS_PER_NS 6000 /* of an H200 */
 

@@ -167,8 +167,8 @@ fa_paged_mask_scores_as(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_page
 	return visible;
 }
 
-/* The same. The long code for trees is kept apart: nearly every sequence passes here once, at its
- * end, and would wait for its fetch. (At d64, two fragments leave no registers for both.) */
+/* The same. The long code for trees is kept apart: nearly every sequence passes here once and would
+ * wait for its fetch. (At d64, two fragments leave no registers for both.) */
 template <class C>
 __device__ __forceinline__ struct fa_paged_visibility
 fa_paged_mask_scores(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attention &args,

@@ -21,7 +21,7 @@ template <> struct fa_stride<true> {
 
 /* Loads tiles of ROWS rows of D elements with THREADS threads. A thread owns the same chunks of
  * every pass-th row, so that its addresses are a constant apart. NEAR: strides fit in 32 bits,
- * which saves registers; the plan calls such tensors aligned. */
+ * which saves registers. */
 template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	static constexpr int lanes = fa_swizzle<D>::lanes;
 	static constexpr int pass = THREADS / lanes;

@@ -3,8 +3,8 @@
  * keys at a time.
  *
  * The maximum that is subtracted in the exponent may lag: it is raised, and O and the sum rescaled,
- * only when a logit exceeds it by more than 8 (in units of ln 2). p is then at most 256, harmless
- * in fp16, bf16 and fp32 sums, and O is rarely rescaled after the first tiles.
+ * only when a logit exceeds it by more than 8 (in units of ln 2). p is then at most 256, which
+ * fp16, bf16 and fp32 sums hold, and O is rarely rescaled.
  */
 #pragma once
 

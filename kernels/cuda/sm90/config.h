@@ -105,8 +105,8 @@ struct fa_sm90_config {
 	static constexpr bool MASK_BITS = LOOKAHEAD || WINDOW || SCORE_MOD ||
 	                                  (FIXED_MAX && !PAGED &&
 	                                   PINGPONG == FA_SM90_PINGPONG_SOFTMAX);
-	/* TUNED, STOP_READ, SIGNAL_STEPS and WAITS_LATE only change the order in which ptxas
-	 * schedules the main loop. Measurements: docs/kernels.md. */
+	/* TUNED, STOP_READ, SIGNAL_STEPS and WAITS_LATE only change how ptxas schedules the main
+	 * loop (docs/kernels.md). */
 	static constexpr bool TUNED = YIELDS && !PAGED && (!SCORE_MOD || SOFTCAP);
 	static constexpr fa_sm90_stop_read STOP_READ = ALIBI_MMA ? FA_SM90_STOP_BEFORE_EXP
 	                                               : !TUNED || GROUPS == 4
@@ -134,8 +134,8 @@ struct fa_sm90_config {
 	static constexpr bool FEW_REGISTERS = SCORE_MOD && GROUPS == 3;
 	/* The soft cap's last step subtracts the row maximum, if set. */
 	static constexpr bool CAP_SUBTRACTS_MAX = SOFTCAP && FIXED_MAX;
-	/* Dot products of a thread that softcap.h processes at a time; independent reduction chains
-	 * that look for large ones. */
+	/* Dot products of a thread that softcap.h processes at a time; independent reduction
+	 * chains. */
 	static constexpr int CAP_CHUNK = FEW_REGISTERS            ? (KEYS < 128 ? 8 : 4)
 	                                 : SOFTCAP && KEYS >= 128 ? 32
 	                                                          : 16;

@@ -1,12 +1,11 @@
 /*
  * Table of the dense sm_90a kernels, plain C preprocessor: forward_rows.h instantiates the rows,
- * table.c makes the host's table.
+ * table.c lists them for the host.
  *
- * X(name, KIND, dim, dim_v, groups, keys, stages, q_slots, PINGPONG, seqlen_k_max)
- *
- * config.h explains the columns. KIND is one of sm80/kernels.h, or WINDOW (a BAND for narrow
- * windows) or CAP (RICH with a soft cap and without ALiBi). seqlen_k_max: the row is preferred to
- * later rows up to this length. docs/kernels.md says why these shapes.
+ * X(name, KIND, dim, dim_v, groups, keys, stages, q_slots, PINGPONG, seqlen_k_max), see config.h.
+ * KIND is one of sm80/kernels.h, or WINDOW (a BAND for narrow windows) or CAP (RICH with a soft cap
+ * and without ALiBi). seqlen_k_max: the row is preferred to later rows up to this length.
+ * docs/kernels.md says why these shapes.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /*
  * The producer: TMA loads of Q for every block of rows and of the K and V tiles that those rows
- * see, in the order of use, as far ahead as the rings allow. If tiles consist of many boxes,
- * several warps issue them; warp 0 arms the mbarriers and decides where the launch yields.
+ * see, as far ahead as the rings allow. If tiles consist of many boxes, several warps issue them;
+ * warp 0 arms the mbarriers and decides where the launch yields.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /*
  * Decode over pages that hold codes of a byte. As paged_decode.h, but converting codes costs time
- * and a tile arrives in half of it: GROUPS of four consumer warps take tiles in turn, so GROUPS - 1
- * tiles arrive while a warp works on one. Each group has a producer warp.
+ * and a tile arrives in half of it: GROUPS of four consumer warps take tiles in turn, each with a
+ * producer warp, so GROUPS - 1 tiles arrive while a warp works on one.
  */
 #pragma once
 

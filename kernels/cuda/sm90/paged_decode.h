@@ -4,9 +4,8 @@
  * part that one block computes, a tile 64 tokens, a strip 16.
  *
  * One producer warp loads (paged_load.h); groups of four consumer warps take tiles in turn, each
- * warp a strip (paged_decode_tile.h), with maxima, sums and O of its own. Warps merge at the end of
- * a segment (paged_epilogue.h) and do not wait for one another before. While a group works on a
- * tile, GROUPS - 1 others arrive.
+ * warp a strip (paged_decode_tile.h), with maxima, sums and O of its own. Warps merge only at a
+ * segment's end (paged_epilogue.h). While a group works on a tile, GROUPS - 1 others arrive.
  */
 #pragma once
 

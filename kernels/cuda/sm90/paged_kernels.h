@@ -42,9 +42,8 @@
 /* Per item and KV head, at most: fa_paged_token_of(). */
 #define FA_SM90_PAGED_ROWS_MAX (1 << 20)
 
-/* Whether a block's first tiles are requested before all else, and how many: all warps then run the
- * same code up to these loads, as cold code behind a jump is slow to fetch. Pieces have no
- * registers for it. */
+/* Whether a block's first tiles are requested before all else, and how many: cold code behind a
+ * jump is slow to fetch. Pieces have no registers for it. */
 #define FA_SM90_PAGED_EARLY_LOADS(dim) ((dim) >= 128)
 #define FA_SM90_PAGED_EARLY_TILES(dim) ((dim) == 256 ? 3 : 1)
 

@@ -1,8 +1,7 @@
 /*
  * Source (dense_source.h) of keys in pages and rows in dense tensors. The plan lists blocks of
  * rows, longest first; block i pairs with block n - 1 - i, so that pairs are about equally long. A
- * thread block computes pairs in rounds of alternating direction, so that a long pair is followed
- * by a short one.
+ * thread block computes pairs in rounds of alternating direction: a short pair follows a long one.
  */
 #pragma once
 
