@@ -3,6 +3,7 @@
 #include "client/gates.h"
 #include "client/kv.h"
 #include "client/last_error.h"
+#include "client/loss.h"
 #include "client/result_wait.h"
 #include "client/results.h"
 #include "client/step_state.h"
@@ -11,6 +12,7 @@
 #include "common/cleanup.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stddef.h>
 #include <stdlib.h>
 
@@ -165,8 +167,11 @@ static int begin_by_ring(struct fa_client *client, const struct fa_wire_message 
 	r = fa_result_wait_number(client, BEGIN_STREAM, value, client->reply_ns, &step->number);
 	if (r == -EAGAIN && client->streams[BEGIN_STREAM].finished < value)
 		return fa_call_timed_out(client, FA_WIRE_STEP_BEGIN);
-	if (client->state == FA_CLIENT_LOST || client->epoch != epoch || (r == 0 && !step->number))
-		return 1;
+	if (client->state == FA_CLIENT_LOST || client->epoch != epoch)
+		return fa_client_lost_error(client);
+	if (r == 0 && !step->number)
+		return fa_error_set(-EPROTO, "the daemon did not say the number of step %" PRIu32,
+		                    step->id);
 	step->epoch = epoch;
 	return fa_kv_explain(client, r);
 }

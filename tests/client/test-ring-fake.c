@@ -45,6 +45,7 @@ static struct {
 		FULL_DOORBELL
 	} kind;
 	uint64_t features, reply_ns;
+	bool reconnects; /* to a successor, after a loss */
 	struct fa_ring_consumer entries;
 	_Atomic unsigned int n_packets;
 } end = { .features = FA_WIRE_FEATURE_RING };
@@ -148,7 +149,7 @@ static struct fa_client *start(uint64_t spin_ns, unsigned int n, struct fa_ticke
 	struct fa_options options = { .size = sizeof(options),
 		                      .spin_ns = spin_ns,
 		                      .reply_ns = end.reply_ns,
-		                      .reconnect_ns = UINT64_MAX };
+		                      .reconnect_ns = end.reconnects ? 0 : UINT64_MAX };
 	struct fa_client *client;
 
 	atomic_store(&end.there, false);
@@ -396,6 +397,15 @@ static void test_begin_lost(void **state)
 {
 	begin_in_vain(hang_up, 0, -ECONNRESET, "went away");
 	begin_in_vain(hang_up, 10 * FA_NS_PER_SEC, -ECONNRESET, "went away");
+}
+
+/* A successor is there: the request that was sent is not sent to it. */
+static void test_begin_lost_once(void **state)
+{
+	end.reconnects = true;
+	begin_in_vain(hang_up, 0, -ECONNRESET, "went away");
+	begin_in_vain(hang_up, 10 * FA_NS_PER_SEC, -ECONNRESET, "went away");
+	end.reconnects = false;
 }
 
 static void test_begin_unanswered(void **state)
@@ -667,6 +677,7 @@ int main(void)
 		cmocka_unit_test(test_begin_spinning),
 		cmocka_unit_test(test_begin_asleep),
 		cmocka_unit_test(test_begin_lost),
+		cmocka_unit_test(test_begin_lost_once),
 		cmocka_unit_test(test_begin_unanswered),
 		cmocka_unit_test(test_begin_old_daemon),
 		cmocka_unit_test(test_begin_busy),
