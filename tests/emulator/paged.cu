@@ -30,7 +30,7 @@
 	      fa_cuda_paged_attention)
 #define DECODE_OF(name, type, ...) DECODE(name, type, __VA_ARGS__)
 #define DECODE_OF_TYPE(...) DECODE_OF(decode, FA_TYPE_NAME, __VA_ARGS__)
-#define PIECES_OF_TYPE(...) DECODE_OF(splits, FA_TYPE_NAME, __VA_ARGS__)
+#define PIECES_OF_TYPE(...) DECODE_OF(pieces, FA_TYPE_NAME, __VA_ARGS__)
 #define QUANTISED(store, dim, atoms, warps, stages)                                                    \
 	ENTRY(fa_sm80_codes_decode_##store##_d##dim##_a##atoms##_w##warps,                         \
 	      fa_cuda_paged_attention_quantised)
