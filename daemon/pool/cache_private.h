@@ -1,3 +1,4 @@
+/* What the pool's other files need of caches: lookup with rights, recovery, freeing. Loop thread. */
 #pragma once
 
 #include "daemon/pool/objects.h"

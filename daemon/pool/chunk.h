@@ -1,3 +1,7 @@
+/*
+ * Chunks of device memory: which cache has which chunk, and the free pages of a chunk. A caller checks
+ * the state that a comment names; nothing here does. Loop thread.
+ */
 #pragma once
 
 #include "daemon/pool/objects.h"

@@ -1,3 +1,7 @@
+/*
+ * Pages: their numbers, references, charges and eviction. A page has a slot, which the state stores,
+ * and an index into the pool's arrays. Loop thread.
+ */
 #pragma once
 
 #include "daemon/pool/objects.h"

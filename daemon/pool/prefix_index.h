@@ -1,11 +1,13 @@
+/* Hash table of published pages by the hash of their prefix, derived from the state. Loop thread. */
 #pragma once
 
 #include "daemon/pool/objects.h"
 
-/* An index plus one; 0: unknown. */
+/* Returns the index of the page with this hash plus one, or 0 if there is none. */
 uint32_t fa_prefix_index_find(const struct fa_pool *pool, const uint8_t hash[FA_STATE_HASH_BYTES]);
-/* For @n_more pages. */
+/* Makes room for @n_more pages, so that adding them cannot fail. -ENOMEM. */
 int fa_prefix_index_prepare(struct fa_pool *pool, uint64_t n_more);
-/* False: another page has its record's hash. Prepared. */
+/* fa_prefix_index_prepare() has succeeded before. Returns false if another page has the same
+ * hash. */
 bool fa_prefix_index_add(struct fa_pool *pool, uint32_t index);
 void fa_prefix_index_remove(struct fa_pool *pool, uint32_t index);

@@ -1,3 +1,4 @@
+/* Rebuilds a pool from the state that a process left behind. Loop thread, once, before all else. */
 #pragma once
 
 #include "daemon/pool/objects.h"

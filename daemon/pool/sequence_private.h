@@ -1,3 +1,4 @@
+/* What the pool's other files need of sequences: lookup with rights, recovery, ending. Loop thread. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -11,9 +12,9 @@ void fa_pool_sequence_destroy(struct fa_pool *pool, struct fa_pool_sequence *seq
 /* Makes a record's object, in no list. NULL: no memory. */
 struct fa_pool_sequence *fa_pool_sequence_alloc(struct fa_pool *pool, struct fa_pool_cache *cache,
                                                 uint32_t index);
-/* To its cache's and session's lists. */
+/* Adds the sequence to the lists of its cache and its session. */
 void fa_pool_sequence_link(struct fa_pool *pool, struct fa_pool_sequence *sequence);
-/* The object alone. */
+/* Frees the object; its record in the state stays. */
 void fa_pool_sequence_dealloc(struct fa_pool_sequence *sequence);
 /* After a step's part left in_flight: releases what waited for it. */
 void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequence);

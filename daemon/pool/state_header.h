@@ -1,3 +1,4 @@
+/* Reads the header of a stored state without opening the pool. */
 #pragma once
 
 #include "common/error.h"

@@ -1,3 +1,4 @@
+/* The stores that make a change of the state take effect. state.h says why they are enough. */
 #pragma once
 
 #include <stddef.h>

@@ -1,3 +1,4 @@
+/* What a planned step holds beyond its public part. Loop thread. */
 #pragma once
 
 #include "daemon/pool/objects.h"

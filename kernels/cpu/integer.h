@@ -1,3 +1,4 @@
+/* Arithmetic on lengths and positions. */
 #pragma once
 
 #include <stdint.h>

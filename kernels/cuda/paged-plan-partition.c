@@ -22,9 +22,10 @@ struct place {
 	const struct fa_cuda_paged_item *item;
 	uint32_t tile;         /* tiles of earlier items, with epilogues */
 	uint32_t parts, tiles; /* of earlier items: parts, and tiles with tokens */
-	uint32_t part;
-	uint32_t before;
-	uint32_t parts_done;
+	/* Of the tile that follows the range: */
+	uint32_t part;       /* the part that it belongs to, counted over all items */
+	uint32_t before;     /* tiles with tokens before it */
+	uint32_t parts_done; /* parts whose tiles with tokens all lie before it */
 };
 
 /* Moves @place to the range that ends with @tile, which ascends from call to call. */
@@ -44,6 +45,7 @@ static void find(struct place *place, uint32_t ends, uint32_t tile)
 	place->part = place->parts + part + (in_part == each);
 	place->before = place->tiles + part * place->item->tiles +
 	                (in_part > ends ? in_part - ends : 0);
+	/* A range does not finish a part of which it has no tokens. */
 	place->parts_done = place->parts + part + (in_part > ends);
 }
 

@@ -1,3 +1,4 @@
+/* Memory of the CPU backend: imported memfds and arenas. Workers of the loop; see device.h. */
 #pragma once
 
 #include "daemon/backend/device.h"

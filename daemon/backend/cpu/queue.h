@@ -1,3 +1,7 @@
+/*
+ * Queues of the CPU backend and the life of a work, from launch to reap. With device.mutex, unless a
+ * comment says otherwise.
+ */
 #pragma once
 
 #include "daemon/backend/cpu/device.h"

@@ -1,8 +1,9 @@
+/* The threads that compute tiles ("fad-cpu"). */
 #pragma once
 
 #include "daemon/backend/cpu/device.h"
 
-/* With default scheduling and all signals blocked. */
+/* Starts the thread with default scheduling and all signals blocked. */
 int fa_cpu_worker_start(struct fa_cpu_worker *worker);
-/* device.stop is set, and all workers are woken. */
+/* Waits for the end of the thread. The caller has set device.stop and woken all workers. */
 void fa_cpu_worker_join(struct fa_cpu_worker *worker);

@@ -1,10 +1,11 @@
+/* The modules of device code and the kernels in them. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
 
-/* Those over tensors that the chip can run. */
+/* Loads the kernels over tensors that the chip can run. */
 int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error);
-/* Those over pages, unless loaded; a build may lack them. */
+/* Loads the kernels over pages, unless they are loaded. A build may lack them. */
 int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error);
 void fa_cuda_kernels_unload(struct fa_device *device);
 

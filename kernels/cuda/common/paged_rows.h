@@ -28,8 +28,9 @@ struct fa_paged_row {
 	char *out;
 };
 
-/* Which of its 16 scores of a strip a thread's rows see: bit 4 r + i is row g + 8 r and key i of
- * 2t, 2t + 1, 2t + 8, 2t + 9. Replaces fa_warp_visibility. */
+/* A thread has 16 scores of a strip of keys. A set bit says that the row sees the key: bit 4 r + i
+ * belongs to row g + 8 r and the i-th of the keys 2t, 2t + 1, 2t + 8, 2t + 9. Replaces
+ * fa_warp_visibility. */
 struct fa_paged_visibility {
 	uint32_t bits;
 

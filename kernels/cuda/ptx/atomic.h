@@ -1,3 +1,4 @@
+/* Atomic additions, fences, and loads and stores with a scope; one PTX instruction per function. */
 #pragma once
 
 #include <stdint.h>

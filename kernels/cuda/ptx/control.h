@@ -1,3 +1,4 @@
+/* Timer, exit, and dependence between launches, one PTX instruction per function. */
 #pragma once
 
 #include <stdint.h>

@@ -1,3 +1,4 @@
+/* Register counts of warpgroups, and election of a thread, one PTX instruction per function. */
 #pragma once
 
 #include <stdint.h>
