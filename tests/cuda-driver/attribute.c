@@ -92,7 +92,7 @@ CUresult cuMemGetInfo(size_t *ret_free, size_t *ret_total)
 	fa_fake_lock();
 	device = fa_fake_current()->device;
 	fa_fake_unlock();
-	/* Without a directory no other process is known. */
+	/* Without a directory the processes do not know one another: only this one is counted. */
 	if (fa_fake.dir[0])
 		used = fa_test_cuda_dir_bytes(fa_fake.dir, device);
 	else

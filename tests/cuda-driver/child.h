@@ -13,11 +13,11 @@ struct fa_cuda_child {
 	int socket; /* packets to the other side */
 };
 
-/* A child's; unset in the test. */
+/* The child's table of driver functions and its page; unset in the test. */
 extern struct fa_cudriver cu;
 extern struct fa_test_cuda_page *cu_page;
 
-/* Must succeed. */
+/* Calls a driver function, which must succeed. */
 #define fa_cu(call)                                                                                \
 	do {                                                                                       \
 		const CUresult _result = cu.call;                                                  \
@@ -29,13 +29,13 @@ extern struct fa_test_cuda_page *cu_page;
  * cuInit), and then exits with 0. */
 struct fa_cuda_child fa_cuda_child(void (*function)(int socket), int device);
 
-/* Waits for its end, and checks its status. */
+/* Waits until the child ends, and checks its exit status. */
 void fa_cuda_child_end(struct fa_cuda_child *child);
 
-/* Runs a case in one child. */
+/* Runs @function in one child, and waits for its end. */
 void fa_cuda_alone(void (*function)(int socket));
 
-/* Packets between child and test. */
+/* Sends a packet from the child to the test, or back; @fd -1: without a descriptor. */
 void fa_cuda_send(int socket, const void *bytes, size_t length, int fd);
-/* Returns the descriptor that came, or -1. */
+/* Receives a packet. Returns the descriptor that came with it, or -1. */
 int fa_cuda_receive(int socket, void *bytes, size_t length);

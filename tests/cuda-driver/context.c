@@ -12,7 +12,7 @@ static __thread uint64_t current_generation;
 struct fa_fake_context *fa_fake_current(void)
 {
 	if (current && (!current->retained || current->generation != current_generation))
-		return NULL; /* destroyed meanwhile */
+		return NULL; /* the context was destroyed meanwhile */
 	return current;
 }
 
@@ -145,7 +145,7 @@ CUresult cuInit(unsigned int flags)
 	FA_FAKE_ENTER(cuInit, 0);
 	if (flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* A forked child of a process that had called it cannot. */
+	/* A forked child cannot call cuInit if its parent had called it. */
 	if (fa_fake.forked)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	if (fa_fake.n_devices <= 0)

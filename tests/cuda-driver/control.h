@@ -36,55 +36,61 @@ void fa_test_cuda_detach(struct fa_test_cuda_page *page);
 void fa_test_cuda_fail(struct fa_test_cuda_page *page, const char *text);
 /* Adds faults to every process that calls the driver for the first time from now on. */
 void fa_test_cuda_fail_next(const struct fa_test_cuda *cuda, const char *text);
-/* Injected faults so far, and the function of the last. */
+/* Return the number of faults injected so far, and the function that failed last. */
 uint64_t fa_test_cuda_failed(const struct fa_test_cuda_page *page);
 enum fa_test_cuda_call fa_test_cuda_failed_at(const struct fa_test_cuda_page *page);
 /* Returns whether a context of the process was lost. */
 bool fa_test_cuda_is_lost(const struct fa_test_cuda_page *page);
 
-/* Kernels take at least so long. */
+/* Makes every kernel take at least @us. */
 void fa_test_cuda_kernel_us(struct fa_test_cuda_page *page, uint32_t us);
-/* Kernels do not end until this is called with false. */
+/* With @hold, kernels that begin do not end until this is called with false. */
 void fa_test_cuda_hold(struct fa_test_cuda_page *page, bool hold);
-/* Pinning of host memory does not end until this is called with false. */
+/* With @hold, pinning of host memory does not end until this is called with false. */
 void fa_test_cuda_hold_pins(struct fa_test_cuda_page *page, bool hold);
-/* Sets the gates' patience; 0: as launched. */
+/* Sets how long gates wait before they give up; 0: as long as their launch says. */
 void fa_test_cuda_gate_us(struct fa_test_cuda_page *page, uint32_t us);
-/* Gates do not begin, as if they had no SM, until this is called with false. */
+/* With @hold, gates do not begin, as if they had no SM, until this is called with false. */
 void fa_test_cuda_hold_gates(struct fa_test_cuda_page *page, bool hold);
 
-/* Gates that began to wait, opened, and gave up, so far. */
+/* How many gates began to wait, opened, and gave up so far. */
 struct fa_test_cuda_gates {
 	uint32_t began, opened, shut;
 };
 struct fa_test_cuda_gates fa_test_cuda_gates(const struct fa_test_cuda_page *page);
-/* Kernels begun so far. */
+/* Returns how many kernels began so far. */
 uint64_t fa_test_cuda_kernels(const struct fa_test_cuda_page *page);
-/* Kernels preempted so far. */
+/* Returns how many kernels were preempted so far. */
 uint64_t fa_test_cuda_stopped(const struct fa_test_cuda_page *page);
 
-/* Calls so far, by enum fa_test_cuda_call. */
+/* Numbers of calls so far, by enum fa_test_cuda_call. */
 struct fa_test_cuda_calls {
 	uint64_t n[FA_TEST_CUDA_CALLS];
 };
 void fa_test_cuda_calls(const struct fa_test_cuda_page *page, struct fa_test_cuda_calls *ret_calls);
 
-/* Launches so far, plain ones and graphs. */
+/* Returns the number of launches so far, of kernels and of graphs. */
 uint64_t fa_test_cuda_launches(const struct fa_test_cuda_page *page);
 
-/* Objects of the process, by enum fa_test_cuda_live. */
+/* Numbers of objects that the process holds, by enum fa_test_cuda_live. */
 struct fa_test_cuda_lives {
 	int64_t n[FA_TEST_CUDA_LIVE];
 };
 void fa_test_cuda_lives(const struct fa_test_cuda_page *page, struct fa_test_cuda_lives *ret_lives);
 
-/* Returns whether it holds the same as then. @loud: prints differences to stderr. */
+/*
+ * Returns whether the process holds the same objects as in @then. @loud: prints differences to
+ * stderr.
+ */
 bool fa_test_cuda_lives_equal(const struct fa_test_cuda_page *page,
                               const struct fa_test_cuda_lives *then, bool loud);
 
-/* Objects left when their context ended; calls and kernels that a GPU would fault on. */
+/*
+ * Return how many objects were left when their context ended, and how many calls and kernels a GPU
+ * would have faulted on.
+ */
 uint64_t fa_test_cuda_abandoned(const struct fa_test_cuda_page *page);
 uint64_t fa_test_cuda_misuses(const struct fa_test_cuda_page *page);
 
-/* Device memory that all living processes keep alive. */
+/* Returns how many bytes of device memory the living processes keep alive together. */
 uint64_t fa_test_cuda_bytes(const struct fa_test_cuda *cuda);

@@ -10,7 +10,7 @@ enum direction {
 	DEVICE_TO_DEVICE,
 };
 
-/* Which end is pageable memory: the GPU does not access it. */
+/* Which end of a copy is pageable memory, which the GPU does not access. */
 enum {
 	FROM_PAGEABLE = 1,
 	TO_PAGEABLE,
@@ -45,7 +45,10 @@ static bool span_is_good(CUdeviceptr at, size_t bytes, bool write)
 	return good;
 }
 
-/* Returns whether [at, at + bytes) was pinned by one call; an error if only in parts. */
+/*
+ * Returns whether [at, at + bytes) was pinned by one call. It is an error if only parts of it are
+ * pinned.
+ */
 static CUresult host_is_pinned(CUdeviceptr at, size_t bytes, bool *ret_pinned)
 {
 	const struct fa_fake_region *region;
@@ -85,7 +88,8 @@ static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, enum direct
 	op->bytes = bytes;
 	if (!pinned) {
 		op->value = direction == HOST_TO_DEVICE ? FROM_PAGEABLE : TO_PAGEABLE;
-		/* The caller may overwrite the memory at once. */
+		/* The caller may overwrite the source as soon as this returns, so it is copied
+		 * now. */
 		if (direction == HOST_TO_DEVICE && !wait) {
 			op->staged = malloc(bytes);
 			if (!op->staged) {

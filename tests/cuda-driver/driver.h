@@ -55,32 +55,32 @@ struct fa_fake_context {
 	unsigned int retained;
 	CUresult lost;           /* sticky error; 0: none */
 	bool ending;             /* its streams run no more work */
-	unsigned int n_draining; /* calls that wait for all their work */
-	uint64_t generation;     /* counts creations */
+	unsigned int n_draining; /* calls that wait for all its work */
+	uint64_t generation;     /* counts how often it was created */
 	struct fa_fake_stream *streams, *default_stream;
 };
 
 struct fa_fake_process {
 	pthread_mutex_t lock;
 	pthread_cond_t changed; /* state under the lock has changed */
-	bool initialised;       /* by cuInit */
-	bool forked;            /* by a process that had called cuInit */
+	bool initialised;       /* cuInit was called */
+	bool forked;            /* forked from a process that had called cuInit */
 	int n_devices, version;
 	size_t memory_bytes;
-	double flops_max; /* of a kernel to be computed; 0: no limit */
-	char dir[256];    /* empty: none */
+	double flops_max; /* kernels with more operations are not computed; 0: no limit */
+	char dir[256];    /* FAD_TEST_CUDA_DIR; empty: none */
 	struct fa_test_cuda_page *page;
 	struct fa_fake_context contexts[FA_FAKE_DEVICES_MAX];
 };
 
 extern struct fa_fake_process fa_fake;
 
-/* What a function requires. */
+/* What a function of the driver requires, or'ed. */
 enum {
-	FA_FAKE_INIT = 1,    /* cuInit */
-	FA_FAKE_CURRENT = 2, /* a current context */
-	FA_FAKE_ALIVE = 4,   /* the current context is not lost; none of all, if none is required */
-	FA_FAKE_REPORTS_LOSS = 8, /* nothing; its sticky errors mean that a context is lost */
+	FA_FAKE_INIT = 1,    /* cuInit was called */
+	FA_FAKE_CURRENT = 2, /* a context is current */
+	FA_FAKE_ALIVE = 4,   /* the current context is not lost; without CURRENT: no context is */
+	FA_FAKE_REPORTS_LOSS = 8, /* nothing; if it returns a sticky error, a context is lost */
 };
 
 /* Called first by every function: counts the call, and returns the error to return instead, if
@@ -94,15 +94,15 @@ CUresult fa_fake_enter(enum fa_test_cuda_call call, unsigned int needs);
 			return _entered;                                                           \
 	} while (0)
 
-/* Called when a kernel begins to run. */
+/* Counts a kernel that begins to run. Returns the error with which it is to fail, if any. */
 CUresult fa_fake_enter_kernel(void);
 
-/* At the end of a stream's thread: frees its kernels' scratch. */
+/* Frees the kernels' scratch memory of the calling stream's thread, which is about to end. */
 void fa_fake_scratch_free(void);
 
 void fa_fake_count(enum fa_test_cuda_live what, int64_t change);
 
-/* Reports on stderr what a GPU would fault on. Returns @result. */
+/* Reports on stderr a misuse that a GPU would fault on. Returns @result. */
 CUresult fa_fake_misuse(CUresult result, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
@@ -113,15 +113,15 @@ void fa_fake_unlock(void);
 
 struct fa_fake_context *fa_fake_current(void);
 
-/* Returns whether @result loses the context. */
+/* Returns whether @result is an error that loses the context. */
 bool fa_fake_is_sticky(CUresult result);
 
-/* Called with the lock held. */
+/* Loses @context with the error @result. Called with the lock held. */
 void fa_fake_lose(struct fa_fake_context *context, CUresult result);
 
 /* ---- memory (memory.c, region.c) */
 
-/* Device memory, under the lock except the fd. */
+/* Device memory. The lock guards all members except the fd. */
 struct fa_fake_memory {
 	int fd;
 	uint64_t id; /* the memfd's inode: the same in every process */
@@ -129,16 +129,16 @@ struct fa_fake_memory {
 	int device;
 	unsigned int handle_types;
 	unsigned int refs;
-	int hold; /* index in the page; -1: the page is full */
+	int hold; /* index in the page's holds; -1: the page is full */
 };
 
 int fa_fake_memory_new(const char *name, size_t bytes, int device, unsigned int handle_types,
                        struct fa_fake_memory **ret_memory);
-/* Takes over @fd. */
+/* Makes memory of the memfd @fd, which it takes over. */
 int fa_fake_memory_from_fd(int fd, int device, unsigned int handle_types,
                            struct fa_fake_memory **ret_memory);
 struct fa_fake_memory *fa_fake_memory_unref(struct fa_fake_memory *memory);
-void fa_fake_memory_close_all(void); /* in a child, after fork */
+void fa_fake_memory_close_all(void); /* closes the parent's memory in a child, after fork */
 
 enum fa_fake_kind {
 	FA_FAKE_ALLOC,
@@ -153,25 +153,25 @@ enum fa_fake_kind {
 /* A range of valid device addresses. */
 struct fa_fake_region {
 	CUdeviceptr at;
-	size_t bytes;        /* as requested */
-	size_t mapped_bytes; /* rounded up */
+	size_t bytes;        /* as many as requested */
+	size_t mapped_bytes; /* bytes, rounded up */
 	enum fa_fake_kind kind;
 	int device;
 	uint64_t buffer_id; /* never reused */
 	bool readable, writable;
 	struct fa_fake_memory *memory; /* NULL: host memory */
-	unsigned int opens;            /* FA_FAKE_IPC */
+	unsigned int opens;            /* FA_FAKE_IPC: how often it is open */
 };
 
-/* Called with the lock held. */
+/* Finds a region by an address. Called with the lock held. */
 struct fa_fake_region *fa_fake_region_find(CUdeviceptr at);
 size_t fa_fake_region_count(void);
 struct fa_fake_region *fa_fake_region_at(size_t index);
 int fa_fake_region_new(const struct fa_fake_region *like, struct fa_fake_region **ret_region);
 bool fa_fake_region_overlaps(CUdeviceptr at, size_t bytes);
 
-/* Removes @region from the table and frees it once no running work uses it. Unless @patient, work
- * that uses it loses its context. Unmaps nothing. */
+/* Removes @region from the table, and frees it once no running work uses it. Unless @patient,
+ * running work that uses it loses its context. Does not unmap the memory. */
 void fa_fake_region_drop(struct fa_fake_region *region, bool patient);
 
 /* Reserves addresses for device memory; reuses the last freed ones first. */
@@ -180,7 +180,7 @@ void fa_fake_space_give(CUdeviceptr at);
 int fa_fake_space_map(const struct fa_fake_region *region);
 void fa_fake_space_unmap(CUdeviceptr at, size_t bytes);
 
-/* A range that a piece of work uses. */
+/* A range of addresses that a piece of work uses. */
 struct fa_fake_span {
 	CUdeviceptr at;
 	size_t bytes;
@@ -196,13 +196,16 @@ struct fa_fake_pin {
 	size_t n_spans;
 };
 
-/* Without the lock. CUDA_ERROR_ILLEGAL_ADDRESS if any of it is inaccessible. */
+/*
+ * Pins all spans of @pin, or returns CUDA_ERROR_ILLEGAL_ADDRESS if any address in them is
+ * inaccessible. Called without the lock.
+ */
 CUresult fa_fake_pin(struct fa_fake_pin *pin);
 void fa_fake_unpin(struct fa_fake_pin *pin);
-/* Called with the lock held. */
+/* Returns whether @device can access the whole span. Called with the lock held. */
 bool fa_fake_span_is_good(int device, const struct fa_fake_span *span);
 
-/* Frees all memory of @context. Under the lock. */
+/* Frees all memory of @context. Called with the lock held. */
 void fa_fake_memory_end(struct fa_fake_context *context);
 
 /* ---- streams (stream.c) */
@@ -211,31 +214,31 @@ struct fa_fake_op {
 	struct fa_fake_op *next;
 	uint64_t sequence; /* unique and ascending in the process */
 	CUresult (*run)(struct fa_fake_op *op, struct fa_fake_context *context);
-	void (*free)(struct fa_fake_op *op); /* frees what it holds, under the lock; may be NULL */
+	void (*free)(struct fa_fake_op *op); /* frees what the op holds, under the lock; or NULL */
 	CUdeviceptr to, from;
 	size_t bytes;
 	uint64_t value;
-	void *staged; /* freed with it */
+	void *staged; /* freed with the op */
 	void *object;
 	struct fa_cuda_attention args;
-	uint64_t blocks; /* of a launch */
+	uint64_t blocks; /* of a launch: its number of blocks */
 };
 
 struct fa_fake_op *fa_fake_op_new(CUresult (*run)(struct fa_fake_op *op,
                                                   struct fa_fake_context *context));
 
-/* Takes over @op (NULL: CUDA_ERROR_OUT_OF_MEMORY). */
+/* Appends @op to the stream and takes it over. If @op is NULL, returns CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult fa_fake_submit(CUstream stream, struct fa_fake_op *op);
 
-/* Also waits until it has run. */
+/* Appends @op like fa_fake_submit(), and waits until it has run. */
 CUresult fa_fake_submit_and_wait(CUstream stream, struct fa_fake_op *op);
 
 /* Waits, without the lock, until all work of @context has run. Threads that submit wait
  * meanwhile. */
 CUresult fa_fake_drain(struct fa_fake_context *context);
 
-/* End @context's streams, events, modules and graphs. Under the lock, which is released while
- * streams end. */
+/* End @context's streams, events, modules and graphs. Called with the lock held; it is released
+ * while streams end. */
 void fa_fake_streams_end(struct fa_fake_context *context);
 void fa_fake_events_end(struct fa_fake_context *context);
 void fa_fake_modules_end(struct fa_fake_context *context);

@@ -9,9 +9,9 @@
 #define POLL_US 50
 
 struct event {
-	struct event *next; /* of all */
+	struct event *next; /* in the list of all events */
 	struct fa_fake_context *context;
-	unsigned int refs; /* the owner's, and one for each pending record */
+	unsigned int refs; /* one of the owner, and one for each pending record */
 	unsigned int flags;
 	uint64_t recorded, happened;
 	uint64_t at_ns;
@@ -258,7 +258,8 @@ static CUresult value_submit(CUstream stream, CUdeviceptr at, uint64_t value, bo
 CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags)
 {
 	FA_FAKE_ENTER(cuStreamWriteValue64, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
-	if (flags & ~1u) /* CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER is no stronger */
+	/* The flag CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER is accepted, and makes no difference. */
+	if (flags & ~1u)
 		return CUDA_ERROR_INVALID_VALUE;
 	return value_submit(stream, at, value, true);
 }

@@ -13,14 +13,14 @@ struct node {
 	size_t bytes[FA_FAKE_PARAMS];
 };
 
-/* A graph, or an instantiated one. */
+/* A graph, or an executable graph that was instantiated from one. */
 struct graph {
 	struct graph *next;
 	struct fa_fake_context *context;
 	struct node nodes[NODES];
 	int n_nodes;
 	bool executable;
-	const struct graph *of; /* instantiated from it */
+	const struct graph *of; /* if executable: the graph it was instantiated from */
 };
 
 static struct graph *graphs;
@@ -47,7 +47,7 @@ static CUresult node_make(const CUDA_KERNEL_NODE_PARAMS_v2 *launch, struct node 
 	for (int i = 0; i < FA_FAKE_PARAMS; ++i) {
 		if (!node.bytes[i])
 			continue;
-		/* Maps are aligned to 128 bytes. */
+		/* Tensor maps in params are aligned to 128 bytes. */
 		node.params[i] = aligned_alloc(128, (node.bytes[i] + 127) & ~(size_t)127);
 		if (!node.params[i]) {
 			node_free(&node);
@@ -206,7 +206,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *ret_exec, CUgraph value, unsig
 	result = graph_new(&exec);
 	if (result != CUDA_SUCCESS)
 		return result;
-	/* The caller must not change or destroy the graph concurrently. */
+	/* The lock is not held: the caller must not change or destroy the graph meanwhile. */
 	for (int i = 0; i < graph->n_nodes && result == CUDA_SUCCESS; ++i) {
 		CUDA_KERNEL_NODE_PARAMS_v2 launch = graph->nodes[i].launch;
 
@@ -274,7 +274,7 @@ CUresult cuGraphLaunch(CUgraphExec value, CUstream stream)
 	fa_fake_unlock();
 	if (!exec)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* Nobody else may change or destroy it now. */
+	/* The lock is not held: other threads must not change or destroy the graph meanwhile. */
 	for (int i = 0; i < exec->n_nodes && result == CUDA_SUCCESS; ++i) {
 		CUDA_KERNEL_NODE_PARAMS_v2 launch = exec->nodes[i].launch;
 

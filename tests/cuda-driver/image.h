@@ -1,4 +1,4 @@
-/* A module of device code here: its identity. */
+/* The contents of a module of device code for the tests' driver: only its identity. */
 #pragma once
 
 #include "kernels/cuda/paged-plan.h"
@@ -9,8 +9,8 @@
 
 struct fa_fake_image {
 	char magic[16];
-	/* enum fa_cuda_image, then enum fa_cuda_paged_image; or FA_FAKE_IMAGE_PLAIN: kernels of any
-	 * name that compute nothing. */
+	/* enum fa_cuda_image, then enum fa_cuda_paged_image; or FA_FAKE_IMAGE_PLAIN: the module has
+	 * kernels of any name, which compute nothing. */
 	uint32_t image;
 };
 

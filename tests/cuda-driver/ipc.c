@@ -12,11 +12,11 @@
 
 #define MAGIC 0x6661646970633031ull
 
-/* The 64 bytes. The descriptor is opened through the exporter's /proc. */
+/* The 64 bytes of an IPC handle. The importer opens the descriptor through the exporter's /proc. */
 struct handle {
 	uint64_t magic;
-	uint64_t check; /* checksum of what follows */
-	int32_t pid;    /* compared by the driver */
+	uint64_t check; /* checksum of the members that follow */
+	int32_t pid;    /* the PID that the driver compares */
 	int32_t real_pid;
 	uint64_t memory_id, bytes;
 	int32_t fd, device;
@@ -64,7 +64,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *ret_handle, CUdeviceptr at)
 	return result;
 }
 
-/* Opens the exporter's descriptor; -1: the allocation is gone. */
+/* Opens the exporter's descriptor. Returns -1 if the allocation is gone. */
 static int fd_open(const struct handle *handle)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
@@ -97,7 +97,7 @@ static struct fa_fake_region *opened(const struct handle *handle)
 	return NULL;
 }
 
-/* Called with the lock held. */
+/* Opens a handle that this process has not opened yet. Called with the lock held. */
 static CUresult open_new(const struct handle *handle, struct fa_fake_region **ret_region)
 {
 	struct fa_fake_region like = {

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define POLL_US 200
-#define SKIPPED_NS (50 * FA_NS_PER_MS) /* duration of a kernel that is not computed */
+#define SKIPPED_NS (50 * FA_NS_PER_MS) /* how long a kernel takes that is not computed */
 
 /* ---- from a launch back to a request */
 
@@ -121,11 +121,11 @@ static const char *args_wrong(const struct fa_cuda_kernel *kernel,
 	return NULL;
 }
 
-/* A map's contents here: enough to compare it with the request. */
+/* What a tensor map contains in this driver: enough to compare it with the request. */
 #define MAP_MAGIC 0x70616d2d64616601ull
 
 struct map {
-	uint64_t magic; /* the driver encoded it */
+	uint64_t magic; /* MAP_MAGIC: this driver encoded the map */
 	const void *data;
 	uint64_t dims[4];
 	uint64_t strides[3];
@@ -169,7 +169,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *ret_map, CUtensorMapDataType type, 
 static bool map_is_of(const void *where, const struct fa_cuda_tensor *tensor, int32_t rows,
                       int64_t dim, int64_t tokens, int64_t heads, int64_t batch)
 {
-	/* The kernel waits for the bytes of such boxes. */
+	/* The box must be of this shape, as the kernel waits for its bytes. */
 	const uint32_t box[] = { 64, (uint32_t)rows, 1, 1 };
 	const uint64_t dims[] = { (uint64_t)dim, (uint64_t)tokens, (uint64_t)heads,
 		                  (uint64_t)batch };
@@ -213,7 +213,7 @@ static const char *maps_wrong(const struct fa_cuda_kernel *kernel,
 	return NULL;
 }
 
-/* Returns whether @maps have the lengths of the ragged batch's tables. */
+/* Returns whether @maps have the lengths that the ragged batch's tables give. */
 static bool maps_fit(const struct fa_cuda_maps *maps, int64_t n_q, int64_t n_k)
 {
 	const int64_t tokens[] = {
@@ -257,7 +257,7 @@ static void pin_tensor(struct fa_fake_pin *pin, const void *at, int64_t strides[
 	};
 }
 
-/* Returns the tokens of a ragged batch; -1: the table is invalid. */
+/* Returns the number of tokens in a ragged batch; -1: the table is invalid. */
 static int64_t ragged_tokens(const uint32_t *cu_seqlens, int32_t batch, int64_t longest)
 {
 	for (int32_t i = 0; i < batch; ++i)
@@ -278,7 +278,7 @@ static CUresult pin_tables(struct fa_fake_pin *pin, const struct fa_attention_pa
 	return fa_fake_pin(pin);
 }
 
-/* Pins the parts of tensors that are used; tables are pinned already. @maps: or NULL. */
+/* Pins the parts of the tensors that are used; the tables are pinned already. @maps may be NULL. */
 static CUresult pin_tensors(struct fa_fake_pin *pin, const struct fa_cuda_kernel *kernel,
                             const struct fa_cuda_attention *args, const struct fa_cuda_maps *maps,
                             const struct fa_attention_params *params)
@@ -331,8 +331,8 @@ static CUresult pin_tensors(struct fa_fake_pin *pin, const struct fa_cuda_kernel
 	return fa_fake_pin(pin);
 }
 
-/* One for each stream's thread, kept: several megabytes from malloc()'s shared arenas would make
- * the process grow at random, which tests check. */
+/* Scratch memory of a stream's thread, kept until the thread ends: several megabytes from
+ * malloc()'s shared arenas would make the process grow at random, which tests check. */
 static _Thread_local struct {
 	void *data;
 	size_t bytes;
@@ -404,7 +404,7 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 	return result;
 }
 
-/* A kernel's pointer to @bytes as a span. */
+/* Returns the span of @bytes at a kernel's pointer. */
 static struct fa_fake_span span_of(const void *at, size_t bytes, bool write)
 {
 	return (struct fa_fake_span){ (CUdeviceptr)(uintptr_t)at, bytes, write };
@@ -427,7 +427,7 @@ static bool gate_is_open(const struct fa_cuda_gate *args)
 	return (int64_t)(__atomic_load_n(args->word, __ATOMIC_ACQUIRE) - args->value) >= 0;
 }
 
-/* kernels/cuda/common/gate.h */
+/* Runs a gate (kernels/cuda/common/gate.h). */
 static CUresult gate_run(struct fa_fake_context *context, const struct fa_cuda_gate *args)
 {
 	const uint64_t wanted_us = atomic_load(&fa_fake.page->gate_us);
@@ -471,7 +471,7 @@ static CUresult gate_run(struct fa_fake_context *context, const struct fa_cuda_g
 	return CUDA_SUCCESS;
 }
 
-/* Returns whether gates are shut, so that the launch does nothing. */
+/* Returns whether the launch's gates have given up, so that the launch does nothing. */
 static bool is_shut(const struct fa_cuda_done *done)
 {
 	return done->gate_run && *done->shut == done->gate_run;
@@ -538,7 +538,10 @@ static size_t args_bytes(const struct fa_cuda_paged_kernel *kernel)
 	}
 }
 
-/* For maps of pages: the keys of a box must divide a page and a tile. */
+/*
+ * Returns what is wrong with a kernel's maps of pages, or NULL. The keys of a box must divide a
+ * page and a tile.
+ */
 static const char *paged_maps_wrong(const struct fa_cuda_paged_kernel *kernel,
                                     const struct fa_cuda_paged_attention *args,
                                     const struct fa_cuda_maps *maps)
@@ -705,8 +708,8 @@ CUresult fa_fake_launch_bytes(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted,
 	return CUDA_SUCCESS;
 }
 
-/* Launches run one after another here, but a kernel that may begin early must declare that it
- * waits. */
+/* Launches a kernel. Here launches run one after another, but a kernel that may begin early must
+ * still declare that it waits. */
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params,
                           void **extra)
 {

@@ -21,7 +21,7 @@
 static struct fa_fake_memory *memories[FA_TEST_CUDA_HOLDS];
 static size_t end_memories;
 
-/* New device memory has arbitrary contents, not zeros. */
+/* Fills new device memory with arbitrary contents, not zeros. */
 static void poison(int fd, size_t bytes)
 {
 	static const unsigned char value = 0xa5;
@@ -158,7 +158,7 @@ static CUresult allocate(enum fa_fake_kind kind, size_t bytes, CUdeviceptr *ret_
 	return CUDA_SUCCESS;
 }
 
-/* Called with the lock held. */
+/* Frees an allocation. Called with the lock held. */
 static void allocation_free(struct fa_fake_region *region, bool patient)
 {
 	const struct fa_fake_region old = *region;
@@ -287,7 +287,7 @@ CUresult cuMemHostAlloc(void **ret_at, size_t bytes, unsigned int flags)
 	return CUDA_SUCCESS;
 }
 
-/* The lock is held. */
+/* Frees pinned host memory. Called with the lock held. */
 static void host_free(struct fa_fake_region *region, bool patient)
 {
 	const struct fa_fake_region old = *region;
@@ -328,7 +328,7 @@ CUresult cuMemFreeHost(void *at)
 	return region ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Returns whether all of [at, at + bytes) is mapped and readable, if @write writable. */
+/* Returns whether all of [at, at + bytes) is mapped and readable, and with @write also writable. */
 static bool is_mapped(CUdeviceptr at, size_t bytes, bool write)
 {
 	unsigned long long start, end;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SHARED_BYTES_PLAIN (48 << 10) /* dynamic shared memory without a request */
+#define SHARED_BYTES_PLAIN (48 << 10) /* dynamic shared memory that a kernel has by default */
 #define SHARED_BYTES_MAX 232448
 
 struct fa_fake_module {
@@ -115,7 +115,7 @@ CUresult cuModuleUnload(CUmodule value)
 	return module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-/* Finds the row in one of the two tables. False: the module has no such kernel. */
+/* Finds a kernel's row in one of the two tables. Returns false if the module has no such kernel. */
 static bool find_kernel(const struct fa_fake_module *module, const char *name,
                         struct fa_fake_function *function)
 {

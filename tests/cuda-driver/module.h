@@ -1,4 +1,4 @@
-/* Functions: rows of the tables of built kernels, or one that computes nothing. */
+/* Functions of modules. Each is a row in the tables of built kernels, or computes nothing. */
 #pragma once
 
 #include "kernels/attention.h"
@@ -11,12 +11,12 @@ struct fa_fake_function {
 	struct fa_fake_module *module;
 	struct fa_fake_context *context;
 	const struct fa_cuda_kernel *kernel;
-	const struct fa_cuda_paged_kernel *paged; /* instead of kernel */
-	bool plain;                               /* instead of both: computes nothing */
+	const struct fa_cuda_paged_kernel *paged; /* set instead of kernel */
+	bool plain; /* set instead of both: the function computes nothing */
 	int shared_bytes_max;
 };
 
-/* The CPU kernels; NULL: no module was loaded so far. */
+/* The CPU kernels that compute launches; NULL until a module was loaded. */
 extern const struct fa_cpu_isa *fa_fake_isa;
 
 /* Returns the function, or NULL. Called with the lock held. */

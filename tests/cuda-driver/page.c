@@ -99,7 +99,7 @@ uint64_t fa_test_cuda_started(int pid)
 	if (length <= 0)
 		return 0;
 	text[length] = 0;
-	/* After "(NAME)" come the state, and 18 numbers before the start. */
+	/* Behind "(NAME)" the line has the state, and 18 numbers before the start time. */
 	at = strrchr(text, ')');
 	if (!at || at[1] != ' ' || at[2] == 'Z' || at[2] == 'X')
 		return 0;

@@ -14,7 +14,7 @@
 #define FA_TEST_CUDA_RULES 64
 #define FA_TEST_CUDA_HOLDS 16384
 
-/* The driver's functions, and two more counters. */
+/* The driver's functions, and two counters of other things. */
 enum fa_test_cuda_call {
 #define FA_TEST_CUDA_CALL(name, params) FA_TEST_CUDA_##name,
 	FA_CUDRIVER_CLIENT(FA_TEST_CUDA_CALL)
@@ -38,25 +38,25 @@ enum fa_test_cuda_live {
 	FA_TEST_CUDA_STREAMS,
 	FA_TEST_CUDA_EVENTS,
 	FA_TEST_CUDA_MODULES,
-	FA_TEST_CUDA_DEVICE_BYTES, /* of device memory that it keeps alive, its own or others' */
-	FA_TEST_CUDA_HOST_BYTES,   /* pinned */
+	FA_TEST_CUDA_DEVICE_BYTES, /* device memory that it keeps alive, its own or others' */
+	FA_TEST_CUDA_HOST_BYTES,   /* bytes of pinned host memory */
 	FA_TEST_CUDA_LIVE,
 };
 
-/* The code of a fault in which the call never returns. */
+/* The code of a fault that makes the call never return. */
 #define FA_TEST_CUDA_HANG (-1)
 
 /* A fault to inject. */
 struct fa_test_cuda_rule {
 	_Atomic uint32_t state; /* 0: free, 1: being written, 2: in force */
 	uint32_t call;
-	uint64_t at; /* calls[] of the one that fails; 0: all */
+	uint64_t at; /* which call fails, counted as in calls[]; 0: every call */
 	int32_t code;
 };
 
 /* Device memory that the process keeps alive. */
 struct fa_test_cuda_hold {
-	_Atomic uint64_t id; /* the same in every process; 0: free */
+	_Atomic uint64_t id; /* of the memory, the same in every process; 0: this entry is free */
 	uint64_t bytes;
 	int32_t device;
 };
@@ -64,20 +64,20 @@ struct fa_test_cuda_hold {
 struct fa_test_cuda_page {
 	uint64_t magic; /* written last */
 	int32_t pid;
-	uint64_t started; /* start time: distinguishes processes of one PID */
+	uint64_t started; /* start time of the process: distinguishes processes of one PID */
 
 	_Atomic uint64_t calls[FA_TEST_CUDA_CALLS];
 	_Atomic int64_t live[FA_TEST_CUDA_LIVE];
-	_Atomic uint64_t failed;    /* injected faults that happened */
-	_Atomic uint32_t failed_at; /* enum fa_test_cuda_call: of the last */
-	_Atomic uint32_t lost;      /* lost contexts */
+	_Atomic uint64_t failed;    /* faults that were injected */
+	_Atomic uint32_t failed_at; /* enum fa_test_cuda_call: the function that failed last */
+	_Atomic uint32_t lost;      /* contexts that were lost */
 	_Atomic uint64_t misuses;   /* calls and kernels that a GPU would fault on */
 	_Atomic uint64_t abandoned; /* objects left when their context ended */
 	_Atomic uint64_t stopped;   /* kernels that were preempted */
 
 	_Atomic uint32_t kernel_us; /* kernels take at least so long */
 	_Atomic uint32_t held;      /* kernels that began end when this is 0 */
-	_Atomic uint32_t gate_us;   /* gates' patience; 0: as launched */
+	_Atomic uint32_t gate_us;   /* how long gates wait; 0: as long as their launch says */
 	_Atomic bool gates_held;    /* gates do not begin */
 	_Atomic uint32_t gates_began, gates_opened, gates_shut;
 	_Atomic uint32_t pins_held; /* pinning of host memory ends when this is 0 */
@@ -96,9 +96,9 @@ int fa_test_cuda_page_fail(struct fa_test_cuda_page *page, const char *text);
 /* Returns the start time of a process by the kernel's clock; 0 if it is gone or a zombie. */
 uint64_t fa_test_cuda_started(int pid);
 
-/* Returns the device memory that living processes of @dir keep alive. @device -1: of all
+/* Returns how much device memory the living processes of @dir keep alive. @device -1: on all
  * devices. */
 uint64_t fa_test_cuda_dir_bytes(const char *dir, int device);
 
-/* Maps the page of a file. NULL: errno says why. */
+/* Maps the page that a file holds. On failure returns NULL with errno set. */
 struct fa_test_cuda_page *fa_test_cuda_page_map(const char *path, bool create);

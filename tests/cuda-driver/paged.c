@@ -9,7 +9,7 @@
 
 /* ---- elements */
 
-/* Converts a half; subnormals by way of the smallest normal number. */
+/* Converts a half to a float. Subnormals are computed from the smallest normal number. */
 static inline float half_value(uint16_t half)
 {
 	const uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
@@ -45,7 +45,7 @@ static inline float load(enum fa_attention_dtype dtype, const void *at, int64_t 
 	return value;
 }
 
-/* Sum of the products of @n elements at @a, of @dtype, with @b. */
+/* Returns the sum of the products of the @n elements at @a, of @dtype, with those at @b. */
 static double dot(enum fa_attention_dtype dtype, const void *a, const float *b, int32_t n)
 {
 	double sum = 0;
@@ -59,7 +59,7 @@ static double dot(enum fa_attention_dtype dtype, const void *a, const float *b, 
 	return sum;
 }
 
-/* sum = sum * shrink + grow * what is at @a. */
+/* Sets each sum to sum * shrink + grow * the element at @a. */
 static void blend(double *sum, double shrink, double grow, enum fa_attention_dtype dtype,
                   const void *a, int32_t n)
 {
@@ -106,7 +106,7 @@ static char *row_of(const struct fa_cuda_tensor *tensor, int64_t token, int64_t 
 	return (char *)tensor->data + token * tensor->stride_token + head * tensor->stride_head;
 }
 
-/* Address of K (or V) of a token and KV head. */
+/* Returns the address of K (or V) of a token and KV head. */
 static char *page_row(const struct fa_cuda_pages *pages, uint32_t table_start, int64_t token,
                       int64_t head, bool v)
 {
@@ -120,7 +120,7 @@ static char *page_row(const struct fa_cuda_pages *pages, uint32_t table_start, i
 
 /* ---- codes */
 
-/* The scale of K (or V) of a token and head: in the page, or of the head. */
+/* Returns the scale of K (or V) of a token and head: the one in the page, or the head's. */
 static float *scale_of(const struct fa_cuda_pages *pages, struct fa_cuda_paged_quantised *codes,
                        uint32_t table_start, int64_t token, int32_t head, bool v)
 {
@@ -136,15 +136,15 @@ static float *scale_of(const struct fa_cuda_pages *pages, struct fa_cuda_paged_q
 
 /* ---- attention */
 
-/* A row of q. */
+/* A row of q to compute attention for. */
 struct row {
 	const struct fa_cuda_paged_attention *args;
 	const struct fa_cuda_paged_item *item;
 	enum fa_attention_dtype dtype;
-	uint32_t i; /* index in the item's new tokens */
+	uint32_t i; /* index of its token among the item's new tokens */
 	int32_t head;
-	struct fa_cuda_paged_quantised *codes; /* or NULL */
-	/* Table of the keys before the item's begin. */
+	struct fa_cuda_paged_quantised *codes; /* NULL: K and V are not codes */
+	/* Start of the table for keys before item->begin. */
 	uint32_t prefix_start;
 };
 
@@ -153,7 +153,7 @@ static uint32_t table_start_of(const struct row *row, int64_t j)
 	return j < row->item->begin ? row->prefix_start : row->item->table_start;
 }
 
-/* Decodes K (or V) of a token. */
+/* Decodes K (or V) of a token to floats. */
 static void decode_row(const struct row *row, int64_t j, bool v, float *to)
 {
 	const struct fa_cuda_pages *pages = &row->args->pages;
@@ -256,7 +256,7 @@ static void attend_row(const struct row *row)
 	free(q);
 }
 
-/* Returns the item's shared prefix, which has its first keys, or NULL. */
+/* Returns the shared prefix that has the item's first keys, or NULL. */
 static const struct fa_cuda_paged_item *prefix_of(const struct fa_cuda_paged_attention *args,
                                                   const struct fa_cuda_paged_item *item)
 {
@@ -295,7 +295,7 @@ static void take_new(const struct fa_cuda_paged_attention *args,
 		}
 }
 
-/* All items of a decode launch; prefixes are computed with their tails. */
+/* Computes all items of a decode launch. A prefix is computed with the items that share it. */
 static void decode(const struct fa_cuda_paged_launch *launch, struct row *row)
 {
 	const struct fa_cuda_paged_attention *args = row->args;

@@ -5,7 +5,7 @@
 
 #include <stdbool.h>
 
-/* Returns why the launch does not fit its row of the table, or NULL. Dereferences addresses: wrong
- * ones crash. */
+/* Returns why the launch does not fit its row of the table, or NULL. Reads through the launch's
+ * addresses, so a wrong address crashes. */
 const char *fa_fake_paged_wrong(const struct fa_cuda_paged_launch *launch);
 void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch);

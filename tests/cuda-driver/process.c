@@ -49,7 +49,7 @@ static struct fa_test_cuda_page *page_new(void)
 	if (dir && *dir) {
 		snprintf(fa_fake.dir, sizeof(fa_fake.dir), "%s", dir);
 		snprintf(path, sizeof(path), "%s/process-%d", fa_fake.dir, getpid());
-		unlink(path); /* of an earlier process with this PID */
+		unlink(path); /* an earlier process with this PID may have left it */
 		page = fa_test_cuda_page_map(path, true);
 		if (!page) {
 			fprintf(stderr, "tests' CUDA driver: %s: %s\n", path, strerror(errno));
@@ -66,7 +66,7 @@ static struct fa_test_cuda_page *page_new(void)
 	return page;
 }
 
-/* Faults for new processes; "": none. */
+/* Reads the faults for new processes; "": there are none. */
 static void read_faults(char *ret_text, int size)
 {
 	const char *fail = getenv("FAD_TEST_CUDA_FAIL");
@@ -85,7 +85,7 @@ static void read_faults(char *ret_text, int size)
 	(void)fclose(file);
 }
 
-/* At the process's first call. Under the lock. */
+/* Sets up the driver in the process's first call. Called with the lock held. */
 static void begin(void)
 {
 	struct fa_test_cuda_page *page = page_new();
@@ -123,7 +123,7 @@ static struct fa_test_cuda_page *page_get(void)
 	return page;
 }
 
-/* Counts the call. Returns the code of a rule that applies; then the caller calls
+/* Counts a call. Returns the code of the rule that applies to it; the caller then calls
  * count_failed(). */
 static CUresult count_call(enum fa_test_cuda_call call, bool *ret_failed)
 {
@@ -154,7 +154,7 @@ static CUresult count_call(enum fa_test_cuda_call call, bool *ret_failed)
 	return CUDA_SUCCESS;
 }
 
-/* After its effects, such as a lost context. */
+/* Counts an injected fault. Called after the fault's effects, such as a lost context. */
 static void count_failed(enum fa_test_cuda_call call, bool failed)
 {
 	if (!failed)

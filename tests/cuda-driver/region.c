@@ -106,7 +106,7 @@ static struct fa_fake_region **regions; /* ascending and disjoint */
 static size_t n_regions, size_regions;
 static uint64_t last_buffer_id;
 
-/* Index of the first region that ends after @at. */
+/* Returns the index of the first region that ends after @at. */
 static size_t position(CUdeviceptr at)
 {
 	size_t low = 0, high = n_regions;
@@ -222,7 +222,8 @@ bool fa_fake_span_is_good(int device, const struct fa_fake_span *span)
 			return false;
 		if (region->memory && region->device != device)
 			return false;
-		/* Registered memory may have been unmapped, which a GPU would survive. */
+		/* Registered memory may have been unmapped by the program. A GPU would survive
+		 * that, so check. */
 		if (region->kind == FA_FAKE_HOST_REGISTERED) {
 			const CUdeviceptr page = region->at & ~(CUdeviceptr)4095;
 

@@ -29,7 +29,10 @@ static void span(struct fa_fake_pin *pin, const void *at, size_t bytes)
 		                                            true };
 }
 
-/* Stops a launch of @blocks: the last @left of the first launch's blocks are undone. */
+/*
+ * Stops a launch of @blocks blocks, and records that the last @left blocks of the first launch are
+ * undone.
+ */
 static void leave(const struct fa_cuda_attention *args, uint64_t blocks, uint64_t left)
 {
 	const struct fa_cuda_preempt *yield = &args->preempt;
@@ -44,7 +47,7 @@ static void leave(const struct fa_cuda_attention *args, uint64_t blocks, uint64_
 	__atomic_store_n(yield->report, left, __ATOMIC_RELEASE);
 }
 
-/* A resumed launch must do the last blocks of the first. */
+/* Returns whether a resumed launch does other blocks than the last @blocks of the first launch. */
 static bool resumes_wrong(const struct fa_cuda_preempt *yield, uint64_t blocks)
 {
 	const struct fa_cuda_preempt_area *area = yield->area;
@@ -90,7 +93,7 @@ CUresult fa_fake_run_preemptible(struct fa_fake_context *context, uint64_t ns,
 		const uint64_t ran_ns = fa_now_ns() - begin_ns;
 		uint64_t left = blocks;
 
-		/* Acquire: earlier writes are seen. */
+		/* Acquire: if the word is seen, so are writes made before it. */
 		*ret_preempted = __atomic_load_n(yield->word, __ATOMIC_ACQUIRE) >= yield->turn;
 		fa_fake_lock();
 		if (context->lost || context->ending)
@@ -146,7 +149,7 @@ CUresult fa_fake_signal_end(struct fa_fake_context *context, const struct fa_cud
 				(unsigned long long)done->last);
 		*done->counter += blocks;
 	}
-	/* Parts end one by one, in any order. */
+	/* Parts of the launch signal their ends one by one, in any order. */
 	for (uint32_t n = 0; result == CUDA_SUCCESS && n < words; n++) {
 		const uint32_t i = (uint32_t)(done->value + n) % words;
 

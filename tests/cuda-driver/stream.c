@@ -7,10 +7,10 @@
 #define STACK_BYTES ((size_t)4 << 20)
 
 struct fa_fake_stream {
-	struct fa_fake_stream *next; /* of the context */
+	struct fa_fake_stream *next; /* the context's next stream */
 	struct fa_fake_context *context;
-	pthread_cond_t work;             /* for the thread */
-	struct fa_fake_op *first, *last; /* the first runs, if there is one */
+	pthread_cond_t work;             /* signalled when the thread has work */
+	struct fa_fake_op *first, *last; /* the queue; the first op is running */
 	bool blocking, started, destroyed;
 };
 
@@ -157,10 +157,10 @@ static bool has_run(const struct fa_fake_stream *stream, uint64_t sequence)
 	return !stream->first || stream->first->sequence > sequence;
 }
 
-/* A stream of @context; NULL: its default stream, made on demand. */
+/* Returns a stream of @context. NULL is its default stream, which is made on demand. */
 static struct fa_fake_stream *stream_find(struct fa_fake_context *context, CUstream value)
 {
-	/* 0 and CU_STREAM_LEGACY */
+	/* NULL and CU_STREAM_LEGACY */
 	if ((uintptr_t)value <= 1) {
 		if (!context->default_stream)
 			context->default_stream = stream_new(context, true);
@@ -185,7 +185,7 @@ static CUresult stream_wait(struct fa_fake_context *context, CUstream value, uin
 	}
 }
 
-/* The default stream and blocking streams wait for one another. */
+/* Makes the default stream and blocking streams wait for one another. */
 static CUresult serialise_with_default(struct fa_fake_context *context,
                                        const struct fa_fake_stream *stream)
 {
@@ -235,7 +235,7 @@ CUresult fa_fake_drain(struct fa_fake_context *context)
 
 /* ---- submission */
 
-/* Called with the lock held. */
+/* Appends @op to a stream. Called with the lock held. */
 static CUresult submit(CUstream value, struct fa_fake_op *op)
 {
 	struct fa_fake_context *context = fa_fake_current();

@@ -21,7 +21,7 @@
 
 static const struct fa_cuda_chip chip = { .arch = 90, .shared_bytes_max = 232448, .l2_bytes = 1 };
 
-/* fp32, [batch][token][head][dim]; on the host and on the GPU. */
+/* A request in fp32, with tensors [batch][token][head][dim] on the host and on the GPU. */
 struct problem {
 	float q[BATCH * SEQLEN * HEADS * DIM], out[BATCH * SEQLEN * HEADS * DIM];
 	float k[BATCH * SEQLEN * KV_HEADS * DIM], v[BATCH * SEQLEN * KV_HEADS * DIM];
@@ -106,7 +106,7 @@ static void plan_make(const struct fa_attention_params *params, struct fa_cuda_l
 		fa_test_fail(__FILE__, __LINE__, "%s", text);
 }
 
-/* Runs the CPU kernels on the host's copy. */
+/* Computes a request with the CPU kernels on the host's copy. */
 static void compute(const struct fa_attention_params *params)
 {
 	const struct fa_cpu_isa *isa;
@@ -180,7 +180,7 @@ static void results(void **state)
 	fa_cuda_alone(results_case);
 }
 
-/* Every row of the table is in its module, and in no other. */
+/* Every row of the table of kernels is in its module, and in no other. */
 static void table_case(int socket)
 {
 	CUfunction function;
@@ -205,7 +205,7 @@ static void table(void **state)
 	fa_cuda_alone(table_case);
 }
 
-/* Refused at once. */
+/* A wrong launch is refused by the launching call. */
 static void refused_case(int socket)
 {
 	CUmodule module = module_load(FA_CUDA_IMAGE_SM80_F32);
@@ -220,7 +220,7 @@ static void refused_case(int socket)
 	plan_make(&params, &plan);
 	function = function_get(plan.kernel, module);
 	fa_cu(cuModuleGetFunction(&fresh, module, plan.kernel->symbol));
-	/* More shared memory than a kernel has by default. */
+	/* A kernel that needs more shared memory than the default is refused. */
 	if (plan.kernel->shared_bytes > 48 << 10)
 		fa_check_eq(launch(fresh, &plan), CUDA_ERROR_INVALID_VALUE);
 
@@ -250,7 +250,7 @@ static void refused(void **state)
 	fa_cuda_alone(refused_case);
 }
 
-/* The fault shows when the kernel runs: the context is lost. */
+/* Launches a spoilt request. The launch succeeds, and the context is lost when the kernel runs. */
 static void lost_by(void (*spoil)(struct fa_cuda_attention *args, CUdeviceptr at), CUresult want)
 {
 	CUmodule module = module_load(FA_CUDA_IMAGE_SM80_F32);
@@ -311,7 +311,7 @@ LOST(alignment, CUDA_ERROR_MISALIGNED_ADDRESS)
 
 /* ---- maps */
 
-/* Ragged bf16, for the kernel of this chip. */
+/* Returns a ragged bf16 request, for the kernel of this chip. */
 static struct fa_attention_params mapped_params(CUdeviceptr at)
 {
 	struct fa_attention_params params = params_of(at);
@@ -343,7 +343,7 @@ static CUresult launch_mapped(CUfunction function, const struct fa_cuda_launch *
 	                         1, (unsigned int)plan->kernel->shared_bytes, NULL, args, NULL);
 }
 
-/* Maps of other tensors than the arguments'. */
+/* Launches with maps of other tensors than the arguments' are refused. */
 static void maps_case(int socket)
 {
 	struct fa_attention_params params;
@@ -372,7 +372,7 @@ static void maps_case(int socket)
 		fa_check_eq(launch_mapped(function, &plan, &map), CUDA_ERROR_INVALID_VALUE);       \
 	} while (0)
 	SPOILT(map.data = (const char *)map.data + 16);
-	SPOILT(map.data = NULL); /* not encoded at all */
+	SPOILT(map.data = NULL); /* the map was never encoded */
 	SPOILT(map.dims[0] -= 8);
 	SPOILT(map.dims[2] += 1);
 	SPOILT(map.dims[3] += 1);
@@ -383,7 +383,7 @@ static void maps_case(int socket)
 #undef SPOILT
 	fa_check_eq(fa_test_cuda_misuses(cu_page), 9);
 
-	/* Lengths in tables are checked when it runs. */
+	/* Lengths in tables are checked only when the kernel runs. */
 	map = plan.maps[0];
 	map.dims[1] -= 1;
 	fa_check_eq(launch_mapped(function, &plan, &map), CUDA_SUCCESS);
@@ -396,7 +396,7 @@ static void maps(void **state)
 	fa_cuda_alone(maps_case);
 }
 
-/* Maps that the driver refuses to encode. */
+/* The driver refuses to encode invalid maps. */
 static void encode_case(int socket)
 {
 	static const struct fa_cuda_map good = {

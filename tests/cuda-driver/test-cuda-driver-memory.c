@@ -81,7 +81,7 @@ static void alloc_case(int socket)
 	fa_cu(cuMemGetInfo(&bytes, &total));
 	fa_check_eq(total - bytes, 4096);
 
-	/* The address is reused, the buffer id is not. */
+	/* A new allocation reuses the address, but not the buffer id. */
 	id = buffer_id(at);
 	fa_cu(cuMemFree(at));
 	fa_check_eq(cu.cuMemFree(at), CUDA_ERROR_INVALID_VALUE);
@@ -156,7 +156,7 @@ static void host_case(int socket)
 	fa_cu(cuMemHostGetDevicePointer(&device, data + 64, 0));
 	fa_check_eq(device, (uintptr_t)data + 64);
 
-	/* Read-only memory must be registered as such. */
+	/* Read-only memory must be registered as read-only. */
 	fa_check_eq(cu.cuMemHostRegister(reading, MIB, 0), CUDA_ERROR_INVALID_VALUE);
 	fa_cu(cuMemHostRegister(reading, MIB, CU_MEMHOSTREGISTER_READ_ONLY));
 	fa_check_eq(cu.cuMemsetD8((CUdeviceptr)(uintptr_t)reading, 1, 4), CUDA_ERROR_INVALID_VALUE);
@@ -200,7 +200,7 @@ static void vmm_case(int socket)
 	fa_cu(cuMemSetAccess(at + CHUNK, CHUNK, &access, 1));
 	fa_cu(cuMemcpyHtoD(at + CHUNK, "x", 1));
 
-	/* Maps the memory a second time. */
+	/* The same memory can be mapped a second time. */
 	fa_cu(cuMemMap(at + 2 * CHUNK, CHUNK, 0, handle, 0));
 	fa_cu(cuMemSetAccess(at + CHUNK, 2 * CHUNK, &access, 1));
 	value = 0;
@@ -264,7 +264,7 @@ static void exporter(int socket)
 	fa_cuda_receive(socket, &word, 1);
 }
 
-static struct fa_cuda_child other; /* the importer's peer */
+static struct fa_cuda_child other; /* the exporter that the importer talks to */
 
 static void importer(int socket)
 {
@@ -284,7 +284,8 @@ static void importer(int socket)
 	fa_check_eq(fa_test_cuda_bytes(&cuda), MIB);
 	fa_check_eq(cu.cuMemFree(at), CUDA_ERROR_INVALID_VALUE);
 
-	/* The exporter frees it and dies: the memory stays while it is open here. */
+	/* After the exporter has freed the memory and died, it stays valid while it is open
+	 * here. */
 	fa_cuda_send(other.socket, "f", 1, -1);
 	fa_cuda_receive(other.socket, data, 1);
 	fa_cu(cuMemcpyDtoH(data, at + MIB - 2, 2));
@@ -299,7 +300,7 @@ static void importer(int socket)
 	fa_check_eq(cu.cuIpcCloseMemHandle(at), CUDA_ERROR_INVALID_VALUE);
 	fa_check_eq(fa_test_cuda_bytes(&cuda), 0);
 
-	/* The handle is stale. */
+	/* Now the handle is stale. */
 	fa_check_eq(cu.cuIpcOpenMemHandle(&at, handle, 1), CUDA_ERROR_MAP_FAILED);
 	++handle.reserved[20];
 	fa_check_eq(cu.cuIpcOpenMemHandle(&at, handle, 1), CUDA_ERROR_INVALID_VALUE);
@@ -389,7 +390,7 @@ static void fd_importer(int socket)
 	fa_cu(cuMemUnmap(at, CHUNK));
 	fa_cu(cuMemAddressFree(at, CHUNK));
 
-	/* Other descriptors are refused. */
+	/* Descriptors of other files are refused. */
 	fa_check_eq(cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)-1, 1),
 	            CUDA_ERROR_INVALID_VALUE);
 	fa_check_eq(cu.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)0, 1),

@@ -119,7 +119,7 @@ static void staging_case(int socket)
 	fa_cu(cuMemcpyDtoDAsync(at, at + 64, 64, stream));
 	fa_cu(cuMemcpyDtoHAsync(got, at, 64, stream));
 	fa_check_eq(got[63], 2);
-	/* No copy crosses borders of separately pinned memory. */
+	/* A copy must not cross the border between separately pinned memory. */
 	fa_check_eq(cu.cuMemcpyHtoDAsync(at, pinned + 32, 4096, stream), CUDA_ERROR_INVALID_VALUE);
 	fa_check_eq(cu.cuMemcpyHtoD(at + 100, pinned, 64), CUDA_ERROR_INVALID_VALUE);
 }
@@ -183,7 +183,7 @@ static void faults_case(int socket)
 {
 	CUdeviceptr at[4];
 
-	/* Faults from the environment: the second call, and all of another function. */
+	/* The environment makes the second cuMemAlloc fail, and every call of another function. */
 	fa_cu(cuMemAlloc(&at[0], 100));
 	fa_check_eq(cu.cuMemAlloc(&at[1], 100), CUDA_ERROR_OUT_OF_MEMORY);
 	fa_cu(cuMemAlloc(&at[1], 100));
@@ -191,7 +191,7 @@ static void faults_case(int socket)
 	fa_check_eq(cu.cuMemFree(at[0]), CUDA_ERROR_INVALID_VALUE);
 	fa_check_eq(fa_test_cuda_failed(cu_page), 3);
 
-	/* Faults by the page, counted from then on. */
+	/* Faults set through the page count calls from then on. */
 	fa_test_cuda_fail(cu_page, NULL);
 	fa_cu(cuMemFree(at[0]));
 	fa_test_cuda_fail(cu_page, "any:2=801,cuMemFree:1=1");
@@ -280,7 +280,7 @@ static void gone(void **state)
 	fa_cuda_alone(gone_case);
 }
 
-/* Calls that free memory otherwise wait for all work, and block launches. */
+/* Calls that free memory (other than asynchronously) wait for all work, and block launches. */
 static CUcontext context_of_waits;
 
 static void *unregister(void *data)

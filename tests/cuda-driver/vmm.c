@@ -10,7 +10,7 @@
 
 #define NAME "fad-cuda-vmm"
 
-/* A reference count: each return of the handle needs a cuMemRelease. */
+/* A handle of memory. It counts references: each return of the handle needs a cuMemRelease. */
 struct handle {
 	struct handle *next;
 	struct fa_fake_memory *memory;
@@ -41,7 +41,7 @@ static struct handle *handle_find(CUmemGenericAllocationHandle value)
 	return NULL;
 }
 
-/* Takes over a reference of @memory. */
+/* Makes a handle, which takes over a reference to @memory. */
 static CUresult handle_new(struct fa_fake_memory *memory, CUmemGenericAllocationHandle *ret_handle)
 {
 	struct handle *handle = calloc(1, sizeof(*handle));
@@ -96,7 +96,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *ret_handle, size_t bytes,
 		return result;
 	if (!bytes || !granular(bytes) || flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	/* Importers read the properties from the name. */
+	/* Importers read the properties from the memfd's name. */
 	snprintf(name, sizeof(name), NAME ":%d:%u", properties->location.id,
 	         properties->requestedHandleTypes);
 	fa_fake_lock();
@@ -200,7 +200,7 @@ CUresult cuMemExportToShareableHandle(void *ret_handle, CUmemGenericAllocationHa
 	return result;
 }
 
-/* Returns whether @fd is memory of any process's cuMemCreate. */
+/* Returns whether @fd is memory that cuMemCreate made, in any process. */
 static bool fd_is_ours(int fd, int *ret_device, unsigned int *ret_handle_types)
 {
 	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -245,7 +245,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *ret_handle
 
 /* ---- reservations and mappings */
 
-/* Returns the reservation with all of [at, at + bytes). */
+/* Returns the reservation that has all of [at, at + bytes). */
 static struct reservation *reservation_find(CUdeviceptr at, size_t bytes)
 {
 	for (struct reservation *item = reservations; item; item = item->next)
@@ -318,7 +318,7 @@ CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAlloc
 	handle = handle_find(value);
 	if (handle && !flags && !offset && bytes == handle->memory->bytes && granular(at) &&
 	    reservation_find(at, bytes) && !fa_fake_region_overlaps(at, bytes)) {
-		/* Inaccessible before cuMemSetAccess. */
+		/* The region is inaccessible until cuMemSetAccess. */
 		const struct fa_fake_region like = {
 			.at = at,
 			.bytes = bytes,
@@ -373,7 +373,7 @@ CUresult cuMemUnmap(CUdeviceptr at, size_t bytes)
 			struct fa_fake_memory *memory;
 			size_t piece_bytes;
 
-			if (!region) /* another thread unmapped it, too */
+			if (!region) /* another thread has unmapped the region meanwhile */
 				break;
 			memory = region->memory;
 			piece_bytes = region->bytes;

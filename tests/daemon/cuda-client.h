@@ -14,8 +14,8 @@
 struct cuda_buffer {
 	uint32_t id;
 	enum fa_wire_buffer_kind kind;
-	CUdeviceptr at; /* in this process */
-	uint64_t bytes; /* of the allocation, or of all pieces */
+	CUdeviceptr at; /* address in this process */
+	uint64_t bytes; /* size of the allocation, or of all pieces together */
 	CUipcMemHandle handle;
 	int device;
 	size_t n_pieces;
@@ -32,7 +32,10 @@ void cuda_buffer_end(struct cuda_buffer *buffer);
 struct fa_wire_message cuda_register_message(const struct cuda_buffer *buffer, uint64_t offset,
                                              uint64_t bytes, uint32_t flags);
 
-/* Registers it; the answer must have @status, and @part in its text unless that is 0. */
+/*
+ * Registers [offset, offset + bytes). The reply must have @status, and @part in its text unless
+ * @status is 0.
+ */
 void cuda_register(struct fa_raw *raw, const struct cuda_buffer *buffer, uint64_t offset,
                    uint64_t bytes, uint32_t flags, int status, const char *part);
 
@@ -41,7 +44,7 @@ void cuda_arena(struct fa_raw *raw, struct cuda_buffer *buffer, uint32_t id, uin
 
 void cuda_unregister(struct fa_raw *raw, uint32_t id);
 
-/* Writes the tensors of @attention to @at; compares the result. */
+/* Writes the tensors of @attention to @at; cuda_case_error() compares the result there. */
 void cuda_case_fill(const struct fa_case *attention, CUdeviceptr at);
 double cuda_case_error(const struct fa_case *attention, CUdeviceptr at);
 

@@ -74,7 +74,7 @@ static int run_child(void *userdata)
 	struct child *child = userdata;
 
 	child->function();
-	exit(0); /* runs the sanitizer's checks at exit */
+	exit(0); /* exit() runs the sanitizer's checks */
 }
 
 void cuda_in_child(void (*function)(void))
@@ -265,8 +265,8 @@ void cuda_job_deinit(struct cuda_job *job, struct cuda_device *cuda)
 	close(job->fd);
 }
 
-/* Like the engine, launches nothing behind a refused work of the queue, or while others wait for a
- * slot. */
+/* Launches a job unless an earlier work of its queue was refused, or others wait for a slot: so
+ * does the engine. */
 static void try_launch(struct cuda_job *job, struct cuda_device *cuda)
 {
 	struct fa_device_lane *lane = ops->queue_lane(job->queue);
@@ -352,7 +352,7 @@ void cuda_job_wait(struct cuda_job *job, struct cuda_device *cuda)
 
 	while (!job->reaped) {
 		cuda_reap(cuda);
-		/* The test judges the result. */
+		/* Only asks for the health: the test judges it. */
 		(void)ops->health(cuda->device, NULL);
 		fa_check(fa_now_ns() < until_ns);
 		fa_test_poll_pause(&pause_ns);

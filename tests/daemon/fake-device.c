@@ -129,7 +129,10 @@ static void wake(struct fa_device *device)
 		fa_engine_wake(device->engine);
 }
 
-/* Called with the mutex held; the caller wakes the engine. */
+/*
+ * Moves a work from the running ones to the done ones. Called with the mutex held; the caller wakes
+ * the engine.
+ */
 static void fake_finish(struct fa_device *device, struct fa_device_work *work, int status)
 {
 	fa_list_remove(&work->link);

@@ -34,7 +34,7 @@ struct fake_lane {
 struct fa_device {
 	unsigned int depth;
 	unsigned int lane_slots; /* 0: there are no lanes */
-	unsigned int lane;       /* of new queues of normal priority; those of high have lane 0 */
+	unsigned int lane;       /* of new queues of normal priority; others have lane 0 */
 	struct fake_lane lanes[FAKE_LANES];
 	bool polled; /* the end of a work does not wake the engine */
 	enum fake_stubbornness stubbornness;
@@ -46,12 +46,12 @@ struct fa_device {
 	bool lost;                    /* reported by health() */
 	bool holds;                   /* long works are refused */
 	bool blocked;                 /* launch() blocks the engine */
-	bool reap_blocked, reaping;   /* reap() blocks; it is blocked in it */
+	bool reap_blocked, reaping;   /* reap() blocks; reap() is blocked now */
 	struct fa_list running, done; /* works */
 	uint64_t n_launched, n_running, n_cancelled, n_queues, n_groups;
-	uint64_t n_full, n_held;                    /* refusals */
-	pthread_t launcher;                         /* the thread that launched last */
-	struct fa_job *launched[FAKE_LAUNCHED_MAX]; /* the first ones, in order */
+	uint64_t n_full, n_held; /* works refused for a full lane, and long works refused */
+	pthread_t launcher;      /* the thread that launched last */
+	struct fa_job *launched[FAKE_LAUNCHED_MAX]; /* the first jobs launched, in order */
 
 	pthread_t completer;
 	bool stop;
@@ -65,24 +65,27 @@ struct fixture {
 	struct fa_engine_group *groups[FAKE_GROUPS];
 	struct fa_stream *streams[FAKE_STREAMS]; /* owner: the slot */
 	unsigned int group[FAKE_STREAMS];        /* index of each stream's group */
-	uint64_t last[FAKE_STREAMS];             /* value submitted */
+	uint64_t last[FAKE_STREAMS];             /* last value submitted */
 };
 
 void fixture_init(struct fixture *f, unsigned int depth);
 void fixture_init_polled(struct fixture *f, unsigned int depth);
-/* With lanes that hold @slots works each. */
+/* Like fixture_init(), with lanes that hold @slots works each. */
 void fixture_init_lanes(struct fixture *f, unsigned int depth, unsigned int slots, bool polled);
-/* Closes the open streams, whose jobs were all taken. */
+/* Closes the open streams. The test must have taken all of their jobs before. */
 void fixture_deinit(struct fixture *f);
 
 void stream_open(struct fixture *f, unsigned int i, int priority);
-/* Makes the stream's next job; submit() also submits it. */
+/* job_new() makes the stream's next job; submit() makes it and submits it. */
 struct fa_job *job_new(struct fixture *f, unsigned int i);
 struct fa_job *submit(struct fixture *f, unsigned int i);
 
 /* Waits for the engine's next result, and takes it. */
 void take(struct fixture *f, struct fa_job **ret_job, struct fa_stream **ret_closed);
-/* The engine's next result is @job with @status (freed); the end of stream @i (freed); none. */
+/*
+ * The engine's next result must be @job with @status; the end of stream @i; or must not exist. Jobs
+ * and streams are freed.
+ */
 void expect(struct fixture *f, struct fa_job *job, int status);
 void expect_closed(struct fixture *f, unsigned int i);
 void expect_nothing(struct fixture *f);
@@ -90,20 +93,22 @@ void expect_nothing(struct fixture *f);
 /* Waits until @n works were launched; fails if there are more. */
 void wait_launched(struct fixture *f, uint64_t n);
 void wait_cancelled(struct fixture *f, uint64_t n);
-/* Waits until the device has refused at least @n_full works for a full lane, and @n_held long ones. */
+/*
+ * Waits until the device has refused @n_full works or more for a full lane, and @n_held long
+ * ones.
+ */
 void wait_refused(struct fixture *f, uint64_t n_full, uint64_t n_held);
 /* Sets whether the device refuses long works. */
 void hold_long(struct fixture *f, bool holds);
 /* Completes @job. */
 void complete(struct fixture *f, struct fa_job *job, int status);
-/* Loses the device; its works stay in flight. */
+/* Makes the device lost; its works stay in flight. */
 void lose(struct fixture *f);
 void block(struct fixture *f, bool blocked);
 /* Blocks the engine in its next reap(), until it is released. */
 void hold_at_reap(struct fixture *f);
 void release_reap(struct fixture *f);
 
-/* Starts and stops a thread that completes works in a random order, some of them
- * with -EIO. */
+/* Start and stop a thread that completes works in a random order, some of them with -EIO. */
 void completer_start(struct fixture *f);
 void completer_stop(struct fixture *f);

@@ -10,17 +10,17 @@
 struct fake_job {
 	int64_t n_tiles;
 	size_t scratch_bytes;
-	size_t workspace_bytes;  /* if not paged; 0: it must have none */
-	uint64_t tile_ns;        /* a tile sleeps so long */
-	uint64_t begin_ns;       /* so does the begin function, if paged */
-	atomic_bool *gate;       /* tiles wait until it is true; or NULL */
-	struct fake_job *before; /* must have run all its tiles before; or NULL */
+	size_t workspace_bytes;  /* of a job that is not paged; 0: it must have none */
+	uint64_t tile_ns;        /* how long a tile sleeps */
+	uint64_t begin_ns;       /* how long the begin function of a paged job sleeps */
+	atomic_bool *gate;       /* NULL, or: tiles wait until it is true */
+	struct fake_job *before; /* NULL, or: this job must have run all its tiles before */
 
 	_Atomic int64_t n_ran;
 	_Atomic uint64_t first_ran_ns;
-	_Atomic uint64_t ran_ns;   /* sum of all tiles */
+	_Atomic uint64_t ran_ns;   /* how long all tiles ran together */
 	atomic_bool wrong;         /* a tile ran twice, too early, or with bad memory */
-	_Atomic uint8_t ran[1024]; /* of the first tiles */
+	_Atomic uint8_t ran[1024]; /* how often each of the first tiles ran */
 };
 
 /* The workspace of a request that is not paged, since it was last begun. */

@@ -96,7 +96,7 @@ uint64_t slot(const struct engine *engine)
 	return atomic_load(&engine->in[WANTED].value);
 }
 
-/* The device learns of the slots later than the client: wait for a gate that it takes. */
+/* The device learns of slots later than the client does, so wait until it takes a gate. */
 static void wait_known(struct engine *engine)
 {
 	const struct fa_test_cuda_gates before = fa_test_cuda_gates(page);

@@ -15,7 +15,7 @@ enum {
 	STREAM = 3,
 	TOKENS = 2,
 	OLD = 20,
-	WANTED = 9, /* the client's slots */
+	WANTED = 9, /* from here on: numbers of the client's slots */
 	ANOTHER = 10,
 	READY = 11,
 	FOR_EVER_US = 600 * 1000 * 1000,
@@ -31,24 +31,33 @@ struct engine {
 
 extern struct fa_test_cuda cuda;
 extern struct fa_test_daemon daemon_;
-extern struct fa_test_cuda_page *page; /* the daemon's */
-extern int priority;                   /* of the engines' streams */
+extern struct fa_test_cuda_page *page; /* the page of the daemon's driver */
+extern int priority;                   /* priority of the streams that clients create */
 
-/* Set-up and tear-down of a group of tests; serve() starts a daemon again. */
+/*
+ * gates_start() and gates_stop() set up and tear down a group of tests; serve() starts a daemon
+ * again.
+ */
 void serve(void);
 int gates_start(void **state);
 int gates_stop(void **state);
 
-/* Connects a client whose slots the device knows; ends its step, and closes it. */
+/*
+ * engine_begin() connects a client, and waits until the device knows its slots. engine_end() ends
+ * the client's step and closes the client.
+ */
 void engine_begin(struct engine *engine);
 void engine_end(struct engine *engine);
 
-/* Submits attention, one kernel, behind @n gates, or behind slot WANTED reaching @value. */
+/*
+ * Submit attention that is one kernel: attend() behind @n gates, attend_at() behind slot WANTED
+ * reaching @value.
+ */
 uint64_t attend(struct engine *engine, uint32_t layer, const struct fa_wire_gate *gates, uint32_t n,
                 const float **ret_out);
 uint64_t attend_at(struct engine *engine, uint64_t value, const float **ret_out);
 /* Submits two requests, the first behind @value, and waits until a gate has begun. Returns the
- * counts before. */
+ * counts from before that. */
 struct fa_test_cuda_gates ask_two(struct engine *engine, uint64_t value, uint64_t *requests,
                                   const float **outs);
 
@@ -56,11 +65,11 @@ void check_out(const struct engine *engine, uint32_t layer, const float *out);
 bool is_untouched(const float *out);
 
 void write_slot(struct engine *engine, uint32_t slot, uint64_t value);
-uint64_t slot(const struct engine *engine); /* WANTED */
+uint64_t slot(const struct engine *engine); /* the timeline slot WANTED */
 
-/* Waits until @n gates have begun since @before. */
+/* Waits until @n more gates have begun than in @before. */
 void wait_began(const struct fa_test_cuda_gates *before, uint32_t n);
-/* Waits until the engine tries gates again that the device gave up. */
+/* Waits until the engine tries gates again after the device gave up on them. */
 void let_pass(struct engine *engine);
-/* The step has failed with @status: begins another, and appends its tokens. */
+/* Expects that the step has failed with @status; begins another step, and appends its tokens. */
 void begin_again(struct engine *engine, int status);

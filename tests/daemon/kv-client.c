@@ -123,7 +123,7 @@ void kv_close(struct kv_client *client)
 	fa_raw_close(&client->raw);
 }
 
-/* A view of poisoned floats. */
+/* Returns a view of new memory, filled with poisoned floats. */
 static struct fa_wire_view new_view(struct kv_client *client, uint32_t tokens, uint32_t heads,
                                     uint32_t dim, float **ret_data)
 {

@@ -12,7 +12,7 @@
 
 struct kv_client {
 	struct fa_raw raw;
-	struct fa_raw_buffer buffer; /* holds all tensors, reused cyclically */
+	struct fa_raw_buffer buffer; /* memory for all tensors, reused cyclically */
 	uint64_t used;
 	uint64_t values[64];
 };
@@ -31,8 +31,8 @@ void kv_open(struct kv_client *client, const char *socket);
 void kv_close(struct kv_client *client);
 
 /*
- * The halves of kv_open(), to resume the session with @secret. Between them raw.message is the
- * HelloReply.
+ * The two halves of kv_open(), for resuming the session with @secret. After the first half
+ * raw.message is the HelloReply.
  */
 void kv_open_resumed(struct kv_client *client, const char *socket,
                      const struct fa_wire_secret *secret, uint64_t generation);
@@ -52,11 +52,11 @@ void kv_free(struct kv_client *client, uint64_t sequence);
 struct fa_wire_sequence_reply kv_info(struct kv_client *client, uint64_t sequence);
 
 void kv_call(struct kv_client *client, struct fa_wire_message *message, enum fa_wire_type type);
-/* Sends and expects this status and a text that contains @part. */
+/* Sends a message; the reply must have this status and a text that contains @part. */
 void kv_call_expect(struct kv_client *client, struct fa_wire_message *message, int status,
                     const char *part);
 
-/* Returns the step's id. */
+/* Begins a step. Returns the step's id. */
 uint64_t kv_begin(struct kv_client *client, uint32_t step, const struct fa_wire_step_item *items,
                   uint32_t n);
 uint64_t kv_begin_one(struct kv_client *client, uint32_t step, uint64_t sequence, uint32_t n);
@@ -69,7 +69,7 @@ void kv_begin_expect(struct kv_client *client, uint32_t step, const struct fa_wi
  */
 uint64_t kv_attend(struct kv_client *client, uint32_t stream, uint32_t step, uint32_t layer,
                    const uint32_t *numbers, uint32_t n, const float **ret_out);
-/* The message of kv_attend(), unsent. */
+/* Returns the message of kv_attend(), without sending it. */
 struct fa_wire_message kv_attend_message(struct kv_client *client, uint32_t stream, uint32_t step,
                                          uint32_t layer, const uint32_t *numbers, uint32_t n,
                                          const float **ret_out);
@@ -83,15 +83,18 @@ void kv_wait(struct kv_client *client, uint32_t stream, uint64_t value);
 void kv_wait_expect(struct kv_client *client, uint32_t stream, uint64_t value, int status,
                     const char *part);
 
-/* A step: appends to all layers, checks attention, commits. @old: the @n_old tokens before. */
+/*
+ * Runs a step that appends to all layers, checks attention, and commits. @old: the @n_old tokens
+ * before.
+ */
 void kv_append(struct kv_client *client, uint64_t sequence, const uint32_t *numbers, uint32_t n_old,
                uint32_t n);
 
-/* The sequence has exactly these tokens from @first on, in all layers. */
+/* Checks that the sequence has exactly these tokens from @first on, in all layers. */
 void kv_check(struct kv_client *client, uint64_t sequence, const uint32_t *numbers, uint64_t first,
               uint64_t length);
 
-/* @out is causal attention of the last @n of @length tokens. */
+/* Checks that @out is causal attention of the last @n of @length tokens. */
 void kv_check_out(uint32_t layer, const uint32_t *numbers, uint32_t length, uint32_t n,
                   const float *out);
 

@@ -33,7 +33,7 @@ static bool one_in(struct fa_test_random *random, uint32_t n)
 
 #define NO_SEQUENCE ((uint64_t)UINT32_MAX << 32 | 1)
 
-/* Mostly a sequence that the actor may use; sometimes any, or none. */
+/* Chooses mostly a sequence that the actor may use, sometimes any other, or none. */
 static uint64_t choose_sequence(struct runner *runner, struct fa_test_random *random,
                                 const struct op *op, bool empty)
 {
@@ -107,7 +107,7 @@ static void choose_item(struct runner *runner, struct fa_test_random *random, co
 	planned = model_planned(runner->model, item->sequence, &in_flight);
 	if (planned + item->n_tokens > MODEL_TOKENS)
 		item->n_tokens = (uint32_t)(MODEL_TOKENS - planned);
-	/* Shared texts, whose pages others can attach. */
+	/* Texts are shared: other sequences with the same text can attach the pages. */
 	if (!planned && !one_in(random, 3))
 		item->text = 1 + (uint32_t)fa_test_random_below(random, 3);
 	else if (planned && planned == sequence->length && !one_in(random, 4) &&
@@ -115,7 +115,7 @@ static void choose_item(struct runner *runner, struct fa_test_random *random, co
 		item->text = sequence->tokens[0] >> 20 & 0xff;
 }
 
-/* A step that exists. */
+/* Chooses a step that exists. */
 static bool choose_step(struct runner *runner, struct fa_test_random *random, struct op *op,
                         bool there)
 {
@@ -146,7 +146,7 @@ static bool choose_kept(struct runner *runner, struct fa_test_random *random, st
 	if (n > 63)
 		return false;
 	op->kept = fa_test_random(random) & ((1ull << n) - 1);
-	if (one_in(random, 3)) /* a prefix */
+	if (one_in(random, 3)) /* keep a prefix */
 		op->kept = (1ull << fa_test_random_below(random, n + 1)) - 1;
 	return true;
 }
@@ -179,7 +179,7 @@ static void choose_tokens(struct runner *runner, struct fa_test_random *random, 
 		             fa_test_random_below(random, 10) % (source->length - op->tokens);
 	if (op->kind == OP_ATTACH && op->tokens && one_in(random, 3))
 		op->wrong = fa_test_random_below(random, op->tokens);
-	/* At most the tokens that the source has. */
+	/* Usually takes no more tokens than the source has. */
 	if (op->kind != OP_ATTACH && op->kind != OP_PUBLISH && one_in(random, 50))
 		op->tokens += 1000;
 }

@@ -35,7 +35,7 @@ static struct model_sequence *by_name(struct model *model, uint32_t name)
 uint32_t model_token(const struct model_sequence *sequence, const struct op_item *item,
                      uint64_t before, uint64_t position)
 {
-	if (item->text) /* the same in all sequences */
+	if (item->text) /* a text is the same in all sequences */
 		return PUBLIC << 28 | item->text << 20 | (uint32_t)position;
 	return (uint32_t)(sequence->tenant + 1) << 28 |
 	       ((item->base + (uint32_t)(position - before)) & 0xfffffff);
@@ -63,7 +63,7 @@ static int access_to(struct model *model, enum scene_actor actor, uint64_t id, e
 	const struct model_sequence *sequence = model_find(model, id);
 
 	if (id >> 32 == UINT32_MAX)
-		return -ENOENT; /* never existed */
+		return -ENOENT; /* the sequence never existed */
 	if (!sequence || sequence->removed)
 		return -ESTALE;
 	if (!sequence->name)
@@ -112,7 +112,7 @@ uint64_t model_planned(struct model *model, uint64_t id, bool *ret_in_flight)
 	return flight.planned;
 }
 
-/* Was an appending part of the sequence planned before (or after) @serial? */
+/* Returns whether an appending part of the sequence was planned before (or after) @serial. */
 static bool has_other(const struct model *model, uint64_t id, uint64_t serial, bool before)
 {
 	for (uint32_t i = 0; i < MODEL_STEPS; i++)
@@ -127,7 +127,7 @@ static bool has_other(const struct model *model, uint64_t id, uint64_t serial, b
 	return false;
 }
 
-/* Removed sequences with steps in flight count. */
+/* Returns whether all rows are in use. Removed sequences with steps in flight use theirs. */
 static bool is_full(const struct model *model)
 {
 	uint32_t n = 0;
@@ -185,7 +185,7 @@ static int expect_commit(const struct model *model, const struct op *op)
 	const struct model_step *step = &model->steps[op->step];
 	int r = 0;
 
-	/* If both apply, either is right: the pool checks in another order. */
+	/* If both errors apply, either is right: the pool checks in another order. */
 	for (uint32_t i = 0; i < step->n_parts; i++) {
 		const struct model_part *part = &step->parts[i];
 
@@ -286,7 +286,7 @@ int model_expect(struct model *model, const struct op *op)
 	}
 }
 
-/* The row stays while anything is in flight. */
+/* Removes a sequence. Its row stays while a step with it is in flight. */
 static void leave(struct model *model, struct model_sequence *sequence)
 {
 	sequence->removed = true;

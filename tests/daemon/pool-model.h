@@ -47,19 +47,19 @@ struct op_item {
 	uint32_t text, base; /* of the new tokens */
 };
 
-/* Arguments, then results. */
+/* An operation: its arguments, then its results. */
 struct op {
 	enum op_kind kind;
 	enum scene_actor actor;
-	uint64_t sequence; /* id */
-	uint32_t cache;    /* row */
-	uint32_t step;     /* row */
+	uint64_t sequence; /* id of the sequence */
+	uint32_t cache;    /* row of the cache */
+	uint32_t step;     /* row of the step */
 	uint32_t n_items;
 	struct op_item items[MODEL_ITEMS];
-	uint64_t tokens; /* to fork, truncate, drop, publish, attach */
+	uint64_t tokens; /* how many tokens to fork, truncate, drop, publish or attach */
 	uint64_t source; /* id of the sequence whose tokens are looked up */
 	uint64_t wrong;  /* position of a changed token; UINT64_MAX: none */
-	uint64_t kept;   /* mask of new tokens */
+	uint64_t kept;   /* mask of the new tokens to keep */
 	uint32_t name, mode, chunk;
 	bool shared;
 
@@ -72,7 +72,7 @@ struct model_sequence {
 	uint64_t id;  /* 0: free row */
 	bool removed; /* removed, with steps in flight */
 	uint32_t cache;
-	enum scene_actor tenant; /* its first actor */
+	enum scene_actor tenant; /* the tenant, named by its first actor */
 	uint64_t owner;
 	uint32_t name; /* 0: none */
 	uint32_t mode;
@@ -84,7 +84,7 @@ struct model_part {
 	uint64_t sequence;
 	uint64_t before, after;
 	struct op_item item;
-	uint64_t kept; /* mask, if keeps */
+	uint64_t kept; /* mask of the tokens to keep, if @keeps */
 	bool appends, cancelled, keeps;
 };
 
@@ -113,16 +113,16 @@ struct model {
 enum scene_actor model_tenant(enum scene_actor actor);
 struct model_sequence *model_find(struct model *model, uint64_t id);
 
-/* The planned length. */
+/* Returns the length that the sequence has with all planned steps. */
 uint64_t model_planned(struct model *model, uint64_t id, bool *ret_in_flight);
 
-/* The result to expect, if there is memory. */
+/* Returns the result that @op should have if there is memory. */
 int model_expect(struct model *model, const struct op *op);
 /* Applies a finished operation. */
 void model_apply(struct model *model, const struct op *op);
-/* The token at @position that a lookup asks for. */
+/* Returns the token at @position that a lookup asks for. */
 uint32_t model_lookup_token(struct model *model, const struct op *op, uint64_t position);
-/* Drops all that is in flight. */
+/* Drops everything that is in flight. */
 void model_drop_in_flight(struct model *model);
 
 /* The upper four bits of a token say which tenants may see it. */

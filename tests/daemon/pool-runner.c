@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 
 #define CHUNK_SLOTS (MODEL_CHUNK_BYTES / FA_SLOT_BYTES)
-#define FOREIGN 0xe0000000u /* of no tenant */
+#define FOREIGN 0xe0000000u /* bits of a token that belongs to no tenant */
 
 static const uint32_t page_tokens[MODEL_CACHES] = { 16, 32, 16 };
 
@@ -110,7 +110,7 @@ static void attend(struct runner *runner, const struct op *op, const struct fa_p
 	}
 }
 
-/* The free and idle pages of the caches were really not enough. */
+/* Checks that the free and idle pages of the caches were really not enough for @op. */
 static void check_exhausted(struct runner *runner, const struct op *op)
 {
 	uint64_t need[MODEL_CACHES] = { 0 };
@@ -173,7 +173,7 @@ static void run_keep(struct runner *runner, struct op *op)
 		*device_step_token(&scene->device, step, entry, to + i) = moved[i];
 }
 
-/* A step keeps its pages until it ends, even if they were dropped. */
+/* Checks a step's contents: it keeps its pages until it ends, even if they were dropped. */
 static void check_held(struct runner *runner, const struct op *op, const struct fa_pool_step *step)
 {
 	for (uint32_t i = 0; i < step->n_entries; i++) {
@@ -181,7 +181,7 @@ static void check_held(struct runner *runner, const struct op *op, const struct 
 		const struct model_part *part = &runner->model->steps[op->step].parts[entry->item];
 		const struct model_sequence *sequence = model_find(runner->model, entry->sequence);
 
-		/* Tokens that are only read may have been truncated. */
+		/* If a part only reads, its tokens may have been truncated. */
 		if (!part->appends || part->cancelled)
 			continue;
 		for (uint64_t p = entry->first; p < entry->before && p < sequence->length; p++)
@@ -321,7 +321,7 @@ void runner_run(struct runner *runner, struct op *op)
 	}
 }
 
-/* Failures that the model does not predict. */
+/* Returns whether @op failed in a way that the model does not predict. */
 static bool is_tolerated(const struct op *op)
 {
 	switch (op->kind) {
@@ -438,7 +438,7 @@ void runner_reopen(struct runner *runner)
 {
 	for (uint32_t i = 0; i < MODEL_STEPS; i++)
 		if (runner->steps[i]) {
-			/* Frees its memory: the process it stands for is gone. */
+			/* Only frees the step's memory: the process that had the step is gone. */
 			fa_pool_step_abort(runner->scene.pool, runner->steps[i]);
 			runner->steps[i] = fa_pool_step_free(runner->steps[i]);
 		}

@@ -10,7 +10,7 @@ struct runner {
 	uint64_t stale;  /* id of a removed sequence */
 	uint32_t unique; /* next unused token */
 	bool quarantine;
-	uint64_t quota_bytes; /* of David */
+	uint64_t quota_bytes; /* David's quota */
 	uint64_t n_done[OPS], n_failed[OPS], n_attached;
 };
 

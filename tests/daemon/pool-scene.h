@@ -9,7 +9,7 @@
 
 #define SCENE_CHUNK_BYTES 8192u
 #define SCENE_CHUNKS 8u
-#define SCENE_CHUNK_PAGES 16u /* of scene_geometry */
+#define SCENE_CHUNK_PAGES 16u /* chunk size of scene_geometry */
 #define SCENE_PAGE_TOKENS 16u
 #define SCENE_SEQUENCES 64u
 
@@ -17,7 +17,7 @@
 enum scene_actor {
 	SCENE_ANNA,
 	SCENE_BOB,
-	SCENE_CLAIRE, /* same uid, other cgroup */
+	SCENE_CLAIRE, /* Anna's uid, another cgroup */
 	SCENE_DAVID,  /* another uid */
 	SCENE_ADMIN,
 	SCENE_ACTORS,
@@ -32,14 +32,14 @@ struct scene {
 	uint64_t now_ns, number;
 };
 
-/* 16 tokens, 512 bytes a page. */
+/* Pages have 16 tokens and 512 bytes. */
 extern const struct fa_cache_geometry scene_geometry;
 
-/* A pool with @n_chunks chunks of memory. */
+/* Opens a pool with @n_chunks chunks of memory. */
 void scene_init(struct scene *scene, uint32_t n_chunks);
 void scene_deinit(struct scene *scene);
 
-/* A new process opens the state and must report nothing. */
+/* Opens the state again, as a new process would. That must report nothing. */
 void scene_reopen(struct scene *scene);
 /* Takes a reference to each tenant, as resumed sessions do. */
 void scene_hold_tenants(struct scene *scene);
@@ -51,16 +51,16 @@ struct fa_pool_step *scene_plan(struct scene *scene, enum scene_actor actor, uin
                                 uint32_t n_tokens);
 void scene_plan_fails(struct scene *scene, enum scene_actor actor, uint64_t sequence,
                       uint32_t n_tokens, int code);
-/* Writes every new token, as @base + its position. */
+/* Writes @base + its position to every new token. */
 void scene_write(struct scene *scene, struct fa_pool_step *step, uint32_t base);
 void scene_commit(struct scene *scene, struct fa_pool_step *step);
 void scene_abort(struct scene *scene, struct fa_pool_step *step);
 
-/* Plans, writes and commits. */
+/* Plans a step, writes its tokens, and commits it. */
 void scene_append(struct scene *scene, enum scene_actor actor, uint64_t sequence, uint32_t n_tokens,
                   uint32_t base);
 
-/* The durable tokens from @begin to the end are @base + their position. */
+/* Checks that the durable tokens in [begin, end) are @base + their position. */
 void scene_check(struct scene *scene, uint64_t sequence, uint64_t begin, uint64_t end,
                  uint32_t base);
 
@@ -68,12 +68,12 @@ struct fa_pool_sequence_info scene_info(struct scene *scene, uint64_t sequence);
 struct fa_pool_cache_info scene_cache_info(struct scene *scene, uint64_t cache);
 uint64_t scene_tenant_bytes(struct scene *scene, enum scene_actor actor);
 
-/* All counts follow from the page lists; nothing is in flight. */
+/* Checks that all counts follow from the page lists, and that nothing is in flight. */
 void scene_check_counts(struct scene *scene);
 
 void scene_check_same(const struct fa_pool_info *before, const struct fa_pool_info *after);
 
-/* The call fails with @code and an error with @part. */
+/* Checks that the call fails with @code, and with @part in the error's text. */
 #define SCENE_FAILS(scene, code, part, call)                                                       \
 	do {                                                                                       \
 		(scene)->error.text[0] = '\0';                                                     \

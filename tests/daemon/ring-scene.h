@@ -18,5 +18,5 @@ int scene_stop(void **state);
 
 void open_ring(uint64_t bytes);
 void close_ring(void);
-/* A small attention in buffer 1 of the connection. */
+/* Makes a small attention case in buffer 1 of the connection. */
 void make_small(void);

@@ -330,7 +330,7 @@ static void test_status(void **state)
 
 int main(void)
 {
-	/* test_status first, while no other client is counted. */
+	/* test_status comes first, while no other client was counted yet. */
 	static const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_status, open_raw, close_raw),
 		cmocka_unit_test_teardown(test_hello, close_raw),

@@ -54,7 +54,7 @@ static void test_many(void **state)
 	assert_int_equal(cache.n, 0);
 }
 
-/* A zeroed cache stores nothing. */
+/* A cache that is all zeros stores no blocks. */
 static void test_zeroed(void **state)
 {
 	struct fa_block_cache cache = {};

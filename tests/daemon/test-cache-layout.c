@@ -98,7 +98,7 @@ static void test_tiles(void **state)
 	}
 }
 
-/* a byte an element, and four for each scale */
+/* A cache of codes needs one byte for an element, and four for each scale. */
 static void test_codes(void **state)
 {
 	const uint64_t rows = (uint64_t)plain.kv_heads * plain.page_tokens;

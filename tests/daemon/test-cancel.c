@@ -231,7 +231,7 @@ static void test_deadline_extremes(void **state)
 	fa_raw_wait_expect(&raw, 0, submit(&small, 0, UINT64_MAX - 1), 0, NULL);
 	fa_raw_wait_expect(&raw, 0, submit(&small, 0, 1ull << 63), 0, NULL);
 
-	/* Cancelled and timed out at once: ends once, with either status. */
+	/* A request that is cancelled while it times out ends once, with either status. */
 	for (int i = 0; i < 20; ++i) {
 		struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
 

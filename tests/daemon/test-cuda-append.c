@@ -98,7 +98,7 @@ static struct fa_wire_view filled(uint32_t what, uint32_t layer, uint32_t first,
 	return made;
 }
 
-/* One layer for tokens [first, first + n); returns the launches. */
+/* Attends in one layer for the tokens [first, first + n). Returns the number of launches. */
 static uint64_t attend(uint32_t step, enum way way, uint32_t layer, uint32_t first, uint32_t n,
                        uint16_t *ret_out)
 {

@@ -264,7 +264,7 @@ static void open_raw(struct fa_raw *raw)
 	fa_check_eq(call(raw, &message, NULL, 0), 0);
 }
 
-/* Calls that release: if they fail, the resource stays. */
+/* Returns whether @call releases something. If it fails, the resource stays. */
 static bool gives_back(enum fa_test_cuda_call call)
 {
 	return call == FA_TEST_CUDA_cuMemUnmap || call == FA_TEST_CUDA_cuMemAddressFree ||
@@ -272,7 +272,10 @@ static bool gives_back(enum fa_test_cuda_call call)
 	       call == FA_TEST_CUDA_cuMemHostUnregister;
 }
 
-/* Without these calls the GPU cannot be used or observed: the daemon may give up. */
+/*
+ * Returns whether the GPU cannot be used or observed without @call. The daemon may give up if it
+ * fails.
+ */
 static bool is_vital(enum fa_test_cuda_call call)
 {
 	return call == FA_TEST_CUDA_cuCtxSetCurrent || call == FA_TEST_CUDA_cuStreamWriteValue64 ||
@@ -293,8 +296,8 @@ static void expect_lives(const struct fa_test_cuda_lives *lives, const char *nam
 }
 
 /*
- * Counts resources once asynchronous releases are over, which take long on a loaded machine with
- * sanitizers.
+ * Counts resources once asynchronous releases are over. With sanitizers on a loaded machine those
+ * take long.
  */
 static void lives_settle(struct fa_test_cuda_lives *ret_lives)
 {
@@ -409,8 +412,8 @@ static void test_calls_fail_always(void **state)
 /* ---- errors that lose the GPU */
 
 /*
- * Call @n of @op loses the GPU while another client's work is on it. Returns false if there was
- * no such call. @n_ended: the other client's requests that this ended.
+ * Makes call @n of @op lose the GPU while another client's work runs on it. Returns false if there
+ * was no such call. @n_ended: the other client's requests that this ended.
  */
 static bool lose_at(const char *name, int (*run)(struct fa_raw *raw), int n, int *n_ended)
 {
@@ -495,17 +498,19 @@ static void test_kernel_faults(void **state)
 		for (int j = 0; j < 4; ++j)
 			open_raw(&raws[j]);
 		fa_check_eq(op_attention(&raws[0]), 0);
-		fa_test_cuda_kernel_us(page, 50000); /* the others would take four seconds */
+		/* Without the fault, 80 kernels would take four seconds. */
+		fa_test_cuda_kernel_us(page, 50000);
 		fa_test_cuda_hold(page, true);
 		for (int j = 0; j < 3; ++j) {
 			for (int k = 0; k < 80; ++k)
 				fa_check_eq(attention_begin(&raws[j], 2), 0);
-			/* Requests that were not read yet may end with the connection. */
+			/* If the connection ends, so may requests that the daemon has not read:
+			 * make it read them. */
 			fa_raw_ping(&raws[j]);
 		}
 		/*
-		 * Start the first of each connection, so that none takes the rule from raws[3]'s
-		 * kernel.
+		 * Wait until a kernel of each connection has begun, so that none of them takes the
+		 * rule that is for raws[3]'s kernel.
 		 */
 		fa_check_eventually(fa_test_cuda_kernels(page) == 1 + 3);
 		snprintf(rule, sizeof(rule), "kernel:1=%d", codes[i]);
@@ -525,8 +530,8 @@ static void test_kernel_faults(void **state)
 }
 
 /*
- * First operation of a new client of a daemon that may exit at any moment: -ECONNRESET, or
- * -ESHUTDOWN from Hello if the daemon knows that its GPU is lost.
+ * The first operation of a new client, while the daemon may exit at any moment. Returns
+ * -ECONNRESET, or -ESHUTDOWN from Hello if the daemon knows that its GPU is lost.
  */
 static int first_op(void)
 {
@@ -606,7 +611,7 @@ static void test_start_fails(void **state)
 	start_fails(CUDA_ERROR_LAUNCH_FAILED, 5);
 }
 
-/* Without a chosen backend it falls back to the CPU. */
+/* If the configuration names no backend, the daemon falls back to the CPU. */
 static void test_start_falls_back(void **state)
 {
 	for (int n = 1; n < 60; n += 7)

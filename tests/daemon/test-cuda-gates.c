@@ -1,8 +1,8 @@
 /*
- * Requests for which the GPU itself waits on a client's slot, under simulated MPS: they begin
- * when the gate opens and not before, in order; nobody else waits; when the GPU gives up they
- * return to the daemon and are done once. The tests' CUDA driver checks that counters are as
- * launches were told.
+ * Requests for which the GPU itself waits on a client's slot, under simulated MPS. They begin in
+ * order, when the gate opens and not before, and nobody else waits. When the GPU gives up, they
+ * return to the daemon and are done once. The tests' CUDA driver checks that the counters match the
+ * launches' arguments.
  */
 #include "gate-scene.h"
 
@@ -124,7 +124,7 @@ static void test_give_up(void **state)
 	engine_end(&engine);
 }
 
-/* Later requests neither overtake one that was given up nor end before it. */
+/* If the device gave up on a request, later requests neither overtake it nor end before it. */
 static void test_behind(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -212,7 +212,10 @@ static void *scribble(void *userdata)
 	return NULL;
 }
 
-/* A slot that goes up and down: its requests are done once, and others are not delayed. */
+/*
+ * A slot's value goes up and down: requests that wait for it are done once, and others are not
+ * delayed.
+ */
 static void test_scribbled(void **state)
 {
 	struct engine engine, other;
@@ -241,7 +244,9 @@ static void test_scribbled(void **state)
 	engine_end(&engine);
 }
 
-/* The same for a request without device work. */
+/*
+ * A request without device work does not end before an earlier one that the device gave up on.
+ */
 static void test_no_work_behind(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -413,7 +418,7 @@ static void test_cancel(void **state)
 	engine_end(&engine);
 }
 
-/* A request behind one that was given up does not end before it. */
+/* A cancelled request does not end before an earlier one that the device gave up on. */
 static void test_cancel_behind(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -438,7 +443,7 @@ static void test_cancel_behind(void **state)
 	engine_end(&engine);
 }
 
-/* Client memory registered by the daemon, once it was stable @calm times. */
+/* Returns how much client memory the daemon has registered, once that was stable @calm times. */
 static int64_t registrations(int calm)
 {
 	struct fa_test_cuda_lives lives;
@@ -480,8 +485,8 @@ static void test_client_leaves(void **state)
 }
 
 /*
- * Without graphs the gate may be launched but the work behind it fail to: the closed gate blocks
- * the next launch, which is done all the same.
+ * Without graphs the launch of a gate may succeed and that of the work behind it fail. The closed
+ * gate then blocks the next launch, which is done all the same.
  */
 static void test_failing(void **state)
 {

@@ -97,7 +97,7 @@ static void arena_client(int socket)
 	client(socket, FA_WIRE_BUFFER_ARENA);
 }
 
-/* Loops, to be killed anywhere between registering and freeing. */
+/* A client that loops, so that it can be killed anywhere between registering and freeing. */
 static void busy_client(int socket)
 {
 	struct cuda_buffer ipc, fd, arena;
@@ -211,7 +211,10 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Killed while a kernel is held: its memory is released only after it has ended. */
+/*
+ * A client is killed while its kernel is held: its memory is released only after the kernel has
+ * ended.
+ */
 static void test_held(void **state)
 {
 	for (int round = 0; round < 5; ++round) {

@@ -257,7 +257,7 @@ static void freed_client(int socket)
 			cuda_buffer_ipc(&memory, 0, MIB);
 		else
 			cuda_buffer_vmm(&memory, 0, 3, 0);
-		/* Never results from memory that was at this address before. */
+		/* Results never come from memory that was at this address before. */
 		for (int j = 0; j < 2; ++j)
 			fa_ok(client,
 			      fa_buffer_import_cuda(client, memory.at + 4096 * (CUdeviceptr)j,

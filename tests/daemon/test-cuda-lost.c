@@ -21,7 +21,7 @@
 
 #include <cmocka.h>
 
-/* Few enough that replies fit into the sockets, more than the device takes at once. */
+/* Few enough for their replies to fit into the sockets, and more than the device takes at once. */
 #define STREAMS 12
 #define EACH 10
 #define BYTES 65536
@@ -89,7 +89,8 @@ static void test_every_request_is_answered(void **state)
 	for (uint64_t value = 1; value <= EACH; ++value)
 		for (uint32_t stream = 1; stream <= STREAMS; ++stream)
 			submit(1, stream, value);
-	/* Requests that were not read yet may end with the connection. */
+	/* If the connection ends, so may requests that the daemon has not read: make it read
+	 * them. */
 	fa_raw_ping(raw);
 	fa_check_eventually(fa_test_cuda_kernels(page) >= 1);
 	fa_test_cuda_fail(page, "kernel:1=" FAULT);
@@ -98,7 +99,8 @@ static void test_every_request_is_answered(void **state)
 	fa_test_cuda_hold(page, false);
 	fa_raw_wait_expect(&clients[2].raw, 0, 1, -ENODEV, "ILLEGAL_ADDRESS");
 
-	/* Each is answered once, in order, and the page agrees. Some may end before the faulty one. */
+	/* Each request is answered once, in order, and the page agrees. Requests before the faulty
+	 * one may succeed. */
 	for (uint64_t value = 1; value <= EACH; ++value)
 		for (uint32_t stream = 1; stream <= STREAMS; ++stream) {
 			struct fa_raw_completion completion;
@@ -119,7 +121,10 @@ static void test_every_request_is_answered(void **state)
 	expect_exit(true);
 }
 
-/* A registration that hangs in the driver keeps the daemon from exiting early. */
+/*
+ * Requests after the loss are refused. A registration that hangs in the driver keeps the daemon
+ * from exiting early.
+ */
 static void test_later_requests_are_refused(void **state)
 {
 	struct fa_wire_message message = fa_raw_register_message(2, BYTES);

@@ -154,14 +154,14 @@ static void fd_client(int socket)
 	cuda_register(&raw, &buffer, 0, buffer.bytes, 0, 0, NULL);
 	several(&raw, 1, buffer.at, &value);
 
-	/* Sent in several packets; tensors cross the borders of pieces. */
+	/* The registration is sent in several packets, and tensors cross the borders of pieces. */
 	cuda_buffer_vmm(&many, 2, 19, 0);
 	cuda_register(&raw, &many, 0, many.bytes, 0, 0, NULL);
 	many.id = 3;
 	cuda_register(&raw, &many, 17 * CUDA_CHUNK - 4096, attention.bytes, 0, 0, NULL);
 	cuda_attention(&raw, &attention, 3, many.at + 17 * CUDA_CHUNK - 4096, ++value);
 	cuda_unregister(&raw, 3);
-	/* The daemon's mapping keeps memory freed by the client. */
+	/* The daemon's mapping keeps memory alive that the client has freed. */
 	cuda_case_fill(&attention, many.at);
 	cuda_buffer_end(&many);
 	struct fa_wire_message message = fa_case_message(&attention, 2, 0, 0, ++value);
@@ -198,8 +198,8 @@ static void arena_client(int socket)
 }
 
 /*
- * Arenas are charged by what they take of the GPU, as is memory registered again after a restart:
- * a client at its limit must be able to come back.
+ * Returns what the client is charged. Arenas are charged by what they take of the GPU, and so is
+ * memory registered again after a restart: a client at its limit must be able to come back.
  */
 static long long charged(struct fa_raw *raw)
 {
@@ -526,7 +526,7 @@ static void owner(int socket)
 	fa_cuda_receive(socket, &byte, 1);
 }
 
-/* The owner dies while its memory is registered, and before it is. */
+/* The owner of imported memory dies while it is registered, and before it is. */
 static void test_dead_owner(void **state)
 {
 	struct fa_cuda_child child = fa_cuda_child(owner, 0);

@@ -1,6 +1,6 @@
 /*
- * A GPU that cannot be used, on the tests' CUDA driver: the daemon falls back to the CPU and says
- * so, and refuses to if a GPU was required.
+ * A GPU that cannot be used, on the tests' CUDA driver: the daemon logs that it falls back to the
+ * CPU. If its configuration requires a GPU, it refuses to start.
  */
 #include "common/cleanup.h"
 #include "cuda-client.h"

@@ -187,7 +187,7 @@ static void shapes_case(int socket)
 	refuse(bad, 0, -EINVAL, "beyond the allocation");
 	bad = cuda_register_message(&handle, UINT64_MAX, 1, 0);
 	refuse(bad, 0, -EINVAL, "64 bits");
-	/* Where pids are equal the driver's error is explained. */
+	/* If both processes have the same PID, the driver's error is explained. */
 	bad = cuda_register_message(&handle, 0, 4096, 0);
 	bad.buffer_register.handle[40] ^= 1;
 	refuse(bad, 0, -EINVAL, "this is no handle");
@@ -305,7 +305,7 @@ static void expect_ended(uint64_t id, struct fa_wire_message message, size_t n, 
 	send_pieces(8, 1, -ENOENT, "waits for no pieces");
 }
 
-/* The daemon cannot receive descriptors: the registration ends, as with wrong pieces. */
+/* If the daemon cannot receive descriptors, the registration ends, as with wrong pieces. */
 static void no_descriptors_case(int socket)
 {
 	uint64_t id;

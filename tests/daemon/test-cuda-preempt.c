@@ -25,7 +25,7 @@ static struct fa_test_daemon daemon_;
 static struct fa_test_cuda_page *page;
 static uint64_t n_before;
 
-/* The urgent one also has a stream of high priority. */
+/* @urgent also has a stream of high priority. */
 static struct attention_client urgent, patient;
 
 /* Returns a case whose kernel is preemptible. */
@@ -34,7 +34,7 @@ static struct fa_case prefill_case(void)
 	return attention_client_long_case(FA_WIRE_DTYPE_BF16);
 }
 
-/* Stops what runs, for a request that does not end. */
+/* Stops the running kernel by submitting an urgent request, which does not end. */
 static void stop_it(uint64_t n_kernels)
 {
 	const uint64_t n_stopped = fa_test_cuda_stopped(page);
@@ -55,7 +55,7 @@ static void start(const char *drain_timeout_ms)
 	attention_client_open(&urgent, daemon_.socket, attention_client_small_case());
 	fa_raw_stream_create(&urgent.raw, HIGH, 1);
 	attention_client_open(&patient, daemon_.socket, prefill_case());
-	/* From its first request on others are preempted for it. */
+	/* From the first urgent request on, other clients' works are preempted for it. */
 	attention_client_submit(&urgent, HIGH);
 	attention_client_expect(&urgent, HIGH);
 	attention_client_submit(&patient, 0);
@@ -63,7 +63,7 @@ static void start(const char *drain_timeout_ms)
 	n_before = fa_test_cuda_launches(page);
 }
 
-/* The daemon ends, and leaves nothing on the GPU. */
+/* Stops the daemon, and checks that it leaves nothing on the GPU. */
 static void finish(void)
 {
 	static const struct fa_test_cuda_lives nothing;
@@ -88,7 +88,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Has one request in flight and two that wait behind it. */
+/* Runs a client with one request in flight and two that wait behind it. */
 static void prefill_client(int socket)
 {
 	struct fa_case attention = prefill_case();
@@ -125,7 +125,10 @@ static bool all_is_back(const struct held *before, bool loud)
 	       (int64_t)fa_test_cuda_bytes(&cuda) == before->lives.n[FA_TEST_CUDA_DEVICE_BYTES];
 }
 
-/* @before: NULL in the first round, which allocates what is kept. */
+/*
+ * Kills a client with a preempted prefill. @before is NULL in the first round, which allocates what
+ * later rounds reuse.
+ */
 static void kill_round(const struct held *before)
 {
 	const uint64_t launches = fa_test_cuda_launches(page), kernels = fa_test_cuda_kernels(page);
@@ -142,7 +145,7 @@ static void kill_round(const struct held *before)
 	fa_check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 	close(child.socket);
 
-	/* The cancelled one does not wait for the urgent one. */
+	/* The killed client's work does not wait for the urgent request. */
 	deadline = fa_deadline_ns(fa_test_patience_ns());
 	while (before && !all_is_back(before, fa_now_ns() > deadline)) {
 		fa_check(fa_now_ns() <= deadline);
@@ -154,9 +157,9 @@ static void kill_round(const struct held *before)
 	attention_client_expect(&urgent, HIGH);
 	attention_client_expect(&patient, 0);
 	fa_check_eventually(fa_test_cuda_kernels(page) == fa_test_cuda_launches(page));
-	/* One launch each, and one for each resumption beside the request that does not end, except
-	 * for the last stop of the killed client. In the first round its request may have been
-	 * resumed, and its others begun. */
+	/* Each request is launched once, and once more for each resumption beside the request that
+	 * does not end, except after the last stop of the killed client. In the first round the
+	 * killed client's request may have been resumed, and its others begun. */
 	if (before)
 		fa_check_eq(fa_test_cuda_launches(page) - launches,
 		            2 + fa_test_cuda_stopped(page) - stopped);
@@ -172,7 +175,7 @@ static void test_killed(void **state)
 	fa_raw_ping(&patient.raw);
 	fa_test_cuda_lives(page, &before.lives);
 	fa_test_daemon_usage(&daemon_, &before.usage);
-	/* The first one may take long to end. */
+	/* The first client may take long to end. */
 	for (int calm = 0; calm < 40; ++calm) {
 		fa_test_quiet_ms(25);
 		if (all_is_back(&before, false))
@@ -194,7 +197,7 @@ static void wait_draining(void)
 	fa_check_eventually((fa_test_accounts(&urgent.raw, &accounts), accounts.draining));
 }
 
-/* The daemon waits for both, and the prefill is resumed. */
+/* A daemon told to end waits for both requests, and resumes the prefill. */
 static void test_drained(void **state)
 {
 	start("60000");
@@ -213,7 +216,7 @@ static void test_drained(void **state)
 	fa_check_eq(fa_test_cuda_launches(page) - n_before, 3);
 }
 
-/* After the deadline the prefill is not resumed, but ends at once. */
+/* After the deadline of a drain, the prefill is not resumed and ends at once. */
 static void test_deadline(void **state)
 {
 	start("200");
@@ -237,7 +240,7 @@ int main(void)
 		cmocka_unit_test_teardown(test_deadline, stop),
 	};
 
-	/* Preempt works of any length, until the urgent ones have ended. */
+	/* Works of any length are preempted, until the urgent ones have ended. */
 	setenv("FAD_TUNE_PREEMPT_WORK_NS", "0", 1);
 	setenv("FAD_TUNE_PREEMPT_STOP_NS", "3600000000000", 1);
 	return cmocka_run_group_tests_name("cuda-preempt", tests, NULL, NULL);

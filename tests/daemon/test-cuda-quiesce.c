@@ -16,7 +16,7 @@
 #include <cmocka.h>
 
 #define HIGH 1
-/* Between the estimates of the cases below. */
+/* A work counts as long from this estimate on, which is between those of the cases below. */
 #define LONG_NS "8000"
 #define PATIENCE_MS 500 /* as in quiesce.c */
 
@@ -70,7 +70,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* A long work runs from now on. */
+/* Starts a long work, which runs until the test ends it. */
 static void begin_long(void)
 {
 	const uint64_t kernels = fa_test_cuda_kernels(page);
@@ -80,7 +80,7 @@ static void begin_long(void)
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
 }
 
-/* A client connects and leaves; its memory is to be released. */
+/* Connects and closes a client, whose memory then has to be released. */
 static void come_and_go(void)
 {
 	struct fa_test_accounts before, now;
@@ -93,7 +93,7 @@ static void come_and_go(void)
 	fa_test_quiet_ms(50);
 }
 
-/* A nonpreemptible work is waited for; nobody else waits. */
+/* The calls wait for a work that is not preemptible; no client waits. */
 static void test_nonpreemptible(void **state)
 {
 	uint64_t kernels, unregistered;
@@ -108,7 +108,7 @@ static void test_nonpreemptible(void **state)
 	fa_check_eq(registrations(), registered + 1);
 	attention_client_submit(&urgent, HIGH);
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
-	/* Other clients' memory is still pinned. */
+	/* Other clients' memory is pinned meanwhile. */
 	attention_client_open(&other, daemon_.socket, attention_client_small_case());
 	fa_check_eq(registrations(), registered + 2);
 	fa_check_eq(calls(FA_TEST_CUDA_cuMemHostUnregister), unregistered);
@@ -179,7 +179,7 @@ static void test_preemptible(void **state)
 	}
 }
 
-/* A stopped work is cancelled. */
+/* A stopped work can be cancelled. */
 static void test_cancelled(void **state)
 {
 	int64_t registered;
@@ -200,7 +200,7 @@ static void test_cancelled(void **state)
 	fa_check_eventually(registrations() == registered);
 }
 
-/* If long works never end, they are held for the release in the end. */
+/* If there are always long works, they are held in the end so that memory is released. */
 static void test_patience(void **state)
 {
 	int64_t registered;
@@ -214,7 +214,7 @@ static void test_patience(void **state)
 	attention_client_submit(&patient, 0);
 	come_and_go();
 	fa_check_eq(registrations(), registered + 1);
-	/* Always one long work behind the other. */
+	/* Submit long works so that there is always one behind the other. */
 	while (registrations() > registered) {
 		fa_check(patient.values[0] < 100);
 		fa_raw_wait_expect(&patient.raw, 0, ++ended, 0, NULL);

@@ -64,7 +64,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* A call hangs, or is about to: the daemon is killed. */
+/* Checks that the daemon is killed because a call hangs, or is about to hang. */
 static void check_ended(void)
 {
 	const struct fa_wire_secret secret = client.raw.secret;

@@ -61,7 +61,9 @@ static void test_removal_twice(void **state)
 	assert_null(deadlines.root);
 }
 
-/* Half a million in order, and removed: quadratic code would take for ever. */
+/*
+ * Half a million deadlines are inserted in order, and removed. Quadratic code would take for ever.
+ */
 static void test_many(void **state)
 {
 	const size_t n = 500000;

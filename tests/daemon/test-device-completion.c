@@ -38,7 +38,7 @@ static void wait_told(uint32_t stream, uint64_t value)
 		(void)sched_yield();
 }
 
-/* A GPU's daemon must register the page first. */
+/* Waits until the device signals a request. A daemon with a GPU must register the page first. */
 static uint64_t wait_until_signalled(uint32_t stream)
 {
 	for (uint64_t value = 1;; ++value) {

@@ -307,8 +307,8 @@ static void test_cancel(void **state)
 }
 
 /*
- * A worker that arrives while the work behind a cancelled one is being set up, and finds nothing,
- * is woken when it is ready.
+ * While the work behind a cancelled one is being set up, a worker arrives and finds nothing. It is
+ * woken when the work is ready.
  */
 static void test_cancel_wakes(void **state)
 {
@@ -420,8 +420,8 @@ static void test_small_beside_huge(void **state)
 }
 
 /*
- * Queues of a group, or groups of one queue: returns true if they got about the same time in this
- * round.
+ * Runs queues of one group, or groups of one queue each. Returns true if they got about the same
+ * time in this round.
  */
 static bool equal_shares(bool together)
 {
@@ -473,8 +473,8 @@ static void test_equal_shares(void **state)
 }
 
 /*
- * One queue, or short works in sequence, against many high-priority queues: returns true if the
- * group's share was about a half in this round.
+ * Runs one queue, or short works in sequence, against many high-priority queues. Returns true if
+ * the group's share was about a half in this round.
  */
 static bool group_shares(int64_t alone_tiles, uint64_t alone_tile_ns)
 {

@@ -49,7 +49,7 @@ static void live_jobs(struct life *life, struct fa_device_queue *queue)
 		int r;
 
 		jobs[i] = (struct cuda_job){
-			/* The last one uses a kernel with tensor maps. */
+			/* The last job uses a kernel with tensor maps. */
 			.attention = { .dtype = i == 2 ? FA_WIRE_DTYPE_BF16 : FA_WIRE_DTYPE_F32,
 			               .seqlen_q = 20,
 			               .batch = 2,
@@ -115,7 +115,7 @@ static void live(struct life *life)
 	live_jobs(life, queue);
 	life->lost = cu.cuCtxSynchronize() != CUDA_SUCCESS;
 	if (life->lost) {
-		/* By now every thread knows of the loss. */
+		/* By now every thread knows that the GPU is lost. */
 		live_jobs(life, queue);
 		fa_check_eq(ops->health(life->cuda.device, &error), -ENODEV);
 		fa_check_contains(error.text, "the GPU is lost");
@@ -128,7 +128,7 @@ static void live(struct life *life)
 	fa_test_cuda_detach(life->cuda.page);
 }
 
-/* Returns true if a failing @call leaks, as it is the one that releases. */
+/* Returns true if @call releases something, so that it leaks if the call fails. */
 static bool gives_back(enum fa_test_cuda_call call)
 {
 	switch ((int)call) {
@@ -301,7 +301,7 @@ static void faulting_child(void)
 	fa_check_eq(ops->health(cuda.device, &error), 0);
 	fa_check_eq(cuda.n_notified, 0);
 
-	/* The faulting kernel signals nothing; only the driver reports it when asked. */
+	/* The faulting kernel signals nothing; only the driver reports the fault, when asked. */
 	fa_test_cuda_hold(cuda.page, true);
 	fa_test_cuda_fail(cuda.page, "kernel:1=700");
 	for (int i = 0; i < N; ++i)
@@ -358,7 +358,7 @@ static void worker_child(void)
 	group = cuda_group(&cuda);
 	queue = cuda_queue(&cuda, group, 0);
 	cuda_job_init(&other, &cuda);
-	/* An error code that a lost device also gives, from one that lives. */
+	/* A device that lives may return an error code that a lost device also returns. */
 	fa_test_cuda_fail(cuda.page, "cuMemHostRegister:1=2");
 	fa_check_eq(cuda_job_try(&job, &cuda, &error), -ENOMEM);
 	fa_check_eq(ops->health(cuda.device, &error), 0);

@@ -15,7 +15,7 @@ static const struct fa_device_ops *const ops = &fa_device_cuda;
 
 enum {
 	N_JOBS = 10,
-	ENOUGH = 20 /* launches until a kernel has its graph */
+	ENOUGH = 20 /* how many launches until a kernel has its graph */
 };
 
 struct scene {

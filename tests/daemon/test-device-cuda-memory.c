@@ -209,7 +209,7 @@ static void pieces_child(void)
 	fa_check_eq(((unsigned char *)again.address)[10], cuda_exporter_byte(1, 0));
 	fa_device_memory_release(ops, cuda.device, &again);
 
-	/* The driver cannot map read-only. */
+	/* The memory can be imported even if the driver cannot map read-only. */
 	fa_test_cuda_fail(cuda.page, "cuMemSetAccess:1=801");
 	fa_check_eq(pieces_try(&cuda, pieces, 2, 0, PIECE, true, &error), 0);
 
@@ -318,7 +318,8 @@ static void ipc_child(void)
 	fa_check_eq(memory.bytes, bytes);
 	for (uint64_t i = 0; i < bytes; i += 17)
 		fa_check_eq(((unsigned char *)memory.address)[i], cuda_exporter_byte(2, i));
-	/* Opened twice: the driver maps once and unmaps at the last close. */
+	/* Memory that is opened twice is mapped once by the driver, and unmapped at the last
+	 * close. */
 	fa_check_eq(ops->memory_import_ipc(cuda.device, exporter.handle, 1000, bytes - 1000, true,
 	                                   &error, &again),
 	            0);
@@ -340,11 +341,12 @@ static void ipc_child(void)
 
 	fa_check_eq(ipc_try(&cuda, garbage, 0, 1, &error), -EINVAL);
 	fa_check_contains(error.text, "this is no handle");
-	/* Error codes that a lost device also gives, from one that lives. */
+	/* A device that lives may return error codes that a lost device also returns. */
 	fa_test_cuda_fail(cuda.page, "cuIpcOpenMemHandle:1=1");
 	fa_check_eq(ipc_try(&cuda, exporter.handle, 0, 1, &error), -EINVAL);
 
-	/* Freed while open: the contents stay; later the handle is stale. */
+	/* If memory is freed while it is open, its contents stay; afterwards the handle is
+	 * stale. */
 	fa_check_eq(ops->memory_import_ipc(cuda.device, exporter.handle, 0, bytes, false, &error,
 	                                   &memory),
 	            0);
@@ -477,9 +479,9 @@ static void test_workers(void **state)
 #define PAGE_TOKENS 256
 
 /*
- * Regression: a stream kept its memory for partial results, which the pool and others then
- * lacked. Deterministic results have a partial per few tiles of each sequence, and many sequences
- * that share pages cost their client nothing.
+ * Regression: streams kept their memory for partial results, so the pool and other clients lacked
+ * it. Deterministic results have a partial per few tiles of each sequence, and many sequences that
+ * share pages cost their client nothing.
  */
 static void large_child(void)
 {

@@ -45,7 +45,7 @@ static void open_child(void)
 	fa_check(info.memory_bytes >= info.memory_free_bytes && info.memory_free_bytes);
 	fa_check_contains(info.details, "kernels");
 	fa_check_eq(ops->health(cuda.device, NULL), 0);
-	/* Set before the driver was initialised. */
+	/* The variable was set before the driver was initialised. */
 	fa_check(!strcmp(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32"));
 	fa_check(!strcmp(getenv("CUDA_MODULE_LOADING"), "EAGER"));
 	cuda_device_close(&cuda);
@@ -154,7 +154,8 @@ static void portable_child(void)
 	page = fa_test_cuda_attach(&cuda_dir, getpid());
 	cuda_device_close(&cuda);
 
-	/* The last such call while loading, when the module is loaded already, and the first. */
+	/* Fail the last such call while loading, when the module is loaded already, and the
+	 * first. */
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); ++i) {
 		fa_test_cuda_calls(page, &before);
 		cuda_device_open(&cuda, NULL);
@@ -186,8 +187,8 @@ static void portable_child(void)
 }
 
 /*
- * The same for paged kernels, loaded with the first pool: if one chip-specific kernel is missing,
- * none of them is used, and all portable ones are.
+ * Checks which paged kernels are used. They are loaded with the first pool: if one chip-specific
+ * kernel is missing, none of them is used, and all portable ones are.
  */
 static void check_portable_paged(const struct fa_device *device, bool portable)
 {

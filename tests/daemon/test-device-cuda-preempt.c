@@ -1,6 +1,6 @@
-/* Preemption of long launches by works of high priority, over the tests' driver. Its kernels leave
- * the blocks that they had no time for when they are asked to stop, and all blocks while they are
- * held. */
+/* Preemption of long launches by works of high priority, over the tests' driver. When its kernels
+ * are asked to stop, they leave the blocks for which they had no time. While kernels are held, they
+ * leave all blocks. */
 #include "daemon/backend/cuda/preempt.h"
 #include "daemon/backend/cuda/stream.h"
 #include "tests/daemon/cuda-device.h"
@@ -57,7 +57,7 @@ static struct fa_case case_of(int job)
 static void begin(struct scene *scene)
 {
 	cuda_device_open(&scene->cuda, NULL);
-	/* Independent of this machine's speed. */
+	/* Makes the test independent of this machine's speed. */
 	scene->cuda.device->tuning.preempt_stop_ns = UINT64_MAX;
 	for (int i = 0; i < N_GROUPS; ++i)
 		scene->groups[i] = cuda_group(&scene->cuda);
@@ -149,7 +149,8 @@ static void order_child(void)
 	static struct scene scene;
 
 	begin(&scene);
-	/* Leaves the words as a decode with parts does; the next work need not have parts. */
+	/* Leave the signal words as a decode with parts does, though the next work may have no
+	 * parts. */
 	for (unsigned int i = 0; i < scene.cuda.device->n_streams; ++i)
 		fa_cuda_self_signal_launched(&scene.cuda.device->streams[i], FA_CUDA_DONE_PARTS,
 		                             FA_CUDA_DONE_PARTS);
@@ -201,7 +202,7 @@ static void endless_child(void)
 
 	begin(&scene);
 	scene.cuda.device->tuning.preempt_stop_ns = fa_cuda_tuning_default().preempt_stop_ns;
-	/* Much longer than one run. */
+	/* The kernel takes much longer than it may run between two stops. */
 	fa_test_cuda_kernel_us(scene.cuda.page, 20000);
 	for (int i = 0; i < 2; ++i)
 		start(&scene, urgent[i]);
@@ -306,7 +307,7 @@ static void cancel_one_child(void)
 	end(&scene);
 }
 
-/* The driver refused the word: it is written again. */
+/* The driver refused to write the word that asks to stop: it is written again. */
 static void cancel_again_child(void)
 {
 	static struct scene scene;
@@ -322,7 +323,7 @@ static void cancel_again_child(void)
 	end(&scene);
 }
 
-/* The GPU is lost while a work is stopped, or the rest cannot be launched. */
+/* The GPU is lost while a work is stopped, or the rest of the work cannot be launched. */
 static void fault_child(void)
 {
 	static struct scene scene;

@@ -32,7 +32,7 @@ static void test_stage_choice(void **state)
 	launch.args.window_left = 100000;
 	assert_int_equal(fa_cuda_staging_reads(&launch), 9 * 4 * 2);
 
-	/* Not if it is read once, tiny, or mostly gaps. */
+	/* Staging does not pay if the memory is read once, tiny, or mostly gaps. */
 	assert_false(fa_cuda_staging_pays(1 << 30, 1 << 30, 1));
 	assert_true(fa_cuda_staging_pays(1 << 30, 1 << 30, 2));
 	assert_false(fa_cuda_staging_pays(4096, 4096, 4));
@@ -114,7 +114,7 @@ static void interleaved_child(void)
 	cuda_job_check(&job);
 	fa_check_eq(n_copies(&cuda), before + 2);
 
-	/* Moves the numbers; the check uses a copy of the old ones. */
+	/* Interleave the numbers of K and V; the check uses a copy of the old ones. */
 	k = job.data + job.attention.offset_k;
 	v = job.data + job.attention.offset_v;
 	both = malloc(job.attention.bytes);
@@ -144,7 +144,7 @@ static void interleaved_child(void)
 	cuda_device_close(&cuda);
 }
 
-/* A staging area of 1 MiB for many works of 400 KB: some find no space. */
+/* A staging area of 1 MiB is used by many works of 400 KB: some find no space. */
 static void full_child(void)
 {
 	enum {
@@ -180,7 +180,7 @@ static void full_child(void)
 		cuda_job_wait(&jobs[i], &cuda);
 		cuda_job_check(&jobs[i]);
 	}
-	/* All of it is free again. */
+	/* At the end the whole staging area is free again. */
 	for (int i = 0; i < 2; ++i)
 		cuda_job_launch(&jobs[i], &cuda, queues[i]);
 	fa_check_eq(n_copies(&cuda), before + 4 * 2);

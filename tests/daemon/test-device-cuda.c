@@ -109,7 +109,10 @@ static void random_child(void)
 	cuda_device_close(&cuda);
 }
 
-/* No queries: no kernel, but a completion. No keys: zeros and -inf. */
+/*
+ * Without queries no kernel runs, but completion is signalled. Without keys the results are zeros
+ * and -inf.
+ */
 static void empty_child(void)
 {
 	struct cuda_job job = { .attention = { .seqlen_q = 5, .heads = 2, .lse = true } };
@@ -336,8 +339,9 @@ static void maps_child(void)
 		cuda_job_deinit(&jobs[i], &cuda);
 
 	/*
-	 * A map that the driver refuses fails its launch only, and is not cached. Not ragged: its
-	 * map of Q does not depend on the shape, so an older one may be at its address.
+	 * A map that the driver refuses fails only its launch, and is not cached. The request is
+	 * not ragged: its map of Q does not depend on the shape, so an older one may be at its
+	 * address.
 	 */
 	cuda_job_init(&jobs[1], &cuda);
 	jobs[1].message.attention.q.shape[1] = jobs[1].message.attention.out.shape[1] = 2;

@@ -1,6 +1,6 @@
 /*
- * Ways in which a daemon stops: SIGTERM, SIGINT, a message; with requests that finish or do not,
- * with clients that do not read, and when told twice.
+ * Ways in which a daemon stops: SIGTERM, SIGINT, or a message; with requests that finish or do not,
+ * with clients that do not read, and when it is asked twice.
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
@@ -179,7 +179,7 @@ static void test_order(void **state)
 	finish();
 }
 
-/* Clients that never stop sending do not keep it alive. */
+/* Clients that never stop sending do not keep the daemon alive. */
 static int asking_client(void *userdata)
 {
 	static struct fa_raw mine;

@@ -1,6 +1,6 @@
 /*
- * The engine on a fake device whose lanes refuse works beyond a few slots: which waiting job gets
- * a slot, and what needs none.
+ * The engine on a fake device whose lanes refuse works beyond a few slots: which waiting job gets a
+ * slot, and which jobs need none.
  */
 #include "daemon/engine/private.h"
 #include "fake-device.h"
@@ -29,7 +29,7 @@ static unsigned int stream_of(struct fixture *f, uint64_t launch)
 	                      f->slots);
 }
 
-/* Everything submitted so far was tried, if its lane had a slot. */
+/* Waits until the engine has tried everything submitted so far whose lane had a slot. */
 static void settle(struct fixture *f)
 {
 	for (int i = 0; i < 2; i++)
@@ -142,7 +142,7 @@ static void test_turns_polled(void **state)
 	turns(true);
 }
 
-/* With one slot, refused between any two launches, no stream is skipped. */
+/* A lane with one slot refuses works between any two launches; still no stream is skipped. */
 static void test_one_slot(void **state)
 {
 	struct fa_job *blocker;
@@ -188,7 +188,7 @@ static void test_other_lane(void **state)
 		(void)submit(&f, i % 2);
 	settle(&f);
 	drain(&f, 51, 12, 1, order);
-	/* The first may have been alone, as they came one after another. */
+	/* The first jobs may have been alone, as they were submitted one after another. */
 	for (unsigned int i = 2; i + 3 < 12; i++)
 		assert_int_equal(order[i], order[i + 2]);
 	fixture_deinit(&f);
@@ -257,7 +257,7 @@ static void test_no_work(void **state)
 	fixture_deinit(&f);
 }
 
-/* At once, out of stream order, without the device. */
+/* A cancelled waiting job ends at once, out of stream order and without the device. */
 static void test_cancel(void **state)
 {
 	struct fa_job *a, *b, *c, *d;
@@ -367,7 +367,10 @@ static void test_close(void **state)
 	fixture_deinit(&f);
 }
 
-/* When the device is lost, waiting and held jobs end at once; running ones when they return. */
+/*
+ * When the device is lost, waiting and held jobs end at once. Running jobs end when the device
+ * returns them.
+ */
 static void lost(bool polled)
 {
 	struct fa_job *a, *b, *c;
@@ -479,7 +482,7 @@ static void test_held_cancelled(void **state)
 	fixture_deinit(&f);
 }
 
-/* When released while its lane is full, it waits for a slot. */
+/* A job that is released while its lane is full waits for a slot. */
 static void test_held_then_full(void **state)
 {
 	struct fa_job *a, *b, *c;

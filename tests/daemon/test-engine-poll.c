@@ -28,7 +28,10 @@ static bool was_launched_here(struct fixture *f)
 	return here;
 }
 
-/* Launched before the call returns, and reaped by a call, unless the engine thread is at it. */
+/*
+ * An attended job is launched before the call returns. A later call reaps it, unless the engine
+ * thread is reaping.
+ */
 static void test_attended(void **state)
 {
 	unsigned int launched = 0, finished = 0;

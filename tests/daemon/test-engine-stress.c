@@ -187,7 +187,7 @@ static void test_stress_attended(void **state)
 	stress(true, true, 4, 0);
 }
 
-/* The same, launching at once where no deadline can have passed. */
+/* The same stress, with works launched at once where no deadline can have passed. */
 static void test_stress_at_once(void **state)
 {
 	stress(true, true, 2000, 0);
@@ -200,7 +200,7 @@ static void test_stress_lanes(void **state)
 	stress(true, true, 2000, 4);
 }
 
-/* One job at a time: any lost wake-up stops this test. */
+/* One job at a time is submitted: if a wake-up is lost, this test does not end. */
 static void test_ping_pong(void **state)
 {
 	struct fa_job *job;

@@ -21,7 +21,7 @@ static void test_order(void **state)
 	b = submit(&f, 0);
 	c = submit(&f, 0);
 	d = submit(&f, 0);
-	wait_launched(&f, 3); /* the depth */
+	wait_launched(&f, 3); /* as many as the queue's depth */
 	assert_ptr_equal(f.device.launched[0], a);
 	assert_ptr_equal(f.device.launched[1], b);
 	assert_ptr_equal(f.device.launched[2], c);
@@ -177,7 +177,7 @@ static void test_deadline_passed_on_arrival(void **state)
 	fixture_deinit(&f);
 }
 
-/* Only the end of its own sleep wakes the engine. */
+/* The engine is woken for a deadline only by the end of its own sleep. */
 static void test_deadline_running(void **state)
 {
 	struct fa_job *a, *b;
@@ -300,11 +300,11 @@ static void test_cancel_crosses_finish(void **state)
 	a = submit(&f, 0);
 	b = submit(&f, 0);
 	wait_launched(&f, 1);
-	hold_at_reap(&f); /* it has looked for cancels before */
+	hold_at_reap(&f); /* the engine has looked for cancels before */
 	complete(&f, a, 0);
 	fa_engine_cancel(f.engine, f.streams[0], 1, 0);
 	fa_engine_cancel(f.engine, f.streams[0], 2, 0);
-	block(&f, true); /* and does not again before the first one is freed */
+	block(&f, true); /* the engine does not look for cancels again before a is freed */
 	release_reap(&f);
 	expect(&f, a, 0);
 	block(&f, false);
@@ -396,7 +396,7 @@ static void lost(bool polled)
 	late = submit(&f, 2);
 	expect_lost(&f, late);
 	late = submit(&f, 1);
-	/* This is the reason, whatever the cancel says. */
+	/* The loss of the device is the reason that jobs report, whatever the cancel says. */
 	fa_engine_cancel(f.engine, f.streams[0], c->value, -ESHUTDOWN);
 	fa_engine_cancel(f.engine, f.streams[1], other->value, -ESHUTDOWN);
 	wait_cancelled(&f, 1);
@@ -450,7 +450,7 @@ static void test_many_streams_do_not_delay_others(void **state)
 		if (f.device.launched[i] == urgent)
 			at_urgent = i;
 	}
-	/* A round of launches had begun; high priority goes first in the next. */
+	/* A round of launches had begun; jobs of high priority go first in the next. */
 	assert_in_range(at_urgent, 1, 16);
 	assert_in_range(at_other, 2, 18);
 
@@ -529,7 +529,7 @@ static unsigned int stream_of(struct fixture *f, uint64_t launch)
 	                      f->slots);
 }
 
-/* However many streams a group has, and whatever their priority. */
+/* Groups take turns, however many streams they have and whatever their priority. */
 static void test_groups_take_turns(void **state)
 {
 	unsigned int n_alone = 0, n[FAKE_GROUPS] = { 0 };
@@ -547,7 +547,7 @@ static void test_groups_take_turns(void **state)
 	for (uint64_t i = 1; i <= 300; i++) {
 		n[f.group[stream_of(&f, i)]]++;
 		n_alone += stream_of(&f, i) == 41;
-		/* At no time is one ahead by more than the jobs submitted before it. */
+		/* No group is ever ahead by more than the jobs submitted before it. */
 		assert_in_range(n[2] + 20, n[1], n[1] + 40);
 		assert_in_range(n[3] + 20, n[1], n[1] + 40);
 	}
@@ -625,7 +625,7 @@ static int compare(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* Median delay until the end of works that take @took_ns is found. */
+/* Returns the median delay until the end of works that take @took_ns is found. */
 static uint64_t median_delay_ns(struct fixture *f, uint64_t took_ns, size_t *n_launched)
 {
 	enum {
@@ -675,7 +675,7 @@ static void test_polled(void **state)
 	fixture_deinit(&f);
 }
 
-/* A submission ends the sleep, however long. */
+/* A submission ends the engine's sleep, however long it is. */
 static void test_polled_submit(void **state)
 {
 	struct fa_job *a, *b;
@@ -711,7 +711,7 @@ static bool has_heartbeat(struct fixture *f, uint64_t patience_ns)
 	return true;
 }
 
-/* Asleep or working it beats; inside a device call that hangs it does not. */
+/* The engine's heart beats while it sleeps or works, but not inside a device call that hangs. */
 static void test_heartbeat(void **state)
 {
 	struct fa_job *a;

@@ -186,7 +186,7 @@ static void test_urgent(void **state)
 	for (unsigned int i = 0; i < 4; i++)
 		assert_int_equal(f.entries[i].n_served, i < 2 ? 50 : 350);
 
-	/* Against another group priority counts nothing. */
+	/* Priority within a group counts nothing against another group. */
 	add(&f, 4, 1, 0);
 	f.n_served[0] = f.n_served[1] = 0;
 	for (int i = 0; i < 800; i++)

@@ -70,7 +70,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* A connection with unsent data that its peer does not read. */
+/* Returns a connection with unsent data that its peer does not read. */
 static int lingering(void)
 {
 	struct linger linger = { .l_onoff = 1, .l_linger = LINGER_S };
@@ -93,7 +93,7 @@ static void send_away(int socket, int fd, size_t n_bytes)
 	close(fd);
 }
 
-/* A socket that has a lingering connection unread in its queue. */
+/* Returns a socket that has a lingering connection unread in its queue. */
 static int wrapped(void)
 {
 	int pair[2];
@@ -176,7 +176,7 @@ static void test_beyond_allowed(void **state)
 	fa_raw_close(&raw);
 }
 
-/* The last descriptor that a stopping daemon closes. */
+/* The blocking descriptor is the last one that a stopping daemon closes. */
 static void test_at_exit(void **state)
 {
 	struct fa_raw raw;
@@ -251,8 +251,8 @@ static void test_pile(void **state)
 	expect_prompt();
 }
 
-/* The same with ever new connections: they are bounded, too, and those without descriptors are
- * served. */
+/* Blocking descriptors arrive on ever new connections: they are bounded, too, and connections
+ * without descriptors are served. */
 static void test_pile_anew(void **state)
 {
 	enum {
@@ -320,7 +320,7 @@ static void test_turned_away(void **state)
 	fa_test_daemon_usage(&daemon_, &before);
 	fa_check(is_answered());
 
-	/* The first one blocks, and with it all of the same user. */
+	/* The first connection blocks, and with it all others of the same user. */
 	fa_test_daemon_signal(&daemon_, SIGSTOP);
 	for (int i = 0; i < 200; ++i) {
 		fa_raw_connect(&raws[i], daemon_.socket);

@@ -1,8 +1,8 @@
 /*
  * The fd store and recovery from it. The test plays systemd: it stores what the daemon sends and
  * hands over all of it, a part, or something else. A pool that cannot be recovered is dropped as a
- * whole; one that only this daemon cannot recover stays stored; without some chunks the rest is
- * recovered. What the store could not be told is sent again later.
+ * whole. One that only this daemon cannot recover stays stored. Without some chunks the rest is
+ * recovered. Messages that could not be sent to the store are sent again later.
  */
 #include "common/cleanup.h"
 #include "kv-client.h"
@@ -255,7 +255,7 @@ static int start(void **state)
 	return 0;
 }
 
-/* With one malloc arena the pool takes most of the address space of the daemon. */
+/* Starts a daemon with one malloc arena, so that the pool takes most of its address space. */
 static int start_large(void **state)
 {
 	setenv("MALLOC_ARENA_MAX", "1", 1);
@@ -276,7 +276,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Two chunks of 40 pages: the first has sequence "s", the second "u". */
+/* Appends to two chunks of 40 pages: the first has sequence "s", the second "u". */
 static void append_all(uint64_t cache)
 {
 	static const char *const names[] = { "s", "t", "u" };

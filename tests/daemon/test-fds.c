@@ -110,7 +110,7 @@ static void test_some_lost(void **state)
 	check_well();
 }
 
-/* Requests without descriptors work as usual; those of streams are answered in order. */
+/* Requests without descriptors work as usual, and requests of streams are answered in order. */
 static void test_unwanted_lost(void **state)
 {
 	struct fa_case attention = { .head_dim = 8, .seqlen_q = 2 };

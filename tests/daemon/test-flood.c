@@ -37,7 +37,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Sends until the socket takes nothing for a while, at most @n messages. */
+/* Sends at most @n messages, until the socket takes nothing for a while. */
 static uint64_t send_all(struct fa_raw *raw, void (*make)(uint64_t n, struct fa_wire_message *ret),
                          uint64_t n)
 {
@@ -345,7 +345,7 @@ static void test_no_descriptors(void **state)
 	for (int i = 0; i < 10; ++i) {
 		struct fa_wire_message ping = fa_raw_message(FA_WIRE_PING);
 
-		/* Answered quickly, even if a status could not be made now. */
+		/* The ping is answered quickly, even if a status could not be made now. */
 		fa_raw_call_expect(&scene.bystander, &ping, NULL, 0, 0, NULL);
 	}
 	check_others_served(&scene.usage, 24 << 20);

@@ -39,7 +39,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* The completion page is read-only. */
+/* The client cannot write to its completion page. */
 static void test_page(void **state)
 {
 	static const int seals[] = { F_SEAL_SEAL, F_SEAL_WRITE, F_SEAL_GROW, F_SEAL_FUTURE_WRITE };
@@ -203,7 +203,7 @@ static void cancel(uint64_t value)
 
 /*
  * A buffer is freed and its id reused, and the client writes to all its memory, while one request
- * runs on the first memory and another waits. Both end on the memory that they were given.
+ * runs on the first memory and another waits. Both end on the memory that they began with.
  */
 static void test_freed_in_use(void **state)
 {
@@ -268,7 +268,7 @@ static void test_client_leaves(void **state)
 		fa_raw_ping(&raw);
 		fa_test_any_moment_us((uint64_t)i * 10000);
 		fa_raw_close(&raw);
-		/* Holes in memory that the daemon still reads. */
+		/* The client punches holes into memory that the daemon still reads. */
 		(void)fallocate(buffer.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
 		                (off_t)buffer.bytes);
 		fa_raw_buffer_free(NULL, &buffer);

@@ -117,7 +117,7 @@ static void test_holds_until_it_opens_polled(void **state)
 	holds_until_it_opens(true);
 }
 
-/* Values wrap around; past values are met. */
+/* A gate is met by values that are past its own, also when they wrap around. */
 static void test_values(void **state)
 {
 	static const struct {
@@ -155,7 +155,7 @@ static void test_met_stays_met(void **state)
 	set(s, 1, 9); /* the client's slot of the same number does not count */
 	assert_false(fa_gates_met(gates));
 	set(s, 0, 0);
-	/* The daemon's own copy of its word counts, not the shared memory. */
+	/* The daemon compares its own copy of its word, not the shared memory. */
 	s->out[1].value = 1;
 	assert_false(fa_gates_met(gates));
 	s->words.values[1] = 1;
@@ -192,7 +192,7 @@ static void test_others_go_on(void **state)
 	scene_deinit(&s);
 }
 
-/* More gates than one round polls, each in its own stream. */
+/* There are more gates than one round polls, each in its own stream. */
 static void test_many_gates(void **state)
 {
 	struct fa_job *jobs[FAKE_STREAMS];
@@ -300,7 +300,10 @@ static void test_refused(void **state)
 	scene_deinit(&s);
 }
 
-/* A gated job behind a refused job behind a running one: the gate is polled all the same. */
+/*
+ * A gated job is behind a refused job, which is behind a running one. The gate is polled all the
+ * same.
+ */
 static void behind_refused(bool has_work, bool cancelled)
 {
 	struct fa_job *a, *refused, *c;

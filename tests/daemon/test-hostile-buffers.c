@@ -224,7 +224,8 @@ static void test_not_memfds(void **state)
 	fa_check(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
 	expect_refused(fds[0], 4096, -EINVAL, "memfd");
 	close(fds[1]);
-	/* The daemon's end of this connection, and its completion page. */
+	/* The client cannot register the daemon's end of this connection, or its completion
+	 * page. */
 	expect_refused(dup(raw.fd), 4096, -EINVAL, "memfd");
 	expect_refused(open("/tmp", O_PATH | O_CLOEXEC), 4096, -EINVAL, "memfd");
 	{
@@ -356,7 +357,7 @@ static void test_unwanted(void **state)
 }
 
 /*
- * Descriptors that are sockets which hold descriptors: a cycle that only the kernel's garbage
+ * The descriptors are sockets which hold descriptors: a cycle that only the kernel's garbage
  * collector can break.
  */
 static void test_circle(void **state)

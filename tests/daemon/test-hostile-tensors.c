@@ -82,7 +82,7 @@ struct expected {
 	const char *part, *second;
 };
 
-/* Spoils @a in the @n-th way; false: no more ways. */
+/* Spoils @a in the @n-th way. Returns false if there are no more ways. */
 typedef bool spoil_fn(int n, struct fa_wire_attention *a, struct expected *ret);
 
 #define CASE(wrong, code, ...)                                                                     \
@@ -282,7 +282,7 @@ enum {
 #define FIRST FIRST_LENGTHS
 static bool spoil_lengths(int n, struct fa_wire_attention *a, struct expected *ret)
 {
-	/* valid: { 0, 4, 12, 24 } and { 0, 5, 15, 30 } */
+	/* valid are { 0, 4, 12, 24 } and { 0, 5, 15, 30 } */
 	static const uint32_t descending[] = { 0, 12, 4, 24 }, not_from_0[] = { 1, 4, 12, 24 },
 			      too_long[] = { 0, 4, 12, 25 }, too_short[] = { 0, 4, 12, 23 },
 			      huge[] = { 0, 4, UINT32_MAX, 24 },
@@ -351,7 +351,7 @@ static void test_edges(void **state)
 	memcpy(buffer.data + small.offset_out, buffer.data + buffer.bytes - 4 * 8 * 4, 4 * 8 * 4);
 	fa_check(fa_case_error(&small, buffer.data) <= 1);
 
-	/* Only the middle page of three is registered: offsets count from it. */
+	/* Only the middle page of three is registered: offsets count from that page. */
 	fa_raw_buffer_make(&big, 8, 3 * 4096);
 	memset(big.data, 0xee, big.bytes);
 	message = fa_raw_register_message(8, 4096);

@@ -307,7 +307,7 @@ static void state_working(void)
 		struct fa_raw_buffer buffer;
 
 		if (value == 3)
-			(void)!write(STDOUT_FILENO, "r", 1); /* ready, see run_client() */
+			(void)!write(STDOUT_FILENO, "r", 1); /* "ready", see run_client() */
 		submit(&small, 0, value);
 		fa_raw_buffer_arena(&raw, &buffer, 3, 1 << 20);
 		fa_raw_buffer_free(&raw, &buffer);
@@ -371,7 +371,7 @@ static int run_client(void *userdata)
 {
 	struct victim *victim = userdata;
 
-	/* The only descriptor that the states know by number. */
+	/* Standard output is the only descriptor that the states know by number. */
 	if (dup2(victim->ready[1], STDOUT_FILENO) < 0)
 		return 1;
 	states[victim->state].reach();

@@ -183,7 +183,7 @@ static void test_abort(void **state)
 	kv_append(&client, sequence, numbers, 20, 80);
 }
 
-/* Steps on top of each other's planned lengths, all requested before any has ended. */
+/* Steps are planned on the lengths of earlier ones, all requested before any has ended. */
 static void test_pipeline(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
@@ -342,7 +342,7 @@ static void test_prefix(void **state)
 	kv_call_expect(&client, &message, -EINVAL, "out of bounds");
 }
 
-/* Long hashing is answered in order, and is skipped if nobody waits for it. */
+/* Hashing of many tokens is answered in order, and is skipped if nobody waits for it. */
 static void test_many_tokens(void **state)
 {
 	enum {
@@ -398,8 +398,8 @@ static void test_many_tokens(void **state)
 }
 
 /*
- * A tree behind 21 tokens: 0 and 1 are roots, 2 follows 0, 3 and 4 follow 2. The path 0, 2, 4 is
- * kept.
+ * Adds a tree of five tokens behind 21 tokens: 0 and 1 are roots, 2 follows 0, 3 and 4 follow 2.
+ * The path 0, 2, 4 is kept.
  */
 static void test_tree(void **state)
 {

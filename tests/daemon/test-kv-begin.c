@@ -1,7 +1,7 @@
 /*
- * StepBegin through the ring: planned when it is read, finished in its stream's order, with the
- * step's number in its record; refused as a request is, and without a step when it fails. As a
- * packet it is no request of a stream.
+ * StepBegin through the ring. It is planned when it is read, and finishes in its stream's order,
+ * with the step's number in its record. It is refused as a request is, and if it fails, there is no
+ * step. StepBegin as a packet is no request of a stream.
  */
 #include "common/clock.h"
 #include "common/timeline.h"
@@ -66,7 +66,7 @@ static int open_client(void **state)
 	return 0;
 }
 
-/* Whatever a test did, streams and sequence stay usable. */
+/* Closes the client, after checking that streams and sequence stay usable whatever the test did. */
 static int close_client(void **state)
 {
 	uint32_t length = (uint32_t)kv_info(&client, sequence).length;
@@ -84,7 +84,7 @@ static void open_gate(void)
 	atomic_store((_Atomic uint64_t *)(void *)&in[SLOT].value, gate);
 }
 
-/* A request that keeps @stream busy until open_gate(). */
+/* Submits a request that keeps @stream busy until open_gate(). */
 static uint64_t block(uint32_t stream)
 {
 	const struct fa_wire_gate wait = { .slot = SLOT, .value = ++gate };
@@ -95,7 +95,7 @@ static uint64_t block(uint32_t stream)
 	message.marker.stream = stream;
 	message.marker.value = ++client.values[stream];
 	kv_send(&client, &message, stream);
-	/* Only packets that were answered are ordered before ring entries. */
+	/* Ring entries are ordered only behind packets that were answered, so get an answer. */
 	(void)kv_info(&client, sequence);
 	return client.values[stream];
 }
@@ -157,7 +157,7 @@ static void attend_and_end(uint32_t stream, uint32_t step, const uint32_t *token
 	kv_wait(&client, stream, kv_end(&client, stream, step, commit));
 }
 
-/* Returns when the engine has seen the cancel, as it has run later requests. */
+/* Cancels a request. Returns when the engine has seen the cancel, as it has run later requests. */
 static void cancel(uint32_t stream, uint64_t value)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
@@ -179,7 +179,7 @@ static void test_begin(void **state)
 		fa_check(number > before);
 		before = number;
 		check_lengths(20 + TOKENS * i, 24 + TOKENS * i);
-		/* The record is the only answer. */
+		/* The record is the only answer: no Completion came. */
 		fa_check_eq(client.raw.n_completions, n);
 		attend_and_end(STREAM, 1 + i, numbers + 20 + TOKENS * i, true);
 		fa_check_eq(kv_info(&client, sequence).step, number);
@@ -244,7 +244,7 @@ static void test_refused(void **state)
 	check_lengths(20, 24);
 	wait_begin(STREAM, first);
 #undef REFUSED
-	/* A refusal waits for its turn, too. */
+	/* A refused StepBegin waits for its turn, too. */
 	first = block(0);
 	item.sequence = sequence + 1000;
 	message = begin_message(0, 3, &item);
@@ -257,7 +257,7 @@ static void test_refused(void **state)
 	attend_and_end(STREAM, 2, numbers + 20, false);
 }
 
-/* For an unknown stream the answer comes at once. */
+/* A StepBegin for an unknown stream is answered at once. */
 static void test_no_stream(void **state)
 {
 	const struct fa_wire_step_item item = { .sequence = sequence, .n_new = TOKENS };
@@ -383,7 +383,7 @@ static void test_cancelled_late(void **state)
 	check_lengths(28, 28);
 }
 
-/* With a request of the step in flight. */
+/* StepBegin is cancelled while a request of its step is in flight. */
 static void test_cancelled_in_use(void **state)
 {
 	uint64_t blocked = block(STREAM), value = begin(STREAM, 1), attended;

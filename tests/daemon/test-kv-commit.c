@@ -1,6 +1,6 @@
 /*
- * When a StepEnd completes: before the next message is handled if nothing of its step is in
- * flight, else behind what it waits for. By packet and by ring, with every outcome.
+ * When a StepEnd completes: before the next message is handled if no request of its step is in
+ * flight, otherwise behind what it waits for. By packet and by ring, with every outcome.
  */
 #include "common/clock.h"
 #include "common/timeline.h"
@@ -65,7 +65,7 @@ static int open_client(void **state)
 	return 0;
 }
 
-/* Whatever a test did, streams and sequence stay usable. */
+/* Closes the client, after checking that streams and sequence stay usable whatever the test did. */
 static int close_client(void **state)
 {
 	uint32_t length = (uint32_t)kv_info(&client, sequence).length;
@@ -106,7 +106,7 @@ static uint64_t end_by_ring(uint32_t stream, uint32_t step, bool commit)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_STEP_END);
 
-	/* Only packets that were answered are ordered before ring entries. */
+	/* Ring entries are ordered only behind packets that were answered, so get an answer. */
 	(void)kv_info(&client, sequence);
 	message.id = ++client.raw.next_id;
 	message.step_end.stream = stream;
@@ -122,7 +122,7 @@ static uint64_t end(bool by_ring, uint32_t stream, uint32_t step, bool commit)
 	return by_ring ? end_by_ring(stream, step, commit) : kv_end(&client, stream, step, commit);
 }
 
-/* Waits for the end of @value. By ring only failures have a Completion. */
+/* Waits for the end of @value. A request by ring gets a Completion only if it fails. */
 static void wait_end(bool by_ring, uint32_t stream, uint64_t value, int status, const char *part)
 {
 	struct fa_outcome outcome = fa_raw_ring_wait(&client.raw, &ring, stream, value);
@@ -297,7 +297,7 @@ static void test_in_order(void **state)
 	kv_wait(&client, 0, kv_end(&client, 0, 2, false));
 }
 
-/* A finished step that is planned on an unfinished one: the earlier commits first. */
+/* If a finished step is planned on an unfinished one, the earlier step commits first. */
 static void test_planned_on(void **state)
 {
 	uint64_t first, second;

@@ -227,7 +227,7 @@ static void test_sequence_values(void **state)
 	message.sequence_attach.tokens = numbers;
 	message.sequence_attach.n_tokens = 20;
 	kv_call_expect(&client, &message, -EINVAL, NULL);
-	/* A named sequence needs a named cache. */
+	/* In a cache without a name a sequence cannot have one. */
 	message = fa_raw_message(FA_WIRE_SEQUENCE_SET_NAME);
 	message.sequence_set_name.sequence = sequence;
 	message.sequence_set_name.name = (struct fa_wire_string){ "name", 4 };
@@ -294,7 +294,7 @@ static void test_step_attend(void **state)
 	const float *out;
 	uint32_t step = 1;
 
-	/* A refused request dooms its step, so each has its own. */
+	/* A refused request dooms its step, so each request has its own step. */
 #define EXPECT(change, status, part)                                                               \
 	do {                                                                                       \
 		kv_begin_one(&client, step, sequence, 1);                                          \
@@ -379,8 +379,8 @@ static void test_step_end(void **state)
 }
 
 /*
- * A step begun while another of its sequence is being aborted would be aborted, too: it is
- * refused until that has ended.
+ * A step that began while another of its sequence is being aborted would be aborted, too. So it is
+ * refused until the other has ended.
  */
 static void test_begin_after_abort(void **state)
 {
@@ -442,7 +442,7 @@ static void test_copy(void **state)
 	kv_wait_expect(&client, 0, kv_end(&client, 0, 1, true), -ECANCELED, "failed");
 }
 
-/* Refused requests while others of the step wait or are in flight. */
+/* Many requests are refused while other requests of the step wait or are in flight. */
 static void test_storm(void **state)
 {
 	uint64_t last = 0;

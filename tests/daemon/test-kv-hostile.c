@@ -94,7 +94,7 @@ static size_t vector(int i, const uint32_t **ret_words)
 	return below(4) ? 0 : below(WORDS);
 }
 
-/* Valid in two of three cases, or nearly. */
+/* Returns a view that is valid, or nearly, in two of three cases. */
 static struct fa_wire_view view(uint32_t tokens, uint32_t heads, uint32_t dim)
 {
 	struct fa_wire_view v = {
@@ -131,7 +131,9 @@ static struct fa_wire_view view(uint32_t tokens, uint32_t heads, uint32_t dim)
 	return v;
 }
 
-/* Mostly one fault per message, as others are refused early. */
+/*
+ * Returns @good, or rarely any number: a message should have one fault, as more are refused early.
+ */
 static uint32_t rarely(uint32_t good)
 {
 	return below(10) ? good : (uint32_t)number();
@@ -309,7 +311,7 @@ static void call(uint32_t type)
 	case FA_WIRE_STEP_BEGIN:
 		fill_begin(&message.step_begin);
 		break;
-	default: /* the sequence comes first, maybe followed by a number */
+	default: /* the sequence is the first member, and in some messages a number follows */
 		message.sequence_truncate.sequence = id_of(sequences);
 		if (type == FA_WIRE_SEQUENCE_FREE && message.sequence_truncate.sequence == victim)
 			message.sequence_truncate.sequence = 0;

@@ -1,6 +1,6 @@
 /*
- * StepAttendLayers with invalid numbers: which layers are refused and why, that their signals are
- * given, and that the step cannot be committed.
+ * StepAttendLayers with invalid numbers: which layers are refused and why, that refused layers
+ * signal as well, and that the step cannot be committed.
  */
 #include "common/clock.h"
 #include "common/timeline.h"
@@ -67,7 +67,7 @@ static int open_client(void **state)
 	return 0;
 }
 
-/* Whatever a test did, sequence and stream stay usable. */
+/* Closes the client, after checking that sequence and stream stay usable whatever the test did. */
 static int close_client(void **state)
 {
 	kv_check(&client, sequence, numbers, 0, 20);
@@ -141,7 +141,7 @@ static void test_number(void **state)
 	}
 }
 
-/* Values so far apart that they wrap around behind the last one signalled. */
+/* The layers' values are so far apart that they wrap around behind the last one signalled. */
 static void test_number_round(void **state)
 {
 	struct fa_wire_message message;

@@ -37,7 +37,7 @@ struct sequence {
 	uint32_t first, length, numbers[LENGTH_MAX + STEPS * NEW_MAX];
 };
 
-/* A sequence's part in a step, and the tokens that it then has. */
+/* A sequence's part in a step, and the tokens that the sequence has with it. */
 struct part {
 	uint64_t id;
 	uint32_t first, before, n;
@@ -54,7 +54,7 @@ struct step {
 	const float *out[KV_LAYERS];
 };
 
-/* A read of the other session, with the contents when it was requested. */
+/* A read by the other session, with the contents when it was requested. */
 struct reading {
 	uint32_t n;
 	uint32_t numbers[LENGTH_MAX + STEPS * NEW_MAX];
@@ -87,7 +87,7 @@ static struct sequence *find(uint64_t id)
 	return NULL;
 }
 
-/* The newest part in flight that the sequence's next append builds on, or NULL. */
+/* Returns the newest part in flight, on which the sequence's next append builds, or NULL. */
 static const struct part *newest(uint64_t id)
 {
 	const struct step *best = NULL;
@@ -266,7 +266,7 @@ static void end(struct step *step)
 		fa_check_eq(completion.status, 0);
 	else if (commits)
 		fa_check(completion.status == -EBUSY || completion.status == -ECANCELED);
-	/* A refused end waits for nothing. */
+	/* A StepEnd that is refused waits for nothing. */
 	if (commits && !succeeds)
 		wait_for_stream(step->stream);
 	if (!step->cancelled)
@@ -299,7 +299,7 @@ static void name(const struct sequence *sequence)
 	kv_set_name(&client, sequence->id, text, 0);
 }
 
-/* Reads all durable tokens, behind the gate's next value. */
+/* Begins a read of all durable tokens, behind the gate's next value. */
 static void begin_read(struct reading *reading, const struct sequence *sequence)
 {
 	const struct fa_wire_gate gate = { .slot = 0, .value = opened + 1 };

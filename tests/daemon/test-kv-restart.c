@@ -141,8 +141,8 @@ static void hello_and_leave(const struct fa_raw *session)
 }
 
 /*
- * A client that gave up before the next daemon was ready, even several times, has its objects
- * when it comes back; so has one that disconnected before using them.
+ * A client that gave up before the next daemon was ready, even several times, has its objects when
+ * it comes back. So does a client that disconnected before using them.
  */
 static void test_impatient(void **state)
 {
@@ -164,7 +164,8 @@ static void test_impatient(void **state)
 		fa_check(come_back(&client));
 		hello_and_leave(&client.raw);
 	}
-	/* One connection at a time has the session; once used, it ends with its connection. */
+	/* Only one connection at a time has the session. Once the session was used, it ends with
+	 * its connection. */
 	fa_check(kv_info(&client, sequence).length == 100);
 	kv_open_resumed(&thief, supervisor.socket, &client.raw.secret, client.raw.generation);
 	fa_check(!thief.raw.message.hello_reply.resumed);
@@ -189,8 +190,8 @@ static void hold(struct kv_client *c)
 }
 
 /*
- * A daemon that stops normally drops no session, even after the grace time: the next one may see
- * it. A session that was resumed and not used is treated like one that was not.
+ * A daemon that stops normally drops no session, even after the grace time, as the next daemon may
+ * see it again. A session that was resumed and not used is treated like one that was not resumed.
  */
 static void test_grace_over(void **state)
 {
@@ -212,11 +213,12 @@ static void test_grace_over(void **state)
 	kill(child, SIGTERM);
 	fa_test_daemon_log_wait(&supervisor, "1 requests in flight");
 	kv_close(&client);
-	/* The daemon checks once a second. */
+	/* The daemon checks for expired sessions once a second. */
 	fa_test_elapse_ms(2500);
 	kill(child, SIGKILL);
 	kv_close(&other);
-	/* The path was removed when it began to stop; it reappears just before listen(). */
+	/* The socket's path was removed when the daemon began to stop; it reappears just before
+	 * listen(). */
 	fa_check_eventually(fa_raw_connect_try(&probe, supervisor.socket) == 0);
 	fa_raw_close(&probe);
 	kv_open_resumed(&client, supervisor.socket, &before.raw.secret, before.raw.generation);
@@ -246,7 +248,7 @@ static void test_expiry(void **state)
 }
 
 /*
- * Several daemons in a row lack memory to restore the pool; the one that has it restores
+ * Several daemons in a row lack memory to restore the pool; the first that has enough restores
  * everything.
  */
 static void test_no_memory(void **state)
@@ -255,7 +257,8 @@ static void test_no_memory(void **state)
 	struct rlimit before, less;
 	uint32_t numbers[20];
 
-	/* Needs RLIMIT_AS, which sanitizers exceed; a GPU driver's use of addresses is unknown. */
+	/* The test needs RLIMIT_AS, which sanitizers exceed. How many addresses a GPU driver uses
+	 * is unknown. */
 	if (fa_test_sanitized() || getenv("FAD_TEST_BACKEND"))
 		skip();
 	kv_count(numbers, 1, 20);
@@ -342,7 +345,7 @@ static void test_no_room(void **state)
 
 #define IN_THE_WAY 80
 
-/* Stored descriptors have high numbers, as lower ones are taken. */
+/* Starts a supervisor whose stored descriptors have high numbers, as lower ones are in use. */
 static int start_crowded(void **state)
 {
 	int before[IN_THE_WAY];

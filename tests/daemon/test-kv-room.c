@@ -109,7 +109,7 @@ static void open_gate(void)
 	atomic_store(&in[0].value, ++opened);
 }
 
-/* Slopes are per request; what layers share is charged with the step. */
+/* Sends a request. Slopes are stored per request; what layers share is charged with the step. */
 static uint64_t send_attend(int64_t window)
 {
 	static const float slopes[KV_HEADS] = { 0.5f, 0.25f, 0.125f, 0.0625f };
@@ -178,8 +178,8 @@ static uint64_t send_layers(struct fa_wire_step_attend attend, uint32_t n)
 }
 
 /*
- * Many layers need no more than one; another stream needs its own. Results are right though
- * layers share the memory.
+ * Many layers need no more memory than one layer; another stream needs its own. Results are right
+ * though layers share the memory.
  */
 static void test_layers_share_memory(void **state)
 {
@@ -241,7 +241,7 @@ static void test_limit(void **state)
 	for (int i = 0; i < ATTENDS; ++i)
 		send_attend(100 + i);
 	/*
-	 * As many requests in flight as fit. With many refusals pending this client is not read,
+	 * Submits as many requests as fit. While many refusals are pending this client is not read,
 	 * so another connection observes.
 	 */
 	fa_raw_open(&other, daemon_process.socket);
@@ -260,7 +260,8 @@ static void test_limit(void **state)
 		fa_raw_wait(&client.raw, 0, value, &completion);
 		if (!completion.status)
 			continue;
-		/* Requests behind the refused one are useless for the step. */
+		/* After a refused request the step is lost, so the requests behind it are
+		 * cancelled. */
 		fa_check_eq(completion.status, n_refused ? -ECANCELED : -EDQUOT);
 		if (!n_refused)
 			fa_check_contains(completion.text, "the limit step_bytes, which is 49152");
@@ -272,7 +273,7 @@ static void test_limit(void **state)
 	kv_check(&client, sequence, numbers, 0, 20);
 }
 
-/* A step's own memory is charged, too: state per sequence, and the positions of tree tokens. */
+/* A step's own memory is charged, too: its state per sequence, and the positions of tree tokens. */
 static void test_steps(void **state)
 {
 	enum {

@@ -29,7 +29,7 @@ static void start_with(const char *config)
 {
 	struct fa_test_daemon_options options = { .config = config, .everyone = true };
 
-	/* As few pages as in a small pool, with chunks as large as a GPU needs. */
+	/* The pool has as few pages as a small one, but its chunks are as large as a GPU needs. */
 	kv_spare_layers = 7 * KV_LAYERS;
 	fa_test_daemon_start(&daemon_process, &options);
 	kv_open(&client, daemon_process.socket);
@@ -70,7 +70,7 @@ static void test_two_append(void **state)
 	kv_check(&client, sequence, numbers, 0, 15);
 }
 
-/* Both retry; each token is there once, in some order. */
+/* Two clients append, and retry when refused. Each token is there once, in some order. */
 static int appender(void *userdata)
 {
 	const uint32_t mine = *(const uint32_t *)userdata;
@@ -129,7 +129,7 @@ static void test_race(void **state)
 	fa_check(seen[0] == 50 && seen[1] == 50);
 }
 
-/* Private; same uid; all may read; all may do everything; all may append and so read. */
+/* Nobody else; the same uid reads; all read; all do everything; all append, and so read. */
 static const uint32_t modes[] = { 0, 1 | 1 << 4, 2, 2 | 2 << 2 | 2 << 4, 2 << 2 };
 #define N_MODES 5
 
@@ -402,8 +402,8 @@ static int start_with_small_steps(void **state)
 }
 
 /*
- * A step's tables are charged while it is in flight: one of few pages fits, with the device's
- * memory for one request.
+ * A step's tables are charged while it is in flight. A step of few pages fits within the limit,
+ * with the device's memory for one request.
  */
 static void test_step_bytes(void **state)
 {
@@ -498,7 +498,7 @@ static void test_fork_joins(void **state)
 	items[1] = (struct fa_wire_step_item){ .sequence = child, .n_new = 1 };
 	kv_begin(&client, 1, items, 1);
 	kv_begin(&client, 2, items, 2);
-	/* Copying a page of this one would need one that a step is writing. */
+	/* To fork this sequence, a page would have to be copied that a step is writing. */
 	(void)kv_fork(&client, busy, UINT64_MAX);
 	kv_begin_expect(&client, 3, items, 1, -EBUSY, "end that step first");
 	news[0] = numbers[21];

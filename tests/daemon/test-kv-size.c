@@ -84,7 +84,7 @@ static void test_reload(void **state)
 	fa_check_eq(pool_number("chunks_max"), 3);
 	kv_append(&client, sequences[1], numbers, 700, 400);
 	fa_check_eq(pool_number("chunks"), 3);
-	/* Created for two chunks, with addresses for four times as many. */
+	/* The pool was created for two chunks, with addresses for four times as many. */
 	reload("[pool]\nbytes = 64M\nchunk_bytes = 4M\n",
 	       "may have 8 chunks of 2048 KiB, not the 32 that are wanted");
 	fa_check_eq(pool_number("chunks_max"), 8);

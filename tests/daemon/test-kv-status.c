@@ -31,7 +31,7 @@ static int start(void **state)
 
 	fa_test_daemon_start(&daemon_process, &options);
 	kv_open(&client, daemon_process.socket);
-	/* As few pages as in a small pool, with chunks as large as a GPU needs. */
+	/* The pool has as few pages as a small one, but its chunks are as large as a GPU needs. */
 	kv_spare_layers = 7 * KV_LAYERS;
 	kv_count(numbers, 1, 100);
 	return 0;
@@ -153,7 +153,7 @@ static int stranger(void *userdata)
 	return 0;
 }
 
-/* Others see their own objects; administrators see and may remove all. */
+/* Other users see only their own objects; administrators see all, and may remove all. */
 static void test_other_users(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CACHE_REMOVE);
@@ -165,7 +165,7 @@ static void test_other_users(void **state)
 	fa_check_eq(fa_test_reap(fa_test_fork(stranger, NULL)), 0);
 	json = status_of(&client);
 	fa_check_eq(json_array_size(json_object_get(json, "caches")), 2);
-	/* A name keeps its objects and its tenant without a session. */
+	/* An object with a name stays without a session, and so does its tenant. */
 	fa_check_eq(json_array_size(pool_tenants(json)), 2);
 	json_decref(json);
 	message.cache_remove.cache = kv_cache_find(&client, "theirs");

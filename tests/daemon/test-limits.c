@@ -59,7 +59,10 @@ static void free_buffer(struct fa_raw *raw, uint32_t id)
 	fa_raw_call_expect(raw, &message, NULL, 0, 0, NULL);
 }
 
-/* A buffer's charge is released shortly after its memory. */
+/*
+ * Returns whether a buffer can be registered. The charge of a freed buffer is released shortly
+ * after its memory, so callers may have to try again.
+ */
 static bool registers(struct fa_raw *raw, uint32_t id, uint64_t bytes)
 {
 	register_memfd(raw, id, bytes);
@@ -240,7 +243,8 @@ static void test_part_bytes(void **state)
 	uint64_t value = 0;
 	bool cpu;
 
-	/* Rows of 64 and two sums, rounded up to 16 words, of 8 heads, in about 15 splits. */
+	/* A split has rows of 64 and two sums, rounded up to 16 words, for 8 heads. There are about
+	 * 15 splits. */
 	const int64_t least = 8 * 10 * (64 + 2) * 4, most = 8 * 64 * (64 + 16) * 4;
 	const uint64_t limit = 128 << 20;
 
@@ -276,7 +280,7 @@ static void test_part_bytes(void **state)
 		fa_check_eq(after.buffer_bytes, before.buffer_bytes);
 	}
 
-	/* Cancelled while running, or about to run; results of others stay right. */
+	/* Requests are cancelled while they run, or are about to; results of others stay right. */
 	for (int i = 0; i < 50; ++i) {
 		submit(&raw, &wide, 0, ++value);
 		if (i % 2)
@@ -350,7 +354,7 @@ static void test_session_requests(void **state)
 	for (uint64_t value = 1; value <= 4; ++value)
 		submit(&raw, &slow, 0, value);
 
-	/* Refusals are in order: at once if nothing is queued before. */
+	/* A refusal is reported in order: at once if no earlier request is queued. */
 	submit(&raw, &slow, 1, 1);
 	fa_raw_wait_expect(&raw, 1, 1, -EDQUOT, "session_requests");
 	submit(&raw, &slow, 0, 5);
@@ -451,8 +455,8 @@ static void test_refused_requests(void **state)
 	fa_scene_check(&scene);
 }
 
-/* The same with the largest requests and limits that allow thousands: the daemon stops reading long
- * before; disconnecting ends everything. */
+/* Refuses the largest requests, with limits that allow thousands. The daemon stops reading long
+ * before that; disconnecting ends everything. */
 static void test_refused_vectors(void **state)
 {
 	static uint32_t lengths[FA_WIRE_SEQUENCES_MAX + 1];
@@ -488,7 +492,7 @@ static void test_refused_vectors(void **state)
 			fa_test_quiet_ms(2);
 		}
 	}
-	/* Requests in the daemon, and in the socket's queue. */
+	/* @value counts the requests in the daemon and those in the socket's queue. */
 	fa_check(value >= 50 + 32);
 	fa_check(value < 500);
 	fa_scene_bystander(&scene);
@@ -497,7 +501,7 @@ static void test_refused_vectors(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Unread replies with descriptors: the daemon holds no more than allowed. */
+/* Replies with descriptors are not read: the daemon holds no more of them than allowed. */
 static void test_fds(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_STATUS);

@@ -48,7 +48,7 @@ static void test_choice(void **state)
 	check_auto(FA_LOG_STDERR);
 }
 
-/* A program that was started by a service, with a stderr of its own. */
+/* Logs from a program that was started by a service, but has a stderr of its own. */
 static void test_lines(void **state)
 {
 	int pipe_fds[2], before = dup(STDERR_FILENO);

@@ -71,7 +71,10 @@ static void *other(void *userdata)
 	return NULL;
 }
 
-/* Any lost wake-up stops this, unless polled. */
+/*
+ * Two threads wake each other in turn. If a wake-up is lost, the test does not end, unless it
+ * polls.
+ */
 static void ping_pong(bool polled, bool may_spin, bool prepared)
 {
 	/* With few processors, spinning in vain slows the others. */
@@ -188,7 +191,7 @@ static void *sleep_until_over(void *userdata)
 	return NULL;
 }
 
-/* Only prepared: it wakes up, finds nothing, and sleeps again. */
+/* A parker that was only prepared wakes up, finds nothing, and sleeps again. */
 static void test_prepare(void **state)
 {
 	struct sleeper sleeper = { 0 };
@@ -213,7 +216,7 @@ static void test_prepare(void **state)
 	assert_false(fa_parker_consume(&sleeper.waiter));
 }
 
-/* A bell wakes it once until it is read. */
+/* A bell wakes the sleeper once until it is read. */
 static void test_bell(void **state)
 {
 	struct sleeper sleeper = { 0 };
@@ -280,7 +283,7 @@ static void test_bell_in_vain(void **state)
 		n_heard += waiter.watch_fired;
 		waiter.watch_fired = false;
 	}
-	/* Four heard, 64 ignored; twice, and the start of a third. */
+	/* The waiter heard 4 and ignored 64, twice, and then heard 4 again. */
 	assert_int_equal(n_heard, 12);
 	fa_parker_deinit(&waiter);
 	close(bell);
@@ -305,7 +308,7 @@ static void test_pause(void **state)
 	}
 }
 
-/* After slow works little time is spent polling; a quick one restores it. */
+/* After slow works little time is spent polling; a quick work restores it. */
 static void test_slow_works(void **state)
 {
 	struct fa_parker waiter = { 0 };

@@ -81,7 +81,7 @@ static void reopen_damaged(const char *part, size_t n_expected)
 	fa_check_eq(report.n_found, n_expected);
 	fa_pool_report_deinit(&report);
 	scene_hold_tenants(&scene);
-	/* The repair is durable. */
+	/* The repair is durable: after it the counts are right. */
 	scene_check_counts(&scene);
 	scene_reopen(&scene);
 	fa_pool_quarantine_end(scene.pool);
@@ -158,7 +158,8 @@ static void test_sequences(void **state)
 	r->commits[r->current].head = sequence_at(s[10])->commits[sequence_at(s[10])->current].head;
 	reopen_damaged("broken", 1);
 	scene_check(&scene, s[10], 0, 40, 100);
-	/* So is the second with a page at another number; the new one has the lower index. */
+	/* Of two sequences with the same page at different numbers, the second is dropped; the new
+	 * sequence has the lower index. */
 	s[11] = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, s[11], 40, 100);
 	DAMAGED("at another place", cell_of(s[n])->slots[1] = cell_of(s[11])->slots[0]);
@@ -201,7 +202,7 @@ static void test_rest(void **state)
 	pages[0].tenant = 77;
 	reopen_damaged("publisher", 1);
 	caches[1].page_tokens = 17;
-	reopen_damaged("page_tokens", 1); /* with its sequence */
+	reopen_damaged("page_tokens", 1); /* its sequence is dropped as well */
 	scene_check(&scene, a, 0, 40, 100);
 	strcpy(caches[0].name, "new");
 	memset(caches[0].name, 'x', sizeof(caches[0].name));
@@ -337,7 +338,7 @@ static void test_random(void **state)
 
 enum {
 	LOST_SEQUENCES = 6,
-	LOST_PAGES = 13, /* of each sequence */
+	LOST_PAGES = 13, /* pages lost, of each sequence */
 	LOST_TOKENS = LOST_PAGES * SCENE_PAGE_TOKENS,
 	LOST_CHUNKS = (LOST_SEQUENCES * LOST_PAGES + SCENE_CHUNK_PAGES - 1) / SCENE_CHUNK_PAGES,
 };
@@ -405,7 +406,7 @@ static void lose_chunks(uint32_t lost)
 				                                      s[i], &scene.error, &info),
 				            -ESTALE);
 		}
-		/* With memory again, the chunks are empty. */
+		/* Now there is memory for the missing chunks: they are added, and are empty. */
 		for (uint32_t i = 0; !again && i < SCENE_CHUNKS; i++)
 			fa_check_eq(fa_pool_chunk_add(scene.pool, i, false, &scene.error),
 			            is_left(&lost, i) ? -EEXIST : 0);
@@ -489,7 +490,7 @@ static void test_quarantine_leaving(void **state)
 		assert_int_equal(fa_pool_chunk_state(scene.pool, 0), FA_CHUNK_FREE);
 		scene_check_counts(&scene);
 	}
-	/* Another cache can have its record, but not its chunk. */
+	/* Another cache can have the removed one's record, but not its chunk. */
 	other = scene_cache(&scene, SCENE_ANNA, NULL, 0);
 	assert_int_equal((uint32_t)other, (uint32_t)cache);
 	a = scene_sequence(&scene, SCENE_ANNA, other);
@@ -561,7 +562,7 @@ static void count_down(void)
 		_exit(42);
 }
 
-/* Dies before the third store: two mark sequences, others remove them. */
+/* Dies before the third store: the first two mark sequences as suspect, later ones remove them. */
 static int suspect_and_die(void *step)
 {
 	points_left = 5;
@@ -589,7 +590,7 @@ static void test_suspect_death(void **state)
 	status = fa_test_reap(fa_test_fork(suspect_and_die, step));
 	assert_true(WIFEXITED(status));
 	assert_int_equal(WEXITSTATUS(status), 42);
-	/* Frees its memory: the process it stands for is gone. */
+	/* Only frees the step's memory: the process that had the step is gone. */
 	fa_pool_step_abort(scene.pool, step);
 	fa_pool_step_free(step);
 	reopen_damaged("went wrong", 2);

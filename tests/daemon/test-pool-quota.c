@@ -64,7 +64,7 @@ static uint64_t publish(enum scene_actor actor, uint32_t first_token, uint32_t n
 	return cache;
 }
 
-/* Idle pages of a user's other cgroups are evicted for it. */
+/* Idle pages of a user's other cgroups are evicted for the user's requests. */
 static void test_idle_of_others(void **state)
 {
 	uint64_t claires = publish(SCENE_CLAIRE, 1, 3), davids = publish(SCENE_DAVID, 2, 3);
@@ -73,7 +73,7 @@ static void test_idle_of_others(void **state)
 	user_max = 6 * PAGE_BYTES;
 	id = scene_sequence(&scene, SCENE_ANNA, annas);
 	scene_append(&scene, SCENE_ANNA, id, 2 * SCENE_PAGE_TOKENS, 100);
-	/* Not if the request fails in any case. */
+	/* Nothing is evicted if the request fails in any case. */
 	scene_plan_fails(&scene, SCENE_ANNA, id, 5 * SCENE_PAGE_TOKENS, -EDQUOT);
 	assert_int_equal(scene_cache_info(&scene, annas).idle_pages, 1);
 	assert_int_equal(scene_cache_info(&scene, claires).idle_pages, 3);
@@ -86,7 +86,7 @@ static void test_idle_of_others(void **state)
 	scene_append(&scene, SCENE_ANNA, id, 1 * SCENE_PAGE_TOKENS, 100);
 	assert_int_equal(scene_cache_info(&scene, claires).idle_pages, 0);
 	scene_plan_fails(&scene, SCENE_ANNA, id, 1, -EDQUOT);
-	/* Not those of other users. */
+	/* Idle pages of other users are not evicted. */
 	assert_int_equal(scene_cache_info(&scene, davids).idle_pages, 3);
 	scene_check(&scene, id, 0, 6 * SCENE_PAGE_TOKENS, 100);
 	scene_check_counts(&scene);

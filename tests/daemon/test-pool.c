@@ -182,7 +182,7 @@ static void test_tenants_of_a_user(void **state)
 	assert_int_equal(n, FA_STATE_TENANTS / 2);
 	assert_int_equal(fa_pool_tenant_get(scene.pool, 7, "5", &scene.error, &tag), 0);
 	fa_pool_tenant_put(scene.pool, tag);
-	/* Other users have theirs, and uid 0 has no limit. */
+	/* Other users have their own tenants, and uid 0 has no limit. */
 	assert_int_equal(fa_pool_tenant_get(scene.pool, 8, "", &scene.error, &tag), 0);
 	fa_pool_tenant_put(scene.pool, tag);
 	fa_pool_tenant_put(scene.pool, tags[--n]);
@@ -257,7 +257,7 @@ static void test_caches(void **state)
 	SCENE_FAILS(&scene, -ENOENT, "no such",
 	            fa_pool_cache_get_info(scene.pool, anna, UINT64_MAX, &scene.error, &info));
 
-	/* removed while a step is in flight: freed with that */
+	/* A cache removed while a step is in flight is freed with the step. */
 	s = scene_sequence(&scene, SCENE_BOB, cache);
 	step = scene_plan(&scene, SCENE_BOB, s, 10);
 	assert_int_equal(fa_pool_cache_remove(scene.pool, anna, cache, &scene.error), 0);
@@ -399,7 +399,8 @@ static void test_expiry(void **state)
 	assert_int_equal(fa_pool_expire(scene.pool, 1051), 0);
 	scene.now_ns = 1090;
 	step = scene_plan(&scene, SCENE_ANNA, a, 5);
-	assert_int_equal(fa_pool_expire(scene.pool, 2000), 0); /* in flight */
+	/* Nothing expires while a step is in flight. */
+	assert_int_equal(fa_pool_expire(scene.pool, 2000), 0);
 	scene_write(&scene, step, 100);
 	scene_commit(&scene, step);
 	scene_reopen(&scene);
@@ -408,7 +409,7 @@ static void test_expiry(void **state)
 	assert_int_equal(fa_pool_expire(scene.pool, 2051), 1);
 	SCENE_FAILS(&scene, -ENOENT, "'s'",
 	            fa_pool_sequence_find(scene.pool, anna, "s", 2051, &scene.error, &id));
-	/* The cache was in use until then. */
+	/* The cache was in use until the sequence expired. */
 	assert_int_equal(fa_pool_expire(scene.pool, 2151), 0);
 	fa_pool_quarantine_end(scene.pool);
 	assert_int_equal(fa_pool_expire(scene.pool, 2152), 1);
@@ -605,7 +606,7 @@ static void test_quota_of_lists(void **state)
 		n++;
 	assert_int_equal(r, -EDQUOT);
 	assert_int_equal(n, 6);
-	/* Another cgroup of the user gets no more. */
+	/* Another cgroup of the user gets no more cells. */
 	assert_int_equal(fa_pool_tenant_get(pool, 1000, "/other", &error, &third.tenant), 0);
 	assert_int_equal(fa_pool_sequence_fork(pool, &third, sequence, UINT64_MAX, &error, &id),
 	                 -EDQUOT);
@@ -617,7 +618,7 @@ static void test_quota_of_lists(void **state)
 	assert_int_equal(fa_pool_step_plan(pool, &second, &item, 1, 1, 0, &error, &step), 0);
 	fa_pool_step_abort(pool, step);
 	fa_pool_step_free(step);
-	/* Freed cells do not count. */
+	/* Cells that were freed do not count. */
 	for (int i = 0; i < 3; i++) {
 		assert_int_equal(fa_pool_sequence_remove(pool, &first, forks[i], &error), 0);
 		assert_int_equal(fa_pool_sequence_fork(pool, &first, sequence, UINT64_MAX, &error,
@@ -677,7 +678,10 @@ static void append_to(struct fa_pool *pool, const struct fa_actor *actor, uint64
 	fa_pool_step_free(step);
 }
 
-/* A tenant at its quota plans steps that evict its own idle pages. Returns the time of 100. */
+/*
+ * Plans steps that evict the idle pages of their tenant, which is at its quota. Returns the time of
+ * 100 steps.
+ */
 static uint64_t append_at_quota(struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache)
 {
 	static uint32_t tokens[4 * SCENE_PAGE_TOKENS];

@@ -1,4 +1,4 @@
-/* Published prefixes: what is found, by whom, and eviction. */
+/* Published prefixes: what is found, by whom, and what is evicted. */
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
 
@@ -151,7 +151,7 @@ static void test_tenants(void **state)
 	assert_int_equal(find(SCENE_DAVID, cache, &shared, 64), 64);
 	b = attach(SCENE_DAVID, cache, &shared, 64, &found);
 	assert_int_equal(found, 64);
-	/* The publisher pays. */
+	/* The publisher is charged for the pages. */
 	assert_int_equal(scene_tenant_bytes(&scene, SCENE_DAVID), 0);
 	free_sequence(SCENE_ANNA, a);
 	assert_int_equal(scene_tenant_bytes(&scene, SCENE_ANNA), 4 * 512);
@@ -182,7 +182,9 @@ static void test_twice(void **state)
 	assert_int_equal(find(SCENE_ANNA, cache, &own, 96), 96);
 }
 
-/* Evicts the least recently used first, of a prefix its end. */
+/*
+ * Eviction takes the least recently used pages first, and the end of a prefix before its beginning.
+ */
 static void test_eviction(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), found;
@@ -213,7 +215,7 @@ static void test_eviction(void **state)
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 0);
 }
 
-/* Takes the least recently used chunk of other caches. */
+/* A cache that lacks memory takes the least recently used chunk of other caches. */
 static void test_eviction_of_others(void **state)
 {
 	uint64_t caches[SCENE_CHUNKS], a, found;

@@ -66,7 +66,7 @@ static void test_forged(void **state)
 	fa_raw_ring_wait(&raw, &ring, 0, 1);
 	atomic_fetch_sub(&ring.end.words->tail, 8);
 	expect_refusal("backwards");
-	/* The order of a stream's values is checked here, too. */
+	/* The order of a stream's values is checked in entries of the ring, too. */
 	open_ring(0);
 	fa_raw_ring_marker(&ring, 0, 2);
 	fa_raw_receive_reply(&raw);
@@ -76,7 +76,7 @@ static void test_forged(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Words that the daemon only writes. */
+/* The client overwrites words that the daemon writes but never reads. */
 static void test_other_words(void **state)
 {
 	open_ring(0);

@@ -47,7 +47,8 @@ static void test_setup(void **state)
 		open_ring(sizes[i].wanted);
 		fa_check_eq(ring.bytes, sizes[i].bytes);
 		fa_check(ring.n_records >= raw.limits.requests);
-		/* Neither file can be shrunk, and the results cannot be written. */
+		/* Neither of the ring's files can be shrunk, and the client cannot write to the
+		 * results. */
 		fa_check(ftruncate(ring.ring_fd, 0) < 0);
 		fa_check(ftruncate(ring.results_fd, 0) < 0);
 		fa_check(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, ring.results_fd, 0) ==

@@ -32,7 +32,7 @@ static void test_append(void **state)
 	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache);
 
 	scene_check(&scene, sequence, 0, 0, 0);
-	/* within a page, to its end, across it, and across cells */
+	/* Append within a page, to its end, across it, and across cells. */
 	scene_append(&scene, SCENE_ANNA, sequence, 5, 100);
 	scene_append(&scene, SCENE_ANNA, sequence, 11, 100);
 	scene_append(&scene, SCENE_ANNA, sequence, 17, 100);
@@ -282,7 +282,7 @@ static void test_truncate_under_reader(void **state)
 	scene_abort(&scene, step);
 	scene_abort(&scene, reader);
 
-	/* No reader: overwritten in place. */
+	/* Without a reader the page is overwritten in place. */
 	assert_int_equal(fa_pool_sequence_truncate(scene.pool, anna, a, 20, &scene.error), 0);
 	step = scene_plan(&scene, SCENE_ANNA, a, 10);
 	assert_int_equal(step->groups[0].n_copies, 0);

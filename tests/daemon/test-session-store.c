@@ -64,7 +64,7 @@ static uint32_t take(uint64_t number)
 	return record;
 }
 
-/* Exactly the sessions named by these digits expire now. */
+/* Checks that exactly the sessions named by these digits expire now. */
 static void expect_over(const char *numbers)
 {
 	uint64_t number;
@@ -182,7 +182,7 @@ static void test_restless(void **state)
 		now_ns += 29 * S;
 		away_ns += 29 * S;
 		record = take(1);
-		/* Time while it is connected does not count. */
+		/* Time while the session is connected does not count. */
 		now_ns += 3600 * S;
 		fa_session_store_set_lost(&resume, record, now_ns);
 		expect_over(away_ns == 29 * S ? "23" : "");

@@ -40,7 +40,7 @@ static int remove_dir(void **state)
 	return 0;
 }
 
-/* The daemon must fail to start with status 1 or above and a text with @part. */
+/* Checks that the daemon fails to start, with status 1 or above and a text with @part. */
 static void expect_failure(const struct fa_test_daemon_options *options, const char *part,
                            const char *second_part)
 {
@@ -221,7 +221,8 @@ static void test_reload(void **state)
 	fa_test_daemon_log_wait(&first, "line 3");
 	fa_check(refused(&raw, 4));
 
-	/* A limit below what exists: it stays, and nothing is added. */
+	/* A new limit below what exists is accepted: existing buffers stay, and none can be
+	 * added. */
 	write_text(first.config, "[limits]\nsession_buffers = 1\n");
 	fa_test_daemon_signal(&first, SIGHUP);
 	fa_test_daemon_log_wait(&first, "read again");

@@ -185,7 +185,7 @@ static void test_last_chunk(void **state)
 	assert_int_equal(scene_cache_info(&scene, one).idle_pages, 96);
 	scene_abort(&scene, step);
 
-	/* All but one chunk evicted for the other cache, oldest first. */
+	/* All but one chunk are evicted for the other cache, oldest first. */
 	items[1].n_tokens = 7 * 256;
 	assert_int_equal(
 		fa_pool_step_plan(scene.pool, anna, items + 1, 1, 1, 0, &scene.error, &step), 0);

@@ -377,8 +377,8 @@ static void test_timelines(void **state)
 	pid_t child;
 
 	fa_check(!getrlimit(RLIMIT_NOFILE, &limit));
-	/* Each takes one descriptor here and two in the daemon; the supervisor stores half of its
-	 * limit. */
+	/* Each timeline takes one descriptor here and two in the daemon. The supervisor stores half
+	 * of its limit. */
 	if (limit.rlim_max < 3 * N)
 		skip();
 	limit.rlim_cur = limit.rlim_max;

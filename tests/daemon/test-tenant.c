@@ -114,7 +114,10 @@ static void test_amounts(void **state)
 	assert_true(fa_list_empty(&tenants.tenants));
 }
 
-/* Cgroups of one uid share an account with uid_factor times the limits; uid 0 has none. */
+/*
+ * The cgroups of one uid share an account with uid_factor times the limits of one. Uid 0 has no
+ * such account.
+ */
 static void test_user(void **state)
 {
 	struct fa_tenant *a = get(1, "/a"), *b = get(1, "/b"), *c = get(1, "/c");
@@ -140,7 +143,7 @@ static void test_user(void **state)
 	assert_null(strstr(error.text, "uid_factor"));
 	assert_int_equal(fa_charge_add(&bytes, c, FA_RESOURCE_BUFFER_BYTES, 1000, &error), 0);
 	assert_int_equal(fa_charge_add(&charges[4], other, FA_RESOURCE_SESSIONS, 3, &error), 0);
-	/* Timelines have no factor: all cgroups together have the limit of one. */
+	/* Timelines have no factor: all cgroups of a user together have the limit of one. */
 	limits.tenant[FA_RESOURCE_TIMELINES] = 3;
 	assert_int_equal(fa_charge_add(&timelines[0], a, FA_RESOURCE_TIMELINES, 2, &error), 0);
 	assert_int_equal(fa_charge_add(&timelines[1], b, FA_RESOURCE_TIMELINES, 1, &error), 0);
@@ -185,8 +188,8 @@ static void test_user(void **state)
 	assert_true(fa_list_empty(&tenants.users));
 }
 
-/* A user has half of all descriptors unless its limit is higher, and all users together have no
- * more than all. */
+/* A user has half of all descriptors unless the user's limit is higher. All users together have no
+ * more than all descriptors. */
 static void test_all_fds(void **state)
 {
 	struct fa_tenant *a = get(1, "/a"), *b = get(1, "/b"), *other = get(2, "/a"),
@@ -232,7 +235,7 @@ static void go(uid_t uid, const char *cgroup, uint64_t finished)
 	fa_tenant_unref(tenant);
 }
 
-/* Tenants with counted requests are remembered, up to the maximum. */
+/* Tenants that have counted requests are remembered when they are gone, up to the maximum. */
 static void test_gone(void **state)
 {
 	struct fa_charge charge = {};

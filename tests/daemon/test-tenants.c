@@ -238,7 +238,7 @@ static int ask_for_one(void)
 	return 0;
 }
 
-/* How many requests of @uid ended; -1: the user still has sessions, or is unknown. */
+/* Returns how many requests of @uid ended; -1: the user still has sessions, or is unknown. */
 static json_int_t finished_of_gone(uid_t uid)
 {
 	_fa_cleanup_(fa_freep) char *text = fa_raw_status(&scene.bystander);

@@ -86,7 +86,7 @@ static void test_overflow(void **state)
 	view.strides[0] = INT64_MAX;
 	view.strides[1] = INT64_MAX;
 	expect(&view, false, -EINVAL, "overflows");
-	/* the product wraps around to a small number */
+	/* the product of the sizes wraps around to a small number */
 	view = VIEW(FA_WIRE_DTYPE_F32, 2, 2, 8);
 	view.shape[0] = (1ll << 32) + 1;
 	view.strides[0] = 1ll << 32;
@@ -190,7 +190,7 @@ static void test_distinct(void **state)
 	expect(&view, true, 0, "");
 }
 
-/* Accepted views reach no byte outside; checked at all corners. */
+/* Accepted views reach no byte outside their buffer; all corners are checked. */
 static void test_random(void **state)
 {
 	unsigned int passed = 0;

@@ -1,6 +1,6 @@
 /*
- * Timelines and gates on the wire: what is refused, what clients may do to shared memory, and
- * what is left of one killed while it waits for gates that never open.
+ * Timelines and gates on the wire: what is refused, what clients may do to shared memory, and what
+ * is left of a client that is killed while it waits for gates that never open.
  */
 #include "common/timeline.h"
 #include "tests/lib/check.h"
@@ -242,7 +242,7 @@ static void test_without_stream(void **state)
 	close_gated(&client);
 }
 
-/* Waits for finished requests of the same and other streams, by the daemon's words. */
+/* A request waits for finished requests of its own and other streams, by the daemon's words. */
 static void test_waits_for_the_daemon(void **state)
 {
 	const struct fa_wire_gate in = { .slot = 2, .value = 5 },

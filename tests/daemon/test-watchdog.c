@@ -89,7 +89,10 @@ static void test_hangs(void **state)
 		kill(child, SIGSTOP);
 		stopped_ns = fa_now_ns();
 		child = fa_test_daemon_next_child(&supervisor, child);
-		/* Within the interval for heartbeat, check, SIGABRT and SIGKILL, not before. */
+		/*
+		 * Heartbeat, check, SIGABRT and SIGKILL together take half an interval at least,
+		 * four at most.
+		 */
 		fa_check(fa_now_ns() - stopped_ns > interval_ms * FA_NS_PER_MS / 2);
 		fa_check(fa_now_ns() - stopped_ns < 4 * interval_ms * FA_NS_PER_MS);
 		fa_test_daemon_log_wait(&supervisor, "hangs: nothing was heard of it");
@@ -107,7 +110,7 @@ static void test_idle(void **state)
 	check_left_alone(3);
 }
 
-/* More work than fits the interval, and a request behind a closed gate. */
+/* The daemon has more work than fits the interval, and a request behind a closed gate. */
 static void test_busy(void **state)
 {
 	struct fa_wire_message setup = fa_raw_message(FA_WIRE_TIMELINE_SETUP), message;
@@ -152,14 +155,14 @@ static void test_suspended(void **state)
 }
 
 /*
- * A daemon that does not read the supervisor's messages delays nothing, and gets no more than
+ * A daemon that does not read the supervisor's messages delays nothing, and is sent no more than
  * one.
  */
 static void test_unread(void **state)
 {
 	kv_cache(&client, NULL, 0);
 	fa_test_daemon_signal(&supervisor, SIGSTOP);
-	/* Four per interval; the queue holds about ten. */
+	/* Four messages are sent per interval; the queue holds about ten. */
 	for (int i = 0; i < 32; i++) {
 		fa_test_elapse_ms(interval_ms / 10);
 		fa_raw_ping(&client.raw);
@@ -215,7 +218,7 @@ static void test_supervisor_is_watched(void **state)
 		text[bytes] = '\0';
 		n += !strcmp(text, "WATCHDOG=1");
 	}
-	/* Four checks an interval; on a busy machine three. */
+	/* The supervisor reports four times an interval, on a busy machine three times. */
 	fa_check(n >= 8 && n <= 17);
 	fa_check(fa_test_daemon_next_child(&supervisor, child) > 0);
 	close(fd);
