@@ -59,7 +59,7 @@ static CUresult node_make(const CUDA_KERNEL_NODE_PARAMS_v2 *launch, struct node 
 	return CUDA_SUCCESS;
 }
 
-/* ---- all with the lock held */
+/* ---- called with the lock held */
 
 static struct graph *find(const void *value, bool executable)
 {
@@ -97,7 +97,7 @@ void fa_fake_graphs_end(struct fa_fake_context *context)
 	}
 }
 
-/* ---- the driver's */
+/* ---- functions of the driver */
 
 static CUresult graph_new(struct graph **ret_graph)
 {
