@@ -21,7 +21,7 @@ struct fa_cuda_scene {
 };
 
 void fa_cuda_scene_start(struct fa_cuda_scene *scene, const struct fa_test_daemon_options *options);
-/* Also checks that the daemon holds no more than after its start. */
+/* Stops the scene, and checks that the daemon holds no more than after its start. */
 void fa_cuda_scene_stop(struct fa_cuda_scene *scene);
 
 void fa_cuda_check(int r, const char *file, int line);
@@ -36,18 +36,18 @@ struct fa_client *fa_cuda_connect(const char *socket);
 
 void fa_cuda_expect_buffers(struct fa_client *client, int64_t n);
 
-/* Adjacent allocations of cuMemCreate. */
+/* Allocations of cuMemCreate that are mapped side by side. */
 struct fa_cuda_vmm {
 	uint64_t at, bytes;
 	size_t n;
 	CUmemGenericAllocationHandle handles[512];
 };
 void fa_cuda_vmm_new(struct fa_cuda_vmm *vmm, size_t n, unsigned int handle_types);
-/* Maps a new allocation in place of number @i. */
+/* Maps a new allocation in place of allocation @i. */
 void fa_cuda_vmm_replace(struct fa_cuda_vmm *vmm, size_t i);
 void fa_cuda_vmm_free(struct fa_cuda_vmm *vmm);
 
-/* Attention in @buffer, which is the memory at @at, must be right. */
+/* Checks that attention in @buffer, whose memory is at @at, is right. */
 void fa_cuda_attend(struct fa_client *client, struct fa_buffer *buffer, uint64_t at, uint64_t seed);
 uint64_t fa_cuda_attend_bytes(void);
 void fa_cuda_attend_fails(struct fa_client *client, struct fa_buffer *buffer, int status,

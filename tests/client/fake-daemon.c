@@ -99,7 +99,7 @@ struct fa_completion_slot *fake_daemon_welcome_with(struct fa_raw *raw,
 	fa_check_eq(fa_memfd_new("page", FA_COMPLETION_PAGE_BYTES, 0, &fd), 0);
 	page = mmap(NULL, FA_COMPLETION_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	fa_check(page != MAP_FAILED);
-	/* fa_raw_close() unmaps it. */
+	/* fa_raw_close() unmaps the page. */
 	raw->page = page;
 	(void)fa_raw_send(raw, reply, &fd, 1);
 	return page;
@@ -131,7 +131,7 @@ bool fake_daemon_next(struct fa_raw *raw)
 {
 	int r = fa_raw_receive(raw, (int)(fa_test_patience_ns() / FA_NS_PER_MS));
 
-	/* Distinguish a client that hangs from one that closed. */
+	/* A time-out (the client hangs) is a failure; a closed connection is not. */
 	if (r == -EAGAIN)
 		fa_test_fail(__FILE__, __LINE__, "the client neither asks nor leaves");
 	return r == 1;

@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-/* The ids of every cache and sequence that the fake creates or finds. */
+/* The fake gives these ids to every cache and every sequence that it creates or finds. */
 #define FAKE_DAEMON_CACHE 0x700000001ull
 #define FAKE_DAEMON_SEQUENCE 0x900000002ull
 #define FAKE_DAEMON_STEP 0xb00000003ull
@@ -20,8 +20,8 @@ struct fake_daemon {
 	int listen_fd;
 	pthread_t thread;
 	/*
-	 * Serves one connection and returns, on the fake's thread; the caller closes it. NULL:
-	 * accept nothing.
+	 * Serves one connection on the fake's thread. The caller closes the connection. NULL: the
+	 * fake accepts none.
 	 */
 	void (*serve)(struct fa_raw *raw, void *userdata);
 	void *userdata;
@@ -39,13 +39,13 @@ struct fa_completion_slot *fake_daemon_welcome(struct fa_raw *raw);
 struct fa_completion_slot *fake_daemon_welcome_as(struct fa_raw *raw, uint64_t generation,
                                                   struct fa_wire_secret secret, bool resumed);
 
-/* A valid HelloReply; it carries one descriptor. */
+/* Returns a valid HelloReply, to be sent with one descriptor. */
 struct fa_wire_message fake_daemon_hello_reply(uint64_t id);
 
 struct fa_completion_slot *fake_daemon_welcome_with(struct fa_raw *raw,
                                                     const struct fa_wire_message *reply);
 
-/* Receives the next request; false at the end of the connection. Fails on a time-out. */
+/* Receives the next request; returns false at the end of the connection. Fails on a time-out. */
 bool fake_daemon_next(struct fa_raw *raw);
 
 void fake_daemon_reply(struct fa_raw *raw, uint64_t id, int status, const char *text);

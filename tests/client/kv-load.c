@@ -28,7 +28,7 @@ struct sequence {
 	uint64_t id;
 	uint32_t tags[LENGTH_MAX + KV_ROWS_MAX];
 	uint32_t length;
-	bool risked; /* written by a step when the device may have been lost */
+	bool risked; /* a step was writing it when the device may have been lost */
 };
 
 struct worker {
@@ -39,7 +39,7 @@ struct worker {
 	struct sequence sequences[SEQUENCES];
 	uint32_t last_tag, stream;
 	uint64_t reconnects;
-	uint64_t happened, undone; /* steps in flight when the daemon died */
+	uint64_t happened, undone; /* in flight at the daemon's death: took effect or not */
 	uint64_t dropped;
 };
 
@@ -54,8 +54,8 @@ static void broken(const char *what, int r)
 }
 
 /*
- * A daemon that loses its device says so before it exits: requests in flight fail, later requests
- * of the step are cancelled, new ones are refused.
+ * Returns true if @r means that the daemon lost its device. Before it exits, such a daemon fails
+ * requests in flight, cancels the step's later requests and refuses new ones.
  */
 static bool is_lost(int r)
 {
@@ -71,8 +71,8 @@ static bool died(const char *what, int r)
 }
 
 /*
- * kv_begin() with retries: under MPS pages that a dead daemon may still write are unavailable for
- * a while.
+ * Calls kv_begin() until it finds pages. Under MPS, pages that a dead daemon may still write are
+ * unavailable for a while.
  */
 static int begin(struct kv *kv, const struct kv_item *item, struct fa_step **ret_step)
 {
@@ -86,7 +86,10 @@ static int begin(struct kv *kv, const struct kv_item *item, struct fa_step **ret
 	return r;
 }
 
-/* A sequence created as the daemon died stays in the session under an id that nobody knows. */
+/*
+ * Creates a sequence. One that is created as the daemon dies stays in the session, and nobody knows
+ * its id.
+ */
 static void create(struct worker *w, struct sequence *s)
 {
 	while (died("create", fa_sequence_create(w->kv.client, w->kv.cache, &s->id)))
@@ -157,7 +160,7 @@ static void append(struct worker *w, struct sequence *s)
 	r = begin(&w->kv, &item, &step);
 	if (is_gone(w, s, r))
 		return;
-	/* From here on its pages are cleared, even if the reply to begin is lost. */
+	/* From here on the daemon clears the new pages, even if the reply to begin is lost. */
 	s->risked = drops;
 	if (died("begin", r))
 		return;
@@ -188,8 +191,8 @@ static void append(struct worker *w, struct sequence *s)
 }
 
 /*
- * Commits several steps without waiting, each on top of what the one before plans. If the daemon
- * dies, a prefix of them has happened, including all that were acknowledged.
+ * Commits several steps without waiting, each on top of the tokens that the previous one plans. If
+ * the daemon dies, the first few have taken effect: all acknowledged ones, and maybe more.
  */
 static void append_many(struct worker *w, struct sequence *s)
 {
@@ -212,7 +215,7 @@ static void append_many(struct worker *w, struct sequence *s)
 			                         .length = s->length + (begun + 1) * n,
 			                         .n_new = n };
 		r = begin(&w->pipeline[begun], &items[begun], &steps[begun]);
-		/* A shared page is copied before a later step can use it. */
+		/* Copies a shared page; a later step can use it only after that. */
 		if (r == -EBUSY || (!begun && is_gone(w, s, r)))
 			break;
 		s->risked = drops;
@@ -395,7 +398,7 @@ void kv_load_end(void)
 	for (int i = 0; i < CLIENTS; ++i) {
 		struct fa_cache_info cache = { .size = sizeof(cache) };
 
-		/* The cache has no users and no used page: none is leaked. */
+		/* The cache has no user and no used page, so none has leaked. */
 		fa_check_eq(fa_info(clients[i], &info), 0);
 		fa_check(info.reconnects > 0);
 		fa_check_eq(info.resumed, info.reconnects);

@@ -1,7 +1,7 @@
 /*
- * Load for a supervised daemon that dies again and again: threads append, fork, truncate, read
- * and free sequences. Committed tokens survive bit by bit; a step in flight has happened or not,
- * and the library tells which. A failed check ends the process.
+ * Load for a supervised daemon that dies again and again: threads append to, fork, truncate, read
+ * and free sequences. Committed tokens must survive bit by bit. A step in flight took effect or did
+ * not, and the library must report which. A failed check ends the process.
  */
 #pragma once
 
@@ -9,8 +9,8 @@
 #include <stdint.h>
 
 /*
- * Two clients with two threads each. @may_drop: the device may be lost, and with it the sequences
- * that a step was writing; no others.
+ * Starts two clients with two threads each. @may_drop: the device may be lost, together with the
+ * sequences that a step was writing, but no others.
  */
 void kv_load_begin(const char *socket, bool may_drop);
 uint64_t kv_load_progress(void);

@@ -1,7 +1,8 @@
 /*
- * Sequences with derived contents: a token is a *tag* from which its q, k and v follow, so a test
- * keeps an array of tags per sequence and knows what its pages and its attention must be. fp32:
- * pages are compared bit by bit, attention with doubles. A struct is used by one thread.
+ * Sequences with derived contents: each token is a *tag* from which its q, k and v follow. A test
+ * keeps an array of tags per sequence, and so knows what pages and attention must be. All numbers
+ * are fp32: pages are compared bit by bit, attention with doubles. Each struct is used by one
+ * thread only.
  */
 #pragma once
 
@@ -30,8 +31,11 @@ struct kv {
 	bool owns_buffer;
 	char *host;
 	float *q, *k, *v, *out, *lse; /* in host: [KV_LAYERS][KV_ROWS_MAX][heads][KV_DIM] */
-	uint32_t flags;               /* of attention, in addition to FA_STEP_CAUSAL */
-	/* If the daemon sees other memory than @host: copies host to it, or it to host. */
+	uint32_t flags;               /* flags of attention, in addition to FA_STEP_CAUSAL */
+	/*
+	 * Set if the daemon sees other memory than @host: copies from host to that memory, or
+	 * back.
+	 */
 	void (*move)(void *userdata, bool to_device);
 	void *userdata;
 };
@@ -39,14 +43,14 @@ struct kv {
 /* Creates a cache, named @name unless NULL; @max_pages as in fa_cache_options. */
 void kv_init(struct kv *kv, struct fa_client *client, const char *name, uint64_t max_pages);
 void kv_init_in(struct kv *kv, struct fa_client *client, uint64_t cache);
-/* The same, with the caller's buffer of KV_BUFFER_BYTES, mapped at @host. */
+/* Like kv_init(), but uses the caller's buffer of KV_BUFFER_BYTES, which is mapped at @host. */
 void kv_init_over(struct kv *kv, struct fa_client *client, uint64_t cache, struct fa_buffer *buffer,
                   void *host);
-/* Detaches from the cache; frees the buffer unless made with kv_init_over(). */
+/* Detaches from the cache, and frees the buffer unless kv_init_over() was given it. */
 void kv_deinit(struct kv *kv);
 
 /*
- * One sequence of a step: all tokens including the new ones, [length]; the first @first were
+ * One sequence of a step. @tags: all tokens including the new ones, [length]; the first @first were
  * dropped, the last @n_new are new.
  */
 struct kv_item {

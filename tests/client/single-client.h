@@ -1,5 +1,5 @@
 /*
- * A private daemon with one client, for groups of tests that need no more.
+ * A private daemon with one client, for test groups that need only that.
  */
 #pragma once
 

@@ -1,5 +1,5 @@
 /*
- * Daemons that the library spawns, and what can be observed of them from outside. They live in
+ * Daemons that the library spawns, and checks of their processes from outside. Their sockets are in
  * XDG_RUNTIME_DIR, a directory of the test.
  */
 #pragma once
@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-extern char spawn_runtime[64]; /* that directory; holds only sockets of daemons */
+extern char spawn_runtime[64]; /* XDG_RUNTIME_DIR; holds only sockets of daemons */
 
 int spawn_setup(void **state);
 int spawn_teardown(void **state);
@@ -21,16 +21,19 @@ int own_count_entries(const char *path);
 
 struct fa_client *spawn_client(const char *daemon, const char *config);
 
-/* Spawning must fail with @code and a text that contains @part, and leave nothing behind. */
+/*
+ * Checks that spawning fails with @code and a text that contains @part, and leaves nothing
+ * behind.
+ */
 void spawn_expect_failure(const char *daemon, const char *config, int code, const char *part);
 
 long long spawn_number(struct fa_client *client, const char *object, const char *name);
 pid_t spawn_pid(struct fa_client *client);
 
-/* A field of /proc/PID/status; valid until the next call. */
+/* Returns a field of /proc/PID/status; valid until the next call. */
 char *spawn_proc_status(pid_t pid, const char *name);
 
 int spawn_count_open(pid_t pid, const char *part);
 
-/* The daemon, an adopted orphan, exits with 0 and leaves nothing behind. */
+/* Checks that the daemon, an adopted orphan, exits with 0 and leaves nothing behind. */
 void spawn_check_end(pid_t pid);

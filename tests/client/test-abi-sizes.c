@@ -1,6 +1,6 @@
 /*
- * Structs of older and newer callers: shorter ones are extended by zeros, longer ones accepted if
- * the unknown rest is zero, and no byte beyond the caller's size is written.
+ * Structs of older and newer callers. The library extends shorter structs by zeros, accepts longer
+ * ones if the unknown rest is zero, and writes no byte beyond the caller's size.
  */
 #include "client/faclient.h"
 #include "tests/client/fake-daemon.h"
@@ -115,7 +115,7 @@ static void test_attention(void **state)
 	fa_buffer_free(buffer);
 }
 
-/* Only @size bytes of @memory were written, with zeros after @known. */
+/* Checks that only @size bytes of @memory were written, with zeros after @known. */
 static void check_out(const unsigned char *memory, size_t size, size_t known, size_t room)
 {
 	fa_check_eq(*(const uint32_t *)memory, size);

@@ -292,8 +292,8 @@ static void test_tickets(void **state)
 }
 
 /*
- * Cancellation takes effect within a tile, however many keys there are: here one key 2^24 times,
- * in a buffer of a few kilobytes.
+ * Cancellation takes effect within a tile, however many keys there are. Here one key is repeated
+ * 2^24 times, in a buffer of a few kilobytes.
  */
 static void test_cancel_endless(void **state)
 {
@@ -325,8 +325,8 @@ static void test_cancel_endless(void **state)
 }
 
 /*
- * A completion that the client saw in its page counts for the daemon, too: no false -EBUSY or
- * refusal at the limit.
+ * When the client has seen a completion in its page, the daemon counts the request as finished,
+ * too: the client gets no false -EBUSY or refusal at the limit.
  */
 static void test_seen_is_finished(void **state)
 {

@@ -1,5 +1,5 @@
 /*
- * Client buffers on a real daemon: read, written, imported, freed in use; memory that cannot be
+ * Client buffers on a real daemon: read, written, imported, and freed in use. Memory that cannot be
  * shared is refused.
  */
 #include "client/faclient.h"
@@ -216,7 +216,10 @@ static void test_quota(void **state)
 	fa_buffer_free(extra);
 }
 
-/* A buffer freed in use is gone for the client; the daemon's request finishes. */
+/*
+ * The client cannot use a buffer that it has freed in use, but the daemon's request still
+ * finishes.
+ */
 static void test_freed_in_use(void **state)
 {
 	struct fa_case large = { .heads = 4, .seqlen_q = 2048, .head_dim = 128 };

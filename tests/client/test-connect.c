@@ -1,6 +1,6 @@
 /*
- * Finding a daemon, the handshake, and every way in which they fail; against fakes and a real
- * daemon.
+ * How a client finds a daemon, the handshake, and every way in which these fail; against fakes and
+ * a real daemon.
  */
 #include "client/faclient.h"
 #include "tests/client/fake-daemon.h"
@@ -135,7 +135,7 @@ static void test_timeouts(void **state)
 	fa_check_contains(fa_error(), "does not answer");
 	fake_daemon_stop(&fake);
 
-	/* Never accepts: first the backlog has space, then it is full. */
+	/* The fake never accepts. At first its backlog has space, later the backlog is full. */
 	fake_daemon_start(&fake, NULL, NULL);
 	{
 		struct fa_raw *raw = malloc(sizeof(*raw));

@@ -95,7 +95,10 @@ static void flood(uint32_t flags)
 
 	fa_crowd_go(crowd);
 	fa_test_elapse_ms(ms / 4);
-	/* From here on no page is touched for the first time, rings and code included. */
+	/*
+	 * From here on no memory is touched for the first time; that includes the rings and the
+	 * code.
+	 */
 	for (int i = 0; i < clients; ++i)
 		fa_check_eventually(fa_crowd_done(crowd, i) > (fa_test_sanitized() ? 64 : AROUND));
 	fa_test_daemon_usage(&daemon_process, &before);
@@ -130,7 +133,7 @@ static void test_flood_by_socket(void **state)
 	flood(FA_CONNECT_NO_RING);
 }
 
-/* Requests in flight of the session with this name; -1: no such session. */
+/* Returns the requests in flight of the session @name; -1: no such session. */
 static long requests_of(const char *name)
 {
 	const struct fa_options options = { .size = sizeof(options),

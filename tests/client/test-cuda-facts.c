@@ -1,7 +1,7 @@
 /*
- * What libfaclient assumes of the CUDA driver: how kinds of memory are told apart, where
- * allocations begin and end, that ids of allocations are unique. Checks the tests' CUDA driver;
- * run by hand, a real one. Prints what it sees.
+ * Checks and prints what libfaclient assumes of the CUDA driver: how kinds of memory are told
+ * apart, where allocations begin and end, that ids of allocations are unique. Uses the tests' CUDA
+ * driver, or a real one if run by hand.
  */
 #include "common/cudriver.h"
 #include "tests/lib/check.h"
@@ -90,7 +90,7 @@ static void test_alloc(void **state)
 	fa_check_eq(inside.id, first.id);
 	fa_cu(cuIpcGetMemHandle(&handle, at));
 
-	/* The address is reused, the id is not. */
+	/* The new allocation has the old address, but another id. */
 	fa_cu(cuMemFree(at));
 	fa_check_eq(ask(CU_POINTER_ATTRIBUTE_BUFFER_ID, at), -1);
 	fa_cu(cuMemAlloc(&other, 5 * CHUNK));
@@ -168,7 +168,7 @@ static void test_pieces(void **state)
 	CUipcMemHandle handle;
 	CUdeviceptr at;
 
-	/* One chunk more than mapped: the range must be the mapping's, not the reservation's. */
+	/* The reservation is one chunk larger than the mapping: the range must be the mapping's. */
 	fa_cu(cuMemAddressReserve(&at, (PIECES + 1) * CHUNK, 0, 0, 0));
 	for (size_t i = 0; i < PIECES; ++i)
 		map(at + i * CHUNK, i == 2 ? 0 : posix);

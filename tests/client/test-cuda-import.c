@@ -1,6 +1,6 @@
 /*
- * CUDA memory imported by a client of a real daemon over the tests' CUDA driver: each kind,
- * windows, the cache of imports and its eviction.
+ * CUDA memory that a client of a real daemon imports, on the tests' CUDA driver: each kind of
+ * memory, windows, the cache of imports and its eviction.
  */
 #include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #define POSIX_FD CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-/* Imports cached while unused. */
+/* The library keeps up to this many unused imports. */
 #define UNUSED_MAX 256
 
 static struct fa_cuda_scene scene;
@@ -95,7 +95,10 @@ static void pieces_case(int socket)
 	fa_check_eq(scene.page->live[FA_TEST_CUDA_MAPPINGS] - scene.lives.n[FA_TEST_CUDA_MAPPINGS],
 	            20);
 	fa_check(bytes < FA_CUDA_CHUNK);
-	/* Across the border of two allocations and of two packets. */
+	/*
+	 * This buffer crosses the border between two allocations, which are sent in different
+	 * packets.
+	 */
 	at = vmm.at + 17 * FA_CUDA_CHUNK - bytes / 2 / 2 * 2;
 	border = import(at, bytes);
 	fa_cuda_attend(client, border, at, 1);
@@ -274,8 +277,8 @@ static void kept_case(int socket)
 }
 
 /*
- * Freed memory leaves the cache at the next import or free, and is never mistaken for new memory
- * at its address.
+ * The cache drops freed memory at the next import or free, and never mistakes new memory at the
+ * same address for it.
  */
 static void freed_case(int socket)
 {
@@ -325,8 +328,8 @@ static void freed_case(int socket)
 }
 
 /*
- * The program frees memory that a buffer still uses: new memory at its address is not mistaken
- * for it.
+ * The program frees memory that a buffer still uses. New memory at the same address is not mistaken
+ * for the old.
  */
 static void freed_in_use_case(int socket)
 {

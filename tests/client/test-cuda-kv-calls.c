@@ -1,6 +1,6 @@
 /*
- * Counts the driver calls of a one-sequence step: its kernels, and one copy of the tables for all
- * layers.
+ * Counts the driver calls of a one-sequence step: the launches of its kernels, and one copy of the
+ * tables for all layers.
  */
 #include "client/faclient.h"
 #include "tests/client/kv-load.h"
@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-/* Stays within a page, as new pages are cleared. */
+/* The sequence stays within a page, as new pages are cleared. */
 #define LENGTH 49
 #define STEPS 15
 
@@ -41,7 +41,10 @@ static int start(void **state)
 	fa_test_cuda_begin(&cuda);
 	fa_test_daemon_start(&daemon_, NULL);
 	page = fa_test_cuda_attach(&cuda, daemon_.pid);
-	/* Both threads that launch, loop and engine, set their context before the first request. */
+	/*
+	 * The two threads that launch kernels (loop and engine) set their context before the first
+	 * request.
+	 */
 	fa_check_eventually(called(&none, FA_TEST_CUDA_cuCtxSetCurrent) >= 2);
 	options.socket = daemon_.socket;
 	fa_check_eq(fa_connect(&options, &client), 0);

@@ -44,7 +44,7 @@ static int setup(void **state)
 	return 0;
 }
 
-/* Descriptors of the supervisor while there are no chunks and its start is over. */
+/* Counts the supervisor's descriptors when its start is over and there are no chunks. */
 static int count_first_fds(void)
 {
 	struct fa_options options = { .size = sizeof(options), .socket = supervisor.socket };
@@ -57,7 +57,7 @@ static int count_first_fds(void)
 	(void)fa_test_daemon_next_child(&supervisor, first);
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_disconnect(client);
-	/* The daemon may serve before the supervisor has heard of it. */
+	/* The daemon may serve before the supervisor has learned of that. */
 	n = fa_test_count_fds(supervisor.pid);
 	for (int calm = 0; calm < 100; ++calm) {
 		const int before = n;
@@ -114,7 +114,7 @@ static long long count_chunks(struct fa_client *client)
 }
 
 /*
- * Each chunk is mapped by the daemon and is a descriptor of the supervisor; nobody holds its
+ * Checks that the daemon maps each chunk, the supervisor holds its descriptor, and nobody holds its
  * handle. Waits, as descriptors may be on their way and empty chunks are freed with a delay.
  */
 static bool has_chunks_alone(struct fa_client *client, const struct fa_test_cuda_page *page,
@@ -129,7 +129,10 @@ static bool has_chunks_alone(struct fa_client *client, const struct fa_test_cuda
 	       count_chunks(client) == chunks;
 }
 
-/* Nothing but chunks is left. @first_fds: the supervisor's descriptors without chunks. */
+/*
+ * Checks that nothing but chunks is left. @first_fds: the supervisor's descriptors without
+ * chunks.
+ */
 static void check_nothing_left(int first_fds)
 {
 	struct fa_options options = { .size = sizeof(options), .socket = supervisor.socket };
@@ -239,7 +242,7 @@ static void owner_begin(struct owner *owner)
 	fa_step_free(step);
 }
 
-/* The daemon died; its successor must have all of the client's state. */
+/* Checks that the dead daemon's successor has all of the client's state. */
 static void owner_check(struct owner *owner)
 {
 	_fa_cleanup_(fa_freep) char *log = NULL;
@@ -264,8 +267,8 @@ static void owner_end(struct owner *owner)
 }
 
 /*
- * The GPU is lost while the daemon resumes a client: the resume is refused, the client
- * disconnects and finds all with the next daemon.
+ * The GPU is lost while the daemon resumes a client. The daemon refuses to resume; the client
+ * disconnects and finds all its state in the next daemon.
  */
 static void test_lost_while_resuming(void **state)
 {
@@ -287,8 +290,8 @@ static void test_lost_while_resuming(void **state)
 }
 
 /*
- * Daemons that do not get as far as restoring the pool (GPU lost meanwhile, no GPU, refused
- * start) leave it to a later one.
+ * Daemons that fail before they restore the pool (GPU lost meanwhile, no GPU, refused start) leave
+ * the pool to a later daemon.
  */
 static void test_lost_while_starting(void **state)
 {
@@ -324,8 +327,8 @@ static int setup_mps(void **state)
 }
 
 /*
- * Under MPS kernels of a dead process run on for a while. Until then memory that they may write
- * is not used: neither free pages nor the rest of a sequence's last page.
+ * Under MPS, kernels of a dead process run on for a while. Until they end, no daemon uses memory
+ * that they may write: neither free pages nor the rest of a sequence's last page.
  */
 static void test_quarantine(void **state)
 {

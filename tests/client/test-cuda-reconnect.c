@@ -1,6 +1,6 @@
 /*
- * Buffers of GPU memory when the daemon dies and is replaced: by the same kind, by one without a
- * GPU, and again by one with a GPU.
+ * Buffers of GPU memory when the daemon dies and another replaces it: of the same kind, without a
+ * GPU, and again with a GPU.
  */
 #include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
@@ -100,7 +100,7 @@ static void same_case(int socket)
 	end();
 }
 
-/* An arena's memory lives on in its descriptor after the daemon that made it is gone. */
+/* An arena's descriptor keeps its memory after the daemon that made it has died. */
 static void contents_case(int socket)
 {
 	char text[8] = "";
@@ -135,7 +135,7 @@ static void freed_case(int socket)
 	end();
 }
 
-/* An export fails midway: the daemon does not wait for the rest. */
+/* An export fails midway: the daemon does not wait for the other allocations. */
 static void fault_case(int socket)
 {
 	begin(20);
@@ -192,7 +192,7 @@ static void other_backend_case(int socket)
 	end();
 }
 
-/* The loss is noticed by the request that is then sent to the next daemon. */
+/* The client notices the loss only with the request that it then sends to the next daemon. */
 static void unnoticed_case(int socket)
 {
 	for (size_t i = 0; i < 3; ++i) {

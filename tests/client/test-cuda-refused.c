@@ -1,6 +1,6 @@
 /*
- * CUDA memory that cannot be shared, and driver calls that fail, on the tests' CUDA driver: the
- * error text says why, and neither side leaks.
+ * CUDA memory that cannot be shared, and driver calls that fail, on the tests' CUDA driver. The
+ * error text states the reason, and neither side leaks.
  */
 #include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
@@ -64,7 +64,10 @@ static void kinds_case(int socket)
 	fa_cuda_vmm_new(&plain, 2, 0);
 	fa_refused(import(plain.at, plain.bytes), -ENOTSUP, "requestedHandleTypes");
 	fa_cuda_vmm_free(&plain);
-	/* Bad pieces are in the second packet, after the daemon has taken the first. */
+	/*
+	 * The second packet holds the bad allocations, after the daemon has accepted the first
+	 * packet.
+	 */
 	fa_cuda_vmm_new(&half, 12, POSIX_FD);
 	fa_cu(cuMemUnmap(half.at + 10 * FA_CUDA_CHUNK, FA_CUDA_CHUNK));
 	fa_refused(import(half.at, half.bytes), -EINVAL, "nothing is allocated");
@@ -95,7 +98,7 @@ static void arguments_case(int socket)
 	fa_refused(fa_cuda_trim(NULL), -EINVAL, "NULL");
 	fa_cuda_expect_buffers(client, 0);
 
-	/* A tensor must stay in its window, though the allocation is larger. */
+	/* A tensor must stay in its buffer's window, though the allocation is larger. */
 	fa_ok(import(at, fa_cuda_attend_bytes() / 2));
 	fa_cuda_attend_fails(client, buffer, -EINVAL, "beyond the end");
 	fa_buffer_free(buffer);
@@ -133,7 +136,10 @@ static void faults_case(int socket)
 		{ "cuMemRetainAllocationHandle:1=1", 1, -ENOTSUP, "cannot be handed over" },
 		{ "cuMemExportToShareableHandle:1=2", 1, -ENOMEM, "cannot be exported" },
 		{ "cuMemExportToShareableHandle:8=2", 1, -ENOMEM, "cannot be exported" },
-		/* The daemon has received pieces and is told that no more come. */
+		/*
+		 * The daemon has received some allocations; the client reports that no more
+		 * come.
+		 */
 		{ "cuMemExportToShareableHandle:9=2", 1, -ENOMEM, "cannot be exported" },
 		{ "cuMemExportToShareableHandle:20=2", 1, -ENOMEM, "cannot be exported" },
 		{ "cuMemImportFromShareableHandle:1=1", 2, -EINVAL, "cannot be imported" },
@@ -228,7 +234,7 @@ static void limits_case(int socket)
 	for (int i = 0; i < 6; ++i)
 		fa_buffer_free(buffers[i]);
 
-	/* Descriptors in flight are charged from the start. */
+	/* The daemon charges descriptors in flight from the start. */
 	fa_cuda_vmm_new(&vmm, 50, POSIX_FD);
 	fa_refused(import(vmm.at, vmm.bytes), -EDQUOT, "50 more would exceed the limit fds");
 	fa_ok(import(vmm.at, 30 * FA_CUDA_CHUNK));

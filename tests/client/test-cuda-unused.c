@@ -1,6 +1,6 @@
 /*
- * Programs that share no GPU memory never load the CUDA driver, whatever the daemon computes on;
- * and children of programs that do.
+ * Programs that share no GPU memory never load the CUDA driver, on whatever device the daemon
+ * computes. Also tests forked children of programs that do share some.
  */
 #include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"

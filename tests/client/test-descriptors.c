@@ -90,7 +90,7 @@ static void test_no_descriptor_left(void **state)
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), -EMFILE);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 	fa_check_eq(fa_wait(client, &ticket, 0, NULL), -EAGAIN);
-	/* A ring needs four; without it requests go by socket. */
+	/* A ring needs four descriptors; without a ring, requests go by socket. */
 	fa_check_eq(fa_timeline_open(other, &none), -EMFILE);
 	fa_check_eq(fa_marker(other, 0, NULL, NULL), 0);
 	give_back();
@@ -123,7 +123,7 @@ static void test_connect_without_descriptors(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* At the hard limit the kernel returns another errno. */
+/* With a hard limit of zero, the kernel returns another errno. */
 static void test_descriptor_limit_zero(void **state)
 {
 	struct rlimit before, none;
@@ -161,7 +161,7 @@ static void *ask_again_and_again(void *userdata)
 	return NULL;
 }
 
-/* Two calls do not count on the same descriptor, nor take each other's. */
+/* Two concurrent calls do not both rely on the last descriptor, nor use each other's. */
 static void test_one_descriptor_left(void **state)
 {
 	struct fa_info info = { .size = sizeof(info) };
@@ -184,7 +184,7 @@ static void test_one_descriptor_left(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* A socket filled with as many descriptors as allowed, until closed. */
+/* Fills a socket with as many descriptors as allowed; they stay in flight until it is closed. */
 static int fill_socket(int *ret_reader)
 {
 	struct rlimit limit;

@@ -1,6 +1,7 @@
 /*
- * A daemon (fake-daemon.h) that breaks every rule: the client does not crash, hang, leak descriptors or
- * believe it. The connection is lost with -EPROTO, and waits end.
+ * A daemon (fake-daemon.h) that breaks every rule. The client does not crash, hang, leak
+ * descriptors or believe what the daemon claims: it loses the connection with -EPROTO, and waits
+ * end.
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
@@ -480,8 +481,8 @@ static void test_completions(void **state)
 }
 
 /*
- * The page runs ahead of the socket and holds only the latest failure: request 1 succeeds, 2
- * fails, and when the client looks, the page says completed 2, failed 2.
+ * The page is ahead of the socket and holds only the latest failure. Request 1 succeeds and request
+ * 2 fails; when the client looks, the page says completed 2, failed 2.
  */
 static void pipelined(struct fa_raw *raw, void *userdata)
 {
@@ -613,9 +614,9 @@ static void test_full_socket(void **state)
 }
 
 /*
- * Frees ask for no reply, so nobody reads the many replies: the daemon stops reading when its
- * side of the socket is full, then requests fill the other side. Only the sender can resolve
- * this.
+ * Calls that free a buffer do not wait for a reply, so no thread reads the replies. The daemon
+ * stops reading when they have filled its side of the socket; then requests fill the client's side.
+ * Only the sender can resolve this, by reading.
  */
 static void test_full_socket_by_frees(void **state)
 {
@@ -690,7 +691,7 @@ static void idle(struct fa_raw *raw, void *userdata)
 			fake_daemon_answer(raw, page);
 }
 
-/* A step's handle is freed in time, although no request can be sent to end it. */
+/* fa_step_free() returns in time, although no request can be sent to end the step. */
 static void test_no_completion(void **state)
 {
 	const struct fa_step_item item = { .sequence = 1, .n_new = 1 };

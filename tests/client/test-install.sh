@@ -1,6 +1,6 @@
 #!/bin/sh
-# The library as it is installed: found by pkg-config, linked shared and static,
-# its header taken by C and C++ compilers without a warning.
+# Tests the installed library: pkg-config finds it, programs link it shared and static, and
+# its header compiles as C and C++ without a warning.
 # usage: test-install.sh BUILD SOURCE CC CXX SANITIZE
 set -eu
 
@@ -28,7 +28,7 @@ export PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR
 # shellcheck disable=SC2046 # words are wanted
 $cc -Wall -Wextra -Werror -o "$root/shared" "$source/client/examples/attention.c" \
 	$(pkg-config --cflags --libs libfaclient)
-# The archive is complete: nothing but libc is needed besides.
+# The archive is complete: besides it a program needs only libc.
 # shellcheck disable=SC2046
 $cc -Wall -Wextra -Werror -o "$root/static" "$source/client/examples/attention.c" \
 	$(pkg-config --cflags libfaclient) "$lib/libfaclient.a"

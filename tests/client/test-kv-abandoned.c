@@ -1,6 +1,6 @@
 /*
- * Step handles freed while no request can be sent to end the step: it ends before another begins,
- * and nothing is left behind.
+ * A step handle is freed while no request can be sent to end the step. The step ends before another
+ * begins, and nothing is left behind.
  */
 #include "client/faclient.h"
 #include "tests/client/kv.h"
@@ -55,7 +55,10 @@ static struct kv_item item(uint32_t length, uint32_t n_new)
 	};
 }
 
-/* Fills the window with requests of @stream that wait for @value in its slot; returns the last. */
+/*
+ * Fills the window with requests of @stream that wait for @value in its slot; returns the last
+ * one's ticket.
+ */
 static struct fa_ticket fill(uint32_t stream, uint64_t value)
 {
 	const struct fa_gate wait = { .slot = 3 + stream, .value = value };
@@ -119,7 +122,7 @@ static void test_freed_with_full_window(void **state)
 	close_client();
 }
 
-/* There is space, but earlier requests delay the abort: it was sent. */
+/* The abort can be sent, but earlier requests of the stream delay its execution. */
 static void test_freed_behind_requests(void **state)
 {
 	const struct fa_gate wait = { .slot = 3, .value = 1 };
@@ -159,7 +162,7 @@ static void test_total_time(void **state)
 	open_client(single_daemon.socket);
 	must(fa_stream_new(s.client, 0, &stream), "stream");
 	fa_check_eq(stream, 1);
-	/* Repeated, as a loaded machine may delay any single one. */
+	/* Tries up to five times, as a loaded machine may delay any single try. */
 	for (uint64_t value = 1; value <= 5 && took_ns >= REPLY_NS * 14 / 10; ++value) {
 		const struct fa_gate wait = { .slot = 3, .value = value };
 		const struct fa_gates gates = { .size = sizeof(gates),

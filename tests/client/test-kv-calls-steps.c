@@ -81,7 +81,7 @@ static void test_largest_step(void **state)
 	fa_check_eq(fa_step_begin(client, &options, &step), 0);
 	fa_check_eq(heard()->last.step_begin.n_items, 2048);
 	fa_step_free(step);
-	/* Items and a tree of maximal size do not fit into one message together. */
+	/* Items and a tree of maximal size together do not fit into one message. */
 	options.tree = tree;
 	options.tree_start = tree_start;
 	for (uint32_t i = 0; i < 2048; ++i)
@@ -410,7 +410,7 @@ static void test_sizes(void **state)
 	fa_check_eq(fa_sequence_publish(client, 1, (void *)copy, NULL), 0);
 	free(copy);
 
-	/* Outputs: no byte beyond the caller's size is written. */
+	/* The library writes no byte of an output beyond the caller's size. */
 	memset(&info, 0x5a, sizeof(info));
 	info.size = offsetof(struct fa_sequence_info, planned);
 	fa_check_eq(fa_sequence_info(client, 1, &info), 0);

@@ -247,7 +247,7 @@ static void test_sequence_refused(void **state)
 	fa_check_eq(fa_sequence_find(client, "x", &sequence), -EACCES);
 	fa_check_eq(fa_sequence_info(client, 1, &info), -EACCES);
 	fa_check_eq(info.length, 3);
-	/* No session was lost, so the errno is forwarded. */
+	/* No session was lost, so the library forwards the daemon's errno. */
 	heard()->status = -ENOENT;
 	fa_check_eq(fa_sequence_truncate(client, 1, 2), -ENOENT);
 	heard()->status = 0;
@@ -304,7 +304,7 @@ static void test_prefix(void **state)
 	fa_check_eq(fa_sequence_attach(client, 1, NULL, NULL), -EINVAL);
 }
 
-/* More tokens than fit into a message are passed in a temporary buffer. */
+/* The library passes more tokens than fit into a message in a temporary buffer. */
 static void test_long_prefix(void **state)
 {
 	enum {

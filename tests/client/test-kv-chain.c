@@ -1,7 +1,7 @@
 /*
- * Decode in which each layer's q, k and v are results of the layer before, requested without
- * waits: bit by bit the same as with a wait after each request. On a GPU, launches of a stream
- * may start before the previous one has ended.
+ * Decode in which each layer's q, k and v are results of the previous layer, requested without
+ * waits. The results equal, bit by bit, those with a wait after each request. On a GPU, a launch
+ * may start before the stream's previous launch has ended.
  */
 #include "client/faclient.h"
 #include "tests/client/single-client.h"
@@ -19,8 +19,8 @@ enum {
 	LAYERS = 6,
 	STEPS = 16,
 	/*
-	 * Results of a run; the first is its input. In each layer one request appends, and one
-	 * attends to what that has written.
+	 * A run has this many results; the first is its input. In each layer one request appends,
+	 * and a second attends to the appended tokens.
 	 */
 	RESULTS = STEPS * LAYERS * 2 + 1,
 	BATCH_MAX = 12,
@@ -89,7 +89,7 @@ static uint64_t write_sequence(uint64_t cache)
 	return id;
 }
 
-/* Heads [first, first + heads) of result @n. */
+/* Describes heads [first, first + heads) of result @n as a tensor. */
 static void result_init(struct fa_tensor *tensor, uint32_t n, uint32_t first, uint32_t heads)
 {
 	const int64_t shape[] = { scene.shape->batch, heads, scene.shape->dim };
@@ -109,8 +109,8 @@ static void attend(struct fa_step *step, uint32_t layer, uint32_t n, bool append
 		                         .flags = FA_STEP_CAUSAL | scene.shape->flags,
 		                         .layer = layer,
 		                         /*
-		                          * A large scale, so that few keys dominate and results
-		                          * stay as diverse as values.
+		                          * The scale is large, so that few keys dominate and
+		                          * results stay as diverse as values.
 		                          */
 		                         .scale = 0.5f };
 	const uint32_t heads = scene.shape->heads, kv_heads = scene.shape->kv_heads;
@@ -119,7 +119,10 @@ static void attend(struct fa_step *step, uint32_t layer, uint32_t n, bool append
 	result_init(&attend.q, n, 0, heads);
 	result_init(&attend.out, n + 1, 0, heads);
 	if (appends) {
-		/* Other heads than those of the queries, which would see only themselves. */
+		/*
+		 * K must not be made of the queries' own heads: each query would see only
+		 * itself.
+		 */
 		result_init(&attend.k_new, n, heads - kv_heads, kv_heads);
 		result_init(&attend.v_new, n, 0, kv_heads);
 	}

@@ -1,7 +1,7 @@
 /*
- * Caches that store codes: tokens read back are bit by bit what an independent quantiser makes of
- * the input, also in forks, after truncation, in trees of which a path was kept, and through
- * fa_sequence_write(); attention uses those values.
+ * Caches that store quantised codes. Tokens read back are bit by bit what an independent quantiser
+ * makes of the input, also in forks, after truncation, in trees of which one path was kept, and
+ * through fa_sequence_write(). Attention uses the quantised values.
  */
 #include "client/faclient.h"
 #include "kernels/quantise.h"
@@ -44,7 +44,7 @@ static enum fa_attention_dtype kernel_dtype(void)
 	return scene.dtype == FA_F16 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
 }
 
-/* An element of a token's K (0), V (1) or q (2). One token in 13 is much larger. */
+/* Returns an element of a token's K (0), V (1) or q (2). One token in 13 is much larger. */
 static float number(uint32_t tag, uint32_t layer, int which, uint32_t j)
 {
 	uint64_t x = ((uint64_t)tag << 32 | layer << 24 | (uint64_t)which << 20 | j) + 1;
@@ -65,7 +65,7 @@ static void fill(uint16_t *to, uint32_t tag, uint32_t layer, int which, uint32_t
 	fa_floats_to(kernel_dtype(), to, row, (int32_t)n);
 }
 
-/* A row of K or V after quantisation. */
+/* Computes a row of K or V as it is after quantisation. */
 static void expect_row(uint32_t tag, uint32_t layer, int which, uint32_t head, float *ret_row)
 {
 	const float *scales = which ? scene.v_scales : scene.k_scales;
@@ -114,7 +114,7 @@ static void open_scene(int way, uint32_t page_tokens)
 	fa_check_eq(info.store, scene.store);
 	fa_check_eq(info.flags, options.flags);
 	fa_check_eq(info.dtype, scene.dtype);
-	/* K and V of a layer are rounded up to 256 bytes. */
+	/* K and V of a layer are each rounded up to 256 bytes. */
 	fa_check_eq(info.page_bytes,
 	            2 * LAYERS *
 	                    ((KV_HEADS * page_tokens * (DIM + (scene.tokens ? 4 : 0)) + 255) / 256 *
@@ -279,7 +279,10 @@ static void test_forks(void **state)
 		append(sequence, tags, 71, 1);
 		check_pages(sequence, tags, 3, 68);
 
-		/* The shared last page is copied up to its fill level when one of them appends. */
+		/*
+		 * When one sequence appends, the shared last page is copied up to its fill
+		 * level.
+		 */
 		must(fa_sequence_fork(single_client, sequence, 67, &fork), "fork");
 		memcpy(forked, tags, sizeof(tags));
 		count(forked + 67, 500, 60);
@@ -299,7 +302,7 @@ static void test_forks(void **state)
 	}
 }
 
-/* Keeping a path of a tree moves its tokens, with their scales. */
+/* When a path of a tree is kept, its tokens move together with their scales. */
 static void test_tree(void **state)
 {
 	for (int way = 0; way < 8; ++way) {

@@ -19,7 +19,10 @@ static int kills;
 static void test_kills(void **state)
 {
 	static const char *const args[] = { "--supervise", NULL };
-	/* Room for chunks of daemons that died young, which may not be used for a while. */
+	/*
+	 * The pool has space for chunks of daemons that died young, which cannot be used for a
+	 * while.
+	 */
 	const struct fa_test_daemon_options options = {
 		.args = args, .config = "[pool]\nbytes = 4G\nchunk_bytes = 2M\n"
 	};

@@ -52,7 +52,7 @@ static enum fa_attention_dtype kernel_dtype(void)
 	                               : FA_ATTENTION_BF16;
 }
 
-/* A roughly normal element of a token's q, k or v. */
+/* Returns a roughly normal element of a token's q, k or v. */
 static float number(uint32_t token, uint32_t which, uint32_t i)
 {
 	uint64_t x = ((uint64_t)token << 32 | which << 24 | i) + 1;
@@ -176,8 +176,8 @@ static void close_scene(void)
 }
 
 /*
- * Computes the new tokens of the sequences in @which, in that order, in a step that is then
- * aborted. Returns how often a prefix was read for several sequences.
+ * Computes the new tokens of the sequences @which, in that order, in one step, and aborts the step.
+ * Returns how often a prefix was read once for several sequences.
  */
 static uint64_t attend(const uint32_t *which, uint32_t n, uint32_t flags)
 {
@@ -227,7 +227,7 @@ static double value_at(const void *rows, size_t i)
 	return (double)value;
 }
 
-/* @out equals that of @s except for rounding. */
+/* Checks that @out equals the known output of @s except for rounding. */
 static void compare_close(const struct sequence *s, uint32_t index, const char *out)
 {
 	const double allowed = scene.dtype == FA_F32 ? 1e-4 : 1.0 / 64;
@@ -335,7 +335,7 @@ int main(void)
 		cmocka_unit_test(test_bf16),
 	};
 
-	/* Share even little, as a large GPU would not. */
+	/* Share short prefixes, too, which a large GPU would not. */
 	fa_test_daemon_tune("SHARE_EARLY", "1");
 	return cmocka_run_group_tests_name("kv-deterministic", tests, single_setup,
 	                                   single_teardown);

@@ -35,7 +35,7 @@ static void test_two_caches(void **state)
 		kv_init(&kvs[c], single_client, NULL, 0);
 		fill_tags(tags[c], 40, 1 + (uint32_t)c * 100);
 	}
-	/* Alternating; items of one cache keep their order. */
+	/* Items of the two caches alternate in the step; items of one cache keep their order. */
 	for (uint32_t i = 0; i < 4; ++i) {
 		must(fa_sequence_create(single_client, kvs[i % 2].cache, &sequences[i]), "create");
 		items[i] = (struct kv_item){ .sequence = sequences[i],
@@ -143,7 +143,7 @@ static struct fa_step *begin(const struct hand *hand, uint32_t n)
 	return step;
 }
 
-/* Checks causal attention of ROWS rows over themselves; k, v: doubles, [ROWS][HEADS][dim]. */
+/* Checks causal attention of ROWS rows over their own tokens; k, v: doubles, [ROWS][HEADS][dim]. */
 static void check_out(const struct hand *hand, const double *q, const double *k, const double *v,
                       int dim_v)
 {
@@ -191,7 +191,7 @@ static void test_write(void **state)
 	copy.sequence = hand.sequence;
 	copy.k = tensor(&hand, hand.k, ROWS, DIM);
 	copy.v = tensor(&hand, hand.v, ROWS, DIM);
-	/* A write needs a step, and fits what the step has planned. */
+	/* A write fails without a step, or if the step has not planned its tokens. */
 	fa_check(fa_sequence_write(single_client, &copy, NULL) < 0);
 	step = begin(&hand, ROWS);
 	copy.first = 1;
@@ -330,7 +330,7 @@ static void check_rotary(bool interleaved, int dim, bool positions, bool tables)
 	fa_step_free(step);
 	check_out(&hand, q, k, v, DIM);
 
-	/* Pages hold rotated keys. */
+	/* The pages hold rotated keys, so the copy returns rotated ones. */
 	copy.sequence = hand.sequence;
 	copy.k = tensor(&hand, hand.out, ROWS, DIM);
 	must(fa_sequence_read(single_client, &copy, NULL), "read");
@@ -351,7 +351,7 @@ static void test_long_prefix(void **state)
 	enum {
 		STEP = 4096,
 		N = 5 * STEP,
-		FLOATS = 8 /* per token, K and V */
+		FLOATS = 8 /* floats per token, K and V together */
 	};
 	struct fa_cache_options options = { .size = sizeof(options),
 		                            .dtype = FA_F32,

@@ -155,8 +155,8 @@ struct plan {
 };
 
 /*
- * A tag of a text that many sequences begin with, so that published pages are found; or a new
- * one.
+ * Returns a tag of a text with which many sequences begin, so that published pages are found; or a
+ * new tag.
  */
 static uint32_t new_tag(struct model *m, uint32_t at, bool common)
 {
@@ -223,7 +223,7 @@ static void keep(struct model *m, struct plan *plan, uint32_t *keep, uint32_t *c
 			for (uint32_t k = 0; k < n_path; ++k)
 				keep[n + k] = path[n_path - 1 - k];
 		} else {
-			/* A lower bound: the daemon may copy pages unnecessarily. */
+			/* This is a lower bound: the daemon may copy a page without need. */
 			uint32_t least = item->n_new && s->length % KV_PAGE_TOKENS;
 
 			n_path = least + below(m, item->n_new + 1 - least);
@@ -322,7 +322,10 @@ static void do_pipeline(struct model *m)
 	must(kv_attend(&m->kv, steps[0], &items[0], 1, 0, true), "attend");
 	kv_check_out(&m->kv, &items[0], 1);
 	if (kv_begin(&m->kv, &items[1], 1, &steps[1]) < 0) {
-		/* The sequence's last page must be copied first, but is being written. */
+		/*
+		 * The step would have to copy the sequence's last page, which another step is
+		 * writing.
+		 */
 		fa_check_contains(fa_error(), "copied");
 		steps[1] = NULL;
 	} else {
@@ -380,7 +383,7 @@ static void do_fork(struct model *m)
 		if (s->pages[i])
 			++m->pages[s->pages[i]].users;
 	resize(m, s, n);
-	/* It may be the parent's step or 0. */
+	/* Reads the step from the daemon: it may be the parent's step or 0. */
 	must(fa_sequence_info(m->kv.client, id, &info), "info");
 	s->step = info.step;
 	check_info(m, s, n);
@@ -434,7 +437,7 @@ static void do_free(struct model *m)
 	fa_check(r == -ESTALE || r == -ENOENT);
 }
 
-/* The page that ends with these tokens; 0: not published. */
+/* Returns the published page that ends with these tokens; 0: none. */
 static uint32_t look_up(const struct model *m, const uint32_t *tags, uint32_t n, uint32_t extra)
 {
 	for (uint32_t i = 0; i < m->n_published; ++i) {
@@ -467,7 +470,10 @@ static void do_publish(struct model *m)
 		uint32_t page = s->pages[n / KV_PAGE_TOKENS - 1];
 		struct published *p = &m->published[m->n_published];
 
-		/* Pages and keys correspond one to one. */
+		/*
+		 * Publishes only if neither the page nor its tokens are published: they correspond
+		 * one to one.
+		 */
 		if (!page || m->pages[page].published || look_up(m, s->tags, n, extra))
 			continue;
 		memcpy(p->tags, s->tags, n * sizeof(*p->tags));

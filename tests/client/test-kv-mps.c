@@ -1,8 +1,8 @@
 /*
  * Another client of the daemon's MPS server makes an illegal access, again and again, under load
- * (kv-load.h): the fault hits every client. The supervised daemon restarts, and only sequences
- * that were just written may be lost. Needs the GPU bundle's test-attention beside it for the
- * access; skips (77) without that, a GPU, or MPS.
+ * (kv-load.h). The fault hits every client of the server: the supervised daemon restarts, and only
+ * sequences that were just written may be lost. The program test-attention of the GPU bundle,
+ * beside this test, makes the access. Skips (77) without that program, a GPU, or MPS.
  */
 #include "tests/client/kv-load.h"
 #include "tests/lib/check.h"
@@ -29,7 +29,7 @@
 
 static char faulty[PATH_MAX + 32], control[PATH_MAX], pipes[64];
 
-/* Exit status of `path word`; -1 if it did not exit. */
+/* Runs `path word` and returns its exit status; -1 if it did not exit. */
 static int run(const char *path, const char *word, const char *input)
 {
 	int status, in[2];

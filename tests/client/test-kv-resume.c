@@ -1,6 +1,7 @@
 /*
- * Sessions over several connections: what Hello says of the previous session, and what becomes of
- * steps, ids and requests. Each connection of a fake daemon follows a line of the test's script.
+ * Sessions over several connections: what Hello reports of the previous session, and what happens
+ * to steps, ids and requests. For each connection the fake daemon follows a line of the test's
+ * script.
  */
 #include "client/faclient.h"
 #include "tests/client/fake-daemon.h"
@@ -109,7 +110,7 @@ static void check_info(struct fa_client *client, uint64_t reconnects, uint64_t r
 	fa_check_eq(info.resumed, resumed);
 }
 
-/* Hello @i must name the session of connection @before. */
+/* Checks that Hello @i names the session of connection @before. */
 static void check_hello(int i, int before)
 {
 	fa_check(script.hellos[i].has_resume);
@@ -147,7 +148,7 @@ static void test_resumed(void **state)
 	idle = begin(client);
 	wait_lost(client);
 
-	/* The step is gone; using it does not reconnect. */
+	/* The step is lost; a call that uses it does not reconnect. */
 	fa_check_eq(fa_step_commit(step, NULL, NULL), -ECONNRESET);
 	fa_check_contains(fa_error(), "the step is gone");
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
@@ -191,12 +192,12 @@ static void test_not_resumed(void **state)
 	fa_check_eq(fa_sequence_truncate(client, FAKE_DAEMON_SEQUENCE, 1), -ESTALE);
 	check_hello(2, 1);
 	check_info(client, 2, 1);
-	/* An unknown name is not an effect of a lost session. */
+	/* The errno for an unknown name is unchanged: no lost session is the cause. */
 	fa_check_eq(fa_cache_find(client, "name", &cache), -ENOENT);
 	stop(&fake, client);
 }
 
-/* Daemons die while buffers are registered again: the newest session counts. */
+/* Daemons die while the client registers its buffers again: it resumes the newest session. */
 static void test_deaths_in_between(void **state)
 {
 	const struct line lines[] = {
@@ -272,7 +273,7 @@ static void test_requests_in_flight_end(void **state)
 	stop(&fake, client);
 }
 
-/* A daemon that keeps nothing: calls report lost objects as documented. */
+/* The next daemon has kept nothing: calls report lost objects as documented. */
 static void test_lost_ids(void **state)
 {
 	struct fa_cache_options cache_options = { .size = sizeof(cache_options),

@@ -1,6 +1,6 @@
 /*
- * fa_step_attend_layers() on a real daemon: bit by bit the same as a request per layer, gated per
- * layer; and what becomes of the remaining layers after a failure or cancellation.
+ * fa_step_attend_layers() on a real daemon equals, bit by bit, a request per layer, with gates per
+ * layer. Also tests what happens to the remaining layers after a failure or cancellation.
  */
 #include "client/faclient.h"
 #include "tests/lib/check.h"
@@ -188,7 +188,7 @@ static void test_same_bits(void **state)
 			check(fa_timeline_write(timeline, 0, before + layer + 1));
 			check(fa_timeline_wait(timeline, 0, before + layer + 1,
 			                       fa_test_patience_ns()));
-			/* Layers up to this one are there, and no further one. */
+			/* Exactly the layers up to this one have been computed. */
 			fa_check(!memcmp(data, expected,
 			                 (size_t)(layer + 1) * LAYER_FLOATS * sizeof(float)));
 			if (layer + 1 < LAYERS)
@@ -243,7 +243,7 @@ static void test_without_gates(void **state)
 	check(fa_sequence_remove(client, sequence));
 }
 
-/* All values are signalled, and the step can only be aborted. */
+/* Checks that the daemon signals all values and that the step can only be aborted. */
 static void expect_failed(struct fa_step *step, const struct fa_ticket *ticket, int status)
 {
 	fa_check_eq(fa_wait(client, ticket, fa_test_patience_ns(), NULL), status);
@@ -253,7 +253,7 @@ static void expect_failed(struct fa_step *step, const struct fa_ticket *ticket, 
 	fa_step_free(step);
 }
 
-/* Layers that the cache does not have: earlier ones are computed. */
+/* The request names more layers than the cache has: the cache's layers are computed. */
 static void test_fails_in_the_middle(void **state)
 {
 	struct fa_sequence_info info = { .size = sizeof(info) };
@@ -300,7 +300,7 @@ static void test_refused(void **state)
 		{ 3, 1, 1ull << 62, false, -EINVAL, "signal_increment is" },
 		{ 2, UINT64_MAX, 1, false, -EINVAL, "wait_increment is 18446744073709551615" },
 		{ 3, 1ull << 62, 1, false, -EINVAL, "wait_increment is" },
-		/* Ignored without gates or with a single layer. */
+		/* Increments are ignored without gates or with a single layer. */
 		{ 2, UINT64_MAX, 0, true, 0, NULL },
 		{ 1, UINT64_MAX, 0, false, 0, NULL },
 	};
@@ -382,7 +382,7 @@ static void test_timeout(void **state)
 	check(fa_sequence_remove(client, sequence));
 }
 
-/* More layers than may be in flight: waits, or is refused. */
+/* More layers than may be in flight: the call waits, or is refused. */
 static void test_in_flight_limit(void **state)
 {
 	struct fa_info info = { .size = sizeof(info) };

@@ -158,7 +158,7 @@ def check_runs(path, library, temporary):
     expect_failure(path, "FACLIENT_LIBRARY may name", FACLIENT_LIBRARY=nowhere)
     expect_failure(path, "is not libfaclient", FACLIENT_LIBRARY="libc.so.6")
 
-    # With a running daemon, and the library found by its name.
+    # Run the example with a running daemon; it finds the library by its name.
     place = os.path.join(temporary, "fad.sock")
     daemon = subprocess.Popen([os.environ["FAD_DAEMON"], "--config", "/dev/null",
                                "--socket", place], stderr=subprocess.DEVNULL)

@@ -138,7 +138,7 @@ static void test_killed(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* A thread asleep in fa_wait() notices the death of a daemon that computes. */
+/* A thread asleep in fa_wait() notices that the daemon died while it computed. */
 struct sleeper {
 	struct fa_client *client;
 	struct fa_ticket ticket;
@@ -213,7 +213,7 @@ static void test_calls_wait_for_daemon(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* Waiting for the daemon does not shorten the time-out of the reply. */
+/* The time that a call waits for the next daemon does not shorten the time-out of its reply. */
 static void test_full_reply_timeout(void **state)
 {
 	const uint64_t reply_ns = fa_test_patience_ns() / 20;
@@ -237,7 +237,7 @@ static void test_full_reply_timeout(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* A client of another user, in a child. Root may connect to any socket. */
+/* A client of another user, run in a child, as root may connect to any socket. */
 struct other_user {
 	struct fa_test_daemon *daemon;
 	int to_parent[2], to_child[2];
@@ -254,7 +254,7 @@ static void tell(int fd, int what)
 	fa_check_eq(write(fd, &what, sizeof(what)), sizeof(what));
 }
 
-/* A value from the child; -ENOTCONN: the child has exited. */
+/* Reads a value from the child; -ENOTCONN: the child has exited. */
 static int hear(int fd)
 {
 	int what;
@@ -269,7 +269,7 @@ static void start_other(struct other_user *other, int (*run)(void *userdata))
 	close(other->to_parent[1]);
 }
 
-/* False: changing the user was not possible. */
+/* Ends the child; returns false if it could not change its user. */
 static bool end_other(struct other_user *other)
 {
 	int status;
@@ -301,7 +301,7 @@ static int ping_as_other(void *userdata)
 	return 0;
 }
 
-/* Between bind() and chmod() of a starting daemon its socket is not accessible. */
+/* A starting daemon's socket is not accessible between bind() and chmod(). */
 static void test_inaccessible_socket(void **state)
 {
 	struct fa_test_daemon_options options = { .everyone = true, .dir = dir };
@@ -330,7 +330,8 @@ static void test_inaccessible_socket(void **state)
 		fa_check_eq(r, 0);
 
 		/*
-		 * A socket that stays inaccessible is not waited for as long as a missing daemon.
+		 * The client waits less long for a socket that stays inaccessible than for a
+		 * missing daemon.
 		 */
 		kill_daemon(&daemon);
 		fa_test_daemon_start(&daemon, &options);
@@ -370,7 +371,7 @@ static int connect_from_below(void *userdata)
 	return 0;
 }
 
-/* A parent of the own directory may be inaccessible. */
+/* A parent of the socket's own directory may be inaccessible. */
 static void test_inaccessible_parent_directory(void **state)
 {
 	char below[48];

@@ -1,6 +1,6 @@
 /*
- * What a client does when its daemon goes away, as a fake daemon sees it: what it registers
- * again, what becomes of requests, and what it reports.
+ * What a client does when its daemon goes away, as a fake daemon sees it: what it registers again,
+ * how its requests end, and what it reports.
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
@@ -22,7 +22,7 @@
 
 #define BUFFERS 300
 
-/* Written by the fake's thread; read while it is idle or stopped. */
+/* The fake's thread writes this struct; the test reads it while that thread is idle or stopped. */
 struct seen {
 	atomic_int connections, hang_up;
 	int registered[BUFFERS + 10];
@@ -64,7 +64,10 @@ static void serve(struct fa_raw *raw, void *userdata)
 				message->stream_create.priority + 1;
 			break;
 		case FA_WIRE_ATTENTION:
-			/* The third request never ends; the second's end is only in the page. */
+			/*
+			 * The third request never ends; only the page reports the second one's
+			 * end.
+			 */
 			if (message->attention.value == 3)
 				continue;
 			if (message->attention.value == 2) {
@@ -112,7 +115,7 @@ static uint64_t reconnects(struct fa_client *client)
 	return info.reconnects;
 }
 
-/* Ends the connection; returns after the call that noticed has failed. */
+/* Ends the connection, and returns after a call has failed because of that. */
 static void break_connection(struct fa_client *client, struct seen *seen)
 {
 	atomic_store(&seen->hang_up, 1);
@@ -190,7 +193,7 @@ static void test_requests(void **state)
 		fa_check_eq(fa_reconnect(client), 0);
 		fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 	}
-	/* Values continue for the caller and restart on the wire. */
+	/* The caller's request values continue; those on the wire restart. */
 	fa_check_eq(fa_attention(client, &attention, &tickets[3]), 0);
 	fa_check_eq(tickets[3].value, 4);
 	fa_check_eq(fa_wait(client, &tickets[3], UINT64_MAX, NULL), 0);
@@ -214,7 +217,10 @@ static void test_refused_registration(void **state)
 		client = connect_to(&fake, 0);
 		fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 		break_connection(client, &seen);
-		/* EDQUOT may pass and is retried at once, as is EMFILE. */
+		/*
+		 * -EINVAL is final. EDQUOT and EMFILE may be temporary, so the client retries at
+		 * once.
+		 */
 		if (codes[i] == -EINVAL) {
 			fa_check_eq(fa_ping(client), codes[i]);
 			fa_check_contains(fa_error(), "no more of these");
@@ -335,7 +341,7 @@ static void test_closed_silently(void **state)
 	fake_daemon_start(&fake, leave, &leaver);
 	client = connect_to(&fake, 0);
 	fa_check_eventually(atomic_load(&leaver.gone));
-	/* Nothing was sent, so the call is repeated with the next daemon. */
+	/* The failed call had sent nothing, so it is repeated with the next daemon. */
 	fa_check_eq(fa_ping(client), 0);
 	fa_check_eq(reconnects(client), 1);
 	fa_disconnect(client);

@@ -1,5 +1,5 @@
 /*
- * A ring whose other end is the test: missing completion records, and results that one thread
+ * A ring whose other end is the test. Tests missing completion records, and results that one thread
  * finds while others sleep for them.
  */
 #include "client/faclient.h"
@@ -29,7 +29,7 @@
 
 #define RECORDS 64
 
-/* The daemon's end; the test's thread writes its words. */
+/* The daemon's end of the ring; the test's thread writes its shared words. */
 static struct {
 	struct fake_daemon fake;
 	struct fa_completion_slot *page;
@@ -45,7 +45,7 @@ static struct {
 		FULL_DOORBELL
 	} kind;
 	uint64_t features, reply_ns;
-	bool reconnects; /* to a successor, after a loss */
+	bool reconnects; /* reconnects to a successor after a loss */
 	struct fa_ring_consumer entries;
 	_Atomic unsigned int n_packets;
 } end = { .features = FA_WIRE_FEATURE_RING };
@@ -143,7 +143,7 @@ static void publish(uint64_t value, bool wake)
 		fa_check_eq(send(end.wake, "", 1, MSG_DONTWAIT), 1);
 }
 
-/* A client with @n requests in flight; the first ticket is ret_tickets[1]. */
+/* Starts a client with @n requests in flight; the first ticket is ret_tickets[1]. */
 static struct fa_client *start(uint64_t spin_ns, unsigned int n, struct fa_ticket *ret_tickets)
 {
 	struct fa_options options = { .size = sizeof(options),
@@ -159,7 +159,7 @@ static struct fa_client *start(uint64_t spin_ns, unsigned int n, struct fa_ticke
 	fa_check_eq(fa_connect(&options, &client), 0);
 	for (unsigned int i = 1; i <= n; ++i)
 		fa_check_eq(fa_marker(client, 0, NULL, &ret_tickets[i]), 0);
-	/* Requests may arrive before the fake says so. */
+	/* The requests may arrive before the fake has set end.there. */
 	fa_check_eventually(!n || atomic_load(&end.there));
 	return client;
 }
@@ -204,7 +204,10 @@ static void test_closed_before_records_go(void **state)
 	finish(client);
 }
 
-/* The device signals an end and is lost before the daemon sees it: the result stays valid. */
+/*
+ * The device signals a request's end and is lost before the daemon sees the signal: the result
+ * stays valid.
+ */
 static void test_signalled_then_lost(void **state)
 {
 	struct fa_wire_message message = {
@@ -285,7 +288,7 @@ static void end_begin(uint64_t value, int status, const char *text)
 	}
 }
 
-/* Expects @value of stream 0 to be a StepBegin. */
+/* Takes request @value of stream 0 from the ring and checks that it is a StepBegin. */
 static void take_begin(uint64_t value)
 {
 	struct fa_wire_message message;
@@ -310,7 +313,7 @@ static void *answer_begins(void *userdata)
 	return NULL;
 }
 
-/* A client with a ring, whose stream 0 has only request 1 in flight. */
+/* Starts a client with a ring, whose stream 0 has only request 1 in flight. */
 static struct fa_client *start_with_ring(uint64_t features, uint64_t spin_ns)
 {
 	struct fa_wire_message message;
@@ -372,7 +375,10 @@ static void *hang_up(void *userdata)
 	return NULL;
 }
 
-/* The daemon goes away, or says nothing. */
+/*
+ * Begins a step by ring while the daemon closes the connection, or (@daemon NULL) does not reply;
+ * checks the failure.
+ */
 static void begin_in_vain(void *(*daemon)(void *), uint64_t spin_ns, int error, const char *text)
 {
 	struct fa_client *client = start_with_ring(FA_WIRE_FEATURE_RING | FA_WIRE_FEATURE_STEP_RING,
@@ -399,7 +405,10 @@ static void test_begin_lost(void **state)
 	begin_in_vain(hang_up, 10 * FA_NS_PER_SEC, -ECONNRESET, "went away");
 }
 
-/* A successor is there: the request that was sent is not sent to it. */
+/*
+ * The client reconnects to a successor, but does not send it the StepBegin that was already
+ * sent.
+ */
 static void test_begin_lost_once(void **state)
 {
 	end.reconnects = true;
@@ -416,7 +425,10 @@ static void test_begin_unanswered(void **state)
 	end.reply_ns = 0;
 }
 
-/* Without the feature, or behind a request of the stream that has not finished. */
+/*
+ * Checks that StepBegin goes by packet: without the feature, or (@busy) behind an unfinished
+ * request of the stream.
+ */
 static void begin_as_packet(uint64_t features, bool busy)
 {
 	struct fa_client *client = start_with_ring(features, 0);
@@ -474,7 +486,7 @@ static void test_waiting_wake(void **state)
 	end.kind = RIGHT;
 }
 
-/* A full eventfd that would block the writer. */
+/* The doorbell is a full eventfd that would block the writer. */
 static void test_full_doorbell(void **state)
 {
 	struct fa_ticket tickets[3];
@@ -495,7 +507,10 @@ static void test_full_doorbell(void **state)
 	end.kind = RIGHT;
 }
 
-/* Less than the second that a thread sleeps at a time. */
+/*
+ * Results found within this time count as found at once. It is less than the second for which a
+ * thread sleeps at a time.
+ */
 #define SOON_NS (300 * FA_NS_PER_MS)
 
 struct waiter {
@@ -524,8 +539,8 @@ static void begin(struct waiter *waiter, struct fa_client *client, const struct 
 }
 
 /*
- * Two threads sleep, one of them watching the daemon; a third finds the other's result. Returns
- * how long that one slept on.
+ * Two threads sleep, one of them watching the daemon; a third thread finds the other sleeper's
+ * result. Returns how long that sleeper slept on.
  */
 static uint64_t collect_once(void)
 {
@@ -549,7 +564,7 @@ static uint64_t collect_once(void)
 	return atomic_load(&sleeper.done_ns) - then_ns;
 }
 
-/* Most are found at once; a loaded machine may delay any single one. */
+/* Requires five quick runs of @once in 40, as a loaded machine may delay any single one. */
 static void check_soon(uint64_t (*once)(void))
 {
 	int n_soon = 0, n = 0;
@@ -574,8 +589,8 @@ static void *ask(void *userdata)
 }
 
 /*
- * One thread sleeps for the socket while another sets up the ring: from then on it is woken for
- * both. Returns how long it slept on.
+ * One thread sleeps for the socket while another sets up the ring; from then on both wake the
+ * sleeper. Returns how long it slept on.
  */
 static uint64_t make_late(void)
 {
@@ -605,7 +620,7 @@ static void test_ring_made_while_asleep(void **state)
 	check_soon(make_late);
 }
 
-/* One thread sleeps, another polls. Returns how long the first slept on. */
+/* One thread sleeps while another polls. Returns how long the sleeper slept on. */
 static uint64_t dispatch_once(void)
 {
 	struct fa_ticket tickets[2];
@@ -631,8 +646,8 @@ static void test_dispatch_keeps_wake_ups(void **state)
 }
 
 /*
- * One thread spins for a result, another polls the client's descriptor. Returns for how long that
- * was readable without anything new.
+ * One thread spins for a result while another polls the client's descriptor. Returns how long the
+ * descriptor was readable without anything new.
  */
 static uint64_t watch_once(void)
 {

@@ -1,6 +1,6 @@
 /*
- * A client that got no ring at first retries at growing intervals, and gets one as soon as the
- * cause is gone, whatever is in flight.
+ * A client that got no ring at first retries at growing intervals. It gets a ring as soon as the
+ * cause is gone, whatever requests are in flight.
  */
 #include "client/faclient.h"
 #include "client/faclient_timeline.h"
@@ -129,7 +129,8 @@ static struct fa_attention attention_of(struct fa_buffer *buffer)
 #define MORE 300
 
 /*
- * Keeps at least DEPTH - 1 requests in flight, some of which fail: all end as expected, in order.
+ * Keeps at least DEPTH - 1 requests in flight, some of which fail. All must end as expected, in
+ * order.
  */
 static void flow(uint32_t stream, struct fa_buffer *buffer, bool passes)
 {
@@ -176,7 +177,7 @@ static struct fa_buffer *buffer_new(void)
 	struct fa_buffer *buffer;
 	bool without = !has_ring(client);
 
-	/* The reply carries no descriptor, the request does. */
+	/* The request carries a descriptor, its reply does not. */
 	have_again();
 	check(fa_buffer_new(client, 17 * 64 * sizeof(float), 0, &buffer));
 	if (without)
@@ -227,7 +228,7 @@ static void test_gated(void **state)
 	fa_check(has_ring(client));
 }
 
-/* Threads and event loops that sleep for requests sent by socket are woken. */
+/* Completions wake threads and event loops that sleep for requests sent by socket. */
 static void test_sleepers_are_woken(void **state)
 {
 	const struct fa_gate wait = { .slot = 3, .value = 1 };
@@ -316,7 +317,7 @@ static void serve_none(struct fa_raw *raw, void *userdata)
 		}
 }
 
-/* Retries after 100 ms, then after twice the previous interval. */
+/* The client retries after 100 ms, then after twice the previous interval. */
 static void test_retry_intervals(void **state)
 {
 	uint64_t begin_ns = fa_now_ns();
@@ -333,7 +334,7 @@ static void test_retry_intervals(void **state)
 		++n;
 		fa_check(fa_now_ns() < begin_ns + fa_test_patience_ns());
 	}
-	/* At 0, 100, 300, 700, 1500 ms and so on: five in two seconds. */
+	/* The client tries at 0, 100, 300, 700, 1500 ms and so on: five times in two seconds. */
 	took_ns = fa_now_ns() - begin_ns;
 	for (uint64_t ms = 100; ms * FA_NS_PER_MS <= took_ns; ms = 2 * ms + 100)
 		++most;

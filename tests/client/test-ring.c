@@ -183,7 +183,7 @@ static void test_full(void **state)
 	pthread_t thread;
 
 	check(fa_marker(client, 0, NULL, NULL));
-	/* 4096 empty sequences: a message of 33 KB. */
+	/* 4096 empty sequences make a message of 33 KB. */
 	wide.q.rank = wide.k.rank = wide.v.rank = wide.out.rank = 3;
 	memmove(wide.q.shape, wide.q.shape + 1, 3 * sizeof(int64_t));
 	memmove(wide.k.shape, wide.k.shape + 1, 3 * sizeof(int64_t));
@@ -221,7 +221,7 @@ static void wait_readable(int epoll)
 		fa_test_fail(__FILE__, __LINE__, "nobody woke the event loop");
 }
 
-/* A request may end before the poll, between it and the sleep, or after. */
+/* A request may end before the poll, between the poll and the sleep, or after. */
 static void test_epoll(void **state)
 {
 	const int rounds = fa_test_long() ? 100000 : 5000;
@@ -351,7 +351,10 @@ static void test_window_of_one(void **state)
 	other = connect_with(&strict, 0, 0);
 	buffer = buffer_for(other, 1, 16);
 	attention = attention_of(buffer, 1, 16);
-	/* A request that was waited for leaves the window, however its end became known. */
+	/*
+	 * A request leaves the window once a thread has waited for it, however its end became
+	 * known.
+	 */
 	for (int i = 0; i < 2000; ++i) {
 		check(fa_attention(other, &attention, &ticket));
 		check(fa_wait(other, &ticket, UINT64_MAX, NULL));
@@ -458,7 +461,7 @@ static void test_restart(void **state)
 
 #define CROWD 64
 #define CROWD_DEPTH 16
-/* More than a ring or a table of records holds. */
+/* More requests than a ring or a table of records holds. */
 #define CROWD_AROUND 4096
 
 struct crowd {
@@ -511,7 +514,7 @@ static void test_many_clients(void **state)
 	fa_check_eventually(atomic_load(&crowd->ready) == CROWD);
 	atomic_store(&crowd->go, true);
 	fa_test_elapse_ms(seconds * 300);
-	/* A ring's memory is allocated on use: each has wrapped. */
+	/* A ring's memory is allocated on use, so let each ring wrap. */
 	for (int i = 0; i < CROWD; ++i)
 		fa_check_eventually(atomic_load(&crowd->done[i]) > CROWD_AROUND);
 	fa_test_daemon_usage(&daemon_process, &before);

@@ -1,5 +1,5 @@
 /*
- * A program interrupted by its timer all the time: waits keep their deadlines.
+ * A timer interrupts the program all the time: waits keep their deadlines.
  */
 #include "client/faclient.h"
 #include "tests/client/fake-daemon.h"
@@ -14,7 +14,10 @@
 
 #include <cmocka.h>
 
-/* The timer's period; a blocked receive checks the time less often. */
+/*
+ * The timer's period. It is shorter than the time for which a receive blocks before it checks the
+ * clock.
+ */
 #define TICK_US 200000
 
 /* The client's reply_ns; longer than a receive blocks. */
@@ -46,7 +49,7 @@ static void ticking(long us)
 	fa_check(!setitimer(ITIMER_REAL, &timer, NULL));
 }
 
-/* Answers neither requests nor pings. */
+/* The fake answers neither requests nor pings. */
 static void mute(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page = fake_daemon_welcome(raw);

@@ -1,5 +1,5 @@
 /*
- * Spawned daemons: their configuration, and what a program learns of their failures.
+ * Daemons that the library spawns: their configuration, and how a program learns of their failures.
  */
 #include "client/faclient.h"
 #include "client/faclient_kv.h"
@@ -91,7 +91,8 @@ static void test_says_why(void **state)
 }
 
 /*
- * A daemon that is late is abandoned. Its later output is discarded, and it does not die of that.
+ * The library abandons a daemon that starts too late. Later output of that daemon is discarded,
+ * without killing it.
  */
 static void test_late(void **state)
 {
@@ -140,7 +141,10 @@ static void test_config(void **state)
 	fa_check_eq(pool_bytes(client), 48 << 20);
 	fa_disconnect(client);
 
-	/* Options override the environment; "" is none; a relative path is the caller's. */
+	/*
+	 * Options override the environment; "" means no file; a relative path starts from the
+	 * caller's directory.
+	 */
 	fa_check(!setenv("FAD_CONFIG", bad, 1));
 	client = spawn_client(NULL, good);
 	fa_check_eq(pool_bytes(client), 48 << 20);
@@ -220,7 +224,7 @@ static void test_config_at_restart(void **state)
 	remove_file(path);
 }
 
-/* Output that nobody reads any more neither kills the daemon nor blocks it. */
+/* Output that no process reads any more neither kills the daemon nor blocks it. */
 struct start {
 	const char *daemon, *config;
 	int fd;
@@ -290,7 +294,7 @@ static void test_output_after_start(void **state)
 	remove_file(config);
 }
 
-/* Only the error of a default pool suggests an option. */
+/* When the pool is full, the error suggests an option only if the pool has the default size. */
 static int fill_pool(struct fa_client *client)
 {
 	struct fa_cache_options cache = { .size = sizeof(cache),
@@ -321,7 +325,7 @@ static void test_pool_exhausted(void **state)
 
 	fa_check_eq(fill_pool(client), -ENOMEM);
 	fa_check_contains(fa_error(), "the pool is exhausted: 128 pages");
-	/* The default is smaller if the machine has less than eight times as much memory. */
+	/* The default pool is smaller if the machine has less than eight times as much memory. */
 	if (pool_bytes(client) == 256 << 20)
 		fa_check_contains(fa_error(), "at most 256 MiB, unless [pool] bytes in its "
 		                              "configuration (FAD_CONFIG) says more");

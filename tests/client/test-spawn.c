@@ -70,7 +70,7 @@ static void test_life(void **state)
 	fa_check_eq(sigismember(&mask, SIGUSR1), 1);
 	fa_check_eq(sigismember(&mask, SIGTERM), 0);
 
-	/* Others may connect; it exits after the last client. */
+	/* Other clients may connect to the spawned daemon; it exits after the last one. */
 	options.socket = fa_socket_path(client);
 	fa_check_eq(fa_connect(&options, &other), 0);
 	fa_disconnect(client);
@@ -86,7 +86,7 @@ static void test_life(void **state)
 	close(inherited);
 }
 
-/* The caller gets no child to reap. */
+/* The spawned daemon is no child that the caller must reap. */
 static void test_no_child(void **state)
 {
 	struct fa_client *client = spawn_client(NULL, NULL);
@@ -167,7 +167,10 @@ static void test_killed(void **state)
 	fa_check(info.generation > generation);
 	fa_check_eq(info.reconnects, 1);
 
-	/* Killed again with no client left: its remains are removed. */
+	/*
+	 * The daemon is killed again with no client left: nothing of it remains in the
+	 * directory.
+	 */
 	fa_check(!kill(next, SIGKILL));
 	fa_test_reap(next);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);

@@ -1,6 +1,6 @@
 /*
- * Gates and timelines through the library and a real daemon: order, and what becomes of waiters
- * when something goes wrong.
+ * Gates and timelines through the library and a real daemon: the order of requests, and how waits
+ * end when something goes wrong.
  */
 #include "client/faclient.h"
 #include "common/completion.h"
@@ -387,8 +387,10 @@ static void test_markers(void **state)
 	scene_close(&s);
 }
 
-/* A signal whose value does not exceed the last one fails the request with -EINVAL. The request's
- * other signals are still written; waiters for them get -EINVAL, too. */
+/*
+ * A signal whose value does not exceed the slot's last one fails the request with -EINVAL. The
+ * daemon still writes the request's other signals, and waiters for these get -EINVAL, too.
+ */
 static void test_values_backwards(void **state)
 {
 	struct fa_attention request;
@@ -471,7 +473,7 @@ static void test_refused_by_library(void **state)
 	scene_close(&s);
 }
 
-/* The daemon's words cannot be written through the client's mapping. */
+/* The client's mapping of the daemon's words is read-only. */
 static void test_memory(void **state)
 {
 	struct fa_timeline_info info = { .size = sizeof(info) };
@@ -540,7 +542,7 @@ static void *wait_for_ever(void *userdata)
 	return NULL;
 }
 
-/* More threads sleep for a value than the daemon wakes: the rest finds it, too. */
+/* More threads sleep for a value than the daemon wakes: all of them return. */
 static void test_many_sleepers(void **state)
 {
 	enum {
@@ -568,7 +570,7 @@ static void test_many_sleepers(void **state)
 	scene_close(&s);
 }
 
-/* Polls the word itself, as a kernel would, without the library. */
+/* Polls the shared word itself, as a GPU kernel would, without the library. */
 static void *watch_for_ever(void *userdata)
 {
 	struct fa_timeline_info info = { .size = sizeof(info) };
@@ -640,7 +642,7 @@ static void test_daemon_killed_spinning(void **state)
 	spin_ns = 0;
 }
 
-/* No successor: the supervisor releases the words. */
+/* When no successor starts, the supervisor releases the waiters of the shared words. */
 static void test_no_successor(void **state)
 {
 	static const char *const args[] = { "--supervise", NULL };
@@ -656,7 +658,7 @@ static void test_no_successor(void **state)
 	watcher = (struct blocked){ .s = &s, .value = 1 };
 	fa_check_eq(pthread_create(&thread, NULL, watch_for_ever, &watcher), 0);
 	fa_check_eventually(atomic_load(&watcher.waits));
-	/* Kill both, so that preferably no other is started. */
+	/* Kill the supervisor and the daemon, so that preferably no successor starts. */
 	pid = fa_test_daemon_child(&supervisor);
 	fa_test_daemon_signal(&supervisor, SIGSTOP);
 	fa_check(!kill(pid, SIGKILL));
@@ -669,8 +671,8 @@ static void test_no_successor(void **state)
 }
 
 /*
- * No supervisor: the words stay as they are, but calls of the library return, whether they sleep
- * or spin, with or without a request in flight.
+ * Without a supervisor the shared words stay as they are. Calls of the library return all the same,
+ * whether they sleep or spin, with or without a request in flight.
  */
 static void killed_without_keeper(void)
 {
@@ -719,7 +721,7 @@ static void test_killed_without_keeper_spinning(void **state)
 	spin_ns = 0;
 }
 
-/* A daemon that exits normally releases the words itself. */
+/* A daemon that exits normally releases the waiters itself. */
 static void test_daemon_stopped(void **state)
 {
 	const struct fa_gate never = gate(5, 1), signal = gate(1, 1);

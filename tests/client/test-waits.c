@@ -1,6 +1,6 @@
 /*
- * How long calls wait, and that waiters for a free request slot are woken: against a fake daemon
- * that replies when the test lets it. A late waiter still finds its result.
+ * How long calls wait, and that waiters for a free request slot are woken. The fake daemon replies
+ * when the test lets it. A late waiter still finds its result.
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
@@ -20,7 +20,7 @@
 
 #include <cmocka.h>
 
-/* Much longer than the timeouts here. */
+/* A time much longer than the time-outs of these tests. */
 #define LONG_NS (20 * FA_NS_PER_SEC)
 #define SHORT_NS (50 * FA_NS_PER_MS)
 
@@ -162,7 +162,7 @@ static void test_timeline_set_up_anew(void **state)
 	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 	fa_test_daemon_signal(&daemon, SIGCONT);
 
-	/* The signaller sets the timeline up, while others wait for its value. */
+	/* The signaller sets up the timeline while others wait for the value. */
 	later = (struct later){ .timeline = timeline, .value = 7 };
 	fa_check(!pthread_create(&thread, NULL, wait_later, &later));
 	fa_check_eventually(atomic_load(&later.there));
@@ -202,8 +202,8 @@ static struct {
 } room;
 
 /*
- * At most two requests in flight, both completed when there are two. The first ring is refused at
- * once, the second when the test lets it.
+ * Allows at most two requests in flight, and completes both when there are two. Refuses the first
+ * ring at once, the second when the test allows it.
  */
 static void serve_few(struct fa_raw *raw, void *userdata)
 {
@@ -239,7 +239,7 @@ static void *wait_first(void *userdata)
 	return NULL;
 }
 
-/* Too many positions for a message: noticed at this request's turn. */
+/* The positions do not fit into a message, which the library notices at this request's turn. */
 static void *ask_too_much(void *userdata)
 {
 	static const uint32_t positions[16000];
@@ -299,8 +299,8 @@ static struct {
 } told;
 
 /*
- * At most two requests in flight. Those of stream 0 end at once in the page, and a little later
- * on the socket. The other stream's ends last.
+ * Allows at most two requests in flight. Those of stream 0 end at once in the page and a little
+ * later on the socket; the other stream's end last.
  */
 static void serve_late(struct fa_raw *raw, void *userdata)
 {
@@ -386,8 +386,8 @@ static void *wait_late(void *userdata)
 }
 
 /*
- * More requests of the stream end than are kept, before a thread that waits for its own is
- * scheduled.
+ * A thread waits for its request of a stream. Before the thread is scheduled, more later requests
+ * end than the library keeps results.
  */
 static void let_forget(uint64_t spin_ns)
 {

@@ -1,7 +1,6 @@
 /*
- * Writes the corpus of fuzz-session: usual sessions, and wrong ones that mutation takes long to
+ * Writes the corpus of fuzz-session: usual sessions, and invalid ones that mutation takes long to
  * find.
- *   corpus-session DIRECTORY
  */
 #include "common/timeline.h"
 #include "schema/wire.h"
@@ -118,7 +117,7 @@ static void attention(struct fa_case attention_case, uint32_t buffer, uint32_t n
 	put(flags, message);
 }
 
-/* Waits for 1 in @slot (slot 0: for 0), and writes @signal to slot 1. */
+/* Adds gates: the request waits for 1 in @slot (slot 0: for 0), and writes @signal to slot 1. */
 static void add_gates(struct fa_wire_message *message, uint32_t slot, uint64_t signal)
 {
 	static struct fa_wire_gate wait, signals[2];
@@ -321,7 +320,7 @@ int main(int argc, char **argv)
 	arena(2);
 	stream(FA_WIRE_STREAM_CREATE, 1);
 	gated(plain, 1, 0, 1, 0, 1);                    /* met at once */
-	gated(plain, 1, 1, 1, FA_WIRE_GATE_OUT | 1, 1); /* met by the one before */
+	gated(plain, 1, 1, 1, FA_WIRE_GATE_OUT | 1, 1); /* met by the previous request */
 	gated(plain, 1, 0, 2, 5, 1);                    /* never met */
 	marker(1, 2, 6, 1);
 	marker(0, 3, 64, 1); /* no such slot */
@@ -334,7 +333,7 @@ int main(int argc, char **argv)
 	put(PACKET_WAIT, fa_raw_message(FA_WIRE_STATUS));
 	save(directory, "timeline");
 
-	/* A ring that stays empty, with markers sent by socket; then a second ring. */
+	/* The ring stays empty while markers go by socket; then a second ring is set up. */
 	hello();
 	message = fa_raw_message(FA_WIRE_RING_SETUP);
 	put(PACKET_WAIT, message);

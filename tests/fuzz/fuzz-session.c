@@ -1,8 +1,8 @@
 /*
- * A whole session: loop, engine and CPU backend of the daemon in this process, and a client that
- * sends the input's packets (packets.h) over a real socket. After the client has gone, sessions,
- * buffers, accounts, requests and descriptors must be back, and every message of the daemon must
- * decode.
+ * Fuzzes a whole session: the daemon's loop, engine and CPU backend run in this process, and a
+ * client sends the input's packets (packets.h) over a real socket. After the client has gone, the
+ * daemon must have released its sessions, buffers, accounts, requests and descriptors. Every message
+ * of the daemon must decode.
  *
  * Limits are tiny so that inputs reach them; tensors are small to keep sessions short.
  */
@@ -29,7 +29,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length);
 
 #define PATIENCE_NS (10 * FA_NS_PER_SEC)
-/* Larger requests (in multiply-adds) are not sent: they only take time. */
+/* Requests with more multiply-adds are not sent, as they only take time. */
 #define WORK_MAX 1000000
 
 static const char configuration[] = "[daemon]\n"
@@ -99,7 +99,7 @@ static void start(void)
 	options.config = &config;
 	options.listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	demand(options.listen_fd >= 0, "no socket");
-	/* An abstract name, chosen by the kernel. */
+	/* The socket gets an abstract name, which the kernel chooses. */
 	demand(!bind(options.listen_fd, (struct sockaddr *)&address, sizeof(sa_family_t)) &&
 	               !listen(options.listen_fd, 16),
 	       "no listener");
@@ -138,7 +138,7 @@ static bool accounts_are_empty(void)
 	return true;
 }
 
-/* Runs the loop until the connection came and went, with all it held. */
+/* Runs the loop until the connection has come and gone, and its resources are released. */
 static void run_until_idle(uint64_t n_connections)
 {
 	uint64_t deadline = fa_deadline_ns(PATIENCE_NS);
@@ -149,7 +149,7 @@ static void run_until_idle(uint64_t n_connections)
 		demand(fa_now_ns() < deadline, "a session, or memory of one, stayed");
 	}
 	demand(server->context.n_requests == 0, "a request stayed");
-	/* Some resources are released when other threads close them. */
+	/* Other threads release some resources. */
 	while (!accounts_are_empty()) {
 		uv_run(&loop, UV_RUN_NOWAIT);
 		demand(fa_now_ns() < deadline, "something stayed charged");
@@ -313,7 +313,7 @@ static bool is_readable(int client)
 	return poll(&pollfd, 1, 0) > 0;
 }
 
-/* Runs the daemon until it replies, or a bound is reached, as it may have nothing to say. */
+/* Runs the daemon until it replies, or up to a bound, as it may have no reply to send. */
 static void await_reply(int client)
 {
 	uint64_t deadline = fa_deadline_ns(2 * FA_NS_PER_MS);
@@ -331,7 +331,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)
 
 	if (!server)
 		start();
-	/* Counted each time: libFuzzer opens files between inputs. */
+	/* Count before each input, as libFuzzer opens files between inputs. */
 	n_fds_idle = count_fds();
 	n_before = server->accept.n_connections;
 	client = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);

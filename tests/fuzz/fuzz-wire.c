@@ -1,6 +1,6 @@
 /*
- * Feeds any bytes to fa_wire_decode(). What decodes must lie within the bytes, and be the same
- * after encoding and decoding again.
+ * Feeds any bytes to fa_wire_decode(). A decoded message must lie within the bytes, and be the same
+ * after encoding and decoding it again.
  */
 #include "tests/wire/inspect.h"
 

@@ -1,7 +1,6 @@
 /*
- * Mutates inputs of fuzz-session so that they stay sessions: packets are added, removed and
- * swapped; a message is decoded, one field changed, and encoded again; sometimes bytes are
- * changed directly.
+ * Mutates inputs of fuzz-session so that they stay sessions: adds, removes and swaps packets; or
+ * decodes a message, changes one field and encodes it again. Sometimes changes bytes directly.
  */
 #include "schema/wire.h"
 #include "tests/fuzz/packets.h"
@@ -22,7 +21,7 @@ static uint32_t pick(uint32_t bound)
 	return (uint32_t)((state >> 33) % bound);
 }
 
-/* Boundary values. */
+/* Returns a boundary value or one near it. */
 static uint64_t interesting(void)
 {
 	static const uint64_t numbers[] = {
@@ -197,7 +196,7 @@ static void change_layers(struct fa_wire_step_attend_layers *layers)
 	}
 }
 
-/* Gates that are met at once, never met, or invalid. */
+/* Sets gates that are met at once, never met, or invalid. */
 static void change_gates(struct fa_wire_message *message)
 {
 	static struct fa_wire_gate gates[2][FA_WIRE_GATES_MAX];
@@ -315,7 +314,7 @@ static void change_message(struct fa_wire_message *message)
 	}
 }
 
-/* A message of any type with plausible numbers. */
+/* Makes a message of any type with plausible numbers. */
 static void new_message(struct fa_wire_message *ret_message)
 {
 	memset(ret_message, 0, sizeof(*ret_message));
@@ -372,7 +371,7 @@ static void new_message(struct fa_wire_message *ret_message)
 	}
 }
 
-/* Returns the length; 0 if the message cannot be encoded. */
+/* Encodes @message and returns the length; 0 if the message cannot be encoded. */
 static size_t encode(const struct fa_wire_message *message, uint8_t *output)
 {
 	static _Alignas(8) unsigned char space[FA_WIRE_BYTES_MAX];

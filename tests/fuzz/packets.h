@@ -11,7 +11,7 @@
 
 #define PACKET_HEAD_BYTES 3
 
-#define PACKET_FDS 0x0f  /* enum packet_fds; larger numbers: none */
+#define PACKET_FDS 0x0f  /* descriptors: enum packet_fds; larger numbers: none */
 #define PACKET_WAIT 0x10 /* wait for a reply before the next packet */
 #define PACKET_TURN 0x20 /* run the daemon before the next packet */
 #define PACKET_READ 0x40 /* read what has arrived */

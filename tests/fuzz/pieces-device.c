@@ -1,7 +1,7 @@
 /*
- * The CPU backend with memory by handle and in pieces, as the CUDA backend has: pieces are memfds
- * mapped side by side; a handle whose first byte is 1 stands for fresh memory, any other is
- * refused. Linked in place of daemon/backend/device.c.
+ * The CPU backend with memory by handle and in several allocations, as the CUDA backend has.
+ * Allocations are memfds mapped side by side. A handle whose first byte is 1 stands for new memory;
+ * any other is refused. Linked in place of daemon/backend/device.c.
  */
 #include "common/memfd.h"
 #include "daemon/backend/device.h"

@@ -1,5 +1,5 @@
 /*
- * Replaces libFuzzer in builds without it: runs the target over every file of the given
+ * Replaces libFuzzer in builds without it. Runs the target over every file of the given
  * directories, ignores options, and fails if there is no file.
  */
 #include <dirent.h>
@@ -12,7 +12,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length);
 
-/* Returns the number of inputs, or -1. */
+/* Runs the target over the directory's files. Returns their number, or -1. */
 static int replay(const char *directory)
 {
 	struct dirent *entry;

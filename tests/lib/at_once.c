@@ -10,12 +10,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Exit status of a group's setup if there is nothing to test. */
+/* A group's setup exits with this status if there is nothing to test. */
 #define ABSENT 77
 
 struct run {
 	pid_t pid;
-	int output; /* a memfd */
+	int output; /* a memfd with the test's output */
 };
 
 static void start(struct run *run, const char *name, const struct CMUnitTest *tests, size_t n,
@@ -36,7 +36,7 @@ static void start(struct run *run, const char *name, const struct CMUnitTest *te
 	exit(_cmocka_run_group_tests(name, tests, n, setup, teardown));
 }
 
-/* Returns the exit status (0: passed or skipped), or -1. */
+/* Returns the test's exit status (0: passed or skipped), or -1. */
 static int finish(const struct run *run, const char *name)
 {
 	const int status = fa_test_reap(run->pid);

@@ -1,7 +1,7 @@
 /*
- * Runs all tests of a group at once, for groups that mostly wait. Each test runs in a process of
- * its own with the group's setup and teardown; outputs are printed in the order of the tests.
- * With FAD_TEST_BACKEND tests run one after another, as they would share one GPU.
+ * Runs all tests of a group at once, for groups that mostly wait. Each test runs in its own process
+ * with the group's setup and teardown; outputs are printed in the order of the tests. With
+ * FAD_TEST_BACKEND the tests run one after another, as all would share one GPU.
  */
 #pragma once
 

@@ -49,7 +49,7 @@ double fa_case_dtype_load(enum fa_wire_dtype dtype, const void *data, int64_t in
 	}
 }
 
-/* Rounds to nearest; the tensors here hold numbers of moderate size only. */
+/* Rounds to nearest. Handles moderate numbers only, as the tensors here hold no others. */
 static uint16_t store_f16(double value)
 {
 	uint16_t sign = signbit(value) ? 0x8000 : 0;
@@ -151,7 +151,7 @@ void fa_case_plan(struct fa_case *attention)
 	a->bytes = (end + 4095) & ~4095ull;
 }
 
-/* Roughly normal: the sum of four uniform numbers. */
+/* Returns a roughly normal number: the sum of four uniform ones. */
 static double random_number(struct fa_test_random *random)
 {
 	uint64_t bits = fa_test_random(random);
@@ -279,7 +279,7 @@ static bool visible(const struct fa_case *a, int64_t p, int64_t j)
 	return true;
 }
 
-/* |got - want| in units of the allowed error. */
+/* Returns |got - want| in units of the allowed error. */
 static double distance(enum fa_wire_dtype dtype, double got, double want)
 {
 	double allowed;
@@ -288,7 +288,7 @@ static double distance(enum fa_wire_dtype dtype, double got, double want)
 		return got == want ? 0 : INFINITY;
 	if (isnan(got) || isinf(got))
 		return INFINITY;
-	/* Half a unit in the last place of out, and the error of fp32 sums. */
+	/* The allowed error: half a unit in the last place of out, and the error of fp32 sums. */
 	allowed = 2e-5 + 2e-5 * fabs(want);
 	if (dtype == FA_WIRE_DTYPE_F16)
 		allowed += ldexp(fabs(want), -10) + 1e-3;

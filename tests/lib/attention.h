@@ -15,8 +15,8 @@
 
 struct fa_case {
 	/*
-	 * Inputs. fa_case_plan() replaces 0: fp32, one sequence, one head, dim 64, as many keys
-	 * as queries.
+	 * These fields are inputs. fa_case_plan() replaces 0: fp32, one sequence, one head, dim 64,
+	 * as many keys as queries.
 	 */
 	enum fa_wire_dtype dtype;
 	int64_t batch, heads, kv_heads, head_dim, head_dim_v, seqlen_q, seqlen_k;
@@ -27,9 +27,9 @@ struct fa_case {
 	float scale, softcap;
 	uint64_t seed;
 
-	/* Set by fa_case_plan(). */
+	/* fa_case_plan() sets the fields below. */
 	uint64_t offset_q, offset_k, offset_v, offset_out, offset_lse;
-	uint64_t bytes; /* of the buffer */
+	uint64_t bytes; /* bytes of the buffer */
 	int64_t tokens_q, tokens_k;
 	uint32_t cu_seqlens_q[FA_CASE_SEQUENCES_MAX + 1], cu_seqlens_k[FA_CASE_SEQUENCES_MAX + 1];
 	float alibi_slopes[FA_CASE_HEADS_MAX], sink_values[FA_CASE_HEADS_MAX];
@@ -37,16 +37,19 @@ struct fa_case {
 
 void fa_case_plan(struct fa_case *attention);
 
-/* Fills q, k, v with random numbers, and out and lse with poison. @data has .bytes. */
+/* Fills q, k, v with random numbers, and out and lse with poison. @data has @attention->bytes. */
 void fa_case_fill(const struct fa_case *attention, void *data);
 
-/* The request, which points into @attention. All tensors lie in @buffer from byte @base on. */
+/*
+ * Returns the request, which points into @attention. All tensors lie in @buffer from byte @base
+ * on.
+ */
 struct fa_wire_message fa_case_message(const struct fa_case *attention, uint32_t buffer,
                                        uint64_t base, uint32_t stream, uint64_t value);
 
 /*
- * Compares with the reference. Returns the largest error in units of what the dtype allows (right
- * if at most 1); infinity for NaN, poison, or a finite number where none is allowed.
+ * Compares out and lse with the reference. Returns the largest error in units of what the dtype
+ * allows (right if at most 1); infinity for NaN, poison, or a finite number where none is allowed.
  */
 double fa_case_error(const struct fa_case *attention, const void *data);
 

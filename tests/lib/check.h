@@ -1,7 +1,7 @@
 /*
- * Checks for helpers and forked processes. In the main thread of the test's own process a failed
- * check fails the running cmocka test. Elsewhere (a forked client, another thread) nothing can
- * unwind: the check prints its message and ends the process with FA_TEST_EXIT.
+ * Checks for helpers and forked processes. In the main thread of the test's own process, a failed
+ * check fails the running cmocka test. In a forked client or another thread, cmocka cannot end the
+ * test: there the check prints its message and ends the process with FA_TEST_EXIT.
  */
 #pragma once
 
@@ -15,7 +15,7 @@
 /* Makes the calling child "the test's own process", for children that run cmocka tests. */
 void fa_test_is_own_process(void);
 
-/* Exit status after a failed check. */
+/* The exit status of a process after a failed check. */
 #define FA_TEST_EXIT 99
 
 void fa_test_fail(const char *file, int line, const char *format, ...)
@@ -42,8 +42,8 @@ void fa_test_contains(const char *file, int line, const char *name, const char *
                       const char *part);
 
 /*
- * Time-out of every wait: enough for two slow cores under sanitizers. FAD_TEST_PATIENCE_S
- * overrides it.
+ * Returns the time-out of every wait: enough for two slow cores under sanitizers.
+ * FAD_TEST_PATIENCE_S overrides it.
  */
 uint64_t fa_test_patience_ns(void);
 
@@ -58,27 +58,30 @@ uint64_t fa_test_patience_ns(void);
 		}                                                                                  \
 	} while (0)
 
-/* FAD_TEST_LONG=1: loops run about ten times as long. */
+/* Returns true with FAD_TEST_LONG=1: loops run about ten times as long. */
 bool fa_test_long(void);
 
 /* Returns true if built with a sanitizer, which makes everything slower and larger. */
 bool fa_test_sanitized(void);
 
-/* A generator with a seed, so that failures can be repeated. */
+/* A random generator with a seed, so that failures can be repeated. */
 struct fa_test_random {
 	uint64_t state;
 };
 uint64_t fa_test_random(struct fa_test_random *random);
 uint64_t fa_test_random_below(struct fa_test_random *random, uint64_t bound);
 
-/* Forks a process that exits with what @function(userdata) returns. It dies with the test. */
+/*
+ * Forks a process that exits with the result of @function(userdata), and that dies with the
+ * test.
+ */
 pid_t fa_test_fork(int (*function)(void *userdata), void *userdata);
 
 /* Waits for @pid to exit and returns waitpid()'s status. */
 int fa_test_reap(pid_t pid);
 
-/* Open descriptors of a process (0: the caller). -1 if it is gone. */
+/* Counts the open descriptors of a process (0: the caller). Returns -1 if the process is gone. */
 int fa_test_count_fds(pid_t pid);
 
-/* Peak size of the address space of @pid. */
+/* Returns the peak size of the address space of @pid. */
 uint64_t fa_test_peak_bytes(pid_t pid);

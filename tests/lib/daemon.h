@@ -1,7 +1,8 @@
 /*
  * A private fad: the program FAD_DAEMON on a socket in a temporary directory, with the backend
- * FAD_TEST_BACKEND unless the test chooses one. Its stderr is collected; when it is stopped, its
- * exit status and reports of sanitizers are checked. It dies with the test.
+ * FAD_TEST_BACKEND unless the test chooses one. Its stderr is collected in a log. When the daemon
+ * is stopped, its exit status and the log are checked, also for reports of sanitizers. The daemon
+ * dies with the test.
  */
 #pragma once
 
@@ -29,8 +30,9 @@ struct fa_test_daemon_options {
 };
 
 /*
- * Starts fad and waits until it accepts connections; @options may be NULL. Fails the test if it
- * does not. fa_test_daemon_try() returns false instead, and the caller reads the log and reaps.
+ * Starts fad and waits until it accepts connections; @options may be NULL. Fails the test if the
+ * daemon does not start. fa_test_daemon_try() then returns false instead, and the caller reads the
+ * log and reaps the daemon.
  */
 void fa_test_daemon_start(struct fa_test_daemon *daemon,
                           const struct fa_test_daemon_options *options);
@@ -38,14 +40,14 @@ bool fa_test_daemon_try(struct fa_test_daemon *daemon,
                         const struct fa_test_daemon_options *options);
 
 /*
- * Sets FAD_TUNE_@name for daemons started from now on, and makes them FAD_TUNABLE_DAEMON if that
- * is set.
+ * Sets FAD_TUNE_@name for daemons started from now on. They run the program FAD_TUNABLE_DAEMON if
+ * that is set.
  */
 void fa_test_daemon_tune(const char *name, const char *value);
 
 /*
  * Sends SIGTERM unless the daemon has exited; checks status 0 and that no sanitizer complained.
- * Does nothing if it is not running.
+ * Does nothing if the daemon is not running.
  */
 void fa_test_daemon_stop(struct fa_test_daemon *daemon);
 
@@ -55,25 +57,25 @@ void fa_test_daemon_stop(struct fa_test_daemon *daemon);
  */
 int fa_test_daemon_reap(struct fa_test_daemon *daemon);
 
-/* Returns true if it has exited; does not reap it. */
+/* Returns true if the daemon has exited; does not reap it. */
 bool fa_test_daemon_is_dead(struct fa_test_daemon *daemon);
-/* Waits until it has exited; does not reap it. */
+/* Waits until the daemon has exited; does not reap it. */
 void fa_test_daemon_wait_dead(struct fa_test_daemon *daemon);
 
 void fa_test_daemon_signal(struct fa_test_daemon *daemon, int signal);
 
-/* Pid of the daemon below `fad --supervise`; 0: none runs. */
+/* Returns the pid of the daemon below `fad --supervise`; 0: none runs. */
 pid_t fa_test_daemon_child(const struct fa_test_daemon *supervisor);
 /* Waits for a child with another pid than @before. */
 pid_t fa_test_daemon_next_child(const struct fa_test_daemon *supervisor, pid_t before);
 
-/* The log; the caller frees it. */
+/* Returns the log's text; the caller frees it. */
 char *fa_test_daemon_log(const struct fa_test_daemon *daemon);
 
 /* Waits until the log contains @part after the previous match. */
 void fa_test_daemon_log_wait(struct fa_test_daemon *daemon, const char *part);
 
-/* Resources as the kernel counts them. */
+/* The daemon's resources as the kernel counts them. */
 struct fa_test_usage {
 	int fds;
 	int memfd_maps; /* mappings of memfds */

@@ -9,7 +9,10 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A child that reads paths from a pipe, and removes them when all writers have closed it. */
+/*
+ * The script of a child that reads paths from a pipe, and removes these when all writers have
+ * closed the pipe.
+ */
 static const char script[] = "while read -r path; do set -- \"$@\" \"$path\"; done\n"
 			     "exec rm -rf -- \"$@\"";
 
@@ -17,9 +20,9 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int keeper = -1;
 
 /*
- * Double fork and setsid(): the keeper survives the kill of the test's group and is not among the
- * children that a test counts. It holds no descriptor, as a process may wait for the end of the
- * test's output.
+ * Starts the child by double fork and setsid(): it survives the kill of the test's group, and a
+ * test does not count it as a child. It holds no other descriptor, as a process may wait for the
+ * end of the test's output.
  */
 static void keep(int input)
 {

@@ -6,7 +6,7 @@
 
 #include <stddef.h>
 
-/* Makes an empty directory with mode 0700; @size must be at least 24. Fails the test. */
+/* Makes an empty directory with mode 0700; @size must be at least 24. Fails the test on errors. */
 void fa_test_dir_make(char *path, size_t size);
 
 /* Removes the directory with its contents; "" is allowed. */

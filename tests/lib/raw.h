@@ -1,6 +1,6 @@
 /*
  * The protocol by hand: a connection that sends valid or invalid messages, and receives with a
- * deadline. For tests of what is on the wire. One thread per connection.
+ * deadline. For tests of the bytes and messages on the socket. One thread per connection.
  */
 #pragma once
 
@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A Completion received while waiting for something else. */
+/* A Completion that was received while waiting for another message. */
 struct fa_raw_completion {
 	uint32_t stream;
 	int32_t status;
@@ -30,20 +30,20 @@ struct fa_raw {
 	size_t n_fds;
 	_Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX + 64];
 
-	/* From HelloReply. */
-	int page_fd; /* -1 before */
+	/* The fields below come from HelloReply. */
+	int page_fd; /* -1 before HelloReply */
 	const struct fa_completion_slot *page;
 	uint64_t generation, session;
 	struct fa_wire_secret secret;
 	struct fa_wire_limits limits;
 
-	struct fa_raw_completion *completions; /* not yet waited for */
+	struct fa_raw_completion *completions; /* received, not yet waited for */
 	size_t n_completions, size_completions;
 };
 
 /* ---- connection */
 
-/* Connects without a Hello. Fails the test; _try returns -errno. */
+/* Connects without a Hello. Fails the test; fa_raw_connect_try() returns -errno. */
 void fa_raw_connect(struct fa_raw *raw, const char *socket_path);
 int fa_raw_connect_try(struct fa_raw *raw, const char *socket_path);
 
@@ -94,22 +94,25 @@ void fa_raw_receive_reply(struct fa_raw *raw);
 /* Gives @message a fresh id, sends it and receives its reply. */
 void fa_raw_call(struct fa_raw *raw, struct fa_wire_message *message, const int *fds, size_t n_fds);
 
-/* The same; the reply must be a Reply with @status and a text that contains @part (NULL: any). */
+/*
+ * Like fa_raw_call(), but the reply must be a Reply with @status and a text that contains @part
+ * (NULL: any).
+ */
 void fa_raw_call_expect(struct fa_raw *raw, struct fa_wire_message *message, const int *fds,
                         size_t n_fds, int status, const char *part);
 
-/* The next message must be this Reply; then the connection must end if @closed. */
+/* Checks that the next message is this Reply; if @closed, also that the connection then ends. */
 void fa_raw_expect_reply(struct fa_raw *raw, uint64_t id, int status, const char *part,
                          bool closed);
 
-/* The connection must end without another message, except Completions, which are kept. */
+/* Checks that the connection ends without another message, except Completions, which are kept. */
 void fa_raw_expect_end(struct fa_raw *raw);
 
 /* Waits for a request's Completion; fails the test if the connection ends before. */
 void fa_raw_wait(struct fa_raw *raw, uint32_t stream, uint64_t value,
                  struct fa_raw_completion *ret_completion);
 
-/* The same, with @status and a text that contains @part (NULL: any). */
+/* Like fa_raw_wait(), but checks @status and that the text contains @part (NULL: any). */
 void fa_raw_wait_expect(struct fa_raw *raw, uint32_t stream, uint64_t value, int status,
                         const char *part);
 
@@ -131,7 +134,7 @@ struct fa_raw_buffer {
 /* Makes, seals and maps a memfd of @bytes without registering it. */
 void fa_raw_buffer_make(struct fa_raw_buffer *buffer, uint32_t id, uint64_t bytes);
 
-/* The same, and registers it with @flags of BufferRegister. */
+/* Like fa_raw_buffer_make(), and registers the buffer with @flags of BufferRegister. */
 void fa_raw_buffer_register(struct fa_raw *raw, struct fa_raw_buffer *buffer, uint32_t id,
                             uint64_t bytes, uint32_t flags);
 
@@ -139,7 +142,7 @@ void fa_raw_buffer_register(struct fa_raw *raw, struct fa_raw_buffer *buffer, ui
 void fa_raw_buffer_arena(struct fa_raw *raw, struct fa_raw_buffer *buffer, uint32_t id,
                          uint64_t bytes);
 
-/* Registers bytes [0, @bytes) of a memfd. */
+/* Returns a message that registers bytes [0, @bytes) of a memfd. */
 struct fa_wire_message fa_raw_register_message(uint32_t id, uint64_t bytes);
 
 /* Frees the buffer in the daemon (unless @raw is NULL), unmaps and closes it. */
@@ -148,5 +151,5 @@ void fa_raw_buffer_free(struct fa_raw *raw, struct fa_raw_buffer *buffer);
 void fa_raw_stream_create(struct fa_raw *raw, uint32_t stream, int priority);
 void fa_raw_stream_free(struct fa_raw *raw, uint32_t stream);
 
-/* The status as JSON; the caller frees it. */
+/* Returns the daemon's status as JSON; the caller frees it. */
 char *fa_raw_status(struct fa_raw *raw);

@@ -1,6 +1,6 @@
 /*
- * The submission ring of a raw connection, written through common/ring.h or by hand. The struct
- * owns descriptors and mappings.
+ * The submission ring of a raw connection, which tests write through common/ring.h or by hand.
+ * struct fa_raw_ring owns the ring's descriptors and mappings.
  */
 #pragma once
 
@@ -26,7 +26,7 @@ int fa_raw_ring_put(struct fa_raw_ring *ring, const struct fa_wire_message *mess
 int fa_raw_ring_put_bytes(struct fa_raw_ring *ring, const void *bytes, size_t length);
 void fa_raw_ring_bell(struct fa_raw_ring *ring);
 
-/* Puts a message, waiting for space. */
+/* Puts a message, and waits for space if the ring is full. */
 void fa_raw_ring_send(struct fa_raw_ring *ring, const struct fa_wire_message *message);
 void fa_raw_ring_marker(struct fa_raw_ring *ring, uint32_t stream, uint64_t value);
 

@@ -1,7 +1,7 @@
 /*
- * Scene of a hostile test: a private daemon and a bystander, a connection that computes attention
- * before, while and after others misbehave. fa_scene_check() waits until the daemon holds no more
- * than when the scene was quiet.
+ * The scene of a hostile test: a private daemon and a bystander. The bystander is a connection that
+ * computes attention before, while and after others misbehave. fa_scene_check() waits until the
+ * daemon holds no more than when the scene was quiet.
  */
 #pragma once
 
@@ -30,20 +30,20 @@ struct fa_scene {
 
 void fa_scene_start(struct fa_scene *scene, const struct fa_test_daemon_options *options);
 
-/* Skips the bystander's check, which fa_scene_check() does. */
+/* Stops the daemon without the bystander's check, which fa_scene_check() makes. */
 void fa_scene_stop(struct fa_scene *scene);
 
 /* The bystander computes attention and compares it with the reference. */
 void fa_scene_bystander(struct fa_scene *scene);
 
-/* fa_scene_bystander(); then waits until descriptors, mappings and accounts are as before. */
+/* Calls fa_scene_bystander(), then waits until descriptors, mappings and accounts are as before. */
 void fa_scene_check(struct fa_scene *scene);
 
-/* Without the bystander: true if everything is as before. */
+/* Returns true if descriptors, mappings and accounts are as before; does not use the bystander. */
 bool fa_scene_is_quiet(struct fa_scene *scene);
 
 /*
- * A request that takes seconds unless cancelled; planned, not filled. It needs .bytes of a
- * buffer.
+ * Plans, but does not fill, a request that takes seconds unless cancelled. It needs a buffer of
+ * .bytes.
  */
 struct fa_case fa_case_slow(void);

@@ -1,5 +1,5 @@
 /*
- * The helpers themselves: a failing check fails, the reference notices small errors, and a broken
+ * Tests of the helpers: a failing check fails, the reference notices small errors, and a broken
  * daemon fails its test.
  */
 #include "tests/lib/at_once.h"
@@ -23,7 +23,7 @@
 
 #include <cmocka.h>
 
-/* Returns true if @function fails a check, in a child. */
+/* Runs @function in a child; returns true if it fails a check. */
 static bool fails(int (*function)(void *userdata), void *userdata)
 {
 	int status = fa_test_reap(fa_test_fork(function, userdata));
@@ -91,7 +91,7 @@ static void dies(void **state)
 	kill(getpid(), SIGKILL);
 }
 
-/* Every kind of failure counts, and nothing else does. */
+/* Each kind of failure is counted, and nothing else is. */
 static void test_at_once(void **state)
 {
 	const struct CMUnitTest good[] = { cmocka_unit_test(passes), cmocka_unit_test(is_skipped) };
@@ -108,7 +108,7 @@ static void test_at_once(void **state)
 
 /* ---- the reference */
 
-/* What a correct daemon writes: a query that sees a single key yields that key's value. */
+/* Fills in what a correct daemon writes: a query that sees a single key yields that key's value. */
 static void test_reference(void **state)
 {
 	struct fa_case attention = { .heads = 2, .head_dim = 8, .seqlen_q = 1, .lse = true };
@@ -147,7 +147,7 @@ static void test_reference(void **state)
 	free(data);
 }
 
-/* A row without visible keys: zeros and -inf; with sinks, the sink. */
+/* A row without visible keys yields zeros and an lse of -inf; with sinks, the lse of the sink. */
 static void test_reference_empty_rows(void **state)
 {
 	struct fa_case attention = {
@@ -223,14 +223,14 @@ static int start_and_stop(void *userdata)
 	struct fa_test_daemon daemon;
 
 	fa_test_daemon_start(&daemon, NULL);
-	/* Wait, so that it is not stopped before it exits by itself. */
+	/* Wait, so that the daemon exits by itself before it is stopped. */
 	if (userdata)
 		fa_test_daemon_wait_dead(&daemon);
 	fa_test_daemon_stop(&daemon);
 	return 0;
 }
 
-/* A directory given by the caller stays; one made for the daemon is removed. */
+/* A directory that the caller names stays; one made for the daemon is removed. */
 static int start_in_dir(void *userdata)
 {
 	struct fa_test_daemon daemon;
@@ -298,7 +298,7 @@ static void test_broken_daemons(void **state)
 	assert_true(script_fails(script, false));
 	snprintf(script, sizeof(script), "ready; kill -SEGV $$; %s", wait);
 	assert_true(script_fails(script, false));
-	assert_true(script_fails("ready; exit 0", true)); /* exits without being told to */
+	assert_true(script_fails("ready; exit 0", true)); /* exits without a signal */
 }
 
 /* ---- directories */

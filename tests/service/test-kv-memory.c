@@ -66,7 +66,7 @@ static void append(struct kv *kv, const struct kv_item *item, bool writes)
 	fa_step_free(step);
 }
 
-/* One process for all kinds, so that one sequence is used from buffers of different kinds. */
+/* A single child tests all kinds, so that one sequence is used from buffers of different kinds. */
 static int child(void *userdata)
 {
 	static const uint32_t lengths[] = { 5, 16, 100, 33, 1, 70 };

@@ -42,8 +42,8 @@ static uint64_t seed;
 static const char *const cuda_args[] = { "--backend", "cuda", NULL };
 
 /*
- * Several kernels' worth of work on any GPU. The tests' CUDA driver computes on the CPU and gets
- * fewer tokens, so that it is done soon with sanitizers, too.
+ * A request of several kernels on any GPU. The tests' CUDA driver computes on the CPU and gets
+ * fewer tokens, so that it finishes soon with sanitizers, too.
  */
 static struct fa_case busy = {
 	.dtype = FA_WIRE_DTYPE_BF16,
@@ -54,7 +54,10 @@ static struct fa_case busy = {
 	.seqlen_k = 2048,
 };
 
-/* The tests' CUDA driver identifies processes by pid and computes on the CPU. */
+/*
+ * Returns true on the tests' CUDA driver, which identifies processes by pid and computes on the
+ * CPU.
+ */
 static bool tests_driver(void)
 {
 	return getenv("FAD_TEST_DRIVER") != NULL;
@@ -98,7 +101,7 @@ static size_t free_bytes(void)
 /* Waits until the daemon has released all memory of its clients. */
 static void check_given_back(size_t free_before)
 {
-	const size_t slack = (size_t)64 << 20; /* contexts differ a little in size */
+	const size_t slack = (size_t)64 << 20; /* allows for contexts of slightly different size */
 	struct fa_test_accounts accounts;
 	struct fa_raw raw;
 
@@ -122,7 +125,9 @@ static int child_kinds(void *userdata)
 		                       .seqlen_k = 130,
 		                       .causal = true,
 		                       .lse = true };
-	/* Larger than one piece of CUDA_FD, so several pieces are sent. */
+	/*
+	 * The buffer is larger than one piece (allocation) of CUDA_FD, so several pieces are sent.
+	 */
 	const struct fa_case large = { .dtype = FA_WIRE_DTYPE_F32,
 		                       .heads = 1,
 		                       .head_dim = 128,
@@ -250,7 +255,7 @@ static void test_kill(void **state)
 	check_given_back(before);
 }
 
-/* The client frees its memory while kernels read it; the daemon's mapping keeps it. */
+/* The client frees its memory while kernels read it; the daemon's mapping keeps the memory. */
 static int child_free_in_flight(void *userdata)
 {
 	const int kinds[] = { DEMO_CUDA_IPC, DEMO_CUDA_FD, DEMO_ARENA, DEMO_MEMFD };
@@ -262,7 +267,7 @@ static int child_free_in_flight(void *userdata)
 		fa_service_make(&service, &busy, kinds[i], true);
 		for (int j = 0; j < 4; j++)
 			fa_check_eq(fa_attention(service.client, &service.request, &tickets[j]), 0);
-		/* Frees the buffer and the memory. */
+		/* Free the buffer and the memory. */
 		fa_service_drop(&service);
 		for (int j = 0; j < 4; j++)
 			fa_check_eq(fa_wait(service.client, &tickets[j], UINT64_MAX, NULL), 0);
@@ -299,7 +304,7 @@ static void test_other_user(void **state)
 	fa_check_eq(status, 0);
 }
 
-/* As in a container: pid, IPC and /proc namespaces of its own. */
+/* Runs a client as in a container, with its own pid, IPC and /proc namespaces. */
 static int child_in_namespaces(void *userdata)
 {
 	pid_t pid;
@@ -331,7 +336,7 @@ static void test_namespaces(void **state)
 	fa_check_eq(status, 0);
 }
 
-/* Two containers in which the client has pid 1. */
+/* Two containers; in each the client has pid 1. */
 struct container {
 	const char *socket;
 	int ready;
@@ -370,7 +375,7 @@ static int exec_daemon(struct container *container)
 	return 1;
 }
 
-/* An IPC handle is refused with a hint at another kind, and that kind works. */
+/* The daemon refuses an IPC handle and suggests another kind of memory; that kind works. */
 static int use_both(struct container *container)
 {
 	const struct fa_case plain = { .dtype = FA_WIRE_DTYPE_BF16, .seqlen_q = 40 };
@@ -426,7 +431,7 @@ struct ipc {
 	int ready;
 };
 
-/* Exports an allocation and keeps it until told to exit. */
+/* Exports an allocation and keeps it until @done is closed. */
 static int child_export(void *userdata)
 {
 	struct ipc *ipc = userdata;
@@ -486,7 +491,7 @@ static void test_handles(void **state)
 	fa_check_eq(read(ready[0], &byte, 1), 1);
 	fa_raw_open(&raw, daemon_process.socket);
 
-	/* The same handle twice makes two buffers. */
+	/* The same handle, registered twice, makes two buffers. */
 	for (uint32_t id = 1; id <= 2; id++) {
 		message = ipc_message(ipc, id, 0, ipc->bytes);
 		fa_raw_call(&raw, &message, NULL, 0);
@@ -502,7 +507,7 @@ static void test_handles(void **state)
 
 	for (int i = 0; i < 50; i++) {
 		garbage = *ipc;
-		if (i % 2) /* all random, or a good one with a few changed bytes */
+		if (i % 2) /* random bytes, or else the good handle with changed bytes */
 			for (size_t j = 0; j < sizeof(garbage.handle); j++)
 				((unsigned char *)&garbage.handle)[j] =
 					(unsigned char)fa_test_random(&random);
@@ -512,7 +517,7 @@ static void test_handles(void **state)
 		message = ipc_message(&garbage, 4, 0, 4096);
 		fa_raw_call(&raw, &message, NULL, 0);
 		if (raw.message.type == FA_WIRE_BUFFER_REPLY) {
-			/* The driver ignores the changed byte. */
+			/* The driver ignored the changed byte, so the buffer exists. */
 			message = fa_raw_message(FA_WIRE_BUFFER_FREE);
 			message.buffer_free.buffer = 4;
 			fa_raw_call_expect(&raw, &message, NULL, 0, 0, NULL);
@@ -522,7 +527,7 @@ static void test_handles(void **state)
 		fa_check(raw.message.reply.text.length > 10);
 	}
 
-	/* After the exporter has exited, open buffers stay valid and new ones are refused. */
+	/* After the exporter has exited, open buffers stay valid but its handle is refused. */
 	close(done[1]);
 	fa_check_eq(fa_test_reap(pid), 0);
 	fa_raw_ping(&raw);

@@ -57,7 +57,7 @@ static struct scene {
 	CUdeviceptr at;
 	CUstream stream;
 	unsigned char *host; /* [ROUNDS] inputs, then [ROUNDS] results */
-	uint64_t value;      /* the same in both slots */
+	uint64_t value;      /* last value, the same in both slots */
 } s;
 
 static void open_scene(void)
@@ -103,7 +103,7 @@ static void close_scene(void)
 	cu_ok(cuMemFreeHost(s.host));
 }
 
-/* A request that waits for @value in slot IN and signals it in slot OUT. */
+/* Sends a request that waits for @value in slot IN and signals it in slot OUT. */
 static struct fa_ticket ask(uint64_t value)
 {
 	struct fa_attention request = fa_case_attention(&s.attention, s.buffer);
@@ -209,7 +209,10 @@ static int child_failure(void *userdata)
 	enqueue_after(0, 1);
 	ok(fa_timeline_wait(s.timeline, OUT, 1, fa_test_patience_ns()));
 	ok(fa_cancel(s.client, &tickets[1]));
-	/* After the cancelled request, whose value of slot IN is never written. */
+	/*
+	 * The stream goes on after the cancelled request, whose value of slot IN is never
+	 * written.
+	 */
 	ok(fa_timeline_enqueue_wait(s.timeline, OUT, 2, s.stream));
 	enqueue_before(2, 3);
 	enqueue_after(2, 3);

@@ -20,7 +20,7 @@ static void must(int r, const char *what)
 	exit(1);
 }
 
-/* @good: succeeds; otherwise the daemon refuses it. */
+/* Sends a request that succeeds if @good; otherwise the daemon refuses it. */
 static void attend(struct fa_client *client, struct fa_buffer *buffer, uint64_t bytes, bool good)
 {
 	struct fa_attention attention = { .size = sizeof(attention), .flags = FA_ATTENTION_CAUSAL };
@@ -30,7 +30,7 @@ static void attend(struct fa_client *client, struct fa_buffer *buffer, uint64_t 
 
 	for (unsigned int i = 0; i < 4; ++i)
 		fa_tensor_init(tensors[i], buffer, i * bytes, FA_F32, 4, shape);
-	/* The library does not check that dtypes match; the daemon does. */
+	/* The library does not check that dtypes match, but the daemon does. */
 	if (!good)
 		attention.k.dtype = FA_F16;
 	r = fa_attention(client, &attention, NULL);

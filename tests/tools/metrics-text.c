@@ -1,5 +1,6 @@
 /*
- * Prints what `factl metrics` makes of the status on stdin; exits with 1 if it is malformed.
+ * Reads a status from stdin and prints it as `factl metrics` would; exits with 1 if the status is
+ * malformed.
  */
 #include "tools/metrics.h"
 

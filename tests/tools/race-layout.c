@@ -1,5 +1,5 @@
 /*
- * Prints the offsets of the structs that bench/race.py mirrors, a line for each field.
+ * Prints a line for each field of the structs that bench/race.py mirrors, with the field's offset.
  */
 #include "kernels/cuda/plan.h"
 

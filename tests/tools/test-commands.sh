@@ -51,7 +51,7 @@ expect 1 'no-such-package-c or no-such-package-d' packaging/install-deps --no-in
 expect 0 'no-such-package-e' packaging/install-deps --no-install build optional
 expect 2 'unknown option' packaging/install-deps --nonsense build
 
-# Totals.
+# packaging/sum-tests adds up totals.
 cat >"$temporary/a.json" <<'EOF'
 {"name": "one", "result": "OK", "duration": 0.1, "stdout": "fine"}
 {"name": "two", "result": "FAIL", "duration": 0.2, "stdout": "x\ny", "stderr": "the reason"}

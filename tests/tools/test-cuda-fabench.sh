@@ -4,7 +4,7 @@
 # Run as: test-cuda-fabench.sh FABENCH FABENCH-LAUNCH, with FAD_DAEMON.
 set -euo pipefail
 
-# This daemon reads FAD_TUNE_*.
+# Use the daemon that reads FAD_TUNE_*.
 export FAD_TUNABLE_DAEMON="$FAD_DAEMON"
 fabench=$1
 fabench_launch=$2
@@ -72,7 +72,7 @@ for variant in ("", "-append"):
 assert not any(name.endswith("launch") for name in prepare), prepare
 EOF
 
-# Fails without nvidia-cuda-mps-control.
+# A benchmark with --mps fails without nvidia-cuda-mps-control.
 status=0
 PATH=$temporary/none "$fabench" --quick --mps request 2>"$temporary/errors" || status=$?
 [ "$status" -eq 1 ]

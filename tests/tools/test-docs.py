@@ -61,7 +61,7 @@ def main(source):
         found += missing(source, document)
     for sentence in found:
         print(sentence)
-    # It can fail.
+    # The check can fail.
     probe = os.path.join(source, "README.md")
     if exists(source, probe, "daemon/no-such-file.c", False) or not exists(
             source, probe, "daemon/service/main.c", False):

@@ -28,7 +28,7 @@ class Family:
     def __init__(self, name):
         self.name = name
         self.type = self.unit = self.help = None
-        self.samples = {}  # of (suffix, labels in their order)
+        self.samples = {}  # values by (suffix, labels in their order)
 
     def check_head(self, line):
         if not self.type or self.help is None:
@@ -259,7 +259,7 @@ def check_daemon(folder, factl, client):
         status = scene.status()
         check_session(status["tenants"][0], 12, 3, 5)
         check_numbers(parse(scene.run("metrics")), status)
-        # The tenant is remembered after its last client has gone.
+        # The metrics keep the tenant after its last client has gone.
         scene.end_client(stays)
         check_session(scene.status()["tenants"][0], 12, 3, 5)
         return status
@@ -272,7 +272,7 @@ def check_text(program, status):
         done = subprocess.run([program], input=text, stdout=subprocess.PIPE, text=True, timeout=60)
         return done.returncode, done.stdout
 
-    # Client names that would need escaping.
+    # These client names would need escaping.
     names = ['a"} 1\nfad_draining 1', "back\\slash\\", '\\"', "\\n", "new\nline", "{=,}", "é 字", ""]
     status["tenants"] = [{**status["tenants"][0], "uid": i, "cgroup": name}
                          for i, name in enumerate(names)]
@@ -287,7 +287,7 @@ def check_text(program, status):
     assert value(families, "fad_build_info", device=status["device"]) == 1
     assert '"a \\"GPU\\" \\\\ of\\n80 GB"' in text
 
-    # The status without fields that other tenants or older daemons lack.
+    # This status lacks fields that other tenants or older daemons do not get or report.
     for key in ("connections_total", "connections_refused", "rings", "buffers", "buffers_max"):
         del status[key]
     for key in ("chunks", "used_pages", "idle_pages", "free_pages"):

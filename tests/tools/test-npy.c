@@ -1,5 +1,5 @@
 /*
- * The demo's .npy reader: reads what numpy writes, refuses the rest.
+ * Tests of the demo's .npy reader: it reads what numpy writes and refuses everything else.
  */
 #include "demo/npy.h"
 

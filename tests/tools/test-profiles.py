@@ -77,7 +77,7 @@ def main():
             return None
 
         said = run("all", 2, "*")
-        # Each cell once.
+        # Each cell occurs once.
         assert [result["name"] for result in said["results"]] == ["decode/a/us", "decode/b/us", "prefill/x"], said
         assert said["machine"] == "D" and said["command"] == "bench/profiles.py", said
         for result in said["results"]:

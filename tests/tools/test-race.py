@@ -64,7 +64,7 @@ def check_cell(race, targets, name, what, peer):
     assert params.batch * params.seqlen_q == 16384, name
     assert params.causal == ("full" not in name) and (params.softcap > 0) == ("softcap" in name), name
     assert bool(params.alibi_slopes) == ("alibi" in name), name
-    # As kernels/attention.h defines visible.
+    # kernels/attention.h defines which keys are visible.
     pairs = 0
     for row in range(cell.seqlen):
         last = row if params.causal else cell.seqlen - 1

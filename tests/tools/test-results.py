@@ -195,7 +195,7 @@ def main():
         ):
             assert line in text, f"{line!r} is not in:\n{text}"
 
-        # One reason for each, and no other.
+        # Each missed target needs a reason, and no other has one.
         folder.put("shortfalls.json", {"shortfalls": SHORTFALLS[:1]})
         folder.run("check", "shortfalls.json has no reason why decode/c/us of one.json misses")
         folder.put("shortfalls.json", {"shortfalls": [*SHORTFALLS, {"title": "Noops", "names": ["noop"],
@@ -229,7 +229,7 @@ def main():
         assert "Of 10 targets 7 are met." in text, text
         assert "| noop | 0.8 | us | socket | 5 |  |" in text.split("## other")[1], text
 
-        # A target of 0.
+        # A target may be 0.
         folder.put("shortfalls.json", {"shortfalls": SHORTFALLS})
         folder.put("plain.json", {"command": "c", "machine": "M", "date": "D",
                                   "results": [*PLAIN[:1], result("lost", 1), *PLAIN[2:]]})

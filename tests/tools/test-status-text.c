@@ -28,7 +28,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* The result is valid until the next call. */
+/* Returns `factl status`'s text for @json; valid until the next call. */
 static const char *print(const char *json)
 {
 	static char text[65536];
@@ -41,7 +41,7 @@ static const char *print(const char *json)
 	return text;
 }
 
-/* Finds the ring columns in the line of @session; false: there is no such line. */
+/* Finds the ring columns in the line of @session; returns false if there is no such line. */
 static bool find_ring(const char *text, uint64_t session, char ring[16], char by_ring[16],
                       char doorbells[16])
 {
@@ -51,7 +51,7 @@ static bool find_ring(const char *text, uint64_t session, char ring[16], char by
 		unsigned long long number;
 
 		++line;
-		/* Memory is printed as a number and a unit. */
+		/* Memory is printed as two words, a number and a unit. */
 		if (sscanf(line, "%llu %*u %*u %*u %*s %*s %*u %*u %15s %15s %15s", &number, ring,
 		           by_ring, doorbells) == 4 &&
 		    number == session)
@@ -103,7 +103,7 @@ static void test_live(void **state)
 
 #define HEAD "{\"requests\": {}, \"tenants\": [], \"sessions\": [{\"session\": 7, \"name\": \"x\""
 
-/* A daemon that polls the ring now, and one that does not say. */
+/* Compares a daemon that polls the ring now with one that does not report whether it does. */
 static void test_words(void **state)
 {
 	static const struct {
@@ -128,7 +128,10 @@ static void test_words(void **state)
 	}
 }
 
-/* Used and limit; used alone if there is no limit or an older daemon does not report it. */
+/*
+ * Prints used and limit. Prints used alone if there is no limit, or if an older daemon does not
+ * report it.
+ */
 static void test_tenants(void **state)
 {
 #define REQUESTS_OF "{\"requests\": {\"busy_ns\": 4000}, \"sessions\": [], \"tenants\": "

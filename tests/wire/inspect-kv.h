@@ -1,4 +1,4 @@
-/* Part of inspect.c: the messages of the KV cache. */
+/* The part of inspect.c for the messages of the KV cache. */
 #pragma once
 
 #include "schema/wire.h"

@@ -1,4 +1,4 @@
-/* Shared by inspect.c and inspect-kv.c. */
+/* Functions that inspect.c and inspect-kv.c share. */
 #pragma once
 
 #include "tests/wire/inspect-kv.h"

@@ -1,14 +1,14 @@
 /*
- * Messages of protocol version 1: each type with every field set, and with every optional field
- * absent. Frozen: the recorded bytes in golden/v1 are compared with them. Fields of later versions
- * are zero, as in bytes that lack them.
+ * Samples: messages of protocol version 1, each type once with every field set, and once with every
+ * optional field absent. They never change, as the recorded bytes in golden/v1 are compared with
+ * them. Fields of later versions are zero, as they are absent from the bytes.
  */
 #pragma once
 
 #include "schema/wire.h"
 
 struct fa_sample {
-	const char *name; /* of the file under golden/v1, without .bin */
+	const char *name; /* name of the file under golden/v1, without .bin */
 	struct fa_wire_message message;
 };
 

@@ -30,7 +30,7 @@ static const void *encode(const struct fa_wire_message *message, size_t *ret_len
 	return bytes;
 }
 
-/* -EBADMSG leaves @ret_message untouched. */
+/* Decodes, and checks that -EBADMSG leaves @ret_message untouched. */
 static int decode(const void *bytes, size_t length, struct fa_wire_message *ret_message)
 {
 	struct fa_wire_message untouched;
@@ -48,7 +48,7 @@ static int decode(const void *bytes, size_t length, struct fa_wire_message *ret_
 	return r;
 }
 
-/* An exact copy, so that a sanitizer detects reads beyond the end. */
+/* Allocates an exact copy, so that a sanitizer detects reads beyond the end. */
 static void *copy(const void *bytes, size_t length)
 {
 	void *exact = malloc(length ? length : 1);
@@ -58,7 +58,7 @@ static void *copy(const void *bytes, size_t length)
 	return exact;
 }
 
-/* A decoded message is the same after encoding and decoding it again. */
+/* Checks that a decoded message is the same after encoding and decoding it again. */
 static void check_again(const struct fa_wire_message *message)
 {
 	struct fa_wire_message again;
@@ -199,7 +199,7 @@ static void test_made_up(void **state)
 	}
 }
 
-/* A type of a later version: the message's other fields are decoded. */
+/* The message has a type of a later version: its other fields are decoded. */
 static void test_unknown_type(void **state)
 {
 	struct fa_wire_message message = { .id = UINT64_MAX - 1,
@@ -244,14 +244,14 @@ static void test_refused_at_once(void **state)
 		assert_int_equal(decode(space, length, &message), -EBADMSG);
 	assert_int_equal(decode(space, sizeof(space), &message), -EBADMSG);
 
-	/* only misaligned */
+	/* these bytes are valid, but misaligned */
 	bytes = encode(&ping, &length);
 	for (size_t i = 0; i < 8; ++i) {
 		memmove(space + i, bytes, length);
 		assert_int_equal(decode(space + i, length, &message), i ? -EBADMSG : 0);
 	}
 
-	/* the longest, and one more */
+	/* the longest message is accepted, one byte more is not */
 	memcpy(space, bytes, length);
 	assert_int_equal(decode(space, FA_WIRE_BYTES_MAX, &message), 0);
 	assert_int_equal(decode(space, FA_WIRE_BYTES_MAX + 1, &message), -EBADMSG);
@@ -306,7 +306,7 @@ static void test_truncation(void **state)
 
 		bytes = encode(&fa_samples_v1[i].message, &full_length);
 		whole = copy(bytes, full_length);
-		/* long messages: byte by byte only at the ends, the middle is one vector */
+		/* of long messages only the ends are cut byte by byte: the middle is one vector */
 		for (size_t length = 0; length < full_length; ++length) {
 			struct fa_wire_message message;
 			void *exact;
@@ -342,7 +342,7 @@ static void mutate(unsigned char *bytes, size_t length)
 		                           0x80000000, 0xfffffffc, 0xffffffff };
 	unsigned n = 1 + random_next() % 8;
 
-	/* mostly in the first 256 bytes, which hold the structure */
+	/* mutate mostly the first 256 bytes, which hold the structure */
 	for (unsigned i = 0; i < n; ++i) {
 		size_t range = length > 256 && random_next() % 8 ? 256 : length;
 		size_t at = random_next() % range;

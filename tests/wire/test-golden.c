@@ -1,6 +1,6 @@
 /*
- * Messages recorded with the first release of a protocol version still decode to the same samples.
- * Their encoding is not compared: it depends on the release of FlatBuffers.
+ * Messages that were recorded with the first release of a protocol version still decode to the same
+ * samples. Their encoding is not compared, as it depends on the release of FlatBuffers.
  */
 #include "tests/wire/inspect.h"
 #include "tests/wire/samples.h"

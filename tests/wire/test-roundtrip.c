@@ -61,7 +61,7 @@ static uint64_t random_next(void)
 	return random_state;
 }
 
-/* A random number, often 0. */
+/* Returns a random number, often 0. */
 static uint64_t random_number(void)
 {
 	return random_next() % 4 ? random_next() : 0;
@@ -80,7 +80,7 @@ static void fill_view(struct fa_wire_view *view)
 	view->reserved = (uint16_t)random_number();
 }
 
-/* A StepAttend for the fast path, with the views whose bit @views has. */
+/* Makes a StepAttend for the fast path. Bit i of @views says whether view i is set. */
 static void make_fast(struct fa_wire_message *message, unsigned int views)
 {
 	struct fa_wire_step_attend *attend = &message->step_attend;
@@ -110,7 +110,7 @@ static void make_fast(struct fa_wire_message *message, unsigned int views)
 			fill_view(each[i]);
 }
 
-/* Padding after Message's vtable. */
+/* The offset of the padding byte after Message's vtable. */
 #define FAST_PAD 22
 #define FAST_VTABLE_PLACE 100
 
@@ -184,8 +184,8 @@ static void test_difference_is_seen(void **state)
 }
 
 /*
- * With any buffer size the message is refused or written at the buffer's end, and no other byte
- * is touched. FA_WIRE_FIXED_BYTES_MAX is always enough.
+ * With any buffer size, the encoder refuses the message or writes it at the buffer's end, and
+ * touches no other byte. FA_WIRE_FIXED_BYTES_MAX is always enough.
  */
 static void test_buffer_sizes(void **state)
 {

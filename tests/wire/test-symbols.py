@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 
-# What builds with sanitizers or coverage bring along.
+# Symbols that builds with sanitizers or coverage add.
 INSTRUMENTED_LIBRARY = re.compile(r"lib(asan|ubsan|tsan|lsan|clang_rt)[.\w-]*\.so[.\d]*")
 INSTRUMENTED_SYMBOL = re.compile(
     r"_*(asan|ubsan|tsan|lsan|sanitizer|sancov|odr_asan|start_|stop_|gcov|llvm)\w*|[at]?san\..*|sancov\..*")

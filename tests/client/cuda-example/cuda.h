@@ -1,6 +1,6 @@
 /*
- * Replaces <cuda.h> when client/examples/cuda.c is built for the tests' CUDA driver: maps names
- * to the functions of common/cudriver.h.
+ * Replaces <cuda.h> when client/examples/cuda.c is built for the tests' CUDA driver. Maps the
+ * driver's names to the functions of common/cudriver.h.
  */
 #pragma once
 
