@@ -1,8 +1,8 @@
 /*
  * Fuzzes a whole session: the daemon's loop, engine and CPU backend run in this process, and a
  * client sends the input's packets (packets.h) over a real socket. After the client has gone, the
- * daemon must have released its sessions, buffers, accounts, requests and descriptors. Every message
- * of the daemon must decode.
+ * daemon must have released its sessions, buffers, accounts, requests and descriptors. Every
+ * message of the daemon must decode.
  *
  * Limits are tiny so that inputs reach them; tensors are small to keep sessions short.
  */
