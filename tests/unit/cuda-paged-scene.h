@@ -1,4 +1,4 @@
-/* Steps over pages that are planned without a GPU, on chips of several kinds. */
+/* Builds steps over pages and plans them without a GPU, for chips of several kinds. */
 #pragma once
 
 #include "kernels/cuda/paged-plan.h"

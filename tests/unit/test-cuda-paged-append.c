@@ -84,7 +84,7 @@ static void test_append(void **state)
 	other.step = &step;
 	assert_false(appends_on(&h200, &scene, &other));
 
-	/* Rows that are not aligned to 16 bytes. */
+	/* K or V has rows that are not aligned to 16 bytes. */
 	other = append;
 	other.k.data = (void *)((uintptr_t)other.k.data + 8);
 	assert_false(appends_on(&h200, &scene, &other));
@@ -116,7 +116,7 @@ static void test_append(void **state)
 	scene.cache.v_offset = 0;
 	assert_false(appends_on(&h200, &scene, &append));
 
-	/* Deterministic steps (split decode), windows and trees. */
+	/* Deterministic steps (split decode), windows and trees do not append. */
 	scene_init_append(&scene, &append);
 	scene.request.attention.deterministic = true;
 	assert_true(appends_on(&h200, &scene, &append));
@@ -132,13 +132,13 @@ static void test_append(void **state)
 	scene.request.attention.tree_start = scene.tree_start;
 	assert_true(appends_on(&h200, &scene, &append));
 
-	/* One sequence with many new tokens suffices to rule it out. */
+	/* The launch does not append if one sequence has many new tokens. */
 	scene_init_append(&scene, &append);
 	scene.lengths[2] = 60;
 	scene.cu_new[3] = 63;
 	assert_false(appends_on(&h200, &scene, &append));
 
-	/* A new token that was dropped at once, and a step without new tokens. */
+	/* The launch does not append if a new token was dropped at once, or if no token is new. */
 	scene_init_append(&scene, &append);
 	scene.first[2] = 65;
 	assert_true(appends_on(&h200, &scene, &append));
@@ -244,7 +244,8 @@ static void test_told(void **state)
 	assert_int_equal(told(&h200, &scene, 1000, 1, NULL), 0);
 	scene_init(&scene, 1);
 	assert_int_equal(told(&h200, &scene, 1000, 70, NULL), 0);
-	/* Several sequences have no separate parts; a launch that also appends has. */
+	/* A launch over several sequences reports no separate parts, but a launch that also
+	 * appends does. */
 	scene_init(&scene, 2);
 	assert_int_equal(told(&h200, &scene, 1000, 1, NULL), 0);
 	scene_init_append(&scene, &append);

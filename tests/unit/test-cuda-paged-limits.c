@@ -81,7 +81,7 @@ static void test_windows(void **state)
 				scene.request.attention.causal = false;
 				scene.cu_new[1] = 1;
 				scene.lengths[0] = 5000;
-				/* Sequences with more query rows than keys. */
+				/* Sequences have more query rows than keys. */
 				scene.cu_new[2] = 31;
 				scene.lengths[1] = 7;
 				scene.cu_new[3] = 31 + 200;

@@ -1,6 +1,7 @@
 /*
- * How kernels over pages divide, without a GPU: by what the planner gives them to multiply with,
- * and in fp32 where it sees to it that numbers are small enough; and among how many blocks.
+ * Tests without a GPU how paged kernels divide integers by multiplying, with factors that the
+ * planner computes; where they divide in fp32, for which the planner ensures that numbers are small
+ * enough; and how many thread blocks share a sequence.
  */
 #include "kernels/cuda/sm90/paged_kernels.h"
 #include "tests/unit/cuda-paged-scene.h"
@@ -14,7 +15,7 @@
 
 #include <cmocka.h>
 
-/* The kernels divide by multiplying. */
+/* The kernels divide by multiplying with a factor from the planner. */
 static void test_magic(void **state)
 {
 	for (int32_t page = 16; page <= 256; page += 16) {
@@ -40,7 +41,7 @@ static void test_magic(void **state)
 	}
 }
 
-/* Hopper's kernels tell the token of a row in fp32, by a reciprocal that may be off by one step. */
+/* Hopper's kernels compute a row's token in fp32, with a reciprocal that may be off by one step. */
 static void test_rows(void **state)
 {
 	const struct {
@@ -77,8 +78,8 @@ static void test_rows(void **state)
 	}
 }
 
-/* A long sequence of one KV head is all blocks', and where its shares are many, the kernel is
- * another. */
+/* A long sequence of one KV head is shared by all thread blocks. Where it has many partial
+ * results, another kernel ("levels") is chosen. */
 static void test_levels(void **state)
 {
 	static const struct {

@@ -1,7 +1,7 @@
 /*
- * Tests how a step's work is divided over blocks, without a GPU: every tile of every sequence
- * belongs to exactly one block, every block of rows is there once, and no number exceeds what
- * kernels can count. The walk repeats the kernels'.
+ * Tests without a GPU how a step's work is divided over thread blocks: every tile of every sequence
+ * belongs to exactly one block, every row block occurs once, and no number exceeds what kernels can
+ * count. The checks repeat the kernels' walk over tiles.
  */
 #include "tests/unit/cuda-paged-scene.h"
 
@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-/* Checks that partial results have room for all rows of @item, as blocks share its parts. */
+/* Checks that there is room for the partial results of @item's rows, if blocks share its parts. */
 static void check_parted(const struct scene *scene, const struct fa_cuda_paged_plan *plan,
                          const struct fa_cuda_paged_item *item)
 {
@@ -26,8 +26,8 @@ static void check_parted(const struct scene *scene, const struct fa_cuda_paged_p
 	assert_true(plan->part_rows <= most && plan->partial_rows == most);
 }
 
-/* Checks that every tile of each part is computed once. Returns the time of the slowest block in
- * tiles, where the end of a part takes the time of @end tiles. */
+/* Checks that every tile of each part is computed once. Returns the time of the slowest thread
+ * block, in tiles; the end of a part takes as long as @end tiles. */
 static uint32_t check_decode(const struct scene *scene, const struct fa_cuda_paged_plan *plan,
                              uint32_t end)
 {
@@ -112,8 +112,9 @@ static uint32_t longest_pair(const uint32_t *seen, uint32_t n)
 	return longest;
 }
 
-/* @all: the keys that each row block sees, in launch order. TMA kernels compute them in pairs: the
- * first with the last, the second with the last but one. Other kernels want the longest first. */
+/* Checks the order of row blocks. @all: the keys that each sees, in launch order. TMA kernels
+ * pair the first block with the last, the second with the last but one. For other kernels the
+ * longest come first. */
 static void check_order(const struct fa_cuda_paged_plan *plan, uint32_t *all)
 {
 	const uint32_t n = plan->forward_blocks, longest = longest_pair(all, n);
@@ -212,7 +213,8 @@ static void test_even(void **state)
 	free(scene.blob);
 }
 
-/* Blocks that have many short sequences have fewer tiles. */
+/* Thread blocks with many short sequences get fewer tiles, because the end of each part takes
+ * time. */
 static void test_ends(void **state)
 {
 	static const struct {
@@ -251,20 +253,20 @@ static void test_ends(void **state)
 		assert_int_equal(plan.epilogue_tiles, cases[i].end);
 		equal = check_decode(&scene, &plan, end);
 		cost /= plan.decode_grid;
-		/* One more end is allowed: that of a part whose end is in the middle of a block's
-		 * range. */
+		/* One more end is allowed, for a part that ends within a block's range. */
 		if (cases[i].end > 0)
 			assert_true(equal <= cost + end + 1);
 		else
 			assert_true(equal > cost + end + 1);
 		free(scene.blob);
-		/* Sequences of equal length: all blocks have equally many ends anyway. */
+		/* With sequences of equal length all blocks have about as many ends, so ends
+		 * cost no tiles. */
 		for (int32_t b = 0; b < 64; b++)
 			scene.lengths[b] = 4096;
 		scene_plan(&scene, cases[i].chip, &plan);
 		assert_int_equal(plan.epilogue_tiles, 0);
 		free(scene.blob);
-		/* Short sequences: a block has few tiles. */
+		/* With short sequences a block has few tiles, so ends cost no tiles. */
 		for (int32_t b = 0; b < 64; b++)
 			scene.lengths[b] = 64 * (1 + (uint32_t)b % 5);
 		scene_plan(&scene, cases[i].chip, &plan);
@@ -383,7 +385,7 @@ static void test_forward_kind(void **state)
 	}
 	scene.request.attention.q = (struct fa_attention_tensor){ 0 };
 
-	/* Rows of V that are shorter than K's, and V inside K's rows. */
+	/* V has shorter rows than K, or lies inside K's rows. */
 	scene.cache.head_dim_v = 64;
 	scene_plan(&scene, &portable, &plan);
 	assert_string_equal(plan.forward->symbol, "fa_sm80_paged_forward_bf16_d128_v128_rich");
@@ -393,7 +395,7 @@ static void test_forward_kind(void **state)
 	assert_string_equal(plan.forward->symbol, "fa_sm80_paged_forward_bf16_d128_v128_band");
 	free(scene.blob);
 
-	/* Trees and fp32 decode, however many rows they have. */
+	/* Trees and fp32 take the decode kernels, however many rows there are. */
 	scene.request.attention.tree = &tree_start;
 	scene.tree_start[0] = FA_PAGED_NO_TREE;
 	scene.request.attention.tree_start = scene.tree_start;
@@ -409,7 +411,7 @@ static void test_forward_kind(void **state)
 	free(scene.blob);
 }
 
-/* The TMA kernels: what they take, and what they leave to others. */
+/* Checks which steps the TMA kernels take, and which go to other kernels. */
 static void test_hopper(void **state)
 {
 	static const int32_t pages[] = { 16, 32, 48, 64, 80, 112, 128, 256 };
@@ -487,7 +489,7 @@ static void test_hopper(void **state)
 	free(scene.blob);
 }
 
-/* What is passed in the launch's arguments: a few items, and a short table. */
+/* Checks what is passed in the launch's arguments: a few items, and a short table. */
 static void test_carried(void **state)
 {
 	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
@@ -614,7 +616,7 @@ static void test_refused(void **state)
 	assert_non_null(strstr(text, "tiles"));
 }
 
-/* Caches that store codes: which have kernels, and what the arguments say about the codes. */
+/* Checks which caches of codes have kernels, and how the arguments describe the codes. */
 static void test_codes(void **state)
 {
 	struct fa_cuda_chip old = h200, small = h200;
@@ -643,7 +645,7 @@ static void test_codes(void **state)
 	char text[256] = "";
 
 	scene_init(&scene, 1);
-	scene.cu_new[1] = 100; /* many rows, too */
+	scene.cu_new[1] = 100; /* a step with many rows, too */
 	scene.lengths[0] = 300;
 	scene.cache.store = FA_PAGED_INT8;
 	scene.cache.dtype = FA_ATTENTION_F16;
@@ -724,7 +726,7 @@ static void test_codes(void **state)
 #undef REFUSED
 }
 
-/* Checks that the kernels agree in everything else. */
+/* Checks that two kernels agree in everything except what the caller compares. */
 static void check_stands_for(const struct fa_cuda_paged_kernel *kernel,
                              const struct fa_cuda_paged_kernel *other)
 {

@@ -1,6 +1,6 @@
 /*
- * What kernels by TMA get of a step's many rows, without a GPU: which kernel, and in which order
- * sequences' blocks.
+ * Tests without a GPU which TMA kernel computes a step's sequences of many rows, and in which order
+ * their row blocks are launched.
  */
 #include "tests/unit/cuda-paged-scene.h"
 
@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-/* Short sequences have a kernel of their own, unless bits may not depend on others. */
+/* Short sequences have their own kernel, except in deterministic steps. */
 static void test_short(void **state)
 {
 	struct fa_cuda_paged_plan plan;
@@ -33,20 +33,21 @@ static void test_short(void **state)
 	}
 }
 
-/* The kernels by TMA compute a sequence's blocks together, one sequence behind the other, unless
- * pairs would be long. */
+/* The TMA kernels compute the row blocks of one sequence together, sequence after sequence,
+ * unless that would make pairs of long blocks. */
 static void test_pairs(void **state)
 {
-	/* Blocks: of which sequence, and how many before it. */
+	/* blocks: the sequence and the number of each row block, in launch order. */
 	static const struct {
 		int32_t batch;
 		uint32_t n_new[3], before[3];
 		const char *blocks;
 	} cases[] = {
 		{ 3, { 512, 512, 512 }, { 0 }, "03 02 13 12 23 22 21 20 11 10 01 00" },
-		/* Middles go with each other. The one left over is in the middle. */
+		/* The middle blocks of two sequences form a pair; a block without a partner is
+		 * in the middle. */
 		{ 3, { 300, 640, 128 }, { 0 }, "14 13 12 02 01 00 20 11 10" },
-		/* Two long blocks are not for one block of threads. */
+		/* Two long row blocks do not go to the same thread block. */
 		{ 2, { 256, 256 }, { 8192, 0 }, "01 00 11 10" },
 	};
 

@@ -108,7 +108,7 @@ static void scene_plan(struct scene *scene)
 		assert_int_equal(scene->blob[bytes + i], 0x5a);
 }
 
-/* ---- the kernels' walk over a plan */
+/* ---- repeats the kernels' walk over a plan */
 
 struct view {
 	const struct fa_cuda_paged_plan *plan;
@@ -165,7 +165,7 @@ static void check_shares(const struct view *view, const struct fa_cuda_paged_par
 	assert_int_equal(shares->row_blocks, view->items[item].row_blocks);
 }
 
-/* Returns the arrivals after which a suffix and its prefix can be merged. */
+/* Returns the number of arrivals after which a suffix and its prefix can be merged. */
 static uint32_t wanted(const struct view *view, uint32_t suffix, uint32_t kv_head, uint32_t slice)
 {
 	const struct fa_cuda_paged_suffix *t = &view->suffixes[suffix];
@@ -403,13 +403,13 @@ static void test_not(void **state)
 	set_usual();
 	scene.request.attention.alibi_slopes = slopes;
 	check(&scene, 0);
-	/* A window that hides the first token, and one that hides none. */
+	/* A window that hides the first token, then one that hides no token. */
 	set_usual();
 	scene.request.attention.window_left = 9214;
 	check(&scene, 0);
 	scene.request.attention.window_left = 9215;
 	check(&scene, 1);
-	/* Sequences that share too few pages. */
+	/* Sequences share too few pages. */
 	set_usual();
 	for (int32_t b = 0; b < 64; b++)
 		scene.table[b][1] = 7000 + (uint32_t)b;
@@ -419,18 +419,18 @@ static void test_not(void **state)
 	set(1, 1, 500);
 	begin_like(&scene, 1, 0, 7);
 	check(&scene, 0);
-	/* More parts than there are counters. */
+	/* The plan would have more parts than there are counters. */
 	set_usual();
 	scene.cache.kv_heads = scene.request.attention.heads = 300;
 	check(&scene, 0);
-	/* Partial results that would take 138 MB, which is too much, and 130 MB. */
+	/* Partial results would take 138 MB, which is too much, then 130 MB. */
 	set_usual();
 	scene.cache.kv_heads = scene.request.attention.heads = 124;
 	check(&scene, 0);
 	set_usual();
 	scene.cache.kv_heads = scene.request.attention.heads = 116;
 	check(&scene, 1);
-	/* Sequences that dropped different numbers of leading tokens. */
+	/* Sequences dropped different numbers of leading tokens. */
 	set_usual();
 	for (int32_t b = 0; b < 64; b++)
 		scene.first[b] = (uint32_t)b;
@@ -467,7 +467,7 @@ static void test_pays(void **state)
 
 static void test_groups(void **state)
 {
-	/* Two groups, of even and of odd sequences; one sequence of each shares nothing. */
+	/* Even and odd sequences form two groups; one sequence of each shares nothing. */
 	set_usual();
 	for (int32_t b = 1; b < 64; b++)
 		begin_like(&scene, b, b % 2, 128);
@@ -479,26 +479,26 @@ static void test_groups(void **state)
 	scene.table[6][0] = 78;
 	check(&scene, 2);
 
-	/* All share 16 pages, and each half shares 112 more: each half is a group. */
+	/* All sequences share 16 pages, and each half shares 112 more: each half is a group. */
 	set_usual();
 	for (int32_t b = 0; b < 64; b++)
 		for (uint32_t i = 16; i < 128; i++)
 			scene.table[b][i] = 5000000 + (uint32_t)(b % 2) * 1000 + i;
 	check(&scene, 2);
-	/* All share 120 pages, and sets of four share 8 more: all are one group. */
+	/* All sequences share 120 pages, and sets of four share 8 more: all are one group. */
 	set_usual();
 	for (int32_t b = 0; b < 64; b++)
 		for (uint32_t i = 120; i < 128; i++)
 			scene.table[b][i] = 5000000 + (uint32_t)(b % 16) * 1000 + i;
 	check(&scene, 1);
-	/* One half shares 128 pages; the other shares only 40 with it and among itself, and is a
-	 * second group. */
+	/* One half shares 128 pages. The other half shares only 40 pages, with the first half
+	 * and within itself, and is a second group. */
 	set_usual();
 	for (int32_t b = 32; b < 64; b++)
 		for (uint32_t i = 40; i < 128; i++)
 			scene.table[b][i] = 9000000 + 1000 * (uint32_t)b + i;
 	check(&scene, 2);
-	/* Equal pages behind a different one are not shared. */
+	/* Equal pages are not shared if they follow a different page. */
 	set_usual();
 	scene.table[9][64] = 3;
 	check(&scene, 1);
@@ -581,11 +581,11 @@ static void test_random(void **state)
 			assert_int_equal(scene.plan.prefixes, 0);
 		free(scene.blob);
 	}
-	/* Enough of the random plans had prefixes. */
+	/* Check that enough of the random plans had prefixes. */
 	assert_true(grouped > 50);
 }
 
-/* A deterministic plan divides a sequence into the same units whatever else the step has. */
+/* A deterministic plan divides a sequence into the same units whatever else is in the step. */
 static void test_units(void **state)
 {
 	static const uint32_t lengths[] = { 1, 512, 513, 4096, 65536, 65537, 300000 };

@@ -191,7 +191,7 @@ static void test_choice(void **state)
 		{ FA_ATTENTION_BF16, 200, 192, 1, &hopper, "fa_sm90_forward_bf16_d256_v256_full" },
 		{ FA_ATTENTION_BF16, 256, 512, 2, &hopper, "fa_sm90_forward_bf16_d256_v256_full" },
 		{ FA_ATTENTION_BF16, 128, 512, 4, &hopper, "fa_sm90_forward_bf16_d128_v128_full" },
-		/* Code for sm_90a runs on no other chip. */
+		/* sm_90a kernels run on no other chip. */
 		{ FA_ATTENTION_BF16, 64, 64, 1, &ampere, "fa_sm80_forward_bf16_d64_v64_full" },
 		{ FA_ATTENTION_F16, 64, 64, 1, &ampere, "fa_sm80_forward_f16_d64_v64_full" },
 		{ FA_ATTENTION_F32, 64, 64, 1, &ampere, "fa_sm80_forward_f32_d64_v64_rich" },
@@ -290,7 +290,7 @@ static void test_windows(void **state)
 	params.causal = false;
 	assert_int_equal(plan(&params).args.window_right, 0);
 
-	/* One query row, at the last key: causal hides nothing. */
+	/* With one query row, at the last key, a causal mask hides nothing. */
 	params = usual(FA_ATTENTION_BF16, 128);
 	params.seqlen_q = 1;
 	params.causal = true;
@@ -305,7 +305,7 @@ static void test_windows(void **state)
 	assert_int_equal(plan(&params).args.window_left, FA_CUDA_WINDOW_MAX);
 }
 
-/* A narrow window has its own kernel on some chips; its row blocks are not paired. */
+/* On some chips narrow windows have their own kernel, which does not pair row blocks. */
 static void test_narrow(void **state)
 {
 	static const float values[64] = { 1 };
@@ -338,7 +338,7 @@ static void test_narrow(void **state)
 	params.window_right = 72;
 	assert_int_equal(kind(&params), FA_CUDA_BAND);
 	params.seqlen_q = params.seqlen_k = 4096;
-	/* One side alone hides a triangle. */
+	/* A window with one bounded side hides a triangle. */
 	params.window_left = -1;
 	params.window_right = 0;
 	assert_int_equal(kind(&params), FA_CUDA_BAND);
@@ -398,12 +398,12 @@ static void test_alignment(void **state)
 			check_aligned(&params, false);
 			*tensor = before;
 
-			/* Rows so far apart that a tile's offsets would not fit. */
+			/* Rows are so far apart that offsets within a tile do not fit. */
 			tensor->stride_token = (4 << 20) / bytes - whole;
 			check_aligned(&params, true);
 			tensor->stride_token += whole;
 			check_aligned(&params, false);
-			/* Backwards, they would count as far apart. */
+			/* Negative strides count as too far apart. */
 			tensor->stride_token = -before.stride_token;
 			check_aligned(&params, false);
 		}
@@ -439,7 +439,7 @@ static void test_ragged(void **state)
 
 	params.cu_seqlens_q = cu_q;
 	params.cu_seqlens_k = cu_k;
-	params.q.stride_batch = params.k.stride_batch = 1; /* there is none */
+	params.q.stride_batch = params.k.stride_batch = 1; /* no batch stride exists */
 	params.lse_stride_batch = 1;
 	launch = plan(&params);
 	assert_int_equal(launch.kernel->kind, FA_CUDA_FULL);
@@ -493,7 +493,8 @@ static void test_arguments(void **state)
 	assert_true(plan(&params).grid > 0); /* zeros and -inf must be written */
 }
 
-/* As many triples together as have their K and V in half of L2, whole groups of heads. */
+/* Checks sections: as many triples as have their K and V in half of L2, in whole groups of
+ * heads. */
 static void test_sections(void **state)
 {
 	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);
@@ -515,7 +516,7 @@ static void test_sections(void **state)
 	assert_int_equal(plan(&params).args.section, 1);
 }
 
-/* The tensor maps, and tensors that TMA cannot load. */
+/* Checks the tensor maps, and which tensors TMA cannot load. */
 static void test_maps(void **state)
 {
 	static const uint32_t cu_q[] = { 0, 7, 307 }, cu_k[] = { 0, 300, 301 };
@@ -540,7 +541,8 @@ static void test_maps(void **state)
 	assert_memory_equal(k->box, ((uint32_t[]){ 64, (uint32_t)launch.kernel->keys, 1, 1 }),
 	                    sizeof(k->box));
 
-	/* A ragged batch is one sequence; columns are the tensor's, not the kernel's. */
+	/* A ragged batch is mapped as one sequence; a map's columns are those of the tensor, not
+	 * of the kernel. */
 	params.head_dim = params.head_dim_v = 104;
 	params.cu_seqlens_q = cu_q;
 	params.cu_seqlens_k = cu_k;
@@ -548,7 +550,7 @@ static void test_maps(void **state)
 	assert_memory_equal(q->dims, ((uint64_t[]){ 104, 307, 6, 1 }), sizeof(q->dims));
 	assert_memory_equal(v->dims, ((uint64_t[]){ 104, 301, 2, 1 }), sizeof(v->dims));
 
-	/* Strides of dims of size 1 do not count, others must be such as TMA takes. */
+	/* Strides of dims of size 1 are ignored; TMA must support the others. */
 	params = usual(FA_ATTENTION_BF16, 128);
 	params.batch = 1;
 	params.k.stride_batch = 1;
@@ -566,7 +568,7 @@ static void test_maps(void **state)
 	assert_int_equal(plan(&params).n_maps, 0);
 	assert_int_equal(plan_on(&ampere, &params).n_maps, 0);
 
-	/* A ragged batch with all its tokens, and with none. */
+	/* Ragged batches: one as long as possible, and one without tokens. */
 	params = usual(FA_ATTENTION_BF16, 128);
 	params.batch = 4;
 	params.seqlen_q = params.seqlen_k = FA_CUDA_SEQLEN_MAX;
@@ -580,7 +582,7 @@ static void test_maps(void **state)
 	assert_int_equal(plan(&params).n_maps, 0);
 }
 
-/* Kernels for short sequences of keys, with any number of queries. */
+/* Short sequences of keys have their own kernels, for any number of queries. */
 static void test_lengths(void **state)
 {
 	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 64);
@@ -597,7 +599,7 @@ static void test_lengths(void **state)
 	assert_string_equal(plan(&params).kernel->symbol, "fa_sm90_forward_bf16_d64_v64_band");
 }
 
-/* Blocks of rows that a block of threads computes one after another. */
+/* Checks the units: row blocks that a thread block computes one after another. */
 static void test_units(void **state)
 {
 	static const uint32_t cu[] = { 0, 300, 600 };
@@ -618,7 +620,8 @@ static void test_units(void **state)
 	params.batch = 100;
 	params.q.stride_batch = params.k.stride_batch = params.v.stride_batch = 0x10000;
 	assert_int_equal(plan(&params).grid, 132);
-	/* More of them where one would hold its SM too long: 2 or 3 units each. */
+	/* The grid has more thread blocks if one per SM would hold its SM too long; each gets 2
+	 * or 3 units. */
 	params.causal = false;
 	params.seqlen_q = params.seqlen_k = 8192;
 	params.batch = 4;
@@ -665,16 +668,17 @@ static void test_bounds(void **state)
 	params.seqlen_q++;
 	refused(&hopper, &params, "seqlen_q is 536870913");
 
-	/* Blocks: 2^29 rows are 2^22 of them, so 511 heads fit and 512 do not. */
+	/* 2^29 rows are 2^22 row blocks, so 511 heads fit into a grid and 512 do not. */
 	params.seqlen_q = FA_CUDA_SEQLEN_MAX;
 	params.kv_heads = 1;
 	params.heads = 511;
 	assert_int_equal(plan_on(&ampere, &params).grid, 511u << 22);
-	assert_int_equal(plan(&params).grid, 511u * 2796203); /* of 192 rows, each takes long */
+	/* Blocks of 192 rows take long, so each is a thread block. */
+	assert_int_equal(plan(&params).grid, 511u * 2796203);
 	params.heads = 512;
 	refused(&ampere, &params, "more than 2147483647 blocks");
 
-	/* More triples than blocks may count. */
+	/* Refused: more triples than a grid has blocks. */
 	params.seqlen_q = 1;
 	params.heads = 65536;
 	params.batch = 32767;

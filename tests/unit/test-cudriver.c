@@ -26,7 +26,7 @@ struct result {
 	char text[FA_ERROR_TEXT_BYTES];
 };
 
-/* main() of that child. */
+/* Main function of the child. */
 static int open_main(bool all)
 {
 	struct result result = { 0 };
@@ -39,7 +39,7 @@ static int open_main(bool all)
 	memcpy(result.text, error.text, sizeof(error.text));
 	client = driver.library && driver.cuGetErrorName && driver.cuMemSetAccess;
 	rest = driver.cuDriverGetVersion && driver.cuLaunchKernel;
-	/* The table is filled as far as requested; not at all on failure. */
+	/* On success the requested part of the table is filled; on failure, nothing. */
 	if (client != (result.r == 0) || rest != (result.r == 0 && all))
 		return 1;
 	return write(STDOUT_FILENO, &result, sizeof(result)) != sizeof(result);
@@ -205,7 +205,7 @@ static bool number_in(const char *line, char name[80])
 	       strstr(line, " = ");
 }
 
-/* A constant that is missing in the list would never be compared. */
+/* Checks that the list is complete: a constant missing in it would never be compared. */
 static void test_list_is_complete(void **state)
 {
 	char line[256], name[80];

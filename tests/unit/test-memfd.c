@@ -20,7 +20,8 @@
 #define MFD_HUGETLB 4u
 #endif
 
-/* Refused with this errno and a text that contains @word, without outputs. */
+/* Checks that the fd is refused with this errno and a text containing @word, and outputs are
+ * unset. */
 static void check_refused(int fd, uint64_t offset, uint64_t bytes, int code, const char *word)
 {
 	struct fa_error error = {};
@@ -150,7 +151,7 @@ static void test_huge_pages(void **state)
 	                                                                 MFD_HUGETLB);
 
 	if (fd < 0)
-		skip(); /* not built into the kernel */
+		skip(); /* the kernel lacks this feature */
 	/* ftruncate() needs no reserved pages while nothing is mapped */
 	assert_int_equal(ftruncate(fd, 2 << 20), 0);
 	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);

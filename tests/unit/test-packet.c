@@ -147,7 +147,8 @@ static void test_descriptors(void **state)
 		assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), 1);
 		assert_int_equal(n_fds, n);
 		for (size_t i = 0; i < n; ++i) {
-			assert_true(is_same_file(sent[i], fds[i])); /* and in order */
+			assert_true(
+				is_same_file(sent[i], fds[i])); /* descriptors arrive in order */
 			assert_true(fcntl(fds[i], F_GETFD) & FD_CLOEXEC);
 		}
 		fa_packet_close_fds(fds, n_fds);
@@ -175,7 +176,7 @@ static void test_too_many_descriptors(void **state)
 		assert_int_equal(n_fds, 0);
 		assert_int_equal(count_fds(), n_open);
 	}
-	/* the packet is gone, the socket still works */
+	/* the refused packet is gone, and the socket still works */
 	assert_int_equal(fa_packet_send(ends[0], "y", 1, NULL, 0, 0), 0);
 	assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), 1);
 	assert_int_equal(buffer[0], 'y');
@@ -190,7 +191,7 @@ static void test_no_room_for_descriptors(void **state)
 	char buffer[16];
 	int next;
 
-	/* two numbers below the limit are free, four descriptors come */
+	/* Two numbers below the limit are free, but four descriptors arrive. */
 	next = dup(ends[0]);
 	assert_true(next >= 0);
 	close(next);
@@ -248,7 +249,7 @@ static void test_full_and_gone(void **state)
 
 	while (!(r = fa_packet_send(ends[0], bytes, sizeof(bytes), &lone, 1, 0)) && n_sent < 100000)
 		++n_sent;
-	/* full of bytes, or (ETOOMANYREFS) of descriptors in flight */
+	/* the socket is full of bytes, or (ETOOMANYREFS) of descriptors in flight */
 	assert_true(r == -EAGAIN || r == -ETOOMANYREFS);
 	assert_true(n_sent > 0);
 	while (receive(buffer, sizeof(buffer), fds, &n_fds) > 0) {

@@ -21,7 +21,7 @@
 #define BELL 0
 #define WAKE 1
 
-/* Requests that each of two publishers has completed. */
+/* Returns the count of requests that publisher @i has completed. */
 static _Atomic uint64_t *completed(int i)
 {
 	return (_Atomic uint64_t *)&fa_model_memory[900 + i];
@@ -105,7 +105,7 @@ static void daemon_side(void)
 	}
 }
 
-/* fa_ring_sleep() without its last look. */
+/* fa_ring_sleep() without its last look at the ring. */
 static void daemon_without_last_look(void)
 {
 	struct fa_ring_consumer ring;
@@ -239,7 +239,7 @@ static void test_two_publishers(void **state)
 	assert_true(run("two publishers, lax exchanges", &lax).lost > 0);
 }
 
-/* ---- an event loop that arms before requests are sent, and in each round */
+/* ---- an event loop that arms the wake-up before requests are sent, and in each round */
 
 static void watcher(void)
 {

@@ -82,7 +82,7 @@ static void test_sizes(void **state)
 	assert_true(2 * (MESSAGE_MAX + FA_RING_ENTRY_BYTES) <= FA_RING_BYTES_DEFAULT);
 }
 
-/* Random lengths and fill levels, compared with a queue. */
+/* Puts and takes messages of random lengths at random fill levels, and compares with a queue. */
 static void test_order(void **state)
 {
 	static unsigned char message[MESSAGE_MAX];
@@ -253,7 +253,7 @@ static void test_forged_tail(void **state)
 		forge_tail(forged[i].tail);
 		refuse(forged[i].part);
 	}
-	/* Moves the tail back, but not behind the head. */
+	/* Move the tail back, but not behind the head. */
 	make(FA_RING_BYTES_MIN);
 	for (int i = 0; i < 3; ++i)
 		assert_int_equal(fa_ring_put(&producer, "", 1), 0);
@@ -291,7 +291,7 @@ static void test_forged_entry(void **state)
 	}
 }
 
-/* Skip entries over the whole ring, twice: one poll must not loop. */
+/* Forges skip entries over the whole ring, twice: a poll must not loop for ever. */
 static void test_forged_skips(void **state)
 {
 	unsigned char byte;
@@ -308,7 +308,7 @@ static void test_forged_skips(void **state)
 	}
 }
 
-/* Noise in all words and data: every entry is taken or refused. */
+/* Fills all words and data with noise: every entry is taken or refused. */
 static void test_noise(void **state)
 {
 	static unsigned char buffer[MESSAGE_MAX];
@@ -337,7 +337,7 @@ static void test_noise(void **state)
 	assert_true(n_taken > 1000 && n_refused > 1000);
 }
 
-/* The producer checks the daemon's word, too. */
+/* The producer also checks the head that the daemon writes. */
 static void test_forged_head(void **state)
 {
 	make(FA_RING_BYTES_MIN);
@@ -411,7 +411,7 @@ static void *write_records(void *unused)
 	return unused;
 }
 
-/* Records are read whole. */
+/* The reader gets whole records. */
 static void test_records(void **state)
 {
 	struct fa_outcome outcome = { .status = 5 };

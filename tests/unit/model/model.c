@@ -8,7 +8,7 @@
 
 #define HISTORY_MAX 160
 #define BUFFER_MAX 16
-/* Words that threads have accessed. */
+/* The most words that threads may access. */
 #define USED_MAX 24
 #define VISITED_BITS 23
 
@@ -45,12 +45,12 @@ struct state {
 	struct thread threads[FA_MODEL_THREADS_MAX];
 };
 
-/* Structs in it start on cache lines. */
+/* The modelled memory; structs in it start on cache lines. */
 _Alignas(64) uint64_t fa_model_memory[FA_MODEL_WORDS];
 
 static const struct fa_model *model;
 static struct fa_model_result *result;
-static uint32_t used[USED_MAX], n_used; /* their indices */
+static uint32_t used[USED_MAX], n_used; /* indices of words in fa_model_memory */
 static uint64_t *visited;
 
 /* State of the running thread. */
@@ -144,7 +144,7 @@ void fa_model_wait(int signal)
 
 void fa_model_check(bool holds)
 {
-	/* Count a failure once, in the state in which it is new. */
+	/* Count a failure only at a new access, not when the thread replays earlier ones. */
 	result->broken += !holds && position == running->n_history;
 }
 
@@ -201,7 +201,7 @@ static bool visit(const struct state *state)
 		if (!visited[i]) {
 			visited[i] = hash;
 			if (++result->states > mask / 4 * 3)
-				abort(); /* increase the table's size */
+				abort(); /* the table is too full: increase VISITED_BITS */
 			return true;
 		}
 	}
