@@ -12,7 +12,7 @@
 
 #define POISON 0xff /* a NaN in every type */
 #define LAYERS 3
-#define LAYER 1 /* that attention is tested in */
+#define LAYER 1 /* the layer in which attention is tested */
 #define SPARE 3
 
 static size_t element_bytes(enum fa_attention_dtype dtype)
@@ -90,7 +90,7 @@ float *paged_scale(const struct paged_problem *problem, int32_t layer, int32_t b
 	return (float *)page + head * cache->page_tokens + token % cache->page_tokens;
 }
 
-/* ---- making one */
+/* ---- making a problem */
 
 /* True if page @i of sequence @b is shared with the sequence of its prefix. */
 static bool is_shared(const struct paged_problem *problem, int32_t b, uint32_t i)
@@ -178,8 +178,8 @@ static void fill_row(enum fa_attention_dtype dtype, char *row, int32_t dim)
 		reference_set(dtype, row, c, problem_normal());
 }
 
-/* A token's K or V as codes. Some rows are much smaller than others; @least: with a scale just
- * above the smallest normal number. */
+/* Stores random codes as a token's K or V. Some rows are much smaller than others. With @least
+ * the scale is just above the smallest normal number. */
 static void fill_codes(const struct paged_problem *problem, char *row, float *scale, int32_t dim,
                        bool least)
 {
@@ -243,7 +243,7 @@ static void fill_pool(struct paged_problem *problem)
 	}
 }
 
-/* Damage to a token's K or V: an element, or its scale. */
+/* Makes a token's K or V infinite or NaN: one element, or the scale. */
 static void break_token(struct paged_problem *problem, int32_t b, int64_t token, int32_t h, bool v)
 {
 	static const double values[] = { NAN, INFINITY, -INFINITY };
@@ -268,7 +268,8 @@ static void break_pool(struct paged_problem *problem)
 		const int32_t b = (int32_t)problem_random((uint64_t)spec->batch);
 		const int32_t h = (int32_t)problem_random((uint64_t)spec->kv_heads);
 		const int64_t first = spec->first[b], n = spec->lengths[b] - first;
-		/* New tokens, and tokens at the edges of some row's window. */
+		/* Choose among all tokens, the new tokens, or the tokens that some row's window
+		 * may reach. */
 		const uint64_t within = problem_random(4) == 0 ? (uint64_t)n
 		                        : problem_random(2)
 		                                ? spec->n_new[b]
@@ -295,7 +296,7 @@ static int64_t make_tensor(const struct paged_problem *problem, int32_t dim,
 	return problem->cu_new[problem->spec.batch] * tensor->stride_token;
 }
 
-/* Each token follows an earlier one, or none. */
+/* Makes trees: each token follows an earlier one, or none. */
 static void make_trees(struct paged_problem *problem)
 {
 	const struct paged_spec *spec = &problem->spec;
@@ -545,7 +546,7 @@ static void keys_of(const struct paged_problem *problem, int32_t b, int32_t kv_h
 	}
 }
 
-/* From scores to a row; hidden keys have -inf. */
+/* Computes a row of the result from its scores; hidden keys have -inf. */
 static void finish_row(const struct paged_problem *problem, int32_t b, int32_t h,
                        const struct keys *keys, const bool *seen, const double *scores,
                        bool rounded, double *ret_out, double *ret_lse)
@@ -582,7 +583,7 @@ static void finish_row(const struct paged_problem *problem, int32_t b, int32_t h
 		ret_out[c] = reference_round(spec->dtype, ret_out[c]);
 }
 
-/* Row @row of the expectation. */
+/* Computes row @row of the expected result. */
 static void expect_row(struct paged_problem *problem, int32_t b, int64_t i, int32_t h,
                        const struct keys *keys, int64_t row)
 {

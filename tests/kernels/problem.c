@@ -1,6 +1,5 @@
 /*
- * See problem.h. The reference is computed on the first check, and kept beside the poison that
- * outputs are compared with.
+ * See problem.h. The first check of a problem computes the reference and keeps it.
  */
 #include "tests/kernels/problem.h"
 #include "tests/kernels/reference.h"
@@ -41,7 +40,7 @@ static void memory_free(struct problem_memory *memory)
 		munmap(memory->map, memory->map_bytes);
 }
 
-/* Strides of a tensor in the layout, and elements up to its end. */
+/* Sets a tensor's strides for the layout; returns the number of elements up to its end. */
 static int64_t lay_out(const struct problem *problem, int64_t batch, int64_t tokens, int64_t heads,
                        int64_t dim, struct fa_attention_tensor *tensor)
 {
@@ -233,7 +232,7 @@ void problem_run(struct problem *problem, const struct fa_cpu_isa *isa, enum pro
 	size_t scratch_bytes = fa_cpu_attention_scratch_bytes(isa, params);
 	int64_t *numbers = malloc(((size_t)tiles + 1) * sizeof(*numbers));
 	size_t workspace_bytes = fa_cpu_attention_workspace_bytes(isa, params);
-	static struct problem_memory scratch, workspace; /* of all, and for ever */
+	static struct problem_memory scratch, workspace; /* shared by all problems, never freed */
 
 	assert_true(scratch_bytes <= FA_CPU_SCRATCH_BYTES_MAX);
 	assert_true(workspace_bytes <= FA_CPU_WORKSPACE_BYTES_MAX);
@@ -263,7 +262,7 @@ void problem_run(struct problem *problem, const struct fa_cpu_isa *isa, enum pro
 /* ---- judging */
 
 struct verdict {
-	double highest;       /* |reference| */
+	double highest;       /* largest |reference| */
 	double naive, kernel; /* largest errors of output */
 	double lse;           /* largest error, relative to 1 + |reference| */
 };
@@ -339,7 +338,7 @@ static const struct expectation *expect(struct problem *problem)
 	int64_t rows = 0, row = 0;
 	int32_t dim = params->head_dim_v;
 
-	/* The map belongs to the problem. */
+	/* Problems are told apart by all their bytes, which include addresses. */
 	if (memcmp(&known, problem, sizeof(known)) == 0)
 		return &expectation;
 	memcpy(&known, problem, sizeof(known));
@@ -388,7 +387,7 @@ void problem_check(struct problem *problem, const struct fa_cpu_isa *isa)
 		}
 	}
 
-	/* A bias of hundreds costs fp32 scores their last digits. */
+	/* An ALiBi bias of hundreds costs fp32 scores their last digits. */
 	if (problem->spec.alibi)
 		factor *= 3;
 	tiny = 8e-6 * factor * fmax(1, verdict.highest);

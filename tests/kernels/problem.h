@@ -18,18 +18,19 @@ enum problem_layout {
 	PROBLEM_LAYOUTS,
 };
 
-/* The request's features; zero is none. Window bounds: 0 is none, n is n - 1. */
+/* The request's features; zero means none. Window bounds: 0 is unbounded, n is n - 1. */
 struct problem_spec {
 	enum fa_attention_dtype dtype;
 	int32_t batch, heads, kv_heads, head_dim, head_dim_v;
 	int64_t n_q, n_k;
-	uint32_t lengths_q[PROBLEM_BATCH_MAX], lengths_k[PROBLEM_BATCH_MAX]; /* if ragged */
+	uint32_t lengths_q[PROBLEM_BATCH_MAX],
+		lengths_k[PROBLEM_BATCH_MAX]; /* for ragged batches */
 	bool ragged, causal, alibi, sinks, no_lse;
 	int64_t left_1, right_1;
 	float softcap;
 	float scale;      /* 0: 1 / sqrt(head_dim) */
-	float magnitude;  /* of q and k; 0: 1 */
-	double tolerance; /* times the usual; 0: 1 */
+	float magnitude;  /* magnitude of q and k; 0: 1 */
+	double tolerance; /* factor on the usual tolerance; 0: 1 */
 	enum problem_layout layout;
 };
 
@@ -54,7 +55,7 @@ void problem_seed(uint64_t seed);
 uint64_t problem_random(uint64_t below);
 double problem_normal(void);
 bool problem_one_in(uint64_t n);
-uint32_t problem_pick(uint32_t low, uint32_t high); /* of both and what is between */
+uint32_t problem_pick(uint32_t low, uint32_t high); /* low <= result <= high */
 
 /* ---- problem.c */
 
@@ -80,5 +81,5 @@ void problem_run(struct problem *problem, const struct fa_cpu_isa *isa, enum pro
 /* Fails the test unless out and lse are right and nothing else of their memory changed. */
 void problem_check(struct problem *problem, const struct fa_cpu_isa *isa);
 
-/* init, then run and check on every instruction set, deinit. */
+/* Makes a problem, runs and checks it on every instruction set, and frees it. */
 void problem_test(const struct problem_spec *spec);

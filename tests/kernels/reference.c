@@ -1,5 +1,5 @@
 /*
- * See reference.h. No state, but the buffers of one row, allocated per row.
+ * See reference.h. Stateless; buffers are allocated for each row.
  */
 #include "tests/kernels/reference.h"
 
@@ -23,7 +23,7 @@ static inline double get(enum fa_attention_dtype dtype, const void *data, int64_
 	}
 	if ((half & 0x7c00) == 0x7c00)
 		return half & 0x3ff ? NAN : half & 0x8000 ? -INFINITY : INFINITY;
-	/* The same bits as an fp32 number differ by the exponents' bias alone. */
+	/* An fp32 number with the same bits differs only by the exponents' bias. */
 	bits = (uint32_t)(half & 0x7fff) << 13 | (uint32_t)(half & 0x8000) << 16;
 	memcpy(&value, &bits, 4);
 	return value * 0x1p112;

@@ -1,38 +1,37 @@
 /*
- * The meaning of attention, a second time and as plainly as possible: the formulas of
- * kernels/attention.h, row by row, in fp64. Shares no code with the kernels. Reads only what a row
- * may see.
+ * Attention computed a second time, as plainly as possible: the formulas of kernels/attention.h,
+ * row by row, in fp64. The reference shares no code with the kernels, and reads only what a row may
+ * see.
  */
 #pragma once
 
 #include "kernels/paged.h"
 
-/* Element @at of a tensor's memory, and its counterpart. */
+/* reference_get() returns element @at of a tensor's memory; reference_set() stores one. */
 double reference_get(enum fa_attention_dtype dtype, const void *data, int64_t at);
 void reference_set(enum fa_attention_dtype dtype, void *data, int64_t at, double value);
 
-/* The value of a code, before its scale. */
+/* Returns the value of a code, without its scale. */
 double reference_code_value(enum fa_paged_store store, uint8_t code);
 
-/* The code nearest to @value, ties to even, as kernels/paged.h defines it. */
+/* Returns the code nearest to @value, ties to even, as kernels/paged.h defines it. */
 uint8_t reference_code(enum fa_paged_store store, double value);
 
 /* Quantises @n numbers; @scale <= 0: computes the token's scale. Returns the scale. */
 float reference_quantise(enum fa_paged_store store, const float *from, int32_t n, float scale,
                          uint8_t *codes);
 
-/* The nearest value that @dtype has, ties to even. */
+/* Returns the nearest value that @dtype has, ties to even. */
 double reference_round(enum fa_attention_dtype dtype, double value);
 
 /*
- * One row: token @i of sequence @b, query head @h. @rounded: as a naive program computes it
- * in the tensors' own type, rounding scores, weights and output to it.
- * @ret_out has head_dim_v elements.
+ * Computes one row: token @i of sequence @b, query head @h. @rounded: scores, weights and output
+ * are rounded to the tensors' type, as in a naive program. @ret_out has head_dim_v elements.
  */
 void reference_row(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h,
                    bool rounded, double *ret_out, double *ret_lse);
 
-/* Token counts, and the offsets of the first tokens in elements. */
+/* Token counts of a sequence, and the offset of its first token in elements. */
 int64_t reference_n_q(const struct fa_attention_params *params, int32_t b);
 int64_t reference_n_k(const struct fa_attention_params *params, int32_t b);
 int64_t reference_q_at(const struct fa_attention_params *params,

@@ -1,5 +1,6 @@
 /*
- * Refusals and their texts, counted arithmetic, the choice of an instruction set, numbers of tiles.
+ * Tests refusals and their texts, counted arithmetic, the choice of an instruction set, and numbers
+ * of tiles.
  */
 #include "tests/kernels/problem.h"
 #include "tests/kernels/reference.h"
@@ -35,7 +36,7 @@ static void refused(const struct fa_attention_params *params, int error, const c
 	assert_int_equal(fa_attention_check(params, got, sizeof(got)), error);
 	assert_string_equal(got, text);
 	assert_int_equal(fa_attention_check(params, NULL, 0), error);
-	/* However short the room, it is kept to. */
+	/* The text is cut to fit a short buffer. */
 	memset(got, '#', sizeof(got));
 	assert_int_equal(fa_attention_check(params, got, 5), error);
 	assert_int_equal(strlen(got), 4);
@@ -165,7 +166,8 @@ static void test_instruction_sets(void **state)
 	unsetenv("FAD_CPU_ISA");
 }
 
-/* The last tiles of a causal request see the fewest keys; a long request has tiles to share. */
+/* A causal request's last tiles see the fewest keys; a long request has enough tiles to share
+ * out. */
 static void test_tiles(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();

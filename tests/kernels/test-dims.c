@@ -1,5 +1,5 @@
 /*
- * Every head dim, with V's dim equal, smaller and larger.
+ * Tests every head dim, with V's dim equal, smaller and larger.
  */
 #include "tests/kernels/problem.h"
 
@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-/* Few rows take one kernel, many the other. */
+/* Few rows take one kernel, many rows take the other. */
 static void test_dim(int32_t dim, int32_t dim_v, int which)
 {
 	struct problem_spec spec = {

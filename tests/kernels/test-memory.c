@@ -1,7 +1,7 @@
 /*
- * What may be read and written, and that results depend on nothing else: ragged batches with empty
- * sequences, poison beside every row, NaN where a row must not look, reruns and orders of tiles
- * that agree to the bit.
+ * Tests what kernels read and write, and that results depend on nothing else: ragged batches with
+ * empty sequences, poison beside every row, NaN where a row must not look; reruns and other orders
+ * of tiles give the same bits.
  */
 #include "tests/kernels/problem.h"
 #include "tests/kernels/reference.h"
@@ -162,7 +162,7 @@ static void spoil(const struct problem *problem, const struct fa_attention_tenso
 	}
 }
 
-/* A key of the first sequence that some rows see and others do not. */
+/* Returns a key of the first sequence that some rows see and others do not. */
 static int64_t seen_by_some(const struct fa_attention_params *params)
 {
 	int64_t n_q = reference_n_q(params, 0), n_k = reference_n_k(params, 0);

@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-/* Few rows and many: both kernels. */
+/* Few and many rows, to run both kernels. */
 static const int64_t rows[] = { 2, 70 };
 
 static struct problem_spec plain(int64_t n_q)
@@ -50,7 +50,7 @@ static void test_large_scores(void **state)
 	}
 }
 
-/* One key far above the rest: the row is its V, and lse its score. */
+/* One key has a score far above the rest: the row is its V, and lse its score. */
 static void test_one_hot(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();
@@ -168,7 +168,7 @@ static void test_sinks(void **state)
 	}
 }
 
-/* One key: the row is V, so every number must pass through unchanged. */
+/* With one key the row is V, so every number must pass through unchanged. */
 static void test_every_half(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();
@@ -223,8 +223,8 @@ static void test_every_half(void **state)
 	}
 }
 
-/* Rounding of results: the mean of two neighbours is a tie and goes to even; slightly more of
- * either goes there. */
+/* Results are rounded: the mean of two neighbours is a tie and goes to even; a mean slightly
+ * nearer to one neighbour goes to it. */
 static void test_rounding(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();

@@ -1,6 +1,6 @@
 /*
- * Pages of codes, on the CPU: every number of the quantiser against a search for the nearest,
- * append and read to the bit, moves, and attention against fp64 of the decoded values.
+ * Tests pages of codes on the CPU: the quantiser against a search for the nearest code, append and
+ * read bit by bit, moves, and attention against fp64 of the decoded values.
  */
 #include "kernels/quantise.h"
 #include "tests/kernels/paged-problem.h"
@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#define LAYER 2 /* that is appended to */
+#define LAYER 2 /* the layer to which tokens are appended */
 
 static const enum fa_attention_dtype dtypes[] = { FA_ATTENTION_BF16, FA_ATTENTION_F16,
 	                                          FA_ATTENTION_F32 };
@@ -32,7 +32,7 @@ static const struct paged_spec usual = {
 	.causal = true,
 };
 
-/* One of the four ways to store codes. */
+/* Returns @spec with one of the four ways to store codes. */
 static struct paged_spec way_of(const struct paged_spec *spec, int i)
 {
 	struct paged_spec way = *spec;
@@ -57,7 +57,7 @@ static void assert_code(enum fa_paged_store store, float x)
 static void test_codes(void **state)
 {
 	for (int store = FA_PAGED_E4M3; store <= FA_PAGED_INT8; store++) {
-		/* Values just beside each code, and halfway between two. */
+		/* Test values just beside each code, and halfway between two. */
 		for (int code = 0; code < (store == FA_PAGED_E4M3 ? 0x7e : 127); code++) {
 			float a = (float)reference_code_value(store, (uint8_t)code);
 			float b = (float)reference_code_value(store, (uint8_t)(code + 1));
@@ -161,7 +161,7 @@ static int64_t element_at(const struct fa_attention_tensor *tensor, int64_t toke
 	return token * tensor->stride_token + head * tensor->stride_head;
 }
 
-/* Infinities, NaNs, zero rows, tiny and huge values survive. */
+/* Puts infinities, NaNs, zero rows, and tiny and huge values into rows. */
 static void break_rows(struct fresh *fresh, const struct paged_problem *problem)
 {
 	const struct paged_spec *spec = &problem->spec;
@@ -330,7 +330,7 @@ static void test_rotary(void **state)
 	}
 }
 
-/* ---- pages and tokens that are moved */
+/* ---- moves of pages and tokens */
 
 static void test_move(void **state)
 {
@@ -446,7 +446,7 @@ static void test_attention(void **state)
 	}
 }
 
-/* NaNs and infinities of codes and scales reach no row that does not see them. */
+/* NaNs and infinities in codes and scales do not reach rows that do not see them. */
 static void test_broken(void **state)
 {
 	for (int i = 0; i < 24; i++) {

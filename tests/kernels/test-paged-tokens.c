@@ -68,7 +68,7 @@ static void fresh_init(struct fresh *fresh, const struct paged_problem *problem)
 	fresh->k = malloc(tokens * (size_t)(spec->kv_heads * k_head) * bytes);
 	fresh->v = malloc(tokens * (size_t)(spec->kv_heads * v_head) * bytes);
 	p->k = (struct fa_attention_tensor){ fresh->k, 0, spec->kv_heads * k_head, k_head };
-	/* V with heads outside. */
+	/* V is [head][token][dim]. */
 	p->v = (struct fa_attention_tensor){ fresh->v, 0, v_head, v_head * (int64_t)tokens };
 	for (size_t i = 0; i < tokens * (size_t)(spec->kv_heads * k_head); i++)
 		reference_set(spec->dtype, fresh->k, (int64_t)i, problem_normal());
@@ -146,7 +146,7 @@ static void test_append(void **state)
 		assert_memory_equal(fresh.q, problem.q, fresh.q_bytes);
 		free(expected);
 
-		/* And back. */
+		/* Read the tokens back. */
 		memset(fresh.k, 0, 16);
 		memset(fresh.v, 0, 16);
 		fresh.request.op = FA_PAGED_READ;
@@ -174,7 +174,7 @@ static void test_append(void **state)
 	}
 }
 
-/* A step without growth: queries alone. */
+/* A step without new tokens, but with queries. */
 static void test_append_nothing(void **state)
 {
 	struct paged_problem problem;
@@ -269,7 +269,7 @@ static void test_rotary(void **state)
 		q_before = malloc(problem.q_bytes);
 		memcpy(q_before, problem.q, problem.q_bytes);
 		if (i % 2)
-			p->q_out = p->q; /* in place */
+			p->q_out = p->q; /* Q is rotated in place */
 		assert_int_equal(fa_paged_check(&fresh.request, NULL, 0), 0);
 		for (int isa = 0; isas[isa]; isa++) {
 			memcpy(problem.q, q_before, problem.q_bytes);

@@ -70,8 +70,8 @@ static void test_long(void **state)
 	struct paged_spec spec = usual;
 
 	spec.n_new[2] = 17;
-	spec.lengths[0] = 5003; /* thin: five splits */
-	spec.lengths[2] = 4500; /* wide: two */
+	spec.lengths[0] = 5003; /* few rows: five splits */
+	spec.lengths[2] = 4500; /* many rows: two splits */
 	spec.page_tokens = 48;
 	spec.sinks = true;
 	paged_test(&spec);
@@ -108,7 +108,7 @@ static void test_dropped(void **state)
 	spec.batch = 4;
 	spec.n_new[3] = 3;
 	spec.lengths[3] = 600;
-	spec.first[3] = 550; /* before the table's begin, modulo 2^32 */
+	spec.first[3] = 550; /* its table would begin before 0, modulo 2^32 */
 	for (int32_t page = 16; page <= 256; page *= 2) {
 		spec.page_tokens = page;
 		spec.causal = page != 32;
@@ -209,7 +209,7 @@ static void test_trees(void **state)
 		struct paged_spec spec = usual;
 
 		spec.tree = true;
-		spec.n_new[0] = 2 + (uint32_t)i % 3; /* thin */
+		spec.n_new[0] = 2 + (uint32_t)i % 3; /* few rows */
 		spec.n_new[2] = 33 + 20 * (uint32_t)i;
 		spec.dtype = dtypes[i % 3];
 		spec.head_dim = spec.head_dim_v = 32;
@@ -223,7 +223,7 @@ static void test_trees(void **state)
 	}
 }
 
-/* A result does not depend on what else is in the batch. */
+/* A sequence's result does not depend on what else is in the batch. */
 static void test_alone(void **state)
 {
 	const struct fa_cpu_isa *isa = problem_isas()[0];
@@ -255,7 +255,8 @@ static void test_alone(void **state)
 	paged_deinit(&problem);
 }
 
-/* The same but for rounding: weights may be rounded in one tiling and not in another. */
+/* Compares results that may differ by rounding, as weights may be rounded in one tiling and not
+ * in another. */
 static void assert_close(const void *a, const void *b, size_t n)
 {
 	for (size_t i = 0; i < n; i++) {
@@ -267,7 +268,7 @@ static void assert_close(const void *a, const void *b, size_t n)
 	}
 }
 
-/* A row never changes by keys that it does not see. */
+/* Keys that a row does not see never change it. */
 static void test_hidden(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();

@@ -1,7 +1,7 @@
 /*
- * Requests whose tiles have splits of the keys: right with every mask, type and grouping of heads;
- * the same to the bit in any order of tiles and for any number of processors; and without a result
- * if one split was given up.
+ * Tests requests whose tiles split the keys. Results are right with every mask, type and grouping
+ * of heads, and bit by bit the same in any order of tiles and for any number of processors. A block
+ * has no result if one of its splits was given up.
  */
 #include "tests/kernels/problem.h"
 #include "tests/kernels/reference.h"
@@ -54,7 +54,7 @@ static const struct problem_spec varied[] = {
 	  .lengths_q = { 4, 1, 2 },
 	  .lengths_k = { 3, 4500, 1 },
 	  .causal = true },
-	/* Many rows: the other kernel, or both. */
+	/* Many rows take the other kernel, or both kernels. */
 	{ .heads = 9, .kv_heads = 1, .n_q = 1, .n_k = 4321, .sinks = true },
 	{ .heads = 16, .kv_heads = 1, .n_q = 5, .n_k = 2222, .causal = true, .alibi = true },
 	{ .heads = 1, .kv_heads = 1, .n_q = 200, .n_k = 2300, .causal = true },
@@ -111,7 +111,7 @@ static void test_results(void **state)
 	}
 }
 
-/* Scores that vanish beside another split's maximum, or stand alone. */
+/* Scores vanish beside another split's maximum, or stand alone. */
 static void test_large_scores(void **state)
 {
 	for (size_t i = 0; i < N_VARIED; i++) {
@@ -179,7 +179,7 @@ static int64_t run_with_processors(long n, struct problem *problem, const struct
 	return tiles;
 }
 
-/* Before it is read for the first time. */
+/* Must run before this process first reads the number of processors. */
 static void test_processors(void **state)
 {
 	static const long counts[] = { 1, 7, 300 };
@@ -212,7 +212,7 @@ static void test_processors(void **state)
 		free(once);
 		problem_deinit(&problem);
 	}
-	/* Tiles had different numbers of heads. */
+	/* Some numbers of processors gave tiles of different numbers of heads. */
 	assert_true(cut_otherwise);
 }
 

@@ -1,6 +1,6 @@
 /*
- * Requests drawn at random: FAD_TEST_CASES of them (default 150), from the seed
- * FAD_TEST_SEED (default: the time), which is printed.
+ * Tests random requests: FAD_TEST_CASES of them (default 150), from the seed FAD_TEST_SEED
+ * (default: the time), which is printed.
  */
 #include "tests/kernels/problem.h"
 
@@ -18,7 +18,7 @@ static int64_t pick(int64_t low, int64_t high)
 	return low + (int64_t)problem_random((uint64_t)(high - low + 1));
 }
 
-/* Mostly small, sometimes around the sizes of tiles and rounds. */
+/* Returns a length: mostly small, sometimes around the sizes of tiles and rounds. */
 static int64_t pick_length(void)
 {
 	switch (problem_random(6)) {

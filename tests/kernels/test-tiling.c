@@ -1,6 +1,6 @@
 /*
- * Whether and where the keys of a request are split: by its shapes, and not where there are enough
- * tiles.
+ * Tests whether and where a request's keys are split: its shapes decide, and with enough tiles
+ * nothing is split.
  */
 #include "kernels/cpu/tiling.h"
 #include "tests/kernels/problem.h"
@@ -47,7 +47,7 @@ static void test_few_rows(void **state)
 		int32_t batch, heads, kv_heads;
 		int64_t n_k, split_keys;
 	} cases[] = {
-		/* Sixty-four splits, or as many as the keys allow. */
+		/* Keys are split 64 times, or as often as their number allows. */
 		{ 1, 1, 1, 131072, 2048 },
 		{ 1, 8, 1, 131072, 2048 },
 		{ 1, 8, 8, 131072, 16384 },
@@ -59,7 +59,7 @@ static void test_few_rows(void **state)
 		{ 1, 1, 1, 10000, 1280 },
 		{ 31, 1, 1, 1 << 20, 1 << 19 },
 		{ 1, 1, 1, INT64_C(1) << 32, 1 << 26 },
-		/* Too few keys, or tiles enough. */
+		/* There are too few keys, or enough tiles without splits. */
 		{ 1, 1, 1, 0, 0 },
 		{ 1, 8, 1, 2047, 0 },
 		{ 1, 32, 32, 131072, 0 },
@@ -72,7 +72,7 @@ static void test_few_rows(void **state)
 		struct fa_attention_params params = request(cases[i].batch, cases[i].heads,
 		                                            cases[i].kv_heads, 1, cases[i].n_k);
 
-		/* Whatever the instruction set, and the type. */
+		/* Splits are the same for every instruction set and type. */
 		for (size_t n = 0; isas[n]; n++) {
 			params.dtype = (enum fa_attention_dtype)(1 + (i + n) % 3);
 			assert_int_equal(split_keys_of(isas[n], &params), cases[i].split_keys);
@@ -94,7 +94,7 @@ static void test_many_rows(void **state)
 		params.seqlen_k = 2000;
 		assert_int_equal(split_keys_of(isas[n], &params), 0);
 
-		/* Prefill has tiles enough. */
+		/* Prefill has enough tiles without splits. */
 		params = request(1, 8, 8, 2048, 2048);
 		for (int causal = 0; causal < 2; causal++) {
 			params.causal = causal;
@@ -105,7 +105,7 @@ static void test_many_rows(void **state)
 	}
 }
 
-/* Only what a window lets rows see counts. */
+/* Only keys that a window lets rows see count for splits. */
 static void test_windows(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();
@@ -127,7 +127,7 @@ static void test_windows(void **state)
 	}
 }
 
-/* The widest windows are unbounded: blocks are as long as without. */
+/* The widest windows are unbounded: splits are as long as without a window. */
 static void test_widest_windows(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();
@@ -194,7 +194,8 @@ static int64_t keys_of(const struct fa_attention_params *params, const struct fa
 	return last >= first ? last - first + 1 : 0;
 }
 
-/* Any request: splits cover what is seen, are not tiny, and need bounded memory. */
+/* Checks any request: splits cover all keys that rows see, are not tiny, and need bounded
+ * memory. */
 static void test_bounds(void **state)
 {
 	const struct fa_cpu_isa *const *isas = problem_isas();

@@ -147,8 +147,7 @@ static void test_descriptors(void **state)
 		assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), 1);
 		assert_int_equal(n_fds, n);
 		for (size_t i = 0; i < n; ++i) {
-			assert_true(
-				is_same_file(sent[i], fds[i])); /* descriptors arrive in order */
+			assert_true(is_same_file(sent[i], fds[i])); /* order is kept */
 			assert_true(fcntl(fds[i], F_GETFD) & FD_CLOEXEC);
 		}
 		fa_packet_close_fds(fds, n_fds);
