@@ -10,7 +10,7 @@ struct fa_cases {
 	uint64_t random;
 	int count;
 	int reruns;
-	const char *kernel; /* check only kernels whose names contain this */
+	const char *kernel; /* check only kernels whose names contain this text */
 	int passed, failed, skipped;
 	double worst[FA_ATTENTION_BF16 + 1]; /* largest error relative to the allowed one */
 	int *checks;                         /* [fa_cuda_kernels_count] */
@@ -21,14 +21,15 @@ void fa_cases_count(struct fa_cases *cases, bool ok, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
 /*
- * Rows, and heads, so far apart that offsets need more than 32 bits: same bits as close together.
+ * Checks that rows and heads so far apart that offsets need more than 32 bits give the same bits as
+ * close together.
  */
 void fa_case_far(struct fa_cases *cases);
-/* Same bits however many thread blocks share the row blocks. */
+/* Checks for the same bits however many thread blocks share the row blocks. */
 void fa_case_chain(struct fa_cases *cases);
-/* Same bits for a sequence whatever else is in its batch. */
+/* Checks for the same bits of a sequence whatever else is in its batch. */
 void fa_case_alone(struct fa_cases *cases);
-/* Same bits in @reruns runs beside changing other work. */
+/* Checks for the same bits in @reruns runs beside changing other work. */
 void fa_case_rerun(struct fa_cases *cases);
-/* Same bits however often and wherever a launch yields. */
+/* Checks for the same bits however often and wherever a launch yields. */
 void fa_case_yield(struct fa_cases *cases);

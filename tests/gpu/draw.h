@@ -1,8 +1,8 @@
 /*
  * Selects a part of a test's cases, as all of them take long on the emulator. FAD_TEST_DRAW=K/N
  * selects the K-th of N draws, 1 <= K <= N. Cases are numbered in the order in which the program
- * reaches them: of any N in a row each is in another draw, so N draws have every case once.
- * Without the variable all cases run. Single-threaded.
+ * reaches them; any N in a row are in N different draws, so the N draws together have every case
+ * once. Without the variable all cases run. Single-threaded.
  */
 #pragma once
 
@@ -15,5 +15,5 @@ bool fa_draw(void);
 /* Returns true if all cases are selected. */
 bool fa_draw_is_whole(void);
 
-/* Seed of random cases: FAD_TEST_SEED, or the time. */
+/* Returns the seed of random cases: FAD_TEST_SEED, or the time. */
 uint64_t fa_draw_seed(void);

@@ -14,7 +14,7 @@ void fa_gpu_function(struct fa_gpu *gpu, CUmodule module, const char *symbol, in
 void fa_gpu_encode_maps(struct fa_gpu *gpu, const struct fa_cuda_map *maps, uint32_t n,
                         struct fa_cuda_maps *ret_maps);
 
-/* Calls a function of @driver, a pointer; a failure ends the process. */
+/* Calls a function of @driver (a pointer); a failure ends the process. */
 #define MUST(driver, call)                                                                         \
 	do {                                                                                       \
 		const CUresult must_result = (driver)->call;                                       \

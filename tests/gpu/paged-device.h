@@ -13,7 +13,7 @@
 
 /* Target of paged_fail(). */
 extern jmp_buf paged_failure;
-/* Opened and closed by the test. */
+/* The test opens and closes it. */
 extern struct paged_gpu *paged_device_gpu;
 
 #define POINTER(address) ((void *)(uintptr_t)(address))
@@ -33,6 +33,6 @@ void paged_device_deinit(struct paged_device *device);
 void paged_device_run(struct paged_device *device, struct paged_problem *problem,
                       const struct paged_gpu_plan *plan);
 
-/* Poisons the table in memory and lets launches carry it; nothing else. */
+/* Poisons the table in memory and lets launches carry it. Leaves everything else. */
 void paged_device_hide_table(struct paged_device *device, const struct paged_problem *problem);
 void paged_device_show_table(struct paged_device *device, const struct paged_problem *problem);

@@ -26,10 +26,10 @@ void paged_report(const char *part);
 
 extern const enum fa_attention_dtype paged_dtypes[3];
 
-/* Three sequences, of one, five and 129 new tokens. */
+/* Three sequences with one, five and 129 new tokens. */
 extern const struct paged_spec paged_usual;
 
-/* @spec in one of the eight forms of stored codes: four for each of two types. */
+/* Returns @spec with one of the eight forms of stored codes: four for each of two types. */
 struct paged_spec paged_way_of(const struct paged_spec *spec, int i);
 
 /* Plans @device's request for @chip (NULL: the actual GPU); fails on an error. */
@@ -40,8 +40,8 @@ typedef void (*paged_judge_plan_fn)(const struct paged_problem *problem,
                                     const struct fa_cuda_paged_plan *plan, uint32_t expected);
 
 /*
- * Runs attention as planned for @chip: right, and the same bits in a second run. Failures are
- * counted without a jump to paged_failure. @judge_plan: NULL accepts any plan.
+ * Runs attention twice, as planned for @chip: the result must be right, and the bits the same.
+ * Failures are counted without a jump to paged_failure. @judge_plan: NULL accepts any plan.
  */
 void paged_check_on(struct paged_device *device, struct paged_problem *problem,
                     const struct fa_cuda_chip *chip, paged_judge_plan_fn judge_plan,

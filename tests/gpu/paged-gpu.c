@@ -11,7 +11,7 @@
 extern const char paged_measure_image[];
 
 struct paged_gpu {
-	struct fa_gpu *gpu; /* the device, with the dense kernels */
+	struct fa_gpu *gpu; /* the device with the dense kernels */
 	const struct fa_cudriver *driver;
 	CUmodule modules[FA_CUDA_PAGED_IMAGES], measure;
 	CUfunction *kernels; /* [fa_cuda_paged_kernels_count] */
@@ -180,7 +180,7 @@ int paged_gpu_plan(struct paged_gpu *gpu, const struct fa_cuda_chip *chip,
 		gpu->workspace = paged_gpu_alloc(gpu, gpu->workspace_bytes);
 		if (!gpu->workspace)
 			abort();
-		/* Poison for partial results; counters are cleared. */
+		/* Poison the partial results and clear the counters. */
 		MUST(gpu->driver, cuMemsetD8(gpu->workspace, 0xff, gpu->workspace_bytes));
 		MUST(gpu->driver, cuMemsetD8(gpu->workspace, 0, FA_CUDA_PAGED_COUNTERS_BYTES));
 	}
@@ -205,7 +205,7 @@ uint32_t paged_gpu_yield(struct paged_gpu *gpu, uint64_t most_ns)
 	return stops;
 }
 
-/* Kernels that yield have one row of blocks. */
+/* Launches with yields. Kernels that yield have one row of blocks. */
 static uint32_t launch_yielding(struct paged_gpu *gpu, struct fa_cuda_paged_launch *launch,
                                 void **args)
 {
@@ -213,7 +213,7 @@ static uint32_t launch_yielding(struct paged_gpu *gpu, struct fa_cuda_paged_laun
 
 	if (launch->grid_y != 1 || launch->grid_x > FA_CUDA_PREEMPT_RECORDS)
 		abort();
-	/* Work enqueued before may have to end first. */
+	/* Work enqueued earlier may have to end first. */
 	paged_gpu_sync(gpu);
 	return fa_yielder_run(&gpu->yielder, gpu->driver,
 	                      &(struct fa_yielder_launch){

@@ -1,6 +1,6 @@
 /*
- * The paged kernels on a GPU of gpu.h: modules, launches of planned requests. One thread. Driver
- * errors end the process.
+ * Runs the paged kernels on a GPU of gpu.h: loads modules and launches planned requests. One
+ * thread. Driver errors end the process.
  */
 #pragma once
 
@@ -17,7 +17,7 @@ struct paged_gpu *paged_gpu_close(struct paged_gpu *gpu);
 const struct fa_cuda_chip *paged_gpu_chip(const struct paged_gpu *gpu);
 const char *paged_gpu_name(const struct paged_gpu *gpu);
 
-/* 0 if there is not enough memory. */
+/* Returns 0 if there is not enough memory. */
 uint64_t paged_gpu_alloc(struct paged_gpu *gpu, size_t bytes);
 void paged_gpu_free(struct paged_gpu *gpu, uint64_t address);
 /* Registers host memory; returns its address on the GPU. */
@@ -45,19 +45,19 @@ int paged_gpu_plan(struct paged_gpu *gpu, const struct fa_cuda_chip *chip,
 void paged_gpu_plan_free(struct paged_gpu *gpu, struct paged_gpu_plan *plan);
 void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
                       const struct fa_paged_request *request);
-/* Attention that also does @append. */
+/* Launches attention that also does @append. */
 void paged_gpu_launch_append(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
                              const struct fa_paged_request *request,
                              const struct fa_paged_append *append);
 
 /*
- * Preempts launches that can yield after random pauses of less than @most_ns, from now on;
- * paged_gpu_launch() then returns at their end. 0: stops that. Returns how often they yielded
- * since the last call. On the emulator they yield by themselves.
+ * Starts to preempt launches that can yield, after random pauses of less than @most_ns;
+ * paged_gpu_launch() then returns when they end. 0: stops preempting. Returns how often launches
+ * yielded since the last call. On the emulator they yield by themselves.
  */
 uint32_t paged_gpu_yield(struct paged_gpu *gpu, uint64_t most_ns);
 
-/* Dense attention for comparison: the kernel planned for @chip. */
+/* Plans dense attention for @chip and launches it, for comparison. */
 int paged_gpu_dense(struct paged_gpu *gpu, const struct fa_cuda_chip *chip,
                     const struct fa_attention_params *params);
 

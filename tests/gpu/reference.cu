@@ -43,9 +43,9 @@ static __device__ double load(enum fa_attention_dtype dtype, const void *data, i
 #define THREADS 128
 
 /*
- * One block per row: grid (seqlen_q, heads, batch). @ret_out [batch][row][head][dim_v] and
- * @ret_lse [batch][row][head] are dense; ragged batches are batch 1 with consecutive rows.
- * @naive: scores, probabilities and output are each rounded to the tensors' type.
+ * Computes a row per block: grid (seqlen_q, heads, batch). @ret_out [batch][row][head][dim_v] and
+ * @ret_lse [batch][row][head] are dense; ragged batches are batch 1 with consecutive rows. @naive:
+ * scores, probabilities and output are each rounded to the tensors' type.
  */
 extern "C" __global__ void __launch_bounds__(THREADS)
 	fa_test_reference(const struct fa_attention_params params, double *ret_out, double *ret_lse,
@@ -181,7 +181,7 @@ extern "C" __global__ void fa_test_compare(const uint32_t *a, const uint32_t *b,
 		atomicAdd(ret_count, n);
 }
 
-/* One block per row; pitches in words. */
+/* Copies a row per block; pitches are in words. */
 extern "C" __global__ void fa_test_copy_rows(uint32_t *to, uint64_t to_pitch, const uint32_t *from,
                                              uint64_t from_pitch, uint64_t words)
 {

@@ -48,8 +48,8 @@ static size_t element_bytes(enum fa_attention_dtype dtype)
 }
 
 /*
- * Lays a tensor out in a poisoned buffer; fills it if @random, @broken elements with infinities
- * and NaN.
+ * Lays out a tensor in a poisoned buffer. With @random fills it, and makes @broken elements
+ * infinite or NaN.
  */
 static void tensor_make(struct fa_gpu *gpu, const struct fa_attention_params *params,
                         struct fa_request_layout layout, int64_t tokens, int heads, int dim,
@@ -157,8 +157,8 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
 	tensor_make(gpu, p, layout, request->tokens_q, p->heads, p->head_dim, 0, &request->q, &p->q,
 	            random);
 	/*
-	 * A broken element of K breaks all rows that see it: fewer, so that enough rows can be
-	 * compared.
+	 * A broken element of K breaks all rows that see its token. K has fewer of them, so that
+	 * enough rows can be compared.
 	 */
 	tensor_make(gpu, p, layout, request->tokens_k, p->kv_heads, p->head_dim, layout.broken / 6,
 	            &request->k, &p->k, random);
@@ -202,7 +202,7 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
 	         layout.head_major ? " head-major" : "", layout.gap, layout.first);
 }
 
-/* A length: often near a tile's border, sometimes tiny, sometimes long. */
+/* Returns a length: often near a tile's border, sometimes tiny, sometimes long. */
 static int64_t random_length(uint64_t *random)
 {
 	switch (fa_random_below(random, 4)) {
@@ -258,7 +258,7 @@ void fa_request_random(struct fa_gpu *gpu, struct fa_request *request, uint64_t 
 		break;
 	case 2:
 	case 3:
-		params.scale *= 8; /* peaked: the running maximum changes */
+		params.scale *= 8; /* peaked scores: the running maximum changes */
 		break;
 	}
 	params.causal = fa_random_below(random, 2);
@@ -399,10 +399,10 @@ static void *run(struct fa_gpu *gpu, const struct fa_request *request,
 }
 
 /*
- * FlashAttention's rule: twice the error of the naive computation in the same type, plus rounding
- * near the values. For fp32 a fixed share of the largest value; but a score is rounded to 2^-23
- * of itself, and a weight has the error of its score, so with large scores (no relevant score
- * exceeds the LSE) twice that is allowed, if larger.
+ * Returns the allowed error. FlashAttention's rule: twice the error of the naive computation in the
+ * same type, plus rounding near the values. For fp32: a fixed share of the largest value, or twice
+ * the rounding error of scores if that is larger. (A score is rounded to 2^-23 of itself, a weight
+ * has the error of its score, and no relevant score exceeds the LSE.)
  */
 static double allowed(const struct fa_request *request,
                       const struct fa_request_reference *reference)

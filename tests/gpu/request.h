@@ -1,5 +1,5 @@
 /*
- * Random attention requests on a GPU: shapes, strides, data, and the check of a result. Every
+ * Random attention requests on a GPU: makes shapes, strides and data, and checks results. Every
  * byte outside of a tensor's elements is 0xff, NaN in each type, so that reading it shows in the
  * result; out and lse are 0xff everywhere, so that stray writes are noticed.
  */
@@ -11,38 +11,39 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* xorshift; state is never 0. */
+/* xorshift; the state is never 0. */
 uint64_t fa_random(uint64_t *state);
-/* 0…n - 1. */
+/* Returns a number from 0 to n - 1. */
 int64_t fa_random_below(uint64_t *state, int64_t n);
 
 struct fa_request_tensor {
 	uint64_t address;
-	int64_t elements; /* of the whole buffer */
+	int64_t elements; /* number of elements in the whole buffer */
 	int64_t first;
 };
 
 struct fa_request {
-	struct fa_attention_params params; /* with device addresses */
+	struct fa_attention_params params; /* addresses are the device's */
 	char text[512];                    /* description */
 	uint32_t *lengths_q, *lengths_k;   /* cu_seqlens in host memory, or NULL */
-	int64_t tokens_q, tokens_k;        /* of a batch entry; of all if ragged */
+	int64_t tokens_q, tokens_k; /* tokens of a batch entry; of the whole batch if ragged */
 	struct fa_request_tensor q, k, v, out, lse;
-	uint64_t cu_q, cu_k; /* memory also readable by the host, as plans require */
+	uint64_t cu_q, cu_k; /* in memory that the host can read, too, as plans require */
 	uint64_t alibi, sinks;
 };
 
-/* Layout of a request; zeros are the default. */
+/* Layout of a request's tensors; zeros are the default. */
 struct fa_request_layout {
 	bool head_major; /* [batch][head][token][dim], not [batch][token][head][dim] */
 	int gap;         /* elements between rows */
 	int first;       /* elements before the tensor, after the guard */
-	int broken;      /* elements of V that are infinite or NaN; a sixth as many of K */
+	int broken;      /* so many elements of V are infinite or NaN, and a sixth as many of K */
 };
 
 /*
- * Makes buffers and data for @params; sets its pointers and strides. Ragged if @lengths_q: @batch
- * + 1 values each, ascending from 0; sets seqlens, too. @alibi, @sinks: use them.
+ * Makes buffers and data for @params, and sets its pointers and strides. With @lengths_q the batch
+ * is ragged: each array has @batch + 1 values, ascending from 0, and seqlens are set, too. @alibi,
+ * @sinks: use them.
  */
 void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
                      const struct fa_attention_params *params, const uint32_t *lengths_q,
@@ -51,7 +52,7 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
 void fa_request_random(struct fa_gpu *gpu, struct fa_request *request, uint64_t *random);
 void fa_request_free(struct fa_gpu *gpu, struct fa_request *request);
 
-/* A copy in host memory, without results. */
+/* A copy of a request in host memory, without results. */
 struct fa_request_copy {
 	struct fa_attention_params params;
 	char *q, *k, *v;
@@ -63,7 +64,7 @@ void fa_request_download(struct fa_gpu *gpu, const struct fa_request *request,
 void fa_request_copy_free(struct fa_request_copy *copy);
 
 struct fa_request_reference {
-	double *out, *naive, *lse; /* dense, see reference.cu */
+	double *out, *naive, *lse; /* dense results of the reference, see reference.cu */
 };
 
 void fa_request_reference(struct fa_gpu *gpu, const struct fa_request *request,

@@ -11,7 +11,7 @@
 
 static const struct fa_request_layout usual;
 
-/* About as long as the preempted launches take. */
+/* Pause before a preemption: about as long as the preempted launches take. */
 #define YIELD_PAUSE_NS 200000
 
 static uint64_t address(const void *data)
@@ -115,7 +115,7 @@ static void far_rows(struct fa_cases *cases)
 	fa_request_free(gpu, &request);
 }
 
-/* Heads that are 3 GiB apart. */
+/* Heads are 3 GiB apart. */
 static void far_heads(struct fa_cases *cases)
 {
 	static const int dims[] = { 64, 128, 256 };
@@ -213,7 +213,7 @@ void fa_case_far(struct fa_cases *cases)
 	far_heads(cases);
 }
 
-/* Runs @request on @kernel with @grid thread blocks (0: as planned) into poison. */
+/* Runs @request on @kernel with @grid thread blocks (0: as planned) over poisoned outputs. */
 static void launch_with(struct fa_gpu *gpu, const struct fa_request *request,
                         const struct fa_cuda_kernel *kernel, uint32_t grid, uint32_t *ret_planned)
 {
@@ -242,7 +242,7 @@ static void chain(struct fa_cases *cases, const struct fa_request *request,
 	const uint64_t out = fa_gpu_alloc(gpu, bytes), lse = fa_gpu_alloc(gpu, lse_bytes);
 	uint32_t units, differences;
 
-	/* A thread block per unit, then fewer and fewer. */
+	/* First a thread block per unit, then fewer and fewer. */
 	launch_with(gpu, request, kernel, 0, &units);
 	for (uint32_t grid = units; grid > 0; grid /= 3) {
 		launch_with(gpu, request, kernel, grid, &units);
@@ -358,8 +358,8 @@ void fa_case_alone(struct fa_cases *cases)
 				fa_gpu_poison(gpu, request.out.address, bytes);
 				for (int b = 0; b < params.batch; b++) {
 					/*
-					 * seqlens stay those of the whole batch, as they belong
-					 * to the request.
+					 * seqlens stay those of the whole batch, as they belong to
+					 * the request.
 					 */
 					const uint32_t lengths[4] = { cu_q[b], cu_q[b + 1], cu_k[b],
 						                      cu_k[b + 1] };
@@ -492,7 +492,7 @@ void fa_case_yield(struct fa_cases *cases)
 	if (!stops)
 		abort();
 	take_count(gpu, count);
-	/* Full, causal, a window, soft cap; half of them with an infinity or NaN. */
+	/* Full, causal, windowed and soft-capped requests; half of them with an infinity or NaN. */
 	for (int n = 0; n < 2 * 4 * 5; n++) {
 		const int dim = dims[n % 5], mask = n / 5 % 4;
 		const struct fa_attention_params params = {

@@ -114,8 +114,8 @@ static void case_shapes(struct fa_cases *cases)
 }
 
 /*
- * Logits that grow from tile to tile, in the order of the loop: within rounding, beyond what sums
- * may grow at once, and beyond the exponents of bf16.
+ * Logits grow from tile to tile, in the order of the kernel's loop: within rounding, beyond what
+ * sums may grow at once, and beyond the exponents of bf16.
  */
 static void case_peaked(struct fa_cases *cases)
 {
@@ -148,7 +148,7 @@ static void case_peaked(struct fa_cases *cases)
 				}
 }
 
-/* Windows of few tiles over many row blocks: both ends in every part of a tile. */
+/* Windows of few tiles over many row blocks: both ends fall on every part of a tile. */
 static void case_windows(struct fa_cases *cases)
 {
 	static const int windows[][2] = { { 150, 0 },  { 127, 0 }, { 191, 64 }, { 0, 0 },
@@ -181,9 +181,9 @@ static void case_windows(struct fa_cases *cases)
 }
 
 /*
- * ALiBi from far on one side of all keys to far on the other, with dot products that outweigh
- * distances, also in tiles where distances leave next to nothing: there one slope is too large in
- * their units for slope.h.
+ * ALiBi from far on one side of all keys to far on the other. Dot products outweigh distances, also
+ * in tiles where distances leave next to nothing: there one slope is too large, in their units, for
+ * slope.h.
  */
 static void case_slopes(struct fa_cases *cases)
 {
@@ -217,7 +217,7 @@ static void case_slopes(struct fa_cases *cases)
 			}
 }
 
-/* Soft caps that no logit reaches, or that some, most or all exceed. */
+/* Soft caps that no logits reach, or that some, most or all logits exceed. */
 static void case_softcaps(struct fa_cases *cases)
 {
 	static const float scales[] = { 0.5, 2, 12 };
@@ -358,8 +358,8 @@ static void case_random(struct fa_cases *cases)
 }
 
 /*
- * Every kernel on a few tiles, with and without infinities and NaN in K and V: small enough for
- * compute-sanitizer.
+ * Runs every kernel on a few tiles, with and without infinities and NaN in K and V: small enough
+ * for compute-sanitizer.
  */
 static void case_small(struct fa_cases *cases)
 {
@@ -368,7 +368,7 @@ static void case_small(struct fa_cases *cases)
 
 	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
 		for (size_t d = 0; d < COUNT(dims); d++)
-			for (int rich = 0; rich < 3; rich++) /* 2: no ALiBi, aligned */
+			for (int rich = 0; rich < 3; rich++) /* rich 2: no ALiBi, aligned */
 				for (int broken = 0; broken <= 10; broken += 5) {
 					const struct fa_attention_params params = {
 						.dtype = (enum fa_attention_dtype)dtype,
@@ -406,7 +406,7 @@ static void case_long(struct fa_cases *cases)
 				check_shape(cases, dtype, 2, 1, dim, dim, 4224, 4224, causal, 0);
 }
 
-/* The GPU reference against the one that judges the CPU's kernels. */
+/* Compares the GPU reference with the reference that judges the CPU's kernels. */
 static void case_reference(struct fa_cases *cases)
 {
 	for (int i = 0; i < 20; i++) {
@@ -435,7 +435,8 @@ static void case_reference(struct fa_cases *cases)
 			t = fa_random_below(&cases->random, n_q);
 			row = (first + t) * request.params.heads + h;
 			reference_row(&copy.params, b, t, h, false, out, &lse);
-			/* Where all scores are NaN, the other one reports the LSE of no keys. */
+			/* Where all scores are NaN, the CPU's reference reports the LSE of no
+			 * keys. */
 			if (isnan(reference.lse[row])) {
 				if (!isnan(lse) && lse != -INFINITY)
 					worst = INFINITY;
@@ -448,8 +449,8 @@ static void case_reference(struct fa_cases *cases)
 					reference.out[row * request.params.head_dim_v + d];
 
 				/*
-				 * Where all scores are -inf, the other one ignores V, while here
-				 * 0 times a broken value is NaN.
+				 * Where all scores are -inf, the CPU's reference ignores V, while
+				 * here 0 times a broken value is NaN.
 				 */
 				if (lse == -INFINITY && isnan(other))
 					continue;
@@ -481,7 +482,7 @@ static const struct {
 	{ "slopes", case_slopes },       { "softcaps", case_softcaps },
 };
 
-/* Checks so far of chip-specific kernels. */
+/* Returns the number of checks of chip-specific kernels so far. */
 static int special_checks(const struct fa_cases *cases)
 {
 	int n = 0;

@@ -1,7 +1,7 @@
 /*
  * Decode launches that also append the new tokens to pages: results and the whole pool are bit by
  * bit those of a separate append and attention, over pages that hold NaN in place of new tokens.
- * Also requests that remain two launches.
+ * Some requests must remain two launches.
  *   test-paged-append [--seed N] [--random N] [--every N] [--small] Skips (77) without a GPU.
  */
 #include "tests/gpu/draw.h"
@@ -11,16 +11,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LAYER 1 /* of the problems' caches */
+#define LAYER 1 /* the layer of the caches that is tested */
 #define ELEMENT_BYTES 2
 
 /* Variants that struct paged_spec lacks. */
 struct way {
-	int32_t sms;    /* SMs; 0: as the GPU has */
+	int32_t sms;    /* number of SMs; 0: the GPU's own */
 	bool carried;   /* the launch carries a short table */
-	bool gap;       /* between rows of k and of v */
-	bool separate;  /* k as [head][token][dim] */
-	bool pinned;    /* k and v in host memory */
+	bool gap;       /* rows of k and of v have gaps */
+	bool separate;  /* k is [head][token][dim] */
+	bool pinned;    /* k and v are in host memory */
 	bool splits;    /* use kernels for pieces */
 	uint32_t ready; /* bitmap of sequences whose new tokens are in pages already */
 };
@@ -31,11 +31,11 @@ struct scene {
 	struct paged_gpu_plan plan, append_plan;
 	struct fa_paged_request append;
 	uint32_t before[PAGED_BATCH_MAX];
-	char *tensors[2]; /* k and v; poison elsewhere */
+	char *tensors[2]; /* k and v; poison between rows */
 	size_t tensor_bytes[2];
 	uint64_t device_tensors[2];
 	bool pinned;
-	char *pool; /* initial pool: poison for new tokens */
+	char *pool; /* initial pool, with poison in place of new tokens */
 	char *by_two_pool, *by_two_out, *by_two_lse, *now;
 };
 
@@ -177,7 +177,7 @@ static void poison_results(const struct scene *scene)
 	paged_gpu_poison_shared(paged_device_gpu);
 }
 
-/* Append, then attention. */
+/* Runs append and attention as two launches. */
 static void run_two(struct scene *scene)
 {
 	struct paged_problem *problem = &scene->problem;
@@ -194,7 +194,7 @@ static void run_two(struct scene *scene)
 		           paged_describe(problem));
 }
 
-/* One launch. @again: new tokens are in the pages already. */
+/* Runs append and attention as one launch. @again: the new tokens are in the pages already. */
 static void run_one(struct scene *scene, bool again)
 {
 	struct paged_problem *problem = &scene->problem;
@@ -268,7 +268,7 @@ static struct paged_spec spec_of(int i)
 	return spec;
 }
 
-/* 1 to 16 new tokens each, anywhere in strips, tiles and pages. */
+/* Each sequence has 1 to 16 new tokens, anywhere in strips, tiles and pages. */
 static void numbers(void)
 {
 	for (int i = 0; i < 48; i++) {
@@ -296,8 +296,8 @@ static void numbers(void)
 }
 
 /*
- * Tokens that rows do not see are appended, too: windows, trees, no causality, hidden first
- * tokens; also with infinities and NaN among the new ones.
+ * Tokens that rows do not see are appended, too: with windows, trees, no causality and hidden first
+ * tokens; also if new tokens are infinite or NaN.
  */
 static void features(void)
 {
@@ -325,7 +325,7 @@ static void features(void)
 	}
 }
 
-/* Kernels for pieces: the same bits whatever is in the step, and prefixes. */
+/* Kernels for pieces give the same bits whatever is in the step; prefixes are shared, too. */
 static void splits(void)
 {
 	for (int i = 0; i < 12; i++) {
@@ -352,8 +352,8 @@ static void splits(void)
 }
 
 /*
- * One sequence, whose parts are signalled one by one if the launch carries everything: new tokens
- * alone, with others in their tile, over several thread blocks, or nothing else.
+ * A step of one sequence; a launch that carries everything signals its parts one by one. The new
+ * tokens are alone, share a tile with others, span several thread blocks, or are the only tokens.
  */
 static void alone(void)
 {
@@ -390,13 +390,13 @@ static void apart(void)
 		case 1:
 			spec.first[i] = spec.lengths[i];
 			break;
-		case 2: /* many rows beside few */
+		case 2: /* many rows in one sequence, few in another */
 			spec.n_new[1] = 60;
 			break;
-		case 3: /* no kernel of 96 columns */
+		case 3: /* no kernel has 96 columns */
 			spec.head_dim = spec.head_dim_v = 96;
 			break;
-		case 4: /* V is the front of K */
+		case 4: /* V is the first columns of K */
 			spec.v_in_k = true;
 			spec.head_dim = spec.head_dim_v = 128;
 			break;
@@ -404,7 +404,7 @@ static void apart(void)
 			spec.head_dim = 128;
 			spec.head_dim_v = 64;
 			break;
-		default: /* only sequences whose tokens are in pages */
+		default: /* all sequences' new tokens are in pages already */
 			spec.n_new[0] = spec.n_new[1] = 0;
 			break;
 		}

@@ -1,8 +1,8 @@
 /*
- * Paged decode kernels over codes, those of compute capability 9.0 where the chip has them:
- * against fp64 over the decoded values (tests/kernels/paged-problem.h), with poison in everything
- * that is no visible token. Each problem runs on different numbers of blocks, and with the table
- * in memory and, where it fits, in the launch.
+ * Compares paged decode kernels over codes, those of compute capability 9.0 where the chip has
+ * them, with fp64 over the decoded values (tests/kernels/paged-problem.h), with poison in
+ * everything that is no visible token. Each problem runs on different numbers of blocks, and with
+ * the table in memory and, where it fits, in the launch.
  *   test-paged-codes [--seed N] [--random N] [--every N] [--small] Skips (77) without a GPU.
  */
 #include "tests/gpu/draw.h"
@@ -25,7 +25,7 @@ static int every = 1, passed, failed;
  */
 static int ran[3][2][2][2];
 
-/* Those kernels have exactly these dims. */
+/* Returns the index of the head dim. Kernels of compute capability 9.0 have exactly these dims. */
 static int dim_index(const struct paged_spec *spec)
 {
 	if (spec->head_dim != spec->head_dim_v)
@@ -36,7 +36,7 @@ static int dim_index(const struct paged_spec *spec)
 	                               : -1;
 }
 
-/* One of eight: E4M3 and INT8, scales of tokens and of heads, bf16 and fp16. */
+/* Sets one of eight ways: E4M3 or INT8, scales of tokens or of heads, bf16 or fp16. */
 static void set_way(struct paged_spec *spec, int i)
 {
 	spec->store = i % 2 ? FA_PAGED_INT8 : FA_PAGED_E4M3;
@@ -63,7 +63,8 @@ static void judge_kernel(const struct paged_problem *problem, const struct fa_cu
 		   [plan->decode->small]++;
 }
 
-/* Runs twice on @chip: right, and the same bits. The result stays in problem->out. */
+/* Runs twice on @chip: the result must be right, and the bits the same. The result stays in
+ * problem->out. */
 static void run_on(struct paged_device *device, struct paged_problem *problem,
                    const struct fa_cuda_chip *chip)
 {
@@ -85,13 +86,14 @@ static void run_on(struct paged_device *device, struct paged_problem *problem,
 	if (!same)
 		paged_fail("%s on %s: two runs differ", paged_describe(problem), by);
 	paged_judge(problem, by, PAGED_ROUNDS_WEIGHTS_FAST);
-	/* The check has poisoned what it read. */
+	/* paged_judge() has poisoned the result. */
 	memcpy(problem->out, once, problem->out_bytes);
 	free(once);
 	passed++;
 }
 
-/* The same with the table in the launch and poison in its place in memory. */
+/* Runs with the table in the launch, and poison in its place in memory; the bits must be the
+ * same. */
 static void run_carried(struct paged_device *device, struct paged_problem *problem,
                         const struct fa_cuda_chip *chip)
 {
@@ -119,7 +121,7 @@ static void run_carried(struct paged_device *device, struct paged_problem *probl
 	free(once);
 }
 
-/* For a GPU of @sms (0: as it has). */
+/* Checks on a GPU that seems to have @sms SMs (0: its own number). */
 static void check_on(const struct paged_spec *given, int32_t sms)
 {
 	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
@@ -173,8 +175,8 @@ static const struct paged_spec usual = {
 };
 
 /*
- * Each head dim and form of codes on all kinds of pages: strips of a copy in one page and in
- * several, tiles that start within a page.
+ * Tests each head dim and form of codes on all kinds of pages: the strips of a copy lie in one page
+ * or in several, and tiles start within a page.
  */
 static void ways(void)
 {
@@ -216,7 +218,7 @@ static void rows(void)
 	}
 }
 
-/* Further features, alone and together, with NaN where some rows see it and others do not. */
+/* Tests further features, alone and together, with NaN where some rows see it and others do not. */
 static void features(void)
 {
 	for (int i = 0; i < 16; i++) {
@@ -280,8 +282,8 @@ static void edges(void)
 }
 
 /*
- * Blocks with many tiles of many sequences: more of one than are looked up at a time, and so few
- * of others that some warps have none.
+ * Thread blocks have many tiles of many sequences: some sequences have more tiles than are looked
+ * up at a time, others so few that some warps have none.
  */
 static void turns(void)
 {

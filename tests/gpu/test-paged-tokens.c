@@ -1,6 +1,6 @@
 /*
- * Paged GPU kernels other than attention, against the CPU's: append and read of tokens, rotated,
- * plain and as codes; copies, clears and moves of pages; merging of partial results.
+ * Compares paged GPU kernels other than attention with the CPU's: append and read of tokens,
+ * rotated, plain and as codes; copies, clears and moves of pages; merging of partial results.
  *   test-paged-tokens [--seed N] Skips (77) without a GPU.
  */
 #include "tests/gpu/paged-fixture.h"
@@ -57,7 +57,7 @@ struct tokens {
 	uint64_t device_positions;
 };
 
-/* @ways: -1, or the form of codes as in paged_way_of(). */
+/* Makes problem @i. @ways: -1, or the form of codes as in paged_way_of(). */
 static void tokens_init(struct tokens *t, int i, int ways)
 {
 	struct paged_spec spec = paged_usual;

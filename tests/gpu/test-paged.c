@@ -1,6 +1,6 @@
 /*
- * Paged attention on a GPU against fp64 (tests/kernels/paged-problem.h), with work divided over
- * different numbers of blocks, and with the kernels for chips with less shared memory.
+ * Compares paged attention on a GPU with fp64 (tests/kernels/paged-problem.h), with work divided
+ * over different numbers of blocks, and with the kernels for chips with less shared memory.
  *   test-paged [--seed N] [--random N] [--every N] [--small] Skips (77) without a GPU.
  */
 #include "tests/gpu/draw.h"
@@ -15,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-/* For the emulator: fewer tokens where that tests the same. */
+/* For the emulator: fewer tokens where that tests the same code. */
 static void make_small(struct paged_spec *spec)
 {
 	for (int32_t b = 0; paged_options.small && b < spec->batch; b++) {
@@ -81,7 +81,7 @@ static void check(const struct paged_spec *given)
 	other.sms = 7 + (int32_t)problem_random(300);
 	if (!paged_options.small)
 		paged_check_on(&device, &problem, &other, NULL, 0);
-	/* And on portable kernels. */
+	/* Check on portable kernels, too. */
 	other.portable_paged = true;
 	if (!paged_options.small)
 		paged_check_on(&device, &problem, &other, NULL, 0);
@@ -107,7 +107,7 @@ static bool has_small(void)
 struct few {
 	int32_t batch, head_dim, page_tokens, heads, kv_heads;
 	uint32_t n_new, length;
-	bool carried; /* where kernels support it */
+	bool carried; /* the launch carries the table, where kernels support that */
 };
 
 static void few_one(const struct few *few, int i)
@@ -159,8 +159,8 @@ static void few_one(const struct few *few, int i)
 }
 
 /*
- * Few short sequences, with the table in memory and in the launch, of as many entries and
- * sequences as a launch can carry, and one more: the same bits.
+ * Few short sequences give the same bits with the table in memory and in the launch. Tables have as
+ * many entries and sequences as a launch can carry, and one more.
  */
 static void few(void)
 {
@@ -191,7 +191,7 @@ static void judge_special(const struct paged_problem *problem,
 		           plan->decode->symbol);
 }
 
-/* Plans for @chip; @judge checks the plan. */
+/* Checks @spec as planned for @chip; @judge checks the plan. */
 static void check_as(const struct paged_spec *spec, const struct fa_cuda_chip *chip,
                      paged_judge_plan_fn judge, uint32_t expected)
 {
@@ -236,8 +236,8 @@ static void turns_one(int i)
 }
 
 /*
- * Rows of 64 columns, whose tiles groups of warps take in turn: a block has sequences of few and
- * of many tiles, so that each group begins some.
+ * Rows of 64 columns: groups of warps take their tiles in turn. A block has sequences of few and of
+ * many tiles, so that each group begins some sequence.
  */
 static void turns(void)
 {
@@ -273,7 +273,7 @@ static void uneven_one(int i)
 }
 
 /*
- * Many short sequences before few long ones: tiles without tokens at the ends of parts, at the
+ * Many short sequences precede few long ones: the ends of parts have tiles without tokens, at the
  * start or end of a block's range.
  */
 static void uneven(void)
@@ -290,12 +290,13 @@ static void judge_levels(const struct paged_problem *problem, const struct fa_cu
 		           plan->decode->symbol);
 }
 
-/* Parts of 39 and 77 shares in a row, or parts of 2 and 20, also within a block's range. */
+/* Parts have 39 and 77 shares in a row, or 2 and 20, also within a block's range. */
 static void levels_one(int i)
 {
 	static const int32_t dims[] = { 128, 64, 256 }, heads[] = { 8, 3, 1, 16, 5 };
 	static const uint32_t lengths[] = { 180, 4900, 2516 };
-	const uint32_t most = (i % 3 == 2 ? 16 : 32) / (uint32_t)heads[i % 5]; /* in one part */
+	const uint32_t most = (i % 3 == 2 ? 16 : 32) /
+	                      (uint32_t)heads[i % 5]; /* new tokens in one part */
 	const uint32_t n_new = most < 4 ? most : 4;
 	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
 	struct paged_spec spec = i % 4 < 2 ? paged_usual : paged_way_of(&paged_usual, i);
@@ -362,7 +363,7 @@ static void blocks(void)
 			blocks_one(i);
 }
 
-/* Pages of codes, also with NaN and infinities. */
+/* Caches of codes, also with NaN and infinities. */
 static void codes(void)
 {
 	static const int32_t dims[][2] = { { 128, 128 }, { 64, 64 },  { 256, 256 }, { 16, 48 },
@@ -426,7 +427,7 @@ static void chosen(void)
 		spec.dtype = paged_dtypes[i % 3];
 		check(&spec);
 	}
-	/* Empty sequences, dropped pages, V in K, long ones. */
+	/* Empty sequences, dropped pages, V that lies in K, and long sequences. */
 	spec = paged_usual;
 	spec.batch = 7;
 	spec.n_new[0] = 0, spec.lengths[0] = 100;
@@ -468,7 +469,7 @@ static void chosen(void)
 		spec.head_dim = spec.head_dim_v = i % 2 ? 128 : 64;
 		spec.left_1 = i > 3 ? 15001 : 0;
 		check(&spec);
-		/* Trees of few and of many rows. */
+		/* Trees with few and with many rows. */
 		spec = paged_usual;
 		spec.dtype = paged_dtypes[i % 3];
 		spec.tree = true;
@@ -482,8 +483,8 @@ static void chosen(void)
 }
 
 /*
- * Infinities and NaN in K and V at tokens that only some rows see: by windows, causality, dropped
- * pages and trees, with few rows and many, alone or beside others in a block.
+ * K and V are infinite or NaN at tokens that only some rows see: because of windows, causality,
+ * dropped pages and trees; with few rows and many, alone or beside others in a block.
  */
 static void broken(void)
 {
@@ -727,7 +728,7 @@ static void yields(void)
 	free(once);
 }
 
-/* Slots beyond 2^24, at offsets beyond 2^32 bytes. */
+/* Uses slots beyond 2^24, at offsets beyond 2^32 bytes. */
 static void far_slots(void)
 {
 	const size_t far = (size_t)36 << 30;

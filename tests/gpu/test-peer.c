@@ -1,5 +1,5 @@
 /*
- * How time-paged opens and judges peers, without a GPU. Arguments: a library that is a peer
+ * Tests without a GPU how time-paged opens and judges peers. Arguments: a library that is a peer
  * (peer-of-test.c), and one that is not.
  */
 #include "bench/kernels/peer.h"

@@ -1,7 +1,7 @@
 /*
- * Paged kernels over sequences in pieces: prefixes shared by sequences of a step are read once,
- * and results are right against fp64; in deterministic mode a sequence's results are bit by bit
- * the same whatever else is in the step.
+ * Tests paged kernels over sequences in pieces: prefixes shared by sequences of a step are read
+ * once, and results are right against fp64; in deterministic mode a sequence's results are bit by
+ * bit the same whatever else is in the step.
  *   test-pieces [--seed N] [--random N] [--small] Skips (77) without a GPU.
  */
 #include "tests/gpu/draw.h"
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-#define DETERMINISTIC UINT32_MAX /* no prefix, but units */
+#define DETERMINISTIC UINT32_MAX /* no prefixes; sequences are divided into units */
 #define ANY (UINT32_MAX - 1)     /* as many prefixes as the plan wants */
 
 static const enum fa_attention_dtype dtypes[] = { FA_ATTENTION_BF16, FA_ATTENTION_F16,
@@ -41,7 +41,7 @@ static struct paged_spec usual(enum fa_attention_dtype dtype, int32_t dim)
 	return spec;
 }
 
-/* ---- against fp64 */
+/* ---- comparison with fp64 */
 
 static void judge_plan(const struct paged_problem *problem, const struct fa_cuda_paged_plan *plan,
                        uint32_t prefixes)
@@ -75,7 +75,8 @@ static void check(const struct paged_spec *spec, uint32_t prefixes)
 	}
 	paged_device_init(&device, &problem);
 	device.step.host_table = problem.table;
-	/* Few SMs, so that sharing rarely pays; or as the plan wants. */
+	/* The chip has few SMs, so that sharing rarely pays; or the plan decides whether it
+	 * pays. */
 	chip.share_early = prefixes != ANY || problem_one_in(2);
 	chip.sms = prefixes == ANY || prefixes == DETERMINISTIC ? (int32_t)problem_pick(1, 20) : 5;
 	/* The emulator is slow: alternate between chip-specific and portable kernels. */
@@ -99,7 +100,8 @@ static void prefixes(void)
 		spec = usual(dtypes[i % 3], dims[i / 3]);
 		check(&spec, 1);
 	}
-	/* Soft cap and sinks, which count once; no LSE; V narrower, in K, or in slices. */
+	/* Soft cap and sinks, each applied once; no LSE; V is narrower, lies in K, or is in
+	 * slices. */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.softcap = 10;
 	spec.sinks = true;
@@ -113,14 +115,14 @@ static void prefixes(void)
 	spec = usual(FA_ATTENTION_BF16, 64);
 	spec.head_dim_v = 136;
 	check(&spec, 1);
-	/* Not grouped: positions matter, or some rows do not see all. */
+	/* Not grouped, as positions matter, or some rows do not see all keys. */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.alibi = true;
 	check(&spec, 0);
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.left_1 = 200;
 	check(&spec, 0);
-	/* Trees, which are in tails; a window that hides nothing. */
+	/* Trees, which lie in tails; a window that hides nothing. */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.tree = true;
 	spec.left_1 = 1000;
@@ -129,7 +131,7 @@ static void prefixes(void)
 		spec.lengths[b] += 16;
 	}
 	check(&spec, 1);
-	/* Row blocks with parts of two tails, and tails of several row blocks. */
+	/* Row blocks hold parts of two tails, and tails have several row blocks. */
 	spec = usual(FA_ATTENTION_F16, 128);
 	spec.heads = 14;
 	for (int32_t b = 0; b < spec.batch; b++) {
@@ -137,7 +139,8 @@ static void prefixes(void)
 		spec.lengths[b] += 16;
 	}
 	check(&spec, 1);
-	/* All pages but those of new tokens, dropped ones, and a group of one query head. */
+	/* Sequences share all pages except those of new tokens; they drop pages; they have one
+	 * query head per group. */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.heads = 2;
 	for (int32_t b = 0; b < spec.batch; b++) {
@@ -148,7 +151,7 @@ static void prefixes(void)
 	check(&spec, 1);
 	/*
 	 * Two interleaved groups, one unrelated sequence, one without new tokens, and one of many
-	 * rows, which decode does not take.
+	 * rows, which the decode kernels do not take.
 	 */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.batch = 9;
@@ -159,7 +162,7 @@ static void prefixes(void)
 		spec.prefix_pages[b] = 16;
 	}
 	check(&spec, 2);
-	/* Nested: all share two pages, some eight more; either grouping is right. */
+	/* Nested prefixes: all share two pages, some share eight more; either grouping is right. */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	for (int32_t b = 1; b < spec.batch; b++)
 		spec.prefix_pages[b] = b < 3 ? 16 : 2;
@@ -169,7 +172,7 @@ static void prefixes(void)
 		spec.prefix_pages[b] = b == 3 ? 1 : 16;
 	}
 	check(&spec, 2);
-	/* Broken values for a whole group, or for one sequence. */
+	/* Values are broken for a whole group, or for one sequence. */
 	for (int i = 0; i < 3; i++) {
 		spec = usual(dtypes[i], 128);
 		spec.broken = 6;
@@ -181,7 +184,7 @@ static void prefixes(void)
 
 /* ---- the same bits */
 
-/* The same step with sequence @b alone. */
+/* Runs the same step with sequence @b alone. */
 static void alone(const struct paged_device *device, const struct paged_problem *problem, int32_t b,
                   struct paged_device *ret_one, uint32_t *cu_new)
 {
@@ -239,7 +242,8 @@ static void same(const struct paged_spec *spec)
 	memcpy(out, problem.out, problem.out_bytes);
 	memcpy(lse, problem.lse, problem.lse_bytes);
 
-	/* Each alone with another division of the work; together that is the whole output. */
+	/* Run each sequence alone, with another division of the work; together they give the
+	 * whole output. */
 	paged_gpu_fill(paged_device_gpu, device.out, 0xff, problem.out_bytes);
 	paged_gpu_fill(paged_device_gpu, device.lse, 0xff, problem.lse_bytes);
 	for (int32_t b = 0; b < spec->batch; b++) {

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Most yields of a launch, so that it ends. */
+/* A launch yields at most this often, so that it ends. */
 #define ASKED_MAX 12
 #define WORDS_BYTES 512
 #define TOLD_WITHIN_NS (20 * 1000 * FA_NS_PER_MS)
@@ -45,7 +45,7 @@ static void grow_area(struct fa_yielder *yielder, const struct fa_cudriver *driv
 	if (yielder->area)
 		must(driver, driver->cuMemFree(yielder->area), "freeing the area");
 	must(driver, driver->cuMemAlloc(&yielder->area, bytes), "the area");
-	/* Poison for states; counters are cleared. */
+	/* Poison the states and clear the counters. */
 	must(driver, driver->cuMemsetD8(yielder->area, 0xff, bytes), "the area");
 	must(driver, driver->cuMemsetD8(yielder->area, 0, sizeof(uint64_t)), "the area");
 	yielder->area_bytes = bytes;
@@ -59,7 +59,7 @@ static uint64_t draw(uint64_t *random, uint64_t below)
 	return below ? (*random >> 16) % below : 0;
 }
 
-/* Waits for the end or a yield; returns the number of blocks left. */
+/* Waits until the launch ends or yields; returns the number of blocks left. */
 static uint32_t wait_told(struct fa_yielder *yielder)
 {
 	const uint64_t until_ns = fa_now_ns() + TOLD_WITHIN_NS;

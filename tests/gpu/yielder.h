@@ -1,6 +1,7 @@
 /*
- * Preempted launches on a GPU (kernels/cuda/common/preempt.h), as in the daemon: another stream
- * writes the word that asks the kernel to yield, and it is launched again until no block is left.
+ * Runs launches on a GPU with preemption (kernels/cuda/common/preempt.h), as the daemon does:
+ * another stream writes the word that asks the kernel to yield, and the launch is repeated until no
+ * block is left.
  */
 #pragma once
 
@@ -9,27 +10,27 @@
 
 #include <stdint.h>
 
-/* Resources of such launches; zero-initialised, allocated at the first launch. */
+/* Resources for preempted launches; zero-initialised, allocated at the first launch. */
 struct fa_yielder {
-	CUstream stream; /* writes the word */
+	CUstream stream; /* writes the word that asks to yield */
 	CUdeviceptr word, counter, area;
 	size_t area_bytes;
-	uint64_t *told; /* host memory: completion; blocks left */
+	uint64_t *told; /* host memory: the completion word, the number of blocks left */
 	uint64_t turn, counted;
 };
 
 struct fa_yielder_launch {
 	CUfunction function;
 	uint32_t grid, threads, shared_bytes, state_bytes;
-	uint32_t slots;                      /* for states */
-	struct fa_cuda_attention *attention; /* the args to change */
+	uint32_t slots;                      /* slots for saved states */
+	struct fa_cuda_attention *attention; /* the part of args to change */
 	void **args;
 	CUstream stream;
 };
 
 /*
- * Launches until completion, preempting the first ones after a pause of less than @most_ns each.
- * Returns how often it yielded. Exits on any failure.
+ * Repeats the launch until it completes, preempting the first runs after a pause of less than
+ * @most_ns each. Returns how often the kernel yielded. Exits on any failure.
  */
 uint32_t fa_yielder_run(struct fa_yielder *yielder, const struct fa_cudriver *driver,
                         const struct fa_yielder_launch *launch, uint64_t most_ns, uint64_t *random);
