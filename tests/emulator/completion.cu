@@ -1,14 +1,14 @@
 /*
  * Checks how launches signal completion (kernels/cuda/common/done.h). Each block counts once after
- * a fence; the last block stores the word after a system fence. Or each part's word is stored once
- * after such a fence, and a thread that stores a partial result has fenced its block's earlier
- * stores. Client words are stored before those. Compiled as C++.
+ * a fence, and the last block stores the word after a system fence; or each part's word is stored
+ * once, after such a fence. A thread that stores a partial result has fenced its block's earlier
+ * stores. Client words are stored before the others. Compiled as C++.
  */
 #include "tests/emulator/fibre.h"
 #include "tests/emulator/launch.h"
 
 static uint64_t n_blocks, n_begun, n_counts, n_signals;
-static bool counted, fenced, fenced_system; /* by this block, since its last count */
+static bool counted, fenced, fenced_system; /* what this block did since its last count */
 static uint32_t fencing_thread;
 /* The block's stores that were not signalled, and how many of them precede a thread's last
  * fence. */
@@ -85,8 +85,8 @@ void fa_emulated_signal_early(uint32_t *at, uint32_t n, uint32_t value)
 {
 	const uint32_t step = requested.parts ? requested.parts : 1;
 
-	if (!requested.client_words || at < early || at + n > early + FA_CUDA_CLIENT_WORDS || !fenced ||
-	    !fenced_system || fencing_thread != threadIdx.x)
+	if (!requested.client_words || at < early || at + n > early + FA_CUDA_CLIENT_WORDS ||
+	    !fenced || !fenced_system || fencing_thread != threadIdx.x)
 		DIE("a client word is stored that was not requested");
 	for (uint32_t i = 0; i < n; i++) {
 		const uint32_t part = (uint32_t)(at + i - early) % step;
@@ -117,7 +117,8 @@ void fa_emulated_completion_request(struct fa_cuda_done *done, uint64_t blocks, 
 
 	n_requests++;
 	requested = {};
-	/* Every third launch has no request; some have none for parts, some none for a client. */
+	/* Every third launch has no request. Some requests ask for no parts, some for no client
+	 * words. */
 	if (n_requests % 3 != 1) {
 		requested.word = words;
 		requested.value = ++value;
@@ -137,8 +138,8 @@ void fa_emulated_completion_check(void)
 
 	if (n_counts != blocks || n_signals != signals)
 		DIE("%llu of %llu blocks counted, %llu of %u signalled",
-		    (unsigned long long)n_counts,
-		    (unsigned long long)blocks, (unsigned long long)n_signals, signals);
+		    (unsigned long long)n_counts, (unsigned long long)blocks,
+		    (unsigned long long)n_signals, signals);
 	for (uint32_t i = 0; i < signals; i++)
 		if (words[i] != value)
 			DIE("part %u is not signalled", i);

@@ -1,17 +1,17 @@
 /*
- * Shared memory as threads and as the async proxy see it, copies to it, and mbarriers. Compiled as
- * C++. Copies by the proxy are visible to both. A thread's stores are visible to threads at once
- * and to the proxy after the thread's fence; until then the proxy reads poison. cp.async writes for
- * threads only.
+ * Emulates shared memory as threads and as the async proxy see it, copies to it, and mbarriers.
+ * Compiled as C++. Copies by the proxy are visible to both. A thread's stores are visible to
+ * threads at once, and to the proxy after the thread's fence; until then the proxy reads poison.
+ * cp.async writes for threads only.
  */
 #include "kernels/cuda/plan.h"
 #include "tests/emulator/fibre.h"
 
 #define MBARRIERS_MAX 64
 #define FLIGHTS_MAX 2048 /* copies in flight */
-#define COPIES_MAX 4096  /* of a thread by cp.async, not waited for */
+#define COPIES_MAX 4096  /* a thread's cp.async copies that it has not waited for */
 #define GROUPS_MAX 64
-#define STORES_MAX 4096 /* of a thread, not fenced */
+#define STORES_MAX 4096 /* a thread's stores that it has not fenced */
 
 alignas(1024) char shared_memory[SHARED_MAX];
 static char async_memory[SHARED_MAX];
@@ -22,7 +22,7 @@ struct mbarrier {
 	uint64_t phase; /* completed phases */
 };
 
-/* A bulk copy, or one of a box. */
+/* A bulk copy in flight, or the TMA copy of a box. */
 struct flight {
 	uint32_t to, bytes;
 	const void *from;
@@ -87,7 +87,7 @@ void fa_emulated_store(uint32_t address, const void *value, uint32_t bytes)
 	struct queue *queue = &queues[current];
 	struct store *store;
 
-	/* Kernels without a proxy fence store for threads only; the proxy keeps reading poison. */
+	/* Without a proxy fence, kernels store for threads only: the proxy keeps reading poison. */
 	if (queue->n_stores == STORES_MAX)
 		queue->n_stores = 0;
 	memcpy(fa_emulated_shared(address, bytes), value, bytes);
@@ -265,7 +265,7 @@ void fa_emulated_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t ze
 
 	if (queue->n_copies == COPIES_MAX || (bytes && (uintptr_t)from % bytes))
 		DIE("%u copies wait, one of %u from %p", queue->n_copies, bytes, from);
-	/* Must not be read before the wait. */
+	/* The destination must not be read before the wait. */
 	memset(fa_emulated_shared(to, bytes + zeros), 0xff, bytes + zeros);
 	memset(async_memory + to, 0xff, bytes + zeros);
 	queue->copies[queue->n_copies++] = { to, bytes, zeros, from };

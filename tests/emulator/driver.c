@@ -1,7 +1,7 @@
 /*
- * The tests' CUDA driver with the emulator: decode over pages and the kernels that move tokens run
- * as they are, with the daemon's plans, tables and scratch. Kernels that load by TMA are computed
- * plainly.
+ * The tests' CUDA driver with the emulator. Decode over pages and the kernels that move tokens run
+ * unchanged, with the daemon's plans, tables and scratch; kernels that load by TMA are replaced by
+ * plain code.
  */
 #include "tests/cuda-driver/emulate.h"
 #include "tests/emulator/find.h"
@@ -10,7 +10,7 @@
 
 bool fa_fake_emulate(struct fa_cuda_paged_launch *launch)
 {
-	/* There is one emulator, but one thread per stream. */
+	/* Several threads (one per stream) share the one emulator. */
 	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 	struct fa_cuda_done *const done = fa_cuda_paged_done(launch);
 	const struct fa_cuda_paged_kernel *kernel = launch->kernel;
@@ -18,7 +18,7 @@ bool fa_fake_emulate(struct fa_cuda_paged_launch *launch)
 
 	if (kernel->keys)
 		return false;
-	/* The driver signals completion itself. */
+	/* The driver signals completion instead of the kernel. */
 	*done = (struct fa_cuda_done){};
 	pthread_mutex_lock(&lock);
 	fa_emulated_launch(launch->grid_x, launch->grid_y, (uint32_t)kernel->threads,

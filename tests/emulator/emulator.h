@@ -148,17 +148,17 @@ template <class T> static inline T __ldcg(const T *from)
 	return *from;
 }
 
-/* All lanes of the warp exchange a value. The 32 values stay valid until the second next
- * exchange. */
+/* Exchanges a value between all lanes of the warp. The 32 values stay valid until the second
+ * next exchange. */
 const uint64_t *fa_emulated_warp_exchange(uint64_t value);
-/* The same with FA_EMULATED_WORDS words of each. */
+/* fa_emulated_warp_exchange_words() exchanges FA_EMULATED_WORDS words per lane. */
 #define FA_EMULATED_WORDS 6
 const uint32_t (*fa_emulated_warp_exchange_words(const uint32_t *words))[FA_EMULATED_WORDS];
 /* Syncs the lanes of @mask. Masks in use at once must be disjoint. */
 void fa_emulated_warp_sync_mask(uint32_t mask);
 /* Syncs @threads threads at barrier @id; returns whether any passed true. */
 bool fa_emulated_barrier(uint32_t id, uint32_t threads, bool value);
-void fa_emulated_arrive(uint32_t id, uint32_t threads); /* does not wait */
+void fa_emulated_arrive(uint32_t id, uint32_t threads); /* arrives without waiting */
 uint32_t fa_emulated_block_threads(void);
 
 static inline void __syncthreads(void)
@@ -235,47 +235,49 @@ static inline bool __all_sync(uint32_t mask, bool value)
 	return !__any_sync(mask, !value);
 }
 
-/* Completion of a launch (kernels/cuda/common/done.h): each block counts once, after a fence of the
- * counting thread; the last block signals the host. */
+/* Checks completion of a launch (kernels/cuda/common/done.h): each block counts once, after a
+ * fence of the counting thread; the last block signals the host. */
 uint64_t fa_emulated_count(uint64_t *counter, uint64_t value);
 void fa_emulated_fence(bool system);
 void fa_emulated_signal(uint64_t *word, uint64_t value);
 void fa_emulated_signal_early(uint32_t *words, uint32_t n, uint32_t value);
-/* A global store that must be fenced before the host is signalled; a partial result is stored. */
+/* The first notes a global store that must be fenced before the host is signalled, the second
+ * the store of a partial result. */
 void fa_emulated_completion_store(void);
 void fa_emulated_completion_partial(void);
 
-/* The thread has waited for the preceding launch (kernels/cuda/ptx/control.h). Before that, bulk
- * copies and accesses to partial results are fatal. */
+/* Notes that the thread has waited for the preceding launch (kernels/cuda/ptx/control.h). Before
+ * that, bulk copies and accesses to partial results are fatal. */
 void fa_emulated_await(void);
 
-/* Partial results in global memory (partials.cu). */
+/* Accesses to partial results in global memory (partials.cu). */
 void fa_emulated_partial_fence(void);
 void fa_emulated_partial_store(void *address, const void *value, uint32_t bytes);
 void fa_emulated_partial_load(const void *address, void *ret_value, uint32_t bytes);
 
-/* mbarriers, by their address. */
+/* mbarriers, identified by their address. */
 void fa_emulated_mbarrier_init(uint32_t barrier, uint32_t count);
 void fa_emulated_mbarrier_arrive(uint32_t barrier, uint32_t bytes);
 bool fa_emulated_mbarrier_test(uint32_t barrier, uint32_t parity);
 void fa_emulated_mbarrier_wait(uint32_t barrier, uint32_t parity);
-/* Copies whose bytes @barrier counts: bulk, and TMA of the box at @at of @map, a struct
+/* Starts copies whose bytes @barrier counts: bulk, or by TMA the box at @at of @map, a struct
  * fa_cuda_map. */
 void fa_emulated_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
 void fa_emulated_box(uint32_t to, const void *map, uint32_t barrier, const int32_t (&at)[4]);
 
-/* cp.async */
+/* copies by cp.async */
 void fa_emulated_copy(uint32_t to, const void *from, uint32_t bytes, uint32_t zeros);
 void fa_emulated_commit(void);
 void fa_emulated_wait(uint32_t pending);
 
-/* An address in shared memory; misaligned ones are fatal. */
+/* Returns an address in shared memory; misaligned ones are fatal. */
 char *fa_emulated_shared(uint32_t address, uint32_t bytes);
-/* Stores 4 or 16 bytes; the fence makes this thread's stores visible to the async proxy. */
+/* fa_emulated_store() stores 4 or 16 bytes; the fence makes this thread's stores visible to the
+ * async proxy. */
 void fa_emulated_store(uint32_t address, const void *value, uint32_t bytes);
 void fa_emulated_proxy_fence(void);
 
-/* One wgmma m64nNk16 of this warpgroup; @a_registers NULL: A is @a, in shared memory. */
+/* Issues one wgmma m64nNk16 of this warpgroup. @a_registers NULL: A is @a, in shared memory. */
 void fa_emulated_product(float *d, int n, bool bf16, uint64_t a, const uint32_t *a_registers,
                          uint64_t b, bool add);
 void fa_emulated_product_commit(void);

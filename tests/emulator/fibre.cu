@@ -17,7 +17,7 @@ static struct fibre {
 	char *stack;
 } fibres[THREADS_MAX];
 
-/* What a thread waits for: *at == value. Separate, because it is read most. */
+/* What a thread waits for: *at == value. It is separate from the fibre because it is read most. */
 static struct wait {
 	const uint64_t *at; /* NULL: nothing */
 	uint64_t value;
@@ -25,11 +25,11 @@ static struct wait {
 } waits[THREADS_MAX];
 
 static struct turn {
-	uint32_t rarity; /* how often the warp is passed over */
-	uint64_t stuck;  /* no thread could run at this count of events */
+	uint32_t rarity; /* how often the schedule passes over the warp */
+	uint64_t stuck;  /* count of events at which no thread could run */
 } turns[WARPS_MAX];
 
-static uint64_t n_events; /* events that a thread may have waited for */
+static uint64_t n_events; /* number of events that a thread may have waited for */
 static jmp_buf scheduler;
 static void (*run_thread)(const void *args);
 static const void *run_args;
@@ -129,7 +129,7 @@ static void die_waiting(void)
 /* Runs a warp that can go on, or lets a copy happen. */
 static void run_block(void)
 {
-	/* Survive longjmp. */
+	/* These two variables keep their values across longjmp(). */
 	static uint32_t warp, lane;
 	static bool any_ready;
 

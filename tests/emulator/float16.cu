@@ -7,7 +7,7 @@ float fa_emulated_from_f16(uint16_t half)
 
 	if (magnitude >= 0x7c00)
 		return __uint_as_float(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
-	/* Only the exponent's bias differs from fp32. */
+	/* fp16 and fp32 differ only in the exponent's bias. */
 	return __uint_as_float(sign | __float_as_uint(__uint_as_float(magnitude << 13) * 0x1p112f));
 }
 
@@ -21,7 +21,7 @@ uint16_t fa_emulated_to_f16(float value)
 		return 0x7fff;
 	if (magnitude >= 65520)
 		return sign | 0x7c00;
-	/* Steps of 2^-24 below 2^-14. */
+	/* Below 2^-14 numbers are multiples of 2^-24. */
 	if (magnitude < 0x1p-14f)
 		return (uint16_t)(sign | (uint16_t)nearbyintf(magnitude * 0x1p24f));
 	bits = __float_as_uint(magnitude * 0x1p-112f);

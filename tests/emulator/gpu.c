@@ -1,6 +1,6 @@
 /*
- * tests/gpu/gpu.h over the emulator: device memory is the host's, and only sm_90a kernels run.
- * Times mean nothing.
+ * Implements tests/gpu/gpu.h on the emulator: device memory is the host's, and only sm_90a kernels
+ * run. Times mean nothing.
  */
 #include "tests/gpu/gpu.h"
 #include "tests/emulator/launch.h"
@@ -112,7 +112,7 @@ void fa_gpu_sync(struct fa_gpu *gpu)
 {
 }
 
-/* Whether all elements of K or V are finite. */
+/* Returns whether all elements of K or V are finite. */
 static bool is_finite(const struct fa_cuda_launch *launch, const struct fa_cuda_map *map)
 {
 	for (uint64_t b = 0; b < map->dims[3]; b++)
@@ -130,8 +130,8 @@ static bool is_finite(const struct fa_cuda_launch *launch, const struct fa_cuda_
 	return true;
 }
 
-/* Rows may be recomputed only if an input is infinite or NaN, or if logits are unusually large, as
- * for short vectors. Otherwise recomputation hides a fault. */
+/* Checks that rows were recomputed only if an input is infinite or NaN, or if logits are
+ * unusually large, as for short vectors. Otherwise recomputation hides a fault. */
 static void check_recomputed(const struct fa_cuda_launch *launch)
 {
 	const float peak = launch->args.head_dim < 64 ? 4.5f : 8.5f;

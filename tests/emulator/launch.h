@@ -19,7 +19,7 @@ struct fa_emulated_mapped {
 	const void *attention, *maps;
 };
 
-/* Seeds the order of everything that follows. */
+/* Seeds the random order of everything that follows. */
 void fa_emulated_seed(uint64_t seed);
 void fa_emulated_launch(uint32_t grid_x, uint32_t grid_y, uint32_t threads, uint32_t shared_bytes,
                         void (*run)(const void *args), const void *args);
@@ -37,7 +37,7 @@ extern const struct fa_emulated_kernel fa_emulated_f16[], fa_emulated_bf16[], fa
  * request, and checks it after the launch. */
 void fa_emulated_completion_request(struct fa_cuda_done *done, uint64_t blocks, uint32_t parts);
 void fa_emulated_completion_check(void);
-/* The launch's number of blocks, and the start of each block. */
+/* Notes the launch's number of blocks, and the start of each block. */
 void fa_emulated_completion_launch(uint64_t blocks);
 void fa_emulated_completion_block(void);
 

@@ -1,6 +1,6 @@
 /*
- * tests/gpu/paged-gpu.h over the emulator: device memory is the host's. Times mean nothing.
- * EMULATED_WITHOUT_TMA in the environment leaves out kernels that load by TMA.
+ * Implements tests/gpu/paged-gpu.h on the emulator: device memory is the host's. Times mean
+ * nothing. EMULATED_WITHOUT_TMA in the environment leaves out kernels that load by TMA.
  */
 #include "tests/gpu/paged-gpu.h"
 #include "tests/emulator/find.h"
@@ -138,7 +138,7 @@ void paged_gpu_plan_free(struct paged_gpu *gpu, struct paged_gpu_plan *plan)
 	plan->blob = 0;
 }
 
-/* Whether all elements of K and V that the launch's rows may see are finite. */
+/* Returns whether all elements of K and V that the launch's rows may see are finite. */
 static bool is_finite(const struct fa_cuda_paged_launch *launch, const struct paged_gpu_plan *plan)
 {
 	const struct fa_cuda_paged_attention *args = &launch->args.attention;
@@ -163,7 +163,7 @@ static bool is_finite(const struct fa_cuda_paged_launch *launch, const struct pa
 	return true;
 }
 
-/* As in gpu.c: recomputed rows may hide a fault. */
+/* Recomputed rows may hide a fault, as in gpu.c. */
 static void check_recomputed(const struct fa_cuda_paged_launch *launch,
                              const struct paged_gpu_plan *plan)
 {
@@ -244,7 +244,7 @@ void paged_gpu_launch_append(struct paged_gpu *gpu, const struct paged_gpu_plan 
 	                           (uint64_t)(uintptr_t)gpu->workspace, ++gpu->epoch, launches);
 	if (append)
 		fa_cuda_paged_add_append(&launches[0], append);
-	/* The same order whatever was launched before. */
+	/* Blocks run in the same order whatever was launched before. */
 	fa_emulated_seed(problem_random(1u << 30));
 	for (int i = 0; i < n; i++) {
 		const struct fa_cuda_paged_kernel *kernel = launches[i].kernel;

@@ -1,6 +1,6 @@
 /*
- * tests/gpu/paged-gpu.h for time-paged, over the emulator: checks that it works and what it prints.
- * Times mean nothing.
+ * Implements tests/gpu/paged-gpu.h for time-paged on the emulator: checks that time-paged works and
+ * what it prints. Times mean nothing.
  */
 #include "tests/gpu/paged-gpu.h"
 
@@ -36,7 +36,7 @@ void paged_gpu_spin(struct paged_gpu *gpu, uint64_t ns)
 {
 }
 
-/* At least the memory to be read exists. */
+/* Checks only that the memory to be read exists. */
 void paged_gpu_bare(struct paged_gpu *gpu, uint64_t pieces, uint64_t count, uint32_t piece_bytes)
 {
 	volatile char sum = 0;

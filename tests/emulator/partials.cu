@@ -1,8 +1,8 @@
 /*
  * Checks partial results in global memory, which blocks poll while others store them
- * (kernels/cuda/sm90/paged_reduce.h): a block of the launch sets a place to EMPTY once and fences
- * before a result is stored, once, and before it is polled. Polls sometimes see EMPTY late.
- * Compiled as C++.
+ * (kernels/cuda/sm90/paged_reduce.h). A block of the launch sets a place to EMPTY once and fences,
+ * before a result is stored there (once) and before the place is polled. Polls sometimes see EMPTY
+ * late. Compiled as C++.
  */
 #include "tests/emulator/fibre.h"
 
@@ -10,8 +10,8 @@
 
 struct partial {
 	uint32_t block;
-	bool fenced; /* its block has fenced since */
-	bool stored; /* a result */
+	bool fenced; /* the block that set EMPTY has fenced since */
+	bool stored; /* a result is stored */
 };
 
 static std::unordered_map<const void *, struct partial> words;

@@ -8,7 +8,7 @@ static struct warp {
 	uint64_t generation;
 	uint64_t values[4][32];
 	uint32_t words[4][32][FA_EMULATED_WORDS];
-	/* By the mask's lowest lane. */
+	/* indexed by the lowest lane of a mask */
 	uint32_t some_arrived[32];
 	uint64_t some_generation[32];
 } warps[WARPS_MAX];

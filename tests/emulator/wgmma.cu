@@ -1,11 +1,12 @@
-/* wgmma. Compiled as C++. */
+/* Emulates wgmma. Compiled as C++. */
 #include "tests/emulator/fibre.h"
 #include "tests/emulator/launch.h"
 
 #define PRODUCTS_MAX 64
 #define ACCUMULATORS_MAX 128
 
-/* A thread's accumulators with products in flight: their values, while NaN is in their place. */
+/* A thread's accumulators with products in flight: keeps their values, while NaN is in their
+ * place. */
 struct accumulators {
 	float *d;
 	float values[ACCUMULATORS_MAX];
@@ -14,7 +15,7 @@ struct accumulators {
 
 struct product {
 	struct accumulators *accumulators;
-	const uint32_t *a_registers[4]; /* of the four threads that share rows; or NULL */
+	const uint32_t *a_registers[4]; /* registers of the four threads that share rows; or NULL */
 	uint64_t a, b;
 	int n;
 	bool bf16, add;
@@ -23,7 +24,7 @@ struct product {
 static struct thread {
 	struct accumulators accumulators[2];
 	struct product products[PRODUCTS_MAX];
-	uint32_t n_products, n_run;              /* the first n_run have happened */
+	uint32_t n_products, n_run; /* the first n_run have happened */
 	uint32_t groups[PRODUCTS_MAX], n_groups;
 } threads[THREADS_MAX];
 
@@ -43,7 +44,7 @@ void product_thread_end(void)
 		DIE("ends with %u products under way", threads[current].n_products);
 }
 
-/* All lanes of a warp call it together; all four warps do eventually. */
+/* All lanes of a warp call this function together; eventually all four warps do. */
 void fa_emulated_product(float *d, int n, bool bf16, uint64_t a, const uint32_t *a_registers,
                          uint64_t b, bool add)
 {
@@ -80,7 +81,7 @@ void fa_emulated_product(float *d, int n, bool bf16, uint64_t a, const uint32_t 
 	product->add = add;
 }
 
-/* All fp16 numbers as fp32. */
+/* A table of all fp16 numbers as fp32. */
 static const struct table {
 	float values[1 << 16];
 
@@ -96,7 +97,7 @@ static float element(uint16_t bits, bool bf16)
 	return bf16 ? __uint_as_float((uint32_t)bits << 16) : f16.values[bits];
 }
 
-/* A descriptor: rows of 128 bytes, swizzled. */
+/* A decoded descriptor: rows of 128 bytes, swizzled. */
 struct operand {
 	uint32_t start, leading, stride; /* bytes to the next 64 elements, and to the next 8 rows */
 
@@ -108,7 +109,7 @@ struct operand {
 			DIE("an operand that is not swizzled by 128 bytes");
 	}
 
-	/* @n elements, 2 or 8, of row @row from @column on. */
+	/* Reads @n elements, 2 or 8, of row @row, from @column on. */
 	void get(uint32_t row, uint32_t column, uint32_t n, bool bf16, float *ret) const
 	{
 		const char *const at = shared_async(swizzle(start + column / 64 * leading +
@@ -125,7 +126,8 @@ struct operand {
 	}
 };
 
-/* This thread's part: rows g and g + 8 of its warp, two columns of eight. */
+/* Computes this thread's part of a product: rows g and g + 8 of its warp, two of each eight
+ * columns. */
 static void product_run(const struct product *product)
 {
 	const uint32_t lane = current % 32, g = lane / 4, t = lane % 4;
@@ -177,7 +179,7 @@ static void product_run(const struct product *product)
 	}
 }
 
-/* After the wait. */
+/* Writes the accumulators' values after the wait. */
 static void product_publish(const struct product *product)
 {
 	struct accumulators *mine = product->accumulators;
@@ -188,8 +190,8 @@ static void product_publish(const struct product *product)
 	}
 }
 
-/* Runs this thread's products up to @done. A warp's lanes read each other's registers here, so they
- * do it together. */
+/* Runs this thread's products up to @done. A warp's lanes call it together, as they read each
+ * other's registers. */
 static void products_run(uint32_t done)
 {
 	struct thread *thread = &threads[current];

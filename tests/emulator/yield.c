@@ -72,7 +72,7 @@ static bool rows(const struct fa_emulated_yielding *launch, char *to, bool compa
 	return true;
 }
 
-/* Launches until one completes. Returns how many yielded. */
+/* Repeats the launch until it completes. Returns how often it yielded. */
 static uint32_t run(const struct fa_emulated_yielding *launch)
 {
 	static uint64_t word, turn;
@@ -91,7 +91,7 @@ static uint32_t run(const struct fa_emulated_yielding *launch)
 	a->preempt.word = &word;
 	a->preempt.report = &report;
 	for (uint32_t n = 0;; n++) {
-		/* So that it ends. */
+		/* Stop asking after ROUNDS_MAX, so that the launch completes. */
 		asked_word = n < ROUNDS_MAX ? &word : NULL;
 		report = 0;
 		a->preempt.turn = asked_turn = ++turn;

@@ -16,7 +16,7 @@ template <> inline float fa_widen<fa_bf16>(uint16_t bits)
 	return __uint_as_float((uint32_t)bits << 16);
 }
 
-/* Fragments as in the real header. */
+/* The fragments are those of the real header. */
 template <class T>
 static inline void fa_mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
