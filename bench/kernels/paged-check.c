@@ -1,4 +1,4 @@
-/* Wrong results are not measured. */
+/* Checks results, as wrong ones are not measured. */
 #include "bench/kernels/paged-scene.h"
 #include "bench/kernels/peer.h"
 #include "tests/kernels/reference.h"
@@ -7,9 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Heads checked per sequence. */
+/* The number of heads that are checked per sequence. */
 #define CHECKED_HEADS 4
-/* Relative to a row's greatest value. */
+/* The largest allowed error, relative to a row's greatest value. */
 #define ERROR_MAX (1.0 / 64)
 
 static void *allocate(size_t bytes)
@@ -65,7 +65,7 @@ static void fetch(const struct time_run *run, int32_t b, int32_t head, double *k
 	}
 }
 
-/* One row of q over @n tokens. */
+/* Computes attention of one row of q over @n tokens. */
 static void attend(const struct time_run *run, const double *q, const double *k, const double *v,
                    uint32_t n, double *weights, double *ret_out)
 {
@@ -92,7 +92,7 @@ static void attend(const struct time_run *run, const double *q, const double *k,
 		ret_out[c] /= sum;
 }
 
-/* Of a sequence's head, relative to the row's greatest value. */
+/* Returns the error of a sequence's head, relative to the row's greatest value. */
 static double head_error(const struct time_run *run, const void *q, const void *out, int32_t b,
                          int32_t head)
 {
@@ -115,7 +115,7 @@ static double head_error(const struct time_run *run, const void *q, const void *
 			const double got = reference_get(FA_ATTENTION_BF16, out, at + c);
 
 			greatest = fmax(greatest, fabs(expected[c]));
-			/* fmax() ignores NaN. */
+			/* fmax() would ignore NaN. */
 			difference = isnan(got) ? INFINITY
 			                        : fmax(difference, fabs(got - expected[c]));
 		}
@@ -126,7 +126,7 @@ static double head_error(const struct time_run *run, const void *q, const void *
 	return worst;
 }
 
-/* Over NaN. */
+/* Fills the output with NaN, runs, and returns the output. */
 static void *run_poisoned(struct time_run *run)
 {
 	void *out = allocate(run->scene->q_bytes);

@@ -18,7 +18,7 @@ static int n_peers;
 
 /* ---- sequences */
 
-/* Lengths are multiples of a page. */
+/* A decode shape; lengths are multiples of a page. */
 struct cell {
 	char shape[32];
 	int32_t batch;
@@ -35,7 +35,7 @@ static struct cell equal_lengths(int32_t batch, uint32_t length)
 	return cell;
 }
 
-/* 128 to 32k in logarithmic steps, equally often, shuffled. */
+/* Returns lengths of 128 to 32k in logarithmic steps, equally often, shuffled. */
 static struct cell mixed_lengths(void)
 {
 	struct cell cell = { .batch = time_options.quick ? 4 : 64 };
@@ -55,7 +55,8 @@ static struct cell mixed_lengths(void)
 	return cell;
 }
 
-/* False: excluded by --shapes, or, with a message, short of memory. */
+/* Makes the cell's scene. False: --shapes excludes the cell, or memory is short (with a
+ * message). */
 static bool cell_scene_init(struct time_scene *scene, const struct cell *cell)
 {
 	if (fnmatch(time_options.shapes, cell->shape, 0) != 0)
@@ -71,7 +72,7 @@ static bool cell_scene_init(struct time_scene *scene, const struct cell *cell)
 struct peer_scene {
 	struct fa_peer_decode request;
 	uint64_t k, v, out, table, lengths;
-	uint16_t *ours; /* expected */
+	uint16_t *ours; /* our kernel's result, which is expected of peers */
 };
 
 struct peer_run {
@@ -120,7 +121,7 @@ static void peer_scene_deinit(struct peer_scene *with)
 	*with = (struct peer_scene){ 0 };
 }
 
-/* Also runs our kernel, for the expected result. False: short of memory. */
+/* Makes the peer's pool, and runs our kernel for the expected result. False: not enough memory. */
 static bool peer_scene_init(struct peer_scene *with, struct time_run *run)
 {
 	const struct time_scene *scene = run->scene;
@@ -184,7 +185,7 @@ static bool peer_scene_init(struct peer_scene *with, struct time_run *run)
 	return true;
 }
 
-/* True if the peer covers the cell and agrees with ours. */
+/* Runs the peer once. True: it covers the cell and its result agrees with ours. */
 static bool prepare_peer(const struct peer_scene *with, const struct fa_peer *peer, size_t q_bytes,
                          struct peer_run *ret_run)
 {
@@ -198,7 +199,7 @@ static bool prepare_peer(const struct peer_scene *with, const struct fa_peer *pe
 	*ret_run = (struct peer_run){ .peer = peer, .request = with->request };
 	ret_run->request.name = peer->name;
 	r = peer->decode(&ret_run->request);
-	/* The first call may have chosen a setting. */
+	/* The first call may have chosen a setting, so call again. */
 	paged_gpu_sync(time_gpu);
 	paged_gpu_fill(time_gpu, with->out, 0xff, q_bytes);
 	if (r == 0)
@@ -234,8 +235,8 @@ static void contest_add(struct contest *contest, const char *name, void (*run)(v
 	contest->names[contest->n++] = name;
 }
 
-/* Measures all; prints ours against each other contestant, and the bandwidth against a bare
- * read. */
+/* Measures all contestants. Prints our time against each other's, and our bandwidth against a
+ * bare read. */
 static void measure_and_print(struct contest *contest, const char *kind, const struct cell *cell,
                               double bytes)
 {
@@ -251,7 +252,7 @@ static void measure_and_print(struct contest *contest, const char *kind, const s
 	time_print(name, bytes / contest->ns[0], "GB/s", "bare", contest->ns[1] / contest->ns[0]);
 }
 
-/* @with_plain: also against bf16 pages of the same lengths. */
+/* Times decode of the cell. @with_plain: also against bf16 pages of the same lengths. */
 static void decode(const struct cell *cell, bool with_plain)
 {
 	struct fa_cuda_chip portable_chip = *paged_gpu_chip(time_gpu);
@@ -374,7 +375,7 @@ static uint32_t share(struct time_scene *scene, uint32_t shared, uint32_t *ret_t
 	return n;
 }
 
-/* @pays: the plan should group. */
+/* Times decode with a shared prefix. @pays: the plan should group the sequences. */
 static void shared_cell(int32_t batch, uint32_t length, uint32_t shared, bool pays)
 {
 	struct fa_cuda_chip chip = *paged_gpu_chip(time_gpu);
@@ -393,7 +394,7 @@ static void shared_cell(int32_t batch, uint32_t length, uint32_t shared, bool pa
 		abort();
 	slots = table + scene.step.table_entries;
 	n = share(&scene, shared / (uint32_t)time_options.page, table, slots);
-	/* Else small shapes would not be grouped. */
+	/* --quick has small shapes, which would not be grouped otherwise. */
 	chip.share_early = time_options.quick;
 	time_run_init(&together, &scene, &chip, table, false);
 	time_run_init(&apart, &scene, NULL, NULL, false);
@@ -424,10 +425,10 @@ void time_shared(void)
 		return;
 	}
 	shared_cell(64, 9216, 8192, true);
-	/* Grouping saves less than combining partial results costs. */
+	/* Grouping these sequences would save less than combining their partial results costs. */
 	shared_cell(16, 4096, 2048, false);
 	shared_cell(8, 4096, 2048, false);
-	/* One shared page. */
+	/* The sequences share one page. */
 	shared_cell(64, 1024, 64, false);
 }
 

@@ -1,17 +1,17 @@
-/* Decode in time-paged: few new tokens of each sequence attend to many. */
+/* Times decode for time-paged: few new tokens of each sequence attend to many tokens. */
 #pragma once
 
 #include <stdbool.h>
 
-/* By time_options; also against peers. */
+/* Times decode as time_options says, against the portable kernel and peers. */
 void time_decode(void);
-/* Every kind of codes, against bf16. */
+/* Times decode over each kind of codes, against bf16. */
 void time_codes(void);
-/* With a common prefix. */
+/* Times decode of sequences with a common prefix. */
 void time_shared(void);
 void time_deterministic(void);
 
-/* Kernels for time_decode() to compare. False: cannot be opened. */
+/* Opens a peer's kernels, for time_decode() to compare. False: they cannot be opened. */
 bool time_peer_open(const char *text);
 bool time_has_peers(void);
 void time_peers_close(void);

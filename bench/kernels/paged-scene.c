@@ -7,7 +7,7 @@
 #include <time.h>
 
 #define PIECE_BYTES 16384
-/* Other pages of codes are copies of these. */
+/* Only this many pages of codes differ; the others are copies. */
 #define DIFFERENT_PAGES 64
 #define HEADS_MAX 1024
 
@@ -75,7 +75,7 @@ void time_print(const char *name, double value, const char *unit, const char *pe
 	static char last[128];
 
 	if (time_options.profile) {
-		/* One row per profiled launch. */
+		/* Print one row per profiled launch. */
 		if (!strcmp(unit, "GB/s") || !strcmp(name, last))
 			return;
 		snprintf(last, sizeof(last), "%s", name);
@@ -155,7 +155,7 @@ uint32_t time_pages_of(uint32_t length)
 	return (length + (uint32_t)time_options.page - 1) / (uint32_t)time_options.page;
 }
 
-/* K (or V) in a page, padded to whole slots. */
+/* Returns the bytes of K (or V) in a page, padded to whole slots. */
 static size_t part_bytes(void)
 {
 	const size_t rows = (size_t)time_options.kv_heads * (size_t)time_options.page;
@@ -166,14 +166,14 @@ static size_t part_bytes(void)
 	return (rows * of_row + 127) / 128 * 128;
 }
 
-/* Decoded values are about 1. */
+/* Returns a scale for codes; decoded values are about 1. */
 static float random_scale(void)
 {
 	return (time_options.store == FA_PAGED_E4M3 ? 0.1f : 0.015f) *
 	       (0.5f + (float)time_random_below(1024) / 1024);
 }
 
-/* Random codes without NaN, and scales. */
+/* Fills pages with random codes, without NaN, and with scales. */
 static void fill_codes(uint64_t pool, uint32_t pages)
 {
 	const size_t part = part_bytes();
@@ -307,7 +307,7 @@ struct fa_attention_tensor time_tensor(uint64_t data, int32_t heads)
 		                             time_options.dim };
 }
 
-/* ---- a request over it */
+/* ---- a request over a scene */
 
 void time_run_init(struct time_run *run, const struct time_scene *scene,
                    const struct fa_cuda_chip *chip, const uint32_t *table, bool deterministic)
@@ -372,7 +372,7 @@ void time_bare_init(struct time_bare *bare, const struct time_scene *scene, cons
 
 	*bare = (struct time_bare){ .piece_bytes = PIECE_BYTES,
 		                    .bytes = (double)n * (double)scene->page_bytes };
-	/* All threads must read equally often; with scales a page is no power of two. */
+	/* All threads must read equally often, but a page with scales is no power of two. */
 	while (bare->piece_bytes > 0 && scene->page_bytes % bare->piece_bytes != 0)
 		bare->piece_bytes -= 4096;
 	if (bare->piece_bytes == 0)

@@ -17,20 +17,20 @@
 
 extern struct time_options {
 	int32_t page, heads, kv_heads, dim, n_new, samples;
-	const char *only, *shapes; /* a part; a pattern of decode shapes */
+	const char *only, *shapes; /* only: the part to run; shapes: a pattern of decode shapes */
 	bool json, quick;
-	bool profile; /* run each once, without timing or checks */
+	bool profile; /* run each contestant once, without timing or checks */
 	enum fa_paged_store store;
 	bool head_scales;
-	const char *type; /* in result names */
+	const char *type; /* the type in result names */
 } time_options;
 
 extern struct paged_gpu *time_gpu;
-/* A check failed, with a message: exit status 1. */
+/* Set when a check failed, with a message: the exit status will be 1. */
 extern bool time_failed;
 
 uint32_t time_random_below(uint32_t n);
-/* What pages hold: "plain", "e4m3", "int8", "e4m3-heads", "int8-heads". */
+/* Sets what pages hold: "plain", "e4m3", "int8", "e4m3-heads", "int8-heads". */
 bool time_set_store(const char *name);
 
 struct time_contestant {
@@ -38,11 +38,12 @@ struct time_contestant {
 	void *userdata;
 };
 
-/* Medians of @n alternating contestants; the GPU idles four times as long as it works. */
+/* Measures @n contestants in turn and returns their medians; the GPU idles four times as long as
+ * it works. */
 void time_measure(const struct time_contestant *contestants, int n, double *ret_ns);
-/* @ratio: speed relative to @peer. */
+/* Prints a result. @ratio: speed relative to @peer. */
 void time_print(const char *name, double value, const char *unit, const char *peer, double ratio);
-/* KIND/TYPE/SHAPE-h.../WHAT. */
+/* Makes a result's name: KIND/TYPE/SHAPE-h.../WHAT. */
 void time_name(char *name, size_t bytes, const char *kind, const char *shape, const char *what);
 
 /* ---- a cache and its sequences, in device memory */
@@ -56,13 +57,13 @@ struct time_scene {
 };
 
 uint32_t time_pages_of(uint32_t length);
-/* @n_new new tokens per sequence. False: short of memory. */
+/* Makes sequences with @n_new new tokens each. False: not enough memory. */
 bool time_scene_init(struct time_scene *scene, int32_t batch, const uint32_t *lengths,
                      uint32_t n_new);
 void time_scene_deinit(struct time_scene *scene);
 struct fa_attention_tensor time_tensor(uint64_t data, int32_t heads);
 
-/* ---- a request over it */
+/* ---- a request over a scene */
 
 struct time_run {
 	const struct time_scene *scene;
@@ -76,7 +77,7 @@ struct time_run {
 void time_run_init(struct time_run *run, const struct time_scene *scene,
                    const struct fa_cuda_chip *chip, const uint32_t *table, bool deterministic);
 void time_run_deinit(struct time_run *run);
-/* As a contestant; a struct time_run. */
+/* Runs a request as a contestant; @run is a struct time_run. */
 void time_run(void *run);
 
 /* Compares some rows with fp64; false after an error, which sets time_failed. */
@@ -92,9 +93,9 @@ struct time_bare {
 	double bytes;
 };
 
-/* @n pages, in this order. */
+/* Prepares reads of @n pages, in the order of the slots. */
 void time_bare_init(struct time_bare *bare, const struct time_scene *scene, const uint32_t *slots,
                     uint32_t n);
 void time_bare_deinit(struct time_bare *bare);
-/* As a contestant; a struct time_bare. */
+/* Reads the pages as a contestant; the argument is a struct time_bare. */
 void time_run_bare(void *bare);

@@ -27,20 +27,20 @@ struct fa_peer_decode {
 	const void *k, *v;      /* [pages][page_tokens][kv_heads][dim] */
 	void *out;              /* like q */
 	const int32_t *table;   /* [batch][table_pages], page numbers; unused entries are 0 */
-	const int32_t *lengths; /* [batch], tokens, with the new ones */
+	const int32_t *lengths; /* token counts, including the new tokens: [batch] */
 	void *stream;           /* a CUstream; NULL: the default stream */
 	int32_t batch, n_new, heads, kv_heads, dim;
 	int32_t pages, page_tokens, table_pages;
 	int32_t length_max; /* greatest of lengths */
-	float scale;        /* of q · k */
+	float scale;        /* factor on q · k */
 };
 
 /*
- * The type of fa_peer_decode. The primary context of device 0 is current. It enqueues the work on
- * the stream and returns 0, -ENOTSUP if it does not cover the request, or another negative errno.
- * Requests with equal bytes are the same request. The first call with a request is not measured and
- * may allocate or try settings at length; later calls only enqueue, in turn with other variants'
- * calls.
+ * The type of fa_peer_decode. The primary context of device 0 is current. The function enqueues the
+ * work on the stream and returns 0, -ENOTSUP if it does not cover the request, or another negative
+ * errno. Requests with equal bytes are the same request. The first call with a request is not
+ * measured and may allocate or try settings at length; later calls only enqueue, in turn with other
+ * variants' calls.
  */
 typedef int (*fa_peer_decode_fn)(const struct fa_peer_decode *request);
 
@@ -58,14 +58,14 @@ int fa_peer_open(const char *text, struct fa_peer *ret_peer);
 void fa_peer_close(struct fa_peer *peer);
 
 /*
- * A step's page table in pages of @slots_per_page slots, [batch][*ret_table_pages]; the caller
- * frees it. NULL: no memory. @table: the step's, in host memory.
+ * Returns a step's page table in pages of @slots_per_page slots, [batch][*ret_table_pages]; the
+ * caller frees it. NULL: no memory. @table: the step's table, in host memory.
  */
 int32_t *fa_peer_table(const struct fa_paged_step *step, const uint32_t *table, int32_t page_tokens,
                        uint32_t slots_per_page, int32_t *ret_table_pages);
 
 /*
- * True if @theirs differs from @ours by bf16 rounding only: at most 1/64 of our greatest value.
- * @ret_worst: the greatest difference, relative to that value; infinite for NaN in either.
+ * Returns true if @theirs differs from @ours by bf16 rounding only: at most 1/64 of our greatest
+ * value. @ret_worst: the greatest difference, relative to that value; infinite if either has NaN.
  */
 bool fa_peer_agrees(const uint16_t *ours, const uint16_t *theirs, size_t n, double *ret_worst);

@@ -196,7 +196,7 @@ static bool set_part(const char *name)
 	return false;
 }
 
-/* False: wrong option or value. */
+/* Returns false if an option or value is wrong. */
 static bool parse(const char *option, const char *value)
 {
 	const struct {

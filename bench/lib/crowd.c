@@ -18,10 +18,10 @@
 #include <unistd.h>
 
 #define DIM 8
-#define LINKS_PER_REQUEST 2 /* per request in flight */
-#define FIRST_REQUESTS 8    /* until a client is ready */
+#define LINKS_PER_REQUEST 2 /* links per request in flight */
+#define FIRST_REQUESTS 8    /* requests until a client is ready */
 #define TOLERANCE 1e-5
-/* For a client to connect or to stop. */
+/* The time in which a client must connect or stop. */
 #define READY_NS (60 * FA_NS_PER_SEC)
 /* A slower request counts as lost. */
 #define LOST_NS (120 * FA_NS_PER_SEC)
@@ -41,7 +41,7 @@ struct chain {
 	struct link links[LINKS_PER_REQUEST * FA_CROWD_DEPTH_MAX];
 };
 
-/* In shared memory. */
+/* A client's state, in shared memory. */
 struct member {
 	_Atomic uint64_t done;
 	uint64_t asked, wrong;
@@ -112,7 +112,7 @@ static int open_client(struct client *c)
 	return 0;
 }
 
-/* Request @n reads link n and writes the sum of link n + 1. */
+/* Sends request @n, which reads link n and writes the sum of link n + 1. */
 static int ask(struct client *c, uint64_t n)
 {
 	static const int64_t shape[4] = { 1, 1, 1, DIM }, shape_k[4] = { 1, 2, 1, DIM };
@@ -148,7 +148,7 @@ static void keep_sample(struct client *c, uint64_t ns)
 		(uint32_t)(ns < UINT32_MAX ? ns : UINT32_MAX);
 }
 
-/* The ticket shows that no earlier request was skipped. */
+/* Waits for request @n. Its ticket shows that no earlier request was skipped. */
 static int await(struct client *c, uint64_t n)
 {
 	const struct in_flight *f = &c->in_flight[n % c->options->depth];
@@ -185,7 +185,7 @@ static void rest(struct client *c)
 	                      NULL);
 }
 
-/* A client that gets a ring has it after the first answers. */
+/* Checks that a client uses a ring if it gets one: it has the ring after the first answers. */
 static int check_transport(struct client *c)
 {
 	struct fa_info info = { .size = sizeof(info) };
@@ -334,7 +334,7 @@ static void end(struct fa_crowd *crowd)
 			continue;
 		while (waitpid(crowd->pids[i], &status, 0) < 0 && errno == EINTR)
 			;
-		/* A killed client could not set it. */
+		/* A killed client could not set its status. */
 		if (status && member->status == 0)
 			member->status = -ECHILD;
 		if (crowd->status == 0)
@@ -384,7 +384,7 @@ struct fa_crowd *fa_crowd_free(struct fa_crowd *crowd)
 
 /* ---- misbehaving clients */
 
-/* One request waits for a gate that never opens, the others behind it. */
+/* Sends a request that waits for a gate that never opens, and others behind it. */
 static int run_gated(struct client *c)
 {
 	const struct fa_gate gate = { .slot = 0, .value = NEVER };
@@ -410,7 +410,8 @@ static int run_stopped(struct client *c)
 	return r == -EAGAIN ? 0 : r; /* the ring is full */
 }
 
-/* Each stops itself (SIGSTOP) when all is sent. The gated one is continued, and sleeps. */
+/* Starts a misbehaving client, which stops itself (SIGSTOP) when it has sent all requests. The
+ * gated client is then continued, and sleeps. */
 static int start_burden(const struct fa_crowd_options *options, int (*misbehave)(struct client *c),
                         pid_t *ret_pid)
 {

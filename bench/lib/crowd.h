@@ -18,10 +18,10 @@
 
 struct fa_crowd_options {
 	const char *socket;
-	const char *name; /* of the clients */
+	const char *name; /* the clients' name */
 	int clients;
 	uint32_t flags; /* fa_options.flags */
-	uint32_t depth; /* in flight per client, at most FA_CROWD_DEPTH_MAX */
+	uint32_t depth; /* requests in flight per client, at most FA_CROWD_DEPTH_MAX */
 	/* Each request follows a pause of 0.5 to 1.5 times this; 0: none. */
 	uint64_t rest_ns;
 };
@@ -41,13 +41,13 @@ void fa_crowd_go(struct fa_crowd *crowd);
 /* Later samples belong to this phase; negative: keep none. */
 void fa_crowd_phase(struct fa_crowd *crowd, int phase);
 
-/* Client @i's correct answers so far. */
+/* Returns the number of client @i's correct answers so far. */
 uint64_t fa_crowd_done(const struct fa_crowd *crowd, int i);
 
 struct fa_crowd_sum {
 	uint64_t asked, correct;
 	uint64_t wrong;  /* results that differ from execution in order */
-	uint64_t failed; /* an error, or no answer */
+	uint64_t failed; /* clients that ended with an error or got no answer */
 };
 
 /* Lets clients finish. Returns the first client's error; always fills @ret_sum (may be NULL). */
@@ -60,12 +60,13 @@ size_t fa_crowd_samples(const struct fa_crowd *crowd, int phase, uint64_t **ret_
 /* Ends a running crowd. */
 struct fa_crowd *fa_crowd_free(struct fa_crowd *crowd);
 
-/* Pids; 0: not running. */
+/* Process ids of the misbehaving clients; 0: not running. */
 struct fa_crowd_burden {
 	pid_t gated, stopped;
 };
 
-/* Returns when both misbehave; a negative errno after a message. */
+/* Starts both misbehaving clients and returns when both misbehave. Returns a negative errno
+ * after a message. */
 int fa_crowd_burden_start(const char *socket, uint32_t flags, struct fa_crowd_burden *ret_burden);
 /* Kills both. */
 void fa_crowd_burden_end(struct fa_crowd_burden *burden);

@@ -102,7 +102,7 @@ static int begin_step(struct fa_decode_client *c, const struct fa_step_item *ite
 	return r < 0 ? fail(error, "a step cannot be begun", r) : 0;
 }
 
-/* All tokens' K and V but the last; equal in all layers. */
+/* Fills a sequence with K and V of all tokens but the last; layers are equal. */
 static int fill_sequence(struct fa_decode_client *c, const struct fa_decode_tensors *tensors,
                          uint64_t sequence, struct fa_error *error)
 {

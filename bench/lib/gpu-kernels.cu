@@ -1,4 +1,4 @@
-/* Device code run around a measured kernel. */
+/* Device code that runs before and after a measured kernel. */
 #include <cstdint>
 
 /* Keeps the stream busy while the host enqueues. */

@@ -11,7 +11,7 @@
 
 #define ELEMENT_BYTES 2
 
-/* Planned once and launched for any layer. */
+/* A request that is planned once and launched for any layer. */
 struct planned {
 	struct fa_paged_request request;
 	struct fa_cuda_paged_plan plan;
@@ -23,12 +23,13 @@ struct fa_inproc_decode {
 	CUmodule modules[FA_CUDA_PAGED_IMAGES];
 	CUfunction *functions; /* loaded on first use */
 	struct fa_paged_cache cache;
-	struct fa_paged_step before, step; /* earlier tokens of one sequence; new tokens of all */
+	struct fa_paged_step before,
+		step; /* before: a sequence's earlier tokens; step: all new tokens */
 	uint32_t cu_before[2], length_before[1], zero[1];
 	/* [batch + 1] */
 	uint32_t *cu_new, *lengths, *lengths_before, *table_start;
 	uint32_t *host_table; /* [batch * pages] */
-	uint32_t pages;       /* per sequence */
+	uint32_t pages;       /* pages per sequence */
 	CUdeviceptr pool, table, workspace;
 	uint32_t epoch;
 	struct planned append, attend;
@@ -71,7 +72,7 @@ static int plan(struct fa_inproc_decode *decode, struct planned *planned, struct
 		if (result == CUDA_SUCCESS && planned->plan.blob_bytes)
 			result = driver->cuMemcpyHtoD(planned->blob, blob,
 			                              planned->plan.blob_bytes);
-		/* Only attention has a workspace. */
+		/* Only attention plans have a workspace. */
 		if (result == CUDA_SUCCESS && planned->plan.workspace_bytes) {
 			size_t workspace = planned->plan.workspace_bytes;
 
@@ -87,7 +88,7 @@ static int plan(struct fa_inproc_decode *decode, struct planned *planned, struct
 	return r;
 }
 
-/* @append: done by the same launch; may be NULL. */
+/* Launches the plan for a layer. @append: appended by the same launch; may be NULL. */
 static int launch(struct fa_inproc_decode *decode, struct planned *planned,
                   const struct fa_paged_append *append, struct fa_error *error)
 {
@@ -165,7 +166,7 @@ static int make_steps(struct fa_inproc_decode *decode, const struct fa_inproc_de
 	return 0;
 }
 
-/* Consecutive within a layer. */
+/* Makes page tables; the pages of a layer are consecutive. */
 static int make_pages(struct fa_inproc_decode *decode, const struct fa_inproc_decode_shape *shape,
                       struct fa_error *error)
 {

@@ -1,5 +1,5 @@
-/* A decode step over pages in this process, with the daemon's kernels: the peer of requests to a
- * daemon. One thread. */
+/* Runs a decode step over pages in this process, with the daemon's kernels: the peer of requests
+ * to a daemon. One thread. */
 #pragma once
 
 #include "bench/lib/inproc-gpu.h"
@@ -8,11 +8,11 @@
 
 struct fa_inproc_decode;
 
-/* bf16. */
+/* The step's shape; the type is bf16. */
 struct fa_inproc_decode_shape {
 	int32_t layers, heads, kv_heads, dim, page_tokens;
 	uint32_t batch;  /* sequences */
-	uint32_t length; /* with the new token */
+	uint32_t length; /* including the new token */
 };
 
 /* [token][head][dim]. q, out, k and v: one new token per sequence. k_before, v_before: length - 1
@@ -26,6 +26,6 @@ int fa_inproc_decode_new(struct fa_inproc_gpu *gpu, const struct fa_inproc_decod
                          struct fa_inproc_decode **ret_decode);
 struct fa_inproc_decode *fa_inproc_decode_free(struct fa_inproc_decode *decode);
 
-/* Enqueues attention, and with @append also the append, by the same kernel or one before. */
+/* Enqueues attention. With @append also the append, by the same kernel or one before it. */
 int fa_inproc_decode_launch(struct fa_inproc_decode *decode, int32_t layer, bool append,
                             struct fa_error *error);

@@ -19,27 +19,28 @@ struct fa_inproc_gpu {
 	CUstream stream;
 	CUmodule modules[FA_CUDA_IMAGES];
 	CUfunction *kernels; /* [fa_cuda_kernels_count]; NULL: the device cannot run it */
-	CUmodule bench;      /* gpu-kernels.cu */
+	CUmodule bench;      /* the module of gpu-kernels.cu */
 	CUfunction spin, read;
-	CUdeviceptr flush; /* allocated on first use */
+	CUdeviceptr flush; /* memory that is read to flush L2; allocated on first use */
 	CUevent start, stop;
 	int sms;
 	char name[128];
 };
 
-/* Makes the context current. -ENODEV: no GPU, driver or kernels; others: the driver failed. */
+/* Opens the GPU and makes its context current. -ENODEV: no GPU, driver or kernels; others: the
+ * driver failed. */
 int fa_inproc_gpu_open(struct fa_error *error, struct fa_inproc_gpu **ret_gpu);
 struct fa_inproc_gpu *fa_inproc_gpu_close(struct fa_inproc_gpu *gpu);
 
-/* Larger than any L2. */
+/* More bytes than any L2 has. */
 #define FA_INPROC_GPU_FLUSH_BYTES ((size_t)512 << 20)
 
-/* Keeps the stream busy for @ns. -EIO. */
+/* Keeps the stream busy for @ns. Returns 0 or -EIO. */
 int fa_inproc_gpu_spin(struct fa_inproc_gpu *gpu, uint64_t ns);
 /* Reads FA_INPROC_GPU_FLUSH_BYTES: L2 then has neither the benchmark's data nor dirty lines. */
 int fa_inproc_gpu_read(struct fa_inproc_gpu *gpu);
 
-/* Time between both calls in the stream; the second waits. */
+/* Measure the time between both calls in the stream; the second call waits. */
 int fa_inproc_gpu_time_start(struct fa_inproc_gpu *gpu);
 int fa_inproc_gpu_time_stop(struct fa_inproc_gpu *gpu, double *ret_ns);
 

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #define CONTROL "nvidia-cuda-mps-control"
-/* For its control socket to appear. */
+/* The time in which the control daemon's socket must appear. */
 #define START_NS (5 * FA_NS_PER_SEC)
 
 static int set_directories(const char *directory)

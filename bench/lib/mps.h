@@ -5,8 +5,8 @@ struct fa_mps {
 	char directory[40]; /* "": not running */
 };
 
-/* Before any use of CUDA. After an error nothing runs: nvidia-cuda-mps-control is missing or
- * fails. */
+/* Starts MPS; must precede any use of CUDA. On an error nothing runs: nvidia-cuda-mps-control is
+ * missing or fails. */
 int fa_mps_start(struct fa_mps *ret_mps);
-/* All clients have ended. */
+/* Stops MPS; all clients must have ended. */
 void fa_mps_stop(struct fa_mps *mps);

@@ -27,20 +27,21 @@
 #define ELEMENT_BYTES 2
 #define IN_FLIGHT 2
 #define NONE (-1)
-/* Random data, repeated in the tensors. */
+/* The tensors hold random data that repeats after this many bytes. */
 #define PIECE_BYTES ((uint64_t)16 << 20)
-/* For the client to start or to follow an order: a CPU takes long for a long prompt. */
+/* The time in which the client must start, or follow an order; a CPU takes long for a long
+ * prompt. */
 #define TIMEOUT_NS (120 * FA_NS_PER_SEC)
 
-/* In a memfd. */
+/* Shared by parent and client in a memfd. */
 struct shared {
 	char sockets[FA_PREFILLER_DAEMONS][108];
 	uint32_t n_daemons, tokens;
-	_Atomic int target; /* or NONE */
+	_Atomic int target; /* the daemon to load, or NONE */
 	_Atomic int active; /* the loaded daemon, or NONE */
 	_Atomic bool ready, end;
 	uint64_t n, ns; /* last run; valid when active is NONE again */
-	/* Written before ready and active. */
+	/* status and error are written before ready and active. */
 	_Atomic int status;
 	struct fa_error error;
 };
@@ -171,7 +172,7 @@ static int open_all(struct prefill_client *p)
 	return r;
 }
 
-/* Until @daemon is no longer the target. */
+/* Loads @daemon until it is no longer the target. */
 static int run(struct prefill_client *p, int daemon)
 {
 	const struct fa_attention *request = &p->daemons[daemon].request;
@@ -199,7 +200,7 @@ static int run(struct prefill_client *p, int daemon)
 			first_ns = fa_now_ns();
 			atomic_store(&shared->active, daemon);
 		} else if (target) {
-			/* The first answer started the clock. */
+			/* Time counts from the first answer, so that one is not counted. */
 			shared->n = ended - 1;
 			shared->ns = fa_now_ns() - first_ns;
 		}
