@@ -17,20 +17,20 @@ struct fa_bench {
 	size_t n_results;
 	bool json;            /* print JSON at the end, nothing else */
 	bool quick;           /* short, for tests: its numbers mean nothing */
-	unsigned int seconds; /* of load tests; 0: default */
-	bool mps;             /* result names say so */
-	const char *socket;   /* the daemon's; NULL: start a private one */
+	unsigned int seconds; /* duration of load tests; 0: default */
+	bool mps;             /* the GPU is used through MPS, and result names say so */
+	const char *socket;   /* the running daemon's socket; NULL: start a private daemon */
 	char device[128];
 };
 
 void fa_bench_init(struct fa_bench *bench);
 void fa_bench_deinit(struct fa_bench *bench);
 
-/* Puts the GPU's model before the CPU's. */
+/* Puts the GPU's model before the CPU's in the machine's name. */
 void fa_bench_set_gpu(struct fa_bench *bench, const char *gpu);
 
 /*
- * Adds a number, and prints it unless JSON is wanted. @name never changes:
+ * Adds a result, and prints it unless JSON is wanted. @name never changes:
  * area/dtype/shape/variant. @ratio is the speed relative to @peer (above 1: faster); NULL and 0: no
  * peer. -ENOMEM.
  */
@@ -42,10 +42,10 @@ void fa_bench_log(const struct fa_bench *bench, const char *format, ...)
 
 int fa_bench_print_json(const struct fa_bench *bench);
 
-/* Sorts @values; 0: there are none. */
+/* Sorts @values and returns a percentile; 0: there are no values. */
 uint64_t fa_bench_percentile(uint64_t *values, size_t n_values, double percent);
 
-/* Each returns 0, or a negative errno after a message; -ENODEV: no usable GPU. */
+/* The benchmarks. Each returns 0, or a negative errno after a message; -ENODEV: no usable GPU. */
 int fa_bench_rtt(struct fa_bench *bench);
 int fa_bench_layers(struct fa_bench *bench); /* called by rtt */
 int fa_bench_throughput(struct fa_bench *bench);
@@ -59,8 +59,8 @@ int fa_bench_request(struct fa_bench *bench);
 int fa_bench_step(struct fa_bench *bench);
 int fa_bench_yield(struct fa_bench *bench);
 
-/* In fabench-launch. @prepares_only: launch nothing. */
+/* Only in fabench-launch. @prepares_only: launch nothing. */
 int fa_bench_launch(struct fa_bench *bench, bool prepares_only);
 
-/* Main function of fabench gpu's second client. */
+/* Main function of the second client of fabench gpu. */
 int fa_bench_gpu_storm(const char *socket, const char *ends);

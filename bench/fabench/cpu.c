@@ -68,7 +68,7 @@ static void *member_main(void *userdata)
 
 static void team_deinit(struct team *team)
 {
-	/* Without all its threads a team cannot pass the barrier: they keep waiting. */
+	/* A team that lacks threads cannot pass the barrier: its threads keep waiting. */
 	if (team->has_barrier && team->n_started == team->n_threads) {
 		team->ends = true;
 		pthread_barrier_wait(&team->barrier);
@@ -286,7 +286,7 @@ static int request_init(struct request *request, enum fa_attention_dtype dtype,
 		fill((float *)request->memory, n);
 	} else {
 		uint16_t *half = (uint16_t *)request->memory;
-		/* Random sign and fraction; values from 1/2 to 1. */
+		/* Random sign and fraction; magnitudes are from 1/2 to 1. */
 		uint16_t exponent = dtype == FA_ATTENTION_F16 ? 0x3800 : 0x3f00;
 		uint16_t others = dtype == FA_ATTENTION_F16 ? 0x83ff : 0x807f;
 		uint32_t state = 1;

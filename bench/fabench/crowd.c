@@ -31,7 +31,7 @@
 #define REST_NS (10 * FA_NS_PER_MS)
 #define ROUNDS 10
 #define ROUNDS_QUICK 2
-#define SETTLE_MS 200 /* for starting or killing two clients */
+#define SETTLE_MS 200 /* time to start or kill two clients */
 #define PHASE_MS 1000
 #define PHASE_MS_QUICK 100
 

@@ -22,7 +22,8 @@
 #define SETTLE_NS (10 * FA_NS_PER_SEC)
 #define STOP_NS (30 * FA_NS_PER_SEC)
 
-/* Where an executable is installed or built, relative to this one; a variable overrides it. */
+/* Where an executable is installed or built, relative to this one; an environment variable
+ * overrides it. */
 struct place {
 	const char *variable;
 	const char *places[2];
@@ -57,7 +58,7 @@ static int find_daemon(const struct place *place, char *ret_path, size_t size)
 	return -ENOENT;
 }
 
-/* Over a separate connection. */
+/* Asks the daemon for its status over a separate connection. */
 static int ask_status(const char *socket, pid_t *ret_pid, size_t *ret_sessions)
 {
 	struct fa_options options = {
@@ -100,7 +101,7 @@ static int spawn(struct fa_bench_daemon *daemon, const char *path, bool supervis
 		prctl(PR_SET_PDEATHSIG, SIGTERM);
 		fcntl(ends[1], F_SETFD, 0);
 		snprintf(number, sizeof(number), "%d", ends[1]);
-		/* The supervisor logs each restart as an error; show nothing else. */
+		/* The supervisor logs each restart as an error; hide all other messages. */
 		execl(path, "fad", "--socket", daemon->socket, "--ready-fd", number, "--log-level",
 		      "warning", supervised ? "--supervise" : NULL, NULL);
 		_exit(127);

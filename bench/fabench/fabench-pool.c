@@ -42,7 +42,7 @@ struct pool_bench {
 	struct fa_actor actor;
 	uint32_t n_chunks, n_rounds;
 	uint64_t *times;
-	uint64_t number; /* of steps */
+	uint64_t number; /* number of the last step */
 };
 
 static void close_pool(struct pool_bench *b)
@@ -69,7 +69,7 @@ static int open_pool(struct pool_bench *b)
 	return r;
 }
 
-/* A page has 32 KiB, the minimum, or 256 KiB. */
+/* Makes a cache whose pages have 32 KiB, the minimum, or 256 KiB. */
 static int new_cache(struct pool_bench *b, uint32_t page_tokens, uint64_t *ret_id)
 {
 	const struct fa_pool_cache_config config = {
@@ -295,7 +295,7 @@ static int measure_prefixes(struct pool_bench *b, uint64_t cache, uint32_t page_
 	return r;
 }
 
-/* How many pages with these tokens the tenant would find. */
+/* Returns how many pages with these tokens the tenant would find. */
 static uint32_t find(const struct fa_pool *pool, uint64_t cache, uint32_t page_tokens,
                      uint32_t tenant, const uint32_t *tokens, uint32_t n_tokens)
 {
@@ -311,8 +311,8 @@ static uint32_t find(const struct fa_pool *pool, uint64_t cache, uint32_t page_t
 	return n;
 }
 
-/* Another tenant looks up, in turn, tokens that others published and tokens that nobody did. The
- * timing must not tell them apart. */
+/* Another tenant looks up tokens that others published and tokens that nobody did, in turn. The
+ * times must not differ. */
 static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_tokens)
 {
 	_fa_cleanup_(fa_freep) uint32_t *tokens = calloc(SEQUENCE_TOKENS, sizeof(*tokens));
@@ -338,7 +338,7 @@ static int measure_probes(struct pool_bench *b, uint64_t cache, uint32_t page_to
 
 		tokens[0] = i % 2 ? 1 : 2 + i;
 		start = fa_now_ns();
-		/* A single lookup is too short for the clock. */
+		/* A single lookup is too short for the clock, so time 64. */
 		for (uint32_t j = 0; j < 64; j++)
 			found += find(b->pool, cache, page_tokens, stranger.tenant, tokens,
 			              SEQUENCE_TOKENS);
@@ -365,7 +365,7 @@ static int measure_steps(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 	int r = commits ? 0 : -ENOMEM;
 
 	for (uint32_t i = 0; r >= 0 && i < SEQUENCES; i++) {
-		/* Sequences reach page ends in different steps. */
+		/* Sequences reach the ends of pages in different steps. */
 		items[i].n_tokens = SEQUENCE_TOKENS - 64 + i % 64;
 		r = fa_pool_sequence_new(b->pool, &b->actor, cache, &b->error, &items[i].sequence);
 	}
@@ -386,7 +386,8 @@ static int measure_steps(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 	return r;
 }
 
-/* All pages published, in sequences of 4,096 tokens: the state's size, and time to open it. */
+/* Publishes all pages, in sequences of 4,096 tokens; measures the state's size and the time to
+ * open it. */
 static int measure_state(struct pool_bench *b, uint64_t cache, uint32_t page_tokens, uint32_t n)
 {
 	uint32_t tokens[SEQUENCE_TOKENS] = { 0 };

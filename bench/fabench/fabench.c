@@ -55,7 +55,7 @@ static void usage(FILE *file)
 	        "A ratio is the speed relative to the peer: above 1 is faster.\n");
 }
 
-/* In a child process: one that uses MPS would keep it from stopping. */
+/* Runs under MPS in a child process: if this process used MPS, MPS could not be stopped. */
 static int run_under_mps(char **argv)
 {
 	struct fa_mps mps;
@@ -133,10 +133,10 @@ int main(int argc, char **argv)
 			usage(stdout);
 			return 0;
 		case OPT_STORM:
-			storm = optarg; /* for fabench gpu */
+			storm = optarg; /* set by fabench gpu for its child */
 			break;
 		case OPT_PREFILLER:
-			prefiller = optarg; /* for fabench yield */
+			prefiller = optarg; /* set by fabench yield for its child */
 			break;
 		case OPT_VERSION:
 			printf("fabench %s\n", FAD_VERSION);

@@ -178,7 +178,7 @@ static int trips(struct gpu_bench *g, int kind, size_t n, uint64_t *ret_ns)
 	return 0;
 }
 
-/* Both run the same kernel: the bits must be equal. */
+/* Compares results bit by bit, as both sides run the same kernel. */
 static int compare_results(struct gpu_bench *g)
 {
 	const struct fa_cudriver *driver = &g->gpu->driver;
@@ -249,7 +249,8 @@ static int measure_trips(struct gpu_bench *g)
 
 struct storm {
 	const char *socket;
-	int toggle, acknowledge; /* pipes, one byte each time; end of file ends the storm */
+	int toggle,
+		acknowledge; /* pipes that carry one byte at a time; end of file ends the storm */
 };
 
 static int storm_once(struct fa_client *client, int memfd, CUdeviceptr at)
@@ -286,7 +287,7 @@ static int storm_run(const struct storm *storm)
 	    fa_memfd_new("fabench", STORM_BYTES, true, &memfd) < 0 ||
 	    gpu->driver.cuMemAlloc(&at, STORM_BYTES) != CUDA_SUCCESS)
 		return 1;
-	/* Creating a context disturbs everybody; not measured. */
+	/* Creating a context disturbs everybody, so do it before measuring. */
 	if (storm_once(client, memfd, at) < 0 || write(storm->acknowledge, "", 1) != 1)
 		return 1;
 	for (;;) {

@@ -45,8 +45,8 @@
 #define PAGE_K_BYTES ((uint64_t)PAGE_TOKENS * KV_HEADS * DIM * ELEMENT_BYTES)
 
 static const struct shape {
-	uint32_t batch, length; /* sequences, tokens of each */
-	uint32_t shared;        /* tokens of the common prefix; follows the same shape with 0 */
+	uint32_t batch, length; /* sequences, tokens of each sequence */
+	uint32_t shared;        /* tokens of the common prefix; the same shape with 0 precedes */
 } shapes[] = { { 64, 4096, 0 }, { 64, 9216, 0 }, { 64, 9216, 8192 }, { 1, 1024, 0 } },
   quick_shapes[] = { { 64, 64, 0 }, { 64, 128, 0 }, { 64, 128, 64 }, { 1, 64, 0 } };
 
@@ -62,13 +62,13 @@ struct launch_bench {
 	struct fa_device_queue *queue;
 	struct fa_device_memory tensors; /* q, out, k, v */
 	const struct shape *shape;
-	uint32_t pages; /* per sequence */
+	uint32_t pages; /* pages per sequence */
 	struct fa_paged_cache cache;
 	struct fa_paged_step step;
 	uint32_t cu_new[BATCH_MAX + 1], lengths[BATCH_MAX], lengths_before[BATCH_MAX];
 	uint32_t table_start[BATCH_MAX];
 	uint32_t *table;
-	double unshared_ns[2]; /* first-prepare without and with append, nothing shared */
+	double unshared_ns[2]; /* first-prepare if nothing is shared, without and with append */
 };
 
 struct samples {
@@ -85,7 +85,7 @@ static uint32_t pages_of(const struct shape *shape)
 	return (shape->length + PAGE_TOKENS - 1) / PAGE_TOKENS;
 }
 
-/* All layers share the pages, enough for the largest shape. */
+/* Makes a pool with enough pages for the largest shape; all layers use the same pages. */
 static int make_pool(struct launch_bench *b)
 {
 	const struct shape *all = b->bench->quick ? quick_shapes : shapes;
@@ -161,7 +161,7 @@ static struct fa_attention_tensor tensor(const struct launch_bench *b, uint64_t 
 		                             .stride_head = DIM };
 }
 
-/* As the daemon makes them of a StepAttend. */
+/* Makes the requests that the daemon makes of a StepAttend. */
 static uint32_t make_requests(const struct launch_bench *b, int32_t layer, bool append,
                               struct fa_paged_request requests[2])
 {
@@ -228,7 +228,7 @@ static int run_layer(struct launch_bench *b, struct fa_device_tables *tables, in
 	if (r == 0 && layer > 0 && work.metadata_bytes)
 		r = fa_fail(&b->error, -EPROTO, "layer %d of %u sequences was planned again", layer,
 		            b->shape->batch);
-	/* --quick has prefixes not worth sharing. */
+	/* --quick has prefixes that are not worth sharing. */
 	if (r == 0 && !b->bench->quick && (work.shared_prefixes > 0) != (b->shape->shared > 0))
 		r = fa_fail(&b->error, -EPROTO,
 		            "%u prefixes were found among sequences that share "
@@ -244,7 +244,7 @@ static int run_layer(struct launch_bench *b, struct fa_device_tables *tables, in
 	return r;
 }
 
-/* @i < 0: warm-up. */
+/* Runs a step and keeps its times as sample @i; @i < 0: warm-up, without samples. */
 static int run_step(struct launch_bench *b, bool append, int i, struct samples *samples)
 {
 	const size_t bytes = b->step.table_entries * sizeof(*b->table);
@@ -276,7 +276,7 @@ static int run_step(struct launch_bench *b, bool append, int i, struct samples *
 	return r;
 }
 
-/* @unshared_ns: to compare with; 0: none. */
+/* Adds a result. @unshared_ns: the time to compare with; 0: none. */
 static int add(struct launch_bench *b, bool append, const char *what, double ns, double unshared_ns)
 {
 	char shared[16] = "", name[96];

@@ -32,7 +32,7 @@ struct layers {
 	struct fa_buffer *buffer;
 	struct fa_step *step;
 	struct fa_step_attend attend;
-	uint64_t value; /* slot 0 of the timeline's two sides */
+	uint64_t value; /* value of slot 0 on both sides of the timeline */
 	uint64_t *sent[VARIANTS], *done[VARIANTS];
 };
 
@@ -89,7 +89,7 @@ static int send(struct layers *l, int variant, struct fa_ticket *ret_ticket)
 	return r;
 }
 
-/* In the order of a client's stream. */
+/* Opens the gates in the order of a client's stream. */
 static int open_gates(struct layers *l)
 {
 	int r = 0;

@@ -49,8 +49,8 @@ static int make_tensors(struct prefill *p, enum fa_attention_dtype dtype)
 	for (int t = 0; t < 3 && r == 0; t++) {
 		for (size_t i = 0; i < n; i++) {
 			/*
-			 * A sum of four uniform numbers is about normal. Numbers between 2^-14 and
-			 * 4 become fp16 and bf16 by cutting off low bits.
+			 * The sum of four uniform numbers is about normal. Sums between 2^-14 and 4
+			 * become fp16 and bf16 by cutting off low bits.
 			 */
 			float value, sum = 0;
 			uint32_t bits;
@@ -77,7 +77,7 @@ static int make_tensors(struct prefill *p, enum fa_attention_dtype dtype)
 	return r;
 }
 
-/* One launch of @params; NULL: the bare read. */
+/* Times one launch of @params; NULL: the bare read. */
 static int sample(struct prefill *p, const struct fa_attention_params *params, double *ret_ns)
 {
 	int r;

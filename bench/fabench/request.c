@@ -45,7 +45,7 @@ static const struct fa_inproc_decode_shape usual = {
 	.length = 1024,
 };
 
-/* As many keys as a thread block reads at once. */
+/* A step with as many keys as a thread block reads at once. */
 static const struct fa_inproc_decode_shape tiny = {
 	.layers = LAYERS,
 	.heads = 1,
@@ -80,9 +80,9 @@ struct request_bench {
 	struct fa_inproc_decode *decode;
 	struct fa_error error;
 	struct fa_decode_tensors tensors;
-	struct fa_decode_client clients[PATHS]; /* none for INPROC */
+	struct fa_decode_client clients[PATHS]; /* a client per path; none for INPROC */
 	bool append;                            /* trip() appends */
-	int echo[2];                            /* to the bare peer, and back */
+	int echo[2];                            /* eventfds to the bare peer and back */
 	pid_t echo_pid;
 };
 
@@ -146,7 +146,7 @@ static int step_layers(struct request_bench *b, enum path path)
 	                      : ask_layers(b, &b->clients[path], NULL, NULL, true, NULL);
 }
 
-/* The client's CPU waits between a pair's kernels. */
+/* Runs pairs whose order the client's CPU enforces, by waiting between the kernels. */
 static int pairs_by_cpu(struct request_bench *b, enum path path, size_t n)
 {
 	int r = 0;
@@ -163,8 +163,8 @@ static int pairs_by_cpu(struct request_bench *b, enum path path, size_t n)
 	return r < 0 ? r : synchronise(b);
 }
 
-/* The client's half: its kernel, the signal for the daemon to begin, the wait for the daemon's
- * end. */
+/* Enqueues the client's half of a pair: its kernel, the signal that lets the daemon begin, and
+ * the wait for the daemon's end. */
 static int enqueue_half(struct request_bench *b, struct fa_decode_client *c, uint64_t value)
 {
 	int r;
@@ -178,7 +178,7 @@ static int enqueue_half(struct request_bench *b, struct fa_decode_client *c, uin
 	return r < 0 ? fail_client(b, "a timeline", r) : 0;
 }
 
-/* Only the daemon's CPU waits for a kernel. */
+/* Runs pairs ordered by a timeline: only the daemon's CPU waits for a kernel. */
 static int pairs_by_timeline(struct request_bench *b, enum path path, size_t n)
 {
 	struct fa_decode_client *c = &b->clients[path];
@@ -309,7 +309,7 @@ static void samples_free(struct samples *samples)
 		free(samples->ns[path]);
 }
 
-/* @scale: nanoseconds per unit. */
+/* Adds a result. @scale: nanoseconds per unit. */
 static int report(struct request_bench *b, const char *name, const char *unit, double scale,
                   uint64_t *ns, const char *peer, uint64_t *peer_ns, size_t n)
 {
@@ -378,7 +378,7 @@ static int measure(struct request_bench *b, const char *prefix, enum path first,
 	return r;
 }
 
-/* Both sides sleep before each request. */
+/* Measures requests before each of which both sides sleep. */
 static int measure_doorbell(struct request_bench *b, const char *socket)
 {
 	const size_t n = b->bench->quick ? 10 : BLOCKS * RESTED_TRIPS;

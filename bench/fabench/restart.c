@@ -32,7 +32,7 @@ struct restart {
 	struct fa_bench_daemon daemon;
 	struct fa_client *client;
 	uint64_t sequence;
-	uint64_t bytes;     /* of its pages */
+	uint64_t bytes;     /* bytes of its pages */
 	uint64_t continued; /* the short sequence */
 	struct fa_buffer *buffer;
 };
@@ -43,7 +43,7 @@ static int failed(const struct restart *r, const char *what, int code)
 	return code;
 }
 
-/* Adds uncomputed tokens: only their pages matter. -ENOMEM: the pool is full. */
+/* Adds tokens without computing them: only their pages matter. -ENOMEM: the pool is full. */
 static int grow(struct restart *r, uint64_t tokens)
 {
 	const struct fa_step_item item = { .sequence = r->sequence, .n_new = (uint32_t)tokens };
@@ -61,7 +61,7 @@ static int grow(struct restart *r, uint64_t tokens)
 	return code;
 }
 
-/* Pages of a model with 8 billion parameters. */
+/* Fills the pool with pages of a model with 8 billion parameters. */
 static int fill(struct restart *r)
 {
 	struct fa_cache_options options = {
@@ -93,7 +93,7 @@ static int fill(struct restart *r)
 			return failed(r, "the pool cannot be filled", code);
 	}
 	r->bytes = held * token_bytes;
-	/* For the fork that continues. */
+	/* Free a page for the fork that continues. */
 	code = fa_sequence_truncate(r->client, r->sequence, held - PAGE_TOKENS);
 	if (code == 0)
 		code = fa_sequence_fork(r->client, r->sequence, PAGE_TOKENS + 1, &r->continued);
@@ -150,14 +150,14 @@ static int die(struct restart *r, uint64_t *ret_ns, uint64_t *ret_token_ns)
 	start = fa_now_ns();
 	if (kill(pid, SIGKILL) < 0)
 		return -errno;
-	/* The old daemon may have lost the first request. */
+	/* The old daemon may have lost the first request, so ask again. */
 	do
 		code = fa_sequence_info(r->client, r->sequence, &info);
 	while (code == -ECONNRESET);
 	*ret_ns = fa_now_ns() - start;
 	if (code < 0)
 		return failed(r, "the sequence is not there any more", code);
-	/* A GPU backend holds freed pages for a moment. */
+	/* A GPU backend holds freed pages for a moment, so try again. */
 	do
 		code = append(r);
 	while (code == -ENOMEM && fa_now_ns() - start < RECONNECT_NS);

@@ -23,7 +23,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PACKET_BYTES 48 /* about a Ping or Reply */
+#define PACKET_BYTES 48 /* about the size of a Ping or Reply */
 #define BLOCKS 40
 #define BLOCK_TRIPS 1000
 #define WARM_UP_TRIPS 100
@@ -60,11 +60,11 @@ static const struct {
 };
 
 struct rtt {
-	int echo; /* to the bare peer */
+	int echo; /* socket to the bare peer */
 	pid_t echo_pid;
-	int call_eventfd, reply_eventfd; /* of the other bare peer */
+	int call_eventfd, reply_eventfd; /* eventfds to the second bare peer and back */
 	pid_t eventfd_pid;
-	/* By socket; by ring; by ring without spinning. */
+	/* Clients that use the socket, a ring, and a ring without spinning. */
 	struct client {
 		struct fa_client *client;
 		struct fa_buffer *buffer;
@@ -122,7 +122,7 @@ static int start_eventfd_peer(struct rtt *rtt)
 	return 0;
 }
 
-/* One query, one key, one head. */
+/* Opens a client; its request has one query, one key and one head. */
 static int open_client(struct client *client, const char *socket, uint32_t flags, uint64_t spin_ns)
 {
 	static const int64_t shape[4] = { 1, 1, 1, 8 };
@@ -259,7 +259,7 @@ static int report(struct fa_bench *bench, const char *placement, uint64_t *sampl
 
 static void stop_peers(struct rtt *rtt)
 {
-	/* This peer has a copy of the other's socket: end it first. */
+	/* This peer has a copy of the other peer's socket, so end it first. */
 	if (rtt->eventfd_pid > 0) {
 		kill(rtt->eventfd_pid, SIGKILL);
 		waitpid(rtt->eventfd_pid, NULL, 0);

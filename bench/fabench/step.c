@@ -24,7 +24,7 @@
 #define SAMPLES 60
 #define SAMPLES_QUICK 3
 #define WARM_UP 5
-/* Meanwhile the host enqueues a step's launches. */
+/* Busy time of the GPU in which the host enqueues a step's launches. */
 #define AHEAD_NS (2 * FA_NS_PER_MS)
 
 static const struct fa_inproc_decode_shape usual = {
@@ -114,7 +114,7 @@ static int attend(struct step_bench *b)
 	                                      true, &b->error, NULL);
 }
 
-/* The step has begun. */
+/* Times the request for all layers; the step begins before. */
 static int run_layers(struct step_bench *b, uint64_t *ret_ns)
 {
 	uint64_t start_ns;

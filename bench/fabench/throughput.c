@@ -32,7 +32,7 @@
 #define KEYS 16
 #define DIM 64
 
-/* Of a client process; in shared memory. */
+/* A client process's results, in shared memory. */
 struct outcome {
 	uint64_t ns;
 	uint32_t correct;
@@ -41,10 +41,10 @@ struct outcome {
 
 struct work {
 	const char *socket;
-	uint32_t requests; /* per client */
+	uint32_t requests; /* requests per client */
 	uint32_t depth;
 	int index;
-	bool noop; /* empty requests */
+	bool noop; /* requests are empty */
 };
 
 static void fill(float *values, size_t n, uint32_t seed)
@@ -74,7 +74,7 @@ static void compute(const float *q, const float *k, const float *v, double *ret_
 	}
 }
 
-/* A row was NaN before its request. */
+/* Counts the correct rows. A row was NaN before its request. */
 static uint32_t count_correct(const float *out, uint32_t rows, const double *expected)
 {
 	uint32_t correct = 0;
@@ -142,7 +142,7 @@ static int send_empty_requests(struct fa_client *client, const struct work *work
 	return 0;
 }
 
-/* A child process. All begin when the parent closes @start. */
+/* Runs a client in a child process. All clients begin when the parent closes @start. */
 static int run_client(const struct work *work, int ready, int start, struct outcome *outcome)
 {
 	struct fa_options options = {
@@ -230,7 +230,8 @@ static int run_clients(struct work work, int clients, struct outcome *outcomes)
 	return r;
 }
 
-/* Another thread unmaps closed sessions' memory, with a delay. */
+/* Returns the growth of the daemon's memory. Waits a little, as another thread unmaps closed
+ * sessions' memory with a delay. */
 static double rss_growth_bytes(const struct fa_bench_daemon *daemon, uint64_t before)
 {
 	double growth = 0;
@@ -244,7 +245,7 @@ static double rss_growth_bytes(const struct fa_bench_daemon *daemon, uint64_t be
 	return growth;
 }
 
-/* @others: prefix of all results but the throughput. */
+/* Runs all clients and adds results. @others: prefix of all result names but the throughput's. */
 static int measure(struct fa_bench *bench, struct work work, const char *name, const char *others,
                    int clients, const struct fa_bench_daemon *daemon)
 {
@@ -259,7 +260,7 @@ static int measure(struct fa_bench *bench, struct work work, const char *name, c
 	                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (outcomes == MAP_FAILED)
 		return -errno;
-	/* The daemon allocates what it keeps. */
+	/* In this first run the daemon allocates what it keeps. */
 	r = run_clients(work, clients, outcomes);
 	if (r == 0)
 		r = fa_bench_daemon_settle(daemon);
@@ -352,7 +353,7 @@ static int measure_idle(struct fa_bench *bench, const struct fa_bench_daemon *da
 			break;
 	}
 	if (r == 0) {
-		poll(NULL, 0, 200); /* let connecting end */
+		poll(NULL, 0, 200); /* let clients finish connecting */
 		begin = fa_now_ns();
 		cpu = fa_bench_daemon_cpu_ns(daemon);
 		poll(NULL, 0, idle_ms);

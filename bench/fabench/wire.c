@@ -32,7 +32,7 @@ struct wire {
 	size_t length;
 };
 
-/* Too large for the stack. */
+/* The benchmark's state, which is too large for the stack. */
 static struct wire wire;
 
 static int run_once(enum operation operation)
@@ -52,7 +52,7 @@ static int run_once(enum operation operation)
 		memcpy(wire.copy, wire.bytes, wire.length);
 		break;
 	}
-	/* The compiler must assume that all results are read. */
+	/* The compiler must assume that all results are used. */
 	__asm__ volatile("" ::: "memory");
 	return r;
 }
@@ -155,7 +155,7 @@ int fa_bench_wire(struct fa_bench *bench)
 	if (r < 0)
 		return r;
 
-	/* A decode step's layer. With a gate FlatBuffers encodes it. */
+	/* The request for a layer of a decode step. If it has a gate, FlatBuffers encodes it. */
 	wire.message = (struct fa_wire_message){
 		.type = FA_WIRE_STEP_ATTEND,
 		.step_attend = { .stream = 1,

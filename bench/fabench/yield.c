@@ -31,7 +31,7 @@
 
 #define ROUNDS 4
 #define ROUNDS_QUICK 1
-#define SAMPLES 400 /* per round */
+#define SAMPLES 400 /* step samples per round */
 #define SAMPLES_OFF 30
 #define SAMPLES_QUICK 5
 #define WARM_UP 20
@@ -41,7 +41,7 @@
 #define PREFILL_MS_LONG 1200
 #define PREFILL_MS_QUICK 50
 #define LONG_TOKENS 65536
-/* Longer than any launch: nothing is preempted. */
+/* No launch takes this long, so nothing is preempted. */
 #define NEVER_NS "1000000000000000"
 
 static const struct fa_inproc_decode_shape usual = {
@@ -68,7 +68,7 @@ static const uint32_t usual_tokens[] = { 16384, 131072 }, quick_tokens[] = { 128
 
 #define PROMPTS (sizeof(usual_tokens) / sizeof(usual_tokens[0]))
 
-/* One preempts, one never does. */
+/* ON: the daemon that preempts; OFF: the one that never does. */
 enum {
 	ON,
 	OFF,
@@ -95,11 +95,11 @@ struct yield_bench {
 	uint64_t random;
 };
 
-/* Of one prompt length. */
+/* Samples for one prompt length. */
 struct samples {
 	uint64_t *ns[STEPS];
 	size_t n[STEPS];
-	/* a prefill, per round */
+	/* time of a prefill, per round */
 	double alone_ns[ROUNDS], off_ns[ROUNDS], beside_ns[ROUNDS];
 	int rounds;
 };
@@ -115,7 +115,7 @@ static void rest(struct yield_bench *b)
 	(void)clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){ .tv_nsec = (long)ns }, NULL);
 }
 
-/* At random times. @ret_ns may be NULL. */
+/* Runs @n steps at random times. @ret_ns may be NULL. */
 static int run_steps(struct yield_bench *b, int daemon, size_t n, uint64_t *ret_ns)
 {
 	struct fa_decode_client *c = &b->clients[daemon];
@@ -191,7 +191,7 @@ static int run_round(struct yield_bench *b, struct samples *samples)
 	r = sample_steps(b, samples, IDLE, n);
 	if (r == 0)
 		r = sample_both(b, samples, BESIDE, n, &samples->beside_ns[round]);
-	/* The second finds a warmer GPU: alternate the order. */
+	/* The second daemon finds a warmer GPU, so alternate the order. */
 	if (r == 0 && b->n_daemons > OFF && round % 2 == 0)
 		r = sample_prefills(b, OFF, &samples->off_ns[round]);
 	if (r == 0)
