@@ -249,8 +249,7 @@ static int measure_trips(struct gpu_bench *g)
 
 struct storm {
 	const char *socket;
-	int toggle,
-		acknowledge; /* pipes that carry one byte at a time; end of file ends the storm */
+	int toggle, acknowledge; /* pipes that carry single bytes; end of file ends the storm */
 };
 
 static int storm_once(struct fa_client *client, int memfd, CUdeviceptr at)

@@ -23,8 +23,8 @@ struct fa_inproc_decode {
 	CUmodule modules[FA_CUDA_PAGED_IMAGES];
 	CUfunction *functions; /* loaded on first use */
 	struct fa_paged_cache cache;
-	struct fa_paged_step before,
-		step; /* before: a sequence's earlier tokens; step: all new tokens */
+	/* before: one sequence's earlier tokens; step: all new tokens */
+	struct fa_paged_step before, step;
 	uint32_t cu_before[2], length_before[1], zero[1];
 	/* [batch + 1] */
 	uint32_t *cu_new, *lengths, *lengths_before, *table_start;

@@ -295,8 +295,8 @@ static void levels_one(int i)
 {
 	static const int32_t dims[] = { 128, 64, 256 }, heads[] = { 8, 3, 1, 16, 5 };
 	static const uint32_t lengths[] = { 180, 4900, 2516 };
-	const uint32_t most = (i % 3 == 2 ? 16 : 32) /
-	                      (uint32_t)heads[i % 5]; /* new tokens in one part */
+	/* new tokens in one part */
+	const uint32_t most = (i % 3 == 2 ? 16 : 32) / (uint32_t)heads[i % 5];
 	const uint32_t n_new = most < 4 ? most : 4;
 	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
 	struct paged_spec spec = i % 4 < 2 ? paged_usual : paged_way_of(&paged_usual, i);

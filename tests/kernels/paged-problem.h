@@ -47,8 +47,8 @@ struct paged_problem {
 	float slopes[PROBLEM_HEADS_MAX], sinks[PROBLEM_HEADS_MAX];
 	void *q, *out, *lse;
 	size_t q_bytes, out_bytes, lse_bytes;
-	double *exact, *naive,
-		*exact_lse; /* exact and naive: [token][head][dim]; exact_lse: [token][head] */
+	/* exact and naive: [token][head][dim]; exact_lse: [token][head] */
+	double *exact, *naive, *exact_lse;
 };
 
 void paged_init(struct paged_problem *problem, const struct paged_spec *spec);

@@ -23,8 +23,7 @@ struct problem_spec {
 	enum fa_attention_dtype dtype;
 	int32_t batch, heads, kv_heads, head_dim, head_dim_v;
 	int64_t n_q, n_k;
-	uint32_t lengths_q[PROBLEM_BATCH_MAX],
-		lengths_k[PROBLEM_BATCH_MAX]; /* for ragged batches */
+	uint32_t lengths_q[PROBLEM_BATCH_MAX], lengths_k[PROBLEM_BATCH_MAX]; /* if ragged */
 	bool ragged, causal, alibi, sinks, no_lse;
 	int64_t left_1, right_1;
 	float softcap;
