@@ -87,7 +87,8 @@ static int map_device(struct fa_buffer *buffer, uint64_t piece_bytes, const uint
 	return 0;
 }
 
-/* From here on it is registered like memory made here. */
+/* Makes the memory that the daemon allocated the buffer's. From here on the buffer is registered
+ * like memory made here. */
 static int take_daemon_memory(struct fa_buffer *buffer, struct fa_client_call *call,
                               const uint64_t uuid[2])
 {
@@ -134,7 +135,8 @@ static int buffer_register(struct fa_client *client, struct fa_buffer *buffer)
 			fa_registration_unregister(client, registration);
 	}
 	fa_close_fdp(&call.fd);
-	/* The lists are the connecting thread's, and its daemon lacks this buffer. */
+	/* While a thread connects, only it may change the lists, and its new daemon lacks this
+	 * buffer. */
 	fa_client_await_connecting(client);
 	if (r >= 0 && call.epoch != client->epoch)
 		r = fa_client_lost_error(client);
@@ -222,7 +224,8 @@ struct fa_buffer *fa_buffer_free(struct fa_buffer *buffer)
 	if (!buffer)
 		return NULL;
 	client = buffer->client;
-	/* The lists may be inconsistent; fa_disconnect() must not find this buffer in them. */
+	/* In a child of fork() the lists may be inconsistent; fa_disconnect() must not find this
+	 * buffer in them. */
 	if (fa_client_forked(client)) {
 		if (!pthread_mutex_trylock(&client->lock)) {
 			fa_list_remove(&buffer->link);

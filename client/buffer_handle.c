@@ -43,7 +43,7 @@ void fa_buffer_release(struct fa_buffer *buffer)
 	if (buffer->data)
 		(void)munmap(buffer->data, buffer->bytes);
 	mapping_free(buffer->client, buffer->mapping);
-	/* A registration of CUDA memory is shared by buffers. */
+	/* Buffers share registrations of CUDA memory; any other is freed with its only buffer. */
 	if (buffer->registration && !buffer->registration->cuda)
 		fa_registration_free(buffer->registration);
 	free(buffer);

@@ -6,9 +6,9 @@
 
 #include <stdint.h>
 
-/* -EINVAL: the size is not possible. */
+/* Allocates a handle. Returns -EINVAL if no buffer can have @bytes. */
 int fa_buffer_alloc(struct fa_client *client, uint64_t bytes, struct fa_buffer **ret_buffer);
-/* The daemon is not told. */
+/* Frees the buffer in this process; sends nothing to the daemon. */
 void fa_buffer_release(struct fa_buffer *buffer);
 /* Called with the mutex held. Sends BufferFree, if the daemon has the registration. */
 void fa_registration_unregister(struct fa_client *client,

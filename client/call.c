@@ -36,8 +36,8 @@ static bool no_fds_due_ready(const struct fa_client *client, struct fa_client_wa
 	return client->state == FA_CLIENT_LOST || !are_fds_due(client);
 }
 
-/* One call at a time: the check takes descriptors for a moment, and a reply to another call would
- * find none. */
+/* Lets one call at a time reserve descriptors: the check opens them for a moment, and the reply to
+ * another call would find none. */
 static int reserve_fds(struct fa_client *client, bool resend, struct fa_client_call *call)
 {
 	int r;
@@ -52,7 +52,7 @@ static int reserve_fds(struct fa_client *client, bool resend, struct fa_client_c
 			if (r < 0)
 				return r;
 		}
-		/* Each of those calls has a deadline of its own. */
+		/* The calls ahead have deadlines of their own, so this wait needs none. */
 		(void)fa_client_await(client, &turn, FA_NS_NEVER);
 	}
 	r = fa_connection_check_fds(client->event_fd, call->expect_fds, &call->error);

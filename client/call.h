@@ -1,4 +1,5 @@
-/* Messages that have one reply. With the client's mutex, which is released while a call waits. */
+/* Calls: messages that have one reply. The functions are called with the client's mutex held, which
+ * they release while they wait. */
 #pragma once
 
 #include "client/client.h"
@@ -7,15 +8,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Returns the reply's status, with its sentence. @resend: a message that was not sent before the
- * connection was lost goes to the daemon's successor. */
+/* Sends @message, waits for the reply and returns its status, with its sentence. @resend: a message
+ * that was not sent before the connection was lost goes to the daemon's successor. */
 int fa_call_run(struct fa_client *client, struct fa_wire_message *message, const int *fds,
                 size_t n_fds, bool resend, struct fa_client_call *call);
-/* The same in two steps, between which the mutex may be released. A call that was begun must be
+/* Do the same in two steps, between which the mutex may be released. A call that was begun must be
  * ended. */
 int fa_call_begin(struct fa_client *client, struct fa_wire_message *message, const int *fds,
                   size_t n_fds, bool resend, struct fa_client_call *call);
-/* Loses the connection, because the daemon did not answer @type in time. -ETIMEDOUT. */
+/* Gives up the connection because the daemon did not answer @type in time. Returns -ETIMEDOUT. */
 int fa_call_timed_out(struct fa_client *client, enum fa_wire_type type);
 int fa_call_end(struct fa_client *client, struct fa_client_call *call);
 /* Sends a message whose reply is ignored. */

@@ -32,7 +32,7 @@
 /* The result of one request. */
 struct fa_result {
 	uint64_t queued_ns, started_ns, finished_ns;
-	uint64_t number; /* of a step begun through the ring */
+	uint64_t number; /* the step's number, if one was begun through the ring */
 	char *text;      /* owned; NULL: none */
 	int status;
 };
@@ -88,14 +88,14 @@ struct fa_client {
 	/* The connecting thread's. session_lost: since the last connection. */
 	struct fa_session_key session_key;
 	bool session_lost;
-	uint64_t attempts; /* to reconnect, that ended */
-	int attempt_code;  /* how the last one ended */
+	uint64_t attempts; /* attempts to reconnect that have ended */
+	int attempt_code;  /* how the last of these attempts ended */
 	struct fa_error attempt_error;
 
 	uint64_t ring_retry_at_ns; /* when to ask for a ring again; FA_NS_NEVER: not again */
 	uint64_t ring_backoff_ns;  /* back-off after the next refusal */
-	bool ring_setup_busy;      /* a thread sets a ring up */
-	bool ring_setup_answered;  /* the daemon has answered it */
+	bool ring_setup_busy;      /* a thread is setting up a ring */
+	bool ring_setup_answered;  /* the daemon has answered the request for a ring */
 	unsigned int pins;         /* pins of the connection */
 	bool leader;               /* a thread leads (waiter.h) */
 	struct fa_backoff backoff; /* whether a leader spins */
@@ -119,7 +119,7 @@ struct fa_client {
 	uint32_t last_registration;
 	uint32_t last_step;
 	struct fa_list abandoned; /* steps of this connection that are still to be aborted */
-	bool aborting_abandoned;  /* a thread aborts them */
+	bool aborting_abandoned;  /* a thread is aborting these steps */
 	struct fa_client_stream streams[FA_COMPLETION_SLOTS];
 	struct fa_timeline *timeline; /* NULL: fa_timeline_open() was not called */
 };
@@ -131,7 +131,7 @@ static inline void fa_client_leave(struct fa_client *client)
 	pthread_mutex_unlock(&client->lock);
 }
 bool fa_client_forked(const struct fa_client *client);
-/* Returns -ECHILD, with its sentence. */
+/* Sets the thread's sentence and returns -ECHILD. */
 int fa_client_child_error(void);
 
 /* Called with the mutex held. Unlocks the client and keeps the connection open until

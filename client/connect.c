@@ -34,8 +34,8 @@
 
 /* ---- the client object */
 
-/* A page that the kernel clears in a child of fork(): a check costs one load. NULL: it cannot, and
- * calls use getpid(). */
+/* Returns a page that the kernel clears in a child of fork(), so that a check costs one load. NULL:
+ * the kernel cannot do that, and calls use getpid(). */
 static volatile uint64_t *fork_page_new(void)
 {
 	uint64_t *page = mmap(NULL, sizeof(uint64_t), PROT_READ | PROT_WRITE,
@@ -51,7 +51,7 @@ static volatile uint64_t *fork_page_new(void)
 	return page;
 }
 
-/* On a single processor the daemon cannot run while this process spins. */
+/* Disables spinning on a single processor, where the daemon cannot run while this process spins. */
 static void choose_spin(struct fa_client *client, uint64_t spin_ns)
 {
 	const unsigned int n = fa_cpu_count();
@@ -65,8 +65,8 @@ static uint64_t or_default(uint64_t value, uint64_t otherwise)
 	return value ? value : otherwise;
 }
 
-/* Allocated; NULL: no memory. Stays relative where the absolute path does not lead to the same
- * file. */
+/* Returns @path as an absolute path, allocated; NULL: no memory. The path stays relative if the
+ * absolute one does not lead to the same file. */
 static char *absolute_path(const char *path)
 {
 	_fa_cleanup_(fa_freep) char *directory = *path == '/' ? NULL : getcwd(NULL, 0);
@@ -85,7 +85,7 @@ static char *absolute_path(const char *path)
 	return fa_steal_ptr(whole);
 }
 
-/* @given, else the environment variable; made absolute. */
+/* Chooses @given, else the environment variable, and makes the path absolute. */
 static int choose_path(const char *given, const char *variable, char **ret_path)
 {
 	const char *path = given && *given ? given : secure_getenv(variable);
@@ -156,7 +156,7 @@ static void free_registrations(struct fa_list *registrations)
 			fa_container_of(registrations->next, struct fa_client_registration, link));
 }
 
-/* The daemon is not told. */
+/* Frees the client; sends nothing to the daemon. */
 static struct fa_client *client_free(struct fa_client *client)
 {
 	if (!client)
@@ -255,7 +255,8 @@ static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struc
 	r = try_path(client, path, deadline_ns, error);
 	if (r < 0) {
 		r = fa_spawn_explain(daemon_stderr, r, deadline_ns, error);
-		/* Only once the daemon has exited, which may clean up itself. */
+		/* Cleans up only after the daemon has exited, because a daemon may clean up itself.
+		 * */
 		fa_spawn_clean(path);
 		return r;
 	}
@@ -306,8 +307,9 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 
 /* ---- ending */
 
-/* The session is the parent's: the daemon is not told, the socket not shut down. If a thread held
- * the client at the fork, only descriptors can be closed safely. */
+/* Frees a client in a child of fork(). The session is the parent's: nothing is sent to the daemon,
+ * and the socket is not shut down. If a thread held the client at the fork, only descriptors can be
+ * closed safely. */
 static void disconnect_child(struct fa_client *client)
 {
 	if (!pthread_mutex_trylock(&client->lock) && !client->connecting) {

@@ -27,7 +27,7 @@ int fa_connection_check_fds(int fd, size_t n, struct fa_error *error)
 
 	for (; had < n && !code; ++had) {
 		fds[had] = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-		/* F_DUPFD says EINVAL if the limit of descriptors is 0. */
+		/* F_DUPFD fails with EINVAL if the limit of descriptors is 0. */
 		if (fds[had] < 0)
 			code = errno == EINVAL ? -EMFILE : -errno;
 	}
@@ -78,7 +78,7 @@ static int connect_socket(const char *path, uint64_t deadline_ns, struct fa_erro
 		(void)nanosleep(&pause, NULL);
 	}
 
-	/* Receives block this long at most; those that must not wait pass MSG_DONTWAIT. */
+	/* A receive blocks at most this long; callers that must not wait pass MSG_DONTWAIT. */
 	if (fcntl(fd, F_SETFL, 0) < 0 ||
 	    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, sizeof(slice)) < 0)
 		return fa_fail(error, -errno, "the socket cannot be set up: %m");

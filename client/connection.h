@@ -45,7 +45,7 @@ int fa_connection_open(const char *path, const char *name, const struct fa_sessi
                        struct fa_connection *ret_connection);
 void fa_connection_close(struct fa_connection *connection);
 
-/* -EMFILE: this process cannot open @n more descriptors (tried by duplicating @fd). A reply whose
- * descriptors find no room ends the connection; no other reply with descriptors may arrive during
- * the check. */
+/* Returns -EMFILE if this process cannot open @n more descriptors, which it tries by duplicating
+ * @fd. A reply whose descriptors find no room ends the connection; no other reply with descriptors
+ * may arrive during the check. */
 int fa_connection_check_fds(int fd, size_t n, struct fa_error *error);

@@ -37,7 +37,8 @@ static struct fa_client_registration *registration_of(struct fa_list *link)
 
 /* ---- dropping registrations */
 
-/* Called with the mutex held, while no thread is connecting. */
+/* Removes @registration here and in the daemon. Called with the mutex held, while no thread is
+ * connecting. */
 static void drop(struct fa_client *client, struct fa_client_registration *registration)
 {
 	fa_list_remove(&registration->link);
@@ -71,7 +72,7 @@ static void bound_unused(struct fa_client *client)
 	}
 }
 
-/* Without the mutex. Marks those that the program has freed. */
+/* Marks the registrations whose memory the program has freed. Called without the mutex. */
 static void mark_freed(struct fa_client *client, const struct fa_cudriver *driver)
 {
 	struct fa_list *pos;
@@ -83,8 +84,8 @@ static void mark_freed(struct fa_client *client, const struct fa_cudriver *drive
 	}
 }
 
-/* Called with the mutex held, while no thread is connecting. Drops registrations of freed memory,
- * and those that the daemon does not have. */
+/* Drops the registrations of freed memory and those that the daemon does not have. Called with the
+ * mutex held, while no thread is connecting. */
 static void drop_freed(struct fa_client *client)
 {
 	struct fa_list *pos, *tmp;
@@ -170,7 +171,8 @@ static struct fa_client_registration *find_in(struct fa_list *registrations,
 	return NULL;
 }
 
-/* Called with the mutex held, while no thread is connecting. */
+/* Makes @buffer a window of @registration. Called with the mutex held, while no thread is
+ * connecting. */
 static void attach(struct fa_client *client, struct fa_buffer *buffer,
                    struct fa_client_registration *registration)
 {
@@ -182,7 +184,7 @@ static void attach(struct fa_client *client, struct fa_buffer *buffer,
 	fa_list_append(&client->buffers, &buffer->link);
 }
 
-/* Attaches @buffer to a registration; false if the daemon has none. */
+/* Attaches @buffer to a registration of @memory; returns false if the daemon has none. */
 static bool find(struct fa_client *client, const struct fa_cuda_allocations *memory,
                  uint32_t wire_flags, struct fa_buffer *buffer)
 {
@@ -215,8 +217,8 @@ static size_t batch_size(const struct fa_cuda_allocations *memory, size_t sent)
 	return left < FA_WIRE_FDS_MAX ? left : FA_WIRE_FDS_MAX;
 }
 
-/* Called with the mutex held; releases it meanwhile. Sends the pieces that the BufferRegister had
- * no room for. */
+/* Sends the pieces that did not fit into the BufferRegister. Called with the mutex held, which is
+ * released meanwhile. */
 static int send_pieces(struct fa_client *client, const struct fa_cudriver *driver,
                        const struct fa_client_registration *registration,
                        const struct fa_client_call *call)
@@ -241,7 +243,7 @@ static int send_pieces(struct fa_client *client, const struct fa_cudriver *drive
 		if (r < 0)
 			return fa_error_copy(r, &error);
 		r = fa_client_await(client, &waiter, call->deadline_ns);
-		/* Refused or lost: fa_call_end() says so. */
+		/* If the registration was refused or lost, fa_call_end() reports it. */
 		if (r == 0 && !call->done && call->epoch == client->epoch)
 			r = fa_call_detached(client, &message, fds, n);
 		fa_packet_close_fds(fds, n);
@@ -251,7 +253,8 @@ static int send_pieces(struct fa_client *client, const struct fa_cudriver *drive
 	return 0;
 }
 
-/* Called with the mutex held. @fds are the memory's first pieces. */
+/* Sends the BufferRegister message. @fds are the memory's first pieces. Called with the mutex held.
+ * */
 static int send_registration(struct fa_client *client, const struct fa_cudriver *driver,
                              struct fa_client_registration *registration, const int *fds,
                              size_t n_fds)
@@ -286,7 +289,8 @@ static int send_registration(struct fa_client *client, const struct fa_cudriver 
 	} else {
 		r = fa_call_end(client, &call);
 	}
-	/* The lists are the connecting thread's, and its daemon lacks this registration. */
+	/* While a thread connects, only it may change the lists, and its new daemon lacks this
+	 * registration. */
 	fa_client_await_connecting(client);
 	if (r >= 0 && call.epoch != client->epoch)
 		r = fa_client_lost_error(client);
@@ -333,7 +337,7 @@ static int register_range(struct fa_client *client, const struct fa_cudriver *dr
 	return r;
 }
 
-/* Returns true if there were any. */
+/* Drops all registrations without a buffer; returns true if there were any. */
 static bool drop_all_unused(struct fa_client *client)
 {
 	bool any;

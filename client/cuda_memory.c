@@ -33,7 +33,7 @@ int fa_cuda_open(struct fa_error *error, const struct fa_cudriver **ret_driver)
 			return r;
 		}
 		if (!atomic_compare_exchange_strong(&opened, &none, driver)) {
-			free(driver); /* another thread was faster */
+			free(driver); /* another thread opened the driver first */
 			driver = none;
 		}
 	}
@@ -62,7 +62,7 @@ static void scope_leave(struct scope *scope)
 		(void)scope->driver->cuDevicePrimaryCtxRelease(scope->retained);
 }
 
-/* @at 0: memory of no context. */
+/* Makes a suitable context current. @at is 0 if the memory belongs to no context. */
 static int scope_enter(const struct fa_cudriver *driver, uint64_t at, CUdevice device,
                        struct fa_error *error, struct scope *ret_scope)
 {

@@ -31,8 +31,8 @@ int fa_dispatch(struct fa_client *client)
 	r = fa_client_enter(client);
 	if (r < 0)
 		return r;
-	/* Consume and arm before the last look, so that no wake-up is missed. A leader consumes its
-	 * own: it may sleep for them. */
+	/* Consumes wake-ups and asks for new ones before the last look, so that none is missed. A
+	 * leader consumes wake-ups itself, because it may sleep until one comes. */
 	if (client->connection.ring.memory && client->state == FA_CLIENT_CONNECTED) {
 		if (!client->leader)
 			fa_client_ring_drain(&client->connection.ring);

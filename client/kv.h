@@ -1,4 +1,4 @@
-/* Shared by the calls on caches, sequences and steps. */
+/* Functions shared by the calls on caches, sequences and steps. */
 #pragma once
 
 #include "client/client.h"
@@ -6,12 +6,12 @@
 
 #include <stdbool.h>
 
-/* Without the mutex. @by_number: the message names an object by number, and -ENOENT becomes -ESTALE
- * if a session was lost. */
+/* Sends @message and waits for the reply. Called without the mutex. @by_number: the message names
+ * an object by number, and -ENOENT becomes -ESTALE if a session was lost. */
 int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool by_number,
                struct fa_client_call *call);
 /* Called with the mutex held. Turns @r, the daemon's result for such a message, into the caller's:
  * -ENOENT becomes -ESTALE if the session was lost. */
 int fa_kv_explain(const struct fa_client *client, int r);
-/* -EINVAL, -ENAMETOOLONG. */
+/* Checks an object's name; returns -EINVAL or -ENAMETOOLONG. */
 int fa_kv_name(const char *name, struct fa_wire_string *ret_name);

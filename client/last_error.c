@@ -22,7 +22,7 @@ static void make_key(void)
 	have_key = !pthread_key_create(&key, free);
 }
 
-/* NULL: no memory, and fa_error() returns an empty string. */
+/* Returns the calling thread's error. NULL: no memory, and fa_error() returns an empty string. */
 static struct fa_error *thread_error(void)
 {
 	struct fa_error *error;

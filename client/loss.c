@@ -17,7 +17,8 @@ int fa_client_lost_error(struct fa_client *client)
 	return fa_error_copy(client->lost_code, &client->lost_error);
 }
 
-/* Successes that the page tells are stored; all other requests end with the loss's code. */
+/* Ends all requests. Those whose success the completion page shows succeed; all others end with the
+ * loss's code. */
 static void end_requests(struct fa_client *client)
 {
 	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {

@@ -1,4 +1,4 @@
-/* Waiting threads, and calls in flight; on the waiting thread's stack. */
+/* Records of waiting threads and of calls in flight. They lie on the waiting thread's stack. */
 #pragma once
 
 #include "client/faclient.h"
@@ -46,6 +46,6 @@ struct fa_client_call {
 	int second_fd;                  /* second descriptor, owned; or -1 */
 	bool done;
 	int status;
-	uint32_t epoch; /* of the connection that it was sent over */
+	uint32_t epoch; /* the connection that the message was sent over */
 	struct fa_error error;
 };

@@ -28,7 +28,8 @@ static bool room_ready(const struct fa_client *client, struct fa_client_waiter *
 	if (client->state == FA_CLIENT_LOST || client->epoch != room->epoch ||
 	    fa_ring_has_room(&client->connection.ring.end, room->length))
 		return true;
-	/* The wake-up was for less room than this request needs: ask again, and look once more. */
+	/* The wake-up was for less room than this request needs: asks for another, and looks once
+	 * more. */
 	fa_ring_arm_room((struct fa_ring_producer *)&client->connection.ring.end);
 	return fa_ring_has_room(&client->connection.ring.end, room->length);
 }

@@ -144,7 +144,7 @@ static void handle_completion(struct fa_client *client, const struct fa_wire_mes
 		return;
 	}
 	stream = &client->streams[completion->stream];
-	/* Requests before it that succeeded have no Completion. */
+	/* Earlier requests that succeeded have no Completion of their own. */
 	(void)fa_client_collect(client, completion->stream);
 	if (client->state == FA_CLIENT_LOST)
 		return;

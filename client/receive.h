@@ -1,4 +1,4 @@
-/* Handling what the daemon sends. With the client's mutex. */
+/* Handling what the daemon sends. The functions are called with the client's mutex held. */
 #pragma once
 
 #include "client/client.h"
@@ -14,14 +14,17 @@ struct fa_client_packet {
 	int fds[FA_PACKET_FDS_MAX];
 };
 
-/* Consumes the descriptors. Returns false if there was no packet, or the connection ended. */
+/* Handles one packet and consumes its descriptors. Returns false if there was no packet, or the
+ * connection ended. */
 bool fa_client_handle_packet(struct fa_client *client, struct fa_client_packet *packet);
 /* Reads the socket without waiting, and wakes waiters. Stops when no reply is due, unless @all.
- * @any: packets were handled before. Only the leader, or while there is none. */
+ * @any: packets were handled before. Called only by the leader, or by any thread while there is
+ * none. */
 void fa_client_read_socket(struct fa_client *client, bool all, bool any);
-/* Reads ring and socket without waiting; a leader's socket is left to it. */
+/* Reads ring and socket without waiting. If there is a leader, the socket is left to the leader. */
 void fa_client_receive(struct fa_client *client, bool all);
-/* Store the results in the ring's records, of all streams or one; return true if there were any. */
+/* Store the results that the ring's records hold, of all streams or of one stream. Return true if
+ * there were any. */
 bool fa_client_collect_all(struct fa_client *client);
 bool fa_client_collect(struct fa_client *client, uint32_t stream);
 /* Wakes the waiters that are ready. */

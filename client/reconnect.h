@@ -5,7 +5,7 @@
 
 /* Makes @connection (consumed) the client's. */
 void fa_client_adopt(struct fa_client *client, struct fa_connection *connection);
-/* Returns 0 once connected; if need be reconnects within @timeout_ns, with the mutex released.
- * FA_NS_NEVER: does not reconnect. */
+/* Returns 0 once the client is connected. If need be, reconnects within @timeout_ns, with the mutex
+ * released; FA_NS_NEVER: does not reconnect. */
 int fa_client_reconnect(struct fa_client *client, uint64_t timeout_ns);
 int fa_client_enter_connected(struct fa_client *client);

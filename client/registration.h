@@ -24,13 +24,13 @@ struct fa_client_registration {
 	uint32_t wire_flags;
 	uint64_t offset, bytes;
 	int fd;               /* HOST_FD, and CUDA_FD of an arena; else -1 */
-	uint64_t piece_bytes; /* CUDA_FD: of the allocation that fd is */
-	uint64_t uuid[2];     /* CUDA_*: of its GPU */
+	uint64_t piece_bytes; /* CUDA_FD: size of the allocation behind fd */
+	uint64_t uuid[2];     /* CUDA_*: UUID of the GPU */
 
 	struct fa_cuda_allocations *cuda;     /* the program's CUDA memory, owned; else NULL */
 	uint8_t handle[FA_WIRE_HANDLE_BYTES]; /* CUDA_IPC */
-	unsigned int n_buffers;               /* buffers in cuda */
-	bool freed;                           /* cuda was found to be freed */
+	unsigned int n_buffers;               /* number of buffers that are windows of cuda */
+	bool freed;                           /* the program was found to have freed cuda */
 
 	/* 0, or the error for which the current daemon does not have this memory. */
 	int missing;
@@ -51,9 +51,9 @@ struct fa_buffer {
 struct fa_client_registration *fa_registration_new(enum fa_wire_buffer_kind kind,
                                                    uint32_t wire_flags, uint64_t offset,
                                                    uint64_t bytes);
-/* Removes the registration from its list and frees it; the daemon is not told. Takes NULL. */
+/* Removes the registration from its list and frees it; sends nothing to the daemon. Takes NULL. */
 void fa_registration_free(struct fa_client_registration *registration);
-/* Called with the client's mutex held. */
+/* Gives the registration an unused id. Called with the client's mutex held. */
 void fa_registration_assign_id(struct fa_client *client,
                                struct fa_client_registration *registration);
 /* Makes the BufferRegister message of a registration for which one message suffices. */

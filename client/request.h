@@ -16,11 +16,11 @@ struct fa_client_request {
 		const struct fa_tensor *tensor;
 	} tensors[FA_REQUEST_TENSORS];
 	size_t n_tensors;
-	struct fa_step *step;  /* that it belongs to; or NULL */
-	struct fa_gates gates; /* copy of an older caller's */
+	struct fa_step *step;  /* the step that the request belongs to, or NULL */
+	struct fa_gates gates; /* padded copy of an older caller's gates */
 };
 
-/* Adds a tensor. Its buffer is checked again when the request is sent. */
+/* Adds a tensor to the message. Its buffer is checked again when the request is sent. */
 int fa_request_tensor(struct fa_client_request *request, const char *name, struct fa_client *client,
                       const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view);
 /* Return where a message has its stream and value, and how many values it takes. */

@@ -18,13 +18,14 @@
 /* Messages in flight: the kernel bounds the descriptors that lie in sockets. */
 #define RESTORE_DEPTH 64
 
-/* Registrations in use first, then streams. CUDA memory that cannot be exported again (freed, or of
- * another device) does not end the connection: its registration keeps the reason. */
+/* How far a restore has got: registrations in use come first, then streams. CUDA memory that cannot
+ * be exported again (freed, or of another device) does not end the connection: its registration
+ * keeps the reason. */
 struct restore {
 	struct fa_client *client;
 	struct fa_connection *connection;
 	struct fa_list *next; /* next registration: of client.registrations, then of .cuda_used */
-	size_t pieces;        /* pieces of it that were sent */
+	size_t pieces;        /* how many pieces of this registration were sent */
 	uint32_t next_stream;
 	uint64_t sent, answered;
 	bool too_many_fds; /* sockets of this user hold too many descriptors */
@@ -71,7 +72,7 @@ static bool is_same_device(const struct restore *restore,
 	return false;
 }
 
-/* Makes the message with the first or next pieces; false if there is none. */
+/* Makes the message with the registration's first or next pieces; returns false if none is left. */
 static bool make_cuda(struct restore *restore, struct fa_client_registration *registration)
 {
 	const struct fa_cuda_allocations *memory = registration->cuda;
@@ -97,7 +98,7 @@ static bool make_cuda(struct restore *restore, struct fa_client_registration *re
 		set_missing(registration, -ESTALE, error.text);
 		if (!restore->pieces)
 			return false;
-		/* The daemon waits for the remaining pieces. */
+		/* Ends the registration, for whose remaining pieces the daemon waits. */
 		*message = (struct fa_wire_message){ .type = FA_WIRE_BUFFER_FREE,
 			                             .buffer_free.buffer = registration->id };
 		return true;
@@ -130,7 +131,7 @@ static bool make_registration(struct restore *restore, struct fa_client_registra
 		return false;
 	if (registration->cuda)
 		return make_cuda(restore, registration);
-	/* Also what an earlier daemon made. */
+	/* This covers memory that an earlier daemon made, too. */
 	fa_registration_message(registration, &restore->message);
 	restore->fds[0] = registration->fd;
 	restore->n_fds = 1;
@@ -207,7 +208,7 @@ static void restore_advance(struct restore *restore)
 	restore_clear(restore);
 }
 
-/* Until the socket is full, enough are in flight, or all are sent. */
+/* Sends messages until the socket is full, enough are in flight, or all are sent. */
 static int restore_send(struct restore *restore, bool *ret_full)
 {
 	uint64_t depth = RESTORE_DEPTH;
@@ -236,7 +237,7 @@ static int restore_send(struct restore *restore, bool *ret_full)
 			restore->too_many_fds = true;
 			return 0;
 		}
-		/* Reading tells if the daemon is gone. */
+		/* This is no error yet: reading tells if the daemon is gone. */
 		if (r == -EPIPE || r == -ECONNRESET)
 			return 0;
 		if (r < 0)
@@ -268,7 +269,7 @@ static int refusal(int status)
 	return status == -EMFILE || status == -ENFILE ? -EDQUOT : status;
 }
 
-/* Returns true, and marks it, if only GPU memory was refused. */
+/* If only GPU memory was refused, marks its registration and returns true. */
 static bool restore_refused(struct restore *restore, const struct fa_wire_message *message)
 {
 	const struct fa_wire_string *text = &message->reply.text;
@@ -291,7 +292,7 @@ static bool restore_refused(struct restore *restore, const struct fa_wire_messag
 	return true;
 }
 
-/* -EAGAIN: no reply has arrived. */
+/* Receives one reply. Returns -EAGAIN if none has arrived. */
 static int restore_receive(struct restore *restore)
 {
 	struct fa_wire_message message;

@@ -126,7 +126,7 @@ static int wait_for_result(struct fa_client *client, uint32_t stream, uint64_t v
 	struct ticket_waiter ticket;
 	int r;
 
-	/* Member by member: clearing all of it takes longer. */
+	/* Members are set one by one: clearing the whole struct takes longer. */
 	ticket.waiter.ready = ticket_ready;
 	ticket.stream = stream;
 	ticket.value = value;

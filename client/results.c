@@ -27,7 +27,7 @@ int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t va
 
 	if (atomic_load_explicit(&slot->completed, memory_order_acquire) < wire)
 		return early && fa_completion_device_done(slot, wire);
-	/* If a later request has failed, only the socket can tell. */
+	/* If a later request has failed, only the socket tells how this one ended. */
 	return atomic_load_explicit(&slot->failed, memory_order_acquire) < wire ? 1 : -1;
 }
 
@@ -55,8 +55,8 @@ int fa_result_collect(struct fa_client *client, uint32_t id)
 	       stream->finished + 1 - stream->base <= completed) {
 		uint64_t wire = stream->finished + 1 - stream->base;
 
-		/* There are at least as many records as requests in flight. When the connection is
-		 * closed they are gone, and the socket tells. */
+		/* There are at least as many records as requests in flight. Records are gone when
+		 * the connection is closed; results then come by the socket. */
 		if (!fa_record_read(&ring->records[fa_record_index(id, ring->n_records, wire)],
 		                    wire, &outcome)) {
 			if (is_silent(client))

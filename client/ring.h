@@ -29,7 +29,7 @@ struct fa_client_ring {
 	uint64_t put_ns;    /* time of the last put */
 };
 
-/* Maps the daemon's ring. Descriptors that it keeps become -1 in @fds. */
+/* Maps the daemon's ring. Sets those @fds that it keeps to -1. */
 int fa_client_ring_open(const struct fa_wire_ring_reply *reply, int *fds, struct fa_error *error,
                         struct fa_client_ring *ret_ring);
 void fa_client_ring_close(struct fa_client_ring *ring);

@@ -1,4 +1,5 @@
-/* Sending by the socket. With the client's mutex, which is released while a send waits. */
+/* Sending by the socket. The functions are called with the client's mutex held, which they release
+ * while they wait. */
 #pragma once
 
 #include "client/client.h"
@@ -13,14 +14,15 @@
 /* Encodes @message into client->out. */
 int fa_encode(struct fa_client *client, const struct fa_wire_message *message,
               const void **ret_bytes, size_t *ret_length);
-/* -EAGAIN: the socket is full; -ETOOMANYREFS: sockets of this user hold too many descriptors. */
+/* Tries to send once. Returns -EAGAIN if the socket is full, -ETOOMANYREFS if sockets of this user
+ * hold too many descriptors. */
 int fa_send_once(struct fa_client *client, const void *bytes, size_t length, const int *fds,
                  size_t n_fds);
 /* Waits until the socket takes more, and reads replies meanwhile. @too_many_fds: pauses and
  * retries. */
 int fa_send_await_socket(struct fa_client *client, bool too_many_fds, uint64_t deadline_ns);
-/* Gives the connection up, as the daemon reads nothing; -ETIMEDOUT. */
+/* Gives up the connection because the daemon reads nothing. Returns -ETIMEDOUT. */
 int fa_send_give_up(struct fa_client *client);
-/* Sends @message. @resend: if the connection was lost before, over the next one. */
+/* Sends @message. @resend: if the connection was lost before, sends @message over the next one. */
 int fa_send(struct fa_client *client, struct fa_wire_message *message, const int *fds, size_t n_fds,
             uint64_t deadline_ns, bool resend);

@@ -65,7 +65,8 @@ static bool is_program(const char *path)
 	return !stat(path, &st) && S_ISREG(st.st_mode) && !access(path, X_OK);
 }
 
-/* @daemon, else the installed one, else the first on PATH. @ret_program has PATH_MAX bytes. */
+/* Finds the program: @daemon, else the installed one, else the first on PATH. @ret_program has
+ * PATH_MAX bytes. */
 static int find_program(const char *daemon, char *ret_program, struct fa_error *error)
 {
 	const char *path;
@@ -91,7 +92,7 @@ static int find_program(const char *daemon, char *ret_program, struct fa_error *
 	               " or on PATH; FAD_DAEMON or fa_options.daemon may name it");
 }
 
-/* *ret_config is valid after chdir("/"); may be in @resolved (PATH_MAX bytes). */
+/* Stores a path that is valid after chdir("/"); it may be in @resolved (PATH_MAX bytes). */
 static int resolve_config(const char *config, char *resolved, struct fa_error *error,
                           const char **ret_config)
 {
@@ -183,7 +184,7 @@ void fa_spawn_clean(const char *path)
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
 
-	/* A daemon that lives has other clients, and cleans up itself. */
+	/* A daemon that still lives has other clients, and will clean up itself. */
 	(void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0 || !connect(fd, (struct sockaddr *)&address, sizeof(address)) ||
@@ -237,7 +238,7 @@ __attribute__((noreturn)) static void run_daemon(const struct start *start)
 {
 	int null, listen_fd, report_fd, stderr_fd;
 
-	/* Above the numbers that they are to have. */
+	/* Moves the descriptors above the numbers that they are to have. */
 	report_fd = fcntl(start->report_fd, F_DUPFD, FIRST_FREE_FD);
 	if (report_fd < 0)
 		_exit(127);
@@ -274,7 +275,8 @@ __attribute__((noreturn)) static void run_intermediate(const struct start *start
 	_exit(0);
 }
 
-/* Without what the service manager told the caller alone. Shares the strings; NULL: no memory. */
+/* Copies the environment without what the service manager told the caller alone. The strings are
+ * shared; NULL: no memory. */
 static char **make_environment(void)
 {
 	static const char *const excluded[] = { "NOTIFY_SOCKET=", "LISTEN_", "WATCHDOG_",
@@ -355,7 +357,7 @@ static int start(const char *program, const char *config, const char *path, int 
 	if (pid < 0)
 		return fa_fail(error, -code, "cannot start a daemon: %s", strerror(code));
 
-	/* The caller's SIGCHLD handler may have reaped it. */
+	/* The caller's SIGCHLD handler may have reaped the child already. */
 	while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
 		;
 	fa_close_fdp(&write_end);
@@ -392,7 +394,7 @@ int fa_spawn(const char *daemon, const char *config, char *path, struct fa_error
 
 /* ---- the reason why it did not start */
 
-/* Until the end of @fd, or @deadline_ns. */
+/* Reads until the end of @fd, or until @deadline_ns. */
 static size_t read_tail(int fd, uint64_t deadline_ns, char *ret_text, size_t size)
 {
 	size_t used = 0;
@@ -454,7 +456,7 @@ static bool find_reason(const char *text, size_t length, const char **ret_line, 
 
 int fa_spawn_explain(int stderr_fd, int code, uint64_t deadline_ns, struct fa_error *error)
 {
-	/* Which of these a dead daemon causes depends on timing. */
+	/* It depends on timing which of these errors a dead daemon causes. */
 	const bool ended = code == -ENOENT || code == -ECONNREFUSED || code == -ECONNRESET;
 	uint64_t until_ns = ended ? fa_deadline_ns(STDERR_NS) : 0;
 	size_t length, used;

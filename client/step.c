@@ -45,7 +45,8 @@ static int abort_step(struct fa_step *step, uint64_t until_ns, uint64_t *ret_val
 	return 0;
 }
 
-/* The next step would conflict with aborts in progress. @value 0: there are none. */
+/* Waits for aborts in progress, with which the next step would conflict. @value 0: there are none.
+ * */
 static void wait_ended(struct fa_client *client, uint64_t value, uint64_t until_ns)
 {
 	const uint64_t now_ns = fa_now_ns();
@@ -134,7 +135,8 @@ static int fill_begin(const struct fa_step_options *options, struct fa_wire_step
 	return 0;
 }
 
-/* Only a stream with nothing in flight finishes the request at once. */
+/* Returns true if the step can begin by the ring: only a stream with nothing in flight finishes the
+ * request at once. */
 static bool can_begin_by_ring(const struct fa_client *client)
 {
 	const struct fa_client_stream *stream = &client->streams[BEGIN_STREAM];
@@ -203,7 +205,8 @@ int fa_step_begin(struct fa_client *client, const struct fa_step_options *option
 	r = fa_client_enter(client);
 	if (r < 0)
 		return r;
-	/* Never wraps around to a step in progress: too many are not possible. */
+	/* An id that wraps around is never that of a step in progress: so many steps are not
+	 * possible. */
 	step->id = ++client->last_step ? client->last_step : ++client->last_step;
 	message.step_begin.step = step->id;
 	r = abort_abandoned(client);

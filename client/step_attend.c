@@ -90,7 +90,8 @@ static int fill_tensors(struct fa_client_request *request, struct fa_client *cli
 	return r;
 }
 
-/* @padded: copy of an older caller's struct, needed as long as the request. */
+/* Fills the request from @attend. @padded: copy of an older caller's struct, needed as long as the
+ * request. */
 static int fill_attend(struct fa_client_request *request, struct fa_step *step,
                        const struct fa_step_attend *attend, struct fa_step_attend *padded,
                        struct fa_wire_step_attend *wire)

@@ -1,4 +1,4 @@
-/* Step handles. With the client's mutex. */
+/* Step handles. The functions are called with the client's mutex held. */
 #pragma once
 
 #include "client/faclient.h"
@@ -17,7 +17,7 @@ struct fa_step {
 	struct fa_list link; /* fa_client.abandoned */
 };
 
-/* -EINVAL: the step was ended; -ECONNRESET: its connection is lost. */
+/* Returns -EINVAL if the step was ended, -ECONNRESET if its connection is lost. */
 int fa_step_check(struct fa_step *step);
 /* Returns true if the daemon has the step and was not asked to end it. */
 bool fa_step_is_open(const struct fa_step *step);

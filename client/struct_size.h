@@ -8,7 +8,7 @@
  * uses an unknown field. */
 int fa_struct_in(const char *what, const void *given, void *padded, size_t own_bytes,
                  const void **ret_struct);
-/* -EINVAL: the size is not set. */
+/* Returns -EINVAL if the caller did not set the size. */
 int fa_struct_out_check(const char *what, const void *given);
-/* Copies @filled (of @own_bytes), whose size it changes. */
+/* Copies @filled (@own_bytes) to the caller's struct. Changes the size in @filled. */
 void fa_struct_out(void *ret_given, void *filled, size_t own_bytes);

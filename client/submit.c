@@ -41,7 +41,7 @@ static bool slot_ready(const struct fa_client *client, struct fa_client_waiter *
 	       has_slots(client, fa_container_of(waiter, const struct slot_waiter, waiter)->n);
 }
 
-/* Returns true if the daemon is to confirm a success that the device has signalled. */
+/* Returns true if the daemon has yet to confirm a success that the device has signalled. */
 static bool has_early_success(const struct fa_client *client)
 {
 	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
@@ -59,8 +59,8 @@ static bool early_ready(const struct fa_client *client, struct fa_client_waiter 
 	return slot_ready(client, waiter) || !has_early_success(client);
 }
 
-/* Such a request must not count against max_requests. If there is a leader, it may have the record
- * and wait for the mutex. */
+/* Receives the records of such successes, which must not count against max_requests. If there is a
+ * leader, it may have the record and wait for the mutex. */
 static void receive_early(struct fa_client *client, uint64_t n)
 {
 	struct slot_waiter early = { .waiter.ready = early_ready, .n = n };

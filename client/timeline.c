@@ -146,7 +146,8 @@ static void sleep_on(struct fa_timeline_in *in, const struct fa_timeline_out *ou
 	if (until_ns - now_ns < slice_ns)
 		slice_ns = until_ns - now_ns;
 	timeout.tv_nsec = (long)slice_ns;
-	/* The daemon changes the word, then checks for sleepers; here it is the reverse. */
+	/* This thread counts itself as a sleeper, then reads the word. The daemon does it in
+	 * reverse, so no wake-up is lost. */
 	atomic_fetch_add(&in->sleepers, 1);
 	changes = atomic_load(&out->changes);
 	if (read_status(out, value) > 0)
@@ -177,7 +178,8 @@ static bool is_lost(struct fa_client *client, uint32_t epoch)
 	return lost;
 }
 
-/* @last: the highest value that requests of earlier connections were to signal. */
+/* Returns true if @value was to come over an earlier connection. @last: the highest value that
+ * requests of earlier connections were to signal. */
 static bool is_from_earlier(uint64_t last, uint64_t value)
 {
 	return last && fa_timeline_reached(last, value);

@@ -26,7 +26,7 @@ struct fa_timeline {
 	struct fa_client *client; /* does not change */
 	/* Guarded by the client's mutex. */
 	struct fa_timeline_memory *memory;   /* the current one; NULL: none yet */
-	uint32_t epoch;                      /* of the connection that gave it */
+	uint32_t epoch;                      /* the connection that gave the memory */
 	uint64_t n_set_ups;                  /* how often it was set up */
 	bool setting_up;                     /* a thread is setting it up */
 	uint64_t planned[FA_TIMELINE_SLOTS]; /* highest value that a request was to signal */
@@ -39,5 +39,5 @@ int fa_timeline_enter(struct fa_timeline *timeline, const char *name, uint32_t s
 int fa_timeline_set_up(struct fa_timeline *timeline);
 /* Returns 0, or -ECONNRESET if the value was lost with a connection. */
 int fa_timeline_check_wait(const struct fa_timeline *timeline, const struct fa_wire_gate *wait);
-/* Takes NULL. */
+/* Frees the timeline. Takes NULL. */
 struct fa_timeline *fa_timeline_release(struct fa_timeline *timeline, bool forked);

@@ -20,8 +20,8 @@ static bool should_spin(const struct fa_client *client)
 	return !client->connection.ring.memory || !fa_list_empty(&client->calls);
 }
 
-/* Without the mutex. Most replies arrive sooner than a sleeping thread is woken. Wake-ups of @ring
- * (NULL: none) concern threads that sleep. */
+/* Receives while spinning, without the mutex: most replies arrive sooner than a sleeping thread is
+ * woken. Wake-ups of @ring (NULL: none) concern threads that sleep. */
 static bool receive_spinning(struct fa_client *client, bool spin, int fd,
                              const struct fa_client_ring *ring, uint64_t deadline_ns,
                              struct fa_client_packet *packet)
@@ -67,7 +67,7 @@ static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
 	if (deadline_ns < until_ns)
 		until_ns = deadline_ns;
 
-	/* Arm first, then look: later ends wake. */
+	/* Asks for a wake-up first, then looks: requests that end later wake this thread. */
 	fa_ring_arm(&client->connection.ring.end);
 	if (fa_client_collect_all(client)) {
 		if (!client->fd_watched)
@@ -171,7 +171,7 @@ int fa_client_await(struct fa_client *client, struct fa_client_waiter *waiter, u
 
 	fa_list_remove(&waiter->link);
 	pthread_cond_destroy(&waiter->wake);
-	/* Wakes the next leader. */
+	/* Wakes the thread that is to lead next. */
 	if (!client->leader && !fa_list_empty(&client->waiters))
 		pthread_cond_signal(
 			&fa_container_of(client->waiters.next, struct fa_client_waiter, link)

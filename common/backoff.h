@@ -20,7 +20,7 @@ static inline bool fa_backoff_may_spin(const struct fa_backoff *backoff)
 	return !backoff->skips;
 }
 
-/* Before each wait. Returns true if it may spin. */
+/* Called before each wait. Returns true if the wait may spin. */
 static inline bool fa_backoff_next(struct fa_backoff *backoff)
 {
 	if (!backoff->skips)
@@ -29,13 +29,14 @@ static inline bool fa_backoff_next(struct fa_backoff *backoff)
 	return false;
 }
 
-/* The event came during the spin. */
+/* Called when the event came during the spin. */
 static inline void fa_backoff_succeeded(struct fa_backoff *backoff)
 {
 	backoff->failures = 0;
 }
 
-/* The spin ended without the event; too many such spins and the next @skips waits do not spin. */
+/* Called when the spin ended without the event. After too many such spins the next @skips waits do
+ * not spin. */
 static inline void fa_backoff_failed(struct fa_backoff *backoff, unsigned int skips)
 {
 	if (++backoff->failures < FA_BACKOFF_FAILURES)

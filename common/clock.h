@@ -17,7 +17,7 @@ static inline uint64_t fa_now_ns(void)
 	return (uint64_t)now.tv_sec * FA_NS_PER_SEC + (uint64_t)now.tv_nsec;
 }
 
-/* now + @timeout_ns; FA_NS_NEVER for FA_NS_NEVER and on overflow. */
+/* Returns now + @timeout_ns, or FA_NS_NEVER for FA_NS_NEVER and on overflow. */
 static inline uint64_t fa_deadline_ns(uint64_t timeout_ns)
 {
 	uint64_t deadline;

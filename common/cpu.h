@@ -23,7 +23,7 @@ static inline void fa_cpu_relax(void)
 #endif
 }
 
-/* Between two looks of a thread that spins. */
+/* Pauses a thread that spins, between two looks. */
 static inline void fa_cpu_spin_pause(bool yields)
 {
 	if (yields)

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Version of the interface; drivers have it since 525. */
+/* Version of the driver's interface that is used here; drivers have it since 525. */
 #define FA_CUDRIVER_VERSION 12000
 
 #ifndef CUDA_VERSION
@@ -353,7 +353,7 @@ enum fa_cudriver_use {
 int fa_cudriver_open(enum fa_cudriver_use use, struct fa_error *error,
                      struct fa_cudriver *ret_driver);
 
-/* 0 or a negative errno; -ENODEV: a sticky error, the context is lost. */
+/* Returns 0 or a negative errno. -ENODEV: the error is sticky, the context is lost. */
 int fa_cudriver_errno(CUresult result);
 
 /* Writes "DOING: NAME, description" and returns fa_cudriver_errno(@result). */

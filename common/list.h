@@ -52,6 +52,6 @@ static inline void fa_list_splice(struct fa_list *to, struct fa_list *from)
 
 #define fa_list_for_each(pos, head) for (pos = (head)->next; pos != (head); pos = pos->next)
 
-/* Safe against removal of @pos. */
+/* The loop may remove @pos. */
 #define fa_list_for_each_safe(pos, tmp, head)                                                      \
 	for (pos = (head)->next, tmp = pos->next; pos != (head); pos = tmp, tmp = pos->next)

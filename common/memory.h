@@ -33,7 +33,7 @@ static inline uint32_t fa_memory_exchange32(_Atomic uint32_t *word, uint32_t val
 	return atomic_exchange(word, value);
 }
 
-/* Messages; ordered by the accesses to head and tail. */
+/* Copy messages to and from shared memory. The accesses to head and tail order these copies. */
 static inline void fa_memory_write(void *shared, const void *from, size_t bytes)
 {
 	memcpy(shared, from, bytes);

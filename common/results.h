@@ -20,13 +20,13 @@ struct fa_record {
 	_Atomic uint64_t queued_ns, started_ns, finished_ns;
 	_Atomic int32_t status;
 	uint32_t reserved0;
-	_Atomic uint64_t number; /* a StepBegin's: of the step; else 0 */
+	_Atomic uint64_t number; /* the step's number, if the request was a StepBegin; else 0 */
 	uint64_t reserved[2];
 };
 
 _Static_assert(sizeof(struct fa_record) == 64, "one cache line");
 
-/* A consistent copy. */
+/* A consistent copy of a record. */
 struct fa_outcome {
 	int32_t status;
 	uint64_t queued_ns, started_ns, finished_ns;

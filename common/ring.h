@@ -53,7 +53,7 @@ struct fa_ring_producer {
 	uint64_t head; /* as last seen */
 };
 
-/* @memory: a new ring with @bytes of data. */
+/* Sets up the producer's end. @memory: a new ring with @bytes of data. */
 void fa_ring_producer_init(struct fa_ring_producer *ring, void *memory, uint64_t bytes);
 
 /* Puts a message. Returns 0; -EAGAIN no room; -EMSGSIZE the message can never fit; -EPROTO the
@@ -83,7 +83,7 @@ struct fa_ring_consumer {
 	uint64_t tail; /* as last seen */
 };
 
-/* @memory: zeroed. The consumer starts asleep. */
+/* Sets up the consumer's end, which starts asleep. @memory: zeroed. */
 void fa_ring_consumer_init(struct fa_ring_consumer *ring, void *memory, uint64_t bytes);
 
 /* Copies the next message to @buffer (@max bytes, the longest message). Returns 0; -EAGAIN none;
@@ -91,7 +91,7 @@ void fa_ring_consumer_init(struct fa_ring_consumer *ring, void *memory, uint64_t
 int fa_ring_take(struct fa_ring_consumer *ring, void *buffer, size_t max, size_t *ret_length,
                  const char **ret_wrong);
 
-/* The end of the present entries; fa_ring_has_reached() returns true once all are taken. */
+/* Returns the end of the present entries; fa_ring_has_reached() returns true once all are taken. */
 uint64_t fa_ring_mark(const struct fa_ring_consumer *ring);
 bool fa_ring_has_reached(const struct fa_ring_consumer *ring, uint64_t mark);
 

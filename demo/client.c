@@ -314,7 +314,7 @@ static void print_result(struct run *run)
 	fflush(stdout);
 }
 
-/* Or the driver has exited. */
+/* Returns true if there is input, or the driver has exited. */
 static bool has_input(void)
 {
 	struct pollfd stdin_poll = { .fd = STDIN_FILENO, .events = POLLIN };
@@ -367,7 +367,7 @@ static int run_client(struct run *run, const char *data, int index)
 		if (run_round(run) != 0)
 			return 1;
 	}
-	/* One more, started after the kill. */
+	/* Runs one more round, started after the kill. */
 	if (demo_client_wait("stop") != 0 || run_round(run) != 0)
 		return 1;
 	print_result(run);

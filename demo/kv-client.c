@@ -71,7 +71,7 @@ static int submit_step(struct run *run, struct fa_step *step, int64_t n, bool in
 		r = fa_step_attend(step, &attend, &ticket);
 		if (r < 0)
 			return r;
-		/* Between two layers: the step is never committed. */
+		/* Stops between two layers: the step is never committed. */
 		if (interrupt) {
 			demo_client_say("midway");
 			if (demo_client_wait("go") != 0)
@@ -82,7 +82,7 @@ static int submit_step(struct run *run, struct fa_step *step, int64_t n, bool in
 	return fa_step_commit(step, NULL, ret_ticket);
 }
 
-/* After the daemon died during the step. */
+/* Asks, after the daemon died during the step, whether the step was committed. */
 static int check_committed(struct run *run, uint64_t number, bool *ret_done)
 {
 	struct fa_sequence_info info = { .size = sizeof(info) };
@@ -98,7 +98,7 @@ static int run_step(struct run *run, int64_t n, bool kill, bool *ret_done)
 {
 	const struct fa_step_item item = { .sequence = run->sequence, .n_new = (uint32_t)n };
 	struct fa_step_options options = { .size = sizeof(options), .n_items = 1, .items = &item };
-	/* Interrupt decode between layers, the others with the whole step in flight. */
+	/* Decode is interrupted between layers, the other roles with the whole step in flight. */
 	bool interrupt = kill && run->role == DEMO_DECODE;
 	struct fa_ticket ticket;
 	struct fa_step *step;

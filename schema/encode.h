@@ -71,7 +71,7 @@ size_t encoded_bytes_max(const struct fa_wire_message *message, uint32_t type)
 	}
 }
 
-/* Gives the caller's buffer, once. */
+/* Hands the caller's buffer to the builder, once. */
 class BufferAllocator final : public flatbuffers::Allocator
 {
       public:

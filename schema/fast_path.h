@@ -17,7 +17,7 @@ static_assert(FLATBUFFERS_LITTLEENDIAN, "numbers are stored as they are");
 
 /* ---- Marker */
 
-/* The builder's layout with all numbers present, and 0. */
+/* The builder's layout with all numbers present; all numbers are 0. */
 constexpr uint8_t MARKER[80] = {
 	0x1c, 0x00, 0x00, 0x00, 0x46, 0x41, 0x44, 0x4d, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
 	0x0e, 0x00, 0x1c, 0x00, 0x0c, 0x00, 0x14, 0x00, 0x00, 0x00, 0x07, 0x00, 0x08, 0x00,
@@ -56,7 +56,7 @@ size_t fast_marker_write(const struct fa_wire_message *message, uint8_t *end)
 
 /* ---- StepAttend */
 
-/* The message. Absent views leave no gap: it ends earlier. */
+/* The fixed layout of a message. Absent views leave no gap: the message ends earlier. */
 struct FastStepAttend {
 	uint32_t root;
 	char identifier[4];
@@ -77,7 +77,7 @@ struct FastStepAttend {
 };
 
 #define FAST_AT(field) offsetof(struct FastStepAttend, field)
-/* The same, from the start of the table. */
+/* Offsets from the start of the Message table, and of the StepAttend table. */
 #define FAST_IN_MESSAGE(field) (uint16_t)(FAST_AT(field) - FAST_AT(message_to_vtable))
 #define FAST_IN_BODY(field) (uint16_t)(FAST_AT(field) - FAST_AT(to_vtable))
 /* A field's entry in the table's vtable. */

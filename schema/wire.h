@@ -169,8 +169,8 @@ struct fa_wire_buffer_pieces {
 	size_t n_piece_bytes;
 };
 
-/* The id is free at once, the memory when requests in flight have ended. A registration that
- * waits for pieces ends with -ECANCELED. */
+/* Frees a buffer: the id is free at once, the memory when requests in flight have ended. A
+ * registration that waits for pieces ends with -ECANCELED. */
 struct fa_wire_buffer_free {
 	uint32_t buffer;
 };
@@ -182,8 +182,8 @@ struct fa_wire_stream_create {
 	int8_t priority;
 };
 
-/* -EBUSY while requests of the stream are in flight. A new stream with the same id continues its
- * values. */
+/* Frees a stream; refused with -EBUSY while requests of the stream are in flight. A new stream with
+ * the same id continues its values. */
 struct fa_wire_stream_free {
 	uint32_t stream;
 };
@@ -208,8 +208,8 @@ struct fa_wire_attention {
 	size_t n_alibi_slopes, n_sinks;
 };
 
-/* Answered by Reply. 0: the request was in flight; its Completion says -ECANCELED unless it ended
- * before. -ENOENT: it has finished or never existed. */
+/* Cancels a request. Answered by Reply: 0 if the request was in flight, whose Completion then says
+ * -ECANCELED unless it ended before; -ENOENT if it has finished or never existed. */
 struct fa_wire_cancel {
 	uint32_t stream;
 	uint64_t value;

@@ -43,13 +43,13 @@ struct fa_wire_cache_create {
 	size_t n_k_scales, n_v_scales;
 };
 
-/* By name or, if that is absent, by number. Answered by CacheReply. */
+/* Finds a cache by name or, if that is absent, by number. Answered by CacheReply. */
 struct fa_wire_cache_find {
 	struct fa_wire_string name;
 	uint64_t cache;
 };
 
-/* Frees its sequences as well. Answered by Reply. */
+/* Removes a cache and its sequences. Answered by Reply. */
 struct fa_wire_cache_remove {
 	uint64_t cache;
 };
@@ -224,7 +224,7 @@ struct fa_wire_step_attend {
 	size_t n_positions;
 };
 
-#define FA_WIRE_STEP_COMMIT (1u << 0) /* else the step is aborted */
+#define FA_WIRE_STEP_COMMIT (1u << 0) /* commits the step; without it the step is aborted */
 
 /*
  * Ends a step after all its requests. keep, cu_keep: item i keeps its new tokens
