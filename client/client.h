@@ -85,7 +85,8 @@ struct fa_client {
 	struct fa_error lost_error;
 
 	bool connecting;
-	/* The connecting thread's. session_lost: since the last connection. */
+	/* Used by the connecting thread alone. session_lost: a session was lost since the last
+	 * connection. */
 	struct fa_session_key session_key;
 	bool session_lost;
 	uint64_t attempts; /* attempts to reconnect that have ended */

@@ -255,8 +255,8 @@ static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struc
 	r = try_path(client, path, deadline_ns, error);
 	if (r < 0) {
 		r = fa_spawn_explain(daemon_stderr, r, deadline_ns, error);
-		/* Cleans up only after the daemon has exited, because a daemon may clean up itself.
-		 * */
+		/* Cleans up only after the daemon has exited, because a daemon may clean up
+		 * itself. */
 		fa_spawn_clean(path);
 		return r;
 	}

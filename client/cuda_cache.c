@@ -253,8 +253,8 @@ static int send_pieces(struct fa_client *client, const struct fa_cudriver *drive
 	return 0;
 }
 
-/* Sends the BufferRegister message. @fds are the memory's first pieces. Called with the mutex held.
- * */
+/* Sends the BufferRegister message. @fds are the memory's first pieces. Called with the mutex
+ * held. */
 static int send_registration(struct fa_client *client, const struct fa_cudriver *driver,
                              struct fa_client_registration *registration, const int *fds,
                              size_t n_fds)

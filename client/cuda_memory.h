@@ -39,8 +39,8 @@ struct fa_cuda_mapping {
 	CUdevice device;
 };
 
-/* Opens the driver if no thread has yet. Fails with -ENODEV, -ENOSYS and others, with a sentence.
- * */
+/* Opens the driver if no thread has yet. Fails with -ENODEV, -ENOSYS and others, with a
+ * sentence. */
 int fa_cuda_open(struct fa_error *error, const struct fa_cudriver **ret_driver);
 
 /* Finds the allocations of [at, at + bytes) on the GPU with @uuid; freed with free(). -EINVAL: no

@@ -213,7 +213,7 @@ static void close_from(unsigned int first, unsigned int limit)
 		(void)close((int)fd);
 }
 
-/* SIGPIPE: stderr may have no reader. */
+/* Resets all signals, except that SIGPIPE is ignored: stderr may have no reader. */
 static void default_signals(void)
 {
 	struct sigaction action = { .sa_handler = SIG_DFL };
@@ -260,7 +260,7 @@ __attribute__((noreturn)) static void run_daemon(const struct start *start)
 	_exit(127);
 }
 
-/* So that init adopts the daemon. */
+/* Forks the daemon and exits, so that init adopts the daemon. */
 __attribute__((noreturn)) static void run_intermediate(const struct start *start)
 {
 	pid_t pid;

@@ -45,8 +45,8 @@ static int abort_step(struct fa_step *step, uint64_t until_ns, uint64_t *ret_val
 	return 0;
 }
 
-/* Waits for aborts in progress, with which the next step would conflict. @value 0: there are none.
- * */
+/* Waits for aborts in progress, with which the next step would conflict. @value 0: there are
+ * none. */
 static void wait_ended(struct fa_client *client, uint64_t value, uint64_t until_ns)
 {
 	const uint64_t now_ns = fa_now_ns();

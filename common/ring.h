@@ -60,14 +60,14 @@ void fa_ring_producer_init(struct fa_ring_producer *ring, void *memory, uint64_t
  * consumer's head is invalid. */
 int fa_ring_put(struct fa_ring_producer *ring, const void *message, size_t length);
 
-/* After puts: returns true if the caller must ring the doorbell. */
+/* Called after puts: returns true if the caller must ring the doorbell. */
 bool fa_ring_needs_doorbell(struct fa_ring_producer *ring);
 
-/* Before the last look for results and the sleep; after the sleep. */
+/* Arm before the last look for results and the sleep; disarm after the sleep. */
 void fa_ring_arm(struct fa_ring_producer *ring);
 void fa_ring_disarm(struct fa_ring_producer *ring);
 
-/* Before the last put and the sleep for room. */
+/* Called before the last put and the sleep for room. */
 void fa_ring_arm_room(struct fa_ring_producer *ring);
 
 bool fa_ring_has_room(const struct fa_ring_producer *ring, size_t length);
@@ -101,8 +101,9 @@ bool fa_ring_has_entries(const struct fa_ring_consumer *ring);
 bool fa_ring_sleep(struct fa_ring_consumer *ring);
 void fa_ring_awake(struct fa_ring_consumer *ring);
 
-/* After takes: returns true if the caller must wake the producer, which waits for room. */
+/* Called after takes: returns true if the caller must wake the producer, which waits for room. */
 bool fa_ring_needs_room_wakeup(struct fa_ring_consumer *ring);
 
-/* After writing results: returns true if the caller must wake the producer. Any thread. */
+/* Called after results are written, by any thread: returns true if the caller must wake the
+ * producer. */
 bool fa_ring_needs_wakeup(struct fa_ring_words *words);

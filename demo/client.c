@@ -322,7 +322,7 @@ static bool has_input(void)
 	return poll(&stdin_poll, 1, 0) != 0;
 }
 
-/* On a GPU one request could end before the kill. */
+/* Submits many requests on a GPU, where a single one could end before the kill. */
 static int run_victim(struct run *run)
 {
 	const int n = run->gpu ? 100 : 1;

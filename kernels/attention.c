@@ -1,6 +1,7 @@
 /*
  * Checks of a request that hold for every kernel, and its amount of arithmetic. Pure functions, any
- * thread. Of the memory that parameters point to they read only cu_seqlens, which address memory.
+ * thread. Of the memory that parameters point to they read only cu_seqlens, because its entries
+ * address other memory.
  */
 #include "kernels/attention.h"
 

@@ -62,7 +62,7 @@ struct fa_attention_params {
  * check pointers and strides: the caller must know that the tensors are in bounds. */
 int fa_attention_check(const struct fa_attention_params *params, char *text, size_t text_bytes);
 
-/* A multiply-add counts as two; only visible (row, key) pairs count. */
+/* Counts the arithmetic: a multiply-add counts as two, and only visible (row, key) pairs count. */
 double fa_attention_flops(const struct fa_attention_params *params);
 
 /* ---- CPU kernels. Pure functions but for *workspace, any thread; @isa never changes. */
@@ -84,15 +84,16 @@ const char *fa_cpu_isa_name(const struct fa_cpu_isa *isa);
 int64_t fa_cpu_attention_tiles(const struct fa_cpu_isa *isa,
                                const struct fa_attention_params *params);
 
-/* Scratch that one thread needs for one tile, 64-byte aligned. Independent of the lengths
- * (O(tile)), and at most FA_CPU_SCRATCH_BYTES_MAX. */
+/* Returns the size of the scratch that one thread needs for one tile, 64-byte aligned. The size is
+ * independent of the lengths (O(tile)), and at most FA_CPU_SCRATCH_BYTES_MAX. */
 #define FA_CPU_SCRATCH_BYTES_MAX (4u << 20)
 size_t fa_cpu_attention_scratch_bytes(const struct fa_cpu_isa *isa,
                                       const struct fa_attention_params *params);
 
-/* Memory that the tiles of a request with split keys share: 64-byte aligned, used by this request
- * alone from fa_cpu_attention_begin(), which comes before the first tile, to the end of the last
- * tile. 0: not needed. At most FA_CPU_WORKSPACE_BYTES_MAX, whatever the lengths. */
+/* Returns the size of the memory that the tiles of a request with split keys share; 0: none is
+ * needed. The memory is 64-byte aligned and used by this request alone from
+ * fa_cpu_attention_begin(), which comes before the first tile, to the end of the last tile. The
+ * size is at most FA_CPU_WORKSPACE_BYTES_MAX, whatever the lengths. */
 #define FA_CPU_WORKSPACE_BYTES_MAX (32u << 20)
 size_t fa_cpu_attention_workspace_bytes(const struct fa_cpu_isa *isa,
                                         const struct fa_attention_params *params);

@@ -78,7 +78,7 @@ struct fa_paged_step {
 	/* [batch]: tokens [lengths_before, lengths) are appended, or read; n_new of them, or
 	 * none. */
 	const uint32_t *lengths_before;
-	/* [batch], or NULL for zeros: earlier tokens were dropped, or are hidden. */
+	/* [batch], or NULL for zeros: tokens before it were dropped, or are hidden. */
 	const uint32_t *first;
 	const uint32_t *table; /* slots */
 	/* [batch]: index in table of the entry of the sequence's page 0, modulo 2^32: page p is
@@ -219,17 +219,17 @@ struct fa_paged_request {
  * must know that they are in bounds. */
 int fa_paged_check(const struct fa_paged_request *request, char *text, size_t text_bytes);
 
-/* The same for a cache alone; does not read its pool and scales. */
+/* Checks a cache alone in the same way; does not read its pool and scales. */
 int fa_paged_check_cache(const struct fa_paged_cache *cache, char *text, size_t text_bytes);
 
-/* Bytes of a page's K and V in one layer, with the tokens' scales. V has 0 where it is the front of
- * K. */
+/* Returns the bytes of a page's K and V in one layer, with the tokens' scales. V has 0 where it is
+ * the front of K. */
 void fa_paged_page_bytes(const struct fa_paged_cache *cache, int64_t *ret_k_bytes,
                          int64_t *ret_v_bytes);
 
-/* Positions of the new tokens, [cu_new[batch]]. A token of a tree follows the last old token at a
- * distance of the new tokens that it sees before itself; any other is at its index. @tree and
- * @tree_start are as in fa_paged_attention, or NULL, but @tree is host memory here. */
+/* Computes the positions of the new tokens, [cu_new[batch]]. A token of a tree follows the last old
+ * token at a distance of the new tokens that it sees before itself; any other is at its index.
+ * @tree and @tree_start are as in fa_paged_attention, or NULL, but @tree is host memory here. */
 void fa_paged_tree_positions(const struct fa_paged_step *step, const uint32_t *tree,
                              const uint32_t *tree_start, uint32_t *ret_positions);
 
@@ -241,14 +241,15 @@ void fa_paged_tree_positions(const struct fa_paged_step *step, const uint32_t *t
  * the request's own, 64-byte aligned, that lives until the last tile has ended. */
 
 int64_t fa_cpu_paged_tiles(const struct fa_cpu_isa *isa, const struct fa_paged_request *request);
-/* At most FA_CPU_SCRATCH_BYTES_MAX. */
+/* Returns the size of a thread's scratch, at most FA_CPU_SCRATCH_BYTES_MAX. */
 size_t fa_cpu_paged_scratch_bytes(const struct fa_cpu_isa *isa,
                                   const struct fa_paged_request *request);
-/* 0: not needed. */
+/* Returns the size of the workspace; 0: none is needed. */
 size_t fa_cpu_paged_workspace_bytes(const struct fa_cpu_isa *isa,
                                     const struct fa_paged_request *request);
 void fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
                         void *workspace);
-/* False: *@stop was set and the tile given up; the request then has no result. */
+/* Computes one tile. Returns false if *@stop was set and the tile given up; the request then has no
+ * result. */
 bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
                        void *workspace, int64_t tile, void *scratch, const bool *stop);

@@ -32,7 +32,7 @@ struct scratch {
 
 _Static_assert(sizeof(struct scratch) <= 768u << 10, "less than any wide kernel's");
 
-/* A round; keys are relative to its first. */
+/* A round of keys. Keys are counted from the round's first. */
 struct round {
 	int64_t key; /* the first, in the sequence */
 	const char *next_k, *next_v;
@@ -40,7 +40,7 @@ struct round {
 	int32_t next;
 	int32_t low[ROWS], high[ROWS];
 	int32_t n_steps, step; /* prefetch steps: in all, and started */
-	bool tree;             /* has keys that masks may hide */
+	bool tree;             /* some keys may be hidden by masks */
 };
 
 VEC_INLINE void prefetch_row(const char *row, int32_t bytes)
@@ -353,7 +353,8 @@ static void job_of_head(const struct fa_cpu_job *tile, int32_t h, struct fa_cpu_
 		ret_job->partial += h * tile->rows * fa_cpu_partial_floats(tile);
 }
 
-/* The first round may be short: others start at multiples of ROUND_KEYS. */
+/* Returns the end of the round that starts at @key. The first round may be short: others start at
+ * multiples of ROUND_KEYS. */
 static int64_t round_end(const struct fa_cpu_job *tile, int64_t key, int64_t end)
 {
 	int64_t next = (key / ROUND_KEYS + 1) * ROUND_KEYS, page_end = score_page_end(tile, key);

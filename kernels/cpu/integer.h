@@ -23,7 +23,7 @@ static inline int64_t clamp64(int64_t x, int64_t low, int64_t high)
 	return x < low ? low : x > high ? high : x;
 }
 
-/* A window's bound; @far if it is unbounded. */
+/* Returns a window's bound, or @far if the window is unbounded. */
 static inline int64_t window(int64_t given, int64_t far)
 {
 	return given < 0 ? far : min64(given, far);

@@ -9,7 +9,7 @@
 /* A multiple of each instruction set's panel (48, 24, 8). */
 #define FA_CPU_TILE_ROWS_MAX 192
 
-/* Up to this many rows the few_rows kernel is faster. */
+/* The few_rows kernel is faster up to this many rows. */
 #define FA_CPU_FEW_ROWS_MAX 8
 
 /* Only tiles of few rows have more than one head. */

@@ -104,7 +104,7 @@ void fa_cpu_paged_lay_out(const struct fa_paged_attention *params,
 	}
 }
 
-/* The last sequence that begins at or before the tile and has tiles. */
+/* Returns the last sequence that begins at or before the tile and has tiles. */
 static int32_t find_sequence(const struct fa_cpu_paged_tiling *tilings, int32_t batch, int64_t tile)
 {
 	int32_t low = 0, high = batch;

@@ -17,9 +17,10 @@ struct fa_cpu_paged_tiling {
 	int64_t keys_begin, keys_end; /* that any row sees */
 	int64_t split_keys;           /* keys per split; splits start at its multiples */
 	int64_t first_split;
-	int64_t counter, partial; /* offset of its counters; of its partial rows, in floats */
-	int32_t block;            /* rows */
-	int32_t n_splits;         /* 1: the tile writes its rows itself */
+	int64_t counter,
+		partial;  /* offset of the sequence's counters; of its partial rows, in floats */
+	int32_t block;    /* rows */
+	int32_t n_splits; /* 1: the tile writes its rows itself */
 };
 
 struct fa_cpu_paged_plan {

@@ -28,7 +28,7 @@ struct page_row {
 	char *k, *v;
 	int64_t k_bytes, v_bytes;
 	int64_t k_stride, v_stride;
-	/* Head 0's token scales; NULL: none. */
+	/* Token scales of head 0; NULL: there are none. */
 	float *k_scale, *v_scale;
 	int64_t scale_stride; /* floats */
 };

@@ -78,7 +78,7 @@ static void locate_even(const struct fa_attention_params *params, int32_t block,
 static void locate_few_rows(const struct fa_attention_params *params, int32_t heads, int64_t tile,
                             struct location *ret_location)
 {
-	int64_t n_tiles = ceil_div(params->kv_heads, heads); /* of a sequence */
+	int64_t n_tiles = ceil_div(params->kv_heads, heads); /* tiles of a sequence */
 	int32_t kv_head = (int32_t)(tile % n_tiles) * heads;
 	int32_t sequence = (int32_t)(tile / n_tiles);
 	const uint32_t *cu = params->cu_seqlens_q;
@@ -176,7 +176,8 @@ static void locate_split(const struct fa_attention_params *params,
 
 /* ---- what a tile computes */
 
-/* Fills all but the rows and stop, for all keys of KV heads [kv_head, kv_head + n_heads). */
+/* Fills all of the job but its rows and stop, for all keys of KV heads [kv_head, kv_head +
+ * n_heads). */
 static void fill_job(const struct fa_attention_params *p, int32_t sequence, int32_t kv_head,
                      int32_t n_heads, struct fa_cpu_job *ret_job)
 {
@@ -247,7 +248,7 @@ static bool run_job(const struct fa_cpu_isa *isa, const struct fa_cpu_job *job, 
 	return !fa_cpu_job_stopped(job);
 }
 
-/* The keys that any of the job's rows sees. */
+/* Stores the range of keys that any of the job's rows sees. */
 static void seen_by_job(const struct fa_cpu_job *job, int64_t *ret_begin, int64_t *ret_end)
 {
 	int64_t first = job->row / job->group + job->n_k - job->n_q;

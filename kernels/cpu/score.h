@@ -7,7 +7,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/vec.h"
 
-/* Per round of online softmax; rounds start at multiples of it. */
+/* Keys per round of online softmax; rounds start at multiples of this number. */
 #define SCORE_KEYS 128
 
 struct score_map {
@@ -61,7 +61,7 @@ static inline int64_t score_clamp(int64_t x, int64_t low, int64_t high)
 	return x < low ? low : x > high ? high : x;
 }
 
-/* Packed row @row: its position, and the keys [low, high) that it sees. */
+/* Return the position of packed row @row, and the keys [low, high) that the row sees. */
 static inline int64_t score_position(const struct fa_cpu_job *job, int64_t row)
 {
 	if (job->positions)
@@ -82,7 +82,7 @@ static inline int64_t score_high(const struct fa_cpu_job *job, int64_t row)
 	return score_clamp(score_position(job, row) + job->right + 1, job->begin, job->end);
 }
 
-/* Rows [row, last] see only keys in [low, high). */
+/* Return bounds such that rows [row, last] see only keys in [low, high). */
 static inline int64_t score_low_of(const struct fa_cpu_job *job, int64_t row, int64_t last)
 {
 	int64_t low;
@@ -129,20 +129,20 @@ static inline const char *score_v(const struct fa_cpu_job *job, int64_t key)
 	return score_key_at(job, job->v, job->v_stride, key);
 }
 
-/* The scales of keys from @key to the page's end; NULL: the head has one scale. */
+/* Returns the scales of keys from @key to the page's end; NULL: the head has one scale. */
 static inline const float *score_scales(const struct fa_cpu_job *job, const char *scales,
                                         int64_t key)
 {
 	return scales ? (const float *)score_key_at(job, scales, sizeof(float), key) : NULL;
 }
 
-/* The next key that is not adjacent to its predecessor in memory. */
+/* Returns the next key that is not adjacent to its predecessor in memory. */
 static inline int64_t score_page_end(const struct fa_cpu_job *job, int64_t key)
 {
 	return job->table ? (key / job->page_tokens + 1) * job->page_tokens : INT64_MAX;
 }
 
-/* For @key in [low, high). */
+/* Returns true if the row sees @key, which is in [low, high). */
 static inline bool score_tree_sees(const struct fa_cpu_job *job, int64_t row, int64_t key)
 {
 	int64_t token = key - (job->n_k - job->n_q), distance;

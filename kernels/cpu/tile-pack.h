@@ -40,7 +40,7 @@ static void pack_q_panel(const struct tile *tile, int32_t panel)
 	}
 }
 
-/* With @judge, returns true if an element is infinite or NaN. */
+/* Packs one row. With @judge, returns true if an element is infinite or NaN. */
 VEC_INLINE bool pack_row(enum fa_attention_dtype dtype, const char *from, float *to, int32_t dim,
                          const bool judge)
 {

@@ -150,7 +150,7 @@ static void panel_mask_tree(const struct tile *tile, int32_t panel, int vectors,
 	}
 }
 
-/* Weights are relative to each row's running maximum. */
+/* Turns scores into weights, which are relative to each row's running maximum. */
 VEC_INLINE void panel_softmax(const struct tile *tile, int32_t panel, const int vectors,
                               int32_t first, int32_t end)
 {

@@ -37,7 +37,7 @@ struct tile {
 	bool paired;
 	int32_t q_words;
 	int32_t v_stride;   /* words */
-	int64_t round;      /* its first key; a multiple of SCORE_KEYS */
+	int64_t round;      /* the round's first key; a multiple of SCORE_KEYS */
 	bool v_has_special; /* V holds an infinity or NaN */
-	bool tree;          /* has keys that masks may hide */
+	bool tree;          /* some keys may be hidden by masks */
 };

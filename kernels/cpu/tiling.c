@@ -7,7 +7,7 @@
 #define TILE_SECONDS 0.03
 #define FEW_ROWS_BYTES_PER_SECOND 5e9 /* a low estimate per thread, of K and V */
 #define TILES_WANTED 32               /* enough for threads to share */
-#define FEW_ROWS_TILES_WANTED 64      /* of one KV head; each costs less */
+#define FEW_ROWS_TILES_WANTED 64      /* wanted tiles of one KV head; each of these costs less */
 #define SPLIT_KEYS_MIN 1024           /* less takes no longer than to wake another thread */
 #define SPLIT_KEYS_STEP 256           /* a multiple of every kernel's round */
 
@@ -53,7 +53,8 @@ int64_t fa_cpu_tiling_head_tiles(const struct fa_attention_params *params,
 	return ceil_div(params->seqlen_q * group, tiling->block) * params->batch;
 }
 
-/* Read once, so that a request's tiling stays the same from its first tile to its last. */
+/* Returns the number of processors. It is read once, so that a request's tiling stays the same from
+ * its first tile to its last. */
 static int64_t processors(void)
 {
 	static atomic_int_fast64_t known;
@@ -67,7 +68,8 @@ static int64_t processors(void)
 	return n;
 }
 
-/* KV heads per tile such that every processor has work, for @lists of @keys keys each. */
+/* Returns the KV heads per tile such that every processor has work, for @lists of @keys keys
+ * each. */
 static int32_t few_rows_heads(const struct fa_attention_params *params, int64_t lists, int64_t keys)
 {
 	int64_t heads = lists / processors();

@@ -32,7 +32,7 @@ find_split(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p, 
 	                          p->cache->head_dim, p->cache->head_dim_v, rows);
 }
 
-/* Upper bound of partial results with @groups: one per row block. */
+/* Returns an upper bound of the bytes of partial results with @groups: one result per row block. */
 static uint64_t partials_bytes(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                                const struct fa_cuda_paged_kernel *kernel, uint64_t parts,
                                const struct fa_cuda_paged_groups *groups)
@@ -51,7 +51,7 @@ static uint64_t partials_bytes(const struct fa_cuda_chip *chip, const struct fa_
 	       ((uint64_t)kernel->dim_v + 2) * sizeof(float);
 }
 
-/* NULL: no sequences are grouped. */
+/* Groups sequences and returns the kernel for the groups. NULL: no sequences are grouped. */
 static const struct fa_cuda_paged_kernel *find_groups(const struct fa_cuda_chip *chip,
                                                       const struct fa_paged_attention *p,
                                                       struct fa_cuda_paged_groups *ret_groups)

@@ -11,7 +11,7 @@
 #define SPLIT_TILES_MIN 8
 #define SPLITS_MAX 128
 
-/* The fixed split size of a part; the same for all but very long ones. */
+/* Returns the fixed split size of a part; the same for all but very long parts. */
 static uint32_t split_tiles_of(uint32_t tiles)
 {
 	uint32_t split_tiles = SPLIT_TILES_MIN;
@@ -39,7 +39,7 @@ static int too_many_tiles(char *text, size_t text_bytes)
 	                          INT32_MAX, FA_CUDA_PAGED_TILE);
 }
 
-/* Completes and appends the next item; its tokens and rows are set. */
+/* Completes and appends the next item, whose tokens and rows are set. */
 static int add_item(struct decode_build *build, char *text, size_t text_bytes)
 {
 	const struct fa_paged_attention *p = build->p;

@@ -20,8 +20,8 @@
 
 struct place {
 	const struct fa_cuda_paged_item *item;
-	uint32_t tile;         /* tiles of earlier items, with epilogues */
-	uint32_t parts, tiles; /* of earlier items: parts, and tiles with tokens */
+	uint32_t tile;         /* tiles of earlier items, epilogues included */
+	uint32_t parts, tiles; /* parts of earlier items, and their tiles with tokens */
 	/* Of the tile that follows the range: */
 	uint32_t part;       /* the part that it belongs to, counted over all items */
 	uint32_t before;     /* tiles with tokens before it */
@@ -49,7 +49,7 @@ static void find(struct place *place, uint32_t ends, uint32_t tile)
 	place->parts_done = place->parts + part + (in_part > ends);
 }
 
-/* Equal ranges for the fewest blocks that take no longer: sequences of equal length then often
+/* Sets equal ranges for the fewest blocks that take no longer. Sequences of equal length then often
  * begin with a range, and fewer parts are divided. */
 static void set_ranges(uint64_t tiles, uint32_t blocks, struct fa_cuda_paged_plan *plan)
 {
@@ -58,8 +58,8 @@ static void set_ranges(uint64_t tiles, uint32_t blocks, struct fa_cuda_paged_pla
 	plan->tiles_extra = (uint32_t)(tiles % plan->decode_grid);
 }
 
-/* Tiles of the slowest block; finishing a part takes @end. Called before plan->epilogue_tiles is
- * applied. */
+/* Returns the tiles of the slowest block; finishing a part takes @end. Called before
+ * plan->epilogue_tiles is applied. */
 static uint32_t longest_of(const struct fa_cuda_paged_item *items,
                            const struct fa_cuda_paged_plan *plan, uint32_t end)
 {

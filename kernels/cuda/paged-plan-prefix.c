@@ -41,7 +41,7 @@ static struct member *member_at(const struct search *search, uint32_t i)
 	return &search->members[search->order[i]];
 }
 
-/* Pages that members [low, high) share; at least @depth. */
+/* Returns the number of pages that members [low, high) share; at least @depth. */
 static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t high,
                              uint32_t depth)
 {
@@ -66,7 +66,8 @@ static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t
 	return common;
 }
 
-/* Tiles of one KV head saved if the ungrouped members of [low, high) (or @all) share @pages. */
+/* Returns the tiles of one KV head that are saved if the ungrouped members of [low, high) (or @all)
+ * share @pages. */
 static int64_t gain_of(const struct search *search, uint32_t low, uint32_t high, uint32_t pages,
                        bool all)
 {
@@ -146,7 +147,7 @@ static void sort(struct search *search, uint32_t low, uint32_t high)
 }
 
 /* Groups members [low, high), which share @depth pages and dropped the same tokens, so as to save
- * the most tiles. Returns those of one KV head. */
+ * the most tiles. Returns the saved tiles of one KV head. */
 static int64_t choose(struct search *search, uint32_t low, uint32_t high, uint32_t depth,
                       unsigned int level)
 {

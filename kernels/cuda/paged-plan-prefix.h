@@ -22,7 +22,7 @@ struct fa_cuda_paged_groups {
 	uint32_t n;
 	struct fa_cuda_paged_group *groups; /* [n] */
 	uint32_t *group_of;                 /* [batch]: or FA_CUDA_PAGED_NO_GROUP */
-	void *memory;                       /* of both */
+	void *memory;                       /* memory of both arrays */
 };
 
 /* Groups the @candidates, [batch], of @p where that saves more than it costs. @rows: of a KV head,

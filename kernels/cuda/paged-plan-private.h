@@ -91,8 +91,8 @@ __attribute__((format(printf, 3, 4))) int fa_cuda_paged_fail(char *text, size_t 
 int fa_cuda_paged_no_kernel(const struct fa_cuda_chip *chip, const char *what, char *text,
                             size_t text_bytes);
 
-/* True if rows of @tensor can be moved 16 bytes at a time, with offsets within a tile of at most
- * 512 rows in 32 bits. */
+/* Returns true if rows of @tensor can be moved 16 bytes at a time, with offsets within a tile of at
+ * most 512 rows in 32 bits. */
 bool fa_cuda_paged_tensor_aligned(const struct fa_attention_tensor *tensor, int64_t bytes);
 
 struct fa_cuda_tensor fa_cuda_paged_tensor_of(const struct fa_attention_tensor *tensor,
@@ -102,8 +102,8 @@ struct fa_cuda_pages fa_cuda_paged_pages_of(const struct fa_paged_cache *cache, 
 void fa_cuda_paged_quantised_of(const struct fa_paged_cache *cache, int32_t layer,
                                 struct fa_cuda_paged_quantised *ret_codes);
 
-/* The kernel of a kind that computes the least, without those by TMA; among equals the first, which
- * has the larger ring. NULL: none. */
+/* Returns the kernel of a kind that computes the least, without kernels by TMA; among equals the
+ * first, which has the larger ring. NULL: none. */
 const struct fa_cuda_paged_kernel *fa_cuda_paged_find(const struct fa_cuda_chip *chip,
                                                       enum fa_cuda_paged_kind kind,
                                                       enum fa_paged_store store,
@@ -116,7 +116,7 @@ const struct fa_cuda_paged_kernel *
 fa_cuda_paged_inline_table(const struct fa_cuda_paged_kernel *kernel,
                            const struct fa_paged_step *step, struct fa_cuda_paged_plan *plan);
 
-/* The variant of @kernel that reduces many results sooner, or NULL. */
+/* Returns the variant of @kernel that reduces many results sooner, or NULL. */
 const struct fa_cuda_paged_kernel *fa_cuda_paged_levels(const struct fa_cuda_paged_kernel *kernel);
 
 /* ---- paged-plan-attend.c */
@@ -134,10 +134,10 @@ int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
 
 int fa_cuda_paged_plan_prefill(const struct fa_paged_attention *p, char *blob,
                                struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes);
-/* About the keys that the last of @rows rows from @row on sees. */
+/* Returns about the number of keys that the last of @rows rows from @row on sees. */
 uint64_t fa_cuda_paged_seen(const struct fa_paged_attention *p,
                             const struct fa_cuda_paged_item *item, uint32_t row, uint32_t rows);
-/* The item of block @number; an item's tile is its first block's number. */
+/* Returns the item of block @number. An item's tile is its first block's number. */
 uint32_t fa_cuda_paged_block_item(const struct fa_cuda_paged_item *items, uint32_t n,
                                   uint32_t number);
 /* Orders uint64_t, the greatest first. */
@@ -155,11 +155,11 @@ int fa_cuda_paged_plan_decode(const struct fa_cuda_chip *chip, const struct fa_p
 
 /* ---- paged-plan-partition.c */
 
-/* The time to finish a part, in tiles; 0: unknown. */
+/* Returns the time to finish a part, in tiles; 0: unknown. */
 uint32_t fa_cuda_paged_epilogue_tiles(const struct fa_cuda_chip *chip,
                                       const struct fa_paged_cache *cache);
 /* Divides the tiles of @n items over blocks, and writes each block's first item. @end: tiles that
- * may be added to each part for its epilogue. True if a part may span blocks. */
+ * may be added to each part for its epilogue. Returns true if a part may span blocks. */
 bool fa_cuda_paged_partition(const struct fa_cuda_chip *chip, uint32_t end,
                              struct fa_cuda_paged_item *items, uint32_t n,
                              struct fa_cuda_paged_plan *plan, uint32_t *block_items);

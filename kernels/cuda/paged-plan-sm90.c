@@ -44,7 +44,7 @@ static int32_t box_keys(const struct fa_cuda_paged_kernel *kernel,
 	return keys;
 }
 
-/* Warps that start a tile's copies. */
+/* Returns the number of warps that start a tile's copies. */
 static uint32_t loaders(const struct fa_cuda_paged_kernel *kernel, int32_t box)
 {
 	const int32_t boxes = kernel->keys / box;
@@ -52,8 +52,8 @@ static uint32_t loaders(const struct fa_cuda_paged_kernel *kernel, int32_t box)
 	return boxes <= (kernel->dim <= 64 ? 2 : 1) ? 1 : boxes < 4 ? boxes : 4;
 }
 
-/* K or V of one layer: (dim, token of the page, KV head, slot). Slots are 256 bytes apart, and a
- * page is a whole number of them, so its number is a coordinate. */
+/* Makes the map of K or V of one layer: (dim, token of the page, KV head, slot). Slots are 256
+ * bytes apart, and a page is a whole number of them, so its number is a coordinate. */
 static struct fa_cuda_map map_pages(const struct fa_cuda_paged_kernel *kernel,
                                     const struct fa_paged_attention *p, const char *data,
                                     uint64_t row_bytes, int32_t dim)
@@ -70,7 +70,7 @@ static struct fa_cuda_map map_pages(const struct fa_cuda_paged_kernel *kernel,
 	};
 }
 
-/* True if TMA can load Q; the pool always is valid. */
+/* Returns true if TMA can load Q; TMA can always load the pool. */
 static bool q_mapped(const struct fa_cuda_paged_kernel *kernel, const struct fa_paged_attention *p)
 {
 	const struct fa_cuda_map map = map_q(kernel, p);
@@ -159,8 +159,9 @@ static bool is_middle(const struct fa_cuda_paged_plan *plan, const struct fa_cud
 
 #define NO_ITEM UINT32_MAX
 
-/* Pairs the middle blocks of items, longest with shortest. The longer's item gets the other's
- * number as its tiles, or its own if there is none; the other gets NO_ITEM. */
+/* Pairs the middle blocks of items, longest with shortest. The item of the longer block gets the
+ * other block's number as its tiles, or its own number if there is no other. The other item gets
+ * NO_ITEM. */
 static void pair_middles(const struct fa_cuda_paged_plan *plan, struct fa_cuda_paged_item *items,
                          const uint64_t *keys)
 {

@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/paged-plan.h"
 
-/* The kernel for sequences of many rows, the longest with @longest keys; NULL: none. */
+/* Returns the kernel for sequences of many rows, the longest with @longest keys; NULL: none. */
 const struct fa_cuda_paged_kernel *fa_cuda_paged_sm90_find(const struct fa_cuda_chip *chip,
                                                            const struct fa_paged_attention *p,
                                                            uint32_t longest);

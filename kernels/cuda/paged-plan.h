@@ -42,14 +42,14 @@ struct fa_cuda_paged_kernel {
 	const char *symbol;
 	enum fa_cuda_paged_image image;
 	enum fa_cuda_paged_kind kind;
-	bool small;                    /* inline-table variant of the previous row */
-	bool levels;                   /* variant of the row before that: reduces in levels */
-	uint32_t stores;               /* bits of enum fa_paged_store; 0: plain */
+	bool small;      /* inline-table variant of the previous row */
+	bool levels;     /* variant of the row before the previous one: reduces in levels */
+	uint32_t stores; /* bits of enum fa_paged_store; 0: plain */
 	enum fa_attention_dtype dtype; /* 0: any */
 	int32_t arch, arch_end;        /* runs on [arch, arch_end) */
 	int32_t dim, dim_v;            /* computed columns */
-	bool exact;                    /* and K and V have no fewer */
-	int32_t rows;                  /* decode: per part; prefill: per block */
+	bool exact;                    /* K and V have no fewer columns either */
+	int32_t rows;                  /* of a part in decode, of a block in prefill */
 	int32_t threads;
 	int32_t shared_bytes;
 	/* Prefill by TMA (paged-plan-sm90.h): keys of a tile of K and V, rows of a box of Q; else
@@ -84,8 +84,8 @@ struct fa_cuda_paged_plan {
 	 * FA_CUDA_PAGED_SPLIT; part_rows 0: no part is divided. */
 	uint32_t prefixes, places, partial_rows, part_rows;
 	uint32_t forward_items, forward_blocks;
-	uint32_t forward_grid, forward_section; /* by TMA */
-	uint64_t forward_ns;                    /* expected duration of that */
+	uint32_t forward_grid, forward_section; /* of the prefill launch by TMA */
+	uint64_t forward_ns;                    /* expected duration of the launch by TMA */
 	size_t decode_items_at, block_items_at, forward_items_at, forward_blocks_at;
 	size_t splits_at, suffixes_at, tokens_at;
 	const struct fa_cuda_paged_kernel *kernel;
@@ -108,10 +108,10 @@ struct fa_cuda_paged_launch {
 	union {
 		struct fa_cuda_paged_attention attention;
 		struct fa_cuda_paged_append append;
-		/* For small kernels; they begin as the two above. */
+		/* Arguments of small kernels; they begin as the two above. */
 		struct fa_cuda_paged_small_attention small_attention;
 		struct fa_cuda_paged_small_append small_append;
-		/* For quantised pages; likewise. */
+		/* Arguments for quantised pages; they begin likewise. */
 		struct fa_cuda_paged_attention_quantised attention_quantised;
 		struct fa_cuda_paged_small_attention_quantised small_attention_quantised;
 		struct fa_cuda_paged_append_quantised append_quantised;

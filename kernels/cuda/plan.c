@@ -232,9 +232,9 @@ static struct fa_cuda_tensor tensor(const struct fa_attention_params *params,
 	};
 }
 
-/* Triples in flight together. A FULL block reads all of its K and V, so heads follow one another.
- * Otherwise the longest blocks of the triples that fit half of L2 go first, so that the last blocks
- * are short. */
+/* Returns the number of triples in flight together. A FULL block reads all of its K and V, so heads
+ * follow one another. Otherwise the longest blocks of the triples that fit half of L2 go first, so
+ * that the last blocks are short. */
 static int32_t section(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
                        const struct fa_attention_params *params, int32_t triples)
 {
@@ -252,7 +252,7 @@ static int32_t section(const struct fa_cuda_chip *chip, const struct fa_cuda_ker
 /* Wider windows run faster on BAND (docs/kernels.md). */
 #define WINDOW_KEYS 3072
 
-/* True if most rows see few keys, and equally many. */
+/* Returns true if most rows see few keys, and equally many. */
 static bool narrow(int32_t left, int32_t right, int64_t seqlen_k)
 {
 	return left < FA_CUDA_WINDOW_MAX && right < FA_CUDA_WINDOW_MAX &&

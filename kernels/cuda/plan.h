@@ -79,24 +79,24 @@ struct fa_cuda_launch {
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
 };
 
-/* Sets the soft cap in the zero-initialised @args. 0: none. */
+/* Sets the soft cap in the zero-initialised @args. @softcap 0: none. */
 void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float softcap);
 
 bool fa_cuda_kernel_is_special(const struct fa_cuda_kernel *kernel);
 
 bool fa_cuda_kernel_runs(const struct fa_cuda_kernel *kernel, const struct fa_cuda_chip *chip);
 
-/* By its table row; the chip is not considered. */
+/* Returns true if the kernel's table row covers @params; the chip is not considered. */
 bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
                            const struct fa_attention_params *params);
 
-/* The launch of checked @params on @kernel, which covers them. -ENOTSUP: a length exceeds the
- * kernels' range; @text says which. */
+/* Makes the launch of checked @params on @kernel, which covers them. Returns -ENOTSUP if a length
+ * exceeds the kernels' range; @text says which. */
 int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
                               const struct fa_attention_params *params, char *text,
                               size_t text_bytes, struct fa_cuda_launch *ret_launch);
 
-/* The kernel with the least work, or NULL. */
+/* Returns the kernel with the least work, or NULL. */
 const struct fa_cuda_kernel *fa_cuda_attention_kernel(const struct fa_cuda_chip *chip,
                                                       const struct fa_attention_params *params);
 

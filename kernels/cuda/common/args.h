@@ -33,7 +33,7 @@ struct fa_cuda_done {
 	uint64_t last;     /* its value before the last block */
 };
 
-/* Holds back its stream until a client's word allows it (gate.h). */
+/* A gate: a kernel that holds back its stream until a client's word allows it (gate.h). */
 struct fa_cuda_gate {
 	const uint64_t *word; /* host memory, a slot of a timeline: open from value on */
 	uint64_t value;
@@ -51,10 +51,10 @@ struct fa_cuda_gate {
 #define FA_CUDA_CLIENT_WORDS 8 /* as FA_COMPLETION_DEVICE_WORDS */
 
 struct fa_cuda_preempt_record {
-	uint32_t block; /* in the first launch */
+	uint32_t block; /* number of the block in the first launch */
 	uint32_t done;  /* completed blocks of rows, of those that see a key */
 	uint32_t left;  /* tiles left of the next, whose state is saved; 0: not begun */
-	uint32_t slot;  /* of the state, in the low half; FA_CUDA_PREEMPT_BROKEN */
+	uint32_t slot;  /* slot of the saved state, in the low half; FA_CUDA_PREEMPT_BROKEN */
 };
 
 #define FA_CUDA_PREEMPT_BROKEN 0x10000u /* rows must be recomputed (sm90/recompute.h) */
@@ -72,10 +72,10 @@ struct fa_cuda_preempt {
 	uint64_t turn;        /* preempted once the word is >= turn */
 	void *area;           /* struct fa_cuda_preempt_area, of launches in order */
 	uint64_t *report;     /* host memory: number of records */
-	uint32_t slots;       /* per side */
+	uint32_t slots;       /* slots for states, per side */
 	uint32_t side;
 	uint32_t resumed; /* block b resumes record b */
-	uint32_t blocks;  /* in the first launch */
+	uint32_t blocks;  /* number of blocks in the first launch */
 };
 
 /* Keep positions, and sums of two of them, within int32. */

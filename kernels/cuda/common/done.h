@@ -18,7 +18,8 @@
 
 #include <stdint.h>
 
-/* Between the fence and the word, whose store releases the client's words. */
+/* Stores the client's words. Called between the fence and the store to done.word, which releases
+ * the client's words. */
 __device__ __forceinline__ void fa_done_client(const struct fa_cuda_done &done)
 {
 	const uint32_t value = done.client_value;
@@ -30,7 +31,7 @@ __device__ __forceinline__ void fa_done_client(const struct fa_cuda_done &done)
 	fa_st_relaxed_system(done.client_words + 4, make_uint4(value, value, value, value));
 }
 
-/* One thread of the block, after a barrier of all that have stored. */
+/* Counts this block. Called by one thread, after a barrier of all that have stored. */
 __device__ __forceinline__ void fa_done_count(const struct fa_cuda_done &done)
 {
 	fa_fence_device();
@@ -41,9 +42,9 @@ __device__ __forceinline__ void fa_done_count(const struct fa_cuda_done &done)
 	fa_st_relaxed_system(done.word, done.value);
 }
 
-/* Reports one part. One thread, after a barrier of all that have stored it. Once all parts are
- * reported the launch counts as complete, although blocks may still be exiting: they have given
- * their partial results and appended pages, and touch only device memory. */
+/* Reports one part. Called by one thread, after a barrier of all that have stored the part. Once
+ * all parts are reported the launch counts as complete. Blocks may still be exiting then: they have
+ * handed over their partial results and appended pages, and touch only device memory. */
 __device__ __forceinline__ void fa_done_part(const struct fa_cuda_done &done, uint32_t part)
 {
 	fa_fence_system();
@@ -53,7 +54,7 @@ __device__ __forceinline__ void fa_done_part(const struct fa_cuda_done &done, ui
 	fa_st_relaxed_system(done.word + part, done.value);
 }
 
-/* All threads of the block, last. */
+/* Called by all threads of the block, as their last step. */
 __device__ __forceinline__ void fa_done(const struct fa_cuda_done &done)
 {
 	if (!done.word || done.parts > 0)
@@ -63,7 +64,7 @@ __device__ __forceinline__ void fa_done(const struct fa_cuda_done &done)
 		fa_done_count(done);
 }
 
-/* The same where the first @first threads exited without storing; the other @threads meet at
+/* Does the same where the first @first threads exited without storing. The other @threads meet at
  * barrier 0. */
 __device__ __forceinline__ void fa_done_behind(const struct fa_cuda_done &done, uint32_t first,
                                                uint32_t threads)

@@ -17,8 +17,8 @@
 /* Polls of the client's word per poll of the host's. Each crosses the bus. */
 #define FA_GATE_LOOKS 8
 
-/* All threads of a kernel, first: they exit if the launch is to do nothing. The gate has finished,
- * so a plain load sees what it wrote. */
+/* Called first, by all threads of a kernel: they exit if the launch is to do nothing. The gate has
+ * finished, so a plain load sees what the gate wrote. */
 __device__ __forceinline__ void fa_gate_pass(const struct fa_cuda_done &done)
 {
 	if (done.gate_run && *done.shut == done.gate_run)
@@ -30,7 +30,8 @@ __device__ __forceinline__ bool fa_gate_is_open(const struct fa_cuda_gate &args)
 	return (int64_t)(fa_ld_acquire_system(args.word) - args.value) >= 0;
 }
 
-/* One thread. Reports nothing when it opens: a write over the bus would delay its end. */
+/* Waits as a gate; called by one thread. Reports nothing when the gate opens: a write over the bus
+ * would delay the gate's end. */
 __device__ __forceinline__ void fa_gate(const struct fa_cuda_gate &args)
 {
 	const uint64_t begin_ns = fa_timer_ns();

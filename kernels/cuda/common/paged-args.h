@@ -38,8 +38,8 @@ struct fa_cuda_pages {
 
 /* A sequence or a prefix of a step, [48 bytes]. */
 struct fa_cuda_paged_item {
-	uint32_t tile; /* of all earlier items */
-	/* Per part; at least 1 more than epilogue_tiles. */
+	uint32_t tile; /* tiles of all earlier items */
+	/* Tiles per part; at least 1 more than epilogue_tiles. */
 	uint32_t tiles;
 	uint32_t parts;
 	uint32_t row_blocks;
@@ -62,7 +62,7 @@ struct fa_cuda_paged_split {
 	/* Fixed split size in tiles: splits are computed separately, and blocks divide splits
 	 * instead of tiles. 0: blocks divide tiles. */
 	uint32_t split_tiles;
-	uint32_t parts; /* of all earlier items */
+	uint32_t parts; /* parts of all earlier items */
 	uint32_t
 		suffixes; /* of a prefix: its first; of a suffix: itself; or FA_CUDA_PAGED_NO_SUFFIX */
 	uint32_t n_suffixes;
@@ -83,7 +83,7 @@ struct fa_cuda_paged_partial_range {
 struct fa_cuda_paged_suffix {
 	uint32_t row, rows; /* among the prefix's rows */
 	uint32_t first_q;   /* the item's first row in dense tensors */
-	uint32_t first;     /* this block's first, among the item's rows */
+	uint32_t first;     /* this row block's first row, among the item's rows */
 	struct fa_cuda_paged_partial_range own,
 		prefix; /* own: p = 0 is this row block's first part */
 	uint32_t item, prefix_item;

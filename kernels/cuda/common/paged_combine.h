@@ -102,8 +102,9 @@ fa_paged_epilogue_of(const struct fa_cuda_paged_attention &args, uint32_t index,
 	return epilogue;
 }
 
-/* Combines partial results and stores the output; for thread @thread of @threads. A thread has four
- * columns of ITEMS rows at a time, and loads SHARES results of each before it uses the first. */
+/* Combines partial results and stores the output. Called by thread @thread of @threads. A thread
+ * has four columns of ITEMS rows at a time, and loads SHARES results of each before it uses the
+ * first. */
 template <class C, int ITEMS, int SHARES>
 __device__ __forceinline__ void fa_paged_combine(const struct fa_cuda_paged_attention &args,
                                                  const struct fa_paged_epilogue &epilogue,
@@ -212,8 +213,8 @@ __device__ __forceinline__ void fa_paged_combine(const struct fa_cuda_paged_atte
 	}
 }
 
-/* Counts a result that suffix @index needs; true for the last. One thread, after the barrier behind
- * the result, which the counter's order covers. */
+/* Counts a result that suffix @index needs; returns true for the last one. Called by one thread,
+ * after the barrier behind the result. The order of the counter covers the result. */
 __device__ __forceinline__ bool
 fa_paged_arrive_at_suffix(const struct fa_cuda_paged_attention &args, uint32_t index,
                           const struct fa_paged_epilogue &epilogue)

@@ -91,8 +91,8 @@ __device__ __forceinline__ void fa_paged_reduce(const struct fa_cuda_paged_atten
 	}
 }
 
-/* Counts this block; true for the last of @n. One thread. Values of earlier launches are below this
- * one's epoch. */
+/* Counts this block; returns true for the last of @n. Called by one thread. Counts of earlier
+ * launches are below this launch's epoch. */
 __device__ __forceinline__ bool fa_paged_arrive(uint64_t *counter, uint64_t epoch, uint32_t n)
 {
 	fa_atomic_max(counter, epoch << 16);

@@ -53,7 +53,7 @@ __device__ __forceinline__ struct fa_paged_row fa_paged_row_get(uint32_t rows_in
 	return info;
 }
 
-/* The new token of row @at of an item's rows of one KV head. */
+/* Returns the new token of row @at of an item's rows of one KV head. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_paged_token_of(uint32_t at, uint32_t group)
 {
@@ -96,7 +96,7 @@ fa_paged_row_of(const struct fa_cuda_paged_attention &args, const fa_paged_segme
 	return info;
 }
 
-/* Strips within need no mask: all tokens exist, and every row sees them. */
+/* Strips within this range need no mask: all of their tokens exist, and every row sees them. */
 struct fa_paged_unmasked {
 	int32_t begin, end;
 
@@ -107,7 +107,7 @@ struct fa_paged_unmasked {
 	}
 };
 
-/* From the last row's window start to the first row's window end. */
+/* Returns the range from the last row's window start to the first row's window end. */
 template <class C>
 __device__ __forceinline__ struct fa_paged_unmasked
 fa_paged_unmasked_of(const struct fa_cuda_paged_attention &args,
@@ -168,8 +168,9 @@ fa_paged_mask_scores_as(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_page
 	return visible;
 }
 
-/* The same. The long code for trees is kept apart: nearly every sequence passes here once and would
- * wait for its fetch. (At d64, two fragments leave no registers for both.) */
+/* Does the same as the function above. The long code for trees is kept apart: nearly every sequence
+ * passes here once and would wait for its fetch. (At d64, two fragments leave no registers for
+ * both.) */
 template <class C>
 __device__ __forceinline__ struct fa_paged_visibility
 fa_paged_mask_scores(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attention &args,
@@ -232,7 +233,7 @@ struct fa_paged_out_row {
 	uint32_t head;
 };
 
-/* Row @at of an item's rows of a KV head. @first_q: the item's. */
+/* Finds row @at of an item's rows of a KV head. @first_q: the item's first row in dense tensors. */
 __device__ __forceinline__ struct fa_paged_out_row
 fa_paged_out_row_at(const struct fa_cuda_paged_attention &args, uint32_t first_q, uint32_t at,
                     uint32_t kv_head, uint32_t slice)
@@ -262,7 +263,7 @@ fa_paged_out_row_of(const struct fa_cuda_paged_attention &args,
 	                           segment.slice(args));
 }
 
-/* The factor of a row's O, from its maximum and sum; stores the LSE if @lse. */
+/* Returns the factor of a row's O, from the row's maximum and sum. Stores the LSE if @lse. */
 __device__ __forceinline__ float fa_paged_factor(const struct fa_cuda_attention &p, uint32_t head,
                                                  float max, float sum, float *lse)
 {

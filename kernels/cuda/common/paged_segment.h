@@ -135,7 +135,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		return __shfl_sync(~0u, n - 1, 0);
 	}
 
-	/* The same among inline items. */
+	/* Finds the item of tile @at among inline items. */
 	__device__ __forceinline__ uint32_t
 	search_inline(const struct fa_cuda_paged_attention &args, uint32_t at) const
 	{

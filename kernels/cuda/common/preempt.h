@@ -22,7 +22,7 @@
 
 #include <stdint.h>
 
-/* One thread of a block. */
+/* Returns true if the launch is to yield. Called by one thread of a block. */
 __device__ __forceinline__ bool fa_preempt_requested(const struct fa_cuda_preempt &yield)
 {
 	return yield.word && fa_ld_relaxed_system(yield.word) >= yield.turn;
@@ -34,7 +34,7 @@ fa_preempt_area(const struct fa_cuda_preempt &yield)
 	return (struct fa_cuda_preempt_area *)yield.area;
 }
 
-/* Allocates a slot for a state; one thread. False: none is left. */
+/* Allocates a slot for a state; returns false if none is left. Called by one thread. */
 __device__ __forceinline__ bool fa_preempt_take_slot(const struct fa_cuda_preempt &yield,
                                                      uint32_t &ret_slot)
 {
@@ -44,7 +44,7 @@ __device__ __forceinline__ bool fa_preempt_take_slot(const struct fa_cuda_preemp
 	return ret_slot < yield.slots;
 }
 
-/* One thread. Returns the record's index. */
+/* Appends a record to the list and returns its index. Called by one thread. */
 __device__ __forceinline__ uint32_t fa_preempt_append(const struct fa_cuda_preempt &yield,
                                                       const struct fa_cuda_preempt_record &record)
 {
@@ -55,7 +55,7 @@ __device__ __forceinline__ uint32_t fa_preempt_append(const struct fa_cuda_preem
 	return place;
 }
 
-/* As fa_done_count(), for a launch that may have been preempted. */
+/* Does what fa_done_count() does, for a launch that may have been preempted. */
 __device__ __forceinline__ void fa_preempt_count(const struct fa_cuda_done &done,
                                                  const struct fa_cuda_preempt &yield)
 {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void fa_preempt_count(const struct fa_cuda_done &done
 	if (fa_atomic_add(done.counter, 1) != done.last)
 		return;
 	if (yield.word) {
-		/* Orders what the others counted before. */
+		/* Orders what other blocks counted before. */
 		fa_fence_system();
 		/* All other blocks have exited; the next launch starts with none. */
 		counts = fa_ld_relaxed_device(&fa_preempt_area(yield)->counts);

@@ -23,7 +23,7 @@ fa_quantised_of(const struct fa_cuda_paged_attention &args)
 
 /* ---- codes as fp16 */
 
-/* Of four codes, the first and the last two. */
+/* Unpacks four codes: the first two, and the last two. */
 template <int STORE>
 __device__ __forceinline__ void fa_quantised_unpack(uint32_t word, uint32_t &first, uint32_t &last)
 {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void fa_quantised_unpack(uint32_t word, uint32_t &fir
 	}
 }
 
-/* Of four codes, the even and the odd two. */
+/* Unpacks four codes: the even two, and the odd two. */
 template <int STORE>
 __device__ __forceinline__ void fa_quantised_unpack_even_odd(uint32_t word, uint32_t &even,
                                                              uint32_t &odd)
@@ -147,7 +147,7 @@ __device__ __forceinline__ void fa_quantised_move_nans(struct fa_warp_rows<C> &r
 	__syncwarp(); /* all are cleared */
 }
 
-/* The same in all lanes. */
+/* Returns true if no code is NaN; the result is the same in all lanes. */
 template <class C> __device__ __forceinline__ bool fa_quantised_has_no_nan(uint32_t v)
 {
 	constexpr int32_t bytes = C::STORE == FA_STORE_E4M3 ? 16 * C::PITCH_V : 0;
@@ -229,7 +229,7 @@ template <class C> struct fa_quantised_v_unit {
 		}
 	}
 
-	/* At a segment's end: O in units of 1. */
+	/* Called at a segment's end: converts O to units of 1. */
 	__device__ __forceinline__ void settle(struct fa_warp_rows<C> &rows,
 	                                       const struct fa_cuda_paged_quantised &quantised,
 	                                       uint32_t head) const
@@ -248,7 +248,8 @@ template <class C> struct fa_quantised_v_unit {
 	}
 };
 
-/* exp(dots + offset) times the scales of V, as fragments, and the sums of the exponentials. */
+/* Computes exp(dots + offset) times the scales of V, as fragments, and the sums of the
+ * exponentials. */
 template <class C, bool HIDES>
 __device__ __forceinline__ void
 fa_quantised_probabilities(struct fa_warp_rows<C> &rows, uint32_t (&ret_p)[C::ATOMS][4],

@@ -30,7 +30,7 @@ struct fa_softcap {
 		return fmaf(dot, dot, -square);
 	}
 
-	/* To an absolute cap_out * 2^-22. */
+	/* Replaces a large dot and its y; the logit is then exact to an absolute cap_out * 2^-22. */
 	__device__ __forceinline__ void replace(float &dot, float &y) const
 	{
 		const float other = fmaf(-2 * large, fa_rcp(1 + fa_ex2(in * dot)), large);
@@ -39,7 +39,7 @@ struct fa_softcap {
 		y = fminf(y, 0);
 	}
 
-	/* The logit and @base, to a relative 2^-17 of the logit. */
+	/* Returns the logit plus @base, to a relative 2^-17 of the logit. */
 	__device__ __forceinline__ float add(float dot, float y, float base) const
 	{
 		float factor = powers[FA_CUDA_CAP_POWERS - 1];

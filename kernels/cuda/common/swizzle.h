@@ -27,8 +27,8 @@ template <int D> struct fa_swizzle {
 		return row * row_bytes + ((chunk ^ key(row)) << 4);
 	}
 
-	/* From offset(row, c) with c < 2 to offset(row, c + chunk), @chunk even: one XOR by a
-	 * constant, the rest is an immediate. */
+	/* Advances from offset(row, c) with c < 2 to offset(row, c + chunk), @chunk even. This is
+	 * one XOR by a constant; the rest is an immediate. */
 	static __device__ __forceinline__ uint32_t advance(uint32_t base, int chunk)
 	{
 		return (base ^ (uint32_t)((chunk % period) << 4)) +

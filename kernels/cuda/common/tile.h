@@ -68,7 +68,7 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 		}
 	}
 
-	/* The same for the first @rows rows; the others become zero. */
+	/* Loads the first @rows rows of a tile; the others become zero. */
 	__device__ __forceinline__ void load_part(uint32_t tile, int32_t rows) const
 	{
 		const int32_t left = rows - (int32_t)(threadIdx.x / lanes);
@@ -86,7 +86,7 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 		}
 	}
 
-	/* The same for rows of any alignment, element by element through registers. */
+	/* Loads rows of any alignment, element by element through registers. */
 	__device__ __forceinline__ void load_elements(uint32_t tile, int32_t rows) const
 	{
 		const int32_t left = rows - (int32_t)(threadIdx.x / lanes);

@@ -25,7 +25,7 @@ template <class C> struct fa_warp_pair {
 		others = shared + (warp ^ 1) * bytes;
 	}
 
-	/* The chunk of O's fragment @j of 8 columns, minus 4 * half. */
+	/* Returns the chunk of O's fragment @j of 8 columns, minus 4 * half. */
 	static __device__ __forceinline__ int chunk(int j)
 	{
 		return C::SPLIT > 1 ? j / 4 * 8 + j % 4 : j;

@@ -71,8 +71,8 @@ template <class T> struct fa_warp_v_split {
 	}
 };
 
-/* For 16 keys from @offset on, laid out as P's fragment: the largest bf16 where the row sees the
- * key, else 0. */
+/* For 16 keys from @offset on, laid out as P's fragment, gives the largest bf16 where the row sees
+ * the key, else 0. */
 template <class C, class SIGHT>
 __device__ __forceinline__ void fa_warp_visible(uint32_t (&ret_seen)[C::ATOMS][4],
                                                 const SIGHT &sight, int offset)

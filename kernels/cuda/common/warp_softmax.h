@@ -47,7 +47,7 @@ template <class C> struct fa_warp_visibility {
 	int32_t rest;  /* keys from there to the sequence's end */
 	int32_t left, right;
 
-	/* @offset: from @key on. */
+	/* Returns true if the row sees the key that is @offset keys after @key. */
 	__device__ __forceinline__ bool sees(int r, int offset) const
 	{
 		const int32_t first = C::SOURCE::STARTS ? max(start, r * 8 - left - key)
@@ -125,7 +125,7 @@ __device__ __forceinline__ void fa_warp_raise_max(struct fa_warp_rows<C> &rows,
 	}
 }
 
-/* exp(dots + offset) of 16 keys, as fragments, and the sums. */
+/* Computes exp(dots + offset) of 16 keys, as fragments, and adds to the sums. */
 template <class C, int TILES>
 __device__ __forceinline__ void
 fa_warp_probabilities(struct fa_warp_rows<C> &rows, uint32_t (&ret_p)[C::ATOMS][4],
