@@ -27,7 +27,8 @@ __device__ __forceinline__ uint64_t fa_atomic_add(uint64_t *address, uint64_t va
 	return before;
 }
 
-/* The same, for counters that the blocks of a launch share; the emulator checks others. */
+/* Does the same for counters that the blocks of a launch share. The emulator checks other
+ * counters. */
 __device__ __forceinline__ uint64_t fa_atomic_count(uint64_t *address, uint64_t value)
 {
 	return fa_atomic_add(address, value);
@@ -41,7 +42,7 @@ __device__ __forceinline__ uint64_t fa_ld_relaxed_device(const uint64_t *address
 	return value;
 }
 
-/* relaxed, device scope; others may read the 8 or 16 bytes meanwhile. */
+/* Stores with relaxed order at device scope; others may read the 8 or 16 bytes meanwhile. */
 __device__ __forceinline__ void fa_st_relaxed_device(void *address, uint2 value)
 {
 	asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(address),
@@ -93,20 +94,20 @@ __device__ __forceinline__ uint64_t fa_ld_acquire_system(const uint64_t *address
 	return value;
 }
 
-/* relaxed, device scope */
+/* Raises *address to @value, with relaxed order at device scope. */
 __device__ __forceinline__ void fa_atomic_max(uint64_t *address, uint64_t value)
 {
 	asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(address), "l"(value)
 	             : "memory");
 }
 
-/* acq_rel, device scope */
+/* Fence with acq_rel order at device scope. */
 __device__ __forceinline__ void fa_fence_device(void)
 {
 	asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
-/* acq_rel, system scope */
+/* Fence with acq_rel order at system scope. */
 __device__ __forceinline__ void fa_fence_system(void)
 {
 	asm volatile("fence.acq_rel.sys;" ::: "memory");

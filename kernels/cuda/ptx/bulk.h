@@ -15,7 +15,7 @@ __device__ __forceinline__ uint64_t fa_bulk_policy_normal(void)
 	return policy;
 }
 
-/* For data that is read once. */
+/* L2 eviction policy for data that is read once. */
 __device__ __forceinline__ uint64_t fa_bulk_policy_once(void)
 {
 	uint64_t policy;

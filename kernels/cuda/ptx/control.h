@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-/* Device-wide nanoseconds, in steps of up to 1 us. */
+/* Returns device-wide nanoseconds, in steps of up to 1 us. */
 __device__ __forceinline__ uint64_t fa_timer_ns(void)
 {
 	uint64_t now;
@@ -12,7 +12,7 @@ __device__ __forceinline__ uint64_t fa_timer_ns(void)
 	return now;
 }
 
-/* The compiler assumes that it returns. */
+/* Ends the thread. The compiler assumes that this function returns. */
 __device__ __forceinline__ void fa_exit(void)
 {
 	asm volatile("exit;" ::: "memory");

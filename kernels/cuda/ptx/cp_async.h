@@ -16,7 +16,7 @@ __device__ __forceinline__ void fa_cp_async_16_zfill(uint32_t shared, const void
 	             : "memory");
 }
 
-/* The same for 4 bytes, 4-byte aligned. */
+/* Does the same with 4 bytes; addresses are 4-byte aligned. */
 __device__ __forceinline__ void fa_cp_async_4_zfill(uint32_t shared, const void *global,
                                                     uint32_t bytes)
 {

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* 2^x to 2 ulp; -inf gives 0. */
+/* Returns 2^x to 2 ulp; -inf gives 0. */
 __device__ __forceinline__ float fa_ex2(float x)
 {
 	float y;
@@ -14,7 +14,7 @@ __device__ __forceinline__ float fa_ex2(float x)
 	return y;
 }
 
-/* log2(x) to an absolute 2^-22 near 1, 1 ulp elsewhere; 0 gives -inf. */
+/* Returns log2(x) to an absolute 2^-22 near 1, and to 1 ulp elsewhere; 0 gives -inf. */
 __device__ __forceinline__ float fa_lg2(float x)
 {
 	float y;
@@ -23,7 +23,7 @@ __device__ __forceinline__ float fa_lg2(float x)
 	return y;
 }
 
-/* 1 / x to 1 ulp. */
+/* Returns 1 / x to 1 ulp. */
 __device__ __forceinline__ float fa_rcp(float x)
 {
 	float y;
@@ -32,7 +32,7 @@ __device__ __forceinline__ float fa_rcp(float x)
 	return y;
 }
 
-/* Without a branch. */
+/* Returns a or b without a branch. */
 __device__ __forceinline__ float fa_select(bool which, float a, float b)
 {
 	float y;
@@ -65,7 +65,7 @@ __device__ __forceinline__ float fa_from_f16(uint16_t half)
 	return y;
 }
 
-/* Rounds to nearest; @lo is the low half. */
+/* Packs two numbers, rounded to nearest; @lo is the low half. */
 template <class T> __device__ __forceinline__ uint32_t fa_pack(float lo, float hi);
 
 template <> __device__ __forceinline__ uint32_t fa_pack<fa_f16>(float lo, float hi)
@@ -105,7 +105,7 @@ __device__ __forceinline__ uint32_t fa_fma_packed<fa_bf16>(uint32_t a, uint32_t 
 	return y;
 }
 
-/* Two e4m3, the first in the low byte, to fp16. */
+/* Converts two e4m3, the first in the low byte, to fp16. */
 __device__ __forceinline__ uint32_t fa_e4m3_to_f16(uint32_t codes)
 {
 	uint32_t y;
@@ -125,12 +125,12 @@ __device__ __forceinline__ uint32_t fa_e4m3_to_f16(uint32_t codes)
 	return y;
 }
 
-/* Four, the first in the low byte. */
+/* Converts four e4m3, the first in the low byte, to fp16. */
 __device__ __forceinline__ void fa_e4m3_to_f16_pairs(uint32_t codes, uint32_t &ret_first,
                                                      uint32_t &ret_last)
 {
 #if __CUDA_ARCH__ >= 890
-	/* Halves of a register are operands as they are; a shift would be an instruction. */
+	/* A half of a register can be an operand as it is; a shift would be an instruction. */
 	asm("{.reg .b16 first, last; mov.b32 {first, last}, %2; "
 	    "cvt.rn.f16x2.e4m3x2 %0, first; cvt.rn.f16x2.e4m3x2 %1, last;}"
 	    : "=r"(ret_first), "=r"(ret_last)

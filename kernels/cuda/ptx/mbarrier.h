@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-/* A phase completes after @count arrivals and all expected bytes. */
+/* Initialises a barrier whose phases complete after @count arrivals and all expected bytes. */
 __device__ __forceinline__ void fa_mbarrier_init(uint32_t barrier, uint32_t count)
 {
 	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count)
@@ -32,7 +32,7 @@ __device__ __forceinline__ void fa_mbarrier_arrive_expect(uint32_t barrier, uint
 	             : "memory");
 }
 
-/* True if the phase with @parity has completed. */
+/* Returns true if the phase with @parity has completed. */
 __device__ __forceinline__ bool fa_mbarrier_test(uint32_t barrier, uint32_t parity)
 {
 	uint32_t done;
@@ -45,7 +45,7 @@ __device__ __forceinline__ bool fa_mbarrier_test(uint32_t barrier, uint32_t pari
 	return done != 0;
 }
 
-/* The same, after a bounded wait. */
+/* Returns the same, after a bounded wait. */
 __device__ __forceinline__ bool fa_mbarrier_try_wait(uint32_t barrier, uint32_t parity)
 {
 	uint32_t done;

@@ -55,7 +55,7 @@ __device__ __forceinline__ void fa_opaque(const void *&address)
 	asm volatile("" : "+l"(address));
 }
 
-/* Read again at each call. */
+/* Returns the block's index, which is read again at each call. */
 __device__ __forceinline__ int32_t fa_block_index(void)
 {
 	int32_t index;
@@ -64,7 +64,7 @@ __device__ __forceinline__ int32_t fa_block_index(void)
 	return index;
 }
 
-/* Read again at each call. */
+/* Returns the thread's index, which is read again at each call. */
 __device__ __forceinline__ uint32_t fa_thread_index(void)
 {
 	uint32_t y;

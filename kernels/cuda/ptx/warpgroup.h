@@ -16,7 +16,7 @@ template <int registers> __device__ __forceinline__ void fa_setmaxnreg_inc(void)
 	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-/* True for one thread; all threads of the warp call it. */
+/* Returns true for one thread of a warp; all threads of the warp call this. */
 __device__ __forceinline__ bool fa_elect(void)
 {
 	uint32_t chosen;

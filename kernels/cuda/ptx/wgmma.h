@@ -22,7 +22,7 @@ __device__ __forceinline__ uint64_t fa_wgmma_operand(uint32_t shared, uint32_t c
 	return constant | (uint64_t)(column_bytes >> 4) << 16 | shared >> 4;
 }
 
-/* @bytes: a multiple of 16. */
+/* Advances an operand by @bytes, a multiple of 16. */
 __device__ __forceinline__ uint64_t fa_wgmma_advance(uint64_t operand, uint32_t bytes)
 {
 	return operand + (bytes >> 4);
@@ -58,8 +58,8 @@ __device__ __forceinline__ void fa_wgmma_hold(uint32_t &a)
 	asm volatile("" : "+r"(a)::"memory");
 }
 
-/* dots: D = A B or, if @add, D += A B, both from shared memory, rows along k. add: D += A B, A from
- * registers, B's rows along n. */
+/* dots: D = A B or, if @add, D += A B. Both operands are in shared memory, rows along k. add: D +=
+ * A B, with A in registers and B's rows along n. */
 template <class T, int N> struct fa_wgmma;
 
 /* clang-format off */

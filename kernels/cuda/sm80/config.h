@@ -21,7 +21,7 @@
 
 #include <stdint.h>
 
-/* The kinds of kernels.h. */
+/* The kinds of kernels that kernels.h lists. */
 struct fa_sm80_full {
 	using LOGITS = struct fa_logits_scaled;
 	static constexpr bool BAND = false;

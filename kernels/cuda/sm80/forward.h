@@ -32,7 +32,7 @@
 #include <math.h>
 #include <stdint.h>
 
-/* A block's rows over all of their keys, not yet divided by the sums. */
+/* Computes a block's rows over all of their keys; O is not yet divided by the sums. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &given,
@@ -55,8 +55,8 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 	const int32_t first_tile = begin / C::KEYS;
 	const int32_t tile = end > begin ? (end - 1) / C::KEYS : first_tile - 1;
 	/* The tile's last existing key, relative to the first tile's start; -1: no tile is left.
-	 * Only the first tile computed can have keys past the end. One number, to save
-	 * registers. */
+	 * Only the first tile computed can have keys past the end. All of this is one number, to
+	 * save registers. */
 	int32_t last = tile < first_tile
 	                       ? -1
 	                       : min(work.n_k, (tile + 1) * C::KEYS) - first_tile * C::KEYS - 1;
@@ -149,7 +149,7 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 	}
 }
 
-/* Divides O by the sums, writes O and the LSE. O leaves through these rows' part of Q's shared
+/* Divides O by the sums, writes O and the LSE. O goes through these rows' part of Q's shared
  * memory, which is no longer read. Returns true if this thread wrote an infinity or NaN that may be
  * wrong. */
 template <class C>
@@ -177,7 +177,7 @@ __device__ __forceinline__ bool fa_sm80_finish(struct fa_warp_rows<C> &rows,
 	if (C::SPLIT > 1) {
 		float others[2 * C::ATOMS];
 
-		/* The barrier also says that both are done with Q. */
+		/* The barrier also says that both warps are done with Q. */
 		pair.swap_rows(others, rows.sum);
 #pragma unroll
 		for (int r = 0; r < 2 * C::ATOMS; r++)

@@ -43,7 +43,7 @@ __device__ __forceinline__ void fa_f32_load(float *tile, const char *base, int64
 	}
 }
 
-/* If @masked, a negative p marks a hidden key, which is skipped. */
+/* Computes the product with V. If @masked, a negative p marks a hidden key, which is skipped. */
 template <int DIM_V, int ROWS, int TILE, int P_PITCH, bool masked>
 __device__ __forceinline__ void fa_f32_product(float (&out)[ROWS][DIM_V / 32][4],
                                                const float *p_tile, const float *v_tile)

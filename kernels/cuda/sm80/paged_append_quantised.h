@@ -54,7 +54,7 @@ __device__ __forceinline__ float fa_code_value(int32_t store, uint8_t code)
 
 /* ---- rows */
 
-/* Rotated if the token's @turns are given. */
+/* Returns an element of @row, rotated if the token's @turns are given. */
 __device__ __forceinline__ float fa_append_value(const struct fa_cuda_paged_append &args,
                                                  const char *row, int32_t i, const float2 *turns)
 {
@@ -77,7 +77,8 @@ __device__ __forceinline__ float fa_append_value(const struct fa_cuda_paged_appe
 	return i == at_x ? x : y;
 }
 
-/* By a warp. @token_scale: where the token's scale goes; NULL: @scale is the head's. */
+/* Quantises a row; called by a whole warp. @token_scale: where the token's scale goes; NULL: @scale
+ * is the head's. */
 __device__ __forceinline__ void fa_quantise_row(const struct fa_cuda_paged_append &args,
                                                 int32_t store, const char *from,
                                                 const float2 *turns, int32_t dim, float scale,

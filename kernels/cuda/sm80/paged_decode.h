@@ -68,7 +68,7 @@ __device__ __forceinline__ void fa_paged_dots_f32(float (&dots)[C::ATOMS][2][4],
 	}
 }
 
-/* As fa_warp_accumulate(), in fp32. @v: the tile. */
+/* Does in fp32 what fa_warp_accumulate() does. @v: the tile. */
 template <class C, bool ISOLATE>
 __device__ __forceinline__ void
 fa_paged_accumulate_f32(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATOMS][2][4],
@@ -117,7 +117,7 @@ fa_paged_accumulate_f32(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATO
 	}
 }
 
-/* O += exp(dots + offset) V, and the sums. @v as in fa_paged_decode(). */
+/* Computes O += exp(dots + offset) V, and the sums. @v as in fa_paged_decode(). */
 template <class C, bool ISOLATE>
 __device__ __forceinline__ void
 fa_paged_accumulate(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATOMS][2][4], uint32_t v,
@@ -129,7 +129,7 @@ fa_paged_accumulate(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATOMS][
 		fa_warp_accumulate<C, ISOLATE>(rows, dots, 1, v, alone, visible);
 }
 
-/* The same in all lanes. */
+/* Returns true if the tile of V is finite; the result is the same in all lanes. */
 template <class C> __device__ __forceinline__ bool fa_paged_is_finite(uint32_t v_tile)
 {
 	bool finite = true;
@@ -160,7 +160,8 @@ template <class C> __device__ __forceinline__ bool fa_paged_is_finite(uint32_t v
 
 /* ---- the ends of a segment */
 
-/* Loads a part's Q and rows' info. All threads; the caller's barrier makes it visible. */
+/* Loads a part's Q and rows' info. Called by all threads; the caller's barrier makes the data
+ * visible. */
 template <class C>
 __device__ __forceinline__ void fa_paged_begin(const struct fa_cuda_paged_attention &args,
                                                const fa_paged_segment_of<C> &segment, char *shared)
@@ -184,7 +185,7 @@ __device__ __forceinline__ void fa_paged_begin(const struct fa_cuda_paged_attent
 			args, segment, threadIdx.x);
 }
 
-/* All threads. */
+/* Finishes a segment. Called by all threads. */
 template <class C>
 __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attention &args,
                                              const fa_paged_segment_of<C> &segment,

@@ -57,7 +57,7 @@ template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_q
 	static constexpr uint32_t MERGE = Q + ROWS * DIM * 2;
 	static constexpr uint32_t STATS = MERGE + WARPS * ROWS * MERGE_PITCH * 4;
 	static constexpr uint32_t ROWS_INFO = STATS + WARPS * ROWS * 8;
-	static constexpr uint32_t FACTORS = ROWS_INFO + ROWS * 32; /* of a row's dots */
+	static constexpr uint32_t FACTORS = ROWS_INFO + ROWS * 32; /* factors of the rows' dots */
 	static constexpr uint32_t SHARED_BYTES = FACTORS + ROWS * 4;
 
 	/* Where a strip has 16 bytes of a row, in units of 16 bytes. Free of bank conflicts: eight
@@ -79,7 +79,7 @@ template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_q
 
 /* ---- the strips */
 
-/* In units of K's codes. @q: this lane's ldmatrix address; @k: the tile. */
+/* Computes dots in units of K's codes. @q: this lane's ldmatrix address; @k: the tile. */
 template <class C>
 __device__ __forceinline__ void fa_quantised_dots(float (&dots)[C::ATOMS][2][4], uint32_t q,
                                                   uint32_t k)
@@ -157,7 +157,7 @@ __device__ __forceinline__ void fa_quantised_product(struct fa_warp_rows<C> &row
 /* ---- a segment */
 
 /* Loads Q of a part as fp16 in K's column order, the factors of its rows' dots, and the rows' info.
- * All threads; the caller's barrier makes it visible. */
+ * Called by all threads; the caller's barrier makes the data visible. */
 template <class C>
 __device__ __forceinline__ void fa_quantised_begin(const struct fa_cuda_paged_attention &args,
                                                    const fa_paged_segment_of<C> &segment,

@@ -75,7 +75,7 @@ template <int KEYS> struct fa_sm80_paged_keys {
 	}
 };
 
-/* fa_loader for K or V in pages; the keys advance it. */
+/* Does what fa_loader does, for K or V in pages. fa_sm80_paged_keys advances it. */
 template <int KEYS, int D, int THREADS> struct fa_sm80_paged_loader {
 	static constexpr int lanes = fa_swizzle<D>::lanes;
 	static constexpr int pass = THREADS / lanes;
@@ -84,7 +84,7 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_loader {
 	              "a pass lies in 16 keys");
 
 	const char *pool; /* slot 0's; uniform */
-	uint32_t chunks;  /* from there to this thread's chunks within 16 keys */
+	uint32_t chunks;  /* bytes from pool to this thread's chunks within 16 keys */
 	uint32_t row_bytes;
 	uint32_t shared;
 	uint32_t bytes[columns];
@@ -103,8 +103,8 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_loader {
 			bytes[c] = (chunk + c * lanes) * 8 < width ? 16 : 0;
 	}
 
-	/* Copies rows [low, high) of the tile; the others become zero. @delta: to where they
-	 * lie. */
+	/* Copies rows [low, high) of the tile; the others become zero. @delta: bytes from the pool
+	 * to where the rows lie, added to @place. */
 	template <bool PART>
 	__device__ __forceinline__ void copy(uint32_t tile, uint32_t place, int32_t low,
 	                                     int32_t high, ptrdiff_t delta) const

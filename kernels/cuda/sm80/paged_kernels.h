@@ -29,7 +29,7 @@
 	X(256, 128, 1, 4, 2)                                                                       \
 	X(256, 128, 1, 1, 3)
 
-/* FA_CUDA_PAGED_SPLIT (common/paged_combine.h); for fp32, all rows of decode. */
+/* Rows for FA_CUDA_PAGED_SPLIT (common/paged_combine.h); for fp32, all rows of decode. */
 #define FA_SM80_PAGED_SPLIT(X)                                                                     \
 	X(64, 64, 2, 8, 4)                                                                         \
 	X(64, 64, 2, 4, 4)                                                                         \

@@ -81,8 +81,8 @@ struct fa_paged_config {
 template <class C> struct fa_paged_loader {
 	fa_paged_segment_of<C> segment;
 	bool done;
-	int32_t token; /* the next strip's first */
-	uint32_t slot; /* and its page */
+	int32_t token; /* first token of the next strip */
+	uint32_t slot; /* slot of that strip's page */
 	const char *k, *v;
 	uint32_t stage;
 	uint32_t ring;
@@ -97,7 +97,7 @@ template <class C> struct fa_paged_loader {
 		slot = pages.table[segment.item.table_start + page];
 	}
 
-	/* To the warp's first strip of the segment, or of the next that has one. */
+	/* Goes to the warp's first strip of the segment, or of the next segment that has one. */
 	__device__ __forceinline__ void enter(const struct fa_cuda_paged_attention &args)
 	{
 		const struct fa_cuda_pages &pages = args.pages;

@@ -35,7 +35,7 @@ __device__ __forceinline__ void fa_element_set(int32_t dtype, void *row, int32_t
 		                                          : fa_pack<fa_bf16>(value, 0));
 }
 
-/* 16 bytes as floats: 8 elements, or 4 in fp32. */
+/* Converts 16 bytes to floats: 8 elements, or 4 in fp32. */
 __device__ __forceinline__ void fa_chunk_get(int32_t dtype, uint4 chunk, float (&ret)[8])
 {
 	const uint32_t words[4] = { chunk.x, chunk.y, chunk.z, chunk.w };
@@ -108,7 +108,8 @@ struct fa_token_place {
 	int64_t k, v; /* bytes from slot 0's head 0; -1: none */
 };
 
-/* @table: pages.table or an inline table; by reference, as a copy costs registers. */
+/* Finds where a token lies. @table: pages.table or an inline table; by reference, as a copy costs
+ * registers. */
 __device__ __forceinline__ struct fa_token_place fa_token_find(const struct fa_cuda_pages &pages,
                                                                const uint32_t *const &table,
                                                                uint32_t table_start, uint32_t token)
@@ -173,7 +174,8 @@ __device__ __forceinline__ void fa_append_turn(const struct fa_cuda_paged_append
 			turn.x = rotary.cos[row * rotary.half + angle];
 			turn.y = rotary.sin[row * rotary.half + angle];
 		} else {
-			/* In double, so that any position is as exact as the first. */
+			/* The angle is computed in double, so that any position is as exact as the
+			 * first. */
 			const double turns = (double)position * rotary.turns[angle];
 
 			sincospif(2 * (float)(turns - rint(turns)), &turn.y, &turn.x);

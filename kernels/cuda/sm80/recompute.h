@@ -84,7 +84,7 @@ __device__ __forceinline__ void fa_sm80_recompute_keys(struct fa_warp_rows<C> &r
 	fa_warp_accumulate<C, true>(rows, dots, logits.factor(), v, pair, sight);
 }
 
-/* As fa_sm80_mainloop(). Shared memory must be free. */
+/* Does what fa_sm80_mainloop() does. Shared memory must be free. */
 template <class C>
 __device__ __forceinline__ void fa_sm80_recompute(struct fa_warp_rows<C> &rows,
                                                   const typename C::SOURCE::ARGS &given,

@@ -24,8 +24,8 @@
 #include <math.h>
 #include <stdint.h>
 
-/* True if a head's @dot_slope, in units of dot products, can be added this way: fp16 must hold 64
- * times as much. */
+/* Returns true if a head's @dot_slope, in units of dot products, can be added this way: fp16 must
+ * hold 64 times as much. */
 __device__ __forceinline__ bool fa_sm90_alibi_fits(const struct fa_cuda_attention &args,
                                                    float dot_slope)
 {
@@ -42,7 +42,7 @@ template <class T> __device__ __forceinline__ void fa_sm90_alibi_split(float (&r
 	}
 }
 
-/* Address of 8 elements of a swizzled row of 64. */
+/* Returns the address of 8 elements of a swizzled row of 64. */
 __device__ __forceinline__ uint32_t fa_sm90_alibi_address(uint32_t tile, int32_t row, int32_t eight)
 {
 	return tile + row * 128 + (eight ^ row % 8) * 16;

@@ -90,8 +90,8 @@ struct fa_sm90_config {
 	 * at. */
 	static constexpr bool YIELDS = !INDEPENDENT, YIELDS_IN_BLOCK = YIELDS && !WINDOW;
 
-	/* Of a thread. All warpgroups start with 65,536 / THREADS rounded down to a multiple of 8;
-	 * the producer releases registers, the consumers acquire them. */
+	/* Registers of a thread. All warpgroups start with 65,536 / THREADS rounded down to a
+	 * multiple of 8; the producer releases registers, the consumers acquire them. */
 	static constexpr bool PAGED = SOURCE::PAGED;
 	static constexpr bool LOOKS_UP = PAGED || WINDOW;
 	/* ALiBi is an extra step of Q K^T (alibi.h). */
@@ -238,7 +238,7 @@ struct fa_sm90_config {
 	              "ping-pong needs two groups, and 15 named barriers exist");
 	static_assert(Q_SLOTS >= GROUPS, "every group has a Q slot");
 
-	/* WINDOW: tiles that the previous block does not see. */
+	/* WINDOW: number of tiles that the previous block does not see. */
 	static constexpr int NEW_TILES = (ROWS + KEYS - 1) / KEYS;
 	/* Q_EARLY: groups whose Q of the next block is loaded before that block's first K. The rest
 	 * comes after it if there are too few slots, so that K and V do not wait for a slot. */

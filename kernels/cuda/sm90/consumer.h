@@ -59,8 +59,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	int32_t left;      /* the block's tiles after this one */
 	int32_t next_end_key, next_first_key, next_key, next_left; /* -1: no next block */
 	int32_t next_skip = 0;  /* tiles that this group skips before its next one */
-	int32_t skip_after = 0; /* those of them at the end of the block ahead */
-	int32_t skip_tail = 0;  /* WINDOW: tiles that it skips at this block's end */
+	int32_t skip_after = 0; /* how many of these are at the end of the block ahead */
+	int32_t skip_tail = 0;  /* WINDOW: tiles that this group skips at this block's end */
 	/* ALiBi: slope in units of a dot product, and the bias per row. */
 	float dot_slope = 0, next_dot_slope = 0, shift[2] = { 0, 0 };
 	/* wgmma adds the bias; side: the rows' side on which the tile is, or 0 (alibi.h). */
@@ -99,7 +99,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			if (C::SCORE_MOD && !C::SOFTCAP)
 				next_dot_slope = fa_sm90_alibi_slope(args, work.head) *
 				                 fa_rcp(factor);
-			/* Equivalent; each form gives its kernels the faster loop. */
+			/* Both forms are equivalent; each gives its kernels the faster loop. */
 			if (range.count == 0) {
 				if constexpr (C::ALIBI_MMA) {
 					work.row = row;
@@ -165,8 +165,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		arrive(shared + C::V_EMPTY + 8 * v.stage);
 		v.advance();
 	};
-	/* Releases skipped tiles. Waits for each, or the arrival would count for an earlier
-	 * phase. */
+	/* Releases skipped tiles. Waits for each of them, because otherwise the arrival would count
+	 * for an earlier phase. */
 	const auto skip_k = [&](int32_t count) {
 #pragma unroll 1
 		for (; C::SKIPS && count > 0; count--) {
@@ -187,13 +187,13 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			q.advance(C::GROUPS);
 		}
 	};
-	/* True if some row does not see all of the tile. */
+	/* Returns true if some row does not see all of the tile. */
 	const auto partly_seen = [&](void) {
 		return key + C::KEYS > end_key || (C::PAGED && key < first_key) ||
 		       (C::BAND && (key + C::KEYS - 1 > args.window_right ||
 		                    key < C::GROUP_ROWS - 1 - args.window_left));
 	};
-	/* Returns partly_seen(). */
+	/* Masks the logits if need be; returns partly_seen(). */
 	const auto mask = [&](void) {
 		if constexpr (C::SCORE_MOD) {
 			if (side == 0) {

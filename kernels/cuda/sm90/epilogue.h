@@ -144,7 +144,8 @@ fa_sm90_epilogue(const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums &sums
 	return nonfinite;
 }
 
-/* For a group's rows that see no key: zeros and the LSE; work.row is the first. */
+/* Stores zeros and the LSE for a group's rows that see no key; work.row is the first of these
+ * rows. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_epilogue_empty(const struct fa_cuda_attention &args,
                                                        const struct fa_work &work)

@@ -21,7 +21,7 @@
 template <int STAGES> struct fa_sm90_ring_position {
 	uint32_t stage = 0, parity = 0;
 
-	/* @count <= STAGES. */
+	/* Advances by @count <= STAGES stages. */
 	__device__ __forceinline__ void advance(uint32_t count = 1)
 	{
 		stage += count;
@@ -32,7 +32,7 @@ template <int STAGES> struct fa_sm90_ring_position {
 	}
 };
 
-/* Called by a warp; one thread issues. */
+/* Issues the loads of Q. Called by a warp; one thread issues. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_fetch_q(uint32_t shared, const void *map, uint32_t barrier,
                                                 int32_t token, int32_t head, int32_t sequence,
@@ -170,7 +170,8 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	if constexpr (C::LOOKAHEAD)
 		upcoming.look(args, scheduler);
 
-	/* Of a resumed block: finished blocks of rows, and tiles left of the next. */
+	/* Return, of a resumed block, the number of finished blocks of rows and the tiles left of
+	 * the next. */
 	const auto done_before = [&](void) {
 		return C::YIELDS ? fa_ld_shared(shared + C::RECORD + 4) : 0;
 	};
@@ -183,8 +184,8 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	const auto wait_k_empty = [&](void) {
 		fa_mbarrier_wait(shared + C::K_EMPTY + 8 * k.stage, k.parity ^ 1);
 	};
-	/* True if the launch yields before the next K tile. The stop request is read while the warp
-	 * waits for the stage. */
+	/* Returns true if the launch yields before the next K tile. The stop request is read while
+	 * the warp waits for the stage. */
 	const auto stops = [&](uint32_t begun, uint32_t left) {
 		bool asked;
 
@@ -195,7 +196,8 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 		return __any_sync(~0u, asked) &&
 		       fa_sm90_yield_stop<C>(yield, shared, k.stage, begun, left);
 	};
-	/* For several producer warps: warp 0 decides, the barrier publishes it. */
+	/* With several producer warps, warp 0 decides whether to stop, and the barrier publishes
+	 * the decision. */
 	const auto all_stop = [&](uint32_t begun, uint32_t left) {
 		bool stop = warp == 0 && stops(begun, left);
 
@@ -268,7 +270,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 				if (i == now.count)
 					break;
 				if (i > 0) {
-					/* In mid-block, when no load is urgent. */
+					/* Prefetches in mid-block, when no load is urgent. */
 					if (i == now.count / 2)
 						fa_sm90_prefetch_next<C>(args, maps, scheduler);
 					now.tile.retreat(args);

@@ -17,13 +17,13 @@ __device__ __forceinline__ float fa_sm90_alibi_slope(const struct fa_cuda_attent
 	return args.alibi_slopes ? args.alibi_slopes[head] * 1.44269504f : 0;
 }
 
-/* -inf if the head has none. */
+/* Returns the head's sink; -inf if there is none. */
 __device__ __forceinline__ float fa_sm90_sink(const struct fa_cuda_attention &args, int32_t head)
 {
 	return args.sinks ? args.sinks[head] * 1.44269504f : -INFINITY;
 }
 
-/* True if, ALiBi apart, logits are dot products times a positive factor. */
+/* Returns true if, ALiBi apart, logits are dot products times a positive factor. */
 __device__ __forceinline__ bool fa_sm90_is_linear(const struct fa_cuda_attention &args)
 {
 	return args.cap_out == 0 && args.scale_log2 > 0;

@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-/* The slot of @strip's page, and the strip's number there. */
+/* Returns the slot of @strip's page, and stores the strip's number in the page. */
 template <class C>
 __device__ __forceinline__ uint32_t
 fa_sm90_paged_slot_of(const struct fa_cuda_paged_attention &args, uint32_t table_start,
@@ -37,7 +37,7 @@ struct fa_sm90_paged_new_tokens {
 	int32_t begin;    /* first new token; INT32_MAX: none */
 };
 
-/* New tokens of K or V, for the walk's KV head. */
+/* Finds the new tokens of K or V, for the segment's KV head. */
 template <class C>
 __device__ __forceinline__ struct fa_sm90_paged_new_tokens
 fa_sm90_paged_new_tokens_of(const struct fa_cuda_paged_attention &args,

@@ -98,7 +98,7 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 	} while (segment.next(args));
 }
 
-/* Start of all warps, divided among them: cold code behind jumps is slow to fetch. */
+/* Starts all warps, with the work divided among them: cold code behind jumps is slow to fetch. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_codes_start(const struct fa_cuda_paged_attention &args,
                                                     char *shared_memory)

@@ -36,7 +36,7 @@ template <class C> struct fa_sm90_codes_q_row {
 		}
 	}
 
-	/* Returns the factor of their dot products. */
+	/* Converts the row to fp16 and returns the factor of its dot products. */
 	__device__ __forceinline__ float to_f16(const struct fa_cuda_paged_attention &args)
 	{
 		uint32_t most = 0;
@@ -63,7 +63,7 @@ template <class C> struct fa_sm90_codes_q_row {
 		return power.factor;
 	}
 
-	/* Stores to row g + 8 (@r % 2) of atom @r / 2. @q: the segment's. */
+	/* Stores the row as row g + 8 (@r % 2) of atom @r / 2. @q: the segment's Q. */
 	__device__ __forceinline__ void store(uint32_t q, int r) const
 	{
 		const uint32_t at = q + r / 2 * (C::DIM * 32) + threadIdx.x % 32 * 16 + r % 2 * 4;
@@ -84,7 +84,8 @@ fa_sm90_codes_first_walk(const char *shared_memory)
 	return *(const fa_paged_segment_of<C> *)(shared_memory + C::FIRST_WALK_AT);
 }
 
-/* The converting warp. It writes a segment's buffer once the segment two before has ended. */
+/* Runs the converting warp. The warp writes a segment's buffer once the segment two before has
+ * ended. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_codes_convert_q(const struct fa_cuda_paged_attention &args,
                                                         char *shared_memory)
@@ -101,7 +102,7 @@ __device__ __forceinline__ void fa_sm90_codes_convert_q(const struct fa_cuda_pag
 
 		if (C::ATOMS > 1)
 			fa_sm90_paged_prefetch_q<C>(args, segment);
-			/* One row at a time: registers are few. */
+			/* Takes one row at a time, because registers are few. */
 #pragma unroll 1
 		for (int r = 0; 8 * r < there; r++) {
 			struct fa_sm90_codes_q_row<C> row;

@@ -53,7 +53,7 @@ __device__ __forceinline__ void fa_sm90_codes_steps(float (&dots)[C::ATOMS][2][4
 	}
 }
 
-/* In units of K's codes. @k: the warp's first row. */
+/* Computes dots in units of K's codes. @k: the warp's first row. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_codes_dots(float (&dots)[C::ATOMS][2][4],
                                                    const fa_sm90_codes_q<C> &q, uint32_t k)
@@ -98,7 +98,7 @@ __device__ __forceinline__ void fa_sm90_codes_dots(float (&dots)[C::ATOMS][2][4]
 	}
 }
 
-/* The lane's ldmatrix address, relative to the warp's first row of V. */
+/* Returns the lane's ldmatrix address, relative to the warp's first row of V. */
 template <class C> __device__ __forceinline__ uint32_t fa_sm90_codes_v(void)
 {
 	const uint32_t lane = threadIdx.x % 32, row = lane % 16;
@@ -107,8 +107,8 @@ template <class C> __device__ __forceinline__ uint32_t fa_sm90_codes_v(void)
 	return row * C::PITCH_V + (lane / 16 ^ turn) * 16;
 }
 
-/* Codes of 16 tokens and CHUNKS chunks of 16 columns: ret[n][j] holds tokens 8 n + 2t and the next,
- * column 16 j + 2g in the low half and 16 j + 2g + 1 in the high half. */
+/* Loads codes of 16 tokens and CHUNKS chunks of 16 columns: ret[n][j] holds tokens 8 n + 2t and the
+ * next, column 16 j + 2g in the low half and 16 j + 2g + 1 in the high half. */
 template <class C, int CHUNKS>
 __device__ __forceinline__ void fa_sm90_codes_values(uint32_t (&ret)[2][CHUNKS], uint32_t v)
 {
@@ -170,7 +170,8 @@ __device__ __forceinline__ void fa_sm90_codes_product(struct fa_warp_rows<C> &ro
 	}
 }
 
-/* 16 tokens from @token on. @stage: address of the tile; @quarter: the warp's part of it. */
+/* Computes 16 tokens from @token on. @stage: address of the tile; @quarter: the warp's part of the
+ * tile. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_codes_strip(const struct fa_cuda_paged_attention &args,

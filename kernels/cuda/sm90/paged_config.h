@@ -44,18 +44,18 @@ struct fa_sm90_paged_config {
 	static constexpr int EARLY_TILES = FA_SM90_PAGED_EARLY_TILES(DIM);
 	/* A __syncthreads() follows the initialisation of the mbarriers (paged_codes.h). */
 	static constexpr bool SYNCS_AT_START = false;
-	/* The planner guarantees it. */
+	/* The planner guarantees that rows are few enough for fp32. */
 	static constexpr bool ROWS_IN_FP32 = !SPLIT_ITEMS;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention;
 
-	/* For sm80's softmax.h: no pairs of warps, 16 keys at a time. */
+	/* Names that common/warp_softmax.h needs: no pairs of warps, 16 keys at a time. */
 	static constexpr int SPLIT = 1, WARP_DIM_V = DIM_V, WARP_KEYS = 16;
 	static constexpr uint32_t P_BYTES = 0, ROW_BYTES = 0;
 
 	static constexpr uint32_t PITCH = DIM * 2;
 	static constexpr uint32_t QUARTER = FA_SM90_PAGED_QUARTER(DIM);
 	static constexpr uint32_t K_BYTES = 4 * QUARTER, STAGE_BYTES = 2 * K_BYTES;
-	static constexpr uint32_t STRIPS = DIM == 64 ? 2 : 1; /* of a copy, at most */
+	static constexpr uint32_t STRIPS = DIM == 64 ? 2 : 1; /* strips of a copy, at most */
 	static constexpr bool Q_IN_REGISTERS = FA_SM90_PAGED_Q_IN_REGISTERS(DIM, ATOMS);
 	static constexpr uint32_t Q_PITCH = FA_SM90_PAGED_Q_PITCH(DIM);
 	static constexpr uint32_t MERGE_COLUMNS = FA_SM90_PAGED_MERGE_COLUMNS(DIM, ATOMS);
@@ -99,7 +99,7 @@ struct fa_sm90_paged_config {
 		fa_barrier_sync(COMPUTE, JOINED);
 	}
 
-	/* A warp has a quarter of its tile. */
+	/* Each warp has a quarter of its tile. */
 	static __device__ __forceinline__ int32_t key(uint32_t t, int i)
 	{
 		return 2 * t + i % 2 + i / 2 * 8;

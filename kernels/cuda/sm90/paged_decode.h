@@ -90,7 +90,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	 * ring, modulo two rounds. */
 	int32_t before = C::SETMAXNREG ? 0 : (int32_t)group;
 	bool begun = false;
-	/* The walk is in shared memory while tiles need its registers. */
+	/* The segment is in shared memory while tiles need its registers. */
 	fa_paged_segment_of<C> *const stashed =
 		(fa_paged_segment_of<C> *)(shared_memory + C::WALK_AT) + warp;
 
@@ -172,8 +172,8 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	} while (segment.next(args));
 }
 
-/* EARLY_LOADS: the common start of all warps. Until fa_await_launch_ahead() only the plan is read,
- * which was complete before the launch ahead began. */
+/* EARLY_LOADS: runs the common start of all warps. Until fa_await_launch_ahead() only the plan is
+ * read, which was complete before the launch ahead began. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_start(const struct fa_cuda_paged_attention &args,
                                                     uint32_t shared,
@@ -199,7 +199,8 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 	const uint32_t shared = fa_shared_address(shared_memory);
 	fa_paged_segment_of<C> segment;
 
-	/* Instantiated per role: a common start takes too many registers (d64, pieces). */
+	/* The start is instantiated per role: a common one takes too many registers (d64,
+	 * pieces). */
 	const auto start = [&]() {
 		if constexpr (!C::EARLY_LOADS) {
 			segment.start(args, blockIdx.x);

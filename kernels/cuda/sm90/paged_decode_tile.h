@@ -182,8 +182,8 @@ __device__ __forceinline__ void fa_sm90_paged_dots(float (&dots)[C::ATOMS][2][4]
 	}
 }
 
-/* V's fragments of 16 tokens and 64 columns: ret[n][j] holds tokens 8 n + 2t and the next, column 8
- * j + g. @v: the lane's ldmatrix address. */
+/* Loads V's fragments of 16 tokens and 64 columns: ret[n][j] holds tokens 8 n + 2t and the next,
+ * column 8 j + g. @v: the lane's ldmatrix address. */
 __device__ __forceinline__ void fa_sm90_paged_values(uint32_t (&ret)[2][8], uint32_t v)
 {
 	const uint32_t t = threadIdx.x % 4;
@@ -211,7 +211,8 @@ __device__ __forceinline__ void fa_sm90_paged_values(uint32_t (&ret)[2][8], uint
 	}
 }
 
-/* @p: of the 16 tokens; @v: the lane's ldmatrix address. ISOLATE: as in common/warp_product.h. */
+/* Adds P V of 16 tokens to O. @p: weights of the 16 tokens; @v: the lane's ldmatrix address.
+ * ISOLATE: as in common/warp_product.h. */
 template <class C, bool ISOLATE>
 __device__ __forceinline__ void fa_sm90_paged_product(struct fa_warp_rows<C> &rows,
                                                       const uint32_t (&p)[C::ATOMS][4], uint32_t v,
@@ -261,7 +262,7 @@ struct fa_sm90_paged_cursor {
 	uint32_t stage, parity;
 };
 
-/* Up to token @end. @facts: of the warp's rows. */
+/* Computes tiles up to token @end. @facts: of the warp's rows. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_tiles(struct fa_warp_rows<C> &rows, const struct fa_cuda_paged_attention &args,

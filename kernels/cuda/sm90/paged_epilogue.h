@@ -67,8 +67,8 @@ __device__ __forceinline__ bool fa_sm90_paged_zero_invalid_v(const struct fa_cud
 	return !__any_sync(~0u, !numbers);
 }
 
-/* fa_paged_row_of() and where the row is stored: found early, since at the segment's end it would
- * delay the launch. */
+/* Returns fa_paged_row_of() and where the row is stored. This is found early, since at the
+ * segment's end it would delay the launch. */
 template <class C>
 __device__ __forceinline__ struct fa_paged_row
 fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args,
@@ -318,7 +318,8 @@ __device__ __forceinline__ void fa_sm90_paged_reduce_levels(
 		fa_sm90_paged_signal_part<C>(args, segment);
 }
 
-/* Finishes the segment. All consumers. @facts: of its rows; unused in pieces. */
+/* Finishes the segment. Called by all consumers. @facts: those of the caller's rows; unused in
+ * pieces. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
@@ -338,7 +339,7 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 	static_assert(quads % lanes == 0 || lanes == 32, "a warp's lanes leave the loop together");
 	static_assert(C::WARPS % (32 / lanes) == 0, "all lanes merge equally many warps");
 
-	/* Thread 0, after the block's partial result is stored. */
+	/* Called by thread 0, after the block's partial result is stored. */
 	const auto find_last = [&]() {
 		if constexpr (!C::SPLIT_ITEMS)
 			if (threadIdx.x == 0 && !segment.whole)

@@ -21,11 +21,11 @@
 /* Up to eight tiles of a segment: every C::LOADERS-th. */
 struct fa_sm90_paged_batch {
 	const char *from; /* this lane's source in slot 0, for the head */
-	uint32_t slot;    /* of the strip that this lane looked up */
-	uint32_t in_page; /* its number in the page, and the flags below */
+	uint32_t slot;    /* slot of the strip that this lane looked up */
+	uint32_t in_page; /* that strip's number in the page, and the flags below */
 	int32_t token, end;
 	bool reread;      /* other blocks read the same tiles */
-	bool new_segment; /* first batch of a segment but for the block's first */
+	bool new_segment; /* first batch of a segment that is not the block's first */
 
 	struct fa_sm90_paged_new_tokens new_tokens; /* C::APPENDS */
 };
@@ -43,13 +43,14 @@ __device__ __forceinline__ bool fa_sm90_paged_in_one_page(uint32_t in_page, uint
 	return in_page >= before && in_page - before + STRIPS <= page_strips;
 }
 
-/* Bytes of a lane's copy, per strip: K in the first four lanes, V in the next, then scales. */
+/* Returns the bytes of a lane's copy, per strip: K in the first four lanes, V in the next, then
+ * scales. */
 template <class C> __device__ __forceinline__ uint32_t fa_sm90_paged_strip_bytes(void)
 {
 	return FA_CUDA_PAGED_STRIP * (C::QUANTISED && threadIdx.x % 16 >= 8 ? 4 : C::PITCH);
 }
 
-/* End of the segment's last tile, full or not. */
+/* Returns the end of the segment's last tile, full or not. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_paged_tiles_end(const fa_paged_segment_of<C> &segment)
 {
@@ -169,7 +170,7 @@ __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t the
 	}
 }
 
-/* One loader's mbarriers. Executed by a whole warp. */
+/* Initialises one loader's mbarriers. Executed by a whole warp. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uint32_t loader)
 {
@@ -185,7 +186,8 @@ __device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uin
 	__syncwarp();
 }
 
-/* Tiles of the first segment that fa_sm90_paged_load_early() loads; none with new tokens. */
+/* Returns how many tiles of the first segment fa_sm90_paged_load_early() loads; none of these has
+ * new tokens. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_paged_early_tiles(
 	const struct fa_cuda_paged_attention &args, const fa_paged_segment_of<C> &segment)
@@ -240,7 +242,7 @@ __device__ __forceinline__ void fa_sm90_paged_load_early(const struct fa_cuda_pa
 	__syncwarp();
 }
 
-/* Executed by a whole warp. @walk: the first segment. */
+/* Runs one producer warp. Executed by the whole warp. @segment: the block's first. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_attention &args,
                                                    uint32_t shared, fa_paged_segment_of<C> &segment)

@@ -64,7 +64,7 @@ fa_sm90_paged_partials_of_part(const struct fa_sm90_paged_split &split)
 		 split.first_in_second ? (uint32_t)C::ROWS : 0 };
 }
 
-/* The block whose counter and second place belong to this block's group. */
+/* Returns the block whose counter and second place belong to this block's group. */
 __device__ __forceinline__ uint32_t
 fa_sm90_paged_group_block(const struct fa_sm90_paged_split_groups &split)
 {
@@ -141,7 +141,7 @@ fa_sm90_paged_clear_partials(const struct fa_cuda_paged_attention &args)
 	}
 }
 
-/* One thread, at the segment's start. */
+/* Fills in the split; called by one thread, at the segment's start. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_split_init(const struct fa_cuda_paged_attention &args,
                                                          const fa_paged_segment_of<C> &segment,
@@ -164,8 +164,8 @@ __device__ __forceinline__ void fa_sm90_paged_split_init(const struct fa_cuda_pa
 	}
 }
 
-/* Returns epoch << 16 + the arrivals before. Thread 0, after the fence. Earlier launches' counts
- * are below this epoch. */
+/* Counts this block; returns epoch << 16 + the arrivals before. Called by thread 0, after the
+ * fence. Counts of earlier launches are below this epoch. */
 __device__ __forceinline__ uint64_t fa_sm90_paged_arrive(const struct fa_cuda_paged_attention &args,
                                                          uint32_t block)
 {

@@ -64,7 +64,7 @@ __device__ __forceinline__ void fa_sm90_load_elements(float (&ret)[COUNT], const
 		ret[i] = fa_widen<T>((uint16_t)(words[i / 2] >> i % 2 * 16));
 }
 
-/* Columns of V in this slice; the padding beyond belongs to another block. */
+/* Returns the columns of V in this slice; the padding beyond belongs to another block. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_slice_width(const struct fa_cuda_attention &args,
                                                        const struct fa_work &work)
@@ -72,7 +72,7 @@ __device__ __forceinline__ int32_t fa_sm90_slice_width(const struct fa_cuda_atte
 	return min(args.head_dim_v - work.slice * C::DIM_V, C::DIM_V);
 }
 
-/* Bits of this lane's infinite or NaN elements in a row that this warp stored. */
+/* Returns the bits of this lane's infinite or NaN elements in a row that this warp stored. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_sm90_nonfinite_columns(const char *row, int32_t width)
 {
@@ -91,7 +91,7 @@ __device__ __forceinline__ uint32_t fa_sm90_nonfinite_columns(const char *row, i
 	return nonfinite;
 }
 
-/* @nonfinite: fa_sm90_nonfinite_columns() of @target. */
+/* Recomputes one row. @nonfinite: fa_sm90_nonfinite_columns() of @target. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &all,
                                                       const typename C::SOURCE::WORK &work,

@@ -31,7 +31,7 @@ struct fa_sm90_sums {
 		sum[0] = sum[1] = 0;
 	}
 
-	/* Row @r has seen no key yet. */
+	/* Returns true if row @r has seen no key yet. */
 	__device__ __forceinline__ bool unset(int r) const
 	{
 		return offset[r] == FLT_MAX;
@@ -47,8 +47,8 @@ template <class C> using fa_sm90_dots = float[C::KEYS / 2];
 /* P as wgmma's A operand, 16 keys at a time. */
 template <class C> using fa_sm90_p = uint32_t[C::KEYS / 16][4];
 
-/* A thread's elements of a row with keys before @end, relative to the first. It has 2 adjacent keys
- * of every 8. */
+/* Returns how many of a thread's elements of a row have keys before @end, relative to the first. A
+ * thread has 2 adjacent keys of every 8. */
 __device__ __forceinline__ int32_t fa_sm90_elements_before(int32_t end, int32_t count)
 {
 	return end <= 0 ? 0 : min((end >> 3) * 2 + min(end & 7, 2), count);

@@ -10,7 +10,7 @@ struct fa_sm90_tile_range {
 	int32_t last, count;
 };
 
-/* For rows [@row, @row + @rows). */
+/* Returns the tiles of rows [@row, @row + @rows). */
 template <class C, class WORK>
 __device__ __forceinline__ struct fa_sm90_tile_range
 fa_sm90_tile_range_of(const struct fa_cuda_attention &args, const WORK &work, int32_t row,
@@ -42,8 +42,8 @@ struct fa_sm90_group_range {
 	int32_t before, after;
 };
 
-/* @tiles: the block's. If the block has tiles, every group has at least one, so that every group
- * sees the block's end. */
+/* Returns a group's tiles. @tiles: the block's. If the block has tiles, every group has at least
+ * one, so that every group sees the block's end. */
 template <class C, class WORK>
 __device__ __forceinline__ struct fa_sm90_group_range
 fa_sm90_group_range_get(const struct fa_cuda_attention &args, const WORK &work,
@@ -82,8 +82,8 @@ fa_sm90_group_range_get(const struct fa_cuda_attention &args, const WORK &work,
 	return range;
 }
 
-/* The first row of @group in the block at @row. INDEPENDENT groups reverse their order every other
- * block, so that over two causal blocks all see equally many keys. */
+/* Returns the first row of @group in the block at @row. INDEPENDENT groups reverse their order
+ * every other block, so that over two causal blocks all groups see equally many keys. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_group_row(int32_t row, uint32_t group, bool reversed)
 {

@@ -76,7 +76,7 @@ fa_sm90_load_state(const struct fa_cuda_preempt &yield, uint32_t slot, uint32_t 
 	ret_sums.sum[1] = chunk.w;
 }
 
-/* The block of the first launch that this one is or resumes. */
+/* Returns the number in the first launch of the block that this one is or resumes. */
 template <class C> __device__ __forceinline__ uint32_t fa_sm90_block_index(void)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
@@ -90,8 +90,8 @@ __device__ __forceinline__ uint32_t fa_sm90_blocks(const struct fa_cuda_attentio
 	return C::YIELDS && args.preempt.resumed ? args.preempt.blocks : gridDim.x;
 }
 
-/* Fills the words in shared memory. One thread, before a barrier of the block. Counts a block that
- * must exit at once. */
+/* Fills the words in shared memory. Called by one thread, before a barrier of the block. Counts a
+ * block that must exit at once. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_yield_begin(const struct fa_cuda_attention &args,
                                                     uint32_t shared)
@@ -117,7 +117,7 @@ __device__ __forceinline__ void fa_sm90_yield_begin(const struct fa_cuda_attenti
 	}
 }
 
-/* Executed by the producer warp; the stage is free. */
+/* Posts a stop in the stage, which is free. Executed by the producer warp. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_post_stop(uint32_t shared, uint32_t stage,
                                                   fa_sm90_stop_kind reason)
@@ -128,8 +128,9 @@ __device__ __forceinline__ void fa_sm90_post_stop(uint32_t shared, uint32_t stag
 	fa_mbarrier_arrive(shared + C::K_FULL + 8 * stage);
 }
 
-/* Executed by the producer warp; the stage is free. @begun: blocks of rows finished; @left: tiles
- * left of the next, 0: all. Returns false if no state slot is free. */
+/* Stops the block before a tile; the stage is free. Executed by the producer warp. @begun: blocks
+ * of rows finished; @left: tiles left of the next, 0: all. Returns false if no state slot is
+ * free. */
 template <class C>
 __device__ __forceinline__ bool fa_sm90_yield_stop(const struct fa_cuda_preempt &yield,
                                                    uint32_t shared, uint32_t stage, uint32_t begun,
@@ -152,7 +153,8 @@ __device__ __forceinline__ bool fa_sm90_yield_stop(const struct fa_cuda_preempt 
 	return __any_sync(~0u, threadIdx.x == 0 && stops);
 }
 
-/* Appends the block's record if it stopped, and counts its end. All consumer threads, last. */
+/* Appends the block's record if the block stopped, and counts the block's end. Called by all
+ * consumer threads, last. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_yield_end(const struct fa_cuda_attention &args,
                                                   uint32_t shared)
