@@ -1,4 +1,4 @@
-/* Entering and leaving a client, and refusing one that was inherited through fork(). */
+/* Entering and leaving a client, and refusing a client that was inherited through fork(). */
 #include "client/client.h"
 
 #include "client/last_error.h"

@@ -1,9 +1,9 @@
 /*
  * Registrations of the program's CUDA memory: whole allocations, found again by address and buffer
- * id. Those without a buffer are kept for the next one, up to a bound.
+ * id. Registrations without a buffer are kept for the next buffer, up to a bound.
  *
  * While the daemon has an allocation open, freeing it returns nothing to the GPU. So each import
- * and free unregisters unused ones that the program has freed.
+ * and free unregisters the unused allocations that the program has freed.
  *
  * client->import_lock is held throughout; the driver is called without the client's mutex.
  */

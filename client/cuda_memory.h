@@ -1,6 +1,6 @@
 /*
  * The CUDA driver in this process: finding the allocation of a pointer, exporting and mapping
- * memory. Opened at first need, never closed. Any thread.
+ * memory. The driver is opened at first need and never closed. Any thread may call it.
  *
  * Calls use the thread's current context, else that of the memory, else the primary one of its
  * device, and restore the thread's own.

@@ -1,9 +1,9 @@
 /*
- * Results of requests. With the client's mutex.
+ * Results of requests. The functions are called with the client's mutex held.
  *
  * A Completion on the socket or a record of the ring brings the result. The completion page, and
- * before it the device itself, may tell of success earlier: enough for fa_wait(), but in_flight
- * and stored results follow the socket and the records.
+ * before it the device itself, may report success earlier. That is enough for fa_wait(), but
+ * in_flight and stored results follow the socket and the records.
  */
 #pragma once
 

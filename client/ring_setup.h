@@ -1,9 +1,10 @@
 /*
- * Asking the daemon for a submission ring. With the client's mutex.
+ * Asking the daemon for a submission ring. The functions are called with the client's mutex held.
  *
- * The first request of a connection asks, so that clients without requests (factl) do not pay. If
- * there is none, requests go by the socket, and one asks again after a back-off. No request is
- * sent while RingSetup is unanswered: earlier ones end by the socket, all later ones by the ring.
+ * The first request of a connection asks for a ring, so that clients without requests (factl) do
+ * not pay for one. If the daemon gives none, requests go by the socket, and a later request asks
+ * again after a back-off. No request is sent while RingSetup is unanswered: earlier ones end by the
+ * socket, all later ones by the ring.
  */
 #pragma once
 

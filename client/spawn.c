@@ -1,10 +1,11 @@
 /*
- * Spawns a daemon. Its socket listens before it runs, so that a connection made at once waits. It
- * is no child of the caller, and inherits only that socket and two pipes. Between fork and exec
- * only async-signal-safe calls are made.
+ * Spawns a daemon. The daemon's socket listens before the daemon runs, so that a connection made at
+ * once waits. The daemon is no child of the caller, and inherits only that socket and two pipes.
+ * Between fork and exec only async-signal-safe calls are made.
  *
- * One pipe is its stderr, read if connecting fails and closed once connected. Its write end does
- * not block and SIGPIPE is ignored, so that lines without a reader are lost and nothing else.
+ * One pipe is the daemon's stderr, read if connecting fails and closed after connecting. Its write
+ * end does not block and SIGPIPE is ignored, so that lines without a reader are lost and nothing
+ * else.
  */
 #include "client/spawn.h"
 

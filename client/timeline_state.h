@@ -1,6 +1,6 @@
 /*
  * The timeline of a client across connections. Its words are read without the mutex, as memory
- * stays mapped until the client is freed; the rest is guarded by it.
+ * stays mapped until the client is freed; the mutex guards the rest.
  */
 #pragma once
 

@@ -125,7 +125,7 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
 
 	n = receive(socket, buffer, size, control.space, CMSG_LEN(FA_PACKET_FDS_MAX * sizeof(int)),
 	            ret_fds, ret_n_fds, &lost, flags);
-	/* If @control had room left, the limit of this process was the reason. */
+	/* If `control` had room left, the limit of this process was the reason. */
 	if (n >= 0 && lost)
 		n = *ret_n_fds < FA_PACKET_FDS_MAX ? -EMFILE : -E2BIG;
 	/* An empty packet counts as the end of the stream. */

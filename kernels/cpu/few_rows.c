@@ -2,9 +2,9 @@
  * One tile of attention for few query rows, as in decoding: lanes are dims. Compiled once for every
  * instruction set; pure functions of a job and its scratch, any thread.
  *
- * Bound by memory bandwidth: K and V are read once, in place. A token's heads mostly lie side by
- * side, so a tile may hold several KV heads: it computes a round of keys head by head and
- * prefetches the next round token by token, in memory order. A round ends where its page does.
+ * The kernel is bound by memory bandwidth: it reads K and V once, in place. A token's heads mostly
+ * lie side by side, so a tile may hold several KV heads: it computes a round of keys head by head
+ * and prefetches the next round token by token, in memory order. A round ends where its page does.
  *
  * Where some row does not see all keys of a round, each row is accumulated alone over the keys that
  * it sees, so that V of hidden keys has no effect.

@@ -4,7 +4,8 @@
  *
  * It gives up when its time is over or the host asks for it, and sets `shut` to its run: launches
  * behind it find their run there and do nothing, and later gates of the run give up at once. The
- * host learns of the first, takes the launches back and gives the next ones a new run.
+ * first of these gates reports to the host, which takes the launches back and gives the next ones a
+ * new run.
  */
 #pragma once
 

@@ -30,7 +30,7 @@ struct fa_softcap {
 		return fmaf(dot, dot, -square);
 	}
 
-	/* Replaces a large dot and its y; the logit is then exact to an absolute cap_out * 2^-22. */
+	/* Replaces a large dot and its y; the logit is then exact to cap_out * 2^-22, absolute. */
 	__device__ __forceinline__ void replace(float &dot, float &y) const
 	{
 		const float other = fmaf(-2 * large, fa_rcp(1 + fa_ex2(in * dot)), large);

@@ -262,7 +262,7 @@ struct fa_sm90_paged_cursor {
 	uint32_t stage, parity;
 };
 
-/* Computes tiles up to token @end. @facts: of the warp's rows. */
+/* Computes tiles up to token @end. @rows_info: the warp's rows. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_tiles(struct fa_warp_rows<C> &rows, const struct fa_cuda_paged_attention &args,

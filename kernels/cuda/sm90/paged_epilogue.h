@@ -139,7 +139,7 @@ fa_sm90_paged_store_columns(const struct fa_cuda_paged_attention &args, char *ou
 	}
 }
 
-/* Finishes and stores four columns; @fact: the row's. */
+/* Finishes and stores four columns; @info: the row's. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_finish_columns(const struct fa_cuda_paged_attention &args,
@@ -318,8 +318,8 @@ __device__ __forceinline__ void fa_sm90_paged_reduce_levels(
 		fa_sm90_paged_signal_part<C>(args, segment);
 }
 
-/* Finishes the segment. Called by all consumers. @facts: those of the caller's rows; unused in
- * pieces. */
+/* Finishes the segment. Called by all consumers. @rows_info: the warp's copy; unused
+ * in pieces. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
