@@ -51,7 +51,8 @@ static volatile uint64_t *fork_page_new(void)
 	return page;
 }
 
-/* Disables spinning on a single processor, where the daemon cannot run while this process spins. */
+/* Chooses how waits spin. The default on a single processor is not to: the daemon cannot run there
+ * while this process spins. */
 static void choose_spin(struct fa_client *client, uint64_t spin_ns)
 {
 	const unsigned int n = fa_cpu_count();
