@@ -13,8 +13,8 @@
 #include <sys/un.h>
 
 #define THREADS_MAX 1024
-#define TENANT_FDS 8192 /* for a buffer with the most pieces */
-/* At least so many descriptors are left to the daemon. */
+#define TENANT_FDS 8192 /* enough for a buffer with the most pieces */
+/* The daemon keeps at least this many descriptors for itself. */
 #define OWN_FDS_MIN 32
 #define CHUNK_BYTES_MIN ((uint64_t)64 << 10)
 #define CHUNK_BYTES_MAX ((uint64_t)4 << 30)
@@ -84,7 +84,8 @@ int fa_config_init(struct fa_config *ret_config)
 				[FA_RESOURCE_PIECES] = 65536,
 				[FA_RESOURCE_FDS] = FA_LIMIT_AUTO,
 				[FA_RESOURCE_REQUESTS] = 16384,
-				[FA_RESOURCE_STEP_BYTES] = 32 << 20, /* a GPU's metadata heap has 64 MiB */
+				/* A GPU's metadata heap has 64 MiB. */
+				[FA_RESOURCE_STEP_BYTES] = 32 << 20,
 				[FA_RESOURCE_GATES] = 65536,
 				[FA_RESOURCE_TIMELINES] = FA_LIMIT_AUTO,
 			},
@@ -162,7 +163,7 @@ void fa_config_deinit(struct fa_config *config)
 	*config = (struct fa_config){};
 }
 
-/* An optional suffix is K, M, G or T (powers of 1024); nothing may follow. */
+/* Parses a number with an optional suffix K, M, G or T (powers of 1024). Nothing may follow. */
 static int parse_number(const char *text, uint64_t *ret_number)
 {
 	static const char units[] = "KMGT";

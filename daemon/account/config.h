@@ -13,26 +13,26 @@
 
 #define FA_CONFIG_PATH "/etc/fad/fad.conf"
 
-/* Maximum default pool of a user's private daemon. */
+/* Largest default pool of a daemon that a user started privately. */
 #define FA_CONFIG_POOL_PRIVATE_MIB 256
 
 struct fa_config {
 	char *socket; /* NULL: the default path */
 	mode_t mode;
-	char *group;      /* NULL: the group of the process */
+	char *group;      /* NULL: the group of the daemon's process */
 	char *backend;    /* "auto", "cpu", "cuda" */
 	char *device;     /* ordinal or GPU-... UUID; NULL: the backend chooses */
 	unsigned threads; /* 0: one per processor */
 	enum fa_log_target log;
 	enum fa_log_level log_level;
 	unsigned drain_timeout_ms;
-	unsigned spin_us; /* of polling a ring after its last request */
+	unsigned spin_us; /* how long a ring is polled after its last request */
 	struct fa_limits limits;
 
 	uint64_t pool_bytes;       /* FA_LIMIT_AUTO: see pool_percent */
-	unsigned pool_percent;     /* of free memory; 0: default */
+	unsigned pool_percent;     /* part of free memory; 0: default */
 	uint64_t pool_chunk_bytes; /* 0: the pool chooses */
-	unsigned pool_grace_s;     /* for sessions to resume after a restart */
+	unsigned pool_grace_s;     /* how long sessions may resume after a restart */
 };
 
 /* Sets the defaults. -ENOMEM. */
@@ -40,26 +40,27 @@ int fa_config_init(struct fa_config *ret_config);
 
 /*
  * Replaces FA_LIMIT_AUTO. A tenant may use all device memory and half of @timelines_max, the fd
- * store's size; all clients together three quarters of @fds_max, the process's limit, and a tenant
- * half of that. 0: unlimited.
+ * store's size. All clients together may use three quarters of @fds_max, the process's limit, and a
+ * tenant half of that. 0: unlimited.
  */
 void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t timelines_max,
                        uint64_t fds_max);
 
 /*
- * Maximum size of the pool, which has @pool_bytes now. Default: half of the device memory that is
- * free or the pool's, else an eighth of the machine's.
+ * Returns the maximum size of the pool, which has @pool_bytes now. Default: half of the device
+ * memory that is free or the pool's, else an eighth of the machine's.
  */
 uint64_t fa_config_pool_bytes(const struct fa_config *config, uint64_t device_bytes,
                               uint64_t device_free_bytes, uint64_t pool_bytes, bool private);
 
 void fa_config_deinit(struct fa_config *config);
 
-/* Overrides @config. -ENOENT; -EINVAL with file, line and expectation. */
+/* Reads the file, whose values override @config. -ENOENT; -EINVAL with file, line and
+ * expectation. */
 int fa_config_load(struct fa_config *config, const char *path, struct fa_error *error);
 
 int fa_config_parse(struct fa_config *config, const char *text, struct fa_error *error);
 
-/* E.g. "daemon", "mode", "0660". */
+/* Sets one value, such as "daemon", "mode", "0660". */
 int fa_config_set(struct fa_config *config, const char *section, const char *name,
                   const char *value, struct fa_error *error);

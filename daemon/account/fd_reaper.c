@@ -11,18 +11,18 @@
 #include <sys/socket.h>
 
 #define FREE_TIMEOUT_S 1
-/* A blocked queue holds a thread. */
+/* A blocked queue holds a thread, so this bounds blocked queues. */
 #define THREADS_MAX 64
 #define STACK_BYTES (256 * 1024)
-/* Most unread packets discarded before a connection is closed. */
+/* How many unread packets are discarded at most before a connection is closed. */
 #define DISCARD_MAX 512
 
 struct entry {
-	struct fa_list link;      /* in its queue, then in reaper.closed */
+	struct fa_list link;      /* in its queue's entries, then in reaper.closed */
 	struct fa_tenant *tenant; /* may be NULL */
 	struct fa_charge charge;
 	bool connection;
-	bool rejected, uncharged; /* counted in n_rejected, n_uncharged */
+	bool rejected, uncharged; /* whether n_rejected, n_uncharged count it */
 	size_t n_fds;
 	int fds[];
 };
@@ -35,7 +35,7 @@ struct fa_fd_reaper {
 	void *userdata;
 	struct fa_fd_reaper_queue no_tenant;
 	unsigned int n_uncharged; /* loop thread only */
-	struct fa_list ready;     /* queues with entries that no thread works on */
+	struct fa_list ready;     /* queues that have entries and no thread */
 	struct fa_list closed;
 	unsigned int n_ready, n_threads, n_idle;
 	bool stop;
@@ -45,14 +45,14 @@ static void close_one(int fd)
 {
 	struct linger none = {};
 
-	/* Do not wait for unsent data. */
+	/* Make close() discard unsent data instead of waiting for it. */
 	(void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
 	close(fd);
 }
 
 /*
- * True if a connection that was shut down has no unread input. Credentials tell an empty packet
- * from the end. The control buffer has no room for descriptors, so none is received.
+ * Returns true if a connection that was shut down has no unread input. Credentials distinguish an
+ * empty packet from the end. The control buffer has no room for descriptors, so none is received.
  */
 static bool is_drained(int fd)
 {
@@ -238,7 +238,7 @@ static void enqueue(struct fa_fd_reaper *reaper, struct entry *entry)
 	fa_list_append(&queue->entries, &entry->link);
 	if (!queue->busy)
 		make_ready(reaper, queue);
-	/* Else a busy thread gets to it later. */
+	/* If no thread can be started, a busy one gets to the queue later. */
 	if (reaper->n_ready > reaper->n_idle && reaper->n_threads < THREADS_MAX)
 		(void)start_thread(reaper);
 	pthread_cond_signal(&reaper->changed);
@@ -281,7 +281,7 @@ void fa_fd_reaper_add_rejected(struct fa_fd_reaper *reaper, struct fa_tenant *te
 		for (size_t i = 0; i < n_fds; ++i)
 			fds[i] = -1;
 	} else {
-		/* Out of memory: rather block than leak descriptors. */
+		/* Without memory for an entry, block here rather than leak descriptors. */
 		fa_packet_close_fds(fds, n_fds);
 	}
 }

@@ -22,17 +22,17 @@ struct fa_tenant;
 #define FA_FD_REAPER_REJECTED_SOFT_MAX 64
 #define FA_FD_REAPER_REJECTED_HARD_MAX 128
 
-/* Accept no more at so many unclosed connections without a charge. */
+/* No more connections are accepted while this many without a charge are unclosed. */
 #define FA_FD_REAPER_UNCHARGED_MAX 128
 
-/* A user's, for uid 0 a tenant's; starts zeroed. */
+/* A user's queue, or for uid 0 a tenant's. It starts zeroed. */
 struct fa_fd_reaper_queue {
-	/* Guarded by the reaper's mutex. */
-	struct fa_list link;    /* in reaper.ready */
+	/* The reaper's mutex guards these fields. */
+	struct fa_list link;    /* link in reaper.ready */
 	struct fa_list entries; /* oldest first */
-	bool initialized;       /* the lists are */
-	bool busy;              /* in reaper.ready, or a thread works on it */
-	/* Loop thread only. */
+	bool initialized;       /* the lists are initialised */
+	bool busy;              /* in reaper.ready, or taken by a thread */
+	/* Only the loop thread uses this field. */
 	uint64_t n_rejected; /* descriptors */
 };
 
@@ -43,11 +43,11 @@ int fa_fd_reaper_new(void (*notify)(void *userdata), void *userdata,
 /* Waits at most a second for blocked close() calls. */
 struct fa_fd_reaper *fa_fd_reaper_free(struct fa_fd_reaper *reaper);
 
-/* Consumes descriptors of a rejected message; some may be -1. */
+/* Takes and closes descriptors of a rejected message; some may be -1. */
 void fa_fd_reaper_add_rejected(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int *fds,
                                size_t n_fds);
 
-/* With its charge. */
+/* Takes and closes a descriptor, and releases its charge afterwards. */
 void fa_fd_reaper_add_charged(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
                               struct fa_charge *charge);
 

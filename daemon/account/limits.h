@@ -3,10 +3,10 @@
 
 #include <stdint.h>
 
-/* Replaced by fa_config_resolve(). */
+/* fa_config_resolve() replaces this value by a number. */
 #define FA_LIMIT_AUTO UINT64_MAX
 
-/* Charged to tenants; named as in the configuration. */
+/* Resources that tenants are charged for. Names are those of the configuration. */
 enum fa_resource {
 	FA_RESOURCE_SESSIONS,
 	FA_RESOURCE_BUFFERS,
@@ -23,19 +23,19 @@ enum fa_resource {
 
 struct fa_limits {
 	uint64_t tenant[_FA_RESOURCE_N];
-	uint64_t uid_factor; /* limit of a uid's tenants together, as a multiple of tenant[] */
+	uint64_t uid_factor; /* limit of all tenants of a uid together, as a multiple of tenant[] */
 
-	/* Per tenant; the KV pool accounts them, as they outlive the daemon. */
-	uint64_t pool_bytes; /* of pages */
+	/* Limits of each tenant. The KV pool accounts them, as they outlive the daemon. */
+	uint64_t pool_bytes; /* bytes of pages */
 	uint64_t sequences;
 	uint64_t caches;
 
 	uint64_t session_buffers;
 	uint64_t session_streams; /* including stream 0 */
 	uint64_t session_requests;
-	uint64_t session_steps;     /* of the KV pool, in flight */
-	uint64_t session_out_bytes; /* answers not yet read */
+	uint64_t session_steps;     /* steps of the KV pool in flight */
+	uint64_t session_out_bytes; /* bytes of answers not yet read */
 
-	uint64_t connections; /* of all clients */
-	uint64_t all_fds;     /* of all clients; 0: unlimited */
+	uint64_t connections; /* connections of all clients together */
+	uint64_t all_fds;     /* descriptors of all clients together; 0: unlimited */
 };

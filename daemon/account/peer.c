@@ -18,7 +18,7 @@
 
 #define PROC_BYTES 16384 /* of /proc/PID/cgroup; longer files are truncated */
 
-/* @list is comma-separated. */
+/* Returns true if the comma-separated @list contains @name. */
 static bool list_has(const char *list, size_t length, const char *name)
 {
 	size_t n = strlen(name);
@@ -105,8 +105,8 @@ static int read_file(int dir, const char *name, char *text, size_t size)
 }
 
 /*
- * The pid may have been reused. After reading its cgroup check that the process still runs, by a
- * pidfd (Linux 6.5), or else has the same uid.
+ * Reads the peer's cgroup. As the pid may have been reused, it checks afterwards that the process
+ * still runs, by a pidfd (Linux 6.5), or else that it has the same uid.
  */
 static int read_cgroup(int socket, struct fa_peer *peer)
 {
@@ -156,6 +156,7 @@ int fa_peer_read(int socket, struct fa_peer *ret_peer)
 		return -errno;
 	*ret_peer = (struct fa_peer){ .pid = ucred.pid, .uid = ucred.uid, .gid = ucred.gid };
 	r = read_cgroup(socket, ret_peer);
-	/* An ended process has no cgroup. Lack of descriptors must not change the account. */
+	/* A process that has ended has no cgroup. Report a lack of descriptors, which must not
+	 * change the account. */
 	return r == -EMFILE || r == -ENFILE ? r : 0;
 }

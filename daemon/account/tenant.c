@@ -115,7 +115,8 @@ struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant)
 	return tenant;
 }
 
-/* The oldest of the uid with the most: users with many cgroups evict only their own. */
+/* Returns the oldest unreferenced tenant of the uid that has the most of them: users with many
+ * cgroups evict only their own. */
 static struct fa_tenant *find_victim(const struct fa_tenants *tenants)
 {
 	struct fa_tenant *found = NULL;
@@ -182,7 +183,7 @@ const char *fa_resource_name(enum fa_resource resource)
 	return names[resource];
 }
 
-/* In all accounts; @amount is negative to release. */
+/* Adds @amount to all accounts of the tenant; it is negative for a release. */
 static void count(struct fa_tenant *tenant, enum fa_resource resource, uint64_t amount)
 {
 	tenant->used[resource] += amount;
@@ -203,7 +204,8 @@ int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_re
 {
 	const struct fa_limits *limits = tenant->tenants->limits;
 	uint64_t limit = limits->tenant[resource], used = tenant->used[resource], user_limit;
-	/* The fd store does not grow with the number of cgroups. */
+	/* The fd store does not grow with the number of cgroups, so a uid gets no more timelines
+	 * than a tenant. */
 	const uint64_t factor = resource == FA_RESOURCE_TIMELINES ? 1 : limits->uid_factor;
 	struct fa_user *user = tenant->user;
 
@@ -215,7 +217,8 @@ int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_re
 		               amount, fa_resource_name(resource), limit, used);
 	if (__builtin_mul_overflow(limit, factor, &user_limit))
 		user_limit = UINT64_MAX;
-	/* Nor does the process's descriptor limit: leave half to other users. */
+	/* The process's descriptor limit does not grow with cgroups, either: leave half to other
+	 * users. */
 	if (resource == FA_RESOURCE_FDS && limits->all_fds && user_limit > limits->all_fds / 2)
 		user_limit = limit > limits->all_fds / 2 ? limit : limits->all_fds / 2;
 	if (user && !fits(amount, user_limit, user->used[resource]))

@@ -23,11 +23,11 @@ struct fa_tenants {
 	struct fa_list gone; /* unreferenced, oldest first */
 	unsigned int n_gone;
 	struct fa_list users;
-	uint64_t used_fds;              /* of all tenants */
+	uint64_t used_fds;              /* descriptors charged to all tenants together */
 	const struct fa_limits *limits; /* read for each charge; may change */
 };
 
-/* A uid's account, referenced by its tenants. */
+/* The account of a uid, which its tenants reference. */
 struct fa_user {
 	unsigned int n_refs;
 	struct fa_list link;
@@ -45,7 +45,7 @@ struct fa_tenant {
 	char *cgroup;         /* "" if unknown */
 	uint64_t used[_FA_RESOURCE_N];
 	struct fa_usage usage;           /* including sessions that ended */
-	struct fa_fd_reaper_queue queue; /* for a tenant without a user */
+	struct fa_fd_reaper_queue queue; /* closes the descriptors of a tenant without a user */
 };
 
 struct fa_charge {
@@ -55,7 +55,7 @@ struct fa_charge {
 };
 
 void fa_tenants_init(struct fa_tenants *tenants, const struct fa_limits *limits);
-/* No tenant may be referenced. Takes a zeroed struct. */
+/* Frees all tenants, of which none may be referenced. Takes a zeroed struct. */
 void fa_tenants_deinit(struct fa_tenants *tenants);
 
 int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
@@ -65,14 +65,14 @@ struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant);
 
 struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant);
 
-/* E.g. "buffer_bytes". */
+/* Returns a resource's name, like "buffer_bytes". */
 const char *fa_resource_name(enum fa_resource resource);
 
-/* Adds to @charge, which is zeroed or has the same tenant and resource. -EDQUOT. */
+/* Charges @amount to the tenant. @charge is zeroed or has the same tenant and resource. -EDQUOT. */
 int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_resource resource,
                   uint64_t amount, struct fa_error *error);
 
-/* @to is zeroed or has the same tenant and resource. */
+/* Moves a charge to @to, which is zeroed or has the same tenant and resource. */
 void fa_charge_move(struct fa_charge *to, struct fa_charge *from);
 
 void fa_charge_split(struct fa_charge *from, uint64_t amount, struct fa_charge *ret_charge);

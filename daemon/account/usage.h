@@ -8,11 +8,12 @@
 #define FA_USAGE_LATENCY_LOG2_MIN 10
 
 struct fa_usage {
-	uint64_t finished;   /* requests with any result */
-	uint64_t cancelled;  /* of these with -ECANCELED */
-	uint64_t failed;     /* of these with another error */
-	uint64_t busy_ns;    /* on the device, including steps' internal requests */
-	uint64_t latency_ns; /* from reception, of client requests run on the device */
+	uint64_t finished;  /* requests with any result */
+	uint64_t cancelled; /* requests that ended with -ECANCELED */
+	uint64_t failed;    /* requests that ended with another error */
+	uint64_t busy_ns;   /* time on the device, including steps' internal requests */
+	/* time since reception, summed over client requests that ran on the device */
+	uint64_t latency_ns;
 	uint64_t latency[FA_USAGE_LATENCY_BUCKETS];
 };
 

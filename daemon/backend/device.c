@@ -1,4 +1,4 @@
-/* This build's backends, and the choice among them. Loop thread, at start. */
+/* Lists this build's backends and chooses one at start. Loop thread. */
 #include "daemon/backend/device.h"
 
 #include <errno.h>
@@ -11,8 +11,8 @@ const struct fa_device_ops *const fa_device_backends[] = {
 	NULL,
 };
 
-/* True if a GPU seems to be there though opening it failed with @r: -ENXIO may also mean that the
- * driver was denied access. */
+/* Returns true if a GPU seems to be there though opening it failed with @r: -ENXIO may also mean
+ * that the driver was denied access. */
 static bool has_gpu(int r)
 {
 	return r != -ENXIO || access("/proc/driver/nvidia", F_OK) == 0;

@@ -76,7 +76,7 @@ struct fa_device_memory {
 	void *address;
 	uint64_t bytes;
 	bool writable;
-	void *backend; /* the backend's own */
+	void *backend; /* private to the backend */
 };
 
 /* An allocation of a client, passed as a descriptor that the driver has exported. */
@@ -98,9 +98,9 @@ enum fa_device_tensor {
 /* Arrays that many works share: a step's tables. Written once, before the first of these works is
  * launched. */
 struct fa_device_tables {
-	void *data; /* as the host addresses it */
+	void *data; /* address for the host */
 	size_t bytes;
-	uint64_t backend[2]; /* the backend's own */
+	uint64_t backend[2]; /* private to the backend */
 };
 
 /* A backend may use up to this many bytes, besides a step's tables, for plans of the step's
@@ -109,14 +109,14 @@ struct fa_device_tables {
 
 enum fa_device_op {
 	FA_DEVICE_ATTENTION, /* params */
-	FA_DEVICE_PAGED,     /* paged, in the pool's memory */
+	FA_DEVICE_PAGED,     /* the requests in `paged`, in the pool's memory */
 	FA_DEVICE_NONE,      /* nothing; never launched */
 };
 
 /* A gate: the work begins when the word has reached value (counted as a timeline's). */
 struct fa_device_gate {
-	const uint64_t *word;      /* as the device addresses it; NULL: no gate */
-	const uint64_t *host_word; /* the same word as the host addresses it */
+	const uint64_t *word;      /* address of the word for the device; NULL: no gate */
+	const uint64_t *host_word; /* address of the same word for the host */
 	uint64_t value;
 };
 
@@ -126,7 +126,7 @@ struct fa_device_gate {
  * The backend sets the rest.
  */
 struct fa_device_work {
-	struct fa_list link; /* the backend's from launch() to reap() */
+	struct fa_list link; /* used by the backend from launch() to reap() */
 	enum fa_device_op op;
 	const struct fa_attention_params *params;
 	/*
@@ -139,11 +139,11 @@ struct fa_device_work {
 	struct fa_paged_request *paged;
 	uint32_t n_paged;
 	struct fa_device_tables
-		*tables; /* set by the caller; NULL: arrays are in host memory only */
+		*tables; /* set by the caller; NULL: all arrays are in host memory */
 	/* Set by the caller: caches and steps of paged keep their address and contents as long as
 	 * tables, so works for other layers that come with the same ones may reuse this plan. */
 	bool reuse_plan;
-	/* The backend's, from *_prepare() to *_release(). */
+	/* Private to the backend, from *_prepare() to *_release(). */
 	void *prepared;
 	/* Set by the caller: a work that goes to the same queue before this one and is not
 	 * released, or NULL. As the two never run at the same time, paged_prepare() may take over
@@ -157,7 +157,7 @@ struct fa_device_work {
 	/* Set by paged_prepare(): how many prefixes, which sequences of paged share, are read once
 	 * for all of them. */
 	uint32_t shared_prefixes;
-	/* Set by the caller: words of the client's as the device addresses them (struct
+	/* Set by the caller: device addresses of words that the client reads (struct
 	 * fa_completion_slot), or NULL. If the work ends well, a device may write completion_value
 	 * to all of them before reap() returns the work. */
 	uint32_t *completion_words;
@@ -175,7 +175,7 @@ struct fa_device_work {
 	uint64_t started_ns, finished_ns;
 	atomic_bool cancelled;
 	struct fa_device_queue *queue;
-	uint64_t backend[8]; /* the backend's own */
+	uint64_t backend[8]; /* private to the backend */
 };
 
 /*
@@ -204,7 +204,8 @@ struct fa_device_ops {
 	/* -ENXIO: as far as the backend can tell, there is no such device. */
 	int (*open)(const struct fa_device_config *config, struct fa_error *error,
 	            struct fa_device **ret_device);
-	/* Every queue is freed and every memory released before. Takes NULL. */
+	/* Closes the device. Every queue must be freed and every memory released before. Takes
+	 * NULL. */
 	struct fa_device *(*close)(struct fa_device *device);
 	void (*describe)(struct fa_device *device, struct fa_device_info *ret_info);
 
@@ -324,8 +325,8 @@ struct fa_device_ops {
 	 * can. */
 	bool (*can_wait)(struct fa_device *device, const struct fa_device_queue *queue,
 	                 const struct fa_device_work *work);
-	/* The lane of @queue, which stays the same. A group's queues of high priority (> 0) share one
-	 * lane, and so do its others. NULL: all queues have one lane that is never full. */
+	/* Returns the lane of @queue, which stays the same. A group's queues of high priority (> 0)
+	 * share one lane, and so do its others. NULL: all queues have one lane that is never full. */
 	struct fa_device_lane *(*queue_lane)(struct fa_device_queue *queue);
 	/*
 	 * Starts @work, the next of @queue; never blocks. reap() reports errors, too. A refused

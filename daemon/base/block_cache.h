@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 struct fa_block_cache {
-	size_t bytes; /* of a block; larger requests bypass the cache */
+	size_t bytes; /* size of a block; larger requests bypass the cache */
 	unsigned int n;
 	struct fa_cached_block *first;
 };
@@ -15,8 +15,8 @@ struct fa_block_cache {
 void fa_block_cache_init(struct fa_block_cache *cache, size_t bytes);
 void fa_block_cache_deinit(struct fa_block_cache *cache);
 
-/* @bytes of zeros, aligned as by malloc(), or NULL. */
+/* Returns @bytes of zeros, aligned as by malloc(), or NULL. */
 void *fa_block_cache_get(struct fa_block_cache *cache, size_t bytes);
 
-/* @bytes: as requested. */
+/* Puts a block back. @bytes: as requested. */
 void fa_block_cache_put(struct fa_block_cache *cache, void *block, size_t bytes);

@@ -2,7 +2,7 @@
 
 #include <stddef.h>
 
-/* The later root becomes the earlier one's first child. */
+/* Merges two heaps. The later root becomes the earlier one's first child. */
 static struct fa_deadline *merge(struct fa_deadline *a, struct fa_deadline *b)
 {
 	struct fa_deadline *tmp;

@@ -7,11 +7,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A node; zeros: in no heap. */
+/* A node of a heap. A zeroed node is in no heap. */
 struct fa_deadline {
 	uint64_t at_ns;
 	struct fa_deadline *child, *next;
-	struct fa_deadline *prev; /* left sibling; of a first child, the parent */
+	struct fa_deadline *prev; /* left sibling; the parent, if this is a first child */
 	bool linked;
 };
 
@@ -22,5 +22,5 @@ struct fa_deadline_heap {
 void fa_deadline_heap_insert(struct fa_deadline_heap *deadlines, struct fa_deadline *deadline,
                              uint64_t at_ns);
 
-/* No effect if it is in no heap. */
+/* Removes a deadline. Does nothing if it is in no heap. */
 void fa_deadline_heap_remove(struct fa_deadline_heap *deadlines, struct fa_deadline *deadline);

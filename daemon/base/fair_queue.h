@@ -20,16 +20,17 @@ enum fa_fair_queue_class {
 };
 
 struct fa_fair_queue {
-	struct fa_deadline_heap groups; /* those with entries, by use */
-	uint64_t floor;                 /* use of the last group served; never falls */
+	struct fa_deadline_heap groups; /* groups with entries, by use */
+	uint64_t floor;                 /* use of the group served last; never falls */
 	uint64_t slack;                 /* set by the caller */
 };
 
 struct fa_fair_queue_group {
 	struct fa_deadline place;
 	uint64_t used;
-	struct fa_list ready[_FA_FAIR_QUEUE_CLASS_N]; /* entries, next ones first */
-	unsigned int n_picks;                         /* with a choice between classes */
+	struct fa_list ready[_FA_FAIR_QUEUE_CLASS_N]; /* entries, of which the first is next */
+	/* picks at which there was a choice between classes */
+	unsigned int n_picks;
 };
 
 static inline enum fa_fair_queue_class fa_fair_queue_class(int priority)
@@ -43,7 +44,7 @@ void fa_fair_queue_group_init(struct fa_fair_queue_group *group);
 void fa_fair_queue_add(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                        enum fa_fair_queue_class class, struct fa_list *link);
 
-/* No effect if @link is in no list. */
+/* Removes @link. Does nothing if it is in no list. */
 void fa_fair_queue_remove(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                           struct fa_list *link);
 
@@ -52,13 +53,13 @@ static inline bool fa_fair_queue_empty(const struct fa_fair_queue *queue)
 	return !queue->groups.root;
 }
 
-/* The entry to serve next, moved to the end of its class; NULL: none. */
+/* Returns the entry to serve next, and moves it to the end of its class; NULL: none. */
 struct fa_list *fa_fair_queue_next(struct fa_fair_queue *queue);
 
 /* Undoes the last fa_fair_queue_next(), which returned @link of @group. */
 void fa_fair_queue_put_back(struct fa_fair_queue_group *group, enum fa_fair_queue_class class,
                             struct fa_list *link);
 
-/* A negative @amount is a refund. */
+/* Adds @amount to the group's use. A negative @amount is a refund. */
 void fa_fair_queue_charge(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                           int64_t amount);

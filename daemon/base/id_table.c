@@ -17,7 +17,7 @@ void fa_id_table_deinit(struct fa_id_table *table)
 	*table = (struct fa_id_table){};
 }
 
-/* The slot of @id, or the empty slot for it. */
+/* Returns the slot of @id, or the empty slot for it. */
 static size_t probe(const struct fa_id_table *table, uint32_t id)
 {
 	size_t slot = home(table, id);
@@ -106,7 +106,7 @@ void *fa_id_table_pop(struct fa_id_table *table)
 {
 	if (!table->n_used)
 		return NULL;
-	/* take() fills no earlier slot than it empties. */
+	/* Search from here on: take() fills no earlier slot than it empties. */
 	while (!table->entries[table->first].id)
 		++table->first;
 	return take(table, table->first);

@@ -13,7 +13,7 @@ struct fa_id_table_entry {
 	void *value;
 };
 
-/* Zeroed: empty. */
+/* A zeroed table is empty. */
 struct fa_id_table {
 	struct fa_id_table_entry *entries;
 	size_t n_slots; /* a power of two, or 0 */
@@ -25,10 +25,10 @@ void fa_id_table_deinit(struct fa_id_table *table);
 
 void *fa_id_table_find(const struct fa_id_table *table, uint32_t id);
 
-/* -EEXIST, -ENOMEM. @value is not NULL. */
+/* Adds @value, which is not NULL. -EEXIST, -ENOMEM. */
 int fa_id_table_add(struct fa_id_table *table, uint32_t id, void *value);
 
 void *fa_id_table_remove(struct fa_id_table *table, uint32_t id);
 
-/* Any value; NULL: empty. */
+/* Removes and returns any value; NULL: the table is empty. */
 void *fa_id_table_pop(struct fa_id_table *table);

@@ -16,7 +16,7 @@
 #include <systemd/sd-journal.h>
 
 #define LINE_BYTES 1024
-/* For lines about clients. */
+/* Limits the lines that clients cause. */
 #define CLIENT_LINES_BURST 100
 #define CLIENT_LINES_PER_SECOND 5
 
@@ -43,8 +43,8 @@ static const char *level_name(enum fa_log_level level)
 	}
 }
 
-/* JOURNAL_STREAM names the stream that systemd connected to the journal. As it is inherited, stderr
- * may have been redirected since. */
+/* Returns true if stderr is connected to the journal. JOURNAL_STREAM names the stream that systemd
+ * connected; as it is inherited, stderr may have been redirected since. */
 static bool stderr_is_journal(void)
 {
 	const char *stream = getenv("JOURNAL_STREAM");
@@ -106,7 +106,7 @@ static void write_line(const struct fa_log_subject *subject, enum fa_log_level l
 		n = snprintf(line, sizeof(line), "%sfad: %s%s\n", prefix, level_name(level), text);
 	if (n >= (int)sizeof(line))
 		n = sizeof(line) - 1;
-	/* One write keeps lines of several processes apart. */
+	/* Write once, so that lines of several processes stay apart. */
 	if (write(STDERR_FILENO, line, (size_t)n) < 0)
 		return;
 }
@@ -133,7 +133,7 @@ void fa_log(enum fa_log_level level, const char *format, ...)
 	va_end(args);
 }
 
-/* A token bucket in units of time. */
+/* Returns true if another line may be logged. This is a token bucket in units of time. */
 static bool rate_limit_allows(void)
 {
 	const uint64_t cost = FA_NS_PER_SEC / CLIENT_LINES_PER_SECOND;

@@ -21,7 +21,7 @@ enum fa_log_target {
 	FA_LOG_JOURNAL,
 };
 
-/* Default: FA_LOG_STDERR, FA_LOG_INFO. */
+/* Sets target and level. They start as FA_LOG_STDERR and FA_LOG_INFO. */
 void fa_log_set(enum fa_log_target target, enum fa_log_level level);
 
 enum fa_log_target fa_log_resolve(enum fa_log_target target);

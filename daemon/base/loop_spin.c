@@ -3,9 +3,9 @@
 #include "common/clock.h"
 #include "common/cpu.h"
 
-/* A client that spins, too, has sent its next message by then. */
+/* How long the loop spins. A client that spins, too, has sent its next message by then. */
 #define SPIN_NS (50 * FA_NS_PER_US)
-/* Spin if messages are this close: a round trip's time with both sides asleep. */
+/* The loop spins only if messages come this close: a round trip's time with both sides asleep. */
 #define GAP_MAX_NS (100 * FA_NS_PER_US)
 #define BACKOFF_MESSAGES 256
 

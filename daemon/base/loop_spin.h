@@ -12,7 +12,7 @@
 #include <uv.h>
 
 struct fa_loop_spin {
-	uv_idle_t idle; /* while spinning: makes the loop poll without a timeout */
+	uv_idle_t idle; /* active while spinning: makes the loop poll without a timeout */
 	uint64_t last_ns;
 	struct fa_backoff backoff;
 	bool disabled; /* a single processor: the client could not run */
@@ -21,8 +21,8 @@ struct fa_loop_spin {
 
 void fa_loop_spin_init(struct fa_loop_spin *spin, uv_loop_t *loop);
 
-/* Called for each message. */
+/* Call for each message. */
 void fa_loop_spin_note(struct fa_loop_spin *spin);
 
-/* Called before the handle is closed. */
+/* Call before the handle is closed. */
 void fa_loop_spin_stop(struct fa_loop_spin *spin);

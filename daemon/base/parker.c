@@ -12,17 +12,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Longest spin; only shorter sleeps make spinning worth it. */
+/* The longest spin. Only sleeps shorter than this make spinning worth it. */
 #define SPIN_MAX_NS (50 * FA_NS_PER_US)
 #define SPIN_MIN_NS (5 * FA_NS_PER_US)
-/* Spin after the descriptor's wake-up: it has only just woken the waker as well. */
+/* How long the thread spins after the descriptor woke it, as the waker has only just woken up as
+ * well. */
 #define WATCH_SPIN_NS (200 * FA_NS_PER_US)
-/* Sleeps that do not watch the descriptor after several wake-ups in vain. */
+/* After several wake-ups in vain, at most this many sleeps do not watch the descriptor. */
 #define WATCH_SKIPS 64
-/* The same for polling. Longer work counts as slow. */
+/* The longest spin while polling. Work that takes longer counts as slow. */
 #define POLL_SPIN_MAX_NS (200 * FA_NS_PER_US)
 #define POLL_SPIN_MIN_NS (10 * FA_NS_PER_US)
-/* A sleep between two looks: a fraction of the time waited so far, with a maximum. */
+/* A sleep between two looks takes this fraction of the time waited so far, up to a maximum. */
 #define POLL_PAUSE_FRACTION 16
 #define POLL_PAUSE_MAX_NS FA_NS_PER_MS
 
@@ -33,7 +34,7 @@ enum signal {
 	PARKED_WATCHING,
 };
 
-/* @before: the word before it was set. */
+/* Wakes a sleeping thread. @before: value of the word before it was set. */
 static void wake_thread(struct fa_parker *parker, uint32_t before)
 {
 	if (before == PARKED)
@@ -92,7 +93,7 @@ void fa_parker_prewake(struct fa_parker *parker)
 
 bool fa_parker_consume(struct fa_parker *parker)
 {
-	/* A waker after this load leaves SIGNALLED for the next look. */
+	/* A waker that comes after this load leaves SIGNALLED for the next look. */
 	if (atomic_load_explicit(&parker->signal, memory_order_relaxed) == AWAKE)
 		return false;
 	if (atomic_exchange(&parker->signal, AWAKE) != SIGNALLED)
@@ -133,13 +134,13 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t until_ns
 		.tv_nsec = (long)(until_ns % FA_NS_PER_SEC),
 	};
 
-	/* Absolute, CLOCK_MONOTONIC. Why it returned does not matter. */
+	/* The time is absolute, of CLOCK_MONOTONIC. Why the call returned does not matter. */
 	(void)syscall(SYS_futex, word, FUTEX_WAIT_BITSET_PRIVATE, value,
 	              until_ns == FA_NS_NEVER ? NULL : &timeout, NULL, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Returns true if only the descriptor has woken the thread; *ret_prepared: fa_parker_prewake()
- * has. */
+/* Returns true if only the descriptor has woken the thread. *ret_prepared: fa_parker_prewake() has
+ * woken it. */
 static bool sleep_on_fd(struct fa_parker *parker, uint64_t until_ns, bool *ret_prepared)
 {
 	struct pollfd fds[] = { { .fd = parker->watch_fd, .events = POLLIN },
@@ -156,7 +157,7 @@ static bool sleep_on_fd(struct fa_parker *parker, uint64_t until_ns, bool *ret_p
 		return false;
 	if (ppoll(fds, 2, until_ns == FA_NS_NEVER ? NULL : &timeout, NULL) < 0)
 		fds[0].revents = fds[1].revents = 0;
-	/* A late write causes one wake-up in vain. */
+	/* If the write comes late, it causes one wake-up in vain. */
 	if (fds[1].revents)
 		(void)eventfd_read(parker->wake_fd, &count);
 	if (atomic_compare_exchange_strong(&parker->signal, &watching, AWAKE))
@@ -173,7 +174,7 @@ static bool may_watch(struct fa_parker *parker)
 	return fa_backoff_next(&parker->watch_backoff);
 }
 
-/* Both return true after fa_parker_prewake(). */
+/* Sleeps on the word. This function and the next return true after fa_parker_prewake(). */
 static bool sleep_on_futex(struct fa_parker *parker, uint64_t until_ns)
 {
 	uint32_t awake = AWAKE;

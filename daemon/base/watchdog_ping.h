@@ -9,7 +9,7 @@
 #include <sys/un.h>
 
 struct fa_watchdog_ping {
-	int fd; /* -1: only sd_notify() supports the address */
+	int fd; /* -1: the address is one that only sd_notify() supports */
 	struct sockaddr_un address;
 	socklen_t address_bytes;
 };

@@ -16,16 +16,16 @@
 
 struct fa_completion_records {
 	atomic_uint n_refs;
-	void *memory; /* the ring; its words say whether the client sleeps */
+	void *memory; /* the client's ring; its words say whether the client sleeps */
 	uint64_t memory_bytes;
 	struct fa_record *entries;
 	uint32_t n_records; /* per stream */
 	int wake_fd;
-	/* Keep the memory's contents: the daemon ends, and the client has yet to read them. Set by
-	 * any holder of a reference. */
+	/* Keep the memory's contents, because the daemon ends and the client has yet to read them.
+	 * Any holder of a reference may set this. */
 	bool keep_memory;
 
-	/* The engine's list of clients to wake. */
+	/* Next in the engine's list of clients to wake. */
 	struct fa_completion_records *next;
 };
 

@@ -16,7 +16,7 @@
 #include <errno.h>
 #include <signal.h>
 
-/* Launches per iteration of the loop thread, whose rings wait meanwhile. */
+/* How many jobs an iteration of the loop thread launches. The client's rings wait meanwhile. */
 #define LOOP_LAUNCHES 1
 /* Jobs of a batch that go to the engine together, which launches them while the loop thread reads
  * the next. CUDA streams hold as many; fewer would mean more locking. */
@@ -135,7 +135,7 @@ struct fa_engine_group *fa_engine_group_free(struct fa_engine_group *group)
 {
 	if (!group)
 		return NULL;
-	/* Freed with the group's last queue. */
+	/* The device's group was freed with the last queue. */
 	assert(!group->device);
 	free(group);
 	return NULL;
@@ -200,7 +200,8 @@ struct fa_stream *fa_stream_free(struct fa_stream *stream)
 	return NULL;
 }
 
-/* Called before any other message about a job, which the engine must have first. */
+/* Sends the staged jobs to the inbox. Called before any other message about a job, which must reach
+ * the engine first. */
 static void send_staged(struct fa_engine *engine)
 {
 	if (fa_list_empty(&engine->staged))
@@ -213,7 +214,8 @@ static void send_staged(struct fa_engine *engine)
 	fa_engine_wake(engine);
 }
 
-/* Bypasses the inbox, once drained. With state_mutex. */
+/* Hands the staged jobs to the scheduler directly. The inbox was drained, and the caller holds
+ * state_mutex. */
 static void receive_staged(struct fa_engine *engine)
 {
 	if (engine->inbox_posted)
@@ -271,8 +273,8 @@ void fa_engine_batch_end(struct fa_engine *engine)
 	send_staged(engine);
 }
 
-/* The engine thread is faster with a large batch: it launches while this thread reads. Handling a
- * lost device may take long. */
+/* Returns true if this thread may run an iteration. With a large batch the engine thread is faster,
+ * as it launches while this thread reads. Handling a lost device may take long. */
 static bool may_poll(struct fa_engine *engine)
 {
 	if (!engine->polled || engine->n_batched > 1 ||
@@ -294,17 +296,17 @@ bool fa_engine_poll(struct fa_engine *engine)
 		send_staged(engine);
 		return false;
 	}
-	/* With state_mutex, as where the engine thread clears it. */
+	/* Read under state_mutex, as the engine thread clears the flag under it. */
 	polled_before = atomic_load_explicit(&engine->loop_polls, memory_order_relaxed);
 	if (!polled_before)
 		atomic_store_explicit(&engine->loop_polls, true, memory_order_relaxed);
-	/* This thread is the only writer. */
+	/* A plain load and store are enough, as only this thread writes the counter. */
 	atomic_store_explicit(&engine->loop_poll_count, n_polls + 1, memory_order_relaxed);
 	receive_staged(engine);
 	fa_engine_iterate(engine, LOOP_LAUNCHES);
 	more = fa_engine_can_launch(engine);
 	pthread_mutex_unlock(&engine->state_mutex);
-	/* The engine thread stands by, in case this thread comes back late. */
+	/* Wake the engine thread to stand by, in case this thread comes back late. */
 	if (more || !polled_before)
 		fa_engine_wake(engine);
 	return more;
@@ -333,7 +335,7 @@ void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream
 	fa_stream_publish(stream, value, outcome);
 }
 
-/* Ended jobs need no answer. */
+/* A job that has ended needs no answer. */
 static void answer(struct fa_engine *engine, struct fa_job *job, int status,
                    const struct fa_error *error)
 {
@@ -362,7 +364,7 @@ void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
 	bool more;
 
 	job->confirming = false;
-	/* The engine thread handles a lost device. */
+	/* Leave a lost device to the engine thread. */
 	if ((engine->ops->is_lost && engine->ops->is_lost(engine->device)) ||
 	    pthread_mutex_trylock(&engine->state_mutex) != 0) {
 		answer(engine, job, status, error);
@@ -377,7 +379,7 @@ void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
 		fa_engine_wake(engine);
 }
 
-/* NULL: already taken. */
+/* Returns the job @value, or NULL if it was taken. */
 static struct fa_job *find_job(struct fa_stream *stream, uint64_t value)
 {
 	struct fa_list *pos, *chain = &stream->index[value % FA_STREAM_CHAINS];

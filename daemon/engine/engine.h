@@ -31,34 +31,35 @@ struct fa_stream;
 struct fa_job {
 	/* Set by the loop thread before submission. */
 	struct fa_stream *stream;
-	uint64_t id;          /* the client's message */
-	uint64_t value;       /* in the stream: 1, 2, 3… without gaps */
+	uint64_t id;          /* id of the client's message */
+	uint64_t value;       /* number of the job in its stream: 1, 2, 3… without gaps */
 	uint64_t deadline_ns; /* FA_NS_NEVER: none */
 	uint64_t queued_ns;
 	struct fa_attention_params params; /* its pointers stay valid as long as the job */
 	void *owner;                       /* the session; opaque */
-	/* The job does not start (without device work: does not finish) before
-	 * fa_engine_release(). */
+	/* The job does not start before fa_engine_release(). Without device work, it does not
+	 * finish before that. */
 	bool held;
-	/* After success (without device work: after earlier jobs) it is taken with `confirming`
-	 * set, and finishes with fa_engine_confirm(). */
+	/* fa_engine_take() returns the job with `confirming` set after its success (without device
+	 * work: after earlier jobs). fa_engine_confirm() then finishes it. */
 	bool confirms;
 	bool confirming;
-	/* The job and its successors start when its waits are met; its signals are written when it
-	 * finishes, with any status. NULL: none. Lives as long as the job. */
+	/* The job and its successors start when the waits are met. The signals are written when the
+	 * job finishes, with any status. NULL: no gates. Must live as long as the job. */
 	struct fa_gates *gates;
 	/* The job ends with its predecessor's error. Cancelling one job of a chain cancels all. */
 	bool chained;
-	/* The device may write the stream's words (fa_engine_stream_set_device_words) on success.
-	 * Only if nothing else of the stream is in flight, and nothing follows the device work. */
+	/* The device may write the stream's words (fa_engine_stream_set_device_words) when the job
+	 * succeeds. Set only if nothing else of the stream is in flight, and nothing follows the
+	 * device work. */
 	bool device_completes;
 
-	/* A refused job comes with status and error set: it is not launched, and finishes in
-	 * order. */
+	/* A job submitted with status and error set was refused: it is not launched, and finishes
+	 * in order. */
 	int status;
 	struct fa_error error;
 	uint64_t started_ns, finished_ns;
-	uint64_t number; /* for the record; set by the loop thread */
+	uint64_t number; /* number of the job for its record; set by the loop thread */
 
 	/* Used by the engine only. */
 	struct fa_list link;        /* in the stream, then among the finished */
@@ -67,12 +68,12 @@ struct fa_job {
 	struct fa_list answer_link; /* inbox.answered, or jobs to be confirmed */
 	int answer;                 /* status of fa_engine_release() or fa_engine_confirm() */
 	struct fa_error answer_error;
-	int cancel_status; /* loop thread: of the first cancel */
+	int cancel_status; /* status of the first cancel; loop thread */
 	int end_status;    /* why the device was asked to stop early */
 	unsigned int state;
 	bool delivered;    /* in the outbox; under the mailbox mutex */
 	bool chain_ended;  /* its predecessor in the chain failed */
-	bool device_gated; /* launched early: the device waits for the gate */
+	bool device_gated; /* launched before its gate opened: the device waits for the gate */
 	struct fa_deadline deadline;
 	struct fa_device_work work;
 };
@@ -88,29 +89,30 @@ int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata
 /* Starts the engine thread. @device was opened with fa_engine_wake as notify. */
 int fa_engine_start(struct fa_engine *engine, struct fa_device *device);
 
-/* Stops the thread. All streams must be taken, and the device idle. Takes NULL. */
+/* Stops the thread and frees the engine. All streams must have been taken, and the device must be
+ * idle. @engine may be NULL. */
 struct fa_engine *fa_engine_free(struct fa_engine *engine);
 
-/* Returns true and the reason if the device is lost: then every job ends with -ENODEV, a running
- * one when the device returns it. Any thread. */
+/* Returns true and the reason if the device is lost. From then on every job ends with -ENODEV, a
+ * running one when the device returns it. Any thread may call. */
 bool fa_engine_lost(struct fa_engine *engine, struct fa_error *ret_reason);
 
-/* The engine thread, too, wakes up when @fd becomes readable, once. Duplicates @fd. A failure costs
- * latency only. */
+/* Makes the engine thread, too, wake up once when @fd becomes readable. Duplicates @fd. A failure
+ * costs latency only. */
 void fa_engine_watch_fd(struct fa_engine *engine, int fd);
 
-/* Any thread. @engine is a struct fa_engine. */
+/* Wakes the engine thread. @engine is a struct fa_engine. Any thread may call. */
 void fa_engine_wake(void *engine);
 
 /* ---- loop thread only */
 
-/* Streams with one share of the device together: a session's. Freed after its streams; takes
- * NULL. */
+/* Makes a group: the streams of a session, which together have one share of the device. Free it
+ * after its streams; fa_engine_group_free() takes NULL. */
 int fa_engine_group_new(struct fa_engine *engine, struct fa_engine_group **ret_group);
 struct fa_engine_group *fa_engine_group_free(struct fa_engine_group *group);
 
-/* @slot outlives the stream. @owner is opaque. @first: the value of its first job, 1 unless it
- * follows an earlier stream in the same slot. */
+/* Makes a stream. @slot must outlive the stream. @owner is opaque. @first is the value of the first
+ * job: 1, unless the stream follows an earlier one in the same slot. */
 int fa_engine_stream_new(struct fa_engine_group *group, int priority,
                          struct fa_completion_slot *slot, uint64_t first, void *owner,
                          struct fa_stream **ret_stream);
@@ -122,17 +124,18 @@ void fa_engine_stream_set_records(struct fa_stream *stream, struct fa_completion
  * (fa_device_work.completion_words). */
 void fa_engine_stream_set_device_words(struct fa_stream *stream, uint32_t *words);
 void *fa_stream_owner(struct fa_stream *stream);
-/* All jobs up to this value are finished. Clients cannot write it. Any thread. */
+/* Returns a value up to which all jobs are finished. Clients cannot write it. Any thread may
+ * call. */
 uint64_t fa_stream_finished(struct fa_stream *stream);
 
-/* Consumes @job until it is taken. Never blocks or fails. The job can be taken once the client sees
- * it finished. */
+/* Queues @job, which the engine owns until fa_engine_take() returns it. Never blocks or fails. The
+ * job can be taken once the client sees it finished. */
 void fa_engine_submit(struct fa_engine *engine, struct fa_job *job);
 
-/* Jobs will follow: a sleeping engine thread wakes up meanwhile. */
+/* Wakes a sleeping engine thread early, as jobs will follow. */
 void fa_engine_prewake(struct fa_engine *engine);
 
-/* Jobs submitted in between reach the engine together, or a few at a time. */
+/* Begins a batch: jobs submitted until its end reach the engine together, or a few at a time. */
 void fa_engine_batch_begin(struct fa_engine *engine);
 void fa_engine_batch_end(struct fa_engine *engine);
 
@@ -145,17 +148,18 @@ void fa_engine_batch_end(struct fa_engine *engine);
 bool fa_engine_poll(struct fa_engine *engine);
 void fa_engine_poll_end(struct fa_engine *engine);
 
-/* Finishes @value, the stream's next, without a job. The stream is idle; the client is not
+/* Finishes @value, the next of @stream, without a job. The stream must be idle. The client is not
  * woken. */
 void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                               const struct fa_outcome *outcome);
 
-/* Lets a held job start, or ends it with @status and @error. Once; not after it was taken. */
+/* Lets a held job start, or ends it with @status and @error. Call it once, and not after the job
+ * was taken. */
 void fa_engine_release(struct fa_engine *engine, struct fa_job *job, int status,
                        const struct fa_error *error);
 
-/* Finishes a confirming job with @status. It is taken again: next, if the engine is not in an
- * iteration. */
+/* Finishes a confirming job with @status. fa_engine_take() returns it again: next, if the engine is
+ * not in an iteration. */
 void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
                        const struct fa_error *error);
 
@@ -163,8 +167,8 @@ void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
 void fa_engine_cancel(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                       int status);
 
-/* Cancels all jobs of @stream with @status. The stream is taken once, after them; then
- * fa_stream_free() it. */
+/* Cancels all jobs of @stream with @status. fa_engine_take() returns the stream once, after its
+ * jobs; then call fa_stream_free(). */
 void fa_engine_stream_close(struct fa_engine *engine, struct fa_stream *stream, int status);
 struct fa_stream *fa_stream_free(struct fa_stream *stream);
 
@@ -181,11 +185,11 @@ bool fa_engine_has_events(struct fa_engine *engine);
  * requested last is complete (initially true). Wakes the thread. */
 bool fa_engine_heartbeat(struct fa_engine *engine);
 
-/* Counters; any thread. */
+/* Counters, which any thread may read. */
 struct fa_engine_stats {
 	uint64_t submitted, finished, launched;
-	uint64_t cancelled; /* with -ECANCELED */
-	uint64_t failed;    /* with another error */
-	uint64_t busy_ns;   /* from started to finished */
+	uint64_t cancelled; /* jobs that ended with -ECANCELED */
+	uint64_t failed;    /* jobs that ended with another error */
+	uint64_t busy_ns;   /* sum of the jobs' times from start to finish */
 };
 void fa_engine_stats(struct fa_engine *engine, struct fa_engine_stats *ret_stats);

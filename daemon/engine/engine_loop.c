@@ -9,25 +9,25 @@
 #include <errno.h>
 #include <sys/prctl.h>
 
-/* Bounds an iteration: new decodes must not wait for many launches. */
+/* Bounds the launches of an iteration: new decodes must not wait for many launches. */
 #define LAUNCHES_PER_ITERATION 16
 /* Polls of the hot gates between two iterations. */
 #define GATE_POLLS_PER_ITERATION 32
 
-/* Attempts at a mutex before sleeping. */
+/* How often a thread tries to lock a mutex before it sleeps. */
 #define LOCK_TRIES 200
 
-/* The loop thread is absent after once to twice this time without a poll. */
+/* How soon the loop thread counts as absent: after once to twice this time without a poll. */
 #define STANDBY_TIMEOUT_NS (4 * FA_NS_PER_US)
-/* The engine thread on standby spins for so long, then sleeps between checks. */
+/* How long the engine thread on standby spins before it sleeps between checks. */
 #define STANDBY_SPIN_BUSY_NS (200 * FA_NS_PER_US)
 #define STANDBY_SPIN_IDLE_NS (50 * FA_NS_PER_US)
 #define STANDBY_SLEEP_NS (100 * FA_NS_PER_US)
 /* Pause instructions between reads of the clock. */
 #define STANDBY_RELAX 16
 
-/* Held for a few stores, often when this thread has just seen the first: sleeping would take longer
- * than a small job. */
+/* Spins for the mutex before it sleeps. The owner holds it for a few stores only, and sleeping
+ * would take longer than a small job. */
 void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex)
 {
 	for (int i = 0; engine->parker.may_spin && i < LOCK_TRIES; i++) {
@@ -40,7 +40,7 @@ void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex)
 
 /* ---- one iteration */
 
-/* First: a cancel or close in the same inbox may refer to them. */
+/* Handle new jobs first, as a cancel or close in the same inbox may refer to them. */
 void fa_engine_drain_inbox(struct fa_engine *engine)
 {
 	struct fa_list submitted, cancelled, answered, closing;
@@ -80,7 +80,7 @@ void fa_engine_drain_inbox(struct fa_engine *engine)
 	}
 }
 
-/* launch() ends waiting jobs, in the order of the run queue. */
+/* Notices a lost device. From then on launch() ends waiting jobs, in the order of the run queue. */
 static void check_device(struct fa_engine *engine)
 {
 	if (engine->lost || !engine->ops->health ||
@@ -150,8 +150,8 @@ static void publish_job(struct fa_job *job)
 		fa_gates_signal(job->gates, job->status);
 }
 
-/* Returns sleeping clients, each once and with a reference: they are woken without the mutex, when
- * their streams may be gone. */
+/* Returns the records of sleeping clients, each once and with a reference. The clients are woken
+ * without the mutex, when their streams may be gone. */
 static struct fa_completion_records *find_sleepers(const struct fa_list *done)
 {
 	struct fa_completion_records *sleepers = NULL, *last = NULL;
@@ -209,8 +209,8 @@ static void deliver(struct fa_engine *engine)
 	fa_engine_count(&engine->stats.cancelled, cancelled);
 	fa_engine_count(&engine->stats.failed, failed);
 
-	/* Under the mutex: the client reacts to a finished job, which the loop thread must then
-	 * find in the outbox. */
+	/* Publish under the mutex: a client reacts to a finished job, which the loop thread must
+	 * then find in the outbox. */
 	fa_engine_lock(engine);
 	was_empty = fa_list_empty(&engine->outbox.finished) &&
 	            fa_list_empty(&engine->outbox.confirms) &&
@@ -242,7 +242,7 @@ static int launch(struct fa_engine *engine, int max)
 	return n;
 }
 
-/* After the launches, which are more urgent. */
+/* Makes the parker poll for launched jobs. Called after the launches, which are more urgent. */
 static void poll_launched(struct fa_engine *engine, int n_launched)
 {
 	if (engine->polled && n_launched)
@@ -289,7 +289,7 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 	poll_launched(engine, n);
 	reap(engine);
 	fa_engine_retry_deferred(engine);
-	/* Before deliver(), so that the lane does not run dry. */
+	/* Launch before deliver(), so that the lane does not run dry. */
 	if (engine->lane_freed && !engine->deadlines.root) {
 		const int refills = launch(engine, LAUNCHES_PER_ITERATION);
 
@@ -297,7 +297,7 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 		n += refills;
 	}
 	engine->lane_freed = false;
-	/* Before the gates: a signal may open one. */
+	/* Deliver before polling gates, as a signal may open one. */
 	deliver(engine);
 	expire(engine);
 	fa_engine_poll_gates(engine);
@@ -309,7 +309,8 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 	(void)update_needs_polling(engine);
 }
 
-/* For a device that notifies: its threads need the lock that reap() takes. */
+/* Looks at the gates between iterations, repeatedly only if the device notifies: an iteration calls
+ * reap(), which takes a lock that such a device's threads need. */
 static void spin_on_gates(struct fa_engine *engine)
 {
 	int looks = engine->polled || !engine->parker.may_spin ? 1 : GATE_POLLS_PER_ITERATION;
@@ -384,7 +385,8 @@ static bool stand_by(struct fa_engine *engine, struct standby *standby)
 		*standby = (struct standby){ .needs_polling = needs_polling, .since_ns = begin_ns };
 	if (begin_ns - standby->since_ns > spin_ns || !engine->parker.may_spin)
 		fa_parker_sleep(&engine->parker, begin_ns + STANDBY_SLEEP_NS);
-	/* Seldom: each read takes the cache line away from the loop thread, its writer. */
+	/* Look seldom: each read takes the cache line away from the loop thread, which writes
+	 * it. */
 	do {
 		for (int i = 0; i < STANDBY_RELAX && !fa_parker_is_woken(&engine->parker); i++)
 			fa_parker_relax(&engine->parker);
@@ -393,7 +395,7 @@ static bool stand_by(struct fa_engine *engine, struct standby *standby)
 	if (!needs_polling || fa_parker_is_woken(&engine->parker) ||
 	    atomic_load_explicit(&engine->loop_poll_count, memory_order_relaxed) != n_polls)
 		return false;
-	/* The loop thread is busy elsewhere, or inside a long iteration. */
+	/* If the lock is taken, the loop thread is busy elsewhere or inside a long iteration. */
 	if (pthread_mutex_trylock(&engine->state_mutex) != 0)
 		return false;
 	atomic_store_explicit(&engine->loop_polls, false, memory_order_relaxed);

@@ -36,7 +36,8 @@ bool fa_gates_last_wait(const struct fa_gates *gates, struct fa_device_gate *ret
 	return true;
 }
 
-/* Called with the mutex held. Another stream may have signalled a later value already. */
+/* Writes one signal. The caller holds the mutex. Another stream may have signalled a later value
+ * already. */
 static void signal_one(struct fa_timeline_words *words, const struct fa_gate *gate, int status)
 {
 	struct fa_timeline_out *out = &words->out[gate->slot];

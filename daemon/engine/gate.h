@@ -14,13 +14,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A session's timeline; session/timeline.c makes it. Outlives the session's jobs. */
+/* The words of a session's timeline, which session/timeline.c makes. They outlive the session's
+ * jobs. */
 struct fa_timeline_words {
 	struct fa_timeline_in *in;
 	struct fa_timeline_out *out;
 	pthread_mutex_t mutex;
-	_Atomic uint64_t values[FA_TIMELINE_SLOTS]; /* of out; private to the daemon */
-	/* Device address of in; NULL: not mapped. Set by the loop thread. */
+	/* the values written to `out`; private to the daemon */
+	_Atomic uint64_t values[FA_TIMELINE_SLOTS];
+	/* Device address of `in`; NULL: not mapped. The loop thread sets it. */
 	const struct fa_timeline_in *_Atomic in_at;
 };
 
@@ -45,8 +47,8 @@ static inline struct fa_gate *fa_gates_signals(struct fa_gates *gates)
 /* Returns true if all waits are met; a met wait stays met. */
 bool fa_gates_met(struct fa_gates *gates);
 
-/* After fa_gates_met() was false: returns true if one wait is left whose word the device can poll.
- * @ret_wait may be NULL. */
+/* Call after fa_gates_met() returned false. Returns true if one wait is left whose word the device
+ * can poll. @ret_wait may be NULL. */
 bool fa_gates_last_wait(const struct fa_gates *gates, struct fa_device_gate *ret_wait);
 
 void fa_gates_signal(struct fa_gates *gates, int status);

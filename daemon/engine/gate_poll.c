@@ -1,14 +1,15 @@
 /*
- * Polls the gates of jobs: recent ones in every iteration, others between sleeps. With state_mutex.
+ * Polls the gates of jobs: recent ones in every iteration, others between sleeps. Callers hold
+ * state_mutex.
  */
 #include "daemon/engine/private.h"
 
 #include "common/clock.h"
 
-/* A gate is polled in each iteration for so long, */
+/* How long a gate is polled in each iteration. */
 #define GATE_HOT_NS (200 * FA_NS_PER_US)
-/* then between sleeps of a fraction of the time waited, with a maximum that grows for long
- * waits. */
+/* Later the engine sleeps between polls, for this fraction of the time waited. The maximum of the
+ * sleep grows for long waits. */
 #define GATE_PAUSE_PART 16
 #define GATE_PAUSE_MAX_NS FA_NS_PER_MS
 #define GATE_LONG_NS FA_NS_PER_SEC
@@ -23,7 +24,7 @@ static uint64_t gate_pause_ns(uint64_t waited_ns)
 	return waited_ns / GATE_PAUSE_PART < max_ns ? waited_ns / GATE_PAUSE_PART : max_ns;
 }
 
-/* Round robin. */
+/* Polls the hot gates in turn, a bounded number each time. */
 static void poll_hot_gates(struct fa_engine *engine, uint64_t now_ns)
 {
 	struct fa_list due;
@@ -42,7 +43,7 @@ static void poll_hot_gates(struct fa_engine *engine, uint64_t now_ns)
 			fa_deadline_heap_insert(&engine->parked_gates, &stream->gate_parked,
 			                        now_ns + gate_pause_ns(now_ns - stream->gated_ns));
 	}
-	/* The remaining ones are polled first next time. */
+	/* Put the gates that were not polled first, so that they are polled next time. */
 	fa_list_splice(&due, &engine->hot_gates);
 	fa_list_splice(&engine->hot_gates, &due);
 }

@@ -36,10 +36,10 @@ enum fa_engine_share {
 struct fa_engine_group {
 	struct fa_engine *engine;
 
-	/* Scheduler state. */
+	/* This part is scheduler state. */
 	struct {
 		struct fa_fair_queue_group queue; /* launchable streams of one lane */
-		unsigned int n_streams;           /* with a queue of that lane */
+		unsigned int n_streams;           /* streams that have a queue of that lane */
 	} shares[_FA_ENGINE_SHARE_N];
 	struct fa_device_group *device; /* exists while there are queues */
 	unsigned int n_queues;
@@ -49,44 +49,46 @@ struct fa_stream {
 	struct fa_engine *engine;
 	struct fa_engine_group *group;
 	void *owner;
-	struct fa_completion_slot *slot; /* written only; the client may overwrite it */
+	struct fa_completion_slot *slot; /* only written here; the client may overwrite it */
 	int priority;
 
-	/* Loop thread. */
+	/* This part belongs to the loop thread. */
 	uint64_t next_value;
 	struct fa_completion_records *records_ref;
 	struct fa_list index[FA_STREAM_CHAINS]; /* jobs not taken yet */
 
-	/* Crosses the mailbox. */
+	/* The link crosses the mailbox. */
 	struct fa_list link; /* inbox.closing, then outbox.closed */
 	int close_status;
 
-	struct fa_device_queue *queue;   /* made with the first launch */
-	struct fa_list started;          /* running, or settled behind a running one */
-	struct fa_list waiting;          /* behind `started`; waiting or settled */
-	struct fa_device_lane *lane;     /* of the queue */
-	struct fa_list run_link;         /* in a lane's queue, if it can launch */
-	struct fa_device_lane *run_lane; /* that lane; NULL: in none */
+	struct fa_device_queue *queue; /* made with the first launch */
+	struct fa_list started;        /* jobs that run, or were settled behind a running one */
+	struct fa_list waiting;        /* jobs behind `started`, waiting or settled */
+	struct fa_device_lane *lane;   /* lane of `queue` */
+	/* link in a lane's queue, if the stream can launch a job */
+	struct fa_list run_link;
+	struct fa_device_lane *run_lane; /* the lane whose queue has run_link; NULL: none */
 	struct fa_list deferred_link;    /* engine.deferred, */
 	struct fa_job *deferred_job;     /* the first waiting job, if deferred; else NULL */
-	unsigned int outstanding;        /* on the device */
+	unsigned int outstanding;        /* jobs on the device */
 	bool closing;
 	_Atomic uint64_t finished;
-	/* Of the last job that left, for its successor in a chain. */
+	/* Status of the last job that left, for its successor in a chain. */
 	int chain_status;
 	struct fa_error chain_error;
 	/* The first waiting job, if its gates are closed; else NULL. */
 	struct fa_job *gated;
 	uint64_t gated_ns;
 	unsigned int n_device_gated; /* launched jobs whose gates the device waits for */
-	/* Consecutive gates that the device gave up; gated jobs still left to the engine. */
+	/* How many gates the device gave up in a row, and how many gated jobs are still left to the
+	 * engine. */
 	unsigned int gate_timeouts, gate_backoff;
 	struct fa_list gate_link;       /* engine.hot_gates, for the first GATE_HOT_NS */
 	struct fa_deadline gate_parked; /* engine.parked_gates, afterwards */
 
-	/* Set by the loop thread before a job needs it. */
+	/* The loop thread sets these before a job needs them. */
 	struct fa_completion_records *_Atomic records; /* NULL: none */
-	uint32_t id;                                   /* in the records */
+	uint32_t id;                                   /* the stream's id in the records */
 	uint32_t *_Atomic device_words;                /* a device address; NULL: none */
 };
 
@@ -103,15 +105,15 @@ struct fa_engine {
 
 	struct fa_parker parker;
 	atomic_bool stop;
-	/* Heartbeats asked for by the watchdog, and answered by the thread. */
+	/* Heartbeats that the watchdog requested, and those that the engine thread answered. */
 	_Atomic uint64_t heartbeats_asked, heartbeats_answered;
 
-	/* Read by the engine thread on standby; the loop thread writes them. */
+	/* The engine thread on standby reads these; the loop thread writes them. */
 	char pad_parker[FA_ENGINE_PAD_BYTES];
 	pthread_mutex_t state_mutex;
 	atomic_bool needs_polling;        /* the device, gates or deadlines want another look */
 	atomic_bool loop_polls;           /* the loop thread runs the iterations */
-	_Atomic uint64_t loop_poll_count; /* iterations it ran */
+	_Atomic uint64_t loop_poll_count; /* iterations that the loop thread ran */
 
 	char pad_state[FA_ENGINE_PAD_BYTES];
 	pthread_mutex_t mailbox_mutex;
@@ -126,28 +128,30 @@ struct fa_engine {
 	} outbox;
 	atomic_bool has_events; /* the outbox has something; written under the mailbox mutex */
 
-	/* Loop thread. */
+	/* This part belongs to the loop thread. */
 	struct fa_list taken_finished, taken_confirms, taken_closed; /* from the outbox */
 	struct fa_list staged;                                       /* jobs of a batch */
 	unsigned int n_staged;
-	unsigned int n_batched; /* submitted in the batch */
+	unsigned int n_batched; /* jobs submitted in the batch */
 	bool batching;
-	bool inbox_posted; /* by this thread, since it last drained the inbox */
+	bool inbox_posted; /* this thread has posted to the inbox since it last drained it */
 
-	/* Scheduler state. */
-	struct fa_device_lane lane;            /* for jobs without a device slot */
-	struct fa_list ready_lanes;            /* with launchable streams, round robin */
-	struct fa_list full_lanes;             /* the same, without a free slot */
+	/* This part is scheduler state. */
+	struct fa_device_lane lane; /* for jobs without a device slot */
+	/* lanes with launchable streams and a free slot, round robin */
+	struct fa_list ready_lanes;
+	struct fa_list full_lanes;             /* lanes with launchable streams but no free slot */
 	struct fa_list deferred;               /* streams whose job the device deferred, in order */
 	bool lane_freed;                       /* a lane is not full any more */
-	struct fa_list done, confirms, closed; /* for the outbox */
+	struct fa_list done, confirms, closed; /* jobs and streams on their way to the outbox */
 	struct fa_deadline_heap deadlines;
-	unsigned int n_running;               /* on the device */
-	bool urgent;                          /* this iteration launched a high-priority job */
-	struct fa_list hot_gates;             /* streams whose gates every iteration polls */
-	struct fa_deadline_heap parked_gates; /* the others, by when to poll them next */
+	unsigned int n_running;   /* jobs on the device */
+	bool urgent;              /* this iteration launched a high-priority job */
+	struct fa_list hot_gates; /* streams whose gates every iteration polls */
+	/* the other gates' streams, by the time of the next poll */
+	struct fa_deadline_heap parked_gates;
 
-	/* Written once, before lost. */
+	/* Written once, before `lost` is set. */
 	struct fa_error lost_reason;
 	atomic_bool lost;
 
@@ -168,7 +172,7 @@ static inline struct fa_job *fa_job_first(struct fa_list *list)
 
 /* ---- engine_loop.c */
 
-/* Spins before it sleeps. */
+/* Spins for the mutex before it sleeps. */
 void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex);
 
 static inline void fa_engine_lock(struct fa_engine *engine)
@@ -179,37 +183,38 @@ static inline void fa_engine_lock(struct fa_engine *engine)
 /* @userdata is the engine. */
 void *fa_engine_thread(void *userdata);
 
-/* With state_mutex. */
+/* Handles all messages in the inbox. The caller holds state_mutex. */
 void fa_engine_drain_inbox(struct fa_engine *engine);
 
-/* Finishes and delivers a confirmed job. Returns true if an iteration is needed. With
+/* Finishes and delivers a confirmed job. Returns true if an iteration is needed. The caller holds
  * state_mutex. */
 bool fa_engine_finish_confirmed(struct fa_engine *engine, struct fa_job *job);
 
-/* With state_mutex. */
+/* Runs one iteration. The caller holds state_mutex. */
 void fa_engine_iterate(struct fa_engine *engine, int max_launches);
 
-/* Writes first the private word, which alone has effects, then the client's. */
+/* Publishes a finished value: first in the private word, which alone has effects, then in the
+ * client's. */
 void fa_stream_publish(struct fa_stream *stream, uint64_t value, const struct fa_outcome *outcome);
 
 /* ---- scheduler.c; called with state_mutex held */
 
 void fa_stream_receive(struct fa_stream *stream, struct fa_job *job);
 
-/* After a change of a job's state: settled jobs leave in order, and a launchable stream is
- * queued. */
+/* Call after a job's state has changed. Removes settled jobs in order, and queues a launchable
+ * stream. */
 void fa_stream_update(struct fa_stream *stream);
 
 /* Returns true if @job waits for its gates; false on a lost device. */
 bool fa_job_is_gated(const struct fa_job *job);
 
-/* Called after the loop thread has released or confirmed @job. */
+/* Continues @job, which the loop thread has released or confirmed. */
 void fa_job_answered(struct fa_job *job);
 
 /* Ends @job early, unless it is settled. */
 void fa_job_end(struct fa_job *job, int status);
 
-/* The device returned @job. */
+/* Handles @job, which the device returned. */
 void fa_job_reaped(struct fa_job *job);
 
 static inline bool fa_engine_can_launch(const struct fa_engine *engine)
@@ -221,16 +226,16 @@ static inline bool fa_engine_can_launch(const struct fa_engine *engine)
  * refused. */
 int fa_engine_launch_next(struct fa_engine *engine);
 
-/* Launches deferred jobs as far as the device takes them. After each reap(). */
+/* Launches deferred jobs as far as the device takes them. Call after each reap(). */
 void fa_engine_retry_deferred(struct fa_engine *engine);
 
-/* The device is lost: nothing waits for slots. */
+/* Frees all lanes' slots on a lost device, as nothing waits for them any more. */
 void fa_engine_free_lanes(struct fa_engine *engine);
 
-/* Ends all jobs with @status; the stream closes after they have left. */
+/* Ends all jobs with @status. The stream closes after they have left. */
 void fa_stream_end(struct fa_stream *stream, int status);
 
-/* ---- gate_poll.c; with state_mutex */
+/* ---- gate_poll.c; callers hold state_mutex */
 
 void fa_engine_poll_gates(struct fa_engine *engine);
 bool fa_engine_any_gate_open(const struct fa_engine *engine);

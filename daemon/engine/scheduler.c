@@ -14,9 +14,10 @@
 
 static void lane_free_slot(struct fa_engine *engine, struct fa_device_lane *lane);
 
-/* Gated jobs of a stream that the device may hold. */
+/* How many gated jobs of a stream the device may hold. */
 #define DEVICE_GATES_MAX 2
-/* After n consecutive gates that the device gave up, 2^n are left to the engine. Bounds n. */
+/* After the device gave up n gates in a row, the next 2^n gates are left to the engine. This bounds
+ * n. */
 #define GATE_BACKOFF_SHIFT_MAX 6
 
 /* ---- jobs */
@@ -49,7 +50,7 @@ static bool has_work(const struct fa_job *job)
 	return job->work.op != FA_DEVICE_NONE;
 }
 
-/* Leaves the rest to the loop thread. */
+/* Passes the job to the loop thread, which confirms it. */
 static void job_confirm(struct fa_job *job)
 {
 	struct fa_engine *engine = job->stream->engine;
@@ -59,7 +60,7 @@ static void job_confirm(struct fa_job *job)
 	fa_list_append(&engine->confirms, &job->answer_link);
 }
 
-/* The caller calls fa_stream_update(). */
+/* Ends @job with @status. The caller then calls fa_stream_update(). */
 static void job_end(struct fa_job *job, int status)
 {
 	struct fa_engine *engine = job->stream->engine;
@@ -104,7 +105,7 @@ static void job_put_back(struct fa_job *job)
 	fa_list_append(pos, &job->link);
 }
 
-/* The device gave up on the job's gate, and has done nothing. */
+/* Puts back a job whose gate the device gave up on. The device has done nothing of the job. */
 static void job_return(struct fa_job *job)
 {
 	struct fa_stream *stream = job->stream;
@@ -204,7 +205,7 @@ static int queue_new(struct fa_stream *stream, struct fa_error *error)
 		stream->lane = engine->ops->queue_lane ? engine->ops->queue_lane(stream->queue)
 		                                       : &engine->lane;
 		share = share_of(stream, stream->lane);
-		/* Its use of another lane says nothing about this one. */
+		/* What the group used of another lane says nothing about this lane. */
 		if (!group->shares[share].n_streams++ && share != FA_ENGINE_SHARE_OWN)
 			fa_fair_queue_group_init(&group->shares[share].queue);
 	}
@@ -248,7 +249,7 @@ static void lane_remove(struct fa_stream *stream)
 	}
 }
 
-/* The lane has no slot for @stream, which stays next. */
+/* Marks the lane of @stream as full. The stream stays next. */
 static void lane_fill(struct fa_stream *stream)
 {
 	struct fa_device_lane *lane = stream->lane;
@@ -336,7 +337,7 @@ static struct fa_device_lane *lane_needed(struct fa_stream *stream)
 	return &stream->engine->lane;
 }
 
-/* Makes the queue for the first launch. Returns false if that fails: the job has ended. */
+/* Makes the stream's queue at the first launch. If that fails, ends the job and returns false. */
 static bool prepare_queue(struct fa_stream *stream)
 {
 	struct fa_job *job;
@@ -353,7 +354,7 @@ static bool prepare_queue(struct fa_stream *stream)
 	return r == 0;
 }
 
-/* Starts or stops polling for the gates of the first waiting job. */
+/* Starts or stops polling of the gates of the first waiting job. */
 static void stream_watch(struct fa_stream *stream)
 {
 	struct fa_engine *engine = stream->engine;
@@ -384,7 +385,8 @@ static void chain_end(struct fa_stream *stream, struct fa_job *job)
 		return;
 	}
 	job->error = stream->chain_error;
-	/* Even a refused job: the predecessor's failure may be the cause. */
+	/* Settle even a refused job with its predecessor's error, as that may be the cause of the
+	 * refusal. */
 	job_settle(job, stream->chain_status);
 }
 
@@ -463,7 +465,8 @@ void fa_stream_receive(struct fa_stream *stream, struct fa_job *job)
 	fa_stream_update(stream);
 }
 
-/* The device is lost: ends waiting jobs, which leave after those on the device. */
+/* Ends all waiting jobs because the device is lost. They leave the stream after the jobs on the
+ * device. */
 static void end_waiting(struct fa_stream *stream)
 {
 	struct fa_list *pos;
@@ -481,7 +484,8 @@ static void stream_start(struct fa_stream *stream, struct fa_job *job)
 	stream_watch(stream);
 }
 
-/* Returns -EAGAIN or -EBUSY if the device refuses the job (device.h), which waits on then. */
+/* Launches @job. Returns -EAGAIN or -EBUSY if the device refuses it (device.h); the job then goes
+ * on waiting. */
 static int job_launch(struct fa_stream *stream, struct fa_job *job)
 {
 	const bool device_gated = job == stream->gated;
@@ -516,17 +520,17 @@ static int job_launch(struct fa_stream *stream, struct fa_job *job)
 	return 0;
 }
 
-/* Launches the next unsettled job. Returns 0, or the device's refusal. */
+/* Launches the first waiting job that is not settled. Returns 0, or the device's refusal. */
 static int stream_launch(struct fa_stream *stream)
 {
 	struct fa_job *job;
 	int r = 0;
 
-	/* The device's can_wait() may have changed. */
+	/* Ask again for each job, as the device's can_wait() may have changed. */
 	while (can_launch(stream)) {
 		job = fa_job_first(&stream->waiting);
 		if (needs_slot(job)) {
-			/* Unless it has yet to queue for its lane. */
+			/* Do not launch while the stream is queued in another lane. */
 			if (!stream->run_lane || stream->run_lane == stream->lane)
 				r = job_launch(stream, job);
 			break;
@@ -586,7 +590,8 @@ void fa_engine_retry_deferred(struct fa_engine *engine)
 		return;
 	fa_list_init(&deferred);
 	fa_list_splice(&deferred, &engine->deferred);
-	/* A lane's first stream must not find another one deferred. */
+	/* Put all deferred streams first in their lanes before one is launched: a lane's first
+	 * stream must not find another one deferred. */
 	fa_list_for_each(pos, &deferred) {
 		struct fa_stream *stream = fa_container_of(pos, struct fa_stream, deferred_link);
 

@@ -56,7 +56,7 @@ bool fa_kv_grow(void *userdata)
 	r = context->ops->pool_chunk_add(context->device, chunk, &error, &zeroed, &fd);
 	if (r < 0) {
 		kv->grow_device_lost = r == -ENODEV;
-		/* Logged once until the number of chunks changes. */
+		/* Log once until the number of chunks changes. */
 		kv->grow_retry_ns = fa_deadline_ns(GROW_RETRY_NS);
 		if (kv->grow_failed_chunks != info.chunks)
 			fa_log(FA_LOG_WARNING, "the pool stays at %" PRIu32 " chunks: %s",
@@ -64,7 +64,7 @@ bool fa_kv_grow(void *userdata)
 		kv->grow_failed_chunks = info.chunks;
 		return false;
 	}
-	/* Persisted before use, if possible; a failure is retried and refuses nobody. */
+	/* Store the chunk before use, if possible. A failure is retried and refuses nobody. */
 	fa_kv_persist(kv, chunk, fd);
 	if (fa_pool_chunk_add(kv->pool, chunk, zeroed, &error) < 0) {
 		context->ops->pool_chunk_remove(context->device, chunk);
@@ -112,7 +112,7 @@ static void shrink(struct fa_kv *kv)
 	bool in_use;
 
 	free_excess_chunks(kv);
-	/* The previous daemon's clients may soon be back. */
+	/* Keep chunks after a start, as the previous daemon's clients may soon be back. */
 	if (fa_now_ns() - kv->context->started_ns < CHUNK_IDLE_NS)
 		return;
 	fa_pool_get_info(kv->pool, &info);
@@ -127,7 +127,7 @@ static void shrink(struct fa_kv *kv)
 	}
 }
 
-/* A stopping daemon leaves sessions to its successor. */
+/* Ends lost sessions whose grace time is over. A stopping daemon leaves them to its successor. */
 static void expire_lost_sessions(struct fa_kv *kv)
 {
 	struct fa_context *context = kv->context;
@@ -180,7 +180,8 @@ static void on_tick(uv_timer_t *timer)
 	stop_timer_if_idle(kv);
 }
 
-/* A loop without timers is faster, so the timer stops while nothing needs it. */
+/* Starts the timer, if needed. It stops while nothing needs it, as a loop without timers is
+ * faster. */
 void fa_kv_timer_start(struct fa_kv *kv)
 {
 	if (!uv_is_active((uv_handle_t *)&kv->timer))

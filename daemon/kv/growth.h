@@ -9,13 +9,14 @@
 
 struct fa_kv;
 
-/* CLOCK_BOOTTIME, by which objects expire. */
+/* Returns the time of CLOCK_BOOTTIME, by which objects expire. */
 uint64_t fa_kv_now_ns(void);
 
-/* For fa_pool_set_grow(); @userdata is a struct fa_kv. Adds a chunk; false: it cannot now. */
+/* Adds a chunk, for fa_pool_set_grow(). @userdata is a struct fa_kv. Returns false if it cannot
+ * now. */
 bool fa_kv_grow(void *userdata);
 
-/* The timer stops when the pool is empty. */
+/* Starts the timer, which stops when the pool is empty. */
 void fa_kv_timer_start(struct fa_kv *kv);
 
 /* Releases quarantined pages once the quarantine is over. */

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define NAME_BYTES 32
-/* Bounds pending descriptors to this part of those that clients may have. */
+/* Pending descriptors may be this part of those that clients may have. */
 #define PENDING_DIVISOR 8
 
 static void name_of(uint32_t what, char ret_name[NAME_BYTES])
@@ -50,7 +50,8 @@ static int store(struct fa_kv *kv, uint32_t what)
 	if (!fd_store->add)
 		return 0;
 	name_of(what, name);
-	/* Remove the old one first: of two with one name the next daemon would take either. */
+	/* Remove the old descriptor first: of two with one name the next daemon would take
+	 * either. */
 	if (kept->stored) {
 		r = fd_store->remove(fd_store->userdata, name);
 		if (r < 0)
@@ -81,7 +82,8 @@ static int try_store(struct fa_kv *kv, uint32_t what)
 	return r;
 }
 
-/* Pending descriptors are lost to clients; without a bound, chunks could take all. */
+/* Returns true if @what may wait for the store. Pending descriptors are lost to clients; without a
+ * bound, chunks could take all. */
 static bool may_be_pending(const struct fa_kv *kv, uint32_t what)
 {
 	const uint64_t all_fds = kv->context->config.limits.all_fds;
@@ -242,7 +244,8 @@ static int adopt_memory(struct fa_kv *kv, const struct taken *taken, struct fa_e
 		context->ops->pool_close(context->device);
 		return r;
 	}
-	/* The daemon died adding or removing chunks that the state does not know. */
+	/* Drop chunks that the state does not know: the daemon died while it added or removed
+	 * them. */
 	for (uint32_t i = 0; i < FA_KV_CHUNKS_MAX; ++i)
 		if (kv->kept[i].stored && fa_pool_chunk_state(kv->pool, i) == FA_CHUNK_ABSENT)
 			fa_kv_persist_remove(kv, i);
@@ -288,7 +291,7 @@ static int recover_all(struct fa_kv *kv, const struct fa_session_store_device *d
 	return recover_pool(kv, taken, error);
 }
 
-/* With backend `auto`, the CPU may replace a lost GPU that has this pool. */
+/* Returns true if the CPU may stand in for a lost GPU that has this pool, with backend `auto`. */
 static bool gpu_may_return(const struct fa_context *context)
 {
 	const char *backend = context->config.backend;
@@ -296,7 +299,8 @@ static bool gpu_may_return(const struct fa_context *context)
 	return (!backend || !strcmp(backend, "auto")) && !strcmp(context->info.backend, "cpu");
 }
 
-/* Returns true if no daemon can use it. Other errors may pass, and must not destroy data. */
+/* Returns true if no daemon can use the pool after error @r. Other errors may pass, and must not
+ * destroy data. */
 static bool is_unusable(int r)
 {
 	return r == -EBADMSG || r == -EPROTONOSUPPORT || r == -ESTALE || r == -ENOENT ||

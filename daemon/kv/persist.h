@@ -13,10 +13,10 @@
 struct fa_kv;
 struct fa_session_store_device;
 
-/* Each takes a descriptor. */
+/* Limits chunks, as each takes a descriptor. */
 #define FA_KV_CHUNKS_MAX 4000
 
-/* What is persisted: chunks, by number, and these. */
+/* Numbers of what is persisted: chunks have their own number; these are the others. */
 enum {
 	FA_KV_PERSIST_STATE = FA_KV_CHUNKS_MAX,
 	FA_KV_PERSIST_SESSIONS,
@@ -24,9 +24,9 @@ enum {
 };
 
 struct fa_kv_persisted {
-	bool wanted; /* the fd store should have it */
-	bool stored; /* in the fd store, by name */
-	int fd;      /* to be stored; -1: none */
+	bool wanted; /* the descriptor should be in the fd store */
+	bool stored; /* the fd store has it, by name */
+	int fd;      /* descriptor yet to be stored; -1: none */
 };
 
 /*
@@ -37,7 +37,7 @@ struct fa_kv_persisted {
 int fa_kv_recover(struct fa_kv *kv, const struct fa_session_store_device *device,
                   struct fa_error *error);
 
-/* Call before the others. */
+/* Initialises the list. Call before the other functions. */
 void fa_kv_persist_init(struct fa_kv *kv);
 
 /*
@@ -53,7 +53,7 @@ void fa_kv_persist_retry(struct fa_kv *kv);
  * mistaken for it. */
 bool fa_kv_persist_is_stale(const struct fa_kv *kv, uint32_t what);
 
-/* How many of @chunks would end with the process, despite an fd store. */
+/* Returns how many of @chunks would end with the process, despite an fd store. */
 uint32_t fa_kv_unpersisted_chunks(const struct fa_kv *kv, uint32_t chunks);
 
 /* Retries once more; closes what still cannot be stored. */

@@ -20,7 +20,7 @@ int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
 		return fa_fail(error, -ENOTSUP, "this daemon has no KV pool: %s", kv->reason.text);
 	if (session->context->state >= FA_DAEMON_FLUSHING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
-	/* The last-use time for objects of this call. */
+	/* Set the last-use time for the objects of this call. */
 	fa_pool_set_time(kv->pool, fa_kv_now_ns());
 	if (!own->known) {
 		r = fa_pool_tenant_get(kv->pool, session->peer.uid, session->tenant->cgroup, error,
@@ -77,7 +77,8 @@ bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret
 	return false;
 }
 
-/* A resumed session that has not used the pool may resume again: its client may have timed out. */
+/* Marks a resumed session as lost again if it has not used the pool: its client may have timed out,
+ * and may resume again. */
 static void set_lost_again(struct fa_session *session)
 {
 	struct fa_kv_session *own = &session->kv;
@@ -104,7 +105,7 @@ void fa_kv_session_end(struct fa_session *session)
 	if (!kv->pool)
 		return;
 	fa_pool_set_time(kv->pool, fa_kv_now_ns());
-	/* A daemon that stops, or lost its device, leaves the session to its successor. */
+	/* Leave the session to the successor of a daemon that stops, or lost its device. */
 	if (session->context->state == FA_DAEMON_RUNNING &&
 	    !fa_context_device_lost(session->context)) {
 		if (session->kv.known || session->kv.resumed)

@@ -9,20 +9,21 @@
 
 struct fa_session;
 
-/* -ENOTSUP: no pool; -ESHUTDOWN; errors of fa_pool_tenant_get(). */
+/* Returns the session as an actor. -ENOTSUP: no pool; -ESHUTDOWN; errors of
+ * fa_pool_tenant_get(). */
 int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
                 struct fa_error *error);
 
-/* The same; administrators may also find and remove others' objects. */
+/* Like fa_kv_actor(), but administrators may also find and remove others' objects. */
 int fa_kv_actor_admin(struct fa_session *session, struct fa_actor *ret_actor,
                       struct fa_error *error);
 
-/* At Hello. Returns true if the session resumes an earlier daemon's with the secret @resume (NULL:
- * none), whose number and secret it keeps. */
+/* Called at Hello. Returns true if the session resumes an earlier daemon's with the secret @resume
+ * (NULL: none), whose number and secret it keeps. */
 bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret *resume);
 
-/* Steps are aborted when their requests have ended. */
+/* Abandons the session's steps, which are aborted when their requests have ended. */
 void fa_kv_session_close(struct fa_session *session);
 
-/* Nothing is in flight: releases the session's objects, unless the daemon stops. */
+/* Releases the session's objects, unless the daemon stops. Nothing may be in flight. */
 void fa_kv_session_end(struct fa_session *session);

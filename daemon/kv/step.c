@@ -277,7 +277,7 @@ static int tables_new(struct fa_kv_step *step, size_t n, struct fa_error *error,
 	                         : fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
 }
 
-/* Copies the pool's tables only if the device has memory of its own for them. */
+/* Makes the tables. Copies the pool's tables only if the device has memory of its own for them. */
 static int fill_tables(struct fa_kv_step *step, const uint32_t *tree, size_t n_tree,
                        const uint32_t *tree_start, struct fa_error *error)
 {
@@ -374,7 +374,7 @@ static int find_predecessors(struct fa_kv_step *step, struct fa_error *error)
 	return 0;
 }
 
-/* Charged beside the tables: for a step, a sequence, a copied page. */
+/* Words charged beside the tables: for a step, a sequence, a copied page. */
 #define STEP_WORDS ((FA_DEVICE_PLAN_CACHE_BYTES + 256) / sizeof(uint32_t))
 #define ENTRY_WORDS 40
 #define COPY_WORDS 6
@@ -389,7 +389,7 @@ static int charge(struct fa_kv_step *step, size_t n_tree, bool trees, struct fa_
 
 		words += 2 * (uint64_t)group->table_entries + group->n_clears +
 		         COPY_WORDS * (uint64_t)group->n_copies + fa_kv_step_copy_words(group);
-		/* Positions. */
+		/* Charge for the positions, too. */
 		if (trees)
 			words += group->cu_new[group->end - group->begin];
 	}
@@ -421,7 +421,7 @@ static int fill(struct fa_kv_step *step, uint32_t n_items, const uint32_t *tree,
 		r = fill_tables(step, tree, n_tree, tree_start, error);
 	if (r == 0)
 		r = find_predecessors(step, error);
-	/* Reads may be planned on an aborting step; other steps may not. */
+	/* A read may be planned on an aborting step; other steps may not. */
 	for (uint32_t i = 0; step->id && i < step->n_predecessors && r == 0; ++i)
 		if (!step->predecessors[i]->closed &&
 		    (step->predecessors[i]->aborting ||
@@ -454,7 +454,7 @@ int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uin
 	step->id = id;
 	fa_list_init(&step->link);
 	fa_list_init(&step->requests);
-	/* The step may need pages out of quarantine. */
+	/* End a quarantine that is over, as the step may need its pages. */
 	fa_kv_quarantine_end(kv);
 	r = fa_pool_step_plan(kv->pool, actor, items, n_items, kv->last_step_number + 1,
 	                      fa_kv_now_ns(), error, &step->plan);

@@ -18,10 +18,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* New tokens of a step, all sequences together. */
+/* Limits the new tokens of a step, of all sequences together. */
 #define FA_KV_STEP_TOKENS_MAX (1u << 24)
 
-/* One cache's sequences: struct fa_pool_step_group for kernels. */
+/* The sequences of one cache: struct fa_pool_step_group in the kernels' form. */
 struct fa_kv_group {
 	uint64_t cache_id;
 	struct fa_paged_cache cache;
@@ -35,19 +35,21 @@ struct fa_kv_group {
 struct fa_kv_step {
 	struct fa_list link; /* session.kv.steps */
 	struct fa_session *session;
-	uint32_t id; /* the client's; 0: a read */
+	uint32_t id; /* id that the client chose; 0: the step is a read */
 	struct fa_pool_step *plan;
-	bool closed;             /* plan committed or aborted */
-	bool abandoned;          /* to free after the last request, and abort unless closed */
+	bool closed; /* the plan was committed or aborted */
+	/* free the step after its last request, and abort it unless closed */
+	bool abandoned;
 	bool failed;             /* a request failed: only an abort is possible */
-	bool aborting;           /* StepEnd aborts, or was refused */
-	bool device_lost;        /* ... while a request ran */
-	struct fa_charge charge; /* for tables */
+	bool aborting;           /* StepEnd asks for an abort, or was refused */
+	bool device_lost;        /* the device was lost while a request ran */
+	struct fa_charge charge; /* charge for the tables */
 
 	struct fa_kv_group *groups; /* [plan->n_groups] */
-	uint32_t *entry_of_item;    /* [n_items], in the plan */
+	uint32_t *entry_of_item;    /* [n_items]; memory of the plan */
 	uint32_t n_items;
-	/* Masks and positions; also slots where the device has memory of its own for them. */
+	/* Has masks and positions; also slots, where the device has memory of its own for
+	 * tables. */
 	struct fa_device_tables *tables;
 	uint32_t *host_tables;
 	const uint32_t *tree; /* all masks; NULL: none */
@@ -55,14 +57,14 @@ struct fa_kv_step {
 
 	uint64_t *ordered; /* ids of ordered sequences, ascending */
 	uint32_t n_ordered;
-	struct fa_kv_step **predecessors; /* planned on these */
+	struct fa_kv_step **predecessors; /* steps on which this one is planned */
 	uint32_t n_predecessors;
 
-	struct fa_list requests; /* in flight, by fa_request.step_link, with end_request */
-	bool end_requested;      /* StepEnd came */
-	/* StepEnd's, until it ends. Others outlive it if the device is lost. */
+	struct fa_list requests; /* requests in flight, by fa_request.step_link, with end_request */
+	bool end_requested;      /* StepEnd was received */
+	/* The request of StepEnd, until it ends. Others outlive it if the device is lost. */
 	struct fa_request *end_request;
-	uint64_t prepare_value; /* in the session's own stream; 0: nothing to prepare */
+	uint64_t prepare_value; /* value in the session's own stream; 0: nothing to prepare */
 };
 
 /* Plans a step and starts its preparation. Masks of @item begin at tree[tree_start[item]];
@@ -73,16 +75,16 @@ int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uin
                    size_t n_tree, const uint32_t *tree_start, struct fa_error *error,
                    struct fa_kv_step **ret_step);
 
-/* -ENOENT. */
+/* Finds a step by its id. -ENOENT. */
 int fa_kv_step_find(struct fa_session *session, uint32_t id, struct fa_error *error,
                     struct fa_kv_step **ret_step);
 
-/* Adds @request, which waits for what it needs of @layer. Its kind calls
+/* Adds @request, which waits for what it needs of @layer. The request's kind must call
  * fa_kv_step_request_ended(). -EINVAL: after StepEnd; -ECANCELED: the step failed; -ENOMEM. */
 int fa_kv_step_add(struct fa_kv_step *step, struct fa_request *request, uint32_t layer,
                    struct fa_error *error);
 void fa_kv_step_request_ended(struct fa_request *request);
-/* A refused request, added or not, makes the step fail. */
+/* Makes the step of a refused request fail, whether the request was added or not. */
 void fa_kv_step_request_refused(struct fa_request *request);
 
 /* Frees the step when nothing is in flight, and aborts it unless committed. */

@@ -8,7 +8,7 @@
 #include <string.h>
 
 struct prepare {
-	struct fa_request request; /* first */
+	struct fa_request request; /* must be first */
 	struct fa_paged_request *paged;
 	uint32_t *vectors;
 };
@@ -36,7 +36,7 @@ static const struct fa_request_kind prepare_kind = {
 	.ended = prepare_ended,
 };
 
-/* In pieces, because the tokens of one move are moved one by one. */
+/* Copies are split, because the tokens of one move are moved one by one. */
 #define PIECE_TOKENS 8
 
 static uint32_t copies_pieces(const struct fa_pool_step_group *group)
@@ -175,7 +175,7 @@ int fa_kv_step_prepare(struct fa_kv_step *step, struct fa_error *error)
 		return r;
 	}
 	request->step = step;
-	request->layer = UINT32_MAX; /* requests wait for step.prepare_value instead */
+	request->layer = UINT32_MAX; /* no layer: requests wait for step.prepare_value instead */
 	fa_list_append(&step->requests, &request->step_link);
 	step->prepare_value = session->streams[FA_SESSION_STREAM_OWN].next_value;
 	fa_request_submit_own(request);

@@ -1,4 +1,4 @@
-/* Preparation of a step (kv/step.h). Loop thread. */
+/* Prepares a step (kv/step.h). Loop thread. */
 #pragma once
 
 #include "daemon/kv/step.h"
@@ -7,8 +7,8 @@
  * fa_request_prepare(). */
 int fa_kv_step_prepare(struct fa_kv_step *step, struct fa_error *error);
 
-/* The most words needed for copies of @group. */
+/* Returns the most words that copies of @group need. */
 size_t fa_kv_step_copy_words(const struct fa_pool_step_group *group);
 
-/* Sequence ids, for qsort() and bsearch(). */
+/* Compares sequence ids, for qsort() and bsearch(). */
 int fa_kv_step_compare_ids(const void *a, const void *b);

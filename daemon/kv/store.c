@@ -37,7 +37,7 @@ static uint64_t choose_chunk_bytes(uint64_t bytes)
 	return chunk < CHUNK_BYTES_MIN ? CHUNK_BYTES_MIN : chunk;
 }
 
-/* The configured maximum; @own: of a daemon that a program started for itself. */
+/* Returns the configured maximum. @own: of a daemon that a program started for itself. */
 static uint64_t wanted_bytes(const struct fa_kv *kv, bool own)
 {
 	const struct fa_context *context = kv->context;
@@ -52,7 +52,7 @@ static uint64_t wanted_bytes(const struct fa_kv *kv, bool own)
 	                            own);
 }
 
-/* The most chunks that a reload can give a pool of @chunks. */
+/* Returns the most chunks that a reload can give a pool of @chunks. */
 static uint32_t growth_limit(const struct fa_kv *kv, uint64_t chunks, uint64_t chunk_bytes)
 {
 	const struct fa_device_info *device = &kv->context->info;
@@ -187,7 +187,7 @@ static void set_size(struct fa_kv *kv)
 		         ", not the %" PRIu64 " that are wanted: that takes a new pool", wanted);
 	else
 		kv->chunks_max = (uint32_t)wanted;
-	/* Nobody configured this limit, so the error explains it. */
+	/* Give the error an explanation, as nobody configured this limit. */
 	snprintf(kv->exhausted_hint, sizeof(kv->exhausted_hint),
 	         "; a daemon that a program starts for itself has at most %d MiB, unless [pool] "
 	         "bytes in its configuration (FAD_CONFIG) says more",

@@ -1,6 +1,6 @@
 /*
- * The daemon's KV pool: its state (pool/pool.h) and device memory. Opened once, new or from what an
- * earlier daemon left; resized by a reload. Loop thread.
+ * The daemon's KV pool: its state (pool/pool.h) and device memory. It is opened once, new or from
+ * what an earlier daemon left, and resized by a reload. Loop thread.
  *
  * Without a pool the daemon serves everything else.
  */
@@ -24,18 +24,19 @@ struct fa_context;
 struct fa_kv {
 	struct fa_context *context;
 	struct fa_kv_persisted kept[FA_KV_PERSIST_N];
-	uint32_t n_stored;  /* of kept, in the fd store */
-	uint32_t n_pending; /* of kept, not yet told to the fd store */
+	uint32_t n_stored;  /* how many of `kept` are in the fd store */
+	uint32_t n_pending; /* how many of `kept` are yet to be stored */
 	struct fa_session_store session_store;
-	uint64_t quarantine_ns; /* until then a dead daemon's work may write to pages; 0: none */
+	/* until then a dead daemon's work may write to pages; 0: not quarantined */
+	uint64_t quarantine_ns;
 	struct fa_pool *pool;   /* NULL: none */
 	struct fa_error reason; /* why pool is NULL */
-	void *base;             /* device address */
+	void *base;             /* device address of the pool */
 	uint32_t chunks_max;
-	uint32_t grow_failed_chunks; /* chunks when growing last failed */
-	uint64_t grow_retry_ns;      /* no growing before */
-	bool grow_device_lost;       /* the reason */
-	char exhausted_hint[160];    /* for errors of an exhausted pool */
+	uint32_t grow_failed_chunks; /* number of chunks when growing last failed */
+	uint64_t grow_retry_ns;      /* no attempt to grow before this time */
+	bool grow_device_lost;       /* growing failed because the device was lost */
+	char exhausted_hint[160];    /* text for errors of an exhausted pool */
 	uint64_t last_step_number;
 	uv_timer_t timer;
 };
@@ -44,9 +45,9 @@ struct fa_kv {
  * must exit and a later one try again. */
 int fa_kv_open(struct fa_context *context, struct fa_error *error);
 
-/* Takes the reloaded size; chunks above it are freed once empty. @chunk_bytes: its chunk size, for
- * new pools only. */
+/* Applies the reloaded size; chunks above it are freed once empty. @chunk_bytes: chunk size of the
+ * configuration, for new pools only. */
 void fa_kv_resize(struct fa_context *context, uint64_t chunk_bytes);
 
-/* Closes the timer too. Nothing is in flight. */
+/* Closes the pool and its timer. Nothing may be in flight. */
 void fa_kv_close(struct fa_context *context);

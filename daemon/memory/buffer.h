@@ -21,25 +21,25 @@ struct fa_importer;
 struct fa_registered_buffer {
 	unsigned int n_refs;
 	struct fa_importer *importer;
-	struct fa_device_memory memory; /* address NULL: not mapped */
+	struct fa_device_memory memory; /* address is NULL if the memory is not mapped */
 	struct fa_charge charge_count, charge_pieces, charge_bytes;
 
-	/* The job; set before fa_importer_start(). */
+	/* The fields of the job are set before fa_importer_start(). */
 	uint32_t id;
 	uint64_t message_id;
 	uint64_t deadline_ns;
 	enum fa_wire_buffer_kind kind;
 	bool read_only;
 	uint64_t offset, bytes;
-	int fd;               /* HOST_FD: from the client; ARENA: created by the job */
-	uint64_t piece_bytes; /* ARENA: size of the driver's allocation fd; 0: a memfd */
-	uint8_t handle[FA_WIRE_HANDLE_BYTES]; /* CUDA_IPC */
-	uint32_t pid; /* CUDA_IPC: the client's, in its PID namespace; 0: unknown */
+	int fd;               /* HOST_FD: the client's descriptor; ARENA: created by the job */
+	uint64_t piece_bytes; /* ARENA: size of the driver's allocation behind fd; 0: a memfd */
+	uint8_t handle[FA_WIRE_HANDLE_BYTES]; /* only for CUDA_IPC */
+	uint32_t pid; /* CUDA_IPC: the client's pid in its PID namespace; 0: unknown */
 	struct fa_device_piece *pieces; /* CUDA_FD: [n_pieces_wanted], with the client's fds */
 	size_t n_pieces, n_pieces_wanted;
-	uint64_t pieces_bytes; /* received so far */
+	uint64_t pieces_bytes; /* bytes of the pieces received so far */
 	struct fa_charge charge_fds;
-	void *owner;  /* of the callback; opaque here */
+	void *owner;  /* opaque argument of the callback */
 	void *mapped; /* not NULL: import this mapping of @bytes in the daemon */
 	/* Called in place of importer.done; may be NULL. */
 	void (*imported)(struct fa_registered_buffer *buffer);
@@ -48,17 +48,17 @@ struct fa_registered_buffer {
 	struct fa_error error;
 
 	uv_work_t work;
-	struct fa_list link; /* in the importer */
+	struct fa_list link; /* in a list of the importer */
 };
 
-/* Without memory. -ENOMEM; -EDQUOT the process's limit. */
+/* Makes a buffer without memory. -ENOMEM; -EDQUOT: limit of the process. */
 int fa_registered_buffer_new(struct fa_importer *importer, struct fa_error *error,
                              struct fa_registered_buffer **ret_buffer);
 struct fa_registered_buffer *fa_registered_buffer_ref(struct fa_registered_buffer *buffer);
 struct fa_registered_buffer *fa_registered_buffer_unref(struct fa_registered_buffer *buffer);
 
-/* Frees a buffer without memory and references. For the importer. */
+/* Closes the buffer's descriptors. The importer calls this. */
 void fa_registered_buffer_close_fds(struct fa_registered_buffer *buffer);
 
-/* Frees a buffer without memory and references. For the importer. */
+/* Frees a buffer without memory and references. The importer calls this. */
 void fa_registered_buffer_destroy(struct fa_registered_buffer *buffer);

@@ -14,9 +14,9 @@
 
 #define RELEASE_BATCH 64
 
-/* Left to connections, threads and libraries. */
+/* Mappings left to connections, threads and libraries. */
 #define MAPS_RESERVED 8192
-#define MAPS_DEFAULT 65530 /* if vm.max_map_count is unreadable */
+#define MAPS_DEFAULT 65530 /* used if vm.max_map_count is unreadable */
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -144,7 +144,7 @@ static int import_ipc(struct fa_importer *importer, struct fa_registered_buffer 
 	                                     &buffer->memory);
 	if (r == 0)
 		return 0;
-	/* The driver takes such a handle for its own process's. */
+	/* Refuse a handle of this process: the driver would take it for its own. */
 	if (buffer->pid == (uint32_t)getpid())
 		return fa_fail(&buffer->error, r,
 		               "client and daemon have the same process id, %d, in two PID "
@@ -189,7 +189,7 @@ static void import_work(uv_work_t *work)
 		return;
 	if (buffer->read_only)
 		buffer->memory.writable = false;
-	/* It is a memfd, as checked; closing it does not block. */
+	/* This descriptor is a memfd, as was checked, so closing it does not block. */
 	if (buffer->kind == FA_WIRE_BUFFER_HOST_FD && !buffer->mapped)
 		fa_close_fdp(&buffer->fd);
 }
@@ -199,7 +199,7 @@ static void import_done(uv_work_t *work, int status)
 	struct fa_registered_buffer *buffer = work->data;
 	struct fa_importer *importer = buffer->importer;
 
-	/* An arena's descriptor goes into the answer. */
+	/* Keep an arena's descriptor, which goes into the answer. */
 	if (buffer->kind != FA_WIRE_BUFFER_ARENA || buffer->fd < 0)
 		fa_registered_buffer_close_fds(buffer);
 	--importer->n_running;

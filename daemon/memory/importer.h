@@ -15,16 +15,17 @@ struct fa_importer {
 	const struct fa_device_ops *ops;
 	struct fa_device *device;
 	struct fa_fd_reaper *reaper;
-	/* A job has ended; returns fa_importer_start()'s reference. */
+	/* Called when a job has ended; returns the reference of fa_importer_start(). */
 	void (*done)(struct fa_registered_buffer *buffer);
 	void (*released)(struct fa_importer *importer);
-	uint64_t buffers_max; /* derived from vm.max_map_count */
+	uint64_t buffers_max; /* most buffers; derived from vm.max_map_count */
 	uint64_t n_buffers;
 
-	struct fa_list waiting; /* FIFO; fair, as a session has two jobs at most */
+	/* jobs in order of arrival, which is fair, as a session has two jobs at most */
+	struct fa_list waiting;
 	unsigned int n_running;
 	struct fa_list unreferenced; /* buffers to release */
-	struct fa_list releasing;    /* the worker's while release_running */
+	struct fa_list releasing;    /* buffers that a worker releases while release_running */
 	bool release_running;
 	uv_work_t release;
 };
@@ -37,11 +38,12 @@ void fa_importer_init(struct fa_importer *importer, uv_loop_t *loop,
 
 bool fa_importer_is_idle(const struct fa_importer *importer);
 
-/* Consumes a reference until buffer.imported(), or importer.done() if that is NULL. */
+/* Starts a job. It keeps a reference until buffer.imported(), or importer.done() if that is
+ * NULL. */
 void fa_importer_start(struct fa_importer *importer, struct fa_registered_buffer *buffer);
 
-/* Cancels a job that has not begun, without a callback; true: the reference is the caller's
- * again. */
+/* Cancels a job that has not begun, without a callback. Returns true if it did: the reference is
+ * then the caller's again. */
 bool fa_importer_withdraw(struct fa_registered_buffer *buffer);
 
 /* Releases the memory of an unreferenced buffer, and frees it. */

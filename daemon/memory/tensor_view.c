@@ -59,7 +59,7 @@ static const char *dtype_name(unsigned int dtype)
 	}
 }
 
-/* Each field by itself. */
+/* Checks each field by itself. */
 static int check_numbers(const struct fa_wire_view *view, const char *name, struct fa_error *error)
 {
 	unsigned int bytes = fa_tensor_view_dtype_bytes(view->dtype);
@@ -101,8 +101,8 @@ static int check_numbers(const struct fa_wire_view *view, const char *name, stru
 }
 
 /*
- * Elements do not overlap if, in ascending order, each stride exceeds the extent of all dimensions
- * with smaller strides. Also refuses interleaved layouts without overlap.
+ * Checks that elements do not overlap: in ascending order, each stride must exceed the extent of
+ * all dimensions with smaller strides. Also refuses interleaved layouts without overlap.
  */
 static int check_distinct(const struct fa_wire_view *view, const char *name, struct fa_error *error)
 {
@@ -194,7 +194,7 @@ struct bind {
 	struct fa_attention_params *params;
 	struct fa_error *error;
 	bool ragged;
-	/* Dimension indices; ragged tensors lack the batch. */
+	/* Indices of the dimensions; ragged tensors lack the batch. */
 	unsigned int token, head, dim;
 };
 
@@ -311,7 +311,7 @@ static int check_shapes(struct bind *bind)
 	return 0;
 }
 
-/* cu_seqlens ascend from 0 to the tensor's tokens. */
+/* Checks that cu_seqlens ascend from 0 to the tensor's tokens. */
 static int check_lengths(struct bind *bind, const char *name, const uint32_t *cu, size_t n,
                          enum fa_tensor_view_index index, int64_t *ret_longest)
 {
@@ -375,7 +375,8 @@ static int bind_lengths(struct bind *bind)
 	return 0;
 }
 
-/* A window beyond all keys becomes -1, unbounded, so that it cannot overflow in kernels. */
+/* Binds a window. One beyond all keys becomes -1, unbounded, so that it cannot overflow in
+ * kernels. */
 static int bind_window(struct bind *bind, const char *name, int64_t window, int64_t *ret_window)
 {
 	struct fa_attention_params *params = bind->params;
@@ -420,7 +421,7 @@ static int bind_numbers(struct bind *bind)
 	params->causal = attention->flags & FA_WIRE_ATTENTION_CAUSAL;
 	params->softcap = attention->softcap;
 	params->scale = attention->scale;
-	/* The kernels refuse head dim 0 later. */
+	/* Head dim 0 is refused later, by the kernels. */
 	if (params->scale == 0.0f && params->head_dim)
 		params->scale = 1.0f / sqrtf((float)params->head_dim);
 	params->alibi_slopes = attention->n_alibi_slopes ? attention->alibi_slopes : NULL;

@@ -12,9 +12,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* In one sequence. Bounds the time of a tile, which cannot be preempted. */
+/* Limits the tokens of a sequence, and so the time of a tile, which cannot be preempted. */
 #define FA_VIEW_TOKENS_MAX (1 << 24)
-/* In a batch, dense or ragged. */
+/* Limits the sequences of a batch, dense or ragged. */
 #define FA_VIEW_BATCH_MAX FA_WIRE_SEQUENCES_MAX
 
 enum fa_tensor_view_index {
@@ -30,7 +30,7 @@ const char *fa_tensor_view_name(enum fa_tensor_view_index index);
 const struct fa_wire_view *fa_tensor_view_of(const struct fa_wire_attention *attention,
                                              enum fa_tensor_view_index index);
 
-/* 0: unknown dtype. */
+/* Returns the size of an element; 0: unknown dtype. */
 unsigned int fa_tensor_view_dtype_bytes(unsigned int dtype);
 
 /*
@@ -40,7 +40,7 @@ unsigned int fa_tensor_view_dtype_bytes(unsigned int dtype);
 int fa_tensor_view_check(const struct fa_wire_view *view, const char *name, bool output,
                          const struct fa_device_memory *memory, struct fa_error *error);
 
-/* A checked view's stride for kernels: 0 if no element uses it, as it may be any number. */
+/* Returns a checked view's stride for kernels: 0 if no element uses it, as it may be any number. */
 int64_t fa_tensor_view_stride(const struct fa_wire_view *view, unsigned int i);
 
 /*

@@ -19,14 +19,14 @@
 struct fa_fd_store {
 	struct fa_stored_fd {
 		char *name;
-		int fd; /* -1: taken */
+		int fd; /* -1: the descriptor was taken */
 	} * stored;
 	size_t n_stored;
-	/* Most descriptors; 0: unknown, or no store. */
+	/* Most descriptors for timelines and for the pool; 0: unknown, or no store. */
 	size_t timelines_max, pool_max;
 };
 
-/* The functions below. All NULL: no store. */
+/* Pointers to the functions below. All are NULL if there is no store. */
 struct fa_fd_store_ops {
 	int (*take)(void *userdata, const char *name);
 	int (*add)(void *userdata, const char *name, int fd);
@@ -45,17 +45,19 @@ int fa_fd_store_open(struct fa_fd_store *store);
 /* Closes descriptors that were not taken; they stay stored. */
 void fa_fd_store_close(struct fa_fd_store *store);
 
-/* The next descriptor of this name (NULL: not stored by fad), now the caller's; or -1. */
+/* Takes the next descriptor of this name, which the caller then owns. Returns -1 if there is none.
+ * @name NULL: descriptors that fad did not store. */
 int fa_fd_store_take(struct fa_fd_store *store, const char *name);
 
-/* The same by prefix. @ret_name is truncated to @size bytes. */
+/* Takes the next descriptor whose name has this prefix, or returns -1. @ret_name is truncated to
+ * @size bytes. */
 int fa_fd_store_take_any(struct fa_fd_store *store, const char *prefix, char *ret_name,
                          size_t size);
 
 /* Stores a copy of @fd. Returns 0 also without a store. */
 int fa_fd_store_add(const char *name, int fd);
 
-/* All of this name. Returns 0 also without a store. */
+/* Removes all descriptors of this name. Returns 0 also without a store. */
 int fa_fd_store_remove(const char *name);
 
 void fa_fd_store_get_ops(struct fa_fd_store *store, struct fa_fd_store_ops *ret_ops);

@@ -15,8 +15,8 @@
 
 enum record_state {
 	FREE,
-	USED, /* by a session of the daemon that wrote the state */
-	LOST, /* resumable: lost with an earlier daemon, or since */
+	USED, /* in use by a session of the daemon that wrote the state */
+	LOST, /* resumable, as its daemon died or its connection was lost later */
 };
 
 struct fa_session_store_header {
@@ -24,7 +24,7 @@ struct fa_session_store_header {
 	uint32_t version, max_records;
 	struct fa_session_store_device device;
 	uint64_t last_number;
-	uint32_t high_records; /* from here on records were never used */
+	uint32_t high_records; /* records from here on were never used */
 	uint32_t reserved;
 };
 
@@ -41,7 +41,7 @@ struct fa_session_store_record {
 static_assert(sizeof(struct fa_session_store_header) <= RECORDS_AT, "format");
 static_assert(sizeof(struct fa_session_store_record) == 32, "format");
 
-/* Commits the record, which must be complete. */
+/* Changes the record's state by one store. The record must be complete. */
 static void set_state(struct fa_session_store_record *record, enum record_state state)
 {
 	__atomic_store_n(&record->state, (uint32_t)state, __ATOMIC_RELEASE);
@@ -201,7 +201,7 @@ int fa_session_store_resume(struct fa_session_store *store, uint32_t uid,
 			continue;
 		set_state(record, USED);
 		--store->n_lost;
-		/* The unused grace time remains. */
+		/* The grace time that was not used remains for the next loss. */
 		if (now_ns < store->waits[i].until_ns)
 			store->waits[i].left_ns += store->waits[i].until_ns - now_ns;
 		*ret_record = i;
@@ -220,7 +220,7 @@ static void start_wait(struct fa_session_store *store, uint32_t record, uint64_t
 	wait->until_ns = now_ns + ns;
 	if (wait->until_ns < store->next_ns)
 		store->next_ns = wait->until_ns;
-	/* A scan under way may be past this record. */
+	/* The scan under way may have passed this record already. */
 	if (wait->until_ns < store->scan_ns)
 		store->scan_ns = wait->until_ns;
 }

@@ -20,7 +20,7 @@ struct fa_session_store_record;
 /* A lost session's grace time; not persistent. */
 struct fa_session_store_wait {
 	uint64_t until_ns; /* when it expires */
-	uint64_t left_ns;  /* grace time for when it is lost again */
+	uint64_t left_ns;  /* grace time left if the session is lost again */
 };
 
 struct fa_session_store {
@@ -35,13 +35,13 @@ struct fa_session_store {
 	uint32_t scan_at;
 };
 
-/* Identifies the pool's device. */
+/* Identifies the device of the pool. */
 struct fa_session_store_device {
 	char backend[16];
 	uint64_t uuid[2];
 };
 
-/* In a sealed memfd. */
+/* Makes an empty store in a sealed memfd. */
 int fa_session_store_new(const struct fa_session_store_device *device, struct fa_error *error,
                          struct fa_session_store *ret_store, int *ret_fd);
 
@@ -54,30 +54,30 @@ int fa_session_store_open(int fd, const struct fa_session_store_device *device,
 void fa_session_store_close(struct fa_session_store *store);
 
 /*
- * From now on lost sessions expire after @grace_ns. A session lost again has a new grace time,
- * until it was lost for @total_ns in all.
+ * Starts the grace time: from now on lost sessions expire after @grace_ns. A session lost again has
+ * a new grace time, until it was lost for @total_ns in all.
  */
 void fa_session_store_start_grace(struct fa_session_store *store, uint64_t now_ns,
                                   uint64_t grace_ns, uint64_t total_ns);
 
-/* The highest ever stored. */
+/* Returns the highest session number ever stored. */
 uint64_t fa_session_store_last_number(const struct fa_session_store *store);
 
-/* FA_SESSION_STORE_NONE: full. */
+/* Adds a session, and returns its record. FA_SESSION_STORE_NONE: the store is full. */
 uint32_t fa_session_store_add(struct fa_session_store *store, uint64_t number, uint32_t uid,
                               const struct fa_wire_secret *secret);
-/* Takes FA_SESSION_STORE_NONE. */
+/* Removes a record. @record may be FA_SESSION_STORE_NONE. */
 void fa_session_store_remove(struct fa_session_store *store, uint32_t record);
 
-/* Resumes the lost session with this uid and secret. -ENOENT. */
+/* Resumes the lost session with this uid and secret. -ENOENT: there is none. */
 int fa_session_store_resume(struct fa_session_store *store, uint32_t uid,
                             const struct fa_wire_secret *secret, uint64_t now_ns,
                             uint32_t *ret_record, uint64_t *ret_number);
 
-/* A resumed session is lost again. */
+/* Marks a resumed session as lost again. */
 void fa_session_store_set_lost(struct fa_session_store *store, uint32_t record, uint64_t now_ns);
 
 bool fa_session_store_is_lost(const struct fa_session_store *store, uint64_t number);
 
-/* Removes a lost session whose grace time is over; false: none. */
+/* Removes a lost session whose grace time is over. Returns false if there is none. */
 bool fa_session_store_expire(struct fa_session_store *store, uint64_t now_ns, uint64_t *ret_number);

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Wakes only some clients, to bound the time. The others poll. */
+/* Wakes waiting clients, but only some of them, to bound the time. The others poll. */
 void fa_timeline_wake(_Atomic uint32_t *changes);
 
 /*
@@ -15,5 +15,6 @@ void fa_timeline_wake(_Atomic uint32_t *changes);
  */
 void fa_timeline_out_release(struct fa_timeline_out *out, const uint64_t *values);
 
-/* The same for a memfd, which stays the caller's. False: it is no timeline. */
+/* Releases the timeline in a memfd, which stays the caller's. Returns false if it is no
+ * timeline. */
 bool fa_timeline_fd_release(int fd);

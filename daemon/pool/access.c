@@ -13,7 +13,7 @@ bool fa_access_allows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode
 
 	if (actor->admin || actor->tenant == tenant)
 		return true;
-	/* READ is included in APPEND and FORK. */
+	/* A right to APPEND or FORK includes READ. */
 	for (int other = FA_RIGHT_APPEND; right == FA_RIGHT_READ && other <= FA_RIGHT_FORK; other++)
 		if ((mode >> 2 * other & 3) > admitted)
 			admitted = mode >> 2 * other & 3;

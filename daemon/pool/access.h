@@ -8,7 +8,7 @@ struct fa_pool;
 
 bool fa_access_allows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
                       const struct fa_actor *actor, enum fa_right right);
-/* -EINVAL, -ENAMETOOLONG. */
+/* Checks a name. -EINVAL, -ENAMETOOLONG. */
 int fa_access_check_name(const char *name, struct fa_error *error);
-/* -EINVAL. */
+/* Checks a mode. -EINVAL. */
 int fa_access_check_mode(uint32_t mode, struct fa_error *error);

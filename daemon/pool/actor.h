@@ -1,18 +1,18 @@
-/* Who makes a call, and rights. */
+/* The caller of a function, and its rights. */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
 struct fa_actor {
-	uint32_t tenant; /* tag */
-	uint64_t owner;  /* the session; 0: none */
+	uint32_t tenant; /* tag of the caller's tenant */
+	uint64_t owner;  /* session of the caller; 0: none */
 	bool admin;
 };
 
 /*
- * An unnamed object is its session's alone and removed with it. A named one grants its tenant every
- * right, others those in its mode.
+ * Rights to an object. An unnamed object is its session's alone and is removed with it. A named one
+ * grants its tenant every right, and others the rights in its mode.
  */
 enum fa_right {
 	FA_RIGHT_READ,   /* attend, get info, find */

@@ -1,9 +1,9 @@
-/* From libsodium. Any thread. */
+/* Hash functions, from libsodium. Any thread. */
 #pragma once
 
 #include "daemon/pool/state.h"
 
-/* Called before all others. -ENOSYS. */
+/* Initialises libsodium. Call it before all other functions. -ENOSYS. */
 int fa_pool_hash_init(void);
 void fa_pool_hash_new_secret(uint8_t secret[FA_STATE_SECRET_BYTES]);
 /* Returns the SipHash, for tables and checksums. */

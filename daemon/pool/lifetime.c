@@ -11,7 +11,7 @@ static void destroy_cache(struct fa_pool *pool, struct fa_pool_cache *cache)
 
 	fa_state_store(&cache->record->state, FA_STATE_REMOVED);
 	cache->removed = true;
-	/* Keeps the cache until its last sequence is removed. */
+	/* Keep the cache until its last sequence is removed. */
 	cache->n_sequences++;
 	fa_list_for_each_safe(pos, tmp, &cache->sequences) {
 		struct fa_pool_sequence *sequence = fa_container_of(pos, struct fa_pool_sequence,

@@ -6,6 +6,6 @@
 struct fa_pool_sequence *fa_name_index_find(const struct fa_pool *pool, const char *name);
 /* Makes room for one more name, so that adding it cannot fail. -ENOMEM. */
 int fa_name_index_prepare(struct fa_pool *pool);
-/* fa_name_index_prepare() has succeeded before. */
+/* Adds a named sequence. fa_name_index_prepare() must have succeeded before. */
 void fa_name_index_add(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 void fa_name_index_remove(struct fa_pool *pool, struct fa_pool_sequence *sequence);

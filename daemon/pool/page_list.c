@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The page number of the cells' first slot. */
+/* Returns the page number of the cells' first slot. */
 static uint32_t cells_begin(const struct fa_pool_sequence *sequence)
 {
 	return fa_pool_sequence_first_page(sequence) / FA_STATE_CELL_PAGES * FA_STATE_CELL_PAGES;
@@ -68,7 +68,7 @@ int fa_page_list_prepare(struct fa_pool_sequence *sequence, uint32_t end, uint32
 	         sizeof(*sequence->cells));
 	if (r < 0)
 		return r;
-	/* One more: committing a copied page defers its original. */
+	/* Make room for one more: committing a copied page defers its original. */
 	return grow(&sequence->deferred, &sequence->deferred_size,
 	            (uint64_t)sequence->n_deferred + n_deferred + 1, sizeof(*sequence->deferred));
 }
@@ -112,7 +112,7 @@ static void give_back(struct fa_pool *pool, const struct fa_pool_sequence *seque
 	fa_tenant_account(pool, sequence->record->tenant)->n_cells--;
 }
 
-/* The cell of a place, which may be the first of a new cell. */
+/* Returns the cell of a place, which may be the first of a new cell. */
 static struct fa_state_cell *cell_of(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                                      uint32_t place)
 {
@@ -197,7 +197,7 @@ void fa_page_list_trim(struct fa_pool *pool, struct fa_pool_sequence *sequence, 
 	uint32_t first = fa_pool_sequence_first_page(sequence);
 	uint32_t n_pages = end > first ? end - first : 0, n_cells = cells_for(sequence, end);
 
-	/* Backwards, so that a published prefix is evicted from its end. */
+	/* Go backwards, so that a published prefix is evicted from its end. */
 	while (sequence->n_pages > n_pages) {
 		uint32_t slot = sequence->pages[--sequence->n_pages];
 

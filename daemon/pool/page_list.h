@@ -1,4 +1,4 @@
-/* The list of a sequence's pages: planned in memory, then stored in cells of the state. Loop thread. */
+/* A sequence's list of pages: planned in memory, then stored in cells of the state. Loop thread. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -13,7 +13,7 @@ static inline uint32_t fa_pool_sequence_first_page(const struct fa_pool_sequence
 	return (uint32_t)(sequence->first >> sequence->cache->layout.token_shift);
 }
 
-/* The page is durable. */
+/* Returns the slot of a durable page. */
 static inline uint32_t fa_pool_sequence_slot(const struct fa_pool_sequence *sequence,
                                              uint32_t number)
 {
@@ -28,7 +28,7 @@ uint32_t fa_page_list_missing(const struct fa_pool_sequence *sequence, uint32_t 
  * deferred. -ENOMEM. */
 int fa_page_list_prepare(struct fa_pool_sequence *sequence, uint32_t end, uint32_t n_deferred);
 int fa_page_list_check_cells(const struct fa_pool *pool, uint64_t n, struct fa_error *error);
-/* The pages are planned, and the list was prepared with enough cells for them. */
+/* Appends planned pages to the list, which was prepared with enough cells for them. */
 void fa_page_list_append(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                          const uint32_t *slots, uint32_t n);
 /* Replaces a durable page. */

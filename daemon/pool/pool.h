@@ -25,14 +25,14 @@ struct fa_pool;
 
 #define FA_POOL_CHUNK_BYTES_DEFAULT ((uint64_t)256 << 20)
 #define FA_POOL_CHUNK_BYTES_MAX ((uint64_t)4 << 30)
-#define FA_POOL_BYTES_MAX ((uint64_t)1 << 40) /* the reach of 32-bit slots */
+#define FA_POOL_BYTES_MAX ((uint64_t)1 << 40) /* all that 32-bit slots can reach */
 
-/* 0: the default. */
+/* Sizes of a pool. 0 stands for the default. */
 struct fa_pool_config {
 	uint64_t chunk_bytes;    /* a power of two from 4096 */
-	uint32_t max_chunks;     /* no default */
-	uint32_t page_bytes_min; /* a power of two (4096); smaller pages waste memory */
-	uint32_t max_sequences;  /* 262144 */
+	uint32_t max_chunks;     /* must be given */
+	uint32_t page_bytes_min; /* a power of two, by default 4096; smaller pages waste memory */
+	uint32_t max_sequences;  /* default: 262144 */
 };
 
 /* Makes an empty state in a sealed, sparse memfd. -EINVAL, errors of memfd_create(). */
@@ -41,8 +41,8 @@ int fa_pool_format(const struct fa_pool_config *config, struct fa_error *error, 
 /* What fa_pool_open() found wrong; starts zeroed. */
 struct fa_pool_report {
 	char **lines;
-	size_t n_lines; /* at most FA_POOL_REPORT_LINES */
-	size_t n_found; /* in all */
+	size_t n_lines; /* lines kept, at most FA_POOL_REPORT_LINES */
+	size_t n_found; /* lines found in all */
 };
 
 #define FA_POOL_REPORT_LINES 64
@@ -59,14 +59,14 @@ void fa_pool_report_deinit(struct fa_pool_report *report);
 int fa_pool_open(int fd, struct fa_pool_report *report, struct fa_error *error,
                  struct fa_pool **ret_pool);
 
-/* The same; chunks for which @present returns false become absent; objects with pages there are
- * dropped. */
+/* Like fa_pool_open(), but chunks for which @present returns false become absent, and objects with
+ * pages there are dropped. */
 typedef bool fa_pool_chunk_present_fn(void *userdata, uint32_t chunk);
 int fa_pool_open_partial(int fd, fa_pool_chunk_present_fn *present, void *userdata,
                          struct fa_pool_report *report, struct fa_error *error,
                          struct fa_pool **ret_pool);
 
-/* All steps have ended. */
+/* Frees the pool, when all steps have ended. */
 struct fa_pool *fa_pool_free(struct fa_pool *pool);
 
 static inline void fa_pool_freep(struct fa_pool **pool)
@@ -74,7 +74,7 @@ static inline void fa_pool_freep(struct fa_pool **pool)
 	*pool = fa_pool_free(*pool);
 }
 
-/* The dead daemon's device no longer writes to the pool. */
+/* Ends the quarantine, when the dead daemon's device no longer writes to the pool. */
 void fa_pool_quarantine_end(struct fa_pool *pool);
 
 /* ---- Chunks. Chunk i is [i, i + 1) * chunk_bytes of the pool. */
@@ -89,21 +89,21 @@ uint64_t fa_pool_chunk_bytes(const struct fa_pool *pool);
 uint32_t fa_pool_max_chunks(const struct fa_pool *pool);
 enum fa_chunk_state fa_pool_chunk_state(const struct fa_pool *pool, uint32_t chunk);
 
-/* @zeroed: all zeros. -EINVAL, -EEXIST. */
+/* Adds a chunk. @zeroed: its memory is all zeros. -EINVAL, -EEXIST. */
 int fa_pool_chunk_add(struct fa_pool *pool, uint32_t chunk, bool zeroed, struct fa_error *error);
 
 /* Removes a chunk without used pages; the caller releases its memory. -EBUSY: there is none. */
 int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t *ret_chunk);
 
-/* Removes a chunk without used or idle pages since @since_ns; false: none. */
+/* Removes a chunk without used or idle pages since @since_ns. Returns false if there is none. */
 bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_t *ret_chunk);
 
-/* Called when a step lacks free pages: adds a chunk or returns false. May be NULL. */
+/* Callback for a step that lacks free pages. It adds a chunk or returns false. May be NULL. */
 typedef bool fa_pool_grow_fn(void *userdata);
 void fa_pool_set_grow(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdata);
 
-/* Appended to the error of an exhausted pool of at least @chunks chunks. Not copied; may be
- * NULL. */
+/* Sets a text that is appended to the error of an exhausted pool of at least @chunks chunks. The
+ * text is not copied, and may be NULL. */
 void fa_pool_set_exhausted_hint(struct fa_pool *pool, uint32_t chunks, const char *hint);
 
 /* ---- Tenants. */
@@ -111,11 +111,11 @@ void fa_pool_set_exhausted_hint(struct fa_pool *pool, uint32_t chunks, const cha
 struct fa_pool_tenant_info {
 	uint32_t tag, uid;
 	const char *cgroup;  /* valid until the tenant is gone */
-	uint64_t bytes;      /* of its pages */
-	uint64_t idle_bytes; /* of these; evicted before -EDQUOT */
+	uint64_t bytes;      /* bytes of the tenant's pages */
+	uint64_t idle_bytes; /* those of its idle pages, which are evicted before -EDQUOT */
 	uint32_t n_sequences, n_caches;
-	/* For a quota: all tenants of the uid, with the needs of the step being planned. For uid 0,
-	 * which makes cgroups for other users, this tenant alone. */
+	/* What the tenants of a uid hold together, with the needs of the step being planned. For
+	 * uid 0, which makes cgroups for other users, what this tenant holds. */
 	struct fa_pool_user_held {
 		uint64_t bytes;
 		uint32_t n_sequences, n_caches;
@@ -146,13 +146,13 @@ bool fa_pool_tenant_each(const struct fa_pool *pool, uint32_t *cursor,
 
 /* ---- The whole. */
 
-/* CLOCK_BOOTTIME, for calls without a time parameter. */
+/* Sets the time, of CLOCK_BOOTTIME, for calls without a time parameter. */
 void fa_pool_set_time(struct fa_pool *pool, uint64_t now_ns);
 
 /* Called at a session's end: removes its unnamed objects; others lose their owner. */
 void fa_pool_release_owner(struct fa_pool *pool, uint64_t owner);
 
-/* With repetitions. */
+/* Iterates over the owners of objects; may return an owner repeatedly. */
 bool fa_pool_owner_each(const struct fa_pool *pool, uint32_t *cursor, uint64_t *ret_owner);
 
 /*
@@ -163,11 +163,11 @@ size_t fa_pool_expire(struct fa_pool *pool, uint64_t now_ns);
 
 struct fa_pool_info {
 	uint64_t chunk_bytes;
-	uint32_t chunks, chunks_free; /* with memory; of no cache */
-	uint32_t chunks_held_back;    /* of removed caches, not yet free */
+	uint32_t chunks, chunks_free; /* chunks with memory; those of no cache */
+	uint32_t chunks_held_back;    /* chunks of removed caches that are not yet free */
 	uint32_t caches, sequences, tenants, steps;
 	uint64_t generation;
-	uint64_t used_bytes, idle_bytes; /* of pages */
+	uint64_t used_bytes, idle_bytes; /* bytes of pages */
 	uint64_t quarantined_pages;
 	uint64_t evicted_pages; /* since fa_pool_open() */
 };

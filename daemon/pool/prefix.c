@@ -95,12 +95,12 @@ static void publish_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint
 	memcpy(record->hash, hash, FA_STATE_HASH_BYTES);
 	record->tenant = tenant;
 	fa_state_store(&record->state, FA_STATE_PAGE_PUBLISHED);
-	/* The page is full: no dead daemon was appending. */
+	/* The page is full, so no dead daemon was appending to it. */
 	pool->pages[index].flags &= ~FA_PAGE_SUSPECT;
 	pool->pages[index].flags |= FA_PAGE_PUBLISHED;
 	(void)fa_prefix_index_add(pool, index);
 	if (pool->pages[index].tenant != tenant) {
-		/* It may have tokens of the previous payer. */
+		/* The page may have tokens of the previous payer. */
 		pool->pages[index].flags |= FA_PAGE_TAINTED;
 		fa_page_charge(pool, cache, index, tenant);
 	}
@@ -160,7 +160,7 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 	return 0;
 }
 
-/* An attach makes idle pages used. */
+/* Checks the cache's limit of used pages, as an attach makes idle pages used. */
 static int check_max_pages(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                            const uint32_t *indices, uint32_t n_pages, struct fa_error *error)
 {

@@ -18,20 +18,20 @@
 struct fa_prefix_key {
 	const void *extra; /* adapters, images: what contents depend on */
 	size_t extra_bytes;
-	bool shared; /* with tenants that share, too */
+	bool shared; /* tenants that share find it, too */
 };
 
 struct fa_prefix_hashes {
-	uint8_t begin[FA_STATE_HASH_BYTES]; /* start of the chain */
+	uint8_t begin[FA_STATE_HASH_BYTES]; /* hash with which the chain starts */
 	uint32_t page_tokens, n;
 	uint8_t (*pages)[FA_STATE_HASH_BYTES]; /* [n] */
 };
 
-/* Allocates for @n_tokens tokens of @sequence. -EINVAL. */
+/* Allocates hashes for @n_tokens tokens of @sequence. -EINVAL. */
 int fa_prefix_hashes_init(const struct fa_pool *pool, const struct fa_actor *actor,
                           uint64_t sequence, const struct fa_prefix_key *key, uint64_t n_tokens,
                           struct fa_error *error, struct fa_prefix_hashes *ret_hashes);
-/* Any thread. 10 ns a token. */
+/* Computes the hashes, in 10 ns a token. Any thread may call. */
 void fa_prefix_hashes_compute(struct fa_prefix_hashes *hashes, const uint32_t *tokens);
 void fa_prefix_hashes_deinit(struct fa_prefix_hashes *hashes);
 

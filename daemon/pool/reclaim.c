@@ -48,7 +48,7 @@ static uint64_t chunks_for(const struct fa_pool_cache *cache, uint64_t have)
 	                                : 0;
 }
 
-/* In caches that the step does not use. */
+/* Counts the pages that can be reclaimed from caches that the step does not use. */
 static uint64_t count_reclaimable(const struct fa_pool *pool)
 {
 	uint64_t n = 0;
@@ -98,7 +98,7 @@ static uint32_t find_reclaimable(const struct fa_pool *pool)
 	return best;
 }
 
-/* Growing comes before evicting. */
+/* Grows the pool, which comes before evicting. */
 static void grow(struct fa_pool *pool, const struct fa_pool_cache *caches)
 {
 	uint64_t want = 0;
@@ -125,7 +125,7 @@ int fa_reclaim_pages(struct fa_pool *pool, struct fa_pool_cache *caches, struct 
 			return exhausted(pool, caches, chunks, error);
 	}
 
-	/* First the chunks without which a cache has too few pages, then chunks that avoid
+	/* First reclaim the chunks without which a cache has too few pages, then chunks that avoid
 	 * evictions. */
 	for (struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned)
 		for (uint64_t n = chunks_for(cache, cache->n_free + cache->n_idle); n > 0; n--) {
@@ -192,8 +192,8 @@ bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_
 
 int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t *ret_chunk)
 {
-	/* Free chunks, then empty ones, then those with idle pages: avoids evictions. Highest
-	 * first. */
+	/* Prefer free chunks, then empty ones, then those with idle pages: that avoids evictions.
+	 * Take the highest first. */
 	for (int pass = 0; pass < 3; pass++)
 		for (uint32_t i = pool->header->max_chunks; i-- > 0;) {
 			bool free = fa_chunk_is_free(pool, i);

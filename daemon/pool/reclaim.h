@@ -11,7 +11,7 @@ int fa_reclaim_pages(struct fa_pool *pool, struct fa_pool_cache *caches, struct 
 /* Evicts idle pages of the tenant, then of its user's other tenants, until the quota admits the
  * bytes. */
 void fa_reclaim_quota(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes);
-/* Returns the number of pages evicted. */
+/* Evicts all idle pages of a cache. Returns their number. */
 uint64_t fa_reclaim_cache(struct fa_pool *pool, struct fa_pool_cache *cache);
-/* The chunk is reclaimable. */
+/* Takes a reclaimable chunk from its cache. */
 void fa_reclaim_chunk(struct fa_pool *pool, uint32_t chunk);

@@ -101,7 +101,7 @@ static int check_caches(struct fa_recovery *recovery)
 	return 0;
 }
 
-/* Unpublishes all pages: the chunk's next owner must not have them. */
+/* Unpublishes all pages of a chunk, as its next owner must not have them. */
 static void empty_chunk(struct fa_pool *pool, uint32_t chunk)
 {
 	struct fa_state_page *records = &pool->page_records[chunk << pool->page_shift];
@@ -180,7 +180,7 @@ static void check_published(struct fa_recovery *recovery, struct fa_pool_cache *
 		record->state = 0;
 		return;
 	}
-	/* The page is full: no step was appending, even if a sequence ends in it. */
+	/* The page is full, so no step was appending, even if a sequence ends in it. */
 	pool->pages[index].flags &= ~FA_PAGE_SUSPECT;
 	pool->pages[index].flags |= FA_PAGE_PUBLISHED;
 	pool->pages[index].tenant = record->tenant;
@@ -252,7 +252,7 @@ int fa_pool_recover(struct fa_pool *pool, fa_pool_chunk_present_fn *present, voi
 		                                             .error = error };
 	int r;
 
-	/* Until fa_pool_quarantine_end() the dead daemon's device may write. */
+	/* The dead daemon's device may write to the page until fa_pool_quarantine_end(). */
 	pool->quarantine = true;
 	r = init(&recovery);
 	if (r < 0)

@@ -72,8 +72,8 @@ static const char *sequence_fault(const struct fa_pool *pool, uint32_t index)
 }
 
 /*
- * Into recovery->slots and recovery->cells. No other list may have its cells; its pages must be the
- * cache's, and have the same number in all lists.
+ * Reads the list of pages into recovery->slots and recovery->cells. No other list may have its
+ * cells; its pages must be the cache's, and have the same number in all lists.
  */
 static int read_list(struct fa_recovery *recovery, uint32_t index, uint32_t *ret_pages,
                      uint32_t *ret_cells, const char **ret_fault)
@@ -157,10 +157,10 @@ static int load_sequence(struct fa_recovery *recovery, uint32_t index, uint32_t 
 	for (uint32_t i = 0; i < n_pages; i++) {
 		uint32_t page = fa_page_index(pool, cache, recovery->slots[i]);
 
-		/* The first sequence's tenant pays. */
+		/* The tenant of the first sequence pays for the page. */
 		if (!pool->refs[page]++)
 			pool->pages[page].tenant = record->tenant;
-		/* A step may have been appending. */
+		/* The page is not full, so a step may have been appending to it. */
 		if ((first + i + 1) * (uint64_t)cache->layout.page_tokens > body->length)
 			pool->pages[page].flags |= FA_PAGE_SUSPECT;
 	}
@@ -209,7 +209,7 @@ int fa_recover_sequences(struct fa_recovery *recovery)
 			                   i, fault);
 		record->state = FA_STATE_FREE;
 	}
-	/* Downwards, so that low indices are used first. */
+	/* Go downwards, so that low indices are used first. */
 	for (uint32_t i = pool->header->high_sequences; i-- > 0;)
 		if (!pool->sequences[i] && pool->sequence_records[i].generation < UINT32_MAX) {
 			pool->free_sequences[i] = pool->free_sequence;

@@ -1,8 +1,8 @@
-/* What recovery found wrong. */
+/* The list of what recovery found wrong. */
 #pragma once
 
 #include "daemon/pool/pool.h"
 
-/* @report may be NULL. */
+/* Adds a line to @report, which may be NULL. */
 void fa_pool_report_add(struct fa_pool_report *report, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));

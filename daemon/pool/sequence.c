@@ -14,7 +14,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define PREFETCH 16 /* pages */
+#define PREFETCH 16 /* how many pages ahead to prefetch */
 
 uint64_t fa_pool_sequence_id(const struct fa_pool_sequence *sequence)
 {
@@ -110,7 +110,7 @@ static int take_index(struct fa_pool *pool, const struct fa_actor *actor, struct
 	return 0;
 }
 
-/* The record becomes valid with its state. */
+/* Fills a record, which becomes valid when its state is set. */
 static void begin_record(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                          const struct fa_actor *actor)
 {
@@ -281,7 +281,7 @@ void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequen
 	}
 	sequence->n_deferred = n;
 
-	/* Cancelled parts, and parts of a removed sequence, keep what earlier ones reserved. */
+	/* Keep what earlier parts reserved, if parts were cancelled or the sequence was removed. */
 	if (!sequence->n_cancelled && !(sequence->removed && sequence->n_in_flight)) {
 		struct fa_list *pos;
 

@@ -21,13 +21,13 @@ struct fa_pool_sequence_info {
 	uint64_t step;                   /* number of the last committed step; 0: none */
 	const char *name;                /* "": none; valid until the sequence is gone */
 	uint32_t mode;
-	uint32_t tenant; /* tag */
+	uint32_t tenant; /* tag of the tenant */
 	uint64_t owner;
 	uint64_t ttl_ns;
-	uint32_t in_flight; /* steps */
+	uint32_t in_flight; /* number of steps in flight */
 };
 
-/* -EDQUOT; -ENOSPC: too many sequences. */
+/* Makes an empty sequence. -EDQUOT; -ENOSPC: too many sequences. */
 int fa_pool_sequence_new(struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache,
                          struct fa_error *error, uint64_t *ret_id);
 
@@ -40,8 +40,8 @@ int fa_pool_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, ui
 
 /*
  * Sets name, mode and time to live; the name cannot be changed later. A named sequence outlives its
- * session. Only for its tenant. -ENAMETOOLONG, -EINVAL, -EEXIST name taken, or the sequence has
- * another.
+ * session. Only its tenant may call this. -ENAMETOOLONG, -EINVAL, -EEXIST name taken, or the
+ * sequence has another.
  */
 int fa_pool_sequence_set_name(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                               const char *name, uint32_t mode, uint64_t ttl_ns, uint64_t now_ns,

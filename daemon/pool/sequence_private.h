@@ -1,4 +1,4 @@
-/* What the pool's other files need of sequences: lookup with rights, recovery, ending. Loop thread. */
+/* Sequences for the pool's other files: lookup with rights, recovery, ending. Loop thread. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -7,9 +7,9 @@ int fa_pool_sequence_get(const struct fa_pool *pool, const struct fa_actor *acto
                          enum fa_right right, struct fa_error *error,
                          struct fa_pool_sequence **ret_sequence);
 uint64_t fa_pool_sequence_id(const struct fa_pool_sequence *sequence);
-/* Removes it; no check of rights. */
+/* Removes a sequence without a check of rights. */
 void fa_pool_sequence_destroy(struct fa_pool *pool, struct fa_pool_sequence *sequence);
-/* Makes a record's object, in no list. NULL: no memory. */
+/* Makes the object of a record, and adds it to no list. NULL: no memory. */
 struct fa_pool_sequence *fa_pool_sequence_alloc(struct fa_pool *pool, struct fa_pool_cache *cache,
                                                 uint32_t index);
 /* Adds the sequence to the lists of its cache and its session. */
@@ -25,7 +25,7 @@ fa_pool_sequence_durable(const struct fa_pool_sequence *sequence)
 	return &sequence->record->commits[sequence->record->current];
 }
 
-/* Restarts its time to live. */
+/* Restarts the time to live of a sequence. */
 static inline void fa_pool_sequence_touch(const struct fa_pool *pool,
                                           struct fa_pool_sequence *sequence)
 {

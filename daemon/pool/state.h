@@ -33,25 +33,25 @@ struct fa_state_header {
 	uint32_t version;
 	uint32_t max_chunks;
 	uint64_t chunk_bytes; /* a power of two */
-	uint32_t page_shift;  /* log2 of the most pages in a chunk */
+	uint32_t page_shift;  /* log2 of the largest number of pages in a chunk */
 	uint32_t max_caches;
 	uint32_t max_tenants;
 	uint32_t max_sequences;
 	uint32_t max_cells;
 	uint64_t chunks_at, caches_at, tenants_at, sequences_at, cells_at, pages_at, scales_at;
 	uint64_t bytes;
-	uint8_t secret[FA_STATE_SECRET_BYTES]; /* keys the hashes */
+	uint8_t secret[FA_STATE_SECRET_BYTES]; /* key of the hashes */
 	uint64_t check;                        /* hash of the fields above, which are constant */
 
 	uint64_t generation; /* how often the state was opened */
-	/* Above every index ever used. */
+	/* These indices are above every index ever used. */
 	uint32_t high_tenants, high_sequences, high_cells;
 	uint32_t reserved;
 };
 
-#define FA_STATE_CHUNK_ABSENT 0u /* no memory */
+#define FA_STATE_CHUNK_ABSENT 0u /* the chunk has no memory */
 #define FA_STATE_CHUNK_FREE 1u
-#define FA_STATE_CHUNK_CACHE 2u /* + index of its cache */
+#define FA_STATE_CHUNK_CACHE 2u /* plus the index of the chunk's cache */
 /* The chunk of a cache removed by a daemon that died: free from fa_pool_quarantine_end() on, as
  * that daemon's device may still write to it. */
 #define FA_STATE_CHUNK_QUARANTINED (FA_STATE_CHUNK_CACHE + FA_STATE_CACHES)
@@ -61,7 +61,7 @@ struct fa_state_chunk {
 	uint32_t reserved;
 };
 
-/* State of caches, tenants and sequences. */
+/* Values of `state` in caches, tenants and sequences. */
 #define FA_STATE_FREE 0u
 #define FA_STATE_USED 1u
 #define FA_STATE_REMOVED 2u /* caches: freed once nothing is in flight */
@@ -70,7 +70,7 @@ struct fa_state_chunk {
 struct fa_state_cache {
 	uint32_t state;
 	uint32_t generation; /* differs for each use of the record */
-	uint32_t tenant;     /* tag */
+	uint32_t tenant;     /* tag of the tenant */
 	uint32_t mode;
 	uint64_t owner; /* the session, 0: none */
 	uint64_t ttl_ns, used_ns;
@@ -98,20 +98,21 @@ struct fa_state_tenant {
 
 struct fa_state_commit {
 	uint64_t length; /* tokens */
-	uint64_t first;  /* tokens before it were dropped, in full pages */
-	uint64_t step;   /* number of the last step */
-	uint32_t head;   /* first cell, plus 1; invalid without pages */
+	/* number of the first token that was not dropped; dropped tokens fill pages */
+	uint64_t first;
+	uint64_t step; /* number of the last committed step */
+	uint32_t head; /* first cell of the list, plus 1; invalid without pages */
 	uint32_t reserved;
 };
 
 struct fa_state_sequence {
 	uint32_t state;
 	uint32_t generation;
-	uint32_t cache;  /* index */
-	uint32_t tenant; /* tag */
+	uint32_t cache;  /* index of the cache */
+	uint32_t tenant; /* tag of the tenant */
 	uint64_t owner;  /* the session, 0: none */
 	uint32_t mode;
-	uint32_t current; /* which commit is valid */
+	uint32_t current; /* tells which commit is valid */
 	uint64_t ttl_ns, used_ns;
 	struct fa_state_commit commits[2];
 	char name[FA_STATE_NAME_BYTES]; /* "": none */
@@ -119,18 +120,20 @@ struct fa_state_sequence {
 };
 
 /*
- * Pages 15n to 15n + 14 of a sequence. Slots beyond the commit's tokens are planned or left over.
+ * A cell has pages 15n to 15n + 14 of a sequence. Slots beyond the commit's tokens are planned or
+ * left over.
  */
 struct fa_state_cell {
-	uint32_t next; /* cell, plus 1 */
+	uint32_t next; /* next cell of the list, plus 1 */
 	uint32_t slots[FA_STATE_CELL_PAGES];
 };
 
 #define FA_STATE_PAGE_PUBLISHED 1u
 
 struct fa_state_page {
-	uint8_t hash[FA_STATE_HASH_BYTES]; /* prefix.h */
-	uint32_t tenant;                   /* tag */
+	/* hash of the prefix that ends with the page (prefix.h) */
+	uint8_t hash[FA_STATE_HASH_BYTES];
+	uint32_t tenant; /* tag of the payer */
 	uint32_t state;
 };
 

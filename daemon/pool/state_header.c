@@ -14,7 +14,7 @@
 
 #define PAGE_BYTES_MIN_DEFAULT 4096u
 #define SEQUENCES_DEFAULT (1u << 18)
-/* Of 64 bytes a page, its record leaves these for cells. */
+/* Each page has 64 bytes in the state; its record leaves these for cells. */
 #define CELL_BYTES_PER_PAGE (64 - sizeof(struct fa_state_page))
 #define CELLS_MIN 1024u
 
@@ -42,7 +42,7 @@ static int lay_out(struct fa_state_header *header, struct fa_error *error)
 		return fa_fail(error, -EINVAL,
 		               "the pool may have %" PRIu32 " chunks; expected 1 to %" PRIu64,
 		               header->max_chunks, FA_POOL_BYTES_MAX / header->chunk_bytes);
-	/* A page has at least one slot; an index has 31 bits. */
+	/* Limits: a page has at least one slot, and an index has 31 bits. */
 	if (header->page_shift > 24 || header->chunk_bytes >> header->page_shift < FA_SLOT_BYTES ||
 	    (uint64_t)header->max_chunks << header->page_shift > INT32_MAX)
 		return fa_fail(error, -EINVAL,
@@ -144,7 +144,7 @@ int fa_state_read_header(int fd, struct fa_error *error, struct fa_state_header 
 	if (fstat(fd, &st) < 0)
 		return fa_fail(error, -errno, "the pool's state cannot be examined: %m");
 	n = pread(fd, &header, sizeof(header), 0);
-	/* A pipe is no state, either. */
+	/* A pipe cannot be read like this, and is no state. */
 	if (n < 0 && errno != ESPIPE)
 		return fa_fail(error, -errno, "the pool's state cannot be read: %m");
 	if (n != (ssize_t)sizeof(header) || header.magic != FA_STATE_MAGIC)

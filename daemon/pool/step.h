@@ -29,21 +29,23 @@ struct fa_pool_step_item {
 
 struct fa_pool_step_entry {
 	uint64_t sequence;
-	uint32_t item;          /* index */
-	uint64_t before, after; /* lengths */
-	uint64_t first;         /* not dropped */
-	bool stale;             /* sequence removed: not committed */
-	bool ordered;           /* ends in turn with the sequence's other ordered entries */
-	bool copies;            /* the page in which before ends is copied */
+	uint32_t item;          /* index of the item */
+	uint64_t before, after; /* the sequence's lengths before and after the step */
+	uint64_t first;         /* first token that is not dropped */
+	bool stale;             /* the sequence was removed, so the entry is not committed */
+	/* the entry ends in turn with other ordered entries of its sequence */
+	bool ordered;
+	bool copies; /* the page in which before ends is copied */
 };
 
-/* For struct fa_paged_step. */
+/* The entries of one cache, in the form of struct fa_paged_step. */
 struct fa_pool_step_group {
 	uint64_t cache;
 	struct fa_cache_layout layout;
-	uint32_t begin, end; /* entries */
+	uint32_t begin, end; /* range of the group's entries */
 
-	/* Per entry, [end - begin]; cu_new has one more and starts with 0. */
+	/* Arrays with one element per entry, [end - begin]; cu_new has one more and starts with
+	 * 0. */
 	const uint32_t *cu_new, *lengths, *lengths_before, *first, *table_start;
 	const uint32_t *table; /* slots, [table_entries] */
 	uint32_t table_entries;
@@ -77,7 +79,7 @@ int fa_pool_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
 /*
  * Keeps only @positions (ascending, from 0) of the entry's new tokens: one path of a tree. Before
  * the commit the caller moves token ret_from[i] to token *ret_to + i, in order or all at once;
- * *ret_n may be 0. Once for each entry. *ret_from is valid until the step is freed.
+ * *ret_n may be 0. Call it once for each entry. *ret_from is valid until the step is freed.
  * -EINVAL; -EBUSY a later step builds on all new tokens; -ECANCELED an earlier one was aborted.
  */
 int fa_pool_step_keep(struct fa_pool *pool, struct fa_pool_step *step, uint32_t entry,
@@ -94,5 +96,5 @@ void fa_pool_step_abort(struct fa_pool *pool, struct fa_pool_step *step);
  * appended to, if need be in the next process. Returns their number. */
 uint32_t fa_pool_step_suspect(struct fa_pool *pool, struct fa_pool_step *step);
 
-/* Ended. NULL is fine. */
+/* Frees a step that has ended. Takes NULL. */
 struct fa_pool_step *fa_pool_step_free(struct fa_pool_step *step);

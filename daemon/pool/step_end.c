@@ -32,7 +32,7 @@ struct fa_pool_step *fa_pool_step_free(struct fa_pool_step *step)
 	return NULL;
 }
 
-/* NULL: none. */
+/* Returns the next part that appends, or NULL. */
 static struct fa_pool_step_part *next_appending(const struct fa_pool_sequence *sequence,
                                                 const struct fa_list *from)
 {
@@ -196,7 +196,7 @@ static void abort_part(struct fa_pool *pool, struct fa_pool_step_part *part)
 	fa_pool_sequence_reap(pool, sequence);
 }
 
-/* An aborted step may have skipped clears and copies. */
+/* Marks pages whose clears and copies an aborted step may have skipped. */
 static void taint(struct fa_pool *pool, const struct fa_pool_cache *cache, const uint32_t *slots,
                   uint32_t n)
 {
@@ -226,7 +226,7 @@ uint32_t fa_pool_step_suspect(struct fa_pool *pool, struct fa_pool_step *step)
 	struct fa_pool_step_private *private = private_of(step);
 	uint32_t n = 0;
 
-	/* All in the state first: this process may die any moment. */
+	/* Change the state of all sequences first, as this process may die any moment. */
 	for (uint32_t i = 0; i < step->n_entries; i++) {
 		struct fa_pool_sequence *sequence = private->parts[i].sequence;
 

@@ -1,4 +1,5 @@
-/* Planning a step: check and count everything, then reserve pages; the rest cannot fail. */
+/* Plans a step: checks and counts everything, then reserves pages. After the checks nothing can
+ * fail. */
 #include "common/cleanup.h"
 #include "daemon/pool/cache_private.h"
 #include "daemon/pool/page.h"
@@ -23,7 +24,7 @@ struct plan {
 	struct fa_pool_cache *caches; /* linked by next_planned */
 	struct fa_tenant_account *tenants;
 	uint32_t n_caches;
-	uint64_t n_cells, n_pages, n_copies, n_entries; /* entries: of tables */
+	uint64_t n_cells, n_pages, n_copies, n_entries; /* n_entries: entries of tables */
 	struct fa_pool_step_part *parts;                /* [n_items] */
 };
 
@@ -43,7 +44,8 @@ static bool can_append_in_place(const struct fa_pool *pool, const struct fa_pool
 	       !(pool->quarantine && (page->flags & FA_PAGE_SUSPECT));
 }
 
-/* A step in flight may read truncated tokens that an append overwrites. */
+/* Returns true if a step in flight may read truncated tokens of the page, which an append would
+ * overwrite. */
 static bool has_reader(const struct fa_pool_sequence *sequence, uint32_t slot)
 {
 	return sequence->truncated && slot == sequence->truncated_slot && sequence->n_in_flight &&
@@ -250,7 +252,7 @@ static void copy_page(struct fa_pool *pool, struct fa_pool_step_part *part, stru
 	bool clear;
 
 	index = fa_page_take(pool, cache, sequence->record->tenant, &clear);
-	/* They may be another tenant's. */
+	/* The page's tokens may be another tenant's. */
 	if (old->tenant != sequence->record->tenant || (old->flags & FA_PAGE_TAINTED))
 		pool->pages[index].flags |= FA_PAGE_TAINTED;
 	sequence->copied = true;
@@ -345,7 +347,7 @@ static void sort(const struct plan *plan, struct fa_pool_step_private *private)
 			.end = n + cache->n_items,
 		};
 		n += cache->n_items;
-		/* Now the place of the cache's next item. */
+		/* From now on n_items is the place of the cache's next item. */
 		cache->n_items = n - cache->n_items;
 	}
 	for (uint32_t i = 0; i < plan->n_items; i++) {
@@ -361,7 +363,7 @@ static void apply(const struct plan *plan, struct fa_pool_step_private *private)
 	struct fa_pool *pool = plan->pool;
 	struct fa_pool_step *step = &private->step;
 	uint32_t *at = private->arrays;
-	/* First the arrays whose size is known only once the group is filled. */
+	/* Place first the arrays whose size is known only once the group is filled. */
 	struct arrays next = {
 		.table = carve(&at, plan->n_entries),
 		.clears = carve(&at, plan->n_pages + plan->n_copies),

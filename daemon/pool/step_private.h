@@ -9,5 +9,5 @@ struct fa_pool_step_private {
 	uint64_t serial;
 	bool ended;
 	struct fa_pool_step_part *parts; /* [n_entries] */
-	uint32_t *arrays;                /* memory of the groups */
+	uint32_t *arrays;                /* memory of the groups' arrays */
 };

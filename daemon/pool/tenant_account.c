@@ -28,8 +28,8 @@ static uint32_t find(const struct fa_pool *pool, uint32_t uid, const char *cgrou
 	return 0;
 }
 
-/* A user can make cgroups, so each has at most half of the tenants. Uid 0 makes them for others: no
- * limit. */
+/* Checks how many tenants a user has. A user can make cgroups, so each has at most half of the
+ * tenants. Uid 0 makes cgroups for others and has no limit. */
 static int check_user(const struct fa_pool *pool, uint32_t uid, struct fa_error *error)
 {
 	const uint32_t max = pool->header->max_tenants / 2;
@@ -143,7 +143,8 @@ void fa_pool_set_quota(struct fa_pool *pool, fa_pool_quota_fn *quota, void *user
 	pool->quota_userdata = userdata;
 }
 
-/* The uid's tenants except @own; NULL: no more. Tenants of uid 0 are unrelated. */
+/* Returns the next of the uid's tenants except @own; NULL: no more. Tenants of uid 0 are
+ * unrelated. */
 static struct fa_tenant_account *next_of_user(const struct fa_pool *pool,
                                               const struct fa_tenant_account *own, uint32_t uid,
                                               uint32_t *cursor)
@@ -158,7 +159,7 @@ static struct fa_tenant_account *next_of_user(const struct fa_pool *pool,
 	return NULL;
 }
 
-/* What a quota is asked about. @idle: count idle pages. */
+/* Describes what a tenant and its user hold, for a check of quotas. @idle: count idle pages. */
 static void describe_held(const struct fa_pool *pool, uint32_t tag, bool idle,
                           struct fa_pool_tenant_info *ret_held)
 {
@@ -222,8 +223,8 @@ static uint64_t count_cells(const struct fa_pool *pool, uint32_t tag)
 	return n;
 }
 
-/* Forks cost cells but no pages, so cells have their own limit: a quarter is left for other
- * users. */
+/* Checks the limit of cells. Forks cost cells but no pages, so cells have their own limit: a
+ * quarter is left for other users. */
 int fa_tenant_check_cells(const struct fa_pool *pool, uint32_t tag, uint64_t n,
                           struct fa_error *error)
 {

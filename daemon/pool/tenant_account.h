@@ -23,15 +23,16 @@ static inline uint32_t fa_tenant_tag(const struct fa_pool *pool,
 }
 
 bool fa_tenant_known(const struct fa_pool *pool, uint32_t tag);
-/* If it holds nothing. */
+/* Frees the tenant if it holds nothing. */
 void fa_tenant_try_free(struct fa_pool *pool, uint32_t tag);
 
-/* -EDQUOT. Idle pages count only if @more has no bytes, as fa_reclaim_quota() can evict them. */
+/* Checks the quota. Idle pages count only if @more has no bytes, as fa_reclaim_quota() can evict
+ * them. -EDQUOT. */
 int fa_tenant_check_quota(const struct fa_pool *pool, uint32_t tag, const struct fa_pool_more *more,
                           struct fa_error *error);
-/* True if the quota admits @more_bytes with idle pages counted. */
+/* Returns true if the quota admits @more_bytes even with idle pages counted. */
 bool fa_tenant_quota_admits(const struct fa_pool *pool, uint32_t tag, uint64_t more_bytes);
-/* A tenant with idle pages: @tag, else another of its uid; 0: none. */
+/* Returns a tenant with idle pages: @tag, else another of its uid; 0: none. */
 uint32_t fa_tenant_find_idle(const struct fa_pool *pool, uint32_t tag);
 int fa_tenant_check_cells(const struct fa_pool *pool, uint32_t tag, uint64_t n,
                           struct fa_error *error);

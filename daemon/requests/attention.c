@@ -8,7 +8,7 @@
 #include <string.h>
 
 struct attention {
-	struct fa_request request; /* first */
+	struct fa_request request; /* must be first */
 	/* cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks */
 	uint32_t *vectors;
 };
@@ -40,7 +40,7 @@ static const void *copy(uint32_t **next, const void *from, size_t n)
 	return to;
 }
 
-/* The parameters point into the message, which ends with the handler. */
+/* Copies the vectors, as the parameters point into the message, which ends with the handler. */
 static int copy_vectors(struct attention *attention, const struct fa_wire_attention *message,
                         struct fa_error *error)
 {

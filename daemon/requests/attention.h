@@ -1,4 +1,4 @@
-/* Stateless attention. Loop thread. */
+/* The message for attention without a KV cache. Loop thread. */
 #pragma once
 
 #include "daemon/session/request.h"

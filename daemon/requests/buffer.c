@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Waits for its further pieces. */
+/* A registration that waits for further pieces. */
 struct fa_registration {
 	struct fa_session *session;
 	struct fa_registered_buffer *buffer;
@@ -203,7 +203,7 @@ static int charge(struct fa_session *session, struct fa_registered_buffer *buffe
 	if (r == 0)
 		r = fa_charge_add(&buffer->charge_pieces, session->tenant, FA_RESOURCE_PIECES,
 		                  buffer->n_pieces_wanted, error);
-	/* CUDA_FD: add_pieces() charges. */
+	/* For CUDA_FD, add_pieces() charges. */
 	if (r == 0 && buffer->kind != FA_WIRE_BUFFER_CUDA_FD)
 		r = fa_charge_add(&buffer->charge_bytes, session->tenant,
 		                  is_on_device(session->context, buffer->kind)
@@ -252,7 +252,7 @@ static int add_pieces(struct fa_session *session, struct fa_registered_buffer *b
 			return fa_fail(error, -EINVAL,
 			               "the pieces together are more than 64 bits can count");
 	}
-	/* The client's numbers; the device asks the driver. */
+	/* These sizes are the client's; the device asks the driver for the true ones. */
 	if (buffer->n_pieces + n_fds == buffer->n_pieces_wanted &&
 	    buffer->offset + buffer->bytes > sum)
 		return fa_fail(error, -EINVAL,
@@ -286,7 +286,7 @@ static void on_closed(uv_handle_t *handle)
 	free(handle->data);
 }
 
-/* Returns the buffer's reference. */
+/* Ends waiting. Returns the buffer with the reference that the registration had. */
 static struct fa_registered_buffer *stop_waiting(struct fa_session *session)
 {
 	struct fa_registration *registration = fa_steal_ptr(session->registration);
@@ -392,7 +392,7 @@ int fa_registration_pieces(struct fa_session *session, const struct fa_wire_mess
 		return r;
 	}
 	fa_session_reply(session, message->id, 0, NULL);
-	/* Otherwise a failed reply has closed the session. */
+	/* If this is gone, a failed reply has closed the session. */
 	if (!session->registration)
 		return 0;
 	if (buffer->n_pieces == buffer->n_pieces_wanted)

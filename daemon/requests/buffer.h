@@ -21,7 +21,7 @@ int fa_registration_pieces(struct fa_session *session, const struct fa_wire_mess
 int fa_registration_free(struct fa_session *session, const struct fa_wire_message *message,
                          struct fa_error *error);
 
-/* The importer's done(). */
+/* Call when the importer has finished. */
 void fa_registration_imported(struct fa_registered_buffer *buffer);
 
 /* Ends a registration that waits for pieces, if any, with @status. */

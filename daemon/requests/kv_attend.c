@@ -18,7 +18,7 @@
 #define FLAGS (FA_WIRE_STEP_CAUSAL | FA_WIRE_STEP_ROTARY_INTERLEAVED | FA_WIRE_STEP_DETERMINISTIC)
 
 struct attend {
-	struct fa_request request; /* first */
+	struct fa_request request; /* must be first */
 	struct fa_paged_request paged[2];
 	uint32_t *tail; /* alibi_slopes, sinks, positions */
 };
@@ -274,7 +274,7 @@ static int bind_attention(struct binding *b, struct fa_paged_attention *attentio
 	return r;
 }
 
-/* Attention reads q as append rotated it into the device's scratch memory. */
+/* Makes append write rotated q to the device's scratch memory, where attention reads it. */
 static void rotate_q(struct fa_paged_append *append, struct fa_paged_attention *attention)
 {
 	const int64_t dim = append->cache->head_dim;

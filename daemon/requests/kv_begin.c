@@ -14,7 +14,7 @@
 _Static_assert(FA_WIRE_STEP_MAX <= FA_POOL_STEP_SEQUENCES_MAX, "the pool can plan it");
 
 struct begin {
-	struct fa_request request; /* first */
+	struct fa_request request; /* must be first */
 	uint32_t step;
 };
 
@@ -127,7 +127,7 @@ static void release_begin(struct fa_request *request)
 {
 }
 
-/* A cancelled or late request leaves no step. The step may have ended, and its id may be in use
+/* Frees the step of a cancelled or late request. The step may have ended, and its id may be in use
  * again. */
 static void begin_ended(struct fa_request *request)
 {

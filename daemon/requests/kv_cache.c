@@ -1,4 +1,4 @@
-/* Cache messages. */
+/* Handles the cache messages. */
 #include "daemon/requests/kv.h"
 
 #include "daemon/kv/growth.h"
@@ -68,10 +68,10 @@ static int check_store(const struct fa_context *context, const struct fa_pool_ca
 		.head_dim = (int32_t)geometry->head_dim,
 		.head_dim_v = (int32_t)geometry->head_dim_v,
 		.page_tokens = (int32_t)geometry->page_tokens,
-		/* Any value but 0. */
+		/* V's place does not matter here; it must not be 0. */
 		.v_offset = FA_PAGED_SLOT_BYTES,
 		.store = geometry->store,
-		/* The pool checks the message's scales. */
+		/* Scales do not matter here, as the pool checks those of the message. */
 		.k_scales = geometry->token_scales ? NULL : &one,
 		.v_scales = geometry->token_scales ? NULL : &one,
 	};

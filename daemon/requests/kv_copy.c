@@ -9,9 +9,10 @@
 #include <inttypes.h>
 
 struct copy {
-	struct fa_request request; /* first */
+	struct fa_request request; /* must be first */
 	struct fa_paged_request paged;
-	struct fa_paged_step step; /* one sequence; the copied tokens are its new ones */
+	/* step with one sequence, whose new tokens are the copied ones */
+	struct fa_paged_step step;
 	uint32_t cu_new[2], length, before, first, table_start;
 };
 
@@ -28,7 +29,7 @@ static void release(struct fa_request *request)
 		context->ops->paged_release(context->device, &request->job.work);
 }
 
-/* UINT32_MAX: none. */
+/* Returns the entry of a sequence in the step; UINT32_MAX: none. */
 static uint32_t find_entry(const struct fa_kv_step *step, uint64_t sequence)
 {
 	for (uint32_t i = 0; i < step->plan->n_entries; ++i)
@@ -64,7 +65,7 @@ static int find_step(struct fa_session *session, const struct fa_wire_sequence_c
 	               m->first, end);
 }
 
-/* A read has its own step, which keeps the tokens in place until the copy ends. */
+/* Makes a step of its own for a read. The step keeps the tokens in place until the copy ends. */
 static int step_for_read(struct fa_session *session, const struct fa_wire_sequence_copy *m,
                          uint64_t end, struct fa_kv_step **ret_step, struct fa_error *error)
 {
@@ -196,7 +197,7 @@ static int bind_copy(struct fa_request *request, const struct fa_wire_message *m
 			fa_kv_step_abandon(step);
 		return r;
 	}
-	/* A read's step ends with its request. */
+	/* Let the step of a read end with its request. */
 	step->abandoned = !writes;
 	r = bind_tensors(copy, group, m, (int64_t)(end - m->first), error);
 	if (r < 0)

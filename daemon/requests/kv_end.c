@@ -16,9 +16,10 @@
 #include <inttypes.h>
 
 struct end {
-	struct fa_request request; /* first */
+	struct fa_request request; /* must be first */
 	bool commits;
-	struct fa_paged_request *moves; /* at most one a group */
+	/* moves of kept tokens, at most one request for each group */
+	struct fa_paged_request *moves;
 	uint32_t *vectors;
 };
 
@@ -82,7 +83,7 @@ static int check_keep(const struct fa_kv_step *step, const struct fa_wire_step_e
 	return r;
 }
 
-/* Advances @vectors past the words used. */
+/* Fills in the moves of a group. Advances @vectors past the words used. */
 static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
                       const struct fa_wire_step_end *m, uint32_t **vectors, struct fa_error *error)
 {
@@ -158,7 +159,7 @@ static int keep(struct end *end, struct fa_kv_step *step, const struct fa_wire_s
 	return fa_request_prepare(&end->request, error);
 }
 
-/* Steps that this one is planned on commit first. */
+/* Makes the request wait for the steps on which its step was planned, as they commit first. */
 static int wait_for_predecessors(struct fa_request *request, const struct fa_kv_step *step,
                                  struct fa_error *error)
 {
@@ -206,7 +207,7 @@ static int bind_order(struct fa_request *request, struct fa_kv_step *step, bool 
 
 	r = wait_for_requests(request, step, error);
 	for (uint32_t i = 0; commits && i < step->n_predecessors && r == 0; ++i)
-		/* Reads of tokens that are not durable yet. */
+		/* This predecessor is a read of tokens that are not durable yet. */
 		if (!step->predecessors[i]->id)
 			r = wait_for_requests(request, step->predecessors[i], error);
 	return r == 0 && commits ? wait_for_predecessors(request, step, error) : r;
@@ -249,7 +250,7 @@ static int bind_end(struct fa_request *request, const struct fa_wire_message *me
 	return r;
 }
 
-/* The step of a refused commit can no longer be committed. */
+/* Aborts the step of a refused commit, as it can no longer be committed. */
 static void refused(struct fa_request *request, const struct fa_wire_message *message)
 {
 	struct fa_kv_step *step = NULL;

@@ -10,7 +10,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
-/* An invalid n_layers. */
+/* Refuses a message with an invalid n_layers. */
 
 static int refuse(struct fa_request *request, const struct fa_wire_message *message,
                   struct fa_error *error)
@@ -58,7 +58,7 @@ static void next_layer(struct fa_wire_step_attend *attend,
 	advance(&attend->lse, layers->lse_bytes);
 }
 
-/* A layer's own gates, and at the first and last layer the message's. */
+/* The gates of a layer: its own, and at the first and last layer also the message's. */
 struct gates {
 	struct fa_wire_gate gates[FA_WIRE_GATES_MAX + 1];
 	size_t n;
@@ -103,7 +103,7 @@ static int refuse_all(struct fa_call *call, struct fa_error *error)
 	struct gates waits, signals;
 
 	set_gates(&message, call, layers->n_layers ? layers->n_layers - 1 : 0, &waits, &signals);
-	/* It waits only for the requests before it. */
+	/* The request waits only for the requests before it. */
 	message.n_waits = 0;
 	whole.message = &message;
 	return fa_call_submit(&whole, &no_layers_kind, layers->attend.stream, layers->attend.value,
@@ -134,7 +134,7 @@ int fa_kv_attend_layers(struct fa_call *call, struct fa_error *error)
 		r = fa_call_submit(&layer, &fa_kv_attend_kind, message.step_attend.stream,
 		                   message.step_attend.value, error);
 		next_layer(&message.step_attend, layers);
-		/* The engine launches the first layer while this thread checks others. */
+		/* Let the engine launch the first layer while this thread checks the others. */
 		if (i == 0 && layers->n_layers > 1) {
 			fa_engine_batch_end(engine);
 			fa_engine_batch_begin(engine);

@@ -18,7 +18,7 @@
 
 _Static_assert(FA_WIRE_EXTRA_MAX == FA_PREFIX_EXTRA_BYTES_MAX, "one limit");
 
-/* Either message: both have the same fields. Freed after the reply. */
+/* A request of either message: both have the same fields. It is freed after the reply. */
 struct request {
 	uv_work_t work;
 	struct fa_session *session; /* referenced while a worker runs */
@@ -27,7 +27,7 @@ struct request {
 	struct fa_prefix_key key; /* valid until the hashes are initialised */
 	const uint32_t *tokens;
 	uint64_t n_tokens;
-	uint32_t *copy; /* of the tokens; NULL: they are the message's */
+	uint32_t *copy; /* copy of the tokens; NULL: they are in the message */
 	struct fa_charge charge;
 	struct fa_prefix_hashes hashes;
 };
@@ -135,7 +135,7 @@ static int check_flags(uint32_t flags, struct request *request, struct fa_error 
 	return 0;
 }
 
-/* After hashing. */
+/* Publishes or attaches, then replies. Called after hashing. */
 static int finish(struct fa_session *session, const struct request *request, struct fa_error *error)
 {
 	const struct fa_wire_message message = { .id = request->message_id };
@@ -181,7 +181,7 @@ static void on_computed(uv_work_t *work, int status)
 	fa_session_unref(session);
 }
 
-/* Hashes on a worker; pauses the session meanwhile. */
+/* Starts hashing on a worker, and pauses the session until it is done. */
 static int start(struct fa_session *session, struct request *request, struct fa_error *error)
 {
 	int r = 0;
@@ -200,7 +200,7 @@ static int start(struct fa_session *session, struct request *request, struct fa_
 	return 0;
 }
 
-/* @template points into the message. */
+/* Handles either message. @template points into the message. */
 static int handle(struct fa_call *call, const struct request *template, uint32_t flags,
                   const struct fa_wire_view *view, struct fa_error *error)
 {

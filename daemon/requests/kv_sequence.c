@@ -1,4 +1,4 @@
-/* Sequence messages; kv_prefix.c has publish and attach. */
+/* Handles sequence messages, except publish and attach, which are in kv_prefix.c. */
 #include "daemon/requests/kv.h"
 
 #include "daemon/kv/growth.h"

@@ -10,7 +10,7 @@
 #include <inttypes.h>
 #include <sys/socket.h>
 
-/* Accepted before other events. */
+/* How many connections are accepted before other events are handled. */
 #define ACCEPT_MAX 16
 #define ACCEPT_PAUSE_MS 100
 
@@ -85,7 +85,8 @@ static void admit(struct fa_server *server, int fd)
 		fa_accept_update_hello_timer(server);
 }
 
-/* A rejected connection could not be closed soon. */
+/* Returns true if too many rejected connections wait to be closed, so that another could not be
+ * closed soon. */
 static bool is_reaper_full(struct fa_server *server)
 {
 	bool full = fa_fd_reaper_is_full(server->context.reaper);
@@ -131,8 +132,8 @@ void fa_accept_poll(struct fa_server *server)
 	}
 }
 
-/* The reaper closes connections, as descriptors make that slow. The backlog of an inherited socket
- * is left to other listeners. */
+/* Closes connections in the backlog. The reaper closes them, as descriptors make that slow. The
+ * backlog of an inherited socket is left to other listeners. */
 static void close_backlog(struct fa_server *server)
 {
 	int fd;
@@ -176,7 +177,7 @@ void fa_accept_update_hello_timer(struct fa_server *server)
 	struct fa_session *oldest;
 	uint64_t now = fa_now_ns();
 
-	/* A loop without timers sleeps more cheaply. */
+	/* Stop the timer when nothing needs it: a loop without timers sleeps more cheaply. */
 	if (fa_list_empty(&server->context.hello_pending) ||
 	    server->context.state != FA_DAEMON_RUNNING) {
 		uv_timer_stop(&server->accept.hello_timer);

@@ -26,12 +26,12 @@ struct fa_accept {
 	uint64_t n_connections, n_rejected; /* since the start */
 };
 
-/* The server closes the timers. */
+/* Initialises the struct. The server closes the timers. */
 void fa_accept_init(struct fa_server *server);
 
 int fa_accept_start(struct fa_server *server, struct fa_error *error);
 
-/* And its backlog. */
+/* Stops accepting, and closes connections in the backlog. */
 void fa_accept_stop(struct fa_server *server);
 
 void fa_accept_poll(struct fa_server *server);

@@ -19,9 +19,9 @@ struct method {
 	const char *name;
 	bool before_hello;
 	unsigned int fds_max;
-	bool pipelined; /* clients send on without an answer */
+	bool pipelined; /* clients send more messages before the answer */
 	fa_call_handler *handle;
-	bool by_ring; /* allowed in rings */
+	bool by_ring; /* the message is allowed in rings */
 };
 
 static int handle_buffer_register(struct fa_call *call, struct fa_error *error)
@@ -176,7 +176,7 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
 	bool known = decoded == 0 && (unsigned int)message->type < _FA_WIRE_TYPE_N;
 	const struct method *method = known ? &methods[message->type] : NULL;
 
-	/* If descriptors were lost, the announced number is believed. */
+	/* If descriptors were lost, the number that the message states is used. */
 	if (fds_lost && message->fds > call->n_fds && message->fds <= FA_WIRE_FDS_MAX)
 		call->n_fds = message->fds;
 	else if (fds_lost || message->fds != call->n_fds)
@@ -198,7 +198,7 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
 	if (call->n_fds > method->fds_max)
 		return fa_fail(error, -EINVAL, "%s came with %zu descriptors; expected at most %u",
 		               method->name, call->n_fds, method->fds_max);
-	/* by_ring: exactly the requests of streams. */
+	/* Only requests of streams have gates, and by_ring is set for exactly these. */
 	if ((message->n_waits || message->n_signals) && !method->by_ring)
 		return fa_fail(error, -EINVAL,
 		               "%s came with gates, which only requests of streams have",
@@ -210,7 +210,7 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
 	return 0;
 }
 
-/* Returns true for a pipelined message. */
+/* Handles a message. Returns true if it is pipelined. */
 static bool dispatch(struct fa_call *call, const void *bytes, size_t length)
 {
 	struct fa_session *session = call->session;

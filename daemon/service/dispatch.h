@@ -1,4 +1,4 @@
-/* From bytes to handlers, by one table of messages. Loop thread. */
+/* Passes messages to their handlers, by one table. Loop thread. */
 #pragma once
 
 #include "daemon/session/call.h"
@@ -6,9 +6,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Handles one packet. Entries of @fds that are kept become -1. @fds_lost: some descriptors were
- * lost; messages that need any fail with -EMFILE. True: read on at once, as clients do not wait for
- * the answer. */
+/* Handles one packet, and sets the entries of @fds that it keeps to -1. @fds_lost: some descriptors
+ * were lost; messages that need any fail with -EMFILE. Returns true to read on at once, if clients
+ * do not wait for the answer. */
 bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, int *fds,
                  size_t n_fds, bool fds_lost);
 

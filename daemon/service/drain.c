@@ -6,11 +6,11 @@
 
 #include <errno.h>
 
-/* From cancelling requests to reading nothing more. */
+/* Time between cancelling requests and reading nothing more. */
 #define CANCEL_MS 1000
-/* Drain timeout of a lost device. */
+/* Timeout of a drain after the device is lost. */
 #define LOST_MS 1000
-/* For clients to read their last answers. */
+/* How long clients may read their last answers. */
 #define FLUSH_MS 500
 
 static void start_flush(struct fa_server *server);
@@ -36,7 +36,8 @@ static bool is_unsent(const struct fa_server *server)
 	return false;
 }
 
-/* A client that keeps sending would prolong the drain. Messages already read are answered. */
+/* Stops reading, as a client that keeps sending would prolong the drain. Messages already read are
+ * answered. */
 static void on_cancel_timeout(uv_timer_t *timer)
 {
 	struct fa_server *server = timer->data;
@@ -71,7 +72,7 @@ static void on_stopped(uv_timer_t *timer)
 	fa_server_finish(timer->data);
 }
 
-/* Sessions are freed later: the list stays valid. */
+/* Closes sessions. They are freed later, so the list stays valid. */
 static void close_sessions(struct fa_server *server, bool before_hello_only)
 {
 	struct fa_list *pos;
@@ -154,7 +155,8 @@ void fa_drain_advance(struct fa_server *server)
 	if (server->context.state == FA_DAEMON_STOPPING && !server->context.n_sessions &&
 	    fa_importer_is_idle(&server->context.importer)) {
 		server->context.state = FA_DAEMON_STOPPED;
-		/* From the loop: the caller may still use the engine. */
+		/* Finish in a later iteration of the loop, as the caller may still use the
+		 * engine. */
 		uv_timer_start(&server->drain_timer, on_stopped, 0, 0);
 	}
 }

@@ -6,7 +6,7 @@
 /* Refuses connections and requests; those in flight may finish until the timeout. */
 void fa_drain_start(struct fa_server *server);
 
-/* The same with a short timeout; also shortens a drain. */
+/* Drains a server whose device is lost, with a short timeout. Also shortens a drain under way. */
 void fa_drain_lost(struct fa_server *server);
 
 /* Cancels requests and stops at once. */

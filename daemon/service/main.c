@@ -1,4 +1,4 @@
-/* fad's main(): signals, the inherited socket, and exit codes. Nothing else exits. */
+/* fad's main(): signals, the inherited socket, and exit codes. No other code exits. */
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/text.h"
@@ -23,9 +23,9 @@
 #include <sysexits.h>
 #include <systemd/sd-daemon.h>
 
-/* SIGTERM or SIGINT: drains, cancels, exits at once. */
+/* The first SIGTERM or SIGINT drains, the second cancels requests, the third exits at once. */
 #define STOP_SIGNALS_MAX 3
-/* Limit for the end after the device is lost: its driver may hang. */
+/* How long the process may take to end after the device is lost, as its driver may hang. */
 #define LOST_EXIT_S 5
 
 struct program {
@@ -38,7 +38,7 @@ struct program {
 	struct fa_fd_store fd_store;
 };
 
-/* So that no socket becomes descriptor 0 to 2. */
+/* Opens descriptors 0 to 2, so that no socket gets such a number. */
 static void open_standard_fds(void)
 {
 	int fd;
@@ -74,7 +74,7 @@ static int activation_fd(struct fa_fd_store *fd_store)
 	return fd;
 }
 
-/* The socket is inherited, from the fd store, or opened. */
+/* Makes the server with an inherited socket, one from the fd store, or a new one. */
 static int make_server(struct program *program, struct fa_server_options *options,
                        struct fa_error *error)
 {
@@ -257,7 +257,8 @@ int main(int argc, char **argv)
 	struct fa_error error;
 	int r;
 
-	/* fad-supervise executes a descriptor, whose number would be the process's name. */
+	/* Set the name of the process: fad-supervise executes a descriptor, whose number would be
+	 * the name. */
 	(void)prctl(PR_SET_NAME, "fad");
 	open_standard_fds();
 	child_argv = calloc((size_t)argc + 1, sizeof(*child_argv));
@@ -273,7 +274,7 @@ int main(int argc, char **argv)
 	}
 	if (program.options.check_config)
 		return EXIT_SUCCESS;
-	/* Also for the supervisor's store. */
+	/* The supervisor needs the raised limit, too, for its store. */
 	raise_fd_limit();
 	if (program.options.supervise) {
 		(void)fa_exec_supervisor(child_argv, program.options.ready_fd, &error);
@@ -283,7 +284,7 @@ int main(int argc, char **argv)
 	fa_log_set(config.log, config.log_level);
 	r = fa_fd_store_open(&program.fd_store);
 	if (r < 0) {
-		/* Starting without them would replace them. */
+		/* Do not start without the stored descriptors: that would replace them. */
 		fa_log(FA_LOG_ERROR, "the stored descriptors cannot be taken, and stay stored: %s",
 		       strerror(-r));
 		return EX_TEMPFAIL;

@@ -56,7 +56,8 @@ static char *last_option(char **argv)
 	return argv[optarg && optarg == argv[optind - 1] ? optind - 2 : optind - 1];
 }
 
-/* Abbreviations, which getopt_long() accepts, are refused: a new option could break scripts. */
+/* Returns true if an option was abbreviated. getopt_long() accepts that, but a new option could
+ * break such scripts, so they are refused. */
 static bool is_abbreviated(const char *argument, const char *name)
 {
 	const size_t length = strlen(name);
@@ -88,7 +89,7 @@ int fa_service_options_parse(int argc, char **argv, struct fa_service_options *r
 		{ "check-config", no_argument, NULL, CHECK_CONFIG },
 		{ "version", no_argument, NULL, VERSION },
 		{ "help", no_argument, NULL, HELP },
-		/* SET + i: overridden[i] */
+		/* SET + i stands for overridden[i]. */
 		{ "socket", required_argument, NULL, SET },
 		{ "backend", required_argument, NULL, SET + 1 },
 		{ "threads", required_argument, NULL, SET + 2 },
@@ -188,6 +189,6 @@ int fa_service_options_load_config(const struct fa_service_options *options,
 			return r;
 	}
 	*ret_config = config;
-	config = (struct fa_config){}; /* consumed */
+	config = (struct fa_config){}; /* the caller owns it now */
 	return 0;
 }

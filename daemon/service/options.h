@@ -12,7 +12,7 @@ struct fa_config;
 struct fa_service_options {
 	const char *config; /* NULL: FA_CONFIG_PATH, if it exists */
 	struct {
-		const char *name, *value; /* of [daemon] */
+		const char *name, *value; /* an option of section [daemon] */
 	} overrides[FA_SERVICE_OVERRIDES_MAX];
 	unsigned int n_overrides;
 	int listen_fd, ready_fd; /* -1: not given */
@@ -25,6 +25,6 @@ struct fa_service_options {
 int fa_service_options_parse(int argc, char **argv, struct fa_service_options *ret_options,
                              char **ret_child_argv);
 
-/* Options override the file. */
+/* Loads the configuration file, whose values the options override. */
 int fa_service_options_load_config(const struct fa_service_options *options,
                                    struct fa_config *ret_config, struct fa_error *error);

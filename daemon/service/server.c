@@ -15,7 +15,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-/* exit_when_idle: time for the first client to connect. */
+/* How long a daemon with exit_when_idle waits for its first client to connect. */
 #define FIRST_CLIENT_MS 30000
 
 /* ---- hooks of sessions (session/context.h) */
@@ -81,7 +81,7 @@ void fa_server_exit_if_idle(struct fa_server *server)
 	if (!server->context.exit_when_idle || !server->had_client || server->context.n_sessions ||
 	    server->context.state != FA_DAEMON_RUNNING || server->kv.session_store.n_lost)
 		return;
-	/* A connection may be waiting. */
+	/* Accept again, as a connection may be waiting. */
 	fa_accept_poll(server);
 	if (server->context.n_sessions)
 		return;
@@ -116,7 +116,8 @@ static void on_released(struct fa_importer *importer)
 	fa_drain_advance(fa_container_of(importer, struct fa_server, context.importer));
 }
 
-/* Closing sessions are freed later: the list stays valid. */
+/* Releases charges of closed descriptors. Sessions that it closes are freed later, so the list
+ * stays valid. */
 static void on_reaper(uv_async_t *async)
 {
 	struct fa_server *server = async->data;
@@ -139,7 +140,7 @@ static void on_reaper(uv_async_t *async)
 	}
 }
 
-/* Any thread. */
+/* Wakes the loop for the reaper. Any thread may call. */
 static void wake_reaper(void *userdata)
 {
 	struct fa_server *server = userdata;
@@ -147,7 +148,7 @@ static void wake_reaper(void *userdata)
 	uv_async_send(&server->reaper_async);
 }
 
-/* On a thread of the device, once the engine exists. */
+/* Wakes the engine. The device's threads call this once the engine exists. */
 static void wake_engine(void *userdata)
 {
 	struct fa_server *server = userdata;
@@ -155,7 +156,7 @@ static void wake_engine(void *userdata)
 	fa_engine_wake(server->context.engine);
 }
 
-/* 0: unlimited. */
+/* Returns the limit of descriptors; 0: unlimited. */
 static uint64_t fds_max(void)
 {
 	struct rlimit limit;
@@ -219,7 +220,7 @@ static void init_timer(struct fa_server *server, uv_timer_t *timer)
 	timer->data = server;
 }
 
-/* Handles that live as long as the server. On failure close_handles() must follow. */
+/* Opens handles that live as long as the server. On failure close_handles() must follow. */
 static int init_handles(struct fa_server *server)
 {
 	int r;
@@ -301,9 +302,9 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	server = server_new(options);
 	if (!server)
 		return fa_fail(error, -ENOMEM, "no memory for the server");
-	/* Even if this start fails: the daemon that would signal them is dead. */
+	/* Release waiters even if this start fails: the daemon that would signal them is dead. */
 	fa_timeline_recover(&options->fd_store);
-	/* The caller owns it until the server is complete. */
+	/* Until the server is complete, the caller owns the configuration. */
 	server->context.config = *options->config;
 
 	if (options->listen_fd >= 0 && options->listen_fd_kept)
@@ -334,7 +335,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	                 on_released);
 	r = fa_kv_open(&server->context, error);
 	if (r < 0) {
-		/* Clients wait at the path for the next process. */
+		/* Keep the socket's path, where clients wait for the next process. */
 		if (options->listen_fd_kept)
 			server->listener.owns_path = false;
 		goto fail;
@@ -345,7 +346,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	if (server->context.exit_when_idle)
 		uv_timer_start(&server->idle_timer, on_idle_timeout, FIRST_CLIENT_MS, 0);
 
-	*options->config = (struct fa_config){}; /* consumed */
+	*options->config = (struct fa_config){}; /* now the server owns it */
 	*ret_server = server;
 	return 0;
 fail:

@@ -17,8 +17,8 @@
 
 struct fa_server {
 	struct fa_context context;
-	/* Called when draining starts, when loop handles close, and, before, when the device is
-	 * lost. */
+	/* Callbacks: when draining starts, when loop handles close and, before that, when the
+	 * device is lost. */
 	void (*draining)(void *userdata);
 	void (*stopped)(void *userdata);
 	void (*lost)(void *userdata);
@@ -30,10 +30,10 @@ struct fa_server {
 	struct fa_listener listener;
 	struct fa_accept accept;
 
-	bool had_client; /* one has said Hello */
+	bool had_client; /* some client has sent Hello */
 	uv_async_t reaper_async;
 	uv_timer_t drain_timer;
-	uv_timer_t idle_timer; /* exit_when_idle: until the first client */
+	uv_timer_t idle_timer; /* waits for the first client, with exit_when_idle */
 };
 
 static inline struct fa_server *fa_server_of(struct fa_context *context)
@@ -43,10 +43,10 @@ static inline struct fa_server *fa_server_of(struct fa_context *context)
 
 struct fa_server_options {
 	uv_loop_t *loop;
-	struct fa_config *config; /* consumed on success */
+	struct fa_config *config; /* the server owns it on success */
 	int listen_fd;            /* -1: open the configured socket */
 	bool unlink_listen_fd;    /* remove its path at the end */
-	bool listen_fd_kept;      /* from the fd store: an earlier fad opened it */
+	bool listen_fd_kept;      /* the socket is from the fd store: an earlier fad opened it */
 	bool exit_when_idle;
 	void (*draining)(void *userdata);
 	void (*stopped)(void *userdata);
@@ -58,10 +58,10 @@ struct fa_server_options {
 int fa_server_new(const struct fa_server_options *options, struct fa_error *error,
                   struct fa_server **ret_server);
 
-/* After the loop has ended. Takes NULL. */
+/* Frees the server after the loop has ended. Takes NULL. */
 struct fa_server *fa_server_free(struct fa_server *server);
 
-/* Consumes @config; logs what needs a restart. */
+/* Applies @config, which the server then owns, and logs what needs a restart. */
 void fa_server_reload(struct fa_server *server, struct fa_config *config);
 
 /* Ends a drain: frees everything and closes the handles. */

@@ -18,7 +18,7 @@ static void json_freep(json_t **json)
 	json_decref(*json);
 }
 
-/* nocheck: keys are constants; checking UTF-8 takes time. */
+/* Adds a number. Keys are constants and need no check of UTF-8, which takes time. */
 static int set(json_t *object, const char *key, uint64_t number)
 {
 	return json_object_set_new_nocheck(object, key, json_integer((json_int_t)number));
@@ -40,7 +40,7 @@ int fa_status_set_cgroup(json_t *object, const char *cgroup)
 	return json_object_set_new(object, "cgroup", json_string(escaped));
 }
 
-/* As in jansson, functions below return -1 without memory. */
+/* Adds the counters. As in jansson, this and the functions below return -1 without memory. */
 
 static int add_usage(json_t *object, const struct fa_usage *usage)
 {
@@ -48,7 +48,7 @@ static int add_usage(json_t *object, const struct fa_usage *usage)
 	unsigned int n = FA_USAGE_LATENCY_BUCKETS;
 	int r = 0;
 
-	/* Omits trailing zeros. */
+	/* Omit trailing zeros of the histogram. */
 	while (n && !usage->latency[n - 1])
 		--n;
 	for (unsigned int i = 0; i < n; ++i)
@@ -114,7 +114,7 @@ static int add_tenant(json_t *tenants, const struct fa_tenant *tenant)
 	return r | json_array_append_new(tenants, object);
 }
 
-/* Without the viewer's; tenants without sessions are last. */
+/* Adds the tenants except the viewer's. Those without sessions are last. */
 static int add_tenants(json_t *tenants, const struct fa_session *viewer, unsigned int *n)
 {
 	const struct fa_tenants *all = &viewer->context->tenants;
@@ -195,7 +195,7 @@ static int add_daemon(json_t *object, struct fa_server *server)
 	return r;
 }
 
-/* Privileged viewers only. */
+/* Adds totals, for privileged viewers only. */
 static int add_totals(json_t *object, struct fa_server *server)
 {
 	int r = 0;
@@ -216,7 +216,7 @@ static json_t *describe(struct fa_session *viewer)
 	_fa_cleanup_(json_freep) json_t *object = json_object();
 	struct fa_server *server = fa_server_of(viewer->context);
 	json_t *sessions = json_array(), *tenants = json_array();
-	unsigned int n_sessions = 1, n_tenants = 1; /* the viewer's */
+	unsigned int n_sessions = 1, n_tenants = 1; /* the viewer's own are listed already */
 	struct fa_list *pos;
 	int r = 0;
 

@@ -13,5 +13,5 @@
  * wait. */
 int fa_status_new(struct fa_session *viewer, int *ret_fd, size_t *ret_bytes);
 
-/* Adds "cgroup", escaped so that distinct cgroups stay distinct. -1: no memory. */
+/* Adds "cgroup", escaped so that distinct cgroups stay distinct. Returns -1 without memory. */
 int fa_status_set_cgroup(json_t *object, const char *cgroup);

@@ -18,8 +18,8 @@ struct fa_watchdog {
 	int timer_fd;
 };
 
-/* No effect without WATCHDOG_USEC. @engine must outlive fa_watchdog_stop(). */
+/* Starts the watchdog, if WATCHDOG_USEC is set. @engine must outlive fa_watchdog_stop(). */
 int fa_watchdog_start(struct fa_watchdog *watchdog, uv_loop_t *loop, struct fa_engine *engine);
 
-/* Takes a zeroed or stopped watchdog, which must outlive the loop. */
+/* Stops the watchdog, which must outlive the loop. Takes a zeroed or stopped one. */
 void fa_watchdog_stop(struct fa_watchdog *watchdog);

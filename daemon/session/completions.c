@@ -5,7 +5,7 @@
 #include "daemon/session/request.h"
 #include "daemon/session/session.h"
 
-/* Requests reaped before other events. */
+/* How many requests are reaped before other events are handled. */
 #define REAP_MAX 256
 
 void fa_completions_notify(void *userdata)

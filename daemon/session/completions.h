@@ -10,11 +10,13 @@ struct fa_context;
 
 void fa_completions_reap_all(struct fa_context *context);
 
-/* Reaps a bounded number; checks for a lost device. True: something was reaped. */
+/* Reaps a bounded number of requests, and checks for a lost device. Returns true if something was
+ * reaped. */
 bool fa_completions_poll(struct fa_context *context);
 
-/* From now on the engine wakes the loop. */
+/* Makes the engine wake the loop from now on. */
 void fa_completions_arm(struct fa_context *context);
 
-/* Wakes a sleeping loop; @userdata is the context. Engine or loop thread. */
+/* Wakes a sleeping loop. @userdata is the context. The engine thread and the loop thread call
+ * it. */
 void fa_completions_notify(void *userdata);

@@ -37,23 +37,24 @@ enum fa_daemon_state {
 };
 
 struct fa_context_hooks {
-	/* fa_dispatch() */
+	/* Handles a packet: fa_dispatch(). */
 	bool (*packet)(struct fa_session *session, const void *bytes, size_t length, int *fds,
 	               size_t n_fds, bool fds_lost);
-	/* fa_dispatch_ring() */
+	/* Handles an entry of a ring: fa_dispatch_ring(). */
 	void (*ring_entry)(struct fa_session *session, const void *bytes, size_t length,
 	                   uint64_t received_ns);
 
 	void (*session_ready)(struct fa_session *session);
-	/* Streams are cancelled, buffers still registered. */
+	/* Called when a session closes. Its streams are cancelled; its buffers are still
+	 * registered. */
 	void (*session_closing)(struct fa_session *session);
-	/* Nothing is in flight; freed next. */
+	/* Called when nothing of a session is in flight. The session is freed next. */
 	void (*session_ended)(struct fa_session *session);
 
 	void (*session_freed)(struct fa_context *context);
-	/* Something ended that the drain may wait for. */
+	/* Called when something ended that the drain may wait for. */
 	void (*drain_progress)(struct fa_context *context);
-	/* The daemon may be idle (exit_when_idle). */
+	/* Called when the daemon may be idle (exit_when_idle). */
 	void (*idle)(struct fa_context *context);
 
 	void (*device_lost)(struct fa_context *context);
@@ -83,25 +84,25 @@ struct fa_context {
 	struct fa_kv *kv;
 
 	struct fa_list sessions;
-	struct fa_list device_sessions; /* with device_streams */
-	struct fa_list hello_pending;   /* without Hello, oldest first */
+	struct fa_list device_sessions; /* sessions with bits in device_streams */
+	struct fa_list hello_pending;   /* sessions that have sent no Hello, oldest first */
 	unsigned int n_sessions;
-	uint64_t last_session;     /* highest id */
-	uint64_t sent_check_ns;    /* outbox.c: earliest next check */
-	uint64_t sent_charged;     /* outbox.c: since the last check */
-	uint64_t no_fds_warned_ns; /* 0: never */
+	uint64_t last_session;     /* highest session number so far */
+	uint64_t sent_check_ns;    /* time of the next check (outbox.c) */
+	uint64_t sent_charged;     /* descriptors charged since the last check (outbox.c) */
+	uint64_t no_fds_warned_ns; /* time of the last warning; 0: never */
 
-	/* 1: the engine wakes the loop. */
+	/* 1: the loop sleeps, so the engine must wake it. */
 	_Atomic uint32_t asleep;
 	uv_async_t engine_async;
 	struct fa_loop_spin spin;
 	struct fa_rings rings;
-	unsigned int n_requests; /* in flight, of all sessions */
+	unsigned int n_requests; /* requests in flight of all sessions */
 	struct fa_block_cache request_cache;
-	uint64_t n_timelines;           /* in the fd store */
-	struct fa_list timelines_ended; /* still in the fd store */
+	uint64_t n_timelines;           /* timelines in the fd store */
+	struct fa_list timelines_ended; /* ended timelines that are still in the fd store */
 
-	/* the packet being handled */
+	/* The packet that is being handled. */
 	_Alignas(8) unsigned char packet[FA_WIRE_BYTES_MAX];
 };
 
@@ -111,10 +112,10 @@ static inline void fa_context_drain_progress(struct fa_context *context)
 		context->hooks->drain_progress(context);
 }
 
-/* Also true before is_lost is set. */
+/* Returns true if the device is lost, even before is_lost is set. */
 bool fa_context_device_lost(const struct fa_context *context);
 
-/* At most once in ten seconds. */
+/* Logs a lack of descriptors, at most once in ten seconds. */
 void fa_context_warn_no_fds(struct fa_context *context);
 
 /* Turns -EMFILE and -ENFILE into -EDQUOT with a sentence: the client tries again. */

@@ -6,7 +6,8 @@
 
 #include <sched.h>
 
-/* How long to wait until the engine sees what the client saw; its thread may need a processor. */
+/* How long to wait until the engine sees what the client saw. The engine's thread may need a
+ * processor. */
 #define SYNC_NS FA_NS_PER_MS
 #define SYNC_BY_THREAD_NS (100 * FA_NS_PER_MS)
 
@@ -72,7 +73,7 @@ bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, ui
 static void reap(struct fa_context *context)
 {
 	(void)fa_engine_poll(context->engine);
-	/* Otherwise the engine would poll until a ring is polled. */
+	/* End polling here if no ring is polled: otherwise the engine would poll until one is. */
 	if (!fa_rings_are_polled(&context->rings))
 		fa_engine_poll_end(context->engine);
 	fa_completions_reap_all(context);
@@ -113,7 +114,7 @@ void fa_device_completion_sync(struct fa_context *context)
 	if (fa_list_empty(&context->device_sessions))
 		return;
 	until_ns = fa_now_ns() + (context->info.polled ? SYNC_NS : SYNC_BY_THREAD_NS);
-	/* All sessions: clients may communicate. */
+	/* Sync all sessions, as clients may communicate with each other. */
 	reap(context);
 	for (unsigned int n = context->n_sessions; n && !fa_list_empty(&context->device_sessions);
 	     --n) {

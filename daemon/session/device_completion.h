@@ -2,9 +2,9 @@
  * Completions that the device itself writes to the completion page (common/completion.h). Loop
  * thread.
  *
- * Only for a request that is alone in its stream and ends with its device work. The engine sees
- * such a completion later, so the daemon syncs before it handles a message whose sender may have
- * seen one.
+ * A request can be completed this way only if it is alone in its stream and ends with its device
+ * work. The engine sees such a completion later, so the daemon syncs before it handles a message
+ * whose sender may have seen one.
  */
 #pragma once
 
@@ -12,13 +12,13 @@
 
 #include <stdint.h>
 
-/* Pins the page, once. On failure the device completes nothing. */
+/* Pins the completion page once. If that fails, the device completes nothing. */
 void fa_device_completion_open(struct fa_session *session);
 
-/* Called for a closing session, to which the caller has a reference. */
+/* Ends completions by the device for a closing session, to which the caller has a reference. */
 void fa_device_completion_stop(struct fa_session *session);
 
-/* Nothing is in flight. The page may be unmapped next. */
+/* Unpins the page. Nothing may be in flight. The page may be unmapped next. */
 void fa_device_completion_close(struct fa_session *session);
 
 /* Call for each new stream. */
@@ -28,7 +28,7 @@ void fa_device_completion_stream(struct fa_session *session, uint32_t id);
 bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, uint64_t value,
                                  bool allowed);
 
-/* A request that the device completes was reaped. */
+/* Call when a request that the device completes was reaped. */
 void fa_device_completion_finished(struct fa_session *session, uint32_t stream);
 
 /* Reaps what clients may have seen, within a time limit. May close sessions. */

@@ -12,10 +12,11 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-/* Enough for every message sent: strings have at most FA_WIRE_TEXT_BYTES_MAX. */
+/* Size of the send buffer, enough for every message: strings have at most
+ * FA_WIRE_TEXT_BYTES_MAX. */
 #define SEND_BYTES 4096
-/* At the limit, all sessions are checked for received descriptors: after so many charges, or so
- * much time. */
+/* How many new charges, or how much time, must pass at the limit before all sessions are checked
+ * again for received descriptors. */
 #define SENT_CHECK_FDS 8
 #define SENT_CHECK_NS (5 * FA_NS_PER_MS)
 
@@ -54,7 +55,7 @@ void fa_outbox_clear(struct fa_session *session)
 		outgoing_free(&session->outbox, first(&session->outbox));
 }
 
-/* The kernel limits descriptors in flight for all clients together. */
+/* Release soon: the kernel limits descriptors in flight for all clients together. */
 void fa_session_release_received(struct fa_session *session)
 {
 	int unread;
@@ -65,7 +66,7 @@ void fa_session_release_received(struct fa_session *session)
 		fa_charge_release(&session->outbox.charge_sent);
 }
 
-/* Silent sessions may hold charges, too. */
+/* Checks all sessions, as silent ones may hold charges, too. */
 static bool release_received_of_all(struct fa_context *context)
 {
 	const uint64_t now_ns = fa_now_ns();
@@ -243,7 +244,7 @@ void fa_session_reject(struct fa_context *context, int fd, int status, const cha
 
 	if (fa_wire_encode(&message, buffer, sizeof(buffer), &bytes, &length) == 0)
 		(void)fa_packet_send(fd, bytes, length, NULL, 0, MSG_DONTWAIT);
-	/* The tenant's queue: a slow close delays no other tenant's. */
+	/* Use the tenant's queue, so that a slow close delays no other tenant's. */
 	if (fa_peer_read(fd, &peer) == 0)
 		(void)fa_tenant_get(&context->tenants, peer.uid, peer.cgroup, &tenant);
 	fa_fd_reaper_add_connection(context->reaper, tenant, fd, NULL);

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FA_SESSION_SEND_FDS 4 /* per message, at most */
+#define FA_SESSION_SEND_FDS 4 /* most descriptors in a message */
 
 struct fa_context;
 struct fa_session;
@@ -19,38 +19,40 @@ struct fa_outbox {
 	struct fa_list messages; /* encoded, oldest first */
 	unsigned int n_messages;
 	uint64_t bytes;
-	struct fa_charge charge_sent; /* descriptors sent, perhaps not received */
+	/* charge for descriptors that were sent but perhaps not received */
+	struct fa_charge charge_sent;
 };
 
 void fa_outbox_init(struct fa_outbox *outbox);
 
-/* Closes the session on failure. */
+/* Sends what waits; on failure closes the session. */
 void fa_outbox_flush(struct fa_session *session);
 
 void fa_outbox_clear(struct fa_session *session);
 
-/* Sends or queues a message, with @fd (-1: none) and its @charge (NULL: none), which are consumed.
- * On failure closes the session. No effect if it is closing. */
+/* Sends or queues a message, with @fd (-1: none) and its @charge (NULL: none), both of which it
+ * takes over. On failure closes the session. Does nothing if the session is closing. */
 void fa_session_send(struct fa_session *session, const struct fa_wire_message *message, int fd,
                      struct fa_charge *charge);
 
-/* The same with up to FA_SESSION_SEND_FDS descriptors, all consumed. */
+/* Like fa_session_send(), but with up to FA_SESSION_SEND_FDS descriptors, all of which it takes
+ * over. */
 void fa_session_send_fds(struct fa_session *session, const struct fa_wire_message *message,
                          int *fds, size_t n_fds, struct fa_charge *charge);
 
 void fa_session_reply(struct fa_session *session, uint64_t id, int status, const char *text);
 
-/* The same; then closes the connection. */
+/* Sends an error, then closes the connection. */
 void fa_session_refuse(struct fa_session *session, uint64_t id, int status, const char *text);
 
-/* For a connection without a session: sends the sentence and closes @fd. */
+/* Rejects a connection without a session: sends the sentence and closes @fd. */
 void fa_session_reject(struct fa_context *context, int fd, int status, const char *text);
 
-/* To the tenant. -EDQUOT. */
+/* Charges @n descriptors to the tenant. -EDQUOT. */
 int fa_session_charge_fds(struct fa_session *session, uint64_t n, struct fa_charge *charge,
                           struct fa_error *error);
 int fa_session_charge_fd(struct fa_session *session, struct fa_charge *charge,
                          struct fa_error *error);
 
-/* Releases charge_sent if all was received. */
+/* Releases charge_sent if the client has received everything. */
 void fa_session_release_received(struct fa_session *session);

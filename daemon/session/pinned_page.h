@@ -1,6 +1,6 @@
 /*
- * A page that daemon and client share, made accessible to the device by a worker. On failure the
- * session works without it. Embedded in the session. Loop thread.
+ * A page that daemon and client share, made accessible to the device by a worker. If that fails,
+ * the session works without it. Embedded in the session. Loop thread.
  */
 #pragma once
 
@@ -11,18 +11,19 @@ struct fa_session;
 
 struct fa_pinned_page {
 	struct fa_session *session;
-	/* Called once, with the page's device address; not if the session closes first. */
+	/* Called once with the page's device address, unless the session closes first. */
 	void (*ready)(struct fa_session *session, void *address);
-	const char *failure;                 /* for the log: what will not work */
-	struct fa_registered_buffer *buffer; /* the page */
-	struct fa_registered_buffer *import; /* while the worker runs */
+	/* text for the log: what will not work after a failure */
+	const char *failure;
+	struct fa_registered_buffer *buffer; /* the imported page */
+	struct fa_registered_buffer *import; /* the same while the worker imports it */
 };
 
 /* Pins @bytes at @host, once. May call ready() before it returns. */
 void fa_pinned_page_open(struct fa_pinned_page *pinned, void *host, uint64_t bytes);
 
-/* Withdraws a job that has not started. The caller has a reference to the session. */
+/* Withdraws an import that has not started. The caller has a reference to the session. */
 void fa_pinned_page_cancel(struct fa_pinned_page *pinned);
 
-/* The device must be done with the page, which may be unmapped next. */
+/* Releases the page, which may be unmapped next. The device must be done with it. */
 void fa_pinned_page_close(struct fa_pinned_page *pinned);

@@ -120,7 +120,7 @@ static void send_completion(struct fa_session *session, uint64_t id, uint32_t st
 	fa_session_send(session, &message, -1, NULL);
 }
 
-/* Without a stream there is no order to keep. */
+/* Answers a refused request that has no stream, so that there is no order to keep. */
 static void answer_without_stream(struct fa_session *session, const struct fa_wire_message *message,
                                   uint64_t received_ns, const struct fa_request_kind *kind,
                                   struct fa_request_place place)
@@ -130,7 +130,7 @@ static void answer_without_stream(struct fa_session *session, const struct fa_wi
 	struct fa_charge charge = {};
 	struct fa_error unused;
 
-	/* kind->refused() must run: it fails the request's step. */
+	/* kind->refused() must run, as it makes the request's step fail. */
 	if (kind->refused && !request) {
 		fa_session_refuse(session, message->id, -ENOMEM,
 		                  "the daemon has no memory for a request");
@@ -145,7 +145,7 @@ static void answer_without_stream(struct fa_session *session, const struct fa_wi
 	else
 		none.status = fa_fail(&none.error, -ENOENT, "there is no stream %" PRIu32,
 		                      place.stream);
-	/* Releases waiters for its signals. */
+	/* Bind the signals of the refused request, so that its waiters are released. */
 	(void)fa_timeline_bind(session, message, &charge, &unused, &none.gates);
 	if (none.gates)
 		fa_gates_signal(none.gates, none.status);
@@ -172,7 +172,7 @@ static void submit(struct fa_request *request)
 	fa_engine_submit(session->context->engine, &request->job);
 }
 
-/* @own: a request of the daemon; only its device time counts. */
+/* Counts a finished job. @own: a request of the daemon; only its device time counts. */
 static void account(struct fa_usage *usage, const struct fa_job *job, bool own)
 {
 	if (job->started_ns)
@@ -277,7 +277,7 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
 
 	request = fa_request_new(session, kind);
 	if (!request) {
-		/* The value could never finish, nor any after it: the connection ends. */
+		/* This value could never finish, nor any after it, so the connection ends. */
 		fa_session_refuse(session, message->id, -ENOMEM,
 		                  "the daemon has no memory for a request");
 		return 0;

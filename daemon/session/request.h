@@ -1,6 +1,6 @@
 /*
- * Requests of streams: checked, charged, handed to the engine with references to their buffers, and
- * answered when they come back. Loop thread.
+ * Requests of streams: they are checked, charged, handed to the engine with references to their
+ * buffers, and answered when they come back. Loop thread.
  *
  * The kind defines the work (requests/). Refused requests pass through the engine, too: values of a
  * stream finish in order.
@@ -18,26 +18,26 @@ struct fa_kv_step;
 struct fa_request_kind;
 
 #define FA_REQUEST_BUFFERS_MAX 8
-/* Larger kinds are not cached. */
+/* Requests of larger kinds are not cached. */
 #define FA_REQUEST_CACHED_BYTES 2304
 
 struct fa_request {
-	struct fa_job job; /* first */
+	struct fa_job job; /* must be first */
 	const struct fa_request_kind *kind;
 	struct fa_session *session;
-	uint32_t stream; /* the stream may be closing */
-	bool refused;    /* keeps nothing, but finishes in order */
-	bool by_ring;    /* the completion record is the answer to success */
+	uint32_t stream; /* number of the stream, which may be closing */
+	bool refused;    /* the request keeps nothing, but finishes in order */
+	bool by_ring;    /* came by a ring; its completion record is the answer to success */
 	struct fa_registered_buffer *buffers[FA_REQUEST_BUFFERS_MAX];
 	unsigned int n_buffers;
 	struct fa_charge charge, charge_gates, charge_metadata, charge_host;
 
-	/* Values of other streams that must finish before it starts (without device work: is
-	 * confirmed). */
+	/* Values of other streams that must finish before the request starts (without device work:
+	 * is confirmed). */
 	uint64_t *dependencies;      /* [FA_SESSION_STREAMS], 0: none; NULL: all 0 */
 	struct fa_list blocked_link; /* session.blocked */
 
-	/* Of the KV cache. */
+	/* The step of the KV cache that the request belongs to. */
 	struct fa_kv_step *step; /* NULL: none */
 	struct fa_list step_link;
 	uint32_t layer;
@@ -62,39 +62,40 @@ struct fa_request_place {
 	uint32_t stream;
 	uint64_t value;
 	bool by_ring;
-	bool chained; /* to its predecessor (engine/engine.h) */
+	bool chained; /* the request ends with its predecessor's error (engine/engine.h) */
 };
 
-/* Submits or refuses; answered by the completion. -EPROTO: @place.value is not the next. */
+/* Submits or refuses a request, which its completion answers. -EPROTO: @place.value is not the
+ * next. */
 int fa_request_submit(struct fa_session *session, const struct fa_wire_message *message,
                       size_t n_fds, uint64_t received_ns, const struct fa_request_kind *kind,
                       struct fa_request_place place, struct fa_error *error);
 
 extern const struct fa_request_kind fa_marker_kind;
 
-/* The same for a Marker, which completes at once if its stream is idle. */
+/* Submits a Marker, which completes at once if its stream is idle. */
 int fa_request_mark(struct fa_session *session, const struct fa_wire_message *message, size_t n_fds,
                     uint64_t received_ns, struct fa_request_place place, struct fa_error *error);
 
-/* The daemon's own requests, on FA_SESSION_STREAM_OWN: the caller fills them instead of bind(), and
- * clients do not see them. NULL: no memory. */
+/* Makes a request of the daemon's own, on FA_SESSION_STREAM_OWN. The caller fills it instead of
+ * bind(), and clients do not see it. NULL: no memory. */
 struct fa_request *fa_request_new(struct fa_session *session, const struct fa_request_kind *kind);
 void fa_request_submit_own(struct fa_request *request);
-/* Only if not submitted. Takes NULL. */
+/* Frees a request that was not submitted. Takes NULL. */
 struct fa_request *fa_request_free(struct fa_request *request);
 
-/* For bind(): the memory of a view's buffer, which the request references. -ENOENT. */
+/* Returns the memory of a view's buffer, which the request references. bind() calls it. -ENOENT. */
 int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *view, const char *name,
                       const struct fa_device_memory **ret_memory, struct fa_error *error);
 
-/* For bind() of paged work. -EDQUOT, and errors of paged_prepare(). */
+/* Prepares paged work. bind() calls it. -EDQUOT, and errors of paged_prepare(). */
 int fa_request_prepare(struct fa_request *request, struct fa_error *error);
 
-/* For bind(): waits for @value of another stream. -ENOMEM. */
+/* Makes the request wait for @value of another stream. bind() calls it. -ENOMEM. */
 int fa_request_wait(struct fa_request *request, uint32_t stream, uint64_t value,
                     struct fa_error *error);
 
-/* Streams stay open. */
+/* Cancels all requests of a session; its streams stay open. */
 void fa_request_cancel_all(struct fa_session *session, int status);
 
 /* Confirms, or answers and frees, a request from the engine. */

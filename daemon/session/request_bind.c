@@ -21,7 +21,8 @@ int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *vie
 	return 0;
 }
 
-/* Returns the stream's previous request if it is of the same step, to reuse its tables. */
+/* Returns the stream's previous request if it is of the same step, so that its tables can be
+ * reused. */
 static struct fa_request *find_predecessor(const struct fa_request *request)
 {
 	const struct fa_session_stream *slot = &request->session->streams[request->stream];

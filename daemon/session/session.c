@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-/* Messages read from one session before the others get their turn. */
+/* How many messages are read from one session before the others get their turn. */
 #define READ_MAX 16
 
 static void update_poll(struct fa_session *session);
@@ -26,7 +26,7 @@ struct fa_session *fa_session_ref(struct fa_session *session)
 	return session;
 }
 
-/* By the reaper: closing unread descriptors can block. */
+/* Passes the socket to the reaper, as closing unread descriptors can block. */
 static void close_socket(struct fa_session *session)
 {
 	if (session->fd >= 0)
@@ -92,7 +92,7 @@ void fa_session_close(struct fa_session *session)
 	fa_list_remove(&session->hello_link);
 	fa_device_completion_stop(session);
 	fa_pinned_page_cancel(&session->timeline_pin);
-	/* Before the socket, whose number may be reused. */
+	/* Close the handle before the socket, whose number may be reused. */
 	uv_close((uv_handle_t *)&session->poll, on_closed);
 	close_socket(session);
 	fa_ring_close(session);
@@ -122,7 +122,7 @@ int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority)
 	if (session->ring && id != FA_SESSION_STREAM_OWN)
 		fa_engine_stream_set_records(slot->stream, fa_ring_records(session), id);
 	fa_device_completion_stream(session, id);
-	/* Until the engine returns the closed stream. */
+	/* This reference lives until the engine returns the closed stream. */
 	fa_session_ref(session);
 	session->n_streams += id != FA_SESSION_STREAM_OWN;
 	return 0;
@@ -146,7 +146,7 @@ void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 		fa_ring_activate(session->ring);
 }
 
-/* Peeks: the descriptors stay in the socket. */
+/* Returns true if the next packet has descriptors. Only peeks, so they stay in the socket. */
 static bool next_has_fds(int socket)
 {
 	struct msghdr msg = {};
@@ -154,7 +154,8 @@ static bool next_has_fds(int socket)
 	return recvmsg(socket, &msg, MSG_PEEK | MSG_DONTWAIT) >= 0 && (msg.msg_flags & MSG_CTRUNC);
 }
 
-/* Too many unwanted descriptors of the tenant are not closed yet: packets with more wait. */
+/* Returns true if packets with descriptors must wait, because too many unwanted descriptors of the
+ * tenant are not closed yet. */
 static bool must_not_receive(struct fa_session *session)
 {
 	if (fa_tenant_reaper_queue(session->tenant)->n_rejected <= FA_FD_REAPER_REJECTED_HARD_MAX ||
@@ -164,7 +165,7 @@ static bool must_not_receive(struct fa_session *session)
 	return true;
 }
 
-/* Returns true if the next packet is to be read at once. */
+/* Reads and handles a packet. Returns true if the next one is to be read at once. */
 static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 {
 	struct fa_context *context = session->context;
@@ -172,7 +173,7 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	ssize_t n;
 	char byte;
 
-	/* Older ring entries come first. */
+	/* Handle older entries of the ring first. */
 	if (session->ring) {
 		if (recv(session->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
 		    (errno == EAGAIN || errno == EINTR))
@@ -204,7 +205,7 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 	}
 	++session->n_messages;
 	fa_loop_spin_note(&context->spin);
-	/* Completions that the client may have seen take effect first. */
+	/* First handle completions that the client may have seen. */
 	fa_completions_reap_all(context);
 	fa_device_completion_sync(context);
 	if (session->state == FA_SESSION_CLOSING)
@@ -230,7 +231,7 @@ static void read_packets(struct fa_session *session)
 	uint64_t submitted = session->n_submitted;
 	bool more = true;
 
-	/* One message may be many requests. */
+	/* A message counts for all its requests, which may be many. */
 	for (unsigned int i = 0;
 	     i < READ_MAX && session->n_submitted - submitted < READ_MAX && more; ++i) {
 		int fds[FA_PACKET_FDS_KERNEL_MAX];
@@ -289,7 +290,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	session = fa_new(struct fa_session);
 	if (!session)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for another session");
-	/* Safe to unref half-built. */
+	/* From here on the half-built session can be unreferenced. */
 	*session = (struct fa_session){ .n_refs = 1, .context = context, .fd = -1 };
 	fa_list_init(&session->link);
 	fa_list_init(&session->hello_link);
@@ -318,7 +319,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	                  error);
 	if (r == 0)
 		r = fa_session_charge_fd(session, &session->charge_socket, error);
-	/* Charged now: otherwise many connections could leave no descriptor for any Hello. */
+	/* Charge the descriptor now: otherwise many connections could leave none for any Hello. */
 	if (r == 0)
 		r = fa_session_charge_fd(session, &session->charge_hello, error);
 	if (r < 0)
@@ -329,7 +330,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 		fa_fail(error, r, "the connection cannot be watched: %s", uv_strerror(r));
 		goto fail;
 	}
-	session->fd = fd; /* consumed */
+	session->fd = fd; /* from now on the session owns it */
 	session->poll.data = session;
 	session->id = session->connection = ++context->last_session;
 	session->privileged = session->peer.uid == 0 || session->peer.uid == context->uid;

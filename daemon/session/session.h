@@ -33,13 +33,13 @@ struct fa_context;
 struct fa_session_ring;
 struct fa_timeline;
 
-/* The client's streams, then one for the daemon's own requests. */
+/* Streams below this number are the client's; this one has the daemon's own requests. */
 #define FA_SESSION_STREAM_OWN FA_COMPLETION_SLOTS
 #define FA_SESSION_STREAMS (FA_SESSION_STREAM_OWN + 1)
 
 #define FA_SESSION_HELLO_NS (10 * FA_NS_PER_SEC)
 
-/* Refused requests in flight, which no other limit counts. */
+/* Limits refused requests in flight, which no other limit counts. */
 #define FA_SESSION_REFUSED_MAX 32
 
 enum fa_session_state {
@@ -49,38 +49,38 @@ enum fa_session_state {
 };
 
 enum fa_session_pause {
-	FA_PAUSE_IMPORT = 1 << 0,   /* later messages must find the buffer */
+	FA_PAUSE_IMPORT = 1 << 0,   /* messages after an import must find its buffer */
 	FA_PAUSE_OUTBOX = 1 << 1,   /* half of session_out_bytes is unread */
-	FA_PAUSE_REFUSED = 1 << 2,  /* FA_SESSION_REFUSED_MAX; delays Cancel, too */
-	FA_PAUSE_DRAIN = 1 << 3,    /* last phase of a drain */
+	FA_PAUSE_REFUSED = 1 << 2,  /* FA_SESSION_REFUSED_MAX is reached; Cancel waits, too */
+	FA_PAUSE_DRAIN = 1 << 3,    /* a drain is in its last phase */
 	FA_PAUSE_REJECTED = 1 << 4, /* unwanted descriptors are not closed yet */
 	FA_PAUSE_HASHES = 1 << 5,   /* a worker hashes tokens (requests/kv_prefix.c) */
 };
 
 struct fa_session_stream {
 	struct fa_stream *stream; /* NULL: none */
-	uint64_t next_value;      /* outlives the stream */
+	uint64_t next_value;      /* next value to submit; outlives the stream */
 	uint64_t finished;        /* highest answered value */
-	unsigned int n_requests;  /* in flight */
-	struct fa_request *last;  /* newest; NULL: ended */
-	uint64_t device_value;    /* last one that the device completes */
+	unsigned int n_requests;  /* requests in flight */
+	struct fa_request *last;  /* newest request; NULL: it has ended */
+	uint64_t device_value;    /* last value that the device completes */
 };
 
 struct fa_session {
 	unsigned int n_refs;
 	struct fa_context *context;
 	struct fa_list link; /* context.sessions */
-	uint64_t id;         /* kept when resumed */
-	uint64_t connection; /* unique */
+	uint64_t id;         /* number of the session, kept when it is resumed */
+	uint64_t connection; /* unique number of the connection */
 	struct fa_peer peer;
 	struct fa_tenant *tenant;
 	struct fa_charge charge_session, charge_socket;
-	struct fa_charge charge_hello; /* for HelloReply's descriptor */
+	struct fa_charge charge_hello; /* charge for the descriptor in HelloReply */
 	struct fa_log_subject subject;
 
 	enum fa_session_state state;
-	unsigned int paused; /* enum fa_session_pause */
-	bool privileged;     /* root or the daemon's user */
+	unsigned int paused; /* set of enum fa_session_pause */
+	bool privileged;     /* the client is root or the daemon's user */
 	int fd;
 	uv_poll_t poll;
 	int poll_events;
@@ -91,35 +91,36 @@ struct fa_session {
 	struct fa_wire_secret secret;
 	struct fa_completion_slot *completions; /* NULL until Hello */
 
-	/* session/device_completion.h */
+	/* Fields of session/device_completion.h. */
 	void *device_page; /* device address; NULL: not pinned */
 	struct fa_pinned_page completions_pin;
-	uint64_t device_streams;    /* bits: streams with an unfinished device_value */
+	uint64_t device_streams;    /* bit set of streams with an unfinished device_value */
 	struct fa_list device_link; /* context.device_sessions */
 
 	struct fa_session_ring *ring;
 	struct fa_timeline *timeline;
-	struct fa_pinned_page timeline_pin;   /* the client's slots */
-	struct fa_id_table buffers;           /* struct fa_registered_buffer, referenced */
-	struct fa_registered_buffer *import;  /* in progress */
-	struct fa_registration *registration; /* requests/buffer.h */
-	uint64_t buffer_bytes;                /* of registered buffers */
-	unsigned int n_device_buffers;        /* in device memory */
+	struct fa_pinned_page timeline_pin;  /* pins the client's slots */
+	struct fa_id_table buffers;          /* references to struct fa_registered_buffer */
+	struct fa_registered_buffer *import; /* buffer that is being imported */
+	/* the registration that waits for pieces (requests/buffer.h) */
+	struct fa_registration *registration;
+	uint64_t buffer_bytes;         /* bytes of registered buffers */
+	unsigned int n_device_buffers; /* number of buffers in device memory */
 
 	struct fa_engine_group *group; /* NULL: no stream yet */
 	struct fa_session_stream streams[FA_SESSION_STREAMS];
-	struct fa_completion_slot own_slot; /* for FA_SESSION_STREAM_OWN */
-	struct fa_list blocked;             /* requests waiting for other streams */
-	unsigned int n_streams;             /* the client's */
-	unsigned int n_requests;            /* in flight, all streams */
-	unsigned int n_refused;             /* of these */
+	struct fa_completion_slot own_slot; /* slot of FA_SESSION_STREAM_OWN */
+	struct fa_list blocked;             /* requests that wait for other streams */
+	unsigned int n_streams;             /* number of the client's streams */
+	unsigned int n_requests;            /* requests in flight on all streams */
+	unsigned int n_refused;             /* those of them that were refused */
 
 	struct fa_kv_session kv;
 	struct fa_outbox outbox;
 
 	uint64_t n_messages, n_errors;
-	uint64_t n_prefixes;  /* read once for several sequences */
-	uint64_t n_submitted; /* requests */
+	uint64_t n_prefixes;  /* prefixes that were read once for several sequences */
+	uint64_t n_submitted; /* requests submitted */
 	struct fa_usage usage;
 };
 
@@ -129,7 +130,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 struct fa_session *fa_session_ref(struct fa_session *session);
 struct fa_session *fa_session_unref(struct fa_session *session);
 
-/* Cancels requests and closes the socket. In any state. */
+/* Cancels requests and closes the socket. Works in any state. */
 void fa_session_close(struct fa_session *session);
 
 void fa_session_pause(struct fa_session *session, enum fa_session_pause reason);

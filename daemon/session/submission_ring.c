@@ -16,35 +16,35 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-/* Entries taken from one ring before the others are polled. */
+/* How many entries of one ring are handled before the others are polled. */
 #define BATCH_MAX 16
-/* Entries taken before a packet; beyond that the packet waits. */
+/* How many older entries are handled before a packet. If there are more, the packet waits. */
 #define CATCH_UP_MAX 64
-/* How long rings are polled before the loop polls descriptors: */
+/* How long rings are polled before the loop polls descriptors. */
 #define SLICE_NS (20 * FA_NS_PER_US)
-/* ... if one had a request: while the device is busy, the delay costs nothing. */
+/* The same if a ring had a request: while the device is busy, the delay costs nothing. */
 #define SLICE_BUSY_NS (5 * FA_NS_PER_US)
 /* Poll rounds between reads of the clock. */
 #define POLLS_PER_CLOCK 16
-/* Most doorbells without polling (back-off). */
+/* How many doorbells at most do not start polling, after polling was fruitless. */
 #define SKIPPED_MAX 64
 
 #define DOORBELL_EVENTS_MAX 64
-/* Completion records per stream. */
+/* How many completion records a stream has at most. */
 #define RECORDS_MAX 4096
 
 struct fa_session_ring {
 	struct fa_session *session;
-	struct fa_list link; /* rings.polled */
+	struct fa_list link; /* in rings.polled */
 	struct fa_ring_consumer consumer;
 	struct fa_completion_records *records;
 	int doorbell;
 	struct fa_charge charge_bytes, charge_fds;
 
-	uint64_t last_ns;    /* of the last entry */
+	uint64_t last_ns;    /* when the last entry came */
 	bool wake_client;    /* requests completed without the engine since the last wake-up */
-	bool was_polled;     /* since it was activated */
-	bool poll_succeeded; /* ... and an entry came */
+	bool was_polled;     /* polled since it was activated */
+	bool poll_succeeded; /* an entry came while it was polled */
 	struct fa_backoff backoff;
 
 	uint64_t n_requests, n_doorbells;
@@ -65,7 +65,7 @@ static uint64_t spin_ns(const struct fa_rings *rings, const struct fa_session_ri
 	return rings->context->config.spin_us * FA_NS_PER_US;
 }
 
-/* Handles up to @max entries, none beyond @mark. May close the session. */
+/* Handles up to @max entries, but none beyond @mark. May close the session. */
 static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64_t *mark)
 {
 	struct fa_session *session = fa_session_ref(ring->session);
@@ -78,7 +78,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 	size_t length;
 	int r = 0;
 
-	/* One entry may be many requests. */
+	/* An entry counts for all its requests, which may be many. */
 	while (session->state == FA_SESSION_READY && n < max &&
 	       session->n_submitted - submitted < max && !session->paused &&
 	       !(mark && fa_ring_has_reached(&ring->consumer, *mark))) {
@@ -87,7 +87,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 			break;
 		++n;
 		++session->n_messages;
-		/* Completions that the client may have seen take effect first. */
+		/* First handle completions that the client may have seen. */
 		if (fa_engine_has_events(context->engine))
 			fa_completions_reap_all(context);
 		if (!fa_list_empty(&context->device_sessions)) {
@@ -106,7 +106,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 		ring->last_ns = now_ns;
 		if (ring->was_polled)
 			ring->poll_succeeded = true;
-		/* A closed session's ring lives until its last reference. */
+		/* Even if the session was closed, its ring lives until the last reference. */
 		if (fa_ring_needs_room_wakeup(&ring->consumer) ||
 		    (ring->wake_client && fa_ring_needs_wakeup(ring->consumer.words)))
 			fa_completion_records_wake(ring->records);
@@ -116,7 +116,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 	return n;
 }
 
-/* Stops polling, unless there is an entry. */
+/* Stops polling and arms the doorbell, unless there is an entry. */
 static void arm_doorbell(struct fa_session_ring *ring)
 {
 	if (!fa_ring_sleep(&ring->consumer))
@@ -128,7 +128,7 @@ static void arm_doorbell(struct fa_session_ring *ring)
 	stop_polling(ring);
 }
 
-/* Returns true if a ring had an entry, or the engine a launch. */
+/* Polls all rings and the engine. Returns true if a ring had an entry, or the engine a launch. */
 static bool poll_all(struct fa_rings *rings, uint64_t now_ns)
 {
 	bool any = false;
@@ -208,7 +208,7 @@ static void on_doorbells(uv_poll_t *poll, int status, int events)
 	int n;
 
 	n = epoll_wait(rings->doorbell_epoll, ready, DOORBELL_EVENTS_MAX, 0);
-	/* The engine thread wakes up meanwhile. */
+	/* Wake the engine thread while this thread reads. */
 	if (n > 0)
 		fa_engine_prewake(rings->context->engine);
 	for (int i = 0; i < n; ++i) {
@@ -268,7 +268,7 @@ static int charge(struct fa_session_ring *ring, uint64_t bytes, struct fa_charge
 
 	r = fa_charge_add(&ring->charge_bytes, session->tenant, FA_RESOURCE_BUFFER_BYTES, bytes,
 	                  error);
-	/* The doorbell, and our end of the socket pair. */
+	/* Charge for the doorbell and for our end of the socket pair. */
 	if (r == 0)
 		r = fa_session_charge_fds(session, 2, &ring->charge_fds, error);
 	if (r == 0)
@@ -396,11 +396,11 @@ void fa_ring_close(struct fa_session *session)
 	if (!ring)
 		return;
 	stop_polling(ring);
-	/* The daemon ends: the client may still read its records. */
+	/* Keep the records when the daemon ends, as the client may still read them. */
 	if (session->context->state != FA_DAEMON_RUNNING ||
 	    fa_context_device_lost(session->context))
 		ring->records->keep_memory = true;
-	/* Closing would not remove it: the client has the eventfd, too. */
+	/* Remove the doorbell here: closing it would not, as the client has the eventfd, too. */
 	(void)epoll_ctl(session->context->rings.doorbell_epoll, EPOLL_CTL_DEL, ring->doorbell,
 	                NULL);
 }

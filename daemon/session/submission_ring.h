@@ -27,13 +27,13 @@ struct fa_rings {
 	struct fa_context *context;
 	uv_idle_t idle;     /* active while rings are polled */
 	uv_poll_t poll;     /* of doorbell_epoll */
-	int doorbell_epoll; /* all doorbells */
+	int doorbell_epoll; /* watches all doorbells */
 	struct fa_list polled;
 	unsigned int n_polled;
-	uint64_t n_submitted;             /* requests */
-	uint64_t n_requests, n_doorbells; /* of all rings, since the start */
+	uint64_t n_submitted;             /* requests submitted through the ring */
+	uint64_t n_requests, n_doorbells; /* counters of all rings, since the start */
 	unsigned int n_rings;
-	bool polls;  /* false with one processor */
+	bool polls;  /* false on a machine with one processor */
 	bool yields; /* few processors: other threads may need this one */
 
 	/* the entry being handled */
@@ -41,7 +41,7 @@ struct fa_rings {
 };
 
 int fa_rings_init(struct fa_rings *rings, struct fa_context *context);
-/* After its handles were closed. */
+/* Frees the rings' state after its handles were closed. */
 void fa_rings_deinit(struct fa_rings *rings);
 /* Returns true while the loop polls rings and the engine instead of sleeping. */
 bool fa_rings_are_polled(const struct fa_rings *rings);
@@ -57,7 +57,7 @@ void fa_ring_activate(struct fa_session_ring *ring);
 void fa_ring_wake_later(struct fa_session *session);
 struct fa_completion_records *fa_ring_records(struct fa_session *session);
 
-/* Stops reading. fa_ring_free() follows when the streams are freed. */
+/* Stops reading. Call fa_ring_free() when the streams are freed. */
 void fa_ring_close(struct fa_session *session);
 void fa_ring_free(struct fa_session *session);
 
@@ -65,5 +65,5 @@ struct fa_ring_status {
 	uint64_t bytes, requests, doorbells;
 	bool polled;
 };
-/* False: no ring. */
+/* Returns false if the session has no ring. */
 bool fa_ring_status(const struct fa_session *session, struct fa_ring_status *ret_status);

@@ -20,10 +20,10 @@ struct fa_timeline;
 int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *message,
                       struct fa_error *error);
 
-/* Releases waiters. Nothing is in flight. */
+/* Ends the session's timeline and releases its waiters. Nothing may be in flight. */
 void fa_timeline_end(struct fa_session *session);
 
-/* Frees ended timelines, even if the fd store could not remove them. */
+/* Frees ended timelines, even those that the fd store could not remove. */
 void fa_timelines_close(struct fa_context *context);
 
 /*

@@ -14,7 +14,7 @@
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
-/* Static: a start needs no memory. */
+/* The array is static, so that a start needs no memory. */
 static char names[FA_SUPERVISOR_FDS_MAX * FA_SUPERVISOR_NAME_BYTES];
 static int moved[FA_SUPERVISOR_FDS_MAX + 1];
 

@@ -115,7 +115,7 @@ static int take_activation(struct fa_supervisor *s)
 
 int main(int argc, char **argv)
 {
-	static struct fa_supervisor s; /* mostly untouched zeroes */
+	static struct fa_supervisor s; /* static, as most of it stays untouched zeroes */
 	int r, status = EXIT_FAILURE;
 
 	s.exe_fd = s.ready_fd = s.signal_fd = s.notify_fd = s.notify_path_fd = -1;

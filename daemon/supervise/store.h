@@ -21,10 +21,10 @@ struct fa_supervisor_store {
 
 /* @store is zeroed. RLIMIT_NOFILE limits timelines. */
 void fa_supervisor_store_init(struct fa_supervisor_store *store);
-/* Also releases the timelines. */
+/* Closes all descriptors, and releases the timelines' waiters. */
 void fa_supervisor_store_deinit(struct fa_supervisor_store *store);
 
-/* Consumes @fds as far as there is room. */
+/* Stores @fds and takes ownership of those for which there is room. */
 void fa_supervisor_store_add(struct fa_supervisor_store *store, const char *name, int *fds,
                              size_t n_fds);
 void fa_supervisor_store_remove(struct fa_supervisor_store *store, const char *name);

@@ -10,7 +10,7 @@
 #include <sysexits.h>
 #include <unistd.h>
 
-/* Messages handled before signals. */
+/* How many messages are handled before signals are. */
 #define MESSAGES_PER_ROUND 64
 /* Messages received after the child's death: more than the socket's queue can hold. */
 #define LAST_MESSAGES (4 * 65536)
@@ -41,7 +41,7 @@ static void count_failure(struct fa_supervisor *s, int status)
 	const bool exited = WIFEXITED(status);
 	const bool unavailable = s->aborted || (exited && WEXITSTATUS(status) == EX_TEMPFAIL);
 
-	/* Not due to the state: an orderly exit, or a kill from outside. */
+	/* An orderly exit or a kill from outside is not due to the state. */
 	if (s->ready || (exited && WEXITSTATUS(status) != EX_TEMPFAIL))
 		s->n_crashes = 0;
 	else if (!exited && !s->aborted && WTERMSIG(status) != SIGKILL &&

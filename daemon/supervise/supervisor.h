@@ -18,33 +18,35 @@
 #include <sys/types.h>
 
 struct fa_supervisor {
-	char **argv;        /* the daemon's */
-	int exe_fd;         /* O_PATH; the daemon's executable */
-	int ready_fd;       /* gets READY once; -1: none, or done */
+	char **argv; /* the daemon's arguments */
+	int exe_fd;  /* O_PATH; the daemon's executable */
+	/* READY is written here once; -1: nobody waits for it, or it was written */
+	int ready_fd;
 	int signal_fd;      /* SIGCHLD and passed-on signals */
 	int notify_fd;      /* receives the daemon's notifications */
-	int notify_path_fd; /* O_PATH; the notify socket, which has no name any more */
+	int notify_path_fd; /* O_PATH descriptor of the notify socket, whose name was removed */
 	sigset_t old_mask;
 	struct fa_supervisor_store store;
 
 	pid_t child; /* 0: none */
 	uint64_t started_ns;
-	bool ready;          /* this child */
-	bool ever_ready;     /* any child */
-	bool stopping;       /* got SIGTERM or SIGINT */
-	bool reload_pending; /* SIGHUP could kill a child that is not ready */
+	bool ready;      /* this child has reported READY */
+	bool ever_ready; /* some child has reported READY */
+	bool stopping;   /* got SIGTERM or SIGINT */
+	/* a SIGHUP to pass on once the child is ready: earlier it could kill the child */
+	bool reload_pending;
 
 	/* Restarts (supervisor.c). */
-	int delay_ms;            /* before the next start */
+	int delay_ms;            /* when the last child ended; delay_ms counts from here */
 	uint64_t ended_ns;       /* of the last child; delay_ms starts here */
-	int n_crashes;           /* in a row, before READY */
+	int n_crashes;           /* consecutive children that crashed before READY */
 	uint64_t unavailable_ns; /* since when children cannot use the stored state; 0: they can */
 
 	/* Hangs (hang.c). FA_NS_NEVER: disabled. */
-	uint64_t watchdog_ns;      /* the daemon's */
+	uint64_t watchdog_ns;      /* the daemon's watchdog timeout */
 	uint64_t heard_ns;         /* last sign of life, or last signal to a hanging child */
 	uint64_t checked_ns;       /* last check */
-	bool aborted, killed;      /* by SIGABRT, SIGKILL, as it hangs */
+	bool aborted, killed;      /* the hanging child got SIGABRT, SIGKILL */
 	uint64_t ping_interval_ns; /* the supervisor's own watchdog */
 	uint64_t pinged_ns;
 	struct fa_watchdog_ping ping;
@@ -53,7 +55,7 @@ struct fa_supervisor {
 /* supervisor.c: returns the exit status. */
 int fa_supervisor_run(struct fa_supervisor *supervisor);
 
-/* child.c: passes the stored descriptors. A negative errno was logged. */
+/* Starts the daemon and passes it the stored descriptors. Logs errors. */
 int fa_supervisor_start_child(struct fa_supervisor *supervisor);
 
 /* notify.c */
@@ -65,5 +67,5 @@ bool fa_supervisor_receive(struct fa_supervisor *supervisor);
 void fa_supervisor_init_watchdog(struct fa_supervisor *supervisor);
 /* Pings the supervisor's own watchdog, and ends a hanging child. */
 void fa_supervisor_check_hang(struct fa_supervisor *supervisor);
-/* Until the next check; -1: none. */
+/* Returns the time until the next check, or -1 if there is none. */
 int fa_supervisor_check_timeout_ms(const struct fa_supervisor *supervisor);

@@ -1,4 +1,4 @@
-/* The CPU backend: its table, and its device. */
+/* The CPU backend: opens and closes its device, and defines the table of backend functions. */
 #include "common/clock.h"
 #include "common/cpu.h"
 #include "daemon/backend/cpu/memory.h"
@@ -13,7 +13,7 @@
 #include <sys/utsname.h>
 
 #define THREADS_MAX 1024
-/* Outstanding works of a queue: enough while the engine wakes up. */
+/* How many works of a queue may be outstanding: enough to last while the engine wakes up. */
 #define DEPTH 8
 /* How long all workers together may serve a group for time that it left to others. */
 #define SLACK_NS (10 * FA_NS_PER_MS)
@@ -88,7 +88,7 @@ static void describe_model(char *name, size_t size)
 	snprintf(name, size, "%s", model);
 }
 
-/* A hash of the machine's confidential id; the same on each start. */
+/* Makes a UUID that is the same on each start: a hash of the machine's confidential id. */
 static void describe_uuid(uint64_t uuid[2])
 {
 	uint64_t hash = 0xcbf29ce484222325;
@@ -119,7 +119,7 @@ static void cpu_describe(struct fa_device *device, struct fa_device_info *ret_in
 	const char *isa = fa_cpu_isa_name(device->isa);
 	size_t used;
 
-	/* Cuts off the end of the model's name, not the kernels' name. */
+	/* If the text is too long, cut off the end of the model's name, not the kernels' name. */
 	describe_model(info.name, sizeof(info.name) - strlen(isa) - 3);
 	used = strlen(info.name);
 	snprintf(info.name + used, sizeof(info.name) - used, used ? " (%s)" : "%s", isa);

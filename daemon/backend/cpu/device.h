@@ -1,4 +1,4 @@
-/* The CPU device's state, under device.mutex unless a comment says otherwise. */
+/* The CPU device's state. device.mutex guards it unless a comment says otherwise. */
 #pragma once
 
 #include "daemon/backend/cpu/pool.h"
@@ -13,7 +13,7 @@
 struct fa_cpu_worker {
 	struct fa_device *device;
 	pthread_t thread;
-	void *scratch; /* the worker's own */
+	void *scratch; /* private to the worker */
 	size_t scratch_bytes;
 };
 
@@ -24,12 +24,13 @@ struct fa_device {
 	pthread_mutex_t mutex;
 	pthread_cond_t work_available;
 	struct fa_fair_queue fair; /* ready works; unit: nanoseconds */
-	_Atomic uint32_t n_ready;  /* works; written under the mutex, read by anyone */
+	/* number of ready works; written under the mutex, read by anyone */
+	_Atomic uint32_t n_ready;
 	uint32_t n_sleeping;
-	struct fa_list done; /* fa_device_work.link */
+	struct fa_list done; /* finished works, by fa_device_work.link */
 	bool stop;
 
-	struct fa_cpu_pool pool; /* the loop thread's */
+	struct fa_cpu_pool pool; /* used by the loop thread */
 
 	unsigned int n_workers;
 	struct fa_cpu_worker workers[];

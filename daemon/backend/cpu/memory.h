@@ -1,4 +1,5 @@
-/* Memory of the CPU backend: imported memfds and arenas. Workers of the loop; see device.h. */
+/* Memory of the CPU backend: imported memfds and arenas. The loop's workers call these functions;
+ * see device.h. */
 #pragma once
 
 #include "daemon/backend/device.h"

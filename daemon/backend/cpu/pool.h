@@ -1,4 +1,5 @@
-/* The KV pool's memory: a memfd per chunk, side by side in one address range. The loop thread's. */
+/* The KV pool's memory: a memfd per chunk, side by side in one address range. The loop thread calls
+ * these functions. */
 #pragma once
 
 #include "common/error.h"

@@ -15,7 +15,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Sleeping workers that a worker wakes for works it leaves. */
+/* How many sleeping workers a worker wakes for the works that it leaves. */
 #define WAKE_FAN_OUT 2
 
 _Static_assert(sizeof(struct fa_cpu_work) <= sizeof(((struct fa_device_work *)0)->backend),
@@ -28,7 +28,7 @@ struct fa_device_group {
 struct fa_device_queue {
 	struct fa_device_group *group;
 	enum fa_fair_queue_class class;
-	struct fa_list works; /* by fa_device_work.link; the first is active */
+	struct fa_list works; /* works in order, by fa_device_work.link; the first one is active */
 };
 
 static struct fa_device_work *first_work(struct fa_list *list)
@@ -36,7 +36,7 @@ static struct fa_device_work *first_work(struct fa_list *list)
 	return fa_container_of(list->next, struct fa_device_work, link);
 }
 
-/* ---- under the mutex */
+/* ---- called with the mutex held */
 
 static void work_unready(struct fa_device *device, struct fa_device_work *work)
 {
@@ -83,11 +83,12 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	else
 		work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
 
-	/* Notify first: no notification may follow the last reap(). */
+	/* Notify before appending: no notification may follow the last reap(). */
 	if (fa_list_empty(&device->done))
 		device->config.notify(device->config.userdata);
 	fa_list_append(&device->done, &work->link);
-	/* Before the work can be reaped. Release: readers see the results. */
+	/* Write these words before the work can be reaped. Release, so that readers see the
+	 * results. */
 	for (int i = 0; i < FA_COMPLETION_DEVICE_WORDS && work->completion_words && !work->status;
 	     i++)
 		__atomic_store_n(&work->completion_words[i], work->completion_value,
@@ -101,7 +102,7 @@ static void work_ready(struct fa_device *device, struct fa_device_work *work)
 	atomic_fetch_add_explicit(&device->n_ready, 1, memory_order_relaxed);
 }
 
-/* Begins the phase, or the next with tiles, or the last. */
+/* Begins the current phase; if it has no tiles, the next one that has, or the last. */
 static void work_begin_phase(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
@@ -120,8 +121,9 @@ static void work_begin_phase(struct fa_device *device, struct fa_device_work *wo
 	atomic_store_explicit(&cpu->next, 0, memory_order_relaxed);
 }
 
-/* Begins the first phase, only now as the predecessor may share the workspace. Counts as a worker,
- * so that cancel() does not finish the work while the mutex is released. */
+/* Begins the first phase. That is possible only now, as the predecessor may share the workspace.
+ * The caller counts as a worker, so that cancel() does not finish the work while the mutex is
+ * released. */
 static void work_begin(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
@@ -136,7 +138,8 @@ static void work_begin(struct fa_device *device, struct fa_device_work *work)
 	cpu->n_workers--;
 }
 
-/* Works without tiles finish at once. Releases the mutex. */
+/* Activates the queue's first work, and finishes works without tiles at once. Releases the
+ * mutex. */
 static void queue_activate(struct fa_device *device, struct fa_device_queue *queue)
 {
 	struct fa_device_work *work;
@@ -167,7 +170,7 @@ struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device)
 		                      ready_link);
 		work = fa_container_of(cpu, struct fa_device_work, backend);
 		if (work_over(work)) {
-			/* Its workers finish it. */
+			/* The work is over; the last of its workers finishes it. */
 			work_unready(device, work);
 			continue;
 		}
@@ -177,7 +180,8 @@ struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device)
 	return NULL;
 }
 
-/* How many sleepers to wake for the works that @cpu's worker leaves: few, as they wake others. */
+/* Returns how many sleepers to wake for the works that @cpu's worker leaves: few, as they wake
+ * others. */
 static uint32_t count_to_wake(struct fa_device *device, struct fa_cpu_work *cpu)
 {
 	int64_t rest = cpu->n_tiles - atomic_load_explicit(&cpu->next, memory_order_relaxed) - 1;
@@ -187,7 +191,8 @@ static uint32_t count_to_wake(struct fa_device *device, struct fa_cpu_work *cpu)
 	return rest < wake ? (uint32_t)(rest > 0 ? rest : 0) : wake;
 }
 
-/* The phase's last worker calls it. Releases the mutex. */
+/* Begins the next phase or finishes the work. The phase's last worker calls this. Releases the
+ * mutex. */
 static void work_next_phase(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
@@ -203,7 +208,7 @@ static void work_next_phase(struct fa_device *device, struct fa_device_work *wor
 		work_ready(device, work);
 }
 
-/* ---- workers' interface */
+/* ---- the workers' interface */
 
 uint32_t fa_cpu_queue_serve_begin(struct fa_device *device, struct fa_device_work *work)
 {
@@ -286,7 +291,7 @@ int fa_cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
 	*cpu = (struct fa_cpu_work){ .state = FA_CPU_WORK_QUEUED };
 	fa_list_init(&cpu->ready_link);
 	if (work->op == FA_DEVICE_PAGED) {
-		cpu->n_tiles = INT64_MAX; /* until its first phase */
+		cpu->n_tiles = INT64_MAX; /* unknown until the first phase begins */
 	} else {
 		cpu->n_tiles = fa_cpu_attention_tiles(device->isa, work->params);
 		cpu->scratch_bytes = fa_cpu_attention_scratch_bytes(device->isa, work->params);
@@ -313,7 +318,7 @@ void fa_cpu_cancel(struct fa_device *device, struct fa_device_work *work)
 	pthread_mutex_lock(&device->mutex);
 	if (cpu->state != FA_CPU_WORK_FINISHED) {
 		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
-		/* Otherwise its workers finish it. */
+		/* If workers run the work, the last of them finishes it. */
 		if (cpu->n_workers == 0)
 			work_finish(device, work);
 		else

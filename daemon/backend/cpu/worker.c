@@ -36,8 +36,8 @@ static int reserve_scratch(struct fa_cpu_worker *worker, size_t bytes)
 	return 0;
 }
 
-/* Until no tile is left, the work is cancelled, or the quantum ends. Returns how long other works
- * had to wait. */
+/* Runs tiles until none is left, the work is cancelled, or the quantum ends. Returns how long other
+ * works had to wait. */
 static uint64_t run_tiles(struct fa_cpu_worker *worker, struct fa_device_work *work)
 {
 	uint64_t begin_ns = fa_now_ns(), now_ns = begin_ns;

@@ -1,14 +1,14 @@
 /* A work's memory besides its tensors: rotated q, and the workspace of its paged requests, which
  * run one at a time. A queue's works may share it, as only the active one writes to it. The loop
- * thread's. */
+ * thread calls these functions. */
 #pragma once
 
 #include "daemon/backend/device.h"
 
-/* Also checks the work's paged requests. */
+/* Makes a workspace for paged requests, which it also checks. */
 int fa_cpu_workspace_new_paged(const struct fa_cpu_isa *isa, struct fa_device_work *work,
                                struct fa_error *error);
-/* Never shared. */
+/* Makes a workspace for an attention, which no other work shares. */
 int fa_cpu_workspace_new_attention(const struct fa_cpu_isa *isa, struct fa_device_work *work,
                                    struct fa_error *error);
 void fa_cpu_workspace_free(struct fa_device_work *work);

@@ -1,5 +1,5 @@
-/* The CUDA backend: one GPU, in the primary context, through the driver found at run time. Has the
- * backend table. */
+/* The CUDA backend: drives one GPU in its primary context, through the driver found at run time.
+ * Defines the table of backend functions. */
 #include "common/clock.h"
 #include "daemon/backend/cuda/context.h"
 #include "daemon/backend/cuda/host.h"
@@ -226,7 +226,7 @@ static struct fa_device *cuda_close(struct fa_device *device)
 	if (!device)
 		return NULL;
 	if (device->context) {
-		/* Calls fail on a lost device. */
+		/* Closing goes on if this fails: on a lost device all calls fail. */
 		(void)fa_cuda_enter(device);
 		fa_cuda_streams_close(device);
 		fa_cuda_scratch_free_all(device);
@@ -249,12 +249,12 @@ static int start_driver(struct fa_device *device, struct fa_error *error)
 	CUresult result;
 	int r, version;
 
-	/* The driver reads both at its start. */
+	/* The driver reads both variables at its start. */
 	(void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", TEXT(FA_CUDA_CONNECTIONS), 0);
 	(void)setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 	r = fa_cudriver_open(FA_CUDRIVER_FOR_ALL, error, &device->driver);
 	if (r == -ENODEV)
-		return -ENXIO; /* no driver */
+		return -ENXIO; /* there is no driver */
 	if (r < 0)
 		return r;
 	result = device->driver.cuInit(0);
@@ -322,7 +322,7 @@ static int cuda_open(const struct fa_device_config *config, struct fa_error *err
 	struct fa_device *device;
 	int r;
 
-	/* Tensor maps need more than malloc()'s alignment. */
+	/* Allocate with alignment: tensor maps need more than malloc() gives. */
 	device = aligned_alloc(_Alignof(struct fa_device), sizeof(*device));
 	if (!device)
 		return fa_fail(error, -ENOMEM, "no memory for the CUDA backend");
@@ -334,7 +334,7 @@ static int cuda_open(const struct fa_device_config *config, struct fa_error *err
 	fa_cuda_quiesce_init(&device->quiesce);
 	fa_cuda_driver_lock_init(&device->memory_lock);
 	r = open_all(device, error);
-	device->config.device = NULL; /* the caller's */
+	device->config.device = NULL; /* the string belongs to the caller */
 	if (r < 0) {
 		cuda_close(device);
 		return r;

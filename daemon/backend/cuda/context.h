@@ -7,11 +7,11 @@
 /* Makes the context current. Each thread calls it before the driver; cheap after the first time. */
 CUresult fa_cuda_enter(struct fa_device *device);
 
-/* Also notifies. Any thread. */
+/* Marks the device as lost, and notifies the engine. Any thread may call. */
 void fa_cuda_lose(struct fa_device *device, const char *why);
 bool fa_cuda_is_lost(struct fa_device *device);
 
-/* Turns a failed call on @stream, or unrelated to streams, into an errno and a sentence. -ENODEV if
- * and only if the device is lost, which the driver is asked. */
+/* Turns a failed call on @stream, or unrelated to streams, into an errno and a sentence. Asks the
+ * driver whether the device is lost; if, and only if, it is, returns -ENODEV. */
 int fa_cuda_fail(struct fa_device *device, CUstream stream, struct fa_error *error, CUresult result,
                  const char *doing);

@@ -1,4 +1,5 @@
-/* Engine thread, except fa_cuda_cost_paged_ns(): loop thread. */
+/* The engine thread calls these functions, except fa_cuda_cost_paged_ns(), which the loop thread
+ * calls. */
 #include "daemon/backend/cuda/cost.h"
 
 #include "daemon/backend/cuda/memory.h"
@@ -6,14 +7,14 @@
 
 #include <math.h>
 
-#define SM_FLOPS_PER_NS 2000 /* with wgmma */
+#define SM_FLOPS_PER_NS 2000 /* speed with wgmma */
 #define SM_FLOPS_PER_NS_PORTABLE 500
 #define SM_FLOPS_PER_NS_F32 60
-#define SM_BYTES_PER_NS 12     /* the GPU's memory */
-#define HOST_BYTES_PER_NS 20   /* over the bus */
-#define TENSOR_BYTES_PER_NS 20 /* tensors, maybe the host's */
+#define SM_BYTES_PER_NS 12     /* bandwidth of the GPU's memory */
+#define HOST_BYTES_PER_NS 20   /* bandwidth of the bus */
+#define TENSOR_BYTES_PER_NS 20 /* bandwidth for tensors, which may be in host memory */
 
-/* A year. */
+/* Estimates end at a year. */
 #define NS_MAX 3e16
 
 static unsigned int count_sms(const struct fa_device *device)
@@ -21,7 +22,7 @@ static unsigned int count_sms(const struct fa_device *device)
 	return device->chip.sms > 0 ? (unsigned int)device->chip.sms : 1;
 }
 
-/* @special: the kernel is built for this chip alone. */
+/* Returns the time for the arithmetic. @special: the kernel is built for this chip alone. */
 static double flops_ns(const struct fa_device *device, enum fa_attention_dtype dtype, bool special,
                        double flops)
 {
@@ -44,7 +45,7 @@ static double element_bytes(enum fa_attention_dtype dtype)
 
 /* ---- attention over tensors */
 
-/* Of the tensor, in host memory. */
+/* Returns how many bytes of the tensor lie in host memory. */
 static double host_bytes(const struct fa_device_work *work, enum fa_device_tensor index,
                          double elements)
 {
@@ -74,7 +75,8 @@ static double attention_ns(const struct fa_device *device, const struct fa_devic
 	                                           2 * rows * (double)p->seqlen_k * dims);
 	const struct fa_cuda_kernel *kernel;
 
-	/* Most works are short by the bound; the exact count takes a microsecond or more. */
+	/* Most works are short even by the upper bound; the exact count takes a microsecond or
+	 * more. */
 	if (bound_ns < (double)device->tuning.long_ns)
 		return bound_ns;
 	kernel = fa_cuda_attention_kernel(&device->chip, p);
@@ -84,14 +86,14 @@ static double attention_ns(const struct fa_device *device, const struct fa_devic
 
 /* ---- paged requests */
 
-/* Of a token in one layer, as kernels compute. */
+/* Returns the bytes of a token in one layer, in the type in which kernels compute. */
 static double token_bytes(const struct fa_paged_cache *cache)
 {
 	return cache->kv_heads * ((double)cache->head_dim + cache->head_dim_v) *
 	       element_bytes(cache->dtype);
 }
 
-/* The same as stored in pages. */
+/* Returns the bytes of a token in one layer as it is stored in pages. */
 static double stored_token_bytes(const struct fa_paged_cache *cache)
 {
 	return cache->store == FA_PAGED_PLAIN ? token_bytes(cache)
@@ -110,7 +112,7 @@ static double attend_ns(const struct fa_device *device, const struct fa_paged_at
 	const struct fa_paged_step *step = p->step;
 	double flops = 0, ns = (double)plan->forward_ns;
 
-	/* Each table entry may be read. */
+	/* Count every entry of the table, as each may be read. */
 	ns += memory_ns(device, (double)step->table_entries * cache->page_tokens *
 	                                stored_token_bytes(cache));
 	ns += new_tokens(step) * (double)p->heads * 2 * cache->head_dim *

@@ -18,24 +18,24 @@
 
 #include <pthread.h>
 
-/* Streams that the driver serves independently. */
+/* How many streams the driver serves independently. */
 #define FA_CUDA_CONNECTIONS 32
-/* A quarter for high priority, half less one for normal. Memory and preemption have one each, the
- * driver the rest. */
+/* A quarter of the connections is for streams of high priority, half less one for normal ones.
+ * Memory and preemption have one each, the driver the rest. */
 #define FA_CUDA_STREAMS_MAX (FA_CUDA_CONNECTIONS * 3 / 4)
-/* Works in flight on a stream: they keep it busy between two polls, but other queues wait for
- * them. */
+/* How many works may be in flight on a stream: more keep it busy between two polls, but other
+ * queues wait for them. */
 #define FA_CUDA_STREAM_DEPTH 4
 
-/* Entries of a work's vectors (cu_seqlens have one more). */
+/* Most entries of a work's vectors (cu_seqlens have one more). */
 #define FA_CUDA_SEQUENCES_MAX 4096
 #define FA_CUDA_VECTOR_HEADS_MAX 1024
-/* Aligned to 16 bytes each. */
+/* Bytes for a work's vectors, each aligned to 16 bytes. */
 #define FA_CUDA_VECTORS_BYTES (2 * 4 * (FA_CUDA_SEQUENCES_MAX + 4 + FA_CUDA_VECTOR_HEADS_MAX))
 
 #define FA_CUDA_GRAPHS 8
 
-/* A stream's preemptible launch (preempt.c), always last. */
+/* A stream's preemptible launch (preempt.c), which is always its last. */
 struct fa_cuda_preemption {
 	struct fa_device_work *work; /* NULL: none */
 	uint64_t stopped_ns;         /* when its stop was seen; 0: it runs */
@@ -44,37 +44,37 @@ struct fa_cuda_preemption {
 	uint64_t not_before_ns;      /* earliest stop; UINT64_MAX: works are ahead of it */
 	bool stop_requested;
 	CUfunction function;
-	unsigned int grid, threads, shared_bytes; /* of the next launch */
+	unsigned int grid, threads, shared_bytes; /* geometry of the next launch */
 	union {
 		struct fa_cuda_attention attention;
 		struct fa_cuda_paged_attention paged;
 	} args;
 	struct fa_cuda_maps maps;
-	bool is_long;     /* counted by device.quiesce while running */
+	bool is_long;     /* running, and counted by device.quiesce */
 	CUdeviceptr area; /* struct fa_cuda_preempt_area, then states of blocks */
 	size_t area_bytes;
-	uint64_t *report; /* the GPU writes: blocks left */
+	uint64_t *report; /* the GPU writes the number of blocks left here */
 	CUdeviceptr report_at;
 };
 
 struct fa_cuda_graph {
-	CUfunction function; /* NULL: free */
+	CUfunction function; /* NULL: the entry is free */
 	bool gated;          /* a gate precedes it */
 	CUgraph graph;
 	CUgraphNode node, gate_node;
 	CUgraphExec exec;  /* NULL: not made yet */
-	uint32_t launches; /* without the graph */
-	uint64_t used;     /* stream.n_launches at its last use */
+	uint32_t launches; /* launches of this kernel without the graph */
+	uint64_t used;     /* value of stream.n_launches at the last use */
 };
 
-/* A stream's works behind gates (gate.c), always last. */
+/* The works of a stream behind gates (gate.c), which are always its last. */
 struct fa_cuda_gates {
-	const struct fa_device_queue *queue; /* owns the works */
-	unsigned int n_works, n_open;        /* in flight; of these behind open gates */
-	bool stopped;                        /* asked to give up */
+	const struct fa_device_queue *queue; /* queue of the works */
+	unsigned int n_works, n_open;        /* works in flight; those of them behind open gates */
+	bool stopped;                        /* the gates were asked to give up */
 	uint64_t run;
-	uint64_t *stop;         /* the host writes: gates up to this turn give up */
-	const uint64_t *report; /* the GPU writes: turn of a gate that gave up */
+	uint64_t *stop;         /* word that the host writes: gates up to this turn give up */
+	const uint64_t *report; /* word that the GPU writes: turn of a gate that gave up */
 	uint64_t reported;      /* last report read */
 	CUdeviceptr stop_at, report_at, shut_at;
 };
@@ -83,27 +83,29 @@ struct fa_cuda_stream {
 	CUstream stream;
 	int priority;
 	unsigned int n_queues;
-	/* The GPU writes ended works' sequences here; a work in parts to as many adjacent words. */
+	/* The GPU writes the sequence of each work that ended here; for a work in parts it writes
+	 * as many adjacent words. */
 	const uint64_t *word;
 	CUdeviceptr word_at;
-	uint64_t sequence;            /* newest work in flight */
-	CUdeviceptr counter_at;       /* counts blocks of launches that signal their end */
-	uint64_t n_counted;           /* its value after all of them */
-	uint64_t self_signalled;      /* the newest work that signals its own end, */
-	uint32_t self_signal_parts;   /* ... in so many parts; 0: as a whole */
-	uint64_t finished_ns;         /* last end seen */
-	struct fa_list works;         /* in flight, by fa_device_work.link */
+	uint64_t sequence;       /* sequence of the newest work in flight */
+	CUdeviceptr counter_at;  /* counts blocks of launches that signal their end */
+	uint64_t n_counted;      /* value of the counter after all launches so far */
+	uint64_t self_signalled; /* sequence of the newest work that signals its own end */
+	/* number of parts that signal that end; 0: the work as a whole */
+	uint32_t self_signal_parts;
+	uint64_t finished_ns;         /* when an end was last seen */
+	struct fa_list works;         /* works in flight, by fa_device_work.link */
 	unsigned int n_works;         /* in flight */
 	struct fa_device_lane lane;   /* the engine's view */
 	char *vectors;                /* [FA_CUDA_STREAM_DEPTH][FA_CUDA_VECTORS_BYTES] */
-	CUdeviceptr vectors_at;       /* their copy on the GPU */
-	CUdeviceptr vectors_in_place; /* as the GPU addresses them */
+	CUdeviceptr vectors_at;       /* address of the copy of vectors on the GPU */
+	CUdeviceptr vectors_in_place; /* address of vectors themselves for the GPU */
 	/* Scratch of running paged works: counters and partial results, then q. */
 	CUdeviceptr scratch;
 	size_t scratch_bytes;
-	uint64_t epoch; /* last use of the counters */
+	uint64_t epoch; /* number of the counters' last use */
 	struct fa_cuda_graph graphs[FA_CUDA_GRAPHS];
-	uint64_t n_launches; /* using the cache */
+	uint64_t n_launches; /* launches that used the graph cache */
 	struct fa_cuda_gates gates;
 	struct fa_cuda_preemption preemption;
 };
@@ -130,7 +132,7 @@ struct fa_device {
 	int driver_version;
 	struct fa_cuda_chip chip;
 	struct fa_device_info info; /* except the free memory */
-	size_t granularity;         /* of mapped memory */
+	size_t granularity;         /* granularity of mapped memory */
 
 	CUmodule modules[FA_CUDA_IMAGES];
 	CUfunction *functions; /* [fa_cuda_kernels_count]; NULL: not for this chip */
@@ -138,21 +140,21 @@ struct fa_device {
 	struct fa_error special_error; /* why chip.portable is set */
 	CUmodule paged_modules[FA_CUDA_PAGED_IMAGES];
 	CUfunction *paged_functions; /* [fa_cuda_paged_kernels_count]; NULL: not for this chip */
-	CUfunction gate_function;    /* one of these; NULL: no gates */
+	CUfunction gate_function;    /* one of these functions; NULL: no gates */
 	struct fa_cuda_tensor_map_cache tensor_maps;
 
-	/* The engine thread's. */
-	void *pinned;        /* streams' words, then vectors */
-	CUdeviceptr vectors; /* and streams' counters */
+	/* The engine thread uses these fields. */
+	void *pinned;        /* words of the streams, then vectors */
+	CUdeviceptr vectors; /* vectors on the GPU, and streams' counters */
 	struct fa_cuda_stream streams[FA_CUDA_STREAMS_MAX];
-	unsigned int n_streams, n_high; /* those of high priority first */
-	struct fa_list done;            /* to be reaped */
+	unsigned int n_streams, n_high; /* streams, of which those of high priority come first */
+	struct fa_list done;            /* works to be reaped */
 	bool reaping;
-	bool held;            /* quiesce.c holds a waiting work */
-	bool no_graphs;       /* the driver refused one */
-	unsigned int n_works; /* in flight */
-	uint64_t progress_ns; /* last end of a work */
-	uint64_t queried_ns;  /* last query for errors */
+	bool held;            /* quiesce.c holds a waiting work back */
+	bool no_graphs;       /* the driver refused to make a graph */
+	unsigned int n_works; /* works in flight */
+	uint64_t progress_ns; /* when a work last ended */
+	uint64_t queried_ns;  /* when the driver was last queried for errors */
 
 	struct {
 		CUdeviceptr at;
@@ -161,18 +163,18 @@ struct fa_device {
 	} staging;
 
 	struct {
-		CUstream stream;   /* writes the words */
-		CUdeviceptr words; /* one a stream */
-		uint64_t turn;     /* last preemptible launch */
+		CUstream stream;   /* stream that writes the words */
+		CUdeviceptr words; /* one word for each stream */
+		uint64_t turn;     /* number of the last preemptible launch */
 		unsigned int n_running;
 	} preempt;
 	struct fa_cuda_scratch *scratches;
 
-	/* The loop thread's. */
+	/* The loop thread uses these fields. */
 	struct fa_cuda_heap heap;
 	struct fa_cuda_pool pool;
 
-	/* The workers'. */
+	/* Workers use these fields. */
 	struct fa_cuda_driver_lock memory_lock;
 	CUstream memory_stream;
 
@@ -181,6 +183,6 @@ struct fa_device {
 	pthread_mutex_t mutex;
 	atomic_bool lost;
 	struct fa_error lost_error; /* under the mutex until lost, then constant */
-	uint64_t free_bytes;        /* GPU memory, under the mutex, */
-	uint64_t free_bytes_ns;     /* ... as of this time */
+	uint64_t free_bytes;        /* free GPU memory, under the mutex */
+	uint64_t free_bytes_ns;     /* when free_bytes was read */
 };

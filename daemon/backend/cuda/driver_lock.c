@@ -1,4 +1,4 @@
-/* A ticket lock. */
+/* The lock is a ticket lock. */
 #include "daemon/backend/cuda/driver_lock.h"
 
 #include "common/clock.h"

@@ -13,7 +13,8 @@
 
 #include "common/clock.h"
 
-/* The time for which the engine polls a gate without sleeping. */
+/* How long a gate polls before it gives up. The engine polls a gate without sleeping for the same
+ * time. */
 #define PATIENCE_NS (200 * FA_NS_PER_US)
 
 void fa_cuda_gates_open(struct fa_device *device)

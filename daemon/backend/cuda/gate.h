@@ -1,17 +1,19 @@
-/* The engine thread's, except fa_cuda_gates_open(). */
+/* Gates that the GPU waits for (gate.c). The engine thread calls these functions, except
+ * fa_cuda_gates_open(). */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
 
 /* Finds the gate kernel, if gates are wanted. */
 void fa_cuda_gates_open(struct fa_device *device);
-/* The gate of @work, the stream's newest; fills its part of @done. */
+/* Returns the gate of @work, the stream's newest, and fills the gate's part of @done. */
 struct fa_cuda_gate fa_cuda_gate_of(const struct fa_cuda_stream *stream,
                                     const struct fa_device_work *work, struct fa_cuda_done *done);
-/* A work was launched behind its gate; all works behind gates are of one queue. */
+/* Counts a work that was launched behind its gate. All works behind gates are of one queue. */
 void fa_cuda_gates_add(struct fa_cuda_stream *stream, const struct fa_device_queue *queue);
 void fa_cuda_gates_stop(struct fa_cuda_stream *stream);
-/* True if a gate has given up since the last call: then all from *ret_turn on are shut. */
+/* Returns true if a gate has given up since the last call. Then all gates from *ret_turn on are
+ * shut. */
 bool fa_cuda_gates_are_shut(struct fa_cuda_stream *stream, uint64_t *ret_turn);
 /* Separates later gates from the shut ones. */
 void fa_cuda_gates_begin(struct fa_cuda_stream *stream);

@@ -7,7 +7,7 @@
  */
 #include "daemon/backend/cuda/graph_cache.h"
 
-/* Of a kernel on a stream, before it gets a graph. */
+/* A kernel gets a graph after this many launches on a stream. */
 #define LAUNCHES_BEFORE 8
 
 static void graph_free(struct fa_device *device, struct fa_cuda_graph *graph)
@@ -25,7 +25,8 @@ void fa_cuda_graphs_close(struct fa_device *device, struct fa_cuda_stream *strea
 		graph_free(device, &stream->graphs[i]);
 }
 
-/* @before: the node ahead, or NULL. A graph's kernels do not inherit the stream's priority. */
+/* Adds a kernel to a graph. @before: the node ahead, or NULL. A graph's kernels do not inherit the
+ * stream's priority. */
 static CUresult graph_add(struct fa_device *device, const struct fa_cuda_stream *stream,
                           struct fa_cuda_graph *graph, const CUgraphNode *before,
                           const CUDA_KERNEL_NODE_PARAMS_v2 *params, CUgraphNode *ret_node)
@@ -87,7 +88,7 @@ static struct fa_cuda_graph *find(struct fa_device *device, struct fa_cuda_strea
 	return oldest;
 }
 
-/* NULL: launch without. */
+/* Returns the graph for a launch, or NULL to launch without one. */
 static struct fa_cuda_graph *graph_for(struct fa_device *device, struct fa_cuda_stream *stream,
                                        const CUDA_KERNEL_NODE_PARAMS_v2 *gate,
                                        const CUDA_KERNEL_NODE_PARAMS_v2 *node)
@@ -114,7 +115,7 @@ static CUresult launch_plainly(struct fa_device *device, struct fa_cuda_stream *
 	                                     stream->stream, node->kernelParams, NULL);
 }
 
-/* It begins as the blocks ahead leave. */
+/* Launches a kernel that begins as the blocks ahead leave. */
 static CUresult launch_behind(struct fa_device *device, struct fa_cuda_stream *stream,
                               const CUDA_KERNEL_NODE_PARAMS_v2 *node)
 {

@@ -1,4 +1,4 @@
-/* The engine thread's. */
+/* Kernel launches, some through cached graphs. The engine thread calls these functions. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
@@ -6,13 +6,13 @@
 struct fa_cuda_kernel_launch {
 	CUfunction function;
 	unsigned int grid_x, grid_y, threads, shared_bytes;
-	bool behind; /* it awaits the launches ahead by itself */
+	bool behind; /* the kernel waits for the launches ahead by itself */
 };
 
-/* For the newest work of @stream. @params: as in cuLaunchKernel(). @gate: precedes the kernel; may
- * be NULL. */
+/* Launches a kernel for the newest work of @stream. @params are as in cuLaunchKernel(). @gate
+ * precedes the kernel; it may be NULL. */
 CUresult fa_cuda_launch_kernel(struct fa_device *device, struct fa_cuda_stream *stream,
                                const struct fa_cuda_kernel_launch *launch, void **params,
                                const struct fa_cuda_gate *gate);
-/* Nothing of the stream is in flight. */
+/* Frees the graphs of @stream, of which nothing may be in flight. */
 void fa_cuda_graphs_close(struct fa_device *device, struct fa_cuda_stream *stream);

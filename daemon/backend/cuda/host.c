@@ -1,4 +1,4 @@
-/* Clients' memfds, mapped and pinned. On workers. */
+/* Maps and pins clients' memfds. Workers call these functions. */
 #include "daemon/backend/cuda/host.h"
 
 #include "daemon/backend/cuda/memory.h"
@@ -14,13 +14,13 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Faults pages in before pinning, which holds driver locks. */
+/* Faults in the pages before they are pinned, as pinning holds driver locks. */
 static int populate(struct fa_cuda_memory *memory, bool read_only, struct fa_error *error)
 {
 	if (madvise(memory->host, memory->bytes,
 	            read_only ? MADV_POPULATE_READ : MADV_POPULATE_WRITE) == 0)
 		return 0;
-	if (errno == EINVAL) /* before Linux 5.14: pinning does it */
+	if (errno == EINVAL) /* Linux before 5.14 cannot: pinning faults pages in */
 		return 0;
 	return fa_fail(error, errno == ENOMEM ? -ENOMEM : -EIO,
 	               "%" PRIu64 " bytes of the memfd cannot be brought into memory: %m",
@@ -55,7 +55,7 @@ static int pin(struct fa_device *device, struct fa_cuda_memory *memory, unsigned
 			                           "pinned memory has no address");
 		if (host == memory->host)
 			memory->at = at;
-		/* Parts are contiguous if the GPU uses the process's addresses. */
+		/* Parts are contiguous on the GPU if it uses the process's addresses. */
 		if (at != memory->at + (uint64_t)(host - memory->host))
 			return fa_fail(error, -ENOTSUP,
 			               "%" PRIu64 " bytes of pinned memory are not in one piece "
@@ -67,7 +67,7 @@ static int pin(struct fa_device *device, struct fa_cuda_memory *memory, unsigned
 	return 0;
 }
 
-/* Takes over the mapping @host. */
+/* Faults in and pins the mapping @host, which it takes over. */
 static int populate_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, void *host,
                             bool read_only, unsigned int flags, struct fa_error *error)
 {
@@ -95,7 +95,8 @@ static int map_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, 
 	return populate_and_pin(device, memory, host, read_only, flags, error);
 }
 
-/* A second mapping outlives the first, and works though the file is sealed. */
+/* Maps the memory a second time and pins that mapping, which outlives the first and works though
+ * the file is sealed. */
 static int map_again_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, void *host,
                              struct fa_error *error)
 {
@@ -119,7 +120,7 @@ static int memory_new(struct fa_device *device, uint64_t bytes, struct fa_error 
 	memory->part_bytes = device->tuning.pin_part_bytes;
 	r = fa_cuda_memory_enter(device, error);
 	if (r < 0)
-		free(memory); /* the driver gave nothing yet */
+		free(memory); /* the driver has allocated nothing yet */
 	else
 		*ret_memory = memory;
 	return r;
@@ -142,7 +143,7 @@ static int memory_finish(struct fa_device *device, struct fa_cuda_memory *memory
 	return 0;
 }
 
-/* Pinned pages stay allocated even if the client punches holes in its file. */
+/* Imports a memfd. Its pinned pages stay allocated even if the client punches holes in the file. */
 int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
                                bool read_only, struct fa_error *error,
                                struct fa_device_memory *ret_memory)

@@ -1,4 +1,4 @@
-/* Workers' functions. */
+/* Imports of host memory. Workers call these functions. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

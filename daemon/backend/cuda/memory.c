@@ -1,8 +1,8 @@
 /*
- * Frees clients' memory, and opens CUDA IPC handles (other imports: host.c, vmm.c). On workers; one
- * at a time calls the driver (driver_lock.h). Sizes and places come from the driver, not the
- * client. Requests are checked before launch, so read-only memory is safe even if the driver maps
- * it writable.
+ * Frees clients' memory, and opens CUDA IPC handles (other imports: host.c, vmm.c). Workers call
+ * these functions; only one at a time calls the driver (driver_lock.h). Sizes and places come from
+ * the driver, not the client. Requests are checked before launch, so read-only memory is safe even
+ * if the driver maps it writable.
  */
 #include "daemon/backend/cuda/memory.h"
 
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Unmapping this much takes long: close the window before. */
+/* Unmapping this much takes long, so the window is closed before. */
 #define LARGE_BYTES ((uint64_t)16 << 20)
 
 int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,
@@ -44,7 +44,7 @@ static void unpin(struct fa_device *device, struct fa_cuda_quiesce_window *windo
 
 		FA_CUDA_HOLD_DRIVER_LOCK(&device->memory_lock);
 
-		if (fa_cuda_quiesce_window_expired(window)) /* the lock took long */
+		if (fa_cuda_quiesce_window_expired(window)) /* taking the lock took long */
 			continue;
 		/* The last part may be shorter. */
 		memory->pinned_bytes = (memory->pinned_bytes - 1) / memory->part_bytes *
@@ -58,7 +58,8 @@ static void unpin(struct fa_device *device, struct fa_cuda_quiesce_window *windo
 	}
 	if (memory->bytes >= LARGE_BYTES)
 		fa_cuda_quiesce_window_close(window);
-	/* The driver may think the addresses pinned: they must not be reused. */
+	/* If unpinning failed, the driver may think the addresses pinned: they must not be
+	 * reused. */
 	if (memory->host && unpinned)
 		(void)munmap(memory->host, memory->bytes);
 	memory->host = NULL;
@@ -135,9 +136,10 @@ void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *c
 {
 	struct fa_cuda_quiesce_window window = { .quiesce = &device->quiesce };
 
-	/* Calls fail on a lost device, whose memory ends with the process. */
+	/* Freeing goes on if this fails: on a lost device all calls fail, and its memory ends with
+	 * the process. */
 	(void)fa_cuda_enter(device);
-	/* Memory released without waiting goes first. */
+	/* Release first the memory that needs no waiting. */
 	for (int waits = 0; waits < 2; ++waits) {
 		for (size_t i = 0; i < n; ++i) {
 			struct fa_cuda_memory *memory = memories[i]->backend;
@@ -217,7 +219,7 @@ static int check_ipc(struct fa_device *device, struct fa_cuda_memory *memory, ui
 	return 0;
 }
 
-/* The driver counts opens of a handle; the last close unmaps it. */
+/* Opens a CUDA IPC handle. The driver counts opens of a handle, and the last close unmaps it. */
 int fa_cuda_memory_import_ipc(struct fa_device *device, const uint8_t handle[64], uint64_t offset,
                               uint64_t bytes, bool read_only, struct fa_error *error,
                               struct fa_device_memory *ret_memory)

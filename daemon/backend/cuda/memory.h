@@ -1,4 +1,5 @@
-/* Clients' memory as the GPU addresses it. Workers', except fa_cuda_memory_host(). */
+/* Clients' memory as the GPU addresses it. Workers call these functions, except
+ * fa_cuda_memory_host(). */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
@@ -9,28 +10,28 @@ enum fa_cuda_memory_kind {
 	FA_CUDA_MEMORY_MAPPED, /* allocations mapped side by side */
 };
 
-/* Pointed to by fa_device_memory.backend. */
+/* fa_device_memory.backend points to this struct. */
 struct fa_cuda_memory {
 	enum fa_cuda_memory_kind kind;
 	CUdeviceptr at;
 	uint64_t bytes;
-	/* Pinned memory. Copies must not cross borders of parts. */
+	/* The pinned mapping. Copies must not cross borders of its parts. */
 	char *host;
 	uint64_t pinned_bytes, part_bytes;
 	size_t n_mapped;
 	uint64_t piece_bytes[];
 };
 
-/* After each piece's calls. */
+/* How long a worker pauses after the driver calls for each piece. */
 #define FA_CUDA_PIECE_PAUSE_NS 20000
 
 int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,
                         const char *doing);
 int fa_cuda_memory_enter(struct fa_device *device, struct fa_error *error);
 
-/* Zeroed, or NULL. */
+/* Allocates a zeroed struct. Returns NULL if there is no memory. */
 struct fa_cuda_memory *fa_cuda_memory_new(enum fa_cuda_memory_kind kind, size_t n_pieces);
-/* Also of half-made memory. */
+/* Frees memory, which may be half-made. */
 struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device,
                                            struct fa_cuda_quiesce_window *window,
                                            struct fa_cuda_memory *memory);

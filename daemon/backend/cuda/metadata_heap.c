@@ -1,4 +1,5 @@
-/* Spans are freed about in order, so the gap behind the last one is mostly large enough. */
+/* The heap searches behind the last span: as spans are freed about in order, the gap there is
+ * mostly large enough. */
 #include "daemon/backend/cuda/metadata_heap.h"
 
 #define ALIGNMENT ((size_t)256)
@@ -46,7 +47,8 @@ static const struct fa_cuda_span *span_of(const struct fa_list *link)
 	return fa_container_of(link, struct fa_cuda_span, link);
 }
 
-/* @link: a span, or the list's head for the first gap. */
+/* Returns true if the gap behind @link is large enough. @link: a span, or the list's head for the
+ * first gap. */
 static bool fits_behind(const struct fa_cuda_heap *heap, const struct fa_list *link, size_t bytes,
                         size_t *ret_begin)
 {

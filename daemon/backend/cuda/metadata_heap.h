@@ -1,5 +1,6 @@
 /* Heap for tables and paged works' metadata: pinned host memory and as much on the GPU. A span is
- * written on the host and copied to the same offset. Allocated with the pool. The loop thread's. */
+ * written on the host and copied to the same offset. The heap is allocated with the pool. The loop
+ * thread calls these functions. */
 #pragma once
 
 #include "common/cudriver.h"
@@ -9,7 +10,7 @@
 
 #define FA_CUDA_HEAP_BYTES ((size_t)64 << 20)
 
-/* Offsets into the heap. */
+/* A span is a range of offsets into the heap. */
 struct fa_cuda_span {
 	struct fa_list link; /* heap.spans, by offset */
 	size_t begin, end;
@@ -17,18 +18,18 @@ struct fa_cuda_span {
 
 struct fa_cuda_heap {
 	char *host;           /* NULL: not open */
-	CUdeviceptr at;       /* on the GPU */
-	CUdeviceptr in_place; /* host as the GPU addresses it */
+	CUdeviceptr at;       /* address of the GPU's memory */
+	CUdeviceptr in_place; /* address of the host memory for the GPU */
 	struct fa_list spans;
-	struct fa_list *last; /* the search starts behind it */
+	struct fa_list *last; /* last span allocated; the search starts behind it */
 };
 
-/* No effect if open. @ret_doing: what failed. */
+/* Opens the heap, unless it is open. On failure *ret_doing says what failed. */
 CUresult fa_cuda_heap_open(struct fa_cuda_heap *heap, const struct fa_cudriver *driver,
                            const char **ret_doing);
 void fa_cuda_heap_close(struct fa_cuda_heap *heap, const struct fa_cudriver *driver);
 
-/* Aligned to 256 bytes. False: no gap is large enough. */
+/* Allocates a span, aligned to 256 bytes. Returns false if no gap is large enough. */
 bool fa_cuda_heap_alloc(struct fa_cuda_heap *heap, size_t bytes, struct fa_cuda_span *span);
 void fa_cuda_heap_shrink(struct fa_cuda_span *span, size_t bytes);
 void fa_cuda_heap_free(struct fa_cuda_heap *heap, struct fa_cuda_span *span);

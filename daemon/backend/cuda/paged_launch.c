@@ -57,7 +57,7 @@ static void read_tables_in_place(struct fa_device *device, struct fa_device_work
 	}
 }
 
-/* Copies what the stream's earlier works did not. */
+/* Copies the part of the tables that the stream's earlier works did not copy. */
 static CUresult upload_tables(struct fa_device *device, struct fa_cuda_stream *stream,
                               struct fa_device_work *work)
 {
@@ -99,7 +99,7 @@ static CUresult upload(struct fa_device *device, struct fa_cuda_stream *stream,
 		paged->span.end - paged->span.begin, stream->stream);
 }
 
-/* @last: the work's last part. */
+/* Launches one part. @last: it is the work's last part. */
 static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *stream,
                             struct fa_device_work *work, struct fa_cuda_paged_part *part, bool last)
 {
@@ -124,7 +124,7 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 	                           stream->scratch, stream->epoch, launches);
 	if (part > paged->parts && part[-1].fused)
 		fa_cuda_paged_add_append(&launches[0], &part[-1].request.append);
-	/* A preemptible kernel goes last. */
+	/* Only the work's last kernel can be preemptible. */
 	preemptible = last && part->request.op == FA_PAGED_ATTEND &&
 	              part->plan->forward_blocks > 0 &&
 	              fa_cuda_preempt_prepare(device, stream, part->plan->forward->state_bytes,

@@ -14,11 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* With fewer tiles per block, entries are read about once. */
+/* With fewer tiles per block than this, each entry is read about once. */
 #define IN_PLACE_TILES 2
-/* A work's rotated q. */
+/* Limits the rotated q of a work. */
 #define Q_BYTES_MAX ((size_t)512 << 20)
-/* A work's partial results; streams keep their scratch. */
+/* Limits the partial results of a work, as streams keep their scratch. */
 #define WORKSPACE_BYTES_MAX ((size_t)512 << 20)
 
 static size_t align(size_t bytes)
@@ -31,10 +31,10 @@ struct span_writer {
 	const struct fa_device_work *work;
 	const struct fa_device_tables *tables;
 	struct fa_cuda_paged_work *paged;
-	size_t used; /* of the span */
+	size_t used; /* bytes of the span in use */
 };
 
-/* Copies @n words, unless they are in tables. Returns the GPU address. */
+/* Copies @n words to the span, unless they are in the step's tables. Returns their GPU address. */
 static void *copy_array(struct span_writer *writer, const void *array, size_t n)
 {
 	const struct fa_device_tables *tables = writer->tables;
@@ -60,7 +60,7 @@ static size_t new_tokens(const struct fa_paged_step *step)
 	return step->cu_new[step->batch];
 }
 
-/* Upper bound: the request's own arrays and blob. */
+/* Returns an upper bound of the bytes needed for the request's own arrays and blob. */
 static size_t span_bytes(const struct fa_paged_request *request)
 {
 	size_t bytes = align(fa_cuda_paged_blob_bytes(request)), words = 0;
@@ -93,7 +93,7 @@ static void copy_arrays(struct span_writer *writer, struct fa_cuda_paged_part *p
 		attention->alibi_slopes = copy_array(writer, attention->alibi_slopes,
 		                                     (size_t)attention->heads);
 		attention->sinks = copy_array(writer, attention->sinks, (size_t)attention->heads);
-		/* Trees' masks and positions are in tables. */
+		/* The masks and positions of trees are in the step's tables. */
 		attention->tree = copy_array(writer, attention->tree, 0);
 		attention->positions = copy_array(writer, attention->positions, 0);
 		copy_step(writer, part, &attention->step);
@@ -127,14 +127,14 @@ static bool reads_tables(const struct fa_cuda_paged_part *part)
 	               : request->append.rotary.positions != NULL;
 }
 
-/* True if the kernel reads each entry about once. */
+/* Returns true if the kernel reads each entry about once. */
 static bool is_small(const struct fa_cuda_paged_part *part)
 {
 	const struct fa_cuda_paged_plan *plan = part->plan;
 
 	switch (part->request.op) {
 	case FA_PAGED_ATTEND:
-		/* Split sequences look up their shares, too. */
+		/* Split sequences are not small, as their blocks look up shares, too. */
 		return !plan->forward_blocks && plan->tiles_each < IN_PLACE_TILES &&
 		       (!plan->decode || plan->decode->kind == FA_CUDA_PAGED_DECODE);
 	case FA_PAGED_APPEND:
@@ -150,8 +150,8 @@ static void *alignment_of(const void *pointer)
 	return (void *)(pointer ? ((uintptr_t)pointer & 15) | 16 : 0);
 }
 
-/* Removes what may differ between a step's layers, so that they compare equal. Returns false if
- * @request has arrays of its own, whose contents may differ. */
+/* Removes what may differ between a step's layers, so that their requests compare equal. Returns
+ * false if @request has arrays of its own, whose contents may differ. */
 static bool strip_layer(struct fa_paged_request *request)
 {
 	struct fa_paged_attention *attention = &request->attention;
@@ -176,7 +176,7 @@ static bool strip_layer(struct fa_paged_request *request)
 	}
 }
 
-/* Padding is compared, too: if it differs, the work is planned again. */
+/* Compares requests as bytes. If only their padding differs, the work is planned again. */
 static bool is_same(const struct fa_paged_request *a, const struct fa_paged_request *b)
 {
 	if (a->op != b->op)
@@ -205,7 +205,8 @@ static bool find_cached(const struct fa_cuda_tables *tables, const struct fa_pag
 	return false;
 }
 
-/* Caches the plan, if it fits. It does not move while the tables live. */
+/* Caches the plan with the tables, if there is room. The plan does not move while the tables
+ * live. */
 static void cache_plan(struct fa_device *device, struct fa_cuda_tables *tables,
                        const struct fa_paged_request *request, struct fa_cuda_paged_part *part)
 {
@@ -232,7 +233,8 @@ static void cache_plan(struct fa_device *device, struct fa_cuda_tables *tables,
 	tables->used = at + bytes - tables->span.begin;
 }
 
-/* True if part @i is an append in the next part's launch, already planned. */
+/* Returns true if part @i is an append that the next part's launch, already planned, does as
+ * well. */
 static bool is_fused(const struct fa_device_work *work, const struct fa_cuda_paged_work *paged,
                      uint32_t i)
 {
@@ -300,7 +302,7 @@ static int fill_part(struct span_writer *writer, struct fa_cuda_paged_part *part
 		               "q has %zu bytes; at most %zu can be rotated in one request",
 		               q_bytes, Q_BYTES_MAX);
 	paged->q_bytes = align(q_bytes);
-	/* q lies behind the stream's counters. */
+	/* q lies behind the stream's counters, so the workspace has at least their size. */
 	if (paged->workspace_bytes < FA_CUDA_PAGED_COUNTERS_BYTES)
 		paged->workspace_bytes = align(FA_CUDA_PAGED_COUNTERS_BYTES);
 	return 0;
@@ -322,7 +324,7 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 	struct fa_cuda_paged_work *paged;
 	int r = 0;
 
-	/* Not calloc(), which bypasses malloc()'s thread cache. */
+	/* Use malloc(), as calloc() bypasses its thread cache. */
 	paged = malloc(sizeof(*paged) + work->n_paged * sizeof(paged->parts[0]));
 	if (!paged)
 		return fa_fail(error, -ENOMEM, "no memory for a request over pages");
@@ -336,7 +338,7 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 		if (r < 0)
 			return r;
 	}
-	/* Backwards, as an append is fused into the next part. */
+	/* Plan backwards, as an append is fused into the part after it. */
 	for (uint32_t i = work->n_paged; i-- > 0;) {
 		if (is_fused(work, paged, i))
 			continue;

@@ -1,4 +1,4 @@
-/* The loop thread's. */
+/* Plans of paged works. The loop thread calls these functions. */
 #pragma once
 
 #include "daemon/backend/cuda/paged_work.h"

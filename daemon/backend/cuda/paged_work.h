@@ -1,26 +1,27 @@
-/* A prepared paged work: fa_device_work.prepared. */
+/* A prepared paged work, to which fa_device_work.prepared points. */
 #pragma once
 
 #include "daemon/backend/cuda/tables.h"
 
-/* One request. */
+/* A part is one request of the work. */
 struct fa_cuda_paged_part {
 	const struct fa_cuda_paged_plan *plan;
-	struct fa_cuda_paged_plan *own_plan; /* equal to plan; NULL: plan is cached */
-	size_t blob_at;                      /* in the heap */
-	bool cached;                         /* with the tables */
+	/* same as plan, if the part owns it; NULL: the plan is cached */
+	struct fa_cuda_paged_plan *own_plan;
+	size_t blob_at; /* offset of the plan's blob in the heap */
+	bool cached;    /* the plan is cached with the step's tables */
 	/* The request and step with addresses as the kernels read them. */
 	struct fa_paged_request request;
 	struct fa_paged_step step;
-	bool writes_q, reads_q; /* in scratch */
-	bool fused;             /* an append in the next launch; no plan */
+	bool writes_q, reads_q; /* q is written to, read from scratch */
+	bool fused;             /* an append that the next launch does; it has no plan */
 };
 
 struct fa_cuda_paged_work {
 	struct fa_cuda_span span;
 	size_t workspace_bytes, q_bytes;
-	size_t tables_bytes; /* of the tables' span, to be on the GPU; 0: none */
-	double ns;           /* estimate */
+	size_t tables_bytes; /* bytes of the tables' span that must be on the GPU; 0: none */
+	double ns;           /* estimated time */
 	bool in_place;       /* the GPU reads the span in host memory */
 	bool tables_in_place;
 	struct fa_cuda_paged_part parts[]; /* [fa_device_work.n_paged] */

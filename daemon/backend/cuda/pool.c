@@ -66,7 +66,7 @@ void fa_cuda_pool_chunk_remove(struct fa_device *device, uint32_t chunk)
 	if (!pool->mapped[chunk])
 		return;
 	(void)fa_cuda_enter(device);
-	/* Does not wait for the GPU. */
+	/* Unmapping this memory does not wait for the GPU. */
 	(void)device->driver.cuMemUnmap(chunk_at(pool, chunk), pool->chunk_bytes);
 	pool->mapped[chunk] = false;
 }
@@ -84,8 +84,8 @@ void fa_cuda_pool_close(struct fa_device *device)
 	*pool = (struct fa_cuda_pool){ 0 };
 }
 
-/* -EINVAL only if the chunk's memory is unsuitable: after other errors the next process may adopt
- * it. */
+/* Reports a failed call. Returns -EINVAL only if the chunk's memory is unsuitable: after other
+ * errors the next process may adopt it. */
 static int fail(struct fa_device *device, struct fa_error *error, CUresult result,
                 const char *doing)
 {

@@ -1,4 +1,4 @@
-/* The loop thread's. */
+/* Memory of the KV pool. The loop thread calls these functions. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

@@ -17,9 +17,9 @@
 #include <string.h>
 
 #define FORCED_RUN_NS (500 * FA_NS_PER_US)
-/* Few blocks, since those that have not begun stop one after another. */
+/* Blocks per SM are few, since those that have not begun stop one after another. */
 #define BLOCKS_AN_SM 16
-/* A cache line: blocks poll a word while another is written. */
+/* Distance between words, a cache line: blocks poll a word while another is written. */
 #define WORD_BYTES 128
 
 static bool is_high(const struct fa_device *device, const struct fa_cuda_stream *stream)
@@ -51,7 +51,7 @@ int fa_cuda_preempt_open(struct fa_device *device, struct fa_error *error)
 		device->streams[i].preemption.word_at = device->preempt.words + i * WORD_BYTES;
 	result = driver->cuMemsetD8Async(device->preempt.words, 0, words_bytes,
 	                                 device->preempt.stream);
-	/* Forces the driver's lazy set-up now. */
+	/* Make the driver do its lazy set-up now. */
 	if (result == CUDA_SUCCESS)
 		result = driver->cuStreamWriteValue64(device->preempt.stream, device->preempt.words,
 		                                      0, CU_STREAM_WRITE_VALUE_DEFAULT);
@@ -106,7 +106,7 @@ bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *st
 
 	if (!state_bytes || work_ns < device->tuning.preempt_work_ns || is_high(device, stream))
 		return false;
-	/* A queue of high priority may come during a very long launch. */
+	/* Launches shorter than this are preemptible only if a queue of high priority exists. */
 	for (unsigned int i = 0; i < device->n_high; ++i)
 		n_queues += device->streams[i].n_queues;
 	if (!n_queues && work_ns < FA_CUDA_PREEMPT_ALWAYS_NS)
@@ -119,7 +119,7 @@ bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *st
 
 static struct fa_cuda_attention *attention_of(struct fa_cuda_preemption *preemption)
 {
-	/* Both kinds of arguments begin with it. */
+	/* Both kinds of arguments begin with the same struct. */
 	return &preemption->args.attention;
 }
 
@@ -131,7 +131,7 @@ static CUresult launch(struct fa_device *device, struct fa_cuda_stream *stream,
 	struct fa_cuda_preemption *preemption = &stream->preemption;
 	struct fa_cuda_attention *args = attention_of(preemption);
 	void *params[] = { &preemption->args, &preemption->maps };
-	/* A resumed launch has nothing ahead of it. */
+	/* A resumed launch has no work ahead of it. */
 	const bool is_behind = !preemption->work && stream->n_works > 0;
 	CUresult result;
 
@@ -207,15 +207,15 @@ static void request_stop(struct fa_device *device, struct fa_cuda_preemption *pr
 {
 	if (!preemption->work || preemption->stopped_ns || preemption->stop_requested)
 		return;
-	/* On failure the next poll tries again. */
+	/* If the write fails, the next poll tries again. */
 	preemption->stop_requested = device->driver.cuStreamWriteValue64(
 					     device->preempt.stream, preemption->word_at,
 					     attention_of(preemption)->preempt.turn,
 					     CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
 }
 
-/* True if the stream has works besides those behind closed gates. Waiting works count, as their
- * gate may need an SM to give up. */
+/* Returns true if the stream has works besides those behind closed gates. Waiting works count, as
+ * their gate may need an SM to give up. */
 static bool is_busy(const struct fa_cuda_stream *stream)
 {
 	return stream->n_works > stream->gates.n_works - stream->gates.n_open ||
@@ -255,7 +255,7 @@ void fa_cuda_preempt_request(struct fa_device *device, const struct fa_cuda_stre
 
 void fa_cuda_preempt_cancel(struct fa_device *device, struct fa_cuda_stream *stream)
 {
-	/* At once: it need make no progress. */
+	/* Stop a cancelled launch at once: it need make no progress. */
 	request_stop(device, &stream->preemption);
 }
 
@@ -268,7 +268,7 @@ bool fa_cuda_preempt_stopped(struct fa_device *device, struct fa_cuda_stream *st
 		return false;
 	if (preemption->stopped_ns)
 		return true;
-	/* Acquire: the GPU's earlier writes are seen. */
+	/* Acquire, so that the GPU's earlier writes are seen. */
 	left = __atomic_load_n(preemption->report, __ATOMIC_ACQUIRE);
 	if (!left)
 		return false;

@@ -1,5 +1,5 @@
-/* Stops long launches for works of high priority and waiting workers (quiesce.h); resumes them. The
- * engine thread's, except open and close. */
+/* Stops long launches for works of high priority and waiting workers (quiesce.h), and resumes them.
+ * The engine thread calls these functions, except open and close. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
@@ -16,22 +16,23 @@ struct fa_cuda_preempt_kernel {
 int fa_cuda_preempt_open(struct fa_device *device, struct fa_error *error);
 void fa_cuda_preempt_close(struct fa_device *device);
 
-/* The work is prepared. */
+/* Returns true if the kernel of @work, which is prepared, can be preempted. */
 bool fa_cuda_preempt_covers(const struct fa_device *device, const struct fa_device_work *work);
-/* True: launch a kernel of @work_ns preemptibly; memory for its blocks' states is allocated. */
+/* Returns true if a kernel of @work_ns is to be launched preemptibly. Allocates memory for its
+ * blocks' states. */
 bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *stream,
                              int32_t state_bytes, uint64_t work_ns);
-/* For the last kernel of @work, the stream's newest. @args: of attention. */
+/* Launches the last kernel of @work, the stream's newest. @args: arguments of an attention. */
 CUresult fa_cuda_preempt_launch(struct fa_device *device, struct fa_cuda_stream *stream,
                                 struct fa_device_work *work,
                                 const struct fa_cuda_preempt_kernel *kernel, const void *args,
                                 size_t args_bytes, const struct fa_cuda_maps *maps);
 /* Requests stops if @stream, about to get a work, has high priority. */
 void fa_cuda_preempt_request(struct fa_device *device, const struct fa_cuda_stream *stream);
-/* The works ahead of @work have ended. */
+/* Call when the works ahead of @work have ended. */
 void fa_cuda_preempt_reached_head(struct fa_cuda_stream *stream, const struct fa_device_work *work,
                                   uint64_t now_ns);
-/* The stream's launch was cancelled. */
+/* Call when the stream's preemptible launch was cancelled. */
 void fa_cuda_preempt_cancel(struct fa_device *device, struct fa_cuda_stream *stream);
 bool fa_cuda_preempt_stopped(struct fa_device *device, struct fa_cuda_stream *stream);
 void fa_cuda_preempt_end(struct fa_device *device, struct fa_cuda_stream *stream);

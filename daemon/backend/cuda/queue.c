@@ -35,19 +35,19 @@
 #define QUIET_NS (20 * FA_NS_PER_MS)
 
 enum work_state {
-	LAUNCHED, /* the driver has it */
-	FINISHED, /* in device.done, or reaped */
+	LAUNCHED, /* handed to the driver */
+	FINISHED, /* moved to device.done, or reaped */
 };
 
 /* Stored in fa_device_work.backend. */
 struct cuda_work {
-	uint64_t sequence; /* in its CUDA stream */
+	uint64_t sequence; /* number of the work in its CUDA stream */
 	struct fa_cuda_range range;
 	enum work_state state;
-	uint32_t parts;      /* that signal their end; 0: the whole work does */
-	uint32_t counted;    /* its blocks in stream.n_counted */
-	bool gated;          /* LAUNCHED behind a gate, */
-	bool open;           /* ... that has opened, or is about to */
+	uint32_t parts;      /* parts that signal their end; 0: only the whole work does */
+	uint32_t counted;    /* blocks of the work that stream.n_counted includes */
+	bool gated;          /* launched behind a gate */
+	bool open;           /* the gate has opened, or is about to open */
 	bool nonpreemptible; /* launched, long, and not preemptible */
 	bool preemptible;    /* long, with a kernel that can stop */
 	/* Expected time; 0: not long. With nonpreemptible set: expected end. */
@@ -63,12 +63,12 @@ struct fa_device_group {
 	struct {
 		struct fa_cuda_stream *stream;
 		unsigned int n_queues; /* 0: the next queue chooses the stream */
-	} shares[2];                   /* normal, high priority */
+	} shares[2];                   /* one for normal, one for high priority */
 };
 
 struct fa_device_queue {
 	struct fa_cuda_stream *stream;
-	unsigned int *n_of_group; /* the group's queues on that stream */
+	unsigned int *n_of_group; /* points to n_queues of the group's share */
 };
 
 static struct cuda_work *cuda_work(struct fa_device_work *work)
@@ -97,7 +97,7 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	fa_list_append(&device->done, &work->link);
 }
 
-/* Expected end of the last nonpreemptible work in flight. */
+/* Returns the expected end of the last nonpreemptible work in flight. */
 static uint64_t nonpreemptible_until_ns(struct fa_device *device)
 {
 	const struct fa_list *pos;
@@ -140,7 +140,7 @@ static void work_finish_lost(struct fa_device *device, struct fa_device_work *wo
 
 /* ---- works on their way to the GPU */
 
-/* Appends a vector of @n words; returns its GPU address. */
+/* Appends a vector of @n words, and returns its GPU address. */
 static void *put_vector(char *place, CUdeviceptr place_at, size_t *used, const void *vector,
                         size_t n)
 {
@@ -238,8 +238,8 @@ static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
 	return result ? fa_cuda_fail(device, stream->stream, &work->error, result, doing) : 0;
 }
 
-/* A work that fails halfway is in flight until its word is written: the stream may use its
- * memory. */
+/* Adds the work to those in flight. Even a work that failed halfway stays there until its word is
+ * written, as the stream may use its memory. */
 static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
                        struct fa_device_work *work)
 {
@@ -271,7 +271,8 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 		                                             cuda->sequence,
 		                                             CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (result != CUDA_SUCCESS) {
-		/* The ends of the stream's works would not be seen. */
+		/* If the word cannot be written, the ends of the stream's works would not be seen:
+		 * the device is lost. */
 		(void)fa_cudriver_fail(&device->driver, &error, result,
 		                       "the end of a request cannot be asked for");
 		fa_cuda_lose(device, error.text);
@@ -283,8 +284,8 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 	cuda->state = LAUNCHED;
 }
 
-/* True if the stream takes @work, of @queue, now. Behind gates it takes only gated works of the
- * same queue; for another queue it asks the gates to give up. */
+/* Returns true if the stream takes @work, of @queue, now. Behind gates it takes only gated works of
+ * the same queue; for another queue it asks the gates to give up. */
 static bool has_slot(struct fa_device *device, const struct fa_device_queue *queue,
                      const struct fa_device_work *work)
 {
@@ -302,8 +303,8 @@ static bool has_slot(struct fa_device *device, const struct fa_device_queue *que
 	return false;
 }
 
-/* True unless @work takes long and must wait for workers. No nonpreemptible work passes a deferred
- * one of its stream. */
+/* Returns true unless @work takes long and must wait for workers. No nonpreemptible work passes a
+ * deferred one of its stream. */
 static bool may_begin(struct fa_device *device, const struct fa_cuda_stream *stream,
                       struct fa_device_work *work)
 {
@@ -315,13 +316,13 @@ static bool may_begin(struct fa_device *device, const struct fa_cuda_stream *str
 	       fa_cuda_quiesce_long_begin(&device->quiesce, cuda->preemptible ? 0 : cuda->long_ns);
 }
 
-/* True if the words say that the stream's first work has ended. */
+/* Returns true if the words say that the stream's first work has ended. */
 static bool has_ended(const struct fa_cuda_stream *stream)
 {
 	const struct cuda_work *cuda = cuda_work(first_work(&stream->works));
 	uint32_t i = 0;
 
-	/* Acquire: orders the GPU's earlier writes. */
+	/* Acquire orders the GPU's earlier writes before this read. */
 	do {
 		if (__atomic_load_n(stream->word + i, __ATOMIC_ACQUIRE) < cuda->sequence)
 			return false;
@@ -329,7 +330,7 @@ static bool has_ended(const struct fa_cuda_stream *stream)
 	return true;
 }
 
-/* True if gates shut from @turn on kept @work from running. */
+/* Returns true if the gates shut from @turn on kept @work from running. */
 static bool is_shut_out(struct fa_device_work *work, uint64_t turn)
 {
 	const struct cuda_work *cuda = cuda_work(work);
@@ -349,7 +350,7 @@ static void fail_all(struct fa_device *device)
 		if (stream->n_works)
 			(void)device->driver.cuStreamSynchronize(stream->stream);
 		shut = fa_cuda_gates_are_shut(stream, &turn);
-		/* A work with its word written has succeeded, unless its gate has shut. */
+		/* A work whose word was written has succeeded, unless its gate has shut. */
 		while (!fa_list_empty(&stream->works)) {
 			struct fa_device_work *work = first_work(&stream->works);
 			const bool ended = !is_lost && has_ended(stream) &&
@@ -425,7 +426,7 @@ void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
 
 	if (cuda_work(work)->state != LAUNCHED)
 		return;
-	/* Most kernels run to their end; a preemptible one stops. */
+	/* Most kernels run to their end; a preemptible one is asked to stop. */
 	if (stream->preemption.work == work) {
 		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
 		(void)fa_cuda_enter(device);
@@ -439,7 +440,7 @@ void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
 static void stream_finish(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work, uint64_t now_ns)
 {
-	/* The work cannot have started before the end of the work ahead. */
+	/* The work cannot have started before the work ahead ended. */
 	if (work->started_ns < stream->finished_ns)
 		work->started_ns = stream->finished_ns;
 	work->finished_ns = now_ns;
@@ -449,7 +450,7 @@ static void stream_finish(struct fa_device *device, struct fa_cuda_stream *strea
 	--device->n_works;
 }
 
-/* After preemption: resumes the work if it is time, or ends it if cancelled. */
+/* Continues with a stopped work: resumes it when it is time, or ends it if it was cancelled. */
 static void stream_resume(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	struct fa_device_work *work = stream->preemption.work;
@@ -464,13 +465,13 @@ static void stream_resume(struct fa_device *device, struct fa_cuda_stream *strea
 			return;
 		work->status = fa_cuda_fail(device, stream->stream, &work->error, result, doing);
 		if (fa_cuda_is_lost(device))
-			return; /* with all others */
+			return; /* fail_all() ends the work with all others */
 	}
 	stream->finished_ns = fa_now_ns();
 	stream_finish(device, stream, work, stream->finished_ns);
 }
 
-/* Returns works behind gates shut from @turn on, as if never launched. */
+/* Returns the works behind gates shut from @turn on, as if they had never been launched. */
 static void return_unlaunched(struct fa_device *device, struct fa_cuda_stream *stream,
                               uint64_t turn)
 {
@@ -494,7 +495,8 @@ static void return_unlaunched(struct fa_device *device, struct fa_cuda_stream *s
 	}
 }
 
-/* True if gates have shut since the last call; the works behind them have left then. */
+/* Returns true if gates have shut since the last call. The works behind them have then left the
+ * stream. */
 static bool handle_shut_gates(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	uint64_t turn;
@@ -506,8 +508,8 @@ static bool handle_shut_gates(struct fa_device *device, struct fa_cuda_stream *s
 	return true;
 }
 
-/* If a launch behind a gate failed, the driver writes the word even if the gate has shut: so look
- * at the gate after the word. */
+/* Returns true if the first work has ended. Looks at the gate after the word, as the driver writes
+ * the word of a failed launch even if the gate has shut. */
 static bool first_has_ended(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	while (!fa_list_empty(&stream->works) && has_ended(stream))
@@ -517,7 +519,7 @@ static bool first_has_ended(struct fa_device *device, struct fa_cuda_stream *str
 	return false;
 }
 
-/* An opened gate's work is as urgent as a new launch. */
+/* Looks for opened gates, whose works are as urgent as new launches. */
 static void poll_gates(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	const struct fa_list *pos;
@@ -548,7 +550,7 @@ static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 	if (stream->gates.n_works)
 		poll_gates(device, stream);
 	if (!first_has_ended(device, stream)) {
-		/* Only if no work ahead still has to end. */
+		/* Resume only if no work ahead still has to end. */
 		if (stream->n_works && first_work(&stream->works) == stream->preemption.work &&
 		    fa_cuda_preempt_stopped(device, stream))
 			stream_resume(device, stream);
@@ -570,7 +572,7 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 
 	device->reaping = true;
 	device->held = false;
-	/* Another thread may have launched; this one will. */
+	/* Make the context current: another thread may have launched, but this one launches now. */
 	(void)fa_cuda_enter(device);
 	for (unsigned int i = 0; i < device->n_streams && device->n_works; ++i)
 		if (device->streams[i].n_works)
@@ -578,7 +580,7 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 	fa_cuda_preempt_poll(device);
 	for (unsigned int i = 0; i < device->n_streams && held; ++i)
 		device->held = device->held || device->streams[i].lane.n_deferred > 0;
-	/* Deferred works have begun or ended. */
+	/* No work is deferred any more: all have begun or ended. */
 	if (held && !device->held)
 		fa_cuda_quiesce_forget_held(&device->quiesce);
 	if (fa_cuda_is_lost(device))

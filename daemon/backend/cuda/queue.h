@@ -1,4 +1,4 @@
-/* The engine thread's. */
+/* Queues of the CUDA backend. The engine thread calls these functions. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

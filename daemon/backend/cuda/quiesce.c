@@ -10,12 +10,14 @@
  */
 #include "daemon/backend/cuda/quiesce.h"
 
-/* Time a window stays open; longer if nonpreemptible works were held for it. */
+/* How long a window stays open, unless nonpreemptible works were held for it: then it stays open
+ * longer. */
 #define WINDOW_NS (2 * FA_NS_PER_MS)
 #define FORCED_WINDOW_NS (20 * FA_NS_PER_MS)
-/* Between windows that workers had to wait for. */
+/* Least time between windows that workers had to wait for. */
 #define COOLDOWN_NS (20 * FA_NS_PER_MS)
-/* Before nonpreemptible works are held: at first, and after a forced window that was too short. */
+/* How long workers wait before nonpreemptible works are held: at first, and after a forced window
+ * that was too short. */
 #define PATIENCE_NS (500 * FA_NS_PER_MS)
 #define PATIENCE_AGAIN_NS (50 * FA_NS_PER_MS)
 /* Works nearly always end within this multiple of their estimate. */
@@ -40,13 +42,13 @@ void fa_cuda_quiesce_deinit(struct fa_cuda_quiesce *quiesce)
 
 /* ---- workers */
 
-/* True if a long work runs, or was held and is to begin first. */
+/* Returns true if a long work runs, or was held and is to begin first. */
 static bool is_busy(const struct fa_cuda_quiesce *quiesce)
 {
 	return quiesce->n_long > 0 || quiesce->held;
 }
 
-/* Called with the mutex held. */
+/* Waits until no long work is in flight. The caller holds the mutex. */
 static void wait_until_quiet(struct fa_cuda_quiesce *quiesce, struct fa_cuda_quiesce_window *window)
 {
 	const uint64_t ready_ns = quiesce->closed_ns + COOLDOWN_NS;
@@ -107,7 +109,7 @@ void fa_cuda_quiesce_window_close(struct fa_cuda_quiesce_window *window)
 
 /* ---- the engine thread */
 
-/* While workers wait: true if a long work may begin nevertheless. Under the mutex. */
+/* Returns true if a long work may begin although workers wait. The caller holds the mutex. */
 static bool may_pass(const struct fa_cuda_quiesce *quiesce, uint64_t nonpreemptible_ns)
 {
 	uint64_t now_ns;

@@ -13,26 +13,26 @@
 struct fa_cuda_quiesce {
 	pthread_mutex_t mutex;
 	pthread_cond_t changed;
-	/* Guarded by the mutex. */
-	unsigned int n_long; /* in flight */
+	/* The mutex guards these fields. */
+	unsigned int n_long; /* long works in flight */
 	unsigned int n_windows;
 	unsigned int n_waiting; /* workers waiting for n_long to be 0 */
-	uint64_t force_ns;      /* from then on nonpreemptible works are held */
+	uint64_t force_ns;      /* nonpreemptible works are held from this time on */
 	uint64_t closed_ns;     /* when a window that held up a work last closed */
 	bool held;              /* a long work could not begin so far */
 
 	atomic_bool wanted; /* n_waiting is not 0 */
-	/* The engine thread's: long, cannot be preempted. */
+	/* The engine thread uses these fields. They count long works that cannot be preempted. */
 	unsigned int n_nonpreemptible;
-	uint64_t nonpreemptible_until_ns; /* expected end of the last */
+	uint64_t nonpreemptible_until_ns; /* expected end of the last such work */
 };
 
-/* A worker's; starts as { .quiesce = ... }. */
+/* A worker's window, which starts as { .quiesce = ... }. */
 struct fa_cuda_quiesce_window {
 	struct fa_cuda_quiesce *quiesce;
-	uint64_t until_ns; /* 0: closed */
+	uint64_t until_ns; /* when the window ends; 0: closed */
 	bool waited;
-	bool forced; /* nonpreemptible works were held */
+	bool forced; /* nonpreemptible works were held for the window */
 };
 
 void fa_cuda_quiesce_init(struct fa_cuda_quiesce *quiesce);
@@ -45,16 +45,17 @@ void fa_cuda_quiesce_window_open(struct fa_cuda_quiesce_window *window);
 bool fa_cuda_quiesce_window_expired(const struct fa_cuda_quiesce_window *window);
 void fa_cuda_quiesce_window_close(struct fa_cuda_quiesce_window *window);
 
-/* True: a long work may begin; call long_end() when it has ended or was stopped.
+/* Returns true if a long work may begin; call long_end() when it has ended or was stopped.
  * @nonpreemptible_ns: how long it takes; 0: preemptible. */
 bool fa_cuda_quiesce_long_begin(struct fa_cuda_quiesce *quiesce, uint64_t nonpreemptible_ns);
 void fa_cuda_quiesce_long_end(struct fa_cuda_quiesce *quiesce);
-/* The work was launched. Returns its expected end. */
+/* Counts a nonpreemptible work that was launched. Returns its expected end. */
 uint64_t fa_cuda_quiesce_nonpreemptible_begin(struct fa_cuda_quiesce *quiesce,
                                               uint64_t nonpreemptible_ns);
-/* Includes long_end(). @until_ns: expected end of the other nonpreemptible works. */
+/* Ends a nonpreemptible work, including long_end(). @until_ns: expected end of the other
+ * nonpreemptible works. */
 void fa_cuda_quiesce_nonpreemptible_end(struct fa_cuda_quiesce *quiesce, uint64_t until_ns);
-/* The work that could not begin was cancelled. */
+/* Call when the work that could not begin was cancelled. */
 void fa_cuda_quiesce_forget_held(struct fa_cuda_quiesce *quiesce);
-/* True if workers wait, and only for preemptible works. */
+/* Returns true if workers wait, and only for preemptible works. */
 bool fa_cuda_quiesce_wants_preemption(const struct fa_cuda_quiesce *quiesce);

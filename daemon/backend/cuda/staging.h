@@ -1,18 +1,18 @@
-/* The engine thread's. */
+/* Copies of K and V in GPU memory (staging.c). The engine thread calls these functions. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
 
-/* Of the staging area; a work in flight owns it. */
+/* A range of the staging area, which a work in flight owns. */
 struct fa_cuda_range {
 	struct fa_list link; /* device.staging.ranges */
-	uint64_t begin, end; /* equal: none */
+	uint64_t begin, end; /* equal: the range is empty */
 };
 
-/* True if copying @span_bytes pays for a kernel that reads @data_bytes of them, the tensor's,
- * @n_reads times. */
+/* Returns true if copying @span_bytes pays for a kernel that reads @data_bytes of them, those of
+ * the tensor, @n_reads times. */
 bool fa_cuda_staging_pays(uint64_t span_bytes, uint64_t data_bytes, uint64_t n_reads);
-/* About how often @launch reads each element of K and V. */
+/* Returns about how often @launch reads each element of K and V. */
 uint64_t fa_cuda_staging_reads(const struct fa_cuda_launch *launch);
 
 /* Copies K and V as far as that pays and fits, and makes @launch read the copies. @range holds the

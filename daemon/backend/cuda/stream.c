@@ -1,6 +1,6 @@
 /*
  * The CUDA streams, the words that the GPU writes at works' ends, and memory for works' vectors.
- * Made when the device is opened; then the engine thread's.
+ * Made when the device is opened; later only the engine thread uses them.
  */
 #include "daemon/backend/cuda/stream.h"
 
@@ -18,7 +18,8 @@
 /* Timeout for the first words, when the device is opened. */
 #define FIRST_WORD_NS (10 * FA_NS_PER_SEC)
 
-/* With those for memory and preemption no more streams than the driver serves independently. */
+/* Chooses the number of streams. With those for memory and preemption there are no more than the
+ * driver serves independently. */
 static void count_streams(struct fa_device *device)
 {
 	const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -35,7 +36,8 @@ static void count_streams(struct fa_device *device)
 static CUresult open_pinned(struct fa_device *device)
 {
 	const size_t vectors_bytes = (size_t)FA_CUDA_STREAM_DEPTH * FA_CUDA_VECTORS_BYTES;
-	/* Ends of works, reports of preempted launches, reports of gates, requests to gates. */
+	/* There are four words a stream: ends of works, reports of preempted launches, reports of
+	 * gates, and requests to gates. */
 	const size_t words_bytes = 4 * device->n_streams * WORD_BYTES;
 	const struct fa_cudriver *driver = &device->driver;
 	CUdeviceptr words_at;
@@ -91,7 +93,8 @@ static CUresult open_streams(struct fa_device *device)
 
 	result = driver->cuCtxGetStreamPriorityRange(&least, &greatest);
 	if (result == CUDA_SUCCESS)
-		/* What clients wait for must not wait for clients' kernels. */
+		/* Give this stream high priority: what clients wait for must not wait for clients'
+		 * kernels. */
 		result = driver->cuStreamCreateWithPriority(&device->memory_stream,
 		                                            CU_STREAM_NON_BLOCKING, greatest);
 	for (unsigned int i = 0; i < device->n_streams && result == CUDA_SUCCESS; ++i) {
@@ -105,8 +108,8 @@ static CUresult open_streams(struct fa_device *device)
 }
 
 /*
- * One copy and one word on every stream make the driver do its set-up now, and reveal a GPU whose
- * words never arrive.
+ * Does one copy and one write of a word on every stream. This makes the driver do its set-up now,
+ * and reveals a GPU whose words never arrive.
  */
 static int try_streams(struct fa_device *device, struct fa_error *error)
 {

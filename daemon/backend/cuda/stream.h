@@ -1,4 +1,4 @@
-/* The engine thread's. */
+/* CUDA streams. The engine thread calls these functions. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

@@ -1,30 +1,31 @@
-/* A step's tables, in the metadata heap. The loop thread's. */
+/* A step's tables, in the metadata heap. The loop thread calls these functions. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
 
-/* For the step's works of other layers. */
+/* A plan that the step's works for other layers reuse. */
 struct fa_cuda_cached_plan {
-	struct fa_paged_request request; /* without what differs between layers */
+	/* the planned request, without what differs between layers */
+	struct fa_paged_request request;
 	struct fa_cuda_paged_plan plan;
-	size_t blob_at; /* in the heap */
+	size_t blob_at; /* offset of the plan's blob in the heap */
 };
 
-#define FA_CUDA_CACHED_PLANS 2 /* append, and attention */
-/* Enough for 128 sequences with shared prefixes, or more without. */
+#define FA_CUDA_CACHED_PLANS 2 /* one for append, one for attention */
+/* This is enough for 128 sequences with shared prefixes, or more without. */
 #define FA_CUDA_CACHED_PLANS_BYTES ((size_t)FA_DEVICE_PLAN_CACHE_BYTES)
 
-/* The span has the tables, then the cached plans' blobs. */
+/* Tables of a step. Their span holds the tables, then the blobs of cached plans. */
 struct fa_cuda_tables {
 	struct fa_device_tables tables; /* backend[0]: address on the GPU */
 	struct fa_cuda_span span;
-	/* The loop thread's. */
-	size_t used; /* written bytes never change */
+	/* The loop thread uses this field. */
+	size_t used; /* bytes of the span in use; once written, they never change */
 	struct fa_cuda_cached_plan plans[FA_CUDA_CACHED_PLANS];
 	unsigned int n_plans;
-	/* The engine thread's. */
-	bool read_in_place;                   /* by a work */
-	size_t uploaded[FA_CUDA_STREAMS_MAX]; /* bytes, by each stream */
+	/* The engine thread uses these fields. */
+	bool read_in_place;                   /* a work reads the tables in host memory */
+	size_t uploaded[FA_CUDA_STREAMS_MAX]; /* bytes that each stream has copied to the GPU */
 };
 
 int fa_cuda_tables_new(struct fa_device *device, size_t bytes, struct fa_error *error,

@@ -4,7 +4,7 @@
 
 #define WORDS (sizeof(struct fa_cuda_map) / sizeof(uint64_t))
 
-/* No padding: maps are compared and hashed as bytes. */
+/* Keys must have no padding, as they are compared and hashed as bytes. */
 _Static_assert(sizeof(struct fa_cuda_map) ==
                        sizeof(void *) + 7 * sizeof(uint64_t) + 4 * sizeof(uint32_t),
                "all of it is its fields");

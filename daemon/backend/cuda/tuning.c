@@ -1,4 +1,4 @@
-/* Production's tuning: the defaults. */
+/* The tuning of production builds is the default. */
 #include "daemon/backend/cuda/tuning.h"
 
 int fa_cuda_tuning_load(struct fa_error *error, struct fa_cuda_tuning *ret_tuning)

@@ -1,5 +1,5 @@
 /* GPU memory behind file descriptors: clients' allocations, mapped side by side, and the daemon's
- * arenas. On workers. */
+ * arenas. Workers call these functions. */
 #include "daemon/backend/cuda/vmm.h"
 
 #include "common/clock.h"
@@ -180,7 +180,7 @@ CUmemAllocationProp fa_cuda_allocation(const struct fa_device *device)
 	};
 }
 
-/* On a stream that only workers wait for. */
+/* Zeroes memory, on a stream that only workers wait for. */
 static int zero(struct fa_device *device, CUdeviceptr at, uint64_t bytes, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;

@@ -1,12 +1,13 @@
-/* Workers', except fa_cuda_set_access() and fa_cuda_allocation(). */
+/* GPU memory behind file descriptors. Workers call these functions, except fa_cuda_set_access() and
+ * fa_cuda_allocation(). */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
 
-/* @read_only: if the driver can. */
+/* Lets the GPU access the memory: with @read_only only for reads, if the driver can do that. */
 int fa_cuda_set_access(struct fa_device *device, CUdeviceptr at, uint64_t bytes, bool read_only,
                        struct fa_error *error);
-/* Of exportable allocations. */
+/* Returns the properties of allocations that can be exported. */
 CUmemAllocationProp fa_cuda_allocation(const struct fa_device *device);
 
 int fa_cuda_memory_new_arena(struct fa_device *device, uint64_t bytes, struct fa_error *error,
