@@ -326,7 +326,8 @@ struct fa_device_ops {
 	bool (*can_wait)(struct fa_device *device, const struct fa_device_queue *queue,
 	                 const struct fa_device_work *work);
 	/* Returns the lane of @queue, which stays the same. A group's queues of high priority (> 0)
-	 * share one lane, and so do its others. NULL: all queues have one lane that is never full. */
+	 * share one lane, and so do its others. NULL: all queues have one lane that is never
+	 * full. */
 	struct fa_device_lane *(*queue_lane)(struct fa_device_queue *queue);
 	/*
 	 * Starts @work, the next of @queue; never blocks. reap() reports errors, too. A refused

@@ -144,7 +144,7 @@ static int import_ipc(struct fa_importer *importer, struct fa_registered_buffer 
 	                                     &buffer->memory);
 	if (r == 0)
 		return 0;
-	/* Refuse a handle of this process: the driver would take it for its own. */
+	/* Explain the error: the driver takes such a handle for its own process's. */
 	if (buffer->pid == (uint32_t)getpid())
 		return fa_fail(&buffer->error, r,
 		               "client and daemon have the same process id, %d, in two PID "

@@ -252,7 +252,7 @@ int fa_pool_recover(struct fa_pool *pool, fa_pool_chunk_present_fn *present, voi
 		                                             .error = error };
 	int r;
 
-	/* The dead daemon's device may write to the page until fa_pool_quarantine_end(). */
+	/* The dead daemon's device may write to pages until fa_pool_quarantine_end(). */
 	pool->quarantine = true;
 	r = init(&recovery);
 	if (r < 0)

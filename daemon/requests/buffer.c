@@ -392,7 +392,7 @@ int fa_registration_pieces(struct fa_session *session, const struct fa_wire_mess
 		return r;
 	}
 	fa_session_reply(session, message->id, 0, NULL);
-	/* If this is gone, a failed reply has closed the session. */
+	/* If the registration is gone, a failed reply has closed the session. */
 	if (!session->registration)
 		return 0;
 	if (buffer->n_pieces == buffer->n_pieces_wanted)
