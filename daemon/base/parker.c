@@ -157,7 +157,8 @@ static bool sleep_on_fd(struct fa_parker *parker, uint64_t until_ns, bool *ret_p
 		return false;
 	if (ppoll(fds, 2, until_ns == FA_NS_NEVER ? NULL : &timeout, NULL) < 0)
 		fds[0].revents = fds[1].revents = 0;
-	/* If the write comes late, it causes one wake-up in vain. */
+	/* A waker changes the signal and then writes wake_fd. If its write comes after this read,
+	 * the next sleep ends once for nothing. */
 	if (fds[1].revents)
 		(void)eventfd_read(parker->wake_fd, &count);
 	if (atomic_compare_exchange_strong(&parker->signal, &watching, AWAKE))

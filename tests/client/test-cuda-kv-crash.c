@@ -44,7 +44,8 @@ static int setup(void **state)
 	return 0;
 }
 
-/* Counts the supervisor's descriptors when its start is over and there are no chunks. */
+/* Returns how many descriptors the supervisor has while the KV pool has no chunks: kills the first
+ * daemon, connects to its successor, and waits until the number stays the same. */
 static int count_first_fds(void)
 {
 	struct fa_options options = { .size = sizeof(options), .socket = supervisor.socket };

@@ -100,7 +100,7 @@ static void test_faults(void **state)
 
 		fa_check_eventually(kv_load_progress() > before + 20);
 		fa_check(pid > 0);
-		/* The server accepts clients again after all faulted ones have gone. */
+		/* The MPS server accepts clients again when all that it ended have exited. */
 		fa_check_eq(run(faulty, "--fault", ""), -1);
 		died_ns = fa_now_ns();
 		(void)fa_test_daemon_next_child(&supervisor, pid);

@@ -411,7 +411,8 @@ static void test_lost(void **state)
 	lost(true);
 }
 
-/* Others pass a held job; it is retried after each reap, and keeps its stream's order. */
+/* While the device refuses a job, jobs of other streams are launched before it. The engine tries it
+ * again after each reap; later jobs of its own stream wait for it. */
 static void held(bool polled)
 {
 	struct fa_job *a, *b, *c, *d;

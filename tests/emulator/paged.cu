@@ -1,4 +1,5 @@
-/* The paged kernels as host code, one object per module, named EMULATED. Compiled as C++. */
+/* The paged kernels, compiled as C++ for the host, once for each module of the GPU. EMULATED_*
+ * select the module; EMULATED is the last part of its name. */
 #include "tests/emulator/emulator.h"
 #include "tests/emulator/launch.h"
 

@@ -346,7 +346,8 @@ static void random_one(uint64_t seed)
 	check(&spec);
 }
 
-/* Every kernel must have run: otherwise a table row is not tested. */
+/* Fails if a decode kernel never ran, with the page table carried or uploaded: the random problems
+ * missed it. */
 static void judge_coverage(void)
 {
 	for (int dim = 0; dim < 3; dim++)

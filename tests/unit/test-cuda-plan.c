@@ -493,8 +493,8 @@ static void test_arguments(void **state)
 	assert_true(plan(&params).grid > 0); /* zeros and -inf must be written */
 }
 
-/* Checks sections: as many triples as have their K and V in half of L2, in whole groups of
- * heads. */
+/* Checks args.section: how many (sequence, head, slice of V) are processed together. It is as many
+ * as have K and V that fit into half of L2, in whole groups of query heads. */
 static void test_sections(void **state)
 {
 	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);

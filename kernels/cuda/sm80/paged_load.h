@@ -1,7 +1,8 @@
 /*
- * The shape of a decode kernel, and the copies of K and V strips into shared memory. Each warp goes
- * through the block's segments twice: once to load strips into its ring and, some strips later, to
- * compute them.
+ * The compile-time configuration of a decode kernel, and its copies of K and V into shared memory
+ * in strips of 16 tokens. Each warp has two positions in the block's segments (ranges of keys, see
+ * paged-args.h): the first loads strips into the warp's ring, the second follows some strips
+ * behind and computes attention over them.
  */
 #pragma once
 

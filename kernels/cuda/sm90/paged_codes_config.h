@@ -36,7 +36,7 @@ struct fa_sm90_codes_config {
 	static constexpr uint32_t PITCH = DIM, PITCH_V = DIM_V;
 	static constexpr uint32_t QUARTER = 16 * PITCH, K_BYTES = 4 * QUARTER;
 	static constexpr uint32_t SCALES = 2 * K_BYTES, STAGE_BYTES = SCALES + 512;
-	static constexpr uint32_t STRIPS = 256 / DIM; /* strips of a copy, at most: 4 KiB */
+	static constexpr uint32_t STRIPS = 256 / DIM; /* per bulk copy, at most */
 	static constexpr bool Q_IN_REGISTERS = FA_SM90_CODES_Q_IN_REGISTERS(DIM, ATOMS);
 	static constexpr uint32_t MERGE_COLUMNS = FA_SM90_CODES_MERGE_COLUMNS(ATOMS);
 	static constexpr uint32_t MERGE_PITCH = FA_SM90_CODES_MERGE_PITCH(ATOMS);

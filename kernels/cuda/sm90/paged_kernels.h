@@ -71,8 +71,8 @@
 	 (groups)*4 * (atoms)*16 * 32 +                                                            \
 	 (FA_SM90_PAGED_SETMAXNREG(dim, atoms, groups) ? (groups)*4 * 128 : 0) + 32 + (stages)*16)
 
-/* Decode over codes: X(dim, atoms, groups, stages) for both kinds of codes; paged_codes.h. One
- * thread block per SM. */
+/* Decode over quantised K and V (paged_codes.h): X(dim, atoms, groups, stages), for E4M3 and for
+ * INT8. One thread block per SM. */
 #define FA_SM90_CODES_DECODE(X)                                                                    \
 	X(64, 1, 3, 12)                                                                            \
 	X(64, 2, 2, 12)                                                                            \

@@ -1,10 +1,11 @@
 /*
- * Producer warps of decode: load the block's range of tiles (common/paged_segment.h) as far ahead as the
- * ring allows. A tile is eight bulk copies, 16 tokens of K or V each, one per lane; where that is
- * little (codes, 64 columns), STRIPS strips in one page are one copy. Token scales take eight more
- * lanes; new tokens are copied row by row (paged_append.h). Page slots are looked up for eight
- * tiles at a time, a strip per lane; no slot past the last token is read. C::LOADERS producer warps
- * take tiles in turn, each for one consumer group, with its own stages.
+ * Producer warps of decode: load the block's range of tiles (common/paged_segment.h) as far ahead
+ * as the ring allows. A tile has four strips of 16 tokens. Eight lanes copy it, each one strip of
+ * K or of V. Where a strip has few bytes (quantised, or 64 columns), one copy has up to STRIPS
+ * strips that are adjacent in a page. Eight more lanes copy the scales of tokens; new tokens are
+ * copied row by row (paged_append.h). Page slots are looked up for eight tiles at a time, a strip
+ * per lane; no slot past the last token is read. C::LOADERS producer warps take tiles in turn,
+ * each for one consumer group, with its own stages.
  */
 #pragma once
 
