@@ -1,8 +1,6 @@
-/*
- * Compares paged attention on a GPU with fp64 (tests/kernels/paged-problem.h), with work divided
+/* Compares paged attention on a GPU with fp64 (tests/kernels/paged-problem.h), with work divided
  * over different numbers of blocks, and with the kernels for chips with less shared memory.
- *   test-paged [--seed N] [--random N] [--every N] [--small] Skips (77) without a GPU.
- */
+ *   test-paged [--seed N] [--random N] [--every N] [--small] Skips (77) without a GPU. */
 #include "tests/gpu/draw.h"
 #include "tests/gpu/paged-fixture.h"
 #include "tests/kernels/reference.h"
@@ -158,10 +156,8 @@ static void few_one(const struct few *few, int i)
 	free(once);
 }
 
-/*
- * Few short sequences give the same bits with the table in memory and in the launch. Tables have as
- * many entries and sequences as a launch can carry, and one more.
- */
+/* Few short sequences give the same bits with the table in memory and in the launch. Tables have as
+ * many entries and sequences as a launch can carry, and one more. */
 static void few(void)
 {
 	static const struct few cases[] = {
@@ -235,10 +231,8 @@ static void turns_one(int i)
 	check_as(&spec, &chip, judge_special, has_small());
 }
 
-/*
- * Rows of 64 columns: groups of warps take their tiles in turn. A block has sequences of few and of
- * many tiles, so that each group begins some sequence.
- */
+/* Rows of 64 columns: groups of warps take their tiles in turn. A block has sequences of few and of
+ * many tiles, so that each group begins some sequence. */
 static void turns(void)
 {
 	for (int i = 0; i < 8; i++)
@@ -272,10 +266,8 @@ static void uneven_one(int i)
 	check_as(&spec, &chip, judge_ends, chip.arch == 90);
 }
 
-/*
- * Many short sequences precede few long ones: the ends of parts have tiles without tokens, at the
- * start or end of a block's range.
- */
+/* Many short sequences precede few long ones: the ends of parts have tiles without tokens, at the
+ * start or end of a block's range. */
 static void uneven(void)
 {
 	for (int i = 0; i < 8; i++)
@@ -482,10 +474,8 @@ static void chosen(void)
 	}
 }
 
-/*
- * K and V are infinite or NaN at tokens that only some rows see: because of windows, causality,
- * dropped pages and trees; with few rows and many, alone or beside others in a block.
- */
+/* K and V are infinite or NaN at tokens that only some rows see: because of windows, causality,
+ * dropped pages and trees; with few rows and many, alone or beside others in a block. */
 static void broken(void)
 {
 	static const int32_t dims[] = { 64, 128, 256 };
@@ -624,10 +614,8 @@ static void random_one(uint64_t seed)
 	check(&spec);
 }
 
-/*
- * A split request gives the same bits every time, whatever the counters were and in whatever
- * order groups of warps arrive.
- */
+/* A split request gives the same bits every time, whatever the counters were and in whatever
+ * order groups of warps arrive. */
 static void reruns_of(int32_t head_dim, uint32_t n_new)
 {
 	struct paged_spec spec = paged_usual;
