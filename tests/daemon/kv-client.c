@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define BUFFER 1
 #define BUFFER_BYTES (16u << 20)
@@ -114,6 +115,33 @@ void kv_open_resumed(struct kv_client *client, const char *socket,
 void kv_open_buffer(struct kv_client *client)
 {
 	fa_raw_buffer_register(&client->raw, &client->buffer, BUFFER, BUFFER_BYTES, 0);
+}
+
+static void *map_slots(int fd, int protection)
+{
+	void *slots = mmap(NULL, FA_TIMELINE_BYTES, protection, MAP_SHARED, fd, 0);
+
+	fa_check(slots != MAP_FAILED);
+	return slots;
+}
+
+void kv_open_timeline(struct kv_client *client, struct fa_timeline_in **ret_in,
+                      const struct fa_timeline_out **ret_out)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_SETUP);
+
+	fa_raw_call(&client->raw, &message, NULL, 0);
+	fa_check_eq(client->raw.message.type, FA_WIRE_TIMELINE_REPLY);
+	*ret_in = map_slots(client->raw.fds[0], PROT_READ | PROT_WRITE);
+	if (ret_out)
+		*ret_out = map_slots(client->raw.fds[1], PROT_READ);
+}
+
+void kv_close_timeline(struct fa_timeline_in *in, const struct fa_timeline_out *out)
+{
+	munmap(in, FA_TIMELINE_BYTES);
+	if (out)
+		munmap((void *)out, FA_TIMELINE_BYTES);
 }
 
 void kv_close(struct kv_client *client)

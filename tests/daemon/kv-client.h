@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "common/timeline.h"
 #include "tests/lib/raw.h"
 
 #include <stdbool.h>
@@ -37,6 +38,12 @@ void kv_close(struct kv_client *client);
 void kv_open_resumed(struct kv_client *client, const char *socket,
                      const struct fa_wire_secret *secret, uint64_t generation);
 void kv_open_buffer(struct kv_client *client);
+
+/* Sets the session's timeline up and maps the client's slots and, unless @ret_out is NULL, the
+ * daemon's. kv_close_timeline() takes NULL for @out. */
+void kv_open_timeline(struct kv_client *client, struct fa_timeline_in **ret_in,
+                      const struct fa_timeline_out **ret_out);
+void kv_close_timeline(struct fa_timeline_in *in, const struct fa_timeline_out *out);
 
 struct fa_wire_message kv_cache_message(const char *name, uint32_t mode);
 uint64_t kv_cache(struct kv_client *client, const char *name, uint32_t mode);

@@ -14,7 +14,6 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include <cmocka.h>
 
@@ -51,17 +50,9 @@ static int stop(void **state)
 
 static int open_client(void **state)
 {
-	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_SETUP);
-
 	kv_open(&client, daemon_process.socket);
 	fa_raw_stream_create(&client.raw, STREAM, 0);
-	fa_raw_call(&client.raw, &message, NULL, 0);
-	fa_check_eq(client.raw.message.type, FA_WIRE_TIMELINE_REPLY);
-	in = mmap(NULL, FA_TIMELINE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, client.raw.fds[0],
-	          0);
-	fa_check(in != MAP_FAILED);
-	out = mmap(NULL, FA_TIMELINE_BYTES, PROT_READ, MAP_SHARED, client.raw.fds[1], 0);
-	fa_check(out != MAP_FAILED);
+	kv_open_timeline(&client, &in, &out);
 	sequence = kv_sequence(&client, kv_cache(&client, NULL, 0));
 	kv_append(&client, sequence, numbers, 0, 20);
 	return 0;
@@ -72,8 +63,7 @@ static int close_client(void **state)
 {
 	kv_check(&client, sequence, numbers, 0, 20);
 	kv_append(&client, sequence, numbers, 20, 1);
-	munmap(in, FA_TIMELINE_BYTES);
-	munmap((void *)out, FA_TIMELINE_BYTES);
+	kv_close_timeline(in, out);
 	kv_close(&client);
 	return 0;
 }
