@@ -1,6 +1,4 @@
-/*
- * Turns the attention cases of tests/lib/attention.h into requests of libfaclient.
- */
+/* Turns cases of tests/lib/attention.h into requests of libfaclient. */
 #pragma once
 
 #include "client/faclient.h"

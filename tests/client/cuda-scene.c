@@ -61,7 +61,7 @@ static int64_t count_buffers(struct fa_client *client)
 
 void fa_cuda_expect_buffers(struct fa_client *client, int64_t n)
 {
-	/* The daemon drops a freed buffer only after the work on it has ended. */
+	/* The daemon drops a freed buffer after its last request has ended. */
 	fa_check_eventually(count_buffers(client) <= n);
 	fa_check_eq(count_buffers(client), n);
 }

@@ -1,6 +1,6 @@
 /*
- * Clients with GPU memory of the tests' CUDA driver. The test itself starts a daemon and never
- * calls the driver; each case is a child (tests/cuda-driver/child.h) with a context and a client.
+ * Clients with GPU memory of the tests' CUDA driver. Each case is a child process with a context
+ * and a client (tests/cuda-driver/child.h); the test itself never calls the driver.
  */
 #pragma once
 
@@ -21,7 +21,7 @@ struct fa_cuda_scene {
 };
 
 void fa_cuda_scene_start(struct fa_cuda_scene *scene, const struct fa_test_daemon_options *options);
-/* Stops the scene, and checks that the daemon holds no more than after its start. */
+/* Also checks that the daemon holds no more than after its start. */
 void fa_cuda_scene_stop(struct fa_cuda_scene *scene);
 
 void fa_cuda_check(int r, const char *file, int line);
@@ -36,7 +36,7 @@ struct fa_client *fa_cuda_connect(const char *socket);
 
 void fa_cuda_expect_buffers(struct fa_client *client, int64_t n);
 
-/* Allocations of cuMemCreate that are mapped side by side. */
+/* Allocations of cuMemCreate, mapped side by side. */
 struct fa_cuda_vmm {
 	uint64_t at, bytes;
 	size_t n;

@@ -1,7 +1,4 @@
-/*
- * A fake daemon: a socket and a thread in the test's process that serves one connection after
- * another with a function of the test.
- */
+/* A socket and a thread that serves one connection after another with a function of the test. */
 #pragma once
 
 #include "common/completion.h"
@@ -10,7 +7,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-/* The fake gives these ids to every cache and every sequence that it creates or finds. */
+/* The ids of every cache and sequence that the fake creates or finds. */
 #define FAKE_DAEMON_CACHE 0x700000001ull
 #define FAKE_DAEMON_SEQUENCE 0x900000002ull
 #define FAKE_DAEMON_STEP 0xb00000003ull
@@ -20,7 +17,7 @@ struct fake_daemon {
 	int listen_fd;
 	pthread_t thread;
 	/*
-	 * Serves one connection on the fake's thread. The caller closes the connection. NULL: the
+	 * Serves one connection on the fake's thread; the caller closes the connection. NULL: the
 	 * fake accepts none.
 	 */
 	void (*serve)(struct fa_raw *raw, void *userdata);
@@ -45,7 +42,7 @@ struct fa_wire_message fake_daemon_hello_reply(uint64_t id);
 struct fa_completion_slot *fake_daemon_welcome_with(struct fa_raw *raw,
                                                     const struct fa_wire_message *reply);
 
-/* Receives the next request; returns false at the end of the connection. Fails on a time-out. */
+/* Receives the next request; false: the connection has ended. Fails on a time-out. */
 bool fake_daemon_next(struct fa_raw *raw);
 
 void fake_daemon_reply(struct fa_raw *raw, uint64_t id, int status, const char *text);

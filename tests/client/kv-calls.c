@@ -10,7 +10,10 @@ static struct fake_daemon fake;
 static struct seen seen;
 static pthread_mutex_t seen_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-/* The reply may come through shared memory, which thread sanitizers cannot follow. */
+/*
+ * The reply may come through shared memory, which TSan cannot follow: the mutex orders the two
+ * threads.
+ */
 struct seen *heard(void)
 {
 	pthread_mutex_lock(&seen_mutex);

@@ -1,6 +1,6 @@
 /*
- * A client and a fake daemon that records the last request. Tests use them to check what the KV
- * cache calls send, how they read replies, and which arguments they refuse.
+ * A client and a fake daemon that records the last request: what the KV calls send, how they read
+ * replies, which arguments they refuse.
  */
 #pragma once
 
@@ -11,16 +11,12 @@
 extern struct fa_client *client;
 
 /*
- * The last request that the fake received. The fake's thread writes this struct before it replies;
- * tests read it after the reply.
+ * The last request. The fake's thread writes it before it replies; tests read it after the reply.
  */
 struct seen {
 	struct fa_wire_message last;
 	int count[_FA_WIRE_TYPE_N];
-	/*
-	 * The message's vectors and strings point into the connection's buffer, which holds the
-	 * last message.
-	 */
+	/* Vectors and strings point into the connection's buffer, which holds the last message. */
 	uint32_t *buffer; /* the last buffer registered, mapped and never unmapped */
 	uint64_t buffer_bytes;
 	struct fa_wire_view tokens_view;

@@ -22,7 +22,7 @@ enum {
 
 static atomic_bool stop;
 static atomic_uint_fast64_t progress;
-static bool drops; /* allow losing sequences written by a step when the GPU was lost */
+static bool drops; /* allow the loss of sequences that a step was writing when the GPU was lost */
 
 struct sequence {
 	uint64_t id;
@@ -54,8 +54,8 @@ static void broken(const char *what, int r)
 }
 
 /*
- * Returns true if @r means that the daemon lost its device. Before it exits, such a daemon fails
- * requests in flight, cancels the step's later requests and refuses new ones.
+ * Returns true if @r means that the daemon lost its device: until it exits, it fails requests in
+ * flight, cancels the step's later ones and refuses new ones.
  */
 static bool is_lost(int r)
 {
@@ -71,7 +71,7 @@ static bool died(const char *what, int r)
 }
 
 /*
- * Calls kv_begin() until it finds pages. Under MPS, pages that a dead daemon may still write are
+ * Calls kv_begin() until it finds pages: under MPS, pages that a dead daemon may still write are
  * unavailable for a while.
  */
 static int begin(struct kv *kv, const struct kv_item *item, struct fa_step **ret_step)
@@ -86,10 +86,7 @@ static int begin(struct kv *kv, const struct kv_item *item, struct fa_step **ret
 	return r;
 }
 
-/*
- * Creates a sequence. One that is created as the daemon dies stays in the session, and nobody knows
- * its id.
- */
+/* If the daemon dies meanwhile, the session may keep another sequence, whose id nobody knows. */
 static void create(struct worker *w, struct sequence *s)
 {
 	while (died("create", fa_sequence_create(w->kv.client, w->kv.cache, &s->id)))
@@ -98,7 +95,7 @@ static void create(struct worker *w, struct sequence *s)
 	s->risked = false;
 }
 
-/* Returns true if @r says that the sequence was dropped, which must be allowed; replaces it. */
+/* Replaces a sequence that @r says was dropped, if a drop is allowed; returns true if so. */
 static bool is_gone(struct worker *w, struct sequence *s, int r)
 {
 	if (r != -ESTALE || !s->risked)
@@ -191,8 +188,8 @@ static void append(struct worker *w, struct sequence *s)
 }
 
 /*
- * Commits several steps without waiting, each on top of the tokens that the previous one plans. If
- * the daemon dies, the first few have taken effect: all acknowledged ones, and maybe more.
+ * Commits several steps without waiting. If the daemon dies, the first few have taken effect: all
+ * acknowledged ones, and maybe more.
  */
 static void append_many(struct worker *w, struct sequence *s)
 {
@@ -215,7 +212,7 @@ static void append_many(struct worker *w, struct sequence *s)
 			                         .length = s->length + (begun + 1) * n,
 			                         .n_new = n };
 		r = begin(&w->pipeline[begun], &items[begun], &steps[begun]);
-		/* Copies a shared page; a later step can use it only after that. */
+		/* A begin that copies a shared page excludes other steps until it is done. */
 		if (r == -EBUSY || (!begun && is_gone(w, s, r)))
 			break;
 		s->risked = drops;

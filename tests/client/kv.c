@@ -18,7 +18,7 @@ static const struct {
 	int heads;
 } parts[] = { [Q] = { KV_HEADS }, [K] = { KV_KV_HEADS }, [V] = { KV_KV_HEADS } };
 
-/* Derives a number between -1 and 1; q and k are spread so that softmax weights differ. */
+/* Between -1 and 1; q and k are spread so that softmax weights differ. */
 static float number(uint32_t tag, uint32_t layer, enum part part, uint32_t j)
 {
 	uint64_t x = ((uint64_t)tag << 32 | layer << 24 | (uint64_t)part << 16 | j) + 1;

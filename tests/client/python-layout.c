@@ -1,6 +1,5 @@
 /*
- * Prints a line for each constant, field and struct of the header that client/examples/attention.py
- * repeats. If the header loses one of them or changes its type, this file does not compile.
+ * Prints each constant, field and struct of the header that client/examples/attention.py repeats.
  */
 #include "client/faclient.h"
 
@@ -23,7 +22,7 @@
 	         struct fa_tensor: "struct fa_tensor")
 #define CONSTANT(name) printf("constant %s %lld\n", #name, (long long)(name))
 #define STRUCT(name) printf("struct %s %zu\n", #name, sizeof(struct name))
-/* Prints a field of the struct printed before. */
+/* A field of the struct printed before. */
 #define FIELD(name, field)                                                                         \
 	printf("field %s %zu %zu %s\n", #field, offsetof(struct name, field),                      \
 	       sizeof(((struct name *)NULL)->field), TYPE(((struct name *)NULL)->field))

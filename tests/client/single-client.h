@@ -19,7 +19,7 @@ void must(int r, const char *what);
 
 struct fa_step *single_begin(const struct fa_step_item *items, uint32_t n);
 
-/* Fills @to with @n bf16 numbers between -1.7 and 1.7, derived from *state, which advances. */
+/* Fills @to with @n bf16 numbers between -1.7 and 1.7, derived from @state, which advances. */
 void single_fill(uint64_t *state, void *to, size_t n);
 
 bool single_on_gpu(void);

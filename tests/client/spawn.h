@@ -1,7 +1,4 @@
-/*
- * Daemons that the library spawns, and checks of their processes from outside. Their sockets are in
- * XDG_RUNTIME_DIR, a directory of the test.
- */
+/* Daemons that the library spawns, and checks of their processes from outside. */
 #pragma once
 
 #include "client/faclient.h"
@@ -14,17 +11,14 @@ extern char spawn_runtime[64]; /* XDG_RUNTIME_DIR; holds only sockets of daemons
 int spawn_setup(void **state);
 int spawn_teardown(void **state);
 
-/* Makes this process the reaper of orphans, so that it sees daemons exit. */
+/* This process becomes the reaper of orphans, so that it sees daemons exit. */
 void spawn_adopt_orphans(bool adopt);
 
 int own_count_entries(const char *path);
 
 struct fa_client *spawn_client(const char *daemon, const char *config);
 
-/*
- * Checks that spawning fails with @code and a text that contains @part, and leaves nothing
- * behind.
- */
+/* Spawning must fail with @code and a text that contains @part, and leave nothing behind. */
 void spawn_expect_failure(const char *daemon, const char *config, int code, const char *part);
 
 long long spawn_number(struct fa_client *client, const char *object, const char *name);
@@ -35,5 +29,5 @@ char *spawn_proc_status(pid_t pid, const char *name);
 
 int spawn_count_open(pid_t pid, const char *part);
 
-/* Checks that the daemon, an adopted orphan, exits with 0 and leaves nothing behind. */
+/* The daemon, an adopted orphan, must exit with 0 and leave nothing behind. */
 void spawn_check_end(pid_t pid);

@@ -1,6 +1,6 @@
 /*
  * Structs of older and newer callers. The library extends shorter structs by zeros, accepts longer
- * ones if the unknown rest is zero, and writes no byte beyond the caller's size.
+ * ones whose rest is zero, and writes nothing beyond the caller's size.
  */
 #include "client/faclient.h"
 #include "tests/client/fake-daemon.h"
@@ -115,7 +115,7 @@ static void test_attention(void **state)
 	fa_buffer_free(buffer);
 }
 
-/* Checks that only @size bytes of @memory were written, with zeros after @known. */
+/* Only @size bytes of @memory may be written, with zeros after @known. */
 static void check_out(const unsigned char *memory, size_t size, size_t known, size_t room)
 {
 	fa_check_eq(*(const uint32_t *)memory, size);

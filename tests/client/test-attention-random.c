@@ -1,8 +1,6 @@
 /*
- * Random attention through the library and a real daemon against the fp64 reference. Tensors are in
- * host memory; a GPU reads them in place, staged, or as the daemon chooses (FAD_TUNE_STAGING). Most
- * cases are of 16-bit types with few features, which the fastest kernels compute. FAD_TEST_SEED
- * repeats a run.
+ * Random attention on a real daemon against the fp64 reference, with tensors in host memory. Most
+ * cases are of 16-bit types with few features, which the fastest kernels compute.
  */
 #include "client/faclient.h"
 #include "tests/client/attention-request.h"

@@ -1,7 +1,4 @@
-/*
- * Attention through the library against the fp64 reference on a real daemon: every dtype and
- * variant, strided views, tickets, cancellation, and the texts of refusals.
- */
+/* Attention on a real daemon against the fp64 reference, and the texts of refusals. */
 #include "client/faclient.h"
 #include "tests/client/attention-request.h"
 #include "tests/lib/check.h"
@@ -292,8 +289,8 @@ static void test_tickets(void **state)
 }
 
 /*
- * Cancellation takes effect within a tile, however many keys there are. Here one key is repeated
- * 2^24 times, in a buffer of a few kilobytes.
+ * Cancellation takes effect within a tile, however many keys there are. Here one key of a few
+ * kilobytes is repeated 2^24 times.
  */
 static void test_cancel_endless(void **state)
 {
@@ -325,8 +322,8 @@ static void test_cancel_endless(void **state)
 }
 
 /*
- * When the client has seen a completion in its page, the daemon counts the request as finished,
- * too: the client gets no false -EBUSY or refusal at the limit.
+ * Once the client sees a completion in its page, the daemon counts the request as finished, too: no
+ * false -EBUSY or refusal at the limit.
  */
 static void test_seen_is_finished(void **state)
 {

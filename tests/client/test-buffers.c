@@ -1,7 +1,4 @@
-/*
- * Client buffers on a real daemon: read, written, imported, and freed in use. Memory that cannot be
- * shared is refused.
- */
+/* Client buffers on a real daemon: read, written, imported, refused, and freed in use. */
 #include "client/faclient.h"
 #include "common/cleanup.h"
 #include "common/memfd.h"
@@ -216,10 +213,7 @@ static void test_quota(void **state)
 	fa_buffer_free(extra);
 }
 
-/*
- * The client cannot use a buffer that it has freed in use, but the daemon's request still
- * finishes.
- */
+/* The client cannot use a freed buffer, but the daemon's request still finishes. */
 static void test_freed_in_use(void **state)
 {
 	struct fa_case large = { .heads = 4, .seqlen_q = 2048, .head_dim = 128 };

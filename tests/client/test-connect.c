@@ -1,7 +1,4 @@
-/*
- * How a client finds a daemon, the handshake, and every way in which these fail; against fakes and
- * a real daemon.
- */
+/* How a client finds a daemon, the handshake, and every failure of these. */
 #include "client/faclient.h"
 #include "tests/client/fake-daemon.h"
 #include "tests/lib/check.h"
@@ -135,7 +132,7 @@ static void test_timeouts(void **state)
 	fa_check_contains(fa_error(), "does not answer");
 	fake_daemon_stop(&fake);
 
-	/* The fake never accepts. At first its backlog has space, later the backlog is full. */
+	/* The fake never accepts: its backlog has space at first, and is full later. */
 	fake_daemon_start(&fake, NULL, NULL);
 	{
 		struct fa_raw *raw = malloc(sizeof(*raw));

@@ -1,9 +1,7 @@
 /*
- * Many clients at once on a real daemon, by ring and by socket: every request is computed once
- * and in order, shares are fair, and the daemon's memory does not grow. A client whose requests
- * wait for a gate for ever and one that is stopped do not disturb the others.
- *
- * FAD_TEST_LONG multiplies the requests. `fabench crowd` measures the same clients.
+ * Many clients at once on a real daemon, by ring and by socket: every request is computed once and
+ * in order, shares are fair, and the daemon's memory does not grow. A client whose requests wait
+ * for ever and a stopped one disturb nobody. `fabench crowd` measures the same clients.
  */
 #include "bench/lib/crowd.h"
 #include "client/faclient.h"
@@ -26,8 +24,8 @@
 #define REST_NS (5 * FA_NS_PER_MS)
 #define BESIDE 20
 /*
- * A client's ring and its completion records have wrapped after this many requests: entries have
- * at least 64 bytes, and there are session_requests records.
+ * After this many requests a ring has wrapped, whose entries have 64 bytes or more, and so have the
+ * session_requests completion records.
  */
 #define AROUND (FA_RING_BYTES_DEFAULT / 64)
 #define GATED_MIN 2
@@ -95,10 +93,7 @@ static void flood(uint32_t flags)
 
 	fa_crowd_go(crowd);
 	fa_test_elapse_ms(ms / 4);
-	/*
-	 * From here on no memory is touched for the first time; that includes the rings and the
-	 * code.
-	 */
+	/* From here on the daemon touches no memory for the first time. */
 	for (int i = 0; i < clients; ++i)
 		fa_check_eventually(fa_crowd_done(crowd, i) > (fa_test_sanitized() ? 64 : AROUND));
 	fa_test_daemon_usage(&daemon_process, &before);

@@ -1,7 +1,6 @@
 /*
- * Checks and prints what libfaclient assumes of the CUDA driver: how kinds of memory are told
- * apart, where allocations begin and end, that ids of allocations are unique. Uses the tests' CUDA
- * driver, or a real one if run by hand.
+ * What libfaclient assumes of the CUDA driver: how kinds of memory are told apart, where
+ * allocations begin and end, that their ids are unique. Run by hand it can ask a real driver.
  */
 #include "common/cudriver.h"
 #include "tests/lib/check.h"
@@ -168,7 +167,7 @@ static void test_pieces(void **state)
 	CUipcMemHandle handle;
 	CUdeviceptr at;
 
-	/* The reservation is one chunk larger than the mapping: the range must be the mapping's. */
+	/* The reservation is one chunk larger, but the range reported must be the mapping's. */
 	fa_cu(cuMemAddressReserve(&at, (PIECES + 1) * CHUNK, 0, 0, 0));
 	for (size_t i = 0; i < PIECES; ++i)
 		map(at + i * CHUNK, i == 2 ? 0 : posix);

@@ -1,6 +1,6 @@
 /*
- * CUDA memory that a client of a real daemon imports, on the tests' CUDA driver: each kind of
- * memory, windows, the cache of imports and its eviction.
+ * CUDA memory that a client imports, on the tests' CUDA driver: kinds of memory, windows, the cache
+ * of imports and its eviction.
  */
 #include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
@@ -95,10 +95,7 @@ static void pieces_case(int socket)
 	fa_check_eq(scene.page->live[FA_TEST_CUDA_MAPPINGS] - scene.lives.n[FA_TEST_CUDA_MAPPINGS],
 	            20);
 	fa_check(bytes < FA_CUDA_CHUNK);
-	/*
-	 * This buffer crosses the border between two allocations, which are sent in different
-	 * packets.
-	 */
+	/* This buffer crosses two allocations, which are sent in different packets. */
 	at = vmm.at + 17 * FA_CUDA_CHUNK - bytes / 2 / 2 * 2;
 	border = import(at, bytes);
 	fa_cuda_attend(client, border, at, 1);
@@ -277,8 +274,8 @@ static void kept_case(int socket)
 }
 
 /*
- * The cache drops freed memory at the next import or free, and never mistakes new memory at the
- * same address for it.
+ * The cache drops freed memory at the next import or free, and never takes new memory at the same
+ * address for the old.
  */
 static void freed_case(int socket)
 {
@@ -328,7 +325,7 @@ static void freed_case(int socket)
 }
 
 /*
- * The program frees memory that a buffer still uses. New memory at the same address is not mistaken
+ * The program frees memory that a buffer still uses; new memory at the same address is not taken
  * for the old.
  */
 static void freed_in_use_case(int socket)

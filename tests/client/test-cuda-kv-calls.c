@@ -1,7 +1,4 @@
-/*
- * Counts the driver calls of a one-sequence step: the launches of its kernels, and one copy of the
- * tables for all layers.
- */
+/* Driver calls of a one-sequence step: its kernels, and one copy of tables for all layers. */
 #include "client/faclient.h"
 #include "tests/client/kv-load.h"
 #include "tests/client/kv.h"
@@ -15,7 +12,7 @@
 
 #include <cmocka.h>
 
-/* The sequence stays within a page, as new pages are cleared. */
+/* The sequence stays within a page: a new page would be cleared. */
 #define LENGTH 49
 #define STEPS 15
 
@@ -42,7 +39,7 @@ static int start(void **state)
 	fa_test_daemon_start(&daemon_, NULL);
 	page = fa_test_cuda_attach(&cuda, daemon_.pid);
 	/*
-	 * The two threads that launch kernels (loop and engine) set their context before the first
+	 * Both threads that launch kernels (loop and engine) set their context before the first
 	 * request.
 	 */
 	fa_check_eventually(called(&none, FA_TEST_CUDA_cuCtxSetCurrent) >= 2);

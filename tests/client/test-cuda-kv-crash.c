@@ -1,8 +1,8 @@
 /*
  * The daemon dies under load (kv-load.h) on the tests' CUDA driver, by SIGKILL and by a sticky
- * error, after which it asks for a restart by its exit status. All committed tokens survive,
- * except sequences that a step was writing when the GPU was lost. At the end only the pool holds
- * pages, allocations, mappings or descriptors.
+ * error, after which it asks for a restart by its exit status. All committed tokens survive, except
+ * in sequences that a step was writing when the GPU was lost. In the end only the pool holds pages,
+ * allocations, mappings or descriptors.
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
@@ -44,8 +44,10 @@ static int setup(void **state)
 	return 0;
 }
 
-/* Returns how many descriptors the supervisor has while the KV pool has no chunks: kills the first
- * daemon, connects to its successor, and waits until the number stays the same. */
+/*
+ * Returns how many descriptors the supervisor has while the KV pool has no chunks: kills the first
+ * daemon, connects to its successor, and waits until the number stays the same.
+ */
 static int count_first_fds(void)
 {
 	struct fa_options options = { .size = sizeof(options), .socket = supervisor.socket };
@@ -58,7 +60,7 @@ static int count_first_fds(void)
 	(void)fa_test_daemon_next_child(&supervisor, first);
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_disconnect(client);
-	/* The daemon may serve before the supervisor has learned of that. */
+	/* The daemon may serve before the supervisor has its descriptors. */
 	n = fa_test_count_fds(supervisor.pid);
 	for (int calm = 0; calm < 100; ++calm) {
 		const int before = n;
@@ -115,8 +117,8 @@ static long long count_chunks(struct fa_client *client)
 }
 
 /*
- * Checks that the daemon maps each chunk, the supervisor holds its descriptor, and nobody holds its
- * handle. Waits, as descriptors may be on their way and empty chunks are freed with a delay.
+ * The daemon maps each chunk, the supervisor holds its descriptor, nobody its handle. Waits:
+ * descriptors may be on their way, and empty chunks are freed with a delay.
  */
 static bool has_chunks_alone(struct fa_client *client, const struct fa_test_cuda_page *page,
                              int first_fds)
@@ -130,10 +132,7 @@ static bool has_chunks_alone(struct fa_client *client, const struct fa_test_cuda
 	       count_chunks(client) == chunks;
 }
 
-/*
- * Checks that nothing but chunks is left. @first_fds: the supervisor's descriptors without
- * chunks.
- */
+/* Nothing but chunks may be left. @first_fds: the supervisor's descriptors without chunks. */
 static void check_nothing_left(int first_fds)
 {
 	struct fa_options options = { .size = sizeof(options), .socket = supervisor.socket };
@@ -198,10 +197,7 @@ static void test_faults(void **state)
 		fa_check_eventually(kv_load_progress() > before + 20);
 		snprintf(text, sizeof(text), "kernel:%llu=700",
 		         1 + (unsigned long long)fa_test_random_below(&random, 10));
-		/*
-		 * The fault may hit a kernel other than the intended one, so set it again until
-		 * the GPU is lost.
-		 */
+		/* The fault may hit another kernel: set it again until the GPU is lost. */
 		while (!fa_test_cuda_is_lost(page)) {
 			fa_test_cuda_fail(page, text);
 			fa_test_quiet_ms(20);
@@ -243,7 +239,7 @@ static void owner_begin(struct owner *owner)
 	fa_step_free(step);
 }
 
-/* Checks that the dead daemon's successor has all of the client's state. */
+/* The dead daemon's successor must have all of the client's state. */
 static void owner_check(struct owner *owner)
 {
 	_fa_cleanup_(fa_freep) char *log = NULL;
@@ -268,8 +264,8 @@ static void owner_end(struct owner *owner)
 }
 
 /*
- * The GPU is lost while the daemon resumes a client. The daemon refuses to resume; the client
- * disconnects and finds all its state in the next daemon.
+ * The GPU is lost while the daemon resumes a client: the daemon refuses, and the client finds all
+ * its state in the next daemon.
  */
 static void test_lost_while_resuming(void **state)
 {
@@ -290,10 +286,7 @@ static void test_lost_while_resuming(void **state)
 	owner_end(&owner);
 }
 
-/*
- * Daemons that fail before they restore the pool (GPU lost meanwhile, no GPU, refused start) leave
- * the pool to a later daemon.
- */
+/* Daemons that fail before they restore the pool leave it to a later daemon. */
 static void test_lost_while_starting(void **state)
 {
 	static const char *const faults[] = { "cuMemMap:1=700", "cuMemSetAccess:1=700",
@@ -329,7 +322,7 @@ static int setup_mps(void **state)
 
 /*
  * Under MPS, kernels of a dead process run on for a while. Until they end, no daemon uses memory
- * that they may write: neither free pages nor the rest of a sequence's last page.
+ * that they may write: free pages, the rest of a sequence's last page.
  */
 static void test_quarantine(void **state)
 {

@@ -1,8 +1,7 @@
 /*
  * Driver calls fail one after another under a client of the KV cache. Each step and copy succeeds
- * or reports the failure, the next one succeeds, and nothing leaks. If a chunk cannot be made now,
- * it is made later. If the pool cannot be restored now, it is restored later; if it never can be,
- * it is dropped.
+ * or reports the failure, the next one succeeds, and nothing leaks. A chunk that cannot be made now
+ * is made later; so is the pool restored, or dropped if it never can be.
  */
 #include "client/faclient.h"
 #include "tests/client/kv-load.h"
@@ -70,7 +69,7 @@ static int append(uint64_t sequence, const uint32_t *tags, uint32_t length, uint
 	return r;
 }
 
-/* Uses new pages, a shared page that is copied, a write without attention, and reads. */
+/* Uses new pages, a copied shared page, a write without attention, and reads. */
 static int use(void)
 {
 	uint32_t tags[64], length = 0;
@@ -216,7 +215,7 @@ static void test_pool_dropped(void **state)
 	}
 }
 
-/* A daemon that lacks memory or descriptors keeps the pool for the next one to restore. */
+/* A daemon without memory or descriptors leaves the pool to the next one. */
 static void test_pool_restored_later(void **state)
 {
 	static const char *const args[] = { "--supervise", NULL };

@@ -1,5 +1,5 @@
 /*
- * factl reports whether the daemon runs under MPS, and warns if it does not and a client uses GPU
+ * factl says whether the daemon runs under MPS, and warns if it does not and a client has GPU
  * memory.
  */
 #include "tests/client/cuda-scene.h"

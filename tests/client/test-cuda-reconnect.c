@@ -1,6 +1,6 @@
 /*
- * Buffers of GPU memory when the daemon dies and another replaces it: of the same kind, without a
- * GPU, and again with a GPU.
+ * Buffers of GPU memory when another daemon replaces a dead one: of the same kind, without a GPU,
+ * with a GPU again.
  */
 #include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
@@ -135,7 +135,7 @@ static void freed_case(int socket)
 	end();
 }
 
-/* An export fails midway: the daemon does not wait for the other allocations. */
+/* An export fails midway: the daemon does not wait for the remaining allocations. */
 static void fault_case(int socket)
 {
 	begin(20);
@@ -192,7 +192,7 @@ static void other_backend_case(int socket)
 	end();
 }
 
-/* The client notices the loss only with the request that it then sends to the next daemon. */
+/* The client notices the loss only when it sends the next request. */
 static void unnoticed_case(int socket)
 {
 	for (size_t i = 0; i < 3; ++i) {

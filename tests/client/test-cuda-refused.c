@@ -1,6 +1,6 @@
 /*
- * CUDA memory that cannot be shared, and driver calls that fail, on the tests' CUDA driver. The
- * error text states the reason, and neither side leaks.
+ * CUDA memory that cannot be shared, and driver calls that fail. The error text states the reason,
+ * and neither side leaks.
  */
 #include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
@@ -64,10 +64,7 @@ static void kinds_case(int socket)
 	fa_cuda_vmm_new(&plain, 2, 0);
 	fa_refused(import(plain.at, plain.bytes), -ENOTSUP, "requestedHandleTypes");
 	fa_cuda_vmm_free(&plain);
-	/*
-	 * The second packet holds the bad allocations, after the daemon has accepted the first
-	 * packet.
-	 */
+	/* The bad allocations are in the second packet; the daemon has accepted the first. */
 	fa_cuda_vmm_new(&half, 12, POSIX_FD);
 	fa_cu(cuMemUnmap(half.at + 10 * FA_CUDA_CHUNK, FA_CUDA_CHUNK));
 	fa_refused(import(half.at, half.bytes), -EINVAL, "nothing is allocated");
@@ -136,10 +133,7 @@ static void faults_case(int socket)
 		{ "cuMemRetainAllocationHandle:1=1", 1, -ENOTSUP, "cannot be handed over" },
 		{ "cuMemExportToShareableHandle:1=2", 1, -ENOMEM, "cannot be exported" },
 		{ "cuMemExportToShareableHandle:8=2", 1, -ENOMEM, "cannot be exported" },
-		/*
-		 * The daemon has received some allocations; the client reports that no more
-		 * come.
-		 */
+		/* The daemon has some allocations; the client reports that no more come. */
 		{ "cuMemExportToShareableHandle:9=2", 1, -ENOMEM, "cannot be exported" },
 		{ "cuMemExportToShareableHandle:20=2", 1, -ENOMEM, "cannot be exported" },
 		{ "cuMemImportFromShareableHandle:1=1", 2, -EINVAL, "cannot be imported" },

@@ -1,7 +1,4 @@
-/*
- * Programs that share no GPU memory never load the CUDA driver, on whatever device the daemon
- * computes. Also tests forked children of programs that do share some.
- */
+/* Programs, and their forked children, load the CUDA driver only if they share GPU memory. */
 #include "tests/client/cuda-scene.h"
 #include "tests/lib/check.h"
 

@@ -1,6 +1,6 @@
 /*
- * Lack of descriptors: this process has none left, or its user has too many in flight in sockets
- * (ETOOMANYREFS). Calls fail or wait; the connection survives.
+ * This process has no descriptors left, or its user has too many in flight in sockets
+ * (ETOOMANYREFS): calls fail or wait, and the connection survives.
  */
 #include "client/faclient.h"
 #include "common/packet.h"
@@ -90,7 +90,7 @@ static void test_no_descriptor_left(void **state)
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), -EMFILE);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 	fa_check_eq(fa_wait(client, &ticket, 0, NULL), -EAGAIN);
-	/* A ring needs four descriptors; without a ring, requests go by socket. */
+	/* A ring needs four descriptors; without one, requests go by socket. */
 	fa_check_eq(fa_timeline_open(other, &none), -EMFILE);
 	fa_check_eq(fa_marker(other, 0, NULL, NULL), 0);
 	give_back();
@@ -161,7 +161,7 @@ static void *ask_again_and_again(void *userdata)
 	return NULL;
 }
 
-/* Two concurrent calls do not both rely on the last descriptor, nor use each other's. */
+/* Two concurrent calls do not both rely on the last descriptor. */
 static void test_one_descriptor_left(void **state)
 {
 	struct fa_info info = { .size = sizeof(info) };
@@ -184,7 +184,7 @@ static void test_one_descriptor_left(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* Fills a socket with as many descriptors as allowed; they stay in flight until it is closed. */
+/* Fills a socket with descriptors up to the limit; they are in flight until it is closed. */
 static int fill_socket(int *ret_reader)
 {
 	struct rlimit limit;

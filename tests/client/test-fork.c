@@ -1,6 +1,6 @@
 /*
- * In a forked child, every call with the parent's client is refused. If the child frees that
- * client, the parent's session is not harmed.
+ * In a forked child every call with the parent's client is refused. If the child frees that client,
+ * the parent's session survives.
  */
 #include "client/faclient.h"
 #include "tests/client/fake-daemon.h"
@@ -120,7 +120,7 @@ static void serve_one_request(struct fa_raw *raw, void *userdata)
 {
 	struct fa_completion_slot *page = fake_daemon_welcome(raw);
 
-	/* Serves one request and returns, so that the fake serves the next connection. */
+	/* The fake can serve the next connection when this function returns. */
 	if (page && fake_daemon_next(raw))
 		fake_daemon_answer(raw, page);
 }
@@ -139,7 +139,7 @@ static void test_child_connects(void **state)
 	fake_daemon_stop(&family.fake);
 }
 
-/* A child that keeps the socket open does not keep the parent's session alive after the parent. */
+/* A child with the socket open does not keep the session alive after the parent's death. */
 static int run_idle(void *userdata)
 {
 	char byte;

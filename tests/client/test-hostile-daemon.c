@@ -1,7 +1,6 @@
 /*
  * A daemon (fake-daemon.h) that breaks every rule. The client does not crash, hang, leak
- * descriptors or believe what the daemon claims: it loses the connection with -EPROTO, and waits
- * end.
+ * descriptors or believe it: the connection is lost with -EPROTO, and waits end.
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
@@ -481,8 +480,8 @@ static void test_completions(void **state)
 }
 
 /*
- * The page is ahead of the socket and holds only the latest failure. Request 1 succeeds and request
- * 2 fails; when the client looks, the page says completed 2, failed 2.
+ * The page is ahead of the socket and holds only the latest failure: request 1 succeeds, request 2
+ * fails, and the client sees completed 2, failed 2.
  */
 static void pipelined(struct fa_raw *raw, void *userdata)
 {
@@ -614,9 +613,9 @@ static void test_full_socket(void **state)
 }
 
 /*
- * Calls that free a buffer do not wait for a reply, so no thread reads the replies. The daemon
- * stops reading when they have filled its side of the socket; then requests fill the client's side.
- * Only the sender can resolve this, by reading.
+ * Calls that free a buffer wait for no reply, so no thread reads. Replies fill the daemon's side of
+ * the socket, it stops reading, and requests fill the client's side. Only a sender that reads can
+ * resolve this.
  */
 static void test_full_socket_by_frees(void **state)
 {
@@ -691,7 +690,7 @@ static void idle(struct fa_raw *raw, void *userdata)
 			fake_daemon_answer(raw, page);
 }
 
-/* fa_step_free() returns in time, although no request can be sent to end the step. */
+/* fa_step_free() returns in time although it cannot send the abort. */
 static void test_no_completion(void **state)
 {
 	const struct fa_step_item item = { .sequence = 1, .n_new = 1 };

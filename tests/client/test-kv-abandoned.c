@@ -1,7 +1,4 @@
-/*
- * A step handle is freed while no request can be sent to end the step. The step ends before another
- * begins, and nothing is left behind.
- */
+/* A step handle is freed while no request can be sent: the step ends before another begins. */
 #include "client/faclient.h"
 #include "tests/client/kv.h"
 #include "tests/client/single-client.h"
@@ -55,10 +52,7 @@ static struct kv_item item(uint32_t length, uint32_t n_new)
 	};
 }
 
-/*
- * Fills the window with requests of @stream that wait for @value in its slot; returns the last
- * one's ticket.
- */
+/* Fills the window with requests of @stream that wait for @value; returns the last ticket. */
 static struct fa_ticket fill(uint32_t stream, uint64_t value)
 {
 	const struct fa_gate wait = { .slot = 3 + stream, .value = value };
@@ -122,7 +116,7 @@ static void test_freed_with_full_window(void **state)
 	close_client();
 }
 
-/* The abort can be sent, but earlier requests of the stream delay its execution. */
+/* The abort can be sent, but waits for earlier requests of its stream. */
 static void test_freed_behind_requests(void **state)
 {
 	const struct fa_gate wait = { .slot = 3, .value = 1 };
@@ -162,7 +156,7 @@ static void test_total_time(void **state)
 	open_client(single_daemon.socket);
 	must(fa_stream_new(s.client, 0, &stream), "stream");
 	fa_check_eq(stream, 1);
-	/* Tries up to five times, as a loaded machine may delay any single try. */
+	/* Up to five times, as a loaded machine may delay any single try. */
 	for (uint64_t value = 1; value <= 5 && took_ns >= REPLY_NS * 14 / 10; ++value) {
 		const struct fa_gate wait = { .slot = 3, .value = value };
 		const struct fa_gates gates = { .size = sizeof(gates),

@@ -1,6 +1,6 @@
 /*
- * What the calls about steps send to a fake daemon, how they read its replies, which arguments
- * they refuse; and structs of other sizes.
+ * What the calls about steps send, how they read replies, and which arguments they refuse; structs
+ * of other sizes.
  */
 #include "tests/client/kv-calls.h"
 
@@ -81,7 +81,7 @@ static void test_largest_step(void **state)
 	fa_check_eq(fa_step_begin(client, &options, &step), 0);
 	fa_check_eq(heard()->last.step_begin.n_items, 2048);
 	fa_step_free(step);
-	/* Items and a tree of maximal size together do not fit into one message. */
+	/* Items and a tree, both of maximal size, do not fit into one message. */
 	options.tree = tree;
 	options.tree_start = tree_start;
 	for (uint32_t i = 0; i < 2048; ++i)
@@ -320,7 +320,7 @@ static void test_commit(void **state)
 	fa_check_eq(heard()->last.step_end.n_cu_keep, 4);
 	fa_check(!memcmp(heard()->last.step_end.cu_keep, cu_keep, sizeof(cu_keep)));
 
-	/* The step has ended; its end is not sent twice. */
+	/* The step has ended: no second end is sent. */
 	fa_check_eq(fa_step_commit(step, NULL, NULL), -EINVAL);
 	fa_check_contains(fa_error(), "before");
 	fa_check_eq(fa_step_abort(step, 0, NULL), -EINVAL);
@@ -410,7 +410,7 @@ static void test_sizes(void **state)
 	fa_check_eq(fa_sequence_publish(client, 1, (void *)copy, NULL), 0);
 	free(copy);
 
-	/* The library writes no byte of an output beyond the caller's size. */
+	/* The library writes nothing beyond the caller's size. */
 	memset(&info, 0x5a, sizeof(info));
 	info.size = offsetof(struct fa_sequence_info, planned);
 	fa_check_eq(fa_sequence_info(client, 1, &info), 0);

@@ -1,6 +1,6 @@
 /*
- * What the calls about caches and sequences send to a fake daemon, how they read its replies, and
- * which arguments they refuse.
+ * What the calls about caches and sequences send, how they read replies, and which arguments they
+ * refuse.
  */
 #include "tests/client/kv-calls.h"
 
@@ -247,7 +247,7 @@ static void test_sequence_refused(void **state)
 	fa_check_eq(fa_sequence_find(client, "x", &sequence), -EACCES);
 	fa_check_eq(fa_sequence_info(client, 1, &info), -EACCES);
 	fa_check_eq(info.length, 3);
-	/* No session was lost, so the library forwards the daemon's errno. */
+	/* No session was lost: the daemon's errno is forwarded. */
 	heard()->status = -ENOENT;
 	fa_check_eq(fa_sequence_truncate(client, 1, 2), -ENOENT);
 	heard()->status = 0;
@@ -304,7 +304,7 @@ static void test_prefix(void **state)
 	fa_check_eq(fa_sequence_attach(client, 1, NULL, NULL), -EINVAL);
 }
 
-/* The library passes more tokens than fit into a message in a temporary buffer. */
+/* More tokens than fit into a message go by a temporary buffer. */
 static void test_long_prefix(void **state)
 {
 	enum {

@@ -1,7 +1,7 @@
 /*
- * Decode in which each layer's q, k and v are results of the previous layer, requested without
- * waits. The results equal, bit by bit, those with a wait after each request. On a GPU, a launch
- * may start before the stream's previous launch has ended.
+ * Decode in which each layer's q, k and v are results of the layer before, requested without waits.
+ * Results equal, bit by bit, those with a wait after each request. On a GPU a launch may start
+ * before the previous one of its stream has ended.
  */
 #include "client/faclient.h"
 #include "tests/client/single-client.h"
@@ -19,8 +19,7 @@ enum {
 	LAYERS = 6,
 	STEPS = 16,
 	/*
-	 * A run has this many results; the first is its input. In each layer one request appends,
-	 * and a second attends to the appended tokens.
+	 * The first result is the input. In each layer one request appends, and a second attends.
 	 */
 	RESULTS = STEPS * LAYERS * 2 + 1,
 	BATCH_MAX = 12,
@@ -89,7 +88,7 @@ static uint64_t write_sequence(uint64_t cache)
 	return id;
 }
 
-/* Describes heads [first, first + heads) of result @n as a tensor. */
+/* Heads [first, first + heads) of result @n. */
 static void result_init(struct fa_tensor *tensor, uint32_t n, uint32_t first, uint32_t heads)
 {
 	const int64_t shape[] = { scene.shape->batch, heads, scene.shape->dim };
@@ -109,8 +108,8 @@ static void attend(struct fa_step *step, uint32_t layer, uint32_t n, bool append
 		                         .flags = FA_STEP_CAUSAL | scene.shape->flags,
 		                         .layer = layer,
 		                         /*
-		                          * The scale is large, so that few keys dominate and
-		                          * results stay as diverse as values.
+		                          * Large, so that few keys dominate and results stay as
+		                          * diverse as values.
 		                          */
 		                         .scale = 0.5f };
 	const uint32_t heads = scene.shape->heads, kv_heads = scene.shape->kv_heads;
@@ -119,10 +118,7 @@ static void attend(struct fa_step *step, uint32_t layer, uint32_t n, bool append
 	result_init(&attend.q, n, 0, heads);
 	result_init(&attend.out, n + 1, 0, heads);
 	if (appends) {
-		/*
-		 * K must not be made of the queries' own heads: each query would see only
-		 * itself.
-		 */
+		/* Not the queries' own heads: each query would see only itself. */
 		result_init(&attend.k_new, n, heads - kv_heads, kv_heads);
 		result_init(&attend.v_new, n, 0, kv_heads);
 	}

@@ -1,7 +1,7 @@
 /*
  * Caches that store quantised codes. Tokens read back are bit by bit what an independent quantiser
- * makes of the input, also in forks, after truncation, in trees of which one path was kept, and
- * through fa_sequence_write(). Attention uses the quantised values.
+ * makes of the input, in forks, after truncation and in trees, too. Attention uses the quantised
+ * values.
  */
 #include "client/faclient.h"
 #include "kernels/quantise.h"
@@ -44,7 +44,7 @@ static enum fa_attention_dtype kernel_dtype(void)
 	return scene.dtype == FA_F16 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
 }
 
-/* Returns an element of a token's K (0), V (1) or q (2). One token in 13 is much larger. */
+/* An element of a token's K (0), V (1) or q (2). One token in 13 is much larger. */
 static float number(uint32_t tag, uint32_t layer, int which, uint32_t j)
 {
 	uint64_t x = ((uint64_t)tag << 32 | layer << 24 | (uint64_t)which << 20 | j) + 1;
@@ -65,7 +65,7 @@ static void fill(uint16_t *to, uint32_t tag, uint32_t layer, int which, uint32_t
 	fa_floats_to(kernel_dtype(), to, row, (int32_t)n);
 }
 
-/* Computes a row of K or V as it is after quantisation. */
+/* A row of K or V after quantisation. */
 static void expect_row(uint32_t tag, uint32_t layer, int which, uint32_t head, float *ret_row)
 {
 	const float *scales = which ? scene.v_scales : scene.k_scales;
@@ -279,10 +279,7 @@ static void test_forks(void **state)
 		append(sequence, tags, 71, 1);
 		check_pages(sequence, tags, 3, 68);
 
-		/*
-		 * When one sequence appends, the shared last page is copied up to its fill
-		 * level.
-		 */
+		/* One sequence appends: the shared last page is copied up to its fill level. */
 		must(fa_sequence_fork(single_client, sequence, 67, &fork), "fork");
 		memcpy(forked, tags, sizeof(tags));
 		count(forked + 67, 500, 60);
@@ -302,7 +299,7 @@ static void test_forks(void **state)
 	}
 }
 
-/* When a path of a tree is kept, its tokens move together with their scales. */
+/* A kept path of a tree: tokens move with their scales. */
 static void test_tree(void **state)
 {
 	for (int way = 0; way < 8; ++way) {

@@ -19,10 +19,7 @@ static int kills;
 static void test_kills(void **state)
 {
 	static const char *const args[] = { "--supervise", NULL };
-	/*
-	 * The pool has space for chunks of daemons that died young, which cannot be used for a
-	 * while.
-	 */
+	/* Space for chunks of daemons that died young, which are unusable for a while. */
 	const struct fa_test_daemon_options options = {
 		.args = args, .config = "[pool]\nbytes = 4G\nchunk_bytes = 2M\n"
 	};

@@ -1,7 +1,7 @@
 /*
- * FA_STEP_DETERMINISTIC through client and daemon: out and lse of a sequence are the same bit by
- * bit in every step, alone or beside others, in any order, whatever prefix they share; and equal
- * to the results without the flag except for rounding.
+ * FA_STEP_DETERMINISTIC: out and lse of a sequence are the same bit by bit in every step, alone or
+ * beside others, in any order, whatever prefix they share; and equal to those without the flag
+ * except for rounding.
  */
 #include "client/faclient.h"
 #include "kernels/quantise.h"
@@ -176,8 +176,8 @@ static void close_scene(void)
 }
 
 /*
- * Computes the new tokens of the sequences @which, in that order, in one step, and aborts the step.
- * Returns how often a prefix was read once for several sequences.
+ * Computes the new tokens of the sequences @which in one step, and aborts it. Returns how often a
+ * prefix was read once for several sequences.
  */
 static uint64_t attend(const uint32_t *which, uint32_t n, uint32_t flags)
 {
@@ -227,7 +227,7 @@ static double value_at(const void *rows, size_t i)
 	return (double)value;
 }
 
-/* Checks that @out equals the known output of @s except for rounding. */
+/* @out must equal the known output of @s except for rounding. */
 static void compare_close(const struct sequence *s, uint32_t index, const char *out)
 {
 	const double allowed = scene.dtype == FA_F32 ? 1e-4 : 1.0 / 64;
@@ -243,7 +243,7 @@ static void compare_close(const struct sequence *s, uint32_t index, const char *
 			             value_at(out, i), value_at(s->out, i));
 }
 
-/* Compares the results of a step with those of the first step of each sequence. */
+/* Compares a step's results with those of each sequence's first step. */
 static void judge(const uint32_t *which, uint32_t n, bool same_bits, const char *what)
 {
 	uint32_t rows = 0, row = 0;
@@ -306,7 +306,7 @@ static void check(enum fa_dtype dtype, uint32_t dim)
 	for (uint32_t i = 0; i < SEQUENCES; i += 11)
 		same(&i, 1, "alone");
 
-	/* Without the flag shared prefixes are read once, on a GPU. */
+	/* Without the flag a GPU reads shared prefixes once. */
 	fa_check_eq(attend(which, SEQUENCES, 0), single_on_gpu());
 	judge(which, SEQUENCES, false, "without the flag");
 	close_scene();
@@ -335,7 +335,7 @@ int main(void)
 		cmocka_unit_test(test_bf16),
 	};
 
-	/* Share short prefixes, too, which a large GPU would not. */
+	/* Also shares short prefixes, which a large GPU would not. */
 	fa_test_daemon_tune("SHARE_EARLY", "1");
 	return cmocka_run_group_tests_name("kv-deterministic", tests, single_setup,
 	                                   single_teardown);

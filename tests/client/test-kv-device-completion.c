@@ -1,7 +1,6 @@
 /*
- * Decode whose completion the device itself signals to the client. When fa_wait() returns, all of
- * out and lse is visible in shared memory, and is the same in every round. Tests shapes whose parts
- * a GPU signals one by one, and other shapes.
+ * Decode whose completion the device itself signals to the client: when fa_wait() returns, all of
+ * out and lse is visible, the same in every round.
  */
 #include "client/faclient.h"
 #include "common/clock.h"
@@ -26,7 +25,7 @@ enum {
 	AT_ONCE = 250,
 	OUT_BYTES = NEW_MAX * HEADS_MAX * DIM * 2,
 	LSE_BYTES = NEW_MAX * HEADS_MAX * 4,
-	ROUNDS_MIN = 50, /* per shape: at least this many rounds, for this long */
+	ROUNDS_MIN = 50, /* per shape: at least this many rounds */
 };
 
 #define ROUNDS_NS (2 * FA_NS_PER_SEC)
@@ -128,7 +127,7 @@ static void attend(const struct shape *shape, struct fa_step *step)
 			             "round %d, %u heads, %u tokens: it was not there yet", round,
 			             shape->heads, shape->length);
 		}
-		/* Completions that the client has seen stay unchanged. */
+		/* A completion that the client has seen stays as it was. */
 		if (round % 5 == 3) {
 			must(fa_wait(single_client, &ticket, 0, &completion),
 			     "a wait for the times");

@@ -1,7 +1,7 @@
 /*
- * Steps of forks whose long common prefixes end within a page. Attention is right and equals that
- * of sequences with their own pages. A GPU reads shared pages once, unless the step is
- * deterministic, and the session's status counts that.
+ * Steps of forks whose long common prefixes end within a page. Attention equals that of sequences
+ * with their own pages. A GPU reads shared pages once, unless the step is deterministic; the
+ * session's status counts that.
  */
 #include "client/faclient.h"
 #include "tests/client/kv.h"
@@ -19,7 +19,7 @@
 #include <cmocka.h>
 
 enum {
-	FORKS = 60, /* enough and long enough that sharing pays on any GPU */
+	FORKS = 60, /* so many and so long that sharing pays on any GPU */
 	SHARED = 2000,
 	LENGTH_MAX = 2200,
 	APART = 4,
@@ -92,8 +92,8 @@ static void fork_at(const struct sequence *from, uint32_t length, struct sequenc
 }
 
 /*
- * Runs a step in which sequence i gets new[i] tokens, and checks the results. Returns how often a
- * prefix was read once for several sequences.
+ * Runs and checks a step in which sequence i gets new[i] tokens. Returns how often a prefix was
+ * read once for several sequences.
  */
 static uint64_t step(struct sequence *sequences, uint32_t n, const uint32_t *new, bool commit)
 {
@@ -156,7 +156,7 @@ static void test_grouped(void **state)
 	close_cache();
 }
 
-/* Keeps the results of the first @n sequences in a step of @rows new tokens, layer by layer. */
+/* Keeps the results of the first @n sequences in a step of @rows new tokens. */
 static void keep(uint32_t n, const uint32_t *new, uint32_t rows, float *ret_out, float *ret_lse)
 {
 	uint32_t kept = 0;
@@ -207,7 +207,7 @@ static void test_as_unshared(void **state)
 	compare(out[0], out[1], sizeof(out[0]) / sizeof(float), "out");
 	compare(lse[0], lse[1], sizeof(lse[0]) / sizeof(float), "lse");
 
-	/* The count of shared reads shows that the flag reaches the planner. */
+	/* The count proves that the flag reaches the planner. */
 	kv.flags = FA_STEP_DETERMINISTIC;
 	last_tag -= KEPT;
 	fa_check_eq(step(forks, FORKS, new, false), 0);
@@ -231,7 +231,7 @@ static void test_random(void **state)
 	for (uint32_t i = 0; i < FAMILIES; ++i)
 		make(&all[i], 1500 + 100 * i + (uint32_t)fa_test_random_below(&random, 64));
 	for (uint32_t i = FAMILIES; i < FORKS; ++i) {
-		/* Mostly choose from the last family, so that families differ in size. */
+		/* Mostly of the last family, so that families differ in size. */
 		const uint32_t any = (uint32_t)fa_test_random_below(&random, i);
 		const struct sequence *from = &all[i % 4 ? FAMILIES - 1 : any];
 		const uint32_t back = (uint32_t)fa_test_random_below(&random, 80);
@@ -267,7 +267,7 @@ int main(void)
 		cmocka_unit_test(test_random),
 	};
 
-	/* Share short prefixes, too, which a large GPU would not. */
+	/* Also shares short prefixes, which a large GPU would not. */
 	fa_test_daemon_tune("SHARE_EARLY", "1");
 	return cmocka_run_group_tests_name("kv-forks", tests, single_setup, single_teardown);
 }

@@ -1,6 +1,6 @@
 /*
- * Forms of steps and caches that other tests do not use: writes without attention, several caches
- * in one step, rotary embedding, V in K, prefixes too long for a message.
+ * Writes without attention, several caches in one step, rotary embedding, V in K, prefixes too long
+ * for a message.
  */
 #include "client/faclient.h"
 #include "tests/client/kv.h"
@@ -35,7 +35,7 @@ static void test_two_caches(void **state)
 		kv_init(&kvs[c], single_client, NULL, 0);
 		fill_tags(tags[c], 40, 1 + (uint32_t)c * 100);
 	}
-	/* Items of the two caches alternate in the step; items of one cache keep their order. */
+	/* Items of the two caches alternate; those of one cache keep their order. */
 	for (uint32_t i = 0; i < 4; ++i) {
 		must(fa_sequence_create(single_client, kvs[i % 2].cache, &sequences[i]), "create");
 		items[i] = (struct kv_item){ .sequence = sequences[i],
@@ -143,7 +143,7 @@ static struct fa_step *begin(const struct hand *hand, uint32_t n)
 	return step;
 }
 
-/* Checks causal attention of ROWS rows over their own tokens; k, v: doubles, [ROWS][HEADS][dim]. */
+/* Causal attention of ROWS rows over their own tokens; k, v: doubles, [ROWS][HEADS][dim]. */
 static void check_out(const struct hand *hand, const double *q, const double *k, const double *v,
                       int dim_v)
 {
@@ -330,7 +330,7 @@ static void check_rotary(bool interleaved, int dim, bool positions, bool tables)
 	fa_step_free(step);
 	check_out(&hand, q, k, v, DIM);
 
-	/* The pages hold rotated keys, so the copy returns rotated ones. */
+	/* Pages hold rotated keys: the copy returns rotated ones. */
 	copy.sequence = hand.sequence;
 	copy.k = tensor(&hand, hand.out, ROWS, DIM);
 	must(fa_sequence_read(single_client, &copy, NULL), "read");
@@ -351,7 +351,7 @@ static void test_long_prefix(void **state)
 	enum {
 		STEP = 4096,
 		N = 5 * STEP,
-		FLOATS = 8 /* floats per token, K and V together */
+		FLOATS = 8 /* per token, K and V together */
 	};
 	struct fa_cache_options options = { .size = sizeof(options),
 		                            .dtype = FA_F32,

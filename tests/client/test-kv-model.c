@@ -1,6 +1,6 @@
 /*
- * Random operations on caches through the library, compared with a model that keeps each sequence
- * as an array: attention, contents of pages, every length, and at the end every page.
+ * Random operations on caches against a model that keeps each sequence as an array: attention,
+ * contents of pages, every length, and at the end every page.
  */
 #include "client/faclient.h"
 #include "tests/client/kv.h"
@@ -23,7 +23,7 @@
 #define PUBLISHED_MAX 512
 #define PAGES_MAX 4096
 
-/* The model numbers its pages itself, from 1. */
+/* Numbered by the model itself, from 1. */
 struct page {
 	uint32_t users;
 	bool published;
@@ -154,10 +154,7 @@ struct plan {
 	uint32_t n;
 };
 
-/*
- * Returns a tag of a text with which many sequences begin, so that published pages are found; or a
- * new tag.
- */
+/* @common: a tag of a text with which many sequences begin, so that published pages are found. */
 static uint32_t new_tag(struct model *m, uint32_t at, bool common)
 {
 	return common ? 1 + at : 0x10000 + ++m->last_tag;
@@ -201,9 +198,7 @@ static void plan(struct model *m, struct plan *plan)
 	}
 }
 
-/*
- * Keeps a path of the tree, or a prefix of the new tokens, in ascending order; updates the model.
- */
+/* Keeps a path of the tree, or a prefix of the new tokens, in the model, too. */
 static void keep(struct model *m, struct plan *plan, uint32_t *keep, uint32_t *cu_keep)
 {
 	uint32_t n = 0;
@@ -223,7 +218,7 @@ static void keep(struct model *m, struct plan *plan, uint32_t *keep, uint32_t *c
 			for (uint32_t k = 0; k < n_path; ++k)
 				keep[n + k] = path[n_path - 1 - k];
 		} else {
-			/* This is a lower bound: the daemon may copy a page without need. */
+			/* A lower bound: the daemon may copy a page without need. */
 			uint32_t least = item->n_new && s->length % KV_PAGE_TOKENS;
 
 			n_path = least + below(m, item->n_new + 1 - least);
@@ -322,10 +317,7 @@ static void do_pipeline(struct model *m)
 	must(kv_attend(&m->kv, steps[0], &items[0], 1, 0, true), "attend");
 	kv_check_out(&m->kv, &items[0], 1);
 	if (kv_begin(&m->kv, &items[1], 1, &steps[1]) < 0) {
-		/*
-		 * The step would have to copy the sequence's last page, which another step is
-		 * writing.
-		 */
+		/* The step would have to copy a page that another step is writing. */
 		fa_check_contains(fa_error(), "copied");
 		steps[1] = NULL;
 	} else {
@@ -383,7 +375,7 @@ static void do_fork(struct model *m)
 		if (s->pages[i])
 			++m->pages[s->pages[i]].users;
 	resize(m, s, n);
-	/* Reads the step from the daemon: it may be the parent's step or 0. */
+	/* The parent's step or 0. */
 	must(fa_sequence_info(m->kv.client, id, &info), "info");
 	s->step = info.step;
 	check_info(m, s, n);
@@ -437,7 +429,7 @@ static void do_free(struct model *m)
 	fa_check(r == -ESTALE || r == -ENOENT);
 }
 
-/* Returns the published page that ends with these tokens; 0: none. */
+/* The published page that ends with these tokens; 0: none. */
 static uint32_t look_up(const struct model *m, const uint32_t *tags, uint32_t n, uint32_t extra)
 {
 	for (uint32_t i = 0; i < m->n_published; ++i) {
@@ -470,10 +462,7 @@ static void do_publish(struct model *m)
 		uint32_t page = s->pages[n / KV_PAGE_TOKENS - 1];
 		struct published *p = &m->published[m->n_published];
 
-		/*
-		 * Publishes only if neither the page nor its tokens are published: they correspond
-		 * one to one.
-		 */
+		/* Pages and their tags correspond one to one: only if neither is published yet. */
 		if (!page || m->pages[page].published || look_up(m, s->tags, n, extra))
 			continue;
 		memcpy(p->tags, s->tags, n * sizeof(*p->tags));

@@ -1,8 +1,8 @@
 /*
- * Another client of the daemon's MPS server makes an illegal access, again and again, under load
- * (kv-load.h). The fault hits every client of the server: the supervised daemon restarts, and only
- * sequences that were just written may be lost. The program test-attention of the GPU bundle,
- * beside this test, makes the access. Skips (77) without that program, a GPU, or MPS.
+ * Under load (kv-load.h), another client of the daemon's MPS server makes an illegal access again
+ * and again, which hits every client of the server: the supervised daemon restarts, and only
+ * sequences that were being written may be lost. The access is made by test-attention of the GPU
+ * bundle. Skips (77) without that, a GPU, or MPS.
  */
 #include "tests/client/kv-load.h"
 #include "tests/lib/check.h"
@@ -29,7 +29,7 @@
 
 static char faulty[PATH_MAX + 32], control[PATH_MAX], pipes[64];
 
-/* Runs `path word` and returns its exit status; -1 if it did not exit. */
+/* Returns the exit status of `path word`; -1 if it did not exit. */
 static int run(const char *path, const char *word, const char *input)
 {
 	int status, in[2];
@@ -52,8 +52,7 @@ static int run(const char *path, const char *word, const char *input)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* Finds the MPS control program, which is installed with the driver's tools, maybe outside of
- * PATH. */
+/* The MPS control program may be installed outside of PATH. */
 static bool find_control(void)
 {
 	static const char name[] = "nvidia-cuda-mps-control";
@@ -100,7 +99,7 @@ static void test_faults(void **state)
 
 		fa_check_eventually(kv_load_progress() > before + 20);
 		fa_check(pid > 0);
-		/* The MPS server accepts clients again when all that it ended have exited. */
+		/* The MPS server accepts clients again when all that it has ended are gone. */
 		fa_check_eq(run(faulty, "--fault", ""), -1);
 		died_ns = fa_now_ns();
 		(void)fa_test_daemon_next_child(&supervisor, pid);

@@ -1,7 +1,6 @@
 /*
- * Sessions over several connections: what Hello reports of the previous session, and what happens
- * to steps, ids and requests. For each connection the fake daemon follows a line of the test's
- * script.
+ * Sessions over several connections: what Hello names as the previous session, and what becomes of
+ * steps, ids and requests. The fake daemon follows the test's script, a line per connection.
  */
 #include "client/faclient.h"
 #include "tests/client/fake-daemon.h"
@@ -110,7 +109,7 @@ static void check_info(struct fa_client *client, uint64_t reconnects, uint64_t r
 	fa_check_eq(info.resumed, resumed);
 }
 
-/* Checks that Hello @i names the session of connection @before. */
+/* Hello @i must name the session of connection @before. */
 static void check_hello(int i, int before)
 {
 	fa_check(script.hellos[i].has_resume);
@@ -148,7 +147,7 @@ static void test_resumed(void **state)
 	idle = begin(client);
 	wait_lost(client);
 
-	/* The step is lost; a call that uses it does not reconnect. */
+	/* The step is lost: a call with it does not reconnect. */
 	fa_check_eq(fa_step_commit(step, NULL, NULL), -ECONNRESET);
 	fa_check_contains(fa_error(), "the step is gone");
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
@@ -188,16 +187,16 @@ static void test_not_resumed(void **state)
 	check_info(client, 1, 0);
 	check_hello(1, 0);
 	wait_lost(client);
-	/* The second connection's session is resumed; the first one's stays lost. */
+	/* The second connection's session is resumed; the first one's is lost. */
 	fa_check_eq(fa_sequence_truncate(client, FAKE_DAEMON_SEQUENCE, 1), -ESTALE);
 	check_hello(2, 1);
 	check_info(client, 2, 1);
-	/* The errno for an unknown name is unchanged: no lost session is the cause. */
+	/* No lost session is the cause, so the errno of an unknown name is unchanged. */
 	fa_check_eq(fa_cache_find(client, "name", &cache), -ENOENT);
 	stop(&fake, client);
 }
 
-/* Daemons die while the client registers its buffers again: it resumes the newest session. */
+/* Daemons die while the client registers buffers again: it resumes the newest session. */
 static void test_deaths_in_between(void **state)
 {
 	const struct line lines[] = {
@@ -273,7 +272,7 @@ static void test_requests_in_flight_end(void **state)
 	stop(&fake, client);
 }
 
-/* The next daemon has kept nothing: calls report lost objects as documented. */
+/* The next daemon has kept nothing. */
 static void test_lost_ids(void **state)
 {
 	struct fa_cache_options cache_options = { .size = sizeof(cache_options),

@@ -1,6 +1,6 @@
 /*
- * Several clients of one cache: access to named and unnamed sequences, conflicting appends,
- * cleanup after deaths, and lack of space during a step.
+ * Several clients of one cache: access to sequences, conflicting appends, cleanup after deaths,
+ * lack of space.
  */
 #include "client/faclient.h"
 #include "tests/client/kv.h"
@@ -175,8 +175,8 @@ static int run_other_uid(void *userdata)
 	kv_init_in(&kv, connect_client(), 0);
 	fill(tags, 32, 1);
 	/*
-	 * The last client has the daemon's own user and the others' tenant, so it may remove any
-	 * named object.
+	 * The last client has the daemon's user and the others' tenant: it may remove any named
+	 * object.
 	 */
 	fa_check_eq(fa_sequence_remove(kv.client, unnamed), -ENOENT);
 	fa_check_eq(fa_sequence_info(kv.client, unnamed, &info), -ENOENT);
@@ -296,7 +296,7 @@ static void test_death_in_step(void **state)
 
 		fa_check(WIFSIGNALED(status));
 		fa_check_eq(WTERMSIG(status), SIGKILL);
-		/* The cache is as before the step: all that only the dead client had is freed. */
+		/* All that only the dead client had is freed. */
 		fa_check_eventually((must(fa_cache_info(a.client, a.cache, &after), "cache"),
 		                     after.used_pages == before.used_pages &&
 		                             after.sequences == before.sequences));
@@ -346,7 +346,7 @@ static void test_full(void **state)
 		sequences[i] = sequence_of(&kv, tags, 10);
 		items[i] = item(sequences[i], tags, 10, 30);
 	}
-	/* Each sequence has a page and the step needs two more for each, but three are free. */
+	/* Each sequence has a page and needs two more, but three are free. */
 	r = kv_begin(&kv, items, 3, &step);
 	fa_check(r == -ENOMEM || r == -EDQUOT);
 	fa_check(*fa_error());

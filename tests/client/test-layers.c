@@ -1,6 +1,6 @@
 /*
  * fa_step_attend_layers() on a real daemon equals, bit by bit, a request per layer, with gates per
- * layer. Also tests what happens to the remaining layers after a failure or cancellation.
+ * layer; and the remaining layers after a failure or cancellation.
  */
 #include "client/faclient.h"
 #include "tests/lib/check.h"
@@ -33,7 +33,7 @@ static struct fa_timeline *timeline;
 static struct fa_buffer *buffer;
 static float *data;
 static uint64_t cache;
-static uint64_t last_in, last_out; /* last values of slot 0 of each side */
+static uint64_t last_in, last_out; /* last values of slot 0 */
 
 static void check(int r)
 {
@@ -119,8 +119,8 @@ static struct fa_step *begin(uint64_t sequence)
 }
 
 /*
- * Requests all layers: each waits for the next value of the client's slot 0 and signals the next
- * one of the daemon's.
+ * Each layer waits for the next value of the client's slot 0, and signals the next one of the
+ * daemon's.
  */
 static struct fa_ticket attend_all(struct fa_step *step, const struct fa_step_attend *attend,
                                    uint32_t n_layers)
@@ -243,7 +243,7 @@ static void test_without_gates(void **state)
 	check(fa_sequence_remove(client, sequence));
 }
 
-/* Checks that the daemon signals all values and that the step can only be aborted. */
+/* The daemon must signal all values, and the step can only be aborted. */
 static void expect_failed(struct fa_step *step, const struct fa_ticket *ticket, int status)
 {
 	fa_check_eq(fa_wait(client, ticket, fa_test_patience_ns(), NULL), status);
@@ -253,7 +253,7 @@ static void expect_failed(struct fa_step *step, const struct fa_ticket *ticket, 
 	fa_step_free(step);
 }
 
-/* The request names more layers than the cache has: the cache's layers are computed. */
+/* More layers than the cache has: the cache's layers are computed. */
 static void test_fails_in_the_middle(void **state)
 {
 	struct fa_sequence_info info = { .size = sizeof(info) };
@@ -382,7 +382,7 @@ static void test_timeout(void **state)
 	check(fa_sequence_remove(client, sequence));
 }
 
-/* More layers than may be in flight: the call waits, or is refused. */
+/* More layers than may be in flight. */
 static void test_in_flight_limit(void **state)
 {
 	struct fa_info info = { .size = sizeof(info) };

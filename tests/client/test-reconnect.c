@@ -1,6 +1,6 @@
 /*
- * A daemon is killed and another takes its place: requests in flight end, the client's objects
- * are registered again, and work goes on.
+ * Another daemon replaces a killed one: requests in flight end, objects are registered again, work
+ * goes on.
  */
 #include "client/faclient.h"
 #include "tests/client/attention-request.h"
@@ -138,7 +138,7 @@ static void test_killed(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* A thread asleep in fa_wait() notices that the daemon died while it computed. */
+/* A thread asleep in fa_wait() notices the death of the daemon. */
 struct sleeper {
 	struct fa_client *client;
 	struct fa_ticket ticket;
@@ -213,7 +213,7 @@ static void test_calls_wait_for_daemon(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* The time that a call waits for the next daemon does not shorten the time-out of its reply. */
+/* The wait for the next daemon does not shorten the time-out of the reply. */
 static void test_full_reply_timeout(void **state)
 {
 	const uint64_t reply_ns = fa_test_patience_ns() / 20;
@@ -237,7 +237,7 @@ static void test_full_reply_timeout(void **state)
 	fa_test_daemon_stop(&daemon);
 }
 
-/* A client of another user, run in a child, as root may connect to any socket. */
+/* A client of another user, in a child: root could connect to any socket. */
 struct other_user {
 	struct fa_test_daemon *daemon;
 	int to_parent[2], to_child[2];
@@ -269,7 +269,7 @@ static void start_other(struct other_user *other, int (*run)(void *userdata))
 	close(other->to_parent[1]);
 }
 
-/* Ends the child; returns false if it could not change its user. */
+/* Returns false if the child could not change its user. */
 static bool end_other(struct other_user *other)
 {
 	int status;
@@ -301,7 +301,7 @@ static int ping_as_other(void *userdata)
 	return 0;
 }
 
-/* A starting daemon's socket is not accessible between bind() and chmod(). */
+/* Between bind() and chmod() a starting daemon's socket is inaccessible. */
 static void test_inaccessible_socket(void **state)
 {
 	struct fa_test_daemon_options options = { .everyone = true, .dir = dir };
@@ -319,7 +319,7 @@ static void test_inaccessible_socket(void **state)
 		kill_daemon(&daemon);
 		fa_test_daemon_start(&daemon, &options);
 		r = -EACCES;
-		/* Retries, as a loaded machine may take longer than the client waits. */
+		/* A loaded machine may take longer than the client waits: retry. */
 		for (int i = 0; i < 10 && r == -EACCES; ++i) {
 			fa_check(!chmod(daemon.socket, 0));
 			tell(other.to_child[1], 0);
@@ -329,10 +329,7 @@ static void test_inaccessible_socket(void **state)
 		}
 		fa_check_eq(r, 0);
 
-		/*
-		 * The client waits less long for a socket that stays inaccessible than for a
-		 * missing daemon.
-		 */
+		/* A socket that stays inaccessible is awaited less long than a missing daemon. */
 		kill_daemon(&daemon);
 		fa_test_daemon_start(&daemon, &options);
 		fa_check(!chmod(daemon.socket, 0));

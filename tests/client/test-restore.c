@@ -1,7 +1,4 @@
-/*
- * What a client does when its daemon goes away, as a fake daemon sees it: what it registers again,
- * how its requests end, and what it reports.
- */
+/* What a client does when its daemon goes away, as a fake daemon sees it. */
 #include "client/faclient.h"
 #include "common/cleanup.h"
 #include "tests/client/fake-daemon.h"
@@ -22,7 +19,7 @@
 
 #define BUFFERS 300
 
-/* The fake's thread writes this struct; the test reads it while that thread is idle or stopped. */
+/* Written by the fake's thread; read by the test while that thread is idle or stopped. */
 struct seen {
 	atomic_int connections, hang_up;
 	int registered[BUFFERS + 10];
@@ -65,8 +62,7 @@ static void serve(struct fa_raw *raw, void *userdata)
 			break;
 		case FA_WIRE_ATTENTION:
 			/*
-			 * The third request never ends; only the page reports the second one's
-			 * end.
+			 * The third request never ends; the second one's end is only in the page.
 			 */
 			if (message->attention.value == 3)
 				continue;
@@ -115,7 +111,7 @@ static uint64_t reconnects(struct fa_client *client)
 	return info.reconnects;
 }
 
-/* Ends the connection, and returns after a call has failed because of that. */
+/* Returns after a call has failed because the connection has ended. */
 static void break_connection(struct fa_client *client, struct seen *seen)
 {
 	atomic_store(&seen->hang_up, 1);
@@ -193,7 +189,7 @@ static void test_requests(void **state)
 		fa_check_eq(fa_reconnect(client), 0);
 		fa_check_eq(fa_client_state(client), FA_CLIENT_CONNECTED);
 	}
-	/* The caller's request values continue; those on the wire restart. */
+	/* Request values continue for the caller, and restart on the wire. */
 	fa_check_eq(fa_attention(client, &attention, &tickets[3]), 0);
 	fa_check_eq(tickets[3].value, 4);
 	fa_check_eq(fa_wait(client, &tickets[3], UINT64_MAX, NULL), 0);
@@ -217,10 +213,7 @@ static void test_refused_registration(void **state)
 		client = connect_to(&fake, 0);
 		fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 		break_connection(client, &seen);
-		/*
-		 * -EINVAL is final. EDQUOT and EMFILE may be temporary, so the client retries at
-		 * once.
-		 */
+		/* -EINVAL is final. The others may be temporary: the client retries at once. */
 		if (codes[i] == -EINVAL) {
 			fa_check_eq(fa_ping(client), codes[i]);
 			fa_check_contains(fa_error(), "no more of these");
@@ -262,8 +255,7 @@ static void test_fd(void **state)
 	fa_check(!is_readable(fd));
 
 	/*
-	 * Another call reads the completion from the socket; the descriptor still becomes
-	 * readable.
+	 * The descriptor becomes readable though another call reads the completion from the socket.
 	 */
 	fa_check_eq(fa_attention(client, &attention, &ticket), 0);
 	fa_check_eventually(is_readable(fd));
@@ -310,7 +302,7 @@ static void test_gone(void **state)
 	fa_disconnect(client);
 }
 
-/* The daemon closes between calls; the next call notices when it sends. */
+/* The daemon closes between calls; the next call notices this when it sends. */
 struct leaver {
 	const char *words;
 	atomic_int connections, gone;
@@ -341,7 +333,7 @@ static void test_closed_silently(void **state)
 	fake_daemon_start(&fake, leave, &leaver);
 	client = connect_to(&fake, 0);
 	fa_check_eventually(atomic_load(&leaver.gone));
-	/* The failed call had sent nothing, so it is repeated with the next daemon. */
+	/* The failed call had sent nothing: it is repeated with the next daemon. */
 	fa_check_eq(fa_ping(client), 0);
 	fa_check_eq(reconnects(client), 1);
 	fa_disconnect(client);

@@ -1,6 +1,6 @@
 /*
- * A ring whose other end is the test. Tests missing completion records, and results that one thread
- * finds while others sleep for them.
+ * A ring whose other end is the test: missing completion records, and results that one thread finds
+ * while others sleep for them.
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
@@ -29,7 +29,7 @@
 
 #define RECORDS 64
 
-/* The daemon's end of the ring; the test's thread writes its shared words. */
+/* The daemon's end of the ring. */
 static struct {
 	struct fake_daemon fake;
 	struct fa_completion_slot *page;
@@ -45,7 +45,7 @@ static struct {
 		FULL_DOORBELL
 	} kind;
 	uint64_t features, reply_ns;
-	bool reconnects; /* reconnects to a successor after a loss */
+	bool reconnects; /* with a successor after a loss */
 	struct fa_ring_consumer entries;
 	_Atomic unsigned int n_packets;
 } end = { .features = FA_WIRE_FEATURE_RING };
@@ -143,7 +143,7 @@ static void publish(uint64_t value, bool wake)
 		fa_check_eq(send(end.wake, "", 1, MSG_DONTWAIT), 1);
 }
 
-/* Starts a client with @n requests in flight; the first ticket is ret_tickets[1]. */
+/* With @n requests in flight; the first ticket is ret_tickets[1]. */
 static struct fa_client *start(uint64_t spin_ns, unsigned int n, struct fa_ticket *ret_tickets)
 {
 	struct fa_options options = { .size = sizeof(options),
@@ -205,8 +205,7 @@ static void test_closed_before_records_go(void **state)
 }
 
 /*
- * The device signals a request's end and is lost before the daemon sees the signal: the result
- * stays valid.
+ * The device signals a request's end and is lost before the daemon sees it: the result stays valid.
  */
 static void test_signalled_then_lost(void **state)
 {
@@ -288,7 +287,7 @@ static void end_begin(uint64_t value, int status, const char *text)
 	}
 }
 
-/* Takes request @value of stream 0 from the ring and checks that it is a StepBegin. */
+/* Takes request @value of stream 0, a StepBegin, from the ring. */
 static void take_begin(uint64_t value)
 {
 	struct fa_wire_message message;
@@ -313,7 +312,7 @@ static void *answer_begins(void *userdata)
 	return NULL;
 }
 
-/* Starts a client with a ring, whose stream 0 has only request 1 in flight. */
+/* Stream 0 has only request 1 in flight. */
 static struct fa_client *start_with_ring(uint64_t features, uint64_t spin_ns)
 {
 	struct fa_wire_message message;
@@ -376,8 +375,7 @@ static void *hang_up(void *userdata)
 }
 
 /*
- * Begins a step by ring while the daemon closes the connection, or (@daemon NULL) does not reply;
- * checks the failure.
+ * Begins a step by ring while the daemon closes the connection, or (@daemon NULL) does not reply.
  */
 static void begin_in_vain(void *(*daemon)(void *), uint64_t spin_ns, int error, const char *text)
 {
@@ -405,10 +403,7 @@ static void test_begin_lost(void **state)
 	begin_in_vain(hang_up, 10 * FA_NS_PER_SEC, -ECONNRESET, "went away");
 }
 
-/*
- * The client reconnects to a successor, but does not send it the StepBegin that was already
- * sent.
- */
+/* The client reconnects, but does not send the successor a StepBegin that was already sent. */
 static void test_begin_lost_once(void **state)
 {
 	end.reconnects = true;
@@ -426,8 +421,8 @@ static void test_begin_unanswered(void **state)
 }
 
 /*
- * Checks that StepBegin goes by packet: without the feature, or (@busy) behind an unfinished
- * request of the stream.
+ * StepBegin goes by packet without the feature, or (@busy) behind an unfinished request of the
+ * stream.
  */
 static void begin_as_packet(uint64_t features, bool busy)
 {
@@ -507,10 +502,7 @@ static void test_full_doorbell(void **state)
 	end.kind = RIGHT;
 }
 
-/*
- * Results found within this time count as found at once. It is less than the second for which a
- * thread sleeps at a time.
- */
+/* Results found within this time were found at once: a thread sleeps for a second at a time. */
 #define SOON_NS (300 * FA_NS_PER_MS)
 
 struct waiter {
@@ -539,8 +531,8 @@ static void begin(struct waiter *waiter, struct fa_client *client, const struct 
 }
 
 /*
- * Two threads sleep, one of them watching the daemon; a third thread finds the other sleeper's
- * result. Returns how long that sleeper slept on.
+ * Two threads sleep, one of them watching the daemon; a third finds the other sleeper's result.
+ * Returns how long that sleeper slept on.
  */
 static uint64_t collect_once(void)
 {
@@ -564,7 +556,7 @@ static uint64_t collect_once(void)
 	return atomic_load(&sleeper.done_ns) - then_ns;
 }
 
-/* Requires five quick runs of @once in 40, as a loaded machine may delay any single one. */
+/* Five quick runs of @once in 40, as a loaded machine may delay any single one. */
 static void check_soon(uint64_t (*once)(void))
 {
 	int n_soon = 0, n = 0;
@@ -647,7 +639,7 @@ static void test_dispatch_keeps_wake_ups(void **state)
 
 /*
  * One thread spins for a result while another polls the client's descriptor. Returns how long the
- * descriptor was readable without anything new.
+ * descriptor was readable without news.
  */
 static uint64_t watch_once(void)
 {

@@ -1,6 +1,6 @@
 /*
- * A client that got no ring at first retries at growing intervals. It gets a ring as soon as the
- * cause is gone, whatever requests are in flight.
+ * A client that got no ring retries at growing intervals, and gets one once the cause is gone,
+ * whatever is in flight.
  */
 #include "client/faclient.h"
 #include "client/faclient_timeline.h"
@@ -128,10 +128,7 @@ static struct fa_attention attention_of(struct fa_buffer *buffer)
 #define DEPTH 4
 #define MORE 300
 
-/*
- * Keeps at least DEPTH - 1 requests in flight, some of which fail. All must end as expected, in
- * order.
- */
+/* At least DEPTH - 1 requests are in flight; some fail. All must end as expected, in order. */
 static void flow(uint32_t stream, struct fa_buffer *buffer, bool passes)
 {
 	struct fa_completion completion = { .size = sizeof(completion) };
@@ -228,7 +225,7 @@ static void test_gated(void **state)
 	fa_check(has_ring(client));
 }
 
-/* Completions wake threads and event loops that sleep for requests sent by socket. */
+/* Completions of requests sent by socket wake threads and event loops. */
 static void test_sleepers_are_woken(void **state)
 {
 	const struct fa_gate wait = { .slot = 3, .value = 1 };
@@ -317,7 +314,7 @@ static void serve_none(struct fa_raw *raw, void *userdata)
 		}
 }
 
-/* The client retries after 100 ms, then after twice the previous interval. */
+/* After 100 ms, then after twice the previous interval. */
 static void test_retry_intervals(void **state)
 {
 	uint64_t begin_ns = fa_now_ns();
@@ -334,7 +331,7 @@ static void test_retry_intervals(void **state)
 		++n;
 		fa_check(fa_now_ns() < begin_ns + fa_test_patience_ns());
 	}
-	/* The client tries at 0, 100, 300, 700, 1500 ms and so on: five times in two seconds. */
+	/* Tries at 0, 100, 300, 700, 1500 ms and so on. */
 	took_ns = fa_now_ns() - begin_ns;
 	for (uint64_t ms = 100; ms * FA_NS_PER_MS <= took_ns; ms = 2 * ms + 100)
 		++most;

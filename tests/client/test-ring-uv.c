@@ -1,6 +1,6 @@
 /*
- * fa_fd() in a libuv loop, with requests by ring. The loop sleeps until a request has ended,
- * however soon that is.
+ * fa_fd() in a libuv loop, with requests by ring: the loop sleeps until a request ends, however
+ * soon.
  */
 #include "client/faclient.h"
 #include "tests/lib/check.h"
@@ -34,7 +34,7 @@ static void stop(uv_poll_t *poll)
 	uv_close((uv_handle_t *)&timer, NULL);
 }
 
-/* Sends and collects requests until a call would block. */
+/* Goes on until a call would block. */
 static void go_on(uv_poll_t *poll)
 {
 	int r;

@@ -1,6 +1,6 @@
 /*
- * libfaclient over a ring of a real daemon: results, event loops, sleeping threads, a full ring,
- * restarts, and many clients.
+ * A ring of a real daemon: results, event loops, sleeping threads, a full ring, restarts, many
+ * clients.
  */
 #include "client/faclient.h"
 #include "tests/lib/check.h"
@@ -120,7 +120,7 @@ static void test_results(void **state)
 	struct fa_completion completion = { .size = sizeof(completion) };
 	struct fa_ticket tickets[300];
 
-	/* The library does not notice that the shapes differ; the daemon does. */
+	/* Only the daemon notices that the shapes differ. */
 	bad.k.shape[3] = bad.k.shape[3] / 2;
 	for (int i = 0; i < 300; ++i) {
 		if (i % 3 == 1)
@@ -262,8 +262,8 @@ static void test_epoll(void **state)
 }
 
 /*
- * Four threads share a stream. In total they request less than the 4096 results that the library
- * keeps per stream: a thread that is not scheduled may come back when the others are done.
+ * Four threads share a stream. Together they request less than the 4096 results that the library
+ * keeps per stream, as one may be scheduled only when the others are done.
  */
 #define SLEEPERS 8
 #define SLEEPER_ROUNDS 100
@@ -351,10 +351,7 @@ static void test_window_of_one(void **state)
 	other = connect_with(&strict, 0, 0);
 	buffer = buffer_for(other, 1, 16);
 	attention = attention_of(buffer, 1, 16);
-	/*
-	 * A request leaves the window once a thread has waited for it, however its end became
-	 * known.
-	 */
+	/* A request leaves the window once a thread has waited for it. */
 	for (int i = 0; i < 2000; ++i) {
 		check(fa_attention(other, &attention, &ticket));
 		check(fa_wait(other, &ticket, UINT64_MAX, NULL));
@@ -514,7 +511,7 @@ static void test_many_clients(void **state)
 	fa_check_eventually(atomic_load(&crowd->ready) == CROWD);
 	atomic_store(&crowd->go, true);
 	fa_test_elapse_ms(seconds * 300);
-	/* A ring's memory is allocated on use, so let each ring wrap. */
+	/* A ring's memory is allocated on use: let each ring wrap. */
 	for (int i = 0; i < CROWD; ++i)
 		fa_check_eventually(atomic_load(&crowd->done[i]) > CROWD_AROUND);
 	fa_test_daemon_usage(&daemon_process, &before);
@@ -533,7 +530,7 @@ static void test_many_clients(void **state)
 	printf("%llu requests in %u s, of one client %llu to %llu\n", (unsigned long long)total,
 	       seconds, (unsigned long long)fewest, (unsigned long long)most);
 	assert_true(fewest > 0);
-	/* With a processor for each client the daemon alone determines shares. */
+	/* With a processor per client, only the daemon determines shares. */
 	if (sched_getaffinity(0, sizeof(cpus), &cpus) == 0 && CPU_COUNT(&cpus) > CROWD + 8)
 		assert_true(2 * fewest >= most);
 	if (!fa_test_sanitized())

@@ -14,10 +14,7 @@
 
 #include <cmocka.h>
 
-/*
- * The timer's period. It is shorter than the time for which a receive blocks before it checks the
- * clock.
- */
+/* Shorter than a receive blocks before it checks the clock. */
 #define TICK_US 200000
 
 /* The client's reply_ns; longer than a receive blocks. */

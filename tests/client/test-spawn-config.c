@@ -1,6 +1,4 @@
-/*
- * Daemons that the library spawns: their configuration, and how a program learns of their failures.
- */
+/* Spawned daemons: their configuration, and how a program learns of their failures. */
 #include "client/faclient.h"
 #include "client/faclient_kv.h"
 #include "tests/client/spawn.h"
@@ -49,7 +47,7 @@ static void remove_file(char *path)
 
 static void test_says_why(void **state)
 {
-	/* The error line counts although others follow; control characters are removed. */
+	/* The error line counts, not the last; control characters are removed. */
 	static const char error[] = "#!/bin/sh\n"
 				    "printf 'fad: error: a \\033[2J\\303\\244\\n' >&2\n"
 				    "printf 'fad: bye\\n\\n' >&2\n";
@@ -91,8 +89,8 @@ static void test_says_why(void **state)
 }
 
 /*
- * The library abandons a daemon that starts too late. Later output of that daemon is discarded,
- * without killing it.
+ * The library gives up on a daemon that starts too late, without killing it, and discards its
+ * output.
  */
 static void test_late(void **state)
 {
@@ -142,8 +140,8 @@ static void test_config(void **state)
 	fa_disconnect(client);
 
 	/*
-	 * Options override the environment; "" means no file; a relative path starts from the
-	 * caller's directory.
+	 * Options override the environment; "": no file; a relative path starts at the caller's
+	 * directory.
 	 */
 	fa_check(!setenv("FAD_CONFIG", bad, 1));
 	client = spawn_client(NULL, good);
@@ -224,7 +222,7 @@ static void test_config_at_restart(void **state)
 	remove_file(path);
 }
 
-/* Output that no process reads any more neither kills the daemon nor blocks it. */
+/* Output that no process reads neither kills nor blocks the daemon. */
 struct start {
 	const char *daemon, *config;
 	int fd;
@@ -294,7 +292,7 @@ static void test_output_after_start(void **state)
 	remove_file(config);
 }
 
-/* When the pool is full, the error suggests an option only if the pool has the default size. */
+/* When the pool is full, the error names the option only if the pool has the default size. */
 static int fill_pool(struct fa_client *client)
 {
 	struct fa_cache_options cache = { .size = sizeof(cache),
@@ -325,7 +323,7 @@ static void test_pool_exhausted(void **state)
 
 	fa_check_eq(fill_pool(client), -ENOMEM);
 	fa_check_contains(fa_error(), "the pool is exhausted: 128 pages");
-	/* The default pool is smaller if the machine has less than eight times as much memory. */
+	/* On small machines the default pool is smaller. */
 	if (pool_bytes(client) == 256 << 20)
 		fa_check_contains(fa_error(), "at most 256 MiB, unless [pool] bytes in its "
 		                              "configuration (FAD_CONFIG) says more");

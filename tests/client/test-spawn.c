@@ -70,7 +70,7 @@ static void test_life(void **state)
 	fa_check_eq(sigismember(&mask, SIGUSR1), 1);
 	fa_check_eq(sigismember(&mask, SIGTERM), 0);
 
-	/* Other clients may connect to the spawned daemon; it exits after the last one. */
+	/* Others may connect to a spawned daemon; it exits after its last client. */
 	options.socket = fa_socket_path(client);
 	fa_check_eq(fa_connect(&options, &other), 0);
 	fa_disconnect(client);
@@ -167,10 +167,7 @@ static void test_killed(void **state)
 	fa_check(info.generation > generation);
 	fa_check_eq(info.reconnects, 1);
 
-	/*
-	 * The daemon is killed again with no client left: nothing of it remains in the
-	 * directory.
-	 */
+	/* Killed with no client left, the daemon leaves nothing in the directory. */
 	fa_check(!kill(next, SIGKILL));
 	fa_test_reap(next);
 	fa_check_eq(fa_client_state(client), FA_CLIENT_LOST);
@@ -186,7 +183,7 @@ static void test_killed(void **state)
 	spawn_adopt_orphans(false);
 }
 
-/* After chdir() the program finds its daemon again, also by a relative path. */
+/* After chdir() the program finds its daemon again. */
 static void test_relative(void **state)
 {
 	_fa_cleanup_(fa_freep) char *kept = strdup(getenv("FAD_DAEMON"));

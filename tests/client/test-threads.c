@@ -1,6 +1,6 @@
 /*
- * Many threads use one client: requests of all kinds, on one stream and on many, with and without
- * spinning. The fake daemon breaks connections; results are compared on the real one.
+ * Many threads use one client: all kinds of requests, on one stream and on many. The fake daemon
+ * breaks connections; results are compared on the real one.
  */
 #include "client/faclient.h"
 #include "tests/client/attention-request.h"
@@ -45,10 +45,7 @@ static struct fa_attention small_attention(struct fa_buffer *buffer)
 	return attention;
 }
 
-/*
- * Returns true if @r is a success, false after a broken connection (lossy only); fails
- * otherwise.
- */
+/* True: success; false: broken connection (lossy only). Fails otherwise. */
 static bool went_well(struct shared *shared, int r)
 {
 	if (shared->lossy && r == -ECONNRESET) {
@@ -202,7 +199,7 @@ static void test_broken_connections(void **state)
 	fa_check(shared.lost > 0);
 }
 
-/* A thread that polls must not consume completions for which another thread waits. */
+/* Polling must not consume completions that another thread awaits. */
 static void *ping_often(void *userdata)
 {
 	struct shared *shared = userdata;
@@ -262,7 +259,7 @@ static void *compute(void *userdata)
 	for (int i = 0; i < worker->shared->rounds; ++i) {
 		struct fa_ticket ticket;
 
-		/* The poison in out reveals results that are reported too early. */
+		/* The poison in out reveals results reported too early. */
 		fa_case_fill(&attention, fa_buffer_data(buffer));
 		if (i % 2) {
 			went_well(worker->shared, fa_attention(client, &request, NULL));

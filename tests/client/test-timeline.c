@@ -1,7 +1,4 @@
-/*
- * Gates and timelines through the library and a real daemon: the order of requests, and how waits
- * end when something goes wrong.
- */
+/* Gates and timelines: the order of requests, and how waits end when something goes wrong. */
 #include "client/faclient.h"
 #include "common/completion.h"
 #include "tests/client/attention-request.h"
@@ -55,7 +52,7 @@ static struct fa_client *connect_to(const char *socket)
 	return client;
 }
 
-/* A client with a timeline and a small attention; each stream has its own output. */
+/* Each stream has its own output. */
 struct scene {
 	struct fa_client *client;
 	struct fa_timeline *timeline;
@@ -127,7 +124,7 @@ enum {
 	ROUNDS = 200
 };
 
-/* Plays a GPU stream: writes the inputs of one request after another and checks each result. */
+/* Like a GPU stream: writes a request's inputs, and checks its result, one after another. */
 static void *run_stream(void *userdata)
 {
 	struct scene *s = userdata;
@@ -388,8 +385,8 @@ static void test_markers(void **state)
 }
 
 /*
- * A signal whose value does not exceed the slot's last one fails the request with -EINVAL. The
- * daemon still writes the request's other signals, and waiters for these get -EINVAL, too.
+ * A signal that does not exceed the slot's last value fails the request with -EINVAL. Its other
+ * signals are still written, and their waiters get -EINVAL, too.
  */
 static void test_values_backwards(void **state)
 {
@@ -542,7 +539,7 @@ static void *wait_for_ever(void *userdata)
 	return NULL;
 }
 
-/* More threads sleep for a value than the daemon wakes: all of them return. */
+/* More threads sleep than the daemon wakes at once: all return. */
 static void test_many_sleepers(void **state)
 {
 	enum {
@@ -570,7 +567,7 @@ static void test_many_sleepers(void **state)
 	scene_close(&s);
 }
 
-/* Polls the shared word itself, as a GPU kernel would, without the library. */
+/* Polls the shared word without the library, as a GPU kernel would. */
 static void *watch_for_ever(void *userdata)
 {
 	struct fa_timeline_info info = { .size = sizeof(info) };
@@ -642,7 +639,7 @@ static void test_daemon_killed_spinning(void **state)
 	spin_ns = 0;
 }
 
-/* When no successor starts, the supervisor releases the waiters of the shared words. */
+/* Without a successor, the supervisor releases the waiters of the shared words. */
 static void test_no_successor(void **state)
 {
 	static const char *const args[] = { "--supervise", NULL };
@@ -658,7 +655,7 @@ static void test_no_successor(void **state)
 	watcher = (struct blocked){ .s = &s, .value = 1 };
 	fa_check_eq(pthread_create(&thread, NULL, watch_for_ever, &watcher), 0);
 	fa_check_eventually(atomic_load(&watcher.waits));
-	/* Kill the supervisor and the daemon, so that preferably no successor starts. */
+	/* Kill both, so that preferably no successor starts. */
 	pid = fa_test_daemon_child(&supervisor);
 	fa_test_daemon_signal(&supervisor, SIGSTOP);
 	fa_check(!kill(pid, SIGKILL));
@@ -671,8 +668,7 @@ static void test_no_successor(void **state)
 }
 
 /*
- * Without a supervisor the shared words stay as they are. Calls of the library return all the same,
- * whether they sleep or spin, with or without a request in flight.
+ * Without a supervisor the shared words stay as they are; calls of the library return all the same.
  */
 static void killed_without_keeper(void)
 {

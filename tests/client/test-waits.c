@@ -1,6 +1,6 @@
 /*
- * How long calls wait, and that waiters for a free request slot are woken. The fake daemon replies
- * when the test lets it. A late waiter still finds its result.
+ * How long calls wait; waiters for a free request slot are woken; a late waiter still finds its
+ * result. The fake daemon replies when the test lets it.
  */
 #include "client/faclient.h"
 #include "common/cleanup.h"
@@ -20,7 +20,7 @@
 
 #include <cmocka.h>
 
-/* A time much longer than the time-outs of these tests. */
+/* Much longer than the time-outs of these tests. */
 #define LONG_NS (20 * FA_NS_PER_SEC)
 #define SHORT_NS (50 * FA_NS_PER_MS)
 
@@ -145,7 +145,7 @@ static void test_timeline_set_up_anew(void **state)
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_check_eq(fa_timeline_open(client, &timeline), 0);
 	fa_check_eq(fa_marker(client, 0, &gates, NULL), 0);
-	/* A request's end is published before its values. */
+	/* A request's end is published before its signals are. */
 	fa_check_eq(fa_timeline_wait(timeline, 3, 5, fa_test_patience_ns()), 0);
 	kill_and_restart(&daemon, dir, client);
 
@@ -202,8 +202,8 @@ static struct {
 } room;
 
 /*
- * Allows at most two requests in flight, and completes both when there are two. Refuses the first
- * ring at once, the second when the test allows it.
+ * At most two requests are in flight; both complete when there are two. The first ring is refused
+ * at once, the second when the test allows it.
  */
 static void serve_few(struct fa_raw *raw, void *userdata)
 {
@@ -239,7 +239,7 @@ static void *wait_first(void *userdata)
 	return NULL;
 }
 
-/* The positions do not fit into a message, which the library notices at this request's turn. */
+/* The library notices only at this request's turn that the positions do not fit into a message. */
 static void *ask_too_much(void *userdata)
 {
 	static const uint32_t positions[16000];
@@ -299,8 +299,8 @@ static struct {
 } told;
 
 /*
- * Allows at most two requests in flight. Those of stream 0 end at once in the page and a little
- * later on the socket; the other stream's end last.
+ * At most two requests are in flight. Those of stream 0 end at once in the page and later on the
+ * socket; the other stream's end last.
  */
 static void serve_late(struct fa_raw *raw, void *userdata)
 {
@@ -355,8 +355,7 @@ static void test_slot_freed_beside_reader(void **state)
 		n_soon += fa_now_ns() - begin_ns < 50 * FA_NS_PER_MS;
 	}
 	/*
-	 * Regression: each request behind a full window took 100 ms when the reader did not get
-	 * the mutex.
+	 * The reader must get the mutex: otherwise each request behind a full window takes 100 ms.
 	 */
 	print_message("%d of %d requests soon\n", n_soon, ROUNDS);
 	fa_check(n_soon > ROUNDS / 4);
@@ -385,10 +384,7 @@ static void *wait_late(void *userdata)
 	return NULL;
 }
 
-/*
- * A thread waits for its request of a stream. Before the thread is scheduled, more later requests
- * end than the library keeps results.
- */
+/* Before a waiting thread is scheduled, more later requests end than the library keeps results. */
 static void let_forget(uint64_t spin_ns)
 {
 	struct fa_options options = { .size = sizeof(options) };
