@@ -265,8 +265,10 @@ void cuda_job_deinit(struct cuda_job *job, struct cuda_device *cuda)
 	close(job->fd);
 }
 
-/* Launches a job unless an earlier work of its queue was refused, or others wait for a slot: so
- * does the engine. */
+/*
+ * As the engine does: launches a job unless an earlier work of its queue was refused, or others
+ * wait for a slot.
+ */
 static void try_launch(struct cuda_job *job, struct cuda_device *cuda)
 {
 	struct fa_device_lane *lane = ops->queue_lane(job->queue);
@@ -352,7 +354,7 @@ void cuda_job_wait(struct cuda_job *job, struct cuda_device *cuda)
 
 	while (!job->reaped) {
 		cuda_reap(cuda);
-		/* Only asks for the health: the test judges it. */
+		/* Asks for the health; the test judges it. */
 		(void)ops->health(cuda->device, NULL);
 		fa_check(fa_now_ns() < until_ns);
 		fa_test_poll_pause(&pause_ns);

@@ -20,7 +20,7 @@ struct fa_device_queue {
 	unsigned int outstanding;
 };
 
-/* ---- the device table; called by the engine thread or an attending one */
+/* ---- the device table; called by whichever thread acts as the engine */
 
 static void fake_describe(struct fa_device *device, struct fa_device_info *ret_info)
 {
@@ -129,10 +129,7 @@ static void wake(struct fa_device *device)
 		fa_engine_wake(device->engine);
 }
 
-/*
- * Moves a work from the running ones to the done ones. Called with the mutex held; the caller wakes
- * the engine.
- */
+/* Called with the mutex held; the caller wakes the engine. */
 static void fake_finish(struct fa_device *device, struct fa_device_work *work, int status)
 {
 	fa_list_remove(&work->link);

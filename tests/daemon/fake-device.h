@@ -1,5 +1,7 @@
-/* A device that completes works when the test says so, in any order, and an engine on it. The
- * test's thread is the engine's loop thread. */
+/*
+ * A device that completes works when and in the order that the test says, and an engine on it. The
+ * test's thread is the engine's loop thread.
+ */
 #pragma once
 
 #include "common/clock.h"
@@ -18,7 +20,7 @@
 #define FAKE_LAUNCHED_MAX 4096
 #define FAKE_LANES 3
 
-/* Works whose params have this scale take long: refused with -EBUSY while the device holds them. */
+/* Works with this scale are long: refused with -EBUSY while the device holds long ones. */
 #define FAKE_LONG 77.0f
 
 enum fake_stubbornness {
@@ -33,25 +35,25 @@ struct fake_lane {
 
 struct fa_device {
 	unsigned int depth;
-	unsigned int lane_slots; /* 0: there are no lanes */
+	unsigned int lane_slots; /* 0: no lanes */
 	unsigned int lane;       /* of new queues of normal priority; others have lane 0 */
 	struct fake_lane lanes[FAKE_LANES];
 	bool polled; /* the end of a work does not wake the engine */
 	enum fake_stubbornness stubbornness;
-	int group_error, queue_error; /* returned by group_new() and queue_new() */
+	int group_error, queue_error; /* of group_new() and queue_new() */
 	struct fa_engine *engine;
 
 	pthread_mutex_t mutex;
 	pthread_cond_t changed;
-	bool lost;                    /* reported by health() */
+	bool lost;                    /* for health() */
 	bool holds;                   /* long works are refused */
 	bool blocked;                 /* launch() blocks the engine */
-	bool reap_blocked, reaping;   /* reap() blocks; reap() is blocked now */
+	bool reap_blocked, reaping;   /* reap() is to block; reap() blocks now */
 	struct fa_list running, done; /* works */
 	uint64_t n_launched, n_running, n_cancelled, n_queues, n_groups;
-	uint64_t n_full, n_held; /* works refused for a full lane, and long works refused */
-	pthread_t launcher;      /* the thread that launched last */
-	struct fa_job *launched[FAKE_LAUNCHED_MAX]; /* the first jobs launched, in order */
+	uint64_t n_full, n_held;                    /* refused for a full lane; refused as long */
+	pthread_t launcher;                         /* launched last */
+	struct fa_job *launched[FAKE_LAUNCHED_MAX]; /* the first ones, in order */
 
 	pthread_t completer;
 	bool stop;
@@ -64,27 +66,26 @@ struct fixture {
 	struct fa_completion_slot slots[FAKE_STREAMS];
 	struct fa_engine_group *groups[FAKE_GROUPS];
 	struct fa_stream *streams[FAKE_STREAMS]; /* owner: the slot */
-	unsigned int group[FAKE_STREAMS];        /* index of each stream's group */
-	uint64_t last[FAKE_STREAMS];             /* last value submitted */
+	unsigned int group[FAKE_STREAMS];        /* of each stream */
+	uint64_t last[FAKE_STREAMS];             /* value submitted */
 };
 
 void fixture_init(struct fixture *f, unsigned int depth);
 void fixture_init_polled(struct fixture *f, unsigned int depth);
-/* Like fixture_init(), with lanes that hold @slots works each. */
+/* With lanes that hold @slots works each. */
 void fixture_init_lanes(struct fixture *f, unsigned int depth, unsigned int slots, bool polled);
-/* Closes the open streams. The test must have taken all of their jobs before. */
+/* Closes the open streams; the test has taken all of their jobs. */
 void fixture_deinit(struct fixture *f);
 
 void stream_open(struct fixture *f, unsigned int i, int priority);
-/* job_new() makes the stream's next job; submit() makes it and submits it. */
+/* job_new() makes the stream's next job; submit() also submits it. */
 struct fa_job *job_new(struct fixture *f, unsigned int i);
 struct fa_job *submit(struct fixture *f, unsigned int i);
 
-/* Waits for the engine's next result, and takes it. */
 void take(struct fixture *f, struct fa_job **ret_job, struct fa_stream **ret_closed);
 /*
- * The engine's next result must be @job with @status; the end of stream @i; or must not exist. Jobs
- * and streams are freed.
+ * The engine's next result must be @job with @status; the end of stream @i; or must not exist.
+ * Frees jobs and streams.
  */
 void expect(struct fixture *f, struct fa_job *job, int status);
 void expect_closed(struct fixture *f, unsigned int i);
@@ -93,22 +94,17 @@ void expect_nothing(struct fixture *f);
 /* Waits until @n works were launched; fails if there are more. */
 void wait_launched(struct fixture *f, uint64_t n);
 void wait_cancelled(struct fixture *f, uint64_t n);
-/*
- * Waits until the device has refused @n_full works or more for a full lane, and @n_held long
- * ones.
- */
+/* Waits until @n_full works or more were refused for a full lane, and @n_held as long. */
 void wait_refused(struct fixture *f, uint64_t n_full, uint64_t n_held);
-/* Sets whether the device refuses long works. */
 void hold_long(struct fixture *f, bool holds);
-/* Completes @job. */
 void complete(struct fixture *f, struct fa_job *job, int status);
-/* Makes the device lost; its works stay in flight. */
+/* The device is lost; its works stay in flight. */
 void lose(struct fixture *f);
 void block(struct fixture *f, bool blocked);
 /* Blocks the engine in its next reap(), until it is released. */
 void hold_at_reap(struct fixture *f);
 void release_reap(struct fixture *f);
 
-/* Start and stop a thread that completes works in a random order, some of them with -EIO. */
+/* A thread that completes works in random order, some with -EIO. */
 void completer_start(struct fixture *f);
 void completer_stop(struct fixture *f);

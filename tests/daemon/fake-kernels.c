@@ -80,7 +80,7 @@ static bool run_tile(struct fake_job *job, int64_t tile, void *scratch)
 		fa_test_pause_ns(FA_NS_PER_MS / 5);
 	if (job->tile_ns)
 		fa_test_pause_ns(job->tile_ns);
-	/* If another tile used the scratch meanwhile, its contents have changed. */
+	/* Another tile that used the scratch meanwhile has changed it. */
 	if (job->scratch_bytes && bytes[0] != (uint8_t)tile)
 		job->wrong = true;
 	atomic_fetch_add(&job->ran_ns, fa_now_ns() - begin_ns);

@@ -25,7 +25,7 @@ int gates_start(void **state)
 	setenv("FAD_TEST_CUDA_MPS", "1", 1);
 	/* Every preemptible kernel is preempted. */
 	setenv("FAD_TUNE_PREEMPT_WORK_NS", "0", 1);
-	/* One stream per priority, so that clients share it. */
+	/* One stream per priority: clients share it. */
 	setenv("CUDA_DEVICE_MAX_CONNECTIONS", "4", 1);
 	fa_test_cuda_begin(&cuda);
 	serve();
@@ -96,7 +96,7 @@ uint64_t slot(const struct engine *engine)
 	return atomic_load(&engine->in[WANTED].value);
 }
 
-/* The device learns of slots later than the client does, so wait until it takes a gate. */
+/* The device learns of slots later than the client: waits until it takes a gate. */
 static void wait_known(struct engine *engine)
 {
 	const struct fa_test_cuda_gates before = fa_test_cuda_gates(page);

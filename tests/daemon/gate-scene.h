@@ -1,5 +1,7 @@
-/* For tests of GPU gates: a daemon over the tests' driver, seemingly under MPS, and clients with
- * requests behind gates. One daemon at a time. */
+/*
+ * Tests of GPU gates: one daemon at a time over the tests' driver, seemingly under MPS, and clients
+ * with requests behind gates.
+ */
 #pragma once
 
 #include "cuda-client.h"
@@ -15,7 +17,7 @@ enum {
 	STREAM = 3,
 	TOKENS = 2,
 	OLD = 20,
-	WANTED = 9, /* from here on: numbers of the client's slots */
+	WANTED = 9, /* this and the next: numbers of the client's slots */
 	ANOTHER = 10,
 	READY = 11,
 	FOR_EVER_US = 600 * 1000 * 1000,
@@ -31,33 +33,29 @@ struct engine {
 
 extern struct fa_test_cuda cuda;
 extern struct fa_test_daemon daemon_;
-extern struct fa_test_cuda_page *page; /* the page of the daemon's driver */
-extern int priority;                   /* priority of the streams that clients create */
+extern struct fa_test_cuda_page *page; /* of the daemon's driver */
+extern int priority;                   /* of the streams that clients create */
 
-/*
- * gates_start() and gates_stop() set up and tear down a group of tests; serve() starts a daemon
- * again.
- */
+/* gates_start() and gates_stop() frame a group of tests; serve() starts the daemon again. */
 void serve(void);
 int gates_start(void **state);
 int gates_stop(void **state);
 
 /*
- * engine_begin() connects a client, and waits until the device knows its slots. engine_end() ends
- * the client's step and closes the client.
+ * engine_begin() connects, and waits until the device knows the client's slots. engine_end() ends
+ * the step and closes.
  */
 void engine_begin(struct engine *engine);
 void engine_end(struct engine *engine);
 
-/*
- * Submit attention that is one kernel: attend() behind @n gates, attend_at() behind slot WANTED
- * reaching @value.
- */
+/* Attention that is one kernel: behind @n gates, or behind slot WANTED reaching @value. */
 uint64_t attend(struct engine *engine, uint32_t layer, const struct fa_wire_gate *gates, uint32_t n,
                 const float **ret_out);
 uint64_t attend_at(struct engine *engine, uint64_t value, const float **ret_out);
-/* Submits two requests, the first behind @value, and waits until a gate has begun. Returns the
- * counts from before that. */
+/*
+ * Submits two requests, the first behind @value, and waits until a gate has begun. Returns the
+ * counts from before.
+ */
 struct fa_test_cuda_gates ask_two(struct engine *engine, uint64_t value, uint64_t *requests,
                                   const float **outs);
 
@@ -69,7 +67,7 @@ uint64_t slot(const struct engine *engine); /* the timeline slot WANTED */
 
 /* Waits until @n more gates have begun than in @before. */
 void wait_began(const struct fa_test_cuda_gates *before, uint32_t n);
-/* Waits until the engine tries gates again after the device gave up on them. */
+/* Waits until the engine retries gates on which the device gave up. */
 void let_pass(struct engine *engine);
-/* Expects that the step has failed with @status; begins another step, and appends its tokens. */
+/* The step must have failed with @status; begins another, and appends its tokens. */
 void begin_again(struct engine *engine, int status);

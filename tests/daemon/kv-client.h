@@ -1,7 +1,7 @@
 /*
  * A raw client of the KV cache. A token is a number from which its K, V and q in every layer
- * follow, so a test keeps an array of numbers per sequence, compares contents bit by bit, and
- * recomputes attention.
+ * follow: a test keeps the numbers of its sequences, compares contents bit by bit, and recomputes
+ * attention.
  */
 #pragma once
 
@@ -13,34 +13,36 @@
 
 struct kv_client {
 	struct fa_raw raw;
-	struct fa_raw_buffer buffer; /* memory for all tensors, reused cyclically */
+	struct fa_raw_buffer buffer; /* for all tensors, reused cyclically */
 	uint64_t used;
 	uint64_t values[64];
 };
 
-/* Shape of all caches in tests; the dtype is fp32. */
+/* Shape of all caches; fp32. */
 #define KV_LAYERS 2
 #define KV_KV_HEADS 2
 #define KV_HEADS 4
 #define KV_DIM 16
 #define KV_DIM_V 8
 #define KV_PAGE 16
-/* Additional unused layers, for larger pages. */
+/* Unused layers, for larger pages. */
 extern uint32_t kv_spare_layers;
 
 void kv_open(struct kv_client *client, const char *socket);
 void kv_close(struct kv_client *client);
 
 /*
- * The two halves of kv_open(), for resuming the session with @secret. After the first half
- * raw.message is the HelloReply.
+ * kv_open() in two halves, to resume the session with @secret. After the first one raw.message is
+ * the HelloReply.
  */
 void kv_open_resumed(struct kv_client *client, const char *socket,
                      const struct fa_wire_secret *secret, uint64_t generation);
 void kv_open_buffer(struct kv_client *client);
 
-/* Sets the session's timeline up and maps the client's slots and, unless @ret_out is NULL, the
- * daemon's. kv_close_timeline() takes NULL for @out. */
+/*
+ * Sets up the session's timeline; maps the client's slots and, unless @ret_out is NULL, the
+ * daemon's. kv_close_timeline() takes NULL for @out.
+ */
 void kv_open_timeline(struct kv_client *client, struct fa_timeline_in **ret_in,
                       const struct fa_timeline_out **ret_out);
 void kv_close_timeline(struct fa_timeline_in *in, const struct fa_timeline_out *out);
@@ -59,11 +61,11 @@ void kv_free(struct kv_client *client, uint64_t sequence);
 struct fa_wire_sequence_reply kv_info(struct kv_client *client, uint64_t sequence);
 
 void kv_call(struct kv_client *client, struct fa_wire_message *message, enum fa_wire_type type);
-/* Sends a message; the reply must have this status and a text that contains @part. */
+/* The reply must have this status and a text that contains @part. */
 void kv_call_expect(struct kv_client *client, struct fa_wire_message *message, int status,
                     const char *part);
 
-/* Begins a step. Returns the step's id. */
+/* Return the step's id. */
 uint64_t kv_begin(struct kv_client *client, uint32_t step, const struct fa_wire_step_item *items,
                   uint32_t n);
 uint64_t kv_begin_one(struct kv_client *client, uint32_t step, uint64_t sequence, uint32_t n);
@@ -71,12 +73,12 @@ void kv_begin_expect(struct kv_client *client, uint32_t step, const struct fa_wi
                      uint32_t n, int status, const char *part);
 
 /*
- * Appends these tokens to one layer and attends. @ret_out: where the result will be in the
- * client's memory; NULL: no attention.
+ * Appends these tokens to one layer and attends. @ret_out: where the result will be; NULL: no
+ * attention.
  */
 uint64_t kv_attend(struct kv_client *client, uint32_t stream, uint32_t step, uint32_t layer,
                    const uint32_t *numbers, uint32_t n, const float **ret_out);
-/* Returns the message of kv_attend(), without sending it. */
+/* The message of kv_attend(), not sent. */
 struct fa_wire_message kv_attend_message(struct kv_client *client, uint32_t stream, uint32_t step,
                                          uint32_t layer, const uint32_t *numbers, uint32_t n,
                                          const float **ret_out);
@@ -91,17 +93,16 @@ void kv_wait_expect(struct kv_client *client, uint32_t stream, uint64_t value, i
                     const char *part);
 
 /*
- * Runs a step that appends to all layers, checks attention, and commits. @old: the @n_old tokens
- * before.
+ * A step that appends to all layers, checks attention, and commits. @old: the @n_old tokens before.
  */
 void kv_append(struct kv_client *client, uint64_t sequence, const uint32_t *numbers, uint32_t n_old,
                uint32_t n);
 
-/* Checks that the sequence has exactly these tokens from @first on, in all layers. */
+/* The sequence must have exactly these tokens from @first on. */
 void kv_check(struct kv_client *client, uint64_t sequence, const uint32_t *numbers, uint64_t first,
               uint64_t length);
 
-/* Checks that @out is causal attention of the last @n of @length tokens. */
+/* @out must be causal attention of the last @n of @length tokens. */
 void kv_check_out(uint32_t layer, const uint32_t *numbers, uint32_t length, uint32_t n,
                   const float *out);
 

@@ -1,4 +1,4 @@
-/* Chooses the next operation: mostly one that can succeed. */
+/* Chosen mostly are operations that can succeed. */
 #include "tests/daemon/pool-runner.h"
 
 static const struct {
@@ -33,7 +33,7 @@ static bool one_in(struct fa_test_random *random, uint32_t n)
 
 #define NO_SEQUENCE ((uint64_t)UINT32_MAX << 32 | 1)
 
-/* Chooses mostly a sequence that the actor may use, sometimes any other, or none. */
+/* Mostly one that the actor may use, sometimes any other, or none. */
 static uint64_t choose_sequence(struct runner *runner, struct fa_test_random *random,
                                 const struct op *op, bool empty)
 {
@@ -115,7 +115,6 @@ static void choose_item(struct runner *runner, struct fa_test_random *random, co
 		item->text = sequence->tokens[0] >> 20 & 0xff;
 }
 
-/* Chooses a step that exists. */
 static bool choose_step(struct runner *runner, struct fa_test_random *random, struct op *op,
                         bool there)
 {

@@ -1,6 +1,6 @@
 /*
- * A fake device under a pool: a page holds a number for each token, so that the contents of a
- * sequence can be read back. The pages are in memory that is shared with child processes.
+ * A fake device under a pool, in memory shared with child processes. A page holds a number per
+ * token, so that a sequence's contents can be read back.
  */
 #pragma once
 
@@ -21,16 +21,16 @@ void device_deinit(struct device *device);
 
 uint32_t *device_token(const struct device *device, uint32_t slot, uint32_t token);
 
-/* Does the step's clears and copies. */
+/* The step's clears and copies. */
 void device_begin(const struct device *device, const struct fa_pool_step *step);
 
-/* Returns the token at a position, found through the step's table. */
+/* The token at a position, found through the step's table. */
 uint32_t *device_step_token(const struct device *device, const struct fa_pool_step *step,
                             uint32_t entry, uint64_t position);
 
 const struct fa_pool_step_group *device_group(const struct fa_pool_step *step, uint32_t entry);
 
-/* Returns a durable token of a sequence. */
+/* A durable token of a sequence. */
 uint32_t device_read(const struct device *device, struct fa_pool *pool,
                      const struct fa_pool_sequence_info *info, uint32_t page_tokens,
                      uint64_t position);

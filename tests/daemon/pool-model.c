@@ -112,7 +112,7 @@ uint64_t model_planned(struct model *model, uint64_t id, bool *ret_in_flight)
 	return flight.planned;
 }
 
-/* Returns whether an appending part of the sequence was planned before (or after) @serial. */
+/* Returns true if an appending part of the sequence was planned before (or after) @serial. */
 static bool has_other(const struct model *model, uint64_t id, uint64_t serial, bool before)
 {
 	for (uint32_t i = 0; i < MODEL_STEPS; i++)
@@ -127,7 +127,9 @@ static bool has_other(const struct model *model, uint64_t id, uint64_t serial, b
 	return false;
 }
 
-/* Returns whether all rows are in use. Removed sequences with steps in flight use theirs. */
+/*
+ * Returns true if all rows are in use; a removed sequence keeps its row while steps are in flight.
+ */
 static bool is_full(const struct model *model)
 {
 	uint32_t n = 0;
@@ -185,7 +187,7 @@ static int expect_commit(const struct model *model, const struct op *op)
 	const struct model_step *step = &model->steps[op->step];
 	int r = 0;
 
-	/* If both errors apply, either is right: the pool checks in another order. */
+	/* If both errors apply either is right: the pool may check in another order. */
 	for (uint32_t i = 0; i < step->n_parts; i++) {
 		const struct model_part *part = &step->parts[i];
 
@@ -286,7 +288,7 @@ int model_expect(struct model *model, const struct op *op)
 	}
 }
 
-/* Removes a sequence. Its row stays while a step with it is in flight. */
+/* The row stays while a step with the sequence is in flight. */
 static void leave(struct model *model, struct model_sequence *sequence)
 {
 	sequence->removed = true;

@@ -1,7 +1,7 @@
 /*
  * A model of a pool, in which a sequence is an array of tokens. An operation is a value: chosen
- * from the model, run on a real pool, compared with the model's answer, and applied to the model.
- * A journal of operations leads another model to the same state.
+ * from the model, run on a real pool, compared with the model's answer, and applied to the model. A
+ * journal of operations leads another model to the same state.
  */
 #pragma once
 
@@ -51,15 +51,15 @@ struct op_item {
 struct op {
 	enum op_kind kind;
 	enum scene_actor actor;
-	uint64_t sequence; /* id of the sequence */
-	uint32_t cache;    /* row of the cache */
-	uint32_t step;     /* row of the step */
+	uint64_t sequence;
+	uint32_t cache; /* row */
+	uint32_t step;  /* row */
 	uint32_t n_items;
 	struct op_item items[MODEL_ITEMS];
-	uint64_t tokens; /* how many tokens to fork, truncate, drop, publish or attach */
-	uint64_t source; /* id of the sequence whose tokens are looked up */
+	uint64_t tokens; /* to fork, truncate, drop, publish or attach */
+	uint64_t source; /* sequence whose tokens are looked up */
 	uint64_t wrong;  /* position of a changed token; UINT64_MAX: none */
-	uint64_t kept;   /* mask of the new tokens to keep */
+	uint64_t kept;   /* mask of new tokens */
 	uint32_t name, mode, chunk;
 	bool shared;
 
@@ -72,7 +72,7 @@ struct model_sequence {
 	uint64_t id;  /* 0: free row */
 	bool removed; /* removed, with steps in flight */
 	uint32_t cache;
-	enum scene_actor tenant; /* the tenant, named by its first actor */
+	enum scene_actor tenant; /* named by its first actor */
 	uint64_t owner;
 	uint32_t name; /* 0: none */
 	uint32_t mode;
@@ -84,7 +84,7 @@ struct model_part {
 	uint64_t sequence;
 	uint64_t before, after;
 	struct op_item item;
-	uint64_t kept; /* mask of the tokens to keep, if @keeps */
+	uint64_t kept; /* mask of tokens, if @keeps */
 	bool appends, cancelled, keeps;
 };
 
@@ -113,16 +113,14 @@ struct model {
 enum scene_actor model_tenant(enum scene_actor actor);
 struct model_sequence *model_find(struct model *model, uint64_t id);
 
-/* Returns the length that the sequence has with all planned steps. */
+/* Length of the sequence with all planned steps. */
 uint64_t model_planned(struct model *model, uint64_t id, bool *ret_in_flight);
 
-/* Returns the result that @op should have if there is memory. */
+/* What @op should return if there is memory. */
 int model_expect(struct model *model, const struct op *op);
-/* Applies a finished operation. */
 void model_apply(struct model *model, const struct op *op);
-/* Returns the token at @position that a lookup asks for. */
+/* The token at @position that a lookup asks for. */
 uint32_t model_lookup_token(struct model *model, const struct op *op, uint64_t position);
-/* Drops everything that is in flight. */
 void model_drop_in_flight(struct model *model);
 
 /* The upper four bits of a token say which tenants may see it. */

@@ -85,7 +85,7 @@ static bool may_see_page(const struct runner *runner, const struct fa_pool_step 
 	return true;
 }
 
-/* Reads and writes tokens as kernels would. */
+/* As kernels do. */
 static void attend(struct runner *runner, const struct op *op, const struct fa_pool_step *step)
 {
 	device_begin(&runner->scene.device, step);
@@ -110,7 +110,7 @@ static void attend(struct runner *runner, const struct op *op, const struct fa_p
 	}
 }
 
-/* Checks that the free and idle pages of the caches were really not enough for @op. */
+/* The caches' free and idle pages must really be too few for @op. */
 static void check_exhausted(struct runner *runner, const struct op *op)
 {
 	uint64_t need[MODEL_CACHES] = { 0 };
@@ -173,7 +173,7 @@ static void run_keep(struct runner *runner, struct op *op)
 		*device_step_token(&scene->device, step, entry, to + i) = moved[i];
 }
 
-/* Checks a step's contents: it keeps its pages until it ends, even if they were dropped. */
+/* A step keeps its pages until it ends, even if they were dropped. */
 static void check_held(struct runner *runner, const struct op *op, const struct fa_pool_step *step)
 {
 	for (uint32_t i = 0; i < step->n_entries; i++) {
@@ -181,7 +181,7 @@ static void check_held(struct runner *runner, const struct op *op, const struct 
 		const struct model_part *part = &runner->model->steps[op->step].parts[entry->item];
 		const struct model_sequence *sequence = model_find(runner->model, entry->sequence);
 
-		/* If a part only reads, its tokens may have been truncated. */
+		/* Tokens of a part that only reads may have been truncated. */
 		if (!part->appends || part->cancelled)
 			continue;
 		for (uint64_t p = entry->first; p < entry->before && p < sequence->length; p++)
@@ -321,7 +321,7 @@ void runner_run(struct runner *runner, struct op *op)
 	}
 }
 
-/* Returns whether @op failed in a way that the model does not predict. */
+/* Failures that the model does not predict. */
 static bool is_tolerated(const struct op *op)
 {
 	switch (op->kind) {
@@ -438,7 +438,7 @@ void runner_reopen(struct runner *runner)
 {
 	for (uint32_t i = 0; i < MODEL_STEPS; i++)
 		if (runner->steps[i]) {
-			/* Only frees the step's memory: the process that had the step is gone. */
+			/* Only frees memory: the step's process is gone. */
 			fa_pool_step_abort(runner->scene.pool, runner->steps[i]);
 			runner->steps[i] = fa_pool_step_free(runner->steps[i]);
 		}

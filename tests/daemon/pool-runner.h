@@ -1,4 +1,4 @@
-/* Runs operations on a real pool and compares them with the model. */
+/* Runs operations on a real pool and compares it with the model. */
 #pragma once
 
 #include "tests/daemon/pool-model.h"
@@ -22,16 +22,16 @@ void runner_init(struct runner *runner);
 void runner_deinit(struct runner *runner);
 
 void runner_choose(struct runner *runner, struct fa_test_random *random, struct op *op);
-/* Runs @op on the pool alone; stores the results in @op. */
+/* On the pool alone; stores the results in @op. */
 void runner_run(struct runner *runner, struct op *op);
-/* Runs @op on the pool and on the model; their results must agree. */
+/* On the pool and the model, which must agree. */
 void runner_do(struct runner *runner, struct op *op);
 
-/* Checks that the pool has the sequences of the model and no others. */
+/* The pool must have the model's sequences and no others. */
 void runner_verify(struct runner *runner);
 /* Ends all steps, then verifies sequences and counts. */
 void runner_settle(struct runner *runner);
-/* Opens the pool again, as a new process does. */
+/* Reopens the pool, as a new process does. */
 void runner_reopen(struct runner *runner);
 
 /* Returns true if the pool has exactly this sequence. */

@@ -9,7 +9,7 @@
 
 #define SCENE_CHUNK_BYTES 8192u
 #define SCENE_CHUNKS 8u
-#define SCENE_CHUNK_PAGES 16u /* chunk size of scene_geometry */
+#define SCENE_CHUNK_PAGES 16u /* of scene_geometry */
 #define SCENE_PAGE_TOKENS 16u
 #define SCENE_SEQUENCES 64u
 
@@ -35,11 +35,11 @@ struct scene {
 /* Pages have 16 tokens and 512 bytes. */
 extern const struct fa_cache_geometry scene_geometry;
 
-/* Opens a pool with @n_chunks chunks of memory. */
+/* With @n_chunks chunks of memory. */
 void scene_init(struct scene *scene, uint32_t n_chunks);
 void scene_deinit(struct scene *scene);
 
-/* Opens the state again, as a new process would. That must report nothing. */
+/* Opens the state as a new process would; nothing may be reported. */
 void scene_reopen(struct scene *scene);
 /* Takes a reference to each tenant, as resumed sessions do. */
 void scene_hold_tenants(struct scene *scene);
@@ -51,16 +51,16 @@ struct fa_pool_step *scene_plan(struct scene *scene, enum scene_actor actor, uin
                                 uint32_t n_tokens);
 void scene_plan_fails(struct scene *scene, enum scene_actor actor, uint64_t sequence,
                       uint32_t n_tokens, int code);
-/* Writes @base + its position to every new token. */
+/* Every new token becomes @base + its position. */
 void scene_write(struct scene *scene, struct fa_pool_step *step, uint32_t base);
 void scene_commit(struct scene *scene, struct fa_pool_step *step);
 void scene_abort(struct scene *scene, struct fa_pool_step *step);
 
-/* Plans a step, writes its tokens, and commits it. */
+/* A whole step. */
 void scene_append(struct scene *scene, enum scene_actor actor, uint64_t sequence, uint32_t n_tokens,
                   uint32_t base);
 
-/* Checks that the durable tokens in [begin, end) are @base + their position. */
+/* Durable tokens in [begin, end) must be @base + their position. */
 void scene_check(struct scene *scene, uint64_t sequence, uint64_t begin, uint64_t end,
                  uint32_t base);
 
@@ -68,12 +68,12 @@ struct fa_pool_sequence_info scene_info(struct scene *scene, uint64_t sequence);
 struct fa_pool_cache_info scene_cache_info(struct scene *scene, uint64_t cache);
 uint64_t scene_tenant_bytes(struct scene *scene, enum scene_actor actor);
 
-/* Checks that all counts follow from the page lists, and that nothing is in flight. */
+/* All counts must follow from the page lists, and nothing be in flight. */
 void scene_check_counts(struct scene *scene);
 
 void scene_check_same(const struct fa_pool_info *before, const struct fa_pool_info *after);
 
-/* Checks that the call fails with @code, and with @part in the error's text. */
+/* The call must fail with @code, and @part in the error's text. */
 #define SCENE_FAILS(scene, code, part, call)                                                       \
 	do {                                                                                       \
 		(scene)->error.text[0] = '\0';                                                     \

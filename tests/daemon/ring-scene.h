@@ -1,6 +1,4 @@
-/*
- * Scene of the ring tests: a daemon and one connection with a ring, written by hand.
- */
+/* A daemon and one connection with a ring, written by hand. */
 #pragma once
 
 #include "tests/lib/check.h"
@@ -18,5 +16,5 @@ int scene_stop(void **state);
 
 void open_ring(uint64_t bytes);
 void close_ring(void);
-/* Makes a small attention case in buffer 1 of the connection. */
+/* A small attention case in buffer 1. */
 void make_small(void);

@@ -1,6 +1,6 @@
 /*
- * What a well-behaved client sees of a real daemon: hello, buffers of both kinds, exact
- * attention, completions in message and page, streams, pipelined messages, and the status.
+ * A well-behaved client of a real daemon: hello, buffers, exact attention, completions, streams,
+ * pipelined messages, the status.
  */
 #include "tests/lib/attention.h"
 #include "tests/lib/check.h"
@@ -208,7 +208,7 @@ static void test_streams(void **state)
 	fa_raw_buffer_free(&raw, &buffer);
 }
 
-/* Requests sent before the reply to BufferRegister find the buffer. */
+/* Requests find a buffer whose registration has no reply yet. */
 static void test_pipelined(void **state)
 {
 	struct fa_case attention = some_case();
@@ -330,7 +330,7 @@ static void test_status(void **state)
 
 int main(void)
 {
-	/* test_status comes first, while no other client was counted yet. */
+	/* test_status comes first, when no other client has been counted. */
 	static const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_status, open_raw, close_raw),
 		cmocka_unit_test_teardown(test_hello, close_raw),

@@ -1,4 +1,4 @@
-/* The block cache: blocks are zeroed, and the number of free ones is bounded. */
+/* Blocks are zeroed, and the number of free ones is bounded. */
 #include "daemon/base/block_cache.h"
 
 #include <setjmp.h>

@@ -1,4 +1,4 @@
-/* Layouts: no two tiles overlap, and all lie in their chunk. */
+/* No two tiles overlap, and all lie in their chunk. */
 #include "daemon/pool/cache_layout.h"
 
 #include <errno.h>
@@ -98,7 +98,7 @@ static void test_tiles(void **state)
 	}
 }
 
-/* A cache of codes needs one byte for an element, and four for each scale. */
+/* Codes take a byte per element, and four per scale. */
 static void test_codes(void **state)
 {
 	const uint64_t rows = (uint64_t)plain.kv_heads * plain.page_tokens;

@@ -1,6 +1,6 @@
 /*
- * Cancels and deadlines of requests that wait, run, have finished or never existed, on a real
- * daemon. Requests always end in the order of their stream.
+ * Cancels and deadlines of requests that wait, run, have finished or never existed. Requests always
+ * end in the order of their stream.
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
@@ -77,8 +77,8 @@ static void cancel(uint32_t stream, uint64_t value, int status)
 }
 
 /*
- * Waits until the slow stream's first request has begun: once a refusal on another stream is
- * answered, the engine has seen it.
+ * Waits until the slow stream's first request runs: once a refusal on another stream is answered,
+ * the engine has seen the request.
  */
 static void wait_running(void)
 {
@@ -135,7 +135,7 @@ static void test_finished_and_unknown(void **state)
 	cancel(0, UINT64_MAX, -ENOENT);
 	cancel(1, 1, -ENOENT);
 	cancel(2, 1, -ENOENT);
-	/* A cancel that came too early does not affect later requests. */
+	/* A cancel that came too early affects no later request. */
 	fa_raw_wait_expect(&raw, 0, submit(&small, 0, 0), 0, NULL);
 }
 
@@ -159,7 +159,7 @@ static void test_twice(void **state)
 	fa_raw_wait_expect(&raw, 0, value, -ECANCELED, NULL);
 }
 
-/* A cancel directly behind its request is never too early. */
+/* A cancel that follows its request is never too early. */
 static void test_cancel_right_behind(void **state)
 {
 	for (int i = 0; i < 200; ++i) {
@@ -231,7 +231,7 @@ static void test_deadline_extremes(void **state)
 	fa_raw_wait_expect(&raw, 0, submit(&small, 0, UINT64_MAX - 1), 0, NULL);
 	fa_raw_wait_expect(&raw, 0, submit(&small, 0, 1ull << 63), 0, NULL);
 
-	/* A request that is cancelled while it times out ends once, with either status. */
+	/* A request cancelled while it times out ends once, with either status. */
 	for (int i = 0; i < 20; ++i) {
 		struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
 

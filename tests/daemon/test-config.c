@@ -169,7 +169,7 @@ static void test_all(void **state)
 	fa_config_deinit(&config);
 }
 
-/* Checks that the configuration @text is refused with an error that names the line and @part. */
+/* The error must name the line and @part. */
 static void refuse(const char *text, int line, const char *part)
 {
 	struct fa_error error = {};

@@ -1,8 +1,7 @@
 /*
- * Launches per layer of a step with new tokens, on the tests' CUDA driver: one where the
- * attention kernel also appends, also for later layers, which are planned with the first; else
- * two. Of two sequences with the same tokens, one has rows that are not aligned to 16 bytes:
- * results and pages are the same.
+ * Launches per layer of a step with new tokens, on the tests' CUDA driver: one where the attention
+ * kernel also appends, also for later layers; else two. Of two sequences with the same tokens, one
+ * has rows that are not aligned to 16 bytes: results and pages are the same.
  */
 #include "cuda-client.h"
 #include "kv-client.h"
@@ -29,7 +28,7 @@ enum way {
 	JOINED,
 	ODD,
 	APPENDED,
-	READ, /* attention only; the tokens are in the pages */
+	READ, /* attention only */
 };
 
 static struct fa_test_cuda cuda;
@@ -98,7 +97,7 @@ static struct fa_wire_view filled(uint32_t what, uint32_t layer, uint32_t first,
 	return made;
 }
 
-/* Attends in one layer for the tokens [first, first + n). Returns the number of launches. */
+/* One layer, for the tokens [first, first + n). Returns the number of launches. */
 static uint64_t attend(uint32_t step, enum way way, uint32_t layer, uint32_t first, uint32_t n,
                        uint16_t *ret_out)
 {

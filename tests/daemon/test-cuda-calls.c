@@ -1,6 +1,6 @@
 /*
- * Counts the driver calls between a request and its reply, on the tests' CUDA driver: launches,
- * which signal completion themselves unless they have many blocks, and copies; none while idle.
+ * Driver calls between a request and its reply, on the tests' CUDA driver: launches, which signal
+ * completion themselves unless they have many blocks, and copies; none while idle.
  */
 #include "cuda-client.h"
 
@@ -46,8 +46,8 @@ static void since(struct fa_test_cuda_calls *calls)
 }
 
 /*
- * Checks that there were only these driver calls. @words: launches whose completion the driver
- * signals. On a slow machine the daemon may also have queried the stream.
+ * @words: launches whose completion the driver signals. On a slow machine the daemon may also have
+ * queried the stream.
  */
 static void nothing_but(const struct fa_test_cuda_calls *calls, uint64_t launches, uint64_t words,
                         uint64_t copies_max, uint64_t elapsed_ns)
@@ -166,8 +166,7 @@ static void client(int socket)
 	since(&calls);
 	nothing_but(&calls, REQUESTS, 0, 0, fa_now_ns() - begin);
 
-	/* The vectors of a launch of many blocks are copied, and the driver signals its
-	 * completion. */
+	/* A launch of many blocks: vectors are copied, and the driver signals completion. */
 	cuda_case_fill(&crowd, buffer.at);
 	fa_test_cuda_calls(page, &calls);
 	begin = fa_now_ns();

@@ -1,8 +1,8 @@
 /*
- * Every driver call fails in turn in every operation of a client, on the tests' CUDA driver: the
- * operation reports it or works without, nothing leaks, others go on. A sticky error ends
- * requests in flight with -ENODEV and the daemon with the exit status that asks for a restart.
- * The same while the daemon starts.
+ * Every driver call fails in turn in every operation, on the tests' CUDA driver: the operation
+ * reports it or works without, nothing leaks, others go on. A sticky error ends requests with
+ * -ENODEV and the daemon with the exit status that asks for a restart. The same while the daemon
+ * starts.
  */
 #include "common/cleanup.h"
 #include "cuda-client.h"
@@ -111,8 +111,8 @@ static void daemon_expect_lost(void)
 }
 
 /*
- * ---- operations: return the first status other than 0 (-ECONNRESET if the connection ends) and
- * undo what they did
+ * ---- operations: return the first error (-ECONNRESET if the connection ends), and undo what they
+ * did
  */
 
 static struct fa_case small(void)
@@ -264,7 +264,7 @@ static void open_raw(struct fa_raw *raw)
 	fa_check_eq(call(raw, &message, NULL, 0), 0);
 }
 
-/* Returns whether @call releases something. If it fails, the resource stays. */
+/* Calls that release something: if one fails, the resource stays. */
 static bool gives_back(enum fa_test_cuda_call call)
 {
 	return call == FA_TEST_CUDA_cuMemUnmap || call == FA_TEST_CUDA_cuMemAddressFree ||
@@ -272,10 +272,7 @@ static bool gives_back(enum fa_test_cuda_call call)
 	       call == FA_TEST_CUDA_cuMemHostUnregister;
 }
 
-/*
- * Returns whether the GPU cannot be used or observed without @call. The daemon may give up if it
- * fails.
- */
+/* Without these calls the GPU cannot be used or observed: the daemon may give up if one fails. */
 static bool is_vital(enum fa_test_cuda_call call)
 {
 	return call == FA_TEST_CUDA_cuCtxSetCurrent || call == FA_TEST_CUDA_cuStreamWriteValue64 ||
@@ -296,8 +293,8 @@ static void expect_lives(const struct fa_test_cuda_lives *lives, const char *nam
 }
 
 /*
- * Counts resources once asynchronous releases are over. With sanitizers on a loaded machine those
- * take long.
+ * Counts resources once asynchronous releases are over, which take long with sanitizers on a loaded
+ * machine.
  */
 static void lives_settle(struct fa_test_cuda_lives *ret_lives)
 {
@@ -412,8 +409,8 @@ static void test_calls_fail_always(void **state)
 /* ---- errors that lose the GPU */
 
 /*
- * Makes call @n of @op lose the GPU while another client's work runs on it. Returns false if there
- * was no such call. @n_ended: the other client's requests that this ended.
+ * Call @n of @op loses the GPU while another client's work runs. Returns false if there was no such
+ * call. @n_ended: the other client's requests that this ended.
  */
 static bool lose_at(const char *name, int (*run)(struct fa_raw *raw), int n, int *n_ended)
 {
@@ -485,7 +482,7 @@ static void test_calls_lose(void **state)
 	}
 }
 
-/* A kernel faults while it runs: no call fails until the daemon synchronises. */
+/* A kernel faults: no call fails until the daemon synchronises. */
 static void test_kernel_faults(void **state)
 {
 	static const int codes[] = { CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_ECC_UNCORRECTABLE };
@@ -504,13 +501,15 @@ static void test_kernel_faults(void **state)
 		for (int j = 0; j < 3; ++j) {
 			for (int k = 0; k < 80; ++k)
 				fa_check_eq(attention_begin(&raws[j], 2), 0);
-			/* If the connection ends, so may requests that the daemon has not read:
-			 * make it read them. */
+			/*
+			 * Make the daemon read all requests: unread ones may end with the
+			 * connection.
+			 */
 			fa_raw_ping(&raws[j]);
 		}
 		/*
 		 * Wait until a kernel of each connection has begun, so that none of them takes the
-		 * rule that is for raws[3]'s kernel.
+		 * rule meant for raws[3].
 		 */
 		fa_check_eventually(fa_test_cuda_kernels(page) == 1 + 3);
 		snprintf(rule, sizeof(rule), "kernel:1=%d", codes[i]);
@@ -530,8 +529,8 @@ static void test_kernel_faults(void **state)
 }
 
 /*
- * The first operation of a new client, while the daemon may exit at any moment. Returns
- * -ECONNRESET, or -ESHUTDOWN from Hello if the daemon knows that its GPU is lost.
+ * The first operation of a new client, while the daemon may exit at any moment. Hello gets
+ * -ESHUTDOWN if the daemon knows that its GPU is lost.
  */
 static int first_op(void)
 {

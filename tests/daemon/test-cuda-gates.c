@@ -1,8 +1,7 @@
 /*
- * Requests for which the GPU itself waits on a client's slot, under simulated MPS. They begin in
- * order, when the gate opens and not before, and nobody else waits. When the GPU gives up, they
- * return to the daemon and are done once. The tests' CUDA driver checks that the counters match the
- * launches' arguments.
+ * The GPU itself waits on a client's slot, under simulated MPS. Gated requests begin in order, when
+ * the gate opens and not before; other requests do not wait. When the GPU gives up, they return to
+ * the daemon and are done once. The tests' driver checks counters against the launches' arguments.
  */
 #include "gate-scene.h"
 
@@ -89,7 +88,7 @@ static void test_two_slots(void **state)
 	engine_end(&engine);
 }
 
-/* Both gated requests return to the daemon and are done later, once. */
+/* Both gated requests return to the daemon and are done once. */
 static void test_give_up(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -124,7 +123,7 @@ static void test_give_up(void **state)
 	engine_end(&engine);
 }
 
-/* If the device gave up on a request, later requests neither overtake it nor end before it. */
+/* Behind a request on which the device gave up, later ones neither overtake it nor end first. */
 static void test_behind(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -212,10 +211,7 @@ static void *scribble(void *userdata)
 	return NULL;
 }
 
-/*
- * A slot's value goes up and down: requests that wait for it are done once, and others are not
- * delayed.
- */
+/* A slot's value goes up and down: requests that wait for it are done once, and delay no others. */
 static void test_scribbled(void **state)
 {
 	struct engine engine, other;
@@ -244,9 +240,7 @@ static void test_scribbled(void **state)
 	engine_end(&engine);
 }
 
-/*
- * A request without device work does not end before an earlier one that the device gave up on.
- */
+/* A request without device work does not end before one on which the device gave up. */
 static void test_no_work_behind(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -299,7 +293,7 @@ static void test_race(void **state)
 	engine_end(&engine);
 }
 
-/* Another client's requests in the same CUDA stream do not wait for a gate. */
+/* Another client's requests in the same CUDA stream do not wait for the gate. */
 static void test_others(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -332,10 +326,7 @@ static void test_others(void **state)
 	engine_end(&engine);
 }
 
-/*
- * A prefill is preempted for requests that wait for its stream, even if all of them are behind
- * gates.
- */
+/* A prefill is preempted for requests of its stream, even if all are behind gates. */
 static void test_prefill(void **state)
 {
 	struct fa_case attention = {
@@ -371,7 +362,7 @@ static void test_prefill(void **state)
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
 	request = attend_at(&engine, slot(&engine) + 1, &out);
 	fa_test_quiet_ms(20);
-	/* The long request is not preempted for requests that only wait for their client. */
+	/* No preemption for requests that only wait for their client. */
 	fa_check_eq(fa_test_cuda_stopped(page), stopped);
 	request_theirs = attend(&other, 0, NULL, 0, &theirs);
 	fa_check_eventually(fa_test_cuda_stopped(page) > stopped);
@@ -418,7 +409,7 @@ static void test_cancel(void **state)
 	engine_end(&engine);
 }
 
-/* A cancelled request does not end before an earlier one that the device gave up on. */
+/* A cancelled request does not end before one on which the device gave up. */
 static void test_cancel_behind(void **state)
 {
 	struct fa_test_cuda_gates before;
@@ -443,7 +434,7 @@ static void test_cancel_behind(void **state)
 	engine_end(&engine);
 }
 
-/* Returns how much client memory the daemon has registered, once that was stable @calm times. */
+/* Client memory that the daemon has registered, once stable @calm times. */
 static int64_t registrations(int calm)
 {
 	struct fa_test_cuda_lives lives;
@@ -459,7 +450,7 @@ static int64_t registrations(int calm)
 	return n;
 }
 
-/* When a client goes, its gated requests end at once, and its slots are not read any more. */
+/* When a client goes, its gated requests end at once, and its slots are read no more. */
 static void test_client_leaves(void **state)
 {
 	const int64_t n_registrations = registrations(200);
@@ -485,8 +476,8 @@ static void test_client_leaves(void **state)
 }
 
 /*
- * Without graphs the launch of a gate may succeed and that of the work behind it fail. The closed
- * gate then blocks the next launch, which is done all the same.
+ * Without graphs a gate's launch may succeed and that of its work fail. The gate stays closed
+ * before the next launch, which is done all the same.
  */
 static void test_failing(void **state)
 {

@@ -1,7 +1,6 @@
 /*
- * Clients with GPU memory are killed while their kernels run, two hundred times, on the tests'
- * CUDA driver: the memory is released each time, others notice nothing, and the daemon keeps it
- * no longer than the kernels run.
+ * Clients with GPU memory are killed while their kernels run, two hundred times, on the tests' CUDA
+ * driver: each time memory is released when the kernels end, and others notice nothing.
  */
 #include "cuda-client.h"
 
@@ -97,7 +96,7 @@ static void arena_client(int socket)
 	client(socket, FA_WIRE_BUFFER_ARENA);
 }
 
-/* A client that loops, so that it can be killed anywhere between registering and freeing. */
+/* Loops, to be killed anywhere between registering and freeing. */
 static void busy_client(int socket)
 {
 	struct cuda_buffer ipc, fd, arena;
@@ -211,10 +210,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/*
- * A client is killed while its kernel is held: its memory is released only after the kernel has
- * ended.
- */
+/* A client is killed while its kernel is held: memory is released after the kernel. */
 static void test_held(void **state)
 {
 	for (int round = 0; round < 5; ++round) {
@@ -222,8 +218,10 @@ static void test_held(void **state)
 		const uint64_t kernels = fa_test_cuda_kernels(page);
 
 		fa_test_cuda_hold(page, true);
-		/* The busy client comes last: closing its handle waits for the held kernels, and
-		 * launches wait for that. */
+		/*
+		 * The busy client comes last: closing its handle waits for held kernels, and
+		 * launches wait for that.
+		 */
 		start_some(children, 0, CLIENTS - 1);
 		fa_check_eventually(fa_test_cuda_kernels(page) >= kernels + 3);
 		start_some(children, CLIENTS - 1, CLIENTS);

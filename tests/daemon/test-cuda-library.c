@@ -1,7 +1,6 @@
 /*
- * libfaclient and a real daemon on the tests' CUDA driver: random requests on every kind of
- * memory are right, freed memory is released, and a program survives the loss of the GPU or the
- * daemon.
+ * libfaclient on a daemon over the tests' CUDA driver: random requests on every kind of memory are
+ * right, freed memory is released, and a program survives the loss of GPU or daemon.
  */
 #include "common/cleanup.h"
 #include "cuda-client.h"
@@ -257,7 +256,7 @@ static void freed_client(int socket)
 			cuda_buffer_ipc(&memory, 0, MIB);
 		else
 			cuda_buffer_vmm(&memory, 0, 3, 0);
-		/* Results never come from memory that was at this address before. */
+		/* Results never come from memory formerly at this address. */
 		for (int j = 0; j < 2; ++j)
 			fa_ok(client,
 			      fa_buffer_import_cuda(client, memory.at + 4096 * (CUdeviceptr)j,
@@ -267,7 +266,7 @@ static void freed_client(int socket)
 		fa_buffer_free(buffers[0]);
 		fa_buffer_free(buffers[1]);
 		cuda_buffer_end(&memory);
-		/* At most the last freed allocation is still registered. */
+		/* Only the last freed allocation may still be registered. */
 		fa_ok(client, fa_ping(client));
 	}
 	fa_ok(client, fa_cuda_trim(client));
@@ -333,7 +332,7 @@ static void test_threads(void **state)
 	fa_cuda_alone(threads_client);
 }
 
-/* ---- loss of daemon or GPU; the client tells the test to start another daemon */
+/* ---- loss of daemon or GPU; the client has the test start another daemon */
 
 static void again_client(int socket)
 {

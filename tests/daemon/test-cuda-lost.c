@@ -1,6 +1,6 @@
 /*
- * The real daemon loses its GPU, on the tests' CUDA driver: all requests are answered, the log has
- * the reason, and the exit status asks for a restart, even if the driver then hangs.
+ * The daemon loses its GPU, on the tests' CUDA driver: all requests are answered, the log has the
+ * reason, and the exit status asks for a restart, even if the driver hangs.
  */
 #include "attention-client.h"
 #include "common/cleanup.h"
@@ -21,7 +21,7 @@
 
 #include <cmocka.h>
 
-/* Few enough for their replies to fit into the sockets, and more than the device takes at once. */
+/* Replies fit into the sockets; the device cannot take so many at once. */
 #define STREAMS 12
 #define EACH 10
 #define BYTES 65536
@@ -89,8 +89,7 @@ static void test_every_request_is_answered(void **state)
 	for (uint64_t value = 1; value <= EACH; ++value)
 		for (uint32_t stream = 1; stream <= STREAMS; ++stream)
 			submit(1, stream, value);
-	/* If the connection ends, so may requests that the daemon has not read: make it read
-	 * them. */
+	/* Make the daemon read all requests: unread ones may end with the connection. */
 	fa_raw_ping(raw);
 	fa_check_eventually(fa_test_cuda_kernels(page) >= 1);
 	fa_test_cuda_fail(page, "kernel:1=" FAULT);
@@ -99,8 +98,10 @@ static void test_every_request_is_answered(void **state)
 	fa_test_cuda_hold(page, false);
 	fa_raw_wait_expect(&clients[2].raw, 0, 1, -ENODEV, "ILLEGAL_ADDRESS");
 
-	/* Each request is answered once, in order, and the page agrees. Requests before the faulty
-	 * one may succeed. */
+	/*
+	 * Each request is answered once, in order, and the page agrees. Those before the faulty one
+	 * may succeed.
+	 */
 	for (uint64_t value = 1; value <= EACH; ++value)
 		for (uint32_t stream = 1; stream <= STREAMS; ++stream) {
 			struct fa_raw_completion completion;
@@ -121,10 +122,7 @@ static void test_every_request_is_answered(void **state)
 	expect_exit(true);
 }
 
-/*
- * Requests after the loss are refused. A registration that hangs in the driver keeps the daemon
- * from exiting early.
- */
+/* A registration that hangs in the driver keeps the daemon from exiting early. */
 static void test_later_requests_are_refused(void **state)
 {
 	struct fa_wire_message message = fa_raw_register_message(2, BYTES);
@@ -152,7 +150,7 @@ static void test_later_requests_are_refused(void **state)
 	expect_exit(false);
 }
 
-/* A driver may hang when its GPU is lost: here in the call that waits for the work in flight. */
+/* Here the driver hangs in the call that waits for the work in flight. */
 static void test_exits_though_driver_hangs(void **state)
 {
 	uint64_t begin_ns = fa_now_ns();

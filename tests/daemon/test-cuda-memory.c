@@ -1,6 +1,6 @@
 /*
- * Each kind of memory shared with a real daemon on the tests' CUDA driver: results are right;
- * invalid, stale or foreign memory is refused with a text; all of it is released.
+ * Each kind of memory on the tests' CUDA driver: results are right; invalid, stale or foreign
+ * memory is refused; all is released.
  */
 #include "common/cleanup.h"
 #include "cuda-client.h"
@@ -154,14 +154,14 @@ static void fd_client(int socket)
 	cuda_register(&raw, &buffer, 0, buffer.bytes, 0, 0, NULL);
 	several(&raw, 1, buffer.at, &value);
 
-	/* The registration is sent in several packets, and tensors cross the borders of pieces. */
+	/* Several packets; tensors cross the borders of pieces. */
 	cuda_buffer_vmm(&many, 2, 19, 0);
 	cuda_register(&raw, &many, 0, many.bytes, 0, 0, NULL);
 	many.id = 3;
 	cuda_register(&raw, &many, 17 * CUDA_CHUNK - 4096, attention.bytes, 0, 0, NULL);
 	cuda_attention(&raw, &attention, 3, many.at + 17 * CUDA_CHUNK - 4096, ++value);
 	cuda_unregister(&raw, 3);
-	/* The daemon's mapping keeps memory alive that the client has freed. */
+	/* The daemon's mapping keeps memory that the client has freed. */
 	cuda_case_fill(&attention, many.at);
 	cuda_buffer_end(&many);
 	struct fa_wire_message message = fa_case_message(&attention, 2, 0, 0, ++value);
@@ -198,8 +198,8 @@ static void arena_client(int socket)
 }
 
 /*
- * Returns what the client is charged. Arenas are charged by what they take of the GPU, and so is
- * memory registered again after a restart: a client at its limit must be able to come back.
+ * The client's charge. Arenas, and memory registered again after a restart, are charged for what
+ * they take of the GPU: a client at its limit can come back.
  */
 static long long charged(struct fa_raw *raw)
 {
@@ -376,7 +376,7 @@ static void stale_client(int socket)
 	cuda_buffer_ipc(&buffer, 1, MIB);
 	cuda_buffer_end(&buffer);
 	cuda_register(&raw, &buffer, 0, MIB, 0, -EINVAL, "freed");
-	/* New memory at the same address is different memory. */
+	/* New memory at the old address is different memory. */
 	fa_cu(cuMemAlloc(&at, MIB));
 	fa_check_eq(at, buffer.at);
 	cuda_register(&raw, &buffer, 0, MIB, 0, -EINVAL, "freed");
@@ -526,7 +526,7 @@ static void owner(int socket)
 	fa_cuda_receive(socket, &byte, 1);
 }
 
-/* The owner of imported memory dies while it is registered, and before it is. */
+/* The owner of imported memory dies while it is registered, and before. */
 static void test_dead_owner(void **state)
 {
 	struct fa_cuda_child child = fa_cuda_child(owner, 0);
@@ -615,7 +615,7 @@ static void test_repeated_registration(void **state)
 	fa_cuda_alone(again_client);
 }
 
-/* Two registrations pin slowly; clients that come and go meanwhile do not wait. */
+/* Two registrations pin slowly; other clients do not wait. */
 static void test_slow_pins(void **state)
 {
 	struct fa_raw_buffer buffers[2];

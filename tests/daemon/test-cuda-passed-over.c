@@ -1,6 +1,6 @@
 /*
- * A GPU that cannot be used, on the tests' CUDA driver: the daemon logs that it falls back to the
- * CPU. If its configuration requires a GPU, it refuses to start.
+ * An unusable GPU, on the tests' CUDA driver: the daemon logs that it falls back to the CPU, or
+ * refuses to start if its configuration requires a GPU.
  */
 #include "common/cleanup.h"
 #include "cuda-client.h"

@@ -1,6 +1,6 @@
 /*
  * Registration of GPU memory in pieces, by hand: valid and invalid forms, pieces that arrive over
- * time, and every way in which a registration ends before it is complete.
+ * time, and every way to end early.
  */
 #include "tests/daemon/cuda-client.h"
 #include "tests/lib/scene.h"
@@ -187,7 +187,7 @@ static void shapes_case(int socket)
 	refuse(bad, 0, -EINVAL, "beyond the allocation");
 	bad = cuda_register_message(&handle, UINT64_MAX, 1, 0);
 	refuse(bad, 0, -EINVAL, "64 bits");
-	/* If both processes have the same PID, the driver's error is explained. */
+	/* With equal PIDs of both processes the driver's error is explained. */
 	bad = cuda_register_message(&handle, 0, 4096, 0);
 	bad.buffer_register.handle[40] ^= 1;
 	refuse(bad, 0, -EINVAL, "this is no handle");
@@ -305,7 +305,7 @@ static void expect_ended(uint64_t id, struct fa_wire_message message, size_t n, 
 	send_pieces(8, 1, -ENOENT, "waits for no pieces");
 }
 
-/* If the daemon cannot receive descriptors, the registration ends, as with wrong pieces. */
+/* A registration whose descriptors the daemon cannot receive ends. */
 static void no_descriptors_case(int socket)
 {
 	uint64_t id;
@@ -359,7 +359,7 @@ static void wrong_pieces_case(int socket)
 	id = send_first(8, 0);
 	expect_ended(id, message, 2, -EINVAL, "64 bits");
 
-	/* A last piece that is too short is noticed on arrival. */
+	/* A short last piece is noticed on arrival. */
 	id = send_first(8, 0);
 	send_pieces(8, 8, 0, NULL);
 	message = pieces_message(memory.id, 4);
@@ -502,9 +502,7 @@ static void limits_case(int socket)
 	message = cuda_register_message(&memory, 0, memory.bytes, 0);
 	message.buffer_register.n_pieces = FA_WIRE_PIECES_MAX;
 	refuse(message, 8, -EDQUOT, "4096 more would exceed the limit fds");
-	/*
-	 * An incomplete registration counts as a buffer, and its missing descriptors are charged.
-	 */
+	/* An incomplete registration is a buffer, charged for its missing descriptors. */
 	id = send_first(0, 0);
 	fa_raw_buffer_register(&raw, &host, 1, 4096, 0);
 	message = fa_raw_register_message(2, 4096);

@@ -1,5 +1,7 @@
-/* A preempted prefill whose client is killed, or whose daemon is told to end. The real daemon over
- * the tests' driver, whose kernels run until the test ends them. */
+/*
+ * A preempted prefill whose client is killed, or whose daemon is told to end, over the tests'
+ * driver, whose kernels run until the test ends them.
+ */
 #include "attention-client.h"
 #include "cuda-client.h"
 
@@ -28,13 +30,13 @@ static uint64_t n_before;
 /* @urgent also has a stream of high priority. */
 static struct attention_client urgent, patient;
 
-/* Returns a case whose kernel is preemptible. */
+/* Its kernel is preemptible. */
 static struct fa_case prefill_case(void)
 {
 	return attention_client_long_case(FA_WIRE_DTYPE_BF16);
 }
 
-/* Stops the running kernel by submitting an urgent request, which does not end. */
+/* Stops the running kernel by an urgent request, which does not end. */
 static void stop_it(uint64_t n_kernels)
 {
 	const uint64_t n_stopped = fa_test_cuda_stopped(page);
@@ -55,7 +57,7 @@ static void start(const char *drain_timeout_ms)
 	attention_client_open(&urgent, daemon_.socket, attention_client_small_case());
 	fa_raw_stream_create(&urgent.raw, HIGH, 1);
 	attention_client_open(&patient, daemon_.socket, prefill_case());
-	/* From the first urgent request on, other clients' works are preempted for it. */
+	/* From the first urgent request on, other clients' works are preempted. */
 	attention_client_submit(&urgent, HIGH);
 	attention_client_expect(&urgent, HIGH);
 	attention_client_submit(&patient, 0);
@@ -63,7 +65,7 @@ static void start(const char *drain_timeout_ms)
 	n_before = fa_test_cuda_launches(page);
 }
 
-/* Stops the daemon, and checks that it leaves nothing on the GPU. */
+/* The stopped daemon must leave nothing on the GPU. */
 static void finish(void)
 {
 	static const struct fa_test_cuda_lives nothing;
@@ -88,7 +90,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Runs a client with one request in flight and two that wait behind it. */
+/* One request in flight, two behind it. */
 static void prefill_client(int socket)
 {
 	struct fa_case attention = prefill_case();
@@ -126,7 +128,7 @@ static bool all_is_back(const struct held *before, bool loud)
 }
 
 /*
- * Kills a client with a preempted prefill. @before is NULL in the first round, which allocates what
+ * Kills a client with a preempted prefill. @before: NULL in the first round, which allocates what
  * later rounds reuse.
  */
 static void kill_round(const struct held *before)
@@ -151,15 +153,17 @@ static void kill_round(const struct held *before)
 		fa_check(fa_now_ns() <= deadline);
 		fa_test_poll_pause(&pause_ns);
 	}
-	/* Other clients are served, though their requests may be preempted, too. */
+	/* Others are served, though their requests may be preempted. */
 	attention_client_submit(&patient, 0);
 	fa_test_cuda_hold(page, false);
 	attention_client_expect(&urgent, HIGH);
 	attention_client_expect(&patient, 0);
 	fa_check_eventually(fa_test_cuda_kernels(page) == fa_test_cuda_launches(page));
-	/* Each request is launched once, and once more for each resumption beside the request that
-	 * does not end, except after the last stop of the killed client. In the first round the
-	 * killed client's request may have been resumed, and its others begun. */
+	/*
+	 * A launch per request, and one per resumption beside the endless request, except after the
+	 * last stop of the killed client. In the first round that client's request may have been
+	 * resumed, and its others begun.
+	 */
 	if (before)
 		fa_check_eq(fa_test_cuda_launches(page) - launches,
 		            2 + fa_test_cuda_stopped(page) - stopped);
@@ -197,7 +201,7 @@ static void wait_draining(void)
 	fa_check_eventually((fa_test_accounts(&urgent.raw, &accounts), accounts.draining));
 }
 
-/* A daemon told to end waits for both requests, and resumes the prefill. */
+/* Both requests end first, and the prefill is resumed. */
 static void test_drained(void **state)
 {
 	start("60000");
@@ -216,7 +220,7 @@ static void test_drained(void **state)
 	fa_check_eq(fa_test_cuda_launches(page) - n_before, 3);
 }
 
-/* After the deadline of a drain, the prefill is not resumed and ends at once. */
+/* After a drain's deadline the prefill ends at once. */
 static void test_deadline(void **state)
 {
 	start("200");

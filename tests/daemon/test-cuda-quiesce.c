@@ -1,6 +1,8 @@
-/* Driver calls that wait for the GPU, and that launches wait for: the daemon makes none of them
- * while a long work runs, but makes all of them in the end. The real daemon over the tests' driver,
- * which waits as the real one does, and whose kernels run until the test ends them. */
+/*
+ * Driver calls that wait for the GPU, and that launches wait for: the daemon makes none while a
+ * long work runs, but makes all in the end. The tests' driver waits as the real one does, and its
+ * kernels run until the test ends them.
+ */
 #include "attention-client.h"
 #include "cuda-client.h"
 
@@ -16,7 +18,7 @@
 #include <cmocka.h>
 
 #define HIGH 1
-/* A work counts as long from this estimate on, which is between those of the cases below. */
+/* A work is long from this estimate on: between the cases below. */
 #define LONG_NS "8000"
 #define PATIENCE_MS 500 /* as in quiesce.c */
 
@@ -24,7 +26,7 @@ static struct fa_test_cuda cuda;
 static struct fa_test_daemon daemon_;
 static struct fa_test_cuda_page *page;
 
-/* A short client of high priority, one with long works, and one that comes later. */
+/* High priority and short; long works; one that comes later. */
 static struct attention_client urgent, patient, other;
 
 static int64_t registrations(void)
@@ -70,7 +72,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Starts a long work, which runs until the test ends it. */
+/* It runs until the test ends it. */
 static void begin_long(void)
 {
 	const uint64_t kernels = fa_test_cuda_kernels(page);
@@ -80,7 +82,7 @@ static void begin_long(void)
 	fa_check_eventually(fa_test_cuda_kernels(page) == kernels + 1);
 }
 
-/* Connects and closes a client, whose memory then has to be released. */
+/* A client comes and goes, and its memory has to be released. */
 static void come_and_go(void)
 {
 	struct fa_test_accounts before, now;
@@ -93,7 +95,7 @@ static void come_and_go(void)
 	fa_test_quiet_ms(50);
 }
 
-/* The calls wait for a work that is not preemptible; no client waits. */
+/* The calls wait for a work that is not preemptible; clients do not. */
 static void test_nonpreemptible(void **state)
 {
 	uint64_t kernels, unregistered;
@@ -200,7 +202,7 @@ static void test_cancelled(void **state)
 	fa_check_eventually(registrations() == registered);
 }
 
-/* If there are always long works, they are held in the end so that memory is released. */
+/* An endless row of long works is held in the end so that memory is released. */
 static void test_patience(void **state)
 {
 	int64_t registered;
@@ -214,7 +216,7 @@ static void test_patience(void **state)
 	attention_client_submit(&patient, 0);
 	come_and_go();
 	fa_check_eq(registrations(), registered + 1);
-	/* Submit long works so that there is always one behind the other. */
+	/* One long work is always behind another. */
 	while (registrations() > registered) {
 		fa_check(patient.values[0] < 100);
 		fa_raw_wait_expect(&patient.raw, 0, ++ended, 0, NULL);
@@ -239,7 +241,7 @@ static void bad_client(int socket)
 	cuda_buffer_end(&buffer);
 }
 
-/* The import is refused at once, and what it had opened is closed later. */
+/* The import is refused at once; what it had opened is closed later. */
 static void test_refused(void **state)
 {
 	struct fa_test_cuda_lives lives;

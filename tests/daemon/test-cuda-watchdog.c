@@ -1,7 +1,6 @@
 /*
- * The watchdog on the tests' CUDA driver: when a driver call never returns, on the engine thread
- * or the loop, the supervisor kills the daemon, and the next one has the KV cache. A kernel that
- * does not end is left alone while the driver answers: it may be long.
+ * When a driver call never returns, on the engine thread or the loop, the supervisor kills the
+ * daemon, and the next one has the KV cache. A long kernel is left alone while the driver answers.
  */
 #include "common/clock.h"
 #include "cuda-client.h"
@@ -64,7 +63,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Checks that the daemon is killed because a call hangs, or is about to hang. */
+/* The daemon must be killed because a call hangs or is about to hang. */
 static void check_ended(void)
 {
 	const struct fa_wire_secret secret = client.raw.secret;

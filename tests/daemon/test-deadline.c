@@ -1,4 +1,4 @@
-/* The heap of deadlines against a plain search, with random insertions and removals. */
+/* The heap of deadlines against a plain search. */
 #include "daemon/base/deadline_heap.h"
 
 #include <setjmp.h>
@@ -61,9 +61,7 @@ static void test_removal_twice(void **state)
 	assert_null(deadlines.root);
 }
 
-/*
- * Half a million deadlines are inserted in order, and removed. Quadratic code would take for ever.
- */
+/* Half a million deadlines in order, with which quadratic code would take for ever. */
 static void test_many(void **state)
 {
 	const size_t n = 500000;

@@ -1,6 +1,6 @@
 /*
- * Requests whose completion the device signals itself to the client: when it does, what is
- * visible then, and that the daemon agrees with what its client saw.
+ * Requests whose completion the device itself signals: when it does, what is visible then, and that
+ * the daemon agrees with what its client saw.
  */
 #include "tests/daemon/ring-scene.h"
 
@@ -38,7 +38,7 @@ static void wait_told(uint32_t stream, uint64_t value)
 		(void)sched_yield();
 }
 
-/* Waits until the device signals a request. A daemon with a GPU must register the page first. */
+/* A daemon with a GPU must register the page first. */
 static uint64_t wait_until_signalled(uint32_t stream)
 {
 	for (uint64_t value = 1;; ++value) {
@@ -83,7 +83,7 @@ static void test_signalled_by_device(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Requests that may end otherwise, or come behind something, are completed by the daemon. */
+/* Requests that may end otherwise, or wait, are completed by the daemon. */
 static void test_signalled_by_daemon(void **state)
 {
 	struct fa_wire_message message;
@@ -129,8 +129,8 @@ static void test_cancelled(void **state)
 }
 
 /*
- * The next request is sent as soon as the device has signalled the previous one, by ring and by
- * packet: the daemon counts that as ended and allows another.
+ * When the device has signalled a request, the daemon counts it as ended and allows another, by
+ * ring or by packet.
  */
 static void test_limit_per_session(void **state)
 {
@@ -155,7 +155,7 @@ static void test_limit_per_session(void **state)
 	fa_scene_check(&scene);
 }
 
-/* The same for two sessions of a tenant that may have one request in flight. */
+/* Two sessions of a tenant that may have one request in flight. */
 static void test_limit_per_tenant(void **state)
 {
 	struct fa_raw raws[2];

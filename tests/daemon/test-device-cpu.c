@@ -1,6 +1,4 @@
-/*
- * The CPU backend's scheduling and memory, with kernels that the test controls.
- */
+/* The CPU backend's scheduling and memory; the test controls the kernels. */
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/memfd.h"
@@ -26,7 +24,7 @@
 #define PATIENCE_SEC 30
 #define GROUPS 6
 
-/* Lets allocations fail, which a test needs. */
+/* A test needs allocations to fail. */
 const char *__asan_default_options(void) __attribute__((visibility("default")));
 const char *__asan_default_options(void)
 {
@@ -307,8 +305,8 @@ static void test_cancel(void **state)
 }
 
 /*
- * While the work behind a cancelled one is being set up, a worker arrives and finds nothing. It is
- * woken when the work is ready.
+ * A worker finds nothing while the work behind a cancelled one is set up, and is woken when that is
+ * ready.
  */
 static void test_cancel_wakes(void **state)
 {
@@ -419,10 +417,7 @@ static void test_small_beside_huge(void **state)
 	small_beside_huge(false);
 }
 
-/*
- * Runs queues of one group, or groups of one queue each. Returns true if they got about the same
- * time in this round.
- */
+/* Queues of one group, or groups of one queue each: about equal times in this round? */
 static bool equal_shares(bool together)
 {
 	enum {
@@ -473,8 +468,8 @@ static void test_equal_shares(void **state)
 }
 
 /*
- * Runs one queue, or short works in sequence, against many high-priority queues. Returns true if
- * the group's share was about a half in this round.
+ * One queue, or short works in sequence, against many high-priority queues: did its group get about
+ * half in this round?
  */
 static bool group_shares(int64_t alone_tiles, uint64_t alone_tile_ns)
 {
@@ -576,7 +571,7 @@ static void test_priority(void **state)
 	}
 	assert_true(urgent.reaped);
 
-	/* Permanent high-priority work does not starve the rest. */
+	/* Endless high-priority work does not starve the rest. */
 	launch(&f, high, &endless);
 	wait_started(&endless);
 	normal[0] = (struct item){ .job.n_tiles = 5 };

@@ -1,7 +1,4 @@
-/*
- * The CUDA backend when driver calls fail, each in turn, with a transient error and with a sticky
- * one.
- */
+/* Driver calls fail in turn, with a transient and a sticky error. */
 #include "common/cudriver.h"
 #include "tests/daemon/cuda-device.h"
 
@@ -21,7 +18,7 @@ static const struct fa_device_ops *const ops = &fa_device_cuda;
 static struct cuda_exporter exporter;
 static struct fa_cudriver cu;
 
-/* ---- a life with every operation, in which anything may fail */
+/* ---- a life with every operation, any of which may fail */
 
 struct life {
 	struct cuda_device cuda;
@@ -115,7 +112,7 @@ static void live(struct life *life)
 	live_jobs(life, queue);
 	life->lost = cu.cuCtxSynchronize() != CUDA_SUCCESS;
 	if (life->lost) {
-		/* By now every thread knows that the GPU is lost. */
+		/* By now every thread knows of the loss. */
 		live_jobs(life, queue);
 		fa_check_eq(ops->health(life->cuda.device, &error), -ENODEV);
 		fa_check_contains(error.text, "the GPU is lost");
@@ -128,7 +125,7 @@ static void live(struct life *life)
 	fa_test_cuda_detach(life->cuda.page);
 }
 
-/* Returns true if @call releases something, so that it leaks if the call fails. */
+/* Calls that release something, and leak it if they fail. */
 static bool gives_back(enum fa_test_cuda_call call)
 {
 	switch ((int)call) {
@@ -190,7 +187,7 @@ static void fail_once(enum fa_test_cuda_call call, uint64_t nth)
 	struct life life;
 	char rule[96];
 
-	/* The context would stay, and the next life would not start fresh. */
+	/* The context would stay for the next life. */
 	if (call == FA_TEST_CUDA_cuDevicePrimaryCtxRelease)
 		return;
 
@@ -301,7 +298,7 @@ static void faulting_child(void)
 	fa_check_eq(ops->health(cuda.device, &error), 0);
 	fa_check_eq(cuda.n_notified, 0);
 
-	/* The faulting kernel signals nothing; only the driver reports the fault, when asked. */
+	/* The faulting kernel signals nothing; the driver reports the fault only when asked. */
 	fa_test_cuda_hold(cuda.page, true);
 	fa_test_cuda_fail(cuda.page, "kernel:1=700");
 	for (int i = 0; i < N; ++i)
@@ -358,7 +355,7 @@ static void worker_child(void)
 	group = cuda_group(&cuda);
 	queue = cuda_queue(&cuda, group, 0);
 	cuda_job_init(&other, &cuda);
-	/* A device that lives may return an error code that a lost device also returns. */
+	/* A device that lives may also return this code. */
 	fa_test_cuda_fail(cuda.page, "cuMemHostRegister:1=2");
 	fa_check_eq(cuda_job_try(&job, &cuda, &error), -ENOMEM);
 	fa_check_eq(ops->health(cuda.device, &error), 0);

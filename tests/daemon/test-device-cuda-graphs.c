@@ -1,6 +1,6 @@
 /*
- * Launches by CUDA graph, on the tests' CUDA driver: when a kernel gets a graph, that each launch
- * has its own params, eviction of graphs, and drivers that cannot make any.
+ * Launches by CUDA graph: when a kernel gets one, each launch's own params, eviction, and drivers
+ * without graphs.
  */
 #include "daemon/backend/cuda/device.h"
 #include "tests/daemon/cuda-device.h"
@@ -15,7 +15,7 @@ static const struct fa_device_ops *const ops = &fa_device_cuda;
 
 enum {
 	N_JOBS = 10,
-	ENOUGH = 20 /* how many launches until a kernel has its graph */
+	ENOUGH = 20 /* launches until a kernel has its graph */
 };
 
 struct scene {
@@ -140,7 +140,7 @@ static void in_flight_child(void)
 	scene_end(&scene);
 }
 
-/* With more kernels than graphs the least recently used graph is evicted. */
+/* With more kernels than graphs the least recently used graph goes. */
 static void eviction_child(void)
 {
 	struct scene scene;
@@ -151,7 +151,7 @@ static void eviction_child(void)
 	fa_check_eq(called(&scene, FA_TEST_CUDA_cuGraphExecDestroy), N_JOBS - FA_CUDA_GRAPHS);
 	for (int i = N_JOBS - FA_CUDA_GRAPHS; i < N_JOBS; ++i)
 		fa_check_eq(repeat(&scene, i, 1), 1);
-	/* A rare kernel takes a slot of the cache but gets no graph. */
+	/* A rare kernel takes a slot but gets no graph. */
 	fa_check_eq(repeat(&scene, 0, 1), 0);
 	fa_check_eq(called(&scene, FA_TEST_CUDA_cuGraphExecDestroy), N_JOBS - FA_CUDA_GRAPHS + 1);
 	for (int i = N_JOBS - FA_CUDA_GRAPHS + 1; i < N_JOBS; ++i)

@@ -1,6 +1,4 @@
-/*
- * Every kind of memory in the CUDA backend, on the tests' CUDA driver.
- */
+/* Every kind of memory in the CUDA backend. */
 #include "common/memfd.h"
 #include "tests/daemon/cuda-device.h"
 
@@ -209,7 +207,7 @@ static void pieces_child(void)
 	fa_check_eq(((unsigned char *)again.address)[10], cuda_exporter_byte(1, 0));
 	fa_device_memory_release(ops, cuda.device, &again);
 
-	/* The memory can be imported even if the driver cannot map read-only. */
+	/* Importable even if the driver cannot map read-only. */
 	fa_test_cuda_fail(cuda.page, "cuMemSetAccess:1=801");
 	fa_check_eq(pieces_try(&cuda, pieces, 2, 0, PIECE, true, &error), 0);
 
@@ -250,7 +248,7 @@ static void pieces_child(void)
 	close(fd);
 	fa_check_eq(ops->health(cuda.device, &error), 0);
 
-	/* After the exporter has freed its memory and died the mapping stays valid. */
+	/* The mapping outlives the exporter's memory and the exporter. */
 	fa_check_eq(ops->memory_import_pieces(cuda.device, pieces, 2, 0, 2 * PIECE, false, &error,
 	                                      &memory),
 	            0);
@@ -318,8 +316,7 @@ static void ipc_child(void)
 	fa_check_eq(memory.bytes, bytes);
 	for (uint64_t i = 0; i < bytes; i += 17)
 		fa_check_eq(((unsigned char *)memory.address)[i], cuda_exporter_byte(2, i));
-	/* Memory that is opened twice is mapped once by the driver, and unmapped at the last
-	 * close. */
+	/* Memory opened twice is mapped once, and unmapped at the last close. */
 	fa_check_eq(ops->memory_import_ipc(cuda.device, exporter.handle, 1000, bytes - 1000, true,
 	                                   &error, &again),
 	            0);
@@ -341,12 +338,11 @@ static void ipc_child(void)
 
 	fa_check_eq(ipc_try(&cuda, garbage, 0, 1, &error), -EINVAL);
 	fa_check_contains(error.text, "this is no handle");
-	/* A device that lives may return error codes that a lost device also returns. */
+	/* A device that lives may also return this code. */
 	fa_test_cuda_fail(cuda.page, "cuIpcOpenMemHandle:1=1");
 	fa_check_eq(ipc_try(&cuda, exporter.handle, 0, 1, &error), -EINVAL);
 
-	/* If memory is freed while it is open, its contents stay; afterwards the handle is
-	 * stale. */
+	/* Memory freed while open keeps its contents; then the handle is stale. */
 	fa_check_eq(ops->memory_import_ipc(cuda.device, exporter.handle, 0, bytes, false, &error,
 	                                   &memory),
 	            0);
@@ -479,9 +475,9 @@ static void test_workers(void **state)
 #define PAGE_TOKENS 256
 
 /*
- * Regression: streams kept their memory for partial results, so the pool and other clients lacked
- * it. Deterministic results have a partial per few tiles of each sequence, and many sequences that
- * share pages cost their client nothing.
+ * Streams must not keep memory for partial results, which the pool and other clients need.
+ * Deterministic results have a partial per few tiles of each sequence; many sequences that share
+ * pages cost their client nothing.
  */
 static void large_child(void)
 {

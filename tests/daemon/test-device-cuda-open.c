@@ -1,6 +1,4 @@
-/*
- * How the CUDA backend opens, and which GPU it chooses, on the tests' CUDA driver.
- */
+/* How the CUDA backend opens, and which GPU it chooses. */
 #include "daemon/backend/cuda/modules.h"
 #include "daemon/backend/cuda/queue.h"
 #include "tests/daemon/cuda-device.h"
@@ -45,7 +43,7 @@ static void open_child(void)
 	fa_check(info.memory_bytes >= info.memory_free_bytes && info.memory_free_bytes);
 	fa_check_contains(info.details, "kernels");
 	fa_check_eq(ops->health(cuda.device, NULL), 0);
-	/* The variable was set before the driver was initialised. */
+	/* Set before the driver was initialised. */
 	fa_check(!strcmp(getenv("CUDA_DEVICE_MAX_CONNECTIONS"), "32"));
 	fa_check(!strcmp(getenv("CUDA_MODULE_LOADING"), "EAGER"));
 	cuda_device_close(&cuda);
@@ -125,7 +123,7 @@ static void portable_run(struct cuda_device *cuda, bool portable)
 	ops->group_free(cuda->device, group);
 }
 
-/* If chip-specific kernels cannot be loaded, portable ones are used; portable ones are required. */
+/* Portable kernels are required, and replace chip-specific ones that cannot be loaded. */
 static void portable_child(void)
 {
 	static const struct {
@@ -154,8 +152,7 @@ static void portable_child(void)
 	page = fa_test_cuda_attach(&cuda_dir, getpid());
 	cuda_device_close(&cuda);
 
-	/* Fail the last such call while loading, when the module is loaded already, and the
-	 * first. */
+	/* Fail the last such call of the loading, and the first. */
 	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); ++i) {
 		fa_test_cuda_calls(page, &before);
 		cuda_device_open(&cuda, NULL);
@@ -187,8 +184,8 @@ static void portable_child(void)
 }
 
 /*
- * Checks which paged kernels are used. They are loaded with the first pool: if one chip-specific
- * kernel is missing, none of them is used, and all portable ones are.
+ * Paged kernels are loaded with the first pool: if one chip-specific one is missing, all are
+ * portable.
  */
 static void check_portable_paged(const struct fa_device *device, bool portable)
 {
@@ -218,7 +215,7 @@ static void portable_paged_child(void)
 			continue;
 		++n_special;
 		cuda_device_open(&cuda, NULL);
-		/* Functions are looked up in the table's order. */
+		/* In the table's order. */
 		snprintf(text, sizeof(text), "cuModuleGetFunction:%zu=%d", i + 1,
 		         CUDA_ERROR_NOT_FOUND);
 		fa_test_cuda_fail(cuda.page, text);

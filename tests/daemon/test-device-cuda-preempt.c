@@ -1,6 +1,7 @@
-/* Preemption of long launches by works of high priority, over the tests' driver. When its kernels
- * are asked to stop, they leave the blocks for which they had no time. While kernels are held, they
- * leave all blocks. */
+/*
+ * Preemption of long launches by works of high priority. Asked to stop, the tests' driver's kernels
+ * leave the blocks for which they had no time; while held, all blocks.
+ */
 #include "daemon/backend/cuda/preempt.h"
 #include "daemon/backend/cuda/stream.h"
 #include "tests/daemon/cuda-device.h"
@@ -42,7 +43,7 @@ static struct fa_case case_of(int job)
 		.head_dim = 128,
 		.heads = job == LONG ? 16 : 2,
 		.seqlen_q = job >= URGENT ? 1 : 300,
-		.seqlen_k = job == LONG ? 50 : 400, /* many blocks, and little to compute */
+		.seqlen_k = job == LONG ? 50 : 400, /* many blocks, little to compute */
 		.causal = job == BEHIND,
 		.lse = true,
 		.seed = (uint64_t)job,
@@ -57,7 +58,7 @@ static struct fa_case case_of(int job)
 static void begin(struct scene *scene)
 {
 	cuda_device_open(&scene->cuda, NULL);
-	/* Makes the test independent of this machine's speed. */
+	/* Independent of this machine's speed. */
 	scene->cuda.device->tuning.preempt_stop_ns = UINT64_MAX;
 	for (int i = 0; i < N_GROUPS; ++i)
 		scene->groups[i] = cuda_group(&scene->cuda);
@@ -112,7 +113,7 @@ static bool has_stopped(struct scene *scene)
 	return false;
 }
 
-/* Returns the stream of a preemptible work. */
+/* The stream of a preemptible work. */
 static const struct fa_cuda_stream *stream_of(const struct scene *scene, int job)
 {
 	const struct fa_cuda_stream *streams = scene->cuda.device->streams;
@@ -142,15 +143,13 @@ static void check_done(struct scene *scene, int job)
 	cuda_job_check(&scene->jobs[job]);
 }
 
-/* The long work stops, the urgent one runs, the long one is resumed, then the one behind it
- * runs. */
+/* The long work stops, the urgent one runs, the long one is resumed, then the one behind. */
 static void order_child(void)
 {
 	static struct scene scene;
 
 	begin(&scene);
-	/* Leave the signal words as a decode with parts does, though the next work may have no
-	 * parts. */
+	/* Leave the signal words as after a decode with parts, which the next work may not have. */
 	for (unsigned int i = 0; i < scene.cuda.device->n_streams; ++i)
 		fa_cuda_self_signal_launched(&scene.cuda.device->streams[i], FA_CUDA_DONE_PARTS,
 		                             FA_CUDA_DONE_PARTS);
@@ -185,7 +184,7 @@ static void starving_child(void)
 	scene.cuda.device->tuning.preempt_stop_ns = 1;
 	fa_check_eventually((cuda_reap(&scene.cuda), n_launches(&scene) >= 3));
 	fa_check(!scene.jobs[URGENT].reaped);
-	/* The resumed work now runs long enough to be worth the cost of preemption. */
+	/* The resumed work now runs long enough to make up for the preemption. */
 	fa_check_eq(stream_of(&scene, LONG)->preemption.run_ns, 500 * FA_NS_PER_US);
 	fa_test_cuda_hold(scene.cuda.page, false);
 	check_done(&scene, URGENT);
@@ -202,7 +201,7 @@ static void endless_child(void)
 
 	begin(&scene);
 	scene.cuda.device->tuning.preempt_stop_ns = fa_cuda_tuning_default().preempt_stop_ns;
-	/* The kernel takes much longer than it may run between two stops. */
+	/* The kernel takes much longer than it may run between stops. */
 	fa_test_cuda_kernel_us(scene.cuda.page, 20000);
 	for (int i = 0; i < 2; ++i)
 		start(&scene, urgent[i]);
@@ -225,7 +224,7 @@ static void endless_child(void)
 	end(&scene);
 }
 
-/* The guaranteed time counts from when the launch can have begun. */
+/* The guaranteed time begins when the launch can. */
 static void waits_child(void)
 {
 	const struct fa_cuda_stream *stream;
@@ -258,7 +257,7 @@ static void cancel_child(void)
 {
 	static struct scene scene;
 
-	/* Cancelled while it runs: it ends as soon as it can. */
+	/* While it runs: it ends as soon as it can. */
 	begin(&scene);
 	run_long(&scene);
 	start(&scene, BEHIND);
@@ -271,7 +270,7 @@ static void cancel_child(void)
 	fa_check_eq(n_launches(&scene), 2);
 	end(&scene);
 
-	/* Cancelled while it is stopped: it does not wait for the urgent one. */
+	/* While stopped: it does not wait for the urgent one. */
 	begin(&scene);
 	run_long(&scene);
 	start(&scene, URGENT);
@@ -307,7 +306,7 @@ static void cancel_one_child(void)
 	end(&scene);
 }
 
-/* The driver refused to write the word that asks to stop: it is written again. */
+/* The driver refused to write the stop word: it is written again. */
 static void cancel_again_child(void)
 {
 	static struct scene scene;
@@ -323,7 +322,7 @@ static void cancel_again_child(void)
 	end(&scene);
 }
 
-/* The GPU is lost while a work is stopped, or the rest of the work cannot be launched. */
+/* The GPU is lost while a work is stopped, or the rest cannot be launched. */
 static void fault_child(void)
 {
 	static struct scene scene;
@@ -368,7 +367,7 @@ static void lost_child(void)
 	fa_check(!ops->close(scene.cuda.device));
 }
 
-/* Without queues of high priority works are launched behind one another. */
+/* Without queues of high priority, works are launched behind one another. */
 static void nobody_child(void)
 {
 	static struct scene scene;
@@ -385,7 +384,7 @@ static void nobody_child(void)
 	end(&scene);
 }
 
-/* Very long works are preempted even by a queue that came later. */
+/* Very long works are preempted by a queue that came later, too. */
 static void later_child(void)
 {
 	static struct scene scene;
@@ -418,7 +417,6 @@ static void later_child(void)
 	end(&scene);
 }
 
-/* Short works are not preempted. */
 static void short_child(void)
 {
 	static struct scene scene;

@@ -1,6 +1,4 @@
-/*
- * The order in which the CUDA backend launches its queues, on the tests' CUDA driver.
- */
+/* The order in which the CUDA backend launches its queues. */
 #include "daemon/backend/cuda/queue.h"
 #include "tests/daemon/cuda-device.h"
 
@@ -29,7 +27,7 @@ static void crowd_begin(struct crowd *crowd, int n)
 {
 	cuda_device_open(&crowd->cuda, NULL);
 	for (int i = 0; i < n; ++i) {
-		/* Different vectors per job reveal memory used twice. */
+		/* Different vectors reveal memory used twice. */
 		crowd->jobs[i] = (struct cuda_job){
 			.attention = { .seqlen_q = 4 + i,
 			               .seqlen_k = 9 + 2 * i,
@@ -59,7 +57,7 @@ static uint64_t n_launches(const struct crowd *crowd)
 	return fa_test_cuda_launches(crowd->cuda.page);
 }
 
-/* The driver has a few works of a queue; the rest is launched when they end. */
+/* The driver has a few works of a queue; others are launched when those end. */
 static void depth_child(void)
 {
 	static struct crowd crowd;
@@ -112,7 +110,7 @@ static void many_queues_child(void)
 	cuda_device_close(&crowd.cuda);
 }
 
-/* Queues of a group with the same priority share a CUDA stream, however many others are idle. */
+/* A group's queues of equal priority share a CUDA stream, however many streams are idle. */
 static void spread_child(void)
 {
 	static struct crowd crowd;
@@ -136,7 +134,7 @@ static void spread_child(void)
 	cuda_device_close(&crowd.cuda);
 }
 
-/* A full stream refuses works of all its queues without side effects. */
+/* A full stream refuses works of all its queues, without side effects. */
 static void full_child(void)
 {
 	static struct crowd crowd;

@@ -1,4 +1,4 @@
-/* Staging of the CUDA backend over the tests' driver: what is copied, and when. */
+/* Staging of the CUDA backend: what is copied, and when. */
 #include "daemon/backend/cuda/staging.h"
 #include "tests/daemon/cuda-device.h"
 
@@ -32,7 +32,7 @@ static void test_stage_choice(void **state)
 	launch.args.window_left = 100000;
 	assert_int_equal(fa_cuda_staging_reads(&launch), 9 * 4 * 2);
 
-	/* Staging does not pay if the memory is read once, tiny, or mostly gaps. */
+	/* Staging does not pay for memory that is read once, tiny, or mostly gaps. */
 	assert_false(fa_cuda_staging_pays(1 << 30, 1 << 30, 1));
 	assert_true(fa_cuda_staging_pays(1 << 30, 1 << 30, 2));
 	assert_false(fa_cuda_staging_pays(4096, 4096, 4));
@@ -46,7 +46,7 @@ static uint64_t n_copies(const struct cuda_device *cuda)
 	return atomic_load(&cuda->page->calls[FA_TEST_CUDA_cuMemcpyHtoDAsync]);
 }
 
-/* K and V of 3 MiB, pinned in parts of 1 MiB: no copy crosses their borders. */
+/* K and V of 3 MiB, pinned in parts of 1 MiB: no copy crosses a border. */
 static void parts_child(void)
 {
 	const struct fa_case attention = { .seqlen_q = 30, .seqlen_k = 3000, .heads = 4 };
@@ -114,7 +114,7 @@ static void interleaved_child(void)
 	cuda_job_check(&job);
 	fa_check_eq(n_copies(&cuda), before + 2);
 
-	/* Interleave the numbers of K and V; the check uses a copy of the old ones. */
+	/* The check uses a copy of the old numbers. */
 	k = job.data + job.attention.offset_k;
 	v = job.data + job.attention.offset_v;
 	both = malloc(job.attention.bytes);
@@ -144,7 +144,7 @@ static void interleaved_child(void)
 	cuda_device_close(&cuda);
 }
 
-/* A staging area of 1 MiB is used by many works of 400 KB: some find no space. */
+/* Many works of 400 KB share a staging area of 1 MiB: some find no space. */
 static void full_child(void)
 {
 	enum {
@@ -180,7 +180,7 @@ static void full_child(void)
 		cuda_job_wait(&jobs[i], &cuda);
 		cuda_job_check(&jobs[i]);
 	}
-	/* At the end the whole staging area is free again. */
+	/* In the end the whole area is free. */
 	for (int i = 0; i < 2; ++i)
 		cuda_job_launch(&jobs[i], &cuda, queues[i]);
 	fa_check_eq(n_copies(&cuda), before + 4 * 2);

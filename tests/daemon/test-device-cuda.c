@@ -1,6 +1,4 @@
-/*
- * The CUDA backend's results and driver calls, on the tests' CUDA driver.
- */
+/* The CUDA backend's results and driver calls. */
 #include "daemon/backend/cuda/device.h"
 #include "tests/daemon/cuda-device.h"
 
@@ -109,10 +107,7 @@ static void random_child(void)
 	cuda_device_close(&cuda);
 }
 
-/*
- * Without queries no kernel runs, but completion is signalled. Without keys the results are zeros
- * and -inf.
- */
+/* Without queries no kernel runs, but completion is signalled. Without keys: zeros and -inf. */
 static void empty_child(void)
 {
 	struct cuda_job job = { .attention = { .seqlen_q = 5, .heads = 2, .lse = true } };
@@ -257,7 +252,7 @@ static void calls_child(void)
 	}
 	fa_test_cuda_calls(cuda.page, &after);
 	fa_check_eq(launches(&before, &after), 4 * N);
-	/* Small launches signal completion themselves and read vectors in place. */
+	/* Small launches signal completion and read vectors in place. */
 	fa_check_eq(after.n[FA_TEST_CUDA_cuStreamWriteValue64],
 	            before.n[FA_TEST_CUDA_cuStreamWriteValue64]);
 	n_copies = after.n[FA_TEST_CUDA_cuMemcpyHtoDAsync] -
@@ -288,7 +283,7 @@ static uint64_t maps_encoded(const struct cuda_device *cuda)
 	return calls.n[FA_TEST_CUDA_cuTensorMapEncodeTiled];
 }
 
-/* Tensor maps are cached while few others come in between; the driver notices a wrong map. */
+/* Tensor maps are cached while few others come between; the driver notices a wrong map. */
 static void maps_child(void)
 {
 	enum {
@@ -339,9 +334,8 @@ static void maps_child(void)
 		cuda_job_deinit(&jobs[i], &cuda);
 
 	/*
-	 * A map that the driver refuses fails only its launch, and is not cached. The request is
-	 * not ragged: its map of Q does not depend on the shape, so an older one may be at its
-	 * address.
+	 * A map that the driver refuses fails only its launch, and is not cached. Without ragged
+	 * lengths the map of Q does not depend on the shape, so an older one may be at its address.
 	 */
 	cuda_job_init(&jobs[1], &cuda);
 	jobs[1].message.attention.q.shape[1] = jobs[1].message.attention.out.shape[1] = 2;

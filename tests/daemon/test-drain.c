@@ -1,6 +1,6 @@
 /*
- * Ways in which a daemon stops: SIGTERM, SIGINT, or a message; with requests that finish or do not,
- * with clients that do not read, and when it is asked twice.
+ * How a daemon stops: SIGTERM, SIGINT, or a message, once or twice; with requests that finish or do
+ * not, and clients that do not read.
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
@@ -146,7 +146,7 @@ static void test_deadline(void **state)
 	finish();
 }
 
-/* Requests sent while draining, before and after the deadline, are refused in order. */
+/* Requests sent while draining are refused in order. */
 static void test_order(void **state)
 {
 	_Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX + 64];
@@ -179,7 +179,7 @@ static void test_order(void **state)
 	finish();
 }
 
-/* Clients that never stop sending do not keep the daemon alive. */
+/* Clients that never stop sending do not keep the daemon. */
 static int asking_client(void *userdata)
 {
 	static struct fa_raw mine;
@@ -285,10 +285,7 @@ static void test_message(void **state)
 	finish();
 }
 
-/*
- * A client that does not read and one that never said Hello delay the exit until the deadline at
- * most.
- */
+/* A client that does not read, or never said Hello, delays the exit until the deadline. */
 static void test_unread(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_PING);

@@ -1,6 +1,4 @@
-/*
- * The engine on the CPU backend, with kernels that the test controls.
- */
+/* The engine on the CPU backend; the test controls the kernels. */
 #include "common/clock.h"
 #include "daemon/engine/engine.h"
 #include "fake-kernels.h"
@@ -154,7 +152,7 @@ static void test_stress(void **state)
 	free(items);
 }
 
-/* Other streams' requests come and go during one stream's huge request, which then times out. */
+/* One stream's huge request, which times out, does not keep other streams. */
 static void test_small_beside_huge(void **state)
 {
 	struct item *huge = calloc(1, sizeof(*huge)), *small = calloc(100, sizeof(*small));

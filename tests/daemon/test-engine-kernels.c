@@ -1,6 +1,6 @@
 /*
- * Engine, CPU backend and real kernels: whatever the threads, order and concurrent jobs, a result
- * is bit by bit that of running the tiles in sequence.
+ * Engine, CPU backend, real kernels: whatever the threads, order and concurrent jobs, a result is
+ * bit by bit that of running the tiles in sequence.
  */
 #include "common/clock.h"
 #include "daemon/engine/engine.h"

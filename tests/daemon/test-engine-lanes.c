@@ -1,6 +1,6 @@
 /*
  * The engine on a fake device whose lanes refuse works beyond a few slots: which waiting job gets a
- * slot, and which jobs need none.
+ * slot, and which needs none.
  */
 #include "daemon/engine/private.h"
 #include "fake-device.h"
@@ -29,7 +29,7 @@ static unsigned int stream_of(struct fixture *f, uint64_t launch)
 	                      f->slots);
 }
 
-/* Waits until the engine has tried everything submitted so far whose lane had a slot. */
+/* Waits until the engine has tried every job whose lane had a slot. */
 static void settle(struct fixture *f)
 {
 	for (int i = 0; i < 2; i++)
@@ -38,8 +38,8 @@ static void settle(struct fixture *f)
 }
 
 /*
- * Between these two calls the engine is held in launch(), so that it then gets all submitted jobs
- * at once. Launch 0 belongs to the blocking stream, in lane @priority > 0 ? 0 : 1.
+ * Between these two calls the engine is held in launch(), to get all submitted jobs at once. Launch
+ * 0 is the blocking stream's, in lane @priority > 0 ? 0 : 1.
  */
 #define BLOCKER 63
 
@@ -97,8 +97,8 @@ static void test_depth(void **state)
 }
 
 /*
- * Many streams do not delay a single one: after what the lane held, every second slot is the
- * quiet group's.
+ * Many streams do not delay a single one: after what the lane held, every second slot is the quiet
+ * group's.
  */
 static void turns(bool polled)
 {
@@ -142,7 +142,7 @@ static void test_turns_polled(void **state)
 	turns(true);
 }
 
-/* A lane with one slot refuses works between any two launches; still no stream is skipped. */
+/* One slot refuses works between any two launches; still no stream is skipped. */
 static void test_one_slot(void **state)
 {
 	struct fa_job *blocker;
@@ -162,7 +162,7 @@ static void test_one_slot(void **state)
 	fixture_deinit(&f);
 }
 
-/* A group's usage of one lane does not count in another. */
+/* A group's usage of a lane does not count in another. */
 static void test_other_lane(void **state)
 {
 	struct fa_job *blocker;
@@ -188,7 +188,7 @@ static void test_other_lane(void **state)
 		(void)submit(&f, i % 2);
 	settle(&f);
 	drain(&f, 51, 12, 1, order);
-	/* The first jobs may have been alone, as they were submitted one after another. */
+	/* Submitted one by one, the first jobs may have been alone. */
 	for (unsigned int i = 2; i + 3 < 12; i++)
 		assert_int_equal(order[i], order[i + 2]);
 	fixture_deinit(&f);
@@ -257,7 +257,7 @@ static void test_no_work(void **state)
 	fixture_deinit(&f);
 }
 
-/* A cancelled waiting job ends at once, out of stream order and without the device. */
+/* A cancelled waiting job ends at once, out of stream order. */
 static void test_cancel(void **state)
 {
 	struct fa_job *a, *b, *c, *d;
@@ -368,8 +368,8 @@ static void test_close(void **state)
 }
 
 /*
- * When the device is lost, waiting and held jobs end at once. Running jobs end when the device
- * returns them.
+ * When the device is lost, waiting and held jobs end at once, running ones when the device returns
+ * them.
  */
 static void lost(bool polled)
 {
@@ -411,8 +411,10 @@ static void test_lost(void **state)
 	lost(true);
 }
 
-/* While the device refuses a job, jobs of other streams are launched before it. The engine tries it
- * again after each reap; later jobs of its own stream wait for it. */
+/*
+ * While the device refuses a job, other streams' jobs go first. The engine retries after each reap;
+ * later jobs of the stream wait.
+ */
 static void held(bool polled)
 {
 	struct fa_job *a, *b, *c, *d;
@@ -460,7 +462,7 @@ static void test_held(void **state)
 	held(true);
 }
 
-/* A held job that is cancelled ends at once, and the jobs behind it go on. */
+/* A cancelled held job ends at once, and the jobs behind it go on. */
 static void test_held_cancelled(void **state)
 {
 	struct fa_job *a, *b;

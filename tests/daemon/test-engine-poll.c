@@ -1,6 +1,4 @@
-/*
- * The submitting thread attends: it does the engine thread's part.
- */
+/* The submitting thread attends: it does the engine thread's part. */
 #include "fake-device.h"
 #include "tests/lib/pause.h"
 
@@ -29,8 +27,8 @@ static bool was_launched_here(struct fixture *f)
 }
 
 /*
- * An attended job is launched before the call returns. A later call reaps it, unless the engine
- * thread is reaping.
+ * An attended job is launched before the call returns; a later call reaps it, unless the engine
+ * thread does.
  */
 static void test_attended(void **state)
 {
@@ -55,8 +53,9 @@ static void test_attended(void **state)
 	fixture_deinit(&f);
 }
 
-/* The polling thread never waits for the engine thread, which takes what was submitted
- * meanwhile. */
+/*
+ * The polling thread never waits for the engine thread, which takes what was submitted meanwhile.
+ */
 static void test_busy(void **state)
 {
 	struct fa_job *job;
@@ -99,7 +98,7 @@ static void test_many(void **state)
 	fixture_deinit(&f);
 }
 
-/* Running jobs are reaped and new ones launched, even if the thread leaves without notice. */
+/* Jobs are reaped and launched even if the thread leaves without notice. */
 static void test_thread_leaves(void **state)
 {
 	struct fa_job *job;
@@ -131,8 +130,8 @@ static void test_thread_leaves(void **state)
 }
 
 /*
- * The engine thread, woken for something else and with a distant deadline, must take over when
- * this thread begins to attend and then stalls.
+ * The engine thread, with a distant deadline, must take over when this thread begins to attend and
+ * stalls.
  */
 static void test_stalled(void **state)
 {
@@ -196,7 +195,7 @@ static void test_ends(void **state)
 	fixture_deinit(&f);
 }
 
-/* A device that signals completion itself is left to the engine thread. */
+/* A device that signals completion is left to the engine thread. */
 static void test_not_polled(void **state)
 {
 	struct fa_job *job;

@@ -1,12 +1,10 @@
-/*
- * The engine with many streams, threads and failures at once, on a fake device.
- */
+/* Many streams, threads and failures at once, on a fake device. */
 #include "fake-device.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* A client that writes to its read-only completion page: the engine must not depend on it. */
+/* A client that overwrites its read-only completion page. */
 struct scribbler {
 	struct fa_completion_slot *slots;
 	pthread_t thread;
@@ -59,8 +57,8 @@ static void stress_submit(struct stress *s, unsigned int i)
 }
 
 /*
- * Takes at least one record: each job ends once, in stream order, with an expected status; a
- * stream ends after its requests.
+ * Takes at least one record: each job ends once, in stream order, with an expected status; a stream
+ * ends last.
  */
 static void stress_take(struct stress *s)
 {
@@ -102,10 +100,7 @@ static void stress_take(struct stress *s)
 	} while (fa_engine_take(s->f.engine, &job, &closed));
 }
 
-/*
- * Streams come and go with requests that are refused, late, cancelled or closed at random, while
- * the completion page is overwritten.
- */
+/* Streams come and go with requests that are refused, late, cancelled or closed at random. */
 static void stress(bool polled, bool attends, unsigned int one_late_in, unsigned int slots)
 {
 	const uint64_t total = 60000;
@@ -187,7 +182,7 @@ static void test_stress_attended(void **state)
 	stress(true, true, 4, 0);
 }
 
-/* The same stress, with works launched at once where no deadline can have passed. */
+/* Works are launched at once where no deadline can have passed. */
 static void test_stress_at_once(void **state)
 {
 	stress(true, true, 2000, 0);
@@ -200,7 +195,7 @@ static void test_stress_lanes(void **state)
 	stress(true, true, 2000, 4);
 }
 
-/* One job at a time is submitted: if a wake-up is lost, this test does not end. */
+/* One job at a time: after a lost wake-up this test does not end. */
 static void test_ping_pong(void **state)
 {
 	struct fa_job *job;

@@ -21,7 +21,7 @@ static void test_order(void **state)
 	b = submit(&f, 0);
 	c = submit(&f, 0);
 	d = submit(&f, 0);
-	wait_launched(&f, 3); /* as many as the queue's depth */
+	wait_launched(&f, 3); /* as deep as the queue */
 	assert_ptr_equal(f.device.launched[0], a);
 	assert_ptr_equal(f.device.launched[1], b);
 	assert_ptr_equal(f.device.launched[2], c);
@@ -75,7 +75,7 @@ static void test_refused_in_turn(void **state)
 	a = submit(&f, 0);
 	refused = job_new(&f, 0);
 	refused->status = fa_fail(&refused->error, -EINVAL, "no");
-	refused->deadline_ns = 1; /* the deadline passed, but the refusal comes first */
+	refused->deadline_ns = 1; /* passed, but the refusal comes first */
 	fa_engine_submit(f.engine, refused);
 	c = submit(&f, 0);
 	wait_launched(&f, 2);
@@ -177,7 +177,7 @@ static void test_deadline_passed_on_arrival(void **state)
 	fixture_deinit(&f);
 }
 
-/* The engine is woken for a deadline only by the end of its own sleep. */
+/* Only the end of its own sleep wakes the engine for a deadline. */
 static void test_deadline_running(void **state)
 {
 	struct fa_job *a, *b;
@@ -185,7 +185,7 @@ static void test_deadline_running(void **state)
 
 	fixture_init(&f, 1);
 	stream_open(&f, 0, 0);
-	block(&f, true); /* on a slow machine the deadline may pass before the launch */
+	block(&f, true); /* the deadline may pass before the launch */
 	a = job_new(&f, 0);
 	a->deadline_ns = fa_deadline_ns(FA_NS_PER_SEC);
 	fa_engine_submit(f.engine, a);
@@ -194,7 +194,7 @@ static void test_deadline_running(void **state)
 	expect(&f, a, -ETIMEDOUT);
 	assert_int_equal(f.device.n_cancelled, 1);
 
-	/* The device cannot stop the job: it ends by itself, and is late. */
+	/* A job that the device cannot stop ends by itself, late. */
 	f.device.stubbornness = FAKE_IGNORES;
 	b = job_new(&f, 0);
 	b->deadline_ns = fa_deadline_ns(FA_NS_PER_SEC);
@@ -289,7 +289,7 @@ static void test_cancel_too_late(void **state)
 	fixture_deinit(&f);
 }
 
-/* A cancel is in transit when its job finishes, is taken and freed. */
+/* A cancel is in transit while its job finishes, is taken and freed. */
 static void test_cancel_crosses_finish(void **state)
 {
 	struct fa_job *a, *b;
@@ -304,7 +304,7 @@ static void test_cancel_crosses_finish(void **state)
 	complete(&f, a, 0);
 	fa_engine_cancel(f.engine, f.streams[0], 1, 0);
 	fa_engine_cancel(f.engine, f.streams[0], 2, 0);
-	block(&f, true); /* the engine does not look for cancels again before a is freed */
+	block(&f, true); /* the engine looks for none before a is freed */
 	release_reap(&f);
 	expect(&f, a, 0);
 	block(&f, false);
@@ -396,7 +396,7 @@ static void lost(bool polled)
 	late = submit(&f, 2);
 	expect_lost(&f, late);
 	late = submit(&f, 1);
-	/* The loss of the device is the reason that jobs report, whatever the cancel says. */
+	/* Jobs report the loss of the device, not the cancel. */
 	fa_engine_cancel(f.engine, f.streams[0], c->value, -ESHUTDOWN);
 	fa_engine_cancel(f.engine, f.streams[1], other->value, -ESHUTDOWN);
 	wait_cancelled(&f, 1);
@@ -450,7 +450,7 @@ static void test_many_streams_do_not_delay_others(void **state)
 		if (f.device.launched[i] == urgent)
 			at_urgent = i;
 	}
-	/* A round of launches had begun; jobs of high priority go first in the next. */
+	/* A round had begun; jobs of high priority go first in the next. */
 	assert_in_range(at_urgent, 1, 16);
 	assert_in_range(at_other, 2, 18);
 
@@ -463,7 +463,7 @@ static void test_many_streams_do_not_delay_others(void **state)
 	fixture_deinit(&f);
 }
 
-/* Slow works make polling rare; urgent jobs are polled for all the time. */
+/* Slow works make polling rare, urgent jobs make it constant. */
 static void test_urgent_is_polled_for(void **state)
 {
 	struct fa_job *job;
@@ -529,7 +529,7 @@ static unsigned int stream_of(struct fixture *f, uint64_t launch)
 	                      f->slots);
 }
 
-/* Groups take turns, however many streams they have and whatever their priority. */
+/* Whatever their streams and priorities. */
 static void test_groups_take_turns(void **state)
 {
 	unsigned int n_alone = 0, n[FAKE_GROUPS] = { 0 };
@@ -547,7 +547,7 @@ static void test_groups_take_turns(void **state)
 	for (uint64_t i = 1; i <= 300; i++) {
 		n[f.group[stream_of(&f, i)]]++;
 		n_alone += stream_of(&f, i) == 41;
-		/* No group is ever ahead by more than the jobs submitted before it. */
+		/* No group is ahead by more than the jobs submitted before it. */
 		assert_in_range(n[2] + 20, n[1], n[1] + 40);
 		assert_in_range(n[3] + 20, n[1], n[1] + 40);
 	}
@@ -556,7 +556,7 @@ static void test_groups_take_turns(void **state)
 	fixture_deinit(&f);
 }
 
-/* Within a group high priority goes first, and every eighth turn is a normal one's. */
+/* High priority first, but every eighth turn is a normal one's. */
 static void test_priority_in_a_group(void **state)
 {
 	unsigned int n_normal = 0;
@@ -625,7 +625,7 @@ static int compare(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* Returns the median delay until the end of works that take @took_ns is found. */
+/* Median delay until the end of works of @took_ns is found. */
 static uint64_t median_delay_ns(struct fixture *f, uint64_t took_ns, size_t *n_launched)
 {
 	enum {
@@ -653,8 +653,8 @@ static uint64_t median_delay_ns(struct fixture *f, uint64_t took_ns, size_t *n_l
 }
 
 /*
- * A device without signals is polled: short works are found sooner. Repeats, as a busy machine
- * may delay any single one.
+ * A device without signals is polled: ends of short works are found sooner. Repeats, as a busy
+ * machine may delay any one.
  */
 static void test_polled(void **state)
 {
@@ -711,7 +711,7 @@ static bool has_heartbeat(struct fixture *f, uint64_t patience_ns)
 	return true;
 }
 
-/* The engine's heart beats while it sleeps or works, but not inside a device call that hangs. */
+/* The heart beats while the engine sleeps or works, but not in a device call that hangs. */
 static void test_heartbeat(void **state)
 {
 	struct fa_job *a;

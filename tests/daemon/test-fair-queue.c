@@ -1,6 +1,4 @@
-/*
- * Fair queue: equal shares for groups, and priorities within them.
- */
+/* Equal shares for groups, and priorities within them. */
 #include "daemon/base/fair_queue.h"
 
 #include <setjmp.h>
@@ -62,7 +60,7 @@ static unsigned int serve(struct fixture *f, int64_t cost)
 	return (unsigned int)(entry - f->entries);
 }
 
-/* Whatever waits in the groups, shares differ by at most one turn. */
+/* Whatever waits in the groups, shares differ by one turn at most. */
 static void test_groups(void **state)
 {
 	static struct fixture f;
@@ -106,7 +104,7 @@ static void test_costs(void **state)
 	assert_in_range(dear, 98, 102);
 }
 
-/* A latecomer gets its share from then on, no more and no less. */
+/* A latecomer gets its share from then on. */
 static void test_latecomer(void **state)
 {
 	static struct fixture f;
@@ -133,7 +131,7 @@ static void test_latecomer(void **state)
 	take_away(&f, 1);
 	assert_true(fa_fair_queue_empty(&f.queue));
 	assert_null(fa_fair_queue_next(&f.queue));
-	/* Charges to an empty entry are not lost. */
+	/* A charge to an empty entry counts. */
 	fa_fair_queue_charge(&f.queue, &f.groups[1], 10);
 	add(&f, 0, 0, 0);
 	add(&f, 1, 1, 0);
@@ -141,7 +139,7 @@ static void test_latecomer(void **state)
 		assert_int_equal(serve(&f, 1), 0);
 }
 
-/* Slack makes up for a short absence, not for a long one. */
+/* Slack makes up for a short absence only. */
 static void test_slack(void **state)
 {
 	static struct fixture f;
@@ -186,7 +184,7 @@ static void test_urgent(void **state)
 	for (unsigned int i = 0; i < 4; i++)
 		assert_int_equal(f.entries[i].n_served, i < 2 ? 50 : 350);
 
-	/* Priority within a group counts nothing against another group. */
+	/* A group's priorities do not count against another group. */
 	add(&f, 4, 1, 0);
 	f.n_served[0] = f.n_served[1] = 0;
 	for (int i = 0; i < 800; i++)

@@ -1,6 +1,6 @@
 /*
- * Two clients that want more than there is get equal shares of a real daemon, whatever their
- * numbers of streams and priorities; within a session high priority goes first.
+ * Two clients that want more than there is get equal shares, whatever their streams and priorities;
+ * within a session high priority goes first.
  */
 #include "tests/lib/check.h"
 #include "tests/lib/scene.h"
@@ -37,7 +37,7 @@ struct party {
 
 static void party_open(struct party *party)
 {
-	/* A request takes milliseconds, in several tiles: much longer than handling a message. */
+	/* A request takes milliseconds, in several tiles: much longer than a message. */
 	party->attention = (struct fa_case){ .heads = 4,
 		                             .seqlen_q = fa_test_sanitized() ? 64 : 256,
 		                             .seqlen_k = fa_test_sanitized() ? 128 : 512 };
@@ -113,9 +113,9 @@ static bool share(int priority)
 	n = end_ns > begin_ns ? count_until(crowd, end_ns) - count_until(crowd, begin_ns) : 0;
 	print_message("%zu of the crowd, %zu alone\n", n, n_alone);
 	/*
-	 * The lone client's share is a half, except for the time between its requests, of which one
-	 * is in flight at a time (more with sanitizers). Sharing by streams would give 1/41. Both
-	 * clients must have worked long enough.
+	 * The lone client has half, less the time between its requests, one of which is in flight
+	 * at a time (more with sanitizers). Sharing by streams would give 1/41. Both must have
+	 * worked long enough.
 	 */
 	fair = n < CROWD && n_alone >= ALONE / 2 &&
 	       100 * n_alone >= (fa_test_sanitized() ? 20 : 35) * (n_alone + n);
@@ -127,8 +127,8 @@ static bool share(int priority)
 }
 
 /*
- * Repeats the round: a loaded machine may delay the engine thread while workers go on with the
- * other client. Wrong shares would be wrong every time, and by far.
+ * Repeats: a loaded machine may delay the engine thread while workers go on with the other client.
+ * Wrong shares would be wrong every time.
  */
 static void two_parties(int priority)
 {

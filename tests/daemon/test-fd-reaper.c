@@ -1,6 +1,6 @@
 /*
- * Descriptors whose close() blocks: lingering connections, hidden in places where the daemon closes
- * them unseen. Only their sender may have to wait.
+ * Descriptors whose close() blocks: lingering connections, hidden where the daemon closes them
+ * unseen. Only their sender may have to wait.
  */
 #include "common/cleanup.h"
 #include "common/packet.h"
@@ -23,7 +23,7 @@
 #include <cmocka.h>
 
 #define LINGER_S 60
-/* More connections than may be pending at once. */
+/* More than may be pending at once. */
 #define QUEUED 40
 /* Far less than LINGER_S, but enough for a slow machine. */
 #define PROMPT_NS (20 * FA_NS_PER_SEC)
@@ -70,7 +70,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Returns a connection with unsent data that its peer does not read. */
+/* A connection with unsent data that its peer does not read. */
 static int lingering(void)
 {
 	struct linger linger = { .l_onoff = 1, .l_linger = LINGER_S };
@@ -86,14 +86,14 @@ static int lingering(void)
 	return fd;
 }
 
-/* Passes a descriptor on, so that @socket holds the last reference. */
+/* @socket then holds the last reference. */
 static void send_away(int socket, int fd, size_t n_bytes)
 {
 	fa_check_eq(fa_packet_send(socket, "x", n_bytes, &fd, 1, 0), 0);
 	close(fd);
 }
 
-/* Returns a socket that has a lingering connection unread in its queue. */
+/* A socket with a lingering connection unread in its queue. */
 static int wrapped(void)
 {
 	int pair[2];
@@ -158,7 +158,7 @@ static void test_behind_refusal(void **state)
 	expect_prompt();
 }
 
-/* Surplus descriptors of a message are closed by the reaper, too. */
+/* The reaper also closes surplus descriptors of a message. */
 static void test_beyond_allowed(void **state)
 {
 	struct fa_raw raw;
@@ -176,7 +176,7 @@ static void test_beyond_allowed(void **state)
 	fa_raw_close(&raw);
 }
 
-/* The blocking descriptor is the last one that a stopping daemon closes. */
+/* A stopping daemon closes the blocking descriptor last. */
 static void test_at_exit(void **state)
 {
 	struct fa_raw raw;
@@ -204,8 +204,10 @@ static void test_in_queue(void **state)
 	for (int i = 0; i < QUEUED; ++i) {
 		uint64_t begin = fa_now_ns();
 
-		/* The first few may be accepted before the daemon sees the signal, and are refused
-		 * with a reason. */
+		/*
+		 * The first few may be accepted before the signal is seen, and are refused with a
+		 * reason.
+		 */
 		while (fa_raw_receive(&raws[i], PROMPT_NS / FA_NS_PER_MS) == 1)
 			fa_check_eq(raws[i].message.type, FA_WIRE_REPLY);
 		fa_check(fa_now_ns() - begin < PROMPT_NS);
@@ -213,7 +215,7 @@ static void test_in_queue(void **state)
 	}
 }
 
-/* Behind one blocked close() more descriptors arrive: only their sender is paused. */
+/* More descriptors arrive behind one blocked close(): only their sender is paused. */
 static void test_pile(void **state)
 {
 	struct fa_wire_message ping = fa_raw_message(FA_WIRE_PING);
@@ -251,8 +253,10 @@ static void test_pile(void **state)
 	expect_prompt();
 }
 
-/* Blocking descriptors arrive on ever new connections: they are bounded, too, and connections
- * without descriptors are served. */
+/*
+ * Blocking descriptors on ever new connections are bounded; connections without descriptors are
+ * served.
+ */
 static void test_pile_anew(void **state)
 {
 	enum {
@@ -305,8 +309,10 @@ static bool is_answered(void)
 	return answered;
 }
 
-/* Refused connections that cannot be closed are bounded. Connected clients notice nothing, and
- * others are accepted again when they are closed. */
+/*
+ * Refused connections that cannot be closed are bounded. Connected clients notice nothing, and
+ * others are accepted again afterwards.
+ */
 static void test_turned_away(void **state)
 {
 	static struct fa_raw raws[200];
@@ -320,7 +326,7 @@ static void test_turned_away(void **state)
 	fa_test_daemon_usage(&daemon_, &before);
 	fa_check(is_answered());
 
-	/* The first connection blocks, and with it all others of the same user. */
+	/* The first connection blocks, and with it all others of its user. */
 	fa_test_daemon_signal(&daemon_, SIGSTOP);
 	for (int i = 0; i < 200; ++i) {
 		fa_raw_connect(&raws[i], daemon_.socket);
@@ -342,7 +348,7 @@ static void test_turned_away(void **state)
 	fa_check_eventually((fa_test_daemon_usage(&daemon_, &after), after.fds <= before.fds));
 }
 
-/* A connection that lingers without blocking does not pause its sender. */
+/* Lingering without blocking pauses nobody. */
 static void test_lingering(void **state)
 {
 	struct fa_wire_message ping = fa_raw_message(FA_WIRE_PING);

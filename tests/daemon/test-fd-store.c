@@ -1,8 +1,8 @@
 /*
  * The fd store and recovery from it. The test plays systemd: it stores what the daemon sends and
  * hands over all of it, a part, or something else. A pool that cannot be recovered is dropped as a
- * whole. One that only this daemon cannot recover stays stored. Without some chunks the rest is
- * recovered. Messages that could not be sent to the store are sent again later.
+ * whole; one that only this daemon cannot recover stays stored; without some chunks the rest is
+ * recovered. Messages that could not be sent are sent later.
  */
 #include "common/cleanup.h"
 #include "kv-client.h"
@@ -47,7 +47,7 @@ static pid_t pid;
 static struct kv_client client;
 static uint32_t numbers[TOKENS];
 
-/* How the next daemon is started. */
+/* For the next daemon. */
 static uint64_t address_space;
 static bool names_wrong; /* hand over one name too few */
 static const char *room;
@@ -103,7 +103,7 @@ static void listen_to_daemon(void)
 	fa_check_eq(errno, EAGAIN);
 }
 
-/* Closes the notify socket: nothing can be stored until hear(). */
+/* Without the notify socket nothing can be stored until hear(). */
 static void deafen(void)
 {
 	close(notify_fd);
@@ -163,7 +163,7 @@ static void run(int ready)
 	_exit(127);
 }
 
-/* Returns true if the daemon is ready; otherwise it has exited. */
+/* True: the daemon is ready; false: it has exited. */
 static bool try_daemon(void)
 {
 	char text[16] = "";
@@ -187,7 +187,7 @@ static void start_daemon(void)
 	kv_open(&client, socket_path);
 }
 
-/* The daemon exits with EX_TEMPFAIL, and everything stays stored. */
+/* It exits with EX_TEMPFAIL, and everything stays stored. */
 static void start_in_vain(void)
 {
 	const int n = n_kept;
@@ -255,7 +255,7 @@ static int start(void **state)
 	return 0;
 }
 
-/* Starts a daemon with one malloc arena, so that the pool takes most of its address space. */
+/* With one malloc arena the pool takes most of the address space. */
 static int start_large(void **state)
 {
 	setenv("MALLOC_ARENA_MAX", "1", 1);
@@ -276,7 +276,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Appends to two chunks of 40 pages: the first has sequence "s", the second "u". */
+/* Two chunks of 40 pages: the first has sequence "s", the second "u". */
 static void append_all(uint64_t cache)
 {
 	static const char *const names[] = { "s", "t", "u" };
@@ -374,7 +374,7 @@ static void test_all(void **state)
 	fa_check(!log_has("dropped"));
 }
 
-/* Only the contents of a missing chunk are lost, be it the first or the last. */
+/* Only a missing chunk's contents are lost, be it the first or the last. */
 static void test_chunk_missing(void **state)
 {
 	for (int i = 0; i < 2; ++i) {
@@ -548,11 +548,11 @@ static void test_kept_at_the_end(void **state)
 	check_there();
 }
 
-/* The store has room for the first chunk only; its contents survive. */
+/* The store has room for the first chunk only. */
 static void test_no_room(void **state)
 {
 	kill_daemon();
-	/* Half of the store is for timelines, and one is for the socket. */
+	/* Half of the store is for timelines, one for the socket. */
 	room = "8";
 	start_daemon();
 	append_all(kv_cache(&client, "c", 0));
@@ -568,7 +568,7 @@ static void test_no_room(void **state)
 	check_gone("u");
 }
 
-/* With room for no chunk, unstored chunks must not use up the daemon's descriptors. */
+/* Unstored chunks must not use up the daemon's descriptors. */
 static void test_many_unkept(void **state)
 {
 	struct kv_client other;
@@ -651,7 +651,10 @@ static void test_timelines_let_go_later(void **state)
 	fa_check_eventually(keeps("fad-timeline-", 0));
 }
 
-/* A stored chunk whose removal could not be sent is not taken for a newer chunk of that number. */
+/*
+ * A chunk whose removal from the store could not be sent is not taken for a newer one of that
+ * number.
+ */
 static void test_stale(void **state)
 {
 	uint32_t others[TOKENS];

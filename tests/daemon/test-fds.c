@@ -1,6 +1,6 @@
 /*
- * A daemon without free descriptors refuses what needs one. Connected clients keep all they have,
- * and a client that uses its whole quota leaves enough for others.
+ * A daemon without free descriptors refuses what needs one; connected clients keep all they have. A
+ * client that uses its whole quota leaves enough for others.
  */
 #include "common/cleanup.h"
 #include "common/memfd.h"
@@ -110,7 +110,7 @@ static void test_some_lost(void **state)
 	check_well();
 }
 
-/* Requests without descriptors work as usual, and requests of streams are answered in order. */
+/* Requests without descriptors work, and streams are answered in order. */
 static void test_unwanted_lost(void **state)
 {
 	struct fa_case attention = { .head_dim = 8, .seqlen_q = 2 };
@@ -134,7 +134,7 @@ static void test_unwanted_lost(void **state)
 	check_well();
 }
 
-/* More descriptors than announced are a protocol violation, however many arrive. */
+/* More descriptors than announced violate the protocol, however many arrive. */
 static void test_more_than_announced(void **state)
 {
 	static const struct {
@@ -190,7 +190,7 @@ static void test_none_to_make(void **state)
 	check_well();
 }
 
-/* A refusal for lack of descriptors tells the client to try again. */
+/* A refusal for lack of descriptors says: try again. */
 static void test_hello(void **state)
 {
 	struct fa_wire_message hello = fa_raw_hello_message("too early");
@@ -235,7 +235,7 @@ static bool number_is(json_t *status, const char *key, json_int_t value)
 	return json_integer_value(json_object_get(status, key)) == value;
 }
 
-/* A client whose identity cannot be read is not taken for another. */
+/* A client whose identity is unreadable is not taken for another. */
 static void test_account(void **state)
 {
 	static struct fa_raw raw;
@@ -338,8 +338,8 @@ static void test_greedy(void **state)
 }
 
 /*
- * Idle sessions keep no descriptors that they received: one user can have as many connections as
- * the limit on descriptors allows.
+ * Idle sessions keep no received descriptors: one user can have as many connections as the limit on
+ * descriptors allows.
  */
 static void test_idle_sessions(void **state)
 {

@@ -1,7 +1,6 @@
 /*
- * Clients that send much and read nothing, stop in the middle, or come and go by the thousand.
- * The daemon's memory, descriptors and CPU time stay bounded, others are served, and no answer is
- * lost.
+ * Clients that send much and read nothing, stop in the middle, or come and go by the thousand. The
+ * daemon's memory, descriptors and CPU time stay bounded, others are served, and no answer is lost.
  */
 #include "common/cleanup.h"
 #include "tests/lib/at_once.h"
@@ -37,7 +36,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Sends at most @n messages, until the socket takes nothing for a while. */
+/* Up to @n messages, until the socket takes nothing for a while. */
 static uint64_t send_all(struct fa_raw *raw, void (*make)(uint64_t n, struct fa_wire_message *ret),
                          uint64_t n)
 {
@@ -64,7 +63,7 @@ static uint64_t send_all(struct fa_raw *raw, void (*make)(uint64_t n, struct fa_
 	return sent;
 }
 
-/* While one client is stuck, others are served and the daemon does not spin. */
+/* Beside a stuck client others are served and the daemon does not spin. */
 static void check_others_served(const struct fa_test_usage *before, uint64_t more_bytes)
 {
 	struct fa_test_usage a, b;
@@ -201,7 +200,7 @@ static void test_many_unread(void **state)
 	fa_scene_check(&scene);
 }
 
-/* A client that says no Hello is disconnected after a while. */
+/* Without Hello a client is disconnected after a while. */
 static void test_silent(void **state)
 {
 	uint64_t start = fa_now_ns();
@@ -345,7 +344,7 @@ static void test_no_descriptors(void **state)
 	for (int i = 0; i < 10; ++i) {
 		struct fa_wire_message ping = fa_raw_message(FA_WIRE_PING);
 
-		/* The ping is answered quickly, even if a status could not be made now. */
+		/* The ping is answered, even if no status can be made now. */
 		fa_raw_call_expect(&scene.bystander, &ping, NULL, 0, 0, NULL);
 	}
 	check_others_served(&scene.usage, 24 << 20);

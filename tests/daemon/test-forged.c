@@ -1,6 +1,6 @@
 /*
- * Clients that lie about what has finished: they write to everything they can map, and try to map
- * what they must not write. Nothing is released early, and only their own numbers suffer.
+ * Clients that lie about what has finished: they write to all they can map, and try to map what
+ * they must not write. Nothing is released early, and only their own numbers suffer.
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
@@ -39,7 +39,6 @@ static int stop(void **state)
 	return 0;
 }
 
-/* The client cannot write to its completion page. */
 static void test_page(void **state)
 {
 	static const int seals[] = { F_SEAL_SEAL, F_SEAL_WRITE, F_SEAL_GROW, F_SEAL_FUTURE_WRITE };
@@ -80,7 +79,7 @@ static void test_page(void **state)
 		fa_check_eq(raw.page[i].completed, 0);
 }
 
-/* The status is a copy; writing to it does not affect the daemon. */
+/* The status is a copy: writing to it changes nothing in the daemon. */
 static void test_status_memory(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_STATUS);
@@ -202,8 +201,8 @@ static void cancel(uint64_t value)
 }
 
 /*
- * A buffer is freed and its id reused, and the client writes to all its memory, while one request
- * runs on the first memory and another waits. Both end on the memory that they began with.
+ * A buffer is freed, its id reused and its memory overwritten while one request runs on it and
+ * another waits. Both end on the memory that they began with.
  */
 static void test_freed_in_use(void **state)
 {
@@ -268,7 +267,7 @@ static void test_client_leaves(void **state)
 		fa_raw_ping(&raw);
 		fa_test_any_moment_us((uint64_t)i * 10000);
 		fa_raw_close(&raw);
-		/* The client punches holes into memory that the daemon still reads. */
+		/* Punches holes into memory that the daemon still reads. */
 		(void)fallocate(buffer.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
 		                (off_t)buffer.bytes);
 		fa_raw_buffer_free(NULL, &buffer);

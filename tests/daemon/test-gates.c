@@ -1,6 +1,4 @@
-/*
- * Gates in the engine, on a fake device: which jobs wait, and what is signalled.
- */
+/* Gates in the engine, on a fake device: which jobs wait, and what is signalled. */
 #include "daemon/engine/gate.h"
 #include "daemon/persist/timeline_release.h"
 #include "fake-device.h"
@@ -117,7 +115,7 @@ static void test_holds_until_it_opens_polled(void **state)
 	holds_until_it_opens(true);
 }
 
-/* A gate is met by values that are past its own, also when they wrap around. */
+/* Values past the gate's own meet it, also when they wrap around. */
 static void test_values(void **state)
 {
 	static const struct {
@@ -138,7 +136,7 @@ static void test_values(void **state)
 		assert_int_equal(fa_timeline_reached(cases[i].word, cases[i].value), cases[i].met);
 }
 
-/* A gate that was met stays met, whatever the client writes later. */
+/* A gate once met stays met, whatever the client writes. */
 static void test_met_stays_met(void **state)
 {
 	struct scene *s = calloc(1, sizeof(*s));
@@ -152,10 +150,10 @@ static void test_met_stays_met(void **state)
 	gates->gates[1] = (struct fa_gate){ .slot = 1, .value = 1, .out = true };
 	assert_false(fa_gates_met(gates));
 	set(s, 0, 4);
-	set(s, 1, 9); /* the client's slot of the same number does not count */
+	set(s, 1, 9); /* the client's slot of that number does not count */
 	assert_false(fa_gates_met(gates));
 	set(s, 0, 0);
-	/* The daemon compares its own copy of its word, not the shared memory. */
+	/* The daemon compares its own copy, not the shared word. */
 	s->out[1].value = 1;
 	assert_false(fa_gates_met(gates));
 	s->words.values[1] = 1;
@@ -192,7 +190,7 @@ static void test_others_go_on(void **state)
 	scene_deinit(&s);
 }
 
-/* There are more gates than one round polls, each in its own stream. */
+/* More gates than one round polls. */
 static void test_many_gates(void **state)
 {
 	struct fa_job *jobs[FAKE_STREAMS];
@@ -300,10 +298,7 @@ static void test_refused(void **state)
 	scene_deinit(&s);
 }
 
-/*
- * A gated job is behind a refused job, which is behind a running one. The gate is polled all the
- * same.
- */
+/* A gated job behind a refused job behind a running one: its gate is polled all the same. */
 static void behind_refused(bool has_work, bool cancelled)
 {
 	struct fa_job *a, *refused, *c;
@@ -407,8 +402,8 @@ static void expect_chain(struct scene *s, struct fa_gates **gates, struct fa_job
 }
 
 /*
- * A job of a chain fails: jobs of the chain that wait, run or have run end with its error; later
- * ones do not.
+ * A chain's job fails: the chain's jobs that wait, run or have run end with its error; later ones
+ * do not.
  */
 static void test_chain_fails(void **state)
 {

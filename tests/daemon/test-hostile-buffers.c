@@ -1,7 +1,4 @@
-/*
- * Registration of memory that must not be mapped, and unannounced descriptors. The daemon keeps
- * none of them.
- */
+/* Memory that must not be mapped, and unannounced descriptors: the daemon keeps none. */
 #include "common/cleanup.h"
 #include "common/memfd.h"
 #include "tests/lib/check.h"
@@ -78,7 +75,7 @@ static void test_seals(void **state)
 	struct fa_wire_message message = fa_raw_register_message(2, 4096);
 	int fd = memfd(4096, 0, 0);
 
-	/* The memfd may grow and be sealed further, but it must have F_SEAL_SHRINK. */
+	/* The memfd may grow and be sealed further, but needs F_SEAL_SHRINK. */
 	fa_raw_call_expect(&raw, &message, &fd, 1, -EINVAL, "F_SEAL_SHRINK");
 	fa_check(!fcntl(fd, F_ADD_SEALS, F_SEAL_GROW));
 	fa_raw_call_expect(&raw, &message, &fd, 1, -EINVAL, "F_SEAL_SHRINK");
@@ -224,8 +221,7 @@ static void test_not_memfds(void **state)
 	fa_check(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
 	expect_refused(fds[0], 4096, -EINVAL, "memfd");
 	close(fds[1]);
-	/* The client cannot register the daemon's end of this connection, or its completion
-	 * page. */
+	/* Nor can the daemon's end of this connection, or its completion page, be registered. */
 	expect_refused(dup(raw.fd), 4096, -EINVAL, "memfd");
 	expect_refused(open("/tmp", O_PATH | O_CLOEXEC), 4096, -EINVAL, "memfd");
 	{
@@ -356,10 +352,7 @@ static void test_unwanted(void **state)
 		close(fds[i]);
 }
 
-/*
- * The descriptors are sockets which hold descriptors: a cycle that only the kernel's garbage
- * collector can break.
- */
+/* Sockets that hold descriptors: a cycle that only the kernel's garbage collector breaks. */
 static void test_circle(void **state)
 {
 	struct fa_wire_message message = fa_raw_register_message(2, 4096);

@@ -36,7 +36,7 @@ static void send_bytes(const void *bytes, size_t length)
 	fa_check_eq(fa_raw_send_bytes(&raw, bytes, length, NULL, 0, 0), 0);
 }
 
-/* Sends @bytes on a connection after Hello; the daemon must send a text with @part and close it. */
+/* After Hello; the daemon must send a text with @part and close. */
 static void expect_refused(const void *bytes, size_t length, const char *part)
 {
 	fa_raw_open(&raw, scene.daemon.socket);
@@ -106,10 +106,7 @@ static struct fa_wire_message example(enum fa_wire_type type)
 	return message;
 }
 
-/*
- * Sends every message truncated. Some cuts remove only padding: the decoder says whether the rest
- * is a message.
- */
+/* Some cuts remove only padding: the decoder says whether the rest is a message. */
 static void test_truncated(void **state)
 {
 	_Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX];
@@ -132,9 +129,7 @@ static void test_truncated(void **state)
 	fa_scene_check(&scene);
 }
 
-/*
- * Sends every message with single bits flipped. Any answer or end will do, but the daemon survives.
- */
+/* Single bits flipped: any answer or end will do, but the daemon survives. */
 static void test_flipped_bits(void **state)
 {
 	_Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX];
@@ -195,8 +190,8 @@ static void test_oversized(void **state)
 }
 
 /*
- * Builds a chain of tables, each the body of the one before with the layout of Message, as deep as
- * a packet allows; or a table that is its own body.
+ * A chain of tables, each the body of the one before with the layout of Message, as deep as a
+ * packet allows; or a table that is its own body.
  */
 static size_t build_chain(unsigned char *bytes, size_t depth, uint8_t type, bool circle)
 {
@@ -458,10 +453,7 @@ static void test_ids_of_others(void **state)
 	fa_raw_ping(&raw);
 	fa_raw_close(&raw);
 
-	/*
-	 * While its owner is connected, another session's secret resumes nothing. A wrong secret
-	 * never does.
-	 */
+	/* A connected owner's secret resumes nothing, a wrong secret never does. */
 	for (int i = 0; i < 2; ++i) {
 		fa_raw_connect(&raw, scene.daemon.socket);
 		message = fa_raw_hello_message("thief");

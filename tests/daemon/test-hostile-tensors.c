@@ -1,6 +1,6 @@
 /*
- * Attention requests with wrong tensors or lengths. Each ends with a Completion that names the
- * fault, touches no memory, and leaves the connection usable.
+ * Attention requests with wrong tensors or lengths: each ends with a Completion that names the
+ * fault, and touches no memory.
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
@@ -82,7 +82,7 @@ struct expected {
 	const char *part, *second;
 };
 
-/* Spoils @a in the @n-th way. Returns false if there are no more ways. */
+/* Spoils @a in the @n-th way; false: there are no more. */
 typedef bool spoil_fn(int n, struct fa_wire_attention *a, struct expected *ret);
 
 #define CASE(wrong, code, ...)                                                                     \
@@ -335,7 +335,7 @@ static void test_lengths(void **state)
 	check_each(spoil_lengths, &ragged);
 }
 
-/* The last element of a buffer can be used; memory beyond the registered range cannot. */
+/* A buffer's last element can be used, memory behind the registered range not. */
 static void test_edges(void **state)
 {
 	struct fa_wire_message message = fa_raw_register_message(8, 4096);
@@ -351,7 +351,7 @@ static void test_edges(void **state)
 	memcpy(buffer.data + small.offset_out, buffer.data + buffer.bytes - 4 * 8 * 4, 4 * 8 * 4);
 	fa_check(fa_case_error(&small, buffer.data) <= 1);
 
-	/* Only the middle page of three is registered: offsets count from that page. */
+	/* Of three pages the middle one is registered: offsets count from there. */
 	fa_raw_buffer_make(&big, 8, 3 * 4096);
 	memset(big.data, 0xee, big.bytes);
 	message = fa_raw_register_message(8, 4096);
@@ -373,10 +373,7 @@ static void test_edges(void **state)
 	fa_raw_buffer_free(&raw, &big);
 }
 
-/*
- * Inputs with stride 0 may have any number of tokens in little memory: neither overflow nor
- * overlap, and the result must be right.
- */
+/* Inputs with stride 0 may have any number of tokens in little memory. */
 static void test_broadcast_inputs(void **state)
 {
 	struct fa_case attention = { .heads = 2, .head_dim = 16, .seqlen_q = 3, .seqlen_k = 5 };

@@ -1,4 +1,3 @@
-/* The id table, compared with a plain array. */
 #include "daemon/base/id_table.h"
 
 #include <errno.h>
@@ -96,7 +95,7 @@ static void test_random(void **state)
 	compare(1u << 20, 3);
 }
 
-/* Emptying a large table scans it once; a scan from the start for each entry would take minutes. */
+/* One scan empties a large table; a scan per entry would take minutes. */
 static void test_pop_all(void **state)
 {
 	struct fa_id_table table = {};

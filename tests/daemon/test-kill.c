@@ -1,7 +1,6 @@
 /*
- * SIGKILL in every state of the protocol. A forked client enters a state and reports it; it is
- * killed at once, a random moment later, or while it loops in that state. All its resources are
- * released each time.
+ * SIGKILL in every state of the protocol: a forked client reports a state and is killed at once,
+ * later, or while it loops there. All its resources are released.
  */
 #include "common/cleanup.h"
 #include "common/memfd.h"
@@ -371,7 +370,7 @@ static int run_client(void *userdata)
 {
 	struct victim *victim = userdata;
 
-	/* Standard output is the only descriptor that the states know by number. */
+	/* The only descriptor that the states know by number. */
 	if (dup2(victim->ready[1], STDOUT_FILENO) < 0)
 		return 1;
 	states[victim->state].reach();

@@ -1,6 +1,6 @@
 /*
- * What a well-behaved client of the KV cache sees of a real daemon: append, attend, commit, read;
- * forks, truncation, dropped pages, names, prefixes, trees, and steps planned on one another.
+ * A well-behaved client of the KV cache: append, attend, commit, read; forks, truncation, dropped
+ * pages, names, prefixes, trees, and steps planned on one another.
  */
 #include "kv-client.h"
 #include "tests/lib/check.h"
@@ -67,10 +67,7 @@ static void test_append(void **state)
 	fa_check(info.cache == cache);
 }
 
-/*
- * The fork and its parent do not see each other's appends, though they share all but part of a
- * page.
- */
+/* Fork and parent do not see each other's appends, though they share pages. */
 static void test_fork(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), parent = kv_sequence(&client, cache), child;
@@ -183,7 +180,7 @@ static void test_abort(void **state)
 	kv_append(&client, sequence, numbers, 20, 80);
 }
 
-/* Steps are planned on the lengths of earlier ones, all requested before any has ended. */
+/* Steps are planned on earlier ones before any has ended. */
 static void test_pipeline(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
@@ -342,7 +339,7 @@ static void test_prefix(void **state)
 	kv_call_expect(&client, &message, -EINVAL, "out of bounds");
 }
 
-/* Hashing of many tokens is answered in order, and is skipped if nobody waits for it. */
+/* Hashing of many tokens is answered in order, and skipped if nobody waits. */
 static void test_many_tokens(void **state)
 {
 	enum {
@@ -398,8 +395,8 @@ static void test_many_tokens(void **state)
 }
 
 /*
- * Adds a tree of five tokens behind 21 tokens: 0 and 1 are roots, 2 follows 0, 3 and 4 follow 2.
- * The path 0, 2, 4 is kept.
+ * Five tokens behind 21: 0 and 1 are roots, 2 follows 0, 3 and 4 follow 2. The path 0, 2, 4 is
+ * kept.
  */
 static void test_tree(void **state)
 {

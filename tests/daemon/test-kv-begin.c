@@ -1,7 +1,7 @@
 /*
- * StepBegin through the ring. It is planned when it is read, and finishes in its stream's order,
- * with the step's number in its record. It is refused as a request is, and if it fails, there is no
- * step. StepBegin as a packet is no request of a stream.
+ * StepBegin through the ring is planned when it is read and finishes in its stream's order, with
+ * the step's number in its record. If it fails there is no step. As a packet it is no request of a
+ * stream.
  */
 #include "common/clock.h"
 #include "common/timeline.h"
@@ -59,7 +59,7 @@ static int open_client(void **state)
 	return 0;
 }
 
-/* Closes the client, after checking that streams and sequence stay usable whatever the test did. */
+/* Streams and sequence must be usable whatever the test did. */
 static int close_client(void **state)
 {
 	uint32_t length = (uint32_t)kv_info(&client, sequence).length;
@@ -77,7 +77,7 @@ static void open_gate(void)
 	atomic_store((_Atomic uint64_t *)(void *)&in[SLOT].value, gate);
 }
 
-/* Submits a request that keeps @stream busy until open_gate(). */
+/* Keeps @stream busy until open_gate(). */
 static uint64_t block(uint32_t stream)
 {
 	const struct fa_wire_gate wait = { .slot = SLOT, .value = ++gate };
@@ -88,7 +88,7 @@ static uint64_t block(uint32_t stream)
 	message.marker.stream = stream;
 	message.marker.value = ++client.values[stream];
 	kv_send(&client, &message, stream);
-	/* Ring entries are ordered only behind packets that were answered, so get an answer. */
+	/* Ring entries are ordered only behind packets that were answered. */
 	(void)kv_info(&client, sequence);
 	return client.values[stream];
 }
@@ -150,7 +150,7 @@ static void attend_and_end(uint32_t stream, uint32_t step, const uint32_t *token
 	kv_wait(&client, stream, kv_end(&client, stream, step, commit));
 }
 
-/* Cancels a request. Returns when the engine has seen the cancel, as it has run later requests. */
+/* Returns when the engine has seen the cancel: it has run later requests. */
 static void cancel(uint32_t stream, uint64_t value)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CANCEL);
@@ -172,14 +172,13 @@ static void test_begin(void **state)
 		fa_check(number > before);
 		before = number;
 		check_lengths(20 + TOKENS * i, 24 + TOKENS * i);
-		/* The record is the only answer: no Completion came. */
+		/* The record is the only answer. */
 		fa_check_eq(client.raw.n_completions, n);
 		attend_and_end(STREAM, 1 + i, numbers + 20 + TOKENS * i, true);
 		fa_check_eq(kv_info(&client, sequence).step, number);
 	}
 }
 
-/* Steps planned on one another, in several streams, without waits. */
 static void test_several(void **state)
 {
 	uint64_t values[4], number, before = 0;
@@ -197,8 +196,10 @@ static void test_several(void **state)
 	check_lengths(36, 36);
 }
 
-/* A StepBegin behind a request of its stream is planned at once, and the step can be used; the
- * StepBegin finishes later. */
+/*
+ * Behind a request of its stream StepBegin is planned at once, and its step usable; it finishes
+ * later.
+ */
 static void test_behind(void **state)
 {
 	uint64_t blocked = block(STREAM), value = begin(STREAM, 1);
@@ -237,7 +238,6 @@ static void test_refused(void **state)
 	check_lengths(20, 24);
 	wait_begin(STREAM, first);
 #undef REFUSED
-	/* A refused StepBegin waits for its turn, too. */
 	first = block(0);
 	item.sequence = sequence + 1000;
 	message = begin_message(0, 3, &item);
@@ -250,7 +250,7 @@ static void test_refused(void **state)
 	attend_and_end(STREAM, 2, numbers + 20, false);
 }
 
-/* A StepBegin for an unknown stream is answered at once. */
+/* Answered at once. */
 static void test_no_stream(void **state)
 {
 	const struct fa_wire_step_item item = { .sequence = sequence, .n_new = TOKENS };
@@ -261,7 +261,7 @@ static void test_no_stream(void **state)
 	check_lengths(20, 20);
 }
 
-/* Values out of order end the connection, as does 0 in a packet. */
+/* These end the connection, as does 0 in a packet. */
 static void test_out_of_order(void **state)
 {
 	for (uint64_t value = 0; value < 4; value += 2) {
@@ -337,7 +337,6 @@ static void test_cancelled(void **state)
 	open_gate();
 	kv_wait(&client, STREAM, blocked);
 	wait_refused(STREAM, value, -ECANCELED, "cancelled");
-	/* The step is gone. */
 	check_lengths(20, 20);
 	kv_wait_expect(&client, 0, kv_end(&client, 0, 1, true), -ENOENT, "no step 1");
 }
@@ -351,7 +350,7 @@ static void test_timeout(void **state)
 	message.timeout_ns = 1;
 	fa_raw_ring_send(&ring, &message);
 	check_lengths(20, 24);
-	/* The engine has seen the deadline pass, as it has run later requests. */
+	/* The engine has run later requests, so it has seen the deadline pass. */
 	kv_append(&client, other_sequence, numbers, 0, 1);
 	open_gate();
 	kv_wait(&client, STREAM, blocked);
@@ -359,7 +358,7 @@ static void test_timeout(void **state)
 	check_lengths(20, 20);
 }
 
-/* The step has ended before its StepBegin is cancelled, and its id belongs to another step. */
+/* The step ended before, and its id is another step's. */
 static void test_cancelled_late(void **state)
 {
 	uint64_t blocked = block(STREAM), value = begin(STREAM, 1);
@@ -376,7 +375,6 @@ static void test_cancelled_late(void **state)
 	check_lengths(28, 28);
 }
 
-/* StepBegin is cancelled while a request of its step is in flight. */
 static void test_cancelled_in_use(void **state)
 {
 	uint64_t blocked = block(STREAM), value = begin(STREAM, 1), attended;
@@ -392,7 +390,6 @@ static void test_cancelled_in_use(void **state)
 	check_lengths(20, 20);
 }
 
-/* The client disconnects with steps begun and steps that wait. */
 static void test_left(void **state)
 {
 	for (int i = 0; i < 10; i++) {

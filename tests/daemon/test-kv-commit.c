@@ -1,6 +1,6 @@
 /*
- * When a StepEnd completes: before the next message is handled if no request of its step is in
- * flight, otherwise behind what it waits for. By packet and by ring, with every outcome.
+ * A StepEnd completes before the next message is handled if no request of its step is in flight,
+ * else behind what it waits for; by packet and by ring.
  */
 #include "common/clock.h"
 #include "common/timeline.h"
@@ -58,7 +58,7 @@ static int open_client(void **state)
 	return 0;
 }
 
-/* Closes the client, after checking that streams and sequence stay usable whatever the test did. */
+/* Streams and sequence must be usable whatever the test did. */
 static int close_client(void **state)
 {
 	uint32_t length = (uint32_t)kv_info(&client, sequence).length;
@@ -99,7 +99,7 @@ static uint64_t end_by_ring(uint32_t stream, uint32_t step, bool commit)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_STEP_END);
 
-	/* Ring entries are ordered only behind packets that were answered, so get an answer. */
+	/* Ring entries are ordered only behind packets that were answered. */
 	(void)kv_info(&client, sequence);
 	message.id = ++client.raw.next_id;
 	message.step_end.stream = stream;
@@ -115,7 +115,7 @@ static uint64_t end(bool by_ring, uint32_t stream, uint32_t step, bool commit)
 	return by_ring ? end_by_ring(stream, step, commit) : kv_end(&client, stream, step, commit);
 }
 
-/* Waits for the end of @value. A request by ring gets a Completion only if it fails. */
+/* By ring, only a failure has a Completion. */
 static void wait_end(bool by_ring, uint32_t stream, uint64_t value, int status, const char *part)
 {
 	struct fa_outcome outcome = fa_raw_ring_wait(&client.raw, &ring, stream, value);
@@ -221,7 +221,7 @@ static void test_several(void **state)
 		wait_end(true, i % 2 ? STREAM : 0, values[i], 0, NULL);
 }
 
-/* A commit with a deadline that completes at once is in time. */
+/* A commit that completes at once is in time. */
 static void test_deadline_is_met(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_STEP_END);
@@ -272,7 +272,7 @@ static void test_behind_other_stream_by_ring(void **state)
 	commit_behind(true, 0);
 }
 
-/* A commit behind another step's request in its stream: a stream completes in order. */
+/* A commit behind another step's request in its stream. */
 static void test_in_order(void **state)
 {
 	uint64_t other = kv_sequence(&client, kv_cache(&client, NULL, 0)), first, second;
@@ -290,7 +290,7 @@ static void test_in_order(void **state)
 	kv_wait(&client, 0, kv_end(&client, 0, 2, false));
 }
 
-/* If a finished step is planned on an unfinished one, the earlier step commits first. */
+/* A finished step commits after the unfinished one on which it is planned. */
 static void test_planned_on(void **state)
 {
 	uint64_t first, second;
@@ -346,10 +346,7 @@ static void test_cancelled(void **state)
 	open_gate();
 }
 
-/*
- * The client disconnects with commits of both kinds in flight: each has happened or not, and the
- * sequence is usable.
- */
+/* Commits of both kinds are in flight: each has happened or not, and the sequence is usable. */
 static void test_client_leaves(void **state)
 {
 	struct kv_client other;

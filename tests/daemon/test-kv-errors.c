@@ -1,7 +1,4 @@
-/*
- * Invalid messages of the KV cache: each is refused with the reason, changes nothing, and later
- * messages are served.
- */
+/* Invalid messages of the KV cache are refused with the reason and change nothing. */
 #include "kv-client.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -108,7 +105,6 @@ static void test_cache_create(void **state)
 	kv_call_expect(&client, &message, -ESTALE, "removed");
 }
 
-/* Caches of codes need exactly the scales of their format. */
 static void test_cache_codes(void **state)
 {
 	struct fa_wire_cache_create good = kv_cache_message(NULL, 0).cache_create;
@@ -117,7 +113,7 @@ static void test_cache_codes(void **state)
 	struct fa_wire_message message = kv_cache_message(NULL, 0);
 	struct fa_wire_cache_create *create = &message.cache_create;
 
-	/* GPUs have no codes for fp32 or for head dims that are no multiple of 16. */
+	/* GPUs have no codes for fp32, or for head dims that are no multiple of 16. */
 	good.dtype = FA_WIRE_DTYPE_F16;
 	good.head_dim = good.head_dim_v = 16;
 	good.store = FA_WIRE_STORE_E4M3;
@@ -165,7 +161,7 @@ static void test_cache_codes(void **state)
 #undef EXPECT
 }
 
-/* Another session's objects are unknown; freed ones are stale. */
+/* Another session's objects are unknown, freed ones stale. */
 static void test_foreign_and_stale(void **state)
 {
 	static const enum fa_wire_type types[] = {
@@ -227,7 +223,6 @@ static void test_sequence_values(void **state)
 	message.sequence_attach.tokens = numbers;
 	message.sequence_attach.n_tokens = 20;
 	kv_call_expect(&client, &message, -EINVAL, NULL);
-	/* In a cache without a name a sequence cannot have one. */
 	message = fa_raw_message(FA_WIRE_SEQUENCE_SET_NAME);
 	message.sequence_set_name.sequence = sequence;
 	message.sequence_set_name.name = (struct fa_wire_string){ "name", 4 };
@@ -294,7 +289,7 @@ static void test_step_attend(void **state)
 	const float *out;
 	uint32_t step = 1;
 
-	/* A refused request dooms its step, so each request has its own step. */
+	/* A refused request dooms its step: each has its own. */
 #define EXPECT(change, status, part)                                                               \
 	do {                                                                                       \
 		kv_begin_one(&client, step, sequence, 1);                                          \
@@ -379,8 +374,7 @@ static void test_step_end(void **state)
 }
 
 /*
- * A step that began while another of its sequence is being aborted would be aborted, too. So it is
- * refused until the other has ended.
+ * A step is refused while another of its sequence is being aborted, with which it would be aborted.
  */
 static void test_begin_after_abort(void **state)
 {
@@ -442,7 +436,7 @@ static void test_copy(void **state)
 	kv_wait_expect(&client, 0, kv_end(&client, 0, 1, true), -ECANCELED, "failed");
 }
 
-/* Many requests are refused while other requests of the step wait or are in flight. */
+/* Refusals while other requests of the step wait or are in flight. */
 static void test_storm(void **state)
 {
 	uint64_t last = 0;

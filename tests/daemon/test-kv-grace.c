@@ -1,6 +1,6 @@
 /*
- * Sessions of a killed daemon that come back late, and repeatedly: each has its full grace time,
- * counted from when it was last seen.
+ * Sessions of a killed daemon that come back late and repeatedly: each has its full grace time,
+ * from when it was last seen.
  */
 #include "common/clock.h"
 #include "kv-client.h"
@@ -69,9 +69,9 @@ static void sleep_until(uint64_t begin_ns, uint64_t ns)
 }
 
 /*
- * Session 1 comes back at once, stays idle, and is lost shortly before the general grace time ends:
- * it must survive that. Session 2 expires meanwhile, though others are waited for. Session 3 is
- * lost as late as session 1 and does not come back.
+ * Session 1 comes back at once, idles, and is lost shortly before the general grace time ends: it
+ * must survive that. Session 2 expires meanwhile. Session 3 is lost as late as session 1 and does
+ * not come back.
  */
 static void test_late(void **state)
 {

@@ -1,7 +1,6 @@
 /*
  * Random well-formed messages of the KV cache, with right, foreign, stale or invented ids and
- * boundary values. Each is answered, other sessions' objects are untouched, and nothing is left
- * in the end.
+ * boundary values. Each is answered, and other sessions' objects stay as they are.
  */
 #include "kv-client.h"
 #include "tests/lib/check.h"
@@ -94,7 +93,7 @@ static size_t vector(int i, const uint32_t **ret_words)
 	return below(4) ? 0 : below(WORDS);
 }
 
-/* Returns a view that is valid, or nearly, in two of three cases. */
+/* In two of three cases valid, or nearly so. */
 static struct fa_wire_view view(uint32_t tokens, uint32_t heads, uint32_t dim)
 {
 	struct fa_wire_view v = {
@@ -131,9 +130,7 @@ static struct fa_wire_view view(uint32_t tokens, uint32_t heads, uint32_t dim)
 	return v;
 }
 
-/*
- * Returns @good, or rarely any number: a message should have one fault, as more are refused early.
- */
+/* @good, or rarely any number: of several faults only the first is tested. */
 static uint32_t rarely(uint32_t good)
 {
 	return below(10) ? good : (uint32_t)number();
@@ -274,7 +271,7 @@ static void call(uint32_t type)
 		break;
 	case FA_WIRE_CACHE_REMOVE:
 		/*
-		 * As the daemon's own user the test may remove everything, and ids of caches and
+		 * The test has the daemon's user and may remove everything; ids of caches and
 		 * sequences overlap.
 		 */
 		message.cache_remove.cache = id_of(caches);
@@ -311,7 +308,7 @@ static void call(uint32_t type)
 	case FA_WIRE_STEP_BEGIN:
 		fill_begin(&message.step_begin);
 		break;
-	default: /* the sequence is the first member, and in some messages a number follows */
+	default: /* the sequence is the first member; a number may follow */
 		message.sequence_truncate.sequence = id_of(sequences);
 		if (type == FA_WIRE_SEQUENCE_FREE && message.sequence_truncate.sequence == victim)
 			message.sequence_truncate.sequence = 0;

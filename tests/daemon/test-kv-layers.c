@@ -1,6 +1,6 @@
 /*
- * StepAttendLayers with invalid numbers: which layers are refused and why, that refused layers
- * signal as well, and that the step cannot be committed.
+ * StepAttendLayers with invalid numbers: which layers are refused and why. Refused layers signal,
+ * and the step cannot be committed.
  */
 #include "common/clock.h"
 #include "common/timeline.h"
@@ -58,7 +58,7 @@ static int open_client(void **state)
 	return 0;
 }
 
-/* Closes the client, after checking that sequence and stream stay usable whatever the test did. */
+/* Sequence and stream must be usable whatever the test did. */
 static int close_client(void **state)
 {
 	kv_check(&client, sequence, numbers, 0, 20);
@@ -131,7 +131,7 @@ static void test_number(void **state)
 	}
 }
 
-/* The layers' values are so far apart that they wrap around behind the last one signalled. */
+/* The layers' values wrap around behind the last one signalled. */
 static void test_number_round(void **state)
 {
 	struct fa_wire_message message;
@@ -209,7 +209,7 @@ static void test_growing(void **state)
 #undef EXPECT
 }
 
-/* Layers of a missing step do not count for an existing one. */
+/* Layers of a missing step do not count for another. */
 static void test_no_step(void **state)
 {
 	struct fa_wire_message message;
@@ -224,7 +224,7 @@ static void test_no_step(void **state)
 	kv_wait(&client, 0, kv_end(&client, 0, STEP, false));
 }
 
-/* A value half the range away counts as not reached: the layer does not start. */
+/* A value half the range away counts as not reached. */
 static void test_wait_half_around(void **state)
 {
 	struct fa_wire_message message, cancel = fa_raw_message(FA_WIRE_CANCEL);
@@ -260,7 +260,7 @@ static void test_no_stream(void **state)
 	fa_check_eq(given(LAST), last);
 	check_aborted();
 
-	/* A StepEnd ends its step even in an unknown stream. */
+	/* In an unknown stream, too, a StepEnd ends its step. */
 	kv_begin_one(&client, STEP, sequence, TOKENS);
 	first = kv_end(&client, STREAM + 1, STEP, true);
 	kv_wait_expect(&client, STREAM + 1, first, -ENOENT, "no stream 4");

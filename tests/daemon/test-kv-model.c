@@ -1,8 +1,7 @@
 /*
- * Random steps over few sequences, compared with a model: steps are planned on one another,
- * committed, aborted and kept in part, in any order and on two streams, while sequences are
- * forked, truncated, dropped from and freed, and another session reads them behind gates. Durable
- * tokens, results and reads must match the model.
+ * Random steps over few sequences against a model: planned on one another, committed, aborted and
+ * kept in part, in any order and on two streams, while sequences are forked, truncated, dropped
+ * from and freed, and another session reads them behind gates.
  */
 #include "common/timeline.h"
 #include "kv-client.h"
@@ -37,7 +36,7 @@ struct sequence {
 	uint32_t first, length, numbers[LENGTH_MAX + STEPS * NEW_MAX];
 };
 
-/* A sequence's part in a step, and the tokens that the sequence has with it. */
+/* A sequence in a step, and the tokens that it has then. */
 struct part {
 	uint64_t id;
 	uint32_t first, before, n;
@@ -54,7 +53,7 @@ struct step {
 	const float *out[KV_LAYERS];
 };
 
-/* A read by the other session, with the contents when it was requested. */
+/* With the contents at the time of the request. */
 struct reading {
 	uint32_t n;
 	uint32_t numbers[LENGTH_MAX + STEPS * NEW_MAX];
@@ -87,7 +86,7 @@ static struct sequence *find(uint64_t id)
 	return NULL;
 }
 
-/* Returns the newest part in flight, on which the sequence's next append builds, or NULL. */
+/* The newest part in flight, on which the next append builds, or NULL. */
 static const struct part *newest(uint64_t id)
 {
 	const struct step *best = NULL;
@@ -104,8 +103,8 @@ static const struct part *newest(uint64_t id)
 }
 
 /*
- * Returns true if a step begun before (or after) @step shares a sequence in which both have to
- * keep an order; @cancel marks the later ones as cancelled.
+ * Returns true if a step begun before (or after) @step shares a sequence in which both must keep an
+ * order; @cancel marks the later ones.
  */
 static bool shares(const struct step *step, bool before, bool cancel)
 {
@@ -266,7 +265,7 @@ static void end(struct step *step)
 		fa_check_eq(completion.status, 0);
 	else if (commits)
 		fa_check(completion.status == -EBUSY || completion.status == -ECANCELED);
-	/* A StepEnd that is refused waits for nothing. */
+	/* A refused StepEnd waits for nothing. */
 	if (commits && !succeeds)
 		wait_for_stream(step->stream);
 	if (!step->cancelled)
@@ -299,7 +298,7 @@ static void name(const struct sequence *sequence)
 	kv_set_name(&client, sequence->id, text, 0);
 }
 
-/* Begins a read of all durable tokens, behind the gate's next value. */
+/* All durable tokens, behind the gate's next value. */
 static void begin_read(struct reading *reading, const struct sequence *sequence)
 {
 	const struct fa_wire_gate gate = { .slot = 0, .value = opened + 1 };

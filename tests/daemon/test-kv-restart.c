@@ -141,8 +141,8 @@ static void hello_and_leave(const struct fa_raw *session)
 }
 
 /*
- * A client that gave up before the next daemon was ready, even several times, has its objects when
- * it comes back. So does a client that disconnected before using them.
+ * A client that gave up before the next daemon was ready, or disconnected before using its objects,
+ * has them when it comes back.
  */
 static void test_impatient(void **state)
 {
@@ -164,8 +164,7 @@ static void test_impatient(void **state)
 		fa_check(come_back(&client));
 		hello_and_leave(&client.raw);
 	}
-	/* Only one connection at a time has the session. Once the session was used, it ends with
-	 * its connection. */
+	/* One connection at a time has the session. Once used, it ends with that connection. */
 	fa_check(kv_info(&client, sequence).length == 100);
 	kv_open_resumed(&thief, supervisor.socket, &client.raw.secret, client.raw.generation);
 	fa_check(!thief.raw.message.hello_reply.resumed);
@@ -190,8 +189,8 @@ static void hold(struct kv_client *c)
 }
 
 /*
- * A daemon that stops normally drops no session, even after the grace time, as the next daemon may
- * see it again. A session that was resumed and not used is treated like one that was not resumed.
+ * A daemon that stops normally drops no session, even after the grace time: the next daemon may see
+ * it. A session resumed but not used counts as not resumed.
  */
 static void test_grace_over(void **state)
 {
@@ -213,12 +212,14 @@ static void test_grace_over(void **state)
 	kill(child, SIGTERM);
 	fa_test_daemon_log_wait(&supervisor, "1 requests in flight");
 	kv_close(&client);
-	/* The daemon checks for expired sessions once a second. */
+	/* Expired sessions are looked for once a second. */
 	fa_test_elapse_ms(2500);
 	kill(child, SIGKILL);
 	kv_close(&other);
-	/* The socket's path was removed when the daemon began to stop; it reappears just before
-	 * listen(). */
+	/*
+	 * The socket's path goes when the daemon begins to stop, and reappears just before
+	 * listen().
+	 */
 	fa_check_eventually(fa_raw_connect_try(&probe, supervisor.socket) == 0);
 	fa_raw_close(&probe);
 	kv_open_resumed(&client, supervisor.socket, &before.raw.secret, before.raw.generation);
@@ -228,8 +229,8 @@ static void test_grace_over(void **state)
 }
 
 /*
- * A cache used just before the kill does not expire, although the next daemon does not know how
- * old it is.
+ * A cache used just before the kill does not expire, although the next daemon does not know its
+ * age.
  */
 static void test_expiry(void **state)
 {
@@ -247,18 +248,14 @@ static void test_expiry(void **state)
 	fa_check_eq(kv_cache_find(&client, "c"), cache);
 }
 
-/*
- * Several daemons in a row lack memory to restore the pool; the first that has enough restores
- * everything.
- */
+/* Several daemons lack memory to restore the pool; the first with enough restores all of it. */
 static void test_no_memory(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
 	struct rlimit before, less;
 	uint32_t numbers[20];
 
-	/* The test needs RLIMIT_AS, which sanitizers exceed. How many addresses a GPU driver uses
-	 * is unknown. */
+	/* Sanitizers exceed RLIMIT_AS, and a GPU driver's use of addresses is unknown. */
 	if (fa_test_sanitized() || getenv("FAD_TEST_BACKEND"))
 		skip();
 	kv_count(numbers, 1, 20);
@@ -266,10 +263,7 @@ static void test_no_memory(void **state)
 	fa_check_eq(prlimit(supervisor.pid, RLIMIT_AS, NULL, &before), 0);
 	if (before.rlim_max != RLIM_INFINITY)
 		skip();
-	/*
-	 * Half of the peak is less than the pool reserves, however many malloc() arenas there
-	 * are, and enough to report the failure.
-	 */
+	/* Half of the peak: less than the pool reserves, enough to report the failure. */
 	less = (struct rlimit){ .rlim_cur = fa_test_peak_bytes(fa_test_daemon_child(&supervisor)) /
 		                            2,
 		                .rlim_max = RLIM_INFINITY };
@@ -310,10 +304,7 @@ static int stop_small(void **state)
 	return stop(state);
 }
 
-/*
- * The pool has more chunks than the supervisor can store: the daemon says so, and the contents of
- * stored chunks survive.
- */
+/* More chunks than the supervisor can store: the daemon says so, and stored ones survive. */
 static void test_no_room(void **state)
 {
 	uint64_t cache = kv_cache(&client, "c", 0), sequence;
@@ -345,7 +336,7 @@ static void test_no_room(void **state)
 
 #define IN_THE_WAY 80
 
-/* Starts a supervisor whose stored descriptors have high numbers, as lower ones are in use. */
+/* Low numbers are in use, so stored descriptors get high ones. */
 static int start_crowded(void **state)
 {
 	int before[IN_THE_WAY];

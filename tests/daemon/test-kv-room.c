@@ -1,6 +1,6 @@
 /*
- * Memory that the device needs for paged requests in flight is charged to their tenant until they
- * end: tables' space on a GPU, heap elsewhere.
+ * A tenant is charged for what the device needs for its paged requests in flight: tables' space on
+ * a GPU, heap elsewhere.
  */
 #include "common/cleanup.h"
 #include "common/timeline.h"
@@ -68,7 +68,7 @@ static int start(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_TIMELINE_SETUP);
 
-	/* A step takes two fifths of the tables' space, a request at least 256 bytes. */
+	/* A step takes two fifths of the tables' space, a request 256 bytes or more. */
 	fa_test_daemon_start(&daemon_process, &(struct fa_test_daemon_options){
 						      .config = "[pool]\nbytes = 16M\n"
 								"chunk_bytes = 2M\n"
@@ -109,7 +109,7 @@ static void open_gate(void)
 	atomic_store(&in[0].value, ++opened);
 }
 
-/* Sends a request. Slopes are stored per request; what layers share is charged with the step. */
+/* Slopes are stored per request; what layers share is charged with the step. */
 static uint64_t send_attend(int64_t window)
 {
 	static const float slopes[KV_HEADS] = { 0.5f, 0.25f, 0.125f, 0.0625f };
@@ -126,7 +126,7 @@ static uint64_t send_attend(int64_t window)
 	return send_gated(&message, opened + 1);
 }
 
-/* On the CPU a stream needs as much as its largest request, as they run in sequence. */
+/* A CPU stream needs as much as its largest request: they run in sequence. */
 static void test_charged(void **state)
 {
 	struct account none, before, with, after;
@@ -142,7 +142,7 @@ static void test_charged(void **state)
 	with = account();
 	if (with.gpu) {
 		fa_check(with.room > before.room);
-		/* With slopes each request has its own plan of more than a KiB. */
+		/* With slopes each request has its own plan, of more than a KiB. */
 		fa_check(with.heap >= before.heap + 4 * 1024);
 	} else {
 		fa_check(before.heap >=
@@ -177,10 +177,7 @@ static uint64_t send_layers(struct fa_wire_step_attend attend, uint32_t n)
 	return client.values[attend.stream];
 }
 
-/*
- * Many layers need no more memory than one layer; another stream needs its own. Results are right
- * though layers share the memory.
- */
+/* Many layers need no more than one; another stream needs its own. */
 static void test_layers_share_memory(void **state)
 {
 	struct fa_wire_step_attend attend;
@@ -227,7 +224,7 @@ static void test_layers_share_memory(void **state)
 	kv_free(&client, layered);
 }
 
-/* Above the limit a request is refused with the limit's name, and everything is released. */
+/* Above the limit a request is refused, with the limit's name. */
 static void test_limit(void **state)
 {
 	uint64_t first = client.values[0] + 1;
@@ -241,8 +238,7 @@ static void test_limit(void **state)
 	for (int i = 0; i < ATTENDS; ++i)
 		send_attend(100 + i);
 	/*
-	 * Submits as many requests as fit. While many refusals are pending this client is not read,
-	 * so another connection observes.
+	 * As many as fit. With many refusals pending this client is not read: another one observes.
 	 */
 	fa_raw_open(&other, daemon_process.socket);
 	for (int turns = 0; turns < 20; ++turns) {
@@ -260,8 +256,7 @@ static void test_limit(void **state)
 		fa_raw_wait(&client.raw, 0, value, &completion);
 		if (!completion.status)
 			continue;
-		/* After a refused request the step is lost, so the requests behind it are
-		 * cancelled. */
+		/* A refused request dooms the step: those behind it are cancelled. */
 		fa_check_eq(completion.status, n_refused ? -ECANCELED : -EDQUOT);
 		if (!n_refused)
 			fa_check_contains(completion.text, "the limit step_bytes, which is 49152");
@@ -273,7 +268,7 @@ static void test_limit(void **state)
 	kv_check(&client, sequence, numbers, 0, 20);
 }
 
-/* A step's own memory is charged, too: its state per sequence, and the positions of tree tokens. */
+/* Charged, too: a step's state per sequence, and positions of tree tokens. */
 static void test_steps(void **state)
 {
 	enum {

@@ -1,6 +1,5 @@
 /*
- * Several clients of one pool: rights, conflicting steps, quotas, and what is left of a killed
- * client.
+ * Several clients of one pool: rights, conflicting steps, quotas, and what a killed client leaves.
  */
 #include "kv-client.h"
 #include "tests/lib/check.h"
@@ -29,7 +28,7 @@ static void start_with(const char *config)
 {
 	struct fa_test_daemon_options options = { .config = config, .everyone = true };
 
-	/* The pool has as few pages as a small one, but its chunks are as large as a GPU needs. */
+	/* Few pages, but chunks as large as a GPU needs. */
 	kv_spare_layers = 7 * KV_LAYERS;
 	fa_test_daemon_start(&daemon_process, &options);
 	kv_open(&client, daemon_process.socket);
@@ -51,7 +50,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* The client that begins a step has the sequence until it ends; the other is refused. */
+/* Whoever begins a step has the sequence until it ends. */
 static void test_two_append(void **state)
 {
 	uint64_t cache = kv_cache(&client, "c", 0), sequence = kv_sequence(&client, cache);
@@ -70,7 +69,7 @@ static void test_two_append(void **state)
 	kv_check(&client, sequence, numbers, 0, 15);
 }
 
-/* Two clients append, and retry when refused. Each token is there once, in some order. */
+/* Two clients append, and retry when refused: each token is there once, in some order. */
 static int appender(void *userdata)
 {
 	const uint32_t mine = *(const uint32_t *)userdata;
@@ -129,7 +128,7 @@ static void test_race(void **state)
 	fa_check(seen[0] == 50 && seen[1] == 50);
 }
 
-/* Nobody else; the same uid reads; all read; all do everything; all append, and so read. */
+/* Nobody; the same uid reads; all read; all do everything; all append, and so read. */
 static const uint32_t modes[] = { 0, 1 | 1 << 4, 2, 2 | 2 << 2 | 2 << 4, 2 << 2 };
 #define N_MODES 5
 
@@ -176,7 +175,7 @@ static int stranger(void *userdata)
 		message.sequence_set_name.name = (struct fa_wire_string){ names[i], 2 };
 		kv_call_expect(&client, &message, -EACCES, "another tenant");
 	}
-	/* A name used by another tenant is refused all the same. */
+	/* Another tenant uses the name. */
 	message = kv_cache_message("c", 0);
 	kv_call_expect(&client, &message, -EEXIST, "c");
 	kv_close(&client);
@@ -200,7 +199,7 @@ static void test_rights(void **state)
 	fa_check_eq(fa_test_reap(fa_test_fork(stranger, NULL)), 0);
 }
 
-/* Private prefixes of another tenant are not found, and its freed pages are not seen. */
+/* Another tenant's private prefixes are not found, nor its freed pages seen. */
 static int prober(void *userdata)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_SEQUENCE_ATTACH);
@@ -249,8 +248,8 @@ static void test_other_tenants_prefixes(void **state)
 }
 
 /*
- * Pages of another tenant are zeroed even where nothing is written: a step that appends nothing
- * and attends sees no old data.
+ * Pages are zeroed even where nothing is written: a step that attends without appending sees no old
+ * data.
  */
 static int scavenger(void *userdata)
 {
@@ -291,8 +290,8 @@ static void test_cleared(void **state)
 }
 
 /*
- * A fork's copy of a page has nothing behind the fork's tokens: keeping tokens that were never
- * written yields zeros.
+ * A fork's copy of a page has nothing behind its tokens: kept tokens that were never written are
+ * zeros.
  */
 static int forger(void *userdata)
 {
@@ -334,7 +333,7 @@ static void test_copied_tail(void **state)
 	fa_check_eq(fa_test_reap(fa_test_fork(forger, NULL)), 0);
 }
 
-/* 8 MiB of pages of 16 tokens, 16 layers, 2 heads of 16 + 8 floats: 48 KiB each. */
+/* 8 MiB of pages of 48 KiB: 16 tokens, 16 layers, 2 heads of 16 + 8 floats. */
 static void test_exhausted(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequences[2];
@@ -402,8 +401,8 @@ static int start_with_small_steps(void **state)
 }
 
 /*
- * A step's tables are charged while it is in flight. A step of few pages fits within the limit,
- * with the device's memory for one request.
+ * A step's tables are charged while it is in flight. A step of few pages fits, with the device's
+ * memory for one request.
  */
 static void test_step_bytes(void **state)
 {
@@ -420,7 +419,6 @@ static void test_step_bytes(void **state)
 	kv_append(&client, sequence, numbers, 0, 80);
 }
 
-/* A request sent after its step's end is refused harmlessly. */
 static void test_too_late(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache);
@@ -481,8 +479,8 @@ static void test_killed(void **state)
 }
 
 /*
- * A copy for one sequence of a step does not wait for other sequences of that step, so a fork can
- * join sequences whose steps are planned on one another.
+ * A copy for one sequence of a step does not wait for the others, so a fork can join sequences
+ * whose steps are planned on one another.
  */
 static void test_fork_joins(void **state)
 {
@@ -498,7 +496,7 @@ static void test_fork_joins(void **state)
 	items[1] = (struct fa_wire_step_item){ .sequence = child, .n_new = 1 };
 	kv_begin(&client, 1, items, 1);
 	kv_begin(&client, 2, items, 2);
-	/* To fork this sequence, a page would have to be copied that a step is writing. */
+	/* A fork would need a copy of a page that a step is writing. */
 	(void)kv_fork(&client, busy, UINT64_MAX);
 	kv_begin_expect(&client, 3, items, 1, -EBUSY, "end that step first");
 	news[0] = numbers[21];

@@ -1,6 +1,6 @@
 /*
- * Size of the KV pool: a reload lets it grow, or shrink as chunks become free, with a log line; a
- * share of the memory stays the same share when the pool outlives its daemon.
+ * A reload lets the pool grow, or shrink as chunks become free. A share of the memory stays the
+ * same when the pool outlives its daemon.
  */
 #include "kv-client.h"
 #include "tests/lib/at_once.h"
@@ -52,7 +52,7 @@ static void reload(const char *config, const char *part)
 	fa_test_daemon_log_wait(&process, "was read again");
 }
 
-/* Starts a daemon with two sequences in a cache of large pages; returns the cache. */
+/* Two sequences in a cache of large pages; returns the cache. */
 static uint64_t start(const struct fa_test_daemon_options *options, uint64_t (*ret_sequences)[2])
 {
 	uint64_t cache;
@@ -84,7 +84,7 @@ static void test_reload(void **state)
 	fa_check_eq(pool_number("chunks_max"), 3);
 	kv_append(&client, sequences[1], numbers, 700, 400);
 	fa_check_eq(pool_number("chunks"), 3);
-	/* The pool was created for two chunks, with addresses for four times as many. */
+	/* Created for two chunks, the pool has addresses for eight. */
 	reload("[pool]\nbytes = 64M\nchunk_bytes = 4M\n",
 	       "may have 8 chunks of 2048 KiB, not the 32 that are wanted");
 	fa_check_eq(pool_number("chunks_max"), 8);
@@ -105,7 +105,7 @@ static void test_reload(void **state)
 	fa_test_daemon_stop(&process);
 }
 
-/* An empty chunk is freed after a while, though others are used. */
+/* While others are used. */
 static void test_empty_chunk_is_freed(void **state)
 {
 	const struct fa_test_daemon_options options = {

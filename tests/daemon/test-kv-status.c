@@ -1,6 +1,4 @@
-/*
- * What the status says of the KV cache, and to which user; what an administrator may remove.
- */
+/* What the status says of the KV cache, to which user; what an administrator may remove. */
 #include "kv-client.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -31,7 +29,7 @@ static int start(void **state)
 
 	fa_test_daemon_start(&daemon_process, &options);
 	kv_open(&client, daemon_process.socket);
-	/* The pool has as few pages as a small one, but its chunks are as large as a GPU needs. */
+	/* Few pages, but chunks as large as a GPU needs. */
 	kv_spare_layers = 7 * KV_LAYERS;
 	kv_count(numbers, 1, 100);
 	return 0;
@@ -153,7 +151,7 @@ static int stranger(void *userdata)
 	return 0;
 }
 
-/* Other users see only their own objects; administrators see all, and may remove all. */
+/* Users see their own objects; administrators see and may remove all. */
 static void test_other_users(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CACHE_REMOVE);
@@ -165,7 +163,7 @@ static void test_other_users(void **state)
 	fa_check_eq(fa_test_reap(fa_test_fork(stranger, NULL)), 0);
 	json = status_of(&client);
 	fa_check_eq(json_array_size(json_object_get(json, "caches")), 2);
-	/* An object with a name stays without a session, and so does its tenant. */
+	/* A named object stays without a session, and so does its tenant. */
 	fa_check_eq(json_array_size(pool_tenants(json)), 2);
 	json_decref(json);
 	message.cache_remove.cache = kv_cache_find(&client, "theirs");

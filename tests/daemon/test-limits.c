@@ -1,7 +1,4 @@
-/*
- * Limits: the error names the limit, the session goes on, and everything can be used again after
- * its release.
- */
+/* The error names the limit, the session goes on, and what is released can be used again. */
 #include "common/cleanup.h"
 #include "common/memfd.h"
 #include "tests/lib/check.h"
@@ -59,10 +56,7 @@ static void free_buffer(struct fa_raw *raw, uint32_t id)
 	fa_raw_call_expect(raw, &message, NULL, 0, 0, NULL);
 }
 
-/*
- * Returns whether a buffer can be registered. The charge of a freed buffer is released shortly
- * after its memory, so callers may have to try again.
- */
+/* A freed buffer's charge is released shortly after its memory: callers may have to retry. */
 static bool registers(struct fa_raw *raw, uint32_t id, uint64_t bytes)
 {
 	register_memfd(raw, id, bytes);
@@ -166,7 +160,6 @@ static void test_buffer_bytes(void **state)
 	fa_check_eq(raw.limits.buffer_bytes, 1048576);
 	fa_check(registers(&raw, 1, 512 << 10));
 
-	/* A sparse file counts in full. */
 	register_memfd(&raw, 2, 1ull << 40);
 	check_over(&raw, "buffer_bytes");
 	register_memfd(&raw, 2, INT64_MAX & ~4095ull);
@@ -231,8 +224,10 @@ static void cancel_soon(struct fa_raw *raw, uint32_t stream, uint64_t value)
 	fa_check_eq(raw->message.type, FA_WIRE_REPLY);
 }
 
-/* Partial results of attention with few rows over many keys, which the CPU backend splits, are
- * charged to the client until the request ends. A GPU has memory of its own for them. */
+/*
+ * Partial results of few rows over many keys, which the CPU backend splits, are charged to the
+ * client until the request ends. A GPU has its own memory for them.
+ */
 static void test_part_bytes(void **state)
 {
 	struct fa_case slow = fa_case_slow();
@@ -243,8 +238,7 @@ static void test_part_bytes(void **state)
 	uint64_t value = 0;
 	bool cpu;
 
-	/* A split has rows of 64 and two sums, rounded up to 16 words, for 8 heads. There are about
-	 * 15 splits. */
+	/* Rows of 64 and two sums, rounded up to 16 words, for 8 heads; about 15 splits. */
 	const int64_t least = 8 * 10 * (64 + 2) * 4, most = 8 * 64 * (64 + 16) * 4;
 	const uint64_t limit = 128 << 20;
 
@@ -280,7 +274,7 @@ static void test_part_bytes(void **state)
 		fa_check_eq(after.buffer_bytes, before.buffer_bytes);
 	}
 
-	/* Requests are cancelled while they run, or are about to; results of others stay right. */
+	/* Cancelled while they run or are about to; results of others stay right. */
 	for (int i = 0; i < 50; ++i) {
 		submit(&raw, &wide, 0, ++value);
 		if (i % 2)
@@ -298,7 +292,7 @@ static void test_part_bytes(void **state)
 	fa_raw_wait_expect(&raw, 0, value, 0, NULL);
 	fa_check(fa_case_error(&wide, buffer.data) <= 1);
 
-	/* Without room for partial results the request is refused. */
+	/* No room is left for partial results. */
 	register_memfd(&raw, 3, limit - (uint64_t)before.buffer_bytes - 4096);
 	fa_check_eq(raw.message.type, FA_WIRE_BUFFER_REPLY);
 	submit(&raw, &wide, 0, ++value);
@@ -354,7 +348,7 @@ static void test_session_requests(void **state)
 	for (uint64_t value = 1; value <= 4; ++value)
 		submit(&raw, &slow, 0, value);
 
-	/* A refusal is reported in order: at once if no earlier request is queued. */
+	/* In order: at once if no earlier request is queued. */
 	submit(&raw, &slow, 1, 1);
 	fa_raw_wait_expect(&raw, 1, 1, -EDQUOT, "session_requests");
 	submit(&raw, &slow, 0, 5);
@@ -405,8 +399,7 @@ static void test_requests(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Refused requests wait in order behind a slow one. However many come, the daemon's memory is
- * bounded and each is answered in order. */
+/* Refused requests wait in order behind a slow one, in bounded memory. */
 static void test_refused_requests(void **state)
 {
 	struct fa_case slow = fa_case_slow(), small = { .head_dim = 8, .seqlen_q = 2 };
@@ -455,8 +448,10 @@ static void test_refused_requests(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Refuses the largest requests, with limits that allow thousands. The daemon stops reading long
- * before that; disconnecting ends everything. */
+/*
+ * The largest requests, with limits that allow thousands: the daemon stops reading long before;
+ * disconnecting ends everything.
+ */
 static void test_refused_vectors(void **state)
 {
 	static uint32_t lengths[FA_WIRE_SEQUENCES_MAX + 1];
@@ -492,7 +487,7 @@ static void test_refused_vectors(void **state)
 			fa_test_quiet_ms(2);
 		}
 	}
-	/* @value counts the requests in the daemon and those in the socket's queue. */
+	/* In the daemon and in the socket's queue. */
 	fa_check(value >= 50 + 32);
 	fa_check(value < 500);
 	fa_scene_bystander(&scene);
@@ -501,7 +496,7 @@ static void test_refused_vectors(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Replies with descriptors are not read: the daemon holds no more of them than allowed. */
+/* Unread replies with descriptors are bounded. */
 static void test_fds(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_STATUS);

@@ -1,4 +1,4 @@
-/* Log targets: the journal if stderr is connected to it, otherwise what is configured. */
+/* The log goes to the journal if stderr is connected to it, else where configured. */
 #include "daemon/base/log.h"
 
 #include <setjmp.h>
@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-/* Sets JOURNAL_STREAM to the stream @fd, with its numbers changed by the arguments. */
+/* JOURNAL_STREAM names the stream @fd, with its numbers changed by the arguments. */
 static void set_stream(int fd, unsigned int device, unsigned int inode, const char *rest)
 {
 	struct stat status;
@@ -48,7 +48,7 @@ static void test_choice(void **state)
 	check_auto(FA_LOG_STDERR);
 }
 
-/* Logs from a program that was started by a service, but has a stderr of its own. */
+/* As a program that a service started with another stderr. */
 static void test_lines(void **state)
 {
 	int pipe_fds[2], before = dup(STDERR_FILENO);

@@ -1,7 +1,4 @@
-/*
- * The loop spins while messages follow each other quickly. Otherwise the daemon uses no processor
- * time.
- */
+/* The loop spins while messages follow each other quickly, and else uses no processor time. */
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
 #include "tests/lib/raw.h"
@@ -45,7 +42,6 @@ static void test_quick_messages(void **state)
 	check_less(used_ns() - before, 30, "after the last of many messages, in 300 ms,");
 }
 
-/* With one message each millisecond it does not spin. */
 static void test_slow_messages(void **state)
 {
 	const uint64_t begin_ns = fa_now_ns();
@@ -60,8 +56,10 @@ static void test_slow_messages(void **state)
 		n++;
 	}
 	took_ns = fa_now_ns() - begin_ns;
-	/* An answer takes about 20 us, more under sanitizers; spinning would take the whole
-	 * millisecond. */
+	/*
+	 * An answer takes about 20 us, more under sanitizers; spinning would take the whole
+	 * millisecond.
+	 */
 	check_less(used_ns() - before,
 	           (unsigned int)(took_ns / FA_NS_PER_MS / (fa_test_sanitized() ? 2 : 5)),
 	           "with a message each millisecond, in 2000 ms or more,");

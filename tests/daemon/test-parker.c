@@ -1,6 +1,4 @@
-/*
- * How the engine thread waits: no wake-up is lost, and no CPU time is wasted.
- */
+/* No wake-up is lost, and no CPU time is wasted. */
 #include "common/clock.h"
 #include "daemon/base/parker.h"
 #include "tests/lib/pause.h"
@@ -72,8 +70,7 @@ static void *other(void *userdata)
 }
 
 /*
- * Two threads wake each other in turn. If a wake-up is lost, the test does not end, unless it
- * polls.
+ * Two threads wake each other in turn. After a lost wake-up the test does not end, unless it polls.
  */
 static void ping_pong(bool polled, bool may_spin, bool prepared)
 {
@@ -109,8 +106,8 @@ static void test_ping_pong_polled(void **state)
 }
 
 /*
- * Two threads sleep on bells; each rings the other's and rearms it before its own news, as a loop
- * woken by a bell does.
+ * Two threads sleep on bells. Each rings the other's and rearms it before its own news, as a loop
+ * does.
  */
 struct bells {
 	struct fa_parker waiters[2];
@@ -191,7 +188,7 @@ static void *sleep_until_over(void *userdata)
 	return NULL;
 }
 
-/* A parker that was only prepared wakes up, finds nothing, and sleeps again. */
+/* Only prepared, a parker wakes up, finds nothing, and sleeps again. */
 static void test_prepare(void **state)
 {
 	struct sleeper sleeper = { 0 };
@@ -210,7 +207,7 @@ static void test_prepare(void **state)
 	pthread_join(thread, NULL);
 	assert_int_equal(sleeper.n_looks, 1);
 
-	/* Where spinning is not allowed, there are no false wake-ups. */
+	/* No spinning, no false wake-ups. */
 	sleeper.waiter.may_spin = false;
 	fa_parker_prewake(&sleeper.waiter);
 	assert_false(fa_parker_consume(&sleeper.waiter));
@@ -244,7 +241,7 @@ static void test_bell(void **state)
 	for (uint64_t pause_ns = 0; sleeper.n_waits < 3;)
 		fa_test_poll_pause(&pause_ns);
 	assert_int_equal(sleeper.n_looks, 1);
-	/* Reading the bell rearms it, without news. */
+	/* Reading the bell rearms it. */
 	assert_int_equal(eventfd_read(bell, &count), 0);
 	fa_test_quiet_ms(20);
 	while (sleeper.n_waits < 4) {
@@ -265,7 +262,7 @@ static void test_bell(void **state)
 	close(bell);
 }
 
-/* A bell that rings in vain is ignored for a while, then heard again. */
+/* A bell that rings in vain is ignored for a while. */
 static void test_bell_in_vain(void **state)
 {
 	struct fa_parker waiter = { 0 };
@@ -283,7 +280,7 @@ static void test_bell_in_vain(void **state)
 		n_heard += waiter.watch_fired;
 		waiter.watch_fired = false;
 	}
-	/* The waiter heard 4 and ignored 64, twice, and then heard 4 again. */
+	/* Heard 4, ignored 64, twice; then heard 4. */
 	assert_int_equal(n_heard, 12);
 	fa_parker_deinit(&waiter);
 	close(bell);
@@ -308,7 +305,7 @@ static void test_pause(void **state)
 	}
 }
 
-/* After slow works little time is spent polling; a quick work restores it. */
+/* Slow works shorten polling, a quick one restores it. */
 static void test_slow_works(void **state)
 {
 	struct fa_parker waiter = { 0 };
@@ -333,7 +330,6 @@ static void test_slow_works(void **state)
 	                 0);
 }
 
-/* A deadline also ends a sleep between two polls. */
 static void test_until(void **state)
 {
 	struct fa_parker waiter = { 0 };

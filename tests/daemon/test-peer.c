@@ -1,4 +1,4 @@
-/* The peer: /proc/PID/cgroup in all forms, and text from clients. */
+/* /proc/PID/cgroup in all forms, and text from clients. */
 #include "common/cleanup.h"
 #include "common/text.h"
 #include "daemon/account/peer.h"
@@ -88,7 +88,6 @@ static void test_text(void **state)
 	CLEAN("\xff\xfe", "??");
 	CLEAN("\xc2\x85", "??");            /* C1 control */
 	CLEAN("\xe2\x80\xaetxt", "???txt"); /* right-to-left override */
-	/* truncation keeps characters whole */
 	expect(fa_text_clean, "ab\xc3\xbc", 4, 4, "ab");
 	expect(fa_text_clean, "ab\xc3\xbc", 4, 5, "ab\xc3\xbc");
 	expect(fa_text_clean, "abc", 3, 1, "");

@@ -1,4 +1,4 @@
-/* Recovery: of damaged states, after a death with steps in flight, and without some chunks. */
+/* Recovery of damaged states, after a death with steps in flight, and without some chunks. */
 #include "daemon/pool/state.h"
 #include "daemon/pool/state_store.h"
 #include "tests/daemon/pool-scene.h"
@@ -20,7 +20,7 @@
 #include <cmocka.h>
 
 static struct scene scene;
-static struct fa_state_header *header; /* the mapped state */
+static struct fa_state_header *header;
 
 static int set_up(void **state)
 {
@@ -63,7 +63,7 @@ static struct fa_state_cell *cell_of(uint64_t id)
 	       sequence->commits[sequence->current].head - 1;
 }
 
-/* Opens the state; expects a report with @part in one of its lines. */
+/* The report must have @part in one of its lines. */
 static void reopen_damaged(const char *part, size_t n_expected)
 {
 	struct fa_pool_report report = {};
@@ -81,7 +81,7 @@ static void reopen_damaged(const char *part, size_t n_expected)
 	fa_check_eq(report.n_found, n_expected);
 	fa_pool_report_deinit(&report);
 	scene_hold_tenants(&scene);
-	/* The repair is durable: after it the counts are right. */
+	/* The repair is durable. */
 	scene_check_counts(&scene);
 	scene_reopen(&scene);
 	fa_pool_quarantine_end(scene.pool);
@@ -158,8 +158,10 @@ static void test_sequences(void **state)
 	r->commits[r->current].head = sequence_at(s[10])->commits[sequence_at(s[10])->current].head;
 	reopen_damaged("broken", 1);
 	scene_check(&scene, s[10], 0, 40, 100);
-	/* Of two sequences with the same page at different numbers, the second is dropped; the new
-	 * sequence has the lower index. */
+	/*
+	 * The second of two sequences that have a page at different numbers is dropped; the new one
+	 * has the lower index.
+	 */
 	s[11] = scene_sequence(&scene, SCENE_ANNA, cache);
 	scene_append(&scene, SCENE_ANNA, s[11], 40, 100);
 	DAMAGED("at another place", cell_of(s[n])->slots[1] = cell_of(s[11])->slots[0]);
@@ -202,7 +204,7 @@ static void test_rest(void **state)
 	pages[0].tenant = 77;
 	reopen_damaged("publisher", 1);
 	caches[1].page_tokens = 17;
-	reopen_damaged("page_tokens", 1); /* its sequence is dropped as well */
+	reopen_damaged("page_tokens", 1); /* its sequence goes with it */
 	scene_check(&scene, a, 0, 40, 100);
 	strcpy(caches[0].name, "new");
 	memset(caches[0].name, 'x', sizeof(caches[0].name));
@@ -213,7 +215,7 @@ static void test_rest(void **state)
 	scene_hold_tenants(&scene);
 }
 
-/* Scales of heads are durable; a cache with damaged scales is dropped. */
+/* A cache with damaged scales is dropped. */
 static void test_scales(void **state)
 {
 	struct fa_state_scales *records = at(header->scales_at);
@@ -260,7 +262,7 @@ static void test_scales(void **state)
 	}
 }
 
-/* A state with random bytes in its tables can be opened and used. */
+/* Random bytes in the tables: the state can be opened and used. */
 static void test_random(void **state)
 {
 	const char *seed = getenv("FAD_TEST_SEED");
@@ -338,7 +340,7 @@ static void test_random(void **state)
 
 enum {
 	LOST_SEQUENCES = 6,
-	LOST_PAGES = 13, /* pages lost, of each sequence */
+	LOST_PAGES = 13, /* of each sequence */
 	LOST_TOKENS = LOST_PAGES * SCENE_PAGE_TOKENS,
 	LOST_CHUNKS = (LOST_SEQUENCES * LOST_PAGES + SCENE_CHUNK_PAGES - 1) / SCENE_CHUNK_PAGES,
 };
@@ -406,7 +408,7 @@ static void lose_chunks(uint32_t lost)
 				                                      s[i], &scene.error, &info),
 				            -ESTALE);
 		}
-		/* Now there is memory for the missing chunks: they are added, and are empty. */
+		/* With memory again, the missing chunks are added empty. */
 		for (uint32_t i = 0; !again && i < SCENE_CHUNKS; i++)
 			fa_check_eq(fa_pool_chunk_add(scene.pool, i, false, &scene.error),
 			            is_left(&lost, i) ? -EEXIST : 0);
@@ -426,7 +428,7 @@ static void test_chunks_lost(void **state)
 	}
 }
 
-/* Pages that a step in flight may still write to are quarantined. */
+/* Pages that a step in flight may write to are quarantined. */
 static void test_quarantine(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -446,7 +448,7 @@ static void test_quarantine(void **state)
 	assert_int_equal(info.quarantined_pages, SCENE_CHUNK_PAGES - 2);
 	scene_check(&scene, a, 0, 20, 100);
 
-	/* The last page is copied; no new page is quarantined. */
+	/* The last page is copied; new pages are not quarantined. */
 	step = scene_plan(&scene, SCENE_ANNA, a, 60);
 	assert_int_equal(step->groups[0].n_copies, 1);
 	assert_int_equal(step->groups[0].copies_from[0], old[1]);
@@ -462,7 +464,7 @@ static void test_quarantine(void **state)
 	/* The original of the copy is quarantined, too. */
 	fa_pool_get_info(scene.pool, &info);
 	assert_int_equal(info.quarantined_pages, SCENE_CHUNK_PAGES - 1);
-	/* Seven chunks are left, with four used pages. */
+	/* Seven chunks, with four used pages. */
 	scene_plan_fails(&scene, SCENE_ANNA, a, (7 * SCENE_CHUNK_PAGES - 4) * 16 + 1, -ENOMEM);
 	fa_pool_quarantine_end(scene.pool);
 	fa_pool_get_info(scene.pool, &info);
@@ -470,8 +472,7 @@ static void test_quarantine(void **state)
 	scene_append(&scene, SCENE_ANNA, a, (7 * SCENE_CHUNK_PAGES - 4) * 16 + 1, 100);
 }
 
-/* Chunks of a cache that was being removed when the daemon died stay quarantined, also if the next
- * daemon dies. */
+/* Chunks of a cache that was being removed stay quarantined, also if the next daemon dies. */
 static void test_quarantine_leaving(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), other;
@@ -490,7 +491,7 @@ static void test_quarantine_leaving(void **state)
 		assert_int_equal(fa_pool_chunk_state(scene.pool, 0), FA_CHUNK_FREE);
 		scene_check_counts(&scene);
 	}
-	/* Another cache can have the removed one's record, but not its chunk. */
+	/* The record can be another cache's, the chunk cannot. */
 	other = scene_cache(&scene, SCENE_ANNA, NULL, 0);
 	assert_int_equal((uint32_t)other, (uint32_t)cache);
 	a = scene_sequence(&scene, SCENE_ANNA, other);
@@ -509,8 +510,7 @@ static void test_quarantine_leaving(void **state)
 	assert_int_equal(info.chunks_held_back, 0);
 }
 
-/* A published page is full, even if a sequence ends within it: evicted, it is free and not
- * quarantined. */
+/* A published page is full, though a sequence ends within it: evicted, it is free at once. */
 static void test_quarantine_published(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), s[4], n;
@@ -540,7 +540,7 @@ static void test_quarantine_published(void **state)
 	scene_abort(&scene, step);
 }
 
-/* The process died after marking sequences suspect, before dropping them. */
+/* The process died between marking sequences suspect and dropping them. */
 static void test_suspect(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -562,7 +562,7 @@ static void count_down(void)
 		_exit(42);
 }
 
-/* Dies before the third store: the first two mark sequences as suspect, later ones remove them. */
+/* The first two stores mark sequences, later ones remove them. */
 static int suspect_and_die(void *step)
 {
 	points_left = 5;
@@ -590,7 +590,7 @@ static void test_suspect_death(void **state)
 	status = fa_test_reap(fa_test_fork(suspect_and_die, step));
 	assert_true(WIFEXITED(status));
 	assert_int_equal(WEXITSTATUS(status), 42);
-	/* Only frees the step's memory: the process that had the step is gone. */
+	/* Only frees memory: the step's process is gone. */
 	fa_pool_step_abort(scene.pool, step);
 	fa_pool_step_free(step);
 	reopen_damaged("went wrong", 2);
@@ -598,7 +598,7 @@ static void test_suspect_death(void **state)
 	assert_int_equal(info.sequences, 0);
 }
 
-/* The state costs less than 64 bytes a page. */
+/* Less than 64 bytes a page. */
 static void test_size(void **state)
 {
 	const struct fa_pool_config config = { .chunk_bytes = 1 << 20,
@@ -622,7 +622,6 @@ static void test_size(void **state)
 		assert_int_equal(fa_pool_chunk_add(scene.pool, i, true, &scene.error), 0);
 	scene_hold_tenants(&scene);
 	cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
-	/* every page used and published */
 	for (uint32_t i = 0; i < all; i += 64) {
 		struct fa_pool_step *step;
 

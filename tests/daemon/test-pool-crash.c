@@ -1,7 +1,7 @@
 /*
- * Kills a process that works on a pool, at a counted store or by SIGKILL at any instruction, and
- * opens the state. Every finished operation must be there; the unfinished one may be or not,
- * sequence by sequence. The child keeps a journal, which the parent applies to its model.
+ * A process that works on a pool is killed at a counted store or at any instruction. Finished
+ * operations must be there, the unfinished one may be, sequence by sequence. The child's journal
+ * leads the parent's model to the same state.
  */
 #include "daemon/pool/state_store.h"
 #include "tests/daemon/pool-runner.h"
@@ -35,7 +35,7 @@ struct crash {
 	struct runner runner;
 	struct journal *journal;
 	uint64_t seed;
-	uint64_t n_points; /* the child dies after so many stores; 0: by SIGKILL */
+	uint64_t n_points; /* stores until the child dies; 0: by SIGKILL */
 };
 
 static uint64_t points_left;
@@ -76,7 +76,7 @@ static bool exists(struct crash *crash, uint64_t id)
 	                                 &info) == 0;
 }
 
-/* Returns the id of a sequence that the model does not have; 0: there is none. */
+/* A sequence that the model does not have; 0: none. */
 static uint64_t find_new(struct crash *crash)
 {
 	struct fa_pool_sequence_info info;
@@ -96,7 +96,7 @@ static void find_cache(struct crash *crash, uint64_t *ret_id)
 	(void)fa_pool_cache_find(scene->pool, &scene->actors[SCENE_ADMIN], "c2", 0, NULL, ret_id);
 }
 
-/* Fills in the results of the unfinished operation. Returns false if it had no durable effect. */
+/* Results of the unfinished operation; false: it had no durable effect. */
 static bool complete(struct crash *crash, struct op *op)
 {
 	struct scene *scene = &crash->runner.scene;
@@ -140,10 +140,7 @@ static bool complete(struct crash *crash, struct op *op)
 	}
 }
 
-/*
- * Brings the model to the state found: each sequence is as before the unfinished operation, or as
- * after it.
- */
+/* Each sequence is as before the unfinished operation, or as after it. */
 static void reconcile(struct crash *crash, struct op *last)
 {
 	struct model *model = crash->runner.model, *after = malloc(sizeof(*after));

@@ -48,7 +48,6 @@ static void test_random(void **state)
 	runner_settle(runner);
 	fa_pool_get_info(runner->scene.pool, &info);
 
-	/* Every operation must have succeeded at least once. */
 	for (int i = 0; i < OPS; i++) {
 		printf("operation %d: %llu done, %llu refused\n", i,
 		       (unsigned long long)runner->n_done[i],

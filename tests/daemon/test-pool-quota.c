@@ -1,6 +1,6 @@
 /*
- * Quotas of all cgroups of a user together: a step counts for all its tenants at once, and idle
- * pages of any of them are evicted before -EDQUOT.
+ * Quotas of a user's cgroups together: a step counts for all its tenants at once, and idle pages of
+ * any are evicted before -EDQUOT.
  */
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
@@ -64,7 +64,7 @@ static uint64_t publish(enum scene_actor actor, uint32_t first_token, uint32_t n
 	return cache;
 }
 
-/* Idle pages of a user's other cgroups are evicted for the user's requests. */
+/* Pages of a user's other cgroups are evicted, too. */
 static void test_idle_of_others(void **state)
 {
 	uint64_t claires = publish(SCENE_CLAIRE, 1, 3), davids = publish(SCENE_DAVID, 2, 3);
@@ -73,11 +73,11 @@ static void test_idle_of_others(void **state)
 	user_max = 6 * PAGE_BYTES;
 	id = scene_sequence(&scene, SCENE_ANNA, annas);
 	scene_append(&scene, SCENE_ANNA, id, 2 * SCENE_PAGE_TOKENS, 100);
-	/* Nothing is evicted if the request fails in any case. */
+	/* A request that fails anyway evicts nothing. */
 	scene_plan_fails(&scene, SCENE_ANNA, id, 5 * SCENE_PAGE_TOKENS, -EDQUOT);
 	assert_int_equal(scene_cache_info(&scene, annas).idle_pages, 1);
 	assert_int_equal(scene_cache_info(&scene, claires).idle_pages, 3);
-	/* The user's own idle pages are evicted first. */
+	/* The tenant's own idle pages go first. */
 	scene_append(&scene, SCENE_ANNA, id, 1 * SCENE_PAGE_TOKENS, 100);
 	assert_int_equal(scene_cache_info(&scene, annas).idle_pages, 0);
 	assert_int_equal(scene_cache_info(&scene, claires).idle_pages, 3);
@@ -86,13 +86,12 @@ static void test_idle_of_others(void **state)
 	scene_append(&scene, SCENE_ANNA, id, 1 * SCENE_PAGE_TOKENS, 100);
 	assert_int_equal(scene_cache_info(&scene, claires).idle_pages, 0);
 	scene_plan_fails(&scene, SCENE_ANNA, id, 1, -EDQUOT);
-	/* Idle pages of other users are not evicted. */
+	/* Other users' idle pages stay. */
 	assert_int_equal(scene_cache_info(&scene, davids).idle_pages, 3);
 	scene_check(&scene, id, 0, 6 * SCENE_PAGE_TOKENS, 100);
 	scene_check_counts(&scene);
 }
 
-/* A tenant over its own quota evicts only its own pages. */
 static void test_idle_of_nobody_else(void **state)
 {
 	uint64_t claires = publish(SCENE_CLAIRE, 1, 3), annas = publish(SCENE_ANNA, 3, 2), id;
@@ -106,7 +105,7 @@ static void test_idle_of_nobody_else(void **state)
 	scene_check_counts(&scene);
 }
 
-/* The quota sees what a step needs for all cgroups of a user together. */
+/* The quota sees a step's needs for all cgroups of a user. */
 static void test_step_of_several(void **state)
 {
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];

@@ -145,7 +145,7 @@ static void test_tenants(void **state)
 	assert_int_equal(tag, again);
 	fa_pool_tenant_put(scene.pool, tag);
 	fa_pool_tenant_put(scene.pool, tag);
-	/* The next use of the record has another tag. */
+	/* The record's next tag is another one. */
 	assert_int_equal(fa_pool_tenant_get(scene.pool, 8, "", &scene.error, &again), 0);
 	assert_int_not_equal(tag, again);
 	fa_pool_tenant_put(scene.pool, again);
@@ -165,7 +165,6 @@ static void test_many_tenants(void **state)
 	fa_pool_tenant_put(scene.pool, tag);
 }
 
-/* One user has at most half of the tenants. */
 static void test_tenants_of_a_user(void **state)
 {
 	uint32_t tags[FA_STATE_TENANTS], n = 0, tag;
@@ -182,7 +181,7 @@ static void test_tenants_of_a_user(void **state)
 	assert_int_equal(n, FA_STATE_TENANTS / 2);
 	assert_int_equal(fa_pool_tenant_get(scene.pool, 7, "5", &scene.error, &tag), 0);
 	fa_pool_tenant_put(scene.pool, tag);
-	/* Other users have their own tenants, and uid 0 has no limit. */
+	/* Not others', and uid 0 has no limit. */
 	assert_int_equal(fa_pool_tenant_get(scene.pool, 8, "", &scene.error, &tag), 0);
 	fa_pool_tenant_put(scene.pool, tag);
 	fa_pool_tenant_put(scene.pool, tags[--n]);
@@ -257,7 +256,7 @@ static void test_caches(void **state)
 	SCENE_FAILS(&scene, -ENOENT, "no such",
 	            fa_pool_cache_get_info(scene.pool, anna, UINT64_MAX, &scene.error, &info));
 
-	/* A cache removed while a step is in flight is freed with the step. */
+	/* Freed with the last step in flight. */
 	s = scene_sequence(&scene, SCENE_BOB, cache);
 	step = scene_plan(&scene, SCENE_BOB, s, 10);
 	assert_int_equal(fa_pool_cache_remove(scene.pool, anna, cache, &scene.error), 0);
@@ -315,7 +314,7 @@ static void test_names(void **state)
 	SCENE_FAILS(&scene, -EINVAL, "mode",
 	            fa_pool_sequence_set_name(scene.pool, anna, a, "s", 3, 0, 0, &scene.error));
 
-	/* The sequence's own tenant has every right, others have those in the mode. */
+	/* Its own tenant has every right, others have those in the mode. */
 	assert_int_equal(fa_pool_sequence_find(scene.pool, david, "s", 0, &scene.error, &id), 0);
 	assert_int_equal(id, a);
 	SCENE_FAILS(&scene, -EACCES, "fork",
@@ -328,7 +327,6 @@ static void test_names(void **state)
 	            fa_pool_sequence_remove(scene.pool, claire, a, &scene.error));
 	scene_append(&scene, SCENE_BOB, a, 1, 100);
 
-	/* The named sequence outlives its session. */
 	fa_pool_release_owner(scene.pool, anna->owner);
 	scene_check(&scene, a, 0, 6, 100);
 	scene_reopen(&scene);
@@ -404,12 +402,12 @@ static void test_expiry(void **state)
 	scene_write(&scene, step, 100);
 	scene_commit(&scene, step);
 	scene_reopen(&scene);
-	/* The sequence was in use until the step ended. */
+	/* In use until the step ended. */
 	assert_int_equal(fa_pool_expire(scene.pool, 2050), 0);
 	assert_int_equal(fa_pool_expire(scene.pool, 2051), 1);
 	SCENE_FAILS(&scene, -ENOENT, "'s'",
 	            fa_pool_sequence_find(scene.pool, anna, "s", 2051, &scene.error, &id));
-	/* The cache was in use until the sequence expired. */
+	/* In use until the sequence expired. */
 	assert_int_equal(fa_pool_expire(scene.pool, 2151), 0);
 	fa_pool_quarantine_end(scene.pool);
 	assert_int_equal(fa_pool_expire(scene.pool, 2152), 1);
@@ -505,7 +503,7 @@ static void test_quotas(void **state)
 	assert_non_null(strstr(scene.error.text, "3 of at most 3"));
 }
 
-/* Idle pages of a tenant are evicted before -EDQUOT, but only if that helps. */
+/* Idle pages are evicted before -EDQUOT, but only if that helps. */
 static void test_quota_of_idle(void **state)
 {
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
@@ -530,7 +528,7 @@ static void test_quota_of_idle(void **state)
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 3);
 	scene_append(&scene, SCENE_ANNA, a, 1, 100);
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 2);
-	/* The oldest was evicted: the end of the prefix. */
+	/* The end of the prefix was evicted. */
 	assert_int_equal(
 		pool_find_prefix(scene.pool, anna, cache, &key, tokens, 48, &scene.error, &n), 0);
 	assert_int_equal(n, 32);
@@ -541,7 +539,7 @@ static void test_quota_of_idle(void **state)
 	scene_check_counts(&scene);
 }
 
-/* Attached pages count as used, for max_pages. */
+/* Attached pages count for max_pages. */
 static void test_quota_of_attached(void **state)
 {
 	struct fa_pool_cache_config config = { .geometry = scene_geometry, .max_pages = 3 };
@@ -563,7 +561,7 @@ static void test_quota_of_attached(void **state)
 	assert_int_equal(scene_info(&scene, a).length, 0);
 	assert_int_equal(pool_attach(scene.pool, anna, a, &key, tokens, 16, &scene.error, &n), 0);
 	assert_int_equal(n, 16);
-	/* Pages in use already do not count again. */
+	/* Pages in use do not count again. */
 	a = scene_sequence(&scene, SCENE_ANNA, cache);
 	assert_int_equal(pool_attach(scene.pool, anna, a, &key, tokens, 16, &scene.error, &n), 0);
 	scene_check_counts(&scene);
@@ -600,13 +598,13 @@ static void test_quota_of_lists(void **state)
 	assert_int_equal(fa_pool_step_plan(pool, &first, &item, 1, 1, 0, &error, &step), 0);
 	assert_int_equal(fa_pool_step_commit(pool, step, &error), 0);
 	fa_pool_step_free(step);
-	/* A list has 100 cells, and there are 1024. */
+	/* A list has 100 cells of 1024. */
 	while ((r = fa_pool_sequence_fork(pool, &first, sequence, UINT64_MAX, &error, &forks[n])) ==
 	       0)
 		n++;
 	assert_int_equal(r, -EDQUOT);
 	assert_int_equal(n, 6);
-	/* Another cgroup of the user gets no more cells. */
+	/* Nor does another cgroup of the user get more. */
 	assert_int_equal(fa_pool_tenant_get(pool, 1000, "/other", &error, &third.tenant), 0);
 	assert_int_equal(fa_pool_sequence_fork(pool, &third, sequence, UINT64_MAX, &error, &id),
 	                 -EDQUOT);
@@ -618,7 +616,7 @@ static void test_quota_of_lists(void **state)
 	assert_int_equal(fa_pool_step_plan(pool, &second, &item, 1, 1, 0, &error, &step), 0);
 	fa_pool_step_abort(pool, step);
 	fa_pool_step_free(step);
-	/* Cells that were freed do not count. */
+	/* Freed cells do not count. */
 	for (int i = 0; i < 3; i++) {
 		assert_int_equal(fa_pool_sequence_remove(pool, &first, forks[i], &error), 0);
 		assert_int_equal(fa_pool_sequence_fork(pool, &first, sequence, UINT64_MAX, &error,
@@ -678,10 +676,7 @@ static void append_to(struct fa_pool *pool, const struct fa_actor *actor, uint64
 	fa_pool_step_free(step);
 }
 
-/*
- * Plans steps that evict the idle pages of their tenant, which is at its quota. Returns the time of
- * 100 steps.
- */
+/* 100 steps that evict idle pages of their tenant, which is at its quota. Returns the time. */
 static uint64_t append_at_quota(struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache)
 {
 	static uint32_t tokens[4 * SCENE_PAGE_TOKENS];
@@ -707,7 +702,7 @@ static uint64_t append_at_quota(struct fa_pool *pool, const struct fa_actor *act
 	return took;
 }
 
-/* Eviction for a quota takes no longer because of pages of others. */
+/* Pages of others do not slow down eviction for a quota. */
 static void test_time_among_many(void **state)
 {
 	enum {

@@ -100,7 +100,7 @@ static void test_found(void **state)
 	assert_int_equal(found, 96);
 	scene_check(&scene, b, 0, 96, 100);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 7);
-	/* A published page is never written to, even if unshared. */
+	/* A published page is never written to. */
 	free_sequence(SCENE_ANNA, a);
 	assert_int_equal(fa_pool_sequence_truncate(scene.pool, &scene.actors[SCENE_BOB], b, 90,
 	                                           &scene.error),
@@ -182,9 +182,7 @@ static void test_twice(void **state)
 	assert_int_equal(find(SCENE_ANNA, cache, &own, 96), 96);
 }
 
-/*
- * Eviction takes the least recently used pages first, and the end of a prefix before its beginning.
- */
+/* Least recently used first, the end of a prefix before its beginning. */
 static void test_eviction(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), found;
@@ -215,7 +213,7 @@ static void test_eviction(void **state)
 	assert_int_equal(scene_cache_info(&scene, cache).idle_pages, 0);
 }
 
-/* A cache that lacks memory takes the least recently used chunk of other caches. */
+/* A cache without memory takes the least recently used chunk of others. */
 static void test_eviction_of_others(void **state)
 {
 	uint64_t caches[SCENE_CHUNKS], a, found;

@@ -1,7 +1,6 @@
 /*
- * Rings of malicious clients: forged words and entries, changes while requests run, and clients
- * killed with a full ring. At most their own connection ends, their resources are released, and
- * the bystander never notices.
+ * Rings of malicious clients: forged words and entries, changes while requests run, deaths with a
+ * full ring. At most their own connection ends.
  */
 #include "common/cleanup.h"
 #include "tests/daemon/ring-scene.h"
@@ -66,7 +65,7 @@ static void test_forged(void **state)
 	fa_raw_ring_wait(&raw, &ring, 0, 1);
 	atomic_fetch_sub(&ring.end.words->tail, 8);
 	expect_refusal("backwards");
-	/* The order of a stream's values is checked in entries of the ring, too. */
+	/* A stream's values must be in order in the ring, too. */
 	open_ring(0);
 	fa_raw_ring_marker(&ring, 0, 2);
 	fa_raw_receive_reply(&raw);
@@ -76,7 +75,7 @@ static void test_forged(void **state)
 	fa_scene_check(&scene);
 }
 
-/* The client overwrites words that the daemon writes but never reads. */
+/* Words that the daemon writes but never reads. */
 static void test_other_words(void **state)
 {
 	open_ring(0);
@@ -98,7 +97,7 @@ static void test_other_words(void **state)
 static atomic_bool scribbling;
 static uint64_t scribble_bytes, scribble_from;
 
-/* Overwrites the ring, in an intended race with its own process: not for ThreadSanitizer. */
+/* A race intended with this process itself: not for ThreadSanitizer. */
 __attribute__((no_sanitize("thread"))) static void *scribble(void *unused)
 {
 	struct fa_test_random random = { fa_test_random(&numbers) };
@@ -168,8 +167,8 @@ static void test_scribbled(void **state)
 }
 
 /*
- * A message that changes after it was put is handled as it was copied: here it alternates between
- * two valid ones, and each answer fits one of them.
+ * A message is handled as it was copied. Here one alternates between two valid forms, and each
+ * answer fits one of them.
  */
 static atomic_bool changing;
 
@@ -283,7 +282,6 @@ static void test_killed(void **state)
 	fa_scene_check(&scene);
 }
 
-/* A stopped client with a full ring delays nobody. */
 static void test_stopped(void **state)
 {
 	pid_t pid;

@@ -1,6 +1,6 @@
 /*
- * Requests by ring, written by hand: set-up, answers, order relative to packets, wake-ups, CPU
- * time while idle, and release.
+ * Requests by ring, written by hand: set-up, answers, order relative to packets, wake-ups, CPU time
+ * while idle, and release.
  */
 #include "tests/daemon/ring-scene.h"
 #include "tests/lib/at_once.h"
@@ -47,8 +47,7 @@ static void test_setup(void **state)
 		open_ring(sizes[i].wanted);
 		fa_check_eq(ring.bytes, sizes[i].bytes);
 		fa_check(ring.n_records >= raw.limits.requests);
-		/* Neither of the ring's files can be shrunk, and the client cannot write to the
-		 * results. */
+		/* No file can be shrunk, nor results be written. */
 		fa_check(ftruncate(ring.ring_fd, 0) < 0);
 		fa_check(ftruncate(ring.results_fd, 0) < 0);
 		fa_check(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, ring.results_fd, 0) ==
@@ -158,7 +157,7 @@ static void test_refused(void **state)
 	fa_scene_check(&scene);
 }
 
-/* Entries put before a packet was sent are handled before it. */
+/* Entries put before a packet was sent are handled first. */
 static void test_order_with_packets(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_BUFFER_FREE);
@@ -182,8 +181,7 @@ static void test_order_with_packets(void **state)
 	fa_scene_check(&scene);
 }
 
-/* The daemon stops taking requests from the ring; the ring then fills up, and the daemon does not
- * block. */
+/* The daemon stops taking requests: the ring fills up, and the daemon does not block. */
 static void test_full(void **state)
 {
 	struct fa_case slow = fa_case_slow();
@@ -195,10 +193,7 @@ static void test_full(void **state)
 	fa_raw_buffer_arena(&raw, &slow_buffer, 2, slow.bytes);
 	message = fa_case_message(&slow, 2, 0, 0, value);
 	fa_raw_ring_send(&ring, &message);
-	/*
-	 * With more refusals pending than allowed, nothing is taken from the ring while others
-	 * are served.
-	 */
+	/* With too many refusals pending nothing is taken; others are served. */
 	message = fa_case_message(&slow, 77, 0, 0, 0);
 	for (int turns = 0; turns < 20;) {
 		message.attention.value = value + 1;
@@ -249,7 +244,7 @@ static bool is_woken(int timeout_ms)
 	return poll(&pollfd, 1, timeout_ms) == 1 && read(ring.wake, bytes, sizeof(bytes)) > 0;
 }
 
-/* An armed client is woken by completions; otherwise it is not. */
+/* Completions wake an armed client only. */
 static void test_wake(void **state)
 {
 	struct fa_wire_message message;
@@ -276,7 +271,6 @@ static void test_wake(void **state)
 	fa_scene_check(&scene);
 }
 
-/* A client that never reads its bell harms nobody. */
 static void test_wake_unread(void **state)
 {
 	open_ring(0);
@@ -303,7 +297,7 @@ static void test_doorbell_flags(void **state)
 		if (fcntl(ring.doorbell, F_SETFL, O_NONBLOCK) == 0)
 			(void)eventfd_read(ring.doorbell, &count);
 		(void)fcntl(ring.doorbell, F_SETFL, 0);
-		/* A client that reads the doorbell itself must ring again. */
+		/* A client that reads the doorbell must ring again. */
 		fa_raw_ring_bell(&ring);
 		fa_raw_ring_wait(&raw, &ring, 0, value);
 	}
@@ -364,10 +358,7 @@ static long long allocated(int fd)
 	return (long long)st.st_blocks * 512;
 }
 
-/*
- * A client that keeps the files of an ended session keeps no memory of the daemon but the page
- * with the words.
- */
+/* Files of an ended session keep one page of the daemon's memory. */
 static void test_memory_after_session(void **state)
 {
 	for (int i = 0; i < 20; ++i) {

@@ -1,4 +1,3 @@
-/* Sequences: forks, copies on write, truncations and drops. */
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
 
@@ -32,7 +31,7 @@ static void test_append(void **state)
 	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache);
 
 	scene_check(&scene, sequence, 0, 0, 0);
-	/* Append within a page, to its end, across it, and across cells. */
+	/* Within a page, to its end, across it, and across cells. */
 	scene_append(&scene, SCENE_ANNA, sequence, 5, 100);
 	scene_append(&scene, SCENE_ANNA, sequence, 11, 100);
 	scene_append(&scene, SCENE_ANNA, sequence, 17, 100);
@@ -63,7 +62,7 @@ static void test_fork(void **state)
 	scene_check(&scene, child, 0, 40, 100);
 	scene_check(&scene, grandchild, 0, 20, 100);
 
-	/* The last page is copied when the first sequence writes. */
+	/* The first to write copies the last page. */
 	scene_append(&scene, SCENE_ANNA, child, 10, 500);
 	assert_int_equal(scene_cache_info(&scene, cache).used_pages, 5);
 	scene_append(&scene, SCENE_ANNA, parent, 10, 900);
@@ -202,7 +201,7 @@ static void test_leave_in_flight(void **state)
 	assert_int_equal(scene_cache_info(&scene, cache).sequences, 0);
 }
 
-/* Later steps can use what a step reserved for a sequence that was removed. */
+/* Later steps can use what a step reserved for a removed sequence. */
 static void test_freed_with_copy(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -245,7 +244,7 @@ static void test_many(void **state)
 	}
 }
 
-/* A reader still sees tokens that were truncated, whatever is appended. */
+/* A reader sees truncated tokens, whatever is appended. */
 static void test_truncate_under_reader(void **state)
 {
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];

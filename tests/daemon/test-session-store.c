@@ -1,4 +1,4 @@
-/* The session store: resuming, and when lost sessions expire. */
+/* Resuming, and when lost sessions expire. */
 #include "daemon/persist/session_store.h"
 
 #include "common/clock.h"
@@ -64,7 +64,7 @@ static uint32_t take(uint64_t number)
 	return record;
 }
 
-/* Checks that exactly the sessions named by these digits expire now. */
+/* Exactly the sessions with these digits must expire now. */
 static void expect_over(const char *numbers)
 {
 	uint64_t number;
@@ -88,7 +88,7 @@ static void test_once(void **state)
 	uint64_t number;
 	uint32_t record;
 
-	/* No session expires before the grace time is started. */
+	/* None expires before the grace time is started. */
 	now_ns += 1000 * S;
 	expect_none();
 	fa_session_store_start_grace(&resume, now_ns, GRACE, ALL);
@@ -111,7 +111,7 @@ static void test_once_all(void **state)
 	expect_none();
 }
 
-/* A session lost later has a full grace time; the others keep theirs. */
+/* A session lost later has its full grace time. */
 static void test_again(void **state)
 {
 	uint32_t record;
@@ -151,7 +151,7 @@ static void test_much_later(void **state)
 	expect_over("2");
 }
 
-/* A session that is lost behind the position of a scan is found by the next scan. */
+/* Lost behind a scan's position, a session is found by the next scan. */
 static void test_broken_off(void **state)
 {
 	uint64_t number;
@@ -170,7 +170,7 @@ static void test_broken_off(void **state)
 	expect_over("1");
 }
 
-/* A session that reconnects in a loop expires after ten grace times in all. */
+/* Reconnecting in a loop, a session expires after ten grace times. */
 static void test_restless(void **state)
 {
 	uint64_t away_ns = 0;
@@ -182,7 +182,7 @@ static void test_restless(void **state)
 		now_ns += 29 * S;
 		away_ns += 29 * S;
 		record = take(1);
-		/* Time while the session is connected does not count. */
+		/* Time while connected does not count. */
 		now_ns += 3600 * S;
 		fa_session_store_set_lost(&resume, record, now_ns);
 		expect_over(away_ns == 29 * S ? "23" : "");
@@ -205,7 +205,6 @@ static void test_at_once(void **state)
 	expect_over("123");
 }
 
-/* The grace time starts anew with each daemon. */
 static void test_next_daemon(void **state)
 {
 	struct fa_error error;

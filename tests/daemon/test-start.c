@@ -1,6 +1,6 @@
 /*
- * Start-up: faults of command line, configuration (with the line) or socket are reported and end
- * the daemon; SIGHUP; exit when idle.
+ * Start-up: faults of command line, configuration or socket are reported and end the daemon;
+ * SIGHUP; exit when idle.
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
@@ -40,7 +40,7 @@ static int remove_dir(void **state)
 	return 0;
 }
 
-/* Checks that the daemon fails to start, with status 1 or above and a text with @part. */
+/* Status 1 or above, and a text with @part. */
 static void expect_failure(const struct fa_test_daemon_options *options, const char *part,
                            const char *second_part)
 {
@@ -215,14 +215,13 @@ static void test_reload(void **state)
 	fa_check_eventually(!refused(&raw, 3));
 	fa_check(refused(&raw, 4));
 
-	/* A faulty file changes nothing, and is reported. */
+	/* A faulty file changes nothing. */
 	write_text(first.config, "[limits]\nsession_buffers = 4\nbufers = 1\n");
 	fa_test_daemon_signal(&first, SIGHUP);
 	fa_test_daemon_log_wait(&first, "line 3");
 	fa_check(refused(&raw, 4));
 
-	/* A new limit below what exists is accepted: existing buffers stay, and none can be
-	 * added. */
+	/* A limit below what exists: buffers stay, none can be added. */
 	write_text(first.config, "[limits]\nsession_buffers = 1\n");
 	fa_test_daemon_signal(&first, SIGHUP);
 	fa_test_daemon_log_wait(&first, "read again");
@@ -264,10 +263,7 @@ static void test_exit_when_idle(void **state)
 	fa_check(access(first.socket, F_OK) < 0);
 }
 
-/*
- * With an inherited socket, as a spawning library passes: the socket and its directory are
- * removed, too.
- */
+/* A spawning library passes a socket: it is removed, too, with its directory. */
 static void test_listen_fd(void **state)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };

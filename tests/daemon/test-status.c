@@ -1,6 +1,4 @@
-/*
- * The status: counters of finished requests, and a daemon with more sessions than it lists.
- */
+/* Counters of finished requests, and more sessions than are listed. */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
 #include "tests/lib/scene.h"
@@ -28,7 +26,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Raises the limit on files for @n sessions: each takes one file here and two in the daemon. */
+/* A session takes one file here and two in the daemon. */
 static void raise_limit(uint64_t n)
 {
 	struct rlimit limit;
@@ -137,7 +135,7 @@ static json_t *find_session(json_t *status, uint64_t id)
 	return NULL;
 }
 
-/* Returns the number of requests in the histogram of device times. */
+/* Requests in the histogram of device times. */
 static json_int_t count_took(json_t *object)
 {
 	json_int_t n = 0;
@@ -154,7 +152,7 @@ static json_int_t count_took(json_t *object)
 
 /*
  * Submits attention, markers behind it and in an empty stream, and refused requests. Returns the
- * device time and the total time that the completions report.
+ * sums of device and total time that completions report.
  */
 static void work(struct fa_raw *raw, uint64_t *ret_busy_ns, uint64_t *ret_took_ns)
 {
@@ -225,7 +223,7 @@ static void check_done(json_t *object, json_int_t clients, json_int_t cancelled,
 	fa_check_eq(count_took(object), clients * SMALL);
 }
 
-/* Two clients run, and one of them leaves: its counters stay with the tenant. */
+/* One of two clients leaves: its counters stay with the tenant. */
 static void test_done(void **state)
 {
 	uint64_t busy_ns[2], took_ns[2], gone, ns;

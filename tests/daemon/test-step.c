@@ -1,4 +1,4 @@
-/* Steps: all or nothing, in order, pipelined; clears and copies. */
+/* All or nothing, in order, pipelined; clears and copies. */
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
 
@@ -73,7 +73,7 @@ static void test_refused(void **state)
 	refuse(SCENE_BOB, items, 2, -ENOENT, "item 0");
 	items[1].n_tokens = UINT32_MAX;
 	refuse(SCENE_ANNA, items, 2, -EINVAL, "4294967295");
-	/* Only the first item alone would fit. */
+	/* Only the first item would fit. */
 	items[1].n_tokens = SCENE_CHUNKS * SCENE_CHUNK_PAGES * SCENE_PAGE_TOKENS;
 	refuse(SCENE_ANNA, items, 2, -ENOMEM, "exhausted: 129 pages");
 	items[1].n_tokens -= 16;
@@ -99,7 +99,7 @@ static void test_order(void **state)
 	assert_int_equal(b->entries[0].before, 23);
 	assert_int_equal(scene_info(&scene, sequence).planned, 24);
 	scene_plan_fails(&scene, SCENE_DAVID, sequence, 1, -EBUSY);
-	/* Other sessions read durable tokens, the session itself planned ones. */
+	/* Other sessions read durable tokens, this one planned ones. */
 	reader = scene_plan(&scene, SCENE_DAVID, sequence, 0);
 	assert_int_equal(reader->entries[0].after, 3);
 	assert_int_equal(reader->groups[0].table_entries, 1);
@@ -159,7 +159,7 @@ static void test_several_caches(void **state)
 	}
 }
 
-/* A chunk that one cache needs is not used to avoid evictions in another. */
+/* A chunk that one cache needs does not save evictions in another. */
 static void test_last_chunk(void **state)
 {
 	uint64_t one = scene_cache(&scene, SCENE_ANNA, NULL, 0);
@@ -185,7 +185,7 @@ static void test_last_chunk(void **state)
 	assert_int_equal(scene_cache_info(&scene, one).idle_pages, 96);
 	scene_abort(&scene, step);
 
-	/* All but one chunk are evicted for the other cache, oldest first. */
+	/* All chunks but one are evicted for the other cache, oldest first. */
 	items[1].n_tokens = 7 * 256;
 	assert_int_equal(
 		fa_pool_step_plan(scene.pool, anna, items + 1, 1, 1, 0, &scene.error, &step), 0);
@@ -300,7 +300,7 @@ static void test_clears(void **state)
 	scene_abort(&scene, step);
 }
 
-/* The target of a copy that was aborted must be cleared. */
+/* The target of an aborted copy must be cleared. */
 static void test_copies_aborted(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2)), s, fork;
@@ -429,7 +429,7 @@ static void test_many_pages(void **state)
 	fa_pool_free(pool);
 }
 
-/* A chunk is removed some time after it became empty, not after it was added. */
+/* Removed some time after a chunk became empty, not after it was added. */
 static void test_empty_chunks(void **state)
 {
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
@@ -450,7 +450,7 @@ static void test_empty_chunks(void **state)
 	assert_false(fa_pool_chunk_remove_empty(scene.pool, UINT64_MAX, &chunk));
 }
 
-/* The cells that a step needs for all cgroups of a user count together. */
+/* What a step needs for all cgroups of a user counts together. */
 static void test_cells_of_cgroups(void **state)
 {
 	enum {

@@ -1,6 +1,6 @@
 /*
- * fad --supervise: a child that dies is restarted with the same socket, so that clients find it at
- * any time; signals are passed on; a daemon that cannot start ends the supervisor.
+ * fad --supervise restarts a child that dies with the same socket, so that clients find it at any
+ * time, and passes on signals; a daemon that cannot start ends it.
  */
 #include "common/cleanup.h"
 #include "common/timeline.h"
@@ -54,7 +54,7 @@ static void check_serves(void)
 	fa_raw_close(&raw);
 }
 
-/* No connection is refused, and each is served, whenever the child dies. */
+/* Whenever the child dies, no connection is refused, and each is served. */
 static void test_kill(void **state)
 {
 	pid_t before;
@@ -100,8 +100,10 @@ static void read_exe(pid_t pid, char *ret_path, size_t size)
 	ret_path[n] = '\0';
 }
 
-/* The supervisor is a program of its own, with less memory than the daemon, which an out-of-memory
- * kill thus prefers. Each child runs the daemon's executable and has its name. */
+/*
+ * The supervisor is a program of its own, with less memory than the daemon, which an out-of-memory
+ * kill thus prefers.
+ */
 static void test_programs(void **state)
 {
 	char daemon[PATH_MAX], exe[PATH_MAX], path[32], name[32] = "";
@@ -150,7 +152,7 @@ static void test_sighup(void **state)
 	check_serves();
 }
 
-/* SIGHUP at any time neither kills a child nor delays its start. */
+/* SIGHUP neither kills a child nor delays its start. */
 static void test_sighup_after_kills(void **state)
 {
 	_fa_cleanup_(fa_freep) char *log = NULL;
@@ -173,7 +175,7 @@ static void test_sighup_after_kills(void **state)
 	log = fa_test_daemon_log(&supervisor);
 	fa_check(!strstr(log, "killed by signal 1;"));
 	supervisor.found_at = strlen(log);
-	/* SIGHUP between two children is delivered to the next one. */
+	/* Between two children SIGHUP goes to the next one. */
 	for (int i = 0; i < 5; i++) {
 		child = fa_test_daemon_next_child(&supervisor, 0);
 		kill(child, SIGKILL);
@@ -198,7 +200,7 @@ static void test_sigterm_after_kills(void **state)
 	(void)fa_test_daemon_reap(&supervisor);
 }
 
-/* The socket's path was removed: the next child makes another. */
+/* The next child makes another socket. */
 static void test_path_gone(void **state)
 {
 	struct fa_raw raw;
@@ -223,7 +225,7 @@ static void test_exit_when_idle(void **state)
 	fa_check_eq(fa_test_daemon_reap(&supervisor), 0);
 }
 
-/* After a kill the daemon waits for lost clients, though others have come and gone. */
+/* The daemon waits for lost clients, though others have come and gone. */
 static void test_exit_when_idle_after_kill(void **state)
 {
 	static const char *const args[] = { "--supervise", "--exit-when-idle", NULL };
@@ -252,8 +254,7 @@ static void test_never_ready(void **state)
 	fa_check(WIFEXITED(status) && WEXITSTATUS(status) != 0);
 }
 
-/* Returns true if the socket with that inode has a name in the file system, the daemon's excepted.
- * */
+/* Returns true if the socket has a name in the file system, the daemon's excepted. */
 static bool has_name(unsigned long socket)
 {
 	FILE *file = fopen("/proc/net/unix", "re");
@@ -270,7 +271,7 @@ static bool has_name(unsigned long socket)
 	return found;
 }
 
-/* The supervisor leaves no file behind if it is killed. */
+/* A killed supervisor leaves no file behind. */
 static void check_nameless(void)
 {
 	unsigned long inode;
@@ -295,7 +296,7 @@ static void check_nameless(void)
 	fa_check(n_sockets > 0);
 }
 
-/* If the supervisor is killed, its child exits in order, and nothing is left of both. */
+/* The child exits in order, and nothing is left of both. */
 static void test_supervisor_killed(void **state)
 {
 	char exe[32], target[8];
@@ -314,14 +315,15 @@ static void test_supervisor_killed(void **state)
 	fa_check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
 }
 
-/* Every child crashes before it is ready, here for lack of memory. The stored state is dropped,
- * except the socket, and the daemon serves again. */
+/*
+ * Every child crashes before it is ready, for lack of memory. The stored state is dropped, except
+ * the socket, and the daemon serves again.
+ */
 static void test_crash_loop(void **state)
 {
 	const struct rlimit none = { .rlim_cur = 4096, .rlim_max = RLIM_INFINITY };
 	struct rlimit before;
 
-	/* Sanitizers cannot start with so little memory. */
 	if (fa_test_sanitized())
 		skip();
 	start(NULL);
@@ -377,8 +379,10 @@ static void test_timelines(void **state)
 	pid_t child;
 
 	fa_check(!getrlimit(RLIMIT_NOFILE, &limit));
-	/* Each timeline takes one descriptor here and two in the daemon. The supervisor stores half
-	 * of its limit. */
+	/*
+	 * A timeline takes one descriptor here, two in the daemon; the supervisor stores half of
+	 * its limit.
+	 */
 	if (limit.rlim_max < 3 * N)
 		skip();
 	limit.rlim_cur = limit.rlim_max;
@@ -413,7 +417,7 @@ static void test_timelines(void **state)
 
 enum {
 	FILES = 300,
-	/* Timelines that the supervisor stores, and the share of one user. */
+	/* timelines that the supervisor stores, and one user's share */
 	MOST = (FILES - 64) / 2,
 	SHARE = MOST / 2,
 };

@@ -1,4 +1,3 @@
-/* Accounts and charges. */
 #include "daemon/account/tenant.h"
 
 #include <errno.h>
@@ -93,7 +92,7 @@ static void test_amounts(void **state)
 	assert_int_equal(fa_charge_add(&b, tenant, FA_RESOURCE_BUFFER_BYTES, 1, NULL), 0);
 	assert_int_equal(tenant->used[FA_RESOURCE_BUFFER_BYTES], 1000);
 
-	/* No sum overflows at the highest limit. */
+	/* No sum overflows. */
 	assert_int_equal(fa_charge_add(&c, tenant, FA_RESOURCE_REQUESTS, UINT64_MAX, NULL), 0);
 	assert_int_equal(fa_charge_add(&c, tenant, FA_RESOURCE_REQUESTS, 1, NULL), -EDQUOT);
 	fa_charge_release(&c);
@@ -114,10 +113,7 @@ static void test_amounts(void **state)
 	assert_true(fa_list_empty(&tenants.tenants));
 }
 
-/*
- * The cgroups of one uid share an account with uid_factor times the limits of one. Uid 0 has no
- * such account.
- */
+/* The cgroups of one uid, except 0, share an account with uid_factor times the limits. */
 static void test_user(void **state)
 {
 	struct fa_tenant *a = get(1, "/a"), *b = get(1, "/b"), *c = get(1, "/c");
@@ -143,7 +139,7 @@ static void test_user(void **state)
 	assert_null(strstr(error.text, "uid_factor"));
 	assert_int_equal(fa_charge_add(&bytes, c, FA_RESOURCE_BUFFER_BYTES, 1000, &error), 0);
 	assert_int_equal(fa_charge_add(&charges[4], other, FA_RESOURCE_SESSIONS, 3, &error), 0);
-	/* Timelines have no factor: all cgroups of a user together have the limit of one. */
+	/* Timelines have no factor: a user's cgroups together have the limit of one. */
 	limits.tenant[FA_RESOURCE_TIMELINES] = 3;
 	assert_int_equal(fa_charge_add(&timelines[0], a, FA_RESOURCE_TIMELINES, 2, &error), 0);
 	assert_int_equal(fa_charge_add(&timelines[1], b, FA_RESOURCE_TIMELINES, 1, &error), 0);
@@ -188,8 +184,10 @@ static void test_user(void **state)
 	assert_true(fa_list_empty(&tenants.users));
 }
 
-/* A user has half of all descriptors unless the user's limit is higher. All users together have no
- * more than all descriptors. */
+/*
+ * A user has half of all descriptors, or its higher limit; all users together have no more than
+ * all.
+ */
 static void test_all_fds(void **state)
 {
 	struct fa_tenant *a = get(1, "/a"), *b = get(1, "/b"), *other = get(2, "/a"),
@@ -235,7 +233,7 @@ static void go(uid_t uid, const char *cgroup, uint64_t finished)
 	fa_tenant_unref(tenant);
 }
 
-/* Tenants that have counted requests are remembered when they are gone, up to the maximum. */
+/* Tenants that have counted requests are remembered, up to the maximum. */
 static void test_gone(void **state)
 {
 	struct fa_charge charge = {};
@@ -250,7 +248,7 @@ static void test_gone(void **state)
 	assert_true(fa_list_empty(&tenants.tenants));
 	assert_true(fa_list_empty(&tenants.users));
 	assert_int_equal(tenants.n_gone, 1);
-	/* The counters are those of this uid and cgroup, and charges work as before. */
+	/* Counters are those of this uid and cgroup. */
 	fa_tenant_unref(get(8, "/a"));
 	fa_tenant_unref(get(7, "/b"));
 	assert_int_equal(tenants.n_gone, 1);

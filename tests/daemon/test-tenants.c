@@ -1,6 +1,6 @@
 /*
  * Two users are two tenants: each has its own quotas, sees its own sessions only, and cannot stop
- * the daemon. Needs root, to become other users.
+ * the daemon. Needs root.
  */
 #include "common/cleanup.h"
 #include "tests/lib/check.h"
@@ -238,7 +238,7 @@ static int ask_for_one(void)
 	return 0;
 }
 
-/* Returns how many requests of @uid ended; -1: the user still has sessions, or is unknown. */
+/* Ended requests of @uid; -1: the user still has sessions, or is unknown. */
 static json_int_t finished_of_gone(uid_t uid)
 {
 	_fa_cleanup_(fa_freep) char *text = fa_raw_status(&scene.bystander);
@@ -256,7 +256,7 @@ static json_int_t finished_of_gone(uid_t uid)
 	return finished;
 }
 
-/* Counters of a user outlive its sessions and go on when it comes back. */
+/* Counters outlive a user's sessions and go on with later ones. */
 static void test_gone(void **state)
 {
 	start(NULL);
@@ -312,7 +312,7 @@ static int free_foreign(void)
 
 	fa_raw_open(&raw, scene.daemon.socket);
 	fa_raw_ping(&raw);
-	/* Sessions of other users cannot be stopped by guessing ids. */
+	/* Guessed ids stop no sessions of others. */
 	for (uint32_t id = 1; id < 4; ++id) {
 		struct fa_wire_message message = fa_raw_message(FA_WIRE_BUFFER_FREE);
 

@@ -1,6 +1,5 @@
 /*
- * Views and requests: what is refused, with which error, and that accepted parameters stay inside
- * their buffers.
+ * Views and requests: what is refused, with which error. Accepted ones stay inside their buffers.
  */
 #include "daemon/memory/tensor_view.h"
 
@@ -86,7 +85,7 @@ static void test_overflow(void **state)
 	view.strides[0] = INT64_MAX;
 	view.strides[1] = INT64_MAX;
 	expect(&view, false, -EINVAL, "overflows");
-	/* the product of the sizes wraps around to a small number */
+	/* the product of the sizes wraps around */
 	view = VIEW(FA_WIRE_DTYPE_F32, 2, 2, 8);
 	view.shape[0] = (1ll << 32) + 1;
 	view.strides[0] = 1ll << 32;
@@ -95,7 +94,7 @@ static void test_overflow(void **state)
 	view = VIEW(FA_WIRE_DTYPE_F32, 2, 1, 8);
 	view.strides[0] = 1ll << 62;
 	expect(&view, false, -EINVAL, "overflows");
-	/* with the maximum number of full-size dimensions */
+	/* all dimensions of full size */
 	view = VIEW(FA_WIRE_DTYPE_F32, 1, 1, 1, 1);
 	for (int i = 0; i < 4; ++i) {
 		view.shape[i] = INT64_MAX;
@@ -190,7 +189,7 @@ static void test_distinct(void **state)
 	expect(&view, true, 0, "");
 }
 
-/* Accepted views reach no byte outside their buffer; all corners are checked. */
+/* All corners of accepted views are inside their buffer. */
 static void test_random(void **state)
 {
 	unsigned int passed = 0;
@@ -414,7 +413,7 @@ static void test_too_much(void **state)
 {
 	struct fa_wire_attention attention = batch_form();
 
-	/* inputs that are broadcast may claim any size without having it */
+	/* broadcast inputs may claim any size */
 	attention.k.shape[1] = attention.v.shape[1] = (1 << 24) + 1;
 	attention.k.strides[1] = attention.v.strides[1] = 0;
 	refuse(&attention, -ENOTSUP, "k.shape[1], the tokens, is 16777217; at most 16777216");
@@ -524,7 +523,7 @@ static void test_no_tokens(void **state)
 	attention.k.offset = attention.v.offset = BYTES;
 	params = accept(&attention);
 	assert_int_equal(params.seqlen_k, 0);
-	/* strides that no element uses cannot overflow in a kernel */
+	/* unused strides cannot overflow in a kernel */
 	assert_int_equal(params.k.stride_batch, 0);
 	assert_int_equal(params.k.stride_token, 0);
 

@@ -1,6 +1,6 @@
 /*
  * Timelines and gates on the wire: what is refused, what clients may do to shared memory, and what
- * is left of a client that is killed while it waits for gates that never open.
+ * a client leaves that is killed while gates never open.
  */
 #include "common/timeline.h"
 #include "tests/lib/check.h"
@@ -242,7 +242,7 @@ static void test_without_stream(void **state)
 	close_gated(&client);
 }
 
-/* A request waits for finished requests of its own and other streams, by the daemon's words. */
+/* A request waits for requests of its own and other streams, by the daemon's words. */
 static void test_waits_for_the_daemon(void **state)
 {
 	const struct fa_wire_gate in = { .slot = 2, .value = 5 },
@@ -338,7 +338,6 @@ static void test_scribbles_over_its_own(void **state)
 	close_gated(&client);
 }
 
-/* Writing to the daemon's words opens no gate and breaks nothing. */
 static void test_scribbles_over_the_daemons(void **state)
 {
 	const struct fa_wire_gate wait = { .slot = FA_WIRE_GATE_OUT | 9, .value = 1000 },
@@ -429,7 +428,7 @@ static void test_killed(void **state)
 	              rounds, KILLED_REQUESTS, (double)longest_ns / FA_NS_PER_MS);
 }
 
-/* Closed gates cost almost no CPU time, however many streams wait. */
+/* However many streams wait. */
 static void test_idle_costs_nothing(void **state)
 {
 	const struct fa_wire_gate never = { .slot = 1, .value = 1 };

@@ -1,7 +1,7 @@
 /*
- * The watchdog with real processes: a daemon that hangs is killed by its supervisor and the next
- * one has the KV cache. One that sleeps, computes for long, waits for a client, or was suspended
- * with its supervisor is left alone.
+ * The supervisor kills a daemon that hangs, and the next one has the KV cache. A daemon that
+ * sleeps, computes for long, waits for a client, or was suspended with its supervisor is left
+ * alone.
  */
 #include "common/clock.h"
 #include "common/timeline.h"
@@ -90,8 +90,8 @@ static void test_hangs(void **state)
 		stopped_ns = fa_now_ns();
 		child = fa_test_daemon_next_child(&supervisor, child);
 		/*
-		 * Heartbeat, check, SIGABRT and SIGKILL together take half an interval at least,
-		 * four at most.
+		 * Heartbeat, check, SIGABRT and SIGKILL take half an interval at least, four at
+		 * most.
 		 */
 		fa_check(fa_now_ns() - stopped_ns > interval_ms * FA_NS_PER_MS / 2);
 		fa_check(fa_now_ns() - stopped_ns < 4 * interval_ms * FA_NS_PER_MS);
@@ -110,7 +110,7 @@ static void test_idle(void **state)
 	check_left_alone(3);
 }
 
-/* The daemon has more work than fits the interval, and a request behind a closed gate. */
+/* More work than fits the interval, and a request behind a closed gate. */
 static void test_busy(void **state)
 {
 	struct fa_wire_message setup = fa_raw_message(FA_WIRE_TIMELINE_SETUP), message;
@@ -140,7 +140,7 @@ static void test_busy(void **state)
 	fa_raw_buffer_free(NULL, &buffer);
 }
 
-/* Both processes stop, as under a debugger or in a suspended machine: that time does not count. */
+/* Both processes stop, as in a suspended machine: that time does not count. */
 static void test_suspended(void **state)
 {
 	for (int i = 0; i < 2; i++) {
@@ -154,15 +154,12 @@ static void test_suspended(void **state)
 	}
 }
 
-/*
- * A daemon that does not read the supervisor's messages delays nothing, and is sent no more than
- * one.
- */
+/* A daemon that does not read the supervisor's messages delays nothing, and is sent one at most. */
 static void test_unread(void **state)
 {
 	kv_cache(&client, NULL, 0);
 	fa_test_daemon_signal(&supervisor, SIGSTOP);
-	/* Four messages are sent per interval; the queue holds about ten. */
+	/* Four messages per interval; the queue holds about ten. */
 	for (int i = 0; i < 32; i++) {
 		fa_test_elapse_ms(interval_ms / 10);
 		fa_raw_ping(&client.raw);
@@ -171,7 +168,6 @@ static void test_unread(void **state)
 	check_left_alone(1);
 }
 
-/* Without a watchdog an unresponsive daemon is left alone. */
 static void test_off(void **state)
 {
 	kv_close(&client);
@@ -187,7 +183,7 @@ static void test_off(void **state)
 	kv_open(&client, supervisor.socket);
 }
 
-/* The supervisor reports progress to its own watchdog, whatever its child does. */
+/* The supervisor reports to its own watchdog, whatever its child does. */
 static void test_supervisor_is_watched(void **state)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -218,7 +214,7 @@ static void test_supervisor_is_watched(void **state)
 		text[bytes] = '\0';
 		n += !strcmp(text, "WATCHDOG=1");
 	}
-	/* The supervisor reports four times an interval, on a busy machine three times. */
+	/* Four times an interval, on a busy machine three times. */
 	fa_check(n >= 8 && n <= 17);
 	fa_check(fa_test_daemon_next_child(&supervisor, child) > 0);
 	close(fd);
