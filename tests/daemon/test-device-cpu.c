@@ -417,7 +417,7 @@ static void test_small_beside_huge(void **state)
 	small_beside_huge(false);
 }
 
-/* Queues of one group, or groups of one queue each: about equal times in this round? */
+/* Queues of one group, or groups of one queue each. Returns true if these got equal times. */
 static bool equal_shares(bool together)
 {
 	enum {
@@ -468,8 +468,8 @@ static void test_equal_shares(void **state)
 }
 
 /*
- * One queue, or short works in sequence, against many high-priority queues: did its group get about
- * half in this round?
+ * Runs one queue, or short works in sequence, against many high-priority queues. Returns true if its
+ * group got about half in this round.
  */
 static bool group_shares(int64_t alone_tiles, uint64_t alone_tile_ns)
 {

@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A group's setup exits with this status if there is nothing to test. */
+/* Status of a group's setup if there is nothing to test. */
 #define ABSENT 77
 
 struct run {
@@ -36,7 +36,7 @@ static void start(struct run *run, const char *name, const struct CMUnitTest *te
 	exit(_cmocka_run_group_tests(name, tests, n, setup, teardown));
 }
 
-/* Returns the test's exit status (0: passed or skipped), or -1. */
+/* The test's exit status (0: passed or skipped), or -1. */
 static int finish(const struct run *run, const char *name)
 {
 	const int status = fa_test_reap(run->pid);

@@ -1,7 +1,7 @@
 /*
- * Runs all tests of a group at once, for groups that mostly wait. Each test runs in its own process
- * with the group's setup and teardown; outputs are printed in the order of the tests. With
- * FAD_TEST_BACKEND the tests run one after another, as all would share one GPU.
+ * Runs a group's tests at once, for groups that mostly wait: each in its own process with the
+ * group's setup and teardown. With FAD_TEST_BACKEND they run one after another, as all would share
+ * one GPU.
  */
 #pragma once
 
@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-/* Like cmocka_run_group_tests_name(): returns the number of failed tests. */
+/* Returns the number of failed tests. */
 #define fa_test_run_at_once(name, tests, setup, teardown)                                          \
 	fa_test_run_at_once_n(name, tests, sizeof(tests) / sizeof((tests)[0]), setup, teardown)
 

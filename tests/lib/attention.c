@@ -49,7 +49,7 @@ double fa_case_dtype_load(enum fa_wire_dtype dtype, const void *data, int64_t in
 	}
 }
 
-/* Rounds to nearest. Handles moderate numbers only, as the tensors here hold no others. */
+/* To nearest, for moderate numbers only. */
 static uint16_t store_f16(double value)
 {
 	uint16_t sign = signbit(value) ? 0x8000 : 0;
@@ -151,7 +151,7 @@ void fa_case_plan(struct fa_case *attention)
 	a->bytes = (end + 4095) & ~4095ull;
 }
 
-/* Returns a roughly normal number: the sum of four uniform ones. */
+/* Roughly normal: the sum of four uniform numbers. */
 static double random_number(struct fa_test_random *random)
 {
 	uint64_t bits = fa_test_random(random);
@@ -279,7 +279,7 @@ static bool visible(const struct fa_case *a, int64_t p, int64_t j)
 	return true;
 }
 
-/* Returns |got - want| in units of the allowed error. */
+/* |got - want| in units of the allowed error. */
 static double distance(enum fa_wire_dtype dtype, double got, double want)
 {
 	double allowed;
@@ -288,7 +288,7 @@ static double distance(enum fa_wire_dtype dtype, double got, double want)
 		return got == want ? 0 : INFINITY;
 	if (isnan(got) || isinf(got))
 		return INFINITY;
-	/* The allowed error: half a unit in the last place of out, and the error of fp32 sums. */
+	/* Half a unit in the last place of out, and the error of fp32 sums. */
 	allowed = 2e-5 + 2e-5 * fabs(want);
 	if (dtype == FA_WIRE_DTYPE_F16)
 		allowed += ldexp(fabs(want), -10) + 1e-3;
@@ -297,7 +297,7 @@ static double distance(enum fa_wire_dtype dtype, double got, double want)
 	return fabs(got - want) / allowed;
 }
 
-/* Checks one row: query @i of @n_q, head @h, of the sequence that starts at the given tokens. */
+/* One row: query @i of @n_q, head @h, of the sequence that starts at the given tokens. */
 static double row_error(const struct fa_case *a, const unsigned char *data, double *scores,
                         double *row, int64_t start_q, int64_t start_k, int64_t n_q, int64_t n_k,
                         int64_t i, int64_t h, float got_lse)
@@ -353,7 +353,7 @@ static double row_error(const struct fa_case *a, const unsigned char *data, doub
 		error = fmax(error,
 		             distance(a->dtype, fa_case_dtype_load(a->dtype, out, at), row[d]));
 	}
-	/* lse is fp32 for all dtypes, as products of 16-bit numbers are exact in fp32. */
+	/* fp32 for all dtypes: products of 16-bit numbers are exact in fp32. */
 	if (a->lse)
 		error = fmax(error, distance(FA_WIRE_DTYPE_F32, got_lse, lse));
 	return error;

@@ -1,7 +1,6 @@
 /*
- * Attention cases: random tensors in one buffer, their request, and an independent fp64
- * reference. The reference follows the formula in kernels/attention.h and shares no code with any
- * kernel.
+ * Attention cases: random tensors in one buffer, their request, and an fp64 reference, which
+ * follows the formula in kernels/attention.h and shares no code with any kernel.
  */
 #pragma once
 
@@ -15,21 +14,21 @@
 
 struct fa_case {
 	/*
-	 * These fields are inputs. fa_case_plan() replaces 0: fp32, one sequence, one head, dim 64,
-	 * as many keys as queries.
+	 * Inputs. fa_case_plan() replaces 0: fp32, one sequence, one head, dim 64, as many keys as
+	 * queries.
 	 */
 	enum fa_wire_dtype dtype;
 	int64_t batch, heads, kv_heads, head_dim, head_dim_v, seqlen_q, seqlen_k;
 	bool ragged; /* sequence b has about (b + 1) / batch of seqlen_q and seqlen_k */
 	bool causal, lse, alibi, sinks;
-	bool windowed; /* false: the windows are unbounded */
+	bool windowed; /* false: unbounded */
 	int64_t window_left, window_right;
 	float scale, softcap;
 	uint64_t seed;
 
-	/* fa_case_plan() sets the fields below. */
+	/* Set by fa_case_plan(). */
 	uint64_t offset_q, offset_k, offset_v, offset_out, offset_lse;
-	uint64_t bytes; /* bytes of the buffer */
+	uint64_t bytes; /* of the buffer */
 	int64_t tokens_q, tokens_k;
 	uint32_t cu_seqlens_q[FA_CASE_SEQUENCES_MAX + 1], cu_seqlens_k[FA_CASE_SEQUENCES_MAX + 1];
 	float alibi_slopes[FA_CASE_HEADS_MAX], sink_values[FA_CASE_HEADS_MAX];
@@ -37,13 +36,10 @@ struct fa_case {
 
 void fa_case_plan(struct fa_case *attention);
 
-/* Fills q, k, v with random numbers, and out and lse with poison. @data has @attention->bytes. */
+/* Random q, k, v; poison in out and lse. @data has @attention->bytes. */
 void fa_case_fill(const struct fa_case *attention, void *data);
 
-/*
- * Returns the request, which points into @attention. All tensors lie in @buffer from byte @base
- * on.
- */
+/* The request points into @attention. All tensors lie in @buffer from byte @base on. */
 struct fa_wire_message fa_case_message(const struct fa_case *attention, uint32_t buffer,
                                        uint64_t base, uint32_t stream, uint64_t value);
 
@@ -53,7 +49,7 @@ struct fa_wire_message fa_case_message(const struct fa_case *attention, uint32_t
  */
 double fa_case_error(const struct fa_case *attention, const void *data);
 
-/* Returns true if out is as fa_case_fill() left it. */
+/* Returns true if out is still poisoned. */
 bool fa_case_untouched(const struct fa_case *attention, const void *data);
 
 /* ---- number formats */

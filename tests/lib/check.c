@@ -25,7 +25,7 @@ __attribute__((constructor)) void fa_test_is_own_process(void)
 	test_pid = getpid();
 }
 
-/* cmocka prints failures of a group's teardown but returns 0 for them. */
+/* cmocka prints a failing group teardown but returns 0 for it. */
 __attribute__((destructor)) static void exit_failed(void)
 {
 	if (!has_failed || getpid() != test_pid)

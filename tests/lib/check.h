@@ -1,7 +1,7 @@
 /*
- * Checks for helpers and forked processes. In the main thread of the test's own process, a failed
- * check fails the running cmocka test. In a forked client or another thread, cmocka cannot end the
- * test: there the check prints its message and ends the process with FA_TEST_EXIT.
+ * Checks for helpers and forked processes. In the main thread of the test's own process a failed
+ * check fails the cmocka test. In a child or another thread, which cmocka cannot end, it prints its
+ * message and ends the process with FA_TEST_EXIT.
  */
 #pragma once
 
@@ -12,10 +12,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* Makes the calling child "the test's own process", for children that run cmocka tests. */
+/* For children that run cmocka tests: makes the caller the test's own process. */
 void fa_test_is_own_process(void);
 
-/* The exit status of a process after a failed check. */
 #define FA_TEST_EXIT 99
 
 void fa_test_fail(const char *file, int line, const char *format, ...)
@@ -42,12 +41,11 @@ void fa_test_contains(const char *file, int line, const char *name, const char *
                       const char *part);
 
 /*
- * Returns the time-out of every wait: enough for two slow cores under sanitizers.
- * FAD_TEST_PATIENCE_S overrides it.
+ * The time-out of every wait: enough for two slow cores under sanitizers, or FAD_TEST_PATIENCE_S.
  */
 uint64_t fa_test_patience_ns(void);
 
-/* Evaluates @condition with pauses until it holds; fails after the time-out. */
+/* Polls until @condition holds; fails after the time-out. */
 #define fa_check_eventually(condition)                                                             \
 	do {                                                                                       \
 		uint64_t _deadline = fa_deadline_ns(fa_test_patience_ns()), _pause_ns = 0;         \
@@ -58,30 +56,27 @@ uint64_t fa_test_patience_ns(void);
 		}                                                                                  \
 	} while (0)
 
-/* Returns true with FAD_TEST_LONG=1: loops run about ten times as long. */
+/* True with FAD_TEST_LONG=1: loops run about ten times as long. */
 bool fa_test_long(void);
 
-/* Returns true if built with a sanitizer, which makes everything slower and larger. */
+/* True in a sanitizer build, which is slower and larger. */
 bool fa_test_sanitized(void);
 
-/* A random generator with a seed, so that failures can be repeated. */
+/* Seeded, so that failures can be repeated. */
 struct fa_test_random {
 	uint64_t state;
 };
 uint64_t fa_test_random(struct fa_test_random *random);
 uint64_t fa_test_random_below(struct fa_test_random *random, uint64_t bound);
 
-/*
- * Forks a process that exits with the result of @function(userdata), and that dies with the
- * test.
- */
+/* The child exits with the result of @function(userdata), and dies with the test. */
 pid_t fa_test_fork(int (*function)(void *userdata), void *userdata);
 
-/* Waits for @pid to exit and returns waitpid()'s status. */
+/* Returns waitpid()'s status. */
 int fa_test_reap(pid_t pid);
 
-/* Counts the open descriptors of a process (0: the caller). Returns -1 if the process is gone. */
+/* Open descriptors of a process (0: the caller); -1: it is gone. */
 int fa_test_count_fds(pid_t pid);
 
-/* Returns the peak size of the address space of @pid. */
+/* Of the address space. */
 uint64_t fa_test_peak_bytes(pid_t pid);

@@ -112,7 +112,7 @@ static void run(struct fa_test_daemon *daemon, const struct fa_test_daemon_optio
 	_exit(FA_TEST_EXIT);
 }
 
-/* Waits until @fd is readable or at its end; returns false on a time-out. */
+/* Also at the end of @fd; false: time-out. */
 static bool wait_readable(int fd, uint64_t deadline_ns)
 {
 	struct pollfd pollfd = { .fd = fd, .events = POLLIN };
@@ -127,7 +127,7 @@ static bool wait_readable(int fd, uint64_t deadline_ns)
 	}
 }
 
-/* Returns true if "READY" came, false if the pipe was closed before. */
+/* False: the pipe was closed before "READY" came. */
 static bool wait_ready(int fd)
 {
 	uint64_t deadline = fa_deadline_ns(fa_test_patience_ns());
@@ -242,7 +242,7 @@ void fa_test_daemon_log_wait(struct fa_test_daemon *daemon, const char *part)
 {
 	uint64_t deadline = fa_deadline_ns(fa_test_patience_ns()), pause_ns = 0;
 	_fa_cleanup_(fa_close_fdp) int writes = inotify_init1(IN_CLOEXEC);
-	/* A user's inotify instances are limited; without one, poll the log. */
+	/* inotify instances are limited per user; without one, poll the log. */
 	const bool has_events = inotify_add_watch(writes, daemon->log, IN_MODIFY) >= 0;
 	char events[4096];
 
@@ -288,7 +288,7 @@ static bool wait_dead(struct fa_test_daemon *daemon)
 
 	if (end >= 0)
 		return wait_readable(end, deadline_ns);
-	/* Poll, as pidfd_open() fails before Linux 5.3, or if the daemon has been reaped. */
+	/* pidfd_open() fails before Linux 5.3, and for a reaped daemon. */
 	while (!fa_test_daemon_is_dead(daemon)) {
 		if (fa_now_ns() > deadline_ns)
 			return false;
@@ -402,8 +402,8 @@ void fa_test_daemon_leave_fds(const struct fa_test_daemon *daemon, unsigned int 
 		limit.rlim_cur = limit.rlim_max;
 	} else {
 		/*
-		 * RLIMIT_NOFILE bounds the numbers of descriptors, so free numbers between used
-		 * ones count as available.
+		 * RLIMIT_NOFILE bounds descriptors' numbers: free ones between used ones are
+		 * available.
 		 */
 		do {
 			snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)daemon->pid, ++fd);

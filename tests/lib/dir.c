@@ -9,10 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/*
- * The script of a child that reads paths from a pipe, and removes these when all writers have
- * closed the pipe.
- */
+/* A child reads paths from a pipe, and removes them when all writers have closed it. */
 static const char script[] = "while read -r path; do set -- \"$@\" \"$path\"; done\n"
 			     "exec rm -rf -- \"$@\"";
 
@@ -20,9 +17,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int keeper = -1;
 
 /*
- * Starts the child by double fork and setsid(): it survives the kill of the test's group, and a
- * test does not count it as a child. It holds no other descriptor, as a process may wait for the
- * end of the test's output.
+ * Double fork and setsid(): the child survives a kill of the test's group, and is not the test's
+ * child. It holds no other descriptor, as somebody may wait for the end of the test's output.
  */
 static void keep(int input)
 {

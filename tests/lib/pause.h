@@ -1,6 +1,6 @@
 /*
- * Pauses, each named after its reason. Where there is an event (a readable descriptor, an exit, a
- * line of the log), wait for the event instead. Any thread and process; needs only libc.
+ * Pauses, named after their reason. Where there is an event (a readable descriptor, an exit, a line
+ * of the log), wait for the event. Any thread and process; needs only libc.
  */
 #pragma once
 
@@ -18,7 +18,7 @@ static inline void fa_test_pause_ns(uint64_t ns)
 		;
 }
 
-/* Pauses between two polls of memory or a file. *pause_ns starts at 0 and grows. */
+/* Between two polls of memory or a file. *pause_ns starts at 0 and grows. */
 static inline void fa_test_poll_pause(uint64_t *pause_ns)
 {
 	*pause_ns = !*pause_ns                 ? 20 * FA_NS_PER_US
@@ -27,34 +27,33 @@ static inline void fa_test_poll_pause(uint64_t *pause_ns)
 	fa_test_pause_ns(*pause_ns);
 }
 
-/* Gives an event that must not happen the time to happen. */
+/* Time for an event that must not happen. */
 static inline void fa_test_quiet_ms(unsigned int ms)
 {
 	fa_test_pause_ns(ms * FA_NS_PER_MS);
 }
 
-/* Lets time pass that is the subject of the test: a deadline, a grace period, CPU time. */
+/* Time is the subject of the test: a deadline, a grace period, CPU time. */
 static inline void fa_test_elapse_ms(unsigned int ms)
 {
 	fa_test_pause_ns(ms * FA_NS_PER_MS);
 }
 
-/* Delays the caller so that its next action falls into a random moment of concurrent work. */
+/* The caller's next action falls into a random moment of concurrent work. */
 static inline void fa_test_any_moment_us(uint64_t us)
 {
 	fa_test_pause_ns(us * FA_NS_PER_US);
 }
 
 /*
- * Gives another thread or process the time to sleep in a call. The test must hold even if it does
- * not sleep yet.
+ * Time for another thread or process to sleep in a call. The test must hold even if it does not
+ * sleep yet.
  */
 static inline void fa_test_let_sleep_ms(unsigned int ms)
 {
 	fa_test_pause_ns(ms * FA_NS_PER_MS);
 }
 
-/* Simulates work that takes @us. */
 static inline void fa_test_work_us(uint64_t us)
 {
 	fa_test_pause_ns(us * FA_NS_PER_US);

@@ -22,7 +22,7 @@
 
 void fa_raw_init(struct fa_raw *raw, int fd)
 {
-	/* Leave out .bytes, which is large and is written before it is read. */
+	/* Not .bytes: large, and written before read. */
 	memset(raw, 0, offsetof(struct fa_raw, bytes));
 	memset(&raw->page_fd, 0, sizeof(*raw) - offsetof(struct fa_raw, page_fd));
 	raw->fd = fd;
@@ -155,7 +155,7 @@ int fa_raw_send_bytes(struct fa_raw *raw, const void *bytes, size_t length, cons
 }
 
 /*
- * body_type is field 3 of Message; its vtable entry follows two 16-bit numbers and those of fields
+ * body_type is field 3 of Message: its vtable entry follows two 16-bit numbers and those of fields
  * 0 to 2. Messages of known types always have it.
  */
 void fa_raw_set_type(unsigned char *bytes, uint8_t type)

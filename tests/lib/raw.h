@@ -1,6 +1,6 @@
 /*
  * The protocol by hand: a connection that sends valid or invalid messages, and receives with a
- * deadline. For tests of the bytes and messages on the socket. One thread per connection.
+ * deadline. One thread per connection.
  */
 #pragma once
 
@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A Completion that was received while waiting for another message. */
+/* Received while waiting for another message. */
 struct fa_raw_completion {
 	uint32_t stream;
 	int32_t status;
@@ -24,14 +24,14 @@ struct fa_raw {
 	int fd; /* -1: closed */
 	uint64_t next_id;
 
-	/* The last message; its strings point into bytes. */
+	/* The last message; strings point into bytes. */
 	struct fa_wire_message message;
 	int fds[FA_WIRE_FDS_MAX];
 	size_t n_fds;
 	_Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX + 64];
 
-	/* The fields below come from HelloReply. */
-	int page_fd; /* -1 before HelloReply */
+	/* From HelloReply. */
+	int page_fd; /* -1 before */
 	const struct fa_completion_slot *page;
 	uint64_t generation, session;
 	struct fa_wire_secret secret;
@@ -43,17 +43,17 @@ struct fa_raw {
 
 /* ---- connection */
 
-/* Connects without a Hello. Fails the test; fa_raw_connect_try() returns -errno. */
+/* Without a Hello. Fails the test; fa_raw_connect_try() returns -errno. */
 void fa_raw_connect(struct fa_raw *raw, const char *socket_path);
 int fa_raw_connect_try(struct fa_raw *raw, const char *socket_path);
 
 /* Takes over a connected socket. */
 void fa_raw_init(struct fa_raw *raw, int fd);
 
-/* Connects and completes the Hello. */
+/* Connects and says Hello. */
 void fa_raw_open(struct fa_raw *raw, const char *socket_path);
 
-/* Completes the Hello on a connected socket. */
+/* Says Hello on a connected socket. */
 void fa_raw_hello(struct fa_raw *raw);
 
 void fa_raw_hello_with(struct fa_raw *raw, struct fa_wire_message *hello);
@@ -63,7 +63,7 @@ void fa_raw_close(struct fa_raw *raw);
 
 /* ---- sending: 0 or -errno; blocks while the socket is full */
 
-/* Sends @message unchanged (its fds field included) with @n_fds descriptors. */
+/* Sends @message unchanged, its fds field included, with @n_fds descriptors. */
 int fa_raw_send(struct fa_raw *raw, const struct fa_wire_message *message, const int *fds,
                 size_t n_fds);
 
@@ -71,7 +71,7 @@ int fa_raw_send(struct fa_raw *raw, const struct fa_wire_message *message, const
 int fa_raw_send_bytes(struct fa_raw *raw, const void *bytes, size_t length, const int *fds,
                       size_t n_fds, int flags);
 
-/* Encodes to the start of @buffer, which holds 65536 + 64 bytes, and returns the length. */
+/* @buffer holds 65536 + 64 bytes. Returns the length. */
 size_t fa_raw_encode(const struct fa_wire_message *message, unsigned char *buffer);
 
 /* Changes the union tag of an encoded message. */
@@ -80,39 +80,36 @@ void fa_raw_set_type(unsigned char *bytes, uint8_t type);
 /* ---- receiving */
 
 /*
- * Receives one message into raw->message. The next receive closes its descriptors. Returns 1, 0
- * at the end of the stream or after a reset, or -EAGAIN after @timeout_ms.
+ * Receives into raw->message. The next receive closes its descriptors. Returns 1, 0 at the end of
+ * the stream or after a reset, or -EAGAIN.
  */
 int fa_raw_receive(struct fa_raw *raw, int timeout_ms);
 
 /*
- * Receives until a message that is no Completion comes; keeps Completions. Fails the test if the
+ * Receives until a message other than Completion comes; keeps Completions. The test fails if the
  * connection ends.
  */
 void fa_raw_receive_reply(struct fa_raw *raw);
 
-/* Gives @message a fresh id, sends it and receives its reply. */
+/* Gives @message a fresh id, sends it and receives the reply. */
 void fa_raw_call(struct fa_raw *raw, struct fa_wire_message *message, const int *fds, size_t n_fds);
 
-/*
- * Like fa_raw_call(), but the reply must be a Reply with @status and a text that contains @part
- * (NULL: any).
- */
+/* The reply must be a Reply with @status and a text with @part (NULL: any). */
 void fa_raw_call_expect(struct fa_raw *raw, struct fa_wire_message *message, const int *fds,
                         size_t n_fds, int status, const char *part);
 
-/* Checks that the next message is this Reply; if @closed, also that the connection then ends. */
+/* The next message must be this Reply; if @closed, the connection must then end. */
 void fa_raw_expect_reply(struct fa_raw *raw, uint64_t id, int status, const char *part,
                          bool closed);
 
-/* Checks that the connection ends without another message, except Completions, which are kept. */
+/* The connection must end without another message, except Completions, which are kept. */
 void fa_raw_expect_end(struct fa_raw *raw);
 
-/* Waits for a request's Completion; fails the test if the connection ends before. */
+/* The test fails if the connection ends before the Completion. */
 void fa_raw_wait(struct fa_raw *raw, uint32_t stream, uint64_t value,
                  struct fa_raw_completion *ret_completion);
 
-/* Like fa_raw_wait(), but checks @status and that the text contains @part (NULL: any). */
+/* Also checks @status and that the text contains @part (NULL: any). */
 void fa_raw_wait_expect(struct fa_raw *raw, uint32_t stream, uint64_t value, int status,
                         const char *part);
 
@@ -123,7 +120,6 @@ struct fa_wire_message fa_raw_hello_message(const char *name);
 
 void fa_raw_ping(struct fa_raw *raw);
 
-/* A client's buffer. */
 struct fa_raw_buffer {
 	uint32_t id;
 	int fd;
@@ -131,10 +127,10 @@ struct fa_raw_buffer {
 	unsigned char *data;
 };
 
-/* Makes, seals and maps a memfd of @bytes without registering it. */
+/* A sealed, mapped memfd, not registered. */
 void fa_raw_buffer_make(struct fa_raw_buffer *buffer, uint32_t id, uint64_t bytes);
 
-/* Like fa_raw_buffer_make(), and registers the buffer with @flags of BufferRegister. */
+/* Also registers, with @flags of BufferRegister. */
 void fa_raw_buffer_register(struct fa_raw *raw, struct fa_raw_buffer *buffer, uint32_t id,
                             uint64_t bytes, uint32_t flags);
 
@@ -142,14 +138,14 @@ void fa_raw_buffer_register(struct fa_raw *raw, struct fa_raw_buffer *buffer, ui
 void fa_raw_buffer_arena(struct fa_raw *raw, struct fa_raw_buffer *buffer, uint32_t id,
                          uint64_t bytes);
 
-/* Returns a message that registers bytes [0, @bytes) of a memfd. */
+/* Registers bytes [0, @bytes) of a memfd. */
 struct fa_wire_message fa_raw_register_message(uint32_t id, uint64_t bytes);
 
-/* Frees the buffer in the daemon (unless @raw is NULL), unmaps and closes it. */
+/* Also frees it in the daemon, unless @raw is NULL. */
 void fa_raw_buffer_free(struct fa_raw *raw, struct fa_raw_buffer *buffer);
 
 void fa_raw_stream_create(struct fa_raw *raw, uint32_t stream, int priority);
 void fa_raw_stream_free(struct fa_raw *raw, uint32_t stream);
 
-/* Returns the daemon's status as JSON; the caller frees it. */
+/* As JSON; the caller frees it. */
 char *fa_raw_status(struct fa_raw *raw);

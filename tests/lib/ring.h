@@ -1,6 +1,6 @@
 /*
- * The submission ring of a raw connection, which tests write through common/ring.h or by hand.
- * struct fa_raw_ring owns the ring's descriptors and mappings.
+ * The submission ring of a raw connection, written through common/ring.h or by hand. struct
+ * fa_raw_ring owns its descriptors and mappings.
  */
 #pragma once
 
@@ -17,19 +17,19 @@ struct fa_raw_ring {
 	int ring_fd, results_fd, doorbell, wake;
 };
 
-/* Sets up a ring of @bytes (0: the default size). */
+/* @bytes: 0: the default size. */
 void fa_raw_ring_open(struct fa_raw *raw, struct fa_raw_ring *ring, uint64_t bytes);
 void fa_raw_ring_close(struct fa_raw_ring *ring);
 
-/* Puts a message, and rings the doorbell if needed; -EAGAIN if the ring is full. */
+/* Also rings the doorbell if needed; -EAGAIN: the ring is full. */
 int fa_raw_ring_put(struct fa_raw_ring *ring, const struct fa_wire_message *message);
 int fa_raw_ring_put_bytes(struct fa_raw_ring *ring, const void *bytes, size_t length);
 void fa_raw_ring_bell(struct fa_raw_ring *ring);
 
-/* Puts a message, and waits for space if the ring is full. */
+/* Waits for space. */
 void fa_raw_ring_send(struct fa_raw_ring *ring, const struct fa_wire_message *message);
 void fa_raw_ring_marker(struct fa_raw_ring *ring, uint32_t stream, uint64_t value);
 
-/* Waits for @value of @stream, and returns its completion record. */
+/* Returns the completion record of @value. */
 struct fa_outcome fa_raw_ring_wait(const struct fa_raw *raw, const struct fa_raw_ring *ring,
                                    uint32_t stream, uint64_t value);

@@ -55,7 +55,7 @@ static bool accounts_equal(const struct fa_test_accounts *a, const struct fa_tes
 	       a->buffer_bytes == b->buffer_bytes && a->fds == b->fds && a->requests == b->requests;
 }
 
-/* Makes the daemon allocate everything that it allocates once and keeps. */
+/* The daemon allocates what it allocates once and keeps. */
 static void warm_up(struct fa_scene *scene)
 {
 	struct fa_raw_buffer buffer;
@@ -95,7 +95,7 @@ void fa_scene_start(struct fa_scene *scene, const struct fa_test_daemon_options 
 	                     scene->accounts.connections == 1 && scene->accounts.requests == 0));
 	/*
 	 * Resources of the warm-up are released asynchronously, and a sent descriptor is charged
-	 * until the daemon knows that it has arrived.
+	 * until it is known to have arrived.
 	 */
 	fa_test_daemon_usage(&scene->daemon, &scene->usage);
 	deadline = fa_deadline_ns(fa_test_patience_ns());
@@ -145,7 +145,7 @@ bool fa_scene_is_quiet(struct fa_scene *scene)
 	struct fa_test_usage usage;
 
 	fa_test_accounts(&scene->bystander, &accounts);
-	fa_raw_ping(&scene->bystander); /* before this, the reply's own descriptor may be open */
+	fa_raw_ping(&scene->bystander); /* before, the reply's own descriptor may be open */
 	fa_test_daemon_usage(&scene->daemon, &usage);
 	return accounts_equal(&accounts, &scene->accounts) && usage.fds == scene->usage.fds &&
 	       usage.memfd_maps == scene->usage.memfd_maps &&
@@ -189,7 +189,7 @@ void fa_scene_check(struct fa_scene *scene)
 	}
 }
 
-/* The case takes 2 * 2 * 1024 * 65536 * 64 * 32 = 550 GFLOP in 50 MB. */
+/* 2 * 2 * 1024 * 65536 * 64 * 32 = 550 GFLOP in 50 MB. */
 struct fa_case fa_case_slow(void)
 {
 	struct fa_case attention = {

@@ -1,7 +1,7 @@
 /*
- * The scene of a hostile test: a private daemon and a bystander. The bystander is a connection that
- * computes attention before, while and after others misbehave. fa_scene_check() waits until the
- * daemon holds no more than when the scene was quiet.
+ * The scene of a hostile test: a private daemon and a bystander, a connection that computes
+ * attention while others misbehave. fa_scene_check() waits until the daemon holds no more than when
+ * the scene was quiet.
  */
 #pragma once
 
@@ -9,7 +9,7 @@
 #include "tests/lib/daemon.h"
 #include "tests/lib/raw.h"
 
-/* What the daemon's status reports. */
+/* From the daemon's status. */
 struct fa_test_accounts {
 	int64_t connections, sessions;                                 /* of the whole daemon */
 	int64_t tenant_sessions, buffers, buffer_bytes, fds, requests; /* of this uid */
@@ -30,20 +30,19 @@ struct fa_scene {
 
 void fa_scene_start(struct fa_scene *scene, const struct fa_test_daemon_options *options);
 
-/* Stops the daemon without the bystander's check, which fa_scene_check() makes. */
+/* Without the check that fa_scene_check() makes. */
 void fa_scene_stop(struct fa_scene *scene);
 
-/* The bystander computes attention and compares it with the reference. */
+/* Computes attention and compares it with the reference. */
 void fa_scene_bystander(struct fa_scene *scene);
 
-/* Calls fa_scene_bystander(), then waits until descriptors, mappings and accounts are as before. */
+/* Waits, after fa_scene_bystander(), until descriptors, mappings and accounts are as before. */
 void fa_scene_check(struct fa_scene *scene);
 
-/* Returns true if descriptors, mappings and accounts are as before; does not use the bystander. */
+/* Returns true if these are as before now; does not use the bystander. */
 bool fa_scene_is_quiet(struct fa_scene *scene);
 
 /*
- * Plans, but does not fill, a request that takes seconds unless cancelled. It needs a buffer of
- * .bytes.
+ * A request that takes seconds unless cancelled; planned, not filled. It needs a buffer of .bytes.
  */
 struct fa_case fa_case_slow(void);

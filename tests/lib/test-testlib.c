@@ -1,7 +1,4 @@
-/*
- * Tests of the helpers: a failing check fails, the reference notices small errors, and a broken
- * daemon fails its test.
- */
+/* A failing check fails, the reference notices small errors, and a broken daemon fails its test. */
 #include "tests/lib/at_once.h"
 #include "tests/lib/attention.h"
 #include "tests/lib/check.h"
@@ -23,7 +20,7 @@
 
 #include <cmocka.h>
 
-/* Runs @function in a child; returns true if it fails a check. */
+/* True if @function fails a check in a child. */
 static bool fails(int (*function)(void *userdata), void *userdata)
 {
 	int status = fa_test_reap(fa_test_fork(function, userdata));
@@ -91,7 +88,7 @@ static void dies(void **state)
 	kill(getpid(), SIGKILL);
 }
 
-/* Each kind of failure is counted, and nothing else is. */
+/* Each kind of failure is counted. */
 static void test_at_once(void **state)
 {
 	const struct CMUnitTest good[] = { cmocka_unit_test(passes), cmocka_unit_test(is_skipped) };
@@ -108,7 +105,7 @@ static void test_at_once(void **state)
 
 /* ---- the reference */
 
-/* Fills in what a correct daemon writes: a query that sees a single key yields that key's value. */
+/* What a correct daemon writes: a query of a single key yields that key's value. */
 static void test_reference(void **state)
 {
 	struct fa_case attention = { .heads = 2, .head_dim = 8, .seqlen_q = 1, .lse = true };
@@ -147,7 +144,7 @@ static void test_reference(void **state)
 	free(data);
 }
 
-/* A row without visible keys yields zeros and an lse of -inf; with sinks, the lse of the sink. */
+/* Without visible keys a row is zeros with an lse of -inf, or that of the sink. */
 static void test_reference_empty_rows(void **state)
 {
 	struct fa_case attention = {
@@ -223,14 +220,14 @@ static int start_and_stop(void *userdata)
 	struct fa_test_daemon daemon;
 
 	fa_test_daemon_start(&daemon, NULL);
-	/* Wait, so that the daemon exits by itself before it is stopped. */
+	/* The daemon exits by itself before it is stopped. */
 	if (userdata)
 		fa_test_daemon_wait_dead(&daemon);
 	fa_test_daemon_stop(&daemon);
 	return 0;
 }
 
-/* A directory that the caller names stays; one made for the daemon is removed. */
+/* A directory that the caller names stays. */
 static int start_in_dir(void *userdata)
 {
 	struct fa_test_daemon daemon;
@@ -249,7 +246,7 @@ static int start_in_dir(void *userdata)
 	return 0;
 }
 
-/* Runs a shell script as fad; it writes READY to $ready. */
+/* A shell script as fad; it writes READY to $ready. */
 static bool run_script_fails(const char *script, int (*run)(void *userdata), void *userdata)
 {
 	char path[] = "/tmp/fad-script-XXXXXX", command[2048];

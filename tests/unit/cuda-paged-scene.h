@@ -1,4 +1,4 @@
-/* Builds steps over pages and plans them without a GPU, for chips of several kinds. */
+/* Plans steps over pages without a GPU, for chips of several kinds. */
 #pragma once
 
 #include "kernels/cuda/paged-plan.h"
@@ -17,7 +17,7 @@
 static const struct fa_cuda_chip h200 = {
 	.arch = 90, .shared_bytes_max = 232448, .l2_bytes = 50 << 20, .sms = 132
 };
-/* An H200 on which the special kernels could not be loaded. */
+/* An H200 whose special kernels could not be loaded. */
 static const struct fa_cuda_chip portable_h200 = { .arch = 90,
 	                                           .shared_bytes_max = 232448,
 	                                           .l2_bytes = 50 << 20,

@@ -1,6 +1,6 @@
 /*
- * All constants and structs of common/cudriver.h, listed once from that header (cudriver-ours.c)
- * and once from <cuda.h> (cudriver-theirs.c). test-cudriver.c compares the lists.
+ * All constants and structs of common/cudriver.h, once from that header (cudriver-ours.c) and once
+ * from <cuda.h> (cudriver-theirs.c); test-cudriver.c compares the lists.
  */
 #pragma once
 
@@ -183,7 +183,7 @@ struct cudriver_fact {
 	long long value;
 };
 
-/* Constants, then offsets and sizes of members, then sizes of types; ended by NULL. */
+/* Constants, offsets and sizes of members, sizes of types; ended by NULL. */
 #define CUDRIVER_NUMBER(name) { #name, (long long)(name) },
 #define CUDRIVER_MEMBER(type, member)                                                              \
 	{ "offset of " #type "." #member, offsetof(type, member) },                                \

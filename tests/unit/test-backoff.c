@@ -1,6 +1,4 @@
-/*
- * Back-off: when a thread spins, and how many processors it may use.
- */
+/* When a thread spins, and how many processors it may use. */
 #include "common/backoff.h"
 #include "common/cpu.h"
 
@@ -48,7 +46,7 @@ static void test_success(void **state)
 	fail_spins(&backoff, FA_BACKOFF_FAILURES);
 	assert_false(fa_backoff_next(&backoff));
 
-	/* A success of an earlier spin does not end the back-off. */
+	/* An earlier spin's success does not end the back-off. */
 	fa_backoff_succeeded(&backoff);
 	for (int i = 1; i < SKIPS; ++i)
 		assert_false(fa_backoff_next(&backoff));

@@ -1,6 +1,6 @@
 /*
- * The CUDA driver's function table: loading it, converting results to errno, and its declarations
- * against <cuda.h>. Usage: test-cudriver common/cudriver.h NEW-DRIVER OLD-DRIVER
+ * The CUDA driver's function table: loading, results as errno, and declarations against <cuda.h>.
+ * Usage: test-cudriver common/cudriver.h NEW-DRIVER OLD-DRIVER
  */
 #include "common/cudriver.h"
 #include "tests/unit/cudriver-facts.h"
@@ -39,7 +39,7 @@ static int open_main(bool all)
 	memcpy(result.text, error.text, sizeof(error.text));
 	client = driver.library && driver.cuGetErrorName && driver.cuMemSetAccess;
 	rest = driver.cuDriverGetVersion && driver.cuLaunchKernel;
-	/* On success the requested part of the table is filled; on failure, nothing. */
+	/* Success fills the requested part of the table, failure nothing. */
 	if (client != (result.r == 0) || rest != (result.r == 0 && all))
 		return 1;
 	return write(STDOUT_FILENO, &result, sizeof(result)) != sizeof(result);
@@ -115,7 +115,7 @@ static void lacks_a_function(void **state)
 	assert_int_equal(result.r, -ENOSYS);
 	contains(result.text, "cuMemMap");
 
-	/* The library does not launch kernels. */
+	/* The library launches no kernels. */
 	setenv("FAD_TEST_CUDA_LACKS", "cuLaunchKernel", 1);
 	assert_int_equal(open_in(new_driver, false).r, 0);
 	result = open_in(new_driver, true);
@@ -196,7 +196,7 @@ static const struct cudriver_fact *fact_find(const char *name)
 	return NULL;
 }
 
-/* Returns true if @line defines a constant: "CU… = …," or "#define CU_… …". */
+/* Constants are defined as "CU… = …," or "#define CU_… …". */
 static bool number_in(const char *line, char name[80])
 {
 	if (sscanf(line, " #define %79[A-Z0-9_]", name) == 1)
@@ -205,7 +205,7 @@ static bool number_in(const char *line, char name[80])
 	       strstr(line, " = ");
 }
 
-/* Checks that the list is complete: a constant missing in it would never be compared. */
+/* A constant missing in the list would never be compared. */
 static void test_list_is_complete(void **state)
 {
 	char line[256], name[80];

@@ -1,6 +1,4 @@
-/*
- * Draws of test cases: each case is in exactly one of N draws, and draws are equally large.
- */
+/* Each test case is in exactly one of N draws, and draws are equally large. */
 #include "tests/gpu/draw.h"
 
 #include <setjmp.h>
@@ -18,7 +16,7 @@ enum {
 	CASES = 1000,
 };
 
-/* Draws with @value in a child, as the variable is read once. Returns its exit status. */
+/* In a child, as the variable is read once. Returns its exit status. */
 static int draw(const char *value, bool *ret_drawn)
 {
 	int ends[2], status;
@@ -71,7 +69,7 @@ static void test_partition(void **state)
 	}
 }
 
-/* Lengths of case loops are multiples of N: a draw must not pick the same position in each loop. */
+/* Lengths of loops are multiples of N: a draw must not pick the same position in each. */
 static void test_mixed(void **state)
 {
 	int turns[4] = { 0 };

@@ -1,6 +1,4 @@
-/*
- * Only memfds that cannot shrink may be mapped, and only within bounds.
- */
+/* Only memfds that cannot shrink are mapped, and only within bounds. */
 #include "common/cleanup.h"
 #include "common/memfd.h"
 
@@ -20,8 +18,7 @@
 #define MFD_HUGETLB 4u
 #endif
 
-/* Checks that the fd is refused with this errno and a text containing @word, and outputs are
- * unset. */
+/* Refused with this errno and a text with @word; outputs stay unset. */
 static void check_refused(int fd, uint64_t offset, uint64_t bytes, int code, const char *word)
 {
 	struct fa_error error = {};

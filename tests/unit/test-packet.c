@@ -1,6 +1,4 @@
-/*
- * Packets with descriptors: what is sent arrives, and what is refused leaks nothing.
- */
+/* Packets with descriptors: what is sent arrives, and refusals leak nothing. */
 #include "common/cleanup.h"
 #include "common/packet.h"
 
@@ -49,10 +47,7 @@ static int tear_down(void **state)
 	return count_fds() == n_open_before ? 0 : -1;
 }
 
-/*
- * sendmsg() as other programs may call it: any number of descriptors, in several control
- * messages.
- */
+/* As other programs may call sendmsg(): any number of descriptors, in several control messages. */
 static void send_raw(size_t n_bytes, const int *fds, size_t n_fds)
 {
 	static unsigned char bytes[65536];
@@ -109,7 +104,7 @@ static void test_bytes(void **state)
 	assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), -EAGAIN);
 }
 
-/* A peer that closes with unread input resets the socket; what it sent before still arrives. */
+/* Closing with unread input resets the socket; what was sent before arrives. */
 static void test_reset(void **state)
 {
 	int fds[FA_PACKET_FDS_MAX];
@@ -175,7 +170,7 @@ static void test_too_many_descriptors(void **state)
 		assert_int_equal(n_fds, 0);
 		assert_int_equal(count_fds(), n_open);
 	}
-	/* the refused packet is gone, and the socket still works */
+	/* the socket still works */
 	assert_int_equal(fa_packet_send(ends[0], "y", 1, NULL, 0, 0), 0);
 	assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), 1);
 	assert_int_equal(buffer[0], 'y');
@@ -248,7 +243,7 @@ static void test_full_and_gone(void **state)
 
 	while (!(r = fa_packet_send(ends[0], bytes, sizeof(bytes), &lone, 1, 0)) && n_sent < 100000)
 		++n_sent;
-	/* the socket is full of bytes, or (ETOOMANYREFS) of descriptors in flight */
+	/* full of bytes, or (ETOOMANYREFS) of descriptors in flight */
 	assert_true(r == -EAGAIN || r == -ETOOMANYREFS);
 	assert_true(n_sent > 0);
 	while (receive(buffer, sizeof(buffer), fds, &n_fds) > 0) {

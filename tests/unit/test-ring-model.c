@@ -1,7 +1,7 @@
 /*
- * common/ring.c in every order of the accesses of both ends: messages arrive in order, and nobody
- * sleeps for ever. The model (model/model.h) must also find three planted faults: a non-atomic
- * exchange, a sleeper that does not look again, a word written too late.
+ * common/ring.c in every order of both ends' accesses: messages arrive in order, and nobody sleeps
+ * for ever. The model (model/model.h) must also find three planted faults: a non-atomic exchange,
+ * no second look before sleeping, a word written too late.
  */
 #include "common/ring.h"
 #include "tests/unit/model/common/memory.h"
@@ -14,14 +14,14 @@
 
 #include <cmocka.h>
 
-/* Space for two messages of 8 bytes. */
+/* Two messages of 8 bytes. */
 #define BYTES 32
 #define MESSAGES 3
 
 #define BELL 0
 #define WAKE 1
 
-/* Returns the count of requests that publisher @i has completed. */
+/* The requests that publisher @i has completed. */
 static _Atomic uint64_t *completed(int i)
 {
 	return (_Atomic uint64_t *)&fa_model_memory[900 + i];
@@ -81,7 +81,7 @@ static void daemon_side(void)
 	const char *wrong;
 	size_t length;
 
-	/* The daemon may set up the ring before the client has it. */
+	/* The daemon may set up the ring before the client. */
 	fa_ring_consumer_init(&ring, fa_model_memory, BYTES);
 	while (taken < MESSAGES) {
 		int r = fa_ring_take(&ring, &message, sizeof(message), &length, &wrong);
@@ -105,7 +105,7 @@ static void daemon_side(void)
 	}
 }
 
-/* fa_ring_sleep() without its last look at the ring. */
+/* fa_ring_sleep() without its last look. */
 static void daemon_without_last_look(void)
 {
 	struct fa_ring_consumer ring;

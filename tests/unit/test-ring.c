@@ -1,7 +1,6 @@
 /*
- * The submission ring: messages come out whole and in order, at every length and around the end;
- * a full ring takes nothing; whatever a hostile producer writes, the consumer stays inside the
- * memory and does not loop for ever.
+ * Messages come out whole and in order, at every length and around the end; a full ring takes
+ * nothing; whatever a hostile producer writes, the consumer stays inside the memory and ends.
  */
 #include "common/results.h"
 #include "common/ring.h"
@@ -30,7 +29,7 @@ static uint32_t below(uint32_t n)
 	return (uint32_t)(seed >> 33) % n;
 }
 
-/* Allocates the exact size, so that sanitizers see overruns. */
+/* Of exact size, so that sanitizers see overruns. */
 static void make(uint64_t bytes)
 {
 	free(memory);
@@ -78,11 +77,11 @@ static void test_sizes(void **state)
 	assert_false(fa_ring_is_valid_size(FA_RING_BYTES_MIN / 2));
 	assert_false(fa_ring_is_valid_size((uint64_t)FA_RING_BYTES_MAX * 2));
 	assert_false(fa_ring_is_valid_size(FA_RING_BYTES_MIN + 8));
-	/* The default size takes the longest message wherever the tail is. */
+	/* The default size takes the longest message at any tail. */
 	assert_true(2 * (MESSAGE_MAX + FA_RING_ENTRY_BYTES) <= FA_RING_BYTES_DEFAULT);
 }
 
-/* Puts and takes messages of random lengths at random fill levels, and compares with a queue. */
+/* Random lengths at random fill levels, compared with a queue. */
 static void test_order(void **state)
 {
 	static unsigned char message[MESSAGE_MAX];
@@ -160,7 +159,7 @@ static void take_one(unsigned char wanted)
 static void test_doorbell(void **state)
 {
 	make(FA_RING_BYTES_MIN);
-	/* The consumer sleeps at first, and is woken once. */
+	/* The consumer sleeps, and is woken once. */
 	assert_int_equal(fa_ring_put(&producer, "1", 1), 0);
 	assert_true(fa_ring_needs_doorbell(&producer));
 	assert_int_equal(fa_ring_put(&producer, "2", 1), 0);
@@ -210,7 +209,7 @@ static void test_marks(void **state)
 
 /* ---- a hostile producer */
 
-/* Forges one word and expects a refusal whose text contains @part. */
+/* Forges one word; the refusal's text must contain @part. */
 static void refuse(const char *part)
 {
 	static unsigned char buffer[MESSAGE_MAX];
@@ -253,7 +252,7 @@ static void test_forged_tail(void **state)
 		forge_tail(forged[i].tail);
 		refuse(forged[i].part);
 	}
-	/* Move the tail back, but not behind the head. */
+	/* The tail moves back, but not behind the head. */
 	make(FA_RING_BYTES_MIN);
 	for (int i = 0; i < 3; ++i)
 		assert_int_equal(fa_ring_put(&producer, "", 1), 0);
@@ -291,7 +290,7 @@ static void test_forged_entry(void **state)
 	}
 }
 
-/* Forges skip entries over the whole ring, twice: a poll must not loop for ever. */
+/* Skip entries all over the ring: a poll must end. */
 static void test_forged_skips(void **state)
 {
 	unsigned char byte;
@@ -308,7 +307,7 @@ static void test_forged_skips(void **state)
 	}
 }
 
-/* Fills all words and data with noise: every entry is taken or refused. */
+/* Noise everywhere: every entry is taken or refused. */
 static void test_noise(void **state)
 {
 	static unsigned char buffer[MESSAGE_MAX];
@@ -337,7 +336,7 @@ static void test_noise(void **state)
 	assert_true(n_taken > 1000 && n_refused > 1000);
 }
 
-/* The producer also checks the head that the daemon writes. */
+/* The producer checks the daemon's head, too. */
 static void test_forged_head(void **state)
 {
 	make(FA_RING_BYTES_MIN);
@@ -411,7 +410,6 @@ static void *write_records(void *unused)
 	return unused;
 }
 
-/* The reader gets whole records. */
 static void test_records(void **state)
 {
 	struct fa_outcome outcome = { .status = 5 };
