@@ -2,6 +2,7 @@
  * Attention requests: fills a message from the caller's struct, without copying its arrays. The
  * daemon checks shapes and kernels; the error that it finds becomes the request's result.
  */
+#include "client/cancel.h"
 #include "client/gates.h"
 #include "client/last_error.h"
 #include "client/struct_size.h"
@@ -98,6 +99,7 @@ static int fill_attention(struct fa_client *client, const struct fa_attention *a
 int fa_attention(struct fa_client *client, const struct fa_attention *attention,
                  struct fa_ticket *ret_ticket)
 {
+	fa_uncancelled();
 	struct fa_client_request request = { .message.type = FA_WIRE_ATTENTION };
 	struct fa_attention padded;
 	const void *a;

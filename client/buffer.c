@@ -4,6 +4,7 @@
  */
 #include "client/buffer_handle.h"
 #include "client/call.h"
+#include "client/cancel.h"
 #include "client/cuda_cache.h"
 #include "client/cuda_memory.h"
 #include "client/last_error.h"
@@ -151,6 +152,7 @@ static int buffer_register(struct fa_client *client, struct fa_buffer *buffer)
 int fa_buffer_new(struct fa_client *client, uint64_t bytes, uint32_t flags,
                   struct fa_buffer **ret_buffer)
 {
+	fa_uncancelled();
 	_fa_cleanup_(releasep) struct fa_buffer *buffer = NULL;
 	int r;
 
@@ -180,6 +182,7 @@ int fa_buffer_new(struct fa_client *client, uint64_t bytes, uint32_t flags,
 int fa_buffer_import_fd(struct fa_client *client, int fd, uint64_t offset, uint64_t bytes,
                         uint32_t flags, struct fa_buffer **ret_buffer)
 {
+	fa_uncancelled();
 	_fa_cleanup_(releasep) struct fa_buffer *buffer = NULL;
 	struct fa_error error;
 	bool writable;
@@ -219,6 +222,7 @@ int fa_buffer_import_fd(struct fa_client *client, int fd, uint64_t offset, uint6
 
 struct fa_buffer *fa_buffer_free(struct fa_buffer *buffer)
 {
+	fa_uncancelled();
 	struct fa_client *client;
 
 	if (!buffer)

@@ -1,4 +1,5 @@
 /* Calls on KV caches. */
+#include "client/cancel.h"
 #include "client/kv.h"
 #include "client/last_error.h"
 #include "client/struct_size.h"
@@ -58,6 +59,7 @@ static int put_scales(const struct fa_cache_options *options, struct fa_wire_cac
 int fa_cache_create(struct fa_client *client, const struct fa_cache_options *options,
                     uint64_t *ret_cache)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_CACHE_CREATE };
 	struct fa_client_call call = { .expect = FA_WIRE_CACHE_REPLY };
 	struct fa_wire_cache_create *wire = &message.cache_create;
@@ -106,6 +108,7 @@ int fa_cache_create(struct fa_client *client, const struct fa_cache_options *opt
 
 int fa_cache_find(struct fa_client *client, const char *name, uint64_t *ret_cache)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_CACHE_FIND };
 	struct fa_client_call call = { .expect = FA_WIRE_CACHE_REPLY };
 	int r;
@@ -124,6 +127,7 @@ int fa_cache_find(struct fa_client *client, const char *name, uint64_t *ret_cach
 
 int fa_cache_info(struct fa_client *client, uint64_t cache, struct fa_cache_info *ret_info)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_CACHE_FIND, .cache_find.cache = cache };
 	struct fa_client_call call = { .expect = FA_WIRE_CACHE_REPLY };
 	const struct fa_wire_cache_reply *reply = &call.cache;
@@ -158,6 +162,7 @@ int fa_cache_info(struct fa_client *client, uint64_t cache, struct fa_cache_info
 
 int fa_cache_remove(struct fa_client *client, uint64_t cache)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_CACHE_REMOVE,
 		                           .cache_remove.cache = cache };
 	struct fa_client_call call = { .expect = FA_WIRE_REPLY };

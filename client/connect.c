@@ -1,5 +1,7 @@
 /* Making and ending clients. */
+#include "client/adopted.h"
 #include "client/buffer_handle.h"
+#include "client/cancel.h"
 #include "client/last_error.h"
 #include "client/receive.h"
 #include "client/reconnect.h"
@@ -250,7 +252,7 @@ static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struc
 	char path[FA_SOCKET_PATH_BYTES] = "";
 	int r;
 
-	r = fa_spawn(client->daemon, client->config, path, error, &daemon_stderr);
+	r = fa_spawn(client->daemon, client->config, path, deadline_ns, error, &daemon_stderr);
 	if (r < 0)
 		return r;
 	r = try_path(client, path, deadline_ns, error);
@@ -267,6 +269,7 @@ static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struc
 
 int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 {
+	fa_uncancelled();
 	struct fa_options padded = { .size = sizeof(padded) };
 	struct fa_client *client = NULL;
 	struct fa_error error = {};
@@ -274,6 +277,7 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 	const void *o = &padded;
 	int r;
 
+	fa_adopted_reap();
 	if (!ret_client)
 		return fa_error_set(-EINVAL, "ret_client is NULL");
 	if (options) {
@@ -328,6 +332,8 @@ static void disconnect_child(struct fa_client *client)
 
 struct fa_client *fa_disconnect(struct fa_client *client)
 {
+	fa_uncancelled();
+	fa_adopted_reap();
 	if (!client)
 		return NULL;
 	if (fa_client_forked(client)) {
@@ -353,6 +359,7 @@ struct fa_client *fa_disconnect(struct fa_client *client)
 
 enum fa_client_state fa_client_state(struct fa_client *client)
 {
+	fa_uncancelled();
 	enum fa_client_state state;
 
 	if (fa_client_enter(client) < 0)
@@ -365,6 +372,7 @@ enum fa_client_state fa_client_state(struct fa_client *client)
 
 int fa_reconnect(struct fa_client *client)
 {
+	fa_uncancelled();
 	uint64_t timeout_ns;
 	int r;
 

@@ -1,5 +1,6 @@
 /* Calls about the daemon: ping, status, drain. */
 #include "client/call.h"
+#include "client/cancel.h"
 #include "client/last_error.h"
 #include "client/reconnect.h"
 #include "common/cleanup.h"
@@ -27,11 +28,13 @@ static int simple_call(struct fa_client *client, enum fa_wire_type type)
 
 int fa_ping(struct fa_client *client)
 {
+	fa_uncancelled();
 	return simple_call(client, FA_WIRE_PING);
 }
 
 int fa_daemon_drain(struct fa_client *client)
 {
+	fa_uncancelled();
 	return simple_call(client, FA_WIRE_DRAIN);
 }
 
@@ -71,6 +74,7 @@ void *fa_free(void *memory)
 
 int fa_status(struct fa_client *client, char **ret_json)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_STATUS };
 	struct fa_client_call call = { .expect = FA_WIRE_STATUS_REPLY, .expect_fds = 1 };
 	int r;

@@ -11,6 +11,7 @@
 
 #include "client/buffer_handle.h"
 #include "client/call.h"
+#include "client/cancel.h"
 #include "client/cuda_memory.h"
 #include "client/last_error.h"
 #include "client/loss.h"
@@ -126,6 +127,7 @@ void fa_cuda_cache_put(struct fa_client *client, struct fa_buffer *buffer)
 
 int fa_cuda_trim(struct fa_client *client)
 {
+	fa_uncancelled();
 	int r;
 
 	if (client && fa_client_forked(client))
@@ -392,6 +394,7 @@ static int daemon_device(struct fa_client *client, uint64_t ret_uuid[2])
 int fa_buffer_import_cuda(struct fa_client *client, uint64_t ptr, uint64_t bytes, uint32_t flags,
                           struct fa_buffer **ret_buffer)
 {
+	fa_uncancelled();
 	uint32_t wire_flags = flags & FA_BUFFER_READ_ONLY ? FA_WIRE_BUFFER_READ_ONLY : 0;
 	const struct fa_cudriver *driver;
 	struct fa_buffer *buffer;

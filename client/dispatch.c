@@ -1,4 +1,5 @@
 /* For event loops: fa_fd() and fa_dispatch(). */
+#include "client/cancel.h"
 #include "client/client.h"
 #include "client/last_error.h"
 #include "client/loss.h"
@@ -8,6 +9,7 @@
 
 int fa_fd(struct fa_client *client)
 {
+	fa_uncancelled();
 	int r;
 
 	r = fa_client_enter(client);
@@ -25,6 +27,7 @@ int fa_fd(struct fa_client *client)
 
 int fa_dispatch(struct fa_client *client)
 {
+	fa_uncancelled();
 	eventfd_t count;
 	int r;
 

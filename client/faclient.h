@@ -33,7 +33,8 @@
  * one another only briefly. An object may be freed when no other thread uses it, a client when none
  * of its objects is in use. A buffer, stream or ticket is used only with the client that made it.
  * No function may be called from a signal handler. The library creates no threads and leaves
- * signals alone (starting a daemon raises one SIGCHLD).
+ * signals alone. A thread that is cancelled (pthread_cancel()) within a call finishes the call
+ * first: while a thread is in the library, its cancellation is disabled.
  *
  * fork(): a child process must not use its parent's clients; every call returns -ECHILD. The child
  * may read and write the memory of inherited buffers, and may call fa_buffer_free() and
@@ -127,6 +128,12 @@ struct fa_options {
  * /tmp; fa_socket_path() returns its path, so that other processes of this user can join. It exits
  * when its last client disconnects. If it dies earlier, the client that started it starts it again
  * when it reconnects.
+ *
+ * Starting a daemon raises no SIGCHLD and leaves no child that wait() sees. But if this process is
+ * PID 1 of its container or a subreaper, the kernel makes the daemon its child, like any orphan:
+ * its exit raises one SIGCHLD, and it stays a zombie until this process waits for it, or until the
+ * next fa_connect() or fa_disconnect(), of NULL as well, which reap it. There is no zombie if the
+ * container has an init (docker run --init), or SIGCHLD is ignored.
  *
  * A spawned daemon reads fa_options.config (at its start, and again on SIGHUP), not the system's
  * /etc/fad/fad.conf. Without one it runs with the defaults: the GPU if it can use one, else the

@@ -1,4 +1,5 @@
 /* What a client knows without asking the daemon. */
+#include "client/cancel.h"
 #include "client/client.h"
 #include "client/last_error.h"
 #include "client/struct_size.h"
@@ -17,6 +18,7 @@ const char *fa_socket_path(struct fa_client *client)
 
 int fa_info(struct fa_client *client, struct fa_info *ret_info)
 {
+	fa_uncancelled();
 	const struct fa_connection *connection;
 	struct fa_info info = {};
 	int r;

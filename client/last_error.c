@@ -1,25 +1,37 @@
 /*
  * The sentence of each thread's last error. It lies behind a pthread key rather than in
- * thread-local storage, so that the library can be loaded with dlopen() at any time.
+ * thread-local storage, so that the library can be loaded with dlopen() at any time. The shared
+ * library is never unloaded; a plugin that contains the static one deletes the key when it is.
  */
 #include "client/last_error.h"
 
+#include "client/cancel.h"
 #include "client/faclient.h"
 #include "common/cleanup.h"
 
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;
-static bool have_key;
+static atomic_bool have_key;
 
 static void make_key(void)
 {
 	have_key = !pthread_key_create(&key, free);
+}
+
+/* Runs at exit(), too, when other threads may still call the library. */
+__attribute__((destructor)) static void delete_key(void)
+{
+	if (!atomic_exchange(&have_key, false))
+		return;
+	free(pthread_getspecific(key));
+	(void)pthread_key_delete(key);
 }
 
 /* Returns the calling thread's error. NULL: no memory, and fa_error() returns an empty string. */
@@ -43,6 +55,7 @@ static struct fa_error *thread_error(void)
 
 const char *fa_error(void)
 {
+	fa_uncancelled();
 	struct fa_error *error = thread_error();
 
 	return error ? error->text : "";

@@ -56,8 +56,8 @@ static int retry(struct fa_client *client, uint64_t deadline_ns, struct fa_error
 		if ((r == -ENOENT || r == -ECONNREFUSED) && client->spawned &&
 		    spawns++ < SPAWNS_MAX) {
 			fa_close_fdp(daemon_stderr);
-			r = fa_spawn(client->daemon, client->config, client->path, error,
-			             daemon_stderr);
+			r = fa_spawn(client->daemon, client->config, client->path, deadline_ns,
+			             error, daemon_stderr);
 			if (r < 0)
 				return r;
 			continue;

@@ -1,6 +1,7 @@
 #include "client/result_wait.h"
 
 #include "client/call.h"
+#include "client/cancel.h"
 #include "client/last_error.h"
 #include "client/receive.h"
 #include "client/results.h"
@@ -197,6 +198,7 @@ static int check_ticket(const struct fa_client *client, const struct fa_ticket *
 int fa_wait(struct fa_client *client, const struct fa_ticket *ticket, uint64_t timeout_ns,
             struct fa_completion *ret_completion)
 {
+	fa_uncancelled();
 	int r;
 
 	if (ret_completion) {
@@ -217,6 +219,7 @@ int fa_wait(struct fa_client *client, const struct fa_ticket *ticket, uint64_t t
 
 int fa_cancel(struct fa_client *client, const struct fa_ticket *ticket)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_CANCEL };
 	struct fa_client_call call = { .expect = FA_WIRE_REPLY };
 	const struct fa_client_stream *stream;

@@ -1,4 +1,5 @@
 /* Calls on sequences. */
+#include "client/cancel.h"
 #include "client/gates.h"
 #include "client/kv.h"
 #include "client/last_error.h"
@@ -43,6 +44,7 @@ static int ask_sequence(struct fa_client *client, struct fa_wire_message *messag
 
 int fa_sequence_create(struct fa_client *client, uint64_t cache, uint64_t *ret_sequence)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_CREATE,
 		                           .sequence_create.cache = cache };
 
@@ -51,6 +53,7 @@ int fa_sequence_create(struct fa_client *client, uint64_t cache, uint64_t *ret_s
 
 int fa_sequence_find(struct fa_client *client, const char *name, uint64_t *ret_sequence)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_FIND };
 	int r;
 
@@ -61,6 +64,7 @@ int fa_sequence_find(struct fa_client *client, const char *name, uint64_t *ret_s
 int fa_sequence_fork(struct fa_client *client, uint64_t sequence, uint64_t tokens,
                      uint64_t *ret_sequence)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_FORK,
 		                           .sequence_fork = { .sequence = sequence,
 		                                              .tokens = tokens } };
@@ -73,6 +77,7 @@ int fa_sequence_fork(struct fa_client *client, uint64_t sequence, uint64_t token
 int fa_sequence_set_name(struct fa_client *client, uint64_t sequence, const char *name,
                          uint32_t mode, uint64_t ttl_ns)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = {
 		.type = FA_WIRE_SEQUENCE_SET_NAME,
 		.sequence_set_name = { .sequence = sequence, .mode = mode, .ttl_ns = ttl_ns }
@@ -86,6 +91,7 @@ int fa_sequence_set_name(struct fa_client *client, uint64_t sequence, const char
 
 int fa_sequence_truncate(struct fa_client *client, uint64_t sequence, uint64_t tokens)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_TRUNCATE,
 		                           .sequence_truncate = { .sequence = sequence,
 		                                                  .tokens = tokens } };
@@ -97,6 +103,7 @@ int fa_sequence_truncate(struct fa_client *client, uint64_t sequence, uint64_t t
 int fa_sequence_drop_before(struct fa_client *client, uint64_t sequence, uint64_t first,
                             uint64_t *ret_first)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_DROP,
 		                           .sequence_drop = { .sequence = sequence,
 		                                              .first = first } };
@@ -113,6 +120,7 @@ int fa_sequence_drop_before(struct fa_client *client, uint64_t sequence, uint64_
 
 int fa_sequence_remove(struct fa_client *client, uint64_t sequence)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_FREE,
 		                           .sequence_free.sequence = sequence };
 	struct fa_client_call call = { .expect = FA_WIRE_REPLY };
@@ -122,6 +130,7 @@ int fa_sequence_remove(struct fa_client *client, uint64_t sequence)
 
 int fa_sequence_info(struct fa_client *client, uint64_t sequence, struct fa_sequence_info *ret_info)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_INFO,
 		                           .sequence_info.sequence = sequence };
 	struct fa_wire_sequence_reply reply;
@@ -191,6 +200,7 @@ static int ask_with_tokens(struct fa_client *client, struct fa_wire_message *mes
 int fa_sequence_publish(struct fa_client *client, uint64_t sequence, const struct fa_prefix *prefix,
                         uint64_t *ret_pages)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_PUBLISH };
 	struct fa_wire_sequence_publish *wire = &message.sequence_publish;
 	struct fa_wire_sequence_reply reply;
@@ -221,6 +231,7 @@ int fa_sequence_publish(struct fa_client *client, uint64_t sequence, const struc
 int fa_sequence_attach(struct fa_client *client, uint64_t sequence, const struct fa_prefix *prefix,
                        uint64_t *ret_tokens)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_ATTACH };
 	struct fa_wire_sequence_attach *wire = &message.sequence_attach;
 	struct fa_wire_sequence_reply reply;
@@ -292,11 +303,13 @@ static int copy(struct fa_client *client, const struct fa_sequence_copy *copy, u
 int fa_sequence_read(struct fa_client *client, const struct fa_sequence_copy *options,
                      struct fa_ticket *ret_ticket)
 {
+	fa_uncancelled();
 	return copy(client, options, 0, ret_ticket);
 }
 
 int fa_sequence_write(struct fa_client *client, const struct fa_sequence_copy *options,
                       struct fa_ticket *ret_ticket)
 {
+	fa_uncancelled();
 	return copy(client, options, FA_WIRE_COPY_WRITE, ret_ticket);
 }

@@ -1,7 +1,8 @@
 /*
  * Spawns a daemon. The daemon's socket listens before the daemon runs, so that a connection made at
  * once waits. The daemon is no child of the caller, and inherits only that socket and two pipes.
- * Between fork and exec only async-signal-safe calls are made.
+ * Between clone and exec only async-signal-safe calls are made. The intermediate process sends no
+ * signal when it exits, and wait() without __WALL does not see it.
  *
  * One pipe is the daemon's stderr, read if connecting fails and closed after connecting. Its write
  * end does not block and SIGPIPE is ignored, so that lines without a reader are lost and nothing
@@ -9,11 +10,13 @@
  */
 #include "client/spawn.h"
 
+#include "client/adopted.h"
 #include "client/poll_until.h"
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/text.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -46,6 +49,9 @@
 #define LISTEN_FD 3
 #define REPORT_FD 4
 #define FIRST_FREE_FD 10 /* above all that are assigned */
+
+/* The kernel's default limit of descriptors, and how many are tried where none can be listed. */
+#define FDS_MAX (1u << 20)
 
 extern char **environ;
 
@@ -196,6 +202,7 @@ void fa_spawn_clean(const char *path)
 
 /* ---- the process. From here to exec: async-signal-safe calls only. */
 
+/* Sends the pid of the daemon, or a negative errno. */
 static void report(int fd, int code)
 {
 	ssize_t n;
@@ -203,14 +210,52 @@ static void report(int fd, int code)
 	do
 		n = write(fd, &code, sizeof(code));
 	while (n < 0 && errno == EINTR);
+}
+
+__attribute__((noreturn)) static void fail(int report_fd, int code)
+{
+	report(report_fd, -code);
 	_exit(127);
+}
+
+static unsigned int parse_number(const char *text)
+{
+	unsigned int number = 0;
+
+	for (; *text >= '0' && *text <= '9'; ++text)
+		number = 10 * number + (unsigned int)(*text - '0');
+	return *text ? 0 : number;
+}
+
+/* Closes the descriptors that /proc lists. Returns false if it lists none. */
+static bool close_listed(unsigned int first)
+{
+	_Alignas(struct dirent64) char buffer[4096];
+	int dir = open("/proc/self/fd", O_RDONLY | O_DIRECTORY);
+	long n;
+
+	if (dir < 0)
+		return false;
+	/* The directory's position is a number of a descriptor: closing others does not move it. */
+	while ((n = syscall(SYS_getdents64, dir, buffer, sizeof(buffer))) > 0)
+		for (long at = 0; at < n;) {
+			const struct dirent64 *entry = (const void *)(buffer + at);
+			unsigned int fd = parse_number(entry->d_name);
+
+			at += entry->d_reclen;
+			if (fd >= first && fd != (unsigned int)dir)
+				(void)close((int)fd);
+		}
+	(void)close(dir);
+	return n == 0;
 }
 
 static void close_from(unsigned int first, unsigned int limit)
 {
-	if (!syscall(SYS_close_range, first, UINT_MAX, 0))
+	if (!syscall(SYS_close_range, first, UINT_MAX, 0) || close_listed(first))
 		return;
-	for (unsigned int fd = first; fd < limit; ++fd)
+	/* The limit may be 2^30, which would take minutes. */
+	for (unsigned int fd = first; fd < limit && fd < FDS_MAX; ++fd)
 		(void)close((int)fd);
 }
 
@@ -248,31 +293,31 @@ __attribute__((noreturn)) static void run_daemon(const struct start *start)
 	null = stderr_fd < 0 ? -1 : open("/dev/null", O_RDWR);
 	if (null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(stderr_fd, 2) < 0 ||
 	    dup2(listen_fd, LISTEN_FD) < 0)
-		report(report_fd, errno);
+		fail(report_fd, errno);
 	/* Closed by exec, which tells the caller of success. */
 	if (dup3(report_fd, REPORT_FD, O_CLOEXEC) < 0)
-		report(report_fd, errno);
+		fail(report_fd, errno);
 	close_from(REPORT_FD + 1, start->limit);
 	if (chdir("/") < 0)
-		report(REPORT_FD, errno);
+		fail(REPORT_FD, errno);
 	default_signals();
 	execve(start->program, start->argv, start->environment);
-	report(REPORT_FD, errno);
-	_exit(127);
+	fail(REPORT_FD, errno);
 }
 
-/* Forks the daemon and exits, so that init adopts the daemon. */
+/* Forks the daemon, reports its pid and exits, so that init adopts the daemon. */
 __attribute__((noreturn)) static void run_intermediate(const struct start *start)
 {
 	pid_t pid;
 
 	if (setsid() < 0)
-		report(start->report_fd, errno);
+		fail(start->report_fd, errno);
 	pid = _Fork();
 	if (pid < 0)
-		report(start->report_fd, errno);
+		fail(start->report_fd, errno);
 	if (!pid)
 		run_daemon(start);
+	report(start->report_fd, pid);
 	_exit(0);
 }
 
@@ -310,8 +355,40 @@ static int open_pipe(int flags, int *ret_read_end, int *ret_write_end)
 	return 0;
 }
 
+/* Waits until the daemon's program was executed, which closes the other end of @fd. Stores the
+ * daemon's pid; 0: none was made. */
+static int await_exec(int fd, uint64_t deadline_ns, const char *program, struct fa_error *error,
+                      pid_t *ret_daemon)
+{
+	pid_t daemon = 0;
+
+	for (;;) {
+		int code = 0;
+		ssize_t n = read(fd, &code, sizeof(code));
+
+		if (n == (ssize_t)sizeof(code) && code > 0) {
+			daemon = code;
+		} else if (n == (ssize_t)sizeof(code)) {
+			*ret_daemon = daemon;
+			return fa_fail(error, code, "cannot start a daemon: %.180s: %s", program,
+			               strerror(-code));
+		} else if (n >= 0 || (errno != EAGAIN && errno != EINTR)) {
+			*ret_daemon = daemon;
+			return 0;
+		} else if (fa_poll(fd, POLLIN, deadline_ns) < 0 && fa_now_ns() >= deadline_ns) {
+			break;
+		}
+	}
+	/* Whoever holds the other end open is alive, so that its pid is still its own. */
+	if (daemon)
+		(void)kill(daemon, SIGKILL);
+	*ret_daemon = daemon;
+	return fa_fail(error, -ETIMEDOUT,
+	               "cannot start a daemon: %.180s could not be executed in time", program);
+}
+
 static int start(const char *program, const char *config, const char *path, int listen_fd,
-                 struct fa_error *error, int *ret_stderr)
+                 uint64_t deadline_ns, struct fa_error *error, int *ret_stderr)
 {
 	char listen_number[] = { '0' + LISTEN_FD, '\0' };
 	char *argv[] = { "fad",      "--listen-fd",  listen_number,
@@ -325,11 +402,10 @@ static int start(const char *program, const char *config, const char *path, int 
 	struct start start;
 	sigset_t all, before;
 	struct rlimit limit;
-	int r, code = 0;
-	ssize_t n;
-	pid_t pid;
+	pid_t pid, daemon = 0;
+	int r, code;
 
-	r = open_pipe(0, &read_end, &write_end);
+	r = open_pipe(O_NONBLOCK, &read_end, &write_end);
 	if (r >= 0)
 		r = open_pipe(O_NONBLOCK, &stderr_read_end, &stderr_write_end);
 	if (r >= 0 && getrlimit(RLIMIT_NOFILE, &limit) < 0)
@@ -350,7 +426,8 @@ static int start(const char *program, const char *config, const char *path, int 
 	/* The caller's signal handlers must not run in the child. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	pid = fork();
+	/* Like fork(), without SIGCHLD. */
+	pid = (pid_t)syscall(SYS_clone, 0, NULL, NULL, NULL, NULL);
 	if (!pid)
 		run_intermediate(&start);
 	code = pid < 0 ? errno : 0;
@@ -358,27 +435,26 @@ static int start(const char *program, const char *config, const char *path, int 
 	if (pid < 0)
 		return fa_fail(error, -code, "cannot start a daemon: %s", strerror(code));
 
-	/* The caller's SIGCHLD handler may have reaped the child already. */
-	while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+	while (waitpid(pid, NULL, __WALL) < 0 && errno == EINTR)
 		;
 	fa_close_fdp(&write_end);
-	do
-		n = read(read_end, &code, sizeof(code));
-	while (n < 0 && errno == EINTR);
-	if (n == (ssize_t)sizeof(code))
-		return fa_fail(error, -code, "cannot start a daemon: %.180s: %s", program,
-		               strerror(code));
+	r = await_exec(read_end, deadline_ns, program, error, &daemon);
+	if (daemon)
+		fa_adopted_add(daemon);
+	if (r < 0)
+		return r;
 	*ret_stderr = fa_steal_fd(&stderr_read_end);
 	return 0;
 }
 
-int fa_spawn(const char *daemon, const char *config, char *path, struct fa_error *error,
-             int *ret_stderr)
+int fa_spawn(const char *daemon, const char *config, char *path, uint64_t deadline_ns,
+             struct fa_error *error, int *ret_stderr)
 {
 	_fa_cleanup_(fa_close_fdp) int listen_fd = -1;
 	char program[PATH_MAX], resolved[PATH_MAX];
 	int r;
 
+	fa_adopted_reap();
 	r = find_program(daemon, program, error);
 	if (r >= 0)
 		r = resolve_config(config, resolved, error, &config);
@@ -386,7 +462,7 @@ int fa_spawn(const char *daemon, const char *config, char *path, struct fa_error
 		return r;
 	r = listen_at(path, error, &listen_fd);
 	if (r >= 0)
-		r = start(program, config, path, listen_fd, error, ret_stderr);
+		r = start(program, config, path, listen_fd, deadline_ns, error, ret_stderr);
 	/* The process that did not become a daemon may still hold the socket open. */
 	if (r < 0 && *path)
 		remove_socket(path);

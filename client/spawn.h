@@ -11,9 +11,9 @@
 /* Starts a daemon that listens on @path (FA_SOCKET_PATH_BYTES); if it is empty, on a socket in a
  * new private directory, whose path is stored there. @config NULL: the defaults, not the system's
  * configuration. *ret_stderr is for fa_spawn_explain(); the caller closes it once the daemon
- * serves. */
-int fa_spawn(const char *daemon, const char *config, char *path, struct fa_error *error,
-             int *ret_stderr);
+ * serves. -ETIMEDOUT: the program was not executed until @deadline_ns. */
+int fa_spawn(const char *daemon, const char *config, char *path, uint64_t deadline_ns,
+             struct fa_error *error, int *ret_stderr);
 /* Adds to @error (with @code, of connecting) the last line of a daemon that exited or does not
  * answer. Waits for its exit until @deadline_ns. Returns @code, or -ECONNREFUSED if it exited. */
 int fa_spawn_explain(int stderr_fd, int code, uint64_t deadline_ns, struct fa_error *error);

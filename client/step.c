@@ -1,5 +1,6 @@
 /* Begin, commit, abort. A step ends with its connection; its handle then only fails. */
 #include "client/call.h"
+#include "client/cancel.h"
 #include "client/gates.h"
 #include "client/kv.h"
 #include "client/last_error.h"
@@ -181,6 +182,7 @@ static int begin_by_ring(struct fa_client *client, const struct fa_wire_message 
 int fa_step_begin(struct fa_client *client, const struct fa_step_options *options,
                   struct fa_step **ret_step)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_STEP_BEGIN };
 	struct fa_client_call call = { .expect = FA_WIRE_STEP_REPLY };
 	_fa_cleanup_(fa_freep) struct fa_step *step = NULL;
@@ -260,6 +262,7 @@ static int fill_keep(const struct fa_step *step, const struct fa_step_commit *co
 int fa_step_commit(struct fa_step *step, const struct fa_step_commit *commit,
                    struct fa_ticket *ret_ticket)
 {
+	fa_uncancelled();
 	struct fa_client_request request = { .message.type = FA_WIRE_STEP_END, .step = step };
 	struct fa_wire_step_end *wire = &request.message.step_end;
 	struct fa_step_commit padded = { .size = sizeof(padded) };
@@ -289,6 +292,7 @@ int fa_step_commit(struct fa_step *step, const struct fa_step_commit *commit,
 
 int fa_step_abort(struct fa_step *step, uint32_t stream, struct fa_ticket *ret_ticket)
 {
+	fa_uncancelled();
 	struct fa_client_request request = { .message = { .type = FA_WIRE_STEP_END },
 		                             .step = step };
 
@@ -301,6 +305,7 @@ int fa_step_abort(struct fa_step *step, uint32_t stream, struct fa_ticket *ret_t
 
 struct fa_step *fa_step_free(struct fa_step *step)
 {
+	fa_uncancelled();
 	struct fa_client *client;
 	uint64_t value = 0;
 

@@ -1,4 +1,5 @@
 /* The layers of a step: fills messages from the caller's structs. */
+#include "client/cancel.h"
 #include "client/gates.h"
 #include "client/last_error.h"
 #include "client/request.h"
@@ -138,6 +139,7 @@ static int fill_attend(struct fa_client_request *request, struct fa_step *step,
 int fa_step_attend(struct fa_step *step, const struct fa_step_attend *attend,
                    struct fa_ticket *ret_ticket)
 {
+	fa_uncancelled();
 	struct fa_client_request request = { .message.type = FA_WIRE_STEP_ATTEND, .step = step };
 	struct fa_step_attend padded;
 	int r;
@@ -179,6 +181,7 @@ static int check_increment(const char *name, const struct fa_gate *gate, uint64_
 int fa_step_attend_layers(struct fa_step *step, const struct fa_step_attend_layers *layers,
                           struct fa_ticket *ret_ticket)
 {
+	fa_uncancelled();
 	struct fa_client_request request = { .message.type = FA_WIRE_STEP_ATTEND_LAYERS,
 		                             .step = step };
 	struct fa_wire_step_attend_layers *wire = &request.message.step_attend_layers;

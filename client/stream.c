@@ -1,5 +1,6 @@
 /* Creating and freeing streams. */
 #include "client/call.h"
+#include "client/cancel.h"
 #include "client/last_error.h"
 #include "client/loss.h"
 #include "client/reconnect.h"
@@ -8,6 +9,7 @@
 
 int fa_stream_new(struct fa_client *client, int priority, uint32_t *ret_stream)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_STREAM_CREATE };
 	struct fa_client_call call = { .expect = FA_WIRE_REPLY };
 	struct fa_client_stream *stream = NULL;
@@ -51,6 +53,7 @@ leave:
 
 int fa_stream_free(struct fa_client *client, uint32_t id)
 {
+	fa_uncancelled();
 	struct fa_wire_message message = { .type = FA_WIRE_STREAM_FREE, .stream_free.stream = id };
 	struct fa_client_call call = { .expect = FA_WIRE_REPLY };
 	struct fa_client_stream *stream;

@@ -4,6 +4,7 @@
  */
 #include "client/submit.h"
 
+#include "client/cancel.h"
 #include "client/gates.h"
 #include "client/last_error.h"
 #include "client/loss.h"
@@ -231,6 +232,7 @@ int fa_request_submit(struct fa_client *client, struct fa_client_request *reques
 int fa_marker(struct fa_client *client, uint32_t stream, const struct fa_gates *gates,
               struct fa_ticket *ret_ticket)
 {
+	fa_uncancelled();
 	struct fa_client_request request;
 	int r;
 

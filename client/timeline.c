@@ -1,4 +1,5 @@
 /* Calls on the timeline from the CPU. */
+#include "client/cancel.h"
 #include "client/last_error.h"
 #include "client/loss.h"
 #include "client/receive.h"
@@ -24,6 +25,7 @@
 
 int fa_timeline_open(struct fa_client *client, struct fa_timeline **ret_timeline)
 {
+	fa_uncancelled();
 	int r;
 
 	if (!ret_timeline)
@@ -50,6 +52,7 @@ int fa_timeline_open(struct fa_client *client, struct fa_timeline **ret_timeline
 
 int fa_timeline_info(struct fa_timeline *timeline, struct fa_timeline_info *ret_info)
 {
+	fa_uncancelled();
 	struct fa_timeline_info info = { .slots = FA_TIMELINE_SLOTS,
 		                         .stride = sizeof(struct fa_timeline_in) };
 	int r;
@@ -71,6 +74,7 @@ int fa_timeline_info(struct fa_timeline *timeline, struct fa_timeline_info *ret_
 
 int fa_timeline_write(struct fa_timeline *timeline, uint32_t slot, uint64_t value)
 {
+	fa_uncancelled();
 	int r;
 
 	r = fa_timeline_enter(timeline, "fa_timeline_write", slot);
@@ -84,6 +88,7 @@ int fa_timeline_write(struct fa_timeline *timeline, uint32_t slot, uint64_t valu
 
 int fa_timeline_read(struct fa_timeline *timeline, uint32_t slot, uint64_t *ret_value)
 {
+	fa_uncancelled();
 	uint32_t number = slot & ~FA_GATE_DAEMON;
 	int r;
 
@@ -237,6 +242,7 @@ static int fail_not_yet(uint32_t slot, uint64_t value)
 int fa_timeline_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value,
                      uint64_t timeout_ns)
 {
+	fa_uncancelled();
 	const struct fa_timeline_out *out;
 	struct fa_timeline_in *in;
 	uint64_t deadline_ns, spin_ns;

@@ -1,4 +1,5 @@
 /* Calls on the timeline for CUDA streams of this process. */
+#include "client/cancel.h"
 #include "client/cuda_memory.h"
 #include "client/last_error.h"
 #include "client/loss.h"
@@ -108,11 +109,13 @@ static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, 
 int fa_timeline_enqueue_write(struct fa_timeline *timeline, uint32_t slot, uint64_t value,
                               void *stream)
 {
+	fa_uncancelled();
 	return enqueue(timeline, slot, value, stream, false);
 }
 
 int fa_timeline_enqueue_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value,
                              void *stream)
 {
+	fa_uncancelled();
 	return enqueue(timeline, slot, value, stream, true);
 }

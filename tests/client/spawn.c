@@ -71,10 +71,11 @@ void spawn_expect_failure(const char *daemon, const char *config, int code, cons
 		                      .flags = FA_CONNECT_PRIVATE,
 		                      .daemon = daemon,
 		                      .config = config };
-	int before = fa_test_count_fds(0);
 	struct fa_client *client;
-	int r;
+	int r, before;
 
+	fa_disconnect(NULL); /* forgets adopted daemons, as fa_connect() will */
+	before = fa_test_count_fds(0);
 	options.connect_ns = fa_test_patience_ns();
 	r = fa_connect(&options, &client);
 	if (r != code)
@@ -155,6 +156,7 @@ void spawn_check_end(pid_t pid)
 	int status = -1;
 
 	fa_check_eventually(waitpid(pid, &status, WNOHANG) == pid);
+	fa_disconnect(NULL); /* forgets it */
 	fa_check_eq(status, 0);
 	fa_check_eq(own_count_entries(spawn_runtime), 0);
 }
