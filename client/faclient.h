@@ -67,6 +67,9 @@ extern "C" {
 #endif
 #ifdef __GNUC__
 #pragma GCC visibility push(default)
+/* In C++ fa_info() and fa_attention() hide the constructors of the structs of these names. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"
 #endif
 
 #define FA_VERSION_MAJOR 0
@@ -308,7 +311,12 @@ uint64_t fa_tensor_bytes(uint32_t dtype, uint32_t rank, const int64_t *shape);
 #define FA_ATTENTION_WINDOW (1u << 1) /* window_left and window_right apply */
 
 /*
- * out = softmax(scale * q k^T, masked) v, per sequence and head, with the softmax in fp32.
+ * out = softmax(s) v, per sequence and head h, with the softmax in fp32. For row i and key j:
+ *   s = scale * q[i] . k[j]
+ *   s = softcap * tanh(s / softcap)                     if softcap is not 0
+ *   s = s - alibi_slopes[h] * |j - (i + n_k - n_q)|     if alibi_slopes
+ *   s = -inf                                            if flags hide key j from row i
+ *   out[i] = sum over j of exp(s) v[j] / (sum over j of exp(s) + exp(sinks[h]) if sinks)
  *
  * Batch form:  q [batch, n_q, heads, dim], k [batch, n_k, kv_heads, dim],
  *   v [batch, n_k, kv_heads, dim_v], out [batch, n_q, heads, dim_v],
@@ -528,6 +536,7 @@ int fa_daemon_drain(struct fa_client *client);
 #include "faclient_timeline.h"
 
 #ifdef __GNUC__
+#pragma GCC diagnostic pop
 #pragma GCC visibility pop
 #endif
 #ifdef __cplusplus

@@ -32,12 +32,10 @@
  * and all functions of this header
  *   -ENOTSUP the daemon has no KV pool
  */
-#ifndef FACLIENT_KV_H
-#define FACLIENT_KV_H
-
 #ifndef FACLIENT_H
-#error "include <faclient.h>"
-#endif
+#include "faclient.h" /* includes this header */
+#elif !defined(FACLIENT_KV_H)
+#define FACLIENT_KV_H
 
 /* ---- caches */
 
@@ -290,7 +288,7 @@ uint64_t fa_step_number(const struct fa_step *step);
 
 #define FA_STEP_CAUSAL (1u << 0)             /* new token i sees new tokens up to i */
 #define FA_STEP_WINDOW (1u << 1)             /* window_left and window_right apply */
-#define FA_STEP_ROTARY_INTERLEAVED (1u << 2) /* pairs are 2i, 2i + 1; else i, i + dim / 2 */
+#define FA_STEP_ROTARY_INTERLEAVED (1u << 2) /* pairs are 2i, 2i + 1; else i, i + rotary_dim / 2 */
 /*
  * out and lse of an item have the same bits whatever other items the step has, and in every step of
  * the same tokens on the same daemon and GPU. Costs some speed: without the flag the daemon reads

@@ -35,7 +35,9 @@
  * before the loss. The daemon's slots start with 0 again, and waiting for a value that a request
  * was to signal before the loss fails with -ECONNRESET at once.
  */
-#ifndef FACLIENT_TIMELINE_H
+#ifndef FACLIENT_H
+#include "faclient.h" /* includes this header */
+#elif !defined(FACLIENT_TIMELINE_H)
 #define FACLIENT_TIMELINE_H
 
 #define FA_TIMELINE_SLOTS 64

@@ -51,6 +51,18 @@ for std in c99 c11 gnu11; do
 		$(pkg-config --cflags libfaclient)
 done
 
+# Each header compiles alone.
+for header in faclient faclient_kv faclient_timeline; do
+	printf '#include <%s.h>\nint main(void) { return *fa_version() == 0; }\n' "$header" >"$root/alone.c"
+	cp "$root/alone.c" "$root/alone.cc"
+	for compile in "$cc -std=c99" "$cc -std=c11" "$cxx -std=c++17"; do
+		case $compile in *++*) file=alone.cc ;; *) file=alone.c ;; esac
+		# shellcheck disable=SC2046,SC2086
+		$compile -Wall -Wextra -Wshadow -Wpedantic -Werror -Wno-address -fsyntax-only \
+			"$root/$file" $(pkg-config --cflags libfaclient)
+	done
+done
+
 LD_LIBRARY_PATH=$lib "$root/cplusplus"
 for program in shared static; do
 	# Row 0 of causal attention sees itself alone: its first numbers are v's.
