@@ -333,9 +333,11 @@ struct fa_step_attend {
 	 */
 	uint32_t rotary_dim;
 	uint32_t reserved;
-	double rotary_base;        /* 0: 10000 */
-	double rotary_scale;       /* 0: 1 */
-	struct fa_tensor cos, sin; /* fp32 [positions, rotary_dim / 2]; buffer NULL: no tables */
+	double rotary_base;  /* 0: 10000 */
+	double rotary_scale; /* 0: 1 */
+	/* fp32 [positions, rotary_dim / 2], with a row for each position of the new tokens, else
+	 * -EINVAL; buffer NULL: no tables. */
+	struct fa_tensor cos, sin;
 	/* [new]; NULL: each token's index in its sequence; copied. Positions, slopes and sinks
 	 * together: at most 15800. */
 	const uint32_t *positions;

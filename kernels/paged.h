@@ -138,7 +138,8 @@ struct fa_paged_rotary {
 	double base, scale;
 	/* Instead of base and scale: both [table_positions][dim / 2], or both NULL. */
 	const float *cos, *sin;
-	uint32_t table_positions; /* larger positions use the last row */
+	/* Kernels clamp larger positions, so as not to read past the tables; callers refuse them. */
+	uint32_t table_positions;
 	/* [new token], or NULL: new token i is at length - n_new + i. */
 	const uint32_t *positions;
 };

@@ -144,6 +144,28 @@ static int keep_tail(struct binding *b, struct fa_paged_attention *attention,
 	return 0;
 }
 
+/* Every new token's position must have a row in the tables. */
+static int check_positions(const struct binding *b, const struct fa_paged_rotary *rotary)
+{
+	const struct fa_paged_step *step = &b->group->step;
+	const uint32_t rows = rotary->table_positions;
+
+	for (int64_t i = 0; rotary->positions && i < b->tokens; ++i)
+		if (rotary->positions[i] >= rows)
+			return fa_fail(b->error, -EINVAL,
+			               "%s of new token %" PRId64 " is %" PRIu32
+			               "; expected less than %" PRIu32 ", the rows of cos and sin",
+			               b->message->n_positions ? "position" : "tree position", i,
+			               rotary->positions[i], rows);
+	for (int32_t i = 0; !rotary->positions && i < step->batch; ++i)
+		if (step->cu_new[i + 1] > step->cu_new[i] && step->lengths[i] > rows)
+			return fa_fail(b->error, -EINVAL,
+			               "cos.shape[0] is %" PRIu32 "; expected at least %" PRIu32
+			               ", as a new token is at position %" PRIu32,
+			               rows, step->lengths[i], step->lengths[i] - 1);
+	return 0;
+}
+
 static int bind_rotary(struct binding *b, struct fa_paged_rotary *rotary)
 {
 	const struct fa_wire_step_attend *m = b->message;
@@ -175,7 +197,7 @@ static int bind_rotary(struct binding *b, struct fa_paged_rotary *rotary)
 	rotary->cos = cos;
 	rotary->sin = sin;
 	rotary->table_positions = (uint32_t)m->cos.shape[0];
-	return 0;
+	return check_positions(b, rotary);
 }
 
 static int bind_kv(struct binding *b, struct fa_paged_append *append)

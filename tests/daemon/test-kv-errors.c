@@ -334,6 +334,55 @@ static void test_step_attend(void **state)
 	kv_wait_expect(&client, 0, put(&good), -ENOENT, "no step 50");
 }
 
+/* Positions beyond the rows of the rotary tables are refused, however the positions are given. */
+static void test_rotary_rows(void **state)
+{
+	const uint32_t positions[3] = { 0, 21, 22 }, tree[3] = { 1, 3, 5 }, tree_start = 0;
+	struct fa_wire_message message;
+	struct fa_wire_step_attend *attend = &message.step_attend;
+	const struct fa_wire_step_item item = { .sequence = sequence, .n_new = 3 };
+	struct fa_wire_message begin = fa_raw_message(FA_WIRE_STEP_BEGIN);
+	const float *out;
+
+	/* The sequence has 20 tokens: the new ones are at 20 to 22, those of the tree at 20 and 21. */
+	for (int form = 0; form < 3; ++form)
+		for (int more = 0; more < 2; ++more) {
+			const int64_t rows = (form == 2 ? 21 : 22) + more;
+
+			begin.step_begin = (struct fa_wire_step_begin){
+				.step = 1,
+				.items = &item,
+				.n_items = 1,
+				.tree = form == 2 ? tree : NULL,
+				.n_tree = form == 2 ? 3 : 0,
+				.tree_start = form == 2 ? &tree_start : NULL,
+				.n_tree_start = form == 2,
+			};
+			kv_call(&client, &begin, FA_WIRE_STEP_REPLY);
+			message = kv_attend_message(&client, 0, 1, 0, numbers + 20, 3, &out);
+			attend->rotary_dim = 8;
+			attend->cos = (struct fa_wire_view){ .buffer = attend->q.buffer,
+				                             .dtype = FA_WIRE_DTYPE_F32,
+				                             .rank = 2,
+				                             .shape = { rows, 4 },
+				                             .strides = { 4, 1 } };
+			attend->sin = attend->cos;
+			attend->positions = form == 1 ? positions : NULL;
+			attend->n_positions = form == 1 ? 3 : 0;
+			if (more)
+				kv_wait(&client, 0, put(&message));
+			else
+				kv_wait_expect(&client, 0, put(&message), -EINVAL,
+				               form == 0
+				                       ? "cos.shape[0] is 22; expected at least 23"
+				               : form == 1 ? "position of new token 2 is 22; "
+				                             "expected less than 22"
+				                           : "tree position of new token 1 is 21; "
+				                             "expected less than 21");
+			kv_wait(&client, 0, kv_end(&client, 0, 1, false));
+		}
+}
+
 static void test_step_end(void **state)
 {
 	const uint32_t keep[3] = { 0, 2, 1 }, cu_keep[3] = { 0, 2, 3 };
@@ -468,7 +517,7 @@ int main(void)
 		TEST(cache_create),    TEST(cache_codes),       TEST(foreign_and_stale),
 		TEST(sequence_values), TEST(step_begin),        TEST(step_attend),
 		TEST(step_end),        TEST(begin_after_abort), TEST(copy),
-		TEST(storm),
+		TEST(storm),           TEST(rotary_rows),
 	};
 
 	return cmocka_run_group_tests(tests, start, stop);
