@@ -34,6 +34,9 @@ RACE = [sys.executable, "bench/race.py", "--library", "lib/libfagpu.so", "--samp
 FP16 = [*RACE, "--dtypes", "f16", "--dims", "64,128", "--seqlens", "4096"]
 GQA = [*RACE, "--dims", "128", "--heads", "32", "--kv-heads", "8", "--seqlens", "1024,4096,16384"]
 # PyTorch has no kernels for these.
+DATA = [*RACE, "--seqlens", "4096", "--data",
+        "gain4,gain8,sink30,sink100,sink300,peak100,peak300,ascending100,ascending300,"
+        "descending100,descending300"]
 WINDOW = [*RACE, "--masks", "window1024", "--seqlens", "16384"]
 FEATURES = [*RACE, "--masks", "full-alibi,causal-alibi,causal-softcap", "--seqlens", "4096"]
 
@@ -67,6 +70,7 @@ PARTS = (
     ("prefill-gqa", 120, [[*GQA, "--json", "{json}"]]),
     ("prefill-window", 120, [[*WINDOW, "--json", "{json}"]]),
     ("prefill-features", 120, [[*FEATURES, "--json", "{json}"]]),
+    ("prefill-data", 480, [[*DATA, "--json", "{json}"]]),
     ("prefill-alone", 300, [[*FABENCH, "prefill"]]),
 )
 

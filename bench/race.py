@@ -19,6 +19,11 @@ or -softcap. PyTorch's backends cannot do windows or these features; the peer is
   full   for a window: the whole square; TFLOP/s of both count visible pairs
   plain  for -alibi and -softcap: the same mask without the feature
 
+--data KIND,... times inputs that are not random, beside the same cell with random inputs
+("random"): gainN: Q is N times as large; sinkN: the logits of key 0 are N nats above others;
+peakN: those of the key in the middle; ascendingN, descendingN: logits change by N nats from the
+first key to the last.
+
 Results that PyTorch cannot judge, and those with shared KV heads, are compared with a naive
 fp32 computation of rows from all parts of a sequence. A peer that fails, or is wrong, is left
 out of the cell with a message.
@@ -33,6 +38,7 @@ import argparse
 import ctypes
 import datetime
 import importlib.util
+import itertools
 import json
 import re
 import shlex
@@ -48,6 +54,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 F32, F16, BF16 = 1, 2, 3
 DTYPES = {"f32": (F32, torch.float32), "f16": (F16, torch.float16), "bf16": (BF16, torch.bfloat16)}
+DATA = re.compile(r"(random|gain|sink|peak|ascending|descending)(\d*)")
 MASK = re.compile(r"(full|causal|window(?P<window>[1-9]\d*))(-(?P<feature>alibi|softcap))?")
 
 
@@ -133,12 +140,15 @@ class Cell:
     SOFTCAP = 5.0  # So low that it matters to logits of random inputs.
 
     def __init__(self, dtype, dim, seqlen, mask, heads=None, kv_heads=None, tokens=16384,
-                 width=2048, like=None):
+                 width=2048, like=None, data="random"):
         """@like: a cell of the same sizes, to have its inputs."""
         code, torch_dtype = DTYPES[dtype]
         window, feature = MASK.fullmatch(mask).group("window", "feature")
         shape = f"h{heads}.{kv_heads or heads}-d{dim}" if heads else f"d{dim}"
         self.name = f"prefill/{dtype}/{shape}-s{seqlen}/{mask}"
+        self.data = data
+        if data != "random":
+            self.name += f"/{data}"
         self.tokens, batch = tokens, tokens // seqlen
         heads = heads or width // dim
         kv_heads = kv_heads or heads
@@ -156,6 +166,8 @@ class Cell:
                                          dtype=torch_dtype).transpose(1, 2)
         self.sets = like.sets if like else [(make(heads), make(kv_heads), make(kv_heads))
                                             for _ in range(self.SETS)]
+        if not like:
+            self.shape_data()
         self.out = like.out if like else make(heads)
         self.params = [Params(dtype=code, batch=batch, heads=heads, kv_heads=kv_heads,
                               head_dim=dim, head_dim_v=dim, seqlen_q=seqlen, seqlen_k=seqlen,
@@ -169,8 +181,30 @@ class Cell:
         pairs = seen * (seen + 1) // 2 + (seqlen - seen) * seen if self.causal else seqlen * seqlen
         self.flops = 4 * pairs * dim * heads * batch
 
+    def shape_data(self):
+        """Makes random inputs those of self.data."""
+        kind, size = DATA.fullmatch(self.data).groups()
+        n = self.seqlen
+        nats = torch.zeros(n, device="cuda")
+        if kind == "gain":
+            for q, _, _ in self.sets:
+                q *= int(size)
+        elif kind in ("sink", "peak"):
+            nats[0 if kind == "sink" else n // 2] = int(size)
+        elif kind != "random":
+            nats = torch.linspace(0, int(size), n, device="cuda")
+            if kind == "descending":
+                nats = nats.flip(0)
+        if kind in ("sink", "peak", "ascending", "descending"):
+            for q, k, _ in self.sets:
+                q[..., 0] = 8
+                k[..., 0] = (nats / (8 * self.scale)).to(k.dtype)
+
     def own_peers(self):
         """Returns the (name, cell) pairs of fad itself to compare with."""
+        if self.data != "random":
+            return [("random", Cell(self.dtype, self.dim, self.seqlen, self.mask, self.heads,
+                                    self.kv_heads, tokens=self.tokens))]
         plain, _, feature = self.mask.partition("-")
         beside = [("plain", plain)] if feature else [("full", "full")] if self.window else []
         return [(name, Cell(self.dtype, self.dim, self.seqlen, mask, self.heads, self.kv_heads,
@@ -363,6 +397,7 @@ def main():
     parser.add_argument("--dims", default="64,128,256")
     parser.add_argument("--seqlens", default="512,1024,2048,4096,8192,16384")
     parser.add_argument("--masks", default="full,causal", help="see above")
+    parser.add_argument("--data", default="random", help="see above")
     parser.add_argument("--heads", type=int, help="query heads, instead of 2048 / dim")
     parser.add_argument("--kv-heads", type=int, help="KV heads (default: as many)")
     parser.add_argument("--samples", type=int, default=20)
@@ -378,6 +413,10 @@ def main():
     for mask in args.masks.split(","):
         if not MASK.fullmatch(mask):
             parser.error(f"there is no mask {mask}")
+    for data in args.data.split(","):
+        kind = DATA.fullmatch(data)
+        if not kind or (kind[1] == "random") == bool(kind[2]):
+            parser.error(f"there is no data {data}")
     if args.kv_heads and (not args.heads or args.heads % args.kv_heads):
         parser.error("--heads must be a multiple of --kv-heads")
 
@@ -392,8 +431,10 @@ def main():
     for dtype in args.dtypes.split(","):
         for dim in map(int, args.dims.split(",")):
             for mask in args.masks.split(","):
-                for seqlen in map(int, args.seqlens.split(",")):
-                    cell = Cell(dtype, dim, seqlen, mask, args.heads, args.kv_heads)
+                for seqlen, data in itertools.product(map(int, args.seqlens.split(",")),
+                                                      args.data.split(",")):
+                    cell = Cell(dtype, dim, seqlen, mask, args.heads, args.kv_heads,
+                                data=data)
                     if args.profile:
                         cell.ours(gpu)(0)
                         torch.cuda.synchronize()
@@ -409,7 +450,7 @@ def main():
                         ours["fad"] = cell.ours(gpu)
                     peers = cell.torch_peers(not args.no_cudnn)
                     judge = None
-                    if peers and cell.heads == cell.kv_heads:
+                    if peers and cell.heads == cell.kv_heads and data == "random":
                         judge = next(iter(peers.values()))
                     else:
                         peers = cell.correct_peers(peers)

@@ -5,6 +5,7 @@
 #include "client/cancel.h"
 #include "client/gates.h"
 #include "client/last_error.h"
+#include "client/numbers.h"
 #include "client/struct_size.h"
 #include "client/submit.h"
 
@@ -47,7 +48,7 @@ static int fill_vectors(const struct fa_attention *attention, struct fa_wire_att
 		wire->sinks = attention->sinks;
 		wire->n_sinks = heads;
 	}
-	return 0;
+	return fa_numbers_check_heads(attention->alibi_slopes, attention->sinks, heads);
 }
 
 static int fill_attention(struct fa_client *client, const struct fa_attention *attention,
@@ -61,13 +62,15 @@ static int fill_attention(struct fa_client *client, const struct fa_attention *a
 	if (attention->flags & ~FLAGS)
 		return fa_error_set(-EINVAL, "fa_attention.flags has unknown bits: 0x%x",
 		                    attention->flags);
-	if (attention->stream >= FA_COMPLETION_SLOTS)
-		return fa_error_set(-EINVAL, "stream is %u; expected less than %u",
-		                    attention->stream, FA_COMPLETION_SLOTS);
 	if (attention->batch > FA_WIRE_SEQUENCES_MAX)
 		return fa_error_set(-EINVAL,
 		                    "batch is %u; at most %u ragged sequences are possible",
 		                    attention->batch, FA_WIRE_SEQUENCES_MAX);
+
+	r = fa_numbers_check_window(window, "FA_ATTENTION_WINDOW", attention->window_left,
+	                            attention->window_right);
+	if (r < 0)
+		return r;
 
 	wire->stream = attention->stream;
 	wire->flags = attention->flags & FA_ATTENTION_CAUSAL;
@@ -84,22 +87,24 @@ static int fill_attention(struct fa_client *client, const struct fa_attention *a
 	r = fa_request_tensor(request, "v", client, &attention->v, rank, &wire->v);
 	if (r < 0)
 		return r;
-	r = fa_request_tensor(request, "out", client, &attention->out, rank, &wire->out);
+	r = fa_request_output(request, "out", client, &attention->out, rank, &wire->out);
 	if (r < 0)
 		return r;
 	if (attention->lse.buffer) {
-		r = fa_request_tensor(request, "lse", client, &attention->lse, rank - 1,
+		r = fa_request_output(request, "lse", client, &attention->lse, rank - 1,
 		                      &wire->lse);
 		if (r < 0)
 			return r;
 	}
-	return fill_vectors(attention, wire);
+	r = fa_request_check_overlap(request);
+	return r < 0 ? r : fill_vectors(attention, wire);
 }
 
-int fa_attention(struct fa_client *client, const struct fa_attention *attention,
+int fa_attention(struct fa_client *handle, const struct fa_attention *attention,
                  struct fa_ticket *ret_ticket)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_client_request request = { .message.type = FA_WIRE_ATTENTION };
 	struct fa_attention padded;
 	const void *a;

@@ -17,6 +17,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #define FLAGS_NEW (FA_BUFFER_DEVICE | FA_BUFFER_READ_ONLY)
 
@@ -149,11 +150,13 @@ static int buffer_register(struct fa_client *client, struct fa_buffer *buffer)
 	return r;
 }
 
-int fa_buffer_new(struct fa_client *client, uint64_t bytes, uint32_t flags,
+int fa_buffer_new(struct fa_client *handle, uint64_t bytes, uint32_t flags,
                   struct fa_buffer **ret_buffer)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	_fa_cleanup_(releasep) struct fa_buffer *buffer = NULL;
+	char why[FA_MEMFD_EXPLAIN_BYTES];
 	int r;
 
 	if (!ret_buffer)
@@ -167,7 +170,8 @@ int fa_buffer_new(struct fa_client *client, uint64_t bytes, uint32_t flags,
 		r = fa_memfd_new("fad-buffer", bytes, 1, &buffer->registration->fd);
 		if (r < 0)
 			return fa_error_set(r, "cannot make a memfd of %llu bytes: %s",
-			                    (unsigned long long)bytes, strerror(-r));
+			                    (unsigned long long)bytes,
+			                    fa_memfd_explain(r, why, sizeof(why)));
 		r = map_host(buffer, PROT_READ | PROT_WRITE);
 		if (r < 0)
 			return r;
@@ -175,18 +179,20 @@ int fa_buffer_new(struct fa_client *client, uint64_t bytes, uint32_t flags,
 	r = buffer_register(client, buffer);
 	if (r < 0)
 		return r;
-	*ret_buffer = fa_steal_ptr(buffer);
+	*ret_buffer = fa_steal_ptr(buffer)->handle;
 	return 0;
 }
 
-int fa_buffer_import_fd(struct fa_client *client, int fd, uint64_t offset, uint64_t bytes,
+int fa_buffer_import_fd(struct fa_client *handle, int fd, uint64_t offset, uint64_t bytes,
                         uint32_t flags, struct fa_buffer **ret_buffer)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	_fa_cleanup_(releasep) struct fa_buffer *buffer = NULL;
 	struct fa_error error;
 	bool writable;
 	uint64_t size;
+	struct stat info;
 	int r, seals;
 
 	if (!ret_buffer)
@@ -208,21 +214,26 @@ int fa_buffer_import_fd(struct fa_client *client, int fd, uint64_t offset, uint6
 	buffer->registration->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (buffer->registration->fd < 0)
 		return fa_error_set(-errno, "cannot duplicate the descriptor: %m");
+	if (fstat(buffer->registration->fd, &info) == 0) {
+		buffer->registration->file_system = info.st_dev;
+		buffer->registration->inode = info.st_ino;
+	}
 	r = map_host(buffer, PROT_READ | (writable ? PROT_WRITE : 0));
 	if (r < 0)
 		return r;
 	r = buffer_register(client, buffer);
 	if (r < 0)
 		return r;
-	*ret_buffer = fa_steal_ptr(buffer);
+	*ret_buffer = fa_steal_ptr(buffer)->handle;
 	return 0;
 }
 
 /* ---- freeing */
 
-struct fa_buffer *fa_buffer_free(struct fa_buffer *buffer)
+struct fa_buffer *fa_buffer_free(struct fa_buffer *handle)
 {
 	fa_uncancelled();
+	struct fa_buffer *buffer = fa_handle_take(FA_HANDLE_BUFFER, handle);
 	struct fa_client *client;
 
 	if (!buffer)

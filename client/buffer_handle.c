@@ -12,9 +12,11 @@
 int fa_buffer_alloc(struct fa_client *client, uint64_t bytes, struct fa_buffer **ret_buffer)
 {
 	struct fa_buffer *buffer;
+	int r;
 
 	if (!client)
-		return fa_error_set(-EINVAL, "the client is NULL");
+		return fa_error_set(-EINVAL, "the client is NULL, or was freed by "
+		                             "fa_disconnect()");
 	if (!bytes || bytes > PTRDIFF_MAX)
 		return fa_error_set(-EINVAL, "a buffer of %llu bytes is not possible",
 		                    (unsigned long long)bytes);
@@ -23,6 +25,11 @@ int fa_buffer_alloc(struct fa_client *client, uint64_t bytes, struct fa_buffer *
 		return fa_error_set(-ENOMEM, "no memory for a buffer");
 	*buffer = (struct fa_buffer){ .client = client, .bytes = bytes };
 	fa_list_init(&buffer->link);
+	r = fa_handle_new(FA_HANDLE_BUFFER, buffer, &buffer->handle);
+	if (r < 0) {
+		free(buffer);
+		return r;
+	}
 	*ret_buffer = buffer;
 	return 0;
 }
@@ -40,6 +47,7 @@ static void mapping_free(const struct fa_client *client, struct fa_cuda_mapping 
 
 void fa_buffer_release(struct fa_buffer *buffer)
 {
+	(void)fa_handle_take(FA_HANDLE_BUFFER, buffer->handle);
 	if (buffer->data)
 		(void)munmap(buffer->data, buffer->bytes);
 	mapping_free(buffer->client, buffer->mapping);
@@ -59,17 +67,23 @@ void fa_registration_unregister(struct fa_client *client,
 		(void)fa_call_detached(client, &message, NULL, 0);
 }
 
-void *fa_buffer_data(struct fa_buffer *buffer)
+void *fa_buffer_data(struct fa_buffer *handle)
 {
+	const struct fa_buffer *buffer = fa_buffer_of(handle);
+
 	return buffer ? buffer->data : NULL;
 }
 
-uint64_t fa_buffer_device_data(struct fa_buffer *buffer)
+uint64_t fa_buffer_device_data(struct fa_buffer *handle)
 {
+	const struct fa_buffer *buffer = fa_buffer_of(handle);
+
 	return buffer ? buffer->device_data : 0;
 }
 
-uint64_t fa_buffer_bytes(struct fa_buffer *buffer)
+uint64_t fa_buffer_bytes(struct fa_buffer *handle)
 {
+	const struct fa_buffer *buffer = fa_buffer_of(handle);
+
 	return buffer ? buffer->bytes : 0;
 }

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-/* Allocates a handle. Returns -EINVAL if no buffer can have @bytes. */
+/* Allocates a buffer with its handle. Returns -EINVAL if no buffer can have @bytes. */
 int fa_buffer_alloc(struct fa_client *client, uint64_t bytes, struct fa_buffer **ret_buffer);
 /* Frees the buffer in this process; sends nothing to the daemon. */
 void fa_buffer_release(struct fa_buffer *buffer);

@@ -56,10 +56,11 @@ static int put_scales(const struct fa_cache_options *options, struct fa_wire_cac
 	return 0;
 }
 
-int fa_cache_create(struct fa_client *client, const struct fa_cache_options *options,
+int fa_cache_create(struct fa_client *handle, const struct fa_cache_options *options,
                     uint64_t *ret_cache)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_CACHE_CREATE };
 	struct fa_client_call call = { .expect = FA_WIRE_CACHE_REPLY };
 	struct fa_wire_cache_create *wire = &message.cache_create;
@@ -106,10 +107,9 @@ int fa_cache_create(struct fa_client *client, const struct fa_cache_options *opt
 	return 0;
 }
 
-int fa_cache_find(struct fa_client *client, const char *name, uint64_t *ret_cache)
+static int find(struct fa_client *client, const char *name, uint64_t user, uint64_t *ret_cache)
 {
-	fa_uncancelled();
-	struct fa_wire_message message = { .type = FA_WIRE_CACHE_FIND };
+	struct fa_wire_message message = { .type = FA_WIRE_CACHE_FIND, .cache_find.user = user };
 	struct fa_client_call call = { .expect = FA_WIRE_CACHE_REPLY };
 	int r;
 
@@ -125,9 +125,24 @@ int fa_cache_find(struct fa_client *client, const char *name, uint64_t *ret_cach
 	return 0;
 }
 
-int fa_cache_info(struct fa_client *client, uint64_t cache, struct fa_cache_info *ret_info)
+int fa_cache_find(struct fa_client *handle, const char *name, uint64_t *ret_cache)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
+	return find(client, name, 0, ret_cache);
+}
+
+int fa_cache_find_of(struct fa_client *handle, uint32_t uid, const char *name, uint64_t *ret_cache)
+{
+	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
+	return find(client, name, (uint64_t)uid + 1, ret_cache);
+}
+
+int fa_cache_info(struct fa_client *handle, uint64_t cache, struct fa_cache_info *ret_info)
+{
+	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_CACHE_FIND, .cache_find.cache = cache };
 	struct fa_client_call call = { .expect = FA_WIRE_CACHE_REPLY };
 	const struct fa_wire_cache_reply *reply = &call.cache;
@@ -155,14 +170,16 @@ int fa_cache_info(struct fa_client *client, uint64_t cache, struct fa_cache_info
 		.used_pages = reply->used_pages,
 		.idle_pages = reply->idle_pages,
 		.store = reply->store,
+		.uid = reply->uid,
 	};
 	fa_struct_out(ret_info, &info, sizeof(info));
 	return 0;
 }
 
-int fa_cache_remove(struct fa_client *client, uint64_t cache)
+int fa_cache_remove(struct fa_client *handle, uint64_t cache)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_CACHE_REMOVE,
 		                           .cache_remove.cache = cache };
 	struct fa_client_call call = { .expect = FA_WIRE_REPLY };

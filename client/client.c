@@ -21,7 +21,8 @@ int fa_client_child_error(void)
 int fa_client_enter(struct fa_client *client)
 {
 	if (!client)
-		return fa_error_set(-EINVAL, "the client is NULL");
+		return fa_error_set(-EINVAL, "the client is NULL, or was freed by "
+		                             "fa_disconnect()");
 	if (fa_client_forked(client))
 		return fa_client_child_error();
 	pthread_mutex_lock(&client->lock);

@@ -12,6 +12,7 @@
 
 #include "client/connection.h"
 #include "client/faclient.h"
+#include "client/handle.h"
 #include "client/spawn.h"
 #include "common/backoff.h"
 #include "common/clock.h"
@@ -49,11 +50,20 @@ enum fa_stream_state {
 struct fa_client_stream {
 	struct fa_result *results; /* [FA_RESULTS], value v at v % FA_RESULTS; NULL until used */
 	uint64_t submitted, finished, base, last_by_socket;
+	/* What the program has; modulo FA_COMPLETION_SLOTS it is the stream's index. Changes when
+	 * the stream is freed. */
+	uint32_t number;
 	int priority;
 	enum fa_stream_state state;
 };
 
+/* The cache that a sequence is in. */
+struct fa_client_home {
+	uint64_t sequence, cache;
+};
+
 struct fa_client {
+	void *handle; /* what the program has; NULL: nothing yet */
 	/* Do not change after fa_connect(). */
 	volatile uint64_t *fork_page; /* a page that fork() clears; NULL: compare pids */
 	pid_t pid;
@@ -61,7 +71,8 @@ struct fa_client {
 	uint64_t connect_ns, reconnect_ns, spin_ns, reply_ns;
 	bool spin_yields;
 	bool no_ring;
-	bool spawned;
+	enum fa_daemon_origin origin;
+	char spawn_reason[FA_SPAWN_REASON_BYTES]; /* why no other daemon is used */
 	char *daemon; /* options.daemon or FAD_DAEMON, absolute, or NULL */
 	char *config; /* options.config or FAD_CONFIG, absolute, or NULL */
 	char name[FA_WIRE_NAME_BYTES_MAX + 1];
@@ -119,8 +130,10 @@ struct fa_client {
 	struct fa_list cuda_used, cuda_unused; /* cuda_unused: least recently used first */
 	uint32_t last_registration;
 	uint32_t last_step;
-	struct fa_list abandoned; /* steps of this connection that are still to be aborted */
-	bool aborting_abandoned;  /* a thread is aborting these steps */
+	struct fa_client_home *homes; /* hashed by sequence; NULL: none known */
+	struct fa_list steps;         /* those that the program has a handle of */
+	struct fa_list abandoned;     /* steps of this connection that are still to be aborted */
+	bool aborting_abandoned;      /* a thread is aborting these steps */
 	struct fa_client_stream streams[FA_COMPLETION_SLOTS];
 	struct fa_timeline *timeline; /* NULL: fa_timeline_open() was not called */
 };

@@ -10,6 +10,7 @@
 #include "client/step_state.h"
 #include "client/struct_size.h"
 #include "client/timeline_state.h"
+#include "client/trusted.h"
 #include "common/cleanup.h"
 #include "common/cpu.h"
 
@@ -31,8 +32,6 @@
 #define REPLY_NS_DEFAULT (60 * FA_NS_PER_SEC)
 
 #define SPIN_NS_DEFAULT (20 * FA_NS_PER_US)
-
-#define SYSTEM_SOCKET "/run/fad/fad.sock"
 
 /* ---- the client object */
 
@@ -125,7 +124,10 @@ static int client_new(const struct fa_options *options, struct fa_client **ret_c
 	fa_list_init(&client->registrations);
 	fa_list_init(&client->cuda_used);
 	fa_list_init(&client->cuda_unused);
+	fa_list_init(&client->steps);
 	fa_list_init(&client->abandoned);
+	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i)
+		client->streams[i].number = i;
 	client->streams[0].state = FA_STREAM_OPEN;
 	atomic_init(&client->lost, true);
 	pthread_condattr_init(&client->clock);
@@ -164,6 +166,7 @@ static struct fa_client *client_free(struct fa_client *client)
 {
 	if (!client)
 		return NULL;
+	(void)fa_handle_take(FA_HANDLE_CLIENT, client->handle);
 	fa_connection_close(&client->connection);
 	fa_close_fdp(&client->epoll_fd);
 	fa_close_fdp(&client->event_fd);
@@ -176,7 +179,7 @@ static struct fa_client *client_free(struct fa_client *client)
 	}
 	free_registrations(&client->cuda_used);
 	free_registrations(&client->cuda_unused);
-	fa_step_forget_abandoned(client);
+	fa_step_forget_all(client);
 	for (size_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
 		struct fa_result *results = client->streams[i].results;
 
@@ -187,6 +190,7 @@ static struct fa_client *client_free(struct fa_client *client)
 	fa_timeline_release(client->timeline, fa_client_forked(client));
 	if (client->fork_page)
 		(void)munmap((void *)client->fork_page, sizeof(uint64_t));
+	free(client->homes);
 	free(client->daemon);
 	free(client->config);
 	free(client->in);
@@ -197,14 +201,15 @@ static struct fa_client *client_free(struct fa_client *client)
 
 /* ---- connecting */
 
-static int try_path(struct fa_client *client, const char *path, uint64_t deadline_ns,
-                    struct fa_error *error)
+static int try_path(struct fa_client *client, const char *path, enum fa_daemon_origin origin,
+                    uint64_t deadline_ns, struct fa_error *error)
 {
 	_fa_cleanup_(fa_freep) char *whole = NULL;
 	struct fa_connection connection;
 	int r;
 
-	r = fa_connection_open(path, client->name, &client->session_key, client->in, client->out,
+	r = fa_connection_open(path, origin == FA_DAEMON_NAMED || origin == FA_DAEMON_SPAWNED,
+	                       client->name, &client->session_key, client->in, client->out,
 	                       deadline_ns, error, &connection);
 	if (r < 0)
 		return r;
@@ -216,6 +221,7 @@ static int try_path(struct fa_client *client, const char *path, uint64_t deadlin
 	client->session_key = (struct fa_session_key){ .secret = connection.secret,
 		                                       .generation = connection.generation };
 	fa_client_adopt(client, &connection);
+	client->origin = origin;
 	return 0;
 }
 
@@ -225,25 +231,46 @@ static bool is_no_daemon(int code)
 	return code == -ENOENT || code == -ECONNREFUSED || code == -EACCES;
 }
 
-static int connect_default(struct fa_client *client, const char *socket, uint64_t deadline_ns,
-                           struct fa_error *error)
+/* Returns the socket that the program or its user named, else NULL. */
+static const char *named_socket(const char *socket)
 {
-	const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
-	char path[FA_SOCKET_PATH_BYTES];
-	int r;
-
 	if (!socket || !*socket)
 		socket = secure_getenv("FAD_SOCKET");
-	if (socket && *socket)
-		return try_path(client, socket, deadline_ns, error);
+	return socket && *socket ? socket : NULL;
+}
 
-	if (runtime && *runtime &&
-	    (size_t)snprintf(path, sizeof(path), "%s/fad/fad.sock", runtime) < sizeof(path)) {
-		r = try_path(client, path, deadline_ns, error);
-		if (!is_no_daemon(r))
-			return r;
+static int connect_user(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error)
+{
+	char path[FA_SOCKET_PATH_BYTES];
+	const char *runtime;
+	int r;
+
+	r = fa_trusted_runtime_dir(error, &runtime);
+	if (r < 0)
+		return r;
+	if (!runtime ||
+	    (size_t)snprintf(path, sizeof(path), "%s/fad/fad.sock", runtime) >= sizeof(path))
+		return -ENOENT;
+	return try_path(client, path, FA_DAEMON_USER, deadline_ns, error);
+}
+
+static int connect_default(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error)
+{
+	struct fa_error user_error = {};
+	int r, user_r;
+
+	user_r = connect_user(client, deadline_ns, &user_error);
+	if (!is_no_daemon(user_r)) {
+		*error = user_error;
+		return user_r;
 	}
-	return try_path(client, SYSTEM_SOCKET, deadline_ns, error);
+	r = try_path(client, FA_SYSTEM_SOCKET, FA_DAEMON_SYSTEM, deadline_ns, error);
+	/* A daemon that must not be used says more than none at all. */
+	if (user_r == -EACCES && (r == -ENOENT || r == -ECONNREFUSED)) {
+		*error = user_error;
+		return user_r;
+	}
+	return r;
 }
 
 static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error)
@@ -255,7 +282,7 @@ static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struc
 	r = fa_spawn(client->daemon, client->config, path, deadline_ns, error, &daemon_stderr);
 	if (r < 0)
 		return r;
-	r = try_path(client, path, deadline_ns, error);
+	r = try_path(client, path, FA_DAEMON_SPAWNED, deadline_ns, error);
 	if (r < 0) {
 		r = fa_spawn_explain(daemon_stderr, r, deadline_ns, error);
 		/* Cleans up only after the daemon has exited, because a daemon may clean up
@@ -263,7 +290,6 @@ static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struc
 		fa_spawn_clean(path);
 		return r;
 	}
-	client->spawned = true;
 	return 0;
 }
 
@@ -273,6 +299,7 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 	struct fa_options padded = { .size = sizeof(padded) };
 	struct fa_client *client = NULL;
 	struct fa_error error = {};
+	const char *named;
 	uint64_t deadline;
 	const void *o = &padded;
 	int r;
@@ -289,24 +316,52 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 	if (options->flags & ~(FA_CONNECT_SPAWN | FA_CONNECT_PRIVATE | FA_CONNECT_NO_RING))
 		return fa_error_set(-EINVAL, "fa_options.flags has unknown bits: 0x%x",
 		                    options->flags);
+	if ((options->daemon || options->config) &&
+	    !(options->flags & (FA_CONNECT_SPAWN | FA_CONNECT_PRIVATE)))
+		return fa_error_set(-EINVAL,
+		                    "fa_options.%s is given, which has no effect without "
+		                    "FA_CONNECT_SPAWN or FA_CONNECT_PRIVATE",
+		                    options->daemon ? "daemon" : "config");
+	if (options->socket && options->flags & FA_CONNECT_PRIVATE)
+		return fa_error_set(-EINVAL, "fa_options.socket is given, which has no effect with "
+		                             "FA_CONNECT_PRIVATE");
 
 	r = client_new(options, &client);
 	if (r < 0) {
 		client_free(client);
 		return r;
 	}
+	r = fa_handle_new(FA_HANDLE_CLIENT, client, &client->handle);
+	if (r < 0) {
+		client_free(client);
+		return r;
+	}
 	deadline = fa_deadline_ns(client->connect_ns);
-	r = -ENOENT;
-	if (!(options->flags & FA_CONNECT_PRIVATE))
-		r = connect_default(client, options->socket, deadline, &error);
-	if (options->flags & FA_CONNECT_PRIVATE ||
-	    (options->flags & FA_CONNECT_SPAWN && is_no_daemon(r)))
+	named = named_socket(options->socket);
+	if (options->flags & FA_CONNECT_PRIVATE) {
 		r = connect_spawned(client, deadline, &error);
+	} else if (named) {
+		/* A private daemon instead of a named one would be a surprise. */
+		r = try_path(client, named, FA_DAEMON_NAMED, deadline, &error);
+		if (options->flags & FA_CONNECT_SPAWN && is_no_daemon(r)) {
+			size_t n = strlen(error.text);
+
+			(void)snprintf(error.text + n, sizeof(error.text) - n,
+			               "; FA_CONNECT_SPAWN starts none in place of a named one");
+		}
+	} else {
+		r = connect_default(client, deadline, &error);
+		if (options->flags & FA_CONNECT_SPAWN && is_no_daemon(r)) {
+			(void)snprintf(client->spawn_reason, sizeof(client->spawn_reason), "%s",
+			               error.text);
+			r = connect_spawned(client, deadline, &error);
+		}
+	}
 	if (r < 0) {
 		client_free(client);
 		return fa_error_copy(r, &error);
 	}
-	*ret_client = client;
+	*ret_client = client->handle;
 	return 0;
 }
 
@@ -330,9 +385,11 @@ static void disconnect_child(struct fa_client *client)
 	fa_close_fdp(&client->event_fd);
 }
 
-struct fa_client *fa_disconnect(struct fa_client *client)
+struct fa_client *fa_disconnect(struct fa_client *handle)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_handle_take(FA_HANDLE_CLIENT, handle);
+
 	fa_adopted_reap();
 	if (!client)
 		return NULL;
@@ -341,12 +398,15 @@ struct fa_client *fa_disconnect(struct fa_client *client)
 		return NULL;
 	}
 	/* The daemon may have died since the last call. */
-	if (client->spawned)
-		(void)fa_client_state(client);
+	if (client->origin == FA_DAEMON_SPAWNED) {
+		pthread_mutex_lock(&client->lock);
+		fa_client_receive(client, true);
+		fa_client_leave(client);
+	}
 	/* A child of this process may hold the socket open, so that closing it is not enough. */
 	if (client->state == FA_CLIENT_CONNECTED)
 		(void)shutdown(client->connection.socket, SHUT_RDWR);
-	else if (client->spawned)
+	else if (client->origin == FA_DAEMON_SPAWNED)
 		fa_spawn_clean(client->path);
 	pthread_cond_destroy(&client->changed);
 	pthread_mutex_destroy(&client->lock);
@@ -357,9 +417,10 @@ struct fa_client *fa_disconnect(struct fa_client *client)
 
 /* ---- state of the connection */
 
-enum fa_client_state fa_client_state(struct fa_client *client)
+enum fa_client_state fa_client_state(struct fa_client *handle)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	enum fa_client_state state;
 
 	if (fa_client_enter(client) < 0)
@@ -370,9 +431,10 @@ enum fa_client_state fa_client_state(struct fa_client *client)
 	return state;
 }
 
-int fa_reconnect(struct fa_client *client)
+int fa_reconnect(struct fa_client *handle)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	uint64_t timeout_ns;
 	int r;
 

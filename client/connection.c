@@ -2,6 +2,7 @@
 #include "client/connection.h"
 
 #include "client/poll_until.h"
+#include "client/trusted.h"
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/memfd.h"
@@ -66,10 +67,13 @@ static int connect_socket(const char *path, uint64_t deadline_ns, struct fa_erro
 			continue;
 		if (code != -EAGAIN)
 			return fa_fail(error, code, "cannot connect to fad at %s: %s", path,
-			               code == -ENOENT         ? "there is no such socket"
+			               code == -ENOENT
+			                       ? "there is no such socket; is the service started "
+			                         "(systemctl start fad)?"
 			               : code == -ECONNREFUSED ? "no daemon listens there"
 			               : code == -EACCES
-			                       ? "the socket's mode or directory forbids it"
+			                       ? "the socket's mode or directory forbids it; its "
+			                         "group may connect"
 			                       : strerror(-code));
 		if (fa_now_ns() >= deadline_ns)
 			return fa_fail(error, -ETIMEDOUT,
@@ -169,6 +173,7 @@ static int read_hello_reply(const struct fa_wire_message *message, const int *fd
 	connection->device_uuid[1] = reply->device_uuid.hi;
 	connection->generation = reply->generation;
 	connection->session = reply->session;
+	connection->pid = reply->pid;
 	connection->secret = reply->secret;
 	connection->resumed = reply->resumed;
 	connection->limits = reply->limits;
@@ -214,14 +219,17 @@ static int shake_hands(const char *path, const char *name, const struct fa_sessi
 	return r;
 }
 
-int fa_connection_open(const char *path, const char *name, const struct fa_session_key *key,
-                       uint8_t *in, uint8_t *out, uint64_t deadline_ns, struct fa_error *error,
+int fa_connection_open(const char *path, bool named, const char *name,
+                       const struct fa_session_key *key, uint8_t *in, uint8_t *out,
+                       uint64_t deadline_ns, struct fa_error *error,
                        struct fa_connection *ret_connection)
 {
 	struct fa_connection connection = { .socket = -1 };
 	int r;
 
 	r = connect_socket(path, deadline_ns, error, &connection.socket);
+	if (r >= 0 && !named)
+		r = fa_trusted_peer(connection.socket, path, error);
 	if (r >= 0)
 		r = fa_connection_check_fds(connection.socket, 1, error);
 	if (r >= 0)

@@ -34,14 +34,17 @@ struct fa_connection {
 	uint64_t device_uuid[2];
 	uint64_t generation;
 	uint64_t session;
+	uint32_t pid; /* of the daemon; 0: unknown */
 	struct fa_wire_secret secret;
 	bool resumed;
 	struct fa_wire_limits limits;
 };
 
-/* @in and @out have FA_WIRE_BYTES_MAX. */
-int fa_connection_open(const char *path, const char *name, const struct fa_session_key *key,
-                       uint8_t *in, uint8_t *out, uint64_t deadline_ns, struct fa_error *error,
+/* @named: the program named the path; else only a trusted daemon may listen there (-EACCES). @in
+ * and @out have FA_WIRE_BYTES_MAX. */
+int fa_connection_open(const char *path, bool named, const char *name,
+                       const struct fa_session_key *key, uint8_t *in, uint8_t *out,
+                       uint64_t deadline_ns, struct fa_error *error,
                        struct fa_connection *ret_connection);
 void fa_connection_close(struct fa_connection *connection);
 

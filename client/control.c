@@ -26,15 +26,17 @@ static int simple_call(struct fa_client *client, enum fa_wire_type type)
 	return r;
 }
 
-int fa_ping(struct fa_client *client)
+int fa_ping(struct fa_client *handle)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	return simple_call(client, FA_WIRE_PING);
 }
 
-int fa_daemon_drain(struct fa_client *client)
+int fa_daemon_drain(struct fa_client *handle)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	return simple_call(client, FA_WIRE_DRAIN);
 }
 
@@ -72,9 +74,10 @@ void *fa_free(void *memory)
 	return NULL;
 }
 
-int fa_status(struct fa_client *client, char **ret_json)
+int fa_status(struct fa_client *handle, char **ret_json)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_STATUS };
 	struct fa_client_call call = { .expect = FA_WIRE_STATUS_REPLY, .expect_fds = 1 };
 	int r;

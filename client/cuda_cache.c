@@ -125,9 +125,10 @@ void fa_cuda_cache_put(struct fa_client *client, struct fa_buffer *buffer)
 	pthread_mutex_unlock(&client->import_lock);
 }
 
-int fa_cuda_trim(struct fa_client *client)
+int fa_cuda_trim(struct fa_client *handle)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	int r;
 
 	if (client && fa_client_forked(client))
@@ -391,10 +392,11 @@ static int daemon_device(struct fa_client *client, uint64_t ret_uuid[2])
 	return r;
 }
 
-int fa_buffer_import_cuda(struct fa_client *client, uint64_t ptr, uint64_t bytes, uint32_t flags,
+int fa_buffer_import_cuda(struct fa_client *handle, uint64_t ptr, uint64_t bytes, uint32_t flags,
                           struct fa_buffer **ret_buffer)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	uint32_t wire_flags = flags & FA_BUFFER_READ_ONLY ? FA_WIRE_BUFFER_READ_ONLY : 0;
 	const struct fa_cudriver *driver;
 	struct fa_buffer *buffer;
@@ -426,6 +428,6 @@ int fa_buffer_import_cuda(struct fa_client *client, uint64_t ptr, uint64_t bytes
 		fa_buffer_release(buffer);
 		return r;
 	}
-	*ret_buffer = buffer;
+	*ret_buffer = buffer->handle;
 	return 0;
 }

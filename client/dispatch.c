@@ -7,9 +7,10 @@
 
 #include <sys/eventfd.h>
 
-int fa_fd(struct fa_client *client)
+int fa_fd(struct fa_client *handle)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	int r;
 
 	r = fa_client_enter(client);
@@ -25,9 +26,10 @@ int fa_fd(struct fa_client *client)
 	return client->epoll_fd;
 }
 
-int fa_dispatch(struct fa_client *client)
+int fa_dispatch(struct fa_client *handle)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	eventfd_t count;
 	int r;
 

@@ -36,9 +36,14 @@
  * signals alone. A thread that is cancelled (pthread_cancel()) within a call finishes the call
  * first: while a thread is in the library, its cancellation is disabled.
  *
+ * Handles (struct fa_client and so on, by pointer) are numbers that are never used again, not
+ * addresses. A call with one that was freed, or that never was one, returns -EINVAL, or NULL or 0;
+ * freeing it again does nothing. fa_disconnect() ends the handles of the client's objects, too.
+ *
  * fork(): a child process must not use its parent's clients; every call returns -ECHILD. The child
  * may read and write the memory of inherited buffers, and may call fa_buffer_free() and
- * fa_disconnect(), which free the child's resources and do not affect the parent's session.
+ * fa_disconnect(), which free the child's resources and do not affect the parent's session. The
+ * session ends with the process that connected, whatever its children hold.
  *
  * Reconnecting: when the daemon goes away, requests in flight end with -ECONNRESET; whether they
  * wrote their output is unknown. The next call that needs the daemon reconnects and registers all
@@ -53,6 +58,8 @@
  * Structs that cross this interface start with their size, set by the caller to sizeof, so that
  * they can grow. A struct larger than this library knows is accepted if the unknown part is 0 (else
  * -E2BIG); if the library fills it, the unknown part is set to 0. A field of 0 means the default.
+ * A field that has no effect must be 0 (-EINVAL): one that needs a flag or another field which is
+ * not set. Only what describes a tensor whose buffer is NULL may be anything.
  * Structs inside others and in arrays (fa_tensor, fa_ticket, fa_gate, fa_step_item) have no size
  * and do not grow.
  */
@@ -90,7 +97,7 @@ const char *fa_error(void);
 /* ---- connecting */
 
 /* fa_options.flags: start a daemon for this program. */
-#define FA_CONNECT_SPAWN (1u << 0)   /* if no daemon answers that this user may use */
+#define FA_CONNECT_SPAWN (1u << 0)   /* if none answers that may be used, and no socket is named */
 #define FA_CONNECT_PRIVATE (1u << 1) /* always */
 /* Send requests by the socket, even if the daemon offers a ring in shared memory. */
 #define FA_CONNECT_NO_RING (1u << 2)
@@ -99,13 +106,15 @@ struct fa_options {
 	uint32_t size; /* sizeof(struct fa_options) */
 	uint32_t flags;
 	/* Path of the socket; NULL: FAD_SOCKET, else $XDG_RUNTIME_DIR/fad/fad.sock if a daemon
-	 * answers there, else /run/fad/fad.sock. A relative path stays valid after chdir() if the
-	 * absolute path fits into a socket address. */
+	 * answers there, else /run/fad/fad.sock. A socket that is named by neither of the first two
+	 * is used only if its daemon is this user's or root's, or at /run/fad/fad.sock that of the
+	 * directory's owner; and XDG_RUNTIME_DIR must be this user's or root's. A relative path
+	 * stays valid after chdir() if the absolute path fits into a socket address. */
 	const char *socket;
 	/* Name shown by factl, at most 64 bytes; NULL: the program's name. */
 	const char *name;
 	/* Path of the fad to start; NULL: FAD_DAEMON, else the installed one, else the first on
-	 * PATH. */
+	 * PATH. Needs one of the flags that start a daemon. */
 	const char *daemon;
 	uint64_t connect_ns; /* time limit of fa_connect() as a whole; 0: 5 s */
 	/* Time limit for reconnecting; 0: 5 s; UINT64_MAX: only fa_reconnect() reconnects. */
@@ -118,7 +127,7 @@ struct fa_options {
 	 * before the connection is closed; 0: 60 s; UINT64_MAX: no limit. */
 	uint64_t reply_ns;
 	/* Path of the configuration of a spawned daemon, as for fad --config; NULL: FAD_CONFIG,
-	 * else none. */
+	 * else none. Needs one of the flags that start a daemon. */
 	const char *config;
 };
 
@@ -173,6 +182,16 @@ int fa_reconnect(struct fa_client *client);
 /* Returns the path of the socket that the client is connected to; valid as long as the client. */
 const char *fa_socket_path(struct fa_client *client);
 
+/* How the daemon was found. */
+enum fa_daemon_origin {
+	FA_DAEMON_NAMED = 1, /* by fa_options.socket or FAD_SOCKET */
+	FA_DAEMON_USER,      /* at $XDG_RUNTIME_DIR/fad/fad.sock */
+	FA_DAEMON_SYSTEM,    /* at /run/fad/fad.sock */
+	FA_DAEMON_SPAWNED,   /* started by this client */
+};
+
+#define FA_SPAWN_REASON_BYTES 256
+
 struct fa_info {
 	uint32_t size;
 	uint32_t protocol; /* version of the protocol */
@@ -189,6 +208,10 @@ struct fa_info {
 	uint64_t max_requests; /* in flight, of one client; at most 4096 */
 	uint64_t resumed;      /* reconnects that lost no cache or sequence */
 	uint64_t ring_bytes;   /* size of the request ring; 0: requests go by the socket */
+	uint32_t origin;       /* enum fa_daemon_origin; fa_socket_path() has the path */
+	uint32_t pid;          /* of the daemon, in its own PID namespace; 0: unknown */
+	/* With FA_CONNECT_SPAWN: why no other daemon is used; "" if one is. */
+	char spawn_reason[FA_SPAWN_REASON_BYTES];
 };
 
 /* Returns what the daemon said at the last connect. Set ret_info->size before the call. No round
@@ -325,8 +348,12 @@ uint64_t fa_tensor_bytes(uint32_t dtype, uint32_t rank, const int64_t *shape);
  *   cu_seqlens[b] … cu_seqlens[b + 1] - 1 of its tensor; lse [heads, tokens].
  * heads is a multiple of kv_heads; dim is a multiple of 8 up to 256, dim_v one up to 512. q, k, v
  * and out have the same dtype. lse is the natural logarithm of the softmax's denominator. A row
- * that sees no key has output 0 and lse -inf (with sinks: the sink). out and lse must not overlap
- * any other memory in use.
+ * that sees no key has output 0 and lse -inf (with sinks: the sink). A request without rows (batch
+ * 0, no queries) succeeds.
+ *
+ * out and lse must not share memory with each other or with q, k and v (-EINVAL): out cannot be q.
+ * Tensors whose rows alternate in one block of memory share none. Nor must they share memory with
+ * tensors of requests in flight in other streams, which is not checked.
  */
 struct fa_attention {
 	uint32_t size; /* sizeof(struct fa_attention) */
@@ -334,16 +361,18 @@ struct fa_attention {
 	uint32_t stream; /* 0: the stream that always exists */
 	uint32_t batch;  /* ragged form: number of sequences, at most 4096; 0: batch form */
 	struct fa_tensor q, k, v, out;
-	struct fa_tensor lse;         /* buffer NULL: not wanted */
-	float scale;                  /* 0: 1/sqrt(dim) */
-	float softcap;                /* s = softcap * tanh(s / softcap); 0: none */
-	int64_t window_left;          /* visible keys before the row's own; -1: all */
-	int64_t window_right;         /* visible keys after the row's own; -1: all */
+	struct fa_tensor lse; /* buffer NULL: not wanted */
+	float scale;          /* 0: 1/sqrt(dim) */
+	float softcap;        /* s = softcap * tanh(s / softcap); 0: none */
+	/* Visible keys before and after the row's own; -1: all. Without FA_ATTENTION_WINDOW 0 or
+	 * -1. */
+	int64_t window_left, window_right;
 	const uint32_t *cu_seqlens_q; /* [batch + 1], from 0, ascending; copied by the call */
 	const uint32_t *cu_seqlens_k;
-	const float *alibi_slopes; /* [heads, at most 1024] or NULL; copied */
-	const float *sinks;        /* [heads, at most 1024] or NULL; copied */
-	uint64_t timeout_ns;       /* after which the request ends with -ETIMEDOUT; 0: no limit */
+	const float *alibi_slopes; /* [heads, at most 1024] or NULL; finite; copied */
+	/* [heads, at most 1024] or NULL; finite, or -infinity for a head without a sink; copied */
+	const float *sinks;
+	uint64_t timeout_ns; /* after which the request ends with -ETIMEDOUT; 0: no limit */
 	const struct fa_gates *gates; /* what the request waits for and signals; NULL: nothing */
 };
 
@@ -419,7 +448,8 @@ int fa_dispatch(struct fa_client *client);
 /*
  * Requests of one stream run in order, those of different streams concurrently. Stream 0 always
  * exists. A stream of @priority > 0 goes before other streams of this client (decode); on a GPU its
- * kernels go before those of all clients. Streams are freed with the client.
+ * kernels go before those of all clients. Streams are freed with the client. Numbers of freed ones
+ * do not come back.
  *   -EDQUOT        max_streams exist
  *   -EBUSY (free)  requests are in flight
  *   -ENOENT (free) no such stream

@@ -14,7 +14,8 @@
  * Numbers: caches and sequences are identified by numbers that are never reused. Any process that
  * may use the object may use its number, also after a restart of the daemon. An object without a
  * name belongs to its client, and is freed when that disconnects or dies. An object with a name
- * stays until it is removed or its time to live is over, and can be found by its name.
+ * stays until it is removed or its time to live is over, and can be found by its name. Each user
+ * has names of its own.
  *
  * Reconnecting: a daemon started with --supervise, or by systemd as fad.service, leaves all
  * sequences with all committed tokens to its successor. The client resumes its session by itself,
@@ -25,10 +26,12 @@
  *
  * Besides the errors named at each function and in faclient.h, functions that take a number or name
  * of a cache or sequence may return
- *   -ENOENT  it does not exist, or is another client's and has no name
+ *   -EINVAL  the number is a sequence's where a cache is expected, or the reverse
+ *   -ENOENT  it does not exist, or this client may not know of it: another client's without a name,
+ *            or another user's that its mode does not let this one read
  *   -ESTALE  it was removed, or lost with its session; as the result of a request the latter is
  *            -ENOENT
- *   -EACCES  its mode does not admit this user
+ *   -EACCES  its mode does not admit this call
  * and all functions of this header
  *   -ENOTSUP the daemon has no KV pool
  */
@@ -103,7 +106,7 @@ struct fa_cache_options {
 
 /*
  * Creates a cache.
- *   -EEXIST   the name is taken
+ *   -EEXIST   this user has a cache with that name
  *   -ENOTSUP  no kernel supports the shape or the storage
  *   -ENOSPC   too many caches
  *   -EDQUOT   too many caches of this user
@@ -111,8 +114,13 @@ struct fa_cache_options {
 int fa_cache_create(struct fa_client *client, const struct fa_cache_options *options,
                     uint64_t *ret_cache);
 
-/* Finds a cache by its name. */
+/* Finds a cache by its name. Names belong to a user: this finds caches of this user alone, so that
+ * nobody else can create what this program finds. */
 int fa_cache_find(struct fa_client *client, const char *name, uint64_t *ret_cache);
+
+/* Finds another user's cache, whose mode must let this user read it. That user can change and
+ * remove it. -EINVAL: @uid is UINT32_MAX. */
+int fa_cache_find_of(struct fa_client *client, uint32_t uid, const char *name, uint64_t *ret_cache);
 
 struct fa_cache_info {
 	uint32_t size;
@@ -126,7 +134,7 @@ struct fa_cache_info {
 	uint64_t used_pages; /* in sequences and steps */
 	uint64_t idle_pages; /* published, in no sequence; evicted when pages are needed */
 	uint32_t store;
-	uint32_t reserved;
+	uint32_t uid; /* of the user whose cache it is */
 };
 /* Set ret_info->size before the call. */
 int fa_cache_info(struct fa_client *client, uint64_t cache, struct fa_cache_info *ret_info);
@@ -143,8 +151,12 @@ int fa_cache_remove(struct fa_client *client, uint64_t cache);
 /* Creates an empty sequence. -ENOSPC: too many sequences. -EDQUOT: too many of this user. */
 int fa_sequence_create(struct fa_client *client, uint64_t cache, uint64_t *ret_sequence);
 
-/* Finds a sequence by its name. */
+/* Finds a sequence of this user by its name. */
 int fa_sequence_find(struct fa_client *client, const char *name, uint64_t *ret_sequence);
+
+/* Finds another user's sequence, as fa_cache_find_of(). */
+int fa_sequence_find_of(struct fa_client *client, uint32_t uid, const char *name,
+                        uint64_t *ret_sequence);
 
 /*
  * Creates a sequence with the first @tokens tokens of another one (UINT64_MAX: all). Nothing is
@@ -160,7 +172,7 @@ int fa_sequence_fork(struct fa_client *client, uint64_t sequence, uint64_t token
 /*
  * Gives a sequence a name of at most 63 bytes; called with the sequence's name, changes its mode
  * and time to live. A sequence with a name outlives the client.
- *   -EEXIST  the name is taken, or the sequence has another name
+ *   -EEXIST  this user has a sequence with that name, or the sequence has another name
  */
 int fa_sequence_set_name(struct fa_client *client, uint64_t sequence, const char *name,
                          uint32_t mode, uint64_t ttl_ns);
@@ -191,6 +203,8 @@ struct fa_sequence_info {
 	uint64_t planned; /* length with the tokens of steps in progress */
 	uint64_t first;   /* tokens before it were dropped */
 	uint64_t step;    /* number of the last committed step; 0: none */
+	uint32_t uid;     /* of the user whose sequence it is */
+	uint32_t reserved;
 };
 /* Set ret_info->size before the call. */
 int fa_sequence_info(struct fa_client *client, uint64_t sequence,
@@ -307,7 +321,7 @@ uint64_t fa_step_number(const struct fa_step *step);
  *   lse (optional) fp32 [heads, new],
  * where new is the number of new tokens of all items, in the items' order; in a step with several
  * caches, of the items of `cache`. All have the cache's dtype. heads is a multiple of kv_heads. out
- * and lse must not overlap any other memory in use.
+ * and lse must share no memory with each other and the layer's other tensors (-EINVAL).
  */
 struct fa_step_attend {
 	uint32_t size; /* sizeof(struct fa_step_attend) */
@@ -318,13 +332,13 @@ struct fa_step_attend {
 	struct fa_tensor q;
 	struct fa_tensor k_new; /* buffer NULL: this layer's keys and values were appended before */
 	struct fa_tensor v_new; /* buffer NULL as well if V is in K */
-	struct fa_tensor out;   /* buffer NULL: appends only, and q is ignored */
+	struct fa_tensor out;   /* buffer NULL as well as q's: appends only */
 	struct fa_tensor lse;   /* buffer NULL: not wanted */
 	float scale;            /* these five as in struct fa_attention */
 	float softcap;
 	int64_t window_left;
 	int64_t window_right;
-	const float *alibi_slopes; /* [heads] or NULL; copied */
+	const float *alibi_slopes; /* these two as well; copied */
 	const float *sinks;
 	/*
 	 * Rotary embedding of the first rotary_dim elements of each head of q and k_new; 0: none.
@@ -333,8 +347,8 @@ struct fa_step_attend {
 	 */
 	uint32_t rotary_dim;
 	uint32_t reserved;
-	double rotary_base;  /* 0: 10000 */
-	double rotary_scale; /* 0: 1 */
+	double rotary_base;  /* 0: 10000; 0 with tables */
+	double rotary_scale; /* 0: 1; 0 with tables */
 	/* fp32 [positions, rotary_dim / 2], with a row for each position of the new tokens, else
 	 * -EINVAL; buffer NULL: no tables. */
 	struct fa_tensor cos, sin;
@@ -345,7 +359,12 @@ struct fa_step_attend {
 	const struct fa_gates *gates;
 };
 
-/* -ECONNRESET: the step ended with its connection. */
+/*
+ *   -EINVAL      from the call itself: nothing was sent, and the step goes on
+ *   -ECONNRESET  the step ended with its connection
+ * A layer that fails later, or that fa_wait() says the daemon refused, makes its step fail: the
+ * commit returns -ECANCELED, and its sentence quotes the first such error.
+ */
 int fa_step_attend(struct fa_step *step, const struct fa_step_attend *attend,
                    struct fa_ticket *ret_ticket);
 
@@ -437,6 +456,7 @@ struct fa_sequence_copy {
  * Submit requests as fa_attention() does. fa_sequence_read() copies committed tokens out of the
  * pages. fa_sequence_write() copies into tokens that a step of this client has reserved: an
  * alternative to fa_step_attend() for filling a sequence, step by step.
+ *   -ECONNRESET  (write) the step ended with its connection
  */
 int fa_sequence_read(struct fa_client *client, const struct fa_sequence_copy *copy,
                      struct fa_ticket *ret_ticket);

@@ -11,14 +11,17 @@ const char *fa_version(void)
 	return FAD_VERSION;
 }
 
-const char *fa_socket_path(struct fa_client *client)
+const char *fa_socket_path(struct fa_client *handle)
 {
+	const struct fa_client *client = fa_client_of(handle);
+
 	return client ? client->path : NULL;
 }
 
-int fa_info(struct fa_client *client, struct fa_info *ret_info)
+int fa_info(struct fa_client *handle, struct fa_info *ret_info)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	const struct fa_connection *connection;
 	struct fa_info info = {};
 	int r;
@@ -46,6 +49,9 @@ int fa_info(struct fa_client *client, struct fa_info *ret_info)
 	                           : FA_COMPLETION_SLOTS;
 	info.max_requests = client->max_requests;
 	info.ring_bytes = connection->ring.memory ? connection->ring.end.bytes : 0;
+	info.origin = client->origin;
+	info.pid = connection->pid;
+	memcpy(info.spawn_reason, client->spawn_reason, sizeof(info.spawn_reason));
 	fa_client_leave(client);
 	fa_struct_out(ret_info, &info, sizeof(info));
 	return 0;

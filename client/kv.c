@@ -5,6 +5,7 @@
 #include "client/reconnect.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 int fa_kv_name(const char *name, struct fa_wire_string *ret_name)
@@ -20,6 +21,32 @@ int fa_kv_name(const char *name, struct fa_wire_string *ret_name)
 		                    FA_WIRE_NAME_BYTES_MAX - 1);
 	*ret_name = (struct fa_wire_string){ .text = name, .length = length };
 	return 0;
+}
+
+/* Entries of fa_client.homes. */
+#define HOMES 4096
+
+static size_t home_of(uint64_t sequence)
+{
+	return sequence * 0x9e3779b97f4a7c15u >> 52;
+}
+
+void fa_kv_learn(struct fa_client *client, uint64_t sequence, uint64_t cache)
+{
+	if (!sequence || !cache)
+		return;
+	if (!client->homes)
+		client->homes = calloc(HOMES, sizeof(*client->homes));
+	if (client->homes)
+		client->homes[home_of(sequence)] = (struct fa_client_home){ sequence, cache };
+}
+
+uint64_t fa_kv_cache_of(const struct fa_client *client, uint64_t sequence)
+{
+	const struct fa_client_home *home = client->homes ? &client->homes[home_of(sequence)]
+	                                                  : NULL;
+
+	return home && home->sequence == sequence ? home->cache : 0;
 }
 
 int fa_kv_explain(const struct fa_client *client, int r)
@@ -39,6 +66,8 @@ int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool b
 	if (r < 0)
 		return r;
 	r = fa_call_run(client, message, NULL, 0, true, call);
+	if (r == 0 && call->expect == FA_WIRE_SEQUENCE_REPLY)
+		fa_kv_learn(client, call->sequence.sequence, call->sequence.cache);
 	if (by_number)
 		r = fa_kv_explain(client, r);
 	fa_client_leave(client);

@@ -51,9 +51,12 @@ static int retry(struct fa_client *client, uint64_t deadline_ns, struct fa_error
 		struct timespec sleep = { .tv_nsec = (long)pause };
 		struct fa_connection connection;
 
-		r = fa_connection_open(client->path, client->name, &client->session_key, client->in,
-		                       client->out, deadline_ns, error, &connection);
-		if ((r == -ENOENT || r == -ECONNREFUSED) && client->spawned &&
+		r = fa_connection_open(client->path,
+		                       client->origin != FA_DAEMON_USER &&
+		                               client->origin != FA_DAEMON_SYSTEM,
+		                       client->name, &client->session_key, client->in, client->out,
+		                       deadline_ns, error, &connection);
+		if ((r == -ENOENT || r == -ECONNREFUSED) && client->origin == FA_DAEMON_SPAWNED &&
 		    spawns++ < SPAWNS_MAX) {
 			fa_close_fdp(daemon_stderr);
 			r = fa_spawn(client->daemon, client->config, client->path, deadline_ns,

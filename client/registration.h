@@ -26,6 +26,8 @@ struct fa_client_registration {
 	int fd;               /* HOST_FD, and CUDA_FD of an arena; else -1 */
 	uint64_t piece_bytes; /* CUDA_FD: size of the allocation behind fd */
 	uint64_t uuid[2];     /* CUDA_*: UUID of the GPU */
+	/* Identify a file of the program's; inode 0: other memory, which no other buffer has. */
+	uint64_t file_system, inode;
 
 	struct fa_cuda_allocations *cuda;     /* the program's CUDA memory, owned; else NULL */
 	uint8_t handle[FA_WIRE_HANDLE_BYTES]; /* CUDA_IPC */
@@ -38,6 +40,7 @@ struct fa_client_registration {
 };
 
 struct fa_buffer {
+	void *handle;        /* what the program has */
 	struct fa_list link; /* fa_client.buffers; changed with the client's mutex */
 	/* The fields below do not change. */
 	struct fa_client *client;

@@ -1,16 +1,68 @@
 #include "client/request.h"
 
+#include "client/last_error.h"
+#include "client/registration.h"
 #include "client/tensor.h"
+#include "schema/overlap.h"
+
+#include <errno.h>
 
 int fa_request_tensor(struct fa_client_request *request, const char *name, struct fa_client *client,
                       const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view)
 {
+	const struct fa_client_registration *registration;
 	int r;
 
-	r = fa_tensor_view(name, client, tensor, rank, ret_view);
+	r = fa_tensor_view(name, client, tensor, rank, ret_view, &registration);
 	if (r < 0)
 		return r;
-	request->tensors[request->n_tensors++] = (struct fa_client_request_tensor){ name, tensor };
+	request->tensors[request->n_tensors++] = (struct fa_client_request_tensor){
+		.name = name,
+		.registration = registration,
+		.view = ret_view,
+	};
+	return 0;
+}
+
+int fa_request_output(struct fa_client_request *request, const char *name, struct fa_client *client,
+                      const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view)
+{
+	int r;
+
+	r = fa_request_tensor(request, name, client, tensor, rank, ret_view);
+	if (r == 0)
+		request->tensors[request->n_tensors - 1].written = true;
+	return r;
+}
+
+static bool overlap(const struct fa_client_request_tensor *a,
+                    const struct fa_client_request_tensor *b)
+{
+	const struct fa_client_registration *memory = a->registration, *other = b->registration;
+
+	if (memory == other)
+		return fa_wire_views_overlap(a->view, 0, b->view, 0);
+	/* Several buffers may be of one file. */
+	return memory->inode && memory->inode == other->inode &&
+	       memory->file_system == other->file_system &&
+	       fa_wire_views_overlap(a->view, memory->offset, b->view, other->offset);
+}
+
+int fa_request_check_overlap(const struct fa_client_request *request)
+{
+	const struct fa_client_request_tensor *tensors = request->tensors;
+
+	for (size_t i = 0; i < request->n_tensors; ++i)
+		for (size_t j = 0; tensors[i].written && j < request->n_tensors; ++j) {
+			/* Of two outputs the first one is compared with the second. */
+			if (i == j || (tensors[j].written && j < i) ||
+			    !overlap(&tensors[i], &tensors[j]))
+				continue;
+			return fa_error_set(
+				-EINVAL,
+				"%s overlaps %s; expected memory of its own, as %s is written",
+				tensors[i].name, tensors[j].name, tensors[i].name);
+		}
 	return 0;
 }
 

@@ -4,6 +4,7 @@
 #include "client/faclient.h"
 #include "schema/wire.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -13,7 +14,9 @@ struct fa_client_request {
 	struct fa_wire_message message; /* the caller sets its type */
 	struct fa_client_request_tensor {
 		const char *name;
-		const struct fa_tensor *tensor;
+		const struct fa_client_registration *registration;
+		const struct fa_wire_view *view; /* in the message */
+		bool written;
 	} tensors[FA_REQUEST_TENSORS];
 	size_t n_tensors;
 	struct fa_step *step;  /* the step that the request belongs to, or NULL */
@@ -23,6 +26,11 @@ struct fa_client_request {
 /* Adds a tensor to the message. Its buffer is checked again when the request is sent. */
 int fa_request_tensor(struct fa_client_request *request, const char *name, struct fa_client *client,
                       const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view);
+/* The same for a tensor that the request writes. */
+int fa_request_output(struct fa_client_request *request, const char *name, struct fa_client *client,
+                      const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view);
+/* Returns -EINVAL if a tensor that the request writes shares memory with another of its tensors. */
+int fa_request_check_overlap(const struct fa_client_request *request);
 /* Return where a message has its stream and value, and how many values it takes. */
 uint32_t *fa_request_stream(struct fa_wire_message *message, uint64_t **ret_value);
 uint64_t fa_request_values(const struct fa_wire_message *message);

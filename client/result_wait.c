@@ -185,20 +185,26 @@ int fa_result_wait_number(struct fa_client *client, uint32_t stream, uint64_t va
 	return wait_for_result(client, stream, value, timeout_ns, NULL, ret_number);
 }
 
-static int check_ticket(const struct fa_client *client, const struct fa_ticket *ticket)
+static int check_ticket(const struct fa_client *client, const struct fa_ticket *ticket,
+                        uint32_t *ret_stream)
 {
 	if (!ticket)
 		return fa_error_set(-EINVAL, "the ticket is NULL");
-	if (ticket->client != client->tag || ticket->stream >= FA_COMPLETION_SLOTS ||
-	    !ticket->value || ticket->value > client->streams[ticket->stream].submitted)
+	/* A ticket stays valid when its stream is freed: values of the next one are higher. */
+	*ret_stream = ticket->stream % FA_COMPLETION_SLOTS;
+	if (ticket->client != client->tag || !ticket->value ||
+	    ticket->stream > client->streams[*ret_stream].number ||
+	    ticket->value > client->streams[*ret_stream].submitted)
 		return fa_error_set(-EINVAL, "the ticket is not of this client");
 	return 0;
 }
 
-int fa_wait(struct fa_client *client, const struct fa_ticket *ticket, uint64_t timeout_ns,
+int fa_wait(struct fa_client *handle, const struct fa_ticket *ticket, uint64_t timeout_ns,
             struct fa_completion *ret_completion)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
+	uint32_t stream = 0;
 	int r;
 
 	if (ret_completion) {
@@ -209,35 +215,35 @@ int fa_wait(struct fa_client *client, const struct fa_ticket *ticket, uint64_t t
 	r = fa_client_enter(client);
 	if (r < 0)
 		return r;
-	r = check_ticket(client, ticket);
+	r = check_ticket(client, ticket, &stream);
 	if (r >= 0)
-		r = fa_result_wait(client, ticket->stream, ticket->value, timeout_ns,
-		                   ret_completion);
+		r = fa_result_wait(client, stream, ticket->value, timeout_ns, ret_completion);
 	fa_client_leave(client);
 	return r;
 }
 
-int fa_cancel(struct fa_client *client, const struct fa_ticket *ticket)
+int fa_cancel(struct fa_client *handle, const struct fa_ticket *ticket)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_CANCEL };
 	struct fa_client_call call = { .expect = FA_WIRE_REPLY };
 	const struct fa_client_stream *stream;
+	uint32_t id = 0;
 	int r;
 
 	r = fa_client_enter(client);
 	if (r < 0)
 		return r;
-	r = check_ticket(client, ticket);
+	r = check_ticket(client, ticket, &id);
 	if (r < 0)
 		goto leave;
-	stream = &client->streams[ticket->stream];
-	if (ticket->value <= stream->finished ||
-	    fa_result_probe(client, ticket->stream, ticket->value, true)) {
+	stream = &client->streams[id];
+	if (ticket->value <= stream->finished || fa_result_probe(client, id, ticket->value, true)) {
 		r = fa_error_set(-ENOENT, "the request has finished");
 		goto leave;
 	}
-	message.cancel.stream = ticket->stream;
+	message.cancel.stream = id;
 	message.cancel.value = ticket->value - stream->base;
 	r = fa_call_run(client, &message, NULL, 0, false, &call);
 leave:

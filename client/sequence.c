@@ -4,6 +4,7 @@
 #include "client/kv.h"
 #include "client/last_error.h"
 #include "client/registration.h"
+#include "client/step_state.h"
 #include "client/struct_size.h"
 #include "client/submit.h"
 
@@ -42,29 +43,46 @@ static int ask_sequence(struct fa_client *client, struct fa_wire_message *messag
 
 /* ---- creating and finding */
 
-int fa_sequence_create(struct fa_client *client, uint64_t cache, uint64_t *ret_sequence)
+int fa_sequence_create(struct fa_client *handle, uint64_t cache, uint64_t *ret_sequence)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_CREATE,
 		                           .sequence_create.cache = cache };
 
 	return ask_sequence(client, &message, ret_sequence);
 }
 
-int fa_sequence_find(struct fa_client *client, const char *name, uint64_t *ret_sequence)
+static int find(struct fa_client *client, const char *name, uint64_t user, uint64_t *ret_sequence)
 {
-	fa_uncancelled();
-	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_FIND };
+	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_FIND,
+		                           .sequence_find.user = user };
 	int r;
 
 	r = fa_kv_name(name, &message.sequence_find.name);
 	return r < 0 ? r : ask_sequence(client, &message, ret_sequence);
 }
 
-int fa_sequence_fork(struct fa_client *client, uint64_t sequence, uint64_t tokens,
+int fa_sequence_find(struct fa_client *handle, const char *name, uint64_t *ret_sequence)
+{
+	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
+	return find(client, name, 0, ret_sequence);
+}
+
+int fa_sequence_find_of(struct fa_client *handle, uint32_t uid, const char *name,
+                        uint64_t *ret_sequence)
+{
+	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
+	return find(client, name, (uint64_t)uid + 1, ret_sequence);
+}
+
+int fa_sequence_fork(struct fa_client *handle, uint64_t sequence, uint64_t tokens,
                      uint64_t *ret_sequence)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_FORK,
 		                           .sequence_fork = { .sequence = sequence,
 		                                              .tokens = tokens } };
@@ -74,10 +92,11 @@ int fa_sequence_fork(struct fa_client *client, uint64_t sequence, uint64_t token
 
 /* ---- changing */
 
-int fa_sequence_set_name(struct fa_client *client, uint64_t sequence, const char *name,
+int fa_sequence_set_name(struct fa_client *handle, uint64_t sequence, const char *name,
                          uint32_t mode, uint64_t ttl_ns)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = {
 		.type = FA_WIRE_SEQUENCE_SET_NAME,
 		.sequence_set_name = { .sequence = sequence, .mode = mode, .ttl_ns = ttl_ns }
@@ -89,9 +108,10 @@ int fa_sequence_set_name(struct fa_client *client, uint64_t sequence, const char
 	return r < 0 ? r : ask(client, &message, &reply);
 }
 
-int fa_sequence_truncate(struct fa_client *client, uint64_t sequence, uint64_t tokens)
+int fa_sequence_truncate(struct fa_client *handle, uint64_t sequence, uint64_t tokens)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_TRUNCATE,
 		                           .sequence_truncate = { .sequence = sequence,
 		                                                  .tokens = tokens } };
@@ -100,10 +120,11 @@ int fa_sequence_truncate(struct fa_client *client, uint64_t sequence, uint64_t t
 	return ask(client, &message, &reply);
 }
 
-int fa_sequence_drop_before(struct fa_client *client, uint64_t sequence, uint64_t first,
+int fa_sequence_drop_before(struct fa_client *handle, uint64_t sequence, uint64_t first,
                             uint64_t *ret_first)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_DROP,
 		                           .sequence_drop = { .sequence = sequence,
 		                                              .first = first } };
@@ -118,9 +139,10 @@ int fa_sequence_drop_before(struct fa_client *client, uint64_t sequence, uint64_
 	return 0;
 }
 
-int fa_sequence_remove(struct fa_client *client, uint64_t sequence)
+int fa_sequence_remove(struct fa_client *handle, uint64_t sequence)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_FREE,
 		                           .sequence_free.sequence = sequence };
 	struct fa_client_call call = { .expect = FA_WIRE_REPLY };
@@ -128,9 +150,10 @@ int fa_sequence_remove(struct fa_client *client, uint64_t sequence)
 	return fa_kv_call(client, &message, true, &call);
 }
 
-int fa_sequence_info(struct fa_client *client, uint64_t sequence, struct fa_sequence_info *ret_info)
+int fa_sequence_info(struct fa_client *handle, uint64_t sequence, struct fa_sequence_info *ret_info)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_INFO,
 		                           .sequence_info.sequence = sequence };
 	struct fa_wire_sequence_reply reply;
@@ -148,7 +171,8 @@ int fa_sequence_info(struct fa_client *client, uint64_t sequence, struct fa_sequ
 		                          .length = reply.length,
 		                          .planned = reply.planned,
 		                          .first = reply.first,
-		                          .step = reply.step };
+		                          .step = reply.step,
+		                          .uid = reply.uid };
 	fa_struct_out(ret_info, &info, sizeof(info));
 	return 0;
 }
@@ -183,11 +207,11 @@ static int ask_with_tokens(struct fa_client *client, struct fa_wire_message *mes
 		*tokens = prefix->n_tokens ? prefix->tokens : NULL;
 		*n_tokens = (size_t)prefix->n_tokens;
 	} else {
-		r = fa_buffer_new(client, prefix->n_tokens * sizeof(uint32_t), 0, &buffer);
+		r = fa_buffer_new(client->handle, prefix->n_tokens * sizeof(uint32_t), 0, &buffer);
 		if (r < 0)
 			return r;
 		memcpy(fa_buffer_data(buffer), prefix->tokens, prefix->n_tokens * sizeof(uint32_t));
-		*view = (struct fa_wire_view){ .buffer = buffer->registration->id,
+		*view = (struct fa_wire_view){ .buffer = fa_buffer_of(buffer)->registration->id,
 			                       .rank = 1,
 			                       .shape = { (int64_t)prefix->n_tokens },
 			                       .strides = { 1 } };
@@ -197,10 +221,11 @@ static int ask_with_tokens(struct fa_client *client, struct fa_wire_message *mes
 	return r;
 }
 
-int fa_sequence_publish(struct fa_client *client, uint64_t sequence, const struct fa_prefix *prefix,
+int fa_sequence_publish(struct fa_client *handle, uint64_t sequence, const struct fa_prefix *prefix,
                         uint64_t *ret_pages)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_PUBLISH };
 	struct fa_wire_sequence_publish *wire = &message.sequence_publish;
 	struct fa_wire_sequence_reply reply;
@@ -228,10 +253,11 @@ int fa_sequence_publish(struct fa_client *client, uint64_t sequence, const struc
 	return 0;
 }
 
-int fa_sequence_attach(struct fa_client *client, uint64_t sequence, const struct fa_prefix *prefix,
+int fa_sequence_attach(struct fa_client *handle, uint64_t sequence, const struct fa_prefix *prefix,
                        uint64_t *ret_tokens)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_ATTACH };
 	struct fa_wire_sequence_attach *wire = &message.sequence_attach;
 	struct fa_wire_sequence_reply reply;
@@ -266,6 +292,10 @@ static int copy(struct fa_client *client, const struct fa_sequence_copy *copy, u
 {
 	struct fa_client_request request = { .message.type = FA_WIRE_SEQUENCE_COPY };
 	struct fa_wire_sequence_copy *wire = &request.message.sequence_copy;
+	int (*const add)(struct fa_client_request *, const char *, struct fa_client *,
+	                 const struct fa_tensor *, uint32_t,
+	                 struct fa_wire_view *) = flags & FA_WIRE_COPY_WRITE ? fa_request_tensor
+	                                                                     : fa_request_output;
 	struct fa_sequence_copy padded;
 	const void *c;
 	int r;
@@ -279,15 +309,18 @@ static int copy(struct fa_client *client, const struct fa_sequence_copy *copy, u
 	if (!copy->k.buffer && !copy->v.buffer)
 		return fa_error_set(-EINVAL, "neither k nor v has a buffer");
 	if (copy->k.buffer) {
-		r = fa_request_tensor(&request, "k", client, &copy->k, 3, &wire->k);
+		r = add(&request, "k", client, &copy->k, 3, &wire->k);
 		if (r < 0)
 			return r;
 	}
 	if (copy->v.buffer) {
-		r = fa_request_tensor(&request, "v", client, &copy->v, 3, &wire->v);
+		r = add(&request, "v", client, &copy->v, 3, &wire->v);
 		if (r < 0)
 			return r;
 	}
+	r = fa_request_check_overlap(&request);
+	if (r < 0)
+		return r;
 	wire->stream = copy->stream;
 	wire->sequence = copy->sequence;
 	wire->flags = flags;
@@ -297,19 +330,36 @@ static int copy(struct fa_client *client, const struct fa_sequence_copy *copy, u
 	if (r < 0)
 		return r;
 	request.message.timeout_ns = copy->timeout_ns;
-	return fa_request_submit(client, &request, ret_ticket);
+	if (!(flags & FA_WIRE_COPY_WRITE))
+		return fa_request_submit(client, &request, ret_ticket);
+
+	/* A write belongs to the step that reserved the tokens, and ends with it. */
+	r = fa_client_enter(client);
+	if (r < 0)
+		return r;
+	request.step = fa_step_of_sequence(client, copy->sequence);
+	fa_client_leave(client);
+	r = fa_request_submit(client, &request, ret_ticket);
+	if (request.step) {
+		pthread_mutex_lock(&client->lock);
+		fa_step_unref(request.step);
+		fa_client_leave(client);
+	}
+	return r;
 }
 
-int fa_sequence_read(struct fa_client *client, const struct fa_sequence_copy *options,
+int fa_sequence_read(struct fa_client *handle, const struct fa_sequence_copy *options,
                      struct fa_ticket *ret_ticket)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	return copy(client, options, 0, ret_ticket);
 }
 
-int fa_sequence_write(struct fa_client *client, const struct fa_sequence_copy *options,
+int fa_sequence_write(struct fa_client *handle, const struct fa_sequence_copy *options,
                       struct fa_ticket *ret_ticket)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	return copy(client, options, FA_WIRE_COPY_WRITE, ret_ticket);
 }

@@ -12,6 +12,7 @@
 
 #include "client/adopted.h"
 #include "client/poll_until.h"
+#include "client/trusted.h"
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/text.h"
@@ -153,14 +154,17 @@ static int listen_at(char *path, struct fa_error *error, int *ret_fd)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	const char *runtime = NULL;
+	struct fa_error ignored;
 	int r;
 
+	/* Another user's directory is not used, because that user could exchange the socket. */
+	(void)fa_trusted_runtime_dir(&ignored, &runtime);
 	if (*path) {
 		r = reuse_directory(path, error);
 		if (r < 0)
 			return r;
-	} else if (!make_directory(secure_getenv("XDG_RUNTIME_DIR"), path) &&
-	           !make_directory("/tmp", path)) {
+	} else if (!make_directory(runtime, path) && !make_directory("/tmp", path)) {
 		r = -errno;
 		*path = '\0';
 		return fa_fail(error, r, "cannot start a daemon: no directory for its socket: %s",

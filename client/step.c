@@ -42,7 +42,7 @@ static int abort_step(struct fa_step *step, uint64_t until_ns, uint64_t *ret_val
 		fa_list_append(&step->client->abandoned, &step->link);
 		return r;
 	}
-	free(step);
+	fa_step_unref(step);
 	return 0;
 }
 
@@ -179,13 +179,19 @@ static int begin_by_ring(struct fa_client *client, const struct fa_wire_message 
 	return fa_kv_explain(client, r);
 }
 
-int fa_step_begin(struct fa_client *client, const struct fa_step_options *options,
+static void step_unrefp(struct fa_step **step)
+{
+	fa_step_unref(*step);
+}
+
+int fa_step_begin(struct fa_client *handle, const struct fa_step_options *options,
                   struct fa_step **ret_step)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_STEP_BEGIN };
 	struct fa_client_call call = { .expect = FA_WIRE_STEP_REPLY };
-	_fa_cleanup_(fa_freep) struct fa_step *step = NULL;
+	_fa_cleanup_(step_unrefp) struct fa_step *step = NULL;
 	struct fa_step_options padded;
 	const void *o;
 	int r;
@@ -199,10 +205,9 @@ int fa_step_begin(struct fa_client *client, const struct fa_step_options *option
 	r = fill_begin(options, &message.step_begin);
 	if (r < 0)
 		return r;
-	step = fa_new(struct fa_step);
-	if (!step)
-		return fa_error_set(-ENOMEM, "no memory for a step");
-	*step = (struct fa_step){ .client = client, .n_items = options->n_items };
+	r = fa_step_new(client, options, &step);
+	if (r < 0)
+		return r;
 
 	r = fa_client_enter(client);
 	if (r < 0)
@@ -211,6 +216,8 @@ int fa_step_begin(struct fa_client *client, const struct fa_step_options *option
 	 * possible. */
 	step->id = ++client->last_step ? client->last_step : ++client->last_step;
 	message.step_begin.step = step->id;
+	for (uint32_t i = 0; i < step->n_items; ++i)
+		step->parts[i].cache = fa_kv_cache_of(client, step->parts[i].sequence);
 	r = abort_abandoned(client);
 	if (r == 0)
 		r = begin_by_ring(client, &message, step);
@@ -222,12 +229,17 @@ int fa_step_begin(struct fa_client *client, const struct fa_step_options *option
 	}
 	if (r < 0)
 		return r;
-	*ret_step = fa_steal_ptr(step);
+	pthread_mutex_lock(&client->lock);
+	fa_list_append(&client->steps, &step->link);
+	fa_client_leave(client);
+	*ret_step = fa_steal_ptr(step)->handle;
 	return 0;
 }
 
-uint64_t fa_step_number(const struct fa_step *step)
+uint64_t fa_step_number(const struct fa_step *handle)
 {
+	const struct fa_step *step = fa_step_of(handle);
+
 	return step ? step->number : 0;
 }
 
@@ -259,10 +271,11 @@ static int fill_keep(const struct fa_step *step, const struct fa_step_commit *co
 	return 0;
 }
 
-int fa_step_commit(struct fa_step *step, const struct fa_step_commit *commit,
+int fa_step_commit(struct fa_step *handle, const struct fa_step_commit *commit,
                    struct fa_ticket *ret_ticket)
 {
 	fa_uncancelled();
+	struct fa_step *step = fa_step_of(handle);
 	struct fa_client_request request = { .message.type = FA_WIRE_STEP_END, .step = step };
 	struct fa_wire_step_end *wire = &request.message.step_end;
 	struct fa_step_commit padded = { .size = sizeof(padded) };
@@ -270,7 +283,7 @@ int fa_step_commit(struct fa_step *step, const struct fa_step_commit *commit,
 	int r;
 
 	if (!step)
-		return fa_error_set(-EINVAL, "the step is NULL");
+		return fa_error_set(-EINVAL, "the step is NULL, or was freed");
 	if (commit) {
 		r = fa_struct_in("fa_step_commit", commit, &padded, sizeof(padded), &c);
 		if (r < 0)
@@ -290,40 +303,47 @@ int fa_step_commit(struct fa_step *step, const struct fa_step_commit *commit,
 	return fa_request_submit(step->client, &request, ret_ticket);
 }
 
-int fa_step_abort(struct fa_step *step, uint32_t stream, struct fa_ticket *ret_ticket)
+int fa_step_abort(struct fa_step *handle, uint32_t stream, struct fa_ticket *ret_ticket)
 {
 	fa_uncancelled();
+	struct fa_step *step = fa_step_of(handle);
 	struct fa_client_request request = { .message = { .type = FA_WIRE_STEP_END },
 		                             .step = step };
 
 	if (!step)
-		return fa_error_set(-EINVAL, "the step is NULL");
+		return fa_error_set(-EINVAL, "the step is NULL, or was freed");
 	request.message.step_end.stream = stream;
 	request.message.step_end.step = step->id;
 	return fa_request_submit(step->client, &request, ret_ticket);
 }
 
-struct fa_step *fa_step_free(struct fa_step *step)
+struct fa_step *fa_step_free(struct fa_step *handle)
 {
 	fa_uncancelled();
+	struct fa_step *step = fa_handle_take(FA_HANDLE_STEP, handle);
 	struct fa_client *client;
 	uint64_t value = 0;
 
 	if (!step)
 		return NULL;
 	client = step->client;
-	/* In a child of fork() the step is the parent's. */
-	if (fa_client_forked(client) || fa_client_enter(client) < 0) {
-		free(step);
+	/* In a child of fork() the step is the parent's, and the lists may be inconsistent. */
+	if (fa_client_forked(client)) {
+		if (!pthread_mutex_trylock(&client->lock)) {
+			fa_step_unref(step);
+			pthread_mutex_unlock(&client->lock);
+		}
 		return NULL;
 	}
+	(void)fa_client_enter(client);
+	fa_list_remove(&step->link);
 	if (fa_step_is_open(step)) {
 		const uint64_t until_ns = fa_deadline_ns(client->reply_ns);
 
 		(void)abort_step(step, until_ns, &value);
 		wait_ended(client, value, until_ns);
 	} else {
-		free(step);
+		fa_step_unref(step);
 	}
 	fa_client_leave(client);
 	return NULL;

@@ -7,9 +7,10 @@
 
 #include <errno.h>
 
-int fa_stream_new(struct fa_client *client, int priority, uint32_t *ret_stream)
+int fa_stream_new(struct fa_client *handle, int priority, uint32_t *ret_stream)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_STREAM_CREATE };
 	struct fa_client_call call = { .expect = FA_WIRE_REPLY };
 	struct fa_client_stream *stream = NULL;
@@ -45,15 +46,17 @@ int fa_stream_new(struct fa_client *client, int priority, uint32_t *ret_stream)
 		r = fa_client_lost_error(client);
 	stream->state = r < 0 ? FA_STREAM_CLOSED : FA_STREAM_OPEN;
 	if (r >= 0)
-		*ret_stream = message.stream_create.stream;
+		*ret_stream = stream->number;
 leave:
 	fa_client_leave(client);
 	return r;
 }
 
-int fa_stream_free(struct fa_client *client, uint32_t id)
+int fa_stream_free(struct fa_client *handle, uint32_t number)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
+	const uint32_t id = number % FA_COMPLETION_SLOTS;
 	struct fa_wire_message message = { .type = FA_WIRE_STREAM_FREE, .stream_free.stream = id };
 	struct fa_client_call call = { .expect = FA_WIRE_REPLY };
 	struct fa_client_stream *stream;
@@ -64,9 +67,11 @@ int fa_stream_free(struct fa_client *client, uint32_t id)
 	if (r < 0)
 		return r;
 	fa_client_await_connecting(client);
-	if (!id || id >= FA_COMPLETION_SLOTS || client->streams[id].state != FA_STREAM_OPEN) {
+	if (!number || client->streams[id].number != number ||
+	    client->streams[id].state != FA_STREAM_OPEN) {
 		r = fa_error_set(-ENOENT,
-		                 id ? "there is no stream %u" : "stream %u is always there", id);
+		                 number ? "there is no stream %u" : "stream %u is always there",
+		                 number);
 		goto leave;
 	}
 
@@ -80,6 +85,8 @@ int fa_stream_free(struct fa_client *client, uint32_t id)
 	if (client->state == FA_CLIENT_LOST || client->epoch != epoch)
 		r = 0;
 	stream->state = r < 0 ? FA_STREAM_OPEN : FA_STREAM_CLOSED;
+	if (r >= 0)
+		stream->number += FA_COMPLETION_SLOTS;
 leave:
 	fa_client_leave(client);
 	return r;

@@ -121,7 +121,7 @@ static int check_objects(struct fa_client *client, const struct fa_client_reques
 			return r;
 	}
 	for (size_t i = 0; i < request->n_tensors; ++i) {
-		r = fa_tensor_check(request->tensors[i].name, request->tensors[i].tensor);
+		r = fa_tensor_check(request->tensors[i].name, request->tensors[i].registration);
 		if (r < 0)
 			return r;
 	}
@@ -209,30 +209,34 @@ int fa_request_submit(struct fa_client *client, struct fa_client_request *reques
                       struct fa_ticket *ret_ticket)
 {
 	uint64_t *unused, value = 0;
-	uint32_t stream = *fa_request_stream(&request->message, &unused);
+	uint32_t *stream = fa_request_stream(&request->message, &unused);
+	const uint32_t number = *stream;
 	int r;
 
-	if (stream >= FA_COMPLETION_SLOTS)
-		return fa_error_set(-EINVAL, "stream is %u; expected less than %u", stream,
-		                    FA_COMPLETION_SLOTS);
 	r = request->step ? fa_client_enter(client) : fa_client_enter_connected(client);
 	if (r < 0)
 		return r;
-	r = fa_request_send(client, request, ret_ticket ? 0 : FA_NS_NEVER, &value);
+	*stream = number % FA_COMPLETION_SLOTS;
+	if (client->streams[*stream].number != number)
+		r = fa_error_set(-EINVAL, "stream is %u, which was freed, or never was a stream",
+		                 number);
+	else
+		r = fa_request_send(client, request, ret_ticket ? 0 : FA_NS_NEVER, &value);
 	if (r >= 0 && ret_ticket)
 		*ret_ticket = (struct fa_ticket){ .value = value,
-			                          .stream = stream,
+			                          .stream = number,
 			                          .client = client->tag };
 	else if (r >= 0)
-		r = fa_result_wait(client, stream, value, FA_NS_NEVER, NULL);
+		r = fa_result_wait(client, *stream, value, FA_NS_NEVER, NULL);
 	fa_client_leave(client);
 	return r;
 }
 
-int fa_marker(struct fa_client *client, uint32_t stream, const struct fa_gates *gates,
+int fa_marker(struct fa_client *handle, uint32_t stream, const struct fa_gates *gates,
               struct fa_ticket *ret_ticket)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	struct fa_client_request request;
 	int r;
 

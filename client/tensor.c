@@ -1,6 +1,7 @@
 /* Pure functions. */
 #include "client/tensor.h"
 
+#include "client/handle.h"
 #include "client/last_error.h"
 #include "client/registration.h"
 
@@ -86,15 +87,19 @@ outside:
 }
 
 int fa_tensor_view(const char *name, struct fa_client *client, const struct fa_tensor *tensor,
-                   uint32_t rank, struct fa_wire_view *ret_view)
+                   uint32_t rank, struct fa_wire_view *ret_view,
+                   const struct fa_client_registration **ret_registration)
 {
+	const struct fa_buffer *buffer = fa_buffer_of(tensor->buffer);
 	uint32_t element = fa_dtype_bytes(tensor->dtype);
 	bool dense = true;
 	int r;
 
 	if (!tensor->buffer)
 		return fa_error_set(-EINVAL, "%s.buffer is NULL", name);
-	if (tensor->buffer->client != client)
+	if (!buffer)
+		return fa_error_set(-EINVAL, "%s.buffer was freed, or never was a buffer", name);
+	if (buffer->client != client)
 		return fa_error_set(-EINVAL, "%s.buffer belongs to another client", name);
 	if (!element)
 		return fa_error_set(-EINVAL, "%s.dtype is %u; expected FA_F32, FA_F16 or FA_BF16",
@@ -109,7 +114,7 @@ int fa_tensor_view(const char *name, struct fa_client *client, const struct fa_t
 		                    name, (unsigned long long)tensor->offset, element);
 
 	*ret_view = (struct fa_wire_view){ .offset = tensor->offset,
-		                           .buffer = tensor->buffer->registration->id,
+		                           .buffer = buffer->registration->id,
 		                           .dtype = (uint8_t)tensor->dtype,
 		                           .rank = (uint8_t)rank };
 	for (uint32_t i = 0; i < rank; ++i) {
@@ -127,19 +132,18 @@ int fa_tensor_view(const char *name, struct fa_client *client, const struct fa_t
 		if (r < 0)
 			return r;
 	}
-	r = check_bounds(name, ret_view, tensor->buffer->bytes);
+	r = check_bounds(name, ret_view, buffer->bytes);
 	if (r < 0)
 		return r;
-	if (__builtin_add_overflow(ret_view->offset, tensor->buffer->offset, &ret_view->offset))
+	if (__builtin_add_overflow(ret_view->offset, buffer->offset, &ret_view->offset))
 		return fa_error_set(-EINVAL, "%s.offset is %llu, which is beyond its buffer", name,
 		                    (unsigned long long)tensor->offset);
+	*ret_registration = buffer->registration;
 	return 0;
 }
 
-int fa_tensor_check(const char *name, const struct fa_tensor *tensor)
+int fa_tensor_check(const char *name, const struct fa_client_registration *registration)
 {
-	const struct fa_client_registration *registration = tensor->buffer->registration;
-
 	if (!registration->missing)
 		return 0;
 	return fa_error_set(registration->missing,

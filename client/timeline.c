@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -23,9 +24,10 @@
 /* Reads of the word between two reads of the clock. */
 #define SPIN_LOOKS 16
 
-int fa_timeline_open(struct fa_client *client, struct fa_timeline **ret_timeline)
+int fa_timeline_open(struct fa_client *handle, struct fa_timeline **ret_timeline)
 {
 	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
 	int r;
 
 	if (!ret_timeline)
@@ -36,23 +38,27 @@ int fa_timeline_open(struct fa_client *client, struct fa_timeline **ret_timeline
 	if (!client->timeline) {
 		struct fa_timeline *timeline = fa_new(struct fa_timeline);
 
-		if (!timeline) {
+		r = timeline ? fa_handle_new(FA_HANDLE_TIMELINE, timeline, &timeline->handle)
+		             : fa_error_set(-ENOMEM, "no memory for a timeline");
+		if (r < 0) {
 			fa_client_leave(client);
-			return fa_error_set(-ENOMEM, "no memory for a timeline");
+			free(timeline);
+			return r;
 		}
 		timeline->client = client;
 		client->timeline = timeline;
 	}
 	r = fa_timeline_set_up(client->timeline);
 	if (r >= 0)
-		*ret_timeline = client->timeline;
+		*ret_timeline = client->timeline->handle;
 	fa_client_leave(client);
 	return r;
 }
 
-int fa_timeline_info(struct fa_timeline *timeline, struct fa_timeline_info *ret_info)
+int fa_timeline_info(struct fa_timeline *handle, struct fa_timeline_info *ret_info)
 {
 	fa_uncancelled();
+	struct fa_timeline *timeline = fa_timeline_of(handle);
 	struct fa_timeline_info info = { .slots = FA_TIMELINE_SLOTS,
 		                         .stride = sizeof(struct fa_timeline_in) };
 	int r;
@@ -72,9 +78,10 @@ int fa_timeline_info(struct fa_timeline *timeline, struct fa_timeline_info *ret_
 	return 0;
 }
 
-int fa_timeline_write(struct fa_timeline *timeline, uint32_t slot, uint64_t value)
+int fa_timeline_write(struct fa_timeline *handle, uint32_t slot, uint64_t value)
 {
 	fa_uncancelled();
+	struct fa_timeline *timeline = fa_timeline_of(handle);
 	int r;
 
 	r = fa_timeline_enter(timeline, "fa_timeline_write", slot);
@@ -86,9 +93,10 @@ int fa_timeline_write(struct fa_timeline *timeline, uint32_t slot, uint64_t valu
 	return 0;
 }
 
-int fa_timeline_read(struct fa_timeline *timeline, uint32_t slot, uint64_t *ret_value)
+int fa_timeline_read(struct fa_timeline *handle, uint32_t slot, uint64_t *ret_value)
 {
 	fa_uncancelled();
+	struct fa_timeline *timeline = fa_timeline_of(handle);
 	uint32_t number = slot & ~FA_GATE_DAEMON;
 	int r;
 
@@ -239,10 +247,10 @@ static int fail_not_yet(uint32_t slot, uint64_t value)
 	                    (unsigned long long)value);
 }
 
-int fa_timeline_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value,
-                     uint64_t timeout_ns)
+int fa_timeline_wait(struct fa_timeline *handle, uint32_t slot, uint64_t value, uint64_t timeout_ns)
 {
 	fa_uncancelled();
+	struct fa_timeline *timeline = fa_timeline_of(handle);
 	const struct fa_timeline_out *out;
 	struct fa_timeline_in *in;
 	uint64_t deadline_ns, spin_ns;

@@ -106,16 +106,18 @@ static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, 
 		&error);
 }
 
-int fa_timeline_enqueue_write(struct fa_timeline *timeline, uint32_t slot, uint64_t value,
+int fa_timeline_enqueue_write(struct fa_timeline *handle, uint32_t slot, uint64_t value,
                               void *stream)
 {
 	fa_uncancelled();
+	struct fa_timeline *timeline = fa_timeline_of(handle);
 	return enqueue(timeline, slot, value, stream, false);
 }
 
-int fa_timeline_enqueue_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value,
+int fa_timeline_enqueue_wait(struct fa_timeline *handle, uint32_t slot, uint64_t value,
                              void *stream)
 {
 	fa_uncancelled();
+	struct fa_timeline *timeline = fa_timeline_of(handle);
 	return enqueue(timeline, slot, value, stream, true);
 }

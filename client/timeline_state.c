@@ -141,6 +141,7 @@ struct fa_timeline *fa_timeline_release(struct fa_timeline *timeline, bool forke
 		unmap(memory->out);
 		free(memory);
 	}
+	(void)fa_handle_take(FA_HANDLE_TIMELINE, timeline->handle);
 	free(timeline);
 	return NULL;
 }
@@ -149,7 +150,7 @@ struct fa_timeline *fa_timeline_release(struct fa_timeline *timeline, bool forke
 int fa_timeline_enter(struct fa_timeline *timeline, const char *name, uint32_t slot)
 {
 	if (!timeline)
-		return fa_error_set(-EINVAL, "the timeline is NULL");
+		return fa_error_set(-EINVAL, "the timeline is NULL, or went with its client");
 	if (slot >= FA_TIMELINE_SLOTS)
 		return fa_error_set(-EINVAL, "%s: slot is 0x%x; expected less than %d", name, slot,
 		                    FA_TIMELINE_SLOTS);

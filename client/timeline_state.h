@@ -23,6 +23,7 @@ struct fa_timeline_memory {
 };
 
 struct fa_timeline {
+	void *handle;             /* what the program has */
 	struct fa_client *client; /* does not change */
 	/* Guarded by the client's mutex. */
 	struct fa_timeline_memory *memory;   /* the current one; NULL: none yet */

@@ -6,20 +6,47 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 8u
 #endif
 
+/* Sets the size. Beyond RLIMIT_FSIZE the kernel also sends SIGXFSZ to the calling thread, which must
+ * not end a process that embeds the library: it is blocked here and consumed. */
+static int set_size(int fd, uint64_t bytes)
+{
+	const struct timespec now = {};
+	sigset_t xfsz, pending, before;
+	int r, was_pending;
+
+	sigemptyset(&xfsz);
+	sigaddset(&xfsz, SIGXFSZ);
+	(void)pthread_sigmask(SIG_BLOCK, &xfsz, &before);
+	/* One that the caller had blocked and pending remains the caller's. */
+	was_pending = !sigpending(&pending) && sigismember(&pending, SIGXFSZ) > 0;
+	r = ftruncate(fd, (off_t)bytes) < 0 ? -errno : 0;
+	if (r == -EFBIG && !was_pending)
+		while (sigtimedwait(&xfsz, NULL, &now) < 0 && errno == EINTR)
+			;
+	(void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return r;
+}
+
 int fa_memfd_new(const char *name, uint64_t bytes, int seal_all, int *ret_fd)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
 	int seals = seal_all ? F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL : F_SEAL_SHRINK;
+	int r;
 
 	if (bytes > INT64_MAX)
 		return -EFBIG;
@@ -27,10 +54,30 @@ int fa_memfd_new(const char *name, uint64_t bytes, int seal_all, int *ret_fd)
 	fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
 	if (fd < 0 && errno == EINVAL)
 		fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0 || fcntl(fd, F_ADD_SEALS, seals) < 0)
+	if (fd < 0)
+		return -errno;
+	r = set_size(fd, bytes);
+	if (r < 0)
+		return r;
+	if (fcntl(fd, F_ADD_SEALS, seals) < 0)
 		return -errno;
 	*ret_fd = fa_steal_fd(&fd);
 	return 0;
+}
+
+const char *fa_memfd_explain(int code, char *ret_text, size_t size)
+{
+	struct rlimit limit;
+
+	if (code == -EFBIG && getrlimit(RLIMIT_FSIZE, &limit) == 0 &&
+	    limit.rlim_cur != RLIM_INFINITY)
+		(void)snprintf(ret_text, size,
+		               "a file of this process may have %" PRIu64
+		               " bytes at most (RLIMIT_FSIZE, ulimit -f)",
+		               (uint64_t)limit.rlim_cur);
+	else
+		(void)snprintf(ret_text, size, "%s", strerrordesc_np(-code));
+	return ret_text;
 }
 
 int fa_memfd_reopen_read_only(int fd, int *ret_fd)

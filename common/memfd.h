@@ -3,13 +3,20 @@
 
 #include "common/error.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 /*
  * Creates a close-on-exec memfd of @bytes, sealed against shrinking; with @seal_all also against
- * growing and further seals. Returns 0 or a negative errno.
+ * growing and further seals. Returns 0 or a negative errno. -EFBIG: above RLIMIT_FSIZE, for which no
+ * SIGXFSZ is delivered.
  */
 int fa_memfd_new(const char *name, uint64_t bytes, int seal_all, int *ret_fd);
+
+#define FA_MEMFD_EXPLAIN_BYTES 112
+
+/* Says why fa_memfd_new() failed with @code. Returns @ret_text. */
+const char *fa_memfd_explain(int code, char *ret_text, size_t size);
 
 /*
  * Opens the same memory read-only; processes of other users cannot make the descriptor writable.

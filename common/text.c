@@ -2,6 +2,7 @@
 
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 
 /* Length of the valid UTF-8 sequence of a printable character at @text, or 0. */
 static size_t character_length(const unsigned char *text, size_t length)
@@ -70,4 +71,22 @@ void fa_text_escape(const char *text, size_t length, char *ret_text, size_t size
 			ret_text[used++] = text[i++];
 	}
 	ret_text[used] = 0;
+}
+
+bool fa_text_list_has(const char *list, size_t length, const char *name)
+{
+	size_t n = strlen(name);
+
+	while (length) {
+		const char *comma = memchr(list, ',', length);
+		size_t item = comma ? (size_t)(comma - list) : length;
+
+		if (item == n && !memcmp(list, name, n))
+			return true;
+		if (!comma)
+			break;
+		list += item + 1;
+		length -= item + 1;
+	}
+	return false;
 }

@@ -1,6 +1,7 @@
-/* Makes untrusted text safe for logs and JSON. Pure functions. */
+/* Makes untrusted text safe for logs and JSON; lists. Pure functions. */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /*
@@ -14,3 +15,6 @@ void fa_text_clean(const char *text, size_t length, char *ret_text, size_t size)
  * stay different. 3 * @length + 1 bytes are always enough.
  */
 void fa_text_escape(const char *text, size_t length, char *ret_text, size_t size);
+
+/* Returns true if the comma-separated @list contains @name. */
+bool fa_text_list_has(const char *list, size_t length, const char *name);

@@ -54,7 +54,7 @@ struct fa_attention_params {
 	bool causal;
 	int64_t window_left, window_right; /* -1: unbounded */
 	const float *alibi_slopes;         /* [heads] or NULL */
-	const float *sinks;                /* [heads] or NULL */
+	const float *sinks;                /* [heads] or NULL; finite or -inf: no sink */
 };
 
 /* Returns 0 if a kernel covers @params, else -ENOTSUP or -EINVAL with a sentence in @text that

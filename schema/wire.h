@@ -243,6 +243,7 @@ struct fa_wire_hello_reply {
 	 * buffers, streams and steps are gone. */
 	bool resumed;
 	struct fa_wire_limits limits;
+	uint32_t pid; /* of the daemon */
 };
 
 struct fa_wire_buffer_reply {

@@ -47,6 +47,7 @@ struct fa_wire_cache_create {
 struct fa_wire_cache_find {
 	struct fa_wire_string name;
 	uint64_t cache;
+	uint64_t user; /* whose name it is: a uid + 1; 0: the caller's */
 };
 
 /* Removes a cache and its sequences. Answered by Reply. */
@@ -64,6 +65,7 @@ struct fa_wire_cache_reply {
 	uint64_t max_pages, used_pages, idle_pages;
 	uint32_t sequences;
 	uint8_t store;
+	uint32_t uid; /* whose it is */
 };
 
 /* SequenceFree is answered by Reply, all others down to SequenceAttach by SequenceReply. */
@@ -73,6 +75,7 @@ struct fa_wire_sequence_create {
 
 struct fa_wire_sequence_find {
 	struct fa_wire_string name;
+	uint64_t user; /* as of CacheFind */
 };
 
 /* A new sequence with the first tokens of another; UINT64_MAX: all. */
@@ -114,6 +117,7 @@ struct fa_wire_sequence_reply {
 	uint64_t step;    /* number of the last committed step */
 	uint32_t mode;
 	uint64_t matched; /* SequenceAttach: tokens found; SequencePublish: new pages */
+	uint32_t uid;     /* whose it is */
 };
 
 #define FA_WIRE_PREFIX_SHARED (1u << 0) /* with all tenants that set it */

@@ -28,6 +28,8 @@ static const struct metric daemon_metrics[] = {
 	{ "fad_uptime_seconds", GAUGE, "uptime_ns", "How long the daemon has run." },
 	{ "fad_draining", GAUGE, "draining", "1 while the daemon finishes its requests to exit." },
 	{ "fad_threads", GAUGE, "threads", "Compute threads of the backend." },
+	{ "fad_memory_bytes", GAUGE, "memory_bytes",
+	  "Memory of the machine or, if less, of the cgroup." },
 	{ "fad_connections", GAUGE, "connections", "Connected clients." },
 	{ "fad_connections_accepted", COUNTER, "connections_total", "Accepted connections." },
 	{ "fad_connections_refused", COUNTER, "connections_refused", "Refused connections." },

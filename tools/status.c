@@ -294,6 +294,17 @@ static void print_rest(const json_t *root, const char *what, const json_t *liste
 		fprintf(file, "and %lld more %s\n", rest, what);
 }
 
+static void print_memory(const json_t *root, FILE *file)
+{
+	const json_t *limits = json_object_get(root, "limits");
+	char memory[16], all[16];
+
+	if (json_object_get(root, "memory_bytes"))
+		fprintf(file, "memory    %s, at most %s of it for clients' buffers\n",
+		        bytes(number(root, "memory_bytes"), memory),
+		        bytes(number(limits, "all_buffer_bytes"), all));
+}
+
 int fa_status_print(const char *json, FILE *file)
 {
 	json_t *root, *requests, *sessions, *tenants;
@@ -317,6 +328,7 @@ int fa_status_print(const char *json, FILE *file)
 		fprintf(file, "          warning: there seems to be a GPU, which is not used: %s\n",
 		        string(root, "gpu_unused"));
 	print_mps(root, file);
+	print_memory(root, file);
 	fprintf(file, "requests  %lld finished of %lld, %lld failed, %lld cancelled; busy for %s\n",
 	        number(requests, "finished"), number(requests, "submitted"),
 	        number(requests, "failed"), number(requests, "cancelled"),

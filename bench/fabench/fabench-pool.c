@@ -434,7 +434,7 @@ static int measure(struct pool_bench *b, uint32_t page_tokens)
 		r = new_cache(b, page_tokens, &id);
 	if (r < 0)
 		return r;
-	cache = b->pool->caches[(uint32_t)id];
+	cache = b->pool->caches[0]; /* the only one */
 	r = shuffle_free_pages(b, cache, &pages, &n);
 	if (r >= 0)
 		r = measure_pages(b, cache, pages, n);

@@ -76,9 +76,9 @@ static int send(struct layers *l, int variant, struct fa_ticket *ret_ticket)
 		                                   .n_layers = LAYERS,
 		                                   .attend = &l->attend,
 		                                   .wait = variant == GATED ? &gate : NULL,
-		                                   .wait_increment = 1,
+		                                   .wait_increment = variant == GATED,
 		                                   .signal = variant == GATED ? &gate : NULL,
-		                                   .signal_increment = 1 };
+		                                   .signal_increment = variant == GATED };
 	struct fa_step_attend attend = l->attend;
 	int r = 0;
 

@@ -254,9 +254,9 @@ int fa_decode_client_attend_layers(struct fa_decode_client *c, uint32_t n_layers
 		.n_layers = n_layers,
 		.attend = &first,
 		.wait = wait,
-		.wait_increment = 1,
+		.wait_increment = wait ? 1 : 0,
 		.signal = signal,
-		.signal_increment = 1,
+		.signal_increment = signal ? 1 : 0,
 	};
 	int r;
 

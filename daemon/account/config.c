@@ -1,6 +1,7 @@
 #include "daemon/account/config.h"
 
 #include "common/cleanup.h"
+#include "daemon/base/memory_limit.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -13,6 +14,9 @@
 #include <sys/un.h>
 
 #define THREADS_MAX 1024
+/* One part of so many: a pool in host memory; what is left beside the pool and buffers. */
+#define POOL_SHARE 8
+#define OWN_SHARE 8
 #define TENANT_FDS 8192 /* enough for a buffer with the most pieces */
 /* The daemon keeps at least this many descriptors for itself. */
 #define OWN_FDS_MIN 32
@@ -57,11 +61,11 @@ static const struct limit_field limit_fields[] = {
 	LIMIT(session_steps, 0, 4096),
 	LIMIT(session_out_bytes, 4096, 1u << 30),
 	LIMIT(connections, 1, 1u << 20),
+	LIMIT(all_buffer_bytes, 1, INT64_MAX),
 };
 
 int fa_config_init(struct fa_config *ret_config)
 {
-	uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 	char *backend = strdup("auto");
 
 	if (!backend)
@@ -79,7 +83,7 @@ int fa_config_init(struct fa_config *ret_config)
 			.tenant = {
 				[FA_RESOURCE_SESSIONS] = 1024,
 				[FA_RESOURCE_BUFFERS] = 65536,
-				[FA_RESOURCE_BUFFER_BYTES] = memory / 2,
+				[FA_RESOURCE_BUFFER_BYTES] = FA_LIMIT_AUTO,
 				[FA_RESOURCE_DEVICE_BYTES] = FA_LIMIT_AUTO,
 				[FA_RESOURCE_PIECES] = 65536,
 				[FA_RESOURCE_FDS] = FA_LIMIT_AUTO,
@@ -99,6 +103,7 @@ int fa_config_init(struct fa_config *ret_config)
 			.session_steps = 64,
 			.session_out_bytes = 1 << 20,
 			.connections = 4096,
+			.all_buffer_bytes = FA_LIMIT_AUTO,
 		},
 	};
 	return 0;
@@ -107,17 +112,15 @@ int fa_config_init(struct fa_config *ret_config)
 uint64_t fa_config_pool_bytes(const struct fa_config *config, uint64_t device_bytes,
                               uint64_t device_free_bytes, uint64_t pool_bytes, bool private)
 {
-	const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	uint64_t free_bytes, bytes;
 
 	if (config->pool_bytes != FA_LIMIT_AUTO)
 		return config->pool_bytes;
 	device_free_bytes += pool_bytes;
-	free_bytes = device_bytes ? device_free_bytes
-	                          : (uint64_t)sysconf(_SC_AVPHYS_PAGES) * page + pool_bytes;
+	free_bytes = device_bytes ? device_free_bytes : fa_memory_limit_free() + pool_bytes;
 	if (config->pool_percent)
 		return free_bytes / 100 * config->pool_percent;
-	bytes = device_bytes ? device_free_bytes / 2 : (uint64_t)sysconf(_SC_PHYS_PAGES) * page / 8;
+	bytes = device_bytes ? device_free_bytes / 2 : fa_memory_limit() / POOL_SHARE;
 	return private && bytes > POOL_BYTES_PRIVATE ? POOL_BYTES_PRIVATE : bytes;
 }
 
@@ -140,11 +143,32 @@ static uint64_t fds_of_tenant(uint64_t all_fds)
 	return !all_fds || all_fds / 2 > TENANT_FDS ? TENANT_FDS : all_fds / 2;
 }
 
+/*
+ * All memory that clients share can be the daemon's to pay for: they may leave holes, which it fills
+ * when it touches them. An eighth of the memory is left to the daemon, its clients and others.
+ */
+static uint64_t buffer_bytes_of_all(const struct fa_config *config, uint64_t memory,
+                                    uint64_t device_bytes)
+{
+	const uint64_t most = memory - memory / OWN_SHARE;
+	uint64_t pool = 0;
+
+	if (!device_bytes)
+		pool = fa_config_pool_bytes(config, 0, 0, 0, false);
+	return pool < most - memory / OWN_SHARE ? most - pool : memory / OWN_SHARE;
+}
+
 void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t timelines_max,
                        uint64_t fds_max)
 {
 	struct fa_limits *limits = &config->limits;
+	const uint64_t memory = fa_memory_limit();
 
+	if (limits->all_buffer_bytes == FA_LIMIT_AUTO)
+		limits->all_buffer_bytes = buffer_bytes_of_all(config, memory, device_bytes);
+	if (limits->tenant[FA_RESOURCE_BUFFER_BYTES] == FA_LIMIT_AUTO)
+		limits->tenant[FA_RESOURCE_BUFFER_BYTES] = memory / 2;
+	limits->memory_bytes = memory;
 	limits->all_fds = fds_of_all(fds_max);
 	if (limits->tenant[FA_RESOURCE_FDS] == FA_LIMIT_AUTO)
 		limits->tenant[FA_RESOURCE_FDS] = fds_of_tenant(limits->all_fds);

@@ -2,6 +2,7 @@
 
 #include "common/cleanup.h"
 #include "common/packet.h"
+#include "daemon/account/fd_filter.h"
 #include "daemon/account/tenant.h"
 
 #include <errno.h>
@@ -22,7 +23,8 @@ struct entry {
 	struct fa_tenant *tenant; /* may be NULL */
 	struct fa_charge charge;
 	bool connection;
-	bool rejected, uncharged; /* whether n_rejected, n_uncharged count it */
+	bool rejected, uncharged;        /* whether n_rejected, n_uncharged count it */
+	struct fa_fd_filter_batch batch; /* files that the filter has */
 	size_t n_fds;
 	int fds[];
 };
@@ -33,6 +35,7 @@ struct fa_fd_reaper {
 	pthread_attr_t attr;
 	void (*notify)(void *userdata); /* NULL: the reaper is being freed */
 	void *userdata;
+	struct fa_fd_filter *filter; /* NULL: none */
 	struct fa_fd_reaper_queue no_tenant;
 	unsigned int n_uncharged; /* loop thread only */
 	struct fa_list ready;     /* queues that have entries and no thread */
@@ -75,20 +78,17 @@ static bool is_drained(int fd)
 static void discard_unread(int fd)
 {
 	for (unsigned int i = 0; i < DISCARD_MAX && !is_drained(fd); ++i) {
-		int fds[FA_PACKET_FDS_KERNEL_MAX];
-		size_t n_fds = 0;
-		bool lost;
 		char byte;
 
-		(void)fa_packet_receive_all(fd, &byte, sizeof(byte), fds, &n_fds, &lost,
-		                            MSG_DONTWAIT);
-		for (size_t j = 0; j < n_fds; ++j)
-			close_one(fds[j]);
+		/* Without room for descriptors none comes into this process. */
+		(void)recv(fd, &byte, sizeof(byte), MSG_DONTWAIT);
 	}
 }
 
-static void close_entry(struct entry *entry)
+static void close_entry(struct fa_fd_reaper *reaper, struct entry *entry)
 {
+	if (entry->batch.n)
+		fa_fd_filter_close_batch(reaper->filter, &entry->batch);
 	for (size_t i = 0; i < entry->n_fds; ++i) {
 		if (entry->connection)
 			discard_unread(entry->fds[i]);
@@ -113,7 +113,7 @@ static void work_once(struct fa_fd_reaper *reaper)
 	--reaper->n_ready;
 	fa_list_remove(&entry->link);
 	pthread_mutex_unlock(&reaper->mutex);
-	close_entry(entry);
+	close_entry(reaper, entry);
 	pthread_mutex_lock(&reaper->mutex);
 	queue->busy = false;
 	if (!fa_list_empty(&queue->entries))
@@ -199,6 +199,16 @@ int fa_fd_reaper_new(void (*notify)(void *userdata), void *userdata,
 	return 0;
 }
 
+int fa_fd_reaper_start_filter(struct fa_fd_reaper *reaper)
+{
+	return fa_fd_filter_new(&reaper->filter);
+}
+
+bool fa_fd_reaper_has_filter(const struct fa_fd_reaper *reaper)
+{
+	return reaper->filter;
+}
+
 struct fa_fd_reaper *fa_fd_reaper_free(struct fa_fd_reaper *reaper)
 {
 	struct timespec until;
@@ -209,6 +219,8 @@ struct fa_fd_reaper *fa_fd_reaper_free(struct fa_fd_reaper *reaper)
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += FREE_TIMEOUT_S;
 
+	if (reaper->filter)
+		fa_fd_filter_stop(reaper->filter);
 	pthread_mutex_lock(&reaper->mutex);
 	reaper->stop = true;
 	reaper->notify = NULL;
@@ -219,8 +231,10 @@ struct fa_fd_reaper *fa_fd_reaper_free(struct fa_fd_reaper *reaper)
 	gone = !reaper->n_threads;
 	pthread_mutex_unlock(&reaper->mutex);
 	(void)fa_fd_reaper_collect(reaper);
-	if (gone)
+	if (gone) {
+		reaper->filter = fa_fd_filter_free(reaper->filter);
 		destroy(reaper);
+	}
 	return NULL;
 }
 
@@ -286,6 +300,36 @@ void fa_fd_reaper_add_rejected(struct fa_fd_reaper *reaper, struct fa_tenant *te
 	}
 }
 
+ssize_t fa_fd_reaper_receive(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int socket,
+                             void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
+                             bool *ret_lost, unsigned int *ret_placeholders)
+{
+	struct fa_fd_filter_batch batch;
+	struct entry *entry;
+	ssize_t n;
+
+	*ret_placeholders = 0;
+	if (!reaper->filter)
+		return fa_packet_receive_all(socket, buffer, size, ret_fds, ret_n_fds, ret_lost,
+		                             MSG_DONTWAIT);
+	n = fa_fd_filter_receive(reaper->filter, socket, buffer, size, ret_fds, ret_n_fds, ret_lost,
+	                         &batch);
+	*ret_placeholders = batch.placeholders;
+	if (!batch.n)
+		return n;
+	entry = entry_new(tenant, NULL, 0, NULL);
+	if (!entry) {
+		/* The batch stays in the filter. */
+		fa_close_fdp(&batch.end);
+		return n;
+	}
+	entry->rejected = true;
+	entry->batch = batch;
+	fa_tenant_reaper_queue(tenant)->n_rejected += batch.n;
+	enqueue(reaper, entry);
+	return n;
+}
+
 static void add_one(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
                     struct fa_charge *charge, bool connection)
 {
@@ -295,6 +339,8 @@ static void add_one(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int f
 		entry->connection = connection;
 		entry->uncharged = !entry->charge.tenant;
 		reaper->n_uncharged += entry->uncharged;
+		if (entry->charge.tenant)
+			fa_tenant_ending(entry->charge.tenant);
 		enqueue(reaper, entry);
 	} else {
 		close(fd);
@@ -328,6 +374,16 @@ bool fa_fd_reaper_is_full(const struct fa_fd_reaper *reaper)
 	return reaper->n_uncharged >= FA_FD_REAPER_UNCHARGED_MAX;
 }
 
+static void end_charge(struct fa_charge *charge)
+{
+	struct fa_tenant *tenant = charge->tenant;
+
+	fa_charge_release(charge);
+	/* fa_tenant_ending() keeps it alive. */
+	if (tenant)
+		fa_tenant_ended(tenant);
+}
+
 bool fa_fd_reaper_collect(struct fa_fd_reaper *reaper)
 {
 	struct fa_list closed = FA_LIST_INIT(closed);
@@ -344,11 +400,11 @@ bool fa_fd_reaper_collect(struct fa_fd_reaper *reaper)
 			struct fa_fd_reaper_queue *queue = fa_tenant_reaper_queue(entry->tenant);
 			bool over = queue->n_rejected > FA_FD_REAPER_REJECTED_SOFT_MAX;
 
-			queue->n_rejected -= entry->n_fds;
+			queue->n_rejected -= entry->n_fds + entry->batch.n;
 			again |= over && queue->n_rejected <= FA_FD_REAPER_REJECTED_SOFT_MAX;
 		}
 		reaper->n_uncharged -= entry->uncharged;
-		fa_charge_release(&entry->charge);
+		end_charge(&entry->charge);
 		fa_tenant_unref(entry->tenant);
 		free(entry);
 	}

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 struct fa_charge;
 struct fa_fd_reaper;
@@ -40,12 +41,26 @@ struct fa_fd_reaper_queue {
 int fa_fd_reaper_new(void (*notify)(void *userdata), void *userdata,
                      struct fa_fd_reaper **ret_reaper);
 
+/* From now on, packets with descriptors come by a filter (account/fd_filter.h). */
+int fa_fd_reaper_start_filter(struct fa_fd_reaper *reaper);
+
+bool fa_fd_reaper_has_filter(const struct fa_fd_reaper *reaper);
+
 /* Waits at most a second for blocked close() calls. */
 struct fa_fd_reaper *fa_fd_reaper_free(struct fa_fd_reaper *reaper);
 
 /* Takes and closes descriptors of a rejected message; some may be -1. */
 void fa_fd_reaper_add_rejected(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int *fds,
                                size_t n_fds);
+
+/*
+ * Receives a packet from a tenant's connection as fa_packet_receive_all() with MSG_DONTWAIT. With a filter,
+ * descriptors that might block are rejected, and those at @ret_placeholders stand for them; -EIO: the
+ * filter failed.
+ */
+ssize_t fa_fd_reaper_receive(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int socket,
+                             void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
+                             bool *ret_lost, unsigned int *ret_placeholders);
 
 /* Takes and closes a descriptor, and releases its charge afterwards. */
 void fa_fd_reaper_add_charged(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,

@@ -1,6 +1,7 @@
 #include "daemon/account/peer.h"
 
 #include "common/cleanup.h"
+#include "common/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #ifndef SO_PEERPIDFD
@@ -17,25 +19,6 @@
 #endif
 
 #define PROC_BYTES 16384 /* of /proc/PID/cgroup; longer files are truncated */
-
-/* Returns true if the comma-separated @list contains @name. */
-static bool list_has(const char *list, size_t length, const char *name)
-{
-	size_t n = strlen(name);
-
-	while (length) {
-		const char *comma = memchr(list, ',', length);
-		size_t item = comma ? (size_t)(comma - list) : length;
-
-		if (item == n && !memcmp(list, name, n))
-			return true;
-		if (!comma)
-			break;
-		list += item + 1;
-		length -= item + 1;
-	}
-	return false;
-}
 
 void fa_cgroup_parse(const char *text, char *ret_path, size_t size)
 {
@@ -58,9 +41,9 @@ void fa_cgroup_parse(const char *text, char *ret_path, size_t size)
 
 			if (!list_length && !strncmp(text, "0:", 2))
 				rank = root ? 2 : 5;
-			else if (list_has(list + 1, list_length, "name=systemd"))
+			else if (fa_text_list_has(list + 1, list_length, "name=systemd"))
 				rank = root ? 2 : 4;
-			else if (list_has(list + 1, list_length, "memory"))
+			else if (fa_text_list_has(list + 1, list_length, "memory"))
 				rank = root ? 2 : 3;
 			if (path[1] == '/' && rank > best_rank) {
 				best = path + 1;
@@ -104,6 +87,22 @@ static int read_file(int dir, const char *name, char *text, size_t size)
 	return 0;
 }
 
+/* Linux 6.5. */
+static int peer_pidfd(int socket, int *ret_pidfd)
+{
+	socklen_t length = sizeof(*ret_pidfd);
+
+	return getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, ret_pidfd, &length) < 0 ? -errno : 0;
+}
+
+/* Returns true if the process behind @pidfd has ended. */
+static bool has_ended(int pidfd)
+{
+	struct pollfd pollfd = { .fd = pidfd, .events = POLLIN };
+
+	return poll(&pollfd, 1, 0) != 0;
+}
+
 /*
  * Reads the peer's cgroup. As the pid may have been reused, it checks afterwards that the process
  * still runs, by a pidfd (Linux 6.5), or else that it has the same uid.
@@ -112,21 +111,17 @@ static int read_cgroup(int socket, struct fa_peer *peer)
 {
 	_fa_cleanup_(fa_close_fdp) int pidfd = -1;
 	_fa_cleanup_(fa_close_fdp) int dir = -1;
-	socklen_t length = sizeof(pidfd);
 	char path[32], text[PROC_BYTES];
-	struct pollfd pollfd = { .events = POLLIN };
 	struct stat st;
 	bool have_pidfd;
 	int r;
 
 	if (peer->pid <= 0)
 		return 0;
-	have_pidfd = !getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length);
-	if (!have_pidfd) {
-		pidfd = -1;
-		if (errno != ENOPROTOOPT)
-			return -errno;
-	}
+	r = peer_pidfd(socket, &pidfd);
+	have_pidfd = r == 0;
+	if (r < 0 && r != -ENOPROTOOPT)
+		return r;
 
 	snprintf(path, sizeof(path), "/proc/%d", (int)peer->pid);
 	dir = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -136,14 +131,47 @@ static int read_cgroup(int socket, struct fa_peer *peer)
 	if (r < 0)
 		return r;
 	if (have_pidfd) {
-		pollfd.fd = pidfd;
-		if (poll(&pollfd, 1, 0) != 0)
+		if (has_ended(pidfd))
 			return 0;
 	} else if (fstat(dir, &st) < 0 || (st.st_uid != peer->uid && st.st_uid != 0)) {
 		return 0;
 	}
 	fa_cgroup_parse(text, peer->cgroup, sizeof(peer->cgroup));
 	return 0;
+}
+
+/* Without SO_PEERPIDFD there is only the pid, which may have been reused: its process must at least be of
+ * the peer's user. */
+static int open_pid(const struct fa_peer *peer, int *ret_pidfd)
+{
+	_fa_cleanup_(fa_close_fdp) int pidfd = -1;
+	char path[32];
+	struct stat st;
+
+	if (peer->pid <= 0)
+		return -ENOTSUP;
+	pidfd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
+	if (pidfd < 0)
+		return -errno;
+	snprintf(path, sizeof(path), "/proc/%d", (int)peer->pid);
+	if (stat(path, &st) < 0 || (st.st_uid != peer->uid && st.st_uid != 0))
+		return -ENOTSUP;
+	*ret_pidfd = fa_steal_fd(&pidfd);
+	return 0;
+}
+
+int fa_peer_open(int socket, const struct fa_peer *peer, int *ret_pidfd)
+{
+	int r = peer_pidfd(socket, ret_pidfd);
+
+	if (r == -ENOPROTOOPT)
+		r = open_pid(peer, ret_pidfd);
+	/* Kernels before 6.16 refuse a pidfd of a process that was reaped. */
+	if (r == -EINVAL)
+		r = -ESRCH;
+	if (r == 0 || r == -ESRCH || r == -EMFILE || r == -ENFILE || r == -ENOMEM)
+		return r;
+	return -ENOTSUP;
 }
 
 int fa_peer_read(int socket, struct fa_peer *ret_peer)

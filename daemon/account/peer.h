@@ -17,6 +17,13 @@ struct fa_peer {
 int fa_peer_read(int socket, struct fa_peer *ret_peer);
 
 /*
+ * Opens a pidfd of the process that connected to @socket, whose peer is @peer; it need not be visible
+ * in this PID namespace. -ESRCH: the process has ended. -ENOTSUP: the kernel cannot name it. -EMFILE,
+ * -ENFILE: no descriptor.
+ */
+int fa_peer_open(int socket, const struct fa_peer *peer, int *ret_pidfd);
+
+/*
  * Finds the path in /proc/PID/cgroup's text: in the unified hierarchy unless that is unused ("/"),
  * then systemd's, then the memory controller's; else "".
  */

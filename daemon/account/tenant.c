@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
+#include <unistd.h>
 
 void fa_tenants_init(struct fa_tenants *tenants, const struct fa_limits *limits)
 {
@@ -13,8 +14,11 @@ void fa_tenants_init(struct fa_tenants *tenants, const struct fa_limits *limits)
 	fa_list_init(&tenants->gone);
 	tenants->n_gone = 0;
 	fa_list_init(&tenants->users);
-	tenants->used_fds = 0;
+	memset(tenants->used, 0, sizeof(tenants->used));
 	tenants->limits = limits;
+	tenants->own_uid = getuid();
+	tenants->n_refused = 0;
+	tenants->ended = NULL;
 }
 
 static int user_get(struct fa_tenants *tenants, uid_t uid, struct fa_user **ret_user)
@@ -36,6 +40,8 @@ static int user_get(struct fa_tenants *tenants, uid_t uid, struct fa_user **ret_
 		return -ENOMEM;
 	user->n_refs = 1;
 	user->uid = uid;
+	fa_list_init(&user->turn.link);
+	fa_list_init(&user->turn.waiting);
 	fa_list_append(&tenants->users, &user->link);
 	*ret_user = user;
 	return 0;
@@ -101,6 +107,8 @@ int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
 		}
 		tenant->tenants = tenants;
 		tenant->uid = uid;
+		fa_list_init(&tenant->turn.link);
+		fa_list_init(&tenant->turn.waiting);
 	}
 	tenant->n_refs = 1;
 	tenant->user = user;
@@ -160,9 +168,47 @@ struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant)
 	return NULL;
 }
 
+void fa_tenant_ending(struct fa_tenant *tenant)
+{
+	++fa_tenant_ref(tenant)->n_ending;
+}
+
+void fa_tenant_ended(struct fa_tenant *tenant)
+{
+	struct fa_tenants *tenants = tenant->tenants;
+
+	--tenant->n_ending;
+	fa_tenant_unref(tenant);
+	if (tenants->ended)
+		tenants->ended(tenants);
+}
+
+bool fa_tenants_are_ending(const struct fa_tenants *tenants, uid_t uid)
+{
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, &tenants->tenants) {
+		const struct fa_tenant *tenant = fa_container_of(pos, struct fa_tenant, link);
+
+		if (tenant->uid == uid && tenant->n_ending)
+			return true;
+	}
+	return false;
+}
+
 struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant)
 {
 	return tenant->user ? &tenant->user->queue : &tenant->queue;
+}
+
+struct fa_turn *fa_tenant_turn(struct fa_tenant *tenant)
+{
+	return tenant->user ? &tenant->user->turn : &tenant->turn;
+}
+
+bool fa_tenants_are_alone(const struct fa_tenants *tenants)
+{
+	return tenants->tenants.next == tenants->tenants.prev;
 }
 
 const char *fa_resource_name(enum fa_resource resource)
@@ -189,8 +235,7 @@ static void count(struct fa_tenant *tenant, enum fa_resource resource, uint64_t 
 	tenant->used[resource] += amount;
 	if (tenant->user)
 		tenant->user->used[resource] += amount;
-	if (resource == FA_RESOURCE_FDS)
-		tenant->tenants->used_fds += amount;
+	tenant->tenants->used[resource] += amount;
 }
 
 /* After a reload @used may exceed @limit. */
@@ -199,17 +244,40 @@ static bool fits(uint64_t amount, uint64_t limit, uint64_t used)
 	return used <= limit && amount <= limit - used;
 }
 
-int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_resource resource,
-                  uint64_t amount, struct fa_error *error)
+/* Returns the limit of all clients together, or 0. */
+static uint64_t limit_of_all(const struct fa_limits *limits, enum fa_resource resource)
+{
+	switch (resource) {
+	case FA_RESOURCE_FDS:
+		return limits->all_fds;
+	case FA_RESOURCE_BUFFER_BYTES:
+		return limits->all_buffer_bytes;
+	case FA_RESOURCE_BUFFERS:
+		return limits->all_buffers;
+	case FA_RESOURCE_SESSIONS:
+		return limits->connections;
+	default:
+		return 0;
+	}
+}
+
+/* Returns 0 if the tenant may have @amount more. */
+static int check(const struct fa_tenant *tenant, enum fa_resource resource, uint64_t amount,
+                 struct fa_error *error)
 {
 	const struct fa_limits *limits = tenant->tenants->limits;
 	uint64_t limit = limits->tenant[resource], used = tenant->used[resource], user_limit;
 	/* The fd store does not grow with the number of cgroups, so a uid gets no more timelines
 	 * than a tenant. */
 	const uint64_t factor = resource == FA_RESOURCE_TIMELINES ? 1 : limits->uid_factor;
-	struct fa_user *user = tenant->user;
+	const uint64_t all = limit_of_all(limits, resource);
+	const uint64_t all_used = tenant->tenants->used[resource];
+	const struct fa_user *user = tenant->user;
+	const bool counted = resource == FA_RESOURCE_BUFFERS || resource == FA_RESOURCE_SESSIONS;
 
-	assert(!charge->tenant || (charge->tenant == tenant && charge->resource == resource));
+	/* A user leaves half to others, whatever its limit. The server checks the sum. */
+	if (user && user->uid != tenant->tenants->own_uid && all && counted && limit > all / 2)
+		limit = all > 1 ? all / 2 : 1;
 	if (!fits(amount, limit, used))
 		return fa_fail(error, -EDQUOT,
 		               "%" PRIu64 " more would exceed the limit %s, which is %" PRIu64
@@ -217,10 +285,10 @@ int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_re
 		               amount, fa_resource_name(resource), limit, used);
 	if (__builtin_mul_overflow(limit, factor, &user_limit))
 		user_limit = UINT64_MAX;
-	/* The process's descriptor limit does not grow with cgroups, either: leave half to other
-	 * users. */
-	if (resource == FA_RESOURCE_FDS && limits->all_fds && user_limit > limits->all_fds / 2)
-		user_limit = limit > limits->all_fds / 2 ? limit : limits->all_fds / 2;
+	/* What the daemon has for all clients does not grow with cgroups, either: leave half to
+	 * other users. */
+	if (all && user_limit > all / 2)
+		user_limit = limit > all / 2 ? limit : all / 2;
 	if (user && !fits(amount, user_limit, user->used[resource]))
 		return fa_fail(error, -EDQUOT,
 		               "%" PRIu64
@@ -229,13 +297,32 @@ int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_re
 		               "), of which %" PRIu64 " are in use",
 		               amount, fa_resource_name(resource), (unsigned int)user->uid,
 		               user_limit, factor, user->used[resource]);
-	if (resource == FA_RESOURCE_FDS && limits->all_fds &&
-	    !fits(amount, limits->all_fds, tenant->tenants->used_fds))
+	if (all && !fits(amount, all, all_used) && resource == FA_RESOURCE_BUFFER_BYTES)
+		return fa_fail(error, -EDQUOT,
+		               "%" PRIu64 " more would exceed the limit all_buffer_bytes, which is "
+		               "%" PRIu64 " for all clients together, of which %" PRIu64
+		               " are in use",
+		               amount, all, all_used);
+	if (all && !fits(amount, all, all_used) && resource == FA_RESOURCE_FDS)
 		return fa_fail(
 			error, -EDQUOT,
 			"%" PRIu64 " more would exceed the descriptors that the daemon has for all "
 			"clients together, which are %" PRIu64 " (a part of its RLIMIT_NOFILE)",
-			amount, limits->all_fds);
+			amount, all);
+	return 0;
+}
+
+int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_resource resource,
+                  uint64_t amount, struct fa_error *error)
+{
+	int r;
+
+	assert(!charge->tenant || (charge->tenant == tenant && charge->resource == resource));
+	r = check(tenant, resource, amount, error);
+	if (r < 0) {
+		++tenant->tenants->n_refused;
+		return r;
+	}
 	if (!charge->tenant) {
 		charge->tenant = fa_tenant_ref(tenant);
 		charge->resource = resource;

@@ -13,6 +13,7 @@
 #include "daemon/account/limits.h"
 #include "daemon/account/usage.h"
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -23,8 +24,21 @@ struct fa_tenants {
 	struct fa_list gone; /* unreferenced, oldest first */
 	unsigned int n_gone;
 	struct fa_list users;
-	uint64_t used_fds;              /* descriptors charged to all tenants together */
+	uint64_t used[_FA_RESOURCE_N];  /* charged to all tenants together */
 	const struct fa_limits *limits; /* read for each charge; may change */
+	uid_t own_uid;                  /* the daemon's: shares nothing with others */
+	uint64_t n_refused;             /* charges refused so far */
+	/* Called after fa_tenant_ended(); may be NULL. */
+	void (*ended)(struct fa_tenants *tenants);
+};
+
+/* An account's share of the loop thread's time (session/turns.h). */
+struct fa_turn {
+	struct fa_list link;    /* fa_turns.accounts, while sessions wait */
+	struct fa_list waiting; /* sessions, the first is next */
+	unsigned int n_waiting;
+	uint64_t number; /* of the turn in which used_ns was used */
+	uint64_t used_ns;
 };
 
 /* The account of a uid, which its tenants reference. */
@@ -34,6 +48,7 @@ struct fa_user {
 	uid_t uid;
 	uint64_t used[_FA_RESOURCE_N];
 	struct fa_fd_reaper_queue queue;
+	struct fa_turn turn;
 };
 
 struct fa_tenant {
@@ -44,8 +59,10 @@ struct fa_tenant {
 	struct fa_user *user; /* NULL: uid 0 */
 	char *cgroup;         /* "" if unknown */
 	uint64_t used[_FA_RESOURCE_N];
+	unsigned int n_ending;           /* objects that end soon, and their charges with them */
 	struct fa_usage usage;           /* including sessions that ended */
 	struct fa_fd_reaper_queue queue; /* closes the descriptors of a tenant without a user */
+	struct fa_turn turn;             /* of a tenant without a user */
 };
 
 struct fa_charge {
@@ -63,7 +80,23 @@ int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
 struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant);
 struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant);
 
+/*
+ * An object of the tenant is ending: its owner was told so, but its charges are released later. The
+ * tenant lives until the matching fa_tenant_ended(), which comes after that release.
+ */
+void fa_tenant_ending(struct fa_tenant *tenant);
+void fa_tenant_ended(struct fa_tenant *tenant);
+
+/* Returns true if objects of the uid are ending, so that a refused charge may fit soon. */
+bool fa_tenants_are_ending(const struct fa_tenants *tenants, uid_t uid);
+
 struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant);
+
+/* Returns the turn of the tenant's user, or its own if it has none. */
+struct fa_turn *fa_tenant_turn(struct fa_tenant *tenant);
+
+/* Returns true if no more than one tenant has anything. */
+bool fa_tenants_are_alone(const struct fa_tenants *tenants);
 
 /* Returns a resource's name, like "buffer_bytes". */
 const char *fa_resource_name(enum fa_resource resource);

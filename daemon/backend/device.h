@@ -77,6 +77,8 @@ struct fa_device_memory {
 	uint64_t bytes;
 	bool writable;
 	void *backend; /* private to the backend */
+	/* Set by the importer: which file the memory is part of, and where; inode 0: unknown. */
+	uint64_t file_system, inode, file_offset;
 };
 
 /* An allocation of a client, passed as a descriptor that the driver has exported. */

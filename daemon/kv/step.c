@@ -106,6 +106,26 @@ int fa_kv_step_find(struct fa_session *session, uint32_t id, struct fa_error *er
 	return fa_fail(error, -ENOENT, "there is no step %" PRIu32, id);
 }
 
+static void fail(struct fa_kv_step *step, const struct fa_request *request)
+{
+	if (step->failed)
+		return;
+	step->failed = true;
+	if (request->layer == UINT32_MAX)
+		(void)fa_fail(&step->cause, 0, "%s", request->job.error.text);
+	else
+		(void)fa_fail(&step->cause, 0, "layer %" PRIu32 ": %.220s", request->layer,
+		              request->job.error.text);
+}
+
+int fa_kv_step_refuse_failed(const struct fa_kv_step *step, struct fa_error *error)
+{
+	return fa_fail(error, -ECANCELED,
+	               "a request of step %" PRIu32
+	               " has failed, so that the step is aborted: %.180s",
+	               step->id, step->cause.text);
+}
+
 static int wait_for_layer(struct fa_request *request, const struct fa_kv_step *step, uint32_t layer,
                           struct fa_error *error)
 {
@@ -132,9 +152,7 @@ int fa_kv_step_add(struct fa_kv_step *step, struct fa_request *request, uint32_t
 	if (step->end_requested)
 		return fa_fail(error, -EINVAL, "step %" PRIu32 " was asked to end", step->id);
 	if (step->failed)
-		return fa_fail(error, -ECANCELED,
-		               "a request of step %" PRIu32 " has failed: it can only be aborted",
-		               step->id);
+		return fa_kv_step_refuse_failed(step, error);
 	if (step->prepare_value)
 		r = fa_request_wait(request, FA_SESSION_STREAM_OWN, step->prepare_value, error);
 	if (r == 0)
@@ -162,7 +180,7 @@ void fa_kv_step_request_ended(struct fa_request *request)
 		return;
 	fa_list_remove(&request->step_link);
 	if (request->job.status < 0)
-		step->failed = true;
+		fail(step, request);
 	if (request->job.status == -ENODEV && request->job.started_ns)
 		step->device_lost = true;
 	free_if_idle(step);
@@ -175,7 +193,7 @@ void fa_kv_step_request_refused(struct fa_request *request)
 	if (!step)
 		return;
 	fa_list_remove(&request->step_link);
-	step->failed = true;
+	fail(step, request);
 	free_if_idle(step);
 }
 
@@ -375,7 +393,7 @@ static int find_predecessors(struct fa_kv_step *step, struct fa_error *error)
 }
 
 /* Words charged beside the tables: for a step, a sequence, a copied page. */
-#define STEP_WORDS ((FA_DEVICE_PLAN_CACHE_BYTES + 256) / sizeof(uint32_t))
+#define STEP_WORDS ((FA_DEVICE_PLAN_CACHE_BYTES + 512) / sizeof(uint32_t))
 #define ENTRY_WORDS 40
 #define COPY_WORDS 6
 
@@ -439,7 +457,9 @@ int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uin
                    struct fa_kv_step **ret_step)
 {
 	struct fa_kv *kv = session->context->kv;
+	const uint64_t now_ns = fa_kv_now_ns();
 	struct fa_kv_step *step;
+	uint64_t number;
 	int r;
 
 	r = check_tokens(items, n_items, error);
@@ -456,15 +476,17 @@ int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uin
 	fa_list_init(&step->requests);
 	/* End a quarantine that is over, as the step may need its pages. */
 	fa_kv_quarantine_end(kv);
-	r = fa_pool_step_plan(kv->pool, actor, items, n_items, kv->last_step_number + 1,
-	                      fa_kv_now_ns(), error, &step->plan);
+	number = kv->step_number_offset + now_ns;
+	if (number <= kv->last_step_number)
+		number = kv->last_step_number + 1;
+	r = fa_pool_step_plan(kv->pool, actor, items, n_items, number, now_ns, error, &step->plan);
 	if (r == -ENOMEM && kv->grow_device_lost)
 		r = fa_fail(error, -ENODEV, "the device was lost when the pool had to grow");
 	if (r < 0) {
 		free(step);
 		return r;
 	}
-	++kv->last_step_number;
+	kv->last_step_number = number;
 	r = fill(step, n_items, tree, n_tree, tree_start, error);
 	if (r < 0) {
 		fa_kv_step_abandon(step);

@@ -41,6 +41,7 @@ struct fa_kv_step {
 	/* free the step after its last request, and abort it unless closed */
 	bool abandoned;
 	bool failed;             /* a request failed: only an abort is possible */
+	struct fa_error cause;   /* why the first one failed */
 	bool aborting;           /* StepEnd asks for an abort, or was refused */
 	bool device_lost;        /* the device was lost while a request ran */
 	struct fa_charge charge; /* charge for the tables */
@@ -84,8 +85,12 @@ int fa_kv_step_find(struct fa_session *session, uint32_t id, struct fa_error *er
 int fa_kv_step_add(struct fa_kv_step *step, struct fa_request *request, uint32_t layer,
                    struct fa_error *error);
 void fa_kv_step_request_ended(struct fa_request *request);
-/* Makes the step of a refused request fail, whether the request was added or not. */
+/* Makes the step of a refused request fail, whether the request was added or not. The cause is
+ * request->job.error, of request->layer. */
 void fa_kv_step_request_refused(struct fa_request *request);
+
+/* Refuses what only a step without failures can do. -ECANCELED. */
+int fa_kv_step_refuse_failed(const struct fa_kv_step *step, struct fa_error *error);
 
 /* Frees the step when nothing is in flight, and aborts it unless committed. */
 void fa_kv_step_abandon(struct fa_kv_step *step);

@@ -2,6 +2,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "daemon/base/memory_limit.h"
 #include "daemon/kv/growth.h"
 #include "daemon/kv/persist.h"
 #include "daemon/kv/quota.h"
@@ -11,7 +12,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 /* A chunk holds whole pages of all layers; smaller chunks would hold none. */
 #define CHUNK_BYTES_MIN ((uint64_t)4 << 20)
@@ -59,7 +59,7 @@ static uint32_t growth_limit(const struct fa_kv *kv, uint64_t chunks, uint64_t c
 	uint64_t memory = device->memory_bytes, most = chunks * GROWTH_MAX;
 
 	if (!memory)
-		memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+		memory = fa_memory_limit();
 	if (most > memory / chunk_bytes)
 		most = memory / chunk_bytes;
 	if (most < chunks)
@@ -241,8 +241,10 @@ int fa_kv_open(struct fa_context *context, struct fa_error *error)
 	kv->context = context;
 	fa_kv_persist_init(kv);
 	kv->grow_failed_chunks = UINT32_MAX;
-	/* Step numbers grow across restarts: the generation is a time in nanoseconds. */
+	/* Step numbers are times, and so tell nothing about other clients' steps. They grow across
+	 * restarts: the generation is a time in nanoseconds. */
 	kv->last_step_number = context->generation;
+	kv->step_number_offset = context->generation - fa_kv_now_ns();
 	r = fa_kv_recover(kv, &device, &kv->reason);
 	if (r == -EAGAIN) {
 		*error = kv->reason;

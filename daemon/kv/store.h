@@ -38,6 +38,7 @@ struct fa_kv {
 	bool grow_device_lost;       /* growing failed because the device was lost */
 	char exhausted_hint[160];    /* text for errors of an exhausted pool */
 	uint64_t last_step_number;
+	uint64_t step_number_offset; /* a step's number is the time that it begins, plus this */
 	uv_timer_t timer;
 };
 

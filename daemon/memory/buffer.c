@@ -53,14 +53,26 @@ void fa_registered_buffer_close_fds(struct fa_registered_buffer *buffer)
 	fa_charge_release(&buffer->charge_fds);
 }
 
+void fa_registered_buffer_end(struct fa_registered_buffer *buffer)
+{
+	buffer->ending = buffer->charge_count.tenant;
+	if (buffer->ending)
+		fa_tenant_ending(buffer->ending);
+	fa_registered_buffer_unref(buffer);
+}
+
 void fa_registered_buffer_destroy(struct fa_registered_buffer *buffer)
 {
+	struct fa_tenant *ending = buffer->ending;
+
 	fa_registered_buffer_close_fds(buffer);
 	fa_charge_release(&buffer->charge_bytes);
 	fa_charge_release(&buffer->charge_count);
 	fa_charge_release(&buffer->charge_pieces);
 	--buffer->importer->n_buffers;
 	free(buffer);
+	if (ending)
+		fa_tenant_ended(ending);
 }
 
 struct fa_registered_buffer *fa_registered_buffer_unref(struct fa_registered_buffer *buffer)

@@ -23,6 +23,7 @@ struct fa_registered_buffer {
 	struct fa_importer *importer;
 	struct fa_device_memory memory; /* address is NULL if the memory is not mapped */
 	struct fa_charge charge_count, charge_pieces, charge_bytes;
+	struct fa_tenant *ending; /* fa_tenant_ending() was called; NULL: not */
 
 	/* The fields of the job are set before fa_importer_start(). */
 	uint32_t id;
@@ -56,6 +57,9 @@ int fa_registered_buffer_new(struct fa_importer *importer, struct fa_error *erro
                              struct fa_registered_buffer **ret_buffer);
 struct fa_registered_buffer *fa_registered_buffer_ref(struct fa_registered_buffer *buffer);
 struct fa_registered_buffer *fa_registered_buffer_unref(struct fa_registered_buffer *buffer);
+
+/* Drops the owner's reference: the buffer ends as soon as no request uses it. */
+void fa_registered_buffer_end(struct fa_registered_buffer *buffer);
 
 /* Closes the buffer's descriptors. The importer calls this. */
 void fa_registered_buffer_close_fds(struct fa_registered_buffer *buffer);

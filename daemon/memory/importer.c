@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define RUNNING_MAX 2
@@ -180,6 +181,18 @@ static int import(struct fa_importer *importer, struct fa_registered_buffer *buf
 	}
 }
 
+/* Notes which file the memory is in, as several buffers may be of one. */
+static void identify(struct fa_registered_buffer *buffer)
+{
+	struct stat info;
+
+	if (buffer->mapped || buffer->fd < 0 || buffer->piece_bytes || fstat(buffer->fd, &info) < 0)
+		return;
+	buffer->memory.file_system = info.st_dev;
+	buffer->memory.inode = info.st_ino;
+	buffer->memory.file_offset = buffer->offset;
+}
+
 static void import_work(uv_work_t *work)
 {
 	struct fa_registered_buffer *buffer = work->data;
@@ -187,6 +200,7 @@ static void import_work(uv_work_t *work)
 	buffer->status = import(buffer->importer, buffer);
 	if (buffer->status < 0)
 		return;
+	identify(buffer);
 	if (buffer->read_only)
 		buffer->memory.writable = false;
 	/* This descriptor is a memfd, as was checked, so closing it does not block. */

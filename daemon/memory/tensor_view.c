@@ -1,5 +1,7 @@
 #include "daemon/memory/tensor_view.h"
 
+#include "common/finite.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -389,6 +391,22 @@ static int bind_window(struct bind *bind, const char *name, int64_t window, int6
 	return 0;
 }
 
+int fa_tensor_view_check_heads(const float *alibi_slopes, const float *sinks, size_t heads,
+                               struct fa_error *error)
+{
+	size_t i = alibi_slopes ? fa_first_not_finite(alibi_slopes, heads) : heads;
+
+	if (i < heads)
+		return fa_fail(error, -EINVAL, "alibi_slopes[%zu] is %g; expected a finite number",
+		               i, (double)alibi_slopes[i]);
+	i = sinks ? fa_first_bad_sink(sinks, heads) : heads;
+	if (i < heads)
+		return fa_fail(error, -EINVAL,
+		               "sinks[%zu] is %g; expected a finite number, or -infinity for none",
+		               i, (double)sinks[i]);
+	return 0;
+}
+
 static int bind_numbers(struct bind *bind)
 {
 	const struct fa_wire_attention *attention = bind->attention;
@@ -426,7 +444,8 @@ static int bind_numbers(struct bind *bind)
 		params->scale = 1.0f / sqrtf((float)params->head_dim);
 	params->alibi_slopes = attention->n_alibi_slopes ? attention->alibi_slopes : NULL;
 	params->sinks = attention->n_sinks ? attention->sinks : NULL;
-	return 0;
+	return fa_tensor_view_check_heads(params->alibi_slopes, params->sinks,
+	                                  (size_t)params->heads, bind->error);
 }
 
 int64_t fa_tensor_view_stride(const struct fa_wire_view *view, unsigned int i)

@@ -43,6 +43,11 @@ int fa_tensor_view_check(const struct fa_wire_view *view, const char *name, bool
 /* Returns a checked view's stride for kernels: 0 if no element uses it, as it may be any number. */
 int64_t fa_tensor_view_stride(const struct fa_wire_view *view, unsigned int i);
 
+/* Checks numbers of heads: slopes are finite, sinks finite or -infinity. Each array may be NULL.
+ * -EINVAL. */
+int fa_tensor_view_check_heads(const float *alibi_slopes, const float *sinks, size_t heads,
+                               struct fa_error *error);
+
 /*
  * Checks a whole request, except that a kernel supports it. Arrays of @ret_params point into
  * @attention. Without lse its memory may be NULL. -EINVAL, -ENOTSUP, with field, value and bound.

@@ -75,11 +75,13 @@ int fa_session_store_new(const struct fa_session_store_device *device, struct fa
                          struct fa_session_store *ret_store, int *ret_fd)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	char why[FA_MEMFD_EXPLAIN_BYTES];
 	int r;
 
 	r = fa_memfd_new("fad-sessions", BYTES, true, &fd);
 	if (r < 0)
-		return fa_fail(error, r, "no memory for the sessions: %s", strerrordesc_np(-r));
+		return fa_fail(error, r, "no memory for the sessions: %s",
+		               fa_memfd_explain(r, why, sizeof(why)));
 	r = map(fd, error, ret_store);
 	if (r < 0)
 		return r;

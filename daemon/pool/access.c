@@ -27,6 +27,18 @@ bool fa_access_allows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode
 	return false;
 }
 
+bool fa_access_shows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
+                     const struct fa_actor *actor)
+{
+	return fa_tenant_record(pool, actor->tenant)->uid == fa_tenant_record(pool, tenant)->uid ||
+	       fa_access_allows(pool, tenant, mode, actor, FA_RIGHT_READ);
+}
+
+uint32_t fa_access_name_uid(const struct fa_pool *pool, const struct fa_actor *actor, uint32_t uid)
+{
+	return uid == FA_UID_OWN ? fa_tenant_record(pool, actor->tenant)->uid : uid;
+}
+
 int fa_access_check_name(const char *name, struct fa_error *error)
 {
 	size_t length = strlen(name);

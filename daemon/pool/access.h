@@ -8,6 +8,12 @@ struct fa_pool;
 
 bool fa_access_allows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
                       const struct fa_actor *actor, enum fa_right right);
+/* Returns true if the actor may know the object's name and mode: it is its own user's, or it may
+ * read it. */
+bool fa_access_shows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
+                     const struct fa_actor *actor);
+/* Returns the user whose names @uid asks for. */
+uint32_t fa_access_name_uid(const struct fa_pool *pool, const struct fa_actor *actor, uint32_t uid);
 /* Checks a name. -EINVAL, -ENAMETOOLONG. */
 int fa_access_check_name(const char *name, struct fa_error *error);
 /* Checks a mode. -EINVAL. */

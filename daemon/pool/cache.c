@@ -4,6 +4,7 @@
 #include "daemon/pool/access.h"
 #include "daemon/pool/cache_private.h"
 #include "daemon/pool/chunk.h"
+#include "daemon/pool/id.h"
 #include "daemon/pool/reclaim.h"
 #include "daemon/pool/state_store.h"
 #include "daemon/pool/tenant_account.h"
@@ -14,7 +15,7 @@
 
 uint64_t fa_pool_cache_id(const struct fa_pool_cache *cache)
 {
-	return (uint64_t)cache->record->generation << 32 | cache->index;
+	return cache->id;
 }
 
 static int check_right(const struct fa_pool *pool, const struct fa_pool_cache *cache,
@@ -26,10 +27,12 @@ static int check_right(const struct fa_pool *pool, const struct fa_pool_cache *c
 	if (!record->name[0]) {
 		if (actor->admin || record->owner == actor->owner)
 			return 0;
-		return fa_fail(error, -ENOENT, "there is no such cache");
+		return fa_id_hidden(FA_ID_CACHE, error);
 	}
 	if (fa_access_allows(pool, record->tenant, record->mode, actor, right))
 		return 0;
+	if (!fa_access_shows(pool, record->tenant, record->mode, actor))
+		return fa_id_hidden(FA_ID_CACHE, error);
 	return fa_fail(error, -EACCES,
 	               "the cache '%s' is another tenant's, who does not let you %s", record->name,
 	               what[right]);
@@ -38,16 +41,22 @@ static int check_right(const struct fa_pool *pool, const struct fa_pool_cache *c
 int fa_pool_cache_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                       enum fa_right right, struct fa_error *error, struct fa_pool_cache **ret_cache)
 {
-	uint32_t index = (uint32_t)id, generation = (uint32_t)(id >> 32);
-	struct fa_pool_cache *cache = index < pool->header->max_caches ? pool->caches[index] : NULL;
+	const struct fa_state_cache *record;
+	struct fa_pool_cache *cache;
+	struct fa_id read;
 	int r;
 
-	if (!cache || cache->removed || cache->record->generation != generation) {
-		if (index < pool->header->max_caches && generation &&
-		    pool->cache_records[index].generation >= generation)
-			return fa_fail(error, -ESTALE, "the cache was removed");
-		return fa_fail(error, -ENOENT, "there is no such cache");
-	}
+	r = fa_id_read(pool, FA_ID_CACHE, id, error, &read);
+	if (r < 0)
+		return r;
+	if (read.index >= pool->header->max_caches)
+		return fa_id_hidden(FA_ID_CACHE, error);
+	record = &pool->cache_records[read.index];
+	cache = pool->caches[read.index];
+	if (!cache || cache->removed || record->generation != read.generation ||
+	    record->origin.id_form != read.form)
+		return fa_id_missing(pool, FA_ID_CACHE, &read, actor, record->generation,
+		                     &record->origin, error);
 	r = check_right(pool, cache, actor, right, error);
 	if (r < 0)
 		return r;
@@ -55,11 +64,12 @@ int fa_pool_cache_get(const struct fa_pool *pool, const struct fa_actor *actor, 
 	return 0;
 }
 
-static struct fa_pool_cache *find(const struct fa_pool *pool, const char *name)
+static struct fa_pool_cache *find(const struct fa_pool *pool, uint32_t uid, const char *name)
 {
 	for (uint32_t i = 0; i < pool->header->max_caches; i++)
 		if (pool->caches[i] && !pool->caches[i]->removed &&
-		    !strcmp(pool->cache_records[i].name, name))
+		    !strcmp(pool->cache_records[i].name, name) &&
+		    fa_tenant_record(pool, pool->cache_records[i].tenant)->uid == uid)
 			return pool->caches[i];
 	return NULL;
 }
@@ -74,6 +84,9 @@ int fa_pool_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *er
 		return -ENOMEM;
 	cache->record = record;
 	cache->index = index;
+	cache->id = fa_id_write(
+		pool, FA_ID_CACHE,
+		&(struct fa_id){ record->origin.id_form, record->generation, index });
 	cache->geometry = (struct fa_cache_geometry){
 		.layers = record->layers,
 		.kv_heads = record->kv_heads,
@@ -135,8 +148,8 @@ static int check_scales(const struct fa_pool_cache_config *config, struct fa_err
 	return 0;
 }
 
-static int check_config(const struct fa_pool *pool, const struct fa_pool_cache_config *config,
-                        struct fa_error *error)
+static int check_config(const struct fa_pool *pool, const struct fa_actor *actor,
+                        const struct fa_pool_cache_config *config, struct fa_error *error)
 {
 	struct fa_cache_layout layout;
 	int r;
@@ -161,7 +174,7 @@ static int check_config(const struct fa_pool *pool, const struct fa_pool_cache_c
 	r = fa_access_check_name(config->name, error);
 	if (r < 0)
 		return r;
-	if (find(pool, config->name))
+	if (find(pool, fa_access_name_uid(pool, actor, FA_UID_OWN), config->name))
 		return fa_fail(error, -EEXIST, "there is a cache named '%s' already", config->name);
 	return 0;
 }
@@ -176,7 +189,7 @@ int fa_pool_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
 	uint32_t i;
 	int r;
 
-	r = check_config(pool, config, error);
+	r = check_config(pool, actor, config, error);
 	if (r < 0)
 		return r;
 	r = fa_tenant_check_quota(pool, actor->tenant, &more, error);
@@ -209,6 +222,8 @@ int fa_pool_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
 		.order = (uint32_t)geometry->order,
 		.store = (uint32_t)geometry->store,
 		.token_scales = geometry->token_scales,
+		.origin = fa_id_next_origin(&record->origin, record->generation,
+		                            fa_tenant_record(pool, actor->tenant)->uid),
 	};
 	if (has_head_scales(geometry)) {
 		memcpy(pool->scale_records[i].k, config->k_scales,
@@ -227,7 +242,7 @@ int fa_pool_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
 }
 
 int fa_pool_cache_find(struct fa_pool *pool, const struct fa_actor *actor, const char *name,
-                       uint64_t now_ns, struct fa_error *error, uint64_t *ret_id)
+                       uint32_t uid, uint64_t now_ns, struct fa_error *error, uint64_t *ret_id)
 {
 	struct fa_pool_cache *cache = NULL;
 	int r;
@@ -235,10 +250,12 @@ int fa_pool_cache_find(struct fa_pool *pool, const struct fa_actor *actor, const
 	r = fa_access_check_name(name, error);
 	if (r < 0)
 		return r;
-	cache = find(pool, name);
+	cache = find(pool, fa_access_name_uid(pool, actor, uid), name);
 	if (!cache)
 		return fa_fail(error, -ENOENT, "there is no cache named '%s'", name);
 	r = check_right(pool, cache, actor, FA_RIGHT_READ, error);
+	if (r == -ENOENT)
+		return fa_fail(error, r, "there is no cache named '%s'", name);
 	if (r < 0)
 		return r;
 	cache->record->used_ns = now_ns;
@@ -281,6 +298,7 @@ static void describe(const struct fa_pool *pool, const struct fa_pool_cache *cac
 		.name = cache->record->name,
 		.mode = cache->record->mode,
 		.tenant = cache->record->tenant,
+		.uid = fa_tenant_record(pool, cache->record->tenant)->uid,
 		.owner = cache->record->owner,
 		.ttl_ns = cache->record->ttl_ns,
 		.max_pages = cache->record->max_pages,

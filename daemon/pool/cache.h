@@ -25,7 +25,7 @@ struct fa_pool_cache_info {
 	const float *k_scales, *v_scales;
 	const char *name; /* "": none; valid until the cache is gone */
 	uint32_t mode;
-	uint32_t tenant;
+	uint32_t tenant, uid;
 	uint64_t owner;
 	uint64_t ttl_ns, max_pages;
 	uint32_t chunks, sequences;
@@ -38,8 +38,9 @@ int fa_pool_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
                       const struct fa_pool_cache_config *config, uint64_t now_ns,
                       struct fa_error *error, uint64_t *ret_id);
 
+/* Finds a cache of a user (FA_UID_OWN). -ENOENT, -EACCES. */
 int fa_pool_cache_find(struct fa_pool *pool, const struct fa_actor *actor, const char *name,
-                       uint64_t now_ns, struct fa_error *error, uint64_t *ret_id);
+                       uint32_t uid, uint64_t now_ns, struct fa_error *error, uint64_t *ret_id);
 
 /* Removes a cache with its sequences. Frees pages once nothing is in flight. Its session, admins
  * and, if it is named, its tenant may call this. */

@@ -1,6 +1,7 @@
 #include "daemon/pool/name_index.h"
 
 #include "daemon/pool/hash.h"
+#include "daemon/pool/tenant_account.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -15,14 +16,16 @@ static uint32_t *bucket_of(const struct fa_pool *pool, const char *name)
 	return &pool->names[hash & (pool->n_name_buckets - 1)];
 }
 
-struct fa_pool_sequence *fa_name_index_find(const struct fa_pool *pool, const char *name)
+struct fa_pool_sequence *fa_name_index_find(const struct fa_pool *pool, uint32_t uid,
+                                            const char *name)
 {
 	uint32_t i;
 
 	if (!pool->n_names)
 		return NULL;
 	for (i = *bucket_of(pool, name); i; i = pool->sequences[i - 1]->name_next)
-		if (!strcmp(pool->sequence_records[i - 1].name, name))
+		if (!strcmp(pool->sequence_records[i - 1].name, name) &&
+		    fa_tenant_record(pool, pool->sequence_records[i - 1].tenant)->uid == uid)
 			return pool->sequences[i - 1];
 	return NULL;
 }

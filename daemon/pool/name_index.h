@@ -3,7 +3,9 @@
 
 #include "daemon/pool/objects.h"
 
-struct fa_pool_sequence *fa_name_index_find(const struct fa_pool *pool, const char *name);
+/* @uid: the user whose name it is. */
+struct fa_pool_sequence *fa_name_index_find(const struct fa_pool *pool, uint32_t uid,
+                                            const char *name);
 /* Makes room for one more name, so that adding it cannot fail. -ENOMEM. */
 int fa_name_index_prepare(struct fa_pool *pool);
 /* Adds a named sequence. fa_name_index_prepare() must have succeeded before. */

@@ -39,6 +39,7 @@ struct fa_chunk {
 
 struct fa_pool_cache {
 	struct fa_state_cache *record;
+	uint64_t id;
 	uint32_t index;
 	struct fa_cache_geometry geometry;
 	struct fa_cache_layout layout;
@@ -76,6 +77,7 @@ struct fa_pool_sequence {
 	struct fa_list owner_link, cache_link;
 	struct fa_state_sequence *record;
 	struct fa_pool_cache *cache;
+	uint64_t id;
 	uint32_t index, name_next;
 	uint64_t length, planned, first; /* lengths, and the first token that is not dropped */
 	bool removed;                    /* freed once nothing is in flight */
@@ -119,6 +121,11 @@ struct fa_pool_step_part {
 };
 
 #define FA_POOL_OWNER_BUCKETS 1024u
+
+/* Indices of sequences found lately, by the low bits of their ids: saves decrypting the id. Entries
+ * may be out of date. */
+#define FA_POOL_RECENT_SETS 4096u
+#define FA_POOL_RECENT_WAYS 4u
 
 struct fa_pool {
 	unsigned char *map;
@@ -165,6 +172,7 @@ struct fa_pool {
 	void *grow_userdata;
 	const char *exhausted_hint;
 	uint32_t exhausted_hint_chunks;
+	uint32_t (*recent)[FA_POOL_RECENT_WAYS]; /* [FA_POOL_RECENT_SETS] */
 };
 
 /* Returns the generation of a record after @generation (0: none). Each pool starts elsewhere, so

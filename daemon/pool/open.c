@@ -84,11 +84,13 @@ int fa_pool_open_partial(int fd, fa_pool_chunk_present_fn *present, void *userda
 	r = map(pool, fd, &header, error);
 	if (r < 0)
 		return r;
+	pool->recent = calloc(FA_POOL_RECENT_SETS, sizeof(*pool->recent));
 	pool->chunks = calloc(header.max_chunks, sizeof(*pool->chunks));
 	pool->tenants = calloc(header.max_tenants, sizeof(*pool->tenants));
 	pool->sequences = calloc(header.max_sequences, sizeof(*pool->sequences));
 	pool->free_sequences = calloc(header.max_sequences, sizeof(*pool->free_sequences));
-	if (!pool->chunks || !pool->tenants || !pool->sequences || !pool->free_sequences)
+	if (!pool->recent || !pool->chunks || !pool->tenants || !pool->sequences ||
+	    !pool->free_sequences)
 		return fa_fail(error, -ENOMEM, "there is no memory for the pool's tables");
 	pool->generation_base = generation_base(&header);
 	r = fa_pool_recover(pool, present, userdata, report, error);
@@ -110,6 +112,7 @@ struct fa_pool *fa_pool_free(struct fa_pool *pool)
 	free(pool->sequences);
 	free(pool->free_sequences);
 	free(pool->chunks);
+	free(pool->recent);
 	free(pool->tenants);
 	free(pool->buckets);
 	free(pool->names);

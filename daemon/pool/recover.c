@@ -8,6 +8,7 @@
 #include "common/cleanup.h"
 #include "daemon/pool/cache_private.h"
 #include "daemon/pool/chunk.h"
+#include "daemon/pool/id.h"
 #include "daemon/pool/page.h"
 #include "daemon/pool/prefix_index.h"
 #include "daemon/pool/report.h"
@@ -49,6 +50,8 @@ static const char *cache_fault(const struct fa_pool *pool, uint32_t index)
 		return "its state is unknown";
 	if (!record->generation)
 		return "it has no generation";
+	if (!fa_id_possible(&record->origin, record->generation))
+		return "its id is damaged";
 	if (!fa_tenant_known(pool, record->tenant))
 		return "its tenant is unknown";
 	if (!memchr(record->name, '\0', sizeof(record->name)))
@@ -65,7 +68,9 @@ static const char *cache_fault(const struct fa_pool *pool, uint32_t index)
 	                                (size_t)record->layers * record->kv_heads)))
 		return "its scales are damaged";
 	for (uint32_t i = 0; record->name[0] && i < index; i++)
-		if (pool->caches[i] && !strcmp(pool->cache_records[i].name, record->name))
+		if (pool->caches[i] && !strcmp(pool->cache_records[i].name, record->name) &&
+		    fa_tenant_record(pool, pool->cache_records[i].tenant)->uid ==
+		            fa_tenant_record(pool, record->tenant)->uid)
 			return "another has its name";
 	return NULL;
 }

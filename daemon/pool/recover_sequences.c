@@ -1,3 +1,4 @@
+#include "daemon/pool/id.h"
 #include "daemon/pool/name_index.h"
 #include "daemon/pool/page.h"
 #include "daemon/pool/page_list.h"
@@ -53,6 +54,8 @@ static const char *sequence_fault(const struct fa_pool *pool, uint32_t index)
 		return "its state is unknown";
 	if (!record->generation)
 		return "it has no generation";
+	if (!fa_id_possible(&record->origin, record->generation))
+		return "its id is damaged";
 	if (!fa_tenant_known(pool, record->tenant))
 		return "its tenant is unknown";
 	if (record->current > 1)
@@ -61,7 +64,8 @@ static const char *sequence_fault(const struct fa_pool *pool, uint32_t index)
 		return "its cache is unknown";
 	if (!memchr(record->name, '\0', sizeof(record->name)))
 		return "its name has no end";
-	if (record->name[0] && fa_name_index_find(pool, record->name))
+	if (record->name[0] &&
+	    fa_name_index_find(pool, fa_tenant_record(pool, record->tenant)->uid, record->name))
 		return "another has its name";
 	cache = pool->caches[record->cache];
 	body = &record->commits[record->current];
@@ -142,6 +146,10 @@ static int load_sequence(struct fa_recovery *recovery, uint32_t index, uint32_t 
 
 	if (!sequence)
 		return -ENOMEM;
+	/* The writer of a name died between the mode and the name: nobody else has rights yet. */
+	if (!record->name[0])
+		record->mode = 0;
+	fa_pool_sequence_load_id(pool, sequence);
 	pool->sequences[index] = sequence;
 	sequence->length = sequence->planned = body->length;
 	sequence->first = body->first;

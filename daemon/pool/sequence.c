@@ -3,6 +3,7 @@
 #include "common/cleanup.h"
 #include "daemon/pool/access.h"
 #include "daemon/pool/cache_private.h"
+#include "daemon/pool/id.h"
 #include "daemon/pool/name_index.h"
 #include "daemon/pool/page.h"
 #include "daemon/pool/page_list.h"
@@ -18,7 +19,53 @@
 
 uint64_t fa_pool_sequence_id(const struct fa_pool_sequence *sequence)
 {
-	return (uint64_t)sequence->record->generation << 32 | sequence->index;
+	return sequence->id;
+}
+
+/* ---- finding by id */
+
+static struct fa_pool_sequence *find_recent(const struct fa_pool *pool, uint64_t id)
+{
+	const uint32_t *ways = pool->recent[id % FA_POOL_RECENT_SETS];
+
+	for (uint32_t i = 0; i < FA_POOL_RECENT_WAYS; i++) {
+		struct fa_pool_sequence *sequence = pool->sequences[ways[i]];
+
+		if (sequence && sequence->id == id && !sequence->removed)
+			return sequence;
+	}
+	return NULL;
+}
+
+static void make_recent(const struct fa_pool *pool, const struct fa_pool_sequence *sequence)
+{
+	uint32_t *ways = pool->recent[sequence->id % FA_POOL_RECENT_SETS];
+
+	memmove(ways + 1, ways, (FA_POOL_RECENT_WAYS - 1) * sizeof(*ways));
+	ways[0] = sequence->index;
+}
+
+static int find(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                struct fa_error *error, struct fa_pool_sequence **ret_sequence)
+{
+	const struct fa_state_sequence *record;
+	struct fa_pool_sequence *sequence;
+	struct fa_id read;
+	int r;
+
+	r = fa_id_read(pool, FA_ID_SEQUENCE, id, error, &read);
+	if (r < 0)
+		return r;
+	if (read.index >= pool->header->high_sequences)
+		return fa_id_hidden(FA_ID_SEQUENCE, error);
+	sequence = pool->sequences[read.index];
+	record = &pool->sequence_records[read.index];
+	if (!sequence || sequence->removed || sequence->id != id)
+		return fa_id_missing(pool, FA_ID_SEQUENCE, &read, actor, record->generation,
+		                     &record->origin, error);
+	make_recent(pool, sequence);
+	*ret_sequence = sequence;
+	return 0;
 }
 
 int fa_pool_sequence_get(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
@@ -26,27 +73,37 @@ int fa_pool_sequence_get(const struct fa_pool *pool, const struct fa_actor *acto
                          struct fa_pool_sequence **ret_sequence)
 {
 	static const char *const what[] = { "read", "append to", "fork" };
-	uint32_t index = (uint32_t)id, generation = (uint32_t)(id >> 32);
+	struct fa_pool_sequence *sequence = find_recent(pool, id);
 	const struct fa_state_sequence *record;
-	struct fa_pool_sequence *sequence = NULL;
+	int r;
 
-	if (index >= pool->header->high_sequences || !generation ||
-	    pool->sequence_records[index].generation < generation)
-		return fa_fail(error, -ENOENT, "there is no such sequence");
-	record = &pool->sequence_records[index];
-	sequence = pool->sequences[index];
-	if (!sequence || sequence->removed || record->generation != generation)
-		return fa_fail(error, -ESTALE, "the sequence was removed");
+	if (!sequence) {
+		r = find(pool, actor, id, error, &sequence);
+		if (r < 0)
+			return r;
+	}
+	record = sequence->record;
 	if (!record->name[0]) {
 		if (!actor->admin && record->owner != actor->owner)
-			return fa_fail(error, -ENOENT, "there is no such sequence");
+			return fa_id_hidden(FA_ID_SEQUENCE, error);
 	} else if (!fa_access_allows(pool, record->tenant, record->mode, actor, right)) {
+		if (!fa_access_shows(pool, record->tenant, record->mode, actor))
+			return fa_id_hidden(FA_ID_SEQUENCE, error);
 		return fa_fail(error, -EACCES,
 		               "the sequence '%s' is another tenant's, who does not let you %s it",
 		               record->name, what[right]);
 	}
 	*ret_sequence = sequence;
 	return 0;
+}
+
+void fa_pool_sequence_load_id(const struct fa_pool *pool, struct fa_pool_sequence *sequence)
+{
+	const struct fa_id id = { .form = sequence->record->origin.id_form,
+		                  .generation = sequence->record->generation,
+		                  .index = sequence->index };
+
+	sequence->id = fa_id_write(pool, FA_ID_SEQUENCE, &id);
 }
 
 struct fa_pool_sequence *fa_pool_sequence_alloc(struct fa_pool *pool, struct fa_pool_cache *cache,
@@ -126,7 +183,11 @@ static void begin_record(struct fa_pool *pool, struct fa_pool_sequence *sequence
 		.tenant = actor->tenant,
 		.owner = actor->owner,
 		.used_ns = pool->now_ns,
+		.origin = fa_id_next_origin(&record->origin, record->generation,
+		                            fa_tenant_record(pool, actor->tenant)->uid),
 	};
+	fa_pool_sequence_load_id(pool, sequence);
+	make_recent(pool, sequence);
 }
 
 static void add(struct fa_pool *pool, struct fa_pool_sequence *sequence)
@@ -394,7 +455,8 @@ int fa_pool_sequence_remove(struct fa_pool *pool, const struct fa_actor *actor, 
 	return 0;
 }
 
-static void describe(const struct fa_pool_sequence *sequence, struct fa_pool_sequence_info *info)
+static void describe(const struct fa_pool *pool, const struct fa_pool_sequence *sequence,
+                     struct fa_pool_sequence_info *info)
 {
 	const struct fa_state_sequence *record = sequence->record;
 
@@ -408,6 +470,7 @@ static void describe(const struct fa_pool_sequence *sequence, struct fa_pool_seq
 		.name = record->name,
 		.mode = record->mode,
 		.tenant = record->tenant,
+		.uid = fa_tenant_record(pool, record->tenant)->uid,
 		.owner = record->owner,
 		.ttl_ns = record->ttl_ns,
 		.in_flight = sequence->n_in_flight,
@@ -423,7 +486,7 @@ int fa_pool_sequence_get_info(struct fa_pool *pool, const struct fa_actor *actor
 	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_READ, error, &sequence);
 	if (r < 0)
 		return r;
-	describe(sequence, ret_info);
+	describe(pool, sequence, ret_info);
 	return 0;
 }
 
@@ -435,7 +498,7 @@ bool fa_pool_sequence_each(const struct fa_pool *pool, uint32_t *cursor,
 
 		if (!sequence || sequence->removed)
 			continue;
-		describe(sequence, ret_info);
+		describe(pool, sequence, ret_info);
 		return true;
 	}
 	return false;

@@ -21,7 +21,7 @@ struct fa_pool_sequence_info {
 	uint64_t step;                   /* number of the last committed step; 0: none */
 	const char *name;                /* "": none; valid until the sequence is gone */
 	uint32_t mode;
-	uint32_t tenant; /* tag of the tenant */
+	uint32_t tenant, uid; /* tag of the tenant; its user */
 	uint64_t owner;
 	uint64_t ttl_ns;
 	uint32_t in_flight; /* number of steps in flight */
@@ -47,8 +47,9 @@ int fa_pool_sequence_set_name(struct fa_pool *pool, const struct fa_actor *actor
                               const char *name, uint32_t mode, uint64_t ttl_ns, uint64_t now_ns,
                               struct fa_error *error);
 
+/* Finds a sequence of a user (FA_UID_OWN). -ENOENT, -EACCES. */
 int fa_pool_sequence_find(struct fa_pool *pool, const struct fa_actor *actor, const char *name,
-                          uint64_t now_ns, struct fa_error *error, uint64_t *ret_id);
+                          uint32_t uid, uint64_t now_ns, struct fa_error *error, uint64_t *ret_id);
 
 /* Shortens the sequence to its first @tokens tokens. -EINVAL: it does not have them all (a length
  * beyond the durable one, or tokens that were dropped); -EBUSY: steps are appending. */

@@ -3,6 +3,7 @@
 #include "daemon/pool/sequence.h"
 #include "daemon/pool/sequence_private.h"
 #include "daemon/pool/state_store.h"
+#include "daemon/pool/tenant_account.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -49,7 +50,8 @@ int fa_pool_sequence_set_name(struct fa_pool *pool, const struct fa_actor *actor
 	if (record->name[0] && strcmp(record->name, name) != 0)
 		return fa_fail(error, -EEXIST, "the sequence has a name already, '%s'",
 		               record->name);
-	if (!record->name[0] && fa_name_index_find(pool, name))
+	if (!record->name[0] &&
+	    fa_name_index_find(pool, fa_tenant_record(pool, record->tenant)->uid, name))
 		return fa_fail(error, -EEXIST, "there is a sequence named '%s' already", name);
 	if (!sequence->cache->record->name[0])
 		return fa_fail(
@@ -71,7 +73,7 @@ int fa_pool_sequence_set_name(struct fa_pool *pool, const struct fa_actor *actor
 }
 
 int fa_pool_sequence_find(struct fa_pool *pool, const struct fa_actor *actor, const char *name,
-                          uint64_t now_ns, struct fa_error *error, uint64_t *ret_id)
+                          uint32_t uid, uint64_t now_ns, struct fa_error *error, uint64_t *ret_id)
 {
 	struct fa_pool_sequence *sequence = NULL;
 	int r;
@@ -80,11 +82,13 @@ int fa_pool_sequence_find(struct fa_pool *pool, const struct fa_actor *actor, co
 	r = fa_access_check_name(name, error);
 	if (r < 0)
 		return r;
-	sequence = fa_name_index_find(pool, name);
+	sequence = fa_name_index_find(pool, fa_access_name_uid(pool, actor, uid), name);
 	if (!sequence)
 		return fa_fail(error, -ENOENT, "there is no sequence named '%s'", name);
 	r = fa_pool_sequence_get(pool, actor, fa_pool_sequence_id(sequence), FA_RIGHT_READ, error,
 	                         &sequence);
+	if (r == -ENOENT)
+		return fa_fail(error, r, "there is no sequence named '%s'", name);
 	if (r < 0)
 		return r;
 	sequence->record->used_ns = now_ns;

@@ -12,6 +12,8 @@ void fa_pool_sequence_destroy(struct fa_pool *pool, struct fa_pool_sequence *seq
 /* Makes the object of a record, and adds it to no list. NULL: no memory. */
 struct fa_pool_sequence *fa_pool_sequence_alloc(struct fa_pool *pool, struct fa_pool_cache *cache,
                                                 uint32_t index);
+/* Sets the id from the record. */
+void fa_pool_sequence_load_id(const struct fa_pool *pool, struct fa_pool_sequence *sequence);
 /* Adds the sequence to the lists of its cache and its session. */
 void fa_pool_sequence_link(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 /* Frees the object; its record in the state stays. */

@@ -67,6 +67,16 @@ struct fa_state_chunk {
 #define FA_STATE_REMOVED 2u /* caches: freed once nothing is in flight */
 #define FA_STATE_SUSPECT 3u /* sequences: a kernel that wrote to it failed */
 
+#define FA_STATE_ID_PLAIN 0u /* generation << 32 | index: made by daemons before id.h */
+#define FA_STATE_ID_SECRET 1u
+
+/* Whose objects a record has held: tells for whom an id of a removed object is stale (id.h). */
+struct fa_state_origin {
+	uint32_t id_form; /* of the last object's id */
+	uint32_t uid;     /* user of the last object */
+	uint32_t others;  /* 1: earlier objects were also of others, or of a daemon before id.h */
+};
+
 struct fa_state_cache {
 	uint32_t state;
 	uint32_t generation; /* differs for each use of the record */
@@ -79,7 +89,8 @@ struct fa_state_cache {
 	uint32_t dtype, page_tokens, v_in_k, order;
 	char name[FA_STATE_NAME_BYTES]; /* "": none */
 	uint32_t store, token_scales;
-	uint8_t reserved[104];
+	struct fa_state_origin origin;
+	uint8_t reserved[92];
 };
 
 /* Scales of the cache with the same index, [layer][kv_head]. Valid if the cache stores codes and
@@ -116,7 +127,8 @@ struct fa_state_sequence {
 	uint64_t ttl_ns, used_ns;
 	struct fa_state_commit commits[2];
 	char name[FA_STATE_NAME_BYTES]; /* "": none */
-	uint8_t reserved[16];
+	struct fa_state_origin origin;
+	uint32_t reserved;
 };
 
 /*
@@ -140,6 +152,7 @@ struct fa_state_page {
 static_assert(sizeof(struct fa_state_header) == 176, "format");
 static_assert(offsetof(struct fa_state_header, check) == 144, "format");
 static_assert(sizeof(struct fa_state_chunk) == 8, "format");
+static_assert(sizeof(struct fa_state_origin) == 12, "format");
 static_assert(sizeof(struct fa_state_cache) == 256, "format");
 static_assert(sizeof(struct fa_state_scales) == 64000, "format");
 static_assert(sizeof(struct fa_state_tenant) == 528, "format");

@@ -106,6 +106,7 @@ int fa_pool_format(const struct fa_pool_config *config, struct fa_error *error, 
 		.max_sequences = config->max_sequences ? config->max_sequences : SEQUENCES_DEFAULT,
 	};
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	char why[FA_MEMFD_EXPLAIN_BYTES];
 	int r;
 
 	if (!is_power_of_two(page_bytes) || page_bytes > chunk_bytes)
@@ -126,7 +127,7 @@ int fa_pool_format(const struct fa_pool_config *config, struct fa_error *error, 
 	r = fa_memfd_new("fad-pool-state", header.bytes, true, &fd);
 	if (r < 0)
 		return fa_fail(error, r, "no memory for the pool's state, %" PRIu64 " bytes: %s",
-		               header.bytes, strerror(-r));
+		               header.bytes, fa_memfd_explain(r, why, sizeof(why)));
 	if (pwrite(fd, &header, sizeof(header), 0) != (ssize_t)sizeof(header))
 		return fa_fail(error, -EIO, "the pool's state cannot be written: %m");
 	*ret_fd = fa_steal_fd(&fd);

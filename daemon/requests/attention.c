@@ -1,6 +1,7 @@
 #include "daemon/requests/attention.h"
 
 #include "common/cleanup.h"
+#include "daemon/memory/overlap.h"
 #include "daemon/memory/tensor_view.h"
 #include "daemon/session/context.h"
 
@@ -61,6 +62,23 @@ static int copy_vectors(struct attention *attention, const struct fa_wire_attent
 	return 0;
 }
 
+/* Returns true if there is no row to compute. */
+static bool is_empty(const struct fa_attention_params *params)
+{
+	return !params->batch || !params->seqlen_q;
+}
+
+/* Asks for a kernel. An empty batch has the limits of one sequence. */
+static int check_kernel(const struct fa_context *context, const struct fa_attention_params *params,
+                        struct fa_error *error)
+{
+	struct fa_attention_params asked = *params;
+
+	if (!asked.batch)
+		asked.batch = 1;
+	return context->ops->check(context->device, &asked, error);
+}
+
 static int prepare(struct fa_request *request, struct fa_error *error)
 {
 	const struct fa_context *context = request->session->context;
@@ -75,6 +93,20 @@ static int prepare(struct fa_request *request, struct fa_error *error)
 		r = fa_charge_add(&request->charge_host, request->session->tenant,
 		                  FA_RESOURCE_BUFFER_BYTES, device_work->host_bytes, error);
 	return r;
+}
+
+static int check_overlap(const struct fa_wire_attention *attention,
+                         const struct fa_device_memory *const memories[_FA_VIEW_N],
+                         struct fa_error *error)
+{
+	struct fa_tensor_use uses[_FA_VIEW_N];
+
+	for (unsigned int i = 0; i < _FA_VIEW_N; ++i)
+		uses[i] = (struct fa_tensor_use){ .name = fa_tensor_view_name(i),
+			                          .view = fa_tensor_view_of(attention, i),
+			                          .memory = memories[i],
+			                          .written = i == FA_VIEW_OUT || i == FA_VIEW_LSE };
+	return fa_tensor_uses_check(uses, _FA_VIEW_N, error);
 }
 
 static int bind_attention(struct fa_request *request, const struct fa_wire_message *message,
@@ -96,7 +128,13 @@ static int bind_attention(struct fa_request *request, const struct fa_wire_messa
 	if (r == 0)
 		r = fa_attention_bind(&message->attention, memories, &request->job.params, error);
 	if (r == 0)
-		r = context->ops->check(context->device, &request->job.params, error);
+		r = check_overlap(&message->attention, memories, error);
+	if (r == 0)
+		r = check_kernel(context, &request->job.params, error);
+	if (r == 0 && is_empty(&request->job.params)) {
+		request->job.work.op = FA_DEVICE_NONE;
+		return 0;
+	}
 	if (r == 0)
 		r = copy_vectors(attention, &message->attention, error);
 	if (r == 0)

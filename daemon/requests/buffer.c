@@ -409,7 +409,7 @@ int fa_registration_free(struct fa_session *session, const struct fa_wire_messag
 	if (buffer) {
 		session->buffer_bytes -= buffer->bytes;
 		session->n_device_buffers -= is_on_device(session->context, buffer->kind);
-		fa_registered_buffer_unref(buffer);
+		fa_registered_buffer_end(buffer);
 	} else if (session->registration && session->registration->buffer->id == id) {
 		fa_registration_abort(session, -ECANCELED,
 		                      "the buffer was freed before all of its pieces had come");

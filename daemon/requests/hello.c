@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -112,6 +113,7 @@ int fa_handle_hello(struct fa_call *call, struct fa_error *error)
 				.streams = limits->session_streams,
 				.requests = limits->session_requests,
 			},
+			.pid = (uint32_t)getpid(),
 		},
 	};
 	fa_session_send(session, &reply, fd, &session->charge_hello);

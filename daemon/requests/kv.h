@@ -34,6 +34,9 @@ extern const struct fa_request_kind fa_kv_copy_kind;
 extern const struct fa_request_kind fa_kv_attend_kind;
 extern const struct fa_request_kind fa_kv_end_kind;
 
+/* Converts `user` of CacheFind and SequenceFind to a uid, or FA_UID_OWN. -EINVAL. */
+int fa_kv_user(uint64_t user, struct fa_error *error, uint32_t *ret_uid);
+
 /* -ENOENT, -ESTALE, -EACCES. */
 int fa_kv_sequence_reply(struct fa_call *call, const struct fa_actor *actor, uint64_t id,
                          uint64_t matched, struct fa_error *error);

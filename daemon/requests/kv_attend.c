@@ -7,7 +7,9 @@
 #include "common/cleanup.h"
 #include "daemon/kv/step.h"
 #include "daemon/kv/view.h"
+#include "daemon/memory/overlap.h"
 #include "daemon/memory/tensor_view.h"
+#include "daemon/pool/id.h"
 #include "daemon/session/context.h"
 
 #include <errno.h>
@@ -55,6 +57,8 @@ static bool is_there(const struct fa_wire_view *view)
 static int find_group(const struct fa_kv_step *step, uint64_t cache,
                       const struct fa_kv_group **ret_group, struct fa_error *error)
 {
+	int r;
+
 	if (!cache && step->plan->n_groups > 1)
 		return fa_fail(error, -EINVAL,
 		               "cache is 0, and step %" PRIu32 " has sequences of %" PRIu32
@@ -65,8 +69,10 @@ static int find_group(const struct fa_kv_step *step, uint64_t cache,
 			*ret_group = &step->groups[i];
 			return 0;
 		}
-	return fa_fail(error, -ENOENT, "step %" PRIu32 " has no sequences of cache %#" PRIx64,
-	               step->id, cache);
+	r = fa_id_check_kind(FA_ID_CACHE, cache, error);
+	return r ? r
+	         : fa_fail(error, -ENOENT, "step %" PRIu32 " has no sequences of cache %#" PRIx64,
+	                   step->id, cache);
 }
 
 static int check(const struct binding *b)
@@ -227,6 +233,7 @@ static int bind_numbers(struct binding *b, struct fa_paged_attention *attention)
 {
 	const struct fa_wire_step_attend *m = b->message;
 	const int64_t heads = attention->heads;
+	int r;
 
 	if (!isfinite(m->scale))
 		return fa_fail(b->error, -EINVAL, "scale is %g; expected a finite number",
@@ -245,6 +252,10 @@ static int bind_numbers(struct binding *b, struct fa_paged_attention *attention)
 		return fa_fail(b->error, -EINVAL,
 		               "sinks has %zu entries; expected %" PRId64 ", one a head of q",
 		               m->n_sinks, heads);
+	r = fa_tensor_view_check_heads(m->n_alibi_slopes ? m->alibi_slopes : NULL,
+	                               m->n_sinks ? m->sinks : NULL, (size_t)heads, b->error);
+	if (r < 0)
+		return r;
 	attention->scale = m->scale != 0.0f ? m->scale
 	                                    : 1.0f / sqrtf((float)b->group->cache.head_dim);
 	attention->softcap = m->softcap;
@@ -308,6 +319,27 @@ static void rotate_q(struct fa_paged_append *append, struct fa_paged_attention *
 	attention->q = append->q_out;
 }
 
+static int check_overlap(const struct binding *b)
+{
+	const struct fa_wire_step_attend *m = b->message;
+	struct fa_tensor_use uses[] = {
+		{ .name = "out", .view = &m->out, .written = true },
+		{ .name = "lse", .view = &m->lse, .written = true },
+		{ .name = "q", .view = &m->q },
+		{ .name = "k", .view = &m->k },
+		{ .name = "v", .view = &m->v },
+		{ .name = "cos", .view = &m->cos },
+		{ .name = "sin", .view = &m->sin },
+	};
+	const size_t n = sizeof(uses) / sizeof(*uses);
+
+	for (size_t i = 0; i < n; ++i)
+		if (is_there(uses[i].view))
+			uses[i].memory = fa_request_memory(&b->attend->request,
+			                                   uses[i].view->buffer);
+	return fa_tensor_uses_check(uses, n, b->error);
+}
+
 static int bind_requests(struct binding *b)
 {
 	struct fa_device_work *device_work = &b->attend->request.job.work;
@@ -327,8 +359,14 @@ static int bind_requests(struct binding *b)
 		r = bind_kv(b, &append);
 	if (r == 0 && is_there(&m->out))
 		r = bind_attention(b, &attention);
+	if (r == 0)
+		r = check_overlap(b);
 	if (r < 0)
 		return r;
+	if (!b->tokens) {
+		device_work->op = FA_DEVICE_NONE;
+		return 0;
+	}
 	device_work->op = FA_DEVICE_PAGED;
 	device_work->paged = b->attend->paged;
 	device_work->tables = b->attend->request.step->tables;
@@ -366,7 +404,7 @@ static int bind_attend(struct fa_request *request, const struct fa_wire_message 
 		r = fa_kv_step_add(step, request, b.message->layer, error);
 	if (r == 0)
 		r = bind_requests(&b);
-	if (r == 0)
+	if (r == 0 && b.tokens)
 		r = fa_request_prepare(request, error);
 	return r;
 }
@@ -379,6 +417,7 @@ static void refused(struct fa_request *request, const struct fa_wire_message *me
 	            0 &&
 	    request->step->end_requested)
 		request->step = NULL;
+	request->layer = message->step_attend.layer;
 	fa_kv_step_request_refused(request);
 }
 

@@ -5,6 +5,7 @@
 #include "daemon/session/context.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 
 #define PAGE_TOKENS_DEFAULT 64
@@ -37,6 +38,7 @@ static void reply(struct fa_call *call, const struct fa_pool_cache_info *info)
 			.idle_pages = info->idle_pages,
 			.sequences = info->sequences,
 			.store = (uint8_t)info->geometry.store,
+			.uid = info->uid,
 		},
 	};
 
@@ -130,6 +132,16 @@ int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 	return 0;
 }
 
+int fa_kv_user(uint64_t user, struct fa_error *error, uint32_t *ret_uid)
+{
+	if (user > UINT32_MAX)
+		return fa_fail(error, -EINVAL,
+		               "user is %" PRIu64 "; expected a uid + 1, at most %" PRIu32, user,
+		               UINT32_MAX);
+	*ret_uid = user ? (uint32_t)(user - 1) : FA_UID_OWN;
+	return 0;
+}
+
 int fa_kv_cache_find(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_cache_find *m = &call->message->cache_find;
@@ -137,11 +149,16 @@ int fa_kv_cache_find(struct fa_call *call, struct fa_error *error)
 	uint64_t id = m->cache;
 	struct fa_pool_cache_info info;
 	struct fa_actor actor;
+	uint32_t uid = 0;
 	int r;
 
-	r = fa_kv_actor_admin(call->session, &actor, error);
+	if (!m->name.text && m->user)
+		return fa_fail(error, -EINVAL, "user is given without a name");
+	r = fa_kv_user(m->user, error, &uid);
+	if (r == 0)
+		r = fa_kv_actor_admin(call->session, &actor, error);
 	if (r == 0 && m->name.text)
-		r = fa_pool_cache_find(pool, &actor, m->name.text, fa_kv_now_ns(), error, &id);
+		r = fa_pool_cache_find(pool, &actor, m->name.text, uid, fa_kv_now_ns(), error, &id);
 	if (r == 0)
 		r = fa_pool_cache_get_info(pool, &actor, id, error, &info);
 	if (r == 0)

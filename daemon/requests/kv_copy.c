@@ -3,6 +3,7 @@
 
 #include "daemon/kv/step.h"
 #include "daemon/kv/view.h"
+#include "daemon/memory/overlap.h"
 #include "daemon/session/context.h"
 
 #include <errno.h>
@@ -93,6 +94,18 @@ static int step_for_read(struct fa_session *session, const struct fa_wire_sequen
 	return 0;
 }
 
+static int check_overlap(const struct copy *copy, const struct fa_wire_sequence_copy *m,
+                         struct fa_error *error)
+{
+	const bool reads = !(m->flags & FA_WIRE_COPY_WRITE);
+	const struct fa_tensor_use uses[] = {
+		{ "k", &m->k, fa_request_memory(&copy->request, m->k.buffer), reads },
+		{ "v", &m->v, fa_request_memory(&copy->request, m->v.buffer), reads },
+	};
+
+	return fa_tensor_uses_check(uses, 2, error);
+}
+
 static int bind_tensors(struct copy *copy, const struct fa_kv_group *group,
                         const struct fa_wire_sequence_copy *m, int64_t tokens,
                         struct fa_error *error)
@@ -120,7 +133,7 @@ static int bind_tensors(struct copy *copy, const struct fa_kv_group *group,
 	expected.dim = cache->head_dim_v;
 	if (r == 0 && m->v.rank)
 		r = fa_kv_bind_tensor(&copy->request, &m->v, &expected, &append->v, NULL, error);
-	return r;
+	return r == 0 ? check_overlap(copy, m, error) : r;
 }
 
 static void bind_step(struct copy *copy, const struct fa_kv_group *group, uint32_t index,
@@ -154,11 +167,11 @@ static int check(const struct fa_wire_sequence_copy *m, uint64_t *ret_end, struc
 		               m->flags, FA_WIRE_COPY_WRITE);
 	if (!view->rank)
 		return fa_fail(error, -EINVAL, "k and v are absent: there is nothing to copy");
-	if (view->shape[0] < 1 || view->shape[0] > FA_KV_STEP_TOKENS_MAX ||
+	if (view->shape[0] < 0 || view->shape[0] > FA_KV_STEP_TOKENS_MAX ||
 	    m->first > FA_POOL_SEQUENCE_TOKENS_MAX)
 		return fa_fail(error, -EINVAL,
 		               "%" PRId64 " tokens from %" PRIu64
-		               " on are to be copied; expected 1 to %u",
+		               " on are to be copied; expected 0 to %u",
 		               view->shape[0], m->first, FA_KV_STEP_TOKENS_MAX);
 	*ret_end = m->first + (uint64_t)view->shape[0];
 	return 0;
@@ -202,6 +215,10 @@ static int bind_copy(struct fa_request *request, const struct fa_wire_message *m
 	r = bind_tensors(copy, group, m, (int64_t)(end - m->first), error);
 	if (r < 0)
 		return r;
+	if (end == m->first) {
+		request->job.work.op = FA_DEVICE_NONE;
+		return 0;
+	}
 	bind_step(copy, group, index, m->first, end);
 	copy->paged.op = writes ? FA_PAGED_APPEND : FA_PAGED_READ;
 	copy->paged.append.cache = &group->cache;
@@ -216,6 +233,7 @@ static int bind_copy(struct fa_request *request, const struct fa_wire_message *m
 
 static void refused(struct fa_request *request, const struct fa_wire_message *message)
 {
+	request->layer = message->sequence_copy.layer;
 	fa_kv_step_request_refused(request);
 }
 

@@ -271,8 +271,7 @@ static int confirm(struct fa_request *request, struct fa_error *error)
 	if (!end_of(request)->commits)
 		fa_pool_step_abort(context->kv->pool, step->plan);
 	else if (step->failed)
-		r = fa_fail(error, -ECANCELED,
-		            "a request of step %" PRIu32 " has failed: it is aborted", step->id);
+		r = fa_kv_step_refuse_failed(step, error);
 	else
 		r = fa_pool_step_commit(context->kv->pool, step->plan, error);
 	step->closed = !end_of(request)->commits || r == 0;

@@ -29,6 +29,7 @@ static void refused(struct fa_request *request, const struct fa_wire_message *me
 	                    &request->step) == 0 &&
 	    request->step->end_requested)
 		request->step = NULL;
+	request->layer = message->step_attend_layers.attend.layer;
 	fa_kv_step_request_refused(request);
 }
 

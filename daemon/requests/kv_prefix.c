@@ -5,6 +5,7 @@
 #include "daemon/requests/kv.h"
 
 #include "common/cleanup.h"
+#include "daemon/base/fault_guard.h"
 #include "daemon/pool/prefix.h"
 #include "daemon/session/context.h"
 
@@ -119,7 +120,12 @@ static int copy_tokens(struct fa_session *session, const struct fa_wire_view *vi
 	r = copy_new(session, request, error);
 	if (r < 0)
 		return r;
-	memcpy(request->copy, bytes + view->offset, request->n_tokens * sizeof(uint32_t));
+	if (!fa_fault_guard_copy(request->copy, bytes + view->offset,
+	                         request->n_tokens * sizeof(uint32_t)))
+		return fa_fail(error, -ENOMEM,
+		               "no memory for a page of tokens_view.buffer %" PRIu32
+		               ": the machine could not provide it (SIGBUS)",
+		               view->buffer);
 	request->tokens = request->copy;
 	return 0;
 }

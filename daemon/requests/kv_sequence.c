@@ -33,6 +33,7 @@ int fa_kv_sequence_reply(struct fa_call *call, const struct fa_actor *actor, uin
 			.step = info.step,
 			.mode = info.mode,
 			.matched = matched,
+			.uid = info.uid,
 		},
 	};
 	fa_session_send(call->session, &message, -1, NULL);
@@ -54,15 +55,18 @@ int fa_kv_sequence_create(struct fa_call *call, struct fa_error *error)
 
 int fa_kv_sequence_find(struct fa_call *call, struct fa_error *error)
 {
-	const struct fa_wire_string *name = &call->message->sequence_find.name;
+	const struct fa_wire_sequence_find *m = &call->message->sequence_find;
 	struct fa_actor actor;
+	uint32_t uid = 0;
 	uint64_t id;
 	int r;
 
-	r = fa_kv_actor_admin(call->session, &actor, error);
+	r = fa_kv_user(m->user, error, &uid);
 	if (r == 0)
-		r = fa_pool_sequence_find(pool_of(call), &actor, name->text ? name->text : "",
-		                          fa_kv_now_ns(), error, &id);
+		r = fa_kv_actor_admin(call->session, &actor, error);
+	if (r == 0)
+		r = fa_pool_sequence_find(pool_of(call), &actor, m->name.text ? m->name.text : "",
+		                          uid, fa_kv_now_ns(), error, &id);
 	return r ? r : fa_kv_sequence_reply(call, &actor, id, 0, error);
 }
 

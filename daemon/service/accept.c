@@ -61,28 +61,53 @@ static void shed_connection(struct fa_server *server)
 		pause_polling(server);
 }
 
-static void admit(struct fa_server *server, int fd)
+/* Consumes @fd on success. */
+static int admit(struct fa_server *server, int fd, struct fa_error *error)
 {
+	const uint64_t max = server->context.config.limits.connections;
 	struct fa_session *session;
+	int r;
+
+	if (server->context.n_sessions >= max)
+		return fa_fail(error, -EDQUOT,
+		               "1 more would exceed the limit connections, which is %" PRIu64
+		               " for the daemon",
+		               max);
+	r = fa_session_new(&server->context, fd, error, &session);
+	if (r < 0)
+		return r;
+	if (!uv_is_active((uv_handle_t *)&server->accept.hello_timer))
+		fa_accept_update_hello_timer(server);
+	return 0;
+}
+
+bool fa_accept_again(struct fa_server *server, int fd, bool last)
+{
+	struct fa_error error;
+	int r;
+
+	if (server->context.state != FA_DAEMON_RUNNING)
+		r = fa_fail(&error, -ESHUTDOWN, "the daemon is stopping");
+	else
+		r = admit(server, fd, &error);
+	if (r == -EDQUOT && !last)
+		return false;
+	if (r < 0)
+		reject(server, fd, r, error.text);
+	return true;
+}
+
+static void accepted(struct fa_server *server, int fd)
+{
 	struct fa_error error;
 	int r;
 
 	++server->accept.n_connections;
-	if (server->context.n_sessions >= server->context.config.limits.connections) {
-		fa_fail(&error, -EDQUOT,
-		        "1 more would exceed the limit connections, which is %" PRIu64
-		        " for the daemon",
-		        server->context.config.limits.connections);
-		reject(server, fd, -EDQUOT, error.text);
+	r = admit(server, fd, &error);
+	if (r == -EDQUOT && fa_hold_connection(server, fd))
 		return;
-	}
-	r = fa_session_new(&server->context, fd, &error, &session);
-	if (r < 0) {
+	if (r < 0)
 		reject(server, fd, r, error.text);
-		return;
-	}
-	if (!uv_is_active((uv_handle_t *)&server->accept.hello_timer))
-		fa_accept_update_hello_timer(server);
 }
 
 /* Returns true if too many rejected connections wait to be closed, so that another could not be
@@ -102,8 +127,14 @@ static bool is_reaper_full(struct fa_server *server)
 
 void fa_accept_poll(struct fa_server *server)
 {
+	const uint64_t end = fa_now_ns() + FA_TURN_NS;
+
 	for (unsigned int i = 0; i < ACCEPT_MAX && server->accept.active; ++i) {
 		int fd;
+
+		/* A connection takes long: the peer's cgroup is read. */
+		if (i && fa_now_ns() >= end)
+			return;
 
 		if (is_reaper_full(server)) {
 			pause_polling(server);
@@ -111,7 +142,7 @@ void fa_accept_poll(struct fa_server *server)
 		}
 		fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 		if (fd >= 0) {
-			admit(server, fd);
+			accepted(server, fd);
 			continue;
 		}
 		switch (errno) {
@@ -150,6 +181,7 @@ static void close_backlog(struct fa_server *server)
 void fa_accept_stop(struct fa_server *server)
 {
 	close_backlog(server);
+	fa_hold_finish(server);
 	server->accept.active = false;
 	uv_timer_stop(&server->accept.timer);
 	uv_close((uv_handle_t *)&server->accept.poll, NULL);

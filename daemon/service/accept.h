@@ -36,6 +36,10 @@ void fa_accept_stop(struct fa_server *server);
 
 void fa_accept_poll(struct fa_server *server);
 
+/* Judges a held connection again, and rejects what does not fit if it is the @last time. Returns true if
+ * the connection was consumed. */
+bool fa_accept_again(struct fa_server *server, int fd, bool last);
+
 /* Call when a descriptor was closed. */
 void fa_accept_refill_reserve(struct fa_server *server);
 

@@ -7,6 +7,7 @@
 #include "daemon/requests/kv.h"
 #include "daemon/requests/stream.h"
 #include "daemon/service/drain.h"
+#include "daemon/service/hold.h"
 #include "daemon/service/server.h"
 #include "daemon/service/status.h"
 #include "daemon/session/submission_ring.h"
@@ -22,6 +23,7 @@ struct method {
 	bool pipelined; /* clients send more messages before the answer */
 	fa_call_handler *handle;
 	bool by_ring; /* the message is allowed in rings */
+	bool held;    /* a refused charge leaves no trace: the message may be handled again */
 };
 
 static int handle_buffer_register(struct fa_call *call, struct fa_error *error)
@@ -120,7 +122,7 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_HELLO] = { "Hello", true, 0, false, fa_handle_hello },
 	[FA_WIRE_PING] = { "Ping", false, 0, false, fa_handle_ping },
 	[FA_WIRE_BUFFER_REGISTER] = { "BufferRegister", false, FA_WIRE_FDS_MAX, false,
-	                              handle_buffer_register },
+	                              handle_buffer_register, .held = true },
 	[FA_WIRE_BUFFER_FREE] = { "BufferFree", false, 0, true, handle_buffer_free },
 	[FA_WIRE_STREAM_CREATE] = { "StreamCreate", false, 0, false, fa_handle_stream_create },
 	[FA_WIRE_STREAM_FREE] = { "StreamFree", false, 0, false, fa_handle_stream_free },
@@ -158,7 +160,8 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_RING_SETUP] = { "RingSetup", false, 0, false, handle_ring_setup },
 	[FA_WIRE_MARKER] = { "Marker", false, FA_WIRE_FDS_MAX, true, fa_handle_marker,
 	                     .by_ring = true },
-	[FA_WIRE_TIMELINE_SETUP] = { "TimelineSetup", false, 0, false, handle_timeline_setup },
+	[FA_WIRE_TIMELINE_SETUP] = { "TimelineSetup", false, 0, false, handle_timeline_setup,
+	                             .held = true },
 	[FA_WIRE_STEP_ATTEND_LAYERS] = { "StepAttendLayers", false, FA_WIRE_FDS_MAX, true,
 	                                 fa_kv_attend_layers, .by_ring = true },
 };
@@ -214,6 +217,7 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
 static bool dispatch(struct fa_call *call, const void *bytes, size_t length)
 {
 	struct fa_session *session = call->session;
+	const uint64_t refused = session->context->tenants.n_refused;
 	const struct method *method = NULL;
 	struct fa_wire_message message;
 	struct fa_error error;
@@ -235,6 +239,12 @@ static bool dispatch(struct fa_call *call, const void *bytes, size_t length)
 		r = method->handle(call, &error);
 		if (r == 0)
 			return method->pipelined;
+		if (r == -EDQUOT && method->held &&
+		    session->context->tenants.n_refused != refused &&
+		    fa_hold_packet(session, bytes, length, call->fds, call->n_fds)) {
+			call->is_held = true;
+			return false;
+		}
 	}
 	if (is_fatal(r))
 		fa_session_refuse(session, message.id, r, error.text);
@@ -249,6 +259,15 @@ bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, i
 	struct fa_call call = { .session = session, .fds = fds_lost ? NULL : fds, .n_fds = n_fds };
 
 	return dispatch(&call, bytes, length);
+}
+
+bool fa_dispatch_held(struct fa_session *session, const void *bytes, size_t length, int *fds,
+                      size_t n_fds)
+{
+	struct fa_call call = { .session = session, .fds = fds, .n_fds = n_fds };
+
+	(void)dispatch(&call, bytes, length);
+	return call.is_held;
 }
 
 void fa_dispatch_ring(struct fa_session *session, const void *bytes, size_t length,

@@ -12,6 +12,10 @@
 bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, int *fds,
                  size_t n_fds, bool fds_lost);
 
+/* As fa_dispatch() for a held packet (hold.h). Returns true if it stays held. */
+bool fa_dispatch_held(struct fa_session *session, const void *bytes, size_t length, int *fds,
+                      size_t n_fds);
+
 /* Handles one message from the session's ring. */
 void fa_dispatch_ring(struct fa_session *session, const void *bytes, size_t length,
                       uint64_t received_ns);

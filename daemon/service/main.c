@@ -3,6 +3,8 @@
 #include "common/clock.h"
 #include "common/text.h"
 #include "daemon/account/config.h"
+#include "daemon/account/fd_filter.h"
+#include "daemon/base/fault_guard.h"
 #include "daemon/base/log.h"
 #include "daemon/persist/fd_store.h"
 #include "daemon/service/drain.h"
@@ -28,6 +30,9 @@
 /* How long the process may take to end after the device is lost, as its driver may hang. */
 #define LOST_EXIT_S 5
 
+/* Exit status for unknown options, as of the other programs. */
+#define USAGE_STATUS 2
+
 struct program {
 	struct fa_service_options options;
 	uv_loop_t loop;
@@ -50,13 +55,14 @@ static void open_standard_fds(void)
 		close(fd);
 }
 
-static void raise_fd_limit(void)
+/* Raises the soft limit to the hard limit. */
+static void raise_limit(__rlimit_resource_t resource)
 {
 	struct rlimit limit;
 
-	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+	if (getrlimit(resource, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
 		limit.rlim_cur = limit.rlim_max;
-		(void)setrlimit(RLIMIT_NOFILE, &limit);
+		(void)setrlimit(resource, &limit);
 	}
 }
 
@@ -165,9 +171,10 @@ static void on_signal(uv_signal_t *handle, int signal)
 		fa_drain_force(program->server);
 }
 
+static const int signal_numbers[] = { SIGTERM, SIGINT, SIGHUP };
+
 static int watch_signals(struct program *program)
 {
-	static const int numbers[] = { SIGTERM, SIGINT, SIGHUP };
 	int r = 0;
 
 	signal(SIGPIPE, SIG_IGN);
@@ -176,7 +183,7 @@ static int watch_signals(struct program *program)
 		(void)uv_signal_init(&program->loop, &program->signals[i]);
 
 		uv_unref((uv_handle_t *)&program->signals[i]);
-		r = r ? r : uv_signal_start(&program->signals[i], on_signal, numbers[i]);
+		r = r ? r : uv_signal_start(&program->signals[i], on_signal, signal_numbers[i]);
 	}
 	return r;
 }
@@ -207,8 +214,11 @@ static void on_stopped(void *userdata)
 	struct program *program = userdata;
 
 	fa_watchdog_stop(&program->watchdog);
-	for (unsigned int i = 0; i < 3; ++i)
+	for (unsigned int i = 0; i < 3; ++i) {
 		uv_close((uv_handle_t *)&program->signals[i], NULL);
+		/* The daemon exits now: a signal that is repeated must not make its exit a death. */
+		(void)signal(signal_numbers[i], SIG_IGN);
+	}
 }
 
 /* Returns the exit status, or a negative errno with a sentence. */
@@ -221,6 +231,9 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 		.listen_fd = options->listen_fd,
 		.unlink_listen_fd = options->listen_fd >= 0,
 		.exit_when_idle = options->exit_when_idle,
+		/* A program's own daemon serves its user alone, and must leave no process to those
+		 * who adopt orphans. */
+		.filter_fds = !options->exit_when_idle,
 		.draining = on_draining,
 		.stopped = on_stopped,
 		.lost = on_lost,
@@ -257,25 +270,35 @@ int main(int argc, char **argv)
 	struct fa_error error;
 	int r;
 
+	if (argc > 0 && strcmp(argv[0], FA_FD_FILTER_NAME) == 0)
+		return fa_fd_filter_main();
 	/* Set the name of the process: fad-supervise executes a descriptor, whose number would be
 	 * the name. */
 	(void)prctl(PR_SET_NAME, "fad");
 	open_standard_fds();
+	/* A file or log that reaches RLIMIT_FSIZE is an error, -EFBIG, and does not end the daemon. The
+	 * supervisor inherits this. */
+	signal(SIGXFSZ, SIG_IGN);
+	fa_fault_guard_install();
 	child_argv = calloc((size_t)argc + 1, sizeof(*child_argv));
 	if (!child_argv)
 		return EXIT_FAILURE;
 	r = fa_service_options_parse(argc, argv, &program.options, child_argv);
 	if (r <= 0)
-		return r ? EXIT_FAILURE : EXIT_SUCCESS;
+		return r ? USAGE_STATUS : EXIT_SUCCESS;
 	r = fa_service_options_load_config(&program.options, &config, &error);
 	if (r < 0) {
 		fa_log(FA_LOG_ERROR, "%s", error.text);
 		return EXIT_FAILURE;
 	}
-	if (program.options.check_config)
+	if (program.options.check_config) {
+		puts("the configuration is ok");
 		return EXIT_SUCCESS;
+	}
 	/* The supervisor needs the raised limit, too, for its store. */
-	raise_fd_limit();
+	raise_limit(RLIMIT_NOFILE);
+	/* The pool's memfds count as files. */
+	raise_limit(RLIMIT_FSIZE);
 	if (program.options.supervise) {
 		(void)fa_exec_supervisor(child_argv, program.options.ready_fd, &error);
 		fa_log(FA_LOG_ERROR, "%s", error.text);

@@ -29,8 +29,9 @@ static const char usage[] =
 	"  --log-level LEVEL      error, warning, info or debug\n"
 	"  --drain-timeout-ms N   how long work in flight may take when stopping\n"
 	"  --ready-fd N           write READY to descriptor N when connections are accepted\n"
-	"  --check-config         say what is wrong with the configuration, and exit\n"
-	"  --version, --help\n"
+	"  --check-config         say what is wrong with the configuration, or ok, and exit\n"
+	"  --version\n"
+	"  -h, --help\n"
 	"\n"
 	"SIGTERM or SIGINT: finish the work in flight and exit; a second one cancels the work,\n"
 	"a third one exits at once. SIGHUP: read the configuration again.\n"
@@ -106,8 +107,8 @@ int fa_service_options_parse(int argc, char **argv, struct fa_service_options *r
 	int option, index, n_child = 0;
 
 	ret_child_argv[n_child++] = argv[0];
-	while ((option = getopt_long(argc, argv, "", known, &index)) != -1) {
-		char *argument = option == '?' ? NULL : last_option(argv);
+	while ((option = getopt_long(argc, argv, "h", known, &index)) != -1) {
+		char *argument = option == '?' || option == 'h' ? NULL : last_option(argv);
 
 		if (argument && is_abbreviated(argument, known[index].name)) {
 			fa_log(FA_LOG_ERROR, "unknown option \"%s\"; expected --%s in full",
@@ -143,6 +144,7 @@ int fa_service_options_parse(int argc, char **argv, struct fa_service_options *r
 		case VERSION:
 			puts("fad " FAD_VERSION);
 			return 0;
+		case 'h':
 		case HELP:
 			fputs(usage, stdout);
 			return 0;

@@ -32,6 +32,7 @@ static void on_session_ready(struct fa_session *session)
 
 static void on_session_closing(struct fa_session *session)
 {
+	fa_hold_forget(session);
 	fa_kv_session_close(session);
 	fa_registration_abort(session, -ECANCELED, "the session is over");
 }
@@ -226,6 +227,7 @@ static int init_handles(struct fa_server *server)
 	int r;
 
 	fa_accept_init(server);
+	fa_hold_init(server);
 	init_timer(server, &server->drain_timer);
 	init_timer(server, &server->idle_timer);
 	r = uv_async_init(server->context.loop, &server->context.engine_async, on_engine);
@@ -235,6 +237,7 @@ static int init_handles(struct fa_server *server)
 	if (r == 0)
 		r = fa_rings_init(&server->context.rings, &server->context);
 	fa_loop_spin_init(&server->context.spin, server->context.loop);
+	fa_turns_init(&server->context.turns, &server->context);
 	server->reaper_async.data = server;
 	return r;
 }
@@ -244,11 +247,14 @@ static void close_handles(struct fa_server *server)
 	uv_handle_t *handles[] = {
 		(uv_handle_t *)&server->accept.timer,
 		(uv_handle_t *)&server->accept.hello_timer,
+		(uv_handle_t *)&server->hold.timer,
 		(uv_handle_t *)&server->drain_timer,
 		(uv_handle_t *)&server->idle_timer,
 		(uv_handle_t *)&server->context.engine_async,
 		(uv_handle_t *)&server->reaper_async,
 		(uv_handle_t *)&server->context.spin.idle,
+		(uv_handle_t *)&server->context.turns.prepare,
+		(uv_handle_t *)&server->context.turns.idle,
 		(uv_handle_t *)&server->context.rings.idle,
 		(uv_handle_t *)&server->context.rings.poll,
 	};
@@ -321,6 +327,13 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 		fa_fail(error, r, "no thread can be started: %s", strerror(-r));
 		goto fail;
 	}
+	r = options->filter_fds ? fa_fd_reaper_start_filter(server->context.reaper) : 0;
+	if (r < 0)
+		fa_log(FA_LOG_WARNING,
+		       "no process receives clients' descriptors (%s): a file that cannot be "
+		       "closed "
+		       "will delay a restart",
+		       strerror(-r));
 	fa_accept_refill_reserve(server);
 	r = init_handles(server);
 	if (r < 0) {
@@ -333,6 +346,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	fa_importer_init(&server->context.importer, server->context.loop, server->context.ops,
 	                 server->context.device, server->context.reaper, fa_registration_imported,
 	                 on_released);
+	server->context.config.limits.all_buffers = server->context.importer.buffers_max;
 	r = fa_kv_open(&server->context, error);
 	if (r < 0) {
 		/* Keep the socket's path, where clients wait for the next process. */
@@ -396,6 +410,7 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config)
 	fa_config_resolve(config, server->context.info.memory_bytes,
 	                  server->context.fd_store.timelines_max, fds_max());
 	old->limits = config->limits;
+	old->limits.all_buffers = server->context.importer.buffers_max;
 	if (old->pool_bytes != config->pool_bytes || old->pool_percent != config->pool_percent ||
 	    old->pool_chunk_bytes != config->pool_chunk_bytes) {
 		old->pool_bytes = config->pool_bytes;

@@ -9,6 +9,7 @@
 #include "common/cleanup.h"
 #include "daemon/kv/store.h"
 #include "daemon/service/accept.h"
+#include "daemon/service/hold.h"
 #include "daemon/service/listener.h"
 #include "daemon/session/context.h"
 
@@ -29,6 +30,7 @@ struct fa_server {
 
 	struct fa_listener listener;
 	struct fa_accept accept;
+	struct fa_hold hold;
 
 	bool had_client; /* some client has sent Hello */
 	uv_async_t reaper_async;
@@ -48,6 +50,7 @@ struct fa_server_options {
 	bool unlink_listen_fd;    /* remove its path at the end */
 	bool listen_fd_kept;      /* the socket is from the fd store: an earlier fad opened it */
 	bool exit_when_idle;
+	bool filter_fds; /* receive clients' descriptors in a process of its own */
 	void (*draining)(void *userdata);
 	void (*stopped)(void *userdata);
 	void (*lost)(void *userdata);

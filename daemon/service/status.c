@@ -141,6 +141,7 @@ static int add_limits(json_t *object, const struct fa_limits *limits)
 	int r = 0;
 
 	r |= set(bounds, "connections", limits->connections);
+	r |= set(bounds, "all_buffer_bytes", limits->all_buffer_bytes);
 	r |= set(bounds, "uid_factor", limits->uid_factor);
 	r |= set(bounds, "session_buffers", limits->session_buffers);
 	r |= set(bounds, "session_streams", limits->session_streams);
@@ -153,12 +154,23 @@ static int add_limits(json_t *object, const struct fa_limits *limits)
 	return r | json_object_set_new(object, "limits", bounds);
 }
 
-static int add_requests(json_t *object, struct fa_engine *engine)
+/* Adds the requests of all clients, or those of the viewer's tenant. */
+static int add_requests(json_t *object, struct fa_engine *engine, const struct fa_session *viewer)
 {
+	const struct fa_tenant *own = viewer->tenant;
 	json_t *requests = json_object();
 	struct fa_engine_stats stats;
 	int r = 0;
 
+	if (!viewer->privileged) {
+		r |= set(requests, "submitted",
+		         own->usage.finished + own->used[FA_RESOURCE_REQUESTS]);
+		r |= set(requests, "finished", own->usage.finished);
+		r |= set(requests, "failed", own->usage.failed);
+		r |= set(requests, "cancelled", own->usage.cancelled);
+		r |= set(requests, "busy_ns", own->usage.busy_ns);
+		return r | json_object_set_new(object, "requests", requests);
+	}
 	fa_engine_stats(engine, &stats);
 	r |= set(requests, "submitted", stats.submitted);
 	r |= set(requests, "launched", stats.launched);
@@ -190,8 +202,8 @@ static int add_daemon(json_t *object, struct fa_server *server)
 		r |= set_text(object, "gpu_unused", server->gpu_unused.text);
 	if (server->context.info.mps != FA_DEVICE_MPS_NONE)
 		r |= set_text(object, "mps", mps[server->context.info.mps]);
+	r |= set(object, "memory_bytes", server->context.config.limits.memory_bytes);
 	r |= set(object, "threads", server->context.info.threads);
-	r |= set(object, "connections", server->context.n_sessions);
 	return r;
 }
 
@@ -223,7 +235,7 @@ static json_t *describe(struct fa_session *viewer)
 	r |= add_daemon(object, server);
 	if (viewer->privileged)
 		r |= add_totals(object, server);
-	r |= add_requests(object, server->context.engine);
+	r |= add_requests(object, server->context.engine, viewer);
 	r |= add_limits(object, &server->context.config.limits);
 	r |= add_session(sessions, viewer);
 	fa_list_for_each(pos, &server->context.sessions) {
@@ -239,6 +251,8 @@ static json_t *describe(struct fa_session *viewer)
 	if (viewer->privileged)
 		r |= add_tenants(tenants, viewer, &n_tenants);
 	r |= fa_kv_status(object, viewer);
+	r |= set(object, "connections",
+	         viewer->privileged ? server->context.n_sessions : n_sessions);
 	r |= set(object, "sessions_total", n_sessions);
 	r |= set(object, "tenants_total", n_tenants);
 	r |= json_object_set_new(object, "sessions", sessions);

@@ -15,6 +15,7 @@ struct fa_call {
 	uint64_t received_ns;
 	bool by_ring;
 	bool chained; /* the request belongs to the same message as the one before */
+	bool is_held; /* set if the message is held (service/hold.h) */
 };
 
 /*

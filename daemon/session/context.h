@@ -17,6 +17,7 @@
 #include "daemon/memory/importer.h"
 #include "daemon/persist/fd_store.h"
 #include "daemon/session/submission_ring.h"
+#include "daemon/session/turns.h"
 #include "schema/wire.h"
 
 #include <stdbool.h>
@@ -97,6 +98,7 @@ struct fa_context {
 	uv_async_t engine_async;
 	struct fa_loop_spin spin;
 	struct fa_rings rings;
+	struct fa_turns turns;
 	unsigned int n_requests; /* requests in flight of all sessions */
 	struct fa_block_cache request_cache;
 	uint64_t n_timelines;           /* timelines in the fd store */

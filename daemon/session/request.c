@@ -136,15 +136,17 @@ static void answer_without_stream(struct fa_session *session, const struct fa_wi
 		                  "the daemon has no memory for a request");
 		return;
 	}
-	if (request)
-		kind->refused(request, message);
-	fa_request_free(request);
-
 	if (is_stopping(session->context, kind))
 		none.status = refuse_stopping(session->context, &none.error);
 	else
 		none.status = fa_fail(&none.error, -ENOENT, "there is no stream %" PRIu32,
 		                      place.stream);
+	if (request) {
+		request->job.error = none.error;
+		kind->refused(request, message);
+	}
+	fa_request_free(request);
+
 	/* Bind the signals of the refused request, so that its waiters are released. */
 	(void)fa_timeline_bind(session, message, &charge, &unused, &none.gates);
 	if (none.gates)

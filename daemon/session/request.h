@@ -87,6 +87,8 @@ struct fa_request *fa_request_free(struct fa_request *request);
 /* Returns the memory of a view's buffer, which the request references. bind() calls it. -ENOENT. */
 int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *view, const char *name,
                       const struct fa_device_memory **ret_memory, struct fa_error *error);
+/* Returns the memory of a buffer that the request references; NULL: there is none. */
+const struct fa_device_memory *fa_request_memory(const struct fa_request *request, uint32_t buffer);
 
 /* Prepares paged work. bind() calls it. -EDQUOT, and errors of paged_prepare(). */
 int fa_request_prepare(struct fa_request *request, struct fa_error *error);

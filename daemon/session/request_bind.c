@@ -21,6 +21,14 @@ int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *vie
 	return 0;
 }
 
+const struct fa_device_memory *fa_request_memory(const struct fa_request *request, uint32_t buffer)
+{
+	for (unsigned int i = 0; i < request->n_buffers; ++i)
+		if (request->buffers[i]->id == buffer)
+			return &request->buffers[i]->memory;
+	return NULL;
+}
+
 /* Returns the stream's previous request if it is of the same step, so that its tables can be
  * reused. */
 static struct fa_request *find_predecessor(const struct fa_request *request)

@@ -7,6 +7,7 @@
 #include "daemon/session/device_completion.h"
 #include "daemon/session/submission_ring.h"
 #include "daemon/session/timeline.h"
+#include "daemon/session/turns.h"
 
 #include <errno.h>
 #include <string.h>
@@ -37,10 +38,12 @@ static void close_socket(struct fa_session *session)
 struct fa_session *fa_session_unref(struct fa_session *session)
 {
 	struct fa_context *context;
+	struct fa_tenant *ending;
 
 	if (!session || --session->n_refs)
 		return NULL;
 	context = session->context;
+	ending = session->state == FA_SESSION_CLOSING ? session->tenant : NULL;
 	session->context->hooks->session_ended(session);
 	fa_list_remove(&session->link);
 	fa_list_remove(&session->hello_link);
@@ -59,6 +62,8 @@ struct fa_session *fa_session_unref(struct fa_session *session)
 	fa_tenant_unref(session->tenant);
 	free(session);
 	--context->n_sessions;
+	if (ending)
+		fa_tenant_ended(ending);
 	context->hooks->session_freed(context);
 	return NULL;
 }
@@ -87,11 +92,14 @@ void fa_session_close(struct fa_session *session)
 	if (session->state == FA_SESSION_CLOSING)
 		return;
 	session->state = FA_SESSION_CLOSING;
+	fa_tenant_ending(session->tenant);
 	fa_log_about(&session->subject, FA_LOG_DEBUG, "closing the session of \"%s\"",
 	             session->name);
 	fa_list_remove(&session->hello_link);
+	fa_turn_forget(session);
 	fa_device_completion_stop(session);
 	fa_pinned_page_cancel(&session->timeline_pin);
+	fa_peer_watch_stop(session);
 	/* Close the handle before the socket, whose number may be reused. */
 	uv_close((uv_handle_t *)&session->poll, on_closed);
 	close_socket(session);
@@ -100,7 +108,7 @@ void fa_session_close(struct fa_session *session)
 	close_streams(session);
 	session->context->hooks->session_closing(session);
 	while ((buffer = fa_id_table_pop(&session->buffers)))
-		fa_registered_buffer_unref(buffer);
+		fa_registered_buffer_end(buffer);
 	session->buffer_bytes = 0;
 	session->n_device_buffers = 0;
 }
@@ -146,46 +154,63 @@ void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 		fa_ring_activate(session->ring);
 }
 
-/* Returns true if the next packet has descriptors. Only peeks, so they stay in the socket. */
-static bool next_has_fds(int socket)
+/* Looks whether the next packet has descriptors, which stay in the socket. Returns false if there is no
+ * packet. */
+static bool peek(int socket, bool *ret_has_fds)
 {
 	struct msghdr msg = {};
+	ssize_t n = recvmsg(socket, &msg, MSG_PEEK | MSG_DONTWAIT);
 
-	return recvmsg(socket, &msg, MSG_PEEK | MSG_DONTWAIT) >= 0 && (msg.msg_flags & MSG_CTRUNC);
+	/* The kernel reports a reset once; packets may follow. */
+	if (n < 0 && errno == ECONNRESET)
+		n = recvmsg(socket, &msg, MSG_PEEK | MSG_DONTWAIT);
+	*ret_has_fds = n >= 0 && (msg.msg_flags & MSG_CTRUNC);
+	return n >= 0 || (errno != EAGAIN && errno != EINTR);
 }
 
 /* Returns true if packets with descriptors must wait, because too many unwanted descriptors of the
  * tenant are not closed yet. */
-static bool must_not_receive(struct fa_session *session)
+static bool has_too_many_rejected(const struct fa_session *session)
 {
-	if (fa_tenant_reaper_queue(session->tenant)->n_rejected <= FA_FD_REAPER_REJECTED_HARD_MAX ||
-	    !next_has_fds(session->fd))
-		return false;
-	fa_session_pause(session, FA_PAUSE_REJECTED);
-	return true;
+	return fa_tenant_reaper_queue(session->tenant)->n_rejected > FA_FD_REAPER_REJECTED_HARD_MAX;
 }
 
+/* What came with a packet. */
+struct descriptors {
+	int fds[FA_PACKET_FDS_KERNEL_MAX];
+	size_t n;
+	unsigned int placeholders; /* bit set of those that stand for rejected ones */
+};
+
 /* Reads and handles a packet. Returns true if the next one is to be read at once. */
-static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
+static bool read_packet(struct fa_session *session, struct descriptors *descriptors)
 {
 	struct fa_context *context = session->context;
-	bool fds_lost;
+	bool fds_lost = false, has_fds = false;
 	ssize_t n;
-	char byte;
 
+	if ((session->ring || fa_fd_reaper_has_filter(context->reaper) ||
+	     has_too_many_rejected(session)) &&
+	    !peek(session->fd, &has_fds))
+		return false;
 	/* Handle older entries of the ring first. */
 	if (session->ring) {
-		if (recv(session->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 &&
-		    (errno == EAGAIN || errno == EINTR))
-			return false;
 		fa_completions_reap_all(context);
 		if (session->state == FA_SESSION_CLOSING || !fa_ring_catch_up(session))
 			return false;
 	}
-	if (must_not_receive(session))
+	if (has_fds && has_too_many_rejected(session)) {
+		fa_session_pause(session, FA_PAUSE_REJECTED);
 		return false;
-	n = fa_packet_receive_all(session->fd, context->packet, FA_WIRE_BYTES_MAX, fds, ret_n_fds,
-	                          &fds_lost, MSG_DONTWAIT);
+	}
+	if (has_fds)
+		n = fa_fd_reaper_receive(context->reaper, session->tenant, session->fd,
+		                         context->packet, FA_WIRE_BYTES_MAX, descriptors->fds,
+		                         &descriptors->n, &fds_lost, &descriptors->placeholders);
+	else
+		n = fa_packet_receive_all(session->fd, context->packet, FA_WIRE_BYTES_MAX,
+		                          descriptors->fds, &descriptors->n, &fds_lost,
+		                          MSG_DONTWAIT);
 	if (n == -EAGAIN)
 		return false;
 	if (n == -EMSGSIZE) {
@@ -212,35 +237,73 @@ static bool read_packet(struct fa_session *session, int *fds, size_t *ret_n_fds)
 		return false;
 	if (fds_lost)
 		fa_context_warn_no_fds(context);
-	return context->hooks->packet(session, context->packet, (size_t)n, fds, *ret_n_fds,
-	                              fds_lost);
+	return context->hooks->packet(session, context->packet, (size_t)n, descriptors->fds,
+	                              descriptors->n, fds_lost);
 }
 
-static void discard_fds(struct fa_session *session, int *fds, size_t n_fds)
+/* @before: how many of the tenant were rejected before the packet. */
+static void discard_fds(struct fa_session *session, struct descriptors *descriptors,
+                        uint64_t before)
 {
 	const struct fa_fd_reaper_queue *queue = fa_tenant_reaper_queue(session->tenant);
-	uint64_t before = queue->n_rejected;
 
-	fa_fd_reaper_add_rejected(session->context->reaper, session->tenant, fds, n_fds);
+	for (size_t i = 0; i < descriptors->n && i < FA_PACKET_FDS_MAX; ++i)
+		if (descriptors->placeholders & 1u << i)
+			fa_close_fdp(&descriptors->fds[i]);
+	fa_fd_reaper_add_rejected(session->context->reaper, session->tenant, descriptors->fds,
+	                          descriptors->n);
 	if (queue->n_rejected > before && queue->n_rejected > FA_FD_REAPER_REJECTED_SOFT_MAX)
 		fa_session_pause(session, FA_PAUSE_REJECTED);
 }
 
 static void read_packets(struct fa_session *session)
 {
-	uint64_t submitted = session->n_submitted;
+	uint64_t submitted = session->n_submitted, now, last = fa_now_ns();
 	bool more = true;
 
 	/* A message counts for all its requests, which may be many. */
 	for (unsigned int i = 0;
 	     i < READ_MAX && session->n_submitted - submitted < READ_MAX && more; ++i) {
-		int fds[FA_PACKET_FDS_KERNEL_MAX];
-		size_t n_fds = 0;
+		struct descriptors descriptors;
+		const uint64_t before = fa_tenant_reaper_queue(session->tenant)->n_rejected;
 
-		more = read_packet(session, fds, &n_fds);
-		if (n_fds)
-			discard_fds(session, fds, n_fds);
+		if (!fa_turn_has_time(session)) {
+			fa_turn_wait(session);
+			break;
+		}
+		descriptors.n = descriptors.placeholders = 0;
+		more = read_packet(session, &descriptors);
+		discard_fds(session, &descriptors, before);
 		more = more && session->state != FA_SESSION_CLOSING && !session->paused;
+		now = fa_now_ns();
+		fa_turn_use(session, now - last);
+		last = now;
+	}
+}
+
+void fa_session_read(struct fa_session *session)
+{
+	if (session->state == FA_SESSION_CLOSING)
+		return;
+	if (session->hung_up)
+		fa_session_close(session);
+	else if (!session->paused)
+		read_packets(session);
+}
+
+/* The client has gone while the session is paused. Closing takes time, too. */
+static void hang_up(struct fa_session *session)
+{
+	session->hung_up = true;
+	if (!fa_list_empty(&session->turn_link))
+		return;
+	if (fa_turn_has_time(session)) {
+		const uint64_t begin = fa_now_ns();
+
+		fa_session_close(session);
+		fa_turn_use(session, fa_now_ns() - begin);
+	} else {
+		fa_turn_wait(session);
 	}
 }
 
@@ -256,9 +319,9 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 	}
 	if (session->state != FA_SESSION_CLOSING) {
 		if ((events & UV_READABLE) && !session->paused)
-			read_packets(session);
+			fa_session_read(session);
 		else if (events & UV_DISCONNECT)
-			fa_session_close(session);
+			hang_up(session);
 	}
 	update_poll(session);
 	fa_session_unref(session);
@@ -271,6 +334,12 @@ static void update_poll(struct fa_session *session)
 
 	if (session->state == FA_SESSION_CLOSING)
 		return;
+	/* Nothing more can come of it. */
+	if (session->hung_up) {
+		(void)uv_poll_stop(&session->poll);
+		session->poll_events = 0;
+		return;
+	}
 	if (!fa_list_empty(&session->outbox.messages))
 		events |= UV_WRITABLE;
 	if (events == session->poll_events)
@@ -291,10 +360,13 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	if (!session)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for another session");
 	/* From here on the half-built session can be unreferenced. */
-	*session = (struct fa_session){ .n_refs = 1, .context = context, .fd = -1 };
+	*session = (struct fa_session){
+		.n_refs = 1, .context = context, .fd = -1, .peer_watch.pidfd = -1
+	};
 	fa_list_init(&session->link);
 	fa_list_init(&session->hello_link);
 	fa_list_init(&session->device_link);
+	fa_list_init(&session->turn_link);
 	fa_outbox_init(&session->outbox);
 	fa_list_init(&session->blocked);
 	fa_list_init(&session->kv.steps);
@@ -325,8 +397,14 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	if (r < 0)
 		goto fail;
 
+	r = fa_peer_watch_start(session, fd, error);
+	if (r < 0) {
+		r = fa_context_explain_no_fds(context, r, error);
+		goto fail;
+	}
 	r = uv_poll_init(context->loop, &session->poll, fd);
 	if (r < 0) {
+		fa_peer_watch_stop(session);
 		fa_fail(error, r, "the connection cannot be watched: %s", uv_strerror(r));
 		goto fail;
 	}

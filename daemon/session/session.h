@@ -22,12 +22,14 @@
 #include "daemon/memory/buffer.h"
 #include "daemon/session/kv_state.h"
 #include "daemon/session/outbox.h"
+#include "daemon/session/peer_watch.h"
 #include "daemon/session/pinned_page.h"
 #include "schema/wire.h"
 
 #include <stdbool.h>
 #include <uv.h>
 
+struct fa_held_packet;
 struct fa_registration;
 struct fa_context;
 struct fa_session_ring;
@@ -55,6 +57,8 @@ enum fa_session_pause {
 	FA_PAUSE_DRAIN = 1 << 3,    /* a drain is in its last phase */
 	FA_PAUSE_REJECTED = 1 << 4, /* unwanted descriptors are not closed yet */
 	FA_PAUSE_HASHES = 1 << 5,   /* a worker hashes tokens (requests/kv_prefix.c) */
+	FA_PAUSE_HELD = 1 << 6,     /* a message is held (service/hold.h) */
+	FA_PAUSE_TURN = 1 << 7,     /* its account has used its time (turns.h) */
 };
 
 struct fa_session_stream {
@@ -73,14 +77,17 @@ struct fa_session {
 	uint64_t id;         /* number of the session, kept when it is resumed */
 	uint64_t connection; /* unique number of the connection */
 	struct fa_peer peer;
+	struct fa_peer_watch peer_watch;
 	struct fa_tenant *tenant;
 	struct fa_charge charge_session, charge_socket;
 	struct fa_charge charge_hello; /* charge for the descriptor in HelloReply */
 	struct fa_log_subject subject;
 
 	enum fa_session_state state;
-	unsigned int paused; /* set of enum fa_session_pause */
-	bool privileged;     /* the client is root or the daemon's user */
+	unsigned int paused;      /* set of enum fa_session_pause */
+	struct fa_list turn_link; /* fa_turn.waiting */
+	bool privileged;          /* the client is root or the daemon's user */
+	bool hung_up;             /* the client is gone; closed in the account's turn */
 	int fd;
 	uv_poll_t poll;
 	int poll_events;
@@ -104,6 +111,7 @@ struct fa_session {
 	struct fa_registered_buffer *import; /* buffer that is being imported */
 	/* the registration that waits for pieces (requests/buffer.h) */
 	struct fa_registration *registration;
+	struct fa_held_packet *held;   /* service/hold.h; NULL: none */
 	uint64_t buffer_bytes;         /* bytes of registered buffers */
 	unsigned int n_device_buffers; /* number of buffers in device memory */
 
@@ -135,5 +143,8 @@ void fa_session_close(struct fa_session *session);
 
 void fa_session_pause(struct fa_session *session, enum fa_session_pause reason);
 void fa_session_resume(struct fa_session *session, enum fa_session_pause reason);
+
+/* Reads and handles packets that have come. Does nothing while the session is paused. */
+void fa_session_read(struct fa_session *session);
 
 int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority);

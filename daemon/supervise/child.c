@@ -3,6 +3,7 @@
 #include "common/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/persist/fd_store.h"
+#include "daemon/supervise/oom.h"
 #include "daemon/supervise/supervisor.h"
 
 #include <errno.h>
@@ -88,6 +89,7 @@ static void run_child(struct fa_supervisor *s, pid_t parent)
 	/* Without the supervisor nothing restarts the daemon or keeps its descriptors. */
 	if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0 || getppid() != parent)
 		_exit(EXIT_FAILURE);
+	fa_oom_expose(s->oom_score);
 	fa_close_fdp(&s->ready_fd);
 	if (place_fds(s) < 0)
 		_exit(EXIT_FAILURE);

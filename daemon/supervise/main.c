@@ -4,6 +4,7 @@
  */
 #include "common/cleanup.h"
 #include "daemon/base/log.h"
+#include "daemon/supervise/oom.h"
 #include "daemon/supervise/supervisor.h"
 
 #include <errno.h>
@@ -118,10 +119,13 @@ int main(int argc, char **argv)
 	static struct fa_supervisor s; /* static, as most of it stays untouched zeroes */
 	int r, status = EXIT_FAILURE;
 
+	/* A log that reaches RLIMIT_FSIZE must not end the supervisor. */
+	signal(SIGXFSZ, SIG_IGN);
 	s.exe_fd = s.ready_fd = s.signal_fd = s.notify_fd = s.notify_path_fd = -1;
 	r = parse_options(argc, argv, &s);
 	if (r <= 0)
 		return r ? EXIT_FAILURE : EXIT_SUCCESS;
+	s.oom_score = fa_oom_protect();
 	fa_supervisor_store_init(&s.store);
 	fa_supervisor_init_watchdog(&s);
 	r = open_signals(&s);

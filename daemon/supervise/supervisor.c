@@ -96,7 +96,8 @@ static int child_ended(struct fa_supervisor *s, int status)
 static int handle_signals(struct fa_supervisor *s)
 {
 	struct signalfd_siginfo info;
-	int status;
+	int status, r = -1;
+	pid_t pid;
 
 	while (read(s->signal_fd, &info, sizeof(info)) == sizeof(info)) {
 		if (info.ssi_signo == SIGCHLD)
@@ -110,8 +111,12 @@ static int handle_signals(struct fa_supervisor *s)
 		if (s->child)
 			kill(s->child, (int)info.ssi_signo);
 	}
-	if (s->child && waitpid(s->child, &status, WNOHANG) == s->child)
-		return child_ended(s, status);
+	/* As PID 1 of a container the supervisor also has orphans: the filters of dead daemons. */
+	while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
+		if (pid == s->child)
+			r = child_ended(s, status);
+	if (r >= 0)
+		return r;
 	return s->stopping && !s->child ? EXIT_SUCCESS : -1;
 }
 

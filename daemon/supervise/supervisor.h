@@ -26,6 +26,7 @@ struct fa_supervisor {
 	int notify_fd;      /* receives the daemon's notifications */
 	int notify_path_fd; /* O_PATH descriptor of the notify socket, whose name was removed */
 	sigset_t old_mask;
+	int oom_score; /* before it was lowered */
 	struct fa_supervisor_store store;
 
 	pid_t child; /* 0: none */

@@ -15,6 +15,7 @@
 #define ROWS FA_CPU_FEW_ROWS_MAX
 #define HEADS FA_CPU_TILE_HEADS_MAX
 #define ROUND_KEYS 32 /* this and the next round, of HEADS heads, fit the L2 cache */
+#define NEAR_ROUNDS (SCORE_NEAR_ROUNDS * SCORE_KEYS / ROUND_KEYS)
 #define CHUNK_KEYS 8
 #define LINE_BYTES 64
 
@@ -22,7 +23,12 @@ struct state {
 	float q[ROWS][FA_ATTENTION_HEAD_DIM_MAX + 16]; /* fp32; zero-padded to a whole vector */
 	float o[ROWS][FA_ATTENTION_HEAD_DIM_V_MAX + 16];
 	float s[ROWS][ROUND_KEYS];
-	float highest[ROWS], sum[ROWS], rescale[ROWS];
+	float highest[ROWS], rescale[ROWS];
+	double sum[ROWS];
+	/* Sums of o over earlier rounds (score_carry()), relative to far_highest. */
+	float far[ROWS][FA_ATTENTION_HEAD_DIM_V_MAX + 16];
+	float lost[ROWS][FA_ATTENTION_HEAD_DIM_V_MAX + 16];
+	float far_highest[ROWS];
 };
 
 struct scratch {
@@ -30,7 +36,7 @@ struct scratch {
 	struct fa_cpu_job jobs[HEADS];
 };
 
-_Static_assert(sizeof(struct scratch) <= 768u << 10, "less than any wide kernel's");
+_Static_assert(sizeof(struct scratch) <= 1536u << 10, "less than any wide kernel's");
 
 /* A round of keys. Keys are counted from the round's first. */
 struct round {
@@ -209,7 +215,7 @@ static void row_softmax(const struct fa_cpu_job *job, const struct score_map *ma
 	highest = highest > before ? highest : before;
 	base = score_base(vec_set(highest));
 	for (int32_t j = 0; j < round->end; j += VEC_LANES) {
-		vec weight = vec_exp2(vec_load(s + j) - base);
+		vec weight = vec_exp2_shifted(vec_load(s + j) - base, map->shift);
 
 		vec_store(s + j, weight);
 		sum = sum + weight;
@@ -218,7 +224,7 @@ static void row_softmax(const struct fa_cpu_job *job, const struct score_map *ma
 	vec_store(lanes, vec_exp2(vec_set(before) - base));
 	state->rescale[row] = lanes[0];
 	state->highest[row] = highest;
-	state->sum[row] = state->sum[row] * lanes[0] + vec_sum(sum);
+	state->sum[row] = state->sum[row] * (double)lanes[0] + (double)vec_sum(sum);
 }
 
 /* Accumulates output dims from @c on over keys [first, end). */
@@ -233,8 +239,7 @@ VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int 
 	for (int r = 0; r < rows; r++) {
 		VEC_UNROLL
 		for (int i = 0; i < vectors; i++)
-			sums[r][i] = vec_load(state->o[row + r] + c + i * VEC_LANES) *
-			             vec_set(state->rescale[row + r]);
+			sums[r][i] = vec_set(0.0f);
 	}
 	v += first * job->v_stride + c * bytes;
 	for (int32_t j = first; j < end; j++, v += job->v_stride) {
@@ -250,8 +255,12 @@ VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int 
 	VEC_UNROLL
 	for (int r = 0; r < rows; r++) {
 		VEC_UNROLL
-		for (int i = 0; i < vectors; i++)
-			vec_store(state->o[row + r] + c + i * VEC_LANES, sums[r][i]);
+		for (int i = 0; i < vectors; i++) {
+			float *o = state->o[row + r] + c + i * VEC_LANES;
+
+			vec_store(o, vec_fma(vec_load(o), vec_set(state->rescale[row + r]),
+			                     sums[r][i]));
+		}
 	}
 }
 
@@ -315,6 +324,26 @@ VEC_INLINE void round_values(enum fa_attention_dtype dtype, const struct fa_cpu_
 		values_of_rows(dtype, 1, job, state, row, v, 0, round->end);
 }
 
+/* Moves the sums of the last rounds into those of all; @first: there are none. */
+static void carry(const struct fa_cpu_job *job, struct state *state, bool first)
+{
+	for (int32_t r = 0; r < job->rows; r++) {
+		vec base = score_base(vec_set(state->highest[r]));
+		vec factor = vec_exp2(vec_set(state->far_highest[r]) - base);
+		const size_t bytes = ((size_t)job->head_dim_v + 8) * sizeof(float);
+
+		if (first) {
+			memcpy(state->far[r], state->o[r], bytes);
+			memset(state->lost[r], 0, bytes);
+		}
+		for (int32_t c = 0; !first && c < job->head_dim_v; c += VEC_LANES)
+			score_carry(state->far[r] + c, state->lost[r] + c, factor,
+			            vec_load(state->o[r] + c));
+		memset(state->o[r], 0, bytes);
+		state->far_highest[r] = state->highest[r];
+	}
+}
+
 static void state_init(struct state *state, const struct fa_cpu_job *job)
 {
 	int bytes = vec_element_bytes(job->dtype);
@@ -328,7 +357,7 @@ static void state_init(struct state *state, const struct fa_cpu_job *job)
 				          vec_load_elements(job->dtype, q + (c + i) * bytes, 8));
 		}
 		memset(state->o[r], 0, ((size_t)job->head_dim_v + 8) * sizeof(float));
-		state->highest[r] = -INFINITY;
+		state->highest[r] = state->far_highest[r] = -INFINITY;
 		state->sum[r] = 0;
 	}
 }
@@ -369,6 +398,8 @@ VEC_INLINE void few_rows(enum fa_attention_dtype dtype, const struct fa_cpu_job 
 	int64_t begin = score_low_of(tile, tile->row, tile->row + tile->rows - 1);
 	int64_t end = score_high_of(tile, tile->row, tile->row + tile->rows - 1);
 	struct score_map map;
+	bool carried = false;
+	int32_t near = 0;
 
 	score_map_init(&map, tile);
 	for (int32_t h = 0; h < tile->n_heads; h++) {
@@ -382,6 +413,12 @@ VEC_INLINE void few_rows(enum fa_attention_dtype dtype, const struct fa_cpu_job 
 
 		if (fa_cpu_job_stopped(tile))
 			return;
+		if (near++ == NEAR_ROUNDS) {
+			for (int32_t h = 0; h < tile->n_heads; h++)
+				carry(&scratch->jobs[h], &scratch->states[h], !carried);
+			carried = true;
+			near = 1;
+		}
 		round.end = (int32_t)(next - key);
 		round.tree = tile->tree && next > tile->n_k - tile->n_q;
 		if (next < end) {
@@ -412,9 +449,11 @@ VEC_INLINE void few_rows(enum fa_attention_dtype dtype, const struct fa_cpu_job 
 		const struct fa_cpu_job *job = &scratch->jobs[h];
 		struct state *state = &scratch->states[h];
 
+		if (carried)
+			carry(job, state, false);
 		for (int32_t r = 0; r < job->rows; r++)
 			score_store(
-				job, job->row + r, state->o[r],
+				job, job->row + r, carried ? state->far[r] : state->o[r],
 				score_finish(job, job->row + r, state->highest[r], state->sum[r]));
 	}
 }

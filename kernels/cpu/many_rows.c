@@ -136,14 +136,17 @@ static void panel_end(const struct tile *tile, int32_t panel)
 	const struct fa_cpu_job *job = tile->job;
 	struct scratch *scratch = tile->scratch;
 	int32_t rows = job->rows - panel * PANEL < PANEL ? job->rows - panel * PANEL : PANEL;
+	float(*o)[PANEL] = tile->carried ? scratch->far[panel] : scratch->o[panel];
+	const float *sum = tile->carried ? scratch->far_sum[panel] : scratch->sum[panel];
 
+	if (tile->carried)
+		panel_carry(tile, panel);
 	for (int32_t r = 0; r < rows; r++) {
 		int64_t row = job->row + panel * PANEL + r;
-		float factor = score_finish(job, row, scratch->highest[panel][r],
-		                            scratch->sum[panel][r]);
+		float factor = score_finish(job, row, scratch->highest[panel][r], sum[r]);
 
 		for (int32_t c = 0; c < job->head_dim_v; c++)
-			scratch->row[c] = scratch->o[panel][c][r];
+			scratch->row[c] = o[c][r];
 		score_store(job, row, scratch->row, factor);
 	}
 }
@@ -158,7 +161,7 @@ static void many_rows(const struct fa_cpu_job *job, void *scratch)
 		/* An odd number of cache lines, padded by half a vector. */
 		.v_stride = (((job->head_dim_v + 23) / 16) | 1) * 16,
 	};
-	int32_t panels = (job->rows + PANEL - 1) / PANEL;
+	int32_t panels = (job->rows + PANEL - 1) / PANEL, near = 0;
 	int64_t begin = score_low_of(job, job->row, job->row + job->rows - 1);
 	int64_t end = score_high_of(job, job->row, job->row + job->rows - 1);
 
@@ -173,6 +176,12 @@ static void many_rows(const struct fa_cpu_job *job, void *scratch)
 
 		if (fa_cpu_job_stopped(job))
 			return;
+		if (near++ == SCORE_NEAR_ROUNDS) {
+			for (int32_t panel = 0; panel < panels; panel++)
+				panel_carry(&tile, panel);
+			tile.carried = true;
+			near = 1;
+		}
 		tile.tree = job->tree && tile.round + SCORE_KEYS > job->n_k - job->n_q;
 		pack_round(&tile, (int32_t)first / KEY_STEP * KEY_STEP,
 		           (int32_t)score_clamp(end - tile.round, 0, SCORE_KEYS));

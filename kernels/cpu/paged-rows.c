@@ -12,10 +12,12 @@ _Static_assert(FA_ATTENTION_HEAD_DIM_MAX <= ROW_MAX, "any row fits");
 void FA_CPU_REDUCE(const struct fa_cpu_job *job, const float *partials, int64_t n, int64_t stride)
 {
 	int64_t values = fa_cpu_partial_values(job);
-	float row[ROW_MAX + 16];
+	double sums[ROW_MAX];
+	float row[ROW_MAX + 16] = { 0 };
 
 	for (int32_t r = 0; r < job->rows; r++, partials += fa_cpu_partial_floats(job)) {
-		float highest = -INFINITY, sum = 0, base;
+		float highest = -INFINITY, base;
+		double sum = 0;
 
 		for (int64_t i = 0; i < n; i++) {
 			float of_part = partials[i * stride + values];
@@ -24,15 +26,17 @@ void FA_CPU_REDUCE(const struct fa_cpu_job *job, const float *partials, int64_t 
 				highest = of_part;
 		}
 		base = highest == -INFINITY ? 0 : highest;
-		memset(row, 0, sizeof(row));
+		memset(sums, 0, sizeof(sums));
 		for (int64_t i = 0; i < n; i++) {
 			const float *part = partials + i * stride;
 			float weight = exp2f(part[values] - base);
 
-			sum += part[values + 1] * weight;
+			sum += (double)(part[values + 1] * weight);
 			for (int32_t c = 0; c < job->head_dim_v; c++)
-				row[c] += part[c] * weight;
+				sums[c] += (double)(part[c] * weight);
 		}
+		for (int32_t c = 0; c < job->head_dim_v; c++)
+			row[c] = (float)sums[c];
 		score_store(job, job->row + r, row, score_finish(job, job->row + r, highest, sum));
 	}
 }

@@ -12,6 +12,7 @@
 
 struct score_map {
 	float scale, cap;
+	int shift; /* score_shift() */
 	bool capped;
 };
 
@@ -19,8 +20,16 @@ struct score_map {
 #define SCORE_CAP_MAX 1e25f
 #define SCORE_CAP_MIN 1e-25f
 
+/* Weights are 2^-shift times exp(score - maximum), so that their sum over all keys is below 1 and
+ * no sum of finite values overflows. All splits of a row have the same shift. */
+static inline int score_shift(const struct fa_cpu_job *job)
+{
+	return job->n_k > 1 ? 64 - __builtin_clzll((uint64_t)job->n_k) : 0;
+}
+
 static inline void score_map_init(struct score_map *map, const struct fa_cpu_job *job)
 {
+	map->shift = score_shift(job);
 	map->capped = job->softcap > 0 && job->softcap < SCORE_CAP_MAX;
 	if (map->capped) {
 		double cap = job->softcap < SCORE_CAP_MIN ? SCORE_CAP_MIN : job->softcap;
@@ -161,12 +170,35 @@ static inline const char *score_q(const struct fa_cpu_job *job, int64_t row)
 	       row % job->group * job->q_stride_head;
 }
 
+/*
+ * Sums have three levels, as one sum of many equal numbers loses a unit in the last place with each
+ * of them: over the keys of a round, over SCORE_NEAR_ROUNDS rounds, and over all rounds. This adds
+ * @near to the last, *far, which is multiplied by @factor before. *lost is what rounding took from
+ * *far so far.
+ */
+#define SCORE_NEAR_ROUNDS 16
+
+VEC_INLINE void score_carry(float *far, float *lost, vec factor, vec near)
+{
+	vec before = vec_load(far), scaled = vec_fma(before, factor, vec_set(0.0f)), sum;
+	vec missing = vec_fma(before, factor, vec_set(0.0f) - scaled);
+
+	/* Infinite sums have lost NaN. */
+	missing = vec_fma(vec_load(lost), factor, missing);
+	missing = vec_select(vec_less(vec_abs(missing), vec_set(INFINITY)), missing, vec_set(0.0f));
+	near = near + missing;
+	sum = scaled + near;
+	vec_store(far, sum);
+	vec_store(lost, near - (sum - scaled));
+}
+
 /* Turns a row's maximum (log2) and sum, and the sink, into the factor of its accumulators; stores
  * the lse. A row without keys has factor 0. */
 static inline float score_finish(const struct fa_cpu_job *job, int64_t row, float highest,
-                                 float sum)
+                                 double sum)
 {
 	int64_t head = row % job->group;
+	double total = ldexp(sum, score_shift(job));
 	float factor, lse;
 
 	if (job->partial) {
@@ -174,17 +206,17 @@ static inline float score_finish(const struct fa_cpu_job *job, int64_t row, floa
 		            fa_cpu_partial_values(job);
 
 		to[0] = highest;
-		to[1] = sum;
+		to[1] = (float)sum;
 		return 1;
 	}
 	if (job->sinks && !(highest == -INFINITY && sum == 0)) {
 		/* Double precision: exact for any sink. */
 		double sink = job->sinks[head], top = (double)highest * VEC_LN2;
 		double base = sink > top ? sink : top;
-		double total = exp(top - base) * sum + exp(sink - base);
+		double all = exp(top - base) * total + exp(sink - base);
 
-		factor = (float)(exp(top - base) / total);
-		lse = (float)(base + log(total));
+		factor = (float)ldexp(exp(top - base) / all, score_shift(job));
+		lse = (float)(base + log(all));
 	} else if (job->sinks) {
 		factor = 0;
 		lse = job->sinks[head];
@@ -192,14 +224,27 @@ static inline float score_finish(const struct fa_cpu_job *job, int64_t row, floa
 		factor = 0;
 		lse = -INFINITY;
 	} else {
-		factor = 1 / sum;
-		lse = (float)((double)highest * VEC_LN2 + log((double)sum));
+		factor = (float)(1 / sum);
+		lse = (float)((double)highest * VEC_LN2 + log(total));
 	}
 
 	if (job->lse)
 		job->lse[row / job->group * job->lse_stride_token + head * job->lse_stride_head] =
 			lse;
 	return factor;
+}
+
+/* Multiplies accumulators by the row's factor. The mean of finite values is finite, though rounding
+ * may lift the product above the largest. */
+VEC_INLINE vec score_mean(vec values, float factor)
+{
+	const vec largest = vec_set(0x1.fffffep127f), infinite = vec_set(INFINITY);
+	vec mean = values * vec_set(factor);
+	vec bounded = vec_select(vec_less(largest, mean), largest, mean);
+
+	bounded = vec_select(vec_less(mean, vec_set(0.0f) - largest), vec_set(0.0f) - largest,
+	                     bounded);
+	return vec_select(vec_less(vec_abs(values), infinite), bounded, mean);
 }
 
 static inline void score_store(const struct fa_cpu_job *job, int64_t row, const float *values,
@@ -217,8 +262,8 @@ static inline void score_store(const struct fa_cpu_job *job, int64_t row, const 
 	}
 	for (; c + VEC_LANES <= job->head_dim_v; c += VEC_LANES)
 		vec_store_elements(job->dtype, out + c * bytes,
-		                   vec_load(values + c) * vec_set(factor), VEC_LANES);
+		                   score_mean(vec_load(values + c), factor), VEC_LANES);
 	if (c < job->head_dim_v)
 		vec_store_elements(job->dtype, out + c * bytes,
-		                   vec_load(values + c) * vec_set(factor), 8);
+		                   score_mean(vec_load(values + c), factor), 8);
 }

@@ -84,16 +84,20 @@ VEC_INLINE void panel_values(const struct tile *tile, int32_t panel, const bool 
 		for (int a = 0; a < VEC_PANEL_SCALARS; a++) {
 			VEC_UNROLL
 			for (int i = 0; i < vectors; i++)
-				sums[a][i] = vec_load(scratch->o[panel][c + a] + i * VEC_LANES) *
-				             vec_load(scratch->rescale + i * VEC_LANES);
+				sums[a][i] = vec_set(0.0f);
 		}
 		block(paired, vectors, (end - first) / keys, scratch->s[first / keys],
 		      scratch->v + first / keys * tile->v_stride + c, 1, tile->v_stride, sums);
 		VEC_UNROLL
 		for (int a = 0; a < VEC_PANEL_SCALARS; a++) {
 			VEC_UNROLL
-			for (int i = 0; i < vectors; i++)
-				vec_store(scratch->o[panel][c + a] + i * VEC_LANES, sums[a][i]);
+			for (int i = 0; i < vectors; i++) {
+				float *o = scratch->o[panel][c + a] + i * VEC_LANES;
+
+				vec_store(o, vec_fma(vec_load(o),
+				                     vec_load(scratch->rescale + i * VEC_LANES),
+				                     sums[a][i]));
+			}
 		}
 	}
 }
@@ -175,7 +179,8 @@ VEC_INLINE void panel_softmax(const struct tile *tile, int32_t panel, const int 
 	for (int32_t j = first; j < end; j++) {
 		VEC_UNROLL
 		for (int i = 0; i < vectors; i++) {
-			vec weight = vec_exp2(vec_load(scratch->s[j] + i * VEC_LANES) - base[i]);
+			vec weight = vec_exp2_shifted(
+				vec_load(scratch->s[j] + i * VEC_LANES) - base[i], tile->map.shift);
 
 			sum[i] = sum[i] + weight;
 			vec_store(scratch->s[j] + i * VEC_LANES, weight);
@@ -235,7 +240,7 @@ static void panel_values_seen(const struct tile *tile, int32_t panel, int vector
 			float *o = scratch->o[panel][c] + i * VEC_LANES;
 			vec low = vec_load(scratch->low + i * VEC_LANES);
 			vec high = vec_load(scratch->high + i * VEC_LANES);
-			vec sum = vec_load(o) * vec_load(scratch->rescale + i * VEC_LANES);
+			vec sum = vec_set(0.0f);
 
 			for (int32_t j = first; j < end; j++) {
 				vec key = vec_set((float)j), added;
@@ -260,7 +265,38 @@ static void panel_values_seen(const struct tile *tile, int32_t panel, int vector
 						sum, added);
 				sum = vec_select(vec_less(key, high), added, sum);
 			}
-			vec_store(o, sum);
+			vec_store(o, vec_fma(vec_load(o),
+			                     vec_load(scratch->rescale + i * VEC_LANES), sum));
 		}
 	}
+}
+
+/* ---- sums over many rounds */
+
+/* Moves the sums of the last rounds into those of all. */
+static void panel_carry(const struct tile *tile, int32_t panel)
+{
+	struct scratch *scratch = tile->scratch;
+	const size_t o_bytes = (size_t)tile->job->head_dim_v * sizeof(scratch->o[panel][0]);
+
+	if (!tile->carried) {
+		memcpy(scratch->far[panel], scratch->o[panel], o_bytes);
+		memset(scratch->lost[panel], 0, o_bytes);
+		memcpy(scratch->far_sum[panel], scratch->sum[panel], sizeof(scratch->sum[panel]));
+		memset(scratch->lost_sum[panel], 0, sizeof(scratch->lost_sum[panel]));
+	}
+	for (int at = 0; tile->carried && at < PANEL; at += VEC_LANES) {
+		vec base = score_base(vec_load(scratch->highest[panel] + at));
+		vec factor = vec_exp2(vec_load(scratch->far_highest[panel] + at) - base);
+
+		for (int32_t c = 0; c < tile->job->head_dim_v; c++)
+			score_carry(scratch->far[panel][c] + at, scratch->lost[panel][c] + at,
+			            factor, vec_load(scratch->o[panel][c] + at));
+		score_carry(scratch->far_sum[panel] + at, scratch->lost_sum[panel] + at, factor,
+		            vec_load(scratch->sum[panel] + at));
+	}
+	memcpy(scratch->far_highest[panel], scratch->highest[panel],
+	       sizeof(scratch->highest[panel]));
+	memset(scratch->o[panel], 0, o_bytes);
+	memset(scratch->sum[panel], 0, sizeof(scratch->sum[panel]));
 }

@@ -22,8 +22,12 @@ struct scratch {
 	float k[SCORE_KEYS * K_STRIDE];                   /* [key][word of d] */
 	float v[SCORE_KEYS * V_STRIDE];                   /* [key or pair][dim of v] */
 	float highest[PANELS][PANEL], sum[PANELS][PANEL]; /* running, in log2 */
-	float slope[PANELS][PANEL];                       /* ALiBi, in log2 */
-	float position[PANEL], low[PANEL], high[PANEL];   /* relative to the round */
+	/* Sums of o and sum over earlier rounds (score_carry()), relative to far_highest. */
+	float far[PANELS][FA_ATTENTION_HEAD_DIM_V_MAX][PANEL];
+	float lost[PANELS][FA_ATTENTION_HEAD_DIM_V_MAX][PANEL];
+	float far_sum[PANELS][PANEL], lost_sum[PANELS][PANEL], far_highest[PANELS][PANEL];
+	float slope[PANELS][PANEL];                     /* ALiBi, in log2 */
+	float position[PANEL], low[PANEL], high[PANEL]; /* relative to the round */
 	float rescale[PANEL];
 	float row[FA_ATTENTION_HEAD_DIM_V_MAX + VEC_LANES];
 };
@@ -40,4 +44,5 @@ struct tile {
 	int64_t round;      /* the round's first key; a multiple of SCORE_KEYS */
 	bool v_has_special; /* V holds an infinity or NaN */
 	bool tree;          /* some keys may be hidden by masks */
+	bool carried;       /* far has sums */
 };

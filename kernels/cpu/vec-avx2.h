@@ -67,11 +67,12 @@ static inline vec vec_round(vec a)
 	return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-static inline vec vec_scale_exp2(vec a, vec n)
+static inline vec vec_scale_exp2(vec a, vec n, int shift, vec x, vec lowest)
 {
-	__m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+	__m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127 - shift));
 
-	return a * _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+	return _mm256_andnot_ps(_mm256_cmp_ps(x, lowest, _CMP_LT_OQ),
+	                        a * _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
 }
 
 static inline float vec_sum(vec a)

@@ -67,9 +67,10 @@ static inline vec vec_round(vec a)
 	return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-static inline vec vec_scale_exp2(vec a, vec n)
+static inline vec vec_scale_exp2(vec a, vec n, int shift, vec x, vec lowest)
 {
-	return _mm512_scalef_ps(a, n);
+	return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, lowest, _CMP_NLT_UQ), a,
+	                              n - vec_set((float)shift));
 }
 
 static inline float vec_sum(vec a)

@@ -71,11 +71,12 @@ static inline vec vec_round(vec a)
 	return (a + magic) - magic;
 }
 
-static inline vec vec_scale_exp2(vec a, vec n)
+static inline vec vec_scale_exp2(vec a, vec n, int shift, vec x, vec lowest)
 {
 	vec_u32 bits = (vec_u32)(n + vec_set(0x1.8p23f)); /* the integer in the low bits */
 
-	return a * (vec)((bits + 127u) << 23);
+	return vec_select(vec_less(x, lowest), vec_set(0.0f),
+	                  a * (vec)((bits + 127u - (uint32_t)shift) << 23));
 }
 
 static inline float vec_sum(vec a)

@@ -12,7 +12,8 @@
  *   vec_max(a, b)              b if either is NaN
  *   vec_select(m, a, b)        a where m, else b
  *   vec_round                  to the nearest integer, ties to even
- *   vec_scale_exp2(a, n)       a * 2^n for integers n of -126 to 127; NaN stays
+ *   vec_scale_exp2(a, n, shift, x, lowest)  a * 2^(n - shift) for integers n - shift of -126 to
+ *                              127; NaN stays; 0 where x is less than lowest, whatever a and n are
  *   vec_sum, vec_highest       over the lanes
  *
  * Everything is static, so that no code of one instruction set is linked into another's.
@@ -137,14 +138,14 @@ VEC_INLINE void vec_store_elements(enum fa_attention_dtype dtype, void *p, vec x
 
 /* ---- functions */
 
-/* 2^x for x <= 127, to about 1 ulp; 0 below -126, to avoid subnormals; NaN stays. Minimax
- * polynomial of 2^f, |f| <= 1/2, error 2.6e-9. */
-VEC_INLINE vec vec_exp2(vec x)
+/* 2^(x - shift) for x <= 127 and an integer @shift of 0 to 100, as exact as for shift 0: to about
+ * 1 ulp; 0 below 2^-126, to avoid subnormals; NaN stays. Minimax polynomial of 2^f, |f| <= 1/2,
+ * error 2.6e-9. */
+VEC_INLINE vec vec_exp2_shifted(vec x, int shift)
 {
-	const vec lowest = vec_set(-126.0f);
-	vec clamped = vec_max(lowest, x);
-	vec n = vec_round(clamped);
-	vec f = clamped - n;
+	const vec lowest = vec_set((float)(shift - 126));
+	vec n = vec_round(x);
+	vec f = x - n;
 	vec y = vec_set(1.55946776e-4f);
 
 	y = vec_fma(y, f, vec_set(1.34066439e-3f));
@@ -153,7 +154,12 @@ VEC_INLINE vec vec_exp2(vec x)
 	y = vec_fma(y, f, vec_set(2.40226528e-1f));
 	y = vec_fma(y, f, vec_set(6.93147215e-1f));
 	y = vec_fma(y, f, vec_set(1.0f));
-	return vec_select(vec_less(x, lowest), vec_set(0.0f), vec_scale_exp2(y, n));
+	return vec_scale_exp2(y, n, shift, x, lowest);
+}
+
+VEC_INLINE vec vec_exp2(vec x)
+{
+	return vec_exp2_shifted(x, 0);
 }
 
 /* An odd minimax polynomial near 0, elsewhere 1 - 2 / (e^2|x| + 1). */

@@ -106,12 +106,12 @@ struct fa_step_attend attend_all(struct fa_buffer *buffer)
 		.window_left = 128,
 		.window_right = 0,
 		.rotary_dim = 8,
-		.rotary_base = 5e5,
-		.rotary_scale = 0.25,
 		.cos = tensor(buffer, 2, 32, 4, 0),
 		.sin = tensor(buffer, 2, 32, 4, 0),
 		.timeout_ns = 123456789,
 	};
 
+	attend.out.offset = 4096;
+	attend.lse.offset = 8192;
 	return attend;
 }

@@ -92,6 +92,7 @@ static void test_attention(void **state)
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 	fa_tensor_init(&attention.q, buffer, 0, FA_F32, 4, shape);
 	attention.k = attention.v = attention.out = attention.q;
+	attention.out.offset = 2048;
 	fa_check_eq(fa_attention(client, &attention, NULL), 0);
 
 	copy = copy_of(&attention, sizeof(attention), offsetof(struct fa_attention, timeout_ns));
@@ -159,6 +160,7 @@ static void test_completion(void **state)
 	fa_check_eq(fa_buffer_new(client, 4096, 0, &buffer), 0);
 	fa_tensor_init(&attention.q, buffer, 0, FA_F32, 4, shape);
 	attention.k = attention.v = attention.out = attention.q;
+	attention.out.offset = 2048;
 	fa_check_eq(fa_attention(client, &attention, &ticket), 0);
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); ++i) {
 		struct fa_completion *completion = (void *)memory;

@@ -86,6 +86,76 @@ static void test_paths(void **state)
 	fake_daemon_stop(&fake);
 }
 
+#define OTHER_UID 65534
+
+/* Another user finds the daemon of root. */
+static int run_other_user(void *userdata)
+{
+	struct fa_info info = { .size = sizeof(info) };
+	struct fa_client *client;
+
+	fa_check_eq(setresuid(OTHER_UID, OTHER_UID, OTHER_UID), 0);
+	if (fa_connect(NULL, &client) < 0)
+		fa_test_fail(__FILE__, __LINE__, "%s", fa_error());
+	fa_check_eq(fa_info(client, &info), 0);
+	fa_check_eq(info.origin, FA_DAEMON_USER);
+	fa_disconnect(client);
+	return 0;
+}
+
+/* Default sockets are used only if they are this user's or root's. */
+static void test_trust(void **state)
+{
+	struct fa_info info = { .size = sizeof(info) };
+	struct fa_client *client = NULL;
+	struct fake_daemon fake;
+	char link[80], dir[80];
+
+	if (geteuid() || !access("/run/fad", F_OK))
+		skip();
+	fake_daemon_start(&fake, fake_daemon_serve, NULL);
+	clear_environment();
+	snprintf(dir, sizeof(dir), "%s/fad", fake.dir);
+	snprintf(link, sizeof(link), "%s/fad.sock", dir);
+	fa_check(!mkdir(dir, 0755));
+	fa_check(!symlink(fake.socket, link));
+	fa_check(!chmod(fake.dir, 0755));
+	fa_check(!chmod(fake.socket, 0666));
+	setenv("XDG_RUNTIME_DIR", fake.dir, 1);
+	fa_check_eq(fa_connect(NULL, &client), 0);
+	fa_disconnect(client);
+	fa_check_eq(fa_test_reap(fa_test_fork(run_other_user, NULL)), 0);
+
+	/* Another user's directory, even with root's daemon */
+	fa_check(!chown(fake.dir, OTHER_UID, OTHER_UID));
+	fa_check_eq(fa_connect(NULL, &client), -EACCES);
+	fa_check_contains(fa_error(), "XDG_RUNTIME_DIR is ");
+	fa_check_contains(fa_error(), "which is user 65534's");
+	fa_check_contains(fa_error(), "FAD_SOCKET");
+	fa_check(!chown(fake.dir, 0, 0));
+	fa_check(!chmod(fake.dir, 0777));
+	fa_check_eq(fa_connect(NULL, &client), -EACCES);
+	fa_check_contains(fa_error(), "which other users can write (mode 777)");
+	fa_check(!chmod(fake.dir, 0755));
+
+	/* Another user's daemon: the socket has the credentials of its listen(). */
+	fa_check(!seteuid(OTHER_UID));
+	fa_check(!listen(fake.listen_fd, 16));
+	fa_check(!seteuid(0));
+	fa_check_eq(fa_connect(NULL, &client), -EACCES);
+	fa_check_contains(fa_error(), "is user 65534's; expected this user's (0) or root's");
+	setenv("FAD_SOCKET", link, 1);
+	fa_check_eq(fa_connect(NULL, &client), 0);
+	fa_check_eq(fa_info(client, &info), 0);
+	fa_check_eq(info.origin, FA_DAEMON_NAMED);
+	fa_disconnect(client);
+	clear_environment();
+
+	fa_check(!unlink(link));
+	fa_check(!rmdir(dir));
+	fake_daemon_stop(&fake);
+}
+
 static void test_no_daemon(void **state)
 {
 	struct fa_client *client = (void *)1;
@@ -287,10 +357,10 @@ static void test_descriptors(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_paths),       cmocka_unit_test(test_no_daemon),
-		cmocka_unit_test(test_timeouts),    cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_name),        cmocka_unit_test(test_descriptors),
-		cmocka_unit_test(test_null_client),
+		cmocka_unit_test(test_paths),       cmocka_unit_test(test_trust),
+		cmocka_unit_test(test_no_daemon),   cmocka_unit_test(test_timeouts),
+		cmocka_unit_test(test_refused),     cmocka_unit_test(test_name),
+		cmocka_unit_test(test_descriptors), cmocka_unit_test(test_null_client),
 	};
 
 	return cmocka_run_group_tests_name("connect", tests, NULL, NULL);

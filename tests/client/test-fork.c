@@ -3,11 +3,15 @@
  * the parent's session survives.
  */
 #include "client/faclient.h"
+#include "client/faclient_kv.h"
 #include "tests/client/fake-daemon.h"
+#include "tests/client/spawn.h"
 #include "tests/lib/check.h"
+#include "tests/lib/daemon.h"
 
 #include <errno.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -39,6 +43,7 @@ static void family_start(struct family *family)
 	family->attention.size = sizeof(family->attention);
 	fa_tensor_init(&family->attention.q, family->buffer, 0, FA_F32, 4, shape);
 	family->attention.k = family->attention.v = family->attention.out = family->attention.q;
+	family->attention.out.offset = 2048;
 	fa_check_eq(fa_attention(family->client, &family->attention, &family->ticket), 0);
 	fa_check_eq(fa_wait(family->client, &family->ticket, UINT64_MAX, NULL), 0);
 	strcpy(fa_buffer_data(family->buffer), "from the parent");
@@ -164,12 +169,83 @@ static void test_child_keeps_no_session(void **state)
 	close(ends[1]);
 }
 
+/* With the real daemon: a process is killed during a step, and its child idles. */
+
+struct killed {
+	const char *socket;
+	int ends[2]; /* a pipe; the child exits at its end */
+};
+
+static int run_killed(void *userdata)
+{
+	struct killed *killed = userdata;
+	struct fa_options options = { .size = sizeof(options), .socket = killed->socket };
+	struct fa_cache_options cache_options = { .size = sizeof(cache_options),
+		                                  .dtype = FA_F32,
+		                                  .layers = 1,
+		                                  .kv_heads = 1,
+		                                  .head_dim = 64 };
+	struct fa_step_item item = { .n_new = 64 };
+	struct fa_step_options step_options = { .size = sizeof(step_options),
+		                                .items = &item,
+		                                .n_items = 1 };
+	struct fa_client *client;
+	struct fa_buffer *buffer;
+	struct fa_step *step;
+	uint64_t cache;
+	char byte;
+
+	fa_check_eq(fa_connect(&options, &client), 0);
+	fa_check_eq(fa_buffer_new(client, 1 << 20, 0, &buffer), 0);
+	fa_check_eq(fa_cache_create(client, &cache_options, &cache), 0);
+	fa_check_eq(fa_sequence_create(client, cache, &item.sequence), 0);
+	fa_check_eq(fa_step_begin(client, &step_options, &step), 0);
+	strcpy(fa_buffer_data(buffer), "from the parent");
+	if (fork())
+		return kill(getpid(), SIGKILL);
+
+	close(killed->ends[1]);
+	if (read(killed->ends[0], &byte, 1) != 0)
+		return 1;
+	fa_check_contains((char *)fa_buffer_data(buffer), "from the parent");
+	fa_check_eq(fa_ping(client), -ECHILD);
+	fa_check_eq(fa_buffer_free(buffer), 0);
+	fa_check_eq(fa_disconnect(client), 0);
+	return 0;
+}
+
+static void test_child_of_killed_keeps_no_session(void **state)
+{
+	struct fa_options options = { .size = sizeof(options) };
+	struct fa_test_daemon daemon;
+	struct killed killed;
+	struct fa_client *observer;
+
+	if (!getenv("FAD_DAEMON"))
+		skip();
+	fa_test_daemon_start(&daemon, NULL);
+	options.socket = killed.socket = daemon.socket;
+	fa_check_eq(fa_connect(&options, &observer), 0);
+	fa_check(!pipe(killed.ends));
+	spawn_adopt_orphans(true);
+	fa_check_eq(fa_test_reap(fa_test_fork(run_killed, &killed)), SIGKILL);
+	fa_check_eventually(spawn_number(observer, "pool", "sequences") == 0);
+	fa_check_eventually(spawn_number(observer, NULL, "connections") == 1);
+	close(killed.ends[1]);
+	fa_check_eq(fa_test_reap(-1), 0);
+	spawn_adopt_orphans(false);
+	close(killed.ends[0]);
+	fa_disconnect(observer);
+	fa_test_daemon_stop(&daemon);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_child_is_refused),
 		cmocka_unit_test(test_child_connects),
 		cmocka_unit_test(test_child_keeps_no_session),
+		cmocka_unit_test(test_child_of_killed_keeps_no_session),
 	};
 
 	return cmocka_run_group_tests_name("fork", tests, fake_daemon_setup, NULL);

@@ -136,8 +136,6 @@ static void test_attend(void **state)
 	fa_check_eq(heard()->last.step_attend.n_sinks, 2);
 	fa_check(heard()->last.step_attend.sinks[0] == 3);
 	fa_check_eq(heard()->last.step_attend.rotary_dim, 8);
-	fa_check(heard()->last.step_attend.rotary_base == 5e5 &&
-	         heard()->last.step_attend.rotary_scale == 0.25);
 	fa_check_eq(heard()->last.step_attend.cos.rank, 2);
 	fa_check_eq(heard()->last.step_attend.sin.shape[0], 32);
 	fa_check_eq(heard()->last.step_attend.n_positions, 4);
@@ -146,9 +144,11 @@ static void test_attend(void **state)
 	attend = (struct fa_step_attend){ .size = sizeof(attend),
 		                          .q = tensor(buffer, 3, 4, 2, 16),
 		                          .out = tensor(buffer, 3, 4, 2, 16),
-		                          .window_left = 3,
-		                          .window_right = 4,
-		                          .rotary_dim = 8 };
+		                          .window_left = -1,
+		                          .rotary_dim = 8,
+		                          .rotary_base = 5e5,
+		                          .rotary_scale = 0.25 };
+	attend.out.offset = 4096;
 	fa_check_eq(fa_step_attend(step, &attend, &ticket), 0);
 	fa_check_eq(fa_wait(client, &ticket, UINT64_MAX, NULL), 0);
 	fa_check_eq(heard()->last.step_attend.value, value + 1);
@@ -157,8 +157,8 @@ static void test_attend(void **state)
 	fa_check_eq(heard()->last.step_attend.lse.rank, 0);
 	fa_check_eq(heard()->last.step_attend.window_left, -1);
 	fa_check_eq(heard()->last.step_attend.window_right, -1);
-	fa_check(heard()->last.step_attend.rotary_base == 10000 &&
-	         heard()->last.step_attend.rotary_scale == 1);
+	fa_check(heard()->last.step_attend.rotary_base == 5e5 &&
+	         heard()->last.step_attend.rotary_scale == 0.25);
 	fa_check_eq(heard()->last.step_attend.cos.rank, 0);
 	fa_check_eq(heard()->last.step_attend.n_positions, 0);
 
@@ -171,6 +171,8 @@ static void test_attend(void **state)
 	fa_check_eq(heard()->last.step_attend.q.rank, 0);
 	fa_check_eq(heard()->last.step_attend.out.rank, 0);
 	fa_check_eq(heard()->last.step_attend.n_positions, 4);
+	fa_check(heard()->last.step_attend.rotary_base == 10000 &&
+	         heard()->last.step_attend.rotary_scale == 1);
 	fa_step_free(step);
 	fa_buffer_free(buffer);
 }
@@ -222,6 +224,8 @@ static void test_attend_refused(void **state)
 	attend.out.buffer = NULL;
 	refuse(step, &attend, "lse");
 	attend.lse.buffer = NULL;
+	refuse(step, &attend, "q is given");
+	attend.q.buffer = NULL;
 	attend.alibi_slopes = slopes;
 	refuse(step, &attend, "alibi_slopes");
 	attend = good;
@@ -244,28 +248,48 @@ static void test_attend_refused(void **state)
 	fa_buffer_free(buffer);
 }
 
+static struct fa_step *begin_tokens(uint32_t n_new)
+{
+	const struct fa_step_item item = { .sequence = 51, .n_new = n_new };
+	const struct fa_step_options options = { .size = sizeof(options),
+		                                 .n_items = 1,
+		                                 .items = &item };
+	struct fa_step *step;
+
+	fa_check_eq(fa_step_begin(client, &options, &step), 0);
+	return step;
+}
+
 /* The largest layer that faclient_kv.h allows fits into one message. */
 static void test_largest_attend(void **state)
 {
 	static const uint32_t positions[16000];
 	static const float slopes[1024], sinks[1024];
-	struct fa_step *step = begin(1);
+	struct fa_step *step = begin_tokens(15800);
 	struct fa_step_attend attend;
 	struct fa_buffer *buffer;
 
 	fa_check_eq(fa_buffer_new(client, 1 << 20, 0, &buffer), 0);
 	attend = attend_all(buffer);
+	attend.k_new.buffer = attend.v_new.buffer = attend.lse.buffer = NULL;
 	attend.positions = positions;
 	attend.q = attend.out = tensor(buffer, 3, 15800, 1, 8);
+	attend.out.offset = 1 << 19;
 	fa_check_eq(fa_step_attend(step, &attend, NULL), 0);
 	fa_check_eq(heard()->last.step_attend.n_positions, 15800);
+	fa_step_free(step);
+	step = begin_tokens(15800 - 2 * 1024);
 	attend.alibi_slopes = slopes;
 	attend.sinks = sinks;
 	attend.q = attend.out = tensor(buffer, 3, 15800 - 2 * 1024, 1024, 8);
+	attend.out.offset = 1 << 19;
 	attend.q.strides[2] = attend.out.strides[2] = 1;
 	fa_check_eq(fa_step_attend(step, &attend, NULL), 0);
 	fa_check_eq(heard()->last.step_attend.n_sinks, 1024);
+	fa_step_free(step);
+	step = begin_tokens(16000);
 	attend.q = attend.out = tensor(buffer, 3, 16000, 1, 8);
+	attend.out.offset = 1 << 19;
 	fa_check_eq(fa_step_attend(step, &attend, NULL), -EMSGSIZE);
 	fa_check_contains(fa_error(), "too long");
 	fa_step_free(step);
@@ -399,6 +423,7 @@ static void test_sizes(void **state)
 	free(copy);
 	fa_check_eq(fa_buffer_new(client, 65536, 0, &buffer), 0);
 	attend = attend_all(buffer);
+	attend.flags = FA_STEP_CAUSAL;
 	copy = copy_of(&attend, sizeof(attend), offsetof(struct fa_step_attend, scale));
 	fa_check_eq(fa_step_attend(step, (void *)copy, NULL), 0);
 	fa_check_eq(heard()->last.step_attend.rotary_dim, 0);

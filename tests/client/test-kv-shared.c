@@ -178,14 +178,23 @@ static int run_other_uid(void *userdata)
 	 * The last client has the daemon's user and the others' tenant: it may remove any named
 	 * object.
 	 */
+	fa_check_eq(fa_sequence_remove(kv.client, a.cache), -EINVAL);
+	fa_check_contains(fa_error(), "is a cache; expected a sequence");
 	fa_check_eq(fa_sequence_remove(kv.client, unnamed), -ENOENT);
 	fa_check_eq(fa_sequence_info(kv.client, unnamed, &info), -ENOENT);
-	fa_check_eq(fa_sequence_remove(kv.client, closed), -EACCES);
-	fa_check_eq(fa_sequence_find(kv.client, "closed", &open), -EACCES);
-	fa_check_eq(fa_sequence_info(kv.client, closed, &info), -EACCES);
-	fa_check_eq(fa_cache_find(kv.client, "shared", &cache), -EACCES);
+	fa_check_eq(fa_sequence_remove(kv.client, closed), -ENOENT);
+	fa_check(!strcmp(fa_error(), "there is no such sequence"));
+	fa_check_eq(fa_sequence_info(kv.client, closed, &info), -ENOENT);
+	fa_check(!strcmp(fa_error(), "there is no such sequence"));
+	fa_check_eq(fa_sequence_info(kv.client, closed + 1, &info), -ENOENT);
+	fa_check(!strcmp(fa_error(), "there is no such sequence"));
+	fa_check_eq(fa_sequence_find_of(kv.client, 0, "closed", &open), -ENOENT);
+	fa_check_eq(fa_cache_find_of(kv.client, 0, "shared", &cache), -ENOENT);
+	fa_check_eq(fa_cache_find_of(kv.client, UINT32_MAX, "shared", &cache), -EINVAL);
 
-	must(fa_sequence_find(kv.client, "open", &open), "find");
+	fa_check_eq(fa_sequence_find(kv.client, "open", &open), -ENOENT);
+	must(fa_sequence_find_of(kv.client, 0, "open", &open), "find");
+	fa_check_eq(info_of(&kv, open).uid, 0);
 	kv_check_sequence(&kv, open, tags, 20, 0);
 	fa_check_eq(append(&kv, open, tags, 20, 1), -EACCES);
 	fa_check_eq(fa_sequence_truncate(kv.client, open, 1), -EACCES);
@@ -195,10 +204,10 @@ static int run_other_uid(void *userdata)
 	must(append(&kv, fork, tags, 10, 5), "append");
 	kv_check_sequence(&kv, fork, tags, 15, 0);
 
-	must(fa_sequence_find(kv.client, "open too", &open), "find");
+	must(fa_sequence_find_of(kv.client, 0, "open too", &open), "find");
 	fa_check_eq(fa_sequence_fork(kv.client, open, 10, &fork), -EACCES);
 	must(append(&kv, open, tags, 20, 1), "append");
-	fa_check_eq(fa_sequence_create(kv.client, info_of(&kv, open).cache, &sequence), -EACCES);
+	fa_check_eq(fa_sequence_create(kv.client, info_of(&kv, open).cache, &sequence), -ENOENT);
 	return 0;
 }
 

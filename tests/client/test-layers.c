@@ -300,8 +300,10 @@ static void test_refused(void **state)
 		{ 3, 1, 1ull << 62, false, -EINVAL, "signal_increment is" },
 		{ 2, UINT64_MAX, 1, false, -EINVAL, "wait_increment is 18446744073709551615" },
 		{ 3, 1ull << 62, 1, false, -EINVAL, "wait_increment is" },
-		/* Increments are ignored without gates or with a single layer. */
-		{ 2, UINT64_MAX, 0, true, 0, NULL },
+		{ 2, UINT64_MAX, 0, true, -EINVAL, "no effect as wait is NULL" },
+		{ 2, 0, 1, true, -EINVAL, "no effect as signal is NULL" },
+		{ 2, 0, 0, true, 0, NULL },
+		/* Increments are ignored with a single layer. */
 		{ 1, UINT64_MAX, 0, false, 0, NULL },
 	};
 	const struct fa_gate far = { .slot = FA_TIMELINE_SLOTS };
@@ -330,6 +332,7 @@ static void test_refused(void **state)
 			fa_check_contains(fa_error(), cases[i].text);
 		layers.n_layers = 1;
 		layers.signal = &far;
+		layers.wait = &wait;
 		fa_check_eq(fa_step_attend_layers(step, &layers, NULL), -EINVAL);
 		fa_check_contains(fa_error(), "signal: slot is 0x40");
 		layers.attend = NULL;

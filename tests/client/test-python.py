@@ -150,10 +150,11 @@ def connects(path):
 def check_runs(path, library, temporary):
     nowhere = os.path.join(temporary, "nothing")
     os.environ["XDG_RUNTIME_DIR"] = temporary
-    os.environ["FAD_SOCKET"] = nowhere
+    os.environ.pop("FAD_SOCKET", None)
     os.environ["FACLIENT_LIBRARY"] = library
 
     expect_numbers(path)
+    expect_failure(path, "there is no such socket", FAD_SOCKET=nowhere)
     expect_failure(path, "cannot start a daemon", FAD_DAEMON=nowhere)
     expect_failure(path, "FACLIENT_LIBRARY may name", FACLIENT_LIBRARY=nowhere)
     expect_failure(path, "is not libfaclient", FACLIENT_LIBRARY="libc.so.6")

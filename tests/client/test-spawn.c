@@ -257,6 +257,7 @@ static void test_not_needed(void **state)
 	struct fa_options options = { .size = sizeof(options),
 		                      .flags = FA_CONNECT_SPAWN,
 		                      .daemon = "/nonexistent/fad" };
+	struct fa_info info = { .size = sizeof(info) };
 	struct fa_client *client;
 	struct fake_daemon fake;
 
@@ -267,12 +268,43 @@ static void test_not_needed(void **state)
 	fa_disconnect(client);
 	fake_daemon_stop(&fake);
 
+	/* A socket that was named is not replaced by a private daemon's. */
 	options.daemon = NULL;
 	options.connect_ns = fa_test_patience_ns();
+	fa_check_eq(fa_connect(&options, &client), -ENOENT);
+	fa_check_contains(fa_error(), fake.socket);
+	fa_check_contains(fa_error(), "in place of a named one");
+	options.socket = NULL;
+	setenv("FAD_SOCKET", fake.socket, 1);
+	fa_check_eq(fa_connect(&options, &client), -ENOENT);
+	unsetenv("FAD_SOCKET");
+	fa_check_eq(own_count_entries(spawn_runtime), 0);
+
 	fa_check_eq(fa_connect(&options, &client), 0);
 	fa_check_eq(fa_ping(client), 0);
+	fa_check_eq(fa_info(client, &info), 0);
+	fa_check_eq(info.origin, FA_DAEMON_SPAWNED);
+	fa_check_eq(info.pid, spawn_pid(client));
+	fa_check_contains(info.spawn_reason, "/run/fad/fad.sock");
 	fa_disconnect(client);
 	fa_check_eventually(own_count_entries(spawn_runtime) == 0);
+}
+
+/* As after su or sudo -E: the owner of the directory could exchange the socket in it. */
+static void test_foreign_directory(void **state)
+{
+	struct fa_client *client;
+
+	if (geteuid())
+		skip();
+	fa_check(!chown(spawn_runtime, 65534, 65534));
+	client = spawn_client(NULL, NULL);
+	fa_check_eq(fa_ping(client), 0);
+	fa_check(!strncmp(fa_socket_path(client), "/tmp/fad-", 9));
+	fa_check(strncmp(fa_socket_path(client), spawn_runtime, strlen(spawn_runtime)) != 0);
+	fa_check_eq(own_count_entries(spawn_runtime), 0);
+	fa_disconnect(client);
+	fa_check(!chown(spawn_runtime, 0, 0));
 }
 
 static void *spawn_one(void *userdata)
@@ -301,7 +333,8 @@ int main(void)
 		cmocka_unit_test(test_life),       cmocka_unit_test(test_no_child),
 		cmocka_unit_test(test_outlives),   cmocka_unit_test(test_killed),
 		cmocka_unit_test(test_relative),   cmocka_unit_test(test_failures),
-		cmocka_unit_test(test_not_needed), cmocka_unit_test(test_threads),
+		cmocka_unit_test(test_not_needed), cmocka_unit_test(test_foreign_directory),
+		cmocka_unit_test(test_threads),
 	};
 
 	return cmocka_run_group_tests_name("spawn", tests, spawn_setup, spawn_teardown);

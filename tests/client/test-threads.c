@@ -42,6 +42,7 @@ static struct fa_attention small_attention(struct fa_buffer *buffer)
 
 	fa_tensor_init(&attention.q, buffer, 0, FA_F32, 4, shape);
 	attention.k = attention.v = attention.out = attention.q;
+	attention.out.offset = 2048;
 	return attention;
 }
 

@@ -243,12 +243,15 @@ static void *wait_first(void *userdata)
 static void *ask_too_much(void *userdata)
 {
 	static const uint32_t positions[16000];
-	struct fa_step_attend attend = { .size = sizeof(attend), .positions = positions };
+	struct fa_step_attend attend = { .size = sizeof(attend),
+		                         .rotary_dim = 8,
+		                         .positions = positions };
 	const int64_t shape[] = { 16000, 1, 8 };
 	struct fa_ticket ticket;
 
 	fa_tensor_init(&attend.q, room.buffer, 0, FA_F32, 3, shape);
 	attend.out = attend.k_new = attend.v_new = attend.q;
+	attend.out.offset = 1 << 19;
 	fa_check_eq(fa_step_attend(room.step, &attend, &ticket), -EMSGSIZE);
 	return NULL;
 }

@@ -78,6 +78,8 @@ static bool run_tile(struct fake_job *job, int64_t tile, void *scratch)
 	}
 	while (job->gate && !*job->gate)
 		fa_test_pause_ns(FA_NS_PER_MS / 5);
+	if (job->read)
+		(void)*job->read;
 	if (job->tile_ns)
 		fa_test_pause_ns(job->tile_ns);
 	/* Another tile that used the scratch meanwhile has changed it. */

@@ -12,11 +12,12 @@
 struct fake_job {
 	int64_t n_tiles;
 	size_t scratch_bytes;
-	size_t workspace_bytes;  /* if not paged; 0: must have none */
-	uint64_t tile_ns;        /* how long a tile sleeps */
-	uint64_t begin_ns;       /* how long the begin function of a paged job sleeps */
-	atomic_bool *gate;       /* NULL, or: tiles wait until this is true */
-	struct fake_job *before; /* NULL, or: this job must have run all its tiles */
+	size_t workspace_bytes;    /* if not paged; 0: must have none */
+	uint64_t tile_ns;          /* how long a tile sleeps */
+	uint64_t begin_ns;         /* how long the begin function of a paged job sleeps */
+	atomic_bool *gate;         /* NULL, or: tiles wait until this is true */
+	const volatile char *read; /* NULL, or: each tile reads it */
+	struct fake_job *before;   /* NULL, or: this job must have run all its tiles */
 
 	_Atomic int64_t n_ran;
 	_Atomic uint64_t first_ran_ns;

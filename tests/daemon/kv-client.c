@@ -220,13 +220,19 @@ uint64_t kv_cache(struct kv_client *client, const char *name, uint32_t mode)
 	return client->raw.message.cache_reply.cache;
 }
 
-uint64_t kv_cache_find(struct kv_client *client, const char *name)
+uint64_t kv_cache_find_of(struct kv_client *client, uint64_t user, const char *name)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_CACHE_FIND);
 
 	message.cache_find.name = string(name);
+	message.cache_find.user = user;
 	kv_call(client, &message, FA_WIRE_CACHE_REPLY);
 	return client->raw.message.cache_reply.cache;
+}
+
+uint64_t kv_cache_find(struct kv_client *client, const char *name)
+{
+	return kv_cache_find_of(client, 0, name);
 }
 
 uint64_t kv_sequence(struct kv_client *client, uint64_t cache)
@@ -238,13 +244,19 @@ uint64_t kv_sequence(struct kv_client *client, uint64_t cache)
 	return client->raw.message.sequence_reply.sequence;
 }
 
-uint64_t kv_sequence_find(struct kv_client *client, const char *name)
+uint64_t kv_sequence_find_of(struct kv_client *client, uint64_t user, const char *name)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_SEQUENCE_FIND);
 
 	message.sequence_find.name = string(name);
+	message.sequence_find.user = user;
 	kv_call(client, &message, FA_WIRE_SEQUENCE_REPLY);
 	return client->raw.message.sequence_reply.sequence;
+}
+
+uint64_t kv_sequence_find(struct kv_client *client, const char *name)
+{
+	return kv_sequence_find_of(client, 0, name);
 }
 
 uint64_t kv_fork(struct kv_client *client, uint64_t sequence, uint64_t tokens)

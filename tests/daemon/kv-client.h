@@ -50,9 +50,11 @@ void kv_close_timeline(struct fa_timeline_in *in, const struct fa_timeline_out *
 struct fa_wire_message kv_cache_message(const char *name, uint32_t mode);
 uint64_t kv_cache(struct kv_client *client, const char *name, uint32_t mode);
 uint64_t kv_cache_find(struct kv_client *client, const char *name);
+uint64_t kv_cache_find_of(struct kv_client *client, uint64_t user, const char *name);
 
 uint64_t kv_sequence(struct kv_client *client, uint64_t cache);
 uint64_t kv_sequence_find(struct kv_client *client, const char *name);
+uint64_t kv_sequence_find_of(struct kv_client *client, uint64_t user, const char *name);
 uint64_t kv_fork(struct kv_client *client, uint64_t sequence, uint64_t tokens);
 void kv_set_name(struct kv_client *client, uint64_t sequence, const char *name, uint32_t mode);
 void kv_truncate(struct kv_client *client, uint64_t sequence, uint64_t tokens);

@@ -194,12 +194,14 @@ void runner_choose(struct runner *runner, struct fa_test_random *random, struct 
 	bool possible;
 
 	do {
-		*op = (struct op){ .kind = choose_kind(random),
-			           .actor = (enum scene_actor)fa_test_random_below(random,
-			                                                           SCENE_ADMIN),
-			           .cache = fa_test_random_below(random, 8) < 6 ? 0 : 1,
-			           .shared = fa_test_random_below(random, 2),
-			           .name = 1 + (uint32_t)fa_test_random_below(random, 6) };
+		*op = (struct op){
+			.kind = choose_kind(random),
+			.actor = (enum scene_actor)fa_test_random_below(random, SCENE_ADMIN),
+			.of = (enum scene_actor)fa_test_random_below(random, SCENE_ADMIN),
+			.cache = fa_test_random_below(random, 8) < 6 ? 0 : 1,
+			.shared = fa_test_random_below(random, 2),
+			.name = 1 + (uint32_t)fa_test_random_below(random, 6)
+		};
 		possible = true;
 		op->mode = FA_MODE(fa_test_random_below(random, 3), fa_test_random_below(random, 3),
 		                   fa_test_random_below(random, 3));
@@ -224,6 +226,10 @@ void runner_choose(struct runner *runner, struct fa_test_random *random, struct 
 		case OP_CACHE_NEW:
 		case OP_CACHE_REMOVE:
 			op->cache = 2;
+			/* The model has one cache of each name, and users could have one each. */
+			if (op->kind == OP_CACHE_NEW && runner->model->caches[2].id &&
+			    model_uid(op->actor) != model_uid(runner->model->caches[2].tenant))
+				op->actor = runner->model->caches[2].tenant;
 			break;
 		case OP_CHUNK_ADD:
 			possible = choose_chunk(runner, random, op);

@@ -10,7 +10,7 @@ enum scene_actor model_tenant(enum scene_actor actor)
 	return actor == SCENE_BOB ? SCENE_ANNA : actor;
 }
 
-static uint32_t uid_of(enum scene_actor tenant)
+uint32_t model_uid(enum scene_actor tenant)
 {
 	return tenant == SCENE_DAVID ? 2000 : 1000;
 }
@@ -23,11 +23,12 @@ struct model_sequence *model_find(struct model *model, uint64_t id)
 	return NULL;
 }
 
-static struct model_sequence *by_name(struct model *model, uint32_t name)
+static struct model_sequence *by_name(struct model *model, uint32_t uid, uint32_t name)
 {
 	for (uint32_t i = 0; i < MODEL_ROWS; i++)
 		if (model->sequences[i].id && !model->sequences[i].removed &&
-		    model->sequences[i].name == name)
+		    model->sequences[i].name == name &&
+		    model_uid(model->sequences[i].tenant) == uid)
 			return &model->sequences[i];
 	return NULL;
 }
@@ -55,7 +56,17 @@ static bool admits(enum scene_actor tenant, uint32_t mode, enum scene_actor acto
 		if ((mode >> 2 * other & 3) > who)
 			who = mode >> 2 * other & 3;
 	return model_tenant(actor) == tenant || who == FA_ADMIT_ALL ||
-	       (who == FA_ADMIT_UID && uid_of(model_tenant(actor)) == uid_of(tenant));
+	       (who == FA_ADMIT_UID && model_uid(model_tenant(actor)) == model_uid(tenant));
+}
+
+/* Returns the error where an actor lacks a right: another user's object that it may not read does
+ * not exist for it. */
+static int refuse(const struct model_sequence *sequence, enum scene_actor actor)
+{
+	const bool shown = model_uid(model_tenant(actor)) == model_uid(sequence->tenant) ||
+	                   admits(sequence->tenant, sequence->mode, actor, FA_RIGHT_READ);
+
+	return shown ? -EACCES : -ENOENT;
 }
 
 static int access_to(struct model *model, enum scene_actor actor, uint64_t id, enum fa_right right)
@@ -68,7 +79,7 @@ static int access_to(struct model *model, enum scene_actor actor, uint64_t id, e
 		return -ESTALE;
 	if (!sequence->name)
 		return sequence->owner == model->owners[actor] ? 0 : -ENOENT;
-	return admits(sequence->tenant, sequence->mode, actor, right) ? 0 : -EACCES;
+	return admits(sequence->tenant, sequence->mode, actor, right) ? 0 : refuse(sequence, actor);
 }
 
 struct flight {
@@ -211,7 +222,8 @@ static int expect_name(struct model *model, const struct op *op)
 		return -EACCES;
 	if (sequence->name && sequence->name != op->name)
 		return -EEXIST;
-	return !sequence->name && by_name(model, op->name) ? -EEXIST : 0;
+	return !sequence->name && by_name(model, model_uid(sequence->tenant), op->name) ? -EEXIST
+	                                                                                : 0;
 }
 
 static int expect_sequence(struct model *model, const struct op *op)
@@ -273,10 +285,12 @@ int model_expect(struct model *model, const struct op *op)
 	case OP_NAME:
 		return expect_name(model, op);
 	case OP_FIND:
-		named = by_name(model, op->name);
+		named = by_name(model, model_uid(op->of), op->name);
 		if (!named)
 			return -ENOENT;
-		return admits(named->tenant, named->mode, op->actor, FA_RIGHT_READ) ? 0 : -EACCES;
+		return admits(named->tenant, named->mode, op->actor, FA_RIGHT_READ)
+		               ? 0
+		               : refuse(named, op->actor);
 	case OP_CACHE_NEW:
 		return cache->id ? -EEXIST : 0;
 	case OP_CACHE_REMOVE:
@@ -479,7 +493,7 @@ void model_apply(struct model *model, const struct op *op)
 		break;
 	}
 	case OP_FIND:
-		fa_check_eq(op->ret_id, by_name(model, op->name)->id);
+		fa_check_eq(op->ret_id, by_name(model, model_uid(op->of), op->name)->id);
 		break;
 	case OP_RELEASE_OWNER:
 		apply_owner_gone(model, op);

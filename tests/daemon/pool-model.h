@@ -51,6 +51,7 @@ struct op_item {
 struct op {
 	enum op_kind kind;
 	enum scene_actor actor;
+	enum scene_actor of; /* whose names are looked up */
 	uint64_t sequence;
 	uint32_t cache; /* row */
 	uint32_t step;  /* row */
@@ -111,6 +112,7 @@ struct model {
 };
 
 enum scene_actor model_tenant(enum scene_actor actor);
+uint32_t model_uid(enum scene_actor tenant);
 struct model_sequence *model_find(struct model *model, uint64_t id);
 
 /* Length of the sequence with all planned steps. */

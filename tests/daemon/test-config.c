@@ -1,6 +1,7 @@
 /* The configuration: values, and errors. */
 #include "common/cleanup.h"
 #include "daemon/account/config.h"
+#include "daemon/base/memory_limit.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -104,6 +105,46 @@ static void test_fds(void **state)
 		assert_int_equal(config.limits.tenant[FA_RESOURCE_FDS], cases[i].share);
 		fa_config_deinit(&config);
 	}
+}
+
+/* The pool, if it is in host memory, and all buffers together leave an eighth of the memory. */
+static void test_memory(void **state)
+{
+	static const struct {
+		const char *text;
+		uint64_t device_bytes;
+		unsigned int eighths;
+	} cases[] = {
+		{ "", 0, 6 },
+		{ "", 1, 7 },
+		{ "[pool]\nbytes = 0\n", 0, 7 },
+		{ "[pool]\nbytes = 1000000T\n", 0, 1 },
+	};
+	const uint64_t memory = fa_memory_limit();
+	struct fa_error error = {};
+	struct fa_config config;
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); ++i) {
+		uint64_t expected = memory / 8 * cases[i].eighths, got;
+
+		assert_int_equal(fa_config_init(&config), 0);
+		assert_int_equal(fa_config_parse(&config, cases[i].text, &error), 0);
+		fa_config_resolve(&config, cases[i].device_bytes, 0, 0);
+		got = config.limits.all_buffer_bytes;
+		assert_true(got >= expected && got < expected + 64);
+		assert_true(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES] == memory / 2);
+		assert_true(config.limits.memory_bytes == memory);
+		fa_config_deinit(&config);
+	}
+	assert_int_equal(fa_config_init(&config), 0);
+	assert_int_equal(fa_config_parse(&config,
+	                                 "[limits]\nall_buffer_bytes = 3M\nbuffer_bytes = 2M\n",
+	                                 &error),
+	                 0);
+	fa_config_resolve(&config, 0, 0, 0);
+	assert_int_equal(config.limits.all_buffer_bytes, 3 << 20);
+	assert_int_equal(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES], 2 << 20);
+	fa_config_deinit(&config);
 }
 
 static void test_all(void **state)
@@ -269,7 +310,7 @@ int main(void)
 		cmocka_unit_test(test_defaults), cmocka_unit_test(test_all),
 		cmocka_unit_test(test_wrong),    cmocka_unit_test(test_file),
 		cmocka_unit_test(test_set),      cmocka_unit_test(test_timelines),
-		cmocka_unit_test(test_fds),
+		cmocka_unit_test(test_fds),      cmocka_unit_test(test_memory),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

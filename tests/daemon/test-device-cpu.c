@@ -18,6 +18,9 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -382,6 +385,62 @@ static void test_no_memory_for_scratch(void **state)
 	assert_int_equal(next.work.status, 0);
 	ops->queue_free(f.device, queue);
 	fixture_deinit(&f);
+}
+
+static int run_unguarded(const char *missing)
+{
+	pid_t pid = fork();
+	int status;
+
+	if (!pid) {
+		(void)prctl(PR_SET_DUMPABLE, 0);
+		_exit(*(const volatile char *)missing);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	return status;
+}
+
+/* A page that cannot be provided, here beyond the end of a file, fails its request alone. */
+static void test_no_page(void **state)
+{
+	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	struct fa_device_queue *queue, *other;
+	struct fixture f;
+	char *memory;
+	int fd;
+
+	fd = memfd_create("short", MFD_CLOEXEC);
+	assert_true(fd >= 0 && ftruncate(fd, (off_t)page) == 0);
+	memory = mmap(NULL, 2 * page, PROT_READ, MAP_SHARED, fd, 0);
+	assert_true(memory != MAP_FAILED);
+	fixture_init(&f, 3);
+	queue = queue_new(&f, 0);
+	other = queue_new(&f, 0);
+	for (int i = 0; i < 20; ++i) {
+		struct item bad = { .job = { .n_tiles = 100, .read = memory + page } };
+		struct item next = { .job = { .n_tiles = 100, .read = memory } };
+		struct item beside = { .job = { .n_tiles = 100, .scratch_bytes = 64 } };
+
+		launch(&f, other, &beside);
+		launch(&f, queue, &bad);
+		launch(&f, queue, &next);
+		finish(&f, &bad);
+		assert_int_equal(bad.work.status, -ENOMEM);
+		assert_non_null(strstr(bad.work.error.text, "SIGBUS"));
+		finish(&f, &next);
+		assert_int_equal(next.work.status, 0);
+		assert_int_equal(next.job.n_ran, 100);
+		finish(&f, &beside);
+		assert_int_equal(beside.work.status, 0);
+		assert_int_equal(beside.job.n_ran, 100);
+	}
+	/* Elsewhere it ends the process. */
+	assert_int_equal(WTERMSIG(run_unguarded(memory + page)), SIGBUS);
+	ops->queue_free(f.device, queue);
+	ops->queue_free(f.device, other);
+	fixture_deinit(&f);
+	(void)munmap(memory, 2 * page);
+	close(fd);
 }
 
 static void small_beside_huge(bool together)
@@ -769,6 +828,7 @@ int main(void)
 		cmocka_unit_test(test_cancel_wakes),
 		cmocka_unit_test(test_cancel_too_late),
 		cmocka_unit_test(test_no_memory_for_scratch),
+		cmocka_unit_test(test_no_page),
 		cmocka_unit_test(test_small_beside_huge),
 		cmocka_unit_test(test_equal_shares),
 		cmocka_unit_test(test_group_shares),

@@ -268,6 +268,28 @@ static void test_idle(void **state)
 	finish();
 }
 
+static bool has_logged(const char *text)
+{
+	_fa_cleanup_(fa_freep) char *log = fa_test_daemon_log(&daemon_);
+
+	return strstr(log, text);
+}
+
+/* A signal that is repeated until the daemon is gone leaves its exit an exit. */
+static void test_repeated(void **state)
+{
+	for (int i = 0; i < 20; ++i) {
+		fa_test_daemon_start(&daemon_, NULL);
+		fa_test_daemon_signal(&daemon_, SIGTERM);
+		/* Without a pause, as the daemon is gone in a moment. */
+		while (!has_logged("bye"))
+			;
+		while (!fa_test_daemon_is_dead(&daemon_))
+			fa_test_daemon_signal(&daemon_, SIGTERM);
+		finish();
+	}
+}
+
 static void test_message(void **state)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_DRAIN);
@@ -347,11 +369,17 @@ static void test_killed_clients(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		test(test_finishes),       test(test_deadline),
-		test(test_stopped_twice),  test(test_idle),
-		test(test_message),        test(test_unread),
-		test(test_killed_clients), test(test_order),
-		test(test_endless),        cmocka_unit_test(test_failing_start),
+		test(test_finishes),
+		test(test_deadline),
+		test(test_stopped_twice),
+		test(test_idle),
+		cmocka_unit_test(test_repeated),
+		test(test_message),
+		test(test_unread),
+		test(test_killed_clients),
+		test(test_order),
+		test(test_endless),
+		cmocka_unit_test(test_failing_start),
 	};
 
 	return cmocka_run_group_tests_name("drain", tests, NULL, NULL);

@@ -4,14 +4,13 @@
  */
 #include "common/cleanup.h"
 #include "common/packet.h"
+#include "tests/daemon/lingering.h"
 #include "tests/lib/at_once.h"
 #include "tests/lib/check.h"
 #include "tests/lib/scene.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -22,34 +21,23 @@
 
 #include <cmocka.h>
 
-#define LINGER_S 60
 /* More than may be pending at once. */
 #define QUEUED 40
-/* Far less than LINGER_S, but enough for a slow machine. */
+/* Far less than LINGERING_S, but enough for a slow machine. */
 #define PROMPT_NS (20 * FA_NS_PER_SEC)
 
 static struct fa_test_daemon daemon_;
 static struct fa_raw bystander;
-static int listener = -1;
-static struct sockaddr_in address;
 
 static int setup(void **state)
 {
-	socklen_t length = sizeof(address);
-
-	listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	fa_check(listener >= 0);
-	address.sin_family = AF_INET;
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	fa_check(!bind(listener, (struct sockaddr *)&address, sizeof(address)));
-	fa_check(!listen(listener, 64));
-	fa_check(!getsockname(listener, (struct sockaddr *)&address, &length));
+	lingering_start();
 	return 0;
 }
 
 static int teardown(void **state)
 {
-	close(listener);
+	lingering_stop();
 	return 0;
 }
 
@@ -70,38 +58,11 @@ static int stop(void **state)
 	return 0;
 }
 
-/* A connection with unsent data that its peer does not read. */
-static int lingering(void)
-{
-	struct linger linger = { .l_onoff = 1, .l_linger = LINGER_S };
-	static char bytes[65536];
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-	fa_check(fd >= 0);
-	fa_check(!connect(fd, (struct sockaddr *)&address, sizeof(address)));
-	while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
-		;
-	fa_check_eq(errno, EAGAIN);
-	fa_check(!setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)));
-	return fd;
-}
-
 /* @socket then holds the last reference. */
 static void send_away(int socket, int fd, size_t n_bytes)
 {
 	fa_check_eq(fa_packet_send(socket, "x", n_bytes, &fd, 1, 0), 0);
 	close(fd);
-}
-
-/* A socket with a lingering connection unread in its queue. */
-static int wrapped(void)
-{
-	int pair[2];
-
-	fa_check(!socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair));
-	send_away(pair[0], lingering(), 1);
-	close(pair[0]);
-	return pair[1];
 }
 
 static void expect_prompt(void)
@@ -133,10 +94,10 @@ static void test_behind_empty(void **state)
 	int fd;
 
 	fa_raw_open(&raw, daemon_.socket);
-	fd = wrapped();
+	fd = lingering_new_wrapped();
 	fa_test_daemon_signal(&daemon_, SIGSTOP);
 	fa_check_eq(fa_raw_send_bytes(&raw, "", 0, NULL, 0, 0), 0);
-	send_away(raw.fd, lingering(), 1);
+	send_away(raw.fd, lingering_new(), 1);
 	send_away(raw.fd, fd, 1);
 	fa_test_daemon_signal(&daemon_, SIGCONT);
 	expect_prompt();
@@ -151,7 +112,7 @@ static void test_behind_refusal(void **state)
 	fa_test_daemon_signal(&daemon_, SIGSTOP);
 	fa_check_eq(fa_raw_send_bytes(&raw, "nonsense", 8, NULL, 0, 0), 0);
 	fa_check_eq(fa_raw_send_bytes(&raw, "", 0, NULL, 0, 0), 0);
-	send_away(raw.fd, wrapped(), 1);
+	send_away(raw.fd, lingering_new_wrapped(), 1);
 	fa_test_daemon_signal(&daemon_, SIGCONT);
 	fa_raw_expect_reply(&raw, 0, -EPROTO, "message", true);
 	fa_raw_close(&raw);
@@ -167,7 +128,7 @@ static void test_beyond_allowed(void **state)
 	fa_raw_open(&raw, daemon_.socket);
 	for (int i = 0; i < 8; ++i)
 		fds[i] = dup(bystander.page_fd);
-	fds[8] = lingering();
+	fds[8] = lingering_new();
 	fa_check_eq(fa_raw_send_bytes(&raw, "x", 1, fds, 9, 0), 0);
 	for (int i = 0; i < 9; ++i)
 		close(fds[i]);
@@ -184,7 +145,7 @@ static void test_at_exit(void **state)
 	fa_raw_connect(&raw, daemon_.socket);
 	expect_prompt();
 	fa_test_daemon_signal(&daemon_, SIGSTOP);
-	send_away(raw.fd, wrapped(), 0);
+	send_away(raw.fd, lingering_new_wrapped(), 0);
 	fa_test_daemon_signal(&daemon_, SIGTERM);
 	fa_test_daemon_signal(&daemon_, SIGCONT);
 	expect_end(&raw);
@@ -198,7 +159,7 @@ static void test_in_queue(void **state)
 	fa_test_daemon_signal(&daemon_, SIGTERM);
 	for (int i = 0; i < QUEUED; ++i) {
 		fa_raw_connect(&raws[i], daemon_.socket);
-		send_away(raws[i].fd, wrapped(), 1);
+		send_away(raws[i].fd, lingering_new_wrapped(), 1);
 	}
 	fa_test_daemon_signal(&daemon_, SIGCONT);
 	for (int i = 0; i < QUEUED; ++i) {
@@ -228,7 +189,7 @@ static void test_pile(void **state)
 	fa_test_daemon_usage(&daemon_, &before);
 	fa_raw_open(&raw, daemon_.socket);
 	ping.id = 1;
-	fd = wrapped();
+	fd = lingering_new_wrapped();
 	ping.fds = 1;
 	length = fa_raw_encode(&ping, bytes);
 	fa_test_daemon_signal(&daemon_, SIGSTOP);
@@ -253,6 +214,15 @@ static void test_pile(void **state)
 	expect_prompt();
 }
 
+/* Descriptors of the daemon and of its filter, which is its child. */
+static int count_fds(void)
+{
+	struct fa_test_usage usage;
+
+	fa_test_daemon_usage(&daemon_, &usage);
+	return usage.fds + fa_test_count_fds(fa_test_daemon_child(&daemon_));
+}
+
 /*
  * Blocking descriptors on ever new connections are bounded; connections without descriptors are
  * served.
@@ -262,19 +232,20 @@ static void test_pile_anew(void **state)
 	enum {
 		N = 8
 	};
-	struct fa_test_usage before, after;
 	static struct fa_raw raws[N + 1];
 	bool sent[N + 1] = { false };
-	int fds[FA_PACKET_FDS_KERNEL_MAX], r;
+	int fds[FA_PACKET_FDS_KERNEL_MAX], before, after, r;
 
-	fa_test_daemon_usage(&daemon_, &before);
+	/* Descriptors have passed the filter, so it has all of its own. */
+	expect_prompt();
+	before = count_fds();
 	fa_raw_open(&raws[0], daemon_.socket);
 	fa_test_daemon_signal(&daemon_, SIGSTOP);
-	send_away(raws[0].fd, wrapped(), 1);
+	send_away(raws[0].fd, lingering_new_wrapped(), 1);
 	fa_test_daemon_signal(&daemon_, SIGCONT);
 	fa_raw_expect_reply(&raws[0], 0, -EPROTO, "message", true);
 	for (int i = 0; i < FA_PACKET_FDS_KERNEL_MAX; ++i)
-		fds[i] = bystander.page_fd;
+		fds[i] = bystander.fd;
 	for (int i = 1; i <= N; ++i) {
 		fa_raw_open(&raws[i], daemon_.socket);
 		r = fa_raw_send_bytes(&raws[i], "x", 1, fds, FA_PACKET_FDS_KERNEL_MAX, 0);
@@ -282,9 +253,9 @@ static void test_pile_anew(void **state)
 		sent[i] = r == 0;
 		fa_raw_ping(&bystander);
 	}
-	fa_test_daemon_usage(&daemon_, &after);
-	fa_check(after.fds >= before.fds + FA_PACKET_FDS_KERNEL_MAX);
-	fa_check(after.fds <= before.fds + 128 + FA_PACKET_FDS_KERNEL_MAX + N + 8);
+	after = count_fds();
+	fa_check(after >= before + FA_PACKET_FDS_KERNEL_MAX);
+	fa_check(after <= before + 128 + FA_PACKET_FDS_KERNEL_MAX + 4 * N + 8);
 
 	teardown(NULL);
 	setup(NULL);
@@ -293,7 +264,7 @@ static void test_pile_anew(void **state)
 			fa_raw_expect_reply(&raws[i], 0, -EPROTO, "descriptors", true);
 		fa_raw_close(&raws[i]);
 	}
-	fa_check_eventually((fa_test_daemon_usage(&daemon_, &after), after.fds <= before.fds));
+	fa_check_eventually(count_fds() <= before);
 }
 
 static bool is_answered(void)
@@ -330,7 +301,7 @@ static void test_turned_away(void **state)
 	fa_test_daemon_signal(&daemon_, SIGSTOP);
 	for (int i = 0; i < 200; ++i) {
 		fa_raw_connect(&raws[i], daemon_.socket);
-		send_away(raws[i].fd, i ? dup(STDERR_FILENO) : wrapped(), 1);
+		send_away(raws[i].fd, i ? dup(STDERR_FILENO) : lingering_new_wrapped(), 1);
 	}
 	fa_test_daemon_signal(&daemon_, SIGCONT);
 	fa_test_daemon_log_wait(&daemon_, "no others are accepted");
@@ -358,7 +329,7 @@ static void test_lingering(void **state)
 	fa_raw_open(&raw, daemon_.socket);
 	fa_test_daemon_usage(&daemon_, &before);
 	for (int i = 0; i < 10; ++i) {
-		int fds[8], fd = lingering();
+		int fds[8], fd = lingering_new();
 
 		for (int j = 0; j < 8; ++j)
 			fds[j] = fd;

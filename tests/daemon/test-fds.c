@@ -350,7 +350,7 @@ static void test_idle_sessions(void **state)
 	struct fa_raw *raws = test_calloc(N, sizeof(*raws));
 
 	fa_scene_start(&scene,
-	               &(struct fa_test_daemon_options){ .config = "[limits]\nfds = 100\n" });
+	               &(struct fa_test_daemon_options){ .config = "[limits]\nfds = 128\n" });
 	for (int i = 0; i < N; ++i) {
 		fa_raw_open(&raws[i], scene.daemon.socket);
 		fa_raw_call(&raws[i], &ring, NULL, 0);

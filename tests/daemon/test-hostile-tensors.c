@@ -202,6 +202,7 @@ enum {
 static bool spoil_shapes(int n, struct fa_wire_attention *a, struct expected *ret)
 {
 	static const float slopes[8];
+	static const float endless[4] = { -INFINITY, 0, 0, INFINITY };
 
 	switch (n) {
 		CASE(a->q.buffer = 99, -ENOENT, "q.buffer", "99");
@@ -257,6 +258,9 @@ static bool spoil_shapes(int n, struct fa_wire_attention *a, struct expected *re
 		CASE((a->alibi_slopes = slopes, a->n_alibi_slopes = 5), -EINVAL, "alibi_slopes",
 		     "5");
 		CASE((a->sinks = slopes, a->n_sinks = 1), -EINVAL, "sinks", "1");
+		CASE((a->sinks = endless, a->n_sinks = 4), -EINVAL, "sinks[3]", "inf");
+		CASE((a->alibi_slopes = endless, a->n_alibi_slopes = 4), -EINVAL, "alibi_slopes[0]",
+		     "-inf");
 		CASE((a->cu_seqlens_q = ragged.cu_seqlens_q, a->n_cu_seqlens_q = 4), -EINVAL,
 		     "cu_seqlens");
 		CASE((a->cu_seqlens_q = a->cu_seqlens_k = ragged.cu_seqlens_q,
@@ -270,6 +274,11 @@ static bool spoil_shapes(int n, struct fa_wire_attention *a, struct expected *re
 		CASE(a->window_right = INT64_MIN, -EINVAL, "window_right");
 		CASE(a->flags = 2, -ENOTSUP, "flags");
 		CASE(a->flags = 0x80000001, -ENOTSUP, "flags");
+		/* outputs in memory of other tensors */
+		CASE(a->out.offset = a->q.offset, -EINVAL, "out overlaps q");
+		CASE(a->out.offset = a->k.offset + 4, -EINVAL, "out overlaps k");
+		CASE(a->lse.offset = a->v.offset, -EINVAL, "lse overlaps v");
+		CASE(a->lse.offset = a->out.offset, -EINVAL, "out overlaps lse");
 	default:
 		return false;
 	}

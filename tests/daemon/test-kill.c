@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -364,7 +365,21 @@ static const struct {
 struct victim {
 	size_t state;
 	int ready[2];
+	const int *heirs; /* NULL: none; else a pipe, at whose end heirs exit */
 };
+
+/* Forks a child that keeps all descriptors and mappings. */
+static void leave_heir(const int *pipe)
+{
+	char byte;
+	pid_t pid = fork();
+
+	fa_check(pid >= 0);
+	if (pid)
+		return;
+	close(pipe[1]);
+	_exit(read(pipe[0], &byte, 1) != 0);
+}
 
 static int run_client(void *userdata)
 {
@@ -374,14 +389,16 @@ static int run_client(void *userdata)
 	if (dup2(victim->ready[1], STDOUT_FILENO) < 0)
 		return 1;
 	states[victim->state].reach();
+	if (victim->heirs)
+		leave_heir(victim->heirs);
 	(void)!write(STDOUT_FILENO, "r", 1);
 	for (;;)
 		pause();
 }
 
-static pid_t start_client(size_t state)
+static pid_t start_client(size_t state, const int *heirs)
 {
-	struct victim victim = { .state = state };
+	struct victim victim = { .state = state, .heirs = heirs };
 	char byte;
 	pid_t pid;
 
@@ -421,9 +438,29 @@ static int teardown(void **state)
 static void test_one_by_one(void **state)
 {
 	for (size_t i = 0; i < N_STATES; ++i) {
-		kill_client(start_client(i), i);
+		kill_client(start_client(i, NULL), i);
 		fa_scene_check(&scene);
 	}
+}
+
+/* A session ends with its process, even if a child has inherited its socket and memory. */
+static void test_with_heirs(void **state)
+{
+	size_t n = 0;
+	int heirs[2];
+
+	fa_check(!pipe(heirs));
+	fa_check(!prctl(PR_SET_CHILD_SUBREAPER, 1));
+	for (; states[n].reach != state_working; ++n) {
+		kill_client(start_client(n, heirs), n);
+		fa_scene_check(&scene);
+	}
+	fa_check_eq(waitpid(-1, NULL, WNOHANG), 0);
+	close(heirs[1]);
+	for (size_t i = 0; i < n; ++i)
+		fa_check_eq(fa_test_reap(-1), 0);
+	close(heirs[0]);
+	fa_check(!prctl(PR_SET_CHILD_SUBREAPER, 0));
 }
 
 static void test_at_random(void **state)
@@ -440,7 +477,7 @@ static void test_at_random(void **state)
 
 		for (int i = 0; i < 4; ++i) {
 			victims[i].state = next++ % N_STATES;
-			victims[i].pid = start_client(victims[i].state);
+			victims[i].pid = start_client(victims[i].state, NULL);
 		}
 		if (round % 2)
 			fa_test_any_moment_us(fa_test_random_below(&random, 3000));
@@ -477,6 +514,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_one_by_one),
+		cmocka_unit_test(test_with_heirs),
 		cmocka_unit_test(test_at_random),
 		cmocka_unit_test(test_before_state),
 	};

@@ -9,9 +9,12 @@
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -300,6 +303,50 @@ static struct fa_wire_message attach_message(uint64_t sequence, const uint32_t *
 	return message;
 }
 
+/* What a process sent before its end is handled, although the daemon sees the end first and a child
+ * keeps the socket open. */
+static int run_last_words(void *userdata)
+{
+	struct fa_wire_message message = kv_cache_message("last words", 0);
+	int *pipe = userdata;
+	char byte;
+
+	kv_open(&client, daemon_process.socket);
+	fa_test_daemon_signal(&daemon_process, SIGSTOP);
+	for (uint64_t id = 101; id < 110; ++id) {
+		struct fa_wire_message ping = fa_raw_message(FA_WIRE_PING);
+
+		ping.id = id;
+		fa_check_eq(fa_raw_send(&client.raw, &ping, NULL, 0), 0);
+	}
+	message.id = 110;
+	fa_check_eq(fa_raw_send(&client.raw, &message, NULL, 0), 0);
+	if (fork())
+		return 0; /* the parent ends here */
+	close(pipe[1]);
+	return read(pipe[0], &byte, 1) != 0;
+}
+
+static void test_last_words(void **state)
+{
+	struct fa_wire_message find = fa_raw_message(FA_WIRE_CACHE_FIND);
+	int pipe_fds[2];
+
+	find.cache_find.name = (struct fa_wire_string){ "last words", 10 };
+	fa_check(!pipe(pipe_fds));
+	fa_check(!prctl(PR_SET_CHILD_SUBREAPER, 1));
+	fa_check_eq(fa_test_reap(fa_test_fork(run_last_words, pipe_fds)), 0);
+	fa_test_daemon_signal(&daemon_process, SIGCONT);
+	kv_open(&client, daemon_process.socket);
+	fa_check_eventually((fa_raw_call(&client.raw, &find, NULL, 0),
+	                     client.raw.message.type == FA_WIRE_CACHE_REPLY));
+	kv_close(&client);
+	close(pipe_fds[1]);
+	fa_check_eq(fa_test_reap(-1), 0);
+	close(pipe_fds[0]);
+	fa_check(!prctl(PR_SET_CHILD_SUBREAPER, 0));
+}
+
 static void test_prefix(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache), next;
@@ -521,6 +568,7 @@ int main(void)
 		TEST(pipeline_aborted),
 		TEST(copy),
 		TEST(names),
+		cmocka_unit_test(test_last_words),
 		TEST(prefix),
 		TEST(many_tokens),
 		TEST(tree),

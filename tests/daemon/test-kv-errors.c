@@ -285,6 +285,7 @@ static void test_step_attend(void **state)
 	struct fa_wire_message good, message;
 	struct fa_wire_step_attend *attend = &message.step_attend;
 	const float floats[KV_HEADS + 1] = { 0 };
+	const float endless[KV_HEADS] = { -INFINITY, 0, 0, INFINITY };
 	const uint32_t positions[2] = { 0 };
 	const float *out;
 	uint32_t step = 1;
@@ -317,7 +318,12 @@ static void test_step_attend(void **state)
 	EXPECT((attend->alibi_slopes = floats, attend->n_alibi_slopes = 5), -EINVAL,
 	       "alibi_slopes");
 	EXPECT((attend->sinks = floats, attend->n_sinks = 3), -EINVAL, "sinks");
+	EXPECT((attend->sinks = endless, attend->n_sinks = 4), -EINVAL, "sinks[3] is inf");
+	EXPECT((attend->alibi_slopes = endless, attend->n_alibi_slopes = 4), -EINVAL,
+	       "alibi_slopes[0] is -inf");
 	EXPECT(attend->window_left = -2, -EINVAL, "window_left");
+	EXPECT(attend->out.offset = attend->q.offset, -EINVAL, "out overlaps q");
+	EXPECT(attend->out.offset = attend->v.offset, -EINVAL, "out overlaps");
 	EXPECT(attend->rotary_dim = 18, -EINVAL, "rotary_dim");
 	EXPECT(attend->rotary_dim = 7, -EINVAL, "rotary dim");
 	EXPECT(attend->rotary_dim = 8, -EINVAL, "base");

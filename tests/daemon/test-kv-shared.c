@@ -18,6 +18,7 @@
 #include <cmocka.h>
 
 #define NOBODY 65534
+#define ROOT 1 /* as the wire has uids */
 #define SOMEBODY 65533
 
 static struct fa_test_daemon daemon_process;
@@ -147,8 +148,10 @@ static int stranger(void *userdata)
 
 		message = fa_raw_message(FA_WIRE_SEQUENCE_FIND);
 		message.sequence_find.name = (struct fa_wire_string){ names[i], 2 };
+		kv_call_expect(&client, &message, -ENOENT, "there is no sequence named");
+		message.sequence_find.user = ROOT;
 		if (!read) {
-			kv_call_expect(&client, &message, -EACCES, "read");
+			kv_call_expect(&client, &message, -ENOENT, "there is no sequence named");
 			continue;
 		}
 		kv_call(&client, &message, FA_WIRE_SEQUENCE_REPLY);
@@ -175,9 +178,19 @@ static int stranger(void *userdata)
 		message.sequence_set_name.name = (struct fa_wire_string){ names[i], 2 };
 		kv_call_expect(&client, &message, -EACCES, "another tenant");
 	}
-	/* Another tenant uses the name. */
-	message = kv_cache_message("c", 0);
-	kv_call_expect(&client, &message, -EEXIST, "c");
+	/* Another user's name is free. */
+	(void)kv_cache(&client, "c", 0);
+	message = fa_raw_message(FA_WIRE_CACHE_FIND);
+	message.cache_find.user = ROOT;
+	kv_call_expect(&client, &message, -EINVAL, "without a name");
+	message.cache_find.name = (struct fa_wire_string){ "c", 1 };
+	kv_call(&client, &message, FA_WIRE_CACHE_REPLY);
+	fa_check_eq(client.raw.message.cache_reply.uid, 0);
+	message.cache_find.user = 0;
+	kv_call(&client, &message, FA_WIRE_CACHE_REPLY);
+	fa_check_eq(client.raw.message.cache_reply.uid, NOBODY);
+	message.cache_find.user = 0x100000000;
+	kv_call_expect(&client, &message, -EINVAL, "user is 4294967296");
 	kv_close(&client);
 	return 0;
 }
@@ -208,7 +221,7 @@ static int prober(void *userdata)
 	if (setgid(SOMEBODY) < 0 || setuid(SOMEBODY) < 0)
 		return 1;
 	kv_open(&client, daemon_process.socket);
-	cache = kv_cache_find(&client, "c");
+	cache = kv_cache_find_of(&client, ROOT, "c");
 	for (uint32_t shared = 0; shared < 2; shared++) {
 		sequence = kv_sequence(&client, cache);
 		message.sequence_attach.sequence = sequence;
@@ -260,7 +273,7 @@ static int scavenger(void *userdata)
 	if (setgid(NOBODY) < 0 || setuid(NOBODY) < 0)
 		return 1;
 	kv_open(&client, daemon_process.socket);
-	cache = kv_cache_find(&client, "c");
+	cache = kv_cache_find_of(&client, ROOT, "c");
 	sequence = kv_sequence(&client, cache);
 	kv_begin_one(&client, 1, sequence, 1000);
 	for (uint32_t layer = 0; layer < KV_LAYERS; layer++) {
@@ -302,7 +315,7 @@ static int forger(void *userdata)
 	if (setgid(NOBODY) < 0 || setuid(NOBODY) < 0)
 		return 1;
 	kv_open(&client, daemon_process.socket);
-	sequence = kv_fork(&client, kv_sequence_find(&client, "s"), UINT64_MAX);
+	sequence = kv_fork(&client, kv_sequence_find_of(&client, ROOT, "s"), UINT64_MAX);
 	kv_begin_one(&client, 1, sequence, 12);
 	kv_wait(&client, 0, kv_end(&client, 0, 1, true));
 	for (uint32_t layer = 0; layer < KV_LAYERS; layer++) {
@@ -396,7 +409,7 @@ static void test_quota(void **state)
 
 static int start_with_small_steps(void **state)
 {
-	start_with("[pool]\nbytes = 8M\nchunk_bytes = 2M\n[limits]\nstep_bytes = 25360\n");
+	start_with("[pool]\nbytes = 8M\nchunk_bytes = 2M\n[limits]\nstep_bytes = 25616\n");
 	return 0;
 }
 

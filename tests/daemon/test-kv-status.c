@@ -166,7 +166,7 @@ static void test_other_users(void **state)
 	/* A named object stays without a session, and so does its tenant. */
 	fa_check_eq(json_array_size(pool_tenants(json)), 2);
 	json_decref(json);
-	message.cache_remove.cache = kv_cache_find(&client, "theirs");
+	message.cache_remove.cache = kv_cache_find_of(&client, NOBODY + 1, "theirs");
 	kv_call_expect(&client, &message, 0, NULL);
 	json = status_of(&client);
 	fa_check_eq(json_array_size(json_object_get(json, "caches")), 1);

@@ -3,12 +3,19 @@
 #include "common/text.h"
 #include "daemon/account/peer.h"
 
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -59,6 +66,114 @@ static void test_self(void **state)
 	close(fds[0]);
 	close(fds[1]);
 	assert_true(fa_peer_read(fds[0], &peer) < 0);
+}
+
+static int listener;
+static struct sockaddr_un address;
+static socklen_t address_length;
+
+/* A listening socket with an abstract name. */
+static void start_listener(void)
+{
+	address_length = sizeof(address);
+	address.sun_family = AF_UNIX;
+	listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof(sa_family_t)), 0);
+	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &address_length), 0);
+	assert_int_equal(listen(listener, 5), 0);
+}
+
+static void connect_here(void)
+{
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+
+	if (connect(fd, (struct sockaddr *)&address, address_length) < 0)
+		_exit(1);
+}
+
+static bool is_readable(int fd)
+{
+	struct pollfd pollfd = { .fd = fd, .events = POLLIN };
+
+	return poll(&pollfd, 1, 0) == 1;
+}
+
+static void test_process(void **state)
+{
+	int socket, pidfd, status;
+	struct fa_peer peer;
+	pid_t pid;
+
+	start_listener();
+	pid = fork();
+	if (!pid) {
+		connect_here();
+		for (;;)
+			pause();
+	}
+	socket = accept(listener, NULL, NULL);
+	assert_int_equal(fa_peer_read(socket, &peer), 0);
+	assert_int_equal(peer.pid, pid);
+	assert_int_equal(fa_peer_open(socket, &peer, &pidfd), 0);
+	assert_false(is_readable(pidfd));
+	kill(pid, SIGKILL);
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(is_readable(pidfd));
+	close(pidfd);
+
+	/* A process that has ended is not watched, or ends the watch at once. */
+	switch (fa_peer_open(socket, &peer, &pidfd)) {
+	case 0:
+		assert_true(is_readable(pidfd));
+		close(pidfd);
+		break;
+	case -ESRCH:
+		break;
+	default:
+		fail();
+	}
+	close(socket);
+	close(listener);
+}
+
+/* In another PID namespace the process has no pid. */
+static int run_elsewhere(void)
+{
+	int socket, pidfd, r;
+	struct fa_peer peer;
+
+	socket = accept(listener, NULL, NULL);
+	if (fa_peer_read(socket, &peer) != 0 || peer.pid != 0)
+		return 1;
+	r = fa_peer_open(socket, &peer, &pidfd);
+	if (r != 0)
+		return r == -ENOTSUP ? 0 : 2;
+	return is_readable(pidfd) ? 3 : 0;
+}
+
+static void test_namespace(void **state)
+{
+	int status;
+	pid_t pid;
+
+	start_listener();
+	pid = fork();
+	if (!pid) {
+		if (unshare(CLONE_NEWPID) < 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) < 0)
+			_exit(77);
+		pid = fork();
+		if (!pid)
+			_exit(run_elsewhere());
+		if (waitpid(pid, &status, 0) != pid)
+			_exit(4);
+		_exit(WEXITSTATUS(status));
+	}
+	connect_here();
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	close(listener);
+	if (WEXITSTATUS(status) == 77)
+		skip();
+	assert_int_equal(status, 0);
 }
 
 static void expect(void (*make)(const char *, size_t, char *, size_t), const char *text,
@@ -114,10 +229,9 @@ static void test_escaped(void **state)
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_cgroup),
-		cmocka_unit_test(test_self),
-		cmocka_unit_test(test_text),
-		cmocka_unit_test(test_escaped),
+		cmocka_unit_test(test_cgroup),  cmocka_unit_test(test_self),
+		cmocka_unit_test(test_process), cmocka_unit_test(test_namespace),
+		cmocka_unit_test(test_text),    cmocka_unit_test(test_escaped),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,5 @@
 /* Recovery of damaged states, after a death with steps in flight, and without some chunks. */
+#include "daemon/pool/id.h"
 #include "daemon/pool/state.h"
 #include "daemon/pool/state_store.h"
 #include "tests/daemon/pool-scene.h"
@@ -50,9 +51,17 @@ static void *at(uint64_t offset)
 	return (char *)header + offset;
 }
 
+static uint32_t index_of(enum fa_id_kind kind, uint64_t id)
+{
+	struct fa_id read;
+
+	fa_check_eq(fa_id_read(scene.pool, kind, id, &scene.error, &read), 0);
+	return read.index;
+}
+
 static struct fa_state_sequence *sequence_at(uint64_t id)
 {
-	return (struct fa_state_sequence *)at(header->sequences_at) + (uint32_t)id;
+	return (struct fa_state_sequence *)at(header->sequences_at) + index_of(FA_ID_SEQUENCE, id);
 }
 
 static struct fa_state_cell *cell_of(uint64_t id)
@@ -172,6 +181,20 @@ static void test_sequences(void **state)
 		cell_of(s[11])->slots[i] = i;
 	cell_of(s[11])->next = r->commits[r->current].head;
 	reopen_damaged("broken", 1);
+	/* The mode of a name that was never finished admits nobody. */
+	s[0] = scene_sequence(&scene, SCENE_ANNA, cache);
+	sequence_at(s[0])->mode = FA_MODE(2, 2, 2);
+	scene_reopen(&scene);
+	assert_int_equal(scene_info(&scene, s[0]).mode, 0);
+	assert_int_equal(
+		fa_pool_sequence_remove(scene.pool, &scene.actors[SCENE_ANNA], s[0], &scene.error),
+		0);
+	/* No plain id has such a generation: it would read as an id of another form. */
+	r = sequence_at(scene_sequence(&scene, SCENE_ANNA, cache));
+	r->origin.id_form = FA_STATE_ID_PLAIN;
+	r->generation = (uint32_t)FA_ID_SEQUENCE << 24 | 1;
+	reopen_damaged("id is damaged", 1);
+	assert_int_equal(scene_cache_info(&scene, cache).sequences, 0);
 }
 
 static void test_rest(void **state)
@@ -246,15 +269,15 @@ static void test_scales(void **state)
 		assert_memory_equal(info.k_scales, config.k_scales, n * sizeof(float));
 		assert_memory_equal(info.v_scales, config.v_scales, n * sizeof(float));
 		if (round == 0)
-			records[(uint32_t)id].k[0] = 0;
+			records[index_of(FA_ID_CACHE, id)].k[0] = 0;
 		else if (round == 1)
-			records[(uint32_t)id].v[n - 1] = -1;
+			records[index_of(FA_ID_CACHE, id)].v[n - 1] = -1;
 		else if (round == 2)
-			caches[(uint32_t)id].token_scales = 2;
+			caches[index_of(FA_ID_CACHE, id)].token_scales = 2;
 		else if (round == 3)
-			caches[(uint32_t)id].store = 7;
+			caches[index_of(FA_ID_CACHE, id)].store = 7;
 		else
-			caches[(uint32_t)id].layers = UINT32_MAX;
+			caches[index_of(FA_ID_CACHE, id)].layers = UINT32_MAX;
 		reopen_damaged(round == 3   ? "store"
 		               : round == 4 ? "scales"
 		                            : "its scales are damaged",
@@ -481,7 +504,8 @@ static void test_quarantine_leaving(void **state)
 	struct fa_pool_step *step;
 
 	scene_append(&scene, SCENE_ANNA, a, 20, 100);
-	((struct fa_state_cache *)at(header->caches_at))[(uint32_t)cache].state = FA_STATE_REMOVED;
+	((struct fa_state_cache *)at(header->caches_at))[index_of(FA_ID_CACHE, cache)].state =
+		FA_STATE_REMOVED;
 	for (int i = 0; i < 3; i++) {
 		scene_reopen(&scene);
 		fa_pool_get_info(scene.pool, &info);
@@ -493,7 +517,7 @@ static void test_quarantine_leaving(void **state)
 	}
 	/* The record can be another cache's, the chunk cannot. */
 	other = scene_cache(&scene, SCENE_ANNA, NULL, 0);
-	assert_int_equal((uint32_t)other, (uint32_t)cache);
+	assert_int_equal(index_of(FA_ID_CACHE, other), index_of(FA_ID_CACHE, cache));
 	a = scene_sequence(&scene, SCENE_ANNA, other);
 	scene_append(&scene, SCENE_ANNA, a, 20, 100);
 	scene_plan_fails(&scene, SCENE_ANNA, a, SCENE_CHUNKS * SCENE_CHUNK_PAGES * 16 - 20,

@@ -88,12 +88,13 @@ static uint64_t find_new(struct crash *crash)
 	return 0;
 }
 
-static void find_cache(struct crash *crash, uint64_t *ret_id)
+static void find_cache(struct crash *crash, uint32_t uid, uint64_t *ret_id)
 {
 	struct scene *scene = &crash->runner.scene;
 
 	*ret_id = 0;
-	(void)fa_pool_cache_find(scene->pool, &scene->actors[SCENE_ADMIN], "c2", 0, NULL, ret_id);
+	(void)fa_pool_cache_find(scene->pool, &scene->actors[SCENE_ADMIN], "c2", uid, 0, NULL,
+	                         ret_id);
 }
 
 /* Results of the unfinished operation; false: it had no durable effect. */
@@ -123,12 +124,12 @@ static bool complete(struct crash *crash, struct op *op)
 		op->ret_tokens = info.length;
 		return true;
 	case OP_CACHE_NEW:
-		find_cache(crash, &op->ret_id);
+		find_cache(crash, model_uid(op->actor), &op->ret_id);
 		return op->ret_id != 0;
 	case OP_CACHE_REMOVE: {
 		uint64_t id;
 
-		find_cache(crash, &id);
+		find_cache(crash, model_uid(crash->runner.model->caches[2].tenant), &id);
 		return id == 0;
 	}
 	case OP_PLAN:

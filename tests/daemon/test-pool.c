@@ -209,7 +209,7 @@ static void test_caches(void **state)
 
 	own = scene_cache(&scene, SCENE_ANNA, NULL, 0);
 	SCENE_FAILS(&scene, -EEXIST, "'c'",
-	            fa_pool_cache_new(scene.pool, david, &config, 0, &scene.error, &id));
+	            fa_pool_cache_new(scene.pool, claire, &config, 0, &scene.error, &id));
 	memset(name, 'n', sizeof(name));
 	name[FA_NAME_BYTES] = '\0';
 	config.name = name;
@@ -240,12 +240,13 @@ static void test_caches(void **state)
 	            fa_pool_cache_new(scene.pool, anna, &config, 0, &scene.error, &id));
 
 	/* read: same uid; append: same tenant */
-	assert_int_equal(fa_pool_cache_find(scene.pool, claire, "c", 0, &scene.error, &id), 0);
+	assert_int_equal(
+		fa_pool_cache_find(scene.pool, claire, "c", FA_UID_OWN, 0, &scene.error, &id), 0);
 	assert_int_equal(id, cache);
-	SCENE_FAILS(&scene, -EACCES, "'c'",
-	            fa_pool_cache_find(scene.pool, david, "c", 0, &scene.error, &id));
+	SCENE_FAILS(&scene, -ENOENT, "there is no cache named 'c'",
+	            fa_pool_cache_find(scene.pool, david, "c", 1000, 0, &scene.error, &id));
 	SCENE_FAILS(&scene, -ENOENT, "'d'",
-	            fa_pool_cache_find(scene.pool, david, "d", 0, &scene.error, &id));
+	            fa_pool_cache_find(scene.pool, david, "d", FA_UID_OWN, 0, &scene.error, &id));
 	SCENE_FAILS(&scene, -EACCES, "make sequences",
 	            fa_pool_sequence_new(scene.pool, claire, cache, &scene.error, &id));
 	SCENE_FAILS(&scene, -EACCES, "remove",
@@ -292,7 +293,7 @@ static void test_names(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, "c", FA_MODE(2, 2, 2)), id;
 	uint64_t a = scene_sequence(&scene, SCENE_ANNA, cache);
-	uint64_t b = scene_sequence(&scene, SCENE_DAVID, cache);
+	uint64_t b = scene_sequence(&scene, SCENE_CLAIRE, cache);
 	const struct fa_actor *anna = &scene.actors[SCENE_ANNA];
 	const struct fa_actor *bob = &scene.actors[SCENE_BOB];
 	const struct fa_actor *claire = &scene.actors[SCENE_CLAIRE];
@@ -306,7 +307,7 @@ static void test_names(void **state)
 	                                           &scene.error),
 	                 0);
 	SCENE_FAILS(&scene, -EEXIST, "'s'",
-	            fa_pool_sequence_set_name(scene.pool, david, b, "s", 0, 0, 0, &scene.error));
+	            fa_pool_sequence_set_name(scene.pool, claire, b, "s", 0, 0, 0, &scene.error));
 	SCENE_FAILS(&scene, -EEXIST, "already",
 	            fa_pool_sequence_set_name(scene.pool, anna, a, "t", 0, 0, 0, &scene.error));
 	SCENE_FAILS(&scene, -EACCES, "change",
@@ -315,7 +316,8 @@ static void test_names(void **state)
 	            fa_pool_sequence_set_name(scene.pool, anna, a, "s", 3, 0, 0, &scene.error));
 
 	/* Its own tenant has every right, others have those in the mode. */
-	assert_int_equal(fa_pool_sequence_find(scene.pool, david, "s", 0, &scene.error, &id), 0);
+	assert_int_equal(fa_pool_sequence_find(scene.pool, david, "s", 1000, 0, &scene.error, &id),
+	                 0);
 	assert_int_equal(id, a);
 	SCENE_FAILS(&scene, -EACCES, "fork",
 	            fa_pool_sequence_fork(scene.pool, david, a, 5, &scene.error, &id));
@@ -330,12 +332,13 @@ static void test_names(void **state)
 	fa_pool_release_owner(scene.pool, anna->owner);
 	scene_check(&scene, a, 0, 6, 100);
 	scene_reopen(&scene);
-	assert_int_equal(fa_pool_sequence_find(scene.pool, bob, "s", 0, &scene.error, &id), 0);
+	assert_int_equal(
+		fa_pool_sequence_find(scene.pool, bob, "s", FA_UID_OWN, 0, &scene.error, &id), 0);
 	assert_int_equal(id, a);
 	assert_int_equal(scene_info(&scene, a).owner, 0);
 	assert_int_equal(fa_pool_sequence_remove(scene.pool, bob, a, &scene.error), 0);
 	SCENE_FAILS(&scene, -ENOENT, "'s'",
-	            fa_pool_sequence_find(scene.pool, bob, "s", 0, &scene.error, &id));
+	            fa_pool_sequence_find(scene.pool, bob, "s", FA_UID_OWN, 0, &scene.error, &id));
 	for (uint32_t i = 0; i < SCENE_SEQUENCES - 2; i++) {
 		char name[8];
 
@@ -350,7 +353,8 @@ static void test_names(void **state)
 		char name[8];
 
 		snprintf(name, sizeof(name), "n%u", i);
-		assert_int_equal(fa_pool_sequence_find(scene.pool, bob, name, 0, &scene.error, &id),
+		assert_int_equal(fa_pool_sequence_find(scene.pool, bob, name, FA_UID_OWN, 0,
+		                                       &scene.error, &id),
 		                 0);
 	}
 }
@@ -393,7 +397,9 @@ static void test_expiry(void **state)
 	assert_int_equal(
 		fa_pool_sequence_set_name(scene.pool, anna, a, "s", 0, 50, 1000, &scene.error), 0);
 	assert_int_equal(fa_pool_expire(scene.pool, 1050), 0);
-	assert_int_equal(fa_pool_sequence_find(scene.pool, anna, "s", 1050, &scene.error, &id), 0);
+	assert_int_equal(
+		fa_pool_sequence_find(scene.pool, anna, "s", FA_UID_OWN, 1050, &scene.error, &id),
+		0);
 	assert_int_equal(fa_pool_expire(scene.pool, 1051), 0);
 	scene.now_ns = 1090;
 	step = scene_plan(&scene, SCENE_ANNA, a, 5);
@@ -405,8 +411,9 @@ static void test_expiry(void **state)
 	/* In use until the step ended. */
 	assert_int_equal(fa_pool_expire(scene.pool, 2050), 0);
 	assert_int_equal(fa_pool_expire(scene.pool, 2051), 1);
-	SCENE_FAILS(&scene, -ENOENT, "'s'",
-	            fa_pool_sequence_find(scene.pool, anna, "s", 2051, &scene.error, &id));
+	SCENE_FAILS(
+		&scene, -ENOENT, "'s'",
+		fa_pool_sequence_find(scene.pool, anna, "s", FA_UID_OWN, 2051, &scene.error, &id));
 	/* In use until the sequence expired. */
 	assert_int_equal(fa_pool_expire(scene.pool, 2151), 0);
 	fa_pool_quarantine_end(scene.pool);

@@ -128,6 +128,21 @@ static void test_check_config(void **state)
 	               "line 3", "buffers");
 }
 
+static void test_usage(void **state)
+{
+	const char *const wrong[] = { "--no-such-option", NULL }, *const help[] = { "-h", NULL };
+	int status;
+
+	fa_check(!fa_test_daemon_try(&second, &(struct fa_test_daemon_options){ .args = wrong }));
+	status = fa_test_daemon_reap(&second);
+	fa_check(WIFEXITED(status));
+	fa_check_eq(WEXITSTATUS(status), 2);
+	fa_check(!fa_test_daemon_try(&second, &(struct fa_test_daemon_options){ .args = help }));
+	status = fa_test_daemon_reap(&second);
+	fa_check(WIFEXITED(status));
+	fa_check_eq(WEXITSTATUS(status), 0);
+}
+
 static void test_in_use(void **state)
 {
 	struct fa_raw raw;
@@ -314,10 +329,10 @@ static void test_generation(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		test(test_options),   test(test_config),       test(test_check_config),
-		test(test_in_use),    test(test_stale_socket), test(test_no_socket),
-		test(test_mode),      test(test_reload),       test(test_exit_when_idle),
-		test(test_listen_fd), test(test_generation),
+		test(test_options),        test(test_config),    test(test_check_config),
+		test(test_usage),          test(test_in_use),    test(test_stale_socket),
+		test(test_no_socket),      test(test_mode),      test(test_reload),
+		test(test_exit_when_idle), test(test_listen_fd), test(test_generation),
 	};
 
 	return cmocka_run_group_tests_name("start", tests, NULL, NULL);

@@ -7,11 +7,13 @@
 #include "tests/lib/at_once.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
+#include "tests/lib/dir.h"
 #include "tests/lib/raw.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -104,6 +106,19 @@ static void read_exe(pid_t pid, char *ret_path, size_t size)
  * The supervisor is a program of its own, with less memory than the daemon, which an out-of-memory
  * kill thus prefers.
  */
+static int oom_score(pid_t pid)
+{
+	int score = 0;
+	char path[64];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/oom_score_adj", (int)pid);
+	file = fopen(path, "re");
+	fa_check(file && fscanf(file, "%d", &score) == 1);
+	fclose(file);
+	return score;
+}
+
 static void test_programs(void **state)
 {
 	char daemon[PATH_MAX], exe[PATH_MAX], path[32], name[32] = "";
@@ -117,6 +132,8 @@ static void test_programs(void **state)
 	child = fa_test_daemon_next_child(&supervisor, 0);
 	for (int i = 0; i < 2; i++) {
 		check_serves();
+		/* Short memory ends the daemon first. */
+		fa_check(oom_score(child) >= oom_score(supervisor.pid) + 100);
 		read_exe(child, exe, sizeof(exe));
 		fa_check(!strcmp(exe, daemon));
 		snprintf(path, sizeof(path), "/proc/%ld/comm", (long)child);
@@ -130,6 +147,57 @@ static void test_programs(void **state)
 		kill(child, SIGKILL);
 		child = fa_test_daemon_next_child(&supervisor, child);
 	}
+}
+
+static int count_children(pid_t pid)
+{
+	char path[64], line[256] = "";
+	FILE *file;
+	int n = 0;
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)pid, (int)pid);
+	file = fopen(path, "re");
+	fa_check(file);
+	(void)!fgets(line, sizeof(line), file);
+	fclose(file);
+	for (const char *at = line; (at = strchr(at, ' ')); ++at)
+		++n;
+	return n;
+}
+
+static int run_first_process(void *userdata)
+{
+	struct fa_test_daemon_options options = {};
+	char dir[32];
+	pid_t child;
+
+	/* This starts a process, which would be the first. */
+	fa_test_dir_make(dir, sizeof(dir));
+	options.dir = dir;
+	if (unshare(CLONE_NEWPID) < 0)
+		return 77;
+	start(&options);
+	for (int i = 0; i < 3; i++) {
+		check_serves();
+		child = fa_test_daemon_child(&supervisor);
+		fa_check(child > 0 && !kill(child, SIGKILL));
+		(void)fa_test_daemon_next_child(&supervisor, child);
+	}
+	check_serves();
+	fa_check_eventually(count_children(supervisor.pid) == 1);
+	fa_test_daemon_stop(&supervisor);
+	fa_test_dir_remove(dir);
+	return 0;
+}
+
+/* As the first process of a container the supervisor leaves no zombies of what dead daemons leave. */
+static void test_first_process(void **state)
+{
+	int status = fa_test_reap(fa_test_fork(run_first_process, NULL));
+
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+		skip();
+	fa_check_eq(status, 0);
 }
 
 static void test_sigterm(void **state)
@@ -416,7 +484,7 @@ static void test_timelines(void **state)
 }
 
 enum {
-	FILES = 300,
+	FILES = 200,
 	/* timelines that the supervisor stores, and one user's share */
 	MOST = (FILES - 64) / 2,
 	SHARE = MOST / 2,
@@ -445,14 +513,14 @@ static void check_timelines(int n, const char *text)
 static void test_timelines_full(void **state)
 {
 	start(&(struct fa_test_daemon_options){
-		.nofile = FILES, .config = "[limits]\ntimelines = 1000\nfds = 200\n" });
-	check_timelines(MOST, "1 more timeline than 118");
+		.nofile = FILES, .config = "[limits]\ntimelines = 1000\nfds = 150\n" });
+	check_timelines(MOST, "1 more timeline than 68");
 }
 
 static void test_timelines_share(void **state)
 {
 	start(&(struct fa_test_daemon_options){ .nofile = FILES });
-	check_timelines(SHARE, "the limit timelines, which is 59 for a user");
+	check_timelines(SHARE, "the limit timelines, which is 34 for a user");
 }
 
 int main(void)
@@ -460,6 +528,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(test_kill, stop),
 		cmocka_unit_test_teardown(test_programs, stop),
+		cmocka_unit_test(test_first_process),
 		cmocka_unit_test_teardown(test_sigterm, stop),
 		cmocka_unit_test_teardown(test_sighup, stop),
 		cmocka_unit_test_teardown(test_sighup_after_kills, stop),

@@ -207,7 +207,7 @@ static void test_all_fds(void **state)
 	assert_null(charges[3].tenant);
 	assert_int_equal(root->used[FA_RESOURCE_FDS], 0);
 	assert_int_equal(fa_charge_add(&charges[3], root, FA_RESOURCE_FDS, 10, &error), 0);
-	assert_int_equal(tenants.used_fds, 100);
+	assert_int_equal(tenants.used[FA_RESOURCE_FDS], 100);
 
 	fa_charge_release(&charges[0]);
 	assert_int_equal(fa_charge_add(&charges[3], root, FA_RESOURCE_FDS, 30, &error), 0);
@@ -218,10 +218,94 @@ static void test_all_fds(void **state)
 
 	for (int i = 0; i < 4; ++i)
 		fa_charge_release(&charges[i]);
-	assert_int_equal(tenants.used_fds, 0);
+	assert_int_equal(tenants.used[FA_RESOURCE_FDS], 0);
 	fa_tenant_unref(a);
 	fa_tenant_unref(b);
 	fa_tenant_unref(other);
+	fa_tenant_unref(root);
+}
+
+/* The same for host memory. */
+/* Users leave half of the daemon's buffers and connections to others, whatever their limits. */
+static void test_half(void **state)
+{
+	static const enum fa_resource resources[] = { FA_RESOURCE_BUFFERS, FA_RESOURCE_SESSIONS };
+
+	tenants.own_uid = 7;
+	for (int i = 0; i < 2; ++i) {
+		struct fa_tenant *a = get(1, "/a"), *b = get(1, "/b"), *other = get(2, "/");
+		struct fa_tenant *own = get(7, "/"), *root = get(0, "/");
+		struct fa_charge charges[5] = {};
+		struct fa_error error = {};
+
+		limits.all_buffers = limits.connections = 20;
+		limits.tenant[resources[i]] = 16;
+		assert_int_equal(fa_charge_add(&charges[0], a, resources[i], 11, &error), -EDQUOT);
+		assert_non_null(strstr(error.text, "which is 10 for a user"));
+		assert_int_equal(fa_charge_add(&charges[0], a, resources[i], 10, &error), 0);
+		assert_int_equal(fa_charge_add(&charges[1], b, resources[i], 1, &error), -EDQUOT);
+		assert_int_equal(fa_charge_add(&charges[2], other, resources[i], 10, &error), 0);
+		assert_int_equal(fa_charge_add(&charges[3], own, resources[i], 16, &error), 0);
+		assert_int_equal(fa_charge_add(&charges[4], root, resources[i], 16, &error), 0);
+		for (int c = 0; c < 5; ++c)
+			fa_charge_release(&charges[c]);
+		limits.all_buffers = limits.connections = 1;
+		assert_int_equal(fa_charge_add(&charges[0], a, resources[i], 1, &error), 0);
+		fa_charge_release(&charges[0]);
+		fa_tenant_unref(a);
+		fa_tenant_unref(b);
+		fa_tenant_unref(other);
+		fa_tenant_unref(own);
+		fa_tenant_unref(root);
+	}
+}
+
+static unsigned int n_ended;
+
+static void count_ended(struct fa_tenants *of)
+{
+	assert_ptr_equal(of, &tenants);
+	++n_ended;
+}
+
+static void test_ending(void **state)
+{
+	struct fa_tenant *tenant = get(1, "/");
+
+	tenants.ended = count_ended;
+	n_ended = 0;
+	assert_false(fa_tenants_are_ending(&tenants, 1));
+	fa_tenant_ending(tenant);
+	fa_tenant_unref(tenant);
+	assert_true(fa_tenants_are_ending(&tenants, 1));
+	assert_false(fa_tenants_are_ending(&tenants, 2));
+	fa_tenant_ended(tenant);
+	assert_int_equal(n_ended, 1);
+	assert_true(fa_list_empty(&tenants.tenants));
+}
+
+static void test_all_buffer_bytes(void **state)
+{
+	struct fa_tenant *a = get(1, "/a"), *b = get(1, "/b"), *root = get(0, "/");
+	struct fa_charge charges[3] = {};
+	struct fa_error error = {};
+
+	limits.tenant[FA_RESOURCE_BUFFER_BYTES] = 60;
+	limits.all_buffer_bytes = 100;
+	assert_int_equal(fa_charge_add(&charges[0], a, FA_RESOURCE_BUFFER_BYTES, 50, &error), 0);
+	assert_int_equal(fa_charge_add(&charges[1], b, FA_RESOURCE_BUFFER_BYTES, 11, &error),
+	                 -EDQUOT);
+	assert_non_null(strstr(error.text, "uid 1 together, which is 60"));
+	assert_int_equal(fa_charge_add(&charges[2], root, FA_RESOURCE_BUFFER_BYTES, 51, &error),
+	                 -EDQUOT);
+	assert_non_null(strstr(error.text, "limit all_buffer_bytes, which is 100 for all clients "
+	                                   "together, of which 50 are in use"));
+	assert_int_equal(fa_charge_add(&charges[2], root, FA_RESOURCE_BUFFER_BYTES, 50, &error), 0);
+	for (int i = 0; i < 3; ++i)
+		fa_charge_release(&charges[i]);
+	assert_int_equal(tenants.used[FA_RESOURCE_BUFFER_BYTES], 0);
+	fa_tenant_unref(a);
+	fa_tenant_unref(b);
 	fa_tenant_unref(root);
 }
 
@@ -317,6 +401,9 @@ int main(void)
 		cmocka_unit_test_setup(test_amounts, set_up),
 		cmocka_unit_test_setup(test_user, set_up),
 		cmocka_unit_test_setup(test_all_fds, set_up),
+		cmocka_unit_test_setup(test_half, set_up),
+		cmocka_unit_test_setup(test_ending, set_up),
+		cmocka_unit_test_setup(test_all_buffer_bytes, set_up),
 		cmocka_unit_test_setup(test_gone, set_up),
 		cmocka_unit_test(test_took),
 		cmocka_unit_test(test_names),

@@ -162,7 +162,7 @@ static int look_around(void)
 {
 	_fa_cleanup_(fa_freep) char *text = NULL;
 	static struct fa_raw raw;
-	json_t *status, *session;
+	json_t *status, *session, *requests;
 	uid_t uid = 0;
 
 	fa_raw_open(&raw, scene.daemon.socket);
@@ -178,6 +178,12 @@ static int look_around(void)
 	fa_check(!strstr(text, "bystander"));
 	fa_check(!json_object_get(status, "connections_refused"));
 	fa_check(!json_object_get(status, "rings"));
+	/* The bystander and its requests do not count. */
+	fa_check_eq(json_integer_value(json_object_get(status, "connections")), 1);
+	requests = json_object_get(status, "requests");
+	fa_check_eq(json_integer_value(json_object_get(requests, "submitted")), 0);
+	fa_check_eq(json_integer_value(json_object_get(requests, "finished")), 0);
+	fa_check_eq(json_integer_value(json_object_get(requests, "busy_ns")), 0);
 	json_decref(status);
 	fa_raw_close(&raw);
 	return 0;
@@ -189,6 +195,19 @@ static int linger(void)
 
 	fa_raw_open(&raw, scene.daemon.socket);
 	raise(SIGSTOP);
+	return 0;
+}
+
+static int ask_for_one(void)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_MARKER);
+	static struct fa_raw raw;
+
+	fa_raw_open(&raw, scene.daemon.socket);
+	message.marker.value = 1;
+	fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
+	fa_raw_wait_expect(&raw, 0, 1, 0, NULL);
+	fa_raw_close(&raw);
 	return 0;
 }
 
@@ -209,6 +228,7 @@ static void test_status(void **state)
 	pid = fa_test_fork(become, &role);
 	fa_check_eq(waitpid(pid, &wait_status, WUNTRACED), pid);
 	fa_check(WIFSTOPPED(wait_status));
+	run_as(OTHER, ask_for_one);
 	run_as(NOBODY, look_around);
 
 	text = fa_raw_status(&scene.bystander);
@@ -223,19 +243,6 @@ static void test_status(void **state)
 	fa_test_reap(pid);
 	fa_raw_close(&raw);
 	fa_scene_check(&scene);
-}
-
-static int ask_for_one(void)
-{
-	struct fa_wire_message message = fa_raw_message(FA_WIRE_MARKER);
-	static struct fa_raw raw;
-
-	fa_raw_open(&raw, scene.daemon.socket);
-	message.marker.value = 1;
-	fa_check_eq(fa_raw_send(&raw, &message, NULL, 0), 0);
-	fa_raw_wait_expect(&raw, 0, 1, 0, NULL);
-	fa_raw_close(&raw);
-	return 0;
 }
 
 /* Ended requests of @uid; -1: the user still has sessions, or is unknown. */

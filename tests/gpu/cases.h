@@ -12,7 +12,7 @@ struct fa_cases {
 	int reruns;
 	const char *kernel; /* check only kernels whose names contain this text */
 	int passed, failed, skipped;
-	double worst[FA_ATTENTION_BF16 + 1]; /* largest error relative to the allowed one */
+	double worst[FA_ATTENTION_BF16 + 1]; /* error / allowed error */
 	int *checks;                         /* [fa_cuda_kernels_count] */
 };
 
@@ -20,16 +20,13 @@ struct fa_cases {
 void fa_cases_count(struct fa_cases *cases, bool ok, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/*
- * Checks that rows and heads so far apart that offsets need more than 32 bits give the same bits as
- * close together.
- */
+/* Offsets beyond 32 bits give the same bits as close rows and heads. */
 void fa_case_far(struct fa_cases *cases);
-/* Checks for the same bits however many thread blocks share the row blocks. */
+/* The number of thread blocks does not change the bits. */
 void fa_case_chain(struct fa_cases *cases);
-/* Checks for the same bits of a sequence whatever else is in its batch. */
+/* A sequence's bits do not depend on the rest of its batch. */
 void fa_case_alone(struct fa_cases *cases);
-/* Checks for the same bits in @reruns runs beside changing other work. */
+/* @reruns runs beside changing other work give the same bits. */
 void fa_case_rerun(struct fa_cases *cases);
-/* Checks for the same bits however often and wherever a launch yields. */
+/* Preemption does not change the bits. */
 void fa_case_yield(struct fa_cases *cases);

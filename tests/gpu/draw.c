@@ -28,7 +28,7 @@ static void begin(void)
 	atexit(say);
 }
 
-/* splitmix64: makes the draws of consecutive blocks independent of loops over cases. */
+/* splitmix64: consecutive blocks get independent draws. */
 static uint64_t mix(uint64_t z)
 {
 	z += 0x9e3779b97f4a7c15ull;
@@ -43,7 +43,7 @@ bool fa_draw(void)
 
 	begin();
 	number = reached++;
-	/* In each block of @draws cases the draws are rotated differently. */
+	/* Each block of @draws cases has its own rotation. */
 	if ((number + mix(number / draws) % draws) % draws != draw - 1)
 		return false;
 	drawn++;

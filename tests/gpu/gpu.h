@@ -1,7 +1,6 @@
 /*
- * A GPU for tests, without the daemon's backend: opens libcuda at run time, loads the dense kernels
- * and the tests' device code from the program, manages memory, and launches. One thread. Driver
- * errors end the process with a message.
+ * A GPU for tests, without the daemon's backend: loads the dense kernels and the tests' device
+ * code, manages memory, and launches. One thread. Driver errors end the process.
  */
 #pragma once
 
@@ -13,7 +12,7 @@
 
 struct fa_gpu;
 
-/* NULL, with the reason on stderr, if there is no usable GPU. */
+/* NULL, with the reason on stderr, if no GPU is usable. */
 struct fa_gpu *fa_gpu_open(void);
 struct fa_gpu *fa_gpu_close(struct fa_gpu *gpu);
 const struct fa_cuda_chip *fa_gpu_chip(const struct fa_gpu *gpu);
@@ -21,7 +20,7 @@ const char *fa_gpu_name(const struct fa_gpu *gpu);
 
 uint64_t fa_gpu_alloc(struct fa_gpu *gpu, size_t bytes);
 void fa_gpu_free(struct fa_gpu *gpu, uint64_t address);
-/* Allocates host memory that the GPU reads at the same address. */
+/* Host memory that the GPU reads at the same address. */
 uint64_t fa_gpu_alloc_shared(struct fa_gpu *gpu, size_t bytes);
 void fa_gpu_free_shared(struct fa_gpu *gpu, uint64_t address);
 uint64_t fa_gpu_memory_free(struct fa_gpu *gpu);
@@ -30,8 +29,7 @@ void fa_gpu_download(struct fa_gpu *gpu, void *to, uint64_t from, size_t bytes);
 /* Enqueues a copy of @rows rows of @bytes; all are multiples of 4. */
 void fa_gpu_copy_rows(struct fa_gpu *gpu, uint64_t to, size_t to_pitch, uint64_t from,
                       size_t from_pitch, size_t bytes, size_t rows);
-/* Enqueues a comparison that adds the number of words in which @a and @b differ to the word at
- * @ret_count. */
+/* Enqueues a comparison that adds the number of differing words to @ret_count. */
 void fa_gpu_compare(struct fa_gpu *gpu, uint64_t a, uint64_t b, size_t bytes, uint64_t ret_count);
 void fa_gpu_poison(struct fa_gpu *gpu, uint64_t address, size_t bytes);
 /* Waits for all work; exits on an error of the device. */
@@ -39,15 +37,15 @@ void fa_gpu_sync(struct fa_gpu *gpu);
 /* Returns a stream that does not synchronise with the default one. */
 void *fa_gpu_stream(struct fa_gpu *gpu);
 
-/* Enqueues a planned launch on @stream (a CUstream; NULL: the default stream). */
+/* @stream: a CUstream; NULL: the default stream. */
 void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void *stream);
 /*
- * Runs a planned launch to its end, preempting it after random pauses of less than @most_ns.
- * Returns how often the launch yielded; -1 if its kernel cannot.
+ * Runs a launch to its end, preempting it after random pauses of less than @most_ns. Returns the
+ * number of yields; -1 if its kernel cannot yield.
  */
 int fa_gpu_launch_yielding(struct fa_gpu *gpu, const struct fa_cuda_launch *launch,
                            uint64_t most_ns, uint64_t *random);
-/* Plans @params and enqueues the launch. Returns 0, or the plan's error with its text on stderr. */
+/* Returns 0, or the plan's error with its text on stderr. */
 int fa_gpu_attention(struct fa_gpu *gpu, const struct fa_attention_params *params, void *stream);
 
 /* See reference.cu. */
@@ -57,6 +55,6 @@ void fa_gpu_poison_shared(struct fa_gpu *gpu);
 void fa_gpu_spin(struct fa_gpu *gpu, uint64_t ns, void *stream);
 void fa_gpu_flush(struct fa_gpu *gpu, void *stream);
 
-/* Measures the time of work enqueued between start and stop, by events. */
+/* Measures the time of enqueued work, by events. */
 void fa_gpu_time_start(struct fa_gpu *gpu, void *stream);
 double fa_gpu_time_stop_ns(struct fa_gpu *gpu, void *stream);

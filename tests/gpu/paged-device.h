@@ -1,7 +1,4 @@
-/*
- * Problems (tests/kernels/paged-problem.h) on a GPU, for tests of paged kernels; implements the
- * callbacks of paged-problem.h.
- */
+/* Runs problems on a GPU; implements the callbacks of tests/kernels/paged-problem.h. */
 #pragma once
 
 #include "tests/gpu/paged-gpu.h"
@@ -13,7 +10,6 @@
 
 /* Target of paged_fail(). */
 extern jmp_buf paged_failure;
-/* The test opens and closes it. */
 extern struct paged_gpu *paged_device_gpu;
 
 #define POINTER(address) ((void *)(uintptr_t)(address))
@@ -29,10 +25,10 @@ uint64_t paged_device_upload(const void *from, size_t bytes);
 void paged_device_init(struct paged_device *device, const struct paged_problem *problem);
 void paged_device_deinit(struct paged_device *device);
 
-/* Runs the plan over poisoned outputs and copies the results to @problem. */
+/* Poisons the outputs, runs the plan and copies the results to @problem. */
 void paged_device_run(struct paged_device *device, struct paged_problem *problem,
                       const struct paged_gpu_plan *plan);
 
-/* Poisons the table in memory and lets launches carry it. Leaves everything else. */
+/* Poisons the table in memory, so that launches must carry it. */
 void paged_device_hide_table(struct paged_device *device, const struct paged_problem *problem);
 void paged_device_show_table(struct paged_device *device, const struct paged_problem *problem);

@@ -180,7 +180,6 @@ int paged_gpu_plan(struct paged_gpu *gpu, const struct fa_cuda_chip *chip,
 		gpu->workspace = paged_gpu_alloc(gpu, gpu->workspace_bytes);
 		if (!gpu->workspace)
 			abort();
-		/* Poison the partial results and clear the counters. */
 		MUST(gpu->driver, cuMemsetD8(gpu->workspace, 0xff, gpu->workspace_bytes));
 		MUST(gpu->driver, cuMemsetD8(gpu->workspace, 0, FA_CUDA_PAGED_COUNTERS_BYTES));
 	}
@@ -205,7 +204,7 @@ uint32_t paged_gpu_yield(struct paged_gpu *gpu, uint64_t most_ns)
 	return stops;
 }
 
-/* Launches with yields. Kernels that yield have one row of blocks. */
+/* Kernels that yield have one row of blocks. */
 static uint32_t launch_yielding(struct paged_gpu *gpu, struct fa_cuda_paged_launch *launch,
                                 void **args)
 {

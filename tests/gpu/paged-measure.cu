@@ -3,10 +3,7 @@
  */
 #include <stdint.h>
 
-/*
- * Reads @count pieces of @bytes (a multiple of 4096), the minimal memory traffic of a decode. 256
- * threads per block.
- */
+/* Reads @count pieces of @bytes (a multiple of 4096): the minimal memory traffic of a decode. */
 extern "C" __global__ void __launch_bounds__(256, 4)
 	fa_test_bare(const uint64_t *splits, uint64_t count, uint32_t bytes, uint32_t *ret)
 {
@@ -27,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 }
 
 /*
- * Copies @pages pages, @page_stride apart, from [head][token][row] to contiguous
- * [token][head][row]. The stride is in units of 16 bytes; a row has @row of them.
+ * Copies from [head][token][row] to contiguous [token][head][row]. @page_stride and @row count
+ * units of 16 bytes.
  */
 extern "C" __global__ void fa_test_token_major(const uint4 *from, uint64_t page_stride, uint4 *to,
                                                uint64_t pages, uint32_t heads, uint32_t tokens,
@@ -45,7 +42,7 @@ extern "C" __global__ void fa_test_token_major(const uint4 *from, uint64_t page_
 	}
 }
 
-/* Fills @data with bf16 elements, roughly normal with variance 1. */
+/* bf16, roughly normal with variance 1. */
 extern "C" __global__ void fa_test_normal(uint16_t *data, uint64_t count, uint32_t seed)
 {
 	for (uint64_t i = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;

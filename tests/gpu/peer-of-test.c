@@ -1,6 +1,4 @@
-/*
- * A peer for test-peer: supports only the variant "even", and writes the batch of each request.
- */
+/* A peer for test-peer with the one variant "even"; it writes the batch of each request. */
 #include "bench/kernels/peer.h"
 
 #include <errno.h>

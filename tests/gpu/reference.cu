@@ -1,14 +1,12 @@
 /*
- * Device code of the GPU tests: attention in fp64 as kernels/attention.h defines it; the same
- * with steps rounded to the tensors' type, to know which error that type must be granted; and
- * kernels for measuring.
+ * Attention in fp64 as kernels/attention.h defines it; the same with steps rounded to the tensors'
+ * type, which shows the error to grant; and kernels for measuring.
  */
 #include "kernels/attention.h"
 
 #include <math.h>
 #include <stdint.h>
 
-/* Rounds to the tensors' type. */
 static __device__ double round_to(enum fa_attention_dtype dtype, double x)
 {
 	uint32_t bits;
@@ -43,9 +41,9 @@ static __device__ double load(enum fa_attention_dtype dtype, const void *data, i
 #define THREADS 128
 
 /*
- * Computes a row per block: grid (seqlen_q, heads, batch). @ret_out [batch][row][head][dim_v] and
- * @ret_lse [batch][row][head] are dense; ragged batches are batch 1 with consecutive rows. @naive:
- * scores, probabilities and output are each rounded to the tensors' type.
+ * One row per block: grid (seqlen_q, heads, batch). @ret_out [batch][row][head][dim_v] and @ret_lse
+ * [batch][row][head] are dense; ragged batches are batch 1. @naive: scores, probabilities and
+ * output are rounded to the tensors' type.
  */
 extern "C" __global__ void __launch_bounds__(THREADS)
 	fa_test_reference(const struct fa_attention_params params, double *ret_out, double *ret_lse,
@@ -159,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 		ret_lse[row] = lse;
 }
 
-/* Leaves NaN (in every type) in the shared memory of the SMs that run it. */
+/* Leaves NaN in the shared memory of the SMs that run it. */
 extern "C" __global__ void fa_test_poison_shared(uint32_t bytes)
 {
 	extern __shared__ uint32_t words[];
@@ -168,7 +166,6 @@ extern "C" __global__ void fa_test_poison_shared(uint32_t bytes)
 		((volatile uint32_t *)words)[i] = ~0u;
 }
 
-/* Adds the number of words in which @a and @b differ to @ret_count. */
 extern "C" __global__ void fa_test_compare(const uint32_t *a, const uint32_t *b, uint64_t count,
                                            uint32_t *ret_count)
 {
@@ -181,7 +178,7 @@ extern "C" __global__ void fa_test_compare(const uint32_t *a, const uint32_t *b,
 		atomicAdd(ret_count, n);
 }
 
-/* Copies a row per block; pitches are in words. */
+/* Pitches are in words. */
 extern "C" __global__ void fa_test_copy_rows(uint32_t *to, uint64_t to_pitch, const uint32_t *from,
                                              uint64_t from_pitch, uint64_t words)
 {
@@ -189,7 +186,7 @@ extern "C" __global__ void fa_test_copy_rows(uint32_t *to, uint64_t to_pitch, co
 		to[blockIdx.x * to_pitch + i] = from[blockIdx.x * from_pitch + i];
 }
 
-/* Keeps the device busy for @ns, so that later work runs back to back. */
+/* Keeps the device busy, so that later work runs back to back. */
 extern "C" __global__ void fa_test_spin(uint64_t ns)
 {
 	uint64_t start, now;
@@ -200,7 +197,7 @@ extern "C" __global__ void fa_test_spin(uint64_t ns)
 	while (now - start < ns);
 }
 
-/* Fills L2 by reading, which leaves no dirty lines. */
+/* Fills L2 by reading: no line is dirty. */
 extern "C" __global__ void fa_test_read(const uint4 *data, uint64_t count, uint32_t *ret)
 {
 	uint32_t x = 0;

@@ -202,6 +202,40 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
 	         layout.head_major ? " head-major" : "", layout.gap, layout.first);
 }
 
+/* Sets the first element of each of a tensor's rows: to @value, or to @value * values[token]. */
+static void set_first_elements(struct fa_gpu *gpu, const struct fa_attention_params *params,
+                               const struct fa_request_tensor *tensor,
+                               const struct fa_attention_tensor *view, int64_t tokens, int heads,
+                               float value, const float *values)
+{
+	const size_t bytes = (size_t)tensor->elements * element_bytes(params->dtype);
+	const int64_t batch = params->cu_seqlens_q ? 1 : params->batch;
+	char *data = malloc(bytes);
+
+	if (!data)
+		abort();
+	fa_gpu_download(gpu, data, tensor->address, bytes);
+	for (int64_t b = 0; b < batch; b++)
+		for (int64_t t = 0; t < tokens; t++)
+			for (int h = 0; h < heads; h++)
+				reference_set(params->dtype, data,
+				              tensor->first + b * view->stride_batch +
+				                      t * view->stride_token +
+				                      h * view->stride_head,
+				              value * (values ? values[t] : 1));
+	fa_gpu_upload(gpu, tensor->address, data, bytes);
+	free(data);
+}
+
+void fa_request_raise(struct fa_gpu *gpu, struct fa_request *request, const float *nats)
+{
+	const struct fa_attention_params *p = &request->params;
+
+	set_first_elements(gpu, p, &request->q, &p->q, request->tokens_q, p->heads, 8, NULL);
+	set_first_elements(gpu, p, &request->k, &p->k, request->tokens_k, p->kv_heads,
+	                   1 / (8 * p->scale), nats);
+}
+
 /* Returns a length: often near a tile's border, sometimes tiny, sometimes long. */
 static int64_t random_length(uint64_t *random)
 {

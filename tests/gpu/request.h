@@ -51,6 +51,8 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
                      bool sinks, uint64_t *random);
 void fa_request_random(struct fa_gpu *gpu, struct fa_request *request, uint64_t *random);
 void fa_request_free(struct fa_gpu *gpu, struct fa_request *request);
+/* Raises every logit of key i by about nats[i], of which there are tokens_k. */
+void fa_request_raise(struct fa_gpu *gpu, struct fa_request *request, const float *nats);
 
 /* A copy of a request in host memory, without results. */
 struct fa_request_copy {

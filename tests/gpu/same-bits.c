@@ -1,6 +1,4 @@
-/*
- * Cases that compare the bits of two results instead of using a reference.
- */
+/* Cases that compare the bits of two results. */
 #include "tests/gpu/cases.h"
 #include "tests/gpu/draw.h"
 
@@ -11,7 +9,7 @@
 
 static const struct fa_request_layout usual;
 
-/* Pause before a preemption: about as long as the preempted launches take. */
+/* About as long as the preempted launches take. */
 #define YIELD_PAUSE_NS 200000
 
 static uint64_t address(const void *data)
@@ -115,7 +113,6 @@ static void far_rows(struct fa_cases *cases)
 	fa_request_free(gpu, &request);
 }
 
-/* Heads are 3 GiB apart. */
 static void far_heads(struct fa_cases *cases)
 {
 	static const int dims[] = { 64, 128, 256 };
@@ -213,7 +210,7 @@ void fa_case_far(struct fa_cases *cases)
 	far_heads(cases);
 }
 
-/* Runs @request on @kernel with @grid thread blocks (0: as planned) over poisoned outputs. */
+/* Runs over poisoned outputs. @grid 0: as planned. */
 static void launch_with(struct fa_gpu *gpu, const struct fa_request *request,
                         const struct fa_cuda_kernel *kernel, uint32_t grid, uint32_t *ret_planned)
 {
@@ -242,7 +239,6 @@ static void chain(struct fa_cases *cases, const struct fa_request *request,
 	const uint64_t out = fa_gpu_alloc(gpu, bytes), lse = fa_gpu_alloc(gpu, lse_bytes);
 	uint32_t units, differences;
 
-	/* First a thread block per unit, then fewer and fewer. */
 	launch_with(gpu, request, kernel, 0, &units);
 	for (uint32_t grid = units; grid > 0; grid /= 3) {
 		launch_with(gpu, request, kernel, grid, &units);
@@ -357,10 +353,7 @@ void fa_case_alone(struct fa_cases *cases)
 				fa_gpu_sync(gpu);
 				fa_gpu_poison(gpu, request.out.address, bytes);
 				for (int b = 0; b < params.batch; b++) {
-					/*
-					 * seqlens stay those of the whole batch, as they belong to
-					 * the request.
-					 */
+					/* seqlens are the request's: those of the whole batch. */
 					const uint32_t lengths[4] = { cu_q[b], cu_q[b + 1], cu_k[b],
 						                      cu_k[b + 1] };
 
@@ -439,10 +432,7 @@ void fa_case_rerun(struct fa_cases *cases)
 	fa_gpu_free(gpu, count);
 }
 
-/*
- * Runs @request on @kernel once as a whole and repeatedly preempted. Returns how often it
- * yielded.
- */
+/* Returns the number of yields. */
 static int yield_on(struct fa_cases *cases, const struct fa_request *request,
                     const struct fa_cuda_kernel *kernel, uint64_t count, int runs)
 {
@@ -484,7 +474,7 @@ void fa_case_yield(struct fa_cases *cases)
 {
 	static const int dims[] = { 64, 96, 128, 192, 256 };
 	struct fa_gpu *gpu = cases->gpu;
-	/* Long enough to be preempted; on the emulator's few SMs less suffices. */
+	/* Long enough to be preempted; the emulator has few SMs. */
 	const bool large = fa_gpu_chip(gpu)->sms > 8;
 	const uint64_t count = fa_gpu_alloc(gpu, 4);
 	int *stops = calloc(fa_cuda_kernels_count, sizeof(*stops));

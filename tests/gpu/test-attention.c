@@ -148,6 +148,67 @@ static void case_peaked(struct fa_cases *cases)
 				}
 }
 
+/* Returns by how much key @i of @n is above others, in nats. Kernels go from the last key to the
+ * first, so that descending logits grow. */
+static float raised(int kind, int i, int n)
+{
+	switch (kind) {
+	case 0: /* a few keys, as far as a fixed maximum bears */
+		return i < 4 ? 100 - (float)i / 2 : 0;
+	case 1:
+		return i == 0 ? 300 : 0;
+	case 2:
+		return i == n / 2 ? 300 : 0;
+	case 3:
+		return i == n / 2 || i == 3 ? 130 : i == 1 ? 260 : 0;
+	case 4: /* twice beyond it */
+		return 130.f * (float)((n - 1 - i) * 3 / n);
+	case 5:
+		return 300.f * (float)(n - 1 - i) / (float)n;
+	default:
+		return 300.f * (float)i / (float)n;
+	}
+}
+
+/* Single keys far above others, and logits that descend and ascend. Not in fp32, where logits of
+ * hundreds are themselves inexact. */
+static void case_raised(struct fa_cases *cases)
+{
+	static const int dims[][2] = { { 64, 64 },   { 96, 96 },   { 128, 128 },
+		                       { 192, 128 }, { 192, 192 }, { 256, 256 } };
+	static float nats[1100];
+
+	for (int dtype = FA_ATTENTION_F16; dtype <= FA_ATTENTION_BF16; dtype++)
+		for (int n = 0; n < (int)COUNT(dims) * 4 * 7; n++) {
+			const int *dim = dims[n / 28], mask = n / 7 % 4, kind = n % 7;
+			const int n_k = mask == 3 ? 700 : 1100;
+			const struct fa_attention_params params = {
+				.dtype = (enum fa_attention_dtype)dtype,
+				.batch = 1,
+				.heads = 2,
+				.kv_heads = 1,
+				.head_dim = dim[0],
+				.head_dim_v = dim[1],
+				.seqlen_q = mask == 3 ? 700 : 300,
+				.seqlen_k = n_k,
+				.scale = (float)(1 / sqrt(dim[0])),
+				.causal = mask > 0,
+				.window_left = mask == 2 ? 600 : -1,
+				.window_right = -1,
+			};
+			const struct fa_request_layout layout = { .broken = kind == 1 ? 3 : 0 };
+			struct fa_request request;
+
+			for (int i = 0; i < n_k; i++)
+				nats[i] = raised(kind, i, n_k);
+			fa_request_make(cases->gpu, &request, &params, NULL, NULL, layout, false,
+			                kind == 2, &cases->random);
+			fa_request_raise(cases->gpu, &request, nats);
+			check(cases, &request);
+			fa_request_free(cases->gpu, &request);
+		}
+}
+
 /* Windows of few tiles over many row blocks: both ends fall on every part of a tile. */
 static void case_windows(struct fa_cases *cases)
 {
@@ -474,12 +535,12 @@ static const struct {
 	const char *name;
 	void (*run)(struct fa_cases *cases);
 } all[] = {
-	{ "reference", case_reference }, { "small", case_small },       { "shapes", case_shapes },
-	{ "groups", case_groups },       { "ragged", case_ragged },     { "random", case_random },
-	{ "long", case_long },           { "alone", fa_case_alone },    { "far", fa_case_far },
-	{ "rerun", fa_case_rerun },      { "peaked", case_peaked },     { "strides", case_strides },
-	{ "chain", fa_case_chain },      { "yield", fa_case_yield },    { "windows", case_windows },
-	{ "slopes", case_slopes },       { "softcaps", case_softcaps },
+	{ "reference", case_reference }, { "small", case_small },    { "shapes", case_shapes },
+	{ "groups", case_groups },       { "ragged", case_ragged },  { "random", case_random },
+	{ "long", case_long },           { "alone", fa_case_alone }, { "far", fa_case_far },
+	{ "rerun", fa_case_rerun },      { "peaked", case_peaked },  { "raised", case_raised },
+	{ "strides", case_strides },     { "chain", fa_case_chain }, { "yield", fa_case_yield },
+	{ "windows", case_windows },     { "slopes", case_slopes },  { "softcaps", case_softcaps },
 };
 
 /* Returns the number of checks of chip-specific kernels so far. */

@@ -1,8 +1,10 @@
 /*
- * Decode launches that also append the new tokens to pages: results and the whole pool are bit by
- * bit those of a separate append and attention, over pages that hold NaN in place of new tokens.
- * Some requests must remain two launches.
- *   test-paged-append [--seed N] [--random N] [--every N] [--small] Skips (77) without a GPU.
+ * Decode launches that also append new tokens: results and the whole pool must have the bits of a
+ * separate append and attention, over pages with NaN in place of new tokens.
+ *
+ * test-paged-append [--seed N] [--random N] [--every N] [--small]
+ *
+ * Skips (77) without a GPU.
  */
 #include "tests/gpu/draw.h"
 #include "tests/gpu/paged-fixture.h"
@@ -11,18 +13,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LAYER 1 /* the layer of the caches that is tested */
+#define LAYER 1 /* the tested layer */
 #define ELEMENT_BYTES 2
 
-/* Variants that struct paged_spec lacks. */
 struct way {
-	int32_t sms;    /* number of SMs; 0: the GPU's own */
-	bool carried;   /* the launch carries a short table */
-	bool gap;       /* rows of k and of v have gaps */
+	int32_t sms;    /* 0: the GPU's own */
+	bool carried;   /* a short table is in the launch */
+	bool gap;       /* between rows of k and of v */
 	bool separate;  /* k is [head][token][dim] */
 	bool pinned;    /* k and v are in host memory */
 	bool splits;    /* use kernels for pieces */
-	uint32_t ready; /* bitmap of sequences whose new tokens are in pages already */
+	uint32_t ready; /* bitmap: new tokens are in pages already */
 };
 
 struct scene {
@@ -35,7 +36,7 @@ struct scene {
 	size_t tensor_bytes[2];
 	uint64_t device_tensors[2];
 	bool pinned;
-	char *pool; /* initial pool, with poison in place of new tokens */
+	char *pool; /* before the append, with poison for new tokens */
 	char *by_two_pool, *by_two_out, *by_two_lse, *now;
 };
 
@@ -177,7 +178,6 @@ static void poison_results(const struct scene *scene)
 	paged_gpu_poison_shared(paged_device_gpu);
 }
 
-/* Runs append and attention as two launches. */
 static void run_two(struct scene *scene)
 {
 	struct paged_problem *problem = &scene->problem;
@@ -194,7 +194,7 @@ static void run_two(struct scene *scene)
 		           paged_describe(problem));
 }
 
-/* Runs append and attention as one launch. @again: the new tokens are in the pages already. */
+/* @again: the new tokens are in the pages already. */
 static void run_one(struct scene *scene, bool again)
 {
 	struct paged_problem *problem = &scene->problem;
@@ -215,7 +215,7 @@ static void run_one(struct scene *scene, bool again)
 		           scene->plan.plan.decode->symbol, again ? ", the second time" : "");
 }
 
-/* @joined: one launch is expected if chip-specific kernels exist. */
+/* @joined: chip-specific kernels must do it in one launch. */
 static void check(const struct paged_spec *spec, const struct way *way, bool joined)
 {
 	static struct scene scene;
@@ -268,7 +268,6 @@ static struct paged_spec spec_of(int i)
 	return spec;
 }
 
-/* Each sequence has 1 to 16 new tokens, anywhere in strips, tiles and pages. */
 static void numbers(void)
 {
 	for (int i = 0; i < 48; i++) {
@@ -295,10 +294,7 @@ static void numbers(void)
 	}
 }
 
-/*
- * Tokens that rows do not see are appended, too: with windows, trees, no causality and hidden first
- * tokens; also if new tokens are infinite or NaN.
- */
+/* Tokens that no row sees are appended, too, even if infinite or NaN. */
 static void features(void)
 {
 	for (int i = 0; i < 30; i++) {
@@ -352,8 +348,8 @@ static void splits(void)
 }
 
 /*
- * A step of one sequence; a launch that carries everything signals its parts one by one. The new
- * tokens are alone, share a tile with others, span several thread blocks, or are the only tokens.
+ * A launch of one sequence that carries everything signals its parts one by one. The new tokens are
+ * alone, share a tile, span several thread blocks, or are the only tokens.
  */
 static void alone(void)
 {
@@ -404,7 +400,7 @@ static void apart(void)
 			spec.head_dim = 128;
 			spec.head_dim_v = 64;
 			break;
-		default: /* all sequences' new tokens are in pages already */
+		default: /* all new tokens are in pages already */
 			spec.n_new[0] = spec.n_new[1] = 0;
 			break;
 		}

@@ -1,9 +1,10 @@
 /*
- * Compares paged decode kernels over codes, those of compute capability 9.0 where the chip has
- * them, with fp64 over the decoded values (tests/kernels/paged-problem.h), with poison in
- * everything that is no visible token. Each problem runs on different numbers of blocks, and with
- * the table in memory and, where it fits, in the launch.
- *   test-paged-codes [--seed N] [--random N] [--every N] [--small] Skips (77) without a GPU.
+ * Compares paged decode kernels over codes with fp64 over the decoded values
+ * (tests/kernels/paged-problem.h), with poison in everything that is no visible token.
+ *
+ * test-paged-codes [--seed N] [--random N] [--every N] [--small]
+ *
+ * Skips (77) without a GPU.
  */
 #include "tests/gpu/draw.h"
 #include "tests/gpu/paged-device.h"
@@ -25,7 +26,7 @@ static int every = 1, passed, failed;
  */
 static int ran[3][2][2][2];
 
-/* Returns the index of the head dim. Kernels of compute capability 9.0 have exactly these dims. */
+/* Kernels of compute capability 9.0 have exactly these head dims. */
 static int dim_index(const struct paged_spec *spec)
 {
 	if (spec->head_dim != spec->head_dim_v)
@@ -44,7 +45,6 @@ static void set_way(struct paged_spec *spec, int i)
 	spec->dtype = i / 4 % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
 }
 
-/* Checks which kernel was chosen, and counts it. */
 static void judge_kernel(const struct paged_problem *problem, const struct fa_cuda_chip *chip,
                          const struct fa_cuda_paged_plan *plan)
 {
@@ -63,8 +63,7 @@ static void judge_kernel(const struct paged_problem *problem, const struct fa_cu
 		   [plan->decode->small]++;
 }
 
-/* Runs twice on @chip: the result must be right, and the bits the same. The result stays in
- * problem->out. */
+/* Runs twice: the result must be right, and the bits the same. Keeps the result. */
 static void run_on(struct paged_device *device, struct paged_problem *problem,
                    const struct fa_cuda_chip *chip)
 {
@@ -92,8 +91,7 @@ static void run_on(struct paged_device *device, struct paged_problem *problem,
 	passed++;
 }
 
-/* Runs with the table in the launch, and poison in its place in memory; the bits must be the
- * same. */
+/* With the table in the launch, and poison in its place in memory, the bits must be the same. */
 static void run_carried(struct paged_device *device, struct paged_problem *problem,
                         const struct fa_cuda_chip *chip)
 {
@@ -121,7 +119,7 @@ static void run_carried(struct paged_device *device, struct paged_problem *probl
 	free(once);
 }
 
-/* Checks on a GPU that seems to have @sms SMs (0: its own number). */
+/* @sms: number of SMs to plan for; 0: the chip's own. */
 static void check_on(const struct paged_spec *given, int32_t sms)
 {
 	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
@@ -175,8 +173,8 @@ static const struct paged_spec usual = {
 };
 
 /*
- * Tests each head dim and form of codes on all kinds of pages: the strips of a copy lie in one page
- * or in several, and tiles start within a page.
+ * Each head dim and form of codes on all kinds of pages: a copy's strips lie in one page or in
+ * several, and tiles start within a page.
  */
 static void ways(void)
 {
@@ -198,7 +196,7 @@ static void ways(void)
 	}
 }
 
-/* Group sizes and up to 16 new tokens: one fragment of rows, two, and several parts. */
+/* Up to 16 new tokens: one fragment of rows, two, and several parts. */
 static void rows(void)
 {
 	static const int32_t groups[] = { 4, 1, 3, 5, 16, 7, 2, 11 };
@@ -218,7 +216,7 @@ static void rows(void)
 	}
 }
 
-/* Tests further features, alone and together, with NaN where some rows see it and others do not. */
+/* NaN lies where only some rows see it. */
 static void features(void)
 {
 	for (int i = 0; i < 16; i++) {
@@ -244,10 +242,6 @@ static void features(void)
 	}
 }
 
-/*
- * Empty sequences, sequences that begin at their end or have one token, and dims of portable
- * kernels.
- */
 static void edges(void)
 {
 	static const int32_t dims[][2] = { { 128, 64 }, { 80, 80 }, { 192, 128 } };
@@ -281,10 +275,7 @@ static void edges(void)
 	}
 }
 
-/*
- * Thread blocks have many tiles of many sequences: some sequences have more tiles than are looked
- * up at a time, others so few that some warps have none.
- */
+/* Some sequences have more tiles than one look-up returns, others too few for all warps. */
 static void turns(void)
 {
 	static const uint32_t lengths[] = { 3, 1900, 70, 64, 129, 1, 200, 330, 65, 2, 128 };
@@ -346,8 +337,7 @@ static void random_one(uint64_t seed)
 	check(&spec);
 }
 
-/* Fails if a decode kernel never ran, with the page table carried or uploaded: the random problems
- * missed it. */
+/* Fails if random problems missed a decode kernel, with the table carried or uploaded. */
 static void judge_coverage(void)
 {
 	for (int dim = 0; dim < 3; dim++)

@@ -1,7 +1,10 @@
 /*
- * Compares paged GPU kernels other than attention with the CPU's: append and read of tokens,
- * rotated, plain and as codes; copies, clears and moves of pages; merging of partial results.
- *   test-paged-tokens [--seed N] Skips (77) without a GPU.
+ * Compares paged GPU kernels other than attention with the CPU's: append and read of tokens, copies
+ * of pages, and merging of partial results.
+ *
+ * test-paged-tokens [--seed N]
+ *
+ * Skips (77) without a GPU.
  */
 #include "tests/gpu/paged-fixture.h"
 #include "tests/kernels/reference.h"
@@ -23,7 +26,7 @@ static void run_on_cpu(const struct fa_paged_request *request)
 		fa_cpu_paged_tile(isa, request, NULL, i, scratch, NULL);
 }
 
-/* Fails the test if elements differ by more than @unit times their magnitude + 1. */
+/* Elements may differ by @unit times their magnitude + 1. */
 static void compare(const struct paged_problem *problem, const void *a, const void *b, size_t bytes,
                     double unit, const char *what)
 {
@@ -57,7 +60,7 @@ struct tokens {
 	uint64_t device_positions;
 };
 
-/* Makes problem @i. @ways: -1, or the form of codes as in paged_way_of(). */
+/* @ways: -1, or the form of codes as in paged_way_of(). */
 static void tokens_init(struct tokens *t, int i, int ways)
 {
 	struct paged_spec spec = paged_usual;
@@ -135,7 +138,7 @@ static void tokens_deinit(struct tokens *t)
 	paged_deinit(&t->problem);
 }
 
-/* Runs the request on the GPU and on the CPU, and compares the pools unless @unit is negative. */
+/* Compares the GPU's pool with the CPU's unless @unit is negative. */
 static void tokens_run(struct tokens *t, double unit, const char *what)
 {
 	struct paged_gpu_plan plan;
@@ -210,8 +213,6 @@ static void append(int i, int ways)
 		return;
 	}
 	tokens_init(&t, i, ways);
-	/* Half of the plain problems poison the GPU's table, so that the launch must carry the
-	 * entries. */
 	if (i % 2 && ways < 0)
 		paged_device_hide_table(&t.device, &t.problem);
 	tokens_run(&t, 0, "append");

@@ -611,6 +611,7 @@ static void random_one(uint64_t seed)
 	spec.tree = problem_one_in(4);
 	spec.no_lse = problem_one_in(8);
 	spec.broken = problem_one_in(4) ? (int32_t)problem_pick(1, 6) : 0;
+	spec.raised = problem_one_in(4) && !spec.v_in_k && spec.dtype != FA_ATTENTION_F32;
 	check(&spec);
 }
 

@@ -1,6 +1,6 @@
 /*
- * Tests without a GPU how time-paged opens and judges peers. Arguments: a library that is a peer
- * (peer-of-test.c), and one that is not.
+ * Tests without a GPU how time-paged opens and judges peers. Arguments: a library that is a peer,
+ * and one that is not.
  */
 #include "bench/kernels/peer.h"
 

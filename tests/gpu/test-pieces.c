@@ -1,8 +1,10 @@
 /*
- * Tests paged kernels over sequences in pieces: prefixes shared by sequences of a step are read
- * once, and results are right against fp64; in deterministic mode a sequence's results are bit by
- * bit the same whatever else is in the step.
- *   test-pieces [--seed N] [--random N] [--small] Skips (77) without a GPU.
+ * Tests paged kernels over sequences in pieces: a shared prefix is read once and results are right
+ * against fp64; in deterministic mode a sequence's bits do not depend on the rest of the step.
+ *
+ * test-pieces [--seed N] [--random N] [--small]
+ *
+ * Skips (77) without a GPU.
  */
 #include "tests/gpu/draw.h"
 #include "tests/gpu/paged-fixture.h"
@@ -18,7 +20,6 @@
 static const enum fa_attention_dtype dtypes[] = { FA_ATTENTION_BF16, FA_ATTENTION_F16,
 	                                          FA_ATTENTION_F32 };
 
-/* Six sequences that share 512 tokens. */
 static struct paged_spec usual(enum fa_attention_dtype dtype, int32_t dim)
 {
 	struct paged_spec spec = {
@@ -75,11 +76,10 @@ static void check(const struct paged_spec *spec, uint32_t prefixes)
 	}
 	paged_device_init(&device, &problem);
 	device.step.host_table = problem.table;
-	/* The chip has few SMs, so that sharing rarely pays; or the plan decides whether it
-	 * pays. */
+	/* Few SMs, so that sharing rarely pays; or the plan decides. */
 	chip.share_early = prefixes != ANY || problem_one_in(2);
 	chip.sms = prefixes == ANY || prefixes == DETERMINISTIC ? (int32_t)problem_pick(1, 20) : 5;
-	/* The emulator is slow: alternate between chip-specific and portable kernels. */
+	/* The emulator is slow: alternate between the kinds of kernels. */
 	for (int i = 0; i < 3; i++) {
 		chip.portable_paged = i != 0;
 		chip.shared_bytes_max = i == 2 ? 101376
@@ -100,8 +100,7 @@ static void prefixes(void)
 		spec = usual(dtypes[i % 3], dims[i / 3]);
 		check(&spec, 1);
 	}
-	/* Soft cap and sinks, each applied once; no LSE; V is narrower, lies in K, or is in
-	 * slices. */
+	/* V is narrower, lies in K, or is in slices. */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.softcap = 10;
 	spec.sinks = true;
@@ -115,7 +114,7 @@ static void prefixes(void)
 	spec = usual(FA_ATTENTION_BF16, 64);
 	spec.head_dim_v = 136;
 	check(&spec, 1);
-	/* Not grouped, as positions matter, or some rows do not see all keys. */
+	/* Not grouped: positions matter, or some rows do not see all keys. */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.alibi = true;
 	check(&spec, 0);
@@ -131,7 +130,7 @@ static void prefixes(void)
 		spec.lengths[b] += 16;
 	}
 	check(&spec, 1);
-	/* Row blocks hold parts of two tails, and tails have several row blocks. */
+	/* Row blocks hold parts of two tails. */
 	spec = usual(FA_ATTENTION_F16, 128);
 	spec.heads = 14;
 	for (int32_t b = 0; b < spec.batch; b++) {
@@ -139,8 +138,7 @@ static void prefixes(void)
 		spec.lengths[b] += 16;
 	}
 	check(&spec, 1);
-	/* Sequences share all pages except those of new tokens; they drop pages; they have one
-	 * query head per group. */
+	/* Sequences share all pages except those of new tokens, or drop pages. */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.heads = 2;
 	for (int32_t b = 0; b < spec.batch; b++) {
@@ -150,8 +148,8 @@ static void prefixes(void)
 	}
 	check(&spec, 1);
 	/*
-	 * Two interleaved groups, one unrelated sequence, one without new tokens, and one of many
-	 * rows, which the decode kernels do not take.
+	 * Two interleaved groups, and sequences that join none. Decode kernels do not take the one
+	 * of many rows.
 	 */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	spec.batch = 9;
@@ -162,7 +160,7 @@ static void prefixes(void)
 		spec.prefix_pages[b] = 16;
 	}
 	check(&spec, 2);
-	/* Nested prefixes: all share two pages, some share eight more; either grouping is right. */
+	/* Nested prefixes: either grouping is right. */
 	spec = usual(FA_ATTENTION_BF16, 128);
 	for (int32_t b = 1; b < spec.batch; b++)
 		spec.prefix_pages[b] = b < 3 ? 16 : 2;
@@ -172,7 +170,6 @@ static void prefixes(void)
 		spec.prefix_pages[b] = b == 3 ? 1 : 16;
 	}
 	check(&spec, 2);
-	/* Values are broken for a whole group, or for one sequence. */
 	for (int i = 0; i < 3; i++) {
 		spec = usual(dtypes[i], 128);
 		spec.broken = 6;
@@ -184,7 +181,6 @@ static void prefixes(void)
 
 /* ---- the same bits */
 
-/* Runs the same step with sequence @b alone. */
 static void alone(const struct paged_device *device, const struct paged_problem *problem, int32_t b,
                   struct paged_device *ret_one, uint32_t *cu_new)
 {
@@ -242,8 +238,7 @@ static void same(const struct paged_spec *spec)
 	memcpy(out, problem.out, problem.out_bytes);
 	memcpy(lse, problem.lse, problem.lse_bytes);
 
-	/* Run each sequence alone, with another division of the work; together they give the
-	 * whole output. */
+	/* The results of lone sequences, divided differently, give the whole output. */
 	paged_gpu_fill(paged_device_gpu, device.out, 0xff, problem.out_bytes);
 	paged_gpu_fill(paged_device_gpu, device.lse, 0xff, problem.lse_bytes);
 	for (int32_t b = 0; b < spec->batch; b++) {
@@ -294,14 +289,12 @@ static void deterministic(void)
 	spec.n_new[5] = 40;
 	check(&spec, DETERMINISTIC);
 	same(&spec);
-	/* More rows per key than a fragment has: groups of warps take tiles in turn. */
 	spec = usual(FA_ATTENTION_F16, 128);
 	spec.deterministic = true;
 	spec.heads = 36;
 	spec.lengths[2] = 1300;
 	check(&spec, DETERMINISTIC);
 	same(&spec);
-	/* Very long sequences have larger units. */
 	spec = usual(FA_ATTENTION_BF16, 64);
 	spec.deterministic = true;
 	spec.heads = spec.kv_heads = 1;

@@ -45,7 +45,6 @@ static void grow_area(struct fa_yielder *yielder, const struct fa_cudriver *driv
 	if (yielder->area)
 		must(driver, driver->cuMemFree(yielder->area), "freeing the area");
 	must(driver, driver->cuMemAlloc(&yielder->area, bytes), "the area");
-	/* Poison the states and clear the counters. */
 	must(driver, driver->cuMemsetD8(yielder->area, 0xff, bytes), "the area");
 	must(driver, driver->cuMemsetD8(yielder->area, 0, sizeof(uint64_t)), "the area");
 	yielder->area_bytes = bytes;
@@ -59,7 +58,7 @@ static uint64_t draw(uint64_t *random, uint64_t below)
 	return below ? (*random >> 16) % below : 0;
 }
 
-/* Waits until the launch ends or yields; returns the number of blocks left. */
+/* Returns the number of blocks left when the launch ends or yields. */
 static uint32_t wait_told(struct fa_yielder *yielder)
 {
 	const uint64_t until_ns = fa_now_ns() + TOLD_WITHIN_NS;

@@ -1,7 +1,6 @@
 /*
- * Runs launches on a GPU with preemption (kernels/cuda/common/preempt.h), as the daemon does:
- * another stream writes the word that asks the kernel to yield, and the launch is repeated until no
- * block is left.
+ * Runs preemptible launches (kernels/cuda/common/preempt.h) as the daemon does: another stream asks
+ * the kernel to yield, and the launch is repeated until no block is left.
  */
 #pragma once
 
@@ -10,7 +9,7 @@
 
 #include <stdint.h>
 
-/* Resources for preempted launches; zero-initialised, allocated at the first launch. */
+/* Zero-initialised; allocated at the first launch. */
 struct fa_yielder {
 	CUstream stream; /* writes the word that asks to yield */
 	CUdeviceptr word, counter, area;
@@ -29,8 +28,8 @@ struct fa_yielder_launch {
 };
 
 /*
- * Repeats the launch until it completes, preempting the first runs after a pause of less than
- * @most_ns each. Returns how often the kernel yielded. Exits on any failure.
+ * Preempts the launch's first runs after pauses of less than @most_ns and repeats it until it
+ * completes. Returns the number of yields. Exits on any failure.
  */
 uint32_t fa_yielder_run(struct fa_yielder *yielder, const struct fa_cudriver *driver,
                         const struct fa_yielder_launch *launch, uint64_t most_ns, uint64_t *random);

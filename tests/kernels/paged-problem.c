@@ -14,6 +14,7 @@
 #define LAYERS 3
 #define LAYER 1 /* the layer in which attention is tested */
 #define SPARE 3
+#define RAISED_Q 8 /* element 0 of each row of Q, if logits are raised */
 
 static size_t element_bytes(enum fa_attention_dtype dtype)
 {
@@ -24,6 +25,11 @@ static size_t element_bytes(enum fa_attention_dtype dtype)
 static size_t stored_bytes(const struct paged_spec *spec)
 {
 	return spec->store != FA_PAGED_PLAIN ? 1 : element_bytes(spec->dtype);
+}
+
+static float scale_of(const struct paged_spec *spec)
+{
+	return spec->scale ? spec->scale : 1 / sqrtf((float)spec->head_dim);
 }
 
 static bool has_token_scales(const struct paged_spec *spec)
@@ -225,6 +231,11 @@ static void fill_token(struct paged_problem *problem, int32_t layer, int32_t b, 
 		return;
 	}
 	fill_row(spec->dtype, paged_k(problem, layer, b, j, h), spec->head_dim);
+	if (spec->raised)
+		reference_set(spec->dtype, paged_k(problem, layer, b, j, h), 0,
+		              problem_one_in(100) ? 50.0 * problem_pick(1, 8) / RAISED_Q /
+		                                            (double)scale_of(spec)
+		                                  : 0);
 	if (!spec->v_in_k)
 		fill_row(spec->dtype, paged_v(problem, layer, b, j, h), spec->head_dim_v);
 }
@@ -378,7 +389,7 @@ void paged_init(struct paged_problem *problem, const struct paged_spec *spec)
 		.step = &problem->step,
 		.layer = LAYER,
 		.heads = spec->heads,
-		.scale = spec->scale ? spec->scale : 1 / sqrtf((float)spec->head_dim),
+		.scale = scale_of(spec),
 		.softcap = spec->softcap,
 		.causal = spec->causal,
 		.window_left = spec->left_1 - 1,
@@ -406,12 +417,15 @@ void paged_init(struct paged_problem *problem, const struct paged_spec *spec)
 	problem->lse = poisoned(problem->lse_bytes);
 	p->lse = spec->no_lse ? NULL : problem->lse;
 	for (int64_t i = 0; i < problem->cu_new[spec->batch]; i++) {
-		for (int32_t h = 0; h < spec->heads; h++)
-			fill_row(spec->dtype,
-			         (char *)problem->q +
-			                 (size_t)(i * p->q.stride_token + h * p->q.stride_head) *
-			                         bytes,
-			         spec->head_dim);
+		for (int32_t h = 0; h < spec->heads; h++) {
+			char *const row = (char *)problem->q +
+			                  (size_t)(i * p->q.stride_token + h * p->q.stride_head) *
+			                          bytes;
+
+			fill_row(spec->dtype, row, spec->head_dim);
+			if (spec->raised)
+				reference_set(spec->dtype, row, 0, RAISED_Q);
+		}
 	}
 	if (fa_paged_check(&problem->request, text, sizeof(text)) != 0)
 		paged_fail("%s: refused: %s", paged_describe(problem), text);
@@ -446,11 +460,12 @@ const char *paged_describe(const struct paged_problem *problem)
 		"dtype %d store %d head scales %d batch %d heads %d/%d dims %d/%d page %d causal "
 		"%d window %lld/%lld "
 		"softcap %g scale %g alibi %d sinks %d tree %d broken %d v_in_k %d layer_major %d "
-		"gaps %d deterministic %d new/length/first",
+		"gaps %d deterministic %d raised %d new/length/first",
 		(int)s->dtype, (int)s->store, s->head_scales, s->batch, s->heads, s->kv_heads,
 		s->head_dim, s->head_dim_v, s->page_tokens, s->causal, (long long)s->left_1 - 1,
 		(long long)s->right_1 - 1, (double)s->softcap, (double)s->scale, s->alibi, s->sinks,
-		s->tree, s->broken, s->v_in_k, s->layer_major, s->gaps, s->deterministic);
+		s->tree, s->broken, s->v_in_k, s->layer_major, s->gaps, s->deterministic,
+		s->raised);
 	for (int32_t b = 0; b < s->batch && n > 0 && (size_t)n < sizeof(text); b++)
 		n += snprintf(text + n, sizeof(text) - (size_t)n, " %u/%u/%u", s->n_new[b],
 		              s->lengths[b], s->first[b]);

@@ -30,6 +30,7 @@ struct paged_spec {
 	/* This many infinities and NaNs in V, and half as many in K, mostly at tokens that only
 	 * some rows see. */
 	int32_t broken;
+	bool raised; /* logits of some keys are up to 400 above others (plain pages) */
 };
 
 struct paged_problem {

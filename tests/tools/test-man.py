@@ -12,8 +12,8 @@ import sys
 import tempfile
 
 # Defaults that depend on the machine or the user: fad.conf has an example.
-IN_WORDS = {"socket", "group", "device", "log", "buffer_bytes", "device_bytes", "fds", "pool_bytes",
-            "timelines", "bytes", "chunk_bytes"}
+IN_WORDS = {"socket", "group", "device", "log", "buffer_bytes", "all_buffer_bytes", "device_bytes", "fds",
+            "pool_bytes", "timelines", "bytes", "chunk_bytes"}
 MOST = 2**63 - 1
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 SMALLEST = ".Dd January 1, 2000\n.Dt X 1\n.Os\n.Sh NAME\n.Nm x\n.Nd y\n"

@@ -94,7 +94,8 @@ def main():
     assert len(asked) > 2, asked
     for command in asked:
         assert parses(race, command[2:]), command
-    for wrong in ("--masks window", "--masks causal-sinks", "--heads 6 --kv-heads 4", "--kv-heads 4"):
+    for wrong in ("--masks window", "--masks causal-sinks", "--heads 6 --kv-heads 4", "--kv-heads 4",
+                  "--data sink", "--data random4", "--data peaked100"):
         with mock.patch.object(sys, "stderr"):
             assert not parses(race, ["--library", "x", *wrong.split()]), wrong
 

@@ -47,6 +47,21 @@ def verify(paths):
               f"systemd-analyze verify {path}: {done.stdout}{done.stderr}")
 
 
+def exposure(path, most):
+    """systemd's own measure of what the unit may do, from 0 to 10; from version 250 on."""
+    tool = shutil.which("systemd-analyze")
+    if not tool or int(re.search(r"systemd (\d+)", subprocess.run(
+            [tool, "--version"], capture_output=True, text=True).stdout)[1]) < 250:
+        print("no systemd-analyze of version 250: exposure is not measured")
+        return
+    done = subprocess.run([tool, "security", "--offline=true", "--no-pager",
+                           f"--threshold={most * 10:.0f}", path], capture_output=True, text=True)
+    line = done.stdout.strip().split("\n")[-1]
+    print(line)
+    check(done.returncode == 0 and "exposure" in line,
+          f"systemd-analyze security {path}: {line}{done.stderr}; expected at most {most}")
+
+
 class Manager:
     """Plays systemd for a Type=notify service with an fd store and a watchdog."""
 
@@ -170,7 +185,9 @@ def main():
         with open(service) as file, open(copy, "w") as out:
             out.write(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=" + os.environ["FAD_DAEMON"],
                              file.read()))
-        verify([copy, os.path.join(directory, "fad-mps.service")])
+        verify([copy, os.path.join(directory, "fad-mps.service"),
+                os.path.join(directory, "fad-devices.service")])
+        exposure(copy, 2.5)
 
         most = int(unit["FileDescriptorStoreMax"][-1])
         environment = dict(value.split("=", 1) for value in unit["Environment"])

@@ -5,6 +5,7 @@
 #include "daemon/backend/cpu/queue.h"
 #include "daemon/backend/cpu/worker.h"
 #include "daemon/backend/cpu/workspace.h"
+#include "daemon/base/fault_guard.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -52,6 +53,7 @@ static int cpu_open(const struct fa_device_config *config, struct fa_error *erro
 	device = calloc(1, sizeof(*device) + n * sizeof(device->workers[0]));
 	if (!device)
 		return fa_fail(error, -ENOMEM, "no memory for %u threads", n);
+	fa_fault_guard_install();
 	device->config = *config;
 	device->isa = isa;
 	pthread_mutex_init(&device->mutex, NULL);

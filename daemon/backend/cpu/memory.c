@@ -44,12 +44,13 @@ int fa_cpu_memory_new_arena(struct fa_device *device, uint64_t bytes, struct fa_
                             uint64_t *ret_piece_bytes)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	char why[FA_MEMFD_EXPLAIN_BYTES];
 	int r;
 
 	r = fa_memfd_new("fad-arena", bytes, true, &fd);
 	if (r < 0)
 		return fa_fail(error, r, "%" PRIu64 " bytes of memory cannot be made: %s", bytes,
-		               strerrordesc_np(-r));
+		               fa_memfd_explain(r, why, sizeof(why)));
 	r = fa_cpu_memory_import_host(device, fd, 0, bytes, false, error, ret_memory);
 	if (r < 0)
 		return r;

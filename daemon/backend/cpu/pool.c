@@ -56,12 +56,13 @@ int fa_cpu_pool_chunk_add(struct fa_cpu_pool *pool, uint32_t chunk, struct fa_er
                           int *ret_fd)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	char why[FA_MEMFD_EXPLAIN_BYTES];
 	int r;
 
 	r = fa_memfd_new("fad-pool", pool->chunk_bytes, true, &fd);
 	if (r < 0)
 		return fa_fail(error, r, "no memory for a chunk of %" PRIu64 " bytes: %s",
-		               pool->chunk_bytes, strerrordesc_np(-r));
+		               pool->chunk_bytes, fa_memfd_explain(r, why, sizeof(why)));
 	r = map_chunk(pool, chunk, fd, error);
 	if (r < 0)
 		return r;

@@ -77,6 +77,10 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	if (work_all_claimed(work) && work_last_phase(work) &&
 	    !atomic_load_explicit(&cpu->stopped, memory_order_relaxed))
 		work->status = 0;
+	else if (cpu->failure == -EFAULT)
+		work->status = fa_fail(&work->error, -ENOMEM,
+		                       "no memory for a page of the request's tensors or of the "
+		                       "cache: the machine could not provide it (SIGBUS)");
 	else if (cpu->failure)
 		work->status = fa_fail(&work->error, cpu->failure,
 		                       "no memory for %zu bytes of scratch", cpu->scratch_bytes);

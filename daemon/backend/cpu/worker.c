@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "daemon/backend/cpu/queue.h"
+#include "daemon/base/fault_guard.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -36,12 +37,19 @@ static int reserve_scratch(struct fa_cpu_worker *worker, size_t bytes)
 	return 0;
 }
 
-/* Runs tiles until none is left, the work is cancelled, or the quantum ends. Returns how long other
- * works had to wait. */
-static uint64_t run_tiles(struct fa_cpu_worker *worker, struct fa_device_work *work)
+struct turn {
+	struct fa_cpu_worker *worker;
+	struct fa_device_work *work;
+	uint64_t used_ns; /* how long other works had to wait */
+};
+
+/* Runs tiles until none is left, the work is cancelled, or the quantum ends. */
+static void run_tiles(void *userdata)
 {
 	uint64_t begin_ns = fa_now_ns(), now_ns = begin_ns;
-	struct fa_device *device = worker->device;
+	struct turn *turn = userdata;
+	struct fa_device_work *work = turn->work;
+	struct fa_device *device = turn->worker->device;
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
 	int64_t tile;
 
@@ -50,22 +58,22 @@ static uint64_t run_tiles(struct fa_cpu_worker *worker, struct fa_device_work *w
 		tile = atomic_fetch_add_explicit(&cpu->next, 1, memory_order_relaxed);
 		if (tile >= cpu->n_tiles)
 			break;
-		if (!run_tile(worker, work, tile))
+		if (!run_tile(turn->worker, work, tile))
 			atomic_store_explicit(&cpu->stopped, true, memory_order_relaxed);
 
 		now_ns = fa_now_ns();
 		if (atomic_load_explicit(&device->n_ready, memory_order_relaxed) <= 1)
 			begin_ns = now_ns;
 	}
-	return now_ns - begin_ns;
+	turn->used_ns = now_ns - begin_ns;
 }
 
 static void *worker_run(void *userdata)
 {
 	struct fa_cpu_worker *worker = userdata;
+	struct turn turn;
 	struct fa_device *device = worker->device;
 	struct fa_device_work *work;
-	uint64_t used_ns;
 	uint32_t wake;
 	int r;
 
@@ -84,10 +92,12 @@ static void *worker_run(void *userdata)
 		while (wake-- > 0)
 			pthread_cond_signal(&device->work_available);
 		r = reserve_scratch(worker, fa_cpu_work(work)->scratch_bytes);
-		used_ns = r == 0 ? run_tiles(worker, work) : 0;
+		turn = (struct turn){ .worker = worker, .work = work };
+		if (r == 0 && !fa_fault_guard_run(run_tiles, &turn))
+			r = -EFAULT;
 
 		pthread_mutex_lock(&device->mutex);
-		fa_cpu_queue_serve_end(device, work, used_ns, r);
+		fa_cpu_queue_serve_end(device, work, turn.used_ns, r);
 	}
 	pthread_mutex_unlock(&device->mutex);
 	return NULL;
@@ -105,6 +115,7 @@ int fa_cpu_worker_start(struct fa_cpu_worker *worker)
 	pthread_attr_setinheritsched(&attributes, PTHREAD_EXPLICIT_SCHED);
 	pthread_attr_setschedpolicy(&attributes, SCHED_OTHER);
 	sigfillset(&all);
+	sigdelset(&all, SIGBUS);
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	r = -pthread_create(&worker->thread, &attributes, worker_run, worker);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);

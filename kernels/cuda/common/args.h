@@ -1,7 +1,7 @@
 /*
- * The arguments of an attention kernel: a plain struct, passed by value. Only
- * fa_cuda_attention_plan() fills it, so kernels trust every field. Strides are in bytes, of tensors
- * [batch][token][head][dim]. Ragged batches have stride_batch 0 and start at cu_seqlens[b] tokens.
+ * Arguments of an attention kernel: a plain struct, passed by value. fa_cuda_attention_plan() fills
+ * it, so kernels trust every field. Strides are in bytes, of tensors [batch][token][head][dim].
+ * Ragged batches have stride_batch 0 and start at cu_seqlens[b] tokens.
  */
 #pragma once
 
@@ -12,11 +12,11 @@ struct fa_cuda_tensor {
 	int64_t stride_batch, stride_token, stride_head;
 };
 
-/* How a launch reports its completion (done.h). Consecutive launches share the counter, which is
- * never reset: each launch knows its start value. */
+/* How a launch reports completion (done.h). Consecutive launches share the counter, which is
+ * never reset; each knows its start value. */
 struct fa_cuda_done {
 	/* Behind a gate (gate.h): if this word of device memory equals gate_run, the launch does
-	 * nothing and reports nothing. 0: no gate. */
+	 * and reports nothing. NULL: no gate. */
 	const uint64_t *shut;
 	uint64_t gate_run;
 	uint64_t *word; /* host memory; NULL: no report */
@@ -25,25 +25,25 @@ struct fa_cuda_done {
 	 * none. */
 	uint32_t *client_words;
 	uint32_t client_value;
-	/* Number of output parts that can complete separately (paged-plan.h): part p is reported in
-	 * word[p] and in client words p, p + parts, ..., and the counter is unused. 0: one report
-	 * for the launch. */
+	/* Output parts that complete separately (paged-plan.h): part p is reported in word[p]
+	 * and in client words p, p + parts, ...; the counter is unused. 0: one report per
+	 * launch. */
 	uint32_t parts;
 	uint64_t *counter; /* finished blocks */
 	uint64_t last;     /* its value before the last block */
 };
 
-/* A gate: a kernel that holds back its stream until a client's word allows it (gate.h). */
+/* A kernel that holds back its stream until a client's word allows it (gate.h). */
 struct fa_cuda_gate {
-	const uint64_t *word; /* host memory, a slot of a timeline: open from value on */
+	const uint64_t *word; /* host memory, a slot of a timeline; open from value on */
 	uint64_t value;
-	const uint64_t *stop; /* host memory: the gate gives up once this is >= turn */
+	const uint64_t *stop; /* host memory; the gate gives up once it is >= turn */
 	uint64_t turn;
 	uint64_t patience_ns;
 	uint64_t *
-		shut; /* device memory: set to run if the gate gives up; later gates of the run give up, too */
+		shut; /* device memory; set to run by a gate that gives up, as the run's later gates then do */
 	uint64_t run; /* not 0 */
-	/* Host memory: set to turn by the run's first gate that gives up. */
+	/* Host memory; set to turn by the run's first gate that gives up. */
 	uint64_t *report;
 };
 
@@ -52,7 +52,7 @@ struct fa_cuda_gate {
 
 struct fa_cuda_preempt_record {
 	uint32_t block; /* number of the block in the first launch */
-	uint32_t done;  /* completed blocks of rows, of those that see a key */
+	uint32_t done;  /* finished blocks of rows, of those that see a key */
 	uint32_t left;  /* tiles left of the next, whose state is saved; 0: not begun */
 	uint32_t slot;  /* slot of the saved state, in the low half; FA_CUDA_PREEMPT_BROKEN */
 };
@@ -66,12 +66,12 @@ struct fa_cuda_preempt_area {
 	struct fa_cuda_preempt_record records[2][FA_CUDA_PREEMPT_RECORDS];
 };
 
-/* How a launch can be preempted (preempt.h); it then reports its completion itself. */
+/* How a launch can be preempted (preempt.h); it then reports completion itself. */
 struct fa_cuda_preempt {
 	const uint64_t *word; /* device memory; NULL: never preempted */
 	uint64_t turn;        /* preempted once the word is >= turn */
 	void *area;           /* struct fa_cuda_preempt_area, of launches in order */
-	uint64_t *report;     /* host memory: number of records */
+	uint64_t *report;     /* host memory; number of records */
 	uint32_t slots;       /* slots for states, per side */
 	uint32_t side;
 	uint32_t resumed; /* block b resumes record b */
@@ -84,8 +84,8 @@ struct fa_cuda_preempt {
 
 #define FA_CUDA_CAP_POWERS 5
 
-/* Fields are in the order in which a decode block needs them, grouped by the 64 bytes that it
- * fetches at once: the first 48 bytes are the first such group on sm_90. */
+/* Fields are in the order in which a decode block needs them, by the 64 bytes that it fetches at
+ * once; on sm_90 the first such group has 48. */
 struct fa_cuda_attention {
 	struct fa_cuda_done done; /* filled by the caller */
 
@@ -98,14 +98,14 @@ struct fa_cuda_attention {
 
 	const float *alibi_slopes; /* [heads] or NULL */
 	const float *sinks;        /* [heads] or NULL */
-	/* Row i sees [i + n_k - n_q - window_left, i + n_k - n_q + window_right]:
-	 * FA_CUDA_WINDOW_MAX is unbounded, causal is a window_right of 0. */
+	/* Row i sees [i + n_k - n_q - window_left, i + n_k - n_q + window_right].
+	 * FA_CUDA_WINDOW_MAX: unbounded; causal: window_right 0. */
 	int32_t window_left, window_right;
 	float scale_log2; /* scale / ln 2 */
 	float cap_in;     /* soft cap: logit = cap_out * tanh(cap_in * dot); 0: none */
 	float cap_out;    /* softcap / ln 2 */
-	/* Where dot^2 - cap_square is negative, the logit is also dot times a polynomial in it, to
-	 * a relative 2^-17 (softcap.h). The first power is the constant, not 0. */
+	/* Where dot^2 - cap_square < 0, the logit is dot times a polynomial in it, to a relative
+	 * 2^-17 (softcap.h). The first power is the constant, not 0. */
 	float cap_square;
 	float *lse; /* may be NULL */
 	int64_t lse_stride_token, lse_stride_head;
@@ -117,21 +117,21 @@ struct fa_cuda_attention {
 	int32_t seqlen_q, seqlen_k; /* if ragged, of the longest sequence */
 	int32_t heads;
 
-	/* The grid is one-dimensional. Blocks of rows are numbered within sections of (sequence,
+	/* The grid has one dimension. Blocks of rows are numbered by sections of (sequence,
 	 * head, slice of V) triples whose K and V fit in L2 together. */
 	int32_t blocks_m; /* blocks of query rows, for the longest sequence */
 	int32_t slices;
 	int32_t triples; /* batch * heads * slices */
 	int32_t section;
-	int32_t longest_last; /* later rows see more keys: start with them */
+	int32_t longest_last; /* later rows see more keys and start first */
 
-	/* Kernels whose blocks of threads compute several blocks of rows in turn: a unit is one
-	 * block or, if @pairs, the n-th and the n-th from last, so that all units see about as many
+	/* For kernels whose thread blocks compute several blocks of rows: a unit is one block
+	 * or, if @pairs, the n-th and the n-th from last, so that units see about equally many
 	 * keys. Block b of n computes units b, b + n, ... */
 	int32_t pairs;
 	int32_t units_m; /* per triple */
 
 	struct fa_cuda_preempt preempt; /* filled by the caller */
-	/* cap_out / cap_powers[0]. Last, as decode at d64 spills if it precedes cap_powers. */
+	/* cap_out / cap_powers[0]. Last: before cap_powers, decode at d64 spills. */
 	float cap_large;
 };

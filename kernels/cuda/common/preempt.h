@@ -1,17 +1,14 @@
 /*
- * Preemption: how a launch yields its SMs to more urgent work and resumes later. A higher priority
- * gets an SM only when a block of threads ends, and blocks that compute many blocks of rows run
- * long.
+ * Preemption: a launch yields its SMs to more urgent work and resumes later. Higher priority gets
+ * an SM only when a block of threads ends, and blocks with many blocks of rows run long.
  *
- * The loading warp polls a word in device memory once per tile of keys. Once that is >= the
- * launch's turn, which is greater than all before, a block saves its state (O, maxima and sums, in
- * fp32), appends a record to a list and exits. The last block reports the list's length instead of
- * completion, and the host later relaunches the kernel with one block per record. Results are the
- * same to the bit.
+ * The loading warp polls a word of device memory once per tile of keys. Once it is >= the launch's
+ * turn (turns only grow), a block saves its state (O, maxima and sums, in fp32), appends a record to a list and
+ * exits. The last block reports the list's length instead of completion, and the host relaunches
+ * the kernel with one block per record. Results are the same to the bit.
  *
- * A resumed block computes at least one tile, so every state of a list is consumed by the next
- * launch, and two sides are enough: one is read, one written. A block without a free slot is not
- * preempted.
+ * A resumed block computes at least one tile, so the next launch consumes all states of a list, and
+ * two sides are enough: one is read, one written. A block without a free slot is not preempted.
  */
 #pragma once
 
@@ -22,7 +19,7 @@
 
 #include <stdint.h>
 
-/* Returns true if the launch is to yield. Called by one thread of a block. */
+/* True if the launch is to yield. Called by one thread. */
 __device__ __forceinline__ bool fa_preempt_requested(const struct fa_cuda_preempt &yield)
 {
 	return yield.word && fa_ld_relaxed_system(yield.word) >= yield.turn;
@@ -34,7 +31,7 @@ fa_preempt_area(const struct fa_cuda_preempt &yield)
 	return (struct fa_cuda_preempt_area *)yield.area;
 }
 
-/* Allocates a slot for a state; returns false if none is left. Called by one thread. */
+/* Allocates a slot for a state; false: none left. Called by one thread. */
 __device__ __forceinline__ bool fa_preempt_take_slot(const struct fa_cuda_preempt &yield,
                                                      uint32_t &ret_slot)
 {
@@ -44,7 +41,7 @@ __device__ __forceinline__ bool fa_preempt_take_slot(const struct fa_cuda_preemp
 	return ret_slot < yield.slots;
 }
 
-/* Appends a record to the list and returns its index. Called by one thread. */
+/* Appends a record and returns its index. Called by one thread. */
 __device__ __forceinline__ uint32_t fa_preempt_append(const struct fa_cuda_preempt &yield,
                                                       const struct fa_cuda_preempt_record &record)
 {
@@ -55,7 +52,7 @@ __device__ __forceinline__ uint32_t fa_preempt_append(const struct fa_cuda_preem
 	return place;
 }
 
-/* Does what fa_done_count() does, for a launch that may have been preempted. */
+/* fa_done_count() of a launch that may have been preempted. */
 __device__ __forceinline__ void fa_preempt_count(const struct fa_cuda_done &done,
                                                  const struct fa_cuda_preempt &yield)
 {
@@ -67,7 +64,7 @@ __device__ __forceinline__ void fa_preempt_count(const struct fa_cuda_done &done
 	if (yield.word) {
 		/* Orders what other blocks counted before. */
 		fa_fence_system();
-		/* All other blocks have exited; the next launch starts with none. */
+		/* All other blocks have exited; the next launch starts at 0. */
 		counts = fa_ld_relaxed_device(&fa_preempt_area(yield)->counts);
 		if (counts)
 			fa_preempt_area(yield)->counts = 0;

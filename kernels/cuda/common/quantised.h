@@ -1,6 +1,6 @@
 /*
- * 8-bit codes in the kernels over quantised pages: conversion to fp16, scales, NaN. C is the
- * kernel's config; its place<true>() locates 16 bytes of a row in a strip of V.
+ * 8-bit codes in kernels over quantised pages: conversion to fp16, scales, NaN. C is the kernel's
+ * config; its place<true>() locates 16 bytes of a row in a strip of V.
  */
 #pragma once
 
@@ -98,8 +98,8 @@ __device__ __forceinline__ uint32_t fa_quantised_nan_bytes(uint32_t word)
 	return ((word & 0x7f7f7f7f) + 0x01010101) & 0x80808080;
 }
 
-/* Clears a strip's NaNs in V and sets them in O of the rows that see them; 0 times NaN would spread
- * them to every row. @v: the tile. */
+/* Clears a strip's NaNs in V, which 0 times NaN would spread to every row, and sets them in O of
+ * the rows that see them. @v: the tile. */
 template <class C>
 __device__ __forceinline__ void fa_quantised_move_nans(struct fa_warp_rows<C> &rows, uint32_t v,
                                                        const struct fa_paged_visibility &visible)
@@ -147,7 +147,7 @@ __device__ __forceinline__ void fa_quantised_move_nans(struct fa_warp_rows<C> &r
 	__syncwarp(); /* all are cleared */
 }
 
-/* Returns true if no code is NaN; the result is the same in all lanes. */
+/* True in all lanes if no code is NaN. */
 template <class C> __device__ __forceinline__ bool fa_quantised_has_no_nan(uint32_t v)
 {
 	constexpr int32_t bytes = C::STORE == FA_STORE_E4M3 ? 16 * C::PITCH_V : 0;
@@ -183,8 +183,7 @@ template <class C> struct fa_quantised_v_unit {
 			inverse[r] = value;
 	}
 
-	/* Raises the unit to the largest scale among the strip's tokens that a row sees, and
-	 * rescales O. */
+	/* Raises the unit to the largest scale of a token that a row sees, and rescales O. */
 	template <bool HIDES>
 	__device__ __forceinline__ void raise(struct fa_warp_rows<C> &rows,
 	                                      const float (&scales)[4],
@@ -216,8 +215,8 @@ template <class C> struct fa_quantised_v_unit {
 			most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
 			if (!(most[r] * inverse[r] > 1))
 				continue;
-			/* Doubled, so that it is rarely raised again; an infinite unit stays so.
-			 * The reciprocal of a subnormal would be infinite. */
+			/* Doubled, so that it rises rarely; an infinite unit stays so. The
+			 * reciprocal of a subnormal would be infinite. */
 			factor = fa_rcp(inverse[r]);
 			inverse[r] = 0.25f * fa_rcp(fmaxf(0.5f * most[r], FLT_MIN));
 			factor = fmaxf(factor * inverse[r], FLT_MIN);
@@ -229,7 +228,7 @@ template <class C> struct fa_quantised_v_unit {
 		}
 	}
 
-	/* Called at a segment's end: converts O to units of 1. */
+	/* Converts O to units of 1, at a segment's end. */
 	__device__ __forceinline__ void settle(struct fa_warp_rows<C> &rows,
 	                                       const struct fa_cuda_paged_quantised &quantised,
 	                                       uint32_t head) const
@@ -248,8 +247,7 @@ template <class C> struct fa_quantised_v_unit {
 	}
 };
 
-/* Computes exp(dots + offset) times the scales of V, as fragments, and the sums of the
- * exponentials. */
+/* Computes exp(dots + offset) times V's scales, as fragments, and the exponentials' sums. */
 template <class C, bool HIDES>
 __device__ __forceinline__ void
 fa_quantised_probabilities(struct fa_warp_rows<C> &rows, uint32_t (&ret_p)[C::ATOMS][4],
@@ -277,8 +275,8 @@ fa_quantised_probabilities(struct fa_warp_rows<C> &rows, uint32_t (&ret_p)[C::AT
 		}
 }
 
-/* HIDES: some row does not see some key. @scales_v: scales of the strip's tokens, if any. Returns
- * what rows see. */
+/* HIDES: some row does not see some key. @scales_v: of the strip's tokens, if any. Returns what
+ * rows see. */
 template <class C, bool HIDES>
 __device__ __forceinline__ struct fa_paged_visibility
 fa_quantised_softmax(const struct fa_cuda_paged_attention &args,

@@ -1,9 +1,9 @@
 /*
- * Soft caps: from a dot product to cap_out * tanh(cap_in * dot). The special function unit has no
- * time for an exact tanh, and tanh.approx is inexact (docs/kernels.md). Small dots, below 15/16 of
- * the cap, use a polynomial in y = dot^2 - cap_square, whose sign says that they are small. A large
- * dot, and its y, are replaced by values for which the polynomial gives its logit. The choice
- * depends on the dot alone, so no bit of a row depends on its neighbours.
+ * Soft caps: cap_out * tanh(cap_in * dot). The special function unit has no time for an exact tanh,
+ * and tanh.approx is inexact (docs/kernels.md). Dots below 15/16 of the cap use a polynomial in y =
+ * dot^2 - cap_square, which is negative for them. Larger dots, and their y, are replaced by values
+ * for which the polynomial gives the logit. The choice depends on the dot alone, so no bit of a row
+ * depends on its neighbours.
  */
 #pragma once
 
@@ -59,9 +59,9 @@ struct fa_softcap {
 	}
 };
 
-/* Turns @dots of all threads of a warp into logits, and adds @base of their rows. Checks PART of
- * them at a time, in CHAINS of instructions, while the previous ones are computed. @behind is
- * called for [first, end) of the finished ones, beside the next. */
+/* Turns all @dots of a warp into logits and adds @base of their rows. Checks PART of them at a
+ * time, in CHAINS of instructions, while it computes the previous ones. @behind is called for
+ * [first, end) of the finished ones, beside the next. */
 template <int PART, int CHAINS, int COUNT, class BEHIND>
 __device__ __forceinline__ void fa_softcap_warp(float (&dots)[COUNT], const float (&base)[2],
                                                 struct fa_softcap cap, BEHIND behind)
@@ -70,8 +70,8 @@ __device__ __forceinline__ void fa_softcap_warp(float (&dots)[COUNT], const floa
 	bool large;
 
 	static_assert(COUNT % PART == 0, "as many each");
-	/* The polynomial's first step has two coefficients, of which only one can be a constant:
-	 * keeps the other in a register instead of a move per dot. */
+	/* Only one of the first step's two coefficients can be a constant; a register for the
+	 * other saves a move per dot. */
 	cap.powers[FA_CUDA_CAP_POWERS - 2] = fa_to_vector_register(
 		cap.powers[FA_CUDA_CAP_POWERS - 2]);
 	const auto look = [&](int part) {

@@ -19,9 +19,9 @@ template <> struct fa_stride<true> {
 	using type = int32_t;
 };
 
-/* Loads tiles of ROWS rows of D elements with THREADS threads. A thread owns the same chunks of
- * every pass-th row, so that its addresses are a constant apart. NEAR: strides fit in 32 bits,
- * which saves registers. */
+/* Loads tiles of ROWS rows of D elements with THREADS threads. A thread has the same chunks of
+ * every pass-th row, so its addresses are a constant apart. NEAR: 32-bit strides, to save
+ * registers. */
 template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	static constexpr int lanes = fa_swizzle<D>::lanes;
 	static constexpr int pass = THREADS / lanes;
@@ -33,8 +33,7 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	uint32_t shared;         /* its first chunk in shared memory, relative to the tile */
 	uint32_t bytes[columns]; /* 16, or 0 for a chunk past the width */
 
-	/* @base: the first element of row 0; @first: the row of the next tile; @width: a multiple
-	 * of 8 elements. */
+	/* @base: row 0; @first: row of the next tile; @width: a multiple of 8 elements. */
 	__device__ __forceinline__ fa_loader(const char *base, int64_t stride_token, int32_t first,
 	                                     int32_t width)
 	{
@@ -86,7 +85,7 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 		}
 	}
 
-	/* Loads rows of any alignment, element by element through registers. */
+	/* Loads rows of any alignment, by elements through registers. */
 	__device__ __forceinline__ void load_elements(uint32_t tile, int32_t rows) const
 	{
 		const int32_t left = rows - (int32_t)(threadIdx.x / lanes);
@@ -113,8 +112,8 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	}
 };
 
-/* Stores ROWS rows of D elements from a warp's shared memory, from row @first of the tensor's @end
- * rows, @width elements wide. If JUDGE, returns true if this thread stored an infinity or NaN. */
+/* Stores ROWS rows of D elements from a warp's shared memory, from row @first of the tensor's
+ * @end rows, @width elements wide. JUDGE: true if this thread stored an infinity or NaN. */
 template <int ROWS, int D, bool ELEMENTS, bool JUDGE, class T>
 __device__ __forceinline__ bool fa_store_rows(uint32_t lane, uint32_t tile, char *base,
                                               int64_t stride, int32_t first, int32_t end,

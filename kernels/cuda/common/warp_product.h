@@ -1,9 +1,9 @@
 /*
  * The two products of a warp: Q K^T, and O += P V.
  *
- * A hidden key has p = 0, but 0 times an infinity or a NaN in V is NaN. Products with ISOLATE split
- * V: finite elements are multiplied as usual; for the others, rows that see the key get +inf, -inf
- * or, for NaN, both, as products of the largest bf16 with itself, and other rows get 0.
+ * A hidden key has p = 0, but 0 times an infinity or NaN in V is NaN. ISOLATE splits V: finite
+ * elements are multiplied as usual; for the others, rows that see the key get +inf, -inf or, for
+ * NaN, both, as products of the largest bf16 with itself; other rows get 0.
  */
 #pragma once
 
@@ -71,8 +71,8 @@ template <class T> struct fa_warp_v_split {
 	}
 };
 
-/* For 16 keys from @offset on, laid out as P's fragment, gives the largest bf16 where the row sees
- * the key, else 0. */
+/* For 16 keys from @offset on, as P's fragment: the largest bf16 where the row sees the key,
+ * else 0. */
 template <class C, class SIGHT>
 __device__ __forceinline__ void fa_warp_visible(uint32_t (&ret_seen)[C::ATOMS][4],
                                                 const SIGHT &sight, int offset)
@@ -87,8 +87,8 @@ __device__ __forceinline__ void fa_warp_visible(uint32_t (&ret_seen)[C::ATOMS][4
 			                                                           : 0);
 }
 
-/* O += P V for 16 keys from @offset of @sight on. @v: this lane's ldmatrix address of their first
- * fragment. SIGHT is fa_warp_visibility or similar. */
+/* O += P V for 16 keys from @offset of @sight on. @v: this lane's ldmatrix address. SIGHT is
+ * fa_warp_visibility or similar. */
 template <class C, bool ISOLATE, class SIGHT>
 __device__ __forceinline__ void fa_warp_product(struct fa_warp_rows<C> &rows,
                                                 const uint32_t (&p)[C::ATOMS][4], uint32_t v,
@@ -134,8 +134,8 @@ __device__ __forceinline__ void fa_warp_product(struct fa_warp_rows<C> &rows,
 	}
 }
 
-/* O += exp(dots + offset) V for a tile, and the sums. Exponentials of 16 keys overlap the products
- * of the previous 16. @v: this lane's ldmatrix address of the tile's first fragment. */
+/* O += exp(dots + offset) V for a tile, and the sums. Exponentials of 16 keys overlap products
+ * of the previous 16. @v: this lane's ldmatrix address. */
 template <class C, bool ISOLATE, int TILES, class SIGHT>
 __device__ __forceinline__ void
 fa_warp_accumulate(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATOMS][TILES][4],

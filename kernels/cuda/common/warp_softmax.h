@@ -1,10 +1,10 @@
 /*
  * A warp's softmax between the two products: masks, maxima, exponentials, for TILES fragments of 8
- * keys at a time.
+ * keys.
  *
- * The maximum that is subtracted in the exponent may lag: it is raised, and O and the sum rescaled,
- * only when a logit exceeds it by more than 8 (in units of ln 2). p is then at most 256, which
- * fp16, bf16 and fp32 sums hold, and O is rarely rescaled.
+ * The subtracted maximum rises, and O and the sum are rescaled, only when a logit exceeds it by
+ * more than 8 (in units of ln 2): p is at most 256, which fp16, bf16 and fp32 sums hold, and O is
+ * rarely rescaled.
  */
 #pragma once
 
@@ -18,8 +18,8 @@
 
 /* Each thread has rows g and g + 8 of every atom, row = 2 * atom + half. */
 template <class C> struct fa_warp_rows {
-	/* Added in the exponent: minus a recent maximum of the logits. FLT_MAX at first, for which
-	 * masked logits (-inf) give 0. */
+	/* Added in the exponent: minus a recent maximum of the logits. At first FLT_MAX, which
+	 * gives 0 for masked logits (-inf). */
 	float offset[2 * C::ATOMS];
 	float sum[2 * C::ATOMS]; /* of this thread's keys */
 	float out[C::ATOMS][C::WARP_DIM_V / 8][4];
@@ -47,7 +47,7 @@ template <class C> struct fa_warp_visibility {
 	int32_t rest;  /* keys from there to the sequence's end */
 	int32_t left, right;
 
-	/* Returns true if the row sees the key that is @offset keys after @key. */
+	/* True if the row sees the key @offset after @key. */
 	__device__ __forceinline__ bool sees(int r, int offset) const
 	{
 		const int32_t first = C::SOURCE::STARTS ? max(start, r * 8 - left - key)

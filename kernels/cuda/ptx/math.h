@@ -57,6 +57,15 @@ __device__ __forceinline__ float fa_to_vector_register(float x)
 	return y;
 }
 
+/* Returns 0. The compiler neither knows that nor computes what depends on it earlier. */
+__device__ __forceinline__ int32_t fa_opaque_zero(void)
+{
+	int32_t zero;
+
+	asm volatile("mov.s32 %0, 0;" : "=r"(zero));
+	return zero;
+}
+
 __device__ __forceinline__ float fa_from_f16(uint16_t half)
 {
 	float y;

@@ -21,18 +21,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What consumer groups take turns with, so that one uses the tensor cores while others compute
- * exponentials. */
+/* What groups take turns with, so that tensor cores and exponentials overlap. */
 enum fa_sm90_pingpong {
 	FA_SM90_PINGPONG_GEMM,    /* issuing Q K^T */
-	FA_SM90_PINGPONG_SOFTMAX, /* exponentials, where they take as long as the products */
-	FA_SM90_PINGPONG_NONE,    /* nothing: groups are independent, each skips unseen tiles */
+	FA_SM90_PINGPONG_SOFTMAX, /* exponentials, where they take as long as products */
+	FA_SM90_PINGPONG_NONE,    /* nothing: each group skips its own unseen tiles */
 };
 
 /* When a consumer reads the stop word of the next stage (yield.h). */
 enum fa_sm90_stop_read {
 	FA_SM90_STOP_ON_DEMAND, /* when it needs the tile */
-	/* Earlier, if the tile has arrived by then: */
+	/* If the tile has arrived by then: */
 	FA_SM90_STOP_BEFORE_EXP, /* before the tile's last exponentials */
 	FA_SM90_STOP_AFTER_EXP,  /* after them */
 };
@@ -76,32 +75,41 @@ struct fa_sm90_config {
 	using ARGS = typename SOURCE::ARGS;
 	static constexpr bool BAND = KIND::BAND, WINDOW = KIND::WINDOW, SCORE_MOD = KIND::SCORE_MOD;
 	static constexpr bool SOFTCAP = KIND::SOFTCAP;
-	static constexpr bool FIXED_MAX = fa_sm90_fixed_max<T>::value;
+	static constexpr bool PAGED = SOURCE::PAGED;
+	/* With pages, four groups have too few registers for overflow.h. */
+	static constexpr bool FIXED_MAX = fa_sm90_fixed_max<T>::value && !(PAGED && GROUPS_ == 4);
+	/* FIXED_MAX: p of a row's maximum is 2^MAX_EXPONENT, so later logits may be up to 113
+	 * above it. overflow.h scales down sums beyond SUM_HIGH. */
+	static constexpr int MAX_EXPONENT = FIXED_MAX && !SCORE_MOD ? -40 : 0;
+	static constexpr float SUM_HIGH = SCORE_MOD ? 0x1p40f : 1;
+	/* A block's first tile of keys goes first, where rows often have their greatest logits;
+	 * then the others, from the last on. */
+	static constexpr bool FIRST_TILE_FIRST = FIXED_MAX && BAND && !SCORE_MOD && !WINDOW &&
+	                                         PINGPONG_ != FA_SM90_PINGPONG_NONE;
 	static constexpr int DIM = DIM_, DIM_V = DIM_V_;
 	static constexpr int GROUPS = GROUPS_, THREADS = (GROUPS + 1) * 128;
 	static constexpr int KEYS = KEYS_, STAGES = STAGES_, Q_SLOTS = Q_SLOTS_;
 	static constexpr int GROUP_ROWS = FA_SM90_GROUP_ROWS, ROWS = GROUPS * GROUP_ROWS;
 	static constexpr fa_sm90_pingpong PINGPONG = PINGPONG_;
 	static constexpr bool INDEPENDENT = PINGPONG == FA_SM90_PINGPONG_NONE;
-	/* Groups that skip tiles run up to one tile apart and hold a stage for the slower group, so
-	 * two stages would leave none to load ahead. */
+	/* Groups that skip tiles run up to one tile apart, so with two stages nothing is loaded
+	 * ahead. */
 	static constexpr bool SKIPS = INDEPENDENT || (WINDOW && STAGES > 2);
 	/* The launch can be preempted (yield.h). Independent groups have no common tile to stop
 	 * at. */
 	static constexpr bool YIELDS = !INDEPENDENT, YIELDS_IN_BLOCK = YIELDS && !WINDOW;
 
-	/* Registers of a thread. All warpgroups start with 65,536 / THREADS rounded down to a
-	 * multiple of 8; the producer releases registers, the consumers acquire them. */
-	static constexpr bool PAGED = SOURCE::PAGED;
+	/* Registers of a thread. All start with 65,536 / THREADS, rounded down to a multiple of
+	 * 8; the producer releases some, the consumers acquire them. */
 	static constexpr bool LOOKS_UP = PAGED || WINDOW;
 	/* ALiBi is an extra step of Q K^T (alibi.h). */
 	static constexpr bool ALIBI_MMA = SCORE_MOD && !SOFTCAP && !PAGED && DIM == 64;
 	/* The producer reads the next block's descriptor early. */
 	static constexpr bool LOOKAHEAD = PAGED && DIM == 128;
-	/* Consumers keep the ping-pong barrier's number in a vector register, and compute a tile's
-	 * valid rows only where it is masked. */
+	/* Consumers keep the ping-pong barrier's number in a vector register and compute a
+	 * tile's valid rows only where they mask it. */
 	static constexpr bool MASK_ON_DEMAND = PAGED && PINGPONG != FA_SM90_PINGPONG_SOFTMAX;
-	/* Masks are built as bit words: fa_sm90_mask_row(). */
+	/* fa_sm90_mask_row() masks by words of bits. */
 	static constexpr bool MASK_BITS = LOOKAHEAD || WINDOW || SCORE_MOD ||
 	                                  (FIXED_MAX && !PAGED &&
 	                                   PINGPONG == FA_SM90_PINGPONG_SOFTMAX);
@@ -119,8 +127,8 @@ struct fa_sm90_config {
 	                                    : TUNED && FIXED_MAX && !WINDOW && !SOFTCAP
 	                                            ? KEYS / 16 * 5 / 8
 	                                            : KEYS / 16 * 3 / 4;
-	/* The source waits for its ping-pong turn before the first half of the exponentials; the
-	 * compiler moves the wait behind them, but not past SCORE_MOD's code. */
+	/* Waits for the ping-pong turn before the first half of the exponentials. The compiler
+	 * moves the wait behind them, but not past SCORE_MOD's code. */
 	static constexpr bool WAITS_LATE = SCORE_MOD || (TUNED && !BAND && !FIXED_MAX);
 	static constexpr int PRODUCER_REGISTERS = GROUPS == 3  ? 32
 	                                          : !LOOKS_UP  ? 24
@@ -130,12 +138,11 @@ struct fa_sm90_config {
 	                                          : GROUPS == 3 ? 160
 	                                          : LOOKS_UP    ? 232
 	                                                        : 240;
-	/* One more live register would spill, so some state is recomputed for every tile. */
+	/* Another live register would spill, so some state is recomputed per tile. */
 	static constexpr bool FEW_REGISTERS = SCORE_MOD && GROUPS == 3;
 	/* The soft cap's last step subtracts the row maximum, if set. */
 	static constexpr bool CAP_SUBTRACTS_MAX = SOFTCAP && FIXED_MAX;
-	/* Dot products of a thread that softcap.h processes at a time; independent reduction
-	 * chains. */
+	/* Dot products of a thread that softcap.h computes at a time, as independent chains. */
 	static constexpr int CAP_CHUNK = FEW_REGISTERS            ? (KEYS < 128 ? 8 : 4)
 	                                 : SOFTCAP && KEYS >= 128 ? 32
 	                                                          : 16;
@@ -144,8 +151,8 @@ struct fa_sm90_config {
 	                      65536 / THREADS / 8 * 8 * (GROUPS + 1),
 	              "setmaxnreg would wait for ever");
 
-	/* A tile consists of columns of 64 elements (128 bytes) with all of its rows, in TMA's
-	 * 128-byte swizzle. The last column may be half used. */
+	/* A tile is columns of 64 elements (128 bytes) with all rows, in TMA's 128-byte swizzle.
+	 * The last column may be half used. */
 	static constexpr int COLUMN = 64, COLUMN_BYTES = 128;
 	static constexpr int COLUMNS = (DIM + 63) / COLUMN, COLUMNS_V = (DIM_V + 63) / COLUMN;
 	static constexpr uint32_t Q_COLUMN = GROUP_ROWS * COLUMN_BYTES;
@@ -154,8 +161,8 @@ struct fa_sm90_config {
 	static constexpr uint32_t K_BYTES = COLUMNS * KV_COLUMN;
 	static constexpr uint32_t V_BYTES = COLUMNS_V * KV_COLUMN;
 
-	/* Dynamic shared memory. Tiles start on 1024 bytes, as the swizzle needs; the host
-	 * allocates FA_SM90_BARRIER_BYTES for the rest. */
+	/* Dynamic shared memory. Tiles start on 1024 bytes for the swizzle; the host allocates
+	 * FA_SM90_BARRIER_BYTES for the rest. */
 	struct SHARED {
 		uint8_t q[Q_SLOTS][Q_BYTES];
 		uint8_t k[STAGES][K_BYTES];
@@ -164,21 +171,21 @@ struct fa_sm90_config {
 		uint8_t alibi_q[ALIBI_MMA ? Q_COLUMN : 0];
 
 		/* mbarriers. FULL: one producer thread arrives with the transaction bytes; the
-		 * tile's consumers wait. EMPTY: lane 0 of each consumer warp arrives; the producer
+		 * tile's consumers wait. EMPTY: lane 0 of each consumer warp arrives; producer
 		 * warps wait. Q's: one group, 4 EMPTY arrivals, once per block of rows. K's and
-		 * V's: all groups, 4 * GROUPS, once per tile. A k_full also gets an arrival without
-		 * bytes where no tile comes (yield.h). */
+		 * V's: all groups, 4 * GROUPS arrivals, once per tile. k_full also gets an
+		 * arrival without bytes where no tile comes (yield.h). */
 		uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS];
 		uint64_t k_full[STAGES], k_empty[STAGES];
 		uint64_t v_full[STAGES], v_empty[STAGES];
 
-		/* State of yield.h, zero unless it says otherwise. */
+		/* State of yield.h; zero by default. */
 		alignas(16) struct fa_cuda_preempt_record record;
-		uint32_t exits;        /* the block exits at once */
-		uint32_t state_slot;   /* if it stopped: where its state is, */
+		uint32_t exits;        /* exit at once */
+		uint32_t state_slot;   /* where the stopped block's state is, */
 		uint32_t blocks_done;  /* blocks of rows finished, */
 		uint32_t tiles_left;   /* 1 + tiles left of the next; 0: it did not stop */
-		uint32_t nonfinite;    /* some rows must be recomputed */
+		uint32_t nonfinite;    /* rows must be recomputed */
 		uint32_t stop[STAGES]; /* enum fa_sm90_stop_kind, or 0 */
 	};
 
@@ -204,11 +211,10 @@ struct fa_sm90_config {
 	/*
 	 * Named barriers; 0 is __syncthreads() and, at the end, all consumers once.
 	 *  - group_barrier: the group's 128 threads sync, after they zeroed rows of V and around
-	 *    their writes of ALiBi's operand.
-	 *  - pingpong_barrier: once per tile, the group's 128 threads sync, those of the group
-	 *    before it arrive.
-	 *  - producers_barrier: several producer warps sync before each tile if the launch can
-	 *    yield.
+	 * their writes of ALiBi's operand.
+	 *  - pingpong_barrier: once per tile, the group's 128 threads sync, the previous group's
+	 * arrive.
+	 *  - producers_barrier: producer warps sync before each tile if the launch can yield.
 	 */
 	static __device__ __forceinline__ uint32_t group_barrier(uint32_t group)
 	{
@@ -238,14 +244,14 @@ struct fa_sm90_config {
 	              "ping-pong needs two groups, and 15 named barriers exist");
 	static_assert(Q_SLOTS >= GROUPS, "every group has a Q slot");
 
-	/* WINDOW: number of tiles that the previous block does not see. */
+	/* WINDOW: tiles that the previous block does not see. */
 	static constexpr int NEW_TILES = (ROWS + KEYS - 1) / KEYS;
-	/* Q_EARLY: groups whose Q of the next block is loaded before that block's first K. The rest
-	 * comes after it if there are too few slots, so that K and V do not wait for a slot. */
+	/* Q_EARLY: groups whose Q of the next block is loaded before that block's first K. With
+	 * too few slots the rest comes later, so that K and V do not wait for a slot. */
 	static constexpr bool LATE_Q = WINDOW || (BAND && !SCORE_MOD && DIM == 256);
 	static constexpr int Q_EARLY = LATE_Q && Q_SLOTS < 2 * GROUPS ? Q_SLOTS - GROUPS : GROUPS;
-	/* Most tiles skipped between blocks: the first group skips only last tiles, the last group
-	 * only first ones. */
+	/* Most tiles skipped between blocks: the first group skips only last tiles, the last
+	 * group only first ones. */
 	static constexpr int SKIPS_MAX = (GROUPS > 2 ? 2 : 1) *
 	                                 (((GROUPS - 1) * GROUP_ROWS + KEYS - 1) / KEYS);
 	static_assert(!WINDOW || !INDEPENDENT, "WINDOW gives all groups equally many tiles");

@@ -1,7 +1,7 @@
 /*
- * Main loop of a consumer warpgroup. Tiles of keys go from the last to the first. Each iteration
- * issues Q K^T of a tile and P V of the tile before; while P V runs, it computes the exponentials
- * of Q K^T. The epilogue of a block overlaps with the first Q K^T of the next block.
+ * Main loop of a consumer warpgroup. Tiles of keys go from the last to the first, but for
+ * FIRST_TILE_FIRST. An iteration issues Q K^T of a tile and P V of the tile before, and computes
+ * exponentials while P V runs. A block's epilogue overlaps with the next block's first Q K^T.
  */
 #pragma once
 
@@ -17,6 +17,7 @@
 #include "kernels/cuda/sm90/gemm.h"
 #include "kernels/cuda/sm90/load.h"
 #include "kernels/cuda/sm90/logits.h"
+#include "kernels/cuda/sm90/overflow.h"
 #include "kernels/cuda/sm90/recompute.h"
 #include "kernels/cuda/sm90/softmax.h"
 #include "kernels/cuda/sm90/tile_range.h"
@@ -37,15 +38,15 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	constexpr int steps = C::KEYS / 16;
 	const uint32_t lane = threadIdx.x % 32;
 	const int32_t thread_row = C::BAND ? threadIdx.x % 128 / 32 * 16 + lane / 4 : 0;
-	/* Multiplies logits in the exponent; > 0. */
+	/* Factor of logits in the exponent; > 0. */
 	const float factor = C::SOFTCAP || (C::SCORE_MOD && !fa_sm90_is_linear(args))
 	                             ? 1
 	                             : args.scale_log2;
 	typename SOURCE::template SCHEDULER<C> scheduler(all);
 	struct fa_sm90_ring_position<C::STAGES> k, v;
 	struct fa_sm90_ring_position<C::Q_SLOTS> q;
-	/* Blocks of rows: of the current logits, the next one, and the one whose O is not stored
-	 * yet. */
+	/* Blocks of rows: that of the current logits, the next, and the one whose O is not
+	 * stored yet. */
 	typename SOURCE::BLOCK block, next_block, done_block;
 	struct fa_sm90_sums sums, done_sums;
 	bool done = false, nonfinite = false, k_there = false;
@@ -54,21 +55,22 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	fa_sm90_p<C> p;
 	float scale[2];
 	int32_t end_key;   /* the sequence's end, relative to the group's first row */
-	int32_t first_key; /* the first key that is not hidden, likewise; PAGED */
+	int32_t first_key; /* PAGED: the first key that is not hidden, likewise */
 	int32_t key;       /* the tile's first key, likewise */
-	int32_t left;      /* the block's tiles after this one */
+	int32_t left;      /* tiles of the block after this one */
+	bool first_tile;   /* FIRST_TILE_FIRST: this is the block's first tile */
 	int32_t next_end_key, next_first_key, next_key, next_left; /* -1: no next block */
-	int32_t next_skip = 0;  /* tiles that this group skips before its next one */
-	int32_t skip_after = 0; /* how many of these are at the end of the block ahead */
-	int32_t skip_tail = 0;  /* WINDOW: tiles that this group skips at this block's end */
-	/* ALiBi: slope in units of a dot product, and the bias per row. */
+	int32_t next_skip = 0;  /* tiles to skip before this group's next one */
+	int32_t skip_after = 0; /* how many of them belong to the block ahead */
+	int32_t skip_tail = 0;  /* WINDOW: tiles to skip at this block's end */
+	/* ALiBi: slope in units of a dot product; bias per row. */
 	float dot_slope = 0, next_dot_slope = 0, shift[2] = { 0, 0 };
-	/* wgmma adds the bias; side: the rows' side on which the tile is, or 0 (alibi.h). */
+	/* wgmma adds the bias; side: on which side of the rows the tile is, or 0 (alibi.h). */
 	bool alibi_by_mma = false;
 	int32_t side = 0;
 	bool any_row_unset; /* a row has no maximum yet */
 	bool resumed = false;
-	uint32_t stop = 0; /* fa_sm90_stop_kind; not 0: no tile comes */
+	uint32_t stop = 0; /* fa_sm90_stop_kind; not 0: no more tiles */
 
 	const auto arrive = [&](uint32_t barrier) {
 		if (lane == 0)
@@ -92,14 +94,16 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			SOURCE::keep(next_block, work, row);
 			next_end_key = work.n_k - origin;
 			next_first_key = SOURCE::first_key(work) - origin;
-			next_key = group_range.tiles.last * C::KEYS - origin;
+			next_key = fa_sm90_tile_at<C>(group_range.tiles, group_range.tiles.count) *
+			                   C::KEYS -
+			           origin;
 			next_left = group_range.tiles.count - 1;
 			next_skip += group_range.before;
 			skip_after = group_range.after;
 			if (C::SCORE_MOD && !C::SOFTCAP)
 				next_dot_slope = fa_sm90_alibi_slope(args, work.head) *
 				                 fa_rcp(factor);
-			/* Both forms are equivalent; each gives its kernels the faster loop. */
+			/* Equivalent forms; each is the faster one for its kernels. */
 			if (range.count == 0) {
 				if constexpr (C::ALIBI_MMA) {
 					work.row = row;
@@ -117,6 +121,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		dot_slope = next_dot_slope;
 		key = next_key;
 		left = next_left;
+		first_tile = true;
 		if (C::WINDOW)
 			skip_tail = skip_after;
 		if constexpr (C::ALIBI_MMA) {
@@ -139,7 +144,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	const auto wait_q = [&](void) {
 		fa_mbarrier_wait(shared + C::Q_FULL + 8 * q.stage, q.parity);
 	};
-	/* The tile's rows in the sequence: the end in the high half, the first in the low half. */
+	/* The tile's rows in the sequence: end in the high half, first in the low half. */
 	constexpr uint32_t ALL_ROWS = (uint32_t)C::KEYS << 16;
 	const auto rows_of_tile = [&](void) {
 		if (!SOURCE::tails(all))
@@ -165,8 +170,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		arrive(shared + C::V_EMPTY + 8 * v.stage);
 		v.advance();
 	};
-	/* Releases skipped tiles. Waits for each of them, because otherwise the arrival would count
-	 * for an earlier phase. */
+	/* Releases skipped tiles. Waits for each, so that the arrival counts for the right
+	 * phase. */
 	const auto skip_k = [&](int32_t count) {
 #pragma unroll 1
 		for (; C::SKIPS && count > 0; count--) {
@@ -193,7 +198,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		       (C::BAND && (key + C::KEYS - 1 > args.window_right ||
 		                    key < C::GROUP_ROWS - 1 - args.window_left));
 	};
-	/* Masks the logits if need be; returns partly_seen(). */
+	/* Masks the logits where needed; returns partly_seen(). */
 	const auto mask = [&](void) {
 		if constexpr (C::SCORE_MOD) {
 			if (side == 0) {
@@ -242,7 +247,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 					                (float)((int32_t)(lane % 4 * 2) - row);
 			}
 		rescales = fa_sm90_update_max<C>(sums, dots, factor, row_shift, key_slope, scale);
-		/* Rows that had a maximum got it subtracted with the soft cap. */
+		/* The soft cap subtracted the maximum of rows that had one. */
 		if (C::CAP_SUBTRACTS_MAX) {
 			const float add[2] = { unset[0] ? sums.offset[0] : 0,
 				               unset[1] ? sums.offset[1] : 0 };
@@ -252,7 +257,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		any_row_unset = !C::FIXED_MAX || find_unset();
 		return rescales;
 	};
-	/* Keeps the barrier's number out of uniform registers, and computes it before the wait. */
+	/* Keeps the barrier's number out of uniform registers and computes it before the wait. */
 	const uint32_t pingpong_group = C::MASK_ON_DEMAND ? threadIdx.x / 128 - 1 : group;
 	const auto pingpong_wait = [&](void) {
 		fa_barrier_sync(C::pingpong_barrier(pingpong_group), 256);
@@ -277,8 +282,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	if (!C::INDEPENDENT && group == C::GROUPS - 1)
 		pingpong_signal();
 	q.advance(group);
-	/* The loop runs once, unless groups are independent and this one has to skip more tiles
-	 * than the ring holds: then the pipeline starts again. */
+	/* Runs once, unless an independent group skips more tiles than the ring holds: then the
+	 * pipeline starts again. */
 #pragma unroll 1
 	do {
 		for (; C::INDEPENDENT && next_skip > 0; next_skip--) {
@@ -303,8 +308,10 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			nonfinite = slot & FA_CUDA_PREEMPT_BROKEN;
 			resumed = rest_tiles > 0;
 			if (resumed) {
-				key -= (left + 1 - rest_tiles) * C::KEYS;
+				key += (C::FIRST_TILE_FIRST ? rest_tiles : rest_tiles - 1 - left) *
+				       C::KEYS;
 				left = rest_tiles - 1;
+				first_tile = false;
 				fa_sm90_load_state<C>(args.preempt, slot % FA_CUDA_PREEMPT_BROKEN,
 				                      group, out, sums);
 			}
@@ -320,8 +327,6 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		release_k();
 		release_q();
 		scale[0] = scale[1] = 1;
-		if (C::YIELDS_IN_BLOCK && C::FIXED_MAX && resumed)
-			fa_sm90_scale_down(sums, scale);
 		mask();
 		if (!C::FIXED_MAX)
 			add_alibi();
@@ -333,8 +338,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		if (C::YIELDS_IN_BLOCK && resumed)
 			fa_sm90_rescale<C>(out, scale);
 
-		/* Valid rows of the current logits' tile; its V is waited for one iteration
-		 * later. */
+		/* Valid rows of the current logits' tile; its V is awaited one iteration later. */
 		uint32_t rows = rows_of_tile();
 
 #pragma unroll 1
@@ -343,14 +347,16 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			bool rescales = false;
 			int32_t skip = 0;
 
+			if (C::FIXED_MAX)
+				fa_sm90_prevent_overflow<C>(sums, out, p, all, block, group, key);
 			scale[0] = scale[1] = 1;
 			if (C::WINDOW && last_tile && skip_tail > 0) {
 				skip_k(skip_tail);
 				k_there = false;
 			}
 			if constexpr (C::YIELDS) {
-				/* One exit: with a second one the compiler places the exponentials
-				 * where ping-pong does not overlap them. */
+				/* The only exit: after a second one the compiler places the
+				 * exponentials where ping-pong does not overlap them. */
 				if (C::STOP_READ == FA_SM90_STOP_ON_DEMAND || !k_there) {
 					if (!k_there)
 						wait_k();
@@ -371,7 +377,9 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				k_there = k_there && (!C::INDEPENDENT || skip == 0);
 				wait_q();
 			} else {
-				key -= C::KEYS;
+				key += C::FIRST_TILE_FIRST && first_tile ? left * C::KEYS
+				                                         : -C::KEYS;
+				first_tile = false;
 				left--;
 			}
 			if (!C::YIELDS && !k_there)
@@ -399,8 +407,6 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				sums.reset();
 				any_row_unset = true;
 				look_ahead();
-			} else if (C::FIXED_MAX) {
-				rescales = fa_sm90_scale_down(sums, scale);
 			}
 			if (!C::MASK_ON_DEMAND)
 				rows = rows_of_tile();
@@ -430,8 +436,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			}
 			if (C::PINGPONG == FA_SM90_PINGPONG_SOFTMAX && !C::WAITS_LATE)
 				pingpong_wait();
-			/* O is complete after the first half of the exponentials; with P free, the
-			 * rest is rounded while others run. The branch keeps the compiler from
+			/* After the first half of the exponentials O is complete; P is free, so
+			 * the rest is rounded meanwhile. The branch keeps the compiler from
 			 * waiting earlier. */
 			if (!half_done)
 				fa_sm90_exponentials<C, 0, steps / 2>(sums, dots, factor, shift);
@@ -447,7 +453,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			if (C::STOP_READ == FA_SM90_STOP_BEFORE_EXP && k_there)
 				stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
 			if constexpr (C::PINGPONG == FA_SM90_PINGPONG_SOFTMAX) {
-				/* The next group wakes up during the remaining exponentials. */
+				/* Wakes the next group, which runs during the remaining
+				 * exponentials. */
 				fa_sm90_exponentials<C, steps / 2, C::SIGNAL_STEPS>(sums, dots,
 				                                                    factor, shift);
 				pingpong_signal();
@@ -464,7 +471,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				fa_sm90_rescale<C>(out, scale);
 		}
 
-		/* Consumes the arrival that the last group made ahead of its waits. */
+		/* Consumes the last group's extra arrival. */
 		if (!C::INDEPENDENT && group == 0)
 			pingpong_wait();
 		if (done) {

@@ -5,6 +5,7 @@
  *   WORK, first_key()  a block of rows (derived from struct fa_work); earlier keys are hidden
  *   BLOCK, keep(), work_of()
  *                      the part of WORK that is kept until O is stored, and back
+ *   find()             WORK of a group's BLOCK, its row the group's first; slow
  *   SCHEDULER, PRODUCER_SCHEDULER
  *                      iterate over blocks of rows, in the same order
  *   TILE               a tile of keys, and how the producer loads it
@@ -31,10 +32,10 @@ struct fa_sm90_block {
 };
 
 template <class C> struct fa_sm90_dense_scheduler {
-	/* The next unit, the n-th of the triple. Unsigned: one past the last may exceed int32. */
+	/* The triple's n-th unit. Unsigned: one past the last may exceed int32. */
 	uint32_t triple;
 	int32_t n;
-	int32_t triple_step, n_step; /* per unit, so that no division is needed */
+	int32_t triple_step, n_step; /* per unit, to save a division */
 	int32_t second;              /* the pair's second block is next */
 	bool reversed = true;        /* the last group has the block's first rows */
 
@@ -87,7 +88,7 @@ template <class C> struct fa_sm90_dense_tile {
 	int32_t token, head, entry, column;
 
 	__device__ __forceinline__ void begin(const struct fa_cuda_attention &args,
-	                                      const struct fa_work &work, int32_t tile)
+	                                      const struct fa_work &work, int32_t tile, int32_t)
 	{
 		token = (int32_t)work.first_k + tile * C::KEYS;
 		head = (int32_t)((uint32_t)work.head / (uint32_t)args.group);
@@ -95,13 +96,13 @@ template <class C> struct fa_sm90_dense_tile {
 		column = work.slice * C::DIM_V;
 	}
 
-	__device__ __forceinline__ void retreat(const struct fa_cuda_attention &)
+	__device__ __forceinline__ void retreat(const struct fa_cuda_attention &, int32_t keys)
 	{
-		token -= C::KEYS;
+		token -= keys;
 	}
 
-	/* Loads COLUMNS columns of 64 elements of K or, from @first_column on, of V. Called by a
-	 * warp; one thread issues. */
+	/* Loads COLUMNS columns of 64 elements of K or, from @first_column on, of V. One thread
+	 * of the calling warp issues. */
 	template <int COLUMNS>
 	__device__ __forceinline__ void fetch(const struct fa_cuda_attention &, uint32_t shared,
 	                                      const void *map, uint32_t barrier,
@@ -165,6 +166,12 @@ struct fa_sm90_dense {
 	static __device__ __forceinline__ WORK work_of(const ARGS &args, const BLOCK &block)
 	{
 		return fa_work_at(args, block.triple, block.row);
+	}
+
+	template <class C>
+	static __device__ __forceinline__ WORK find(const ARGS &args, const BLOCK &block, uint32_t)
+	{
+		return work_of(args, block);
 	}
 
 	static __device__ __forceinline__ const char *k_row(const ARGS &args, const WORK &work,

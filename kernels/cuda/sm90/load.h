@@ -1,7 +1,7 @@
 /*
- * The producer: TMA loads of Q for every block of rows and of the K and V tiles that those rows
- * see, as far ahead as the rings allow. If tiles consist of many boxes, several warps issue them;
- * warp 0 arms the mbarriers and decides where the launch yields.
+ * The producer: TMA loads of Q per block of rows and of the K and V tiles that they see, as far
+ * ahead as the rings allow. Where tiles have many boxes, several warps issue them; warp 0 arms the
+ * mbarriers and decides where to yield.
  */
 #pragma once
 
@@ -17,7 +17,7 @@
 
 #include <stdint.h>
 
-/* Position in a ring of STAGES stages, and parity of the phase. */
+/* Stage of a ring, and parity of the phase. */
 template <int STAGES> struct fa_sm90_ring_position {
 	uint32_t stage = 0, parity = 0;
 
@@ -32,7 +32,7 @@ template <int STAGES> struct fa_sm90_ring_position {
 	}
 };
 
-/* Issues the loads of Q. Called by a warp; one thread issues. */
+/* Issues the loads of Q; called by a warp, issued by one thread. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_fetch_q(uint32_t shared, const void *map, uint32_t barrier,
                                                 int32_t token, int32_t head, int32_t sequence,
@@ -56,7 +56,7 @@ template <class C> struct fa_sm90_load_block {
 	bool reversed; /* the scheduler's flag for this block */
 
 	/* Advances to the next block whose rows see a key; false: no more. @left: its remaining
-	 * tiles if it is resumed; 0: all. */
+	 * tiles; 0: all. */
 	__device__ __forceinline__ bool
 	next(const typename C::ARGS &all,
 	     typename C::SOURCE::template PRODUCER_SCHEDULER<C> &scheduler, int32_t left)
@@ -77,7 +77,8 @@ template <class C> struct fa_sm90_load_block {
 			reversed = scheduler.reversed;
 			sequence = args.cu_seqlens_q ? 0 : work.sequence;
 			count = left ? left : range.count;
-			tile.begin(all, work, range.last - (range.count - count));
+			tile.begin(all, work, fa_sm90_tile_at<C>(range, count),
+			           fa_sm90_tile_at<C>(range, count - 1));
 			return true;
 		}
 		return false;
@@ -121,11 +122,12 @@ template <class C> struct fa_sm90_next_block {
 		ret_rows.sequence = 0;
 		ret_rows.reversed = reversed;
 		ret_rows.count = left ? left : count;
-		ret_rows.tile.begin(all, work, last - (count - ret_rows.count));
+		ret_rows.tile.begin(all, work, fa_sm90_tile_at<C>({ last, count }, ret_rows.count),
+		                    fa_sm90_tile_at<C>({ last, count }, ret_rows.count - 1));
 	}
 };
 
-/* Prefetches to L2 the next block's Q, and the K and V tiles that no concurrent block sees. */
+/* Prefetches the next block's Q to L2, and K and V tiles that no concurrent block sees. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_prefetch_next(const typename C::ARGS &args, const struct fa_cuda_maps &maps,
@@ -146,11 +148,11 @@ fa_sm90_prefetch_next(const typename C::ARGS &args, const struct fa_cuda_maps &m
 		next.tile.template prefetch<C::COLUMNS>(&maps.maps[FA_CUDA_MAP_K], 0, keep);
 		next.tile.template prefetch<C::COLUMNS_V>(&maps.maps[FA_CUDA_MAP_V],
 		                                          next.tile.column, keep);
-		next.tile.retreat(args);
+		next.tile.retreat(args, C::KEYS);
 	}
 }
 
-/* All threads of a producer warp execute it; elected threads issue. */
+/* Called by all threads of a producer warp; elected threads issue. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
                                              const struct fa_cuda_maps &maps, uint32_t shared)
@@ -170,8 +172,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	if constexpr (C::LOOKAHEAD)
 		upcoming.look(args, scheduler);
 
-	/* Return, of a resumed block, the number of finished blocks of rows and the tiles left of
-	 * the next. */
+	/* Of a resumed block: finished blocks of rows, and tiles left of the next. */
 	const auto done_before = [&](void) {
 		return C::YIELDS ? fa_ld_shared(shared + C::RECORD + 4) : 0;
 	};
@@ -184,8 +185,8 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	const auto wait_k_empty = [&](void) {
 		fa_mbarrier_wait(shared + C::K_EMPTY + 8 * k.stage, k.parity ^ 1);
 	};
-	/* Returns true if the launch yields before the next K tile. The stop request is read while
-	 * the warp waits for the stage. */
+	/* True if the launch yields before the next K tile. Reads the stop request while waiting
+	 * for the stage. */
 	const auto stops = [&](uint32_t begun, uint32_t left) {
 		bool asked;
 
@@ -196,8 +197,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 		return __any_sync(~0u, asked) &&
 		       fa_sm90_yield_stop<C>(yield, shared, k.stage, begun, left);
 	};
-	/* With several producer warps, warp 0 decides whether to stop, and the barrier publishes
-	 * the decision. */
+	/* Warp 0 decides for all producer warps; the barrier publishes it. */
 	const auto all_stop = [&](uint32_t begun, uint32_t left) {
 		bool stop = warp == 0 && stops(begun, left);
 
@@ -219,8 +219,8 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 			rows.head, rows.sequence, once);
 		q.advance();
 	};
-	/* Waits for the previous tiles of the late slots; otherwise a consumer that waits for its
-	 * late Q could take an earlier phase for it. */
+	/* Waits for the late slots' previous tiles: a consumer that waits for late Q would
+	 * otherwise take an earlier phase for it. */
 	const auto wait_late_q = [&](void) {
 		struct fa_sm90_ring_position<C::Q_SLOTS> late = q;
 
@@ -270,10 +270,10 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 				if (i == now.count)
 					break;
 				if (i > 0) {
-					/* Prefetches in mid-block, when no load is urgent. */
+					/* In mid-block no load is urgent. */
 					if (i == now.count / 2)
 						fa_sm90_prefetch_next<C>(args, maps, scheduler);
-					now.tile.retreat(args);
+					now.tile.retreat(args, C::KEYS);
 				} else {
 					wait_late_q();
 				}
@@ -305,7 +305,10 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 					stopped = true;
 					break;
 				}
-				now.tile.retreat(args);
+				now.tile.retreat(args,
+				                 C::FIRST_TILE_FIRST && i == 1 && !left_of(begun)
+				                         ? (1 - now.count) * C::KEYS
+				                         : C::KEYS);
 				fetch_k();
 				fetch_v();
 				v_tile = now.tile;

@@ -37,7 +37,7 @@ struct fa_sm90_paged_new_tokens {
 	int32_t begin;    /* first new token; INT32_MAX: none */
 };
 
-/* Finds the new tokens of K or V, for the segment's KV head. */
+/* Finds new tokens of K or V, for the segment's KV head. */
 template <class C>
 __device__ __forceinline__ struct fa_sm90_paged_new_tokens
 fa_sm90_paged_new_tokens_of(const struct fa_cuda_paged_attention &args,
@@ -56,7 +56,7 @@ fa_sm90_paged_new_tokens_of(const struct fa_cuda_paged_attention &args,
 }
 
 /* Issues the copies of a tile from @token on, @there tokens: old ones from this lane's strip at
- * @from, new ones a row each. Executed by the whole warp; other arguments as in
+ * @from, new ones a row each. The whole warp calls it; other arguments as in
  * fa_sm90_paged_copy(). */
 template <class C>
 __device__ __forceinline__ void
@@ -79,7 +79,7 @@ fa_sm90_paged_copy_new_tokens(const struct fa_cuda_paged_attention &args,
 		             full, policy);
 }
 
-/* This thread's stores of a segment: every C::JOINED-th 16 bytes of the new rows. begin() loads the
+/* A thread's stores of a segment: every C::JOINED-th 16 bytes of new rows. begin() loads the
  * first, end() stores. */
 template <class C> struct fa_sm90_paged_append {
 	static constexpr uint32_t CHUNKS = C::PITCH / 16;

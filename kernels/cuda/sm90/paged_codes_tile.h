@@ -170,8 +170,7 @@ __device__ __forceinline__ void fa_sm90_codes_product(struct fa_warp_rows<C> &ro
 	}
 }
 
-/* Computes 16 tokens from @token on. @stage: address of the tile; @quarter: the warp's part of the
- * tile. */
+/* Computes 16 tokens from @token on. @quarter: the warp's part of the tile at @stage. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_codes_strip(const struct fa_cuda_paged_attention &args,
@@ -208,7 +207,7 @@ fa_sm90_codes_strip(const struct fa_cuda_paged_attention &args,
 	}
 	if (!numbers) {
 		fa_quantised_move_nans<C>(rows, v, visible);
-		/* Orders its stores before the copy that refills the stage. */
+		/* Orders stores before the stage's next copy. */
 		fa_proxy_fence_shared();
 	}
 	fa_sm90_codes_product<C>(rows, weights, v + fa_sm90_codes_v<C>());

@@ -25,7 +25,7 @@
 
 #include <stdint.h>
 
-/* Prefetches what a segment's end reads. Executed by a whole warp. */
+/* Prefetches what a segment's end reads; by a whole warp. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_prefetch_tails(const struct fa_cuda_paged_attention &args,
@@ -90,7 +90,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	 * ring, modulo two rounds. */
 	int32_t before = C::SETMAXNREG ? 0 : (int32_t)group;
 	bool begun = false;
-	/* The segment is in shared memory while tiles need its registers. */
+	/* Registers are few: the segment waits in shared memory. */
 	fa_paged_segment_of<C> *const stashed =
 		(fa_paged_segment_of<C> *)(shared_memory + C::WALK_AT) + warp;
 
@@ -172,8 +172,8 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	} while (segment.next(args));
 }
 
-/* EARLY_LOADS: runs the common start of all warps. Until fa_await_launch_ahead() only the plan is
- * read, which was complete before the launch ahead began. */
+/* EARLY_LOADS: the common start of all warps. Until fa_await_launch_ahead() it reads only the
+ * plan, which was complete before the launch ahead began. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_start(const struct fa_cuda_paged_attention &args,
                                                     uint32_t shared,
@@ -199,8 +199,7 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 	const uint32_t shared = fa_shared_address(shared_memory);
 	fa_paged_segment_of<C> segment;
 
-	/* The start is instantiated per role: a common one takes too many registers (d64,
-	 * pieces). */
+	/* Instantiated per role: a common one takes too many registers (d64, pieces). */
 	const auto start = [&]() {
 		if constexpr (!C::EARLY_LOADS) {
 			segment.start(args, blockIdx.x);
@@ -211,7 +210,7 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 	if constexpr (C::EARLY_LOADS)
 		fa_sm90_paged_start<C>(args, shared, segment);
 	if constexpr (C::SETMAXNREG) {
-		/* The shuffle tells the compiler that this is uniform. */
+		/* Tells the compiler that it is uniform. */
 		if (__shfl_sync(~0u, threadIdx.x / 128, 0) == C::GROUPS) {
 			fa_setmaxnreg_dec<FA_SM90_PAGED_PRODUCER_REGISTERS>();
 			if (threadIdx.x < C::JOINED + 32) {
@@ -222,7 +221,7 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 			fa_setmaxnreg_inc<FA_SM90_PAGED_CONSUMER_REGISTERS>();
 			start();
 			fa_sm90_paged_compute<C>(args, shared_memory, segment);
-			/* The producer stores nothing to global memory and may have exited. */
+			/* The producer stored nothing to global memory and may have exited. */
 			fa_done_behind(args.attention.done, 0, C::JOINED);
 		}
 	} else {

@@ -60,7 +60,7 @@ template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q
 		}
 	}
 
-	/* Copies unaligned rows to this warp's MERGE area, out of the common path. */
+	/* Copies unaligned rows to this warp's MERGE area, off the common path. */
 	__device__ __forceinline__ uint32_t gather(const struct fa_cuda_paged_attention &args,
 	                                           const fa_paged_segment_of<C> &segment,
 	                                           uint32_t shared)
@@ -89,8 +89,8 @@ template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q
 template <class C> struct fa_sm90_paged_q<C, false> {
 	uint32_t at;
 
-	/* Stores Q to shared memory; ends with a barrier of all consumers. No warp may be reading
-	 * the previous Q. */
+	/* Stores Q to shared memory; ends with a barrier of all consumers. No warp may still
+	 * read the previous Q. */
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
 	                                     const fa_paged_segment_of<C> &segment, uint32_t shared)
 	{
@@ -98,7 +98,7 @@ template <class C> struct fa_sm90_paged_q<C, false> {
 		constexpr int each = (all + C::JOINED - 1) / C::JOINED;
 		uint4 values[each];
 
-		/* All loads are issued before the first is used. */
+		/* All loads are in flight before the first is used. */
 #pragma unroll
 		for (int j = 0; j < each; j++) {
 			const uint32_t i = min(threadIdx.x + j * C::JOINED, all - 1);
@@ -211,8 +211,8 @@ __device__ __forceinline__ void fa_sm90_paged_values(uint32_t (&ret)[2][8], uint
 	}
 }
 
-/* Adds P V of 16 tokens to O. @p: weights of the 16 tokens; @v: the lane's ldmatrix address.
- * ISOLATE: as in common/warp_product.h. */
+/* Adds P V of 16 tokens to O. @v: the lane's ldmatrix address. ISOLATE: as in
+ * common/warp_product.h. */
 template <class C, bool ISOLATE>
 __device__ __forceinline__ void fa_sm90_paged_product(struct fa_warp_rows<C> &rows,
                                                       const uint32_t (&p)[C::ATOMS][4], uint32_t v,

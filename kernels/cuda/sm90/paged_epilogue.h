@@ -27,14 +27,14 @@ __device__ __forceinline__ void fa_sm90_paged_swap_if(uint32_t &a, uint32_t &b, 
 	b = y;
 }
 
-/* Zeroes those of 16 rows of V, from @token on, that are no tokens of the item. Returns, uniformly,
- * whether all elements are finite then. @v: the first row. */
+/* Zeroes those of 16 rows of V, from @token on, that are no tokens of the item. Returns,
+ * uniformly, whether all elements are finite now. */
 template <class C>
 __device__ __forceinline__ bool fa_sm90_paged_zero_invalid_v(const struct fa_cuda_paged_item &item,
                                                              uint32_t v, int32_t token)
 {
 	constexpr uint32_t chunks = C::PITCH / 16;
-	/* Loads in flight; at d64 registers allow no more. */
+	/* Loads in flight; d64 has no registers for more. */
 	constexpr int at_once = C::DIM == 64 ? 2 : 4;
 	const bool all = token >= (int32_t)item.begin &&
 	                 token + FA_CUDA_PAGED_STRIP <= (int32_t)item.n_k;
@@ -58,8 +58,7 @@ __device__ __forceinline__ bool fa_sm90_paged_zero_invalid_v(const struct fa_cud
 				numbers &= C::has_no_nan(values[j]);
 		}
 	}
-	/* Orders the stores before the copy that refills the stage, and before other lanes'
-	 * loads. */
+	/* Orders the stores before the stage's next copy, and before other lanes' loads. */
 	if (!all) {
 		fa_proxy_fence_shared();
 		__syncwarp();
@@ -67,8 +66,8 @@ __device__ __forceinline__ bool fa_sm90_paged_zero_invalid_v(const struct fa_cud
 	return !__any_sync(~0u, !numbers);
 }
 
-/* Returns fa_paged_row_of() and where the row is stored. This is found early, since at the
- * segment's end it would delay the launch. */
+/* Returns fa_paged_row_of() and the row's address. At the segment's end this would delay the
+ * launch, so it is found early. */
 template <class C>
 __device__ __forceinline__ struct fa_paged_row
 fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args,
@@ -89,8 +88,8 @@ fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args,
 	return info;
 }
 
-/* Makes the cleared partial results visible to other blocks. Called once by all consumers, after
- * the barrier that follows fa_sm90_paged_clear_partials(). */
+/* Makes cleared partial results visible to other blocks. All consumers call it once, after the
+ * barrier that follows fa_sm90_paged_clear_partials(). */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_fence_partials(const struct fa_cuda_paged_attention &args)
@@ -100,7 +99,7 @@ fa_sm90_paged_fence_partials(const struct fa_cuda_paged_attention &args)
 			fa_fence_device();
 }
 
-/* Records how the segment's part is split. Called by all consumers; @thread writes the record,
+/* Records how the segment's part is split. All consumers call it; @thread writes the record,
  * thread 0 reads it. If they differ, a barrier must follow. */
 template <class C>
 __device__ __forceinline__ void
@@ -159,7 +158,7 @@ fa_sm90_paged_finish_columns(const struct fa_cuda_paged_attention &args,
 	                               total.z * factor, total.w * factor);
 }
 
-/* In pieces, parts that are not whole are stored as partial results. */
+/* In pieces, a part that is not whole is a partial result. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_piece_columns(const struct fa_cuda_paged_attention &args,
@@ -185,8 +184,8 @@ fa_sm90_paged_piece_columns(const struct fa_cuda_paged_attention &args,
 	}
 }
 
-/* Signals the host that the segment's part has ended, if the launch signals parts. Called by all
- * consumers after a barrier behind the part's last store. */
+/* Signals the end of the segment's part to the host, if the launch signals parts. All consumers
+ * call it, after a barrier behind the part's last store. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_signal_part(const struct fa_cuda_paged_attention &args,
@@ -197,7 +196,7 @@ fa_sm90_paged_signal_part(const struct fa_cuda_paged_attention &args,
 }
 
 /* Merges four columns of a row over all warps, with lanes that are LANES apart. @stats:
- * [warp][row]; @merge: the first warp's columns, @pitch floats from warp to warp. */
+ * [warp][row]; @merge: the first warp's columns, @pitch floats per warp. */
 template <class C, int LANES>
 __device__ __forceinline__ void fa_sm90_paged_merge_warps(
 	const struct fa_cuda_paged_attention &args, const fa_paged_segment_of<C> &segment,
@@ -234,7 +233,7 @@ __device__ __forceinline__ void fa_sm90_paged_merge_warps(
 		fa_sm90_paged_store_partial<C>(args, split, row, column, total);
 }
 
-/* Stores @n 8-column tiles of the lane's row @r from tile @tile on to @at. */
+/* Stores the lane's row @r: @n 8-column tiles from tile @tile on. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_stage_columns(const struct fa_warp_rows<C> &rows,
                                                             float *at, int r, int tile, int n)
@@ -258,7 +257,7 @@ __device__ __forceinline__ void fa_sm90_paged_stage_columns(const struct fa_warp
 	}
 }
 
-/* Stores the lane's row @r >= R; a template parameter keeps O in registers. */
+/* Stores the lane's row @r >= R; the template parameter keeps O in registers. */
 template <class C, int R = 0>
 __device__ __forceinline__ void fa_sm90_paged_stage_row(const struct fa_warp_rows<C> &rows,
                                                         float *at, uint32_t r)
@@ -269,8 +268,8 @@ __device__ __forceinline__ void fa_sm90_paged_stage_row(const struct fa_warp_row
 		fa_sm90_paged_stage_row<C, R + 1>(rows, at, r);
 }
 
-/* Does the two-level reduction if this block is the last arrival of its group. Called by all
- * consumers after a barrier behind find_last(). */
+/* Reduces the two levels if this block is its group's last. All consumers call it, after a
+ * barrier behind find_last(). */
 template <class C, int LANES>
 __device__ __forceinline__ void fa_sm90_paged_reduce_levels(
 	const struct fa_cuda_paged_attention &args, const fa_paged_segment_of<C> &segment,
@@ -318,8 +317,7 @@ __device__ __forceinline__ void fa_sm90_paged_reduce_levels(
 		fa_sm90_paged_signal_part<C>(args, segment);
 }
 
-/* Finishes the segment. Called by all consumers. @rows_info: the warp's copy; unused
- * in pieces. */
+/* Finishes the segment. All consumers call it. @rows_info: the warp's copy; unused in pieces. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
@@ -334,12 +332,12 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 	                                                                         C::SPLIT_AT);
 	uint64_t before = 0;
 	constexpr uint32_t quads = (C::MERGE_ROWS > 0 ? C::DIM_V : C::MERGE_COLUMNS) / 4;
-	/* With many warps, each lane merges only some warps' results. */
+	/* With many warps, each lane merges some of the warps. */
 	constexpr int lanes = C::WARPS > 4 ? 8 : 32;
 	static_assert(quads % lanes == 0 || lanes == 32, "a warp's lanes leave the loop together");
 	static_assert(C::WARPS % (32 / lanes) == 0, "all lanes merge equally many warps");
 
-	/* Called by thread 0, after the block's partial result is stored. */
+	/* By thread 0, after the block's partial result is stored. */
 	const auto find_last = [&]() {
 		if constexpr (!C::SPLIT_ITEMS)
 			if (threadIdx.x == 0 && !segment.whole)
@@ -371,7 +369,7 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 		for (uint32_t first = 0; first < there; first += some) {
 			if (g / some == first % 8 / some)
 				fa_sm90_paged_stage_row<C>(rows, at, first / 8);
-			/* All warps' rows and stats are in shared memory. */
+			/* All warps wrote their rows and stats. */
 			fa_barrier_sync(C::COMPUTE, C::JOINED);
 #pragma unroll 1
 			for (uint32_t i = warp * lanes + lane % lanes;
@@ -402,7 +400,7 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 					               C::MERGE_PITCH],
 						r, step * (C::MERGE_COLUMNS / 8),
 						C::MERGE_COLUMNS / 8);
-			/* All warps' columns and stats are in shared memory. */
+			/* All warps wrote their columns and stats. */
 			fa_barrier_sync(C::COMPUTE, C::JOINED);
 			for (uint32_t i = warp * lanes + lane % lanes; i < there * quads;
 			     i += C::WARPS * lanes) {

@@ -1,11 +1,11 @@
 /*
- * Producer warps of decode: load the block's range of tiles (common/paged_segment.h) as far ahead
- * as the ring allows. A tile has four strips of 16 tokens. Eight lanes copy it, each one strip of
- * K or of V. Where a strip has few bytes (quantised, or 64 columns), one copy has up to STRIPS
- * strips that are adjacent in a page. Eight more lanes copy the scales of tokens; new tokens are
- * copied row by row (paged_append.h). Page slots are looked up for eight tiles at a time, a strip
- * per lane; no slot past the last token is read. C::LOADERS producer warps take tiles in turn,
- * each for one consumer group, with its own stages.
+ * Producer warps of decode: load the block's tiles (common/paged_segment.h) as far ahead as the
+ * ring allows. A tile has four strips of 16 tokens, and eight lanes copy it, each a strip of K or
+ * of V. Of small strips (quantised, or 64 columns) one copy takes up to STRIPS that are adjacent in
+ * a page. Eight more lanes copy scales; new tokens are copied row by row (paged_append.h). Page
+ * slots are looked up for eight tiles at a time, a strip per lane; none past the last token is
+ * read. C::LOADERS producer warps take tiles in turn, each for one consumer group with its own
+ * stages.
  */
 #pragma once
 
@@ -21,9 +21,9 @@
 
 /* Up to eight tiles of a segment: every C::LOADERS-th. */
 struct fa_sm90_paged_batch {
-	const char *from; /* this lane's source in slot 0, for the head */
-	uint32_t slot;    /* slot of the strip that this lane looked up */
-	uint32_t in_page; /* that strip's number in the page, and the flags below */
+	const char *from; /* this lane's, in slot 0, for the head */
+	uint32_t slot;    /* of the strip that this lane looked up */
+	uint32_t in_page; /* the strip's number in the page, and the flags below */
 	int32_t token, end;
 	bool reread;      /* other blocks read the same tiles */
 	bool new_segment; /* first batch of a segment that is not the block's first */
@@ -44,8 +44,7 @@ __device__ __forceinline__ bool fa_sm90_paged_in_one_page(uint32_t in_page, uint
 	return in_page >= before && in_page - before + STRIPS <= page_strips;
 }
 
-/* Returns the bytes of a lane's copy, per strip: K in the first four lanes, V in the next, then
- * scales. */
+/* Bytes of a lane's copy, per strip: K in the first four lanes, then V, then scales. */
 template <class C> __device__ __forceinline__ uint32_t fa_sm90_paged_strip_bytes(void)
 {
 	return FA_CUDA_PAGED_STRIP * (C::QUANTISED && threadIdx.x % 16 >= 8 ? 4 : C::PITCH);
@@ -122,7 +121,7 @@ fa_sm90_paged_look_up(const struct fa_cuda_paged_attention &args, fa_paged_segme
 	return true;
 }
 
-/* Prefetches Q for the consumers. Executed by a whole warp. */
+/* Prefetches Q for the consumers; by a whole warp. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_prefetch_q(const struct fa_cuda_paged_attention &args,
                                                          const fa_paged_segment_of<C> &segment)
@@ -137,8 +136,8 @@ __device__ __forceinline__ void fa_sm90_paged_prefetch_q(const struct fa_cuda_pa
 	}
 }
 
-/* Issues this lane's copy, if any, of a tile of @there tokens. @from, @flags: of the lane's strip;
- * @tile, @full: shared addresses. */
+/* Issues this lane's copy, if any, of a tile of @there tokens. @from, @flags: of the lane's
+ * strip; @tile, @full: shared addresses. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t there, uint32_t flags,
                                                    bool token_scales, uint32_t tile, uint32_t full,
@@ -171,7 +170,7 @@ __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t the
 	}
 }
 
-/* Initialises one loader's mbarriers. Executed by a whole warp. */
+/* Initialises one loader's mbarriers; by a whole warp. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uint32_t loader)
 {
@@ -187,8 +186,7 @@ __device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uin
 	__syncwarp();
 }
 
-/* Returns how many tiles of the first segment fa_sm90_paged_load_early() loads; none of these has
- * new tokens. */
+/* Number of tiles that fa_sm90_paged_load_early() loads; none has new tokens. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_paged_early_tiles(
 	const struct fa_cuda_paged_attention &args, const fa_paged_segment_of<C> &segment)
@@ -205,8 +203,7 @@ __device__ __forceinline__ int32_t fa_sm90_paged_early_tiles(
 	return min(n, C::EARLY_TILES);
 }
 
-/* Issues the copies of the block's first tiles, eight lanes per tile. Executed by the producer
- * warp. */
+/* Issues the copies of the block's first tiles, eight lanes each; by the producer warp. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_load_early(const struct fa_cuda_paged_attention &args,
                                                          const fa_paged_segment_of<C> &segment,
@@ -243,13 +240,13 @@ __device__ __forceinline__ void fa_sm90_paged_load_early(const struct fa_cuda_pa
 	__syncwarp();
 }
 
-/* Runs one producer warp. Executed by the whole warp. @segment: the block's first. */
+/* Runs one producer warp; all of its lanes call it. @segment: the block's first. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_attention &args,
                                                    uint32_t shared, fa_paged_segment_of<C> &segment)
 {
 	const uint32_t lane = threadIdx.x % 32;
-	/* The shuffle tells the compiler that this is uniform. */
+	/* Tells the compiler that it is uniform. */
 	const uint32_t loader = C::LOADERS == 1 ? 0
 	                                        : __shfl_sync(~0u, threadIdx.x / 32, 0) - C::WARPS;
 	const uint64_t once = fa_bulk_policy_once(), normal = fa_bulk_policy_normal();
@@ -323,8 +320,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 				stage = loader;
 				parity ^= 1;
 			}
-			/* Looks up the next batch while the first copies of this one are in
-			 * flight. */
+			/* Looks up the next batch while this one's first copies are in flight. */
 			if (batch.token == first) {
 				more = fa_sm90_paged_look_up<C>(args, segment, token, next);
 				/* With two atoms at d64, ptxas would spill. */

@@ -37,7 +37,7 @@
 struct fa_sm90_paged_split {
 	uint32_t first, n;        /* blocks that share the part */
 	uint32_t first_in_second; /* the first block's result is in its second place */
-	uint32_t is_last;         /* this block reduces; valid after the last merge barrier */
+	uint32_t is_last;         /* valid after the last merge barrier */
 };
 
 /* The split in a two-level reduction (TWO_LEVEL). Thread 0 writes is_root. */
@@ -49,9 +49,9 @@ struct fa_sm90_paged_split_groups {
 };
 static_assert(sizeof(struct fa_sm90_paged_split_groups) <= 32, "fits C::SPLIT_AT");
 
-/* Partial results of a part, of a group or of the groups, in the order of addition. */
+/* Partial results of a part, of a group or of the groups, in order of addition. */
 struct fa_sm90_paged_partials {
-	uint32_t row, step; /* row of the first result; rows from result to result */
+	uint32_t row, step; /* of the first result; from result to result */
 	uint32_t n;
 	uint32_t second; /* rows to add for the first result */
 };
@@ -71,7 +71,7 @@ fa_sm90_paged_group_block(const struct fa_sm90_paged_split_groups &split)
 	return split.all.first + split.groups + split.group;
 }
 
-/* The block at whose counter this block arrives; the arrivals that the counter expects. */
+/* The block at whose counter this block arrives, and the arrivals expected there. */
 template <class C>
 __device__ __forceinline__ uint32_t
 fa_sm90_paged_counter_block(const struct fa_sm90_paged_split &split)
@@ -118,8 +118,8 @@ fa_sm90_paged_partial_address(const struct fa_cuda_paged_attention &args, uint32
 	return (char *)args.partials + (uint64_t)row * (C::DIM_V * 4);
 }
 
-/* Stores EMPTY to the block's places. Called by all consumers; a barrier and a fence by thread 0
- * must follow. */
+/* Stores EMPTY to the block's places. All consumers call it; a barrier and a fence by thread 0
+ * follow. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_clear_partials(const struct fa_cuda_paged_attention &args)
@@ -141,7 +141,7 @@ fa_sm90_paged_clear_partials(const struct fa_cuda_paged_attention &args)
 	}
 }
 
-/* Fills in the split; called by one thread, at the segment's start. */
+/* Fills in the split; called by one thread. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_split_init(const struct fa_cuda_paged_attention &args,
                                                          const fa_paged_segment_of<C> &segment,
@@ -165,14 +165,14 @@ __device__ __forceinline__ void fa_sm90_paged_split_init(const struct fa_cuda_pa
 }
 
 /* Counts this block; returns epoch << 16 + the arrivals before. Called by thread 0, after the
- * fence. Counts of earlier launches are below this epoch. */
+ * fence. Earlier launches' counts are below this epoch. */
 __device__ __forceinline__ uint64_t fa_sm90_paged_arrive(const struct fa_cuda_paged_attention &args,
                                                          uint32_t block)
 {
 	uint64_t *const counter = &args.counters[block];
 
 	fa_atomic_max(counter, args.epoch << 16);
-	/* An operand per thread: with a uniform one ptxas aggregates over the warp and waits. */
+	/* A uniform operand would make ptxas aggregate over the warp and wait. */
 	return fa_atomic_count(counter, 1 + fa_thread_index());
 }
 
@@ -237,8 +237,8 @@ fa_sm90_paged_store_partial(const struct fa_cuda_paged_attention &args,
 	                                   total);
 }
 
-/* Reduces four columns from 4 * @quad on of row @row. 32 / LANES lanes, LANES apart, take every
- * such result; a lane issues all loads of a round before it looks at the first. */
+/* Reduces four columns from 4 * @quad on of row @row. 32 / LANES lanes, LANES apart, each take a
+ * share of the results, and issue a round's loads before they use the first. */
 template <class C, int LANES>
 __device__ __forceinline__ struct fa_sm90_paged_total
 fa_sm90_paged_reduce(const struct fa_cuda_paged_attention &args,

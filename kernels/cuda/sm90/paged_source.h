@@ -1,7 +1,7 @@
 /*
  * Source (dense_source.h) of keys in pages and rows in dense tensors. The plan lists blocks of
- * rows, longest first; block i pairs with block n - 1 - i, so that pairs are about equally long. A
- * thread block computes pairs in rounds of alternating direction: a short pair follows a long one.
+ * rows, longest first; blocks i and n - 1 - i are a pair, so that pairs are about equally long. A
+ * thread block's rounds alternate in direction: a short pair follows a long one.
  */
 #pragma once
 
@@ -43,10 +43,10 @@ __device__ __forceinline__ void fa_sm90_page_part(const struct fa_cuda_attention
 
 /* AHEAD: loads the list's next entry early, for more registers. */
 template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
-	uint32_t round; /* index of the round's first pair */
+	uint32_t round; /* of the round's first pair */
 	bool backwards = false, reversed = true;
 	int32_t at;       /* next entry of the list; -1: none */
-	int32_t opposite; /* second entry of the pair if still to come; -1 */
+	int32_t opposite; /* second entry of the pair; -1: none or done */
 	int32_t part;
 	struct fa_cuda_paged_block ahead;
 
@@ -56,7 +56,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 		find(all);
 	}
 
-	/* Pairs are numbered within sections of parts whose keys fit in L2 together. */
+	/* Pairs are numbered by sections of parts whose keys fit in L2 together. */
 	__device__ __forceinline__ void find(const struct fa_cuda_paged_attention &all)
 	{
 		const struct fa_cuda_attention &args = all.attention;
@@ -104,7 +104,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 		const uint4 b = words[1], c = words[2];
 
 		fa_sm90_page_part(args, part, ret_work);
-		/* The shuffles tell the compiler that these are uniform. */
+		/* Tells the compiler that these are uniform. */
 		ret_work.row = __shfl_sync(~0u, ahead.row, 0);
 		ret_work.first_q = __shfl_sync(~0u, b.x, 0);
 		ret_work.n_q = __shfl_sync(~0u, b.y, 0);
@@ -127,8 +127,8 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 	}
 };
 
-/* Loaded in boxes of keys that lie in one page. Each lane of a producer warp knows the place of one
- * box, in this tile and the next. */
+/* A tile is loaded in boxes of keys of one page. Each lane of a producer warp has the place of
+ * one box. */
 template <class C> struct fa_sm90_page_tile {
 	static constexpr int32_t NOWHERE = INT32_MAX; /* past the map's end: TMA fills zeros */
 	static_assert((C::KEYS & (C::KEYS - 1)) == 0, "boxes and loaders are powers of 2");
@@ -137,8 +137,8 @@ template <class C> struct fa_sm90_page_tile {
 	int32_t head, column;
 	int32_t begin_key, end_key;
 	uint32_t table_start;
-	int32_t slot, token;               /* its page and token in the page */
-	int32_t before_slot, before_token; /* of the preceding tile */
+	int32_t slot, token;           /* its page and token in the page */
+	int32_t next_slot, next_token; /* of the next tile */
 
 	__device__ __forceinline__ void look_up(const struct fa_cuda_paged_attention &all,
 	                                        int32_t at, int32_t &ret_slot,
@@ -155,7 +155,8 @@ template <class C> struct fa_sm90_page_tile {
 	}
 
 	__device__ __forceinline__ void begin(const struct fa_cuda_paged_attention &all,
-	                                      const struct fa_sm90_page_work &work, int32_t tile)
+	                                      const struct fa_sm90_page_work &work, int32_t tile,
+	                                      int32_t next)
 	{
 		head = (int32_t)((uint32_t)work.head / (uint32_t)all.attention.group);
 		column = work.slice * C::DIM_V;
@@ -164,15 +165,17 @@ template <class C> struct fa_sm90_page_tile {
 		table_start = work.table_start;
 		key = tile * C::KEYS + (int32_t)(threadIdx.x % 32) * all.box_keys;
 		look_up(all, key, slot, token);
-		look_up(all, key - C::KEYS, before_slot, before_token);
+		look_up(all, key + (next - tile) * C::KEYS, next_slot, next_token);
 	}
 
-	__device__ __forceinline__ void retreat(const struct fa_cuda_paged_attention &all)
+	/* Goes to the next tile, @keys before this one. */
+	__device__ __forceinline__ void retreat(const struct fa_cuda_paged_attention &all,
+	                                        int32_t keys)
 	{
-		key -= C::KEYS;
-		slot = before_slot;
-		token = before_token;
-		look_up(all, key - C::KEYS, before_slot, before_token);
+		key -= keys;
+		slot = next_slot;
+		token = next_token;
+		look_up(all, key - C::KEYS, next_slot, next_token);
 	}
 
 	template <int COLUMNS>
@@ -241,6 +244,23 @@ struct fa_sm90_pages {
 		                  (int32_t)(block.part_rows >> FA_SM90_PAGE_ROWS_BITS), work);
 		work.row = block.row;
 		work.n_q = block.row + (int32_t)(block.part_rows % (1u << FA_SM90_PAGE_ROWS_BITS));
+		return work;
+	}
+
+	template <class C>
+	static __device__ __forceinline__ WORK find(const ARGS &all, const BLOCK &block,
+	                                            uint32_t group)
+	{
+		SCHEDULER<C> scheduler(all);
+		BLOCK other;
+		WORK work;
+
+#pragma unroll 1
+		do {
+			scheduler.next(all, other, work);
+			work.row = fa_sm90_group_row<C>(work.row, group, scheduler.reversed);
+			keep(other, work, work.row);
+		} while (other.row != block.row || other.part_rows != block.part_rows);
 		return work;
 	}
 

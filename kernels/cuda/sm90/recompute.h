@@ -1,9 +1,8 @@
 /*
- * Recomputes rows whose O is infinite or NaN, one warp per row on CUDA cores, after everything
- * else:
- *  - a key that the row does not see may hold an infinity or NaN, and 0 times NaN is NaN;
- *  - a row's logits may rise beyond the exponents of bf16 (fa_sm90_scale_down()).
- * Otherwise the result is non-finite again; the loop stops as soon as that is certain.
+ * At the end, recomputes rows whose O is infinite or NaN, one warp per row on CUDA cores:
+ *  - an unseen key may hold an infinity or NaN, and 0 times NaN is NaN;
+ *  - large V or ALiBi may bring a row beyond fp32, or to nothing (fa_sm90_row_scale()).
+ * Other rows stay non-finite; their loop stops as soon as that is certain.
  */
 #pragma once
 
@@ -22,13 +21,13 @@
 /* Keys whose loads are in flight together. */
 #define FA_SM90_RECOMPUTE_KEYS 4
 
-/* Elements of a row per lane: one load. */
+/* A lane's elements of a row: one load. */
 template <int DIM> struct fa_sm90_lane_elements {
 	static constexpr int count = DIM <= 64 ? 2 : DIM <= 128 ? 4 : 8;
 };
 
-/* A lane's COUNT elements of a row of @width elements; 0 past its end. Rows are 16-byte aligned and
- * a multiple of 8 elements. */
+/* A lane's COUNT elements of a row of @width elements, 0 past its end. Rows are 16-byte aligned
+ * and a multiple of 8 elements. */
 template <class T, int COUNT>
 __device__ __forceinline__ void fa_sm90_load_elements(float (&ret)[COUNT], const char *row,
                                                       int32_t width)
@@ -64,7 +63,7 @@ __device__ __forceinline__ void fa_sm90_load_elements(float (&ret)[COUNT], const
 		ret[i] = fa_widen<T>((uint16_t)(words[i / 2] >> i % 2 * 16));
 }
 
-/* Returns the columns of V in this slice; the padding beyond belongs to another block. */
+/* Columns of V in this slice; another block has those beyond. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_slice_width(const struct fa_cuda_attention &args,
                                                        const struct fa_work &work)
@@ -72,7 +71,7 @@ __device__ __forceinline__ int32_t fa_sm90_slice_width(const struct fa_cuda_atte
 	return min(args.head_dim_v - work.slice * C::DIM_V, C::DIM_V);
 }
 
-/* Returns the bits of this lane's infinite or NaN elements in a row that this warp stored. */
+/* Bits of the lane's infinite or NaN elements in a row that this warp stored. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_sm90_nonfinite_columns(const char *row, int32_t width)
 {
@@ -111,7 +110,7 @@ __device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &al
 	                            ((int64_t)work.first_q + row) * args.lse_stride_token +
 	                            work.head * args.lse_stride_head]
 			: NULL;
-	/* Overflown sums show in the LSE, infinities of V do not. */
+	/* Overflown sums show in the LSE; infinities of V do not. */
 	const bool lse_is_finite = !lse || fabsf(*(const volatile float *)lse) < INFINITY;
 	const float slope = C::SCORE_MOD ? fa_sm90_alibi_slope(args, work.head) : 0;
 	float q[count], out[count_v], offset = FLT_MAX, sum = 0;
@@ -174,8 +173,7 @@ __device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &al
 				out[i] = fmaf(p, values[j][i], out[i]);
 		}
 
-		/* Stop if the whole row is NaN, or the stored columns are NaN for certain and can
-		 * stay. */
+		/* The row stays NaN, or what is stored can stay. */
 		if (isnan(sum))
 			break;
 #pragma unroll

@@ -1,10 +1,10 @@
 /*
  * Online softmax of a consumer group's rows: masks, maxima, exponentials.
  *
- * A row's maximum is raised, and O and the sum rescaled, only when a logit exceeds it by more than
- * 8 (in units of ln 2); p is then at most 256, which fp16, bf16 and the fp32 sums hold. With bf16
- * (FIXED_MAX) it is the maximum of the first tile in which the row sees a key. ALiBi can raise
- * later logits without bound, so there it is that of the dot products plus the nearest key's bias.
+ * A row's maximum rises, and O and the sum are rescaled, only when a logit exceeds it by more than
+ * 8 (in units of ln 2): p is at most 256, which fp16, bf16 and the fp32 sums hold. FIXED_MAX
+ * (bf16): the maximum of the first tile in which the row sees a key; overflow.h handles logits far
+ * above it. ALiBi: the maximum of the dot products plus the nearest key's bias.
  */
 #pragma once
 
@@ -20,8 +20,8 @@
 
 /* A thread holds two of its warp's 16 rows, g and g + 8. */
 struct fa_sm90_sums {
-	/* Added in the exponent: minus the row's maximum. FLT_MAX at first, with which masked
-	 * logits (-inf) give 0, too. */
+	/* Added in the exponent: minus the row's maximum. At first FLT_MAX, which gives 0 for
+	 * masked logits (-inf). */
 	float offset[2];
 	float sum[2]; /* over this thread's keys */
 
@@ -31,7 +31,7 @@ struct fa_sm90_sums {
 		sum[0] = sum[1] = 0;
 	}
 
-	/* Returns true if row @r has seen no key yet. */
+	/* True if row @r has seen no key yet. */
 	__device__ __forceinline__ bool unset(int r) const
 	{
 		return offset[r] == FLT_MAX;
@@ -41,14 +41,14 @@ struct fa_sm90_sums {
 /* A thread's part of O, in wgmma's accumulator layout. */
 template <class C> using fa_sm90_out_rows = float[C::DIM_V / 2];
 
-/* Dot products, then their exponentials, in the same layout. */
+/* Dot products, then their exponentials, in that layout. */
 template <class C> using fa_sm90_dots = float[C::KEYS / 2];
 
-/* P as wgmma's A operand, 16 keys at a time. */
+/* P as wgmma's A operand, 16 keys each. */
 template <class C> using fa_sm90_p = uint32_t[C::KEYS / 16][4];
 
-/* Returns how many of a thread's elements of a row have keys before @end, relative to the first. A
- * thread has 2 adjacent keys of every 8. */
+/* Returns how many of a thread's elements of a row precede @end, relative to the first element.
+ * A thread has 2 adjacent keys of every 8. */
 __device__ __forceinline__ int32_t fa_sm90_elements_before(int32_t end, int32_t count)
 {
 	return end <= 0 ? 0 : min((end >> 3) * 2 + min(end & 7, 2), count);
@@ -59,8 +59,8 @@ __device__ __forceinline__ uint32_t fa_sm90_low_bits(int32_t count)
 	return count < 32 ? (1u << count) - 1 : ~0u;
 }
 
-/* fa_sm90_mask() of one row, which sees keys [@first, @last] relative to its first element, by the
- * bits of a word: a third of the instructions. */
+/* fa_sm90_mask() of one row, which sees keys [@first, @last] relative to its first element. A
+ * word of bits takes a third of the instructions. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_mask_row(fa_sm90_dots<C> &dots, int r, int32_t first,
                                                  int32_t last)
@@ -76,8 +76,8 @@ __device__ __forceinline__ void fa_sm90_mask_row(fa_sm90_dots<C> &dots, int r, i
 			dots[i / 2 * 4 + r * 2 + i % 2] = -INFINITY;
 }
 
-/* Sets logits that a row does not see to -inf. @key: of dots[0], relative to its row or, without
- * BAND, absolute; @begin, @end: likewise, the first key that is not hidden (PAGED) and the
+/* Sets logits that a row does not see to -inf. All are relative to the row or, without BAND,
+ * absolute: @key: that of dots[0], @begin: the first key that is not hidden (PAGED), @end: the
  * sequence's end. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_mask(fa_sm90_dots<C> &dots,
@@ -104,10 +104,10 @@ __device__ __forceinline__ void fa_sm90_mask(fa_sm90_dots<C> &dots,
 	}
 }
 
-/* Raises rows' maxima to this tile's where they lag too far or are unset, and rescales the sums.
- * True if any row of the warp changed; O must then be multiplied by @scale. Rows do not influence
- * each other's bits. @shift: added to a thread's logits of a row (SCORE_MOD). @key_slope: bias per
- * key that the maximum excludes. */
+/* Raises maxima that are unset or lag too far to this tile's, and rescales the sums. True if a
+ * row of the warp changed: the caller multiplies O by @scale. Rows do not influence each other's
+ * bits. @shift: added to a thread's logits of a row (SCORE_MOD). @key_slope: bias per key, not
+ * part of the maximum. */
 template <class C>
 __device__ __forceinline__ bool
 fa_sm90_update_max(struct fa_sm90_sums &sums, const fa_sm90_dots<C> &dots, float factor,
@@ -134,7 +134,7 @@ fa_sm90_update_max(struct fa_sm90_sums &sums, const fa_sm90_dots<C> &dots, float
 		for (int j = 1; j < C::KEYS / 8; j++)
 			max[r] = fmaxf(max[r],
 			               fmaxf(element(j * 4 + r * 2), element(j * 4 + r * 2 + 1)));
-		/* Threads' elements have different shifts. */
+		/* Threads of a row have different shifts. */
 		if (C::SCORE_MOD)
 			max[r] = fmaf(max[r], factor, shift[r]);
 		raise |= behind(r, max[r]);
@@ -147,35 +147,12 @@ fa_sm90_update_max(struct fa_sm90_sums &sums, const fa_sm90_dots<C> &dots, float
 		max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 1));
 		max[r] = fmaxf(max[r], __shfl_xor_sync(~0u, max[r], 2));
 
-		const float least = C::SCORE_MOD ? -max[r] : -max[r] * factor;
+		const float least = (float)C::MAX_EXPONENT -
+		                    (C::SCORE_MOD ? max[r] : max[r] * factor);
 		const float offset = behind(r, max[r]) ? least : sums.offset[r];
 		const float shrink = fa_ex2(offset - sums.offset[r]);
 
 		sums.offset[r] = offset;
-		sums.sum[r] *= shrink;
-		scale[r] *= shrink;
-	}
-	return true;
-}
-
-/* FIXED_MAX: scales sums beyond 2^40 down by a power of two. Needs no logit. The epilogue detects
- * what overflows nevertheless. */
-__device__ __forceinline__ bool fa_sm90_scale_down(struct fa_sm90_sums &sums, float (&scale)[2])
-{
-	constexpr float high = 0x1p40f;
-
-	if (!__any_sync(~0u, sums.sum[0] > high || sums.sum[1] > high))
-		return false;
-#pragma unroll
-	for (int r = 0; r < 2; r++) {
-		float sum = sums.sum[r], shrink;
-		int32_t exponent;
-
-		sum = fmaxf(sum, __shfl_xor_sync(~0u, sum, 1));
-		sum = fmaxf(sum, __shfl_xor_sync(~0u, sum, 2));
-		exponent = sum > high ? min((__float_as_int(sum) >> 23) - 127, 100) : 0;
-		shrink = __int_as_float((127 - exponent) << 23);
-		sums.offset[r] -= (float)exponent;
 		sums.sum[r] *= shrink;
 		scale[r] *= shrink;
 	}
@@ -200,8 +177,8 @@ __device__ __forceinline__ void fa_sm90_add_rows(fa_sm90_dots<C> &dots, const fl
 		dots[i] += add[i / 2 % 2];
 }
 
-/* dots = exp(dots * factor + offset + shift), or exp(dots) with CAP_SUBTRACTS_MAX, for steps
- * [FIRST, END) of 16 keys; adds them to the sums. */
+/* For steps [FIRST, END) of 16 keys: dots = exp(dots * factor + offset + shift), or exp(dots)
+ * with CAP_SUBTRACTS_MAX; adds them to the sums. */
 template <class C, int FIRST, int END>
 __device__ __forceinline__ void fa_sm90_exponentials(struct fa_sm90_sums &sums,
                                                      fa_sm90_dots<C> &dots, float factor,
@@ -218,13 +195,13 @@ __device__ __forceinline__ void fa_sm90_exponentials(struct fa_sm90_sums &sums,
 		                       C::SCORE_MOD ? sums.offset[r] + shift[r] : sums.offset[r]));
 		sums.sum[r] += dots[i];
 	}
-	/* The compiler would move the computation behind waits. */
+	/* Keeps the compiler from moving this behind waits. */
 	fa_wgmma_hold(dots);
 	fa_wgmma_hold(sums.sum);
 }
 
-/* CAP_SUBTRACTS_MAX, for an unmasked tile whose rows have a maximum: the soft cap, interleaved with
- * the exponentials of the first half; same bits as both in turn. */
+/* CAP_SUBTRACTS_MAX: soft cap of an unmasked tile whose rows have a maximum, interleaved with
+ * the first half of the exponentials. The bits are those of both in turn. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_softcap_exponentials(struct fa_sm90_sums &sums,
                                                              fa_sm90_dots<C> &dots,

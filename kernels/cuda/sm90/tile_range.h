@@ -5,10 +5,23 @@
 
 #include <stdint.h>
 
-/* Tiles of keys, processed from the last to the first. */
+/* Tiles of keys, processed from the last to the first; with FIRST_TILE_FIRST the first precedes
+ * them. */
 struct fa_sm90_tile_range {
 	int32_t last, count;
 };
+
+/* Returns the tile of which @left tiles are left, it included. */
+template <class C>
+__device__ __forceinline__ int32_t fa_sm90_tile_at(const struct fa_sm90_tile_range &range,
+                                                   int32_t left)
+{
+	const int32_t first = range.last - range.count + 1;
+
+	if (C::FIRST_TILE_FIRST)
+		return left == range.count ? first : first + left;
+	return first + left - 1;
+}
 
 /* Returns the tiles of rows [@row, @row + @rows). */
 template <class C, class WORK>

@@ -1,7 +1,7 @@
 /*
- * common/preempt.h for kernels on wgmma: a thread block stops before a tile of K. The producer marks
- * the stage in its stop word and completes the stage's k_full without a copy. Consumers read the
- * word after that wait, finish the tiles that they have, and save O, offsets and sums.
+ * common/preempt.h on wgmma: a thread block stops before a tile of K. The producer sets the stage's
+ * stop word and completes its k_full without a copy. Consumers read the word after that wait,
+ * finish their tiles, and save O, offsets and sums.
  */
 #pragma once
 
@@ -76,7 +76,7 @@ fa_sm90_load_state(const struct fa_cuda_preempt &yield, uint32_t slot, uint32_t 
 	ret_sums.sum[1] = chunk.w;
 }
 
-/* Returns the number in the first launch of the block that this one is or resumes. */
+/* The number that this block has in the first launch. */
 template <class C> __device__ __forceinline__ uint32_t fa_sm90_block_index(void)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
@@ -90,7 +90,7 @@ __device__ __forceinline__ uint32_t fa_sm90_blocks(const struct fa_cuda_attentio
 	return C::YIELDS && args.preempt.resumed ? args.preempt.blocks : gridDim.x;
 }
 
-/* Fills the words in shared memory. Called by one thread, before a barrier of the block. Counts a
+/* Fills the words in shared memory. One thread calls it, before a barrier of the block. Counts a
  * block that must exit at once. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_yield_begin(const struct fa_cuda_attention &args,
@@ -117,7 +117,7 @@ __device__ __forceinline__ void fa_sm90_yield_begin(const struct fa_cuda_attenti
 	}
 }
 
-/* Posts a stop in the stage, which is free. Executed by the producer warp. */
+/* Posts a stop in a free stage; by the producer warp. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_post_stop(uint32_t shared, uint32_t stage,
                                                   fa_sm90_stop_kind reason)
@@ -128,9 +128,8 @@ __device__ __forceinline__ void fa_sm90_post_stop(uint32_t shared, uint32_t stag
 	fa_mbarrier_arrive(shared + C::K_FULL + 8 * stage);
 }
 
-/* Stops the block before a tile; the stage is free. Executed by the producer warp. @begun: blocks
- * of rows finished; @left: tiles left of the next, 0: all. Returns false if no state slot is
- * free. */
+/* Stops the block before a tile whose stage is free; by the producer warp. @begun: blocks of
+ * rows finished; @left: tiles left of the next, 0: all. Returns false if no state slot is free. */
 template <class C>
 __device__ __forceinline__ bool fa_sm90_yield_stop(const struct fa_cuda_preempt &yield,
                                                    uint32_t shared, uint32_t stage, uint32_t begun,
@@ -153,8 +152,8 @@ __device__ __forceinline__ bool fa_sm90_yield_stop(const struct fa_cuda_preempt 
 	return __any_sync(~0u, threadIdx.x == 0 && stops);
 }
 
-/* Appends the block's record if the block stopped, and counts the block's end. Called by all
- * consumer threads, last. */
+/* Appends a stopped block's record and counts the block's end. All consumer threads call it,
+ * last. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_yield_end(const struct fa_cuda_attention &args,
                                                   uint32_t shared)
@@ -163,7 +162,7 @@ __device__ __forceinline__ void fa_sm90_yield_end(const struct fa_cuda_attention
 
 	if (!args.done.word)
 		return;
-	/* The producer stores nothing to global memory and has no registers for this. */
+	/* The producer stored nothing to global memory and lacks the registers. */
 	fa_barrier_sync(0, C::GROUPS * 128);
 	if (threadIdx.x != 128)
 		return;

@@ -28,6 +28,11 @@ static inline float fa_select(bool which, float a, float b)
 	return which ? a : b;
 }
 
+static inline int32_t fa_opaque_zero(void)
+{
+	return 0;
+}
+
 static inline float fa_to_vector_register(float x)
 {
 	return x;

@@ -1,0 +1,34 @@
+#include "client/numbers.h"
+
+#include "client/last_error.h"
+#include "common/finite.h"
+
+#include <errno.h>
+
+int fa_numbers_check_window(bool has_flag, const char *flag, int64_t left, int64_t right)
+{
+	const bool is_left = left != 0 && left != -1;
+
+	if (has_flag || (!is_left && (right == 0 || right == -1)))
+		return 0;
+	return fa_error_set(-EINVAL,
+	                    "window_%s is %lld, which has no effect without %s; expected the "
+	                    "flag, or 0 or -1",
+	                    is_left ? "left" : "right", (long long)(is_left ? left : right), flag);
+}
+
+int fa_numbers_check_heads(const float *alibi_slopes, const float *sinks, size_t heads)
+{
+	size_t i = alibi_slopes ? fa_first_not_finite(alibi_slopes, heads) : heads;
+
+	if (i < heads)
+		return fa_error_set(-EINVAL, "alibi_slopes[%zu] is %g; expected a finite number", i,
+		                    (double)alibi_slopes[i]);
+	i = sinks ? fa_first_bad_sink(sinks, heads) : heads;
+	if (i < heads)
+		return fa_error_set(-EINVAL,
+		                    "sinks[%zu] is %g; expected a finite number, or -infinity for "
+		                    "none",
+		                    i, (double)sinks[i]);
+	return 0;
+}

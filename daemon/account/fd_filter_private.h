@@ -1,0 +1,27 @@
+/* Messages between the daemon and its filter: account/fd_filter.c and fd_filter_main.c. */
+#pragma once
+
+#include <stdint.h>
+
+#define FA_FD_FILTER_CONTROL 3       /* the filter's descriptor of their socket */
+#define FA_FD_FILTER_BYTES_MAX 65536 /* of a packet */
+
+enum fa_fd_filter_command {
+	FA_FD_FILTER_RECEIVE, /* with the connection; is answered */
+	FA_FD_FILTER_CLOSE,
+};
+
+struct fa_fd_filter_request {
+	enum fa_fd_filter_command command;
+	uint32_t size;  /* of the packet at most */
+	uint64_t batch; /* RECEIVE: the id for it, if there will be one */
+};
+
+/* The packet follows. If n_batch is not 0, a second message brings the end of a pipe. */
+struct fa_fd_filter_reply {
+	int64_t length; /* or a negative errno */
+	uint32_t n_batch;
+	uint32_t placeholders;
+	uint32_t lost;
+	uint32_t reserved;
+};

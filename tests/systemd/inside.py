@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Runs as root in a booted container (boot): fad.service as it is installed is started, and then
+restarted, killed, stopped and reloaded, while clients append to sequences and check every committed
+token. Exits 1 if anything failed."""
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+SOCKET = "/run/fad/fad.sock"
+TENANTS = ("anna-1", "anna-2", "bert")
+failed = False
+
+
+def check(condition, what):
+    global failed
+    if not condition:
+        print("FAILED:", what, flush=True)
+        failed = True
+
+
+def run(*command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.returncode}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def wait(what, condition, seconds=60):
+    """Waits until condition() holds, and returns what it returned."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise RuntimeError(f"waited {seconds} s for {what}")
+        time.sleep(0.005)
+
+
+def show(unit, name):
+    return run("systemctl", "show", "--property", name, "--value", unit).strip()
+
+
+def main_pid():
+    return int(show("fad", "MainPID"))
+
+
+def drop_in(text):
+    os.makedirs("/etc/systemd/system/fad.service.d", exist_ok=True)
+    with open("/etc/systemd/system/fad.service.d/test.conf", "w") as file:
+        file.write(text)
+    run("systemctl", "daemon-reload")
+
+
+def progress(tenant):
+    with open(f"/tmp/{tenant}.log") as file:
+        lines = [line for line in file.read().split("\n")[:-1] if line.isdigit()]
+    return int(lines[-1]) if lines else 0
+
+
+def all_work(what):
+    """Each tenant gets on, from now on."""
+    before = {tenant: progress(tenant) for tenant in TENANTS}
+    for tenant in TENANTS:
+        wait(f"{tenant} to get on {what}", lambda: progress(tenant) > before[tenant])
+
+
+def start_tenants():
+    for tenant in TENANTS:
+        user = tenant.split("-")[0]
+        open(f"/tmp/{tenant}.log", "w").close()
+        run("systemd-run", "--quiet", f"--unit={tenant}", f"--uid={user}", "--gid=fad",
+            f"--property=StandardOutput=append:/tmp/{tenant}.log",
+            f"--property=StandardError=append:/tmp/{tenant}.log",
+            "/test/systemd-load", SOCKET)
+
+
+def end_tenants():
+    for tenant in TENANTS:
+        # Without its result, as systemd forgets a unit that ended well.
+        pid = int(show(tenant, "MainPID"))
+        os.kill(pid, signal.SIGTERM)
+    for tenant in TENANTS:
+        wait(f"{tenant} to end", lambda: show(tenant, "ActiveState") in ("inactive", "failed"))
+        with open(f"/tmp/{tenant}.log") as file:
+            said = [line for line in file.read().split("\n") if line and not line.isdigit()]
+        print(f"{tenant}: {'; '.join(said)}", flush=True)
+        check(show(tenant, "Result") == "success" and len(said) == 2, f"{tenant} failed")
+
+
+def again(what, act, seconds=60):
+    """act() ends the daemon; the next one serves all tenants."""
+    pid = main_pid()
+    begin = time.monotonic()
+    act(pid)
+    wait(f"the next daemon after {what}", lambda: main_pid() not in (0, pid), seconds)
+    wait("it to be ready", lambda: show("fad", "ActiveState") == "active", seconds)
+    ready = time.monotonic() - begin
+    all_work(f"after {what}")
+    print(f"{what}: ready after {ready * 1000:.0f} ms, "
+          f"all tenants worked after {(time.monotonic() - begin) * 1000:.0f} ms", flush=True)
+
+
+def exposure():
+    """What systemd itself makes of the unit as it runs."""
+    text = run("systemd-analyze", "--no-pager", "security", "fad.service")
+    value = float(re.search(r"exposure level for fad.service: ([0-9.]+)", text)[1])
+    print(f"systemd-analyze security: {value}")
+    check(value <= 2.5, "systemd-analyze security is above 2.5")
+
+
+def check_confinement():
+    """The settings that the kernel shows hold for the daemon, and for the process that it starts."""
+    pid = main_pid()
+    with open(f"/proc/{pid}/status") as file:
+        status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    check(int(status["CapBnd"], 16) == 0, f"capabilities are left: {status['CapBnd']}")
+    check(status["NoNewPrivs"] == "1", "it may gain privileges")
+    check(status["Seccomp"] == "2", "its system calls are not filtered")
+    check(status["Uid"].split()[0] != "0", "it runs as root")
+    with open(f"/proc/{pid}/mounts") as file:
+        mounts = {line.split()[1]: line.split()[3].split(",") for line in file}
+    check("ro" in mounts["/"], "it may write to the system's files")
+
+
+def status():
+    return run("factl", "status")
+
+
+def main():
+    run("systemd-sysusers", "/usr/local/lib/sysusers.d/fad.conf")
+    for user in ("anna", "bert"):
+        with open(f"/etc/sysusers.d-{user}.conf", "w") as file:
+            file.write(f"u {user} -\nm {user} fad\n")
+        run("systemd-sysusers", f"/etc/sysusers.d-{user}.conf")
+    run("systemctl", "daemon-reload")
+    run("systemctl", "start", "fad")
+    exposure()
+    check_confinement()
+    start_tenants()
+    for tenant in TENANTS:
+        wait(f"{tenant} to begin", lambda: progress(tenant))
+    said = status()
+    for tenant in TENANTS:
+        # Two groups of processes of one user are two tenants.
+        check(f"{tenant}.service" in said, f"{tenant} is no tenant of its own:\n{said}")
+
+    again("systemctl restart", lambda pid: run("systemctl", "restart", "fad"))
+    for i in range(5):
+        again("SIGKILL", lambda pid: os.kill(pid, signal.SIGKILL))
+    again("SIGSEGV", lambda pid: os.kill(pid, signal.SIGSEGV))
+    again("SIGABRT", lambda pid: os.kill(pid, signal.SIGABRT))
+
+    print(f"systemd restarted fad {show('fad', 'NRestarts')} times")
+
+    pid = main_pid()
+    for i in range(3):
+        run("systemctl", "reload", "fad")
+        all_work("after a reload")
+    check(main_pid() == pid, "a reload started another daemon")
+    print("systemctl reload: the same daemon, all tenants worked", flush=True)
+
+    drop_in("[Service]\nWatchdogSec=2s\n")
+    again("a new WatchdogSec", lambda pid: run("systemctl", "restart", "fad"))
+    again("SIGSTOP (watchdog of 2 s)", lambda pid: os.kill(pid, signal.SIGSTOP))
+
+    end_tenants()
+    run("systemctl", "stop", "fad")
+    check(show("fad", "Result") == "success", "it did not stop well")
+    check(not os.path.exists(SOCKET), "the socket is left")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        check(False, str(error))
+    if failed:
+        print(subprocess.run(["journalctl", "--no-pager", "-n", "60", "-u", "fad"],
+                             capture_output=True, text=True).stdout)
+    print("failed" if failed else "passed")
+    sys.exit(1 if failed else 0)
