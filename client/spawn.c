@@ -509,6 +509,21 @@ static bool skip_prefix(const char **line, size_t *length, const char *prefix)
 	return true;
 }
 
+/* Skips the time before a line of the daemon's log. */
+static void skip_time(const char **line, size_t *length)
+{
+	static const char form[] = "0000-00-00T00:00:00.000Z ";
+	const size_t n = sizeof(form) - 1;
+
+	if (*length < n)
+		return;
+	for (size_t i = 0; i < n; ++i)
+		if (form[i] == '0' ? (*line)[i] < '0' || (*line)[i] > '9' : (*line)[i] != form[i])
+			return;
+	*line += n;
+	*length -= n;
+}
+
 /* Finds the last line that reports an error (returns true), else the last that is not empty;
  * *ret_length 0: none. */
 static bool find_reason(const char *text, size_t length, const char **ret_line, size_t *ret_length)
@@ -521,6 +536,7 @@ static bool find_reason(const char *text, size_t length, const char **ret_line, 
 		size_t n = length - (size_t)(line - text);
 
 		length = newline ? (size_t)(newline - text) : 0;
+		skip_time(&line, &n);
 		(void)skip_prefix(&line, &n, "fad: ");
 		if (skip_prefix(&line, &n, "error: ")) {
 			*ret_line = line;

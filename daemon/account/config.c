@@ -5,11 +5,9 @@
 
 #include <ctype.h>
 #include <errno.h>
-#include <ini.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/un.h>
 
@@ -401,58 +399,4 @@ int fa_config_set(struct fa_config *config, const char *section, const char *nam
 	return fa_fail(error, -EINVAL,
 	               "there is no section [%.40s]; expected [daemon], [limits] or [pool]",
 	               section);
-}
-
-struct parse {
-	struct fa_config *config;
-	struct fa_error error;
-	int status;
-};
-
-static int on_entry(void *userdata, const char *section, const char *name, const char *value)
-{
-	struct parse *parse = userdata;
-
-	/* The parser returns the line of the first error. */
-	if (!parse->status)
-		parse->status = fa_config_set(parse->config, section, name, value, &parse->error);
-	return !parse->status;
-}
-
-static int parse_result(const struct parse *parse, int line, const char *path,
-                        struct fa_error *error)
-{
-	if (line == -1)
-		return fa_fail(error, -EIO, "%s cannot be read", path);
-	if (line == -2 || parse->status == -ENOMEM)
-		return fa_fail(error, -ENOMEM, "no memory to read %s", path);
-	if (line > 0)
-		return fa_fail(error, -EINVAL, "%s, line %d: %s", path, line,
-		               parse->status ? parse->error.text
-		                             : "expected [section] or name = value");
-	return 0;
-}
-
-int fa_config_load(struct fa_config *config, const char *path, struct fa_error *error)
-{
-	struct parse parse = { .config = config };
-	FILE *file;
-	int line;
-
-	file = fopen(path, "re");
-	if (!file)
-		return fa_fail(error, -errno, "%s cannot be opened: %m", path);
-	line = ini_parse_file(file, on_entry, &parse);
-	if (ferror(file))
-		line = -1;
-	fclose(file);
-	return parse_result(&parse, line, path, error);
-}
-
-int fa_config_parse(struct fa_config *config, const char *text, struct fa_error *error)
-{
-	struct parse parse = { .config = config };
-
-	return parse_result(&parse, ini_parse_string(text, on_entry, &parse), "configuration",
-	                    error);
 }

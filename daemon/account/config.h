@@ -55,8 +55,18 @@ uint64_t fa_config_pool_bytes(const struct fa_config *config, uint64_t device_by
 
 void fa_config_deinit(struct fa_config *config);
 
-/* Reads the file, whose values override @config. -ENOENT; -EINVAL with file, line and
- * expectation. */
+/* At most this many faults of a file are reported. */
+#define FA_CONFIG_FAULTS_MAX 100
+
+/* Receives one fault, with file, line and expectation. */
+typedef void fa_config_fault_fn(void *userdata, const struct fa_error *fault);
+
+/* Reads the file, whose values override @config. Reports its faults in the order of lines, and
+ * returns -EINVAL if there are any. Other errors, such as -ENOENT, set @error. */
+int fa_config_check(struct fa_config *config, const char *path, fa_config_fault_fn *report,
+                    void *userdata, struct fa_error *error);
+
+/* The same, but the first fault is the error. */
 int fa_config_load(struct fa_config *config, const char *path, struct fa_error *error);
 
 int fa_config_parse(struct fa_config *config, const char *text, struct fa_error *error);

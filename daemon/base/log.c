@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SD_JOURNAL_SUPPRESS_LOCATION
@@ -24,6 +25,7 @@ static struct {
 	enum fa_log_target target;
 	enum fa_log_level level;
 	bool prefix; /* the journal reads stderr, and parses the level "<6>" */
+	bool time;   /* nothing else adds the time */
 	uint64_t credit_ns;
 	uint64_t refilled_ns;
 	uint64_t n_suppressed;
@@ -69,12 +71,30 @@ void fa_log_set(enum fa_log_target target, enum fa_log_level level)
 	logger.target = fa_log_resolve(target);
 	logger.level = level;
 	logger.prefix = stderr_is_journal();
+	logger.time = !logger.prefix;
+}
+
+/* Writes what stands before a line on stderr: the level for the journal, or the time as
+ * "2026-01-31T23:59:59.999Z ". */
+static void format_prefix(enum fa_log_level level, char ret_prefix[48])
+{
+	struct timespec now;
+	struct tm utc;
+	size_t n;
+
+	*ret_prefix = '\0';
+	if (logger.prefix)
+		snprintf(ret_prefix, 48, "<%d>", (int)level);
+	if (!logger.time || clock_gettime(CLOCK_REALTIME, &now) < 0 || !gmtime_r(&now.tv_sec, &utc))
+		return;
+	n = strftime(ret_prefix, 48, "%FT%T", &utc);
+	snprintf(ret_prefix + n, 48 - n, ".%03ldZ ", now.tv_nsec / (long)FA_NS_PER_MS);
 }
 
 static void write_line(const struct fa_log_subject *subject, enum fa_log_level level,
                        const char *text)
 {
-	char tenant[LINE_BYTES] = "", line[3 * LINE_BYTES], prefix[8] = "";
+	char tenant[LINE_BYTES] = "", line[3 * LINE_BYTES], prefix[48];
 	int n;
 
 	if (subject)
@@ -96,8 +116,7 @@ static void write_line(const struct fa_log_subject *subject, enum fa_log_level l
 			return;
 	}
 
-	if (logger.prefix)
-		snprintf(prefix, sizeof(prefix), "<%d>", (int)level);
+	format_prefix(level, prefix);
 	if (subject)
 		n = snprintf(line, sizeof(line),
 		             "%sfad: %s%s [session %" PRIu64 " pid %d tenant %s]\n", prefix,

@@ -21,7 +21,8 @@ enum fa_log_target {
 	FA_LOG_JOURNAL,
 };
 
-/* Sets target and level. They start as FA_LOG_STDERR and FA_LOG_INFO. */
+/* Sets target and level. From then on a line on stderr begins with the time in UTC, unless the
+ * journal reads stderr. Before that a line is a message of a command, such as a wrong option. */
 void fa_log_set(enum fa_log_target target, enum fa_log_level level);
 
 enum fa_log_target fa_log_resolve(enum fa_log_target target);

@@ -30,7 +30,7 @@
 /* How long the process may take to end after the device is lost, as its driver may hang. */
 #define LOST_EXIT_S 5
 
-/* Exit status for unknown options, as of the other programs. */
+/* Exit status for wrong options and values of options, as of the other programs. */
 #define USAGE_STATUS 2
 
 struct program {
@@ -286,14 +286,16 @@ int main(int argc, char **argv)
 	r = fa_service_options_parse(argc, argv, &program.options, child_argv);
 	if (r <= 0)
 		return r ? USAGE_STATUS : EXIT_SUCCESS;
+	if (program.options.check_config) {
+		if (fa_service_options_check_config(&program.options) < 0)
+			return EXIT_FAILURE;
+		puts("the configuration is ok");
+		return EXIT_SUCCESS;
+	}
 	r = fa_service_options_load_config(&program.options, &config, &error);
 	if (r < 0) {
 		fa_log(FA_LOG_ERROR, "%s", error.text);
 		return EXIT_FAILURE;
-	}
-	if (program.options.check_config) {
-		puts("the configuration is ok");
-		return EXIT_SUCCESS;
 	}
 	/* The supervisor needs the raised limit, too, for its store. */
 	raise_limit(RLIMIT_NOFILE);

@@ -29,14 +29,14 @@ static const char usage[] =
 	"  --log-level LEVEL      error, warning, info or debug\n"
 	"  --drain-timeout-ms N   how long work in flight may take when stopping\n"
 	"  --ready-fd N           write READY to descriptor N when connections are accepted\n"
-	"  --check-config         say what is wrong with the configuration, or ok, and exit\n"
+	"  --check-config         say all that is wrong with the configuration, or ok, and exit\n"
 	"  --version\n"
 	"  -h, --help\n"
 	"\n"
 	"SIGTERM or SIGINT: finish the work in flight and exit; a second one cancels the work,\n"
 	"a third one exits at once. SIGHUP: read the configuration again.\n"
-	"Exit status 75: the device was lost, or stored state cannot be taken back now; a new\n"
-	"start may help.\n";
+	"Exit status: 0 stopped, 1 failure, 2 wrong usage; 75: the device was lost, or stored\n"
+	"state cannot be taken back now, and a new start may help.\n";
 
 static int parse_fd(const char *text, int *ret_fd)
 {
@@ -65,6 +65,33 @@ static bool is_abbreviated(const char *argument, const char *name)
 
 	return strncmp(argument + 2, name, length) != 0 ||
 	       (argument[2 + length] && argument[2 + length] != '=');
+}
+
+/* Sets the values that the command line overrides. */
+static int apply_overrides(const struct fa_service_options *options, struct fa_config *config,
+                           struct fa_error *error)
+{
+	int r = 0;
+
+	for (unsigned int i = 0; i < options->n_overrides && r == 0; ++i)
+		r = fa_config_set(config, "daemon", options->overrides[i].name,
+		                  options->overrides[i].value, error);
+	return r;
+}
+
+/* A wrong value on the command line is a usage error, whatever the file says. */
+static int check_overrides(const struct fa_service_options *options)
+{
+	_fa_cleanup_(fa_config_deinit) struct fa_config config = {};
+	struct fa_error error = { "no memory for the configuration" };
+	int r;
+
+	r = fa_config_init(&config);
+	if (r == 0)
+		r = apply_overrides(options, &config, &error);
+	if (r < 0)
+		fa_log(FA_LOG_ERROR, "%s", error.text);
+	return r;
 }
 
 int fa_service_options_parse(int argc, char **argv, struct fa_service_options *ret_options,
@@ -168,6 +195,8 @@ int fa_service_options_parse(int argc, char **argv, struct fa_service_options *r
 		options.overrides[options.n_overrides].name = overridden[i];
 		options.overrides[options.n_overrides++].value = values[i];
 	}
+	if (check_overrides(&options) < 0)
+		return -EINVAL;
 	*ret_options = options;
 	return 1;
 }
@@ -184,13 +213,32 @@ int fa_service_options_load_config(const struct fa_service_options *options,
 	r = fa_config_load(&config, options->config ? options->config : FA_CONFIG_PATH, error);
 	if (r < 0 && (options->config || r != -ENOENT))
 		return r;
-	for (unsigned int i = 0; i < options->n_overrides; ++i) {
-		r = fa_config_set(&config, "daemon", options->overrides[i].name,
-		                  options->overrides[i].value, error);
-		if (r < 0)
-			return r;
-	}
+	r = apply_overrides(options, &config, error);
+	if (r < 0)
+		return r;
 	*ret_config = config;
 	config = (struct fa_config){}; /* the caller owns it now */
 	return 0;
+}
+
+static void log_fault(void *userdata, const struct fa_error *fault)
+{
+	fa_log(FA_LOG_ERROR, "%s", fault->text);
+}
+
+int fa_service_options_check_config(const struct fa_service_options *options)
+{
+	_fa_cleanup_(fa_config_deinit) struct fa_config config = {};
+	struct fa_error error = { "no memory for the configuration" };
+	int r;
+
+	r = fa_config_init(&config);
+	if (r == 0)
+		r = fa_config_check(&config, options->config ? options->config : FA_CONFIG_PATH,
+		                    log_fault, NULL, &error);
+	if (!options->config && r == -ENOENT)
+		return 0;
+	if (r < 0 && r != -EINVAL)
+		log_fault(NULL, &error);
+	return r;
 }

@@ -28,3 +28,6 @@ int fa_service_options_parse(int argc, char **argv, struct fa_service_options *r
 /* Loads the configuration file, whose values the options override. */
 int fa_service_options_load_config(const struct fa_service_options *options,
                                    struct fa_config *ret_config, struct fa_error *error);
+
+/* Logs every fault of the configuration file. Returns 0 if there is none, else a negative errno. */
+int fa_service_options_check_config(const struct fa_service_options *options);

@@ -18,6 +18,9 @@
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
+/* Exit status for wrong options, as of the other programs. */
+#define USAGE_STATUS 2
+
 static const char usage[] =
 	"Usage: fad-supervise --exe-fd N [--ready-fd N] -- ARGUMENT...\n"
 	"Runs the program that is descriptor N with these arguments, the first of which is its\n"
@@ -45,19 +48,18 @@ static int parse_options(int argc, char **argv, struct fa_supervisor *s)
 	enum {
 		EXE_FD = 256,
 		READY_FD,
-		VERSION,
-		HELP
+		VERSION
 	};
 	static const struct option known[] = {
 		{ "exe-fd", required_argument, NULL, EXE_FD },
 		{ "ready-fd", required_argument, NULL, READY_FD },
 		{ "version", no_argument, NULL, VERSION },
-		{ "help", no_argument, NULL, HELP },
+		{ "help", no_argument, NULL, 'h' },
 		{ NULL, 0, NULL, 0 },
 	};
 	int option;
 
-	while ((option = getopt_long(argc, argv, "+", known, NULL)) != -1) {
+	while ((option = getopt_long(argc, argv, "+h", known, NULL)) != -1) {
 		switch (option) {
 		case EXE_FD:
 		case READY_FD:
@@ -67,7 +69,7 @@ static int parse_options(int argc, char **argv, struct fa_supervisor *s)
 		case VERSION:
 			puts("fad-supervise " FAD_VERSION);
 			return 0;
-		case HELP:
+		case 'h':
 			fputs(usage, stdout);
 			return 0;
 		default:
@@ -124,7 +126,8 @@ int main(int argc, char **argv)
 	s.exe_fd = s.ready_fd = s.signal_fd = s.notify_fd = s.notify_path_fd = -1;
 	r = parse_options(argc, argv, &s);
 	if (r <= 0)
-		return r ? EXIT_FAILURE : EXIT_SUCCESS;
+		return r ? USAGE_STATUS : EXIT_SUCCESS;
+	fa_log_set(FA_LOG_STDERR, FA_LOG_INFO);
 	s.oom_score = fa_oom_protect();
 	fa_supervisor_store_init(&s.store);
 	fa_supervisor_init_watchdog(&s);

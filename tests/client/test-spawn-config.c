@@ -51,6 +51,11 @@ static void test_says_why(void **state)
 	static const char error[] = "#!/bin/sh\n"
 				    "printf 'fad: error: a \\033[2J\\303\\244\\n' >&2\n"
 				    "printf 'fad: bye\\n\\n' >&2\n";
+	/* The times of log lines are left out. */
+	static const char timed[] = "#!/bin/sh\n"
+				    "echo '2026-01-31T23:59:59.999Z fad: error: in time' >&2\n"
+				    "echo '2026-01-31T23:59:59.999Z fad: bye' >&2\n";
+	static const char untimed[] = "#!/bin/sh\necho '2026-01-31T23:59 fad: error: x' >&2\n";
 	static const char line[] = "#!/bin/sh\nprintf 'first\\nlast, without an end' >&2\n";
 	static const char much[] = "#!/bin/sh\n"
 				   "i=0; while [ $i -lt 3000 ]; do i=$((i + 1))\n"
@@ -65,6 +70,14 @@ static void test_says_why(void **state)
 	write_file(path, sizeof(path), error, 0700);
 	spawn_expect_failure(path, NULL, -ECONNREFUSED, "ended at once: a ?[2J\xc3\xa4");
 	fa_check(!strstr(fa_error(), "bye"));
+	remove_file(path);
+
+	write_file(path, sizeof(path), timed, 0700);
+	spawn_expect_failure(path, NULL, -ECONNREFUSED, "ended at once: in time");
+	remove_file(path);
+
+	write_file(path, sizeof(path), untimed, 0700);
+	spawn_expect_failure(path, NULL, -ECONNREFUSED, "it said last: 2026-01-31T23:59 fad: ");
 	remove_file(path);
 
 	write_file(path, sizeof(path), line, 0700);

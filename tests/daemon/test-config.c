@@ -289,6 +289,76 @@ static void test_file(void **state)
 	fa_config_deinit(&config);
 }
 
+struct faults {
+	char text[FA_CONFIG_FAULTS_MAX + 2][FA_ERROR_TEXT_BYTES];
+	unsigned int n;
+};
+
+static void count_fault(void *userdata, const struct fa_error *fault)
+{
+	struct faults *faults = userdata;
+
+	assert_true(faults->n < FA_CONFIG_FAULTS_MAX + 2);
+	strcpy(faults->text[faults->n++], fault->text);
+}
+
+/* Returns what fa_config_check() does with a file of this text. */
+static int check_text(const char *text, struct faults *ret_faults)
+{
+	char path[] = "/tmp/fad-test-config-XXXXXX";
+	struct fa_error error = {};
+	struct fa_config config;
+	int fd = mkstemp(path), r;
+
+	assert_true(fd >= 0);
+	assert_true(write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+	close(fd);
+	*ret_faults = (struct faults){};
+	assert_int_equal(fa_config_init(&config), 0);
+	r = fa_config_check(&config, path, count_fault, ret_faults, &error);
+	fa_config_deinit(&config);
+	unlink(path);
+	return r;
+}
+
+/* All faults have their lines, also behind lines that inih does not understand or cannot hold. */
+static void test_check(void **state)
+{
+	static struct faults faults;
+	static char text[70000];
+	size_t used;
+
+	assert_int_equal(check_text("", &faults), 0);
+	assert_int_equal(check_text("[daemon]\nthreads = 3", &faults), 0);
+	assert_int_equal(faults.n, 0);
+	assert_int_equal(
+		check_text("words\n[daemon\n\nthreads = x\nmore words\r\nmode = 9", &faults),
+		-EINVAL);
+	assert_int_equal(faults.n, 5);
+	assert_non_null(strstr(faults.text[0], ", line 1: expected [section]"));
+	assert_non_null(strstr(faults.text[1], ", line 2: expected [section]"));
+	assert_non_null(strstr(faults.text[2], ", line 4: \"threads\" stands before"));
+	assert_non_null(strstr(faults.text[3], ", line 5: expected [section]"));
+	assert_non_null(strstr(faults.text[4], ", line 6: \"mode\" stands before"));
+
+	/* Long comments are comments. Other long lines are faults, and do not shift the count. */
+	(void)sprintf(text, "[daemon]\n  # %01000d = 1\ngroup = %01000d\nmode = 9\n", 1, 2);
+	assert_int_equal(check_text(text, &faults), -EINVAL);
+	assert_int_equal(faults.n, 2);
+	assert_non_null(strstr(faults.text[0], ", line 3: the line is too long"));
+	assert_non_null(strstr(faults.text[1], ", line 4: mode is"));
+
+	for (int kind = 0; kind < 2; ++kind) {
+		used = 0;
+		for (int i = 0; i < 3000; ++i)
+			used += (size_t)sprintf(text + used, kind ? "words\n" : "mode = 9\n");
+		assert_int_equal(check_text(text, &faults), -EINVAL);
+		assert_int_equal(faults.n, FA_CONFIG_FAULTS_MAX + 1);
+		assert_non_null(strstr(faults.text[99], ", line 100: "));
+		assert_non_null(strstr(faults.text[100], "has more faults"));
+	}
+}
+
 static void test_set(void **state)
 {
 	struct fa_error error = {};
@@ -307,10 +377,11 @@ static void test_set(void **state)
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_defaults), cmocka_unit_test(test_all),
-		cmocka_unit_test(test_wrong),    cmocka_unit_test(test_file),
-		cmocka_unit_test(test_set),      cmocka_unit_test(test_timelines),
-		cmocka_unit_test(test_fds),      cmocka_unit_test(test_memory),
+		cmocka_unit_test(test_defaults),  cmocka_unit_test(test_all),
+		cmocka_unit_test(test_wrong),     cmocka_unit_test(test_file),
+		cmocka_unit_test(test_check),     cmocka_unit_test(test_set),
+		cmocka_unit_test(test_timelines), cmocka_unit_test(test_fds),
+		cmocka_unit_test(test_memory),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -6,7 +6,9 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -48,6 +50,59 @@ static void test_choice(void **state)
 	check_auto(FA_LOG_STDERR);
 }
 
+/* Returns what follows "2026-01-31T23:59:59.999Z ", which must be the present time. */
+static const char *skip_time(const char *text)
+{
+	unsigned int milliseconds;
+	struct tm utc = {};
+	const char *rest;
+	time_t stamp;
+	int n = 0;
+
+	rest = strptime(text, "%Y-%m-%dT%H:%M:%S", &utc);
+	assert_non_null(rest);
+	assert_int_equal(rest - text, strlen("2026-01-31T23:59:59"));
+	assert_int_equal(sscanf(rest, ".%3uZ%n", &milliseconds, &n), 1);
+	assert_int_equal(n, strlen(".999Z"));
+	assert_int_equal(rest[n], ' ');
+	stamp = timegm(&utc);
+	assert_true(stamp <= time(NULL) && stamp >= time(NULL) - 60);
+	return rest + n + 1;
+}
+
+/* Logs a line and returns all of it that stderr got; valid until the next call. */
+static const char *log_line(const char *message)
+{
+	static char text[256];
+	int pipe_fds[2], before = dup(STDERR_FILENO);
+	ssize_t n;
+
+	assert_int_equal(pipe(pipe_fds), 0);
+	assert_true(dup2(pipe_fds[1], STDERR_FILENO) >= 0);
+	fa_log(FA_LOG_WARNING, "%s", message);
+	assert_true(dup2(before, STDERR_FILENO) >= 0);
+	close(pipe_fds[1]);
+	n = read(pipe_fds[0], text, sizeof(text) - 1);
+	assert_true(n > 0);
+	text[n] = '\0';
+	close(pipe_fds[0]);
+	close(before);
+	return text;
+}
+
+/* Messages of a command have no time, lines of a log have. */
+static void test_time(void **state)
+{
+	unsetenv("JOURNAL_STREAM");
+	assert_string_equal(log_line("wrong option"), "fad: warning: wrong option\n");
+	setenv("TZ", "Asia/Tokyo", 1);
+	tzset();
+	fa_log_set(FA_LOG_STDERR, FA_LOG_INFO);
+	assert_string_equal(skip_time(log_line("a line")), "fad: warning: a line\n");
+	unsetenv("TZ");
+	tzset();
+}
+
 /* As a program that a service started with another stderr. */
 static void test_lines(void **state)
 {
@@ -68,7 +123,7 @@ static void test_lines(void **state)
 	n = read(pipe_fds[0], text, sizeof(text) - 1);
 	assert_true(n > 0);
 	text[n] = '\0';
-	assert_string_equal(text, "fad: warning: a line\n<4>fad: warning: another\n");
+	assert_string_equal(skip_time(text), "fad: warning: a line\n<4>fad: warning: another\n");
 	close(pipe_fds[0]);
 	close(before);
 	unsetenv("JOURNAL_STREAM");
@@ -79,6 +134,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_choice),
+		cmocka_unit_test(test_time),
 		cmocka_unit_test(test_lines),
 	};
 

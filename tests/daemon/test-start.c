@@ -128,6 +128,45 @@ static void test_check_config(void **state)
 	               "line 3", "buffers");
 }
 
+/* Every fault is a line of its own, in the order of the file. */
+static void test_check_config_all(void **state)
+{
+	static const char *const expected[] = {
+		"line 2: mode is \"888\"",
+		"line 3: expected [section] or name = value",
+		"line 5: [limits] has no \"bufers\"",
+		"line 6: buffers is \"?\"",
+		"line 7: expected [section] or name = value",
+		"line 8: [limits] has no \"lost\"",
+		"line 10: there is no section [pol]",
+	};
+	const char *const args[] = { "--check-config", NULL };
+	_fa_cleanup_(fa_freep) char *log = NULL;
+	const char *next;
+	int status;
+
+	fa_check(!fa_test_daemon_try(
+		&second, &(struct fa_test_daemon_options){ .args = args,
+	                                                   .config = "[daemon]\nmode = 888\nwords\n"
+	                                                             "[limits]\nbufers = 1\n"
+	                                                             "buffers = ?\n[pool\n"
+	                                                             "lost = 1\n[pol]\n"
+	                                                             "bytes = 1\n" }));
+	fa_test_daemon_wait_dead(&second);
+	log = fa_test_daemon_log(&second);
+	status = fa_test_daemon_reap(&second);
+	fa_check(WIFEXITED(status));
+	fa_check_eq(WEXITSTATUS(status), 1);
+	next = log;
+	for (size_t i = 0; i < sizeof(expected) / sizeof(expected[0]); ++i) {
+		fa_check(!strncmp(next, "fad: error: /", 13));
+		fa_check_contains(next, expected[i]);
+		fa_check(strchr(next, '\n') > strstr(next, expected[i]));
+		next = strchr(next, '\n') + 1;
+	}
+	fa_check_eq(strlen(next), 0);
+}
+
 static void test_usage(void **state)
 {
 	const char *const wrong[] = { "--no-such-option", NULL }, *const help[] = { "-h", NULL };
@@ -329,10 +368,11 @@ static void test_generation(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		test(test_options),        test(test_config),    test(test_check_config),
-		test(test_usage),          test(test_in_use),    test(test_stale_socket),
-		test(test_no_socket),      test(test_mode),      test(test_reload),
-		test(test_exit_when_idle), test(test_listen_fd), test(test_generation),
+		test(test_options),          test(test_config),         test(test_check_config),
+		test(test_check_config_all), test(test_usage),          test(test_in_use),
+		test(test_stale_socket),     test(test_no_socket),      test(test_mode),
+		test(test_reload),           test(test_exit_when_idle), test(test_listen_fd),
+		test(test_generation),
 	};
 
 	return cmocka_run_group_tests_name("start", tests, NULL, NULL);
