@@ -380,8 +380,7 @@ bool runner_has(struct runner *runner, const struct model_sequence *sequence)
 	if (info.length != sequence->length || info.first != sequence->first ||
 	    info.step != sequence->step || info.owner != sequence->owner ||
 	    strcmp(info.name, name) != 0 || info.tenant != scene->actors[sequence->tenant].tenant ||
-	    info.mode != sequence->mode ||
-	    info.cache != runner->model->caches[sequence->cache].id)
+	    info.mode != sequence->mode || info.cache != runner->model->caches[sequence->cache].id)
 		return false;
 	n = pool_sequence_slots(scene->pool, sequence->id, slots, MODEL_TOKENS / 16 + 1);
 	fa_check_eq(n, (info.length + tokens - 1) / tokens - info.first / tokens);
