@@ -46,7 +46,7 @@ FOREIGN = [
                      "daemon/base/watchdog_ping.c", "daemon/persist/fd_store.c",
                      "daemon/supervise/", "daemon/service/watchdog.c"]),
     (r"flatbuffers/.*|.*_generated\.h", ["schema/wire.cc"]),
-    (r"ini\.h", ["daemon/account/config.c"]),
+    (r"ini\.h", ["daemon/account/config_file.c"]),
     (r"sodium.*\.h", ["daemon/pool/hash.c"]),
     (r"cuda.*\.h", ["kernels/cuda/", "client/examples/cuda.c", "tests/"]),
     (r"cmocka\.h", ["tests/"]),
