@@ -26,6 +26,7 @@ struct factl {
 	const char *socket;
 	struct fa_client *client;
 	bool json;
+	bool prometheus;
 	bool wait;
 	unsigned long count;
 	char **arguments; /* of the command */
@@ -99,7 +100,8 @@ static int run_status(struct factl *factl)
 
 static int run_metrics(struct factl *factl)
 {
-	return show(factl, "metrics", fa_metrics_print);
+	return show(factl, "metrics",
+	            factl->prometheus ? fa_metrics_print_prometheus : fa_metrics_print);
 }
 
 static int run_ping(struct factl *factl)
@@ -211,7 +213,8 @@ static void usage(void)
 	     "\n"
 	     "  status [--json]    show clients, tenants, caches and load, or the raw JSON; root\n"
 	     "                     and the daemon's user see all clients, others their own\n"
-	     "  metrics            print the same in the OpenMetrics format, for Prometheus\n"
+	     "  metrics            print the same in the OpenMetrics format\n"
+	     "    [--prometheus]   or in Prometheus' text format, as node_exporter reads it\n"
 	     "  ping [-c N]        time N empty round trips (default: 1)\n"
 	     "  version            show the versions of factl and of the daemon\n"
 	     "  drain [--no-wait]  let the daemon finish all requests and exit; wait for that\n"
@@ -233,6 +236,7 @@ int main(int argc, char **argv)
 	enum {
 		OPT_JSON = 256,
 		OPT_NO_WAIT,
+		OPT_PROMETHEUS,
 		OPT_VERSION
 	};
 	static const struct option options[] = {
@@ -240,6 +244,7 @@ int main(int argc, char **argv)
 		{ "count", required_argument, NULL, 'c' },
 		{ "json", no_argument, NULL, OPT_JSON },
 		{ "no-wait", no_argument, NULL, OPT_NO_WAIT },
+		{ "prometheus", no_argument, NULL, OPT_PROMETHEUS },
 		{ "help", no_argument, NULL, 'h' },
 		{ "version", no_argument, NULL, OPT_VERSION },
 		{ NULL, 0, NULL, 0 },
@@ -265,6 +270,9 @@ int main(int argc, char **argv)
 			break;
 		case OPT_NO_WAIT:
 			factl.wait = false;
+			break;
+		case OPT_PROMETHEUS:
+			factl.prometheus = true;
 			break;
 		case 'h':
 			usage();

@@ -126,6 +126,11 @@ static const struct metric pool_limit_metrics[] = {
 
 /* ---- output */
 
+struct output {
+	FILE *file;
+	bool prometheus; /* Prometheus' older text format; false: OpenMetrics */
+};
+
 static bool ends_in(const char *name, const char *end)
 {
 	return strlen(name) >= strlen(end) && strcmp(name + strlen(name) - strlen(end), end) == 0;
@@ -136,12 +141,16 @@ static bool is_time(const char *name)
 	return ends_in(name, "_seconds");
 }
 
-static void print_head(const char *name, const char *type, const char *help, FILE *file)
+/* In the older text format a type belongs to the name of the samples, and there are no units. */
+static void print_head(const char *name, const char *type, const char *help,
+                       const struct output *output)
 {
-	fprintf(file, "# TYPE %s %s\n", name, type);
-	if (is_time(name) || ends_in(name, "_bytes"))
-		fprintf(file, "# UNIT %s %s\n", name, is_time(name) ? "seconds" : "bytes");
-	fprintf(file, "# HELP %s %s\n", name, help);
+	const char *suffix = output->prometheus && strcmp(type, "counter") == 0 ? "_total" : "";
+
+	fprintf(output->file, "# TYPE %s%s %s\n", name, suffix, type);
+	if (!output->prometheus && (is_time(name) || ends_in(name, "_bytes")))
+		fprintf(output->file, "# UNIT %s %s\n", name, is_time(name) ? "seconds" : "bytes");
+	fprintf(output->file, "# HELP %s%s %s\n", name, suffix, help);
 }
 
 static void print_escaped(const char *text, FILE *file)
@@ -229,29 +238,30 @@ static void print_sample(const struct metric *metric, const json_t *object, cons
 		print_count(number_of(value), file);
 }
 
-static void print_metric_head(const struct metric *metric, FILE *file)
+static void print_metric_head(const struct metric *metric, const struct output *output)
 {
 	if (metric->help)
 		print_head(metric->name, metric->type == COUNTER ? "counter" : "gauge",
-		           metric->help, file);
+		           metric->help, output);
 }
 
 /* A limit of INT64_MAX or more is none. */
-static void print_metrics(const struct metric *metrics, size_t n, const json_t *object, FILE *file)
+static void print_metrics(const struct metric *metrics, size_t n, const json_t *object,
+                          const struct output *output)
 {
 	for (size_t i = 0; i < n; ++i) {
 		const json_t *value = json_object_get(object, metrics[i].key);
 
 		if (!is_number(value) || number_of(value) >= INT64_MAX)
 			continue;
-		print_metric_head(&metrics[i], file);
-		print_sample(&metrics[i], object, NULL, file);
+		print_metric_head(&metrics[i], output);
+		print_sample(&metrics[i], object, NULL, output->file);
 	}
 }
 
 /* The format wants all samples of a metric together. */
 static void print_by_tenant(const struct metric *metrics, size_t n, const json_t *tenants,
-                            FILE *file)
+                            const struct output *output)
 {
 	json_t *tenant;
 	size_t at;
@@ -259,17 +269,17 @@ static void print_by_tenant(const struct metric *metrics, size_t n, const json_t
 	for (size_t first = 0, end; first < n; first = end) {
 		for (end = first + 1; end < n && !metrics[end].help;)
 			++end;
-		print_metric_head(&metrics[first], file);
+		print_metric_head(&metrics[first], output);
 		json_array_foreach(tenants, at, tenant)
 		{
 			for (size_t i = first; i < end; ++i)
-				print_sample(&metrics[i], tenant, tenant, file);
+				print_sample(&metrics[i], tenant, tenant, output->file);
 		}
 	}
 }
 
 /* The limits are the same for all tenants. */
-static void print_limits(const json_t *tenants, FILE *file)
+static void print_limits(const json_t *tenants, const struct output *output)
 {
 	const json_t *limits = json_object_get(json_array_get(tenants, 0), "limits");
 	char name[64];
@@ -282,7 +292,7 @@ static void print_limits(const json_t *tenants, FILE *file)
 
 		snprintf(name, sizeof(name), "fad_limit_%s",
 		         tenant_metrics[i].name + strlen("fad_"));
-		print_metrics(&metric, 1, limits, file);
+		print_metrics(&metric, 1, limits, output);
 	}
 }
 
@@ -306,38 +316,38 @@ static void print_took(const json_t *tenant, const char *name, FILE *file)
 	print_seconds(number_of(json_object_get(tenant, "took_ns")), file);
 }
 
-static void print_histogram(const json_t *tenants, FILE *file)
+static void print_histogram(const json_t *tenants, const struct output *output)
 {
 	static const char *const name = "fad_tenant_request_seconds";
 	json_t *tenant;
 	size_t i;
 
 	print_head(name, "histogram",
-	           "From when a request of a tenant came until the device had done it.", file);
+	           "From when a request of a tenant came until the device had done it.", output);
 	json_array_foreach(tenants, i, tenant)
 	{
-		print_took(tenant, name, file);
+		print_took(tenant, name, output->file);
 	}
 }
 
-static void print_build(const json_t *root, FILE *file)
+static void print_build(const json_t *root, const struct output *output)
 {
 	static const char *const labels[] = { "version", "backend", "device", "mps" };
 	char separator = '{';
 
 	/* A gauge: the older text format has no type info. */
-	print_head("fad_build_info", "gauge", "Version, backend and device of the daemon.", file);
-	fputs("fad_build_info", file);
+	print_head("fad_build_info", "gauge", "Version, backend and device of the daemon.", output);
+	fputs("fad_build_info", output->file);
 	for (size_t i = 0; i < N(labels); ++i) {
 		const char *value = json_string_value(json_object_get(root, labels[i]));
 
 		if (value)
-			print_label(labels[i], value, &separator, file);
+			print_label(labels[i], value, &separator, output->file);
 	}
-	fputs(separator == ',' ? "} 1\n" : " 1\n", file);
+	fputs(separator == ',' ? "} 1\n" : " 1\n", output->file);
 }
 
-int fa_metrics_print(const char *json, FILE *file)
+static int print(const char *json, const struct output *output)
 {
 	const json_t *requests, *tenants, *pool;
 	json_t *root;
@@ -350,21 +360,32 @@ int fa_metrics_print(const char *json, FILE *file)
 		json_decref(root);
 		return -EINVAL;
 	}
-	print_build(root, file);
-	print_metrics(daemon_metrics, N(daemon_metrics), root, file);
-	print_metrics(request_metrics, N(request_metrics), requests, file);
-	print_limits(tenants, file);
+	print_build(root, output);
+	print_metrics(daemon_metrics, N(daemon_metrics), root, output);
+	print_metrics(request_metrics, N(request_metrics), requests, output);
+	print_limits(tenants, output);
 	print_metrics(pool_limit_metrics, N(pool_limit_metrics), json_object_get(root, "limits"),
-	              file);
-	print_by_tenant(tenant_metrics, N(tenant_metrics), tenants, file);
-	print_by_tenant(done_metrics, N(done_metrics), tenants, file);
-	print_histogram(tenants, file);
+	              output);
+	print_by_tenant(tenant_metrics, N(tenant_metrics), tenants, output);
+	print_by_tenant(done_metrics, N(done_metrics), tenants, output);
+	print_histogram(tenants, output);
 	/* Only administrators see chunks; others see only their tenants' pool metrics. */
 	if (json_object_get(pool, "chunks"))
-		print_metrics(pool_metrics, N(pool_metrics), pool, file);
+		print_metrics(pool_metrics, N(pool_metrics), pool, output);
 	print_by_tenant(pool_tenant_metrics, N(pool_tenant_metrics),
-	                json_object_get(pool, "tenants"), file);
-	fputs("# EOF\n", file);
+	                json_object_get(pool, "tenants"), output);
+	if (!output->prometheus)
+		fputs("# EOF\n", output->file);
 	json_decref(root);
 	return 0;
+}
+
+int fa_metrics_print(const char *json, FILE *file)
+{
+	return print(json, &(struct output){ .file = file });
+}
+
+int fa_metrics_print_prometheus(const char *json, FILE *file)
+{
+	return print(json, &(struct output){ .file = file, .prometheus = true });
 }

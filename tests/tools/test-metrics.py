@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """
 factl metrics and status against a real daemon, after known work of two clients of which one has
-gone. The OpenMetrics text is parsed strictly; names are escaped exactly.
+gone. The OpenMetrics text is parsed strictly; names are escaped exactly. The older text format has
+the same samples, each with its type; prometheus_client reads it, too, where that is installed.
 
-    test-metrics.py FACTL METRICS_CLIENT METRICS_TEXT, with FAD_DAEMON set
+    test-metrics.py FACTL METRICS_CLIENT METRICS_TEXT FACTL_MAN_PAGE, with FAD_DAEMON set
 """
 import json
 import os
@@ -117,6 +118,85 @@ def parse(text):
         if found.type == "histogram":
             check_histogram(found)
     return families
+
+
+def to_openmetrics(text):
+    """Strict conversion of Prometheus' text format 0.0.4: names of counters lose their _total."""
+    lines, counters, name = [], set(), None
+    for line in text.splitlines():
+        match = re.fullmatch(rf"# (TYPE|HELP) ({NAME}) (.+)", line)
+        if line.startswith("#"):
+            if not match:
+                wrong(line, "neither TYPE nor HELP")
+            name = match[2]
+            if line == f"# TYPE {name} counter":
+                counters.add(name)
+            family = name.removesuffix("_total") if name in counters else name
+            if name in counters and family == name:
+                wrong(line, "a counter without _total")
+            line = f"# {match[1]} {family} {match[3]}"
+            lines.append(line)
+            for unit in ("seconds", "bytes"):
+                if match[1] == "TYPE" and family.endswith("_" + unit):
+                    lines.append(f"# UNIT {family} {unit}")
+        else:
+            lines.append(line)
+    if not text.endswith("\n"):
+        raise ValueError("the last line has no end")
+    return "\n".join(lines + ["# EOF", ""])
+
+
+def parse_prometheus(text):
+    """As node_exporter reads it. A sample without a type is a fault."""
+    families = parse(to_openmetrics(text))
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError:
+        return families
+    theirs = {family.name: family for family in text_string_to_metric_families(text)}
+    for name, family in families.items():
+        if not family.samples:
+            continue
+        assert theirs[name].type == family.type, (name, theirs[name].type)
+        assert theirs[name].documentation == family.help, name
+        assert len(theirs[name].samples) == len(family.samples), name
+    return families
+
+
+def same_families(one, other):
+    assert list(one) == list(other)
+    for name, family in one.items():
+        assert vars(family) == vars(other[name]), name
+
+
+def check_prometheus_parser():
+    """It must be able to fail."""
+    good = "# TYPE a_total counter\n# HELP a_total b\na_total 1\n"
+    assert value(parse_prometheus(good), "a", "_total") == 1
+    for bad in (good + "# EOF\n", good.replace("a_total counter", "a counter"), "a_total 1\n",
+                good + "# UNIT a_total seconds\n", good + "b 1\n", good[:-1]):
+        try:
+            parse_prometheus(bad)
+        except (ValueError, AssertionError):
+            continue
+        raise AssertionError(f"taken for good: {bad!r}")
+
+
+def check_recipe(page, scene, folder):
+    """The man page's command for node_exporter writes a file in the older format."""
+    with open(page, encoding="utf-8") as file:
+        (recipe,) = re.findall(r"^\.Dl (factl metrics .*)$", file.read(), re.MULTILINE)
+    assert recipe.endswith("d/fad.prom"), recipe
+    os.mkdir(os.path.join(folder, "d"))
+    path = os.path.dirname(os.path.abspath(scene.factl)) + ":" + os.environ["PATH"]
+    subprocess.run(["sh", "-c", recipe], cwd=folder, env={**scene.environment, "PATH": path},
+                   check=True, timeout=60)
+    assert os.listdir(os.path.join(folder, "d")) == ["fad.prom"]
+    with open(os.path.join(folder, "d/fad.prom"), encoding="utf-8") as file:
+        families = parse_prometheus(file.read())
+    assert families["fad_requests_finished"].type == "counter"
+    assert families["fad_tenant_request_seconds"].type == "histogram"
+    assert list(families) == list(parse(scene.run("metrics")))
 
 
 def check_parser():
@@ -244,7 +324,7 @@ def check_numbers(families, status):
         assert value(families, "fad_pool_pages", state=state) == pool[f"{state}_pages"]
 
 
-def check_daemon(folder, factl, client):
+def check_daemon(folder, factl, client, page):
     scene = Scene(folder, factl, client)
     try:
         gone = scene.start_client("gone", 5, 1, 2)
@@ -259,6 +339,8 @@ def check_daemon(folder, factl, client):
         status = scene.status()
         check_session(status["tenants"][0], 12, 3, 5)
         check_numbers(parse(scene.run("metrics")), status)
+        check_numbers(parse_prometheus(scene.run("metrics", "--prometheus")), status)
+        check_recipe(page, scene, folder)
         # The metrics keep the tenant after its last client has gone.
         scene.end_client(stays)
         check_session(scene.status()["tenants"][0], 12, 3, 5)
@@ -268,8 +350,9 @@ def check_daemon(folder, factl, client):
 
 
 def check_text(program, status):
-    def text_of(text):
-        done = subprocess.run([program], input=text, stdout=subprocess.PIPE, text=True, timeout=60)
+    def text_of(text, *arguments):
+        done = subprocess.run([program, *arguments], input=text, stdout=subprocess.PIPE, text=True,
+                              timeout=60)
         return done.returncode, done.stdout
 
     # These client names would need escaping.
@@ -286,6 +369,7 @@ def check_text(program, status):
     assert value(families, "fad_draining") == 0
     assert value(families, "fad_build_info", device=status["device"]) == 1
     assert '"a \\"GPU\\" \\\\ of\\n80 GB"' in text
+    same_families(parse_prometheus(text_of(json.dumps(status), "--prometheus")[1]), families)
 
     # This status lacks fields that other tenants or older daemons do not get or report.
     for key in ("connections_total", "connections_refused", "rings", "buffers", "buffers_max"):
@@ -304,14 +388,15 @@ def check_text(program, status):
     assert len(families["fad_tenant_sessions"].samples) == len(names)
 
     for nonsense in ("", "[", "{}", "[1]", '{"requests": {}}', '{"requests": 1, "tenants": []}'):
-        assert text_of(nonsense) == (1, ""), nonsense
+        assert text_of(nonsense) == text_of(nonsense, "--prometheus") == (1, ""), nonsense
 
 
 def main():
-    factl, client, text = sys.argv[1:]
+    factl, client, text, page = sys.argv[1:]
     check_parser()
+    check_prometheus_parser()
     with tempfile.TemporaryDirectory() as folder:
-        status = check_daemon(folder, factl, client)
+        status = check_daemon(folder, factl, client, page)
     check_text(text, status)
 
 
