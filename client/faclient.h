@@ -74,7 +74,9 @@ extern "C" {
 #endif
 #ifdef __GNUC__
 #pragma GCC visibility push(default)
-/* In C++ fa_info() and fa_attention() hide the constructors of the structs of these names. */
+/* g++ warns that fa_info() and fa_attention() hide the constructors of the structs of these names.
+ * Like stat(), they keep their names: C++ writes `struct fa_info`, and a new name would break every
+ * program for a warning. It is off for these declarations alone. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wshadow"
 #endif

@@ -36,13 +36,19 @@ $cc -Wall -Wextra -Werror -o "$root/static" "$source/client/examples/attention.c
 cat >"$root/header.cc" <<'CODE'
 #include <faclient.h>
 #include <cstring>
+/* The structs that have a function of the same name can be used. */
+int wait_for(struct fa_client *client, const struct fa_attention *attention)
+{
+	struct fa_info info = {};
+	return fa_info(client, &info) + fa_attention(client, attention, nullptr);
+}
 int main()
 {
 	return std::strcmp(fa_version(), "0.1.0") || *fa_error();
 }
 CODE
 # shellcheck disable=SC2046
-$cxx -Wall -Wextra -Wpedantic -Werror -o "$root/cplusplus" "$root/header.cc" \
+$cxx -Wall -Wextra -Wshadow -Wpedantic -Werror -o "$root/cplusplus" "$root/header.cc" \
 	$(pkg-config --cflags --libs libfaclient)
 printf '#include <faclient.h>\nint main(void) { return 0; }\n' >"$root/header.c"
 for std in c99 c11 gnu11; do
