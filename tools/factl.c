@@ -25,6 +25,7 @@
 struct factl {
 	const char *socket;
 	struct fa_client *client;
+	const char *option; /* the last one that belongs to one command; NULL: none */
 	bool json;
 	bool prometheus;
 	bool wait;
@@ -197,14 +198,29 @@ static int run_rm(struct factl *factl)
 	return r < 0 ? fail("rm") : 0;
 }
 
-static const struct {
+static const struct command {
 	const char *name;
 	int (*run)(struct factl *factl);
+	const char *option; /* the only one of its own; NULL: none */
 	int n_arguments;
 } commands[] = {
-	{ "status", run_status },   { "metrics", run_metrics }, { "ping", run_ping },
-	{ "version", run_version }, { "drain", run_drain },     { "rm", run_rm, 2 },
+	{ "status", run_status, "--json" },  { "metrics", run_metrics, "--prometheus" },
+	{ "ping", run_ping, "--count" },     { "version", run_version },
+	{ "drain", run_drain, "--no-wait" }, { "rm", run_rm, .n_arguments = 2 },
 };
+
+/* Checks that the command line fits @command. Returns an exit status, after a message if not 0. */
+static int check_usage(const struct factl *factl, const struct command *command, int n_arguments)
+{
+	if (n_arguments > command->n_arguments)
+		return wrong_usage("one command at a time; unexpected ",
+		                   factl->arguments[command->n_arguments]);
+	if (n_arguments < command->n_arguments)
+		return wrong_usage("an argument is missing after ", command->name);
+	if (factl->option && (!command->option || strcmp(factl->option, command->option) != 0))
+		return wrong_usage(factl->option, " belongs to another command");
+	return 0;
+}
 
 static void usage(void)
 {
@@ -264,15 +280,19 @@ int main(int argc, char **argv)
 			if (errno != 0 || *end || end == optarg || optarg[0] == '-' ||
 			    factl.count == 0)
 				return wrong_usage("the count must be a number from 1: ", optarg);
+			factl.option = "--count";
 			break;
 		case OPT_JSON:
 			factl.json = true;
+			factl.option = "--json";
 			break;
 		case OPT_NO_WAIT:
 			factl.wait = false;
+			factl.option = "--no-wait";
 			break;
 		case OPT_PROMETHEUS:
 			factl.prometheus = true;
+			factl.option = "--prometheus";
 			break;
 		case 'h':
 			usage();
@@ -288,16 +308,11 @@ int main(int argc, char **argv)
 		return wrong_usage("a command is missing", "");
 	factl.arguments = argv + optind + 1;
 	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
-		int n = commands[i].n_arguments;
-
 		if (strcmp(argv[optind], commands[i].name) != 0)
 			continue;
-		if (optind + 1 + n < argc)
-			return wrong_usage("one command at a time; unexpected ",
-			                   argv[optind + 1 + n]);
-		if (optind + 1 + n > argc)
-			return wrong_usage("an argument is missing after ", argv[optind]);
-		r = commands[i].run(&factl);
+		r = check_usage(&factl, &commands[i], argc - optind - 1);
+		if (r == 0)
+			r = commands[i].run(&factl);
 		fa_disconnect(factl.client);
 		return r;
 	}

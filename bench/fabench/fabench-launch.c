@@ -5,6 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 
+static const char usage[] = "Usage: fabench-launch [--json] [--quick] [--prepare]\n"
+			    "Measures what a decode step costs the daemon's threads "
+			    "on a GPU.\n"
+			    "  --json     print JSON instead of lines\n"
+			    "  --quick    run briefly, as a test; the numbers mean nothing\n"
+			    "  --prepare  plan, but do not launch: for a slow test driver\n";
+
 int main(int argc, char **argv)
 {
 	bool prepares_only = false;
@@ -20,14 +27,10 @@ int main(int argc, char **argv)
 		} else if (!strcmp(argv[i], "--prepare")) {
 			prepares_only = true;
 		} else {
-			fprintf(stderr,
-			        "Usage: fabench-launch [--json] [--quick] [--prepare]\n"
-			        "Measures what a decode step costs the daemon's threads "
-			        "on a GPU.\n"
-			        "  --json     print JSON instead of lines\n"
-			        "  --quick    run briefly, as a test; the numbers mean nothing\n"
-			        "  --prepare  plan, but do not launch: for a slow test driver\n");
-			return 2;
+			bool asked = !strcmp(argv[i], "-h") || !strcmp(argv[i], "--help");
+
+			fputs(usage, asked ? stdout : stderr);
+			return asked ? 0 : 2;
 		}
 	}
 	r = fa_bench_launch(&bench, prepares_only);

@@ -474,6 +474,11 @@ static int bench_pool(struct fa_bench *bench)
 	return r;
 }
 
+static const char usage[] = "Usage: fabench-pool [--json] [--quick]\n"
+			    "Measures the bookkeeping of the KV pool.\n"
+			    "  --json   print JSON instead of lines\n"
+			    "  --quick  run briefly, as a test; the numbers mean nothing\n";
+
 int main(int argc, char **argv)
 {
 	struct fa_bench bench;
@@ -486,12 +491,10 @@ int main(int argc, char **argv)
 		} else if (!strcmp(argv[i], "--quick")) {
 			bench.quick = true;
 		} else {
-			fprintf(stderr,
-			        "Usage: fabench-pool [--json] [--quick]\n"
-			        "Measures the bookkeeping of the KV pool.\n"
-			        "  --json   print JSON instead of lines\n"
-			        "  --quick  run briefly, as a test; the numbers mean nothing\n");
-			return 2;
+			bool asked = !strcmp(argv[i], "-h") || !strcmp(argv[i], "--help");
+
+			fputs(usage, asked ? stdout : stderr);
+			return asked ? 0 : 2;
 		}
 	}
 	r = bench_pool(&bench);

@@ -52,7 +52,16 @@ static void usage(FILE *file)
 	        "      --quick        run briefly, as a test; the numbers mean nothing\n"
 	        "  -h, --help\n"
 	        "      --version\n\n"
-	        "A ratio is the speed relative to the peer: above 1 is faster.\n");
+	        "A ratio is the speed relative to the peer: above 1 is faster.\n"
+	        "Exit status: 0 success, 1 a benchmark failed, 2 wrong usage.\n");
+}
+
+static bool is_bench(const char *name)
+{
+	for (size_t i = 0; benches[i].name; i++)
+		if (strcmp(name, benches[i].name) == 0)
+			return true;
+	return strcmp(name, "all") == 0;
 }
 
 /* Runs under MPS in a child process: if this process used MPS, MPS could not be stopped. */
@@ -154,30 +163,36 @@ int main(int argc, char **argv)
 		fprintf(stderr, "fabench: which benchmark? Try 'fabench --help'.\n");
 		return 2;
 	}
+	/* Wrong usage is noticed before any benchmark runs. */
+	for (int i = optind; i < argc; i++) {
+		if (!is_bench(argv[i])) {
+			fprintf(stderr, "fabench: there is no benchmark '%s'\n", argv[i]);
+			return 2;
+		}
+		if (bench.socket && strcmp(argv[i], "restart") == 0) {
+			fprintf(stderr, "fabench: restart kills its daemon and cannot be used with "
+			                "--socket\n");
+			return 2;
+		}
+	}
 
 	if (bench.mps && !getenv("CUDA_MPS_PIPE_DIRECTORY")) {
 		fa_bench_deinit(&bench);
 		return run_under_mps(argv);
 	}
 	for (int i = optind; i < argc; i++) {
-		bool all = strcmp(argv[i], "all") == 0, found = all;
+		bool all = strcmp(argv[i], "all") == 0;
 
 		for (size_t j = 0; benches[j].name; j++) {
 			if (!all && strcmp(argv[i], benches[j].name) != 0)
 				continue;
-			found = true;
 			r = benches[j].run(&bench);
 			/* "all" means all that this machine can run. */
 			if (r < 0 && !(all && r == -ENODEV))
 				failed = 1;
 		}
-		if (!found) {
-			fprintf(stderr, "fabench: there is no benchmark '%s'\n", argv[i]);
-			failed = 2;
-			break;
-		}
 	}
-	if (failed != 2 && bench.json && fa_bench_print_json(&bench) < 0)
+	if (bench.json && fa_bench_print_json(&bench) < 0)
 		failed = 1;
 	fa_bench_deinit(&bench);
 	return failed;

@@ -424,8 +424,11 @@ def main(arguments):
         write()
     elif arguments == ["check"]:
         check()
+    elif arguments in (["-h"], ["--help"]):
+        print(__doc__)
     else:
-        sys.exit(__doc__)
+        print(__doc__, file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
