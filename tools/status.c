@@ -1,10 +1,15 @@
 #include "tools/status.h"
 
+#include "tools/layout.h"
+
 #include <errno.h>
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
+
+/* Larger counts are rounded, so that columns stay narrow. */
+#define EXACT_MAX 9999999
 
 static long long number(const json_t *object, const char *key)
 {
@@ -18,243 +23,341 @@ static const char *string(const json_t *object, const char *key)
 	return value ? value : "-";
 }
 
-/* As "12.5 MiB", into @text. */
-static const char *bytes(long long n, char text[16])
+/* Writes three significant digits, as in "1.50", "23.5" or "512". */
+static void significant(double value, char text[16])
+{
+	snprintf(text, 16, "%.*f", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value);
+}
+
+/* Writes @n exactly, or as "12.3M". */
+static const char *count(long long n, char text[FA_LAYOUT_CELL_BYTES])
+{
+	static const char units[] = "kMGTPE";
+	double value = (double)n;
+	unsigned int unit = 0;
+	char digits[16];
+
+	if (n <= EXACT_MAX) {
+		snprintf(text, FA_LAYOUT_CELL_BYTES, "%lld", n);
+		return text;
+	}
+	for (value /= 1000; value >= 999.5; value /= 1000)
+		unit++;
+	significant(value, digits);
+	snprintf(text, FA_LAYOUT_CELL_BYTES, "%s%c", digits, units[unit]);
+	return text;
+}
+
+/* Writes "12.5 MiB". */
+static const char *bytes(long long n, char text[FA_LAYOUT_CELL_BYTES])
 {
 	static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
 	double value = (double)n;
 	unsigned int unit = 0;
+	char digits[16];
 
-	while (value >= 1024 && unit < 6) {
+	while (value >= 1023.5 && unit < 6) {
 		value /= 1024;
 		unit++;
 	}
-	snprintf(text, 16, unit ? "%.1f %s" : "%.0f %s", value, units[unit]);
-	return text;
-}
-
-static const char *duration(long long ns, char text[32])
-{
-	long long s = ns / 1000000000;
-
-	if (s < 60)
-		snprintf(text, 32, "%.1f s", (double)ns / 1e9);
-	else if (s < 86400)
-		snprintf(text, 32, "%lld h %lld min", s / 3600, s / 60 % 60);
+	if (unit)
+		significant(value, digits);
 	else
-		snprintf(text, 32, "%lld d %lld h", s / 86400, s / 3600 % 24);
+		snprintf(digits, sizeof(digits), "%lld", n);
+	snprintf(text, FA_LAYOUT_CELL_BYTES, "%s %s", digits, units[unit]);
 	return text;
 }
 
-/* Columns: whether the daemon polls the ring, requests by ring, doorbells. */
-static void print_ring(const json_t *session, FILE *file)
+static const char *duration(long long ns, char text[FA_LAYOUT_CELL_BYTES])
+{
+	static const char *const units[] = { "us", "ms", "s" };
+	const long long s = ns / 1000000000;
+	double value = (double)ns / 1000;
+	unsigned int unit = 0;
+	char digits[16];
+
+	if (s >= 86400) {
+		snprintf(text, FA_LAYOUT_CELL_BYTES, "%lld d %lld h", s / 86400, s / 3600 % 24);
+	} else if (s >= 3600) {
+		snprintf(text, FA_LAYOUT_CELL_BYTES, "%lld h %lld min", s / 3600, s / 60 % 60);
+	} else if (s >= 60) {
+		snprintf(text, FA_LAYOUT_CELL_BYTES, "%lld min %lld s", s / 60, s % 60);
+	} else {
+		for (; value >= 999.5 && unit < 2; value /= 1000)
+			unit++;
+		significant(value, digits);
+		snprintf(text, FA_LAYOUT_CELL_BYTES, "%s %s", ns ? digits : "0",
+		         units[ns ? unit : 2]);
+	}
+	return text;
+}
+
+/* ---- tables */
+
+enum kind {
+	NUMBER, /* a count */
+	EXACT,  /* names something, and is never rounded */
+	ID,     /* hexadecimal */
+	ROW,    /* the number of the row, which joins two tables */
+	BYTES,
+	TIME,
+	SHARE, /* of the daemon's busy time */
+	RING,  /* whether the daemon polls it */
+};
+
+struct column {
+	const char *title, *key;
+	enum kind kind;
+	const char *limit; /* key of the limit; NULL: that of the column */
+};
+
+struct listing {
+	const char *caption;
+	struct column columns[FA_LAYOUT_CELLS_MAX];
+	const char *text_title, *text_key; /* NULL: none */
+};
+
+/* packaging/man/factl.1 explains every caption and title. */
+static const struct listing clients = {
+	"Clients",
+	{ { "session", "session", EXACT },
+	  { "pid", "pid", EXACT },
+	  { "uid", "uid", EXACT },
+	  { "in flight", "requests" },
+	  { "finished", "finished" },
+	  { "failed", "failed" },
+	  { "busy", "busy_ns", TIME },
+	  { "share", "busy_ns", SHARE } },
+	"name",
+	"name",
+};
+
+static const struct listing client_resources = {
+	"Resources of clients",
+	{ { "session", "session", EXACT },
+	  { "buffers", "buffers" },
+	  { "memory", "buffer_bytes", BYTES },
+	  { "streams", "streams" },
+	  { "ring", "ring_asleep", RING },
+	  { "by ring", "ring_requests" },
+	  { "doorbells", "ring_doorbells" } },
+	NULL,
+	NULL,
+};
+
+static const struct listing tenants = {
+	"Tenants",
+	{ { "tenant", NULL, ROW },
+	  { "uid", "uid", EXACT },
+	  { "in flight", "requests" },
+	  { "finished", "finished" },
+	  { "failed", "failed" },
+	  { "busy", "busy_ns", TIME },
+	  { "share", "busy_ns", SHARE } },
+	"cgroup",
+	"cgroup",
+};
+
+static const struct listing tenant_resources = {
+	"Resources of tenants",
+	{ { "tenant", NULL, ROW },
+	  { "sessions", "sessions" },
+	  { "buffers", "buffers" },
+	  { "memory", "buffer_bytes", BYTES },
+	  { "GPU memory", "device_bytes", BYTES },
+	  { "fds", "fds" },
+	  { "in flight", "requests" },
+	  { "step memory", "step_bytes", BYTES },
+	  { "gates", "gates" } },
+	NULL,
+	NULL,
+};
+
+static const struct listing pool_tenants = {
+	"Tenants of the pool",
+	{ { "uid", "uid", EXACT },
+	  { "used", "used_bytes", BYTES, "pool_bytes" },
+	  { "idle", "idle_bytes", BYTES },
+	  { "caches", "caches" },
+	  { "sequences", "sequences" } },
+	"cgroup",
+	"cgroup",
+};
+
+static const struct listing caches = {
+	"Caches",
+	{ { "cache", "cache", ID },
+	  { "uid", "uid", EXACT },
+	  { "session", "session", EXACT },
+	  { "layers", "layers" },
+	  { "sequences", "sequences" },
+	  { "page", "page_bytes", BYTES },
+	  { "used pages", "used_pages" },
+	  { "idle pages", "idle_pages" } },
+	"name",
+	"name",
+};
+
+static const struct listing sequences = {
+	"Sequences",
+	{ { "sequence", "sequence", ID },
+	  { "cache", "cache", ID },
+	  { "uid", "uid", EXACT },
+	  { "session", "session", EXACT },
+	  { "tokens", "length" },
+	  { "planned", "planned" },
+	  { "steps", "steps" } },
+	"name",
+	"name",
+};
+
+/* A daemon that polls the ring now, that would have to be woken, or that does not say which. */
+static const char *ring_state(const json_t *session)
 {
 	const json_t *asleep = json_object_get(session, "ring_asleep");
 
-	/* Older daemons do not report this. */
 	if (!json_object_get(session, "ring_bytes"))
-		fprintf(file, " %6s %10s %9s", "-", "-", "-");
-	else
-		fprintf(file, " %6s %10lld %9lld",
-		        !asleep                ? "yes"
-		        : json_is_true(asleep) ? "asleep"
-		                               : "polled",
-		        number(session, "ring_requests"), number(session, "ring_doorbells"));
+		return "-";
+	return !asleep ? "yes" : json_is_true(asleep) ? "asleep" : "polled";
 }
 
-/* Finished, failed, share of device time; "-" for an older daemon. */
-static void print_done(const json_t *root, const json_t *object, FILE *file)
+static void format_cell(const struct column *column, const json_t *object, size_t row,
+                        long long all_ns, char cell[FA_LAYOUT_CELL_BYTES])
+{
+	const long long n = number(object, column->key);
+
+	if (column->kind == ROW)
+		snprintf(cell, FA_LAYOUT_CELL_BYTES, "%zu", row + 1);
+	else if (column->kind == RING)
+		snprintf(cell, FA_LAYOUT_CELL_BYTES, "%s", ring_state(object));
+	else if (!json_object_get(object, column->key) || (column->kind == SHARE && all_ns <= 0))
+		strcpy(cell, "-");
+	else if (column->kind == EXACT)
+		snprintf(cell, FA_LAYOUT_CELL_BYTES, "%lld", n);
+	else if (column->kind == ID)
+		snprintf(cell, FA_LAYOUT_CELL_BYTES, "%llx", n);
+	else if (column->kind == BYTES)
+		bytes(n, cell);
+	else if (column->kind == TIME)
+		duration(n, cell);
+	else if (column->kind == SHARE)
+		snprintf(cell, FA_LAYOUT_CELL_BYTES, "%.1f%%", 100 * (double)n / (double)all_ns);
+	else
+		count(n, cell);
+}
+
+static void format_limit(const struct column *column, const json_t *limits,
+                         char cell[FA_LAYOUT_CELL_BYTES])
+{
+	const char *key = column->limit ? column->limit : column->key;
+	const json_t *limit = key ? json_object_get(limits, key) : NULL;
+	const long long n = json_integer_value(limit);
+
+	if (!limit || n < 0 || n == INT64_MAX)
+		strcpy(cell, "-");
+	else if (column->kind == BYTES)
+		bytes(n, cell);
+	else
+		count(n, cell);
+}
+
+/* Prints nothing if the list is empty. @limits: the first row; NULL: none. */
+static int print_list(const struct listing *listing, const json_t *root, const json_t *list,
+                      const json_t *limits, FILE *file)
 {
 	const long long all_ns = number(json_object_get(root, "requests"), "busy_ns");
-	char share[16] = "-";
-
-	if (!json_object_get(object, "finished")) {
-		fprintf(file, " %10s %7s %6s", "-", "-", "-");
-		return;
-	}
-	if (all_ns > 0)
-		snprintf(share, sizeof(share), "%.1f%%",
-		         100 * (double)number(object, "busy_ns") / (double)all_ns);
-	fprintf(file, " %10lld %7lld %6s", number(object, "finished"), number(object, "failed"),
-	        share);
-}
-
-static void print_sessions(const json_t *root, FILE *file)
-{
-	const json_t *sessions = json_object_get(root, "sessions");
-	char size[16];
-	json_t *session;
+	struct fa_layout_table table = { .text_title = listing->text_title };
+	struct fa_layout_row *row;
+	json_t *object;
 	size_t i;
 
-	fprintf(file, "\n%8s %8s %6s %8s %10s %8s %9s %6s %10s %9s %10s %7s %6s  %s\n", "session",
-	        "pid", "uid", "buffers", "memory", "streams", "in flight", "ring", "by ring",
-	        "doorbells", "finished", "failed", "busy", "name");
-	json_array_foreach(sessions, i, session)
-	{
-		fprintf(file, "%8lld %8lld %6lld %8lld %10s %8lld %9lld",
-		        number(session, "session"), number(session, "pid"), number(session, "uid"),
-		        number(session, "buffers"), bytes(number(session, "buffer_bytes"), size),
-		        number(session, "streams"), number(session, "requests"));
-		print_ring(session, file);
-		print_done(root, session, file);
-		fprintf(file, "  %s\n", string(session, "name"));
+	if (json_array_size(list) == 0)
+		return 0;
+	while (table.n_cells < FA_LAYOUT_CELLS_MAX && listing->columns[table.n_cells].title) {
+		table.titles[table.n_cells] = listing->columns[table.n_cells].title;
+		table.n_cells++;
 	}
-}
-
-/* "3/1024": usage and limit, if there is one. */
-static void print_use(const json_t *object, const char *key, const json_t *limits,
-                      const char *limit_key, int width, FILE *file)
-{
-	const json_t *limit = json_object_get(limits, limit_key);
-	const long long most = json_integer_value(limit), used = number(object, key);
-	const bool sizes = strstr(key, "bytes"), bound = limit && most >= 0 && most < INT64_MAX;
-	char use[48], texts[2][16];
-
-	if (sizes)
-		snprintf(use, sizeof(use), "%s%s%s", bytes(used, texts[0]), bound ? "/" : "",
-		         bound ? bytes(most, texts[1]) : "");
-	else if (bound)
-		snprintf(use, sizeof(use), "%lld/%lld", used, most);
-	else
-		snprintf(use, sizeof(use), "%lld", used);
-	fprintf(file, " %*s", width, use);
-}
-
-static void print_tenants(const json_t *root, FILE *file)
-{
-	static const struct {
-		const char *key, *title;
-		int width;
-	} columns[] = {
-		{ "sessions", "sessions", 10 },
-		{ "buffers", "buffers", 12 },
-		{ "buffer_bytes", "memory", 20 },
-		{ "device_bytes", "GPU memory", 20 },
-		{ "fds", "fds", 10 },
-		{ "requests", "in flight", 12 },
-		{ "step_bytes", "steps' memory", 18 },
-		{ "gates", "gates", 8 },
-	};
-	const json_t *tenants = json_object_get(root, "tenants");
-	json_t *tenant;
-	size_t i;
-
-	fprintf(file, "\n%8s", "uid");
-	for (i = 0; i < sizeof(columns) / sizeof(columns[0]); ++i)
-		fprintf(file, " %*s", columns[i].width, columns[i].title);
-	fprintf(file, " %10s %7s %6s  %s\n", "finished", "failed", "busy", "cgroup");
-	json_array_foreach(tenants, i, tenant)
-	{
-		const json_t *limits = json_object_get(tenant, "limits");
-
-		fprintf(file, "%8lld", number(tenant, "uid"));
-		for (size_t j = 0; j < sizeof(columns) / sizeof(columns[0]); ++j)
-			print_use(tenant, columns[j].key, limits, columns[j].key, columns[j].width,
-			          file);
-		print_done(root, tenant, file);
-		fprintf(file, "  %s\n", string(tenant, "cgroup"));
+	if (limits && (row = fa_layout_add(&table))) {
+		strcpy(row->cells[0], "limit");
+		for (size_t j = 1; j < table.n_cells; ++j)
+			format_limit(&listing->columns[j], limits, row->cells[j]);
 	}
-}
-
-/* Connected or not. */
-static void print_pool_tenants(const json_t *root, FILE *file)
-{
-	const json_t *tenants = json_object_get(json_object_get(root, "pool"), "tenants");
-	const json_t *limits = json_object_get(root, "limits");
-	json_t *tenant;
-	char idle[16];
-	size_t i;
-
-	fprintf(file, "\n%8s %20s %12s %8s %14s  %s\n", "uid", "in use", "idle", "caches",
-	        "sequences", "cgroup, of the pool");
-	json_array_foreach(tenants, i, tenant)
+	json_array_foreach(list, i, object)
 	{
-		fprintf(file, "%8lld", number(tenant, "uid"));
-		print_use(tenant, "used_bytes", limits, "pool_bytes", 20, file);
-		fprintf(file, " %12s", bytes(number(tenant, "idle_bytes"), idle));
-		print_use(tenant, "caches", limits, "caches", 8, file);
-		print_use(tenant, "sequences", limits, "sequences", 14, file);
-		fprintf(file, "  %s\n", string(tenant, "cgroup"));
+		row = fa_layout_add(&table);
+		if (!row)
+			break;
+		for (size_t j = 0; j < table.n_cells; ++j)
+			format_cell(&listing->columns[j], object, i, all_ns, row->cells[j]);
+		row->text = listing->text_key ? string(object, listing->text_key) : NULL;
 	}
+	fa_layout_print(&table, listing->caption, file);
+	return i < json_array_size(list) ? -ENOMEM : 0;
 }
+
+/* A daemon lists only some of very many. */
+static void print_rest(const json_t *root, const char *what, const json_t *listed, FILE *file)
+{
+	char key[32];
+	long long rest;
+
+	snprintf(key, sizeof(key), "%s_total", what);
+	rest = number(root, key) - (long long)json_array_size(listed);
+	if (rest > 0)
+		fprintf(file, "and %lld more %s\n", rest, what);
+}
+
+static int print_tables(const json_t *root, FILE *file)
+{
+	const json_t *all_sessions = json_object_get(root, "sessions");
+	const json_t *all_tenants = json_object_get(root, "tenants");
+	const json_t *pool = json_object_get(root, "pool");
+	/* All tenants have the same limits. */
+	const json_t *limits = json_object_get(json_array_get(all_tenants, 0), "limits");
+	int r = 0;
+
+	r |= print_list(&clients, root, all_sessions, NULL, file);
+	r |= print_list(&client_resources, root, all_sessions, NULL, file);
+	print_rest(root, "sessions", all_sessions, file);
+	r |= print_list(&tenants, root, all_tenants, NULL, file);
+	r |= print_list(&tenant_resources, root, all_tenants, limits, file);
+	print_rest(root, "tenants", all_tenants, file);
+	r |= print_list(&pool_tenants, root, json_object_get(pool, "tenants"),
+	                json_object_get(root, "limits"), file);
+	r |= print_list(&caches, root, json_object_get(root, "caches"), NULL, file);
+	r |= print_list(&sequences, root, json_object_get(root, "sequences"), NULL, file);
+	return r ? -ENOMEM : 0;
+}
+
+/* ---- the lines above the tables */
 
 static void print_pool(const json_t *pool, FILE *file)
 {
-	char size[16], used[16], idle[16];
+	char size[FA_LAYOUT_CELL_BYTES], used[FA_LAYOUT_CELL_BYTES], idle[FA_LAYOUT_CELL_BYTES];
 
 	bytes(number(pool, "chunk_bytes"), size);
 	bytes(number(pool, "used_bytes"), used);
 	bytes(number(pool, "idle_bytes"), idle);
 	/* Only administrators see the whole pool; others see their own part. */
 	if (!json_object_get(pool, "chunks")) {
-		fprintf(file, "pool      at most %lld chunks of %s\n", number(pool, "chunks_max"),
-		        size);
-		fprintf(file,
-		        "          yours: %lld caches, %lld sequences; %s in use, %s published "
-		        "alone\n",
-		        number(pool, "caches"), number(pool, "sequences"), used, idle);
+		fa_layout_paragraph(file, "pool", "at most %lld chunks of %s",
+		                    number(pool, "chunks_max"), size);
+		fa_layout_paragraph(file, "",
+		                    "yours: %lld caches, %lld sequences; %s used, %s idle",
+		                    number(pool, "caches"), number(pool, "sequences"), used, idle);
 		return;
 	}
-	fprintf(file,
-	        "pool      %lld of %lld chunks of %s, %lld free; %s in use, %s published alone\n",
-	        number(pool, "chunks"), number(pool, "chunks_max"), size,
-	        number(pool, "chunks_free"), used, idle);
-	fprintf(file, "          %lld caches, %lld sequences, %lld steps in flight\n",
-	        number(pool, "caches"), number(pool, "sequences"), number(pool, "steps"));
+	fa_layout_paragraph(file, "pool", "%lld of %lld chunks of %s, %lld free; %s used, %s idle",
+	                    number(pool, "chunks"), number(pool, "chunks_max"), size,
+	                    number(pool, "chunks_free"), used, idle);
+	fa_layout_paragraph(file, "", "%lld caches, %lld sequences, %lld steps in flight",
+	                    number(pool, "caches"), number(pool, "sequences"),
+	                    number(pool, "steps"));
 	if (number(pool, "chunks_unkept") > 0)
-		fprintf(file,
-		        "          warning: %lld chunks cannot be kept; what is in them does not "
-		        "outlive\n          the daemon (its log says why)\n",
-		        number(pool, "chunks_unkept"));
-}
-
-static void print_caches(const json_t *caches, FILE *file)
-{
-	json_t *cache;
-	char size[16];
-	size_t i;
-
-	fprintf(file, "\n%12s %6s %8s %6s %9s %10s %9s %9s  %s\n", "cache", "uid", "session",
-	        "layers", "sequences", "page", "in use", "idle", "name");
-	json_array_foreach(caches, i, cache)
-	{
-		fprintf(file, "%12llx %6lld %8lld %6lld %9lld %10s %9lld %9lld  %s\n",
-		        number(cache, "cache"), number(cache, "uid"), number(cache, "session"),
-		        number(cache, "layers"), number(cache, "sequences"),
-		        bytes(number(cache, "page_bytes"), size), number(cache, "used_pages"),
-		        number(cache, "idle_pages"), string(cache, "name"));
-	}
-}
-
-static void print_sequences(const json_t *sequences, FILE *file)
-{
-	json_t *sequence;
-	size_t i;
-
-	fprintf(file, "\n%12s %12s %6s %8s %9s %9s %6s  %s\n", "sequence", "cache", "uid",
-	        "session", "tokens", "planned", "steps", "name");
-	json_array_foreach(sequences, i, sequence)
-	{
-		fprintf(file, "%12llx %12llx %6lld %8lld %9lld %9lld %6lld  %s\n",
-		        number(sequence, "sequence"), number(sequence, "cache"),
-		        number(sequence, "uid"), number(sequence, "session"),
-		        number(sequence, "length"), number(sequence, "planned"),
-		        number(sequence, "steps"), string(sequence, "name"));
-	}
-}
-
-/* Some daemons have no pool, or an empty one. */
-static void print_kv(const json_t *root, FILE *file)
-{
-	const json_t *caches = json_object_get(root, "caches");
-	const json_t *sequences = json_object_get(root, "sequences");
-
-	if (json_array_size(json_object_get(json_object_get(root, "pool"), "tenants")) > 0)
-		print_pool_tenants(root, file);
-	if (json_array_size(caches) > 0)
-		print_caches(caches, file);
-	if (json_array_size(sequences) > 0)
-		print_sequences(sequences, file);
+		fa_layout_paragraph(file, "",
+		                    "warning: %lld chunks cannot be kept; what is in them does not "
+		                    "outlive the daemon (its log says why)",
+		                    number(pool, "chunks_unkept"));
 }
 
 /* Without MPS kernels of the daemon and of other processes wait for each other. */
@@ -272,77 +375,57 @@ static void print_mps(const json_t *root, FILE *file)
 		n_clients += number(session, "gpu_buffers") > 0 ||
 		             json_is_true(json_object_get(session, "timeline"));
 	}
-	fprintf(file, "MPS       %s\n", mps);
+	fa_layout_paragraph(file, "MPS", "%s", mps);
 	if (n_clients > 0 && strcmp(mps, "on") != 0)
-		fprintf(file,
-		        "          warning: %u %s memory of the GPU or a timeline; without MPS\n"
-		        "          kernels of one process wait for those of others, for "
-		        "milliseconds\n"
-		        "          (README.md, MPS)\n",
-		        n_clients, n_clients == 1 ? "client uses" : "clients use");
+		fa_layout_paragraph(file, "",
+		                    "warning: %u %s memory of the GPU or a timeline; without MPS "
+		                    "kernels of one process wait for those of others, for "
+		                    "milliseconds (docs/gpu.md, MPS)",
+		                    n_clients, n_clients == 1 ? "client uses" : "clients use");
 }
 
-/* A daemon lists only some of very many. */
-static void print_rest(const json_t *root, const char *what, const json_t *listed, FILE *file)
+static void print_head(const json_t *root, FILE *file)
 {
-	char key[32];
-	long long rest;
-
-	snprintf(key, sizeof(key), "%s_total", what);
-	rest = number(root, key) - (long long)json_array_size(listed);
-	if (rest > 0)
-		fprintf(file, "and %lld more %s\n", rest, what);
-}
-
-static void print_memory(const json_t *root, FILE *file)
-{
-	const json_t *limits = json_object_get(root, "limits");
-	char memory[16], all[16];
-
-	if (json_object_get(root, "memory_bytes"))
-		fprintf(file, "memory    %s, at most %s of it for clients' buffers\n",
-		        bytes(number(root, "memory_bytes"), memory),
-		        bytes(number(limits, "all_buffer_bytes"), all));
-}
-
-int fa_status_print(const char *json, FILE *file)
-{
-	json_t *root, *requests, *sessions, *tenants;
-	char text[32];
-
-	root = json_loads(json, 0, NULL);
-	requests = json_object_get(root, "requests");
-	sessions = json_object_get(root, "sessions");
-	tenants = json_object_get(root, "tenants");
-	if (!json_is_object(requests) || !json_is_array(sessions) || !json_is_array(tenants)) {
-		json_decref(root);
-		return -EINVAL;
-	}
+	const json_t *requests = json_object_get(root, "requests");
+	char text[FA_LAYOUT_CELL_BYTES], all[FA_LAYOUT_CELL_BYTES];
 
 	fprintf(file, "fad %s, process %lld, up %s%s\n", string(root, "version"),
 	        number(root, "pid"), duration(number(root, "uptime_ns"), text),
 	        json_is_true(json_object_get(root, "draining")) ? ", draining" : "");
-	fprintf(file, "backend   %s: %s, %lld threads\n", string(root, "backend"),
-	        string(root, "device"), number(root, "threads"));
+	fa_layout_paragraph(file, "backend", "%s: %s, %lld threads", string(root, "backend"),
+	                    string(root, "device"), number(root, "threads"));
 	if (json_object_get(root, "gpu_unused"))
-		fprintf(file, "          warning: there seems to be a GPU, which is not used: %s\n",
-		        string(root, "gpu_unused"));
+		fa_layout_paragraph(file, "",
+		                    "warning: there seems to be a GPU, which is not used: %s",
+		                    string(root, "gpu_unused"));
 	print_mps(root, file);
-	print_memory(root, file);
-	fprintf(file, "requests  %lld finished of %lld, %lld failed, %lld cancelled; busy for %s\n",
-	        number(requests, "finished"), number(requests, "submitted"),
-	        number(requests, "failed"), number(requests, "cancelled"),
-	        duration(number(requests, "busy_ns"), text));
+	if (json_object_get(root, "memory_bytes"))
+		fa_layout_paragraph(
+			file, "memory", "%s, at most %s of it for clients' buffers",
+			bytes(number(root, "memory_bytes"), text),
+			bytes(number(json_object_get(root, "limits"), "all_buffer_bytes"), all));
+	fa_layout_paragraph(file, "requests", "%lld finished of %lld, %lld failed, %lld cancelled",
+	                    number(requests, "finished"), number(requests, "submitted"),
+	                    number(requests, "failed"), number(requests, "cancelled"));
+	fa_layout_paragraph(file, "busy", "%s with requests since the start",
+	                    duration(number(requests, "busy_ns"), text));
 	if (json_is_object(json_object_get(root, "pool")))
 		print_pool(json_object_get(root, "pool"), file);
-	fprintf(file, "clients   %lld connections\n", number(root, "connections"));
-	if (json_array_size(sessions) > 0)
-		print_sessions(root, file);
-	print_rest(root, "sessions", sessions, file);
-	if (json_array_size(tenants) > 0)
-		print_tenants(root, file);
-	print_rest(root, "tenants", tenants, file);
-	print_kv(root, file);
+	fa_layout_paragraph(file, "clients", "%lld connections", number(root, "connections"));
+}
+
+int fa_status_print(const char *json, FILE *file)
+{
+	json_t *root;
+	int r = -EINVAL;
+
+	root = json_loads(json, 0, NULL);
+	if (json_is_object(json_object_get(root, "requests")) &&
+	    json_is_array(json_object_get(root, "sessions")) &&
+	    json_is_array(json_object_get(root, "tenants"))) {
+		print_head(root, file);
+		r = print_tables(root, file);
+	}
 	json_decref(root);
-	return 0;
+	return r;
 }

@@ -275,16 +275,17 @@ def check_session(session, attentions, refused, markers):
 
 
 def check_status_text(text, status, name):
-    """The client's line shows its requests and its share."""
+    """The client's line shows its requests and its share; the tenant's lines its use and limits."""
     (session,) = [session for session in status["sessions"] if session["name"] == name]
     share = 100 * session["busy_ns"] / status["requests"]["busy_ns"]
-    line = rf"{session['finished']} +{session['failed']} +{share:.1f}%  {name}$"
+    line = rf"{session['finished']} +{session['failed']} +[0-9.]+ [um]?s +{share:.1f}%  {name}$"
     assert re.search(line, text, re.MULTILINE), f"no '{line}' in {text}"
     tenant = status["tenants"][0]
     limits = tenant["limits"]
-    line = (rf"^ +{tenant['uid']} +[0-9]+/{limits['sessions']} +[0-9]+/{limits['buffers']} .*"
-            rf"/{limits['fds']} .* +{tenant['finished']} +{tenant['failed']} +100\.0%  ")
-    assert re.search(line, text, re.MULTILINE), f"no '{line}' in {text}"
+    for line in (rf"^ +1 +{tenant['uid']} +0 +{tenant['finished']} +{tenant['failed']} .* +100\.0%",
+                 rf"^ limit +{limits['sessions']} +{limits['buffers']} .* {limits['fds']} ",
+                 r"^ +1 +[0-9]+ +[0-9]+ +[0-9.]+ [KMG]?i?B "):
+        assert re.search(line, text, re.MULTILINE), f"no '{line}' in {text}"
 
 
 def check_numbers(families, status):

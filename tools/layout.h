@@ -1,0 +1,37 @@
+/*
+ * Text for a terminal: tables and paragraphs whose lines have at most FA_LAYOUT_COLUMNS columns. One
+ * thread. A byte sequence of UTF-8 counts as one column.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdio.h>
+
+#define FA_LAYOUT_COLUMNS 100
+#define FA_LAYOUT_CELLS_MAX 10
+#define FA_LAYOUT_CELL_BYTES 24 /* with the terminating zero */
+
+/* Prints @label in ten columns, and the text beside it, in several lines if it is long. */
+void fa_layout_paragraph(FILE *file, const char *label, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+struct fa_layout_row {
+	char cells[FA_LAYOUT_CELLS_MAX][FA_LAYOUT_CELL_BYTES];
+	const char *text; /* must live until the table is printed; NULL: none */
+};
+
+/* A table of short cells, aligned to the right, and maybe a last column of longer texts. */
+struct fa_layout_table {
+	const char *titles[FA_LAYOUT_CELLS_MAX];
+	size_t n_cells;
+	const char *text_title; /* NULL: no texts */
+	struct fa_layout_row *rows;
+	size_t n_rows;
+};
+
+/* Appends an empty row and returns it, valid until the next one; NULL: no memory. */
+struct fa_layout_row *fa_layout_add(struct fa_layout_table *table);
+
+/* Prints an empty line, @caption, the titles and the rows, and frees the rows. A text that does not
+ * fit beside its cells follows in lines of its own, whole. */
+void fa_layout_print(struct fa_layout_table *table, const char *caption, FILE *file);
