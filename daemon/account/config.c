@@ -250,6 +250,16 @@ static int set_mode(struct fa_config *config, const char *value, struct fa_error
 	return 0;
 }
 
+static int set_backend(struct fa_config *config, const char *value, struct fa_error *error)
+{
+	static const char *const names[] = { "auto", "cpu", "cuda" };
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(*names); ++i)
+		if (!*value || !strcmp(value, names[i]))
+			return set_string(names[i], &config->backend);
+	return fa_fail(error, -EINVAL, "backend is \"%.40s\"; expected auto, cpu or cuda", value);
+}
+
 static int set_log(struct fa_config *config, const char *value, struct fa_error *error)
 {
 	if (!strcmp(value, "stderr"))
@@ -301,7 +311,7 @@ static int set_daemon(struct fa_config *config, const char *name, const char *va
 	if (!strcmp(name, "group"))
 		return set_string(value, &config->group);
 	if (!strcmp(name, "backend"))
-		return set_string(*value ? value : "auto", &config->backend);
+		return set_backend(config, value, error);
 	if (!strcmp(name, "device"))
 		return set_string(value, &config->device);
 	if (!strcmp(name, "threads")) {

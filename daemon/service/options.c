@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <grp.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -229,16 +230,22 @@ static void log_fault(void *userdata, const struct fa_error *fault)
 int fa_service_options_check_config(const struct fa_service_options *options)
 {
 	_fa_cleanup_(fa_config_deinit) struct fa_config config = {};
+	const char *path = options->config ? options->config : FA_CONFIG_PATH;
 	struct fa_error error = { "no memory for the configuration" };
 	int r;
 
 	r = fa_config_init(&config);
 	if (r == 0)
-		r = fa_config_check(&config, options->config ? options->config : FA_CONFIG_PATH,
-		                    log_fault, NULL, &error);
+		r = fa_config_check(&config, path, log_fault, NULL, &error);
 	if (!options->config && r == -ENOENT)
 		return 0;
 	if (r < 0 && r != -EINVAL)
 		log_fault(NULL, &error);
+	/* Only the socket needs the group, so that the file may be read where there is none. */
+	if (config.group && !getgrnam(config.group)) {
+		r = fa_fail(&error, -EINVAL, "%s: there is no group called \"%s\"", path,
+		            config.group);
+		log_fault(NULL, &error);
+	}
 	return r;
 }

@@ -240,6 +240,8 @@ static void test_wrong(void **state)
 	refuse("[daemon]\nthreads = many\n", 2, "threads is \"many\"");
 	refuse("[daemon]\nthreads = 1025\n", 2, "from 0 to 1024");
 	refuse("[daemon]\nlog = syslog\n", 2, "stderr or journal");
+	refuse("[daemon]\nbackend = abacus\n", 2,
+	       "backend is \"abacus\"; expected auto, cpu or cuda");
 	refuse("[daemon]\nlog_level = loud\n", 2, "log_level");
 	refuse("[daemon]\ndrain_timeout_ms = -1\n", 2, "drain_timeout_ms");
 	refuse("[daemon]\nspin_us = 1000001\n", 2, "spin_us");

@@ -134,11 +134,12 @@ static void test_check_config_all(void **state)
 	static const char *const expected[] = {
 		"line 2: mode is \"888\"",
 		"line 3: expected [section] or name = value",
-		"line 5: [limits] has no \"bufers\"",
-		"line 6: buffers is \"?\"",
-		"line 7: expected [section] or name = value",
-		"line 8: [limits] has no \"lost\"",
-		"line 10: there is no section [pol]",
+		"line 6: [limits] has no \"bufers\"",
+		"line 7: buffers is \"?\"",
+		"line 8: expected [section] or name = value",
+		"line 9: [limits] has no \"lost\"",
+		"line 11: there is no section [pol]",
+		": there is no group called \"no-such-group-here\"",
 	};
 	const char *const args[] = { "--check-config", NULL };
 	_fa_cleanup_(fa_freep) char *log = NULL;
@@ -148,6 +149,7 @@ static void test_check_config_all(void **state)
 	fa_check(!fa_test_daemon_try(
 		&second, &(struct fa_test_daemon_options){ .args = args,
 	                                                   .config = "[daemon]\nmode = 888\nwords\n"
+	                                                             "group = no-such-group-here\n"
 	                                                             "[limits]\nbufers = 1\n"
 	                                                             "buffers = ?\n[pool\n"
 	                                                             "lost = 1\n[pol]\n"

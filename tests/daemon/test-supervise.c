@@ -57,6 +57,20 @@ static void check_serves(void)
 }
 
 /* Whenever the child dies, no connection is refused, and each is served. */
+/* Lines of supervisor and daemon begin with the time. */
+static void check_times(void)
+{
+	_fa_cleanup_(fa_freep) char *log = fa_test_daemon_log(&supervisor);
+
+	for (const char *line = log; *line; line = strchr(line, '\n') + 1) {
+		int n = 0;
+
+		(void)sscanf(line, "%*4u-%*2u-%*2uT%*2u:%*2u:%*2u.%*3uZ fad: %n", &n);
+		if (n == 0 || !strchr(line, '\n'))
+			fa_test_fail(__FILE__, __LINE__, "no time in the log: %s", line);
+	}
+}
+
 static void test_kill(void **state)
 {
 	pid_t before;
@@ -72,6 +86,8 @@ static void test_kill(void **state)
 	}
 	fa_test_daemon_log_wait(&supervisor,
 	                        "was killed by signal 9; starting it again with 3 stored");
+	check_serves();
+	check_times();
 }
 
 static long status_kb(pid_t pid, const char *name)
