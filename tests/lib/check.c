@@ -128,12 +128,14 @@ int fa_test_reap(pid_t pid)
 
 int fa_test_count_fds(pid_t pid)
 {
-	char path[64];
+	/* Not getpid(): in a PID namespace it may be the number of another process of this /proc. */
+	char path[64] = "/proc/self/fd";
 	struct dirent *entry;
 	int n = 0;
 	DIR *dir;
 
-	snprintf(path, sizeof(path), "/proc/%d/fd", pid ? pid : getpid());
+	if (pid)
+		snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
 	dir = opendir(path);
 	if (!dir)
 		return -1;
