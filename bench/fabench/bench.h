@@ -45,11 +45,13 @@ int fa_bench_print_json(const struct fa_bench *bench);
 /* Sorts @values and returns a percentile; 0: there are no values. */
 uint64_t fa_bench_percentile(uint64_t *values, size_t n_values, double percent);
 
-/* The benchmarks. Each returns 0, or a negative errno after a message; -ENODEV: no usable GPU. */
+/* The benchmarks. Each returns 0, or a negative errno after a message; -ENODEV: this
+ * machine lacks what it needs, a GPU or root. */
 int fa_bench_rtt(struct fa_bench *bench);
 int fa_bench_layers(struct fa_bench *bench); /* called by rtt */
 int fa_bench_throughput(struct fa_bench *bench);
 int fa_bench_crowd(struct fa_bench *bench);
+int fa_bench_fair(struct fa_bench *bench);
 int fa_bench_cpu(struct fa_bench *bench);
 int fa_bench_wire(struct fa_bench *bench);
 int fa_bench_restart(struct fa_bench *bench);

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -86,13 +87,38 @@ static int ask_status(const char *socket, pid_t *ret_pid, size_t *ret_sessions)
 	return 0;
 }
 
-static int spawn(struct fa_bench_daemon *daemon, const char *path, bool supervised)
+enum way {
+	PLAIN,
+	SUPERVISED,
+	FOR_ALL
+};
+
+/* Writes a configuration that lets all users connect, and lets them reach the socket. */
+static int open_to_all(const struct fa_bench_daemon *daemon, char *ret_config, size_t size)
+{
+	FILE *file;
+	bool ok;
+
+	snprintf(ret_config, size, "%s/fad.conf", daemon->directory);
+	file = fopen(ret_config, "we");
+	if (!file)
+		return -errno;
+	ok = fputs("[daemon]\nmode = 0666\n", file) >= 0;
+	ok = fclose(file) == 0 && ok;
+	return ok && chmod(daemon->directory, 0755) == 0 ? 0 : -EIO;
+}
+
+static int spawn(struct fa_bench_daemon *daemon, const char *path, enum way way)
 {
 	_fa_cleanup_(fa_close_fdp) int ready = -1;
 	struct pollfd poll_fd;
-	char number[16], word[6];
-	int ends[2], r;
+	char number[16], word[6], config[80];
+	int ends[2], r = 0;
 
+	if (way == FOR_ALL)
+		r = open_to_all(daemon, config, sizeof(config));
+	if (r < 0)
+		return r;
 	if (pipe2(ends, O_CLOEXEC) < 0)
 		return -errno;
 	ready = ends[0];
@@ -103,7 +129,11 @@ static int spawn(struct fa_bench_daemon *daemon, const char *path, bool supervis
 		snprintf(number, sizeof(number), "%d", ends[1]);
 		/* The supervisor logs each restart as an error; hide all other messages. */
 		execl(path, "fad", "--socket", daemon->socket, "--ready-fd", number, "--log-level",
-		      "warning", supervised ? "--supervise" : NULL, NULL);
+		      "warning",
+		      way == SUPERVISED ? "--supervise"
+		      : way == FOR_ALL  ? "--config"
+		                        : NULL,
+		      way == FOR_ALL ? config : NULL, NULL);
 		_exit(127);
 	}
 	r = -errno;
@@ -116,7 +146,7 @@ static int spawn(struct fa_bench_daemon *daemon, const char *path, bool supervis
 	return -EIO;
 }
 
-static int start_private(const struct fa_bench *bench, const struct place *place, bool supervised,
+static int start_private(const struct fa_bench *bench, const struct place *place, enum way way,
                          struct fa_bench_daemon *ret_daemon)
 {
 	struct fa_bench_daemon daemon = { 0 };
@@ -136,7 +166,7 @@ static int start_private(const struct fa_bench *bench, const struct place *place
 		return r;
 	}
 	snprintf(daemon.socket, sizeof(daemon.socket), "%s/fad.sock", daemon.directory);
-	r = spawn(&daemon, path, supervised);
+	r = spawn(&daemon, path, way);
 	if (r < 0) {
 		fa_bench_log(bench, "fabench: %s did not start", path);
 		fa_bench_daemon_stop(&daemon);
@@ -146,14 +176,14 @@ static int start_private(const struct fa_bench *bench, const struct place *place
 	return 0;
 }
 
-int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon)
+static int start(const struct fa_bench *bench, enum way way, struct fa_bench_daemon *ret_daemon)
 {
 	struct fa_bench_daemon daemon = { 0 };
 	size_t sessions;
 	int r;
 
 	if (!bench->socket)
-		return start_private(bench, &fad, false, ret_daemon);
+		return start_private(bench, &fad, way, ret_daemon);
 	snprintf(daemon.socket, sizeof(daemon.socket), "%s", bench->socket);
 	r = ask_status(daemon.socket, &daemon.pid, &sessions);
 	if (r < 0) {
@@ -164,10 +194,20 @@ int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *
 	return 0;
 }
 
+int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon)
+{
+	return start(bench, PLAIN, ret_daemon);
+}
+
+int fa_bench_daemon_start_for_all(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon)
+{
+	return start(bench, FOR_ALL, ret_daemon);
+}
+
 int fa_bench_daemon_start_supervised(const struct fa_bench *bench,
                                      struct fa_bench_daemon *ret_daemon)
 {
-	return start_private(bench, &fad, true, ret_daemon);
+	return start_private(bench, &fad, SUPERVISED, ret_daemon);
 }
 
 bool fa_bench_daemon_is_tunable(void)
@@ -179,7 +219,7 @@ bool fa_bench_daemon_is_tunable(void)
 
 int fa_bench_daemon_start_tunable(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon)
 {
-	return start_private(bench, &tunable, false, ret_daemon);
+	return start_private(bench, &tunable, PLAIN, ret_daemon);
 }
 
 int fa_bench_daemon_process(const struct fa_bench_daemon *daemon, pid_t *ret_pid)
@@ -191,6 +231,7 @@ int fa_bench_daemon_process(const struct fa_bench_daemon *daemon, pid_t *ret_pid
 
 int fa_bench_daemon_stop(struct fa_bench_daemon *daemon)
 {
+	char config[80];
 	int status = 0;
 
 	if (!daemon->directory[0])
@@ -206,6 +247,8 @@ int fa_bench_daemon_stop(struct fa_bench_daemon *daemon)
 		waitpid(daemon->pid, &status, 0);
 	}
 	unlink(daemon->socket);
+	snprintf(config, sizeof(config), "%s/fad.conf", daemon->directory);
+	unlink(config);
 	rmdir(daemon->directory);
 	*daemon = (struct fa_bench_daemon){ 0 };
 	return status == 0 ? 0 : -EIO;

@@ -17,6 +17,9 @@ struct fa_bench_daemon {
  * one. Returns 0 or a negative errno after a message. */
 int fa_bench_daemon_start(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon);
 
+/* The same, but all users may connect to a private daemon. */
+int fa_bench_daemon_start_for_all(const struct fa_bench *bench, struct fa_bench_daemon *ret_daemon);
+
 /* Starts a private daemon with a supervisor, whose pid is in @ret_daemon. */
 int fa_bench_daemon_start_supervised(const struct fa_bench *bench,
                                      struct fa_bench_daemon *ret_daemon);

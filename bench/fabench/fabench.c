@@ -22,6 +22,7 @@ static const struct {
 	  fa_bench_throughput },
 	{ "crowd", "64 clients for a minute; 62 clients beside two that misbehave",
 	  fa_bench_crowd },
+	{ "fair", "one user beside the attacks of another; needs root", fa_bench_fair },
 	{ "cpu", "CPU kernels, against a matrix multiply and a bare read", fa_bench_cpu },
 	{ "wire", "encoding and decoding of messages", fa_bench_wire },
 	{ "restart", "time from the daemon's death to the first answer", fa_bench_restart },

@@ -1,10 +1,9 @@
 /*
- * What one user's connections do to another user: each row is an attack by a process of its own, and
- * a victim of another uid pings and computes meanwhile. The control burns as much CPU without
- * talking to the daemon.
+ * What attacks of one user (bench/lib/attack.h) do to another user: a victim of another uid pings
+ * and computes beside each. fabench fair measures; the bar here is one that a loaded machine passes.
  */
+#include "bench/lib/attack.h"
 #include "common/clock.h"
-#include "tests/daemon/attackers.h"
 #include "tests/lib/attention.h"
 #include "tests/lib/check.h"
 #include "tests/lib/daemon.h"
@@ -12,15 +11,10 @@
 #include "tests/lib/raw.h"
 
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -28,111 +22,12 @@
 #define ATTACKER_UID 54321
 #define VICTIM_UID 54322
 #define ROUNDS_MAX 5000
-/* A bar that a loaded machine with two processors passes: fabench measures. Without turns the
- * attacks by unread answers take 350 to 500 ms there. */
+/* With two processors, and without turns, attacks by unread answers take 350 to 500 ms. */
 #define FACTOR 3
 #define SLACK_NS (100 * FA_NS_PER_MS)
 #define TRIES 3
 
 static struct fa_test_daemon daemon_;
-
-/* ---- attackers: never return */
-
-/* An attack also keeps threads of the daemon busy: its loop, and one that closes connections. */
-static void burn(const char *socket, int begun)
-{
-	const pid_t parent = getpid();
-
-	for (int i = 0; i < 2; ++i)
-		if (fork() == 0)
-			break;
-	if (getpid() != parent)
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-	attack_has_begun(begun);
-	for (;;)
-		(void)getppid();
-}
-
-static void flood_connections(const char *socket, int begun)
-{
-	struct fa_raw raw;
-
-	attack_has_begun(begun);
-	for (;;)
-		if (fa_raw_connect_try(&raw, socket) == 0)
-			fa_raw_close(&raw);
-}
-
-/* Sends as many of a message as the sockets take, on many connections, and reads nothing. When
- * the daemon stops reading, all begin anew. */
-static void flood(const char *socket, int begun, enum fa_wire_type type, int n)
-{
-	struct fa_raw *raws = calloc((size_t)n, sizeof(*raws));
-	struct fa_wire_message message = fa_raw_message(type);
-	unsigned char bytes[FA_WIRE_BYTES_MAX + 64];
-	size_t length;
-
-	message.id = 1;
-	length = fa_raw_encode(&message, bytes);
-	attack_has_begun(begun);
-	for (;;) {
-		for (int i = 0; i < n; ++i)
-			fa_raw_open(&raws[i], socket);
-		for (int j = 0; j < 200; ++j)
-			for (int i = 0; i < n; ++i)
-				(void)fa_raw_send_bytes(&raws[i], bytes, length, NULL, 0,
-				                        MSG_DONTWAIT);
-		for (int i = 0; i < n; ++i)
-			fa_raw_close(&raws[i]);
-	}
-}
-
-static void flood_status(const char *socket, int begun)
-{
-	flood(socket, begun, FA_WIRE_STATUS, 300);
-}
-
-static void flood_pings(const char *socket, int begun)
-{
-	flood(socket, begun, FA_WIRE_PING, 300);
-}
-
-static void flood_buffers(const char *socket, int begun)
-{
-	struct fa_raw_buffer buffer;
-	struct fa_raw raw;
-
-	fa_raw_open(&raw, socket);
-	attack_has_begun(begun);
-	for (;;) {
-		fa_raw_buffer_register(&raw, &buffer, 1, 1 << 20, 0);
-		fa_raw_buffer_free(&raw, &buffer);
-	}
-}
-
-static pid_t start_attack(void (*function)(const char *socket, int begun))
-{
-	int begun[2];
-	pid_t pid;
-	char byte;
-
-	fa_check(!pipe(begun));
-	pid = fork();
-	fa_check(pid >= 0);
-	if (pid) {
-		close(begun[1]);
-		/* 0: it failed. */
-		fa_check_eq(read(begun[0], &byte, 1), 1);
-		close(begun[0]);
-		return pid;
-	}
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	if (setresgid(ATTACKER_UID, ATTACKER_UID, ATTACKER_UID) < 0 ||
-	    setresuid(ATTACKER_UID, ATTACKER_UID, ATTACKER_UID) < 0)
-		_exit(1);
-	function(daemon_.socket, begun[1]);
-	_exit(1);
-}
 
 /* ---- the victim */
 
@@ -175,44 +70,31 @@ static uint64_t suffer(struct victim *victim, uint64_t ns)
 	return times[n * 99 / 100];
 }
 
-static uint64_t beside(struct victim *victim, void (*function)(const char *socket, int begun))
+static uint64_t beside(struct victim *victim, const struct fa_attack *attack)
 {
-	pid_t pid = start_attack(function);
 	uint64_t p99;
-	int status;
+	pid_t pid;
 
+	fa_check_eq(fa_attack_start(attack, daemon_.socket, ATTACKER_UID, &pid), 0);
 	p99 = suffer(victim, FA_NS_PER_SEC);
-	fa_check_eq(waitpid(pid, &status, WNOHANG), 0);
-	kill(pid, SIGKILL);
-	fa_check_eq(waitpid(pid, &status, 0), pid);
+	fa_check_eq(fa_attack_end(pid), 0);
 	return p99;
 }
 
-static const struct attack floods[] = {
-	{ "connections", flood_connections },
-	{ "status, unread", flood_status },
-	{ "pings, unread", flood_pings },
-	{ "buffers", flood_buffers },
-	{},
-};
-
-static void endure(struct victim *victim, const struct attack *attacks)
+static void endure(struct victim *victim, const struct fa_attack *attack)
 {
 	const uint64_t slack = fa_test_sanitized() ? 5 * SLACK_NS : SLACK_NS;
+	uint64_t control, p99;
+	int n = 0;
 
-	for (const struct attack *attack = attacks; attack->name; attack++) {
-		uint64_t control, p99;
-		int n = 0;
-
-		do {
-			control = beside(victim, burn);
-			p99 = beside(victim, attack->function);
-			printf("%s: p99 %.2f ms, control %.2f ms\n", attack->name,
-			       (double)p99 * 1e-6, (double)control * 1e-6);
-		} while (p99 > FACTOR * control + slack && ++n < TRIES);
-		if (n == TRIES)
-			fa_test_fail(__FILE__, __LINE__, "%s: others wait", attack->name);
-	}
+	do {
+		control = beside(victim, &fa_attack_none);
+		p99 = beside(victim, attack);
+		printf("%s: p99 %.2f ms, control %.2f ms\n", attack->name, (double)p99 * 1e-6,
+		       (double)control * 1e-6);
+	} while (p99 > FACTOR * control + slack && ++n < TRIES);
+	if (n == TRIES)
+		fa_test_fail(__FILE__, __LINE__, "%s: others wait", attack->name);
 }
 
 static void test_attacks(void **state)
@@ -231,8 +113,8 @@ static void test_attacks(void **state)
 	fa_raw_buffer_register(&victim.raw, &victim.buffer, 1, victim.attention.bytes, 0);
 	fa_case_fill(&victim.attention, victim.buffer.data);
 
-	endure(&victim, floods);
-	endure(&victim, attacks_by_library);
+	for (const struct fa_attack *attack = fa_attacks; attack->name; attack++)
+		endure(&victim, attack);
 	fa_raw_buffer_free(&victim.raw, &victim.buffer);
 	fa_raw_close(&victim.raw);
 	fa_test_daemon_stop(&daemon_);
