@@ -51,7 +51,7 @@ PARTS = (
     ("prepare", 60, [["bin/fabench-launch", "--prepare", "--json"]]),
     ("throughput", 240, [[*FABENCH, "throughput"]]),
     ("crowd", 300, [[*FABENCH, "crowd"]]),
-    ("fair", 420, [[*FABENCH, "fair"]]),
+    ("fair", 240, [[*FABENCH, "fair"]]),
     ("gpu", 120, [[*FABENCH, "gpu"]]),
     ("kv", 480, [[sys.executable, "bench/kv.py", "--json", "{json}"]]),
     ("decode-shapes", 480, [

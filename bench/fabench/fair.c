@@ -32,9 +32,9 @@
 #define ATTACKER_UID 54321
 #define VICTIM_UID 54322
 #define RUNS 5
-#define WINDOW_MS 2000
+#define WINDOW_MS 1000
 #define WINDOW_MS_QUICK 60
-#define SETTLE_MS 200
+#define SETTLE_MS 100
 #define SETTLE_MS_QUICK 10
 #define SAMPLES 4096 /* of a window */
 #define ATTACKS_MAX 16

@@ -34,11 +34,12 @@ struct fa_tenants {
 
 /* An account's share of the loop thread's time (session/turns.h). */
 struct fa_turn {
-	struct fa_list link;    /* fa_turns.accounts, while sessions wait */
+	struct fa_list link;    /* fa_turns.accounts or .indebted, while sessions wait */
 	struct fa_list waiting; /* sessions, the first is next */
 	unsigned int n_waiting;
 	uint64_t number; /* of the turn in which used_ns was used */
 	uint64_t used_ns;
+	uint64_t paid_ns; /* when all long messages so far are paid for */
 };
 
 /* The account of a uid, which its tenants reference. */

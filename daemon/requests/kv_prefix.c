@@ -5,9 +5,11 @@
 #include "daemon/requests/kv.h"
 
 #include "common/cleanup.h"
+#include "common/clock.h"
 #include "daemon/base/fault_guard.h"
 #include "daemon/pool/prefix.h"
 #include "daemon/session/context.h"
+#include "daemon/session/turns.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -178,7 +180,10 @@ static void on_computed(uv_work_t *work, int status)
 	int r;
 
 	if (session->state != FA_SESSION_CLOSING) {
+		const uint64_t begin_ns = fa_now_ns();
+
 		r = finish(session, request, &error);
+		fa_turn_use(session, fa_now_ns() - begin_ns);
 		if (r < 0)
 			fa_session_reply(session, request->message_id, r, error.text);
 	}

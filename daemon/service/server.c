@@ -60,6 +60,7 @@ static void on_device_lost(struct fa_context *context)
 {
 	struct fa_server *server = fa_server_of(context);
 
+	fa_outbox_flush_all(context);
 	if (server->lost)
 		server->lost(server->userdata);
 	fa_drain_lost(server);
@@ -255,6 +256,7 @@ static void close_handles(struct fa_server *server)
 		(uv_handle_t *)&server->context.spin.idle,
 		(uv_handle_t *)&server->context.turns.prepare,
 		(uv_handle_t *)&server->context.turns.idle,
+		(uv_handle_t *)&server->context.turns.timer,
 		(uv_handle_t *)&server->context.rings.idle,
 		(uv_handle_t *)&server->context.rings.poll,
 	};

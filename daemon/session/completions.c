@@ -1,12 +1,13 @@
 #include "daemon/session/completions.h"
 
+#include "common/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/session/context.h"
 #include "daemon/session/request.h"
 #include "daemon/session/session.h"
 
 /* How many requests are reaped before other events are handled. */
-#define REAP_MAX 256
+#define REAP_MAX 32
 
 void fa_completions_notify(void *userdata)
 {
@@ -71,6 +72,12 @@ void fa_completions_arm(struct fa_context *context)
 
 void fa_completions_reap_all(struct fa_context *context)
 {
+	uint64_t begin_ns;
+
+	if (!fa_engine_has_events(context->engine))
+		return;
+	begin_ns = fa_now_ns();
 	while (reap_one(context))
 		;
+	context->reaped_ns += fa_now_ns() - begin_ns;
 }

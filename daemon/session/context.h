@@ -99,6 +99,7 @@ struct fa_context {
 	struct fa_loop_spin spin;
 	struct fa_rings rings;
 	struct fa_turns turns;
+	uint64_t reaped_ns;      /* time in fa_completions_reap_all() so far */
 	unsigned int n_requests; /* requests in flight of all sessions */
 	struct fa_block_cache request_cache;
 	uint64_t n_timelines;           /* timelines in the fd store */

@@ -15,6 +15,8 @@
 /* Size of the send buffer, enough for every message: strings have at most
  * FA_WIRE_TEXT_BYTES_MAX. */
 #define SEND_BYTES 4096
+/* How many messages a session sends in a turn of the loop: each is a system call. */
+#define SENT_PER_TURN 16
 /* How many new charges, or how much time, must pass at the limit before all sessions are checked
  * again for received descriptors. */
 #define SENT_CHECK_FDS 8
@@ -122,12 +124,27 @@ static int send_packet(struct fa_session *session, const void *bytes, size_t len
 	return r;
 }
 
-void fa_outbox_flush(struct fa_session *session)
+/* Returns false if the session has sent enough in this turn of the loop. A daemon that ends sends
+ * all. */
+static bool may_send(struct fa_session *session)
+{
+	struct fa_outbox *outbox = &session->outbox;
+
+	if (session->context->state != FA_DAEMON_RUNNING || session->context->is_lost)
+		return true;
+	if (outbox->turn != session->context->turns.number) {
+		outbox->turn = session->context->turns.number;
+		outbox->n_sent = 0;
+	}
+	return outbox->n_sent++ < SENT_PER_TURN;
+}
+
+static void flush(struct fa_session *session, bool all)
 {
 	struct fa_outbox *outbox = &session->outbox;
 	int r = 0;
 
-	while (!fa_list_empty(&outbox->messages)) {
+	while (!fa_list_empty(&outbox->messages) && (all || may_send(session))) {
 		struct outgoing *outgoing = first(outbox);
 
 		r = send_packet(session, outgoing->bytes, outgoing->length, outgoing->fds,
@@ -140,6 +157,23 @@ void fa_outbox_flush(struct fa_session *session)
 		fa_session_close(session);
 	else
 		update_pause(session);
+}
+
+void fa_outbox_flush(struct fa_session *session)
+{
+	flush(session, false);
+}
+
+void fa_outbox_flush_all(struct fa_context *context)
+{
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, &context->sessions) {
+		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
+
+		if (session->state != FA_SESSION_CLOSING)
+			flush(session, true);
+	}
 }
 
 static int enqueue(struct fa_session *session, const void *bytes, size_t length, int *fds,
@@ -184,7 +218,7 @@ void fa_session_send_fds(struct fa_session *session, const struct fa_wire_messag
 		goto out;
 	r = fa_wire_encode(message, buffer, sizeof(buffer), &bytes, &length);
 	if (r == 0)
-		r = fa_list_empty(&session->outbox.messages)
+		r = fa_list_empty(&session->outbox.messages) && may_send(session)
 		            ? send_packet(session, bytes, length, fds, n_fds, charge)
 		            : -EAGAIN;
 	if (r == -EAGAIN)
@@ -228,9 +262,10 @@ void fa_session_refuse(struct fa_session *session, uint64_t id, int status, cons
 		return;
 	fa_log_about(&session->subject, FA_LOG_INFO, "closing the connection: %s", text);
 	fa_session_reply(session, id, status, text);
-	if (session->state == FA_SESSION_CLOSING)
-		return;
-	fa_session_close(session);
+	if (session->state != FA_SESSION_CLOSING)
+		flush(session, true);
+	if (session->state != FA_SESSION_CLOSING)
+		fa_session_close(session);
 }
 
 void fa_session_reject(struct fa_context *context, int fd, int status, const char *text)

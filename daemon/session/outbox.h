@@ -19,14 +19,19 @@ struct fa_outbox {
 	struct fa_list messages; /* encoded, oldest first */
 	unsigned int n_messages;
 	uint64_t bytes;
+	uint64_t turn;       /* of the loop, in which n_sent messages were sent */
+	unsigned int n_sent; /* the rest of very many waits, so that others need not */
 	/* charge for descriptors that were sent but perhaps not received */
 	struct fa_charge charge_sent;
 };
 
 void fa_outbox_init(struct fa_outbox *outbox);
 
-/* Sends what waits; on failure closes the session. */
+/* Sends what waits, as much as one turn of the loop allows; on failure closes the session. */
 void fa_outbox_flush(struct fa_session *session);
+
+/* Sends what waits in all sessions, as far as their sockets have room. */
+void fa_outbox_flush_all(struct fa_context *context);
 
 void fa_outbox_clear(struct fa_session *session);
 

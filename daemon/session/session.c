@@ -266,6 +266,7 @@ static void read_packets(struct fa_session *session)
 	     i < READ_MAX && session->n_submitted - submitted < READ_MAX && more; ++i) {
 		struct descriptors descriptors;
 		const uint64_t before = fa_tenant_reaper_queue(session->tenant)->n_rejected;
+		const uint64_t reaped_ns = session->context->reaped_ns;
 
 		if (!fa_turn_has_time(session)) {
 			fa_turn_wait(session);
@@ -276,7 +277,8 @@ static void read_packets(struct fa_session *session)
 		discard_fds(session, &descriptors, before);
 		more = more && session->state != FA_SESSION_CLOSING && !session->paused;
 		now = fa_now_ns();
-		fa_turn_use(session, now - last);
+		/* What was reaped before the packet is other users', too. */
+		fa_turn_use(session, now - last - (session->context->reaped_ns - reaped_ns));
 		last = now;
 	}
 }

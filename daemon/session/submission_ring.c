@@ -8,6 +8,7 @@
 #include "daemon/session/context.h"
 #include "daemon/session/device_completion.h"
 #include "daemon/session/session.h"
+#include "daemon/session/turns.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -101,6 +102,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 	if (r == -EPROTO)
 		fa_session_refuse(session, 0, -EPROTO, wrong);
 	if (n) {
+		fa_turn_note(session, now_ns);
 		ring->n_requests += n;
 		context->rings.n_requests += n;
 		ring->last_ns = now_ns;

@@ -1,5 +1,6 @@
 #include "daemon/session/turns.h"
 
+#include "common/clock.h"
 #include "daemon/session/context.h"
 #include "daemon/session/session.h"
 
@@ -15,15 +16,56 @@ static struct fa_turn *turn_of(struct fa_session *session)
 	return turn;
 }
 
+/* Returns how long the account must wait for what its long messages took. */
+static uint64_t debt_ns(const struct fa_turns *turns, const struct fa_turn *turn, uint64_t now_ns)
+{
+	const uint64_t free_ns = now_ns + FA_TURN_LONG_CREDIT_NS * FA_TURN_LONG_SHARE;
+	const uint64_t other_ns = turns->last == turn ? turns->other_ns : turns->last_ns;
+
+	if (turn->paid_ns <= free_ns || now_ns - other_ns >= FA_TURN_ALONE_NS)
+		return 0;
+	return turn->paid_ns - free_ns;
+}
+
 bool fa_turn_has_time(struct fa_session *session)
 {
-	return turn_of(session)->used_ns < FA_TURN_NS ||
-	       fa_tenants_are_alone(&session->context->tenants);
+	const struct fa_turns *turns = &session->context->turns;
+	struct fa_turn *turn = turn_of(session);
+
+	if (fa_tenants_are_alone(&session->context->tenants))
+		return true;
+	return turn->used_ns < FA_TURN_NS && !debt_ns(turns, turn, fa_now_ns());
+}
+
+static void note(struct fa_turns *turns, const struct fa_turn *turn, uint64_t now_ns)
+{
+	if (turns->last != turn)
+		turns->other_ns = turns->last_ns;
+	turns->last = turn;
+	turns->last_ns = now_ns;
+}
+
+void fa_turn_note(struct fa_session *session, uint64_t now_ns)
+{
+	note(&session->context->turns, fa_tenant_turn(session->tenant), now_ns);
 }
 
 void fa_turn_use(struct fa_session *session, uint64_t ns)
 {
-	turn_of(session)->used_ns += ns;
+	const uint64_t credit_ns = FA_TURN_LONG_CREDIT_NS * FA_TURN_LONG_SHARE;
+	struct fa_turns *turns = &session->context->turns;
+	struct fa_turn *turn = turn_of(session);
+	const uint64_t now_ns = fa_now_ns();
+
+	note(turns, turn, now_ns);
+	turn->used_ns += ns;
+	if (ns < FA_TURN_LONG_NS || fa_tenants_are_alone(&session->context->tenants))
+		return;
+	if (turn->paid_ns < now_ns)
+		turn->paid_ns = now_ns;
+	turn->paid_ns += ns * FA_TURN_LONG_SHARE;
+	if (turn->paid_ns > now_ns + credit_ns + FA_TURN_LONG_WAIT_NS)
+		turn->paid_ns = now_ns + credit_ns + FA_TURN_LONG_WAIT_NS;
 }
 
 /* Lets waiting sessions of one account read. @n: how many there were when the turn began. */
@@ -43,8 +85,39 @@ static void serve(struct fa_turn *turn, unsigned int n)
 	}
 }
 
+/* Keeps the loop from sleeping. */
+static void on_idle(uv_idle_t *idle)
+{
+}
+
+/* Accounts that owe nothing any more go on. */
+static void on_timer(uv_timer_t *timer)
+{
+	struct fa_turns *turns = timer->data;
+	const uint64_t now_ns = fa_now_ns();
+	uint64_t least_ns = UINT64_MAX;
+	struct fa_list later;
+
+	fa_list_init(&later);
+	while (!fa_list_empty(&turns->indebted)) {
+		struct fa_turn *turn = fa_container_of(turns->indebted.next, struct fa_turn, link);
+		const uint64_t ns = debt_ns(turns, turn, now_ns);
+
+		fa_list_remove(&turn->link);
+		fa_list_append(ns ? &later : &turns->accounts, &turn->link);
+		if (ns && ns < least_ns)
+			least_ns = ns;
+	}
+	fa_list_splice(&turns->indebted, &later);
+	if (!fa_list_empty(&turns->indebted))
+		(void)uv_timer_start(timer, on_timer, least_ns / FA_NS_PER_MS + 1, 0);
+	if (!fa_list_empty(&turns->accounts))
+		(void)uv_idle_start(&turns->idle, on_idle);
+}
+
 static void serve_all(struct fa_turns *turns)
 {
+	const uint64_t now_ns = fa_now_ns();
 	unsigned int n = 0;
 	struct fa_list *pos;
 
@@ -53,16 +126,15 @@ static void serve_all(struct fa_turns *turns)
 	/* An account that still has waiting sessions goes to the end. */
 	for (; n && !fa_list_empty(&turns->accounts); --n) {
 		struct fa_turn *turn = fa_container_of(turns->accounts.next, struct fa_turn, link);
+		const bool owes = debt_ns(turns, turn, now_ns);
 
 		fa_list_remove(&turn->link);
-		fa_list_append(&turns->accounts, &turn->link);
-		serve(turn, turn->n_waiting);
+		fa_list_append(owes ? &turns->indebted : &turns->accounts, &turn->link);
+		if (!owes)
+			serve(turn, turn->n_waiting);
 	}
-}
-
-/* Keeps the loop from sleeping. */
-static void on_idle(uv_idle_t *idle)
-{
+	if (!fa_list_empty(&turns->indebted) && !uv_is_active((uv_handle_t *)&turns->timer))
+		on_timer(&turns->timer);
 }
 
 void fa_turn_wait(struct fa_session *session)
@@ -106,9 +178,11 @@ void fa_turns_init(struct fa_turns *turns, struct fa_context *context)
 {
 	turns->context = context;
 	fa_list_init(&turns->accounts);
+	fa_list_init(&turns->indebted);
 	(void)uv_prepare_init(context->loop, &turns->prepare);
 	(void)uv_idle_init(context->loop, &turns->idle);
-	turns->prepare.data = turns->idle.data = turns;
+	(void)uv_timer_init(context->loop, &turns->timer);
+	turns->prepare.data = turns->idle.data = turns->timer.data = turns;
 	(void)uv_prepare_start(&turns->prepare, on_prepare);
 	uv_unref((uv_handle_t *)&turns->prepare);
 }

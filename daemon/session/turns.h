@@ -2,7 +2,12 @@
  * Shares the loop thread's time among users. In each turn of the loop, the sessions of one account
  * (tenant.h: a uid, or for uid 0 a tenant) read messages for FA_TURN_NS. Then they wait for the next
  * turn in order of arrival, so that what one user's connections send delays others by about that
- * time. A message that has begun is always finished. Loop thread.
+ * time.
+ *
+ * A message that has begun is always finished. Others wait for a long one, so an account may spend
+ * only 1/FA_TURN_LONG_SHARE of the time on them, or FA_TURN_LONG_CREDIT_NS at once. What is beyond
+ * makes its sessions wait, unless no other account has had messages for FA_TURN_ALONE_NS. Loop
+ * thread.
  */
 #pragma once
 
@@ -13,17 +18,29 @@
 #include <stdint.h>
 #include <uv.h>
 
-#define FA_TURN_NS (100 * 1000)
+#define FA_TURN_NS (25 * 1000)
+/* Messages that take longer are long. */
+#define FA_TURN_LONG_NS (250 * 1000)
+#define FA_TURN_LONG_SHARE 200
+#define FA_TURN_LONG_CREDIT_NS (20ull * 1000 * 1000)
+/* The longest that an account waits for its long messages. */
+#define FA_TURN_LONG_WAIT_NS (1000ull * 1000 * 1000)
+#define FA_TURN_ALONE_NS (10ull * 1000 * 1000 * 1000)
 
 struct fa_context;
 struct fa_session;
 
 struct fa_turns {
 	struct fa_context *context;
-	struct fa_list accounts; /* struct fa_turn with waiting sessions */
+	struct fa_list accounts; /* struct fa_turn with waiting sessions, whose turn comes */
+	struct fa_list indebted; /* those that wait for long messages */
 	uint64_t number;         /* of the loop's turn */
-	uv_prepare_t prepare;    /* begins turns; does not keep the loop alive */
-	uv_idle_t idle;          /* active while sessions wait */
+	/* The account that used time last, and when; when another did before. */
+	const struct fa_turn *last;
+	uint64_t last_ns, other_ns;
+	uv_prepare_t prepare; /* begins turns; does not keep the loop alive */
+	uv_idle_t idle;       /* active while accounts wait */
+	uv_timer_t timer;     /* active while accounts are indebted */
 };
 
 void fa_turns_init(struct fa_turns *turns, struct fa_context *context);
@@ -33,6 +50,9 @@ bool fa_turn_has_time(struct fa_session *session);
 
 /* Charges time to the session's account. */
 void fa_turn_use(struct fa_session *session, uint64_t ns);
+
+/* Notes that the session's account has work, which is not charged. */
+void fa_turn_note(struct fa_session *session, uint64_t now_ns);
 
 /* Pauses the session until its account has time again. */
 void fa_turn_wait(struct fa_session *session);
