@@ -5,7 +5,6 @@
 #include "daemon/requests/kv.h"
 
 #include "common/cleanup.h"
-#include "common/clock.h"
 #include "daemon/base/fault_guard.h"
 #include "daemon/pool/prefix.h"
 #include "daemon/session/context.h"
@@ -180,10 +179,10 @@ static void on_computed(uv_work_t *work, int status)
 	int r;
 
 	if (session->state != FA_SESSION_CLOSING) {
-		const uint64_t begin_ns = fa_now_ns();
+		struct fa_turn_span span = fa_turn_begin(session);
 
 		r = finish(session, request, &error);
-		fa_turn_use(session, fa_now_ns() - begin_ns);
+		fa_turn_end(session, &span, 0);
 		if (r < 0)
 			fa_session_reply(session, request->message_id, r, error.text);
 	}

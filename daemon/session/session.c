@@ -258,7 +258,8 @@ static void discard_fds(struct fa_session *session, struct descriptors *descript
 
 static void read_packets(struct fa_session *session)
 {
-	uint64_t submitted = session->n_submitted, now, last = fa_now_ns();
+	struct fa_turn_span span = fa_turn_begin(session);
+	const uint64_t submitted = session->n_submitted;
 	bool more = true;
 
 	/* A message counts for all its requests, which may be many. */
@@ -276,10 +277,8 @@ static void read_packets(struct fa_session *session)
 		more = read_packet(session, &descriptors);
 		discard_fds(session, &descriptors, before);
 		more = more && session->state != FA_SESSION_CLOSING && !session->paused;
-		now = fa_now_ns();
 		/* What was reaped before the packet is other users', too. */
-		fa_turn_use(session, now - last - (session->context->reaped_ns - reaped_ns));
-		last = now;
+		fa_turn_end(session, &span, session->context->reaped_ns - reaped_ns);
 	}
 }
 
@@ -300,10 +299,10 @@ static void hang_up(struct fa_session *session)
 	if (!fa_list_empty(&session->turn_link))
 		return;
 	if (fa_turn_has_time(session)) {
-		const uint64_t begin = fa_now_ns();
+		struct fa_turn_span span = fa_turn_begin(session);
 
 		fa_session_close(session);
-		fa_turn_use(session, fa_now_ns() - begin);
+		fa_turn_end(session, &span, 0);
 	} else {
 		fa_turn_wait(session);
 	}

@@ -4,6 +4,8 @@
 #include "daemon/session/context.h"
 #include "daemon/session/session.h"
 
+#include <time.h>
+
 static struct fa_turn *turn_of(struct fa_session *session)
 {
 	struct fa_turns *turns = &session->context->turns;
@@ -66,6 +68,37 @@ void fa_turn_use(struct fa_session *session, uint64_t ns)
 	turn->paid_ns += ns * FA_TURN_LONG_SHARE;
 	if (turn->paid_ns > now_ns + credit_ns + FA_TURN_LONG_WAIT_NS)
 		turn->paid_ns = now_ns + credit_ns + FA_TURN_LONG_WAIT_NS;
+}
+
+static uint64_t cpu_ns(void)
+{
+	struct timespec time;
+
+	(void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+	return (uint64_t)time.tv_sec * FA_NS_PER_SEC + (uint64_t)time.tv_nsec;
+}
+
+struct fa_turn_span fa_turn_begin(const struct fa_session *session)
+{
+	const bool alone = fa_tenants_are_alone(&session->context->tenants);
+
+	return (struct fa_turn_span){ fa_now_ns(), alone ? 0 : cpu_ns() };
+}
+
+void fa_turn_end(struct fa_session *session, struct fa_turn_span *span, uint64_t others_ns)
+{
+	const uint64_t now_ns = fa_now_ns();
+	uint64_t ns = now_ns - span->begin_ns;
+
+	span->begin_ns = now_ns;
+	if (ns >= FA_TURN_LONG_NS && span->cpu_ns) {
+		const uint64_t cpu_now_ns = cpu_ns();
+
+		if (cpu_now_ns - span->cpu_ns < ns)
+			ns = cpu_now_ns - span->cpu_ns;
+		span->cpu_ns = cpu_now_ns;
+	}
+	fa_turn_use(session, ns > others_ns ? ns - others_ns : 0);
 }
 
 /* Lets waiting sessions of one account read. @n: how many there were when the turn began. */

@@ -48,6 +48,16 @@ void fa_turns_init(struct fa_turns *turns, struct fa_context *context);
 /* Returns true if the session's account has time left in this turn. */
 bool fa_turn_has_time(struct fa_session *session);
 
+/* Work for a session. Only processor time makes it long: others' programs may be why it takes
+ * longer. */
+struct fa_turn_span {
+	uint64_t begin_ns, cpu_ns;
+};
+
+struct fa_turn_span fa_turn_begin(const struct fa_session *session);
+/* Charges what has been done since the span's beginning, except @others_ns, and begins it anew. */
+void fa_turn_end(struct fa_session *session, struct fa_turn_span *span, uint64_t others_ns);
+
 /* Charges time to the session's account. */
 void fa_turn_use(struct fa_session *session, uint64_t ns);
 
