@@ -1,0 +1,228 @@
+"""Connections to a daemon, and attention."""
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import threading
+import weakref
+
+import numpy as np
+
+from ._lib import check, ffi, lib, new, string
+from .memory import Buffers, Operand, dtype_name, is_torch, placed
+
+_FOREVER = 2**64 - 1
+#: How long the library waits before Python looks for signals.
+_WAIT_NS = 100_000_000
+
+
+def _bundled_daemon() -> str | None:
+    path = os.path.join(os.path.dirname(__file__), "bin", "fad")
+    return path if os.access(path, os.X_OK) else None
+
+
+def connect(socket: str | None = None, *, spawn: bool = False, private: bool = False,
+            name: str | None = None, daemon: str | None = None, config: str | None = None,
+            timeout: float | None = None, reconnect_timeout: float | None = None) -> Client:
+    """Connects to a daemon.
+
+    socket   its path; default: FAD_SOCKET, the user's daemon, the system's
+    spawn    start a daemon if none answers (and no socket is named)
+    private  always start one
+    name     shown by factl; default: the program's
+    daemon   the program to start; default: FAD_DAEMON, else the package's
+    config   configuration of a started daemon
+    timeout, reconnect_timeout  in seconds; default 5
+
+    Raises Unreachable, NotFound (no daemon), NotAllowed, TimedOut.
+    """
+    starts = spawn or private
+    if starts and daemon is None and not os.environ.get("FAD_DAEMON"):
+        daemon = _bundled_daemon()
+    texts = {"socket": socket, "config": config if starts else None,
+             "daemon": daemon if starts else None,
+             "name": name or os.path.basename(sys.argv[0] or "python")[:64] or "python"}
+    kept = {field: string(text) for field, text in texts.items()}
+    flags = (lib.FA_CONNECT_SPAWN if spawn else 0) | (lib.FA_CONNECT_PRIVATE if private else 0)
+    options = new("fa_options", flags=flags, **kept)
+    if timeout is not None:
+        options.connect_ns = max(1, int(timeout * 1e9))
+    if reconnect_timeout is not None:
+        options.reconnect_ns = max(1, int(reconnect_timeout * 1e9))
+    out = ffi.new("struct fa_client **")
+    check(lib.fa_connect(options, out))
+    return Client(out[0])
+
+
+class Client:
+    """A connection. Any number of threads may use it. A context manager."""
+
+    def __init__(self, handle):
+        self._handle = handle
+        self._finalizer = weakref.finalize(self, lib.fa_disconnect, handle)
+        self._finalizer.atexit = False
+        self._buffers = Buffers(self)
+
+    def close(self) -> None:
+        """Disconnects. What lies in the client's arrays stays readable. May be called again."""
+        self._buffers.clear()
+        self._finalizer()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    @property
+    def socket(self) -> str:
+        path = lib.fa_socket_path(self._handle)
+        return ffi.string(path).decode() if path else ""
+
+    def ping(self) -> None:
+        check(lib.fa_ping(self._handle))
+
+    def info(self) -> dict:
+        """What the daemon said at the last connect, by the names of struct fa_info."""
+        info = new("fa_info")
+        check(lib.fa_info(self._handle, info))
+        values = {}
+        for field, _ in ffi.typeof("struct fa_info").fields:
+            value = getattr(info, field)
+            if isinstance(value, ffi.CData):
+                is_text = ffi.typeof(value).item.cname == "char"
+                value = ffi.string(value).decode() if is_text else tuple(value)
+            if field != "size":
+                values[field] = value
+        return values
+
+    def status(self) -> dict:
+        """The daemon's state, as `factl status --json` prints it."""
+        out = ffi.new("char **")
+        check(lib.fa_status(self._handle, out))
+        try:
+            return json.loads(ffi.string(out[0]))
+        finally:
+            lib.fa_free(out[0])
+
+    def reconnect(self) -> None:
+        check(lib.fa_reconnect(self._handle))
+
+    # ---- memory
+
+    def empty(self, shape, dtype="float32") -> np.ndarray:
+        """A zeroed numpy array that the daemon sees: requests on it copy nothing. bfloat16 is
+        shown as uint16; `faclient.torch.empty()` makes tensors."""
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        name = dtype_name(dtype)
+        count = 1
+        for n in shape:
+            if n < 0:
+                raise ValueError(f"shape {shape} has a negative size")
+            count *= n
+        itemsize = 4 if name == "float32" else 2
+        return self._buffers.new(max(count * itemsize, 1)).array(0, shape, name)
+
+    # ---- requests
+
+    def _wait(self, ticket) -> None:
+        """Waits for a request. An exception meanwhile (KeyboardInterrupt) cancels it, and leaves
+        when the daemon has let go of its memory."""
+        try:
+            while True:
+                r = lib.fa_wait(self._handle, ticket, _WAIT_NS, ffi.NULL)
+                if r != -errno.EAGAIN:
+                    break
+        except BaseException:
+            lib.fa_cancel(self._handle, ticket)
+            lib.fa_wait(self._handle, ticket, _FOREVER, ffi.NULL)
+            raise
+        check(r)
+
+    def attention(self, q, k, v, *, out=None, causal: bool = False, window=None,
+                  scale: float | None = None, softcap: float = 0.0, sinks=None,
+                  alibi_slopes=None, lse=None, timeout: float | None = None):
+        """softmax(scale · q kᵀ) v, as struct fa_attention describes it.
+
+        q [batch, n_q, heads, dim], k and v [batch, n_k, kv_heads, dim], of float32, float16 or
+        bfloat16; numpy arrays (bfloat16: torch only) or torch tensors of the CPU. window: (left,
+        right), -1: all. Returns out, which is new unless given.
+        """
+        ops = [Operand(q, "q"), Operand(k, "k"), Operand(v, "v")]
+        for op in ops:
+            if len(op.shape) != 4:
+                raise ValueError(f"{op.name} has {len(op.shape)} dimensions; expected 4: batch, "
+                                 "tokens, heads, dim")
+        if out is None:
+            shape = (*ops[0].shape[:3], ops[2].shape[3])
+            out = q.new_empty(shape) if is_torch(q) else np.empty(shape, q.dtype)
+        outs = [Operand(out, "out")]
+        if lse is not None:
+            outs.append(Operand(lse, "lse"))
+        request = new("fa_attention", scale=scale or 0.0, softcap=softcap)
+        kept = set_options(request, causal, window, sinks, alibi_slopes, timeout,
+                           lib.FA_ATTENTION_CAUSAL, lib.FA_ATTENTION_WINDOW)
+        ticket = ffi.new("struct fa_ticket *")
+        with placed(self, ops, outs):
+            for op, field in zip(ops + outs, ("q", "k", "v", "out", "lse")):
+                op.fill(getattr(request, field))
+            check(lib.fa_attention(self._handle, request, ticket))
+            self._wait(ticket)
+        del kept
+        return out
+
+    # ---- KV caches
+
+    def cache(self, name: str | None = None, **options):
+        """Finds the cache with this name, or creates it. See `faclient.Cache`."""
+        from .kv import Cache
+        return Cache._open(self, name, **options)
+
+    def sequence(self, name: str):
+        """Finds a sequence of this user by its name."""
+        from .kv import Sequence
+        out = ffi.new("uint64_t *")
+        check(lib.fa_sequence_find(self._handle, string(name), out))
+        return Sequence(self, out[0], owned=False)
+
+
+def set_options(request, causal, window, sinks, alibi_slopes, timeout, causal_flag, window_flag):
+    """Sets what attention requests have in common. Returns what must outlive the call."""
+    kept = []
+    if causal:
+        request.flags |= causal_flag
+    if window is not None:
+        left, right = window
+        request.flags |= window_flag
+        request.window_left, request.window_right = int(left), int(right)
+    for field, values in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
+        if values is not None:
+            if is_torch(values):
+                values = values.detach().float().cpu().numpy()
+            array = np.ascontiguousarray(values, np.float32)
+            kept.append(array)
+            setattr(request, field, ffi.cast("float *", array.ctypes.data))
+    if timeout is not None:
+        request.timeout_ns = max(1, int(timeout * 1e9))
+    return kept
+
+
+_default: Client | None = None
+_default_pid = 0
+_default_lock = threading.Lock()
+
+
+def default_client() -> Client:
+    """The process's client, made when it is first needed: of the daemon that runs, or of one that
+    is started. A forked child gets its own."""
+    global _default, _default_pid
+    with _default_lock:
+        if _default is None or _default_pid != os.getpid() or _default.closed:
+            _default, _default_pid = connect(spawn=True), os.getpid()
+        return _default

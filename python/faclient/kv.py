@@ -1,0 +1,266 @@
+"""KV caches, sequences and steps."""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from . import errors
+from ._lib import check, ffi, lib, new, string
+from .client import set_options
+from .memory import DTYPES, Operand, dtype_name, is_torch, placed
+
+_ALL = 2**64 - 1
+
+
+def _fields(struct, kind):
+    return {field: getattr(struct, field) for field, _ in ffi.typeof(f"struct {kind}").fields
+            if field not in ("size", "reserved")}
+
+
+class Cache:
+    """Pages of keys and values of one model's layers, in the daemon."""
+
+    def __init__(self, client, number: int, name: str | None, info: dict):
+        self.client, self.number, self.name = client, number, name
+        self.layers, self.kv_heads = info["layers"], info["kv_heads"]
+        self.head_dim, self.head_dim_v = info["head_dim"], info["head_dim_v"]
+        self.page_tokens = info["page_tokens"]
+        self.dtype = {n: text for text, (n, _) in DTYPES.items()}[info["dtype"]]
+
+    @classmethod
+    def _open(cls, client, name, *, layers: int, kv_heads: int, head_dim: int,
+              head_dim_v: int | None = None, dtype="bfloat16", page_tokens: int = 16,
+              mode: int = 0, ttl: float | None = None, max_pages: int = 0) -> Cache:
+        wanted = {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim,
+                  "head_dim_v": head_dim_v or head_dim, "page_tokens": page_tokens,
+                  "dtype": DTYPES[dtype_name(dtype)][0]}
+        out = ffi.new("uint64_t *")
+        for _ in range(3):
+            if name is not None:
+                r = lib.fa_cache_find(client._handle, string(name), out)
+                if r == 0:
+                    break
+                try:
+                    check(r)
+                except errors.NotFound:
+                    pass
+            text = string(name)
+            options = new("fa_cache_options", name=text, mode=mode, max_pages=max_pages, **wanted)
+            if ttl is not None:
+                options.ttl_ns = max(1, int(ttl * 1e9))
+            r = lib.fa_cache_create(client._handle, options, out)
+            try:
+                check(r)
+                break
+            except errors.Exists:
+                continue  # another process was faster
+        found = cls(client, out[0], name, wanted | {"size": 0})
+        info = found.info()
+        for key, value in wanted.items():
+            if info[key] != value:
+                raise errors.InvalidArgument(
+                    22, f"the cache '{name}' has {key} {info[key]}; expected {value}: another "
+                        "model uses this name")
+        return found
+
+    def info(self) -> dict:
+        info = new("fa_cache_info")
+        check(lib.fa_cache_info(self.client._handle, self.number, info))
+        return _fields(info, "fa_cache_info")
+
+    def remove(self) -> None:
+        """Removes the cache with all its sequences."""
+        check(lib.fa_cache_remove(self.client._handle, self.number))
+
+    def sequence(self) -> Sequence:
+        """A new, empty sequence. It ends with the object unless it gets a name."""
+        out = ffi.new("uint64_t *")
+        check(lib.fa_sequence_create(self.client._handle, self.number, out))
+        return Sequence(self.client, out[0])
+
+    def attach(self, tokens, *, extra: bytes = b"", shared: bool = False) -> Sequence:
+        """A new sequence of the longest prefix of these tokens that anybody published, in whole
+        pages. `Sequence.length` is how many tokens it has; may be 0."""
+        sequence = self.sequence()
+        sequence.attach(tokens, extra=extra, shared=shared)
+        return sequence
+
+    def step(self, items: Mapping[Sequence, int] | Iterable[tuple[Sequence, int]]) -> Step:
+        """Begins a step that appends so many tokens to each sequence. A context manager: its end
+        commits, an exception aborts."""
+        if isinstance(items, Mapping):
+            items = items.items()
+        return Step(self, list(items))
+
+
+class Sequence:
+    """A sequence of tokens in a cache."""
+
+    def __init__(self, client, number: int, owned: bool = True):
+        self.client, self.number = client, number
+        self._finalizer = weakref.finalize(self, lib.fa_sequence_remove, client._handle, number)
+        self._finalizer.atexit = False
+        if not owned:
+            self._finalizer.detach()
+
+    def _info(self):
+        info = new("fa_sequence_info")
+        check(lib.fa_sequence_info(self.client._handle, self.number, info))
+        return info
+
+    def info(self) -> dict:
+        return _fields(self._info(), "fa_sequence_info")
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+        return self._info().length
+
+    def fork(self, tokens: int | None = None) -> Sequence:
+        """A new sequence of the first tokens (default: all). Copies nothing."""
+        out = ffi.new("uint64_t *")
+        check(lib.fa_sequence_fork(self.client._handle, self.number,
+                                   _ALL if tokens is None else tokens, out))
+        return Sequence(self.client, out[0])
+
+    def truncate(self, tokens: int) -> None:
+        """Removes all tokens from this number on."""
+        check(lib.fa_sequence_truncate(self.client._handle, self.number, tokens))
+
+    def drop_before(self, first: int) -> int:
+        """Drops leading tokens in whole pages. Returns the first token left."""
+        out = ffi.new("uint64_t *")
+        check(lib.fa_sequence_drop_before(self.client._handle, self.number, first, out))
+        return out[0]
+
+    def _prefix(self, tokens, extra, shared):
+        array = np.ascontiguousarray(_integers(tokens), np.uint32)
+        data = ffi.from_buffer("char[]", bytes(extra)) if extra else ffi.NULL
+        prefix = new("fa_prefix", n_tokens=array.size, extra=data, extra_bytes=len(extra),
+                     tokens=ffi.cast("uint32_t *", array.ctypes.data),
+                     flags=lib.FA_PREFIX_SHARED if shared else 0)
+        return prefix, (array, data)
+
+    def attach(self, tokens, *, extra: bytes = b"", shared: bool = False) -> int:
+        prefix, kept = self._prefix(tokens, extra, shared)
+        out = ffi.new("uint64_t *")
+        check(lib.fa_sequence_attach(self.client._handle, self.number, prefix, out))
+        del kept
+        return out[0]
+
+    def publish(self, tokens, *, extra: bytes = b"", shared: bool = False) -> int:
+        """Says which tokens the sequence holds, so that others find its full pages. Wrong tokens
+        corrupt their results. Returns the number of newly published pages."""
+        prefix, kept = self._prefix(tokens, extra, shared)
+        out = ffi.new("uint64_t *")
+        check(lib.fa_sequence_publish(self.client._handle, self.number, prefix, out))
+        del kept
+        return out[0]
+
+    def set_name(self, name: str, *, mode: int = 0, ttl: float | None = None) -> None:
+        """Names the sequence, which then outlives this process."""
+        check(lib.fa_sequence_set_name(self.client._handle, self.number, string(name), mode,
+                                       max(1, int(ttl * 1e9)) if ttl is not None else 0))
+        self._finalizer.detach()
+
+    def remove(self) -> None:
+        """Removes the sequence, for all processes. Forks keep what they share."""
+        self._finalizer.detach()
+        check(lib.fa_sequence_remove(self.client._handle, self.number))
+
+
+def _integers(tokens):
+    if is_torch(tokens):
+        tokens = tokens.detach().cpu().numpy()
+    array = np.asarray(tokens)
+    if array.size == 0:
+        return np.empty(0, np.uint32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"tokens have shape {array.shape} and dtype {array.dtype}; expected one "
+                         "dimension of integers")
+    if array.min() < 0 or array.max() > 2**32 - 1:
+        raise ValueError("a token is not a 32-bit number")
+    return array
+
+
+class Step:
+    """One pass over new tokens of some sequences."""
+
+    def __init__(self, cache: Cache, items):
+        self.cache, self.client = cache, cache.client
+        self.n_new = sum(n for _, n in items)
+        array = ffi.new("struct fa_step_item[]", max(len(items), 1))
+        for i, (sequence, n) in enumerate(items):
+            array[i].sequence, array[i].n_new = sequence.number, n
+        self._items = items  # sequences live as long as the step
+        options = new("fa_step_options", n_items=len(items), items=array)
+        out = ffi.new("struct fa_step **")
+        check(lib.fa_step_begin(self.client._handle, options, out))
+        self._handle = out[0]
+        self.number = lib.fa_step_number(self._handle)
+        self._finalizer = weakref.finalize(self, lib.fa_step_free, self._handle)
+        self._finalizer.atexit = False
+
+    def __enter__(self) -> Step:
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        if kind is None and self._finalizer.alive:
+            self.commit()
+        else:
+            self.close()
+
+    def attend(self, layer: int, q, k_new, v_new, *, out=None, causal: bool = True, window=None,
+               scale: float | None = None, softcap: float = 0.0, sinks=None, alibi_slopes=None,
+               timeout: float | None = None):
+        """Appends a layer's new keys and values and computes attention over all tokens.
+
+        q [new, heads, head_dim], k_new and v_new [new, kv_heads, head_dim]; new counts the tokens
+        of all items, in their order. q None: appends only, and returns None. k_new and v_new
+        None: they were appended before.
+        """
+        ops, fields = [], []
+        for x, name in ((q, "q"), (k_new, "k_new"), (v_new, "v_new")):
+            if x is None:
+                continue
+            op = Operand(x, name, self.cache.dtype)
+            if len(op.shape) != 3:
+                raise ValueError(f"{name} has {len(op.shape)} dimensions; expected 3: tokens, "
+                                 "heads, dim")
+            ops.append(op)
+            fields.append(name)
+        if not ops:
+            raise ValueError("there is nothing to append and nothing to compute")
+        outs = []
+        if q is not None:
+            if out is None:
+                shape = (*ops[0].shape[:2], self.cache.head_dim_v)
+                out = q.new_empty(shape) if is_torch(q) else np.empty(shape, q.dtype)
+            outs.append(Operand(out, "out", self.cache.dtype))
+        request = new("fa_step_attend", layer=layer)
+        kept = []
+        if q is not None:
+            request.scale, request.softcap = scale or 0.0, softcap
+            kept = set_options(request, causal, window, sinks, alibi_slopes, timeout,
+                               lib.FA_STEP_CAUSAL, lib.FA_STEP_WINDOW)
+        ticket = ffi.new("struct fa_ticket *")
+        with placed(self.client, ops, outs):
+            for op, field in zip(ops + outs, [*fields, "out"]):
+                op.fill(getattr(request, field))
+            check(lib.fa_step_attend(self._handle, request, ticket))
+            self.client._wait(ticket)
+        del kept
+        return out
+
+    def commit(self) -> None:
+        """Ends the step; its tokens then outlive the daemon."""
+        ticket = ffi.new("struct fa_ticket *")
+        check(lib.fa_step_commit(self._handle, ffi.NULL, ticket))
+        self.client._wait(ticket)
+        self.close()
+
+    def close(self) -> None:
+        """Aborts the step, unless it is committed."""
+        self._finalizer()

@@ -1,0 +1,256 @@
+"""Memory that the daemon sees, and tensors in it."""
+from __future__ import annotations
+
+import bisect
+import contextlib
+import fcntl
+import math
+import mmap
+import os
+import threading
+import weakref
+
+import numpy as np
+
+from . import errors
+from ._lib import check, ffi, lib
+
+_F_ADD_SEALS, _F_SEAL_SHRINK = 1033, 2
+_ALIGNMENT = 256
+
+#: The library's number of each dtype, and the bytes of an element.
+DTYPES = {"float32": (1, 4), "float16": (2, 2), "bfloat16": (3, 2)}
+_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "f32": "float32",
+          "f16": "float16"}
+
+
+def dtype_name(dtype) -> str:
+    """The dtype's name: of a name, a numpy dtype or a torch dtype."""
+    name = str(dtype).removeprefix("torch.")
+    name = _NAMES.get(name, name)
+    if name not in DTYPES:
+        with contextlib.suppress(TypeError):
+            name = np.dtype(dtype).name
+    if name not in DTYPES:
+        raise TypeError(f"dtype {dtype} is not supported; expected one of {', '.join(DTYPES)}")
+    return name
+
+
+class Buffer:
+    """Host memory of this process that the daemon maps, too.
+
+    `memory` may be used as long as anybody refers to it, also after the client is closed. The
+    daemon's share ends with the buffer object.
+    """
+
+    def __init__(self, client, nbytes: int):
+        if nbytes <= 0:
+            raise ValueError(f"a buffer has {nbytes} bytes; expected at least 1")
+        self.client = client
+        self.nbytes = nbytes
+        fd = os.memfd_create("faclient", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, nbytes)
+            fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
+            self.memory = mmap.mmap(fd, nbytes)
+            out = ffi.new("struct fa_buffer **")
+            check(lib.fa_buffer_import_fd(client._handle, fd, 0, nbytes, 0, out))
+        finally:
+            os.close(fd)
+        self._handle = out[0]
+        self._finalizer = weakref.finalize(self, lib.fa_buffer_free, self._handle)
+        self.address = np.frombuffer(self.memory, np.uint8).ctypes.data
+
+    def array(self, offset: int, shape, dtype) -> np.ndarray:
+        """A numpy array in the buffer. bfloat16 is shown as uint16."""
+        name = dtype_name(dtype)
+        kind = np.uint16 if name == "bfloat16" else np.dtype(name)
+        return np.asarray(_View(self, offset, tuple(shape), np.dtype(kind)))
+
+
+class _View:
+    """What a numpy array of a buffer refers to, so that the buffer lives as long."""
+
+    def __init__(self, buffer, offset, shape, dtype):
+        self.buffer = buffer
+        self.__array_interface__ = {"version": 3, "shape": shape, "typestr": dtype.str,
+                                    "data": (buffer.address + offset, False)}
+
+
+class Buffers:
+    """The buffers of a client: those that hold tensors, by address, and spare ones for copies."""
+
+    def __init__(self, client):
+        self._client = weakref.ref(client)
+        self._lock = threading.Lock()
+        self._addresses: list[int] = []
+        self._by_address: dict[int, weakref.ref] = {}
+        self._spare: dict[int, list[Buffer]] = {}
+
+    def new(self, nbytes: int) -> Buffer:
+        buffer = Buffer(self._client(), nbytes)
+        with self._lock:
+            bisect.insort(self._addresses, buffer.address)
+            self._by_address[buffer.address] = weakref.ref(buffer, self._forget(buffer.address))
+        return buffer
+
+    def _forget(self, address):
+        registry = weakref.ref(self)
+
+        def gone(reference):
+            buffers = registry()
+            # A garbage collector may call this anywhere, also while this thread has the lock.
+            if buffers and buffers._by_address.get(address) is reference:
+                buffers._by_address.pop(address, None)
+        return gone
+
+    def find(self, address: int, nbytes: int) -> Buffer | None:
+        """The buffer that holds these bytes; None: none does."""
+        with self._lock:
+            i = bisect.bisect_right(self._addresses, address)
+            while i:
+                start = self._addresses[i - 1]
+                buffer = self._by_address.get(start, lambda: None)()
+                if buffer is None:
+                    del self._addresses[i - 1]
+                    i -= 1
+                    continue
+                return buffer if address + nbytes <= start + buffer.nbytes else None
+        return None
+
+    @contextlib.contextmanager
+    def staging(self, nbytes: int):
+        """A buffer for one call."""
+        size = max(1 << 16, 1 << (max(nbytes, 1) - 1).bit_length())
+        with self._lock:
+            spare = self._spare.get(size)
+            buffer = spare.pop() if spare else None
+        buffer = buffer or Buffer(self._client(), size)
+        try:
+            yield buffer
+        finally:
+            with self._lock:
+                self._spare.setdefault(size, []).append(buffer)
+
+    def clear(self):
+        with self._lock:
+            self._spare.clear()
+
+
+def is_torch(x) -> bool:
+    return type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "data_ptr")
+
+
+class Operand:
+    """A numpy array or a torch tensor, as an operand of a request."""
+
+    def __init__(self, x, name: str, dtype: str | None = None):
+        self.x = x
+        self.name = name
+        if is_torch(x):
+            if x.device.type != "cpu":
+                raise errors.NotSupported(
+                    95, f"{name} is on {x.device}; this version of the package takes tensors of "
+                        "the CPU only")
+            if x.requires_grad and _grad_enabled():
+                raise RuntimeError(f"{name} requires a gradient, and fad computes none: use "
+                                   "torch.no_grad() or another attention")
+            self.dtype = dtype_name(x.dtype)
+            self.shape = tuple(x.shape)
+            self.strides = tuple(x.stride())
+            self.address = x.data_ptr()
+        else:
+            if not isinstance(x, np.ndarray):
+                raise TypeError(f"{name} is a {type(x).__name__}; expected a numpy array or a "
+                                "torch tensor")
+            self.dtype = dtype if dtype and x.dtype == np.uint16 else dtype_name(x.dtype)
+            self.shape = x.shape
+            self.strides = tuple(s // x.itemsize for s in x.strides)
+            self.address = x.ctypes.data
+        self.itemsize = DTYPES[self.dtype][1]
+        self.buffer: Buffer | None = None
+        self.offset = 0
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+    def _span(self) -> int:
+        if 0 in self.shape:
+            return 0
+        return (sum((n - 1) * s for n, s in zip(self.shape, self.strides)) + 1) * self.itemsize
+
+    def find(self, buffers: Buffers) -> bool:
+        """True if the operand lies in a buffer as the library takes it."""
+        inner = not self.strides or self.strides[-1] == 1 or self.shape[-1] <= 1
+        if not inner or any(s <= 0 and n > 1 for s, n in zip(self.strides, self.shape)):
+            return False
+        self.buffer = buffers.find(self.address, max(self._span(), 1))
+        if self.buffer is None:
+            return False
+        self.offset = self.address - self.buffer.address
+        return True
+
+    def place(self, buffer: Buffer, offset: int):
+        self.buffer, self.offset = buffer, offset
+        strides, step = [], 1
+        for n in reversed(self.shape):
+            strides.insert(0, step)
+            step *= n
+        self.strides = tuple(strides)
+
+    def _staged(self):
+        if is_torch(self.x):
+            import torch
+            return torch.frombuffer(self.buffer.memory, dtype=self.x.dtype,
+                                    count=math.prod(self.shape),
+                                    offset=self.offset).view(self.shape)
+        return self.buffer.array(self.offset, self.shape, self.dtype)
+
+    def copy_in(self):
+        if 0 not in self.shape:
+            staged = self._staged()
+            staged.copy_(self.x) if is_torch(self.x) else np.copyto(staged, self.x)
+
+    def copy_out(self):
+        if 0 not in self.shape:
+            staged = self._staged()
+            self.x.copy_(staged) if is_torch(self.x) else np.copyto(self.x, staged)
+
+    def fill(self, tensor):
+        """Fills a struct fa_tensor."""
+        tensor.buffer = self.buffer._handle
+        tensor.offset = self.offset
+        tensor.dtype = DTYPES[self.dtype][0]
+        tensor.rank = len(self.shape)
+        for i, (n, stride) in enumerate(zip(self.shape, self.strides)):
+            tensor.shape[i] = n
+            tensor.strides[i] = stride
+
+
+def _grad_enabled() -> bool:
+    import torch
+    return torch.is_grad_enabled()
+
+
+@contextlib.contextmanager
+def placed(client, inputs, outputs):
+    """Puts operands where the daemon sees them: copies inputs that are not, and copies outputs
+    back if the body succeeds."""
+    staged_in = [x for x in inputs if not x.find(client._buffers)]
+    staged_out = [x for x in outputs if not x.find(client._buffers)]
+    total, places = 0, []
+    for x in staged_in + staged_out:
+        places.append((x, total))
+        total += -(-max(x.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+    if not places:
+        yield
+        return
+    with client._buffers.staging(total) as buffer:
+        for x, offset in places:
+            x.place(buffer, offset)
+        for x in staged_in:
+            x.copy_in()
+        yield
+        for x in staged_out:
+            x.copy_out()

@@ -1,0 +1,92 @@
+"""Attention for PyTorch: a custom operator that torch.compile keeps in its graph.
+
+    import faclient.torch as fad
+
+    out = fad.attention(q, k, v, is_causal=True)        # [batch, heads, tokens, dim]
+
+Tensors are on the CPU so far. Those of `empty()` are computed where they lie; others are copied.
+"""
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .client import Client, default_client
+from .memory import dtype_name
+
+_client: Client | None = None
+
+
+def use(client: Client | None) -> None:
+    """Sets the client of this module's functions. None: the process's own (default_client())."""
+    global _client
+    _client = client
+
+
+def client() -> Client:
+    return _client or default_client()
+
+
+def empty(*shape, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A zeroed tensor that the daemon sees: requests on it copy nothing."""
+    if len(shape) == 1 and not isinstance(shape[0], int):
+        shape = tuple(shape[0])
+    count = math.prod(shape)
+    array = client().empty(max(count, 1), dtype_name(dtype))
+    return torch.from_numpy(array.view("u1")).view(dtype)[:count].view(shape)
+
+
+@torch.library.custom_op("faclient::attention", mutates_args=())
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float,
+               window_left: int, window_right: int, softcap: float) -> torch.Tensor:
+    window = None if window_left < 0 and window_right < 0 else (window_left, window_right)
+    out = q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]))
+    client().attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), out=out,
+                       causal=is_causal, scale=scale or None, window=window, softcap=softcap)
+    return out.transpose(1, 2)
+
+
+@_attention.register_fake
+def _(q, k, v, is_causal, scale, window_left, window_right, softcap):
+    return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])).transpose(1, 2)
+
+
+def _refuse_grad(*tensors):
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        raise RuntimeError("a tensor requires a gradient, and fad computes none: use "
+                           "torch.no_grad() or another attention")
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = False,
+              scale: float | None = None, window: tuple[int, int] | None = None,
+              softcap: float = 0.0) -> torch.Tensor:
+    """q [batch, heads, n_q, dim], k and v [batch, kv_heads, n_k, dim]. With is_causal row i sees
+    keys up to i + n_k - n_q. window: (left, right); -1: all."""
+    _refuse_grad(q, k, v)
+    left, right = window if window is not None else (-1, -1)
+    return torch.ops.faclient.attention(q, k, v, is_causal, scale or 0.0, left, right, softcap)
+
+
+def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0,
+                                 is_causal=False, scale=None, enable_gqa=False):
+    """A drop-in for torch.nn.functional.scaled_dot_product_attention, without masks and dropout.
+
+    With is_causal and fewer queries than keys torch aligns the mask at the top left, which fad
+    does not compute: that is an error.
+    """
+    if attn_mask is not None:
+        raise NotImplementedError("attn_mask: fad takes causal masks and windows only")
+    if dropout_p:
+        raise NotImplementedError("dropout_p: fad drops nothing")
+    if is_causal and query.shape[-2] != key.shape[-2]:
+        raise NotImplementedError(
+            f"is_causal with {query.shape[-2]} queries and {key.shape[-2]} keys: torch aligns the "
+            "mask at the first key and fad at the last; use faclient.torch.attention()")
+    if query.shape[-3] != key.shape[-3] and not enable_gqa:
+        raise ValueError(f"query has {query.shape[-3]} heads and key {key.shape[-3]}; enable_gqa "
+                         "allows that")
+    if query.dim() == 3:
+        return attention(query[None], key[None], value[None], is_causal=is_causal,
+                         scale=scale)[0]
+    return attention(query, key, value, is_causal=is_causal, scale=scale)

@@ -1,0 +1,400 @@
+"""Transformers models whose attention fad computes, and whose KV cache outlives the process.
+
+    import faclient.transformers as fad
+
+    fad.register()
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="fad")
+
+    cache = fad.FadCache(model, client, name="llama")
+    cache.attach(tokens)                   # the longest prefix that any process published
+    model.generate(tokens, past_key_values=cache)
+    cache.publish(tokens)
+
+Keys and values lie in the daemon; `FadCache` stores none.
+"""
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import warnings
+
+import torch
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache as _Cache
+from transformers.cache_utils import CacheLayerMixin
+from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
+
+from . import errors
+from . import torch as _torch
+from .kv import Step
+
+_CROP_REMOVES = "tokens_to_remove" in inspect.signature(_Cache.crop).parameters
+#: How often a pass is repeated after the daemon went away.
+_REPEATS = 100
+_MODULUS_WORDS = 1 << 20
+
+
+def register(name: str = "fad") -> None:
+    """Makes `attn_implementation=name` known to Transformers."""
+    AttentionInterface.register(name, attention_forward)
+    # Without a mask function of its own an implementation gets no mask, and padding is lost.
+    AttentionMaskInterface.register(name, flash_attention_mask)
+
+
+def fingerprint(model) -> bytes:
+    """32 bytes that differ for models that compute different keys and values: from the
+    configuration, the names of adapters and every bit of the weights."""
+    digest = hashlib.sha256()
+    config = {key: value for key, value in model.config.to_dict().items()
+              if not key.startswith("_") and key not in ("transformers_version", "use_cache")}
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    for adapter in sorted(getattr(model, "peft_config", {}) or {}):
+        digest.update(f"adapter {adapter}".encode())
+    generator = torch.Generator().manual_seed(0x6661)
+    odd = torch.randint(-2**62, 2**62, (_MODULUS_WORDS,), generator=generator) | 1
+    seen = set()
+    for key, tensor in sorted(model.state_dict(keep_vars=True).items()):
+        where = (tensor.data_ptr(), tensor.numel(), tensor.stride())
+        digest.update(f"{key} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        if where in seen:  # tied weights
+            continue
+        seen.add(where)
+        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        pad = -data.numel() % 8
+        if pad:
+            data = torch.nn.functional.pad(data, (0, pad))
+        words, factors = data.view(torch.int64), odd.to(data.device)
+        for chunk in words.split(_MODULUS_WORDS):
+            # Wraps around, and is the same on every device.
+            value = (chunk * factors[:chunk.numel()]).sum()
+            digest.update(int(value).to_bytes(8, "little", signed=True))
+    return digest.digest()
+
+
+class _Layer(CacheLayerMixin):
+    """One layer of a FadCache, for what Transformers asks of layers."""
+
+    is_sliding = False
+
+    def __init__(self, cache, index):
+        super().__init__()
+        self.cache, self.index = cache, index
+
+    @property
+    def device(self):
+        return self.cache.device
+
+    def lazy_initialization(self, key_states, value_states=None):
+        self.is_initialized = True
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        return self.cache._tag(self.index, key_states, value_states)
+
+    def get_mask_sizes(self, query_length):
+        if not isinstance(query_length, int):  # older releases pass positions
+            query_length = query_length.shape[0]
+        return self.cache.tokens + query_length, 0
+
+    def get_seq_length(self, *args):
+        return self.cache.tokens
+
+    def get_max_length(self):
+        return -1
+
+    def get_max_cache_shape(self):
+        return -1
+
+    def reset(self):
+        self.cache.reset()
+
+    def reorder_cache(self, beam_idx):
+        self.cache.reorder_cache(beam_idx)
+
+
+class FadCache(_Cache):
+    """A KV cache in the daemon, for a model with attn_implementation="fad".
+
+    model   whose cache it is
+    client  default: the process's own, `faclient.default_client()`
+    name    of the cache: others with the same name and the same model share published prefixes,
+            also after this process. None: nothing outlives the process
+    ttl     seconds after which an unused named cache is removed; default: a day
+    shared  find prefixes of other tenants that say so, too
+    """
+
+    def __init__(self, model, client=None, name: str | None = None, *, ttl: float = 86400.0,
+                 shared: bool = False, page_tokens: int = 16):
+        self.client = client or _torch.client()
+        self.config = model.config.get_text_config(decoder=True)
+        if getattr(self.config, "attention_chunk_size", None):
+            raise NotImplementedError("the model's attention is chunked, which fad does not "
+                                      "compute")
+        self.identity = fingerprint(model)
+        self.device = model.device
+        self.tokens = 0  # of the longest row, with padding
+        self._name = name and f"{name[:40]}-{self.identity.hex()[:16]}"
+        self._ttl, self._shared, self._page_tokens = ttl, shared, page_tokens
+        self._cache = None
+        self._rows = []     # sequences
+        self._lengths = []  # their tokens, without padding
+        self._pass = None
+        layers = [_Layer(self, i) for i in range(self.config.num_hidden_layers)]
+        super().__init__(layers=layers)
+
+    # ---- what Transformers calls
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.tokens
+
+    def reset(self):
+        self._end_pass()
+        self._rows, self._lengths, self.tokens = [], [], 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes tokens from the end of every row: as many, or in older releases all beyond that
+        length."""
+        self._end_pass()
+        remove = tokens_to_remove if _CROP_REMOVES else \
+            (self.tokens - tokens_to_remove if tokens_to_remove >= 0 else -tokens_to_remove)
+        remove = min(max(remove, 0), self.tokens)
+        if not remove:
+            return
+        for i, sequence in enumerate(self._rows):
+            self._lengths[i] = max(self._lengths[i] - remove, 0)
+            sequence.truncate(self._lengths[i])
+        self.tokens -= remove
+
+    def reorder_cache(self, beam_idx):
+        self._select([int(i) for i in beam_idx])
+
+    def batch_select_indices(self, indices):
+        if indices.dtype == torch.bool:
+            indices = indices.nonzero()[:, 0]
+        self._select([int(i) for i in indices])
+
+    def batch_repeat_interleave(self, repeats: int):
+        self._select([i for i in range(len(self._rows)) for _ in range(repeats)])
+
+    def _select(self, indices):
+        """Rows become those of the indices; a row that is wanted again is forked."""
+        self._end_pass()
+        if not self._rows:
+            return
+        used, rows = set(), []
+        for i in indices:
+            rows.append(self._rows[i].fork() if i in used else self._rows[i])
+            used.add(i)
+        self._lengths = [self._lengths[i] for i in indices]
+        self._rows = rows
+
+    # ---- prefixes
+
+    def _open(self, heads: int, dim: int, dim_v: int, dtype):
+        if self._cache is None:
+            self._cache = self.client.cache(
+                self._name, layers=len(self.layers), kv_heads=heads, head_dim=dim,
+                head_dim_v=dim_v, dtype=dtype, page_tokens=self._page_tokens,
+                ttl=self._ttl if self._name else None)
+        elif (heads, dim, dim_v) != (self._cache.kv_heads, self._cache.head_dim,
+                                     self._cache.head_dim_v):
+            raise NotImplementedError(
+                f"a layer has {heads} KV heads of dims {dim} and {dim_v}, an earlier one "
+                f"{self._cache.kv_heads} of {self._cache.head_dim} and {self._cache.head_dim_v}; "
+                "FadCache takes models whose layers are alike")
+
+    def _shape(self):
+        """Heads and dim from the configuration, before the first pass."""
+        config = self.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or \
+            config.hidden_size // config.num_attention_heads
+        return heads, dim, dim, config.dtype or torch.get_default_dtype()
+
+    def attach(self, tokens) -> int:
+        """Fills an empty cache with the longest prefix of one row of tokens that any process
+        published, and returns its length; generate() computes the rest. The last token is never
+        taken: a model must run at least one."""
+        tokens = torch.as_tensor(tokens).reshape(-1)
+        self.reset()
+        self._open(*self._shape())
+        sequence = self._cache.attach(tokens, extra=self.identity, shared=self._shared)
+        length = sequence.length
+        if length >= tokens.numel():
+            length = max(tokens.numel() - 1, 0)
+            sequence.truncate(length)
+        self._rows, self._lengths, self.tokens = [sequence], [length], length
+        return length
+
+    def publish(self, tokens, row: int = 0) -> int:
+        """Publishes a row's pages, of which these are the tokens without padding; more tokens
+        than the cache has are ignored. Returns the number of newly published pages."""
+        tokens = torch.as_tensor(tokens).reshape(-1)[:self._lengths[row]]
+        return self._rows[row].publish(tokens, extra=self.identity, shared=self._shared)
+
+    # ---- a pass through the layers
+
+    def _tag(self, index, key, value):
+        """Remembers a layer's new keys and values, which its attention appends."""
+        if index == 0 or self._pass is None:
+            self._end_pass()
+            self._pass = _Pass(self, key.shape[0], key.shape[2])
+        if self._pass.waiting is not None:
+            raise RuntimeError(
+                f"layer {self._pass.waiting} did not use fad's attention: load the model with "
+                'attn_implementation="fad" after faclient.transformers.register()')
+        self._pass.waiting = index
+        tagged = key.view_as(key)
+        tagged._fad = (self, index)
+        return tagged, value
+
+    def _end_pass(self):
+        if self._pass is not None:
+            self._pass.close()
+        self._pass = None
+
+    def _attend(self, index, query, key, value, mask, options):
+        current = self._pass
+        if current is None or current.waiting != index:
+            raise RuntimeError(f"layer {index} is out of turn")
+        current.waiting = None
+        out = current.attend(index, query, key, value, mask, options)
+        if current.done == len(self.layers):
+            current.commit()
+            self._lengths = [n + m for n, m in zip(self._lengths, current.n_new)]
+            self.tokens += current.width
+            self._pass = None
+        return out
+
+
+class _Pass:
+    """One forward pass: a step of the daemon, repeated if the daemon goes away meanwhile."""
+
+    def __init__(self, cache, batch, width):
+        self.cache, self.batch, self.width = cache, batch, width
+        self.waiting, self.done, self.step = None, 0, None
+        self.appended = []  # keys and values of the layers so far
+        self.valid = None   # which new tokens are no padding; None: all
+        self.n_new = None
+
+    def _begin(self):
+        cache = self.cache
+        items = [(row, n) for row, n in zip(cache._rows, self.n_new) if n]
+        self.step = Step(cache._cache, items)
+
+    def _repeat(self, act):
+        for _ in range(_REPEATS):
+            try:
+                if self.step is None:
+                    self._begin()
+                    for layer, (k, v) in enumerate(self.appended):
+                        self.step.attend(layer, None, k, v)
+                return act()
+            except errors.DaemonLost:
+                number = self.step.number if self.step else None
+                self.close()
+                if act == self._commit and self._is_committed(number):
+                    return None
+        raise errors.DaemonLost(104, f"the daemon went away {_REPEATS} times in one pass")
+
+    def _is_committed(self, number):
+        for row, n in zip(self.cache._rows, self.n_new):
+            if n:
+                return row.info()["step"] == number
+        return True
+
+    def attend(self, index, query, key, value, mask, options):
+        cache = self.cache
+        batch, heads, width, _ = query.shape
+        cache._open(key.shape[1], key.shape[3], value.shape[3], key.dtype)
+        if self.n_new is None:
+            self._find_padding(mask)
+            while len(cache._rows) < batch:
+                cache._rows.append(cache._cache.sequence())
+                cache._lengths.append(0)
+            if len(cache._rows) != batch:
+                raise ValueError(f"the pass has {batch} rows, and the cache {len(cache._rows)}")
+        q, k, v = (self._flatten(x) for x in (query, key, value))
+        out = q.new_empty((q.shape[0], heads, value.shape[3]))
+        if q.shape[0]:
+            self._repeat(lambda: self.step.attend(index, q, k, v, out=out, **options))
+        self.appended.append((k, v))
+        self.done += 1
+        if self.valid is None:
+            return out.view(batch, width, heads, -1)
+        padded = out.new_zeros((batch, width, heads, out.shape[2]))
+        padded[self.valid] = out
+        return padded
+
+    def _find_padding(self, mask):
+        if mask is None:
+            self.n_new = [self.width] * self.batch
+            return
+        if mask.dim() != 2:
+            raise NotImplementedError(f"an attention mask has {mask.dim()} dimensions; fad takes "
+                                      "causal masks, windows and padding only")
+        valid = mask[:, -self.width:].bool()
+        self.n_new = valid.sum(1).tolist()
+        if not valid.all():
+            self.valid = valid
+
+    def _flatten(self, x):
+        """[batch, heads, width, dim] to [tokens, heads, dim], without padding."""
+        x = x.transpose(1, 2)
+        if self.valid is not None:
+            return x[self.valid]
+        return x.reshape(-1, *x.shape[2:])
+
+    def _commit(self):
+        self.step.commit()
+
+    def commit(self):
+        if any(self.n_new):
+            self._repeat(self._commit)
+
+    def close(self):
+        if self.step is not None:
+            self.step.close()
+        self.step = None
+
+
+def _plain(query, key, value, mask, options):
+    """Attention without a FadCache."""
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    if mask is None:
+        return _torch.client().attention(q, k, v, **options)
+    if mask.dim() != 2:
+        raise NotImplementedError(f"an attention mask has {mask.dim()} dimensions; fad takes "
+                                  "causal masks, windows and padding only")
+    out = q.new_zeros((*q.shape[:3], v.shape[3]))
+    valid = mask[:, -k.shape[1]:].bool()
+    for i, row in enumerate(valid):
+        rows = row[-q.shape[1]:]
+        out[i, rows] = _torch.client().attention(q[i:i + 1, rows], k[i:i + 1, row],
+                                                 v[i:i + 1, row], **options)[0]
+    return out
+
+
+def attention_forward(module, query, key, value, attention_mask, scaling=None, dropout=0.0,
+                      sliding_window=None, softcap=None, is_causal=None, s_aux=None,
+                      position_bias=None, **kwargs):
+    """The attention function that register() gives to Transformers."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+        raise RuntimeError("fad computes no gradients: use torch.no_grad() or another "
+                           "attn_implementation")
+    if dropout:
+        raise NotImplementedError(f"dropout {dropout}: fad drops nothing; use model.eval()")
+    if position_bias is not None:
+        raise NotImplementedError("fad computes no position bias")
+    if kwargs.get("output_attentions"):
+        warnings.warn("fad returns no attention weights", stacklevel=2)
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    options = {"causal": causal, "scale": scaling, "softcap": softcap or 0.0,
+               "sinks": s_aux,
+               "window": (sliding_window - 1, 0 if causal else sliding_window - 1)
+               if sliding_window else None}
+    tag = getattr(key, "_fad", None)
+    if tag is None:
+        return _plain(query, key, value, attention_mask, options), None
+    cache, index = tag
+    return cache._attend(index, query, key, value, attention_mask, options), None
