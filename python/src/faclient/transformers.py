@@ -76,6 +76,7 @@ class _Layer(CacheLayerMixin):
     """One layer of a FadCache, for what Transformers asks of layers."""
 
     is_sliding = False
+    is_croppable = True
 
     def __init__(self, cache, index):
         super().__init__()
@@ -152,11 +153,15 @@ class FadCache(_Cache):
         self._rows, self._lengths, self.tokens = [], [], 0
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Removes tokens from the end of every row: as many, or in older releases all beyond that
-        length."""
+        """Removes -tokens_to_remove tokens from the end of every row. In releases whose `crop`
+        takes a length, a number that is not negative is the length to keep."""
         self._end_pass()
-        remove = tokens_to_remove if _CROP_REMOVES else \
-            (self.tokens - tokens_to_remove if tokens_to_remove >= 0 else -tokens_to_remove)
+        if tokens_to_remove < 0 or (_CROP_REMOVES and not tokens_to_remove):
+            remove = -tokens_to_remove
+        elif _CROP_REMOVES:
+            raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens")
+        else:
+            remove = self.tokens - tokens_to_remove
         remove = min(max(remove, 0), self.tokens)
         if not remove:
             return

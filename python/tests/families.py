@@ -1,0 +1,57 @@
+"""Small models with random weights of the families that Transformers has."""
+import torch
+from transformers import AutoModelForCausalLM
+from transformers import models as _models
+
+_SMALL = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048,
+          "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+_SLIDING = {"sliding_window": 24}
+
+#: Family: name of the configuration's class, what differs from the small model.
+FAMILIES = {
+    "llama": ("LlamaConfig", {"head_dim": 64}),
+    "mistral": ("MistralConfig", _SLIDING),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2": ("Qwen2Config", {"num_key_value_heads": 1}),
+    "qwen3": ("Qwen3Config", {"head_dim": 32}),
+    "gemma": ("GemmaConfig", {"head_dim": 256, "num_key_value_heads": 1}),
+    "gemma2": ("Gemma2Config", {"head_dim": 32, "query_pre_attn_scalar": 32,
+                                "attn_logit_softcapping": 20.0, **_SLIDING}),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 128, "query_pre_attn_scalar": 128,
+                                    "num_hidden_layers": 7, **_SLIDING}),
+    "phi3": ("Phi3Config", {"partial_rotary_factor": 0.5}),
+    "olmo2": ("Olmo2Config", {"num_key_value_heads": 4}),
+    "stablelm": ("StableLmConfig", {"partial_rotary_factor": 0.25, "use_qkv_bias": True}),
+    "gpt_neox": ("GPTNeoXConfig", {"rotary_pct": 0.25}),
+    "granite": ("GraniteConfig", {"attention_multiplier": 0.1}),
+    "cohere": ("CohereConfig", {}),
+    "gpt_oss": ("GptOssConfig", {"head_dim": 64, "num_local_experts": 4,
+                                 "num_experts_per_tok": 2, **_SLIDING}),
+    "smollm3": ("SmolLM3Config", {}),
+    "starcoder2": ("Starcoder2Config", {"num_key_value_heads": 1, **_SLIDING}),
+    "olmo3": ("Olmo3Config", _SLIDING),
+    "glm4": ("Glm4Config", {"head_dim": 16, "num_key_value_heads": 2}),
+}
+#: Each has something of its own: window, soft cap, sinks.
+QUICK = ("llama", "gemma2", "gpt_oss")
+
+
+def config(family, **changes):
+    name, own = FAMILIES[family]
+    return getattr(_models, name)(**{**_SMALL, **own, **changes})
+
+
+def model(family, seed=0, **changes):
+    """A model of the family with eager attention. Its weights are scaled so that greedy tokens do
+    not cycle soon."""
+    torch.manual_seed(seed)
+    made = AutoModelForCausalLM.from_config(config(family, **changes),
+                                            attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4)
+            if "sinks" in name:
+                parameter.normal_()
+    return made.requires_grad_(False)

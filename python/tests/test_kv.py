@@ -1,0 +1,186 @@
+"""Caches, sequences and steps."""
+import gc
+
+import numpy as np
+import pytest
+
+import faclient
+from conftest import eventually, run_python
+from test_client import reference
+
+SHAPE = {"layers": 2, "kv_heads": 2, "head_dim": 16, "dtype": "float32"}
+
+
+def rows(n, seed, heads=2):
+    return np.random.default_rng(seed).standard_normal((n, heads, 16)).astype(np.float32)
+
+
+def append(cache, sequence, n, seed=0):
+    with cache.step({sequence: n}) as step:
+        for layer in range(2):
+            step.attend(layer, None, rows(n, seed + layer), rows(n, seed + layer + 100))
+
+
+def read(cache, sequence, seed=5):
+    """One query's attention over all tokens, of a step that is given up."""
+    step = cache.step({sequence: 1})
+    out = step.attend(1, rows(1, seed, 4), rows(1, seed + 1), rows(1, seed + 2))
+    step.close()
+    return out
+
+
+def test_step(client):
+    cache = client.cache(**SHAPE)
+    sequence = cache.sequence()
+    keys, values = [], []
+    for n in (5, 1, 30):
+        q, k, v = rows(n, n, 4), rows(n, n + 50), rows(n, n + 90)
+        keys.append(k)
+        values.append(v)
+        with cache.step({sequence: n}) as step:
+            for layer in range(2):
+                out = step.attend(layer, q, k, v)
+        expected = reference(q[None], np.concatenate(keys)[None], np.concatenate(values)[None],
+                             causal=True)[0]
+        assert np.abs(out - expected).max() < 1e-5
+    assert sequence.length == 36
+
+
+def test_several_sequences(client):
+    cache = client.cache(**SHAPE)
+    a, b = cache.sequence(), cache.sequence()
+    append(cache, a, 10)
+    q, k, v = rows(5, 1, 4), rows(5, 2), rows(5, 3)
+    with cache.step([(a, 2), (b, 3)]) as step:
+        for layer in range(2):
+            out = step.attend(layer, q, k, v)
+    expected = reference(q[None, 2:], k[None, 2:], v[None, 2:], causal=True)[0]
+    assert np.abs(out[2:] - expected).max() < 1e-5
+    assert (a.length, b.length) == (12, 3)
+
+
+def test_exception_aborts(client):
+    cache = client.cache(**SHAPE)
+    sequence = cache.sequence()
+    append(cache, sequence, 4)
+    with pytest.raises(ZeroDivisionError):
+        with cache.step({sequence: 3}) as step:
+            step.attend(0, None, rows(3, 0), rows(3, 1))
+            1 / 0  # noqa: B018
+    assert sequence.length == 4
+    append(cache, sequence, 3)
+    assert sequence.length == 7
+
+
+def test_fork_truncate_drop(client):
+    cache = client.cache(**SHAPE)
+    parent = cache.sequence()
+    append(cache, parent, 40)
+    child = parent.fork(33)
+    assert (parent.length, child.length) == (40, 33)
+    short = parent.fork()
+    short.truncate(33)
+    assert np.array_equal(read(cache, child), read(cache, short))
+    assert child.drop_before(20) == 16 and child.info()["first"] == 16
+    parent.remove()
+    assert short.length == 33
+    with pytest.raises(faclient.Stale):
+        parent.fork()
+    with pytest.raises(faclient.InvalidArgument):
+        short.truncate(34)
+
+
+def test_garbage_returns_pages(client):
+    cache = client.cache(**SHAPE)
+    for _ in range(5):
+        sequences = [cache.sequence() for _ in range(20)]
+        for sequence in sequences:
+            append(cache, sequence, 20)
+        assert cache.info()["used_pages"] == 40
+        del sequences, sequence
+        gc.collect()
+        eventually(lambda: cache.info()["used_pages"] == 0)
+
+
+def test_prefixes_of_another_process(client):
+    code = """
+import faclient, sys
+sys.path.insert(0, sys.argv[2])
+import test_kv
+client = faclient.connect(sys.argv[1])
+cache = client.cache("python-prefix", **test_kv.SHAPE)
+sequence = cache.sequence()
+test_kv.append(cache, sequence, 50)
+print(sequence.publish(range(1000, 1050)), test_kv.read(cache, sequence.fork(48)).tobytes().hex())
+"""
+    import os
+    done = run_python(code, client.socket, os.path.dirname(__file__)).stdout.split()
+    assert done[0] == "3"
+    cache = client.cache("python-prefix", **SHAPE)
+    sequence = cache.attach(list(range(1000, 1060)))
+    assert sequence.length == 48
+    assert read(cache, sequence).tobytes().hex() == done[1]
+    assert cache.attach(range(1000, 1048), extra=b"other model").length == 0
+    assert cache.attach([7] * 100).length == 0
+    assert cache.attach([]).length == 0
+    cache.remove()
+
+
+def test_names(client):
+    cache = client.cache("python-names", ttl=60, **SHAPE)
+    sequence = cache.sequence()
+    append(cache, sequence, 5)
+    sequence.set_name("python-sequence", ttl=60)
+    del sequence
+    gc.collect()
+    assert client.sequence("python-sequence").length == 5
+    with pytest.raises(faclient.NotFound):
+        client.sequence("python-none")
+    with pytest.raises(faclient.InvalidArgument, match="another model"):
+        client.cache("python-names", **{**SHAPE, "layers": 3})
+    cache.remove()
+
+
+@pytest.mark.parametrize("tokens", [[-1], [2**32], [[1, 2]], ["a"], [1.5]])
+def test_bad_tokens(client, tokens):
+    cache = client.cache(**SHAPE)
+    with pytest.raises(ValueError):
+        cache.attach(tokens)
+
+
+def test_bad_steps(client):
+    cache = client.cache(**SHAPE)
+    sequence = cache.sequence()
+    with pytest.raises(faclient.InvalidArgument):
+        cache.step([(sequence, 1), (sequence, 1)])
+    with pytest.raises(OverflowError):
+        cache.step({sequence: -1})
+    step = cache.step({sequence: 2})
+    with pytest.raises(faclient.InvalidArgument):
+        step.attend(0, None, rows(3, 0), rows(3, 1))
+    with pytest.raises(faclient.InvalidArgument):
+        step.attend(2, None, rows(2, 0), rows(2, 1))
+    with pytest.raises(ValueError):
+        step.attend(0, None, None, None)
+    step.close()
+    with pytest.raises(faclient.InvalidArgument):
+        step.commit()
+    with pytest.raises(ValueError, match="dtype|expected"):
+        client.cache(**{**SHAPE, "head_dim": 13})
+
+
+def test_survives_death(supervised):
+    with faclient.connect(supervised.socket, reconnect_timeout=20) as client:
+        cache = client.cache("python-death", **SHAPE)
+        sequence = cache.sequence()
+        append(cache, sequence, 30)
+        before = read(cache, sequence)
+        supervised.kill()
+
+        def again():
+            try:
+                return sequence.length == 30
+            except faclient.DaemonLost:
+                return False
+        eventually(again)
+        assert np.array_equal(read(cache, sequence), before)

@@ -1,0 +1,80 @@
+"""PyTorch: the operator, and a drop-in for its own attention."""
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import faclient.torch as fad  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def use(client):
+    fad.use(client)
+    yield
+    fad.use(None)
+
+
+def tensors(dtype=torch.float32, n_q=9, n_k=9, kv_heads=2):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, heads, n, 32, generator=generator).to(dtype)
+            for heads, n in ((4, n_q), (kv_heads, n_k), (kv_heads, n_k))]
+
+
+@pytest.mark.parametrize("dtype,limit", [(torch.float32, 1e-5), (torch.float16, 4e-3),
+                                         (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_drop_in(dtype, limit, is_causal):
+    q, k, v = tensors(dtype)
+    out = fad.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), is_causal=is_causal, enable_gqa=True)
+    assert out.dtype == dtype and out.shape == expected.shape
+    assert (out - expected).abs().max() < limit
+
+
+def test_tensors_of_buffers():
+    q, k, v = tensors()
+    expected = fad.attention(q, k, v)
+    own = [fad.empty(x.shape).copy_(x) for x in (q, k, v)]
+    assert torch.equal(fad.attention(*own), expected)
+    # As models make them: heads and tokens transposed.
+    turned = fad.empty(2, 9, 4, 32).copy_(q.transpose(1, 2)).transpose(1, 2)
+    assert torch.equal(fad.attention(turned, *own[1:]), expected)
+
+
+def test_compile():
+    q, k, v = tensors()
+
+    def function(q, k, v):
+        return fad.attention(q * 2, k, v, is_causal=True).sin()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(q, k, v), function(q, k, v))
+
+
+def test_operator():
+    q, k, v = tensors()
+    torch.library.opcheck(torch.ops.faclient.attention, (q, k, v, True, 0.0, -1, -1, 0.0),
+                          test_utils=("test_schema", "test_faketensor"))
+
+
+def test_gradients_are_refused():
+    q, k, v = tensors()
+    q.requires_grad_()
+    with pytest.raises(RuntimeError, match="gradient"):
+        fad.attention(q, k, v)
+    with torch.no_grad():
+        fad.attention(q, k, v)
+
+
+@pytest.mark.parametrize("options", [{"dropout_p": 0.1}, {"attn_mask": torch.ones(9, 9)}])
+def test_not_computed(options):
+    with pytest.raises(NotImplementedError):
+        fad.scaled_dot_product_attention(*tensors(kv_heads=4), **options)
+
+
+def test_not_like_torch():
+    with pytest.raises(NotImplementedError, match="aligns"):
+        fad.scaled_dot_product_attention(*tensors(n_q=3, kv_heads=4), is_causal=True)
+    with pytest.raises(ValueError, match="enable_gqa"):
+        fad.scaled_dot_product_attention(*tensors())
+    with pytest.raises(NotImplementedError, match="meta"):
+        fad.client().attention(*(x.to("meta").transpose(1, 2) for x in tensors()))

@@ -1,0 +1,316 @@
+"""Models of Transformers: token by token what eager attention says, with keys and values in the
+daemon."""
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import faclient  # noqa: E402
+import faclient.torch  # noqa: E402
+import faclient.transformers as fad  # noqa: E402
+import families  # noqa: E402
+from conftest import FULL, eventually  # noqa: E402
+
+fad.register()
+TOKENS = 256 if FULL else 96
+#: Logits may differ by this part of their range.
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def use(client):
+    faclient.torch.use(client)
+    yield
+    faclient.torch.use(None)
+
+
+def prompt(rows=2, n=40, padding=13):
+    ids = torch.randint(2, 512, (rows, n), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :padding] = 0
+    return ids, mask
+
+
+def generate(model, ids, mask=None, cache=None, n=TOKENS, **options):
+    """Greedy tokens and their logits. No token comes twice, so that they do not cycle."""
+    options = {"do_sample": False, "no_repeat_ngram_size": 1, **options}
+    return model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=n,
+                          pad_token_id=0, output_logits=True, return_dict_in_generate=True,
+                          **options)
+
+
+def agree(expected, got, rows):
+    """The number of ties: tokens may differ where eager's two best logits are closer than the
+    tolerance. What follows a tie is not compared."""
+    ties, live = 0, list(range(rows))
+    n = len(expected.logits)
+    tokens = [x.sequences[:, -n:] for x in (expected, got)]
+    for i in range(n):
+        for row in list(live):
+            a, b = expected.logits[i][row], got.logits[i][row]
+            limit = TOLERANCE * float(a.max() - a.min())
+            assert float((a - b).abs().max()) <= limit, f"logits of token {i} of row {row}"
+            if tokens[0][row, i] != tokens[1][row, i]:
+                gap = abs(float(a[tokens[0][row, i]] - a[tokens[1][row, i]]))
+                assert gap <= limit, f"token {i} of row {row}"
+                ties += 1
+                live.remove(row)
+    return ties
+
+
+@pytest.mark.parametrize("family", families.FAMILIES if FULL else families.QUICK)
+def test_families(client, family):
+    model = families.model(family)
+    ids, mask = prompt()
+    expected = generate(model, ids, mask)
+    distinct = len(set(expected.sequences[0, -TOKENS:].tolist()))
+    assert distinct >= min(64, TOKENS), distinct
+    model.set_attn_implementation("fad")
+    ties = agree(expected, generate(model, ids, mask, fad.FadCache(model, client)), 2)
+    ties += agree(expected, generate(model, ids, mask), 2)
+    assert ties <= 1
+
+    # Faults that a comparison must find.
+    def tokens(change):
+        cache = fad.FadCache(model, client)
+        attend = cache._attend
+        cache._attend = lambda *arguments: attend(*change(*arguments))
+        return generate(model, ids, mask, cache).sequences
+    want = expected.sequences
+
+    def scale(index, query, key, value, mask, options):
+        return index, query, key, value, mask, {**options, "scale": options["scale"] * 1.1}
+
+    def swap(index, query, key, value, mask, options):
+        if key.shape[2] >= 32:
+            order = [*range(key.shape[2] - 32, key.shape[2] - 16)]
+            swapped = [x.clone() for x in (key, value)]
+            for x in swapped:
+                x[:, :, order], x[:, :, [i - 16 for i in order]] = \
+                    x[:, :, [i - 16 for i in order]], x[:, :, order]
+            key, value = swapped
+        return index, query, key, value, mask, options
+
+    def window(index, query, key, value, mask, options):
+        if options["window"]:
+            options = {**options, "window": (options["window"][0] - 1, options["window"][1])}
+        return index, query, key, value, mask, options
+    assert not torch.equal(tokens(scale), want)
+    assert not torch.equal(tokens(swap), want)
+    if getattr(model.config, "sliding_window", None):
+        assert not torch.equal(tokens(window), want)
+
+
+def test_beams_return_their_pages(client):
+    model = families.model("llama")
+    ids, mask = prompt()
+    options = {"num_beams": 16 if FULL else 4, "n": 100 if FULL else 30,
+               "no_repeat_ngram_size": 0}
+    expected = generate(model, ids, mask, **options)
+    model.set_attn_implementation("fad")
+    cache = fad.FadCache(model, client, name="beams")
+    got = generate(model, ids, mask, cache, **options)
+    assert torch.equal(got.sequences, expected.sequences)
+    pages = cache._cache
+    assert pages.info()["used_pages"] > 0
+    del cache, got
+    gc.collect()
+    eventually(lambda: pages.info()["used_pages"] == 0 and pages.info()["sequences"] == 0)
+    pages.remove()
+
+
+def test_sampling(client):
+    model = families.model("llama")
+    ids, mask = prompt()
+
+    def sample(cache=None):
+        torch.manual_seed(3)
+        return generate(model, ids, mask, cache, do_sample=True, temperature=0.7).sequences
+    expected = sample()
+    model.set_attn_implementation("fad")
+    assert torch.equal(sample(fad.FadCache(model, client)), expected)
+
+
+def test_prompt_lookup(client):
+    model = families.model("llama")
+    ids = torch.cat([prompt(1, 30)[0]] * 3, 1)
+    options = {"no_repeat_ngram_size": 0, "prompt_lookup_num_tokens": 5}
+    expected = model.generate(ids, max_new_tokens=60, do_sample=False, pad_token_id=0)
+    model.set_attn_implementation("fad")
+    got = generate(model, ids, cache=fad.FadCache(model, client), n=60, **options)
+    assert torch.equal(got.sequences, expected)
+
+
+def test_turns(client):
+    """A conversation: the cache goes on where it ended."""
+    model = families.model("llama")
+    ids = prompt(1)[0]
+    model.set_attn_implementation("fad")
+    cache = fad.FadCache(model, client)
+    first = generate(model, ids, cache=cache, n=20).sequences
+    more = torch.cat([first, prompt(1, 10)[0]], 1)
+    got = generate(model, more, cache=cache, n=20).sequences
+    model.set_attn_implementation("eager")
+    assert torch.equal(got, generate(model, more, n=20).sequences)
+
+
+def test_prefix(client):
+    """What one cache published another continues, computing only what is new."""
+    model = families.model("llama")
+    ids = prompt(1, 100)[0]
+    expected = generate(model, ids)
+    model.set_attn_implementation("fad")
+    one = fad.FadCache(model, client, name="prefix")
+    generate(model, ids, cache=one, n=8)
+    assert one.publish(ids[0]) == 6
+    two = fad.FadCache(model, client, name="prefix")
+    assert two.attach(ids) == 96
+    widths = []
+    model.model.register_forward_pre_hook(
+        lambda module, arguments, options: widths.append(options["input_ids"].shape[1]),
+        with_kwargs=True)
+    assert agree(expected, generate(model, ids, cache=two), 1) == 0
+    assert widths[0] == 4
+    three = fad.FadCache(model, client, name="prefix")
+    assert three.attach(ids[:, :96]) == 95
+    one._cache.remove()
+
+
+def test_identity(client):
+    """Two fine-tunes with one prompt and one name never get each other's keys."""
+    model = families.model("llama")
+    ids = prompt(1, 100)[0]
+    model.set_attn_implementation("fad")
+    cache = fad.FadCache(model, client, name="identity")
+    generate(model, ids, cache=cache, n=4)
+    assert cache.publish(ids[0]) == 6
+    assert fad.FadCache(families.model("llama"), client, name="identity").attach(ids) == 96
+    tuned = families.model("llama")
+    tuned.model.layers[1].self_attn.k_proj.weight[3, 5] += 1e-3
+    assert fad.FadCache(tuned, client, name="identity").attach(ids) == 0
+    other = families.model("llama", rope_parameters={"rope_type": "default",
+                                                     "rope_theta": 20000.0})
+    assert fad.FadCache(other, client, name="identity").attach(ids) == 0
+    swapped = families.model("llama")
+    weight = swapped.model.layers[0].mlp.up_proj.weight
+    weight[[0, 1]] = weight[[1, 0]]
+    assert fad.fingerprint(swapped) != fad.fingerprint(model)
+    cache._cache.remove()
+
+
+def test_not_registered_model(client):
+    model = families.model("llama")
+    with pytest.raises(RuntimeError, match="attn_implementation"):
+        generate(model, prompt(1)[0], cache=fad.FadCache(model, client), n=2)
+
+
+def test_gradients_are_refused(client):
+    model = families.model("llama").requires_grad_(True)
+    model.set_attn_implementation("fad")
+    with pytest.raises(RuntimeError, match="gradient"):
+        model(prompt(1)[0])
+
+
+def test_interrupted_pass(client):
+    """A pass that ends with an exception leaves the cache as it was."""
+    model = families.model("llama")
+    ids = prompt(1)[0]
+    expected = generate(model, ids)
+    model.set_attn_implementation("fad")
+    cache = fad.FadCache(model, client)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+    hook = model.model.layers[2].register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        generate(model, ids, cache=cache)
+    hook.remove()
+    assert cache.get_seq_length() == 0
+    assert agree(expected, generate(model, ids, cache=cache), 1) == 0
+
+
+def test_daemon_dies(supervised):
+    """kill -9 of the daemon during one generation changes no token."""
+    kills = 20 if FULL else 3
+    model = families.model("llama")
+    ids, mask = prompt()
+    expected = generate(model, ids, mask, n=400)
+    model.set_attn_implementation("fad")
+    with faclient.connect(supervised.socket, reconnect_timeout=30) as client:
+        cache = fad.FadCache(model, client)
+        n_killed, done = 0, threading.Event()
+
+        def kill():
+            nonlocal n_killed
+            while n_killed < kills and not done.is_set():
+                time.sleep(0.05)
+                supervised.kill()
+                n_killed += 1
+                time.sleep(0.2)
+        thread = threading.Thread(target=kill)
+        # Slow, so that all deaths are in it.
+        model.model.register_forward_pre_hook(lambda *_: time.sleep(0.02 if FULL else 0.005))
+        thread.start()
+        try:
+            got = generate(model, ids, mask, cache, n=400)
+        finally:
+            done.set()
+            thread.join()
+        assert n_killed == kills
+        assert agree(expected, got, 2) == 0
+        assert client.info()["reconnects"] >= kills - 1
+
+
+PROCESS = """
+import sys, torch, faclient
+sys.path.insert(0, sys.argv[2])
+import families, faclient.transformers as fad
+fad.register()
+model = families.model(sys.argv[3])
+model.set_attn_implementation("fad")
+client = faclient.connect(sys.argv[1])
+ids = torch.randint(2, 512, (1, 100), generator=torch.Generator().manual_seed(1))
+cache = fad.FadCache(model, client, name="processes")
+print(cache.attach(ids), flush=True)
+out = model.generate(ids, past_key_values=cache, max_new_tokens=20, do_sample=False,
+                     pad_token_id=0)
+cache.publish(out)
+print(out[0].tolist(), flush=True)
+if len(sys.argv) > 4:
+    sys.stdin.read()
+"""
+
+
+def test_processes(client):
+    """Three processes and two models: the second goes on with the first one's prompt, and killed
+    ones leave no page but what they published."""
+    here = os.path.dirname(__file__)
+
+    def run(family, *hold):
+        return subprocess.Popen([sys.executable, "-c", PROCESS, client.socket, here, family, *hold],
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    processes = [run("llama", "hold"), run("qwen3", "hold")]
+    lines = [[p.stdout.readline() for _ in range(2)] for p in processes]
+    assert [text[0] for text in lines] == ["0\n", "0\n"]
+    third = run("llama")
+    out, _ = third.communicate(timeout=120)
+    assert out.splitlines() == ["96", lines[0][1].strip()]
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+
+    def of_killed():
+        status = client.status()
+        return [c for c in status["caches"] if c["name"].startswith("processes")]
+    eventually(lambda: all(c["used_pages"] == 0 and c["sequences"] == 0 for c in of_killed()))
+    assert sum(c["idle_pages"] for c in of_killed()) >= 14
