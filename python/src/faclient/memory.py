@@ -59,6 +59,7 @@ class Buffer:
             os.close(fd)
         self._handle = out[0]
         self._finalizer = weakref.finalize(self, lib.fa_buffer_free, self._handle)
+        self._finalizer.atexit = False  # threads may still be in calls
         self.address = np.frombuffer(self.memory, np.uint8).ctypes.data
 
     def array(self, offset: int, shape, dtype) -> np.ndarray:
