@@ -1,357 +1,338 @@
 /*
- * Fuzzes a whole session: the daemon's loop, engine and CPU backend run in this process, and a
- * client sends the input's packets (packets.h) over a real socket. After the client has gone, the
- * daemon must have released its sessions, buffers, accounts, requests and descriptors. Every
- * message of the daemon must decode.
- *
- * Limits are tiny so that inputs reach them; tensors are small to keep sessions short.
+ * Fuzzes the sessions of a whole daemon, which runs in this process. The input makes the choices:
+ * clients of two users connect, send messages of all kinds by socket and ring, most of them valid,
+ * spoil some, forge rings, and vanish. Every message must be answered once, with a text if it
+ * failed; after each input nothing of the clients may be left (host.h).
  */
-#include "common/clock.h"
-#include "common/packet.h"
-#include "daemon/account/config.h"
-#include "daemon/service/server.h"
-#include "daemon/session/session.h"
-#include "schema/wire.h"
-#include "tests/fuzz/packets.h"
+#include "tests/fuzz/session.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
+#include "common/clock.h"
+#include "tests/fuzz/choose.h"
+#include "tests/fuzz/compose.h"
+#include "tests/fuzz/host.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/un.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length);
+/* Attention with more multiply-adds is not sent, as it only takes time. */
+#define WORK_MAX 1e6
+#define MESSAGES_MAX 400
+/* Inputs between two checks of the pool's state, which take a while. */
+#define CHECK_EVERY 16
 
-#define PATIENCE_NS (10 * FA_NS_PER_SEC)
-/* Requests with more multiply-adds are not sent, as they only take time. */
-#define WORK_MAX 1000000
+static const enum fa_wire_type kinds[] = {
+	FA_WIRE_PING,
+	FA_WIRE_BUFFER_REGISTER,
+	FA_WIRE_BUFFER_FREE,
+	FA_WIRE_STREAM_CREATE,
+	FA_WIRE_STREAM_FREE,
+	FA_WIRE_ATTENTION,
+	FA_WIRE_ATTENTION,
+	FA_WIRE_CANCEL,
+	FA_WIRE_STATUS,
+	FA_WIRE_BUFFER_PIECES,
+	FA_WIRE_CACHE_CREATE,
+	FA_WIRE_CACHE_FIND,
+	FA_WIRE_CACHE_REMOVE,
+	FA_WIRE_SEQUENCE_CREATE,
+	FA_WIRE_SEQUENCE_FIND,
+	FA_WIRE_SEQUENCE_FORK,
+	FA_WIRE_SEQUENCE_SET_NAME,
+	FA_WIRE_SEQUENCE_TRUNCATE,
+	FA_WIRE_SEQUENCE_DROP,
+	FA_WIRE_SEQUENCE_FREE,
+	FA_WIRE_SEQUENCE_INFO,
+	FA_WIRE_SEQUENCE_PUBLISH,
+	FA_WIRE_SEQUENCE_ATTACH,
+	FA_WIRE_SEQUENCE_COPY,
+	FA_WIRE_STEP_BEGIN,
+	FA_WIRE_STEP_BEGIN,
+	FA_WIRE_STEP_ATTEND,
+	FA_WIRE_STEP_ATTEND,
+	FA_WIRE_STEP_ATTEND,
+	FA_WIRE_STEP_END,
+	FA_WIRE_STEP_END,
+	FA_WIRE_RING_SETUP,
+	FA_WIRE_MARKER,
+	FA_WIRE_TIMELINE_SETUP,
+	FA_WIRE_STEP_ATTEND_LAYERS,
+	FA_WIRE_STEP_ATTEND_LAYERS,
+	FA_WIRE_DRAIN,
+	FA_WIRE_HELLO,
+};
 
-static const char configuration[] = "[daemon]\n"
-				    "threads = 2\n"
-				    "[limits]\n"
-				    "sessions = 4\n"
-				    "buffers = 6\n"
-				    "buffer_bytes = 524288\n"
-				    "fds = 6\n"
-				    "requests = 6\n"
-				    "session_buffers = 4\n"
-				    "session_streams = 3\n"
-				    "session_requests = 4\n"
-				    "session_out_bytes = 4096\n";
+int LLVMFuzzerInitialize(int *argc, char ***argv);
 
-static uv_loop_t loop;
-static struct fa_server *server;
-static struct sockaddr_un address = { .sun_family = AF_UNIX };
-static socklen_t address_bytes;
-static int n_fds_idle;
+static uint64_t n_inputs;
 
-static void demand(int condition, const char *what)
+static double work(const struct fa_wire_view *q, const struct fa_wire_view *k)
 {
-	if (condition)
-		return;
-	fprintf(stderr, "%s\n", what);
-	abort();
-}
+	double n = 1;
 
-/* ---- the daemon */
-
-static void on_draining(void *userdata)
-{
-}
-
-static void on_stopped(void *userdata)
-{
-}
-
-static int count_fds(void)
-{
-	struct dirent *entry;
-	int n = 0;
-	DIR *dir;
-
-	dir = opendir("/proc/self/fd");
-	demand(dir != NULL, "/proc/self/fd cannot be read");
-	while ((entry = readdir(dir)))
-		n += entry->d_name[0] != '.';
-	closedir(dir);
+	for (unsigned int i = 0; i < FA_WIRE_RANK_MAX; ++i) {
+		n *= q->shape[i] > 1 ? (double)q->shape[i] : 1;
+		n *= k->shape[i] > 1 ? (double)k->shape[i] : 1;
+	}
 	return n;
 }
 
-static void start(void)
+/* Messages that would stop the daemon or only take time are not sent. */
+static bool is_unwanted(const struct client *client, const struct fa_wire_message *message)
 {
-	struct fa_server_options options = { .loop = &loop,
-		                             .draining = on_draining,
-		                             .stopped = on_stopped };
-	struct fa_config config;
-	struct fa_error error;
-
-	fa_log_set(FA_LOG_STDERR, FA_LOG_ERROR);
-	demand(uv_loop_init(&loop) == 0, "no loop");
-	demand(fa_config_init(&config) == 0, "no configuration");
-	demand(fa_config_parse(&config, configuration, &error) == 0, "bad configuration");
-
-	options.config = &config;
-	options.listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	demand(options.listen_fd >= 0, "no socket");
-	/* The socket gets an abstract name, which the kernel chooses. */
-	demand(!bind(options.listen_fd, (struct sockaddr *)&address, sizeof(sa_family_t)) &&
-	               !listen(options.listen_fd, 16),
-	       "no listener");
-	address_bytes = sizeof(address);
-	demand(!getsockname(options.listen_fd, (struct sockaddr *)&address, &address_bytes),
-	       "no name");
-	if (fa_server_new(&options, &error, &server) < 0)
-		demand(0, error.text);
+	if (message->type == FA_WIRE_ATTENTION)
+		return work(&message->attention.q, &message->attention.k) > WORK_MAX;
+	return message->type == FA_WIRE_DRAIN && !client->other;
 }
 
-static void list_fds(void)
+static uint32_t *stream_of(struct fa_wire_message *message, uint64_t **ret_value)
 {
-	fprintf(stderr, "%d descriptors are open, %d were\n", count_fds(), n_fds_idle);
-	for (int fd = 0; fd < 1024; ++fd) {
-		char path[32], target[256];
-		ssize_t n;
-
-		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-		n = readlink(path, target, sizeof(target));
-		if (n > 0)
-			fprintf(stderr, "  %d: %.*s\n", fd, (int)n, target);
-	}
-}
-
-static bool accounts_are_empty(void)
-{
-	struct fa_list *pos;
-
-	fa_list_for_each(pos, &server->context.tenants.tenants) {
-		struct fa_tenant *tenant = fa_container_of(pos, struct fa_tenant, link);
-
-		for (unsigned int i = 0; i < _FA_RESOURCE_N; ++i)
-			if (tenant->used[i])
-				return false;
-	}
-	return true;
-}
-
-/* Runs the loop until the connection has come and gone, and its resources are released. */
-static void run_until_idle(uint64_t n_connections)
-{
-	uint64_t deadline = fa_deadline_ns(PATIENCE_NS);
-
-	while (server->accept.n_connections < n_connections || server->context.n_sessions ||
-	       !fa_importer_is_idle(&server->context.importer)) {
-		uv_run(&loop, UV_RUN_NOWAIT);
-		demand(fa_now_ns() < deadline, "a session, or memory of one, stayed");
-	}
-	demand(server->context.n_requests == 0, "a request stayed");
-	/* Other threads release some resources. */
-	while (!accounts_are_empty()) {
-		uv_run(&loop, UV_RUN_NOWAIT);
-		demand(fa_now_ns() < deadline, "something stayed charged");
-	}
-	/* The reaper thread closes clients' descriptors. */
-	while (count_fds() != n_fds_idle)
-		if (fa_now_ns() > deadline) {
-			list_fds();
-			demand(0, "a descriptor stayed open");
-		}
-}
-
-/* ---- the client */
-
-static int memfd(uint64_t bytes, int seals)
-{
-	int fd = memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-	demand(fd >= 0 && !ftruncate(fd, (off_t)bytes), "no memfd");
-	if (seals)
-		demand(!fcntl(fd, F_ADD_SEALS, seals), "no seal");
-	return fd;
-}
-
-static size_t make_fds(unsigned int kind, int *fds)
-{
-	int pair[2];
-
-	switch (kind) {
-	case PACKET_MEMFD:
-		fds[0] = memfd(65536, F_SEAL_SHRINK);
-		return 1;
-	case PACKET_MEMFD_UNSEALED:
-		fds[0] = memfd(65536, 0);
-		return 1;
-	case PACKET_MEMFD_READ_ONLY:
-		fds[0] = memfd(65536, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE);
-		return 1;
-	case PACKET_MEMFD_SPARSE:
-		fds[0] = memfd(1ull << 40, F_SEAL_SHRINK);
-		return 1;
-	case PACKET_MEMFD_EMPTY:
-		fds[0] = memfd(0, F_SEAL_SHRINK);
-		return 1;
-	case PACKET_PIPE:
-		demand(!pipe2(fds, O_CLOEXEC), "no pipe");
-		return 2;
-	case PACKET_SOCKET:
-		demand(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), "no socket");
-		close(pair[1]);
-		fds[0] = pair[0];
-		return 1;
-	case PACKET_DIRECTORY:
-		fds[0] = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-		demand(fds[0] >= 0, "no directory");
-		return 1;
-	case PACKET_TWO_FDS:
-	case PACKET_EIGHT_FDS:
-	case PACKET_TWENTY_FDS: {
-		size_t n = kind == PACKET_TWO_FDS ? 2 : kind == PACKET_EIGHT_FDS ? 8 : 20;
-
-		for (size_t i = 0; i < n; ++i)
-			fds[i] = i ? dup(fds[0]) : memfd(65536, F_SEAL_SHRINK);
-		return n;
-	}
+	switch (message->type) {
+#define STREAM(TAG, path)                                                                          \
+	case FA_WIRE_##TAG:                                                                        \
+		*ret_value = &message->path.value;                                                 \
+		return &message->path.stream;
+		STREAM(ATTENTION, attention)
+		STREAM(MARKER, marker)
+		STREAM(SEQUENCE_COPY, sequence_copy)
+		STREAM(STEP_ATTEND, step_attend)
+		STREAM(STEP_ATTEND_LAYERS, step_attend_layers.attend)
+		STREAM(STEP_END, step_end)
+		STREAM(STEP_BEGIN, step_begin)
+#undef STREAM
 	default:
-		return 0;
+		return NULL;
 	}
 }
 
-static bool is_long(const struct fa_wire_message *message)
+/* Sets the next value of the request's stream. A wrong one ends the session. */
+static void set_value(struct client *client, struct fa_wire_message *message, bool by_ring)
 {
-	const struct fa_wire_attention *attention = &message->attention;
-	double work = 1, keys = 1;
+	uint64_t *value;
+	uint32_t *stream = stream_of(message, &value);
 
-	if (message->type != FA_WIRE_ATTENTION)
-		return false;
-	for (unsigned int i = 0; i < FA_WIRE_RANK_MAX; ++i) {
-		if (attention->q.shape[i] > 1)
-			work *= (double)attention->q.shape[i];
-		if (attention->k.shape[i] > 1)
-			keys *= (double)attention->k.shape[i];
-		if (attention->v.shape[i] > 1)
-			work *= i == attention->v.rank - 1u ? (double)attention->v.shape[i] : 1;
-	}
-	return work * keys > WORK_MAX;
+	if (!stream || (message->type == FA_WIRE_STEP_BEGIN && !by_ring) || once_in(512))
+		return;
+	*value = *stream < FA_COMPLETION_SLOTS ? client->values[*stream] + 1 : 1;
 }
 
-/* Packets that would stop the daemon or only take time are not sent. */
-static bool is_unwanted(const struct packet *packet)
+/* Names a cache or sequence of any client, or one that is gone. */
+static void take_id(struct fa_wire_message *message)
 {
-	static _Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX];
-	struct fa_wire_message message;
+	const uint64_t sequence = once_in(3) ? world.dead : world.sequences[pick(SEQUENCES)].id;
+	const uint64_t cache = once_in(3) ? world.dead : world.caches[pick(CACHES)].id;
 
-	if (packet->length > sizeof(bytes))
-		return false;
-	memcpy(bytes, packet->bytes, packet->length);
-	if (fa_wire_decode(bytes, packet->length, &message) < 0)
-		return false;
-	return message.type == FA_WIRE_DRAIN || is_long(&message);
-}
-
-static void send_packet(int client, const struct packet *packet)
-{
-	union {
-		struct cmsghdr align;
-		char space[CMSG_SPACE(20 * sizeof(int))];
-	} control = { 0 };
-	struct iovec iov = { .iov_base = (void *)packet->bytes, .iov_len = packet->length };
-	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
-	int fds[20];
-	size_t n_fds;
-
-	n_fds = make_fds(packet->flags & PACKET_FDS, fds);
-	if (n_fds) {
-		struct cmsghdr *cmsg;
-
-		msg.msg_control = control.space;
-		msg.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
-		cmsg = CMSG_FIRSTHDR(&msg);
-		cmsg->cmsg_level = SOL_SOCKET;
-		cmsg->cmsg_type = SCM_RIGHTS;
-		cmsg->cmsg_len = CMSG_LEN(n_fds * sizeof(int));
-		memcpy(CMSG_DATA(cmsg), fds, n_fds * sizeof(int));
-	}
-	/* If the socket is full or closed, the packet is lost. */
-	(void)sendmsg(client, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
-	for (size_t i = 0; i < n_fds; ++i)
-		close(fds[i]);
-}
-
-static void read_replies(int client)
-{
-	static _Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX];
-
-	for (;;) {
-		struct fa_wire_message message;
-		int fds[FA_PACKET_FDS_MAX];
-		size_t n_fds = 0;
-		ssize_t n;
-
-		n = fa_packet_receive(client, bytes, sizeof(bytes), fds, &n_fds, MSG_DONTWAIT);
-		if (n <= 0)
-			return;
-		demand(fa_wire_decode(bytes, (size_t)n, &message) == 0, "an answer is not valid");
-		demand(message.type >= FA_WIRE_REPLY && message.type != FA_WIRE_BUFFER_PIECES,
-		       "an answer is a request");
-		demand(message.fds == n_fds, "an answer announces other descriptors");
-		if (message.type == FA_WIRE_REPLY && message.reply.status < 0)
-			demand(message.reply.text.length > 0, "an error has no text");
-		if (message.type == FA_WIRE_COMPLETION && message.completion.status < 0)
-			demand(message.completion.text.length > 0, "a failure has no text");
-		fa_packet_close_fds(fds, n_fds);
+	switch (message->type) {
+#define TAKE(TAG, path, id)                                                                        \
+	case FA_WIRE_##TAG:                                                                        \
+		message->path = id;                                                                \
+		break;
+		TAKE(CACHE_FIND, cache_find.cache, cache)
+		TAKE(SEQUENCE_CREATE, sequence_create.cache, cache)
+		TAKE(SEQUENCE_FORK, sequence_fork.sequence, sequence)
+		TAKE(SEQUENCE_SET_NAME, sequence_set_name.sequence, sequence)
+		TAKE(SEQUENCE_TRUNCATE, sequence_truncate.sequence, sequence)
+		TAKE(SEQUENCE_DROP, sequence_drop.sequence, sequence)
+		TAKE(SEQUENCE_FREE, sequence_free.sequence, sequence)
+		TAKE(SEQUENCE_INFO, sequence_info.sequence, sequence)
+		TAKE(SEQUENCE_PUBLISH, sequence_publish.sequence, sequence)
+		TAKE(SEQUENCE_ATTACH, sequence_attach.sequence, sequence)
+		TAKE(SEQUENCE_COPY, sequence_copy.sequence, sequence)
+		TAKE(STEP_ATTEND, step_attend.cache, cache)
+#undef TAKE
+	default:
+		break;
 	}
 }
 
-static bool is_readable(int client)
+static void add_wrong_fds(struct parcel *parcel)
 {
-	struct pollfd pollfd = { .fd = client, .events = POLLIN };
-
-	return poll(&pollfd, 1, 0) > 0;
+	while (parcel->n_fds < FDS && !once_in(3)) {
+		parcel->fds[parcel->n_fds] = dup(2);
+		host_demand(parcel->fds[parcel->n_fds++] >= 0, "no descriptor");
+	}
+	if (!once_in(8))
+		parcel->message.fds = (uint8_t)parcel->n_fds;
 }
 
-/* Runs the daemon until it replies, or up to a bound, as it may have no reply to send. */
-static void await_reply(int client)
+/* Runs the daemon until it has answered, or for a while. */
+static void await(struct client *client, const struct fa_wire_message *message, bool waits)
 {
-	uint64_t deadline = fa_deadline_ns(2 * FA_NS_PER_MS);
+	/* What is expected of requests depends on the streams that there are. */
+	const bool is_stream = message->type == FA_WIRE_STREAM_CREATE ||
+	                       message->type == FA_WIRE_STREAM_FREE;
+	const uint64_t deadline = fa_deadline_ns((is_stream ? 100 : 3) * FA_NS_PER_MS);
 
-	do
-		uv_run(&loop, UV_RUN_NOWAIT);
-	while (!is_readable(client) && fa_now_ns() < deadline);
+	if (!is_stream && client->ready && !pick(4))
+		return;
+	do {
+		host_turn();
+		client_read(client);
+	} while (client->fd >= 0 && client_awaits(client, message->id) && (is_stream || !waits) &&
+	         fa_now_ns() < deadline);
+	if (is_stream && client->fd >= 0 && client_awaits(client, message->id))
+		client_close(client);
+}
+
+static void send_one(struct client *client)
+{
+	const enum fa_wire_type type = kinds[pick(sizeof(kinds) / sizeof(*kinds))];
+	uint64_t *value;
+	struct parcel parcel = { .n_fds = 0 };
+	bool mangle = false, waits = false, by_ring;
+
+	compose(client, client->ready ? type : FA_WIRE_HELLO, &parcel);
+	/* A second Hello ends the session. */
+	if (client->ready && type == FA_WIRE_HELLO && !once_in(16))
+		compose(client, FA_WIRE_PING, &parcel);
+	/* The ring is for requests of streams. */
+	by_ring = client->ring_memory &&
+	          (stream_of(&parcel.message, &value) ? pick(3) != 0 : once_in(64));
+	if (parcel.message.type == FA_WIRE_STEP_BEGIN && by_ring)
+		parcel.message.step_begin.stream = parcel.step.stream;
+	if (once_in(6)) {
+		spoil_message(&parcel.message);
+		waits = true;
+	}
+	if (once_in(16))
+		take_id(&parcel.message);
+	if (once_in(256))
+		add_wrong_fds(&parcel);
+	set_value(client, &parcel.message, by_ring);
+	if (once_in(16))
+		parcel.message.timeout_ns = 1000ull << pick(24);
+	if (once_in(128))
+		mangle = true;
+	/* It may wait for a gate, or for pieces. */
+	waits = waits || parcel.message.n_waits ||
+	        (parcel.message.type == FA_WIRE_BUFFER_REGISTER &&
+	         parcel.message.buffer_register.kind == FA_WIRE_BUFFER_CUDA_FD);
+	if (is_unwanted(client, &parcel.message) || client->n_pending > PENDING / 2) {
+		for (size_t i = 0; i < parcel.n_fds; ++i)
+			close(parcel.fds[i]);
+		return;
+	}
+	client_send(client, &parcel.message, parcel.fds, parcel.n_fds, by_ring, mangle,
+	            &parcel.step);
+	await(client, &parcel.message, waits);
+}
+
+static void act(struct client *client)
+{
+	if (client->fd < 0) {
+		client_open(client, client->index % 2);
+		return;
+	}
+	switch (pick(24)) {
+	case 0: /* progress of what gates wait for */
+		for (int i = 0; client->in && i < 8; ++i)
+			atomic_fetch_add(&client->in[i].value, 1);
+		break;
+	case 1:
+		if (once_in(8))
+			client_close(client);
+		break;
+	case 2:
+		if (client->ring_memory && once_in(8))
+			client_forge_ring(client);
+		break;
+	case 3:
+		host_turn();
+		break;
+	default:
+		send_one(client);
+		break;
+	}
+	client_read(client);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)
 {
-	struct packet packet;
-	uint64_t n_before;
-	int client;
-
-	if (!server)
-		start();
-	/* Count before each input, as libFuzzer opens files between inputs. */
-	n_fds_idle = count_fds();
-	n_before = server->accept.n_connections;
-	client = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	demand(client >= 0, "no socket");
-	demand(!connect(client, (struct sockaddr *)&address, address_bytes), "no connection");
-
-	while (packet_next(&data, &length, &packet)) {
-		if (is_unwanted(&packet))
-			continue;
-		send_packet(client, &packet);
-		if (packet.flags & PACKET_WAIT)
-			await_reply(client);
-		else if (packet.flags & PACKET_TURN)
-			uv_run(&loop, UV_RUN_NOWAIT);
-		if (packet.flags & PACKET_READ)
-			read_replies(client);
+	choose_from(data, length);
+	host_begin();
+	memset(&world, 0, sizeof(world));
+	for (unsigned int i = 0; i < CLIENTS; ++i) {
+		world.clients[i].index = i;
+		world.clients[i].fd = -1;
 	}
-	uv_run(&loop, UV_RUN_NOWAIT);
-	read_replies(client);
-	close(client);
-	run_until_idle(n_before + 1);
+	for (int n = 0; n < MESSAGES_MAX && choose_has_more(); ++n)
+		act(&world.clients[once_in(3) ? pick(CLIENTS) : 0]);
+	for (unsigned int i = 0; i < CLIENTS; ++i) {
+		if (world.clients[i].fd >= 0 && (length + i) % 4)
+			client_finish(&world.clients[i]);
+		client_close(&world.clients[i]);
+	}
+	host_end(n_inputs++ % CHECK_EVERY == 0);
 	return 0;
+}
+
+/* ---- the end of a run */
+
+void session_drain(void)
+{
+	struct fa_wire_message message = { .type = FA_WIRE_HELLO };
+	struct client *client = &world.clients[0];
+
+	choose_from(NULL, 0);
+	host_begin();
+	client_open(client, false);
+	message.hello.version_min = message.hello.version_max = 1;
+	client_send(client, &message, NULL, 0, false, false, NULL);
+	client_settle(client, 5 * FA_NS_PER_SEC);
+	message = (struct fa_wire_message){ .type = FA_WIRE_DRAIN };
+	client_send(client, &message, NULL, 0, false, false, NULL);
+	client_settle(client, 5 * FA_NS_PER_SEC);
+	client_close(client);
+	host_stop();
+}
+
+static struct kind_count print_counts(void)
+{
+	struct kind_count all = { 0 };
+
+	printf("%-18s %9s %9s %9s %9s\n", "message", "sent", "by ring", "answered", "succeeded");
+	for (unsigned int i = 1; i < _FA_WIRE_TYPE_N; ++i) {
+		const struct kind_count *count = &counts[i];
+
+		if (!count->n_sent)
+			continue;
+		printf("%-18s %9lu %9lu %9lu %7.1f %%\n", fa_wire_type_name((enum fa_wire_type)i),
+		       count->n_sent, count->n_by_ring, count->n_answered,
+		       100.0 * (double)count->n_succeeded / (double)count->n_sent);
+		all.n_sent += count->n_sent;
+		all.n_by_ring += count->n_by_ring;
+		all.n_answered += count->n_answered;
+		all.n_succeeded += count->n_succeeded;
+	}
+	printf("%-18s %9lu %9lu %9lu %7.1f %%\n", "all", all.n_sent, all.n_by_ring, all.n_answered,
+	       all.n_sent ? 100.0 * (double)all.n_succeeded / (double)all.n_sent : 0);
+	fflush(stdout);
+	return all;
+}
+
+static void report(void)
+{
+	(void)print_counts();
+}
+
+bool session_report(void)
+{
+	const struct kind_count all = print_counts();
+	bool good = all.n_succeeded * 2 >= all.n_sent;
+
+	if (!good)
+		printf("Less than half of the messages succeeded.\n");
+	for (unsigned int i = 0; i < sizeof(kinds) / sizeof(*kinds); ++i)
+		if (!counts[kinds[i]].n_succeeded) {
+			printf("No %s succeeded.\n", fa_wire_type_name(kinds[i]));
+			good = false;
+		}
+	return good;
+}
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+	return atexit(report);
 }
