@@ -2,6 +2,7 @@
 
 #include "common/cleanup.h"
 #include "daemon/base/memory_limit.h"
+#include "daemon/base/service_manager.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -264,8 +265,12 @@ static int set_log(struct fa_config *config, const char *value, struct fa_error 
 {
 	if (!strcmp(value, "stderr"))
 		config->log = FA_LOG_STDERR;
-	else if (!strcmp(value, "journal"))
+	else if (!strcmp(value, "journal") && fa_manager_has_journal())
 		config->log = FA_LOG_JOURNAL;
+	else if (!strcmp(value, "journal"))
+		return fa_fail(error, -EINVAL,
+		               "log is \"journal\"; expected stderr, as this fad was built without "
+		               "libsystemd");
 	else
 		return fa_fail(error, -EINVAL, "log is \"%.40s\"; expected stderr or journal",
 		               value);

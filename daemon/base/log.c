@@ -2,6 +2,7 @@
 
 #include "common/clock.h"
 #include "common/text.h"
+#include "daemon/base/service_manager.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -12,9 +13,6 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-#define SD_JOURNAL_SUPPRESS_LOCATION
-#include <systemd/sd-journal.h>
 
 #define LINE_BYTES 1024
 /* Limits the lines that clients cause. */
@@ -91,6 +89,23 @@ static void format_prefix(enum fa_log_level level, char ret_prefix[48])
 	snprintf(ret_prefix + n, 48 - n, ".%03ldZ ", now.tv_nsec / (long)FA_NS_PER_MS);
 }
 
+static int write_journal(const struct fa_log_subject *subject, enum fa_log_level level,
+                         const char *text, const char *tenant)
+{
+	char message[LINE_BYTES + 16], priority[16], session[40], pid[32];
+	char tenant_field[LINE_BYTES + 16];
+	const char *const fields[] = { message, priority, session, pid, tenant_field };
+
+	snprintf(message, sizeof(message), "MESSAGE=%s", text);
+	snprintf(priority, sizeof(priority), "PRIORITY=%d", (int)level);
+	if (!subject)
+		return fa_manager_journal(fields, 2);
+	snprintf(session, sizeof(session), "FAD_SESSION=%" PRIu64, subject->session);
+	snprintf(pid, sizeof(pid), "FAD_CLIENT_PID=%d", (int)subject->pid);
+	snprintf(tenant_field, sizeof(tenant_field), "FAD_TENANT=%s", tenant);
+	return fa_manager_journal(fields, 5);
+}
+
 static void write_line(const struct fa_log_subject *subject, enum fa_log_level level,
                        const char *text)
 {
@@ -102,19 +117,8 @@ static void write_line(const struct fa_log_subject *subject, enum fa_log_level l
 		         subject->cgroup && *subject->cgroup ? ":" : "",
 		         subject->cgroup ? subject->cgroup : "");
 
-	if (logger.target == FA_LOG_JOURNAL) {
-		int r;
-
-		if (subject)
-			r = sd_journal_send("MESSAGE=%s", text, "PRIORITY=%d", (int)level,
-			                    "FAD_SESSION=%" PRIu64, subject->session,
-			                    "FAD_CLIENT_PID=%d", (int)subject->pid, "FAD_TENANT=%s",
-			                    tenant, NULL);
-		else
-			r = sd_journal_send("MESSAGE=%s", text, "PRIORITY=%d", (int)level, NULL);
-		if (r >= 0)
-			return;
-	}
+	if (logger.target == FA_LOG_JOURNAL && write_journal(subject, level, text, tenant) >= 0)
+		return;
 
 	format_prefix(level, prefix);
 	if (subject)

@@ -1,13 +1,13 @@
 #include "daemon/base/watchdog_ping.h"
 
 #include "common/cleanup.h"
+#include "daemon/base/service_manager.h"
 
 #include <linux/sockios.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 void fa_watchdog_ping_open(struct fa_watchdog_ping *ret_ping)
@@ -39,7 +39,7 @@ void fa_watchdog_ping_send(const struct fa_watchdog_ping *ping)
 	int unread = 0;
 
 	if (ping->fd < 0)
-		(void)sd_notify(0, text);
+		(void)fa_manager_notify(text);
 	else if (ioctl(ping->fd, SIOCOUTQ, &unread) < 0 || !unread)
 		(void)sendto(ping->fd, text, sizeof(text) - 1, MSG_DONTWAIT | MSG_NOSIGNAL,
 		             (const struct sockaddr *)&ping->address, ping->address_bytes);

@@ -1,5 +1,5 @@
 /*
- * Sends WATCHDOG=1 to the notify socket of systemd or the supervisor. Unlike sd_notify() it never
+ * Sends WATCHDOG=1 to the notify socket of systemd or the supervisor. Unlike fa_manager_notify() it never
  * blocks, and leaves at most one ping unread, so that pings cannot fill the queue for fd store
  * descriptors. One thread.
  */
@@ -9,7 +9,7 @@
 #include <sys/un.h>
 
 struct fa_watchdog_ping {
-	int fd; /* -1: the address is one that only sd_notify() supports */
+	int fd; /* -1: the address is one that only fa_manager_notify() supports */
 	struct sockaddr_un address;
 	socklen_t address_bytes;
 };

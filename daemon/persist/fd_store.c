@@ -1,13 +1,13 @@
 #include "daemon/persist/fd_store.h"
 
 #include "common/cleanup.h"
+#include "daemon/base/service_manager.h"
 
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <systemd/sd-daemon.h>
 
 static void find_max(struct fa_fd_store *store)
 {
@@ -29,7 +29,7 @@ int fa_fd_store_open(struct fa_fd_store *store)
 
 	*store = (struct fa_fd_store){ 0 };
 	find_max(store);
-	n = sd_listen_fds_with_names(1, &names);
+	n = fa_manager_listen_fds(&names);
 	if (n < 0)
 		return n;
 	if (n == 0)
@@ -37,7 +37,7 @@ int fa_fd_store_open(struct fa_fd_store *store)
 	store->stored = calloc((size_t)n, sizeof(*store->stored));
 	if (!store->stored) {
 		for (int i = 0; i < n; ++i) {
-			close(SD_LISTEN_FDS_START + i);
+			close(FA_MANAGER_FDS_START + i);
 			free(names[i]);
 		}
 		free(names);
@@ -45,7 +45,7 @@ int fa_fd_store_open(struct fa_fd_store *store)
 	}
 	for (int i = 0; i < n; ++i)
 		store->stored[store->n_stored++] =
-			(struct fa_stored_fd){ .name = names[i], .fd = SD_LISTEN_FDS_START + i };
+			(struct fa_stored_fd){ .name = names[i], .fd = FA_MANAGER_FDS_START + i };
 	free(names);
 	return 0;
 }
@@ -89,18 +89,14 @@ int fa_fd_store_take_any(struct fa_fd_store *store, const char *prefix, char *re
 int fa_fd_store_add(const char *name, int fd)
 {
 	char text[128];
-	int r;
 
 	snprintf(text, sizeof(text), "FDSTORE=1\nFDNAME=%s", name);
-	r = sd_pid_notify_with_fds(0, 0, text, &fd, 1);
-	return r < 0 ? r : 0;
+	return fa_manager_notify_fd(text, fd);
 }
 
 int fa_fd_store_remove(const char *name)
 {
-	int r = sd_notifyf(0, "FDSTOREREMOVE=1\nFDNAME=%s", name);
-
-	return r < 0 ? r : 0;
+	return fa_manager_notifyf("FDSTOREREMOVE=1\nFDNAME=%s", name);
 }
 
 /* ---- the interface */

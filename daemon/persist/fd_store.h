@@ -37,7 +37,7 @@ struct fa_fd_store_ops {
 };
 
 /*
- * Takes all descriptors from the environment. After an error (-ENOMEM, or of sd_listen_fds()) they
+ * Takes all descriptors from the environment. After an error (-ENOMEM, or of fa_manager_listen_fds()) they
  * stay stored, but this process must not add or remove any.
  */
 int fa_fd_store_open(struct fa_fd_store *store);

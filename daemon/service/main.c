@@ -6,6 +6,7 @@
 #include "daemon/account/fd_filter.h"
 #include "daemon/base/fault_guard.h"
 #include "daemon/base/log.h"
+#include "daemon/base/service_manager.h"
 #include "daemon/persist/fd_store.h"
 #include "daemon/service/drain.h"
 #include "daemon/service/exec_supervisor.h"
@@ -23,7 +24,6 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sysexits.h>
-#include <systemd/sd-daemon.h>
 
 /* The first SIGTERM or SIGINT drains, the second cancels requests, the third exits at once. */
 #define STOP_SIGNALS_MAX 3
@@ -124,8 +124,8 @@ static void report_ready(struct program *program)
 	       server->context.info.name, server->context.info.details);
 	fa_text_clean(server->gpu_unused.text, strlen(server->gpu_unused.text), unused,
 	              sizeof(unused));
-	(void)sd_notifyf(0, "READY=1\nSTATUS=Serving on %s%s%s", server->context.info.name,
-	                 *unused ? "; a GPU is not used: " : "", unused);
+	(void)fa_manager_notifyf("READY=1\nSTATUS=Serving on %s%s%s", server->context.info.name,
+	                         *unused ? "; a GPU is not used: " : "", unused);
 	if (fd >= 0) {
 		if (write(fd, ready, sizeof(ready) - 1) < 0)
 			fa_log(FA_LOG_WARNING, "the ready descriptor cannot be written: %m");
@@ -138,15 +138,15 @@ static void reload(struct program *program)
 	struct fa_config config;
 	struct fa_error error;
 
-	(void)sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%" PRIu64,
-	                 (uint64_t)(fa_now_ns() / FA_NS_PER_US));
+	(void)fa_manager_notifyf("RELOADING=1\nMONOTONIC_USEC=%" PRIu64,
+	                         (uint64_t)(fa_now_ns() / FA_NS_PER_US));
 	if (fa_service_options_load_config(&program->options, &config, &error) < 0) {
 		fa_log(FA_LOG_ERROR, "the configuration stays as it was: %s", error.text);
 	} else {
 		fa_server_reload(program->server, &config);
 		fa_log(FA_LOG_INFO, "the configuration was read again");
 	}
-	(void)sd_notify(0, "READY=1");
+	(void)fa_manager_notify("READY=1");
 }
 
 static void on_signal(uv_signal_t *handle, int signal)
@@ -191,7 +191,7 @@ static int watch_signals(struct program *program)
 static void on_draining(void *userdata)
 {
 	(void)fa_fd_store_remove(FA_FD_STORE_LISTEN);
-	(void)sd_notify(0, "STOPPING=1");
+	(void)fa_manager_notify("STOPPING=1");
 }
 
 static void on_lost_timeout(int signal)
@@ -203,8 +203,8 @@ static void on_lost(void *userdata)
 {
 	struct program *program = userdata;
 
-	(void)sd_notifyf(0, "ERRNO=%d\nSTATUS=%s", ENODEV,
-	                 program->server->context.lost_reason.text);
+	(void)fa_manager_notifyf("ERRNO=%d\nSTATUS=%s", ENODEV,
+	                         program->server->context.lost_reason.text);
 	(void)signal(SIGALRM, on_lost_timeout);
 	(void)alarm(LOST_EXIT_S);
 }

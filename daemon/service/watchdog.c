@@ -2,12 +2,12 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "daemon/base/service_manager.h"
 #include "daemon/engine/engine.h"
 
 #include <errno.h>
 #include <stdint.h>
 #include <sys/timerfd.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 /* With only two pings per timeout, an iteration longer than half the timeout would miss it. */
@@ -30,7 +30,7 @@ int fa_watchdog_start(struct fa_watchdog *watchdog, uv_loop_t *loop, struct fa_e
 	uint64_t usec, interval_ns;
 	int r;
 
-	r = sd_watchdog_enabled(0, &usec);
+	r = fa_manager_watchdog(&usec);
 	if (r <= 0)
 		return r;
 	interval_ns = usec * FA_NS_PER_US / PINGS_PER_TIMEOUT;

@@ -2,6 +2,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "daemon/base/log.h"
+#include "daemon/base/service_manager.h"
 #include "daemon/persist/fd_store.h"
 #include "daemon/supervise/oom.h"
 #include "daemon/supervise/supervisor.h"
@@ -12,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 /* The array is static, so that a start needs no memory. */
@@ -26,8 +26,8 @@ static int place_fds(struct fa_supervisor *s)
 	const int n = (int)s->store.n_fds + 1;
 	size_t used = 0;
 
-	if (s->exe_fd < SD_LISTEN_FDS_START + n) {
-		s->exe_fd = fcntl(s->exe_fd, F_DUPFD_CLOEXEC, SD_LISTEN_FDS_START + n);
+	if (s->exe_fd < FA_MANAGER_FDS_START + n) {
+		s->exe_fd = fcntl(s->exe_fd, F_DUPFD_CLOEXEC, FA_MANAGER_FDS_START + n);
 		if (s->exe_fd < 0)
 			return -errno;
 	}
@@ -35,15 +35,15 @@ static int place_fds(struct fa_supervisor *s)
 		int fd = i < n - 1 ? s->store.fds[i].fd : s->notify_path_fd;
 
 		moved[i] = fd;
-		if (fd >= SD_LISTEN_FDS_START + n)
+		if (fd >= FA_MANAGER_FDS_START + n)
 			continue;
-		moved[i] = fcntl(fd, F_DUPFD, SD_LISTEN_FDS_START + n);
+		moved[i] = fcntl(fd, F_DUPFD, FA_MANAGER_FDS_START + n);
 		if (moved[i] < 0)
 			return -errno;
 		close(fd);
 	}
 	for (int i = 0; i < n; ++i) {
-		if (dup2(moved[i], SD_LISTEN_FDS_START + i) < 0)
+		if (dup2(moved[i], FA_MANAGER_FDS_START + i) < 0)
 			return -errno;
 		close(moved[i]);
 		if (i < n - 1)
@@ -73,7 +73,8 @@ static void set_environment(const struct fa_supervisor *s)
 	} else {
 		unsetenv("LISTEN_FDS");
 	}
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", SD_LISTEN_FDS_START + (int)s->store.n_fds);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d",
+	         FA_MANAGER_FDS_START + (int)s->store.n_fds);
 	setenv("NOTIFY_SOCKET", path, 1);
 	set_number(FA_FD_STORE_MAX_VARIABLE, 2 * s->store.max_timelines);
 	unsetenv("WATCHDOG_USEC");

@@ -1,11 +1,11 @@
 /* Detects a hanging daemon: it must ping within the watchdog timeout. */
 #include "common/clock.h"
 #include "daemon/base/log.h"
+#include "daemon/base/service_manager.h"
 #include "daemon/supervise/supervisor.h"
 
 #include <inttypes.h>
 #include <limits.h>
-#include <systemd/sd-daemon.h>
 
 /* Default timeout of a ready daemon; WATCHDOG_USEC overrides it. */
 #define WATCHDOG_NS (180 * FA_NS_PER_SEC)
@@ -21,7 +21,7 @@
 void fa_supervisor_init_watchdog(struct fa_supervisor *s)
 {
 	uint64_t usec;
-	int r = sd_watchdog_enabled(0, &usec);
+	int r = fa_manager_watchdog(&usec);
 
 	s->watchdog_ns = r == 0 ? WATCHDOG_NS : FA_NS_NEVER;
 	s->ping_interval_ns = FA_NS_NEVER;

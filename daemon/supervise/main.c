@@ -4,6 +4,7 @@
  */
 #include "common/cleanup.h"
 #include "daemon/base/log.h"
+#include "daemon/base/service_manager.h"
 #include "daemon/supervise/oom.h"
 #include "daemon/supervise/supervisor.h"
 
@@ -15,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 /* Exit status for wrong options, as of the other programs. */
@@ -106,9 +106,9 @@ static int take_activation(struct fa_supervisor *s)
 	char **names = NULL;
 	int n, fd;
 
-	n = sd_listen_fds_with_names(1, &names);
+	n = fa_manager_listen_fds(&names);
 	for (int i = 0; i < n; ++i) {
-		fd = SD_LISTEN_FDS_START + i;
+		fd = FA_MANAGER_FDS_START + i;
 		fa_supervisor_store_add(&s->store, names[i], &fd, 1);
 		free(names[i]);
 	}

@@ -1,7 +1,8 @@
-/* The notify socket: the daemon's sd_notify() messages, and descriptors to store. */
+/* The notify socket: the daemon's notifications, and descriptors to store. */
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "daemon/base/log.h"
+#include "daemon/base/service_manager.h"
 #include "daemon/supervise/supervisor.h"
 
 #include <errno.h>
@@ -11,7 +12,6 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <systemd/sd-daemon.h>
 #include <unistd.h>
 
 #define FDS_PER_MESSAGE 16
@@ -95,7 +95,7 @@ static void handle_message(struct fa_supervisor *s, const char *message, int *fd
 		set_ready(s);
 	/* Everything else is for the supervisor's own service manager. */
 	if (!is_ping && !find(message, "FDNAME", value, sizeof(value)))
-		(void)sd_notify(0, message);
+		(void)fa_manager_notify(message);
 }
 
 bool fa_supervisor_receive(struct fa_supervisor *s)

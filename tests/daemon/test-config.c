@@ -2,6 +2,7 @@
 #include "common/cleanup.h"
 #include "daemon/account/config.h"
 #include "daemon/base/memory_limit.h"
+#include "daemon/base/service_manager.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -47,6 +48,19 @@ static void test_defaults(void **state)
 	assert_int_equal(config.limits.uid_factor, 4);
 	assert_int_equal(config.limits.connections, 4096);
 	fa_config_deinit(&config);
+	fa_config_deinit(&config);
+}
+
+static void test_journal(void **state)
+{
+	struct fa_error error = {};
+	struct fa_config config;
+
+	if (!fa_manager_has_journal())
+		skip();
+	assert_int_equal(fa_config_init(&config), 0);
+	assert_int_equal(fa_config_parse(&config, "[daemon]\nlog = journal\n", &error), 0);
+	assert_int_equal(config.log, FA_LOG_JOURNAL);
 	fa_config_deinit(&config);
 }
 
@@ -157,7 +171,7 @@ static void test_all(void **state)
 				   "backend = cpu\n"
 				   "threads = 7\n"
 				   "device = GPU-5\n"
-				   "log = journal\n"
+				   "log = stderr\n"
 				   "log_level = debug\n"
 				   "drain_timeout_ms = 0\n"
 				   "spin_us = 7\n"
@@ -187,7 +201,7 @@ static void test_all(void **state)
 	assert_string_equal(config.backend, "cpu");
 	assert_int_equal(config.threads, 7);
 	assert_string_equal(config.device, "GPU-5");
-	assert_int_equal(config.log, FA_LOG_JOURNAL);
+	assert_int_equal(config.log, FA_LOG_STDERR);
 	assert_int_equal(config.log_level, FA_LOG_DEBUG);
 	assert_int_equal(config.drain_timeout_ms, 0);
 	assert_int_equal(config.spin_us, 7);
@@ -240,6 +254,8 @@ static void test_wrong(void **state)
 	refuse("[daemon]\nthreads = many\n", 2, "threads is \"many\"");
 	refuse("[daemon]\nthreads = 1025\n", 2, "from 0 to 1024");
 	refuse("[daemon]\nlog = syslog\n", 2, "stderr or journal");
+	if (!fa_manager_has_journal())
+		refuse("[daemon]\nlog = journal\n", 2, "built without libsystemd");
 	refuse("[daemon]\nbackend = abacus\n", 2,
 	       "backend is \"abacus\"; expected auto, cpu or cuda");
 	refuse("[daemon]\nlog_level = loud\n", 2, "log_level");
@@ -379,11 +395,11 @@ static void test_set(void **state)
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_defaults),  cmocka_unit_test(test_all),
-		cmocka_unit_test(test_wrong),     cmocka_unit_test(test_file),
-		cmocka_unit_test(test_check),     cmocka_unit_test(test_set),
-		cmocka_unit_test(test_timelines), cmocka_unit_test(test_fds),
-		cmocka_unit_test(test_memory),
+		cmocka_unit_test(test_defaults), cmocka_unit_test(test_all),
+		cmocka_unit_test(test_journal),  cmocka_unit_test(test_wrong),
+		cmocka_unit_test(test_file),     cmocka_unit_test(test_check),
+		cmocka_unit_test(test_set),      cmocka_unit_test(test_timelines),
+		cmocka_unit_test(test_fds),      cmocka_unit_test(test_memory),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
