@@ -147,6 +147,18 @@ static void take_id(struct fa_wire_message *message)
 	}
 }
 
+/* Makes the result overlap an input. */
+static void alias(struct fa_wire_message *message)
+{
+	struct fa_wire_attention *attention = &message->attention;
+	struct fa_wire_step_attend *attend = &message->step_attend;
+
+	if (message->type == FA_WIRE_ATTENTION)
+		attention->out.offset = attention->q.offset + 4 * pick(16);
+	else if (message->type == FA_WIRE_STEP_ATTEND)
+		attend->out.offset = pick(2) ? attend->k.offset : attend->v.offset;
+}
+
 static void add_wrong_fds(struct parcel *parcel)
 {
 	while (parcel->n_fds < FDS && !once_in(3)) {
@@ -172,8 +184,12 @@ static void await(struct client *client, const struct fa_wire_message *message, 
 		client_read(client);
 	} while (client->fd >= 0 && client_awaits(client, message->id) && (is_stream || !waits) &&
 	         fa_now_ns() < deadline);
-	if (is_stream && client->fd >= 0 && client_awaits(client, message->id))
-		client_close(client);
+	if (is_stream && client->fd >= 0 && client_awaits(client, message->id)) {
+		client_finish(client);
+		/* The ring was forged. */
+		if (client->fd >= 0 && client_awaits(client, message->id))
+			client_close(client);
+	}
 }
 
 static void send_one(struct client *client)
@@ -198,6 +214,8 @@ static void send_one(struct client *client)
 	}
 	if (once_in(16))
 		take_id(&parcel.message);
+	if (once_in(32))
+		alias(&parcel.message);
 	if (once_in(256))
 		add_wrong_fds(&parcel);
 	set_value(client, &parcel.message, by_ring);
