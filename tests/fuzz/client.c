@@ -445,7 +445,7 @@ bool client_settle(struct client *client, uint64_t patience_ns)
 			return true;
 		if (fa_now_ns() > deadline)
 			return false;
-		host_turn();
+		host_wait();
 	}
 }
 

@@ -179,11 +179,13 @@ static void await(struct client *client, const struct fa_wire_message *message, 
 
 	if (!is_stream && client->ready && !pick(4))
 		return;
-	do {
-		host_turn();
+	host_turn();
+	client_read(client);
+	while (client->fd >= 0 && client_awaits(client, message->id) && (is_stream || !waits) &&
+	       fa_now_ns() < deadline) {
+		host_wait();
 		client_read(client);
-	} while (client->fd >= 0 && client_awaits(client, message->id) && (is_stream || !waits) &&
-	         fa_now_ns() < deadline);
+	}
 	if (is_stream && client->fd >= 0 && client_awaits(client, message->id)) {
 		client_finish(client);
 		/* The ring was forged. */

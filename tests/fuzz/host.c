@@ -44,6 +44,7 @@ static uv_loop_t loop;
 static struct fa_server *server;
 static struct sockaddr_un address = { .sun_family = AF_UNIX };
 static socklen_t address_bytes;
+static uv_timer_t tick; /* ends host_wait() */
 static uint64_t n_connected;
 static int n_fds_idle;
 
@@ -96,7 +97,8 @@ static void start(void)
 	struct fa_error error;
 
 	fa_log_set(FA_LOG_STDERR, FA_LOG_ERROR);
-	host_demand(uv_loop_init(&loop) == 0, "no loop");
+	host_demand(uv_loop_init(&loop) == 0 && uv_timer_init(&loop, &tick) == 0, "no loop");
+	uv_unref((uv_handle_t *)&tick);
 	host_demand(fa_config_init(&config) == 0, "no configuration");
 	host_demand(fa_config_parse(&config, configuration, &error) == 0, "bad configuration");
 
@@ -153,6 +155,17 @@ int host_connect(bool other)
 void host_turn(void)
 {
 	uv_run(&loop, UV_RUN_NOWAIT);
+}
+
+static void on_tick(uv_timer_t *timer)
+{
+}
+
+void host_wait(void)
+{
+	host_demand(uv_timer_start(&tick, on_tick, 1, 0) == 0, "no timer");
+	uv_run(&loop, UV_RUN_ONCE);
+	uv_timer_stop(&tick);
 }
 
 /* ---- the end of an input */
@@ -229,7 +242,7 @@ void host_end(bool check_pool)
 
 	while (server->accept.n_connections + server->accept.n_rejected < n_connected ||
 	       server->context.n_sessions || !fa_importer_is_idle(&server->context.importer)) {
-		host_turn();
+		host_wait();
 		host_demand(fa_now_ns() < deadline, "a session, or memory of one, stayed");
 	}
 	host_demand(server->context.n_requests == 0, "a request stayed");
@@ -239,12 +252,12 @@ void host_end(bool check_pool)
 	check_pool_is_empty();
 	/* Other threads release some resources. */
 	while (!accounts_are_empty()) {
-		host_turn();
+		host_wait();
 		host_demand(fa_now_ns() < deadline, "something stayed charged");
 	}
 	/* The reaper thread closes clients' descriptors. */
 	while (count_fds() != n_fds_idle) {
-		host_turn();
+		host_wait();
 		if (fa_now_ns() > deadline) {
 			list_fds();
 			host_demand(false, "a descriptor stayed open");
@@ -256,6 +269,7 @@ void host_stop(void)
 {
 	uint64_t deadline = fa_deadline_ns(PATIENCE_NS);
 
+	uv_close((uv_handle_t *)&tick, NULL);
 	while (uv_run(&loop, UV_RUN_NOWAIT))
 		host_demand(fa_now_ns() < deadline, "the daemon does not stop");
 	server = fa_server_free(server);

@@ -19,6 +19,8 @@ bool host_has_users(void);
 
 /* Runs the daemon's loop once, without blocking. */
 void host_turn(void);
+/* The same, but sleeps up to 1 ms for something to do. */
+void host_wait(void);
 
 /*
  * Runs the daemon until all sessions have ended, and removes the caches that outlive sessions. Then
