@@ -449,6 +449,21 @@ bool client_settle(struct client *client, uint64_t patience_ns)
 	}
 }
 
+void client_cancel(struct client *client)
+{
+	/* Cancels are added behind. */
+	for (unsigned int i = 0, n = client->n_pending; i < n; ++i) {
+		const struct pending *pending = &client->pending[i];
+		struct fa_wire_message message = { .type = FA_WIRE_CANCEL };
+
+		message.cancel.stream = pending->stream;
+		message.cancel.value = pending->value;
+		for (uint32_t j = 0; pending->of_stream && pending->has_stream && j < pending->n;
+		     ++j, ++message.cancel.value)
+			client_send(client, &message, NULL, 0, false, false, NULL);
+	}
+}
+
 void client_finish(struct client *client)
 {
 	client_read(client);
@@ -469,17 +484,8 @@ void client_finish(struct client *client)
 	}
 	if (client_settle(client, 20 * FA_NS_PER_MS))
 		return;
-	/* What waits for a value that never comes is cancelled. Cancels are added behind. */
-	for (unsigned int i = 0, n = client->n_pending; i < n; ++i) {
-		const struct pending *pending = &client->pending[i];
-		struct fa_wire_message message = { .type = FA_WIRE_CANCEL };
-
-		message.cancel.stream = pending->stream;
-		message.cancel.value = pending->value;
-		for (uint32_t j = 0; pending->of_stream && pending->has_stream && j < pending->n;
-		     ++j, ++message.cancel.value)
-			client_send(client, &message, NULL, 0, false, false, NULL);
-	}
+	/* Some wait for a value that never comes. */
+	client_cancel(client);
 	if (client->forged || client_settle(client, 10 * FA_NS_PER_SEC))
 		return;
 	for (unsigned int i = 0; i < client->n_pending; ++i)

@@ -138,6 +138,9 @@ bool client_awaits(const struct client *client, uint64_t id);
 /* Runs the daemon until all messages are answered, or for @patience_ns. */
 bool client_settle(struct client *client, uint64_t patience_ns);
 
+/* Cancels all requests. */
+void client_cancel(struct client *client);
+
 /* Demands an answer to every message. */
 void client_finish(struct client *client);
 

@@ -169,13 +169,20 @@ static void add_wrong_fds(struct parcel *parcel)
 		parcel->message.fds = (uint8_t)parcel->n_fds;
 }
 
+/* Reaches what gates wait for. */
+static void advance(struct client *client)
+{
+	for (int i = 0; client->fd >= 0 && client->in && i < 8; ++i)
+		atomic_fetch_add(&client->in[i].value, 1);
+}
+
 /* Runs the daemon until it has answered, or for a while. */
 static void await(struct client *client, const struct fa_wire_message *message, bool waits)
 {
 	/* What is expected of requests depends on the streams that there are. */
 	const bool is_stream = message->type == FA_WIRE_STREAM_CREATE ||
 	                       message->type == FA_WIRE_STREAM_FREE;
-	const uint64_t deadline = fa_deadline_ns((is_stream ? 100 : 3) * FA_NS_PER_MS);
+	const uint64_t deadline = fa_deadline_ns((is_stream ? 100 : 30) * FA_NS_PER_MS);
 
 	if (!is_stream && client->ready && !pick(4))
 		return;
@@ -185,7 +192,10 @@ static void await(struct client *client, const struct fa_wire_message *message, 
 	       fa_now_ns() < deadline) {
 		host_wait();
 		client_read(client);
+		advance(client);
 	}
+	if (!waits && client->fd >= 0 && client_awaits(client, message->id))
+		client_cancel(client);
 	if (is_stream && client->fd >= 0 && client_awaits(client, message->id)) {
 		client_finish(client);
 		/* The ring was forged. */
@@ -246,9 +256,8 @@ static void act(struct client *client)
 		return;
 	}
 	switch (pick(24)) {
-	case 0: /* progress of what gates wait for */
-		for (int i = 0; client->in && i < 8; ++i)
-			atomic_fetch_add(&client->in[i].value, 1);
+	case 0:
+		advance(client);
 		break;
 	case 1:
 		if (once_in(8))
