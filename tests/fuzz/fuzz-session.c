@@ -206,7 +206,9 @@ static void await(struct client *client, const struct fa_wire_message *message, 
 
 static void send_one(struct client *client)
 {
-	const enum fa_wire_type type = kinds[pick(sizeof(kinds) / sizeof(*kinds))];
+	const enum fa_wire_type type = client->ring_memory || pick(4)
+	                                       ? kinds[pick(sizeof(kinds) / sizeof(*kinds))]
+	                                       : FA_WIRE_RING_SETUP;
 	uint64_t *value;
 	struct parcel parcel = { .n_fds = 0 };
 	bool mangle = false, waits = false, by_ring;

@@ -10,7 +10,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define INPUT_BYTES 2048
+#define INPUT_BYTES 6000
+/* So many inputs have all kinds of messages. */
+#define INPUTS 60
 
 static unsigned long seed = 1;
 
@@ -24,7 +26,7 @@ static void on_abort(int signal)
 
 int main(int argc, char **argv)
 {
-	const unsigned long n = argc > 1 ? strtoul(argv[1], NULL, 10) : 100;
+	const unsigned long n = argc > 1 ? strtoul(argv[1], NULL, 10) : INPUTS;
 
 	if (argc > 2)
 		seed = strtoul(argv[2], NULL, 10);
@@ -40,5 +42,5 @@ int main(int argc, char **argv)
 		LLVMFuzzerTestOneInput(input, sizeof(input));
 	}
 	session_drain();
-	return session_report() || n < 100 ? 0 : 1;
+	return session_report() || n < INPUTS ? 0 : 1;
 }
