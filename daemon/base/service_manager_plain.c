@@ -81,25 +81,40 @@ static bool parse_number(const char *text, uint64_t max, uint64_t *ret_number)
 	return true;
 }
 
-static char **free_names(char **names, size_t n)
+static void free_names(char **names, uint64_t n)
 {
-	for (size_t i = 0; i < n; ++i)
+	for (uint64_t i = 0; i < n; ++i)
 		free(names[i]);
 	free(names);
-	return NULL;
 }
 
-/* Takes the next name from @list, "a:b:c"; the list may be NULL or too short. */
-static char *next_name(const char **list)
+static int name_unknown(uint64_t n, char **names)
 {
-	const char *name = *list;
-	size_t length;
+	for (uint64_t i = 0; i < n; ++i) {
+		names[i] = strdup("unknown");
+		if (!names[i])
+			return -ENOMEM;
+	}
+	return 0;
+}
 
-	if (!name)
-		return strdup("unknown");
-	length = strcspn(name, ":");
-	*list = name[length] ? name + length + 1 : NULL;
-	return strndup(name, length);
+/* Splits "a:b:c". -EINVAL: expected @n names. */
+static int split_names(const char *list, uint64_t n, char **names)
+{
+	const char *name = list;
+
+	for (uint64_t i = 0; i < n; ++i) {
+		size_t length;
+
+		if (!name)
+			return -EINVAL;
+		length = strcspn(name, ":");
+		names[i] = strndup(name, length);
+		if (!names[i])
+			return -ENOMEM;
+		name = name[length] ? name + length + 1 : NULL;
+	}
+	return name ? -EINVAL : 0;
 }
 
 static int take_fds(char ***ret_names)
@@ -107,6 +122,7 @@ static int take_fds(char ***ret_names)
 	const char *list = getenv("LISTEN_FDNAMES");
 	uint64_t pid, n;
 	char **names;
+	int r;
 
 	if (!parse_number(getenv("LISTEN_PID"), INT_MAX, &pid) || (pid_t)pid != getpid() ||
 	    !parse_number(getenv("LISTEN_FDS"), INT_MAX - FA_MANAGER_FDS_START, &n) || !n)
@@ -117,12 +133,10 @@ static int take_fds(char ***ret_names)
 	names = calloc(n + 1, sizeof(*names));
 	if (!names)
 		return -ENOMEM;
-	for (uint64_t i = 0; i < n; ++i) {
-		names[i] = next_name(&list);
-		if (!names[i]) {
-			free_names(names, i);
-			return -ENOMEM;
-		}
+	r = list ? split_names(list, n, names) : name_unknown(n, names);
+	if (r < 0) {
+		free_names(names, n);
+		return r;
 	}
 	*ret_names = names;
 	return (int)n;
