@@ -245,6 +245,15 @@ int fa_sequence_publish(struct fa_client *client, uint64_t sequence, const struc
 int fa_sequence_attach(struct fa_client *client, uint64_t sequence, const struct fa_prefix *prefix,
                        uint64_t *ret_tokens);
 
+/*
+ * Tells how many of the first tokens fa_sequence_attach() would now find for an empty sequence of
+ * this cache. Changes nothing: no page is kept because of it, and found pages are evicted when they
+ * would have been. So a later attach may find less. *ret_tokens may be 0.
+ *   -ENOTSUP  the daemon is older than this call
+ */
+int fa_prefix_find(struct fa_client *client, uint64_t cache, const struct fa_prefix *prefix,
+                   uint64_t *ret_tokens);
+
 /* ---- steps
  * 
  * A step belongs to the client that began it. Several may be in progress; each starts where the

@@ -37,6 +37,7 @@ struct fa_client_call {
 		};
 		struct fa_wire_cache_reply cache;
 		struct fa_wire_sequence_reply sequence;
+		struct fa_wire_prefix_reply prefix;
 		struct fa_wire_step_reply step;
 		struct fa_wire_ring_reply ring;
 		struct fa_wire_timeline_reply timeline;

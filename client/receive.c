@@ -110,6 +110,9 @@ static void handle_reply(struct fa_client *client, const struct fa_wire_message 
 	case FA_WIRE_SEQUENCE_REPLY:
 		call->sequence = message->sequence_reply;
 		break;
+	case FA_WIRE_PREFIX_REPLY:
+		call->prefix = message->prefix_reply;
+		break;
 	case FA_WIRE_STEP_REPLY:
 		call->step = message->step_reply;
 		break;
@@ -179,7 +182,8 @@ static bool is_reply(enum fa_wire_type type)
 	return type == FA_WIRE_REPLY || type == FA_WIRE_BUFFER_REPLY ||
 	       type == FA_WIRE_STATUS_REPLY || type == FA_WIRE_CACHE_REPLY ||
 	       type == FA_WIRE_SEQUENCE_REPLY || type == FA_WIRE_STEP_REPLY ||
-	       type == FA_WIRE_RING_REPLY || type == FA_WIRE_TIMELINE_REPLY;
+	       type == FA_WIRE_RING_REPLY || type == FA_WIRE_TIMELINE_REPLY ||
+	       type == FA_WIRE_PREFIX_REPLY;
 }
 
 bool fa_client_handle_packet(struct fa_client *client, struct fa_client_packet *packet)

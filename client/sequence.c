@@ -197,8 +197,7 @@ static int check_prefix(const struct fa_prefix *prefix)
 /* Tokens that do not fit into a message are sent in a temporary buffer. */
 static int ask_with_tokens(struct fa_client *client, struct fa_wire_message *message,
                            const struct fa_prefix *prefix, const uint32_t **tokens,
-                           size_t *n_tokens, struct fa_wire_view *view,
-                           struct fa_wire_sequence_reply *ret_reply)
+                           size_t *n_tokens, struct fa_wire_view *view, struct fa_client_call *call)
 {
 	struct fa_buffer *buffer = NULL;
 	int r;
@@ -216,7 +215,7 @@ static int ask_with_tokens(struct fa_client *client, struct fa_wire_message *mes
 			                       .shape = { (int64_t)prefix->n_tokens },
 			                       .strides = { 1 } };
 	}
-	r = ask(client, message, ret_reply);
+	r = fa_kv_call(client, message, true, call);
 	fa_buffer_free(buffer);
 	return r;
 }
@@ -228,7 +227,7 @@ int fa_sequence_publish(struct fa_client *handle, uint64_t sequence, const struc
 	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_PUBLISH };
 	struct fa_wire_sequence_publish *wire = &message.sequence_publish;
-	struct fa_wire_sequence_reply reply;
+	struct fa_client_call call = { .expect = FA_WIRE_SEQUENCE_REPLY };
 	struct fa_prefix padded;
 	const void *p;
 	int r;
@@ -245,11 +244,11 @@ int fa_sequence_publish(struct fa_client *handle, uint64_t sequence, const struc
 	wire->extra = prefix->extra;
 	wire->n_extra = (size_t)prefix->extra_bytes;
 	r = ask_with_tokens(client, &message, prefix, &wire->tokens, &wire->n_tokens,
-	                    &wire->tokens_view, &reply);
+	                    &wire->tokens_view, &call);
 	if (r < 0)
 		return r;
 	if (ret_pages)
-		*ret_pages = reply.matched;
+		*ret_pages = call.sequence.matched;
 	return 0;
 }
 
@@ -260,7 +259,7 @@ int fa_sequence_attach(struct fa_client *handle, uint64_t sequence, const struct
 	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_ATTACH };
 	struct fa_wire_sequence_attach *wire = &message.sequence_attach;
-	struct fa_wire_sequence_reply reply;
+	struct fa_client_call call = { .expect = FA_WIRE_SEQUENCE_REPLY };
 	struct fa_prefix padded;
 	const void *p;
 	int r;
@@ -277,11 +276,44 @@ int fa_sequence_attach(struct fa_client *handle, uint64_t sequence, const struct
 	wire->extra = prefix->extra;
 	wire->n_extra = (size_t)prefix->extra_bytes;
 	r = ask_with_tokens(client, &message, prefix, &wire->tokens, &wire->n_tokens,
-	                    &wire->tokens_view, &reply);
+	                    &wire->tokens_view, &call);
 	if (r < 0)
 		return r;
 	if (ret_tokens)
-		*ret_tokens = reply.matched;
+		*ret_tokens = call.sequence.matched;
+	return 0;
+}
+
+int fa_prefix_find(struct fa_client *handle, uint64_t cache, const struct fa_prefix *prefix,
+                   uint64_t *ret_tokens)
+{
+	fa_uncancelled();
+	struct fa_client *client = fa_client_of(handle);
+	struct fa_wire_message message = { .type = FA_WIRE_PREFIX_FIND };
+	struct fa_wire_prefix_find *wire = &message.prefix_find;
+	struct fa_client_call call = { .expect = FA_WIRE_PREFIX_REPLY };
+	struct fa_prefix padded;
+	const void *p;
+	int r;
+
+	if (!ret_tokens)
+		return fa_error_set(-EINVAL, "ret_tokens is NULL");
+	r = fa_struct_in("fa_prefix", prefix, &padded, sizeof(padded), &p);
+	if (r < 0)
+		return r;
+	prefix = p;
+	r = check_prefix(prefix);
+	if (r < 0)
+		return r;
+	wire->cache = cache;
+	wire->flags = prefix->flags;
+	wire->extra = prefix->extra;
+	wire->n_extra = (size_t)prefix->extra_bytes;
+	r = ask_with_tokens(client, &message, prefix, &wire->tokens, &wire->n_tokens,
+	                    &wire->tokens_view, &call);
+	if (r < 0)
+		return r;
+	*ret_tokens = call.prefix.tokens;
 	return 0;
 }
 

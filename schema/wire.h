@@ -80,6 +80,8 @@ enum fa_wire_type {
 	FA_WIRE_TIMELINE_SETUP,
 	FA_WIRE_TIMELINE_REPLY,
 	FA_WIRE_STEP_ATTEND_LAYERS,
+	FA_WIRE_PREFIX_FIND,
+	FA_WIRE_PREFIX_REPLY,
 	_FA_WIRE_TYPE_N,
 };
 
@@ -312,6 +314,8 @@ struct fa_wire_message {
 		struct fa_wire_sequence_reply sequence_reply;
 		struct fa_wire_sequence_publish sequence_publish;
 		struct fa_wire_sequence_attach sequence_attach;
+		struct fa_wire_prefix_find prefix_find;
+		struct fa_wire_prefix_reply prefix_reply;
 		struct fa_wire_sequence_copy sequence_copy;
 		struct fa_wire_step_begin step_begin;
 		struct fa_wire_step_reply step_reply;

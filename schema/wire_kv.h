@@ -146,6 +146,23 @@ struct fa_wire_sequence_attach {
 	struct fa_wire_view tokens_view;
 };
 
+/* Looks up what SequenceAttach would attach to an empty sequence of the cache. A daemon that does
+ * not know the message answers -ENOTSUP. Answered by PrefixReply. */
+struct fa_wire_prefix_find {
+	uint64_t cache;
+	uint32_t flags;
+	const uint8_t *extra;
+	size_t n_extra;
+	const uint32_t *tokens;
+	size_t n_tokens;
+	struct fa_wire_view tokens_view;
+};
+
+struct fa_wire_prefix_reply {
+	uint64_t cache;
+	uint64_t tokens; /* found, in full pages */
+};
+
 #define FA_WIRE_COPY_WRITE (1u << 0) /* from k and v to pages; else from pages */
 
 /*

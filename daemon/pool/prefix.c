@@ -33,25 +33,23 @@ static int check_tokens(uint64_t n_tokens, struct fa_error *error)
 	return 0;
 }
 
-int fa_prefix_hashes_init(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
-                          const struct fa_prefix_key *key, uint64_t n_tokens,
-                          struct fa_error *error, struct fa_prefix_hashes *ret_hashes)
+static int hashes_init(const struct fa_pool *pool, const struct fa_actor *actor,
+                       const struct fa_pool_cache *cache, const struct fa_prefix_key *key,
+                       uint64_t n_tokens, struct fa_error *error,
+                       struct fa_prefix_hashes *ret_hashes)
 {
 	struct fa_prefix_hashes hashes = {};
-	struct fa_pool_sequence *sequence = NULL;
 	int r;
 
-	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
-	if (r == 0)
-		r = check_key(key, error);
+	r = check_key(key, error);
 	if (r == 0)
 		r = check_tokens(n_tokens, error);
 	if (r < 0)
 		return r;
-	fa_pool_hash_prefix_begin(pool->header->secret, fa_pool_cache_id(sequence->cache),
+	fa_pool_hash_prefix_begin(pool->header->secret, fa_pool_cache_id(cache),
 	                          key->shared ? 0 : actor->tenant, key->extra, key->extra_bytes,
 	                          hashes.begin);
-	hashes.page_tokens = sequence->cache->layout.page_tokens;
+	hashes.page_tokens = cache->layout.page_tokens;
 	hashes.n = (uint32_t)(n_tokens / hashes.page_tokens);
 	hashes.pages = malloc(hashes.n * sizeof(*hashes.pages) + 1);
 	if (!hashes.pages)
@@ -59,6 +57,28 @@ int fa_prefix_hashes_init(const struct fa_pool *pool, const struct fa_actor *act
 		               hashes.n);
 	*ret_hashes = hashes;
 	return 0;
+}
+
+int fa_prefix_hashes_init(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                          const struct fa_prefix_key *key, uint64_t n_tokens,
+                          struct fa_error *error, struct fa_prefix_hashes *ret_hashes)
+{
+	struct fa_pool_sequence *sequence = NULL;
+	int r;
+
+	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
+	return r ? r : hashes_init(pool, actor, sequence->cache, key, n_tokens, error, ret_hashes);
+}
+
+int fa_prefix_hashes_init_cache(const struct fa_pool *pool, const struct fa_actor *actor,
+                                uint64_t id, const struct fa_prefix_key *key, uint64_t n_tokens,
+                                struct fa_error *error, struct fa_prefix_hashes *ret_hashes)
+{
+	struct fa_pool_cache *cache = NULL;
+	int r;
+
+	r = fa_pool_cache_get(pool, actor, id, FA_RIGHT_APPEND, error, &cache);
+	return r ? r : hashes_init(pool, actor, cache, key, n_tokens, error, ret_hashes);
 }
 
 void fa_prefix_hashes_compute(struct fa_prefix_hashes *hashes, const uint32_t *tokens)
@@ -231,5 +251,22 @@ int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 		fa_page_list_commit(pool, sequence, length, 0,
 		                    fa_pool_sequence_durable(sequence)->step);
 	*ret_tokens = length;
+	return 0;
+}
+
+int fa_prefix_find(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                   const struct fa_prefix_hashes *hashes, struct fa_error *error,
+                   uint64_t *ret_tokens)
+{
+	struct fa_pool_cache *cache = NULL;
+	uint32_t n_pages = 0;
+	int r;
+
+	r = fa_pool_cache_get(pool, actor, id, FA_RIGHT_APPEND, error, &cache);
+	if (r < 0)
+		return r;
+	while (n_pages < hashes->n && fa_prefix_index_find(pool, hashes->pages[n_pages]))
+		n_pages++;
+	*ret_tokens = (uint64_t)n_pages * hashes->page_tokens;
 	return 0;
 }

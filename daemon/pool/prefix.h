@@ -31,6 +31,10 @@ struct fa_prefix_hashes {
 int fa_prefix_hashes_init(const struct fa_pool *pool, const struct fa_actor *actor,
                           uint64_t sequence, const struct fa_prefix_key *key, uint64_t n_tokens,
                           struct fa_error *error, struct fa_prefix_hashes *ret_hashes);
+/* Allocates hashes for @n_tokens tokens of any sequence that the actor could make in @cache. */
+int fa_prefix_hashes_init_cache(const struct fa_pool *pool, const struct fa_actor *actor,
+                                uint64_t cache, const struct fa_prefix_key *key, uint64_t n_tokens,
+                                struct fa_error *error, struct fa_prefix_hashes *ret_hashes);
 /* Computes the hashes, in 10 ns a token. Any thread may call. */
 void fa_prefix_hashes_compute(struct fa_prefix_hashes *hashes, const uint32_t *tokens);
 void fa_prefix_hashes_deinit(struct fa_prefix_hashes *hashes);
@@ -52,3 +56,9 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_t sequence,
                      const struct fa_prefix_hashes *hashes, struct fa_error *error,
                      uint64_t *ret_tokens);
+
+/* Returns 0 and the length in tokens that fa_prefix_attach() would find now, of @hashes that were
+ * made for the same actor and cache. Changes nothing, not even which pages are evicted next. */
+int fa_prefix_find(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t cache,
+                   const struct fa_prefix_hashes *hashes, struct fa_error *error,
+                   uint64_t *ret_tokens);

@@ -26,6 +26,7 @@ fa_call_handler fa_kv_sequence_info;
 
 fa_call_handler fa_kv_sequence_publish;
 fa_call_handler fa_kv_sequence_attach;
+fa_call_handler fa_kv_prefix_find;
 
 fa_call_handler fa_kv_step_begin;
 fa_call_handler fa_kv_attend_layers;

@@ -1,5 +1,5 @@
 /*
- * SequencePublish and SequenceAttach: find prefixes by content. A worker hashes long ones, while
+ * SequencePublish, SequenceAttach and PrefixFind: find prefixes by content. A worker hashes long ones, while
  * the session is paused.
  */
 #include "daemon/requests/kv.h"
@@ -20,12 +20,13 @@
 
 _Static_assert(FA_WIRE_EXTRA_MAX == FA_PREFIX_EXTRA_BYTES_MAX, "one limit");
 
-/* A request of either message: both have the same fields. It is freed after the reply. */
+/* A request of any of the messages, which have the same fields. It is freed after the reply. */
 struct request {
 	uv_work_t work;
 	struct fa_session *session; /* referenced while a worker runs */
-	uint64_t message_id, sequence;
-	bool publishes;
+	enum fa_wire_type type;
+	uint64_t message_id;
+	uint64_t object;          /* the sequence; of PrefixFind the cache */
 	struct fa_prefix_key key; /* valid until the hashes are initialised */
 	const uint32_t *tokens;
 	uint64_t n_tokens;
@@ -142,7 +143,18 @@ static int check_flags(uint32_t flags, struct request *request, struct fa_error 
 	return 0;
 }
 
-/* Publishes or attaches, then replies. Called after hashing. */
+static void reply_found(struct fa_session *session, const struct request *request, uint64_t tokens)
+{
+	const struct fa_wire_message reply = {
+		.id = request->message_id,
+		.type = FA_WIRE_PREFIX_REPLY,
+		.prefix_reply = { .cache = request->object, .tokens = tokens },
+	};
+
+	fa_session_send(session, &reply, -1, NULL);
+}
+
+/* Publishes, attaches or looks up, then replies. Called after hashing. */
 static int finish(struct fa_session *session, const struct request *request, struct fa_error *error)
 {
 	const struct fa_wire_message message = { .id = request->message_id };
@@ -155,13 +167,19 @@ static int finish(struct fa_session *session, const struct request *request, str
 	r = fa_kv_actor(session, &actor, error);
 	if (r < 0)
 		return r;
-	if (request->publishes)
-		r = fa_prefix_publish(pool, actor, request->sequence, &request->hashes,
+	if (request->type == FA_WIRE_PREFIX_FIND) {
+		r = fa_prefix_find(pool, actor, request->object, &request->hashes, error, &matched);
+		if (r == 0)
+			reply_found(session, request, matched);
+		return r;
+	}
+	if (request->type == FA_WIRE_SEQUENCE_PUBLISH)
+		r = fa_prefix_publish(pool, actor, request->object, &request->hashes,
 		                      request->n_tokens, error, &matched);
 	else
-		r = fa_prefix_attach(pool, actor, request->sequence, &request->hashes, error,
+		r = fa_prefix_attach(pool, actor, request->object, &request->hashes, error,
 		                     &matched);
-	return r ? r : fa_kv_sequence_reply(&call, actor, request->sequence, matched, error);
+	return r ? r : fa_kv_sequence_reply(&call, actor, request->object, matched, error);
 }
 
 static void compute(uv_work_t *work)
@@ -210,12 +228,13 @@ static int start(struct fa_session *session, struct request *request, struct fa_
 	return 0;
 }
 
-/* Handles either message. @template points into the message. */
+/* Handles any of the messages. @template points into the message. */
 static int handle(struct fa_call *call, const struct request *template, uint32_t flags,
                   const struct fa_wire_view *view, struct fa_error *error)
 {
 	_fa_cleanup_(request_freep) struct request *request = NULL;
 	struct fa_session *session = call->session;
+	const struct fa_pool *pool = session->context->kv->pool;
 	const struct fa_actor *actor = NULL;
 	int r;
 
@@ -227,13 +246,15 @@ static int handle(struct fa_call *call, const struct request *template, uint32_t
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for a request");
 	*request = *template;
 	request->message_id = call->message->id;
+	request->type = call->message->type;
 	r = check_flags(flags, request, error);
 	if (r == 0 && view->rank)
 		r = copy_tokens(session, view, request, error);
 	if (r == 0)
-		r = fa_prefix_hashes_init(session->context->kv->pool, actor, request->sequence,
-		                          &request->key, request->n_tokens, error,
-		                          &request->hashes);
+		r = (request->type == FA_WIRE_PREFIX_FIND
+		             ? fa_prefix_hashes_init_cache
+		             : fa_prefix_hashes_init)(pool, actor, request->object, &request->key,
+		                                      request->n_tokens, error, &request->hashes);
 	if (r < 0)
 		return r;
 	request->key = (struct fa_prefix_key){};
@@ -251,8 +272,7 @@ int fa_kv_sequence_publish(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_sequence_publish *message = &call->message->sequence_publish;
 	const struct request request = {
-		.sequence = message->sequence,
-		.publishes = true,
+		.object = message->sequence,
 		.key = { .extra = message->extra, .extra_bytes = message->n_extra },
 		.tokens = message->tokens,
 		.n_tokens = message->n_tokens,
@@ -265,7 +285,20 @@ int fa_kv_sequence_attach(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_sequence_attach *message = &call->message->sequence_attach;
 	const struct request request = {
-		.sequence = message->sequence,
+		.object = message->sequence,
+		.key = { .extra = message->extra, .extra_bytes = message->n_extra },
+		.tokens = message->tokens,
+		.n_tokens = message->n_tokens,
+	};
+
+	return handle(call, &request, message->flags, &message->tokens_view, error);
+}
+
+int fa_kv_prefix_find(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_prefix_find *message = &call->message->prefix_find;
+	const struct request request = {
+		.object = message->cache,
 		.key = { .extra = message->extra, .extra_bytes = message->n_extra },
 		.tokens = message->tokens,
 		.n_tokens = message->n_tokens,

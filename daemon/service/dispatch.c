@@ -164,6 +164,7 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	                             .held = true },
 	[FA_WIRE_STEP_ATTEND_LAYERS] = { "StepAttendLayers", false, FA_WIRE_FDS_MAX, true,
 	                                 fa_kv_attend_layers, .by_ring = true },
+	[FA_WIRE_PREFIX_FIND] = { "PrefixFind", false, 0, false, fa_kv_prefix_find },
 };
 
 static bool is_fatal(int status)

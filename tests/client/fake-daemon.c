@@ -233,6 +233,12 @@ void fake_daemon_answer(struct fa_raw *raw, struct fa_completion_slot *page)
 		};
 		(void)fa_raw_send(raw, &reply, NULL, 0);
 		break;
+	case FA_WIRE_PREFIX_FIND:
+		reply.type = FA_WIRE_PREFIX_REPLY;
+		reply.prefix_reply.cache = request->prefix_find.cache;
+		reply.prefix_reply.tokens = 24;
+		(void)fa_raw_send(raw, &reply, NULL, 0);
+		break;
 	case FA_WIRE_STEP_BEGIN:
 		reply.type = FA_WIRE_STEP_REPLY;
 		reply.step_reply.step = request->step_begin.step;

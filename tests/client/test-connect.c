@@ -332,6 +332,7 @@ static void test_null_client(void **state)
 		fa_sequence_info(NULL, 1, &sequence_info),
 		fa_sequence_publish(NULL, 1, &prefix, NULL),
 		fa_sequence_attach(NULL, 1, &prefix, NULL),
+		fa_prefix_find(NULL, 1, &prefix, &number),
 		fa_step_begin(NULL, &step_options, &step),
 		fa_timeline_open(NULL, &timeline),
 	};

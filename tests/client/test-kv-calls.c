@@ -289,6 +289,16 @@ static void test_prefix(void **state)
 	fa_check_eq(heard()->last.sequence_attach.n_tokens, 3);
 	fa_check_eq(fa_sequence_attach(client, 42, &prefix, NULL), 0);
 
+	prefix.flags = FA_PREFIX_SHARED;
+	fa_check_eq(fa_prefix_find(client, 43, &prefix, &n), 0);
+	fa_check_eq(heard()->last.type, FA_WIRE_PREFIX_FIND);
+	fa_check_eq(n, 24);
+	fa_check_eq(heard()->last.prefix_find.cache, 43);
+	fa_check_eq(heard()->last.prefix_find.flags, FA_WIRE_PREFIX_SHARED);
+	fa_check_eq(heard()->last.prefix_find.n_tokens, 3);
+	fa_check_eq(fa_prefix_find(client, 43, &prefix, NULL), -EINVAL);
+	fa_check_contains(fa_error(), "ret_tokens is NULL");
+
 	prefix.tokens = NULL;
 	fa_check_eq(fa_sequence_publish(client, 1, &prefix, NULL), -EINVAL);
 	fa_check_contains(fa_error(), "tokens is NULL");

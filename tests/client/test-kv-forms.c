@@ -394,6 +394,8 @@ static void test_long_prefix(void **state)
 	must(fa_sequence_publish(single_client, sequence, &prefix, &pages), "publish");
 	fa_check_eq(pages, N / 256);
 	must(fa_sequence_remove(single_client, sequence), "free");
+	must(fa_prefix_find(single_client, cache, &prefix, &tokens), "find");
+	fa_check_eq(tokens, N);
 	must(fa_sequence_create(single_client, cache, &other), "sequence");
 	must(fa_sequence_attach(single_client, other, &prefix, &tokens), "attach");
 	fa_check_eq(tokens, N);
@@ -407,6 +409,8 @@ static void test_long_prefix(void **state)
 	must(fa_sequence_remove(single_client, other), "free");
 	must(fa_sequence_create(single_client, cache, &other), "sequence");
 	ids[18000]++;
+	must(fa_prefix_find(single_client, cache, &prefix, &tokens), "find");
+	fa_check_eq(tokens, 18000 / 256 * 256);
 	must(fa_sequence_attach(single_client, other, &prefix, &tokens), "attach");
 	fa_check_eq(tokens, 18000 / 256 * 256);
 	must(fa_cache_remove(single_client, cache), "remove");

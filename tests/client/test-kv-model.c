@@ -485,7 +485,7 @@ static void do_attach(struct model *m)
 		                    .extra = &extra,
 		                    .extra_bytes = sizeof(extra) };
 	uint32_t n = 0, page;
-	uint64_t found = 77;
+	uint64_t found = 77, could = 78;
 
 	if (!s || !like || s == like)
 		return;
@@ -496,7 +496,9 @@ static void do_attach(struct model *m)
 		fa_check_eq(fa_sequence_attach(m->kv.client, like->id, &prefix, NULL), -EINVAL);
 	*s = (struct sequence){};
 	must(fa_sequence_create(m->kv.client, m->kv.cache, &s->id), "create");
+	must(fa_prefix_find(m->kv.client, m->kv.cache, &prefix, &could), "find");
 	must(fa_sequence_attach(m->kv.client, s->id, &prefix, &found), "attach");
+	fa_check_eq(could, found);
 	for (; n + KV_PAGE_TOKENS <= prefix.n_tokens; n += KV_PAGE_TOKENS) {
 		page = look_up(m, tags, n + KV_PAGE_TOKENS, extra);
 		if (!page)

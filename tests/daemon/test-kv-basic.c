@@ -347,6 +347,18 @@ static void test_last_words(void **state)
 	fa_check(!prctl(PR_SET_CHILD_SUBREAPER, 0));
 }
 
+static void check_found(uint64_t cache, const uint32_t *tokens, size_t n, uint64_t expected)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_PREFIX_FIND);
+
+	message.prefix_find.cache = cache;
+	message.prefix_find.tokens = tokens;
+	message.prefix_find.n_tokens = n;
+	kv_call(&client, &message, FA_WIRE_PREFIX_REPLY);
+	fa_check_eq(client.raw.message.prefix_reply.cache, cache);
+	fa_check_eq(client.raw.message.prefix_reply.tokens, expected);
+}
+
 static void test_prefix(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0), sequence = kv_sequence(&client, cache), next;
@@ -355,12 +367,27 @@ static void test_prefix(void **state)
 
 	kv_count(numbers, 1, 100);
 	kv_append(&client, sequence, numbers, 0, 70);
+	check_found(cache, numbers, 100, 0);
 	message.sequence_publish.sequence = sequence;
 	message.sequence_publish.tokens = numbers;
 	message.sequence_publish.n_tokens = 70;
 	kv_call(&client, &message, FA_WIRE_SEQUENCE_REPLY);
 	fa_check_eq(client.raw.message.sequence_reply.matched, 4);
 	kv_free(&client, sequence);
+	check_found(cache, numbers, 100, 64);
+	check_found(cache, numbers, 63, 48);
+	check_found(cache, numbers, 15, 0);
+	check_found(cache, NULL, 0, 0);
+	check_found(cache, numbers + 1, 64, 0);
+	check_found(kv_cache(&client, NULL, 0), numbers, 100, 0);
+	message = fa_raw_message(FA_WIRE_PREFIX_FIND);
+	message.prefix_find.cache = sequence;
+	kv_call_expect(&client, &message, -EINVAL, "expected a cache");
+	message.prefix_find.cache = 0;
+	kv_call_expect(&client, &message, -ENOENT, NULL);
+	message.prefix_find.cache = cache;
+	message.prefix_find.flags = 2;
+	kv_call_expect(&client, &message, -ENOTSUP, "flags");
 
 	next = kv_sequence(&client, cache);
 	message = attach_message(next, numbers, 100);

@@ -305,6 +305,14 @@ static void call(uint32_t type)
 		message.sequence_attach.n_tokens = tokens.n_tokens;
 		message.sequence_attach.tokens_view = tokens.tokens_view;
 		break;
+	case FA_WIRE_PREFIX_FIND:
+		fill_tokens(&tokens);
+		message.prefix_find.cache = id_of(caches);
+		message.prefix_find.flags = tokens.flags;
+		message.prefix_find.tokens = tokens.tokens;
+		message.prefix_find.n_tokens = tokens.n_tokens;
+		message.prefix_find.tokens_view = tokens.tokens_view;
+		break;
 	case FA_WIRE_STEP_BEGIN:
 		fill_begin(&message.step_begin);
 		break;
@@ -349,7 +357,8 @@ static void rush(uint32_t rounds)
 		FA_WIRE_SEQUENCE_FORK,     FA_WIRE_SEQUENCE_FORK,    FA_WIRE_SEQUENCE_SET_NAME,
 		FA_WIRE_SEQUENCE_TRUNCATE, FA_WIRE_SEQUENCE_DROP,    FA_WIRE_SEQUENCE_FREE,
 		FA_WIRE_SEQUENCE_INFO,     FA_WIRE_SEQUENCE_PUBLISH, FA_WIRE_SEQUENCE_ATTACH,
-		FA_WIRE_STEP_BEGIN,        FA_WIRE_STEP_BEGIN,       FA_WIRE_STEP_BEGIN,
+		FA_WIRE_PREFIX_FIND,       FA_WIRE_STEP_BEGIN,       FA_WIRE_STEP_BEGIN,
+		FA_WIRE_STEP_BEGIN,
 	};
 	static const enum fa_wire_type works[] = {
 		FA_WIRE_STEP_ATTEND, FA_WIRE_STEP_ATTEND, FA_WIRE_STEP_ATTEND,

@@ -216,13 +216,20 @@ static void test_rights(void **state)
 static int prober(void *userdata)
 {
 	struct fa_wire_message message = fa_raw_message(FA_WIRE_SEQUENCE_ATTACH);
+	struct fa_wire_message find = fa_raw_message(FA_WIRE_PREFIX_FIND);
 	uint64_t cache, sequence;
 
 	if (setgid(SOMEBODY) < 0 || setuid(SOMEBODY) < 0)
 		return 1;
 	kv_open(&client, daemon_process.socket);
 	cache = kv_cache_find_of(&client, ROOT, "c");
+	find.prefix_find.cache = cache;
+	find.prefix_find.tokens = numbers;
+	find.prefix_find.n_tokens = 64;
 	for (uint32_t shared = 0; shared < 2; shared++) {
+		find.prefix_find.flags = shared ? FA_WIRE_PREFIX_SHARED : 0;
+		kv_call(&client, &find, FA_WIRE_PREFIX_REPLY);
+		fa_check_eq(client.raw.message.prefix_reply.tokens, shared ? 32 : 0);
 		sequence = kv_sequence(&client, cache);
 		message.sequence_attach.sequence = sequence;
 		message.sequence_attach.tokens = numbers;

@@ -156,6 +156,25 @@ static const char *sequence_attach_difference(const struct fa_wire_sequence_atta
 	return NULL;
 }
 
+static const char *prefix_find_difference(const struct fa_wire_prefix_find *a,
+                                          const struct fa_wire_prefix_find *b)
+{
+	SAME(cache);
+	SAME(flags);
+	SAME_VECTOR(extra);
+	SAME_VECTOR(tokens);
+	SAME_VIEW(tokens_view);
+	return NULL;
+}
+
+static const char *prefix_reply_difference(const struct fa_wire_prefix_reply *a,
+                                           const struct fa_wire_prefix_reply *b)
+{
+	SAME(cache);
+	SAME(tokens);
+	return NULL;
+}
+
 static const char *sequence_copy_difference(const struct fa_wire_sequence_copy *a,
                                             const struct fa_wire_sequence_copy *b)
 {
@@ -287,6 +306,10 @@ const char *fa_inspect_kv_difference(const struct fa_wire_message *a,
 		return sequence_publish_difference(&a->sequence_publish, &b->sequence_publish);
 	case FA_WIRE_SEQUENCE_ATTACH:
 		return sequence_attach_difference(&a->sequence_attach, &b->sequence_attach);
+	case FA_WIRE_PREFIX_FIND:
+		return prefix_find_difference(&a->prefix_find, &b->prefix_find);
+	case FA_WIRE_PREFIX_REPLY:
+		return prefix_reply_difference(&a->prefix_reply, &b->prefix_reply);
 	case FA_WIRE_SEQUENCE_COPY:
 		return sequence_copy_difference(&a->sequence_copy, &b->sequence_copy);
 	case FA_WIRE_STEP_BEGIN:
@@ -351,6 +374,13 @@ uint64_t fa_inspect_kv_read(const struct fa_wire_message *message, struct range 
 		                   message->sequence_attach.n_tokens, FA_WIRE_TOKENS_MAX,
 		                   sizeof(*message->sequence_attach.tokens)) +
 		       read_view(&message->sequence_attach.tokens_view);
+	case FA_WIRE_PREFIX_FIND:
+		return read_vector(range, message->prefix_find.extra, message->prefix_find.n_extra,
+		                   FA_WIRE_EXTRA_MAX, sizeof(*message->prefix_find.extra)) +
+		       read_vector(range, message->prefix_find.tokens,
+		                   message->prefix_find.n_tokens, FA_WIRE_TOKENS_MAX,
+		                   sizeof(*message->prefix_find.tokens)) +
+		       read_view(&message->prefix_find.tokens_view);
 	case FA_WIRE_SEQUENCE_COPY:
 		return read_view(&message->sequence_copy.k) + read_view(&message->sequence_copy.v);
 	case FA_WIRE_STEP_BEGIN:
