@@ -17,9 +17,10 @@ import faclient  # noqa: E402
 import faclient.torch  # noqa: E402
 import faclient.transformers as fad  # noqa: E402
 import families  # noqa: E402
-from conftest import FULL, eventually  # noqa: E402
+from conftest import FULL, eventually, run_python  # noqa: E402
 
 fad.register()
+torch.set_num_threads(1)  # the models are small
 TOKENS = 256 if FULL else 96
 #: Logits may differ by this part of their range.
 TOLERANCE = 1e-5
@@ -206,6 +207,52 @@ def test_identity(client):
     cache._cache.remove()
 
 
+def test_padding_between_tokens(client):
+    """generate() hides tokens that look like padding, also in the middle: they are not cached, and
+    publishing knows that."""
+    model = families.model("llama")
+    ids = prompt(1, 100)[0]
+    ids[0, [20, 50]] = 0
+    expected = generate(model, ids)
+    model.set_attn_implementation("fad")
+    cache = fad.FadCache(model, client, name="holes")
+    assert agree(expected, generate(model, ids, cache=cache), 1) == 0
+    assert cache.publish(expected.sequences[0]) > 0
+    assert fad.FadCache(model, client, name="holes").attach(ids) == 16
+    whole = fad.FadCache(model, client, name="holes")
+    assert whole.attach(ids[ids != 0]) == 96
+    # A cache that has them is not used with a mask that hides them.
+    shown = fad.FadCache(model, client)
+    model(ids[:, :60], past_key_values=shown)
+    with pytest.raises(ValueError, match="attention_mask"):
+        generate(model, ids, cache=shown, n=2)
+    windows = families.model("mistral")
+    windows.set_attn_implementation("fad")
+    with pytest.raises(NotImplementedError, match="window"):
+        generate(windows, ids, cache=fad.FadCache(windows, client), n=2)
+    cache._cache.remove()
+
+
+def test_publish_padded_rows(client):
+    model = families.model("llama")
+    ids, mask = prompt()
+    model.set_attn_implementation("fad")
+    cache = fad.FadCache(model, client, name="padded")
+    out = generate(model, ids, mask, cache, n=40).sequences
+    assert cache.publish(out[0], 0) == (27 + 39) // 16
+    assert cache.publish(out[1], 1) == (40 + 39) // 16
+    other = fad.FadCache(model, client, name="padded")
+    assert other.attach(out[0, 13:]) == 64
+    assert other.attach(out[1]) == 64
+    cache._cache.remove()
+
+
+def test_demo():
+    done = run_python("import faclient.demo, sys; sys.exit(faclient.demo.main())", timeout=400)
+    assert "592 of 600 tokens are there" in done.stdout and done.stdout.count("kill -9 ") == 3
+    assert done.stdout.endswith("without fad: identical.\n")
+
+
 def test_not_registered_model(client):
     model = families.model("llama")
     with pytest.raises(RuntimeError, match="attn_implementation"):
@@ -274,6 +321,7 @@ import sys, torch, faclient
 sys.path.insert(0, sys.argv[2])
 import families, faclient.transformers as fad
 fad.register()
+torch.set_num_threads(1)  # the models are small
 model = families.model(sys.argv[3])
 model.set_attn_implementation("fad")
 client = faclient.connect(sys.argv[1])

@@ -1,22 +1,40 @@
-"""python -m faclient status: what the daemon is doing, by its own factl."""
+"""python -m faclient: status, demo."""
 import os
 import sys
 
+_USAGE = """\
+Usage: python -m faclient COMMAND
+  status [OPTION]...  what the daemon is doing; options are those of factl status
+  demo                two programs, one prompt, one KV cache, and kill -9 (half a minute;
+                      needs PyTorch and Transformers)
+"""
 
-def main() -> int:
+
+def _status(options) -> int:
     program = os.path.join(os.path.dirname(__file__), "bin", "factl")
-    arguments = sys.argv[1:]
-    if arguments[:1] != ["status"]:
-        print("Usage: python -m faclient status [OPTION]...\nOptions are those of factl status.",
-              file=sys.stdout if arguments[:1] in (["-h"], ["--help"]) else sys.stderr)
-        return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
     if not os.access(program, os.X_OK):
         program = "factl"
     try:
-        os.execvp(program, [program, *arguments])
+        os.execvp(program, [program, "status", *options])
     except OSError as error:
         print(f"faclient: {program}: {error.strerror}", file=sys.stderr)
         return 1
 
 
-sys.exit(main())
+def main() -> int:
+    command, *options = sys.argv[1:] or [""]
+    if command == "status":
+        return _status(options)
+    if command == "demo":
+        from . import demo
+        if options[:1] == ["--worker"] and len(options) == 3:
+            return demo.worker(*options[1:])
+        if not options:
+            return demo.main()
+    asked = command in ("-h", "--help")
+    print(_USAGE, end="", file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

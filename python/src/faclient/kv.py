@@ -20,7 +20,8 @@ def _fields(struct, kind):
 
 
 class Cache:
-    """Pages of keys and values of one model's layers, in the daemon."""
+    """Pages of keys and values of one model's layers, in the daemon. Without a name it ends with
+    this object and its sequences'."""
 
     def __init__(self, client, number: int, name: str | None, info: dict):
         self.client, self.number, self.name = client, number, name
@@ -28,6 +29,10 @@ class Cache:
         self.head_dim, self.head_dim_v = info["head_dim"], info["head_dim_v"]
         self.page_tokens = info["page_tokens"]
         self.dtype = {n: text for text, (n, _) in DTYPES.items()}[info["dtype"]]
+        self._finalizer = weakref.finalize(self, lib.fa_cache_remove, client._handle, number)
+        self._finalizer.atexit = False
+        if name is not None:
+            self._finalizer.detach()
 
     @classmethod
     def _open(cls, client, name, *, layers: int, kv_heads: int, head_dim: int,
@@ -56,7 +61,7 @@ class Cache:
                 break
             except errors.Exists:
                 continue  # another process was faster
-        found = cls(client, out[0], name, wanted | {"size": 0})
+        found = cls(client, out[0], name, wanted)
         info = found.info()
         for key, value in wanted.items():
             if info[key] != value:
@@ -72,13 +77,14 @@ class Cache:
 
     def remove(self) -> None:
         """Removes the cache with all its sequences."""
+        self._finalizer.detach()
         check(lib.fa_cache_remove(self.client._handle, self.number))
 
     def sequence(self) -> Sequence:
         """A new, empty sequence. It ends with the object unless it gets a name."""
         out = ffi.new("uint64_t *")
         check(lib.fa_sequence_create(self.client._handle, self.number, out))
-        return Sequence(self.client, out[0])
+        return Sequence(self.client, out[0], cache=self)
 
     def attach(self, tokens, *, extra: bytes = b"", shared: bool = False) -> Sequence:
         """A new sequence of the longest prefix of these tokens that anybody published, in whole
@@ -98,8 +104,9 @@ class Cache:
 class Sequence:
     """A sequence of tokens in a cache."""
 
-    def __init__(self, client, number: int, owned: bool = True):
+    def __init__(self, client, number: int, owned: bool = True, cache: Cache | None = None):
         self.client, self.number = client, number
+        self._cache = cache  # lives as long
         self._finalizer = weakref.finalize(self, lib.fa_sequence_remove, client._handle, number)
         self._finalizer.atexit = False
         if not owned:
@@ -123,7 +130,7 @@ class Sequence:
         out = ffi.new("uint64_t *")
         check(lib.fa_sequence_fork(self.client._handle, self.number,
                                    _ALL if tokens is None else tokens, out))
-        return Sequence(self.client, out[0])
+        return Sequence(self.client, out[0], cache=self._cache)
 
     def truncate(self, tokens: int) -> None:
         """Removes all tokens from this number on."""

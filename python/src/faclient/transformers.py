@@ -139,6 +139,7 @@ class FadCache(_Cache):
         self._cache = None
         self._rows = []     # sequences
         self._lengths = []  # their tokens, without padding
+        self._valid = None  # [rows, tokens], which are no padding; None: all
         self._pass = None
         layers = [_Layer(self, i) for i in range(self.config.num_hidden_layers)]
         super().__init__(layers=layers)
@@ -150,7 +151,7 @@ class FadCache(_Cache):
 
     def reset(self):
         self._end_pass()
-        self._rows, self._lengths, self.tokens = [], [], 0
+        self._rows, self._lengths, self._valid, self.tokens = [], [], None, 0
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes -tokens_to_remove tokens from the end of every row. In releases whose `crop`
@@ -165,10 +166,12 @@ class FadCache(_Cache):
         remove = min(max(remove, 0), self.tokens)
         if not remove:
             return
-        for i, sequence in enumerate(self._rows):
-            self._lengths[i] = max(self._lengths[i] - remove, 0)
-            sequence.truncate(self._lengths[i])
         self.tokens -= remove
+        if self._valid is not None:
+            self._valid = self._valid[:, :self.tokens]
+        for i, sequence in enumerate(self._rows):
+            self._lengths[i] = self.tokens if self._valid is None else int(self._valid[i].sum())
+            sequence.truncate(self._lengths[i])
 
     def reorder_cache(self, beam_idx):
         self._select([int(i) for i in beam_idx])
@@ -191,6 +194,8 @@ class FadCache(_Cache):
             rows.append(self._rows[i].fork() if i in used else self._rows[i])
             used.add(i)
         self._lengths = [self._lengths[i] for i in indices]
+        if self._valid is not None:
+            self._valid = self._valid[indices]
         self._rows = rows
 
     # ---- prefixes
@@ -232,9 +237,12 @@ class FadCache(_Cache):
         return length
 
     def publish(self, tokens, row: int = 0) -> int:
-        """Publishes a row's pages, of which these are the tokens without padding; more tokens
-        than the cache has are ignored. Returns the number of newly published pages."""
-        tokens = torch.as_tensor(tokens).reshape(-1)[:self._lengths[row]]
+        """Publishes a row's pages. tokens: the row from its beginning, as generate() took or
+        returned it, with its padding; what is beyond the cache is ignored. Returns the number of
+        newly published pages."""
+        tokens = torch.as_tensor(tokens).reshape(-1)[:self.tokens]
+        if self._valid is not None:
+            tokens = tokens[self._valid[row, :tokens.numel()].to(tokens.device)]
         return self._rows[row].publish(tokens, extra=self.identity, shared=self._shared)
 
     # ---- a pass through the layers
@@ -266,10 +274,22 @@ class FadCache(_Cache):
         out = current.attend(index, query, key, value, mask, options)
         if current.done == len(self.layers):
             current.commit()
+            self._keep_valid(current)
             self._lengths = [n + m for n, m in zip(self._lengths, current.n_new)]
             self.tokens += current.width
             self._pass = None
         return out
+
+
+    def _keep_valid(self, current):
+        if self._valid is None and current.valid is None:
+            return
+        shape = (current.batch, current.width)
+        new = torch.ones(shape, dtype=torch.bool) if current.valid is None else \
+            current.valid.cpu()
+        old = self._valid if self._valid is not None else \
+            torch.ones(current.batch, self.tokens, dtype=torch.bool)
+        self._valid = torch.cat([old, new], 1)
 
 
 class _Pass:
@@ -281,6 +301,7 @@ class _Pass:
         self.appended = []  # keys and values of the layers so far
         self.valid = None   # which new tokens are no padding; None: all
         self.n_new = None
+        self.has_holes = False
 
     def _begin(self):
         cache = self.cache
@@ -313,12 +334,15 @@ class _Pass:
         batch, heads, width, _ = query.shape
         cache._open(key.shape[1], key.shape[3], value.shape[3], key.dtype)
         if self.n_new is None:
-            self._find_padding(mask)
             while len(cache._rows) < batch:
                 cache._rows.append(cache._cache.sequence())
                 cache._lengths.append(0)
             if len(cache._rows) != batch:
                 raise ValueError(f"the pass has {batch} rows, and the cache {len(cache._rows)}")
+            self._find_padding(mask)
+        if self.has_holes and options["window"]:
+            raise NotImplementedError("the attention mask hides tokens between others, which fad "
+                                      "does not count in a window")
         q, k, v = (self._flatten(x) for x in (query, key, value))
         out = q.new_empty((q.shape[0], heads, value.shape[3]))
         if q.shape[0]:
@@ -338,7 +362,17 @@ class _Pass:
         if mask.dim() != 2:
             raise NotImplementedError(f"an attention mask has {mask.dim()} dimensions; fad takes "
                                       "causal masks, windows and padding only")
-        valid = mask[:, -self.width:].bool()
+        mask = mask.bool()
+        past, valid = mask[:, :-self.width], mask[:, -self.width:]
+        for row, (n, length) in enumerate(zip(past.sum(1).tolist(), self.cache._lengths)):
+            if n != length:
+                raise ValueError(
+                    f"the attention mask shows {n} earlier tokens of row {row}, and the cache has "
+                    f"{length}; generate() hides tokens that equal the padding's unless it is "
+                    "given an attention_mask")
+        first = mask.int().argmax(1)
+        last = mask.shape[1] - 1 - mask.flip(1).int().argmax(1)
+        self.has_holes = bool((mask.sum(1) < last - first + 1).any())
         self.n_new = valid.sum(1).tolist()
         if not valid.all():
             self.valid = valid
