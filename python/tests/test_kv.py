@@ -120,6 +120,8 @@ print(sequence.publish(range(1000, 1050)), test_kv.read(cache, sequence.fork(48)
     sequence = cache.attach(list(range(1000, 1060)))
     assert sequence.length == 48
     assert read(cache, sequence).tobytes().hex() == done[1]
+    assert cache.find(range(1000, 1060)) == 48 and cache.find(range(1000, 1030)) == 16
+    assert cache.find(range(1000, 1060), extra=b"other model") == cache.find([]) == 0
     assert cache.attach(range(1000, 1048), extra=b"other model").length == 0
     assert cache.attach([7] * 100).length == 0
     assert cache.attach([]).length == 0

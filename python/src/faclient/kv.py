@@ -93,12 +93,30 @@ class Cache:
         sequence.attach(tokens, extra=extra, shared=shared)
         return sequence
 
+    def find(self, tokens, *, extra: bytes = b"", shared: bool = False) -> int:
+        """How many leading tokens attach() would find now. Changes nothing."""
+        prefix, kept = _prefix(tokens, extra, shared)
+        out = ffi.new("uint64_t *")
+        check(lib.fa_prefix_find(self.client._handle, self.number, prefix, out))
+        del kept
+        return out[0]
+
     def step(self, items: Mapping[Sequence, int] | Iterable[tuple[Sequence, int]]) -> Step:
         """Begins a step that appends so many tokens to each sequence. A context manager: its end
         commits, an exception aborts."""
         if isinstance(items, Mapping):
             items = items.items()
         return Step(self, list(items))
+
+
+def _prefix(tokens, extra, shared):
+    """A struct fa_prefix, and what must outlive the call."""
+    array = np.ascontiguousarray(_integers(tokens), np.uint32)
+    data = ffi.from_buffer("char[]", bytes(extra)) if extra else ffi.NULL
+    prefix = new("fa_prefix", n_tokens=array.size, extra=data, extra_bytes=len(extra),
+                 tokens=ffi.cast("uint32_t *", array.ctypes.data),
+                 flags=lib.FA_PREFIX_SHARED if shared else 0)
+    return prefix, (array, data)
 
 
 class Sequence:
@@ -142,16 +160,8 @@ class Sequence:
         check(lib.fa_sequence_drop_before(self.client._handle, self.number, first, out))
         return out[0]
 
-    def _prefix(self, tokens, extra, shared):
-        array = np.ascontiguousarray(_integers(tokens), np.uint32)
-        data = ffi.from_buffer("char[]", bytes(extra)) if extra else ffi.NULL
-        prefix = new("fa_prefix", n_tokens=array.size, extra=data, extra_bytes=len(extra),
-                     tokens=ffi.cast("uint32_t *", array.ctypes.data),
-                     flags=lib.FA_PREFIX_SHARED if shared else 0)
-        return prefix, (array, data)
-
     def attach(self, tokens, *, extra: bytes = b"", shared: bool = False) -> int:
-        prefix, kept = self._prefix(tokens, extra, shared)
+        prefix, kept = _prefix(tokens, extra, shared)
         out = ffi.new("uint64_t *")
         check(lib.fa_sequence_attach(self.client._handle, self.number, prefix, out))
         del kept
@@ -160,7 +170,7 @@ class Sequence:
     def publish(self, tokens, *, extra: bytes = b"", shared: bool = False) -> int:
         """Says which tokens the sequence holds, so that others find its full pages. Wrong tokens
         corrupt their results. Returns the number of newly published pages."""
-        prefix, kept = self._prefix(tokens, extra, shared)
+        prefix, kept = _prefix(tokens, extra, shared)
         out = ffi.new("uint64_t *")
         check(lib.fa_sequence_publish(self.client._handle, self.number, prefix, out))
         del kept
