@@ -50,7 +50,7 @@
  * buffers and streams of the client again. It waits up to fa_options.reconnect_ns; of these up to
  * 200 ms if the socket refuses access (-EACCES). Handles and tickets stay valid, and memory keeps
  * its contents. A request that could not be sent before the connection was lost is sent to the new
- * daemon. fa_client_state() and fa_info.generation tell of a loss. faclient_kv.h says what happens
+ * daemon. faclient_kv.h lists calls that repeat themselves once. fa_client_state() and fa_info.generation tell of a loss. faclient_kv.h says what happens
  * to the KV cache.
  *
  * Units: lengths in tokens, strides in elements, sizes and offsets in bytes, times in nanoseconds.

@@ -24,6 +24,14 @@
  * fa_sequence_info.step is the step's number. If the session could not be resumed (fa_info.resumed
  * is less than fa_info.reconnects), the client's objects without a name are lost: -ESTALE.
  *
+ * These calls may be made twice without harm, and repeat themselves once if the connection is lost
+ * before the answer: fa_cache_find(), fa_cache_find_of(), fa_cache_info(), fa_sequence_find(),
+ * fa_sequence_find_of(), fa_sequence_info(), fa_sequence_truncate(), fa_sequence_drop_before(),
+ * fa_sequence_publish() (which then may count pages that it published as not new),
+ * fa_sequence_attach(), fa_prefix_find() and fa_step_begin(). They return -ECONNRESET only if the
+ * connection is lost twice, or fa_options.reconnect_ns forbids to reconnect. All other calls of
+ * this header return it if it is unknown whether they were carried out.
+ *
  * Besides the errors named at each function and in faclient.h, functions that take a number or name
  * of a cache or sequence may return
  *   -EINVAL  the number is a sequence's where a cache is expected, or the reverse

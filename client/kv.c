@@ -57,6 +57,27 @@ int fa_kv_explain(const struct fa_client *client, int r)
 	                             "daemon was restarted, with all its objects without a name");
 }
 
+/* Returns true if a second message does no harm, whether or not the first one was handled. Steps
+ * end with their connection, so a second StepBegin finds none of the first. A second SequenceAttach
+ * is refused if the first was handled; fa_sequence_attach() finds that out. */
+static bool is_repeatable(enum fa_wire_type type)
+{
+	switch (type) {
+	case FA_WIRE_CACHE_FIND:
+	case FA_WIRE_SEQUENCE_FIND:
+	case FA_WIRE_SEQUENCE_INFO:
+	case FA_WIRE_SEQUENCE_TRUNCATE:
+	case FA_WIRE_SEQUENCE_DROP:
+	case FA_WIRE_SEQUENCE_PUBLISH:
+	case FA_WIRE_SEQUENCE_ATTACH:
+	case FA_WIRE_PREFIX_FIND:
+	case FA_WIRE_STEP_BEGIN:
+		return true;
+	default:
+		return false;
+	}
+}
+
 int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool by_number,
                struct fa_client_call *call)
 {
@@ -66,6 +87,12 @@ int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool b
 	if (r < 0)
 		return r;
 	r = fa_call_run(client, message, NULL, 0, true, call);
+	if (r == -ECONNRESET && is_repeatable(message->type)) {
+		r = fa_client_reconnect(client, client->reconnect_ns);
+		if (r == 0)
+			r = fa_call_run(client, message, NULL, 0, true, call);
+		call->repeated = true;
+	}
 	if (r == 0 && call->expect == FA_WIRE_SEQUENCE_REPLY)
 		fa_kv_learn(client, call->sequence.sequence, call->sequence.cache);
 	if (by_number)

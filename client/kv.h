@@ -6,7 +6,8 @@
 
 #include <stdbool.h>
 
-/* Sends @message and waits for the reply. Called without the mutex. @by_number: the message names
+/* Sends @message and waits for the reply; once more if the connection is lost before that and the
+ * message can be repeated, which sets @call->repeated. Called without the mutex. @by_number: the message names
  * an object by number, and -ENOENT becomes -ESTALE if a session was lost. */
 int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool by_number,
                struct fa_client_call *call);

@@ -46,6 +46,7 @@ struct fa_client_call {
 	int fd;                         /* first descriptor of the reply, owned; or -1 */
 	int second_fd;                  /* second descriptor, owned; or -1 */
 	bool done;
+	bool repeated; /* the message was sent again, after a lost connection (fa_kv_call()) */
 	int status;
 	uint32_t epoch; /* the connection that the message was sent over */
 	struct fa_error error;

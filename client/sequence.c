@@ -207,6 +207,9 @@ static int ask_with_tokens(struct fa_client *client, struct fa_wire_message *mes
 		*n_tokens = (size_t)prefix->n_tokens;
 	} else {
 		r = fa_buffer_new(client->handle, prefix->n_tokens * sizeof(uint32_t), 0, &buffer);
+		if (r == -ECONNRESET)
+			r = fa_buffer_new(client->handle, prefix->n_tokens * sizeof(uint32_t), 0,
+			                  &buffer);
 		if (r < 0)
 			return r;
 		memcpy(fa_buffer_data(buffer), prefix->tokens, prefix->n_tokens * sizeof(uint32_t));
@@ -252,6 +255,29 @@ int fa_sequence_publish(struct fa_client *handle, uint64_t sequence, const struc
 	return 0;
 }
 
+/*
+ * Tells whether a repeated SequenceAttach was refused because the first one was handled: then the
+ * sequence has tokens, no step wrote to it, and the prefix is found at least as long. Returns the
+ * result of the call, @refused if it was not handled.
+ */
+static int recognise_attached(struct fa_client *client, uint64_t sequence,
+                              const struct fa_prefix *prefix, int refused, uint64_t *ret_tokens)
+{
+	struct fa_sequence_info info = { .size = sizeof(info) };
+	struct fa_error error;
+	uint64_t found = 0;
+	int r;
+
+	(void)fa_fail(&error, refused, "%s", fa_error());
+	r = fa_sequence_info(client->handle, sequence, &info);
+	if (r == 0 && info.length && !info.step && !info.first && info.length <= prefix->n_tokens)
+		r = fa_prefix_find(client->handle, info.cache, prefix, &found);
+	if (r < 0 || !found || found < info.length)
+		return fa_error_copy(refused, &error);
+	*ret_tokens = info.length;
+	return 0;
+}
+
 int fa_sequence_attach(struct fa_client *handle, uint64_t sequence, const struct fa_prefix *prefix,
                        uint64_t *ret_tokens)
 {
@@ -277,6 +303,8 @@ int fa_sequence_attach(struct fa_client *handle, uint64_t sequence, const struct
 	wire->n_extra = (size_t)prefix->extra_bytes;
 	r = ask_with_tokens(client, &message, prefix, &wire->tokens, &wire->n_tokens,
 	                    &wire->tokens_view, &call);
+	if (r == -EINVAL && call.repeated)
+		r = recognise_attached(client, sequence, prefix, r, &call.sequence.matched);
 	if (r < 0)
 		return r;
 	if (ret_tokens)

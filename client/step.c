@@ -149,7 +149,7 @@ static bool can_begin_by_ring(const struct fa_client *client)
 }
 
 /* Called with the mutex held. Returns 1 if a packet has to be sent instead: the connection was
- * lost, or its ring cannot be used. */
+ * lost, and any step with it, or its ring cannot be used. */
 static int begin_by_ring(struct fa_client *client, const struct fa_wire_message *message,
                          struct fa_step *step)
 {
@@ -171,7 +171,7 @@ static int begin_by_ring(struct fa_client *client, const struct fa_wire_message 
 	if (r == -EAGAIN && client->streams[BEGIN_STREAM].finished < value)
 		return fa_call_timed_out(client, FA_WIRE_STEP_BEGIN);
 	if (client->state == FA_CLIENT_LOST || client->epoch != epoch)
-		return fa_client_lost_error(client);
+		return client->lost_code == -ECONNRESET ? 1 : fa_client_lost_error(client);
 	if (r == 0 && !step->number)
 		return fa_error_set(-EPROTO, "the daemon did not say the number of step %" PRIu32,
 		                    step->id);
