@@ -145,6 +145,18 @@ class Client:
             raise
         check(r)
 
+    def _drive(self, work):
+        """Runs work that yields the tickets it waits for, and returns its result."""
+        try:
+            ticket = next(work)
+            while True:
+                self._wait(ticket)
+                ticket = work.send(None)
+        except StopIteration as end:
+            return end.value
+        finally:
+            work.close()
+
     def attention(self, q, k, v, *, out=None, causal: bool = False, window=None,
                   scale: float | None = None, softcap: float = 0.0, sinks=None,
                   alibi_slopes=None, lse=None, timeout: float | None = None):
@@ -154,6 +166,11 @@ class Client:
         bfloat16; numpy arrays (bfloat16: torch only) or torch tensors of the CPU. window: (left,
         right), -1: all. Returns out, which is new unless given.
         """
+        return self._drive(self._attention(q, k, v, out, causal, window, scale, softcap, sinks,
+                                           alibi_slopes, lse, timeout))
+
+    def _attention(self, q, k, v, out=None, causal=False, window=None, scale=None, softcap=0.0,
+                   sinks=None, alibi_slopes=None, lse=None, timeout=None):
         ops = [Operand(q, "q"), Operand(k, "k"), Operand(v, "v")]
         for op in ops:
             if len(op.shape) != 4:
@@ -173,7 +190,7 @@ class Client:
             for op, field in zip(ops + outs, ("q", "k", "v", "out", "lse")):
                 op.fill(getattr(request, field))
             check(lib.fa_attention(self._handle, request, ticket))
-            self._wait(ticket)
+            yield ticket
         del kept
         return out
 

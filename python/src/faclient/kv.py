@@ -238,6 +238,11 @@ class Step:
         of all items, in their order. q None: appends only, and returns None. k_new and v_new
         None: they were appended before.
         """
+        return self.client._drive(self._attend(layer, q, k_new, v_new, out, causal, window, scale,
+                                               softcap, sinks, alibi_slopes, timeout))
+
+    def _attend(self, layer, q, k_new, v_new, out=None, causal=True, window=None, scale=None,
+                softcap=0.0, sinks=None, alibi_slopes=None, timeout=None):
         ops, fields = [], []
         for x, name in ((q, "q"), (k_new, "k_new"), (v_new, "v_new")):
             if x is None:
@@ -267,15 +272,18 @@ class Step:
             for op, field in zip(ops + outs, [*fields, "out"]):
                 op.fill(getattr(request, field))
             check(lib.fa_step_attend(self._handle, request, ticket))
-            self.client._wait(ticket)
+            yield ticket
         del kept
         return out
 
     def commit(self) -> None:
         """Ends the step; its tokens then outlive the daemon."""
+        self.client._drive(self._commit())
+
+    def _commit(self):
         ticket = ffi.new("struct fa_ticket *")
         check(lib.fa_step_commit(self._handle, ffi.NULL, ticket))
-        self.client._wait(ticket)
+        yield ticket
         self.close()
 
     def close(self) -> None:

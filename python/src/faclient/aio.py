@@ -1,0 +1,123 @@
+"""The same for asyncio: requests are awaited, everything else is as in `faclient.Client`.
+
+    async with faclient.aio.connect(spawn=True) as client:
+        out = await client.attention(q, k, v)
+        async with client.step(cache, {sequence: n}) as step:
+            out = await step.attend(layer, q, k, v)
+
+What the daemon answers at once (caches, sequences, the beginning of a step) blocks the loop for
+microseconds. A client belongs to the loop in which it was entered.
+"""
+from __future__ import annotations
+
+import asyncio
+import errno
+
+from . import client as _client
+from . import kv as _kv
+from ._lib import check, ffi, lib
+
+_FOREVER = 2**64 - 1
+
+
+class Client:
+    """A connection whose requests are awaited. `sync` is the client itself, for caches and
+    sequences."""
+
+    def __init__(self, sync: _client.Client):
+        self.sync = sync
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._fd = -1
+        self._waiting: set[asyncio.Future] = set()
+
+    async def __aenter__(self) -> Client:
+        self._loop = asyncio.get_running_loop()
+        self._fd = check(lib.fa_fd(self.sync._handle))
+        self._loop.add_reader(self._fd, self._dispatch)
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._loop is not None and self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+        self._fd = -1
+        self._wake()
+        self.sync.close()
+
+    def _dispatch(self) -> None:
+        lib.fa_dispatch(self.sync._handle)
+        self._wake()
+
+    def _wake(self) -> None:
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+        self._waiting.clear()
+
+    async def _wait(self, ticket) -> None:
+        handle = self.sync._handle
+        try:
+            while True:
+                r = lib.fa_wait(handle, ticket, 0, ffi.NULL)
+                if r != -errno.EAGAIN:
+                    break
+                future = self._loop.create_future()
+                self._waiting.add(future)
+                await future
+        except BaseException:
+            # The daemon must let go of the memory before its arrays may be freed.
+            lib.fa_cancel(handle, ticket)
+            lib.fa_wait(handle, ticket, _FOREVER, ffi.NULL)
+            raise
+        check(r)
+
+    async def _drive(self, work):
+        if self._loop is None:
+            raise RuntimeError("the client has not been entered: use `async with`")
+        try:
+            ticket = next(work)
+            while True:
+                await self._wait(ticket)
+                ticket = work.send(None)
+        except StopIteration as end:
+            return end.value
+        finally:
+            work.close()
+
+    async def attention(self, q, k, v, **options):
+        """As Client.attention()."""
+        return await self._drive(self.sync._attention(q, k, v, **options))
+
+    def step(self, cache: _kv.Cache, items) -> Step:
+        """As Cache.step()."""
+        return Step(self, cache.step(items))
+
+
+class Step:
+    """A step whose requests are awaited. Leaving it commits, an exception aborts."""
+
+    def __init__(self, client: Client, sync: _kv.Step):
+        self.client, self.sync = client, sync
+
+    async def __aenter__(self) -> Step:
+        return self
+
+    async def __aexit__(self, kind, *_) -> None:
+        if kind is None and self.sync._finalizer.alive:
+            await self.commit()
+        else:
+            self.sync.close()
+
+    async def attend(self, layer: int, q, k_new, v_new, **options):
+        """As Step.attend()."""
+        return await self.client._drive(self.sync._attend(layer, q, k_new, v_new, **options))
+
+    async def commit(self) -> None:
+        await self.client._drive(self.sync._commit())
+
+
+def connect(socket: str | None = None, **options) -> Client:
+    """As faclient.connect()."""
+    return Client(_client.connect(socket, **options))

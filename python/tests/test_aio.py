@@ -1,0 +1,81 @@
+"""asyncio: many requests at once, cancellation, steps."""
+import asyncio
+
+import numpy as np
+import pytest
+
+import faclient.aio
+from test_client import reference, tensors
+from test_kv import SHAPE, rows
+
+
+def test_many_at_once():
+    async def main():
+        async with faclient.aio.connect(private=True) as client:
+            inputs = [tensors(seed=i) for i in range(40)]
+            outs = await asyncio.gather(*(client.attention(*x, causal=True) for x in inputs))
+            for out, x in zip(outs, inputs):
+                assert np.abs(out - reference(*x, causal=True)).max() < 1e-5
+    asyncio.run(main())
+
+
+def test_loop_goes_on_and_cancel():
+    async def main():
+        async with faclient.aio.connect(private=True) as client:
+            long = tensors(batch=1, n_q=4096, n_k=16384, heads=8, kv_heads=8, dim=64)
+            task = asyncio.create_task(client.attention(*long))
+            turns = 0
+            while turns < 20:
+                await asyncio.sleep(0.001)
+                turns += 1
+            if not task.done():
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            x = tensors()
+            assert np.abs(await client.attention(*x) - reference(*x)).max() < 1e-5
+    asyncio.run(main())
+
+
+def test_steps():
+    async def main():
+        async with faclient.aio.connect(private=True) as client:
+            cache = client.sync.cache(**SHAPE)
+            sequence = cache.sequence()
+            q, k, v = rows(20, 1, 4), rows(20, 2), rows(20, 3)
+            async with client.step(cache, {sequence: 20}) as step:
+                outs = await asyncio.gather(*(step.attend(i, q, k, v) for i in range(2)))
+            expected = reference(q[None], k[None], v[None], causal=True)[0]
+            assert np.abs(outs[1] - expected).max() < 1e-5 and sequence.length == 20
+            with pytest.raises(KeyError):
+                async with client.step(cache, {sequence: 1}):
+                    raise KeyError
+            assert sequence.length == 20
+            with pytest.raises(faclient.InvalidArgument):
+                async with client.step(cache, {sequence: 1}) as step:
+                    await step.attend(5, None, k[:1], v[:1])
+    asyncio.run(main())
+
+
+def test_lost_daemon():
+    """A daemon's death ends what is awaited."""
+    import os
+    import signal
+
+    async def main():
+        async with faclient.aio.connect(private=True) as client:
+            long = tensors(batch=1, n_q=4096, n_k=16384, heads=8, kv_heads=8, dim=64)
+            task = asyncio.create_task(client.attention(*long))
+            await asyncio.sleep(0.05)
+            if not task.done():
+                os.kill(client.sync.info()["pid"], signal.SIGKILL)
+                with pytest.raises(faclient.DaemonLost):
+                    await task
+    asyncio.run(main())
+
+
+def test_not_entered():
+    client = faclient.aio.connect(private=True)
+    with pytest.raises(RuntimeError, match="async with"):
+        asyncio.run(client.attention(*tensors()))
+    client.sync.close()
