@@ -248,7 +248,7 @@ def test_publish_padded_rows(client):
 
 
 def test_demo():
-    done = run_python("import faclient.demo, sys; sys.exit(faclient.demo.main())", timeout=400)
+    done = run_python("import faclient._demo, sys; sys.exit(faclient._demo.main())", timeout=400)
     assert "592 of 600 tokens are there" in done.stdout and done.stdout.count("kill -9 ") == 3
     assert done.stdout.endswith("without fad: identical.\n")
 

@@ -26,7 +26,7 @@ def main() -> int:
     if command == "status":
         return _status(options)
     if command == "demo":
-        from . import demo
+        from . import _demo as demo
         if options[:1] == ["--worker"] and len(options) == 3:
             return demo.worker(*options[1:])
         if not options:

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from . import client as _client
 from . import kv as _kv
@@ -24,7 +27,9 @@ class Client:
     """A connection whose requests are awaited. `sync` is the client itself, for caches and
     sequences."""
 
-    def __init__(self, sync: _client.Client):
+    sync: _client.Client
+
+    def __init__(self, sync: _client.Client) -> None:
         self.sync = sync
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fd = -1
@@ -36,10 +41,12 @@ class Client:
         self._loop.add_reader(self._fd, self._dispatch)
         return self
 
-    async def __aexit__(self, *_) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                        trace: types.TracebackType | None) -> None:
         self.close()
 
     def close(self) -> None:
+        """Disconnects; what is awaited ends with an error."""
         if self._loop is not None and self._fd >= 0:
             self._loop.remove_reader(self._fd)
         self._fd = -1
@@ -86,11 +93,12 @@ class Client:
         finally:
             work.close()
 
-    async def attention(self, q, k, v, **options):
+    async def attention(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         """As Client.attention()."""
         return await self._drive(self.sync._attention(q, k, v, **options))
 
-    def step(self, cache: _kv.Cache, items) -> Step:
+    def step(self, cache: _kv.Cache, items: Mapping[_kv.Sequence, int] |
+             Iterable[tuple[_kv.Sequence, int]]) -> Step:
         """As Cache.step()."""
         return Step(self, cache.step(items))
 
@@ -98,26 +106,31 @@ class Client:
 class Step:
     """A step whose requests are awaited. Leaving it commits, an exception aborts."""
 
-    def __init__(self, client: Client, sync: _kv.Step):
+    client: Client
+    sync: _kv.Step
+
+    def __init__(self, client: Client, sync: _kv.Step) -> None:
         self.client, self.sync = client, sync
 
     async def __aenter__(self) -> Step:
         return self
 
-    async def __aexit__(self, kind, *_) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                        trace: types.TracebackType | None) -> None:
         if kind is None and self.sync._finalizer.alive:
             await self.commit()
         else:
             self.sync.close()
 
-    async def attend(self, layer: int, q, k_new, v_new, **options):
+    async def attend(self, layer: int, q: Any, k_new: Any, v_new: Any, **options: Any) -> Any:
         """As Step.attend()."""
         return await self.client._drive(self.sync._attend(layer, q, k_new, v_new, **options))
 
     async def commit(self) -> None:
+        """As Step.commit()."""
         await self.client._drive(self.sync._commit())
 
 
-def connect(socket: str | None = None, **options) -> Client:
+def connect(socket: str | None = None, **options: Any) -> Client:
     """As faclient.connect()."""
     return Client(_client.connect(socket, **options))

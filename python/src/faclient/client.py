@@ -7,11 +7,19 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Sequence as _Items
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ._lib import check, ffi, lib, new, string
-from .memory import Buffers, Operand, dtype_name, is_torch, placed
+from ._memory import Buffers, Operand, dtype_name, is_torch, placed
+
+if TYPE_CHECKING:
+    import types
+
+    from .kv import Cache, Sequence
 
 _FOREVER = 2**64 - 1
 #: How long the library waits before Python looks for signals.
@@ -59,7 +67,7 @@ def connect(socket: str | None = None, *, spawn: bool = False, private: bool = F
 class Client:
     """A connection. Any number of threads may use it. A context manager."""
 
-    def __init__(self, handle):
+    def __init__(self, handle: Any) -> None:
         self._handle = handle
         self._finalizer = weakref.finalize(self, lib.fa_disconnect, handle)
         self._finalizer.atexit = False
@@ -73,22 +81,26 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: types.TracebackType | None) -> None:
         self.close()
 
     @property
     def closed(self) -> bool:
+        """True after close()."""
         return not self._finalizer.alive
 
     @property
     def socket(self) -> str:
+        """The path of the daemon's socket."""
         path = lib.fa_socket_path(self._handle)
         return ffi.string(path).decode() if path else ""
 
     def ping(self) -> None:
+        """One empty round trip."""
         check(lib.fa_ping(self._handle))
 
-    def info(self) -> dict:
+    def info(self) -> dict[str, Any]:
         """What the daemon said at the last connect, by the names of struct fa_info."""
         info = new("fa_info")
         check(lib.fa_info(self._handle, info))
@@ -102,7 +114,7 @@ class Client:
                 values[field] = value
         return values
 
-    def status(self) -> dict:
+    def status(self) -> dict[str, Any]:
         """The daemon's state, as `factl status --json` prints it."""
         out = ffi.new("char **")
         check(lib.fa_status(self._handle, out))
@@ -112,11 +124,12 @@ class Client:
             lib.fa_free(out[0])
 
     def reconnect(self) -> None:
+        """Reconnects now, if the connection is lost."""
         check(lib.fa_reconnect(self._handle))
 
     # ---- memory
 
-    def empty(self, shape, dtype="float32") -> np.ndarray:
+    def empty(self, shape: int | _Items[int], dtype: Any = "float32") -> npt.NDArray[Any]:
         """A zeroed numpy array that the daemon sees: requests on it copy nothing. bfloat16 is
         shown as uint16; `faclient.torch.empty()` makes tensors."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -157,9 +170,10 @@ class Client:
         finally:
             work.close()
 
-    def attention(self, q, k, v, *, out=None, causal: bool = False, window=None,
-                  scale: float | None = None, softcap: float = 0.0, sinks=None,
-                  alibi_slopes=None, lse=None, timeout: float | None = None):
+    def attention(self, q: Any, k: Any, v: Any, *, out: Any = None, causal: bool = False,
+                  window: tuple[int, int] | None = None, scale: float | None = None,
+                  softcap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None,
+                  lse: Any = None, timeout: float | None = None) -> Any:
         """softmax(scale · q kᵀ) v, as struct fa_attention describes it.
 
         q [batch, n_q, heads, dim], k and v [batch, n_k, kv_heads, dim], of float32, float16 or
@@ -183,7 +197,7 @@ class Client:
         if lse is not None:
             outs.append(Operand(lse, "lse"))
         request = new("fa_attention", scale=scale or 0.0, softcap=softcap)
-        kept = set_options(request, causal, window, sinks, alibi_slopes, timeout,
+        kept = _set_options(request, causal, window, sinks, alibi_slopes, timeout,
                            lib.FA_ATTENTION_CAUSAL, lib.FA_ATTENTION_WINDOW)
         ticket = ffi.new("struct fa_ticket *")
         with placed(self, ops, outs):
@@ -196,12 +210,21 @@ class Client:
 
     # ---- KV caches
 
-    def cache(self, name: str | None = None, **options):
-        """Finds the cache with this name, or creates it. See `faclient.Cache`."""
-        from .kv import Cache
-        return Cache._open(self, name, **options)
+    def cache(self, name: str | None = None, *, layers: int, kv_heads: int, head_dim: int,
+              head_dim_v: int | None = None, dtype: Any = "bfloat16", page_tokens: int = 16,
+              mode: int = 0, ttl: float | None = None, max_pages: int = 0) -> Cache:
+        """Finds the cache with this name, or creates it. Without a name it ends with the object.
 
-    def sequence(self, name: str):
+        page_tokens a power of two from 16 to 256; mode whom a named cache admits (enum fa_mode of
+        faclient_kv.h); ttl seconds after which an unused named cache is removed; max_pages 0: no
+        limit but the pool's.
+        """
+        from .kv import Cache
+        return Cache._open(self, name, layers=layers, kv_heads=kv_heads, head_dim=head_dim,
+                           head_dim_v=head_dim_v, dtype=dtype, page_tokens=page_tokens,
+                           mode=mode, ttl=ttl, max_pages=max_pages)
+
+    def sequence(self, name: str) -> Sequence:
         """Finds a sequence of this user by its name."""
         from .kv import Sequence
         out = ffi.new("uint64_t *")
@@ -209,7 +232,7 @@ class Client:
         return Sequence(self, out[0], owned=False)
 
 
-def set_options(request, causal, window, sinks, alibi_slopes, timeout, causal_flag, window_flag):
+def _set_options(request, causal, window, sinks, alibi_slopes, timeout, causal_flag, window_flag):
     """Sets what attention requests have in common. Returns what must outlive the call."""
     kept = []
     if causal:

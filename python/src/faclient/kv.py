@@ -1,15 +1,17 @@
 """KV caches, sequences and steps."""
 from __future__ import annotations
 
+import types
 import weakref
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from . import errors
 from ._lib import check, ffi, lib, new, string
-from .client import set_options
-from .memory import DTYPES, Operand, dtype_name, is_torch, placed
+from .client import Client, _set_options
+from ._memory import DTYPES, Operand, dtype_name, is_torch, placed
 
 _ALL = 2**64 - 1
 
@@ -23,7 +25,18 @@ class Cache:
     """Pages of keys and values of one model's layers, in the daemon. Without a name it ends with
     this object and its sequences'."""
 
-    def __init__(self, client, number: int, name: str | None, info: dict):
+    client: Client
+    number: int
+    name: str | None
+    layers: int
+    kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    page_tokens: int
+    dtype: str
+
+    def __init__(self, client: Client, number: int, name: str | None,
+                 info: Mapping[str, Any]) -> None:
         self.client, self.number, self.name = client, number, name
         self.layers, self.kv_heads = info["layers"], info["kv_heads"]
         self.head_dim, self.head_dim_v = info["head_dim"], info["head_dim_v"]
@@ -70,7 +83,7 @@ class Cache:
                         "model uses this name")
         return found
 
-    def info(self) -> dict:
+    def info(self) -> dict[str, Any]:
         info = new("fa_cache_info")
         check(lib.fa_cache_info(self.client._handle, self.number, info))
         return _fields(info, "fa_cache_info")
@@ -86,14 +99,14 @@ class Cache:
         check(lib.fa_sequence_create(self.client._handle, self.number, out))
         return Sequence(self.client, out[0], cache=self)
 
-    def attach(self, tokens, *, extra: bytes = b"", shared: bool = False) -> Sequence:
+    def attach(self, tokens: Any, *, extra: bytes = b"", shared: bool = False) -> Sequence:
         """A new sequence of the longest prefix of these tokens that anybody published, in whole
         pages. `Sequence.length` is how many tokens it has; may be 0."""
         sequence = self.sequence()
         sequence.attach(tokens, extra=extra, shared=shared)
         return sequence
 
-    def find(self, tokens, *, extra: bytes = b"", shared: bool = False) -> int:
+    def find(self, tokens: Any, *, extra: bytes = b"", shared: bool = False) -> int:
         """How many leading tokens attach() would find now. Changes nothing."""
         prefix, kept = _prefix(tokens, extra, shared)
         out = ffi.new("uint64_t *")
@@ -122,7 +135,11 @@ def _prefix(tokens, extra, shared):
 class Sequence:
     """A sequence of tokens in a cache."""
 
-    def __init__(self, client, number: int, owned: bool = True, cache: Cache | None = None):
+    client: Client
+    number: int
+
+    def __init__(self, client: Client, number: int, owned: bool = True,
+                 cache: Cache | None = None) -> None:
         self.client, self.number = client, number
         self._cache = cache  # lives as long
         self._finalizer = weakref.finalize(self, lib.fa_sequence_remove, client._handle, number)
@@ -135,7 +152,7 @@ class Sequence:
         check(lib.fa_sequence_info(self.client._handle, self.number, info))
         return info
 
-    def info(self) -> dict:
+    def info(self) -> dict[str, Any]:
         return _fields(self._info(), "fa_sequence_info")
 
     @property
@@ -160,14 +177,14 @@ class Sequence:
         check(lib.fa_sequence_drop_before(self.client._handle, self.number, first, out))
         return out[0]
 
-    def attach(self, tokens, *, extra: bytes = b"", shared: bool = False) -> int:
+    def attach(self, tokens: Any, *, extra: bytes = b"", shared: bool = False) -> int:
         prefix, kept = _prefix(tokens, extra, shared)
         out = ffi.new("uint64_t *")
         check(lib.fa_sequence_attach(self.client._handle, self.number, prefix, out))
         del kept
         return out[0]
 
-    def publish(self, tokens, *, extra: bytes = b"", shared: bool = False) -> int:
+    def publish(self, tokens: Any, *, extra: bytes = b"", shared: bool = False) -> int:
         """Says which tokens the sequence holds, so that others find its full pages. Wrong tokens
         corrupt their results. Returns the number of newly published pages."""
         prefix, kept = _prefix(tokens, extra, shared)
@@ -205,7 +222,12 @@ def _integers(tokens):
 class Step:
     """One pass over new tokens of some sequences."""
 
-    def __init__(self, cache: Cache, items):
+    cache: Cache
+    client: Client
+    n_new: int   #: new tokens of all items
+    number: int  #: Sequence.info()["step"] after the commit
+
+    def __init__(self, cache: Cache, items: list[tuple[Sequence, int]]) -> None:
         self.cache, self.client = cache, cache.client
         self.n_new = sum(n for _, n in items)
         array = ffi.new("struct fa_step_item[]", max(len(items), 1))
@@ -223,15 +245,17 @@ class Step:
     def __enter__(self) -> Step:
         return self
 
-    def __exit__(self, kind, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: types.TracebackType | None) -> None:
         if kind is None and self._finalizer.alive:
             self.commit()
         else:
             self.close()
 
-    def attend(self, layer: int, q, k_new, v_new, *, out=None, causal: bool = True, window=None,
-               scale: float | None = None, softcap: float = 0.0, sinks=None, alibi_slopes=None,
-               timeout: float | None = None):
+    def attend(self, layer: int, q: Any, k_new: Any, v_new: Any, *, out: Any = None,
+               causal: bool = True, window: tuple[int, int] | None = None,
+               scale: float | None = None, softcap: float = 0.0, sinks: Any = None,
+               alibi_slopes: Any = None, timeout: float | None = None) -> Any:
         """Appends a layer's new keys and values and computes attention over all tokens.
 
         q [new, heads, head_dim], k_new and v_new [new, kv_heads, head_dim]; new counts the tokens
@@ -265,7 +289,7 @@ class Step:
         kept = []
         if q is not None:
             request.scale, request.softcap = scale or 0.0, softcap
-            kept = set_options(request, causal, window, sinks, alibi_slopes, timeout,
+            kept = _set_options(request, causal, window, sinks, alibi_slopes, timeout,
                                lib.FA_STEP_CAUSAL, lib.FA_STEP_WINDOW)
         ticket = ffi.new("struct fa_ticket *")
         with placed(self.client, ops, outs):

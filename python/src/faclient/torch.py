@@ -9,11 +9,12 @@ Tensors are on the CPU so far. Those of `empty()` are computed where they lie; o
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from .client import Client, default_client
-from .memory import dtype_name
+from ._memory import dtype_name
 
 _client: Client | None = None
 
@@ -25,10 +26,11 @@ def use(client: Client | None) -> None:
 
 
 def client() -> Client:
+    """The client of this module's functions."""
     return _client or default_client()
 
 
-def empty(*shape, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def empty(*shape: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A zeroed tensor that the daemon sees: requests on it copy nothing."""
     if len(shape) == 1 and not isinstance(shape[0], int):
         shape = tuple(shape[0])
@@ -68,8 +70,10 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: b
     return torch.ops.faclient.attention(q, k, v, is_causal, scale or 0.0, left, right, softcap)
 
 
-def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0,
-                                 is_causal=False, scale=None, enable_gqa=False):
+def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                                 attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
+                                 is_causal: bool = False, scale: float | None = None,
+                                 enable_gqa: bool = False) -> torch.Tensor:
     """A drop-in for torch.nn.functional.scaled_dot_product_attention, without masks and dropout.
 
     With is_causal and fewer queries than keys torch aligns the mask at the top left, which fad

@@ -18,6 +18,7 @@ import hashlib
 import inspect
 import json
 import warnings
+from typing import Any
 
 import torch
 from transformers import AttentionInterface
@@ -27,7 +28,8 @@ from transformers.masking_utils import AttentionMaskInterface, flash_attention_m
 
 from . import errors
 from . import torch as _torch
-from .kv import Step
+from .client import Client
+from .kv import Cache, Sequence, Step
 
 _CROP_REMOVES = "tokens_to_remove" in inspect.signature(_Cache.crop).parameters
 #: How often a pass is repeated after the daemon went away.
@@ -42,7 +44,7 @@ def register(name: str = "fad") -> None:
     AttentionMaskInterface.register(name, flash_attention_mask)
 
 
-def fingerprint(model) -> bytes:
+def fingerprint(model: Any) -> bytes:
     """32 bytes that differ for models that compute different keys and values: from the
     configuration, the names of adapters and every bit of the weights."""
     digest = hashlib.sha256()
@@ -124,8 +126,14 @@ class FadCache(_Cache):
     shared  find prefixes of other tenants that say so, too
     """
 
-    def __init__(self, model, client=None, name: str | None = None, *, ttl: float = 86400.0,
-                 shared: bool = False, page_tokens: int = 16):
+    client: Client
+    config: Any
+    identity: bytes       #: fingerprint(model)
+    device: torch.device
+    tokens: int           #: of the longest row, with padding
+
+    def __init__(self, model: Any, client: Client | None = None, name: str | None = None, *,
+                 ttl: float = 86400.0, shared: bool = False, page_tokens: int = 16) -> None:
         self.client = client or _torch.client()
         self.config = model.config.get_text_config(decoder=True)
         if getattr(self.config, "attention_chunk_size", None):
@@ -133,23 +141,25 @@ class FadCache(_Cache):
                                       "compute")
         self.identity = fingerprint(model)
         self.device = model.device
-        self.tokens = 0  # of the longest row, with padding
+        self.tokens = 0
         self._name = name and f"{name[:40]}-{self.identity.hex()[:16]}"
         self._ttl, self._shared, self._page_tokens = ttl, shared, page_tokens
-        self._cache = None
-        self._rows = []     # sequences
-        self._lengths = []  # their tokens, without padding
-        self._valid = None  # [rows, tokens], which are no padding; None: all
-        self._pass = None
+        self._cache: Cache | None = None
+        self._rows: list[Sequence] = []
+        self._lengths: list[int] = []  # tokens of the rows, without padding
+        self._valid: torch.Tensor | None = None  # [rows, tokens], which are no padding; None: all
+        self._pass: _Pass | None = None
         layers = [_Layer(self, i) for i in range(self.config.num_hidden_layers)]
         super().__init__(layers=layers)
 
     # ---- what Transformers calls
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens of the longest row, with padding."""
         return self.tokens
 
-    def reset(self):
+    def reset(self) -> None:
+        """Forgets all rows."""
         self._end_pass()
         self._rows, self._lengths, self._valid, self.tokens = [], [], None, 0
 
@@ -173,15 +183,18 @@ class FadCache(_Cache):
             self._lengths[i] = self.tokens if self._valid is None else int(self._valid[i].sum())
             sequence.truncate(self._lengths[i])
 
-    def reorder_cache(self, beam_idx):
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Rows become those of the beams."""
         self._select([int(i) for i in beam_idx])
 
-    def batch_select_indices(self, indices):
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keeps these rows."""
         if indices.dtype == torch.bool:
             indices = indices.nonzero()[:, 0]
         self._select([int(i) for i in indices])
 
-    def batch_repeat_interleave(self, repeats: int):
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeats each row."""
         self._select([i for i in range(len(self._rows)) for _ in range(repeats)])
 
     def _select(self, indices):
@@ -221,7 +234,7 @@ class FadCache(_Cache):
             config.hidden_size // config.num_attention_heads
         return heads, dim, dim, config.dtype or torch.get_default_dtype()
 
-    def attach(self, tokens) -> int:
+    def attach(self, tokens: Any) -> int:
         """Fills an empty cache with the longest prefix of one row of tokens that any process
         published, and returns its length; generate() computes the rest. The last token is never
         taken: a model must run at least one."""
@@ -236,7 +249,7 @@ class FadCache(_Cache):
         self._rows, self._lengths, self.tokens = [sequence], [length], length
         return length
 
-    def publish(self, tokens, row: int = 0) -> int:
+    def publish(self, tokens: Any, row: int = 0) -> int:
         """Publishes a row's pages. tokens: the row from its beginning, as generate() took or
         returned it, with its padding; what is beyond the cache is ignored. Returns the number of
         newly published pages."""
@@ -414,9 +427,13 @@ def _plain(query, key, value, mask, options):
     return out
 
 
-def attention_forward(module, query, key, value, attention_mask, scaling=None, dropout=0.0,
-                      sliding_window=None, softcap=None, is_causal=None, s_aux=None,
-                      position_bias=None, **kwargs):
+def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
+                      value: torch.Tensor, attention_mask: torch.Tensor | None,
+                      scaling: float | None = None, dropout: float = 0.0,
+                      sliding_window: int | None = None, softcap: float | None = None,
+                      is_causal: bool | None = None, s_aux: torch.Tensor | None = None,
+                      position_bias: torch.Tensor | None = None,
+                      **kwargs: Any) -> tuple[torch.Tensor, None]:
     """The attention function that register() gives to Transformers."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
         raise RuntimeError("fad computes no gradients: use torch.no_grad() or another "
