@@ -56,6 +56,32 @@ def test_in_place_and_views(client):
     assert np.array_equal(client.attention(q, backwards, v), expected)
 
 
+class Foreign:
+    """An array of another library."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_dlpack(client):
+    q, k, v = tensors()
+    expected = client.attention(q, k, v)
+    assert np.array_equal(client.attention(Foreign(q), Foreign(k), Foreign(v)), expected)
+    shared = client.empty(q.shape)
+    np.from_dlpack(shared)[:] = q
+    assert np.array_equal(client.attention(Foreign(shared), k, v), expected)
+    frozen = np.empty_like(q)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        client.attention(q, k, v, out=frozen)
+
+
 def test_lse_and_window(client):
     q, k, v = tensors(n_q=19)
     lse = np.zeros((2, 4, 19), np.float32)
@@ -200,6 +226,18 @@ threading.Thread(target=lambda: client.attention(array, array, array), daemon=Tr
 print("end")
 """)
     assert done.stdout == "end\n" and "Traceback" not in done.stderr
+
+
+def test_doctor(tmp_path):
+    code = "import sys, faclient._doctor; sys.exit(faclient._doctor.main())"
+    done = run_python(code)
+    assert "no problems" in done.stdout and "computes on" in done.stdout
+    os.environ["FAD_DAEMON"] = str(tmp_path / "none")
+    try:
+        done = run_python(code, check=False)
+    finally:
+        del os.environ["FAD_DAEMON"]
+    assert done.returncode == 1 and "PROBLEM" in done.stdout and "FAD_DAEMON" in done.stdout
 
 
 def test_main():

@@ -1,10 +1,11 @@
-"""python -m faclient: status, demo."""
+"""python -m faclient: status, doctor, demo."""
 import os
 import sys
 
 _USAGE = """\
 Usage: python -m faclient COMMAND
   status [OPTION]...  what the daemon is doing; options are those of factl status
+  doctor              what works here, what does not, and what to do about it
   demo                two programs, one prompt, one KV cache, and kill -9 (half a minute;
                       needs PyTorch and Transformers)
 """
@@ -25,6 +26,9 @@ def main() -> int:
     command, *options = sys.argv[1:] or [""]
     if command == "status":
         return _status(options)
+    if command == "doctor" and not options:
+        from . import _doctor
+        return _doctor.main()
     if command == "demo":
         from . import _demo as demo
         if options[:1] == ["--worker"] and len(options) == 3:

@@ -143,9 +143,9 @@ def is_torch(x) -> bool:
 
 
 class Operand:
-    """A numpy array or a torch tensor, as an operand of a request."""
+    """A numpy array, a torch tensor or what has __dlpack__, as an operand of a request."""
 
-    def __init__(self, x, name: str, dtype: str | None = None):
+    def __init__(self, x, name: str, dtype: str | None = None, copies_back: bool = False):
         self.x = x
         self.name = name
         if is_torch(x):
@@ -161,9 +161,16 @@ class Operand:
             self.strides = tuple(x.stride())
             self.address = x.data_ptr()
         else:
+            if not isinstance(x, np.ndarray) and hasattr(x, "__dlpack__"):
+                try:
+                    x = self.x = np.from_dlpack(x)
+                except (BufferError, RuntimeError, TypeError) as error:
+                    raise errors.NotSupported(95, f"{name}: {error}") from error
             if not isinstance(x, np.ndarray):
-                raise TypeError(f"{name} is a {type(x).__name__}; expected a numpy array or a "
-                                "torch tensor")
+                raise TypeError(f"{name} is a {type(x).__name__}; expected a numpy array, a torch "
+                                "tensor or what has __dlpack__")
+            if copies_back and not x.flags.writeable:
+                raise ValueError(f"{name} is read-only")
             self.dtype = dtype if dtype and x.dtype == np.uint16 else dtype_name(x.dtype)
             self.shape = x.shape
             self.strides = tuple(s // x.itemsize for s in x.strides)

@@ -192,10 +192,10 @@ class Client:
                                  "tokens, heads, dim")
         if out is None:
             shape = (*ops[0].shape[:3], ops[2].shape[3])
-            out = q.new_empty(shape) if is_torch(q) else np.empty(shape, q.dtype)
-        outs = [Operand(out, "out")]
+            out = q.new_empty(shape) if is_torch(q) else np.empty(shape, ops[0].x.dtype)
+        outs = [Operand(out, "out", copies_back=True)]
         if lse is not None:
-            outs.append(Operand(lse, "lse"))
+            outs.append(Operand(lse, "lse", copies_back=True))
         request = new("fa_attention", scale=scale or 0.0, softcap=softcap)
         kept = _set_options(request, causal, window, sinks, alibi_slopes, timeout,
                            lib.FA_ATTENTION_CAUSAL, lib.FA_ATTENTION_WINDOW)

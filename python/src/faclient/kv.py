@@ -283,8 +283,8 @@ class Step:
         if q is not None:
             if out is None:
                 shape = (*ops[0].shape[:2], self.cache.head_dim_v)
-                out = q.new_empty(shape) if is_torch(q) else np.empty(shape, q.dtype)
-            outs.append(Operand(out, "out", self.cache.dtype))
+                out = q.new_empty(shape) if is_torch(q) else np.empty(shape, ops[0].x.dtype)
+            outs.append(Operand(out, "out", self.cache.dtype, copies_back=True))
         request = new("fa_step_attend", layer=layer)
         kept = []
         if q is not None:

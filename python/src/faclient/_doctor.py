@@ -1,0 +1,121 @@
+"""python -m faclient doctor: what works here, what does not, and what to do about it."""
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import subprocess
+import sys
+
+import numpy as np
+
+from . import __version__, errors
+from .client import connect
+
+
+class _Report:
+    def __init__(self):
+        self.problems = 0
+
+    def ok(self, text):
+        print(f"ok       {text}")
+
+    def note(self, text):
+        print(f"note     {text}")
+
+    def problem(self, text, advice):
+        self.problems += 1
+        print(f"PROBLEM  {text}\n         {advice}")
+
+
+def _program(report):
+    path = os.environ.get("FAD_DAEMON") or os.path.join(os.path.dirname(__file__), "bin", "fad")
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
+    except OSError as error:
+        report.problem(f"the daemon {path}: {error.strerror}",
+                       "Reinstall the package, or let FAD_DAEMON name a fad.")
+        return False
+    if done.returncode:
+        report.problem(f"the daemon {path} does not run: {done.stderr.strip()[-200:]}",
+                       "A library may be missing: reinstall the package on this system.")
+        return False
+    report.ok(f"daemon: {path}, {done.stdout.strip()}")
+    return True
+
+
+def _running(report):
+    try:
+        with connect(name="doctor") as client:
+            info = client.info()
+            report.ok(f"a daemon runs: {client.socket}, version {info['daemon_version']}, "
+                      f"{info['backend']}, {info['device_name']}")
+            if info["daemon_version"] != __version__:
+                report.note(f"the package has version {__version__}; they work together")
+            return
+    except errors.NotAllowed as error:
+        report.problem(f"a daemon runs that this user may not use: {error.strerror}",
+                       "Ask for membership in its group, then log in anew.")
+    except errors.Error as error:
+        report.note(f"no daemon runs: {error.strerror}; connect(spawn=True) starts one")
+
+
+def _computes(report):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 8, 2, 64)).astype(np.float32) for _ in range(3))
+    try:
+        with connect(private=True, name="doctor") as client:
+            info = client.info()
+            out = client.attention(q, k, v)
+            cache = client.cache(layers=1, kv_heads=2, head_dim=64, dtype="float32")
+            sequence = cache.sequence()
+            with cache.step({sequence: 8}) as step:
+                cached = step.attend(0, q[0], k[0], v[0], causal=False)
+    except errors.Error as error:
+        report.problem(f"a private daemon does not work: {error.strerror}",
+                       "Start it by hand to see more: the program above with --log stderr.")
+        return
+    s = np.einsum("bqhd,bkhd->bhqk", q, k) / 8
+    p = np.exp(s - s.max(-1, keepdims=True))
+    wanted = np.einsum("bhqk,bkhd->bqhd", p / p.sum(-1, keepdims=True), v)
+    worst = max(np.abs(out - wanted).max(), np.abs(cached - wanted[0]).max())
+    if worst > 1e-3:
+        report.problem(f"a private daemon computes wrong numbers: off by {worst:.2g}",
+                       "Please report this, with the output of this program.")
+        return
+    report.ok(f"a private daemon computes on {info['backend']} ({info['device_name']}), "
+              f"with a KV cache; off by {worst:.1g}")
+    if info["backend"] == "cpu" and os.path.exists("/dev/nvidiactl"):
+        report.note("there is an NVIDIA GPU, which it does not use: `factl status` of a running "
+                    "daemon tells why (gpu_unused)")
+
+
+def _packages(report):
+    for name, least, purpose in (("torch", "2.4", "faclient.torch"),
+                                 ("transformers", "5.16", "faclient.transformers")):
+        try:
+            version = importlib.import_module(name).__version__
+        except ImportError:
+            report.note(f"{name} is not installed; {purpose} needs it, at least {least}")
+            continue
+        parts = [[int(n) for n in text.split("+")[0].split(".")[:2]] for text in (version, least)]
+        if parts[0] < parts[1]:
+            report.problem(f"{name} {version} is too old for {purpose}",
+                           f"pip install '{name} >= {least}'")
+        else:
+            report.ok(f"{name} {version}")
+
+
+def main() -> int:
+    report = _Report()
+    report.ok(f"faclient {__version__}, Python {platform.python_version()}, {platform.system()} "
+              f"{platform.release()} {platform.machine()}")
+    if sys.platform != "linux":
+        report.problem(f"{sys.platform} is not supported", "fad runs on Linux.")
+    works = _program(report)
+    _running(report)
+    if works:
+        _computes(report)
+    _packages(report)
+    print(f"\n{report.problems or 'no'} problem{'s' if report.problems != 1 else ''}")
+    return 1 if report.problems else 0
