@@ -316,6 +316,27 @@ def test_daemon_dies(supervised):
         assert client.info()["reconnects"] >= kills - 1
 
 
+def test_daemon_without_supervisor_dies():
+    """Its pool is lost: an exception says so, and after a reset the cache works again."""
+    model = families.model("llama")
+    ids = prompt(1)[0]
+    expected = generate(model, ids, n=20)
+    model.set_attn_implementation("fad")
+    with faclient.connect(private=True) as client:
+        cache = fad.FadCache(model, client)
+        passes = []
+
+        def kill(*_):
+            passes.append(1)
+            if len(passes) == 5:
+                os.kill(client.info()["pid"], signal.SIGKILL)
+        model.model.register_forward_pre_hook(kill)
+        with pytest.raises(faclient.Stale):
+            generate(model, ids, cache=cache, n=20)
+        cache.reset()
+        assert agree(expected, generate(model, ids, cache=cache, n=20), 1) == 0
+
+
 PROCESS = """
 import sys, torch, faclient
 sys.path.insert(0, sys.argv[2])

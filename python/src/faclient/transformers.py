@@ -159,8 +159,14 @@ class FadCache(_Cache):
         return self.tokens
 
     def reset(self) -> None:
-        """Forgets all rows."""
+        """Forgets all rows. After a daemon that took its pool with it (Stale), the cache can be
+        used again."""
         self._end_pass()
+        if self._cache is not None:
+            try:
+                self._cache.info()
+            except errors.NotFound:
+                self._cache = None
         self._rows, self._lengths, self._valid, self.tokens = [], [], None, 0
 
     def crop(self, tokens_to_remove: int) -> None:
