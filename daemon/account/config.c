@@ -21,6 +21,9 @@
 #define OWN_FDS_MIN 32
 #define CHUNK_BYTES_MIN ((uint64_t)64 << 10)
 #define CHUNK_BYTES_MAX ((uint64_t)4 << 30)
+/* Of a user; of the only user, who may have all that a pool can have. */
+#define CACHES 32
+#define CACHES_PRIVATE 256
 #define GRACE_S_MAX (24 * 60 * 60)
 #define POOL_BYTES_PRIVATE ((uint64_t)FA_CONFIG_POOL_PRIVATE_MIB << 20)
 
@@ -95,7 +98,7 @@ int fa_config_init(struct fa_config *ret_config)
 			.uid_factor = 4,
 			.pool_bytes = INT64_MAX,
 			.sequences = 32768,
-			.caches = 32,
+			.caches = FA_LIMIT_AUTO,
 			.session_buffers = 4096,
 			.session_streams = 64,
 			.session_requests = 1024,
@@ -158,7 +161,7 @@ static uint64_t buffer_bytes_of_all(const struct fa_config *config, uint64_t mem
 }
 
 void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t timelines_max,
-                       uint64_t fds_max)
+                       uint64_t fds_max, bool private)
 {
 	struct fa_limits *limits = &config->limits;
 	const uint64_t memory = fa_memory_limit();
@@ -167,6 +170,8 @@ void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t
 		limits->all_buffer_bytes = buffer_bytes_of_all(config, memory, device_bytes);
 	if (limits->tenant[FA_RESOURCE_BUFFER_BYTES] == FA_LIMIT_AUTO)
 		limits->tenant[FA_RESOURCE_BUFFER_BYTES] = memory / 2;
+	if (limits->caches == FA_LIMIT_AUTO)
+		limits->caches = private ? CACHES_PRIVATE : CACHES;
 	limits->memory_bytes = memory;
 	limits->all_fds = fds_of_all(fds_max);
 	if (limits->tenant[FA_RESOURCE_FDS] == FA_LIMIT_AUTO)

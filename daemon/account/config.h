@@ -41,10 +41,10 @@ int fa_config_init(struct fa_config *ret_config);
 /*
  * Replaces FA_LIMIT_AUTO. A tenant may use all device memory and half of @timelines_max, the fd
  * store's size. All clients together may use three quarters of @fds_max, the process's limit, and a
- * tenant half of that. 0: unlimited.
+ * tenant half of that. 0: unlimited. @private: a daemon that a program started for itself.
  */
 void fa_config_resolve(struct fa_config *config, uint64_t device_bytes, uint64_t timelines_max,
-                       uint64_t fds_max);
+                       uint64_t fds_max, bool private);
 
 /*
  * Returns the maximum size of the pool, which has @pool_bytes now. Default: half of the device

@@ -13,8 +13,13 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A chunk holds whole pages of all layers; smaller chunks would hold none. */
+/* A chunk of a GPU holds whole pages of all layers; smaller chunks would hold none. */
 #define CHUNK_BYTES_MIN ((uint64_t)4 << 20)
+/* In a small pool of the CPU each cache can have a chunk; large pages get runs of chunks. */
+#define SMALL_POOL_BYTES ((uint64_t)1 << 30)
+#define SMALL_POOL_CHUNKS 256
+#define SMALL_POOL_CHUNK_BYTES_MIN ((uint64_t)256 << 10)
+#define SMALL_POOL_RUN_BYTES ((uint64_t)16 << 20)
 #define CHUNK_BYTES_LARGE ((uint64_t)1 << 30)
 #define POOL_BYTES_LARGE ((uint64_t)64 << 30)
 #define CHUNKS_WANTED 16
@@ -71,6 +76,19 @@ static uint32_t growth_limit(const struct fa_kv *kv, uint64_t chunks, uint64_t c
 	return (uint32_t)most;
 }
 
+static void choose_chunks(const struct fa_kv *kv, uint64_t bytes, struct fa_pool_config *config)
+{
+	uint64_t chunk = floor_power(bytes / SMALL_POOL_CHUNKS);
+
+	if (kv->context->info.memory_bytes || bytes > SMALL_POOL_BYTES) {
+		config->chunk_bytes = choose_chunk_bytes(bytes);
+		return;
+	}
+	config->chunk_bytes = chunk < SMALL_POOL_CHUNK_BYTES_MIN ? SMALL_POOL_CHUNK_BYTES_MIN
+	                                                         : chunk;
+	config->run_bytes_max = SMALL_POOL_RUN_BYTES;
+}
+
 static int make_pool(struct fa_kv *kv, struct fa_error *error)
 {
 	const struct fa_context *context = kv->context;
@@ -86,7 +104,7 @@ static int make_pool(struct fa_kv *kv, struct fa_error *error)
 	if (!bytes)
 		return fa_fail(error, -ENOTSUP, "the configuration wants none");
 	if (!pool.chunk_bytes)
-		pool.chunk_bytes = choose_chunk_bytes(bytes);
+		choose_chunks(kv, bytes, &pool);
 	chunks = bytes / pool.chunk_bytes;
 	if (!chunks)
 		return fa_fail(error, -EINVAL,

@@ -74,6 +74,35 @@ static struct fa_pool_cache *find(const struct fa_pool *pool, uint32_t uid, cons
 	return NULL;
 }
 
+static int lay_out(const struct fa_pool *pool, const struct fa_cache_geometry *geometry,
+                   uint32_t run_shift, struct fa_error *error, struct fa_cache_layout *ret_layout)
+{
+	return fa_cache_layout_init(geometry, pool->header->chunk_bytes << run_shift,
+	                            1u << (pool->page_shift + run_shift), error, ret_layout);
+}
+
+/* Chooses the smallest runs of which pages leave at most an eighth unused, else the largest. */
+static int choose_run_shift(const struct fa_pool *pool, const struct fa_cache_geometry *geometry,
+                            struct fa_error *error, uint32_t *ret_run_shift)
+{
+	const uint32_t max = pool->header->run_shift_max;
+
+	for (uint32_t shift = 0; shift <= max; shift++) {
+		const uint64_t bytes = pool->header->chunk_bytes << shift;
+		struct fa_cache_layout layout;
+		int r;
+
+		r = lay_out(pool, geometry, shift, error, &layout);
+		if (r < 0 && shift == max)
+			return r;
+		if (r < 0 || (shift < max && bytes % layout.page_bytes > bytes / 8))
+			continue;
+		*ret_run_shift = shift;
+		break;
+	}
+	return 0;
+}
+
 int fa_pool_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error)
 {
 	struct fa_state_cache *record = &pool->cache_records[index];
@@ -101,8 +130,11 @@ int fa_pool_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *er
 	};
 	fa_list_init(&cache->open_chunks);
 	fa_list_init(&cache->sequences);
-	r = fa_cache_layout_init(&cache->geometry, pool->header->chunk_bytes,
-	                         1u << pool->page_shift, error, &cache->layout);
+	cache->run_shift = record->run_shift;
+	if (cache->run_shift > pool->header->run_shift_max)
+		return fa_fail(error, -EINVAL, "its runs have 2^%" PRIu32 " chunks",
+		               cache->run_shift);
+	r = lay_out(pool, &cache->geometry, cache->run_shift, error, &cache->layout);
 	if (r < 0)
 		return r;
 	fa_tenant_account(pool, record->tenant)->n_caches++;
@@ -149,16 +181,15 @@ static int check_scales(const struct fa_pool_cache_config *config, struct fa_err
 }
 
 static int check_config(const struct fa_pool *pool, const struct fa_actor *actor,
-                        const struct fa_pool_cache_config *config, struct fa_error *error)
+                        const struct fa_pool_cache_config *config, struct fa_error *error,
+                        uint32_t *ret_run_shift)
 {
-	struct fa_cache_layout layout;
 	int r;
 
 	r = check_scales(config, error);
 	if (r < 0)
 		return r;
-	r = fa_cache_layout_init(&config->geometry, pool->header->chunk_bytes,
-	                         1u << pool->page_shift, error, &layout);
+	r = choose_run_shift(pool, &config->geometry, error, ret_run_shift);
 	if (r < 0)
 		return r;
 	r = fa_access_check_mode(config->mode, error);
@@ -186,10 +217,10 @@ int fa_pool_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
 	const struct fa_cache_geometry *geometry = &config->geometry;
 	struct fa_state_cache *record;
 	const struct fa_pool_more more = { .caches = 1 };
-	uint32_t i;
+	uint32_t i, run_shift = 0;
 	int r;
 
-	r = check_config(pool, actor, config, error);
+	r = check_config(pool, actor, config, error, &run_shift);
 	if (r < 0)
 		return r;
 	r = fa_tenant_check_quota(pool, actor->tenant, &more, error);
@@ -222,6 +253,7 @@ int fa_pool_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
 		.order = (uint32_t)geometry->order,
 		.store = (uint32_t)geometry->store,
 		.token_scales = geometry->token_scales,
+		.run_shift = run_shift,
 		.origin = fa_id_next_origin(&record->origin, record->generation,
 		                            fa_tenant_record(pool, actor->tenant)->uid),
 	};

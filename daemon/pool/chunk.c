@@ -40,22 +40,30 @@ enum fa_chunk_state fa_pool_chunk_state(const struct fa_pool *pool, uint32_t chu
 bool fa_chunk_is_reclaimable(const struct fa_pool *pool, uint32_t number)
 {
 	const struct fa_chunk *chunk = &pool->chunks[number];
+	const struct fa_pool_cache *cache = fa_chunk_cache(pool, number);
 
-	return fa_chunk_cache(pool, number) && !chunk->n_used && !chunk->n_quarantined;
+	return cache && fa_chunk_first(cache, number) == number && !chunk->n_used &&
+	       !chunk->n_quarantined;
 }
 
-uint32_t fa_chunk_find_free(const struct fa_pool *pool)
+uint32_t fa_chunk_find_free(const struct fa_pool *pool, uint32_t run_shift)
 {
-	if (pool->n_free_chunks)
-		for (uint32_t i = 0; i < pool->header->max_chunks; i++)
-			if (fa_chunk_is_free(pool, i))
-				return i;
+	const uint32_t n = 1u << run_shift, max = pool->header->max_chunks;
+
+	for (uint32_t first = 0; pool->n_free_chunks >= n && max - first >= n; first += n) {
+		uint32_t i = 0;
+
+		while (i < n && fa_chunk_is_free(pool, first + i))
+			i++;
+		if (i == n)
+			return first;
+	}
 	return UINT32_MAX;
 }
 
 void fa_chunk_put_free_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
 {
-	struct fa_chunk *chunk = &pool->chunks[index >> pool->page_shift];
+	struct fa_chunk *chunk = &pool->chunks[fa_chunk_of_page(pool, cache, index)];
 
 	pool->pages[index].next = chunk->free_head;
 	chunk->free_head = index + 1;
@@ -86,30 +94,40 @@ uint32_t fa_chunk_take_free_page(struct fa_pool *pool, struct fa_pool_cache *cac
 void fa_chunk_assign(struct fa_pool *pool, uint32_t number, struct fa_pool_cache *cache)
 {
 	struct fa_chunk *chunk = &pool->chunks[number];
+	const uint32_t n = 1u << cache->run_shift;
+	bool zeroed = true;
 
-	fa_state_store(&pool->chunk_records[number].owner, FA_STATE_CHUNK_CACHE + cache->index);
-	*chunk = (struct fa_chunk){ .zeroed = chunk->zeroed,
+	for (uint32_t i = 0; i < n; i++) {
+		fa_state_store(&pool->chunk_records[number + i].owner,
+		               FA_STATE_CHUNK_CACHE + cache->index);
+		zeroed = zeroed && chunk[i].zeroed;
+	}
+	*chunk = (struct fa_chunk){ .zeroed = zeroed,
 		                    .n_free = cache->layout.pages_per_chunk,
 		                    .empty_ns = chunk->empty_ns };
 	fa_list_append(&cache->open_chunks, &chunk->link);
 	cache->n_free += chunk->n_free;
-	cache->n_chunks++;
-	pool->n_free_chunks--;
+	cache->n_chunks += n;
+	pool->n_free_chunks -= n;
 }
 
 void fa_chunk_release(struct fa_pool *pool, uint32_t number)
 {
 	struct fa_chunk *chunk = &pool->chunks[number];
 	struct fa_pool_cache *cache = fa_chunk_cache(pool, number);
+	const struct fa_chunk left = { .zeroed = chunk->zeroed && !chunk->fresh_begin,
+		                       .empty_ns = chunk->empty_ns };
+	const uint32_t n = 1u << cache->run_shift;
 
-	fa_state_store(&pool->chunk_records[number].owner, FA_STATE_CHUNK_FREE);
 	fa_list_remove(&chunk->link);
 	cache->n_free -= chunk->n_free;
-	cache->n_chunks--;
-	pool->n_free_chunks++;
-	*chunk = (struct fa_chunk){ .zeroed = chunk->zeroed && !chunk->fresh_begin,
-		                    .empty_ns = chunk->empty_ns };
-	fa_list_init(&chunk->link);
+	cache->n_chunks -= n;
+	pool->n_free_chunks += n;
+	for (uint32_t i = 0; i < n; i++) {
+		fa_state_store(&pool->chunk_records[number + i].owner, FA_STATE_CHUNK_FREE);
+		chunk[i] = left;
+		fa_list_init(&chunk[i].link);
+	}
 }
 
 void fa_chunk_remove(struct fa_pool *pool, uint32_t number)

@@ -9,14 +9,26 @@
 /* Returns the cache that has the chunk; NULL: it is free, quarantined or absent. */
 struct fa_pool_cache *fa_chunk_cache(const struct fa_pool *pool, uint32_t chunk);
 bool fa_chunk_is_free(const struct fa_pool *pool, uint32_t chunk);
-/* Returns true if the chunk is a cache's and has no used or quarantined page. */
-bool fa_chunk_is_reclaimable(const struct fa_pool *pool, uint32_t chunk);
-/* Returns a free chunk; UINT32_MAX: none. */
-uint32_t fa_chunk_find_free(const struct fa_pool *pool);
+/* Returns the first chunk of the run that has a page; of the run that the chunk is in. */
+static inline uint32_t fa_chunk_of_page(const struct fa_pool *pool,
+                                        const struct fa_pool_cache *cache, uint32_t index)
+{
+	return index >> (pool->page_shift + cache->run_shift) << cache->run_shift;
+}
 
-/* Gives a free chunk to @cache. */
+static inline uint32_t fa_chunk_first(const struct fa_pool_cache *cache, uint32_t chunk)
+{
+	return chunk >> cache->run_shift << cache->run_shift;
+}
+
+/* Returns true if the chunk is the first of a cache's run without used or quarantined pages. */
+bool fa_chunk_is_reclaimable(const struct fa_pool *pool, uint32_t chunk);
+/* Returns the first chunk of a free run of 2^@run_shift; UINT32_MAX: none. */
+uint32_t fa_chunk_find_free(const struct fa_pool *pool, uint32_t run_shift);
+
+/* Gives a free run, which begins with @chunk, to @cache. */
 void fa_chunk_assign(struct fa_pool *pool, uint32_t chunk, struct fa_pool_cache *cache);
-/* Takes a chunk from its cache. It must have no used, idle or quarantined page. */
+/* Takes the run that begins with @chunk from its cache. It must have no used, idle or quarantined page. */
 void fa_chunk_release(struct fa_pool *pool, uint32_t chunk);
 /* Makes a free chunk absent, so that it has no memory any more. */
 void fa_chunk_remove(struct fa_pool *pool, uint32_t chunk);

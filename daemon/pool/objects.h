@@ -2,8 +2,8 @@
  * Structs of an open pool, which recovery derives from the state. `record`: an object's part in the
  * state.
  *
- * A page has a *slot* (cache_layout.h), for lists and tables; an *index*, chunk << page_shift |
- * place in the chunk, for arrays; and in a sequence a *number*, token / page_tokens. Links are an
+ * A page has a *slot* (cache_layout.h), for lists and tables; an *index*, first chunk of the run <<
+ * page_shift | place in the run, for arrays; and in a sequence a *number*, token / page_tokens. Links are an
  * index plus one; 0 ends a list.
  */
 #pragma once
@@ -27,6 +27,7 @@ struct fa_page {
 	uint32_t flags;
 };
 
+/* Stands for a run of chunks, as the first of them; the others are unused. */
 struct fa_chunk {
 	struct fa_list link;  /* in open_chunks, if the chunk has free pages */
 	uint32_t free_head;   /* list of free pages, without fresh ones */
@@ -43,6 +44,7 @@ struct fa_pool_cache {
 	uint32_t index;
 	struct fa_cache_geometry geometry;
 	struct fa_cache_layout layout;
+	uint32_t run_shift; /* log2 of the number of chunks in a run */
 	struct fa_list open_chunks;
 	struct fa_list sequences;
 	uint32_t oldest, newest; /* ends of the list of idle pages */

@@ -5,9 +5,10 @@
 #include "daemon/pool/state_store.h"
 #include "daemon/pool/tenant_account.h"
 
-static struct fa_chunk *chunk_of(const struct fa_pool *pool, uint32_t index)
+static struct fa_chunk *chunk_of(const struct fa_pool *pool, const struct fa_pool_cache *cache,
+                                 uint32_t index)
 {
-	return &pool->chunks[index >> pool->page_shift];
+	return &pool->chunks[fa_chunk_of_page(pool, cache, index)];
 }
 
 void fa_page_charge(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index,
@@ -37,7 +38,7 @@ uint32_t fa_page_take(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_
 	page->tenant = tenant;
 	page->flags = 0;
 	cache->n_used++;
-	chunk_of(pool, index)->n_used++;
+	chunk_of(pool, cache, index)->n_used++;
 	fa_tenant_account(pool, tenant)->bytes += cache->layout.page_bytes;
 	return index;
 }
@@ -45,7 +46,7 @@ uint32_t fa_page_take(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_
 static void free_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
 {
 	struct fa_page *page = &pool->pages[index];
-	struct fa_chunk *chunk = chunk_of(pool, index);
+	struct fa_chunk *chunk = chunk_of(pool, cache, index);
 
 	if (!chunk->n_used && !chunk->n_idle)
 		chunk->empty_ns = pool->now_ns;
@@ -81,8 +82,8 @@ static void idle_add(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t
 	else
 		account->oldest = index + 1;
 	account->newest = index + 1;
-	chunk_of(pool, index)->n_idle++;
-	chunk_of(pool, index)->idle_clock = ++pool->clock;
+	chunk_of(pool, cache, index)->n_idle++;
+	chunk_of(pool, cache, index)->idle_clock = ++pool->clock;
 }
 
 static void idle_remove(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
@@ -108,7 +109,7 @@ static void idle_remove(struct fa_pool *pool, struct fa_pool_cache *cache, uint3
 		account->newest = page->tenant_prev;
 	cache->n_idle--;
 	account->idle_bytes -= cache->layout.page_bytes;
-	chunk_of(pool, index)->n_idle--;
+	chunk_of(pool, cache, index)->n_idle--;
 }
 
 void fa_page_ref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
@@ -116,7 +117,7 @@ void fa_page_ref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t ind
 	if (!pool->refs[index]++) {
 		idle_remove(pool, cache, index);
 		cache->n_used++;
-		chunk_of(pool, index)->n_used++;
+		chunk_of(pool, cache, index)->n_used++;
 	}
 }
 
@@ -125,7 +126,7 @@ void fa_page_unref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t i
 	if (--pool->refs[index])
 		return;
 	cache->n_used--;
-	chunk_of(pool, index)->n_used--;
+	chunk_of(pool, cache, index)->n_used--;
 	if (pool->pages[index].flags & FA_PAGE_PUBLISHED)
 		idle_add(pool, cache, index);
 	else
@@ -149,7 +150,7 @@ void fa_page_load(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t in
 	if (!pool->refs[index] && !(page->flags & FA_PAGE_PUBLISHED)) {
 		*page = (struct fa_page){ .flags = FA_PAGE_TAINTED | FA_PAGE_SUSPECT |
 			                           FA_PAGE_QUARANTINED };
-		chunk_of(pool, index)->n_quarantined++;
+		chunk_of(pool, cache, index)->n_quarantined++;
 		pool->n_quarantined++;
 		return;
 	}
@@ -157,7 +158,7 @@ void fa_page_load(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t in
 	fa_tenant_account(pool, page->tenant)->bytes += cache->layout.page_bytes;
 	if (pool->refs[index]) {
 		cache->n_used++;
-		chunk_of(pool, index)->n_used++;
+		chunk_of(pool, cache, index)->n_used++;
 	} else {
 		idle_add(pool, cache, index);
 	}

@@ -9,15 +9,19 @@
 static inline uint32_t fa_page_index(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                                      uint32_t slot)
 {
-	return (slot >> pool->slot_shift) << pool->page_shift |
-	       fa_cache_page_place(&cache->layout, slot & ((1u << pool->slot_shift) - 1));
+	uint32_t shift = pool->slot_shift + cache->run_shift;
+
+	return (slot >> shift) << (pool->page_shift + cache->run_shift) |
+	       fa_cache_page_place(&cache->layout, slot & ((1u << shift) - 1));
 }
 
 static inline uint32_t fa_page_slot(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                                     uint32_t index)
 {
-	return ((index >> pool->page_shift) << pool->slot_shift) +
-	       (index & ((1u << pool->page_shift) - 1)) * cache->layout.page_slots;
+	uint32_t shift = pool->page_shift + cache->run_shift;
+
+	return ((index >> shift) << (pool->slot_shift + cache->run_shift)) +
+	       (index & ((1u << shift) - 1)) * cache->layout.page_slots;
 }
 
 static inline void fa_page_prefetch(const struct fa_pool *pool, const struct fa_pool_cache *cache,

@@ -25,6 +25,7 @@ struct fa_pool;
 
 #define FA_POOL_CHUNK_BYTES_DEFAULT ((uint64_t)256 << 20)
 #define FA_POOL_CHUNK_BYTES_MAX ((uint64_t)4 << 30)
+#define FA_POOL_RUN_SHIFT_MAX 8u
 #define FA_POOL_BYTES_MAX ((uint64_t)1 << 40) /* all that 32-bit slots can reach */
 
 /* Sizes of a pool. 0 stands for the default. */
@@ -33,6 +34,9 @@ struct fa_pool_config {
 	uint32_t max_chunks;     /* must be given */
 	uint32_t page_bytes_min; /* a power of two, by default 4096; smaller pages waste memory */
 	uint32_t max_sequences;  /* default: 262144 */
+	/* A cache whose pages do not fit well into a chunk has *runs* of 2, 4, 8... adjacent chunks
+	 * instead, at most this large. Default: a chunk. */
+	uint64_t run_bytes_max;
 };
 
 /* Makes an empty state in a sealed, sparse memfd. -EINVAL, errors of memfd_create(). */

@@ -1,11 +1,14 @@
 #include "daemon/pool/reclaim.h"
 
+#include "common/cleanup.h"
 #include "daemon/pool/chunk.h"
 #include "daemon/pool/page.h"
 #include "daemon/pool/tenant_account.h"
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
 
 void fa_pool_set_grow(struct fa_pool *pool, fa_pool_grow_fn *grow, void *userdata)
 {
@@ -40,28 +43,78 @@ uint64_t fa_reclaim_cache(struct fa_pool *pool, struct fa_pool_cache *cache)
 	return n;
 }
 
-static uint64_t chunks_for(const struct fa_pool_cache *cache, uint64_t have)
+/* Returns how many runs the cache needs if it has @have pages. */
+static uint64_t runs_for(const struct fa_pool_cache *cache, uint64_t have)
 {
-	uint64_t per_chunk = cache->layout.pages_per_chunk;
+	uint64_t per_run = cache->layout.pages_per_chunk;
 
-	return cache->need_pages > have ? (cache->need_pages - have + per_chunk - 1) / per_chunk
-	                                : 0;
+	return cache->need_pages > have ? (cache->need_pages - have + per_run - 1) / per_run : 0;
 }
 
-/* Counts the pages that can be reclaimed from caches that the step does not use. */
-static uint64_t count_reclaimable(const struct fa_pool *pool)
+/* Returns true if the chunk is free or can be reclaimed from a cache that the step does not use. */
+static bool is_available(const struct fa_pool *pool, uint32_t chunk)
 {
-	uint64_t n = 0;
+	const struct fa_pool_cache *cache = fa_chunk_cache(pool, chunk);
 
-	for (uint32_t i = 0; i < pool->header->max_chunks; i++)
-		if (fa_chunk_is_reclaimable(pool, i) &&
-		    !pool->caches[pool->chunk_records[i].owner - FA_STATE_CHUNK_CACHE]->need_pages)
-			n++;
-	return n;
+	if (!cache)
+		return fa_chunk_is_free(pool, chunk);
+	return !cache->need_pages && fa_chunk_is_reclaimable(pool, fa_chunk_first(cache, chunk));
 }
 
-static int exhausted(const struct fa_pool *pool, const struct fa_pool_cache *caches,
-                     uint64_t chunks, struct fa_error *error)
+/*
+ * Takes up to @n runs of 2^@run_shift from the chunks that @available marks. Returns how many there
+ * were. Runs are aligned, so it does not matter which one is taken, if larger runs are taken first.
+ */
+static uint64_t take_runs(const struct fa_pool *pool, uint32_t run_shift, uint64_t n,
+                          bool *available)
+{
+	const uint32_t length = 1u << run_shift, max = pool->header->max_chunks;
+	uint64_t taken = 0;
+
+	for (uint32_t first = 0; taken < n && max - first >= length; first += length) {
+		uint32_t i = 0;
+
+		while (i < length && available[first + i])
+			i++;
+		if (i < length)
+			continue;
+		memset(&available[first], 0, length * sizeof(*available));
+		taken++;
+	}
+	return taken;
+}
+
+/*
+ * Plans the runs that caches need, of free chunks or, if @evicts, also of those that take evictions
+ * and of other caches. Returns true if all can be had; else *ret_short is the first cache that
+ * gets too few, and *ret_runs how many it gets. -ENOMEM counts as none.
+ */
+static bool can_have(const struct fa_pool *pool, struct fa_pool_cache *caches, bool evicts,
+                     const struct fa_pool_cache **ret_short, uint64_t *ret_runs)
+{
+	_fa_cleanup_(fa_freep) bool *available = calloc(pool->header->max_chunks,
+	                                                sizeof(*available));
+
+	*ret_runs = 0;
+	for (uint32_t i = 0; available && i < pool->header->max_chunks; i++)
+		available[i] = evicts ? is_available(pool, i) : fa_chunk_is_free(pool, i);
+	for (uint32_t shift = pool->header->run_shift_max + 1; shift-- > 0;)
+		for (struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned) {
+			uint64_t have = cache->n_free + (evicts ? cache->n_idle : 0);
+			uint64_t n = runs_for(cache, have);
+
+			if (cache->run_shift != shift || !n)
+				continue;
+			*ret_short = cache;
+			*ret_runs = available ? take_runs(pool, shift, n, available) : 0;
+			if (*ret_runs < n)
+				return false;
+		}
+	return true;
+}
+
+static int exhausted(const struct fa_pool *pool, const struct fa_pool_cache *cache, uint64_t runs,
+                     struct fa_error *error)
 {
 	const char *remedy = "";
 
@@ -69,78 +122,114 @@ static int exhausted(const struct fa_pool *pool, const struct fa_pool_cache *cac
 		remedy = ", more in some seconds, when the daemon before has let go";
 	else if (pool->exhausted_hint && pool->n_chunks >= pool->exhausted_hint_chunks)
 		remedy = pool->exhausted_hint;
-	for (const struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned)
-		if (chunks_for(cache, cache->n_free + cache->n_idle))
-			return fa_fail(error, -ENOMEM,
-			               "the pool is exhausted: %" PRIu64 " pages of %" PRIu64
-			               " bytes are needed, %" PRIu64 " can be had%s",
-			               cache->need_pages, cache->layout.page_bytes,
-			               cache->n_free + cache->n_idle +
-			                       chunks * cache->layout.pages_per_chunk,
-			               remedy);
-	return -ENOMEM;
+	return fa_fail(error, -ENOMEM,
+	               "the pool is exhausted: %" PRIu64 " pages of %" PRIu64
+	               " bytes are needed, %" PRIu64 " can be had%s",
+	               cache->need_pages, cache->layout.page_bytes,
+	               cache->n_free + cache->n_idle + runs * cache->layout.pages_per_chunk,
+	               remedy);
 }
 
-static uint32_t find_reclaimable(const struct fa_pool *pool)
+/* Returns when the run was last used; 0: it has no idle page. */
+static uint64_t last_use(const struct fa_pool *pool, uint32_t first, uint32_t run_shift)
 {
+	uint64_t last = 0;
+
+	for (uint32_t i = 0; i < 1u << run_shift; i++) {
+		const struct fa_pool_cache *cache = fa_chunk_cache(pool, first + i);
+		const struct fa_chunk *chunk;
+
+		if (!cache)
+			continue;
+		chunk = &pool->chunks[fa_chunk_first(cache, first + i)];
+		if (chunk->n_idle && chunk->idle_clock > last)
+			last = chunk->idle_clock;
+	}
+	return last;
+}
+
+/* Returns the available run whose pages are missed least. can_have() has found that there is one. */
+static uint32_t find_reclaimable(const struct fa_pool *pool, uint32_t run_shift)
+{
+	const uint32_t n = 1u << run_shift, max = pool->header->max_chunks;
 	uint32_t best = UINT32_MAX;
 
-	for (uint32_t i = 0; i < pool->header->max_chunks; i++) {
-		const struct fa_chunk *chunk = &pool->chunks[i];
-		uint64_t missed = chunk->n_idle ? chunk->idle_clock : 0;
+	for (uint32_t first = 0; max - first >= n; first += n) {
+		uint32_t i = 0;
 
-		if (!fa_chunk_is_reclaimable(pool, i) || fa_chunk_cache(pool, i)->need_pages)
-			continue;
-		if (best == UINT32_MAX ||
-		    missed < (pool->chunks[best].n_idle ? pool->chunks[best].idle_clock : 0))
-			best = i;
+		while (i < n && is_available(pool, first + i))
+			i++;
+		if (i == n && (best == UINT32_MAX ||
+		               last_use(pool, first, run_shift) < last_use(pool, best, run_shift)))
+			best = first;
 	}
 	return best;
 }
 
-/* Grows the pool, which comes before evicting. */
-static void grow(struct fa_pool *pool, const struct fa_pool_cache *caches)
+static void reclaim_run(struct fa_pool *pool, uint32_t first, uint32_t run_shift)
 {
-	uint64_t want = 0;
+	for (uint32_t i = 0; i < 1u << run_shift; i++) {
+		const struct fa_pool_cache *cache = fa_chunk_cache(pool, first + i);
+
+		if (cache)
+			fa_reclaim_chunk(pool, fa_chunk_first(cache, first + i));
+	}
+}
+
+/* Grows the pool, which comes before evicting. */
+static void grow(struct fa_pool *pool, struct fa_pool_cache *caches)
+{
+	const struct fa_pool_cache *cache;
+	uint64_t want = 0, runs;
 
 	if (!pool->grow)
 		return;
-	for (const struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned)
-		want += chunks_for(cache, cache->n_free);
-	while (want > pool->n_free_chunks && pool->grow(pool->grow_userdata))
+	for (cache = caches; cache; cache = cache->next_planned)
+		want += runs_for(cache, cache->n_free) << cache->run_shift;
+	if (!want)
+		return;
+	/* Free chunks may lie apart: then more are wanted until runs can be had. */
+	while ((want > pool->n_free_chunks || !can_have(pool, caches, false, &cache, &runs)) &&
+	       pool->grow(pool->grow_userdata))
 		;
 }
 
 int fa_reclaim_pages(struct fa_pool *pool, struct fa_pool_cache *caches, struct fa_error *error)
 {
-	uint64_t must = 0;
+	const struct fa_pool_cache *poor = NULL;
+	uint64_t must = 0, runs;
 
 	grow(pool, caches);
 	for (struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned)
-		must += chunks_for(cache, cache->n_free + cache->n_idle);
-	if (must > pool->n_free_chunks) {
-		uint64_t chunks = pool->n_free_chunks + count_reclaimable(pool);
+		must += runs_for(cache, cache->n_free + cache->n_idle);
+	if (must && !can_have(pool, caches, true, &poor, &runs))
+		return exhausted(pool, poor, runs, error);
 
-		if (must > chunks)
-			return exhausted(pool, caches, chunks, error);
-	}
+	/* First reclaim the runs without which a cache has too few pages, larger ones first, then
+	 * runs that avoid evictions. */
+	for (uint32_t shift = pool->header->run_shift_max + 1; must && shift-- > 0;)
+		for (struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned) {
+			if (cache->run_shift != shift)
+				continue;
+			for (uint64_t n = runs_for(cache, cache->n_free + cache->n_idle); n > 0;
+			     n--) {
+				uint32_t first = fa_chunk_find_free(pool, shift);
 
-	/* First reclaim the chunks without which a cache has too few pages, then chunks that avoid
-	 * evictions. */
-	for (struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned)
-		for (uint64_t n = chunks_for(cache, cache->n_free + cache->n_idle); n > 0; n--) {
-			uint32_t chunk = fa_chunk_find_free(pool);
-
-			if (chunk == UINT32_MAX) {
-				chunk = find_reclaimable(pool);
-				fa_reclaim_chunk(pool, chunk);
+				if (first == UINT32_MAX) {
+					first = find_reclaimable(pool, shift);
+					reclaim_run(pool, first, shift);
+				}
+				fa_chunk_assign(pool, first, cache);
 			}
-			fa_chunk_assign(pool, chunk, cache);
 		}
 	for (struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned)
-		for (uint64_t n = chunks_for(cache, cache->n_free); n > 0 && pool->n_free_chunks;
-		     n--)
-			fa_chunk_assign(pool, fa_chunk_find_free(pool), cache);
+		for (uint64_t n = runs_for(cache, cache->n_free); n > 0; n--) {
+			uint32_t first = fa_chunk_find_free(pool, cache->run_shift);
+
+			if (first == UINT32_MAX)
+				break;
+			fa_chunk_assign(pool, first, cache);
+		}
 	return 0;
 }
 

@@ -156,10 +156,41 @@ static void check_chunks(struct fa_recovery *recovery)
 			/* The chunk's cache was removed, or dropped and reported. */
 			empty_chunk(pool, i);
 			fa_state_store(owner, FA_STATE_CHUNK_QUARANTINED);
-			continue;
 		}
-		chunk->fresh_begin = cache->layout.pages_per_chunk;
-		cache->n_chunks++;
+	}
+}
+
+static bool is_run(const struct fa_pool *pool, const struct fa_pool_cache *cache, uint32_t first)
+{
+	const uint32_t n = 1u << cache->run_shift;
+
+	if (pool->header->max_chunks - first < n)
+		return false;
+	for (uint32_t i = 0; i < n; i++)
+		if (pool->chunk_records[first + i].owner != FA_STATE_CHUNK_CACHE + cache->index)
+			return false;
+	return true;
+}
+
+/* Finds the caches' runs. One that lacks chunks was being assigned or released, so its pages were
+ * in use by nobody; or a chunk has no memory any more. */
+static void check_runs(struct fa_recovery *recovery)
+{
+	struct fa_pool *pool = recovery->pool;
+
+	for (uint32_t i = 0; i < pool->header->max_chunks; i++) {
+		struct fa_pool_cache *cache = fa_chunk_cache(pool, i);
+		uint32_t first = cache ? fa_chunk_first(cache, i) : i;
+
+		if (!cache)
+			continue;
+		if (first == i && is_run(pool, cache, i)) {
+			pool->chunks[i].fresh_begin = cache->layout.pages_per_chunk;
+			cache->n_chunks += 1u << cache->run_shift;
+		} else if (!pool->chunks[first].fresh_begin) {
+			empty_chunk(pool, i);
+			fa_state_store(&pool->chunk_records[i].owner, FA_STATE_CHUNK_QUARANTINED);
+		}
 	}
 }
 
@@ -267,6 +298,7 @@ int fa_pool_recover(struct fa_pool *pool, fa_pool_chunk_present_fn *present, voi
 	if (r < 0)
 		return r;
 	check_chunks(&recovery);
+	check_runs(&recovery);
 	r = fa_recover_sequences(&recovery);
 	if (r >= 0)
 		r = check_pages(&recovery);

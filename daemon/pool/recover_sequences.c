@@ -31,7 +31,7 @@ static bool find_page(const struct fa_pool *pool, const struct fa_pool_cache *ca
                       uint32_t *ret_index)
 {
 	uint32_t chunk = slot >> pool->slot_shift;
-	uint32_t place = slot & ((1u << pool->slot_shift) - 1);
+	uint32_t place = slot & ((1u << (pool->slot_shift + cache->run_shift)) - 1);
 
 	if (chunk >= pool->header->max_chunks ||
 	    pool->chunk_records[chunk].owner != FA_STATE_CHUNK_CACHE + cache->index ||

@@ -4,7 +4,7 @@
  * Crash safety. Every change takes effect by one aligned store of a word, fa_state_store(): the
  * `state` of a record, the `owner` of a chunk, `current` of a sequence, which selects one of its
  * two commits, a slot of a copied page, or the first word of a name. What the word makes valid is
- * written before it, where nothing reads yet. So a process killed between two stores leaves the old
+ * written before it, where nothing reads yet. A run of chunks is a cache's once all of its chunks are. So a process killed between two stores leaves the old
  * or the new state. Reference counts, free lists and indexes are not stored: recovery derives them.
  *
  * The tables are sparse; high-water marks bound the parts in use.
@@ -17,6 +17,7 @@
 
 #define FA_STATE_MAGIC 0x6c6f6f702d646166ull /* "fad-pool" */
 #define FA_STATE_VERSION 2u
+#define FA_STATE_VERSION_RUNS 3u /* caches may have runs of chunks */
 #define FA_STATE_HEADER_BYTES 4096u
 
 #define FA_STATE_CACHES 256u
@@ -46,7 +47,7 @@ struct fa_state_header {
 	uint64_t generation; /* how often the state was opened */
 	/* These indices are above every index ever used. */
 	uint32_t high_tenants, high_sequences, high_cells;
-	uint32_t reserved;
+	uint32_t run_shift_max; /* of a cache; 0 before format 3 */
 };
 
 #define FA_STATE_CHUNK_ABSENT 0u /* the chunk has no memory */
@@ -90,7 +91,9 @@ struct fa_state_cache {
 	char name[FA_STATE_NAME_BYTES]; /* "": none */
 	uint32_t store, token_scales;
 	struct fa_state_origin origin;
-	uint8_t reserved[92];
+	/* The cache has runs of 2^run_shift chunks, aligned; 0 before format 3. */
+	uint32_t run_shift;
+	uint8_t reserved[88];
 };
 
 /* Scales of the cache with the same index, [layer][kv_head]. Valid if the cache stores codes and

@@ -98,7 +98,8 @@ int fa_pool_format(const struct fa_pool_config *config, struct fa_error *error, 
 	                                             : PAGE_BYTES_MIN_DEFAULT;
 	struct fa_state_header header = {
 		.magic = FA_STATE_MAGIC,
-		.version = FA_STATE_VERSION,
+		.version = config->run_bytes_max > chunk_bytes ? FA_STATE_VERSION_RUNS
+		                                               : FA_STATE_VERSION,
 		.max_chunks = config->max_chunks,
 		.chunk_bytes = chunk_bytes,
 		.max_caches = FA_STATE_CACHES,
@@ -115,6 +116,10 @@ int fa_pool_format(const struct fa_pool_config *config, struct fa_error *error, 
 		               " bytes; expected a power of two, at most a chunk",
 		               page_bytes);
 	header.page_shift = (uint32_t)__builtin_ctzll(chunk_bytes / page_bytes);
+	while (chunk_bytes << (header.run_shift_max + 1) <= config->run_bytes_max &&
+	       2u << header.run_shift_max <= config->max_chunks &&
+	       header.run_shift_max < FA_POOL_RUN_SHIFT_MAX)
+		header.run_shift_max++;
 	header.max_cells = (uint32_t)default_cells(&header);
 	r = lay_out(&header, error);
 	if (r < 0)
@@ -150,10 +155,10 @@ int fa_state_read_header(int fd, struct fa_error *error, struct fa_state_header 
 		return fa_fail(error, -errno, "the pool's state cannot be read: %m");
 	if (n != (ssize_t)sizeof(header) || header.magic != FA_STATE_MAGIC)
 		return fa_fail(error, -EBADMSG, "this is no state of a pool");
-	if (header.version != FA_STATE_VERSION)
+	if (header.version != FA_STATE_VERSION && header.version != FA_STATE_VERSION_RUNS)
 		return fa_fail(error, -EPROTONOSUPPORT,
 		               "the pool's state has format %" PRIu32 "; expected %u",
-		               header.version, FA_STATE_VERSION);
+		               header.version, FA_STATE_VERSION_RUNS);
 	laid_out = header;
 	if (lay_out(&laid_out, &reason) < 0)
 		return fa_fail(error, -EBADMSG, "the header of the pool's state is damaged: %s",
@@ -168,6 +173,13 @@ int fa_state_read_header(int fd, struct fa_error *error, struct fa_state_header 
 		return fa_fail(error, -EBADMSG,
 		               "the header of the pool's state is damaged: more is in use than "
 		               "there is");
+	if ((header.version == FA_STATE_VERSION && header.run_shift_max) ||
+	    header.run_shift_max > FA_POOL_RUN_SHIFT_MAX ||
+	    header.chunk_bytes << header.run_shift_max > FA_POOL_CHUNK_BYTES_MAX)
+		return fa_fail(error, -EBADMSG,
+		               "the header of the pool's state is damaged: runs of 2^%" PRIu32
+		               " chunks",
+		               header.run_shift_max);
 	*ret_header = header;
 	return 0;
 }

@@ -193,7 +193,7 @@ static int open_device(struct fa_server *server, uint64_t timelines_max, struct 
 	}
 	server->context.ops->describe(server->context.device, &server->context.info);
 	fa_config_resolve(&server->context.config, server->context.info.memory_bytes, timelines_max,
-	                  fds_max());
+	                  fds_max(), server->context.exit_when_idle);
 
 	r = fa_engine_new(server->context.ops, fa_completions_notify, &server->context,
 	                  &server->context.engine);
@@ -410,7 +410,8 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config)
 		fa_log(FA_LOG_WARNING, "socket, mode, group, backend, device, threads and grace_s "
 		                       "change with the next start only");
 	fa_config_resolve(config, server->context.info.memory_bytes,
-	                  server->context.fd_store.timelines_max, fds_max());
+	                  server->context.fd_store.timelines_max, fds_max(),
+	                  server->context.exit_when_idle);
 	old->limits = config->limits;
 	old->limits.all_buffers = server->context.importer.buffers_max;
 	if (old->pool_bytes != config->pool_bytes || old->pool_percent != config->pool_percent ||

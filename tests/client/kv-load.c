@@ -105,6 +105,13 @@ static bool is_gone(struct worker *w, struct sequence *s, int r)
 	return true;
 }
 
+/* fa_step_begin() repeats itself. The daemon that lost its device may have worked on the first. */
+static void note_risk(struct sequence *s, int begun)
+{
+	if (begun == -ESTALE && drops)
+		s->risked = true;
+}
+
 static bool ask(struct worker *w, struct sequence *s, struct fa_sequence_info *ret_info)
 {
 	int r;
@@ -155,6 +162,7 @@ static void append(struct worker *w, struct sequence *s)
 		.sequence = s->id, .tags = s->tags, .length = s->length + n, .n_new = n
 	};
 	r = begin(&w->kv, &item, &step);
+	note_risk(s, r);
 	if (is_gone(w, s, r))
 		return;
 	/* From here on the daemon clears the new pages, even if the reply to begin is lost. */
@@ -212,6 +220,7 @@ static void append_many(struct worker *w, struct sequence *s)
 			                         .length = s->length + (begun + 1) * n,
 			                         .n_new = n };
 		r = begin(&w->pipeline[begun], &items[begun], &steps[begun]);
+		note_risk(s, r);
 		/* A begin that copies a shared page excludes other steps until it is done. */
 		if (r == -EBUSY || (!begun && is_gone(w, s, r)))
 			break;

@@ -185,7 +185,7 @@ static void choose_tokens(struct runner *runner, struct fa_test_random *random, 
 
 static bool choose_chunk(struct runner *runner, struct fa_test_random *random, struct op *op)
 {
-	op->chunk = (uint32_t)fa_test_random_below(random, MODEL_CHUNKS);
+	op->chunk = (uint32_t)fa_test_random_below(random, runner->max_chunks);
 	return fa_pool_chunk_state(runner->scene.pool, op->chunk) == FA_CHUNK_ABSENT;
 }
 

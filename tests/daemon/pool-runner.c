@@ -6,10 +6,14 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define CHUNK_SLOTS (MODEL_CHUNK_BYTES / FA_SLOT_BYTES)
+#define RUNS_CHUNK_BYTES 4096u
 #define FOREIGN 0xe0000000u /* bits of a token that belongs to no tenant */
 
 static const uint32_t page_tokens[MODEL_CACHES] = { 16, 32, 16 };
+static const uint32_t layers[MODEL_CACHES] = { 1, 2, 3 };
+/* Pages of 512, 6144 and 1536 bytes: in runs of 4, 16 and 8 KiB an eighth is unused at most, except
+ * where runs cannot be larger. */
+static const uint32_t runs_layers[MODEL_CACHES] = { 1, 6, 3 };
 
 int runner_quota(void *userdata, const struct fa_pool_tenant_info *held,
                  const struct fa_pool_more *more, struct fa_error *error)
@@ -30,23 +34,27 @@ static void add_cache(struct runner *runner, uint32_t place, enum scene_actor ac
 	snprintf(name, sizeof(name), "c%u", place);
 	config.name = name;
 	config.geometry.page_tokens = page_tokens[place];
-	config.geometry.layers = place + 1;
+	config.geometry.layers = runner->runs ? runs_layers[place] : layers[place];
 	*ret_result = fa_pool_cache_new(runner->scene.pool, &runner->scene.actors[actor], &config,
 	                                0, error, ret_id);
 }
 
-void runner_init(struct runner *runner)
+void runner_init(struct runner *runner, bool runs)
 {
 	const struct fa_pool_config config = {
-		.chunk_bytes = MODEL_CHUNK_BYTES,
-		.max_chunks = MODEL_CHUNKS,
+		.chunk_bytes = runs ? RUNS_CHUNK_BYTES : MODEL_CHUNK_BYTES,
+		.max_chunks = MODEL_CHUNKS * (runs ? MODEL_CHUNK_BYTES / RUNS_CHUNK_BYTES : 1),
+		.run_bytes_max = runs ? MODEL_CHUNK_BYTES : 0,
 		.page_bytes_min = 512,
 		.max_sequences = SCENE_SEQUENCES,
 	};
 	struct scene *scene = &runner->scene;
 	int r;
 
-	*runner = (struct runner){ .quota_bytes = 40 * 512 };
+	*runner = (struct runner){ .quota_bytes = (runs ? 80 : 40) * 512,
+		                   .runs = runs,
+		                   .chunk_bytes = (uint32_t)config.chunk_bytes,
+		                   .max_chunks = config.max_chunks };
 	runner->model = calloc(1, sizeof(*runner->model));
 	fa_check(runner->model);
 	device_init(&scene->device, (uint64_t)MODEL_CHUNKS * MODEL_CHUNK_BYTES);
@@ -58,7 +66,7 @@ void runner_init(struct runner *runner)
 	scene_hold_tenants(scene);
 	for (int i = 0; i < SCENE_ACTORS; i++)
 		runner->model->owners[i] = scene->actors[i].owner = (uint64_t)i + 1;
-	for (uint32_t i = 0; i < MODEL_CHUNKS / 2; i++)
+	for (uint32_t i = 0; i < config.max_chunks / 2; i++)
 		fa_check_eq(fa_pool_chunk_add(scene->pool, i, true, &scene->error), 0);
 	for (uint32_t i = 0; i < MODEL_CACHES; i++) {
 		add_cache(runner, i, SCENE_ANNA, &scene->error, &r, &runner->model->caches[i].id);
@@ -230,13 +238,14 @@ static void run_prefix(struct runner *runner, struct op *op)
 static void run_chunk(struct runner *runner, struct op *op)
 {
 	struct scene *scene = &runner->scene;
+	const uint32_t slots = runner->chunk_bytes / FA_SLOT_BYTES;
 	uint32_t chunk = op->chunk;
 
 	if (op->kind == OP_CHUNK_REMOVE)
 		op->result = fa_pool_chunk_remove(scene->pool, &scene->error, &chunk);
 	if (op->kind == OP_CHUNK_REMOVE || op->shared)
-		for (uint32_t i = 0; op->result == 0 && i < CHUNK_SLOTS * DEVICE_PAGE_TOKENS; i++)
-			*device_token(&scene->device, chunk * CHUNK_SLOTS + i / DEVICE_PAGE_TOKENS,
+		for (uint32_t i = 0; op->result == 0 && i < slots * DEVICE_PAGE_TOKENS; i++)
+			*device_token(&scene->device, chunk * slots + i / DEVICE_PAGE_TOKENS,
 			              i % DEVICE_PAGE_TOKENS) = op->kind == OP_CHUNK_REMOVE
 			                                                ? FOREIGN + i
 			                                                : 0;

@@ -10,6 +10,8 @@ struct runner {
 	uint64_t stale;  /* id of a removed sequence */
 	uint32_t unique; /* next unused token */
 	bool quarantine;
+	bool runs; /* caches have runs of 1, 4 and 2 chunks */
+	uint32_t chunk_bytes, max_chunks;
 	uint64_t quota_bytes; /* David's quota */
 	uint64_t n_done[OPS], n_failed[OPS], n_attached;
 };
@@ -18,7 +20,8 @@ struct runner {
 int runner_quota(void *userdata, const struct fa_pool_tenant_info *held,
                  const struct fa_pool_more *more, struct fa_error *error);
 
-void runner_init(struct runner *runner);
+/* @runs: with small chunks, of which caches have runs. */
+void runner_init(struct runner *runner, bool runs);
 void runner_deinit(struct runner *runner);
 
 void runner_choose(struct runner *runner, struct fa_test_random *random, struct op *op);

@@ -30,10 +30,11 @@ static void test_defaults(void **state)
 	assert_true(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES] > 1 << 20);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == FA_LIMIT_AUTO);
 	assert_true(config.limits.tenant[FA_RESOURCE_TIMELINES] == FA_LIMIT_AUTO);
-	fa_config_resolve(&config, 1ull << 50, 2048, 0);
+	fa_config_resolve(&config, 1ull << 50, 2048, 0, false);
+	assert_int_equal(config.limits.caches, 32);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == 1ull << 50);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], 1024);
-	fa_config_resolve(&config, 1ull << 51, 4096, 0);
+	fa_config_resolve(&config, 1ull << 51, 4096, 0, true);
 	assert_true(config.limits.tenant[FA_RESOURCE_DEVICE_BYTES] == 1ull << 50);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], 1024);
 	assert_true(fa_config_pool_bytes(&config, 1ull << 40, 1ull << 38, 0, false) == 1ull << 37);
@@ -83,7 +84,7 @@ static void test_timelines(void **state)
 		snprintf(text, sizeof(text), "[limits]\n%s", cases[i].text);
 		assert_int_equal(fa_config_init(&config), 0);
 		assert_int_equal(fa_config_parse(&config, text, &error), 0);
-		fa_config_resolve(&config, 0, cases[i].kept, 0);
+		fa_config_resolve(&config, 0, cases[i].kept, 0, false);
 		assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], cases[i].share);
 		fa_config_deinit(&config);
 	}
@@ -114,7 +115,7 @@ static void test_fds(void **state)
 		snprintf(text, sizeof(text), "[limits]\n%s", cases[i].text);
 		assert_int_equal(fa_config_init(&config), 0);
 		assert_int_equal(fa_config_parse(&config, text, &error), 0);
-		fa_config_resolve(&config, 0, 0, cases[i].max);
+		fa_config_resolve(&config, 0, 0, cases[i].max, false);
 		assert_int_equal(config.limits.all_fds, cases[i].all);
 		assert_int_equal(config.limits.tenant[FA_RESOURCE_FDS], cases[i].share);
 		fa_config_deinit(&config);
@@ -143,7 +144,7 @@ static void test_memory(void **state)
 
 		assert_int_equal(fa_config_init(&config), 0);
 		assert_int_equal(fa_config_parse(&config, cases[i].text, &error), 0);
-		fa_config_resolve(&config, cases[i].device_bytes, 0, 0);
+		fa_config_resolve(&config, cases[i].device_bytes, 0, 0, false);
 		got = config.limits.all_buffer_bytes;
 		assert_true(got >= expected && got < expected + 64);
 		assert_true(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES] == memory / 2);
@@ -155,7 +156,8 @@ static void test_memory(void **state)
 	                                 "[limits]\nall_buffer_bytes = 3M\nbuffer_bytes = 2M\n",
 	                                 &error),
 	                 0);
-	fa_config_resolve(&config, 0, 0, 0);
+	fa_config_resolve(&config, 0, 0, 0, true);
+	assert_int_equal(config.limits.caches, 256);
 	assert_int_equal(config.limits.all_buffer_bytes, 3 << 20);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES], 2 << 20);
 	fa_config_deinit(&config);

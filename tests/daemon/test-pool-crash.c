@@ -231,7 +231,7 @@ static void die_once(struct crash *crash, struct fa_test_random *random)
 		fa_pool_quarantine_end(runner->scene.pool);
 }
 
-static void test_deaths(void **state)
+static void die_again_and_again(bool runs)
 {
 	const char *seed = getenv("FAD_TEST_SEED");
 	struct fa_test_random random = { seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL) };
@@ -246,7 +246,7 @@ static void test_deaths(void **state)
 	               MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	assert_true(journal != MAP_FAILED);
 	crash->journal = journal;
-	runner_init(&crash->runner);
+	runner_init(&crash->runner, runs);
 	for (int i = 0; i < (fa_test_long() ? DEATHS_LONG : DEATHS); i++) {
 		die_once(crash, &random);
 		n_ops += crash->journal->n_ops;
@@ -261,10 +261,21 @@ static void test_deaths(void **state)
 	free(crash);
 }
 
+static void test_deaths(void **state)
+{
+	die_again_and_again(false);
+}
+
+static void test_deaths_runs(void **state)
+{
+	die_again_and_again(true);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_deaths),
+		cmocka_unit_test(test_deaths_runs),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,7 +20,7 @@ static uint64_t choose_seed(void)
 	return seed ? strtoull(seed, NULL, 0) : (uint64_t)time(NULL);
 }
 
-static void test_random(void **state)
+static void run_random(bool runs)
 {
 	uint64_t rounds = fa_test_long() ? ROUNDS_LONG : ROUNDS, seed = choose_seed();
 	struct fa_test_random random = { seed };
@@ -31,7 +31,7 @@ static void test_random(void **state)
 	assert_non_null(runner);
 	printf("FAD_TEST_SEED=%llu\n", (unsigned long long)seed);
 	fflush(stdout);
-	runner_init(runner);
+	runner_init(runner, runs);
 	for (uint64_t i = 0; i < rounds; i++) {
 		runner_choose(runner, &random, &op);
 		runner_do(runner, &op);
@@ -60,10 +60,21 @@ static void test_random(void **state)
 	free(runner);
 }
 
+static void test_random(void **state)
+{
+	run_random(false);
+}
+
+static void test_random_runs(void **state)
+{
+	run_random(true);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_random),
+		cmocka_unit_test(test_random_runs),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
