@@ -128,6 +128,46 @@ print(sequence.publish(range(1000, 1050)), test_kv.read(cache, sequence.fork(48)
     cache.remove()
 
 
+def test_killed_clients_leave_no_page(client):
+    """Clients are killed with sequences, forks and a step in flight."""
+    import os
+    import signal
+    import subprocess
+    import sys
+
+    from conftest import FULL
+    code = """
+import faclient, sys
+sys.path.insert(0, sys.argv[2])
+import test_kv
+client = faclient.connect(sys.argv[1])
+cache = client.cache("python-killed", ttl=600, **test_kv.SHAPE)
+sequences = [cache.sequence() for _ in range(3)]
+for sequence in sequences:
+    test_kv.append(cache, sequence, 40)
+fork = sequences[0].fork(33)
+step = cache.step({fork: 20, sequences[1]: 5})
+step.attend(0, None, test_kv.rows(25, 0), test_kv.rows(25, 1))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    cache = client.cache("python-killed", ttl=600, **SHAPE)
+    for _ in range(25 if FULL else 2):
+        processes = [subprocess.Popen([sys.executable, "-c", code, client.socket,
+                                       os.path.dirname(__file__)], stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE, text=True) for _ in range(4)]
+        for process in processes:
+            assert process.stdout.readline() == "ready\n"
+        assert cache.info()["sequences"] == 16
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            process.stdin.close()
+            process.stdout.close()
+        eventually(lambda: cache.info()["used_pages"] == 0 and cache.info()["sequences"] == 0)
+    cache.remove()
+
+
 def test_names(client):
     cache = client.cache("python-names", ttl=60, **SHAPE)
     sequence = cache.sequence()

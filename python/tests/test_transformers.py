@@ -113,7 +113,7 @@ def test_families(client, family):
 def test_beams_return_their_pages(client):
     model = families.model("llama")
     ids, mask = prompt()
-    options = {"num_beams": 16 if FULL else 4, "n": 100 if FULL else 30,
+    options = {"num_beams": 64 if FULL else 4, "n": 100 if FULL else 30,
                "no_repeat_ngram_size": 0}
     expected = generate(model, ids, mask, **options)
     model.set_attn_implementation("fad")
