@@ -325,6 +325,16 @@ struct fa_tensor {
  * nothing; fa_attention() does. */
 void fa_tensor_init(struct fa_tensor *ret_tensor, struct fa_buffer *buffer, uint64_t offset,
                     uint32_t dtype, uint32_t rank, const int64_t *shape);
+/*
+ * Fills *ret_tensor with the tensor at an address, of the CPU or of the GPU, that lies in a buffer of
+ * this client: finds the buffer, in a time that grows with their number. @shape and @strides have
+ * @rank entries and are copied; @strides NULL: dense. The rest is checked by fa_attention(). The
+ * tensor is valid as long as the buffer.
+ *   -EINVAL  the address is in no buffer
+ */
+int fa_tensor_from_pointer(struct fa_client *client, const void *ptr, uint32_t dtype, uint32_t rank,
+                           const int64_t *shape, const int64_t *strides,
+                           struct fa_tensor *ret_tensor);
 
 /* Returns the bytes of a dense tensor; 0 if the size overflows, a dimension is negative, or dtype
  * or rank is invalid. */

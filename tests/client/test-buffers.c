@@ -246,6 +246,47 @@ static void test_sizes(void **state)
 	fa_check_eq(fa_tensor_bytes(FA_F32, 5, shape), 0);
 }
 
+/* A tensor is found by its address, in whatever buffer. */
+static void test_pointer(void **state)
+{
+	const int64_t shape[] = { 2, 3, 4 }, strides[] = { 24, 8, 1 };
+	struct fa_buffer *buffers[3];
+	struct fa_tensor tensor = {};
+	char *data;
+	int local;
+
+	for (size_t i = 0; i < 3; ++i)
+		check(fa_buffer_new(client, PAGE + 1, 0, &buffers[i]));
+	for (size_t i = 0; i < 3; ++i) {
+		data = fa_buffer_data(buffers[i]);
+		check(fa_tensor_from_pointer(client, data + 64, FA_F16, 3, shape, NULL, &tensor));
+		fa_check(tensor.buffer == buffers[i]);
+		fa_check_eq(tensor.offset, 64);
+		fa_check_eq(tensor.dtype, FA_F16);
+		fa_check_eq(tensor.rank, 3);
+		fa_check(!memcmp(tensor.shape, shape, sizeof(shape)));
+		fa_check_eq(tensor.strides[0], 0);
+		check(fa_tensor_from_pointer(client, data, FA_F32, 3, shape, strides, &tensor));
+		fa_check_eq(tensor.offset, 0);
+		fa_check(!memcmp(tensor.strides, strides, sizeof(strides)));
+	}
+	fa_check_eq(fa_tensor_from_pointer(client, &local, FA_F32, 3, shape, NULL, &tensor),
+	            -EINVAL);
+	fa_check_contains(fa_error(), "fa_buffer_new()");
+	fa_check_eq(fa_tensor_from_pointer(client, NULL, FA_F32, 3, shape, NULL, &tensor), -EINVAL);
+	fa_check_eq(fa_tensor_from_pointer(client, data, FA_F32, 5, shape, NULL, &tensor), -EINVAL);
+	fa_check_eq(fa_tensor_from_pointer(client, data, FA_F32, 1, NULL, NULL, &tensor), -EINVAL);
+	fa_check_eq(fa_tensor_from_pointer(client, data, FA_F32, 3, shape, NULL, NULL), -EINVAL);
+	fa_check_eq(fa_tensor_from_pointer(NULL, data, FA_F32, 3, shape, NULL, &tensor), -EINVAL);
+	fa_check(tensor.buffer == buffers[2]);
+	fa_check_eq(
+		fa_tensor_from_pointer(client, data + PAGE + 1, FA_F32, 3, shape, NULL, &tensor),
+		-EINVAL);
+	for (size_t i = 0; i < 3; ++i)
+		fa_buffer_free(buffers[i]);
+	fa_check_eq(fa_tensor_from_pointer(client, data, FA_F32, 3, shape, NULL, &tensor), -EINVAL);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -253,6 +294,7 @@ int main(void)
 		cmocka_unit_test(test_import),       cmocka_unit_test(test_import_fixed),
 		cmocka_unit_test(test_refused),      cmocka_unit_test(test_quota),
 		cmocka_unit_test(test_freed_in_use), cmocka_unit_test(test_sizes),
+		cmocka_unit_test(test_pointer),
 	};
 
 	return cmocka_run_group_tests_name("buffers", tests, setup, teardown);
