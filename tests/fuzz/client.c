@@ -329,6 +329,8 @@ static enum fa_wire_type answer_type(enum fa_wire_type type)
 		return FA_WIRE_RING_REPLY;
 	case FA_WIRE_TIMELINE_SETUP:
 		return FA_WIRE_TIMELINE_REPLY;
+	case FA_WIRE_PREFIX_FIND:
+		return FA_WIRE_PREFIX_REPLY;
 	case FA_WIRE_SEQUENCE_FREE:
 		return FA_WIRE_REPLY;
 	default:

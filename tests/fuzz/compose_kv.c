@@ -230,11 +230,34 @@ static void compose_sequence_find(struct client *client, struct parcel *parcel)
 		compose(client, FA_WIRE_SEQUENCE_SET_NAME, parcel);
 }
 
-/* Tokens of all sequences are the same, so that prefixes are found. */
+/* Tokens of all sequences are the same, so that prefixes are found. SequenceAttach and PrefixFind have
+ * the same fields. */
+static void compose_tokens(struct client *client, uint64_t n_tokens,
+                           struct fa_wire_sequence_publish *message)
+{
+	struct buffer *buffer = any_buffer(client, false);
+
+	for (uint32_t i = 0; i < sizeof(words) / sizeof(*words); ++i)
+		words[i] = once_in(64) ? 1 : 0;
+	message->flags = once_in(2) ? FA_WIRE_PREFIX_SHARED : 0;
+	message->tokens = words;
+	message->n_tokens = (size_t)n_tokens;
+	if (message->n_tokens > sizeof(words) / sizeof(*words))
+		message->n_tokens = sizeof(words) / sizeof(*words);
+	if (buffer && buffer->host && once_in(3)) {
+		const int64_t shape[] = { (int64_t)message->n_tokens };
+		uint64_t at = 4096;
+
+		message->tokens_view = compose_view(buffer, &at, FA_WIRE_DTYPE_F32, 1, shape);
+		message->tokens_view.dtype = 0;
+		message->tokens = NULL;
+		message->n_tokens = 0;
+	}
+}
+
 static void compose_prefix(struct client *client, enum fa_wire_type type, struct parcel *parcel)
 {
 	struct fa_wire_sequence_publish *message = &parcel->message.sequence_publish;
-	struct buffer *buffer = any_buffer(client, false);
 	const struct sequence *sequence = NULL;
 	const uint32_t from = pick(SEQUENCES);
 
@@ -252,24 +275,20 @@ static void compose_prefix(struct client *client, enum fa_wire_type type, struct
 			compose(client, FA_WIRE_SEQUENCE_CREATE, parcel);
 		return;
 	}
-	for (uint32_t i = 0; i < sizeof(words) / sizeof(*words); ++i)
-		words[i] = once_in(64) ? 1 : 0;
-	/* SequenceAttach has the same fields. */
 	message->sequence = sequence->id;
-	message->flags = once_in(2) ? FA_WIRE_PREFIX_SHARED : 0;
-	message->tokens = words;
-	message->n_tokens = type == FA_WIRE_SEQUENCE_PUBLISH ? (size_t)sequence->length : 48;
-	if (message->n_tokens > sizeof(words) / sizeof(*words))
-		message->n_tokens = sizeof(words) / sizeof(*words);
-	if (buffer && buffer->host && once_in(3)) {
-		const int64_t shape[] = { (int64_t)message->n_tokens };
-		uint64_t at = 4096;
+	compose_tokens(client, type == FA_WIRE_SEQUENCE_PUBLISH ? sequence->length : 48, message);
+}
 
-		message->tokens_view = compose_view(buffer, &at, FA_WIRE_DTYPE_F32, 1, shape);
-		message->tokens_view.dtype = 0;
-		message->tokens = NULL;
-		message->n_tokens = 0;
+static void compose_prefix_find(struct client *client, struct parcel *parcel)
+{
+	const struct cache *cache = any_cache(client, false);
+
+	if (!cache) {
+		compose(client, FA_WIRE_CACHE_CREATE, parcel);
+		return;
 	}
+	parcel->message.prefix_find.cache = cache->id;
+	compose_tokens(client, 1 + pick(64), &parcel->message.sequence_publish);
 }
 
 /* ---- steps */
@@ -521,6 +540,8 @@ void compose_kv(struct client *client, enum fa_wire_type type, struct parcel *re
 	case FA_WIRE_SEQUENCE_PUBLISH:
 	case FA_WIRE_SEQUENCE_ATTACH:
 		return compose_prefix(client, type, ret_parcel);
+	case FA_WIRE_PREFIX_FIND:
+		return compose_prefix_find(client, ret_parcel);
 	case FA_WIRE_SEQUENCE_COPY:
 		return compose_copy(client, ret_parcel);
 	case FA_WIRE_STEP_BEGIN:

@@ -47,6 +47,7 @@ static const enum fa_wire_type kinds[] = {
 	FA_WIRE_SEQUENCE_INFO,
 	FA_WIRE_SEQUENCE_PUBLISH,
 	FA_WIRE_SEQUENCE_ATTACH,
+	FA_WIRE_PREFIX_FIND,
 	FA_WIRE_SEQUENCE_COPY,
 	FA_WIRE_STEP_BEGIN,
 	FA_WIRE_STEP_BEGIN,
@@ -139,6 +140,7 @@ static void take_id(struct fa_wire_message *message)
 		TAKE(SEQUENCE_INFO, sequence_info.sequence, sequence)
 		TAKE(SEQUENCE_PUBLISH, sequence_publish.sequence, sequence)
 		TAKE(SEQUENCE_ATTACH, sequence_attach.sequence, sequence)
+		TAKE(PREFIX_FIND, prefix_find.cache, cache)
 		TAKE(SEQUENCE_COPY, sequence_copy.sequence, sequence)
 		TAKE(STEP_ATTEND, step_attend.cache, cache)
 #undef TAKE
