@@ -16,7 +16,7 @@ struct fa_attack {
 /* The last one's name is NULL. */
 extern const struct fa_attack fa_attacks[];
 
-/* Burns as much processor time as an attack can, in the attacker and in two of the daemon's threads,
+/* Burns as much processor time as an attack can, in the attacker and two of the daemon's threads,
  * and never talks to a daemon. */
 extern const struct fa_attack fa_attack_none;
 
