@@ -23,12 +23,12 @@ def client():
 class Supervised:
     """A daemon whose pool outlives it."""
 
-    def __init__(self):
+    def __init__(self, pool="256M"):
         self.directory = tempfile.mkdtemp(prefix="faclient-test-")
         self.socket = os.path.join(self.directory, "fad.sock")
         config = os.path.join(self.directory, "fad.conf")
         with open(config, "w", encoding="utf-8") as file:
-            file.write("[pool]\nbytes = 256M\n")
+            file.write(f"[pool]\nbytes = {pool}\n")
         ready, wanted = os.pipe()
         self.process = subprocess.Popen(
             [os.environ.get("FAD_DAEMON") or os.path.join(BIN, "fad"), "--supervise", "--socket",

@@ -9,6 +9,7 @@ import mmap
 import os
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -142,17 +143,47 @@ def is_torch(x) -> bool:
     return type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "data_ptr")
 
 
+_DLPACK_CUDA = 2
+
+
+def _on_gpu(x) -> bool:
+    """True for an array of another library that lies on a GPU."""
+    if hasattr(x, "__cuda_array_interface__"):
+        return True
+    return hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] == _DLPACK_CUDA
+
+
+def as_operand(x, name: str):
+    """Arrays of other libraries on a GPU as tensors of PyTorch, in the same memory; others as they
+    are."""
+    if isinstance(x, np.ndarray) or x is None or is_torch(x) or not _on_gpu(x):
+        return x
+    try:
+        import torch
+    except ImportError:
+        raise errors.NotSupported(95, f"{name} is on a GPU: that takes PyTorch") from None
+    try:
+        return torch.from_dlpack(x) if hasattr(x, "__dlpack__") else \
+            torch.as_tensor(x, device="cuda")
+    except (BufferError, RuntimeError, TypeError) as error:
+        raise errors.NotSupported(95, f"{name}: {error}") from error
+
+
 class Operand:
     """A numpy array, a torch tensor or what has __dlpack__, as an operand of a request."""
 
     def __init__(self, x, name: str, dtype: str | None = None, copies_back: bool = False):
         self.x = x
         self.name = name
+        self.device: int | None = None  #: index of the GPU
+        self.copies_back = copies_back
         if is_torch(x):
-            if x.device.type != "cpu":
+            if x.device.type == "cuda":
+                self.device = x.device.index
+            elif x.device.type != "cpu":
                 raise errors.NotSupported(
-                    95, f"{name} is on {x.device}; this version of the package takes tensors of "
-                        "the CPU only")
+                    95, f"{name} is on {x.device}; expected a tensor of the CPU or of the "
+                        "daemon's GPU")
             if x.requires_grad and _grad_enabled():
                 raise RuntimeError(f"{name} requires a gradient, and fad computes none: use "
                                    "torch.no_grad() or another attention")
@@ -176,8 +207,9 @@ class Operand:
             self.strides = tuple(s // x.itemsize for s in x.strides)
             self.address = x.ctypes.data
         self.itemsize = DTYPES[self.dtype][1]
-        self.buffer: Buffer | None = None
+        self.buffer: Any = None  #: with the daemon's handle
         self.offset = 0
+        self.copy: Any = None    #: of a tensor on the GPU, dense
 
     @property
     def nbytes(self) -> int:
@@ -198,6 +230,19 @@ class Operand:
             return False
         self.offset = self.address - self.buffer.address
         return True
+
+    def find_cuda(self, ranges) -> None:
+        """Finds the operand's memory on the GPU. One that the library does not take as it is gets a
+        dense copy, made in the current stream."""
+        inner = not self.strides or self.strides[-1] == 1 or self.shape[-1] <= 1
+        if not inner or any(s <= 0 and n > 1 for s, n in zip(self.strides, self.shape)):
+            self.copy = self.x.new_empty(self.shape) if self.copies_back else self.x.contiguous()
+            self.strides = tuple(self.copy.stride())
+            self.address = self.copy.data_ptr()
+        if 0 in self.shape:
+            return
+        self.buffer = ranges.find(self.address, self._span())
+        self.offset = self.address - self.buffer.address
 
     def place(self, buffer: Buffer, offset: int):
         self.buffer, self.offset = buffer, offset
@@ -239,6 +284,41 @@ class Operand:
 def _grad_enabled() -> bool:
     import torch
     return torch.is_grad_enabled()
+
+
+def device_of(operands) -> int | None:
+    """The GPU of operands; None: the CPU."""
+    device = operands[0].device
+    for x in operands:
+        if x.device != device:
+            first, other = (f"cuda:{n}" if n is not None else "the CPU"
+                            for n in (device, x.device))
+            raise ValueError(f"{x.name} is on {other}, and {operands[0].name} on {first}")
+    return device
+
+
+def run_cuda(client, device, operands, fields, request, send, pending, kept, kind):
+    """Submits a request over tensors of a GPU, ordered with its current stream.
+
+    send(request, stream, ticket) submits it.
+    """
+    gate = client._cuda_gate()
+    for op in operands:
+        op.find_cuda(client._ranges)
+    for op, field in zip(operands, fields):
+        if op.buffer is None:  # an empty tensor, which lies nowhere
+            op.buffer = operands[-1].buffer
+        op.fill(getattr(request, field))
+
+    def submit(stream, gates, ticket):
+        request.stream, request.gates = stream, gates
+        return send(request, ticket)
+    shapes = tuple((op.name, op.dtype, op.shape[1:] if len(op.shape) == 3 else op.shape[2:])
+                   for op in operands)
+    gate.submit(device, submit, pending, (kept, [op.buffer for op in operands]), (kind, shapes))
+    for op in operands:
+        if op.copies_back and op.copy is not None:
+            op.x.copy_(op.copy)
 
 
 @contextlib.contextmanager

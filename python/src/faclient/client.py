@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Sequence as _Items
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ._cuda import Gate, Ranges
 from ._lib import check, ffi, lib, new, string
-from ._memory import Buffers, Operand, dtype_name, is_torch, placed
+from ._memory import (Buffers, Operand, as_operand, device_of, dtype_name, is_torch, placed,
+                      run_cuda)
+from .errors import Error
 
 if TYPE_CHECKING:
     import types
@@ -72,11 +76,28 @@ class Client:
         self._finalizer = weakref.finalize(self, lib.fa_disconnect, handle)
         self._finalizer.atexit = False
         self._buffers = Buffers(self)
+        self._ranges = Ranges(self)
+        self._gate: Gate | None = None
+        self._gate_lock = threading.Lock()
 
     def close(self) -> None:
-        """Disconnects. What lies in the client's arrays stays readable. May be called again."""
+        """Disconnects. What lies in the client's arrays stays readable. May be called again. A
+        request on the GPU that has failed, and that no call has told of, is a warning."""
+        if self._gate is not None and not self.closed:
+            try:
+                self._gate.pending.collect()
+            except Error as error:
+                warnings.warn(str(error), RuntimeWarning, stacklevel=2)
         self._buffers.clear()
+        self._ranges.clear()
         self._finalizer()
+
+    def _cuda_gate(self) -> Gate:
+        if self._gate is None:
+            with self._gate_lock:
+                if self._gate is None:
+                    self._gate = Gate(self)
+        return self._gate
 
     def __enter__(self) -> Client:
         return self
@@ -177,14 +198,20 @@ class Client:
         """softmax(scale · q kᵀ) v, as struct fa_attention describes it.
 
         q [batch, n_q, heads, dim], k and v [batch, n_k, kv_heads, dim], of float32, float16 or
-        bfloat16; numpy arrays (bfloat16: torch only) or torch tensors of the CPU. window: (left,
-        right), -1: all. Returns out, which is new unless given.
+        bfloat16; numpy arrays (bfloat16: torch only), torch tensors of the CPU or of the daemon's
+        GPU, or arrays with __dlpack__ or __cuda_array_interface__. window: (left, right), -1: all.
+        Returns out, which is new unless given.
+
+        On a GPU the call returns at once: the request is ordered with the current stream of
+        PyTorch, like a kernel. If it fails later, the next call or synchronize() raises.
         """
         return self._drive(self._attention(q, k, v, out, causal, window, scale, softcap, sinks,
                                            alibi_slopes, lse, timeout))
 
     def _attention(self, q, k, v, out=None, causal=False, window=None, scale=None, softcap=0.0,
                    sinks=None, alibi_slopes=None, lse=None, timeout=None):
+        q, k, v, out, lse = (as_operand(x, name) for x, name in
+                             zip((q, k, v, out, lse), ("q", "k", "v", "out", "lse")))
         ops = [Operand(q, "q"), Operand(k, "k"), Operand(v, "v")]
         for op in ops:
             if len(op.shape) != 4:
@@ -199,14 +226,36 @@ class Client:
         request = new("fa_attention", scale=scale or 0.0, softcap=softcap)
         kept = _set_options(request, causal, window, sinks, alibi_slopes, timeout,
                            lib.FA_ATTENTION_CAUSAL, lib.FA_ATTENTION_WINDOW)
+        fields = ("q", "k", "v", "out", "lse")
+        device = device_of(ops + outs)
+        if device is not None:
+            pending = self._cuda_gate().pending
+            pending.collect()
+            if 0 not in ops[0].shape:
+                run_cuda(self, device, ops + outs, fields, request,
+                         lambda request, ticket: lib.fa_attention(self._handle, request, ticket),
+                         pending, kept, _kind(causal, window, softcap, sinks, alibi_slopes))
+            return out
         ticket = ffi.new("struct fa_ticket *")
         with placed(self, ops, outs):
-            for op, field in zip(ops + outs, ("q", "k", "v", "out", "lse")):
+            for op, field in zip(ops + outs, fields):
                 op.fill(getattr(request, field))
             check(lib.fa_attention(self._handle, request, ticket))
             yield ticket
         del kept
         return out
+
+    def synchronize(self) -> None:
+        """Waits for all requests on the GPU, and raises the error of the first that failed and that
+        no call has told of."""
+        if self._gate is not None:
+            self._gate.pending.collect(wait=True)
+
+    def trim(self) -> None:
+        """Makes the daemon close the memory of the GPU that it has opened, so that what PyTorch has
+        freed (torch.cuda.empty_cache()) returns to the GPU."""
+        self._ranges.clear()
+        check(lib.fa_cuda_trim(self._handle))
 
     # ---- KV caches
 
@@ -232,6 +281,25 @@ class Client:
         return Sequence(self, out[0], owned=False)
 
 
+def _kind(causal, window, softcap, sinks, alibi_slopes):
+    """What decides, besides shapes, whether a daemon can compute a request."""
+    return (bool(causal), window is not None, bool(softcap), sinks is not None,
+            alibi_slopes is not None)
+
+
+def _heads_vector(values):
+    if not is_torch(values):
+        return np.ascontiguousarray(values, np.float32)
+    if values.device.type == "cpu":
+        return np.ascontiguousarray(values.detach().float().numpy())
+    version = (values.data_ptr(), values._version)
+    found = getattr(values, "_faclient", None)
+    if found is None or found[0] != version:
+        found = (version, np.ascontiguousarray(values.detach().float().cpu().numpy()))
+        values._faclient = found
+    return found[1]
+
+
 def _set_options(request, causal, window, sinks, alibi_slopes, timeout, causal_flag, window_flag):
     """Sets what attention requests have in common. Returns what must outlive the call."""
     kept = []
@@ -243,9 +311,7 @@ def _set_options(request, causal, window, sinks, alibi_slopes, timeout, causal_f
         request.window_left, request.window_right = int(left), int(right)
     for field, values in (("sinks", sinks), ("alibi_slopes", alibi_slopes)):
         if values is not None:
-            if is_torch(values):
-                values = values.detach().float().cpu().numpy()
-            array = np.ascontiguousarray(values, np.float32)
+            array = _heads_vector(values)
             kept.append(array)
             setattr(request, field, ffi.cast("float *", array.ctypes.data))
     if timeout is not None:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from . import errors
+from ._cuda import Pending
 from ._lib import check, ffi, lib, new, string
-from .client import Client, _set_options
-from ._memory import DTYPES, Operand, dtype_name, is_torch, placed
+from ._memory import (DTYPES, Operand, as_operand, device_of, dtype_name, is_torch, placed,
+                      run_cuda)
+from .client import Client, _kind, _set_options
 
 _ALL = 2**64 - 1
 
@@ -239,6 +241,8 @@ class Step:
         check(lib.fa_step_begin(self.client._handle, options, out))
         self._handle = out[0]
         self.number = lib.fa_step_number(self._handle)
+        self._pending = Pending(self.client)  # requests on a GPU; the commit tells of their errors
+        self._stream = 0
         self._finalizer = weakref.finalize(self, lib.fa_step_free, self._handle)
         self._finalizer.atexit = False
 
@@ -261,6 +265,8 @@ class Step:
         q [new, heads, head_dim], k_new and v_new [new, kv_heads, head_dim]; new counts the tokens
         of all items, in their order. q None: appends only, and returns None. k_new and v_new
         None: they were appended before.
+
+        Tensors of a GPU: as Client.attention(). If a layer fails later, the commit raises.
         """
         return self.client._drive(self._attend(layer, q, k_new, v_new, out, causal, window, scale,
                                                softcap, sinks, alibi_slopes, timeout))
@@ -268,6 +274,8 @@ class Step:
     def _attend(self, layer, q, k_new, v_new, out=None, causal=True, window=None, scale=None,
                 softcap=0.0, sinks=None, alibi_slopes=None, timeout=None):
         ops, fields = [], []
+        q, k_new, v_new, out = (as_operand(x, name) for x, name in
+                                zip((q, k_new, v_new, out), ("q", "k_new", "v_new", "out")))
         for x, name in ((q, "q"), (k_new, "k_new"), (v_new, "v_new")):
             if x is None:
                 continue
@@ -291,6 +299,11 @@ class Step:
             request.scale, request.softcap = scale or 0.0, softcap
             kept = _set_options(request, causal, window, sinks, alibi_slopes, timeout,
                                lib.FA_STEP_CAUSAL, lib.FA_STEP_WINDOW)
+        device = device_of(ops + outs)
+        if device is not None:
+            run_cuda(self.client, device, ops + outs, [*fields, "out"], request, self._send,
+                     self._pending, kept, _kind(causal, window, softcap, sinks, alibi_slopes))
+            return out
         ticket = ffi.new("struct fa_ticket *")
         with placed(self.client, ops, outs):
             for op, field in zip(ops + outs, [*fields, "out"]):
@@ -300,15 +313,25 @@ class Step:
         del kept
         return out
 
+    def _send(self, request, ticket):
+        self._stream = request.stream
+        return lib.fa_step_attend(self._handle, request, ticket)
+
     def commit(self) -> None:
-        """Ends the step; its tokens then outlive the daemon."""
+        """Ends the step; its tokens then outlive the daemon. Waits for its requests."""
         self.client._drive(self._commit())
 
     def _commit(self):
-        ticket = ffi.new("struct fa_ticket *")
-        check(lib.fa_step_commit(self._handle, ffi.NULL, ticket))
-        yield ticket
+        yield self._submit_commit()
         self.close()
+
+    def _submit_commit(self):
+        # In the requests' stream: one that waits for a GPU does not hold up the beginning of the
+        # next step.
+        options = new("fa_step_commit", stream=self._stream)
+        ticket = ffi.new("struct fa_ticket *")
+        check(lib.fa_step_commit(self._handle, options, ticket))
+        return ticket
 
     def close(self) -> None:
         """Aborts the step, unless it is committed."""

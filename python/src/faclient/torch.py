@@ -4,7 +4,9 @@
 
     out = fad.attention(q, k, v, is_causal=True)        # [batch, heads, tokens, dim]
 
-Tensors are on the CPU so far. Those of `empty()` are computed where they lie; others are copied.
+Tensors on the daemon's GPU are computed where they lie, in the order of the current stream, and the
+call returns at once: an error that comes later is raised by the next call or by `synchronize()`.
+Tensors on the CPU are copied, unless `empty()` made them.
 """
 from __future__ import annotations
 
@@ -39,7 +41,17 @@ def empty(*shape: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.from_numpy(array.view("u1")).view(dtype)[:count].view(shape)
 
 
-@torch.library.custom_op("faclient::attention", mutates_args=())
+def synchronize() -> None:
+    """As Client.synchronize()."""
+    client().synchronize()
+
+
+#: A CUDA graph cannot hold requests to a daemon: torch.compile leaves the operator out of them.
+_TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",)
+              if hasattr(torch.Tag, name))
+
+
+@torch.library.custom_op("faclient::attention", mutates_args=(), tags=_TAGS)
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float,
                window_left: int, window_right: int, softcap: float) -> torch.Tensor:
     window = None if window_left < 0 and window_right < 0 else (window_left, window_right)

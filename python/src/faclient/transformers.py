@@ -149,6 +149,7 @@ class FadCache(_Cache):
         self._lengths: list[int] = []  # tokens of the rows, without padding
         self._valid: torch.Tensor | None = None  # [rows, tokens], which are no padding; None: all
         self._pass: _Pass | None = None
+        self._committing: _Pass | None = None  # a pass on a GPU whose commit nobody waited for
         layers = [_Layer(self, i) for i in range(self.config.num_hidden_layers)]
         super().__init__(layers=layers)
 
@@ -161,7 +162,10 @@ class FadCache(_Cache):
     def reset(self) -> None:
         """Forgets all rows. After a daemon that took its pool with it (Stale), the cache can be
         used again."""
-        self._end_pass()
+        try:
+            self._end_pass()
+        except errors.Error:
+            pass  # of tokens that are forgotten
         if self._cache is not None:
             try:
                 self._cache.info()
@@ -259,6 +263,7 @@ class FadCache(_Cache):
         """Publishes a row's pages. tokens: the row from its beginning, as generate() took or
         returned it, with its padding; what is beyond the cache is ignored. Returns the number of
         newly published pages."""
+        self._settle()
         tokens = torch.as_tensor(tokens).reshape(-1)[:self.tokens]
         if self._valid is not None:
             tokens = tokens[self._valid[row, :tokens.numel()].to(tokens.device)]
@@ -284,21 +289,41 @@ class FadCache(_Cache):
         if self._pass is not None:
             self._pass.close()
         self._pass = None
+        self._settle()
+
+    def _settle(self):
+        """Waits for the commit of the last pass. If it failed, that pass's tokens are removed."""
+        current, self._committing = self._committing, None
+        if current is None:
+            return
+        try:
+            current.settle()
+        except errors.Error:
+            self.tokens, self._lengths, self._valid = current.before
+            raise
 
     def _attend(self, index, query, key, value, mask, options):
         current = self._pass
         if current is None or current.waiting != index:
             raise RuntimeError(f"layer {index} is out of turn")
         current.waiting = None
-        out = current.attend(index, query, key, value, mask, options)
+        try:
+            out = current.attend(index, query, key, value, mask, options)
+            if current.done == len(self.layers):
+                current.commit()
+        except errors.Error:
+            if query.is_cuda:
+                self._pass = None
+                current.close()
+            raise
         if current.done == len(self.layers):
-            current.commit()
+            if query.is_cuda:
+                self._committing = current
             self._keep_valid(current)
             self._lengths = [n + m for n, m in zip(self._lengths, current.n_new)]
             self.tokens += current.width
             self._pass = None
         return out
-
 
     def _keep_valid(self, current):
         if self._valid is None and current.valid is None:
@@ -312,7 +337,11 @@ class FadCache(_Cache):
 
 
 class _Pass:
-    """One forward pass: a step of the daemon, repeated if the daemon goes away meanwhile."""
+    """One forward pass: a step of the daemon, repeated if the daemon goes away meanwhile.
+
+    On a GPU nothing is waited for, so what later layers have computed may come from a result that
+    was lost: such a pass is not repeated but fails.
+    """
 
     def __init__(self, cache, batch, width):
         self.cache, self.batch, self.width = cache, batch, width
@@ -321,6 +350,9 @@ class _Pass:
         self.valid = None   # which new tokens are no padding; None: all
         self.n_new = None
         self.has_holes = False
+        self.indices = None  # on a GPU: where the tokens are in the flattened rows
+        self.before = None   # what the cache had before the pass
+        self.ticket = None   # of the commit
 
     def _begin(self):
         cache = self.cache
@@ -365,14 +397,31 @@ class _Pass:
         q, k, v = (self._flatten(x) for x in (query, key, value))
         out = q.new_empty((q.shape[0], heads, value.shape[3]))
         if q.shape[0]:
-            self._repeat(lambda: self.step.attend(index, q, k, v, out=out, **options))
-        self.appended.append((k, v))
+            self._submit(query.is_cuda, lambda: self.step.attend(index, q, k, v, out=out,
+                                                                 **options))
+        if not query.is_cuda:
+            self.appended.append((k, v))
         self.done += 1
         if self.valid is None:
             return out.view(batch, width, heads, -1)
+        if self.indices is not None:
+            padded = out.new_zeros((batch * width, heads, out.shape[2]))
+            return padded.index_copy_(0, self.indices, out).view(batch, width, heads, -1)
         padded = out.new_zeros((batch, width, heads, out.shape[2]))
         padded[self.valid] = out
         return padded
+
+    def _submit(self, on_gpu, act):
+        if not on_gpu or (self.step is None and self.done == 0):
+            self._repeat(act)
+            return
+        try:
+            act()
+        except errors.DaemonLost as error:
+            raise errors.DaemonLost(
+                error.errno, "the daemon went away during a pass on the GPU, whose results so far "
+                "may be wrong; the cache has the tokens of the passes before it, so that the call "
+                f"can be made again: {error.strerror}") from error
 
     def _find_padding(self, mask):
         if mask is None:
@@ -381,7 +430,7 @@ class _Pass:
         if mask.dim() != 2:
             raise NotImplementedError(f"an attention mask has {mask.dim()} dimensions; fad takes "
                                       "causal masks, windows and padding only")
-        mask = mask.bool()
+        device, mask = mask.device, mask.bool().cpu()  # one wait for the GPU, not several
         past, valid = mask[:, :-self.width], mask[:, -self.width:]
         for row, (n, length) in enumerate(zip(past.sum(1).tolist(), self.cache._lengths)):
             if n != length:
@@ -395,10 +444,14 @@ class _Pass:
         self.n_new = valid.sum(1).tolist()
         if not valid.all():
             self.valid = valid
+            if device.type != "cpu":
+                self.indices = valid.reshape(-1).nonzero()[:, 0].to(device)
 
     def _flatten(self, x):
         """[batch, heads, width, dim] to [tokens, heads, dim], without padding."""
         x = x.transpose(1, 2)
+        if self.indices is not None:
+            return x.reshape(-1, *x.shape[2:]).index_select(0, self.indices)
         if self.valid is not None:
             return x[self.valid]
         return x.reshape(-1, *x.shape[2:])
@@ -407,8 +460,30 @@ class _Pass:
         self.step.commit()
 
     def commit(self):
-        if any(self.n_new):
+        if not any(self.n_new):
+            return
+        if self.appended:
             self._repeat(self._commit)
+            return
+        cache = self.cache
+        self.before = (cache.tokens, cache._lengths, cache._valid)
+        self.ticket = self.step._submit_commit()
+
+    def settle(self):
+        """Waits for the commit that commit() did not wait for."""
+        step, self.step = self.step, None
+        if step is None:
+            return
+        try:
+            self.cache.client._wait(self.ticket)
+        except errors.DaemonLost as error:
+            if not self._is_committed(step.number):
+                raise errors.DaemonLost(
+                    error.errno, "the daemon went away, and the tokens of the last pass with it, "
+                    "whose results may be wrong; the cache has those before it, so that the call "
+                    "can be made again") from error
+        finally:
+            step.close()
 
     def close(self):
         if self.step is not None:
