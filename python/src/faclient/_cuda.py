@@ -19,7 +19,7 @@ from . import errors
 from ._lib import check, ffi, lib, new, sentence
 
 #: Attributes of cuPointerGetAttribute().
-_BUFFER_ID, _LEGACY_IPC = 7, 13
+_BUFFER_ID, _LEGACY_IPC = 7, 10
 #: Allocations that stay imported without a look at whether PyTorch has freed them.
 _CALLS_PER_SWEEP = 64
 _MAX_ALLOCATIONS = 128

@@ -140,7 +140,7 @@ class Buffers:
 
 
 def is_torch(x) -> bool:
-    return type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "data_ptr")
+    return hasattr(x, "data_ptr")
 
 
 _DLPACK_CUDA = 2
@@ -156,7 +156,7 @@ def _on_gpu(x) -> bool:
 def as_operand(x, name: str):
     """Arrays of other libraries on a GPU as tensors of PyTorch, in the same memory; others as they
     are."""
-    if isinstance(x, np.ndarray) or x is None or is_torch(x) or not _on_gpu(x):
+    if x is None or is_torch(x) or isinstance(x, np.ndarray) or not _on_gpu(x):
         return x
     try:
         import torch
@@ -231,17 +231,29 @@ class Operand:
         self.offset = self.address - self.buffer.address
         return True
 
-    def find_cuda(self, ranges) -> None:
+    def find_cuda(self, ranges, seen) -> None:
         """Finds the operand's memory on the GPU. One that the library does not take as it is gets a
-        dense copy, made in the current stream."""
-        inner = not self.strides or self.strides[-1] == 1 or self.shape[-1] <= 1
-        if not inner or any(s <= 0 and n > 1 for s, n in zip(self.strides, self.shape)):
+        dense copy, made in the current stream. seen: ranges of this call's operands."""
+        span = 1
+        fits = not self.strides or self.strides[-1] == 1 or self.shape[-1] <= 1
+        for n, stride in zip(self.shape, self.strides):
+            fits = fits and (stride > 0 or n <= 1)
+            span += (n - 1) * stride
+        if not fits:
             self.copy = self.x.new_empty(self.shape) if self.copies_back else self.x.contiguous()
             self.strides = tuple(self.copy.stride())
             self.address = self.copy.data_ptr()
+            span = math.prod(self.shape)
         if 0 in self.shape:
             return
-        self.buffer = ranges.find(self.address, self._span())
+        nbytes = span * self.itemsize
+        for x in seen:
+            if x.address <= self.address and self.address + nbytes <= x.address + x.nbytes:
+                self.buffer = x
+                break
+        else:
+            self.buffer = ranges.find(self.address, nbytes)
+            seen.append(self.buffer)
         self.offset = self.address - self.buffer.address
 
     def place(self, buffer: Buffer, offset: int):
@@ -276,9 +288,8 @@ class Operand:
         tensor.offset = self.offset
         tensor.dtype = DTYPES[self.dtype][0]
         tensor.rank = len(self.shape)
-        for i, (n, stride) in enumerate(zip(self.shape, self.strides)):
-            tensor.shape[i] = n
-            tensor.strides[i] = stride
+        tensor.shape = self.shape
+        tensor.strides = self.strides
 
 
 def _grad_enabled() -> bool:
@@ -303,8 +314,9 @@ def run_cuda(client, device, operands, fields, request, send, pending, kept, kin
     send(request, stream, ticket) submits it.
     """
     gate = client._cuda_gate()
+    seen = []
     for op in operands:
-        op.find_cuda(client._ranges)
+        op.find_cuda(client._ranges, seen)
     for op, field in zip(operands, fields):
         if op.buffer is None:  # an empty tensor, which lies nowhere
             op.buffer = operands[-1].buffer
@@ -315,7 +327,7 @@ def run_cuda(client, device, operands, fields, request, send, pending, kept, kin
         return send(request, ticket)
     shapes = tuple((op.name, op.dtype, op.shape[1:] if len(op.shape) == 3 else op.shape[2:])
                    for op in operands)
-    gate.submit(device, submit, pending, (kept, [op.buffer for op in operands]), (kind, shapes))
+    gate.submit(device, submit, pending, (kept, seen), (kind, shapes))
     for op in operands:
         if op.copies_back and op.copy is not None:
             op.x.copy_(op.copy)

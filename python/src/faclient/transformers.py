@@ -312,12 +312,12 @@ class FadCache(_Cache):
             if current.done == len(self.layers):
                 current.commit()
         except errors.Error:
-            if query.is_cuda:
+            if _on_gpu(query):
                 self._pass = None
                 current.close()
             raise
         if current.done == len(self.layers):
-            if query.is_cuda:
+            if _on_gpu(query):
                 self._committing = current
             self._keep_valid(current)
             self._lengths = [n + m for n, m in zip(self._lengths, current.n_new)]
@@ -397,9 +397,9 @@ class _Pass:
         q, k, v = (self._flatten(x) for x in (query, key, value))
         out = q.new_empty((q.shape[0], heads, value.shape[3]))
         if q.shape[0]:
-            self._submit(query.is_cuda, lambda: self.step.attend(index, q, k, v, out=out,
+            self._submit(_on_gpu(query), lambda: self.step.attend(index, q, k, v, out=out,
                                                                  **options))
-        if not query.is_cuda:
+        if not _on_gpu(query):
             self.appended.append((k, v))
         self.done += 1
         if self.valid is None:
@@ -489,6 +489,10 @@ class _Pass:
         if self.step is not None:
             self.step.close()
         self.step = None
+
+
+def _on_gpu(x):
+    return x.is_cuda
 
 
 def _plain(query, key, value, mask, options):

@@ -1,0 +1,371 @@
+#!/usr/bin/env python3
+"""Transformers models with fad on a GPU against PyTorch's attention.
+
+    bench/transformers.py --fad PATH [--part decode,ttft,shared,processes] [--model 1b|8b] [--mps]
+                          [--quick]
+
+Models have the shape of Llama 3's, random weights and bf16. Prints a line of JSON a row; ratio is
+better above 1. Needs PyTorch, Transformers and the package faclient. The daemon is started here.
+
+decode     tokens/s of greedy decoding in one process, at several batch sizes
+ttft       time to the first token of a prompt in one process
+shared     time to the first token in a second process, of a prompt that the first published
+processes  tokens/s of four processes together, on one prompt
+"""
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+# This file has the name of a package that it imports.
+sys.path = [x for x in sys.path if os.path.abspath(x) != os.path.dirname(os.path.abspath(__file__))]
+
+SHAPES = {
+    "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
+             "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
+             "vocab_size": 1000},
+    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+           "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+           "vocab_size": 128256},
+    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+           "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+           "vocab_size": 128256},
+}
+PROCESSES = 4
+
+
+def load(name):
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    import faclient.transformers
+    faclient.transformers.register()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    config = LlamaConfig(**SHAPES[name], max_position_embeddings=65536, tie_word_embeddings=True,
+                         dtype=torch.bfloat16)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa",
+                                                 dtype=torch.bfloat16)
+    return model.eval().requires_grad_(False)
+
+
+def tokens(model, batch, n, seed=1):
+    import torch
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(2, 900, (batch, n), generator=generator).to(model.device)
+
+
+def synchronize(model):
+    import torch
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+class Runner:
+    """A model with its cache, by the name of an attention."""
+
+    def __init__(self, model, client):
+        self.model, self.client = model, client
+        self.spare = None
+
+    def cache(self, attention, name=None):
+        from transformers import DynamicCache
+
+        import faclient.transformers as fad
+        self.model.set_attn_implementation(attention)
+        if attention != "fad":
+            return DynamicCache(config=self.model.config)
+        if name is None and self.spare is not None:
+            self.spare.reset()  # making one reads all weights
+            return self.spare
+        cache = fad.FadCache(self.model, self.client, name=name)
+        if name is None:
+            self.spare = cache
+        return cache
+
+    def first(self, ids, cache):
+        """Computes a prompt; returns the next tokens."""
+        past = cache.get_seq_length()
+        out = self.model(ids[:, past:], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return out.logits[:, -1:].argmax(-1)
+
+    def decode(self, token, cache, n):
+        """n more tokens, each read by the CPU as generate() does. Returns seconds."""
+        synchronize(self.model)
+        start = time.perf_counter()
+        for _ in range(n):
+            out = self.model(token, past_key_values=cache, use_cache=True)
+            token = out.logits[:, -1:].argmax(-1)
+            token.tolist()
+        return time.perf_counter() - start
+
+
+def attentions():
+    with contextlib.suppress(ImportError):
+        import flash_attn  # noqa: F401
+        return ["sdpa", "flash_attention_2", "fad"]
+    return ["sdpa", "fad"]
+
+
+def row(part, values, base, result, ratio, **more):
+    shown = {f"{name}_{result}": round(value, 4) for name, value in values.items()}
+    print(json.dumps({"part": part, **more, **shown, "ratio": round(ratio, 3)}), flush=True)
+
+
+def part_decode(options, runner):
+    n, context, runs = (64, 1024, 3) if options.quick else (256, 1024, 5)
+    if options.model == "tiny":
+        n, context, runs = 8, 64, 1
+    for batch in (1, 8, 32):
+        ids = tokens(runner.model, batch, context)
+        seconds = {}
+        for i in range(runs + 1):
+            for name in attentions():
+                cache = runner.cache(name)
+                took = runner.decode(runner.first(ids, cache), cache, n if i else 4)
+                if i:
+                    seconds.setdefault(name, []).append(took)
+                del cache
+        speed = {name: batch * n / statistics.median(x) for name, x in seconds.items()}
+        row("decode", speed, "sdpa", "tokens_s", speed["fad"] / speed["sdpa"], model=options.model,
+            batch=batch, context=context, tokens=n, runs=runs, mps=options.mps_state)
+
+
+def part_ttft(options, runner):
+    lengths = (1024, 8192) if options.quick else (1024, 8192, 32768)
+    if options.model == "tiny":
+        lengths = (100, 500)
+    for length in lengths:
+        ids = tokens(runner.model, 1, length)
+        seconds = {}
+        for i in range(4):
+            for name in attentions():
+                cache = runner.cache(name)
+                synchronize(runner.model)
+                start = time.perf_counter()
+                runner.first(ids, cache).tolist()
+                if i:
+                    seconds.setdefault(name, []).append(time.perf_counter() - start)
+                del cache
+        best = {name: statistics.median(x) * 1e3 for name, x in seconds.items()}
+        row("ttft", best, "sdpa", "ms", best["sdpa"] / best["fad"], model=options.model,
+            prompt=length, runs=3, mps=options.mps_state)
+
+
+def child(options, *arguments):
+    command = [sys.executable, os.path.abspath(__file__), "--model", options.model, "--socket",
+               options.socket, "--child", *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def part_shared(options, runner):
+    lengths = (8192,) if options.quick else (8192, 32768)
+    if options.model == "tiny":
+        lengths = (500,)
+    for length in lengths:
+        ids = tokens(runner.model, 1, length)
+        name = f"bench-{length}"
+        cache = runner.cache("fad", name)
+        runner.first(ids, cache)
+        cache.publish(ids)
+        process = child(options, "shared", length, name)
+        out, _ = process.communicate(timeout=300)
+        if process.returncode:
+            raise RuntimeError(f"the second process ended with {process.returncode}")
+        done = json.loads(out.splitlines()[-1])
+        row("shared", {"sdpa": done["sdpa"] * 1e3, "fad": done["fad"] * 1e3}, "sdpa", "ms",
+            done["sdpa"] / done["fad"], model=options.model, prompt=length,
+            found=done["found"], identity_ms=round(done["identity"] * 1e3, 1),
+            mps=options.mps_state)
+        cache.reset()
+        cache._cache.remove()
+
+
+def child_shared(runner, length, name):
+    ids = tokens(runner.model, 1, int(length))
+    short = tokens(runner.model, 1, 64, seed=2)
+    result = {"fad": [], "sdpa": []}
+    start = time.perf_counter()
+    cache = runner.cache("fad", name)
+    result["identity"] = time.perf_counter() - start
+    for attention in ("sdpa", "fad"):  # kernels are loaded and memory is there
+        other = runner.cache(attention, None)
+        runner.decode(runner.first(short, other), other, 2)
+        if attention == "sdpa":
+            other = runner.cache(attention, None)
+            runner.first(ids, other).tolist()
+    for _ in range(3):
+        runner.model.set_attn_implementation("fad")
+        synchronize(runner.model)
+        start = time.perf_counter()
+        result["found"] = cache.attach(ids)
+        runner.first(ids, cache).tolist()
+        result["fad"].append(time.perf_counter() - start)
+        cache.reset()
+        other = runner.cache("sdpa", None)
+        synchronize(runner.model)
+        start = time.perf_counter()
+        runner.first(ids, other).tolist()
+        result["sdpa"].append(time.perf_counter() - start)
+        del other
+    print(json.dumps({key: statistics.median(value) if isinstance(value, list) else value
+                      for key, value in result.items()}), flush=True)
+
+
+def part_processes(options, _):
+    n, context = (64, 2048) if options.quick else (256, 8192)
+    if options.model == "tiny":
+        n, context = 8, 64
+    speed, pages = {}, 0
+    for name in ("sdpa", "fad"):
+        processes = [child(options, "decode", name, context, n) for _ in range(PROCESSES)]
+        try:
+            for process in processes:
+                if process.stdout.readline() != "ready\n":
+                    raise RuntimeError(f"a process with {name} failed")
+            for process in processes:
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            spans = [json.loads(process.stdout.readline()) for process in processes]
+            start, end = min(x[0] for x in spans), max(x[1] for x in spans)
+            speed[name] = PROCESSES * n / (end - start)
+            if name == "fad":
+                pages = max(x[2] for x in spans)
+        finally:
+            for process in processes:
+                process.stdin.close()
+                process.wait(60)
+    row("processes", speed, "sdpa", "tokens_s", speed["fad"] / speed["sdpa"], model=options.model,
+        processes=PROCESSES, context=context, tokens=n, pages=pages, mps=options.mps_state)
+
+
+def child_decode(runner, attention, context, n):
+    ids = tokens(runner.model, 1, int(context))
+    if attention == "fad":
+        cache = runner.cache("fad", "bench-processes")
+        cache.attach(ids)
+    else:
+        cache = runner.cache(attention)
+    token = runner.first(ids, cache)
+    if attention == "fad":
+        cache.publish(ids)
+    runner.decode(token, cache, 4)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    start = time.time()
+    runner.decode(token, cache, int(n))
+    used = cache._cache.info()["used_pages"] if attention == "fad" else 0
+    print(json.dumps([start, time.time(), used]), flush=True)
+    sys.stdin.readline()
+
+
+@contextlib.contextmanager
+def mps(directory):
+    """An MPS server of its own, which this process and its children use."""
+    for name in ("pipe", "log"):
+        os.mkdir(os.path.join(directory, name))
+    os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.path.join(directory, "pipe")
+    os.environ["CUDA_MPS_LOG_DIRECTORY"] = os.path.join(directory, "log")
+    subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True, timeout=60)
+    try:
+        yield
+    finally:
+        # It ends once its last client has gone, this process among them.
+        subprocess.Popen(["nvidia-cuda-mps-control"], stdin=subprocess.PIPE,
+                         stdout=subprocess.DEVNULL, text=True).stdin.write("quit\n")
+
+
+@contextlib.contextmanager
+def daemon(program, directory, pool):
+    """A daemon whose timeline and pool outlive it. Yields its socket."""
+    socket, config = (os.path.join(directory, name) for name in ("fad.sock", "fad.conf"))
+    with open(config, "w", encoding="utf-8") as file:
+        file.write(f"[pool]\nbytes = {pool}\n")
+    ready, wanted = os.pipe()
+    process = subprocess.Popen([program, "--supervise", "--socket", socket, "--config", config,
+                                "--ready-fd", str(wanted)], pass_fds=[wanted])
+    os.close(wanted)
+    try:
+        if not os.read(ready, 6):
+            raise RuntimeError("the daemon did not start")
+        os.close(ready)
+        yield socket
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def run(options):
+    import torch
+
+    import faclient
+    import faclient.torch
+    parts = {"decode": part_decode, "ttft": part_ttft, "shared": part_shared,
+             "processes": part_processes}
+    with faclient.connect(options.socket, name="bench") as client, torch.no_grad():
+        faclient.torch.use(client)
+        status = client.status()
+        options.mps_state = status.get("mps", "none")
+        print(json.dumps({"part": "setup", "device": status["device"], "mps": options.mps_state,
+                          "torch": torch.__version__, "model": options.model}), flush=True)
+        runner = None
+        for name in options.part.split(","):
+            start = time.perf_counter()
+            if name != "processes" and runner is None:
+                runner = Runner(load(options.model), client)
+            if name == "processes":
+                runner = None  # its memory is needed
+            try:
+                parts[name](options, runner)
+            except Exception as error:  # the other parts may work
+                options.failed = True
+                print(json.dumps({"part": name, "error": f"{type(error).__name__}: {error}"}),
+                      flush=True)
+                traceback.print_exc()
+            print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+
+
+def run_child(options):
+    import torch
+
+    import faclient
+    torch.set_num_threads(1)
+    with faclient.connect(options.socket, name="bench-child") as client, torch.no_grad():
+        runner = Runner(load(options.model), client)
+        {"shared": child_shared, "decode": child_decode}[options.child[0]](runner,
+                                                                         *options.child[1:])
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fad", default=os.environ.get("FAD_DAEMON", "fad"))
+    parser.add_argument("--part", default="decode,ttft,shared,processes")
+    parser.add_argument("--model", choices=SHAPES, default="1b")
+    parser.add_argument("--mps", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--pool", default=None, help="bytes of the KV pool, as in fad.conf")
+    parser.add_argument("--socket", help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.failed = False
+    if options.child:
+        run_child(options)
+        return 0
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fad-bench-"))
+        if options.mps:
+            stack.enter_context(mps(directory))
+        pool = options.pool or ("256M" if options.model == "tiny" else "16G")
+        options.socket = stack.enter_context(daemon(options.fad, directory, pool))
+        run(options)
+    return 1 if options.failed else 0
+
+
+sys.exit(main())
