@@ -225,9 +225,11 @@ def part_processes(options, _):
         n, context = 8, 64
     speed, pages = {}, 0
     for name in ("sdpa", "fad"):
-        processes = [child(options, "decode", name, context, n) for _ in range(PROCESSES)]
+        processes = []
         try:
-            for process in processes:
+            for _ in range(PROCESSES):  # one by one: the first publishes the prompt
+                process = child(options, "decode", name, context, n)
+                processes.append(process)
                 if process.stdout.readline() != "ready\n":
                     raise RuntimeError(f"a process with {name} failed")
             for process in processes:

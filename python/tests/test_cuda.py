@@ -1,5 +1,5 @@
-"""Tensors of a GPU: attention, steps and models, in the order of CUDA streams. Skipped without a GPU
-that PyTorch and the daemon can use."""
+"""Tensors of a GPU: attention, steps and models, in the order of CUDA streams. Skipped without a
+GPU that PyTorch and the daemon can use."""
 import numpy as np
 import pytest
 
@@ -132,6 +132,7 @@ def test_memory_is_reused(gpu):
     del x
     kept.clear()
     torch.cuda.empty_cache()
+    gpu.synchronize()
     gpu.trim()
     torch.cuda.synchronize()
     assert torch.cuda.mem_get_info()[0] > free - (128 << 20)

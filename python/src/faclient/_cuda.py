@@ -36,8 +36,10 @@ def _cuda():
     if _driver is None:
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuPointerGetAttribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64]
-        driver.cuMemGetAddressRange_v2.argtypes = [ctypes.c_void_p, ctypes.c_void_p,
-                                                   ctypes.c_uint64]
+        # Drivers have two; the one without the suffix is of 32-bit programs.
+        driver.range = getattr(driver, "cuMemGetAddressRange_v2", None) or \
+            driver.cuMemGetAddressRange
+        driver.range.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
         _driver = driver
     return _driver
 
@@ -59,7 +61,7 @@ def _allocation(address: int):
             not legacy.value:
         return None
     base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    if _cuda().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address):
+    if _cuda().range(ctypes.byref(base), ctypes.byref(size), address):
         return None
     return base.value, size.value
 

@@ -18,7 +18,7 @@ from ._cuda import Gate, Ranges
 from ._lib import check, ffi, lib, new, string
 from ._memory import (Buffers, Operand, as_operand, device_of, dtype_name, is_torch, placed,
                       run_cuda)
-from .errors import Error
+from .errors import Error, InvalidArgument
 
 if TYPE_CHECKING:
     import types
@@ -231,6 +231,7 @@ class Client:
         if device is not None:
             pending = self._cuda_gate().pending
             pending.collect()
+            _check_shapes(*ops, *outs)
             if 0 not in ops[0].shape:
                 run_cuda(self, device, ops + outs, fields, request,
                          lambda request, ticket: lib.fa_attention(self._handle, request, ticket),
@@ -279,6 +280,23 @@ class Client:
         out = ffi.new("uint64_t *")
         check(lib.fa_sequence_find(self._handle, string(name), out))
         return Sequence(self, out[0], owned=False)
+
+
+def _check_shapes(q, k, v, out, lse=None):
+    """Finds wrong shapes before a request is sent whose error would come late."""
+    batch, n_q, heads, dim = q.shape
+    kv_heads, dim_v = k.shape[2], v.shape[3]
+    wanted = [(k, (batch, k.shape[1], kv_heads, dim)), (v, (batch, k.shape[1], kv_heads, dim_v)),
+              (out, (batch, n_q, heads, dim_v))]
+    if lse is not None:
+        wanted.append((lse, (batch, heads, n_q)))
+    for x, shape in wanted:
+        if x.shape != shape:
+            raise InvalidArgument(errno.EINVAL, f"{x.name} has shape {x.shape}; expected {shape}, "
+                                  f"as q has {q.shape} and k {k.shape}")
+    if not kv_heads or heads % kv_heads:
+        raise InvalidArgument(errno.EINVAL, f"q has {heads} heads; expected a multiple of those "
+                              f"of k, {kv_heads}")
 
 
 def _kind(causal, window, softcap, sinks, alibi_slopes):
