@@ -185,6 +185,19 @@ def test_prefix(client):
     one._cache.remove()
 
 
+def test_attach_of_a_converted_model(client):
+    """model.to() changes the model's type, and not that in its configuration."""
+    model = families.model("llama").to(torch.bfloat16)
+    ids = prompt(1, 100)[0]
+    model.set_attn_implementation("fad")
+    one = fad.FadCache(model, client, name="converted")
+    generate(model, ids, cache=one, n=2)
+    assert one.publish(ids[0]) == 6
+    two = fad.FadCache(model, client, name="converted")
+    assert two.attach(ids) == 96
+    generate(model, ids, cache=two, n=2)
+
+
 def test_identity(client):
     """Two fine-tunes with one prompt and one name never get each other's keys."""
     model = families.model("llama")

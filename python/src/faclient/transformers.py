@@ -139,6 +139,8 @@ class FadCache(_Cache):
         if getattr(self.config, "attention_chunk_size", None):
             raise NotImplementedError("the model's attention is chunked, which fad does not "
                                       "compute")
+        # The configuration's may be another: model.to(torch.bfloat16) does not change it.
+        self._dtype = model.dtype
         self.identity = fingerprint(model)
         self.device = model.device
         self.tokens = 0
@@ -242,7 +244,7 @@ class FadCache(_Cache):
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dim = getattr(config, "head_dim", None) or \
             config.hidden_size // config.num_attention_heads
-        return heads, dim, dim, config.dtype or torch.get_default_dtype()
+        return heads, dim, dim, self._dtype
 
     def attach(self, tokens: Any) -> int:
         """Fills an empty cache with the longest prefix of one row of tokens that any process
