@@ -31,6 +31,8 @@ SHARED = [*TIME_PAGED, "--only", "shared", "--samples", "20"]
 DETERMINISTIC = [*TIME_PAGED, "--only", "deterministic", "--samples", "12"]
 PREFILL = [*TIME_PAGED, "--only", "prefill", "--samples", "10"]
 RACE = [sys.executable, "bench/race.py", "--library", "lib/libfagpu.so", "--samples", "12"]
+TRAFFIC = [sys.executable, "bench/traffic.py", "--library", "lib/libfagpu.so", "--samples", "12"]
+EXTEND = [*TIME_PAGED, "--only", "extend", "--samples", "12"]
 FP16 = [*RACE, "--dtypes", "f16", "--dims", "64,128", "--seqlens", "4096"]
 GQA = [*RACE, "--dims", "128", "--heads", "32", "--kv-heads", "8", "--seqlens", "1024,4096,16384"]
 # PyTorch has no kernels for these.
@@ -68,6 +70,8 @@ PARTS = (
     ("prefill-sustained", 900, [[*RACE, "--state", "sustained", "--json", "{json}"]]),
     ("prefill-f16", 120, [[*FP16, "--json", "{json}"]]),
     ("prefill-f16-sustained", 120, [[*FP16, "--state", "sustained", "--json", "{json}"]]),
+    ("traffic", 240, [[*TRAFFIC, "--json", "{json}"]]),
+    ("paged-extend", 240, [EXTEND, [*EXTEND, "--heads", "4", "--kv-heads", "1"]]),
     ("prefill-gqa", 120, [[*GQA, "--json", "{json}"]]),
     ("prefill-window", 120, [[*WINDOW, "--json", "{json}"]]),
     ("prefill-features", 120, [[*FEATURES, "--json", "{json}"]]),
@@ -78,7 +82,7 @@ PARTS = (
 
 def with_peers(command, args):
     """Adds the peers to a command that can compare with them."""
-    if "bench/race.py" in command:
+    if "bench/race.py" in command or "bench/traffic.py" in command:
         return command + (["--peers", args.race_peers] if args.race_peers else [])
     if command[0] == TIME_PAGED[0] and "decode" in command or "bench/kv.py" in command:
         return command + [word for peer in args.peer for word in ("--peer", peer)]

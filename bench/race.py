@@ -294,10 +294,14 @@ class Cell:
         return found
 
 
+# Longer than the host needs for any launch: some peers take over 200 us.
+SPIN_NS = 1_000_000
+
+
 def sample(gpu, launch, i):
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     gpu.flush()
-    gpu.spin(150_000)
+    gpu.spin(SPIN_NS)
     start.record()
     launch(i % Cell.SETS)
     stop.record()

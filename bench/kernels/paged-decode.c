@@ -252,13 +252,15 @@ static void measure_and_print(struct contest *contest, const char *kind, const s
 	time_print(name, bytes / contest->ns[0], "GB/s", "bare", contest->ns[1] / contest->ns[0]);
 }
 
-/* Times decode of the cell. @with_plain: also against bf16 pages of the same lengths. */
-static void decode(const struct cell *cell, bool with_plain)
+/* Times attention of the cell's new tokens, as result @kind. @with_plain: also against bf16 pages
+ * of the same lengths. */
+static void decode_as(const char *kind, const struct cell *cell, bool with_plain)
 {
 	struct fa_cuda_chip portable_chip = *paged_gpu_chip(time_gpu);
+	struct fa_cuda_chip unpacked_chip = portable_chip;
 	const struct time_options codes = time_options;
 	struct time_scene scene, plain_scene;
-	struct time_run ours, portable, plain;
+	struct time_run ours, portable, plain, unpacked;
 	struct peer_scene with = { 0 };
 	struct peer_run runs[PEERS_MAX];
 	struct time_bare bare;
@@ -274,11 +276,15 @@ static void decode(const struct cell *cell, bool with_plain)
 		time_options = codes;
 	}
 	portable_chip.portable_paged = true;
+	unpacked_chip.pack = -1;
 	time_run_init(&ours, &scene, NULL, NULL, false);
+	time_run_init(&unpacked, &scene, &unpacked_chip, NULL, false);
 	time_run_init(&portable, &scene, &portable_chip, NULL, false);
 	time_bare_init(&bare, &scene, scene.table, scene.step.table_entries);
 	contest_add(&contest, "ours", time_run, &ours);
 	contest_add(&contest, "bare", time_run_bare, &bare);
+	if (unpacked.plan.plan.forward != ours.plan.plan.forward)
+		contest_add(&contest, "unpacked", time_run, &unpacked);
 	if (portable.plan.plan.decode != ours.plan.plan.decode)
 		contest_add(&contest, "sm80", time_run, &portable);
 	if (with_plain)
@@ -289,16 +295,22 @@ static void decode(const struct cell *cell, bool with_plain)
 		if (prepare_peer(&with, &peers[i], scene.q_bytes, &runs[i]))
 			contest_add(&contest, peers[i].title, run_peer, &runs[i]);
 	if (time_check(&ours, cell->shape))
-		measure_and_print(&contest, "decode", cell, bare.bytes);
+		measure_and_print(&contest, kind, cell, bare.bytes);
 	peer_scene_deinit(&with);
 	time_bare_deinit(&bare);
 	time_run_deinit(&portable);
+	time_run_deinit(&unpacked);
 	time_run_deinit(&ours);
 	if (with_plain) {
 		time_run_deinit(&plain);
 		time_scene_deinit(&plain_scene);
 	}
 	time_scene_deinit(&scene);
+}
+
+static void decode(const struct cell *cell, bool with_plain)
+{
+	decode_as("decode", cell, with_plain);
 }
 
 struct size {
@@ -330,6 +342,25 @@ void time_decode(void)
 	};
 
 	decode_sizes(sizes, sizeof(sizes) / sizeof(sizes[0]), false);
+}
+
+/* New tokens of a sequence with a longer context. */
+void time_extend(void)
+{
+	static const uint32_t contexts[] = { 8192, 32768, 131072 };
+	static const int32_t n_new[] = { 16, 64, 128, 512, 2048 };
+	const struct time_options before = time_options;
+
+	for (size_t i = 0; i < sizeof(contexts) / sizeof(contexts[0]); i++)
+		for (size_t j = 0; j < sizeof(n_new) / sizeof(n_new[0]); j++) {
+			const struct cell cell = equal_lengths(1, time_options.quick ? 4096
+			                                                             : contexts[i]);
+
+			time_options.n_new = n_new[j];
+			if (!time_options.quick || (i == 0 && j == 1))
+				decode_as("extend", &cell, false);
+		}
+	time_options = before;
 }
 
 void time_codes(void)

@@ -7,6 +7,7 @@
 void time_decode(void);
 /* Times decode over each kind of codes, against bf16. */
 void time_codes(void);
+void time_extend(void);
 /* Times decode of sequences with a common prefix. */
 void time_shared(void);
 void time_deterministic(void);

@@ -11,6 +11,8 @@
  *   prefill  8,192 tokens, causal, against the dense kernels, portable ("sm80") and best ("dense")
  *   append   8,192 tokens in one layer, against a copy of as many bytes
  * and only if named by --only:
+ *   extend   16 to 2,048 new tokens on 8k to 128k, against a bare read of K and V, one row of heads
+ *            at a time ("unpacked") and every peer
  *   codes    decode over each kind of codes, against a bare read and bf16
  *   shared   decode with a common prefix, against a bare read of each page once and private
  *            pages ("unshared"); fails if the plan groups the wrong sequences
@@ -180,9 +182,13 @@ static const struct {
 	void (*run)(void);
 	bool asked_for;
 } parts[] = {
-	{ "decode", time_decode, false }, { "codes", time_codes, true },
-	{ "shared", time_shared, true },  { "deterministic", time_deterministic, true },
-	{ "prefill", prefills, false },   { "append", appends, false },
+	{ "decode", time_decode, false },
+	{ "codes", time_codes, true },
+	{ "extend", time_extend, true },
+	{ "shared", time_shared, true },
+	{ "deterministic", time_deterministic, true },
+	{ "prefill", prefills, false },
+	{ "append", appends, false },
 };
 
 #define PARTS (sizeof(parts) / sizeof(parts[0]))

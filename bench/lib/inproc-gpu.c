@@ -83,6 +83,7 @@ static int describe(struct fa_inproc_gpu *gpu, struct fa_error *error)
 		.shared_bytes_max = shared,
 		.l2_bytes = l2,
 		.sms = gpu->sms,
+		.workspace = true,
 	};
 	return 0;
 }
@@ -174,6 +175,19 @@ int fa_inproc_gpu_launch(struct fa_inproc_gpu *gpu, const struct fa_attention_pa
 	if (r < 0 || !launch.grid)
 		return r;
 	kernel = launch.kernel;
+	if (launch.workspace_bytes > gpu->workspace_bytes) {
+		/* Nothing is in flight at the first launch of the largest shape. */
+		result = gpu->driver.cuMemAlloc(&gpu->workspace, launch.workspace_bytes);
+		if (result == CUDA_SUCCESS)
+			result = gpu->driver.cuMemsetD8Async(
+				gpu->workspace, 0, FA_CUDA_PACKED_WORKSPACE_ZERO, gpu->stream);
+		if (result != CUDA_SUCCESS)
+			return fa_cudriver_fail(&gpu->driver, error, result,
+			                        "allocating a workspace");
+		gpu->workspace_bytes = launch.workspace_bytes;
+	}
+	if (launch.workspace_bytes > 0)
+		fa_cuda_packed_set(&launch, gpu->workspace, ++gpu->epoch);
 	for (uint32_t i = 0; i < launch.n_maps; i++) {
 		const struct fa_cuda_map *map = &launch.maps[i];
 

@@ -14,6 +14,9 @@ extern const struct fa_cuda_image_data fa_bench_image;
 struct fa_inproc_gpu {
 	struct fa_cudriver driver;
 	struct fa_cuda_chip chip;
+	CUdeviceptr workspace; /* of packed rows; freed with the context */
+	size_t workspace_bytes;
+	uint64_t epoch;
 	CUdevice device;
 	CUcontext context;
 	CUstream stream;

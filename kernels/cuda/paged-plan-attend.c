@@ -1,6 +1,7 @@
 /*
  * Attention over pages: chooses a step's kernels and fills their launches.
  */
+#include "kernels/cuda/paged-plan-packed.h"
 #include "kernels/cuda/paged-plan-prefix.h"
 #include "kernels/cuda/paged-plan-private.h"
 #include "kernels/cuda/paged-plan-sm90.h"
@@ -42,7 +43,7 @@ static uint64_t partials_bytes(const struct fa_cuda_chip *chip, const struct fa_
 	uint64_t blocks = 0;
 
 	for (int32_t b = 0; b < p->step->batch; b++)
-		if (!fa_cuda_paged_is_prefill(p, b))
+		if (!fa_cuda_paged_is_prefill(p, FA_CUDA_PAGED_PREFILL_TOKENS, b))
 			blocks += fa_cuda_paged_ceil_div(fa_cuda_paged_n_new(p->step, b) * group,
 			                                 rows);
 	for (uint32_t i = 0; i < groups->n; i++)
@@ -67,7 +68,7 @@ static const struct fa_cuda_paged_kernel *find_groups(const struct fa_cuda_chip 
 		return NULL;
 	for (int32_t b = 0; b < p->step->batch; b++)
 		candidates[b] = fa_cuda_paged_n_new(p->step, b) > 0 &&
-		                !fa_cuda_paged_is_prefill(p, b);
+		                !fa_cuda_paged_is_prefill(p, FA_CUDA_PAGED_PREFILL_TOKENS, b);
 	parts = (uint64_t)p->cache->kv_heads * fa_cuda_paged_slices(p, kernel);
 	fa_cuda_paged_groups_find(
 		p, candidates, (uint32_t)kernel->rows,
@@ -101,7 +102,7 @@ size_t fa_cuda_paged_split_bytes(const struct fa_paged_attention *p)
 	for (int32_t b = 0; b < p->step->batch && !p->deterministic; b++) {
 		const uint32_t n_new = fa_cuda_paged_n_new(p->step, b);
 
-		if (fa_cuda_paged_is_prefill(p, b))
+		if (fa_cuda_paged_is_prefill(p, FA_CUDA_PAGED_PREFILL_TOKENS, b))
 			continue;
 		tokens += n_new;
 		suffixes += (n_new * group + 15) / 16;
@@ -125,38 +126,67 @@ find_decode(const struct fa_cuda_chip *chip, const struct fa_paged_cache *cache,
 	                          rows > 4096 ? 4096 : (int32_t)rows);
 }
 
+/* Sequences that decode and others, with the most new tokens and the most keys. */
+struct sequences {
+	uint32_t decode, longest_decode, forward, longest_forward;
+};
+
+static struct sequences count_sequences(const struct fa_paged_attention *p, uint32_t prefill_tokens)
+{
+	struct sequences count = { .longest_decode = 1 };
+
+	for (int32_t b = 0; b < p->step->batch; b++) {
+		const uint32_t n_new = fa_cuda_paged_n_new(p->step, b);
+
+		if (fa_cuda_paged_is_prefill(p, prefill_tokens, b)) {
+			const uint32_t n_k = p->step->lengths[b];
+
+			count.forward++;
+			count.longest_forward = n_k > count.longest_forward ? n_k
+			                                                    : count.longest_forward;
+		} else if (n_new > 0) {
+			count.decode++;
+			count.longest_decode = n_new > count.longest_decode ? n_new
+			                                                    : count.longest_decode;
+		}
+	}
+	return count;
+}
+
 int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
                                  const struct fa_paged_attention *p, char *blob,
                                  struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
 {
 	const struct fa_paged_cache *cache = p->cache;
 	const int32_t group = p->heads / cache->kv_heads;
-	uint32_t longest = 1, longest_forward = 0, n_forward = 0, n_decode = 0;
+	struct fa_cuda_paged_groups groups = { .n = 0 };
+	struct sequences count;
+	bool packed = false;
 	size_t at = 0;
 	int r;
 
-	for (int32_t b = 0; b < p->step->batch; b++) {
-		const uint32_t n_new = fa_cuda_paged_n_new(p->step, b);
-
-		if (fa_cuda_paged_is_prefill(p, b)) {
-			const uint32_t n_k = p->step->lengths[b];
-
-			n_forward++;
-			longest_forward = n_k > longest_forward ? n_k : longest_forward;
-		} else if (n_new > 0) {
-			n_decode++;
-			longest = n_new > longest ? n_new : longest;
-		}
+	plan->prefill_tokens = FA_CUDA_PAGED_PREFILL_TOKENS;
+	count = count_sequences(p, plan->prefill_tokens);
+	if (count.decode > 1 && !p->deterministic)
+		plan->decode = find_groups(chip, p, &groups);
+	/* Prefixes that sequences share are read once in decode alone. */
+	if (!plan->decode && count.decode > 0) {
+		plan->prefill_tokens = fa_cuda_paged_packed_tokens(p);
+		packed = plan->prefill_tokens < FA_CUDA_PAGED_PREFILL_TOKENS &&
+		         count_sequences(p, plan->prefill_tokens).decode < count.decode &&
+		         fa_cuda_paged_packed_find(chip, p, plan);
+		if (!packed)
+			plan->prefill_tokens = FA_CUDA_PAGED_PREFILL_TOKENS;
+		count = count_sequences(p, plan->prefill_tokens);
 	}
+	if (!packed && count.forward > 0)
+		packed = fa_cuda_paged_packed_find(chip, p, plan);
 	plan->workspace_bytes = FA_CUDA_PAGED_COUNTERS_BYTES;
-	if (n_decode > 0) {
-		const int64_t rows = (int64_t)longest * group;
-		struct fa_cuda_paged_groups groups = { .n = 0 };
+	if (count.decode > 0) {
+		const int64_t rows = (int64_t)count.longest_decode * group;
 
 		if (p->deterministic)
 			plan->decode = find_split(chip, p, group);
-		else if (n_decode > 1)
-			plan->decode = find_groups(chip, p, &groups);
 		if (!plan->decode && !p->deterministic)
 			plan->decode = find_decode(chip, cache, rows);
 		if (!plan->decode && p->deterministic && cache->store != FA_PAGED_PLAIN)
@@ -166,22 +196,23 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 		if (!plan->decode)
 			return fa_cuda_paged_no_kernel(chip, "attention over pages", text,
 			                               text_bytes);
-		plan->decode_items = n_decode;
-		plan->appends = plan->decode->appends && n_forward == 0 && cache->v_offset > 0;
+		plan->decode_items = count.decode;
+		plan->appends = plan->decode->appends && count.forward == 0 && cache->v_offset > 0;
 		r = fa_cuda_paged_plan_decode(chip, p, &groups, blob, &at, plan, text, text_bytes);
 		fa_cuda_paged_groups_free(&groups);
 		if (r < 0)
 			return r;
 		if (plan->decode->kind == FA_CUDA_PAGED_DECODE &&
-		    n_decode <= FA_CUDA_PAGED_INLINE_ITEMS) {
+		    count.decode <= FA_CUDA_PAGED_INLINE_ITEMS) {
 			at = 0;
-			if (n_forward == 0)
+			if (count.forward == 0)
 				plan->decode = fa_cuda_paged_inline_table(plan->decode, p->step,
 				                                          plan);
 		}
 	}
-	if (n_forward > 0) {
-		plan->forward = fa_cuda_paged_sm90_find(chip, p, longest_forward);
+	if (count.forward > 0) {
+		if (!packed)
+			plan->forward = fa_cuda_paged_sm90_find(chip, p, count.longest_forward);
 		if (!plan->forward)
 			plan->forward = fa_cuda_paged_find(
 				chip, is_plain(p) ? FA_CUDA_PAGED_BAND : FA_CUDA_PAGED_RICH,
@@ -193,10 +224,18 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 		if (!plan->forward)
 			return fa_cuda_paged_no_kernel(chip, "attention of many rows over pages",
 			                               text, text_bytes);
-		plan->forward_items = n_forward;
+		plan->forward_items = count.forward;
 		plan->forward_items_at = at;
-		at += fa_cuda_paged_align(n_forward * sizeof(struct fa_cuda_paged_item));
+		at += fa_cuda_paged_align(count.forward * sizeof(struct fa_cuda_paged_item));
 		plan->forward_blocks_at = at;
+		if (packed) {
+			fa_cuda_paged_packed_plan(p, blob, plan);
+			at += plan->forward_blocks * sizeof(struct fa_cuda_paged_unit);
+			plan->unit_partials_at = plan->workspace_bytes;
+			plan->workspace_bytes += fa_cuda_paged_packed_bytes(plan);
+			plan->blob_bytes = at;
+			return 0;
+		}
 		r = fa_cuda_paged_plan_prefill(p, blob, plan, text, text_bytes);
 		if (r < 0)
 			return r;
@@ -341,7 +380,10 @@ int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
 		launch->grid_y = 1;
 		launch->n_maps = 0;
 		launch->parts = 0;
-		fa_cuda_paged_sm90_launch(plan, p, launch);
+		if (plan->forward->kind == FA_CUDA_PAGED_PACKED)
+			fa_cuda_paged_packed_launch(plan, p, blob, workspace, launch);
+		else
+			fa_cuda_paged_sm90_launch(plan, p, launch);
 		launch++;
 	}
 	if (plan->decode_grid > 0) {

@@ -91,7 +91,8 @@ static int add_sequences(struct decode_build *build, const struct fa_cuda_paged_
 		struct fa_cuda_paged_item *item = &build->items[build->n];
 		int r;
 
-		if (fa_cuda_paged_n_new(p->step, b) == 0 || fa_cuda_paged_is_prefill(p, b))
+		if (fa_cuda_paged_n_new(p->step, b) == 0 ||
+		    fa_cuda_paged_is_prefill(p, build->plan->prefill_tokens, b))
 			continue;
 		fa_cuda_paged_item_of(p->step, b, item);
 		if (left >= 0 && (int64_t)item->n_k - item->n_q - left > item->begin)
@@ -147,7 +148,8 @@ static void add_suffixes(struct decode_build *build, const struct fa_cuda_paged_
 		struct fa_cuda_paged_split *split;
 		struct fa_cuda_paged_item *item;
 
-		if (n_new == 0 || fa_cuda_paged_is_prefill(build->p, b))
+		if (n_new == 0 ||
+		    fa_cuda_paged_is_prefill(build->p, build->plan->prefill_tokens, b))
 			continue;
 		at++;
 		if (prefix == FA_CUDA_PAGED_NO_GROUP)

@@ -56,7 +56,7 @@ int fa_cuda_paged_plan_prefill(const struct fa_paged_attention *p, char *blob,
 		const uint64_t blocks_of = fa_cuda_paged_ceil_div(fa_cuda_paged_n_new(p->step, b),
 		                                                  rows);
 
-		if (fa_cuda_paged_is_prefill(p, b))
+		if (fa_cuda_paged_is_prefill(p, plan->prefill_tokens, b))
 			plan->forward_blocks += (uint32_t)blocks_of;
 	}
 	if ((uint64_t)plan->forward_blocks * (uint64_t)p->heads * slices > INT32_MAX)
@@ -72,7 +72,7 @@ int fa_cuda_paged_plan_prefill(const struct fa_paged_attention *p, char *blob,
 	for (int32_t b = 0; b < p->step->batch; b++) {
 		const int64_t n_q = fa_cuda_paged_n_new(p->step, b);
 
-		if (!fa_cuda_paged_is_prefill(p, b))
+		if (!fa_cuda_paged_is_prefill(p, plan->prefill_tokens, b))
 			continue;
 		fa_cuda_paged_item_of(p->step, b, &items[item]);
 		items[item].tile = n;

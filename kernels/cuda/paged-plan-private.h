@@ -68,13 +68,23 @@ static inline bool fa_cuda_paged_has_tree(const struct fa_paged_attention *p, in
 }
 
 /* Sequences with fewer new tokens decode; others prefill, in blocks of rows. */
-#define FA_CUDA_PAGED_PREFILL_TOKENS 48
+#define FA_CUDA_PAGED_PREFILL_TOKENS 48u
 
-static inline bool fa_cuda_paged_is_prefill(const struct fa_paged_attention *p, int32_t b)
+/* Packed rows may begin with fewer tokens: with more rows per KV head than decode computes at
+ * once. */
+static inline uint32_t fa_cuda_paged_packed_tokens(const struct fa_paged_attention *p)
+{
+	const uint32_t group = (uint32_t)(p->heads / p->cache->kv_heads), tokens = 32 / group + 1;
+
+	return tokens < 9 ? 9 : tokens;
+}
+
+/* @from: fewer new tokens decode. */
+static inline bool fa_cuda_paged_is_prefill(const struct fa_paged_attention *p, uint32_t from,
+                                            int32_t b)
 {
 	return p->cache->dtype != FA_ATTENTION_F32 && p->cache->store == FA_PAGED_PLAIN &&
-	       !fa_cuda_paged_has_tree(p, b) &&
-	       fa_cuda_paged_n_new(p->step, b) >= FA_CUDA_PAGED_PREFILL_TOKENS;
+	       !fa_cuda_paged_has_tree(p, b) && fa_cuda_paged_n_new(p->step, b) >= from;
 }
 
 static inline uint32_t fa_cuda_paged_slices(const struct fa_paged_attention *p,

@@ -13,7 +13,6 @@
 
 /* As in plan.c: a block of threads takes about BLOCK_NS, or one pair. */
 #define BLOCK_NS 200000
-#define SM_FLOPS_PER_NS 6000
 
 static int32_t ceil_div(int64_t a, int64_t b)
 {
@@ -90,7 +89,8 @@ static bool out_aligned(const struct fa_attention_tensor *out)
 	       out->stride_head * 2 % 16 == 0;
 }
 
-static bool covers(const struct fa_cuda_paged_kernel *kernel, const struct fa_paged_attention *p)
+bool fa_cuda_paged_sm90_covers(const struct fa_cuda_paged_kernel *kernel,
+                               const struct fa_paged_attention *p)
 {
 	const struct fa_paged_cache *cache = p->cache;
 
@@ -115,7 +115,9 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_sm90_find(const struct fa_cuda_
 		const struct fa_cuda_paged_kernel *kernel = &fa_cuda_paged_kernels[i];
 		int64_t cost;
 
-		if (!fa_cuda_paged_kernel_runs(kernel, chip) || !covers(kernel, p))
+		if (kernel->kind == FA_CUDA_PAGED_PACKED ||
+		    !fa_cuda_paged_kernel_runs(kernel, chip) ||
+		    !fa_cuda_paged_sm90_covers(kernel, p))
 			continue;
 		/* A sequence's bits must not depend on the lengths of others. */
 		if ((p->deterministic ? INT32_MAX : longest) > (uint32_t)kernel->seqlen_k_max)
@@ -316,11 +318,29 @@ void fa_cuda_paged_sm90_partition(const struct fa_cuda_chip *chip,
 
 	/* Blocks of threads that each compute long enough, in whole waves. */
 	plan->forward_ns = (uint64_t)(pairs * 2 * (kernel->dim + kernel->dim_v) * parts /
-	                              SM_FLOPS_PER_NS / (chip->sms > 0 ? chip->sms : 1));
+	                              FA_CUDA_SM_FLOPS_PER_NS / (chip->sms > 0 ? chip->sms : 1));
 	blocks = (int64_t)(plan->forward_ns / BLOCK_NS + 1);
 	if (chip->sms > 0 && blocks * chip->sms < grid)
 		grid = blocks * chip->sms;
 	plan->forward_grid = (uint32_t)grid;
+}
+
+void fa_cuda_paged_sm90_maps(const struct fa_cuda_paged_plan *plan,
+                             const struct fa_paged_attention *p,
+                             struct fa_cuda_paged_launch *launch)
+{
+	const struct fa_cuda_paged_kernel *kernel = plan->forward;
+	struct fa_cuda_paged_attention *args = &launch->args.attention;
+	const struct fa_cuda_pages *pages = &args->pages;
+
+	args->box_keys = box_keys(kernel, p->cache);
+	args->loaders = loaders(kernel, args->box_keys);
+	launch->n_maps = FA_CUDA_MAPS;
+	launch->maps[FA_CUDA_MAP_Q] = map_q(kernel, p);
+	launch->maps[FA_CUDA_MAP_K] = map_pages(kernel, p, pages->k, pages->k_row,
+	                                        p->cache->head_dim);
+	launch->maps[FA_CUDA_MAP_V] = map_pages(kernel, p, pages->v, pages->v_row,
+	                                        p->cache->head_dim_v);
 }
 
 void fa_cuda_paged_sm90_launch(const struct fa_cuda_paged_plan *plan,
@@ -329,7 +349,6 @@ void fa_cuda_paged_sm90_launch(const struct fa_cuda_paged_plan *plan,
 {
 	const struct fa_cuda_paged_kernel *kernel = plan->forward;
 	struct fa_cuda_paged_attention *args = &launch->args.attention;
-	const struct fa_cuda_pages *pages = &args->pages;
 
 	if (!kernel->keys)
 		return;
@@ -339,14 +358,7 @@ void fa_cuda_paged_sm90_launch(const struct fa_cuda_paged_plan *plan,
 	args->attention.blocks_m = (int32_t)plan->forward_blocks;
 	args->attention.units_m = ceil_div(plan->forward_blocks, 2);
 	args->attention.section = (int32_t)plan->forward_section;
-	args->box_keys = box_keys(kernel, p->cache);
-	args->loaders = loaders(kernel, args->box_keys);
 	args->section_pairs = plan->forward_section * (uint32_t)args->attention.units_m;
 	args->pairs = (uint32_t)args->attention.triples * (uint32_t)args->attention.units_m;
-	launch->n_maps = FA_CUDA_MAPS;
-	launch->maps[FA_CUDA_MAP_Q] = map_q(kernel, p);
-	launch->maps[FA_CUDA_MAP_K] = map_pages(kernel, p, pages->k, pages->k_row,
-	                                        p->cache->head_dim);
-	launch->maps[FA_CUDA_MAP_V] = map_pages(kernel, p, pages->v, pages->v_row,
-	                                        p->cache->head_dim_v);
+	fa_cuda_paged_sm90_maps(plan, p, launch);
 }

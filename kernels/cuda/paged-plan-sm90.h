@@ -25,6 +25,18 @@ void fa_cuda_paged_sm90_partition(const struct fa_cuda_chip *chip,
                                   const struct fa_paged_attention *p,
                                   struct fa_cuda_paged_plan *plan);
 
+/* Returns true if @kernel can do @p. */
+bool fa_cuda_paged_sm90_covers(const struct fa_cuda_paged_kernel *kernel,
+                               const struct fa_paged_attention *p);
+
+/* Sets the maps of @launch, and what its loading warps need. */
+void fa_cuda_paged_sm90_maps(const struct fa_cuda_paged_plan *plan,
+                             const struct fa_paged_attention *p,
+                             struct fa_cuda_paged_launch *launch);
+
+/* Work of a multiprocessor of an H200. */
+#define FA_CUDA_SM_FLOPS_PER_NS 6000
+
 /* Completes @launch. */
 void fa_cuda_paged_sm90_launch(const struct fa_cuda_paged_plan *plan,
                                const struct fa_paged_attention *p,

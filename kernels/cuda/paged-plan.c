@@ -234,11 +234,18 @@ size_t fa_cuda_paged_blob_bytes(const struct fa_paged_request *request)
 	case FA_PAGED_ATTEND: {
 		const struct fa_paged_step *step = request->attention.step;
 		const size_t batch = (size_t)step->batch;
+		size_t units = 0;
 
+		for (int32_t b = 0; b < step->batch; b++)
+			if (fa_cuda_paged_is_prefill(
+				    &request->attention,
+				    fa_cuda_paged_packed_tokens(&request->attention), b))
+				units = FA_CUDA_PAGED_UNITS;
 		/* A block of rows has at least 64. */
 		return (batch + 2) * (sizeof(struct fa_cuda_paged_item) + 16) +
 		       fa_cuda_paged_align(FA_CUDA_PAGED_BLOCKS * sizeof(uint32_t)) +
 		       (step->cu_new[batch] / 64 + batch) * sizeof(struct fa_cuda_paged_block) +
+		       units * sizeof(struct fa_cuda_paged_unit) +
 		       fa_cuda_paged_split_bytes(&request->attention);
 	}
 	case FA_PAGED_APPEND:
@@ -340,6 +347,7 @@ struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch)
 	case FA_CUDA_PAGED_SPLIT:
 	case FA_CUDA_PAGED_BAND:
 	case FA_CUDA_PAGED_RICH:
+	case FA_CUDA_PAGED_PACKED:
 		return &launch->args.attention.attention.done;
 	case FA_CUDA_PAGED_APPEND:
 	case FA_CUDA_PAGED_READ:

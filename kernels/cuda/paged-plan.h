@@ -27,9 +27,10 @@ enum fa_cuda_paged_image {
 
 enum fa_cuda_paged_kind {
 	FA_CUDA_PAGED_DECODE,
-	FA_CUDA_PAGED_SPLIT, /* the same, with shared prefixes or fixed splits */
-	FA_CUDA_PAGED_BAND,  /* many rows: a window of keys, scale > 0, aligned, V like K */
-	FA_CUDA_PAGED_RICH,  /* many rows: all but trees */
+	FA_CUDA_PAGED_SPLIT,  /* the same, with shared prefixes or fixed splits */
+	FA_CUDA_PAGED_BAND,   /* many rows: a window of keys, scale > 0, aligned, V like K */
+	FA_CUDA_PAGED_RICH,   /* many rows: all but trees */
+	FA_CUDA_PAGED_PACKED, /* few rows on many keys: as BAND (paged-plan-packed.h) */
 	FA_CUDA_PAGED_APPEND,
 	FA_CUDA_PAGED_READ,
 	FA_CUDA_PAGED_MERGE,
@@ -86,6 +87,12 @@ struct fa_cuda_paged_plan {
 	uint32_t forward_items, forward_blocks;
 	uint32_t forward_grid, forward_section; /* of the prefill launch by TMA */
 	uint64_t forward_ns;                    /* expected duration of the launch by TMA */
+	uint32_t prefill_tokens;                /* sequences with fewer new ones decode */
+	/* With packed rows forward_blocks is the number of units: of unit_tiles tiles at most, each
+	 * of whose groups has 2^pack_shift tokens. */
+	uint32_t unit_tiles, unit_partials, pack_shift;
+	int32_t pack_sets; /* of heads, in a KV head */
+	size_t unit_partials_at;
 	size_t decode_items_at, block_items_at, forward_items_at, forward_blocks_at;
 	size_t splits_at, suffixes_at, tokens_at;
 	const struct fa_cuda_paged_kernel *kernel;

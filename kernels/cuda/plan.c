@@ -147,7 +147,8 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 {
 	int32_t left, right;
 
-	if (kernel->dtype != params->dtype || kernel->dim < params->head_dim)
+	if (kernel->dtype != params->dtype || kernel->dim < params->head_dim ||
+	    kernel->kind == FA_CUDA_PACKED)
 		return false;
 	if (kernel->keys && (!params_aligned(params) || !params_mapped(kernel, params)))
 		return false;
@@ -409,6 +410,8 @@ int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
 {
 	const struct fa_cuda_kernel *best = fa_cuda_attention_kernel(chip, params);
 
+	if (best && fa_cuda_packed_plan(chip, best, params, ret_launch))
+		return 0;
 	if (!best)
 		return fail(text, text_bytes,
 		            "no GPU kernel for dtype %d, head_dim %d and head_dim_v %d on compute "

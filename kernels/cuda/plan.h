@@ -7,6 +7,7 @@
 #include "kernels/attention.h"
 #include "kernels/cuda/common/args.h"
 #include "kernels/cuda/common/maps.h"
+#include "kernels/cuda/common/packed-args.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -27,6 +28,7 @@ enum fa_cuda_kind {
 	FA_CUDA_WINDOW, /* the same, best for windows narrow on both sides */
 	FA_CUDA_CAP,    /* a soft cap and no slopes */
 	FA_CUDA_RICH,   /* everything */
+	FA_CUDA_PACKED, /* as BAND, for few rows on many keys (plan-packed.c) */
 };
 
 struct fa_cuda_kernel {
@@ -60,6 +62,11 @@ struct fa_cuda_chip {
 	/* For tests (FAD_TUNE_SHARE_EARLY): group sequences that share pages as if an epilogue's
 	 * cost were unknown. */
 	bool share_early;
+	/* Launches get the workspace that they ask for. */
+	bool workspace;
+	/* For tests and benchmarks. Packed rows (paged-plan-packed.h): 0: where they are sooner;
+	 * -1: never; n: wherever they can be, in units of n tiles at most. */
+	int32_t pack;
 };
 
 struct fa_cuda_map {
@@ -72,8 +79,12 @@ struct fa_cuda_map {
 struct fa_cuda_launch {
 	const struct fa_cuda_kernel *kernel;
 	uint32_t grid;
-	struct fa_cuda_attention args;
-	uint64_t work_ns; /* expected duration at most, with wgmma; else 0 */
+	union {
+		struct fa_cuda_attention args;
+		struct fa_cuda_packed_attention packed; /* of FA_CUDA_PACKED; begins with args */
+	};
+	size_t workspace_bytes; /* 0, or what fa_cuda_packed_set() needs */
+	uint64_t work_ns;       /* expected duration at most, with wgmma; else 0 */
 	/* The second parameter, struct fa_cuda_maps, if the kernel has one. */
 	uint32_t n_maps;
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
@@ -99,6 +110,25 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 /* Returns the kernel with the least work, or NULL. */
 const struct fa_cuda_kernel *fa_cuda_attention_kernel(const struct fa_cuda_chip *chip,
                                                       const struct fa_attention_params *params);
+
+/* ---- plan-packed.c */
+
+/* Makes the launch of checked @params with packed rows. False: they cannot be packed on this chip,
+ * or take longer so. @best: the kernel that they have otherwise. */
+bool fa_cuda_packed_plan(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *best,
+                         const struct fa_attention_params *params,
+                         struct fa_cuda_launch *ret_launch);
+
+/* Gives a launch with packed rows its workspace: device memory whose first
+ * FA_CUDA_PACKED_WORKSPACE_ZERO bytes were zero at first. @epoch: as fa_cuda_paged_launches(). */
+void fa_cuda_packed_set(struct fa_cuda_launch *launch, uint64_t workspace, uint64_t epoch);
+
+/* Warps of blocks of rows whose keys are divided, at most. */
+#define FA_CUDA_PACKED_COUNTERS_MAX 16384
+/* The workspace of work over pages begins likewise, with other counters. */
+#define FA_CUDA_PACKED_COUNTERS_AT ((size_t)8 * 20480)
+#define FA_CUDA_PACKED_WORKSPACE_ZERO                                                              \
+	(FA_CUDA_PACKED_COUNTERS_AT + (size_t)8 * FA_CUDA_PACKED_COUNTERS_MAX)
 
 int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
                            const struct fa_attention_params *params, char *text, size_t text_bytes,

@@ -102,10 +102,21 @@ static const char *args_wrong(const struct fa_cuda_kernel *kernel,
 		return "blocks_m";
 	if (args->triples % (args->slices * args->heads))
 		return "triples";
-	if (kernel->keys
-	            ? args->units_m != (args->pairs ? (args->blocks_m + 1) / 2 : args->blocks_m) ||
-	                      grid > (uint64_t)args->units_m * (uint64_t)args->triples
-	            : grid != (uint64_t)args->blocks_m * (uint64_t)args->triples)
+	if (kernel->kind == FA_CUDA_PACKED) {
+		const struct fa_cuda_packed_attention *packed = (const void *)args;
+
+		if (grid != packed->n_units || !packed->parts ||
+		    grid != packed->blocks * packed->parts * packed->kv_heads *
+		                    (uint32_t)(args->triples / args->heads) ||
+		    packed->pack_sets << (6 - packed->pack_shift) != args->group)
+			return "the units";
+		if (packed->parts > 1 &&
+		    (!packed->epoch || !packed->unit_counters || !packed->unit_partials))
+			return "no workspace";
+	} else if (kernel->keys ? args->units_m != (args->pairs ? (args->blocks_m + 1) / 2
+	                                                        : args->blocks_m) ||
+	                                  grid > (uint64_t)args->units_m * (uint64_t)args->triples
+	                        : grid != (uint64_t)args->blocks_m * (uint64_t)args->triples)
 		return "the grid";
 	if (!args->cu_seqlens_q != !args->cu_seqlens_k)
 		return "cu_seqlens";
@@ -164,13 +175,13 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *ret_map, CUtensorMapDataType type, 
 	return CUDA_SUCCESS;
 }
 
-/* Returns whether @map is of @tensor, in boxes of @rows; strides of dims of size 1 do not
+/* Returns whether @map is of @tensor, in boxes of @rows of @box_heads; strides of dims of size 1 do not
  * matter. */
 static bool map_is_of(const void *where, const struct fa_cuda_tensor *tensor, int32_t rows,
-                      int64_t dim, int64_t tokens, int64_t heads, int64_t batch)
+                      int32_t box_heads, int64_t dim, int64_t tokens, int64_t heads, int64_t batch)
 {
 	/* The box must be of this shape, as the kernel waits for its bytes. */
-	const uint32_t box[] = { 64, (uint32_t)rows, 1, 1 };
+	const uint32_t box[] = { 64, (uint32_t)rows, (uint32_t)box_heads, 1 };
 	const uint64_t dims[] = { (uint64_t)dim, (uint64_t)tokens, (uint64_t)heads,
 		                  (uint64_t)batch };
 	const int64_t strides[] = { tensor->stride_token, tensor->stride_head,
@@ -200,14 +211,20 @@ static const char *maps_wrong(const struct fa_cuda_kernel *kernel,
 		ragged ? (int64_t)((const struct map *)&maps->maps[FA_CUDA_MAP_K])->dims[1]
 		       : args->seqlen_k;
 	const int64_t kv_heads = args->heads / args->group;
+	int32_t rows_q = kernel->rows_q;
 
-	if (!map_is_of(&maps->maps[FA_CUDA_MAP_Q], &args->q, kernel->rows_q, args->head_dim, n_q,
-	               args->heads, batch))
+	if (kernel->kind == FA_CUDA_PACKED) {
+		const struct fa_cuda_packed_attention *packed = (const void *)args;
+
+		rows_q = 1 << packed->pack_shift;
+	}
+	if (!map_is_of(&maps->maps[FA_CUDA_MAP_Q], &args->q, rows_q, kernel->rows_q / rows_q,
+	               args->head_dim, n_q, args->heads, batch))
 		return "the map of q";
-	if (!map_is_of(&maps->maps[FA_CUDA_MAP_K], &args->k, kernel->keys, args->head_dim, n_k,
+	if (!map_is_of(&maps->maps[FA_CUDA_MAP_K], &args->k, kernel->keys, 1, args->head_dim, n_k,
 	               kv_heads, batch))
 		return "the map of k";
-	if (!map_is_of(&maps->maps[FA_CUDA_MAP_V], &args->v, kernel->keys, args->head_dim_v, n_k,
+	if (!map_is_of(&maps->maps[FA_CUDA_MAP_V], &args->v, kernel->keys, 1, args->head_dim_v, n_k,
 	               kv_heads, batch))
 		return "the map of v";
 	return NULL;
@@ -550,8 +567,11 @@ static const char *paged_maps_wrong(const struct fa_cuda_paged_kernel *kernel,
 	const int64_t kv_heads = args->attention.heads / args->attention.group;
 	const int32_t page = (int32_t)args->pages.page_strips * 16;
 
-	if (!map_is_of(q, &args->attention.q, kernel->rows_q, args->attention.head_dim,
-	               (int64_t)q->dims[1], args->attention.heads, 1))
+	const int32_t rows_q = kernel->kind == FA_CUDA_PAGED_PACKED ? 1 << args->pack_shift
+	                                                            : kernel->rows_q;
+
+	if (!map_is_of(q, &args->attention.q, rows_q, kernel->rows_q / rows_q,
+	               args->attention.head_dim, (int64_t)q->dims[1], args->attention.heads, 1))
 		return "the map of q";
 	if (args->box_keys <= 0 || page % args->box_keys || kernel->keys % args->box_keys)
 		return "boxes";
@@ -565,7 +585,7 @@ static const char *paged_maps_wrong(const struct fa_cuda_paged_kernel *kernel,
 			.stride_batch = 256,
 		};
 
-		if (!map_is_of(&maps->maps[i], &tensor, args->box_keys,
+		if (!map_is_of(&maps->maps[i], &tensor, args->box_keys, 1,
 		               is_k ? args->attention.head_dim : args->attention.head_dim_v, page,
 		               kv_heads, INT32_MAX))
 			return "a map of pages";
@@ -702,7 +722,10 @@ CUresult fa_fake_launch_bytes(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted,
 	ret_bytes[0] = ret_bytes[1] = 0;
 	if (known.plain)
 		return CUDA_SUCCESS;
-	ret_bytes[0] = known.paged ? args_bytes(known.paged) : sizeof(struct fa_cuda_attention);
+	ret_bytes[0] = known.paged ? args_bytes(known.paged)
+	               : known.kernel->kind == FA_CUDA_PACKED
+	                       ? sizeof(struct fa_cuda_packed_attention)
+	                       : sizeof(struct fa_cuda_attention);
 	if (known.paged ? known.paged->keys : known.kernel->keys)
 		ret_bytes[1] = sizeof(struct fa_cuda_maps);
 	return CUDA_SUCCESS;

@@ -322,6 +322,37 @@ static void decode(const struct fa_cuda_paged_launch *launch, struct row *row)
 	}
 }
 
+/* The rows of each block, with all of its keys. */
+static void attend_packed(const struct fa_cuda_paged_launch *launch, struct row *row)
+{
+	const struct fa_cuda_paged_attention *args = row->args;
+	const uint32_t tokens = 1u << args->pack_shift, heads = 64 / tokens;
+
+	for (uint32_t u = 0; u < args->n_units; u++) {
+		const struct fa_cuda_paged_unit *unit = &args->units[u];
+		int32_t set = (int32_t)(unit->parts_set >> FA_CUDA_PAGED_UNIT_SET_SHIFT);
+		uint32_t head = unit->head, token = unit->token;
+
+		row->item = &args->items[unit->item];
+		row->prefix_start = row->item->table_start;
+		if (unit->parts_set % FA_CUDA_PAGED_UNIT_PARTS)
+			continue;
+		for (int32_t group = 0; group < launch->kernel->rows / 64; group++) {
+			for (row->i = token; row->i < row->item->n_q && row->i < token + tokens;
+			     row->i++)
+				for (row->head = (int32_t)head; row->head < (int32_t)(head + heads);
+				     row->head++)
+					attend_row(row);
+			head += heads;
+			if (++set == args->pack_sets) {
+				set = 0;
+				head -= (uint32_t)args->attention.group;
+				token += tokens;
+			}
+		}
+	}
+}
+
 static void attend(const struct fa_cuda_paged_launch *launch)
 {
 	const struct fa_cuda_paged_attention *args = &launch->args.attention;
@@ -346,6 +377,10 @@ static void attend(const struct fa_cuda_paged_launch *launch)
 	if (launch->kernel->kind == FA_CUDA_PAGED_DECODE ||
 	    launch->kernel->kind == FA_CUDA_PAGED_SPLIT) {
 		decode(launch, &row);
+		return;
+	}
+	if (launch->kernel->kind == FA_CUDA_PAGED_PACKED) {
+		attend_packed(launch, &row);
 		return;
 	}
 	/* A thread block may compute several blocks of rows. */
@@ -543,6 +578,7 @@ const char *fa_fake_paged_wrong(const struct fa_cuda_paged_launch *launch)
 	case FA_CUDA_PAGED_SPLIT:
 	case FA_CUDA_PAGED_BAND:
 	case FA_CUDA_PAGED_RICH:
+	case FA_CUDA_PAGED_PACKED:
 		if (a->attention.head_dim > launch->kernel->dim ||
 		    a->slices * launch->kernel->dim_v < a->attention.head_dim_v)
 			return "head dims";
@@ -554,8 +590,14 @@ const char *fa_fake_paged_wrong(const struct fa_cuda_paged_launch *launch)
 		    (launch->kernel->small && !a->inline_items))
 			return "items";
 		if (launch->kernel->kind != FA_CUDA_PAGED_BAND &&
-		    launch->kernel->kind != FA_CUDA_PAGED_RICH && (!a->counters || !a->epoch))
-			return "no counters, or no epoch";
+		    launch->kernel->kind != FA_CUDA_PAGED_RICH &&
+		    (launch->kernel->kind == FA_CUDA_PAGED_PACKED
+		             ? !a->unit_counters || !a->unit_partials || !a->units
+		             : !a->counters))
+			return "an array of its own that is not there";
+		if (launch->kernel->kind != FA_CUDA_PAGED_BAND &&
+		    launch->kernel->kind != FA_CUDA_PAGED_RICH && !a->epoch)
+			return "no epoch";
 		if (!a->attention.k.data != !a->attention.v.data ||
 		    (a->attention.k.data && !launch->kernel->appends))
 			return "new tokens";
@@ -580,6 +622,7 @@ void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
 	case FA_CUDA_PAGED_SPLIT:
 	case FA_CUDA_PAGED_BAND:
 	case FA_CUDA_PAGED_RICH:
+	case FA_CUDA_PAGED_PACKED:
 		attend(launch);
 		break;
 	case FA_CUDA_PAGED_APPEND:

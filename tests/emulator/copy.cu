@@ -198,11 +198,11 @@ void fa_emulated_bulk(uint32_t to, const void *from, uint32_t bytes, uint32_t ba
 void fa_emulated_box(uint32_t to, const void *described, uint32_t barrier, const int32_t (&at)[4])
 {
 	const struct fa_cuda_map *map = (const struct fa_cuda_map *)described;
-	const struct flight flight = { to,   map->box[0] * map->box[1] * 2,
+	const struct flight flight = { to,   map->box[0] * map->box[1] * map->box[2] * 2,
 		                       NULL, mbarrier_find(barrier),
 		                       map,  { at[0], at[1], at[2], at[3] } };
 
-	if (to % 1024 || map->box[0] != 64 || map->box[2] != 1 || map->box[3] != 1)
+	if (to % 1024 || map->box[0] != 64 || map->box[3] != 1)
 		DIE("a box of %u to %u", flight.bytes, to);
 	flight_begin(&flight);
 }
@@ -211,10 +211,11 @@ static void box_run(const struct flight *flight)
 {
 	const struct fa_cuda_map *map = flight->map;
 
-	for (uint32_t row = 0; row < map->box[1]; row++)
+	for (uint32_t row = 0; row < map->box[1] * map->box[2]; row++)
 		for (uint32_t column = 0; column < 64; column++) {
 			const int64_t at[4] = { (int64_t)flight->at[0] + column,
-				                (int64_t)flight->at[1] + row, flight->at[2],
+				                (int64_t)flight->at[1] + row % map->box[1],
+				                (int64_t)flight->at[2] + row / map->box[1],
 				                flight->at[3] };
 			int64_t offset = at[0] * 2;
 			bool inside = true;

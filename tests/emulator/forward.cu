@@ -10,7 +10,7 @@
 		const struct fa_emulated_mapped *args = (const struct fa_emulated_mapped *)data;           \
                                                                                                    \
 		fa_sm90_forward_##type##_d##dim##_v##dim_v##_##name(                               \
-			*(const struct fa_cuda_attention *)args->attention,                        \
+			*(const FA_SOURCE_##KIND::ARGS *)args->attention,                        \
 			*(const struct fa_cuda_maps *)args->maps);                                 \
 	}
 #define ROW_EXPANDED(type, ...) ROW(type, __VA_ARGS__)

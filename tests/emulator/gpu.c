@@ -20,7 +20,11 @@ struct fa_gpu *fa_gpu_open(void)
 {
 	static struct fa_gpu gpu = {
 		/* Few SMs, so that thread blocks have many blocks of rows. */
-		.chip = { .arch = 90, .shared_bytes_max = 232448, .l2_bytes = 50 << 20, .sms = 3 },
+		.chip = { .arch = 90,
+		          .shared_bytes_max = 232448,
+		          .l2_bytes = 50 << 20,
+		          .sms = 3,
+		          .workspace = true },
 	};
 
 	fa_emulated_seed(1);
@@ -168,11 +172,32 @@ static void poison(const void *userdata)
 }
 
 struct emulated {
-	struct fa_cuda_attention attention;
+	union {
+		struct fa_cuda_attention attention;
+		struct fa_cuda_packed_attention packed;
+	};
 	struct fa_cuda_maps maps;
 	struct fa_emulated_mapped args;
 	struct fa_emulated_yielding yielding;
 };
+
+static uint64_t epoch;
+
+/* Returns memory that launches keep, whose counters were zero at first. */
+static uint64_t workspace(size_t bytes)
+{
+	static size_t size;
+	static void *at;
+
+	if (bytes > size) {
+		free(at);
+		at = calloc(1, bytes);
+		size = bytes;
+	}
+	if (!at)
+		abort();
+	return (uint64_t)(uintptr_t)at;
+}
 
 static void prepare(const struct fa_cuda_launch *launch, struct emulated *ret_emulated)
 {
@@ -186,7 +211,16 @@ static void prepare(const struct fa_cuda_launch *launch, struct emulated *ret_em
 		fprintf(stderr, "%s does not run on the emulator\n", launch->kernel->symbol);
 		abort();
 	}
-	ret_emulated->attention = launch->args;
+	if (launch->workspace_bytes > 0) {
+		struct fa_cuda_launch with = *launch;
+
+		fa_cuda_packed_set(&with, workspace(launch->workspace_bytes), ++epoch);
+		ret_emulated->packed = with.packed;
+	} else if (launch->kernel->kind == FA_CUDA_PACKED) {
+		ret_emulated->packed = launch->packed;
+	} else {
+		ret_emulated->attention = launch->args;
+	}
 	memset(&ret_emulated->maps, 0, sizeof(ret_emulated->maps));
 	for (uint32_t i = 0; i < launch->n_maps; i++)
 		ret_emulated->maps.maps[i].words[0] = (uint64_t)(uintptr_t)&launch->maps[i];
@@ -214,6 +248,8 @@ void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void
 	fa_emulated_launch(launch->grid, 1, emulated.yielding.threads,
 	                   emulated.yielding.shared_bytes, emulated.yielding.run, &emulated.args);
 	fa_emulated_completion_check();
+	if (launch->workspace_bytes > 0)
+		emulated.packed.epoch = ++epoch;
 	fa_emulated_yield(&emulated.yielding, poison, launch);
 	check_recomputed(launch);
 }

@@ -199,12 +199,13 @@ static void poison(const void *userdata)
 			}
 }
 
-static void run_yielding(struct fa_cuda_paged_launch *launch, const struct paged_gpu_plan *plan,
-                         const struct fa_emulated_mapped *mapped, const char *symbol,
-                         void (*run)(const void *args))
+static void run_yielding(struct paged_gpu *gpu, struct fa_cuda_paged_launch *launch,
+                         const struct paged_gpu_plan *plan, const struct fa_emulated_mapped *mapped,
+                         const char *symbol, void (*run)(const void *args))
 {
 	const struct poisoned poisoned = { &launch->args.attention, plan };
 
+	launch->args.attention.epoch = ++gpu->epoch;
 	fa_emulated_yield(
 		&(struct fa_emulated_yielding){
 			.symbol = symbol,
@@ -262,7 +263,7 @@ void paged_gpu_launch_append(struct paged_gpu *gpu, const struct paged_gpu_plan 
 		                   kernel->keys ? (const void *)&mapped : &launches[i].args);
 		fa_emulated_completion_check();
 		if (kernel->keys) {
-			run_yielding(&launches[i], plan, &mapped, kernel->symbol,
+			run_yielding(gpu, &launches[i], plan, &mapped, kernel->symbol,
 			             fa_emulated_find(kernel)->run);
 			check_recomputed(&launches[i], plan);
 			gpu->n_mapped++;

@@ -23,6 +23,9 @@ struct fa_gpu {
 	CUdeviceptr flush;
 	CUevent start, stop;
 	struct fa_yielder yielder;
+	CUdeviceptr workspace; /* of packed rows */
+	size_t workspace_bytes;
+	uint64_t epoch;
 };
 
 extern const char fa_image_reference[];
@@ -104,6 +107,7 @@ struct fa_gpu *fa_gpu_open(void)
 	gpu->chip.l2_bytes = attribute(gpu, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE);
 	gpu->sms = attribute(gpu, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 	gpu->chip.sms = gpu->sms;
+	gpu->chip.workspace = true;
 	load(gpu);
 	MUST(&gpu->driver, cuEventCreate(&gpu->start, CU_EVENT_DEFAULT));
 	MUST(&gpu->driver, cuEventCreate(&gpu->stop, CU_EVENT_DEFAULT));
@@ -236,10 +240,33 @@ void fa_gpu_encode_maps(struct fa_gpu *gpu, const struct fa_cuda_map *maps, uint
 		}
 }
 
-void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void *stream)
+/* Returns @launch with the workspace that it asks for. Launches of all streams share it, so they
+ * must not overlap. */
+static struct fa_cuda_launch with_workspace(struct fa_gpu *gpu, const struct fa_cuda_launch *launch)
 {
+	struct fa_cuda_launch with = *launch;
+
+	if (launch->workspace_bytes == 0)
+		return with;
+	if (launch->workspace_bytes > gpu->workspace_bytes) {
+		MUST(&gpu->driver, cuCtxSynchronize());
+		if (gpu->workspace)
+			MUST(&gpu->driver, cuMemFree(gpu->workspace));
+		MUST(&gpu->driver, cuMemAlloc(&gpu->workspace, launch->workspace_bytes));
+		MUST(&gpu->driver,
+		     cuMemsetD8Async(gpu->workspace, 0, FA_CUDA_PACKED_WORKSPACE_ZERO, NULL));
+		MUST(&gpu->driver, cuCtxSynchronize());
+		gpu->workspace_bytes = launch->workspace_bytes;
+	}
+	fa_cuda_packed_set(&with, gpu->workspace, ++gpu->epoch);
+	return with;
+}
+
+void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *given, void *stream)
+{
+	struct fa_cuda_launch with = with_workspace(gpu, given), *launch = &with;
 	struct fa_cuda_maps maps;
-	void *args[] = { (void *)&launch->args, &maps };
+	void *args[] = { &launch->args, &maps };
 
 	if (launch->grid == 0)
 		return;
@@ -250,12 +277,12 @@ void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *launch, void
 	                    (unsigned int)launch->kernel->shared_bytes, stream, args, NULL));
 }
 
-int fa_gpu_launch_yielding(struct fa_gpu *gpu, const struct fa_cuda_launch *launch,
-                           uint64_t most_ns, uint64_t *random)
+int fa_gpu_launch_yielding(struct fa_gpu *gpu, const struct fa_cuda_launch *given, uint64_t most_ns,
+                           uint64_t *random)
 {
-	struct fa_cuda_attention attention = launch->args;
+	struct fa_cuda_launch with = with_workspace(gpu, given), *launch = &with;
 	struct fa_cuda_maps maps;
-	void *args[] = { &attention, &maps };
+	void *args[] = { &launch->args, &maps };
 
 	if (!launch->kernel->state_bytes || launch->grid > FA_CUDA_PREEMPT_RECORDS)
 		return -1;
@@ -271,7 +298,7 @@ int fa_gpu_launch_yielding(struct fa_gpu *gpu, const struct fa_cuda_launch *laun
 			.shared_bytes = (uint32_t)launch->kernel->shared_bytes,
 			.state_bytes = (uint32_t)launch->kernel->state_bytes,
 			.slots = (uint32_t)gpu->sms,
-			.attention = &attention,
+			.attention = &launch->args,
 			.args = args,
 		},
 		most_ns, random);

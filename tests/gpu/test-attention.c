@@ -36,6 +36,35 @@ void fa_cases_count(struct fa_cases *cases, bool ok, const char *format, ...)
 	printf("\n");
 }
 
+/* Also checks packed rows: in units of few tiles, and as planned. */
+static void check_packed(struct fa_cases *cases, const struct fa_request *request,
+                         struct fa_request_reference *reference)
+{
+	struct fa_cuda_chip chip = *fa_gpu_chip(cases->gpu);
+	const struct fa_cuda_kernel *best = fa_cuda_attention_kernel(&chip, &request->params);
+
+	for (int i = 0; i < 2 && best; i++) {
+		struct fa_cuda_launch launch;
+		char text[512] = "";
+		double error;
+		bool ok;
+
+		chip.pack = i == 0 ? 1 + (int32_t)(fa_random(&cases->random) % 4) : 0;
+		if (!fa_cuda_packed_plan(&chip, best, &request->params, &launch) ||
+		    !strstr(launch.kernel->symbol, cases->kernel) || !fa_draw())
+			continue;
+		if (!reference->out)
+			fa_request_reference(cases->gpu, request, reference);
+		ok = fa_request_check(cases->gpu, request, &launch, reference, text, sizeof(text),
+		                      &error);
+		fa_cases_count(cases, ok, "%s in %u parts: %s: %s", launch.kernel->symbol,
+		               launch.packed.parts, request->text, text);
+		cases->worst[launch.kernel->dtype] = fmax(cases->worst[launch.kernel->dtype],
+		                                          error);
+		cases->checks[launch.kernel - fa_cuda_kernels]++;
+	}
+}
+
 static void check(struct fa_cases *cases, const struct fa_request *request)
 {
 	const struct fa_cuda_chip *chip = fa_gpu_chip(cases->gpu);
@@ -66,6 +95,7 @@ static void check(struct fa_cases *cases, const struct fa_request *request)
 		cases->worst[kernel->dtype] = fmax(cases->worst[kernel->dtype], error);
 		cases->checks[i]++;
 	}
+	check_packed(cases, request, &reference);
 	fa_request_reference_free(&reference);
 }
 

@@ -53,6 +53,25 @@ static void check_long(struct paged_device *device, struct paged_problem *proble
 	device->request.attention.deterministic = problem->spec.deterministic;
 }
 
+/* Also runs many rows packed, in units of few tiles, and not packed. */
+static void check_packed(struct paged_device *device, struct paged_problem *problem,
+                         const struct fa_cuda_chip *chip)
+{
+	const int32_t packs[] = { 1 + (int32_t)problem_random(3), -1 };
+	struct fa_cuda_chip other = *chip;
+	struct paged_gpu_plan plan = { .blob = 0 };
+	bool packed;
+
+	other.pack = packs[0];
+	paged_plan(device, problem, &other, &plan);
+	packed = plan.plan.forward && plan.plan.forward->kind == FA_CUDA_PAGED_PACKED;
+	paged_gpu_plan_free(paged_device_gpu, &plan);
+	for (int i = 0; i < 2 && packed; i++) {
+		other.pack = packs[i];
+		paged_check_on(device, problem, &other, NULL, 0);
+	}
+}
+
 static void check(const struct paged_spec *given)
 {
 	const struct fa_cuda_chip *chip = paged_gpu_chip(paged_device_gpu);
@@ -73,6 +92,7 @@ static void check(const struct paged_spec *given)
 	paged_device_init(&device, &problem);
 	paged_check_on(&device, &problem, chip, NULL, 0);
 	check_long(&device, &problem, chip);
+	check_packed(&device, &problem, chip);
 	other.sms = 1;
 	if (!paged_options.small)
 		paged_check_on(&device, &problem, &other, NULL, 0);
@@ -323,6 +343,7 @@ static void blocks_one(int i)
 	struct paged_problem problem;
 	struct paged_device device;
 
+	chip.pack = -1;
 	spec.dtype = i % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
 	spec.head_dim = spec.head_dim_v = i == 3 ? 128 : 64;
 	spec.page_tokens = 16 << i;
@@ -353,6 +374,47 @@ static void blocks(void)
 	for (int i = 0; i < 4; i++)
 		if (fa_draw())
 			blocks_one(i);
+}
+
+static void judge_packed(const struct paged_problem *problem, const struct fa_cuda_paged_plan *plan,
+                         uint32_t expected)
+{
+	if (plan->forward->kind != FA_CUDA_PAGED_PACKED || plan->unit_tiles != expected)
+		paged_fail("%s: %s in units of %u tiles is not what should compute it",
+		           paged_describe(problem), plan->forward->symbol, plan->unit_tiles);
+}
+
+static void packed_one(int i)
+{
+	static const int32_t heads[][2] = { { 4, 1 }, { 8, 2 }, { 16, 1 }, { 3, 1 },
+		                            { 4, 2 }, { 5, 1 }, { 2, 2 },  { 8, 1 } };
+	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
+	struct paged_spec spec = paged_usual;
+
+	spec.dtype = i % 4 == 3 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
+	spec.head_dim = spec.head_dim_v = 64 << i % 3;
+	spec.heads = heads[i % 8][0];
+	spec.kv_heads = heads[i % 8][1];
+	spec.page_tokens = 16 << i % 5;
+	spec.batch = 1 + i % 3;
+	for (int32_t b = 0; b < spec.batch; b++) {
+		spec.n_new[b] = 48 + (uint32_t)((b + i) % 5) * 23;
+		spec.lengths[b] = spec.n_new[b] + 100 + 190 * (uint32_t)((2 * b + i) % 4);
+		spec.first[b] = b == 1 ? 70 : 0;
+	}
+	spec.causal = i % 5 != 4;
+	spec.left_1 = i % 6 == 5 ? 200 : 0;
+	spec.broken = i % 3 == 2 ? 1 + i % 9 : 0;
+	chip.pack = 1 + i % 4;
+	if (chip.arch == 90)
+		check_as(&spec, &chip, judge_packed, (uint32_t)chip.pack);
+}
+
+/* Few tokens on more keys, in blocks of rows of several heads whose keys are divided. */
+static void packed(void)
+{
+	for (int i = 0; i < (paged_options.small ? 8 : 72); i++)
+		packed_one(i);
 }
 
 /* Caches of codes, also with NaN and infinities. */
@@ -662,8 +724,9 @@ static void reruns(void)
 }
 
 /* Preempted prefill gives the same bits, however often and wherever it yields. */
-static void yields(void)
+static void yields(int32_t pack)
 {
+	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
 	struct paged_spec spec = {
 		.dtype = FA_ATTENTION_BF16,
 		.batch = 8,
@@ -682,9 +745,10 @@ static void yields(void)
 
 	/* Some new tokens see a context, and tiles end within pages. */
 	for (int b = 0; b < spec.batch; b++) {
-		spec.n_new[b] = 500 + 3 * (uint32_t)b;
-		spec.lengths[b] = spec.n_new[b] + 77 * (uint32_t)b;
+		spec.n_new[b] = (pack > 0 ? 50 : 500) + 3 * (uint32_t)b;
+		spec.lengths[b] = spec.n_new[b] + (pack > 0 ? 2000 : 77) * (uint32_t)b;
 	}
+	chip.pack = pack;
 	paged_init(&problem, &spec);
 	once = malloc(problem.out_bytes);
 	if (setjmp(paged_failure)) {
@@ -693,7 +757,7 @@ static void yields(void)
 		return;
 	}
 	paged_device_init(&device, &problem);
-	paged_plan(&device, &problem, NULL, &plan);
+	paged_plan(&device, &problem, &chip, &plan);
 	if (!plan.plan.forward || !plan.plan.forward->state_bytes) {
 		printf("no prefill gives way on this GPU\n");
 	} else {
@@ -763,6 +827,8 @@ static void run(void)
 	paged_report("levels");
 	blocks();
 	paged_report("blocks");
+	packed();
+	paged_report("packed");
 	chosen();
 	paged_report("chosen");
 	codes();
@@ -770,7 +836,8 @@ static void run(void)
 	reruns();
 	paged_report("reruns");
 	if (!paged_options.small) {
-		yields();
+		yields(-1);
+		yields(4);
 		paged_report("yields");
 	}
 	far_slots();

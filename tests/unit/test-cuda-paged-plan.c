@@ -176,7 +176,7 @@ static void test_random(void **state)
 			scene.first[b] = below(4) ? 0 : below(scene.lengths[b] + 1);
 			decoding += n_new > 0 && n_new < 48;
 		}
-		scene_plan(&scene, i % 2 ? &h200 : &rtx, &plan);
+		scene_plan(&scene, i % 2 ? &unpacked_h200 : &rtx, &plan);
 		assert_int_equal(plan.decode_items, decoding);
 		assert_true(plan.decode_grid <= 132);
 		check_decode(&scene, &plan, 0);
@@ -297,12 +297,12 @@ static void test_kernels(void **state)
 		{ 4, 64, 192, &h200, "fa_sm80_paged_decode_bf16_d256_v256_a1_w4" },
 		{ 4, 64, 256, &rtx, "fa_sm80_paged_decode_bf16_d256_v256_a1_w2" },
 		{ 1, 40, 96, &h200, "fa_sm80_paged_decode_bf16_d128_v128_a1_w8" },
-		{ 500, 32, 128, &h200, "fa_sm90_paged_prefill_bf16_d128_v128_band" },
-		{ 500, 32, 96, &h200, "fa_sm90_paged_prefill_bf16_d96_v96_band" },
-		{ 500, 32, 192, &h200, "fa_sm90_paged_prefill_bf16_d192_v192_band" },
-		{ 500, 32, 120, &h200, "fa_sm90_paged_prefill_bf16_d128_v128_band" },
-		{ 500, 32, 40, &h200, "fa_sm90_paged_prefill_bf16_d64_v64_band" },
-		{ 500, 32, 256, &h200, "fa_sm90_paged_prefill_bf16_d256_v256_band" },
+		{ 500, 32, 128, &unpacked_h200, "fa_sm90_paged_prefill_bf16_d128_v128_band" },
+		{ 500, 32, 96, &unpacked_h200, "fa_sm90_paged_prefill_bf16_d96_v96_band" },
+		{ 500, 32, 192, &unpacked_h200, "fa_sm90_paged_prefill_bf16_d192_v192_band" },
+		{ 500, 32, 120, &unpacked_h200, "fa_sm90_paged_prefill_bf16_d128_v128_band" },
+		{ 500, 32, 40, &unpacked_h200, "fa_sm90_paged_prefill_bf16_d64_v64_band" },
+		{ 500, 32, 256, &unpacked_h200, "fa_sm90_paged_prefill_bf16_d256_v256_band" },
 		{ 500, 32, 128, &rtx, "fa_sm80_paged_forward_bf16_d128_v128_band" },
 	};
 
@@ -430,7 +430,7 @@ static void test_hopper(void **state)
 		scene.cache.page_tokens = pages[i];
 		scene.cu_new[1] = 1000;
 		scene.lengths[0] = 3000;
-		scene_plan(&scene, &h200, &plan);
+		scene_plan(&scene, &unpacked_h200, &plan);
 		assert_int_equal(
 			fa_cuda_paged_launches(&plan, &scene.request, 4096, 1 << 20, 7, launches),
 			1);
@@ -455,7 +455,7 @@ static void test_hopper(void **state)
 	scene.cache.head_dim = scene.cache.head_dim_v = 64;
 	scene.cu_new[1] = 1000;
 	scene.lengths[0] = 4000;
-	scene_plan(&scene, &h200, &plan);
+	scene_plan(&scene, &unpacked_h200, &plan);
 	assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 4096, 1 << 20, 7, launches),
 	                 1);
 	assert_string_equal(plan.forward->symbol, "fa_sm90_paged_prefill_bf16_d64_v64_band");
@@ -468,17 +468,17 @@ static void test_hopper(void **state)
 	scene.cu_new[1] = 100;
 	scene.lengths[0] = 300;
 	scene.cache.head_dim_v = 64;
-	scene_plan(&scene, &h200, &plan);
+	scene_plan(&scene, &unpacked_h200, &plan);
 	assert_string_equal(plan.forward->symbol, "fa_sm90_paged_prefill_bf16_d128_v128_band");
 	free(scene.blob);
 	scene.request.attention.softcap = 3;
-	scene_plan(&scene, &h200, &plan);
+	scene_plan(&scene, &unpacked_h200, &plan);
 	assert_string_equal(plan.forward->symbol, "fa_sm90_paged_prefill_bf16_d128_v128_rich");
 	free(scene.blob);
 	scene.request.attention.softcap = 0;
 	scene.request.attention.q.data = (void *)4096;
 	scene.request.attention.q.stride_token = 8 * 128 + 4;
-	scene_plan(&scene, &h200, &plan);
+	scene_plan(&scene, &unpacked_h200, &plan);
 	assert_string_equal(plan.forward->symbol, "fa_sm80_paged_forward_bf16_d128_v128_rich");
 	free(scene.blob);
 	scene.request.attention.q.data = NULL;

@@ -25,7 +25,7 @@ static void test_short(void **state)
 			scene.lengths[b] = b && i == 1 ? 3073 : 3072;
 		}
 		scene.request.attention.deterministic = i == 2;
-		scene_plan(&scene, &h200, &plan);
+		scene_plan(&scene, &unpacked_h200, &plan);
 		assert_string_equal(plan.forward->symbol,
 		                    i == 0 ? "fa_sm90_paged_prefill_bf16_d64_v64_band_short"
 		                           : "fa_sm90_paged_prefill_bf16_d64_v64_band");
@@ -61,7 +61,7 @@ static void test_pairs(void **state)
 			scene.cu_new[b + 1] = scene.cu_new[b] + cases[i].n_new[b];
 			scene.lengths[b] = cases[i].before[b] + cases[i].n_new[b];
 		}
-		scene_plan(&scene, &h200, &plan);
+		scene_plan(&scene, &unpacked_h200, &plan);
 		assert_string_equal(plan.forward->symbol,
 		                    "fa_sm90_paged_prefill_bf16_d128_v128_band");
 		assert_int_equal(3 * plan.forward_blocks, strlen(cases[i].blocks) + 1);

@@ -96,11 +96,10 @@ static enum fa_cuda_kind kind(const struct fa_attention_params *params)
 static void test_table(void **state)
 {
 	static const char *const dtypes[] = { "", "f32", "f16", "bf16" };
-	static const char *const kinds[] = { [FA_CUDA_FULL] = "full",
-		                             [FA_CUDA_BAND] = "band",
-		                             [FA_CUDA_WINDOW] = "window",
-		                             [FA_CUDA_CAP] = "cap",
-		                             [FA_CUDA_RICH] = "rich" };
+	static const char *const kinds[] = {
+		[FA_CUDA_FULL] = "full", [FA_CUDA_BAND] = "band", [FA_CUDA_WINDOW] = "window",
+		[FA_CUDA_CAP] = "cap",   [FA_CUDA_RICH] = "rich", [FA_CUDA_PACKED] = "packed"
+	};
 	bool images[FA_CUDA_IMAGES] = { false };
 
 	printf("%-40s %4s %4s %7s %6s\n", "kernel", "arch", "rows", "threads", "shared");

@@ -150,6 +150,7 @@ static int describe_device(struct fa_device *device, struct fa_error *error)
 		return fa_cudriver_fail(driver, error, result, "the GPU does not say what it is");
 
 	device->chip = (struct fa_cuda_chip){
+		.workspace = true,
 		.arch = 10 * major + minor,
 		.shared_bytes_max = shared,
 		.l2_bytes = l2,

@@ -12,22 +12,6 @@
 #include "daemon/backend/cuda/scratch.h"
 #include "daemon/backend/cuda/stream.h"
 
-#define SCRATCH_BYTES_MIN ((size_t)4 << 20)
-
-static CUresult grow_scratch(struct fa_device *device, struct fa_cuda_stream *stream, size_t bytes)
-{
-	size_t new_bytes = SCRATCH_BYTES_MIN;
-	CUresult result;
-
-	while (new_bytes < bytes)
-		new_bytes *= 2;
-	result = fa_cuda_scratch_alloc(device, stream->stream, new_bytes,
-	                               FA_CUDA_PAGED_COUNTERS_BYTES, &stream->scratch);
-	if (result == CUDA_SUCCESS)
-		stream->scratch_bytes = new_bytes;
-	return result;
-}
-
 static void redirect(const uint32_t **array, const struct fa_device_tables *tables, CUdeviceptr to)
 {
 	const CUdeviceptr at = (CUdeviceptr)*array;
@@ -191,9 +175,9 @@ int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *strea
 	CUresult result;
 
 	result = fa_cuda_enter(device);
-	if (!result && bytes > stream->scratch_bytes) {
+	if (!result) {
 		doing = "no memory for what attention over pages needs";
-		result = grow_scratch(device, stream, bytes);
+		result = fa_cuda_scratch_grow(device, stream, bytes);
 	}
 	if (!result) {
 		doing = "the request's tables cannot be copied to the GPU";

@@ -24,6 +24,7 @@
 #include "daemon/backend/cuda/graph_cache.h"
 #include "daemon/backend/cuda/paged_launch.h"
 #include "daemon/backend/cuda/preempt.h"
+#include "daemon/backend/cuda/scratch.h"
 #include "daemon/backend/cuda/staging.h"
 #include "daemon/backend/cuda/stream.h"
 
@@ -191,7 +192,10 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 			device, stream, work,
 			&(struct fa_cuda_preempt_kernel){ function, launch->grid, kernel->threads,
 		                                          kernel->shared_bytes },
-			&launch->args, sizeof(launch->args), &maps);
+			&launch->args,
+			kernel->kind == FA_CUDA_PACKED ? sizeof(launch->packed)
+						       : sizeof(launch->args),
+			&maps);
 	fa_cuda_self_signal_args(stream, work, launch->grid, 0, &launch->args.done);
 	result = fa_cuda_launch_kernel(
 		device, stream,
@@ -221,6 +225,12 @@ static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
 	result = fa_cuda_enter(device);
 	if (!launch.grid && !result)
 		return 0;
+	if (!result && launch.workspace_bytes > 0) {
+		doing = "no memory for partial results";
+		result = fa_cuda_scratch_grow(device, stream, launch.workspace_bytes);
+		if (result == CUDA_SUCCESS)
+			fa_cuda_packed_set(&launch, stream->scratch, ++stream->epoch);
+	}
 	if (!result) {
 		doing = "the request's vectors cannot be copied to the GPU";
 		result = copy_vectors(device, stream, work->params,

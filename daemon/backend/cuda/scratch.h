@@ -7,4 +7,7 @@
 /* Allocates memory, of which @stream zeroes the first @zero_bytes. */
 CUresult fa_cuda_scratch_alloc(struct fa_device *device, CUstream stream, size_t bytes,
                                size_t zero_bytes, CUdeviceptr *ret_at);
+/* Makes the stream's scratch, which begins with kernels' counters, @bytes at least. */
+CUresult fa_cuda_scratch_grow(struct fa_device *device, struct fa_cuda_stream *stream,
+                              size_t bytes);
 void fa_cuda_scratch_free_all(struct fa_device *device);

@@ -22,7 +22,10 @@
 #define FA_CUDA_PAGED_HEAD_SLICES_MAX (1u << 24) /* heads * slices, for kernels that copy by TMA */
 #define FA_CUDA_PAGED_BLOCKS 4096                /* per decode launch, at most */
 #define FA_CUDA_PAGED_SUFFIX_COUNTERS 16384      /* parts of all suffixes of a launch, at most */
-#define FA_CUDA_PAGED_COUNTERS (FA_CUDA_PAGED_BLOCKS + FA_CUDA_PAGED_SUFFIX_COUNTERS)
+#define FA_CUDA_PAGED_UNITS 2048                 /* per launch of packed rows, at most */
+#define FA_CUDA_PAGED_UNIT_COUNTERS 16384        /* warps of its divided blocks of rows, at most */
+#define FA_CUDA_PAGED_COUNTERS                                                                     \
+	(FA_CUDA_PAGED_BLOCKS + FA_CUDA_PAGED_SUFFIX_COUNTERS + FA_CUDA_PAGED_UNIT_COUNTERS)
 /* Items and table entries in a launch's arguments (4096 bytes at most), which arrive before
  * anything that is read from memory. */
 #define FA_CUDA_PAGED_INLINE_ITEMS 8
@@ -94,6 +97,23 @@ struct fa_cuda_paged_block {
 	uint32_t item, row;
 };
 
+/* A block of packed rows (sm90/packed_source.h) over some of its tiles of keys, [32 bytes]. */
+struct fa_cuda_paged_unit {
+	uint32_t item;
+	uint32_t head, token; /* the first row's */
+	uint32_t last, count; /* tiles of keys */
+	/* part + FA_CUDA_PAGED_UNIT_PARTS * parts + set << FA_CUDA_PAGED_UNIT_SET_SHIFT. Part: of
+	 * the block's units, in the order of keys. Set: the first head's, among those of its KV
+	 * head. */
+	uint32_t parts_set;
+	/* With parts: that of part 0, and the block's first FA_CUDA_PACKED_COUNTERS(). */
+	uint32_t partial, counter;
+};
+
+#define FA_CUDA_PAGED_UNIT_PARTS 2048u
+#define FA_CUDA_PAGED_UNIT_SET_SHIFT 22
+#define FA_CUDA_PAGED_UNIT_SETS_MAX 1023
+
 /* Decode: the first tiles_extra blocks have tiles_each + 1 tiles, the others tiles_each. The first
  * epilogue_tiles tiles of each part have no tokens and stand for the time of its reduction; a block
  * whose range ends in them skips them. */
@@ -141,6 +161,13 @@ struct fa_cuda_paged_attention {
 	 * of all heads and slices, and of a section. */
 	int32_t box_keys;
 	uint32_t loaders, pairs, section_pairs;
+	/* Packed rows: a group has 2^pack_shift tokens of some heads, a KV head pack_sets such sets
+	 * of heads. */
+	const struct fa_cuda_paged_unit *units;
+	uint32_t n_units, pack_shift;
+	int32_t pack_sets;
+	float *unit_partials;
+	uint64_t *unit_counters; /* as counters */
 };
 
 /* Decode that reads neither items nor the page table from memory. */

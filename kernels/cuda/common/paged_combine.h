@@ -215,11 +215,11 @@ __device__ __forceinline__ void fa_paged_combine(const struct fa_cuda_paged_atte
 
 /* Counts a result that suffix @index needs; returns true for the last one. Called by one thread,
  * after the barrier behind the result. The order of the counter covers the result. */
-__device__ __forceinline__ bool
-fa_paged_arrive_at_suffix(const struct fa_cuda_paged_attention &args, uint32_t index,
-                          const struct fa_paged_epilogue &epilogue)
+__device__ __forceinline__ bool fa_arrive_at_suffix(const struct fa_cuda_paged_attention &args,
+                                                    uint32_t index,
+                                                    const struct fa_paged_epilogue &epilogue)
 {
-	return fa_paged_arrive(
+	return fa_arrive(
 		&args.suffix_counters[((uint64_t)index * args.kv_heads + epilogue.kv_head) *
 	                                      args.slices +
 	                              epilogue.slice],
@@ -252,7 +252,7 @@ fa_paged_combine_suffixes(const struct fa_cuda_paged_attention &args,
 
 		if (row >= end || row + epilogue.rows <= begin)
 			continue;
-		if (fa_paged_arrive_at_suffix(args, first + i, epilogue))
+		if (fa_arrive_at_suffix(args, first + i, epilogue))
 			flags[is_prefix ? max(row, begin) - begin : 0] = first + i;
 	}
 	C::join(); /* the answers are there */
@@ -302,7 +302,7 @@ __device__ __forceinline__ void fa_paged_combine_split(const struct fa_cuda_page
 
 	if (n_blocks > 1) {
 		if (threadIdx.x == 0)
-			flags[0] = fa_paged_arrive(&args.counters[block], args.epoch, n_blocks);
+			flags[0] = fa_arrive(&args.counters[block], args.epoch, n_blocks);
 		C::join(); /* the answer is there */
 	}
 	if (n_blocks == 1 || flags[0]) {

@@ -4,8 +4,8 @@
  */
 #pragma once
 
+#include "kernels/cuda/common/arrive.h"
 #include "kernels/cuda/common/paged_rows.h"
-#include "kernels/cuda/ptx/atomic.h"
 
 #include <float.h>
 #include <stdint.h>
@@ -89,12 +89,4 @@ __device__ __forceinline__ void fa_paged_reduce(const struct fa_cuda_paged_atten
 		fa_paged_store<C>(args, target.out, column, x * factor, y * factor);
 		fa_paged_store<C>(args, target.out, column + 2, z * factor, w * factor);
 	}
-}
-
-/* Counts this block; returns true for the last of @n. Called by one thread. Counts of earlier
- * launches are below this launch's epoch. */
-__device__ __forceinline__ bool fa_paged_arrive(uint64_t *counter, uint64_t epoch, uint32_t n)
-{
-	fa_atomic_max(counter, epoch << 16);
-	return fa_atomic_add_ordered(counter, 1) + 1 == (epoch << 16) + n;
 }

@@ -318,7 +318,7 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 	bool *const is_last = (bool *)(shared + C::STATS);
 
 	if (threadIdx.x == 0)
-		*is_last = fa_paged_arrive(&args.counters[first], args.epoch, last - first + 1);
+		*is_last = fa_arrive(&args.counters[first], args.epoch, last - first + 1);
 	__syncthreads(); /* the answer is there */
 	if (*is_last)
 		fa_paged_reduce<C>(args, segment, first, last);

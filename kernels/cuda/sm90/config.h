@@ -11,7 +11,7 @@
  *               do not see, equally many each; launches yield between blocks of rows only
  *   SCORE_MOD   logits are modified (logits.h)
  *   SOFTCAP     SCORE_MOD with a soft cap always and ALiBi never
- *   SOURCE      where rows and keys come from: dense_source.h or paged_source.h
+ *   SOURCE      where rows and keys come from: dense_source.h, paged_source.h or packed_source.h
  */
 #pragma once
 
@@ -65,6 +65,9 @@ template <> struct fa_sm90_fixed_max<struct fa_bf16> {
 	static constexpr bool value = true;
 };
 
+struct fa_sm90_PACKED : fa_sm90_BAND {
+};
+
 struct fa_sm90_dense;
 
 template <class T_, class KIND, int DIM_, int DIM_V_, int GROUPS_, int KEYS_, int STAGES_,
@@ -75,7 +78,7 @@ struct fa_sm90_config {
 	using ARGS = typename SOURCE::ARGS;
 	static constexpr bool BAND = KIND::BAND, WINDOW = KIND::WINDOW, SCORE_MOD = KIND::SCORE_MOD;
 	static constexpr bool SOFTCAP = KIND::SOFTCAP;
-	static constexpr bool PAGED = SOURCE::PAGED;
+	static constexpr bool PAGED = SOURCE::PAGED, PACKED = SOURCE::PACKED;
 	/* With pages, four groups have too few registers for overflow.h. */
 	static constexpr bool FIXED_MAX = fa_sm90_fixed_max<T>::value && !(PAGED && GROUPS_ == 4);
 	/* FIXED_MAX: p of a row's maximum is 2^MAX_EXPONENT, so later logits may be up to 113
@@ -101,7 +104,7 @@ struct fa_sm90_config {
 
 	/* Registers of a thread. All start with 65,536 / THREADS, rounded down to a multiple of
 	 * 8; the producer releases some, the consumers acquire them. */
-	static constexpr bool LOOKS_UP = PAGED || WINDOW;
+	static constexpr bool LOOKS_UP = PAGED || WINDOW || PACKED;
 	/* ALiBi is an extra step of Q K^T (alibi.h). */
 	static constexpr bool ALIBI_MMA = SCORE_MOD && !SOFTCAP && !PAGED && DIM == 64;
 	/* The producer reads the next block's descriptor early. */

@@ -37,7 +37,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	const struct fa_cuda_attention &args = SOURCE::attention(all);
 	constexpr int steps = C::KEYS / 16;
 	const uint32_t lane = threadIdx.x % 32;
-	const int32_t thread_row = C::BAND ? threadIdx.x % 128 / 32 * 16 + lane / 4 : 0;
+	const int32_t kept_thread_row = C::BAND ? threadIdx.x % 128 / 32 * 16 + lane / 4 : 0;
 	/* Factor of logits in the exponent; > 0. */
 	const float factor = C::SOFTCAP || (C::SCORE_MOD && !fa_sm90_is_linear(args))
 	                             ? 1
@@ -85,13 +85,18 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		while (next_left < 0 && scheduler.next(all, next_block, work)) {
 			const struct fa_sm90_tile_range range = fa_sm90_tile_range_get<C>(args,
 			                                                                  work);
-			const int32_t row = fa_sm90_group_row<C>(work.row, group,
-			                                         scheduler.reversed);
+			int32_t row = fa_sm90_group_row<C>(work.row, group, scheduler.reversed);
+
+			if constexpr (C::PACKED) {
+				row = work.row;
+				SOURCE::place(all, group, work.set, work.head, row);
+			}
+
 			const struct fa_sm90_group_range group_range = fa_sm90_group_range_get<C>(
 				args, work, range, row);
 			const int32_t origin = C::BAND ? row + work.diagonal : 0;
 
-			SOURCE::keep(next_block, work, row);
+			SOURCE::keep(all, next_block, work, row);
 			next_end_key = work.n_k - origin;
 			next_first_key = SOURCE::first_key(work) - origin;
 			next_key = fa_sm90_tile_at<C>(group_range.tiles, group_range.tiles.count) *
@@ -104,13 +109,13 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				next_dot_slope = fa_sm90_alibi_slope(args, work.head) *
 				                 fa_rcp(factor);
 			/* Equivalent forms; each is the faster one for its kernels. */
-			if (range.count == 0) {
+			if (!C::PACKED && range.count == 0) {
 				if constexpr (C::ALIBI_MMA) {
 					work.row = row;
 					fa_sm90_epilogue_empty<C>(args, work);
 				} else {
-					fa_sm90_epilogue_empty<C>(args,
-					                          SOURCE::work_of(all, next_block));
+					fa_sm90_epilogue_empty<C>(
+						args, fa_sm90_work_of<C>(all, next_block, group));
 				}
 			}
 		}
@@ -211,6 +216,10 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			}
 		}
 		if (partly_seen()) {
+			/* Not kept, where registers are few. */
+			const int32_t thread_row = C::PACKED ? fa_sm90_thread_row<C>(all)
+			                                     : kept_thread_row;
+
 			fa_sm90_mask<C>(dots, args, key + (int32_t)(lane % 4 * 2) - thread_row,
 			                first_key - thread_row, end_key - thread_row);
 			return true;
@@ -222,7 +231,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			shift[0] = shift[1] = dot_slope * factor * (float)(side * key);
 		else if (C::SCORE_MOD && !C::SOFTCAP && args.alibi_slopes)
 			fa_sm90_alibi_add(dots, dot_slope, factor,
-			                  key + (int32_t)(lane % 4 * 2) - thread_row,
+			                  key + (int32_t)(lane % 4 * 2) - kept_thread_row,
 			                  side_of_tile(), shift);
 	};
 	const auto find_unset = [&](void) {
@@ -237,7 +246,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		if (C::SCORE_MOD && !C::SOFTCAP && C::FIXED_MAX)
 #pragma unroll
 			for (int r = 0; r < 2; r++) {
-				const int32_t row = thread_row + r * 8;
+				const int32_t row = kept_thread_row + r * 8;
 
 				row_shift[r] = -dot_slope * factor *
 				               (float)max(0,
@@ -321,7 +330,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		if (C::ALIBI_MMA && alibi_by_mma)
 			side = side_of_tile();
 		fa_sm90_issue_dots<C>(dots, q_tile(), k_tile(), shared, group, side);
-		look_ahead();
+		if (!C::PACKED)
+			look_ahead();
 		fa_wgmma_wait<0>();
 		fa_wgmma_hold(dots);
 		release_k();
@@ -343,7 +353,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 
 #pragma unroll 1
 		for (;;) {
-			const bool last_tile = left == 0;
+			/* The stop word ends the only block. */
+			const bool last_tile = !C::PACKED && left == 0;
 			bool rescales = false;
 			int32_t skip = 0;
 
@@ -392,8 +403,9 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			if (C::PINGPONG == FA_SM90_PINGPONG_GEMM)
 				pingpong_signal();
 			/* Overlaps with the dot products. */
-			if (done) {
-				nonfinite |= fa_sm90_epilogue<C>(out, done_sums, all, done_block);
+			if (!C::PACKED && done) {
+				nonfinite |= fa_sm90_epilogue<C>(out, done_sums, all, done_block,
+				                                 group);
 				zero_out();
 			}
 			wait_v(rows);
@@ -474,8 +486,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		/* Consumes the last group's extra arrival. */
 		if (!C::INDEPENDENT && group == 0)
 			pingpong_wait();
-		if (done) {
-			nonfinite |= fa_sm90_epilogue<C>(out, done_sums, all, done_block);
+		if (!C::PACKED && done) {
+			nonfinite |= fa_sm90_epilogue<C>(out, done_sums, all, done_block, group);
 			zero_out();
 			done = false;
 		}
@@ -494,7 +506,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			fa_sm90_save_state<C>(args.preempt, fa_ld_shared(shared + C::STATE_SLOT),
 			                      group, out, sums);
 		else
-			nonfinite |= fa_sm90_epilogue<C>(out, sums, all, block);
+			nonfinite |= fa_sm90_epilogue<C>(out, sums, all, block, group);
 	} while (C::INDEPENDENT && next_left >= 0);
 	for (; C::INDEPENDENT && next_skip > 0; next_skip--) {
 		skip_k(1);

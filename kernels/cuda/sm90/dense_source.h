@@ -13,6 +13,8 @@
  *   loaders()          producer warps: 1, 2 or 4
  *   tails()            whether tiles may end in rows of another sequence
  *   PAGED              tiles may also begin with such rows, and looking them up takes registers
+ *   PACKED             a group's rows are of several heads (packed_source.h)
+ *   origin()           position of a group's first row
  */
 #pragma once
 
@@ -134,7 +136,7 @@ struct fa_sm90_dense {
 	template <class C> using SCHEDULER = struct fa_sm90_dense_scheduler<C>;
 	template <class C> using PRODUCER_SCHEDULER = struct fa_sm90_dense_scheduler<C>;
 	template <class C> using TILE = struct fa_sm90_dense_tile<C>;
-	static constexpr bool PAGED = false;
+	static constexpr bool PAGED = false, PACKED = false;
 
 	static __device__ __forceinline__ const struct fa_cuda_attention &
 	attention(const ARGS &args)
@@ -158,7 +160,13 @@ struct fa_sm90_dense {
 		return args.cu_seqlens_q;
 	}
 
-	static __device__ __forceinline__ void keep(BLOCK &block, const WORK &, int32_t row)
+	static __device__ __forceinline__ int32_t origin(const WORK &work)
+	{
+		return work.row + work.diagonal;
+	}
+
+	static __device__ __forceinline__ void keep(const ARGS &, BLOCK &block, const WORK &,
+	                                            int32_t row)
 	{
 		block.row = row;
 	}

@@ -8,6 +8,7 @@
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/sm90/config.h"
 #include "kernels/cuda/sm90/logits.h"
+#include "kernels/cuda/sm90/packed_source.h"
 #include "kernels/cuda/sm90/softmax.h"
 #include "kernels/cuda/sm90/tile_range.h"
 
@@ -111,14 +112,32 @@ __device__ __forceinline__ float fa_sm90_row_scale(const struct fa_cuda_attentio
 	return sum == 0 ? 0 : sum < 0x1p100f ? fa_rcp(sum) : NAN;
 }
 
-/* Returns true if this thread stored a value that recompute.h must check. */
+template <class C>
+__device__ __forceinline__ struct fa_work
+fa_sm90_work_of(const typename C::ARGS &all, const typename C::SOURCE::BLOCK &block, uint32_t group)
+{
+	if constexpr (C::PACKED)
+		return C::SOURCE::template work_of<C>(all, block, group);
+	else
+		return C::SOURCE::work_of(all, block);
+}
+
+/* Returns true if this thread stored a value that recompute.h must check. With PACKED, @out and
+ * @sums may change. */
 template <class C>
 __device__ __forceinline__ bool
-fa_sm90_epilogue(const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums &sums,
-                 const typename C::ARGS &all, const typename C::SOURCE::BLOCK &block)
+fa_sm90_epilogue(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const typename C::ARGS &all,
+                 const typename C::SOURCE::BLOCK &block, uint32_t group)
 {
 	const struct fa_cuda_attention &args = C::SOURCE::attention(all);
-	const struct fa_work work = C::SOURCE::work_of(all, block);
+	const struct fa_work work = fa_sm90_work_of<C>(all, block, group);
+
+	if constexpr (C::PACKED) {
+		if (!fa_sm90_unit_join<C>(out, sums, all, fa_sm90_block_index<C>(), group,
+		                          work.row + (int32_t)fa_sm90_warp_row() < work.n_q))
+			return false;
+	}
+
 	const int32_t first_row = work.row;
 	const int32_t warp_row = first_row + threadIdx.x % 128 / 32 * 16;
 	bool nonfinite = false;

@@ -10,6 +10,7 @@
 #include "kernels/cuda/common/maps.h"
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/memory.h"
+#include "kernels/cuda/ptx/tma.h"
 #include "kernels/cuda/ptx/warpgroup.h"
 #include "kernels/cuda/sm90/alibi.h"
 #include "kernels/cuda/sm90/config.h"
@@ -29,6 +30,12 @@ __device__ __forceinline__ void fa_sm90_forward(const typename C::ARGS &args,
 	/* The shuffle tells the compiler that this is uniform. */
 	const uint32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
 
+	/* They are in memory that no cache has yet. */
+	if (threadIdx.x == 128) {
+#pragma unroll
+		for (int i = 0; i < FA_CUDA_MAPS; i++)
+			fa_tma_prefetch_map(&maps.maps[i]);
+	}
 	if (threadIdx.x == 0) {
 		for (int i = 0; i < C::Q_SLOTS; i++) {
 			fa_mbarrier_init(shared + C::Q_FULL + 8 * i, 1);

@@ -2,16 +2,26 @@
  * Instantiates every row of FA_SM90_FORWARD for FA_TYPE, named FA_TYPE_NAME.
  */
 #include "kernels/cuda/sm90/forward.h"
+#include "kernels/cuda/sm90/packed_source.h"
+
+/* Where a kind's rows and keys come from. */
+#define FA_SOURCE_FULL fa_sm90_dense
+#define FA_SOURCE_BAND fa_sm90_dense
+#define FA_SOURCE_WINDOW fa_sm90_dense
+#define FA_SOURCE_CAP fa_sm90_dense
+#define FA_SOURCE_RICH fa_sm90_dense
+#define FA_SOURCE_PACKED fa_sm90_packed_dense
 
 #define FA_ROW(type, name, KIND, dim, dim_v, groups, keys, stages, q_slots, pingpong,              \
                seqlen_k_max)                                                                       \
 	extern "C" __global__ void __launch_bounds__(((groups) + 1) * 128, 1)                      \
 		fa_sm90_forward_##type##_d##dim##_v##dim_v##_##name(                               \
-			const __grid_constant__ struct fa_cuda_attention args,                     \
+			const __grid_constant__ FA_SOURCE_##KIND::ARGS args,                       \
 			const __grid_constant__ struct fa_cuda_maps maps)                          \
 	{                                                                                          \
-		fa_sm90_forward<fa_sm90_config<FA_TYPE, fa_sm90_##KIND, dim, dim_v, groups, keys,  \
-		                               stages, q_slots, FA_SM90_PINGPONG_##pingpong>>(     \
+		fa_sm90_forward<                                                                   \
+			fa_sm90_config<FA_TYPE, fa_sm90_##KIND, dim, dim_v, groups, keys, stages,  \
+		                       q_slots, FA_SM90_PINGPONG_##pingpong, FA_SOURCE_##KIND>>(   \
 			args, maps);                                                               \
 	}
 #define FA_ROW_EXPANDED(type, ...) FA_ROW(type, __VA_ARGS__)

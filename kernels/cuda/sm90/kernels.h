@@ -3,7 +3,7 @@
  * table.c lists them for the host.
  *
  * X(name, KIND, dim, dim_v, groups, keys, stages, q_slots, PINGPONG, seqlen_k_max), see config.h.
- * KIND is one of sm80/kernels.h, or WINDOW (a BAND for narrow windows) or CAP (RICH with a soft cap
+ * KIND is one of sm80/kernels.h, PACKED, or WINDOW (a BAND for narrow windows) or CAP (RICH with a soft cap
  * and without ALiBi). seqlen_k_max: the row is preferred to later rows up to this length.
  * docs/kernels.md says why these shapes.
  */
@@ -30,7 +30,15 @@
 	X(full, FULL, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)                                      \
 	X(band, BAND, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)                                      \
 	X(cap, CAP, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)                                        \
-	X(rich, RICH, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)
+	X(rich, RICH, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)                                      \
+	FA_SM90_PACKED(X)
+
+/* Rows of several heads in a block, whose keys are divided over thread blocks (packed_source.h);
+ * over tensors and over pages. */
+#define FA_SM90_PACKED(X)                                                                          \
+	X(packed, PACKED, 64, 64, 2, 128, 3, 4, SOFTMAX, INT32_MAX)                                \
+	X(packed, PACKED, 128, 128, 2, 128, 2, 4, GEMM, INT32_MAX)                                 \
+	X(packed, PACKED, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)
 
 /* Q, STAGES tiles of K and V, and the rest of config.h's SHARED. */
 #define FA_SM90_SHARED_BYTES(dim, dim_v, keys, stages, q_slots)                                    \
@@ -40,6 +48,7 @@
 /* Tiles of alibi.h, by kind. */
 #define FA_SM90_ALIBI_BYTES_FULL(dim, keys) 0
 #define FA_SM90_ALIBI_BYTES_BAND(dim, keys) 0
+#define FA_SM90_ALIBI_BYTES_PACKED(dim, keys) 0
 #define FA_SM90_ALIBI_BYTES_WINDOW(dim, keys) 0
 #define FA_SM90_ALIBI_BYTES_CAP(dim, keys) 0
 #define FA_SM90_ALIBI_BYTES_RICH(dim, keys) ((dim) == 64 ? 128 * (64 + (keys)) : 0)

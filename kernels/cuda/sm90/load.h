@@ -51,6 +51,7 @@ __device__ __forceinline__ void fa_sm90_fetch_q(uint32_t shared, const void *map
 
 template <class C> struct fa_sm90_load_block {
 	int32_t token, head, sequence;             /* of Q; the block's first row */
+	int32_t set;                               /* PACKED */
 	typename C::SOURCE::template TILE<C> tile; /* the next tile to load */
 	int32_t count;
 	bool reversed; /* the scheduler's flag for this block */
@@ -74,6 +75,8 @@ template <class C> struct fa_sm90_load_block {
 				continue;
 			token = (int32_t)work.first_q + work.row;
 			head = work.head;
+			if constexpr (C::PACKED)
+				set = work.set;
 			reversed = scheduler.reversed;
 			sequence = args.cu_seqlens_q ? 0 : work.sequence;
 			count = left ? left : range.count;
@@ -119,6 +122,8 @@ template <class C> struct fa_sm90_next_block {
 	{
 		ret_rows.token = token;
 		ret_rows.head = work.head;
+		if constexpr (C::PACKED)
+			ret_rows.set = work.set;
 		ret_rows.sequence = 0;
 		ret_rows.reversed = reversed;
 		ret_rows.count = left ? left : count;
@@ -210,13 +215,17 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	};
 
 	const auto fetch_q = [&](const struct fa_sm90_load_block<C> &rows, int group) {
+		int32_t token = rows.token, head = rows.head;
+
+		if constexpr (C::PACKED)
+			C::SOURCE::place(args, group, rows.set, head, token);
+		else
+			token = fa_sm90_group_row<C>(
+				token, group, C::LOOKAHEAD ? rows.reversed : scheduler.reversed);
 		fa_mbarrier_wait(shared + C::Q_EMPTY + 8 * q.stage, q.parity ^ 1);
-		fa_sm90_fetch_q<C>(
-			shared + C::Q_AT + q.stage * C::Q_BYTES, &maps.maps[FA_CUDA_MAP_Q],
-			shared + C::Q_FULL + 8 * q.stage,
-			fa_sm90_group_row<C>(rows.token, group,
-		                             C::LOOKAHEAD ? rows.reversed : scheduler.reversed),
-			rows.head, rows.sequence, once);
+		fa_sm90_fetch_q<C>(shared + C::Q_AT + q.stage * C::Q_BYTES,
+		                   &maps.maps[FA_CUDA_MAP_Q], shared + C::Q_FULL + 8 * q.stage,
+		                   token, head, rows.sequence, once);
 		q.advance();
 	};
 	/* Waits for the late slots' previous tiles: a consumer that waits for late Q would

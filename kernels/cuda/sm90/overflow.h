@@ -173,6 +173,6 @@ fa_sm90_prevent_overflow(struct fa_sm90_sums &sums, fa_sm90_out_rows<C> &out, fa
 		const auto work = C::SOURCE::template find<C>(all, block, group);
 
 		fa_sm90_start_again<C>(sums, p, all, work,
-		                       C::BAND ? key + work.row + work.diagonal : key);
+		                       C::BAND ? key + C::SOURCE::origin(work) : key);
 	}
 }

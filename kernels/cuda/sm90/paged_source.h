@@ -206,7 +206,7 @@ struct fa_sm90_pages {
 	template <class C> using SCHEDULER = struct fa_sm90_page_scheduler<C, false>;
 	template <class C> using PRODUCER_SCHEDULER = struct fa_sm90_page_scheduler<C, true>;
 	template <class C> using TILE = struct fa_sm90_page_tile<C>;
-	static constexpr bool PAGED = true;
+	static constexpr bool PAGED = true, PACKED = false;
 
 	static __device__ __forceinline__ const struct fa_cuda_attention &attention(const ARGS &all)
 	{
@@ -228,7 +228,13 @@ struct fa_sm90_pages {
 		return true;
 	}
 
-	static __device__ __forceinline__ void keep(BLOCK &block, const WORK &work, int32_t row)
+	static __device__ __forceinline__ int32_t origin(const WORK &work)
+	{
+		return work.row + work.diagonal;
+	}
+
+	static __device__ __forceinline__ void keep(const ARGS &, BLOCK &block, const WORK &work,
+	                                            int32_t row)
 	{
 		block.row = (int32_t)work.first_q + row;
 		block.part_rows += (uint32_t)max(0, min(work.n_q - row, FA_SM90_GROUP_ROWS));
@@ -259,7 +265,7 @@ struct fa_sm90_pages {
 		do {
 			scheduler.next(all, other, work);
 			work.row = fa_sm90_group_row<C>(work.row, group, scheduler.reversed);
-			keep(other, work, work.row);
+			keep(all, other, work, work.row);
 		} while (other.row != block.row || other.part_rows != block.part_rows);
 		return work;
 	}

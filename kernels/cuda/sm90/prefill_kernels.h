@@ -17,4 +17,5 @@
 	X(band, BAND, 192, 128, 2, 128, 2, 2, GEMM, INT32_MAX)                                     \
 	X(band, BAND, 192, 192, 2, 64, 2, 4, GEMM, INT32_MAX)                                      \
 	X(band, BAND, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)                                      \
-	X(rich, RICH, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)
+	X(rich, RICH, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)                                      \
+	FA_SM90_PACKED(X)

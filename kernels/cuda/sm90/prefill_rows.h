@@ -2,8 +2,14 @@
  * Instantiates every row of FA_SM90_PREFILL for FA_TYPE, named FA_TYPE_NAME.
  */
 #include "kernels/cuda/sm90/forward.h"
+#include "kernels/cuda/sm90/packed_source.h"
 #include "kernels/cuda/sm90/paged_source.h"
 #include "kernels/cuda/sm90/prefill_kernels.h"
+
+/* Where a kind's rows and keys come from. */
+#define FA_SOURCE_BAND fa_sm90_pages
+#define FA_SOURCE_RICH fa_sm90_pages
+#define FA_SOURCE_PACKED fa_sm90_packed
 
 #define FA_ROW(type, name, KIND, dim, dim_v, groups, keys, stages, q_slots, pingpong,              \
                seqlen_k_max)                                                                       \
@@ -14,7 +20,7 @@
 	{                                                                                          \
 		fa_sm90_forward<                                                                   \
 			fa_sm90_config<FA_TYPE, fa_sm90_##KIND, dim, dim_v, groups, keys, stages,  \
-		                       q_slots, FA_SM90_PINGPONG_##pingpong, fa_sm90_pages>>(      \
+		                       q_slots, FA_SM90_PINGPONG_##pingpong, FA_SOURCE_##KIND>>(   \
 			args, maps);                                                               \
 	}
 #define FA_ROW_EXPANDED(type, ...) FA_ROW(type, __VA_ARGS__)

@@ -208,9 +208,15 @@ __device__ __forceinline__ void fa_sm90_recompute(const typename C::ARGS &all, u
 	__syncwarp();
 #pragma unroll 1
 	while (scheduler.next(all, block, work)) {
-		const int32_t first = fa_sm90_group_row<C>(work.row, group, scheduler.reversed) +
-		                      threadIdx.x % 128 / 32 * 16;
+		int32_t first = fa_sm90_group_row<C>(work.row, group, scheduler.reversed) +
+		                threadIdx.x % 128 / 32 * 16;
 
+		if constexpr (C::PACKED) {
+			if (!fa_sm90_unit_joined<C>(all, fa_sm90_block_index<C>(), group))
+				continue;
+			work = C::SOURCE::template find<C>(all, block, group);
+			first = work.row + fa_sm90_warp_row();
+		}
 #pragma unroll 1
 		for (int32_t row = first; row < min(first + 16, work.n_q); row++) {
 			char *const target = (char *)fa_work_base(args.out, work.sequence,

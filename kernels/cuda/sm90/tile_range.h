@@ -46,7 +46,10 @@ template <class C, class WORK>
 __device__ __forceinline__ struct fa_sm90_tile_range
 fa_sm90_tile_range_get(const struct fa_cuda_attention &args, const WORK &work)
 {
-	return fa_sm90_tile_range_of<C>(args, work, work.row, C::ROWS);
+	if constexpr (C::PACKED)
+		return { work.last, work.count };
+	else
+		return fa_sm90_tile_range_of<C>(args, work, work.row, C::ROWS);
 }
 
 /* A group's tiles, and the block's tiles that it skips before and after them. */

@@ -37,12 +37,10 @@ template <class C> struct fa_sm90_state {
 };
 
 template <class C>
-__device__ __forceinline__ void
-fa_sm90_save_state(const struct fa_cuda_preempt &yield, uint32_t slot, uint32_t group,
-                   const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums &sums)
+__device__ __forceinline__ void fa_sm90_store_state(float4 *at, const fa_sm90_out_rows<C> &out,
+                                                    const struct fa_sm90_sums &sums)
 {
 	using STATE = fa_sm90_state<C>;
-	float4 *const at = STATE::at(yield, yield.side, slot, group);
 
 #pragma unroll
 	for (uint32_t i = 0; i < STATE::CHUNKS - 1; i++)
@@ -50,6 +48,14 @@ fa_sm90_save_state(const struct fa_cuda_preempt &yield, uint32_t slot, uint32_t 
 		                                     out[4 * i + 3]);
 	at[(STATE::CHUNKS - 1) * STATE::THREADS] = make_float4(sums.offset[0], sums.offset[1],
 	                                                       sums.sum[0], sums.sum[1]);
+}
+
+template <class C>
+__device__ __forceinline__ void
+fa_sm90_save_state(const struct fa_cuda_preempt &yield, uint32_t slot, uint32_t group,
+                   const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums &sums)
+{
+	fa_sm90_store_state<C>(fa_sm90_state<C>::at(yield, yield.side, slot, group), out, sums);
 }
 
 template <class C>

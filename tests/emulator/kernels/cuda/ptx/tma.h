@@ -18,6 +18,10 @@ static inline void fa_tma_load(uint32_t shared, const void *map, uint32_t barrie
 	fa_emulated_box(shared, *(const void *const *)map, barrier, { x, y, z, w });
 }
 
+static inline void fa_tma_prefetch_map(const void *map)
+{
+}
+
 static inline void fa_tma_prefetch(const void *map, int32_t x, int32_t y, int32_t z, int32_t w,
                                    uint64_t policy)
 {

@@ -1,0 +1,21 @@
+/* Plans of packed rows, for compute capability 9.0 (sm90/packed_source.h). */
+#pragma once
+
+#include "kernels/cuda/paged-plan.h"
+
+/* Decides if the sequences of many rows go as packed rows: then sets the plan's kernel, its number
+ * of units as forward_blocks, and returns true. A pure function of shapes and chip. */
+bool fa_cuda_paged_packed_find(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
+                               struct fa_cuda_paged_plan *plan);
+
+/* Bytes of partial results, from plan->unit_partials_at in the workspace. */
+size_t fa_cuda_paged_packed_bytes(const struct fa_cuda_paged_plan *plan);
+
+/* Writes items and units. */
+void fa_cuda_paged_packed_plan(const struct fa_paged_attention *p, char *blob,
+                               const struct fa_cuda_paged_plan *plan);
+
+/* Completes @launch. */
+void fa_cuda_paged_packed_launch(const struct fa_cuda_paged_plan *plan,
+                                 const struct fa_paged_attention *p, uint64_t blob,
+                                 uint64_t workspace, struct fa_cuda_paged_launch *launch);

@@ -1,0 +1,188 @@
+/*
+ * Launches with packed rows over tensors (sm90/packed_source.h), for few rows on many keys. All
+ * sequences are equal, so every choice follows from one of them.
+ */
+#include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/packed-cost.h"
+#include "kernels/cuda/plan.h"
+#include "kernels/cuda/sm90/kernels.h"
+
+_Static_assert(FA_CUDA_PACKED_COUNTERS_AT ==
+                       8 * (size_t)(FA_CUDA_PAGED_BLOCKS + FA_CUDA_PAGED_SUFFIX_COUNTERS),
+               "a stream has one workspace for both");
+_Static_assert(FA_CUDA_PACKED_COUNTERS_MAX == FA_CUDA_PAGED_UNIT_COUNTERS, "as there");
+
+static bool covers(const struct fa_cuda_kernel *kernel, const struct fa_attention_params *params)
+{
+	struct fa_cuda_kernel band = *kernel;
+
+	if (kernel->kind != FA_CUDA_PACKED || kernel->dim != params->head_dim ||
+	    kernel->dim_v != params->head_dim_v)
+		return false;
+	band.kind = FA_CUDA_BAND;
+	return fa_cuda_kernel_covers(&band, params);
+}
+
+static const struct fa_cuda_kernel *find(const struct fa_cuda_chip *chip,
+                                         const struct fa_attention_params *params)
+{
+	for (size_t i = 0; i < fa_cuda_kernels_count; i++)
+		if (fa_cuda_kernel_runs(&fa_cuda_kernels[i], chip) &&
+		    covers(&fa_cuda_kernels[i], params))
+			return &fa_cuda_kernels[i];
+	return NULL;
+}
+
+/* Tiles of keys that block @block of a KV head's packed rows sees, as the kernel counts them. */
+static uint32_t tiles_of(const struct fa_cuda_launch *launch, uint32_t block)
+{
+	const struct fa_cuda_packed_attention *packed = &launch->packed;
+	const struct fa_cuda_attention *args = &packed->attention;
+	const int64_t diagonal = args->seqlen_k - args->seqlen_q, keys = launch->kernel->keys;
+	const uint32_t group = block * packed->groups, sets = (uint32_t)packed->pack_sets;
+	const int64_t first_row = (int64_t)(group / sets) << packed->pack_shift;
+	int64_t end_row = (int64_t)((group + packed->groups - 1) / sets + 1) << packed->pack_shift;
+	int64_t begin = first_row + diagonal - args->window_left, end;
+
+	end_row = end_row < args->seqlen_q ? end_row : args->seqlen_q;
+	end = end_row + diagonal + args->window_right;
+	begin = begin > 0 ? begin : 0;
+	end = end < args->seqlen_k ? end : args->seqlen_k;
+	return (uint32_t)((end - 1) / keys - begin / keys + 1);
+}
+
+static void pack(struct fa_cuda_packed_attention *packed)
+{
+	const int32_t group = packed->attention.group;
+	uint64_t least = UINT64_MAX;
+
+	for (int32_t shift = 6; shift >= 4; shift--) {
+		const uint64_t sets = (uint64_t)(group / (64 >> shift));
+		const uint64_t tokens = (uint64_t)packed->attention.seqlen_q;
+		uint64_t blocks;
+
+		if (group % (64 >> shift))
+			continue;
+		blocks = ((tokens + (1u << shift) - 1) >> shift) * sets;
+		blocks = (blocks + packed->groups - 1) / packed->groups;
+		if (blocks >= least)
+			continue;
+		least = blocks;
+		packed->pack_shift = (uint32_t)shift;
+		packed->pack_sets = (int32_t)sets;
+	}
+	packed->blocks = (uint32_t)(least < UINT32_MAX ? least : UINT32_MAX);
+}
+
+/* Time of the launch on @best, in keys of a block of rows of @rows rows. */
+static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *best,
+                            const struct fa_cuda_launch *launch)
+{
+	const struct fa_cuda_attention *args = &launch->args;
+	const double n_q = args->seqlen_q, n_k = args->seqlen_k;
+	const double blocks = (args->seqlen_q + best->rows - 1) / best->rows;
+	const double heads = (double)args->triples;
+	const bool right = args->window_right < FA_CUDA_WINDOW_MAX;
+	double left = args->window_left, each = n_k, longest, sum;
+
+	if (right)
+		each -= n_q / 2;
+	if (left + best->rows < each)
+		each = left + best->rows;
+	/* Blocks of a band go in pairs, the first with the last. */
+	longest = best->kind != FA_CUDA_FULL && blocks > 1 ? 2 * each : each;
+	sum = blocks * heads * each / chip->sms;
+	return ((sum > longest ? sum : longest) + FA_CUDA_UNIT_KEYS) * best->rows /
+	       launch->kernel->rows;
+}
+
+/* Chooses the number of parts, and returns the launch's time in keys; < 0: it cannot be. */
+static double choose(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch,
+                     uint64_t all_blocks)
+{
+	struct fa_cuda_packed_attention *packed = &launch->packed;
+	uint32_t fewest = UINT32_MAX, most = 0, parts_max;
+	double best = -1;
+
+	for (uint32_t i = 0; i < packed->blocks; i++) {
+		const uint32_t tiles = tiles_of(launch, i);
+
+		fewest = tiles < fewest ? tiles : fewest;
+		most = tiles > most ? tiles : most;
+	}
+	/* Every unit has a tile. */
+	parts_max = fewest < 1024 ? fewest : 1024;
+	for (uint32_t parts = 1; parts <= parts_max; parts++) {
+		const uint64_t units = all_blocks * parts;
+		const uint64_t waves = (units + (uint64_t)chip->sms - 1) / (uint64_t)chip->sms;
+		double keys;
+
+		if (parts > 1 && (waves > FA_CUDA_PACKED_WAVES_MAX ||
+		                  all_blocks * FA_CUDA_PACKED_COUNTERS(parts) * packed->groups * 4 >
+		                          FA_CUDA_PACKED_COUNTERS_MAX))
+			break;
+		keys = (double)waves *
+		               ((double)((most + parts - 1) / parts) * launch->kernel->keys +
+		                FA_CUDA_UNIT_KEYS) +
+		       fa_cuda_join_keys(parts);
+		if (best < 0 || keys < best) {
+			best = keys;
+			packed->parts = parts;
+		}
+	}
+	return best;
+}
+
+bool fa_cuda_packed_plan(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *best,
+                         const struct fa_attention_params *params,
+                         struct fa_cuda_launch *ret_launch)
+{
+	struct fa_cuda_packed_attention *packed = &ret_launch->packed;
+	const struct fa_cuda_kernel *kernel;
+	uint64_t all_blocks;
+	char text[128];
+	double keys;
+
+	/* Every row must see a key. */
+	if (!chip->workspace || chip->pack < 0 || chip->sms <= 0 || params->cu_seqlens_q ||
+	    params->seqlen_q < 1 || params->seqlen_k < params->seqlen_q || !best->keys)
+		return false;
+	kernel = find(chip, params);
+	if (!kernel ||
+	    fa_cuda_attention_plan_on(chip, kernel, params, text, sizeof(text), ret_launch) < 0)
+		return false;
+	packed->groups = (uint32_t)kernel->rows / FA_SM90_GROUP_ROWS;
+	packed->kv_heads = (uint32_t)params->kv_heads;
+	pack(packed);
+	all_blocks = (uint64_t)packed->blocks * packed->kv_heads * (uint64_t)params->batch;
+	/* Many blocks of rows fill the GPU by themselves. */
+	if (all_blocks > (uint64_t)chip->sms * FA_CUDA_PACKED_WAVES_MAX)
+		return false;
+	keys = choose(chip, ret_launch, all_blocks);
+	if (chip->pack > 0) {
+		const uint32_t most = tiles_of(ret_launch, packed->blocks - 1);
+		const uint32_t fewest = tiles_of(ret_launch, 0);
+		const uint32_t wanted = (most + (uint32_t)chip->pack - 1) / (uint32_t)chip->pack;
+
+		packed->parts = wanted < fewest ? wanted : fewest;
+	} else if (keys < 0 || keys >= unpacked_keys(chip, best, ret_launch)) {
+		return false;
+	}
+	packed->n_units = (uint32_t)all_blocks * packed->parts;
+	ret_launch->grid = packed->n_units;
+	ret_launch->maps[FA_CUDA_MAP_Q].box[1] = 1u << packed->pack_shift;
+	ret_launch->maps[FA_CUDA_MAP_Q].box[2] = 64u >> packed->pack_shift;
+	if (packed->parts > 1)
+		ret_launch->workspace_bytes = FA_CUDA_PACKED_WORKSPACE_ZERO +
+		                              (size_t)packed->n_units * (size_t)kernel->state_bytes;
+	return true;
+}
+
+void fa_cuda_packed_set(struct fa_cuda_launch *launch, uint64_t workspace, uint64_t epoch)
+{
+	struct fa_cuda_packed_attention *packed = &launch->packed;
+
+	packed->unit_counters = (void *)(uintptr_t)(workspace + FA_CUDA_PACKED_COUNTERS_AT);
+	packed->unit_partials = (void *)(uintptr_t)(workspace + FA_CUDA_PACKED_WORKSPACE_ZERO);
+	packed->epoch = epoch;
+}
