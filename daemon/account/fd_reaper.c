@@ -8,11 +8,8 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
 
 #define FREE_TIMEOUT_S 1
 /* A blocked queue holds a thread, so this bounds blocked queues. */
@@ -20,9 +17,6 @@
 #define STACK_BYTES (256 * 1024)
 /* How many unread packets are discarded at most before a connection is closed. */
 #define DISCARD_MAX 512
-/* Interrupts close() in a hurried queue. A connection that lingers stops waiting then. */
-#define HURRY_SIGNAL SIGURG
-#define HURRY_NS 100000
 
 struct entry {
 	struct fa_list link;      /* in its queue's entries, then in reaper.closed */
@@ -81,11 +75,9 @@ static bool is_drained(int fd)
 	       recvmsg(fd, &msg, MSG_PEEK | MSG_DONTWAIT) == 0 && msg.msg_controllen == 0;
 }
 
-static void discard_unread(const struct fa_fd_reaper_queue *queue, int fd)
+static void discard_unread(int fd)
 {
-	/* Each packet might block, so a hurried queue discards none. */
-	for (unsigned int i = 0; i < DISCARD_MAX && !atomic_load(&queue->hurry) && !is_drained(fd);
-	     ++i) {
+	for (unsigned int i = 0; i < DISCARD_MAX && !is_drained(fd); ++i) {
 		char byte;
 
 		/* Without room for descriptors none comes into this process. */
@@ -93,41 +85,14 @@ static void discard_unread(const struct fa_fd_reaper_queue *queue, int fd)
 	}
 }
 
-static void interrupt_start(timer_t *ret_timer, bool *ret_armed)
-{
-	const struct itimerspec repeat = { { 0, HURRY_NS }, { 0, HURRY_NS } };
-	struct sigevent event = { .sigev_notify = SIGEV_THREAD_ID, .sigev_signo = HURRY_SIGNAL };
-
-	event._sigev_un._tid = gettid();
-	*ret_armed = timer_create(CLOCK_MONOTONIC, &event, ret_timer) == 0;
-	if (*ret_armed)
-		(void)timer_settime(*ret_timer, 0, &repeat, NULL);
-}
-
-static void close_connection(const struct fa_fd_reaper_queue *queue, int fd)
-{
-	timer_t timer;
-	bool armed = false;
-
-	discard_unread(queue, fd);
-	/* The first signal may come before close() blocks, so they repeat. */
-	if (atomic_load(&queue->hurry))
-		interrupt_start(&timer, &armed);
-	close_one(fd);
-	if (armed)
-		(void)timer_delete(timer);
-}
-
-static void close_entry(struct fa_fd_reaper *reaper, const struct fa_fd_reaper_queue *queue,
-                        struct entry *entry)
+static void close_entry(struct fa_fd_reaper *reaper, struct entry *entry)
 {
 	if (entry->batch.n)
 		fa_fd_filter_close_batch(reaper->filter, &entry->batch);
 	for (size_t i = 0; i < entry->n_fds; ++i) {
 		if (entry->connection)
-			close_connection(queue, entry->fds[i]);
-		else
-			close_one(entry->fds[i]);
+			discard_unread(entry->fds[i]);
+		close_one(entry->fds[i]);
 	}
 }
 
@@ -147,12 +112,9 @@ static void work_once(struct fa_fd_reaper *reaper)
 	fa_list_remove(&queue->link);
 	--reaper->n_ready;
 	fa_list_remove(&entry->link);
-	queue->closer = pthread_self();
-	queue->closing = true;
 	pthread_mutex_unlock(&reaper->mutex);
-	close_entry(reaper, queue, entry);
+	close_entry(reaper, entry);
 	pthread_mutex_lock(&reaper->mutex);
-	queue->closing = false;
 	queue->busy = false;
 	if (!fa_list_empty(&queue->entries))
 		make_ready(reaper, queue);
@@ -165,11 +127,7 @@ static void work_once(struct fa_fd_reaper *reaper)
 static void *run(void *userdata)
 {
 	struct fa_fd_reaper *reaper = userdata;
-	sigset_t interrupts;
 
-	sigemptyset(&interrupts);
-	sigaddset(&interrupts, HURRY_SIGNAL);
-	pthread_sigmask(SIG_UNBLOCK, &interrupts, NULL);
 	pthread_mutex_lock(&reaper->mutex);
 	for (;;) {
 		if (reaper->n_ready) {
@@ -204,10 +162,6 @@ static int start_thread(struct fa_fd_reaper *reaper)
 	return -r;
 }
 
-static void on_hurry(int number)
-{
-}
-
 static void destroy(struct fa_fd_reaper *reaper)
 {
 	pthread_attr_destroy(&reaper->attr);
@@ -219,12 +173,9 @@ static void destroy(struct fa_fd_reaper *reaper)
 int fa_fd_reaper_new(void (*notify)(void *userdata), void *userdata,
                      struct fa_fd_reaper **ret_reaper)
 {
-	const struct sigaction action = { .sa_handler = on_hurry, .sa_flags = SA_RESTART };
 	struct fa_fd_reaper *reaper;
 	int r;
 
-	if (sigaction(HURRY_SIGNAL, &action, NULL) < 0)
-		return -errno;
 	reaper = fa_new(struct fa_fd_reaper);
 	if (!reaper)
 		return -ENOMEM;
@@ -287,17 +238,10 @@ struct fa_fd_reaper *fa_fd_reaper_free(struct fa_fd_reaper *reaper)
 	return NULL;
 }
 
-static struct fa_fd_reaper_queue *queue_of(struct fa_fd_reaper *reaper, const struct entry *entry)
-{
-	if (!entry->tenant)
-		return &reaper->no_tenant;
-	return entry->uncharged ? fa_tenant_refused_queue(entry->tenant)
-	                        : fa_tenant_reaper_queue(entry->tenant);
-}
-
 static void enqueue(struct fa_fd_reaper *reaper, struct entry *entry)
 {
-	struct fa_fd_reaper_queue *queue = queue_of(reaper, entry);
+	struct fa_fd_reaper_queue *queue = entry->tenant ? fa_tenant_reaper_queue(entry->tenant)
+	                                                 : &reaper->no_tenant;
 
 	pthread_mutex_lock(&reaper->mutex);
 	if (!queue->initialized) {
@@ -306,10 +250,6 @@ static void enqueue(struct fa_fd_reaper *reaper, struct entry *entry)
 		queue->initialized = true;
 	}
 	fa_list_append(&queue->entries, &entry->link);
-	atomic_store(&queue->hurry, queue->n_uncharged > FA_FD_REAPER_UNCHARGED_SHARE);
-	/* If the signal comes too early, that of the next entry follows. */
-	if (atomic_load(&queue->hurry) && queue->closing)
-		(void)pthread_kill(queue->closer, HURRY_SIGNAL);
 	if (!queue->busy)
 		make_ready(reaper, queue);
 	/* If no thread can be started, a busy one gets to the queue later. */
@@ -399,7 +339,6 @@ static void add_one(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int f
 		entry->connection = connection;
 		entry->uncharged = !entry->charge.tenant;
 		reaper->n_uncharged += entry->uncharged;
-		queue_of(reaper, entry)->n_uncharged += entry->uncharged;
 		if (entry->charge.tenant)
 			fa_tenant_ending(entry->charge.tenant);
 		enqueue(reaper, entry);
@@ -445,12 +384,6 @@ static void end_charge(struct fa_charge *charge)
 		fa_tenant_ended(tenant);
 }
 
-static void end_uncharged(struct fa_fd_reaper *reaper, struct fa_fd_reaper_queue *queue)
-{
-	--reaper->n_uncharged;
-	atomic_store(&queue->hurry, --queue->n_uncharged > FA_FD_REAPER_UNCHARGED_SHARE);
-}
-
 bool fa_fd_reaper_collect(struct fa_fd_reaper *reaper)
 {
 	struct fa_list closed = FA_LIST_INIT(closed);
@@ -470,8 +403,7 @@ bool fa_fd_reaper_collect(struct fa_fd_reaper *reaper)
 			queue->n_rejected -= entry->n_fds + entry->batch.n;
 			again |= over && queue->n_rejected <= FA_FD_REAPER_REJECTED_SOFT_MAX;
 		}
-		if (entry->uncharged)
-			end_uncharged(reaper, queue_of(reaper, entry));
+		reaper->n_uncharged -= entry->uncharged;
 		end_charge(&entry->charge);
 		fa_tenant_unref(entry->tenant);
 		free(entry);

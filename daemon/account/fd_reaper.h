@@ -8,8 +8,6 @@
 
 #include "common/list.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -25,10 +23,7 @@ struct fa_tenant;
 #define FA_FD_REAPER_REJECTED_SOFT_MAX 64
 #define FA_FD_REAPER_REJECTED_HARD_MAX 128
 
-/* Unclosed connections without a charge: above the share of a queue its close() calls are interrupted,
- * so that lingering sockets wait no longer. Above the maximum of all queues, which only files that
- * cannot be interrupted reach, no more connections are accepted. */
-#define FA_FD_REAPER_UNCHARGED_SHARE 32
+/* No more connections are accepted while this many without a charge are unclosed. */
 #define FA_FD_REAPER_UNCHARGED_MAX 128
 
 /* A user's queue, or for uid 0 a tenant's. It starts zeroed. */
@@ -38,12 +33,8 @@ struct fa_fd_reaper_queue {
 	struct fa_list entries; /* oldest first */
 	bool initialized;       /* the lists are initialised */
 	bool busy;              /* in reaper.ready, or taken by a thread */
-	bool closing;           /* @closer is in close() */
-	pthread_t closer;
-	atomic_bool hurry; /* interrupt close() */
-	/* Only the loop thread uses these fields. */
-	uint64_t n_rejected;      /* descriptors */
-	unsigned int n_uncharged; /* connections without a charge */
+	/* Only the loop thread uses this field. */
+	uint64_t n_rejected; /* descriptors */
 };
 
 /* Any thread calls @notify when fa_fd_reaper_collect() has something to do. */

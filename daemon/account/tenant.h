@@ -49,7 +49,6 @@ struct fa_user {
 	uid_t uid;
 	uint64_t used[_FA_RESOURCE_N];
 	struct fa_fd_reaper_queue queue;
-	struct fa_fd_reaper_queue refused;
 	struct fa_turn turn;
 };
 
@@ -61,11 +60,10 @@ struct fa_tenant {
 	struct fa_user *user; /* NULL: uid 0 */
 	char *cgroup;         /* "" if unknown */
 	uint64_t used[_FA_RESOURCE_N];
-	unsigned int n_ending;             /* objects that end soon, and their charges with them */
-	struct fa_usage usage;             /* including sessions that ended */
-	struct fa_fd_reaper_queue queue;   /* closes the descriptors of a tenant without a user */
-	struct fa_fd_reaper_queue refused; /* and its refused connections */
-	struct fa_turn turn;               /* of a tenant without a user */
+	unsigned int n_ending;           /* objects that end soon, and their charges with them */
+	struct fa_usage usage;           /* including sessions that ended */
+	struct fa_fd_reaper_queue queue; /* closes the descriptors of a tenant without a user */
+	struct fa_turn turn;             /* of a tenant without a user */
 };
 
 struct fa_charge {
@@ -94,8 +92,6 @@ void fa_tenant_ended(struct fa_tenant *tenant);
 bool fa_tenants_are_ending(const struct fa_tenants *tenants, uid_t uid);
 
 struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant);
-/* For refused connections: descriptors that the filter closes cannot be hurried, and must not delay these. */
-struct fa_fd_reaper_queue *fa_tenant_refused_queue(struct fa_tenant *tenant);
 
 /* Returns the turn of the tenant's user, or its own if it has none. */
 struct fa_turn *fa_tenant_turn(struct fa_tenant *tenant);
