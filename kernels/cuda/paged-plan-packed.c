@@ -16,6 +16,8 @@
 #define DECODE_ROWS 32
 #define DECODE_COST 1.6
 
+_Static_assert(FA_CUDA_PAGED_UNITS < FA_CUDA_PAGED_UNIT_PARTS, "a block has no more parts");
+
 /* How rows are packed, and how many blocks of rows an item has per KV head. */
 struct packing {
 	int32_t shift; /* 2^shift tokens of 64 >> shift heads */

@@ -110,8 +110,9 @@ static double choose(const struct fa_cuda_chip *chip, struct fa_cuda_launch *lau
 		fewest = tiles < fewest ? tiles : fewest;
 		most = tiles > most ? tiles : most;
 	}
-	/* Every unit has a tile. */
+	/* Every unit has a tile, and the kernel multiplies tiles by parts in 32 bits. */
 	parts_max = fewest < 1024 ? fewest : 1024;
+	parts_max = parts_max < UINT32_MAX / most ? parts_max : UINT32_MAX / most;
 	for (uint32_t parts = 1; parts <= parts_max; parts++) {
 		const uint64_t units = all_blocks * parts;
 		const uint64_t waves = (units + (uint64_t)chip->sms - 1) / (uint64_t)chip->sms;

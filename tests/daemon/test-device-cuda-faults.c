@@ -383,12 +383,48 @@ static void test_worker(void **state)
 	cuda_in_child(worker_child);
 }
 
+static void no_workspace_child(void)
+{
+	/* Few rows on many keys. */
+	const struct fa_case attention = { .dtype = FA_WIRE_DTYPE_BF16,
+		                           .head_dim = 64,
+		                           .seqlen_q = 8,
+		                           .seqlen_k = 6000,
+		                           .causal = true };
+	struct fa_device_group *group;
+	struct fa_device_queue *queue;
+	struct cuda_device cuda;
+	uint64_t failed;
+	char rule[64];
+
+	cuda_device_open(&cuda, NULL);
+	group = cuda_group(&cuda);
+	queue = cuda_queue(&cuda, group, 0);
+	/* After a first request only partial results need more memory. */
+	cuda_job_run(&cuda, queue, &(struct fa_case){ .seqlen_q = 64, .seqlen_k = 64 }, CUDA_ARENA);
+	snprintf(rule, sizeof(rule), "cuMemAlloc:*=%d", CUDA_ERROR_OUT_OF_MEMORY);
+	failed = fa_test_cuda_failed(cuda.page);
+	fa_test_cuda_fail(cuda.page, rule);
+	cuda_job_run(&cuda, queue, &attention, CUDA_ARENA);
+	fa_check(fa_test_cuda_failed(cuda.page) > failed);
+	fa_test_cuda_fail(cuda.page, NULL);
+	cuda_job_run(&cuda, queue, &attention, CUDA_ARENA);
+	ops->queue_free(cuda.device, queue);
+	ops->group_free(cuda.device, group);
+	cuda_device_close(&cuda);
+}
+
+/* Without memory for partial results a request is computed in another way. */
+static void test_no_workspace(void **state)
+{
+	cuda_in_child(no_workspace_child);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_faulting),
-		cmocka_unit_test(test_worker),
-		cmocka_unit_test(test_passing),
+		cmocka_unit_test(test_no_workspace), cmocka_unit_test(test_faulting),
+		cmocka_unit_test(test_worker),       cmocka_unit_test(test_passing),
 		cmocka_unit_test(test_sticky),
 	};
 	int r;

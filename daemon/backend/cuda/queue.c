@@ -208,6 +208,19 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 	return result;
 }
 
+/* Takes a kernel that needs no workspace, where the GPU has no memory for it. */
+static CUresult plan_without_workspace(struct fa_device *device, struct fa_device_work *work,
+                                       struct fa_cuda_launch *ret_launch)
+{
+	struct fa_cuda_chip chip = device->chip;
+
+	chip.workspace = false;
+	return fa_cuda_attention_plan(&chip, work->params, work->error.text,
+	                              sizeof(work->error.text), ret_launch) < 0
+	               ? CUDA_ERROR_OUT_OF_MEMORY
+	               : CUDA_SUCCESS;
+}
+
 static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
                         struct fa_device_work *work)
 {
@@ -230,6 +243,8 @@ static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
 		result = fa_cuda_scratch_grow(device, stream, launch.workspace_bytes);
 		if (result == CUDA_SUCCESS)
 			fa_cuda_packed_set(&launch, stream->scratch, ++stream->epoch);
+		else if (result == CUDA_ERROR_OUT_OF_MEMORY)
+			result = plan_without_workspace(device, work, &launch);
 	}
 	if (!result) {
 		doing = "the request's vectors cannot be copied to the GPU";

@@ -22,7 +22,7 @@
 #define FA_CUDA_PAGED_HEAD_SLICES_MAX (1u << 24) /* heads * slices, for kernels that copy by TMA */
 #define FA_CUDA_PAGED_BLOCKS 4096                /* per decode launch, at most */
 #define FA_CUDA_PAGED_SUFFIX_COUNTERS 16384      /* parts of all suffixes of a launch, at most */
-#define FA_CUDA_PAGED_UNITS 2048                 /* per launch of packed rows, at most */
+#define FA_CUDA_PAGED_UNITS 2047                 /* per launch of packed rows, at most */
 #define FA_CUDA_PAGED_UNIT_COUNTERS 16384        /* warps of its divided blocks of rows, at most */
 #define FA_CUDA_PAGED_COUNTERS                                                                     \
 	(FA_CUDA_PAGED_BLOCKS + FA_CUDA_PAGED_SUFFIX_COUNTERS + FA_CUDA_PAGED_UNIT_COUNTERS)

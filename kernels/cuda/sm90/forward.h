@@ -30,7 +30,7 @@ __device__ __forceinline__ void fa_sm90_forward(const typename C::ARGS &args,
 	/* The shuffle tells the compiler that this is uniform. */
 	const uint32_t warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
 
-	/* They are in memory that no cache has yet. */
+	/* No cache has the tensor maps yet. */
 	if (threadIdx.x == 128) {
 #pragma unroll
 		for (int i = 0; i < FA_CUDA_MAPS; i++)
