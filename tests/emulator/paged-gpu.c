@@ -61,6 +61,11 @@ const char *paged_gpu_name(const struct paged_gpu *gpu)
 	return "emulator";
 }
 
+bool paged_gpu_has_tma(const struct paged_gpu *gpu)
+{
+	return !gpu->without_tma;
+}
+
 uint64_t paged_gpu_alloc(struct paged_gpu *gpu, size_t bytes)
 {
 	return bytes > MEMORY_MAX

@@ -102,6 +102,11 @@ const char *paged_gpu_name(const struct paged_gpu *gpu)
 	return fa_gpu_name(gpu->gpu);
 }
 
+bool paged_gpu_has_tma(const struct paged_gpu *gpu)
+{
+	return paged_gpu_chip(gpu)->arch == 90;
+}
+
 uint64_t paged_gpu_alloc(struct paged_gpu *gpu, size_t bytes)
 {
 	CUdeviceptr address;

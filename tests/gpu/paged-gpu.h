@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/paged-plan.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -13,6 +14,8 @@ struct paged_gpu *paged_gpu_open(void);
 struct paged_gpu *paged_gpu_close(struct paged_gpu *gpu);
 const struct fa_cuda_chip *paged_gpu_chip(const struct paged_gpu *gpu);
 const char *paged_gpu_name(const struct paged_gpu *gpu);
+/* True if kernels that load by TMA run. */
+bool paged_gpu_has_tma(const struct paged_gpu *gpu);
 
 /* Returns 0 without enough memory. */
 uint64_t paged_gpu_alloc(struct paged_gpu *gpu, size_t bytes);

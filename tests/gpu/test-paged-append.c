@@ -134,6 +134,7 @@ static void scene_init(struct scene *scene, const struct paged_spec *spec, const
 	scene->pinned = way->pinned;
 	make_tensors(scene, way);
 	chip.share_early = true;
+	chip.pack = -1; /* packed rows never append */
 	if (way->sms)
 		chip.sms = way->sms;
 	paged_plan(&scene->device, problem, &chip, &scene->plan);

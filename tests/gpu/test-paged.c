@@ -5,13 +5,10 @@
 #include "tests/gpu/paged-fixture.h"
 #include "tests/kernels/reference.h"
 
-#include <math.h>
 #include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* For the emulator: fewer tokens where that tests the same code. */
 static void make_small(struct paged_spec *spec)
@@ -109,232 +106,6 @@ static void check(const struct paged_spec *given)
 	paged_deinit(&problem);
 }
 
-static bool has_small(void)
-{
-	bool has = false;
-
-	for (size_t i = 0; i < fa_cuda_paged_kernels_count; i++)
-		has = has || (fa_cuda_paged_kernels[i].kind == FA_CUDA_PAGED_DECODE &&
-		              fa_cuda_paged_kernels[i].small &&
-		              fa_cuda_paged_kernel_runs(&fa_cuda_paged_kernels[i],
-		                                        paged_gpu_chip(paged_device_gpu)));
-	return has;
-}
-
-/* Few sequences with equally many new tokens. */
-struct few {
-	int32_t batch, head_dim, page_tokens, heads, kv_heads;
-	uint32_t n_new, length;
-	bool carried; /* the launch carries the table, where kernels support that */
-};
-
-static void few_one(const struct few *few, int i)
-{
-	struct paged_spec spec = paged_usual;
-	struct paged_problem problem;
-	struct paged_gpu_plan plan = { .blob = 0 };
-	struct paged_device device;
-	void *once;
-	bool carries;
-
-	spec.dtype = i % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
-	spec.batch = few->batch;
-	spec.head_dim = spec.head_dim_v = few->head_dim;
-	spec.page_tokens = few->page_tokens;
-	spec.heads = few->heads;
-	spec.kv_heads = few->kv_heads;
-	for (int32_t b = 0; b < spec.batch; b++) {
-		spec.n_new[b] = few->n_new;
-		spec.lengths[b] = few->length + 17 * (uint32_t)b;
-		spec.first[b] = b % 3 == 1 ? 33 : 0;
-	}
-	paged_init(&problem, &spec);
-	once = malloc(problem.out_bytes);
-	if (setjmp(paged_failure)) {
-		paged_failed++;
-		return;
-	}
-	paged_device_init(&device, &problem);
-	paged_check_on(&device, &problem, paged_gpu_chip(paged_device_gpu), NULL, 0);
-	memcpy(once, problem.out, problem.out_bytes);
-
-	device.step.host_table = problem.table;
-	paged_plan(&device, &problem, NULL, &plan);
-	carries = plan.plan.inline_table > 0;
-	paged_gpu_plan_free(paged_device_gpu, &plan);
-	if (carries != (few->carried && has_small()))
-		paged_fail("%s: a table of %u entries is %scarried", paged_describe(&problem),
-		           problem.step.table_entries, carries ? "" : "not ");
-	if (carries)
-		paged_device_hide_table(&device, &problem);
-	paged_check_on(&device, &problem, paged_gpu_chip(paged_device_gpu), NULL, 0);
-	if (memcmp(once, problem.out, problem.out_bytes) != 0)
-		paged_fail("%s: other bits with the table in the launch", paged_describe(&problem));
-	paged_passed++;
-	paged_device_deinit(&device);
-	paged_deinit(&problem);
-	free(once);
-}
-
-/* Few short sequences give the same bits with the table in memory and in the launch. Tables have as
- * many entries and sequences as a launch can carry, and one more. */
-static void few(void)
-{
-	static const struct few cases[] = {
-		{ 1, 128, 64, 8, 2, 1, 1000, true },
-		{ 1, 128, 16, 4, 1, 1, 16 * (FA_CUDA_PAGED_INLINE_TABLE - 2), true },
-		{ 1, 128, 16, 4, 1, 1, 16 * (FA_CUDA_PAGED_INLINE_TABLE - 2) + 1, false },
-		{ FA_CUDA_PAGED_INLINE_ITEMS, 128, 32, 8, 2, 1, 40, true },
-		{ FA_CUDA_PAGED_INLINE_ITEMS + 1, 128, 32, 8, 2, 1, 40, false },
-		{ 3, 128, 16, 16, 2, 5, 200, true }, /* two fragments of rows */
-		{ 2, 256, 128, 6, 2, 2, 300, true },
-		{ 5, 128, 48, 6, 3, 9, 100, true },
-		{ 2, 64, 16, 4, 1, 1, 100, true },
-		{ 3, 64, 64, 16, 2, 5, 500, true },
-		{ 2, 96, 16, 4, 1, 1, 100, false }, /* a portable kernel */
-	};
-
-	for (int i = 0; i < (int)(sizeof(cases) / sizeof(cases[0])); i++)
-		if (fa_draw())
-			few_one(&cases[i], i);
-}
-
-static void judge_special(const struct paged_problem *problem,
-                          const struct fa_cuda_paged_plan *plan, uint32_t expected)
-{
-	if (fa_cuda_paged_kernel_is_special(plan->decode) != expected)
-		paged_fail("%s: %s is not what should compute it", paged_describe(problem),
-		           plan->decode->symbol);
-}
-
-/* Checks @spec as planned for @chip; @judge checks the plan. */
-static void check_as(const struct paged_spec *spec, const struct fa_cuda_chip *chip,
-                     paged_judge_plan_fn judge, uint32_t expected)
-{
-	struct paged_problem problem;
-	struct paged_device device;
-
-	if (!fa_draw())
-		return;
-	paged_init(&problem, spec);
-	if (setjmp(paged_failure)) {
-		paged_failed++;
-		return;
-	}
-	paged_device_init(&device, &problem);
-	paged_check_on(&device, &problem, chip, judge, expected);
-	paged_device_deinit(&device);
-	paged_deinit(&problem);
-}
-
-static void turns_one(int i)
-{
-	struct paged_spec spec = paged_usual;
-	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
-
-	spec.dtype = i % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
-	spec.head_dim = spec.head_dim_v = 64;
-	spec.page_tokens = 16 * (1 + i * 3 % 8);
-	spec.batch = 8;
-	for (int32_t b = 0; b < spec.batch; b++) {
-		spec.n_new[b] = i % 3 == 2 ? 5 : 1; /* two fragments of rows, or one */
-		spec.lengths[b] = 64 * (uint32_t)((5 * b + i) % 9) + 5 + 9 * (uint32_t)b;
-		spec.first[b] = (b + i) % 4 == 1 ? spec.lengths[b] / 3 : 0;
-	}
-	spec.left_1 = i == 3 ? 200 : 0;
-	spec.alibi = i == 1 || i == 5;
-	spec.sinks = i % 4 == 1;
-	spec.softcap = i == 4 ? 20 : 0;
-	spec.tree = i == 2;
-	spec.broken = i > 4 ? i : 0;
-	chip.sms = 1 + i % 3 * 2;
-	check_as(&spec, &chip, judge_special, has_small());
-}
-
-/* Rows of 64 columns: groups of warps take their tiles in turn. A block has sequences of few and of
- * many tiles, so that each group begins some sequence. */
-static void turns(void)
-{
-	for (int i = 0; i < 8; i++)
-		turns_one(i);
-}
-
-static void judge_ends(const struct paged_problem *problem, const struct fa_cuda_paged_plan *plan,
-                       uint32_t expected)
-{
-	if ((plan->epilogue_tiles > 0) != expected)
-		paged_fail("%s: %u tiles for an end", paged_describe(problem),
-		           plan->epilogue_tiles);
-}
-
-static void uneven_one(int i)
-{
-	static const int32_t dims[] = { 128, 64, 256 };
-	struct paged_spec spec = i % 4 ? paged_usual : paged_way_of(&paged_usual, i);
-	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
-
-	spec.head_dim = spec.head_dim_v = dims[i % 3];
-	spec.batch = 10;
-	for (int32_t b = 0; b < spec.batch; b++) {
-		spec.n_new[b] = 1 + (uint32_t)(i + b) % 3;
-		spec.lengths[b] = b < 6 ? 5 + 11 * (uint32_t)b : 400 + 37 * (uint32_t)(i + b);
-		spec.first[b] = b == 8 ? 70 : 0;
-	}
-	spec.sinks = i % 2;
-	chip.sms = 2 + i % 2;
-	chip.portable_paged = i == 3;
-	check_as(&spec, &chip, judge_ends, chip.arch == 90);
-}
-
-/* Many short sequences precede few long ones: the ends of parts have tiles without tokens, at the
- * start or end of a block's range. */
-static void uneven(void)
-{
-	for (int i = 0; i < 8; i++)
-		uneven_one(i);
-}
-
-static void judge_levels(const struct paged_problem *problem, const struct fa_cuda_paged_plan *plan,
-                         uint32_t expected)
-{
-	if (plan->decode->levels != expected)
-		paged_fail("%s: %s is not what should compute it", paged_describe(problem),
-		           plan->decode->symbol);
-}
-
-/* Parts have 39 and 77 shares in a row, or 2 and 20, also within a block's range. */
-static void levels_one(int i)
-{
-	static const int32_t dims[] = { 128, 64, 256 }, heads[] = { 8, 3, 1, 16, 5 };
-	static const uint32_t lengths[] = { 180, 4900, 2516 };
-	/* new tokens in one part */
-	const uint32_t most = (i % 3 == 2 ? 16 : 32) / (uint32_t)heads[i % 5];
-	const uint32_t n_new = most < 4 ? most : 4;
-	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
-	struct paged_spec spec = i % 4 < 2 ? paged_usual : paged_way_of(&paged_usual, i);
-
-	spec.dtype = i % 2 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
-	spec.head_dim = spec.head_dim_v = dims[i % 3];
-	spec.heads = heads[i % 5];
-	spec.kv_heads = 1 + i / 3 % 2;
-	spec.heads *= spec.kv_heads;
-	spec.batch = i % 2 ? 3 : 1;
-	for (int32_t b = 0; b < spec.batch; b++) {
-		spec.n_new[b] = i % 6 == 4 ? n_new : 1 + (uint32_t)(i / 2) % n_new;
-		spec.lengths[b] = lengths[spec.batch == 1 ? 1 : b];
-	}
-	spec.sinks = i % 5 == 1;
-	spec.broken = i % 4 == 3 ? i : 0;
-	chip.sms = spec.kv_heads * (i % 2 ? 66 : 40 + 40 * (i % 4 / 2));
-	check_as(&spec, &chip, judge_levels, has_small());
-}
-
-static void levels(void)
-{
-	for (int i = 0; i < (paged_options.small ? 6 : 30); i++)
-		levels_one(i);
-}
-
 static void blocks_one(int i)
 {
 	static const uint32_t n_new[] = { 600, 70, 330 }, before[] = { 0, 130, 64 };
@@ -374,47 +145,6 @@ static void blocks(void)
 	for (int i = 0; i < 4; i++)
 		if (fa_draw())
 			blocks_one(i);
-}
-
-static void judge_packed(const struct paged_problem *problem, const struct fa_cuda_paged_plan *plan,
-                         uint32_t expected)
-{
-	if (plan->forward->kind != FA_CUDA_PAGED_PACKED || plan->unit_tiles != expected)
-		paged_fail("%s: %s in units of %u tiles is not what should compute it",
-		           paged_describe(problem), plan->forward->symbol, plan->unit_tiles);
-}
-
-static void packed_one(int i)
-{
-	static const int32_t heads[][2] = { { 4, 1 }, { 8, 2 }, { 16, 1 }, { 3, 1 },
-		                            { 4, 2 }, { 5, 1 }, { 2, 2 },  { 8, 1 } };
-	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
-	struct paged_spec spec = paged_usual;
-
-	spec.dtype = i % 4 == 3 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
-	spec.head_dim = spec.head_dim_v = 64 << i % 3;
-	spec.heads = heads[i % 8][0];
-	spec.kv_heads = heads[i % 8][1];
-	spec.page_tokens = 16 << i % 5;
-	spec.batch = 1 + i % 3;
-	for (int32_t b = 0; b < spec.batch; b++) {
-		spec.n_new[b] = 48 + (uint32_t)((b + i) % 5) * 23;
-		spec.lengths[b] = spec.n_new[b] + 100 + 190 * (uint32_t)((2 * b + i) % 4);
-		spec.first[b] = b == 1 ? 70 : 0;
-	}
-	spec.causal = i % 5 != 4;
-	spec.left_1 = i % 6 == 5 ? 200 : 0;
-	spec.broken = i % 3 == 2 ? 1 + i % 9 : 0;
-	chip.pack = 1 + i % 4;
-	if (chip.arch == 90)
-		check_as(&spec, &chip, judge_packed, (uint32_t)chip.pack);
-}
-
-/* Few tokens on more keys, in blocks of rows of several heads whose keys are divided. */
-static void packed(void)
-{
-	for (int i = 0; i < (paged_options.small ? 8 : 72); i++)
-		packed_one(i);
 }
 
 /* Caches of codes, also with NaN and infinities. */
@@ -817,18 +547,8 @@ static void far_slots(void)
 
 static void run(void)
 {
-	few();
-	paged_report("few");
-	turns();
-	paged_report("turns");
-	uneven();
-	paged_report("uneven");
-	levels();
-	paged_report("levels");
 	blocks();
 	paged_report("blocks");
-	packed();
-	paged_report("packed");
 	chosen();
 	paged_report("chosen");
 	codes();
