@@ -479,8 +479,8 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  * change", and unlisted ones, may go or change their meaning in the next release; all others are
  * stable. New keys may appear anywhere.
  *
- * Root and the daemon's own user see everything. Other users do not see what is marked "all:", and
- * see only the sessions, tenants, caches and sequences of their own tenant, with the names and pids
+ * Root, the daemon's own user and its observer (fad.conf) see everything. Other users do not see
+ * what is marked "all:", and see only the sessions, tenants, caches and sequences of their own tenant, with the names and pids
  * of all its sessions. A tenant is a user in a cgroup. In a cgroup's name, '?' and two hexadecimal
  * digits stand for a byte that is not text, or for '?' itself. A list has at most 128 entries; of
  * sessions and tenants the caller's own come first.
@@ -488,7 +488,7 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *   version, backend, device  strings; device: its name
  *   mps               "on", "off" or "unknown": whether the daemon runs under MPS; GPUs only
  *   gpu_unused        a string, if the CPU computes though there seems to be a GPU: the reason
- *   pid, threads
+ *   pid, uid, threads  of the daemon
  *   generation        fa_info.generation
  *   uptime_ns         since the daemon started
  *   draining          true: it finishes requests in flight and exits
@@ -504,6 +504,10 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *     failed, cancelled  of the finished: ended with an error, with -ECANCELED
  *     busy_ns         sum of the times from the start on the device until the end was seen; with
  *                     concurrent requests it exceeds the elapsed time
+ *     took, took_ns, waited, waited_ns, ran, ran_ns, prefix_lookups, prefix_hits, prefix_tokens,
+ *     prefix_matched  as for a session, of all clients since the start
+ *     all: client_finished, client_failed, client_cancelled, client_busy_ns  the sums of these
+ *                     counters over all tenants
  *   limits            an object: connections (of all users), uid_factor (all tenants of a user
  *                     together may have this many times a tenant's limits), session_buffers,
  *                     session_streams, session_requests, session_out_bytes, session_steps (of a
@@ -525,6 +529,10 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *     took            histogram of these times: entry i counts the requests of up to 2^(10 + i) ns
  *                     that no earlier entry counts; entry 24 has no bound. Trailing zeros are left
  *                     out
+ *     waited, waited_ns  the same of the times until the device began
+ *     ran, ran_ns     the same of the times on the device
+ *     prefix_lookups, prefix_hits  fa_sequence_attach() and fa_prefix_find(); those that matched
+ *     prefix_tokens, prefix_matched  tokens that they looked up, and found
  *     shared_prefixes how often attention on a GPU was planned to read a prefix that sequences of a
  *                     step share once; each layer counts
  *     ring_bytes, ring_requests  if it has a ring: its size, messages that came by it
@@ -537,7 +545,9 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *                     buffers that have several; fds: descriptors of the daemon; requests: in
  *                     flight; step_bytes: memory of steps in flight; gates: of requests in flight
  *     limits          an object of the same keys: the limits
- *     finished, failed, cancelled, busy_ns, took_ns, took  of all its sessions, ended ones included
+ *     finished, failed, cancelled, busy_ns, took, took_ns, waited, waited_ns, ran, ran_ns,
+ *     prefix_lookups, prefix_hits, prefix_tokens, prefix_matched  of all its sessions, ended ones
+ *                     included
  *   pool              an object, if the daemon has a KV cache
  *     chunk_bytes, chunks_max  size of a chunk, and the limit of chunks
  *     used_bytes, idle_bytes   pages in sequences and steps; pages that are only published
@@ -545,6 +555,7 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *                     their tenant)
  *     all: chunks, chunks_free  with memory; of no cache
  *     all: used_pages, idle_pages, free_pages  of all caches
+ *     all: shared_pages  of the used: in several sequences or steps
  *     all: steps, evicted_pages  in flight; published pages evicted since the start
  *     all: tenants_total  tenants with a session or something in the pool
  *     tenants         a list of objects: uid, cgroup, used_bytes, idle_bytes, caches, sequences

@@ -68,12 +68,16 @@ static const struct limit_field limit_fields[] = {
 
 int fa_config_init(struct fa_config *ret_config)
 {
-	char *backend = strdup("auto");
+	char *backend = strdup("auto"), *observer = strdup(FA_CONFIG_OBSERVER);
 
-	if (!backend)
+	if (!backend || !observer) {
+		free(backend);
+		free(observer);
 		return -ENOMEM;
+	}
 	*ret_config = (struct fa_config){
 		.mode = 0660,
+		.observer = observer,
 		.backend = backend,
 		.log = FA_LOG_AUTO,
 		.log_level = FA_LOG_INFO,
@@ -186,6 +190,7 @@ void fa_config_deinit(struct fa_config *config)
 {
 	free(config->socket);
 	free(config->group);
+	free(config->observer);
 	free(config->backend);
 	free(config->device);
 	*config = (struct fa_config){};
@@ -320,6 +325,8 @@ static int set_daemon(struct fa_config *config, const char *name, const char *va
 		return set_mode(config, value, error);
 	if (!strcmp(name, "group"))
 		return set_string(value, &config->group);
+	if (!strcmp(name, "observer"))
+		return set_string(value, &config->observer);
 	if (!strcmp(name, "backend"))
 		return set_backend(config, value, error);
 	if (!strcmp(name, "device"))

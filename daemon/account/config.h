@@ -13,6 +13,9 @@
 
 #define FA_CONFIG_PATH "/etc/fad/fad.conf"
 
+/* The default observer, who need not exist. */
+#define FA_CONFIG_OBSERVER "fad-metrics"
+
 /* Largest default pool of a daemon that a user started privately. */
 #define FA_CONFIG_POOL_PRIVATE_MIB 256
 
@@ -20,6 +23,7 @@ struct fa_config {
 	char *socket; /* NULL: the default path */
 	mode_t mode;
 	char *group;      /* NULL: the group of the daemon's process */
+	char *observer;   /* user who may see all of the status; NULL: nobody */
 	char *backend;    /* "auto", "cpu", "cuda" */
 	char *device;     /* ordinal or GPU-... UUID; NULL: the backend chooses */
 	unsigned threads; /* 0: one per processor */

@@ -13,6 +13,7 @@ void fa_tenants_init(struct fa_tenants *tenants, const struct fa_limits *limits)
 	fa_list_init(&tenants->tenants);
 	fa_list_init(&tenants->gone);
 	tenants->n_gone = 0;
+	tenants->forgotten = (struct fa_usage){};
 	fa_list_init(&tenants->users);
 	memset(tenants->used, 0, sizeof(tenants->used));
 	tenants->limits = limits;
@@ -163,7 +164,9 @@ struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant)
 	fa_list_append(&tenants->gone, &tenant->link);
 	if (++tenants->n_gone > FA_TENANTS_GONE_MAX) {
 		--tenants->n_gone;
-		tenant_free(find_victim(tenants));
+		tenant = find_victim(tenants);
+		fa_usage_add(&tenants->forgotten, &tenant->usage);
+		tenant_free(tenant);
 	}
 	return NULL;
 }
@@ -194,6 +197,18 @@ bool fa_tenants_are_ending(const struct fa_tenants *tenants, uid_t uid)
 			return true;
 	}
 	return false;
+}
+
+void fa_tenants_usage(const struct fa_tenants *tenants, struct fa_usage *ret_usage)
+{
+	const struct fa_list *lists[] = { &tenants->tenants, &tenants->gone };
+	struct fa_list *pos;
+
+	*ret_usage = tenants->forgotten;
+	for (size_t i = 0; i < 2; ++i)
+		fa_list_for_each(pos, lists[i])
+			fa_usage_add(ret_usage,
+			             &fa_container_of(pos, struct fa_tenant, link)->usage);
 }
 
 struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant)

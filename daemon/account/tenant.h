@@ -23,6 +23,7 @@ struct fa_tenants {
 	struct fa_list tenants;
 	struct fa_list gone; /* unreferenced, oldest first */
 	unsigned int n_gone;
+	struct fa_usage forgotten; /* of tenants that were unreferenced and then evicted */
 	struct fa_list users;
 	uint64_t used[_FA_RESOURCE_N];  /* charged to all tenants together */
 	const struct fa_limits *limits; /* read for each charge; may change */
@@ -90,6 +91,9 @@ void fa_tenant_ended(struct fa_tenant *tenant);
 
 /* Returns true if objects of the uid are ending, so that a refused charge may fit soon. */
 bool fa_tenants_are_ending(const struct fa_tenants *tenants, uid_t uid);
+
+/* Returns the counters of all tenants together, forgotten ones included, so that they never fall. */
+void fa_tenants_usage(const struct fa_tenants *tenants, struct fa_usage *ret_usage);
 
 struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant);
 

@@ -158,6 +158,7 @@ struct fa_pool {
 	uint32_t n_chunks, n_free_chunks;
 	uint32_t n_sequences, n_tenants, n_steps;
 	uint64_t n_quarantined, n_evicted;
+	uint64_t n_shared; /* pages with several references */
 	bool quarantine;
 	uint64_t now_ns;
 	uint64_t clock;  /* clock of idle pages */

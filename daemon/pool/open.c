@@ -138,6 +138,7 @@ void fa_pool_get_info(const struct fa_pool *pool, struct fa_pool_info *ret_info)
 		.generation = pool->header->generation,
 		.quarantined_pages = pool->n_quarantined,
 		.evicted_pages = pool->n_evicted,
+		.shared_pages = pool->n_shared,
 	};
 	for (uint32_t i = 0; i < FA_STATE_CACHES; i++) {
 		const struct fa_pool_cache *cache = pool->caches[i];

@@ -118,13 +118,17 @@ void fa_page_ref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t ind
 		idle_remove(pool, cache, index);
 		cache->n_used++;
 		chunk_of(pool, cache, index)->n_used++;
+	} else {
+		pool->n_shared += pool->refs[index] == 2;
 	}
 }
 
 void fa_page_unref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
 {
-	if (--pool->refs[index])
+	if (--pool->refs[index]) {
+		pool->n_shared -= pool->refs[index] == 1;
 		return;
+	}
 	cache->n_used--;
 	chunk_of(pool, cache, index)->n_used--;
 	if (pool->pages[index].flags & FA_PAGE_PUBLISHED)
@@ -156,6 +160,7 @@ void fa_page_load(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t in
 	}
 	page->flags |= FA_PAGE_TAINTED;
 	fa_tenant_account(pool, page->tenant)->bytes += cache->layout.page_bytes;
+	pool->n_shared += pool->refs[index] > 1;
 	if (pool->refs[index]) {
 		cache->n_used++;
 		chunk_of(pool, cache, index)->n_used++;

@@ -173,6 +173,7 @@ struct fa_pool_info {
 	uint64_t generation;
 	uint64_t used_bytes, idle_bytes; /* bytes of pages */
 	uint64_t quarantined_pages;
+	uint64_t shared_pages;  /* pages that several sequences or steps use */
 	uint64_t evicted_pages; /* since fa_pool_open() */
 };
 

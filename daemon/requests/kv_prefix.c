@@ -154,6 +154,21 @@ static void reply_found(struct fa_session *session, const struct request *reques
 	fa_session_send(session, &reply, -1, NULL);
 }
 
+static void count_lookup(struct fa_usage *usage, uint64_t tokens, uint64_t matched)
+{
+	++usage->prefix_lookups;
+	usage->prefix_hits += matched > 0;
+	usage->prefix_tokens += tokens;
+	usage->prefix_matched += matched;
+}
+
+static void count_lookups(struct fa_session *session, const struct request *request,
+                          uint64_t matched)
+{
+	count_lookup(&session->usage, request->n_tokens, matched);
+	count_lookup(&session->tenant->usage, request->n_tokens, matched);
+}
+
 /* Publishes, attaches or looks up, then replies. Called after hashing. */
 static int finish(struct fa_session *session, const struct request *request, struct fa_error *error)
 {
@@ -169,8 +184,10 @@ static int finish(struct fa_session *session, const struct request *request, str
 		return r;
 	if (request->type == FA_WIRE_PREFIX_FIND) {
 		r = fa_prefix_find(pool, actor, request->object, &request->hashes, error, &matched);
-		if (r == 0)
+		if (r == 0) {
+			count_lookups(session, request, matched);
 			reply_found(session, request, matched);
+		}
 		return r;
 	}
 	if (request->type == FA_WIRE_SEQUENCE_PUBLISH)
@@ -179,6 +196,8 @@ static int finish(struct fa_session *session, const struct request *request, str
 	else
 		r = fa_prefix_attach(pool, actor, request->object, &request->hashes, error,
 		                     &matched);
+	if (r == 0 && request->type == FA_WIRE_SEQUENCE_ATTACH)
+		count_lookups(session, request, matched);
 	return r ? r : fa_kv_sequence_reply(&call, actor, request->object, matched, error);
 }
 

@@ -9,6 +9,7 @@
 #include <getopt.h>
 #include <grp.h>
 #include <limits.h>
+#include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -241,10 +242,16 @@ int fa_service_options_check_config(const struct fa_service_options *options)
 		return 0;
 	if (r < 0 && r != -EINVAL)
 		log_fault(NULL, &error);
-	/* Only the socket needs the group, so that the file may be read where there is none. */
+	/* Only a server needs the group and the user, so that the file may be read where there is none. */
 	if (config.group && !getgrnam(config.group)) {
 		r = fa_fail(&error, -EINVAL, "%s: there is no group called \"%s\"", path,
 		            config.group);
+		log_fault(NULL, &error);
+	}
+	if (config.observer && strcmp(config.observer, FA_CONFIG_OBSERVER) != 0 &&
+	    !getpwnam(config.observer)) {
+		r = fa_fail(&error, -EINVAL, "%s: there is no user called \"%s\"", path,
+		            config.observer);
 		log_fault(NULL, &error);
 	}
 	return r;

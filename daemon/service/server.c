@@ -12,6 +12,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <pwd.h>
 #include <string.h>
 #include <sys/resource.h>
 
@@ -301,6 +302,25 @@ static struct fa_server *server_new(const struct fa_server_options *options)
 	return server;
 }
 
+/* The default observer need not exist. A daemon of a program's own has none. */
+static int find_observer(const struct fa_config *config, bool private, struct fa_error *error,
+                         uid_t *ret_uid)
+{
+	const struct passwd *user;
+
+	*ret_uid = (uid_t)-1;
+	if (!config->observer || private)
+		return 0;
+	errno = 0;
+	user = getpwnam(config->observer);
+	if (user)
+		*ret_uid = user->pw_uid;
+	else if (strcmp(config->observer, FA_CONFIG_OBSERVER) != 0)
+		return fa_fail(error, errno ? -errno : -EINVAL, "there is no user called \"%s\"",
+		               config->observer);
+	return 0;
+}
+
 int fa_server_new(const struct fa_server_options *options, struct fa_error *error,
                   struct fa_server **ret_server)
 {
@@ -314,6 +334,10 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	fa_timeline_recover(&options->fd_store);
 	/* Until the server is complete, the caller owns the configuration. */
 	server->context.config = *options->config;
+	r = find_observer(&server->context.config, options->exit_when_idle, error,
+	                  &server->context.observer_uid);
+	if (r < 0)
+		goto fail;
 
 	if (options->listen_fd >= 0 && options->listen_fd_kept)
 		r = fa_listener_retake(options->listen_fd, error, &server->listener);
@@ -404,11 +428,11 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config)
 	struct fa_config *old = &server->context.config;
 
 	if (!same_text(old->socket, config->socket) || old->mode != config->mode ||
-	    !same_text(old->group, config->group) || !same_text(old->backend, config->backend) ||
-	    !same_text(old->device, config->device) || old->threads != config->threads ||
-	    old->pool_grace_s != config->pool_grace_s)
-		fa_log(FA_LOG_WARNING, "socket, mode, group, backend, device, threads and grace_s "
-		                       "change with the next start only");
+	    !same_text(old->group, config->group) || !same_text(old->observer, config->observer) ||
+	    !same_text(old->backend, config->backend) || !same_text(old->device, config->device) ||
+	    old->threads != config->threads || old->pool_grace_s != config->pool_grace_s)
+		fa_log(FA_LOG_WARNING, "socket, mode, group, observer, backend, device, threads "
+		                       "and grace_s change with the next start only");
 	fa_config_resolve(config, server->context.info.memory_bytes,
 	                  server->context.fd_store.timelines_max, fds_max(),
 	                  server->context.exit_when_idle);

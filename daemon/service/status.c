@@ -42,23 +42,45 @@ int fa_status_set_cgroup(json_t *object, const char *cgroup)
 
 /* Adds the counters. As in jansson, this and the functions below return -1 without memory. */
 
-static int add_usage(json_t *object, const struct fa_usage *usage)
+static int add_times(json_t *object, const char *key, const char *sum_key,
+                     const struct fa_usage_times *times)
 {
-	json_t *took = json_array();
+	json_t *list = json_array();
 	unsigned int n = FA_USAGE_LATENCY_BUCKETS;
 	int r = 0;
 
 	/* Omit trailing zeros of the histogram. */
-	while (n && !usage->latency[n - 1])
+	while (n && !times->n[n - 1])
 		--n;
 	for (unsigned int i = 0; i < n; ++i)
-		r |= json_array_append_new(took, json_integer((json_int_t)usage->latency[i]));
+		r |= json_array_append_new(list, json_integer((json_int_t)times->n[i]));
+	r |= set(object, sum_key, times->sum_ns);
+	return r | json_object_set_new_nocheck(object, key, list);
+}
+
+/* Adds what is not counted for the engine as a whole. */
+static int add_times_and_prefixes(json_t *object, const struct fa_usage *usage)
+{
+	int r = 0;
+
+	r |= add_times(object, "took", "took_ns", &usage->took);
+	r |= add_times(object, "waited", "waited_ns", &usage->waited);
+	r |= add_times(object, "ran", "ran_ns", &usage->ran);
+	r |= set(object, "prefix_lookups", usage->prefix_lookups);
+	r |= set(object, "prefix_hits", usage->prefix_hits);
+	r |= set(object, "prefix_tokens", usage->prefix_tokens);
+	return r | set(object, "prefix_matched", usage->prefix_matched);
+}
+
+static int add_usage(json_t *object, const struct fa_usage *usage)
+{
+	int r = 0;
+
 	r |= set(object, "finished", usage->finished);
 	r |= set(object, "failed", usage->failed);
 	r |= set(object, "cancelled", usage->cancelled);
 	r |= set(object, "busy_ns", usage->busy_ns);
-	r |= set(object, "took_ns", usage->latency_ns);
-	return r | json_object_set_new_nocheck(object, "took", took);
+	return r | add_times_and_prefixes(object, usage);
 }
 
 static int add_session(json_t *sessions, struct fa_session *session)
@@ -160,15 +182,13 @@ static int add_requests(json_t *object, struct fa_engine *engine, const struct f
 	const struct fa_tenant *own = viewer->tenant;
 	json_t *requests = json_object();
 	struct fa_engine_stats stats;
+	struct fa_usage usage;
 	int r = 0;
 
-	if (!viewer->privileged) {
+	if (!viewer->observer) {
 		r |= set(requests, "submitted",
 		         own->usage.finished + own->used[FA_RESOURCE_REQUESTS]);
-		r |= set(requests, "finished", own->usage.finished);
-		r |= set(requests, "failed", own->usage.failed);
-		r |= set(requests, "cancelled", own->usage.cancelled);
-		r |= set(requests, "busy_ns", own->usage.busy_ns);
+		r |= add_usage(requests, &own->usage);
 		return r | json_object_set_new(object, "requests", requests);
 	}
 	fa_engine_stats(engine, &stats);
@@ -178,6 +198,12 @@ static int add_requests(json_t *object, struct fa_engine *engine, const struct f
 	r |= set(requests, "failed", stats.failed);
 	r |= set(requests, "cancelled", stats.cancelled);
 	r |= set(requests, "busy_ns", stats.busy_ns);
+	fa_tenants_usage(&viewer->context->tenants, &usage);
+	r |= set(requests, "client_finished", usage.finished);
+	r |= set(requests, "client_failed", usage.failed);
+	r |= set(requests, "client_cancelled", usage.cancelled);
+	r |= set(requests, "client_busy_ns", usage.busy_ns);
+	r |= add_times_and_prefixes(requests, &usage);
 	return r | json_object_set_new(object, "requests", requests);
 }
 
@@ -192,6 +218,7 @@ static int add_daemon(json_t *object, struct fa_server *server)
 
 	r |= set_text(object, "version", FAD_VERSION);
 	r |= set(object, "pid", (uint64_t)getpid());
+	r |= set(object, "uid", server->context.uid);
 	r |= set(object, "generation", server->context.generation);
 	r |= set(object, "uptime_ns", fa_now_ns() - server->context.started_ns);
 	r |= json_object_set_new(object, "draining",
@@ -207,7 +234,7 @@ static int add_daemon(json_t *object, struct fa_server *server)
 	return r;
 }
 
-/* Adds totals, for privileged viewers only. */
+/* Adds totals, for observers only. */
 static int add_totals(json_t *object, struct fa_server *server)
 {
 	int r = 0;
@@ -233,7 +260,7 @@ static json_t *describe(struct fa_session *viewer)
 	int r = 0;
 
 	r |= add_daemon(object, server);
-	if (viewer->privileged)
+	if (viewer->observer)
 		r |= add_totals(object, server);
 	r |= add_requests(object, server->context.engine, viewer);
 	r |= add_limits(object, &server->context.config.limits);
@@ -241,18 +268,17 @@ static json_t *describe(struct fa_session *viewer)
 	fa_list_for_each(pos, &server->context.sessions) {
 		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
 
-		if (!viewer->privileged && session->tenant != viewer->tenant)
+		if (!viewer->observer && session->tenant != viewer->tenant)
 			continue;
 		if (session != viewer && n_sessions < FA_STATUS_LISTED_MAX)
 			r |= add_session(sessions, session);
 		n_sessions += session != viewer;
 	}
 	r |= add_tenant(tenants, viewer->tenant);
-	if (viewer->privileged)
+	if (viewer->observer)
 		r |= add_tenants(tenants, viewer, &n_tenants);
 	r |= fa_kv_status(object, viewer);
-	r |= set(object, "connections",
-	         viewer->privileged ? server->context.n_sessions : n_sessions);
+	r |= set(object, "connections", viewer->observer ? server->context.n_sessions : n_sessions);
 	r |= set(object, "sessions_total", n_sessions);
 	r |= set(object, "tenants_total", n_tenants);
 	r |= json_object_set_new(object, "sessions", sessions);

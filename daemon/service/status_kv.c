@@ -38,7 +38,7 @@ static uint32_t uid_of(const struct fa_pool *pool, uint32_t tag)
 
 static bool may_see(const struct fa_session *viewer, uint32_t tenant)
 {
-	return viewer->privileged || (viewer->kv.known && viewer->kv.actor.tenant == tenant);
+	return viewer->observer || (viewer->kv.known && viewer->kv.actor.tenant == tenant);
 }
 
 static const char *store_name(enum fa_paged_store store)
@@ -163,7 +163,7 @@ static int add_pool(json_t *object, const struct fa_kv *kv, const struct fa_sess
 	r |= set(pool, "generation", info.generation);
 	r |= set(pool, "chunk_bytes", info.chunk_bytes);
 	r |= set(pool, "chunks_max", kv->chunks_max);
-	if (viewer->privileged) {
+	if (viewer->observer) {
 		r |= set(pool, "chunks", info.chunks);
 		r |= set(pool, "chunks_free", info.chunks_free);
 		r |= set(pool, "chunks_unkept", fa_kv_unpersisted_chunks(kv, info.chunks));
@@ -175,6 +175,7 @@ static int add_pool(json_t *object, const struct fa_kv *kv, const struct fa_sess
 		r |= set(pool, "sequences", info.sequences);
 		r |= set(pool, "steps", info.steps);
 		r |= set(pool, "evicted_pages", info.evicted_pages);
+		r |= set(pool, "shared_pages", info.shared_pages);
 		r |= set(pool, "quarantined_pages", info.quarantined_pages);
 		r |= set(pool, "sessions_awaited", kv->session_store.n_lost);
 	} else {

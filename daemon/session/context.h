@@ -69,6 +69,7 @@ struct fa_context {
 
 	enum fa_daemon_state state;
 	uid_t uid;
+	uid_t observer_uid; /* (uid_t)-1: nobody */
 	uint64_t generation;
 	uint64_t started_ns;
 

@@ -185,10 +185,9 @@ static void account(struct fa_usage *usage, const struct fa_job *job, bool own)
 	if (job->status)
 		++*(job->status == -ECANCELED ? &usage->cancelled : &usage->failed);
 	if (job->started_ns) {
-		const uint64_t took_ns = job->finished_ns - job->queued_ns;
-
-		usage->latency_ns += took_ns;
-		++usage->latency[fa_usage_latency_bucket(took_ns)];
+		fa_usage_times_add(&usage->took, job->finished_ns - job->queued_ns);
+		fa_usage_times_add(&usage->waited, job->started_ns - job->queued_ns);
+		fa_usage_times_add(&usage->ran, job->finished_ns - job->started_ns);
 	}
 }
 

@@ -413,6 +413,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	session->poll.data = session;
 	session->id = session->connection = ++context->last_session;
 	session->privileged = session->peer.uid == 0 || session->peer.uid == context->uid;
+	session->observer = session->privileged || session->peer.uid == context->observer_uid;
 	session->subject = (struct fa_log_subject){ .session = session->id,
 		                                    .uid = session->peer.uid,
 		                                    .pid = session->peer.pid,

@@ -87,7 +87,8 @@ struct fa_session {
 	unsigned int paused;      /* set of enum fa_session_pause */
 	struct fa_list turn_link; /* fa_turn.waiting */
 	bool privileged;          /* the client is root or the daemon's user */
-	bool hung_up;             /* the client is gone; closed in the account's turn */
+	bool observer; /* privileged, or the configured observer: sees all of the status */
+	bool hung_up;  /* the client is gone; closed in the account's turn */
 	int fd;
 	uv_poll_t poll;
 	int poll_events;

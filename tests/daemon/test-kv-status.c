@@ -113,6 +113,60 @@ static void test_contents(void **state)
 	json_decref(json);
 }
 
+static void publish_or_attach(uint64_t sequence, enum fa_wire_type type, uint32_t n,
+                              uint64_t matched)
+{
+	struct fa_wire_message message = fa_raw_message(type);
+
+	/* The two messages have the same fields. */
+	message.sequence_publish.sequence = sequence;
+	message.sequence_publish.tokens = numbers;
+	message.sequence_publish.n_tokens = n;
+	kv_call(&client, &message, FA_WIRE_SEQUENCE_REPLY);
+	fa_check_eq(client.raw.message.sequence_reply.matched, matched);
+}
+
+static void check_shared(long long expected)
+{
+	json_t *json = status_of(&client);
+
+	fa_check_eq(number(json, NULL, 0, "shared_pages"), expected);
+	json_decref(json);
+}
+
+/* Shared pages, and lookups of prefixes. */
+static void test_sharing(void **state)
+{
+	uint64_t cache = kv_cache(&client, NULL, 0), one = kv_sequence(&client, cache), fork;
+	json_t *json, *requests;
+
+	kv_append(&client, one, numbers, 0, 40);
+	check_shared(0);
+	fork = kv_fork(&client, one, UINT64_MAX);
+	check_shared(3);
+	kv_append(&client, fork, numbers, 40, 1); /* copies the page that is partly filled */
+	check_shared(2);
+	kv_free(&client, fork);
+	check_shared(0);
+
+	publish_or_attach(one, FA_WIRE_SEQUENCE_PUBLISH, 40, 2);
+	publish_or_attach(kv_sequence(&client, cache), FA_WIRE_SEQUENCE_ATTACH, 40, 32);
+	check_shared(2);
+	publish_or_attach(kv_sequence(&client, kv_cache(&client, NULL, 0)), FA_WIRE_SEQUENCE_ATTACH,
+	                  30, 0);
+	kv_free(&client, one);
+	check_shared(0);
+	json = status_of(&client);
+	fa_check_eq(number(json, "sessions", 0, "prefix_lookups"), 2);
+	fa_check_eq(number(json, "tenants", 0, "prefix_lookups"), 2);
+	requests = json_object_get(json, "requests");
+	fa_check_eq(json_integer_value(json_object_get(requests, "prefix_lookups")), 2);
+	fa_check_eq(json_integer_value(json_object_get(requests, "prefix_hits")), 1);
+	fa_check_eq(json_integer_value(json_object_get(requests, "prefix_tokens")), 70);
+	fa_check_eq(json_integer_value(json_object_get(requests, "prefix_matched")), 32);
+	json_decref(json);
+}
+
 static void test_bounded(void **state)
 {
 	uint64_t cache = kv_cache(&client, NULL, 0);
@@ -202,10 +256,7 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(test_##name, start, stop)
 	const struct CMUnitTest tests[] = {
-		TEST(contents),
-		TEST(bounded),
-		TEST(other_users),
-		TEST(shrinks),
+		TEST(contents), TEST(sharing), TEST(bounded), TEST(other_users), TEST(shrinks),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

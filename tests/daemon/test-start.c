@@ -110,6 +110,10 @@ static void test_config(void **state)
 		&(struct fa_test_daemon_options){
 			.config = "[daemon]\ngroup = no-such-group-here\n" },
 		"no-such-group-here", NULL);
+	expect_failure(
+		&(struct fa_test_daemon_options){
+			.config = "[daemon]\nobserver = no-such-user-here\n" },
+		"no user called \"no-such-user-here\"", NULL);
 }
 
 static void test_check_config(void **state)
@@ -134,12 +138,13 @@ static void test_check_config_all(void **state)
 	static const char *const expected[] = {
 		"line 2: mode is \"888\"",
 		"line 3: expected [section] or name = value",
-		"line 6: [limits] has no \"bufers\"",
-		"line 7: buffers is \"?\"",
-		"line 8: expected [section] or name = value",
-		"line 9: [limits] has no \"lost\"",
-		"line 11: there is no section [pol]",
+		"line 7: [limits] has no \"bufers\"",
+		"line 8: buffers is \"?\"",
+		"line 9: expected [section] or name = value",
+		"line 10: [limits] has no \"lost\"",
+		"line 12: there is no section [pol]",
 		": there is no group called \"no-such-group-here\"",
+		": there is no user called \"nor-such-a-user\"",
 	};
 	const char *const args[] = { "--check-config", NULL };
 	_fa_cleanup_(fa_freep) char *log = NULL;
@@ -150,6 +155,7 @@ static void test_check_config_all(void **state)
 		&second, &(struct fa_test_daemon_options){ .args = args,
 	                                                   .config = "[daemon]\nmode = 888\nwords\n"
 	                                                             "group = no-such-group-here\n"
+	                                                             "observer = nor-such-a-user\n"
 	                                                             "[limits]\nbufers = 1\n"
 	                                                             "buffers = ?\n[pool\n"
 	                                                             "lost = 1\n[pol]\n"

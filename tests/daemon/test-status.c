@@ -135,15 +135,15 @@ static json_t *find_session(json_t *status, uint64_t id)
 	return NULL;
 }
 
-/* Requests in the histogram of device times. */
-static json_int_t count_took(json_t *object)
+/* Requests in one of the histograms. */
+static json_int_t count_in(json_t *object, const char *key)
 {
 	json_int_t n = 0;
 	json_t *entry;
 	size_t i;
 
-	fa_check(json_array_size(json_object_get(object, "took")) <= 25);
-	json_array_foreach(json_object_get(object, "took"), i, entry)
+	fa_check(json_array_size(json_object_get(object, key)) <= 25);
+	json_array_foreach(json_object_get(object, key), i, entry)
 	{
 		n += json_integer_value(entry);
 	}
@@ -215,12 +215,16 @@ static void check_done(json_t *object, json_int_t clients, json_int_t cancelled,
 	if (cancelled) {
 		fa_check(number(object, "busy_ns") >= (json_int_t)busy_ns);
 		fa_check(number(object, "took_ns") >= (json_int_t)took_ns);
-		fa_check(count_took(object) >= clients * SMALL);
+		fa_check(count_in(object, "took") >= clients * SMALL);
 		return;
 	}
 	fa_check_eq(number(object, "busy_ns"), busy_ns);
 	fa_check_eq(number(object, "took_ns"), took_ns);
-	fa_check_eq(count_took(object), clients * SMALL);
+	fa_check_eq(number(object, "ran_ns"), busy_ns);
+	fa_check_eq(number(object, "waited_ns"), took_ns - busy_ns);
+	fa_check_eq(count_in(object, "took"), clients * SMALL);
+	fa_check_eq(count_in(object, "waited"), clients * SMALL);
+	fa_check_eq(count_in(object, "ran"), clients * SMALL);
 }
 
 /* One of two clients leaves: its counters stay with the tenant. */
@@ -255,6 +259,9 @@ static void test_done(void **state)
 	fa_check_eq(number(requests, "finished"), number(tenant, "finished"));
 	fa_check_eq(number(requests, "failed"), number(tenant, "failed"));
 	fa_check_eq(number(requests, "busy_ns"), number(tenant, "busy_ns"));
+	fa_check_eq(number(requests, "client_finished"), number(tenant, "finished"));
+	fa_check_eq(number(requests, "waited_ns"), number(tenant, "waited_ns"));
+	fa_check_eq(count_in(requests, "waited"), 2 * SMALL);
 	json_decref(status);
 
 	cancel_one(&raw[1]);

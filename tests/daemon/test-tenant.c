@@ -322,6 +322,7 @@ static void test_gone(void **state)
 {
 	struct fa_charge charge = {};
 	struct fa_tenant *tenant;
+	struct fa_usage usage;
 	char cgroup[16];
 
 	tenant = get(7, "/idle");
@@ -365,6 +366,10 @@ static void test_gone(void **state)
 	tenant = get(9, "/a");
 	assert_int_equal(tenant->usage.finished, 9);
 	fa_tenant_unref(tenant);
+	/* The sum includes those that were forgotten. */
+	fa_tenants_usage(&tenants, &usage);
+	assert_int_equal(usage.finished, 5 + FA_TENANTS_GONE_MAX + 9 + 3 * FA_TENANTS_GONE_MAX);
+	assert_true(tenants.forgotten.finished > 5);
 	fa_tenants_deinit(&tenants);
 	assert_int_equal(tenants.n_gone, 0);
 	assert_true(fa_list_empty(&tenants.gone));

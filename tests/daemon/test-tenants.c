@@ -245,6 +245,37 @@ static void test_status(void **state)
 	fa_scene_check(&scene);
 }
 
+static int observe(void)
+{
+	struct fa_wire_message message = fa_raw_message(FA_WIRE_DRAIN);
+	_fa_cleanup_(fa_freep) char *text = NULL;
+	static struct fa_raw raw;
+	json_t *status;
+	uid_t uid;
+
+	fa_raw_open(&raw, scene.daemon.socket);
+	text = fa_raw_status(&raw);
+	status = json_loads(text, 0, NULL);
+	fa_check(status);
+	fa_check_contains(text, "bystander");
+	fa_check_eq(count_tenants(status, &uid), 2);
+	fa_check(json_object_get(status, "connections_refused"));
+	fa_check_eq(json_integer_value(json_object_get(status, "uid")), 0); /* the daemon's */
+	json_decref(status);
+	fa_raw_call_expect(&raw, &message, NULL, 0, -EPERM, "root");
+	fa_raw_close(&raw);
+	return 0;
+}
+
+/* The observer sees all, but does not control the daemon. */
+static void test_observer(void **state)
+{
+	start("[daemon]\nmode = 0666\nobserver = nobody\n");
+	run_as(OTHER, look_around);
+	run_as(NOBODY, observe);
+	fa_scene_check(&scene);
+}
+
 /* Ended requests of @uid; -1: the user still has sessions, or is unknown. */
 static json_int_t finished_of_gone(uid_t uid)
 {
@@ -342,8 +373,8 @@ static void test_ids(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		test(test_quotas), test(test_timelines), test(test_status), test(test_gone),
-		test(test_drain),  test(test_mode),      test(test_ids),
+		test(test_quotas), test(test_timelines), test(test_status), test(test_observer),
+		test(test_gone),   test(test_drain),     test(test_mode),   test(test_ids),
 	};
 
 	if (geteuid()) {
