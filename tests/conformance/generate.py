@@ -1,0 +1,423 @@
+#!/usr/bin/env python3
+"""Writes cases.json: what every language's client has to compute, and the errors that it has to get.
+
+    generate.py OUTPUT            writes it
+    generate.py --check FILE      fails unless FILE holds the same cases
+
+The expected numbers come from the formulas of faclient.h and faclient_kv.h, row by row, in fp64; this
+file shares no code with the kernels. README.md describes the format."""
+import errno
+import json
+import math
+import sys
+
+MASK = 2**64 - 1
+# How far a result may be off, by dtype: inputs lie in [-1, 1), so results do, too.
+TOLERANCE = {"f32": 1e-5, "f16": 2e-3, "bf16": 1.6e-2}
+SHAPE = {"layers": 2, "kv_heads": 2, "head_dim": 16, "head_dim_v": 16, "page_tokens": 16}
+
+
+def element(seed, index):
+    """Element @index of a random tensor: a multiple of 1/128 in [-1, 1), exact in every dtype."""
+    z = ((seed << 32) + index + 1) * 0x9E3779B97F4A7C15 & MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK
+    z ^= z >> 31
+    return ((z >> 56) - 128) / 128
+
+
+class Random:
+    """A random tensor [tokens, heads, dim] or [batch, tokens, heads, dim]."""
+
+    seeds = 0
+
+    def __init__(self, *shape):
+        Random.seeds += 1
+        self.seed, self.shape = Random.seeds, list(shape)
+
+    def row(self, *at):
+        """The innermost row at these indices."""
+        index = 0
+        for i, n in zip(at, self.shape):
+            index = index * n + i
+        dim = self.shape[-1]
+        return [element(self.seed, index * dim + d) for d in range(dim)]
+
+    def json(self):
+        return {"seed": self.seed, "shape": self.shape}
+
+
+def attend(q, keys, values, position, options, head=0):
+    """One row: its output and LSE. @keys, @values: {number: row} of those that exist; @position: the
+    row's own key."""
+    scale = options.get("scale") or 1 / math.sqrt(len(q))
+    softcap = options.get("softcap", 0)
+    left, right = options.get("window", (-1, -1))
+    scores = {}
+    for j, key in keys.items():
+        if options.get("causal") and j > position:
+            continue
+        if left >= 0 and j < position - left or right >= 0 and j > position + right:
+            continue
+        score = scale * sum(a * b for a, b in zip(q, key))
+        if softcap:
+            score = softcap * math.tanh(score / softcap)
+        if "alibi_slopes" in options:
+            score -= options["alibi_slopes"][head] * abs(j - position)
+        scores[j] = score
+    weights = {j: math.exp(score) for j, score in scores.items()}
+    total = sum(weights.values())
+    if "sinks" in options:
+        total += math.exp(options["sinks"][head])
+    if not total:
+        return [0.0] * len(next(iter(values.values()))), None
+    dim_v = len(next(iter(values.values())))
+    out = [sum(w * values[j][d] for j, w in weights.items()) / total for d in range(dim_v)]
+    return out, math.log(total)
+
+
+# ---- attention
+
+def attention(name, dtype="f32", batch=1, n_q=5, n_k=5, heads=2, kv_heads=None, dim=16, dim_v=None,
+              lse=False, **options):
+    kv_heads, dim_v = kv_heads or heads, dim_v or dim
+    q = Random(batch, n_q, heads, dim)
+    k, v = Random(batch, n_k, kv_heads, dim), Random(batch, n_k, kv_heads, dim_v)
+    outs, sums = [], []
+    for b in range(batch):
+        of_batch = [[None] * n_q for _ in range(heads)]
+        for i in range(n_q):
+            for h in range(heads):
+                g = h * kv_heads // heads
+                out, of_batch[h][i] = attend(
+                    q.row(b, i, h), {j: k.row(b, j, g) for j in range(n_k)},
+                    {j: v.row(b, j, g) for j in range(n_k)}, i + n_k - n_q, options, h)
+                outs += out
+        sums += [x for of_head in of_batch for x in of_head]
+    do = {"op": "attention", "q": q.json(), "k": k.json(), "v": v.json(),
+          "out_shape": [batch, n_q, heads, dim_v], **options, "out": outs}
+    if lse:
+        do.update(lse_shape=[batch, heads, n_q], lse=sums)
+    return {"name": name, "dtype": dtype, "operations": [do]}
+
+
+def ragged(name, lengths, dtype="f32", heads=2, kv_heads=2, dim=16, **options):
+    cu_q, cu_k = [0], [0]
+    for n_q, n_k in lengths:
+        cu_q.append(cu_q[-1] + n_q)
+        cu_k.append(cu_k[-1] + n_k)
+    q = Random(cu_q[-1], heads, dim)
+    k, v = Random(cu_k[-1], kv_heads, dim), Random(cu_k[-1], kv_heads, dim)
+    outs = []
+    for b, (n_q, n_k) in enumerate(lengths):
+        for i in range(n_q):
+            for h in range(heads):
+                g = h * kv_heads // heads
+                outs += attend(q.row(cu_q[b] + i, h),
+                               {j: k.row(cu_k[b] + j, g) for j in range(n_k)},
+                               {j: v.row(cu_k[b] + j, g) for j in range(n_k)},
+                               i + n_k - n_q, options, h)[0]
+    return {"name": name, "dtype": dtype, "operations": [
+        {"op": "attention", "q": q.json(), "k": k.json(), "v": v.json(),
+         "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "out_shape": [cu_q[-1], heads, dim],
+         **options, "out": outs}]}
+
+
+def refused(name, error, q=(1, 4, 2, 16), k=(1, 4, 2, 16), v=(1, 4, 2, 16), out=(1, 4, 2, 16),
+            **options):
+    return {"name": name, "dtype": "f32", "operations": [
+        {"op": "attention", "q": Random(*q).json(), "k": Random(*k).json(), "v": Random(*v).json(),
+         "out_shape": list(out), **options, "error": error}]}
+
+
+def attention_cases():
+    yield attention("attention", batch=2, n_q=3, n_k=5, lse=True)
+    yield attention("causal", n_q=7, n_k=7, causal=True, lse=True)
+    yield attention("causal, more keys than queries", n_q=4, n_k=9, causal=True)
+    yield attention("causal, rows without a key", n_q=6, n_k=4, causal=True, lse=True)
+    yield attention("window", n_q=8, n_k=8, window=[2, 1])
+    yield attention("causal window", n_q=6, n_k=10, causal=True, window=[3, -1])
+    yield attention("softcap", n_q=4, n_k=6, scale=2, softcap=1.5)
+    yield attention("scale", n_q=3, n_k=6, scale=3)
+    yield attention("grouped queries", heads=6, kv_heads=2, n_q=3, n_k=5, causal=True)
+    yield attention("value dim", n_q=3, n_k=5, dim=16, dim_v=24)
+    yield attention("alibi", n_q=4, n_k=6, causal=True, alibi_slopes=[0.5, 0.125])
+    yield attention("sinks", n_q=3, n_k=5, sinks=[0.5, -1], lse=True)
+    yield attention("many keys", n_q=2, n_k=300, heads=1, scale=2, causal=True)
+    for dtype in ("f16", "bf16"):
+        yield attention(f"{dtype}", dtype, batch=2, n_q=3, n_k=5)
+        yield attention(f"{dtype}, causal, grouped queries", dtype, n_q=5, n_k=9, heads=4,
+                        kv_heads=2, causal=True)
+        yield attention(f"{dtype}, window, softcap", dtype, n_q=4, n_k=8, window=[3, 0], softcap=2,
+                        scale=1)
+    yield attention("head dim 128", dtype="bf16", n_q=1, n_k=20, heads=2, kv_heads=1, dim=128)
+    yield ragged("ragged batch", [(3, 5), (0, 2), (5, 5)])
+    yield ragged("ragged batch, causal", [(1, 7), (4, 4), (2, 6)], causal=True)
+    yield ragged("ragged batch, bf16, grouped queries", [(2, 3), (3, 6)], "bf16", heads=4,
+                 causal=True)
+
+
+def error_cases():
+    yield refused("heads that are no multiple", "EINVAL", q=(1, 4, 3, 16), out=(1, 4, 3, 16))
+    yield refused("k of another head dim", "EINVAL", k=(1, 4, 2, 24))
+    yield refused("v with fewer tokens", "EINVAL", v=(1, 3, 2, 16))
+    yield refused("out of another shape", "EINVAL", out=(1, 4, 2, 8))
+    yield refused("another batch", "EINVAL", k=(2, 4, 2, 16), v=(2, 4, 2, 16))
+    yield refused("a head dim that no kernel has", "ENOTSUP", q=(1, 4, 2, 12), k=(1, 4, 2, 12),
+                  v=(1, 4, 2, 12), out=(1, 4, 2, 12))
+    yield refused("a negative softcap", "EINVAL", softcap=-1)
+    yield refused("sequences that end before they begin", "EINVAL", q=(4, 2, 16), k=(4, 2, 16),
+                  v=(4, 2, 16), out=(4, 2, 16), cu_seqlens_q=[0, 3, 2], cu_seqlens_k=[0, 2, 4])
+    yield refused("sequences beyond the tensor", "EINVAL", q=(4, 2, 16), k=(4, 2, 16),
+                  v=(4, 2, 16), out=(4, 2, 16), cu_seqlens_q=[0, 5], cu_seqlens_k=[0, 4])
+
+
+# ---- the KV cache
+
+class Script:
+    """A case over a cache: carries its steps out on lists of rows."""
+
+    def __init__(self, name, dtype="f32", shared=False, **shape):
+        self.cache = {**SHAPE, **shape}
+        if shared:
+            self.cache["name"] = f"conformance {name}"
+        self.case = {"name": name, "dtype": dtype, "cache": self.cache, "operations": []}
+        self.sequences = {}  # name: (first, [rows of each token: {layer: (k, v)}])
+        self.step = {}
+
+    def do(self, what, **fields):
+        self.case["operations"].append({"op": what, **fields})
+        return self
+
+    def create(self, *names, by=0):
+        for name in names:
+            self.sequences[name] = [0, []]
+            self.do("create", sequence=name, **client(by))
+        return self
+
+    def begin(self, *items, step="step", by=0):
+        self.step[step] = {"items": items, "by": by,
+                           "new": {name: [{} for _ in range(n)] for name, n in items}}
+        return self.do("begin", step=step, items=[list(item) for item in items], **client(by))
+
+    def attend(self, *layers, step="step", heads=4, query=True, append=True, **options):
+        """New keys and values, and the attention of each item's new tokens."""
+        state = self.step[step]
+        total = sum(n for _, n in state["items"])
+        shape = self.cache
+        for layer in layers:
+            fields = {}
+            if append:
+                k = Random(total, shape["kv_heads"], shape["head_dim"])
+                v = Random(total, shape["kv_heads"], shape["head_dim_v"])
+                at = 0
+                for name, n in state["items"]:
+                    for i in range(n):
+                        state["new"][name][i][layer] = [
+                            [x.row(at + i, g) for g in range(shape["kv_heads"])] for x in (k, v)]
+                    at += n
+                fields.update(k_new=k.json(), v_new=v.json())
+            if query:
+                q = Random(total, heads, shape["head_dim"])
+                fields.update(q=q.json(), out_shape=[total, heads, shape["head_dim_v"]],
+                              causal=True, **options, out=self.expected(state, q, layer, options))
+            self.do("attend", step=step, layer=layer, **client(state["by"]), **fields)
+        return self
+
+    def expected(self, state, q, layer, options):
+        outs, at = [], 0
+        heads, kv_heads = q.shape[1], self.cache["kv_heads"]
+        for name, n in state["items"]:
+            first, old = self.sequences[name]
+            tokens = old + state["new"][name]
+            for i in range(n):
+                for h in range(heads):
+                    g = h * kv_heads // heads
+                    seen = range(first, len(tokens))
+                    outs += attend(q.row(at + i, h), {j: tokens[j][layer][0][g] for j in seen},
+                                   {j: tokens[j][layer][1][g] for j in seen}, len(old) + i,
+                                   {"causal": True, **options}, h)[0]
+            at += n
+        return outs
+
+    def commit(self, step="step"):
+        state = self.step.pop(step)
+        for name, tokens in state["new"].items():
+            self.sequences[name][1] = self.sequences[name][1] + tokens
+        return self.do("commit", step=step, **client(state["by"]))
+
+    def abort(self, step="step"):
+        return self.do("abort", step=step, **client(self.step.pop(step)["by"]))
+
+    def append(self, *items, by=0, **options):
+        """A whole step."""
+        return self.begin(*items, by=by).attend(*range(self.cache["layers"]), **options).commit()
+
+    def fill(self, *items, by=0):
+        """A whole step without queries."""
+        return self.append(*items, by=by, query=False)
+
+    def length(self, name, by=0):
+        first, tokens = self.sequences[name]
+        return self.do("length", sequence=name, expect=len(tokens), first=first, **client(by))
+
+    def fork(self, name, to, tokens=None, by=0):
+        first, rows = self.sequences[name]
+        self.sequences[to] = [first, rows[:tokens]]
+        fields = {} if tokens is None else {"tokens": tokens}
+        return self.do("fork", sequence=name, to=to, **fields, **client(by))
+
+    def truncate(self, name, tokens):
+        self.sequences[name][1] = self.sequences[name][1][:tokens]
+        return self.do("truncate", sequence=name, tokens=tokens)
+
+    def drop(self, name, before):
+        pages = self.cache["page_tokens"]
+        self.sequences[name][0] = before // pages * pages
+        return self.do("drop", sequence=name, before=before, expect=self.sequences[name][0])
+
+    def attach(self, name, source, tokens, expect, by=0):
+        self.sequences[name] = [0, self.sequences[source][1][:expect]]
+        return self.do("attach", sequence=name, tokens=tokens, expect=expect, **client(by))
+
+
+def client(by):
+    return {"client": by} if by else {}
+
+
+def kv_cases():
+    yield (Script("steps").create("a").append(("a", 5)).append(("a", 1)).append(("a", 30))
+           .length("a"))
+    for dtype in ("f16", "bf16"):
+        yield Script(f"steps, {dtype}", dtype).create("a").append(("a", 20)).append(("a", 1))
+    yield (Script("steps, one key head for four", kv_heads=1, head_dim=64, head_dim_v=64, layers=1)
+           .create("a").append(("a", 9)).append(("a", 2)))
+    yield (Script("steps, window and softcap").create("a").fill(("a", 24))
+           .append(("a", 2), window=[6, 0], softcap=2.0, scale=1.0))
+    yield (Script("two sequences in a step").create("a", "b").append(("a", 10))
+           .append(("a", 2), ("b", 3)).append(("b", 1), ("a", 1)).length("a").length("b"))
+    yield (Script("appending and attending apart").create("a").begin(("a", 4))
+           .attend(0, query=False).attend(0, append=False).attend(1).commit().length("a"))
+    yield (Script("fork").create("a").fill(("a", 40)).fork("a", "b", 33).fork("a", "c")
+           .append(("b", 2)).append(("a", 1), ("c", 2)).length("a").length("b").length("c"))
+    yield (Script("truncate").create("a").fill(("a", 40)).truncate("a", 21).append(("a", 2))
+           .length("a"))
+    yield (Script("drop").create("a").fill(("a", 50)).drop("a", 35).append(("a", 2)).length("a"))
+    yield (Script("abort").create("a").fill(("a", 20)).begin(("a", 3)).attend(0).abort().length("a")
+           .append(("a", 2)).length("a"))
+    tokens = list(range(1000, 1040))
+    yield (Script("publish and attach", shared=True).create("a").fill(("a", 40))
+           .do("publish", sequence="a", tokens=tokens, expect=2)
+           .do("publish", sequence="a", tokens=tokens, expect=0)
+           .do("find", tokens=tokens, expect=32, client=1)
+           .do("find", tokens=[*tokens[:31], 7, 8], expect=16, client=1)
+           .do("find", tokens=[7] * 40, expect=0, client=1)
+           .create("b", by=1).attach("b", "a", tokens, 32, by=1).length("b", by=1)
+           .append(("b", 3), by=1).append(("a", 1)).length("b", by=1).length("a"))
+    named = Script("a sequence by its name", shared=True).create("a").fill(("a", 20))
+    named.do("name", sequence="a", name="conformance prompt")
+    named.do("sequence", name="conformance prompt", sequence="found", client=1)
+    named.sequences["found"] = named.sequences["a"]
+    yield (named.length("found", by=1).fork("found", "b", 18, by=1).append(("b", 2), by=1)
+           .length("b", by=1).length("a"))
+
+
+def kv_error_cases():
+    yield (Script("what is longer than the sequence").create("a").fill(("a", 20))
+           .do("fork", sequence="a", to="b", tokens=21, error="EINVAL")
+           .do("truncate", sequence="a", tokens=21, error="EINVAL")
+           .do("publish", sequence="a", tokens=list(range(21)), error="EINVAL")
+           .do("attach", sequence="a", tokens=list(range(20)), error="EINVAL").length("a"))
+    yield (Script("a sequence that was removed").create("a").fill(("a", 3))
+           .do("remove", sequence="a")
+           .do("length", sequence="a", error="ESTALE")
+           .do("fork", sequence="a", to="b", error="ESTALE"))
+    yield (Script("names", shared=True).create("a", "b")
+           .do("name", sequence="a", name="conformance name")
+           .do("name", sequence="b", name="conformance name", error="EEXIST")
+           .do("sequence", name="no such name", sequence="c", error="ENOENT")
+           .do("cache", error="EEXIST"))
+    busy = Script("a sequence that another client extends", shared=True).create("a").fill(("a", 3))
+    busy.do("name", sequence="a", name="conformance busy")
+    busy.do("sequence", name="conformance busy", sequence="found", client=1)
+    busy.begin(("a", 2)).do("begin", step="other", items=[["found", 1]], client=1, error="EBUSY")
+    yield busy.attend(0, 1).commit().length("a")
+    yield (Script("steps that are wrong").create("a")
+           .do("begin", step="twice", items=[["a", 1], ["a", 1]], error="EINVAL")
+           .begin(("a", 2))
+           .do("attend", step="step", layer=2, k_new=Random(2, 2, 16).json(),
+               v_new=Random(2, 2, 16).json(), error="EINVAL")
+           .abort())
+    yield (Script("tensors of a wrong shape").create("a").begin(("a", 2))
+           .do("attend", step="step", layer=0, k_new=Random(2, 3, 16).json(),
+               v_new=Random(2, 3, 16).json(), error="EINVAL")
+           .do("commit", step="step", error="ECANCELED").length("a"))
+    for name, error, shape in (("a cache without layers", "EINVAL", {"layers": 0}),
+                               ("a cache of an odd head dim", "EINVAL",
+                                {"head_dim": 12, "head_dim_v": 12}),
+                               ("a cache of odd pages", "EINVAL", {"page_tokens": 17})):
+        script = Script(name, **shape)
+        del script.case["cache"]
+        yield script.do("cache", cache=script.cache, error=error)
+
+
+def cases():
+    found = [*attention_cases(), *error_cases()]
+    found += [script.case for script in (*kv_cases(), *kv_error_cases())]
+    # Shows that a runner notices a wrong number.
+    wrong = attention("a wrong number is noticed", heads=1, n_q=2, n_k=3)
+    wrong["operations"][0]["out"][-1] += 0.01
+    wrong["wrong"] = True
+    return [*found, wrong]
+
+
+# ---- the file
+
+def text(value):
+    """JSON with short numbers: of the expected results, the digits that are compared."""
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    if isinstance(value, list):
+        return f"[{', '.join(text(item) for item in value)}]"
+    if isinstance(value, dict):
+        return "{%s}" % ", ".join(f"{json.dumps(key)}: {text(item)}" for key, item in value.items())
+    return json.dumps(value)
+
+
+def document(made):
+    numbers = sorted({step["error"] for case in made for step in case["operations"] if "error" in step})
+    lines = ['{"version": 1,', f' "tolerance": {text(TOLERANCE)},',
+             f' "errno": {text({name: getattr(errno, name) for name in numbers})},', ' "cases": [']
+    for case in made:
+        head = {key: value for key, value in case.items() if key != "operations"}
+        lines.append(f'  {text(head)[:-1]}, "operations": [')
+        lines.append(",\n".join(f"   {text(step)}" for step in case["operations"]))
+        lines.append("  ]}," if case is not made[-1] else "  ]}")
+    return "\n".join([*lines, "]}", ""])
+
+
+def same(a, b):
+    """True if only digits differ that another C library may compute otherwise."""
+    if isinstance(a, float) or isinstance(b, float):
+        return abs(a - b) <= 1e-6
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def main(arguments):
+    if len(arguments) == 2 and arguments[0] == "--check":
+        with open(arguments[1], encoding="utf-8") as file:
+            if not same(json.load(file), json.loads(document(cases()))):
+                sys.exit(f"{arguments[1]} is not what generate.py makes: run it again")
+    elif len(arguments) == 1:
+        with open(arguments[0], "w", encoding="utf-8") as file:
+            file.write(document(cases()))
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
