@@ -50,8 +50,8 @@
  * buffers and streams of the client again. It waits up to fa_options.reconnect_ns; of these up to
  * 200 ms if the socket refuses access (-EACCES). Handles and tickets stay valid, and memory keeps
  * its contents. A request that could not be sent before the connection was lost is sent to the new
- * daemon. faclient_kv.h lists calls that repeat themselves once. fa_client_state() and fa_info.generation tell of a loss. faclient_kv.h says what happens
- * to the KV cache.
+ * daemon. fa_client_state() and fa_info.generation tell of a loss. faclient_kv.h says what happens
+ * to the KV cache, and lists calls that repeat themselves once.
  *
  * Units: lengths in tokens, strides in elements, sizes and offsets in bytes, times in nanoseconds.
  *
@@ -174,7 +174,7 @@ enum fa_client_state {
 	FA_CLIENT_CONNECTED = 0,
 	FA_CLIENT_LOST = 1, /* the next call that needs the daemon reconnects */
 };
-/* Returns the state; notices a daemon that went away since the last call. Never waits. */
+/* Returns the connection's state; notices a daemon that went away since the last call. Never waits. */
 enum fa_client_state fa_client_state(struct fa_client *client);
 
 /* Reconnects now, if the connection is lost. Errors are those of fa_connect() and of registering
@@ -220,7 +220,7 @@ struct fa_info {
  * trip; never waits. */
 int fa_info(struct fa_client *client, struct fa_info *ret_info);
 
-/* One empty round trip. */
+/* Makes one empty round trip. */
 int fa_ping(struct fa_client *client);
 
 /* ---- memory */
@@ -291,6 +291,7 @@ int fa_cuda_trim(struct fa_client *client);
 void *fa_buffer_data(struct fa_buffer *buffer);
 /* Returns the device pointer in this process (a CUdeviceptr); 0 if the buffer is not GPU memory. */
 uint64_t fa_buffer_device_data(struct fa_buffer *buffer);
+/* Returns the buffer's size. */
 uint64_t fa_buffer_bytes(struct fa_buffer *buffer);
 
 /* Frees the buffer. It is unmapped here at once; the daemon keeps the memory until requests in
@@ -305,7 +306,8 @@ enum fa_dtype {
 	FA_BF16 = 3,
 };
 
-uint32_t fa_dtype_bytes(uint32_t dtype); /* of an element; 0: unknown dtype */
+/* Returns the bytes of an element; 0: unknown dtype. */
+uint32_t fa_dtype_bytes(uint32_t dtype);
 
 /*
  * A view into a buffer, outermost dimension first. The first rank entries of shape and strides are
@@ -315,7 +317,7 @@ uint32_t fa_dtype_bytes(uint32_t dtype); /* of an element; 0: unknown dtype */
 struct fa_tensor {
 	struct fa_buffer *buffer;
 	uint64_t offset; /* bytes; a multiple of the element size */
-	uint32_t dtype;
+	uint32_t dtype;  /* enum fa_dtype */
 	uint32_t rank;
 	int64_t shape[4];
 	int64_t strides[4]; /* elements */
@@ -448,8 +450,8 @@ int fa_marker(struct fa_client *client, uint32_t stream, const struct fa_gates *
 int fa_cancel(struct fa_client *client, const struct fa_ticket *ticket);
 
 /*
- * For event loops. fa_fd() returns a descriptor, or a negative errno. The descriptor is readable if
- * requests have ended or the connection was lost since the last fa_dispatch(), whichever thread
+ * Lets event loops wait. fa_fd() returns a descriptor, or a negative errno. The descriptor is
+ * readable if requests have ended or the connection was lost since the last fa_dispatch(), whichever thread
  * noticed. Then call fa_dispatch(), which never waits, and fa_wait() with timeout 0. The descriptor
  * belongs to the client and stays the same across reconnects. fa_dispatch() returns 0, or
  * -ECONNRESET (-EPROTO) while the connection is lost.
@@ -458,8 +460,8 @@ int fa_fd(struct fa_client *client);
 int fa_dispatch(struct fa_client *client);
 
 /*
- * Requests of one stream run in order, those of different streams concurrently. Stream 0 always
- * exists. A stream of @priority > 0 goes before other streams of this client (decode); on a GPU its
+ * Makes and frees streams. Requests of one stream run in order, those of different streams
+ * concurrently. Stream 0 always exists. A stream of @priority > 0 goes before other streams of this client (decode); on a GPU its
  * kernels go before those of all clients. Streams are freed with the client. Numbers of freed ones
  * do not come back.
  *   -EDQUOT        max_streams exist
@@ -533,7 +535,7 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *     ran, ran_ns     the same of the times on the device
  *     prefix_lookups, prefix_hits  fa_sequence_attach() and fa_prefix_find(); those that matched
  *     prefix_tokens, prefix_matched  tokens that they looked up, and found
- *     shared_prefixes how often attention on a GPU was planned to read a prefix that sequences of a
+ *     shared_prefixes  how often attention on a GPU was planned to read a prefix that sequences of a
  *                     step share once; each layer counts
  *     ring_bytes, ring_requests  if it has a ring: its size, messages that came by it
  *     messages, errors  messages received, including the ring's; errors sent as replies
@@ -572,8 +574,8 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *     length, first   tokens; the first token that was not dropped
  *     steps           in flight
  *   may change: sessions: state, out_messages, out_bytes, ring_doorbells, ring_asleep; sequences:
- *   planned; pool: generation, chunks_unkept, quarantined_pages, sessions_awaited;
- *   rings_polled, ring_doorbells
+ *                     planned; pool: generation, chunks_unkept, quarantined_pages,
+ *                     sessions_awaited; rings_polled, ring_doorbells
  */
 int fa_status(struct fa_client *client, char **ret_json);
 

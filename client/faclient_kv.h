@@ -144,7 +144,7 @@ struct fa_cache_info {
 	uint32_t store;
 	uint32_t uid; /* of the user whose cache it is */
 };
-/* Set ret_info->size before the call. */
+/* Tells what a cache is and holds. Set ret_info->size before the call. */
 int fa_cache_info(struct fa_client *client, uint64_t cache, struct fa_cache_info *ret_info);
 
 /* Removes a cache with all its sequences. -EACCES: it is neither this client's own nor, with a
@@ -214,7 +214,7 @@ struct fa_sequence_info {
 	uint32_t uid;     /* of the user whose sequence it is */
 	uint32_t reserved;
 };
-/* Set ret_info->size before the call. */
+/* Tells what a sequence holds. Set ret_info->size before the call. */
 int fa_sequence_info(struct fa_client *client, uint64_t sequence,
                      struct fa_sequence_info *ret_info);
 
@@ -336,7 +336,7 @@ uint64_t fa_step_number(const struct fa_step *step);
  * Shapes: q [new, heads, head_dim], k_new [new, kv_heads, head_dim],
  *   v_new [new, kv_heads, head_dim_v], out [new, heads, head_dim_v],
  *   lse (optional) fp32 [heads, new],
- * where new is the number of new tokens of all items, in the items' order; in a step with several
+ * new is the number of new tokens of all items, in the items' order; in a step with several
  * caches, of the items of `cache`. All have the cache's dtype. heads is a multiple of kv_heads. out
  * and lse must share no memory with each other and the layer's other tensors (-EINVAL).
  */
@@ -377,6 +377,7 @@ struct fa_step_attend {
 };
 
 /*
+ * Requests one layer of a step.
  *   -EINVAL      from the call itself: nothing was sent, and the step goes on
  *   -ECONNRESET  the step ended with its connection
  * A layer that fails later, or that fa_wait() says the daemon refused, makes its step fail: the
@@ -402,8 +403,8 @@ struct fa_step_attend_layers {
 };
 
 /*
- * All layers of a step, or some consecutive ones, by one request to the daemon: equals as many
- * fa_step_attend(), each of which waits for and signals a value of its own. A CUDA stream or graph
+ * Requests all layers of a step, or some consecutive ones, by one message to the daemon: equals as
+ * many fa_step_attend(), each of which waits for and signals a value of its own. A CUDA stream or graph
  * of this process can compute what lies between the layers (faclient_timeline.h) without work for
  * the CPU.
  *
@@ -470,7 +471,7 @@ struct fa_sequence_copy {
 };
 
 /*
- * Submit requests as fa_attention() does. fa_sequence_read() copies committed tokens out of the
+ * Copies keys and values by requests like those of fa_attention(). fa_sequence_read() copies committed tokens out of the
  * pages. fa_sequence_write() copies into tokens that a step of this client has reserved: an
  * alternative to fa_step_attend() for filling a sequence, step by step.
  *   -ECONNRESET  (write) the step ended with its connection

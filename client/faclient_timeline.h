@@ -91,8 +91,8 @@ struct fa_timeline_info {
 	uint32_t reserved;
 	uint64_t epoch; /* grows when the timeline is set up again */
 };
-/* Set ret_info->size before the call. Sets the timeline up again if it was lost and the connection
- * stands. */
+/* Tells where the timeline's slots are. Set ret_info->size before the call. Sets the timeline up
+ * again if it was lost and the connection stands. */
 int fa_timeline_info(struct fa_timeline *timeline, struct fa_timeline_info *ret_info);
 
 /* Writes @value to a slot of the client, from this thread. */
@@ -114,9 +114,9 @@ int fa_timeline_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value
                      uint64_t timeout_ns);
 
 /*
- * Enqueue one operation in a CUDA stream of this process (a CUstream, cudaStream_t): a write to a
+ * Enqueues one operation in a CUDA stream of this process (a CUstream, cudaStream_t): a write to a
  * slot of the client, or a wait for a slot of the daemon. The stream's context must be current in
- * this thread. Return at once, except for the first call of a connection: it registers the
+ * this thread. Returns at once, except for the first call of a connection: it registers the
  * timeline's memory with the driver until fa_disconnect(), and after a reconnect it also asks the
  * daemon, for at most reply_ns. Before that call streams must have passed all operations enqueued
  * here earlier, which the end of a request does not tell: synchronise them. Do not use in a CUDA
