@@ -497,6 +497,7 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *   connections       of all users, now
  *   sessions_total, tenants_total  visible to the caller, including those beyond the lists
  *   all: connections_total, connections_refused  since the start
+ *   all: charges_refused  how often a limit of fad.conf refused something, since the start
  *   all: buffers, buffers_max   of all users, and their limit
  *   all: rings        sessions with a request ring (fa_options.flags)
  *   all: ring_requests  messages that came by rings, since the start

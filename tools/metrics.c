@@ -26,6 +26,7 @@ struct metric {
 
 static const struct metric daemon_metrics[] = {
 	{ "fad_uptime_seconds", GAUGE, "uptime_ns", "How long the daemon has run." },
+	{ "fad_start_time_seconds", GAUGE, "generation", "When the daemon started, in Unix time." },
 	{ "fad_draining", GAUGE, "draining", "1 while the daemon finishes its requests to exit." },
 	{ "fad_threads", GAUGE, "threads", "Compute threads of the backend." },
 	{ "fad_memory_bytes", GAUGE, "memory_bytes",
@@ -33,6 +34,8 @@ static const struct metric daemon_metrics[] = {
 	{ "fad_connections", GAUGE, "connections", "Connected clients." },
 	{ "fad_connections_accepted", COUNTER, "connections_total", "Accepted connections." },
 	{ "fad_connections_refused", COUNTER, "connections_refused", "Refused connections." },
+	{ "fad_charges_refused", COUNTER, "charges_refused",
+	  "Refusals because a limit would have been exceeded." },
 	{ "fad_buffers", GAUGE, "buffers", "Buffers of all clients." },
 	{ "fad_buffers_max", GAUGE, "buffers_max", "Limit for the buffers of all clients." },
 	{ "fad_rings", GAUGE, "rings", "Clients that send requests by ring." },
@@ -53,6 +56,27 @@ static const struct metric request_metrics[] = {
 	{ "fad_requests_cancelled", COUNTER, "cancelled", "Cancelled requests." },
 	{ "fad_busy_seconds", COUNTER, "busy_ns",
 	  "Device time of requests; concurrent requests add up." },
+	{ "fad_prefix_lookups", COUNTER, "prefix_lookups", "Prefixes that clients looked for." },
+	{ "fad_prefix_hits", COUNTER, "prefix_hits", "Of these, found at least in part." },
+	{ "fad_prefix_tokens", COUNTER, "prefix_tokens", "Tokens of prefixes looked for." },
+	{ "fad_prefix_tokens_matched", COUNTER, "prefix_matched", "Of these, found." },
+};
+
+/* Times of requests: lists of counts by powers of two. */
+struct histogram {
+	const char *name;        /* of all clients */
+	const char *tenant_name; /* of a tenant */
+	const char *key, *sum_key;
+	const char *help;
+};
+
+static const struct histogram histograms[] = {
+	{ "fad_request_seconds", "fad_tenant_request_seconds", "took", "took_ns",
+	  "From when a request came until the device had done it." },
+	{ "fad_request_wait_seconds", "fad_tenant_request_wait_seconds", "waited", "waited_ns",
+	  "From when a request came until the device began with it." },
+	{ "fad_request_run_seconds", "fad_tenant_request_run_seconds", "ran", "ran_ns",
+	  "From when the device began with a request until it had done it." },
 };
 
 static const struct metric pool_metrics[] = {
@@ -69,6 +93,8 @@ static const struct metric pool_metrics[] = {
 	{ "fad_pool_pages", GAUGE, "used_pages", "Pages of all caches.", "used" },
 	{ "fad_pool_pages", GAUGE, "idle_pages", NULL, "idle" },
 	{ "fad_pool_pages", GAUGE, "free_pages", NULL, "free" },
+	{ "fad_pool_pages_shared", GAUGE, "shared_pages",
+	  "Used pages that are in several sequences or steps." },
 	{ "fad_pool_pages_quarantined", GAUGE, "quarantined_pages",
 	  "Freed pages that a kernel may still write to." },
 	{ "fad_pool_pages_evicted", COUNTER, "evicted_pages",
@@ -104,6 +130,12 @@ static const struct metric done_metrics[] = {
 	  "Cancelled requests of a tenant." },
 	{ "fad_tenant_busy_seconds", COUNTER, "busy_ns",
 	  "Device time of a tenant's requests; concurrent requests add up." },
+	{ "fad_tenant_prefix_lookups", COUNTER, "prefix_lookups",
+	  "Prefixes that a tenant looked for." },
+	{ "fad_tenant_prefix_hits", COUNTER, "prefix_hits", "Of these, found at least in part." },
+	{ "fad_tenant_prefix_tokens", COUNTER, "prefix_tokens",
+	  "Tokens of prefixes that a tenant looked for." },
+	{ "fad_tenant_prefix_tokens_matched", COUNTER, "prefix_matched", "Of these, found." },
 };
 
 static const struct metric pool_tenant_metrics[] = {
@@ -128,7 +160,7 @@ static const struct metric pool_limit_metrics[] = {
 
 struct output {
 	FILE *file;
-	bool prometheus; /* Prometheus' older text format; false: OpenMetrics */
+	bool prometheus; /* fa_metrics_format.prometheus */
 };
 
 static bool ends_in(const char *name, const char *end)
@@ -177,12 +209,13 @@ static void print_label(const char *name, const char *value, char *separator, FI
 static void print_tenant(const json_t *tenant, char *separator, FILE *file)
 {
 	const char *cgroup = json_string_value(json_object_get(tenant, "cgroup"));
-	char uid[24];
+	char uid[24] = "other";
 
 	if (!tenant)
 		return;
-	snprintf(uid, sizeof(uid), "%lld",
-	         (long long)json_integer_value(json_object_get(tenant, "uid")));
+	if (json_object_get(tenant, "uid"))
+		snprintf(uid, sizeof(uid), "%lld",
+		         (long long)json_integer_value(json_object_get(tenant, "uid")));
 	print_label("uid", uid, separator, file);
 	print_label("cgroup", cgroup ? cgroup : "", separator, file);
 }
@@ -296,16 +329,18 @@ static void print_limits(const json_t *tenants, const struct output *output)
 	}
 }
 
-static void print_took(const json_t *tenant, const char *name, FILE *file)
+static void print_times(const struct histogram *histogram, const json_t *object,
+                        const json_t *tenant, FILE *file)
 {
-	const json_t *took = json_object_get(tenant, "took");
+	const char *name = tenant ? histogram->tenant_name : histogram->name;
+	const json_t *counts = json_object_get(object, histogram->key);
 	uint64_t n = 0;
 	char le[32];
 
-	if (!json_is_array(took))
+	if (!json_is_array(counts))
 		return;
 	for (size_t i = 0; i < TOOK_N; ++i) {
-		n += number_of(json_array_get(took, i));
+		n += number_of(json_array_get(counts, i));
 		snprintf(le, sizeof(le), "%.12g", (double)(1ull << (TOOK_LOG2 + i)) / 1e9);
 		print_name(name, "_bucket", tenant, "le", i + 1 < TOOK_N ? le : "+Inf", file);
 		print_count(n, file);
@@ -313,21 +348,38 @@ static void print_took(const json_t *tenant, const char *name, FILE *file)
 	print_name(name, "_count", tenant, NULL, NULL, file);
 	print_count(n, file);
 	print_name(name, "_sum", tenant, NULL, NULL, file);
-	print_seconds(number_of(json_object_get(tenant, "took_ns")), file);
+	print_seconds(number_of(json_object_get(object, histogram->sum_key)), file);
 }
 
-static void print_histogram(const json_t *tenants, const struct output *output)
+static void print_histograms(const json_t *requests, const json_t *tenants,
+                             const struct output *output)
 {
-	static const char *const name = "fad_tenant_request_seconds";
 	json_t *tenant;
-	size_t i;
+	size_t at;
 
-	print_head(name, "histogram",
-	           "From when a request of a tenant came until the device had done it.", output);
-	json_array_foreach(tenants, i, tenant)
-	{
-		print_took(tenant, name, output->file);
+	for (size_t i = 0; i < N(histograms); ++i) {
+		const struct histogram *histogram = &histograms[i];
+
+		if (json_object_get(requests, histogram->key)) {
+			print_head(histogram->name, "histogram", histogram->help, output);
+			print_times(histogram, requests, NULL, output->file);
+		}
+		if (!tenants)
+			continue;
+		print_head(histogram->tenant_name, "histogram", histogram->help, output);
+		json_array_foreach(tenants, at, tenant)
+		{
+			print_times(histogram, tenant, tenant, output->file);
+		}
 	}
+}
+
+/* Why the GPU is not used is a text, which is for factl status. */
+static void print_gpu_unused(const json_t *root, const struct output *output)
+{
+	print_head("fad_gpu_unused", "gauge",
+	           "1 if the CPU computes although there seems to be a GPU.", output);
+	fprintf(output->file, "fad_gpu_unused %d\n", json_object_get(root, "gpu_unused") != NULL);
 }
 
 static void print_build(const json_t *root, const struct output *output)
@@ -347,45 +399,58 @@ static void print_build(const json_t *root, const struct output *output)
 	fputs(separator == ',' ? "} 1\n" : " 1\n", output->file);
 }
 
-static int print(const char *json, const struct output *output)
+/* @tenants: NULL: only totals. */
+static void print_all(const json_t *root, const json_t *tenants, const struct output *output)
 {
-	const json_t *requests, *tenants, *pool;
-	json_t *root;
+	const json_t *requests = json_object_get(root, "requests");
+	const json_t *pool = json_object_get(root, "pool");
 
-	root = json_loads(json, 0, NULL);
-	requests = json_object_get(root, "requests");
-	tenants = json_object_get(root, "tenants");
-	pool = json_object_get(root, "pool");
-	if (!json_is_object(requests) || !json_is_array(tenants)) {
-		json_decref(root);
-		return -EINVAL;
-	}
 	print_build(root, output);
+	print_gpu_unused(root, output);
 	print_metrics(daemon_metrics, N(daemon_metrics), root, output);
 	print_metrics(request_metrics, N(request_metrics), requests, output);
-	print_limits(tenants, output);
+	/* The limits are the same for all tenants. */
+	print_limits(json_object_get(root, "tenants"), output);
 	print_metrics(pool_limit_metrics, N(pool_limit_metrics), json_object_get(root, "limits"),
 	              output);
-	print_by_tenant(tenant_metrics, N(tenant_metrics), tenants, output);
-	print_by_tenant(done_metrics, N(done_metrics), tenants, output);
-	print_histogram(tenants, output);
+	if (tenants) {
+		print_by_tenant(tenant_metrics, N(tenant_metrics), tenants, output);
+		print_by_tenant(done_metrics, N(done_metrics), tenants, output);
+	}
+	print_histograms(requests, tenants, output);
 	/* Only administrators see chunks; others see only their tenants' pool metrics. */
 	if (json_object_get(pool, "chunks"))
 		print_metrics(pool_metrics, N(pool_metrics), pool, output);
-	print_by_tenant(pool_tenant_metrics, N(pool_tenant_metrics),
-	                json_object_get(pool, "tenants"), output);
-	if (!output->prometheus)
-		fputs("# EOF\n", output->file);
-	json_decref(root);
+	if (tenants)
+		print_by_tenant(pool_tenant_metrics, N(pool_tenant_metrics),
+		                json_object_get(pool, "tenants"), output);
+}
+
+int fa_metrics_print_status(const json_t *status, const struct fa_metrics_format *format,
+                            FILE *file)
+{
+	const struct output output = { .file = file, .prometheus = format->prometheus };
+	const json_t *tenants = json_object_get(status, "tenants");
+
+	if ((status || !format->tells_up) &&
+	    (!json_is_object(json_object_get(status, "requests")) || !json_is_array(tenants)))
+		return -EINVAL;
+	if (format->tells_up) {
+		print_head("fad_up", "gauge", "1 if the daemon answers.", &output);
+		fprintf(file, "fad_up %d\n", status != NULL);
+	}
+	if (status)
+		print_all(status, format->totals_only ? NULL : tenants, &output);
+	if (!format->prometheus)
+		fputs("# EOF\n", file);
 	return 0;
 }
 
-int fa_metrics_print(const char *json, FILE *file)
+int fa_metrics_print(const char *json, const struct fa_metrics_format *format, FILE *file)
 {
-	return print(json, &(struct output){ .file = file });
-}
+	json_t *root = json_loads(json, 0, NULL);
+	int r = root ? fa_metrics_print_status(root, format, file) : -EINVAL;
 
-int fa_metrics_print_prometheus(const char *json, FILE *file)
-{
-	return print(json, &(struct output){ .file = file, .prometheus = true });
+	json_decref(root);
+	return r;
 }

@@ -156,7 +156,7 @@ struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant)
 		assert(!tenant->used[i]);
 	fa_list_remove(&tenant->link);
 	user_unref(fa_steal_ptr(tenant->user));
-	if (!tenant->usage.finished) {
+	if (!tenant->usage.finished && !tenant->usage.prefix_lookups) {
 		tenant_free(tenant);
 		return NULL;
 	}

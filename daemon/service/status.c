@@ -241,6 +241,7 @@ static int add_totals(json_t *object, struct fa_server *server)
 
 	r |= set(object, "connections_total", server->accept.n_connections);
 	r |= set(object, "connections_refused", server->accept.n_rejected);
+	r |= set(object, "charges_refused", server->context.tenants.n_refused);
 	r |= set(object, "buffers", server->context.importer.n_buffers);
 	r |= set(object, "buffers_max", server->context.importer.buffers_max);
 	r |= set(object, "rings", server->context.rings.n_rings);

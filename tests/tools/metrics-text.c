@@ -12,5 +12,6 @@ int main(int argc, char **argv)
 	size_t n = fread(json, 1, sizeof(json) - 1, stdin);
 
 	json[n] = 0;
-	return (argc > 1 ? fa_metrics_print_prometheus : fa_metrics_print)(json, stdout) < 0;
+	return fa_metrics_print(json, &(struct fa_metrics_format){ .prometheus = argc > 1 },
+	                        stdout) < 0;
 }

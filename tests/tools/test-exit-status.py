@@ -2,7 +2,7 @@
 """Exit statuses of all programs: 0 for -h and --help, which write to stdout alone; 2 for wrong
 usage, which is explained on stderr alone. The man pages name these and all others.
 
-usage: test-exit-status.py SOURCE_DIRECTORY FAD FAD_SUPERVISE FACTL FABENCH FABENCH_POOL"""
+usage: test-exit-status.py SOURCE_DIRECTORY FAD FAD_SUPERVISE FACTL FABENCH FABENCH_POOL [FAD_METRICS]"""
 import os
 import re
 import subprocess
@@ -15,7 +15,8 @@ WRONG = {
             "--supervise --listen-fd 0", "--check-config --threads x", "-x"],
     "fad-supervise": ["", "stray", "--exe-fd", "--exe-fd 99 -- fad", "--exe-fd x -- fad", "--exe-fd 0", "-x"],
     "factl": ["", "nonsense", "status stray", "rm", "rm cache", "rm stream x", "ping -c 0", "ping -c x", "-c",
-              "ping --json", "status --prometheus", "metrics --no-wait", "version -c 2", "-x"],
+              "ping --json", "metrics --listen x", "metrics --tenants 3", "status --prometheus", "metrics --no-wait", "version -c 2", "-x"],
+    "fad-metrics": ["", "stray", "--listen", "--listen 0.0.0.0:1", "--tenants 129", "-x"],
     "fabench": ["", "nonsense", "wire nonsense", "--seconds 0 wire", "--seconds x wire", "--seconds 3601 wire",
                 "--socket", "--socket /none restart", "-x"],
     "fabench-pool": ["stray", "-x"],
@@ -72,7 +73,8 @@ def main():
                "packaging/run-tests", "packaging/gpu-bundle", "bench/all.py", "bench/profiles.py",
                "bench/results/results.py"]
     programs += [os.path.join(source, script) for script in scripts]
-    check({os.path.basename(program) for program in programs} == set(WRONG), "a program has no row")
+    check({os.path.basename(program) for program in programs} | {"fad-metrics"} == set(WRONG),
+          "a program has no row")
     for program in programs:
         check_program(program)
     for name, expected in STATUSES.items():

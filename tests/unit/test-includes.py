@@ -47,6 +47,7 @@ FOREIGN = [
     (r"ini\.h", ["daemon/account/config_file.c"]),
     (r"sodium.*\.h", ["daemon/pool/hash.c"]),
     (r"cuda.*\.h", ["kernels/cuda/", "client/examples/cuda.c", "tests/"]),
+    (r"microhttpd\.h", ["tools/exporter/exporter.c"]),
     (r"cmocka\.h", ["tests/"]),
 ]
 

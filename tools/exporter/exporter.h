@@ -1,0 +1,43 @@
+/*
+ * Serves the metrics by HTTP: at loopback addresses the totals, which any local user may read; at a
+ * path all of it to root, the daemon's user and the exporter's own, and to others the totals. One
+ * thread; libmicrohttpd runs inside fa_exporter_run().
+ */
+#pragma once
+
+#include "tools/exporter/fold.h"
+#include "tools/exporter/source.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct MHD_Daemon;
+
+#define FA_EXPORTER_SOCKETS_MAX 8
+
+struct fa_exporter_socket {
+	struct fa_exporter *exporter;
+	struct MHD_Daemon *http;
+	char *path; /* to remove at the end; NULL: none */
+	bool is_unix;
+};
+
+struct fa_exporter {
+	struct fa_source source;
+	struct fa_fold fold;
+	struct fa_exporter_socket sockets[FA_EXPORTER_SOCKETS_MAX];
+	size_t n_sockets;
+};
+
+/*
+ * Listens at @address, "PORT", "HOST:PORT" with a loopback address, or an absolute path, and says on
+ * stdout where. Returns 0, or a negative errno after a message on stderr; -EINVAL: it is no such
+ * address.
+ */
+int fa_exporter_listen(struct fa_exporter *exporter, const char *address);
+
+/* Serves until SIGTERM or SIGINT. Returns 0 or a negative errno, after a message. */
+int fa_exporter_run(struct fa_exporter *exporter);
+
+/* Frees what it holds; takes a zeroed struct. */
+void fa_exporter_deinit(struct fa_exporter *exporter);

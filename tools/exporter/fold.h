@@ -1,0 +1,40 @@
+/*
+ * Bounds the number of tenants that get series of their own. The first ones keep a slot each; a slot
+ * whose tenant is gone is given to the next that comes. All tenants without a slot are one, "other",
+ * whose counters never fall while the daemon lives.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define FA_FOLD_SLOTS_MAX 128
+/* Counters of a tenant, the entries of its histograms included. */
+#define FA_FOLD_COUNTERS 86
+
+struct fa_fold_counters {
+	uint64_t n[FA_FOLD_COUNTERS];
+};
+
+struct fa_fold_slot {
+	char *cgroup; /* NULL: the slot is free */
+	int64_t uid;
+	uint64_t round; /* the last one in which the daemon listed the tenant */
+	struct fa_fold_counters last;
+};
+
+struct fa_fold {
+	size_t n_slots;
+	struct fa_fold_slot slots[FA_FOLD_SLOTS_MAX];
+	int64_t generation; /* of the daemon that the counters are from */
+	uint64_t round;
+	struct fa_fold_counters left;  /* of tenants that lost their slot */
+	struct fa_fold_counters other; /* of all tenants without a slot; the last value */
+};
+
+void fa_fold_deinit(struct fa_fold *fold);
+
+/* Replaces the tenants of @status, which the daemon sent to its observer, root or its own user.
+ * Does nothing to a status for another user. Returns 0 or -ENOMEM. */
+int fa_fold_apply(struct fa_fold *fold, json_t *status);

@@ -1,0 +1,30 @@
+/*
+ * The exporter's connection to the daemon, and the last status. The daemon is asked at most once in
+ * FA_SOURCE_FRESH_NS, however often the exporter is, and is connected to again when it comes back.
+ */
+#pragma once
+
+#include "client/faclient.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define FA_SOURCE_FRESH_NS 500000000ull
+
+struct fa_source {
+	const char *socket; /* NULL: the default */
+	struct fa_client *client;
+	json_t *status;
+	uint64_t asked_ns;
+	bool was_asked, was_lost;
+};
+
+/* Frees what it holds; takes a zeroed struct. */
+void fa_source_deinit(struct fa_source *source);
+
+/*
+ * Returns true if the status in source->status is another than that of the last call. It is NULL if
+ * the daemon does not answer; stderr says why, once.
+ */
+bool fa_source_refresh(struct fa_source *source);
