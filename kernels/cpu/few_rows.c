@@ -2,9 +2,10 @@
  * One tile of attention for few query rows, as in decoding: lanes are dims. Compiled once for every
  * instruction set; pure functions of a job and its scratch, any thread.
  *
- * The kernel is bound by memory bandwidth: it reads K and V once, in place. A token's heads mostly
- * lie side by side, so a tile may hold several KV heads: it computes a round of keys head by head
- * and prefetches the next round token by token, in memory order. A round ends where its page does.
+ * The kernel reads K and V once, in place, a round of keys at a time; a round ends where its page
+ * does. Each load of a round is beside a prefetch of the same bytes AHEAD_KEYS keys later: prefetches
+ * in bursts would leave the memory idle between them. A token's heads mostly lie side by side, so a
+ * tile may hold several KV heads, and computes a round head by head.
  *
  * Where some row does not see all keys of a round, each row is accumulated alone over the keys that
  * it sees, so that V of hidden keys has no effect.
@@ -16,18 +17,21 @@
 #define HEADS FA_CPU_TILE_HEADS_MAX
 #define ROUND_KEYS 32 /* this and the next round, of HEADS heads, fit the L2 cache */
 #define NEAR_ROUNDS (SCORE_NEAR_ROUNDS * SCORE_KEYS / ROUND_KEYS)
-#define CHUNK_KEYS 8
+#define AHEAD_KEYS 32 /* a multiple of a round */
+#define GROUP_ROWS 4  /* rows in registers */
+#define STRIP (2 * VEC_LANES)
 #define LINE_BYTES 64
 
+/* Rows of q, o, far and lost are in the order of load_strip(). */
 struct state {
-	float q[ROWS][FA_ATTENTION_HEAD_DIM_MAX + 16]; /* fp32; zero-padded to a whole vector */
-	float o[ROWS][FA_ATTENTION_HEAD_DIM_V_MAX + 16];
+	float q[ROWS][FA_ATTENTION_HEAD_DIM_MAX + STRIP]; /* padded by zeros */
+	float o[ROWS][FA_ATTENTION_HEAD_DIM_V_MAX + STRIP];
 	float s[ROWS][ROUND_KEYS];
 	float highest[ROWS], rescale[ROWS];
 	double sum[ROWS];
 	/* Sums of o over earlier rounds (score_carry()), relative to far_highest. */
-	float far[ROWS][FA_ATTENTION_HEAD_DIM_V_MAX + 16];
-	float lost[ROWS][FA_ATTENTION_HEAD_DIM_V_MAX + 16];
+	float far[ROWS][FA_ATTENTION_HEAD_DIM_V_MAX + STRIP];
+	float lost[ROWS][FA_ATTENTION_HEAD_DIM_V_MAX + STRIP];
 	float far_highest[ROWS];
 };
 
@@ -40,123 +44,208 @@ _Static_assert(sizeof(struct scratch) <= 1536u << 10, "less than any wide kernel
 
 /* A round of keys. Keys are counted from the round's first. */
 struct round {
-	int64_t key; /* the first, in the sequence */
-	const char *next_k, *next_v;
+	int64_t key;              /* the first, in the sequence */
+	int64_t ahead_k, ahead_v; /* distance to what is fetched meanwhile; 0: nothing is left */
 	int32_t end;
-	int32_t next;
 	int32_t low[ROWS], high[ROWS];
-	int32_t n_steps, step; /* prefetch steps: in all, and started */
-	bool tree;             /* some keys may be hidden by masks */
+	bool tree; /* some keys may be hidden by masks */
 };
 
-VEC_INLINE void prefetch_row(const char *row, int32_t bytes)
+/* ---- strips of a row */
+
+/* Loads @n elements of two bytes, 8 to STRIP; the rest is 0. */
+VEC_INLINE vec_u32 load_words(const char *p, int n)
 {
-	for (int32_t at = 0; at < bytes; at += LINE_BYTES)
-		__builtin_prefetch(row + at, 0, 2);
+	vec_u32 words = { 0 };
+
+	/* Sizes are constants, for which the compiler emits loads. */
+	if (n == STRIP)
+		memcpy(&words, p, sizeof(words));
+#if VEC_LANES > 4
+	else if (n == 8)
+		memcpy(&words, p, 16);
+#endif
+#if VEC_LANES > 8
+	else if (n == 16)
+		memcpy(&words, p, 32);
+	else
+		memcpy(&words, p, 48);
+#endif
+	return words;
 }
 
-/* Prefetches one step's share of the next round, in memory order. */
-VEC_INLINE void prefetch_share(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
-                               struct round *round)
+/* Loads @n elements, 8 to STRIP; the rest is 0. Of bf16 the first vector gets the elements of even
+ * number, and the second those of odd number, as that takes a shift and a mask alone. */
+VEC_INLINE void load_strip(enum fa_attention_dtype dtype, const char *p, int n, vec strip[2])
 {
 	int bytes = vec_element_bytes(dtype);
-	int32_t key = round->next * round->step / round->n_steps;
-	int32_t end = round->next * (round->step + 1) / round->n_steps;
 
-	for (int32_t j = key; j < end; j++) {
-		for (int32_t h = 0; h < job->n_heads; h++)
-			prefetch_row(round->next_k + j * job->k_stride + h * job->k_stride_head,
-			             job->head_dim * bytes);
+	if (dtype == FA_ATTENTION_BF16) {
+		vec_u32 words = load_words(p, n);
+
+		strip[0] = (vec)(words << 16);
+		strip[1] = (vec)(words & 0xffff0000u);
+		return;
 	}
-	for (int32_t j = key; j < end; j++) {
-		for (int32_t h = 0; h < job->n_heads; h++)
-			prefetch_row(round->next_v + j * job->v_stride + h * job->v_stride_head,
-			             job->head_dim_v * bytes);
+	VEC_UNROLL
+	for (int i = 0; i < 2; i++) {
+		int left = n - i * VEC_LANES;
+
+		if (left >= VEC_LANES)
+			strip[i] = vec_load_elements(dtype, p + i * VEC_LANES * bytes, VEC_LANES);
+		else if (left > 0)
+			strip[i] = vec_load_elements(dtype, p + i * VEC_LANES * bytes, 8);
+		else
+			strip[i] = vec_set(0.0f);
 	}
-	round->step++;
 }
 
+/* Puts the elements of a strip back in order. */
+static void order_strip(enum fa_attention_dtype dtype, const float *strip, float *to)
+{
+	for (int i = 0; i < VEC_LANES; i++) {
+		bool pairs = dtype == FA_ATTENTION_BF16;
+
+		to[pairs ? 2 * i : i] = strip[i];
+		to[pairs ? 2 * i + 1 : VEC_LANES + i] = strip[VEC_LANES + i];
+	}
+}
+
+VEC_INLINE void fetch_strip(enum fa_attention_dtype dtype, const char *p)
+{
+	VEC_UNROLL
+	for (int at = 0; at < STRIP * vec_element_bytes(dtype); at += LINE_BYTES)
+		__builtin_prefetch(p + at, 0, 2);
+}
+
+/* True if no earlier strip has fetched the line where this one begins. */
+VEC_INLINE bool begins_line(enum fa_attention_dtype dtype, int32_t c)
+{
+	return c * vec_element_bytes(dtype) % LINE_BYTES == 0;
+}
+
+/* ---- products */
+
+/* sums[r][j] += row * key, over a strip of @n elements. */
+VEC_INLINE void products_of_strip(enum fa_attention_dtype dtype, const int rows, const int keys,
+                                  const int stride, const struct fa_cpu_job *job,
+                                  const struct state *state, int32_t row, const char *k, int32_t c,
+                                  int n, vec *sums)
+{
+	k += c * vec_element_bytes(dtype);
+	VEC_UNROLL
+	for (int j = 0; j < keys; j++, k += job->k_stride) {
+#if VEC_HAS_DOT
+		if (dtype == FA_ATTENTION_BF16) {
+			vec x = (vec)load_words(k, n);
+
+			VEC_UNROLL
+			for (int r = 0; r < rows; r++)
+				sums[r * stride + j] = vec_dot(vec_load(state->q[row + r] + c / 2),
+				                               x, sums[r * stride + j]);
+			continue;
+		}
+#endif
+		vec x[2];
+
+		load_strip(dtype, k, n, x);
+		VEC_UNROLL
+		for (int i = 0; i < 2; i++) {
+			VEC_UNROLL
+			for (int r = 0; r < rows; r++)
+				sums[r * stride + j] = vec_fma(
+					vec_load(state->q[row + r] + c + i * VEC_LANES), x[i],
+					sums[r * stride + j]);
+		}
+	}
+}
+
+/* Products of @rows rows with @keys keys; their product is at most VEC_LANES. */
 VEC_INLINE void products(enum fa_attention_dtype dtype, const int rows, const int keys,
                          const struct fa_cpu_job *job, struct state *state, int32_t row,
-                         const char *k, int32_t key)
+                         const char *k, int32_t key, const bool fetches, int64_t ahead)
 {
-	int bytes = vec_element_bytes(dtype);
-	vec sums[8][4];
-	int32_t c = 0;
+	const int stride = VEC_LANES / (rows == 3 ? 4 : rows); /* keys, in a vector of sums */
+	int32_t c = 0, whole = job->head_dim / STRIP * STRIP;
+	float lanes[VEC_LANES];
+	vec sums[VEC_LANES];
 
 	VEC_UNROLL
-	for (int j = 0; j < keys; j++) {
-		VEC_UNROLL
-		for (int r = 0; r < rows; r++)
-			sums[j][r] = vec_set(0.0f);
-	}
-	for (; c + VEC_LANES <= job->head_dim; c += VEC_LANES) {
-		VEC_UNROLL
-		for (int j = 0; j < keys; j++) {
-			vec x = vec_load_elements(dtype, k + j * job->k_stride + c * bytes,
-			                          VEC_LANES);
-
+	for (int i = 0; i < VEC_LANES; i++)
+		sums[i] = vec_set(0.0f);
+	for (; c < whole; c += STRIP) {
+		if (fetches && begins_line(dtype, c)) {
 			VEC_UNROLL
-			for (int r = 0; r < rows; r++)
-				sums[j][r] = vec_fma(vec_load(state->q[row + r] + c), x,
-				                     sums[j][r]);
+			for (int j = 0; j < keys; j++)
+				fetch_strip(dtype, k + j * job->k_stride + ahead +
+				                           c * vec_element_bytes(dtype));
 		}
+		products_of_strip(dtype, rows, keys, stride, job, state, row, k, c, STRIP, sums);
 	}
-	if (c < job->head_dim) {
-		VEC_UNROLL
-		for (int j = 0; j < keys; j++) {
-			vec x = vec_load_elements(dtype, k + j * job->k_stride + c * bytes, 8);
-
-			VEC_UNROLL
-			for (int r = 0; r < rows; r++)
-				sums[j][r] = vec_fma(vec_load(state->q[row + r] + c), x,
-				                     sums[j][r]);
-		}
-	}
+	if (c < job->head_dim)
+		products_of_strip(dtype, rows, keys, stride, job, state, row, k, c,
+		                  job->head_dim - c, sums);
+	vec_store(lanes, vec_sums(sums));
 	VEC_UNROLL
-	for (int j = 0; j < keys; j++) {
-		VEC_UNROLL
-		for (int r = 0; r < rows; r++)
-			state->s[row + r][key + j] = vec_sum(sums[j][r]);
-	}
+	for (int r = 0; r < rows; r++)
+		memcpy(state->s[row + r] + key, lanes + r * stride, (size_t)keys * sizeof(float));
 }
 
-VEC_INLINE void products_of_rows(enum fa_attention_dtype dtype, const int keys,
+/* Returns how many rows of @left are computed at once. */
+VEC_INLINE int32_t group_of(int32_t left)
+{
+	return left == 5 || left == 6 ? 3 : left < GROUP_ROWS ? left : GROUP_ROWS;
+}
+
+/* Products of all rows with VEC_LANES keys, or with one. */
+VEC_INLINE void products_of_rows(enum fa_attention_dtype dtype, const bool one,
                                  const struct fa_cpu_job *job, struct state *state, const char *k,
-                                 int32_t key)
+                                 int32_t key, int64_t ahead)
 {
-	int32_t row = 0;
+	const int n = one ? 1 : VEC_LANES;
+	int32_t group;
 
-	for (; row + 4 <= job->rows; row += 4) {
-		for (int j = 0; j < keys; j += 2)
-			products(dtype, 4, keys < 2 ? keys : 2, job, state, row,
-			         k + j * job->k_stride, key + j);
+	for (int32_t row = 0; row < job->rows; row += group) {
+		const bool fetches = row == 0;
+
+		group = group_of(job->rows - row);
+		switch (group) {
+#define PRODUCTS(rows, keys)                                                                       \
+	for (int j = 0; j < n; j += one ? 1 : (keys))                                              \
+	products(dtype, rows, one ? 1 : (keys), job, state, row, k + j * job->k_stride, key + j,   \
+	         fetches, ahead)
+		case 1:
+			PRODUCTS(1, VEC_LANES);
+			break;
+		case 2:
+			PRODUCTS(2, VEC_LANES / 2);
+			break;
+		case 3:
+			PRODUCTS(3, VEC_LANES / 4);
+			break;
+		default:
+			PRODUCTS(4, VEC_LANES / 4);
+			break;
+#undef PRODUCTS
+		}
 	}
-	for (; row + 2 <= job->rows; row += 2) {
-		for (int j = 0; j < keys; j += 4)
-			products(dtype, 2, keys < 4 ? keys : 4, job, state, row,
-			         k + j * job->k_stride, key + j);
-	}
-	if (row < job->rows)
-		products(dtype, 1, keys, job, state, row, k, key);
 }
 
-VEC_INLINE void round_products(enum fa_attention_dtype dtype, const struct fa_cpu_job *tile,
-                               const struct fa_cpu_job *job, struct state *state,
-                               struct round *round)
+VEC_INLINE void round_products(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
+                               struct state *state, const struct round *round)
 {
 	const char *k = score_k(job, round->key);
 	int32_t key = 0;
 
-	for (; key + CHUNK_KEYS <= round->end; key += CHUNK_KEYS) {
-		prefetch_share(dtype, tile, round);
-		products_of_rows(dtype, CHUNK_KEYS, job, state, k + key * job->k_stride, key);
-	}
-	if (key < round->end)
-		prefetch_share(dtype, tile, round);
+	for (; key + VEC_LANES <= round->end; key += VEC_LANES)
+		products_of_rows(dtype, false, job, state, k + key * job->k_stride, key,
+		                 round->ahead_k);
 	for (; key < round->end; key++)
-		products_of_rows(dtype, 1, job, state, k + key * job->k_stride, key);
+		products_of_rows(dtype, true, job, state, k + key * job->k_stride, key,
+		                 round->ahead_k);
 }
+
+/* ---- softmax */
 
 static vec tree_positions(const struct fa_cpu_job *job, const struct round *round, int32_t first)
 {
@@ -227,35 +316,44 @@ static void row_softmax(const struct fa_cpu_job *job, const struct score_map *ma
 	state->sum[row] = state->sum[row] * (double)lanes[0] + (double)vec_sum(sum);
 }
 
-/* Accumulates output dims from @c on over keys [first, end). */
-VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int vectors,
-                       const int lanes, const struct fa_cpu_job *job, struct state *state,
-                       int32_t row, int32_t c, const char *v, int32_t first, int32_t end)
+/* ---- sums of values */
+
+/* Accumulates @strips strips of V from @c on, the last of @n elements, over keys [first, end). */
+VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int strips, int n,
+                       const struct fa_cpu_job *job, struct state *state, int32_t row, int32_t c,
+                       const char *v, int32_t first, int32_t end, bool fetches, int64_t ahead)
 {
-	int bytes = vec_element_bytes(dtype);
-	vec sums[4][8];
+	const int bytes = STRIP * vec_element_bytes(dtype);
+	vec sums[GROUP_ROWS][2 * 4];
 
 	VEC_UNROLL
 	for (int r = 0; r < rows; r++) {
 		VEC_UNROLL
-		for (int i = 0; i < vectors; i++)
+		for (int i = 0; i < 2 * strips; i++)
 			sums[r][i] = vec_set(0.0f);
 	}
-	v += first * job->v_stride + c * bytes;
+	v += first * job->v_stride + c * vec_element_bytes(dtype);
 	for (int32_t j = first; j < end; j++, v += job->v_stride) {
 		VEC_UNROLL
-		for (int i = 0; i < vectors; i++) {
-			vec x = vec_load_elements(dtype, v + i * VEC_LANES * bytes, lanes);
+		for (int i = 0; i < strips; i++) {
+			vec x[2];
 
+			load_strip(dtype, v + i * bytes, i < strips - 1 ? STRIP : n, x);
+			if (fetches && (bytes >= LINE_BYTES || i % 2 == 0))
+				fetch_strip(dtype, v + ahead + i * bytes);
 			VEC_UNROLL
-			for (int r = 0; r < rows; r++)
-				sums[r][i] = vec_fma(vec_set(state->s[row + r][j]), x, sums[r][i]);
+			for (int h = 0; h < 2; h++) {
+				VEC_UNROLL
+				for (int r = 0; r < rows; r++)
+					sums[r][2 * i + h] = vec_fma(vec_set(state->s[row + r][j]),
+					                             x[h], sums[r][2 * i + h]);
+			}
 		}
 	}
 	VEC_UNROLL
 	for (int r = 0; r < rows; r++) {
 		VEC_UNROLL
-		for (int i = 0; i < vectors; i++) {
+		for (int i = 0; i < 2 * strips; i++) {
 			float *o = state->o[row + r] + c + i * VEC_LANES;
 
 			vec_store(o, vec_fma(vec_load(o), vec_set(state->rescale[row + r]),
@@ -264,19 +362,57 @@ VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int 
 	}
 }
 
-VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int rows,
+/* Does so for rows [row, end_row). */
+VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int strips, int n,
                                const struct fa_cpu_job *job, struct state *state, int32_t row,
-                               const char *v, int32_t first, int32_t end)
+                               int32_t end_row, int32_t c, const char *v, int32_t first,
+                               int32_t end, int64_t ahead)
 {
-	const int vectors = VEC_ACCUMULATORS / rows < 8 ? VEC_ACCUMULATORS / rows : 8;
+	bool fetches = row == 0 && begins_line(dtype, c);
+	int32_t group;
+
+	for (; row < end_row; row += group, fetches = false) {
+		group = group_of(end_row - row);
+		switch (group) {
+		case 1:
+			values(dtype, 1, strips, n, job, state, row, c, v, first, end, fetches,
+			       ahead);
+			break;
+		case 2:
+			values(dtype, 2, strips, n, job, state, row, c, v, first, end, fetches,
+			       ahead);
+			break;
+		case 3:
+			values(dtype, 3, strips, n, job, state, row, c, v, first, end, fetches,
+			       ahead);
+			break;
+		default:
+			values(dtype, 4, strips, n, job, state, row, c, v, first, end, fetches,
+			       ahead);
+			break;
+		}
+	}
+}
+
+/* Does so for all of V's columns: as many at once as accumulators allow. */
+VEC_INLINE void values_of_columns(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
+                                  struct state *state, int32_t row, int32_t end_row, const char *v,
+                                  int32_t first, int32_t end, int64_t ahead)
+{
+	const int narrow = VEC_ACCUMULATORS / (2 * GROUP_ROWS), wide = 4;
 	int32_t c = 0;
 
-	for (; c + vectors * VEC_LANES <= job->head_dim_v; c += vectors * VEC_LANES)
-		values(dtype, rows, vectors, VEC_LANES, job, state, row, c, v, first, end);
-	for (; c + VEC_LANES <= job->head_dim_v; c += VEC_LANES)
-		values(dtype, rows, 1, VEC_LANES, job, state, row, c, v, first, end);
-	if (c < job->head_dim_v)
-		values(dtype, rows, 1, 8, job, state, row, c, v, first, end);
+	if (end_row - row == 1) {
+		for (; c + wide * STRIP <= job->head_dim_v; c += wide * STRIP)
+			values_of_rows(dtype, wide, STRIP, job, state, row, end_row, c, v, first,
+			               end, ahead);
+	}
+	for (; c + narrow * STRIP <= job->head_dim_v; c += narrow * STRIP)
+		values_of_rows(dtype, narrow, STRIP, job, state, row, end_row, c, v, first, end,
+		               ahead);
+	for (; c < job->head_dim_v; c += STRIP)
+		values_of_rows(dtype, 1, job->head_dim_v - c < STRIP ? job->head_dim_v - c : STRIP,
+		               job, state, row, end_row, c, v, first, end, ahead);
 }
 
 VEC_INLINE void values_of_tree_row(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
@@ -291,7 +427,7 @@ VEC_INLINE void values_of_tree_row(enum fa_attention_dtype dtype, const struct f
 			end++;
 		if (!sees)
 			continue;
-		values_of_rows(dtype, 1, job, state, row, v, j, end);
+		values_of_columns(dtype, job, state, row, row + 1, v, j, end, round->ahead_v);
 		state->rescale[row] = 1;
 	}
 }
@@ -300,48 +436,72 @@ VEC_INLINE void round_values(enum fa_attention_dtype dtype, const struct fa_cpu_
                              struct state *state, const struct round *round)
 {
 	const char *v = score_v(job, round->key);
-	int32_t row = 0;
 	bool hidden = false;
 
 	if (round->tree) {
-		for (; row < job->rows; row++)
+		for (int32_t row = 0; row < job->rows; row++)
 			values_of_tree_row(dtype, job, state, round, row, v);
 		return;
 	}
 	for (int32_t r = 0; r < job->rows; r++)
 		hidden |= round->low[r] > 0 || round->high[r] < round->end;
-	if (hidden) {
-		for (; row < job->rows; row++)
-			values_of_rows(dtype, 1, job, state, row, v, round->low[row],
-			               round->high[row]);
+	if (!hidden) {
+		values_of_columns(dtype, job, state, 0, job->rows, v, 0, round->end,
+		                  round->ahead_v);
 		return;
 	}
-	for (; row + 4 <= job->rows; row += 4)
-		values_of_rows(dtype, 4, job, state, row, v, 0, round->end);
-	for (; row + 2 <= job->rows; row += 2)
-		values_of_rows(dtype, 2, job, state, row, v, 0, round->end);
-	if (row < job->rows)
-		values_of_rows(dtype, 1, job, state, row, v, 0, round->end);
+	for (int32_t row = 0; row < job->rows; row++)
+		values_of_columns(dtype, job, state, row, row + 1, v, round->low[row],
+		                  round->high[row], round->ahead_v);
 }
+
+/* ---- a tile */
 
 /* Moves the sums of the last rounds into those of all; @first: there are none. */
 static void carry(const struct fa_cpu_job *job, struct state *state, bool first)
 {
+	const int32_t dims = (job->head_dim_v + STRIP - 1) / STRIP * STRIP;
+	const size_t bytes = (size_t)dims * sizeof(float);
+
 	for (int32_t r = 0; r < job->rows; r++) {
 		vec base = score_base(vec_set(state->highest[r]));
 		vec factor = vec_exp2(vec_set(state->far_highest[r]) - base);
-		const size_t bytes = ((size_t)job->head_dim_v + 8) * sizeof(float);
 
 		if (first) {
 			memcpy(state->far[r], state->o[r], bytes);
 			memset(state->lost[r], 0, bytes);
 		}
-		for (int32_t c = 0; !first && c < job->head_dim_v; c += VEC_LANES)
+		for (int32_t c = 0; !first && c < dims; c += VEC_LANES)
 			score_carry(state->far[r] + c, state->lost[r] + c, factor,
 			            vec_load(state->o[r] + c));
 		memset(state->o[r], 0, bytes);
 		state->far_highest[r] = state->highest[r];
 	}
+}
+
+static void store_query(enum fa_attention_dtype dtype, const char *q, int n, float *to, int32_t c)
+{
+	vec strip[2];
+
+	switch (dtype) {
+	case FA_ATTENTION_F32:
+		load_strip(FA_ATTENTION_F32, q, n, strip);
+		break;
+	case FA_ATTENTION_F16:
+		load_strip(FA_ATTENTION_F16, q, n, strip);
+		break;
+	case FA_ATTENTION_BF16:
+#if VEC_HAS_DOT
+		vec_store(to + c / 2, (vec)load_words(q, n));
+		return;
+#endif
+		load_strip(FA_ATTENTION_BF16, q, n, strip);
+		break;
+	default:
+		return;
+	}
+	vec_store(to + c, strip[0]);
+	vec_store(to + c + VEC_LANES, strip[1]);
 }
 
 static void state_init(struct state *state, const struct fa_cpu_job *job)
@@ -351,14 +511,28 @@ static void state_init(struct state *state, const struct fa_cpu_job *job)
 	for (int32_t r = 0; r < job->rows; r++) {
 		const char *q = score_q(job, job->row + r);
 
-		for (int32_t c = 0; c < job->head_dim; c += 8) {
-			for (int32_t i = 0; i < 8; i += VEC_LANES)
-				vec_store(state->q[r] + c + i,
-				          vec_load_elements(job->dtype, q + (c + i) * bytes, 8));
+		for (int32_t c = 0; c < job->head_dim; c += STRIP) {
+			int n = job->head_dim - c < STRIP ? job->head_dim - c : STRIP;
+
+			store_query(job->dtype, q + c * bytes, n, state->q[r], c);
 		}
-		memset(state->o[r], 0, ((size_t)job->head_dim_v + 8) * sizeof(float));
+		memset(state->o[r], 0, ((size_t)job->head_dim_v + STRIP) * sizeof(float));
 		state->highest[r] = state->far_highest[r] = -INFINITY;
 		state->sum[r] = 0;
+	}
+}
+
+static void finish(const struct fa_cpu_job *job, const struct state *state, bool carried)
+{
+	float row[FA_ATTENTION_HEAD_DIM_V_MAX + STRIP];
+
+	for (int32_t r = 0; r < job->rows; r++) {
+		const float *o = carried ? state->far[r] : state->o[r];
+
+		for (int32_t c = 0; c < job->head_dim_v; c += STRIP)
+			order_strip(job->dtype, o + c, row + c);
+		score_store(job, job->row + r, row,
+		            score_finish(job, job->row + r, state->highest[r], state->sum[r]));
 	}
 }
 
@@ -421,12 +595,10 @@ VEC_INLINE void few_rows(enum fa_attention_dtype dtype, const struct fa_cpu_job 
 		}
 		round.end = (int32_t)(next - key);
 		round.tree = tile->tree && next > tile->n_k - tile->n_q;
-		if (next < end) {
-			round.next = (int32_t)(round_end(tile, next, end) - next);
-			round.next_k = score_k(tile, next);
-			round.next_v = score_v(tile, next);
+		if (key + AHEAD_KEYS < end) {
+			round.ahead_k = score_k(tile, key + AHEAD_KEYS) - score_k(tile, key);
+			round.ahead_v = score_v(tile, key + AHEAD_KEYS) - score_v(tile, key);
 		}
-		round.n_steps = (round.end + CHUNK_KEYS - 1) / CHUNK_KEYS * tile->n_heads;
 		for (int32_t r = 0; r < tile->rows; r++) {
 			round.low[r] = (int32_t)score_clamp(score_low(tile, tile->row + r) - key, 0,
 			                                    round.end);
@@ -437,7 +609,7 @@ VEC_INLINE void few_rows(enum fa_attention_dtype dtype, const struct fa_cpu_job 
 			const struct fa_cpu_job *job = &scratch->jobs[h];
 			struct state *state = &scratch->states[h];
 
-			round_products(dtype, tile, job, state, &round);
+			round_products(dtype, job, state, &round);
 			for (int32_t r = 0; r < job->rows; r++)
 				row_softmax(job, &map, state, &round, r);
 			round_values(dtype, job, state, &round);
@@ -446,15 +618,9 @@ VEC_INLINE void few_rows(enum fa_attention_dtype dtype, const struct fa_cpu_job 
 	}
 
 	for (int32_t h = 0; h < tile->n_heads; h++) {
-		const struct fa_cpu_job *job = &scratch->jobs[h];
-		struct state *state = &scratch->states[h];
-
 		if (carried)
-			carry(job, state, false);
-		for (int32_t r = 0; r < job->rows; r++)
-			score_store(
-				job, job->row + r, carried ? state->far[r] : state->o[r],
-				score_finish(job, job->row + r, state->highest[r], state->sum[r]));
+			carry(&scratch->jobs[h], &scratch->states[h], false);
+		finish(&scratch->jobs[h], &scratch->states[h], carried);
 	}
 }
 

@@ -83,6 +83,23 @@ static inline float vec_sum(vec a)
 	return x[0] + x[1];
 }
 
+static inline vec vec_sums(const vec x[VEC_LANES])
+{
+	vec fours[2];
+
+	for (int i = 0; i < 2; i++, x += 4) {
+		__m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(x[0], x[1]) +
+		                             _mm256_unpackhi_ps(x[0], x[1]));
+		__m256d b = _mm256_castps_pd(_mm256_unpacklo_ps(x[2], x[3]) +
+		                             _mm256_unpackhi_ps(x[2], x[3]));
+
+		fours[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)) +
+		           _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+	}
+	return _mm256_permute2f128_ps(fours[0], fours[1], 0x20) +
+	       _mm256_permute2f128_ps(fours[0], fours[1], 0x31);
+}
+
 static inline float vec_highest(vec a)
 {
 	__m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

@@ -78,6 +78,26 @@ static inline float vec_sum(vec a)
 	return _mm512_reduce_add_ps(a);
 }
 
+static inline vec vec_sums(const vec x[VEC_LANES])
+{
+	vec fours[4];
+
+	for (int i = 0; i < 4; i++, x += 4) {
+		__m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(x[0], x[1]) +
+		                             _mm512_unpackhi_ps(x[0], x[1]));
+		__m512d b = _mm512_castps_pd(_mm512_unpacklo_ps(x[2], x[3]) +
+		                             _mm512_unpackhi_ps(x[2], x[3]));
+
+		fours[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)) +
+		           _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+	}
+	for (int i = 0; i < 4; i += 2)
+		fours[i] = _mm512_shuffle_f32x4(fours[i], fours[i + 1], 0x88) +
+		           _mm512_shuffle_f32x4(fours[i], fours[i + 1], 0xdd);
+	return _mm512_shuffle_f32x4(fours[0], fours[2], 0x88) +
+	       _mm512_shuffle_f32x4(fours[0], fours[2], 0xdd);
+}
+
 static inline float vec_highest(vec a)
 {
 	return _mm512_reduce_max_ps(a);

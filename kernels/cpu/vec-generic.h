@@ -84,6 +84,11 @@ static inline float vec_sum(vec a)
 	return (a[0] + a[2]) + (a[1] + a[3]);
 }
 
+static inline vec vec_sums(const vec x[VEC_LANES])
+{
+	return (vec){ vec_sum(x[0]), vec_sum(x[1]), vec_sum(x[2]), vec_sum(x[3]) };
+}
+
 static inline float vec_highest(vec a)
 {
 	float x = a[0] > a[1] ? a[0] : a[1];

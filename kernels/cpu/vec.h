@@ -15,6 +15,7 @@
  *   vec_scale_exp2(a, n, shift, x, lowest)  a * 2^(n - shift) for integers n - shift of -126 to
  *                              127; NaN stays; 0 where x is less than lowest, whatever a and n are
  *   vec_sum, vec_highest       over the lanes
+ *   vec_sums(x)                lane i is the sum over the lanes of x[i]
  *
  * Everything is static, so that no code of one instruction set is linked into another's.
  */
