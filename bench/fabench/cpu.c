@@ -1,15 +1,18 @@
 /*
  * cpu: the CPU attention kernels, without a daemon. Prefill is compared with a matrix multiply
- * (OpenBLAS, if installed), causal prefill also with full prefill, decode with reading K and V. The
- * same threads run all in turn; medians count. The caller is the team's member 0; the others wait
+ * (OpenBLAS, if installed), causal prefill also with full prefill, decode with reading K and V, and
+ * with what the machine allows: reading, or the arithmetic at three quarters of the matrix
+ * multiply's speed. The same threads run all in turn; medians count. The caller is the team's member 0; the others wait
  * at the barrier between measurements.
  */
 #include "bench/fabench/bench.h"
 #include "common/clock.h"
 #include "kernels/attention.h"
+#include "kernels/paged.h"
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <fnmatch.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -22,7 +25,9 @@
 #define THREADS_MAX 256
 #define ROUNDS 9
 #define SGEMM_SIZE 2048
-#define SETTLE_US 60000 /* OpenBLAS threads spin after a call */
+#define SGEMM_PART 0.75      /* of its speed is what decode can reach */
+#define READ_AHEAD_WORDS 512 /* the fastest */
+#define SETTLE_US 60000      /* OpenBLAS threads spin after a call */
 
 /* ---- a team */
 
@@ -41,6 +46,8 @@ struct team {
 	atomic_int_fast64_t next_tile;
 	void *scratch[THREADS_MAX];
 	void *workspace;
+
+	const struct fa_paged_request *paged;
 
 	const uint64_t *words;
 	size_t n_words;
@@ -142,6 +149,18 @@ static void attend(struct team *team, unsigned int member)
 	}
 }
 
+static void attend_paged(struct team *team, unsigned int member)
+{
+	for (;;) {
+		int64_t tile = atomic_fetch_add(&team->next_tile, 1);
+
+		if (tile >= team->n_tiles)
+			return;
+		fa_cpu_paged_tile(team->isa, team->paged, team->workspace, tile,
+		                  team->scratch[member], NULL);
+	}
+}
+
 static void read_words(struct team *team, unsigned int member)
 {
 	size_t begin = team->n_words * member / team->n_threads;
@@ -149,6 +168,7 @@ static void read_words(struct team *team, unsigned int member)
 	uint64_t sums[8] = { 0 };
 
 	for (size_t i = begin; i + 8 <= end; i += 8) {
+		__builtin_prefetch(team->words + i + READ_AHEAD_WORDS);
 		for (size_t j = 0; j < 8; j++)
 			sums[j] += team->words[i + j];
 	}
@@ -235,10 +255,17 @@ static double blas_flops(void)
 struct shape {
 	int32_t heads, kv_heads, head_dim;
 	int64_t n_q, n_k;
+	int32_t page; /* tokens in a page; 0: tensors */
 };
 
 struct request {
 	struct fa_attention_params params;
+	/* The same over pages, which lie in a random order. */
+	struct fa_paged_cache cache;
+	struct fa_paged_step step;
+	struct fa_paged_request paged;
+	uint32_t *table;
+	uint32_t cu_new[2], length, length_before, table_start;
 	char *memory; /* k and v are adjacent, to be read in one go */
 	size_t kv_bytes;
 	const char *kv;
@@ -279,7 +306,9 @@ static int request_init(struct request *request, enum fa_attention_dtype dtype,
 	struct fa_attention_params *params = &request->params;
 	char *at;
 
-	request->memory = aligned_alloc(4096, (n * bytes + 4095) / 4096 * 4096);
+	memset(request, 0, sizeof(*request));
+	request->memory = aligned_alloc(4096,
+	                                (n * bytes + FA_PAGED_SLOT_BYTES + 4095) / 4096 * 4096);
 	if (!request->memory)
 		return -ENOMEM;
 	if (dtype == FA_ATTENTION_F32) {
@@ -313,6 +342,7 @@ static int request_init(struct request *request, enum fa_attention_dtype dtype,
 	};
 	params->q = tensor(&at, shape->n_q, shape->heads, shape->head_dim, bytes);
 	params->out = tensor(&at, shape->n_q, shape->heads, shape->head_dim, bytes);
+	at += (size_t)(-(uintptr_t)at % FA_PAGED_SLOT_BYTES);
 	request->kv = at;
 	request->kv_bytes = 2 * n_k * bytes;
 	params->k = tensor(&at, shape->n_k, shape->kv_heads, shape->head_dim, bytes);
@@ -320,8 +350,78 @@ static int request_init(struct request *request, enum fa_attention_dtype dtype,
 	return 0;
 }
 
+static int request_page(struct request *request, const struct shape *shape)
+{
+	const struct fa_attention_params *params = &request->params;
+	const uint32_t pages = (uint32_t)(shape->n_k / shape->page);
+	const uint32_t slots = (uint32_t)(request->kv_bytes / pages / FA_PAGED_SLOT_BYTES);
+	uint32_t state = 1;
+
+	request->table = malloc(pages * sizeof(*request->table));
+	if (!request->table)
+		return -ENOMEM;
+	for (uint32_t i = 0; i < pages; i++) {
+		uint32_t j;
+
+		state = state * 1664525u + 1013904223u;
+		j = (state >> 8) % (i + 1);
+		request->table[i] = request->table[j];
+		request->table[j] = i * slots;
+	}
+	request->cu_new[1] = (uint32_t)shape->n_q;
+	request->length = (uint32_t)shape->n_k;
+	request->length_before = (uint32_t)(shape->n_k - shape->n_q);
+	request->cache = (struct fa_paged_cache){
+		.pool = (void *)request->kv,
+		.dtype = params->dtype,
+		.layers = 1,
+		.kv_heads = shape->kv_heads,
+		.head_dim = shape->head_dim,
+		.head_dim_v = shape->head_dim,
+		.page_tokens = shape->page,
+		.layer_stride = (int64_t)slots * FA_PAGED_SLOT_BYTES,
+		.v_offset = (int64_t)slots * FA_PAGED_SLOT_BYTES / 2,
+	};
+	request->step = (struct fa_paged_step){
+		.batch = 1,
+		.cu_new = request->cu_new,
+		.lengths = &request->length,
+		.lengths_before = &request->length_before,
+		.table = request->table,
+		.table_start = &request->table_start,
+		.table_entries = pages,
+	};
+	request->paged = (struct fa_paged_request){
+		.op = FA_PAGED_ATTEND,
+		.attention = {
+			.cache = &request->cache,
+			.step = &request->step,
+			.heads = shape->heads,
+			.q = params->q,
+			.out = params->out,
+			.scale = params->scale,
+			.causal = true,
+			.window_left = -1,
+			.window_right = -1,
+		},
+	};
+	return 0;
+}
+
+static void request_deinit(struct request *request)
+{
+	free(request->table);
+	free(request->memory);
+}
+
 static uint64_t request_time(struct team *team, struct request *request, bool causal)
 {
+	if (request->table) {
+		team->paged = &request->paged;
+		team->n_tiles = fa_cpu_paged_tiles(team->isa, &request->paged);
+		fa_cpu_paged_begin(team->isa, &request->paged, team->workspace);
+		return team_time(team, attend_paged);
+	}
 	request->params.causal = causal;
 	team->params = &request->params;
 	team->n_tiles = fa_cpu_attention_tiles(team->isa, &request->params);
@@ -336,6 +436,11 @@ static double median(uint64_t *ns, size_t n)
 
 /* ---- benchmarks */
 
+static bool wanted(const struct fa_bench *bench, const char *name)
+{
+	return !bench->only || fnmatch(bench->only, name, 0) == 0;
+}
+
 static int bench_prefill(struct fa_bench *bench, struct team *team, struct blas *blas,
                          enum fa_attention_dtype dtype, const struct shape *shape)
 {
@@ -347,13 +452,15 @@ static int bench_prefill(struct fa_bench *bench, struct team *team, struct blas 
 	char name[96], name_causal[96];
 	int r;
 
-	r = request_init(&request, dtype, shape);
-	if (r < 0)
-		return r;
 	snprintf(name, sizeof(name), "cpu/%s/d%d-h%d-s%lld/full", dtype_name(dtype),
 	         shape->head_dim, shape->heads, (long long)shape->n_q);
 	snprintf(name_causal, sizeof(name_causal), "cpu/%s/d%d-h%d-s%lld/causal", dtype_name(dtype),
 	         shape->head_dim, shape->heads, (long long)shape->n_q);
+	if (!wanted(bench, name) && !wanted(bench, name_causal))
+		return 0;
+	r = request_init(&request, dtype, shape);
+	if (r < 0)
+		return r;
 
 	request_time(team, &request, false); /* fault in all pages */
 	for (size_t i = 0; i < rounds; i++) {
@@ -368,7 +475,7 @@ static int bench_prefill(struct fa_bench *bench, struct team *team, struct blas 
 	rate = fa_attention_flops(&request.params) / t_full;
 	if (blas->sgemm)
 		rate_sgemm = blas_flops() / median(sgemm, rounds);
-	free(request.memory);
+	request_deinit(&request);
 
 	r = fa_bench_add(bench, name, rate * 1e-9, "GFLOP/s", peer, peer ? rate / rate_sgemm : 0);
 	if (r == 0)
@@ -380,32 +487,83 @@ static int bench_prefill(struct fa_bench *bench, struct team *team, struct blas 
 	return r;
 }
 
-static int bench_decode(struct fa_bench *bench, struct team *team, enum fa_attention_dtype dtype,
-                        const struct shape *shape)
+/* A few new tokens on many keys, causally. */
+static int bench_extend(struct fa_bench *bench, struct team *team, struct blas *blas,
+                        enum fa_attention_dtype dtype, const struct shape *shape)
 {
 	const size_t rounds = bench->quick ? 1 : ROUNDS;
-	uint64_t decode[ROUNDS], reading[ROUNDS];
+	uint64_t sgemm[ROUNDS], extend[ROUNDS];
 	struct request request;
+	double rate, rate_sgemm = 0;
 	char name[96];
-	double rate, rate_reading;
 	int r;
 
+	snprintf(name, sizeof(name), "cpu/%s/d%d-h%d.%d-q%lld-c%lld/extend", dtype_name(dtype),
+	         shape->head_dim, shape->heads, shape->kv_heads, (long long)shape->n_q,
+	         (long long)shape->n_k);
+	if (!wanted(bench, name))
+		return 0;
 	r = request_init(&request, dtype, shape);
+	if (r < 0)
+		return r;
+	request_time(team, &request, true); /* fault in all pages */
+	for (size_t i = 0; i < rounds; i++) {
+		sgemm[i] = blas->sgemm ? blas_time(blas) : 0;
+		extend[i] = request_time(team, &request, true);
+	}
+	rate = fa_attention_flops(&request.params) / median(extend, rounds);
+	if (blas->sgemm)
+		rate_sgemm = blas_flops() / median(sgemm, rounds);
+	request_deinit(&request);
+	return fa_bench_add(bench, name, rate * 1e-9, "GFLOP/s", blas->sgemm ? "sgemm" : NULL,
+	                    blas->sgemm ? rate / rate_sgemm : 0);
+}
+
+static int bench_decode(struct fa_bench *bench, struct team *team, struct blas *blas,
+                        enum fa_attention_dtype dtype, const struct shape *shape)
+{
+	const size_t rounds = bench->quick ? 1 : ROUNDS;
+	uint64_t sgemm[ROUNDS], decode[ROUNDS], reading[ROUNDS];
+	struct request request;
+	char name[96], page[16] = "";
+	double rate, rate_reading, allowed, flops;
+	int r;
+
+	if (shape->page)
+		snprintf(page, sizeof(page), "-p%d", shape->page);
+	snprintf(name, sizeof(name), "cpu/%s/d%d-h%d.%d-c%lld%s/decode", dtype_name(dtype),
+	         shape->head_dim, shape->heads, shape->kv_heads, (long long)shape->n_k, page);
+	if (!wanted(bench, name))
+		return 0;
+	r = request_init(&request, dtype, shape);
+	if (r == 0 && shape->page)
+		r = request_page(&request, shape);
 	if (r < 0)
 		return r;
 	team->words = (const uint64_t *)request.kv;
 	team->n_words = request.kv_bytes / sizeof(uint64_t);
+	request_time(team, &request, false); /* fault in all pages */
 	for (size_t i = 0; i < rounds; i++) {
+		sgemm[i] = blas->sgemm ? blas_time(blas) : 0;
 		reading[i] = team_time(team, read_words);
 		decode[i] = request_time(team, &request, false);
 	}
 	rate = (double)request.kv_bytes / median(decode, rounds);
 	rate_reading = (double)request.kv_bytes / median(reading, rounds);
-	free(request.memory);
+	flops = fa_attention_flops(&request.params);
+	allowed = rate_reading;
+	if (blas->sgemm) {
+		double computing = SGEMM_PART * blas_flops() / median(sgemm, rounds) *
+		                   (double)request.kv_bytes / flops;
 
-	snprintf(name, sizeof(name), "cpu/%s/d%d-h%d.%d-c%lld/decode", dtype_name(dtype),
-	         shape->head_dim, shape->heads, shape->kv_heads, (long long)shape->n_k);
-	return fa_bench_add(bench, name, rate * 1e-9, "GB/s", "read", rate / rate_reading);
+		allowed = computing < allowed ? computing : allowed;
+	}
+	request_deinit(&request);
+
+	r = fa_bench_add(bench, name, rate * 1e-9, "GB/s", "read", rate / rate_reading);
+	if (r == 0 && blas->sgemm)
+		r = fa_bench_add(bench, name, rate * 1e-9, "GB/s", "allowed", rate / allowed);
+	return r;
 }
 
 static int bench_all(struct fa_bench *bench, struct team *team, struct blas *blas)
@@ -414,16 +572,25 @@ static int bench_all(struct fa_bench *bench, struct team *team, struct blas *bla
 		{ .heads = 8, .kv_heads = 8, .head_dim = 128, .n_q = 2048, .n_k = 2048 },
 		{ .heads = 8, .kv_heads = 8, .head_dim = 64, .n_q = 2048, .n_k = 2048 },
 	};
+	static const struct shape extend[] = {
+		{ .heads = 32, .kv_heads = 8, .head_dim = 128, .n_q = 16, .n_k = 8192 },
+		{ .heads = 32, .kv_heads = 8, .head_dim = 128, .n_q = 64, .n_k = 8192 },
+		{ .heads = 4, .kv_heads = 1, .head_dim = 128, .n_q = 64, .n_k = 32768 },
+	};
 	static const struct shape decode[] = {
 		{ .heads = 8, .kv_heads = 8, .head_dim = 128, .n_q = 1, .n_k = 32768 },
 		{ .heads = 32, .kv_heads = 8, .head_dim = 128, .n_q = 1, .n_k = 32768 },
+		{ .heads = 40, .kv_heads = 8, .head_dim = 128, .n_q = 1, .n_k = 32768 },
 		{ .heads = 1, .kv_heads = 1, .head_dim = 128, .n_q = 1, .n_k = 131072 },
 		{ .heads = 8, .kv_heads = 1, .head_dim = 128, .n_q = 1, .n_k = 131072 },
+		{ .heads = 8, .kv_heads = 1, .head_dim = 64, .n_q = 1, .n_k = 131072 },
+		{ .heads = 32, .kv_heads = 8, .head_dim = 128, .n_q = 1, .n_k = 32768, .page = 16 },
+		{ .heads = 32, .kv_heads = 8, .head_dim = 128, .n_q = 1, .n_k = 32768, .page = 64 },
 	};
 	int r = 0;
 
-	for (size_t i = 0; i < 2 && r == 0; i++) {
-		for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16 && r == 0; dtype++) {
+	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16 && r == 0; dtype++) {
+		for (size_t i = 0; i < sizeof(prefill) / sizeof(prefill[0]) && r == 0; i++) {
 			struct shape shape = prefill[i];
 
 			if (bench->quick)
@@ -431,14 +598,19 @@ static int bench_all(struct fa_bench *bench, struct team *team, struct blas *bla
 			r = bench_prefill(bench, team, blas, (enum fa_attention_dtype)dtype,
 			                  &shape);
 		}
-	}
-	for (size_t i = 0; i < sizeof(decode) / sizeof(decode[0]) && r == 0; i++) {
-		for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16 && r == 0; dtype++) {
+		for (size_t i = 0; i < sizeof(extend) / sizeof(extend[0]) && r == 0; i++) {
+			struct shape shape = extend[i];
+
+			if (bench->quick)
+				shape.n_k = 1024;
+			r = bench_extend(bench, team, blas, (enum fa_attention_dtype)dtype, &shape);
+		}
+		for (size_t i = 0; i < sizeof(decode) / sizeof(decode[0]) && r == 0; i++) {
 			struct shape shape = decode[i];
 
 			if (bench->quick)
 				shape.n_k = 1024;
-			r = bench_decode(bench, team, (enum fa_attention_dtype)dtype, &shape);
+			r = bench_decode(bench, team, blas, (enum fa_attention_dtype)dtype, &shape);
 		}
 	}
 	return r;

@@ -49,6 +49,7 @@ static void usage(FILE *file)
 	        "      --json         print JSON instead of lines\n"
 	        "      --mps          run under MPS: the one of CUDA_MPS_PIPE_DIRECTORY if set,\n"
 	        "                     else a private one\n"
+	        "      --only PATTERN the results of cpu whose names match the shell pattern\n"
 	        "      --seconds N    duration of the saturating part of crowd (default: 60)\n"
 	        "      --quick        run briefly, as a test; the numbers mean nothing\n"
 	        "  -h, --help\n"
@@ -94,6 +95,7 @@ int main(int argc, char **argv)
 	enum {
 		OPT_JSON = 256,
 		OPT_MPS,
+		OPT_ONLY,
 		OPT_PREFILLER,
 		OPT_QUICK,
 		OPT_SECONDS,
@@ -104,6 +106,7 @@ int main(int argc, char **argv)
 		{ "socket", required_argument, NULL, 's' },
 		{ "json", no_argument, NULL, OPT_JSON },
 		{ "mps", no_argument, NULL, OPT_MPS },
+		{ "only", required_argument, NULL, OPT_ONLY },
 		{ "prefiller", required_argument, NULL, OPT_PREFILLER },
 		{ "quick", no_argument, NULL, OPT_QUICK },
 		{ "seconds", required_argument, NULL, OPT_SECONDS },
@@ -128,6 +131,9 @@ int main(int argc, char **argv)
 			break;
 		case OPT_MPS:
 			bench.mps = true;
+			break;
+		case OPT_ONLY:
+			bench.only = optarg;
 			break;
 		case OPT_QUICK:
 			bench.quick = true;

@@ -2,9 +2,9 @@
  * One tile of attention for few query rows, as in decoding: lanes are dims. Compiled once for every
  * instruction set; pure functions of a job and its scratch, any thread.
  *
- * The kernel reads K and V once, in place, a round of keys at a time; a round ends where its page
- * does. Each load of a round is beside a prefetch of the same bytes AHEAD_KEYS keys later: prefetches
- * in bursts would leave the memory idle between them. A token's heads mostly lie side by side, so a
+ * The kernel reads K and V once, in place, a round of keys at a time. Each load of a round is beside
+ * a prefetch of the same bytes AHEAD_KEYS keys later: prefetches in bursts would leave the memory
+ * idle between them. A token's heads mostly lie side by side, so a
  * tile may hold several KV heads, and computes a round head by head.
  *
  * Where some row does not see all keys of a round, each row is accumulated alone over the keys that
@@ -18,7 +18,8 @@
 #define ROUND_KEYS 32 /* this and the next round, of HEADS heads, fit the L2 cache */
 #define NEAR_ROUNDS (SCORE_NEAR_ROUNDS * SCORE_KEYS / ROUND_KEYS)
 #define AHEAD_KEYS 32 /* a multiple of a round */
-#define GROUP_ROWS 4  /* rows in registers */
+#define SEGMENTS (ROUND_KEYS / FA_PAGED_PAGE_TOKENS_MIN + 1)
+#define GROUP_ROWS 4 /* rows in registers */
 #define STRIP (2 * VEC_LANES)
 #define LINE_BYTES 64
 
@@ -42,10 +43,18 @@ struct scratch {
 
 _Static_assert(sizeof(struct scratch) <= 1536u << 10, "less than any wide kernel's");
 
+/* Keys of a round that are adjacent in memory: [first, end), counted from the round's first. */
+struct segment {
+	int64_t k, v;             /* offset of the first in a head's K and V */
+	int64_t ahead_k, ahead_v; /* distance to what is fetched meanwhile; 0: nothing is left */
+	int32_t first, end;
+};
+
 /* A round of keys. Keys are counted from the round's first. */
 struct round {
-	int64_t key;              /* the first, in the sequence */
-	int64_t ahead_k, ahead_v; /* distance to what is fetched meanwhile; 0: nothing is left */
+	int64_t key; /* the first, in the sequence */
+	int32_t n_segments;
+	struct segment segments[SEGMENTS];
 	int32_t end;
 	int32_t low[ROWS], high[ROWS];
 	bool tree; /* some keys may be hidden by masks */
@@ -234,15 +243,17 @@ VEC_INLINE void products_of_rows(enum fa_attention_dtype dtype, const bool one,
 VEC_INLINE void round_products(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
                                struct state *state, const struct round *round)
 {
-	const char *k = score_k(job, round->key);
-	int32_t key = 0;
+	for (int32_t i = 0; i < round->n_segments; i++) {
+		const struct segment *segment = &round->segments[i];
+		const char *k = job->k + segment->k;
+		int32_t key = segment->first;
 
-	for (; key + VEC_LANES <= round->end; key += VEC_LANES)
-		products_of_rows(dtype, false, job, state, k + key * job->k_stride, key,
-		                 round->ahead_k);
-	for (; key < round->end; key++)
-		products_of_rows(dtype, true, job, state, k + key * job->k_stride, key,
-		                 round->ahead_k);
+		for (; key + VEC_LANES <= segment->end;
+		     key += VEC_LANES, k += VEC_LANES * job->k_stride)
+			products_of_rows(dtype, false, job, state, k, key, segment->ahead_k);
+		for (; key < segment->end; key++, k += job->k_stride)
+			products_of_rows(dtype, true, job, state, k, key, segment->ahead_k);
+	}
 }
 
 /* ---- softmax */
@@ -320,8 +331,8 @@ static void row_softmax(const struct fa_cpu_job *job, const struct score_map *ma
 
 /* Accumulates @strips strips of V from @c on, the last of @n elements, over keys [first, end). */
 VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int strips, int n,
-                       const struct fa_cpu_job *job, struct state *state, int32_t row, int32_t c,
-                       const char *v, int32_t first, int32_t end, bool fetches, int64_t ahead)
+                       const struct fa_cpu_job *job, struct state *state, const struct round *round,
+                       int32_t row, int32_t c, int32_t first, int32_t end, bool fetches)
 {
 	const int bytes = STRIP * vec_element_bytes(dtype);
 	vec sums[GROUP_ROWS][2 * 4];
@@ -332,21 +343,29 @@ VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int 
 		for (int i = 0; i < 2 * strips; i++)
 			sums[r][i] = vec_set(0.0f);
 	}
-	v += first * job->v_stride + c * vec_element_bytes(dtype);
-	for (int32_t j = first; j < end; j++, v += job->v_stride) {
-		VEC_UNROLL
-		for (int i = 0; i < strips; i++) {
-			vec x[2];
+	for (int32_t s = 0; s < round->n_segments; s++) {
+		const struct segment *segment = &round->segments[s];
+		const int32_t from = first > segment->first ? first : segment->first;
+		const int32_t to = end < segment->end ? end : segment->end;
+		const char *v = job->v + segment->v + (from - segment->first) * job->v_stride +
+		                c * vec_element_bytes(dtype);
 
-			load_strip(dtype, v + i * bytes, i < strips - 1 ? STRIP : n, x);
-			if (fetches && (bytes >= LINE_BYTES || i % 2 == 0))
-				fetch_strip(dtype, v + ahead + i * bytes);
+		for (int32_t j = from; j < to; j++, v += job->v_stride) {
 			VEC_UNROLL
-			for (int h = 0; h < 2; h++) {
+			for (int i = 0; i < strips; i++) {
+				vec x[2];
+
+				load_strip(dtype, v + i * bytes, i < strips - 1 ? STRIP : n, x);
+				if (fetches && (bytes >= LINE_BYTES || i % 2 == 0))
+					fetch_strip(dtype, v + segment->ahead_v + i * bytes);
 				VEC_UNROLL
-				for (int r = 0; r < rows; r++)
-					sums[r][2 * i + h] = vec_fma(vec_set(state->s[row + r][j]),
-					                             x[h], sums[r][2 * i + h]);
+				for (int h = 0; h < 2; h++) {
+					VEC_UNROLL
+					for (int r = 0; r < rows; r++)
+						sums[r][2 * i + h] = vec_fma(
+							vec_set(state->s[row + r][j]), x[h],
+							sums[r][2 * i + h]);
+				}
 			}
 		}
 	}
@@ -363,10 +382,11 @@ VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int 
 }
 
 /* Does so for rows [row, end_row). */
+/* Does so for rows [row, end_row). */
 VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int strips, int n,
-                               const struct fa_cpu_job *job, struct state *state, int32_t row,
-                               int32_t end_row, int32_t c, const char *v, int32_t first,
-                               int32_t end, int64_t ahead)
+                               const struct fa_cpu_job *job, struct state *state,
+                               const struct round *round, int32_t row, int32_t end_row, int32_t c,
+                               int32_t first, int32_t end)
 {
 	bool fetches = row == 0 && begins_line(dtype, c);
 	int32_t group;
@@ -374,50 +394,47 @@ VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int strips, 
 	for (; row < end_row; row += group, fetches = false) {
 		group = group_of(end_row - row);
 		switch (group) {
+#define VALUES(rows) values(dtype, rows, strips, n, job, state, round, row, c, first, end, fetches)
 		case 1:
-			values(dtype, 1, strips, n, job, state, row, c, v, first, end, fetches,
-			       ahead);
+			VALUES(1);
 			break;
 		case 2:
-			values(dtype, 2, strips, n, job, state, row, c, v, first, end, fetches,
-			       ahead);
+			VALUES(2);
 			break;
 		case 3:
-			values(dtype, 3, strips, n, job, state, row, c, v, first, end, fetches,
-			       ahead);
+			VALUES(3);
 			break;
 		default:
-			values(dtype, 4, strips, n, job, state, row, c, v, first, end, fetches,
-			       ahead);
+			VALUES(4);
 			break;
+#undef VALUES
 		}
 	}
 }
 
 /* Does so for all of V's columns: as many at once as accumulators allow. */
 VEC_INLINE void values_of_columns(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
-                                  struct state *state, int32_t row, int32_t end_row, const char *v,
-                                  int32_t first, int32_t end, int64_t ahead)
+                                  struct state *state, const struct round *round, int32_t row,
+                                  int32_t end_row, int32_t first, int32_t end)
 {
 	const int narrow = VEC_ACCUMULATORS / (2 * GROUP_ROWS), wide = 4;
 	int32_t c = 0;
 
 	if (end_row - row == 1) {
 		for (; c + wide * STRIP <= job->head_dim_v; c += wide * STRIP)
-			values_of_rows(dtype, wide, STRIP, job, state, row, end_row, c, v, first,
-			               end, ahead);
+			values_of_rows(dtype, wide, STRIP, job, state, round, row, end_row, c,
+			               first, end);
 	}
 	for (; c + narrow * STRIP <= job->head_dim_v; c += narrow * STRIP)
-		values_of_rows(dtype, narrow, STRIP, job, state, row, end_row, c, v, first, end,
-		               ahead);
+		values_of_rows(dtype, narrow, STRIP, job, state, round, row, end_row, c, first,
+		               end);
 	for (; c < job->head_dim_v; c += STRIP)
 		values_of_rows(dtype, 1, job->head_dim_v - c < STRIP ? job->head_dim_v - c : STRIP,
-		               job, state, row, end_row, c, v, first, end, ahead);
+		               job, state, round, row, end_row, c, first, end);
 }
 
 VEC_INLINE void values_of_tree_row(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
-                                   struct state *state, const struct round *round, int32_t row,
-                                   const char *v)
+                                   struct state *state, const struct round *round, int32_t row)
 {
 	for (int32_t j = round->low[row], end; j < round->high[row]; j = end) {
 		bool sees = score_tree_sees(job, job->row + row, round->key + j);
@@ -427,7 +444,7 @@ VEC_INLINE void values_of_tree_row(enum fa_attention_dtype dtype, const struct f
 			end++;
 		if (!sees)
 			continue;
-		values_of_columns(dtype, job, state, row, row + 1, v, j, end, round->ahead_v);
+		values_of_columns(dtype, job, state, round, row, row + 1, j, end);
 		state->rescale[row] = 1;
 	}
 }
@@ -435,24 +452,22 @@ VEC_INLINE void values_of_tree_row(enum fa_attention_dtype dtype, const struct f
 VEC_INLINE void round_values(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
                              struct state *state, const struct round *round)
 {
-	const char *v = score_v(job, round->key);
 	bool hidden = false;
 
 	if (round->tree) {
 		for (int32_t row = 0; row < job->rows; row++)
-			values_of_tree_row(dtype, job, state, round, row, v);
+			values_of_tree_row(dtype, job, state, round, row);
 		return;
 	}
 	for (int32_t r = 0; r < job->rows; r++)
 		hidden |= round->low[r] > 0 || round->high[r] < round->end;
 	if (!hidden) {
-		values_of_columns(dtype, job, state, 0, job->rows, v, 0, round->end,
-		                  round->ahead_v);
+		values_of_columns(dtype, job, state, round, 0, job->rows, 0, round->end);
 		return;
 	}
 	for (int32_t row = 0; row < job->rows; row++)
-		values_of_columns(dtype, job, state, row, row + 1, v, round->low[row],
-		                  round->high[row], round->ahead_v);
+		values_of_columns(dtype, job, state, round, row, row + 1, round->low[row],
+		                  round->high[row]);
 }
 
 /* ---- a tile */
@@ -556,14 +571,31 @@ static void job_of_head(const struct fa_cpu_job *tile, int32_t h, struct fa_cpu_
 		ret_job->partial += h * tile->rows * fa_cpu_partial_floats(tile);
 }
 
-/* Returns the end of the round that starts at @key. The first round may be short: others start at
- * multiples of ROUND_KEYS. */
-static int64_t round_end(const struct fa_cpu_job *tile, int64_t key, int64_t end)
+/* Fills the keys [round->key, ...): up to a multiple of ROUND_KEYS or @end. Returns the next. */
+static int64_t round_keys(const struct fa_cpu_job *tile, int64_t end, struct round *round)
 {
-	int64_t next = (key / ROUND_KEYS + 1) * ROUND_KEYS, page_end = score_page_end(tile, key);
+	int64_t key = round->key, stop = (key / ROUND_KEYS + 1) * ROUND_KEYS;
 
-	next = next < page_end ? next : page_end;
-	return next < end ? next : end;
+	stop = stop < end ? stop : end;
+	while (key < stop) {
+		int64_t page_end = score_page_end(tile, key);
+		int64_t next = page_end < stop ? page_end : stop;
+		struct segment segment = {
+			.k = score_k(tile, key) - tile->k,
+			.v = score_v(tile, key) - tile->v,
+			.first = (int32_t)(key - round->key),
+			.end = (int32_t)(next - round->key),
+		};
+
+		if (key + AHEAD_KEYS < end) {
+			segment.ahead_k = score_k(tile, key + AHEAD_KEYS) - tile->k - segment.k;
+			segment.ahead_v = score_v(tile, key + AHEAD_KEYS) - tile->v - segment.v;
+		}
+		round->segments[round->n_segments++] = segment;
+		key = next;
+	}
+	round->end = (int32_t)(stop - round->key);
+	return stop;
 }
 
 VEC_INLINE void few_rows(enum fa_attention_dtype dtype, const struct fa_cpu_job *tile,
@@ -582,8 +614,8 @@ VEC_INLINE void few_rows(enum fa_attention_dtype dtype, const struct fa_cpu_job 
 	}
 
 	for (int64_t key = begin; key < end;) {
-		int64_t next = round_end(tile, key, end);
 		struct round round = { .key = key };
+		int64_t next = round_keys(tile, end, &round);
 
 		if (fa_cpu_job_stopped(tile))
 			return;
@@ -593,12 +625,7 @@ VEC_INLINE void few_rows(enum fa_attention_dtype dtype, const struct fa_cpu_job 
 			carried = true;
 			near = 1;
 		}
-		round.end = (int32_t)(next - key);
 		round.tree = tile->tree && next > tile->n_k - tile->n_q;
-		if (key + AHEAD_KEYS < end) {
-			round.ahead_k = score_k(tile, key + AHEAD_KEYS) - score_k(tile, key);
-			round.ahead_v = score_v(tile, key + AHEAD_KEYS) - score_v(tile, key);
-		}
 		for (int32_t r = 0; r < tile->rows; r++) {
 			round.low[r] = (int32_t)score_clamp(score_low(tile, tile->row + r) - key, 0,
 			                                    round.end);
