@@ -20,6 +20,7 @@ struct fa_bench {
 	unsigned int seconds; /* duration of load tests; 0: default */
 	bool mps;             /* the GPU is used through MPS, and result names say so */
 	const char *only;     /* a pattern for the names of cpu's results; NULL: all */
+	bool list;            /* print the names of cpu's results, measure nothing */
 	const char *socket;   /* the running daemon's socket; NULL: start a private daemon */
 	char device[128];
 };

@@ -438,7 +438,11 @@ static double median(uint64_t *ns, size_t n)
 
 static bool wanted(const struct fa_bench *bench, const char *name)
 {
-	return !bench->only || fnmatch(bench->only, name, 0) == 0;
+	if (bench->only && fnmatch(bench->only, name, 0) != 0)
+		return false;
+	if (bench->list)
+		puts(name);
+	return !bench->list;
 }
 
 static int bench_prefill(struct fa_bench *bench, struct team *team, struct blas *blas,

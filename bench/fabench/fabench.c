@@ -47,6 +47,7 @@ static void usage(FILE *file)
 	        "  -s, --socket PATH  measure the daemon that listens there (default: start fad\n"
 	        "                     from FAD_DAEMON, or as installed or built with fabench)\n"
 	        "      --json         print JSON instead of lines\n"
+	        "      --list         print the names of cpu's results, and measure nothing\n"
 	        "      --mps          run under MPS: the one of CUDA_MPS_PIPE_DIRECTORY if set,\n"
 	        "                     else a private one\n"
 	        "      --only PATTERN the results of cpu whose names match the shell pattern\n"
@@ -94,6 +95,7 @@ int main(int argc, char **argv)
 {
 	enum {
 		OPT_JSON = 256,
+		OPT_LIST,
 		OPT_MPS,
 		OPT_ONLY,
 		OPT_PREFILLER,
@@ -105,6 +107,7 @@ int main(int argc, char **argv)
 	static const struct option options[] = {
 		{ "socket", required_argument, NULL, 's' },
 		{ "json", no_argument, NULL, OPT_JSON },
+		{ "list", no_argument, NULL, OPT_LIST },
 		{ "mps", no_argument, NULL, OPT_MPS },
 		{ "only", required_argument, NULL, OPT_ONLY },
 		{ "prefiller", required_argument, NULL, OPT_PREFILLER },
@@ -128,6 +131,9 @@ int main(int argc, char **argv)
 			break;
 		case OPT_JSON:
 			bench.json = true;
+			break;
+		case OPT_LIST:
+			bench.list = true;
 			break;
 		case OPT_MPS:
 			bench.mps = true;
@@ -199,7 +205,7 @@ int main(int argc, char **argv)
 				failed = 1;
 		}
 	}
-	if (bench.json && fa_bench_print_json(&bench) < 0)
+	if (bench.json && !bench.list && fa_bench_print_json(&bench) < 0)
 		failed = 1;
 	fa_bench_deinit(&bench);
 	return failed;

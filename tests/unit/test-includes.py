@@ -21,8 +21,8 @@ LAYERS = {
                             "kernels/cuda/images.h", "kernels/cuda/paged-images.h"],
     # programs and tests are not layers: they may see everything below them
     "tools": ["common/", "schema/", "client/"],
-    "bench": ["common/", "schema/", "client/", "kernels/attention.h", "kernels/cuda/plan.h",
-              "kernels/cuda/images.h", "kernels/cuda/paged-plan.h",
+    "bench": ["common/", "schema/", "client/", "kernels/attention.h", "kernels/paged.h",
+              "kernels/cuda/plan.h", "kernels/cuda/images.h", "kernels/cuda/paged-plan.h",
               "kernels/cuda/paged-images.h", "daemon/pool/",
               "daemon/backend/device.h"],
     # times kernels with the GPU that the kernels' tests use, or with the emulator in its place
