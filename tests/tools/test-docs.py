@@ -19,7 +19,7 @@ FIRST_SCREEN_LINES = 24
 # A path in backquotes or as the target of a link.
 NAMED = re.compile(r"`([\w.-]+(?:/[\w.-]+)*/?)`|\]\(([^)#:]+)\)")
 TOP = ("client", "common", "daemon", "docs", "kernels", "schema", "tests", "tools", "bench", "demo",
-       "packaging", "python", "rust")
+       "packaging", "python", "rust", "go")
 
 
 def documents(source):

@@ -1,0 +1,114 @@
+package faclient
+
+// #include "shim.h"
+import "C"
+
+import (
+	"context"
+	"math"
+)
+
+// Window limits what a row sees: so many keys before and after its own. Below 0: all.
+type Window struct{ Left, Right int }
+
+// Scores say how scores are computed. The zero value means every key, with the usual scale.
+type Scores struct {
+	Causal      bool      // row i sees only keys up to its own
+	Window      *Window   // nil: all keys
+	Scale       float32   // the factor of q·k; 0: 1/sqrt(head dim)
+	Softcap     float32   // scores become softcap * tanh(score / softcap); 0: they stay
+	AlibiSlopes []float32 // one for each head of q, by which its scores fall with each key of distance
+	Sinks       []float32 // one for each head of q, which takes its share of the softmax and has no value
+	Stream      *Stream   // nil: the one that always exists
+}
+
+// raw returns what the shim takes, with these flags; q tells the heads.
+func (s *Scores) raw(c *Client, causal, window C.uint32_t, q []int) (C.struct_shim_scores, error) {
+	raw := C.struct_shim_scores{scale: C.float(s.Scale), softcap: C.float(s.Softcap)}
+	if s.Causal {
+		raw.flags |= causal
+	}
+	if s.Window != nil {
+		raw.flags |= window
+		raw.window_left, raw.window_right = side(s.Window.Left), side(s.Window.Right)
+	}
+	heads := 0
+	if len(q) >= 2 {
+		heads = q[len(q)-2]
+	}
+	for _, list := range []struct {
+		name   string
+		values []float32
+	}{{"AlibiSlopes", s.AlibiSlopes}, {"Sinks", s.Sinks}} {
+		if list.values != nil && (len(list.values) != heads || heads == 0) {
+			return raw, invalid("%s has %d numbers; expected %d, the heads of q", list.name,
+				len(list.values), heads)
+		}
+	}
+	var err error
+	raw.stream, err = s.Stream.of(c)
+	return raw, err
+}
+
+func side(n int) C.int64_t {
+	if n < 0 {
+		return -1
+	}
+	return C.int64_t(n)
+}
+
+// Attention is softmax(scale * q kT) v, the softmax in float32. struct fa_attention in faclient.h has the formula in
+// full.
+//
+// Shapes: Q [batch, n_q, heads, dim], K [batch, n_k, kv_heads, dim], V [batch, n_k, kv_heads, dim_v], Out [batch, n_q,
+// heads, dim_v], LSE [batch, heads, n_q]. heads is a multiple of kv_heads.
+//
+// With lengths the batch is ragged, and all are without its dimension: sequence b has the rows LengthsQ[b] to
+// LengthsQ[b+1]-1 of Q and Out, and LengthsK[b] to LengthsK[b+1]-1 of K and V. Both begin with 0.
+type Attention[T Element] struct {
+	Q, K, V, Out *Tensor[T]
+	LSE          *Tensor[float32] // the logarithm of the softmax's denominator; nil: not wanted
+	Scores
+	LengthsQ, LengthsK []uint32
+}
+
+// AnyAttention is an Attention of any type of elements.
+type AnyAttention interface {
+	submit(c *Client) (*Request, error)
+}
+
+func (a *Attention[T]) submit(c *Client) (*Request, error) {
+	var q []int
+	if a.Q != nil {
+		q = a.Q.shape
+	}
+	scores, err := a.Scores.raw(c, C.FA_ATTENTION_CAUSAL, C.FA_ATTENTION_WINDOW, q)
+	if err != nil {
+		return nil, err
+	}
+	batch := 0
+	if a.LengthsQ != nil || a.LengthsK != nil {
+		batch = len(a.LengthsQ) - 1
+		if len(a.LengthsQ) != len(a.LengthsK) || batch < 1 || batch > math.MaxInt32 {
+			return nil, invalid("LengthsQ has %d numbers and LengthsK %d; expected as many, and one more "+
+				"than sequences", len(a.LengthsQ), len(a.LengthsK))
+		}
+	}
+	o := operands{client: c}
+	all := C.struct_shim_attention{scores: scores, batch: C.uint32_t(batch), q: raw(a.Q, &o, false),
+		k: raw(a.K, &o, false), v: raw(a.V, &o, false), out: raw(a.Out, &o, true),
+		lse: raw(a.LSE, &o, true)}
+	return c.submit(o, func(client C.uint64_t, ticket *C.struct_fa_ticket, e *C.struct_shim_error) C.int {
+		return C.shim_attention(client, &all, uintPointer(a.LengthsQ), uintPointer(a.LengthsK),
+			floatPointer(a.AlibiSlopes), floatPointer(a.Sinks), ticket, e)
+	})
+}
+
+// Submit asks for attention and returns at once. EAGAIN: Info.MaxRequests are in flight. Errors that only the
+// daemon finds come with Request.Wait.
+func (c *Client) Submit(attention AnyAttention) (*Request, error) { return attention.submit(c) }
+
+// Attention asks for attention and waits for it. A context that ends cancels it.
+func (c *Client) Attention(ctx context.Context, attention AnyAttention) error {
+	return run(ctx, func() (*Request, error) { return attention.submit(c) })
+}

@@ -1,0 +1,3 @@
+module faclient
+
+go 1.19
