@@ -489,6 +489,7 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *
  *   version, backend, device  strings; device: its name
  *   mps               "on", "off" or "unknown": whether the daemon runs under MPS; GPUs only
+ *   gpu_modules       modules of GPU kernels in the daemon's build
  *   gpu_unused        a string, if the CPU computes though there seems to be a GPU: the reason
  *   pid, uid, threads  of the daemon
  *   generation        fa_info.generation
@@ -576,7 +577,7 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *     steps           in flight
  *   may change: sessions: state, out_messages, out_bytes, ring_doorbells, ring_asleep; sequences:
  *                     planned; pool: generation, chunks_unkept, quarantined_pages,
- *                     sessions_awaited; rings_polled, ring_doorbells
+ *                     sessions_awaited; rings_polled, ring_doorbells; details (for people)
  */
 int fa_status(struct fa_client *client, char **ret_json);
 

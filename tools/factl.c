@@ -19,6 +19,7 @@ static const struct command {
 } commands[] = {
 	{ "status", fa_tool_status, BIT(JSON) },
 	{ "metrics", fa_tool_metrics, BIT(PROMETHEUS) | BIT(LISTEN) | BIT(TENANTS) },
+	{ "doctor", fa_tool_doctor, BIT(JSON) },
 	{ "ping", fa_tool_ping, BIT(COUNT) },
 	{ "version", fa_tool_version },
 	{ "drain", fa_tool_drain, BIT(NO_WAIT) },
@@ -85,6 +86,8 @@ static void usage(void)
 	     "    [--listen ADDRESS]...  or serve both by HTTP, at a loopback address or a\n"
 	     "                     path, until SIGTERM; see factl(1)\n"
 	     "    [--tenants N]    tenants that get series of their own (default: 32)\n"
+	     "  doctor [--json]    check machine, daemon and access, and compute something; say\n"
+	     "                     what to do about what is wrong\n"
 	     "  ping [-c N]        time N empty round trips (default: 1)\n"
 	     "  version            show the versions of factl and of the daemon\n"
 	     "  drain [--no-wait]  let the daemon finish all requests and exit; wait for that\n"

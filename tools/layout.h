@@ -4,12 +4,14 @@
  */
 #pragma once
 
+#include "tools/format.h"
+
 #include <stddef.h>
 #include <stdio.h>
 
-#define FA_LAYOUT_COLUMNS 100
+#define FA_LAYOUT_COLUMNS 80
 #define FA_LAYOUT_CELLS_MAX 10
-#define FA_LAYOUT_CELL_BYTES 24 /* with the terminating zero */
+#define FA_LAYOUT_CELL_BYTES FA_FORMAT_BYTES
 
 /* Prints @label in ten columns, and the text beside it, in several lines if it is long. */
 void fa_layout_paragraph(FILE *file, const char *label, const char *format, ...)

@@ -1,5 +1,7 @@
 #include "tools/status.h"
 
+#include "tools/format.h"
+#include "tools/histogram.h"
 #include "tools/layout.h"
 
 #include <errno.h>
@@ -7,9 +9,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
-
-/* Larger counts are rounded, so that columns stay narrow. */
-#define EXACT_MAX 9999999
 
 static long long number(const json_t *object, const char *key)
 {
@@ -21,75 +20,6 @@ static const char *string(const json_t *object, const char *key)
 	const char *value = json_string_value(json_object_get(object, key));
 
 	return value ? value : "-";
-}
-
-/* Writes three significant digits, as in "1.50", "23.5" or "512". */
-static void significant(double value, char text[16])
-{
-	snprintf(text, 16, "%.*f", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value);
-}
-
-/* Writes @n exactly, or as "12.3M". */
-static const char *count(long long n, char text[FA_LAYOUT_CELL_BYTES])
-{
-	static const char units[] = "kMGTPE";
-	double value = (double)n;
-	unsigned int unit = 0;
-	char digits[16];
-
-	if (n <= EXACT_MAX) {
-		snprintf(text, FA_LAYOUT_CELL_BYTES, "%lld", n);
-		return text;
-	}
-	for (value /= 1000; value >= 999.5; value /= 1000)
-		unit++;
-	significant(value, digits);
-	snprintf(text, FA_LAYOUT_CELL_BYTES, "%s%c", digits, units[unit]);
-	return text;
-}
-
-/* Writes "12.5 MiB". */
-static const char *bytes(long long n, char text[FA_LAYOUT_CELL_BYTES])
-{
-	static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };
-	double value = (double)n;
-	unsigned int unit = 0;
-	char digits[16];
-
-	while (value >= 1023.5 && unit < 6) {
-		value /= 1024;
-		unit++;
-	}
-	if (unit)
-		significant(value, digits);
-	else
-		snprintf(digits, sizeof(digits), "%lld", n);
-	snprintf(text, FA_LAYOUT_CELL_BYTES, "%s %s", digits, units[unit]);
-	return text;
-}
-
-static const char *duration(long long ns, char text[FA_LAYOUT_CELL_BYTES])
-{
-	static const char *const units[] = { "us", "ms", "s" };
-	const long long s = ns / 1000000000;
-	double value = (double)ns / 1000;
-	unsigned int unit = 0;
-	char digits[16];
-
-	if (s >= 86400) {
-		snprintf(text, FA_LAYOUT_CELL_BYTES, "%lld d %lld h", s / 86400, s / 3600 % 24);
-	} else if (s >= 3600) {
-		snprintf(text, FA_LAYOUT_CELL_BYTES, "%lld h %lld min", s / 3600, s / 60 % 60);
-	} else if (s >= 60) {
-		snprintf(text, FA_LAYOUT_CELL_BYTES, "%lld min %lld s", s / 60, s % 60);
-	} else {
-		for (; value >= 999.5 && unit < 2; value /= 1000)
-			unit++;
-		significant(value, digits);
-		snprintf(text, FA_LAYOUT_CELL_BYTES, "%s %s", ns ? digits : "0",
-		         units[ns ? unit : 2]);
-	}
-	return text;
 }
 
 /* ---- tables */
@@ -164,10 +94,9 @@ static const struct listing tenant_resources = {
 	  { "sessions", "sessions" },
 	  { "buffers", "buffers" },
 	  { "memory", "buffer_bytes", BYTES },
-	  { "GPU memory", "device_bytes", BYTES },
+	  { "on GPU", "device_bytes", BYTES },
 	  { "fds", "fds" },
-	  { "in flight", "requests" },
-	  { "step memory", "step_bytes", BYTES },
+	  { "steps", "step_bytes", BYTES },
 	  { "gates", "gates" } },
 	NULL,
 	NULL,
@@ -188,12 +117,11 @@ static const struct listing caches = {
 	"Caches",
 	{ { "cache", "cache", ID },
 	  { "uid", "uid", EXACT },
-	  { "session", "session", EXACT },
 	  { "layers", "layers" },
 	  { "sequences", "sequences" },
 	  { "page", "page_bytes", BYTES },
-	  { "used pages", "used_pages" },
-	  { "idle pages", "idle_pages" } },
+	  { "used", "used_pages" },
+	  { "idle", "idle_pages" } },
 	"name",
 	"name",
 };
@@ -203,7 +131,6 @@ static const struct listing sequences = {
 	{ { "sequence", "sequence", ID },
 	  { "cache", "cache", ID },
 	  { "uid", "uid", EXACT },
-	  { "session", "session", EXACT },
 	  { "tokens", "length" },
 	  { "planned", "planned" },
 	  { "steps", "steps" } },
@@ -237,13 +164,13 @@ static void format_cell(const struct column *column, const json_t *object, size_
 	else if (column->kind == ID)
 		snprintf(cell, FA_LAYOUT_CELL_BYTES, "%llx", n);
 	else if (column->kind == BYTES)
-		bytes(n, cell);
+		fa_format_bytes(n, cell);
 	else if (column->kind == TIME)
-		duration(n, cell);
+		fa_format_duration(n, cell);
 	else if (column->kind == SHARE)
 		snprintf(cell, FA_LAYOUT_CELL_BYTES, "%.1f%%", 100 * (double)n / (double)all_ns);
 	else
-		count(n, cell);
+		fa_format_count(n, cell);
 }
 
 static void format_limit(const struct column *column, const json_t *limits,
@@ -256,9 +183,9 @@ static void format_limit(const struct column *column, const json_t *limits,
 	if (!limit || n < 0 || n == INT64_MAX)
 		strcpy(cell, "-");
 	else if (column->kind == BYTES)
-		bytes(n, cell);
+		fa_format_bytes(n, cell);
 	else
-		count(n, cell);
+		fa_format_count(n, cell);
 }
 
 /* Prints nothing if the list is empty. @limits: the first row; NULL: none. */
@@ -335,9 +262,9 @@ static void print_pool(const json_t *pool, FILE *file)
 {
 	char size[FA_LAYOUT_CELL_BYTES], used[FA_LAYOUT_CELL_BYTES], idle[FA_LAYOUT_CELL_BYTES];
 
-	bytes(number(pool, "chunk_bytes"), size);
-	bytes(number(pool, "used_bytes"), used);
-	bytes(number(pool, "idle_bytes"), idle);
+	fa_format_bytes(number(pool, "chunk_bytes"), size);
+	fa_format_bytes(number(pool, "used_bytes"), used);
+	fa_format_bytes(number(pool, "idle_bytes"), idle);
 	/* Only administrators see the whole pool; others see their own part. */
 	if (!json_object_get(pool, "chunks")) {
 		fa_layout_paragraph(file, "pool", "at most %lld chunks of %s",
@@ -353,11 +280,50 @@ static void print_pool(const json_t *pool, FILE *file)
 	fa_layout_paragraph(file, "", "%lld caches, %lld sequences, %lld steps in flight",
 	                    number(pool, "caches"), number(pool, "sequences"),
 	                    number(pool, "steps"));
+	fa_layout_paragraph(file, "", "%lld of %lld used pages are shared; %lld were evicted",
+	                    number(pool, "shared_pages"), number(pool, "used_pages"),
+	                    number(pool, "evicted_pages"));
 	if (number(pool, "chunks_unkept") > 0)
 		fa_layout_paragraph(file, "",
 		                    "warning: %lld chunks cannot be kept; what is in them does not "
 		                    "outlive the daemon (its log says why)",
 		                    number(pool, "chunks_unkept"));
+}
+
+/* Writes the median and the 99th percentile. */
+static void format_times(const json_t *requests, const char *key, const char *verb, char text[128])
+{
+	char median[FA_FORMAT_BYTES], most[FA_FORMAT_BYTES];
+	struct fa_histogram times;
+
+	fa_histogram_read(json_object_get(requests, key), &times);
+	fa_format_duration((long long)fa_histogram_quantile(&times, 0.5), median);
+	fa_format_duration((long long)fa_histogram_quantile(&times, 0.99), most);
+	snprintf(text, 128, "half %s at most %s, 99%% %s", verb, median, most);
+}
+
+static void print_times(const json_t *requests, FILE *file)
+{
+	char waited[128], ran[128];
+
+	if (json_array_size(json_object_get(requests, "waited")) == 0)
+		return;
+	format_times(requests, "waited", "waited", waited);
+	format_times(requests, "ran", "ran", ran);
+	fa_layout_paragraph(file, "times", "%s;", waited);
+	fa_layout_paragraph(file, "", "%s", ran);
+}
+
+static void print_prefixes(const json_t *requests, FILE *file)
+{
+	const long long tokens = number(requests, "prefix_tokens");
+
+	if (number(requests, "prefix_lookups") == 0)
+		return;
+	fa_layout_paragraph(
+		file, "prefixes", "%lld of %lld lookups found one; %.1f%% of their tokens",
+		number(requests, "prefix_hits"), number(requests, "prefix_lookups"),
+		tokens ? 100.0 * (double)number(requests, "prefix_matched") / (double)tokens : 0.0);
 }
 
 /* Without MPS kernels of the daemon and of other processes wait for each other. */
@@ -390,7 +356,7 @@ static void print_head(const json_t *root, FILE *file)
 	char text[FA_LAYOUT_CELL_BYTES], all[FA_LAYOUT_CELL_BYTES];
 
 	fprintf(file, "fad %s, process %lld, up %s%s\n", string(root, "version"),
-	        number(root, "pid"), duration(number(root, "uptime_ns"), text),
+	        number(root, "pid"), fa_format_duration(number(root, "uptime_ns"), text),
 	        json_is_true(json_object_get(root, "draining")) ? ", draining" : "");
 	fa_layout_paragraph(file, "backend", "%s: %s, %lld threads", string(root, "backend"),
 	                    string(root, "device"), number(root, "threads"));
@@ -402,15 +368,18 @@ static void print_head(const json_t *root, FILE *file)
 	if (json_object_get(root, "memory_bytes"))
 		fa_layout_paragraph(
 			file, "memory", "%s, at most %s of it for clients' buffers",
-			bytes(number(root, "memory_bytes"), text),
-			bytes(number(json_object_get(root, "limits"), "all_buffer_bytes"), all));
+			fa_format_bytes(number(root, "memory_bytes"), text),
+			fa_format_bytes(number(json_object_get(root, "limits"), "all_buffer_bytes"),
+		                        all));
 	fa_layout_paragraph(file, "requests", "%lld finished of %lld, %lld failed, %lld cancelled",
 	                    number(requests, "finished"), number(requests, "submitted"),
 	                    number(requests, "failed"), number(requests, "cancelled"));
 	fa_layout_paragraph(file, "busy", "%s with requests since the start",
-	                    duration(number(requests, "busy_ns"), text));
+	                    fa_format_duration(number(requests, "busy_ns"), text));
+	print_times(requests, file);
 	if (json_is_object(json_object_get(root, "pool")))
 		print_pool(json_object_get(root, "pool"), file);
+	print_prefixes(requests, file);
 	fa_layout_paragraph(file, "clients", "%lld connections", number(root, "connections"));
 }
 

@@ -45,6 +45,9 @@ enum fa_device_mps {
 	FA_DEVICE_MPS_UNKNOWN, /* the driver does not say */
 };
 
+/* Returns how many modules of GPU kernels this build has; 0: it was built without. */
+unsigned int fa_device_cuda_modules(void);
+
 struct fa_device_info {
 	char backend[16];
 	char name[64];     /* model of the processor or GPU */

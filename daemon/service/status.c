@@ -225,6 +225,8 @@ static int add_daemon(json_t *object, struct fa_server *server)
 	                         json_boolean(server->context.state != FA_DAEMON_RUNNING));
 	r |= set_text(object, "backend", server->context.info.backend);
 	r |= set_text(object, "device", server->context.info.name);
+	r |= set_text(object, "details", server->context.info.details);
+	r |= set(object, "gpu_modules", fa_device_cuda_modules());
 	if (server->gpu_unused.text[0])
 		r |= set_text(object, "gpu_unused", server->gpu_unused.text);
 	if (server->context.info.mps != FA_DEVICE_MPS_NONE)

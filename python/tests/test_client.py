@@ -240,13 +240,13 @@ print("end")
 def test_doctor(tmp_path):
     code = "import sys, faclient._doctor; sys.exit(faclient._doctor.main())"
     done = run_python(code)
-    assert "no problems" in done.stdout and "computes on" in done.stdout
+    assert "\n0 faults, " in done.stdout and "computes on" in done.stdout
     os.environ["FAD_DAEMON"] = str(tmp_path / "none")
     try:
         done = run_python(code, check=False)
     finally:
         del os.environ["FAD_DAEMON"]
-    assert done.returncode == 1 and "PROBLEM" in done.stdout and "FAD_DAEMON" in done.stdout
+    assert done.returncode == 1 and "\nfault     " in done.stdout and "FAD_DAEMON" in done.stdout
 
 
 def test_main():

@@ -188,6 +188,8 @@ def main():
         check(f"{tenant}.service" in said, f"{tenant} is no tenant of its own:\n{said}")
 
     check_exporter()
+    done = subprocess.run(["factl", "doctor"], capture_output=True, text=True)
+    check(done.returncode == 0 and "\n0 faults, 0 warnings" in done.stdout, f"factl doctor:\n{done.stdout}")
     again("systemctl restart", lambda pid: run("systemctl", "restart", "fad"))
     wait("the exporter to find the next daemon", lambda: "\nfad_up 1\n" in scrape())
     for i in range(5):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`factl status` for people: no line is wider than 100 columns, whatever the numbers and names; no
+"""`factl status` for people: no line is wider than 80 columns, whatever the numbers and names; no
 name is cut; the man page explains every table, heading and line.
 
 usage: test-status-layout.py FACTL STATUS_TEXT MAN_PAGE, with FAD_DAEMON set"""
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-COLUMNS = 100
+COLUMNS = 80
 TIB = 1 << 40
 NAME = "a-client-whose-name-is-as-long-as-names-may-be-which-is-64-bytes"
 CGROUP = "/kubepods.slice/kubepods-burstable.slice/" + "pod0123456789abcdef-" * 20 + "container.scope"
@@ -41,9 +41,12 @@ def status(factor, name, cgroup):
             "gpu_unused": "a reason without end, " * 10, "mps": "off", "memory_bytes": 24 * TIB,
             "connections": 4096 * factor, "sessions_total": 100 * factor, "tenants_total": 100 * factor,
             "limits": {"all_buffer_bytes": 20 * TIB, "pool_bytes": 2**63 - 1, "caches": 32, "sequences": 2**24},
-            "requests": {"submitted": 2 * factor * 10**6, "cancelled": factor, **usage(2 * factor)},
+            "requests": {"submitted": 2 * factor * 10**6, "cancelled": factor, **usage(2 * factor),
+                         "waited": [0] * 4 + [factor * 98 + 1, factor], "ran": [0] * 24 + [factor + 1],
+                         "prefix_lookups": 4 * factor + 1, "prefix_hits": 3 * factor,
+                         "prefix_tokens": 1000 * factor + 1, "prefix_matched": 500 * factor},
             "pool": {"chunk_bytes": 4 << 30, "chunks_max": 10**6, "chunks": 10**6, "chunks_free": 10**5,
-                     "chunks_unkept": 12345, "used_bytes": 900 * TIB, "idle_bytes": 900 * TIB, "caches": 1024,
+                     "chunks_unkept": 12345, "shared_pages": factor, "evicted_pages": factor * 10**6, "used_bytes": 900 * TIB, "idle_bytes": 900 * TIB, "caches": 1024,
                      "sequences": 2**24, "steps": 4096,
                      "tenants": [{"uid": 4294967294, "cgroup": cgroup, "used_bytes": 900 * TIB,
                                   "idle_bytes": 1000 * TIB, "caches": 1024, "sequences": 2**24}] * 2},
@@ -58,9 +61,9 @@ def check_width(text):
 
 
 def tables(text):
-    """{caption: headings}: an empty line comes before each caption."""
-    return {caption: re.split(r" {2,}", titles.strip())
-            for caption, titles in re.findall(r"\n\n(.+)\n(.+)", text)}
+    """{caption: headings}: an empty line comes before each caption. The heading of names may stand below."""
+    return {caption: re.split(r"\s{2,}", titles.strip())
+            for caption, titles in re.findall(r"\n\n(.+)\n(.+(?:\n {10}(?:name|cgroup)$)?)", text, re.MULTILINE)}
 
 
 def explained(page):
@@ -122,7 +125,9 @@ def main():
             assert whole.count(name) >= 6 and whole.count(cgroup) >= 4, f"a name is cut: {text}"
             check_man(text, page)
     text = text_of(1, "x", "/a")
-    for expected in ("busy      3 min 20 s ", " 1 min 40 s  50.0%  x\n", " 1000000 ", "1.00 TiB", " 1023 TiB ",
+    for expected in ("times     half waited at most 12.3 us, 99% 16.4 us;\n          half ran at most ",
+                     "prefixes  3 of 5 lookups found one; 50.0% of their tokens\n",
+                     " 1 of 0 used pages are shared; 1000000 were evicted\n", "busy      3 min 20 s ", " 1 min 40 s  50.0%  x\n", " 1000000 ", "1.00 TiB", " 1023 TiB ",
                      "and 98 more sessions\n"):
         assert expected in text, f"no {expected!r} in {text}"
     check_live(factl, os.environ["FAD_DAEMON"])

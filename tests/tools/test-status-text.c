@@ -146,8 +146,8 @@ static void test_tenants(void **state)
 	             "\"sequences\": 5}]}, \"limits\": {\"pool_bytes\": 9223372036854775807, "
 	             "\"caches\": 32}}");
 	fa_check_contains(text, "\n     1    7          -        12       2  1.00 us  25.0%  /a\n");
-	fa_check_contains(text, "\n limit      1024        -  1.00 GiB           -    -  ");
-	fa_check_contains(text, "\n     1         3        -  2.00 KiB           -    9  ");
+	fa_check_contains(text, "\n limit      1024        -  1.00 GiB       -    -  ");
+	fa_check_contains(text, "\n     1         3        -  2.00 KiB       -    9  ");
 	fa_check_contains(text, "\nlimit         -     -      32          -\n");
 	fa_check_contains(text, "\n    8  1.00 KiB   0 B       2          5  /p\n");
 

@@ -270,6 +270,15 @@ static int start_driver(struct fa_device *device, struct fa_error *error)
 	return 0;
 }
 
+unsigned int fa_device_cuda_modules(void)
+{
+	unsigned int n = 0;
+
+	for (int i = 0; i < FA_CUDA_IMAGES; ++i)
+		n += fa_cuda_images[i].bytes > 0;
+	return n;
+}
+
 static unsigned int milliseconds(uint64_t ns)
 {
 	return (unsigned int)(ns / FA_NS_PER_MS);
@@ -278,12 +287,9 @@ static unsigned int milliseconds(uint64_t ns)
 static int open_all(struct fa_device *device, struct fa_error *error)
 {
 	uint64_t begin_ns = fa_now_ns(), started_ns, ready_ns, loaded_ns;
-	bool any = false;
 	int r;
 
-	for (int i = 0; i < FA_CUDA_IMAGES; ++i)
-		any = any || fa_cuda_images[i].bytes;
-	if (!any)
+	if (!fa_device_cuda_modules())
 		return fa_fail(error, -ENXIO, "this fad was built without GPU kernels");
 	r = fa_cuda_tuning_load(error, &device->tuning);
 	if (r == 0)

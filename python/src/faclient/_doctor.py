@@ -1,7 +1,9 @@
-"""python -m faclient doctor: what works here, what does not, and what to do about it."""
+"""python -m faclient doctor: what works for Python here, what does not, and what to do about it. The lines
+are like those of factl doctor, which looks at the daemon that runs."""
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import platform
 import subprocess
@@ -15,17 +17,18 @@ from .client import connect
 
 class _Report:
     def __init__(self):
-        self.problems = 0
+        self.faults = self.warnings = 0
 
     def ok(self, text):
-        print(f"ok       {text}")
+        print(f"ok        {text}")
 
-    def note(self, text):
-        print(f"note     {text}")
+    def warning(self, text, advice):
+        self.warnings += 1
+        print(f"warning   {text}\n          {advice}")
 
-    def problem(self, text, advice):
-        self.problems += 1
-        print(f"PROBLEM  {text}\n         {advice}")
+    def fault(self, text, advice):
+        self.faults += 1
+        print(f"fault     {text}\n          {advice}")
 
 
 def _program(report):
@@ -33,15 +36,29 @@ def _program(report):
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
     except OSError as error:
-        report.problem(f"the daemon {path}: {error.strerror}",
+        report.fault(f"the daemon {path}: {error.strerror}",
                        "Reinstall the package, or let FAD_DAEMON name a fad.")
         return False
     if done.returncode:
-        report.problem(f"the daemon {path} does not run: {done.stderr.strip()[-200:]}",
+        report.fault(f"the daemon {path} does not run: {done.stderr.strip()[-200:]}",
                        "A library may be missing: reinstall the package on this system.")
         return False
     report.ok(f"daemon: {path}, {done.stdout.strip()}")
     return True
+
+
+def _examine(report, socket):
+    """What factl doctor finds wrong with the daemon that runs."""
+    path = os.path.join(os.path.dirname(__file__), "bin", "factl")
+    try:
+        done = subprocess.run([path, "-s", socket, "doctor", "--json"], capture_output=True, text=True, timeout=60)
+        found = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        report.warning(f"{path} doctor: {error}", "Reinstall the package.")
+        return
+    for check in found["checks"]:
+        if check["level"] != "ok":
+            getattr(report, check["level"])(f"{check['check']}: {check['text']}", check["advice"])
 
 
 def _running(report):
@@ -51,13 +68,14 @@ def _running(report):
             report.ok(f"a daemon runs: {client.socket}, version {info['daemon_version']}, "
                       f"{info['backend']}, {info['device_name']}")
             if info["daemon_version"] != __version__:
-                report.note(f"the package has version {__version__}; they work together")
-            return
+                report.ok(f"the package has version {__version__}; they work together")
+            socket = client.socket
+        _examine(report, socket)
     except errors.NotAllowed as error:
-        report.problem(f"a daemon runs that this user may not use: {error.strerror}",
+        report.fault(f"a daemon runs that this user may not use: {error.strerror}",
                        "Ask for membership in its group, then log in anew.")
     except errors.Error as error:
-        report.note(f"no daemon runs: {error.strerror}; connect(spawn=True) starts one")
+        report.ok(f"no daemon runs: {error.strerror}; connect(spawn=True) starts one")
 
 
 def _computes(report):
@@ -72,7 +90,7 @@ def _computes(report):
             with cache.step({sequence: 8}) as step:
                 cached = step.attend(0, q[0], k[0], v[0], causal=False)
     except errors.Error as error:
-        report.problem(f"a private daemon does not work: {error.strerror}",
+        report.fault(f"a private daemon does not work: {error.strerror}",
                        "Start it by hand to see more: the program above with --log stderr.")
         return
     s = np.einsum("bqhd,bkhd->bhqk", q, k) / 8
@@ -80,14 +98,15 @@ def _computes(report):
     wanted = np.einsum("bhqk,bkhd->bqhd", p / p.sum(-1, keepdims=True), v)
     worst = max(np.abs(out - wanted).max(), np.abs(cached - wanted[0]).max())
     if worst > 1e-3:
-        report.problem(f"a private daemon computes wrong numbers: off by {worst:.2g}",
+        report.fault(f"a private daemon computes wrong numbers: off by {worst:.2g}",
                        "Please report this, with the output of this program.")
         return
     report.ok(f"a private daemon computes on {info['backend']} ({info['device_name']}), "
               f"with a KV cache; off by {worst:.1g}")
     if info["backend"] == "cpu" and os.path.exists("/dev/nvidiactl"):
-        report.note("there is an NVIDIA GPU, which it does not use: `factl status` of a running "
-                    "daemon tells why (gpu_unused)")
+        report.warning("there is an NVIDIA GPU, which it does not use",
+                       "`factl doctor` tells why of a daemon that runs; this package may be built "
+                       "without GPU kernels.")
 
 
 def _packages(report):
@@ -96,11 +115,11 @@ def _packages(report):
         try:
             version = importlib.import_module(name).__version__
         except ImportError:
-            report.note(f"{name} is not installed; {purpose} needs it, at least {least}")
+            report.ok(f"{name} is not installed; {purpose} needs it, at least {least}")
             continue
         parts = [[int(n) for n in text.split("+")[0].split(".")[:2]] for text in (version, least)]
         if parts[0] < parts[1]:
-            report.problem(f"{name} {version} is too old for {purpose}",
+            report.fault(f"{name} {version} is too old for {purpose}",
                            f"pip install '{name} >= {least}'")
         else:
             report.ok(f"{name} {version}")
@@ -111,11 +130,12 @@ def main() -> int:
     report.ok(f"faclient {__version__}, Python {platform.python_version()}, {platform.system()} "
               f"{platform.release()} {platform.machine()}")
     if sys.platform != "linux":
-        report.problem(f"{sys.platform} is not supported", "fad runs on Linux.")
+        report.fault(f"{sys.platform} is not supported", "fad runs on Linux.")
     works = _program(report)
     _running(report)
     if works:
         _computes(report)
     _packages(report)
-    print(f"\n{report.problems or 'no'} problem{'s' if report.problems != 1 else ''}")
-    return 1 if report.problems else 0
+    print(f"\n{report.faults} fault{'s' if report.faults != 1 else ''}, "
+          f"{report.warnings} warning{'s' if report.warnings != 1 else ''}")
+    return 1 if report.faults else 0
