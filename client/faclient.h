@@ -174,7 +174,8 @@ enum fa_client_state {
 	FA_CLIENT_CONNECTED = 0,
 	FA_CLIENT_LOST = 1, /* the next call that needs the daemon reconnects */
 };
-/* Returns the connection's state; notices a daemon that went away since the last call. Never waits. */
+/* Returns the connection's state; notices a daemon that went away since the last call. Never
+ * waits. */
 enum fa_client_state fa_client_state(struct fa_client *client);
 
 /* Reconnects now, if the connection is lost. Errors are those of fa_connect() and of registering
@@ -328,10 +329,10 @@ struct fa_tensor {
 void fa_tensor_init(struct fa_tensor *ret_tensor, struct fa_buffer *buffer, uint64_t offset,
                     uint32_t dtype, uint32_t rank, const int64_t *shape);
 /*
- * Fills *ret_tensor with the tensor at an address, of the CPU or of the GPU, that lies in a buffer of
- * this client: finds the buffer, in a time that grows with their number. @shape and @strides have
- * @rank entries and are copied; @strides NULL: dense. The rest is checked by fa_attention(). The
- * tensor is valid as long as the buffer.
+ * Fills *ret_tensor with the tensor at an address, of the CPU or of the GPU, that lies in a buffer
+ * of this client: finds the buffer, in a time that grows with their number. @shape and @strides
+ * have @rank entries and are copied; @strides NULL: dense. The rest is checked by fa_attention().
+ * The tensor is valid as long as the buffer.
  *   -EINVAL  the address is in no buffer
  */
 int fa_tensor_from_pointer(struct fa_client *client, const void *ptr, uint32_t dtype, uint32_t rank,
@@ -451,19 +452,19 @@ int fa_cancel(struct fa_client *client, const struct fa_ticket *ticket);
 
 /*
  * Lets event loops wait. fa_fd() returns a descriptor, or a negative errno. The descriptor is
- * readable if requests have ended or the connection was lost since the last fa_dispatch(), whichever thread
- * noticed. Then call fa_dispatch(), which never waits, and fa_wait() with timeout 0. The descriptor
- * belongs to the client and stays the same across reconnects. fa_dispatch() returns 0, or
- * -ECONNRESET (-EPROTO) while the connection is lost.
+ * readable if requests have ended or the connection was lost since the last fa_dispatch(),
+ * whichever thread noticed. Then call fa_dispatch(), which never waits, and fa_wait() with timeout
+ * 0. The descriptor belongs to the client and stays the same across reconnects. fa_dispatch()
+ * returns 0, or -ECONNRESET (-EPROTO) while the connection is lost.
  */
 int fa_fd(struct fa_client *client);
 int fa_dispatch(struct fa_client *client);
 
 /*
  * Makes and frees streams. Requests of one stream run in order, those of different streams
- * concurrently. Stream 0 always exists. A stream of @priority > 0 goes before other streams of this client (decode); on a GPU its
- * kernels go before those of all clients. Streams are freed with the client. Numbers of freed ones
- * do not come back.
+ * concurrently. Stream 0 always exists. A stream of @priority > 0 goes before other streams of this
+ * client (decode); on a GPU its kernels go before those of all clients. Streams are freed with the
+ * client. Numbers of freed ones do not come back.
  *   -EDQUOT        max_streams exist
  *   -EBUSY (free)  requests are in flight
  *   -ENOENT (free) no such stream
@@ -482,10 +483,10 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  * stable. New keys may appear anywhere.
  *
  * Root, the daemon's own user and its observer (fad.conf) see everything. Other users do not see
- * what is marked "all:", and see only the sessions, tenants, caches and sequences of their own tenant, with the names and pids
- * of all its sessions. A tenant is a user in a cgroup. In a cgroup's name, '?' and two hexadecimal
- * digits stand for a byte that is not text, or for '?' itself. A list has at most 128 entries; of
- * sessions and tenants the caller's own come first.
+ * what is marked "all:", and see only the sessions, tenants, caches and sequences of their own
+ * tenant, with the names and pids of all its sessions. A tenant is a user in a cgroup. In a
+ * cgroup's name, '?' and two hexadecimal digits stand for a byte that is not text, or for '?'
+ * itself. A list has at most 128 entries; of sessions and tenants the caller's own come first.
  *
  *   version, backend, device  strings; device: its name
  *   mps               "on", "off" or "unknown": whether the daemon runs under MPS; GPUs only
@@ -537,8 +538,8 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *     ran, ran_ns     the same of the times on the device
  *     prefix_lookups, prefix_hits  fa_sequence_attach() and fa_prefix_find(); those that matched
  *     prefix_tokens, prefix_matched  tokens that they looked up, and found
- *     shared_prefixes  how often attention on a GPU was planned to read a prefix that sequences of a
- *                     step share once; each layer counts
+ *     shared_prefixes  how often attention on a GPU was planned to read a prefix that sequences of
+ *                     a step share once; each layer counts
  *     ring_bytes, ring_requests  if it has a ring: its size, messages that came by it
  *     messages, errors  messages received, including the ring's; errors sent as replies
  *   tenants           a list of objects. Root and the daemon's user also see some tenants without a

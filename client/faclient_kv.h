@@ -404,9 +404,9 @@ struct fa_step_attend_layers {
 
 /*
  * Requests all layers of a step, or some consecutive ones, by one message to the daemon: equals as
- * many fa_step_attend(), each of which waits for and signals a value of its own. A CUDA stream or graph
- * of this process can compute what lies between the layers (faclient_timeline.h) without work for
- * the CPU.
+ * many fa_step_attend(), each of which waits for and signals a value of its own. A CUDA stream or
+ * graph of this process can compute what lies between the layers (faclient_timeline.h) without work
+ * for the CPU.
  *
  * The ticket is the last layer's. If a layer fails, the later ones end with the same error, and all
  * signals are given. Cancelling cancels all layers that have not ended; if their values may never
@@ -471,9 +471,9 @@ struct fa_sequence_copy {
 };
 
 /*
- * Copies keys and values by requests like those of fa_attention(). fa_sequence_read() copies committed tokens out of the
- * pages. fa_sequence_write() copies into tokens that a step of this client has reserved: an
- * alternative to fa_step_attend() for filling a sequence, step by step.
+ * Copies keys and values by requests like those of fa_attention(). fa_sequence_read() copies
+ * committed tokens out of the pages. fa_sequence_write() copies into tokens that a step of this
+ * client has reserved: an alternative to fa_step_attend() for filling a sequence, step by step.
  *   -ECONNRESET  (write) the step ended with its connection
  */
 int fa_sequence_read(struct fa_client *client, const struct fa_sequence_copy *copy,
