@@ -202,7 +202,8 @@ class Operand:
                                 "tensor or what has __dlpack__")
             if copies_back and not x.flags.writeable:
                 raise ValueError(f"{name} is read-only")
-            self.dtype = dtype if dtype and x.dtype == np.uint16 else dtype_name(x.dtype)
+            # numpy has no bfloat16.
+            self.dtype = dtype or "bfloat16" if x.dtype == np.uint16 else dtype_name(x.dtype)
             self.shape = x.shape
             self.strides = tuple(s // x.itemsize for s in x.strides)
             self.address = x.ctypes.data

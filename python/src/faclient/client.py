@@ -194,31 +194,36 @@ class Client:
     def attention(self, q: Any, k: Any, v: Any, *, out: Any = None, causal: bool = False,
                   window: tuple[int, int] | None = None, scale: float | None = None,
                   softcap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None,
-                  lse: Any = None, timeout: float | None = None) -> Any:
+                  lse: Any = None, lengths: tuple[Any, Any] | None = None,
+                  timeout: float | None = None) -> Any:
         """softmax(scale · q kᵀ) v, as struct fa_attention describes it.
 
         q [batch, n_q, heads, dim], k and v [batch, n_k, kv_heads, dim], of float32, float16 or
-        bfloat16; numpy arrays (bfloat16: torch only), torch tensors of the CPU or of the daemon's
+        bfloat16; numpy arrays (bfloat16: as uint16), torch tensors of the CPU or of the daemon's
         GPU, or arrays with __dlpack__ or __cuda_array_interface__. window: (left, right), -1: all.
         Returns out, which is new unless given.
+
+        lengths: (cu_q, cu_k) of a ragged batch, all without the batch's dimension: sequence b has
+        the rows cu_q[b] to cu_q[b + 1] - 1 of q and out, likewise cu_k of k and v.
 
         On a GPU the call returns at once: the request is ordered with the current stream of
         PyTorch, like a kernel. If it fails later, the next call or synchronize() raises.
         """
         return self._drive(self._attention(q, k, v, out, causal, window, scale, softcap, sinks,
-                                           alibi_slopes, lse, timeout))
+                                           alibi_slopes, lse, lengths, timeout))
 
     def _attention(self, q, k, v, out=None, causal=False, window=None, scale=None, softcap=0.0,
-                   sinks=None, alibi_slopes=None, lse=None, timeout=None):
+                   sinks=None, alibi_slopes=None, lse=None, lengths=None, timeout=None):
         q, k, v, out, lse = (as_operand(x, name) for x, name in
                              zip((q, k, v, out, lse), ("q", "k", "v", "out", "lse")))
         ops = [Operand(q, "q"), Operand(k, "k"), Operand(v, "v")]
         for op in ops:
-            if len(op.shape) != 4:
-                raise ValueError(f"{op.name} has {len(op.shape)} dimensions; expected 4: batch, "
-                                 "tokens, heads, dim")
+            rank, names = (4, "batch, tokens") if lengths is None else (3, "tokens")
+            if len(op.shape) != rank:
+                raise ValueError(f"{op.name} has {len(op.shape)} dimensions; expected {rank}: "
+                                 f"{names}, heads, dim")
         if out is None:
-            shape = (*ops[0].shape[:3], ops[2].shape[3])
+            shape = (*ops[0].shape[:-1], ops[2].shape[-1])
             out = q.new_empty(shape) if is_torch(q) else np.empty(shape, ops[0].x.dtype)
         outs = [Operand(out, "out", copies_back=True)]
         if lse is not None:
@@ -226,6 +231,8 @@ class Client:
         request = new("fa_attention", scale=scale or 0.0, softcap=softcap)
         kept = _set_options(request, causal, window, sinks, alibi_slopes, timeout,
                            lib.FA_ATTENTION_CAUSAL, lib.FA_ATTENTION_WINDOW)
+        if lengths is not None:
+            kept += _set_lengths(request, *lengths)
         fields = ("q", "k", "v", "out", "lse")
         device = device_of(ops + outs)
         if device is not None:
@@ -235,7 +242,8 @@ class Client:
             if 0 not in ops[0].shape:
                 run_cuda(self, device, ops + outs, fields, request,
                          lambda request, ticket: lib.fa_attention(self._handle, request, ticket),
-                         pending, kept, _kind(causal, window, softcap, sinks, alibi_slopes))
+                         pending, kept,
+                         _kind(causal, window, softcap, sinks, alibi_slopes, lengths))
             return out
         ticket = ffi.new("struct fa_ticket *")
         with placed(self, ops, outs):
@@ -284,12 +292,12 @@ class Client:
 
 def _check_shapes(q, k, v, out, lse=None):
     """Finds wrong shapes before a request is sent whose error would come late."""
-    batch, n_q, heads, dim = q.shape
-    kv_heads, dim_v = k.shape[2], v.shape[3]
-    wanted = [(k, (batch, k.shape[1], kv_heads, dim)), (v, (batch, k.shape[1], kv_heads, dim_v)),
-              (out, (batch, n_q, heads, dim_v))]
+    *batch, n_q, heads, dim = q.shape  # no batch: it is ragged
+    n_k, kv_heads, dim_v = *k.shape[-3:-1], v.shape[-1]
+    wanted = [(k, (*batch, n_k, kv_heads, dim)), (v, (*batch, n_k, kv_heads, dim_v)),
+              (out, (*batch, n_q, heads, dim_v))]
     if lse is not None:
-        wanted.append((lse, (batch, heads, n_q)))
+        wanted.append((lse, (*batch, heads, n_q)))
     for x, shape in wanted:
         if x.shape != shape:
             raise InvalidArgument(errno.EINVAL, f"{x.name} has shape {x.shape}; expected {shape}, "
@@ -299,10 +307,22 @@ def _check_shapes(q, k, v, out, lse=None):
                               f"of k, {kv_heads}")
 
 
-def _kind(causal, window, softcap, sinks, alibi_slopes):
+def _kind(causal, window, softcap, sinks, alibi_slopes, lengths=None):
     """What decides, besides shapes, whether a daemon can compute a request."""
     return (bool(causal), window is not None, bool(softcap), sinks is not None,
-            alibi_slopes is not None)
+            alibi_slopes is not None, lengths is not None)
+
+
+def _set_lengths(request, cu_q, cu_k):
+    """Makes a request ragged. Returns what must outlive the call."""
+    kept = [np.ascontiguousarray(x, np.uint32) for x in (cu_q, cu_k)]
+    if kept[0].shape != kept[1].shape or kept[0].ndim != 1 or kept[0].size < 2:
+        raise ValueError(f"lengths have shapes {kept[0].shape} and {kept[1].shape}; expected as many "
+                         "for q and k, and one more than sequences")
+    request.batch = kept[0].size - 1
+    request.cu_seqlens_q = ffi.cast("uint32_t *", kept[0].ctypes.data)
+    request.cu_seqlens_k = ffi.cast("uint32_t *", kept[1].ctypes.data)
+    return kept
 
 
 def _heads_vector(values):
