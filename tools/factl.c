@@ -19,6 +19,7 @@ static const struct command {
 } commands[] = {
 	{ "status", fa_tool_status, BIT(JSON) },
 	{ "metrics", fa_tool_metrics, BIT(PROMETHEUS) | BIT(LISTEN) | BIT(TENANTS) },
+	{ "top", fa_tool_top, BIT(ONCE) | BIT(INTERVAL) | BIT(SORT) | BIT(FILTER) | BIT(BY) },
 	{ "doctor", fa_tool_doctor, BIT(JSON) },
 	{ "ping", fa_tool_ping, BIT(COUNT) },
 	{ "version", fa_tool_version },
@@ -34,12 +35,17 @@ static const struct {
 } numbers[] = {
 	{ FA_TOOL_COUNT, 1, 1, UINT32_MAX, "the count must be a number from 1: " },
 	{ FA_TOOL_TENANTS, 32, 0, 128, "--tenants must be a number from 0 to 128: " },
+	{ FA_TOOL_INTERVAL, 1000, 0, 3600000,
+	  "--interval must be milliseconds from 0 to 3600000: " },
 };
 
 static const char *const option_names[_FA_TOOL_OPTION_N] = {
 	[FA_TOOL_COUNT] = "--count",     [FA_TOOL_JSON] = "--json",
 	[FA_TOOL_NO_WAIT] = "--no-wait", [FA_TOOL_PROMETHEUS] = "--prometheus",
 	[FA_TOOL_LISTEN] = "--listen",   [FA_TOOL_TENANTS] = "--tenants",
+	[FA_TOOL_ONCE] = "--once",       [FA_TOOL_INTERVAL] = "--interval",
+	[FA_TOOL_SORT] = "--sort",       [FA_TOOL_FILTER] = "--filter",
+	[FA_TOOL_BY] = "--by",
 };
 
 static int check_usage(const struct fa_tool *tool, const struct command *command, int n_arguments)
@@ -81,7 +87,13 @@ static void usage(void)
 	     "\n"
 	     "  status [--json]    show clients, tenants, caches and load, or the raw JSON; root\n"
 	     "                     and the daemon's user see all clients, others their own\n"
-	     "  metrics            print the same in the OpenMetrics format\n"
+	     "  top                show what happens now, again and again; q quits\n"
+	     "    [--once]         once, as text\n"
+	     "    [--by KIND]      client or tenant (default: client)\n"
+	     "    [--sort KEY]     rate, wait, share, memory or name (default: rate)\n"
+	     "    [--filter TEXT]  only lines with TEXT\n"
+	     "    [--interval MS]  how often (default: 1000)\n"
+	     "  metrics            print the status in the OpenMetrics format\n"
 	     "    [--prometheus]   or in Prometheus' text format, as node_exporter reads it\n"
 	     "    [--listen ADDRESS]...  or serve both by HTTP, at a loopback address or a\n"
 	     "                     path, until SIGTERM; see factl(1)\n"
@@ -119,6 +131,11 @@ static int parse(int argc, char **argv, struct fa_tool *tool)
 		{ "prometheus", no_argument, NULL, OPT_COMMAND + FA_TOOL_PROMETHEUS },
 		{ "listen", required_argument, NULL, OPT_COMMAND + FA_TOOL_LISTEN },
 		{ "tenants", required_argument, NULL, OPT_COMMAND + FA_TOOL_TENANTS },
+		{ "once", no_argument, NULL, OPT_COMMAND + FA_TOOL_ONCE },
+		{ "interval", required_argument, NULL, OPT_COMMAND + FA_TOOL_INTERVAL },
+		{ "sort", required_argument, NULL, OPT_COMMAND + FA_TOOL_SORT },
+		{ "filter", required_argument, NULL, OPT_COMMAND + FA_TOOL_FILTER },
+		{ "by", required_argument, NULL, OPT_COMMAND + FA_TOOL_BY },
 		{ "help", no_argument, NULL, 'h' },
 		{ "version", no_argument, NULL, OPT_VERSION },
 		{ NULL, 0, NULL, 0 },

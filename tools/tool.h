@@ -23,6 +23,11 @@ enum fa_tool_option {
 	FA_TOOL_PROMETHEUS,
 	FA_TOOL_LISTEN,
 	FA_TOOL_TENANTS,
+	FA_TOOL_ONCE,
+	FA_TOOL_INTERVAL,
+	FA_TOOL_SORT,
+	FA_TOOL_FILTER,
+	FA_TOOL_BY,
 	_FA_TOOL_OPTION_N,
 };
 
@@ -58,6 +63,7 @@ int fa_tool_flush(const char *command);
 int fa_tool_status(struct fa_tool *tool);
 int fa_tool_metrics(struct fa_tool *tool);
 int fa_tool_doctor(struct fa_tool *tool);
+int fa_tool_top(struct fa_tool *tool);
 int fa_tool_ping(struct fa_tool *tool);
 int fa_tool_version(struct fa_tool *tool);
 int fa_tool_drain(struct fa_tool *tool);

@@ -15,7 +15,7 @@ WRONG = {
             "--supervise --listen-fd 0", "--check-config --threads x", "-x"],
     "fad-supervise": ["", "stray", "--exe-fd", "--exe-fd 99 -- fad", "--exe-fd x -- fad", "--exe-fd 0", "-x"],
     "factl": ["", "nonsense", "status stray", "rm", "rm cache", "rm stream x", "ping -c 0", "ping -c x", "-c",
-              "ping --json", "metrics --listen x", "metrics --tenants 3", "status --prometheus", "metrics --no-wait", "version -c 2", "-x"],
+              "ping --json", "metrics --listen x", "metrics --tenants 3", "top --sort x", "top --interval 99", "status --once", "status --prometheus", "metrics --no-wait", "version -c 2", "-x"],
     "fad-metrics": ["", "stray", "--listen", "--listen 0.0.0.0:1", "--tenants 129", "-x"],
     "fabench": ["", "nonsense", "wire nonsense", "--seconds 0 wire", "--seconds x wire", "--seconds 3601 wire",
                 "--socket", "--socket /none restart", "-x"],
