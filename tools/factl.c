@@ -21,6 +21,7 @@ static const struct command {
 	{ "metrics", fa_tool_metrics, BIT(PROMETHEUS) | BIT(LISTEN) | BIT(TENANTS) },
 	{ "top", fa_tool_top, BIT(ONCE) | BIT(INTERVAL) | BIT(SORT) | BIT(FILTER) | BIT(BY) },
 	{ "doctor", fa_tool_doctor, BIT(JSON) },
+	{ "dump", fa_tool_dump },
 	{ "ping", fa_tool_ping, BIT(COUNT) },
 	{ "version", fa_tool_version },
 	{ "drain", fa_tool_drain, BIT(NO_WAIT) },
@@ -100,6 +101,8 @@ static void usage(void)
 	     "    [--tenants N]    tenants that get series of their own (default: 32)\n"
 	     "  doctor [--json]    check machine, daemon and access, and compute something; say\n"
 	     "                     what to do about what is wrong\n"
+	     "  dump               print what a bug report needs, without names of users and\n"
+	     "                     programs, as JSON\n"
 	     "  ping [-c N]        time N empty round trips (default: 1)\n"
 	     "  version            show the versions of factl and of the daemon\n"
 	     "  drain [--no-wait]  let the daemon finish all requests and exit; wait for that\n"

@@ -64,6 +64,7 @@ int fa_tool_status(struct fa_tool *tool);
 int fa_tool_metrics(struct fa_tool *tool);
 int fa_tool_doctor(struct fa_tool *tool);
 int fa_tool_top(struct fa_tool *tool);
+int fa_tool_dump(struct fa_tool *tool);
 int fa_tool_ping(struct fa_tool *tool);
 int fa_tool_version(struct fa_tool *tool);
 int fa_tool_drain(struct fa_tool *tool);

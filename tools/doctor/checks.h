@@ -7,6 +7,9 @@
 
 #include <jansson.h>
 
+/* Makes all checks, and returns them as JSON; NULL: no memory. *ret_none: no daemon listens. */
+json_t *fa_doctor_examine(const struct fa_tool *tool, bool *ret_none);
+
 /* This machine: GPUs, the driver, device files, and limits of this process. */
 void fa_doctor_machine(struct fa_report *report);
 

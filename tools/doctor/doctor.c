@@ -1,7 +1,7 @@
 /* factl doctor: what works, what does not, and what to do about it. */
 #include "tools/doctor/checks.h"
 
-static int run(struct fa_report *report, const struct fa_tool *tool, bool *ret_none)
+static void run(struct fa_report *report, const struct fa_tool *tool, bool *ret_none)
 {
 	struct fa_client *client;
 	json_t *status = NULL;
@@ -10,7 +10,7 @@ static int run(struct fa_report *report, const struct fa_tool *tool, bool *ret_n
 	fa_doctor_machine(report);
 	client = fa_doctor_connect(report, tool, ret_none);
 	if (!client)
-		return 0;
+		return;
 	if (fa_status(client, &text) == 0) {
 		status = json_loads(text, 0, NULL);
 		fa_free(text);
@@ -25,7 +25,15 @@ static int run(struct fa_report *report, const struct fa_tool *tool, bool *ret_n
 	}
 	json_decref(status);
 	fa_disconnect(client);
-	return 0;
+}
+
+json_t *fa_doctor_examine(const struct fa_tool *tool, bool *ret_none)
+{
+	struct fa_report report;
+
+	fa_report_init(&report, true);
+	run(&report, tool, ret_none);
+	return fa_report_take(&report);
 }
 
 int fa_tool_doctor(struct fa_tool *tool)
@@ -34,7 +42,7 @@ int fa_tool_doctor(struct fa_tool *tool)
 	bool none = false;
 
 	fa_report_init(&report, fa_tool_given(tool, FA_TOOL_JSON));
-	(void)run(&report, tool, &none);
+	run(&report, tool, &none);
 	fa_report_finish(&report);
 	if (fa_tool_flush("doctor") != 0)
 		return 1;

@@ -42,6 +42,15 @@ void fa_report_add(struct fa_report *report, enum fa_report_level level, const c
 	(void)fflush(stdout);
 }
 
+json_t *fa_report_take(struct fa_report *report)
+{
+	json_t *checks = report->checks;
+
+	report->checks = NULL;
+	return json_pack("{ss, so, si, si}", "version", fa_version(), "checks", checks, "faults",
+	                 (int)report->n_faults, "warnings", (int)report->n_warnings);
+}
+
 void fa_report_finish(struct fa_report *report)
 {
 	char *text = NULL;
@@ -53,9 +62,7 @@ void fa_report_finish(struct fa_report *report)
 		       report->n_warnings == 1 ? "" : "s");
 		return;
 	}
-	root = json_pack("{ss, so, si, si}", "version", fa_version(), "checks", report->checks,
-	                 "faults", (int)report->n_faults, "warnings", (int)report->n_warnings);
-	report->checks = NULL;
+	root = fa_report_take(report);
 	if (root)
 		text = json_dumps(root, JSON_INDENT(1));
 	if (text)

@@ -29,3 +29,6 @@ void fa_report_add(struct fa_report *report, enum fa_report_level level, const c
 
 /* Prints the sum, or the JSON. */
 void fa_report_finish(struct fa_report *report);
+
+/* Returns all of a report as JSON, which the caller owns; NULL: no memory. */
+json_t *fa_report_take(struct fa_report *report);

@@ -1,0 +1,36 @@
+/*
+ * Takes what belongs to people out of texts and JSON: names of users, programs, caches, sequences and
+ * control groups, and paths below homes. The same name gets the same stand-in everywhere. One thread.
+ */
+#pragma once
+
+#include <jansson.h>
+#include <stddef.h>
+
+struct fa_redact_word {
+	char *from, *to;
+};
+
+struct fa_redact {
+	struct fa_redact_word *words; /* the longest first */
+	size_t n_words;
+	json_t *stand_ins; /* by "kind:original" */
+};
+
+int fa_redact_init(struct fa_redact *redact);
+/* Takes a zeroed struct. */
+void fa_redact_deinit(struct fa_redact *redact);
+
+/*
+ * Learns the names in @status, the users of this machine who are no services, and this user's home.
+ * -ENOMEM.
+ */
+int fa_redact_learn(struct fa_redact *redact, const json_t *status);
+
+/* Returns @text without what was learned and without names of homes, freed by the caller; NULL: no
+ * memory. */
+char *fa_redact_text(const struct fa_redact *redact, const char *text);
+
+/* Replaces names, users and control groups in @value, and what was learned in all of its texts.
+ * -ENOMEM. */
+int fa_redact_json(struct fa_redact *redact, json_t *value);
