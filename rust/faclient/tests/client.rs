@@ -23,12 +23,13 @@ fn long(client: &Client) -> Attention<f32> {
     tensors(client, &[1, 8192, 8, 128])
 }
 
-fn cancelled(client: &Client) -> u64 {
+/// A number of this session in the daemon's status.
+fn status(client: &Client, key: &str) -> u64 {
     let session = client.info().unwrap().session;
     let status = Json::parse(&client.status().unwrap().replace("\\/", "/"));
     let sessions = status["sessions"].list();
     let own = sessions.iter().find(|own| own["session"].int() == session).unwrap();
-    own["cancelled"].int()
+    own[key].int()
 }
 
 #[test]
@@ -47,17 +48,28 @@ fn a_request_gives_its_tensors_back() {
     assert_eq!(again.out.to_vec(), expected);
     let again = client.submit(again).unwrap().wait().unwrap();
     assert_eq!(again.q[3], 3.0 / 7.0);
+    assert_eq!(status(&client, "buffers"), 1);
+    drop(again);
+    eventually("the buffer is freed", || status(&client, "buffers") == 0);
 }
 
 #[test]
 fn a_dropped_request_is_cancelled_and_waited_for() {
     let client = private();
+    let stream = client.stream(0).unwrap();
+    let first = client.submit(long(&client).stream(&stream)).unwrap();
+    drop(stream);
+    assert_eq!(status(&client, "streams"), 2);
+    drop(first);
+    // A stream is only freed if no request of it is in flight.
+    assert_eq!(status(&client, "streams"), 1);
+
     let first = client.submit(long(&client)).unwrap();
     let second = client.submit(tensors(&client, &[1, 5, 2, 16])).unwrap();
     assert!(!second.ended(Duration::ZERO), "it is behind one that takes seconds");
     assert!(second.times().is_none());
     drop(first);
-    eventually("the status has it", || cancelled(&client) >= 1);
+    eventually("the status has it", || status(&client, "cancelled") >= 2);
     drop(second);
 }
 

@@ -208,6 +208,8 @@ fn other_processes_go_on() {
     run_other("other_processes_go_on", &client.socket_path());
     assert_eq!(prompt.length().unwrap(), 40);
     assert_eq!(cache.info().unwrap().sequences, 1, "the other process's ended with it");
+    drop(prompt); // has a name, and stays
+    let prompt = client.find_sequence("rust prompt").unwrap();
     cache.remove().unwrap();
     assert_eq!(prompt.length().unwrap_err().errno(), errno::ESTALE);
 }
