@@ -313,8 +313,9 @@ func (s *Sequence) Attach(prefix Prefix) (uint64, error) {
 	return prefix.call(s.client, C.SHIM_ATTACH, s.number)
 }
 
-// SetName gives the sequence a name of at most 63 bytes, by which others find it; from then on it outlives this
-// process. With a ttl it is removed after so long without use. Called again with the same name, it changes mode and ttl.
+// SetName gives the sequence a name of at most 63 bytes, by which others find it; it then outlives this process. Its
+// cache must have a name, too. With a ttl it is removed after so long without use. Called again with the same
+// name, this changes mode and ttl.
 func (s *Sequence) SetName(name string, mode Mode, ttl time.Duration) error {
 	text, err := cString(name, "name")
 	if err != nil {

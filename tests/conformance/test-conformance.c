@@ -317,6 +317,7 @@ static int op_attend(const json_t *operation)
 		                         .scale = real(operation, "scale"),
 		                         .softcap = real(operation, "softcap") };
 	const json_t *expected = json_object_get(operation, "out");
+	float slopes[FLOATS_MAX], sinks[FLOATS_MAX];
 	int r;
 
 	place_random(operation, "q", &attend.q);
@@ -328,6 +329,8 @@ static int op_attend(const json_t *operation)
 		attend.flags |= FA_STEP_CAUSAL;
 	if (window(operation, &attend.window_left, &attend.window_right))
 		attend.flags |= FA_STEP_WINDOW;
+	attend.alibi_slopes = floats(operation, "alibi_slopes", slopes);
+	attend.sinks = floats(operation, "sinks", sinks);
 	r = fa_step_attend(steps[step_at(string(operation, "step"))].step, &attend, NULL);
 	if (r == 0 && expected)
 		compare(&attend.out, expected);

@@ -197,6 +197,25 @@ impl Drop for CacheInner {
 ///
 /// Clones are the same cache. One without a name is removed with the last clone and sequence; one with a name
 /// stays until [`remove`](Cache::remove).
+///
+/// Processes share one by its name, and what it holds by the tokens:
+/// ```
+/// # fn main() -> Result<(), faclient::Error> {
+/// # let client = faclient::Options::new().private().connect()?;
+/// use faclient::{errno, CacheOptions, Dtype, Prefix};
+/// let shape = CacheOptions::new(Dtype::Bf16, 32, 8, 128).name("llama-8b");
+/// let cache = match client.find_cache("llama-8b") {
+///     Err(error) if error.errno() == errno::ENOENT => client.create_cache(&shape)?,
+///     found => found?,
+/// };
+/// let tokens = [1, 4711, 42];
+/// let (sequence, found) = cache.attach(&Prefix::new(&tokens))?; // what anybody published
+/// assert_eq!(found, 0);
+/// // ... steps over the tokens from `found` on; then sequence.publish() for the others
+/// # drop(sequence);
+/// # cache.remove()?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Cache {
     inner: Arc<CacheInner>,
@@ -431,6 +450,27 @@ pub struct SequenceInfo {
 ///
 /// One without a name is removed when it is dropped. One with a name, or found by its name, stays until
 /// [`remove`](Sequence::remove).
+///
+/// ```
+/// # fn main() -> Result<(), faclient::Error> {
+/// # let client = faclient::Options::new().private().connect()?;
+/// # use faclient::{CacheOptions, Dtype, Mode};
+/// # let cache = client.create_cache(&CacheOptions::new(Dtype::F32, 1, 1, 64).name("model"))?;
+/// let mut prompt = cache.sequence()?;
+/// prompt.set_name("prompt", Mode::OWN, None)?; // another process finds it
+/// let found = client.find_sequence("prompt")?;
+/// let own = found.fork()?; // shares its pages, and goes its own way
+/// assert_eq!(own.length()?, 0);
+/// found.remove()?;
+/// # Ok(()) }
+/// ```
+/// What was removed is not used any more:
+/// ```compile_fail,E0382
+/// # fn f(sequence: faclient::Sequence) -> Result<u64, faclient::Error> {
+/// sequence.remove()?;
+/// sequence.length()
+/// # }
+/// ```
 pub struct Sequence {
     client: Client,
     number: u64,
@@ -535,9 +575,9 @@ impl Sequence {
         Ok(tokens)
     }
 
-    /// Gives the sequence a name of at most 63 bytes, by which others find it; from then on it outlives this
-    /// process. With a time to live it is removed after so long without use. Called again with the same name, it
-    /// changes mode and time.
+    /// Gives the sequence a name of at most 63 bytes, by which others find it; it then outlives this process. Its
+    /// cache must have a name, too. With a time to live it is removed after so long without use. Called again
+    /// with the same name, this changes mode and time.
     pub fn set_name(&mut self, name: &str, mode: Mode, ttl: Option<Duration>) -> Result<()> {
         let name = c_string(name.as_bytes(), "name")?;
         // SAFETY: the name lives until the end of the call.

@@ -33,6 +33,20 @@ fn status(client: &Client, key: &str) -> u64 {
 }
 
 #[test]
+fn all_threads_may_use_it() {
+    fn is_shared<T: Send + Sync>() {}
+    is_shared::<Client>();
+    is_shared::<Tensor<f32>>();
+    is_shared::<Request<Attention<f32>>>();
+    is_shared::<Cache>();
+    is_shared::<Sequence>();
+    is_shared::<Step>();
+    is_shared::<Error>();
+    is_shared::<Options>();
+    is_shared::<CacheOptions>();
+}
+
+#[test]
 fn a_request_gives_its_tensors_back() {
     let client = private();
     let mut first = tensors(&client, &[1, 5, 2, 16]);
