@@ -226,3 +226,90 @@ def test_survives_death(supervised):
                 return False
         eventually(again)
         assert np.array_equal(read(cache, sequence), before)
+
+
+def _filled(client, cache, sequence, n, first=0, own=True):
+    """Appends n tokens of random bits by Step.write(). own: from the client's memory."""
+    shape = (cache.layers, n, cache.kv_heads, cache.head_dim)
+    k, v = (client.empty(shape, "bf16") if own else np.empty(shape, np.uint16) for _ in "kv")
+    random = np.random.default_rng(first)
+    for x in (k, v):
+        x[:] = random.integers(0, 2**16, shape, np.uint16)
+    with cache.step({sequence: n}) as step:
+        step.write(sequence, first, k, v)
+    return k, v
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_write_read(client, own):
+    """All bits of all layers return, NaN included, through memory of either kind."""
+    cache = client.cache("write-read", layers=7, kv_heads=2, head_dim=16, dtype="bf16")
+    sequence = cache.sequence()
+    a = _filled(client, cache, sequence, 40, own=own)
+    b = _filled(client, cache, sequence, 30, first=40, own=not own)
+    assert sequence.length == 70
+    out = [client.empty((7, 60, 2, 16), "bf16") if own else np.empty((7, 60, 2, 16), np.uint16)
+           for _ in "kv"]
+    sequence.read(5, *out)
+    for x, first, second in zip(out, a, b):
+        assert (x == np.concatenate([first, second], 1)[:, 5:65]).all()
+    only = np.empty((2, 10, 2, 16), np.uint16)
+    sequence.read(0, None, only, layer=3)
+    assert (only == a[1][3:5, :10]).all()
+    sequence.set_name("written")
+    named = client.sequence("written")
+    named.read(0, only, layer=5)
+    assert (only == a[0][5:7, :10]).all()
+    cache.remove()
+
+
+def test_read_strided(client):
+    cache = client.cache(layers=3, kv_heads=2, head_dim=16, dtype="bf16")
+    sequence = cache.sequence()
+    k, v = _filled(client, cache, sequence, 20)
+    both = client.empty((3, 20, 2, 2, 16), "bf16")
+    sequence.read(0, both[:, :, 0], both[:, :, 1])
+    assert (both[:, :, 0] == k).all() and (both[:, :, 1] == v).all()
+
+
+def test_copies_wait_for_each_other(tmp_path):
+    """A client may have fewer requests in flight than a cache has layers."""
+    config = tmp_path / "fad.conf"
+    config.write_text("[limits]\nsession_requests = 4\n")
+    with faclient.connect(private=True, config=str(config)) as client:
+        assert client.info()["max_requests"] == 4
+        cache = client.cache(layers=30, kv_heads=1, head_dim=8, dtype="bf16")
+        sequence = cache.sequence()
+        k, _ = _filled(client, cache, sequence, 3)
+        out = np.empty_like(k)
+        sequence.read(0, out)
+        assert (out == k).all()
+
+
+def test_copy_bad_input(client):
+    cache = client.cache(layers=2, kv_heads=2, head_dim=16, dtype="bf16")
+    sequence = cache.sequence()
+    _filled(client, cache, sequence, 20)
+    k = np.empty((2, 20, 2, 16), np.uint16)
+    with pytest.raises(ValueError, match="nothing to copy"):
+        sequence.read(0, None)
+    with pytest.raises(ValueError, match="3 dimensions; expected 4"):
+        sequence.read(0, k[0])
+    with pytest.raises(ValueError, match="1 layers of 20 tokens"):
+        sequence.read(0, k, k[:1])
+    with pytest.raises(faclient.InvalidArgument):
+        sequence.read(1, k)          # beyond the end
+    with pytest.raises(faclient.InvalidArgument):
+        sequence.read(0, k, layer=1)  # there are two layers
+    with pytest.raises(faclient.NotSupported, match="dtype"):
+        sequence.read(0, k.astype(np.float32))
+    with pytest.raises(faclient.InvalidArgument):
+        sequence.read(0, np.empty((2, 20, 2, 8), np.uint16))
+    with pytest.raises(faclient.Error):
+        with cache.step({sequence: 5}) as step:
+            step.write(sequence, 18, k[:, :5], k[:, :5])  # committed tokens do not change
+    assert sequence.length == 20
+    with pytest.raises(ValueError, match="read-only"):
+        frozen = k.copy()
+        frozen.flags.writeable = False
+        sequence.read(0, frozen)

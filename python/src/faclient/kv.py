@@ -1,8 +1,10 @@
 """KV caches, sequences and steps."""
 from __future__ import annotations
 
+import errno
 import types
 import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -195,6 +197,15 @@ class Sequence:
         del kept
         return out[0]
 
+    def read(self, first: int, k: Any, v: Any = None, *, layer: int = 0,
+             timeout: float | None = None) -> None:
+        """Copies committed tokens from number `first` on into k [layers, tokens, kv_heads,
+        head_dim] and v [layers, tokens, kv_heads, head_dim_v], of as many layers from `layer` on.
+        One of the two may be None. Arrays and tensors of the CPU, in the cache's dtype; those of
+        Client.empty() are not staged."""
+        self.client._drive(_copy(self.client, lib.fa_sequence_read, self, first, k, v, layer,
+                                 timeout, True))
+
     def set_name(self, name: str, *, mode: int = 0, ttl: float | None = None) -> None:
         """Names the sequence, which then outlives this process."""
         check(lib.fa_sequence_set_name(self.client._handle, self.number, string(name), mode,
@@ -219,6 +230,51 @@ def _integers(tokens):
     if array.min() < 0 or array.max() > 2**32 - 1:
         raise ValueError("a token is not a 32-bit number")
     return array
+
+
+def _copy(client, send, sequence, first, k, v, layer, timeout, reads):
+    """Requests of struct fa_sequence_copy, one a layer and all in flight together."""
+    dtype = sequence._cache.dtype if sequence._cache is not None else None
+    ops = [Operand(x, name, dtype, copies_back=reads) for x, name in
+           ((as_operand(k, "k"), "k"), (as_operand(v, "v"), "v")) if x is not None]
+    if not ops:
+        raise ValueError("k and v are both None: there is nothing to copy")
+    for op in ops:
+        if len(op.shape) != 4:
+            raise ValueError(f"{op.name} has {len(op.shape)} dimensions; expected 4: layers, "
+                             "tokens, heads, dim")
+        if op.shape[:2] != ops[0].shape[:2]:
+            raise ValueError(f"v has {op.shape[0]} layers of {op.shape[1]} tokens, and k "
+                             f"{ops[0].shape[0]} of {ops[0].shape[1]}")
+        if op.device is not None:
+            raise errors.NotSupported(errno.ENOTSUP, f"{op.name} is on a GPU; copies take arrays "
+                                      "and tensors of the CPU")
+    if 0 in ops[0].shape:
+        return
+    pending: deque[Any] = deque()
+    with placed(client, [] if reads else ops, ops if reads else []):
+        try:
+            for i in range(ops[0].shape[0]):
+                copy = new("fa_sequence_copy", sequence=sequence.number, first=first,
+                           layer=layer + i)
+                if timeout is not None:
+                    copy.timeout_ns = max(1, int(timeout * 1e9))
+                for op in ops:
+                    op.fill_row(getattr(copy, op.name), i)
+                ticket = ffi.new("struct fa_ticket *")
+                while (r := send(client._handle, copy, ticket)) == -errno.EAGAIN and pending:
+                    yield pending[0]
+                    pending.popleft()
+                check(r)
+                pending.append(ticket)
+            while pending:
+                yield pending[0]
+                pending.popleft()
+        finally:
+            # After a failure: the daemon must let go of the memory before it may be used again.
+            for ticket in pending:
+                lib.fa_cancel(client._handle, ticket)
+                lib.fa_wait(client._handle, ticket, _ALL, ffi.NULL)
 
 
 class Step:
@@ -312,6 +368,13 @@ class Step:
             yield ticket
         del kept
         return out
+
+    def write(self, sequence: Sequence, first: int, k: Any, v: Any = None, *, layer: int = 0,
+              timeout: float | None = None) -> None:
+        """Copies keys and values into tokens that this step has reserved, from the sequence's
+        token number `first` on; shapes as in Sequence.read(). An alternative to attend()."""
+        self.client._drive(_copy(self.client, lib.fa_sequence_write, sequence, first, k, v, layer,
+                                 timeout, False))
 
     def _send(self, request, ticket):
         self._stream = request.stream
