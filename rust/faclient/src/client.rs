@@ -11,7 +11,7 @@ use std::os::raw::c_char;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::io::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Which daemon to connect to, and how.
@@ -137,7 +137,7 @@ impl Options {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the strings live until the end of the call, which copies what it keeps.
         check(unsafe { sys::fa_connect(&options, &mut handle) })?;
-        Ok(Client { inner: Arc::new(Inner { handle }) })
+        Ok(Client { inner: Arc::new(Inner { handle, dropped: Mutex::default() }) })
     }
 }
 
@@ -156,6 +156,13 @@ pub(crate) fn pointer(text: &Option<CString>) -> *const c_char {
 
 struct Inner {
     handle: *mut sys::fa_client,
+    dropped: Mutex<Vec<Dropped>>,
+}
+
+/// What ends with its object, in the daemon.
+pub(crate) enum Dropped {
+    Cache(u64),
+    Sequence(u64),
 }
 
 // SAFETY: any number of threads may use a client at once.
@@ -188,6 +195,35 @@ impl Client {
 
     pub(crate) fn handle(&self) -> *mut sys::fa_client {
         self.inner.handle
+    }
+
+    /// Removes something in the daemon; later, if the connection is lost: what is dropped must not wait for
+    /// another daemon.
+    pub(crate) fn remove(&self, dropped: Dropped) {
+        self.inner.dropped.lock().unwrap_or_else(|e| e.into_inner()).push(dropped);
+        self.remove_dropped();
+    }
+
+    /// Called where objects are made, which reconnects.
+    pub(crate) fn remove_dropped(&self) {
+        loop {
+            let mut list = self.inner.dropped.lock().unwrap_or_else(|e| e.into_inner());
+            if list.is_empty() || !self.is_connected() {
+                return;
+            }
+            let next = list.pop();
+            drop(list);
+            // SAFETY: the client lives. An error says that it is gone already.
+            match next {
+                Some(Dropped::Cache(number)) => unsafe {
+                    sys::fa_cache_remove(self.handle(), number)
+                },
+                Some(Dropped::Sequence(number)) => unsafe {
+                    sys::fa_sequence_remove(self.handle(), number)
+                },
+                None => return,
+            };
+        }
     }
 
     pub(crate) fn same(&self, other: &Client) -> bool {

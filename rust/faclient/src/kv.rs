@@ -1,7 +1,7 @@
 //! Caches and sequences.
 
 use crate::attention::numbers;
-use crate::client::{c_string, nanoseconds, pointer, Client};
+use crate::client::{c_string, nanoseconds, pointer, Client, Dropped};
 use crate::element::{Dtype, Element};
 use crate::error::{check, Error, Result};
 use crate::memory::Tensor;
@@ -187,8 +187,7 @@ struct CacheInner {
 impl Drop for CacheInner {
     fn drop(&mut self) {
         if self.owned {
-            // SAFETY: the client lives.
-            unsafe { sys::fa_cache_remove(self.client.handle(), self.number) };
+            self.client.remove(Dropped::Cache(self.number));
         }
     }
 }
@@ -297,6 +296,7 @@ impl Client {
 
 impl Cache {
     fn new(client: &Client, number: u64, owned: bool) -> Cache {
+        client.remove_dropped();
         Cache { inner: Arc::new(CacheInner { client: client.clone(), number, owned }) }
     }
 
@@ -481,14 +481,14 @@ pub struct Sequence {
 impl Drop for Sequence {
     fn drop(&mut self) {
         if self.owned {
-            // SAFETY: the client lives.
-            unsafe { sys::fa_sequence_remove(self.client.handle(), self.number) };
+            self.client.remove(Dropped::Sequence(self.number));
         }
     }
 }
 
 impl Sequence {
     fn new(client: &Client, number: u64, cache: Option<&Cache>, owned: bool) -> Sequence {
+        client.remove_dropped();
         Sequence { client: client.clone(), number, cache: cache.cloned(), owned }
     }
 

@@ -113,9 +113,11 @@ impl Step {
             tree: if has_trees { trees.as_ptr() } else { std::ptr::null() },
             tree_start: if has_trees { starts.as_ptr() } else { std::ptr::null() },
         };
+        client.remove_dropped(); // their pages may be needed
         let mut handle = std::ptr::null_mut();
         // SAFETY: the vectors live until the end of the call, which copies them.
         check(unsafe { sys::fa_step_begin(client.handle(), &options, &mut handle) })?;
+        client.remove_dropped();
         // SAFETY: the step was just begun.
         let number = unsafe { sys::fa_step_number(handle) };
         let n_new = items.iter().map(|item| item.n_new).collect();

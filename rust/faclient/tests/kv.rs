@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{other, private, run_other, Supervised};
+use common::{eventually, other, private, run_other, Supervised};
 use faclient::*;
 use std::time::Duration;
 
@@ -212,6 +212,21 @@ fn other_processes_go_on() {
     let prompt = client.find_sequence("rust prompt").unwrap();
     cache.remove().unwrap();
     assert_eq!(prompt.length().unwrap_err().errno(), errno::ESTALE);
+}
+
+#[test]
+fn what_is_dropped_without_a_daemon_is_removed_later() {
+    let daemon = Supervised::start("lost-drop");
+    let client = daemon.options().connect().unwrap();
+    let cache = client.create_cache(&shape()).unwrap();
+    let first = cache.sequence().unwrap();
+    daemon.kill();
+    eventually("the loss is noticed", || !client.is_connected());
+    drop(first);
+    assert!(!client.is_connected(), "dropping does not wait for another daemon");
+    let second = cache.sequence().unwrap();
+    assert_eq!(cache.info().unwrap().sequences, 1);
+    drop(second);
 }
 
 #[test]
