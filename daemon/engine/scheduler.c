@@ -8,6 +8,7 @@
 #include "daemon/engine/private.h"
 
 #include "common/clock.h"
+#include "daemon/base/trace.h"
 
 #include <errno.h>
 #include <string.h>
@@ -490,6 +491,7 @@ static int job_launch(struct fa_stream *stream, struct fa_job *job)
 {
 	const bool device_gated = job == stream->gated;
 	struct fa_engine *engine = stream->engine;
+	uint64_t begin_ns;
 	int r;
 
 	job->work.params = &job->params;
@@ -501,9 +503,12 @@ static int job_launch(struct fa_stream *stream, struct fa_job *job)
 	job->work.gate = (struct fa_device_gate){};
 	if (device_gated)
 		(void)fa_gates_last_wait(job->gates, &job->work.gate);
+	begin_ns = fa_trace_on() ? fa_now_ns() : 0;
 	r = engine->ops->launch(engine->device, stream->queue, &job->work);
 	if (r < 0)
 		return r;
+	if (begin_ns)
+		fa_trace_slice("launch", begin_ns, 0, job->id);
 
 	job->state = FA_JOB_RUNNING;
 	job->device_gated = device_gated;

@@ -31,6 +31,7 @@ static void prepare_ended(struct fa_request *request)
 }
 
 static const struct fa_request_kind prepare_kind = {
+	.name = "prepare pages",
 	.bytes = sizeof(struct prepare),
 	.release = prepare_release,
 	.ended = prepare_ended,

@@ -143,6 +143,7 @@ static int bind_attention(struct fa_request *request, const struct fa_wire_messa
 }
 
 const struct fa_request_kind fa_attention_kind = {
+	.name = "Attention",
 	.bytes = sizeof(struct attention),
 	.bind = bind_attention,
 	.release = release,

@@ -422,6 +422,7 @@ static void refused(struct fa_request *request, const struct fa_wire_message *me
 }
 
 const struct fa_request_kind fa_kv_attend_kind = {
+	.name = "StepAttend",
 	.bytes = sizeof(struct attend),
 	.bind = bind_attend,
 	.release = release,

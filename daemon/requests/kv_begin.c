@@ -141,6 +141,7 @@ static void begin_ended(struct fa_request *request)
 }
 
 static const struct fa_request_kind begin_kind = {
+	.name = "StepBegin",
 	.bytes = sizeof(struct begin),
 	.bind = bind_begin,
 	.release = release_begin,

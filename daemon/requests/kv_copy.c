@@ -238,6 +238,7 @@ static void refused(struct fa_request *request, const struct fa_wire_message *me
 }
 
 const struct fa_request_kind fa_kv_copy_kind = {
+	.name = "SequenceCopy",
 	.bytes = sizeof(struct copy),
 	.bind = bind_copy,
 	.release = release,

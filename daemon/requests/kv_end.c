@@ -288,6 +288,7 @@ static void ended(struct fa_request *request)
 }
 
 const struct fa_request_kind fa_kv_end_kind = {
+	.name = "StepEnd",
 	.bytes = sizeof(struct end),
 	.while_draining = true,
 	.bind = bind_end,

@@ -34,6 +34,7 @@ static void refused(struct fa_request *request, const struct fa_wire_message *me
 }
 
 static const struct fa_request_kind no_layers_kind = {
+	.name = "StepAttendLayers",
 	.bytes = sizeof(struct fa_request),
 	.bind = refuse,
 	.release = release,

@@ -1,6 +1,7 @@
 #include "daemon/service/dispatch.h"
 
 #include "common/clock.h"
+#include "daemon/base/trace.h"
 #include "daemon/requests/attention.h"
 #include "daemon/requests/buffer.h"
 #include "daemon/requests/hello.h"
@@ -214,6 +215,21 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
 	return 0;
 }
 
+static int handle(struct fa_call *call, const struct method *method, struct fa_error *error)
+{
+	/* The call may free its session. */
+	const uint64_t session = call->session->id, id = call->message->id;
+	uint64_t begin_ns;
+	int r;
+
+	if (!fa_trace_on())
+		return method->handle(call, error);
+	begin_ns = fa_now_ns();
+	r = method->handle(call, error);
+	fa_trace_slice(method->name, begin_ns, session, id);
+	return r;
+}
+
 /* Handles a message. Returns true if it is pipelined. */
 static bool dispatch(struct fa_call *call, const void *bytes, size_t length)
 {
@@ -237,7 +253,7 @@ static bool dispatch(struct fa_call *call, const void *bytes, size_t length)
 	if (r == 0) {
 		if (method->pipelined && !call->received_ns)
 			call->received_ns = fa_now_ns();
-		r = method->handle(call, &error);
+		r = handle(call, method, &error);
 		if (r == 0)
 			return method->pipelined;
 		if (r == -EDQUOT && method->held &&

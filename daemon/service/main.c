@@ -7,6 +7,7 @@
 #include "daemon/base/fault_guard.h"
 #include "daemon/base/log.h"
 #include "daemon/base/service_manager.h"
+#include "daemon/base/trace.h"
 #include "daemon/persist/fd_store.h"
 #include "daemon/service/drain.h"
 #include "daemon/service/exec_supervisor.h"
@@ -262,6 +263,21 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 	return r;
 }
 
+static void end_trace(const char *path)
+{
+	struct fa_trace_result result;
+
+	if (!fa_trace_on())
+		return;
+	fa_trace_close(&result);
+	if (result.error)
+		fa_log(FA_LOG_WARNING, "the trace %s is not complete: %s", path,
+		       strerror(-result.error));
+	else if (result.n_dropped)
+		fa_log(FA_LOG_WARNING, "the trace %s lacks %" PRIu64 " of %" PRIu64 " records",
+		       path, result.n_dropped, result.n_dropped + result.n_written);
+}
+
 int main(int argc, char **argv)
 {
 	_fa_cleanup_(fa_config_deinit) struct fa_config config = {};
@@ -320,9 +336,14 @@ int main(int argc, char **argv)
 		fa_log(FA_LOG_ERROR, "the event loop cannot be made: %s", uv_strerror(r));
 		return EXIT_FAILURE;
 	}
-	r = serve(&program, &config, &error);
+	r = 0;
+	if (program.options.trace)
+		r = fa_trace_open(program.options.trace, FA_TRACE_BYTES_MAX, &error);
+	if (r == 0)
+		r = serve(&program, &config, &error);
 	if (r < 0)
 		fa_log(FA_LOG_ERROR, "%s", error.text);
+	end_trace(program.options.trace);
 	fa_fd_store_close(&program.fd_store);
 	(void)uv_loop_close(&program.loop);
 	uv_library_shutdown();

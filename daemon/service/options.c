@@ -31,6 +31,7 @@ static const char usage[] =
 	"  --log-level LEVEL      error, warning, info or debug\n"
 	"  --drain-timeout-ms N   how long work in flight may take when stopping\n"
 	"  --ready-fd N           write READY to descriptor N when connections are accepted\n"
+	"  --trace FILE           write a trace of all requests for Perfetto, up to 256 MiB\n"
 	"  --check-config         say all that is wrong with the configuration, or ok, and exit\n"
 	"  --version\n"
 	"  -h, --help\n"
@@ -105,6 +106,7 @@ int fa_service_options_parse(int argc, char **argv, struct fa_service_options *r
 		READY_FD,
 		EXIT_WHEN_IDLE,
 		SUPERVISE,
+		TRACE,
 		CHECK_CONFIG,
 		VERSION,
 		HELP,
@@ -116,6 +118,7 @@ int fa_service_options_parse(int argc, char **argv, struct fa_service_options *r
 		{ "ready-fd", required_argument, NULL, READY_FD },
 		{ "exit-when-idle", no_argument, NULL, EXIT_WHEN_IDLE },
 		{ "supervise", no_argument, NULL, SUPERVISE },
+		{ "trace", required_argument, NULL, TRACE },
 		{ "check-config", no_argument, NULL, CHECK_CONFIG },
 		{ "version", no_argument, NULL, VERSION },
 		{ "help", no_argument, NULL, HELP },
@@ -166,6 +169,9 @@ int fa_service_options_parse(int argc, char **argv, struct fa_service_options *r
 			break;
 		case SUPERVISE:
 			options.supervise = true;
+			break;
+		case TRACE:
+			options.trace = optarg;
 			break;
 		case CHECK_CONFIG:
 			options.check_config = true;

@@ -15,6 +15,7 @@ struct fa_service_options {
 		const char *name, *value; /* an option of section [daemon] */
 	} overrides[FA_SERVICE_OVERRIDES_MAX];
 	unsigned int n_overrides;
+	const char *trace;       /* file; NULL: no trace */
 	int listen_fd, ready_fd; /* -1: not given */
 	bool exit_when_idle, check_config, supervise;
 };

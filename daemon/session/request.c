@@ -2,6 +2,7 @@
 
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "daemon/base/trace.h"
 #include "daemon/engine/gate.h"
 #include "daemon/session/context.h"
 #include "daemon/session/device_completion.h"
@@ -191,6 +192,24 @@ static void account(struct fa_usage *usage, const struct fa_job *job, bool own)
 	}
 }
 
+/* Records a request that ends now. */
+static void trace(const struct fa_session *session, uint32_t stream, const struct fa_job *job,
+                  const struct fa_request_kind *kind)
+{
+	const struct fa_trace_request request = {
+		.name = kind->name,
+		.session = session->id,
+		.stream = stream,
+		.value = job->value,
+		.status = job->status,
+		.queued_ns = job->queued_ns,
+		.started_ns = job->started_ns,
+		.finished_ns = job->finished_ns,
+	};
+
+	fa_trace_request(&request);
+}
+
 /* Returns true if the engine has nothing of the stream and would only finish a request without
  * device work. */
 static bool engine_is_done(const struct fa_session *session, const struct fa_session_stream *slot)
@@ -202,7 +221,8 @@ static bool engine_is_done(const struct fa_session *session, const struct fa_ses
 }
 
 /* Finishes @job, the stream's next, without the engine. answer_here() is called next. */
-static void publish_here(struct fa_session *session, uint32_t stream, const struct fa_job *job)
+static void publish_here(struct fa_session *session, uint32_t stream, const struct fa_job *job,
+                         const struct fa_request_kind *kind)
 {
 	struct fa_session_stream *slot = &session->streams[stream];
 	const struct fa_outcome outcome = {
@@ -217,6 +237,8 @@ static void publish_here(struct fa_session *session, uint32_t stream, const stru
 	slot->finished = job->value;
 	account(&session->usage, job, false);
 	account(&session->tenant->usage, job, false);
+	if (fa_trace_on())
+		trace(session, stream, job, kind);
 	fa_engine_complete_empty(session->context->engine, slot->stream, job->value, &outcome);
 }
 
@@ -249,7 +271,7 @@ static void finish_here(struct fa_request *request)
 	if (request->job.confirms)
 		request->job.status = request->kind->confirm(request, &request->job.error);
 	request->job.finished_ns = fa_now_ns();
-	publish_here(session, request->stream, &request->job);
+	publish_here(session, request->stream, &request->job, request->kind);
 	if (request->kind->ended)
 		request->kind->ended(request);
 	answer_here(session, request->stream, &request->job, request->by_ring);
@@ -334,6 +356,7 @@ static void release_marker(struct fa_request *request)
 }
 
 const struct fa_request_kind fa_marker_kind = {
+	.name = "Marker",
 	.bytes = sizeof(struct fa_request),
 	.bind = bind_marker,
 	.release = release_marker,
@@ -363,7 +386,7 @@ int fa_request_mark(struct fa_session *session, const struct fa_wire_message *me
 	job.status = 0;
 	job.queued_ns = job.finished_ns = received_ns;
 	job.started_ns = job.number = 0;
-	publish_here(session, place.stream, &job);
+	publish_here(session, place.stream, &job, &fa_marker_kind);
 	answer_here(session, place.stream, &job, place.by_ring);
 	return 0;
 }
@@ -433,6 +456,8 @@ void fa_request_finish(struct fa_job *job)
 	--session->context->n_requests;
 	account(&session->usage, job, request->stream == FA_SESSION_STREAM_OWN);
 	account(&session->tenant->usage, job, request->stream == FA_SESSION_STREAM_OWN);
+	if (fa_trace_on())
+		trace(session, request->stream, job, request->kind);
 	if (request->kind->ended)
 		request->kind->ended(request);
 	if (request->stream != FA_SESSION_STREAM_OWN) {

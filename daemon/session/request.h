@@ -44,7 +44,8 @@ struct fa_request {
 };
 
 struct fa_request_kind {
-	size_t bytes; /* the kind's struct begins with struct fa_request */
+	const char *name; /* for traces: the message's */
+	size_t bytes;     /* the kind's struct begins with struct fa_request */
 	bool while_draining;
 	/* Fills job.work without keeping pointers into @message. An error refuses the request. */
 	int (*bind)(struct fa_request *request, const struct fa_wire_message *message,
