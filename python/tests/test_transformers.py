@@ -128,6 +128,64 @@ def test_beams_return_their_pages(client):
     pages.remove()
 
 
+def test_attach_rows(client):
+    """Rows with padding of their own find what each has in common with what was published."""
+    model = families.model("llama")
+    ids, mask = prompt(3, 80, 21)
+    expected = generate(model, ids, mask, n=20)
+    model.set_attn_implementation("fad")
+    first = fad.FadCache(model, client, name="rows")
+    generate(model, ids, mask, first, n=2)
+    for row in range(3):
+        first.publish(ids[row], row)
+    del first
+    ran = []
+    hook = model.model.embed_tokens.register_forward_pre_hook(
+        lambda _, arguments: ran.append(arguments[0].shape[1]))
+    cache = fad.FadCache(model, client, name="rows")
+    # 59 tokens of row 0 are 3 full pages, from column 21 on; the others' 80 would reach column 79.
+    assert cache.attach(ids, mask) == 21 + 48
+    assert agree(expected, generate(model, ids, mask, cache, n=20), 3) == 0
+    assert ran[0] == 80 - 69
+    # A row of which nothing is known holds up all; one without tokens holds up none.
+    strange = ids.clone()
+    strange[1] = ids[1].flip(0)
+    assert cache.attach(strange, mask) == 0
+    assert cache.attach(strange[[0, 2]], mask[[0, 2]]) == 69
+    none = mask.clone()
+    none[1] = 0
+    assert cache.attach(ids, none) == 69
+    assert cache._lengths == [48, 0, 69]
+    hook.remove()
+    cache._cache.remove()
+
+
+def test_assistant_model(client):
+    model, assistant = families.model("llama"), families.model("llama")
+    with torch.no_grad():
+        for x in assistant.parameters():
+            x.add_(torch.randn_like(x) * x.std() * 0.2)
+    ids, _ = prompt(1)
+    options = {"n": 40, "no_repeat_ngram_size": 0}
+    expected = generate(model, ids, **options).sequences
+    model.set_attn_implementation("fad")
+    assistant.set_attn_implementation("fad")
+    cache = fad.FadCache(model, client)
+    got = generate(model, ids, None, cache, assistant_model=assistant, **options).sequences
+    assert torch.equal(got, expected)
+    assert cache.tokens in range(got.shape[1] - 2, got.shape[1] + 1)
+
+
+@pytest.mark.skipif(not FULL, reason="compiling takes a minute")
+def test_compiled(client):
+    model = families.model("llama")
+    ids, mask = prompt()
+    expected = generate(model, ids, mask, n=20)
+    model.set_attn_implementation("fad")
+    model.forward = torch.compile(model.forward)
+    assert agree(expected, generate(model, ids, mask, fad.FadCache(model, client), n=20), 2) == 0
+
+
 def test_sampling(client):
     model = families.model("llama")
     ids, mask = prompt()

@@ -91,6 +91,7 @@ class _Layer(CacheLayerMixin):
     def lazy_initialization(self, key_states, value_states=None):
         self.is_initialized = True
 
+    @torch.compiler.disable
     def update(self, key_states, value_states, *args, **kwargs):
         return self.cache._tag(self.index, key_states, value_states)
 
@@ -246,20 +247,37 @@ class FadCache(_Cache):
             config.hidden_size // config.num_attention_heads
         return heads, dim, dim, self._dtype
 
-    def attach(self, tokens: Any) -> int:
-        """Fills an empty cache with the longest prefix of one row of tokens that any process
-        published, and returns its length; generate() computes the rest. The last token is never
-        taken: a model must run at least one."""
-        tokens = torch.as_tensor(tokens).reshape(-1)
+    def attach(self, tokens: Any, attention_mask: Any = None) -> int:
+        """Fills an empty cache with the longest prefixes that any process published, and returns
+        its new length, with padding; generate() computes the rest.
+
+        tokens          one row, or [rows, length] as generate() takes them
+        attention_mask  0 where a row has padding; None: it has none
+
+        All rows end at the same column: that of the row of which the least is known. The last token
+        is never taken: a model must run at least one.
+        """
+        tokens = torch.as_tensor(tokens).cpu()
+        tokens = tokens[None] if tokens.dim() == 1 else tokens
+        mask = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else \
+            torch.as_tensor(attention_mask).cpu().bool().reshape(tokens.shape)
         self.reset()
         self._open(*self._shape())
-        sequence = self._cache.attach(tokens, extra=self.identity, shared=self._shared)
-        length = sequence.length
-        if length >= tokens.numel():
-            length = max(tokens.numel() - 1, 0)
-            sequence.truncate(length)
-        self._rows, self._lengths, self.tokens = [sequence], [length], length
-        return length
+        rows, end = [], tokens.shape[1]
+        for row, valid in zip(tokens, mask):
+            columns = valid.nonzero()[:, 0]
+            sequence = self._cache.attach(row[valid], extra=self.identity, shared=self._shared)
+            rows.append(sequence)
+            if columns.numel():
+                end = min(end, int(columns[min(sequence.length, columns.numel() - 1)]))
+        for sequence, valid in zip(rows, mask):
+            keep = int(valid[:end].sum())
+            if sequence.length > keep:
+                sequence.truncate(keep)
+            self._lengths.append(keep)
+        self._rows, self.tokens = rows, end
+        self._valid = None if bool(mask[:, :end].all()) else mask[:, :end]
+        return end
 
     def publish(self, tokens: Any, row: int = 0) -> int:
         """Publishes a row's pages. tokens: the row from its beginning, as generate() took or
@@ -514,6 +532,8 @@ def _plain(query, key, value, mask, options):
     return out
 
 
+# torch.compile would trace into the library's calls: it leaves them out of its graphs.
+@torch.compiler.disable
 def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
                       value: torch.Tensor, attention_mask: torch.Tensor | None,
                       scaling: float | None = None, dropout: float = 0.0,
