@@ -179,8 +179,17 @@ int fa_sequence_info(struct fa_client *handle, uint64_t sequence, struct fa_sequ
 
 /* ---- prefixes */
 
-static int check_prefix(const struct fa_prefix *prefix)
+/* Checks *@prefix, and lets it point to @padded if it is of an older library. */
+static int take_prefix(const struct fa_prefix **ret_prefix, struct fa_prefix *padded)
 {
+	const struct fa_prefix *prefix;
+	const void *p;
+	int r;
+
+	r = fa_struct_in("fa_prefix", *ret_prefix, padded, sizeof(*padded), &p);
+	if (r < 0)
+		return r;
+	prefix = *ret_prefix = p;
 	if (prefix->n_tokens && !prefix->tokens)
 		return fa_error_set(-EINVAL, "fa_prefix.tokens is NULL, and n_tokens %llu",
 		                    (unsigned long long)prefix->n_tokens);
@@ -232,14 +241,9 @@ int fa_sequence_publish(struct fa_client *handle, uint64_t sequence, const struc
 	struct fa_wire_sequence_publish *wire = &message.sequence_publish;
 	struct fa_client_call call = { .expect = FA_WIRE_SEQUENCE_REPLY };
 	struct fa_prefix padded;
-	const void *p;
 	int r;
 
-	r = fa_struct_in("fa_prefix", prefix, &padded, sizeof(padded), &p);
-	if (r < 0)
-		return r;
-	prefix = p;
-	r = check_prefix(prefix);
+	r = take_prefix(&prefix, &padded);
 	if (r < 0)
 		return r;
 	wire->sequence = sequence;
@@ -287,14 +291,9 @@ int fa_sequence_attach(struct fa_client *handle, uint64_t sequence, const struct
 	struct fa_wire_sequence_attach *wire = &message.sequence_attach;
 	struct fa_client_call call = { .expect = FA_WIRE_SEQUENCE_REPLY };
 	struct fa_prefix padded;
-	const void *p;
 	int r;
 
-	r = fa_struct_in("fa_prefix", prefix, &padded, sizeof(padded), &p);
-	if (r < 0)
-		return r;
-	prefix = p;
-	r = check_prefix(prefix);
+	r = take_prefix(&prefix, &padded);
 	if (r < 0)
 		return r;
 	wire->sequence = sequence;
@@ -321,16 +320,11 @@ int fa_prefix_find(struct fa_client *handle, uint64_t cache, const struct fa_pre
 	struct fa_wire_prefix_find *wire = &message.prefix_find;
 	struct fa_client_call call = { .expect = FA_WIRE_PREFIX_REPLY };
 	struct fa_prefix padded;
-	const void *p;
 	int r;
 
 	if (!ret_tokens)
 		return fa_error_set(-EINVAL, "ret_tokens is NULL");
-	r = fa_struct_in("fa_prefix", prefix, &padded, sizeof(padded), &p);
-	if (r < 0)
-		return r;
-	prefix = p;
-	r = check_prefix(prefix);
+	r = take_prefix(&prefix, &padded);
 	if (r < 0)
 		return r;
 	wire->cache = cache;
