@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 
-from .client import connect
+from .client import _bundled_daemon, connect
 
 PROMPT_TOKENS = 600
 NEW_TOKENS = 60
@@ -87,8 +87,7 @@ def worker(socket: str, name: str) -> int:
 class _Daemon:
     def __init__(self, directory: str):
         self.socket = os.path.join(directory, "fad.sock")
-        program = os.environ.get("FAD_DAEMON") or \
-            os.path.join(os.path.dirname(__file__), "bin", "fad")
+        program = os.environ.get("FAD_DAEMON") or _bundled_daemon() or "fad"
         ready, wanted = os.pipe()
         self.process = subprocess.Popen(
             [program, "--supervise", "--socket", self.socket, "--config", os.devnull,

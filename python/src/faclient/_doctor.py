@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 from . import __version__, errors
-from .client import connect
+from .client import _bundled_daemon, connect
 
 
 class _Report:
@@ -32,7 +32,7 @@ class _Report:
 
 
 def _program(report):
-    path = os.environ.get("FAD_DAEMON") or os.path.join(os.path.dirname(__file__), "bin", "fad")
+    path = os.environ.get("FAD_DAEMON") or _bundled_daemon() or "fad"
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
     except OSError as error:

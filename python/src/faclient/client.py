@@ -44,7 +44,7 @@ def connect(socket: str | None = None, *, spawn: bool = False, private: bool = F
     spawn    start a daemon if none answers (and no socket is named)
     private  always start one
     name     shown by factl; default: the program's
-    daemon   the program to start; default: FAD_DAEMON, else the package's
+    daemon   the program to start; default: FAD_DAEMON, else the package's, else the installed one
     config   configuration of a started daemon
     timeout, reconnect_timeout  in seconds; default 5
 
