@@ -140,27 +140,54 @@ static struct division divide(const struct fa_paged_attention *p,
 	return sum;
 }
 
-/* Does so roughly, and soon: as if an item's blocks were like its first and its last. */
-static struct division divide_roughly(const struct fa_paged_attention *p,
-                                      const struct fa_cuda_paged_kernel *kernel,
-                                      struct packing packing, uint32_t from, uint32_t most)
+/* The division, roughly and soon: as if an item's blocks were like its first and its last. */
+struct rough {
+	struct {
+		uint32_t blocks, counts[2];
+	} items[FA_CUDA_PAGED_UNITS];
+	uint32_t n;
+	uint64_t blocks, tiles; /* of all items and KV heads */
+};
+
+/* False: there are more items than units. */
+static bool rough_init(struct rough *rough, const struct fa_paged_attention *p,
+                       const struct fa_cuda_paged_kernel *kernel, struct packing packing,
+                       uint32_t from)
 {
 	const uint64_t kv_heads = (uint64_t)p->cache->kv_heads;
-	struct division sum = { 0 };
 
+	rough->n = 0;
+	rough->blocks = rough->tiles = 0;
 	for (int32_t b = 0; b < p->step->batch; b++) {
 		struct fa_cuda_paged_item item;
 		uint32_t blocks, first, counts[2];
-		uint64_t parts;
 
 		if (!fa_cuda_paged_is_prefill(p, from, b))
 			continue;
+		if (rough->n == FA_CUDA_PAGED_UNITS)
+			return false;
 		fa_cuda_paged_item_of(p->step, b, &item);
 		blocks = blocks_of(kernel, packing, item.n_q);
 		tiles_of(p, kernel, packing, &item, 0, &first, &counts[0]);
 		tiles_of(p, kernel, packing, &item, blocks - 1, &first, &counts[1]);
-		parts = fa_cuda_paged_ceil_div(counts[0], most) +
-		        fa_cuda_paged_ceil_div(counts[1], most);
+		rough->items[rough->n].blocks = blocks;
+		rough->items[rough->n].counts[0] = counts[0];
+		rough->items[rough->n++].counts[1] = counts[1];
+		rough->blocks += blocks * kv_heads;
+		rough->tiles += ((uint64_t)(counts[0] + counts[1]) * blocks + 1) / 2 * kv_heads;
+	}
+	return true;
+}
+
+static struct division divide_roughly(const struct rough *rough, uint64_t kv_heads, uint32_t most)
+{
+	struct division sum = { 0 };
+
+	for (uint32_t i = 0; i < rough->n; i++) {
+		const uint32_t blocks = rough->items[i].blocks;
+		const uint64_t parts = fa_cuda_paged_ceil_div(rough->items[i].counts[0], most) +
+		                       fa_cuda_paged_ceil_div(rough->items[i].counts[1], most);
+
 		sum.units += (parts * blocks + 1) / 2 * kv_heads;
 		sum.counters += parts > 2 ? FA_CUDA_PACKED_COUNTERS(parts / 2) * blocks * kv_heads
 		                          : 0;
@@ -209,32 +236,58 @@ static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_pag
 	return (waves > longest ? waves : longest) + FA_CUDA_UNIT_KEYS;
 }
 
+/* Returns the least number of tiles in a unit such that @slots units suffice; 0: there is none. */
+static uint32_t least_tiles(const struct rough *rough, const struct fa_cuda_paged_kernel *kernel,
+                            uint64_t kv_heads, uint64_t slots, uint32_t longest)
+{
+	uint32_t low = (uint32_t)((rough->tiles + slots - 1) / slots) - 1, high = longest;
+	struct division division;
+
+	if (rough->blocks > slots)
+		return 0;
+	/* A block has less than one unit more than its tiles fill. */
+	if (rough->blocks < slots) {
+		const uint64_t enough = rough->tiles / (slots - rough->blocks) + 1;
+
+		division = divide_roughly(rough, kv_heads, (uint32_t)enough);
+		if (enough < high && division.units <= slots && fits(kernel, division))
+			high = (uint32_t)enough;
+	}
+	if (high == longest) {
+		division = divide_roughly(rough, kv_heads, high);
+		if (division.units > slots || !fits(kernel, division))
+			return 0;
+	}
+	low = low < high ? low : high - 1; /* low is too few */
+	while (high - low > 1) {
+		const uint32_t middle = low + (high - low) / 2;
+
+		division = divide_roughly(rough, kv_heads, middle);
+		if (division.units <= slots && fits(kernel, division))
+			high = middle;
+		else
+			low = middle;
+	}
+	return high;
+}
+
 /* Chooses how many tiles a unit has at most, and returns the launch's time in keys; < 0: it does
  * not fit. */
 static double choose(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                      const struct fa_cuda_paged_kernel *kernel, struct packing packing,
                      uint32_t from, uint32_t longest, uint32_t *ret_most)
 {
+	struct rough rough;
 	double best = -1;
 
+	if (!rough_init(&rough, p, kernel, packing, from))
+		return -1;
 	for (uint32_t waves = 1; waves <= FA_CUDA_PACKED_WAVES_MAX; waves++) {
-		const uint64_t slots = (uint64_t)chip->sms * waves;
-		uint32_t low = 0, high = longest; /* low is too few */
-		struct division division = divide_roughly(p, kernel, packing, from, high);
+		uint32_t most = least_tiles(&rough, kernel, (uint64_t)p->cache->kv_heads,
+		                            (uint64_t)chip->sms * waves, longest);
 
-		if (division.units > slots || !fits(kernel, division))
-			continue;
-		while (high - low > 1) {
-			const uint32_t middle = low + (high - low) / 2;
-
-			division = divide_roughly(p, kernel, packing, from, middle);
-			if (division.units <= slots && fits(kernel, division))
-				high = middle;
-			else
-				low = middle;
-		}
 		/* Fewer parts are joined sooner. */
-		for (uint32_t most = high; most < 2 * longest; most += most / 4 + 1) {
+		for (; most > 0 && most < 2 * longest; most += most / 4 + 1) {
 			const double keys =
 				waves * ((double)most * kernel->keys + FA_CUDA_UNIT_KEYS) +
 				fa_cuda_join_keys(fa_cuda_paged_ceil_div(longest, most));
