@@ -33,6 +33,9 @@
 
 #define SPIN_NS_DEFAULT (20 * FA_NS_PER_US)
 
+#define INSTANCE_BYTES 64
+#define INSTANCE_LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
+
 /* ---- the client object */
 
 /* Returns a page that the kernel clears in a child of fork(), so that a check costs one load. NULL:
@@ -231,12 +234,29 @@ static bool is_no_daemon(int code)
 	return code == -ENOENT || code == -ECONNREFUSED || code == -EACCES;
 }
 
-/* Returns the socket that the program or its user named, else NULL. */
-static const char *named_socket(const char *socket)
+/*
+ * Stores the socket that the program or its user named, else NULL. An instance of the service has
+ * its socket at a path of its own, which is written to @path. -EINVAL.
+ */
+static int named_socket(const char *socket, char path[FA_SOCKET_PATH_BYTES], struct fa_error *error,
+                        const char **ret_socket)
 {
+	const char *instance;
+
 	if (!socket || !*socket)
 		socket = secure_getenv("FAD_SOCKET");
-	return socket && *socket ? socket : NULL;
+	*ret_socket = socket && *socket ? socket : NULL;
+	instance = *ret_socket ? NULL : secure_getenv("FAD_INSTANCE");
+	if (!instance || !*instance)
+		return 0;
+	if (strlen(instance) > INSTANCE_BYTES || instance[strspn(instance, INSTANCE_LETTERS)])
+		return fa_fail(error, -EINVAL,
+		               "FAD_INSTANCE is \"%.60s\"; expected the name of an instance of "
+		               "fad@.service, of at most %d letters, digits, '-' and '_'",
+		               instance, INSTANCE_BYTES);
+	(void)snprintf(path, FA_SOCKET_PATH_BYTES, "/run/fad-%s/fad.sock", instance);
+	*ret_socket = path;
+	return 0;
 }
 
 static int connect_user(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error)
@@ -299,7 +319,8 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 	struct fa_options padded = { .size = sizeof(padded) };
 	struct fa_client *client = NULL;
 	struct fa_error error = {};
-	const char *named;
+	char instance[FA_SOCKET_PATH_BYTES];
+	const char *named = NULL;
 	uint64_t deadline;
 	const void *o = &padded;
 	int r;
@@ -337,8 +358,12 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 		return r;
 	}
 	deadline = fa_deadline_ns(client->connect_ns);
-	named = named_socket(options->socket);
-	if (options->flags & FA_CONNECT_PRIVATE) {
+	r = options->flags & FA_CONNECT_PRIVATE
+	            ? 0
+	            : named_socket(options->socket, instance, &error, &named);
+	if (r < 0) {
+		/* A wrong name is not the same as none. */
+	} else if (options->flags & FA_CONNECT_PRIVATE) {
 		r = connect_spawned(client, deadline, &error);
 	} else if (named) {
 		/* A private daemon instead of a named one would be a surprise. */

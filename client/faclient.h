@@ -107,11 +107,12 @@ const char *fa_error(void);
 struct fa_options {
 	uint32_t size; /* sizeof(struct fa_options) */
 	uint32_t flags;
-	/* Path of the socket; NULL: FAD_SOCKET, else $XDG_RUNTIME_DIR/fad/fad.sock if a daemon
-	 * answers there, else /run/fad/fad.sock. A socket that is named by neither of the first two
-	 * is used only if its daemon is this user's or root's, or at /run/fad/fad.sock that of the
-	 * directory's owner; and XDG_RUNTIME_DIR must be this user's or root's. A relative path
-	 * stays valid after chdir() if the absolute path fits into a socket address. */
+	/* Path of the socket; NULL: FAD_SOCKET, else /run/fad-NAME/fad.sock if FAD_INSTANCE is
+	 * NAME, else $XDG_RUNTIME_DIR/fad/fad.sock if a daemon answers there, else
+	 * /run/fad/fad.sock. A socket that is named by none of the first three is used only if
+	 * its daemon is this user's or root's, or at /run/fad/fad.sock that of the directory's
+	 * owner; and XDG_RUNTIME_DIR must be this user's or root's. A relative path stays valid
+	 * after chdir() if the absolute path fits into a socket address. */
 	const char *socket;
 	/* Name shown by factl, at most 64 bytes; NULL: the program's name. */
 	const char *name;
@@ -187,7 +188,7 @@ const char *fa_socket_path(struct fa_client *client);
 
 /* How the daemon was found. */
 enum fa_daemon_origin {
-	FA_DAEMON_NAMED = 1, /* by fa_options.socket or FAD_SOCKET */
+	FA_DAEMON_NAMED = 1, /* by fa_options.socket, FAD_SOCKET or FAD_INSTANCE */
 	FA_DAEMON_USER,      /* at $XDG_RUNTIME_DIR/fad/fad.sock */
 	FA_DAEMON_SYSTEM,    /* at /run/fad/fad.sock */
 	FA_DAEMON_SPAWNED,   /* started by this client */

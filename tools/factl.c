@@ -112,6 +112,7 @@ static void usage(void)
 	     "  -s, --socket PATH  the daemon's socket (default: FAD_SOCKET, or\n"
 	     "                     $XDG_RUNTIME_DIR/fad/fad.sock if there, or\n"
 	     "                     /run/fad/fad.sock)\n"
+	     "  -i, --instance NAME  the instance fad@NAME of the service (default: FAD_INSTANCE)\n"
 	     "  -c, --count N      round trips of ping\n"
 	     "  -h, --help\n"
 	     "      --version      show the version of factl only\n"
@@ -128,6 +129,7 @@ static int parse(int argc, char **argv, struct fa_tool *tool)
 	};
 	static const struct option options[] = {
 		{ "socket", required_argument, NULL, 's' },
+		{ "instance", required_argument, NULL, 'i' },
 		{ "count", required_argument, NULL, 'c' },
 		{ "json", no_argument, NULL, OPT_COMMAND + FA_TOOL_JSON },
 		{ "no-wait", no_argument, NULL, OPT_COMMAND + FA_TOOL_NO_WAIT },
@@ -145,11 +147,14 @@ static int parse(int argc, char **argv, struct fa_tool *tool)
 	};
 	int c;
 
-	while ((c = getopt_long(argc, argv, "s:c:h", options, NULL)) != -1) {
+	while ((c = getopt_long(argc, argv, "s:i:c:h", options, NULL)) != -1) {
 		if (c == 'c')
 			c = OPT_COMMAND + FA_TOOL_COUNT;
 		if (c == 's') {
 			tool->socket = optarg;
+		} else if (c == 'i') {
+			/* The library makes the path, and says what a name may be. */
+			tool->instance = optarg;
 		} else if (c == 'h') {
 			usage();
 			return EXIT_SUCCESS;
@@ -181,6 +186,11 @@ int main(int argc, char **argv)
 	r = parse(argc, argv, &tool);
 	if (r >= 0)
 		return r;
+	if (tool.instance && tool.socket)
+		return fa_tool_wrong_usage("--instance does not go with ", "--socket");
+	if (tool.instance &&
+	    (unsetenv("FAD_SOCKET") < 0 || setenv("FAD_INSTANCE", tool.instance, true) < 0))
+		return EXIT_FAILURE;
 	tool.arguments = argv + optind + 1;
 	for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
 		if (strcmp(argv[optind], commands[i].name) != 0)

@@ -33,6 +33,8 @@ enum fa_tool_option {
 
 struct fa_tool {
 	const char *socket;
+	const char *
+		instance; /* FAD_INSTANCE is set to it, and FAD_SOCKET is not set; NULL: as it is */
 	struct fa_client *client;
 	uint32_t given;                        /* bit i: enum fa_tool_option i is given */
 	const char *values[_FA_TOOL_OPTION_N]; /* the last one; NULL: none */

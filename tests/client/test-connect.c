@@ -47,6 +47,7 @@ static void check_works(struct fa_client *client, const char *path)
 static void clear_environment(void)
 {
 	unsetenv("FAD_SOCKET");
+	unsetenv("FAD_INSTANCE");
 	unsetenv("XDG_RUNTIME_DIR");
 }
 
@@ -69,6 +70,21 @@ static void test_paths(void **state)
 	fa_disconnect(client);
 	fa_check_eq(connect_to("/nonexistent/fad.sock", 0, &client), -ENOENT);
 	fa_check_contains(fa_error(), "/nonexistent/fad.sock");
+	clear_environment();
+
+	/* An instance of the service; a path that is named says more. */
+	setenv("FAD_INSTANCE", "of-a-test", 1);
+	fa_check_eq(fa_connect(NULL, &client), -ENOENT);
+	fa_check_contains(fa_error(), "/run/fad-of-a-test/fad.sock");
+	fa_check_eq(connect_to(fake.socket, 0, &client), 0);
+	fa_disconnect(client);
+	setenv("FAD_SOCKET", fake.socket, 1);
+	fa_check_eq(fa_connect(NULL, &client), 0);
+	fa_disconnect(client);
+	unsetenv("FAD_SOCKET");
+	setenv("FAD_INSTANCE", "../etc", 1);
+	fa_check_eq(fa_connect(NULL, &client), -EINVAL);
+	fa_check_contains(fa_error(), "FAD_INSTANCE is \"../etc\"");
 	clear_environment();
 
 	snprintf(dir, sizeof(dir), "%s/fad", fake.dir);

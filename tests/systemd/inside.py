@@ -165,6 +165,35 @@ def check_confinement():
     check("ro" in mounts["/"], "it may write to the system's files")
 
 
+def check_instances():
+    """fad@0 and fad@1 have sockets, pools and fates of their own. Without GPUs here, they use the CPU."""
+    os.makedirs("/etc/systemd/system/fad@.service.d", exist_ok=True)
+    with open("/etc/systemd/system/fad@.service.d/test.conf", "w") as file:
+        file.write("[Service]\nExecStart=\nExecStart=/usr/local/bin/fad --backend cpu --socket /run/fad-%i/fad.sock\n")
+    run("systemctl", "daemon-reload")
+    run("systemctl", "start", "fad@0", "fad@1", "fad-metrics@0")
+
+    def pid_of(instance):
+        text = subprocess.run(["factl", "-i", instance, "status", "--json"], capture_output=True, text=True).stdout
+        match = re.search(r'"pid":(\d+)', text)
+        return match and int(match[1])
+
+    pids = {instance: pid_of(instance) for instance in "01"}
+    for instance, pid in pids.items():
+        check(pid == int(show(f"fad@{instance}", "MainPID")), f"fad@{instance} is not where it should be: {pids}")
+    done = subprocess.run(["factl", "version"], env={**os.environ, "FAD_INSTANCE": "1"}, capture_output=True, text=True)
+    check(done.returncode == 0, f"FAD_INSTANCE=1: {done.stderr}")
+    check(subprocess.run(["factl", "-i", "2", "ping"], capture_output=True).returncode == 3, "there is a fad@2")
+    wait("the exporter of fad@0", lambda: "\nfad_up 1\n" in scrape("/run/fad-metrics-0/metrics.sock"))
+    os.kill(pids["0"], signal.SIGKILL)
+    wait("the next fad@0", lambda: pid_of("0") not in (None, pids["0"]))
+    check(pid_of("1") == pids["1"], "fad@1 was restarted, too")
+    run("systemctl", "start", "fad")
+    for instance in "01":
+        check(show(f"fad@{instance}", "ActiveState") != "active", f"fad@{instance} runs beside fad")
+    print("fad@0 and fad@1: two daemons, and fad instead of them", flush=True)
+
+
 def status():
     return run("factl", "status")
 
@@ -214,6 +243,7 @@ def main():
     run("systemctl", "stop", "fad")
     check(show("fad", "Result") == "success", "it did not stop well")
     check(not os.path.exists(SOCKET), "the socket is left")
+    check_instances()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 """fad-metrics.service: systemd accepts the unit, it may do little, its user is made, and the command that
 it runs is one that factl has.
 
-usage: test-metrics-unit.py FAD_METRICS_SERVICE SYSTEMD_DIRECTORY FACTL"""
+usage: test-metrics-unit.py SYSTEMD_DIRECTORY FACTL UNIT..."""
 import importlib.util
 import os
 import re
@@ -17,11 +17,10 @@ spec.loader.exec_module(units)
 check = units.check
 
 
-def main():
-    service, directory, factl = sys.argv[1:]
+def check_unit(service, directory, factl):
     unit = units.settings(service)
     with tempfile.TemporaryDirectory(prefix="fad-units-") as temporary:
-        copy = os.path.join(temporary, "fad-metrics.service")
+        copy = os.path.join(temporary, os.path.basename(service))
         with open(service, encoding="utf-8") as file, open(copy, "w", encoding="utf-8") as out:
             out.write(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=" + os.path.abspath(factl), file.read()))
         units.verify([copy])
@@ -29,11 +28,17 @@ def main():
     with open(os.path.join(directory, "fad.sysusers.conf"), encoding="utf-8") as file:
         check(f"\nu {unit['User'][-1]} " in file.read(), "nobody makes its user")
     check("fad" in unit["SupplementaryGroups"], "it may not connect to fad")
-    arguments = unit["ExecStart"][-1].split()[1:]
+    arguments = unit["ExecStart"][-1].replace("%i", "0").split()[1:]
     check(arguments[:2] == ["metrics", "--listen"], f"it runs {arguments}")
     # The addresses are ones that the exporter takes: another cannot be bound, or it has no daemon.
     done = subprocess.run([factl, *arguments, "--listen", "x"], capture_output=True, text=True, timeout=60)
     check(done.returncode in (1, 2) and "loopback" not in done.stderr, f"{arguments}: {done.stderr}")
+
+
+def main():
+    directory, factl, *services = sys.argv[1:]
+    for service in services:
+        check_unit(service, directory, factl)
     return 1 if units.failed else 0
 
 

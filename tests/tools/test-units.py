@@ -3,7 +3,7 @@
 says hands its state to the next one, as in `systemctl restart` and after a crash. This script
 keeps the descriptors, as systemd would.
 
-usage: test-units.py FAD_SERVICE SYSTEMD_DIRECTORY FACTL, with FAD_DAEMON in the environment"""
+usage: test-units.py FAD_SERVICE SYSTEMD_DIRECTORY FACTL FAD_TEMPLATE_SERVICE, with FAD_DAEMON in the environment"""
 import os
 import re
 import shutil
@@ -175,8 +175,26 @@ def run(unit, factl, directory):
     check(manager.end(signal.SIGTERM) == 0, "it does not end in order")
 
 
+def check_template(template, service, temporary):
+    """fad@.service is fad.service with a GPU, a socket and a folder of its own, and both do not run."""
+    copy = os.path.join(temporary, "fad@.service")
+    with open(template) as file, open(copy, "w") as out:
+        out.write(re.sub(r"(?m)^ExecStart=\S+", "ExecStart=" + os.environ["FAD_DAEMON"], file.read()))
+    verify([copy])
+    exposure(copy, 2.5)
+    one, other = settings(template), settings(service)
+    changed = {key for key in one | other if one.get(key) != other.get(key)}
+    check(changed == {"Description", "ExecStart", "ExecStartPre", "Conflicts", "RuntimeDirectory", "Environment"},
+          f"fad@.service differs from fad.service in {sorted(changed)}")
+    check(one["Conflicts"] == ["fad.service"], "two daemons would have the first GPU")
+    socket_path = dict(value.split("=", 1) for value in one["Environment"])["FAD_SOCKET"]
+    check(socket_path == f"/run/{one['RuntimeDirectory'][0]}/fad.sock" == "/run/fad-%i/fad.sock",
+          f"its socket is {socket_path}")
+    check(one["ExecStart"][0].endswith(f" --device %i --socket {socket_path}"), f"it runs {one['ExecStart']}")
+
+
 def main():
-    service, directory, factl = sys.argv[1:]
+    service, directory, factl, template = sys.argv[1:]
     unit = settings(service)
 
     with tempfile.TemporaryDirectory(prefix="fad-units-") as temporary:
@@ -188,6 +206,7 @@ def main():
         verify([copy, os.path.join(directory, "fad-mps.service"),
                 os.path.join(directory, "fad-devices.service")])
         exposure(copy, 2.5)
+        check_template(template, service, temporary)
 
         most = int(unit["FileDescriptorStoreMax"][-1])
         environment = dict(value.split("=", 1) for value in unit["Environment"])

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <grp.h>
 #include <pwd.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,13 +12,20 @@
 
 #define SYSTEM_SOCKET "/run/fad/fad.sock"
 #define GROUPS_MAX 1024
+#define PATH_BYTES 256
 
-/* The first candidate of the library; it only serves to explain a failure. */
-static const char *socket_path(const struct fa_tool *tool)
+/* Writes the first candidate of the library; it only serves to explain a failure. */
+static void find_path(const struct fa_tool *tool, char ret_path[PATH_BYTES])
 {
 	const char *named = tool->socket ? tool->socket : getenv("FAD_SOCKET");
+	const char *instance = getenv("FAD_INSTANCE");
 
-	return named && *named ? named : SYSTEM_SOCKET;
+	if (named && *named)
+		snprintf(ret_path, PATH_BYTES, "%s", named);
+	else if (instance && *instance)
+		snprintf(ret_path, PATH_BYTES, "/run/fad-%s/fad.sock", instance);
+	else
+		snprintf(ret_path, PATH_BYTES, "%s", SYSTEM_SOCKET);
 }
 
 static bool has_group(gid_t gid)
@@ -104,6 +112,7 @@ struct fa_client *fa_doctor_connect(struct fa_report *report, const struct fa_to
 		.reconnect_ns = UINT64_MAX,
 	};
 	struct fa_info info = { .size = sizeof(info) };
+	char path[PATH_BYTES];
 	struct fa_client *client;
 	int r;
 
@@ -112,7 +121,8 @@ struct fa_client *fa_doctor_connect(struct fa_report *report, const struct fa_to
 	if (r == -EACCES) {
 		fa_report_add(report, FA_REPORT_FAULT, "socket", "The next line says what to do.",
 		              "%s", fa_error());
-		explain_access(report, socket_path(tool));
+		find_path(tool, path);
+		explain_access(report, path);
 		return NULL;
 	}
 	if (r < 0) {
