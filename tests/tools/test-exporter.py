@@ -271,6 +271,10 @@ def check_files(packaging, families):
         found = re.findall(r"\bfad_[a-z_]+", text)
         assert found and set(found) <= names, (text, set(found) - names)
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    with open(os.path.join(packaging, "../docs/operators.md"), encoding="utf-8") as file:
+        explained = set(re.findall(r"^- \*\*`(Fad\w+)`\*\*: ", file.read(), re.MULTILINE))
+    alerts = set(re.findall(r"alert: (\w+)", rules))
+    assert alerts == explained, f"docs/operators.md explains {explained}, and there are {alerts}"
     tool = shutil.which("promtool")
     if not tool:
         print("no promtool: the rules are only read here")
@@ -288,7 +292,6 @@ def check_files(packaging, families):
                 for i, text in enumerate(expressions)]}]}, file)
         done = subprocess.run([tool, "check", "rules", path], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
-    alerts = set(re.findall(r"alert: (\w+)", rules))
     with open(os.path.join(folder, "fad-alerts.test.yml"), encoding="utf-8") as file:
         tests = file.read()
     fired = set(re.findall(r"alertname: (\w+)\n +exp_alerts:", tests))
