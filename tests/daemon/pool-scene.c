@@ -200,6 +200,7 @@ uint64_t scene_tenant_bytes(struct scene *scene, enum scene_actor actor)
 void scene_check_counts(struct scene *scene)
 {
 	uint64_t used_bytes = 0, idle_bytes = 0, tenants_bytes = 0, tenants_idle = 0;
+	uint64_t n_shared = 0;
 	struct fa_pool_tenant_info tenant;
 	struct fa_pool_sequence_info sequence;
 	struct fa_pool_cache_info cache;
@@ -223,7 +224,14 @@ void scene_check_counts(struct scene *scene)
 			fa_check_eq(sequence.planned, sequence.length);
 			n = pool_sequence_slots(scene->pool, sequence.id, slots, 4096);
 			for (size_t i = 0; i < n; i++)
-				n_used += !seen[slots[i]]++;
+				switch (seen[slots[i]]++) {
+				case 0:
+					n_used++;
+					break;
+				case 1:
+					n_shared++;
+					break;
+				}
 		}
 		fa_check_eq(cache.used_pages, n_used);
 		fa_check_eq(cache.sequences, n_sequences);
@@ -240,6 +248,7 @@ void scene_check_counts(struct scene *scene)
 	fa_check_eq(info.sequences, sequences);
 	fa_check_eq(info.caches, caches);
 	fa_check_eq(info.steps, 0);
+	fa_check_eq(info.shared_pages, n_shared);
 	at = 0;
 	while (fa_pool_tenant_each(scene->pool, &at, &tenant)) {
 		tenants_bytes += tenant.bytes;
@@ -265,4 +274,5 @@ void scene_check_same(const struct fa_pool_info *before, const struct fa_pool_in
 	fa_check_eq(before->idle_bytes, after->idle_bytes);
 	fa_check_eq(before->quarantined_pages, after->quarantined_pages);
 	fa_check_eq(before->evicted_pages, after->evicted_pages);
+	fa_check_eq(before->shared_pages, after->shared_pages);
 }

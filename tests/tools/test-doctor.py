@@ -79,12 +79,14 @@ def check_cpu(factl, folder, wrong_exp):
     expect(doctor(factl, socket, 3), "socket", "fault", "no such socket", "systemctl enable --now fad")
     with Daemon(folder, "[daemon]\nbackend = cpu\n") as daemon:
         found = doctor(factl, socket, 0)
-        for check in ("socket", "daemon", "process", "backend", "kernels", "KV pool", "limits", "attention",
+        for check in ("socket", "access", "daemon", "process", "backend", "kernels", "KV pool", "limits", "attention",
                       "KV cache", "cgroup", "limits of fad", "limits of programs"):
             expect(found, check, "ok")
         expect(found, "process", "ok", str(daemon.process.pid))
         expect(found, "attention", "ok", "off by")
-        found = doctor(factl, socket, 1, LD_PRELOAD=wrong_exp)
+        # Some builds with AddressSanitizer want to be loaded first.
+        sanitizer = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+        found = doctor(factl, socket, 1, LD_PRELOAD=wrong_exp, ASAN_OPTIONS=sanitizer)
         for check in ("attention", "KV cache"):
             expect(found, check, "fault", "wrong numbers", "report it")
         if os.geteuid() == 0:

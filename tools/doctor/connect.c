@@ -82,6 +82,21 @@ static void explain_access(struct fa_report *report, const char *path)
 	              (unsigned int)geteuid());
 }
 
+/* Who may connect. The mode of a folder above it may deny more. */
+static void describe_access(struct fa_report *report, const char *path)
+{
+	const struct group *group;
+	struct stat st;
+
+	if (stat(path, &st) < 0)
+		return;
+	group = getgrgid(st.st_gid);
+	fa_report_ok(report, "access", "mode %04o, group %s; %s", (unsigned int)st.st_mode & 07777,
+	             group ? group->gr_name : "without a name",
+	             st.st_mode & 0002 ? "every user may connect"
+	                               : "its members and the owner may connect");
+}
+
 static const char *advice_for(int r)
 {
 	switch (r) {
@@ -130,6 +145,7 @@ struct fa_client *fa_doctor_connect(struct fa_report *report, const struct fa_to
 		return NULL;
 	}
 	fa_report_ok(report, "socket", "%s", fa_socket_path(client));
+	describe_access(report, fa_socket_path(client));
 	if (fa_info(client, &info) < 0)
 		return client;
 	if (strcmp(info.daemon_version, fa_version()) == 0)
