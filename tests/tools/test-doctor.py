@@ -125,6 +125,14 @@ def check_gpu(factl, folder, nvml, driver, program):
             expect(found, check, "ok")
         expect(found, "backend", "ok", "cuda: ")
         expect(found, "clock of the GPU", "ok", "345 of 1980 MHz at 44 C; driver 555.55")
+        if os.geteuid() == 0 and not os.path.exists("/run/fad-mps"):
+            os.mkdir("/run/fad-mps")
+            try:
+                open("/run/fad-mps/control", "w").close()
+                expect(doctor(factl, socket, 0, **both), "MPS", "warning", "does not use it", "drop-in")
+            finally:
+                os.unlink("/run/fad-mps/control")
+                os.rmdir("/run/fad-mps")
         if not os.path.exists("/dev/nvidiactl"):
             expect(found, "device files", "warning", "/dev/nvidia", "nvidia-modprobe")
         found = doctor(factl, socket, 0, **both, DOCTOR_SLOWDOWN="0x64")

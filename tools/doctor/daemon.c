@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #define FILES_MIN 8192
+#define MPS_CONTROL "/run/fad-mps/control" /* of fad-mps.service */
 
 static long long number(const json_t *object, const char *key)
 {
@@ -65,6 +66,12 @@ static void check_mps(struct fa_report *report, const json_t *status)
 		              "Kernels of one process wait for those of others, for milliseconds: "
 		              "systemctl enable --now fad-mps, and see docs/gpu.md, MPS.",
 		              "%s, and %u programs use the GPU themselves", mps, n);
+	else if (strcmp(mps, "off") == 0 && access(MPS_CONTROL, F_OK) == 0)
+		fa_report_add(
+			report, FA_REPORT_WARNING, "MPS",
+			"Give fad and the programs CUDA_MPS_PIPE_DIRECTORY=/run/fad-mps (for fad "
+			"in a drop-in, with Wants= and After=fad-mps.service), or stop fad-mps.",
+			"fad-mps.service runs, and fad does not use it");
 	else
 		fa_report_ok(report, "MPS", "%s; %u programs use the GPU themselves", mps, n);
 }
