@@ -1,8 +1,10 @@
 /*
  * Spawns a daemon. The daemon's socket listens before the daemon runs, so that a connection made at
  * once waits. The daemon is no child of the caller, and inherits only that socket and two pipes.
- * Between clone and exec only async-signal-safe calls are made. The intermediate process sends no
- * signal when it exits, and wait() without __WALL does not see it.
+ * Between clone and exec only calls are made that take no lock: another thread may have held it when
+ * the process was cloned. Async-signal-safe is not enough, as glibc 2.41 has a lock in sigaction() and
+ * _Fork(). The intermediate process sends no signal when it exits, and wait() without __WALL does
+ * not see it.
  *
  * One pipe is the daemon's stderr, read if connecting fails and closed after connecting. Its write
  * end does not block and SIGPIPE is ignored, so that lines without a reader are lost and nothing
@@ -50,6 +52,8 @@
 #define LISTEN_FD 3
 #define REPORT_FD 4
 #define FIRST_FREE_FD 10 /* above all that are assigned */
+
+#define KERNEL_SIGSET_BYTES 8
 
 /* The kernel's default limit of descriptors, and how many are tried where none can be listed. */
 #define FDS_MAX (1u << 20)
@@ -204,7 +208,7 @@ void fa_spawn_clean(const char *path)
 	remove_socket(path);
 }
 
-/* ---- the process. From here to exec: async-signal-safe calls only. */
+/* ---- the process. From here to exec: calls without locks only. */
 
 /* Sends the pid of the daemon, or a negative errno. */
 static void report(int fd, int code)
@@ -263,16 +267,25 @@ static void close_from(unsigned int first, unsigned int limit)
 		(void)close((int)fd);
 }
 
+static void set_signal(int number, void (*handler)(int))
+{
+	/* The kernel's struct: the handler is first, and zeros are right for the rest. */
+	const struct {
+		void (*handler)(int);
+		uint64_t others[7];
+	} action = { .handler = handler };
+
+	(void)syscall(SYS_rt_sigaction, number, &action, NULL, KERNEL_SIGSET_BYTES);
+}
+
 /* Resets all signals, except that SIGPIPE is ignored: stderr may have no reader. */
 static void default_signals(void)
 {
-	struct sigaction action = { .sa_handler = SIG_DFL };
 	sigset_t none;
 
 	for (int i = 1; i < NSIG; ++i)
-		(void)sigaction(i, &action, NULL);
-	action.sa_handler = SIG_IGN;
-	(void)sigaction(SIGPIPE, &action, NULL);
+		set_signal(i, SIG_DFL);
+	set_signal(SIGPIPE, SIG_IGN);
 	sigemptyset(&none);
 	(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
@@ -316,7 +329,7 @@ __attribute__((noreturn)) static void run_intermediate(const struct start *start
 
 	if (setsid() < 0)
 		fail(start->report_fd, errno);
-	pid = _Fork();
+	pid = (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
 	if (pid < 0)
 		fail(start->report_fd, errno);
 	if (!pid)

@@ -9,9 +9,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -327,6 +329,34 @@ static void test_threads(void **state)
 	fa_check_eventually(own_count_entries(spawn_runtime) == 0);
 }
 
+static void *run_programs(void *stop)
+{
+	while (!atomic_load((atomic_bool *)stop)) {
+		FILE *program = popen("exec true", "re");
+
+		fa_check(program);
+		fa_check_eq(pclose(program), 0);
+	}
+	return NULL;
+}
+
+/* Other threads start programs all the time, for which libc takes locks: glibc from 2.41 on holds
+ * that of abort() until the program runs, and sigaction() takes it. */
+static void test_beside_other_programs(void **state)
+{
+	pthread_t threads[3];
+	atomic_bool stop = false;
+
+	for (size_t i = 0; i < sizeof(threads) / sizeof(*threads); ++i)
+		fa_check_eq(pthread_create(&threads[i], NULL, run_programs, &stop), 0);
+	for (int i = 0; i < 20; ++i)
+		fa_disconnect(spawn_client(NULL, NULL));
+	atomic_store(&stop, true);
+	for (size_t i = 0; i < sizeof(threads) / sizeof(*threads); ++i)
+		fa_check_eq(pthread_join(threads[i], NULL), 0);
+	fa_check_eventually(own_count_entries(spawn_runtime) == 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -334,7 +364,7 @@ int main(void)
 		cmocka_unit_test(test_outlives),   cmocka_unit_test(test_killed),
 		cmocka_unit_test(test_relative),   cmocka_unit_test(test_failures),
 		cmocka_unit_test(test_not_needed), cmocka_unit_test(test_foreign_directory),
-		cmocka_unit_test(test_threads),
+		cmocka_unit_test(test_threads),    cmocka_unit_test(test_beside_other_programs),
 	};
 
 	return cmocka_run_group_tests_name("spawn", tests, spawn_setup, spawn_teardown);
