@@ -22,6 +22,7 @@ func private(t *testing.T) *Client {
 
 func connect(t *testing.T, options *Options) *Client {
 	t.Helper()
+	options.Connect = patience
 	c := must(Connect(options))(t)
 	t.Cleanup(func() { c.Close() })
 	return c

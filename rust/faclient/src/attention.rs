@@ -117,7 +117,8 @@ pub(crate) use score_options;
 ///
 /// ```
 /// # fn main() -> Result<(), faclient::Error> {
-/// # let client = faclient::Options::new().private().connect()?;
+/// # let limit = std::time::Duration::from_secs(60);
+/// # let client = faclient::Options::new().private().connect_timeout(limit).connect()?;
 /// use faclient::Attention;
 /// let mut memory = client.buffer(1 << 20)?;
 /// let shape = [1, 16, 2, 64];

@@ -79,7 +79,7 @@ impl Element for Bf16 {
         if value.is_nan() {
             return Bf16((bits >> 16) as u16 | 0x40);
         }
-        Bf16(((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16)
+        Bf16(((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16)
     }
     fn to_f32(self) -> f32 {
         f32::from_bits(u32::from(self.0) << 16)
@@ -101,7 +101,7 @@ impl Element for F16 {
             return F16(sign | (sum.to_bits() - 0.5f32.to_bits()) as u16);
         }
         // The exponent's bias falls from 127 to 15, and 13 bits of the fraction are rounded away.
-        let rounded = magnitude - (112 << 23) + 0xfff + (magnitude >> 13 & 1);
+        let rounded = magnitude - (112 << 23) + 0xfff + ((magnitude >> 13) & 1);
         F16(sign | (rounded >> 13).min(0x7c00) as u16)
     }
     fn to_f32(self) -> f32 {
@@ -109,7 +109,7 @@ impl Element for F16 {
         let magnitude = u32::from(self.0 & 0x7fff);
         let value = match magnitude >> 10 {
             0 => magnitude as f32 / (1 << 24) as f32,
-            31 => f32::from_bits(0x7f80_0000 | magnitude << 13),
+            31 => f32::from_bits(0x7f80_0000 | (magnitude << 13)),
             _ => f32::from_bits((magnitude << 13) + (112 << 23)),
         };
         f32::from_bits(value.to_bits() | sign)

@@ -200,7 +200,8 @@ impl Drop for CacheInner {
 /// Processes share one by its name, and what it holds by the tokens:
 /// ```
 /// # fn main() -> Result<(), faclient::Error> {
-/// # let client = faclient::Options::new().private().connect()?;
+/// # let limit = std::time::Duration::from_secs(60);
+/// # let client = faclient::Options::new().private().connect_timeout(limit).connect()?;
 /// use faclient::{errno, CacheOptions, Dtype, Prefix};
 /// let shape = CacheOptions::new(Dtype::Bf16, 32, 8, 128).name("llama-8b");
 /// let cache = match client.find_cache("llama-8b") {
@@ -453,7 +454,8 @@ pub struct SequenceInfo {
 ///
 /// ```
 /// # fn main() -> Result<(), faclient::Error> {
-/// # let client = faclient::Options::new().private().connect()?;
+/// # let limit = std::time::Duration::from_secs(60);
+/// # let client = faclient::Options::new().private().connect_timeout(limit).connect()?;
 /// # use faclient::{CacheOptions, Dtype, Mode};
 /// # let cache = client.create_cache(&CacheOptions::new(Dtype::F32, 1, 1, 64).name("model"))?;
 /// let mut prompt = cache.sequence()?;

@@ -41,7 +41,8 @@ impl Drop for Memory {
 ///
 /// ```
 /// # fn main() -> Result<(), faclient::Error> {
-/// # let client = faclient::Options::new().private().connect()?;
+/// # let limit = std::time::Duration::from_secs(60);
+/// # let client = faclient::Options::new().private().connect_timeout(limit).connect()?;
 /// let mut buffer = client.buffer(1 << 20)?;
 /// let mut q = buffer.tensor::<f32>(&[1, 4, 2, 64])?;
 /// q[0] = 1.5;

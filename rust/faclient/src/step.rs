@@ -40,7 +40,8 @@ impl<'a> Item<'a> {
 ///
 /// ```
 /// # fn main() -> Result<(), faclient::Error> {
-/// # let client = faclient::Options::new().private().connect()?;
+/// # let limit = std::time::Duration::from_secs(60);
+/// # let client = faclient::Options::new().private().connect_timeout(limit).connect()?;
 /// use faclient::{Attend, CacheOptions, Dtype};
 /// let cache = client.create_cache(&CacheOptions::new(Dtype::F32, 2, 1, 64))?;
 /// let sequence = cache.sequence()?;

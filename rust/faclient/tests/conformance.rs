@@ -9,9 +9,9 @@ use std::collections::HashMap;
 
 fn element(seed: u64, index: u64) -> f32 {
     let mut z = ((seed << 32) + index + 1).wrapping_mul(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30).wrapping_mul(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27).wrapping_mul(0x94d049bb133111eb);
-    (((z ^ z >> 31) >> 56) as f32 - 128.0) / 128.0
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d049bb133111eb);
+    (((z ^ (z >> 31)) >> 56) as f32 - 128.0) / 128.0
 }
 
 /// A case that runs, with tensors of T.

@@ -12,7 +12,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A daemon of its own for a test; ends with its last client.
 pub fn private() -> Client {
-    Options::new().private().name("rust test").connect().expect("FAD_DAEMON names the daemon")
+    let options = Options::new().private().name("rust test").connect_timeout(PATIENCE);
+    options.connect().expect("FAD_DAEMON names the daemon")
 }
 
 /// Waits until it is true.
@@ -53,7 +54,7 @@ impl Supervised {
     }
 
     pub fn options(&self) -> Options {
-        Options::new().socket(self.socket()).reconnect_timeout(PATIENCE)
+        Options::new().socket(self.socket()).reconnect_timeout(PATIENCE).connect_timeout(PATIENCE)
     }
 
     /// Kills the daemon; its supervisor starts another.
@@ -90,5 +91,5 @@ pub fn run_other(test: &str, socket: &Path) {
 /// The client of the other process; `None` in the test itself.
 pub fn other() -> Option<Client> {
     let socket = std::env::var_os(SOCKET)?;
-    Some(Options::new().socket(socket).connect().unwrap())
+    Some(Options::new().socket(socket).connect_timeout(PATIENCE).connect().unwrap())
 }
