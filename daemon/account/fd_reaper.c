@@ -10,6 +10,8 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
 
 #define FREE_TIMEOUT_S 1
 /* A blocked queue holds a thread, so this bounds blocked queues. */
@@ -17,6 +19,10 @@
 #define STACK_BYTES (256 * 1024)
 /* How many unread packets are discarded at most before a connection is closed. */
 #define DISCARD_MAX 512
+/* Interrupts the closing of refused connections: a socket that lingers then waits no longer. */
+#define INTERRUPT_SIGNAL SIGURG
+#define INTERRUPT_AFTER_NS 1000000
+#define INTERRUPT_EVERY_NS 100000
 
 struct entry {
 	struct fa_list link;      /* in its queue's entries, then in reaper.closed */
@@ -85,15 +91,39 @@ static void discard_unread(int fd)
 	}
 }
 
+/*
+ * Signals this thread from soon on, and again and again, as a signal may come between two waits.
+ * False: there is no timer.
+ */
+static bool interrupt_start(timer_t *ret_timer)
+{
+	const struct itimerspec repeat = { { 0, INTERRUPT_EVERY_NS }, { 0, INTERRUPT_AFTER_NS } };
+	struct sigevent event = { .sigev_notify = SIGEV_THREAD_ID,
+		                  .sigev_signo = INTERRUPT_SIGNAL };
+
+	event._sigev_un._tid = gettid();
+	if (timer_create(CLOCK_MONOTONIC, &event, ret_timer) < 0)
+		return false;
+	(void)timer_settime(*ret_timer, 0, &repeat, NULL);
+	return true;
+}
+
 static void close_entry(struct fa_fd_reaper *reaper, struct entry *entry)
 {
+	bool interrupted = false;
+	timer_t timer;
+
 	if (entry->batch.n)
 		fa_fd_filter_close_batch(reaper->filter, &entry->batch);
+	if (entry->connection && entry->uncharged)
+		interrupted = interrupt_start(&timer);
 	for (size_t i = 0; i < entry->n_fds; ++i) {
 		if (entry->connection)
 			discard_unread(entry->fds[i]);
 		close_one(entry->fds[i]);
 	}
+	if (interrupted)
+		(void)timer_delete(timer);
 }
 
 static void make_ready(struct fa_fd_reaper *reaper, struct fa_fd_reaper_queue *queue)
@@ -127,7 +157,11 @@ static void work_once(struct fa_fd_reaper *reaper)
 static void *run(void *userdata)
 {
 	struct fa_fd_reaper *reaper = userdata;
+	sigset_t interrupts;
 
+	sigemptyset(&interrupts);
+	sigaddset(&interrupts, INTERRUPT_SIGNAL);
+	pthread_sigmask(SIG_UNBLOCK, &interrupts, NULL);
 	pthread_mutex_lock(&reaper->mutex);
 	for (;;) {
 		if (reaper->n_ready) {
@@ -162,6 +196,10 @@ static int start_thread(struct fa_fd_reaper *reaper)
 	return -r;
 }
 
+static void on_interrupt(int number)
+{
+}
+
 static void destroy(struct fa_fd_reaper *reaper)
 {
 	pthread_attr_destroy(&reaper->attr);
@@ -173,9 +211,12 @@ static void destroy(struct fa_fd_reaper *reaper)
 int fa_fd_reaper_new(void (*notify)(void *userdata), void *userdata,
                      struct fa_fd_reaper **ret_reaper)
 {
+	const struct sigaction action = { .sa_handler = on_interrupt, .sa_flags = SA_RESTART };
 	struct fa_fd_reaper *reaper;
 	int r;
 
+	if (sigaction(INTERRUPT_SIGNAL, &action, NULL) < 0)
+		return -errno;
 	reaper = fa_new(struct fa_fd_reaper);
 	if (!reaper)
 		return -ENOMEM;
@@ -238,10 +279,17 @@ struct fa_fd_reaper *fa_fd_reaper_free(struct fa_fd_reaper *reaper)
 	return NULL;
 }
 
+static struct fa_fd_reaper_queue *queue_of(struct fa_fd_reaper *reaper, const struct entry *entry)
+{
+	if (!entry->tenant)
+		return &reaper->no_tenant;
+	return entry->uncharged ? fa_tenant_refused_queue(entry->tenant)
+	                        : fa_tenant_reaper_queue(entry->tenant);
+}
+
 static void enqueue(struct fa_fd_reaper *reaper, struct entry *entry)
 {
-	struct fa_fd_reaper_queue *queue = entry->tenant ? fa_tenant_reaper_queue(entry->tenant)
-	                                                 : &reaper->no_tenant;
+	struct fa_fd_reaper_queue *queue = queue_of(reaper, entry);
 
 	pthread_mutex_lock(&reaper->mutex);
 	if (!queue->initialized) {

@@ -23,7 +23,8 @@ struct fa_tenant;
 #define FA_FD_REAPER_REJECTED_SOFT_MAX 64
 #define FA_FD_REAPER_REJECTED_HARD_MAX 128
 
-/* No more connections are accepted while this many without a charge are unclosed. */
+/* No more connections are accepted while this many without a charge are unclosed. Their close() is
+ * interrupted, so that only files whose close() cannot be interrupted hold so many. */
 #define FA_FD_REAPER_UNCHARGED_MAX 128
 
 /* A user's queue, or for uid 0 a tenant's. It starts zeroed. */

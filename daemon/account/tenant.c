@@ -216,6 +216,11 @@ struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant)
 	return tenant->user ? &tenant->user->queue : &tenant->queue;
 }
 
+struct fa_fd_reaper_queue *fa_tenant_refused_queue(struct fa_tenant *tenant)
+{
+	return tenant->user ? &tenant->user->refused : &tenant->refused;
+}
+
 struct fa_turn *fa_tenant_turn(struct fa_tenant *tenant)
 {
 	return tenant->user ? &tenant->user->turn : &tenant->turn;

@@ -50,6 +50,7 @@ struct fa_user {
 	uid_t uid;
 	uint64_t used[_FA_RESOURCE_N];
 	struct fa_fd_reaper_queue queue;
+	struct fa_fd_reaper_queue refused;
 	struct fa_turn turn;
 };
 
@@ -61,10 +62,11 @@ struct fa_tenant {
 	struct fa_user *user; /* NULL: uid 0 */
 	char *cgroup;         /* "" if unknown */
 	uint64_t used[_FA_RESOURCE_N];
-	unsigned int n_ending;           /* objects that end soon, and their charges with them */
-	struct fa_usage usage;           /* including sessions that ended */
-	struct fa_fd_reaper_queue queue; /* closes the descriptors of a tenant without a user */
-	struct fa_turn turn;             /* of a tenant without a user */
+	unsigned int n_ending;             /* objects that end soon, and their charges with them */
+	struct fa_usage usage;             /* including sessions that ended */
+	struct fa_fd_reaper_queue queue;   /* closes the descriptors of a tenant without a user */
+	struct fa_fd_reaper_queue refused; /* and its refused connections */
+	struct fa_turn turn;               /* of a tenant without a user */
 };
 
 struct fa_charge {
@@ -96,6 +98,9 @@ bool fa_tenants_are_ending(const struct fa_tenants *tenants, uid_t uid);
 void fa_tenants_usage(const struct fa_tenants *tenants, struct fa_usage *ret_usage);
 
 struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant);
+/* For refused connections, which descriptors in the filter must not delay: their close() is not
+ * interrupted. */
+struct fa_fd_reaper_queue *fa_tenant_refused_queue(struct fa_tenant *tenant);
 
 /* Returns the turn of the tenant's user, or its own if it has none. */
 struct fa_turn *fa_tenant_turn(struct fa_tenant *tenant);

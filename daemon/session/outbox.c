@@ -273,6 +273,8 @@ void fa_session_reject(struct fa_context *context, int fd, int status, const cha
 	struct fa_wire_message message = reply_message(0, status, text);
 	uint64_t buffer[SEND_BYTES / sizeof(uint64_t)];
 	struct fa_tenant *tenant = NULL;
+	struct ucred credentials;
+	socklen_t size = sizeof(credentials);
 	struct fa_peer peer;
 	const void *bytes;
 	size_t length;
@@ -282,6 +284,8 @@ void fa_session_reject(struct fa_context *context, int fd, int status, const cha
 	/* Use the tenant's queue, so that a slow close delays no other tenant's. */
 	if (fa_peer_read(fd, &peer) == 0)
 		(void)fa_tenant_get(&context->tenants, peer.uid, peer.cgroup, &tenant);
+	else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0)
+		(void)fa_tenant_get(&context->tenants, credentials.uid, "", &tenant);
 	fa_fd_reaper_add_connection(context->reaper, tenant, fd, NULL);
 	fa_tenant_unref(tenant);
 }

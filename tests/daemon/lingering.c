@@ -5,7 +5,11 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -30,6 +34,17 @@ void lingering_stop(void)
 	close(listener);
 }
 
+/* True if data is left that the peer has no room for: none is on its way, or it was not taken. */
+static bool is_stuck(int fd)
+{
+	struct pollfd room = { .fd = fd, .events = POLLOUT };
+	int queued = 0, unsent = 0;
+
+	fa_check(!ioctl(fd, SIOCOUTQ, &queued));
+	fa_check(!ioctl(fd, SIOCOUTQNSD, &unsent));
+	return (unsent > 0 && unsent == queued) || poll(&room, 1, 10) == 0;
+}
+
 int lingering_new(void)
 {
 	struct linger linger = { .l_onoff = 1, .l_linger = LINGERING_S };
@@ -38,9 +53,11 @@ int lingering_new(void)
 
 	fa_check(fd >= 0);
 	fa_check(!connect(fd, (struct sockaddr *)&address, sizeof(address)));
-	while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
-		;
-	fa_check_eq(errno, EAGAIN);
+	do {
+		while (send(fd, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+			;
+		fa_check_eq(errno, EAGAIN);
+	} while (!is_stuck(fd));
 	fa_check(!setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)));
 	return fd;
 }
