@@ -13,7 +13,7 @@ import shlex
 import subprocess
 from dataclasses import dataclass, field
 
-VALUES = re.compile(r"((?:[a-z]+, )+(?:or )?[a-z]+(?:,? or [a-z]+)?|[a-z]+ or [a-z]+)(?=$| for | by |;|,)")
+VALUES = re.compile(r"((?:[a-z]+, )+(?:or )?[a-z]+(?:,? or [a-z]+)?|[a-z]+ or [a-z]+)(?=$| for | by | \(|;|,)")
 
 
 @dataclass

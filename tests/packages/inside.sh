@@ -20,7 +20,7 @@ wait_for() {
 }
 apt() { apt-get -y -qq -o Dpkg::Use-Pty=0 "$@" >/test/apt.log 2>&1 || { cat /test/apt.log; fail "apt-get $*"; }; }
 main_pid() { systemctl show -P MainPID fad; }
-steps() { grep '^[0-9]*$' "/test/$1.log" | tail -n 1 || true; }
+steps() { { grep '^[0-9]*$' "/test/$1.log" 2>/dev/null || true; } | tail -n 1; }
 
 # What a package may leave behind: files, users, groups, units that failed.
 state() {
@@ -52,7 +52,9 @@ for user in $USERS; do
 	wait_for "$user to begin" "[ -n \"\$(steps $user)\" ]"
 done
 sleep 1
+systemctl start fad-metrics
 before=$(main_pid)
+before_metrics=$(systemctl show -P MainPID fad-metrics)
 for user in $USERS; do
 	eval "steps_$(echo "$user" | tr - _)=\$(steps $user)"
 done
@@ -64,6 +66,8 @@ new=$(dpkg-query -W -f '${Version}' fad)
 dpkg --compare-versions "$new" gt "$old" || fail "$new is no upgrade of $old"
 [ "$(main_pid)" != "$before" ] || fail "the upgrade did not restart the service"
 [ "$(readlink "/proc/$(main_pid)/exe")" = /usr/bin/fad ] || fail "the old program runs: $(readlink "/proc/$(main_pid)/exe")"
+systemctl is-active --quiet fad-metrics && [ "$(systemctl show -P MainPID fad-metrics)" != "$before_metrics" ] ||
+	fail "the upgrade did not restart the exporter that ran"
 grep -q '^drain_timeout_ms = 5000' /etc/fad/fad.conf || fail "the upgrade changed the configuration"
 for user in $USERS; do
 	eval "old_steps=\$steps_$(echo "$user" | tr - _)"
@@ -91,6 +95,7 @@ systemctl enable --quiet --now fad
 # shellcheck disable=SC2086 # words
 apt remove fad
 ! systemctl is-active --quiet fad || fail "fad runs without its package"
+! systemctl is-active --quiet fad-metrics || fail "fad-metrics runs without its package"
 [ ! -e /run/fad ] || fail "/run/fad is left"
 [ -e /etc/fad/fad.conf ] || fail "the configuration went before the purge"
 # shellcheck disable=SC2086 # words

@@ -49,6 +49,10 @@ def main(source):
     check(len(expected) > 50, "the symbols of the library are not found")
     same(set(symbols.items()), set(expected.items()), "debian/libfaclient0.symbols")
 
+    with open(os.path.join(source, "meson.build"), encoding="utf-8") as file:
+        version = re.search(r"^  version: '(.*)',$", file.read(), re.MULTILINE)[1]
+    check(f"\nVersion:        {version}\n" in read("fad.spec"), f"fad.spec is not for version {version}")
+
     check("Maintainer: @MAINTAINER@\n" in control, "debian/control.in names a maintainer")
     nobody = {name: value for name, value in os.environ.items() if name not in ("DEBFULLNAME", "DEBEMAIL")}
     done = subprocess.run([os.path.join(source, "packaging", "build-debs"), "--source"],

@@ -1,5 +1,6 @@
-"""What python/pyproject.toml leaves to meson: the extension module, here against the library that
-is installed. debian/rules copies this file beside it, and makes _faclient.c."""
+"""For packages of distributions: the Python package against the installed library, by setuptools.
+python/pyproject.toml, which pip uses, puts library and daemon into the package instead. Copied into
+python/, beside the _faclient.c that python/build_ffi.py has written."""
 from setuptools import Extension, setup
 
 setup(
