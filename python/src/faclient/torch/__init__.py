@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from .client import Client, default_client
-from ._memory import dtype_name
+from ..client import Client, default_client
+from .._memory import dtype_name
 
 _client: Client | None = None
 
