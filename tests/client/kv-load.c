@@ -54,18 +54,18 @@ static void broken(const char *what, int r)
 }
 
 /*
- * Returns true if @r means that the daemon lost its device: until it exits, it fails requests in
- * flight, cancels the step's later ones and refuses new ones.
+ * Returns true if @r means that the daemon ends: until it exits, it refuses new requests and cancels
+ * the later ones of a step. If it lost its device, it also fails requests in flight.
  */
-static bool is_lost(int r)
+static bool is_ending(int r)
 {
-	return drops && (r == -ENODEV || r == -ECANCELED || r == -ESHUTDOWN);
+	return r == -ECANCELED || r == -ESHUTDOWN || (drops && r == -ENODEV);
 }
 
 /* Returns false if @r is 0, true if the daemon died; fails otherwise. */
 static bool died(const char *what, int r)
 {
-	if (r < 0 && r != -ECONNRESET && !is_lost(r))
+	if (r < 0 && r != -ECONNRESET && !is_ending(r))
 		broken(what, r);
 	return r < 0;
 }
@@ -170,8 +170,8 @@ static void append(struct worker *w, struct sequence *s)
 	if (died("begin", r))
 		return;
 	number = fa_step_number(step);
-	/* Aborted steps may or may not have been computed. */
-	r = kv_attend(&w->kv, step, &item, 1, w->stream, below(w, 2) || (drops && !commits));
+	/* A commit fails if a layer was not computed; an abort does not tell. */
+	r = kv_attend(&w->kv, step, &item, 1, w->stream, below(w, 2) || !commits);
 	if (!r)
 		r = commits ? fa_step_commit(step, NULL, NULL) : fa_step_abort(step, 0, NULL);
 	fa_step_free(step);
@@ -192,7 +192,7 @@ static void append(struct worker *w, struct sequence *s)
 	}
 	fa_check_eq(info.length, s->length);
 	/* A daemon that is about to exit may not have aborted the step yet. */
-	fa_check(info.planned == s->length || drops);
+	fa_check(info.planned == s->length || is_ending(r));
 }
 
 /*
