@@ -10,7 +10,7 @@
 #define FA_CPU_TILE_ROWS_MAX 192
 
 /* The few_rows kernel is faster up to this many rows. */
-#define FA_CPU_FEW_ROWS_MAX 8
+#define FA_CPU_FEW_ROWS_MAX 12
 
 /* Only tiles of few rows have more than one head. */
 #define FA_CPU_TILE_HEADS_MAX 16

@@ -175,7 +175,7 @@ static void test_every_half(void **state)
 
 	for (int dtype = FA_ATTENTION_F16; dtype <= FA_ATTENTION_BF16; dtype++) {
 		for (size_t r = 0; r < 2; r++) {
-			struct problem_spec spec = plain(r == 0 ? 1 : 9);
+			struct problem_spec spec = plain(r == 0 ? 1 : 70);
 			struct problem problem;
 			const struct fa_attention_params *params = &problem.params;
 

@@ -62,7 +62,7 @@ static const struct problem_spec varied[] = {
 	  .lengths_k = { 3, 4500, 1 },
 	  .causal = true },
 	/* Many rows take the other kernel, or both kernels. */
-	{ .heads = 9, .kv_heads = 1, .n_q = 1, .n_k = 4321, .sinks = true },
+	{ .heads = 13, .kv_heads = 1, .n_q = 1, .n_k = 4321, .sinks = true },
 	{ .heads = 16, .kv_heads = 1, .n_q = 5, .n_k = 2222, .causal = true, .alibi = true },
 	{ .heads = 1, .kv_heads = 1, .n_q = 200, .n_k = 2300, .causal = true },
 	{ .heads = 2, .kv_heads = 2, .n_q = 50, .n_k = 3000, .left_1 = 2100, .softcap = 2 },
