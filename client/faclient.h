@@ -511,7 +511,7 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *     busy_ns         sum of the times from the start on the device until the end was seen; with
  *                     concurrent requests it exceeds the elapsed time
  *     took, took_ns, waited, waited_ns, ran, ran_ns, prefix_lookups, prefix_hits, prefix_tokens,
- *     prefix_matched  as for a session, of all clients since the start
+ *     prefix_matched  as for a tenant, of all clients since the start
  *     all: client_finished, client_failed, client_cancelled, client_busy_ns  the sums of these
  *                     counters over all tenants
  *   limits            an object: connections (of all users), uid_factor (all tenants of a user
@@ -536,9 +536,6 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *                     that no earlier entry counts; entry 24 has no bound. Trailing zeros are left
  *                     out
  *     waited, waited_ns  the same of the times until the device began
- *     ran, ran_ns     the same of the times on the device
- *     prefix_lookups, prefix_hits  fa_sequence_attach() and fa_prefix_find(); those that matched
- *     prefix_tokens, prefix_matched  tokens that they looked up, and found
  *     shared_prefixes  how often attention on a GPU was planned to read a prefix that sequences of
  *                     a step share once; each layer counts
  *     ring_bytes, ring_requests  if it has a ring: its size, messages that came by it
@@ -551,9 +548,11 @@ int fa_stream_free(struct fa_client *client, uint32_t stream);
  *                     buffers that have several; fds: descriptors of the daemon; requests: in
  *                     flight; step_bytes: memory of steps in flight; gates: of requests in flight
  *     limits          an object of the same keys: the limits
- *     finished, failed, cancelled, busy_ns, took, took_ns, waited, waited_ns, ran, ran_ns,
- *     prefix_lookups, prefix_hits, prefix_tokens, prefix_matched  of all its sessions, ended ones
- *                     included
+ *     finished, failed, cancelled, busy_ns, took, took_ns, waited, waited_ns  of all its sessions,
+ *                     ended ones included
+ *     ran, ran_ns     the same of the times on the device
+ *     prefix_lookups, prefix_hits  fa_sequence_attach() and fa_prefix_find(); those that matched
+ *     prefix_tokens, prefix_matched  tokens that they looked up, and found
  *   pool              an object, if the daemon has a KV cache
  *     chunk_bytes, chunks_max  size of a chunk, and the limit of chunks
  *     used_bytes, idle_bytes   pages in sequences and steps; pages that are only published

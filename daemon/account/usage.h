@@ -20,9 +20,10 @@ struct fa_usage {
 	uint64_t busy_ns;             /* time on the device, including steps' internal requests */
 	struct fa_usage_times took;   /* from the reception to the end */
 	struct fa_usage_times waited; /* from the reception to the start on the device */
-	struct fa_usage_times ran;    /* from the start on the device to the end */
 
-	/* Of SequenceAttach and PrefixFind. */
+	/* Tenants only: from the start on the device to the end. */
+	struct fa_usage_times ran;
+	/* Tenants only, of SequenceAttach and PrefixFind. */
 	uint64_t prefix_lookups, prefix_hits;   /* a hit matches at least one token */
 	uint64_t prefix_tokens, prefix_matched; /* tokens that were looked up, and found */
 };

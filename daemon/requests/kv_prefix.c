@@ -162,13 +162,6 @@ static void count_lookup(struct fa_usage *usage, uint64_t tokens, uint64_t match
 	usage->prefix_matched += matched;
 }
 
-static void count_lookups(struct fa_session *session, const struct request *request,
-                          uint64_t matched)
-{
-	count_lookup(&session->usage, request->n_tokens, matched);
-	count_lookup(&session->tenant->usage, request->n_tokens, matched);
-}
-
 /* Publishes, attaches or looks up, then replies. Called after hashing. */
 static int finish(struct fa_session *session, const struct request *request, struct fa_error *error)
 {
@@ -185,7 +178,7 @@ static int finish(struct fa_session *session, const struct request *request, str
 	if (request->type == FA_WIRE_PREFIX_FIND) {
 		r = fa_prefix_find(pool, actor, request->object, &request->hashes, error, &matched);
 		if (r == 0) {
-			count_lookups(session, request, matched);
+			count_lookup(&session->tenant->usage, request->n_tokens, matched);
 			reply_found(session, request, matched);
 		}
 		return r;
@@ -197,7 +190,7 @@ static int finish(struct fa_session *session, const struct request *request, str
 		r = fa_prefix_attach(pool, actor, request->object, &request->hashes, error,
 		                     &matched);
 	if (r == 0 && request->type == FA_WIRE_SEQUENCE_ATTACH)
-		count_lookups(session, request, matched);
+		count_lookup(&session->tenant->usage, request->n_tokens, matched);
 	return r ? r : fa_kv_sequence_reply(&call, actor, request->object, matched, error);
 }
 

@@ -58,13 +58,28 @@ static int add_times(json_t *object, const char *key, const char *sum_key,
 	return r | json_object_set_new_nocheck(object, key, list);
 }
 
+static int add_sums(json_t *object, const struct fa_usage *usage)
+{
+	int r = 0;
+
+	r |= set(object, "finished", usage->finished);
+	r |= set(object, "failed", usage->failed);
+	r |= set(object, "cancelled", usage->cancelled);
+	return r | set(object, "busy_ns", usage->busy_ns);
+}
+
+static int add_waits(json_t *object, const struct fa_usage *usage)
+{
+	return add_times(object, "took", "took_ns", &usage->took) |
+	       add_times(object, "waited", "waited_ns", &usage->waited);
+}
+
 /* Adds what is not counted for the engine as a whole. */
 static int add_times_and_prefixes(json_t *object, const struct fa_usage *usage)
 {
 	int r = 0;
 
-	r |= add_times(object, "took", "took_ns", &usage->took);
-	r |= add_times(object, "waited", "waited_ns", &usage->waited);
+	r |= add_waits(object, usage);
 	r |= add_times(object, "ran", "ran_ns", &usage->ran);
 	r |= set(object, "prefix_lookups", usage->prefix_lookups);
 	r |= set(object, "prefix_hits", usage->prefix_hits);
@@ -74,13 +89,7 @@ static int add_times_and_prefixes(json_t *object, const struct fa_usage *usage)
 
 static int add_usage(json_t *object, const struct fa_usage *usage)
 {
-	int r = 0;
-
-	r |= set(object, "finished", usage->finished);
-	r |= set(object, "failed", usage->failed);
-	r |= set(object, "cancelled", usage->cancelled);
-	r |= set(object, "busy_ns", usage->busy_ns);
-	return r | add_times_and_prefixes(object, usage);
+	return add_sums(object, usage) | add_times_and_prefixes(object, usage);
 }
 
 static int add_session(json_t *sessions, struct fa_session *session)
@@ -115,7 +124,9 @@ static int add_session(json_t *sessions, struct fa_session *session)
 	r |= set(object, "out_bytes", session->outbox.bytes);
 	r |= set(object, "messages", session->n_messages);
 	r |= set(object, "errors", session->n_errors);
-	r |= add_usage(object, &session->usage);
+	/* The loop waits for this, and there may be many sessions: tenants have the rest. */
+	r |= add_sums(object, &session->usage);
+	r |= add_waits(object, &session->usage);
 	return r | json_array_append_new(sessions, object);
 }
 

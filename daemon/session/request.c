@@ -175,8 +175,7 @@ static void submit(struct fa_request *request)
 	fa_engine_submit(session->context->engine, &request->job);
 }
 
-/* Counts a finished job. @own: a request of the daemon; only its device time counts. */
-static void account(struct fa_usage *usage, const struct fa_job *job, bool own)
+static void count(struct fa_usage *usage, const struct fa_job *job, bool own)
 {
 	if (job->started_ns)
 		usage->busy_ns += job->finished_ns - job->started_ns;
@@ -188,8 +187,16 @@ static void account(struct fa_usage *usage, const struct fa_job *job, bool own)
 	if (job->started_ns) {
 		fa_usage_times_add(&usage->took, job->finished_ns - job->queued_ns);
 		fa_usage_times_add(&usage->waited, job->started_ns - job->queued_ns);
-		fa_usage_times_add(&usage->ran, job->finished_ns - job->started_ns);
 	}
+}
+
+/* Counts a finished job. @own: a request of the daemon; only its device time counts. */
+static void account(struct fa_session *session, const struct fa_job *job, bool own)
+{
+	count(&session->usage, job, own);
+	count(&session->tenant->usage, job, own);
+	if (job->started_ns && !own)
+		fa_usage_times_add(&session->tenant->usage.ran, job->finished_ns - job->started_ns);
 }
 
 /* Records a request that ends now. */
@@ -235,8 +242,7 @@ static void publish_here(struct fa_session *session, uint32_t stream, const stru
 	(void)fa_device_completion_submit(session, stream, job->value, false);
 	++slot->next_value;
 	slot->finished = job->value;
-	account(&session->usage, job, false);
-	account(&session->tenant->usage, job, false);
+	account(session, job, false);
 	if (fa_trace_on())
 		trace(session, stream, job, kind);
 	fa_engine_complete_empty(session->context->engine, slot->stream, job->value, &outcome);
@@ -454,8 +460,7 @@ void fa_request_finish(struct fa_job *job)
 	if (job->device_completes)
 		fa_device_completion_finished(session, request->stream);
 	--session->context->n_requests;
-	account(&session->usage, job, request->stream == FA_SESSION_STREAM_OWN);
-	account(&session->tenant->usage, job, request->stream == FA_SESSION_STREAM_OWN);
+	account(session, job, request->stream == FA_SESSION_STREAM_OWN);
 	if (fa_trace_on())
 		trace(session, request->stream, job, request->kind);
 	if (request->kind->ended)

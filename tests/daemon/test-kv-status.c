@@ -157,7 +157,6 @@ static void test_sharing(void **state)
 	kv_free(&client, one);
 	check_shared(0);
 	json = status_of(&client);
-	fa_check_eq(number(json, "sessions", 0, "prefix_lookups"), 2);
 	fa_check_eq(number(json, "tenants", 0, "prefix_lookups"), 2);
 	requests = json_object_get(json, "requests");
 	fa_check_eq(json_integer_value(json_object_get(requests, "prefix_lookups")), 2);
