@@ -1,6 +1,8 @@
 """FadConnector with vLLM itself, on the CPU: python/check DIRECTORY --vllm installs what it needs."""
+import ast
 import contextlib
 import gc
+import hashlib
 import os
 import signal
 import subprocess
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 import faclient
-from conftest import Supervised
+from conftest import FULL, Supervised
 
 if os.environ.get("FAD_TEST_VLLM") != "1":
     pytest.skip("vLLM's tests have an environment of their own: python/check DIRECTORY --vllm",
@@ -27,6 +29,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 
+import faclient.vllm
 import torch
 import vllm_connectors
 
@@ -286,6 +289,51 @@ def test_key(model, daemon, tmp_path):
         assert generate(llm, [LONG])[0][2] == 0
     with engine(model, config, dtype="bfloat16") as llm:
         assert generate(llm, [LONG])[0][2] == 0
+
+
+PARALLEL = """
+import sys, time
+import test_vllm
+if __name__ == "__main__":
+    with test_vllm.engine(sys.argv[1], test_vllm.transfer(sys.argv[2]),
+                          tensor_parallel_size=2) as llm:
+        results = test_vllm.generate(llm)
+        time.sleep(1)
+        print("results", [(x[0], x[2]) for x in results])
+"""
+
+
+@pytest.mark.skipif(not FULL, reason="takes minutes")
+def test_tensor_parallel(model, expected, daemon, tmp_path):
+    """Two workers keep a cache each, and find nothing of an engine with one."""
+    program = tmp_path / "parallel.py"
+    program.write_text(PARALLEL)
+    environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "OMP_NUM_THREADS": "1",
+                   "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    with engine(model, transfer(daemon.socket)) as llm:
+        generate(llm)
+    for cached in ([0, 192, 0], [blocks(300), blocks(230), blocks(70)]):
+        done = subprocess.run([sys.executable, str(program), model, daemon.socket], text=True,
+                              capture_output=True, env=environment, timeout=900)
+        lines = [x for x in done.stdout.splitlines() if x.startswith("results ")]
+        assert lines, done.stderr[-3000:]
+        found = ast.literal_eval(lines[0].removeprefix("results "))
+        assert [x[1] for x in found] == cached
+        assert [x[0] for x in found] == [x[0] for x in expected]
+    names = {x["name"] for x in daemon.status()["caches"]}
+    assert {x.rpartition("-")[2] for x in names} == {"0of1", "0of2", "1of2"}
+
+
+def test_checksums(tmp_path):
+    """Files that the Hugging Face cache names by their checksum are not read; others are."""
+    name = "ab" * 32
+    (tmp_path / name).write_bytes(b"weights")
+    (tmp_path / "model.safetensors").symlink_to(name)
+    assert faclient.vllm._checksum(str(tmp_path / "model.safetensors")) == name
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "plain")
+    (tmp_path / "plain").write_bytes(b"weights")
+    assert faclient.vllm._checksum(str(tmp_path / "link.safetensors")) == \
+        hashlib.sha256(b"weights").hexdigest()
 
 
 def test_roles(model, daemon):

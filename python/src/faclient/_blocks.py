@@ -52,7 +52,10 @@ class Link:
     def failed(self, error: errors.Error, doing: str) -> None:
         """Takes note of an error of a call, and tells of it unless that is known."""
         if isinstance(error, _GONE):
-            self._down_until = time.monotonic() + self._retry
+            now = time.monotonic()
+            if now < self._down_until:
+                return  # calls while nobody asks the daemon do not put off the next attempt
+            self._down_until = now + self._retry
             if self._down:
                 return
             self._down = True
