@@ -52,7 +52,8 @@ for user in $USERS; do
 	wait_for "$user to begin" "[ -n \"\$(steps $user)\" ]"
 done
 sleep 1
-systemctl start fad-metrics
+systemctl enable --quiet --now fad-metrics
+systemctl enable --quiet fad@0 2>/dev/null
 before=$(main_pid)
 before_metrics=$(systemctl show -P MainPID fad-metrics)
 for user in $USERS; do
