@@ -1,8 +1,8 @@
 /*
  * Closes clients' descriptors on its own threads, as close() can block for ever (FUSE files,
- * lingering connections). Each user has a queue, of which one entry is closed at a time, so that a
- * user delays only itself. Pending descriptors are bounded: charges are released after close(), and
- * descriptors without a charge are counted. Loop thread only.
+ * lingering connections). Each user has a queue, and one for its refused connections. One entry of a
+ * queue is closed at a time, so that a user delays only itself. Pending descriptors are bounded:
+ * charges are released after close(), and descriptors without a charge are counted. Loop thread only.
  */
 #pragma once
 

@@ -41,7 +41,7 @@ struct scratch {
 	struct fa_cpu_job jobs[HEADS];
 };
 
-_Static_assert(sizeof(struct scratch) <= 1536u << 10, "less than any wide kernel's");
+_Static_assert(sizeof(struct scratch) <= FA_CPU_FEW_ROWS_SCRATCH_MAX, "its scratch is enough");
 
 /* Keys of a round that are adjacent in memory: [first, end), counted from the round's first. */
 struct segment {
@@ -62,27 +62,6 @@ struct round {
 
 /* ---- strips of a row */
 
-/* Loads @n elements of two bytes, 8 to STRIP; the rest is 0. */
-VEC_INLINE vec_u32 load_words(const char *p, int n)
-{
-	vec_u32 words = { 0 };
-
-	/* Sizes are constants, for which the compiler emits loads. */
-	if (n == STRIP)
-		memcpy(&words, p, sizeof(words));
-#if VEC_LANES > 4
-	else if (n == 8)
-		memcpy(&words, p, 16);
-#endif
-#if VEC_LANES > 8
-	else if (n == 16)
-		memcpy(&words, p, 32);
-	else
-		memcpy(&words, p, 48);
-#endif
-	return words;
-}
-
 /* Loads @n elements, 8 to STRIP; the rest is 0. Of bf16 the first vector gets the elements of even
  * number, and the second those of odd number, as that takes a shift and a mask alone. */
 VEC_INLINE void load_strip(enum fa_attention_dtype dtype, const char *p, int n, vec strip[2])
@@ -90,7 +69,7 @@ VEC_INLINE void load_strip(enum fa_attention_dtype dtype, const char *p, int n, 
 	int bytes = vec_element_bytes(dtype);
 
 	if (dtype == FA_ATTENTION_BF16) {
-		vec_u32 words = load_words(p, n);
+		vec_u32 words = vec_load_u32(p, n / 2);
 
 		strip[0] = (vec)(words << 16);
 		strip[1] = (vec)(words & 0xffff0000u);
@@ -146,7 +125,7 @@ VEC_INLINE void products_of_strip(enum fa_attention_dtype dtype, const int rows,
 	for (int j = 0; j < keys; j++, k += job->k_stride) {
 #if VEC_HAS_DOT
 		if (dtype == FA_ATTENTION_BF16) {
-			vec x = (vec)load_words(k, n);
+			vec x = (vec)vec_load_u32(k, n / 2);
 
 			VEC_UNROLL
 			for (int r = 0; r < rows; r++)
@@ -182,18 +161,20 @@ VEC_INLINE void products(enum fa_attention_dtype dtype, const int rows, const in
 	VEC_UNROLL
 	for (int i = 0; i < VEC_LANES; i++)
 		sums[i] = vec_set(0.0f);
-	for (; c < whole; c += STRIP) {
+	for (; c < job->head_dim; c += STRIP) {
 		if (fetches && begins_line(dtype, c)) {
 			VEC_UNROLL
 			for (int j = 0; j < keys; j++)
 				fetch_strip(dtype, k + j * job->k_stride + ahead +
 				                           c * vec_element_bytes(dtype));
 		}
-		products_of_strip(dtype, rows, keys, stride, job, state, row, k, c, STRIP, sums);
+		if (c < whole)
+			products_of_strip(dtype, rows, keys, stride, job, state, row, k, c, STRIP,
+			                  sums);
+		else
+			products_of_strip(dtype, rows, keys, stride, job, state, row, k, c,
+			                  job->head_dim - c, sums);
 	}
-	if (c < job->head_dim)
-		products_of_strip(dtype, rows, keys, stride, job, state, row, k, c,
-		                  job->head_dim - c, sums);
 	vec_store(lanes, vec_sums(sums));
 	VEC_UNROLL
 	for (int r = 0; r < rows; r++)
@@ -382,7 +363,6 @@ VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int 
 }
 
 /* Does so for rows [row, end_row). */
-/* Does so for rows [row, end_row). */
 VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int strips, int n,
                                const struct fa_cpu_job *job, struct state *state,
                                const struct round *round, int32_t row, int32_t end_row, int32_t c,
@@ -507,7 +487,7 @@ static void store_query(enum fa_attention_dtype dtype, const char *q, int n, flo
 		break;
 	case FA_ATTENTION_BF16:
 #if VEC_HAS_DOT
-		vec_store(to + c / 2, (vec)load_words(q, n));
+		vec_store(to + c / 2, (vec)vec_load_u32(q, n / 2));
 		return;
 #endif
 		load_strip(FA_ATTENTION_BF16, q, n, strip);
@@ -578,8 +558,13 @@ static int64_t round_keys(const struct fa_cpu_job *tile, int64_t end, struct rou
 
 	stop = stop < end ? stop : end;
 	while (key < stop) {
-		int64_t page_end = score_page_end(tile, key);
-		int64_t next = page_end < stop ? page_end : stop;
+		int64_t next = score_page_end(tile, key);
+
+		/* What is AHEAD_KEYS later is adjacent, too. */
+		if (key + AHEAD_KEYS < end)
+			next = score_clamp(score_page_end(tile, key + AHEAD_KEYS) - AHEAD_KEYS,
+			                   key + 1, next);
+		next = next < stop ? next : stop;
 		struct segment segment = {
 			.k = score_k(tile, key) - tile->k,
 			.v = score_v(tile, key) - tile->v,

@@ -33,6 +33,7 @@ struct scratch {
 };
 
 _Static_assert(sizeof(struct scratch) <= FA_CPU_SCRATCH_BYTES_MAX, "scratch is bounded");
+_Static_assert(sizeof(struct scratch) >= FA_CPU_FEW_ROWS_SCRATCH_MAX, "the other kernel uses it");
 
 struct tile {
 	const struct fa_cpu_job *job;

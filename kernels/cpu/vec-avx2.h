@@ -27,6 +27,14 @@ static inline vec vec_load(const float *p)
 	return _mm256_loadu_ps(p);
 }
 
+/* The first @n words, 4 or 8; the rest is 0. */
+static inline vec_u32 vec_load_u32(const void *p, int n)
+{
+	if (n < VEC_LANES)
+		return (vec_u32)_mm256_zextsi128_si256(_mm_loadu_si128(p));
+	return (vec_u32)_mm256_loadu_si256(p);
+}
+
 static inline void vec_store(float *p, vec x)
 {
 	_mm256_storeu_ps(p, x);

@@ -27,6 +27,22 @@ static inline vec vec_load(const float *p)
 	return _mm512_loadu_ps(p);
 }
 
+/* The first 8 elements, and the first @n words, a multiple of 4; the rest is 0. */
+static inline vec vec_load_8(const void *p)
+{
+	return _mm512_zextps256_ps512(_mm256_loadu_ps(p));
+}
+
+static inline vec_u16 vec_load_u16_8(const void *p)
+{
+	return (vec_u16)_mm256_zextsi128_si256(_mm_loadu_si128(p));
+}
+
+static inline vec_u32 vec_load_u32(const void *p, int n)
+{
+	return (vec_u32)_mm512_maskz_loadu_epi32((__mmask16)((1u << n) - 1), p);
+}
+
 static inline void vec_store(float *p, vec x)
 {
 	_mm512_storeu_ps(p, x);

@@ -28,6 +28,14 @@ static inline vec vec_load(const float *p)
 	return x;
 }
 
+static inline vec_u32 vec_load_u32(const void *p, int n)
+{
+	vec_u32 x;
+
+	memcpy(&x, p, sizeof(x));
+	return x;
+}
+
 static inline void vec_store(float *p, vec x)
 {
 	memcpy(p, &x, sizeof(x));

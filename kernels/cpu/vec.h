@@ -14,6 +14,8 @@
  *   vec_round                  to the nearest integer, ties to even
  *   vec_scale_exp2(a, n, shift, x, lowest)  a * 2^(n - shift) for integers n - shift of -126 to
  *                              127; NaN stays; 0 where x is less than lowest, whatever a and n are
+ *   vec_load_u32(p, n)         n words, a multiple of 4 up to VEC_LANES; the rest is 0
+ *   vec_load_8, vec_load_u16_8  8 elements, the rest is 0; only with 16 lanes
  *   vec_sum, vec_highest       over the lanes
  *   vec_sums(x)                lane i is the sum over the lanes of x[i]
  *
@@ -113,15 +115,20 @@ VEC_INLINE vec_u16 vec_to_bf16(vec x)
 /* @n elements: VEC_LANES, or 8 as dims are multiples of 8; the rest is 0. */
 VEC_INLINE vec vec_load_elements(enum fa_attention_dtype dtype, const void *p, int n)
 {
-	vec_u16 h = { 0 };
+	vec_u16 h;
 
-	if (dtype == FA_ATTENTION_F32) {
-		vec x = { 0 };
-
-		memcpy(&x, p, n < VEC_LANES ? 32 : sizeof(x));
-		return x;
+#if VEC_LANES > 8
+	/* Not by memcpy(), which stores to the stack what the load then waits for. */
+	if (n < VEC_LANES && dtype == FA_ATTENTION_F32)
+		return vec_load_8(p);
+	if (n < VEC_LANES) {
+		h = vec_load_u16_8(p);
+		return dtype == FA_ATTENTION_F16 ? vec_from_f16(h) : vec_from_bf16(h);
 	}
-	memcpy(&h, p, n < VEC_LANES ? 16 : sizeof(h));
+#endif
+	if (dtype == FA_ATTENTION_F32)
+		return vec_load(p);
+	memcpy(&h, p, sizeof(h));
 	return dtype == FA_ATTENTION_F16 ? vec_from_f16(h) : vec_from_bf16(h);
 }
 

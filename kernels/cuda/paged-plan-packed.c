@@ -249,9 +249,11 @@ static uint32_t least_tiles(const struct rough *rough, const struct fa_cuda_page
 	if (rough->blocks < slots) {
 		const uint64_t enough = rough->tiles / (slots - rough->blocks) + 1;
 
-		division = divide_roughly(rough, kv_heads, (uint32_t)enough);
-		if (enough < high && division.units <= slots && fits(kernel, division))
-			high = (uint32_t)enough;
+		if (enough < high) {
+			division = divide_roughly(rough, kv_heads, (uint32_t)enough);
+			if (division.units <= slots && fits(kernel, division))
+				high = (uint32_t)enough;
+		}
 	}
 	if (high == longest) {
 		division = divide_roughly(rough, kv_heads, high);

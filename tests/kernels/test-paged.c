@@ -78,6 +78,9 @@ static void test_long(void **state)
 	spec.left_1 = 1500;
 	spec.dtype = FA_ATTENTION_F32;
 	paged_test(&spec);
+	spec.heads = 12 * spec.kv_heads;
+	spec.dtype = FA_ATTENTION_BF16;
+	paged_test(&spec);
 }
 
 static void test_empty(void **state)

@@ -37,7 +37,7 @@ long sysconf(int name)
 }
 
 static const struct problem_spec varied[] = {
-	/* Few rows: one to eight of a KV head. */
+	/* Few rows of a KV head. */
 	{ .heads = 1, .kv_heads = 1, .n_q = 1, .n_k = 5000 },
 	{ .heads = 8, .kv_heads = 1, .n_q = 1, .n_k = 4099, .sinks = true, .causal = true },
 	{ .heads = 6, .kv_heads = 3, .n_q = 3, .n_k = 3001, .causal = true, .alibi = true },
@@ -75,6 +75,9 @@ static const struct problem_spec varied[] = {
 	  .lengths_k = { 3000, 5, 60, 2400 },
 	  .causal = true,
 	  .sinks = true },
+	{ .heads = 12, .kv_heads = 1, .n_q = 1, .n_k = 4321, .sinks = true },
+	{ .heads = 8, .kv_heads = 2, .n_q = 3, .n_k = 4400, .causal = true, .alibi = true },
+	{ .heads = 11, .kv_heads = 1, .n_q = 1, .n_k = 5000, .left_1 = 2300 },
 };
 
 #define N_VARIED (sizeof(varied) / sizeof(varied[0]))

@@ -263,7 +263,7 @@ class FadCache(_Cache):
             torch.as_tensor(attention_mask).cpu().bool().reshape(tokens.shape)
         self.reset()
         self._open(*self._shape())
-        rows, end = [], tokens.shape[1]
+        rows, lengths, end = [], [], max(tokens.shape[1] - 1, 0)
         for row, valid in zip(tokens, mask):
             columns = valid.nonzero()[:, 0]
             sequence = self._cache.attach(row[valid], extra=self.identity, shared=self._shared)
@@ -274,8 +274,8 @@ class FadCache(_Cache):
             keep = int(valid[:end].sum())
             if sequence.length > keep:
                 sequence.truncate(keep)
-            self._lengths.append(keep)
-        self._rows, self.tokens = rows, end
+            lengths.append(keep)
+        self._rows, self._lengths, self.tokens = rows, lengths, end
         self._valid = None if bool(mask[:, :end].all()) else mask[:, :end]
         return end
 
