@@ -36,6 +36,7 @@ struct team {
 	pthread_t threads[THREADS_MAX];
 	pthread_barrier_t barrier;
 	bool has_barrier;
+	cpu_set_t allowed;
 	/* written between barriers */
 	void (*work)(struct team *team, unsigned int member);
 	bool ends;
@@ -59,11 +60,26 @@ struct member {
 	unsigned int number;
 };
 
+/* Binds this thread to the member's processor: the kernel may leave two threads on one. */
+static void pin(const struct team *team, unsigned int number)
+{
+	unsigned int n = 0;
+	cpu_set_t one;
+
+	CPU_ZERO(&one);
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+		if (CPU_ISSET(cpu, &team->allowed) && n++ == number)
+			CPU_SET(cpu, &one);
+	if (CPU_COUNT(&one) == 1)
+		(void)sched_setaffinity(0, sizeof(one), &one);
+}
+
 static void *member_main(void *userdata)
 {
 	struct member member = *(struct member *)userdata;
 
 	free(userdata);
+	pin(member.team, member.number);
 	for (;;) {
 		pthread_barrier_wait(&member.team->barrier);
 		if (member.team->ends)
@@ -90,12 +106,11 @@ static void team_deinit(struct team *team)
 
 static int team_init(struct team *team)
 {
-	cpu_set_t allowed;
 	int n = 1;
 
 	memset(team, 0, sizeof(*team));
-	if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0)
-		n = CPU_COUNT(&allowed);
+	if (sched_getaffinity(0, sizeof(team->allowed), &team->allowed) == 0)
+		n = CPU_COUNT(&team->allowed);
 	team->n_threads = n < THREADS_MAX ? (unsigned int)n : THREADS_MAX;
 	team->workspace = aligned_alloc(64, FA_CPU_WORKSPACE_BYTES_MAX);
 	if (!team->workspace)
@@ -126,15 +141,19 @@ static int team_init(struct team *team)
 
 static uint64_t team_time(struct team *team, void (*work)(struct team *team, unsigned int member))
 {
-	uint64_t start;
+	uint64_t start, ns;
 
 	team->work = work;
 	atomic_store(&team->next_tile, 0);
+	pin(team, 0);
 	start = fa_now_ns();
 	pthread_barrier_wait(&team->barrier);
 	work(team, 0);
 	pthread_barrier_wait(&team->barrier);
-	return fa_now_ns() - start;
+	ns = fa_now_ns() - start;
+	/* OpenBLAS's threads take the caller's. */
+	(void)sched_setaffinity(0, sizeof(team->allowed), &team->allowed);
+	return ns;
 }
 
 static void attend(struct team *team, unsigned int member)
@@ -547,8 +566,9 @@ static int bench_decode(struct fa_bench *bench, struct team *team, struct blas *
 	team->words = (const uint64_t *)request.kv;
 	team->n_words = request.kv_bytes / sizeof(uint64_t);
 	request_time(team, &request, false); /* fault in all pages */
-	for (size_t i = 0; i < rounds; i++) {
+	for (size_t i = 0; i < rounds; i++)
 		sgemm[i] = blas->sgemm ? blas_time(blas) : 0;
+	for (size_t i = 0; i < rounds; i++) {
 		reading[i] = team_time(team, read_words);
 		decode[i] = request_time(team, &request, false);
 	}
