@@ -46,7 +46,6 @@ SHORTFALLS = "shortfalls.json"
 
 # Files with results of builds without a commit, and why they are kept.
 UNCOMMITTED = {
-    "epyc-2cores": "recorded before this check existed; the only results of the CPU kernels",
     "epyc-2cores-requests": "recorded before this check existed; the only requests on two processors",
 }
 

@@ -120,11 +120,11 @@ def commits(script):
         put("more", "1234567-dirty")
         check("more.json cites 1234567-dirty, a build with uncommitted changes")
         os.remove(os.path.join(folder.bench, "more.json"))
-        put("epyc-2cores", "1234567-dirty")
+        put("epyc-2cores-requests", "1234567-dirty")
         check()
-        put("epyc-2cores", "1234567")
-        check("epyc-2cores.json cites only commits")
-        os.remove(os.path.join(folder.bench, "epyc-2cores.json"))
+        put("epyc-2cores-requests", "1234567")
+        check("epyc-2cores-requests.json cites only commits")
+        os.remove(os.path.join(folder.bench, "epyc-2cores-requests.json"))
         if not shutil.which("git"):
             print("no git: commits are not looked up here")
             return
