@@ -6,8 +6,8 @@
 
 #include <sched.h>
 
-/* How long to wait until the engine sees what the client saw. Where the engine's thread or the
- * driver's may need this processor, that may take their turn. */
+/* How long to wait until the engine sees what the client saw. The engine's thread may need a
+ * processor. */
 #define SYNC_NS FA_NS_PER_MS
 #define SYNC_BY_THREAD_NS (100 * FA_NS_PER_MS)
 
@@ -113,8 +113,7 @@ void fa_device_completion_sync(struct fa_context *context)
 
 	if (fa_list_empty(&context->device_sessions))
 		return;
-	until_ns = fa_now_ns() +
-	           (context->info.polled && !context->rings.yields ? SYNC_NS : SYNC_BY_THREAD_NS);
+	until_ns = fa_now_ns() + (context->info.polled ? SYNC_NS : SYNC_BY_THREAD_NS);
 	/* Sync all sessions, as clients may communicate with each other. */
 	reap(context);
 	for (unsigned int n = context->n_sessions; n && !fa_list_empty(&context->device_sessions);
