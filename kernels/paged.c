@@ -217,6 +217,20 @@ static int check_trees(const struct fa_paged_attention *p, char *text, size_t te
 	return 0;
 }
 
+static int check_score(float scale, float softcap, int64_t window_left, int64_t window_right,
+                       char *text, size_t text_bytes)
+{
+	if (!isfinite(scale))
+		REFUSE(-EINVAL, "scale %g is not finite", (double)scale);
+	if (!isfinite(softcap) || softcap < 0)
+		REFUSE(-EINVAL, "softcap %g is not a finite number of at least 0", (double)softcap);
+	if (window_left < -1)
+		REFUSE(-EINVAL, "window_left %" PRId64 " is below -1", window_left);
+	if (window_right < -1)
+		REFUSE(-EINVAL, "window_right %" PRId64 " is below -1", window_right);
+	return 0;
+}
+
 static int check_attention(const struct fa_paged_attention *p, char *text, size_t text_bytes)
 {
 	int r;
@@ -236,15 +250,9 @@ static int check_attention(const struct fa_paged_attention *p, char *text, size_
 	if (p->heads % p->cache->kv_heads != 0)
 		REFUSE(-EINVAL, "heads %" PRId32 " is not a multiple of kv_heads %" PRId32,
 		       p->heads, p->cache->kv_heads);
-	if (!isfinite(p->scale))
-		REFUSE(-EINVAL, "scale %g is not finite", (double)p->scale);
-	if (!isfinite(p->softcap) || p->softcap < 0)
-		REFUSE(-EINVAL, "softcap %g is not a finite number of at least 0",
-		       (double)p->softcap);
-	if (p->window_left < -1)
-		REFUSE(-EINVAL, "window_left %" PRId64 " is below -1", p->window_left);
-	if (p->window_right < -1)
-		REFUSE(-EINVAL, "window_right %" PRId64 " is below -1", p->window_right);
+	r = check_score(p->scale, p->softcap, p->window_left, p->window_right, text, text_bytes);
+	if (r < 0)
+		return r;
 	return check_trees(p, text, text_bytes);
 }
 
@@ -347,6 +355,94 @@ static int check_move(const struct fa_paged_move *p, char *text, size_t text_byt
 	return 0;
 }
 
+/* ---- a client's own pages */
+
+static int check_own(const struct fa_paged_own *own, char *text, size_t text_bytes)
+{
+	int r;
+
+	r = check_dtype(own->dtype, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_heads("kv_heads", own->kv_heads, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_dim("head_dim", own->head_dim, FA_ATTENTION_HEAD_DIM_MAX, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_dim("head_dim_v", own->head_dim_v, FA_ATTENTION_HEAD_DIM_V_MAX, text, text_bytes);
+	if (r < 0)
+		return r;
+	if (own->page_tokens <= 0)
+		REFUSE(-EINVAL, "page_tokens %" PRId32 " is not positive", own->page_tokens);
+	if (own->page_tokens > FA_PAGED_PAGE_TOKENS_MAX)
+		REFUSE(-ENOTSUP, "page_tokens %" PRId32 " is not supported: at most %d",
+		       own->page_tokens, FA_PAGED_PAGE_TOKENS_MAX);
+	if (own->pages <= 0)
+		REFUSE(-EINVAL, "pages %" PRId32 " is not positive", own->pages);
+	if (own->store != FA_PAGED_PLAIN && own->store != FA_PAGED_E4M3)
+		REFUSE(-ENOTSUP,
+		       "store %d is not supported in a client's pages: plain (%d) or e4m3 (%d)",
+		       (int)own->store, FA_PAGED_PLAIN, FA_PAGED_E4M3);
+	return 0;
+}
+
+/* Checks a number of rows or tokens against [0, @max]. */
+static int check_count(const char *name, int64_t count, int64_t max, char *text, size_t text_bytes)
+{
+	if (count < 0)
+		REFUSE(-EINVAL, "%s %" PRId64 " is negative", name, count);
+	if (count > max)
+		REFUSE(-ENOTSUP, "%s %" PRId64 " is not supported: at most %" PRId64, name, count,
+		       max);
+	return 0;
+}
+
+static int check_own_attention(const struct fa_paged_own_attention *p, char *text,
+                               size_t text_bytes)
+{
+	int r;
+
+	r = check_own(p->pages, text, text_bytes);
+	if (r < 0)
+		return r;
+	if (p->batch <= 0)
+		REFUSE(-EINVAL, "batch %" PRId32 " is not positive", p->batch);
+	r = check_heads("heads", p->heads, text, text_bytes);
+	if (r < 0)
+		return r;
+	if (p->heads % p->pages->kv_heads != 0)
+		REFUSE(-EINVAL, "heads %" PRId32 " is not a multiple of kv_heads %" PRId32,
+		       p->heads, p->pages->kv_heads);
+	r = check_count("max_q", p->max_q, FA_PAGED_LENGTH_MAX, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_count("total_q", p->total_q, INT32_MAX, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_count("max_k", p->max_k, FA_PAGED_LENGTH_MAX, text, text_bytes);
+	if (r < 0)
+		return r;
+	if (!p->cu_q && p->total_q != (int64_t)p->batch * p->max_q)
+		REFUSE(-EINVAL,
+		       "total_q %" PRId64 " is not batch %" PRId32 " x max_q %" PRId32
+		       ", as it is without cu_q",
+		       p->total_q, p->batch, p->max_q);
+	if (p->table_columns < 0)
+		REFUSE(-EINVAL, "table_columns %" PRId32 " is negative", p->table_columns);
+	return check_score(p->scale, p->softcap, p->window_left, p->window_right, text, text_bytes);
+}
+
+static int check_own_append(const struct fa_paged_own_append *p, char *text, size_t text_bytes)
+{
+	int r;
+
+	r = check_own(p->pages, text, text_bytes);
+	if (r < 0)
+		return r;
+	return check_count("tokens", p->tokens, INT32_MAX, text, text_bytes);
+}
+
 int fa_paged_check(const struct fa_paged_request *request, char *text, size_t text_bytes)
 {
 	switch (request->op) {
@@ -364,6 +460,10 @@ int fa_paged_check(const struct fa_paged_request *request, char *text, size_t te
 		return check_cache(request->pages.cache, text, text_bytes);
 	case FA_PAGED_MOVE:
 		return check_move(&request->move, text, text_bytes);
+	case FA_PAGED_ATTEND_OWN:
+		return check_own_attention(&request->own_attention, text, text_bytes);
+	case FA_PAGED_APPEND_OWN:
+		return check_own_append(&request->own_append, text, text_bytes);
 	}
 	REFUSE(-EINVAL, "operation %d is unknown", (int)request->op);
 }

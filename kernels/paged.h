@@ -32,6 +32,9 @@
  * cu_new, lengths_before, lengths, first, table_start, host_table, tree_start, cu_moves, from and
  * to are in host memory: checks and plans read them. All other pointers are to memory that the
  * kernels' device addresses.
+ *
+ * Attention also works over pages outside the pool (struct fa_paged_own), of which a client is the
+ * owner.
  */
 #pragma once
 
@@ -194,6 +197,88 @@ struct fa_paged_move {
 	uint32_t table_entries;
 };
 
+/*
+ * Pages that a client manages: k [page][token][kv_head][head_dim] and v [..][head_dim_v], where
+ * stride_batch is the stride between pages. Rows are contiguous; all other strides are free, so K
+ * and V may alternate in one tensor, and heads may come before tokens. Fast kernels want page_tokens
+ * to be a multiple of 16, and rows that are 16-byte aligned; all others are correct, too.
+ *
+ * With FA_PAGED_E4M3, k and v hold codes of one byte, and strides count bytes. An element is
+ * code * scale, with one scale per KV head; appended rows are quantised with it. FA_PAGED_INT8 is
+ * not supported.
+ */
+struct fa_paged_own {
+	enum fa_attention_dtype dtype; /* of inputs, outputs and arithmetic */
+	int32_t kv_heads, head_dim, head_dim_v;
+	int32_t page_tokens; /* 1 to FA_PAGED_PAGE_TOKENS_MAX */
+	int32_t pages;       /* at least 1 */
+	enum fa_paged_store store;
+	struct fa_attention_tensor k, v;
+	/* [kv_head], in memory of the device; NULL: 1. Unused by FA_PAGED_PLAIN. */
+	const float *k_scales, *v_scales;
+};
+
+/*
+ * out = attention(q, K, V) over a client's pages, exactly as kernels/attention.h defines it for each
+ * sequence: n_q is its number of rows, n_k its length, so the last row is aligned with the last key.
+ *
+ * table, lengths and cu_q are in memory of the device, and the client may write them at any time,
+ * also while a kernel runs. Whatever they hold, kernels
+ *   - read nothing of k and v but the pages [0, pages),
+ *   - write nothing but rows [0, total_q) of out and lse,
+ *   - end after work that is bounded by batch, max_q, total_q and max_k.
+ * A kernel therefore reads a length and a cu_q once, and uses that copy for all that follows. It
+ * clamps what it reads:
+ *   - the length of sequence b is lengths[b], at least 0, at most max_k and at most
+ *     table_columns * page_tokens;
+ *   - its rows begin at cu_q[b], at least 0, at most total_q; their number is cu_q[b + 1] minus
+ *     this beginning, at least 0, at most max_q, and at most the rows from there to total_q;
+ *   - page p of the table is page min((uint32_t)p, pages - 1).
+ * Rows that no sequence claims are not written. Rows that several claim hold any mix of the results
+ * and of what was there before. If all sequences together claim more than total_q rows, this is so
+ * for all rows.
+ *
+ * Token j of sequence b is token j % page_tokens of page table[b * table_stride + j / page_tokens].
+ * Entries of pages without a token below the length, or wholly before every row's window, are not
+ * followed. Tokens from the length on have no effect, even if they are NaN.
+ */
+struct fa_paged_own_attention {
+	const struct fa_paged_own *pages;
+	int32_t batch, heads; /* heads: a multiple of kv_heads */
+	const int32_t *table; /* [batch][table_columns] */
+	int32_t table_columns;
+	int64_t table_stride;
+	const int32_t *lengths; /* [batch], in tokens; new tokens are included */
+	/* [batch + 1]; NULL: each sequence has max_q rows, and total_q is batch * max_q. */
+	const int32_t *cu_q;
+	int32_t max_q;                     /* rows of a sequence */
+	int64_t total_q;                   /* rows of q and out */
+	int32_t max_k;                     /* tokens of a sequence */
+	struct fa_attention_tensor q, out; /* [row][head][dim]; no stride_batch */
+	float *lse;                        /* may be NULL */
+	int64_t lse_stride_token, lse_stride_head;
+	float scale;
+	float softcap; /* 0: none */
+	bool causal;
+	int64_t window_left, window_right; /* -1: unbounded */
+	const float *alibi_slopes;         /* [heads] or NULL */
+	const float *sinks;                /* [heads] or NULL */
+	bool deterministic;                /* as in fa_paged_attention */
+};
+
+/*
+ * Writes row i of k and v to slots[i] of a client's pages: token slots[i] % page_tokens of page
+ * slots[i] / page_tokens. A row whose slot is negative, or not below pages * page_tokens, is not
+ * written. A token that several rows name holds one of them, or a mix. slots is in memory of the
+ * device, and the client may write it at any time.
+ */
+struct fa_paged_own_append {
+	const struct fa_paged_own *pages;
+	int64_t tokens;
+	struct fa_attention_tensor k, v; /* [token][kv_head][dim]; data NULL: not written */
+	const int64_t *slots;            /* [tokens] */
+};
+
 enum fa_paged_op {
 	FA_PAGED_ATTEND,
 	FA_PAGED_APPEND,
@@ -202,6 +287,8 @@ enum fa_paged_op {
 	FA_PAGED_COPY,
 	FA_PAGED_CLEAR,
 	FA_PAGED_MOVE,
+	FA_PAGED_ATTEND_OWN,
+	FA_PAGED_APPEND_OWN,
 };
 
 struct fa_paged_request {
@@ -212,6 +299,8 @@ struct fa_paged_request {
 		struct fa_paged_merge merge;
 		struct fa_paged_pages pages;
 		struct fa_paged_move move;
+		struct fa_paged_own_attention own_attention;
+		struct fa_paged_own_append own_append;
 	};
 };
 

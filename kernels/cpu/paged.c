@@ -331,6 +331,9 @@ int64_t fa_cpu_paged_tiles(const struct fa_cpu_isa *isa, const struct fa_paged_r
 		return (int64_t)request->pages.count * request->pages.cache->layers;
 	case FA_PAGED_MOVE:
 		return (int64_t)request->move.batch * request->move.cache->layers;
+	case FA_PAGED_ATTEND_OWN:
+	case FA_PAGED_APPEND_OWN:
+		break;
 	}
 	return 0;
 }
@@ -424,6 +427,9 @@ bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_reque
 	case FA_PAGED_MOVE:
 		move_tile(&request->move, tile);
 		return true;
+	case FA_PAGED_ATTEND_OWN:
+	case FA_PAGED_APPEND_OWN:
+		break;
 	}
 	return true;
 }

@@ -263,6 +263,9 @@ size_t fa_cuda_paged_blob_bytes(const struct fa_paged_request *request)
 		return fa_cuda_paged_align((size_t)p->batch * sizeof(struct fa_cuda_paged_moved)) +
 		       fa_cuda_paged_align((size_t)p->cu_moves[p->batch] * sizeof(uint32_t));
 	}
+	case FA_PAGED_ATTEND_OWN:
+	case FA_PAGED_APPEND_OWN:
+		return 0;
 	}
 	return 0;
 }
@@ -293,6 +296,11 @@ int fa_cuda_paged_plan(const struct fa_cuda_chip *chip, const struct fa_paged_re
 		break;
 	case FA_PAGED_MOVE:
 		r = fa_cuda_paged_plan_move(chip, &request->move, blob, &plan, text, text_bytes);
+		break;
+	case FA_PAGED_ATTEND_OWN:
+	case FA_PAGED_APPEND_OWN:
+		snprintf(text, text_bytes, "pages outside the pool are not supported on GPUs");
+		r = -ENOTSUP;
 		break;
 	}
 	if (r < 0)
@@ -336,6 +344,9 @@ int fa_cuda_paged_launches(const struct fa_cuda_paged_plan *plan,
 	case FA_PAGED_MOVE:
 		fa_cuda_paged_launch_move(plan, &request->move, blob, &launch->args.moves);
 		break;
+	case FA_PAGED_ATTEND_OWN:
+	case FA_PAGED_APPEND_OWN:
+		return 0;
 	}
 	return 1;
 }

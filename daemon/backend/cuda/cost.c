@@ -152,6 +152,9 @@ double fa_cuda_cost_paged_ns(const struct fa_device *device, const struct fa_pag
 		return memory_ns(device, 2.0 * request->move.cu_moves[request->move.batch] *
 		                                 request->move.cache->layers *
 		                                 stored_token_bytes(request->move.cache));
+	case FA_PAGED_ATTEND_OWN:
+	case FA_PAGED_APPEND_OWN:
+		break;
 	}
 	return 0;
 }

@@ -112,6 +112,8 @@ static void copy_arrays(struct span_writer *writer, struct fa_cuda_paged_part *p
 	case FA_PAGED_MERGE:
 	case FA_PAGED_COPY:
 	case FA_PAGED_CLEAR:
+	case FA_PAGED_ATTEND_OWN:
+	case FA_PAGED_APPEND_OWN:
 		break;
 	}
 }
