@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Transformers models with fad on a GPU against PyTorch's attention.
 
-    bench/transformers.py --fad PATH [--part decode,ttft,shared,processes] [--model 1b|8b] [--mps]
-                          [--quick]
+    bench/transformers.py --fad PATH [--part PART[:MODEL],...] [--model 1b|8b] [--mps] [--quick]
+                          [--seconds N] [--json FILE --commit COMMIT]
 
 Models have the shape of Llama 3's, random weights and bf16. Prints a line of JSON a row; ratio is
-better above 1. Needs PyTorch, Transformers and the package faclient. The daemon is started here.
+better above 1. --json writes the input of bench/results/results.py keep, anew after each row.
+--seconds: no row is begun later than that. Needs PyTorch, Transformers and the package faclient.
+The daemon is started here.
 
 decode     tokens/s of greedy decoding in one process, at several batch sizes
 ttft       time to the first token of a prompt in one process
@@ -14,8 +16,11 @@ processes  tokens/s of four processes together, on one prompt
 """
 import argparse
 import contextlib
+import datetime
+import gc
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -37,6 +42,7 @@ SHAPES = {
            "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
            "vocab_size": 128256},
 }
+PARTS = ("decode", "ttft", "shared", "processes")
 PROCESSES = 4
 
 
@@ -114,9 +120,38 @@ def attentions():
     return ["sdpa", "fad"]
 
 
-def row(part, values, base, result, ratio, **more):
-    shown = {f"{name}_{result}": round(value, 4) for name, value in values.items()}
-    print(json.dumps({"part": part, **more, **shown, "ratio": round(ratio, 3)}), flush=True)
+UNITS = {"tokens_s": "tokens/s", "ms": "ms"}
+
+
+def row(options, part, shape, values, unit, **more):
+    """A result: @values has fad's and those of its peers, in a unit of UNITS. @shape: which cell
+    of the part it is."""
+    ratios = {name: values["fad"] / value if unit == "tokens_s" else value / values["fad"]
+              for name, value in values.items() if name != "fad"}
+    shown = {f"{name}_{unit}": round(value, 4) for name, value in values.items()}
+    more = {"model": options.model, **more, "mps": options.mps_state}
+    print(json.dumps({"part": part, "shape": shape, **more, **shown,
+                      "ratio": round(ratios["sdpa"], 3)}), flush=True)
+    suffix = "" if options.mps_state == "none" else "/mps"
+    for name, ratio in ratios.items():
+        options.results.append({
+            "name": f"transformers/{part}/{options.model}-{shape}{suffix}",
+            "value": round(values["fad"], 2), "unit": UNITS[unit], "peer": name,
+            "ratio": round(ratio, 3), "commit": options.commit, "device": options.device, **more})
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"command": shlex.join(["bench/transformers.py", *sys.argv[1:]]),
+                       "machine": options.machine, "date": datetime.date.today().isoformat(),
+                       "results": options.results}, file, indent=1)
+
+
+def time_is_left(options, part, shape):
+    """Returns false, and says so, if a row may not begin any more."""
+    if time.monotonic() < options.end:
+        return True
+    print(f"{part}/{options.model}-{shape}: left out, there is no time", file=sys.stderr,
+          flush=True)
+    return False
 
 
 def part_decode(options, runner):
@@ -124,6 +159,9 @@ def part_decode(options, runner):
     if options.model == "tiny":
         n, context, runs = 8, 64, 1
     for batch in (1, 8, 32):
+        shape = f"b{batch}-c{context}"
+        if not time_is_left(options, "decode", shape):
+            return
         ids = tokens(runner.model, batch, context)
         seconds = {}
         for i in range(runs + 1):
@@ -134,15 +172,16 @@ def part_decode(options, runner):
                     seconds.setdefault(name, []).append(took)
                 del cache
         speed = {name: batch * n / statistics.median(x) for name, x in seconds.items()}
-        row("decode", speed, "sdpa", "tokens_s", speed["fad"] / speed["sdpa"], model=options.model,
-            batch=batch, context=context, tokens=n, runs=runs, mps=options.mps_state)
+        row(options, "decode", shape, speed, "tokens_s", tokens=n, runs=runs)
 
 
 def part_ttft(options, runner):
-    lengths = (1024, 8192) if options.quick else (1024, 8192, 32768)
+    lengths = (1024, 8192, 32768)
     if options.model == "tiny":
         lengths = (100, 500)
     for length in lengths:
+        if not time_is_left(options, "ttft", f"s{length}"):
+            return
         ids = tokens(runner.model, 1, length)
         seconds = {}
         for i in range(4):
@@ -155,8 +194,7 @@ def part_ttft(options, runner):
                     seconds.setdefault(name, []).append(time.perf_counter() - start)
                 del cache
         best = {name: statistics.median(x) * 1e3 for name, x in seconds.items()}
-        row("ttft", best, "sdpa", "ms", best["sdpa"] / best["fad"], model=options.model,
-            prompt=length, runs=3, mps=options.mps_state)
+        row(options, "ttft", f"s{length}", best, "ms", runs=3)
 
 
 def child(options, *arguments):
@@ -166,10 +204,12 @@ def child(options, *arguments):
 
 
 def part_shared(options, runner):
-    lengths = (8192,) if options.quick else (8192, 32768)
+    lengths = (8192, 32768)
     if options.model == "tiny":
         lengths = (500,)
     for length in lengths:
+        if not time_is_left(options, "shared", f"s{length}"):
+            return
         ids = tokens(runner.model, 1, length)
         name = f"bench-{length}"
         cache = runner.cache("fad", name)
@@ -180,10 +220,8 @@ def part_shared(options, runner):
         if process.returncode:
             raise RuntimeError(f"the second process ended with {process.returncode}")
         done = json.loads(out.splitlines()[-1])
-        row("shared", {"sdpa": done["sdpa"] * 1e3, "fad": done["fad"] * 1e3}, "sdpa", "ms",
-            done["sdpa"] / done["fad"], model=options.model, prompt=length,
-            found=done["found"], identity_ms=round(done["identity"] * 1e3, 1),
-            mps=options.mps_state)
+        row(options, "shared", f"s{length}", {name: done[name] * 1e3 for name in ("sdpa", "fad")},
+            "ms", found=done["found"], identity_ms=round(done["identity"] * 1e3, 1))
         cache.reset()
         cache._cache.remove()
 
@@ -220,9 +258,12 @@ def child_shared(runner, length, name):
 
 
 def part_processes(options, _):
-    n, context = (64, 2048) if options.quick else (256, 8192)
+    n, context = 64 if options.quick else 256, 8192
     if options.model == "tiny":
         n, context = 8, 64
+    shape = f"p{PROCESSES}-c{context}"
+    if not time_is_left(options, "processes", shape):
+        return
     speed, pages = {}, 0
     for name in ("sdpa", "fad"):
         processes = []
@@ -244,8 +285,7 @@ def part_processes(options, _):
             for process in processes:
                 process.stdin.close()
                 process.wait(60)
-    row("processes", speed, "sdpa", "tokens_s", speed["fad"] / speed["sdpa"], model=options.model,
-        processes=PROCESSES, context=context, tokens=n, pages=pages, mps=options.mps_state)
+    row(options, "processes", shape, speed, "tokens_s", tokens=n, pages=pages)
 
 
 def child_decode(runner, attention, context, n):
@@ -276,6 +316,12 @@ def mps(directory):
     os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.path.join(directory, "pipe")
     os.environ["CUDA_MPS_LOG_DIRECTORY"] = os.path.join(directory, "log")
     subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True, timeout=60)
+    # A process that starts before it listens does without it.
+    deadline = time.monotonic() + 5
+    while not os.path.exists(os.path.join(directory, "pipe", "control")):
+        if time.monotonic() > deadline:
+            raise RuntimeError("the control daemon of MPS does not listen")
+        time.sleep(0.01)
     try:
         yield
     finally:
@@ -304,34 +350,47 @@ def daemon(program, directory, pool):
         process.wait(60)
 
 
+def free_memory(client):
+    """Gives the GPU's memory of tensors that are gone to other processes."""
+    import torch
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        client.trim()
+
+
 def run(options):
     import torch
+    import transformers
 
     import faclient
     import faclient.torch
-    parts = {"decode": part_decode, "ttft": part_ttft, "shared": part_shared,
-             "processes": part_processes}
+    parts = dict(zip(PARTS, (part_decode, part_ttft, part_shared, part_processes)))
     with faclient.connect(options.socket, name="bench") as client, torch.no_grad():
         faclient.torch.use(client)
         status = client.status()
-        options.mps_state = status.get("mps", "none")
-        print(json.dumps({"part": "setup", "device": status["device"], "mps": options.mps_state,
-                          "torch": torch.__version__, "model": options.model}), flush=True)
-        runner = None
-        for name in options.part.split(","):
+        options.mps_state, options.device = status.get("mps", "none"), status["device"]
+        options.machine = (f"{options.device}, torch {torch.__version__}, Transformers "
+                           f"{transformers.__version__}")
+        print(json.dumps({"part": "setup", "machine": options.machine,
+                          "mps": options.mps_state}), flush=True)
+        runner, loaded = None, None
+        for name, options.model in options.parts:
             start = time.perf_counter()
-            if name != "processes" and runner is None:
-                runner = Runner(load(options.model), client)
-            if name == "processes":
-                runner = None  # its memory is needed
+            if name == "processes" or loaded != options.model:
+                runner = loaded = None  # its memory is needed
+                free_memory(client)
             try:
+                if name != "processes" and runner is None and time.monotonic() < options.end:
+                    runner, loaded = Runner(load(options.model), client), options.model
                 parts[name](options, runner)
             except Exception as error:  # the other parts may work
                 options.failed = True
-                print(json.dumps({"part": name, "error": f"{type(error).__name__}: {error}"}),
-                      flush=True)
+                print(json.dumps({"part": name, "model": options.model,
+                                  "error": f"{type(error).__name__}: {error}"}), flush=True)
                 traceback.print_exc()
-            print(f"{name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+            print(f"{name} {options.model}: {time.perf_counter() - start:.0f} s",
+                  file=sys.stderr, flush=True)
 
 
 def run_child(options):
@@ -348,15 +407,25 @@ def run_child(options):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--fad", default=os.environ.get("FAD_DAEMON", "fad"))
-    parser.add_argument("--part", default="decode,ttft,shared,processes")
+    parser.add_argument("--part", default=",".join(PARTS), help="each may end in :MODEL")
     parser.add_argument("--model", choices=SHAPES, default="1b")
     parser.add_argument("--mps", action="store_true")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="fewer tokens and runs")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--commit", default="?", help="commit of the daemon")
+    parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--pool", default=None, help="bytes of the KV pool, as in fad.conf")
     parser.add_argument("--socket", help=argparse.SUPPRESS)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.failed = False
+    options.failed, options.results = False, []
+    options.end = time.monotonic() + options.seconds
+    options.parts = []
+    for part in options.part.split(","):
+        name, _, model = part.partition(":")
+        if name not in PARTS or (model and model not in SHAPES):
+            parser.error(f"there is no part {part}")
+        options.parts.append((name, model or options.model))
     if options.child:
         run_child(options)
         return 0
@@ -364,7 +433,8 @@ def main():
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="fad-bench-"))
         if options.mps:
             stack.enter_context(mps(directory))
-        pool = options.pool or ("256M" if options.model == "tiny" else "16G")
+        tiny = all(model == "tiny" for _, model in options.parts)
+        pool = options.pool or ("256M" if tiny else "16G")
         options.socket = stack.enter_context(daemon(options.fad, directory, pool))
         run(options)
     return 1 if options.failed else 0
