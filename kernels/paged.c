@@ -443,6 +443,39 @@ static int check_own_append(const struct fa_paged_own_append *p, char *text, siz
 	return check_count("tokens", p->tokens, INT32_MAX, text, text_bytes);
 }
 
+static int check_own_copy(const struct fa_paged_own_copy *p, enum fa_paged_op op, char *text,
+                          size_t text_bytes)
+{
+	uint64_t places;
+	int r;
+
+	r = check_cache(p->cache, text, text_bytes);
+	if (r < 0)
+		return r;
+	r = check_step(p->cache, p->step, text, text_bytes);
+	if (r < 0)
+		return r;
+	if (p->step->batch != 1)
+		REFUSE(-EINVAL, "batch is %" PRId32 ", not 1", p->step->batch);
+	if (p->n_layers <= 0)
+		REFUSE(-EINVAL, "n_layers %" PRId32 " is not positive", p->n_layers);
+	if (p->layer < 0 || p->n_layers > p->cache->layers - p->layer)
+		REFUSE(-EINVAL,
+		       "layers from %" PRId32 " on, %" PRId32 " of them, are not below %" PRId32,
+		       p->layer, p->n_layers, p->cache->layers);
+	if (!p->k_data && !p->v_data)
+		REFUSE(-EINVAL, "neither K nor V is copied");
+	if (op == FA_PAGED_WRITE_OWN && p->v_data && p->cache->v_offset == 0)
+		REFUSE(-EINVAL, "V is the front of K, and cannot be written");
+	if (p->page_tokens <= 0)
+		REFUSE(-EINVAL, "page_tokens %" PRId32 " is not positive", p->page_tokens);
+	places = (uint64_t)p->offset + p->step->lengths[0] - p->step->lengths_before[0];
+	if (places > (uint64_t)p->n_pages * (uint32_t)p->page_tokens)
+		REFUSE(-EINVAL, "%" PRIu32 " pages of %" PRId32 " tokens have no place %" PRIu64,
+		       p->n_pages, p->page_tokens, places - 1);
+	return 0;
+}
+
 int fa_paged_check(const struct fa_paged_request *request, char *text, size_t text_bytes)
 {
 	switch (request->op) {
@@ -464,6 +497,9 @@ int fa_paged_check(const struct fa_paged_request *request, char *text, size_t te
 		return check_own_attention(&request->own_attention, text, text_bytes);
 	case FA_PAGED_APPEND_OWN:
 		return check_own_append(&request->own_append, text, text_bytes);
+	case FA_PAGED_READ_OWN:
+	case FA_PAGED_WRITE_OWN:
+		return check_own_copy(&request->own_copy, request->op, text, text_bytes);
 	}
 	REFUSE(-EINVAL, "operation %d is unknown", (int)request->op);
 }

@@ -279,6 +279,31 @@ struct fa_paged_own_append {
 	const int64_t *slots;            /* [tokens] */
 };
 
+/*
+ * FA_PAGED_READ_OWN copies tokens [lengths_before[0], lengths[0]) of a step of one sequence, in
+ * layers [layer, layer + n_layers), from the pool to a client's pages; FA_PAGED_WRITE_OWN is the
+ * reverse. Elements are of the cache's dtype outside the pool, and with codes they are quantised
+ * and dequantised as by FA_PAGED_APPEND and FA_PAGED_READ.
+ *
+ * In the client's tensors, token lengths_before[0] + i lies at place p = offset + i: it is token
+ * p % page_tokens of page pages[p / page_tokens]. Only K's and V's strides are used, of all layers;
+ * where layer + i begins is in k_data[i] and v_data[i]. Rows are contiguous. A read writes no page
+ * twice, and its tensors share no memory.
+ */
+struct fa_paged_own_copy {
+	const struct fa_paged_cache *cache;
+	const struct fa_paged_step *step;
+	int32_t layer, n_layers;
+	struct fa_attention_tensor k, v; /* [page][token][kv_head][dim]; stride_batch: the page's */
+	/* [n_layers], host memory with the device's addresses; NULL: not copied. V is not written
+	 * where it is the front of K. */
+	void *const *k_data, *const *v_data;
+	int32_t page_tokens; /* at least 1 */
+	uint32_t offset;
+	const uint32_t *pages; /* [n_pages], host memory */
+	uint32_t n_pages;
+};
+
 enum fa_paged_op {
 	FA_PAGED_ATTEND,
 	FA_PAGED_APPEND,
@@ -289,6 +314,8 @@ enum fa_paged_op {
 	FA_PAGED_MOVE,
 	FA_PAGED_ATTEND_OWN,
 	FA_PAGED_APPEND_OWN,
+	FA_PAGED_READ_OWN,
+	FA_PAGED_WRITE_OWN,
 };
 
 struct fa_paged_request {
@@ -301,6 +328,7 @@ struct fa_paged_request {
 		struct fa_paged_move move;
 		struct fa_paged_own_attention own_attention;
 		struct fa_paged_own_append own_append;
+		struct fa_paged_own_copy own_copy; /* read and write */
 	};
 };
 

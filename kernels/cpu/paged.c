@@ -3,6 +3,8 @@
  * Attention is in paged-plan.c. Tiles write disjoint memory.
  */
 #include "kernels/cpu/integer.h"
+#include "kernels/cpu/own-copy.h"
+#include "kernels/cpu/page-row.h"
 #include "kernels/cpu/paged-plan.h"
 #include "kernels/quantise.h"
 
@@ -12,53 +14,11 @@
 #define TOKENS 16
 #define MERGE_ROWS 64
 
-static int64_t element_bytes(enum fa_attention_dtype dtype)
-{
-	return dtype == FA_ATTENTION_F32 ? 4 : 2;
-}
-
 static char *tensor_row(const struct fa_attention_tensor *tensor, int64_t bytes, int64_t token,
                         int64_t head)
 {
 	return (char *)tensor->data +
 	       (token * tensor->stride_token + head * tensor->stride_head) * bytes;
-}
-
-struct page_row {
-	char *k, *v;
-	int64_t k_bytes, v_bytes;
-	int64_t k_stride, v_stride;
-	/* Token scales of head 0; NULL: there are none. */
-	float *k_scale, *v_scale;
-	int64_t scale_stride; /* floats */
-};
-
-static void find_row(const struct fa_paged_cache *cache, int64_t layer, const uint32_t *table,
-                     uint32_t table_start, int64_t token, struct page_row *ret_row)
-{
-	bool codes = cache->store != FA_PAGED_PLAIN;
-	int64_t bytes = codes ? 1 : element_bytes(cache->dtype), at = token % cache->page_tokens;
-	uint32_t slot = table[table_start + (uint32_t)(token / cache->page_tokens)];
-	char *page = (char *)cache->pool + (int64_t)slot * FA_PAGED_SLOT_BYTES +
-	             layer * cache->layer_stride;
-	int64_t k_row = cache->head_dim * bytes;
-	int64_t v_row = cache->v_offset ? cache->head_dim_v * bytes : k_row;
-
-	*ret_row = (struct page_row){
-		.k = page + at * k_row,
-		.v = page + cache->v_offset + at * v_row,
-		.k_bytes = k_row,
-		.v_bytes = cache->head_dim_v * bytes,
-		.k_stride = cache->page_tokens * k_row,
-		.v_stride = cache->page_tokens * v_row,
-	};
-	if (codes && !cache->k_scales) {
-		ret_row->k_scale = (float *)(page + cache->kv_heads * ret_row->k_stride) + at;
-		ret_row->v_scale = (float *)(page + cache->v_offset +
-		                             cache->kv_heads * ret_row->v_stride) +
-		                   at;
-		ret_row->scale_stride = cache->page_tokens;
-	}
 }
 
 static int32_t find_sequence(const struct fa_paged_step *step, int64_t token)
@@ -108,7 +68,7 @@ static void angles(const struct fa_paged_rotary *rotary, int64_t position,
 static void rotate(const struct fa_cpu_isa *isa, const struct fa_paged_append *p, char *to,
                    const char *from, const struct append_scratch *scratch)
 {
-	int64_t bytes = element_bytes(p->cache->dtype);
+	int64_t bytes = fa_cpu_element_bytes(p->cache->dtype);
 	int64_t rotated = p->rotary.dim * bytes, all = p->cache->head_dim * bytes;
 
 	if (rotated > 0)
@@ -119,8 +79,8 @@ static void rotate(const struct fa_cpu_isa *isa, const struct fa_paged_append *p
 }
 
 static void append_codes(const struct fa_cpu_isa *isa, const struct fa_paged_append *p,
-                         const char *from, bool is_v, int32_t head, const struct page_row *row,
-                         struct append_scratch *scratch)
+                         const char *from, bool is_v, int32_t head,
+                         const struct fa_cpu_page_row *row, struct append_scratch *scratch)
 {
 	const struct fa_paged_cache *cache = p->cache;
 	int32_t dim = is_v ? cache->head_dim_v : cache->head_dim;
@@ -144,7 +104,7 @@ static void append_token(const struct fa_cpu_isa *isa, const struct fa_paged_app
                          int64_t token, struct append_scratch *scratch)
 {
 	const struct fa_paged_step *step = p->step;
-	int64_t bytes = element_bytes(p->cache->dtype);
+	int64_t bytes = fa_cpu_element_bytes(p->cache->dtype);
 	int32_t b = find_sequence(step, token);
 	int64_t i = token - step->cu_new[b];
 
@@ -163,10 +123,10 @@ static void append_token(const struct fa_cpu_isa *isa, const struct fa_paged_app
 	if (step->lengths_before[b] == step->lengths[b])
 		return;
 	for (int32_t h = 0; h < p->cache->kv_heads; h++) {
-		struct page_row row;
+		struct fa_cpu_page_row row;
 
-		find_row(p->cache, p->layer, step->table, step->table_start[b],
-		         step->lengths_before[b] + i, &row);
+		fa_cpu_page_row_find(p->cache, p->layer, step->table, step->table_start[b],
+		                     step->lengths_before[b] + i, &row);
 		if (p->cache->store != FA_PAGED_PLAIN) {
 			if (p->k.data)
 				append_codes(isa, p, tensor_row(&p->k, bytes, token, h), false, h,
@@ -186,7 +146,7 @@ static void append_token(const struct fa_cpu_isa *isa, const struct fa_paged_app
 }
 
 static void read_codes(const struct fa_paged_append *p, char *to, bool is_v, int32_t head,
-                       const struct page_row *row)
+                       const struct fa_cpu_page_row *row)
 {
 	const struct fa_paged_cache *cache = p->cache;
 	int32_t dim = is_v ? cache->head_dim_v : cache->head_dim;
@@ -205,14 +165,14 @@ static void read_codes(const struct fa_paged_append *p, char *to, bool is_v, int
 static void read_token(const struct fa_paged_append *p, int64_t token)
 {
 	const struct fa_paged_step *step = p->step;
-	int64_t bytes = element_bytes(p->cache->dtype);
+	int64_t bytes = fa_cpu_element_bytes(p->cache->dtype);
 	int32_t b = find_sequence(step, token);
-	struct page_row row;
+	struct fa_cpu_page_row row;
 
 	if (step->lengths_before[b] == step->lengths[b])
 		return;
-	find_row(p->cache, p->layer, step->table, step->table_start[b],
-	         step->lengths_before[b] + token - step->cu_new[b], &row);
+	fa_cpu_page_row_find(p->cache, p->layer, step->table, step->table_start[b],
+	                     step->lengths_before[b] + token - step->cu_new[b], &row);
 	for (int32_t h = 0; h < p->cache->kv_heads; h++) {
 		if (p->cache->store != FA_PAGED_PLAIN) {
 			if (p->k.data)
@@ -236,7 +196,7 @@ static void merge_row(const struct fa_cpu_isa *isa, const struct fa_paged_merge 
                       int32_t head)
 {
 	const struct fa_paged_partial *a = &p->a, *b = &p->b, *result = &p->result;
-	int64_t bytes = element_bytes(p->dtype);
+	int64_t bytes = fa_cpu_element_bytes(p->dtype);
 	double lse_a = a->lse[token * a->lse_stride_token + head * a->lse_stride_head];
 	double lse_b = b->lse[token * b->lse_stride_token + head * b->lse_stride_head];
 	double top, weight_a = 0, weight_b = 0, lse = -INFINITY;
@@ -286,12 +246,12 @@ static void move_tile(const struct fa_paged_move *p, int64_t tile)
 
 	for (uint32_t i = p->cu_moves[b]; i < p->cu_moves[b + 1]; i++) {
 		int64_t target = (int64_t)p->to[b] + (i - p->cu_moves[b]);
-		struct page_row from, to;
+		struct fa_cpu_page_row from, to;
 
 		if (p->from[i] == target)
 			continue;
-		find_row(cache, layer, p->table, p->table_start[b], p->from[i], &from);
-		find_row(cache, layer, p->table, p->table_start[b], target, &to);
+		fa_cpu_page_row_find(cache, layer, p->table, p->table_start[b], p->from[i], &from);
+		fa_cpu_page_row_find(cache, layer, p->table, p->table_start[b], target, &to);
 		for (int32_t h = 0; h < cache->kv_heads; h++) {
 			memcpy(to.k + h * to.k_stride, from.k + h * from.k_stride,
 			       (size_t)from.k_bytes);
@@ -331,6 +291,9 @@ int64_t fa_cpu_paged_tiles(const struct fa_cpu_isa *isa, const struct fa_paged_r
 		return (int64_t)request->pages.count * request->pages.cache->layers;
 	case FA_PAGED_MOVE:
 		return (int64_t)request->move.batch * request->move.cache->layers;
+	case FA_PAGED_READ_OWN:
+	case FA_PAGED_WRITE_OWN:
+		return fa_cpu_own_copy_tiles(&request->own_copy);
 	case FA_PAGED_ATTEND_OWN:
 	case FA_PAGED_APPEND_OWN:
 		break;
@@ -426,6 +389,10 @@ bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_reque
 		return true;
 	case FA_PAGED_MOVE:
 		move_tile(&request->move, tile);
+		return true;
+	case FA_PAGED_READ_OWN:
+	case FA_PAGED_WRITE_OWN:
+		fa_cpu_own_copy_tile(&request->own_copy, request->op == FA_PAGED_WRITE_OWN, tile);
 		return true;
 	case FA_PAGED_ATTEND_OWN:
 	case FA_PAGED_APPEND_OWN:

@@ -174,6 +174,16 @@ bool fa_cuda_paged_partition(const struct fa_cuda_chip *chip, uint32_t end,
                              struct fa_cuda_paged_item *items, uint32_t n,
                              struct fa_cuda_paged_plan *plan, uint32_t *block_items);
 
+/* ---- paged-plan-own-copy.c */
+
+size_t fa_cuda_paged_own_copy_blob_bytes(const struct fa_paged_own_copy *p);
+int fa_cuda_paged_plan_own_copy(const struct fa_cuda_chip *chip, const struct fa_paged_own_copy *p,
+                                char *blob, struct fa_cuda_paged_plan *plan, char *text,
+                                size_t text_bytes);
+void fa_cuda_paged_launch_own_copy(const struct fa_cuda_paged_plan *plan,
+                                   const struct fa_paged_own_copy *p, uint64_t blob,
+                                   struct fa_cuda_paged_own_copy *ret_args);
+
 /* ---- paged-plan-tokens.c */
 
 int fa_cuda_paged_plan_append(const struct fa_cuda_chip *chip, const struct fa_paged_append *p,

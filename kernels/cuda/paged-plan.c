@@ -263,6 +263,9 @@ size_t fa_cuda_paged_blob_bytes(const struct fa_paged_request *request)
 		return fa_cuda_paged_align((size_t)p->batch * sizeof(struct fa_cuda_paged_moved)) +
 		       fa_cuda_paged_align((size_t)p->cu_moves[p->batch] * sizeof(uint32_t));
 	}
+	case FA_PAGED_READ_OWN:
+	case FA_PAGED_WRITE_OWN:
+		return fa_cuda_paged_own_copy_blob_bytes(&request->own_copy);
 	case FA_PAGED_ATTEND_OWN:
 	case FA_PAGED_APPEND_OWN:
 		return 0;
@@ -296,6 +299,11 @@ int fa_cuda_paged_plan(const struct fa_cuda_chip *chip, const struct fa_paged_re
 		break;
 	case FA_PAGED_MOVE:
 		r = fa_cuda_paged_plan_move(chip, &request->move, blob, &plan, text, text_bytes);
+		break;
+	case FA_PAGED_READ_OWN:
+	case FA_PAGED_WRITE_OWN:
+		r = fa_cuda_paged_plan_own_copy(chip, &request->own_copy, blob, &plan, text,
+		                                text_bytes);
 		break;
 	case FA_PAGED_ATTEND_OWN:
 	case FA_PAGED_APPEND_OWN:
@@ -344,6 +352,11 @@ int fa_cuda_paged_launches(const struct fa_cuda_paged_plan *plan,
 	case FA_PAGED_MOVE:
 		fa_cuda_paged_launch_move(plan, &request->move, blob, &launch->args.moves);
 		break;
+	case FA_PAGED_READ_OWN:
+	case FA_PAGED_WRITE_OWN:
+		fa_cuda_paged_launch_own_copy(plan, &request->own_copy, blob,
+		                              &launch->args.own_copy);
+		break;
 	case FA_PAGED_ATTEND_OWN:
 	case FA_PAGED_APPEND_OWN:
 		return 0;
@@ -367,6 +380,8 @@ struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch)
 		return &launch->args.merge.done;
 	case FA_CUDA_PAGED_COPY:
 		return &launch->args.copy.done;
+	case FA_CUDA_PAGED_OWN_COPY:
+		return &launch->args.own_copy.done;
 	case FA_CUDA_PAGED_MOVE:
 	case FA_CUDA_PAGED_GATE: /* has no completion report */
 		break;

@@ -36,6 +36,7 @@ enum fa_cuda_paged_kind {
 	FA_CUDA_PAGED_MERGE,
 	FA_CUDA_PAGED_COPY, /* and clear */
 	FA_CUDA_PAGED_MOVE,
+	FA_CUDA_PAGED_OWN_COPY,
 	FA_CUDA_PAGED_GATE, /* the gate before a request */
 };
 
@@ -98,6 +99,9 @@ struct fa_cuda_paged_plan {
 	const struct fa_cuda_paged_kernel *kernel;
 	uint32_t grid_x, grid_y;
 	size_t first_at, second_at;
+	/* Copies of a client's own pages. */
+	size_t k_data_at, v_data_at, k_scales_at, v_scales_at;
+	uint32_t own_unit;
 	double turns[128]; /* append: fa_cuda_rotary.turns */
 	/* Inline arguments of attention and append: all items, if few; the table, if the kernel is
 	 * a small one: then of the step only trees and positions are read from memory, and there is
@@ -125,6 +129,7 @@ struct fa_cuda_paged_launch {
 		struct fa_cuda_paged_merge merge;
 		struct fa_cuda_paged_copy copy;
 		struct fa_cuda_paged_moves moves;
+		struct fa_cuda_paged_own_copy own_copy;
 		struct fa_cuda_gate gate;
 	} args;
 	/* The second parameter, struct fa_cuda_maps, if the kernel has one. */

@@ -197,6 +197,8 @@ const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 	TOKENS(move, MOVE, false)
 	TOKENS_CODES(append_codes, APPEND)
 	TOKENS_CODES(read_codes, READ)
+	TOKENS(own_copy, OWN_COPY, false)
+	TOKENS_CODES(own_copy_codes, OWN_COPY)
 	{
 		.symbol = "fa_sm80_paged_gate",
 		.image = FA_CUDA_IMAGE_SM80_PAGED_TOKENS,

@@ -543,6 +543,8 @@ static size_t args_bytes(const struct fa_cuda_paged_kernel *kernel)
 		return sizeof(struct fa_cuda_paged_copy);
 	case FA_CUDA_PAGED_MOVE:
 		return sizeof(struct fa_cuda_paged_moves);
+	case FA_CUDA_PAGED_OWN_COPY:
+		return sizeof(struct fa_cuda_paged_own_copy);
 	case FA_CUDA_PAGED_GATE:
 		return sizeof(struct fa_cuda_gate);
 	default:

@@ -567,6 +567,67 @@ static void move_tokens(const struct fa_cuda_paged_moves *p, uint32_t sequences,
 		}
 }
 
+/* ---- a client's own pages */
+
+/* Copies one token and head of K or V of a layer. */
+static void own_copy_row(const struct fa_cuda_paged_own_copy *p, const struct fa_cuda_pages *pages,
+                         uint32_t layer, uint32_t token, int32_t head, bool v)
+{
+	const enum fa_attention_dtype dtype = (enum fa_attention_dtype)p->dtype;
+	const enum fa_paged_store stored = (enum fa_paged_store)p->store;
+	const struct fa_cuda_own_strides *strides = v ? &p->v_strides : &p->k_strides;
+	const float *scales = v ? p->v_scales : p->k_scales;
+	const int32_t dim = v ? p->head_dim_v : p->head_dim;
+	const uint32_t place = p->offset + (token - p->first);
+	char *pool = page_row(pages, p->table_start, token, head, v), *own;
+	float row[FA_ATTENTION_HEAD_DIM_V_MAX], *scale;
+	struct fa_cuda_paged_quantised codes = { .token_scales = true,
+		                                 .k_scales_at = p->k_scales_at,
+		                                 .v_scales_at = p->v_scales_at };
+	float of_head = scales ? scales[layer * (uint32_t)p->kv_heads + (uint32_t)head] : 0;
+
+	own = (v ? p->v_data : p->k_data)[layer] +
+	      p->own_pages[place / p->own_page_tokens] * strides->page +
+	      place % p->own_page_tokens * strides->token + head * strides->head;
+	if (stored == FA_PAGED_PLAIN) {
+		memcpy(p->writes ? pool : own, p->writes ? own : pool,
+		       (size_t)(dim * element_bytes(dtype)));
+		return;
+	}
+	scale = scales ? &of_head : scale_of(pages, &codes, p->table_start, token, head, v);
+	if (!p->writes) {
+		fa_dequantise_row(stored, (const uint8_t *)pool, *scale, row, dim);
+		for (int32_t d = 0; d < dim; d++)
+			store(dtype, own, d, row[d]);
+		return;
+	}
+	for (int32_t d = 0; d < dim; d++)
+		row[d] = load(dtype, own, d);
+	if (scales)
+		fa_quantise_row(stored, row, dim, *scale, (uint8_t *)pool);
+	else
+		*scale = fa_quantise_token(stored, row, dim, (uint8_t *)pool);
+}
+
+static void own_copy(const struct fa_cuda_paged_own_copy *p, uint32_t grid_y)
+{
+	const uint32_t layers = p->k_data && p->v_data ? grid_y / 2 : grid_y;
+
+	for (uint32_t layer = 0; layer < layers; layer++) {
+		struct fa_cuda_pages pages = p->pages;
+
+		pages.k += layer * p->layer_stride;
+		pages.v += layer * p->layer_stride;
+		for (uint32_t token = p->first; token < p->end; token++)
+			for (int32_t h = 0; h < p->kv_heads; h++) {
+				if (p->k_data)
+					own_copy_row(p, &pages, layer, token, h, false);
+				if (p->v_data)
+					own_copy_row(p, &pages, layer, token, h, true);
+			}
+	}
+}
+
 /* ---- launches */
 
 const char *fa_fake_paged_wrong(const struct fa_cuda_paged_launch *launch)
@@ -610,6 +671,12 @@ const char *fa_fake_paged_wrong(const struct fa_cuda_paged_launch *launch)
 		return launch->args.append.items && launch->args.append.pages.table
 		               ? NULL
 		               : "an array that is not there";
+	case FA_CUDA_PAGED_OWN_COPY:
+		return launch->args.own_copy.own_pages && launch->args.own_copy.pages.table &&
+		                       (launch->args.own_copy.k_data ||
+		                        launch->args.own_copy.v_data)
+		               ? NULL
+		               : "an array that is not there";
 	default:
 		return NULL;
 	}
@@ -647,6 +714,9 @@ void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
 		break;
 	case FA_CUDA_PAGED_MOVE:
 		move_tokens(&launch->args.moves, launch->grid_x, launch->grid_y);
+		break;
+	case FA_CUDA_PAGED_OWN_COPY:
+		own_copy(&launch->args.own_copy, launch->grid_y);
 		break;
 	case FA_CUDA_PAGED_MERGE:
 	case FA_CUDA_PAGED_GATE:

@@ -92,6 +92,8 @@ ENTRY(fa_sm80_paged_read_codes, fa_cuda_paged_append_quantised)
 ENTRY(fa_sm80_paged_merge, fa_cuda_paged_merge)
 ENTRY(fa_sm80_paged_copy, fa_cuda_paged_copy)
 ENTRY(fa_sm80_paged_move, fa_cuda_paged_moves)
+ENTRY(fa_sm80_paged_own_copy, fa_cuda_paged_own_copy)
+ENTRY(fa_sm80_paged_own_copy_codes, fa_cuda_paged_own_copy)
 #endif
 		{ nullptr, nullptr },
 };

@@ -130,6 +130,7 @@ double fa_cuda_cost_paged_ns(const struct fa_device *device, const struct fa_pag
 {
 	const struct fa_paged_append *append = &request->append;
 	const struct fa_paged_merge *merge = &request->merge;
+	const struct fa_paged_own_copy *own_copy = &request->own_copy;
 
 	switch (request->op) {
 	case FA_PAGED_ATTEND:
@@ -152,6 +153,13 @@ double fa_cuda_cost_paged_ns(const struct fa_device *device, const struct fa_pag
 		return memory_ns(device, 2.0 * request->move.cu_moves[request->move.batch] *
 		                                 request->move.cache->layers *
 		                                 stored_token_bytes(request->move.cache));
+	case FA_PAGED_READ_OWN:
+	case FA_PAGED_WRITE_OWN:
+		return memory_ns(device, (double)(own_copy->step->lengths[0] -
+		                                  own_copy->step->lengths_before[0]) *
+		                                 own_copy->n_layers *
+		                                 (token_bytes(own_copy->cache) +
+		                                  stored_token_bytes(own_copy->cache)));
 	case FA_PAGED_ATTEND_OWN:
 	case FA_PAGED_APPEND_OWN:
 		break;

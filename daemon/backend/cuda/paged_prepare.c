@@ -109,6 +109,10 @@ static void copy_arrays(struct span_writer *writer, struct fa_cuda_paged_part *p
 		request->move.table = copy_array(writer, request->move.table,
 		                                 request->move.table_entries);
 		break;
+	case FA_PAGED_READ_OWN:
+	case FA_PAGED_WRITE_OWN:
+		copy_step(writer, part, &request->own_copy.step);
+		break;
 	case FA_PAGED_MERGE:
 	case FA_PAGED_COPY:
 	case FA_PAGED_CLEAR:

@@ -260,6 +260,34 @@ struct fa_cuda_paged_copy {
 	struct fa_cuda_done done;
 };
 
+/* Strides in bytes of a client's own pages. */
+struct fa_cuda_own_strides {
+	int64_t page, token, head;
+};
+
+/* Copy between the pool and a client's own pages: grid (strips of the pool with a token of [first,
+ * end), layers of K and V). */
+struct fa_cuda_paged_own_copy {
+	struct fa_cuda_pages pages; /* of the first layer */
+	int64_t layer_stride;
+	const uint32_t *own_pages;
+	/* [layer]; NULL: not copied. With both, grid y counts K and V of each layer. */
+	char *const *k_data, *const *v_data;
+	struct fa_cuda_own_strides k_strides, v_strides;
+	/* Codes: [layer][kv_head]; NULL: each token's row has its own, which is as far from the
+	 * page's K, or V, as in struct fa_cuda_paged_quantised. */
+	const float *k_scales, *v_scales;
+	uint32_t k_scales_at, v_scales_at;
+	uint32_t first, end; /* tokens */
+	uint32_t table_start;
+	uint32_t own_page_tokens, offset; /* token first is at place offset of own_pages */
+	int32_t kv_heads, head_dim, head_dim_v;
+	int32_t dtype, store;
+	uint32_t unit; /* bytes to copy at once: 16, 8, 4 or 2 */
+	int32_t writes;
+	struct fa_cuda_done done;
+};
+
 /* Moves tokens [begin, end) of a sequence, the first to token @to. */
 struct fa_cuda_paged_moved {
 	uint32_t begin, end, to, table_start;

@@ -77,22 +77,18 @@ __device__ __forceinline__ float fa_append_value(const struct fa_cuda_paged_appe
 	return i == at_x ? x : y;
 }
 
-/* Quantises a row; called by a whole warp. @token_scale: where the token's scale goes; NULL: @scale
- * is the head's. */
-__device__ __forceinline__ void fa_quantise_row(const struct fa_cuda_paged_append &args,
-                                                int32_t store, const char *from,
-                                                const float2 *turns, int32_t dim, float scale,
-                                                float *token_scale, char *to)
+/* Quantises a row of a warp, whose lane has elements lane, lane + 32, ...; 0 beyond @dim.
+ * @token_scale: where the token's scale goes; NULL: @scale is the head's. */
+__device__ __forceinline__ void fa_quantise_values(float (&values)[FA_QUANTISE_EACH], int32_t store,
+                                                   int32_t dim, float scale, float *token_scale,
+                                                   char *to)
 {
 	const int32_t lane = threadIdx.x % 32;
-	float values[FA_QUANTISE_EACH], highest = 0, inverse;
+	float highest = 0, inverse;
 	bool has_nan = false;
 
 #pragma unroll
 	for (int n = 0; n < FA_QUANTISE_EACH; n++) {
-		const int32_t i = n * 32 + lane;
-
-		values[n] = i < dim ? fa_append_value(args, from, i, turns) : 0;
 		/* NaN compares false and stays. */
 		values[n] = values[n] > FLT_MAX ? FLT_MAX : values[n];
 		values[n] = values[n] < -FLT_MAX ? -FLT_MAX : values[n];
@@ -122,13 +118,29 @@ __device__ __forceinline__ void fa_quantise_row(const struct fa_cuda_paged_appen
 		                                                 : scale;
 }
 
-__device__ __forceinline__ void fa_dequantise_row(const struct fa_cuda_paged_append &args,
-                                                  int32_t store, const char *from, int32_t dim,
-                                                  float scale, char *to)
+/* Quantises a row; called by a whole warp. */
+__device__ __forceinline__ void fa_quantise_row(const struct fa_cuda_paged_append &args,
+                                                int32_t store, const char *from,
+                                                const float2 *turns, int32_t dim, float scale,
+                                                float *token_scale, char *to)
+{
+	float values[FA_QUANTISE_EACH];
+
+#pragma unroll
+	for (int n = 0; n < FA_QUANTISE_EACH; n++) {
+		const int32_t i = n * 32 + (int32_t)(threadIdx.x % 32);
+
+		values[n] = i < dim ? fa_append_value(args, from, i, turns) : 0;
+	}
+	fa_quantise_values(values, store, dim, scale, token_scale, to);
+}
+
+__device__ __forceinline__ void fa_dequantise_row(int32_t dtype, int32_t store, const char *from,
+                                                  int32_t dim, float scale, char *to)
 {
 #pragma unroll 1
 	for (int32_t i = threadIdx.x % 32; i < dim; i += 32)
-		fa_element_set(args.dtype, to, i,
+		fa_element_set(dtype, to, i,
 		               __fmul_rn(fa_code_value(store, (uint8_t)from[i]), scale));
 }
 
@@ -211,7 +223,7 @@ fa_paged_append_codes(const struct fa_cuda_paged_append_quantised &all)
 				      (int64_t)head * head_tokens + token;
 			}
 			if (READ)
-				fa_dequantise_row(args, quantised.store, page, dim,
+				fa_dequantise_row(args.dtype, quantised.store, page, dim,
 				                  own ? *own : scale, dense);
 			else
 				fa_quantise_row(args, quantised.store, dense,

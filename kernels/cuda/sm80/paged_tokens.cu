@@ -1,6 +1,7 @@
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/common/gate.h"
 #include "kernels/cuda/sm80/paged_append_quantised.h"
+#include "kernels/cuda/sm80/paged_own_copy.h"
 
 #define FA_TOKENS_KERNEL(name, args_name)                                                          \
 	extern "C" __global__ void __launch_bounds__(FA_CUDA_TOKENS_THREADS)                       \
@@ -51,6 +52,18 @@ FA_TOKENS_KERNEL(copy, fa_cuda_paged_copy)
 FA_TOKENS_KERNEL(move, fa_cuda_paged_moves)
 {
 	fa_paged_move(args);
+	fa_done(args.done);
+}
+
+FA_TOKENS_KERNEL(own_copy, fa_cuda_paged_own_copy)
+{
+	fa_paged_own_copy(args);
+	fa_done(args.done);
+}
+
+FA_TOKENS_KERNEL(own_copy_codes, fa_cuda_paged_own_copy)
+{
+	fa_paged_own_copy_codes(args);
 	fa_done(args.done);
 }
 
