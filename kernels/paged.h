@@ -355,18 +355,20 @@ void fa_paged_tree_positions(const struct fa_paged_step *step, const uint32_t *t
  *
  * As with fa_cpu_attention_*: running every tile 0…n-1 once, in any order, on any threads,
  * completes a checked request; results are the same to the bit, also whatever else is in
- * the batch. Before the first tile fa_cpu_paged_begin() is called once, with a workspace of
- * the request's own, 64-byte aligned, that lives until the last tile has ended. */
+ * the batch (over a client's pages only if the request is deterministic). Before the first tile
+ * fa_cpu_paged_begin() is called once, with a workspace of the request's own, 64-byte aligned, that
+ * lives until the last tile has ended. */
 
-int64_t fa_cpu_paged_tiles(const struct fa_cpu_isa *isa, const struct fa_paged_request *request);
 /* Returns the size of a thread's scratch, at most FA_CPU_SCRATCH_BYTES_MAX. */
 size_t fa_cpu_paged_scratch_bytes(const struct fa_cpu_isa *isa,
                                   const struct fa_paged_request *request);
 /* Returns the size of the workspace; 0: none is needed. */
 size_t fa_cpu_paged_workspace_bytes(const struct fa_cpu_isa *isa,
                                     const struct fa_paged_request *request);
-void fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
-                        void *workspace);
+/* Returns the number of tiles. Of FA_PAGED_ATTEND_OWN it reads lengths and cu_q, and no tile reads
+ * them again. */
+int64_t fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
+                           void *workspace);
 /* Computes one tile. Returns false if *@stop was set and the tile given up; the request then has no
  * result. */
 bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,

@@ -437,8 +437,7 @@ static uint64_t request_time(struct team *team, struct request *request, bool ca
 {
 	if (request->table) {
 		team->paged = &request->paged;
-		team->n_tiles = fa_cpu_paged_tiles(team->isa, &request->paged);
-		fa_cpu_paged_begin(team->isa, &request->paged, team->workspace);
+		team->n_tiles = fa_cpu_paged_begin(team->isa, &request->paged, team->workspace);
 		return team_time(team, attend_paged);
 	}
 	request->params.causal = causal;

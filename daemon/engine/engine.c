@@ -71,6 +71,7 @@ int fa_engine_start(struct fa_engine *engine, struct fa_device *device)
 	fa_parker_init(&engine->parker);
 
 	sigfillset(&all);
+	sigdelset(&all, SIGBUS); /* the CPU backend may touch clients' memory */
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	r = -pthread_create(&engine->thread, NULL, fa_engine_thread, engine);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);

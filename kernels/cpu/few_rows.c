@@ -17,9 +17,9 @@
 #define HEADS FA_CPU_TILE_HEADS_MAX
 #define ROUND_KEYS 32 /* this and the next round, of HEADS heads, fit the L2 cache */
 #define NEAR_ROUNDS (SCORE_NEAR_ROUNDS * SCORE_KEYS / ROUND_KEYS)
-#define AHEAD_KEYS 32 /* a multiple of a round */
-#define SEGMENTS (ROUND_KEYS / FA_PAGED_PAGE_TOKENS_MIN + 1)
-#define GROUP_ROWS 4 /* rows in registers */
+#define AHEAD_KEYS 32       /* a multiple of a round */
+#define SEGMENTS ROUND_KEYS /* a client's pages may hold one key */
+#define GROUP_ROWS 4        /* rows in registers */
 #define STRIP (2 * VEC_LANES)
 #define LINE_BYTES 64
 
@@ -53,11 +53,11 @@ struct segment {
 /* A round of keys. Keys are counted from the round's first. */
 struct round {
 	int64_t key; /* the first, in the sequence */
-	int32_t n_segments;
-	struct segment segments[SEGMENTS];
 	int32_t end;
 	int32_t low[ROWS], high[ROWS];
 	bool tree; /* some keys may be hidden by masks */
+	int32_t n_segments;
+	struct segment segments[SEGMENTS];
 };
 
 /* ---- strips of a row */
@@ -557,6 +557,7 @@ static int64_t round_keys(const struct fa_cpu_job *tile, int64_t end, struct rou
 	int64_t key = round->key, stop = (key / ROUND_KEYS + 1) * ROUND_KEYS;
 
 	stop = stop < end ? stop : end;
+	round->n_segments = 0;
 	while (key < stop) {
 		int64_t next = score_page_end(tile, key);
 
@@ -599,9 +600,11 @@ VEC_INLINE void few_rows(enum fa_attention_dtype dtype, const struct fa_cpu_job 
 	}
 
 	for (int64_t key = begin; key < end;) {
-		struct round round = { .key = key };
-		int64_t next = round_keys(tile, end, &round);
+		struct round round;
+		int64_t next;
 
+		round.key = key;
+		next = round_keys(tile, end, &round);
 		if (fa_cpu_job_stopped(tile))
 			return;
 		if (near++ == NEAR_ROUNDS) {

@@ -20,8 +20,8 @@
 
 struct fa_cpu_job {
 	/* Token 0 of the sequence; q and out at the group's first query head. With a table, key j
-	 * lies at k + table[(uint32_t)(table_start + j / page_tokens)] * slot_bytes + its offset in
-	 * the page. */
+	 * lies at k + page * k_page_bytes + its offset in the page, where page is
+	 * table[(uint32_t)(table_start + j / page_tokens)], at most last_page. */
 	const char *q, *k, *v;
 	char *out;
 	float *lse;
@@ -33,9 +33,9 @@ struct fa_cpu_job {
 	enum fa_paged_store store;
 	const char *k_scales, *v_scales;
 	float k_scale, v_scale;
-	const uint32_t *table; /* NULL: keys are contiguous */
-	uint32_t table_start;
-	int64_t page_tokens, slot_bytes;
+	const uint32_t *table; /* NULL: keys are contiguous; may change at any time */
+	uint32_t table_start, last_page;
+	int64_t page_tokens, k_page_bytes, v_page_bytes;
 	int64_t out_stride_token, out_stride_head;
 	int64_t lse_stride_token, lse_stride_head;
 

@@ -183,7 +183,7 @@ static void many_rows(const struct fa_cpu_job *job, void *scratch)
 			near = 1;
 		}
 		tile.tree = job->tree && tile.round + SCORE_KEYS > job->n_k - job->n_q;
-		pack_round(&tile, (int32_t)first / KEY_STEP * KEY_STEP,
+		pack_round(&tile, (int32_t)first,
 		           (int32_t)score_clamp(end - tile.round, 0, SCORE_KEYS));
 		for (int32_t panel = 0; panel < panels; panel++)
 			panel_round(&tile, panel);

@@ -2,32 +2,32 @@
 #include "kernels/cpu/integer.h"
 
 #define TILE_SECONDS 0.03
-#define TILES_WANTED 32     /* per sequence; with fewer, keys are split */
-#define SPLIT_KEYS_STEP 256 /* a multiple of every kernel's round */
-#define SPLIT_KEYS_MIN 1024
+#define TILES_WANTED 32 /* per sequence; with fewer, keys are split */
+#define SPLIT_KEYS_STEP FA_CPU_PAGED_SPLIT_STEP
 #define SPLIT_KEYS_MAX 4096
 #define FEW_ROWS_SPLITS 64
 
-static void tile_few_rows(struct fa_cpu_paged_tiling *tiling, int64_t rows, int64_t keys)
+static void tile_few_rows(struct fa_cpu_paged_tiling *tiling, int64_t rows, int64_t keys,
+                          int64_t least)
 {
 	tiling->block = (int32_t)rows;
-	tiling->split_keys = max64(SPLIT_KEYS_MIN,
-	                           ceil_div(keys, FEW_ROWS_SPLITS * SPLIT_KEYS_STEP) *
-	                                   SPLIT_KEYS_STEP);
+	tiling->split_keys = max64(least, ceil_div(keys, FEW_ROWS_SPLITS * SPLIT_KEYS_STEP) *
+	                                          SPLIT_KEYS_STEP);
 }
 
-static void tile_many_rows(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
-                           struct fa_cpu_paged_tiling *tiling, int64_t rows, int64_t keys)
+static void tile_many_rows(const struct fa_cpu_isa *isa, const struct fa_cpu_paged_shape *shape,
+                           struct fa_cpu_paged_tiling *tiling, int64_t rows, int64_t keys,
+                           int64_t least)
 {
-	double columns = 2.0 * (params->cache->head_dim + params->cache->head_dim_v);
+	double columns = 2.0 * (shape->head_dim + shape->head_dim_v);
 	double flops = TILE_SECONDS * isa->flops, fit;
 
 	tiling->block = (int32_t)min64(FA_CPU_TILE_ROWS_MAX,
 	                               ceil_div(rows, isa->panel_rows) * isa->panel_rows);
-	if (ceil_div(rows, tiling->block) * params->cache->kv_heads < TILES_WANTED) {
+	if (ceil_div(rows, tiling->block) * shape->kv_heads < TILES_WANTED) {
 		fit = flops / (columns * tiling->block);
 		tiling->split_keys = max64(
-			SPLIT_KEYS_MIN,
+			least,
 			min64((int64_t)(fit / SPLIT_KEYS_STEP) * SPLIT_KEYS_STEP, SPLIT_KEYS_MAX));
 		return;
 	}
@@ -37,45 +37,70 @@ static void tile_many_rows(const struct fa_cpu_isa *isa, const struct fa_paged_a
 		tiling->block = (int32_t)max64((int64_t)fit / isa->panel_rows, 1) * isa->panel_rows;
 }
 
+void fa_cpu_paged_plan_sequence(const struct fa_cpu_isa *isa,
+                                const struct fa_cpu_paged_shape *shape,
+                                const struct fa_cpu_paged_rows *rows,
+                                struct fa_cpu_paged_plan *plan,
+                                struct fa_cpu_paged_tiling *ret_tiling)
+{
+	int64_t group = shape->heads / shape->kv_heads, n_rows = rows->n_q * group, lists;
+	int64_t keys_begin = max64(rows->keys_begin,
+	                           rows->n_k - rows->n_q -
+	                                   window(rows->left, rows->n_q + rows->n_k));
+	struct fa_cpu_paged_tiling tiling = {
+		.tile = plan->n_tiles,
+		.keys_begin = keys_begin,
+		.keys_end = rows->n_k,
+		.counter = plan->n_counters,
+		.partial = plan->partial_floats,
+		.block = 1,
+	};
+
+	if (n_rows > 0) {
+		if (n_rows <= FA_CPU_FEW_ROWS_MAX)
+			tile_few_rows(&tiling, n_rows, rows->n_k - keys_begin,
+			              rows->split_keys_min);
+		else
+			tile_many_rows(isa, shape, &tiling, n_rows, rows->n_k - keys_begin,
+			               rows->split_keys_min);
+		tiling.n_blocks = ceil_div(n_rows, tiling.block);
+		tiling.first_split = keys_begin / tiling.split_keys;
+		tiling.n_splits = (int32_t)max64(
+			ceil_div(rows->n_k, tiling.split_keys) - tiling.first_split, 1);
+	}
+	lists = tiling.n_blocks * shape->kv_heads;
+	plan->n_tiles += lists * tiling.n_splits;
+	if (tiling.n_splits > 1) {
+		plan->n_counters += lists;
+		plan->partial_floats += lists * tiling.n_splits * tiling.block *
+		                        fa_cpu_partial_floats_of(shape->head_dim_v);
+	}
+	*ret_tiling = tiling;
+}
+
 void fa_cpu_paged_plan(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
                        struct fa_cpu_paged_tiling *tilings, struct fa_cpu_paged_plan *ret_plan)
 {
 	const struct fa_paged_step *step = params->step;
-	int64_t group = params->heads / params->cache->kv_heads;
-	int64_t floats = fa_cpu_partial_floats_of(params->cache->head_dim_v);
+	const struct fa_cpu_paged_shape shape = {
+		.heads = params->heads,
+		.kv_heads = params->cache->kv_heads,
+		.head_dim = params->cache->head_dim,
+		.head_dim_v = params->cache->head_dim_v,
+	};
 	struct fa_cpu_paged_plan plan = { 0 };
+	struct fa_cpu_paged_tiling tiling;
 
 	for (int32_t b = 0; b < step->batch; b++) {
-		int64_t n_q = (int64_t)step->cu_new[b + 1] - step->cu_new[b];
-		int64_t n_k = step->lengths[b], rows = n_q * group, lists;
-		struct fa_cpu_paged_tiling tiling = {
-			.tile = plan.n_tiles,
+		const struct fa_cpu_paged_rows rows = {
+			.n_q = (int64_t)step->cu_new[b + 1] - step->cu_new[b],
+			.n_k = step->lengths[b],
 			.keys_begin = step->first ? step->first[b] : 0,
-			.keys_end = n_k,
-			.counter = plan.n_counters,
-			.partial = plan.partial_floats,
+			.left = params->window_left,
+			.split_keys_min = FA_CPU_PAGED_SPLIT_MIN,
 		};
 
-		tiling.keys_begin = max64(tiling.keys_begin,
-		                          n_k - n_q - window(params->window_left, n_q + n_k));
-		if (rows == 0) {
-			tiling.block = 1;
-		} else {
-			if (rows <= FA_CPU_FEW_ROWS_MAX)
-				tile_few_rows(&tiling, rows, n_k - tiling.keys_begin);
-			else
-				tile_many_rows(isa, params, &tiling, rows, n_k - tiling.keys_begin);
-			tiling.n_blocks = ceil_div(rows, tiling.block);
-			tiling.first_split = tiling.keys_begin / tiling.split_keys;
-			tiling.n_splits = (int32_t)max64(
-				ceil_div(n_k, tiling.split_keys) - tiling.first_split, 1);
-		}
-		lists = tiling.n_blocks * params->cache->kv_heads;
-		plan.n_tiles += lists * tiling.n_splits;
-		if (tiling.n_splits > 1) {
-			plan.n_counters += lists;
-			plan.partial_floats += lists * tiling.n_splits * tiling.block * floats;
-		}
+		fa_cpu_paged_plan_sequence(isa, &shape, &rows, &plan, &tiling);
 		if (tilings)
 			tilings[b] = tiling;
 	}
@@ -87,21 +112,33 @@ static size_t align(size_t bytes)
 	return (bytes + 63) / 64 * 64;
 }
 
-void fa_cpu_paged_lay_out(const struct fa_paged_attention *params,
-                          const struct fa_cpu_paged_plan *plan, void *workspace,
+void fa_cpu_paged_lay_out(int32_t batch, const struct fa_cpu_paged_plan *plan, void *memory,
                           struct fa_cpu_paged_workspace *ret_workspace)
 {
-	size_t counters = align((size_t)params->step->batch * sizeof(*ret_workspace->tilings));
+	size_t counters = align((size_t)batch * sizeof(*ret_workspace->tilings));
 	size_t partials = counters + align((size_t)plan->n_counters * sizeof(uint32_t));
 
 	*ret_workspace = (struct fa_cpu_paged_workspace){
+		.batch = batch,
 		.bytes = partials + (size_t)plan->partial_floats * sizeof(float),
 	};
-	if (workspace) {
-		ret_workspace->tilings = workspace;
-		ret_workspace->counters = (void *)((char *)workspace + counters);
-		ret_workspace->partials = (void *)((char *)workspace + partials);
+	if (memory) {
+		ret_workspace->tilings = memory;
+		ret_workspace->counters = (void *)((char *)memory + counters);
+		ret_workspace->partials = (void *)((char *)memory + partials);
 	}
+}
+
+void fa_cpu_paged_find(int32_t batch, int32_t kv_heads, void *memory,
+                       struct fa_cpu_paged_workspace *ret_workspace)
+{
+	const struct fa_cpu_paged_tiling *last = (const struct fa_cpu_paged_tiling *)memory +
+	                                         batch - 1;
+	struct fa_cpu_paged_plan plan = { .n_counters = last->counter };
+
+	if (last->n_splits > 1)
+		plan.n_counters += last->n_blocks * kv_heads;
+	fa_cpu_paged_lay_out(batch, &plan, memory, ret_workspace);
 }
 
 /* Returns the last sequence that begins at or before the tile and has tiles. */
@@ -118,6 +155,58 @@ static int32_t find_sequence(const struct fa_cpu_paged_tiling *tilings, int32_t 
 			high = middle;
 	}
 	return low;
+}
+
+void fa_cpu_paged_locate(const struct fa_cpu_paged_workspace *workspace, int32_t kv_heads,
+                         int64_t tile, struct fa_cpu_paged_place *ret_place)
+{
+	int32_t b = find_sequence(workspace->tilings, workspace->batch, tile);
+	const struct fa_cpu_paged_tiling *tiling = &workspace->tilings[b];
+	int64_t at = tile - tiling->tile, list = at / tiling->n_splits;
+
+	*ret_place = (struct fa_cpu_paged_place){
+		.sequence = b,
+		.kv_head = (int32_t)(list % kv_heads),
+		.list = list,
+		.block = tiling->n_blocks - 1 - list / kv_heads,
+		.split = at % tiling->n_splits,
+	};
+}
+
+bool fa_cpu_paged_run(const struct fa_cpu_isa *isa, const struct fa_cpu_paged_workspace *workspace,
+                      const struct fa_cpu_paged_place *place, struct fa_cpu_job *job, void *scratch)
+{
+	const struct fa_cpu_paged_tiling *tiling = &workspace->tilings[place->sequence];
+	int64_t first_key = (tiling->first_split + place->split) * tiling->split_keys;
+	int64_t split_floats = tiling->block * fa_cpu_partial_floats(job);
+	float *partials = workspace->partials + tiling->partial +
+	                  place->list * tiling->n_splits * split_floats;
+
+	job->row = place->block * tiling->block;
+	job->rows = (int32_t)min64(tiling->block, job->n_q * job->group - job->row);
+	job->begin = min64(max64(tiling->keys_begin, first_key), tiling->keys_end);
+	job->end = place->split == tiling->n_splits - 1 ? tiling->keys_end
+	                                                : first_key + tiling->split_keys;
+	if (tiling->n_splits > 1)
+		job->partial = partials + place->split * split_floats;
+	if (job->rows <= FA_CPU_FEW_ROWS_MAX && job->store == FA_PAGED_PLAIN)
+		isa->few_rows(job, scratch);
+	else
+		isa->many_rows(job, scratch);
+	if (fa_cpu_job_stopped(job))
+		return false;
+	if (tiling->n_splits == 1)
+		return true;
+
+	/* The tile that finishes a block's last split reduces them all. */
+	if (atomic_fetch_add_explicit(&workspace->counters[tiling->counter + place->list], 1,
+	                              memory_order_acq_rel) +
+	            1 <
+	    (uint32_t)tiling->n_splits)
+		return true;
+	job->partial = NULL;
+	isa->reduce(job, partials, tiling->n_splits, split_floats);
+	return true;
 }
 
 static void fill_job(const struct fa_paged_attention *p, int32_t b, int32_t kv_head,
@@ -146,7 +235,9 @@ static void fill_job(const struct fa_paged_attention *p, int32_t b, int32_t kv_h
 		.table = step->table,
 		.table_start = step->table_start[b],
 		.page_tokens = cache->page_tokens,
-		.slot_bytes = FA_PAGED_SLOT_BYTES,
+		.last_page = UINT32_MAX,
+		.k_page_bytes = FA_PAGED_SLOT_BYTES,
+		.v_page_bytes = FA_PAGED_SLOT_BYTES,
 		.q_stride_token = p->q.stride_token * bytes,
 		.q_stride_head = p->q.stride_head * bytes,
 		.out_stride_token = p->out.stride_token * bytes,
@@ -189,46 +280,15 @@ static void fill_job(const struct fa_paged_attention *p, int32_t b, int32_t kv_h
 }
 
 bool fa_cpu_paged_attend(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
-                         const struct fa_cpu_paged_workspace *workspace, int64_t tile,
-                         void *scratch, const bool *stop)
+                         void *memory, int64_t tile, void *scratch, const bool *stop)
 {
-	int32_t b = find_sequence(workspace->tilings, params->step->batch, tile);
-	const struct fa_cpu_paged_tiling *tiling = &workspace->tilings[b];
-	int64_t at = tile - tiling->tile, split = at % tiling->n_splits;
-	int64_t list = at / tiling->n_splits, block = list / params->cache->kv_heads;
-	int64_t split_floats, first_key;
-	float *partials;
+	struct fa_cpu_paged_workspace workspace;
+	struct fa_cpu_paged_place place;
 	struct fa_cpu_job job;
 
-	block = tiling->n_blocks - 1 - block;
-	fill_job(params, b, (int32_t)(list % params->cache->kv_heads), &job);
+	fa_cpu_paged_find(params->step->batch, params->cache->kv_heads, memory, &workspace);
+	fa_cpu_paged_locate(&workspace, params->cache->kv_heads, tile, &place);
+	fill_job(params, place.sequence, place.kv_head, &job);
 	job.stop = stop;
-	job.row = block * tiling->block;
-	job.rows = (int32_t)min64(tiling->block, job.n_q * job.group - job.row);
-	first_key = (tiling->first_split + split) * tiling->split_keys;
-	job.begin = min64(max64(tiling->keys_begin, first_key), tiling->keys_end);
-	job.end = split == tiling->n_splits - 1 ? tiling->keys_end : first_key + tiling->split_keys;
-
-	split_floats = tiling->block * fa_cpu_partial_floats(&job);
-	partials = workspace->partials + tiling->partial + list * tiling->n_splits * split_floats;
-	if (tiling->n_splits > 1)
-		job.partial = partials + split * split_floats;
-	if (job.rows <= FA_CPU_FEW_ROWS_MAX && job.store == FA_PAGED_PLAIN)
-		isa->few_rows(&job, scratch);
-	else
-		isa->many_rows(&job, scratch);
-	if (fa_cpu_job_stopped(&job))
-		return false;
-	if (tiling->n_splits == 1)
-		return true;
-
-	/* The tile that finishes a block's last split reduces them all. */
-	if (atomic_fetch_add_explicit(&workspace->counters[tiling->counter + list], 1,
-	                              memory_order_acq_rel) +
-	            1 <
-	    (uint32_t)tiling->n_splits)
-		return true;
-	job.partial = NULL;
-	isa->reduce(&job, partials, tiling->n_splits, split_floats);
-	return true;
+	return fa_cpu_paged_run(isa, &workspace, &place, &job, scratch);
 }

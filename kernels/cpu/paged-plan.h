@@ -23,25 +23,67 @@ struct fa_cpu_paged_tiling {
 	int32_t n_splits; /* 1: the tile writes its rows itself */
 };
 
+/* What a tiling depends on, besides the sequence. */
+struct fa_cpu_paged_shape {
+	int32_t heads, kv_heads, head_dim, head_dim_v;
+};
+
+/* Splits have multiples of FA_CPU_PAGED_SPLIT_STEP keys, which is a multiple of every kernel's
+ * round. */
+#define FA_CPU_PAGED_SPLIT_STEP 256
+#define FA_CPU_PAGED_SPLIT_MIN 1024
+
+struct fa_cpu_paged_rows {
+	int64_t n_q, n_k;
+	int64_t keys_begin; /* keys before it are hidden */
+	int64_t left;       /* window_left */
+	int64_t split_keys_min;
+};
+
+/* Sums over the sequences planned so far. */
 struct fa_cpu_paged_plan {
 	int64_t n_tiles, n_counters, partial_floats;
 };
+
+/* Divides one sequence, and adds it to *plan. */
+void fa_cpu_paged_plan_sequence(const struct fa_cpu_isa *isa,
+                                const struct fa_cpu_paged_shape *shape,
+                                const struct fa_cpu_paged_rows *rows,
+                                struct fa_cpu_paged_plan *plan,
+                                struct fa_cpu_paged_tiling *ret_tiling);
 
 void fa_cpu_paged_plan(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
                        struct fa_cpu_paged_tiling *tilings, struct fa_cpu_paged_plan *ret_plan);
 
 struct fa_cpu_paged_workspace {
+	int32_t batch;
 	struct fa_cpu_paged_tiling *tilings;
 	_Atomic uint32_t *counters;
 	float *partials;
 	size_t bytes;
 };
 
-/* Lays out @workspace, or NULL, and returns its size. */
-void fa_cpu_paged_lay_out(const struct fa_paged_attention *params,
-                          const struct fa_cpu_paged_plan *plan, void *workspace,
+/* Lays out a workspace at @memory, or NULL, and returns its size. */
+void fa_cpu_paged_lay_out(int32_t batch, const struct fa_cpu_paged_plan *plan, void *memory,
                           struct fa_cpu_paged_workspace *ret_workspace);
 
+/* Finds the parts of a workspace by the tilings in it. */
+void fa_cpu_paged_find(int32_t batch, int32_t kv_heads, void *memory,
+                       struct fa_cpu_paged_workspace *ret_workspace);
+
+/* What a tile computes: a split of the keys of a block of rows. A list is a block of a KV head. */
+struct fa_cpu_paged_place {
+	int32_t sequence, kv_head;
+	int64_t list, block, split;
+};
+
+void fa_cpu_paged_locate(const struct fa_cpu_paged_workspace *workspace, int32_t kv_heads,
+                         int64_t tile, struct fa_cpu_paged_place *ret_place);
+
+/* Fills the rows and keys of @job and runs it. */
+bool fa_cpu_paged_run(const struct fa_cpu_isa *isa, const struct fa_cpu_paged_workspace *workspace,
+                      const struct fa_cpu_paged_place *place, struct fa_cpu_job *job,
+                      void *scratch);
+
 bool fa_cpu_paged_attend(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
-                         const struct fa_cpu_paged_workspace *workspace, int64_t tile,
-                         void *scratch, const bool *stop);
+                         void *memory, int64_t tile, void *scratch, const bool *stop);

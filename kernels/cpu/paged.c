@@ -5,6 +5,7 @@
 #include "kernels/cpu/integer.h"
 #include "kernels/cpu/own-copy.h"
 #include "kernels/cpu/page-row.h"
+#include "kernels/cpu/paged-own.h"
 #include "kernels/cpu/paged-plan.h"
 #include "kernels/quantise.h"
 
@@ -270,14 +271,54 @@ static void move_tile(const struct fa_paged_move *p, int64_t tile)
 
 /* ---- requests */
 
-int64_t fa_cpu_paged_tiles(const struct fa_cpu_isa *isa, const struct fa_paged_request *request)
+size_t fa_cpu_paged_scratch_bytes(const struct fa_cpu_isa *isa,
+                                  const struct fa_paged_request *request)
 {
-	struct fa_cpu_paged_plan plan;
-
 	switch (request->op) {
 	case FA_PAGED_ATTEND:
-		fa_cpu_paged_plan(isa, &request->attention, NULL, &plan);
-		return plan.n_tiles;
+	case FA_PAGED_ATTEND_OWN:
+		return isa->scratch_bytes;
+	case FA_PAGED_APPEND:
+		return sizeof(struct append_scratch);
+	default:
+		return 0;
+	}
+}
+
+size_t fa_cpu_paged_workspace_bytes(const struct fa_cpu_isa *isa,
+                                    const struct fa_paged_request *request)
+{
+	struct fa_cpu_paged_workspace workspace;
+	struct fa_cpu_paged_plan plan;
+
+	if (request->op == FA_PAGED_ATTEND_OWN)
+		return fa_cpu_own_workspace_bytes(&request->own_attention);
+	if (request->op != FA_PAGED_ATTEND)
+		return 0;
+	fa_cpu_paged_plan(isa, &request->attention, NULL, &plan);
+	fa_cpu_paged_lay_out(request->attention.step->batch, &plan, NULL, &workspace);
+	return workspace.bytes;
+}
+
+static int64_t begin_attention(const struct fa_cpu_isa *isa, const struct fa_paged_attention *p,
+                               void *memory)
+{
+	struct fa_cpu_paged_workspace workspace;
+	struct fa_cpu_paged_plan plan;
+
+	fa_cpu_paged_plan(isa, p, memory, &plan);
+	fa_cpu_paged_lay_out(p->step->batch, &plan, memory, &workspace);
+	for (int64_t i = 0; i < plan.n_counters; i++)
+		atomic_init(&workspace.counters[i], 0);
+	return plan.n_tiles;
+}
+
+int64_t fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
+                           void *workspace)
+{
+	switch (request->op) {
+	case FA_PAGED_ATTEND:
+		return begin_attention(isa, &request->attention, workspace);
 	case FA_PAGED_APPEND:
 	case FA_PAGED_READ: {
 		const struct fa_paged_step *step = request->append.step;
@@ -295,76 +336,24 @@ int64_t fa_cpu_paged_tiles(const struct fa_cpu_isa *isa, const struct fa_paged_r
 	case FA_PAGED_WRITE_OWN:
 		return fa_cpu_own_copy_tiles(&request->own_copy);
 	case FA_PAGED_ATTEND_OWN:
+		return fa_cpu_own_begin(isa, &request->own_attention, workspace);
 	case FA_PAGED_APPEND_OWN:
-		break;
+		return ceil_div(request->own_append.tokens, TOKENS);
 	}
 	return 0;
-}
-
-size_t fa_cpu_paged_scratch_bytes(const struct fa_cpu_isa *isa,
-                                  const struct fa_paged_request *request)
-{
-	switch (request->op) {
-	case FA_PAGED_ATTEND:
-		return isa->scratch_bytes;
-	case FA_PAGED_APPEND:
-		return sizeof(struct append_scratch);
-	default:
-		return 0;
-	}
-}
-
-size_t fa_cpu_paged_workspace_bytes(const struct fa_cpu_isa *isa,
-                                    const struct fa_paged_request *request)
-{
-	struct fa_cpu_paged_workspace workspace;
-	struct fa_cpu_paged_plan plan;
-
-	if (request->op != FA_PAGED_ATTEND)
-		return 0;
-	fa_cpu_paged_plan(isa, &request->attention, NULL, &plan);
-	fa_cpu_paged_lay_out(&request->attention, &plan, NULL, &workspace);
-	return workspace.bytes;
-}
-
-void fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
-                        void *workspace)
-{
-	struct fa_cpu_paged_workspace layout;
-	struct fa_cpu_paged_plan plan;
-
-	if (request->op != FA_PAGED_ATTEND)
-		return;
-	fa_cpu_paged_plan(isa, &request->attention, workspace, &plan);
-	fa_cpu_paged_lay_out(&request->attention, &plan, workspace, &layout);
-	for (int64_t i = 0; i < plan.n_counters; i++)
-		atomic_init(&layout.counters[i], 0);
-}
-
-static void locate_workspace(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
-                             void *workspace, struct fa_cpu_paged_workspace *ret_workspace)
-{
-	const struct fa_cpu_paged_tiling *last = (const struct fa_cpu_paged_tiling *)workspace +
-	                                         params->step->batch - 1;
-	struct fa_cpu_paged_plan plan = { .n_counters = last->counter };
-
-	if (last->n_splits > 1)
-		plan.n_counters += last->n_blocks * params->cache->kv_heads;
-	fa_cpu_paged_lay_out(params, &plan, workspace, ret_workspace);
 }
 
 bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
                        void *workspace, int64_t tile, void *scratch, const bool *stop)
 {
-	struct fa_cpu_paged_workspace layout;
 	int64_t end;
 
 	if (stop && __atomic_load_n(stop, __ATOMIC_RELAXED))
 		return false;
 	switch (request->op) {
 	case FA_PAGED_ATTEND:
-		locate_workspace(isa, &request->attention, workspace, &layout);
-		return fa_cpu_paged_attend(isa, &request->attention, &layout, tile, scratch, stop);
+		return fa_cpu_paged_attend(isa, &request->attention, workspace, tile, scratch,
+		                           stop);
 	case FA_PAGED_APPEND:
 	case FA_PAGED_READ:
 		end = request->append.step->cu_new[request->append.step->batch];
@@ -395,8 +384,13 @@ bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_reque
 		fa_cpu_own_copy_tile(&request->own_copy, request->op == FA_PAGED_WRITE_OWN, tile);
 		return true;
 	case FA_PAGED_ATTEND_OWN:
+		return fa_cpu_own_attend(isa, &request->own_attention, workspace, tile, scratch,
+		                         stop);
 	case FA_PAGED_APPEND_OWN:
-		break;
+		end = min64(request->own_append.tokens, (tile + 1) * TOKENS);
+		for (int64_t token = tile * TOKENS; token < end; token++)
+			fa_cpu_own_append(&request->own_append, token);
+		return true;
 	}
 	return true;
 }

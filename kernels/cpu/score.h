@@ -119,30 +119,36 @@ static inline int64_t score_key_position(const struct fa_cpu_job *job, int64_t k
 }
 
 static inline const char *score_key_at(const struct fa_cpu_job *job, const char *base,
-                                       int64_t stride, int64_t key)
+                                       int64_t stride, int64_t page_bytes, int64_t key)
 {
+	uint32_t page;
+
 	if (!job->table)
 		return base + key * stride;
-	return base +
-	       job->table[job->table_start + (uint32_t)(key / job->page_tokens)] * job->slot_bytes +
-	       key % job->page_tokens * stride;
+	/* One load, so that the bound holds for what is used. */
+	page = __atomic_load_n(&job->table[job->table_start + (uint32_t)(key / job->page_tokens)],
+	                       __ATOMIC_RELAXED);
+	page = page < job->last_page ? page : job->last_page;
+	return base + page * page_bytes + key % job->page_tokens * stride;
 }
 
 static inline const char *score_k(const struct fa_cpu_job *job, int64_t key)
 {
-	return score_key_at(job, job->k, job->k_stride, key);
+	return score_key_at(job, job->k, job->k_stride, job->k_page_bytes, key);
 }
 
 static inline const char *score_v(const struct fa_cpu_job *job, int64_t key)
 {
-	return score_key_at(job, job->v, job->v_stride, key);
+	return score_key_at(job, job->v, job->v_stride, job->v_page_bytes, key);
 }
 
 /* Returns the scales of keys from @key to the page's end; NULL: the head has one scale. */
 static inline const float *score_scales(const struct fa_cpu_job *job, const char *scales,
                                         int64_t key)
 {
-	return scales ? (const float *)score_key_at(job, scales, sizeof(float), key) : NULL;
+	return scales ? (const float *)score_key_at(job, scales, sizeof(float), job->k_page_bytes,
+	                                            key)
+	              : NULL;
 }
 
 /* Returns the next key that is not adjacent to its predecessor in memory. */

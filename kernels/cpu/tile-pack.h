@@ -109,6 +109,20 @@ static bool pack_codes(const struct fa_cpu_job *job, const char *from, int64_t f
 	return special;
 }
 
+/* Adds the second row of a pair whose first is packed. */
+static bool pack_v_second(const uint16_t *second, uint32_t *to, int32_t dim)
+{
+	uint32_t special = 0;
+
+	for (int32_t c = 0; c < dim; c++) {
+		uint32_t b = second[c];
+
+		special |= (b & 0x7f80) == 0x7f80;
+		to[c] = (to[c] & 0xffff) | b << 16;
+	}
+	return special != 0;
+}
+
 static bool pack_v_pair(const uint16_t *first, const uint16_t *second, uint32_t *to, int32_t dim)
 {
 	uint32_t special = 0;
@@ -122,8 +136,7 @@ static bool pack_v_pair(const uint16_t *first, const uint16_t *second, uint32_t 
 	return special != 0;
 }
 
-/* Packs contiguous keys [first, end) of the round. A page holds whole steps, so both keys of a pair
- * are in one page. */
+/* Packs contiguous keys [first, end) of the round. The keys of a pair may be in two pages. */
 static void pack_keys(struct tile *tile, int32_t first, int32_t end)
 {
 	const struct fa_cpu_job *job = tile->job;
@@ -151,7 +164,12 @@ static void pack_keys(struct tile *tile, int32_t first, int32_t end)
 		for (int32_t j = first; j < end; j++)
 			memcpy(scratch->k + j * K_STRIDE, k + (j - first) * job->k_stride,
 			       (size_t)tile->q_words * 4);
-		for (int32_t j = first; j < end; j += 2) {
+		if (first % 2 && first < end)
+			tile->v_has_special |= pack_v_second(
+				(const uint16_t *)v,
+				(uint32_t *)(scratch->v + first / 2 * tile->v_stride),
+				job->head_dim_v);
+		for (int32_t j = first + first % 2; j < end; j += 2) {
 			uint32_t *pair = (uint32_t *)(scratch->v + j / 2 * tile->v_stride);
 			const char *row = v + (j - first) * job->v_stride;
 
@@ -163,24 +181,31 @@ static void pack_keys(struct tile *tile, int32_t first, int32_t end)
 	}
 }
 
-static void pack_round(struct tile *tile, int32_t first, int32_t end)
+static void pack_zeros(struct tile *tile, int32_t key)
 {
 	struct scratch *scratch = tile->scratch;
+	size_t bytes = (size_t)tile->job->head_dim_v * 4;
+
+	memset(scratch->k + key * K_STRIDE, 0, (size_t)tile->q_words * 4);
+	if (!tile->paired)
+		memset(scratch->v + key * tile->v_stride, 0, bytes);
+	else if (key % 2 == 0)
+		memset(scratch->v + key / 2 * tile->v_stride, 0, bytes);
+}
+
+/* Packs keys [first, end) of the round, and zeros around them up to multiples of KEY_STEP. */
+static void pack_round(struct tile *tile, int32_t first, int32_t end)
+{
 	int32_t padded = (end + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
 
 	tile->v_has_special = false;
+	for (int32_t j = first / KEY_STEP * KEY_STEP; j < first; j++)
+		pack_zeros(tile, j);
 	for (int32_t key = first, next; key < end; key = next) {
 		next = (int32_t)score_clamp(
 			score_page_end(tile->job, tile->round + key) - tile->round, 0, end);
 		pack_keys(tile, key, next);
 	}
-	for (int32_t j = end; j < padded; j++) {
-		memset(scratch->k + j * K_STRIDE, 0, (size_t)tile->q_words * 4);
-		if (!tile->paired)
-			memset(scratch->v + j * tile->v_stride, 0,
-			       (size_t)tile->job->head_dim_v * 4);
-		else if (j % 2 == 0)
-			memset(scratch->v + j / 2 * tile->v_stride, 0,
-			       (size_t)tile->job->head_dim_v * 4);
-	}
+	for (int32_t j = end; j < padded; j++)
+		pack_zeros(tile, j);
 }

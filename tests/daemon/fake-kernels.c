@@ -117,11 +117,6 @@ int fa_paged_check_cache(const struct fa_paged_cache *cache, char *text, size_t 
 	return 0;
 }
 
-int64_t fa_cpu_paged_tiles(const struct fa_cpu_isa *isa, const struct fa_paged_request *request)
-{
-	return ((struct fake_job *)request->attention.q.data)->n_tiles;
-}
-
 size_t fa_cpu_paged_scratch_bytes(const struct fa_cpu_isa *isa,
                                   const struct fa_paged_request *request)
 {
@@ -134,13 +129,14 @@ size_t fa_cpu_paged_workspace_bytes(const struct fa_cpu_isa *isa,
 	return sizeof(struct fake_job *);
 }
 
-void fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
-                        void *workspace)
+int64_t fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
+                           void *workspace)
 {
 	struct fake_job *job = request->attention.q.data;
 
 	fa_test_work_us(job->begin_ns / FA_NS_PER_US);
 	*(struct fake_job **)workspace = job;
+	return job->n_tiles;
 }
 
 bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,

@@ -18,11 +18,13 @@ static void run_on_cpu(const struct fa_paged_request *request)
 {
 	const struct fa_cpu_isa *isa;
 	char scratch[8192];
+	int64_t n;
 
 	if (fa_cpu_isa_select(NULL, 0, &isa) < 0 ||
 	    fa_cpu_paged_scratch_bytes(isa, request) > sizeof(scratch))
 		paged_fail("no CPU kernel");
-	for (int64_t i = 0; i < fa_cpu_paged_tiles(isa, request); i++)
+	n = fa_cpu_paged_begin(isa, request, NULL);
+	for (int64_t i = 0; i < n; i++)
 		fa_cpu_paged_tile(isa, request, NULL, i, scratch, NULL);
 }
 

@@ -25,18 +25,18 @@ void paged_fail(const char *format, ...)
 
 void paged_run(const struct fa_cpu_isa *isa, const struct fa_paged_request *request)
 {
-	int64_t tiles = fa_cpu_paged_tiles(isa, request);
 	size_t scratch_bytes = fa_cpu_paged_scratch_bytes(isa, request);
 	size_t workspace_bytes = fa_cpu_paged_workspace_bytes(isa, request);
 	void *scratch = aligned_alloc(64, (scratch_bytes + 127) / 64 * 64);
 	void *workspace = aligned_alloc(64, (workspace_bytes + 127) / 64 * 64);
-	int64_t *numbers = malloc(((size_t)tiles + 1) * sizeof(*numbers));
 	const bool go_on = false;
+	int64_t *numbers, tiles;
 
 	assert_true(scratch_bytes <= FA_CPU_SCRATCH_BYTES_MAX);
 	memset(scratch, POISON, scratch_bytes);
 	memset(workspace, POISON, workspace_bytes);
-	fa_cpu_paged_begin(isa, request, workspace);
+	tiles = fa_cpu_paged_begin(isa, request, workspace);
+	numbers = malloc(((size_t)tiles + 1) * sizeof(*numbers));
 	for (int64_t i = 0; i < tiles; i++)
 		numbers[i] = i;
 	for (int64_t i = tiles - 1; i > 0; i--) {

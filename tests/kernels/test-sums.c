@@ -86,13 +86,13 @@ static void run_paged(const struct fa_paged_request *request, const struct fa_cp
 	const size_t scratch_bytes = fa_cpu_paged_scratch_bytes(isa, request);
 	_fa_cleanup_(fa_freep) void *workspace = aligned_alloc(64, bytes + 64 - bytes % 64);
 	_fa_cleanup_(fa_freep) void *scratch = NULL;
-	int64_t n = fa_cpu_paged_tiles(isa, request);
+	int64_t n;
 
 	scratch = aligned_alloc(64, scratch_bytes + 64 - scratch_bytes % 64);
 	assert_non_null(workspace);
 	assert_non_null(scratch);
 	memset(scratch, 0xff, scratch_bytes);
-	fa_cpu_paged_begin(isa, request, workspace);
+	n = fa_cpu_paged_begin(isa, request, workspace);
 	for (int64_t tile = 0; tile < n; tile++)
 		assert_true(fa_cpu_paged_tile(isa, request, workspace, tile, scratch, NULL));
 }

@@ -11,6 +11,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/completion.h"
+#include "daemon/base/fault_guard.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -106,22 +107,38 @@ static void work_ready(struct fa_device *device, struct fa_device_work *work)
 	atomic_fetch_add_explicit(&device->n_ready, 1, memory_order_relaxed);
 }
 
+struct phase {
+	struct fa_device *device;
+	struct fa_device_work *work;
+};
+
+static void begin_phase(void *userdata)
+{
+	const struct phase *phase = userdata;
+	struct fa_cpu_work *cpu = fa_cpu_work(phase->work);
+
+	cpu->n_tiles = fa_cpu_paged_begin(phase->device->isa, &phase->work->paged[cpu->phase],
+	                                  phase->work->prepared);
+}
+
 /* Begins the current phase; if it has no tiles, the next one that has, or the last. */
 static void work_begin_phase(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
+	struct phase phase = { device, work };
 
 	for (;;) {
-		struct fa_paged_request *request = &work->paged[cpu->phase];
-
-		cpu->n_tiles = fa_cpu_paged_tiles(device->isa, request);
+		/* Lengths of sequences may be in a client's memory. */
+		if (!fa_fault_guard_run(begin_phase, &phase)) {
+			cpu->failure = -EFAULT;
+			atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
+			break;
+		}
 		if (cpu->n_tiles || work_last_phase(work))
 			break;
 		++cpu->phase;
 	}
 	cpu->scratch_bytes = fa_cpu_paged_scratch_bytes(device->isa, &work->paged[cpu->phase]);
-	if (cpu->n_tiles)
-		fa_cpu_paged_begin(device->isa, &work->paged[cpu->phase], work->prepared);
 	atomic_store_explicit(&cpu->next, 0, memory_order_relaxed);
 }
 

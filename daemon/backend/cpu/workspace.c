@@ -69,10 +69,6 @@ int fa_cpu_workspace_new_paged(const struct fa_cpu_isa *isa, struct fa_device_wo
 		r = fa_paged_check(&work->paged[i], error->text, sizeof(error->text));
 		if (r < 0)
 			return r;
-		if (work->paged[i].op == FA_PAGED_ATTEND_OWN ||
-		    work->paged[i].op == FA_PAGED_APPEND_OWN)
-			return fa_fail(error, -ENOTSUP,
-			               "pages outside the pool are not supported on the CPU");
 		bytes = align(fa_cpu_paged_workspace_bytes(isa, &work->paged[i]));
 		workspace = bytes > workspace ? bytes : workspace;
 		bytes = wants_q(&work->paged[i]) ? align(q_bytes(&work->paged[i].append)) : 0;
