@@ -20,9 +20,10 @@
  *
  * The device itself may report that request v has succeeded, before there is a record of it: all
  * device_words are then the low half of v, which is not 0, whatever completed is. It does so only
- * while no other request of the stream is in flight, and is never obliged to. Each word may be
- * stored by another of its threads, so only all of them together count. Every 2^31 requests stale
- * words are made to differ from one another, so that they never match a request 2^32 later.
+ * after it has reported all other requests of the stream that are in flight, and is never obliged to.
+ * A later report replaces an earlier one, perhaps before that has a record. Each word may be stored by
+ * another of its threads, so only all of them together count. Every 2^31 requests stale words are made
+ * to differ from one another, so that they never match a request 2^32 later.
  */
 struct fa_completion_slot {
 	_Atomic uint64_t completed; /* highest finished value */

@@ -50,8 +50,8 @@ struct fa_job {
 	/* The job ends with its predecessor's error. Cancelling one job of a chain cancels all. */
 	bool chained;
 	/* The device may write the stream's words (fa_engine_stream_set_device_words) when the job
-	 * succeeds. Set only if nothing else of the stream is in flight, and nothing follows the
-	 * device work. */
+	 * succeeds. Set only if the device has written them for all other jobs of the stream that
+	 * are in flight, and nothing follows the device work. */
 	bool device_completes;
 
 	/* A job submitted with status and error set was refused: it is not launched, and finishes

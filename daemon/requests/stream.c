@@ -48,6 +48,7 @@ int fa_handle_stream_free(struct fa_call *call, struct fa_error *error)
 	if (id >= FA_COMPLETION_SLOTS || !session->streams[id].stream)
 		return fa_fail(error, -ENOENT, "there is no stream %" PRIu32, id);
 	slot = &session->streams[id];
+	call->may_pass = fa_session_stream_ended(slot) + 1 == slot->next_value;
 	if (slot->n_requests)
 		return fa_fail(error, -EBUSY, "stream %" PRIu32 " has %u requests in flight", id,
 		               slot->n_requests);
@@ -62,16 +63,18 @@ int fa_handle_cancel(struct fa_call *call, struct fa_error *error)
 	const struct fa_wire_cancel *message = &call->message->cancel;
 	struct fa_session *session = call->session;
 	struct fa_session_stream *slot;
+	uint64_t ended;
 
 	if (message->stream >= FA_COMPLETION_SLOTS || !session->streams[message->stream].stream)
 		return fa_fail(error, -ENOENT, "there is no stream %" PRIu32, message->stream);
 	slot = &session->streams[message->stream];
-	if (message->value <= slot->finished || message->value >= slot->next_value)
+	ended = fa_session_stream_ended(slot);
+	if (message->value <= ended || message->value >= slot->next_value)
 		return fa_fail(error, -ENOENT,
 		               "request %" PRIu64 " of stream %" PRIu32
 		               " is not in flight; finished are those up to %" PRIu64
 		               ", the next one is %" PRIu64,
-		               message->value, message->stream, slot->finished, slot->next_value);
+		               message->value, message->stream, ended, slot->next_value);
 	fa_engine_cancel(session->context->engine, slot->stream, message->value, 0);
 	fa_session_reply(session, call->message->id, 0, NULL);
 	return 0;

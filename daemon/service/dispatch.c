@@ -24,7 +24,7 @@ struct method {
 	bool pipelined; /* clients send more messages before the answer */
 	fa_call_handler *handle;
 	bool by_ring; /* the message is allowed in rings */
-	bool held;    /* a refused charge leaves no trace: the message may be handled again */
+	bool held;    /* a refusal leaves no trace: the message may be handled again */
 };
 
 static int handle_buffer_register(struct fa_call *call, struct fa_error *error)
@@ -126,7 +126,8 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	                              handle_buffer_register, .held = true },
 	[FA_WIRE_BUFFER_FREE] = { "BufferFree", false, 0, true, handle_buffer_free },
 	[FA_WIRE_STREAM_CREATE] = { "StreamCreate", false, 0, false, fa_handle_stream_create },
-	[FA_WIRE_STREAM_FREE] = { "StreamFree", false, 0, false, fa_handle_stream_free },
+	[FA_WIRE_STREAM_FREE] = { "StreamFree", false, 0, false, fa_handle_stream_free,
+	                          .held = true },
 	/* fa_request_submit() refuses descriptors in a Completion. */
 
 	[FA_WIRE_ATTENTION] = { "Attention", false, FA_WIRE_FDS_MAX, true, handle_attention,
@@ -256,8 +257,9 @@ static bool dispatch(struct fa_call *call, const void *bytes, size_t length)
 		r = handle(call, method, &error);
 		if (r == 0)
 			return method->pipelined;
-		if (r == -EDQUOT && method->held &&
-		    session->context->tenants.n_refused != refused &&
+		if (r == -EDQUOT && session->context->tenants.n_refused != refused)
+			call->may_pass = true;
+		if (method->held && call->may_pass &&
 		    fa_hold_packet(session, bytes, length, call->fds, call->n_fds)) {
 			call->is_held = true;
 			return false;

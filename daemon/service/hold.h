@@ -1,5 +1,5 @@
 /*
- * Holds what a limit refuses while objects of the same user are ending: their owner was told that
+ * Holds what is refused while objects of the same user are ending: their owner was told that
  * they are gone, and may count on what they had. A held message pauses its session, a held connection
  * has none yet. Both are judged again when something of any user has ended, and for good after
  * FA_HOLD_NS. Embedded in the server. Loop thread.
@@ -33,7 +33,7 @@ void fa_hold_init(struct fa_server *server);
 void fa_hold_finish(struct fa_server *server);
 
 /*
- * Takes a packet whose handler was refused a charge, or keeps the one that is being judged again. Returns
+ * Takes a packet that was refused for what ends soon, or keeps the one that is being judged again. Returns
  * true if it is held: the caller does not answer. Then @fds are -1.
  */
 bool fa_hold_packet(struct fa_session *session, const void *bytes, size_t length, int *fds,

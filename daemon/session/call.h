@@ -14,8 +14,9 @@ struct fa_call {
 	size_t n_fds; /* number of descriptors that the client sent */
 	uint64_t received_ns;
 	bool by_ring;
-	bool chained; /* the request belongs to the same message as the one before */
-	bool is_held; /* set if the message is held (service/hold.h) */
+	bool chained;  /* the request belongs to the same message as the one before */
+	bool may_pass; /* set by the handler: what refuses the message ends soon */
+	bool is_held;  /* set if the message is held (service/hold.h) */
 };
 
 /*

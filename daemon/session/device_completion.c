@@ -6,8 +6,8 @@
 
 #include <sched.h>
 
-/* How long to wait until the engine sees what the client saw. The engine's thread may need a
- * processor. */
+/* How long to wait until the engine sees what the client saw, so that a next request finds an idle
+ * stream. The engine's thread may need a processor. */
 #define SYNC_NS FA_NS_PER_MS
 #define SYNC_BY_THREAD_NS (100 * FA_NS_PER_MS)
 
@@ -51,23 +51,46 @@ void fa_device_completion_close(struct fa_session *session)
 	fa_pinned_page_close(&session->completions_pin);
 }
 
-bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, uint64_t value,
-                                 bool allowed)
+void fa_device_completion_pass(struct fa_session *session, uint32_t stream, uint64_t value)
 {
-	struct fa_session_stream *slot = &session->streams[stream];
-
-	if (stream == FA_SESSION_STREAM_OWN)
-		return false;
 	/* Old words never match a later value (common/completion.h). */
 	if (!(value & INT32_MAX))
 		fa_completion_clear_device_words(&session->completions[stream]);
-	if (!allowed || !session->device_page || slot->n_requests)
+}
+
+bool fa_device_completion_submit(struct fa_request *request, bool allowed)
+{
+	const uint32_t stream = request->stream;
+	const uint64_t value = request->job.value;
+	struct fa_session *session = request->session;
+	struct fa_session_stream *slot = &session->streams[stream];
+
+	fa_device_completion_pass(session, stream, value);
+	if (!allowed || !session->device_page || fa_session_stream_ended(slot) + 1 < value)
 		return false;
 	slot->device_value = value;
+	slot->device_request = request;
 	session->device_streams |= (uint64_t)1 << stream;
 	if (fa_list_empty(&session->device_link))
 		fa_list_append(&session->context->device_sessions, &session->device_link);
 	return true;
+}
+
+static bool is_reported(const struct fa_session *session, uint32_t stream)
+{
+	return fa_completion_device_done(&session->completions[stream],
+	                                 session->streams[stream].device_value);
+}
+
+static void note_reported(struct fa_session *session)
+{
+	for (uint64_t left = session->device_streams; left; left &= left - 1) {
+		const uint32_t stream = (uint32_t)__builtin_ctzll(left);
+		struct fa_request *request = session->streams[stream].device_request;
+
+		if (request && !request->reported && is_reported(session, stream))
+			fa_request_reported(request);
+	}
 }
 
 static void reap(struct fa_context *context)
@@ -85,13 +108,12 @@ static void sync_session(struct fa_session *session, uint64_t until_ns)
 	uint64_t left = session->device_streams;
 
 	while (left && session->state == FA_SESSION_READY) {
-		const unsigned int i = (unsigned int)__builtin_ctzll(left);
+		const uint32_t i = (uint32_t)__builtin_ctzll(left);
 		const struct fa_session_stream *slot = &session->streams[i];
 
 		left &= left - 1;
 		while (slot->finished < slot->device_value && session->state == FA_SESSION_READY &&
-		       fa_completion_device_done(&session->completions[i], slot->device_value) &&
-		       fa_now_ns() < until_ns) {
+		       is_reported(session, i) && fa_now_ns() < until_ns) {
 			reap(context);
 			if (slot->finished < slot->device_value &&
 			    (context->rings.yields || !context->info.polled))
@@ -100,11 +122,26 @@ static void sync_session(struct fa_session *session, uint64_t until_ns)
 	}
 }
 
-void fa_device_completion_finished(struct fa_session *session, uint32_t stream)
+void fa_device_completion_finished(const struct fa_request *request)
 {
-	session->device_streams &= ~((uint64_t)1 << stream);
+	struct fa_session *session = request->session;
+	struct fa_session_stream *slot = &session->streams[request->stream];
+
+	/* The device may complete a later one, too. */
+	if (slot->device_request != request)
+		return;
+	slot->device_request = NULL;
+	session->device_streams &= ~((uint64_t)1 << request->stream);
 	if (!session->device_streams)
 		fa_list_remove(&session->device_link);
+}
+
+static void note_all_reported(struct fa_context *context)
+{
+	struct fa_list *pos;
+
+	fa_list_for_each(pos, &context->device_sessions)
+		note_reported(fa_container_of(pos, struct fa_session, device_link));
 }
 
 void fa_device_completion_sync(struct fa_context *context)
@@ -116,6 +153,7 @@ void fa_device_completion_sync(struct fa_context *context)
 	until_ns = fa_now_ns() + (context->info.polled ? SYNC_NS : SYNC_BY_THREAD_NS);
 	/* Sync all sessions, as clients may communicate with each other. */
 	reap(context);
+	note_all_reported(context);
 	for (unsigned int n = context->n_sessions; n && !fa_list_empty(&context->device_sessions);
 	     --n) {
 		struct fa_session *other = fa_session_ref(fa_container_of(

@@ -2,13 +2,14 @@
  * Completions that the device itself writes to the completion page (common/completion.h). Loop
  * thread.
  *
- * A request can be completed this way only if it is alone in its stream and ends with its device
- * work. The engine sees such a completion later, so the daemon syncs before it handles a message
- * whose sender may have seen one.
+ * A request can be completed this way only if all earlier ones of its stream have ended for the
+ * client, and if it ends with its device work. The engine sees such a completion later, so the daemon
+ * syncs before it handles a message whose sender may have seen one. What the device has reported
+ * counts for no limit from then on, however late the engine is.
  */
 #pragma once
 
-#include "daemon/session/session.h"
+#include "daemon/session/request.h"
 
 #include <stdint.h>
 
@@ -24,12 +25,15 @@ void fa_device_completion_close(struct fa_session *session);
 /* Call for each new stream. */
 void fa_device_completion_stream(struct fa_session *session, uint32_t id);
 
-/* Returns true if the device completes the stream's next request; only if @allowed. */
-bool fa_device_completion_submit(struct fa_session *session, uint32_t stream, uint64_t value,
-                                 bool allowed);
+/* Call for each new request. Returns true if the device completes it; only if @allowed. */
+bool fa_device_completion_submit(struct fa_request *request, bool allowed);
+
+/* Call for each value that the device does not complete and that is no request of the engine's. */
+void fa_device_completion_pass(struct fa_session *session, uint32_t stream, uint64_t value);
 
 /* Call when a request that the device completes was reaped. */
-void fa_device_completion_finished(struct fa_session *session, uint32_t stream);
+void fa_device_completion_finished(const struct fa_request *request);
 
-/* Reaps what clients may have seen, within a time limit. May close sessions. */
+/* Notes what the device has reported to clients, and gives the engine a short time to see the same.
+ * May close sessions. */
 void fa_device_completion_sync(struct fa_context *context);

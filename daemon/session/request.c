@@ -239,7 +239,7 @@ static void publish_here(struct fa_session *session, uint32_t stream, const stru
 		.number = job->number,
 	};
 
-	(void)fa_device_completion_submit(session, stream, job->value, false);
+	fa_device_completion_pass(session, stream, job->value);
 	++slot->next_value;
 	slot->finished = job->value;
 	account(session, job, false);
@@ -338,9 +338,9 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
 	}
 
 	job->device_completes = fa_device_completion_submit(
-		session, place.stream, place.value,
-		r == 0 && job->work.op != FA_DEVICE_NONE && job->deadline_ns == FA_NS_NEVER &&
-			!job->gates && !job->chained && !job->confirms && !request->dependencies);
+		request, r == 0 && job->work.op != FA_DEVICE_NONE &&
+				 job->deadline_ns == FA_NS_NEVER && !job->gates && !job->chained &&
+				 !job->confirms && !request->dependencies);
 	++session->n_requests;
 	submit(request);
 	if (session->n_refused >= FA_SESSION_REFUSED_MAX)
@@ -443,10 +443,25 @@ static void confirm(struct fa_request *request)
 	fa_engine_confirm(request->session->context->engine, &request->job, status, &error);
 }
 
+void fa_request_reported(struct fa_request *request)
+{
+	struct fa_session *session = request->session;
+
+	request->reported = true;
+	session->streams[request->stream].reported = request->job.value;
+	--session->n_requests;
+	fa_charge_release(&request->charge);
+	/* This memory is freed when the request finishes. The device's depth bounds it. */
+	fa_charge_release(&request->charge_metadata);
+	fa_charge_release(&request->charge_host);
+	fa_tenant_ending(session->tenant);
+}
+
 void fa_request_finish(struct fa_job *job)
 {
 	struct fa_request *request = fa_container_of(job, struct fa_request, job);
 	struct fa_session *session = request->session;
+	struct fa_tenant *ending = request->reported ? session->tenant : NULL;
 	struct fa_session_stream *slot = &session->streams[request->stream];
 
 	if (job->confirming) {
@@ -458,7 +473,7 @@ void fa_request_finish(struct fa_job *job)
 		slot->last = NULL;
 	slot->finished = job->value;
 	if (job->device_completes)
-		fa_device_completion_finished(session, request->stream);
+		fa_device_completion_finished(request);
 	--session->context->n_requests;
 	account(session, job, request->stream == FA_SESSION_STREAM_OWN);
 	if (fa_trace_on())
@@ -466,7 +481,7 @@ void fa_request_finish(struct fa_job *job)
 	if (request->kind->ended)
 		request->kind->ended(request);
 	if (request->stream != FA_SESSION_STREAM_OWN) {
-		--session->n_requests;
+		session->n_requests -= !request->reported;
 		if (request->refused)
 			--session->n_refused;
 		if (!request->by_ring || job->status)
@@ -476,6 +491,8 @@ void fa_request_finish(struct fa_job *job)
 	fa_request_unblock(session, NULL);
 	if (session->n_refused < FA_SESSION_REFUSED_MAX)
 		fa_session_resume(session, FA_PAUSE_REFUSED);
+	if (ending)
+		fa_tenant_ended(ending);
 }
 
 void fa_request_cancel_all(struct fa_session *session, int status)
@@ -485,7 +502,8 @@ void fa_request_cancel_all(struct fa_session *session, int status)
 
 		if (!slot->stream)
 			continue;
-		for (uint64_t value = slot->finished + 1; value < slot->next_value; ++value)
+		for (uint64_t value = fa_session_stream_ended(slot) + 1; value < slot->next_value;
+		     ++value)
 			fa_engine_cancel(session->context->engine, slot->stream, value, status);
 	}
 }

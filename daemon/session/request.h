@@ -28,6 +28,7 @@ struct fa_request {
 	uint32_t stream; /* number of the stream, which may be closing */
 	bool refused;    /* the request keeps nothing, but finishes in order */
 	bool by_ring;    /* came by a ring; its completion record is the answer to success */
+	bool reported;   /* fa_request_reported() was called */
 	struct fa_registered_buffer *buffers[FA_REQUEST_BUFFERS_MAX];
 	unsigned int n_buffers;
 	struct fa_charge charge, charge_gates, charge_metadata, charge_host;
@@ -100,6 +101,9 @@ int fa_request_wait(struct fa_request *request, uint32_t stream, uint64_t value,
 
 /* Cancels all requests of a session; its streams stay open. */
 void fa_request_cancel_all(struct fa_session *session, int status);
+
+/* Stops counting a request for limits, as the device has told the client that it succeeded. */
+void fa_request_reported(struct fa_request *request);
 
 /* Confirms, or answers and frees, a request from the engine. */
 void fa_request_finish(struct fa_job *job);

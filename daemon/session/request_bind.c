@@ -56,7 +56,7 @@ int fa_request_prepare(struct fa_request *request, struct fa_error *error)
 	if (r == 0 && device_work->metadata_bytes)
 		r = fa_charge_add(&request->charge_metadata, session->tenant,
 		                  FA_RESOURCE_STEP_BYTES, device_work->metadata_bytes, error);
-	if (r == 0 && predecessor && predecessor->job.work.prepared_moved)
+	if (r == 0 && predecessor && predecessor->job.work.prepared_moved && !predecessor->reported)
 		fa_charge_move(&request->charge_host, &predecessor->charge_host);
 	else if (r == 0 && device_work->host_bytes)
 		r = fa_charge_add(&request->charge_host, session->tenant, FA_RESOURCE_BUFFER_BYTES,

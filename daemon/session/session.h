@@ -62,13 +62,22 @@ enum fa_session_pause {
 };
 
 struct fa_session_stream {
-	struct fa_stream *stream; /* NULL: none */
-	uint64_t next_value;      /* next value to submit; outlives the stream */
-	uint64_t finished;        /* highest answered value */
-	unsigned int n_requests;  /* requests in flight */
-	struct fa_request *last;  /* newest request; NULL: it has ended */
-	uint64_t device_value;    /* last value that the device completes */
+	struct fa_stream *stream;          /* NULL: none */
+	uint64_t next_value;               /* next value to submit; outlives the stream */
+	uint64_t finished;                 /* highest answered value */
+	unsigned int n_requests;           /* requests in flight */
+	struct fa_request *last;           /* newest request; NULL: it has ended */
+	uint64_t device_value;             /* last value that the device completes */
+	struct fa_request *device_request; /* the request of device_value; NULL: it has ended */
+	/* The device has reported all values up to this one. The engine may still have them. */
+	uint64_t reported;
 };
+
+/* Returns a value up to which all requests have ended, as far as their client can know. */
+static inline uint64_t fa_session_stream_ended(const struct fa_session_stream *slot)
+{
+	return slot->finished > slot->reported ? slot->finished : slot->reported;
+}
 
 struct fa_session {
 	unsigned int n_refs;

@@ -85,6 +85,11 @@ void fa_test_cuda_kernel_us(struct fa_test_cuda_page *page, uint32_t us)
 	atomic_store(&page->kernel_us, us);
 }
 
+void fa_test_cuda_record_us(struct fa_test_cuda_page *page, uint32_t us)
+{
+	atomic_store(&page->record_us, us);
+}
+
 void fa_test_cuda_hold(struct fa_test_cuda_page *page, bool hold)
 {
 	atomic_store(&page->held, hold);

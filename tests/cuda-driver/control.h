@@ -44,6 +44,8 @@ bool fa_test_cuda_is_lost(const struct fa_test_cuda_page *page);
 
 /* Makes every kernel take at least @us. */
 void fa_test_cuda_kernel_us(struct fa_test_cuda_page *page, uint32_t us);
+/* Makes a launch that signals its end tell the daemon @us later than the client. */
+void fa_test_cuda_record_us(struct fa_test_cuda_page *page, uint32_t us);
 /* With @hold, kernels that begin do not end until this is called with false. */
 void fa_test_cuda_hold(struct fa_test_cuda_page *page, bool hold);
 /* With @hold, pinning of host memory does not end until this is called with false. */

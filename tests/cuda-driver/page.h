@@ -77,8 +77,10 @@ struct fa_test_cuda_page {
 
 	_Atomic uint32_t kernel_us; /* kernels take at least so long */
 	_Atomic uint32_t held;      /* kernels that began end when this is 0 */
-	_Atomic uint32_t gate_us;   /* how long gates wait; 0: as long as their launch says */
-	_Atomic bool gates_held;    /* gates do not begin */
+	_Atomic uint32_t
+		record_us;        /* from a launch's words for the client to those for the daemon */
+	_Atomic uint32_t gate_us; /* how long gates wait; 0: as long as their launch says */
+	_Atomic bool gates_held;  /* gates do not begin */
 	_Atomic uint32_t gates_began, gates_opened, gates_shut;
 	_Atomic uint32_t pins_held; /* pinning of host memory ends when this is 0 */
 	struct fa_test_cuda_rule rules[FA_TEST_CUDA_RULES];

@@ -112,10 +112,17 @@ CUresult fa_fake_run_preemptible(struct fa_fake_context *context, uint64_t ns,
 	return result;
 }
 
+static void tell_client(const struct fa_cuda_done *done, uint32_t first, uint32_t step)
+{
+	for (uint32_t i = first; done->client_words && i < FA_CUDA_CLIENT_WORDS; i += step)
+		__atomic_store_n(done->client_words + i, done->client_value, __ATOMIC_RELEASE);
+}
+
 CUresult fa_fake_signal_end(struct fa_fake_context *context, const struct fa_cuda_done *done,
                             uint64_t blocks)
 {
 	const uint32_t words = done->parts ? done->parts : 1;
+	const uint32_t record_us = atomic_load(&fa_fake.page->record_us);
 	struct fa_fake_pin pin = { .context = context };
 	CUresult result;
 	bool ends;
@@ -149,13 +156,15 @@ CUresult fa_fake_signal_end(struct fa_fake_context *context, const struct fa_cud
 				(unsigned long long)done->last);
 		*done->counter += blocks;
 	}
+	if (result == CUDA_SUCCESS && record_us && done->client_words) {
+		tell_client(done, 0, 1);
+		usleep(record_us);
+	}
 	/* Parts of the launch signal their ends one by one, in any order. */
 	for (uint32_t n = 0; result == CUDA_SUCCESS && n < words; n++) {
 		const uint32_t i = (uint32_t)(done->value + n) % words;
 
-		for (uint32_t j = i; done->client_words && j < FA_CUDA_CLIENT_WORDS; j += words)
-			__atomic_store_n(done->client_words + j, done->client_value,
-			                 __ATOMIC_RELEASE);
+		tell_client(done, i, words);
 		__atomic_store_n(done->word + i, done->value, __ATOMIC_RELEASE);
 		if (n + 1 < words)
 			usleep(1);
