@@ -208,3 +208,16 @@ void fa_cuda_paged_launch_pages(const struct fa_cuda_paged_plan *plan,
                                 struct fa_cuda_paged_copy *ret_args);
 void fa_cuda_paged_launch_move(const struct fa_cuda_paged_plan *plan, const struct fa_paged_move *p,
                                uint64_t blob, struct fa_cuda_paged_moves *ret_args);
+
+/* ---- paged-plan-own.c */
+
+int fa_cuda_paged_plan_own(const struct fa_cuda_chip *chip, const struct fa_paged_own_attention *p,
+                           struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes);
+int fa_cuda_paged_launch_own(const struct fa_cuda_paged_plan *plan,
+                             const struct fa_paged_own_attention *p, uint64_t workspace,
+                             uint64_t epoch, struct fa_cuda_paged_launch *launches);
+int fa_cuda_paged_plan_own_append(const struct fa_cuda_chip *chip,
+                                  const struct fa_paged_own_append *p,
+                                  struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes);
+void fa_cuda_paged_launch_own_append(const struct fa_paged_own_append *p,
+                                     struct fa_cuda_own_append *ret_args);

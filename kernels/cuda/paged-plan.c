@@ -23,6 +23,7 @@ _Static_assert(sizeof(struct fa_cuda_paged_attention_quantised) <= ARGS_BYTES_MA
 _Static_assert(sizeof(struct fa_cuda_paged_small_attention_quantised) <= ARGS_BYTES_MAX,
                "it is taken");
 _Static_assert(sizeof(struct fa_cuda_paged_append_quantised) <= ARGS_BYTES_MAX, "it is taken");
+_Static_assert(sizeof(struct fa_cuda_paged_attention_own) <= ARGS_BYTES_MAX, "it is taken");
 _Static_assert(FA_STORE_E4M3 == (int)FA_PAGED_E4M3 && FA_STORE_INT8 == (int)FA_PAGED_INT8 &&
                        FA_STORE_DTYPE_BF16 == (int)FA_ATTENTION_BF16,
                "kernels know them by these numbers");
@@ -146,7 +147,8 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_find(const struct fa_cuda_chip 
 		/* Passes over a sequence, times the work of each. */
 		cost = (int64_t)fa_cuda_paged_ceil_div((uint64_t)dim_v, (uint64_t)kernel->dim_v) *
 		       (kernel->dim + kernel->dim_v);
-		if (kind == FA_CUDA_PAGED_DECODE || kind == FA_CUDA_PAGED_SPLIT)
+		if (kind == FA_CUDA_PAGED_DECODE || kind == FA_CUDA_PAGED_SPLIT ||
+		    kind == FA_CUDA_PAGED_OWN_DECODE)
 			cost *= (int64_t)fa_cuda_paged_ceil_div((uint64_t)rows,
 			                                        (uint64_t)kernel->rows) *
 			        (32 + (rows <= 32 && kernel->rows > 32 ? 32 : kernel->rows));
@@ -306,9 +308,11 @@ int fa_cuda_paged_plan(const struct fa_cuda_chip *chip, const struct fa_paged_re
 		                                text_bytes);
 		break;
 	case FA_PAGED_ATTEND_OWN:
+		r = fa_cuda_paged_plan_own(chip, &request->own_attention, &plan, text, text_bytes);
+		break;
 	case FA_PAGED_APPEND_OWN:
-		snprintf(text, text_bytes, "pages outside the pool are not supported on GPUs");
-		r = -ENOTSUP;
+		r = fa_cuda_paged_plan_own_append(chip, &request->own_append, &plan, text,
+		                                  text_bytes);
 		break;
 	}
 	if (r < 0)
@@ -327,6 +331,9 @@ int fa_cuda_paged_launches(const struct fa_cuda_paged_plan *plan,
 	if (plan->op == FA_PAGED_ATTEND)
 		return fa_cuda_paged_launch_attention(plan, &request->attention, blob, workspace,
 		                                      epoch, ret_launches);
+	if (plan->op == FA_PAGED_ATTEND_OWN)
+		return fa_cuda_paged_launch_own(plan, &request->own_attention, workspace, epoch,
+		                                ret_launches);
 
 	if (plan->grid_x == 0 || plan->grid_y == 0)
 		return 0;
@@ -358,8 +365,10 @@ int fa_cuda_paged_launches(const struct fa_cuda_paged_plan *plan,
 		                              &launch->args.own_copy);
 		break;
 	case FA_PAGED_ATTEND_OWN:
+		break;
 	case FA_PAGED_APPEND_OWN:
-		return 0;
+		fa_cuda_paged_launch_own_append(&request->own_append, &launch->args.own_append);
+		break;
 	}
 	return 1;
 }
@@ -372,7 +381,13 @@ struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch)
 	case FA_CUDA_PAGED_BAND:
 	case FA_CUDA_PAGED_RICH:
 	case FA_CUDA_PAGED_PACKED:
+	case FA_CUDA_PAGED_OWN_DECODE:
+	case FA_CUDA_PAGED_OWN_FORWARD:
 		return &launch->args.attention.attention.done;
+	case FA_CUDA_PAGED_OWN_PLAN:
+		return &launch->args.own_plan.done;
+	case FA_CUDA_PAGED_OWN_APPEND:
+		return &launch->args.own_append.done;
 	case FA_CUDA_PAGED_APPEND:
 	case FA_CUDA_PAGED_READ:
 		return &launch->args.append.done;

@@ -17,6 +17,9 @@ enum fa_cuda_paged_image {
 	FA_CUDA_IMAGE_SM80_PAGED_F32,
 	FA_CUDA_IMAGE_SM80_PAGED_TOKENS,
 	FA_CUDA_IMAGE_SM80_PAGED_CODES,
+	FA_CUDA_IMAGE_SM80_OWN_F16,
+	FA_CUDA_IMAGE_SM80_OWN_BF16,
+	FA_CUDA_IMAGE_SM80_OWN,
 	FA_CUDA_IMAGE_SM90_PREFILL_F16,
 	FA_CUDA_IMAGE_SM90_PREFILL_BF16,
 	FA_CUDA_IMAGE_SM90_PAGED_F16,
@@ -38,6 +41,11 @@ enum fa_cuda_paged_kind {
 	FA_CUDA_PAGED_MOVE,
 	FA_CUDA_PAGED_OWN_COPY,
 	FA_CUDA_PAGED_GATE, /* the gate before a request */
+	/* Over a client's own pages: few rows, many rows, what precedes both, and append. */
+	FA_CUDA_PAGED_OWN_DECODE,
+	FA_CUDA_PAGED_OWN_FORWARD,
+	FA_CUDA_PAGED_OWN_PLAN,
+	FA_CUDA_PAGED_OWN_APPEND,
 };
 
 struct fa_cuda_paged_kernel {
@@ -96,8 +104,11 @@ struct fa_cuda_paged_plan {
 	size_t unit_partials_at;
 	size_t decode_items_at, block_items_at, forward_items_at, forward_blocks_at;
 	size_t splits_at, suffixes_at, tokens_at;
-	const struct fa_cuda_paged_kernel *kernel;
+	const struct fa_cuda_paged_kernel *kernel; /* of a client's own pages, too: the first */
 	uint32_t grid_x, grid_y;
+	/* Where a client's own pages have the plan that the device makes, in the workspace. */
+	size_t own_ranges_at, own_items_at, own_forward_items_at, own_block_items_at,
+		own_forward_blocks_at;
 	size_t first_at, second_at;
 	/* Copies of a client's own pages. */
 	size_t k_data_at, v_data_at, k_scales_at, v_scales_at;
@@ -131,13 +142,17 @@ struct fa_cuda_paged_launch {
 		struct fa_cuda_paged_moves moves;
 		struct fa_cuda_paged_own_copy own_copy;
 		struct fa_cuda_gate gate;
+		/* A client's own pages; the first begins as attention. */
+		struct fa_cuda_paged_attention_own own;
+		struct fa_cuda_own_plan own_plan;
+		struct fa_cuda_own_append own_append;
 	} args;
 	/* The second parameter, struct fa_cuda_maps, if the kernel has one. */
 	uint32_t n_maps;
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
 };
 
-#define FA_CUDA_PAGED_LAUNCHES_MAX 2
+#define FA_CUDA_PAGED_LAUNCHES_MAX 3
 
 /* The completion report of @launch; the caller fills it. */
 struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch);

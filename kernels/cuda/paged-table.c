@@ -2,6 +2,7 @@
  * The table of kernels over pages, made from the lists that also instantiate them.
  */
 #include "kernels/cuda/paged-plan.h"
+#include "kernels/cuda/sm80/own_kernels.h"
 #include "kernels/cuda/sm80/paged_kernels.h"
 #include "kernels/cuda/sm90/paged_kernels.h"
 #include "kernels/cuda/sm90/prefill_kernels.h"
@@ -169,6 +170,58 @@
 		.threads = FA_CUDA_TOKENS_THREADS,                                                 \
 	},
 
+#define OWN_DECODE(type, IMAGE, DTYPE, bytes_, dim_, dim_v_, atoms, warps, stages)                 \
+	{                                                                                          \
+		.symbol = "fa_sm80_own_decode_" #type "_d" #dim_ "_v" #dim_v_ "_a" #atoms,         \
+		.image = FA_CUDA_IMAGE_SM80_##IMAGE,                                               \
+		.kind = FA_CUDA_PAGED_OWN_DECODE,                                                  \
+		.dtype = FA_ATTENTION_##DTYPE,                                                     \
+		.arch = 80,                                                                        \
+		.arch_end = INT32_MAX,                                                             \
+		.dim = dim_,                                                                       \
+		.dim_v = dim_v_,                                                                   \
+		.rows = (atoms)*16,                                                                \
+		.threads = (warps)*32,                                                             \
+		.shared_bytes = FA_SM80_PAGED_SHARED_BYTES(dim_, dim_v_, atoms, warps, stages,     \
+		                                           bytes_),                                \
+		.blocks = 1,                                                                       \
+	},
+#define OWN_DECODE_F16(...) OWN_DECODE(f16, OWN_F16, F16, 2, __VA_ARGS__)
+#define OWN_DECODE_BF16(...) OWN_DECODE(bf16, OWN_BF16, BF16, 2, __VA_ARGS__)
+#define OWN_DECODE_F32(...) OWN_DECODE(f32, OWN, F32, 4, __VA_ARGS__)
+#define OWN_DECODE_E4M3(dim_, atoms, warps, stages_)                                               \
+	{                                                                                          \
+		.symbol = "fa_sm80_own_decode_e4m3_d" #dim_ "_a" #atoms,                           \
+		.image = FA_CUDA_IMAGE_SM80_OWN,                                                   \
+		.kind = FA_CUDA_PAGED_OWN_DECODE,                                                  \
+		.stores = 1u << FA_PAGED_E4M3,                                                     \
+		.arch = 80,                                                                        \
+		.arch_end = INT32_MAX,                                                             \
+		.dim = dim_,                                                                       \
+		.dim_v = dim_,                                                                     \
+		.rows = (atoms)*16,                                                                \
+		.threads = (warps)*32,                                                             \
+		.shared_bytes = FA_SM80_QUANTISED_SHARED_BYTES(dim_, atoms, warps, stages_),       \
+		.blocks = 1,                                                                       \
+	},
+#define OWN_FORWARD(type, TYPE, dim_, dim_v_, warps, atoms, split, keys, stages, blocks)           \
+	{                                                                                          \
+		.symbol = "fa_sm80_own_forward_" #type "_d" #dim_ "_v" #dim_v_,                    \
+		.image = FA_CUDA_IMAGE_SM80_OWN_##TYPE,                                            \
+		.kind = FA_CUDA_PAGED_OWN_FORWARD,                                                 \
+		.dtype = FA_ATTENTION_##TYPE,                                                      \
+		.arch = 80,                                                                        \
+		.arch_end = INT32_MAX,                                                             \
+		.dim = dim_,                                                                       \
+		.dim_v = dim_v_,                                                                   \
+		.rows = (warps) / (split) * (atoms)*16,                                            \
+		.threads = (warps)*32,                                                             \
+		.shared_bytes = FA_SM80_SHARED_BYTES(dim_, dim_v_, warps, atoms, split, keys,      \
+		                                     stages),                                      \
+	},
+#define OWN_FORWARD_F16(...) OWN_FORWARD(f16, F16, __VA_ARGS__)
+#define OWN_FORWARD_BF16(...) OWN_FORWARD(bf16, BF16, __VA_ARGS__)
+
 const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 	/* clang-format off */
 	FA_SM90_PAGED_DECODE(DECODE_90_F16)
@@ -206,6 +259,30 @@ const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 		.arch = 80,
 		.arch_end = INT32_MAX,
 		.threads = FA_CUDA_GATE_THREADS,
+	},
+	FA_SM80_OWN_DECODE(OWN_DECODE_F16)
+	FA_SM80_OWN_DECODE(OWN_DECODE_BF16)
+	FA_SM80_OWN_DECODE_F32(OWN_DECODE_F32)
+	FA_SM80_OWN_DECODE_E4M3(OWN_DECODE_E4M3)
+	FA_SM80_OWN_FORWARD(OWN_FORWARD_F16)
+	FA_SM80_OWN_FORWARD(OWN_FORWARD_BF16)
+	{
+		.symbol = "fa_sm80_own_plan",
+		.image = FA_CUDA_IMAGE_SM80_OWN,
+		.kind = FA_CUDA_PAGED_OWN_PLAN,
+		.arch = 80,
+		.arch_end = INT32_MAX,
+		.threads = FA_CUDA_TOKENS_THREADS,
+		.shared_bytes = FA_SM80_OWN_PLAN_SHARED_BYTES,
+	},
+	{
+		.symbol = "fa_sm80_own_append",
+		.image = FA_CUDA_IMAGE_SM80_OWN,
+		.kind = FA_CUDA_PAGED_OWN_APPEND,
+		.stores = 1u << FA_PAGED_PLAIN | 1u << FA_PAGED_E4M3,
+		.arch = 80,
+		.arch_end = INT32_MAX,
+		.threads = FA_CUDA_TOKENS_THREADS,
 	},
 	/* clang-format on */
 };

@@ -547,6 +547,13 @@ static size_t args_bytes(const struct fa_cuda_paged_kernel *kernel)
 		return sizeof(struct fa_cuda_paged_own_copy);
 	case FA_CUDA_PAGED_GATE:
 		return sizeof(struct fa_cuda_gate);
+	case FA_CUDA_PAGED_OWN_DECODE:
+	case FA_CUDA_PAGED_OWN_FORWARD:
+		return sizeof(struct fa_cuda_paged_attention_own);
+	case FA_CUDA_PAGED_OWN_PLAN:
+		return sizeof(struct fa_cuda_own_plan);
+	case FA_CUDA_PAGED_OWN_APPEND:
+		return sizeof(struct fa_cuda_own_append);
 	default:
 		if (codes)
 			return kernel->small

@@ -720,6 +720,10 @@ void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
 		break;
 	case FA_CUDA_PAGED_MERGE:
 	case FA_CUDA_PAGED_GATE:
+	case FA_CUDA_PAGED_OWN_DECODE:
+	case FA_CUDA_PAGED_OWN_FORWARD:
+	case FA_CUDA_PAGED_OWN_PLAN:
+	case FA_CUDA_PAGED_OWN_APPEND:
 		break;
 	}
 }

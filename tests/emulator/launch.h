@@ -31,7 +31,8 @@ uint64_t fa_emulated_take_recomputed(void);
 extern const struct fa_emulated_kernel fa_emulated_f16[], fa_emulated_bf16[], fa_emulated_f32[],
 	fa_emulated_tokens[], fa_emulated_codes[], fa_emulated_90_f16[], fa_emulated_90_bf16[],
 	fa_emulated_90_codes[], fa_emulated_prefill_f16[], fa_emulated_prefill_bf16[],
-	fa_emulated_forward_f16[], fa_emulated_forward_bf16[];
+	fa_emulated_forward_f16[], fa_emulated_forward_bf16[], fa_emulated_own_f16[],
+	fa_emulated_own_bf16[], fa_emulated_own[];
 
 /* Completion of launches (completion.cu). The caller of a launch may let @done be filled with a
  * request, and checks it after the launch. */

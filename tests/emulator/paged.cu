@@ -22,6 +22,12 @@
 #include "kernels/cuda/sm80/paged_f32.cu"
 #elif EMULATED_CODES
 #include "kernels/cuda/sm80/paged_codes.cu"
+#elif EMULATED_OWN_16
+#define FA_TYPE JOIN(fa_, EMULATED)
+#define FA_TYPE_NAME EMULATED
+#include "kernels/cuda/sm80/own_rows.h"
+#elif EMULATED_OWN
+#include "kernels/cuda/sm80/own.cu"
 #else
 #include "kernels/cuda/sm80/paged_tokens.cu"
 #endif
@@ -64,7 +70,20 @@
 #define FORWARD_OF(type, ...) FORWARD(type, __VA_ARGS__)
 #define FORWARD_OF_TYPE(...) FORWARD_OF(FA_TYPE_NAME, __VA_ARGS__)
 
-#if EMULATED_90
+#define OWN_DECODE(type, dim, dim_v, atoms, ...)                                                   \
+	ENTRY(fa_sm80_own_decode_##type##_d##dim##_v##dim_v##_a##atoms, fa_cuda_paged_attention_own)
+#define OWN_DECODE_OF(type, ...) OWN_DECODE(type, __VA_ARGS__)
+#define OWN_DECODE_OF_TYPE(...) OWN_DECODE_OF(FA_TYPE_NAME, __VA_ARGS__)
+#define OWN_E4M3(dim, atoms, ...)                                                                  \
+	ENTRY(fa_sm80_own_decode_e4m3_d##dim##_a##atoms, fa_cuda_paged_attention_own)
+#define OWN_FORWARD(type, dim, dim_v, ...)                                                         \
+	ENTRY(fa_sm80_own_forward_##type##_d##dim##_v##dim_v, fa_cuda_paged_attention_own)
+#define OWN_FORWARD_OF(type, ...) OWN_FORWARD(type, __VA_ARGS__)
+#define OWN_FORWARDS_OF_TYPE(...) OWN_FORWARD_OF(FA_TYPE_NAME, __VA_ARGS__)
+
+#if EMULATED_OWN_16
+const struct fa_emulated_kernel JOIN(fa_emulated_own_, EMULATED)[] = {
+#elif EMULATED_90
 const struct fa_emulated_kernel JOIN(fa_emulated_90_, EMULATED)[] = {
 #else
 const struct fa_emulated_kernel JOIN(fa_emulated_, EMULATED)[] = {
@@ -83,6 +102,14 @@ FA_SM80_PAGED_DECODE_F32(PIECES_OF_TYPE)
 #elif EMULATED_CODES
 FA_SM80_QUANTISED_DECODE(CODES_E4M3)
 FA_SM80_QUANTISED_DECODE(CODES_INT8)
+#elif EMULATED_OWN_16
+FA_SM80_OWN_DECODE(OWN_DECODE_OF_TYPE)
+FA_SM80_OWN_FORWARD(OWN_FORWARDS_OF_TYPE)
+#elif EMULATED_OWN
+FA_SM80_OWN_DECODE_F32(OWN_DECODE_OF_TYPE)
+FA_SM80_OWN_DECODE_E4M3(OWN_E4M3)
+ENTRY(fa_sm80_own_plan, fa_cuda_own_plan)
+ENTRY(fa_sm80_own_append, fa_cuda_own_append)
 #else
 ENTRY(fa_sm80_paged_append, fa_cuda_paged_append)
 ENTRY(fa_sm80_paged_append_small, fa_cuda_paged_small_append)

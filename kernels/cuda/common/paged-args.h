@@ -233,6 +233,72 @@ struct fa_cuda_paged_small_attention_quantised {
 	uint32_t table[FA_CUDA_PAGED_INLINE_TABLE];
 };
 
+/*
+ * Attention over a client's own pages (FA_PAGED_ATTEND_OWN). Page table, lengths and cu_q are device
+ * memory that the client may write at any time. The launch that begins the request reads lengths and
+ * cu_q once and writes clamped items; kernels that follow trust these, and bound each table entry
+ * where they read it.
+ */
+
+/* How the items are divided; the first launch writes it. */
+struct fa_cuda_own_ranges {
+	uint32_t tiles_each, tiles_extra; /* as in struct fa_cuda_paged_attention */
+	uint32_t blocks;                  /* of decode that have tiles */
+	uint32_t forward_blocks;          /* blocks of rows, of sequences with many */
+};
+
+/* An item's table_start is the index of its sequence's first entry, modulo 2^32. */
+struct fa_cuda_own {
+	const struct fa_cuda_own_ranges *ranges;
+	int64_t k_page, k_token, k_head; /* bytes */
+	int64_t v_page, v_token, v_head;
+	/* (uint64_t)token * page_magic >> page_shift is the token's page. */
+	uint64_t page_magic;
+	uint32_t page_shift, page_tokens;
+	uint32_t last_page;
+	uint32_t whole;   /* each part has one tile, of all its keys: no part is divided */
+	uint32_t aligned; /* rows of K and V are 16-byte aligned */
+	const float *k_scales, *v_scales; /* e4m3: [kv_head], or NULL */
+};
+
+struct fa_cuda_paged_attention_own {
+	struct fa_cuda_paged_attention_quantised attention;
+	struct fa_cuda_own own;
+};
+
+/* The launch that begins attention: one block. */
+struct fa_cuda_own_plan {
+	struct fa_cuda_done done;      /* as in struct fa_cuda_attention */
+	const int32_t *lengths, *cu_q; /* cu_q NULL: each sequence has max_q rows */
+	int32_t batch;
+	uint32_t max_q, total_q, max_k;
+	uint32_t table_stride;               /* entries, modulo 2^32 */
+	uint32_t forward_rows, forward_from; /* sequences with so many rows are not for decode */
+	uint32_t rows, group, parts;         /* decode: rows of a part; kv_heads * slices */
+	uint32_t whole;
+	int32_t window_left;          /* FA_CUDA_WINDOW_MAX: unbounded */
+	uint32_t blocks, part_blocks; /* of decode, at most; and for each part */
+	uint32_t forward_blocks_max;
+	struct fa_cuda_own_ranges *ranges;
+	struct fa_cuda_paged_item *items, *forward_items; /* [batch] */
+	uint32_t *block_items;                            /* [blocks] */
+	struct fa_cuda_paged_block *forward_blocks;       /* [forward_blocks_max] */
+};
+
+/* Append: a warp for each row of K, then of V; rows are [tokens][kv_heads]. */
+struct fa_cuda_own_append {
+	struct fa_cuda_done done;
+	const int64_t *slots; /* page * page_tokens + token */
+	uint32_t tokens, kv_heads;
+	int32_t dtype, store;
+	uint32_t head_dim, head_dim_v;
+	struct fa_cuda_tensor from_k, from_v; /* data NULL: not written */
+	char *k, *v;
+	int64_t k_page, k_token, k_head, v_page, v_token, v_head; /* bytes */
+	uint32_t page_tokens, pages;
+	const float *k_scales, *v_scales; /* as in struct fa_cuda_own */
+};
+
 struct fa_cuda_paged_append_quantised {
 	struct fa_cuda_paged_append append;
 	struct fa_cuda_paged_quantised quantised;

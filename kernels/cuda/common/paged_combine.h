@@ -27,12 +27,12 @@ struct fa_paged_sum {
 
 /* As fa_paged_block_of(), in fewer instructions: this code runs once or twice, and instruction
  * fetch dominates. */
-__device__ __forceinline__ uint32_t
-fa_paged_block_of_approx(const struct fa_cuda_paged_attention &args, uint32_t tile)
+__device__ __forceinline__ uint32_t fa_paged_block_of_approx(const struct fa_paged_ranges &ranges,
+                                                             uint32_t tile)
 {
-	const uint32_t larger = args.tiles_extra * (args.tiles_each + 1);
+	const uint32_t larger = ranges.extra * (ranges.each + 1);
 	const bool behind = tile >= larger;
-	const uint32_t from = behind ? tile - larger : tile, each = args.tiles_each + !behind;
+	const uint32_t from = behind ? tile - larger : tile, each = ranges.each + !behind;
 	/* Rounding may be off by one block. */
 	uint32_t block = (uint32_t)((float)from * fa_rcp((float)each));
 
@@ -40,15 +40,16 @@ fa_paged_block_of_approx(const struct fa_cuda_paged_attention &args, uint32_t ti
 		block--;
 	else if (from - block * each >= each)
 		block++;
-	return block + (behind ? args.tiles_extra : 0);
+	return block + (behind ? ranges.extra : 0);
 }
 
 __device__ __forceinline__ uint32_t fa_paged_blocks(const struct fa_cuda_paged_attention &args,
+                                                    const struct fa_paged_ranges &ranges,
                                                     uint32_t tile, uint32_t tiles, uint32_t &n)
 {
-	const uint32_t first = fa_paged_block_of_approx(args, tile + args.epilogue_tiles);
+	const uint32_t first = fa_paged_block_of_approx(ranges, tile + args.epilogue_tiles);
 
-	n = fa_paged_block_of_approx(args, tile + tiles - 1) - first + 1;
+	n = fa_paged_block_of_approx(ranges, tile + tiles - 1) - first + 1;
 	return first;
 }
 
@@ -58,8 +59,8 @@ fa_paged_partials_of(const struct fa_cuda_paged_attention &args,
 {
 	struct fa_paged_partials places;
 
-	places.first = fa_paged_blocks(args, shares.tile + part * shares.tiles, shares.tiles,
-	                               places.n) +
+	places.first = fa_paged_blocks(args, fa_paged_ranges_of<false>(args),
+	                               shares.tile + part * shares.tiles, shares.tiles, places.n) +
 	               shares.parts + part;
 	return places;
 }
@@ -298,7 +299,8 @@ __device__ __forceinline__ void fa_paged_combine_split(const struct fa_cuda_page
 	if (fixed && segment.behind < segment.item.tiles && segment.left > 0)
 		return;
 
-	const uint32_t block = fa_paged_blocks(args, segment.tile, segment.item.tiles, n_blocks);
+	const uint32_t block = fa_paged_blocks(args, fa_paged_ranges_of<false>(args), segment.tile,
+	                                       segment.item.tiles, n_blocks);
 
 	if (n_blocks > 1) {
 		if (threadIdx.x == 0)

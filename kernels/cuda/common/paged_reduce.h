@@ -28,7 +28,7 @@ __device__ __forceinline__ void fa_paged_reduce(const struct fa_cuda_paged_atten
 	constexpr uint32_t quads = C::DIM_V / 4;
 	constexpr int at_once = 16;
 	/* Only the first block may have had an earlier part. */
-	const uint32_t start = first * args.tiles_each + min(first, args.tiles_extra);
+	const uint32_t start = fa_paged_ranges_of<C::OWN>(args).first_tile(first);
 	const uint32_t first_place = 2 * first + (start < segment.tile);
 	const uint32_t rows = segment.rows(args, C::ROWS);
 

@@ -3,6 +3,7 @@
  */
 #pragma once
 
+#include "kernels/cuda/common/own.h"
 #include "kernels/cuda/common/paged-args.h"
 #include "kernels/cuda/ptx/memory.h"
 
@@ -19,8 +20,9 @@ template <> struct fa_paged_segment_split<true> {
 };
 
 /* A block's current segment; the same in all its threads. With fixed splits a segment is one split.
- * PRECOMPUTED: holds the KV head and row block instead of dividing for them. */
-template <bool SPLIT_ITEMS, bool PRECOMPUTED>
+ * PRECOMPUTED: holds the KV head and row block instead of dividing for them. OWN: of a client's own
+ * pages (own.h). */
+template <bool SPLIT_ITEMS, bool PRECOMPUTED, bool OWN>
 struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 	uint32_t index, part; /* of the item; of the part within it */
 	uint32_t left;
@@ -71,7 +73,8 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		if constexpr (SPLIT_ITEMS)
 			enter_split(args, tile_in_part);
 		else
-			enter_tiles(args, tile_in_part, min(item.tiles - tile_in_part, left), 1);
+			enter_tiles(args, tile_in_part, min(item.tiles - tile_in_part, left),
+			            fa_own_tile_size<OWN>(args));
 	}
 
 	__device__ __forceinline__ void enter_split(const struct fa_cuda_paged_attention &args,
@@ -150,7 +153,8 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 	__device__ __forceinline__ void start(const struct fa_cuda_paged_attention &args,
 	                                      uint32_t block)
 	{
-		const uint32_t at = block * args.tiles_each + min(block, args.tiles_extra);
+		const struct fa_paged_ranges ranges = fa_paged_ranges_of<OWN>(args);
+		const uint32_t at = ranges.first_tile(block);
 		uint32_t in_item;
 
 		if (args.inline_items > 0) {
@@ -160,7 +164,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		} else {
 			index = args.block_items[block];
 		}
-		left = args.tiles_each + (block < args.tiles_extra);
+		left = ranges.each + (block < ranges.extra);
 		load(args);
 		in_item = at - item.tile;
 		part = in_item / item.tiles;
@@ -221,19 +225,13 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 };
 
 template <class C>
-using fa_paged_segment_of = struct fa_paged_segment<C::SPLIT_ITEMS, C::PRECOMPUTED>;
+using fa_paged_segment_of = struct fa_paged_segment<C::SPLIT_ITEMS, C::PRECOMPUTED, C::OWN>;
 
-__device__ __forceinline__ uint32_t fa_paged_block_of(const struct fa_cuda_paged_attention &args,
+__device__ __forceinline__ uint32_t fa_paged_block_of(const struct fa_paged_ranges &ranges,
                                                       uint32_t tile)
 {
-	const uint32_t larger = args.tiles_extra * (args.tiles_each + 1);
+	const uint32_t larger = ranges.extra * (ranges.each + 1);
 
-	return tile < larger ? tile / (args.tiles_each + 1)
-	                     : args.tiles_extra + (tile - larger) / args.tiles_each;
-}
-
-__device__ __forceinline__ uint32_t
-fa_paged_first_block_of(const struct fa_cuda_paged_attention &args, uint32_t tile)
-{
-	return fa_paged_block_of(args, tile + args.epilogue_tiles);
+	return tile < larger ? tile / (ranges.each + 1)
+	                     : ranges.extra + (tile - larger) / ranges.each;
 }

@@ -21,6 +21,27 @@ fa_quantised_of(const struct fa_cuda_paged_attention &args)
 	return ((const struct fa_cuda_paged_attention_quantised &)args).quantised;
 }
 
+/* Returns the scale of a head of K, or of V, where tokens have none. */
+template <class C>
+__device__ __forceinline__ float fa_quantised_k_scale(const struct fa_cuda_paged_attention &args,
+                                                      uint32_t head)
+{
+	if constexpr (C::OWN)
+		return fa_own_of(args).k_scales ? fa_own_of(args).k_scales[head] : 1;
+	else
+		return fa_quantised_of(args).k_scales[head];
+}
+
+template <class C>
+__device__ __forceinline__ float fa_quantised_v_scale(const struct fa_cuda_paged_attention &args,
+                                                      uint32_t head)
+{
+	if constexpr (C::OWN)
+		return fa_own_of(args).v_scales ? fa_own_of(args).v_scales[head] : 1;
+	else
+		return fa_quantised_of(args).v_scales[head];
+}
+
 /* ---- codes as fp16 */
 
 /* Unpacks four codes: the first two, and the last two. */
@@ -230,13 +251,14 @@ template <class C> struct fa_quantised_v_unit {
 
 	/* Converts O to units of 1, at a segment's end. */
 	__device__ __forceinline__ void settle(struct fa_warp_rows<C> &rows,
-	                                       const struct fa_cuda_paged_quantised &quantised,
+	                                       const struct fa_cuda_paged_attention &args,
 	                                       uint32_t head) const
 	{
 #pragma unroll
 		for (int r = 0; r < 2 * C::ATOMS; r++) {
-			const float factor = quantised.token_scales ? 1 / inverse[r]
-			                                            : quantised.v_scales[head];
+			const float factor = fa_quantised_of(args).token_scales
+			                             ? 1 / inverse[r]
+			                             : fa_quantised_v_scale<C>(args, head);
 
 #pragma unroll
 			for (int j = 0; j < C::DIM_V / 8; j++)

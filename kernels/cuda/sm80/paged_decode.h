@@ -313,8 +313,9 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 
 	/* The barrier ordered all partial results before this thread's count, which releases and
 	 * acquires for the whole block. */
-	const uint32_t first = fa_paged_first_block_of(args, segment.tile);
-	const uint32_t last = fa_paged_block_of(args, segment.tile + segment.item.tiles - 1);
+	const struct fa_paged_ranges ranges = fa_paged_ranges_of<C::OWN>(args);
+	const uint32_t first = fa_paged_block_of(ranges, segment.tile + args.epilogue_tiles);
+	const uint32_t last = fa_paged_block_of(ranges, segment.tile + segment.item.tiles - 1);
 	bool *const is_last = (bool *)(shared + C::STATS);
 
 	if (threadIdx.x == 0)

@@ -30,7 +30,7 @@ template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_q
 	static constexpr int THREADS = WARPS * 32, ROWS = ATOMS * 16;
 	static constexpr int BYTES = 2, STORED = 1; /* of elements; of codes */
 	static constexpr bool F32 = false, QUANTISED = true, SPLIT_ITEMS = false,
-			      PRECOMPUTED = false, ROWS_IN_FP32 = false;
+			      PRECOMPUTED = false, ROWS_IN_FP32 = false, OWN = false;
 
 	static constexpr int JOINED = THREADS;
 	static __device__ __forceinline__ void join(void)
@@ -267,7 +267,7 @@ __device__ __forceinline__ void fa_quantised_decode(const struct fa_cuda_paged_a
 			} else {
 #pragma unroll
 				for (int i = 0; i < 4; i++)
-					scales[i] = quantised.k_scales[head];
+					scales[i] = fa_quantised_k_scale<C>(args, head);
 			}
 #pragma unroll
 			for (int r = 0; r < 2 * C::ATOMS; r++) {
@@ -295,7 +295,7 @@ __device__ __forceinline__ void fa_quantised_decode(const struct fa_cuda_paged_a
 			if (stage == ring + C::STAGES * C::STRIP_BYTES)
 				stage = ring;
 		}
-		unit.settle(rows, quantised, head);
+		unit.settle(rows, args, head);
 		fa_paged_end<C>(args, segment, rows, shared_memory);
 	} while (segment.next(args));
 }

@@ -30,6 +30,7 @@ template <> struct fa_paged_element<float> {
  *   SPLIT_ITEMS  supports fixed splits and prefixes (common/paged_combine.h)
  *   PRECOMPUTED  as in fa_paged_segment; there are no slices then
  *   ROWS_IN_FP32  an item has few rows per KV head, so fp32 can divide them exactly
+ *   OWN          over a client's own pages (common/own.h)
  */
 template <class T_, int DIM_, int DIM_V_, int ATOMS_, int WARPS_, int STAGES_,
           bool SPLIT_ITEMS_ = false>
@@ -40,7 +41,7 @@ struct fa_paged_config {
 	static constexpr int BYTES = fa_paged_element<T>::bytes;
 	static constexpr int STORED = BYTES;
 	static constexpr bool F32 = BYTES == 4, QUANTISED = false, SPLIT_ITEMS = SPLIT_ITEMS_,
-			      PRECOMPUTED = false, ROWS_IN_FP32 = false;
+			      PRECOMPUTED = false, ROWS_IN_FP32 = false, OWN = false;
 
 	static constexpr int JOINED = THREADS;
 	static __device__ __forceinline__ void join(void)
@@ -83,7 +84,8 @@ template <class C> struct fa_paged_loader {
 	fa_paged_segment_of<C> segment;
 	bool done;
 	int32_t token; /* first token of the next strip */
-	uint32_t slot; /* slot of that strip's page */
+	/* Slot of that strip's page. OWN: each lane's token has a page and an index in it. */
+	uint32_t slot, in_own_page;
 	const char *k, *v;
 	uint32_t stage;
 	uint32_t ring;
@@ -92,6 +94,16 @@ template <class C> struct fa_paged_loader {
 	__device__ __forceinline__ void look_up(const struct fa_cuda_paged_attention &args)
 	{
 		const struct fa_cuda_pages &pages = args.pages;
+
+		if constexpr (C::OWN) {
+			const int32_t at = token + (int32_t)(threadIdx.x % FA_CUDA_PAGED_STRIP);
+
+			slot = in_own_page = 0;
+			if (at >= (int32_t)segment.item.begin && at < (int32_t)segment.item.n_k)
+				slot = fa_own_page(args, segment.item.table_start, at, in_own_page);
+			return;
+		}
+
 		const uint32_t page = (uint32_t)((token / FA_CUDA_PAGED_STRIP) * pages.page_magic >>
 		                                 32);
 
@@ -116,8 +128,15 @@ template <class C> struct fa_paged_loader {
 		const uint64_t head_tokens = (uint64_t)segment.kv_head(args) * pages.page_strips *
 		                             FA_CUDA_PAGED_STRIP;
 
-		k = pages.k + head_tokens * pages.k_row;
-		v = pages.v + head_tokens * pages.v_row + slice * C::PITCH_V;
+		if constexpr (C::OWN) {
+			const struct fa_cuda_own &own = fa_own_of(args);
+
+			k = pages.k + segment.kv_head(args) * own.k_head;
+			v = pages.v + segment.kv_head(args) * own.v_head + slice * C::PITCH_V;
+		} else {
+			k = pages.k + head_tokens * pages.k_row;
+			v = pages.v + head_tokens * pages.v_row + slice * C::PITCH_V;
+		}
 		width_v = min((uint32_t)args.attention.head_dim_v * C::STORED - slice * C::PITCH_V,
 		              C::PITCH_V);
 		look_up(args);
@@ -162,6 +181,41 @@ template <class C> struct fa_paged_loader {
 		}
 	}
 
+	/* Copies the strip's rows [low, high), each from where its token is; all else becomes zero. */
+	template <int D, bool V>
+	__device__ __forceinline__ void copy_own(const struct fa_cuda_paged_attention &args,
+	                                         uint32_t to, const char *from, uint32_t width,
+	                                         int32_t low, int32_t high) const
+	{
+		constexpr uint32_t chunks = D * C::STORED / 16, pitch = V ? C::PITCH_V : C::PITCH;
+		const struct fa_cuda_own &own = fa_own_of(args);
+		const int64_t page_bytes = V ? own.v_page : own.k_page;
+		const int64_t token_bytes = V ? own.v_token : own.k_token;
+
+#pragma unroll 4
+		for (uint32_t i = 0; i < chunks / 2; i++) {
+			const uint32_t at = i * 32 + threadIdx.x % 32;
+			const uint32_t row = at / chunks, chunk = at % chunks;
+			const uint32_t page = __shfl_sync(~0u, slot, row);
+			const uint32_t in_page = __shfl_sync(~0u, in_own_page, row);
+			const char *const source = from + page * page_bytes +
+			                           in_page * token_bytes + chunk * 16;
+			const bool there = chunk * 16 < width && (int32_t)row >= low &&
+			                   (int32_t)row < high;
+			uint32_t place = C::F32 ? chunk : chunk ^ row % 8;
+
+			if constexpr (C::QUANTISED)
+				place = C::template place<V>(row, chunk);
+			place = to + row * pitch + place * 16;
+			if (own.aligned)
+				fa_cp_async_16_zfill(place, source, there ? 16 : 0);
+			else
+				fa_st_shared_v4(place,
+				                there ? fa_own_load_elements<C::STORED>(source)
+				                      : make_uint4(0, 0, 0, 0));
+		}
+	}
+
 	/* A strip's scales: eight lanes copy 16 bytes each, of K and of V. Those of missing tokens
 	 * may be anything. */
 	__device__ __forceinline__ void copy_scales(const struct fa_cuda_paged_attention &args,
@@ -181,34 +235,48 @@ template <class C> struct fa_paged_loader {
 			fa_cp_async_16_zfill(stage + C::SCALES + lane * 16, from, 16);
 	}
 
+	__device__ __forceinline__ void copy_strip(const struct fa_cuda_paged_attention &args) const
+	{
+		const struct fa_cuda_pages &pages = args.pages;
+		const uint32_t strip = token / FA_CUDA_PAGED_STRIP;
+		const uint32_t page = (uint32_t)(strip * pages.page_magic >> 32);
+		const uint32_t in_page = strip - page * pages.page_strips;
+		const int32_t low = (int32_t)segment.item.begin - token;
+		const int32_t high = (int32_t)segment.item.n_k - token;
+		const uint64_t place = (uint64_t)slot * 256;
+		const char *const from_k = k + place + in_page * 16 * pages.k_row;
+		const char *const from_v = v + place + in_page * 16 * pages.v_row;
+		const uint32_t width = args.attention.head_dim * C::STORED;
+
+		if (low <= 0 && high >= FA_CUDA_PAGED_STRIP) {
+			copy<C::DIM, false, false>(stage, from_k, pages.k_row, width, low, high);
+			copy<C::DIM_V, true, false>(stage + C::K_BYTES, from_v, pages.v_row,
+			                            width_v, low, high);
+		} else {
+			copy<C::DIM, false, true>(stage, from_k, pages.k_row, width, low, high);
+			copy<C::DIM_V, true, true>(stage + C::K_BYTES, from_v, pages.v_row, width_v,
+			                           low, high);
+		}
+		if constexpr (C::QUANTISED)
+			copy_scales(args, place, in_page);
+	}
+
 	/* Starts the copy of the next strip, if any, and ends a group of copies. */
 	__device__ __forceinline__ void step(const struct fa_cuda_paged_attention &args)
 	{
 		if (!done) {
-			const struct fa_cuda_pages &pages = args.pages;
-			const uint32_t strip = token / FA_CUDA_PAGED_STRIP;
-			const uint32_t page = (uint32_t)(strip * pages.page_magic >> 32);
-			const uint32_t in_page = strip - page * pages.page_strips;
-			const int32_t low = (int32_t)segment.item.begin - token;
-			const int32_t high = (int32_t)segment.item.n_k - token;
-			const uint64_t place = (uint64_t)slot * 256;
-			const char *const from_k = k + place + in_page * 16 * pages.k_row;
-			const char *const from_v = v + place + in_page * 16 * pages.v_row;
-			const uint32_t width = args.attention.head_dim * C::STORED;
+			if constexpr (C::OWN) {
+				const int32_t low = (int32_t)segment.item.begin - token;
+				const int32_t high = (int32_t)segment.item.n_k - token;
 
-			if (low <= 0 && high >= FA_CUDA_PAGED_STRIP) {
-				copy<C::DIM, false, false>(stage, from_k, pages.k_row, width, low,
-				                           high);
-				copy<C::DIM_V, true, false>(stage + C::K_BYTES, from_v, pages.v_row,
-				                            width_v, low, high);
+				copy_own<C::DIM, false>(args, stage, k,
+				                        args.attention.head_dim * C::STORED, low,
+				                        high);
+				copy_own<C::DIM_V, true>(args, stage + C::K_BYTES, v, width_v, low,
+				                         high);
 			} else {
-				copy<C::DIM, false, true>(stage, from_k, pages.k_row, width, low,
-				                          high);
-				copy<C::DIM_V, true, true>(stage + C::K_BYTES, from_v, pages.v_row,
-				                           width_v, low, high);
+				copy_strip(args);
 			}
-			if constexpr (C::QUANTISED)
-				copy_scales(args, place, in_page);
 			stage += C::STRIP_BYTES;
 			if (stage == ring + C::STAGES * C::STRIP_BYTES)
 				stage = ring;

@@ -86,7 +86,7 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 		before = (tile - segment.begin) / FA_CUDA_PAGED_TILE -
 		         (segment.end - segment.begin + FA_CUDA_PAGED_TILE - 1) /
 		                 FA_CUDA_PAGED_TILE;
-		unit.settle(rows, quantised, segment.kv_head(args));
+		unit.settle(rows, args, segment.kv_head(args));
 		fa_sm90_paged_segment_end<C>(
 			args, segment, rows, shared_memory,
 			(const struct fa_paged_row *)(shared_memory + C::Q +

@@ -114,7 +114,7 @@ __device__ __forceinline__ void fa_sm90_codes_convert_q(const struct fa_cuda_pag
 			factor = row.to_f16(args);
 			row.store(fa_shared_address(q), r);
 			if (!quantised.token_scales)
-				factor *= quantised.k_scales[segment.kv_head(args)];
+				factor *= fa_quantised_k_scale<C>(args, segment.kv_head(args));
 			if (lane % 4 == 0)
 				((float *)(q + C::FACTORS))[g + 8 * r] = factor;
 		}

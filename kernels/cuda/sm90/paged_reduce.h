@@ -148,12 +148,12 @@ __device__ __forceinline__ void fa_sm90_paged_split_init(const struct fa_cuda_pa
                                                          struct fa_sm90_paged_split *split)
 {
 	uint32_t n;
-	const uint32_t first = fa_paged_blocks(args, segment.tile, segment.item.tiles, n);
+	const struct fa_paged_ranges ranges = fa_paged_ranges_of<C::OWN>(args);
+	const uint32_t first = fa_paged_blocks(args, ranges, segment.tile, segment.item.tiles, n);
 
 	split->first = first;
 	split->n = n;
-	split->first_in_second = first * args.tiles_each + min(first, args.tiles_extra) <
-	                         segment.tile;
+	split->first_in_second = ranges.first_tile(first) < segment.tile;
 	if constexpr (C::TWO_LEVEL) {
 		struct fa_sm90_paged_split_groups *const grouped =
 			(struct fa_sm90_paged_split_groups *)split;

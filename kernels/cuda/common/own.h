@@ -1,0 +1,96 @@
+/*
+ * A client's own pages (struct fa_cuda_own): where a token's rows are, and how the device's plan
+ * divides the work. Nothing that is read from the client's table is used unbounded.
+ */
+#pragma once
+
+#include "kernels/cuda/common/paged-args.h"
+
+#include <stdint.h>
+
+__device__ __forceinline__ const struct fa_cuda_own &
+fa_own_of(const struct fa_cuda_paged_attention &args)
+{
+	return ((const struct fa_cuda_paged_attention_own &)args).own;
+}
+
+/* The ranges of tiles of a launch's blocks (paged-args.h). */
+struct fa_paged_ranges {
+	uint32_t each, extra;
+
+	__device__ __forceinline__ uint32_t first_tile(uint32_t block) const
+	{
+		return block * each + min(block, extra);
+	}
+};
+
+template <bool OWN>
+__device__ __forceinline__ struct fa_paged_ranges
+fa_paged_ranges_of(const struct fa_cuda_paged_attention &args)
+{
+	if constexpr (OWN) {
+		const uint2 words = *(const uint2 *)fa_own_of(args).ranges;
+
+		return { words.x, words.y };
+	} else {
+		return { args.tiles_each, args.tiles_extra };
+	}
+}
+
+/* Returns true if this block of decode has tiles. */
+__device__ __forceinline__ bool fa_own_has_tiles(const struct fa_cuda_paged_attention &args)
+{
+	return blockIdx.x < fa_own_of(args).ranges->blocks;
+}
+
+/* Returns the number of 64-token tiles that a tile of the plan stands for. */
+template <bool OWN>
+__device__ __forceinline__ uint32_t fa_own_tile_size(const struct fa_cuda_paged_attention &args)
+{
+	/* More than all keys, and its tokens behind any first key fit int32. */
+	if constexpr (OWN)
+		return fa_own_of(args).whole ? 1u << 24 : 1;
+	else
+		return 1;
+}
+
+/* Reads an entry of the table once, and bounds it. */
+__device__ __forceinline__ uint32_t fa_own_entry(const struct fa_cuda_paged_attention &args,
+                                                 uint32_t index)
+{
+	return min(*(const volatile uint32_t *)(args.pages.table + index),
+	           fa_own_of(args).last_page);
+}
+
+/* Returns the page of token @at of the sequence whose entries begin at @table_start, and stores the
+ * token's index in it. */
+__device__ __forceinline__ uint32_t fa_own_page(const struct fa_cuda_paged_attention &args,
+                                                uint32_t table_start, int32_t at,
+                                                uint32_t &ret_in_page)
+{
+	const struct fa_cuda_own &own = fa_own_of(args);
+	const uint32_t page = (uint32_t)((uint32_t)at * own.page_magic >> own.page_shift);
+
+	ret_in_page = (uint32_t)at - page * own.page_tokens;
+	return fa_own_entry(args, table_start + page);
+}
+
+/* Loads 16 bytes of elements of @BYTES that are aligned to their size alone. */
+template <int BYTES> __device__ __forceinline__ uint4 fa_own_load_elements(const char *from)
+{
+	uint32_t words[4] = { 0, 0, 0, 0 };
+
+#pragma unroll
+	for (int i = 0; i < 16 / BYTES; i++) {
+		uint32_t element;
+
+		if constexpr (BYTES == 1)
+			element = *(const uint8_t *)(from + i);
+		else if constexpr (BYTES == 2)
+			element = *(const uint16_t *)(from + 2 * i);
+		else
+			element = *(const uint32_t *)(from + 4 * i);
+		words[i * BYTES / 4] |= element << (i * BYTES % 4 * 8);
+	}
+	return make_uint4(words[0], words[1], words[2], words[3]);
+}

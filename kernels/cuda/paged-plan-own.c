@@ -1,0 +1,406 @@
+/*
+ * Attention over a client's own pages. Lengths and cu_q are in the device's memory, so a launch there
+ * divides the work (sm80/own_begin.h); this is planned from bounds alone: which kernels run, and how
+ * many blocks they have at most.
+ */
+#include "kernels/cuda/paged-plan-private.h"
+#include "kernels/cuda/sm80/own_kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Blocks of a part, at most, as one block reduces their results. */
+#define PART_BLOCKS 64
+
+static int64_t stored_bytes(const struct fa_paged_own *own)
+{
+	return own->store == FA_PAGED_E4M3 ? 1 : fa_cuda_paged_element_bytes(own->dtype);
+}
+
+/* Returns true if rows of @tensor, K or V, are 16-byte aligned. */
+static bool is_aligned(const struct fa_paged_own *own, const struct fa_attention_tensor *tensor)
+{
+	const int64_t bytes = stored_bytes(own);
+
+	return (uintptr_t)tensor->data % 16 == 0 &&
+	       (own->pages == 1 || tensor->stride_batch * bytes % 16 == 0) &&
+	       (own->page_tokens == 1 || tensor->stride_token * bytes % 16 == 0) &&
+	       (own->kv_heads == 1 || tensor->stride_head * bytes % 16 == 0);
+}
+
+static int check_pages(const struct fa_cuda_chip *chip, const struct fa_paged_own *own, char *text,
+                       size_t text_bytes)
+{
+	if (own->store == FA_PAGED_PLAIN)
+		return 0;
+	if (own->dtype == FA_ATTENTION_F32)
+		return fa_cuda_paged_fail(text, text_bytes,
+		                          "dtype fp32 is not supported with e4m3 on a GPU: fp16 "
+		                          "or bf16");
+	if (own->head_dim % 16 != 0 || own->head_dim_v % 16 != 0)
+		return fa_cuda_paged_fail(text, text_bytes,
+		                          "head dims %d and %d are not supported with e4m3 on a "
+		                          "GPU: multiples of 16",
+		                          own->head_dim, own->head_dim_v);
+	return 0;
+}
+
+/* Returns the most tokens that a sequence has. */
+static uint32_t longest(const struct fa_paged_own_attention *p)
+{
+	const int64_t table = (int64_t)p->table_columns * p->pages->page_tokens;
+
+	return (uint32_t)(p->max_k < table ? p->max_k : table);
+}
+
+/* Returns the most rows of a sequence that decodes. */
+static uint32_t decode_rows(const struct fa_cuda_paged_plan *plan,
+                            const struct fa_paged_own_attention *p)
+{
+	const uint32_t max_q = (uint32_t)p->max_q;
+
+	return max_q < plan->prefill_tokens ? max_q : plan->prefill_tokens - 1;
+}
+
+/* Returns the most blocks of @rows rows of a KV head, of which a sequence has at most @most. */
+static uint64_t row_blocks(const struct fa_paged_own_attention *p, uint64_t most, uint64_t rows)
+{
+	const uint64_t batch = (uint64_t)p->batch,
+		       group = (uint64_t)(p->heads / p->pages->kv_heads);
+	const uint64_t each = batch * fa_cuda_paged_ceil_div(most, rows);
+	const uint64_t all = (uint64_t)p->total_q * group / rows + batch;
+
+	return each < all ? each : all;
+}
+
+static size_t take(size_t *at, size_t bytes)
+{
+	const size_t here = *at;
+
+	*at += (bytes + 63) / 64 * 64;
+	return here;
+}
+
+static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_own_attention *p,
+                       struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
+{
+	const struct fa_paged_own *own = p->pages;
+	const uint64_t group = (uint64_t)(p->heads / own->kv_heads);
+	const uint64_t rows = (uint64_t)decode_rows(plan, p) * group;
+	uint64_t parts, tiles = 1;
+
+	plan->decode = fa_cuda_paged_find(chip, FA_CUDA_PAGED_OWN_DECODE, own->store, own->dtype,
+	                                  own->head_dim, own->head_dim_v,
+	                                  rows > 4096 ? 4096 : (int32_t)rows);
+	if (!plan->decode)
+		return fa_cuda_paged_no_kernel(chip, "attention over a client's own pages", text,
+		                               text_bytes);
+	plan->partial_rows = (uint32_t)plan->decode->rows;
+	plan->part_rows = rows < plan->partial_rows ? (uint32_t)rows : plan->partial_rows;
+	parts = (uint64_t)own->kv_heads *
+	        fa_cuda_paged_ceil_div((uint64_t)own->head_dim_v, (uint64_t)plan->decode->dim_v);
+	parts *= row_blocks(p, rows, (uint64_t)plan->decode->rows);
+	if (!p->deterministic)
+		tiles += longest(p) / FA_CUDA_PAGED_TILE;
+	if (parts > INT32_MAX || parts * tiles > INT32_MAX)
+		return fa_cuda_paged_fail(text, text_bytes,
+		                          "sequences of %d keys may have more than %d tiles of %d "
+		                          "keys, which is not supported",
+		                          p->max_k, INT32_MAX, FA_CUDA_PAGED_TILE);
+	plan->decode_grid = (uint32_t)(chip->sms > 0 ? chip->sms : 1) *
+	                    (uint32_t)plan->decode->blocks;
+	if (plan->decode_grid > parts * tiles)
+		plan->decode_grid = (uint32_t)(parts * tiles);
+	if (plan->decode_grid > FA_CUDA_PAGED_BLOCKS)
+		plan->decode_grid = FA_CUDA_PAGED_BLOCKS;
+	plan->places = 2 * plan->decode_grid;
+	return 0;
+}
+
+static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_own_attention *p,
+                        struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
+{
+	const struct fa_paged_own *own = p->pages;
+	uint64_t blocks, slices;
+
+	plan->forward = fa_cuda_paged_find(chip, FA_CUDA_PAGED_OWN_FORWARD, own->store, own->dtype,
+	                                   own->head_dim, own->head_dim_v, 0);
+	if (!plan->forward)
+		return 0;
+	plan->prefill_tokens = FA_CUDA_PAGED_PREFILL_TOKENS;
+	slices = fa_cuda_paged_ceil_div((uint64_t)own->head_dim_v, (uint64_t)plan->forward->dim_v);
+	blocks = (uint64_t)p->total_q / (uint64_t)plan->forward->rows + (uint64_t)p->batch;
+	if (blocks * slices * (uint64_t)p->heads > INT32_MAX)
+		return fa_cuda_paged_fail(text, text_bytes,
+		                          "%lld rows of %d heads need more than %d blocks",
+		                          (long long)p->total_q, p->heads, INT32_MAX);
+	plan->forward_blocks = (uint32_t)blocks;
+	plan->forward_grid = (uint32_t)(blocks * slices * (uint64_t)p->heads);
+	return 0;
+}
+
+int fa_cuda_paged_plan_own(const struct fa_cuda_chip *chip, const struct fa_paged_own_attention *p,
+                           struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
+{
+	const struct fa_paged_own *own = p->pages;
+	const size_t batch = (size_t)p->batch;
+	size_t at;
+	int r;
+
+	if (p->total_q == 0 || p->max_q == 0)
+		return 0;
+	r = check_pages(chip, own, text, text_bytes);
+	if (r < 0)
+		return r;
+	if (p->table_stride < 0 ||
+	    (p->batch > 1 && p->table_stride > (UINT32_MAX - p->table_columns) / p->batch))
+		return fa_cuda_paged_fail(text, text_bytes,
+		                          "table_stride %lld is not supported: a table of %d rows "
+		                          "has at most 2^32 entries",
+		                          (long long)p->table_stride, p->batch);
+	plan->kernel = fa_cuda_paged_find(chip, FA_CUDA_PAGED_OWN_PLAN, FA_PAGED_PLAIN, own->dtype,
+	                                  0, 0, 0);
+	if (!plan->kernel)
+		return fa_cuda_paged_no_kernel(chip, "attention over a client's own pages", text,
+		                               text_bytes);
+	plan->prefill_tokens = UINT32_MAX;
+	if (p->max_q >= (int32_t)FA_CUDA_PAGED_PREFILL_TOKENS) {
+		r = plan_forward(chip, p, plan, text, text_bytes);
+		if (r < 0)
+			return r;
+	}
+	r = plan_decode(chip, p, plan, text, text_bytes);
+	if (r < 0)
+		return r;
+	plan->grid_x = plan->grid_y = 1;
+	at = FA_CUDA_PAGED_COUNTERS_BYTES + (size_t)plan->places * plan->partial_rows *
+	                                            ((size_t)plan->decode->dim_v + 2) *
+	                                            sizeof(float);
+	plan->own_ranges_at = take(&at, sizeof(struct fa_cuda_own_ranges));
+	plan->own_items_at = take(&at, batch * sizeof(struct fa_cuda_paged_item));
+	plan->own_forward_items_at = take(&at, batch * sizeof(struct fa_cuda_paged_item));
+	plan->own_block_items_at = take(&at, plan->decode_grid * sizeof(uint32_t));
+	plan->own_forward_blocks_at = take(&at, plan->forward_blocks *
+	                                                sizeof(struct fa_cuda_paged_block));
+	plan->workspace_bytes = at;
+	return 0;
+}
+
+static void *address(uint64_t at)
+{
+	return (void *)(uintptr_t)at;
+}
+
+static int32_t bounded_window(int64_t window)
+{
+	return window < 0 || window > FA_CUDA_WINDOW_MAX ? FA_CUDA_WINDOW_MAX : (int32_t)window;
+}
+
+static void fill_plan(const struct fa_cuda_paged_plan *plan, const struct fa_paged_own_attention *p,
+                      uint64_t workspace, struct fa_cuda_own_plan *ret_args)
+{
+	const struct fa_paged_own *own = p->pages;
+	const uint32_t slices = fa_cuda_paged_ceil_div((uint64_t)own->head_dim_v,
+	                                               (uint64_t)plan->decode->dim_v);
+
+	*ret_args = (struct fa_cuda_own_plan){
+		.lengths = p->lengths,
+		.cu_q = p->cu_q,
+		.batch = p->batch,
+		.max_q = (uint32_t)p->max_q,
+		.total_q = (uint32_t)p->total_q,
+		.max_k = longest(p),
+		.table_stride = (uint32_t)p->table_stride,
+		.forward_rows = plan->forward ? (uint32_t)plan->forward->rows : 1,
+		.forward_from = plan->prefill_tokens,
+		.rows = (uint32_t)plan->decode->rows,
+		.group = (uint32_t)(p->heads / own->kv_heads),
+		.parts = (uint32_t)own->kv_heads * slices,
+		.whole = p->deterministic,
+		.window_left = bounded_window(p->window_left),
+		.blocks = plan->decode_grid,
+		.part_blocks = PART_BLOCKS,
+		.forward_blocks_max = plan->forward_blocks,
+		.ranges = address(workspace + plan->own_ranges_at),
+		.items = address(workspace + plan->own_items_at),
+		.forward_items = address(workspace + plan->own_forward_items_at),
+		.block_items = address(workspace + plan->own_block_items_at),
+		.forward_blocks = address(workspace + plan->own_forward_blocks_at),
+	};
+}
+
+static void fill_own(const struct fa_paged_own *own, const void *ranges, bool whole,
+                     struct fa_cuda_own *ret_own)
+{
+	const int64_t bytes = stored_bytes(own);
+	const uint32_t log2 = 31 - (uint32_t)__builtin_clz((uint32_t)own->page_tokens);
+
+	*ret_own = (struct fa_cuda_own){
+		.ranges = ranges,
+		.k_page = own->k.stride_batch * bytes,
+		.k_token = own->k.stride_token * bytes,
+		.k_head = own->k.stride_head * bytes,
+		.v_page = own->v.stride_batch * bytes,
+		.v_token = own->v.stride_token * bytes,
+		.v_head = own->v.stride_head * bytes,
+		/* Exact for tokens below 2^31. */
+		.page_magic = ((uint64_t)1 << (32 + log2)) / (uint64_t)own->page_tokens + 1,
+		.page_shift = 32 + log2,
+		.page_tokens = (uint32_t)own->page_tokens,
+		.last_page = (uint32_t)own->pages - 1,
+		.whole = whole,
+		.aligned = is_aligned(own, &own->k) && is_aligned(own, &own->v),
+		.k_scales = own->k_scales,
+		.v_scales = own->v_scales,
+	};
+}
+
+static void fill_attention(const struct fa_cuda_paged_plan *plan,
+                           const struct fa_paged_own_attention *p,
+                           const struct fa_cuda_paged_kernel *kernel, uint64_t workspace,
+                           uint64_t epoch, struct fa_cuda_paged_attention_own *ret_args)
+{
+	const struct fa_paged_own *own = p->pages;
+	const int64_t bytes = fa_cuda_paged_element_bytes(own->dtype);
+	const bool decode = kernel == plan->decode;
+	const size_t sums_at = (size_t)plan->places * plan->partial_rows * (size_t)kernel->dim_v *
+	                       sizeof(float);
+	const uint64_t partials = workspace + FA_CUDA_PAGED_COUNTERS_BYTES;
+	struct fa_cuda_paged_attention *args = &ret_args->attention.attention;
+
+	memset(ret_args, 0, sizeof(*ret_args));
+	*args = (struct fa_cuda_paged_attention){
+		.attention = {
+			.q = fa_cuda_paged_tensor_of(&p->q, bytes),
+			.out = fa_cuda_paged_tensor_of(&p->out, bytes),
+			.lse = p->lse,
+			.lse_stride_token = p->lse_stride_token,
+			.lse_stride_head = p->lse_stride_head,
+			.alibi_slopes = p->alibi_slopes,
+			.sinks = p->sinks,
+			.heads = p->heads,
+			.group = p->heads / own->kv_heads,
+			.head_dim = own->head_dim,
+			.head_dim_v = own->head_dim_v,
+			.scale_log2 = (float)(p->scale * M_LOG2E),
+			.window_left = bounded_window(p->window_left),
+			.window_right = p->causal ? 0 : bounded_window(p->window_right),
+			.aligned = fa_cuda_paged_tensor_aligned(&p->q, bytes) &&
+			           fa_cuda_paged_tensor_aligned(&p->out, bytes),
+		},
+		.pages = {
+			.k = (char *)own->k.data,
+			.v = (char *)own->v.data,
+			.table = (const uint32_t *)p->table,
+		},
+		.epoch = epoch,
+		.kv_heads = own->kv_heads,
+		.slices = (int32_t)fa_cuda_paged_ceil_div((uint64_t)own->head_dim_v, (uint64_t)kernel->dim_v),
+	};
+	fa_cuda_attention_cap(&args->attention, p->scale, p->softcap);
+	if (decode) {
+		args->counters = address(workspace);
+		args->partials = address(partials);
+		args->partial_sums = address(partials + sums_at);
+		args->partial_rows = plan->part_rows;
+		args->n_items = (uint32_t)p->batch;
+		args->items = address(workspace + plan->own_items_at);
+		args->block_items = address(workspace + plan->own_block_items_at);
+	} else {
+		args->items = address(workspace + plan->own_forward_items_at);
+		args->blocks = address(workspace + plan->own_forward_blocks_at);
+	}
+	ret_args->attention.quantised = (struct fa_cuda_paged_quantised){
+		.store = (int32_t)own->store,
+		.dtype = (int32_t)own->dtype,
+	};
+	fill_own(own, address(workspace + plan->own_ranges_at), p->deterministic, &ret_args->own);
+}
+
+int fa_cuda_paged_launch_own(const struct fa_cuda_paged_plan *plan,
+                             const struct fa_paged_own_attention *p, uint64_t workspace,
+                             uint64_t epoch, struct fa_cuda_paged_launch *launches)
+{
+	const struct fa_cuda_paged_kernel *kernels[] = { plan->kernel, plan->decode,
+		                                         plan->forward };
+	const uint32_t grids[] = { 1, plan->decode_grid, plan->forward_grid };
+	int n = 0;
+
+	if (!plan->kernel)
+		return 0;
+	for (int i = 0; i < 3; i++) {
+		struct fa_cuda_paged_launch *launch = &launches[n];
+
+		if (!kernels[i])
+			continue;
+		launch->kernel = kernels[i];
+		launch->grid_x = grids[i];
+		launch->grid_y = 1;
+		launch->parts = launch->n_maps = 0;
+		if (i == 0)
+			fill_plan(plan, p, workspace, &launch->args.own_plan);
+		else
+			fill_attention(plan, p, kernels[i], workspace, epoch, &launch->args.own);
+		n++;
+	}
+	return n;
+}
+
+/* ---- append */
+
+int fa_cuda_paged_plan_own_append(const struct fa_cuda_chip *chip,
+                                  const struct fa_paged_own_append *p,
+                                  struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
+{
+	const struct fa_paged_own *own = p->pages;
+	const int warps = FA_CUDA_TOKENS_THREADS / 32;
+	int r;
+
+	r = check_pages(chip, own, text, text_bytes);
+	if (r < 0)
+		return r;
+	if (p->tokens > INT32_MAX / 2 / own->kv_heads)
+		return fa_cuda_paged_fail(text, text_bytes,
+		                          "an append of %lld tokens of %d heads is not supported",
+		                          (long long)p->tokens, own->kv_heads);
+	plan->kernel = fa_cuda_paged_find(chip, FA_CUDA_PAGED_OWN_APPEND, own->store, own->dtype, 0,
+	                                  0, 0);
+	if (!plan->kernel)
+		return fa_cuda_paged_no_kernel(chip, "append to a client's own pages", text,
+		                               text_bytes);
+	plan->grid_x = fa_cuda_paged_ceil_div((uint64_t)p->tokens * 2 * (uint64_t)own->kv_heads,
+	                                      (uint64_t)warps);
+	plan->grid_y = 1;
+	return 0;
+}
+
+void fa_cuda_paged_launch_own_append(const struct fa_paged_own_append *p,
+                                     struct fa_cuda_own_append *ret_args)
+{
+	const struct fa_paged_own *own = p->pages;
+	const int64_t bytes = fa_cuda_paged_element_bytes(own->dtype), stored = stored_bytes(own);
+
+	*ret_args = (struct fa_cuda_own_append){
+		.slots = p->slots,
+		.tokens = (uint32_t)p->tokens,
+		.kv_heads = (uint32_t)own->kv_heads,
+		.dtype = (int32_t)own->dtype,
+		.store = (int32_t)own->store,
+		.head_dim = (uint32_t)own->head_dim,
+		.head_dim_v = (uint32_t)own->head_dim_v,
+		.from_k = fa_cuda_paged_tensor_of(&p->k, bytes),
+		.from_v = fa_cuda_paged_tensor_of(&p->v, bytes),
+		.k = (char *)own->k.data,
+		.v = (char *)own->v.data,
+		.k_page = own->k.stride_batch * stored,
+		.k_token = own->k.stride_token * stored,
+		.k_head = own->k.stride_head * stored,
+		.v_page = own->v.stride_batch * stored,
+		.v_token = own->v.stride_token * stored,
+		.v_head = own->v.stride_head * stored,
+		.page_tokens = (uint32_t)own->page_tokens,
+		.pages = (uint32_t)own->pages,
+		.k_scales = own->k_scales,
+		.v_scales = own->v_scales,
+	};
+}

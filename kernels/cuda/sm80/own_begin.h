@@ -1,0 +1,264 @@
+/*
+ * What attention over a client's own pages begins with: a block that reads lengths and cu_q, once,
+ * and divides the work. Also appends to such pages.
+ *
+ * Items are in the order of sequences. Items whose tiles do not fit 31 bits, and blocks of rows past
+ * the list's end, are left out: this happens only if sequences claim more than total_q rows.
+ */
+#pragma once
+
+#include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/ptx/memory.h"
+#include "kernels/cuda/sm80/paged_append_quantised.h"
+
+#include <stdint.h>
+
+#define FA_OWN_WARPS (FA_CUDA_TOKENS_THREADS / 32)
+#define FA_OWN_SUMS 3
+
+/* What a sequence adds. Tiles of decode; items, in the high half those of many rows; blocks of
+ * rows of the latter. */
+struct fa_own_sums {
+	uint64_t of[FA_OWN_SUMS];
+};
+
+/* Returns the sums of all threads before this one, and adds those of all threads to @total. Called
+ * by the whole block; @shared: FA_OWN_WARPS sums. */
+__device__ __forceinline__ struct fa_own_sums
+fa_own_scan(struct fa_own_sums own, struct fa_own_sums &total, struct fa_own_sums *shared)
+{
+	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+	struct fa_own_sums before = total, sums = own;
+
+#pragma unroll
+	for (int i = 0; i < FA_OWN_SUMS; i++) {
+#pragma unroll
+		for (uint32_t apart = 1; apart < 32; apart *= 2) {
+			const uint64_t other = __shfl_sync(~0u, sums.of[i], lane - apart);
+
+			if (lane >= apart)
+				sums.of[i] += other;
+		}
+	}
+	if (lane == 31)
+		shared[warp] = sums;
+	__syncthreads(); /* the warps' sums are written */
+#pragma unroll 1
+	for (uint32_t w = 0; w < FA_OWN_WARPS; w++)
+#pragma unroll
+		for (int i = 0; i < FA_OWN_SUMS; i++) {
+			total.of[i] += shared[w].of[i];
+			if (w < warp)
+				before.of[i] += shared[w].of[i];
+		}
+	__syncthreads(); /* all have read them */
+#pragma unroll
+	for (int i = 0; i < FA_OWN_SUMS; i++)
+		before.of[i] += sums.of[i] - own.of[i];
+	return before;
+}
+
+/* Returns sequence @b's item; tile, tiles, parts and row_blocks are not set. */
+__device__ __forceinline__ struct fa_cuda_paged_item fa_own_item(const struct fa_cuda_own_plan &p,
+                                                                 uint32_t b)
+{
+	const int64_t length = *(const volatile int32_t *)(p.lengths + b);
+	int64_t begin = (int64_t)b * p.max_q, n = p.max_q, from;
+	struct fa_cuda_paged_item item = {};
+
+	if (p.cu_q) {
+		begin = *(const volatile int32_t *)(p.cu_q + b);
+		begin = begin < 0 ? 0 : begin > p.total_q ? p.total_q : begin;
+		n = *(const volatile int32_t *)(p.cu_q + b + 1) - begin;
+		n = n < 0 ? 0 : n > p.max_q ? p.max_q : n;
+	}
+	n = n > p.total_q - begin ? p.total_q - begin : n;
+	item.first_q = (uint32_t)begin;
+	item.n_q = (uint32_t)n;
+	item.n_k = (uint32_t)(length < 0 ? 0 : length > p.max_k ? p.max_k : length);
+	from = (int64_t)item.n_k - n - p.window_left;
+	item.begin = from > 0 ? (uint32_t)(from < item.n_k ? from : item.n_k) : 0;
+	item.table_start = b * p.table_stride;
+	item.tree_start = FA_CUDA_PAGED_NO_TREE;
+	item.append = item.n_k;
+	return item;
+}
+
+/* Returns the last of @n items, ascending by tile, that does not begin after @tile. */
+__device__ __forceinline__ uint32_t fa_own_find(const struct fa_cuda_paged_item *items, uint32_t n,
+                                                uint32_t tile)
+{
+	uint32_t low = 0, high = n;
+
+#pragma unroll 1
+	while (high - low > 1) {
+		const uint32_t middle = low + (high - low) / 2;
+
+		if (*(const volatile uint32_t *)&items[middle].tile <= tile)
+			low = middle;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+__device__ __forceinline__ void fa_own_divide(const struct fa_cuda_own_plan &p, uint32_t tiles,
+                                              uint32_t items, uint32_t forward_items,
+                                              uint32_t forward_blocks)
+{
+	const uint32_t listed = min(forward_blocks, p.forward_blocks_max);
+	struct fa_cuda_own_ranges ranges = { 0, 0, 0, listed };
+	uint64_t most = (uint64_t)items * p.parts * p.part_blocks;
+
+	if (items > 0) {
+		most = most < p.blocks ? most : p.blocks;
+		ranges.tiles_each = (uint32_t)((tiles + most - 1) / most);
+		ranges.blocks = (tiles + ranges.tiles_each - 1) / ranges.tiles_each;
+		ranges.tiles_each = tiles / ranges.blocks;
+		ranges.tiles_extra = tiles % ranges.blocks;
+	}
+	if (threadIdx.x == 0)
+		*p.ranges = ranges;
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x; i < ranges.blocks; i += FA_CUDA_TOKENS_THREADS)
+		p.block_items[i] = fa_own_find(p.items, items,
+		                               i * ranges.tiles_each + min(i, ranges.tiles_extra));
+		/* The last rows of a sequence see the most keys. */
+#pragma unroll 1
+	for (uint32_t i = threadIdx.x; i < listed; i += FA_CUDA_TOKENS_THREADS) {
+		const uint32_t item = fa_own_find(p.forward_items, forward_items, i);
+		const uint32_t first = p.forward_items[item].tile;
+		const uint32_t n = (p.forward_items[item].n_q + p.forward_rows - 1) /
+		                   p.forward_rows;
+
+		p.forward_blocks[i] = { item, (first + n - 1 - i) * p.forward_rows };
+	}
+}
+
+__device__ __forceinline__ void fa_own_plan(const struct fa_cuda_own_plan &p,
+                                            struct fa_own_sums *shared)
+{
+	struct fa_own_sums total = {};
+	uint64_t tiles = 0;
+	uint32_t items = 0;
+
+#pragma unroll 1
+	for (uint32_t first = 0; first < (uint32_t)p.batch; first += FA_CUDA_TOKENS_THREADS) {
+		const uint32_t b = first + threadIdx.x;
+		struct fa_cuda_paged_item item = {};
+		struct fa_own_sums sums = {}, before;
+		bool forward = false;
+
+		if (b < (uint32_t)p.batch)
+			item = fa_own_item(p, b);
+		if (item.n_q >= p.forward_from) {
+			forward = true;
+			sums.of[1] = (uint64_t)1 << 32;
+			sums.of[2] = (item.n_q + p.forward_rows - 1) / p.forward_rows;
+		} else if (item.n_q > 0) {
+			const uint32_t keys = item.n_k - item.begin / FA_CUDA_PAGED_STRIP *
+			                                         FA_CUDA_PAGED_STRIP;
+
+			item.row_blocks = (uint32_t)(((uint64_t)item.n_q * p.group + p.rows - 1) /
+			                             p.rows);
+			item.parts = p.parts * item.row_blocks;
+			item.tiles = p.whole || item.begin == item.n_k
+			                     ? 1
+			                     : (keys + FA_CUDA_PAGED_TILE - 1) / FA_CUDA_PAGED_TILE;
+			sums.of[0] = (uint64_t)item.parts * item.tiles;
+			sums.of[1] = 1;
+		}
+		before = fa_own_scan(sums, total, shared);
+		if (forward) {
+			item.tile = (uint32_t)before.of[2];
+			item.begin = 0;
+			p.forward_items[before.of[1] >> 32] = item;
+		} else if (item.n_q > 0 && before.of[0] + sums.of[0] <= INT32_MAX) {
+			item.tile = (uint32_t)before.of[0];
+			p.items[(uint32_t)before.of[1]] = item;
+			tiles = before.of[0] + sums.of[0];
+			items = (uint32_t)before.of[1] + 1;
+		}
+	}
+
+	/* The last item that fits ends the tiles. */
+#pragma unroll
+	for (int mask = 16; mask > 0; mask /= 2) {
+		const uint64_t other = __shfl_xor_sync(~0u, tiles, mask);
+		const uint32_t others = __shfl_xor_sync(~0u, items, mask);
+
+		tiles = tiles > other ? tiles : other;
+		items = max(items, others);
+	}
+	if (threadIdx.x % 32 == 0) {
+		shared[threadIdx.x / 32].of[0] = tiles;
+		shared[threadIdx.x / 32].of[1] = items;
+	}
+	__syncthreads(); /* the warps' results, and all items, are written */
+	for (uint32_t w = 0; w < FA_OWN_WARPS; w++) {
+		tiles = tiles > shared[w].of[0] ? tiles : shared[w].of[0];
+		items = max(items, (uint32_t)shared[w].of[1]);
+	}
+	/* Blocks of decode search all that the batch may have. */
+#pragma unroll 1
+	for (uint32_t i = items + threadIdx.x; i < (uint32_t)p.batch; i += FA_CUDA_TOKENS_THREADS)
+		p.items[i].tile = UINT32_MAX;
+	fa_own_divide(p, (uint32_t)tiles, items, (uint32_t)(total.of[1] >> 32),
+	              (uint32_t)total.of[2]);
+}
+
+/* Plans; called by the one block of its launch. */
+__device__ __forceinline__ void fa_own_begin(const struct fa_cuda_own_plan &p)
+{
+	extern __shared__ __align__(1024) char shared_memory[];
+
+	fa_own_plan(p, (struct fa_own_sums *)shared_memory);
+}
+
+/* Appends this warp's row. */
+__device__ __forceinline__ void fa_own_append(const struct fa_cuda_own_append &p)
+{
+	const uint32_t rows = p.tokens * p.kv_heads, lane = threadIdx.x % 32;
+	uint32_t row = blockIdx.x * FA_OWN_WARPS + threadIdx.x / 32;
+	const bool is_v = row >= rows;
+
+	row -= is_v ? rows : 0;
+	if (row >= rows)
+		return;
+
+	const uint32_t token = row / p.kv_heads, head = row - token * p.kv_heads;
+	const int64_t slot = *(const volatile int64_t *)(p.slots + token);
+	const struct fa_cuda_tensor &tensor = is_v ? p.from_v : p.from_k;
+	const char *const from = (const char *)tensor.data + token * tensor.stride_token +
+	                         head * tensor.stride_head;
+	const uint32_t dim = is_v ? p.head_dim_v : p.head_dim;
+
+	if (!tensor.data || slot < 0 || slot >= (int64_t)p.pages * p.page_tokens)
+		return;
+
+	/* Below 2^39. */
+	const int64_t page = slot / p.page_tokens, at = slot - page * p.page_tokens;
+	char *const to = is_v ? p.v + page * p.v_page + at * p.v_token + head * p.v_head
+	                      : p.k + page * p.k_page + at * p.k_token + head * p.k_head;
+
+	if (p.store == FA_STORE_E4M3) {
+		const float *const scales = is_v ? p.v_scales : p.k_scales;
+		const float scale = scales ? scales[head] : 1;
+		const float inverse = scale > 0 ? 1 / scale : 0;
+
+		for (uint32_t i = lane; i < dim; i += 32) {
+			float x = fa_element_get(p.dtype, from, (int32_t)i);
+
+			/* NaN compares false and stays. */
+			x = x > FLT_MAX ? FLT_MAX : x;
+			x = x < -FLT_MAX ? -FLT_MAX : x;
+			to[i] = (char)fa_e4m3_of(__fmul_rn(x, inverse));
+		}
+	} else if (p.dtype == FA_DTYPE_F32) {
+		for (uint32_t i = lane; i < dim; i += 32)
+			((uint32_t *)to)[i] = ((const uint32_t *)from)[i];
+	} else {
+		for (uint32_t i = lane; i < dim; i += 32)
+			((uint16_t *)to)[i] = ((const uint16_t *)from)[i];
+	}
+}
