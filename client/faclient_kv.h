@@ -481,4 +481,44 @@ int fa_sequence_read(struct fa_client *client, const struct fa_sequence_copy *co
 int fa_sequence_write(struct fa_client *client, const struct fa_sequence_copy *copy,
                       struct fa_ticket *ret_ticket);
 
+struct fa_sequence_pages {
+	uint32_t size; /* sizeof(struct fa_sequence_pages) */
+	uint32_t stream;
+	uint64_t sequence;
+	uint64_t first, n_tokens; /* tokens [first, first + n_tokens) of the sequence */
+	uint32_t layer, n_layers; /* the first, and how many: at most 256 */
+	/*
+	 * [n_layers]: k [pages, page_tokens, kv_heads, head_dim], v [.., head_dim_v], with any
+	 * strides, which are the same in all layers. So heads may come before tokens, and K and V
+	 * may be parts of one tensor. In the cache's dtype, not codes. Copied; one of the two may be
+	 * NULL.
+	 */
+	const struct fa_tensor *k, *v;
+	/*
+	 * [n_pages], at most 12000: pages of the tensors, in the order of the tokens, and as many as
+	 * the tokens need. Token first + i is at place p = page_offset + i: token p % page_tokens of
+	 * page pages[p / page_tokens]. Copied.
+	 */
+	const uint32_t *pages;
+	uint32_t n_pages;
+	uint32_t page_offset; /* less than page_tokens, which need not be the cache's */
+	uint64_t timeout_ns;
+	const struct fa_gates *gates;
+};
+
+/*
+ * Copies keys and values of several layers between a sequence and pages that the caller manages, by
+ * one request like those of fa_attention(). fa_sequence_read_pages() copies committed tokens to the
+ * caller's pages. fa_sequence_write_pages() copies into tokens that a step of this client has
+ * reserved, as fa_sequence_write(); they are committed with the step.
+ *   -EINVAL      a page is beyond the tensors, or a read names a page twice, or writes to tensors
+ *                that share memory
+ *   -ENOTSUP     the daemon is older than these calls
+ *   -ECONNRESET  (write) the step ended with its connection
+ */
+int fa_sequence_read_pages(struct fa_client *client, const struct fa_sequence_pages *pages,
+                           struct fa_ticket *ret_ticket);
+int fa_sequence_write_pages(struct fa_client *client, const struct fa_sequence_pages *pages,
+                            struct fa_ticket *ret_ticket);
+
 #endif

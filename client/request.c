@@ -75,6 +75,9 @@ uint32_t *fa_request_stream(struct fa_wire_message *message, uint64_t **ret_valu
 	case FA_WIRE_SEQUENCE_COPY:
 		*ret_value = &message->sequence_copy.value;
 		return &message->sequence_copy.stream;
+	case FA_WIRE_SEQUENCE_PAGES:
+		*ret_value = &message->sequence_pages.value;
+		return &message->sequence_pages.stream;
 	case FA_WIRE_STEP_ATTEND:
 		*ret_value = &message->step_attend.value;
 		return &message->step_attend.stream;

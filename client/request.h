@@ -19,6 +19,9 @@ struct fa_client_request {
 		bool written;
 	} tensors[FA_REQUEST_TENSORS];
 	size_t n_tensors;
+	/* Further tensors, in the caller's memory; their views are not in use. */
+	const struct fa_client_request_tensor *more;
+	size_t n_more;
 	struct fa_step *step;  /* the step that the request belongs to, or NULL */
 	struct fa_gates gates; /* padded copy of an older caller's gates */
 };

@@ -384,22 +384,9 @@ static int copy(struct fa_client *client, const struct fa_sequence_copy *copy, u
 	if (r < 0)
 		return r;
 	request.message.timeout_ns = copy->timeout_ns;
-	if (!(flags & FA_WIRE_COPY_WRITE))
-		return fa_request_submit(client, &request, ret_ticket);
-
-	/* A write belongs to the step that reserved the tokens, and ends with it. */
-	r = fa_client_enter(client);
-	if (r < 0)
-		return r;
-	request.step = fa_step_of_sequence(client, copy->sequence);
-	fa_client_leave(client);
-	r = fa_request_submit(client, &request, ret_ticket);
-	if (request.step) {
-		pthread_mutex_lock(&client->lock);
-		fa_step_unref(request.step);
-		fa_client_leave(client);
-	}
-	return r;
+	return flags & FA_WIRE_COPY_WRITE
+	               ? fa_request_submit_write(client, &request, copy->sequence, ret_ticket)
+	               : fa_request_submit(client, &request, ret_ticket);
 }
 
 int fa_sequence_read(struct fa_client *handle, const struct fa_sequence_copy *options,

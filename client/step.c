@@ -162,7 +162,7 @@ static int begin_by_ring(struct fa_client *client, const struct fa_wire_message 
 		return 1;
 	request.message = *message;
 	request.message.step_begin.stream = BEGIN_STREAM;
-	request.n_tensors = 0;
+	request.n_tensors = request.n_more = 0;
 	request.step = NULL;
 	if (fa_request_send(client, &request, 0, &value) < 0)
 		return 1;

@@ -125,6 +125,11 @@ static int check_objects(struct fa_client *client, const struct fa_client_reques
 		if (r < 0)
 			return r;
 	}
+	for (size_t i = 0; i < request->n_more; ++i) {
+		r = fa_tensor_check(request->more[i].name, request->more[i].registration);
+		if (r < 0)
+			return r;
+	}
 	if (stream->state != FA_STREAM_OPEN)
 		return fa_error_set(-EINVAL, "there is no stream %u", id);
 	if (!stream->results) {
@@ -232,6 +237,25 @@ int fa_request_submit(struct fa_client *client, struct fa_client_request *reques
 	return r;
 }
 
+int fa_request_submit_write(struct fa_client *client, struct fa_client_request *request,
+                            uint64_t sequence, struct fa_ticket *ret_ticket)
+{
+	int r;
+
+	r = fa_client_enter(client);
+	if (r < 0)
+		return r;
+	request->step = fa_step_of_sequence(client, sequence);
+	fa_client_leave(client);
+	r = fa_request_submit(client, request, ret_ticket);
+	if (request->step) {
+		pthread_mutex_lock(&client->lock);
+		fa_step_unref(request->step);
+		fa_client_leave(client);
+	}
+	return r;
+}
+
 int fa_marker(struct fa_client *handle, uint32_t stream, const struct fa_gates *gates,
               struct fa_ticket *ret_ticket)
 {
@@ -246,7 +270,7 @@ int fa_marker(struct fa_client *handle, uint32_t stream, const struct fa_gates *
 	request.message.waits = request.message.signals = NULL;
 	request.message.n_waits = request.message.n_signals = 0;
 	request.message.marker.stream = stream;
-	request.n_tensors = 0;
+	request.n_tensors = request.n_more = 0;
 	request.step = NULL;
 	r = fa_request_gates(&request, gates);
 	return r < 0 ? r : fa_request_submit(client, &request, ret_ticket);

@@ -12,3 +12,7 @@ int fa_request_send(struct fa_client *client, struct fa_client_request *request,
 /* Called without the mutex. Sends the request; waits for its end if @ret_ticket is NULL. */
 int fa_request_submit(struct fa_client *client, struct fa_client_request *request,
                       struct fa_ticket *ret_ticket);
+/* The same for a write to tokens of @sequence: it belongs to the step that reserved them, and ends
+ * with it. */
+int fa_request_submit_write(struct fa_client *client, struct fa_client_request *request,
+                            uint64_t sequence, struct fa_ticket *ret_ticket);

@@ -148,6 +148,11 @@ auto vector_write(Builder &builder, const struct fa_wire_step_item *items, size_
 	return structs_write<wire::StepItem>(builder, items, n);
 }
 
+auto vector_write(Builder &builder, const struct fa_wire_place *places, size_t n)
+{
+	return structs_write<wire::Place>(builder, places, n);
+}
+
 auto vector_write(Builder &builder, const struct fa_wire_gate *gates, size_t n)
 {
 	return structs_write<wire::Gate>(builder, gates, n);

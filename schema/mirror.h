@@ -26,6 +26,11 @@ static_assert(sizeof(struct fa_wire_step_item) == sizeof(wire::StepItem), "StepI
 static_assert(alignof(struct fa_wire_step_item) == alignof(wire::StepItem), "StepItem");
 static_assert(offsetof(struct fa_wire_step_item, n_new) == 8, "StepItem.n_new");
 
+static_assert(sizeof(struct fa_wire_place) == sizeof(wire::Place), "Place");
+static_assert(alignof(struct fa_wire_place) == alignof(wire::Place), "Place");
+static_assert(offsetof(struct fa_wire_place, buffer) == 8, "Place.buffer");
+static_assert(offsetof(struct fa_wire_place, reserved) == 12, "Place.reserved");
+
 static_assert(sizeof(struct fa_wire_gate) == sizeof(wire::Gate), "Gate");
 static_assert(alignof(struct fa_wire_gate) == alignof(wire::Gate), "Gate");
 static_assert(offsetof(struct fa_wire_gate, reserved) == 4, "Gate.reserved");

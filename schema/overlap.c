@@ -114,17 +114,24 @@ static bool meet(const struct place *a, const struct place *b, int64_t delta, in
 	return false;
 }
 
-bool fa_wire_views_overlap(const struct fa_wire_view *a, uint64_t a_base,
-                           const struct fa_wire_view *b, uint64_t b_base)
+bool fa_wire_views_overlap_within(const struct fa_wire_view *a, uint64_t a_base,
+                                  const struct fa_wire_view *b, uint64_t b_base, int *steps)
 {
 	const int64_t delta = (int64_t)(b_base + b->offset) - (int64_t)(a_base + a->offset);
 	struct place place_a, place_b;
-	int steps = STEPS_MAX;
 
 	/* Most requests end here: their tensors lie one behind the other. */
 	if (delta >= extent_of(a) || -delta >= extent_of(b))
 		return false;
 	if (!place_init(&place_a, a) || !place_init(&place_b, b))
 		return false;
-	return meet(&place_a, &place_b, delta, &steps);
+	return meet(&place_a, &place_b, delta, steps);
+}
+
+bool fa_wire_views_overlap(const struct fa_wire_view *a, uint64_t a_base,
+                           const struct fa_wire_view *b, uint64_t b_base)
+{
+	int steps = STEPS_MAX;
+
+	return fa_wire_views_overlap_within(a, a_base, b, b_base, &steps);
 }

@@ -82,6 +82,7 @@ enum fa_wire_type {
 	FA_WIRE_STEP_ATTEND_LAYERS,
 	FA_WIRE_PREFIX_FIND,
 	FA_WIRE_PREFIX_REPLY,
+	FA_WIRE_SEQUENCE_PAGES,
 	_FA_WIRE_TYPE_N,
 };
 
@@ -317,6 +318,7 @@ struct fa_wire_message {
 		struct fa_wire_prefix_find prefix_find;
 		struct fa_wire_prefix_reply prefix_reply;
 		struct fa_wire_sequence_copy sequence_copy;
+		struct fa_wire_sequence_pages sequence_pages;
 		struct fa_wire_step_begin step_begin;
 		struct fa_wire_step_reply step_reply;
 		struct fa_wire_step_attend step_attend;

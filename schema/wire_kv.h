@@ -180,6 +180,42 @@ struct fa_wire_sequence_copy {
 	struct fa_wire_view k, v;
 };
 
+/* HelloReply.features: SequencePages is supported. */
+#define FA_WIRE_FEATURE_SEQUENCE_PAGES (1ull << 2)
+
+#define FA_WIRE_PAGES_MAX 12000 /* of one SequencePages */
+
+/* Where a tensor begins. */
+struct fa_wire_place {
+	uint64_t offset; /* bytes from the start of the buffer */
+	uint32_t buffer;
+	uint32_t reserved;
+};
+
+/*
+ * Copies tokens [first, first + n_tokens), in the layers from `layer` on, between the sequence and
+ * pages that the client manages. flags and order are as in SequenceCopy.
+ *   k, v       [pages, page_tokens, kv_heads, dim] of the cache's dtype, with any strides; offset
+ *              and buffer are 0: those of each layer are in k_places and v_places. rank 0, and no
+ *              places: not copied.
+ *   pages      in order: token first + i is at place p = page_offset + i, token p % page_tokens of
+ *              page pages[p / page_tokens]. As many as the tokens need; a read names none twice.
+ */
+struct fa_wire_sequence_pages {
+	uint32_t stream;
+	uint64_t value;
+	uint64_t sequence;
+	uint32_t flags;
+	uint32_t layer;
+	uint64_t first, n_tokens;
+	struct fa_wire_view k, v;
+	const struct fa_wire_place *k_places, *v_places; /* one a layer */
+	size_t n_k_places, n_v_places;
+	const uint32_t *pages;
+	size_t n_pages;
+	uint32_t page_offset; /* less than page_tokens */
+};
+
 #define FA_WIRE_STEP_MAX 2048 /* items of a step */
 
 struct fa_wire_step_item {

@@ -113,6 +113,9 @@ static void fail(struct fa_kv_step *step, const struct fa_request *request)
 	step->failed = true;
 	if (request->layer == UINT32_MAX)
 		(void)fa_fail(&step->cause, 0, "%s", request->job.error.text);
+	else if (request->n_layers > 1)
+		(void)fa_fail(&step->cause, 0, "%" PRIu32 " layers from %" PRIu32 " on: %.220s",
+		              request->n_layers, request->layer, request->job.error.text);
 	else
 		(void)fa_fail(&step->cause, 0, "layer %" PRIu32 ": %.220s", request->layer,
 		              request->job.error.text);
@@ -126,8 +129,16 @@ int fa_kv_step_refuse_failed(const struct fa_kv_step *step, struct fa_error *err
 	               step->id, step->cause.text);
 }
 
-static int wait_for_layer(struct fa_request *request, const struct fa_kv_step *step, uint32_t layer,
-                          struct fa_error *error)
+/* Returns true if a request works on a layer of [layer, layer + n_layers). */
+static bool has_layer(const struct fa_request *request, uint32_t layer, uint32_t n_layers)
+{
+	const uint64_t n = request->n_layers ? request->n_layers : 1;
+
+	return request->layer < (uint64_t)layer + n_layers && layer < request->layer + n;
+}
+
+static int wait_for_layers(struct fa_request *request, const struct fa_kv_step *step,
+                           uint32_t layer, uint32_t n_layers, struct fa_error *error)
 {
 	struct fa_list *pos;
 	int r;
@@ -135,7 +146,7 @@ static int wait_for_layer(struct fa_request *request, const struct fa_kv_step *s
 	fa_list_for_each(pos, &step->requests) {
 		const struct fa_request *other = fa_container_of(pos, struct fa_request, step_link);
 
-		if (other->layer != layer || other == step->end_request)
+		if (!has_layer(other, layer, n_layers) || other == step->end_request)
 			continue;
 		r = fa_request_wait(request, other->stream, other->job.value, error);
 		if (r < 0)
@@ -145,7 +156,7 @@ static int wait_for_layer(struct fa_request *request, const struct fa_kv_step *s
 }
 
 int fa_kv_step_add(struct fa_kv_step *step, struct fa_request *request, uint32_t layer,
-                   struct fa_error *error)
+                   uint32_t n_layers, struct fa_error *error)
 {
 	int r = 0;
 
@@ -156,18 +167,19 @@ int fa_kv_step_add(struct fa_kv_step *step, struct fa_request *request, uint32_t
 	if (step->prepare_value)
 		r = fa_request_wait(request, FA_SESSION_STREAM_OWN, step->prepare_value, error);
 	if (r == 0)
-		r = wait_for_layer(request, step, layer, error);
+		r = wait_for_layers(request, step, layer, n_layers, error);
 	for (uint32_t i = 0; i < step->n_predecessors && r == 0; ++i) {
 		if (step->predecessors[i]->prepare_value)
 			r = fa_request_wait(request, FA_SESSION_STREAM_OWN,
 			                    step->predecessors[i]->prepare_value, error);
 		if (r == 0)
-			r = wait_for_layer(request, step->predecessors[i], layer, error);
+			r = wait_for_layers(request, step->predecessors[i], layer, n_layers, error);
 	}
 	if (r < 0)
 		return r;
 	request->step = step;
 	request->layer = layer;
+	request->n_layers = n_layers;
 	fa_list_append(&step->requests, &request->step_link);
 	return 0;
 }

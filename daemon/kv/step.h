@@ -80,10 +80,11 @@ int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uin
 int fa_kv_step_find(struct fa_session *session, uint32_t id, struct fa_error *error,
                     struct fa_kv_step **ret_step);
 
-/* Adds @request, which waits for what it needs of @layer. The request's kind must call
- * fa_kv_step_request_ended(). -EINVAL: after StepEnd; -ECANCELED: the step failed; -ENOMEM. */
+/* Adds @request, which waits for what it needs of layers [layer, layer + n_layers). The request's
+ * kind must call fa_kv_step_request_ended(). -EINVAL: after StepEnd; -ECANCELED: the step failed;
+ * -ENOMEM. */
 int fa_kv_step_add(struct fa_kv_step *step, struct fa_request *request, uint32_t layer,
-                   struct fa_error *error);
+                   uint32_t n_layers, struct fa_error *error);
 void fa_kv_step_request_ended(struct fa_request *request);
 /* Makes the step of a refused request fail, whether the request was added or not. The cause is
  * request->job.error, of request->layer. */

@@ -19,3 +19,11 @@ struct fa_tensor_use {
 /* @uses are checked views. Returns -EINVAL if one that is written shares memory with another, also
  * through another buffer of the same file or device memory. */
 int fa_tensor_uses_check(const struct fa_tensor_use *uses, size_t n, struct fa_error *error);
+
+#define FA_TENSOR_OUTPUTS_MAX 512
+
+/* Returns true if two of many tensors that are written share memory, and which. @uses are at most
+ * FA_TENSOR_OUTPUTS_MAX checked views with elements. Their time is bounded: tensors that lie in one
+ * another in so many ways that an answer would take long count as sharing memory. */
+bool fa_tensor_outputs_overlap(const struct fa_tensor_use *uses, size_t n, size_t *ret_a,
+                               size_t *ret_b);

@@ -97,7 +97,8 @@ int fa_handle_hello(struct fa_call *call, struct fa_error *error)
 		.hello_reply = {
 			.version = hello->version_max < FA_WIRE_VERSION_MAX ? hello->version_max
 			                                                    : FA_WIRE_VERSION_MAX,
-			.features = FA_WIRE_FEATURE_RING | FA_WIRE_FEATURE_STEP_RING,
+			.features = FA_WIRE_FEATURE_RING | FA_WIRE_FEATURE_STEP_RING |
+			            FA_WIRE_FEATURE_SEQUENCE_PAGES,
 			.daemon_version = wire_string(FAD_VERSION),
 			.generation = context->generation,
 			.backend = wire_string(context->info.backend),

@@ -401,7 +401,7 @@ static int bind_attend(struct fa_request *request, const struct fa_wire_message 
 	b.tokens = b.group->step.cu_new[b.group->step.batch];
 	r = check(&b);
 	if (r == 0)
-		r = fa_kv_step_add(step, request, b.message->layer, error);
+		r = fa_kv_step_add(step, request, b.message->layer, 1, error);
 	if (r == 0)
 		r = bind_requests(&b);
 	if (r == 0 && b.tokens)

@@ -56,6 +56,13 @@ static int handle_sequence_copy(struct fa_call *call, struct fa_error *error)
 	return fa_call_submit(call, &fa_kv_copy_kind, message->stream, message->value, error);
 }
 
+static int handle_sequence_pages(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_sequence_pages *message = &call->message->sequence_pages;
+
+	return fa_call_submit(call, &fa_kv_pages_kind, message->stream, message->value, error);
+}
+
 static int handle_step_attend(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_step_attend *message = &call->message->step_attend;
@@ -167,6 +174,8 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_STEP_ATTEND_LAYERS] = { "StepAttendLayers", false, FA_WIRE_FDS_MAX, true,
 	                                 fa_kv_attend_layers, .by_ring = true },
 	[FA_WIRE_PREFIX_FIND] = { "PrefixFind", false, 0, false, fa_kv_prefix_find },
+	[FA_WIRE_SEQUENCE_PAGES] = { "SequencePages", false, FA_WIRE_FDS_MAX, true,
+	                             handle_sequence_pages, .by_ring = true },
 };
 
 static bool is_fatal(int status)

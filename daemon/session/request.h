@@ -41,7 +41,7 @@ struct fa_request {
 	/* The step of the KV cache that the request belongs to. */
 	struct fa_kv_step *step; /* NULL: none */
 	struct fa_list step_link;
-	uint32_t layer;
+	uint32_t layer, n_layers; /* n_layers 0: 1 */
 };
 
 struct fa_request_kind {

@@ -184,6 +184,9 @@ void fake_daemon_answer(struct fa_raw *raw, struct fa_completion_slot *page)
 	case FA_WIRE_SEQUENCE_COPY:
 		finish(raw, page, request->sequence_copy.stream, request->sequence_copy.value);
 		break;
+	case FA_WIRE_SEQUENCE_PAGES:
+		finish(raw, page, request->sequence_pages.stream, request->sequence_pages.value);
+		break;
 	case FA_WIRE_STEP_ATTEND:
 		finish(raw, page, request->step_attend.stream, request->step_attend.value);
 		break;

@@ -66,6 +66,7 @@ static bool is_of_stream(const struct fa_wire_message *message, bool by_ring, ui
 		STREAM(ATTENTION, attention)
 		STREAM(MARKER, marker)
 		STREAM(SEQUENCE_COPY, sequence_copy)
+		STREAM(SEQUENCE_PAGES, sequence_pages)
 		STREAM(STEP_ATTEND, step_attend)
 		STREAM(STEP_END, step_end)
 #undef STREAM

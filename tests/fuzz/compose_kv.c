@@ -517,6 +517,60 @@ static void compose_copy(struct client *client, struct parcel *parcel)
 	compose_gates(client, &parcel->message);
 }
 
+/* From a copy of one layer, which finds the tokens: the same in as many layers as there are. */
+static void compose_pages(struct client *client, struct parcel *parcel)
+{
+	static struct fa_wire_place places[2][FA_WIRE_LAYERS_MAX];
+	struct fa_wire_sequence_pages *message = &parcel->message.sequence_pages;
+	struct parcel of_layer = { .message = { .type = FA_WIRE_SEQUENCE_COPY } };
+	const struct fa_wire_sequence_copy *copy = &of_layer.message.sequence_copy;
+	const uint32_t page_tokens = 1 + pick(20), offset = pick(page_tokens);
+	const struct sequence *sequence;
+	const struct buffer *buffer;
+	const struct cache *cache;
+	uint64_t at = 64ull * pick(64);
+	uint32_t n_pages;
+
+	compose_copy(client, &of_layer);
+	sequence = of_layer.message.type == FA_WIRE_SEQUENCE_COPY ? find_sequence(copy->sequence)
+	                                                          : NULL;
+	cache = sequence ? find_cache(sequence->cache) : NULL;
+	buffer = any_buffer(client, true);
+	if (!cache || !buffer || cache->layers > FA_WIRE_LAYERS_MAX) {
+		*parcel = of_layer;
+		return;
+	}
+	n_pages = (offset + (uint32_t)copy->k.shape[0] - 1) / page_tokens + 1;
+	message->stream = copy->stream;
+	message->sequence = copy->sequence;
+	message->flags = copy->flags;
+	message->first = copy->first;
+	message->n_tokens = (uint64_t)copy->k.shape[0];
+	message->page_offset = offset;
+	for (uint32_t layer = 0; layer < cache->layers; ++layer)
+		for (int side = 0; side < 2; ++side) {
+			const int64_t shape[] = { n_pages + 1, page_tokens, cache->kv_heads,
+				                  side ? cache->head_dim_v : cache->head_dim };
+			struct fa_wire_view *view = side ? &message->v : &message->k;
+
+			if (side && cache->flags & FA_WIRE_CACHE_V_IN_K)
+				continue;
+			*view = compose_view(buffer, &at, cache->dtype, 4, shape);
+			places[side][layer] = (struct fa_wire_place){ .offset = view->offset,
+				                                      .buffer = view->buffer };
+			view->offset = view->buffer = 0;
+		}
+	message->k_places = places[0];
+	message->n_k_places = cache->layers;
+	message->v_places = places[1];
+	message->n_v_places = message->v.rank ? cache->layers : 0;
+	message->n_pages = n_pages;
+	for (uint32_t i = 0; i < message->n_pages; ++i)
+		words[i] = n_pages - i;
+	message->pages = words;
+	compose_gates(client, &parcel->message);
+}
+
 void compose_kv(struct client *client, enum fa_wire_type type, struct parcel *ret_parcel)
 {
 	switch (type) {
@@ -544,6 +598,8 @@ void compose_kv(struct client *client, enum fa_wire_type type, struct parcel *re
 		return compose_prefix_find(client, ret_parcel);
 	case FA_WIRE_SEQUENCE_COPY:
 		return compose_copy(client, ret_parcel);
+	case FA_WIRE_SEQUENCE_PAGES:
+		return compose_pages(client, ret_parcel);
 	case FA_WIRE_STEP_BEGIN:
 		return compose_begin(client, ret_parcel);
 	case FA_WIRE_STEP_ATTEND:

@@ -49,6 +49,7 @@ static const enum fa_wire_type kinds[] = {
 	FA_WIRE_SEQUENCE_ATTACH,
 	FA_WIRE_PREFIX_FIND,
 	FA_WIRE_SEQUENCE_COPY,
+	FA_WIRE_SEQUENCE_PAGES,
 	FA_WIRE_STEP_BEGIN,
 	FA_WIRE_STEP_BEGIN,
 	FA_WIRE_STEP_ATTEND,
@@ -98,6 +99,7 @@ static uint32_t *stream_of(struct fa_wire_message *message, uint64_t **ret_value
 		STREAM(ATTENTION, attention)
 		STREAM(MARKER, marker)
 		STREAM(SEQUENCE_COPY, sequence_copy)
+		STREAM(SEQUENCE_PAGES, sequence_pages)
 		STREAM(STEP_ATTEND, step_attend)
 		STREAM(STEP_ATTEND_LAYERS, step_attend_layers.attend)
 		STREAM(STEP_END, step_end)
@@ -142,6 +144,7 @@ static void take_id(struct fa_wire_message *message)
 		TAKE(SEQUENCE_ATTACH, sequence_attach.sequence, sequence)
 		TAKE(PREFIX_FIND, prefix_find.cache, cache)
 		TAKE(SEQUENCE_COPY, sequence_copy.sequence, sequence)
+		TAKE(SEQUENCE_PAGES, sequence_pages.sequence, sequence)
 		TAKE(STEP_ATTEND, step_attend.cache, cache)
 #undef TAKE
 	default:

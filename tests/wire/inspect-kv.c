@@ -189,6 +189,25 @@ static const char *sequence_copy_difference(const struct fa_wire_sequence_copy *
 	return NULL;
 }
 
+static const char *sequence_pages_difference(const struct fa_wire_sequence_pages *a,
+                                             const struct fa_wire_sequence_pages *b)
+{
+	SAME(stream);
+	SAME(value);
+	SAME(sequence);
+	SAME(flags);
+	SAME(layer);
+	SAME(first);
+	SAME(n_tokens);
+	SAME_VIEW(k);
+	SAME_VIEW(v);
+	SAME_VECTOR(k_places);
+	SAME_VECTOR(v_places);
+	SAME_VECTOR(pages);
+	SAME(page_offset);
+	return NULL;
+}
+
 static const char *step_begin_difference(const struct fa_wire_step_begin *a,
                                          const struct fa_wire_step_begin *b)
 {
@@ -312,6 +331,8 @@ const char *fa_inspect_kv_difference(const struct fa_wire_message *a,
 		return prefix_reply_difference(&a->prefix_reply, &b->prefix_reply);
 	case FA_WIRE_SEQUENCE_COPY:
 		return sequence_copy_difference(&a->sequence_copy, &b->sequence_copy);
+	case FA_WIRE_SEQUENCE_PAGES:
+		return sequence_pages_difference(&a->sequence_pages, &b->sequence_pages);
 	case FA_WIRE_STEP_BEGIN:
 		return step_begin_difference(&a->step_begin, &b->step_begin);
 	case FA_WIRE_STEP_REPLY:
@@ -383,6 +404,18 @@ uint64_t fa_inspect_kv_read(const struct fa_wire_message *message, struct range 
 		       read_view(&message->prefix_find.tokens_view);
 	case FA_WIRE_SEQUENCE_COPY:
 		return read_view(&message->sequence_copy.k) + read_view(&message->sequence_copy.v);
+	case FA_WIRE_SEQUENCE_PAGES:
+		return read_view(&message->sequence_pages.k) +
+		       read_view(&message->sequence_pages.v) +
+		       read_vector(range, message->sequence_pages.k_places,
+		                   message->sequence_pages.n_k_places, FA_WIRE_LAYERS_MAX,
+		                   sizeof(*message->sequence_pages.k_places)) +
+		       read_vector(range, message->sequence_pages.v_places,
+		                   message->sequence_pages.n_v_places, FA_WIRE_LAYERS_MAX,
+		                   sizeof(*message->sequence_pages.v_places)) +
+		       read_vector(range, message->sequence_pages.pages,
+		                   message->sequence_pages.n_pages, FA_WIRE_PAGES_MAX,
+		                   sizeof(*message->sequence_pages.pages));
 	case FA_WIRE_STEP_BEGIN:
 		return read_vector(range, message->step_begin.items, message->step_begin.n_items,
 		                   FA_WIRE_STEP_MAX, sizeof(*message->step_begin.items)) +

@@ -32,6 +32,20 @@ static const struct fa_wire_step_item step_items[] = {
 	{ 0 },
 };
 
+static const struct fa_wire_place places[] = {
+	{ .offset = 0x1f2e3d4c5b6a7988, .buffer = 0x89abcdef, .reserved = 0x01234567 },
+	{ .offset = UINT64_MAX, .buffer = UINT32_MAX, .reserved = UINT32_MAX },
+	{ 0 },
+};
+static const struct fa_wire_place most_places[FA_WIRE_LAYERS_MAX] = {
+	[1] = { .offset = 7 },
+	[FA_WIRE_LAYERS_MAX - 1] = { .offset = 77, .buffer = 777 },
+};
+static const uint32_t most_pages[FA_WIRE_PAGES_MAX] = {
+	[1] = 7,
+	[FA_WIRE_PAGES_MAX - 1] = UINT32_MAX,
+};
+
 static const struct fa_wire_gate waits[] = {
 	{ .slot = FA_WIRE_GATE_OUT | 63, .reserved = 0xf1e2d3c4, .value = UINT64_MAX },
 	{ .slot = 7, .value = 0x1020304050607080 },
@@ -738,6 +752,44 @@ const struct fa_sample fa_samples_v1[] = {
 	    .type = FA_WIRE_PREFIX_REPLY,
 	    .prefix_reply = { .cache = 0x7d6c5b4a39281706, .tokens = 0x9182736455463728 } } },
 	{ "prefix-reply-none", { .id = 95, .type = FA_WIRE_PREFIX_REPLY } },
+	{ "sequence-pages",
+	  { .id = 96,
+	    .timeout_ns = 0x1122334455667788,
+	    .type = FA_WIRE_SEQUENCE_PAGES,
+	    .waits = waits,
+	    .n_waits = N(waits),
+	    .sequence_pages = { .stream = 0x2b1d3f59,
+	                        .value = 0x7d21c4b8e6f0a935,
+	                        .sequence = 0x64c0d9f21b8e7a53,
+	                        .flags = 0x5a7e1c30,
+	                        .layer = 0x33c2b1a0,
+	                        .first = 0x1c2d3e4f5a6b7c8d,
+	                        .n_tokens = 0x6b5c4d3e2f1a0918,
+	                        .k = { .shape = { 512, 16, 8, 128 },
+	                               .strides = { 32768, 1024, 128, 1 },
+	                               .dtype = 3,
+	                               .rank = 4 },
+	                        .v = { .shape = { 512, 16, 8, 64 },
+	                               .strides = { 8192, 64, 1024, 1 },
+	                               .dtype = 2,
+	                               .rank = 4 },
+	                        .k_places = places,
+	                        .n_k_places = N(places),
+	                        .v_places = places + 1,
+	                        .n_v_places = N(places) - 1,
+	                        .pages = cu_seqlens_k,
+	                        .n_pages = N(cu_seqlens_k),
+	                        .page_offset = 0x4d5e6f70 } } },
+	{ "sequence-pages-longest",
+	  { .id = 97,
+	    .type = FA_WIRE_SEQUENCE_PAGES,
+	    .sequence_pages = { .k_places = most_places,
+	                        .n_k_places = N(most_places),
+	                        .v_places = most_places,
+	                        .n_v_places = N(most_places),
+	                        .pages = most_pages,
+	                        .n_pages = N(most_pages) } } },
+	{ "sequence-pages-none", { .id = 98, .type = FA_WIRE_SEQUENCE_PAGES } },
 };
 
 const size_t fa_samples_v1_n = N(fa_samples_v1);

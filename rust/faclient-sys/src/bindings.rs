@@ -720,6 +720,47 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 #[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct fa_sequence_pages {
+    pub size: u32,
+    pub stream: u32,
+    pub sequence: u64,
+    pub first: u64,
+    pub n_tokens: u64,
+    pub layer: u32,
+    pub n_layers: u32,
+    pub k: *const fa_tensor,
+    pub v: *const fa_tensor,
+    pub pages: *const u32,
+    pub n_pages: u32,
+    pub page_offset: u32,
+    pub timeout_ns: u64,
+    pub gates: *const fa_gates,
+}
+impl Default for fa_sequence_pages {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn fa_sequence_read_pages(
+        client: *mut fa_client,
+        pages: *const fa_sequence_pages,
+        ret_ticket: *mut fa_ticket,
+    ) -> ::std::os::raw::c_int;
+}
+extern "C" {
+    pub fn fa_sequence_write_pages(
+        client: *mut fa_client,
+        pages: *const fa_sequence_pages,
+        ret_ticket: *mut fa_ticket,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct fa_gate {
     pub slot: u32,

@@ -19,6 +19,7 @@ macro_rules! structs {
             fa_step_attend_layers: size n_layers attend q_bytes k_bytes v_bytes out_bytes lse_bytes wait wait_increment signal signal_increment;
             fa_step_commit: size stream keep cu_keep timeout_ns gates;
             fa_sequence_copy: size stream sequence first layer reserved k v timeout_ns gates;
+            fa_sequence_pages: size stream sequence first n_tokens layer n_layers k v pages n_pages page_offset timeout_ns gates;
             fa_gate: slot reserved value;
             fa_gates: size n_waits waits n_signals reserved signals;
             fa_timeline_info: size slots client_slots daemon_slots stride reserved epoch;
