@@ -309,7 +309,8 @@ def sample(gpu, launch, i):
     return start.elapsed_time(stop) * 1e-3
 
 
-def boost(gpu, contestants, samples):
+def boost_samples(gpu, contestants, samples):
+    """Returns the samples of each contestant, in seconds."""
     times = {name: [] for name in contestants}
     for i in range(samples + 1):
         for name, launch in contestants.items():
@@ -317,6 +318,11 @@ def boost(gpu, contestants, samples):
             time.sleep(4 * (seconds + 300e-6))
             if i:
                 times[name].append(seconds)
+    return times
+
+
+def boost(gpu, contestants, samples):
+    times = boost_samples(gpu, contestants, samples)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -345,11 +351,11 @@ def sustained(gpu, contestants, samples, rounds=3):
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def load_peers(path):
+def load_peers(path, function="contestants"):
     spec = importlib.util.spec_from_file_location("peers", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.contestants
+    return getattr(module, function)
 
 
 class Clocks:

@@ -1,11 +1,13 @@
 """
-FlashAttention-3 as a contestant of bench/race.py and bench/traffic.py, from the package
-tokenspeed-fa3 (pip install --no-deps --target DIR tokenspeed-fa3; PYTHONPATH=DIR). Its number of
-splits and the packing of heads that share keys are tried for each cell, and the two fastest
-settings take part.
+FlashAttention-3 as a contestant of bench/race.py, bench/traffic.py and bench/decode.py, from the
+package tokenspeed-fa3 (README.md). Its settings are tried for each cell, and the two fastest ones
+take part: the number of splits; the packing of heads that share keys; and for decode the layout of
+pages, tensors instead of pages, and the schedule computed beforehand.
 """
+import itertools
+
 import torch
-from flash_attn_interface import flash_attn_func
+from flash_attn_interface import flash_attn_func, flash_attn_with_kvcache, get_scheduler_metadata
 
 SPLITS = (0, 1, 2, 4, 8, 16, 32)  # 0: its own choice
 KEPT = 2
@@ -35,18 +37,48 @@ def seconds(launch):
     return start.elapsed_time(stop)
 
 
+def fastest(title, launches):
+    """Returns the fastest of @launches, by name."""
+    found = []
+    for name, launch in launches:
+        try:
+            found.append((seconds(launch), name, launch))
+        except RuntimeError as error:
+            print(f"{title}: {name}: {error}", flush=True)
+    found.sort(key=lambda entry: entry[0])
+    return {name: launch for _, name, launch in found[:KEPT]}
+
+
 def contestants(cell):
     if cell.dtype == "f32" or cell.alibi is not None:
         return {}
     packings = (False, True) if cell.heads > cell.kv_heads else (None,)
-    found = []
-    for splits in SPLITS:
-        for pack in packings:
-            launch = launcher(cell, splits, pack)
-            try:
-                found.append((seconds(launch), f"fa3-s{splits}{'-packed' if pack else ''}",
-                              launch))
-            except RuntimeError as error:
-                print(f"{cell.name}: fa3 with {splits} splits: {error}", flush=True)
-    found.sort(key=lambda entry: entry[0])
-    return {name: launch for _, name, launch in found[:KEPT]}
+    return fastest(cell.name, [(f"fa3-s{splits}{'-packed' if pack else ''}",
+                                launcher(cell, splits, pack))
+                               for splits in SPLITS for pack in packings])
+
+
+def paged_launcher(cell, k, v, table, splits, planned):
+    metadata = get_scheduler_metadata(
+        cell.batch, cell.n_new, cell.context, cell.heads, cell.kv_heads, cell.dim, cell.lengths,
+        page_size=None if table is None else cell.page, causal=True,
+        num_splits=splits) if planned else None
+
+    def launch(_):
+        return flash_attn_with_kvcache(cell.q, k, v, cache_seqlens=cell.lengths, page_table=table,
+                                       softmax_scale=cell.scale, causal=True, num_splits=splits,
+                                       scheduler_metadata=metadata)
+    return launch
+
+
+def paged(cell):
+    if cell.store != "bf16":  # it would want queries in 8 bits, too
+        return {}
+    layouts = {"nhd": (cell.k, cell.v, cell.table),
+               "hnd": (*(x.transpose(1, 2) for x in cell.hnd()), cell.table),
+               "tensors": (cell.dense_k, cell.dense_v, None)}
+    return fastest(cell.shape, [
+        (f"fa3/{name}-s{splits}{'-planned' if planned else ''}",
+         paged_launcher(cell, *layout, splits, planned))
+        for (name, layout), splits, planned in itertools.product(layouts.items(), SPLITS,
+                                                                (False, True))])

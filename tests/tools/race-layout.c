@@ -1,6 +1,8 @@
 /*
- * Prints a line for each field of the structs that bench/race.py mirrors, with the field's offset.
+ * Prints a line for each field of the structs that bench/race.py and bench/decode.py mirror, with
+ * the field's offset.
  */
+#include "kernels/cuda/paged-plan.h"
 #include "kernels/cuda/plan.h"
 
 #include <stdio.h>
@@ -8,6 +10,87 @@
 #define PARAMS(field) printf("Params %s %zu\n", #field, offsetof(struct fa_attention_params, field))
 #define TENSOR(field) printf("Tensor %s %zu\n", #field, offsetof(struct fa_attention_tensor, field))
 #define KERNEL(field) printf("Kernel %s %zu\n", #field, offsetof(struct fa_cuda_kernel, field))
+#define CACHE(field) printf("Cache %s %zu\n", #field, offsetof(struct fa_paged_cache, field))
+#define STEP(field) printf("Step %s %zu\n", #field, offsetof(struct fa_paged_step, field))
+#define ATTENTION(field)                                                                           \
+	printf("Attention %s %zu\n", #field, offsetof(struct fa_paged_attention, field))
+#define ROTARY(field) printf("Rotary %s %zu\n", #field, offsetof(struct fa_paged_rotary, field))
+#define APPEND(field) printf("Append %s %zu\n", #field, offsetof(struct fa_paged_append, field))
+#define REQUEST(field) printf("Request %s %zu\n", #field, offsetof(struct fa_paged_request, field))
+
+static void print_paged(void)
+{
+	CACHE(pool);
+	CACHE(dtype);
+	CACHE(layers);
+	CACHE(kv_heads);
+	CACHE(head_dim);
+	CACHE(head_dim_v);
+	CACHE(page_tokens);
+	CACHE(layer_stride);
+	CACHE(v_offset);
+	CACHE(store);
+	CACHE(k_scales);
+	CACHE(v_scales);
+	printf("Cache - %zu\n", sizeof(struct fa_paged_cache));
+	STEP(batch);
+	STEP(cu_new);
+	STEP(lengths);
+	STEP(lengths_before);
+	STEP(first);
+	STEP(table);
+	STEP(table_start);
+	STEP(table_entries);
+	STEP(host_table);
+	printf("Step - %zu\n", sizeof(struct fa_paged_step));
+	ATTENTION(cache);
+	ATTENTION(step);
+	ATTENTION(layer);
+	ATTENTION(heads);
+	ATTENTION(q);
+	ATTENTION(out);
+	ATTENTION(lse);
+	ATTENTION(lse_stride_token);
+	ATTENTION(lse_stride_head);
+	ATTENTION(scale);
+	ATTENTION(softcap);
+	ATTENTION(causal);
+	ATTENTION(window_left);
+	ATTENTION(window_right);
+	ATTENTION(alibi_slopes);
+	ATTENTION(sinks);
+	ATTENTION(deterministic);
+	ATTENTION(tree);
+	ATTENTION(tree_start);
+	ATTENTION(positions);
+	printf("Attention - %zu\n", sizeof(struct fa_paged_attention));
+	ROTARY(dim);
+	ROTARY(interleaved);
+	ROTARY(base);
+	ROTARY(scale);
+	ROTARY(cos);
+	ROTARY(sin);
+	ROTARY(table_positions);
+	ROTARY(positions);
+	printf("Rotary - %zu\n", sizeof(struct fa_paged_rotary));
+	APPEND(cache);
+	APPEND(step);
+	APPEND(layer);
+	APPEND(k);
+	APPEND(v);
+	APPEND(heads);
+	APPEND(q);
+	APPEND(q_out);
+	APPEND(rotary);
+	printf("Append - %zu\n", sizeof(struct fa_paged_append));
+	REQUEST(op);
+	REQUEST(attention);
+	REQUEST(append);
+	printf("Values FA_PAGED_ATTEND %d\n", FA_PAGED_ATTEND);
+	printf("Values FA_PAGED_APPEND %d\n", FA_PAGED_APPEND);
+	/* decode.py allocates this much for a plan and its blob's address. */
+	_Static_assert(sizeof(struct fa_cuda_paged_plan) + 16 <= 1 << 16, "");
+}
 
 int main(void)
 {
@@ -60,5 +143,6 @@ int main(void)
 	printf("Kernel - %zu\n", sizeof(struct fa_cuda_kernel));
 	/* race.py allocates this much for a launch. */
 	_Static_assert(sizeof(struct fa_cuda_launch) <= 1024, "");
+	print_paged();
 	return 0;
 }

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """
-Tests bench/race.py without PyTorch and a GPU: its structs match C, it takes the options that
-bench/all.py passes, and names and flops of cells match the targets.
-    test-race.py RACE.PY ALL.PY TARGETS.JSON RACE_LAYOUT
+Tests bench/race.py and bench/decode.py without PyTorch and a GPU: their structs match C, race.py
+takes the options that bench/all.py passes, names and flops of cells match the targets, and decode.py
+gives each peer's fastest setting.
+    test-race.py RACE.PY ALL.PY TARGETS.JSON DECODE.PY RACE_LAYOUT
 """
 import ctypes
 import fnmatch
@@ -35,10 +36,13 @@ def load(name, path):
     return module
 
 
-def check_layout(race, program):
+def check_layout(race, decode, program):
     for line in subprocess.run([program], stdout=subprocess.PIPE, check=True, text=True).stdout.splitlines():
         struct, field, value = line.split()
-        type_ = getattr(race, struct)
+        if struct == "Values":
+            assert getattr(decode, field) == int(value), field
+            continue
+        type_ = getattr(race if hasattr(race, struct) else decode, struct)
         found = ctypes.sizeof(type_) if field == "-" else getattr(type_, field).offset
         assert found == int(value), f"{struct}.{field} is at {found}, in C at {value}"
 
@@ -80,15 +84,35 @@ def check_cell(race, targets, name, what, peer):
                    for target in targets), f"there is no target for {name} and {peer}"
 
 
+def check_decode(decode, targets):
+    samples = {"fad": [2e-6, 4e-6, 4e-6], "bare": [3e-6] * 3, "xqa/NHD": [6e-6] * 3,
+               "xqa/HND": [5e-6] * 3, "fa3/hnd-s2": [8e-6] * 3, "bf16": [1e-6] * 3}
+    rows = {row["peer"]: row for row in decode.rows_of("n", samples, "GPU", "c")}
+    assert rows.keys() == {"bare", "xqa", "fa3", "bf16", "best"}, rows
+    assert all(row["value"] == 4 and row["spread"] == 0.5 for row in rows.values()), rows
+    assert {peer: (row["ratio"], row["setting"]) for peer, row in rows.items()} == {
+        "bare": (0.75, "bare"), "xqa": (1.25, "xqa/HND"), "fa3": (2, "fa3/hnd-s2"),
+        "bf16": (0.25, "bf16"), "best": (1.25, "xqa/HND")}, rows
+    cells = list(decode.cells(None))
+    assert len(cells) == len(set(cells)) and len(list(decode.cells("h8.1-p64"))) == 3
+    for axis, least in enumerate((4, 4, 4, 2, 2, 2)):  # batch, context, heads, KV heads, page, new tokens
+        assert len({cell[axis] for cell in cells}) >= least, axis
+    for type_, peer in (("bf16", "best"), ("bf16-e4m3", "xqa"), ("bf16-int8-heads", "bf16")):
+        assert any(fnmatch.fnmatchcase(f"decode-race/{type_}/b1/us", target["name"]) and
+                   target.get("peer") == peer for target in targets), type_
+
+
 def main():
-    race_path, all_path, targets_path, layout = sys.argv[1:]
+    race_path, all_path, targets_path, decode_path, layout = sys.argv[1:]
     torch = mock.MagicMock()
     torch.tensor.return_value.data_ptr.return_value = 4096
     modules = {name: torch for name in ("torch", "torch.nn.attention", "torch.nn.functional")}
     with mock.patch.dict(sys.modules, modules):
         race = load("race", race_path)
+        with mock.patch.dict(sys.modules, {"race": race}):
+            decode = load("decode", decode_path)
     bench = load("all", all_path)
-    check_layout(race, layout)
+    check_layout(race, decode, layout)
 
     asked = [command for _, _, commands in bench.PARTS for command in commands if "bench/race.py" in command]
     assert len(asked) > 2, asked
@@ -101,6 +125,7 @@ def main():
 
     with open(targets_path, encoding="utf-8") as file:
         targets = json.load(file)["targets"]
+    check_decode(decode, targets)
     with mock.patch.object(race, "view", lambda tensor: race.Tensor()):
         for cell in CELLS:
             check_cell(race, targets, *cell)
