@@ -313,6 +313,10 @@ class Ours:
         return self.gpu.bare(self.pieces, size)
 
 
+def first_line(error):
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def correct(cell, contestants, type_):
     found = {}
     for name, launch in contestants.items():
@@ -320,8 +324,8 @@ def correct(cell, contestants, type_):
             cell.check(launch, cell.store)
             found[name] = launch
         except (AssertionError, RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-            print(f"decode-race/{type_}/{cell.shape}: {name} is left out: "
-                  f"{(str(error).strip() or type(error).__name__).splitlines()[0]}", flush=True)
+            print(f"decode-race/{type_}/{cell.shape}: {name} is left out: {first_line(error)}",
+                  flush=True)
     return found
 
 
@@ -349,7 +353,7 @@ def rows_of(name, samples, device, commit):
                "commit": commit, "device": device}
 
 
-def race_store(gpu, cell, store, plain, peers, samples):
+def race_store(gpu, cell, store, plain, peers, args):
     """Races the kernels over one kind of pages. Yields (type, samples of contestants)."""
     cell.choose(store)
     type_ = "bf16" if store == "bf16" else f"bf16-{store}"
@@ -361,8 +365,10 @@ def race_store(gpu, cell, store, plain, peers, samples):
     if store != "bf16":
         contestants["bf16"] = plain
     for found in (cell.torch_peers(), *(paged(cell) for paged in peers)):
+        found = {name: launch for name, launch in found.items()
+                 if not args.skip or not name.startswith(tuple(args.skip.split(",")))}
         contestants.update(correct(cell, found, type_))
-    times = race.boost_samples(gpu, contestants, samples)
+    times = race.boost_samples(gpu, contestants, args.samples)
     heads = times.pop("heads", None)
     yield type_, times
     if heads:
@@ -376,11 +382,13 @@ def line_of(name, rows):
     return "  ".join(parts)
 
 
-def cells(pattern):
+def cells(patterns):
+    """@patterns: None, or texts with commas between them."""
     for heads, kv_heads, page, n_new, sizes in GRID:
         for batch, context in sizes:
             cell = (batch, context, heads, kv_heads, page, n_new)
-            if not pattern or pattern in "b{}-c{}-h{}.{}-p{}-q{}".format(*cell):
+            name = "b{}-c{}-h{}.{}-p{}-q{}".format(*cell)
+            if not patterns or any(text in name for text in patterns.split(",")):
                 yield cell
 
 
@@ -400,7 +408,9 @@ def main():
     parser.add_argument("--library", required=True, help="build/tests/gpu/libfagpu.so")
     parser.add_argument("--peers", action="append", default=[], metavar="FILE.py")
     parser.add_argument("--stores", default=",".join(STORES))
-    parser.add_argument("--cells", metavar="TEXT", help="only cells with this in b..-c..-h..-p..-q..")
+    parser.add_argument("--cells", metavar="TEXT,...",
+                        help="only cells with one of these in b..-c..-h..-p..-q..")
+    parser.add_argument("--skip", metavar="NAME,...", help="no contestants whose names begin so")
     parser.add_argument("--samples", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell later")
     parser.add_argument("--commit", default="?", help="commit of the library")
@@ -421,14 +431,14 @@ def main():
         plain = Ours(gpu, cell, "bf16")
         for store in args.stores.split(","):
             try:
-                for type_, times in race_store(gpu, cell, store, plain, peers, args.samples):
+                for type_, times in race_store(gpu, cell, store, plain, peers, args):
                     name = f"decode-race/{type_}/{cell.shape}/us"
                     rows = list(rows_of(name, times, device, args.commit))
                     print(line_of(name, rows), flush=True)
                     results += rows
             except (AssertionError, RuntimeError) as error:
                 failed = True
-                print(f"decode-race/{store}/{cell.shape}: {str(error).splitlines()[0]}", flush=True)
+                print(f"decode-race/{store}/{cell.shape}: {first_line(error)}", flush=True)
         del cell, plain
         if args.json:
             with open(args.json, "w") as file:
