@@ -314,7 +314,7 @@ class Ours:
 
 
 def first_line(error):
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:150]
 
 
 def correct(cell, contestants, type_):

@@ -4,6 +4,7 @@ package tokenspeed-fa3 (README.md). Its settings are tried for each cell, and th
 take part: the number of splits; the packing of heads that share keys; and for decode the layout of
 pages, tensors instead of pages, and the schedule computed beforehand.
 """
+import functools
 import itertools
 
 import torch
@@ -37,14 +38,15 @@ def seconds(launch):
     return start.elapsed_time(stop)
 
 
-def fastest(title, launches):
-    """Returns the fastest of @launches, by name."""
+def fastest(title, makers):
+    """Returns the fastest launches, by name. @makers: (name, function that returns a launch)."""
     found = []
-    for name, launch in launches:
+    for name, make in makers:
         try:
+            launch = make()
             found.append((seconds(launch), name, launch))
         except RuntimeError as error:
-            print(f"{title}: {name}: {error}", flush=True)
+            print(f"{title}: {name}: {str(error)[:150]}", flush=True)
     found.sort(key=lambda entry: entry[0])
     return {name: launch for _, name, launch in found[:KEPT]}
 
@@ -54,7 +56,7 @@ def contestants(cell):
         return {}
     packings = (False, True) if cell.heads > cell.kv_heads else (None,)
     return fastest(cell.name, [(f"fa3-s{splits}{'-packed' if pack else ''}",
-                                launcher(cell, splits, pack))
+                                functools.partial(launcher, cell, splits, pack))
                                for splits in SPLITS for pack in packings])
 
 
@@ -79,6 +81,6 @@ def paged(cell):
                "tensors": (cell.dense_k, cell.dense_v, None)}
     return fastest(cell.shape, [
         (f"fa3/{name}-s{splits}{'-planned' if planned else ''}",
-         paged_launcher(cell, *layout, splits, planned))
+         functools.partial(paged_launcher, cell, *layout, splits, planned))
         for (name, layout), splits, planned in itertools.product(layouts.items(), SPLITS,
                                                                 (False, True))])

@@ -104,7 +104,7 @@ def paged(cell):
         try:
             found[name] = make(*arguments)
         except (RuntimeError, ValueError, OSError) as error:
-            print(f"{cell.shape}: {name}: {str(error).splitlines()[0]}", flush=True)
+            print(f"{cell.shape}: {name}: {str(error)[:150]}", flush=True)
     for layout, kv in layouts.items():
         nhd = kv if layout == "NHD" else tuple(x.transpose(1, 2) for x in kv)
         add(f"xqa/{layout}", xqa, cell, *nhd)
