@@ -306,6 +306,10 @@ enum fa_dtype {
 	FA_F32 = 1,
 	FA_F16 = 2,
 	FA_BF16 = 3,
+	/* Only in fa_pages_attend(): 8-bit float with 4 bits of exponent, and integers. */
+	FA_E4M3 = 4,
+	FA_I32 = 5,
+	FA_I64 = 6,
 };
 
 /* Returns the bytes of an element; 0: unknown dtype. */
@@ -413,6 +417,75 @@ struct fa_ticket {
  */
 int fa_attention(struct fa_client *client, const struct fa_attention *attention,
                  struct fa_ticket *ret_ticket);
+
+/* fa_pages_attend.flags */
+#define FA_PAGES_CAUSAL (1u << 0)
+#define FA_PAGES_WINDOW (1u << 1) /* window_left and window_right apply */
+/* A sequence's results do not depend, to the bit, on the other sequences. */
+#define FA_PAGES_DETERMINISTIC (1u << 2)
+
+/*
+ * Attention over keys and values in pages that the caller manages, in buffers of its own, as engines
+ * do. out is as for fa_attention(), for each sequence b with n_k = lengths[b] keys, and as many rows
+ * as cu_q says; the last row is aligned with the last key. Key j of sequence b is token
+ * j % page_tokens of page table[b][j / page_tokens]; lengths count the keys that this request
+ * appends, too.
+ *
+ * table, lengths, cu_q and slots are tensors: the GPU's own work may fill them, and the daemon does
+ * not read them before the request runs. Numbers out of bounds are no error. They are bounded where
+ * they are read: a length to [0, max_k], a page to the last one, rows to those of q; a row that
+ * several sequences claim is undefined, and one that none claims is not written. So no table makes a
+ * kernel touch other memory than that of the tensors, not even one that changes meanwhile.
+ */
+struct fa_pages_attend {
+	uint32_t size; /* sizeof(struct fa_pages_attend) */
+	uint32_t flags;
+	uint32_t stream;
+	/* Rows of the sequence that has most. Without cu_q: 0, or the rows of each. */
+	uint32_t max_q;
+	/* Keys of the longest sequence; 0: as many as the table has room for. The closer it is, the
+	 * better kernels divide the work. */
+	uint32_t max_k;
+	uint32_t reserved;       /* 0 */
+	struct fa_tensor q, out; /* [rows, heads, dim], [rows, heads, dim_v] */
+	struct fa_tensor lse;    /* fp32 [heads, rows]; buffer NULL: not wanted */
+	/*
+	 * k [pages, page_tokens, kv_heads, dim] and v [.., dim_v], with any strides: heads may come
+	 * before tokens, and K and V may be parts of one tensor. page_tokens is 1 to 256; multiples
+	 * of 16 with rows aligned to 16 bytes are fastest. Of q's dtype, or both FA_E4M3: then an
+	 * element is code * scale.
+	 */
+	struct fa_tensor k, v;
+	struct fa_tensor table;   /* FA_I32 [batch, columns]; batch is at most 4096 */
+	struct fa_tensor lengths; /* FA_I32 [batch] */
+	/* FA_I32 [batch + 1]: sequence b has rows cu_q[b] to cu_q[b + 1] - 1; buffer NULL: all have
+	 * the same number of rows. */
+	struct fa_tensor cu_q;
+	/* Rows that are written to pages before attention, [tokens, kv_heads, dim] of q's dtype:
+	 * row i to token slots[i] % page_tokens of page slots[i] / page_tokens. A slot that is
+	 * negative or beyond the pages is skipped. Buffer NULL: nothing is written. */
+	struct fa_tensor k_new, v_new;
+	struct fa_tensor slots; /* FA_I64 [tokens] */
+	/* fp32 [kv_heads], only with FA_E4M3; buffer NULL: 1 */
+	struct fa_tensor k_scales, v_scales;
+	float scale;                       /* 0: 1/sqrt(dim) */
+	float softcap;                     /* 0: none */
+	int64_t window_left, window_right; /* as for fa_attention() */
+	const float *alibi_slopes;         /* [heads] or NULL; finite; copied */
+	const float *sinks;                /* [heads] or NULL, as for fa_attention(); copied */
+	uint64_t timeout_ns;
+	const struct fa_gates *gates;
+};
+
+/*
+ * Submits attention over the caller's own pages, like fa_attention(). out and lse, and k and v if
+ * they are written, must not share memory with other tensors of the request (-EINVAL), except that V
+ * may be the front of K if v_new is absent.
+ *   -ENOTSUP  no kernel supports the request, or the daemon is older than this call
+ * Other errors are those of fa_attention().
+ */
+int fa_pages_attend(struct fa_client *client, const struct fa_pages_attend *attend,
+                    struct fa_ticket *ret_ticket);
 
 struct fa_completion {
 	uint32_t size;

@@ -7,8 +7,8 @@
 
 #include <errno.h>
 
-int fa_request_tensor(struct fa_client_request *request, const char *name, struct fa_client *client,
-                      const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view)
+static int add(struct fa_client_request *request, const char *name, struct fa_client *client,
+               const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view)
 {
 	const struct fa_client_registration *registration;
 	int r;
@@ -22,6 +22,25 @@ int fa_request_tensor(struct fa_client_request *request, const char *name, struc
 		.view = ret_view,
 	};
 	return 0;
+}
+
+int fa_request_tensor(struct fa_client_request *request, const char *name, struct fa_client *client,
+                      const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view)
+{
+	if (tensor->buffer && (tensor->dtype < FA_F32 || tensor->dtype > FA_BF16))
+		return fa_error_set(-EINVAL, "%s.dtype is %u; expected FA_F32, FA_F16 or FA_BF16",
+		                    name, tensor->dtype);
+	return add(request, name, client, tensor, rank, ret_view);
+}
+
+int fa_request_tensor_of(struct fa_client_request *request, const char *name,
+                         struct fa_client *client, const struct fa_tensor *tensor, uint32_t dtype,
+                         uint32_t rank, struct fa_wire_view *ret_view)
+{
+	if (tensor->buffer && tensor->dtype != dtype)
+		return fa_error_set(-EINVAL, "%s.dtype is %u; expected %u", name, tensor->dtype,
+		                    dtype);
+	return add(request, name, client, tensor, rank, ret_view);
 }
 
 int fa_request_output(struct fa_client_request *request, const char *name, struct fa_client *client,
@@ -72,6 +91,9 @@ uint32_t *fa_request_stream(struct fa_wire_message *message, uint64_t **ret_valu
 	case FA_WIRE_ATTENTION:
 		*ret_value = &message->attention.value;
 		return &message->attention.stream;
+	case FA_WIRE_PAGES_ATTEND:
+		*ret_value = &message->pages_attend.value;
+		return &message->pages_attend.stream;
 	case FA_WIRE_SEQUENCE_COPY:
 		*ret_value = &message->sequence_copy.value;
 		return &message->sequence_copy.stream;

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FA_REQUEST_TENSORS 7
+#define FA_REQUEST_TENSORS 13
 
 struct fa_client_request {
 	struct fa_wire_message message; /* the caller sets its type */
@@ -26,10 +26,14 @@ struct fa_client_request {
 	struct fa_gates gates; /* padded copy of an older caller's gates */
 };
 
-/* Adds a tensor to the message. Its buffer is checked again when the request is sent. */
+/* Adds a tensor of fp32, fp16 or bf16 to the message. Its buffer is checked again when the request is sent. */
 int fa_request_tensor(struct fa_client_request *request, const char *name, struct fa_client *client,
                       const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view);
-/* The same for a tensor that the request writes. */
+/* The same for a tensor of @dtype, which may be any. */
+int fa_request_tensor_of(struct fa_client_request *request, const char *name,
+                         struct fa_client *client, const struct fa_tensor *tensor, uint32_t dtype,
+                         uint32_t rank, struct fa_wire_view *ret_view);
+/* The same as fa_request_tensor() for a tensor that the request writes. */
 int fa_request_output(struct fa_client_request *request, const char *name, struct fa_client *client,
                       const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view);
 /* Returns -EINVAL if a tensor that the request writes shares memory with another of its tensors. */

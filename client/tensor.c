@@ -12,10 +12,15 @@ uint32_t fa_dtype_bytes(uint32_t dtype)
 {
 	switch (dtype) {
 	case FA_F32:
+	case FA_I32:
 		return 4;
 	case FA_F16:
 	case FA_BF16:
 		return 2;
+	case FA_E4M3:
+		return 1;
+	case FA_I64:
+		return 8;
 	default:
 		return 0;
 	}
@@ -102,8 +107,8 @@ int fa_tensor_view(const char *name, struct fa_client *client, const struct fa_t
 	if (buffer->client != client)
 		return fa_error_set(-EINVAL, "%s.buffer belongs to another client", name);
 	if (!element)
-		return fa_error_set(-EINVAL, "%s.dtype is %u; expected FA_F32, FA_F16 or FA_BF16",
-		                    name, tensor->dtype);
+		return fa_error_set(-EINVAL, "%s.dtype is %u, which is unknown", name,
+		                    tensor->dtype);
 	if (tensor->rank != rank)
 		return fa_error_set(-EINVAL, "%s.rank is %u; expected %u", name, tensor->rank,
 		                    rank);

@@ -19,7 +19,17 @@ struct place {
 
 static int64_t element_bytes(unsigned int dtype)
 {
-	return dtype == FA_WIRE_DTYPE_F32 ? 4 : 2;
+	switch (dtype) {
+	case FA_WIRE_DTYPE_F32:
+	case FA_WIRE_DTYPE_I32:
+		return 4;
+	case FA_WIRE_DTYPE_E4M3:
+		return 1;
+	case FA_WIRE_DTYPE_I64:
+		return 8;
+	default:
+		return 2;
+	}
 }
 
 /* Returns the bytes from the view's first element to behind its last; 0: it has none. */

@@ -28,7 +28,7 @@ extern "C" {
 #define FA_WIRE_RANK_MAX 4
 #define FA_WIRE_HANDLE_BYTES 64
 #define FA_WIRE_PIECES_MAX 4096      /* allocations of one buffer */
-#define FA_WIRE_FIXED_BYTES_MAX 2048 /* see fa_wire_encode() */
+#define FA_WIRE_FIXED_BYTES_MAX 2304 /* see fa_wire_encode() */
 
 /* The numbers on the wire: the union tags of fad.fbs. */
 enum fa_wire_type {
@@ -83,6 +83,7 @@ enum fa_wire_type {
 	FA_WIRE_PREFIX_FIND,
 	FA_WIRE_PREFIX_REPLY,
 	FA_WIRE_SEQUENCE_PAGES,
+	FA_WIRE_PAGES_ATTEND,
 	_FA_WIRE_TYPE_N,
 };
 
@@ -90,6 +91,10 @@ enum fa_wire_dtype {
 	FA_WIRE_DTYPE_F32 = 1,
 	FA_WIRE_DTYPE_F16 = 2,
 	FA_WIRE_DTYPE_BF16 = 3,
+	/* Only where a message says so. */
+	FA_WIRE_DTYPE_E4M3 = 4,
+	FA_WIRE_DTYPE_I32 = 5,
+	FA_WIRE_DTYPE_I64 = 6,
 };
 
 enum fa_wire_buffer_kind {
@@ -211,6 +216,37 @@ struct fa_wire_attention {
 	size_t n_alibi_slopes, n_sinks;
 };
 
+/* HelloReply.features: PagesAttend is supported. */
+#define FA_WIRE_FEATURE_PAGES_ATTEND (1ull << 3)
+
+#define FA_WIRE_PAGES_CAUSAL (1u << 0)
+#define FA_WIRE_PAGES_DETERMINISTIC (1u << 1)
+
+/*
+ * Attention over pages in the client's buffers (struct fa_paged_own in kernels/paged.h, which says
+ * how the numbers in table, lengths, cu_q and slots are bounded). Answered by Completion.
+ *   q, out    [rows, heads, dim]; lse: fp32 [heads, rows], or rank 0
+ *   k, v      [pages, page_tokens, kv_heads, dim] of q's dtype, or both of e4m3
+ *   table     int32 [batch, columns]; lengths: int32 [batch]
+ *   cu_q      int32 [batch + 1], or rank 0: each sequence has rows / batch rows
+ *   max_q     rows of a sequence; max_k: tokens of a sequence, 0: as many as the table has room for
+ *   k_new, v_new  [tokens, kv_heads, dim] of q's dtype, appended before attention, or rank 0
+ *   slots     int64 [tokens], if there is k_new or v_new
+ *   k_scales, v_scales  fp32 [kv_heads], only with e4m3; rank 0: 1
+ */
+struct fa_wire_pages_attend {
+	uint32_t stream;
+	uint32_t flags; /* FA_WIRE_PAGES_* */
+	uint64_t value;
+	struct fa_wire_view q, k, v, out, lse, table, lengths, cu_q;
+	uint32_t max_q, max_k;
+	struct fa_wire_view k_new, v_new, slots, k_scales, v_scales;
+	float scale, softcap;
+	int64_t window_left, window_right;
+	const float *alibi_slopes, *sinks;
+	size_t n_alibi_slopes, n_sinks;
+};
+
 /* Cancels a request. Answered by Reply: 0 if the request was in flight, whose Completion then says
  * -ECANCELED unless it ended before; -ENOENT if it has finished or never existed. */
 struct fa_wire_cancel {
@@ -293,6 +329,7 @@ struct fa_wire_message {
 		struct fa_wire_stream_create stream_create;
 		struct fa_wire_stream_free stream_free;
 		struct fa_wire_attention attention;
+		struct fa_wire_pages_attend pages_attend;
 		struct fa_wire_cancel cancel;
 		struct fa_wire_reply reply;
 		struct fa_wire_hello_reply hello_reply;

@@ -38,10 +38,15 @@ unsigned int fa_tensor_view_dtype_bytes(unsigned int dtype)
 {
 	switch (dtype) {
 	case FA_WIRE_DTYPE_F32:
+	case FA_WIRE_DTYPE_I32:
 		return 4;
 	case FA_WIRE_DTYPE_F16:
 	case FA_WIRE_DTYPE_BF16:
 		return 2;
+	case FA_WIRE_DTYPE_E4M3:
+		return 1;
+	case FA_WIRE_DTYPE_I64:
+		return 8;
 	default:
 		return 0;
 	}
@@ -56,6 +61,12 @@ static const char *dtype_name(unsigned int dtype)
 		return "fp16";
 	case FA_WIRE_DTYPE_BF16:
 		return "bf16";
+	case FA_WIRE_DTYPE_E4M3:
+		return "e4m3";
+	case FA_WIRE_DTYPE_I32:
+		return "int32";
+	case FA_WIRE_DTYPE_I64:
+		return "int64";
 	default:
 		return "unknown";
 	}
@@ -66,12 +77,6 @@ static int check_numbers(const struct fa_wire_view *view, const char *name, stru
 {
 	unsigned int bytes = fa_tensor_view_dtype_bytes(view->dtype);
 
-	if (!bytes)
-		return fa_fail(
-			error, -ENOTSUP,
-			"%s.dtype %u is not supported; expected fp32 (%d), fp16 (%d) or bf16 (%d)",
-			name, view->dtype, FA_WIRE_DTYPE_F32, FA_WIRE_DTYPE_F16,
-			FA_WIRE_DTYPE_BF16);
 	if (view->rank < 1 || view->rank > FA_WIRE_RANK_MAX)
 		return fa_fail(error, -EINVAL, "%s.rank is %u; expected 1 to %d", name, view->rank,
 		               FA_WIRE_RANK_MAX);
@@ -134,8 +139,8 @@ static int check_distinct(const struct fa_wire_view *view, const char *name, str
 	return 0;
 }
 
-int fa_tensor_view_check(const struct fa_wire_view *view, const char *name, bool output,
-                         const struct fa_device_memory *memory, struct fa_error *error)
+static int check_view(const struct fa_wire_view *view, const char *name, bool output,
+                      const struct fa_device_memory *memory, struct fa_error *error)
 {
 	uint64_t last = 0, end; /* index of the last element; offset behind it */
 	bool empty = false;
@@ -187,6 +192,28 @@ int fa_tensor_view_check(const struct fa_wire_view *view, const char *name, bool
 		               ", and buffer %" PRIu32 " has %" PRIu64 " bytes",
 		               name, end, view->buffer, memory->bytes);
 	return output ? check_distinct(view, name, error) : 0;
+}
+
+int fa_tensor_view_check(const struct fa_wire_view *view, const char *name, bool output,
+                         const struct fa_device_memory *memory, struct fa_error *error)
+{
+	if (view->dtype < FA_WIRE_DTYPE_F32 || view->dtype > FA_WIRE_DTYPE_BF16)
+		return fa_fail(
+			error, -ENOTSUP,
+			"%s.dtype %u is not supported; expected fp32 (%d), fp16 (%d) or bf16 (%d)",
+			name, view->dtype, FA_WIRE_DTYPE_F32, FA_WIRE_DTYPE_F16,
+			FA_WIRE_DTYPE_BF16);
+	return check_view(view, name, output, memory, error);
+}
+
+int fa_tensor_view_check_dtype(const struct fa_wire_view *view, const char *name,
+                               enum fa_wire_dtype dtype, bool output,
+                               const struct fa_device_memory *memory, struct fa_error *error)
+{
+	if (view->dtype != (uint8_t)dtype)
+		return fa_fail(error, -ENOTSUP, "%s.dtype is %s (%u); expected %s (%d)", name,
+		               dtype_name(view->dtype), view->dtype, dtype_name(dtype), (int)dtype);
+	return check_view(view, name, output, memory, error);
 }
 
 /* ---- whole requests */

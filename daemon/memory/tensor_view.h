@@ -30,15 +30,21 @@ const char *fa_tensor_view_name(enum fa_tensor_view_index index);
 const struct fa_wire_view *fa_tensor_view_of(const struct fa_wire_attention *attention,
                                              enum fa_tensor_view_index index);
 
-/* Returns the size of an element; 0: unknown dtype. */
+/* Returns the size of an element of enum fa_wire_dtype; 0: unknown dtype. */
 unsigned int fa_tensor_view_dtype_bytes(unsigned int dtype);
 
 /*
- * Checks bounds, alignment and strides (the inner one is 1, none is negative), and for an @output
- * that memory is writable and elements do not overlap. -EINVAL, -ENOTSUP.
+ * Checks bounds, alignment and strides (the inner one is 1, none is negative), that the dtype is
+ * fp32, fp16 or bf16, and for an @output that memory is writable and elements do not overlap.
+ * -EINVAL, -ENOTSUP.
  */
 int fa_tensor_view_check(const struct fa_wire_view *view, const char *name, bool output,
                          const struct fa_device_memory *memory, struct fa_error *error);
+
+/* The same for a view of @dtype, which may be any. */
+int fa_tensor_view_check_dtype(const struct fa_wire_view *view, const char *name,
+                               enum fa_wire_dtype dtype, bool output,
+                               const struct fa_device_memory *memory, struct fa_error *error);
 
 /* Returns a checked view's stride for kernels: 0 if no element uses it, as it may be any number. */
 int64_t fa_tensor_view_stride(const struct fa_wire_view *view, unsigned int i);

@@ -6,6 +6,7 @@
 #include "daemon/requests/buffer.h"
 #include "daemon/requests/hello.h"
 #include "daemon/requests/kv.h"
+#include "daemon/requests/pages_attend.h"
 #include "daemon/requests/stream.h"
 #include "daemon/service/drain.h"
 #include "daemon/service/hold.h"
@@ -47,6 +48,13 @@ static int handle_attention(struct fa_call *call, struct fa_error *error)
 	const struct fa_wire_attention *message = &call->message->attention;
 
 	return fa_call_submit(call, &fa_attention_kind, message->stream, message->value, error);
+}
+
+static int handle_pages_attend(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_pages_attend *message = &call->message->pages_attend;
+
+	return fa_call_submit(call, &fa_pages_attend_kind, message->stream, message->value, error);
 }
 
 static int handle_sequence_copy(struct fa_call *call, struct fa_error *error)
@@ -139,6 +147,8 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 
 	[FA_WIRE_ATTENTION] = { "Attention", false, FA_WIRE_FDS_MAX, true, handle_attention,
 	                        .by_ring = true },
+	[FA_WIRE_PAGES_ATTEND] = { "PagesAttend", false, FA_WIRE_FDS_MAX, true, handle_pages_attend,
+	                           .by_ring = true },
 	[FA_WIRE_CANCEL] = { "Cancel", false, 0, false, fa_handle_cancel },
 	[FA_WIRE_STATUS] = { "Status", false, 0, false, handle_status },
 	[FA_WIRE_DRAIN] = { "Drain", false, 0, false, handle_drain },

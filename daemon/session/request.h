@@ -17,9 +17,9 @@
 struct fa_kv_step;
 struct fa_request_kind;
 
-#define FA_REQUEST_BUFFERS_MAX 8
+#define FA_REQUEST_BUFFERS_MAX 13
 /* Requests of larger kinds are not cached. */
-#define FA_REQUEST_CACHED_BYTES 2304
+#define FA_REQUEST_CACHED_BYTES 2560
 
 struct fa_request {
 	struct fa_job job; /* must be first */

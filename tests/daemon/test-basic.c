@@ -61,7 +61,9 @@ static void test_hello(void **state)
 	fa_raw_call(&raw, &message, NULL, 0);
 	fa_check_eq(raw.message.type, FA_WIRE_HELLO_REPLY);
 	fa_check_eq(reply->version, FA_WIRE_VERSION_MAX);
-	fa_check_eq(reply->features, FA_WIRE_FEATURE_RING | FA_WIRE_FEATURE_STEP_RING);
+	fa_check_eq(reply->features, FA_WIRE_FEATURE_RING | FA_WIRE_FEATURE_STEP_RING |
+	                                     FA_WIRE_FEATURE_SEQUENCE_PAGES |
+	                                     FA_WIRE_FEATURE_PAGES_ATTEND);
 	assert_string_equal(reply->daemon_version.text, FAD_VERSION);
 	assert_string_equal(reply->backend.text, "cpu");
 	fa_check(reply->device_name.length > 0);

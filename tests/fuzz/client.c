@@ -64,6 +64,7 @@ static bool is_of_stream(const struct fa_wire_message *message, bool by_ring, ui
 		*ret_value = message->path.value;                                                  \
 		return true;
 		STREAM(ATTENTION, attention)
+		STREAM(PAGES_ATTEND, pages_attend)
 		STREAM(MARKER, marker)
 		STREAM(SEQUENCE_COPY, sequence_copy)
 		STREAM(SEQUENCE_PAGES, sequence_pages)

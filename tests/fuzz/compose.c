@@ -50,7 +50,9 @@ uint32_t any_stream(const struct client *client)
 
 static uint64_t element_bytes(uint8_t dtype)
 {
-	return dtype == FA_WIRE_DTYPE_F32 ? 4 : 2;
+	if (dtype == FA_WIRE_DTYPE_I64)
+		return 8;
+	return dtype == FA_WIRE_DTYPE_F32 || dtype == FA_WIRE_DTYPE_I32 ? 4 : 2;
 }
 
 /* A packed tensor at @at, which moves behind it. Of four dimensions the first is @batch. */
@@ -326,6 +328,47 @@ static void compose_attention(struct client *client, struct parcel *parcel)
 	compose_gates(client, &parcel->message);
 }
 
+/* The tables are what the buffer holds. */
+static void compose_pages_attend(struct client *client, struct parcel *parcel)
+{
+	struct fa_wire_pages_attend *message = &parcel->message.pages_attend;
+	const struct buffer *buffer = any_buffer(client, true);
+	const int64_t kv_heads = 1 + pick(2), heads = kv_heads * (1 + pick(2)), dim = 8 << pick(3);
+	const int64_t batch = 1 + pick(3), n_q = 1 + pick(5), tokens = 1 + pick(4);
+	const int64_t q[] = { batch * n_q, heads, dim }, lse[] = { heads, batch * n_q };
+	const int64_t k[] = { 1 + pick(8), 1 + pick(16), kv_heads, dim };
+	const int64_t table[] = { batch, 1 + pick(4) }, lengths[] = { batch }, cu[] = { batch + 1 };
+	const int64_t k_new[] = { tokens, kv_heads, dim }, slots[] = { tokens };
+	const uint8_t dtype = (uint8_t)(1 + pick(3));
+	uint64_t at = 64ull * pick(64);
+
+	if (!buffer) {
+		compose(client, FA_WIRE_BUFFER_REGISTER, parcel);
+		return;
+	}
+	message->q = compose_view(buffer, &at, dtype, 3, q);
+	message->k = compose_view(buffer, &at, dtype, 4, k);
+	message->v = compose_view(buffer, &at, dtype, 4, k);
+	message->out = compose_view(buffer, &at, dtype, 3, q);
+	if (once_in(3))
+		message->lse = compose_view(buffer, &at, FA_WIRE_DTYPE_F32, 2, lse);
+	message->table = compose_view(buffer, &at, FA_WIRE_DTYPE_I32, 2, table);
+	message->lengths = compose_view(buffer, &at, FA_WIRE_DTYPE_I32, 1, lengths);
+	if (once_in(2))
+		message->cu_q = compose_view(buffer, &at, FA_WIRE_DTYPE_I32, 1, cu);
+	if (once_in(2)) {
+		message->k_new = compose_view(buffer, &at, dtype, 3, k_new);
+		message->v_new = compose_view(buffer, &at, dtype, 3, k_new);
+		message->slots = compose_view(buffer, &at, FA_WIRE_DTYPE_I64, 1, slots);
+	}
+	message->stream = any_stream(client);
+	message->max_q = (uint32_t)n_q;
+	message->window_left = once_in(4) ? (int64_t)pick(8) : -1;
+	message->window_right = -1;
+	message->flags = pick(4);
+	compose_gates(client, &parcel->message);
+}
+
 static void compose_marker(struct client *client, struct parcel *parcel)
 {
 	parcel->message.marker.stream = any_stream(client);
@@ -372,6 +415,8 @@ void compose(struct client *client, enum fa_wire_type type, struct parcel *ret_p
 		return compose_stream_free(client, ret_parcel);
 	case FA_WIRE_ATTENTION:
 		return compose_attention(client, ret_parcel);
+	case FA_WIRE_PAGES_ATTEND:
+		return compose_pages_attend(client, ret_parcel);
 	case FA_WIRE_MARKER:
 		return compose_marker(client, ret_parcel);
 	case FA_WIRE_CANCEL:

@@ -31,6 +31,7 @@ static const enum fa_wire_type kinds[] = {
 	FA_WIRE_STREAM_FREE,
 	FA_WIRE_ATTENTION,
 	FA_WIRE_ATTENTION,
+	FA_WIRE_PAGES_ATTEND,
 	FA_WIRE_CANCEL,
 	FA_WIRE_STATUS,
 	FA_WIRE_BUFFER_PIECES,
@@ -86,6 +87,10 @@ static bool is_unwanted(const struct client *client, const struct fa_wire_messag
 {
 	if (message->type == FA_WIRE_ATTENTION)
 		return work(&message->attention.q, &message->attention.k) > WORK_MAX;
+	if (message->type == FA_WIRE_PAGES_ATTEND)
+		return work(&message->pages_attend.q, &message->pages_attend.table) *
+		               (double)message->pages_attend.k.shape[1] >
+		       WORK_MAX;
 	return message->type == FA_WIRE_DRAIN && !client->other;
 }
 
@@ -97,6 +102,7 @@ static uint32_t *stream_of(struct fa_wire_message *message, uint64_t **ret_value
 		*ret_value = &message->path.value;                                                 \
 		return &message->path.stream;
 		STREAM(ATTENTION, attention)
+		STREAM(PAGES_ATTEND, pages_attend)
 		STREAM(MARKER, marker)
 		STREAM(SEQUENCE_COPY, sequence_copy)
 		STREAM(SEQUENCE_PAGES, sequence_pages)

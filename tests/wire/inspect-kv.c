@@ -291,6 +291,36 @@ static const char *step_end_difference(const struct fa_wire_step_end *a,
 	return NULL;
 }
 
+static const char *pages_attend_difference(const struct fa_wire_pages_attend *a,
+                                           const struct fa_wire_pages_attend *b)
+{
+	SAME(stream);
+	SAME(flags);
+	SAME(value);
+	SAME_VIEW(q);
+	SAME_VIEW(k);
+	SAME_VIEW(v);
+	SAME_VIEW(out);
+	SAME_VIEW(lse);
+	SAME_VIEW(table);
+	SAME_VIEW(lengths);
+	SAME_VIEW(cu_q);
+	SAME(max_q);
+	SAME(max_k);
+	SAME_VIEW(k_new);
+	SAME_VIEW(v_new);
+	SAME_VIEW(slots);
+	SAME_VIEW(k_scales);
+	SAME_VIEW(v_scales);
+	SAME_FLOAT(scale);
+	SAME_FLOAT(softcap);
+	SAME(window_left);
+	SAME(window_right);
+	SAME_VECTOR(alibi_slopes);
+	SAME_VECTOR(sinks);
+	return NULL;
+}
+
 const char *fa_inspect_kv_difference(const struct fa_wire_message *a,
                                      const struct fa_wire_message *b)
 {
@@ -329,6 +359,8 @@ const char *fa_inspect_kv_difference(const struct fa_wire_message *a,
 		return prefix_find_difference(&a->prefix_find, &b->prefix_find);
 	case FA_WIRE_PREFIX_REPLY:
 		return prefix_reply_difference(&a->prefix_reply, &b->prefix_reply);
+	case FA_WIRE_PAGES_ATTEND:
+		return pages_attend_difference(&a->pages_attend, &b->pages_attend);
 	case FA_WIRE_SEQUENCE_COPY:
 		return sequence_copy_difference(&a->sequence_copy, &b->sequence_copy);
 	case FA_WIRE_SEQUENCE_PAGES:
@@ -360,6 +392,18 @@ static uint64_t read_step_attend(struct range range, const struct fa_wire_step_a
 	       read_view(&attend->cos) + read_view(&attend->sin) +
 	       read_vector(range, attend->positions, attend->n_positions, FA_WIRE_TOKENS_MAX,
 	                   sizeof(*attend->positions));
+}
+
+static uint64_t read_pages_attend(struct range range, const struct fa_wire_pages_attend *attend)
+{
+	return read_view(&attend->q) + read_view(&attend->k) + read_view(&attend->v) +
+	       read_view(&attend->out) + read_view(&attend->lse) + read_view(&attend->table) +
+	       read_view(&attend->lengths) + read_view(&attend->cu_q) + read_view(&attend->k_new) +
+	       read_view(&attend->v_new) + read_view(&attend->slots) +
+	       read_view(&attend->k_scales) + read_view(&attend->v_scales) +
+	       read_vector(range, attend->alibi_slopes, attend->n_alibi_slopes, FA_WIRE_HEADS_MAX,
+	                   4) +
+	       read_vector(range, attend->sinks, attend->n_sinks, FA_WIRE_HEADS_MAX, 4);
 }
 
 uint64_t fa_inspect_kv_read(const struct fa_wire_message *message, struct range range)
@@ -402,6 +446,8 @@ uint64_t fa_inspect_kv_read(const struct fa_wire_message *message, struct range 
 		                   message->prefix_find.n_tokens, FA_WIRE_TOKENS_MAX,
 		                   sizeof(*message->prefix_find.tokens)) +
 		       read_view(&message->prefix_find.tokens_view);
+	case FA_WIRE_PAGES_ATTEND:
+		return read_pages_attend(range, &message->pages_attend);
 	case FA_WIRE_SEQUENCE_COPY:
 		return read_view(&message->sequence_copy.k) + read_view(&message->sequence_copy.v);
 	case FA_WIRE_SEQUENCE_PAGES:

@@ -125,6 +125,24 @@ static double attend_ns(const struct fa_device *device, const struct fa_paged_at
 	return ns + flops_ns(device, cache->dtype, false, flops);
 }
 
+/* Returns the bytes of a token in a client's pages. */
+static double own_token_bytes(const struct fa_paged_own *pages)
+{
+	return pages->kv_heads * ((double)pages->head_dim + pages->head_dim_v) *
+	       (pages->store == FA_PAGED_PLAIN ? element_bytes(pages->dtype) : 1);
+}
+
+/* Lengths are on the device: all sequences count as the longest that is possible. */
+static double own_attend_ns(const struct fa_device *device, const struct fa_paged_own_attention *p)
+{
+	const double keys = (double)p->batch * p->max_k;
+	const double dims = (double)p->pages->head_dim + p->pages->head_dim_v;
+	const double flops = 2 * (double)p->total_q * p->heads * p->max_k * dims;
+	const double ns = memory_ns(device, keys * own_token_bytes(p->pages));
+
+	return p->max_q > 1 ? ns + flops_ns(device, p->pages->dtype, false, flops) : ns;
+}
+
 double fa_cuda_cost_paged_ns(const struct fa_device *device, const struct fa_paged_request *request,
                              const struct fa_cuda_paged_plan *plan)
 {
@@ -161,8 +179,10 @@ double fa_cuda_cost_paged_ns(const struct fa_device *device, const struct fa_pag
 		                                 (token_bytes(own_copy->cache) +
 		                                  stored_token_bytes(own_copy->cache)));
 	case FA_PAGED_ATTEND_OWN:
+		return own_attend_ns(device, &request->own_attention);
 	case FA_PAGED_APPEND_OWN:
-		break;
+		return memory_ns(device, 2.0 * (double)request->own_append.tokens *
+		                                 own_token_bytes(request->own_append.pages));
 	}
 	return 0;
 }

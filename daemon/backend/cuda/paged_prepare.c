@@ -67,6 +67,8 @@ static size_t span_bytes(const struct fa_paged_request *request)
 
 	if (request->op == FA_PAGED_ATTEND)
 		words = 2 * (size_t)request->attention.heads;
+	else if (request->op == FA_PAGED_ATTEND_OWN)
+		words = 2 * (size_t)request->own_attention.heads;
 	else if ((request->op == FA_PAGED_APPEND || request->op == FA_PAGED_READ) &&
 	         request->append.rotary.positions)
 		words = new_tokens(request->append.step);
@@ -86,6 +88,7 @@ static void copy_arrays(struct span_writer *writer, struct fa_cuda_paged_part *p
 	struct fa_paged_request *request = &part->request;
 	struct fa_paged_attention *attention = &request->attention;
 	struct fa_paged_append *append = &request->append;
+	struct fa_paged_own_attention *own = &request->own_attention;
 
 	switch (request->op) {
 	case FA_PAGED_ATTEND:
@@ -116,8 +119,11 @@ static void copy_arrays(struct span_writer *writer, struct fa_cuda_paged_part *p
 	case FA_PAGED_MERGE:
 	case FA_PAGED_COPY:
 	case FA_PAGED_CLEAR:
-	case FA_PAGED_ATTEND_OWN:
 	case FA_PAGED_APPEND_OWN:
+		break;
+	case FA_PAGED_ATTEND_OWN:
+		own->alibi_slopes = copy_array(writer, own->alibi_slopes, (size_t)own->heads);
+		own->sinks = copy_array(writer, own->sinks, (size_t)own->heads);
 		break;
 	}
 }

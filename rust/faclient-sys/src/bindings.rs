@@ -11,6 +11,9 @@ pub const FA_BUFFER_DEVICE: u32 = 1;
 pub const FA_BUFFER_READ_ONLY: u32 = 2;
 pub const FA_ATTENTION_CAUSAL: u32 = 1;
 pub const FA_ATTENTION_WINDOW: u32 = 2;
+pub const FA_PAGES_CAUSAL: u32 = 1;
+pub const FA_PAGES_WINDOW: u32 = 2;
+pub const FA_PAGES_DETERMINISTIC: u32 = 4;
 pub const FA_CACHE_V_IN_K: u32 = 1;
 pub const FA_CACHE_TOKEN_SCALES: u32 = 2;
 pub const FA_PREFIX_SHARED: u32 = 1;
@@ -169,6 +172,9 @@ extern "C" {
 pub const FA_F32: fa_dtype = 1;
 pub const FA_F16: fa_dtype = 2;
 pub const FA_BF16: fa_dtype = 3;
+pub const FA_E4M3: fa_dtype = 4;
+pub const FA_I32: fa_dtype = 5;
+pub const FA_I64: fa_dtype = 6;
 pub type fa_dtype = ::std::os::raw::c_uint;
 extern "C" {
     pub fn fa_dtype_bytes(dtype: u32) -> u32;
@@ -259,6 +265,53 @@ extern "C" {
     pub fn fa_attention(
         client: *mut fa_client,
         attention: *const fa_attention,
+        ret_ticket: *mut fa_ticket,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct fa_pages_attend {
+    pub size: u32,
+    pub flags: u32,
+    pub stream: u32,
+    pub max_q: u32,
+    pub max_k: u32,
+    pub reserved: u32,
+    pub q: fa_tensor,
+    pub out: fa_tensor,
+    pub lse: fa_tensor,
+    pub k: fa_tensor,
+    pub v: fa_tensor,
+    pub table: fa_tensor,
+    pub lengths: fa_tensor,
+    pub cu_q: fa_tensor,
+    pub k_new: fa_tensor,
+    pub v_new: fa_tensor,
+    pub slots: fa_tensor,
+    pub k_scales: fa_tensor,
+    pub v_scales: fa_tensor,
+    pub scale: f32,
+    pub softcap: f32,
+    pub window_left: i64,
+    pub window_right: i64,
+    pub alibi_slopes: *const f32,
+    pub sinks: *const f32,
+    pub timeout_ns: u64,
+    pub gates: *const fa_gates,
+}
+impl Default for fa_pages_attend {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn fa_pages_attend(
+        client: *mut fa_client,
+        attend: *const fa_pages_attend,
         ret_ticket: *mut fa_ticket,
     ) -> ::std::os::raw::c_int;
 }

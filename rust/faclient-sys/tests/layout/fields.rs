@@ -8,6 +8,7 @@ macro_rules! structs {
             fa_tensor: buffer offset dtype rank shape strides;
             fa_attention: size flags stream batch q k v out lse scale softcap window_left window_right cu_seqlens_q cu_seqlens_k alibi_slopes sinks timeout_ns gates;
             fa_ticket: value stream client;
+            fa_pages_attend: size flags stream max_q max_k reserved q out lse k v table lengths cu_q k_new v_new slots k_scales v_scales scale softcap window_left window_right alibi_slopes sinks timeout_ns gates;
             fa_completion: size status queued_ns started_ns finished_ns;
             fa_cache_options: size flags name mode dtype layers kv_heads head_dim head_dim_v page_tokens store max_pages ttl_ns k_scales v_scales;
             fa_cache_info: size flags mode dtype layers kv_heads head_dim head_dim_v page_tokens sequences page_bytes max_pages used_pages idle_pages store uid;
@@ -41,6 +42,9 @@ macro_rules! constants {
             FA_BUFFER_READ_ONLY
             FA_ATTENTION_CAUSAL
             FA_ATTENTION_WINDOW
+            FA_PAGES_CAUSAL
+            FA_PAGES_WINDOW
+            FA_PAGES_DETERMINISTIC
             FA_CACHE_V_IN_K
             FA_CACHE_TOKEN_SCALES
             FA_PREFIX_SHARED
@@ -61,6 +65,9 @@ macro_rules! constants {
             FA_F32
             FA_F16
             FA_BF16
+            FA_E4M3
+            FA_I32
+            FA_I64
             FA_STORE_PLAIN
             FA_STORE_E4M3
             FA_STORE_INT8
