@@ -114,10 +114,11 @@ class Runner:
 
 
 def attentions():
-    with contextlib.suppress(ImportError):
-        import flash_attn  # noqa: F401
-        return ["sdpa", "flash_attention_2", "fad"]
-    return ["sdpa", "fad"]
+    """PyTorch's, FlashAttention's where Transformers finds them, and fad."""
+    from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
+    found = {"flash_attention_2": is_flash_attn_2_available(),
+             "flash_attention_3": is_flash_attn_3_available()}
+    return ["sdpa", *(name for name, there in found.items() if there), "fad"]
 
 
 UNITS = {"tokens_s": "tokens/s", "ms": "ms"}
@@ -215,6 +216,7 @@ def part_shared(options, runner):
         cache = runner.cache("fad", name)
         runner.first(ids, cache)
         cache.publish(ids)
+        free_memory(runner.client)
         process = child(options, "shared", length, name)
         out, _ = process.communicate(timeout=300)
         if process.returncode:
