@@ -270,10 +270,10 @@ def part_processes(options, _):
     for name in ("sdpa", "fad"):
         processes = []
         try:
-            for _ in range(PROCESSES):  # one by one: the first publishes the prompt
-                process = child(options, "decode", name, context, n)
-                processes.append(process)
-                if process.stdout.readline() != "ready\n":
+            for count in (1, PROCESSES - 1):  # the first publishes the prompt for the others
+                started = [child(options, "decode", name, context, n) for _ in range(count)]
+                processes += started
+                if any(process.stdout.readline() != "ready\n" for process in started):
                     raise RuntimeError(f"a process with {name} failed")
             for process in processes:
                 process.stdin.write("go\n")
