@@ -133,7 +133,7 @@ def row(options, part, shape, values, unit, **more):
     more = {"model": options.model, **more, "mps": options.mps_state}
     print(json.dumps({"part": part, "shape": shape, **more, **shown,
                       "ratio": round(ratios["sdpa"], 3)}), flush=True)
-    suffix = "" if options.mps_state == "none" else "/mps"
+    suffix = "/mps" if options.mps_state == "on" else ""
     for name, ratio in ratios.items():
         options.results.append({
             "name": f"transformers/{part}/{options.model}-{shape}{suffix}",

@@ -262,7 +262,8 @@ class Client:
 
     def trim(self) -> None:
         """Makes the daemon close the memory of the GPU that it has opened, so that what PyTorch has
-        freed (torch.cuda.empty_cache()) returns to the GPU."""
+        freed (torch.cuda.empty_cache()) returns to the GPU. That happens soon after the call, once
+        the GPU runs nothing of the daemon's."""
         self._ranges.clear()
         check(lib.fa_cuda_trim(self._handle))
 
