@@ -7,7 +7,8 @@ torch = pytest.importorskip("torch")
 
 import faclient  # noqa: E402
 import faclient.torch as fad  # noqa: E402
-from faclient.torch.flash_attn import flash_attn_func, flash_attn_varlen_func  # noqa: E402
+from faclient.torch.flash_attn import (flash_attn_func, flash_attn_varlen_func,  # noqa: E402
+                                       flash_attn_with_kvcache)
 
 LIMITS = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 OPTIONS = {
@@ -137,6 +138,181 @@ def test_bad_input():
         flash_attn_func(q.requires_grad_(), k, v)
 
 
+# ---- caches
+
+LENGTHS = (0, 1, 37, 64)
+
+
+def make_cache(dtype, page=None, seen=True, dim_v=32, tokens=72, layout="nhd"):
+    """Sequences of LENGTHS, with NaN wherever nothing must be read. Returns k_cache, v_cache, what
+    belongs to the page table, and the sequences' keys and values."""
+    generator = torch.Generator().manual_seed(3)
+    make = fad.empty if seen else torch.empty
+    sequences = [[torch.randn(n, 2, dim, generator=generator).to(dtype) for n in LENGTHS]
+                 for dim in (32, dim_v)]
+    if page is None:
+        table, shape = None, (4, tokens)
+    else:
+        columns = -(-tokens // page)
+        shape = (4 * columns + 3, page)
+        table = torch.randperm(shape[0], generator=generator).int()[:4 * columns].view(4, columns)
+    caches = []
+    for rows in sequences:
+        if layout == "hnd":
+            cache = make(shape[0], 2, shape[1], rows[0].shape[-1], dtype=dtype).transpose(1, 2)
+        else:
+            cache = make(*shape, 2, rows[0].shape[-1], dtype=dtype)
+        cache.fill_(torch.nan)
+        for b, x in enumerate(rows):
+            for j in range(len(x)):
+                if page is None:
+                    cache[b, j] = x[j]
+                else:
+                    cache[table[b, j // page], j % page] = x[j]
+        caches.append(cache)
+    return *caches, table, sequences
+
+
+def cached_reference(q, sequences, **options):
+    found = [reference(x, k, v, **options) for x, k, v in zip(q, *sequences)]
+    return torch.stack([x for x, _ in found]), torch.stack([x for _, x in found])
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("page", [None, 1, 3, 16, 72, 256])
+@pytest.mark.parametrize("options", ["plain", "causal", "window", "softcap and scale"])
+def test_cache(dtype, page, options):
+    seen = page in (None, 16)
+    k_cache, v_cache, table, sequences = make_cache(dtype, page, seen, 64,
+                                                    layout="hnd" if page == 3 else "nhd")
+    q = torch.randn(4, 5, 4, 32, generator=torch.Generator().manual_seed(4)).to(dtype)
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+    out, lse = flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths,
+                                       page_table=table, return_softmax_lse=True,
+                                       **OPTIONS[options])
+    compare(out, lse, *cached_reference(q, sequences, **OPTIONS[options]), dtype)
+
+
+@pytest.mark.parametrize("page", [None, 3, 16])
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("ragged", [True, False])
+def test_cache_append(page, seen, ragged):
+    """New rows are attended to, and stay in the cache."""
+    dtype = torch.bfloat16
+    k_cache, v_cache, table, sequences = make_cache(dtype, page, seen)
+    generator = torch.Generator().manual_seed(5)
+    counts = (3, 0, 5, 1) if ragged else (3, 3, 3, 3)
+    cu = torch.tensor([0, *counts]).cumsum(0).int()
+    new = [torch.randn(sum(counts), 2, 32, generator=generator).to(dtype) for _ in range(2)]
+    after = [[torch.cat([x, rows[cu[b]:cu[b + 1]]]) for b, x in enumerate(old)]
+             for old, rows in zip(sequences, new)]
+    q = torch.randn(sum(counts), 4, 32, generator=generator).to(dtype)
+    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+    if ragged:
+        options = {"cu_seqlens_q": cu, "cu_seqlens_k_new": cu, "max_seqlen_q": 5}
+        out = flash_attn_with_kvcache(q, k_cache, v_cache, *new, cache_seqlens=lengths,
+                                      page_table=table, causal=True, **options)
+    else:
+        out = flash_attn_with_kvcache(q.view(4, 3, 4, 32), k_cache, v_cache,
+                                      *(x.view(4, 3, 2, 32) for x in new),
+                                      cache_seqlens=lengths, page_table=table,
+                                      causal=True).flatten(0, 1)
+    expected = torch.cat([reference(q[cu[b]:cu[b + 1]], k, v, causal=True)[0]
+                          for b, (k, v) in enumerate(zip(*after))])
+    assert (out - expected).abs().max() < LIMITS[dtype]
+    for cache, rows in zip((k_cache, v_cache), after):
+        written = 0
+        for b, x in enumerate(rows):
+            for j in range(len(x)):
+                at = (b, j) if page is None else (table[b, j // page], j % page)
+                assert torch.equal(cache[at], x[j])
+                written += 1
+        assert (~cache.isnan()).all(-1).all(-1).sum() == written
+
+
+def test_cache_whole():
+    """Without lengths all of the cache counts; cache_batch_idx chooses sequences."""
+    q, k, v = tensors((3, 2, 4), (5, 24, 2), torch.float32)
+    chosen = torch.tensor([4, 0, 0])
+    out = flash_attn_with_kvcache(q, k, v, cache_batch_idx=chosen, causal=True)
+    assert torch.equal(out, flash_attn_func(q, k[chosen], v[chosen], causal=True))
+    out = flash_attn_with_kvcache(q, k, v, cache_seqlens=9, causal=True)
+    expected = flash_attn_func(q, k[:3, :9], v[:3, :9], causal=True)
+    assert (out - expected).abs().max() < 1e-5
+    apart = torch.randn(5, 40, 2, 32)[:, 8:32]
+    out = flash_attn_with_kvcache(q, apart, apart, cache_seqlens=9)
+    assert (out - flash_attn_func(q, apart[:3, :9], apart[:3, :9])).abs().max() < 1e-5
+
+
+def test_cache_fp8():
+    if not hasattr(torch, "float8_e4m3fn"):
+        pytest.skip("this PyTorch has no float8")
+    k_cache, v_cache, table, sequences = make_cache(torch.float32, 16)
+    scales = torch.tensor([0.02, 0.05])
+    stored = [(x / scales[:, None]).to(torch.float8_e4m3fn) for x in (k_cache, v_cache)]
+    sequences = [[(x / scales[:, None]).to(torch.float8_e4m3fn).float() * scales[:, None]
+                  for x in rows] for rows in sequences]
+    q = torch.randn(4, 3, 4, 32)
+    options = {"cache_seqlens": torch.tensor(LENGTHS), "page_table": table, "causal": True}
+    for descale in (scales, scales.expand(4, 2)):
+        out, lse = flash_attn_with_kvcache(q, *stored, k_descale=descale, v_descale=descale,
+                                           return_softmax_lse=True, **options)
+        compare(out, lse, *cached_reference(q, sequences, causal=True), torch.float32)
+    with pytest.raises(NotImplementedError, match="^k_descale: .* each sequence"):
+        flash_attn_with_kvcache(q, *stored, k_descale=torch.ones(4, 2), **options)
+
+
+def test_cache_garbage():
+    """Wild tables and lengths give a wrong result, and nothing worse."""
+    k_cache, v_cache, table, _ = make_cache(torch.float32, 16)
+    before = k_cache.clone()
+    q = torch.randn(4, 3, 4, 32)
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        wild = torch.randint(-2**31, 2**31 - 1, table.shape, generator=generator).int()
+        lengths = torch.randint(-2**31, 2**31 - 1, (4,), generator=generator).int()
+        cu = torch.randint(-2**31, 2**31 - 1, (5,), generator=generator).int()
+        out = flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, page_table=wild)
+        assert out.shape == q.shape
+        flash_attn_with_kvcache(q.flatten(0, 1), k_cache, v_cache, cache_seqlens=lengths,
+                                page_table=wild, cu_seqlens_q=cu, max_seqlen_q=7)
+    assert torch.equal(k_cache.nan_to_num(), before.nan_to_num())
+
+
+@pytest.mark.parametrize("name", ["qv", "q_descale", "rotary_cos", "rotary_sin", "rotary_seqlens",
+                                  "cache_leftpad", "attention_chunk"])
+def test_cache_unsupported(name):
+    q, k, v = tensors((2, 4, 4), (2, 9, 2), torch.float32)
+    value = 16 if name == "attention_chunk" else torch.ones(2)
+    with pytest.raises(NotImplementedError, match=f"^{name}: "):
+        flash_attn_with_kvcache(q, k, v, **{name: value})
+
+
+def test_cache_bad_input():
+    q, k, v = tensors((2, 4, 4), (2, 9, 2), torch.float32)
+    table = torch.zeros(2, 3, dtype=torch.int32)
+    with pytest.raises(ValueError, match="k_cache has 3 dimensions; expected 4"):
+        flash_attn_with_kvcache(q, k[0], v)
+    with pytest.raises(ValueError, match="k came alone"):
+        flash_attn_with_kvcache(q, k, v, k[:, :1])
+    with pytest.raises(ValueError, match="cache_seqlens is None"):
+        flash_attn_with_kvcache(q, k, v, k[:, :1], v[:, :1])
+    with pytest.raises(ValueError, match="k_cache has 1 sequences; expected 2"):
+        flash_attn_with_kvcache(q, k[:1], v[:1])
+    with pytest.raises(ValueError, match="v_cache has other sequences"):
+        flash_attn_with_kvcache(q, k, v[:, :8])
+    with pytest.raises(NotImplementedError, match="cache_batch_idx"):
+        flash_attn_with_kvcache(q, k, v, page_table=table, cache_batch_idx=table[:, 0])
+    with pytest.raises(NotImplementedError, match="softmax_scale"):
+        flash_attn_with_kvcache(q, k, v, softmax_scale=0.0)
+    with pytest.raises(faclient.InvalidArgument, match="lengths.shape"):
+        flash_attn_with_kvcache(q, k, v, page_table=table, cache_seqlens=table[0])
+    with pytest.raises(faclient.InvalidArgument, match="v.shape"):
+        flash_attn_with_kvcache(q, k, v[:, :8], page_table=table, cache_seqlens=table[:, 0])
+    with pytest.raises(RuntimeError, match="gradient"):
+        flash_attn_with_kvcache(q, k.requires_grad_(), v)
+
+
 def test_compile():
     q, k, v = tensors((2, 4, 4), (2, 9, 2), torch.float32)
 
@@ -152,10 +328,19 @@ def test_beside_flash_attention(options):
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU")
     for name, own in (("flash_attn_func", flash_attn_func),
-                      ("flash_attn_varlen_func", flash_attn_varlen_func)):
+                      ("flash_attn_varlen_func", flash_attn_varlen_func),
+                      ("flash_attn_with_kvcache", flash_attn_with_kvcache)):
         theirs = list(inspect.signature(getattr(flash, name)).parameters)
         assert theirs == list(inspect.signature(own).parameters)
     q, k, v = (x.cuda() for x in tensors((2, 40, 4), (2, 70, 2), torch.bfloat16))
     wanted = flash.flash_attn_func(q, k, v, **OPTIONS[options])
     wanted = wanted[0] if isinstance(wanted, tuple) else wanted
     assert (flash_attn_func(q, k, v, **OPTIONS[options]) - wanted).abs().max() < 3e-2
+    table = torch.randperm(30, device="cuda").int().view(2, 15)
+    k, v = (torch.randn(30, 16, 2, 32, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    lengths = torch.tensor([200, 77], device="cuda", dtype=torch.int32)
+    arguments = {"cache_seqlens": lengths, "page_table": table, **OPTIONS[options]}
+    arguments.pop("deterministic", None)
+    wanted = flash.flash_attn_with_kvcache(q, k, v, **arguments)
+    wanted = wanted[0] if isinstance(wanted, tuple) else wanted
+    assert (flash_attn_with_kvcache(q, k, v, **arguments) - wanted).abs().max() < 3e-2

@@ -21,6 +21,9 @@ _ALIGNMENT = 256
 
 #: The library's number of each dtype, and the bytes of an element.
 DTYPES = {"float32": (1, 4), "float16": (2, 2), "bfloat16": (3, 2)}
+#: The same for what only pages_attend() takes: 8-bit floats (in numpy as uint8), and numbers.
+PAGES_DTYPES = {**DTYPES, "float8_e4m3fn": (4, 1), "int32": (5, 4), "int64": (6, 8)}
+_NUMPY = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8}
 _NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "f32": "float32",
           "f16": "float16"}
 
@@ -66,8 +69,10 @@ class Buffer:
     def array(self, offset: int, shape, dtype) -> np.ndarray:
         """A numpy array in the buffer. bfloat16 is shown as uint16."""
         name = dtype_name(dtype)
-        kind = np.uint16 if name == "bfloat16" else np.dtype(name)
-        return np.asarray(_View(self, offset, tuple(shape), np.dtype(kind)))
+        return self._view(offset, shape, name)
+
+    def _view(self, offset: int, shape, name: str) -> np.ndarray:
+        return np.asarray(_View(self, offset, tuple(shape), np.dtype(_NUMPY.get(name, name))))
 
 
 class _View:
@@ -170,11 +175,18 @@ def as_operand(x, name: str):
 
 
 class Operand:
-    """A numpy array, a torch tensor or what has __dlpack__, as an operand of a request."""
+    """A numpy array, a torch tensor or what has __dlpack__, as an operand of a request.
 
-    def __init__(self, x, name: str, dtype: str | None = None, copies_back: bool = False):
+    dtype        what a numpy array of unsigned integers stands for
+    copies_back  the request writes it; reads: and reads it, too
+    only         the dtypes that it may have; None: float32, float16, bfloat16
+    """
+
+    def __init__(self, x, name: str, dtype: str | None = None, copies_back: bool = False,
+                 reads: bool = False, only: tuple[str, ...] | None = None):
         self.x = x
         self.name = name
+        self.reads = reads or not copies_back
         self.device: int | None = None  #: index of the GPU
         self.copies_back = copies_back
         if is_torch(x):
@@ -187,7 +199,7 @@ class Operand:
             if x.requires_grad and _grad_enabled():
                 raise RuntimeError(f"{name} requires a gradient, and fad computes none: use "
                                    "torch.no_grad() or another attention")
-            self.dtype = dtype_name(x.dtype)
+            self.dtype = self._dtype_of(x, only)
             self.shape = tuple(x.shape)
             self.strides = tuple(x.stride())
             self.address = x.data_ptr()
@@ -203,14 +215,27 @@ class Operand:
             if copies_back and not x.flags.writeable:
                 raise ValueError(f"{name} is read-only")
             # numpy has no bfloat16.
-            self.dtype = dtype or "bfloat16" if x.dtype == np.uint16 else dtype_name(x.dtype)
+            if only and x.dtype == np.uint8 and "float8_e4m3fn" in only:
+                self.dtype = "float8_e4m3fn"
+            elif x.dtype == np.uint16 and not (only and "bfloat16" not in only):
+                self.dtype = dtype or "bfloat16"
+            else:
+                self.dtype = self._dtype_of(x, only)
             self.shape = x.shape
             self.strides = tuple(s // x.itemsize for s in x.strides)
             self.address = x.ctypes.data
-        self.itemsize = DTYPES[self.dtype][1]
+        self.itemsize = PAGES_DTYPES[self.dtype][1]
         self.buffer: Any = None  #: with the daemon's handle
         self.offset = 0
         self.copy: Any = None    #: of a tensor on the GPU, dense
+
+    def _dtype_of(self, x, only) -> str:
+        if only is None:
+            return dtype_name(x.dtype)
+        name = str(x.dtype).removeprefix("torch.")
+        if name not in only:
+            raise TypeError(f"{self.name} has dtype {x.dtype}; expected {' or '.join(only)}")
+        return name
 
     @property
     def nbytes(self) -> int:
@@ -240,6 +265,9 @@ class Operand:
         for n, stride in zip(self.shape, self.strides):
             fits = fits and (stride > 0 or n <= 1)
             span += (n - 1) * stride
+        if not fits and self.reads and self.copies_back:
+            raise ValueError(f"{self.name} has strides {self.strides}; expected an inner one of 1, "
+                             "and no others of 0, as it is written in place")
         if not fits:
             self.copy = self.x.new_empty(self.shape) if self.copies_back else self.x.contiguous()
             self.strides = tuple(self.copy.stride())
@@ -271,7 +299,7 @@ class Operand:
             return torch.frombuffer(self.buffer.memory, dtype=self.x.dtype,
                                     count=math.prod(self.shape),
                                     offset=self.offset).view(self.shape)
-        return self.buffer.array(self.offset, self.shape, self.dtype)
+        return self.buffer._view(self.offset, self.shape, self.dtype)
 
     def copy_in(self):
         if 0 not in self.shape:
@@ -287,7 +315,7 @@ class Operand:
         """Fills a struct fa_tensor."""
         tensor.buffer = self.buffer._handle
         tensor.offset = self.offset
-        tensor.dtype = DTYPES[self.dtype][0]
+        tensor.dtype = PAGES_DTYPES[self.dtype][0]
         tensor.rank = len(self.shape)
         tensor.shape = self.shape
         tensor.strides = self.strides
@@ -359,7 +387,7 @@ def placed(client, inputs, outputs):
     with client._buffers.staging(total) as buffer:
         for x, offset in places:
             x.place(buffer, offset)
-        for x in staged_in:
+        for x in staged_in + [x for x in staged_out if x.reads]:
             x.copy_in()
         yield
         for x in staged_out:

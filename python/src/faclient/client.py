@@ -18,6 +18,7 @@ from ._cuda import Gate, Ranges
 from ._lib import check, ffi, lib, new, string
 from ._memory import (Buffers, Operand, as_operand, device_of, dtype_name, is_torch, placed,
                       run_cuda)
+from ._pages import attend_pages
 from .errors import Error, InvalidArgument
 
 if TYPE_CHECKING:
@@ -253,6 +254,32 @@ class Client:
             yield ticket
         del kept
         return out
+
+    def pages_attend(self, q: Any, k: Any, v: Any, table: Any, lengths: Any, *, cu_q: Any = None,
+                     max_q: int = 0, max_k: int = 0, k_new: Any = None, v_new: Any = None,
+                     slots: Any = None, k_scales: Any = None, v_scales: Any = None,
+                     out: Any = None, causal: bool = False,
+                     window: tuple[int, int] | None = None, scale: float | None = None,
+                     softcap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None,
+                     lse: Any = None, deterministic: bool = False,
+                     timeout: float | None = None) -> Any:
+        """Attention over pages of your own, as struct fa_pages_attend describes it.
+
+        q [rows, heads, dim]; k and v [pages, page_tokens, kv_heads, dim], with any strides, of q's
+        dtype or float8_e4m3fn; table int32 [batch, columns]; lengths int32 [batch]; cu_q int32
+        [batch + 1], or None: each sequence has as many rows. max_q, max_k: the most rows and keys
+        of a sequence; max_k 0: as many as the table has room for.
+
+        k_new, v_new [tokens, kv_heads, dim] are first written to the pages: row i to token
+        slots[i] % page_tokens of page slots[i] // page_tokens; slots int64, others are skipped.
+
+        On the CPU, tensors that the daemon does not see are copied: make k and v by empty(). What
+        else is said of attention() holds here, too.
+        """
+        return self._drive(attend_pages(
+            self, q, k, v, table, lengths, cu_q, max_q, max_k, k_new, v_new, slots, k_scales,
+            v_scales, out, causal, window, scale, softcap, sinks, alibi_slopes, lse,
+            deterministic, timeout))
 
     def synchronize(self) -> None:
         """Waits for all requests on the GPU, and raises the error of the first that failed and that
