@@ -121,6 +121,17 @@ def attentions():
     return ["sdpa", *(name for name, there in found.items() if there), "fad"]
 
 
+def turns(i):
+    """The attentions in the order of run @i: none is always the first."""
+    return attentions()[::-1 if i % 2 else 1]
+
+
+def spread(seconds):
+    """How far apart the runs of each attention are, of their median."""
+    return {name: round((max(x) - min(x)) / statistics.median(x), 3)
+            for name, x in seconds.items()}
+
+
 UNITS = {"tokens_s": "tokens/s", "ms": "ms"}
 
 
@@ -156,7 +167,7 @@ def time_is_left(options, part, shape):
 
 
 def part_decode(options, runner):
-    n, context, runs = (64, 1024, 3) if options.quick else (256, 1024, 5)
+    n, context, runs = (48, 1024, 5) if options.quick else (128, 1024, 9)
     if options.model == "tiny":
         n, context, runs = 8, 64, 1
     for batch in (1, 8, 32):
@@ -166,14 +177,15 @@ def part_decode(options, runner):
         ids = tokens(runner.model, batch, context)
         seconds = {}
         for i in range(runs + 1):
-            for name in attentions():
+            for name in turns(i):
                 cache = runner.cache(name)
                 took = runner.decode(runner.first(ids, cache), cache, n if i else 4)
                 if i:
                     seconds.setdefault(name, []).append(took)
                 del cache
         speed = {name: batch * n / statistics.median(x) for name, x in seconds.items()}
-        row(options, "decode", shape, speed, "tokens_s", tokens=n, runs=runs)
+        row(options, "decode", shape, speed, "tokens_s", tokens=n, runs=runs,
+            spread=spread(seconds))
 
 
 def part_ttft(options, runner):
@@ -185,8 +197,8 @@ def part_ttft(options, runner):
             return
         ids = tokens(runner.model, 1, length)
         seconds = {}
-        for i in range(4):
-            for name in attentions():
+        for i in range(6):
+            for name in turns(i):
                 cache = runner.cache(name)
                 synchronize(runner.model)
                 start = time.perf_counter()
@@ -195,7 +207,7 @@ def part_ttft(options, runner):
                     seconds.setdefault(name, []).append(time.perf_counter() - start)
                 del cache
         best = {name: statistics.median(x) * 1e3 for name, x in seconds.items()}
-        row(options, "ttft", f"s{length}", best, "ms", runs=3)
+        row(options, "ttft", f"s{length}", best, "ms", runs=5, spread=spread(seconds))
 
 
 def child(options, *arguments):
