@@ -17,6 +17,15 @@ static inline uint64_t fa_now_ns(void)
 	return (uint64_t)now.tv_sec * FA_NS_PER_SEC + (uint64_t)now.tv_nsec;
 }
 
+/* Returns the processor time that this thread has used. */
+static inline uint64_t fa_thread_cpu_ns(void)
+{
+	struct timespec used;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+	return (uint64_t)used.tv_sec * FA_NS_PER_SEC + (uint64_t)used.tv_nsec;
+}
+
 /* Returns now + @timeout_ns, or FA_NS_NEVER for FA_NS_NEVER and on overflow. */
 static inline uint64_t fa_deadline_ns(uint64_t timeout_ns)
 {

@@ -19,7 +19,7 @@ struct fa_bench {
 	bool quick;           /* short, for tests: its numbers mean nothing */
 	unsigned int seconds; /* duration of load tests; 0: default */
 	bool mps;             /* the GPU is used through MPS, and result names say so */
-	const char *only;     /* a pattern for the names of cpu's results; NULL: all */
+	const char *only;     /* a pattern for the names of results (cpu, fair); NULL: all */
 	bool list;            /* print the names of cpu's results, measure nothing */
 	const char *socket;   /* the running daemon's socket; NULL: start a private daemon */
 	char device[128];

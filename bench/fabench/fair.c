@@ -16,6 +16,7 @@
 #include "common/clock.h"
 
 #include <errno.h>
+#include <fnmatch.h>
 #include <math.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -348,13 +349,21 @@ static double median(double *values, int n)
 	return values[n / 2];
 }
 
+static bool is_wanted(const struct fair *fair, const struct fa_attack *attack)
+{
+	char name[64];
+
+	snprintf(name, sizeof(name), "fair/%s", attack->name);
+	return !fair->bench->only || fnmatch(fair->bench->only, name, 0) == 0;
+}
+
 static int report(struct fair *fair, int runs)
 {
 	char name[96];
 	int r = 0;
 
 	for (int i = 0; fa_attacks[i].name; i++)
-		for (int kind = 0; kind < KINDS; kind++)
+		for (int kind = 0; kind < KINDS && is_wanted(fair, &fa_attacks[i]); kind++)
 			for (size_t point = 0; point < POINTS && r == 0; point++) {
 				const double with = median(fair->us[i][ATTACK][kind][point], runs);
 				const double without = median(fair->us[i][CONTROL][kind][point],
@@ -376,6 +385,8 @@ static int run_all(struct fair *fair)
 	r = start_victim(fair);
 	for (int run = 0; run < runs && r == 0; run++)
 		for (int i = 0; fa_attacks[i].name && r == 0; i++) {
+			if (!is_wanted(fair, &fa_attacks[i]))
+				continue;
 			r = measure(fair, &fa_attack_none, CONTROL);
 			if (r == 0)
 				r = measure(fair, &fa_attacks[i], ATTACK);

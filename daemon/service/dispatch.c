@@ -11,7 +11,7 @@
 #include "daemon/service/drain.h"
 #include "daemon/service/hold.h"
 #include "daemon/service/server.h"
-#include "daemon/service/status.h"
+#include "daemon/service/status_reply.h"
 #include "daemon/session/submission_ring.h"
 #include "daemon/session/timeline.h"
 
@@ -95,32 +95,6 @@ static int handle_timeline_setup(struct fa_call *call, struct fa_error *error)
 	return fa_timeline_setup(call->session, call->message, error);
 }
 
-static int handle_status(struct fa_call *call, struct fa_error *error)
-{
-	struct fa_session *session = call->session;
-	struct fa_charge charge = {};
-	struct fa_wire_message reply;
-	size_t bytes;
-	int r, fd = -1;
-
-	r = fa_session_charge_fd(session, &charge, error);
-	if (r < 0)
-		return r;
-	r = fa_status_new(session, &fd, &bytes);
-	if (r < 0) {
-		fa_charge_release(&charge);
-		return fa_fail(error, r, "the status cannot be written: %s", strerror(-r));
-	}
-	reply = (struct fa_wire_message){
-		.id = call->message->id,
-		.fds = 1,
-		.type = FA_WIRE_STATUS_REPLY,
-		.status_reply = { .bytes = bytes },
-	};
-	fa_session_send(session, &reply, fd, &charge);
-	return 0;
-}
-
 static int handle_drain(struct fa_call *call, struct fa_error *error)
 {
 	struct fa_session *session = call->session;
@@ -150,7 +124,7 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_PAGES_ATTEND] = { "PagesAttend", false, FA_WIRE_FDS_MAX, true, handle_pages_attend,
 	                           .by_ring = true },
 	[FA_WIRE_CANCEL] = { "Cancel", false, 0, false, fa_handle_cancel },
-	[FA_WIRE_STATUS] = { "Status", false, 0, false, handle_status },
+	[FA_WIRE_STATUS] = { "Status", false, 0, false, fa_status_reply },
 	[FA_WIRE_DRAIN] = { "Drain", false, 0, false, handle_drain },
 	[FA_WIRE_BUFFER_PIECES] = { "BufferPieces", false, FA_WIRE_FDS_MAX, true,
 	                            handle_buffer_pieces },

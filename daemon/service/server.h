@@ -32,7 +32,8 @@ struct fa_server {
 	struct fa_accept accept;
 	struct fa_hold hold;
 
-	bool had_client; /* some client has sent Hello */
+	unsigned int n_status_works; /* statuses that workers write */
+	bool had_client;             /* some client has sent Hello */
 	uv_async_t reaper_async;
 	uv_timer_t drain_timer;
 	uv_timer_t idle_timer; /* waits for the first client, with exit_when_idle */

@@ -5,11 +5,12 @@
 #include "common/text.h"
 #include "daemon/service/server.h"
 #include "daemon/service/status_kv.h"
-#include "daemon/session/submission_ring.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -92,41 +93,65 @@ static int add_usage(json_t *object, const struct fa_usage *usage)
 	return add_sums(object, usage) | add_times_and_prefixes(object, usage);
 }
 
-static int add_session(json_t *sessions, struct fa_session *session)
+static void row_take(struct fa_status_row *row, struct fa_session *session)
+{
+	fa_session_release_received(session);
+	row->id = session->id;
+	memcpy(row->name, session->name, sizeof(row->name));
+	row->pid = session->peer.pid;
+	row->uid = session->peer.uid;
+	/* No longer than a peer's. */
+	(void)snprintf(row->cgroup, sizeof(row->cgroup), "%s", session->tenant->cgroup);
+	row->state = session->state;
+	row->buffers = session->buffers.n_used;
+	row->buffer_bytes = session->buffer_bytes;
+	row->device_buffers = session->n_device_buffers;
+	row->timeline = session->timeline != NULL;
+	row->streams = session->n_streams;
+	row->requests = session->n_requests;
+	row->steps = session->kv.n_steps;
+	row->prefixes = session->n_prefixes;
+	row->has_ring = fa_ring_status(session, &row->ring);
+	row->out_messages = session->outbox.n_messages;
+	row->out_bytes = session->outbox.bytes;
+	row->messages = session->n_messages;
+	row->errors = session->n_errors;
+	row->usage = session->usage;
+}
+
+static int add_row(json_t *sessions, const struct fa_status_row *row)
 {
 	static const char *const states[] = { "connected", "ready", "closing" };
-	struct fa_ring_status ring;
 	json_t *object = json_object();
 	int r = 0;
 
-	fa_session_release_received(session);
-	r |= set(object, "session", session->id);
-	r |= set_text(object, "name", session->name);
-	r |= set(object, "pid", (uint64_t)session->peer.pid);
-	r |= set(object, "uid", session->peer.uid);
-	r |= fa_status_set_cgroup(object, session->tenant->cgroup);
-	r |= set_text(object, "state", states[session->state]);
-	r |= set(object, "buffers", session->buffers.n_used);
-	r |= set(object, "buffer_bytes", session->buffer_bytes);
-	r |= set(object, "gpu_buffers", session->n_device_buffers);
-	r |= json_object_set_new(object, "timeline", json_boolean(session->timeline != NULL));
-	r |= set(object, "streams", session->n_streams);
-	r |= set(object, "requests", session->n_requests);
-	r |= set(object, "steps", session->kv.n_steps);
-	r |= set(object, "shared_prefixes", session->n_prefixes);
-	if (fa_ring_status(session, &ring)) {
-		r |= set(object, "ring_bytes", ring.bytes);
-		r |= set(object, "ring_requests", ring.requests);
-		r |= set(object, "ring_doorbells", ring.doorbells);
-		r |= json_object_set_new(object, "ring_asleep", json_boolean(!ring.polled));
+	r |= set(object, "session", row->id);
+	r |= set_text(object, "name", row->name);
+	r |= set(object, "pid", (uint64_t)row->pid);
+	r |= set(object, "uid", row->uid);
+	r |= fa_status_set_cgroup(object, row->cgroup);
+	r |= set_text(object, "state", states[row->state]);
+	r |= set(object, "buffers", row->buffers);
+	r |= set(object, "buffer_bytes", row->buffer_bytes);
+	r |= set(object, "gpu_buffers", row->device_buffers);
+	r |= json_object_set_new(object, "timeline", json_boolean(row->timeline));
+	r |= set(object, "streams", row->streams);
+	r |= set(object, "requests", row->requests);
+	r |= set(object, "steps", row->steps);
+	r |= set(object, "shared_prefixes", row->prefixes);
+	if (row->has_ring) {
+		r |= set(object, "ring_bytes", row->ring.bytes);
+		r |= set(object, "ring_requests", row->ring.requests);
+		r |= set(object, "ring_doorbells", row->ring.doorbells);
+		r |= json_object_set_new(object, "ring_asleep", json_boolean(!row->ring.polled));
 	}
-	r |= set(object, "out_messages", session->outbox.n_messages);
-	r |= set(object, "out_bytes", session->outbox.bytes);
-	r |= set(object, "messages", session->n_messages);
-	r |= set(object, "errors", session->n_errors);
-	/* The loop waits for this, and there may be many sessions: tenants have the rest. */
-	r |= add_sums(object, &session->usage);
-	r |= add_waits(object, &session->usage);
+	r |= set(object, "out_messages", row->out_messages);
+	r |= set(object, "out_bytes", row->out_bytes);
+	r |= set(object, "messages", row->messages);
+	r |= set(object, "errors", row->errors);
+	/* There may be many sessions: tenants have the rest. */
+	r |= add_sums(object, &row->usage);
+	r |= add_waits(object, &row->usage);
 	return r | json_array_append_new(sessions, object);
 }
 
@@ -264,13 +289,32 @@ static int add_totals(json_t *object, struct fa_server *server)
 	return r;
 }
 
-static json_t *describe(struct fa_session *viewer)
+/* Takes the rows of the viewer and of the oldest others. Returns the number of all that it may see. */
+static unsigned int take_rows(struct fa_status *status, struct fa_session *viewer)
+{
+	struct fa_list *pos;
+	unsigned int n = 1;
+
+	row_take(&status->rows[status->n_rows++], viewer);
+	fa_list_for_each(pos, &viewer->context->sessions) {
+		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
+
+		if (session == viewer || (!viewer->observer && session->tenant != viewer->tenant))
+			continue;
+		if (status->n_rows < status->max_rows)
+			row_take(&status->rows[status->n_rows++], session);
+		++n;
+	}
+	return n;
+}
+
+static json_t *describe(struct fa_status *status, struct fa_session *viewer)
 {
 	_fa_cleanup_(json_freep) json_t *object = json_object();
 	struct fa_server *server = fa_server_of(viewer->context);
-	json_t *sessions = json_array(), *tenants = json_array();
-	unsigned int n_sessions = 1, n_tenants = 1; /* the viewer's own are listed already */
-	struct fa_list *pos;
+	const unsigned int n_sessions = take_rows(status, viewer);
+	unsigned int n_tenants = 1; /* the viewer's own is listed already */
+	json_t *tenants = json_array();
 	int r = 0;
 
 	r |= add_daemon(object, server);
@@ -278,16 +322,6 @@ static json_t *describe(struct fa_session *viewer)
 		r |= add_totals(object, server);
 	r |= add_requests(object, server->context.engine, viewer);
 	r |= add_limits(object, &server->context.config.limits);
-	r |= add_session(sessions, viewer);
-	fa_list_for_each(pos, &server->context.sessions) {
-		struct fa_session *session = fa_container_of(pos, struct fa_session, link);
-
-		if (!viewer->observer && session->tenant != viewer->tenant)
-			continue;
-		if (session != viewer && n_sessions < FA_STATUS_LISTED_MAX)
-			r |= add_session(sessions, session);
-		n_sessions += session != viewer;
-	}
 	r |= add_tenant(tenants, viewer->tenant);
 	if (viewer->observer)
 		r |= add_tenants(tenants, viewer, &n_tenants);
@@ -295,21 +329,59 @@ static json_t *describe(struct fa_session *viewer)
 	r |= set(object, "connections", viewer->observer ? server->context.n_sessions : n_sessions);
 	r |= set(object, "sessions_total", n_sessions);
 	r |= set(object, "tenants_total", n_tenants);
-	r |= json_object_set_new(object, "sessions", sessions);
 	r |= json_object_set_new(object, "tenants", tenants);
 	return r ? NULL : fa_steal_ptr(object);
 }
 
-int fa_status_new(struct fa_session *viewer, int *ret_fd, size_t *ret_bytes)
+static void status_freep(struct fa_status **status)
 {
-	_fa_cleanup_(json_freep) json_t *object = NULL;
-	_fa_cleanup_(fa_freep) char *text = NULL;
+	*status = fa_status_free(*status);
+}
+
+int fa_status_new(struct fa_session *viewer, struct fa_status **ret_status)
+{
+	_fa_cleanup_(status_freep) struct fa_status *status = NULL;
+	const unsigned int n = viewer->context->n_sessions;
+	const unsigned int max = n < FA_STATUS_LISTED_MAX ? n : FA_STATUS_LISTED_MAX;
+
+	status = calloc(1, sizeof(*status) + max * sizeof(status->rows[0]));
+	if (!status)
+		return -ENOMEM;
+	status->max_rows = max;
+	status->object = describe(status, viewer);
+	if (!status->object)
+		return -ENOMEM;
+	*ret_status = fa_steal_ptr(status);
+	return 0;
+}
+
+struct fa_status *fa_status_free(struct fa_status *status)
+{
+	if (!status)
+		return NULL;
+	json_decref(status->object);
+	free(status);
+	return NULL;
+}
+
+static char *text_of(struct fa_status *status)
+{
+	json_t *sessions = json_array();
+	int r = 0;
+
+	for (unsigned int i = 0; i < status->n_rows; ++i)
+		r |= add_row(sessions, &status->rows[i]);
+	r |= json_object_set_new(status->object, "sessions", sessions);
+	return r ? NULL : json_dumps(status->object, JSON_COMPACT);
+}
+
+int fa_status_write(struct fa_status *status, int *ret_fd, size_t *ret_bytes)
+{
+	_fa_cleanup_(fa_freep) char *text = text_of(status);
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
 	size_t length, done = 0;
 	ssize_t n;
 
-	object = describe(viewer);
-	text = object ? json_dumps(object, JSON_COMPACT) : NULL;
 	if (!text)
 		return -ENOMEM;
 	length = strlen(text);

@@ -59,6 +59,7 @@ enum fa_session_pause {
 	FA_PAUSE_HASHES = 1 << 5,   /* a worker hashes tokens (requests/kv_prefix.c) */
 	FA_PAUSE_HELD = 1 << 6,     /* a message is held (service/hold.h) */
 	FA_PAUSE_TURN = 1 << 7,     /* its account has used its time (turns.h) */
+	FA_PAUSE_STATUS = 1 << 8,   /* a worker writes its status (service/status_reply.h) */
 };
 
 struct fa_session_stream {

@@ -4,8 +4,6 @@
 #include "daemon/session/context.h"
 #include "daemon/session/session.h"
 
-#include <time.h>
-
 static struct fa_turn *turn_of(struct fa_session *session)
 {
 	struct fa_turns *turns = &session->context->turns;
@@ -70,19 +68,11 @@ void fa_turn_use(struct fa_session *session, uint64_t ns)
 		turn->paid_ns = now_ns + credit_ns + FA_TURN_LONG_WAIT_NS;
 }
 
-static uint64_t cpu_ns(void)
-{
-	struct timespec time;
-
-	(void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-	return (uint64_t)time.tv_sec * FA_NS_PER_SEC + (uint64_t)time.tv_nsec;
-}
-
 struct fa_turn_span fa_turn_begin(const struct fa_session *session)
 {
 	const bool alone = fa_tenants_are_alone(&session->context->tenants);
 
-	return (struct fa_turn_span){ fa_now_ns(), alone ? 0 : cpu_ns() };
+	return (struct fa_turn_span){ fa_now_ns(), alone ? 0 : fa_thread_cpu_ns() };
 }
 
 void fa_turn_end(struct fa_session *session, struct fa_turn_span *span, uint64_t others_ns)
@@ -92,7 +82,7 @@ void fa_turn_end(struct fa_session *session, struct fa_turn_span *span, uint64_t
 
 	span->begin_ns = now_ns;
 	if (ns >= FA_TURN_LONG_NS && span->cpu_ns) {
-		const uint64_t cpu_now_ns = cpu_ns();
+		const uint64_t cpu_now_ns = fa_thread_cpu_ns();
 
 		if (cpu_now_ns - span->cpu_ns < ns)
 			ns = cpu_now_ns - span->cpu_ns;

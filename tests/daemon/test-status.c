@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <jansson.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -115,6 +116,57 @@ static void test_many(void **state)
 	fa_check(many_ns < 3 * few_ns);
 	for (int i = 0; i < CROWD; ++i)
 		close(crowd[i]);
+	fa_raw_close(&viewer);
+}
+
+#define ASKED 40
+#define GONE 20
+
+static json_int_t own_fds(struct fa_raw *raw)
+{
+	uint64_t ns;
+	json_t *status = status_of(raw, &ns);
+	const json_int_t n = number(json_array_get(json_object_get(status, "tenants"), 0), "fds");
+
+	json_decref(status);
+	return n;
+}
+
+/* A worker writes the status of many sessions: answers keep their order, and clients may leave. */
+static void test_by_worker(void **state)
+{
+	struct fa_wire_message ask = fa_raw_message(FA_WIRE_STATUS),
+			       ping = fa_raw_message(FA_WIRE_PING);
+	static struct fa_raw viewer, raws[GONE];
+	json_int_t before;
+
+	fa_test_daemon_start(&daemon_, NULL);
+	fa_raw_open(&viewer, daemon_.socket);
+	for (int i = 0; i < GONE; ++i)
+		fa_raw_open(&raws[i], daemon_.socket);
+	for (int i = 0; i < ASKED; ++i) {
+		ask.id = (uint64_t)i * 2 + 100;
+		ping.id = ask.id + 1;
+		fa_check_eq(fa_raw_send(&viewer, &ask, NULL, 0), 0);
+		fa_check_eq(fa_raw_send(&viewer, &ping, NULL, 0), 0);
+		fa_raw_receive_reply(&viewer);
+		fa_check_eq(viewer.message.type, FA_WIRE_STATUS_REPLY);
+		fa_check_eq(viewer.message.id, ask.id);
+		fa_raw_expect_reply(&viewer, ping.id, 0, NULL, false);
+	}
+	for (int i = 0; i < GONE; ++i)
+		fa_raw_close(&raws[i]);
+	before = own_fds(&viewer);
+	/* Stopped, so that all are asked at once, and all leave soon. */
+	for (int i = 0; i < GONE; ++i)
+		fa_raw_open(&raws[i], daemon_.socket);
+	fa_test_daemon_signal(&daemon_, SIGSTOP);
+	for (int i = 0; i < GONE; ++i)
+		fa_check_eq(fa_raw_send(&raws[i], &ask, NULL, 0), 0);
+	fa_test_daemon_signal(&daemon_, SIGCONT);
+	for (int i = 0; i < GONE; ++i)
+		fa_raw_close(&raws[i]);
+	fa_check_eventually(own_fds(&viewer) <= before);
 	fa_raw_close(&viewer);
 }
 
@@ -278,6 +330,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_teardown(test_done, stop),
+		cmocka_unit_test_teardown(test_by_worker, stop),
 		cmocka_unit_test_teardown(test_many, stop),
 	};
 
