@@ -11,6 +11,8 @@ void time_extend(void);
 /* Times decode of sequences with a common prefix. */
 void time_shared(void);
 void time_deterministic(void);
+/* Times attention over a client's own pages (paged-own.c). */
+void time_own(void);
 
 /* Opens a peer's kernels, for time_decode() to compare. False: they cannot be opened. */
 bool time_peer_open(const char *text);

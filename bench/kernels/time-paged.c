@@ -17,6 +17,8 @@
  *   shared   decode with a common prefix, against a bare read of each page once and private
  *            pages ("unshared"); fails if the plan groups the wrong sequences
  *   deterministic  against the usual decode ("usual") and a bare read
+ *   own      a client's own pages of 1 to 128 tokens, NHD and HND, decode to prefill, against the
+ *            pool's pages ("pool")
  * --store: pages hold codes with scales per token or head; no prefill, no peers. --shapes: only
  * matching decode shapes, e.g. 'b8-*'. --quick: a smoke test. --profile: run ours once and print
  * its name, for profiles.py.
@@ -187,6 +189,7 @@ static const struct {
 	{ "extend", time_extend, true },
 	{ "shared", time_shared, true },
 	{ "deterministic", time_deterministic, true },
+	{ "own", time_own, true },
 	{ "prefill", prefills, false },
 	{ "append", appends, false },
 };

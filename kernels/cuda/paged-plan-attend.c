@@ -212,7 +212,8 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 	}
 	if (count.forward > 0) {
 		if (!packed)
-			plan->forward = fa_cuda_paged_sm90_find(chip, p, count.longest_forward);
+			plan->forward = fa_cuda_paged_sm90_find(chip, p, false,
+			                                        count.longest_forward);
 		if (!plan->forward)
 			plan->forward = fa_cuda_paged_find(
 				chip, is_plain(p) ? FA_CUDA_PAGED_BAND : FA_CUDA_PAGED_RICH,

@@ -4,7 +4,9 @@
  * many blocks they have at most.
  */
 #include "kernels/cuda/paged-plan-private.h"
+#include "kernels/cuda/paged-plan-sm90.h"
 #include "kernels/cuda/sm80/own_kernels.h"
+#include "kernels/cuda/sm90/paged_kernels.h"
 
 #include <math.h>
 #include <string.h>
@@ -26,6 +28,11 @@ static bool is_aligned(const struct fa_paged_own *own, const struct fa_attention
 	       (own->pages == 1 || tensor->stride_batch * bytes % 16 == 0) &&
 	       (own->page_tokens == 1 || tensor->stride_token * bytes % 16 == 0) &&
 	       (own->kv_heads == 1 || tensor->stride_head * bytes % 16 == 0);
+}
+
+static bool are_aligned(const struct fa_paged_own *own)
+{
+	return is_aligned(own, &own->k) && is_aligned(own, &own->v);
 }
 
 static int check_pages(const struct fa_cuda_chip *chip, const struct fa_paged_own *own, char *text,
@@ -87,9 +94,13 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_ow
 	const struct fa_paged_own *own = p->pages;
 	const uint64_t group = (uint64_t)(p->heads / own->kv_heads);
 	const uint64_t rows = (uint64_t)decode_rows(plan, p) * group;
+	struct fa_cuda_chip with = *chip;
 	uint64_t parts, tiles = 1;
 
-	plan->decode = fa_cuda_paged_find(chip, FA_CUDA_PAGED_OWN_DECODE, own->store, own->dtype,
+	/* Bulk copies are of 16 bytes. */
+	if (!are_aligned(own) || rows > FA_SM90_PAGED_ROWS_MAX)
+		with.portable_paged = true;
+	plan->decode = fa_cuda_paged_find(&with, FA_CUDA_PAGED_OWN_DECODE, own->store, own->dtype,
 	                                  own->head_dim, own->head_dim_v,
 	                                  rows > 4096 ? 4096 : (int32_t)rows);
 	if (!plan->decode)
@@ -117,14 +128,66 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_ow
 	return 0;
 }
 
+/* The request as one over the pool, of a sequence with as many rows and keys as there may be: for
+ * functions that need neither pages nor the other sequences. */
+struct stand_in {
+	struct fa_paged_attention attention;
+	struct fa_paged_cache cache;
+	struct fa_paged_step step;
+	uint32_t cu_new[2], length;
+};
+
+static void stand_in_init(struct stand_in *stand_in, const struct fa_paged_own_attention *p)
+{
+	const struct fa_paged_own *own = p->pages;
+
+	*stand_in = (struct stand_in){
+		.attention = {
+			.cache = &stand_in->cache,
+			.step = &stand_in->step,
+			.heads = p->heads,
+			.q = p->q,
+			.out = p->out,
+			.scale = p->scale,
+			.softcap = p->softcap,
+			.causal = p->causal,
+			.window_left = p->window_left,
+			.window_right = p->window_right,
+			.alibi_slopes = p->alibi_slopes,
+			.sinks = p->sinks,
+			.deterministic = p->deterministic,
+		},
+		.cache = {
+			.dtype = own->dtype,
+			.kv_heads = own->kv_heads,
+			.head_dim = own->head_dim,
+			.head_dim_v = own->head_dim_v,
+			.page_tokens = own->page_tokens,
+		},
+		.step = {
+			.batch = 1,
+			.cu_new = stand_in->cu_new,
+			.lengths = &stand_in->length,
+		},
+		.cu_new = { 0, (uint32_t)p->total_q },
+		.length = longest(p),
+	};
+}
+
 static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_own_attention *p,
                         struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
 {
 	const struct fa_paged_own *own = p->pages;
+	struct stand_in stand_in;
 	uint64_t blocks, slices;
 
-	plan->forward = fa_cuda_paged_find(chip, FA_CUDA_PAGED_OWN_FORWARD, own->store, own->dtype,
-	                                   own->head_dim, own->head_dim_v, 0);
+	stand_in_init(&stand_in, p);
+	if (own->store == FA_PAGED_PLAIN && fa_cuda_paged_sm90_can_map(own))
+		plan->forward = fa_cuda_paged_sm90_find(chip, &stand_in.attention, true,
+		                                        longest(p));
+	if (!plan->forward)
+		plan->forward = fa_cuda_paged_find(chip, FA_CUDA_PAGED_OWN_FORWARD, own->store,
+		                                   own->dtype, own->head_dim, own->head_dim_v, 0);
 	if (!plan->forward)
 		return 0;
 	plan->prefill_tokens = FA_CUDA_PAGED_PREFILL_TOKENS;
@@ -136,6 +199,8 @@ static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_o
 		                          (long long)p->total_q, p->heads, INT32_MAX);
 	plan->forward_blocks = (uint32_t)blocks;
 	plan->forward_grid = (uint32_t)(blocks * slices * (uint64_t)p->heads);
+	fa_cuda_paged_sm90_partition(chip, &stand_in.attention, plan);
+	plan->forward_ns = 0; /* not known */
 	return 0;
 }
 
@@ -249,7 +314,10 @@ static void fill_own(const struct fa_paged_own *own, const void *ranges, bool wh
 		.page_tokens = (uint32_t)own->page_tokens,
 		.last_page = (uint32_t)own->pages - 1,
 		.whole = whole,
-		.aligned = is_aligned(own, &own->k) && is_aligned(own, &own->v),
+		.aligned = are_aligned(own),
+		.in_strips = own->page_tokens % FA_CUDA_PAGED_STRIP == 0 &&
+		             own->k.stride_token == own->head_dim &&
+		             own->v.stride_token == own->head_dim_v,
 		.k_scales = own->k_scales,
 		.v_scales = own->v_scales,
 	};
@@ -263,6 +331,8 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 	const struct fa_paged_own *own = p->pages;
 	const int64_t bytes = fa_cuda_paged_element_bytes(own->dtype);
 	const bool decode = kernel == plan->decode;
+	const uint64_t strips = (uint64_t)(own->page_tokens + FA_CUDA_PAGED_STRIP - 1) /
+	                        FA_CUDA_PAGED_STRIP;
 	const size_t sums_at = (size_t)plan->places * plan->partial_rows * (size_t)kernel->dim_v *
 	                       sizeof(float);
 	const uint64_t partials = workspace + FA_CUDA_PAGED_COUNTERS_BYTES;
@@ -292,6 +362,9 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 			.k = (char *)own->k.data,
 			.v = (char *)own->v.data,
 			.table = (const uint32_t *)p->table,
+			/* For pages of whole strips. */
+			.page_magic = ((uint64_t)1 << 32) / strips + 1,
+			.page_strips = (uint32_t)strips,
 		},
 		.epoch = epoch,
 		.kv_heads = own->kv_heads,
@@ -341,6 +414,12 @@ int fa_cuda_paged_launch_own(const struct fa_cuda_paged_plan *plan,
 			fill_plan(plan, p, workspace, &launch->args.own_plan);
 		else
 			fill_attention(plan, p, kernels[i], workspace, epoch, &launch->args.own);
+		if (i == 2 && kernels[i]->keys) {
+			struct stand_in stand_in;
+
+			stand_in_init(&stand_in, p);
+			fa_cuda_paged_sm90_launch_own(plan, &stand_in.attention, p->pages, launch);
+		}
 		n++;
 	}
 	return n;

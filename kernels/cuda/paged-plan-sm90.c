@@ -33,12 +33,11 @@ static struct fa_cuda_map map_q(const struct fa_cuda_paged_kernel *kernel,
 	};
 }
 
-static int32_t box_keys(const struct fa_cuda_paged_kernel *kernel,
-                        const struct fa_paged_cache *cache)
+static int32_t box_keys(const struct fa_cuda_paged_kernel *kernel, int32_t page_tokens)
 {
 	int32_t keys = kernel->keys;
 
-	while (cache->page_tokens % keys)
+	while (page_tokens % keys)
 		keys /= 2;
 	return keys;
 }
@@ -65,7 +64,7 @@ static struct fa_cuda_map map_pages(const struct fa_cuda_paged_kernel *kernel,
 		          SLOTS },
 		.strides = { row_bytes, row_bytes * (uint64_t)cache->page_tokens,
 		             FA_PAGED_SLOT_BYTES },
-		.box = { 64, (uint32_t)box_keys(kernel, cache), 1, 1 },
+		.box = { 64, (uint32_t)box_keys(kernel, cache->page_tokens), 1, 1 },
 	};
 }
 
@@ -100,22 +99,24 @@ bool fa_cuda_paged_sm90_covers(const struct fa_cuda_paged_kernel *kernel,
 	if ((int64_t)p->heads * ceil_div(cache->head_dim_v, kernel->dim_v) >
 	    FA_CUDA_PAGED_HEAD_SLICES_MAX)
 		return false;
-	return kernel->kind == FA_CUDA_PAGED_RICH ||
+	return kernel->kind == FA_CUDA_PAGED_RICH || kernel->kind == FA_CUDA_PAGED_OWN_RICH ||
 	       (!(p->softcap > 0) && !p->alibi_slopes && !p->sinks && p->scale > 0);
 }
 
 const struct fa_cuda_paged_kernel *fa_cuda_paged_sm90_find(const struct fa_cuda_chip *chip,
                                                            const struct fa_paged_attention *p,
-                                                           uint32_t longest)
+                                                           bool own, uint32_t longest)
 {
 	const struct fa_cuda_paged_kernel *best = NULL;
 	int64_t least = INT64_MAX;
 
 	for (size_t i = 0; i < fa_cuda_paged_kernels_count; i++) {
 		const struct fa_cuda_paged_kernel *kernel = &fa_cuda_paged_kernels[i];
+		const bool is_own = kernel->kind == FA_CUDA_PAGED_OWN_BAND ||
+		                    kernel->kind == FA_CUDA_PAGED_OWN_RICH;
 		int64_t cost;
 
-		if (kernel->kind == FA_CUDA_PAGED_PACKED ||
+		if (kernel->kind == FA_CUDA_PAGED_PACKED || is_own != own ||
 		    !fa_cuda_paged_kernel_runs(kernel, chip) ||
 		    !fa_cuda_paged_sm90_covers(kernel, p))
 			continue;
@@ -124,7 +125,9 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_sm90_find(const struct fa_cuda_
 			continue;
 		cost = (int64_t)ceil_div(p->cache->head_dim_v, kernel->dim_v) *
 		       (kernel->dim + kernel->dim_v) *
-		       (kernel->kind == FA_CUDA_PAGED_RICH ? 24 : 21);
+		       (kernel->kind == FA_CUDA_PAGED_RICH || kernel->kind == FA_CUDA_PAGED_OWN_RICH
+		                ? 24
+		                : 21);
 		if (cost < least) {
 			least = cost;
 			best = kernel;
@@ -333,7 +336,7 @@ void fa_cuda_paged_sm90_maps(const struct fa_cuda_paged_plan *plan,
 	struct fa_cuda_paged_attention *args = &launch->args.attention;
 	const struct fa_cuda_pages *pages = &args->pages;
 
-	args->box_keys = box_keys(kernel, p->cache);
+	args->box_keys = box_keys(kernel, p->cache->page_tokens);
 	args->loaders = loaders(kernel, args->box_keys);
 	launch->n_maps = FA_CUDA_MAPS;
 	launch->maps[FA_CUDA_MAP_Q] = map_q(kernel, p);
@@ -361,4 +364,52 @@ void fa_cuda_paged_sm90_launch(const struct fa_cuda_paged_plan *plan,
 	args->section_pairs = plan->forward_section * (uint32_t)args->attention.units_m;
 	args->pairs = (uint32_t)args->attention.triples * (uint32_t)args->attention.units_m;
 	fa_cuda_paged_sm90_maps(plan, p, launch);
+}
+
+/* ---- a client's own pages */
+
+/* Makes the map of K or V; strides of dims of size 1 do not matter. */
+static struct fa_cuda_map map_own(const struct fa_cuda_paged_kernel *kernel,
+                                  const struct fa_paged_own *own,
+                                  const struct fa_attention_tensor *tensor, int32_t dim)
+{
+	return (struct fa_cuda_map){
+		.data = tensor->data,
+		.dims = { (uint64_t)dim, (uint64_t)own->page_tokens, (uint64_t)own->kv_heads,
+		          (uint64_t)own->pages },
+		.strides = { (uint64_t)(tensor->stride_token * 2),
+		             own->kv_heads > 1 ? (uint64_t)(tensor->stride_head * 2) : 16,
+		             own->pages > 1 ? (uint64_t)(tensor->stride_batch * 2) : 16 },
+		.box = { 64, (uint32_t)box_keys(kernel, own->page_tokens), 1, 1 },
+	};
+}
+
+bool fa_cuda_paged_sm90_can_map(const struct fa_paged_own *own)
+{
+	const struct fa_attention_tensor *const tensors[] = { &own->k, &own->v };
+
+	if (own->page_tokens % FA_CUDA_PAGED_STRIP != 0)
+		return false;
+	for (int i = 0; i < 2; i++) {
+		const int64_t strides[] = { tensors[i]->stride_token,
+			                    own->kv_heads > 1 ? tensors[i]->stride_head : 8,
+			                    own->pages > 1 ? tensors[i]->stride_batch : 8 };
+
+		if ((uintptr_t)tensors[i]->data % 16 != 0)
+			return false;
+		for (int j = 0; j < 3; j++)
+			if (strides[j] <= 0 || strides[j] % 8 != 0 || strides[j] >> 39)
+				return false;
+	}
+	return true;
+}
+
+void fa_cuda_paged_sm90_launch_own(const struct fa_cuda_paged_plan *plan,
+                                   const struct fa_paged_attention *p,
+                                   const struct fa_paged_own *own,
+                                   struct fa_cuda_paged_launch *launch)
+{
+	fa_cuda_paged_sm90_launch(plan, p, launch);
+	launch->maps[FA_CUDA_MAP_K] = map_own(plan->forward, own, &own->k, own->head_dim);
+	launch->maps[FA_CUDA_MAP_V] = map_own(plan->forward, own, &own->v, own->head_dim_v);
 }

@@ -6,10 +6,11 @@
 
 #include "kernels/cuda/paged-plan.h"
 
-/* Returns the kernel for sequences of many rows, the longest with @longest keys; NULL: none. */
+/* Returns the kernel for sequences of many rows, the longest with @longest keys; NULL: none. @own: it
+ * is one over a client's own pages. */
 const struct fa_cuda_paged_kernel *fa_cuda_paged_sm90_find(const struct fa_cuda_chip *chip,
                                                            const struct fa_paged_attention *p,
-                                                           uint32_t longest);
+                                                           bool own, uint32_t longest);
 
 /* Orders the plan's blocks of rows for kernels that pair the first with the last, the second with
  * the last but one, and so on. A key's high half is the number of keys that a block sees, its low
@@ -41,3 +42,12 @@ void fa_cuda_paged_sm90_maps(const struct fa_cuda_paged_plan *plan,
 void fa_cuda_paged_sm90_launch(const struct fa_cuda_paged_plan *plan,
                                const struct fa_paged_attention *p,
                                struct fa_cuda_paged_launch *launch);
+
+/* Returns true if TMA can load pages of 16-bit elements. */
+bool fa_cuda_paged_sm90_can_map(const struct fa_paged_own *own);
+
+/* Completes @launch over a client's own pages. @p has all but the pages and the step. */
+void fa_cuda_paged_sm90_launch_own(const struct fa_cuda_paged_plan *plan,
+                                   const struct fa_paged_attention *p,
+                                   const struct fa_paged_own *own,
+                                   struct fa_cuda_paged_launch *launch);

@@ -81,12 +81,12 @@
 #define FORWARD_F16(...) FORWARD(f16, F16, __VA_ARGS__)
 #define FORWARD_BF16(...) FORWARD(bf16, BF16, __VA_ARGS__)
 
-#define HOPPER(type, TYPE, name, KIND, dim_, dim_v_, groups, keys_, stages, q_slots, turns,        \
-               seqlen_k_max_)                                                                      \
+#define HOPPER_AS(prefix, image_, kind_, type, TYPE, name, dim_, dim_v_, groups, keys_, stages,    \
+                  q_slots, turns, seqlen_k_max_)                                                   \
 	{                                                                                          \
-		.symbol = "fa_sm90_paged_prefill_" #type "_d" #dim_ "_v" #dim_v_ "_" #name,        \
-		.image = FA_CUDA_IMAGE_SM90_PREFILL_##TYPE,                                        \
-		.kind = FA_CUDA_PAGED_##KIND,                                                      \
+		.symbol = "fa_sm90_" #prefix "_prefill_" #type "_d" #dim_ "_v" #dim_v_ "_" #name,  \
+		.image = FA_CUDA_IMAGE_SM90_##image_##TYPE,                                        \
+		.kind = FA_CUDA_PAGED_##kind_,                                                     \
 		.dtype = FA_ATTENTION_##TYPE,                                                      \
 		.arch = 90,                                                                        \
 		.arch_end = 91,                                                                    \
@@ -100,6 +100,12 @@
 		.seqlen_k_max = seqlen_k_max_,                                                     \
 		.state_bytes = FA_SM90_YIELDS_##turns * FA_SM90_STATE_BYTES(dim_v_, groups),       \
 	},
+#define HOPPER(type, TYPE, name, KIND, ...)                                                        \
+	HOPPER_AS(paged, PREFILL_, KIND, type, TYPE, name, __VA_ARGS__)
+#define HOPPER_OWN(type, TYPE, name, KIND, ...)                                                    \
+	HOPPER_AS(own, OWN_PREFILL_, OWN_##KIND, type, TYPE, name, __VA_ARGS__)
+#define HOPPER_OWN_F16(...) HOPPER_OWN(f16, F16, __VA_ARGS__)
+#define HOPPER_OWN_BF16(...) HOPPER_OWN(bf16, BF16, __VA_ARGS__)
 #define HOPPER_F16(...) HOPPER(f16, F16, __VA_ARGS__)
 #define HOPPER_BF16(...) HOPPER(bf16, BF16, __VA_ARGS__)
 
@@ -222,6 +228,34 @@
 #define OWN_FORWARD_F16(...) OWN_FORWARD(f16, F16, __VA_ARGS__)
 #define OWN_FORWARD_BF16(...) OWN_FORWARD(bf16, BF16, __VA_ARGS__)
 
+#define OWN_90(name, IMAGE, stores_, dtype_, dim_, atoms, threads_, shared)                        \
+	{                                                                                          \
+		.symbol = "fa_sm90_own_decode_" #name "_d" #dim_ "_a" #atoms,                      \
+		.image = FA_CUDA_IMAGE_SM90_OWN_##IMAGE,                                           \
+		.kind = FA_CUDA_PAGED_OWN_DECODE,                                                  \
+		.stores = stores_,                                                                 \
+		.dtype = dtype_,                                                                   \
+		.arch = 90,                                                                        \
+		.arch_end = 91,                                                                    \
+		.dim = dim_,                                                                       \
+		.dim_v = dim_,                                                                     \
+		.exact = true,                                                                     \
+		.rows = (atoms)*16,                                                                \
+		.threads = threads_,                                                               \
+		.shared_bytes = shared,                                                            \
+		.blocks = 1,                                                                       \
+		.awaits = true,                                                                    \
+	},
+#define OWN_90_16(type, TYPE, dim_, atoms, groups, stages, blocks)                                 \
+	OWN_90(type, TYPE, 1u << FA_PAGED_PLAIN, FA_ATTENTION_##TYPE, dim_, atoms,                 \
+	       FA_SM90_PAGED_THREADS(dim_, atoms, groups),                                         \
+	       FA_SM90_PAGED_SHARED_BYTES(dim_, atoms, groups, stages))
+#define OWN_90_F16(...) OWN_90_16(f16, F16, __VA_ARGS__)
+#define OWN_90_BF16(...) OWN_90_16(bf16, BF16, __VA_ARGS__)
+#define OWN_90_E4M3(dim_, atoms, groups, stages_)                                                  \
+	OWN_90(e4m3, E4M3, 1u << FA_PAGED_E4M3, 0, dim_, atoms, FA_SM90_CODES_THREADS(groups),     \
+	       FA_SM90_CODES_SHARED_BYTES(dim_, atoms, groups, stages_))
+
 const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 	/* clang-format off */
 	FA_SM90_PAGED_DECODE(DECODE_90_F16)
@@ -260,6 +294,11 @@ const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 		.arch_end = INT32_MAX,
 		.threads = FA_CUDA_GATE_THREADS,
 	},
+	FA_SM90_OWN_PREFILL(HOPPER_OWN_F16)
+	FA_SM90_OWN_PREFILL(HOPPER_OWN_BF16)
+	FA_SM90_OWN_DECODE(OWN_90_F16)
+	FA_SM90_OWN_DECODE(OWN_90_BF16)
+	FA_SM90_CODES_DECODE(OWN_90_E4M3)
 	FA_SM80_OWN_DECODE(OWN_DECODE_F16)
 	FA_SM80_OWN_DECODE(OWN_DECODE_BF16)
 	FA_SM80_OWN_DECODE_F32(OWN_DECODE_F32)

@@ -549,6 +549,8 @@ static size_t args_bytes(const struct fa_cuda_paged_kernel *kernel)
 		return sizeof(struct fa_cuda_gate);
 	case FA_CUDA_PAGED_OWN_DECODE:
 	case FA_CUDA_PAGED_OWN_FORWARD:
+	case FA_CUDA_PAGED_OWN_BAND:
+	case FA_CUDA_PAGED_OWN_RICH:
 		return sizeof(struct fa_cuda_paged_attention_own);
 	case FA_CUDA_PAGED_OWN_PLAN:
 		return sizeof(struct fa_cuda_own_plan);

@@ -722,6 +722,8 @@ void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
 	case FA_CUDA_PAGED_GATE:
 	case FA_CUDA_PAGED_OWN_DECODE:
 	case FA_CUDA_PAGED_OWN_FORWARD:
+	case FA_CUDA_PAGED_OWN_BAND:
+	case FA_CUDA_PAGED_OWN_RICH:
 	case FA_CUDA_PAGED_OWN_PLAN:
 	case FA_CUDA_PAGED_OWN_APPEND:
 		break;

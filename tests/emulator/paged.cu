@@ -8,7 +8,9 @@
 #define ENTRY(symbol_, args_name)                                                                  \
 	{ #symbol_, [](const void *args) { symbol_(*(const struct args_name *)args); } },
 
-#if EMULATED_90 && EMULATED_CODES
+#if EMULATED_OWN_90 && EMULATED_CODES
+#include "kernels/cuda/sm90/own_e4m3.cu"
+#elif EMULATED_90 && EMULATED_CODES
 #include "kernels/cuda/sm90/paged_codes.cu"
 #elif EMULATED_90
 #define FA_TYPE JOIN(fa_, EMULATED)
@@ -22,6 +24,10 @@
 #include "kernels/cuda/sm80/paged_f32.cu"
 #elif EMULATED_CODES
 #include "kernels/cuda/sm80/paged_codes.cu"
+#elif EMULATED_OWN_90
+#define FA_TYPE JOIN(fa_, EMULATED)
+#define FA_TYPE_NAME EMULATED
+#include "kernels/cuda/sm90/own_rows.h"
 #elif EMULATED_OWN_16
 #define FA_TYPE JOIN(fa_, EMULATED)
 #define FA_TYPE_NAME EMULATED
@@ -81,14 +87,26 @@
 #define OWN_FORWARD_OF(type, ...) OWN_FORWARD(type, __VA_ARGS__)
 #define OWN_FORWARDS_OF_TYPE(...) OWN_FORWARD_OF(FA_TYPE_NAME, __VA_ARGS__)
 
-#if EMULATED_OWN_16
+#define OWN_90(type, dim, atoms, ...)                                                              \
+	ENTRY(fa_sm90_own_decode_##type##_d##dim##_a##atoms, fa_cuda_paged_attention_own)
+#define OWN_90_OF(type, ...) OWN_90(type, __VA_ARGS__)
+#define OWN_90_OF_TYPE(...) OWN_90_OF(FA_TYPE_NAME, __VA_ARGS__)
+#define OWN_90_E4M3(...) OWN_90(e4m3, __VA_ARGS__)
+
+#if EMULATED_OWN_90
+const struct fa_emulated_kernel JOIN(fa_emulated_own_90_, EMULATED)[] = {
+#elif EMULATED_OWN_16
 const struct fa_emulated_kernel JOIN(fa_emulated_own_, EMULATED)[] = {
 #elif EMULATED_90
 const struct fa_emulated_kernel JOIN(fa_emulated_90_, EMULATED)[] = {
 #else
 const struct fa_emulated_kernel JOIN(fa_emulated_, EMULATED)[] = {
 #endif
-#if EMULATED_90 && EMULATED_CODES
+#if EMULATED_OWN_90 && EMULATED_CODES
+	FA_SM90_CODES_DECODE(OWN_90_E4M3)
+#elif EMULATED_OWN_90
+	FA_SM90_OWN_DECODE(OWN_90_OF_TYPE)
+#elif EMULATED_90 && EMULATED_CODES
 	FA_SM90_CODES_DECODE(CODES_90_E4M3) FA_SM90_CODES_DECODE(CODES_90_INT8)
 #elif EMULATED_90
 	FA_SM90_PAGED_DECODE(DECODE_90_OF_TYPE) FA_SM90_PAGED_PIECES(PIECES_90_OF_TYPE)

@@ -16,10 +16,11 @@ PEERS = {
     "codes": {"bare", "bf16", "sm80"},
     "shared": {"bare", "unshared"},
     "deterministic": {"bare", "usual"},
+    "own": {"pool"},
     "prefill": {"sm80", "dense"},
     "append": {"copy"},
 }
-NAME = re.compile(r"(decode(-shared|-deterministic)?|append)/bf16(-(e4m3|int8)(-heads)?)?/[a-z0-9-]+"
+NAME = re.compile(r"((decode|extend|prefill)-own|decode(-shared|-deterministic)?|append)/bf16(-(e4m3|int8)(-heads)?)?/[a-z0-9-]+"
                   r"-h\d+\.\d+-d\d+-p\d+(-q\d+)?/[a-z-]+|prefill/bf16/b\d+-s\d+-h\d+\.\d+-d\d+-p\d+/causal")
 
 

@@ -258,6 +258,8 @@ struct fa_cuda_own {
 	uint32_t last_page;
 	uint32_t whole;   /* each part has one tile, of all its keys: no part is divided */
 	uint32_t aligned; /* rows of K and V are 16-byte aligned */
+	/* As in the pool, pages are whole strips, and the rows of a head follow one another. */
+	uint32_t in_strips;
 	const float *k_scales, *v_scales; /* e4m3: [kv_head], or NULL */
 };
 

@@ -216,7 +216,7 @@ template <class ARGS_> struct fa_sm90_packed_rows {
 
 struct fa_sm90_packed : fa_sm90_packed_rows<struct fa_cuda_paged_attention> {
 	template <class C> using TILE = struct fa_sm90_page_tile<C>;
-	static constexpr bool PAGED = true;
+	static constexpr bool PAGED = true, OWN = false;
 
 	static __device__ __forceinline__ uint32_t loaders(const ARGS &all)
 	{

@@ -26,7 +26,9 @@ fa_sm90_paged_slot_of(const struct fa_cuda_paged_attention &args, uint32_t table
 	const uint32_t page = (uint32_t)(strip * pages.page_magic >> 32);
 
 	ret_in_page = strip - page * pages.page_strips;
-	if constexpr (C::SMALL)
+	if constexpr (C::OWN)
+		return fa_own_entry(args, table_start + page);
+	else if constexpr (C::SMALL)
 		return ((const typename C::SMALL_ARGS &)args).table[table_start + page];
 	else
 		return pages.table[table_start + page];

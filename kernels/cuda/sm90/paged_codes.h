@@ -13,11 +13,11 @@
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/ptx/warpgroup.h"
+#include "kernels/cuda/sm90/own_load.h"
 #include "kernels/cuda/sm90/paged_codes_config.h"
 #include "kernels/cuda/sm90/paged_codes_q.h"
 #include "kernels/cuda/sm90/paged_codes_tile.h"
 #include "kernels/cuda/sm90/paged_epilogue.h"
-#include "kernels/cuda/sm90/paged_load.h"
 
 #include <float.h>
 #include <stdint.h>
@@ -148,7 +148,7 @@ __device__ __forceinline__ void fa_sm90_codes_decode(const struct fa_cuda_paged_
 		if (warp < C::WARPS + C::LOADERS) {
 			fa_paged_segment_of<C> segment = fa_sm90_codes_first_walk<C>(shared_memory);
 
-			fa_sm90_paged_load<C>(args, fa_shared_address(shared_memory), segment);
+			fa_sm90_load<C>(args, fa_shared_address(shared_memory), segment);
 		} else if (warp == C::WARPS + C::LOADERS)
 			fa_sm90_codes_convert_q<C>(args, shared_memory);
 	} else {

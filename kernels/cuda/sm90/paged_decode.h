@@ -17,11 +17,11 @@
 #include "kernels/cuda/ptx/control.h"
 #include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/ptx/warpgroup.h"
+#include "kernels/cuda/sm90/own_load.h"
 #include "kernels/cuda/sm90/paged_append.h"
 #include "kernels/cuda/sm90/paged_config.h"
 #include "kernels/cuda/sm90/paged_decode_tile.h"
 #include "kernels/cuda/sm90/paged_epilogue.h"
-#include "kernels/cuda/sm90/paged_load.h"
 
 #include <stdint.h>
 
@@ -215,7 +215,7 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 			fa_setmaxnreg_dec<FA_SM90_PAGED_PRODUCER_REGISTERS>();
 			if (threadIdx.x < C::JOINED + 32) {
 				start();
-				fa_sm90_paged_load<C>(args, shared, segment);
+				fa_sm90_load<C>(args, shared, segment);
 			}
 		} else {
 			fa_setmaxnreg_inc<FA_SM90_PAGED_CONSUMER_REGISTERS>();
@@ -227,7 +227,7 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 	} else {
 		if (threadIdx.x >= C::JOINED) {
 			start();
-			fa_sm90_paged_load<C>(args, shared, segment);
+			fa_sm90_load<C>(args, shared, segment);
 		} else {
 			start();
 			fa_sm90_paged_compute<C>(args, shared_memory, segment);

@@ -14,6 +14,14 @@
 	X(128, 2, 1, 5, 1)                                                                         \
 	X(256, 1, 1, 3, 1)
 
+/* Decode over a client's own pages. At d64 three groups with one atom spill. */
+#define FA_SM90_OWN_DECODE(X)                                                                      \
+	X(64, 1, 2, 8, 1)                                                                          \
+	X(64, 2, 2, 8, 1)                                                                          \
+	X(128, 1, 1, 3, 1)                                                                         \
+	X(128, 2, 1, 5, 1)                                                                         \
+	X(256, 1, 1, 3, 1)
+
 /* Partial results that a thread reduces at a time. Parts with many more have kernels that reduce in
  * two levels (paged_reduce.h). */
 #define FA_SM90_PAGED_REDUCE_FANIN 16

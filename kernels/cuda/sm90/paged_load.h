@@ -50,6 +50,18 @@ template <class C> __device__ __forceinline__ uint32_t fa_sm90_paged_strip_bytes
 	return FA_CUDA_PAGED_STRIP * (C::QUANTISED && threadIdx.x % 16 >= 8 ? 4 : C::PITCH);
 }
 
+/* Returns the bytes from the pool, or from page 0, to this lane's page. */
+template <class C>
+__device__ __forceinline__ uint64_t fa_sm90_paged_place(const struct fa_cuda_paged_attention &args,
+                                                        uint32_t slot)
+{
+	if constexpr (C::OWN)
+		return slot *
+		       (threadIdx.x / 4 % 2 ? fa_own_of(args).v_page : fa_own_of(args).k_page);
+	else
+		return (uint64_t)slot * 256;
+}
+
 /* Returns the end of the segment's last tile, full or not. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_paged_tiles_end(const fa_paged_segment_of<C> &segment)
@@ -85,9 +97,13 @@ fa_sm90_paged_look_up(const struct fa_cuda_paged_attention &args, fa_paged_segme
 	const uint32_t strip = token / FA_CUDA_PAGED_STRIP +
 	                       (C::LOADERS == 1 ? lane : lane / 4 * (4 * C::LOADERS) + lane % 4);
 
-	ret_batch.from = (is_v ? pages.v : pages.k) + (uint64_t)segment.kv_head(args) *
-	                                                      pages.page_strips *
-	                                                      fa_sm90_paged_strip_bytes<C>();
+	ret_batch.from = is_v ? pages.v : pages.k;
+	if constexpr (C::OWN)
+		ret_batch.from += segment.kv_head(args) *
+		                  (is_v ? fa_own_of(args).v_head : fa_own_of(args).k_head);
+	else
+		ret_batch.from += (uint64_t)segment.kv_head(args) * pages.page_strips *
+		                  fa_sm90_paged_strip_bytes<C>();
 	if constexpr (C::QUANTISED) {
 		const struct fa_cuda_paged_quantised &quantised =
 			((const struct fa_cuda_paged_attention_quantised &)args).quantised;
@@ -298,7 +314,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 				fa_mbarrier_arrive_expect(full, bytes);
 			__syncwarp();
 
-			const char *const from = batch.from + (uint64_t)slot * 256 +
+			const char *const from = batch.from + fa_sm90_paged_place<C>(args, slot) +
 			                         in_page % 0x100 * fa_sm90_paged_strip_bytes<C>();
 			const uint32_t tile = shared + C::RING + stage * C::STAGE_BYTES;
 			const uint64_t policy = batch.reread ? normal : once;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/cuda/common/maps.h"
+#include "kernels/cuda/common/own.h"
 #include "kernels/cuda/common/paged-args.h"
 #include "kernels/cuda/common/work.h"
 #include "kernels/cuda/ptx/mbarrier.h"
@@ -56,6 +57,34 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 		find(all);
 	}
 
+	/* The list's length; of a client's own pages, the device's plan has it. */
+	static __device__ __forceinline__ uint32_t
+	blocks_of(const struct fa_cuda_paged_attention &all)
+	{
+		if constexpr (C::SOURCE::OWN)
+			return fa_own_of(all).ranges->forward_blocks;
+		else
+			return (uint32_t)all.attention.blocks_m;
+	}
+
+	static __device__ __forceinline__ uint32_t
+	pairs_of(const struct fa_cuda_paged_attention &all)
+	{
+		if constexpr (C::SOURCE::OWN)
+			return (uint32_t)all.attention.triples * ((blocks_of(all) + 1) / 2);
+		else
+			return all.pairs;
+	}
+
+	static __device__ __forceinline__ uint32_t
+	section_pairs_of(const struct fa_cuda_paged_attention &all)
+	{
+		if constexpr (C::SOURCE::OWN)
+			return (uint32_t)all.attention.section * ((blocks_of(all) + 1) / 2);
+		else
+			return all.section_pairs;
+	}
+
 	/* Pairs are numbered by sections of parts whose keys fit in L2 together. */
 	__device__ __forceinline__ void find(const struct fa_cuda_paged_attention &all)
 	{
@@ -63,20 +92,20 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 		const uint32_t block = fa_sm90_block_index<C>();
 		const uint32_t index = round +
 		                       (backwards ? fa_sm90_blocks<C>(args) - 1 - block : block);
-		const uint32_t section_pairs = all.section_pairs;
+		const uint32_t section_pairs = section_pairs_of(all);
 		/* A short step is one section; this saves a division. */
-		const uint32_t section = all.pairs <= section_pairs ? 0 : index / section_pairs;
+		const uint32_t section = pairs_of(all) <= section_pairs ? 0 : index / section_pairs;
 		const uint32_t rest = index - section * section_pairs;
 		const uint32_t width = min((uint32_t)args.section,
 		                           (uint32_t)args.triples - section * args.section);
 
 		at = -1;
-		if (index >= all.pairs)
+		if (index >= pairs_of(all))
 			return;
 		const uint32_t pair = rest / width;
 
 		part = (int32_t)(section * args.section + (rest - pair * width));
-		opposite = (int32_t)((uint32_t)args.blocks_m - 1 - pair);
+		opposite = (int32_t)(blocks_of(all) - 1 - pair);
 		if (opposite == (int32_t)pair)
 			opposite = -1;
 		go(all, (int32_t)pair);
@@ -150,8 +179,12 @@ template <class C> struct fa_sm90_page_tile {
 		ret_slot = NOWHERE;
 		ret_token = (int32_t)(strip - page * all.pages.page_strips) * 16;
 		/* A page without visible keys needs no table entry. */
-		if (at + all.box_keys > begin_key && at < end_key && at >= 0)
-			ret_slot = (int32_t)all.pages.table[table_start + page];
+		if (at + all.box_keys > begin_key && at < end_key && at >= 0) {
+			if constexpr (C::SOURCE::OWN)
+				ret_slot = (int32_t)fa_own_entry(all, table_start + page);
+			else
+				ret_slot = (int32_t)all.pages.table[table_start + page];
+		}
 	}
 
 	__device__ __forceinline__ void begin(const struct fa_cuda_paged_attention &all,
@@ -199,14 +232,15 @@ template <class C> struct fa_sm90_page_tile {
 	}
 };
 
-struct fa_sm90_pages {
+/* OWN_: a client's own pages (common/own.h). */
+template <bool OWN_> struct fa_sm90_pages_of {
 	using ARGS = struct fa_cuda_paged_attention;
 	using WORK = struct fa_sm90_page_work;
 	using BLOCK = struct fa_sm90_page_block;
 	template <class C> using SCHEDULER = struct fa_sm90_page_scheduler<C, false>;
 	template <class C> using PRODUCER_SCHEDULER = struct fa_sm90_page_scheduler<C, true>;
 	template <class C> using TILE = struct fa_sm90_page_tile<C>;
-	static constexpr bool PAGED = true, PACKED = false;
+	static constexpr bool PAGED = true, PACKED = false, OWN = OWN_;
 
 	static __device__ __forceinline__ const struct fa_cuda_attention &attention(const ARGS &all)
 	{
@@ -285,12 +319,31 @@ struct fa_sm90_pages {
 	static __device__ __forceinline__ const char *k_row(const ARGS &all, const WORK &work,
 	                                                    int32_t key)
 	{
+		if constexpr (OWN) {
+			const uint32_t head = (uint32_t)work.head / (uint32_t)all.attention.group;
+			uint32_t token;
+			const uint32_t page = fa_own_page(all, work.table_start, key, token);
+
+			return all.pages.k + page * fa_own_of(all).k_page +
+			       token * fa_own_of(all).k_token + head * fa_own_of(all).k_head;
+		}
 		return row_at(all, work, key, all.pages.k, all.pages.k_row);
 	}
 
 	static __device__ __forceinline__ const char *v_row(const ARGS &all, const WORK &work,
 	                                                    int32_t key)
 	{
+		if constexpr (OWN) {
+			const uint32_t head = (uint32_t)work.head / (uint32_t)all.attention.group;
+			uint32_t token;
+			const uint32_t page = fa_own_page(all, work.table_start, key, token);
+
+			return all.pages.v + page * fa_own_of(all).v_page +
+			       token * fa_own_of(all).v_token + head * fa_own_of(all).v_head;
+		}
 		return row_at(all, work, key, all.pages.v, all.pages.v_row);
 	}
 };
+
+using fa_sm90_pages = fa_sm90_pages_of<false>;
+using fa_sm90_own_pages = fa_sm90_pages_of<true>;

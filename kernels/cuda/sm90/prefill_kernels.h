@@ -19,3 +19,11 @@
 	X(band, BAND, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)                                      \
 	X(rich, RICH, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)                                      \
 	FA_SM90_PACKED(X)
+
+/* The rows that are also built over a client's own pages; RICH at d256 spills there. */
+#define FA_SM90_OWN_PREFILL(X)                                                                     \
+	X(band, BAND, 64, 64, 3, 128, 2, 6, SOFTMAX, INT32_MAX)                                    \
+	X(rich, RICH, 64, 64, 3, 64, 4, 6, GEMM, INT32_MAX)                                        \
+	X(band, BAND, 128, 128, 2, 128, 2, 4, GEMM, INT32_MAX)                                     \
+	X(rich, RICH, 128, 128, 2, 128, 2, 4, GEMM, INT32_MAX)                                     \
+	X(band, BAND, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)

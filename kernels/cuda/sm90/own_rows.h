@@ -1,0 +1,33 @@
+/* Instantiates every row of FA_SM90_OWN_DECODE over a client's own pages, for FA_TYPE. */
+#include "kernels/cuda/common/done.h"
+#include "kernels/cuda/common/gate.h"
+#include "kernels/cuda/sm90/paged_decode.h"
+
+template <class T, int DIM, int ATOMS, int GROUPS, int STAGES>
+struct fa_sm90_own_config
+    : fa_sm90_paged_config<T, DIM, ATOMS, GROUPS, STAGES, 1, false, false, false> {
+	using BASE = fa_sm90_paged_config<T, DIM, ATOMS, GROUPS, STAGES, 1, false, false, false>;
+	static constexpr bool OWN = true, APPENDS = false, EARLY_LOADS = false;
+	static constexpr int INIT_COMPUTE_THREADS = BASE::JOINED + 32;
+};
+
+#define FA_OWN_KERNEL(type, dim, atoms, groups, stages, blocks)                                    \
+	extern "C" __global__ void __launch_bounds__(FA_SM90_PAGED_THREADS(dim, atoms, groups),    \
+	                                             blocks)                                       \
+		fa_sm90_own_decode_##type##_d##dim##_a##atoms(                                     \
+			const __grid_constant__ struct fa_cuda_paged_attention_own args)           \
+	{                                                                                          \
+		const struct fa_cuda_paged_attention &p = args.attention.attention;                \
+                                                                                                   \
+		fa_gate_pass(p.attention.done);                                                    \
+		fa_await_launch_ahead();                                                           \
+		if (fa_own_has_tiles(p))                                                           \
+			fa_sm90_paged_decode<                                                      \
+				fa_sm90_own_config<FA_TYPE, dim, atoms, groups, stages>>(p);       \
+		else                                                                               \
+			fa_done(p.attention.done);                                                 \
+	}
+#define FA_OWN_KERNEL_EXPANDED(type, ...) FA_OWN_KERNEL(type, __VA_ARGS__)
+#define FA_OWN_KERNEL_OF_TYPE(...) FA_OWN_KERNEL_EXPANDED(FA_TYPE_NAME, __VA_ARGS__)
+
+FA_SM90_OWN_DECODE(FA_OWN_KERNEL_OF_TYPE)
