@@ -272,6 +272,73 @@ def test_read_strided(client):
     assert (both[:, :, 0] == k).all() and (both[:, :, 1] == v).all()
 
 
+def _pages(client, layers, layout, n_pages=6, size=16, dim=16):
+    """Tensors of pages as engines have them: [pages, size, heads, dim] of each layer."""
+    if layout == "NHD":
+        return [client.empty((n_pages, size, 2, dim), "bf16") for _ in range(layers)]
+    return [client.empty((n_pages, 2, size, dim), "bf16").transpose(0, 2, 1, 3)
+            for _ in range(layers)]
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND", "one tensor"])
+def test_pages(client, layout):
+    """What goes in by pages comes out by layers, and back to other pages."""
+    cache = client.cache(layers=3, kv_heads=2, head_dim=16, dtype="bf16")
+    sequence = cache.sequence()
+    if layout == "one tensor":
+        both = client.empty((3, 6, 2, 16, 2, 16), "bf16")
+        k, v = [both[i, :, 0] for i in range(3)], [both[i, :, 1] for i in range(3)]
+    else:
+        k, v = _pages(client, 3, layout), _pages(client, 3, layout)
+    random = np.random.default_rng(3)
+    for x in k + v:
+        x[:] = random.integers(0, 2**16, x.shape, np.uint16)
+    pages = np.array([4, 0, 5], np.int64)
+    with cache.step({sequence: 40}) as step:
+        step.write_pages(sequence, 0, 40, k, v, pages, page_offset=5)
+    dense_k, dense_v = (np.empty((3, 40, 2, 16), np.uint16) for _ in "kv")
+    sequence.read(0, dense_k, dense_v)
+    for mine, dense in ((k, dense_k), (v, dense_v)):
+        for i in range(3):
+            assert (mine[i][pages].reshape(48, 2, 16)[5:45] == dense[i]).all()
+
+    other = _pages(client, 2, "NHD", size=7)
+    sequence.read_pages(3, 20, None, other, [2, 5, 1, 0], layer=1, page_offset=6)
+    for i, x in enumerate(other):
+        assert (x[[2, 5, 1, 0]].reshape(28, 2, 16)[6:26] == dense_v[1 + i, 3:23]).all()
+        assert not x[[3, 4]].any() and not x[2, :6].any() and not x[0, 5:].any()
+
+
+def test_pages_bad_input(client):
+    cache = client.cache(layers=2, kv_heads=2, head_dim=16, dtype="bf16")
+    sequence = cache.sequence()
+    _filled(client, cache, sequence, 20)
+    k, v = _pages(client, 2, "NHD"), _pages(client, 2, "NHD")
+    with pytest.raises(ValueError, match="nothing to copy"):
+        sequence.read_pages(0, 20, None, None, [0, 1])
+    with pytest.raises(ValueError, match="v has 1 layers, and k 2"):
+        sequence.read_pages(0, 20, k, v[:1], [0, 1])
+    with pytest.raises(ValueError, match=r"k\[0\] is not in memory that the daemon sees"):
+        sequence.read_pages(0, 20, [np.zeros((6, 16, 2, 16), np.uint16)] * 2, v, [0, 1])
+    with pytest.raises(ValueError, match="3 dimensions; expected 4"):
+        sequence.read_pages(0, 20, [x[0] for x in k], v, [0, 1])
+    with pytest.raises(ValueError, match="expected positive ones"):
+        sequence.read_pages(0, 20, [x[:, ::-1] for x in k], v, [0, 1])
+    with pytest.raises(ValueError, match="not a 32-bit number"):
+        sequence.read_pages(0, 20, k, v, [0, -1])
+    with pytest.raises(faclient.InvalidArgument, match=r"pages\[1\] is 6; expected less than 6"):
+        sequence.read_pages(0, 20, k, v, [0, 6])
+    with pytest.raises(faclient.InvalidArgument, match="expected each page once"):
+        sequence.read_pages(0, 20, k, v, [1, 1])
+    with pytest.raises(faclient.InvalidArgument, match="overlaps"):
+        sequence.read_pages(0, 20, k, k, [0, 1])
+    with pytest.raises(faclient.InvalidArgument, match="has 0 to 20"):
+        sequence.read_pages(0, 21, k, v, [0, 1])
+    with pytest.raises(faclient.InvalidArgument, match="expected some that a step in flight"):
+        with cache.step({sequence: 1}) as step:
+            step.write_pages(sequence, 0, 20, k, v, [0, 1])
+
+
 def test_copies_wait_for_each_other(tmp_path):
     """A client may have fewer requests in flight than a cache has layers."""
     config = tmp_path / "fad.conf"

@@ -320,14 +320,14 @@ class Operand:
         tensor.shape = self.shape
         tensor.strides = self.strides
 
-    def fill_row(self, tensor, i):
-        """Fills a struct fa_tensor with the i-th element of the first dimension."""
+    def fill_page(self, tensor, i):
+        """Fills a struct fa_tensor with the i-th element of the first dimension, as one page."""
         tensor.buffer = self.buffer._handle
         tensor.offset = self.offset + i * self.strides[0] * self.itemsize
         tensor.dtype = DTYPES[self.dtype][0]
-        tensor.rank = len(self.shape) - 1
-        tensor.shape = self.shape[1:]
-        tensor.strides = self.strides[1:]
+        tensor.rank = len(self.shape)
+        tensor.shape = (1, *self.shape[1:])
+        tensor.strides = self.strides
 
 
 def _grad_enabled() -> bool:

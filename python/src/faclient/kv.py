@@ -4,7 +4,6 @@ from __future__ import annotations
 import errno
 import types
 import weakref
-from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,9 +14,11 @@ from ._cuda import Pending
 from ._lib import check, ffi, lib, new, string
 from ._memory import (DTYPES, Operand, as_operand, device_of, dtype_name, is_torch, placed,
                       run_cuda)
+from ._page_copies import copy_pages, read_pages
 from .client import Client, _kind, _set_options
 
 _ALL = 2**64 - 1
+_LAYERS_MAX = 256  # of one copy
 
 
 def _fields(struct, kind):
@@ -203,8 +204,22 @@ class Sequence:
         head_dim] and v [layers, tokens, kv_heads, head_dim_v], of as many layers from `layer` on.
         One of the two may be None. Arrays and tensors of the CPU, in the cache's dtype; those of
         Client.empty() are not staged."""
-        self.client._drive(_copy(self.client, lib.fa_sequence_read, self, first, k, v, layer,
+        self.client._drive(_copy(self.client, lib.fa_sequence_read_pages, self, first, k, v, layer,
                                  timeout, True))
+
+    def read_pages(self, first: int, n_tokens: int, k: Iterable[Any] | None,
+                   v: Iterable[Any] | None, pages: Any, *, layer: int = 0, page_offset: int = 0,
+                   timeout: float | None = None) -> None:
+        """Copies n_tokens committed tokens from number `first` on to pages of the caller's own, of
+        as many layers from `layer` on as k and v have, by one request. k: a tensor a layer, [pages,
+        tokens of a page, kv_heads, head_dim] in the cache's dtype; v likewise; one of the two may be
+        None. Views do: heads may come before tokens, and K and V may be parts of one tensor. Each is
+        in memory of Client.empty(), or all are on the daemon's GPU. Token first + i is at place
+        p = page_offset + i, which is token p % size of page pages[p // size]; no page is named
+        twice."""
+        self.client._drive(read_pages(
+            self.client, self, first, n_tokens, k, v, _integers(pages), layer=layer,
+            page_offset=page_offset, timeout=timeout))
 
     def set_name(self, name: str, *, mode: int = 0, ttl: float | None = None) -> None:
         """Names the sequence, which then outlives this process."""
@@ -233,7 +248,7 @@ def _integers(tokens):
 
 
 def _copy(client, send, sequence, first, k, v, layer, timeout, reads):
-    """Requests of struct fa_sequence_copy, one a layer and all in flight together."""
+    """One request for all layers: the tokens of each are one page of its tensors."""
     dtype = sequence._cache.dtype if sequence._cache is not None else None
     ops = [Operand(x, name, dtype, copies_back=reads) for x, name in
            ((as_operand(k, "k"), "k"), (as_operand(v, "v"), "v")) if x is not None]
@@ -251,30 +266,26 @@ def _copy(client, send, sequence, first, k, v, layer, timeout, reads):
                                       "and tensors of the CPU")
     if 0 in ops[0].shape:
         return
-    pending: deque[Any] = deque()
+    n_layers, n_tokens = ops[0].shape[:2]
     with placed(client, [] if reads else ops, ops if reads else []):
-        try:
-            for i in range(ops[0].shape[0]):
-                copy = new("fa_sequence_copy", sequence=sequence.number, first=first,
-                           layer=layer + i)
-                if timeout is not None:
-                    copy.timeout_ns = max(1, int(timeout * 1e9))
-                for op in ops:
-                    op.fill_row(getattr(copy, op.name), i)
-                ticket = ffi.new("struct fa_ticket *")
-                while (r := send(client._handle, copy, ticket)) == -errno.EAGAIN and pending:
-                    yield pending[0]
-                    pending.popleft()
-                check(r)
-                pending.append(ticket)
-            while pending:
-                yield pending[0]
-                pending.popleft()
-        finally:
-            # After a failure: the daemon must let go of the memory before it may be used again.
-            for ticket in pending:
-                lib.fa_cancel(client._handle, ticket)
-                lib.fa_wait(client._handle, ticket, _ALL, ffi.NULL)
+        for i in range(0, n_layers, _LAYERS_MAX):
+            n = min(n_layers - i, _LAYERS_MAX)
+            page = ffi.new("uint32_t[]", 1)
+            request = new("fa_sequence_pages", sequence=sequence.number, first=first,
+                          n_tokens=n_tokens, layer=layer + i, n_layers=n, pages=page, n_pages=1)
+            if timeout is not None:
+                request.timeout_ns = max(1, int(timeout * 1e9))
+            kept = [page]
+            for op in ops:
+                tensors = ffi.new("struct fa_tensor[]", n)
+                for j in range(n):
+                    op.fill_page(tensors[j], i + j)
+                setattr(request, op.name, tensors)
+                kept.append(tensors)
+            ticket = ffi.new("struct fa_ticket *")
+            check(send(client._handle, request, ticket))
+            yield ticket
+            del kept
 
 
 class Step:
@@ -373,8 +384,20 @@ class Step:
               timeout: float | None = None) -> None:
         """Copies keys and values into tokens that this step has reserved, from the sequence's
         token number `first` on; shapes as in Sequence.read(). An alternative to attend()."""
-        self.client._drive(_copy(self.client, lib.fa_sequence_write, sequence, first, k, v, layer,
+        self.client._drive(_copy(self.client, lib.fa_sequence_write_pages, sequence, first, k, v, layer,
                                  timeout, False))
+
+    def write_pages(self, sequence: Sequence, first: int, n_tokens: int, k: Iterable[Any] | None,
+                    v: Iterable[Any] | None, pages: Any, *, layer: int = 0, page_offset: int = 0,
+                    timeout: float | None = None) -> None:
+        """Copies pages of the caller's own into tokens that this step has reserved; arguments as of
+        Sequence.read_pages(). A page may be named twice."""
+        def send(request, ticket):
+            self._stream = request.stream
+            return lib.fa_sequence_write_pages(self.client._handle, request, ticket)
+        self.client._drive(copy_pages(
+            self.client, send, sequence, first, n_tokens, k, v, _integers(pages), layer=layer,
+            page_offset=page_offset, timeout=timeout, reads=False, pending=self._pending))
 
     def _send(self, request, ticket):
         self._stream = request.stream
