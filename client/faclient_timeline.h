@@ -119,8 +119,9 @@ int fa_timeline_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value
  * this thread. Returns at once, except for the first call of a connection: it registers the
  * timeline's memory with the driver until fa_disconnect(), and after a reconnect it also asks the
  * daemon, for at most reply_ns. Before that call streams must have passed all operations enqueued
- * here earlier, which the end of a request does not tell: synchronise them. Do not use in a CUDA
- * graph that is launched again after a reconnect: the memory changes.
+ * here earlier, which the end of a request does not tell: synchronise them. In a CUDA graph the
+ * values are those of its capture, so that a graph is good for one launch; and the memory changes
+ * with a reconnect.
  *   -ENODEV, -ENOSYS  no CUDA driver here, too old a driver, or its context is lost
  *   -ECONNRESET       (wait) the value was lost with a connection; nothing is enqueued
  */
@@ -128,5 +129,25 @@ int fa_timeline_enqueue_write(struct fa_timeline *timeline, uint32_t slot, uint6
                               void *stream);
 int fa_timeline_enqueue_wait(struct fa_timeline *timeline, uint32_t slot, uint64_t value,
                              void *stream);
+
+/*
+ * Enqueues a write to a slot, or a wait for one, of a number that the stream finds in memory when it
+ * gets there: @add more than *@base, a 64-bit number that CUDA kernels of the stream's context can
+ * read. So a CUDA graph that was captured from the stream can be launched again and again, with a
+ * kernel of yours that counts *@base up; each launch needs a request of its own, with gates of that
+ * launch's numbers. Both are small kernels. While it waits, one thread occupies the GPU: without
+ * MPS, the request's kernels get their turn only when the driver switches between processes.
+ *
+ * As for fa_timeline_enqueue_write(), after a reconnect a graph has to be captured again: an older
+ * one writes to memory that nobody reads, and does not wait. fa_timeline_info.epoch tells. @base
+ * and the client must live as long as the graph.
+ *   -EINVAL           @base is NULL, or no multiple of 8
+ *   -ENODEV, -ENOSYS  as above
+ *   -ECONNRESET       (wait) the connection is lost; nothing is enqueued
+ */
+int fa_timeline_enqueue_write_indirect(struct fa_timeline *timeline, uint32_t slot,
+                                       const uint64_t *base, uint64_t add, void *stream);
+int fa_timeline_enqueue_wait_indirect(struct fa_timeline *timeline, uint32_t slot,
+                                      const uint64_t *base, uint64_t add, void *stream);
 
 #endif

@@ -60,12 +60,78 @@ static int device_memory(struct fa_timeline *timeline, const struct fa_cudriver 
 		&error);
 }
 
-static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, void *stream,
-                   bool waits)
+/* Registers memory also while a stream is captured, when the driver otherwise refuses to. */
+static int device_memory_relaxed(struct fa_timeline *timeline, const struct fa_cudriver *driver)
 {
-	const size_t offset = slot * sizeof(struct fa_timeline_in);
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	struct fa_error error;
+	CUresult result;
+	int r;
+
+	if (timeline->memory->out_device)
+		return 0;
+	result = driver->cuThreadExchangeStreamCaptureMode(&mode);
+	if (result != CUDA_SUCCESS)
+		return fa_error_copy(
+			fa_cudriver_fail(driver, &error, result,
+		                         "the thread's capture mode cannot be changed"),
+			&error);
+	r = device_memory(timeline, driver);
+	(void)driver->cuThreadExchangeStreamCaptureMode(&mode);
+	return r;
+}
+
+/* One operation. Its number is @value, or with @base @value more than what is there when the
+ * stream gets to it. */
+struct operation {
+	const char *name;
+	uint32_t slot;
+	uint64_t value;
+	const uint64_t *base;
+	bool waits;
+};
+
+/* Called with the mutex, in a current context. Fills the slot's address, and the kernel if the
+ * operation needs one. */
+static int prepare(struct fa_timeline *timeline, const struct fa_cudriver *driver,
+                   const struct operation *operation, CUdeviceptr *ret_slot, CUfunction *ret_kernel)
+{
+	const struct fa_timeline_kernels *kernels;
+	struct fa_error error;
+	int r = 0;
+
+	/* A write to the old memory would be lost. */
+	if (timeline->client->state == FA_CLIENT_CONNECTED)
+		r = fa_timeline_set_up(timeline);
+	else if (operation->waits)
+		r = fa_client_lost_error(timeline->client);
+	if (r >= 0 && operation->waits && !operation->base) {
+		const struct fa_wire_gate wait = { .slot = operation->slot | FA_GATE_DAEMON,
+			                           .value = operation->value };
+
+		r = fa_timeline_check_wait(timeline, &wait);
+	}
+	if (r >= 0)
+		r = device_memory_relaxed(timeline, driver);
+	if (r < 0)
+		return r;
+	*ret_slot = (operation->waits ? timeline->memory->out_device
+	                              : timeline->memory->in_device) +
+	            operation->slot * sizeof(struct fa_timeline_in);
+	if (!operation->base)
+		return 0;
+	r = fa_timeline_kernels_find(driver, &timeline->kernels, &error, &kernels);
+	if (r < 0)
+		return fa_error_copy(r, &error);
+	*ret_kernel = operation->waits ? kernels->wait : kernels->write;
+	return 0;
+}
+
+static int enqueue(struct fa_timeline *timeline, const struct operation *operation, void *stream)
+{
 	const struct fa_cudriver *driver;
-	CUdeviceptr in, out;
+	CUfunction kernel = NULL;
+	CUdeviceptr slot = 0;
 	struct fa_error error;
 	CUresult result;
 	int r;
@@ -73,32 +139,24 @@ static int enqueue(struct fa_timeline *timeline, uint32_t slot, uint64_t value, 
 	r = fa_cuda_open(&error, &driver);
 	if (r < 0)
 		return fa_error_copy(r, &error);
-	r = fa_timeline_enter(
-		timeline, waits ? "fa_timeline_enqueue_wait" : "fa_timeline_enqueue_write", slot);
+	r = fa_timeline_enter(timeline, operation->name, operation->slot);
 	if (r < 0)
 		return r;
-	/* A write to the old memory would be lost. */
-	if (timeline->client->state == FA_CLIENT_CONNECTED)
-		r = fa_timeline_set_up(timeline);
-	else if (waits)
-		r = fa_client_lost_error(timeline->client);
-	if (r >= 0 && waits) {
-		const struct fa_wire_gate wait = { .slot = slot | FA_GATE_DAEMON, .value = value };
-
-		r = fa_timeline_check_wait(timeline, &wait);
-	}
-	if (r >= 0)
-		r = device_memory(timeline, driver);
-	in = timeline->memory->in_device;
-	out = timeline->memory->out_device;
+	r = prepare(timeline, driver, operation, &slot, &kernel);
 	fa_client_leave(timeline->client);
 	if (r < 0)
 		return r;
 	/* Without the mutex: the driver blocks while a stream's queue is full. */
-	result = waits ? driver->cuStreamWaitValue64(stream, out + offset, value,
-	                                             CU_STREAM_WAIT_VALUE_GEQ)
-	               : driver->cuStreamWriteValue64(stream, in + offset, value,
-	                                              CU_STREAM_WRITE_VALUE_DEFAULT);
+	if (kernel)
+		result = fa_timeline_kernel_launch(driver, kernel, slot,
+		                                   (CUdeviceptr)(uintptr_t)operation->base,
+		                                   operation->value, stream);
+	else if (operation->waits)
+		result = driver->cuStreamWaitValue64(stream, slot, operation->value,
+		                                     CU_STREAM_WAIT_VALUE_GEQ);
+	else
+		result = driver->cuStreamWriteValue64(stream, slot, operation->value,
+		                                      CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (result == CUDA_SUCCESS)
 		return 0;
 	return fa_error_copy(
@@ -110,14 +168,51 @@ int fa_timeline_enqueue_write(struct fa_timeline *handle, uint32_t slot, uint64_
                               void *stream)
 {
 	fa_uncancelled();
-	struct fa_timeline *timeline = fa_timeline_of(handle);
-	return enqueue(timeline, slot, value, stream, false);
+	const struct operation operation = { .name = __func__, .slot = slot, .value = value };
+
+	return enqueue(fa_timeline_of(handle), &operation, stream);
 }
 
 int fa_timeline_enqueue_wait(struct fa_timeline *handle, uint32_t slot, uint64_t value,
                              void *stream)
 {
 	fa_uncancelled();
-	struct fa_timeline *timeline = fa_timeline_of(handle);
-	return enqueue(timeline, slot, value, stream, true);
+	const struct operation operation = {
+		.name = __func__, .slot = slot, .value = value, .waits = true
+	};
+
+	return enqueue(fa_timeline_of(handle), &operation, stream);
+}
+
+static int enqueue_indirect(struct fa_timeline *timeline, const struct operation *operation,
+                            void *stream)
+{
+	if (!operation->base || (uintptr_t)operation->base % sizeof(uint64_t))
+		return fa_error_set(-EINVAL,
+		                    "%s: base is %p; expected the address of a 64-bit "
+		                    "number, a multiple of 8",
+		                    operation->name, (const void *)operation->base);
+	return enqueue(timeline, operation, stream);
+}
+
+int fa_timeline_enqueue_write_indirect(struct fa_timeline *handle, uint32_t slot,
+                                       const uint64_t *base, uint64_t add, void *stream)
+{
+	fa_uncancelled();
+	const struct operation operation = {
+		.name = __func__, .slot = slot, .value = add, .base = base
+	};
+
+	return enqueue_indirect(fa_timeline_of(handle), &operation, stream);
+}
+
+int fa_timeline_enqueue_wait_indirect(struct fa_timeline *handle, uint32_t slot,
+                                      const uint64_t *base, uint64_t add, void *stream)
+{
+	fa_uncancelled();
+	const struct operation operation = {
+		.name = __func__, .slot = slot, .value = add, .base = base, .waits = true
+	};
+
+	return enqueue_indirect(fa_timeline_of(handle), &operation, stream);
 }

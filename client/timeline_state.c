@@ -123,6 +123,9 @@ struct fa_timeline *fa_timeline_release(struct fa_timeline *timeline, bool forke
 
 	if (!timeline)
 		return NULL;
+	if (timeline->kernels && !forked)
+		(void)fa_cuda_open(&error, &driver);
+	fa_timeline_kernels_free(driver, timeline->kernels);
 	while (timeline->memory) {
 		struct fa_timeline_memory *memory = timeline->memory;
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "client/client.h"
+#include "client/timeline_kernels.h"
 #include "common/cudriver.h"
 #include "common/timeline.h"
 #include "schema/wire.h"
@@ -32,6 +33,7 @@ struct fa_timeline {
 	bool setting_up;                     /* a thread is setting it up */
 	uint64_t planned[FA_TIMELINE_SLOTS]; /* highest value that a request was to signal */
 	uint64_t lost[FA_TIMELINE_SLOTS];    /* planned, when the current memory was set up */
+	struct fa_timeline_kernels *kernels; /* of contexts that asked for them */
 };
 
 int fa_timeline_enter(struct fa_timeline *timeline, const char *name, uint32_t slot);

@@ -31,6 +31,7 @@ typedef uint64_t cuuint64_t;
 typedef unsigned int CUdevice_attribute;
 typedef unsigned int CUfunction_attribute;
 typedef unsigned int CUpointer_attribute;
+typedef unsigned int CUstreamCaptureMode;
 typedef unsigned int CUmemAllocationHandleType;
 typedef unsigned int CUmemAllocationGranularity_flags;
 typedef uint32_t cuuint32_t;
@@ -151,6 +152,7 @@ enum {
 	CUDA_ERROR_MPS_CONNECTION_FAILED = 805,
 	CUDA_ERROR_MPS_RPC_FAILURE = 806,
 	CUDA_ERROR_MPS_CLIENT_TERMINATED = 810,
+	CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
 	CUDA_ERROR_UNKNOWN = 999,
 };
 
@@ -192,6 +194,8 @@ enum {
 	CU_STREAM_NON_BLOCKING = 1,
 	CU_STREAM_WRITE_VALUE_DEFAULT = 0,
 	CU_STREAM_WAIT_VALUE_GEQ = 0,
+	CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
+	CU_STREAM_CAPTURE_MODE_RELAXED = 2,
 	CU_EVENT_DEFAULT = 0,
 	CU_EVENT_DISABLE_TIMING = 2,
 	CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
@@ -260,7 +264,15 @@ enum {
 	X(cuStreamWriteValue64,                                                                    \
 	  (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags))                 \
 	X(cuStreamWaitValue64,                                                                     \
-	  (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags))
+	  (CUstream stream, CUdeviceptr at, cuuint64_t value, unsigned int flags))                 \
+	X(cuModuleLoadData, (CUmodule * ret_module, const void *image))                            \
+	X(cuModuleUnload, (CUmodule module))                                                       \
+	X(cuModuleGetFunction, (CUfunction * ret_function, CUmodule module, const char *name))     \
+	X(cuLaunchKernel,                                                                          \
+	  (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,     \
+	   unsigned int block_x, unsigned int block_y, unsigned int block_z,                       \
+	   unsigned int shared_bytes, CUstream stream, void **params, void **extra))               \
+	X(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode * mode))
 
 /* Used only by the daemon and the tests. */
 #define FA_CUDRIVER_REST(X)                                                                        \
@@ -299,16 +311,9 @@ enum {
 	X(cuEventQuery, (CUevent event))                                                           \
 	X(cuEventSynchronize, (CUevent event))                                                     \
 	X(cuEventElapsedTime, (float *ret_ms, CUevent start, CUevent end))                         \
-	X(cuModuleLoadData, (CUmodule * ret_module, const void *image))                            \
-	X(cuModuleUnload, (CUmodule module))                                                       \
-	X(cuModuleGetFunction, (CUfunction * ret_function, CUmodule module, const char *name))     \
 	X(cuFuncGetAttribute,                                                                      \
 	  (int *ret_value, CUfunction_attribute attribute, CUfunction function))                   \
 	X(cuFuncSetAttribute, (CUfunction function, CUfunction_attribute attribute, int value))    \
-	X(cuLaunchKernel,                                                                          \
-	  (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,     \
-	   unsigned int block_x, unsigned int block_y, unsigned int block_z,                       \
-	   unsigned int shared_bytes, CUstream stream, void **params, void **extra))               \
 	X(cuLaunchKernelEx,                                                                        \
 	  (const CUlaunchConfig *config, CUfunction function, void **params, void **extra))        \
 	X(cuGraphCreate, (CUgraph * ret_graph, unsigned int flags))                                \
@@ -321,6 +326,8 @@ enum {
 	  (CUgraphExec * ret_exec, CUgraph graph, unsigned long long flags))                       \
 	X(cuGraphExecKernelNodeSetParams,                                                          \
 	  (CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2 *params))          \
+	X(cuStreamBeginCapture, (CUstream stream, CUstreamCaptureMode mode))                       \
+	X(cuStreamEndCapture, (CUstream stream, CUgraph * ret_graph))                              \
 	X(cuGraphUpload, (CUgraphExec exec, CUstream stream))                                      \
 	X(cuGraphLaunch, (CUgraphExec exec, CUstream stream))                                      \
 	X(cuGraphExecDestroy, (CUgraphExec exec))                                                  \

@@ -219,6 +219,8 @@ struct fa_fake_op {
 	size_t bytes;
 	uint64_t value;
 	void *staged; /* freed with the op */
+	size_t staged_bytes;
+	bool again; /* may be in a captured graph: a copy, also of staged, can run as well */
 	void *object;
 	struct fa_cuda_attention args;
 	uint64_t blocks; /* of a launch: its number of blocks */
@@ -229,6 +231,18 @@ struct fa_fake_op *fa_fake_op_new(CUresult (*run)(struct fa_fake_op *op,
 
 /* Appends @op to the stream and takes it over. If @op is NULL, returns CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult fa_fake_submit(CUstream stream, struct fa_fake_op *op);
+
+/* Returns a copy of an op that may run again, or NULL. */
+struct fa_fake_op *fa_fake_op_copy(const struct fa_fake_op *op);
+/* Frees ops that follow one another by next. */
+void fa_fake_ops_free(struct fa_fake_op *op);
+
+/* Makes a graph of @ops, which it takes over. */
+CUresult fa_fake_graph_of(struct fa_fake_op *ops, CUgraph *ret_graph);
+
+/* Returns CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED for a call that the driver refuses while a stream
+ * is captured, unless the thread's capture mode is relaxed; else CUDA_SUCCESS. */
+CUresult fa_fake_refuse_capture(void);
 
 /* Appends @op like fa_fake_submit(), and waits until it has run. */
 CUresult fa_fake_submit_and_wait(CUstream stream, struct fa_fake_op *op);

@@ -251,6 +251,7 @@ static CUresult value_submit(CUstream stream, CUdeviceptr at, uint64_t value, bo
 	if (op) {
 		op->to = at;
 		op->value = value;
+		op->again = true;
 	}
 	return fa_fake_submit(stream, op);
 }

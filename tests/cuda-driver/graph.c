@@ -1,4 +1,4 @@
-/* Graphs of one kernel, or of two in order. */
+/* Graphs of one kernel, or of two in order; and captured ones. */
 #include "tests/cuda-driver/launch.h"
 
 #include <stdlib.h>
@@ -21,6 +21,7 @@ struct graph {
 	int n_nodes;
 	bool executable;
 	const struct graph *of; /* if executable: the graph it was instantiated from */
+	struct fa_fake_op *captured;
 };
 
 static struct graph *graphs;
@@ -79,6 +80,7 @@ static void drop(struct graph *graph)
 	*at = graph->next;
 	for (int i = 0; i < graph->n_nodes; ++i)
 		node_free(&graph->nodes[i]);
+	fa_fake_ops_free(graph->captured);
 	free(graph);
 }
 
@@ -111,6 +113,30 @@ static CUresult graph_new(struct graph **ret_graph)
 	graphs = graph;
 	fa_fake_unlock();
 	*ret_graph = graph;
+	return CUDA_SUCCESS;
+}
+
+CUresult fa_fake_graph_of(struct fa_fake_op *ops, CUgraph *ret_graph)
+{
+	struct graph *graph = NULL;
+	CUresult result = graph_new(&graph);
+
+	if (result != CUDA_SUCCESS) {
+		fa_fake_ops_free(ops);
+		return result;
+	}
+	graph->captured = ops;
+	*ret_graph = (CUgraph)graph;
+	return CUDA_SUCCESS;
+}
+
+static CUresult copy_captured(const struct fa_fake_op *op, struct fa_fake_op **ret_ops)
+{
+	for (; op; op = op->next, ret_ops = &(*ret_ops)->next) {
+		*ret_ops = fa_fake_op_copy(op);
+		if (!*ret_ops)
+			return CUDA_ERROR_OUT_OF_MEMORY;
+	}
 	return CUDA_SUCCESS;
 }
 
@@ -214,6 +240,8 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *ret_exec, CUgraph value, unsig
 		result = node_make(&launch, &exec->nodes[i]);
 		exec->n_nodes += result == CUDA_SUCCESS;
 	}
+	if (result == CUDA_SUCCESS)
+		result = copy_captured(graph->captured, &exec->captured);
 	exec->of = graph;
 	exec->executable = true;
 	if (result == CUDA_SUCCESS)
@@ -281,5 +309,8 @@ CUresult cuGraphLaunch(CUgraphExec value, CUstream stream)
 		launch.kernelParams = exec->nodes[i].params;
 		result = fa_fake_launch(&launch, stream);
 	}
+	for (const struct fa_fake_op *op = exec->captured; op && result == CUDA_SUCCESS;
+	     op = op->next)
+		result = fa_fake_submit(stream, fa_fake_op_copy(op));
 	return result;
 }

@@ -15,3 +15,4 @@ struct fa_fake_image {
 };
 
 #define FA_FAKE_IMAGE_PLAIN (FA_CUDA_IMAGES + FA_CUDA_PAGED_IMAGES)
+#define FA_FAKE_IMAGE_TEXT (FA_FAKE_IMAGE_PLAIN + 1) /* of PTX, which has no such struct */

@@ -640,6 +640,7 @@ struct known {
 	const struct fa_cuda_kernel *kernel;
 	const struct fa_cuda_paged_kernel *paged;
 	bool plain;
+	const struct fa_fake_text_kernel *text;
 };
 
 static CUresult look_up(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted, struct known *ret_known)
@@ -654,7 +655,8 @@ static CUresult look_up(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted, struct known *
 	else if (wanted->sharedMemBytes > (unsigned int)function->shared_bytes_max)
 		result = CUDA_ERROR_INVALID_VALUE;
 	else
-		*ret_known = (struct known){ function->kernel, function->paged, function->plain };
+		*ret_known = (struct known){ function->kernel, function->paged, function->plain,
+			                     function->text };
 	fa_fake_unlock();
 	return result;
 }
@@ -701,6 +703,8 @@ CUresult fa_fake_launch(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted, CUstream strea
 		return result;
 	if (known.plain)
 		return fa_fake_submit(stream, fa_fake_op_new(plain_run));
+	if (known.text)
+		return fa_fake_text_launch(known.text, wanted, stream);
 	threads = known.paged ? known.paged->threads : known.kernel->threads;
 	kernel_bytes = known.paged ? known.paged->shared_bytes : known.kernel->shared_bytes;
 	if (!wanted->gridDimX || !wanted->gridDimY || (!known.paged && wanted->gridDimY != 1) ||
@@ -733,6 +737,8 @@ CUresult fa_fake_launch_bytes(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted,
 	ret_bytes[0] = ret_bytes[1] = 0;
 	if (known.plain)
 		return CUDA_SUCCESS;
+	if (known.text)
+		return CUDA_ERROR_NOT_SUPPORTED;
 	ret_bytes[0] = known.paged ? args_bytes(known.paged)
 	               : known.kernel->kind == FA_CUDA_PACKED
 	                       ? sizeof(struct fa_cuda_packed_attention)

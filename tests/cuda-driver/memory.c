@@ -357,6 +357,9 @@ CUresult cuMemHostRegister(void *at, size_t bytes, unsigned int flags)
 	struct fa_fake_region *made;
 
 	FA_FAKE_ENTER(cuMemHostRegister, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	result = fa_fake_refuse_capture();
+	if (result != CUDA_SUCCESS)
+		return result;
 	if (!bytes || flags & ~0xfu || (uintptr_t)at % PAGE)
 		return CUDA_ERROR_INVALID_VALUE;
 	region.at = (CUdeviceptr)(uintptr_t)at;

@@ -80,8 +80,12 @@ CUresult cuModuleLoadData(CUmodule *ret_module, const void *data)
 	char text[256];
 
 	FA_FAKE_ENTER(cuModuleLoadData, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
-	if (strncmp(image->magic, FA_FAKE_IMAGE_MAGIC, sizeof(image->magic)) ||
-	    image->image > FA_FAKE_IMAGE_PLAIN)
+	result = fa_fake_refuse_capture();
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (!fa_fake_is_text(data) &&
+	    (strncmp(image->magic, FA_FAKE_IMAGE_MAGIC, sizeof(image->magic)) ||
+	     image->image > FA_FAKE_IMAGE_PLAIN))
 		return CUDA_ERROR_INVALID_IMAGE;
 	module = calloc(1, sizeof(*module));
 	if (!module)
@@ -92,7 +96,7 @@ CUresult cuModuleLoadData(CUmodule *ret_module, const void *data)
 		free(module);
 	} else {
 		module->context = fa_fake_current();
-		module->image = image->image;
+		module->image = fa_fake_is_text(data) ? FA_FAKE_IMAGE_TEXT : image->image;
 		module->next = modules;
 		modules = module;
 		fa_fake_count(FA_TEST_CUDA_MODULES, 1);
@@ -128,7 +132,9 @@ static bool find_kernel(const struct fa_fake_module *module, const char *name,
 		    !strcmp(fa_cuda_paged_kernels[i].symbol, name))
 			function->paged = &fa_cuda_paged_kernels[i];
 	function->plain = module->image == FA_FAKE_IMAGE_PLAIN;
-	return function->kernel || function->paged || function->plain;
+	if (module->image == FA_FAKE_IMAGE_TEXT)
+		function->text = fa_fake_text_kernel_find(name);
+	return function->kernel || function->paged || function->plain || function->text;
 }
 
 CUresult cuModuleGetFunction(CUfunction *ret_function, CUmodule value, const char *name)

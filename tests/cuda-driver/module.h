@@ -3,6 +3,7 @@
 
 #include "kernels/attention.h"
 #include "tests/cuda-driver/driver.h"
+#include "tests/cuda-driver/text.h"
 
 struct fa_fake_module;
 
@@ -13,6 +14,7 @@ struct fa_fake_function {
 	const struct fa_cuda_kernel *kernel;
 	const struct fa_cuda_paged_kernel *paged; /* set instead of kernel */
 	bool plain; /* set instead of both: the function computes nothing */
+	const struct fa_fake_text_kernel *text; /* set instead of all: of a module of text */
 	int shared_bytes_max;
 };
 

@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define STACK_BYTES ((size_t)4 << 20)
 
@@ -12,9 +13,14 @@ struct fa_fake_stream {
 	pthread_cond_t work;             /* signalled when the thread has work */
 	struct fa_fake_op *first, *last; /* the queue; the first op is running */
 	bool blocking, started, destroyed;
+	bool capturing;
+	struct fa_fake_op *captured, *last_captured; /* what is captured so far */
 };
 
 static uint64_t last_sequence;
+/* Streams that are captured in a mode that restricts other calls. */
+static unsigned int n_captures;
+static _Thread_local CUstreamCaptureMode capture_mode;
 
 struct fa_fake_op *fa_fake_op_new(CUresult (*run)(struct fa_fake_op *op,
                                                   struct fa_fake_context *context))
@@ -36,6 +42,36 @@ static void op_free(struct fa_fake_op *op)
 	free(op);
 }
 
+struct fa_fake_op *fa_fake_op_copy(const struct fa_fake_op *op)
+{
+	struct fa_fake_op *copy = fa_fake_op_new(op->run);
+
+	if (!copy)
+		return NULL;
+	*copy = *op;
+	copy->next = NULL;
+	copy->staged = NULL;
+	if (!op->staged)
+		return copy;
+	copy->staged = malloc(op->staged_bytes);
+	if (!copy->staged) {
+		free(copy);
+		return NULL;
+	}
+	memcpy(copy->staged, op->staged, op->staged_bytes);
+	return copy;
+}
+
+void fa_fake_ops_free(struct fa_fake_op *op)
+{
+	while (op) {
+		struct fa_fake_op *next = op->next;
+
+		op_free(op);
+		op = next;
+	}
+}
+
 /* ---- the thread */
 
 static void stream_free(struct fa_fake_stream *stream)
@@ -49,6 +85,8 @@ static void stream_free(struct fa_fake_stream *stream)
 		stream->context->default_stream = NULL;
 	else
 		fa_fake_count(FA_TEST_CUDA_STREAMS, -1);
+	n_captures -= stream->capturing;
+	fa_fake_ops_free(stream->captured);
 	pthread_cond_destroy(&stream->work);
 	free(stream);
 	pthread_cond_broadcast(&fa_fake.changed);
@@ -249,6 +287,16 @@ static CUresult submit(CUstream value, struct fa_fake_op *op)
 	stream = stream_find(context, value);
 	if (!stream)
 		return CUDA_ERROR_INVALID_HANDLE;
+	if (stream->capturing) {
+		if (!op->again)
+			return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+		if (stream->captured)
+			stream->last_captured->next = op;
+		else
+			stream->captured = op;
+		stream->last_captured = op;
+		return CUDA_SUCCESS;
+	}
 	result = serialise_with_default(context, stream);
 	if (result != CUDA_SUCCESS)
 		return result;
@@ -358,4 +406,71 @@ CUresult cuStreamSynchronize(CUstream value)
 		result = stream_wait(context, value, last_sequence);
 	fa_fake_unlock();
 	return result;
+}
+
+/* ---- capture */
+
+CUresult fa_fake_refuse_capture(void)
+{
+	CUresult result;
+
+	fa_fake_lock();
+	result = n_captures && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED
+	                 ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+	                 : CUDA_SUCCESS;
+	fa_fake_unlock();
+	return result;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+	CUstreamCaptureMode before = capture_mode;
+
+	FA_FAKE_ENTER(cuThreadExchangeStreamCaptureMode, FA_FAKE_INIT);
+	if (*mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+		return CUDA_ERROR_INVALID_VALUE;
+	capture_mode = *mode;
+	*mode = before;
+	return CUDA_SUCCESS;
+}
+
+/* The mode is the global one, which restricts all threads. */
+CUresult cuStreamBeginCapture(CUstream value, CUstreamCaptureMode mode)
+{
+	CUresult result = CUDA_ERROR_INVALID_HANDLE;
+	struct fa_fake_stream *stream = NULL;
+
+	FA_FAKE_ENTER(cuStreamBeginCapture, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	if (mode != CU_STREAM_CAPTURE_MODE_GLOBAL)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	fa_fake_lock();
+	if ((uintptr_t)value > 1)
+		stream = stream_find(fa_fake_current(), value);
+	if (stream && !stream->capturing) {
+		stream->capturing = true;
+		++n_captures;
+		result = CUDA_SUCCESS;
+	}
+	fa_fake_unlock();
+	return result;
+}
+
+CUresult cuStreamEndCapture(CUstream value, CUgraph *ret_graph)
+{
+	struct fa_fake_op *captured = NULL;
+	struct fa_fake_stream *stream;
+	bool good;
+
+	FA_FAKE_ENTER(cuStreamEndCapture, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
+	fa_fake_lock();
+	stream = stream_find(fa_fake_current(), value);
+	good = stream && stream->capturing;
+	if (good) {
+		captured = stream->captured;
+		stream->captured = NULL;
+		stream->capturing = false;
+		--n_captures;
+	}
+	fa_fake_unlock();
+	return good ? fa_fake_graph_of(captured, ret_graph) : CUDA_ERROR_INVALID_HANDLE;
 }

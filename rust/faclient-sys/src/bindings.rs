@@ -914,3 +914,21 @@ extern "C" {
         stream: *mut ::std::os::raw::c_void,
     ) -> ::std::os::raw::c_int;
 }
+extern "C" {
+    pub fn fa_timeline_enqueue_write_indirect(
+        timeline: *mut fa_timeline,
+        slot: u32,
+        base: *const u64,
+        add: u64,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
+extern "C" {
+    pub fn fa_timeline_enqueue_wait_indirect(
+        timeline: *mut fa_timeline,
+        slot: u32,
+        base: *const u64,
+        add: u64,
+        stream: *mut ::std::os::raw::c_void,
+    ) -> ::std::os::raw::c_int;
+}
