@@ -139,8 +139,10 @@ int fa_timeline_enqueue_wait(struct fa_timeline *timeline, uint32_t slot, uint64
  * MPS, the request's kernels get their turn only when the driver switches between processes.
  *
  * As for fa_timeline_enqueue_write(), after a reconnect a graph has to be captured again: an older
- * one writes to memory that nobody reads, and does not wait. fa_timeline_info.epoch tells. @base
- * and the client must live as long as the graph.
+ * one writes to memory that nobody reads, and does not wait. fa_timeline_info.epoch tells. A wait
+ * that is enqueued or captured then, for a number whose request went with the old connection, does
+ * not end before another request signals as much. @base and the client must live as long as the
+ * graph.
  *   -EINVAL           @base is NULL, or no multiple of 8
  *   -ENODEV, -ENOSYS  as above
  *   -ECONNRESET       (wait) the connection is lost; nothing is enqueued

@@ -336,9 +336,11 @@ static void test_refused(void **state)
 	cuda(cu.cuCtxSetCurrent(scene.context), "context");
 }
 
-/* After a reconnect the graph is captured again. */
+/* A daemon that is killed releases a stream that waits for a request which was never sent. After
+ * the reconnect the graph is captured again. */
 static void test_reconnects(void **state)
 {
+	const uint64_t *counter = (const uint64_t *)(uintptr_t)scene.counter;
 	const uint64_t count = number_at(scene.counter);
 	struct fa_timeline_info info = { .size = sizeof(info) };
 	pid_t child = fa_test_daemon_child(&scene.daemon);
@@ -347,7 +349,12 @@ static void test_reconnects(void **state)
 
 	must(fa_timeline_info(scene.timeline, &info), "info");
 	epoch = info.epoch;
+	must(fa_timeline_enqueue_wait_indirect(scene.timeline, 1, counter, 1000, scene.stream),
+	     "wait");
+	fa_test_quiet_ms(20);
+	fa_check_eq(cu.cuStreamQuery(scene.stream), CUDA_ERROR_NOT_READY);
 	fa_check(!kill(child, SIGKILL));
+	cuda(cu.cuStreamSynchronize(scene.stream), "synchronise");
 	(void)fa_test_daemon_next_child(&scene.daemon, child);
 	must(fa_ping(scene.client), "ping");
 	must(fa_timeline_info(scene.timeline, &info), "info");
