@@ -4,8 +4,8 @@
 #include "kernels/cpu/paged-plan.h"
 #include "kernels/quantise.h"
 
-/* Partial rows of a request that need not be deterministic. */
-#define PARTIAL_BYTES (16 << 20)
+/* Partial rows of a request that need not be deterministic: enough for any number of threads. */
+#define PARTIAL_BYTES (4 << 20)
 /* A sequence of a deterministic request has at most this many splits, and one more. */
 #define DETERMINISTIC_SPLITS 8
 /* A sequence with split keys has fewer lists than this, or one per KV head, and a list fewer rows
@@ -49,19 +49,29 @@ static int64_t longest(const struct fa_paged_own_attention *p)
 	return min64(p->max_k, (int64_t)p->table_columns * p->pages->page_tokens);
 }
 
+/* Returns at least the floats of the partial rows of one sequence. */
+static int64_t sequence_floats_max(const struct fa_paged_own_attention *p, int64_t splits)
+{
+	int64_t kv_heads = p->pages->kv_heads, rows = p->max_q * (p->heads / kv_heads);
+	int64_t few = kv_heads * min64(rows, FA_CPU_FEW_ROWS_MAX);
+	int64_t many = 0;
+
+	if (rows > FA_CPU_FEW_ROWS_MAX && kv_heads < SPLIT_LISTS)
+		many = min64(kv_heads * (rows + FA_CPU_TILE_ROWS_MAX),
+		             SPLIT_LISTS * FA_CPU_TILE_ROWS_MAX);
+	return max64(few, many) * splits * fa_cpu_partial_floats_of(p->pages->head_dim_v);
+}
+
 static int64_t partial_floats_max(const struct fa_paged_own_attention *p)
 {
-	int64_t group = p->heads / p->pages->kv_heads, rows = p->max_q * group;
-	int64_t splits = DETERMINISTIC_SPLITS + 1, lists;
+	int64_t splits = longest(p) / FA_CPU_PAGED_SPLIT_MIN + 2;
 
 	if (longest(p) <= FA_CPU_PAGED_SPLIT_MIN)
 		return 0;
-	if (!p->deterministic)
-		return PARTIAL_BYTES / (int64_t)sizeof(float);
-	rows = min64((rows + FA_CPU_TILE_ROWS_MAX) * p->pages->kv_heads,
-	             max64(SPLIT_LISTS, p->pages->kv_heads) * FA_CPU_TILE_ROWS_MAX);
-	lists = p->batch * rows;
-	return lists * splits * fa_cpu_partial_floats_of(p->pages->head_dim_v);
+	if (p->deterministic)
+		return p->batch * sequence_floats_max(p, min64(splits, DETERMINISTIC_SPLITS + 1));
+	return min64(p->batch * sequence_floats_max(p, splits),
+	             PARTIAL_BYTES / (int64_t)sizeof(float));
 }
 
 size_t fa_cpu_own_workspace_bytes(const struct fa_paged_own_attention *p)

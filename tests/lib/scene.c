@@ -71,31 +71,15 @@ static void warm_up(struct fa_scene *scene)
 
 static void explain(struct fa_scene *scene);
 
-void fa_scene_start(struct fa_scene *scene, const struct fa_test_daemon_options *options)
+void fa_scene_calm(struct fa_scene *scene)
 {
 	uint64_t deadline;
 
-	memset(scene, 0, sizeof(*scene));
-	fa_test_daemon_start(&scene->daemon, options);
-	fa_raw_open(&scene->bystander, scene->daemon.socket);
-	scene->attention = (struct fa_case){
-		.heads = 4,
-		.kv_heads = 2,
-		.head_dim = 32,
-		.seqlen_q = 9,
-		.seqlen_k = 33,
-		.causal = true,
-		.lse = true,
-	};
-	fa_case_plan(&scene->attention);
-	fa_raw_buffer_register(&scene->bystander, &scene->buffer, 1, scene->attention.bytes, 0);
-	fa_scene_bystander(scene);
-	warm_up(scene);
 	fa_check_eventually((fa_test_accounts(&scene->bystander, &scene->accounts),
 	                     scene->accounts.connections == 1 && scene->accounts.requests == 0));
 	/*
-	 * Resources of the warm-up are released asynchronously, and a sent descriptor is charged
-	 * until it is known to have arrived.
+	 * What clients had is released asynchronously, and a sent descriptor is charged until it is
+	 * known to have arrived.
 	 */
 	fa_test_daemon_usage(&scene->daemon, &scene->usage);
 	deadline = fa_deadline_ns(fa_test_patience_ns());
@@ -112,6 +96,27 @@ void fa_scene_start(struct fa_scene *scene, const struct fa_test_daemon_options 
 		fa_test_daemon_usage(&scene->daemon, &scene->usage);
 		calm = 0;
 	}
+}
+
+void fa_scene_start(struct fa_scene *scene, const struct fa_test_daemon_options *options)
+{
+	memset(scene, 0, sizeof(*scene));
+	fa_test_daemon_start(&scene->daemon, options);
+	fa_raw_open(&scene->bystander, scene->daemon.socket);
+	scene->attention = (struct fa_case){
+		.heads = 4,
+		.kv_heads = 2,
+		.head_dim = 32,
+		.seqlen_q = 9,
+		.seqlen_k = 33,
+		.causal = true,
+		.lse = true,
+	};
+	fa_case_plan(&scene->attention);
+	fa_raw_buffer_register(&scene->bystander, &scene->buffer, 1, scene->attention.bytes, 0);
+	fa_scene_bystander(scene);
+	warm_up(scene);
+	fa_scene_calm(scene);
 	fa_check_eq(scene->accounts.sessions, 1);
 	fa_check_eq(scene->accounts.buffers, 1);
 	fa_check_eq(scene->accounts.buffer_bytes, scene->attention.bytes);

@@ -30,6 +30,10 @@ struct fa_scene {
 
 void fa_scene_start(struct fa_scene *scene, const struct fa_test_daemon_options *options);
 
+/* Once no other client is there: makes what the daemon holds now the state that fa_scene_check()
+ * expects. */
+void fa_scene_calm(struct fa_scene *scene);
+
 /* Without the check that fa_scene_check() makes. */
 void fa_scene_stop(struct fa_scene *scene);
 
