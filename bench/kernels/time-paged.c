@@ -19,10 +19,13 @@
  *   deterministic  against the usual decode ("usual") and a bare read
  *   own      a client's own pages of 1 to 128 tokens, NHD and HND, decode to prefill, against the
  *            pool's pages ("pool")
+ *   copies   32,768 tokens between the pool and a client's own pages of 1 to 128 tokens, against a
+ *            copy of as many bytes
  * --store: pages hold codes with scales per token or head; no prefill, no peers. --shapes: only
  * matching decode shapes, e.g. 'b8-*'. --quick: a smoke test. --profile: run ours once and print
  * its name, for profiles.py.
  */
+#include "bench/kernels/paged-copies.h"
 #include "bench/kernels/paged-decode.h"
 #include "bench/kernels/paged-scene.h"
 
@@ -190,6 +193,7 @@ static const struct {
 	{ "shared", time_shared, true },
 	{ "deterministic", time_deterministic, true },
 	{ "own", time_own, true },
+	{ "copies", time_copies, true },
 	{ "prefill", prefills, false },
 	{ "append", appends, false },
 };

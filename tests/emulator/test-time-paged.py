@@ -17,10 +17,11 @@ PEERS = {
     "shared": {"bare", "unshared"},
     "deterministic": {"bare", "usual"},
     "own": {"pool"},
+    "copies": {"copy"},
     "prefill": {"sm80", "dense"},
     "append": {"copy"},
 }
-NAME = re.compile(r"((decode|extend|prefill)-own|decode(-shared|-deterministic)?|append)/bf16(-(e4m3|int8)(-heads)?)?/[a-z0-9-]+"
+NAME = re.compile(r"((decode|extend|prefill)-own|decode(-shared|-deterministic)?|append|copies)/bf16(-(e4m3|int8)(-heads)?)?/[a-z0-9-]+"
                   r"-h\d+\.\d+-d\d+-p\d+(-q\d+)?/[a-z-]+|prefill/bf16/b\d+-s\d+-h\d+\.\d+-d\d+-p\d+/causal")
 
 
