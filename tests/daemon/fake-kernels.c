@@ -135,6 +135,8 @@ int64_t fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_r
 	struct fake_job *job = request->attention.q.data;
 
 	fa_test_work_us(job->begin_ns / FA_NS_PER_US);
+	if (job->begin_read)
+		(void)*job->begin_read;
 	*(struct fake_job **)workspace = job;
 	return job->n_tiles;
 }

@@ -17,7 +17,9 @@ struct fake_job {
 	uint64_t begin_ns;         /* how long the begin function of a paged job sleeps */
 	atomic_bool *gate;         /* NULL, or: tiles wait until this is true */
 	const volatile char *read; /* NULL, or: each tile reads it */
-	struct fake_job *before;   /* NULL, or: this job must have run all its tiles */
+	/* NULL, or: the begin function of a paged job reads it. */
+	const volatile char *begin_read;
+	struct fake_job *before; /* NULL, or: this job must have run all its tiles */
 
 	_Atomic int64_t n_ran;
 	_Atomic uint64_t first_ran_ns;

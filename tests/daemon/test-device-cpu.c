@@ -314,6 +314,54 @@ static void test_no_page(void **state)
 	close(fd);
 }
 
+/* The same where a paged request begins: in the thread that launches it, or in the worker that ends
+ * the request before it. */
+static void test_no_page_to_begin(void **state)
+{
+	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	struct fa_device_queue *queue;
+	struct fa_error error;
+	struct fixture f;
+	char *memory;
+	int fd;
+
+	fd = memfd_create("short", MFD_CLOEXEC);
+	assert_true(fd >= 0 && ftruncate(fd, (off_t)page) == 0);
+	memory = mmap(NULL, 2 * page, PROT_READ, MAP_SHARED, fd, 0);
+	assert_true(memory != MAP_FAILED);
+	fixture_init(&f, 3);
+	queue = queue_new(&f, 0);
+	for (int i = 0; i < 20; ++i) {
+		struct fake_job second = { .n_tiles = 20 };
+		struct item bad = { .job = { .n_tiles = 20 } };
+		struct item next = { .job = { .n_tiles = 20, .read = memory } };
+		struct fa_paged_request requests[2] = { { .op = FA_PAGED_ATTEND },
+			                                { .op = FA_PAGED_ATTEND } };
+
+		*(i % 2 ? &second.begin_read : &bad.job.begin_read) = memory + page;
+		requests[0].attention.q.data = &bad.job;
+		requests[1].attention.q.data = &second;
+		bad.work.op = FA_DEVICE_PAGED;
+		bad.work.paged = requests;
+		bad.work.n_paged = 2;
+		assert_int_equal(ops->paged_prepare(f.device, &bad.work, &error), 0);
+		ops->launch(f.device, queue, &bad.work);
+		launch(&f, queue, &next);
+		finish(&f, &bad);
+		assert_int_equal(bad.work.status, -ENOMEM);
+		assert_non_null(strstr(bad.work.error.text, "SIGBUS"));
+		assert_int_equal(bad.job.n_ran, i % 2 ? 20 : 0);
+		assert_int_equal(second.n_ran, 0);
+		finish(&f, &next);
+		assert_int_equal(next.work.status, 0);
+		ops->paged_release(f.device, &bad.work);
+	}
+	ops->queue_free(f.device, queue);
+	fixture_deinit(&f);
+	(void)munmap(memory, 2 * page);
+	close(fd);
+}
+
 static void count_threads(unsigned int *ret_all, unsigned int *ret_open)
 {
 	uint64_t wanted = 1ull << (SIGTERM - 1) | 1ull << (SIGINT - 1) | 1ull << (SIGHUP - 1) |
@@ -498,6 +546,7 @@ int main(void)
 		cmocka_unit_test(test_cancel_too_late),
 		cmocka_unit_test(test_no_memory_for_scratch),
 		cmocka_unit_test(test_no_page),
+		cmocka_unit_test(test_no_page_to_begin),
 		cmocka_unit_test(test_threads),
 		cmocka_unit_test(test_idle),
 		cmocka_unit_test(test_open_by_name),
