@@ -249,7 +249,8 @@ def test_cache_fp8():
         pytest.skip("this PyTorch has no float8")
     k_cache, v_cache, table, sequences = make_cache(torch.float32, 16)
     scales = torch.tensor([0.02, 0.05])
-    stored = [(x / scales[:, None]).to(torch.float8_e4m3fn) for x in (k_cache, v_cache)]
+    stored = [fad.empty(x.shape, dtype=torch.float8_e4m3fn).copy_(x / scales[:, None])
+              for x in (k_cache, v_cache)]
     sequences = [[(x / scales[:, None]).to(torch.float8_e4m3fn).float() * scales[:, None]
                   for x in rows] for rows in sequences]
     q = torch.randn(4, 3, 4, 32)

@@ -28,15 +28,16 @@ _NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "f32": "floa
           "f16": "float16"}
 
 
-def dtype_name(dtype) -> str:
+def dtype_name(dtype, among=None) -> str:
     """The dtype's name: of a name, a numpy dtype or a torch dtype."""
+    among = among or DTYPES
     name = str(dtype).removeprefix("torch.")
     name = _NAMES.get(name, name)
-    if name not in DTYPES:
+    if name not in among:
         with contextlib.suppress(TypeError):
             name = np.dtype(dtype).name
-    if name not in DTYPES:
-        raise TypeError(f"dtype {dtype} is not supported; expected one of {', '.join(DTYPES)}")
+    if name not in among:
+        raise TypeError(f"dtype {dtype} is not supported; expected one of {', '.join(among)}")
     return name
 
 

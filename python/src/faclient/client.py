@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from ._cuda import Gate, Ranges
 from ._lib import check, ffi, lib, new, string
-from ._memory import (Buffers, Operand, as_operand, device_of, dtype_name, is_torch, placed,
-                      run_cuda)
+from ._memory import (PAGES_DTYPES, Buffers, Operand, as_operand, device_of, dtype_name, is_torch,
+                      placed, run_cuda)
 from ._pages import attend_pages
 from .errors import Error, InvalidArgument
 
@@ -153,16 +153,17 @@ class Client:
 
     def empty(self, shape: int | _Items[int], dtype: Any = "float32") -> npt.NDArray[Any]:
         """A zeroed numpy array that the daemon sees: requests on it copy nothing. bfloat16 is
-        shown as uint16; `faclient.torch.empty()` makes tensors."""
+        shown as uint16, float8_e4m3fn as uint8; `faclient.torch.empty()` makes tensors. int32 and
+        int64 are for pages_attend()."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        name = dtype_name(dtype)
+        name = dtype_name(dtype, PAGES_DTYPES)
         count = 1
         for n in shape:
             if n < 0:
                 raise ValueError(f"shape {shape} has a negative size")
             count *= n
-        itemsize = 4 if name == "float32" else 2
-        return self._buffers.new(max(count * itemsize, 1)).array(0, shape, name)
+        itemsize = PAGES_DTYPES[name][1]
+        return self._buffers.new(max(count * itemsize, 1))._view(0, shape, name)
 
     # ---- requests
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..client import Client, default_client
-from .._memory import dtype_name
+from .._memory import PAGES_DTYPES, dtype_name
 
 _client: Client | None = None
 
@@ -37,7 +37,7 @@ def empty(*shape: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     if len(shape) == 1 and not isinstance(shape[0], int):
         shape = tuple(shape[0])
     count = math.prod(shape)
-    array = client().empty(max(count, 1), dtype_name(dtype))
+    array = client().empty(max(count, 1), dtype_name(dtype, PAGES_DTYPES))
     return torch.from_numpy(array.view("u1")).view(dtype)[:count].view(shape)
 
 
