@@ -386,13 +386,36 @@ static void test_copy(void **state)
 	fa_buffer_free(buffer);
 }
 
+/* The fake daemon says of no feature that it has it. */
+static void test_older_daemon(void **state)
+{
+	const uint32_t page = 0;
+	struct fa_sequence_pages pages = { .size = sizeof(pages),
+		                           .sequence = 61,
+		                           .n_tokens = 7,
+		                           .n_layers = 1,
+		                           .pages = &page,
+		                           .n_pages = 1 };
+	struct fa_tensor k = { .dtype = FA_F32, .rank = 4, .shape = { 1, 7, 2, 16 } };
+	struct fa_buffer *buffer;
+
+	fa_check_eq(fa_buffer_new(client, 65536, 0, &buffer), 0);
+	k.buffer = buffer;
+	pages.k = &k;
+	fa_check_eq(fa_sequence_read_pages(client, &pages, NULL), -ENOTSUP);
+	fa_check_contains(fa_error(), "the daemon is older than copies of a client's pages");
+	fa_check_eq(fa_sequence_write_pages(client, &pages, NULL), -ENOTSUP);
+	fa_check_eq(fa_sequence_read_pages(client, NULL, NULL), -EINVAL);
+	fa_buffer_free(buffer);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_cache),    cmocka_unit_test(test_cache_refused),
 		cmocka_unit_test(test_sequence), cmocka_unit_test(test_sequence_refused),
 		cmocka_unit_test(test_prefix),   cmocka_unit_test(test_long_prefix),
-		cmocka_unit_test(test_copy),
+		cmocka_unit_test(test_copy),     cmocka_unit_test(test_older_daemon),
 	};
 
 	return cmocka_run_group_tests_name("kv-calls", tests, calls_setup, calls_teardown);
