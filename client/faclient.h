@@ -443,8 +443,8 @@ struct fa_pages_attend {
 	uint32_t stream;
 	/* Rows of the sequence that has most. Without cu_q: 0, or the rows of each. */
 	uint32_t max_q;
-	/* Keys of the longest sequence; 0: as many as the table has room for. The closer it is, the
-	 * better kernels divide the work. */
+	/* Keys of the longest sequence, at most 2^24; 0: as many as the table has room for. The
+	 * closer it is, the better kernels divide the work. */
 	uint32_t max_k;
 	uint32_t reserved;       /* 0 */
 	struct fa_tensor q, out; /* [rows, heads, dim], [rows, heads, dim_v] */

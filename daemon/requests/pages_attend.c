@@ -341,9 +341,14 @@ static int bind_bounds(const struct binding *b, struct fa_paged_own_attention *p
 		               "max_k is %" PRIu32 "; expected at most %" PRId64
 		               ", as table has %" PRId64 " columns, of pages of %" PRId64 " tokens",
 		               m->max_k, room, m->table.shape[1], m->k.shape[1]);
+	if (m->max_q > FA_VIEW_TOKENS_MAX || m->max_k > FA_VIEW_TOKENS_MAX)
+		return fa_fail(b->error, -ENOTSUP, "%s is %" PRIu32 "; at most %d are supported",
+		               m->max_q > FA_VIEW_TOKENS_MAX ? "max_q" : "max_k",
+		               m->max_q > FA_VIEW_TOKENS_MAX ? m->max_q : m->max_k,
+		               FA_VIEW_TOKENS_MAX);
 	if (m->max_k)
 		room = m->max_k;
-	p->max_k = (int32_t)(room < FA_PAGED_LENGTH_MAX ? room : FA_PAGED_LENGTH_MAX);
+	p->max_k = (int32_t)(room < FA_VIEW_TOKENS_MAX ? room : FA_VIEW_TOKENS_MAX);
 	p->max_q = (int32_t)m->max_q;
 	p->total_q = rows;
 	p->batch = (int32_t)batch;

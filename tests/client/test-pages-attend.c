@@ -400,6 +400,7 @@ static void test_mistakes(void **state)
 	for (int i = 0; i < 2; ++i) {
 		struct scene scene;
 		struct fa_pages_attend bad;
+		struct fa_buffer *buffer;
 
 		scene_init(&scene, clients[i], &usual, 0);
 #define REFUSE(code, part, ...)                                                                    \
@@ -453,6 +454,22 @@ static void test_mistakes(void **state)
 		       bad.softcap = -1);
 		REFUSE(-EINVAL, "there is no stream 9", bad.stream = 9);
 #undef REFUSE
+		/* One row of a table for all sequences, of pages of 256 tokens. */
+		must(fa_buffer_new(clients[i], 65537 * sizeof(int32_t), 0, &buffer), "buffer");
+		bad = scene.attend;
+		bad.table = (struct fa_tensor){ .buffer = buffer,
+			                        .dtype = FA_I32,
+			                        .rank = 2,
+			                        .shape = { 3, 65537 },
+			                        .strides = { 0, 1 } };
+		bad.k.shape[0] = bad.v.shape[0] = 1;
+		bad.k.shape[1] = bad.v.shape[1] = 256;
+		bad.max_k = (1 << 24) + 1;
+		refuse_code(&scene, &bad, -ENOTSUP,
+		            "max_k is 16777217; at most 16777216 are supported");
+		bad.max_k = 0;
+		check(fa_pages_attend(clients[i], &bad, NULL));
+		fa_buffer_free(buffer);
 		/* After all of that a good request works. */
 		check(fa_pages_attend(clients[i], &scene.attend, NULL));
 		scene_judge(&scene);
