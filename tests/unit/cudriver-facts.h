@@ -46,6 +46,7 @@
 	X(CUDA_ERROR_MPS_CONNECTION_FAILED)                                                        \
 	X(CUDA_ERROR_MPS_RPC_FAILURE)                                                              \
 	X(CUDA_ERROR_MPS_CLIENT_TERMINATED)                                                        \
+	X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)                                                   \
 	X(CUDA_ERROR_UNKNOWN)                                                                      \
 	X(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)                                                \
 	X(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)                                                          \
@@ -75,6 +76,8 @@
 	X(CU_STREAM_NON_BLOCKING)                                                                  \
 	X(CU_STREAM_WRITE_VALUE_DEFAULT)                                                           \
 	X(CU_STREAM_WAIT_VALUE_GEQ)                                                                \
+	X(CU_STREAM_CAPTURE_MODE_GLOBAL)                                                           \
+	X(CU_STREAM_CAPTURE_MODE_RELAXED)                                                          \
 	X(CU_EVENT_DEFAULT)                                                                        \
 	X(CU_EVENT_DISABLE_TIMING)                                                                 \
 	X(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)                                   \
@@ -164,6 +167,7 @@
 	X(CUdevice_attribute)                                                                      \
 	X(CUfunction_attribute)                                                                    \
 	X(CUpointer_attribute)                                                                     \
+	X(CUstreamCaptureMode)                                                                     \
 	X(CUmemAllocationHandleType)                                                               \
 	X(CUmemAllocationGranularity_flags)                                                        \
 	X(cuuint32_t)                                                                              \

@@ -115,12 +115,12 @@ static void lacks_a_function(void **state)
 	assert_int_equal(result.r, -ENOSYS);
 	contains(result.text, "cuMemMap");
 
-	/* The library launches no kernels. */
-	setenv("FAD_TEST_CUDA_LACKS", "cuLaunchKernel", 1);
+	/* The library launches no graphs. */
+	setenv("FAD_TEST_CUDA_LACKS", "cuGraphLaunch", 1);
 	assert_int_equal(open_in(new_driver, false).r, 0);
 	result = open_in(new_driver, true);
 	assert_int_equal(result.r, -ENOSYS);
-	contains(result.text, "cuLaunchKernel");
+	contains(result.text, "cuGraphLaunch");
 	unsetenv("FAD_TEST_CUDA_LACKS");
 }
 
