@@ -233,6 +233,31 @@ static uint32_t launch_yielding(struct paged_gpu *gpu, struct fa_cuda_paged_laun
 	                      gpu->yield_most_ns, &gpu->random);
 }
 
+/* Launches a kernel that awaits the one ahead by itself, as the daemon does. */
+static void launch_behind(struct paged_gpu *gpu, const struct fa_cuda_paged_launch *launch,
+                          void **args)
+{
+	const struct fa_cuda_paged_kernel *kernel = launch->kernel;
+	const CUlaunchAttribute attribute = {
+		.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+		.value.programmaticStreamSerializationAllowed = 1,
+	};
+	const CUlaunchConfig config = {
+		.gridDimX = launch->grid_x,
+		.gridDimY = launch->grid_y,
+		.gridDimZ = 1,
+		.blockDimX = (unsigned int)kernel->threads,
+		.blockDimY = 1,
+		.blockDimZ = 1,
+		.sharedMemBytes = (unsigned int)kernel->shared_bytes,
+		.attrs = &attribute,
+		.numAttrs = 1,
+	};
+
+	MUST(gpu->driver,
+	     cuLaunchKernelEx(&config, gpu->kernels[kernel - fa_cuda_paged_kernels], args, NULL));
+}
+
 void paged_gpu_launch(struct paged_gpu *gpu, const struct paged_gpu_plan *plan,
                       const struct fa_paged_request *request)
 {
@@ -257,6 +282,10 @@ void paged_gpu_launch_append(struct paged_gpu *gpu, const struct paged_gpu_plan 
 		fa_gpu_encode_maps(gpu->gpu, launches[i].maps, launches[i].n_maps, &maps);
 		if (gpu->yield_most_ns && kernel->state_bytes) {
 			gpu->stops += launch_yielding(gpu, &launches[i], args);
+			continue;
+		}
+		if (kernel->awaits && i > 0) {
+			launch_behind(gpu, &launches[i], args);
 			continue;
 		}
 		MUST(gpu->driver,
