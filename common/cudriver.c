@@ -120,14 +120,28 @@ int fa_cudriver_fail(const struct fa_cudriver *driver, struct fa_error *error, C
 	               name ? name : "an unknown error", text ? text : "no description");
 }
 
-CUresult fa_cudriver_encode_tensor_map(const struct fa_cudriver *driver, const void *address,
-                                       const uint64_t dims[4], const uint64_t strides[3],
-                                       const uint32_t box[4], void *ret_map)
+static CUresult encode_map(const struct fa_cudriver *driver, const void *address,
+                           const uint64_t dims[4], const uint64_t strides[3], const uint32_t box[4],
+                           CUtensorMapSwizzle swizzle, void *ret_map)
 {
 	static const cuuint32_t ones[] = { 1, 1, 1, 1 };
 
 	return driver->cuTensorMapEncodeTiled(
 		ret_map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, (void *)address, dims, strides, box,
-		ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-		CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+		ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+		CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+CUresult fa_cudriver_encode_tensor_map(const struct fa_cudriver *driver, const void *address,
+                                       const uint64_t dims[4], const uint64_t strides[3],
+                                       const uint32_t box[4], void *ret_map)
+{
+	return encode_map(driver, address, dims, strides, box, CU_TENSOR_MAP_SWIZZLE_128B, ret_map);
+}
+
+CUresult fa_cudriver_encode_rows_map(const struct fa_cudriver *driver, const void *address,
+                                     const uint64_t dims[4], const uint64_t strides[3],
+                                     const uint32_t box[4], void *ret_map)
+{
+	return encode_map(driver, address, dims, strides, box, CU_TENSOR_MAP_SWIZZLE_NONE, ret_map);
 }

@@ -210,6 +210,7 @@ enum {
 	CU_MEM_ALLOC_GRANULARITY_RECOMMENDED = 1,
 	CU_TENSOR_MAP_DATA_TYPE_UINT16 = 1,
 	CU_TENSOR_MAP_INTERLEAVE_NONE = 0,
+	CU_TENSOR_MAP_SWIZZLE_NONE = 0,
 	CU_TENSOR_MAP_SWIZZLE_128B = 3,
 	CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3,
 	CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE = 0,
@@ -375,3 +376,8 @@ int fa_cudriver_fail(const struct fa_cudriver *driver, struct fa_error *error, C
 CUresult fa_cudriver_encode_tensor_map(const struct fa_cudriver *driver, const void *address,
                                        const uint64_t dims[4], const uint64_t strides[3],
                                        const uint32_t box[4], void *ret_map);
+
+/* Does the same for boxes whose rows follow one another in shared memory, of up to 512 bytes. */
+CUresult fa_cudriver_encode_rows_map(const struct fa_cudriver *driver, const void *address,
+                                     const uint64_t dims[4], const uint64_t strides[3],
+                                     const uint32_t box[4], void *ret_map);

@@ -182,7 +182,8 @@ static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_o
 	uint64_t blocks, slices;
 
 	stand_in_init(&stand_in, p);
-	if (own->store == FA_PAGED_PLAIN && fa_cuda_paged_sm90_can_map(own))
+	if (own->store == FA_PAGED_PLAIN && own->dtype != FA_ATTENTION_F32 &&
+	    fa_cuda_paged_sm90_can_map(own))
 		plan->forward = fa_cuda_paged_sm90_find(chip, &stand_in.attention, true,
 		                                        longest(p));
 	if (!plan->forward)
@@ -299,6 +300,9 @@ static void fill_own(const struct fa_paged_own *own, const void *ranges, bool wh
 {
 	const int64_t bytes = stored_bytes(own);
 	const uint32_t log2 = 31 - (uint32_t)__builtin_clz((uint32_t)own->page_tokens);
+	const bool in_strips = own->page_tokens % FA_CUDA_PAGED_STRIP == 0 &&
+	                       own->k.stride_token == own->head_dim &&
+	                       own->v.stride_token == own->head_dim_v;
 
 	*ret_own = (struct fa_cuda_own){
 		.ranges = ranges,
@@ -315,9 +319,9 @@ static void fill_own(const struct fa_paged_own *own, const void *ranges, bool wh
 		.last_page = (uint32_t)own->pages - 1,
 		.whole = whole,
 		.aligned = are_aligned(own),
-		.in_strips = own->page_tokens % FA_CUDA_PAGED_STRIP == 0 &&
-		             own->k.stride_token == own->head_dim &&
-		             own->v.stride_token == own->head_dim_v,
+		.in_strips = in_strips,
+		.in_boxes = !in_strips && own->dtype != FA_ATTENTION_F32 &&
+		            fa_cuda_paged_sm90_can_map(own),
 		.k_scales = own->k_scales,
 		.v_scales = own->v_scales,
 	};
@@ -414,6 +418,8 @@ int fa_cuda_paged_launch_own(const struct fa_cuda_paged_plan *plan,
 			fill_plan(plan, p, workspace, &launch->args.own_plan);
 		else
 			fill_attention(plan, p, kernels[i], workspace, epoch, &launch->args.own);
+		if (launch->kernel->maps && launch->args.own.own.in_boxes)
+			fa_cuda_paged_sm90_map_rows(p->pages, launch);
 		if (i == 2 && kernels[i]->keys) {
 			struct stand_in stand_in;
 

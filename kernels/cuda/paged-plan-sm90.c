@@ -384,21 +384,52 @@ static struct fa_cuda_map map_own(const struct fa_cuda_paged_kernel *kernel,
 	};
 }
 
+/* Makes a map of whole rows, in boxes of a strip; @bytes: of a row. */
+static struct fa_cuda_map map_rows(const struct fa_paged_own *own,
+                                   const struct fa_attention_tensor *tensor, int64_t bytes,
+                                   int64_t element_bytes)
+{
+	return (struct fa_cuda_map){
+		.data = tensor->data,
+		.dims = { (uint64_t)bytes / 2, (uint64_t)own->page_tokens, (uint64_t)own->kv_heads,
+		          (uint64_t)own->pages },
+		.strides = { (uint64_t)(tensor->stride_token * element_bytes),
+		             own->kv_heads > 1 ? (uint64_t)(tensor->stride_head * element_bytes)
+		                               : 16,
+		             own->pages > 1 ? (uint64_t)(tensor->stride_batch * element_bytes)
+		                            : 16 },
+		.box = { (uint32_t)bytes / 2, FA_CUDA_PAGED_STRIP, 1, 1 },
+		.in_rows = 1,
+	};
+}
+
+void fa_cuda_paged_sm90_map_rows(const struct fa_paged_own *own,
+                                 struct fa_cuda_paged_launch *launch)
+{
+	const int64_t bytes = own->store == FA_PAGED_PLAIN ? 2 : 1;
+
+	launch->n_maps = FA_CUDA_MAPS;
+	launch->maps[FA_CUDA_MAP_K] = map_rows(own, &own->k, own->head_dim * bytes, bytes);
+	launch->maps[FA_CUDA_MAP_V] = map_rows(own, &own->v, own->head_dim_v * bytes, bytes);
+	launch->maps[FA_CUDA_MAP_Q] = launch->maps[FA_CUDA_MAP_K]; /* unused */
+}
+
 bool fa_cuda_paged_sm90_can_map(const struct fa_paged_own *own)
 {
+	const int64_t bytes = own->store == FA_PAGED_PLAIN ? 2 : 1;
 	const struct fa_attention_tensor *const tensors[] = { &own->k, &own->v };
 
 	if (own->page_tokens % FA_CUDA_PAGED_STRIP != 0)
 		return false;
 	for (int i = 0; i < 2; i++) {
 		const int64_t strides[] = { tensors[i]->stride_token,
-			                    own->kv_heads > 1 ? tensors[i]->stride_head : 8,
-			                    own->pages > 1 ? tensors[i]->stride_batch : 8 };
+			                    own->kv_heads > 1 ? tensors[i]->stride_head : 16,
+			                    own->pages > 1 ? tensors[i]->stride_batch : 16 };
 
 		if ((uintptr_t)tensors[i]->data % 16 != 0)
 			return false;
 		for (int j = 0; j < 3; j++)
-			if (strides[j] <= 0 || strides[j] % 8 != 0 || strides[j] >> 39)
+			if (strides[j] <= 0 || strides[j] * bytes % 16 != 0 || strides[j] >> 39)
 				return false;
 	}
 	return true;

@@ -43,8 +43,12 @@ void fa_cuda_paged_sm90_launch(const struct fa_cuda_paged_plan *plan,
                                const struct fa_paged_attention *p,
                                struct fa_cuda_paged_launch *launch);
 
-/* Returns true if TMA can load pages of 16-bit elements. */
+/* Returns true if TMA can load pages, which are not fp32. */
 bool fa_cuda_paged_sm90_can_map(const struct fa_paged_own *own);
+
+/* Sets the maps of decode's @launch. */
+void fa_cuda_paged_sm90_map_rows(const struct fa_paged_own *own,
+                                 struct fa_cuda_paged_launch *launch);
 
 /* Completes @launch over a client's own pages. @p has all but the pages and the step. */
 void fa_cuda_paged_sm90_launch_own(const struct fa_cuda_paged_plan *plan,

@@ -76,6 +76,7 @@ struct fa_cuda_paged_kernel {
 	int32_t blocks;                    /* decode: per SM */
 	bool appends;                      /* decode: can also append new tokens */
 	bool awaits; /* awaits its predecessor itself (fa_await_launch_ahead) */
+	bool maps;   /* decode: its second parameter is struct fa_cuda_maps */
 };
 
 extern const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[];

@@ -245,6 +245,7 @@
 		.shared_bytes = shared,                                                            \
 		.blocks = 1,                                                                       \
 		.awaits = true,                                                                    \
+		.maps = true,                                                                      \
 	},
 #define OWN_90_16(type, TYPE, dim_, atoms, groups, stages, blocks)                                 \
 	OWN_90(type, TYPE, 1u << FA_PAGED_PLAIN, FA_ATTENTION_##TYPE, dim_, atoms,                 \

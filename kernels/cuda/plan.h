@@ -74,6 +74,7 @@ struct fa_cuda_map {
 	uint64_t dims[4];
 	uint64_t strides[3];
 	uint32_t box[4];
+	uint64_t in_rows; /* 1: a box's rows follow one another; 0: swizzled */
 };
 
 struct fa_cuda_launch {

@@ -156,7 +156,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *ret_map, CUtensorMapDataType type, 
 	FA_FAKE_ENTER(cuTensorMapEncodeTiled, FA_FAKE_INIT);
 	if ((uintptr_t)ret_map % 64 || type != CU_TENSOR_MAP_DATA_TYPE_UINT16 || rank != 4 ||
 	    (uintptr_t)address % 16 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
-	    swizzle != CU_TENSOR_MAP_SWIZZLE_128B ||
+	    (swizzle != CU_TENSOR_MAP_SWIZZLE_128B && swizzle != CU_TENSOR_MAP_SWIZZLE_NONE) ||
 	    promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B ||
 	    fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -164,7 +164,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *ret_map, CUtensorMapDataType type, 
 		if (!dims[i] || dims[i] > 1ull << 32 || !box[i] || box[i] > 256 ||
 		    element_strides[i] != 1 || (i < 3 && (strides[i] % 16 || strides[i] >> 40)))
 			return CUDA_ERROR_INVALID_VALUE;
-	if (box[0] * 2 > 128)
+	if (swizzle == CU_TENSOR_MAP_SWIZZLE_128B && box[0] * 2 > 128)
 		return CUDA_ERROR_INVALID_VALUE;
 	memset(map, 0, sizeof(*ret_map));
 	map->magic = MAP_MAGIC;
@@ -618,7 +618,7 @@ static CUresult launch_paged(const struct fa_cuda_paged_kernel *kernel, unsigned
 	launch->grid_y = grid_y;
 	memcpy(&launch->args, params[0], args_bytes(kernel));
 	wrong = fa_fake_paged_wrong(launch);
-	if (!wrong && kernel->keys)
+	if (!wrong && kernel->keys && kernel->kind < FA_CUDA_PAGED_OWN_DECODE)
 		wrong = paged_maps_wrong(kernel, &launch->args.attention, params[1]);
 	if (wrong) {
 		free(launch);

@@ -146,6 +146,7 @@ struct row {
 	struct fa_cuda_paged_quantised *codes; /* NULL: K and V are not codes */
 	/* Start of the table for keys before item->begin. */
 	uint32_t prefix_start;
+	const struct fa_cuda_own *own; /* NULL: K and V are in the pool */
 };
 
 static uint32_t table_start_of(const struct row *row, int64_t j)
@@ -153,17 +154,42 @@ static uint32_t table_start_of(const struct row *row, int64_t j)
 	return j < row->item->begin ? row->prefix_start : row->item->table_start;
 }
 
+/* Returns the address of K (or V) of a token. */
+static const char *kv_row(const struct row *row, int64_t j, bool v)
+{
+	const struct fa_cuda_pages *pages = &row->args->pages;
+	const struct fa_cuda_own *own = row->own;
+	const int32_t head = row->head / row->args->attention.group;
+	uint32_t page;
+
+	if (!own)
+		return page_row(pages, table_start_of(row, j), j, head, v);
+	page = pages->table[row->item->table_start + (uint32_t)j / own->page_tokens];
+	page = page < own->last_page ? page : own->last_page;
+	return v ? pages->v + page * own->v_page + j % own->page_tokens * own->v_token +
+	                       head * own->v_head
+	         : pages->k + page * own->k_page + j % own->page_tokens * own->k_token +
+	                       head * own->k_head;
+}
+
+static float kv_scale(const struct row *row, int64_t j, bool v)
+{
+	const int32_t head = row->head / row->args->attention.group;
+	const float *scales;
+
+	if (!row->own)
+		return *scale_of(&row->args->pages, row->codes, table_start_of(row, j), j, head, v);
+	scales = v ? row->own->v_scales : row->own->k_scales;
+	return scales ? scales[head] : 1;
+}
+
 /* Decodes K (or V) of a token to floats. */
 static void decode_row(const struct row *row, int64_t j, bool v, float *to)
 {
-	const struct fa_cuda_pages *pages = &row->args->pages;
 	const struct fa_cuda_attention *a = &row->args->attention;
-	const int32_t head = row->head / a->group;
-	const uint32_t start = table_start_of(row, j);
 
 	fa_dequantise_row((enum fa_paged_store)row->codes->store,
-	                  (const uint8_t *)page_row(pages, start, j, head, v),
-	                  *scale_of(pages, row->codes, start, j, head, v), to,
+	                  (const uint8_t *)kv_row(row, j, v), kv_scale(row, j, v), to,
 	                  v ? a->head_dim_v : a->head_dim);
 }
 
@@ -195,8 +221,7 @@ static bool sees(const struct row *row, int64_t j, int64_t *ret_distance)
 static float score(const struct row *row, const float *q, int64_t j, int64_t distance)
 {
 	const struct fa_cuda_attention *a = &row->args->attention;
-	const char *k = page_row(&row->args->pages, table_start_of(row, j), j, row->head / a->group,
-	                         false);
+	const char *k = kv_row(row, j, false);
 	float decoded[FA_ATTENTION_HEAD_DIM_MAX];
 	double s;
 
@@ -227,8 +252,7 @@ static void attend_row(const struct row *row)
 	for (int32_t d = 0; d < a->head_dim; d++)
 		q[d] = load(row->dtype, row_of(&a->q, token, row->head), d);
 	for (int64_t j = row->item->first; j < n_k; j++) {
-		const char *v = page_row(&row->args->pages, table_start_of(row, j), j,
-		                         row->head / a->group, true);
+		const char *v = kv_row(row, j, true);
 		double s, shrink, grow;
 
 		if (!sees(row, j, &distance))
@@ -628,6 +652,81 @@ static void own_copy(const struct fa_cuda_paged_own_copy *p, uint32_t grid_y)
 	}
 }
 
+static int64_t clamp(int64_t x, int64_t most)
+{
+	return x < 0 ? 0 : x > most ? most : x;
+}
+
+/* Writes an item of each sequence, of few rows or of many, for the launch that decodes. */
+static void plan_own(const struct fa_cuda_own_plan *p)
+{
+	*p->ranges = (struct fa_cuda_own_ranges){ 1, 0, 0, 0 };
+	for (int32_t b = 0; b < p->batch; b++) {
+		int64_t begin = (int64_t)b * p->max_q, n = p->max_q;
+
+		if (p->cu_q) {
+			begin = clamp(p->cu_q[b], p->total_q);
+			n = clamp(p->cu_q[b + 1] - begin, p->max_q);
+		}
+		p->items[p->ranges->blocks++] = (struct fa_cuda_paged_item){
+			.first_q = (uint32_t)begin,
+			.n_q = (uint32_t)clamp(n, p->total_q - begin),
+			.n_k = (uint32_t)clamp(p->lengths[b], p->max_k),
+			.table_start = (uint32_t)b * p->table_stride,
+			.tree_start = FA_CUDA_PAGED_NO_TREE,
+		};
+	}
+}
+
+static void attend_own(const struct fa_cuda_paged_attention_own *p)
+{
+	struct fa_cuda_paged_quantised codes = p->attention.quantised;
+	struct row row = {
+		.args = &p->attention.attention,
+		.own = &p->own,
+		.dtype = (enum fa_attention_dtype)codes.dtype,
+		.codes = codes.store ? &codes : NULL,
+	};
+
+	for (uint32_t i = 0; i < p->own.ranges->blocks; i++) {
+		row.item = &row.args->items[i];
+		for (row.i = 0; row.i < row.item->n_q; row.i++)
+			for (row.head = 0; row.head < row.args->attention.heads; row.head++)
+				attend_row(&row);
+	}
+}
+
+static void append_own(const struct fa_cuda_own_append *p)
+{
+	const enum fa_attention_dtype dtype = (enum fa_attention_dtype)p->dtype;
+
+	for (uint32_t i = 0; i < 2 * p->tokens * p->kv_heads; i++) {
+		const bool v = i % 2;
+		const uint32_t token = i / 2 / p->kv_heads, head = i / 2 % p->kv_heads;
+		const struct fa_cuda_tensor *from = v ? &p->from_v : &p->from_k;
+		const float *scales = v ? p->v_scales : p->k_scales;
+		const int32_t dim = (int32_t)(v ? p->head_dim_v : p->head_dim);
+		const int64_t slot = p->slots[token];
+		float row[FA_ATTENTION_HEAD_DIM_V_MAX];
+		char *to;
+
+		if (!from->data || slot < 0 || slot >= (int64_t)p->pages * p->page_tokens)
+			continue;
+		to = v ? p->v + slot / p->page_tokens * p->v_page +
+		                     slot % p->page_tokens * p->v_token + head * p->v_head
+		       : p->k + slot / p->page_tokens * p->k_page +
+		                     slot % p->page_tokens * p->k_token + head * p->k_head;
+		if (!p->store) {
+			memcpy(to, row_of(from, token, head), (size_t)(dim * element_bytes(dtype)));
+			continue;
+		}
+		for (int32_t d = 0; d < dim; d++)
+			row[d] = load(dtype, row_of(from, token, head), d);
+		fa_quantise_row((enum fa_paged_store)p->store, row, dim, scales ? scales[head] : 1,
+		                (uint8_t *)to);
+	}
+}
+
 /* ---- launches */
 
 const char *fa_fake_paged_wrong(const struct fa_cuda_paged_launch *launch)
@@ -718,14 +817,20 @@ void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
 	case FA_CUDA_PAGED_OWN_COPY:
 		own_copy(&launch->args.own_copy, launch->grid_y);
 		break;
-	case FA_CUDA_PAGED_MERGE:
-	case FA_CUDA_PAGED_GATE:
+	case FA_CUDA_PAGED_OWN_PLAN:
+		plan_own(&launch->args.own_plan);
+		break;
 	case FA_CUDA_PAGED_OWN_DECODE:
-	case FA_CUDA_PAGED_OWN_FORWARD:
+		attend_own(&launch->args.own);
+		break;
+	case FA_CUDA_PAGED_OWN_APPEND:
+		append_own(&launch->args.own_append);
+		break;
+	case FA_CUDA_PAGED_OWN_FORWARD: /* the launch that decodes computes all rows */
 	case FA_CUDA_PAGED_OWN_BAND:
 	case FA_CUDA_PAGED_OWN_RICH:
-	case FA_CUDA_PAGED_OWN_PLAN:
-	case FA_CUDA_PAGED_OWN_APPEND:
+	case FA_CUDA_PAGED_MERGE:
+	case FA_CUDA_PAGED_GATE:
 		break;
 	}
 }

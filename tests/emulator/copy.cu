@@ -202,7 +202,10 @@ void fa_emulated_box(uint32_t to, const void *described, uint32_t barrier, const
 		                       NULL, mbarrier_find(barrier),
 		                       map,  { at[0], at[1], at[2], at[3] } };
 
-	if (to % 1024 || map->box[0] != 64 || map->box[3] != 1)
+	if (map->in_rows)
+		must_have_awaited("a box");
+	if (to % (map->in_rows ? 128 : 1024) || (!map->in_rows && map->box[0] != 64) ||
+	    map->box[3] != 1)
 		DIE("a box of %u to %u", flight.bytes, to);
 	flight_begin(&flight);
 }
@@ -212,7 +215,7 @@ static void box_run(const struct flight *flight)
 	const struct fa_cuda_map *map = flight->map;
 
 	for (uint32_t row = 0; row < map->box[1] * map->box[2]; row++)
-		for (uint32_t column = 0; column < 64; column++) {
+		for (uint32_t column = 0; column < map->box[0]; column++) {
 			const int64_t at[4] = { (int64_t)flight->at[0] + column,
 				                (int64_t)flight->at[1] + row % map->box[1],
 				                (int64_t)flight->at[2] + row / map->box[1],
@@ -225,8 +228,8 @@ static void box_run(const struct flight *flight)
 				if (i)
 					offset += at[i] * (int64_t)map->strides[i - 1];
 			}
-			char *const to = shared_memory +
-			                 swizzle(flight->to + row * 128 + column * 2);
+			const uint32_t place = flight->to + (row * map->box[0] + column) * 2;
+			char *const to = shared_memory + (map->in_rows ? place : swizzle(place));
 			if (inside)
 				memcpy(to, (const char *)map->data + offset, 2);
 			else

@@ -1,7 +1,7 @@
 /*
  * The tests' CUDA driver with the emulator. Decode over pages and the kernels that move tokens run
- * unchanged, with the daemon's plans, tables and scratch; kernels that load by TMA are replaced by
- * plain code.
+ * unchanged, with the daemon's plans, tables and scratch; kernels that load by TMA, and attention over
+ * a client's own pages, are replaced by plain code.
  */
 #include "tests/cuda-driver/emulate.h"
 #include "tests/emulator/find.h"
@@ -16,7 +16,8 @@ bool fa_fake_emulate(struct fa_cuda_paged_launch *launch)
 	const struct fa_cuda_paged_kernel *kernel = launch->kernel;
 	const struct fa_cuda_done asked = *done;
 
-	if (kernel->keys)
+	if (kernel->keys ||
+	    (kernel->kind >= FA_CUDA_PAGED_OWN_DECODE && kernel->kind <= FA_CUDA_PAGED_OWN_PLAN))
 		return false;
 	/* The driver signals completion instead of the kernel. */
 	*done = (struct fa_cuda_done){};

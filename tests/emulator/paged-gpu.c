@@ -264,10 +264,10 @@ void paged_gpu_launch_append(struct paged_gpu *gpu, const struct paged_gpu_plan 
 			maps.maps[m].words[0] = (uint64_t)(uintptr_t)&launches[i].maps[m];
 		fa_emulated_completion_request(
 			done, (uint64_t)launches[i].grid_x * launches[i].grid_y, launches[i].parts);
-		fa_emulated_launch(launches[i].grid_x, launches[i].grid_y,
-		                   (uint32_t)kernel->threads, (uint32_t)kernel->shared_bytes,
-		                   fa_emulated_find(kernel)->run,
-		                   kernel->keys ? (const void *)&mapped : &launches[i].args);
+		fa_emulated_launch(
+			launches[i].grid_x, launches[i].grid_y, (uint32_t)kernel->threads,
+			(uint32_t)kernel->shared_bytes, fa_emulated_find(kernel)->run,
+			kernel->keys || kernel->maps ? (const void *)&mapped : &launches[i].args);
 		fa_emulated_completion_check();
 		if (kernel->keys) {
 			run_yielding(gpu, &launches[i], plan, &mapped, kernel->symbol,

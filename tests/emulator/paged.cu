@@ -87,8 +87,14 @@
 #define OWN_FORWARD_OF(type, ...) OWN_FORWARD(type, __VA_ARGS__)
 #define OWN_FORWARDS_OF_TYPE(...) OWN_FORWARD_OF(FA_TYPE_NAME, __VA_ARGS__)
 
+#define MAPPED(symbol_, args_name)                                                                 \
+	{ #symbol_, [](const void *data) {                                                         \
+		 const struct fa_emulated_mapped *args = (const struct fa_emulated_mapped *)data;  \
+		 symbol_(*(const struct args_name *)args->attention,                               \
+		         *(const struct fa_cuda_maps *)args->maps);                                \
+	 } },
 #define OWN_90(type, dim, atoms, ...)                                                              \
-	ENTRY(fa_sm90_own_decode_##type##_d##dim##_a##atoms, fa_cuda_paged_attention_own)
+	MAPPED(fa_sm90_own_decode_##type##_d##dim##_a##atoms, fa_cuda_paged_attention_own)
 #define OWN_90_OF(type, ...) OWN_90(type, __VA_ARGS__)
 #define OWN_90_OF_TYPE(...) OWN_90_OF(FA_TYPE_NAME, __VA_ARGS__)
 #define OWN_90_E4M3(...) OWN_90(e4m3, __VA_ARGS__)

@@ -231,13 +231,19 @@ void fa_gpu_sync(struct fa_gpu *gpu)
 void fa_gpu_encode_maps(struct fa_gpu *gpu, const struct fa_cuda_map *maps, uint32_t n,
                         struct fa_cuda_maps *ret_maps)
 {
-	for (uint32_t i = 0; i < n; i++)
-		if (fa_cudriver_encode_tensor_map(&gpu->driver, maps[i].data, maps[i].dims,
-		                                  maps[i].strides, maps[i].box,
-		                                  &ret_maps->maps[i]) != CUDA_SUCCESS) {
+	for (uint32_t i = 0; i < n; i++) {
+		const struct fa_cuda_map *const map = &maps[i];
+		CUresult result;
+
+		result = (map->in_rows ? fa_cudriver_encode_rows_map
+		                       : fa_cudriver_encode_tensor_map)(
+			&gpu->driver, map->data, map->dims, map->strides, map->box,
+			&ret_maps->maps[i]);
+		if (result != CUDA_SUCCESS) {
 			fprintf(stderr, "the driver refuses map %u\n", i);
 			abort();
 		}
+	}
 }
 
 /* Returns @launch with the workspace that it asks for. Launches of all streams share it, so they

@@ -6,7 +6,7 @@
 
 /* Keys must have no padding, as they are compared and hashed as bytes. */
 _Static_assert(sizeof(struct fa_cuda_map) ==
-                       sizeof(void *) + 7 * sizeof(uint64_t) + 4 * sizeof(uint32_t),
+                       sizeof(void *) + 8 * sizeof(uint64_t) + 4 * sizeof(uint32_t),
                "all of it is its fields");
 _Static_assert(sizeof(CUtensorMap) == sizeof(((struct fa_cuda_maps *)0)->maps[0]), "one map");
 _Static_assert((FA_CUDA_MAP_SETS & (FA_CUDA_MAP_SETS - 1)) == 0, "a power of two");
@@ -35,8 +35,12 @@ static CUresult encode(struct fa_cuda_tensor_map_cache *cache, const struct fa_c
 			memcpy(ret_map, entry[i].words, sizeof(entry[i].words));
 			return CUDA_SUCCESS;
 		}
-	result = fa_cudriver_encode_tensor_map(driver, map->data, map->dims, map->strides, map->box,
-	                                       ret_map);
+	if (map->in_rows)
+		result = fa_cudriver_encode_rows_map(driver, map->data, map->dims, map->strides,
+		                                     map->box, ret_map);
+	else
+		result = fa_cudriver_encode_tensor_map(driver, map->data, map->dims, map->strides,
+		                                       map->box, ret_map);
 	if (result != CUDA_SUCCESS)
 		return result;
 	entry += cache->next_way[set]++ % FA_CUDA_MAP_WAYS;

@@ -258,8 +258,9 @@ struct fa_cuda_own {
 	uint32_t last_page;
 	uint32_t whole;   /* each part has one tile, of all its keys: no part is divided */
 	uint32_t aligned; /* rows of K and V are 16-byte aligned */
-	/* As in the pool, pages are whole strips, and the rows of a head follow one another. */
-	uint32_t in_strips;
+	/* Pages are whole strips, which are loaded at once: as in the pool, as the rows of a head
+	 * follow one another; else by the maps. */
+	uint32_t in_strips, in_boxes;
 	const float *k_scales, *v_scales; /* e4m3: [kv_head], or NULL */
 };
 

@@ -12,7 +12,8 @@ struct fa_sm90_own_e4m3_config
 #define FA_OWN_KERNEL(dim, atoms, groups, stages)                                                  \
 	extern "C" __global__ void __launch_bounds__(FA_SM90_CODES_THREADS(groups), 1)             \
 		fa_sm90_own_decode_e4m3_d##dim##_a##atoms(                                         \
-			const __grid_constant__ struct fa_cuda_paged_attention_own args)           \
+			const __grid_constant__ struct fa_cuda_paged_attention_own args,           \
+			const __grid_constant__ struct fa_cuda_maps maps)                          \
 	{                                                                                          \
 		const struct fa_cuda_paged_attention &p = args.attention.attention;                \
                                                                                                    \
@@ -20,7 +21,7 @@ struct fa_sm90_own_e4m3_config
 		fa_await_launch_ahead();                                                           \
 		if (fa_own_has_tiles(p))                                                           \
 			fa_sm90_codes_decode<                                                      \
-				fa_sm90_own_e4m3_config<dim, atoms, groups, stages>>(p);           \
+				fa_sm90_own_e4m3_config<dim, atoms, groups, stages>>(p, &maps);           \
 		else                                                                               \
 			fa_done(p.attention.done);                                                 \
 	}

@@ -1,7 +1,8 @@
 /*
- * Producer warps of decode over a client's own pages. Pages whose rows are adjacent, in strips, are
- * loaded as those of the pool (paged_load.h); of all others each row of K and of V is a copy, so
- * that pages may have any number of tokens. A lane has two tokens of a tile.
+ * Producer warps of decode over a client's own pages. Pages of whole strips are loaded as those of the
+ * pool (paged_load.h), by maps of the client's strides unless rows follow one another. Of all others
+ * each row of K and of V is a copy, so that pages may have any number of tokens; a lane has two
+ * tokens of a tile.
  */
 #pragma once
 
@@ -110,13 +111,14 @@ __device__ __forceinline__ void fa_sm90_own_load_rows(const struct fa_cuda_paged
 /* Runs one producer warp of any decode. @segment: the block's first. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_load(const struct fa_cuda_paged_attention &args,
-                                             uint32_t shared, fa_paged_segment_of<C> &segment)
+                                             uint32_t shared, fa_paged_segment_of<C> &segment,
+                                             const struct fa_cuda_maps *maps)
 {
 	if constexpr (C::OWN) {
-		if (!fa_own_of(args).in_strips) {
+		if (!fa_own_of(args).in_strips && !fa_own_of(args).in_boxes) {
 			fa_sm90_own_load_rows<C>(args, shared, segment);
 			return;
 		}
 	}
-	fa_sm90_paged_load<C>(args, shared, segment);
+	fa_sm90_paged_load<C>(args, shared, segment, maps);
 }

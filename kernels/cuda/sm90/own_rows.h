@@ -15,7 +15,8 @@ struct fa_sm90_own_config
 	extern "C" __global__ void __launch_bounds__(FA_SM90_PAGED_THREADS(dim, atoms, groups),    \
 	                                             blocks)                                       \
 		fa_sm90_own_decode_##type##_d##dim##_a##atoms(                                     \
-			const __grid_constant__ struct fa_cuda_paged_attention_own args)           \
+			const __grid_constant__ struct fa_cuda_paged_attention_own args,           \
+			const __grid_constant__ struct fa_cuda_maps maps)                          \
 	{                                                                                          \
 		const struct fa_cuda_paged_attention &p = args.attention.attention;                \
                                                                                                    \
@@ -23,7 +24,8 @@ struct fa_sm90_own_config
 		fa_await_launch_ahead();                                                           \
 		if (fa_own_has_tiles(p))                                                           \
 			fa_sm90_paged_decode<                                                      \
-				fa_sm90_own_config<FA_TYPE, dim, atoms, groups, stages>>(p);       \
+				fa_sm90_own_config<FA_TYPE, dim, atoms, groups, stages>>(p,        \
+			                                                                 &maps);   \
 		else                                                                               \
 			fa_done(p.attention.done);                                                 \
 	}

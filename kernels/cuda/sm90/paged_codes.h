@@ -135,7 +135,8 @@ __device__ __forceinline__ void fa_sm90_codes_start(const struct fa_cuda_paged_a
 }
 
 template <class C>
-__device__ __forceinline__ void fa_sm90_codes_decode(const struct fa_cuda_paged_attention &args)
+__device__ __forceinline__ void fa_sm90_codes_decode(const struct fa_cuda_paged_attention &args,
+                                                     const struct fa_cuda_maps *maps = NULL)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
 
@@ -148,7 +149,7 @@ __device__ __forceinline__ void fa_sm90_codes_decode(const struct fa_cuda_paged_
 		if (warp < C::WARPS + C::LOADERS) {
 			fa_paged_segment_of<C> segment = fa_sm90_codes_first_walk<C>(shared_memory);
 
-			fa_sm90_load<C>(args, fa_shared_address(shared_memory), segment);
+			fa_sm90_load<C>(args, fa_shared_address(shared_memory), segment, maps);
 		} else if (warp == C::WARPS + C::LOADERS)
 			fa_sm90_codes_convert_q<C>(args, shared_memory);
 	} else {

@@ -193,7 +193,8 @@ __device__ __forceinline__ void fa_sm90_paged_start(const struct fa_cuda_paged_a
 }
 
 template <class C>
-__device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_attention &args)
+__device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_attention &args,
+                                                     const struct fa_cuda_maps *maps = NULL)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
 	const uint32_t shared = fa_shared_address(shared_memory);
@@ -215,7 +216,7 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 			fa_setmaxnreg_dec<FA_SM90_PAGED_PRODUCER_REGISTERS>();
 			if (threadIdx.x < C::JOINED + 32) {
 				start();
-				fa_sm90_load<C>(args, shared, segment);
+				fa_sm90_load<C>(args, shared, segment, maps);
 			}
 		} else {
 			fa_setmaxnreg_inc<FA_SM90_PAGED_CONSUMER_REGISTERS>();
@@ -227,7 +228,7 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 	} else {
 		if (threadIdx.x >= C::JOINED) {
 			start();
-			fa_sm90_load<C>(args, shared, segment);
+			fa_sm90_load<C>(args, shared, segment, maps);
 		} else {
 			start();
 			fa_sm90_paged_compute<C>(args, shared_memory, segment);

@@ -9,11 +9,13 @@
  */
 #pragma once
 
+#include "kernels/cuda/common/maps.h"
 #include "kernels/cuda/common/paged_rows.h"
 #include "kernels/cuda/common/paged_segment.h"
 #include "kernels/cuda/ptx/bulk.h"
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/memory.h"
+#include "kernels/cuda/ptx/tma.h"
 #include "kernels/cuda/sm90/paged_append.h"
 #include "kernels/cuda/sm90/paged_config.h"
 
@@ -25,6 +27,7 @@ struct fa_sm90_paged_batch {
 	uint32_t slot;    /* of the strip that this lane looked up */
 	uint32_t in_page; /* the strip's number in the page, and the flags below */
 	int32_t token, end;
+	uint32_t head;    /* of a client's own pages: the KV head */
 	bool reread;      /* other blocks read the same tiles */
 	bool new_segment; /* first batch of a segment that is not the block's first */
 
@@ -99,6 +102,8 @@ fa_sm90_paged_look_up(const struct fa_cuda_paged_attention &args, fa_paged_segme
 
 	ret_batch.from = is_v ? pages.v : pages.k;
 	if constexpr (C::OWN)
+		ret_batch.head = segment.kv_head(args);
+	if constexpr (C::OWN)
 		ret_batch.from += segment.kv_head(args) *
 		                  (is_v ? fa_own_of(args).v_head : fa_own_of(args).k_head);
 	else
@@ -150,6 +155,22 @@ __device__ __forceinline__ void fa_sm90_paged_prefetch_q(const struct fa_cuda_pa
 		if (row && (int32_t)(i % lines * 64) < args.attention.head_dim)
 			fa_prefetch(row + i % lines * 128);
 	}
+}
+
+/* Issues this lane's box of a tile of @there tokens of a client's own pages: a strip, also the tokens
+ * of its page that are past the end. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_own_copy_box(const struct fa_cuda_maps &maps, uint32_t page,
+                                                     uint32_t in_page, uint32_t head, int32_t there,
+                                                     uint32_t tile, uint32_t full, uint64_t policy)
+{
+	const uint32_t lane = threadIdx.x % 32, quarter = lane % 4, is_v = lane / 4 % 2;
+
+	if (lane < 8 && (int32_t)quarter * FA_CUDA_PAGED_STRIP < there)
+		fa_tma_load(tile + is_v * C::K_BYTES + quarter * C::QUARTER,
+		            &maps.maps[is_v ? FA_CUDA_MAP_V : FA_CUDA_MAP_K], full, 0,
+		            (int32_t)(in_page % 0x100) * FA_CUDA_PAGED_STRIP, (int32_t)head,
+		            (int32_t)page, policy);
 }
 
 /* Issues this lane's copy, if any, of a tile of @there tokens. @from, @flags: of the lane's
@@ -256,10 +277,12 @@ __device__ __forceinline__ void fa_sm90_paged_load_early(const struct fa_cuda_pa
 	__syncwarp();
 }
 
-/* Runs one producer warp; all of its lanes call it. @segment: the block's first. */
+/* Runs one producer warp; all of its lanes call it. @segment: the block's first. @maps: of a client's
+ * own pages. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_attention &args,
-                                                   uint32_t shared, fa_paged_segment_of<C> &segment)
+                                                   uint32_t shared, fa_paged_segment_of<C> &segment,
+                                                   const struct fa_cuda_maps *maps = NULL)
 {
 	const uint32_t lane = threadIdx.x % 32;
 	/* Tells the compiler that it is uniform. */
@@ -307,6 +330,9 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 			const uint32_t in_page = __shfl_sync(~0u, batch.in_page, source);
 			uint32_t bytes = 2 * there * C::PITCH;
 
+			if constexpr (C::OWN)
+				if (fa_own_of(args).in_boxes)
+					bytes = 2 * ((there + 15) & ~15) * C::PITCH;
 			if (token_scales)
 				bytes += 2 * ((there + 15) / 16 * 64);
 			fa_mbarrier_wait(shared + C::EMPTY + 8 * stage, parity);
@@ -326,6 +352,13 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 					fa_sm90_paged_copy_new_tokens<C>(args, batch.new_tokens,
 					                                 from, batch.token, there,
 					                                 tile, full, policy);
+			}
+			if constexpr (C::OWN) {
+				if (fa_own_of(args).in_boxes) {
+					fa_sm90_own_copy_box<C>(*maps, slot, in_page, batch.head,
+					                        there, tile, full, policy);
+					is_new = true;
+				}
 			}
 			if (!is_new)
 				fa_sm90_paged_copy<C>(from, there, in_page, token_scales, tile,
