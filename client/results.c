@@ -25,8 +25,13 @@ int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t va
 	const struct fa_completion_slot *slot = &client->connection.page[stream];
 	uint64_t wire = value - client->streams[stream].base;
 
-	if (atomic_load_explicit(&slot->completed, memory_order_acquire) < wire)
-		return early && fa_completion_device_done(slot, wire);
+	if (atomic_load_explicit(&slot->completed, memory_order_acquire) < wire) {
+		if (!early || !fa_completion_device_passed(slot, wire))
+			return 0;
+		/* Read again, as this request may have failed before a later one was reported. */
+		if (atomic_load_explicit(&slot->completed, memory_order_acquire) < wire)
+			return 1;
+	}
 	/* If a later request has failed, only the socket tells how this one ended. */
 	return atomic_load_explicit(&slot->failed, memory_order_acquire) < wire ? 1 : -1;
 }

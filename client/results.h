@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 /* The longest wait for the daemon to confirm a success that the device has signalled. */
-#define FA_EARLY_NS (100 * FA_NS_PER_MS)
+#define FA_EARLY_NS FA_NS_PER_SEC
 
 /* Stores the result of the next value. @text may be NULL. */
 void fa_result_store(struct fa_client_stream *stream, int status, const char *text, size_t length,

@@ -46,6 +46,16 @@ static inline bool fa_completion_device_done(const struct fa_completion_slot *sl
 	return (uint32_t)value != 0;
 }
 
+/* Returns true if the device has reported the end of request @value or of a later one (acquire). If
+ * completed is still below @value then, the device has reported @value, too. */
+static inline bool fa_completion_device_passed(const struct fa_completion_slot *slot,
+                                               uint64_t value)
+{
+	const uint32_t word = atomic_load_explicit(&slot->device_words[0], memory_order_acquire);
+
+	return (int32_t)(word - (uint32_t)value) >= 0 && fa_completion_device_done(slot, word);
+}
+
 /* Makes stale words match no request; nothing of the stream may be in flight. */
 static inline void fa_completion_clear_device_words(struct fa_completion_slot *slot)
 {

@@ -204,6 +204,12 @@ static void test_closed_before_records_go(void **state)
 	finish(client);
 }
 
+static void signal_end(uint32_t value)
+{
+	for (int i = 0; i < FA_COMPLETION_DEVICE_WORDS; ++i)
+		atomic_store(&end.page[0].device_words[i], value);
+}
+
 /*
  * The device signals a request's end and is lost before the daemon sees it: the result stays valid.
  */
@@ -220,8 +226,7 @@ static void test_signalled_then_lost(void **state)
 	struct fa_client *client = start(FA_NS_PER_SEC, 2, tickets);
 	size_t length;
 
-	for (int i = 0; i < FA_COMPLETION_DEVICE_WORDS; ++i)
-		atomic_store(&end.page[0].device_words[i], 1);
+	signal_end(1);
 	fa_check_eq(fa_wait(client, &tickets[1], UINT64_MAX, NULL), 0);
 	for (uint64_t value = 1; value <= 2; ++value)
 		fa_record_write(&end.records[fa_record_index(0, RECORDS, value)], value, &outcome);
@@ -235,6 +240,26 @@ static void test_signalled_then_lost(void **state)
 	fa_check_eq(fa_wait(client, &tickets[2], UINT64_MAX, NULL), -ENODEV);
 	fa_check_eq(fa_wait(client, &tickets[1], UINT64_MAX, &completion), 0);
 	fa_check_eq(completion.status, 0);
+	finish(client);
+}
+
+/* The device signals two ends, and the second signal replaces the first, before there is a record. */
+static void test_signalled_twice(void **state)
+{
+	struct fa_completion completion = { .size = sizeof(completion) };
+	struct fa_ticket tickets[4];
+	struct fa_client *client = start(FA_NS_PER_SEC, 3, tickets);
+
+	signal_end(2);
+	fa_check_eq(fa_wait(client, &tickets[2], 0, NULL), 0);
+	fa_check_eq(fa_wait(client, &tickets[1], 0, NULL), 0);
+	fa_check_eq(fa_wait(client, &tickets[3], 0, NULL), -EAGAIN);
+	publish(1, false);
+	fa_check_eq(fa_wait(client, &tickets[1], 0, &completion), 0);
+	fa_check_eq(completion.finished_ns, 1);
+	publish(2, false);
+	publish(3, false);
+	fa_check_eq(fa_wait(client, &tickets[3], UINT64_MAX, &completion), 0);
 	finish(client);
 }
 
@@ -701,6 +726,7 @@ int main(void)
 		cmocka_unit_test(test_missing),
 		cmocka_unit_test(test_closed_before_records_go),
 		cmocka_unit_test(test_signalled_then_lost),
+		cmocka_unit_test(test_signalled_twice),
 		cmocka_unit_test(test_begin_spinning),
 		cmocka_unit_test(test_begin_asleep),
 		cmocka_unit_test(test_begin_lost),
