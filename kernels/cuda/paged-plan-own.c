@@ -238,6 +238,9 @@ int fa_cuda_paged_plan_own(const struct fa_cuda_chip *chip, const struct fa_page
 	r = plan_decode(chip, p, plan, text, text_bytes);
 	if (r < 0)
 		return r;
+	/* Decode by bulk copies plans for itself. */
+	if (!plan->forward && plan->decode->plans && p->batch <= FA_CUDA_OWN_SHARED_ITEMS)
+		plan->kernel = NULL;
 	plan->grid_x = plan->grid_y = 1;
 	at = FA_CUDA_PAGED_COUNTERS_BYTES + (size_t)plan->places * plan->partial_rows *
 	                                            ((size_t)plan->decode->dim_v + 2) *
@@ -392,6 +395,12 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 		.dtype = (int32_t)own->dtype,
 	};
 	fill_own(own, address(workspace + plan->own_ranges_at), p->deterministic, &ret_args->own);
+	if (!plan->kernel) {
+		fill_plan(plan, p, workspace, &ret_args->own.plan);
+		ret_args->own.ranges = NULL;
+		ret_args->own.shared_plan = (uint32_t)kernel->shared_bytes -
+		                            (uint32_t)sizeof(struct fa_cuda_own_shared_plan);
+	}
 }
 
 int fa_cuda_paged_launch_own(const struct fa_cuda_paged_plan *plan,
@@ -403,8 +412,6 @@ int fa_cuda_paged_launch_own(const struct fa_cuda_paged_plan *plan,
 	const uint32_t grids[] = { 1, plan->decode_grid, plan->forward_grid };
 	int n = 0;
 
-	if (!plan->kernel)
-		return 0;
 	for (int i = 0; i < 3; i++) {
 		struct fa_cuda_paged_launch *launch = &launches[n];
 

@@ -77,6 +77,7 @@ struct fa_cuda_paged_kernel {
 	bool appends;                      /* decode: can also append new tokens */
 	bool awaits; /* awaits its predecessor itself (fa_await_launch_ahead) */
 	bool maps;   /* decode: its second parameter is struct fa_cuda_maps */
+	bool plans;  /* decode: can plan for itself, in shared memory (own_plan.h) */
 };
 
 extern const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[];

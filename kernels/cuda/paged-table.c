@@ -228,7 +228,7 @@
 #define OWN_FORWARD_F16(...) OWN_FORWARD(f16, F16, __VA_ARGS__)
 #define OWN_FORWARD_BF16(...) OWN_FORWARD(bf16, BF16, __VA_ARGS__)
 
-#define OWN_90(name, IMAGE, stores_, dtype_, dim_, atoms, threads_, shared)                        \
+#define OWN_90(name, IMAGE, stores_, dtype_, dim_, atoms, threads_, shared, plans_)                \
 	{                                                                                          \
 		.symbol = "fa_sm90_own_decode_" #name "_d" #dim_ "_a" #atoms,                      \
 		.image = FA_CUDA_IMAGE_SM90_OWN_##IMAGE,                                           \
@@ -242,20 +242,23 @@
 		.exact = true,                                                                     \
 		.rows = (atoms)*16,                                                                \
 		.threads = threads_,                                                               \
-		.shared_bytes = shared,                                                            \
+		.shared_bytes = (plans_) ? ((shared) + 15) / 16 * 16 +                             \
+		                                   (int32_t)sizeof(struct fa_cuda_own_shared_plan) \
+		                         : (shared),                                               \
 		.blocks = 1,                                                                       \
 		.awaits = true,                                                                    \
 		.maps = true,                                                                      \
+		.plans = plans_,                                                                   \
 	},
 #define OWN_90_16(type, TYPE, dim_, atoms, groups, stages, blocks)                                 \
 	OWN_90(type, TYPE, 1u << FA_PAGED_PLAIN, FA_ATTENTION_##TYPE, dim_, atoms,                 \
 	       FA_SM90_PAGED_THREADS(dim_, atoms, groups),                                         \
-	       FA_SM90_PAGED_SHARED_BYTES(dim_, atoms, groups, stages))
+	       FA_SM90_PAGED_SHARED_BYTES(dim_, atoms, groups, stages), FA_SM90_OWN_PLANS(dim_))
 #define OWN_90_F16(...) OWN_90_16(f16, F16, __VA_ARGS__)
 #define OWN_90_BF16(...) OWN_90_16(bf16, BF16, __VA_ARGS__)
 #define OWN_90_E4M3(dim_, atoms, groups, stages_)                                                  \
 	OWN_90(e4m3, E4M3, 1u << FA_PAGED_E4M3, 0, dim_, atoms, FA_SM90_CODES_THREADS(groups),     \
-	       FA_SM90_CODES_SHARED_BYTES(dim_, atoms, groups, stages_))
+	       FA_SM90_CODES_SHARED_BYTES(dim_, atoms, groups, stages_), false)
 
 const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 	/* clang-format off */

@@ -681,6 +681,9 @@ static void plan_own(const struct fa_cuda_own_plan *p)
 static void attend_own(const struct fa_cuda_paged_attention_own *p)
 {
 	struct fa_cuda_paged_quantised codes = p->attention.quantised;
+	struct fa_cuda_own_plan plan = p->own.plan;
+	struct fa_cuda_paged_item *items = NULL;
+	struct fa_cuda_own_ranges ranges;
 	struct row row = {
 		.args = &p->attention.attention,
 		.own = &p->own,
@@ -688,12 +691,18 @@ static void attend_own(const struct fa_cuda_paged_attention_own *p)
 		.codes = codes.store ? &codes : NULL,
 	};
 
-	for (uint32_t i = 0; i < p->own.ranges->blocks; i++) {
-		row.item = &row.args->items[i];
+	if (!p->own.ranges) {
+		plan.ranges = &ranges;
+		plan.items = items = calloc((size_t)plan.batch, sizeof(*items));
+		plan_own(&plan);
+	}
+	for (uint32_t i = 0; i < (items ? &ranges : p->own.ranges)->blocks; i++) {
+		row.item = &(items ? items : row.args->items)[i];
 		for (row.i = 0; row.i < row.item->n_q; row.i++)
 			for (row.head = 0; row.head < row.args->attention.heads; row.head++)
 				attend_row(&row);
 	}
+	free(items);
 }
 
 static void append_own(const struct fa_cuda_own_append *p)

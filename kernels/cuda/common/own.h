@@ -14,6 +14,41 @@ fa_own_of(const struct fa_cuda_paged_attention &args)
 	return ((const struct fa_cuda_paged_attention_own &)args).own;
 }
 
+/* Where a kernel finds the plan: it is not over a client's own pages; in memory; or there or in shared
+ * memory. */
+#define FA_OWN_NO 0
+#define FA_OWN_PLANNED 1
+#define FA_OWN_PLANS 2
+
+/* Returns where the block's own plan is. */
+__device__ __forceinline__ struct fa_cuda_own_shared_plan *
+fa_own_shared_plan(const struct fa_cuda_paged_attention &args)
+{
+	extern __shared__ __align__(1024) char shared_memory[];
+
+	return (struct fa_cuda_own_shared_plan *)(shared_memory + fa_own_of(args).shared_plan);
+}
+
+template <int OWN>
+__device__ __forceinline__ const struct fa_cuda_own_ranges *
+fa_own_ranges(const struct fa_cuda_paged_attention &args)
+{
+	if constexpr (OWN == FA_OWN_PLANNED)
+		return fa_own_of(args).ranges;
+	return fa_own_of(args).ranges ? fa_own_of(args).ranges : &fa_own_shared_plan(args)->ranges;
+}
+
+/* Returns the items of a launch that decodes. */
+template <int OWN>
+__device__ __forceinline__ const struct fa_cuda_paged_item *
+fa_own_items(const struct fa_cuda_paged_attention &args)
+{
+	if constexpr (OWN == FA_OWN_PLANS)
+		if (!fa_own_of(args).ranges)
+			return fa_own_shared_plan(args)->items;
+	return args.items;
+}
+
 /* The ranges of tiles of a launch's blocks (paged-args.h). */
 struct fa_paged_ranges {
 	uint32_t each, extra;
@@ -24,12 +59,12 @@ struct fa_paged_ranges {
 	}
 };
 
-template <bool OWN>
+template <int OWN>
 __device__ __forceinline__ struct fa_paged_ranges
 fa_paged_ranges_of(const struct fa_cuda_paged_attention &args)
 {
 	if constexpr (OWN) {
-		const uint2 words = *(const uint2 *)fa_own_of(args).ranges;
+		const uint2 words = *(const uint2 *)fa_own_ranges<OWN>(args);
 
 		return { words.x, words.y };
 	} else {
@@ -38,13 +73,14 @@ fa_paged_ranges_of(const struct fa_cuda_paged_attention &args)
 }
 
 /* Returns true if this block of decode has tiles. */
+template <int OWN>
 __device__ __forceinline__ bool fa_own_has_tiles(const struct fa_cuda_paged_attention &args)
 {
-	return blockIdx.x < fa_own_of(args).ranges->blocks;
+	return blockIdx.x < fa_own_ranges<OWN>(args)->blocks;
 }
 
 /* Returns the number of 64-token tiles that a tile of the plan stands for. */
-template <bool OWN>
+template <int OWN>
 __device__ __forceinline__ uint32_t fa_own_tile_size(const struct fa_cuda_paged_attention &args)
 {
 	/* More than all keys, and its tokens behind any first key fit int32. */

@@ -247,29 +247,7 @@ struct fa_cuda_own_ranges {
 	uint32_t forward_blocks;          /* blocks of rows, of sequences with many */
 };
 
-/* An item's table_start is the index of its sequence's first entry, modulo 2^32. */
-struct fa_cuda_own {
-	const struct fa_cuda_own_ranges *ranges;
-	int64_t k_page, k_token, k_head; /* bytes */
-	int64_t v_page, v_token, v_head;
-	/* (uint64_t)token * page_magic >> page_shift is the token's page. */
-	uint64_t page_magic;
-	uint32_t page_shift, page_tokens;
-	uint32_t last_page;
-	uint32_t whole;   /* each part has one tile, of all its keys: no part is divided */
-	uint32_t aligned; /* rows of K and V are 16-byte aligned */
-	/* Pages are whole strips, which are loaded at once: as in the pool, as the rows of a head
-	 * follow one another; else by the maps. */
-	uint32_t in_strips, in_boxes;
-	const float *k_scales, *v_scales; /* e4m3: [kv_head], or NULL */
-};
-
-struct fa_cuda_paged_attention_own {
-	struct fa_cuda_paged_attention_quantised attention;
-	struct fa_cuda_own own;
-};
-
-/* The launch that begins attention: one block. */
+/* What is planned, by a launch of one block before attention or by each block of it. */
 struct fa_cuda_own_plan {
 	struct fa_cuda_done done;      /* as in struct fa_cuda_attention */
 	const int32_t *lengths, *cu_q; /* cu_q NULL: each sequence has max_q rows */
@@ -286,6 +264,41 @@ struct fa_cuda_own_plan {
 	struct fa_cuda_paged_item *items, *forward_items; /* [batch] */
 	uint32_t *block_items;                            /* [blocks] */
 	struct fa_cuda_paged_block *forward_blocks;       /* [forward_blocks_max] */
+};
+
+/* Batches of at most so many sequences are planned in shared memory. */
+#define FA_CUDA_OWN_SHARED_ITEMS 128
+
+struct fa_cuda_own_shared_plan {
+	struct fa_cuda_paged_item items[FA_CUDA_OWN_SHARED_ITEMS];
+	struct fa_cuda_own_ranges ranges;
+	uint64_t tiles[FA_CUDA_OWN_SHARED_ITEMS / 32]; /* of a warp's items, and their number */
+	uint32_t n[FA_CUDA_OWN_SHARED_ITEMS / 32];
+};
+
+/* An item's table_start is the index of its sequence's first entry, modulo 2^32. */
+struct fa_cuda_own {
+	/* NULL: decode plans for itself, in shared memory from shared_plan on. */
+	const struct fa_cuda_own_ranges *ranges;
+	uint32_t shared_plan;
+	int64_t k_page, k_token, k_head; /* bytes */
+	int64_t v_page, v_token, v_head;
+	/* (uint64_t)token * page_magic >> page_shift is the token's page. */
+	uint64_t page_magic;
+	uint32_t page_shift, page_tokens;
+	uint32_t last_page;
+	uint32_t whole;   /* each part has one tile, of all its keys: no part is divided */
+	uint32_t aligned; /* rows of K and V are 16-byte aligned */
+	/* Pages are whole strips, which are loaded at once: as in the pool, as the rows of a head
+	 * follow one another; else by the maps. */
+	uint32_t in_strips, in_boxes;
+	const float *k_scales, *v_scales; /* e4m3: [kv_head], or NULL */
+	struct fa_cuda_own_plan plan;     /* without ranges; its pointers to results are unused */
+};
+
+struct fa_cuda_paged_attention_own {
+	struct fa_cuda_paged_attention_quantised attention;
+	struct fa_cuda_own own;
 };
 
 /* Append: a warp for each row of K, then of V; rows are [tokens][kv_heads]. */

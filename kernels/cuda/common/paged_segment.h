@@ -22,7 +22,7 @@ template <> struct fa_paged_segment_split<true> {
 /* A block's current segment; the same in all its threads. With fixed splits a segment is one split.
  * PRECOMPUTED: holds the KV head and row block instead of dividing for them. OWN: of a client's own
  * pages (own.h). */
-template <bool SPLIT_ITEMS, bool PRECOMPUTED, bool OWN>
+template <bool SPLIT_ITEMS, bool PRECOMPUTED, int OWN>
 struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 	uint32_t index, part; /* of the item; of the part within it */
 	uint32_t left;
@@ -50,7 +50,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 			return;
 		}
 
-		const uint4 *words = (const uint4 *)(args.items + index);
+		const uint4 *words = (const uint4 *)(fa_own_items<OWN>(args) + index);
 		const uint4 a = words[0], b = words[1], c = words[2];
 
 		item.tile = a.x;
@@ -129,7 +129,8 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		for (int i = 0; i < SEARCHED / 32; i++) {
 			const uint32_t by = 32 * i + threadIdx.x % 32;
 
-			tiles[i] = by < args.n_items ? args.items[by].tile : UINT32_MAX;
+			tiles[i] = by < args.n_items ? fa_own_items<OWN>(args)[by].tile
+			                             : UINT32_MAX;
 		}
 #pragma unroll
 		for (int i = 0; i < SEARCHED / 32; i++)

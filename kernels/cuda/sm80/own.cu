@@ -9,7 +9,7 @@ FA_SM80_OWN_DECODE_F32(FA_OWN_DECODE_OF_TYPE)
 
 template <int DIM, int ATOMS, int WARPS, int STAGES>
 struct fa_own_e4m3_config : fa_quantised_config<FA_STORE_E4M3, DIM, ATOMS, WARPS, STAGES> {
-	static constexpr bool OWN = true;
+	static constexpr int OWN = FA_OWN_PLANNED;
 };
 
 #define FA_OWN_E4M3(dim, atoms, warps, stages)                                                     \
@@ -20,7 +20,7 @@ struct fa_own_e4m3_config : fa_quantised_config<FA_STORE_E4M3, DIM, ATOMS, WARPS
 		const struct fa_cuda_paged_attention &p = args.attention.attention;                \
                                                                                                    \
 		fa_gate_pass(p.attention.done);                                                    \
-		if (fa_own_has_tiles(p))                                                           \
+		if (fa_own_has_tiles<FA_OWN_PLANNED>(p))                                                           \
 			fa_quantised_decode<fa_own_e4m3_config<dim, atoms, warps, stages>>(p);     \
 		fa_done(p.attention.done);                                                         \
 	}

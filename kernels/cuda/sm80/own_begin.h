@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include "kernels/cuda/common/own_plan.h"
 #include "kernels/cuda/common/paged-args.h"
 #include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/sm80/paged_append_quantised.h"
@@ -58,32 +59,6 @@ fa_own_scan(struct fa_own_sums own, struct fa_own_sums &total, struct fa_own_sum
 	return before;
 }
 
-/* Returns sequence @b's item; tile, tiles, parts and row_blocks are not set. */
-__device__ __forceinline__ struct fa_cuda_paged_item fa_own_item(const struct fa_cuda_own_plan &p,
-                                                                 uint32_t b)
-{
-	const int64_t length = *(const volatile int32_t *)(p.lengths + b);
-	int64_t begin = (int64_t)b * p.max_q, n = p.max_q, from;
-	struct fa_cuda_paged_item item = {};
-
-	if (p.cu_q) {
-		begin = *(const volatile int32_t *)(p.cu_q + b);
-		begin = begin < 0 ? 0 : begin > p.total_q ? p.total_q : begin;
-		n = *(const volatile int32_t *)(p.cu_q + b + 1) - begin;
-		n = n < 0 ? 0 : n > p.max_q ? p.max_q : n;
-	}
-	n = n > p.total_q - begin ? p.total_q - begin : n;
-	item.first_q = (uint32_t)begin;
-	item.n_q = (uint32_t)n;
-	item.n_k = (uint32_t)(length < 0 ? 0 : length > p.max_k ? p.max_k : length);
-	from = (int64_t)item.n_k - n - p.window_left;
-	item.begin = from > 0 ? (uint32_t)(from < item.n_k ? from : item.n_k) : 0;
-	item.table_start = b * p.table_stride;
-	item.tree_start = FA_CUDA_PAGED_NO_TREE;
-	item.append = item.n_k;
-	return item;
-}
-
 /* Returns the last of @n items, ascending by tile, that does not begin after @tile. */
 __device__ __forceinline__ uint32_t fa_own_find(const struct fa_cuda_paged_item *items, uint32_t n,
                                                 uint32_t tile)
@@ -107,16 +82,9 @@ __device__ __forceinline__ void fa_own_divide(const struct fa_cuda_own_plan &p, 
                                               uint32_t forward_blocks)
 {
 	const uint32_t listed = min(forward_blocks, p.forward_blocks_max);
-	struct fa_cuda_own_ranges ranges = { 0, 0, 0, listed };
-	uint64_t most = (uint64_t)items * p.parts * p.part_blocks;
+	struct fa_cuda_own_ranges ranges = fa_own_ranges_of(p, tiles, items);
 
-	if (items > 0) {
-		most = most < p.blocks ? most : p.blocks;
-		ranges.tiles_each = (uint32_t)((tiles + most - 1) / most);
-		ranges.blocks = (tiles + ranges.tiles_each - 1) / ranges.tiles_each;
-		ranges.tiles_each = tiles / ranges.blocks;
-		ranges.tiles_extra = tiles % ranges.blocks;
-	}
+	ranges.forward_blocks = listed;
 	if (threadIdx.x == 0)
 		*p.ranges = ranges;
 #pragma unroll 1
@@ -156,15 +124,7 @@ __device__ __forceinline__ void fa_own_plan(const struct fa_cuda_own_plan &p,
 			sums.of[1] = (uint64_t)1 << 32;
 			sums.of[2] = (item.n_q + p.forward_rows - 1) / p.forward_rows;
 		} else if (item.n_q > 0) {
-			const uint32_t keys = item.n_k - item.begin / FA_CUDA_PAGED_STRIP *
-			                                         FA_CUDA_PAGED_STRIP;
-
-			item.row_blocks = (uint32_t)(((uint64_t)item.n_q * p.group + p.rows - 1) /
-			                             p.rows);
-			item.parts = p.parts * item.row_blocks;
-			item.tiles = p.whole || item.begin == item.n_k
-			                     ? 1
-			                     : (keys + FA_CUDA_PAGED_TILE - 1) / FA_CUDA_PAGED_TILE;
+			fa_own_divide_item(p, item);
 			sums.of[0] = (uint64_t)item.parts * item.tiles;
 			sums.of[1] = 1;
 		}

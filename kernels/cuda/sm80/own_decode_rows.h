@@ -6,7 +6,7 @@
 
 template <class T, int DIM, int DIM_V, int ATOMS, int WARPS, int STAGES>
 struct fa_own_config : fa_paged_config<T, DIM, DIM_V, ATOMS, WARPS, STAGES> {
-	static constexpr bool OWN = true;
+	static constexpr int OWN = FA_OWN_PLANNED;
 };
 
 #define FA_OWN_KERNEL(type, dim, dim_v, atoms, warps, stages)                                      \
@@ -17,7 +17,7 @@ struct fa_own_config : fa_paged_config<T, DIM, DIM_V, ATOMS, WARPS, STAGES> {
 		const struct fa_cuda_paged_attention &p = args.attention.attention;                \
                                                                                                    \
 		fa_gate_pass(p.attention.done);                                                    \
-		if (fa_own_has_tiles(p))                                                           \
+		if (fa_own_has_tiles<FA_OWN_PLANNED>(p))                                           \
 			fa_paged_decode<fa_own_config<FA_TYPE, dim, dim_v, atoms, warps, stages>>( \
 				p);                                                                \
 		fa_done(p.attention.done);                                                         \

@@ -30,7 +30,8 @@ template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_q
 	static constexpr int THREADS = WARPS * 32, ROWS = ATOMS * 16;
 	static constexpr int BYTES = 2, STORED = 1; /* of elements; of codes */
 	static constexpr bool F32 = false, QUANTISED = true, SPLIT_ITEMS = false,
-			      PRECOMPUTED = false, ROWS_IN_FP32 = false, OWN = false;
+			      PRECOMPUTED = false, ROWS_IN_FP32 = false;
+	static constexpr int OWN = FA_OWN_NO;
 
 	static constexpr int JOINED = THREADS;
 	static __device__ __forceinline__ void join(void)

@@ -41,7 +41,8 @@ struct fa_paged_config {
 	static constexpr int BYTES = fa_paged_element<T>::bytes;
 	static constexpr int STORED = BYTES;
 	static constexpr bool F32 = BYTES == 4, QUANTISED = false, SPLIT_ITEMS = SPLIT_ITEMS_,
-			      PRECOMPUTED = false, ROWS_IN_FP32 = false, OWN = false;
+			      PRECOMPUTED = false, ROWS_IN_FP32 = false;
+	static constexpr int OWN = FA_OWN_NO;
 
 	static constexpr int JOINED = THREADS;
 	static __device__ __forceinline__ void join(void)

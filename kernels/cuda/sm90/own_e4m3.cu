@@ -6,7 +6,7 @@
 template <int DIM, int ATOMS, int GROUPS, int STAGES>
 struct fa_sm90_own_e4m3_config
     : fa_sm90_codes_config<FA_STORE_E4M3, DIM, ATOMS, GROUPS, STAGES, false, false> {
-	static constexpr bool OWN = true;
+	static constexpr int OWN = FA_OWN_PLANNED;
 };
 
 #define FA_OWN_KERNEL(dim, atoms, groups, stages)                                                  \
@@ -19,7 +19,7 @@ struct fa_sm90_own_e4m3_config
                                                                                                    \
 		fa_gate_pass(p.attention.done);                                                    \
 		fa_await_launch_ahead();                                                           \
-		if (fa_own_has_tiles(p))                                                           \
+		if (fa_own_has_tiles<FA_OWN_PLANNED>(p))                                                           \
 			fa_sm90_codes_decode<                                                      \
 				fa_sm90_own_e4m3_config<dim, atoms, groups, stages>>(p, &maps);           \
 		else                                                                               \

@@ -1,13 +1,15 @@
 /* Instantiates every row of FA_SM90_OWN_DECODE over a client's own pages, for FA_TYPE. */
 #include "kernels/cuda/common/done.h"
 #include "kernels/cuda/common/gate.h"
+#include "kernels/cuda/common/own_plan.h"
 #include "kernels/cuda/sm90/paged_decode.h"
 
 template <class T, int DIM, int ATOMS, int GROUPS, int STAGES>
 struct fa_sm90_own_config
     : fa_sm90_paged_config<T, DIM, ATOMS, GROUPS, STAGES, 1, false, false, false> {
 	using BASE = fa_sm90_paged_config<T, DIM, ATOMS, GROUPS, STAGES, 1, false, false, false>;
-	static constexpr bool OWN = true, APPENDS = false, EARLY_LOADS = false;
+	static constexpr int OWN = FA_SM90_OWN_PLANS(DIM) ? FA_OWN_PLANS : FA_OWN_PLANNED;
+	static constexpr bool APPENDS = false, EARLY_LOADS = false;
 	static constexpr int INIT_COMPUTE_THREADS = BASE::JOINED + 32;
 };
 
@@ -22,10 +24,12 @@ struct fa_sm90_own_config
                                                                                                    \
 		fa_gate_pass(p.attention.done);                                                    \
 		fa_await_launch_ahead();                                                           \
-		if (fa_own_has_tiles(p))                                                           \
-			fa_sm90_paged_decode<                                                      \
-				fa_sm90_own_config<FA_TYPE, dim, atoms, groups, stages>>(p,        \
-			                                                                 &maps);   \
+		using C = fa_sm90_own_config<FA_TYPE, dim, atoms, groups, stages>;                 \
+                                                                                                   \
+		if (C::OWN == FA_OWN_PLANS && !args.own.ranges)                                    \
+			fa_own_plan_in_shared(p);                                                  \
+		if (fa_own_has_tiles<C::OWN>(p))                                                   \
+			fa_sm90_paged_decode<C>(p, &maps);                                         \
 		else                                                                               \
 			fa_done(p.attention.done);                                                 \
 	}

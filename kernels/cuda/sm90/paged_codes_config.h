@@ -24,7 +24,8 @@ struct fa_sm90_codes_config {
 	static constexpr int PRODUCER_REGISTERS = FA_SM90_CODES_PRODUCER_REGISTERS(GROUPS);
 	static constexpr int CONSUMER_REGISTERS = FA_SM90_CODES_CONSUMER_REGISTERS(GROUPS);
 	static constexpr bool F32 = false, QUANTISED = true, SMALL = SMALL_, SPLIT_ITEMS = false,
-			      TWO_LEVEL = TWO_LEVEL_, PRECOMPUTED = true, OWN = false;
+			      TWO_LEVEL = TWO_LEVEL_, PRECOMPUTED = true;
+	static constexpr int OWN = FA_OWN_NO;
 	static constexpr bool APPENDS = false, EARLY_LOADS = false, SYNCS_AT_START = true,
 			      ROWS_IN_FP32 = false;
 	using SMALL_ARGS = struct fa_cuda_paged_small_attention_quantised;

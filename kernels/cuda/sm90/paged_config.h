@@ -36,7 +36,8 @@ struct fa_sm90_paged_config {
 	static constexpr bool ONE_ATOM = SETMAXNREG && FA_SM90_PAGED_ONE_ATOM;
 	static constexpr bool F32 = false, QUANTISED = false, SMALL = SMALL_,
 			      SPLIT_ITEMS = SPLIT_ITEMS_, TWO_LEVEL = TWO_LEVEL_,
-			      PRECOMPUTED = true, OWN = false;
+			      PRECOMPUTED = true;
+	static constexpr int OWN = FA_OWN_NO;
 	static constexpr bool APPENDS = FA_SM90_PAGED_APPENDS(DIM, ATOMS); /* paged_append.h */
 	/* The first tiles' loads are issued before all else (fa_sm90_paged_load_early()), at most
 	 * EARLY_TILES; the first warp initialises the mbarriers. */

@@ -22,6 +22,9 @@
 	X(128, 2, 1, 5, 1)                                                                         \
 	X(256, 1, 1, 3, 1)
 
+/* Whether such decode can plan for itself (common/own_plan.h); d256, and e4m3, would spill. */
+#define FA_SM90_OWN_PLANS(dim) ((dim) < 256)
+
 /* Partial results that a thread reduces at a time. Parts with many more have kernels that reduce in
  * two levels (paged_reduce.h). */
 #define FA_SM90_PAGED_REDUCE_FANIN 16

@@ -32,6 +32,9 @@
 /* Bits with which no partial result begins. */
 #define FA_SM90_PAGED_EMPTY 0xffffffffu
 
+/* Polls for results of blocks that have arrived, over a client's own pages: milliseconds. */
+#define FA_SM90_OWN_POLLS (1u << 16)
+
 /* How a segment's part is split among blocks, at C::SPLIT_AT. Thread 0 writes is_last, the noting
  * thread the rest (fa_sm90_paged_segment_begin()). */
 struct fa_sm90_paged_split {
@@ -261,6 +264,7 @@ fa_sm90_paged_reduce(const struct fa_cuda_paged_attention &args,
 		uint2 sum[at_once];
 		uint4 out[at_once];
 		float max_of_all = total.max;
+		uint32_t polls = 0;
 		bool missing;
 
 #pragma unroll 1
@@ -286,6 +290,9 @@ fa_sm90_paged_reduce(const struct fa_cuda_paged_attention &args,
 			for (int j = 0; j < at_once; j++)
 				missing |= sum[j].x == FA_SM90_PAGED_EMPTY ||
 				           out[j].x == FA_SM90_PAGED_EMPTY;
+			/* Blocks that disagree about their parts must not wait for ever. */
+			if (C::OWN && ++polls == FA_SM90_OWN_POLLS)
+				break;
 		} while (missing);
 #pragma unroll
 		for (int j = 0; j < at_once; j++)
