@@ -1,0 +1,231 @@
+/*
+ * Tests plans of attention over a client's own pages, without a GPU: which kernels run, that grids
+ * come from bounds, and what is refused.
+ */
+#include "kernels/cuda/paged-plan.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const struct fa_cuda_chip h200 = {
+	.arch = 90, .shared_bytes_max = 232448, .l2_bytes = 50 << 20, .sms = 132
+};
+static const struct fa_cuda_chip a10 = {
+	.arch = 86, .shared_bytes_max = 101376, .l2_bytes = 6 << 20, .sms = 72
+};
+
+struct scene {
+	struct fa_paged_own pages;
+	struct fa_paged_request request;
+	struct fa_cuda_paged_plan plan;
+	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
+	char text[256];
+};
+
+static struct fa_attention_tensor rows_of(uint64_t at, int32_t heads)
+{
+	return (struct fa_attention_tensor){ (void *)(uintptr_t)at, 0, heads * 128, 128 };
+}
+
+/* A decode of @batch sequences over NHD pages of bf16. */
+static void scene_init(struct scene *scene, int32_t batch, int32_t page_tokens)
+{
+	const int64_t page = (int64_t)page_tokens * 8 * 128;
+
+	memset(scene, 0, sizeof(*scene));
+	scene->pages = (struct fa_paged_own){
+		.dtype = FA_ATTENTION_BF16,
+		.kv_heads = 8,
+		.head_dim = 128,
+		.head_dim_v = 128,
+		.page_tokens = page_tokens,
+		.pages = 1000,
+		.k = { (void *)(uintptr_t)(1 << 20), page, 8 * 128, 128 },
+		.v = { (void *)(uintptr_t)(1 << 30), page, 8 * 128, 128 },
+	};
+	scene->request.op = FA_PAGED_ATTEND_OWN;
+	scene->request.own_attention = (struct fa_paged_own_attention){
+		.pages = &scene->pages,
+		.batch = batch,
+		.heads = 32,
+		.table = (void *)(uintptr_t)4096,
+		.table_columns = 1 << 14,
+		.table_stride = 1 << 14,
+		.lengths = (void *)(uintptr_t)8192,
+		.max_q = 1,
+		.total_q = batch,
+		.max_k = 4096,
+		.q = rows_of(1 << 16, 32),
+		.out = rows_of(1 << 17, 32),
+		.scale = 0.1f,
+		.causal = true,
+		.window_left = -1,
+		.window_right = -1,
+	};
+}
+
+static int plan(struct scene *scene, const struct fa_cuda_chip *chip)
+{
+	assert_int_equal(fa_paged_check(&scene->request, scene->text, sizeof(scene->text)), 0);
+	return fa_cuda_paged_plan(chip, &scene->request, NULL, scene->text, sizeof(scene->text),
+	                          &scene->plan);
+}
+
+/* Plans, and returns the number of launches. */
+static int launches(struct scene *scene, const struct fa_cuda_chip *chip)
+{
+	assert_int_equal(plan(scene, chip), 0);
+	assert_int_equal(fa_cuda_paged_blob_bytes(&scene->request), 0);
+	return fa_cuda_paged_launches(&scene->plan, &scene->request, 0, 1 << 20, 1,
+	                              scene->launches);
+}
+
+static bool is(const struct fa_cuda_paged_launch *launch, const char *symbol)
+{
+	return !strncmp(launch->kernel->symbol, symbol, strlen(symbol));
+}
+
+static void test_decode(void **state)
+{
+	struct scene scene;
+
+	/* NHD: boxes of 16 rows; few sequences need no launch that plans. */
+	scene_init(&scene, 128, 16);
+	assert_int_equal(launches(&scene, &h200), 1);
+	assert_true(is(&scene.launches[0], "fa_sm90_own_decode_bf16_d128_a1"));
+	assert_int_equal(scene.launches[0].n_maps, FA_CUDA_MAPS);
+	assert_true(scene.launches[0].args.own.own.in_boxes);
+	assert_null(scene.launches[0].args.own.own.ranges);
+	assert_int_equal(scene.launches[0].maps[FA_CUDA_MAP_K].box[0], 128);
+	assert_int_equal(scene.launches[0].maps[FA_CUDA_MAP_V].box[1], 16);
+	assert_int_equal(scene.launches[0].maps[FA_CUDA_MAP_K].strides[0], 8 * 128 * 2);
+	assert_int_equal(scene.launches[0].maps[FA_CUDA_MAP_K].dims[3], 1000);
+
+	scene_init(&scene, 129, 16);
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[0], "fa_sm80_own_plan"));
+	assert_non_null(scene.launches[1].args.own.own.ranges);
+
+	/* HND: as in the pool. */
+	scene_init(&scene, 1, 64);
+	scene.pages.k.stride_token = scene.pages.v.stride_token = 128;
+	scene.pages.k.stride_head = scene.pages.v.stride_head = 64 * 128;
+	assert_int_equal(launches(&scene, &h200), 1);
+	assert_true(scene.launches[0].args.own.own.in_strips);
+	assert_int_equal(scene.launches[0].n_maps, 0);
+
+	/* Rows that no strip has, and rows that are not aligned. */
+	scene_init(&scene, 1, 17);
+	assert_int_equal(launches(&scene, &h200), 1);
+	assert_false(scene.launches[0].args.own.own.in_strips ||
+	             scene.launches[0].args.own.own.in_boxes);
+	scene.pages.k.data = (void *)(uintptr_t)((1 << 20) + 2);
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[1], "fa_sm80_own_decode_bf16_d128"));
+	assert_false(scene.launches[1].args.own.own.aligned);
+
+	scene_init(&scene, 1, 16);
+	assert_int_equal(launches(&scene, &a10), 2);
+	assert_true(is(&scene.launches[1], "fa_sm80_own_decode_bf16_d128"));
+}
+
+static void test_prefill(void **state)
+{
+	struct scene scene;
+
+	scene_init(&scene, 4, 16);
+	scene.request.own_attention.max_q = 8192;
+	scene.request.own_attention.cu_q = (void *)(uintptr_t)4096;
+	scene.request.own_attention.total_q = 8195;
+	assert_int_equal(launches(&scene, &h200), 3);
+	assert_true(is(&scene.launches[0], "fa_sm80_own_plan"));
+	assert_true(is(&scene.launches[1], "fa_sm90_own_decode_bf16_d128"));
+	assert_true(is(&scene.launches[2], "fa_sm90_own_prefill_bf16_d128_v128_band"));
+	assert_int_equal(scene.launches[2].maps[FA_CUDA_MAP_K].box[1], 16);
+	assert_int_equal(scene.launches[0].args.own_plan.forward_from, 48);
+	assert_int_equal(scene.launches[0].args.own_plan.forward_blocks_max, 8195 / 128 + 4);
+	scene.request.own_attention.softcap = 30;
+	assert_int_equal(launches(&scene, &h200), 3);
+	assert_true(is(&scene.launches[2], "fa_sm90_own_prefill_bf16_d128_v128_rich"));
+	scene.pages.page_tokens = 24;
+	assert_int_equal(launches(&scene, &h200), 3);
+	assert_true(is(&scene.launches[2], "fa_sm80_own_forward_bf16_d128"));
+	/* Codes decode, however many rows there are. */
+	scene_init(&scene, 4, 16);
+	scene.pages.store = FA_PAGED_E4M3;
+	scene.request.own_attention.max_q = 2048;
+	scene.request.own_attention.total_q = 4 * 2048;
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[1], "fa_sm90_own_decode_e4m3_d128_a2"));
+}
+
+/* Grids and the workspace do not grow with bounds that are far above what there is. */
+static void test_bounds(void **state)
+{
+	struct scene scene;
+	size_t bytes;
+
+	scene_init(&scene, 8, 16);
+	assert_int_equal(launches(&scene, &h200), 1);
+	bytes = scene.plan.workspace_bytes;
+	assert_int_equal(scene.launches[0].grid_x, 132);
+	scene.request.own_attention.max_k = FA_PAGED_LENGTH_MAX;
+	scene.request.own_attention.table_columns = 1 << 24;
+	assert_int_equal(launches(&scene, &h200), 1);
+	assert_int_equal(scene.launches[0].grid_x, 132);
+	assert_int_equal(scene.plan.workspace_bytes, bytes);
+	/* A table bounds lengths, too; one tile of each head is all there may be. */
+	scene.request.own_attention.batch = 1;
+	scene.request.own_attention.total_q = 1;
+	scene.request.own_attention.table_columns = 2;
+	assert_int_equal(launches(&scene, &h200), 1);
+	assert_int_equal(scene.launches[0].grid_x, 8);
+	assert_int_equal(scene.launches[0].args.own.own.plan.max_k, 32);
+
+	scene.request.own_attention.max_q = 0;
+	scene.request.own_attention.total_q = 0;
+	assert_int_equal(launches(&scene, &h200), 0);
+}
+
+static void test_refused(void **state)
+{
+	struct scene scene;
+
+	scene_init(&scene, 2, 16);
+	scene.request.own_attention.table_stride = (int64_t)1 << 32;
+	assert_int_equal(plan(&scene, &h200), -ENOTSUP);
+	assert_non_null(strstr(scene.text, "table_stride"));
+	scene_init(&scene, 1 << 20, 16);
+	scene.request.own_attention.table_stride = 16;
+	scene.request.own_attention.table_columns = 16;
+	scene.request.own_attention.max_k = 256;
+	assert_int_equal(plan(&scene, &h200), 0);
+	scene.request.own_attention.max_k = FA_PAGED_LENGTH_MAX;
+	scene.request.own_attention.table_columns = INT32_MAX;
+	scene.request.own_attention.table_stride = 0;
+	assert_int_equal(plan(&scene, &h200), -ENOTSUP);
+	assert_non_null(strstr(scene.text, "tiles"));
+	scene_init(&scene, 1, 16);
+	scene.pages.store = FA_PAGED_E4M3;
+	scene.pages.head_dim = scene.pages.head_dim_v = 72;
+	assert_int_equal(plan(&scene, &h200), -ENOTSUP);
+	assert_non_null(strstr(scene.text, "multiples of 16"));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_decode),
+		cmocka_unit_test(test_prefill),
+		cmocka_unit_test(test_bounds),
+		cmocka_unit_test(test_refused),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
