@@ -92,6 +92,7 @@
 	X(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)                                                    \
 	X(CU_TENSOR_MAP_DATA_TYPE_UINT16)                                                          \
 	X(CU_TENSOR_MAP_INTERLEAVE_NONE)                                                           \
+	X(CU_TENSOR_MAP_SWIZZLE_NONE)                                                              \
 	X(CU_TENSOR_MAP_SWIZZLE_128B)                                                              \
 	X(CU_TENSOR_MAP_L2_PROMOTION_L2_256B)                                                      \
 	X(CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)                                                       \
