@@ -35,6 +35,13 @@ static bool are_aligned(const struct fa_paged_own *own)
 	return is_aligned(own, &own->k) && is_aligned(own, &own->v);
 }
 
+/* Returns true if pages are whole strips and a head's rows follow one another, as in the pool. */
+static bool are_in_strips(const struct fa_paged_own *own)
+{
+	return own->page_tokens % FA_CUDA_PAGED_STRIP == 0 &&
+	       own->k.stride_token == own->head_dim && own->v.stride_token == own->head_dim_v;
+}
+
 static int check_pages(const struct fa_cuda_chip *chip, const struct fa_paged_own *own, char *text,
                        size_t text_bytes)
 {
@@ -97,8 +104,9 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_ow
 	struct fa_cuda_chip with = *chip;
 	uint64_t parts, tiles = 1;
 
-	/* Bulk copies are of 16 bytes. */
-	if (!are_aligned(own) || rows > FA_SM90_PAGED_ROWS_MAX)
+	/* Bulk copies are of 16 bytes. A copy for each row is four times as slow as cp.async. */
+	if (!are_aligned(own) || rows > FA_SM90_PAGED_ROWS_MAX ||
+	    !(are_in_strips(own) || fa_cuda_paged_sm90_can_map(own)))
 		with.portable_paged = true;
 	plan->decode = fa_cuda_paged_find(&with, FA_CUDA_PAGED_OWN_DECODE, own->store, own->dtype,
 	                                  own->head_dim, own->head_dim_v,
@@ -303,9 +311,7 @@ static void fill_own(const struct fa_paged_own *own, const void *ranges, bool wh
 {
 	const int64_t bytes = stored_bytes(own);
 	const uint32_t log2 = 31 - (uint32_t)__builtin_clz((uint32_t)own->page_tokens);
-	const bool in_strips = own->page_tokens % FA_CUDA_PAGED_STRIP == 0 &&
-	                       own->k.stride_token == own->head_dim &&
-	                       own->v.stride_token == own->head_dim_v;
+	const bool in_strips = are_in_strips(own);
 
 	*ret_own = (struct fa_cuda_own){
 		.ranges = ranges,

@@ -122,9 +122,9 @@ static void test_decode(void **state)
 
 	/* Rows that no strip has, and rows that are not aligned. */
 	scene_init(&scene, 1, 17);
-	assert_int_equal(launches(&scene, &h200), 1);
-	assert_false(scene.launches[0].args.own.own.in_strips ||
-	             scene.launches[0].args.own.own.in_boxes);
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[1], "fa_sm80_own_decode_bf16_d128"));
+	assert_true(scene.launches[1].args.own.own.aligned);
 	scene.pages.k.data = (void *)(uintptr_t)((1 << 20) + 2);
 	assert_int_equal(launches(&scene, &h200), 2);
 	assert_true(is(&scene.launches[1], "fa_sm80_own_decode_bf16_d128"));
