@@ -23,6 +23,8 @@ _BUFFER_ID, _LEGACY_IPC = 7, 10
 #: Allocations that stay imported without a look at whether PyTorch has freed them.
 _CALLS_PER_SWEEP = 64
 _MAX_ALLOCATIONS = 128
+#: Forms of requests that a lane remembers.
+_MAX_KNOWN = 64
 _FOREVER = 2**64 - 1
 _WAIT_NS = 100_000_000
 #: How long streams may take to be released after a daemon was lost.
@@ -36,6 +38,10 @@ def _cuda():
     if _driver is None:
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuPointerGetAttribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64]
+        # The same function: CFFI calls it faster.
+        driver.attribute = ffi.cast(
+            "int (*)(uint64_t *, int, uint64_t)",
+            ctypes.cast(driver.cuPointerGetAttribute, ctypes.c_void_p).value)
         # Drivers have two; the one without the suffix is of 32-bit programs.
         driver.range = getattr(driver, "cuMemGetAddressRange_v2", None) or \
             driver.cuMemGetAddressRange
@@ -47,10 +53,8 @@ def _cuda():
 def _buffer_id(address: int) -> int:
     """The driver's number of the allocation at an address, which is never used again; 0: there is
     none."""
-    value = ctypes.c_uint64()
-    if _cuda().cuPointerGetAttribute(ctypes.byref(value), _BUFFER_ID, address):
-        return 0
-    return value.value
+    value = ffi.new("uint64_t *")
+    return 0 if _cuda().attribute(value, _BUFFER_ID, address) else value[0]
 
 
 def _allocation(address: int):
@@ -71,6 +75,7 @@ class Range:
 
     def __init__(self, client, address: int, nbytes: int, number: int = 0):
         self.address, self.nbytes, self.number = address, nbytes, number
+        self.end = address + nbytes
         out = ffi.new("struct fa_buffer **")
         check(lib.fa_buffer_import_cuda(client._handle, address, nbytes, 0, out))
         self._handle = out[0]
@@ -99,7 +104,7 @@ class Ranges:
             i = bisect.bisect_right(self._addresses, address) - 1
             if i >= 0:
                 found = self._ranges[i]
-                if address + nbytes <= found.address + found.nbytes and \
+                if address + nbytes <= found.end and \
                         _buffer_id(found.address) == found.number:
                     return found
             self._sweep()
@@ -177,11 +182,37 @@ class Pending:
         lib.fa_wait(self._client()._handle, ticket, _FOREVER, ffi.NULL)
 
 
+class Known:
+    """A request that was sent, as a template of others: what differs is the layer and where the
+    tensors lie. Belongs to a lane."""
+
+    def __init__(self, device: int, request, fields, sizes: list[int], out_shape):
+        self.device, self.request, self.out_shape = device, request, out_shape
+        self.tensors = [getattr(request, field) for field in fields]
+        self.sizes = sizes  # bytes from a tensor's first element to the end of its last
+
+    def place(self, ranges: Ranges, addresses) -> list[Range]:
+        """Sets where the tensors lie. Returns the memory that holds them."""
+        found: list[Range] = []
+        for tensor, nbytes, address in zip(self.tensors, self.sizes, addresses):
+            for x in found:
+                if x.address <= address and address + nbytes <= x.end:
+                    break
+            else:
+                x = ranges.find(address, nbytes)
+                found.append(x)
+            tensor.buffer = x._handle
+            tensor.offset = address - x.address
+        return found
+
+
 class _Lane:
     """A CUDA stream with a slot of the timeline in each direction and a stream of the daemon."""
 
     def __init__(self, slot, stream):
         self.slot, self.stream = slot, stream
+        self.cuda_stream = ffi.NULL
+        self.known: dict[tuple, Known] = {}  # by form
         self.lock = threading.Lock()
         self.value = 0
         self.last = None  # ticket of the last request
@@ -228,6 +259,7 @@ class Gate:
                 lane = self._lanes.pop(oldest)
                 if lane.last is not None:
                     lib.fa_wait(self._client()._handle, lane.last, _FOREVER, ffi.NULL)
+            lane.cuda_stream = ffi.cast("void *", stream)
             self._lanes[stream] = lane
             return lane
 
@@ -246,14 +278,16 @@ class Gate:
                 time.sleep(0.001)
             self._epoch = self._info.epoch
             self._seen.clear()
+            for lane in self._lanes.values():
+                lane.known.clear()
 
-    def submit(self, device: int, send, pending: Pending, kept, kind) -> None:
+    def submit(self, device: int, call, handle, request, pending: Pending, kept, kind) -> _Lane:
         """Sends a request that runs between what was enqueued in the device's current stream and
         what will be.
 
-        send(stream, gates, ticket) submits it. kept lives until it ends. kind: what decides whether
-        the daemon can compute it; the first request of a kind is waited for, so that its error is
-        this call's.
+        call(handle, request, ticket) sends it, a function of the library. kept lives until it ends.
+        kind: what decides whether the daemon can compute it; the first request of a kind is waited
+        for, so that its error is this call's.
         """
         import torch
         if torch.cuda.is_current_stream_capturing():
@@ -265,37 +299,76 @@ class Gate:
             self._threads.device = device
         if torch.cuda.current_device() != device:
             with torch.cuda.device(device):
-                self.submit(device, send, pending, kept, kind)
-            return
-        client = self._client()
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        lane = self._lane(stream)
-        cuda_stream = ffi.cast("void *", stream)
+                return self.submit(device, call, handle, request, pending, kept, kind)
+        lane = self._lane(torch._C._cuda_getCurrentRawStream(device))
         ticket = ffi.new("struct fa_ticket *")
+        request.stream, request.gates = lane.stream, lane.gates
         with lane.lock:
-            value = lane.value = lane.value + 1
-            lane.wait.value = lane.signal.value = value
-            while True:
-                # Before the writes: this call may reconnect, which replaces the slots.
-                r = send(lane.stream, lane.gates, ticket)
-                if r != -errno.EAGAIN or not (len(pending) or len(self.pending)):
-                    break
-                (pending if len(pending) else self.pending).wait_oldest()
-                (pending if len(pending) else self.pending).collect()
-            check(r)
-            lane.last = ticket
-            try:
-                check(lib.fa_timeline_info(self._timeline, self._info))
-                if self._info.epoch != self._epoch:
-                    self._release(torch)
-                check(lib.fa_timeline_enqueue_write(self._timeline, lane.slot, value, cuda_stream))
-                check(lib.fa_timeline_enqueue_wait(self._timeline, lane.slot, value, cuda_stream))
-            except BaseException:
-                lib.fa_cancel(client._handle, ticket)
-                lib.fa_wait(client._handle, ticket, _FOREVER, ffi.NULL)
-                raise
+            self._send(lane, call, handle, request, ticket, pending)
         if kind is not None and kind not in self._seen:
-            client._wait(ticket)
+            self._client()._wait(ticket)
             self._seen.add(kind)
         else:
             pending.add(ticket, kept)
+        return lane
+
+    def _send(self, lane, call, handle, request, ticket, pending):
+        """Sends a request of a lane, with its lock."""
+        value = lane.value = lane.value + 1
+        lane.wait.value = lane.signal.value = value
+        while True:
+            # Before the writes: this call may reconnect, which replaces the slots.
+            r = call(handle, request, ticket)
+            if r != -errno.EAGAIN or not (len(pending) or len(self.pending)):
+                break
+            (pending if len(pending) else self.pending).wait_oldest()
+            (pending if len(pending) else self.pending).collect()
+        check(r)
+        lane.last = ticket
+        try:
+            check(lib.fa_timeline_info(self._timeline, self._info))
+            if self._info.epoch != self._epoch:
+                import torch
+                self._release(torch)
+            check(lib.fa_timeline_enqueue_write(self._timeline, lane.slot, value,
+                                                lane.cuda_stream))
+            check(lib.fa_timeline_enqueue_wait(self._timeline, lane.slot, value, lane.cuda_stream))
+        except BaseException:
+            handle = self._client()._handle
+            lib.fa_cancel(handle, ticket)
+            lib.fa_wait(handle, ticket, _FOREVER, ffi.NULL)
+            raise
+
+    # ---- requests like earlier ones
+
+    def remember(self, lane: _Lane, form: tuple, known: Known) -> None:
+        """Keeps a request that was sent in this lane for others of its form."""
+        with lane.lock:
+            if len(lane.known) >= _MAX_KNOWN:
+                lane.known.clear()
+            lane.known[form] = known
+
+    def find(self, form: tuple) -> tuple[_Lane, Known] | None:
+        """A request of this form that was sent in the current stream, and its lane."""
+        import torch
+        device = torch.cuda.current_device()
+        if getattr(self._threads, "device", None) != device:
+            return None
+        lane = self._lanes.get(torch._C._cuda_getCurrentRawStream(device))
+        known = lane.known.get(form) if lane is not None else None
+        if known is None or known.device != device or torch.cuda.is_current_stream_capturing():
+            return None
+        return lane, known
+
+    def attend_again(self, lane: _Lane, known: Known, step, layer: int, addresses, sinks,
+                     pending: Pending) -> None:
+        """Sends a layer like an earlier one. sinks: an array, or None if that had none."""
+        ticket = ffi.new("struct fa_ticket *")
+        request = known.request
+        with lane.lock:
+            memory = known.place(self._client()._ranges, addresses)
+            request.layer = layer
+            if sinks is not None:
+                request.sinks = ffi.cast("float *", sinks.ctypes.data)
+            self._send(lane, lib.fa_step_attend, step, request, ticket, pending)
+        pending.add(ticket, memory)

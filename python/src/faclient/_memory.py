@@ -197,7 +197,7 @@ class Operand:
                 raise errors.NotSupported(
                     95, f"{name} is on {x.device}; expected a tensor of the CPU or of the "
                         "daemon's GPU")
-            if x.requires_grad and _grad_enabled():
+            if x.requires_grad and grad_enabled():
                 raise RuntimeError(f"{name} requires a gradient, and fad computes none: use "
                                    "torch.no_grad() or another attention")
             self.dtype = self._dtype_of(x, only)
@@ -242,7 +242,8 @@ class Operand:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.itemsize
 
-    def _span(self) -> int:
+    def span(self) -> int:
+        """Bytes from the first element to the end of the last."""
         if 0 in self.shape:
             return 0
         return (sum((n - 1) * s for n, s in zip(self.shape, self.strides)) + 1) * self.itemsize
@@ -252,7 +253,7 @@ class Operand:
         inner = not self.strides or self.strides[-1] == 1 or self.shape[-1] <= 1
         if not inner or any(s <= 0 and n > 1 for s, n in zip(self.strides, self.shape)):
             return False
-        self.buffer = buffers.find(self.address, max(self._span(), 1))
+        self.buffer = buffers.find(self.address, max(self.span(), 1))
         if self.buffer is None:
             return False
         self.offset = self.address - self.buffer.address
@@ -331,7 +332,7 @@ class Operand:
         tensor.strides = self.strides
 
 
-def _grad_enabled() -> bool:
+def grad_enabled() -> bool:
     import torch
     return torch.is_grad_enabled()
 
@@ -347,11 +348,9 @@ def device_of(operands) -> int | None:
     return device
 
 
-def run_cuda(client, device, operands, fields, request, send, pending, kept, kind):
-    """Submits a request over tensors of a GPU, ordered with its current stream.
-
-    send(request, stream, ticket) submits it.
-    """
+def run_cuda(client, device, operands, fields, request, call, handle, pending, kept, kind):
+    """Submits a request over tensors of a GPU, ordered with its current stream, by
+    call(handle, request, ticket), a function of the library. Returns the stream's lane."""
     gate = client._cuda_gate()
     seen = []
     for op in operands:
@@ -360,16 +359,13 @@ def run_cuda(client, device, operands, fields, request, send, pending, kept, kin
         if op.buffer is None:  # an empty tensor, which lies nowhere
             op.buffer = operands[-1].buffer
         op.fill(getattr(request, field))
-
-    def submit(stream, gates, ticket):
-        request.stream, request.gates = stream, gates
-        return send(request, ticket)
     shapes = tuple((op.name, op.dtype, op.shape[1:] if len(op.shape) == 3 else op.shape[2:])
                    for op in operands)
-    gate.submit(device, submit, pending, (kept, seen), (kind, shapes))
+    lane = gate.submit(device, call, handle, request, pending, (kept, seen), (kind, shapes))
     for op in operands:
         if op.copies_back and op.copy is not None:
             op.x.copy_(op.copy)
+    return lane
 
 
 @contextlib.contextmanager

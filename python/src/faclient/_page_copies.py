@@ -34,9 +34,10 @@ def _tensors(ops):
     return array
 
 
-def copy_pages(client, send, sequence, first, n_tokens, k, v, pages, *, layer, page_offset,
+def copy_pages(client, call, sequence, first, n_tokens, k, v, pages, *, layer, page_offset,
                timeout, reads, pending):
-    """One request for all layers. Yields its ticket, unless the tensors are on a GPU."""
+    """One request for all layers. Yields its ticket, unless the tensors are on a GPU: then it
+    returns the lane that the request was sent in."""
     dtype = sequence._cache.dtype if sequence._cache is not None else None
     sides = {name: _operands(client, tensors, name, dtype, reads)
              for name, tensors in (("k", k), ("v", v)) if tensors is not None}
@@ -64,23 +65,18 @@ def copy_pages(client, send, sequence, first, n_tokens, k, v, pages, *, layer, p
         kept.append(_tensors(side))
         setattr(request, name, kept[-1])
     if device is not None:
-        def submit(stream, gates, ticket):
-            request.stream, request.gates = stream, gates
-            return send(request, ticket)
         op = ops[0]
         if pending is None:
             pending = gate.pending
             pending.collect()
-        gate.submit(device, submit, pending, (kept, ops, seen),
-                    ("pages", reads, op.dtype, op.shape[2:]))
-        return
+        return gate.submit(device, call, client._handle, request, pending, (kept, ops, seen),
+                           ("pages", reads, op.dtype, op.shape[2:]))
     ticket = ffi.new("struct fa_ticket *")
-    check(send(request, ticket))
+    check(call(client._handle, request, ticket))
     yield ticket
     del kept
 
 
 def read_pages(client, sequence, *arguments, **options):
-    return copy_pages(client, lambda request, ticket: lib.fa_sequence_read_pages(
-        client._handle, request, ticket), sequence, *arguments, reads=True, pending=None,
-        **options)
+    return copy_pages(client, lib.fa_sequence_read_pages, sequence, *arguments, reads=True,
+                      pending=None, **options)

@@ -52,8 +52,7 @@ def attend_pages(client, q, k, v, table, lengths, cu_q, max_q, max_k, k_new, v_n
         pending.collect()
         if 0 not in ops["q"].shape or slots is not None:
             run_cuda(client, device, operands, list(ops), request,
-                     lambda request, ticket: lib.fa_pages_attend(client._handle, request, ticket),
-                     pending, kept,
+                     lib.fa_pages_attend, client._handle, pending, kept,
                      ("pages", max_q > 1, *_kind(causal, window, softcap, sinks, alibi_slopes)))
         return out
     ticket = ffi.new("struct fa_ticket *")

@@ -243,8 +243,7 @@ class Client:
             _check_shapes(*ops, *outs)
             if 0 not in ops[0].shape:
                 run_cuda(self, device, ops + outs, fields, request,
-                         lambda request, ticket: lib.fa_attention(self._handle, request, ticket),
-                         pending, kept,
+                         lib.fa_attention, self._handle, pending, kept,
                          _kind(causal, window, softcap, sinks, alibi_slopes, lengths))
             return out
         ticket = ffi.new("struct fa_ticket *")

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from . import errors
-from ._cuda import Pending
+from ._cuda import Known, Pending
 from ._lib import check, ffi, lib, new, string
-from ._memory import (DTYPES, Operand, as_operand, device_of, dtype_name, is_torch, placed,
-                      run_cuda)
+from ._memory import (DTYPES, Operand, as_operand, device_of, dtype_name, grad_enabled, is_torch,
+                      placed, run_cuda)
 from ._page_copies import copy_pages, read_pages
-from .client import Client, _kind, _set_options
+from .client import Client, _heads_vector, _kind, _set_options
 
 _ALL = 2**64 - 1
 _LAYERS_MAX = 256  # of one copy
@@ -288,6 +288,20 @@ def _copy(client, send, sequence, first, k, v, layer, timeout, reads):
             del kept
 
 
+def _form(q, k_new, v_new, out, causal, window, scale, softcap, sinks):
+    """Requests of equal forms need the same checks, and differ in the layer and the addresses of
+    their tensors. None: the request needs all checks."""
+    tensors = (q, k_new, v_new) if out is None else (q, k_new, v_new, out)
+    grad = grad_enabled()
+    form = [bool(causal), None if window is None else tuple(map(int, window)), float(scale or 0.0),
+            float(softcap), sinks is not None]
+    for x in tensors:
+        if not is_torch(x) or grad and x.requires_grad:
+            return None
+        form += (x.device, x.dtype, x.shape, x.stride())
+    return tuple(form)
+
+
 class Step:
     """One pass over new tokens of some sequences."""
 
@@ -339,7 +353,15 @@ class Step:
                                                softcap, sinks, alibi_slopes, timeout))
 
     def _attend(self, layer, q, k_new, v_new, out=None, causal=True, window=None, scale=None,
-                softcap=0.0, sinks=None, alibi_slopes=None, timeout=None):
+                softcap=0.0, sinks=None, alibi_slopes=None, timeout=None, form=None,
+                out_shape=None):
+        """form: under which the request is remembered; None: that of its tensors."""
+        if form is None and self.client._gate is not None and alibi_slopes is None and \
+                timeout is None:
+            form = _form(q, k_new, v_new, out, causal, window, scale, softcap, sinks)
+            again = self._attend_again(form, layer, q, k_new, v_new, out, sinks)
+            if again is not None:
+                return again
         ops, fields = [], []
         q, k_new, v_new, out = (as_operand(x, name) for x, name in
                                 zip((q, k_new, v_new, out), ("q", "k_new", "v_new", "out")))
@@ -368,8 +390,14 @@ class Step:
                                lib.FA_STEP_CAUSAL, lib.FA_STEP_WINDOW)
         device = device_of(ops + outs)
         if device is not None:
-            run_cuda(self.client, device, ops + outs, [*fields, "out"], request, self._send,
-                     self._pending, kept, _kind(causal, window, softcap, sinks, alibi_slopes))
+            ops, fields = ops + outs, [*fields, "out"]
+            lane = run_cuda(self.client, device, ops, fields, request, lib.fa_step_attend,
+                            self._handle, self._pending, kept,
+                            _kind(causal, window, softcap, sinks, alibi_slopes))
+            self._stream = lane.stream
+            if form is not None and all(x.copy is None and 0 not in x.shape for x in ops):
+                self.client._cuda_gate().remember(lane, form, Known(
+                    device, request, fields, [x.span() for x in ops], out_shape or out.shape))
             return out
         ticket = ffi.new("struct fa_ticket *")
         with placed(self.client, ops, outs):
@@ -378,6 +406,39 @@ class Step:
             check(lib.fa_step_attend(self._handle, request, ticket))
             yield ticket
         del kept
+        return out
+
+    def _attend_again(self, form, layer, q, k_new, v_new, out, sinks):
+        """Sends a layer like an earlier one, without the checks that its form makes needless.
+        Returns its output; None: there was none."""
+        gate = self.client._gate
+        found = gate.find(form) if gate is not None and form is not None else None
+        if found is None:
+            return None
+        lane, known = found
+        if out is None:
+            out = q.new_empty(known.out_shape)
+        gate.attend_again(lane, known, self._handle, layer,
+                          (q.data_ptr(), k_new.data_ptr(), v_new.data_ptr(), out.data_ptr()),
+                          None if sinks is None else _heads_vector(sinks), self._pending)
+        self._stream = lane.stream
+        return out
+
+    def _attend_batch(self, layer, query, key, value, *, causal, window, scale, softcap, sinks):
+        """attend() of tensors [batch, heads, new, dim] on a GPU. Returns [batch, new, heads,
+        dim]."""
+        form = _form(query, key, value, None, causal, window, scale, softcap, sinks)
+        out = self._attend_again(form, layer, query, key, value, None, sinks)
+        if out is not None:
+            return out
+        batch, heads, width, _ = query.shape
+        out = query.new_empty((batch, width, heads, value.shape[3]))
+        flat = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]
+        # A copy's address is no other tensor's of the form.
+        is_view = all(x.data_ptr() == y.data_ptr() for x, y in zip(flat, (query, key, value)))
+        self.client._drive(self._attend(
+            layer, *flat, out=out.flatten(0, 1), causal=causal, window=window, scale=scale,
+            softcap=softcap, sinks=sinks, form=form if is_view else None, out_shape=out.shape))
         return out
 
     def write(self, sequence: Sequence, first: int, k: Any, v: Any = None, *, layer: int = 0,
@@ -392,16 +453,12 @@ class Step:
                     timeout: float | None = None) -> None:
         """Copies pages of the caller's own into tokens that this step has reserved; arguments as of
         Sequence.read_pages(). A page may be named twice."""
-        def send(request, ticket):
-            self._stream = request.stream
-            return lib.fa_sequence_write_pages(self.client._handle, request, ticket)
-        self.client._drive(copy_pages(
-            self.client, send, sequence, first, n_tokens, k, v, _integers(pages), layer=layer,
-            page_offset=page_offset, timeout=timeout, reads=False, pending=self._pending))
-
-    def _send(self, request, ticket):
-        self._stream = request.stream
-        return lib.fa_step_attend(self._handle, request, ticket)
+        lane = self.client._drive(copy_pages(
+            self.client, lib.fa_sequence_write_pages, sequence, first, n_tokens, k, v,
+            _integers(pages), layer=layer, page_offset=page_offset, timeout=timeout, reads=False,
+            pending=self._pending))
+        if lane is not None:
+            self._stream = lane.stream
 
     def commit(self) -> None:
         """Ends the step; its tokens then outlive the daemon. Waits for its requests."""

@@ -14,11 +14,13 @@ Keys and values lie in the daemon; `FadCache` stores none.
 """
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from transformers import AttentionInterface
@@ -31,6 +33,7 @@ from . import torch as _torch
 from .client import Client
 from .kv import Cache, Sequence, Step
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _CROP_REMOVES = "tokens_to_remove" in inspect.signature(_Cache.crop).parameters
 #: How often a pass is repeated after the daemon went away.
 _REPEATS = 100
@@ -74,6 +77,19 @@ def fingerprint(model: Any) -> bytes:
     return digest.digest()
 
 
+def _uncompiled(function: _F) -> _F:
+    """torch.compile would trace into the library's calls: the function is left out of its graphs.
+    torch.compiler.disable() alone takes longer where nothing is compiled."""
+    apart = torch.compiler.disable(function)
+
+    @functools.wraps(function)
+    def call(*arguments, **options):
+        if torch.compiler.is_compiling():
+            return apart(*arguments, **options)
+        return function(*arguments, **options)
+    return cast(_F, call)
+
+
 class _Layer(CacheLayerMixin):
     """One layer of a FadCache, for what Transformers asks of layers."""
 
@@ -91,7 +107,7 @@ class _Layer(CacheLayerMixin):
     def lazy_initialization(self, key_states, value_states=None):
         self.is_initialized = True
 
-    @torch.compiler.disable
+    @_uncompiled
     def update(self, key_states, value_states, *args, **kwargs):
         return self.cache._tag(self.index, key_states, value_states)
 
@@ -414,12 +430,17 @@ class _Pass:
         if self.has_holes and options["window"]:
             raise NotImplementedError("the attention mask hides tokens between others, which fad "
                                       "does not count in a window")
+        on_gpu = _on_gpu(query)
+        if on_gpu and self.valid is None and batch and width:
+            out = self._submit(True, lambda: self.step._attend_batch(index, query, key, value,
+                                                                     **options))
+            self.done += 1
+            return out
         q, k, v = (self._flatten(x) for x in (query, key, value))
         out = q.new_empty((q.shape[0], heads, value.shape[3]))
         if q.shape[0]:
-            self._submit(_on_gpu(query), lambda: self.step.attend(index, q, k, v, out=out,
-                                                                 **options))
-        if not _on_gpu(query):
+            self._submit(on_gpu, lambda: self.step.attend(index, q, k, v, out=out, **options))
+        if not on_gpu:
             self.appended.append((k, v))
         self.done += 1
         if self.valid is None:
@@ -433,10 +454,9 @@ class _Pass:
 
     def _submit(self, on_gpu, act):
         if not on_gpu or (self.step is None and self.done == 0):
-            self._repeat(act)
-            return
+            return self._repeat(act)
         try:
-            act()
+            return act()
         except errors.DaemonLost as error:
             raise errors.DaemonLost(
                 error.errno, "the daemon went away during a pass on the GPU, whose results so far "
@@ -532,8 +552,7 @@ def _plain(query, key, value, mask, options):
     return out
 
 
-# torch.compile would trace into the library's calls: it leaves them out of its graphs.
-@torch.compiler.disable
+@_uncompiled
 def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
                       value: torch.Tensor, attention_mask: torch.Tensor | None,
                       scaling: float | None = None, dropout: float = 0.0,
@@ -542,7 +561,8 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
                       position_bias: torch.Tensor | None = None,
                       **kwargs: Any) -> tuple[torch.Tensor, None]:
     """The attention function that register() gives to Transformers."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value)):
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or
+                                    value.requires_grad):
         raise RuntimeError("fad computes no gradients: use torch.no_grad() or another "
                            "attn_implementation")
     if dropout:
