@@ -290,9 +290,10 @@ static double choose(const struct fa_cuda_chip *chip, const struct fa_paged_atte
 
 		/* Fewer parts are joined sooner. */
 		for (; most > 0 && most < 2 * longest; most += most / 4 + 1) {
-			const double keys =
-				waves * ((double)most * kernel->keys + FA_CUDA_UNIT_KEYS) +
-				fa_cuda_join_keys(fa_cuda_paged_ceil_div(longest, most));
+			const double keys = waves * ((double)most * kernel->keys +
+			                             FA_CUDA_UNIT_KEYS) +
+			                    fa_cuda_join_keys(fa_cuda_paged_ceil_div(longest, most),
+			                                      waves == 1);
 
 			if (best < 0 || keys < best) {
 				best = keys;
@@ -348,6 +349,11 @@ bool fa_cuda_paged_packed_find(const struct fa_cuda_chip *chip, const struct fa_
 	plan->pack_sets = packing.sets;
 	plan->unit_tiles = most;
 	plan->forward_blocks = (uint32_t)division.units;
+	/* Otherwise others could start only when who waits ends. */
+	plan->join_wait_ns = division.units <= (uint64_t)chip->sms &&
+	                                     division.units <= FA_CUDA_SHARE_PARTS_MAX
+	                             ? FA_CUDA_PACKED_WAIT_NS
+	                             : 0;
 	plan->unit_partials = (uint32_t)division.partials;
 	plan->forward_ns = (uint64_t)(keys * 2 * (kernel->dim + kernel->dim_v) * kernel->rows /
 	                              FA_CUDA_SM_FLOPS_PER_NS);
@@ -443,6 +449,7 @@ void fa_cuda_paged_packed_launch(const struct fa_cuda_paged_plan *plan,
 	args->n_units = plan->forward_blocks;
 	args->pack_shift = plan->pack_shift;
 	args->pack_sets = plan->pack_sets;
+	args->join_wait_ns = plan->join_wait_ns;
 	args->unit_counters = counters + FA_CUDA_PAGED_BLOCKS + FA_CUDA_PAGED_SUFFIX_COUNTERS;
 	args->unit_partials = (void *)(uintptr_t)(workspace + plan->unit_partials_at);
 }

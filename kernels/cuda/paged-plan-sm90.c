@@ -296,12 +296,16 @@ void fa_cuda_paged_sm90_partition(const struct fa_cuda_chip *chip,
 	const struct fa_paged_cache *cache = p->cache;
 	const int32_t slices = ceil_div(cache->head_dim_v, kernel->dim_v);
 	const int32_t group = p->heads / cache->kv_heads, parts = p->heads * slices;
-	int64_t grid = (int64_t)ceil_div(plan->forward_blocks, 2) * parts, blocks;
+	int64_t grid = (int64_t)plan->forward_blocks * parts, blocks;
 	uint32_t longest = 0;
 	double pairs = 0;
 
 	if (!kernel->keys || plan->forward_blocks == 0)
 		return;
+	/* Where all blocks run at once, a pair would only last longer than its longer half. */
+	plan->forward_pairs = grid > chip->sms;
+	if (plan->forward_pairs)
+		grid = (int64_t)ceil_div(plan->forward_blocks, 2) * parts;
 	for (int32_t b = 0; b < p->step->batch; b++) {
 		pairs += pairs_seen(p, b);
 		longest = p->step->lengths[b] > longest ? p->step->lengths[b] : longest;
@@ -359,7 +363,8 @@ void fa_cuda_paged_sm90_launch(const struct fa_cuda_paged_plan *plan,
 	args->attention.slices = args->slices;
 	args->attention.triples = p->heads * args->slices;
 	args->attention.blocks_m = (int32_t)plan->forward_blocks;
-	args->attention.units_m = ceil_div(plan->forward_blocks, 2);
+	args->attention.pairs = plan->forward_pairs;
+	args->attention.units_m = ceil_div(plan->forward_blocks, plan->forward_pairs ? 2 : 1);
 	args->attention.section = (int32_t)plan->forward_section;
 	args->section_pairs = plan->forward_section * (uint32_t)args->attention.units_m;
 	args->pairs = (uint32_t)args->attention.triples * (uint32_t)args->attention.units_m;

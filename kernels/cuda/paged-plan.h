@@ -104,12 +104,14 @@ struct fa_cuda_paged_plan {
 	uint32_t prefixes, places, partial_rows, part_rows;
 	uint32_t forward_items, forward_blocks;
 	uint32_t forward_grid, forward_section; /* of the prefill launch by TMA */
-	uint64_t forward_ns;                    /* expected duration of the launch by TMA */
-	uint32_t prefill_tokens;                /* sequences with fewer new ones decode */
+	bool forward_pairs;
+	uint64_t forward_ns;     /* expected duration of the launch by TMA */
+	uint32_t prefill_tokens; /* sequences with fewer new ones decode */
 	/* With packed rows forward_blocks is the number of units: of unit_tiles tiles at most, each
 	 * of whose groups has 2^pack_shift tokens. */
 	uint32_t unit_tiles, unit_partials, pack_shift;
-	int32_t pack_sets; /* of heads, in a KV head */
+	uint32_t join_wait_ns; /* as in common/packed-args.h */
+	int32_t pack_sets;     /* of heads, in a KV head */
 	size_t unit_partials_at;
 	size_t decode_items_at, block_items_at, forward_items_at, forward_blocks_at;
 	size_t splits_at, suffixes_at, tokens_at;

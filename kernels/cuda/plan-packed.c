@@ -83,14 +83,14 @@ static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_cud
 	const double blocks = (args->seqlen_q + best->rows - 1) / best->rows;
 	const double heads = (double)args->triples;
 	const bool right = args->window_right < FA_CUDA_WINDOW_MAX;
-	double left = args->window_left, each = n_k, longest, sum;
+	double left = args->window_left, each = n_k, whole = n_k, longest, sum;
 
 	if (right)
 		each -= n_q / 2;
 	if (left + best->rows < each)
-		each = left + best->rows;
-	/* Blocks of a band go in pairs, the first with the last. */
-	longest = best->kind != FA_CUDA_FULL && blocks > 1 ? 2 * each : each;
+		each = whole = left + best->rows;
+	/* Many blocks of a band go in pairs, the first with the last. */
+	longest = best->kind != FA_CUDA_FULL && blocks * heads > chip->sms ? 2 * each : whole;
 	sum = blocks * heads * each / chip->sms;
 	return ((sum > longest ? sum : longest) + FA_CUDA_UNIT_KEYS) * best->rows /
 	       launch->kernel->rows;
@@ -125,7 +125,7 @@ static double choose(const struct fa_cuda_chip *chip, struct fa_cuda_launch *lau
 		keys = (double)waves *
 		               ((double)((most + parts - 1) / parts) * launch->kernel->keys +
 		                FA_CUDA_UNIT_KEYS) +
-		       fa_cuda_join_keys(parts);
+		       fa_cuda_join_keys(parts, waves == 1);
 		if (best < 0 || keys < best) {
 			best = keys;
 			packed->parts = parts;
@@ -170,6 +170,11 @@ bool fa_cuda_packed_plan(const struct fa_cuda_chip *chip, const struct fa_cuda_k
 		return false;
 	}
 	packed->n_units = (uint32_t)all_blocks * packed->parts;
+	/* Otherwise others could start only when who waits ends. */
+	packed->join_wait_ns = packed->n_units <= (uint32_t)chip->sms &&
+	                                       packed->parts <= FA_CUDA_SHARE_PARTS_MAX
+	                               ? FA_CUDA_PACKED_WAIT_NS
+	                               : 0;
 	ret_launch->grid = packed->n_units;
 	ret_launch->maps[FA_CUDA_MAP_Q].box[1] = 1u << packed->pack_shift;
 	ret_launch->maps[FA_CUDA_MAP_Q].box[2] = 64u >> packed->pack_shift;

@@ -295,8 +295,10 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	struct fa_cuda_attention *args = &launch->args;
 	int64_t blocks;
 
+	/* Where all blocks run at once, a pair would only last longer than its longer half. */
 	args->pairs = launch->kernel->kind != FA_CUDA_FULL &&
-	              !narrow(args->window_left, args->window_right, args->seqlen_k);
+	              !narrow(args->window_left, args->window_right, args->seqlen_k) &&
+	              (int64_t)args->blocks_m * args->triples > chip->sms;
 	args->units_m = args->pairs ? (args->blocks_m + 1) / 2 : args->blocks_m;
 	launch->grid = (uint32_t)args->units_m * (uint32_t)args->triples;
 	launch->work_ns = (uint64_t)work_ns(chip, launch);

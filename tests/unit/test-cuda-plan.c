@@ -609,11 +609,19 @@ static void test_units(void **state)
 	assert_false(launch.args.pairs);
 	assert_int_equal(launch.args.units_m, 3);
 	assert_int_equal(launch.grid, 36);
+	/* A thread block has a pair only where there are more blocks than SMs. */
 	params.causal = true;
+	params.heads = params.kv_heads = 22; /* 132 blocks */
+	launch = plan(&params);
+	assert_false(launch.args.pairs);
+	assert_int_equal(launch.args.units_m, 3);
+	assert_int_equal(launch.grid, 132);
+	params.heads = params.kv_heads = 23;
 	launch = plan(&params);
 	assert_true(launch.args.pairs);
 	assert_int_equal(launch.args.units_m, 2);
-	assert_int_equal(launch.grid, 24);
+	assert_int_equal(launch.grid, 92);
+	params.heads = params.kv_heads = 6;
 
 	/* At most one block of threads per SM, unless the sequences' lengths are unknown. */
 	params.batch = 100;

@@ -10,11 +10,17 @@
 
 /* Of a block of rows in more parts, runs of so many are joined first. */
 #define FA_CUDA_PACKED_RUN 8u
-/* Counters of a warp's rows: of all parts or runs, then of each run. */
+/* Counters of a warp's rows: of all parts or runs, then of each run; or those of
+ * sm90/packed_share.h. */
 #define FA_CUDA_PACKED_COUNTERS(parts)                                                             \
-	((parts) <= FA_CUDA_PACKED_RUN                                                             \
-	         ? 1                                                                               \
+	((parts) <= 5 * FA_CUDA_PACKED_RUN                                                         \
+	         ? 6                                                                               \
 	         : 1 + ((parts) + FA_CUDA_PACKED_RUN - 1) / FA_CUDA_PACKED_RUN)
+/* From so many parts on, lanes of a warp that joins a slice take different parts of it. */
+#define FA_CUDA_SHARE_PARTS_SPLIT 32u
+#define FA_CUDA_SHARE_PARTS_MAX 255u
+/* How long a thread block waits for the other parts of its rows. */
+#define FA_CUDA_PACKED_WAIT_NS 20000
 
 struct fa_cuda_packed_attention {
 	struct fa_cuda_attention attention;
@@ -27,6 +33,7 @@ struct fa_cuda_packed_attention {
 	uint32_t pack_shift; /* a group has 2^pack_shift tokens of 64 >> pack_shift heads */
 	int32_t pack_sets;   /* such sets of heads in a KV head */
 	uint32_t kv_heads;
+	uint32_t join_wait_ns; /* 0: a block's last unit joins its parts alone */
 	/* Filled by fa_cuda_packed_set(). */
 	float *unit_partials;
 	uint64_t *unit_counters; /* 2^16 times the epoch of the last launch that used it, plus

@@ -166,6 +166,7 @@ struct fa_cuda_paged_attention {
 	const struct fa_cuda_paged_unit *units;
 	uint32_t n_units, pack_shift;
 	int32_t pack_sets;
+	uint32_t join_wait_ns; /* as in packed-args.h */
 	float *unit_partials;
 	uint64_t *unit_counters; /* as counters */
 };

@@ -42,6 +42,14 @@ __device__ __forceinline__ uint64_t fa_ld_relaxed_device(const uint64_t *address
 	return value;
 }
 
+__device__ __forceinline__ uint64_t fa_ld_acquire_device(const uint64_t *address)
+{
+	uint64_t value;
+
+	asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+	return value;
+}
+
 /* Stores with relaxed order at device scope; others may read the 8 or 16 bytes meanwhile. */
 __device__ __forceinline__ void fa_st_relaxed_device(void *address, uint2 value)
 {
@@ -92,6 +100,20 @@ __device__ __forceinline__ uint64_t fa_ld_acquire_system(const uint64_t *address
 
 	asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
 	return value;
+}
+
+/* Sets *address to @value if it is @expected, with relaxed order at device scope. Returns what it
+ * was. */
+__device__ __forceinline__ uint64_t fa_atomic_swap(uint64_t *address, uint64_t expected,
+                                                   uint64_t value)
+{
+	uint64_t before;
+
+	asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+	             : "=l"(before)
+	             : "l"(address), "l"(expected), "l"(value)
+	             : "memory");
+	return before;
 }
 
 /* Raises *address to @value, with relaxed order at device scope. */

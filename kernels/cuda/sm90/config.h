@@ -20,6 +20,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <type_traits>
 
 /* What groups take turns with, so that tensor cores and exponentials overlap. */
 enum fa_sm90_pingpong {
@@ -79,6 +80,8 @@ struct fa_sm90_config {
 	static constexpr bool BAND = KIND::BAND, WINDOW = KIND::WINDOW, SCORE_MOD = KIND::SCORE_MOD;
 	static constexpr bool SOFTCAP = KIND::SOFTCAP;
 	static constexpr bool PAGED = SOURCE::PAGED, PACKED = SOURCE::PACKED;
+	/* What fa_sm90_epilogue() returns. */
+	using CHECK = std::conditional_t<PACKED, uint32_t, bool>;
 	/* With pages, four groups have too few registers for overflow.h. */
 	static constexpr bool FIXED_MAX = fa_sm90_fixed_max<T>::value && !(PAGED && GROUPS_ == 4);
 	/* FIXED_MAX: p of a row's maximum is 2^MAX_EXPONENT, so later logits may be up to 113

@@ -49,7 +49,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	 * stored yet. */
 	typename SOURCE::BLOCK block, next_block, done_block;
 	struct fa_sm90_sums sums, done_sums;
-	bool done = false, nonfinite = false, k_there = false;
+	bool done = false, k_there = false;
+	typename C::CHECK nonfinite = 0;
 	fa_sm90_out_rows<C> out;
 	fa_sm90_dots<C> dots;
 	fa_sm90_p<C> p;
@@ -290,6 +291,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		return;
 	if (!C::INDEPENDENT && group == C::GROUPS - 1)
 		pingpong_signal();
+	if constexpr (C::PACKED)
+		fa_sm90_share_begin<C>(all, group);
 	q.advance(group);
 	/* Runs once, unless an independent group skips more tiles than the ring holds: then the
 	 * pipeline starts again. */
@@ -516,6 +519,6 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		if (C::YIELDS && stop == FA_SM90_STOPPED)
 			fa_st_shared(shared + C::NONFINITE, 1);
 		else
-			fa_sm90_recompute<C>(all, group);
+			fa_sm90_recompute<C>(all, group, nonfinite);
 	}
 }

@@ -7,110 +7,13 @@
 #include "kernels/cuda/common/work.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/sm90/config.h"
-#include "kernels/cuda/sm90/logits.h"
+#include "kernels/cuda/sm90/out_rows.h"
+#include "kernels/cuda/sm90/packed_share.h"
 #include "kernels/cuda/sm90/packed_source.h"
 #include "kernels/cuda/sm90/softmax.h"
 #include "kernels/cuda/sm90/tile_range.h"
 
-#include <float.h>
 #include <stdint.h>
-
-template <class C>
-__device__ __forceinline__ char *fa_sm90_out_row(const struct fa_cuda_attention &args,
-                                                 const struct fa_work &work, int32_t first_row)
-{
-	return (char *)fa_work_base(args.out, work.sequence, work.first_q, work.head) +
-	       first_row * args.out.stride_token + work.slice * C::DIM_V * 2;
-}
-
-/* Transposes 4 x 4 words among the four threads of a quad. */
-__device__ __forceinline__ void fa_sm90_quad_transpose(uint32_t (&words)[4], uint32_t t)
-{
-#pragma unroll
-	for (int step = 1; step <= 2; step *= 2)
-#pragma unroll
-		for (int n = 0; n < 2; n++) {
-			uint32_t &a = words[step == 1 ? 2 * n : n];
-			uint32_t &b = words[step == 1 ? 2 * n + 1 : n + 2];
-			const bool high = t & step;
-			const uint32_t other = __shfl_xor_sync(~0u, high ? a : b, step);
-
-			if (high)
-				a = other;
-			else
-				b = other;
-		}
-}
-
-/* Quads of threads assemble 16-byte chunks. */
-template <class C>
-__device__ __forceinline__ void fa_sm90_store_out(const fa_sm90_out_rows<C> &out,
-                                                  const float (&scale)[2],
-                                                  const struct fa_cuda_attention &args,
-                                                  const struct fa_work &work, int32_t first_row)
-{
-	const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-	const int32_t width = args.head_dim_v - work.slice * C::DIM_V;
-
-#pragma unroll
-	for (int r = 0; r < 2; r++) {
-		const int32_t row = first_row + threadIdx.x % 128 / 32 * 16 + r * 8 + g;
-		char *const base = fa_sm90_out_row<C>(args, work, row);
-
-#pragma unroll
-		for (int j = 0; j < C::DIM_V / 8; j += 4) {
-			uint32_t words[4];
-
-#pragma unroll
-			for (int i = 0; i < 4; i++)
-				words[i] = fa_pack<typename C::T>(
-					out[(j + i) * 4 + r * 2] * scale[r],
-					out[(j + i) * 4 + r * 2 + 1] * scale[r]);
-			fa_sm90_quad_transpose(words, t);
-			if (row < work.n_q && (int32_t)(j + t) * 8 < width)
-				*(uint4 *)(base + (j + t) * 16) = make_uint4(words[0], words[1],
-				                                             words[2], words[3]);
-		}
-	}
-}
-
-/* Checks the thread's part of row @r of O, times @scale. */
-template <class C>
-__device__ __forceinline__ bool fa_sm90_is_nonfinite(const fa_sm90_out_rows<C> &out, float scale,
-                                                     int r)
-{
-	float product = scale * 0;
-
-#pragma unroll
-	for (int j = 0; j < C::DIM_V / 8; j++)
-#pragma unroll
-		for (int e = 0; e < 2; e++)
-			product = fmaf(out[j * 4 + r * 2 + e], 0, product);
-	return product != 0;
-}
-
-/* A sink is added to the sum here, which may change @offset. */
-template <class C>
-__device__ __forceinline__ float fa_sm90_row_scale(const struct fa_cuda_attention &args,
-                                                   int32_t head, float &offset, float &sum)
-{
-	/* ALiBi may have left nothing of a row whose first tiles had the largest dot products:
-	 * recompute. */
-	if (C::SCORE_MOD && C::FIXED_MAX && sum < 0x1p-60f && offset != FLT_MAX)
-		return NAN;
-
-	const float sink = C::SCORE_MOD ? fa_sm90_sink(args, head) : -INFINITY;
-
-	if (C::SCORE_MOD && sink != -INFINITY) {
-		const float lower = fminf(offset, -sink), shrink = fa_ex2(lower - offset);
-
-		sum = sum * shrink + fa_ex2(sink + lower);
-		offset = lower;
-		return sum < 0x1p100f ? shrink * fa_rcp(sum) : NAN;
-	}
-	/* A sum this large has overflown or nearly so: recompute. */
-	return sum == 0 ? 0 : sum < 0x1p100f ? fa_rcp(sum) : NAN;
-}
 
 template <class C>
 __device__ __forceinline__ struct fa_work
@@ -122,10 +25,10 @@ fa_sm90_work_of(const typename C::ARGS &all, const typename C::SOURCE::BLOCK &bl
 		return C::SOURCE::work_of(all, block);
 }
 
-/* Returns true if this thread stored a value that recompute.h must check. With PACKED, @out and
- * @sums may change. */
+/* Returns the warp's rows (bits) that recompute.h must check; without PACKED, whether this thread
+ * stored a value that it must check. With PACKED, @out and @sums may change. */
 template <class C>
-__device__ __forceinline__ bool
+__device__ __forceinline__ typename C::CHECK
 fa_sm90_epilogue(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const typename C::ARGS &all,
                  const typename C::SOURCE::BLOCK &block, uint32_t group)
 {
@@ -133,9 +36,18 @@ fa_sm90_epilogue(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const type
 	const struct fa_work work = fa_sm90_work_of<C>(all, block, group);
 
 	if constexpr (C::PACKED) {
-		if (!fa_sm90_unit_join<C>(out, sums, all, fa_sm90_block_index<C>(), group,
-		                          work.row + (int32_t)fa_sm90_warp_row() < work.n_q))
-			return false;
+		const struct fa_sm90_unit_parts of = fa_sm90_unit_parts_of<C>(
+			all, fa_sm90_block_index<C>(), group);
+
+		if (of.parts > 1) {
+			if (all.join_wait_ns)
+				return fa_sm90_share_join<C>(out, sums, all, group, of, work);
+			/* A warp without rows has nothing to hand over. */
+			if (work.row + (int32_t)fa_sm90_warp_row() >= work.n_q)
+				return 0;
+			if (!fa_sm90_unit_join<C>(out, sums, all, of))
+				return 0;
+		}
 	}
 
 	const int32_t first_row = work.row;
@@ -160,6 +72,8 @@ fa_sm90_epilogue(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const type
 				sum == 0 ? -INFINITY : (fa_lg2(sum) - offset) * 0.693147181f;
 	}
 	fa_sm90_store_out<C>(out, scale, args, work, first_row);
+	if constexpr (C::PACKED)
+		return __any_sync(~0u, nonfinite) ? 0xffff : 0;
 	return nonfinite;
 }
 

@@ -4,8 +4,10 @@
  * token t of head h. So few new tokens fill a tile, and K and V are read once for several heads.
  *
  * A thread block computes a unit: a block of such rows over some of its tiles of keys. Over pages
- * the host lists units (struct fa_cuda_paged_unit), over tensors their number tells all. Where a block has several units, each warp stores its part of O, and the last warp to
- * arrive joins them, in the order of keys: the bits do not depend on who is last.
+ * the host lists units (struct fa_cuda_paged_unit), over tensors their number tells all. Where a
+ * block has several units, each stores its part of O. If all units run at once they join the parts
+ * together (packed_share.h), otherwise the last warp to arrive does. Both add in the order of keys:
+ * the bits do not depend on who is last.
  */
 #pragma once
 
@@ -446,18 +448,12 @@ fa_sm90_unit_hand_over(const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums
 template <class C>
 __device__ __forceinline__ bool
 fa_sm90_unit_join(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const typename C::ARGS &all,
-                  uint32_t unit, uint32_t group, bool has_rows)
+                  const struct fa_sm90_unit_parts &of)
 {
 	using STATE = fa_sm90_state<C>;
-	const struct fa_sm90_unit_parts of = fa_sm90_unit_parts_of<C>(all, unit, group);
 	/* Of a run, then of the runs. */
 	uint32_t part = of.part, parts = of.parts, step = 1;
 
-	if (of.parts == 1)
-		return true;
-	/* A warp without rows has nothing to hand over. */
-	if (!has_rows)
-		return false;
 #pragma unroll 1
 	for (;;) {
 		const bool runs = parts > FA_CUDA_PACKED_RUN && step == 1;

@@ -106,7 +106,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 
 		part = (int32_t)(section * args.section + (rest - pair * width));
 		opposite = (int32_t)(blocks_of(all) - 1 - pair);
-		if (opposite == (int32_t)pair)
+		if (opposite == (int32_t)pair || (!C::SOURCE::OWN && !all.attention.pairs))
 			opposite = -1;
 		go(all, (int32_t)pair);
 	}

@@ -196,8 +196,10 @@ __device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &al
 		*lse = sum == 0 ? -INFINITY : (fa_lg2(sum) - offset) * 0.693147181f;
 }
 
+/* @check: what fa_sm90_epilogue() returned. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_recompute(const typename C::ARGS &all, uint32_t group)
+__device__ __forceinline__ void fa_sm90_recompute(const typename C::ARGS &all, uint32_t group,
+                                                  typename C::CHECK check)
 {
 	const struct fa_cuda_attention &args = C::SOURCE::attention(all);
 	typename C::SOURCE::template SCHEDULER<C> scheduler(all);
@@ -212,13 +214,17 @@ __device__ __forceinline__ void fa_sm90_recompute(const typename C::ARGS &all, u
 		                threadIdx.x % 128 / 32 * 16;
 
 		if constexpr (C::PACKED) {
-			if (!fa_sm90_unit_joined<C>(all, fa_sm90_block_index<C>(), group))
+			if (!all.join_wait_ns &&
+			    !fa_sm90_unit_joined<C>(all, fa_sm90_block_index<C>(), group))
 				continue;
 			work = C::SOURCE::template find<C>(all, block, group);
 			first = work.row + fa_sm90_warp_row();
 		}
 #pragma unroll 1
 		for (int32_t row = first; row < min(first + 16, work.n_q); row++) {
+			if (C::PACKED && !(check >> (row - first) & 1))
+				continue;
+
 			char *const target = (char *)fa_work_base(args.out, work.sequence,
 			                                          work.first_q, work.head) +
 			                     row * args.out.stride_token +

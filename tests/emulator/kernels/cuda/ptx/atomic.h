@@ -13,6 +13,15 @@ static inline void fa_atomic_max(uint64_t *address, uint64_t value)
 	*address = value > *address ? value : *address;
 }
 
+static inline uint64_t fa_atomic_swap(uint64_t *address, uint64_t expected, uint64_t value)
+{
+	const uint64_t before = *address;
+
+	if (before == expected)
+		*address = value;
+	return before;
+}
+
 static inline uint64_t fa_atomic_add(uint64_t *address, uint64_t value)
 {
 	return fa_emulated_count(address, value);
@@ -76,6 +85,11 @@ static inline uint64_t fa_atomic_count(uint64_t *address, uint64_t value)
 }
 
 static inline uint64_t fa_ld_relaxed_device(const uint64_t *address)
+{
+	return *address;
+}
+
+static inline uint64_t fa_ld_acquire_device(const uint64_t *address)
 {
 	return *address;
 }

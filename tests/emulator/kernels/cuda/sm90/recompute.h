@@ -8,8 +8,9 @@
 #undef fa_sm90_recompute
 
 template <class C>
-static inline void fa_sm90_recompute(const typename C::ARGS &args, uint32_t group)
+static inline void fa_sm90_recompute(const typename C::ARGS &args, uint32_t group,
+                                     typename C::CHECK check)
 {
 	fa_emulated_recomputed();
-	fa_sm90_recompute_uncounted<C>(args, group);
+	fa_sm90_recompute_uncounted<C>(args, group, check);
 }
