@@ -146,7 +146,9 @@ static void scene_open(void)
 	cuda(cu.cuModuleGetFunction(&scene.end, scene.module, "fa_test_end"), "end");
 	cuda(cu.cuStreamCreateWithPriority(&scene.stream, CU_STREAM_NON_BLOCKING, 0), "stream");
 	cuda(cu.cuMemAlloc(&scene.q, 4 * TENSOR_BYTES + 64), "memory");
-	cuda(cu.cuMemsetD8(scene.q, 0, 4 * TENSOR_BYTES + 64), "clear");
+	/* The stream does not wait for the null stream's. */
+	cuda(cu.cuMemsetD8Async(scene.q, 0, 4 * TENSOR_BYTES + 64, scene.stream), "clear");
+	cuda(cu.cuStreamSynchronize(scene.stream), "synchronise");
 	scene.k = scene.q + TENSOR_BYTES;
 	scene.v = scene.k + TENSOR_BYTES;
 	scene.out = scene.v + TENSOR_BYTES;
@@ -264,7 +266,7 @@ static void test_detects(void **state)
 	launch(scene.end, end);
 	cuda(cu.cuStreamSynchronize(scene.stream), "synchronise");
 	fa_check_eq(number_at(scene.wrong), N);
-	cuda(cu.cuMemsetD8(scene.counter, 0, 16), "clear");
+	cuda(cu.cuMemsetD8Async(scene.counter, 0, 16, scene.stream), "clear");
 }
 
 static void test_launched_again(void **state)
