@@ -92,8 +92,10 @@ static void locate(const struct fa_paged_own_copy *copy, bool is_v, int32_t inde
 		                                  bytes;
 		row.k += k_row;
 		row.v += v_row;
-		row.k_scale += row.k_scale != NULL;
-		row.v_scale += row.v_scale != NULL;
+		if (row.k_scale) {
+			row.k_scale++;
+			row.v_scale++;
+		}
 	}
 	ret_side->pool_head = is_v ? row.v_stride : row.k_stride;
 	ret_side->scale_stride = row.scale_stride;
