@@ -96,6 +96,13 @@ static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_cud
 	       launch->kernel->rows;
 }
 
+static bool counters_suffice(const struct fa_cuda_packed_attention *packed, uint64_t all_blocks,
+                             uint32_t parts)
+{
+	return parts == 1 || all_blocks * FA_CUDA_PACKED_COUNTERS(parts) * packed->groups * 4 <=
+	                             FA_CUDA_PACKED_COUNTERS_MAX;
+}
+
 /* Chooses the number of parts, and returns the launch's time in keys; < 0: it cannot be. */
 static double choose(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch,
                      uint64_t all_blocks)
@@ -119,8 +126,7 @@ static double choose(const struct fa_cuda_chip *chip, struct fa_cuda_launch *lau
 		double keys;
 
 		if (parts > 1 && (waves > FA_CUDA_PACKED_WAVES_MAX ||
-		                  all_blocks * FA_CUDA_PACKED_COUNTERS(parts) * packed->groups * 4 >
-		                          FA_CUDA_PACKED_COUNTERS_MAX))
+		                  !counters_suffice(packed, all_blocks, parts)))
 			break;
 		keys = (double)waves *
 		               ((double)((most + parts - 1) / parts) * launch->kernel->keys +
@@ -166,6 +172,8 @@ bool fa_cuda_packed_plan(const struct fa_cuda_chip *chip, const struct fa_cuda_k
 		const uint32_t wanted = (most + (uint32_t)chip->pack - 1) / (uint32_t)chip->pack;
 
 		packed->parts = wanted < fewest ? wanted : fewest;
+		if (!counters_suffice(packed, all_blocks, packed->parts))
+			return false;
 	} else if (keys < 0 || keys >= unpacked_keys(chip, best, ret_launch)) {
 		return false;
 	}

@@ -646,6 +646,29 @@ static void test_units(void **state)
 	assert_int_equal(plan(&params).grid, 3 * 2 * 200);
 }
 
+/* Forced to divide blocks of packed rows, the plan still keeps to the counters of a workspace. */
+static void test_packed_counters(void **state)
+{
+	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);
+	struct fa_cuda_chip chip = hopper;
+	struct fa_cuda_launch launch;
+	char text[256];
+
+	chip.workspace = true;
+	chip.pack = 1; /* a part for each tile */
+	params.batch = 3;
+	params.seqlen_q = params.seqlen_k = 1024;
+	params.heads = 24;
+	params.kv_heads = 3; /* 576 blocks of rows */
+	assert_int_equal(fa_cuda_attention_plan(&chip, &params, text, sizeof(text), &launch), 0);
+	assert_int_not_equal(launch.kernel->kind, FA_CUDA_PACKED);
+	params.batch = 1; /* 192 */
+	assert_int_equal(fa_cuda_attention_plan(&chip, &params, text, sizeof(text), &launch), 0);
+	assert_int_equal(launch.kernel->kind, FA_CUDA_PACKED);
+	assert_int_equal(launch.packed.blocks * launch.packed.kv_heads, 192);
+	assert_int_equal(launch.packed.parts, 8);
+}
+
 static void refused(const struct fa_cuda_chip *chip, const struct fa_attention_params *params,
                     const char *part)
 {
@@ -775,14 +798,23 @@ static void test_softcap_powers(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_table),          cmocka_unit_test(test_every_combination),
-		cmocka_unit_test(test_choice),         cmocka_unit_test(test_kinds),
-		cmocka_unit_test(test_windows),        cmocka_unit_test(test_narrow),
-		cmocka_unit_test(test_alignment),      cmocka_unit_test(test_alignment_of_one),
-		cmocka_unit_test(test_ragged),         cmocka_unit_test(test_arguments),
-		cmocka_unit_test(test_softcap_powers), cmocka_unit_test(test_sections),
-		cmocka_unit_test(test_maps),           cmocka_unit_test(test_units),
-		cmocka_unit_test(test_lengths),        cmocka_unit_test(test_bounds),
+		cmocka_unit_test(test_table),
+		cmocka_unit_test(test_every_combination),
+		cmocka_unit_test(test_choice),
+		cmocka_unit_test(test_kinds),
+		cmocka_unit_test(test_windows),
+		cmocka_unit_test(test_narrow),
+		cmocka_unit_test(test_alignment),
+		cmocka_unit_test(test_alignment_of_one),
+		cmocka_unit_test(test_ragged),
+		cmocka_unit_test(test_arguments),
+		cmocka_unit_test(test_softcap_powers),
+		cmocka_unit_test(test_sections),
+		cmocka_unit_test(test_maps),
+		cmocka_unit_test(test_units),
+		cmocka_unit_test(test_packed_counters),
+		cmocka_unit_test(test_lengths),
+		cmocka_unit_test(test_bounds),
 		cmocka_unit_test(test_chips),
 	};
 
