@@ -13,7 +13,8 @@
 #define FA_CUDA_UNIT_KEYS 320
 /* For a part of O that one warp joins. */
 #define FA_CUDA_JOIN_KEYS 48
-/* To join parts whose warps share the work, and for each 8 parts that one warp adds up. */
+/* To join parts whose warps share the work, and for each 8 parts that one warp adds up; estimated
+ * from a trace (docs/kernels.md). */
 #define FA_CUDA_SHARE_KEYS 300
 #define FA_CUDA_SHARE_PARTS_KEYS 80
 /* More than so many thread blocks for each multiprocessor need no packing. */
