@@ -3,19 +3,18 @@
 #include "tests/cuda-driver/launch.h"
 #include "tests/cuda-driver/driver.h"
 #include "tests/cuda-driver/emulate.h"
+#include "tests/cuda-driver/gate.h"
 #include "tests/cuda-driver/module.h"
 #include "tests/cuda-driver/paged.h"
 #include "tests/cuda-driver/run.h"
+#include "tests/cuda-driver/tensor_map.h"
 
 #include "common/clock.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#define POLL_US 200
 #define SKIPPED_NS (50 * FA_NS_PER_MS) /* how long a kernel takes that is not computed */
 
 /* ---- from a launch back to a request */
@@ -132,117 +131,6 @@ static const char *args_wrong(const struct fa_cuda_kernel *kernel,
 	return NULL;
 }
 
-/* What a tensor map contains in this driver: enough to compare it with the request. */
-#define MAP_MAGIC 0x70616d2d64616601ull
-
-struct map {
-	uint64_t magic; /* MAP_MAGIC: this driver encoded the map */
-	const void *data;
-	uint64_t dims[4];
-	uint64_t strides[3];
-	uint32_t box[4];
-};
-
-_Static_assert(sizeof(struct map) <= sizeof(CUtensorMap), "it fits");
-
-CUresult cuTensorMapEncodeTiled(CUtensorMap *ret_map, CUtensorMapDataType type, cuuint32_t rank,
-                                void *address, const cuuint64_t *dims, const cuuint64_t *strides,
-                                const cuuint32_t *box, const cuuint32_t *element_strides,
-                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
-{
-	struct map *map = (struct map *)ret_map;
-
-	FA_FAKE_ENTER(cuTensorMapEncodeTiled, FA_FAKE_INIT);
-	if ((uintptr_t)ret_map % 64 || type != CU_TENSOR_MAP_DATA_TYPE_UINT16 || rank != 4 ||
-	    (uintptr_t)address % 16 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
-	    (swizzle != CU_TENSOR_MAP_SWIZZLE_128B && swizzle != CU_TENSOR_MAP_SWIZZLE_NONE) ||
-	    promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B ||
-	    fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
-		return CUDA_ERROR_INVALID_VALUE;
-	for (int i = 0; i < 4; ++i)
-		if (!dims[i] || dims[i] > 1ull << 32 || !box[i] || box[i] > 256 ||
-		    element_strides[i] != 1 || (i < 3 && (strides[i] % 16 || strides[i] >> 40)))
-			return CUDA_ERROR_INVALID_VALUE;
-	if (swizzle == CU_TENSOR_MAP_SWIZZLE_128B && box[0] * 2 > 128)
-		return CUDA_ERROR_INVALID_VALUE;
-	memset(map, 0, sizeof(*ret_map));
-	map->magic = MAP_MAGIC;
-	map->data = address;
-	memcpy(map->dims, dims, sizeof(map->dims));
-	memcpy(map->strides, strides, sizeof(map->strides));
-	memcpy(map->box, box, sizeof(map->box));
-	return CUDA_SUCCESS;
-}
-
-/* Returns whether @map is of @tensor, in boxes of @rows of @box_heads; strides of dims of size 1 do not
- * matter. */
-static bool map_is_of(const void *where, const struct fa_cuda_tensor *tensor, int32_t rows,
-                      int32_t box_heads, int64_t dim, int64_t tokens, int64_t heads, int64_t batch)
-{
-	/* The box must be of this shape, as the kernel waits for its bytes. */
-	const uint32_t box[] = { 64, (uint32_t)rows, (uint32_t)box_heads, 1 };
-	const uint64_t dims[] = { (uint64_t)dim, (uint64_t)tokens, (uint64_t)heads,
-		                  (uint64_t)batch };
-	const int64_t strides[] = { tensor->stride_token, tensor->stride_head,
-		                    tensor->stride_batch };
-	const struct map *map = where;
-
-	if (map->magic != MAP_MAGIC || map->data != tensor->data ||
-	    memcmp(map->dims, dims, sizeof(dims)) || memcmp(map->box, box, sizeof(box)))
-		return false;
-	for (int i = 0; i < 3; ++i)
-		if (dims[i + 1] > 1 && map->strides[i] != (uint64_t)strides[i])
-			return false;
-	return true;
-}
-
-/* Returns what is wrong with a kernel's tensor maps, or NULL. Ragged lengths are checked when the
- * launch runs. */
-static const char *maps_wrong(const struct fa_cuda_kernel *kernel,
-                              const struct fa_cuda_attention *args, const struct fa_cuda_maps *maps)
-{
-	const bool ragged = args->cu_seqlens_q;
-	const int64_t batch = ragged ? 1 : args->triples / args->slices / args->heads;
-	const int64_t n_q =
-		ragged ? (int64_t)((const struct map *)&maps->maps[FA_CUDA_MAP_Q])->dims[1]
-		       : args->seqlen_q;
-	const int64_t n_k =
-		ragged ? (int64_t)((const struct map *)&maps->maps[FA_CUDA_MAP_K])->dims[1]
-		       : args->seqlen_k;
-	const int64_t kv_heads = args->heads / args->group;
-	int32_t rows_q = kernel->rows_q;
-
-	if (kernel->kind == FA_CUDA_PACKED) {
-		const struct fa_cuda_packed_attention *packed = (const void *)args;
-
-		rows_q = 1 << packed->pack_shift;
-	}
-	if (!map_is_of(&maps->maps[FA_CUDA_MAP_Q], &args->q, rows_q, kernel->rows_q / rows_q,
-	               args->head_dim, n_q, args->heads, batch))
-		return "the map of q";
-	if (!map_is_of(&maps->maps[FA_CUDA_MAP_K], &args->k, kernel->keys, 1, args->head_dim, n_k,
-	               kv_heads, batch))
-		return "the map of k";
-	if (!map_is_of(&maps->maps[FA_CUDA_MAP_V], &args->v, kernel->keys, 1, args->head_dim_v, n_k,
-	               kv_heads, batch))
-		return "the map of v";
-	return NULL;
-}
-
-/* Returns whether @maps have the lengths that the ragged batch's tables give. */
-static bool maps_fit(const struct fa_cuda_maps *maps, int64_t n_q, int64_t n_k)
-{
-	const int64_t tokens[] = {
-		[FA_CUDA_MAP_Q] = n_q, [FA_CUDA_MAP_K] = n_k, [FA_CUDA_MAP_V] = n_k
-	};
-
-	for (int i = 0; i < FA_CUDA_MAPS; ++i)
-		if (((const struct map *)&maps->maps[i])->dims[1] != (uint64_t)tokens[i])
-			return false;
-	return true;
-}
-
 /* ---- running */
 
 static void pin_table(struct fa_fake_pin *pin, const void *at, size_t bytes)
@@ -319,7 +207,7 @@ static CUresult pin_tensors(struct fa_fake_pin *pin, const struct fa_cuda_kernel
 		if (n_q < 0 || n_k < 0)
 			return fa_fake_misuse(CUDA_ERROR_ILLEGAL_ADDRESS,
 			                      "cu_seqlens are not lengths of sequences");
-		if (maps && !maps_fit(maps, n_q, n_k))
+		if (maps && !fa_fake_maps_fit(maps, n_q, n_k))
 			return fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED,
 			                      "%s: maps of other lengths than cu_seqlens",
 			                      kernel->symbol);
@@ -421,73 +309,6 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 	return result;
 }
 
-/* Returns the span of @bytes at a kernel's pointer. */
-static struct fa_fake_span span_of(const void *at, size_t bytes, bool write)
-{
-	return (struct fa_fake_span){ (CUdeviceptr)(uintptr_t)at, bytes, write };
-}
-
-static void gate_hold(struct fa_fake_context *context)
-{
-	bool ends = false;
-
-	while (!ends && atomic_load(&fa_fake.page->gates_held)) {
-		usleep(POLL_US);
-		fa_fake_lock();
-		ends = context->lost || context->ending;
-		fa_fake_unlock();
-	}
-}
-
-static bool gate_is_open(const struct fa_cuda_gate *args)
-{
-	return (int64_t)(__atomic_load_n(args->word, __ATOMIC_ACQUIRE) - args->value) >= 0;
-}
-
-/* Runs a gate (kernels/cuda/common/gate.h). */
-static CUresult gate_run(struct fa_fake_context *context, const struct fa_cuda_gate *args)
-{
-	const uint64_t wanted_us = atomic_load(&fa_fake.page->gate_us);
-	struct fa_fake_pin pin = {
-		.context = context,
-		.spans = { span_of(args->word, 8, false), span_of(args->stop, 8, false),
-		           span_of(args->shut, 8, true), span_of(args->report, 8, true) },
-		.n_spans = 4,
-	};
-	uint64_t until_ns;
-	CUresult result;
-	bool open = true, ends;
-
-	gate_hold(context);
-	until_ns = fa_now_ns() + (wanted_us ? wanted_us * FA_NS_PER_US : args->patience_ns);
-	result = fa_fake_pin(&pin);
-	if (result != CUDA_SUCCESS)
-		return result;
-	if (*args->shut == args->run) {
-		fa_fake_unpin(&pin);
-		return CUDA_SUCCESS;
-	}
-	atomic_fetch_add(&fa_fake.page->gates_began, 1);
-	while (!gate_is_open(args)) {
-		fa_fake_lock();
-		ends = context->lost || context->ending;
-		fa_fake_unlock();
-		if (!ends && fa_now_ns() < until_ns &&
-		    __atomic_load_n(args->stop, __ATOMIC_ACQUIRE) < args->turn) {
-			usleep(5);
-			continue;
-		}
-		open = false;
-		*args->shut = args->run;
-		break;
-	}
-	atomic_fetch_add(open ? &fa_fake.page->gates_opened : &fa_fake.page->gates_shut, 1);
-	if (!open)
-		__atomic_store_n(args->report, args->turn, __ATOMIC_RELEASE);
-	fa_fake_unpin(&pin);
-	return CUDA_SUCCESS;
-}
-
 /* Returns whether the launch's gates have given up, so that the launch does nothing. */
 static bool is_shut(const struct fa_cuda_done *done)
 {
@@ -502,7 +323,7 @@ static CUresult paged_run(struct fa_fake_op *op, struct fa_fake_context *context
 	CUresult result;
 
 	if (launch->kernel->kind == FA_CUDA_PAGED_GATE)
-		return gate_run(context, &launch->args.gate);
+		return fa_fake_gate_run(context, &launch->args.gate);
 	if (is_shut(fa_cuda_paged_done(launch)))
 		return CUDA_SUCCESS;
 	result = fa_fake_enter_kernel();
@@ -566,44 +387,6 @@ static size_t args_bytes(const struct fa_cuda_paged_kernel *kernel)
 	}
 }
 
-/*
- * Returns what is wrong with a kernel's maps of pages, or NULL. The keys of a box must divide a
- * page and a tile.
- */
-static const char *paged_maps_wrong(const struct fa_cuda_paged_kernel *kernel,
-                                    const struct fa_cuda_paged_attention *args,
-                                    const struct fa_cuda_maps *maps)
-{
-	const struct map *q = (const void *)&maps->maps[FA_CUDA_MAP_Q];
-	const int64_t kv_heads = args->attention.heads / args->attention.group;
-	const int32_t page = (int32_t)args->pages.page_strips * 16;
-
-	const int32_t rows_q = kernel->kind == FA_CUDA_PAGED_PACKED ? 1 << args->pack_shift
-	                                                            : kernel->rows_q;
-
-	if (!map_is_of(q, &args->attention.q, rows_q, kernel->rows_q / rows_q,
-	               args->attention.head_dim, (int64_t)q->dims[1], args->attention.heads, 1))
-		return "the map of q";
-	if (args->box_keys <= 0 || page % args->box_keys || kernel->keys % args->box_keys)
-		return "boxes";
-	for (int i = FA_CUDA_MAP_K; i <= FA_CUDA_MAP_V; ++i) {
-		const bool is_k = i == FA_CUDA_MAP_K;
-		const uint32_t row = is_k ? args->pages.k_row : args->pages.v_row;
-		const struct fa_cuda_tensor tensor = {
-			.data = is_k ? args->pages.k : args->pages.v,
-			.stride_token = row,
-			.stride_head = (int64_t)row * page,
-			.stride_batch = 256,
-		};
-
-		if (!map_is_of(&maps->maps[i], &tensor, args->box_keys, 1,
-		               is_k ? args->attention.head_dim : args->attention.head_dim_v, page,
-		               kv_heads, INT32_MAX))
-			return "a map of pages";
-	}
-	return NULL;
-}
-
 static CUresult launch_paged(const struct fa_cuda_paged_kernel *kernel, unsigned int grid_x,
                              unsigned int grid_y, void **params, CUstream stream)
 {
@@ -619,7 +402,7 @@ static CUresult launch_paged(const struct fa_cuda_paged_kernel *kernel, unsigned
 	memcpy(&launch->args, params[0], args_bytes(kernel));
 	wrong = fa_fake_paged_wrong(launch);
 	if (!wrong && kernel->keys && kernel->kind < FA_CUDA_PAGED_OWN_DECODE)
-		wrong = paged_maps_wrong(kernel, &launch->args.attention, params[1]);
+		wrong = fa_fake_paged_maps_wrong(kernel, &launch->args.attention, params[1]);
 	if (wrong) {
 		free(launch);
 		return fa_fake_misuse(CUDA_ERROR_INVALID_VALUE, "%s: wrong: %s", kernel->symbol,
@@ -670,7 +453,7 @@ static CUresult launch_dense(const struct fa_cuda_kernel *kernel, unsigned int g
 	struct fa_fake_op *op;
 
 	if (!wrong && kernel->keys)
-		wrong = maps_wrong(kernel, args, params[1]);
+		wrong = fa_fake_maps_wrong(kernel, args, params[1]);
 	if (wrong)
 		return fa_fake_misuse(CUDA_ERROR_INVALID_VALUE, "%s: wrong: %s", kernel->symbol,
 		                      wrong);

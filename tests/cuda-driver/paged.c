@@ -1,4 +1,6 @@
 #include "tests/cuda-driver/paged.h"
+#include "tests/cuda-driver/paged-rows.h"
+#include "tests/cuda-driver/paged-tokens.h"
 
 #include "kernels/quantise.h"
 
@@ -7,43 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- elements */
-
-/* Converts a half to a float. Subnormals are computed from the smallest normal number. */
-static inline float half_value(uint16_t half)
-{
-	const uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
-	const uint32_t sign = (uint32_t)(half & 0x8000) << 16;
-	uint32_t bits = magnitude + (112u << 23);
-	float value;
-
-	if (magnitude >= 31u << 23)
-		bits = magnitude + (224u << 23); /* infinity or NaN */
-	else if (magnitude < 1u << 23)
-		bits = magnitude + (113u << 23);
-	memcpy(&value, &bits, sizeof(value));
-	if (magnitude < 1u << 23) {
-		value -= 0x1p-14f;
-		memcpy(&bits, &value, sizeof(bits));
-	}
-	bits |= sign;
-	memcpy(&value, &bits, sizeof(value));
-	return value;
-}
-
-static inline float load(enum fa_attention_dtype dtype, const void *at, int64_t i)
-{
-	uint32_t bits;
-	float value;
-
-	if (dtype == FA_ATTENTION_F32)
-		return ((const float *)at)[i];
-	if (dtype == FA_ATTENTION_F16)
-		return half_value(((const uint16_t *)at)[i]);
-	bits = (uint32_t)((const uint16_t *)at)[i] << 16;
-	memcpy(&value, &bits, sizeof(value));
-	return value;
-}
+/* ---- attention */
 
 /* Returns the sum of the products of the @n elements at @a, of @dtype, with those at @b. */
 static double dot(enum fa_attention_dtype dtype, const void *a, const float *b, int32_t n)
@@ -70,71 +36,6 @@ static void blend(double *sum, double shrink, double grow, enum fa_attention_dty
 		for (int32_t i = 0; i < n; i++)
 			sum[i] = sum[i] * shrink + grow * load(dtype, a, i);
 }
-
-static void store(enum fa_attention_dtype dtype, void *at, int64_t i, float value)
-{
-	uint32_t bits;
-
-	if (dtype == FA_ATTENTION_F32) {
-		((float *)at)[i] = value;
-		return;
-	}
-	if (dtype == FA_ATTENTION_F16) {
-		int exponent;
-		float mantissa = frexpf(fabsf(value), &exponent);
-
-		bits = value < 0 ? 1u << 15 : 0;
-		if (value != 0 && exponent > -14)
-			bits |= (uint32_t)lrintf(ldexpf(mantissa, 11)) +
-			        ((uint32_t)(exponent + 13) << 10);
-		else
-			bits |= (uint32_t)lrintf(ldexpf(fabsf(value), 24));
-		((uint16_t *)at)[i] = (uint16_t)bits;
-		return;
-	}
-	memcpy(&bits, &value, sizeof(bits));
-	((uint16_t *)at)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-static int64_t element_bytes(enum fa_attention_dtype dtype)
-{
-	return dtype == FA_ATTENTION_F32 ? 4 : 2;
-}
-
-static char *row_of(const struct fa_cuda_tensor *tensor, int64_t token, int64_t head)
-{
-	return (char *)tensor->data + token * tensor->stride_token + head * tensor->stride_head;
-}
-
-/* Returns the address of K (or V) of a token and KV head. */
-static char *page_row(const struct fa_cuda_pages *pages, uint32_t table_start, int64_t token,
-                      int64_t head, bool v)
-{
-	const int64_t page_tokens = (int64_t)pages->page_strips * FA_CUDA_PAGED_STRIP;
-	const uint32_t slot = pages->table[table_start + (uint32_t)(token / page_tokens)];
-	const int64_t row = head * page_tokens + token % page_tokens;
-
-	return (v ? pages->v : pages->k) + (int64_t)slot * FA_PAGED_SLOT_BYTES +
-	       row * (v ? pages->v_row : pages->k_row);
-}
-
-/* ---- codes */
-
-/* Returns the scale of K (or V) of a token and head: the one in the page, or the head's. */
-static float *scale_of(const struct fa_cuda_pages *pages, struct fa_cuda_paged_quantised *codes,
-                       uint32_t table_start, int64_t token, int32_t head, bool v)
-{
-	const int64_t page_tokens = (int64_t)pages->page_strips * FA_CUDA_PAGED_STRIP;
-	char *first;
-
-	if (!codes->token_scales)
-		return v ? &codes->v_scales[head] : &codes->k_scales[head];
-	first = page_row(pages, table_start, token - token % page_tokens, 0, v);
-	return (float *)(first + (v ? codes->v_scales_at : codes->k_scales_at)) +
-	       head * page_tokens + token % page_tokens;
-}
-
-/* ---- attention */
 
 /* A row of q to compute attention for. */
 struct row {
@@ -424,233 +325,7 @@ static void attend(const struct fa_cuda_paged_launch *launch)
 	}
 }
 
-/* ---- tokens and pages */
-
-static void rotate_row(const struct fa_cuda_paged_append *p, const char *from, float *row,
-                       int64_t at)
-{
-	const enum fa_attention_dtype dtype = (enum fa_attention_dtype)p->dtype;
-	const struct fa_cuda_rotary *rotary = &p->rotary;
-
-	for (int32_t d = 0; d < p->head_dim; d++)
-		row[d] = load(dtype, from, d);
-	if (at >= rotary->table_positions && rotary->cos)
-		at = (int64_t)rotary->table_positions - 1;
-	for (int32_t i = 0; i < rotary->half; i++) {
-		const double angle = 2 * M_PI * fmod((double)at * rotary->turns[i], 1);
-		const float c = rotary->cos ? rotary->cos[at * rotary->half + i]
-		                            : (float)cos(angle);
-		const float s = rotary->sin ? rotary->sin[at * rotary->half + i]
-		                            : (float)sin(angle);
-		float *x = &row[rotary->interleaved ? 2 * i : i];
-		float *y = &row[rotary->interleaved ? 2 * i + 1 : i + rotary->half];
-		const float old = *x;
-
-		*x = old * c - *y * s;
-		*y = *y * c + old * s;
-	}
-}
-
-static void rotate(const struct fa_cuda_paged_append *p, const char *from, char *to, int64_t at)
-{
-	float row[FA_ATTENTION_HEAD_DIM_V_MAX];
-
-	rotate_row(p, from, row, at);
-	for (int32_t d = 0; d < p->head_dim; d++)
-		store((enum fa_attention_dtype)p->dtype, to, d, row[d]);
-}
-
-/* Converts K (or V) of a head and new token @i from a tensor to codes, or back. */
-static void append_or_read_codes(const struct fa_cuda_paged_append *p,
-                                 struct fa_cuda_paged_quantised *codes,
-                                 const struct fa_cuda_paged_item *item, uint32_t i, int32_t head,
-                                 bool v, int64_t at, bool read)
-{
-	const enum fa_paged_store stored = (enum fa_paged_store)codes->store;
-	const struct fa_cuda_tensor *tensor = v ? &p->v : &p->k;
-	const int64_t token = item->append + i;
-	char *dense, *page;
-	float row[FA_ATTENTION_HEAD_DIM_V_MAX], *scale;
-	const int32_t dim = v ? p->head_dim_v : p->head_dim;
-
-	if (!tensor->data)
-		return;
-	dense = row_of(tensor, item->first_q + i, head);
-	page = page_row(&p->pages, item->table_start, token, head, v);
-	scale = scale_of(&p->pages, codes, item->table_start, token, head, v);
-	if (read) {
-		fa_dequantise_row(stored, (const uint8_t *)page, *scale, row, dim);
-		for (int32_t d = 0; d < dim; d++)
-			store((enum fa_attention_dtype)p->dtype, dense, d, row[d]);
-		return;
-	}
-	for (int32_t d = 0; v && d < dim; d++)
-		row[d] = load((enum fa_attention_dtype)p->dtype, dense, d);
-	if (!v)
-		rotate_row(p, dense, row, at);
-	if (codes->token_scales)
-		*scale = fa_quantise_token(stored, row, dim, (uint8_t *)page);
-	else
-		fa_quantise_row(stored, row, dim, *scale, (uint8_t *)page);
-}
-
-static void append_or_read(const struct fa_cuda_paged_append *p,
-                           struct fa_cuda_paged_quantised *codes, bool read)
-{
-	const int64_t bytes = element_bytes((enum fa_attention_dtype)p->dtype);
-
-	for (int32_t b = 0; b < p->batch; b++)
-		for (uint32_t i = 0; i < p->items[b].n_q; i++) {
-			const struct fa_cuda_paged_item *item = &p->items[b];
-			const int64_t token = item->first_q + i;
-			const int64_t at = p->rotary.positions ? p->rotary.positions[token]
-			                                       : (int64_t)item->n_k - item->n_q + i;
-
-			for (int32_t h = 0; p->q.data && h < p->heads; h++)
-				rotate(p, row_of(&p->q, token, h), row_of(&p->q_out, token, h), at);
-			for (int32_t h = 0; h < p->kv_heads && item->append != item->n_k; h++) {
-				char *k = page_row(&p->pages, item->table_start, item->append + i,
-				                   h, false);
-				char *v = page_row(&p->pages, item->table_start, item->append + i,
-				                   h, true);
-
-				if (codes) {
-					append_or_read_codes(p, codes, item, i, h, false, at, read);
-					append_or_read_codes(p, codes, item, i, h, true, at, read);
-					continue;
-				}
-				if (p->k.data && read)
-					memcpy(row_of(&p->k, token, h), k,
-					       (size_t)(p->head_dim * bytes));
-				else if (p->k.data)
-					rotate(p, row_of(&p->k, token, h), k, at);
-				if (p->v.data && read)
-					memcpy(row_of(&p->v, token, h), v,
-					       (size_t)(p->head_dim_v * bytes));
-				else if (p->v.data)
-					memcpy(v, row_of(&p->v, token, h),
-					       (size_t)(p->head_dim_v * bytes));
-			}
-		}
-}
-
-static void copy_pages(const struct fa_cuda_paged_copy *p, uint32_t pages, uint32_t layers)
-{
-	for (uint32_t i = 0; i < pages; i++)
-		for (uint32_t layer = 0; layer < layers; layer++) {
-			char *pool = p->pool + layer * p->layer_stride;
-			char *to = pool + (int64_t)p->to[i] * FA_PAGED_SLOT_BYTES, *from;
-
-			if (!p->from) {
-				memset(to, 0, (size_t)p->k_bytes);
-				memset(to + p->v_offset, 0, (size_t)p->v_bytes);
-				continue;
-			}
-			from = pool + (int64_t)p->from[i] * FA_PAGED_SLOT_BYTES;
-			memcpy(to, from, (size_t)p->k_bytes);
-			memcpy(to + p->v_offset, from + p->v_offset, (size_t)p->v_bytes);
-		}
-}
-
-static void move_scales(const struct fa_cuda_paged_moves *p, const struct fa_cuda_pages *pages,
-                        const struct fa_cuda_paged_moved *moved, uint32_t i, int32_t head)
-{
-	struct fa_cuda_paged_quantised codes = { .token_scales = true,
-		                                 .k_scales_at = p->k_scales_at,
-		                                 .v_scales_at = p->v_scales_at };
-
-	for (int v = 0; v < 2; v++)
-		*scale_of(pages, &codes, moved->table_start, moved->to + (i - moved->begin), head,
-		          v) = *scale_of(pages, &codes, moved->table_start, p->from[i], head, v);
-}
-
-static void move_tokens(const struct fa_cuda_paged_moves *p, uint32_t sequences, uint32_t layers)
-{
-	for (uint32_t b = 0; b < sequences; b++)
-		for (uint32_t layer = 0; layer < layers; layer++) {
-			const struct fa_cuda_paged_moved *moved = &p->sequences[b];
-			struct fa_cuda_pages pages = p->pages;
-
-			pages.k += layer * p->layer_stride;
-			pages.v += layer * p->layer_stride;
-			for (uint32_t i = moved->begin; i < moved->end; i++)
-				for (int32_t h = 0; h < p->kv_heads; h++) {
-					const int64_t to = moved->to + (i - moved->begin);
-
-					memmove(page_row(&pages, moved->table_start, to, h, false),
-					        page_row(&pages, moved->table_start, p->from[i], h,
-					                 false),
-					        p->k_bytes);
-					memmove(page_row(&pages, moved->table_start, to, h, true),
-					        page_row(&pages, moved->table_start, p->from[i], h,
-					                 true),
-					        p->v_bytes);
-					if (p->k_scales_at)
-						move_scales(p, &pages, moved, i, h);
-				}
-		}
-}
-
-/* ---- a client's own pages */
-
-/* Copies one token and head of K or V of a layer. */
-static void own_copy_row(const struct fa_cuda_paged_own_copy *p, const struct fa_cuda_pages *pages,
-                         uint32_t layer, uint32_t token, int32_t head, bool v)
-{
-	const enum fa_attention_dtype dtype = (enum fa_attention_dtype)p->dtype;
-	const enum fa_paged_store stored = (enum fa_paged_store)p->store;
-	const struct fa_cuda_own_strides *strides = v ? &p->v_strides : &p->k_strides;
-	const float *scales = v ? p->v_scales : p->k_scales;
-	const int32_t dim = v ? p->head_dim_v : p->head_dim;
-	const uint32_t place = p->offset + (token - p->first);
-	char *pool = page_row(pages, p->table_start, token, head, v), *own;
-	float row[FA_ATTENTION_HEAD_DIM_V_MAX], *scale;
-	struct fa_cuda_paged_quantised codes = { .token_scales = true,
-		                                 .k_scales_at = p->k_scales_at,
-		                                 .v_scales_at = p->v_scales_at };
-	float of_head = scales ? scales[layer * (uint32_t)p->kv_heads + (uint32_t)head] : 0;
-
-	own = (v ? p->v_data : p->k_data)[layer] +
-	      p->own_pages[place / p->own_page_tokens] * strides->page +
-	      place % p->own_page_tokens * strides->token + head * strides->head;
-	if (stored == FA_PAGED_PLAIN) {
-		memcpy(p->writes ? pool : own, p->writes ? own : pool,
-		       (size_t)(dim * element_bytes(dtype)));
-		return;
-	}
-	scale = scales ? &of_head : scale_of(pages, &codes, p->table_start, token, head, v);
-	if (!p->writes) {
-		fa_dequantise_row(stored, (const uint8_t *)pool, *scale, row, dim);
-		for (int32_t d = 0; d < dim; d++)
-			store(dtype, own, d, row[d]);
-		return;
-	}
-	for (int32_t d = 0; d < dim; d++)
-		row[d] = load(dtype, own, d);
-	if (scales)
-		fa_quantise_row(stored, row, dim, *scale, (uint8_t *)pool);
-	else
-		*scale = fa_quantise_token(stored, row, dim, (uint8_t *)pool);
-}
-
-static void own_copy(const struct fa_cuda_paged_own_copy *p, uint32_t grid_y)
-{
-	const uint32_t layers = p->k_data && p->v_data ? grid_y / 2 : grid_y;
-
-	for (uint32_t layer = 0; layer < layers; layer++) {
-		struct fa_cuda_pages pages = p->pages;
-
-		pages.k += layer * p->layer_stride;
-		pages.v += layer * p->layer_stride;
-		for (uint32_t token = p->first; token < p->end; token++)
-			for (int32_t h = 0; h < p->kv_heads; h++) {
-				if (p->k_data)
-					own_copy_row(p, &pages, layer, token, h, false);
-				if (p->v_data)
-					own_copy_row(p, &pages, layer, token, h, true);
-			}
-	}
-}
+/* ---- attention over a client's own pages */
 
 static int64_t clamp(int64_t x, int64_t most)
 {
@@ -703,37 +378,6 @@ static void attend_own(const struct fa_cuda_paged_attention_own *p)
 				attend_row(&row);
 	}
 	free(items);
-}
-
-static void append_own(const struct fa_cuda_own_append *p)
-{
-	const enum fa_attention_dtype dtype = (enum fa_attention_dtype)p->dtype;
-
-	for (uint32_t i = 0; i < 2 * p->tokens * p->kv_heads; i++) {
-		const bool v = i % 2;
-		const uint32_t token = i / 2 / p->kv_heads, head = i / 2 % p->kv_heads;
-		const struct fa_cuda_tensor *from = v ? &p->from_v : &p->from_k;
-		const float *scales = v ? p->v_scales : p->k_scales;
-		const int32_t dim = (int32_t)(v ? p->head_dim_v : p->head_dim);
-		const int64_t slot = p->slots[token];
-		float row[FA_ATTENTION_HEAD_DIM_V_MAX];
-		char *to;
-
-		if (!from->data || slot < 0 || slot >= (int64_t)p->pages * p->page_tokens)
-			continue;
-		to = v ? p->v + slot / p->page_tokens * p->v_page +
-		                     slot % p->page_tokens * p->v_token + head * p->v_head
-		       : p->k + slot / p->page_tokens * p->k_page +
-		                     slot % p->page_tokens * p->k_token + head * p->k_head;
-		if (!p->store) {
-			memcpy(to, row_of(from, token, head), (size_t)(dim * element_bytes(dtype)));
-			continue;
-		}
-		for (int32_t d = 0; d < dim; d++)
-			row[d] = load(dtype, row_of(from, token, head), d);
-		fa_quantise_row((enum fa_paged_store)p->store, row, dim, scales ? scales[head] : 1,
-		                (uint8_t *)to);
-	}
 }
 
 /* ---- launches */
@@ -808,23 +452,24 @@ void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
 
 			own.items = args->items;
 			own.pages.table = args->table;
-			append_or_read(&own, NULL, false);
+			fa_fake_append_or_read(&own, NULL, false);
 		} else {
 			struct fa_cuda_paged_quantised codes =
 				launch->args.append_quantised.quantised;
 
-			append_or_read(&launch->args.append, launch->kernel->stores ? &codes : NULL,
-			               launch->kernel->kind == FA_CUDA_PAGED_READ);
+			fa_fake_append_or_read(&launch->args.append,
+			                       launch->kernel->stores ? &codes : NULL,
+			                       launch->kernel->kind == FA_CUDA_PAGED_READ);
 		}
 		break;
 	case FA_CUDA_PAGED_COPY:
-		copy_pages(&launch->args.copy, launch->grid_x, launch->grid_y);
+		fa_fake_copy_pages(&launch->args.copy, launch->grid_x, launch->grid_y);
 		break;
 	case FA_CUDA_PAGED_MOVE:
-		move_tokens(&launch->args.moves, launch->grid_x, launch->grid_y);
+		fa_fake_move_tokens(&launch->args.moves, launch->grid_x, launch->grid_y);
 		break;
 	case FA_CUDA_PAGED_OWN_COPY:
-		own_copy(&launch->args.own_copy, launch->grid_y);
+		fa_fake_own_copy(&launch->args.own_copy, launch->grid_y);
 		break;
 	case FA_CUDA_PAGED_OWN_PLAN:
 		plan_own(&launch->args.own_plan);
@@ -833,7 +478,7 @@ void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
 		attend_own(&launch->args.own);
 		break;
 	case FA_CUDA_PAGED_OWN_APPEND:
-		append_own(&launch->args.own_append);
+		fa_fake_append_own(&launch->args.own_append);
 		break;
 	case FA_CUDA_PAGED_OWN_FORWARD: /* the launch that decodes computes all rows */
 	case FA_CUDA_PAGED_OWN_BAND:

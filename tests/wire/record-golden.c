@@ -17,8 +17,8 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: %s DIRECTORY\n", argv[0]);
 		return 2;
 	}
-	for (size_t i = 0; i < fa_samples_v1_n; ++i) {
-		const struct fa_sample *sample = &fa_samples_v1[i];
+	for (size_t i = 0; i < fa_samples_v1_n(); ++i) {
+		const struct fa_sample *sample = fa_sample_v1(i);
 		char path[4096];
 		const void *bytes;
 		size_t length;

@@ -299,12 +299,12 @@ static void test_limits(void **state)
 
 static void test_truncation(void **state)
 {
-	for (size_t i = 0; i < fa_samples_v1_n; ++i) {
+	for (size_t i = 0; i < fa_samples_v1_n(); ++i) {
 		unsigned char *whole;
 		size_t full_length;
 		const void *bytes;
 
-		bytes = encode(&fa_samples_v1[i].message, &full_length);
+		bytes = encode(&fa_sample_v1(i)->message, &full_length);
 		whole = copy(bytes, full_length);
 		/* of long messages only the ends are cut byte by byte: the middle is one vector */
 		for (size_t length = 0; length < full_length; ++length) {
@@ -375,7 +375,7 @@ static void test_mutation(void **state)
 	random_state = seed ? strtoull(seed, NULL, 0) | 1 : 0x9e3779b97f4a7c15;
 	print_message("FAD_TEST_SEED=%#" PRIx64 "\n", random_state);
 	for (unsigned i = 0; i < MUTATIONS; ++i) {
-		const struct fa_sample *sample = &fa_samples_v1[random_next() % fa_samples_v1_n];
+		const struct fa_sample *sample = fa_sample_v1(random_next() % fa_samples_v1_n());
 		struct fa_wire_message message;
 		unsigned char *exact;
 		const void *bytes;

@@ -38,8 +38,8 @@ static void test_golden_v1(void **state)
 {
 	static _Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX];
 
-	for (size_t i = 0; i < fa_samples_v1_n; ++i) {
-		const struct fa_sample *sample = &fa_samples_v1[i];
+	for (size_t i = 0; i < fa_samples_v1_n(); ++i) {
+		const struct fa_sample *sample = fa_sample_v1(i);
 		struct fa_wire_message message;
 		const char *difference;
 		size_t length;
@@ -68,7 +68,7 @@ static void test_no_file_is_left_out(void **state)
 	while ((entry = readdir(dir)))
 		n_files += entry->d_name[0] != '.';
 	(void)closedir(dir);
-	assert_int_equal(n_files, fa_samples_v1_n);
+	assert_int_equal(n_files, fa_samples_v1_n());
 }
 
 int main(int argc, char **argv)

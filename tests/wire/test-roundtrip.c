@@ -17,8 +17,8 @@ static void test_every_type_has_samples(void **state)
 {
 	bool seen[_FA_WIRE_TYPE_N] = { true };
 
-	for (size_t i = 0; i < fa_samples_v1_n; ++i)
-		seen[fa_samples_v1[i].message.type] = true;
+	for (size_t i = 0; i < fa_samples_v1_n(); ++i)
+		seen[fa_sample_v1(i)->message.type] = true;
 	for (unsigned i = 0; i < _FA_WIRE_TYPE_N; ++i)
 		if (!seen[i])
 			fail_msg("no sample of %s", fa_wire_type_name(i));
@@ -26,8 +26,8 @@ static void test_every_type_has_samples(void **state)
 
 static void test_roundtrip(void **state)
 {
-	for (size_t i = 0; i < fa_samples_v1_n; ++i) {
-		const struct fa_sample *sample = &fa_samples_v1[i];
+	for (size_t i = 0; i < fa_samples_v1_n(); ++i) {
+		const struct fa_sample *sample = fa_sample_v1(i);
 		struct fa_wire_message decoded;
 		const char *difference;
 		const void *bytes;
@@ -172,13 +172,13 @@ static void test_fast_path(void **state)
 /* The comparison used by the other tests detects differences. */
 static void test_difference_is_seen(void **state)
 {
-	for (size_t i = 0; i < fa_samples_v1_n; ++i)
-		for (size_t j = 0; j < fa_samples_v1_n; ++j) {
-			const char *difference = fa_inspect_difference(&fa_samples_v1[i].message,
-			                                               &fa_samples_v1[j].message);
+	for (size_t i = 0; i < fa_samples_v1_n(); ++i)
+		for (size_t j = 0; j < fa_samples_v1_n(); ++j) {
+			const char *difference = fa_inspect_difference(&fa_sample_v1(i)->message,
+			                                               &fa_sample_v1(j)->message);
 
 			if ((i == j) != !difference)
-				fail_msg("%s, %s: %s", fa_samples_v1[i].name, fa_samples_v1[j].name,
+				fail_msg("%s, %s: %s", fa_sample_v1(i)->name, fa_sample_v1(j)->name,
 				         difference ? difference : "no difference");
 		}
 }
@@ -197,8 +197,8 @@ static void test_buffer_sizes(void **state)
 	unsigned char guard[GUARD];
 
 	memset(guard, 0x5a, sizeof(guard));
-	for (size_t i = 0; i < fa_samples_v1_n; ++i) {
-		const struct fa_wire_message *message = &fa_samples_v1[i].message;
+	for (size_t i = 0; i < fa_samples_v1_n(); ++i) {
+		const struct fa_wire_message *message = &fa_sample_v1(i)->message;
 		struct fa_wire_message decoded;
 		size_t least = 0, length, full_length;
 		const void *bytes;
