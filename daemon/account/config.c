@@ -83,6 +83,7 @@ int fa_config_init(struct fa_config *ret_config)
 		.log_level = FA_LOG_INFO,
 		.drain_timeout_ms = 10000,
 		.spin_us = 50,
+		.spin_step_us = 500,
 		.pool_bytes = FA_LIMIT_AUTO,
 		.pool_grace_s = 30,
 		.limits = {
@@ -351,6 +352,12 @@ static int set_daemon(struct fa_config *config, const char *name, const char *va
 		r = set_number(name, value, 0, 1000000, &number, error);
 		if (!r)
 			config->spin_us = (unsigned int)number;
+		return r;
+	}
+	if (!strcmp(name, "spin_step_us")) {
+		r = set_number(name, value, 0, 1000000, &number, error);
+		if (!r)
+			config->spin_step_us = (unsigned int)number;
 		return r;
 	}
 	return fa_fail(error, -EINVAL, "[daemon] has no \"%.40s\"", name);

@@ -31,6 +31,8 @@ struct fa_config {
 	enum fa_log_level log_level;
 	unsigned drain_timeout_ms;
 	unsigned spin_us; /* how long a ring is polled after its last request */
+	/* The same while the session has a step in flight, if the device is a GPU. */
+	unsigned spin_step_us;
 	struct fa_limits limits;
 
 	uint64_t pool_bytes;       /* FA_LIMIT_AUTO: see pool_percent */

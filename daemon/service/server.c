@@ -447,6 +447,7 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config)
 	}
 	old->drain_timeout_ms = config->drain_timeout_ms;
 	old->spin_us = config->spin_us;
+	old->spin_step_us = config->spin_step_us;
 	old->log = config->log;
 	old->log_level = config->log_level;
 	fa_log_set(old->log, old->log_level);

@@ -61,9 +61,15 @@ static void stop_polling(struct fa_session_ring *ring)
 
 static uint64_t spin_ns(const struct fa_rings *rings, const struct fa_session_ring *ring)
 {
+	const struct fa_context *context = rings->context;
+	unsigned int us = context->config.spin_us;
+
 	if (!rings->polls || !fa_backoff_may_spin(&ring->backoff))
 		return 0;
-	return rings->context->config.spin_us * FA_NS_PER_US;
+	/* The step's next layer comes soon. Workers of the CPU backend need the processor more. */
+	if (ring->session->kv.n_steps && context->info.polled && context->config.spin_step_us > us)
+		us = context->config.spin_step_us;
+	return us * FA_NS_PER_US;
 }
 
 /* Handles up to @max entries, but none beyond @mark. May close the session. */

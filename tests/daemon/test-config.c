@@ -177,6 +177,7 @@ static void test_all(void **state)
 				   "log_level = debug\n"
 				   "drain_timeout_ms = 0\n"
 				   "spin_us = 7\n"
+				   "spin_step_us = 8\n"
 				   "\n"
 				   "[limits]\n"
 				   "sessions = 1\n"
@@ -207,6 +208,7 @@ static void test_all(void **state)
 	assert_int_equal(config.log_level, FA_LOG_DEBUG);
 	assert_int_equal(config.drain_timeout_ms, 0);
 	assert_int_equal(config.spin_us, 7);
+	assert_int_equal(config.spin_step_us, 8);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_SESSIONS], 1);
 	assert_int_equal(config.limits.tenant[FA_RESOURCE_BUFFERS], 2);
 	assert_true(config.limits.tenant[FA_RESOURCE_BUFFER_BYTES] == 3ull << 30);
@@ -263,6 +265,7 @@ static void test_wrong(void **state)
 	refuse("[daemon]\nlog_level = loud\n", 2, "log_level");
 	refuse("[daemon]\ndrain_timeout_ms = -1\n", 2, "drain_timeout_ms");
 	refuse("[daemon]\nspin_us = 1000001\n", 2, "spin_us");
+	refuse("[daemon]\nspin_step_us = 1000001\n", 2, "spin_step_us");
 	refuse("[pool]\ngrace_s = 0\n", 2, "grace_s");
 	refuse("[pool]\ngrace_s = 86401\n", 2, "to 86400");
 	refuse("[daemon]\njust words\n", 2, "expected [section] or name = value");
