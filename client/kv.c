@@ -31,7 +31,8 @@ static size_t home_of(uint64_t sequence)
 	return sequence * 0x9e3779b97f4a7c15u >> 52;
 }
 
-void fa_kv_learn(struct fa_client *client, uint64_t sequence, uint64_t cache)
+/* Remembers which cache a sequence is in, which never changes. */
+static void learn(struct fa_client *client, uint64_t sequence, uint64_t cache)
 {
 	if (!sequence || !cache)
 		return;
@@ -94,7 +95,7 @@ int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool b
 		call->repeated = true;
 	}
 	if (r == 0 && call->expect == FA_WIRE_SEQUENCE_REPLY)
-		fa_kv_learn(client, call->sequence.sequence, call->sequence.cache);
+		learn(client, call->sequence.sequence, call->sequence.cache);
 	if (by_number)
 		r = fa_kv_explain(client, r);
 	fa_client_leave(client);

@@ -13,7 +13,7 @@ void fa_histogram_subtract(struct fa_histogram *histogram, const struct fa_histo
 			histogram->n[i] -= before->n[i];
 }
 
-uint64_t fa_histogram_count(const struct fa_histogram *histogram)
+static uint64_t count(const struct fa_histogram *histogram)
 {
 	uint64_t n = 0;
 
@@ -24,7 +24,7 @@ uint64_t fa_histogram_count(const struct fa_histogram *histogram)
 
 uint64_t fa_histogram_quantile(const struct fa_histogram *histogram, double share)
 {
-	const double wanted = share * (double)fa_histogram_count(histogram);
+	const double wanted = share * (double)count(histogram);
 	double below = 0;
 
 	for (size_t i = 0; i < FA_HISTOGRAM_BUCKETS; ++i) {

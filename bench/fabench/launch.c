@@ -370,8 +370,11 @@ static void close_device(struct launch_bench *b)
 		b->ops->queue_free(b->device, b->queue);
 	if (b->group)
 		b->ops->group_free(b->device, b->group);
-	if (b->tensors.address)
-		fa_device_memory_release(b->ops, b->device, &b->tensors);
+	if (b->tensors.address) {
+		struct fa_device_memory *memory = &b->tensors;
+
+		b->ops->memory_release(b->device, &memory, 1);
+	}
 	b->ops->close(b->device);
 	free(b->table);
 }

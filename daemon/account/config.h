@@ -75,7 +75,9 @@ int fa_config_check(struct fa_config *config, const char *path, fa_config_fault_
 /* The same, but the first fault is the error. */
 int fa_config_load(struct fa_config *config, const char *path, struct fa_error *error);
 
-int fa_config_parse(struct fa_config *config, const char *text, struct fa_error *error);
+/* The same for a text, which faults call @name. */
+int fa_config_parse(struct fa_config *config, const char *name, const char *text,
+                    struct fa_error *error);
 
 /* Sets one value, such as "daemon", "mode", "0660". */
 int fa_config_set(struct fa_config *config, const char *section, const char *name,

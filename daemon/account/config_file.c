@@ -112,7 +112,7 @@ static int parse_text(struct fa_config *config, const char *path, const char *te
 	return parse.n_faults || line > 0 ? -EINVAL : 0;
 }
 
-static int read_text(FILE *file, char **ret_text)
+static int read_stream(FILE *file, char **ret_text)
 {
 	_fa_cleanup_(fa_freep) char *text = malloc(FILE_BYTES_MAX + 1);
 	size_t n;
@@ -129,24 +129,32 @@ static int read_text(FILE *file, char **ret_text)
 	return 0;
 }
 
-int fa_config_check(struct fa_config *config, const char *path, fa_config_fault_fn *report,
-                    void *userdata, struct fa_error *error)
+static int read_text(const char *path, struct fa_error *error, char **ret_text)
 {
-	_fa_cleanup_(fa_freep) char *text = NULL;
 	FILE *file;
 	int r;
 
 	file = fopen(path, "re");
 	if (!file)
 		return fa_fail(error, -errno, "%s cannot be opened: %m", path);
-	r = read_text(file, &text);
+	r = read_stream(file, ret_text);
 	fclose(file);
 	if (r == -ENOMEM)
 		return fa_fail(error, r, "no memory to read %s", path);
 	if (r < 0)
 		return fa_fail(error, r, "%s cannot be read%s", path,
 		               r == -EFBIG ? ": it is larger than 1 MiB" : "");
-	return parse_text(config, path, text, report, userdata, error);
+	return 0;
+}
+
+int fa_config_check(struct fa_config *config, const char *path, fa_config_fault_fn *report,
+                    void *userdata, struct fa_error *error)
+{
+	_fa_cleanup_(fa_freep) char *text = NULL;
+	int r;
+
+	r = read_text(path, error, &text);
+	return r < 0 ? r : parse_text(config, path, text, report, userdata, error);
 }
 
 struct first {
@@ -163,16 +171,19 @@ static void keep_first(void *userdata, const struct fa_error *fault)
 	first->found = true;
 }
 
-int fa_config_load(struct fa_config *config, const char *path, struct fa_error *error)
+int fa_config_parse(struct fa_config *config, const char *name, const char *text,
+                    struct fa_error *error)
 {
 	struct first first = { .error = error };
 
-	return fa_config_check(config, path, keep_first, &first, error);
+	return parse_text(config, name, text, keep_first, &first, error);
 }
 
-int fa_config_parse(struct fa_config *config, const char *text, struct fa_error *error)
+int fa_config_load(struct fa_config *config, const char *path, struct fa_error *error)
 {
-	struct first first = { .error = error };
+	_fa_cleanup_(fa_freep) char *text = NULL;
+	int r;
 
-	return parse_text(config, "configuration", text, keep_first, &first, error);
+	r = read_text(path, error, &text);
+	return r < 0 ? r : fa_config_parse(config, path, text, error);
 }

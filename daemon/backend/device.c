@@ -5,7 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
-const struct fa_device_ops *const fa_device_backends[] = {
+/* All backends of this build, best first. */
+static const struct fa_device_ops *const backends[] = {
 	&fa_device_cuda,
 	&fa_device_cpu,
 	NULL,
@@ -26,7 +27,7 @@ int fa_device_open(const char *name, const struct fa_device_config *config, stru
 	const struct fa_device_ops *const *ops;
 	int r = -ENOENT, passed = 0;
 
-	for (ops = fa_device_backends; *ops; ops++) {
+	for (ops = backends; *ops; ops++) {
 		if (!any && strcmp(name, (*ops)->name) != 0)
 			continue;
 		if (any && config->device && *ops == &fa_device_cpu)

@@ -359,17 +359,6 @@ struct fa_device_ops {
 	bool (*is_lost)(struct fa_device *device);
 };
 
-/* Releases one memory; see memory_release(). */
-static inline void fa_device_memory_release(const struct fa_device_ops *ops,
-                                            struct fa_device *device,
-                                            struct fa_device_memory *memory)
-{
-	ops->memory_release(device, &memory, 1);
-}
-
-/* All backends of this build, best first; ends with NULL. */
-extern const struct fa_device_ops *const fa_device_backends[];
-
 extern const struct fa_device_ops fa_device_cuda;
 extern const struct fa_device_ops fa_device_cpu;
 

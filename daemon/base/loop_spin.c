@@ -15,7 +15,7 @@ static void on_idle(uv_idle_t *idle)
 
 	if (fa_now_ns() - spin->last_ns > SPIN_NS) {
 		fa_backoff_failed(&spin->backoff, BACKOFF_MESSAGES);
-		fa_loop_spin_stop(spin);
+		(void)uv_idle_stop(idle);
 	} else if (spin->yields) {
 		(void)sched_yield();
 	}
@@ -43,9 +43,4 @@ void fa_loop_spin_note(struct fa_loop_spin *spin)
 		fa_backoff_succeeded(&spin->backoff);
 	else if (fa_backoff_next(&spin->backoff) && gap_ns <= GAP_MAX_NS)
 		(void)uv_idle_start(&spin->idle, on_idle);
-}
-
-void fa_loop_spin_stop(struct fa_loop_spin *spin)
-{
-	(void)uv_idle_stop(&spin->idle);
 }

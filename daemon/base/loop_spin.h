@@ -23,6 +23,3 @@ void fa_loop_spin_init(struct fa_loop_spin *spin, uv_loop_t *loop);
 
 /* Call for each message. */
 void fa_loop_spin_note(struct fa_loop_spin *spin);
-
-/* Call before the handle is closed. */
-void fa_loop_spin_stop(struct fa_loop_spin *spin);

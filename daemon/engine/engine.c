@@ -157,7 +157,6 @@ int fa_engine_stream_new(struct fa_engine_group *group, int priority,
 	stream->slot = slot;
 	stream->priority = priority;
 	stream->next_value = first;
-	stream->finished = first - 1;
 	for (int i = 0; i < FA_STREAM_CHAINS; i++)
 		fa_list_init(&stream->index[i]);
 	fa_list_init(&stream->link);
@@ -186,11 +185,6 @@ void fa_engine_stream_set_device_words(struct fa_stream *stream, uint32_t *words
 void *fa_stream_owner(struct fa_stream *stream)
 {
 	return stream->owner;
-}
-
-uint64_t fa_stream_finished(struct fa_stream *stream)
-{
-	return atomic_load_explicit(&stream->finished, memory_order_acquire);
 }
 
 struct fa_stream *fa_stream_free(struct fa_stream *stream)

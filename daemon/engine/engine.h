@@ -124,9 +124,6 @@ void fa_engine_stream_set_records(struct fa_stream *stream, struct fa_completion
  * (fa_device_work.completion_words). */
 void fa_engine_stream_set_device_words(struct fa_stream *stream, uint32_t *words);
 void *fa_stream_owner(struct fa_stream *stream);
-/* Returns a value up to which all jobs are finished. Clients cannot write it. Any thread may
- * call. */
-uint64_t fa_stream_finished(struct fa_stream *stream);
 
 /* Queues @job, which the engine owns until fa_engine_take() returns it. Never blocks or fails. The
  * job can be taken once the client sees it finished. */

@@ -127,7 +127,6 @@ void fa_stream_publish(struct fa_stream *stream, uint64_t value, const struct fa
 	struct fa_completion_records *records = atomic_load_explicit(&stream->records,
 	                                                             memory_order_acquire);
 
-	atomic_store_explicit(&stream->finished, value, memory_order_release);
 	if (records)
 		fa_completion_records_record(records, stream->id, value, outcome);
 	if (outcome->status)

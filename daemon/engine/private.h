@@ -72,7 +72,6 @@ struct fa_stream {
 	struct fa_job *deferred_job;     /* the first waiting job, if deferred; else NULL */
 	unsigned int outstanding;        /* jobs on the device */
 	bool closing;
-	_Atomic uint64_t finished;
 	/* Status of the last job that left, for its successor in a chain. */
 	int chain_status;
 	struct fa_error chain_error;
@@ -193,8 +192,7 @@ bool fa_engine_finish_confirmed(struct fa_engine *engine, struct fa_job *job);
 /* Runs one iteration. The caller holds state_mutex. */
 void fa_engine_iterate(struct fa_engine *engine, int max_launches);
 
-/* Publishes a finished value: first in the private word, which alone has effects, then in the
- * client's. */
+/* Publishes a finished value in the client's completion page, and its record. */
 void fa_stream_publish(struct fa_stream *stream, uint64_t value, const struct fa_outcome *outcome);
 
 /* ---- scheduler.c; called with state_mutex held */

@@ -73,19 +73,6 @@ int fa_fd_store_take(struct fa_fd_store *store, const char *name)
 	return -1;
 }
 
-int fa_fd_store_take_any(struct fa_fd_store *store, const char *prefix, char *ret_name, size_t size)
-{
-	for (size_t i = 0; i < store->n_stored; ++i) {
-		struct fa_stored_fd *stored = &store->stored[i];
-
-		if (stored->fd < 0 || strncmp(stored->name, prefix, strlen(prefix)) != 0)
-			continue;
-		(void)snprintf(ret_name, size, "%s", stored->name);
-		return fa_steal_fd(&stored->fd);
-	}
-	return -1;
-}
-
 int fa_fd_store_add(const char *name, int fd)
 {
 	char text[128];
@@ -108,7 +95,17 @@ static int take(void *userdata, const char *name)
 
 static int take_any(void *userdata, const char *prefix, char *ret_name, size_t size)
 {
-	return fa_fd_store_take_any(userdata, prefix, ret_name, size);
+	struct fa_fd_store *store = userdata;
+
+	for (size_t i = 0; i < store->n_stored; ++i) {
+		struct fa_stored_fd *stored = &store->stored[i];
+
+		if (stored->fd < 0 || strncmp(stored->name, prefix, strlen(prefix)) != 0)
+			continue;
+		(void)snprintf(ret_name, size, "%s", stored->name);
+		return fa_steal_fd(&stored->fd);
+	}
+	return -1;
 }
 
 static int add(void *userdata, const char *name, int fd)

@@ -49,11 +49,6 @@ void fa_fd_store_close(struct fa_fd_store *store);
  * @name NULL: descriptors that fad did not store. */
 int fa_fd_store_take(struct fa_fd_store *store, const char *name);
 
-/* Takes the next descriptor whose name has this prefix, or returns -1. @ret_name is truncated to
- * @size bytes. */
-int fa_fd_store_take_any(struct fa_fd_store *store, const char *prefix, char *ret_name,
-                         size_t size);
-
 /* Stores a copy of @fd. Returns 0 also without a store. */
 int fa_fd_store_add(const char *name, int fd);
 

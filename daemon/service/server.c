@@ -38,12 +38,26 @@ static void on_session_closing(struct fa_session *session)
 	fa_registration_abort(session, -ECANCELED, "the session is over");
 }
 
+/* Starts a drain if exit_when_idle is set and no client is connected or expected. */
+static void exit_if_idle(struct fa_server *server)
+{
+	if (!server->context.exit_when_idle || !server->had_client || server->context.n_sessions ||
+	    server->context.state != FA_DAEMON_RUNNING || server->kv.session_store.n_lost)
+		return;
+	/* Accept again, as a connection may be waiting. */
+	fa_accept_poll(server);
+	if (server->context.n_sessions)
+		return;
+	fa_log(FA_LOG_INFO, "the last client has gone");
+	fa_drain_start(server);
+}
+
 static void on_session_freed(struct fa_context *context)
 {
 	struct fa_server *server = fa_server_of(context);
 
 	fa_accept_refill_reserve(server);
-	fa_server_exit_if_idle(server);
+	exit_if_idle(server);
 	fa_drain_advance(server);
 }
 
@@ -54,7 +68,7 @@ static void on_drain_progress(struct fa_context *context)
 
 static void on_idle(struct fa_context *context)
 {
-	fa_server_exit_if_idle(fa_server_of(context));
+	exit_if_idle(fa_server_of(context));
 }
 
 static void on_device_lost(struct fa_context *context)
@@ -78,19 +92,6 @@ static const struct fa_context_hooks hooks = {
 	.idle = on_idle,
 	.device_lost = on_device_lost,
 };
-
-void fa_server_exit_if_idle(struct fa_server *server)
-{
-	if (!server->context.exit_when_idle || !server->had_client || server->context.n_sessions ||
-	    server->context.state != FA_DAEMON_RUNNING || server->kv.session_store.n_lost)
-		return;
-	/* Accept again, as a connection may be waiting. */
-	fa_accept_poll(server);
-	if (server->context.n_sessions)
-		return;
-	fa_log(FA_LOG_INFO, "the last client has gone");
-	fa_drain_start(server);
-}
 
 static void on_idle_timeout(uv_timer_t *timer)
 {

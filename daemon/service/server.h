@@ -70,6 +70,3 @@ void fa_server_reload(struct fa_server *server, struct fa_config *config);
 
 /* Ends a drain: frees everything and closes the handles. */
 void fa_server_finish(struct fa_server *server);
-
-/* Starts a drain if exit_when_idle is set and no client is connected or expected. */
-void fa_server_exit_if_idle(struct fa_server *server);

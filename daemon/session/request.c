@@ -361,7 +361,7 @@ static void release_marker(struct fa_request *request)
 {
 }
 
-const struct fa_request_kind fa_marker_kind = {
+static const struct fa_request_kind marker_kind = {
 	.name = "Marker",
 	.bytes = sizeof(struct fa_request),
 	.bind = bind_marker,
@@ -385,14 +385,14 @@ int fa_request_mark(struct fa_session *session, const struct fa_wire_message *me
 	struct fa_job job;
 
 	if (!can_mark_here(session, message, n_fds, place))
-		return fa_request_submit(session, message, n_fds, received_ns, &fa_marker_kind,
-		                         place, error);
+		return fa_request_submit(session, message, n_fds, received_ns, &marker_kind, place,
+		                         error);
 	job.id = message->id;
 	job.value = place.value;
 	job.status = 0;
 	job.queued_ns = job.finished_ns = received_ns;
 	job.started_ns = job.number = 0;
-	publish_here(session, place.stream, &job, &fa_marker_kind);
+	publish_here(session, place.stream, &job, &marker_kind);
 	answer_here(session, place.stream, &job, place.by_ring);
 	return 0;
 }

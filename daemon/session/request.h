@@ -73,8 +73,6 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
                       size_t n_fds, uint64_t received_ns, const struct fa_request_kind *kind,
                       struct fa_request_place place, struct fa_error *error);
 
-extern const struct fa_request_kind fa_marker_kind;
-
 /* Submits a Marker, which completes at once if its stream is idle. */
 int fa_request_mark(struct fa_session *session, const struct fa_wire_message *message, size_t n_fds,
                     uint64_t received_ns, struct fa_request_place place, struct fa_error *error);

@@ -239,7 +239,7 @@ int cuda_job_try(struct cuda_job *job, struct cuda_device *cuda, struct fa_error
 		fa_check(job->data != MAP_FAILED);
 	}
 	if (r < 0 && job->memory.backend)
-		fa_device_memory_release(ops, cuda->device, &job->memory);
+		fa_test_memory_release(ops, cuda->device, &job->memory);
 	if (r < 0)
 		return r;
 	fa_case_fill(&job->attention, job->data);
@@ -260,7 +260,7 @@ void cuda_job_deinit(struct cuda_job *job, struct cuda_device *cuda)
 {
 	if (job->place == CUDA_HOST)
 		munmap(job->data, job->attention.bytes);
-	fa_device_memory_release(ops, cuda->device, &job->memory);
+	fa_test_memory_release(ops, cuda->device, &job->memory);
 	fa_check(!job->memory.address);
 	close(job->fd);
 }

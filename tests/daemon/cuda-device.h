@@ -8,6 +8,7 @@
 #include "tests/cuda-driver/control.h"
 #include "tests/lib/attention.h"
 #include "tests/lib/check.h"
+#include "tests/lib/device-memory.h"
 
 #include <stdatomic.h>
 

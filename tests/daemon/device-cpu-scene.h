@@ -3,6 +3,7 @@
 
 #include "daemon/backend/device.h"
 #include "tests/daemon/fake-kernels.h"
+#include "tests/lib/device-memory.h"
 
 #include <semaphore.h>
 #include <stdbool.h>

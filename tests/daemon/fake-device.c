@@ -1,5 +1,6 @@
 #include "fake-device.h"
 
+#include "daemon/engine/private.h"
 #include "tests/lib/pause.h"
 
 #include <assert.h>
@@ -332,6 +333,11 @@ void take(struct fixture *f, struct fa_job **ret_job, struct fa_stream **ret_clo
 	assert_true(!*ret_job != !*ret_closed);
 }
 
+uint64_t stream_finished(struct fa_stream *stream)
+{
+	return atomic_load(&stream->slot->completed);
+}
+
 void expect(struct fixture *f, struct fa_job *job, int status)
 {
 	struct fa_job *taken;
@@ -342,7 +348,7 @@ void expect(struct fixture *f, struct fa_job *job, int status)
 	assert_int_equal(taken->status, status);
 	assert_int_not_equal(taken->finished_ns, 0);
 	assert_int_equal(status != 0, taken->error.text[0] != 0);
-	assert_true(fa_stream_finished(taken->stream) >= taken->value);
+	assert_true(stream_finished(taken->stream) >= taken->value);
 	free(taken);
 }
 

@@ -87,6 +87,8 @@ void take(struct fixture *f, struct fa_job **ret_job, struct fa_stream **ret_clo
  * The engine's next result must be @job with @status; the end of stream @i; or must not exist.
  * Frees jobs and streams.
  */
+/* Returns what the client sees: the value up to which all jobs of the stream are finished. */
+uint64_t stream_finished(struct fa_stream *stream);
 void expect(struct fixture *f, struct fa_job *job, int status);
 void expect_closed(struct fixture *f, unsigned int i);
 void expect_nothing(struct fixture *f);

@@ -60,7 +60,8 @@ static void test_journal(void **state)
 	if (!fa_manager_has_journal())
 		skip();
 	assert_int_equal(fa_config_init(&config), 0);
-	assert_int_equal(fa_config_parse(&config, "[daemon]\nlog = journal\n", &error), 0);
+	assert_int_equal(
+		fa_config_parse(&config, "configuration", "[daemon]\nlog = journal\n", &error), 0);
 	assert_int_equal(config.log, FA_LOG_JOURNAL);
 	fa_config_deinit(&config);
 }
@@ -83,7 +84,7 @@ static void test_timelines(void **state)
 
 		snprintf(text, sizeof(text), "[limits]\n%s", cases[i].text);
 		assert_int_equal(fa_config_init(&config), 0);
-		assert_int_equal(fa_config_parse(&config, text, &error), 0);
+		assert_int_equal(fa_config_parse(&config, "configuration", text, &error), 0);
 		fa_config_resolve(&config, 0, cases[i].kept, 0, false);
 		assert_int_equal(config.limits.tenant[FA_RESOURCE_TIMELINES], cases[i].share);
 		fa_config_deinit(&config);
@@ -114,7 +115,7 @@ static void test_fds(void **state)
 
 		snprintf(text, sizeof(text), "[limits]\n%s", cases[i].text);
 		assert_int_equal(fa_config_init(&config), 0);
-		assert_int_equal(fa_config_parse(&config, text, &error), 0);
+		assert_int_equal(fa_config_parse(&config, "configuration", text, &error), 0);
 		fa_config_resolve(&config, 0, 0, cases[i].max, false);
 		assert_int_equal(config.limits.all_fds, cases[i].all);
 		assert_int_equal(config.limits.tenant[FA_RESOURCE_FDS], cases[i].share);
@@ -143,7 +144,8 @@ static void test_memory(void **state)
 		uint64_t expected = memory / 8 * cases[i].eighths, got;
 
 		assert_int_equal(fa_config_init(&config), 0);
-		assert_int_equal(fa_config_parse(&config, cases[i].text, &error), 0);
+		assert_int_equal(fa_config_parse(&config, "configuration", cases[i].text, &error),
+		                 0);
 		fa_config_resolve(&config, cases[i].device_bytes, 0, 0, false);
 		got = config.limits.all_buffer_bytes;
 		assert_true(got >= expected && got < expected + 64);
@@ -152,7 +154,7 @@ static void test_memory(void **state)
 		fa_config_deinit(&config);
 	}
 	assert_int_equal(fa_config_init(&config), 0);
-	assert_int_equal(fa_config_parse(&config,
+	assert_int_equal(fa_config_parse(&config, "configuration",
 	                                 "[limits]\nall_buffer_bytes = 3M\nbuffer_bytes = 2M\n",
 	                                 &error),
 	                 0);
@@ -197,7 +199,7 @@ static void test_all(void **state)
 	struct fa_config config;
 
 	assert_int_equal(fa_config_init(&config), 0);
-	assert_int_equal(fa_config_parse(&config, text, &error), 0);
+	assert_int_equal(fa_config_parse(&config, "configuration", text, &error), 0);
 	assert_string_equal(config.socket, "/tmp/x.sock");
 	assert_int_equal(config.mode, 0600);
 	assert_string_equal(config.group, "wheel");
@@ -222,8 +224,9 @@ static void test_all(void **state)
 	assert_int_equal(config.limits.connections, 10);
 	assert_int_equal(config.pool_grace_s, 600);
 
-	assert_int_equal(
-		fa_config_parse(&config, "[daemon]\nsocket =\nsocket = /a\nsocket =\n", &error), 0);
+	assert_int_equal(fa_config_parse(&config, "configuration",
+	                                 "[daemon]\nsocket =\nsocket = /a\nsocket =\n", &error),
+	                 0);
 	assert_null(config.socket);
 	fa_config_deinit(&config);
 }
@@ -237,7 +240,7 @@ static void refuse(const char *text, int line, const char *part)
 
 	snprintf(where, sizeof(where), "line %d:", line);
 	assert_int_equal(fa_config_init(&config), 0);
-	assert_int_equal(fa_config_parse(&config, text, &error), -EINVAL);
+	assert_int_equal(fa_config_parse(&config, "configuration", text, &error), -EINVAL);
 	if (!strstr(error.text, where) || !strstr(error.text, part))
 		fail_msg("\"%s\" lacks \"%s\" or \"%s\"", error.text, where, part);
 	fa_config_deinit(&config);

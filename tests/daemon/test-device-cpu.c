@@ -487,17 +487,17 @@ static void test_memory(void **state)
 	assert_int_equal(ops->memory_import_host(f.device, fd, 4096, 100, true, &error, &part), 0);
 	assert_false(part.writable);
 	assert_string_equal(part.address, "hello");
-	fa_device_memory_release(ops, f.device, &whole);
+	fa_test_memory_release(ops, f.device, &whole);
 	assert_null(whole.address);
 	assert_string_equal(part.address, "hello");
-	fa_device_memory_release(ops, f.device, &part);
+	fa_test_memory_release(ops, f.device, &part);
 
 	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), 0);
 	assert_int_equal(ops->memory_import_host(f.device, fd, 0, 4096, false, &error, &sealed),
 	                 -EPERM);
 	assert_non_null(strstr(error.text, "for writing"));
 	assert_int_equal(ops->memory_import_host(f.device, fd, 0, 4096, true, &error, &sealed), 0);
-	fa_device_memory_release(ops, f.device, &sealed);
+	fa_test_memory_release(ops, f.device, &sealed);
 	fixture_deinit(&f);
 }
 
@@ -525,7 +525,7 @@ static void test_arena(void **state)
 		assert_int_equal(mine[i], 0);
 	mine[9999] = 7;
 	assert_int_equal(((char *)memory.address)[9999], 7);
-	fa_device_memory_release(ops, f.device, &memory);
+	fa_test_memory_release(ops, f.device, &memory);
 	munmap(mine, 10000);
 
 	assert_int_equal(

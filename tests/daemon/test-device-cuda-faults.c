@@ -82,12 +82,12 @@ static void live_memory(struct life *life)
 
 	r = ops->memory_import_ipc(device, exporter.handle, 1, 2, false, &error, &memory);
 	if (r == 0 || memory.backend)
-		fa_device_memory_release(ops, device, &memory);
+		fa_test_memory_release(ops, device, &memory);
 	step(life, r, error.text);
 	r = ops->memory_import_pieces(device, exporter.pieces, 2, 1, CUDA_EXPORTER_PIECE, true,
 	                              &error, &memory);
 	if (r == 0 || memory.backend)
-		fa_device_memory_release(ops, device, &memory);
+		fa_test_memory_release(ops, device, &memory);
 	step(life, r, error.text);
 }
 

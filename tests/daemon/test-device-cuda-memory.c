@@ -55,8 +55,8 @@ static void host_child(void)
 	fa_check_eq(((unsigned char *)memory.address)[0], 1);
 	fa_check_eq(((unsigned char *)memory.address)[bytes - 1], 2);
 	host_import(&cuda, fd, 0, PAGE, true, &again);
-	fa_device_memory_release(ops, cuda.device, &memory);
-	fa_device_memory_release(ops, cuda.device, &again);
+	fa_test_memory_release(ops, cuda.device, &memory);
+	fa_test_memory_release(ops, cuda.device, &again);
 	fa_check_eq(cuda.page->live[FA_TEST_CUDA_REGISTRATIONS], 0);
 
 	fa_check_eq(fa_memfd_new("test", PAGE, false, &sealed), 0);
@@ -64,12 +64,12 @@ static void host_child(void)
 	fa_check(ops->memory_import_host(cuda.device, sealed, 0, PAGE, false, &error, &memory) < 0);
 	fa_check_contains(error.text, "for writing");
 	host_import(&cuda, sealed, 0, PAGE, true, &memory);
-	fa_device_memory_release(ops, cuda.device, &memory);
+	fa_test_memory_release(ops, cuda.device, &memory);
 
 	/* The driver cannot register read-only: writable memory is registered writable. */
 	fa_test_cuda_fail(cuda.page, "cuMemHostRegister:1=801");
 	host_import(&cuda, fd, 0, PAGE, true, &memory);
-	fa_device_memory_release(ops, cuda.device, &memory);
+	fa_test_memory_release(ops, cuda.device, &memory);
 	fa_test_cuda_fail(cuda.page, "cuMemHostRegister:1=801");
 	fa_check_eq(ops->memory_import_host(cuda.device, sealed, 0, PAGE, true, &error, &memory),
 	            -ENOTSUP);
@@ -81,7 +81,7 @@ static void host_child(void)
 	            -ENOMEM);
 	fa_check_contains(error.text, "cannot be pinned");
 	fa_check(memory.backend && !memory.address);
-	fa_device_memory_release(ops, cuda.device, &memory);
+	fa_test_memory_release(ops, cuda.device, &memory);
 	fa_check_eq(cuda.page->live[FA_TEST_CUDA_REGISTRATIONS], 0);
 
 	fa_check(ops->memory_import_host(cuda.device, fd, 0, 1ull << 62, false, &error, &memory) <
@@ -126,9 +126,9 @@ static void arena_child(void)
 	            0);
 	((unsigned char *)memory.address)[107] = 9;
 	fa_check_eq(((unsigned char *)shared.address)[7], 9);
-	fa_device_memory_release(ops, cuda.device, &memory);
+	fa_test_memory_release(ops, cuda.device, &memory);
 	fa_check_eq(((unsigned char *)shared.address)[7], 9);
-	fa_device_memory_release(ops, cuda.device, &shared);
+	fa_test_memory_release(ops, cuda.device, &shared);
 	close(fd);
 
 	fa_check_eq(
@@ -174,7 +174,7 @@ static int pieces_try(struct cuda_device *cuda, const struct fa_device_piece *pi
 	                              &memory);
 	fa_check(r == 0 || (error->text[0] && !memory.backend));
 	if (r == 0)
-		fa_device_memory_release(ops, cuda->device, &memory);
+		fa_test_memory_release(ops, cuda->device, &memory);
 	return r;
 }
 
@@ -203,9 +203,9 @@ static void pieces_child(void)
 	fa_check_eq(again.bytes, 20);
 	fa_check_eq(((unsigned char *)again.address)[9], cuda_exporter_byte(0, PIECE - 1));
 	fa_check_eq(((unsigned char *)again.address)[10], cuda_exporter_byte(1, 0));
-	fa_device_memory_release(ops, cuda.device, &memory);
+	fa_test_memory_release(ops, cuda.device, &memory);
 	fa_check_eq(((unsigned char *)again.address)[10], cuda_exporter_byte(1, 0));
-	fa_device_memory_release(ops, cuda.device, &again);
+	fa_test_memory_release(ops, cuda.device, &again);
 
 	/* Importable even if the driver cannot map read-only. */
 	fa_test_cuda_fail(cuda.page, "cuMemSetAccess:1=801");
@@ -254,7 +254,7 @@ static void pieces_child(void)
 	            0);
 	cuda_exporter_free(&exporter);
 	fa_check_eq(((unsigned char *)memory.address)[PIECE], cuda_exporter_byte(1, 0));
-	fa_device_memory_release(ops, cuda.device, &memory);
+	fa_test_memory_release(ops, cuda.device, &memory);
 	cuda_device_close(&cuda);
 }
 
@@ -270,7 +270,7 @@ static void other_gpu_child(void)
 	fa_check_contains(error.text, "not on GPU 0");
 	fa_check(ops->memory_import_ipc(cuda.device, exporter.handle, 0, 1, false, &error,
 	                                &memory) < 0);
-	fa_device_memory_release(ops, cuda.device, &memory);
+	fa_test_memory_release(ops, cuda.device, &memory);
 	cuda_device_close(&cuda);
 }
 
@@ -296,7 +296,7 @@ static int ipc_try(struct cuda_device *cuda, const uint8_t handle[64], uint64_t 
 	r = ops->memory_import_ipc(cuda->device, handle, offset, bytes, false, error, &memory);
 	fa_check(r == 0 || (error->text[0] && !memory.address));
 	if (memory.backend)
-		fa_device_memory_release(ops, cuda->device, &memory);
+		fa_test_memory_release(ops, cuda->device, &memory);
 	return r;
 }
 
@@ -322,9 +322,9 @@ static void ipc_child(void)
 	            0);
 	fa_check((char *)again.address == (char *)memory.address + 1000);
 	fa_check(!again.writable);
-	fa_device_memory_release(ops, cuda.device, &memory);
+	fa_test_memory_release(ops, cuda.device, &memory);
 	fa_check_eq(((unsigned char *)again.address)[0], cuda_exporter_byte(2, 1000));
-	fa_device_memory_release(ops, cuda.device, &again);
+	fa_test_memory_release(ops, cuda.device, &again);
 	fa_check_eq(cuda.page->live[FA_TEST_CUDA_IPC_OPENS], 0);
 
 	snprintf(text, sizeof(text), "which has %llu bytes", (unsigned long long)bytes);
@@ -348,7 +348,7 @@ static void ipc_child(void)
 	            0);
 	cuda_exporter_free(&exporter);
 	fa_check_eq(((unsigned char *)memory.address)[5], cuda_exporter_byte(2, 5));
-	fa_device_memory_release(ops, cuda.device, &memory);
+	fa_test_memory_release(ops, cuda.device, &memory);
 	fa_check_eq(ipc_try(&cuda, exporter.handle, 0, 1, &error), -EINVAL);
 	fa_check_contains(error.text, "was freed");
 	fa_check_eq(ops->health(cuda.device, &error), 0);
@@ -431,7 +431,7 @@ static void *work(void *userdata)
 		}
 		if (r < 0)
 			fa_test_fail(__FILE__, __LINE__, "%s", error.text);
-		fa_device_memory_release(ops, cuda->device, &memory);
+		fa_test_memory_release(ops, cuda->device, &memory);
 		if (fd >= 0)
 			close(fd);
 	}

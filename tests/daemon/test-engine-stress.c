@@ -81,7 +81,7 @@ static void stress_take(struct stress *s)
 			continue;
 		}
 		assert_int_equal(job->value, ++s->taken_value[i]);
-		assert_true(fa_stream_finished(job->stream) >= job->value);
+		assert_true(stream_finished(job->stream) >= job->value);
 		switch (job->status) {
 		case 0:
 		case -EIO:

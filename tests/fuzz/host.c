@@ -100,7 +100,8 @@ static void start(void)
 	host_demand(uv_loop_init(&loop) == 0 && uv_timer_init(&loop, &tick) == 0, "no loop");
 	uv_unref((uv_handle_t *)&tick);
 	host_demand(fa_config_init(&config) == 0, "no configuration");
-	host_demand(fa_config_parse(&config, configuration, &error) == 0, "bad configuration");
+	host_demand(fa_config_parse(&config, "configuration", configuration, &error) == 0,
+	            "bad configuration");
 
 	options.config = &config;
 	options.listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -5,6 +5,7 @@
  */
 #include "common/memfd.h"
 #include "daemon/backend/device.h"
+#include "tests/lib/device-memory.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -46,7 +47,7 @@ static void release(struct fa_device *device, struct fa_device_memory *const *me
 		struct whole *whole = memories[i]->backend;
 
 		if (!whole) {
-			fa_device_memory_release(&fa_device_cpu, device, memories[i]);
+			fa_test_memory_release(&fa_device_cpu, device, memories[i]);
 			continue;
 		}
 		whole_free(whole);

@@ -184,7 +184,9 @@ static size_t home_bytes(const char *text, const char **ret_to)
 	return 0;
 }
 
-char *fa_redact_text(const struct fa_redact *redact, const char *text)
+/* Returns @text without what was learned and without names of homes, freed by the caller; NULL: no
+ * memory. */
+static char *redact_text(const struct fa_redact *redact, const char *text)
 {
 	char *result = NULL;
 	size_t bytes;
@@ -238,7 +240,7 @@ static json_t *redact_string(struct fa_redact *redact, const char *key, const ch
 
 	if (*text && (is_name || is_cgroup))
 		return json_string(stand_in(redact, is_name ? "name" : "cgroup", text));
-	clean = fa_redact_text(redact, text);
+	clean = redact_text(redact, text);
 	return clean ? json_string(clean) : NULL;
 }
 

@@ -27,10 +27,6 @@ void fa_redact_deinit(struct fa_redact *redact);
  */
 int fa_redact_learn(struct fa_redact *redact, const json_t *status);
 
-/* Returns @text without what was learned and without names of homes, freed by the caller; NULL: no
- * memory. */
-char *fa_redact_text(const struct fa_redact *redact, const char *text);
-
 /* Replaces names, users and control groups in @value, and what was learned in all of its texts.
  * -ENOMEM. */
 int fa_redact_json(struct fa_redact *redact, json_t *value);

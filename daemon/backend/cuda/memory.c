@@ -81,9 +81,10 @@ static void unmap_pieces(struct fa_device *device, struct fa_cuda_memory *memory
 		(void)device->driver.cuMemAddressFree(memory->at, memory->bytes);
 }
 
-struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device,
-                                           struct fa_cuda_quiesce_window *window,
-                                           struct fa_cuda_memory *memory)
+/* Frees memory, which may be half-made. */
+static struct fa_cuda_memory *memory_free(struct fa_device *device,
+                                          struct fa_cuda_quiesce_window *window,
+                                          struct fa_cuda_memory *memory)
 {
 	if (!memory)
 		return NULL;
@@ -121,7 +122,7 @@ void fa_cuda_memory_drop(struct fa_device *device, struct fa_cuda_memory *memory
 	                       : memory->kind == FA_CUDA_MEMORY_IPC && memory->at))
 		*ret_memory = (struct fa_device_memory){ .backend = memory };
 	else
-		fa_cuda_memory_free(device, &window, memory);
+		memory_free(device, &window, memory);
 }
 
 const void *fa_cuda_memory_host(struct fa_device *device, const struct fa_device_memory *memory)
@@ -146,7 +147,7 @@ void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *c
 
 			if (!memory || (memory->kind != FA_CUDA_MEMORY_MAPPED) != waits)
 				continue;
-			fa_cuda_memory_free(device, &window, memory);
+			memory_free(device, &window, memory);
 			*memories[i] = (struct fa_device_memory){ 0 };
 		}
 	}

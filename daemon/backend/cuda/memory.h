@@ -31,10 +31,6 @@ int fa_cuda_memory_enter(struct fa_device *device, struct fa_error *error);
 
 /* Allocates a zeroed struct. Returns NULL if there is no memory. */
 struct fa_cuda_memory *fa_cuda_memory_new(enum fa_cuda_memory_kind kind, size_t n_pieces);
-/* Frees memory, which may be half-made. */
-struct fa_cuda_memory *fa_cuda_memory_free(struct fa_device *device,
-                                           struct fa_cuda_quiesce_window *window,
-                                           struct fa_cuda_memory *memory);
 /* After a failed import: frees @memory, or leaves that to fa_cuda_memory_release() if it would wait
  * for the GPU. */
 void fa_cuda_memory_drop(struct fa_device *device, struct fa_cuda_memory *memory,
