@@ -1,4 +1,5 @@
 #include "tests/wire/samples-parts.h"
+#include "tests/wire/samples.h"
 
 const struct fa_sample fa_samples_kv_v1[] = {
 	{ "cache-create",

@@ -1,7 +1,7 @@
 /* Values that samples have in common. */
 #pragma once
 
-#include "tests/wire/samples.h"
+#include "schema/wire.h"
 
 #define STRING(literal)                                                                            \
 	{                                                                                          \

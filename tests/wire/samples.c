@@ -1,3 +1,4 @@
+#include "tests/wire/samples.h"
 #include "tests/wire/samples-parts.h"
 
 static const struct fa_sample samples[] = {

@@ -1,7 +1,6 @@
 #include "daemon/backend/cuda/scratch.h"
 
 #include "common/cleanup.h"
-#include "daemon/backend/cuda/stream.h"
 #include "kernels/cuda/paged-plan.h"
 
 #include <stdlib.h>
