@@ -272,9 +272,8 @@ static void case_windows(struct fa_cases *cases)
 }
 
 /*
- * ALiBi from far on one side of all keys to far on the other. Dot products outweigh distances, also
- * in tiles where distances leave next to nothing: there one slope is too large, in their units, for
- * slope.h.
+ * ALiBi for queries from far before all keys to far behind them. At the small scales one slope is,
+ * in units of dot products, too large for the fast path (kernels/cuda/sm90/alibi.h).
  */
 static void case_slopes(struct fa_cases *cases)
 {
