@@ -14,13 +14,13 @@ Keys and values lie in the daemon; `FadCache` stores none.
 """
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
+import itertools
 import json
 import warnings
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+import weakref
+from typing import Any
 
 import torch
 from transformers import AttentionInterface
@@ -33,7 +33,6 @@ from . import torch as _torch
 from .client import Client
 from .kv import Cache, Sequence, Step
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _CROP_REMOVES = "tokens_to_remove" in inspect.signature(_Cache.crop).parameters
 #: How often a pass is repeated after the daemon went away.
 _REPEATS = 100
@@ -44,7 +43,15 @@ def register(name: str = "fad") -> None:
     """Makes `attn_implementation=name` known to Transformers."""
     AttentionInterface.register(name, attention_forward)
     # Without a mask function of its own an implementation gets no mask, and padding is lost.
-    AttentionMaskInterface.register(name, flash_attention_mask)
+    AttentionMaskInterface.register(name, _attention_mask)
+
+
+def _attention_mask(*arguments, **options):
+    mask = options.get("attention_mask")
+    if mask is None or not torch.compiler.is_compiling():
+        return flash_attention_mask(*arguments, **options)
+    # Whether it hides anything is known when the graph runs.
+    return mask[:, -options["kv_length"]:]
 
 
 def fingerprint(model: Any) -> bytes:
@@ -77,17 +84,17 @@ def fingerprint(model: Any) -> bytes:
     return digest.digest()
 
 
-def _uncompiled(function: _F) -> _F:
-    """torch.compile would trace into the library's calls: the function is left out of its graphs.
-    torch.compiler.disable() alone takes longer where nothing is compiled."""
-    apart = torch.compiler.disable(function)
+_caches: weakref.WeakValueDictionary[int, FadCache] = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
 
-    @functools.wraps(function)
-    def call(*arguments, **options):
-        if torch.compiler.is_compiling():
-            return apart(*arguments, **options)
-        return function(*arguments, **options)
-    return cast(_F, call)
+
+class _Traced:
+    """While torch.compile traces a model: the layer whose keys were given to the cache last."""
+
+    layer: _Layer | None = None
+
+
+_traced = _Traced()
 
 
 class _Layer(CacheLayerMixin):
@@ -107,8 +114,10 @@ class _Layer(CacheLayerMixin):
     def lazy_initialization(self, key_states, value_states=None):
         self.is_initialized = True
 
-    @_uncompiled
     def update(self, key_states, value_states, *args, **kwargs):
+        if torch.compiler.is_compiling():
+            _traced.layer = self
+            return key_states, value_states
         return self.cache._tag(self.index, key_states, value_states)
 
     def get_mask_sizes(self, query_length):
@@ -169,6 +178,10 @@ class FadCache(_Cache):
         self._valid: torch.Tensor | None = None  # [rows, tokens], which are no padding; None: all
         self._pass: _Pass | None = None
         self._committing: _Pass | None = None  # a pass on a GPU whose commit nobody waited for
+        # For compiled graphs, which see no objects: the cache's number, and a count of calls.
+        number = next(_numbers)
+        self._state = torch.tensor([number, 0])
+        _caches[number] = self
         layers = [_Layer(self, i) for i in range(self.config.num_hidden_layers)]
         super().__init__(layers=layers)
 
@@ -552,7 +565,51 @@ def _plain(query, key, value, mask, options):
     return out
 
 
-@_uncompiled
+def _options(causal, scale, window_left, window_right, softcap, sinks):
+    return {"causal": causal, "scale": scale or None, "softcap": softcap, "sinks": sinks,
+            "window": (window_left, window_right) if window_left >= 0 else None}
+
+
+# What the daemon has is no part of a graph: `state` stands for it, and keeps calls in their order.
+@torch.library.custom_op("faclient::cached_attention", mutates_args=("state",), tags=_torch._TAGS)
+def _cached_attention(state: torch.Tensor, layer: int, query: torch.Tensor, key: torch.Tensor,
+                      value: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float,
+                      window_left: int, window_right: int, softcap: float,
+                      sinks: torch.Tensor | None) -> torch.Tensor:
+    cache = _caches[int(state[0])]
+    state[1] += 1
+    if not _on_gpu(key):
+        # They are kept for a repetition, and the graph uses their memory again.
+        key, value = key.clone(), value.clone()
+    key, value = cache._tag(layer, key, value)
+    return cache._attend(layer, query, key, value, mask, _options(
+        causal, scale, window_left, window_right, softcap, sinks))
+
+
+@torch.library.custom_op("faclient::masked_attention", mutates_args=(), tags=_torch._TAGS)
+def _masked_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+                      mask: torch.Tensor | None, causal: bool, scale: float, window_left: int,
+                      window_right: int, softcap: float,
+                      sinks: torch.Tensor | None) -> torch.Tensor:
+    return _plain(query, key, value, mask, _options(causal, scale, window_left, window_right,
+                                                    softcap, sinks))
+
+
+@_cached_attention.register_fake
+def _(state, layer, query, key, value, *rest):
+    return _like_output(query, value)
+
+
+@_masked_attention.register_fake
+def _(query, key, value, *rest):
+    return _like_output(query, value)
+
+
+def _like_output(query, value):
+    batch, heads, width, _ = query.shape
+    return query.new_empty((batch, width, heads, value.shape[3]))
+
+
 def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
                       value: torch.Tensor, attention_mask: torch.Tensor | None,
                       scaling: float | None = None, dropout: float = 0.0,
@@ -572,10 +629,17 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     if kwargs.get("output_attentions"):
         warnings.warn("fad returns no attention weights", stacklevel=2)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    options = {"causal": causal, "scale": scaling, "softcap": softcap or 0.0,
-               "sinks": s_aux,
-               "window": (sliding_window - 1, 0 if causal else sliding_window - 1)
-               if sliding_window else None}
+    window = (sliding_window - 1, 0 if causal else sliding_window - 1) if sliding_window else None
+    if torch.compiler.is_compiling():
+        layer, _traced.layer = _traced.layer, None
+        left, right = window or (-1, -1)
+        rest = (query, key, value, attention_mask, causal, scaling or 0.0, left, right,
+                softcap or 0.0, s_aux)
+        if layer is None:
+            return torch.ops.faclient.masked_attention(*rest), None
+        return torch.ops.faclient.cached_attention(layer.cache._state, layer.index, *rest), None
+    options = {"causal": causal, "scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux,
+               "window": window}
     tag = getattr(key, "_fad", None)
     if tag is None:
         return _plain(query, key, value, attention_mask, options), None
