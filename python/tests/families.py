@@ -1,4 +1,6 @@
 """Small models with random weights of the families that Transformers has."""
+import os
+
 import torch
 from transformers import AutoModelForCausalLM
 from transformers import models as _models
@@ -33,6 +35,8 @@ FAMILIES = {
     "olmo3": ("Olmo3Config", _SLIDING),
     "glm4": ("Glm4Config", {"head_dim": 16, "num_key_value_heads": 2}),
 }
+#: Where models and their tokens are: cpu or cuda.
+DEVICE = os.environ.get("FAD_TEST_DEVICE", "cpu")
 #: Each has something of its own: window, soft cap, sinks.
 QUICK = ("llama", "gemma2", "gpt_oss")
 
@@ -54,4 +58,4 @@ def model(family, seed=0, **changes):
                 parameter.mul_(4)
             if "sinks" in name:
                 parameter.normal_()
-    return made.requires_grad_(False)
+    return made.requires_grad_(False).to(DEVICE)

@@ -1,5 +1,5 @@
 """Models of Transformers: token by token what eager attention says, with keys and values in the
-daemon."""
+daemon. FAD_TEST_DEVICE=cuda: on the GPU of the daemon."""
 import gc
 import os
 import signal
@@ -13,11 +13,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+
 import faclient  # noqa: E402
 import faclient.torch  # noqa: E402
 import faclient.transformers as fad  # noqa: E402
 import families  # noqa: E402
 from conftest import FULL, eventually, run_python  # noqa: E402
+
+ON_GPU = families.DEVICE != "cpu"
+cpu_only = pytest.mark.skipif(ON_GPU, reason="of the CPU; test_cuda.py has its like for a GPU")
 
 fad.register()
 torch.set_num_threads(1)  # the models are small
@@ -28,6 +33,8 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(autouse=True)
 def use(client):
+    if ON_GPU:
+        assert client.info()["backend"] == "cuda", "the daemon computes on the CPU"
     faclient.torch.use(client)
     yield
     faclient.torch.use(None)
@@ -37,7 +44,7 @@ def prompt(rows=2, n=40, padding=13):
     ids = torch.randint(2, 512, (rows, n), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[0, :padding] = 0
-    return ids, mask
+    return ids.to(families.DEVICE), mask.to(families.DEVICE)
 
 
 def generate(model, ids, mask=None, cache=None, n=TOKENS, **options):
@@ -176,14 +183,24 @@ def test_assistant_model(client):
     assert cache.tokens in range(got.shape[1] - 2, got.shape[1] + 1)
 
 
-@pytest.mark.skipif(not FULL, reason="compiling takes a minute")
-def test_compiled(client):
-    model = families.model("llama")
+@pytest.mark.parametrize("family,backend", [
+    ("llama", "aot_eager"), *([("gemma2", "aot_eager"), ("gpt_oss", "aot_eager"),
+                               ("llama", "inductor")] if FULL else [])])
+def test_compiled(client, family, backend):
+    """A pass is one graph: with a FadCache, whichever, and without."""
+    model = families.model(family)
     ids, mask = prompt()
     expected = generate(model, ids, mask, n=20)
     model.set_attn_implementation("fad")
-    model.forward = torch.compile(model.forward)
-    assert agree(expected, generate(model, ids, mask, fad.FadCache(model, client), n=20), 2) == 0
+    counter = CompileCounterWithBackend(backend)
+    model.forward = torch.compile(model.forward, backend=counter, fullgraph=True)
+    for _ in range(2):
+        got = generate(model, ids, mask, fad.FadCache(model, client), n=20)
+        assert agree(expected, got, 2) == 0
+        # Of the prompt and of later tokens, however many there are.
+        assert counter.frame_count == 2
+    if FULL:
+        assert agree(expected, generate(model, ids, mask, n=20), 2) == 0
 
 
 def test_sampling(client):
@@ -318,6 +335,7 @@ def test_publish_padded_rows(client):
     cache._cache.remove()
 
 
+@cpu_only
 def test_demo():
     done = run_python("import faclient._demo, sys; sys.exit(faclient._demo.main())", timeout=400)
     assert "592 of 600 tokens are there" in done.stdout and done.stdout.count("kill -9 ") == 3
@@ -355,6 +373,7 @@ def test_interrupted_pass(client):
     assert agree(expected, generate(model, ids, cache=cache), 1) == 0
 
 
+@cpu_only
 def test_daemon_dies(supervised):
     """kill -9 of the daemon during one generation changes no token."""
     kills = 20 if FULL else 3
@@ -387,6 +406,7 @@ def test_daemon_dies(supervised):
         assert client.info()["reconnects"] >= kills - 1
 
 
+@cpu_only
 def test_daemon_without_supervisor_dies():
     """Its pool is lost: an exception says so, and after a reset the cache works again."""
     model = families.model("llama")
@@ -417,7 +437,7 @@ torch.set_num_threads(1)  # the models are small
 model = families.model(sys.argv[3])
 model.set_attn_implementation("fad")
 client = faclient.connect(sys.argv[1])
-ids = torch.randint(2, 512, (1, 100), generator=torch.Generator().manual_seed(1))
+ids = torch.randint(2, 512, (1, 100), generator=torch.Generator().manual_seed(1)).to(model.device)
 cache = fad.FadCache(model, client, name="processes")
 print(cache.attach(ids), flush=True)
 out = model.generate(ids, past_key_values=cache, max_new_tokens=20, do_sample=False,
