@@ -1,6 +1,6 @@
 /*
- * What packed rows cost (sm90/packed_source.h), in the time that a thread block needs for so many
- * keys; measured on an H200.
+ * What packed rows cost (sm90/packed_source.h). The unit is the time in which a thread block
+ * computes one key; measured on an H200.
  */
 #pragma once
 
@@ -9,15 +9,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What a thread block needs besides its tiles. */
+/* Time of a thread block besides its tiles. */
 #define FA_CUDA_UNIT_KEYS 320
-/* For a part of O that one warp joins. */
+/* Time in which one warp joins one part of O. */
 #define FA_CUDA_JOIN_KEYS 48
-/* To join parts whose warps share the work, and for each 8 parts that one warp adds up; estimated
- * from a trace (docs/kernels.md). */
+/* Time to join parts where warps share the work, and additional time for each 8 parts that one warp
+ * adds up. Estimated from a trace (docs/kernels.md). */
 #define FA_CUDA_SHARE_KEYS 300
 #define FA_CUDA_SHARE_PARTS_KEYS 80
-/* More than so many thread blocks for each multiprocessor need no packing. */
+/* With more thread blocks per multiprocessor than this, packing gains nothing. */
 #define FA_CUDA_PACKED_WAVES_MAX 6
 
 /* Time to join a block of rows of @parts parts. @shared: sm90/packed_share.h does it. */

@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Partial results of a step with prefixes. A stream keeps its workspace, which is not part of the
- * pool; larger steps go without prefixes. */
+/* Limit of the partial results of a step with shared prefixes: a stream keeps its workspace, which
+ * is not part of the pool. Larger steps do without prefixes. */
 #define PARTIALS_BYTES_MAX ((uint64_t)128 << 20)
 
 static bool is_plain(const struct fa_paged_attention *p)
@@ -25,7 +25,7 @@ static bool is_plain(const struct fa_paged_attention *p)
 	       (p->cache->v_offset == 0 || p->cache->head_dim == p->cache->head_dim_v);
 }
 
-/* @rows: of a part; equal in all steps if results must be. */
+/* @rows: of a part. For deterministic requests @rows is the same in all steps. */
 static const struct fa_cuda_paged_kernel *
 find_split(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p, int32_t rows)
 {
@@ -96,7 +96,8 @@ size_t fa_cuda_paged_split_bytes(const struct fa_paged_attention *p)
 
 	if (!p->deterministic && !p->step->host_table)
 		return 0;
-	/* At most as many prefixes as sequences, and kernels of at least 16 rows. */
+	/* There are at most as many prefixes as sequences, and kernels compute at least 16 rows at
+	 * once. */
 	bytes = batch *
 	        (sizeof(struct fa_cuda_paged_item) + 2 * sizeof(struct fa_cuda_paged_split));
 	for (int32_t b = 0; b < p->step->batch && !p->deterministic; b++) {
@@ -126,7 +127,8 @@ find_decode(const struct fa_cuda_chip *chip, const struct fa_paged_cache *cache,
 	                          rows > 4096 ? 4096 : (int32_t)rows);
 }
 
-/* Sequences that decode and others, with the most new tokens and the most keys. */
+/* How many sequences decode and how many do not, with the most new tokens and the most keys of each
+ * kind. */
 struct sequences {
 	uint32_t decode, longest_decode, forward, longest_forward;
 };
@@ -169,7 +171,7 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 	count = count_sequences(p, plan->prefill_tokens);
 	if (count.decode > 1 && !p->deterministic)
 		plan->decode = find_groups(chip, p, &groups);
-	/* Prefixes that sequences share are read once in decode alone. */
+	/* Only decode reads shared prefixes once. */
 	if (!plan->decode && count.decode > 0) {
 		plan->prefill_tokens = fa_cuda_paged_packed_tokens(p);
 		packed = plan->prefill_tokens < FA_CUDA_PAGED_PREFILL_TOKENS &&

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* Fixed splits: tiles per split, and splits per part before they grow. */
+/* Fixed splits: tiles per split at least, and splits per part before splits grow. */
 #define SPLIT_TILES_MIN 8
 #define SPLITS_MAX 128
 

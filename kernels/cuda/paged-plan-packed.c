@@ -11,8 +11,8 @@
 
 #include <string.h>
 
-/* Decode reads the keys for each DECODE_ROWS rows, in DECODE_COST times the time that a block of
- * packed rows needs for them. */
+/* Decode reads all keys once per DECODE_ROWS rows. That takes DECODE_COST times as long as a block
+ * of packed rows takes for the same keys. */
 #define DECODE_ROWS 32
 #define DECODE_COST 1.6
 
@@ -20,8 +20,8 @@ _Static_assert(FA_CUDA_PAGED_UNITS < FA_CUDA_PAGED_UNIT_PARTS, "a block has no m
 
 /* How rows are packed, and how many blocks of rows an item has per KV head. */
 struct packing {
-	int32_t shift; /* 2^shift tokens of 64 >> shift heads */
-	int32_t sets;  /* of heads, in a KV head */
+	int32_t shift; /* a group has 2^shift tokens of 64 >> shift heads */
+	int32_t sets;  /* sets of 64 >> shift heads per KV head */
 };
 
 static uint32_t blocks_of(const struct fa_cuda_paged_kernel *kernel, struct packing packing,
@@ -59,7 +59,7 @@ static void tiles_of(const struct fa_paged_attention *p, const struct fa_cuda_pa
 	*ret_count = (uint32_t)(end - 1) / keys - *ret_first + 1;
 }
 
-/* True if every new token sees a key at least. */
+/* Returns true if every new token sees a key. */
 static bool sees_keys(const struct fa_paged_attention *p, int32_t b)
 {
 	const struct fa_paged_step *step = p->step;
@@ -107,7 +107,7 @@ static const struct fa_cuda_paged_kernel *find(const struct fa_cuda_chip *chip,
 	return NULL;
 }
 
-/* The division of all blocks of rows such that none of their units has more tiles than @most. */
+/* Divides all blocks of rows into units of at most @most tiles. */
 struct division {
 	uint64_t units, counters, partials;
 };
@@ -140,7 +140,8 @@ static struct division divide(const struct fa_paged_attention *p,
 	return sum;
 }
 
-/* The division, roughly and soon: as if an item's blocks were like its first and its last. */
+/* A quick estimate of a division: assumes that an item's blocks lie evenly between its first and
+ * its last. */
 struct rough {
 	struct {
 		uint32_t blocks, counts[2];
@@ -149,7 +150,7 @@ struct rough {
 	uint64_t blocks, tiles; /* of all items and KV heads */
 };
 
-/* False: there are more items than units. */
+/* Returns false if there are more items than units. */
 static bool rough_init(struct rough *rough, const struct fa_paged_attention *p,
                        const struct fa_cuda_paged_kernel *kernel, struct packing packing,
                        uint32_t from)
@@ -201,8 +202,8 @@ static bool fits(const struct fa_cuda_paged_kernel *kernel, struct division divi
 	       division.counters * (uint64_t)(kernel->rows / 16) <= FA_CUDA_PAGED_UNIT_COUNTERS;
 }
 
-/* Time of the launch by the unpacked kernels, in keys of a block of @rows rows: blocks of one
- * head's rows, in pairs. */
+/* Returns the time that kernels without packed rows need, in keys of a block of @rows rows. They
+ * compute blocks of one head's rows, in pairs. */
 static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                             uint32_t from, uint32_t rows)
 {
@@ -236,7 +237,7 @@ static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_pag
 	return (waves > longest ? waves : longest) + FA_CUDA_UNIT_KEYS;
 }
 
-/* Returns the least number of tiles in a unit such that @slots units suffice; 0: there is none. */
+/* Returns the smallest limit of tiles per unit for which @slots units suffice; 0: there is none. */
 static uint32_t least_tiles(const struct rough *rough, const struct fa_cuda_paged_kernel *kernel,
                             uint64_t kv_heads, uint64_t slots, uint32_t longest)
 {
@@ -245,7 +246,7 @@ static uint32_t least_tiles(const struct rough *rough, const struct fa_cuda_page
 
 	if (rough->blocks > slots)
 		return 0;
-	/* A block has less than one unit more than its tiles fill. */
+	/* A block of rows has less than one unit more than its tiles would fill. */
 	if (rough->blocks < slots) {
 		const uint64_t enough = rough->tiles / (slots - rough->blocks) + 1;
 
@@ -273,8 +274,8 @@ static uint32_t least_tiles(const struct rough *rough, const struct fa_cuda_page
 	return high;
 }
 
-/* Chooses how many tiles a unit has at most, and returns the launch's time in keys; < 0: it does
- * not fit. */
+/* Chooses the most tiles that a unit has. Returns the launch's time in keys; negative: it does not
+ * fit. */
 static double choose(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                      const struct fa_cuda_paged_kernel *kernel, struct packing packing,
                      uint32_t from, uint32_t longest, uint32_t *ret_most)
@@ -288,7 +289,7 @@ static double choose(const struct fa_cuda_chip *chip, const struct fa_paged_atte
 		uint32_t most = least_tiles(&rough, kernel, (uint64_t)p->cache->kv_heads,
 		                            (uint64_t)chip->sms * waves, longest);
 
-		/* Fewer parts are joined sooner. */
+		/* With fewer parts, joining takes less time. */
 		for (; most > 0 && most < 2 * longest; most += most / 4 + 1) {
 			const double keys = waves * ((double)most * kernel->keys +
 			                             FA_CUDA_UNIT_KEYS) +
@@ -332,7 +333,7 @@ bool fa_cuda_paged_packed_find(const struct fa_cuda_chip *chip, const struct fa_
 		tiles = fa_cuda_paged_ceil_div(p->step->lengths[b], (uint64_t)kernel->keys) + 1;
 		longest = tiles > longest ? tiles : longest;
 	}
-	/* Many blocks of rows fill the GPU by themselves. */
+	/* So many blocks of rows fill the GPU without being divided. */
 	if (chip->pack <= 0 &&
 	    blocks * (uint64_t)p->cache->kv_heads > (uint64_t)chip->sms * FA_CUDA_PACKED_WAVES_MAX)
 		return false;
@@ -349,7 +350,7 @@ bool fa_cuda_paged_packed_find(const struct fa_cuda_chip *chip, const struct fa_
 	plan->pack_sets = packing.sets;
 	plan->unit_tiles = most;
 	plan->forward_blocks = (uint32_t)division.units;
-	/* Otherwise others could start only when who waits ends. */
+	/* Unless all units run at once, units that wait would keep others from starting. */
 	plan->join_wait_ns = division.units <= (uint64_t)chip->sms &&
 	                                     division.units <= FA_CUDA_SHARE_PARTS_MAX
 	                             ? FA_CUDA_PACKED_WAIT_NS
@@ -365,8 +366,8 @@ size_t fa_cuda_paged_packed_bytes(const struct fa_cuda_paged_plan *plan)
 	return (size_t)plan->unit_partials * (size_t)plan->forward->state_bytes;
 }
 
-/* Writes the units of one item and KV head. Those of one part are together: they read the same
- * keys at about the same time. */
+/* Writes the units of one item and KV head. Units of the same part of the keys are neighbours,
+ * because they read the same keys at about the same time. */
 static void write_units(const struct fa_paged_attention *p, const struct fa_cuda_paged_plan *plan,
                         const struct fa_cuda_paged_item *item, uint32_t at, int32_t kv_head,
                         struct fa_cuda_paged_unit *units, struct division *sum)

@@ -3,8 +3,9 @@
 
 #include "kernels/cuda/paged-plan.h"
 
-/* Decides if the sequences of many rows go as packed rows: then sets the plan's kernel, its number
- * of units as forward_blocks, and returns true. A pure function of shapes and chip. */
+/* Decides if the sequences with many rows are computed as packed rows. If so, sets the plan's
+ * kernel and, as forward_blocks, its number of units, and returns true. A pure function of shapes
+ * and chip. */
 bool fa_cuda_paged_packed_find(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                                struct fa_cuda_paged_plan *plan);
 

@@ -5,14 +5,14 @@
  */
 #include "kernels/cuda/paged-plan-private.h"
 
-/* The most blocks per part without a kernel that reduces in levels; the number from which such a
- * kernel is used. */
+/* Limit of thread blocks per part for kernels that do not reduce in levels; from this number on a
+ * kernel that does is used. */
 #define SHARES_MAX 64
 #define SHARES_OF_LEVELS 33
 
-/* Bytes of keys that an SM loads while a part is finished (more for quantised pages), and the most
- * tiles that may stand for it. Shorter ranges than RANGE_TILES_MIN stay unchanged. Measurements:
- * docs/kernels.md. */
+/* END_BYTES: bytes of keys that an SM could load while a part is finished (more for quantised
+ * pages). The others: the most tiles that this time may count for; ranges shorter than
+ * RANGE_TILES_MIN stay unchanged. Measurements: docs/kernels.md. */
 #define END_BYTES 88000
 #define END_BYTES_CODES 115000
 #define END_TILES_MAX 8
@@ -45,12 +45,12 @@ static void find(struct place *place, uint32_t ends, uint32_t tile)
 	place->part = place->parts + part + (in_part == each);
 	place->before = place->tiles + part * place->item->tiles +
 	                (in_part > ends ? in_part - ends : 0);
-	/* A range does not finish a part of which it has no tokens. */
+	/* A range without tokens of a part does not finish that part. */
 	place->parts_done = place->parts + part + (in_part > ends);
 }
 
-/* Sets equal ranges for the fewest blocks that take no longer. Sequences of equal length then often
- * begin with a range, and fewer parts are divided. */
+/* Sets equal ranges for the fewest thread blocks that take no longer. Ranges then often begin where
+ * a sequence of equal length begins, so fewer parts are divided. */
 static void set_ranges(uint64_t tiles, uint32_t blocks, struct fa_cuda_paged_plan *plan)
 {
 	plan->decode_grid = fa_cuda_paged_ceil_div(tiles, fa_cuda_paged_ceil_div(tiles, blocks));
@@ -112,7 +112,8 @@ bool fa_cuda_paged_partition(const struct fa_cuda_chip *chip, uint32_t end,
 	}
 	if (blocks > FA_CUDA_PAGED_BLOCKS)
 		blocks = FA_CUDA_PAGED_BLOCKS;
-	/* One block reduces all of a part's results; more take longer than they save. */
+	/* If one thread block reduces all results of a part, more than SHARES_MAX of them take
+	 * longer than they save. */
 	if (!levels && parts * SHARES_MAX < blocks)
 		blocks = (uint32_t)parts * SHARES_MAX;
 	set_ranges(tiles, blocks, plan);

@@ -4,15 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Costs of a prefix: to combine two results of a row block, and, per block of threads, to have
- * partial results at all; in epilogues, or in tiles where an epilogue's cost is unknown.
- * Measurements: docs/kernels.md. */
+/* What a prefix costs: MERGE_ENDS to combine two results of a row block, and the other per thread
+ * block, because partial results are needed at all. The unit is an epilogue, or a tile if an
+ * epilogue's cost is unknown. Measurements: docs/kernels.md. */
 #define MERGE_ENDS 1
 #define MERGE_TILES 2
 #define BLOCK_ENDS 9
 #define BLOCK_TILES 3
 
-/* Rows per pass over a tile. */
+/* Rows that a kernel computes in one pass over a tile. */
 #define PASS_ROWS 32
 
 /* Limit on subdivisions of a group. */
@@ -170,7 +170,8 @@ static int64_t choose(struct search *search, uint32_t low, uint32_t high, uint32
 		for (end = i + 1; end < high; end++)
 			if (search->keys[end] >> 32 != search->keys[i] >> 32)
 				break;
-		/* Otherwise they only share the key of members without further pages. */
+		/* Members without further pages, or all members, only have the same sort key: no
+		 * group. */
 		if (pages < member->n_pages && end - i > 1 && end - i < high - low)
 			apart += choose(search, i, end, pages, level + 1);
 	}
@@ -226,7 +227,7 @@ static uint32_t find_members(const struct fa_paged_attention *p, const bool *can
 	return n;
 }
 
-/* Numbers the groups that kept members without gaps. */
+/* Numbers the groups that kept members, without gaps. */
 static void fill(const struct search *search, uint32_t n, struct fa_cuda_paged_groups *groups)
 {
 	uint32_t *numbers = search->order;
@@ -283,7 +284,7 @@ void fa_cuda_paged_groups_find(const struct fa_paged_attention *p, const bool *c
 	search.keys = (void *)(search.members + batch);
 	search.spare = search.keys + batch;
 	groups.groups = (void *)(search.spare + batch);
-	/* As many as members: groups are chosen again on every level. */
+	/* There are at most as many groups as members; each level of the recursion chooses anew. */
 	search.order = (void *)(groups.groups + batch);
 	groups.group_of = search.order + batch;
 	groups.memory = memory;

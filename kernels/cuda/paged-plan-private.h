@@ -1,5 +1,5 @@
 /*
- * Shared by the files of the planner over pages alone.
+ * Shared by the planner's files over pages, and by no others.
  */
 #pragma once
 
@@ -70,8 +70,8 @@ static inline bool fa_cuda_paged_has_tree(const struct fa_paged_attention *p, in
 /* Sequences with fewer new tokens decode; others prefill, in blocks of rows. */
 #define FA_CUDA_PAGED_PREFILL_TOKENS 48u
 
-/* Packed rows may begin with fewer tokens: with more rows per KV head than decode computes at
- * once. */
+/* Packed rows may begin with fewer tokens: as soon as a KV head has more rows than decode computes
+ * at once. */
 static inline uint32_t fa_cuda_paged_packed_tokens(const struct fa_paged_attention *p)
 {
 	const uint32_t group = (uint32_t)(p->heads / p->cache->kv_heads), tokens = 32 / group + 1;
@@ -144,7 +144,7 @@ int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
 
 int fa_cuda_paged_plan_prefill(const struct fa_paged_attention *p, char *blob,
                                struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes);
-/* Returns about the number of keys that the last of @rows rows from @row on sees. */
+/* Returns how many keys the last of @rows rows, which begin with @row, sees; approximately. */
 uint64_t fa_cuda_paged_seen(const struct fa_paged_attention *p,
                             const struct fa_cuda_paged_item *item, uint32_t row, uint32_t rows);
 /* Returns the item of block @number. An item's tile is its first block's number. */

@@ -5,13 +5,13 @@
 #include <stdlib.h>
 
 #define MAP_DIM_MAX (INT32_MAX - 256)
-/* Slots of the maps: loads beyond give zeros. */
+/* Number of slots in the maps of pages: TMA gives zeros for loads beyond. */
 #define SLOTS ((uint64_t)INT32_MAX)
 
-/* Concurrent heads' keys fill this part of L2. */
+/* The keys of heads that run at the same time fill a L2_PART-th of L2. */
 #define L2_PART 8
 
-/* As in plan.c: a block of threads takes about BLOCK_NS, or one pair. */
+/* As in plan.c: a thread block takes about BLOCK_NS, or computes one pair. */
 #define BLOCK_NS 200000
 
 static int32_t ceil_div(int64_t a, int64_t b)
@@ -120,7 +120,7 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_sm90_find(const struct fa_cuda_
 		    !fa_cuda_paged_kernel_runs(kernel, chip) ||
 		    !fa_cuda_paged_sm90_covers(kernel, p))
 			continue;
-		/* A sequence's bits must not depend on the lengths of others. */
+		/* Bits of a deterministic sequence must not depend on the others' lengths. */
 		if ((p->deterministic ? INT32_MAX : longest) > (uint32_t)kernel->seqlen_k_max)
 			continue;
 		cost = (int64_t)ceil_div(p->cache->head_dim_v, kernel->dim_v) *
@@ -164,9 +164,9 @@ static bool is_middle(const struct fa_cuda_paged_plan *plan, const struct fa_cud
 
 #define NO_ITEM UINT32_MAX
 
-/* Pairs the middle blocks of items, longest with shortest. The item of the longer block gets the
- * other block's number as its tiles, or its own number if there is no other. The other item gets
- * NO_ITEM. */
+/* Pairs the middle blocks of items, the longest with the shortest. The item of the longer block
+ * gets the other block's number as its tiles, or its own number if no block is left. The item of
+ * the other block gets NO_ITEM. */
 static void pair_middles(const struct fa_cuda_paged_plan *plan, struct fa_cuda_paged_item *items,
                          const uint64_t *keys)
 {
@@ -186,7 +186,8 @@ static void pair_middles(const struct fa_cuda_paged_plan *plan, struct fa_cuda_p
 	}
 }
 
-/* Marks the first of a pair: the pair's order is found backwards, and firsts precede seconds. */
+/* Marks the first block of a pair: the list is built backwards, and in it the first blocks precede
+ * the second ones. */
 #define FIRST ((uint64_t)1 << 63)
 #define COST_MAX ((uint64_t)INT32_MAX)
 
@@ -302,7 +303,7 @@ void fa_cuda_paged_sm90_partition(const struct fa_cuda_chip *chip,
 
 	if (!kernel->keys || plan->forward_blocks == 0)
 		return;
-	/* Where all blocks run at once, a pair would only last longer than its longer half. */
+	/* If all blocks of rows run at once, a pair would take longer than its longer block. */
 	plan->forward_pairs = grid > chip->sms;
 	if (plan->forward_pairs)
 		grid = (int64_t)ceil_div(plan->forward_blocks, 2) * parts;
@@ -323,7 +324,8 @@ void fa_cuda_paged_sm90_partition(const struct fa_cuda_chip *chip,
 		plan->forward_section = (uint32_t)parts;
 	}
 
-	/* Blocks of threads that each compute long enough, in whole waves. */
+	/* Chooses the number of thread blocks: each computes long enough, and they fill whole
+	 * waves. */
 	plan->forward_ns = (uint64_t)(pairs * 2 * (kernel->dim + kernel->dim_v) * parts /
 	                              FA_CUDA_SM_FLOPS_PER_NS / (chip->sms > 0 ? chip->sms : 1));
 	blocks = (int64_t)(plan->forward_ns / BLOCK_NS + 1);

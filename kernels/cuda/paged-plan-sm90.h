@@ -6,8 +6,8 @@
 
 #include "kernels/cuda/paged-plan.h"
 
-/* Returns the kernel for sequences of many rows, the longest with @longest keys; NULL: none. @own: it
- * is one over a client's own pages. */
+/* Returns the kernel for sequences of many rows, of which the longest has @longest keys; NULL:
+ * none. @own: over a client's own pages. */
 const struct fa_cuda_paged_kernel *fa_cuda_paged_sm90_find(const struct fa_cuda_chip *chip,
                                                            const struct fa_paged_attention *p,
                                                            bool own, uint32_t longest);
@@ -20,7 +20,7 @@ void fa_cuda_paged_sm90_pair(const struct fa_paged_attention *p,
                              const struct fa_cuda_paged_plan *plan,
                              struct fa_cuda_paged_item *items, uint64_t *keys);
 
-/* Divides the plan's blocks of rows over blocks of threads. No effect, like the next function, for
+/* Divides the plan's blocks of rows over thread blocks. This function and the next do nothing for
  * other kernels. */
 void fa_cuda_paged_sm90_partition(const struct fa_cuda_chip *chip,
                                   const struct fa_paged_attention *p,
@@ -30,12 +30,12 @@ void fa_cuda_paged_sm90_partition(const struct fa_cuda_chip *chip,
 bool fa_cuda_paged_sm90_covers(const struct fa_cuda_paged_kernel *kernel,
                                const struct fa_paged_attention *p);
 
-/* Sets the maps of @launch, and what its loading warps need. */
+/* Sets the tensor maps of @launch, and what its loading warps need. */
 void fa_cuda_paged_sm90_maps(const struct fa_cuda_paged_plan *plan,
                              const struct fa_paged_attention *p,
                              struct fa_cuda_paged_launch *launch);
 
-/* Work of a multiprocessor of an H200. */
+/* Floating point operations per nanosecond of one multiprocessor of an H200. */
 #define FA_CUDA_SM_FLOPS_PER_NS 6000
 
 /* Completes @launch. */
@@ -50,7 +50,7 @@ bool fa_cuda_paged_sm90_can_map(const struct fa_paged_own *own);
 void fa_cuda_paged_sm90_map_rows(const struct fa_paged_own *own,
                                  struct fa_cuda_paged_launch *launch);
 
-/* Completes @launch over a client's own pages. @p has all but the pages and the step. */
+/* Completes @launch over a client's own pages. @p has everything but the pages and the step. */
 void fa_cuda_paged_sm90_launch_own(const struct fa_cuda_paged_plan *plan,
                                    const struct fa_paged_attention *p,
                                    const struct fa_paged_own *own,

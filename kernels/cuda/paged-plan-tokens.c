@@ -71,7 +71,7 @@ void fa_cuda_paged_launch_append(const struct fa_cuda_paged_plan *plan,
 		args.aligned = args.aligned && fa_cuda_paged_tensor_aligned(&p->q, bytes) &&
 		               fa_cuda_paged_tensor_aligned(&p->q_out, bytes);
 	}
-	/* Q that stays in place and unrotated needs no work. */
+	/* No work if Q stays where it is and is not rotated. */
 	if (!read && rotary->dim == 0 && p->q.data == p->q_out.data)
 		args.q.data = NULL;
 	if (!read && rotary->dim > 0) {

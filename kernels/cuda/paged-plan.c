@@ -144,7 +144,7 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_find(const struct fa_cuda_chip 
 		if (kernel->dim < dim ||
 		    (kernel->exact && (kernel->dim != dim || kernel->dim_v != dim_v)))
 			continue;
-		/* Passes over a sequence, times the work of each. */
+		/* The number of passes over a sequence, times the work of one. */
 		cost = (int64_t)fa_cuda_paged_ceil_div((uint64_t)dim_v, (uint64_t)kernel->dim_v) *
 		       (kernel->dim + kernel->dim_v);
 		if (kind == FA_CUDA_PAGED_DECODE || kind == FA_CUDA_PAGED_SPLIT ||

@@ -95,29 +95,30 @@ struct fa_cuda_paged_plan {
 	size_t blob_bytes;
 	size_t workspace_bytes; /* at least FA_CUDA_PAGED_COUNTERS_BYTES for attention */
 
-	/* Attention: sequences of few rows and of many; either may be none. */
+	/* Attention: kernels for sequences of few rows and of many; either may be NULL. */
 	const struct fa_cuda_paged_kernel *decode, *forward;
 	uint32_t decode_items, decode_grid, tiles_each, tiles_extra, epilogue_tiles;
-	bool appends; /* fa_cuda_paged_can_append(), as far as it depends on attention */
-	/* Decode: partial results and rows of each, of which part_rows are in use without
-	 * FA_CUDA_PAGED_SPLIT; part_rows 0: no part is divided. */
+	bool appends; /* whether fa_cuda_paged_can_append(), as far as that depends on the attention */
+	/* Decode: shared prefixes; partial results; rows of each, of which part_rows are in use
+	 * without FA_CUDA_PAGED_SPLIT; part_rows 0: no part is divided. */
 	uint32_t prefixes, places, partial_rows, part_rows;
 	uint32_t forward_items, forward_blocks;
 	uint32_t forward_grid, forward_section; /* of the prefill launch by TMA */
 	bool forward_pairs;
 	uint64_t forward_ns;     /* expected duration of the launch by TMA */
-	uint32_t prefill_tokens; /* sequences with fewer new ones decode */
-	/* With packed rows forward_blocks is the number of units: of unit_tiles tiles at most, each
-	 * of whose groups has 2^pack_shift tokens. */
+	uint32_t prefill_tokens; /* sequences with fewer new tokens decode */
+	/* With packed rows forward_blocks is the number of units. A unit has at most unit_tiles
+	 * tiles; a group of its rows has 2^pack_shift tokens. */
 	uint32_t unit_tiles, unit_partials, pack_shift;
 	uint32_t join_wait_ns; /* as in common/packed-args.h */
-	int32_t pack_sets;     /* of heads, in a KV head */
+	int32_t pack_sets;     /* sets of 64 >> pack_shift heads per KV head */
 	size_t unit_partials_at;
 	size_t decode_items_at, block_items_at, forward_items_at, forward_blocks_at;
 	size_t splits_at, suffixes_at, tokens_at;
-	const struct fa_cuda_paged_kernel *kernel; /* of a client's own pages, too: the first */
+	const struct fa_cuda_paged_kernel
+		*kernel; /* other operations; over a client's own pages: the first kernel */
 	uint32_t grid_x, grid_y;
-	/* Where a client's own pages have the plan that the device makes, in the workspace. */
+	/* Over a client's own pages: where in the workspace the device writes its plan. */
 	size_t own_ranges_at, own_items_at, own_forward_items_at, own_block_items_at,
 		own_forward_blocks_at;
 	size_t first_at, second_at;
@@ -125,9 +126,9 @@ struct fa_cuda_paged_plan {
 	size_t k_data_at, v_data_at, k_scales_at, v_scales_at;
 	uint32_t own_unit;
 	double turns[128]; /* append: fa_cuda_rotary.turns */
-	/* Inline arguments of attention and append: all items, if few; the table, if the kernel is
-	 * a small one: then of the step only trees and positions are read from memory, and there is
-	 * no blob. */
+	/* Attention and append: whether all items, if they are few, are in the launch's arguments;
+	 * and the table, too, for a small kernel. A small kernel reads only trees and positions of
+	 * the step from memory, and has no blob. */
 	uint32_t inline_table;
 	struct fa_cuda_paged_item first_items[FA_CUDA_PAGED_INLINE_ITEMS];
 	uint32_t table[FA_CUDA_PAGED_INLINE_TABLE];
@@ -141,10 +142,10 @@ struct fa_cuda_paged_launch {
 	union {
 		struct fa_cuda_paged_attention attention;
 		struct fa_cuda_paged_append append;
-		/* Arguments of small kernels; they begin as the two above. */
+		/* Arguments of small kernels; they begin like the two above. */
 		struct fa_cuda_paged_small_attention small_attention;
 		struct fa_cuda_paged_small_append small_append;
-		/* Arguments for quantised pages; they begin likewise. */
+		/* Arguments for quantised pages; they begin like the plain ones. */
 		struct fa_cuda_paged_attention_quantised attention_quantised;
 		struct fa_cuda_paged_small_attention_quantised small_attention_quantised;
 		struct fa_cuda_paged_append_quantised append_quantised;
@@ -170,8 +171,9 @@ struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch);
 
 const struct fa_cuda_paged_kernel *fa_cuda_paged_gate(const struct fa_cuda_chip *chip);
 
-/* Checks if kernels cover @cache, without its pool and scales: -EINVAL or -ENOTSUP with a sentence
- * in @text. For plain caches as fa_paged_check_cache(); more depends on the request. */
+/* Checks if kernels cover @cache, whatever its pool and scales: returns -EINVAL or -ENOTSUP with a
+ * sentence in @text. Plain caches pass if fa_paged_check_cache() does; a request may still be
+ * refused. */
 int fa_cuda_paged_check_cache(const struct fa_cuda_chip *chip, const struct fa_paged_cache *cache,
                               char *text, size_t text_bytes);
 
@@ -185,16 +187,16 @@ int fa_cuda_paged_plan(const struct fa_cuda_chip *chip, const struct fa_paged_re
                        struct fa_cuda_paged_plan *ret_plan);
 
 /* Fills the launches of @request, which run in order in one stream, and returns their number. Since
- * the plan only the layer, data pointers of tensors (with the same alignment) and lse may have
- * changed. @blob and @workspace: device addresses. @epoch: not 0, below 2^48, and greater in each
- * call with the same workspace. */
+ * the plan was made only the layer, lse, and data pointers of tensors (with the same alignment) may
+ * have changed. @blob and @workspace: device addresses. @epoch: not 0, below 2^48, and greater in
+ * each call with the same workspace. */
 int fa_cuda_paged_launches(const struct fa_cuda_paged_plan *plan,
                            const struct fa_paged_request *request, uint64_t blob,
                            uint64_t workspace, uint64_t epoch,
                            struct fa_cuda_paged_launch ret_launches[FA_CUDA_PAGED_LAUNCHES_MAX]);
 
-/* True if the launch of @plan, of @attention, can also do @append, which would come right before
- * and is of the same step. Pages and results are the same to the bit. */
+/* Returns true if the attention's launch can also do @append, which belongs to the same step and
+ * would come right before it. Pages and results are then the same to the bit. */
 bool fa_cuda_paged_can_append(const struct fa_cuda_paged_plan *plan,
                               const struct fa_paged_attention *attention,
                               const struct fa_paged_append *append);

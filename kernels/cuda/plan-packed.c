@@ -74,7 +74,7 @@ static void pack(struct fa_cuda_packed_attention *packed)
 	packed->blocks = (uint32_t)(least < UINT32_MAX ? least : UINT32_MAX);
 }
 
-/* Time of the launch on @best, in keys of a block of rows of @rows rows. */
+/* Returns the time of the launch on the kernel @best, in keys of a block of @rows rows. */
 static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *best,
                             const struct fa_cuda_launch *launch)
 {
@@ -89,7 +89,7 @@ static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_cud
 		each -= n_q / 2;
 	if (left + best->rows < each)
 		each = whole = left + best->rows;
-	/* Many blocks of a band go in pairs, the first with the last. */
+	/* Bands compute blocks in pairs, the first with the last, if there are many. */
 	longest = best->kind != FA_CUDA_FULL && blocks * heads > chip->sms ? 2 * each : whole;
 	sum = blocks * heads * each / chip->sms;
 	return ((sum > longest ? sum : longest) + FA_CUDA_UNIT_KEYS) * best->rows /
@@ -103,7 +103,8 @@ static bool counters_suffice(const struct fa_cuda_packed_attention *packed, uint
 	                             FA_CUDA_PACKED_COUNTERS_MAX;
 }
 
-/* Chooses the number of parts, and returns the launch's time in keys; < 0: it cannot be. */
+/* Chooses the number of parts. Returns the launch's time in keys; negative: no number is
+ * possible. */
 static double choose(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch,
                      uint64_t all_blocks)
 {
@@ -162,7 +163,7 @@ bool fa_cuda_packed_plan(const struct fa_cuda_chip *chip, const struct fa_cuda_k
 	packed->kv_heads = (uint32_t)params->kv_heads;
 	pack(packed);
 	all_blocks = (uint64_t)packed->blocks * packed->kv_heads * (uint64_t)params->batch;
-	/* Many blocks of rows fill the GPU by themselves. */
+	/* So many blocks of rows fill the GPU without being divided. */
 	if (all_blocks > (uint64_t)chip->sms * FA_CUDA_PACKED_WAVES_MAX)
 		return false;
 	keys = choose(chip, ret_launch, all_blocks);
@@ -178,7 +179,7 @@ bool fa_cuda_packed_plan(const struct fa_cuda_chip *chip, const struct fa_cuda_k
 		return false;
 	}
 	packed->n_units = (uint32_t)all_blocks * packed->parts;
-	/* Otherwise others could start only when who waits ends. */
+	/* Unless all units run at once, units that wait would keep others from starting. */
 	packed->join_wait_ns = packed->n_units <= (uint32_t)chip->sms &&
 	                                       packed->parts <= FA_CUDA_SHARE_PARTS_MAX
 	                               ? FA_CUDA_PACKED_WAIT_NS

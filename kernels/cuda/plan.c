@@ -177,7 +177,7 @@ void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float so
 
 	if (!(softcap > 0))
 		return;
-	/* Beyond all dot products, without overflow. */
+	/* Larger than every dot product, without overflow. */
 	softcap = fminf(softcap, 0x1p100f);
 	args->cap_in = scale / softcap;
 	args->cap_out = (float)(softcap * M_LOG2E);
@@ -198,7 +198,8 @@ void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float so
 		args->cap_square = (float)(limit * limit);
 	}
 	if (args->cap_square >= FLT_MIN) {
-		/* From powers of x^2 to powers of x^2 - limit, by Horner's rule. */
+		/* Turns coefficients of powers of x^2 into those of powers of x^2 - limit, by
+		 * Horner's rule. */
 		const double middle = in * in * args->cap_square;
 		double shifted[FA_CUDA_CAP_POWERS] = { 0 };
 
@@ -233,9 +234,9 @@ static struct fa_cuda_tensor tensor(const struct fa_attention_params *params,
 	};
 }
 
-/* Returns the number of triples in flight together. A FULL block reads all of its K and V, so heads
- * follow one another. Otherwise the longest blocks of the triples that fit half of L2 go first, so
- * that the last blocks are short. */
+/* Returns the number of triples whose blocks run together. FULL blocks read all K and V, so heads
+ * follow one another. For other kinds the triples that fit half of L2 go together, their longest
+ * blocks first, so that the last blocks are short. */
 static int32_t section(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
                        const struct fa_attention_params *params, int32_t triples)
 {
@@ -275,8 +276,8 @@ static int64_t keys_seen(const struct fa_cuda_attention *args)
 	return keys;
 }
 
-/* Blocks of threads per SM such that each takes about BLOCK_NS, or one unit: a higher priority gets
- * an SM only when a block ends. Longer blocks would save about 2 us. */
+/* Chooses the number of thread blocks per SM such that each takes about BLOCK_NS, or computes one
+ * unit: a launch of higher priority gets an SM only when a thread block ends. */
 #define BLOCK_NS 200000
 #define SM_FLOPS_PER_NS 6000 /* of an H200 */
 
@@ -295,7 +296,7 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	struct fa_cuda_attention *args = &launch->args;
 	int64_t blocks;
 
-	/* Where all blocks run at once, a pair would only last longer than its longer half. */
+	/* If all blocks of rows run at once, a pair would take longer than its longer block. */
 	args->pairs = launch->kernel->kind != FA_CUDA_FULL &&
 	              !narrow(args->window_left, args->window_right, args->seqlen_k) &&
 	              (int64_t)args->blocks_m * args->triples > chip->sms;
@@ -371,7 +372,7 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 	return 0;
 }
 
-/* Columns per (row, key), weighted by kind. */
+/* Returns how many columns the kernel multiplies per (row, key), weighted by kind. */
 static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attention_params *params)
 {
 	static const int64_t weight[] = { [FA_CUDA_FULL] = 20,

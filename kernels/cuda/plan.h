@@ -56,16 +56,16 @@ struct fa_cuda_chip {
 	int32_t shared_bytes_max; /* CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
 	int64_t l2_bytes;
 	int32_t sms; /* CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT */
-	/* The modules for this compute capability alone failed to load, so their kernels must not
-	 * be used: those over tensors, those over pages. */
+	/* The modules for exactly this compute capability failed to load, so their kernels must not
+	 * be used: those over tensors, and those over pages. */
 	bool portable, portable_paged;
-	/* For tests (FAD_TUNE_SHARE_EARLY): group sequences that share pages as if an epilogue's
+	/* For tests (FAD_TUNE_SHARE_EARLY): groups sequences that share pages as if an epilogue's
 	 * cost were unknown. */
 	bool share_early;
-	/* Launches get the workspace that they ask for. */
+	/* The caller provides the workspace that launches ask for. */
 	bool workspace;
-	/* For tests and benchmarks. Packed rows (paged-plan-packed.h): 0: where they are sooner;
-	 * -1: never; n: wherever they can be, in units of n tiles at most. */
+	/* For tests and benchmarks. Packed rows (paged-plan-packed.h): 0: where they are faster;
+	 * -1: never; n: wherever they are possible, in units of at most n tiles. */
 	int32_t pack;
 };
 
@@ -85,7 +85,7 @@ struct fa_cuda_launch {
 		struct fa_cuda_packed_attention packed; /* of FA_CUDA_PACKED; begins with args */
 	};
 	size_t workspace_bytes; /* 0, or what fa_cuda_packed_set() needs */
-	uint64_t work_ns;       /* expected duration at most, with wgmma; else 0 */
+	uint64_t work_ns;       /* upper estimate of the duration, for wgmma kernels; else 0 */
 	/* The second parameter, struct fa_cuda_maps, if the kernel has one. */
 	uint32_t n_maps;
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
@@ -114,19 +114,19 @@ const struct fa_cuda_kernel *fa_cuda_attention_kernel(const struct fa_cuda_chip 
 
 /* ---- plan-packed.c */
 
-/* Makes the launch of checked @params with packed rows. False: they cannot be packed on this chip,
- * or take longer so. @best: the kernel that they have otherwise. */
+/* Makes the launch of checked @params with packed rows. Returns false if they cannot be packed on
+ * this chip, or would take longer than on @best, the kernel for unpacked rows. */
 bool fa_cuda_packed_plan(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *best,
                          const struct fa_attention_params *params,
                          struct fa_cuda_launch *ret_launch);
 
-/* Gives a launch with packed rows its workspace: device memory whose first
- * FA_CUDA_PACKED_WORKSPACE_ZERO bytes were zero at first. @epoch: as fa_cuda_paged_launches(). */
+/* Sets the workspace of a launch with packed rows: device memory whose first
+ * FA_CUDA_PACKED_WORKSPACE_ZERO bytes were zeroed once. @epoch: as for fa_cuda_paged_launches(). */
 void fa_cuda_packed_set(struct fa_cuda_launch *launch, uint64_t workspace, uint64_t epoch);
 
-/* Warps of blocks of rows whose keys are divided, at most. */
+/* Limit of the warps of all blocks of rows whose keys are divided. */
 #define FA_CUDA_PACKED_COUNTERS_MAX 16384
-/* The workspace of work over pages begins likewise, with other counters. */
+/* A workspace begins alike for work over pages, whose counters come first. */
 #define FA_CUDA_PACKED_COUNTERS_AT ((size_t)8 * 20480)
 #define FA_CUDA_PACKED_WORKSPACE_ZERO                                                              \
 	(FA_CUDA_PACKED_COUNTERS_AT + (size_t)8 * FA_CUDA_PACKED_COUNTERS_MAX)

@@ -30,7 +30,7 @@ struct fa_cuda_done {
 	 * launch. */
 	uint32_t parts;
 	uint64_t *counter; /* finished blocks */
-	uint64_t last;     /* its value before the last block */
+	uint64_t last;     /* the counter's value before the last block counts itself */
 };
 
 /* A kernel that holds back its stream until a client's word allows it (gate.h). */
@@ -40,8 +40,9 @@ struct fa_cuda_gate {
 	const uint64_t *stop; /* host memory; the gate gives up once it is >= turn */
 	uint64_t turn;
 	uint64_t patience_ns;
-	uint64_t *
-		shut; /* device memory; set to run by a gate that gives up, as the run's later gates then do */
+	/* Device memory. A gate that gives up writes run here; later gates of the run then give up
+	 * at once. */
+	uint64_t *shut;
 	uint64_t run; /* not 0 */
 	/* Host memory; set to turn by the run's first gate that gives up. */
 	uint64_t *report;
@@ -51,10 +52,11 @@ struct fa_cuda_gate {
 #define FA_CUDA_CLIENT_WORDS 8 /* as FA_COMPLETION_DEVICE_WORDS */
 
 struct fa_cuda_preempt_record {
-	uint32_t block; /* number of the block in the first launch */
-	uint32_t done;  /* finished blocks of rows, of those that see a key */
-	uint32_t left;  /* tiles left of the next, whose state is saved; 0: not begun */
-	uint32_t slot;  /* slot of the saved state, in the low half; FA_CUDA_PREEMPT_BROKEN */
+	uint32_t block; /* the block's number in the first launch */
+	uint32_t done;  /* finished blocks of rows that see a key */
+	/* Tiles left of the next block of rows, whose state is saved; 0: it has not begun. */
+	uint32_t left;
+	uint32_t slot; /* low half: slot of the saved state; and FA_CUDA_PREEMPT_BROKEN */
 };
 
 #define FA_CUDA_PREEMPT_BROKEN 0x10000u /* rows must be recomputed (sm90/recompute.h) */
@@ -70,22 +72,23 @@ struct fa_cuda_preempt_area {
 struct fa_cuda_preempt {
 	const uint64_t *word; /* device memory; NULL: never preempted */
 	uint64_t turn;        /* preempted once the word is >= turn */
-	void *area;           /* struct fa_cuda_preempt_area, of launches in order */
-	uint64_t *report;     /* host memory; number of records */
-	uint32_t slots;       /* slots for states, per side */
+	/* A struct fa_cuda_preempt_area, shared by launches that run in order. */
+	void *area;
+	uint64_t *report; /* host memory; number of records */
+	uint32_t slots;   /* slots for states, per side */
 	uint32_t side;
 	uint32_t resumed; /* block b resumes record b */
 	uint32_t blocks;  /* number of blocks in the first launch */
 };
 
-/* Keep positions, and sums of two of them, within int32. */
+/* Positions, and sums of two positions, stay within int32. */
 #define FA_CUDA_SEQLEN_MAX ((int32_t)1 << 29)
 #define FA_CUDA_WINDOW_MAX ((int32_t)1 << 30)
 
 #define FA_CUDA_CAP_POWERS 5
 
-/* Fields are in the order in which a decode block needs them, by the 64 bytes that it fetches at
- * once; on sm_90 the first such group has 48. */
+/* Fields are in the order in which a decode block reads them. The GPU fetches 64 bytes of arguments
+ * at once; on sm_90 the first such group has 48. */
 struct fa_cuda_attention {
 	struct fa_cuda_done done; /* filled by the caller */
 
@@ -132,6 +135,7 @@ struct fa_cuda_attention {
 	int32_t units_m; /* per triple */
 
 	struct fa_cuda_preempt preempt; /* filled by the caller */
-	/* cap_out / cap_powers[0]. Last: before cap_powers, decode at d64 spills. */
+	/* cap_out / cap_powers[0]. It is the last field because decode at d64 spills if it stands
+	 * before cap_powers. */
 	float cap_large;
 };

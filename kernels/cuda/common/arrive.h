@@ -1,4 +1,5 @@
-/* Who comes last: blocks, or warps, that count themselves in a word of global memory. */
+/* Finds the last of several thread blocks, or warps: each counts itself in a word of global
+ * memory. */
 #pragma once
 
 #include "kernels/cuda/ptx/atomic.h"

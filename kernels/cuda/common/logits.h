@@ -54,7 +54,7 @@ struct fa_logits_rich {
 		return 1;
 	}
 
-	/* @position: that of the key of dots[0][0][0] minus that of its row. */
+	/* @position: the first key's position minus its row's, for dots[0][0][0]. */
 	template <int ATOMS, int TILES>
 	__device__ __forceinline__ void apply(float (&dots)[ATOMS][TILES][4],
 	                                      int32_t position) const

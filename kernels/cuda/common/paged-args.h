@@ -14,20 +14,23 @@
 
 #include <stdint.h>
 
-/* A strip is the least that lies in one page. */
+/* Tokens of a strip. A page is one or more whole strips. */
 #define FA_CUDA_PAGED_STRIP 16
 #define FA_CUDA_PAGED_TILE 64
 
 #define FA_CUDA_PAGED_NO_TREE 0xffffffffu
-#define FA_CUDA_PAGED_HEAD_SLICES_MAX (1u << 24) /* heads * slices, for kernels that copy by TMA */
-#define FA_CUDA_PAGED_BLOCKS 4096                /* per decode launch, at most */
-#define FA_CUDA_PAGED_SUFFIX_COUNTERS 16384      /* parts of all suffixes of a launch, at most */
-#define FA_CUDA_PAGED_UNITS 2047                 /* per launch of packed rows, at most */
-#define FA_CUDA_PAGED_UNIT_COUNTERS 16384        /* warps of its divided blocks of rows, at most */
+/* Limits: heads * slices, for kernels that copy by TMA; thread blocks of a decode launch; parts of all
+ * suffixes of a launch; units of a launch of packed rows; warps of such a launch whose rows are divided
+ * over units. */
+#define FA_CUDA_PAGED_HEAD_SLICES_MAX (1u << 24)
+#define FA_CUDA_PAGED_BLOCKS 4096
+#define FA_CUDA_PAGED_SUFFIX_COUNTERS 16384
+#define FA_CUDA_PAGED_UNITS 2047
+#define FA_CUDA_PAGED_UNIT_COUNTERS 16384
 #define FA_CUDA_PAGED_COUNTERS                                                                     \
 	(FA_CUDA_PAGED_BLOCKS + FA_CUDA_PAGED_SUFFIX_COUNTERS + FA_CUDA_PAGED_UNIT_COUNTERS)
-/* Items and table entries in a launch's arguments (4096 bytes at most), which arrive before
- * anything that is read from memory. */
+/* Limits of items and table entries inside a launch's arguments (4096 bytes at most). These arrive
+ * with the launch, before anything that is read from memory. */
 #define FA_CUDA_PAGED_INLINE_ITEMS 8
 #define FA_CUDA_PAGED_INLINE_TABLE 384
 
@@ -36,7 +39,7 @@ struct fa_cuda_pages {
 	const uint32_t *table; /* slots */
 	uint64_t page_magic;   /* strip * page_magic >> 32 is the strip's page */
 	uint32_t page_strips;
-	uint32_t k_row, v_row; /* from token to token; a multiple of 16 */
+	uint32_t k_row, v_row; /* bytes from token to token; a multiple of 16 */
 };
 
 /* A sequence or a prefix of a step, [48 bytes]. */
@@ -56,14 +59,14 @@ struct fa_cuda_paged_item {
 };
 
 /*
- * More about an item of FA_CUDA_PAGED_SPLIT (paged_combine.h), [16 bytes].
+ * What FA_CUDA_PAGED_SPLIT adds to an item (paged_combine.h), [16 bytes].
  *
  * A prefix that several sequences share is an item with the rows of all of them; all rows see all
  * of its tokens. Each of these sequences is an item for its remaining tokens, its suffix.
  */
 struct fa_cuda_paged_split {
-	/* Fixed split size in tiles: splits are computed separately, and blocks divide splits
-	 * instead of tiles. 0: blocks divide tiles. */
+	/* Size of a fixed split in tiles. Splits are computed separately, and thread blocks divide
+	 * the splits among them. 0: thread blocks divide the tiles. */
 	uint32_t split_tiles;
 	uint32_t parts; /* parts of all earlier items */
 	uint32_t
@@ -73,8 +76,9 @@ struct fa_cuda_paged_split {
 
 #define FA_CUDA_PAGED_NO_SUFFIX 0xffffffffu
 
-/* Where an item's partial results are, without fixed splits: part p has one for each block that has
- * tiles of [tile + p tiles, tile + (p + 1) tiles), from index parts + p + first block on. */
+/* Where an item's partial results are if it has no fixed splits. Part p consists of the tiles [tile
+ * + p * tiles, tile + (p + 1) * tiles) and has one result per thread block with tiles of it; the
+ * first has index parts + p + number of that thread block. */
 struct fa_cuda_paged_partial_range {
 	uint32_t tile, tiles;
 	uint32_t parts; /* before p = 0 */
@@ -97,16 +101,18 @@ struct fa_cuda_paged_block {
 	uint32_t item, row;
 };
 
-/* A block of packed rows (sm90/packed_source.h) over some of its tiles of keys, [32 bytes]. */
+/* A unit: a block of packed rows (sm90/packed_source.h) and the tiles of keys that one thread block
+ * computes for it, [32 bytes]. */
 struct fa_cuda_paged_unit {
 	uint32_t item;
 	uint32_t head, token; /* the first row's */
 	uint32_t last, count; /* tiles of keys */
-	/* part + FA_CUDA_PAGED_UNIT_PARTS * parts + set << FA_CUDA_PAGED_UNIT_SET_SHIFT. Part: of
-	 * the block's units, in the order of keys. Set: the first head's, among those of its KV
-	 * head. */
+	/* part + FA_CUDA_PAGED_UNIT_PARTS * parts + set << FA_CUDA_PAGED_UNIT_SET_SHIFT. parts:
+	 * number of units of the block of rows; part: this unit's number among them, in the order
+	 * of keys; set: the first head's set, within its KV head. */
 	uint32_t parts_set;
-	/* With parts: that of part 0, and the block's first FA_CUDA_PACKED_COUNTERS(). */
+	/* If the block has several parts: index of part 0's partial result, and of the block's
+	 * first counter (FA_CUDA_PACKED_COUNTERS()). */
 	uint32_t partial, counter;
 };
 
@@ -121,7 +127,7 @@ struct fa_cuda_paged_attention {
 	/* cu_seqlens, seqlens and grid fields are unused. So are k and v, except in decode by bulk
 	 * copies: rows of new tokens that the launch writes into the pages; data NULL: none. */
 	struct fa_cuda_attention attention;
-	int32_t tree_right; /* window_right without causal, which a tree's mask replaces */
+	int32_t tree_right; /* window_right as if not causal: a tree's mask replaces causal */
 	const uint32_t *tree;
 
 	/* What a block needs before its first load of keys is contiguous, in 64-byte groups. */
@@ -133,8 +139,8 @@ struct fa_cuda_paged_attention {
 
 	int32_t kv_heads, slices;
 	uint32_t n_items; /* decode */
-	/* Rows of a partial result. Without FA_CUDA_PAGED_SPLIT, those in use of the kernel's; 0:
-	 * no part is divided. */
+	/* Rows of a partial result; without FA_CUDA_PAGED_SPLIT, only those that the kernel uses.
+	 * 0: no part is divided. */
 	uint32_t partial_rows;
 	/* Decode: partial results of each block's first and last part: [block][2][row][dim_v of the
 	 * kernel], and each row's maximum and sum. */
@@ -157,12 +163,12 @@ struct fa_cuda_paged_attention {
 	const uint32_t *tokens;
 	uint64_t *suffix_counters;                /* [suffix][KV head][slice], as counters */
 	const struct fa_cuda_paged_block *blocks; /* prefill */
-	/* For kernels that copy by TMA: keys of a box of K or V; warps that load; pairs of blocks,
-	 * of all heads and slices, and of a section. */
+	/* For kernels that copy by TMA: keys per box of K or V; number of warps that load; pairs of
+	 * blocks per head and slice, of all heads and slices, and of a section. */
 	int32_t box_keys;
 	uint32_t loaders, pairs, section_pairs;
-	/* Packed rows: a group has 2^pack_shift tokens of some heads, a KV head pack_sets such sets
-	 * of heads. */
+	/* Packed rows: a group has 2^pack_shift tokens of some heads; a KV head has pack_sets sets
+	 * of that many heads. */
 	const struct fa_cuda_paged_unit *units;
 	uint32_t n_units, pack_shift;
 	int32_t pack_sets;
@@ -196,7 +202,7 @@ struct fa_cuda_paged_append {
 	int32_t batch, tokens;
 	int32_t heads, kv_heads;
 	int32_t dtype;
-	int32_t head_dim, head_dim_v;         /* elements; V's 0: V is not written */
+	int32_t head_dim, head_dim_v;         /* in elements; head_dim_v 0: V is not written */
 	int32_t aligned;                      /* all tensors' rows are 16-byte aligned */
 	struct fa_cuda_tensor k, v, q, q_out; /* data NULL: not moved */
 	struct fa_cuda_rotary rotary;
@@ -241,7 +247,7 @@ struct fa_cuda_paged_small_attention_quantised {
  * where they read it.
  */
 
-/* How the items are divided; the first launch writes it. */
+/* How the device divided the items over thread blocks; the first launch writes it. */
 struct fa_cuda_own_ranges {
 	uint32_t tiles_each, tiles_extra; /* as in struct fa_cuda_paged_attention */
 	uint32_t blocks;                  /* of decode that have tiles */
@@ -381,8 +387,8 @@ struct fa_cuda_paged_moves {
 	struct fa_cuda_pages pages; /* of layer 0 */
 	int64_t layer_stride;
 	int32_t kv_heads, page_tokens;
-	uint32_t k_bytes, v_bytes; /* per row; V's 0: V is the front of K */
-	/* As in struct fa_cuda_paged_quantised; K's 0: no scales of tokens. */
+	uint32_t k_bytes, v_bytes; /* bytes per row; v_bytes 0: V is the front of K */
+	/* As in struct fa_cuda_paged_quantised. k_scales_at 0: tokens have no scales. */
 	uint32_t k_scales_at, v_scales_at;
 	const struct fa_cuda_paged_moved *sequences;
 	const uint32_t *from;

@@ -67,8 +67,8 @@ fa_paged_partials_of(const struct fa_cuda_paged_attention &args,
 
 struct fa_paged_epilogue {
 	struct fa_paged_partials own;
-	/* For a suffix: the results of the prefix's row block in which its rows begin, and of the
-	 * next one if they end there. */
+	/* The prefix's results for the row block in which the suffix's rows begin, and for the next
+	 * row block if the rows end there. */
 	struct fa_paged_partials prefix, next;
 	uint32_t prefix_row;
 	uint32_t first_q, first; /* as in struct fa_cuda_paged_suffix */
@@ -139,8 +139,8 @@ __device__ __forceinline__ void fa_paged_combine(const struct fa_cuda_paged_atte
 				                            : epilogue.prefix.first;
 				const uint32_t before = next ? epilogue.next.n : epilogue.prefix.n;
 
-				/* Row of result 0, if it were in the prefix's and in the own
-				 * range. */
+				/* The row that result 0 would have in the prefix's range and in the
+				 * suffix's own. */
 				const uint32_t of_prefix = first * args.partial_rows + at % C::ROWS;
 				const uint32_t of_own =
 					(epilogue.own.first - before) * args.partial_rows + row;

@@ -14,9 +14,9 @@ template <bool SPLIT_ITEMS> struct fa_paged_segment_split {
 
 template <> struct fa_paged_segment_split<true> {
 	struct fa_cuda_paged_split split;
-	uint32_t behind; /* splits of the part up to the segment's end */
+	uint32_t behind; /* number of splits of the part up to the segment's end */
 	uint32_t place;  /* index of the segment's partial result */
-	bool again;      /* the previous segment is of the same part */
+	bool again;      /* the previous segment belongs to the same part */
 };
 
 /* A block's current segment; the same in all its threads. With fixed splits a segment is one split.
@@ -24,13 +24,15 @@ template <> struct fa_paged_segment_split<true> {
  * pages (own.h). */
 template <bool SPLIT_ITEMS, bool PRECOMPUTED, int OWN>
 struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
-	uint32_t index, part; /* of the item; of the part within it */
+	uint32_t index,
+		part; /* index: number of the item; part: the part's number within the item */
 	uint32_t left;
 	int32_t begin, end;
-	bool whole;    /* the whole part, and nothing is combined with it */
-	bool first;    /* the block's range begins in it */
+	bool whole;    /* the segment is the whole part, and its result is final */
+	bool first;    /* it is the first segment of the block's range */
 	uint32_t tile; /* the part's first, of all */
-	/* Of the part, if PRECOMPUTED: a division takes long, and so does fetching its code. */
+	/* The part's KV head and row block, if PRECOMPUTED: a division takes long, and so does
+	 * fetching its code. */
 	uint32_t head, row_block;
 	struct fa_cuda_paged_item item;
 
@@ -108,7 +110,8 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 			row_block = part - head * item.row_blocks;
 		}
 		begin = origin + from * (int32_t)split_tiles * FA_CUDA_PAGED_TILE;
-		/* Every strip has an existing token, else its page might not exist. */
+		/* Ends at the last strip with a token that exists: pages of later strips may not
+		 * exist. */
 		end = item.begin < item.n_k
 		              ? min((int32_t)item.n_k,
 		                    origin + to * (int32_t)split_tiles * FA_CUDA_PAGED_TILE)
@@ -116,8 +119,9 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		whole = from == 0 && tile_in_part + n == item.tiles;
 	}
 
-	/* Finds the item of tile @at among at most SEARCHED: loads all at once, which saves a
-	 * dependent load of block_items and warms the cache. By a whole warp. */
+	/* Finds the item of tile @at among at most SEARCHED items. All loads are issued at once,
+	 * which saves a dependent load of block_items and warms the cache. Called by a whole
+	 * warp. */
 	static constexpr int SEARCHED = 128;
 
 	__device__ __forceinline__ uint32_t search(const struct fa_cuda_paged_attention &args,
@@ -214,7 +218,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		return min(most, item.n_q * args.attention.group - row(args, most));
 	}
 
-	/* Among the item's rows of one KV head. */
+	/* Returns the segment's first row, among the item's rows of one KV head. */
 	__device__ __forceinline__ uint32_t row(const struct fa_cuda_paged_attention &args,
 	                                        uint32_t rows) const
 	{

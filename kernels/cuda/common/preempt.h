@@ -3,9 +3,9 @@
  * an SM only when a block of threads ends, and blocks with many blocks of rows run long.
  *
  * The loading warp polls a word of device memory once per tile of keys. Once it is >= the launch's
- * turn (turns only grow), a block saves its state (O, maxima and sums, in fp32), appends a record to a list and
- * exits. The last block reports the list's length instead of completion, and the host relaunches
- * the kernel with one block per record. Results are the same to the bit.
+ * turn (turns only grow), a block saves its state (O, maxima and sums, in fp32), appends a record to
+ * a list and exits. The last block reports the list's length instead of completion, and the host
+ * relaunches the kernel with one block per record. Results are the same to the bit.
  *
  * A resumed block computes at least one tile, so the next launch consumes all states of a list, and
  * two sides are enough: one is read, one written. A block without a free slot is not preempted.
@@ -62,7 +62,7 @@ __device__ __forceinline__ void fa_preempt_count(const struct fa_cuda_done &done
 	if (fa_atomic_add(done.counter, 1) != done.last)
 		return;
 	if (yield.word) {
-		/* Orders what other blocks counted before. */
+		/* Orders this after what other blocks counted before. */
 		fa_fence_system();
 		/* All other blocks have exited; the next launch starts at 0. */
 		counts = fa_ld_relaxed_device(&fa_preempt_area(yield)->counts);

@@ -51,7 +51,7 @@ __device__ __forceinline__ void fa_quantised_unpack(uint32_t word, uint32_t &fir
 	if constexpr (STORE == FA_STORE_E4M3) {
 		fa_e4m3_to_f16_pairs(word, first, last);
 	} else {
-		/* 1024 + 128 + code, minus 1152. */
+		/* A code plus 1024 + 128, from which 1152 is subtracted again. */
 		const uint32_t raised = word ^ 0x80808080;
 
 		first = fa_fma_packed<fa_f16>(__byte_perm(raised, 0x64646464, 0x4140), 0x3c003c00,
@@ -193,7 +193,7 @@ __device__ __forceinline__ void fa_quantised_scales(float (&ret)[4], uint32_t sc
 		ret[i] = __uint_as_float(fa_ld_shared(scales + (2 * t + i % 2 + i / 2 * 8) * 4));
 }
 
-/* The unit of V's scales per row: weights are divided by it. */
+/* V's scales are divided by a unit per row, and O is in that unit. */
 template <class C> struct fa_quantised_v_unit {
 	float inverse[2 * C::ATOMS];
 
@@ -218,7 +218,7 @@ template <class C> struct fa_quantised_v_unit {
 			most[r] = 0;
 #pragma unroll
 			for (int i = 0; i < 4; i++) {
-				/* An infinity or NaN is no unit. */
+				/* An infinity or NaN cannot become the unit. */
 				const bool counts = scales[i] <= FLT_MAX / 4 &&
 				                    (!HIDES || visible.sees(r, i / 2 * 8 + i % 2));
 
@@ -236,8 +236,9 @@ template <class C> struct fa_quantised_v_unit {
 			most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
 			if (!(most[r] * inverse[r] > 1))
 				continue;
-			/* Doubled, so that it rises rarely; an infinite unit stays so. The
-			 * reciprocal of a subnormal would be infinite. */
+			/* The unit is raised to twice the largest scale, so that it rises rarely;
+			 * an infinite one stays. The reciprocal of a subnormal would be
+			 * infinite. */
 			factor = fa_rcp(inverse[r]);
 			inverse[r] = 0.25f * fa_rcp(fmaxf(0.5f * most[r], FLT_MIN));
 			factor = fmaxf(factor * inverse[r], FLT_MIN);
@@ -249,7 +250,7 @@ template <class C> struct fa_quantised_v_unit {
 		}
 	}
 
-	/* Converts O to units of 1, at a segment's end. */
+	/* Multiplies O by its unit, at a segment's end. */
 	__device__ __forceinline__ void settle(struct fa_warp_rows<C> &rows,
 	                                       const struct fa_cuda_paged_attention &args,
 	                                       uint32_t head) const

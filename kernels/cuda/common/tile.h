@@ -28,10 +28,10 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	static constexpr int columns = D / 8 / lanes;
 	static_assert(D / 8 % lanes == 0 && ROWS % pass == 0 && pass % 8 == 0, "whole passes");
 
-	const char *source; /* this thread's first chunk of the next tile */
+	const char *source; /* address of the thread's first chunk in the next tile */
 	typename fa_stride<NEAR>::type stride;
-	uint32_t shared;         /* its first chunk in shared memory, relative to the tile */
-	uint32_t bytes[columns]; /* 16, or 0 for a chunk past the width */
+	uint32_t shared;         /* the same chunk in shared memory, relative to the tile */
+	uint32_t bytes[columns]; /* bytes to load per chunk: 16, or 0 for a chunk past the width */
 
 	/* @base: row 0; @first: row of the next tile; @width: a multiple of 8 elements. */
 	__device__ __forceinline__ fa_loader(const char *base, int64_t stride_token, int32_t first,

@@ -9,7 +9,8 @@
 
 #include <stdint.h>
 
-/* Of V's columns, in groups of eight chunks, half 0 has chunks 0 to 3 and half 1 chunks 4 to 7. */
+/* V's columns come in groups of eight chunks: half 0 has chunks 0 to 3 of each, half 1 chunks 4 to
+ * 7. */
 template <class C> struct fa_warp_pair {
 	uint32_t barrier;
 	uint32_t half;

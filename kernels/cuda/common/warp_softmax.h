@@ -43,7 +43,7 @@ template <class C> __device__ __forceinline__ void fa_warp_clear(struct fa_warp_
 
 template <class C> struct fa_warp_visibility {
 	int32_t key;   /* the thread's first key relative to its first row; unused without BAND */
-	int32_t start; /* keys from there to the first visible one, if the source STARTS */
+	int32_t start; /* STARTS: number of keys from there to the first visible one */
 	int32_t rest;  /* keys from there to the sequence's end */
 	int32_t left, right;
 
@@ -110,7 +110,7 @@ __device__ __forceinline__ void fa_warp_raise_max(struct fa_warp_rows<C> &rows,
 	}
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
-		/* Row by row, so that a row's bits depend on no other row. */
+		/* Applied to each row by itself, so that a row's bits depend on no other row. */
 		const float offset = fmaf(max[r], factor, rows.offset[r]) > 8 ? -max[r] * factor
 		                                                              : rows.offset[r];
 		const float scale = fa_ex2(offset - rows.offset[r]);

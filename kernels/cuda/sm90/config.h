@@ -84,12 +84,12 @@ struct fa_sm90_config {
 	using CHECK = std::conditional_t<PACKED, uint32_t, bool>;
 	/* With pages, four groups have too few registers for overflow.h. */
 	static constexpr bool FIXED_MAX = fa_sm90_fixed_max<T>::value && !(PAGED && GROUPS_ == 4);
-	/* FIXED_MAX: p of a row's maximum is 2^MAX_EXPONENT, so later logits may be up to 113
-	 * above it. overflow.h scales down sums beyond SUM_HIGH. */
+	/* With FIXED_MAX p of a row's maximum is 2^MAX_EXPONENT, so later logits may exceed that
+	 * maximum by up to 113. overflow.h scales down sums beyond SUM_HIGH. */
 	static constexpr int MAX_EXPONENT = FIXED_MAX && !SCORE_MOD ? -40 : 0;
 	static constexpr float SUM_HIGH = SCORE_MOD ? 0x1p40f : 1;
-	/* A block's first tile of keys goes first, where rows often have their greatest logits;
-	 * then the others, from the last on. */
+	/* Computes the block's first tile of keys before the others, because rows often have their
+	 * greatest logits there; the others follow from the last one backwards. */
 	static constexpr bool FIRST_TILE_FIRST = FIXED_MAX && BAND && !SCORE_MOD && !WINDOW &&
 	                                         PINGPONG_ != FA_SM90_PINGPONG_NONE;
 	static constexpr int DIM = DIM_, DIM_V = DIM_V_;
@@ -98,11 +98,11 @@ struct fa_sm90_config {
 	static constexpr int GROUP_ROWS = FA_SM90_GROUP_ROWS, ROWS = GROUPS * GROUP_ROWS;
 	static constexpr fa_sm90_pingpong PINGPONG = PINGPONG_;
 	static constexpr bool INDEPENDENT = PINGPONG == FA_SM90_PINGPONG_NONE;
-	/* Groups that skip tiles run up to one tile apart, so with two stages nothing is loaded
+	/* Groups that skip tiles run up to one tile apart. With two stages nothing would be loaded
 	 * ahead. */
 	static constexpr bool SKIPS = INDEPENDENT || (WINDOW && STAGES > 2);
-	/* The launch can be preempted (yield.h). Independent groups have no common tile to stop
-	 * at. */
+	/* YIELDS: the launch can be preempted (yield.h). Independent groups have no common tile to
+	 * stop at. */
 	static constexpr bool YIELDS = !INDEPENDENT, YIELDS_IN_BLOCK = YIELDS && !WINDOW;
 
 	/* Registers of a thread. All start with 65,536 / THREADS, rounded down to a multiple of
@@ -112,8 +112,8 @@ struct fa_sm90_config {
 	static constexpr bool ALIBI_MMA = SCORE_MOD && !SOFTCAP && !PAGED && DIM == 64;
 	/* The producer reads the next block's descriptor early. */
 	static constexpr bool LOOKAHEAD = PAGED && DIM == 128;
-	/* Consumers keep the ping-pong barrier's number in a vector register and compute a
-	 * tile's valid rows only where they mask it. */
+	/* Consumers keep the ping-pong barrier's number in a vector register, and compute a tile's
+	 * valid rows only where they mask it. */
 	static constexpr bool MASK_ON_DEMAND = PAGED && PINGPONG != FA_SM90_PINGPONG_SOFTMAX;
 	/* fa_sm90_mask_row() masks by words of bits. */
 	static constexpr bool MASK_BITS = LOOKAHEAD || WINDOW || SCORE_MOD ||
@@ -146,9 +146,10 @@ struct fa_sm90_config {
 	                                                        : 240;
 	/* Another live register would spill, so some state is recomputed per tile. */
 	static constexpr bool FEW_REGISTERS = SCORE_MOD && GROUPS == 3;
-	/* The soft cap's last step subtracts the row maximum, if set. */
+	/* The soft cap's last step also subtracts the row's maximum, if there is one. */
 	static constexpr bool CAP_SUBTRACTS_MAX = SOFTCAP && FIXED_MAX;
-	/* Dot products of a thread that softcap.h computes at a time, as independent chains. */
+	/* Number of dot products of a thread that softcap.h computes at a time, as independent
+	 * chains. */
 	static constexpr int CAP_CHUNK = FEW_REGISTERS            ? (KEYS < 128 ? 8 : 4)
 	                                 : SOFTCAP && KEYS >= 128 ? 32
 	                                                          : 16;
@@ -187,10 +188,11 @@ struct fa_sm90_config {
 
 		/* State of yield.h; zero by default. */
 		alignas(16) struct fa_cuda_preempt_record record;
-		uint32_t exits;        /* exit at once */
-		uint32_t state_slot;   /* where the stopped block's state is, */
-		uint32_t blocks_done;  /* blocks of rows finished, */
-		uint32_t tiles_left;   /* 1 + tiles left of the next; 0: it did not stop */
+		uint32_t exits;       /* exit at once */
+		uint32_t state_slot;  /* slot of the stopped block's state */
+		uint32_t blocks_done; /* blocks of rows finished, */
+		/* 1 + tiles left of the next block of rows; 0: the block did not stop. */
+		uint32_t tiles_left;
 		uint32_t nonfinite;    /* rows must be recomputed */
 		uint32_t stop[STAGES]; /* enum fa_sm90_stop_kind, or 0 */
 	};
@@ -252,12 +254,13 @@ struct fa_sm90_config {
 
 	/* WINDOW: tiles that the previous block does not see. */
 	static constexpr int NEW_TILES = (ROWS + KEYS - 1) / KEYS;
-	/* Q_EARLY: groups whose Q of the next block is loaded before that block's first K. With
-	 * too few slots the rest comes later, so that K and V do not wait for a slot. */
+	/* Q_EARLY: number of groups whose Q of the next block is loaded before that block's first
+	 * K. If there are too few slots, the other groups' Q comes later, so that K and V do not
+	 * wait for a slot. */
 	static constexpr bool LATE_Q = WINDOW || (BAND && !SCORE_MOD && DIM == 256);
 	static constexpr int Q_EARLY = LATE_Q && Q_SLOTS < 2 * GROUPS ? Q_SLOTS - GROUPS : GROUPS;
-	/* Most tiles skipped between blocks: the first group skips only last tiles, the last
-	 * group only first ones. */
+	/* Limit of the tiles skipped between two blocks. The first group skips only last tiles, the
+	 * last group only first ones. */
 	static constexpr int SKIPS_MAX = (GROUPS > 2 ? 2 : 1) *
 	                                 (((GROUPS - 1) * GROUP_ROWS + KEYS - 1) / KEYS);
 	static_assert(!WINDOW || !INDEPENDENT, "WINDOW gives all groups equally many tiles");

@@ -29,7 +29,7 @@ template <class C>
 __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uint32_t shared,
                                                 uint32_t number)
 {
-	/* Recomputed where registers are few; otherwise the argument. */
+	/* Recomputed if registers are few; otherwise it is the argument. */
 	const uint32_t group = C::PAGED && C::INDEPENDENT
 	                               ? __shfl_sync(~0u, threadIdx.x / 128, 0) - 1
 	                               : number;
@@ -45,8 +45,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	typename SOURCE::template SCHEDULER<C> scheduler(all);
 	struct fa_sm90_ring_position<C::STAGES> k, v;
 	struct fa_sm90_ring_position<C::Q_SLOTS> q;
-	/* Blocks of rows: that of the current logits, the next, and the one whose O is not
-	 * stored yet. */
+	/* Three blocks of rows: the one whose logits are computed, the next one, and the one whose
+	 * O is not stored yet. */
 	typename SOURCE::BLOCK block, next_block, done_block;
 	struct fa_sm90_sums sums, done_sums;
 	bool done = false, k_there = false;
@@ -56,17 +56,17 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	fa_sm90_p<C> p;
 	float scale[2];
 	int32_t end_key;   /* the sequence's end, relative to the group's first row */
-	int32_t first_key; /* PAGED: the first key that is not hidden, likewise */
+	int32_t first_key; /* PAGED: the first visible key, relative to the group's first row */
 	int32_t key;       /* the tile's first key, likewise */
 	int32_t left;      /* tiles of the block after this one */
 	bool first_tile;   /* FIRST_TILE_FIRST: this is the block's first tile */
 	int32_t next_end_key, next_first_key, next_key, next_left; /* -1: no next block */
 	int32_t next_skip = 0;  /* tiles to skip before this group's next one */
-	int32_t skip_after = 0; /* how many of them belong to the block ahead */
+	int32_t skip_after = 0; /* how many of these tiles belong to the next block */
 	int32_t skip_tail = 0;  /* WINDOW: tiles to skip at this block's end */
 	/* ALiBi: slope in units of a dot product; bias per row. */
 	float dot_slope = 0, next_dot_slope = 0, shift[2] = { 0, 0 };
-	/* wgmma adds the bias; side: on which side of the rows the tile is, or 0 (alibi.h). */
+	/* wgmma adds the bias. side: on which side of the rows the tile lies, or 0 (alibi.h). */
 	bool alibi_by_mma = false;
 	int32_t side = 0;
 	bool any_row_unset; /* a row has no maximum yet */
@@ -109,7 +109,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			if (C::SCORE_MOD && !C::SOFTCAP)
 				next_dot_slope = fa_sm90_alibi_slope(args, work.head) *
 				                 fa_rcp(factor);
-			/* Equivalent forms; each is the faster one for its kernels. */
+			/* Both forms mean the same; each is faster for its kernels. */
 			if (!C::PACKED && range.count == 0) {
 				if constexpr (C::ALIBI_MMA) {
 					work.row = row;
@@ -217,7 +217,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			}
 		}
 		if (partly_seen()) {
-			/* Not kept, where registers are few. */
+			/* Recomputed instead of kept if registers are few. */
 			const int32_t thread_row = C::PACKED ? fa_sm90_thread_row<C>(all)
 			                                     : kept_thread_row;
 
@@ -257,7 +257,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 					                (float)((int32_t)(lane % 4 * 2) - row);
 			}
 		rescales = fa_sm90_update_max<C>(sums, dots, factor, row_shift, key_slope, scale);
-		/* The soft cap subtracted the maximum of rows that had one. */
+		/* The soft cap has already subtracted the maximum of rows that had one; the other
+		 * rows follow here. */
 		if (C::CAP_SUBTRACTS_MAX) {
 			const float add[2] = { unset[0] ? sums.offset[0] : 0,
 				               unset[1] ? sums.offset[1] : 0 };
@@ -356,7 +357,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 
 #pragma unroll 1
 		for (;;) {
-			/* The stop word ends the only block. */
+			/* Packed kernels: the stop word ends the thread block's only block of
+			 * rows. */
 			const bool last_tile = !C::PACKED && left == 0;
 			bool rescales = false;
 			int32_t skip = 0;

@@ -34,10 +34,11 @@ struct fa_sm90_block {
 };
 
 template <class C> struct fa_sm90_dense_scheduler {
-	/* The triple's n-th unit. Unsigned: one past the last may exceed int32. */
+	/* The n-th unit of a triple. Unsigned, because the number after the last one may exceed
+	 * int32. */
 	uint32_t triple;
 	int32_t n;
-	int32_t triple_step, n_step; /* per unit, to save a division */
+	int32_t triple_step, n_step; /* their growth per unit, which saves a division */
 	int32_t second;              /* the pair's second block is next */
 	bool reversed = true;        /* the last group has the block's first rows */
 

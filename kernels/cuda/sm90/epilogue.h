@@ -25,8 +25,8 @@ fa_sm90_work_of(const typename C::ARGS &all, const typename C::SOURCE::BLOCK &bl
 		return C::SOURCE::work_of(all, block);
 }
 
-/* Returns the warp's rows (bits) that recompute.h must check; without PACKED, whether this thread
- * stored a value that it must check. With PACKED, @out and @sums may change. */
+/* Returns what recompute.h must check: with PACKED the warp's rows, as bits; otherwise whether this
+ * thread stored such a value. With PACKED, @out and @sums may change. */
 template <class C>
 __device__ __forceinline__ typename C::CHECK
 fa_sm90_epilogue(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const typename C::ARGS &all,

@@ -33,14 +33,14 @@
 	X(rich, RICH, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)                                      \
 	FA_SM90_PACKED(X)
 
-/* Rows of several heads in a block, whose keys are divided over thread blocks (packed_source.h);
- * over tensors and over pages. */
+/* Packed rows (packed_source.h): a block has rows of several heads, and its keys are divided over
+ * thread blocks. The same kernels are built over tensors and over pages. */
 #define FA_SM90_PACKED(X)                                                                          \
 	X(packed, PACKED, 64, 64, 2, 128, 3, 4, SOFTMAX, INT32_MAX)                                \
 	X(packed, PACKED, 128, 128, 2, 128, 2, 4, GEMM, INT32_MAX)                                 \
 	X(packed, PACKED, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)
 
-/* Q, STAGES tiles of K and V, and the rest of config.h's SHARED. */
+/* Shared memory for Q, STAGES tiles of K and V, and the rest of config.h's SHARED. */
 #define FA_SM90_SHARED_BYTES(dim, dim_v, keys, stages, q_slots)                                    \
 	(2 * ((q_slots)*64 * FA_SM90_WIDTH(dim) +                                                  \
 	      (stages) * (keys) * (FA_SM90_WIDTH(dim) + FA_SM90_WIDTH(dim_v))) +                   \

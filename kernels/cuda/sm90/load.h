@@ -50,8 +50,8 @@ __device__ __forceinline__ void fa_sm90_fetch_q(uint32_t shared, const void *map
 }
 
 template <class C> struct fa_sm90_load_block {
-	int32_t token, head, sequence;             /* of Q; the block's first row */
-	int32_t set;                               /* PACKED */
+	int32_t token, head, sequence; /* token, head and sequence of the block's first row in Q */
+	int32_t set;                   /* PACKED */
 	typename C::SOURCE::template TILE<C> tile; /* the next tile to load */
 	int32_t count;
 	bool reversed; /* the scheduler's flag for this block */
@@ -177,7 +177,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	if constexpr (C::LOOKAHEAD)
 		upcoming.look(args, scheduler);
 
-	/* Of a resumed block: finished blocks of rows, and tiles left of the next. */
+	/* For a resumed thread block: finished blocks of rows, and tiles left of the next one. */
 	const auto done_before = [&](void) {
 		return C::YIELDS ? fa_ld_shared(shared + C::RECORD + 4) : 0;
 	};
@@ -228,8 +228,8 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 		                   token, head, rows.sequence, once);
 		q.advance();
 	};
-	/* Waits for the late slots' previous tiles: a consumer that waits for late Q would
-	 * otherwise take an earlier phase for it. */
+	/* Waits until the late slots' previous tiles are consumed. Otherwise a consumer that waits
+	 * for late Q would take an earlier phase for it. */
 	const auto wait_late_q = [&](void) {
 		struct fa_sm90_ring_position<C::Q_SLOTS> late = q;
 
@@ -279,7 +279,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 				if (i == now.count)
 					break;
 				if (i > 0) {
-					/* In mid-block no load is urgent. */
+					/* In the middle of a block no load is urgent. */
 					if (i == now.count / 2)
 						fa_sm90_prefetch_next<C>(args, maps, scheduler);
 					now.tile.retreat(args, C::KEYS);

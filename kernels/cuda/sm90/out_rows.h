@@ -85,13 +85,13 @@ __device__ __forceinline__ bool fa_sm90_is_nonfinite(const fa_sm90_out_rows<C> &
 	return product != 0;
 }
 
-/* A sink is added to the sum here, which may change @offset. */
+/* Returns the factor of row @r of O. Adds a sink to the sum, which may change @offset. */
 template <class C>
 __device__ __forceinline__ float fa_sm90_row_scale(const struct fa_cuda_attention &args,
                                                    int32_t head, float &offset, float &sum)
 {
-	/* ALiBi may have left nothing of a row whose first tiles had the largest dot products:
-	 * recompute. */
+	/* ALiBi may leave a row almost nothing if its first tiles had the largest dot products:
+	 * recompute it. */
 	if (C::SCORE_MOD && C::FIXED_MAX && sum < 0x1p-60f && offset != FLT_MAX)
 		return NAN;
 
@@ -104,6 +104,6 @@ __device__ __forceinline__ float fa_sm90_row_scale(const struct fa_cuda_attentio
 		offset = lower;
 		return sum < 0x1p100f ? shrink * fa_rcp(sum) : NAN;
 	}
-	/* A sum this large has overflown or nearly so: recompute. */
+	/* A sum this large has overflown, or nearly: recompute the row. */
 	return sum == 0 ? 0 : sum < 0x1p100f ? fa_rcp(sum) : NAN;
 }

@@ -91,7 +91,7 @@ __device__ __forceinline__ void
 fa_sm90_start_again(struct fa_sm90_sums &sums, fa_sm90_p<C> &p, const typename C::ARGS &all,
                     const typename C::SOURCE::WORK &work, int32_t tile_key)
 {
-	/* The greatest logit, later a restarted row's offset or NaN. */
+	/* The greatest logit; later the offset of a restarted row, or NaN. */
 	float x[2] = { -INFINITY, -INFINITY };
 
 #pragma unroll 1
@@ -141,7 +141,7 @@ fa_sm90_prevent_overflow(struct fa_sm90_sums &sums, fa_sm90_out_rows<C> &out, fa
 	for (int r = 0; r < 2; r++) {
 		float sum = sums.sum[r], shrink = 1;
 
-		/* Not the maximum, which would hide a NaN. */
+		/* The sum, because a maximum would hide a NaN. */
 		sum += __shfl_xor_sync(~0u, sum, 1);
 		sum += __shfl_xor_sync(~0u, sum, 2);
 		if (sum > FA_SM90_SUM_LOST) {

@@ -1,12 +1,12 @@
 /*
- * How consumer groups of several thread blocks join the parts of their rows together. Each stores
- * its part, counts itself, and waits until all parts are there; then each adds up some columns of
- * all parts, in the order of keys. So no multiprocessor reads all parts.
+ * How consumer groups of several thread blocks join the parts of their rows together. Each group
+ * stores its part, counts itself, and waits until all parts are there; then each adds up some
+ * columns of all parts, in the order of keys. So no multiprocessor has to read all parts alone.
  *
- * Nobody waits for long: a launch may share the GPU, and other blocks may start late. Who gives up
- * says so in the count, and has nothing more to do. Where somebody gave up the others take
- * slices of the columns one after another; the last to count itself never waits, and takes
- * whatever is left.
+ * No group waits for long, because a launch may share the GPU, and other blocks may start late. A
+ * group that gives up notes that in the count, and is then done. The remaining groups take slices
+ * of the columns one after another. The group that is the last to count itself never waits, and
+ * takes whatever is left.
  */
 #pragma once
 
@@ -26,10 +26,11 @@
 
 /* Counters of a group's four warps (FA_CUDA_PACKED_COUNTERS()). */
 enum fa_sm90_share_counter {
-	/* Parts, plus FA_SM90_SHARE_GONE for each that gave up; its first warp's counts. */
+	/* Number of parts that have arrived, plus FA_SM90_SHARE_GONE for each group that gave up.
+	 * The first warp's counter counts for the group. */
 	FA_SM90_SHARE_ARRIVED,
 	FA_SM90_SHARE_TAKEN, /* slices; its first warp's counts */
-	/* A warp's slices that were stored and have a row to check; one counter for each quarter
+	/* Slices of a warp that were stored and have a row to check; one counter for each quarter
 	 * of the rows. */
 	FA_SM90_SHARE_STORED,
 };
@@ -43,8 +44,9 @@ enum fa_sm90_share_end {
 	FA_SM90_SHARE_SOME, /* some do not */
 };
 
-/* WIDTH chunks of 8 columns, of all rows of a warp or, with @split, of a quarter of them. Lane
- * @lane adds up parts @part, @part + @step, ... of what thread @thread of the warp had. */
+/* A slice: WIDTH chunks of 8 columns, for all rows of a warp or, with @split, for a quarter of
+ * them. Lane @lane adds up parts @part, @part + @step, ... of the elements that thread @thread of
+ * the warp had. */
 template <int WIDTH> struct fa_sm90_slice {
 	uint32_t chunk, quarter, thread, part, step;
 
@@ -59,7 +61,7 @@ template <int WIDTH> struct fa_sm90_slice {
 		step = split ? 4 : 1;
 	}
 
-	/* Bits of the warp's rows in the slice. */
+	/* The warp's rows that are in the slice, as bits. */
 	__device__ __forceinline__ uint32_t rows(bool split) const
 	{
 		return split ? 0x303u << 2 * quarter : 0xffffu;
@@ -115,7 +117,7 @@ template <int WIDTH> struct fa_sm90_share {
 		}
 	}
 
-	/* Adds what the lane @distance away has. */
+	/* Adds what the lane at @distance has. */
 	__device__ __forceinline__ void add_lane(uint32_t distance)
 	{
 		float lower[2], weight[2];
@@ -157,9 +159,8 @@ __device__ __forceinline__ bool fa_sm90_share_is_large(const fa_sm90_out_rows<C>
 	return product != 0;
 }
 
-/* Stores a part of a warp's rows: O as fa_sm90_store_state() does, but then the offset and the sum
- * of each of its 16 rows. The sum is negative if the row is to be checked. @to: the thread's
- * place. */
+/* Stores a part of a warp's rows: O in the order of fa_sm90_store_state(), then offset and sum of
+ * each of the 16 rows. The sum is negative if the row is to be checked. @to: the thread's place. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_share_store_part(const fa_sm90_out_rows<C> &out,
                                                          const struct fa_sm90_sums &sums,
@@ -194,7 +195,7 @@ __device__ __forceinline__ bool fa_sm90_share_counts(void)
 	return threadIdx.x % 128 == 0;
 }
 
-/* The group's counter @which; of.counter is the calling warp's first. */
+/* Returns the group's counter @which; of.counter is the calling warp's first one. */
 template <class C>
 __device__ __forceinline__ uint64_t *fa_sm90_share_counter_of(const struct fa_sm90_unit_parts &of,
                                                               uint32_t which)
@@ -202,7 +203,7 @@ __device__ __forceinline__ uint64_t *fa_sm90_share_counter_of(const struct fa_sm
 	return of.counter - threadIdx.x % 128 / 32 + which * C::GROUPS * 4;
 }
 
-/* Prepares the count of parts early: another atomic operation right before it would delay it.
+/* Prepares the counter early: another atomic operation right before the count would delay it.
  * Called by all threads of a group. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_share_begin(const typename C::ARGS &all, uint32_t group)
@@ -229,7 +230,7 @@ fa_sm90_share_arrive(const typename C::ARGS &all, const struct fa_sm90_unit_part
 	uint64_t count = fa_atomic_add_ordered(counter, 1) + 1;
 
 	for (uint32_t looks = 1; (count & (FA_SM90_SHARE_GONE - 1)) < of.parts; looks++) {
-		/* Seldom, as it takes as long as a look. */
+		/* Reads the clock rarely, as that takes as long as a look at the counter. */
 		const bool gives_up = looks % 8 == 0 &&
 		                      (fa_timer_ns() - begin_ns >= all.join_wait_ns ||
 		                       fa_preempt_requested(args.preempt));
@@ -352,7 +353,7 @@ __device__ __forceinline__ uint32_t fa_sm90_share_slices(const typename C::ARGS 
 		                           : fa_atomic_count(counter, 1)) -
 		                  (all.epoch << 16));
 	};
-	/* All threads of the group get the answer, bit by bit. */
+	/* Gives all threads of the group the answer, bit by bit. */
 	const auto take = [&](void) {
 		uint32_t taken = 0, slice = 0;
 
@@ -403,8 +404,8 @@ __device__ __forceinline__ uint32_t fa_sm90_share_slices(const typename C::ARGS 
 }
 
 /* Joins the unit's rows of a group with those of the block's other units. Returns the warp's rows
- * (bits) that recompute.h must check: all their columns are stored then. @work: of the warp. Called
- * by all threads of the group. */
+ * that recompute.h must check, as bits; all their columns are stored by then. @work: of the warp.
+ * Called by all threads of the group. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_sm90_share_join(const fa_sm90_out_rows<C> &out,
                                                        const struct fa_sm90_sums &sums,
@@ -435,7 +436,8 @@ __device__ __forceinline__ uint32_t fa_sm90_share_join(const fa_sm90_out_rows<C>
 		end = FA_SM90_SHARE_SOME;
 	else
 		return 0;
-	/* Few parts have many slices each: wide ones keep as many loads in flight. */
+	/* With few parts there are many slices for each group; wide slices keep as many loads in
+	 * flight. */
 	if (of.parts <= 4)
 		return fa_sm90_share_slices<C, 4>(all, of, work, end, has_rows, barrier);
 	if (of.parts <= 8)

@@ -24,23 +24,24 @@
 #include <float.h>
 #include <stdint.h>
 
-struct fa_sm90_packed_work : fa_sm90_page_work { /* over tensors first and table_start are unused */
-	int32_t set;                             /* of heads, among those of the KV head */
-	int32_t last, count;                     /* tiles of keys */
-	int32_t origin;                          /* position of the group's first token */
+/* Over tensors the fields first and table_start are unused. */
+struct fa_sm90_packed_work : fa_sm90_page_work {
+	int32_t set;         /* number of the warp's set of heads within the KV head */
+	int32_t last, count; /* tiles of keys */
+	int32_t origin;      /* position of the group's first token */
 };
 
-/* A thread block has one: the unit of its own number. */
+/* A thread block has one unit, the one with the block's number. */
 struct fa_sm90_packed_block {
 };
 
-/* A warp's first row among its group's. */
+/* Returns a warp's first row within its group. */
 __device__ __forceinline__ uint32_t fa_sm90_warp_row(void)
 {
 	return threadIdx.x % 128 / 32 * 16;
 }
 
-/* A thread's first row, counted in tokens from its group's first. */
+/* Returns a thread's first row in tokens, from its group's first row on. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_thread_row(const typename C::ARGS &all)
 {
@@ -82,7 +83,7 @@ __device__ __forceinline__ void fa_sm90_packed_load(const struct fa_cuda_paged_a
 	ret_work.diagonal = ret_work.n_k - ret_work.n_q;
 }
 
-/* The tiles that a block of rows sees are divided evenly over its parts. */
+/* Divides the tiles that a block of rows sees evenly over its parts. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_packed_load(const struct fa_cuda_packed_attention &all,
                                                     uint32_t unit,
@@ -158,7 +159,8 @@ template <class ARGS_> struct fa_sm90_packed_rows {
 		return work.origin;
 	}
 
-	/* Advances from a block's first group to @group: its heads follow, then its tokens. */
+	/* Moves @head and @row from a block's first group to @group: heads advance first, then
+	 * tokens. */
 	static __device__ __forceinline__ void place(const ARGS &all, uint32_t group, int32_t set,
 	                                             int32_t &head, int32_t &row)
 	{
@@ -177,8 +179,8 @@ template <class ARGS_> struct fa_sm90_packed_rows {
 	{
 	}
 
-	/* Of the calling warp: its head, and a row such that its own are at fa_sm90_warp_row()
-	 * from there on. */
+	/* Changes WORK of a group to that of the calling warp: its head, and a row such that the
+	 * warp's own rows begin at row + fa_sm90_warp_row(). */
 	static __device__ __forceinline__ void of_warp(const ARGS &all, struct fa_work &work)
 	{
 		const uint32_t row = fa_sm90_warp_row();
@@ -187,7 +189,7 @@ template <class ARGS_> struct fa_sm90_packed_rows {
 		work.row -= (int32_t)(row >> all.pack_shift << all.pack_shift);
 	}
 
-	/* WORK of unit @at and @group, of the calling warp. */
+	/* Returns WORK of the calling warp: of unit @at and @group. */
 	template <class C>
 	static __device__ __forceinline__ WORK find_unit(const ARGS &all, uint32_t at,
 	                                                 uint32_t group)
@@ -201,7 +203,7 @@ template <class ARGS_> struct fa_sm90_packed_rows {
 		return work;
 	}
 
-	/* Looked up again, as registers are few while O is stored. */
+	/* Computes it again, because registers are few while O is stored. */
 	template <class C>
 	static __device__ __forceinline__ struct fa_work work_of(const ARGS &all, const BLOCK &,
 	                                                         uint32_t group)
@@ -308,7 +310,7 @@ struct fa_sm90_packed_dense : fa_sm90_packed_rows<struct fa_cuda_packed_attentio
 	}
 };
 
-/* A unit's number among those of its block of rows, and the counter of a warp's rows. */
+/* A unit's number among the units of its block of rows, and the counter of a warp's rows. */
 struct fa_sm90_unit_parts {
 	uint32_t part, parts, partial;
 	uint64_t *counter;
@@ -343,7 +345,7 @@ fa_sm90_unit_parts_of(const struct fa_cuda_packed_attention &all, uint32_t unit,
 		 fa_sm90_unit_counter<C>(all, block * FA_CUDA_PACKED_COUNTERS(all.parts), group) };
 }
 
-/* Marks a counter whose rows were joined, with the part that did it. */
+/* Set in the counter of rows that are joined, with the number of the part that joined them. */
 #define FA_SM90_UNIT_JOINED 0x8000u
 static_assert(FA_CUDA_PAGED_UNIT_PARTS <= FA_SM90_UNIT_JOINED, "a part's number fits");
 
@@ -358,8 +360,8 @@ __device__ __forceinline__ bool fa_sm90_unit_joined(const typename C::ARGS &all,
 	                                (all.epoch << 16 | FA_SM90_UNIT_JOINED | of.part);
 }
 
-/* Sets @out and @sums to the join of @n parts, @step parts apart, of the warp's rows. @base: the
- * thread's place in the first. */
+/* Sets @out and @sums to the join of @n parts of the warp's rows, each @step parts after the one
+ * before. @base: the thread's place in the first. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_unit_add_up(fa_sm90_out_rows<C> &out,
                                                     struct fa_sm90_sums &sums, const float4 *base,
@@ -422,7 +424,7 @@ __device__ __forceinline__ void fa_sm90_unit_add_up(fa_sm90_out_rows<C> &out,
 	}
 }
 
-/* Stores @out and @sums as a part, and counts it. True: it is the last of @n. */
+/* Stores @out and @sums as a part, and counts it. Returns true if it is the last of @n. */
 template <class C>
 __device__ __forceinline__ bool
 fa_sm90_unit_hand_over(const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums &sums, float4 *to,
@@ -440,10 +442,11 @@ fa_sm90_unit_hand_over(const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums
 }
 
 /*
- * Joins the unit's rows of a warp with those of the block's other units, if it is the last: then
- * @out and @sums are of all keys, and it returns true. One warp reads a part in about 0.5 us, as
- * its multiprocessor reads no faster; so of many parts, runs of FA_CUDA_PACKED_RUN are joined
- * first, each by its last.
+ * Joins the unit's rows of a warp with those of the block's other units, if the warp is the last to
+ * arrive: then @out and @sums are of all keys, and it returns true.
+ *
+ * One warp reads a part in about 0.5 us, because its multiprocessor reads no faster. Of many parts,
+ * runs of FA_CUDA_PACKED_RUN are therefore joined first, each by its last warp.
  */
 template <class C>
 __device__ __forceinline__ bool
@@ -451,7 +454,7 @@ fa_sm90_unit_join(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const typ
                   const struct fa_sm90_unit_parts &of)
 {
 	using STATE = fa_sm90_state<C>;
-	/* Of a run, then of the runs. */
+	/* First for the run of this part, then for the runs. */
 	uint32_t part = of.part, parts = of.parts, step = 1;
 
 #pragma unroll 1
@@ -464,8 +467,8 @@ fa_sm90_unit_join(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const typ
 		                                (uint64_t)(of.partial + first) * STATE::BYTES) +
 		                     (threadIdx.x + fa_opaque_zero() - 128);
 
-		/* A run's result goes to the place of its first part, of which this thread alone
-		 * has read its part. */
+		/* A run's result replaces its first part. Only this thread reads its share of that
+		 * part. */
 		if (!fa_sm90_unit_hand_over<C>(
 			    out, sums,
 			    base + (part - first) * step * (STATE::BYTES / sizeof(float4)),
@@ -478,7 +481,7 @@ fa_sm90_unit_join(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const typ
 		part = run;
 		step = FA_CUDA_PACKED_RUN;
 	}
-	/* For recompute.h; no other warp of this launch counts here any more. */
+	/* Marks the counter for recompute.h. No other warp of this launch counts there any more. */
 	if (threadIdx.x % 32 == 0)
 		fa_atomic_max(of.counter, all.epoch << 16 | FA_SM90_UNIT_JOINED | of.part);
 	__syncwarp();

@@ -81,8 +81,8 @@ fa_sm90_paged_copy_new_tokens(const struct fa_cuda_paged_attention &args,
 		             full, policy);
 }
 
-/* A thread's stores of a segment: every C::JOINED-th 16 bytes of new rows. begin() loads the
- * first, end() stores. */
+/* What a thread stores of a segment's new rows: every C::JOINED-th 16 bytes. begin() loads the
+ * first 16 bytes, end() stores. */
 template <class C> struct fa_sm90_paged_append {
 	static constexpr uint32_t CHUNKS = C::PITCH / 16;
 
@@ -139,8 +139,8 @@ template <class C> struct fa_sm90_paged_append {
 
 			fa_st_global_v4(to, i == threadIdx.x ? first : get(args, segment, i));
 		}
-		/* Parts are signalled without a block count: these stores must reach L2 before the
-		 * block's partial result, which any of its threads may store. */
+		/* Parts are signalled without counting blocks, so these stores must reach L2 before
+		 * the block's partial result, which any of its threads may store. */
 		if (__builtin_expect(count > 0 && !segment.whole && args.attention.done.parts > 0,
 		                     0)) {
 			fa_barrier_sync(C::COMPUTE, C::JOINED);

@@ -31,8 +31,8 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const uint32_t quarter = warp % C::TILE_WARPS;
 	fa_paged_segment_of<C> segment = fa_sm90_codes_first_walk<C>(shared_memory);
-	/* The warp's next tile: stage and parity, uniform across the warp, and the segment's tiles
-	 * before it. */
+	/* The warp's next tile: its stage and parity, which are uniform across the warp, and the
+	 * number of the segment's tiles before it. */
 	uint32_t stage = __shfl_sync(~0u, warp / C::TILE_WARPS, 0), parity = 0;
 	int32_t before = (int32_t)stage;
 	uint32_t segments = 0;
@@ -98,7 +98,8 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 	} while (segment.next(args));
 }
 
-/* Starts all warps, with the work divided among them: cold code behind jumps is slow to fetch. */
+/* Starts all warps. The preparations are divided among them, because cold code behind jumps is slow
+ * to fetch. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_codes_start(const struct fa_cuda_paged_attention &args,
                                                     char *shared_memory)

@@ -15,7 +15,8 @@
 
 #include <stdint.h>
 
-/* A lane's elements of a row of Q: the columns that it loads of K, 16 of each 64. */
+/* The elements of a row of Q that a lane needs: those of the columns that it loads of K, 16 of each
+ * 64. */
 template <class C> struct fa_sm90_codes_q_row {
 	uint32_t words[C::DIM / 64][8];
 
@@ -84,8 +85,7 @@ fa_sm90_codes_first_walk(const char *shared_memory)
 	return *(const fa_paged_segment_of<C> *)(shared_memory + C::FIRST_WALK_AT);
 }
 
-/* Runs the converting warp. The warp writes a segment's buffer once the segment two before has
- * ended. */
+/* Runs the converting warp. It writes a segment's buffer once the segment two before has ended. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_codes_convert_q(const struct fa_cuda_paged_attention &args,
                                                         char *shared_memory)

@@ -86,11 +86,11 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	const uint32_t rows_info = C::ROWS_INFO + warp * C::ROWS * 32;
 	fa_sm90_paged_q<C> q;
 	struct fa_sm90_paged_cursor at = { 0, group, 0 };
-	/* Tiles of the segment before this warp's next; SETMAXNREG: where the segment begins in the
-	 * ring, modulo two rounds. */
+	/* Number of the segment's tiles before this warp's next one. With SETMAXNREG: where the
+	 * segment begins in the ring, modulo two rounds. */
 	int32_t before = C::SETMAXNREG ? 0 : (int32_t)group;
 	bool begun = false;
-	/* Registers are few: the segment waits in shared memory. */
+	/* Registers are few, so the segment is kept in shared memory. */
 	fa_paged_segment_of<C> *const stashed =
 		(fa_paged_segment_of<C> *)(shared_memory + C::WALK_AT) + warp;
 
@@ -131,7 +131,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 			append.end(args, segment);
 
 		if (C::SETMAXNREG) {
-			/* Units always start with group 0. */
+			/* A unit's tiles always begin with group 0. */
 			const uint32_t ring = (uint32_t)before + group;
 
 			at.stage = ring % C::STAGES;
@@ -200,7 +200,8 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 	const uint32_t shared = fa_shared_address(shared_memory);
 	fa_paged_segment_of<C> segment;
 
-	/* Instantiated per role: a common one takes too many registers (d64, pieces). */
+	/* Instantiated for each role, because one for all takes too many registers (d64,
+	 * pieces). */
 	const auto start = [&]() {
 		if constexpr (!C::EARLY_LOADS) {
 			segment.start(args, blockIdx.x);

@@ -32,7 +32,7 @@
 template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q {
 	uint4 chunks[C::ATOMS][C::DIM / 32][2]; /* of rows g and g + 8 */
 
-	/* No warp may be reading MERGE. */
+	/* Called while no warp reads MERGE. */
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
 	                                     const fa_paged_segment_of<C> &segment, uint32_t shared)
 	{
@@ -126,7 +126,7 @@ template <class C> struct fa_sm90_paged_q<C, false> {
 	}
 };
 
-/* @k: the first of the warp's 16 tokens. */
+/* Computes S = Q K^T. @k: the first of the warp's 16 tokens. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_dots(float (&dots)[C::ATOMS][2][4],
                                                    const fa_sm90_paged_q<C> &q, uint32_t k)

@@ -34,7 +34,7 @@ __device__ __forceinline__ bool fa_sm90_paged_zero_invalid_v(const struct fa_cud
                                                              uint32_t v, int32_t token)
 {
 	constexpr uint32_t chunks = C::PITCH / 16;
-	/* Loads in flight; d64 has no registers for more. */
+	/* Number of loads in flight; at d64 registers allow no more. */
 	constexpr int at_once = C::DIM == 64 ? 2 : 4;
 	const bool all = token >= (int32_t)item.begin &&
 	                 token + FA_CUDA_PAGED_STRIP <= (int32_t)item.n_k;
@@ -66,8 +66,8 @@ __device__ __forceinline__ bool fa_sm90_paged_zero_invalid_v(const struct fa_cud
 	return !__any_sync(~0u, !numbers);
 }
 
-/* Returns fa_paged_row_of() and the row's address. At the segment's end this would delay the
- * launch, so it is found early. */
+/* Returns fa_paged_row_of() and the row's address. Called early, because at the segment's end it
+ * would delay the launch. */
 template <class C>
 __device__ __forceinline__ struct fa_paged_row
 fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args,
@@ -158,7 +158,7 @@ fa_sm90_paged_finish_columns(const struct fa_cuda_paged_attention &args,
 	                               total.z * factor, total.w * factor);
 }
 
-/* In pieces, a part that is not whole is a partial result. */
+/* In pieces, a segment that is not the whole part gives a partial result. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_piece_columns(const struct fa_cuda_paged_attention &args,
@@ -337,7 +337,7 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 	static_assert(quads % lanes == 0 || lanes == 32, "a warp's lanes leave the loop together");
 	static_assert(C::WARPS % (32 / lanes) == 0, "all lanes merge equally many warps");
 
-	/* By thread 0, after the block's partial result is stored. */
+	/* Called by thread 0, after the block's partial result is stored. */
 	const auto find_last = [&]() {
 		if constexpr (!C::SPLIT_ITEMS)
 			if (threadIdx.x == 0 && !segment.whole)

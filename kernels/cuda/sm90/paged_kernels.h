@@ -50,7 +50,7 @@
 /* Whether the launch can append new tokens; two atoms at d64 leave no registers. */
 #define FA_SM90_PAGED_APPENDS(dim, atoms) ((dim) != 64 || (atoms) == 1)
 
-/* Per item and KV head, at most: fa_paged_token_of(). */
+/* Limit of rows per item and KV head, for fa_paged_token_of(). */
 #define FA_SM90_PAGED_ROWS_MAX (1 << 20)
 
 /* Whether a block's first tiles are requested before all else, and how many: cold code behind a
@@ -61,8 +61,8 @@
 /* Bytes of 16 tokens of K or V: a quarter of a tile. */
 #define FA_SM90_PAGED_QUARTER(dim) (16 * (dim)*2)
 
-/* Otherwise Q is in shared memory, rows Q_PITCH bytes apart. At d64 a thread's 128 registers are
- * too few. */
+/* Q is in registers; if false, in shared memory, where rows are Q_PITCH bytes apart. At d64 a
+ * thread's 128 registers are too few. */
 #define FA_SM90_PAGED_Q_IN_REGISTERS(dim, atoms) ((dim) != 64 && (dim) * (atoms) <= 128)
 #define FA_SM90_PAGED_Q_PITCH(dim) ((dim)*2 + 64)
 
@@ -70,7 +70,7 @@
 #define FA_SM90_PAGED_MERGE_COLUMNS(dim, atoms) ((dim) * (atoms) <= 128 ? (dim) : 64)
 #define FA_SM90_PAGED_MERGE_PITCH(dim, atoms) (FA_SM90_PAGED_MERGE_COLUMNS(dim, atoms) + 8)
 
-/* Rows that the warps merge at a time, with all columns; 0: as above. */
+/* Rows that the warps merge at a time, with all columns; 0: they merge columns, as above. */
 #define FA_SM90_PAGED_MERGE_ROWS(dim) ((dim) == 256 ? 4 : 0)
 
 /* Size of fa_sm90_paged_config::SHARED. */

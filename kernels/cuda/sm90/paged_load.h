@@ -21,13 +21,13 @@
 
 #include <stdint.h>
 
-/* Up to eight tiles of a segment: every C::LOADERS-th. */
+/* Up to eight tiles of a segment that one loader copies: every C::LOADERS-th tile. */
 struct fa_sm90_paged_batch {
-	const char *from; /* this lane's, in slot 0, for the head */
-	uint32_t slot;    /* of the strip that this lane looked up */
-	uint32_t in_page; /* the strip's number in the page, and the flags below */
+	const char *from; /* address of this lane's copy if its page were slot 0, for the head */
+	uint32_t slot;    /* slot of the page of the strip that this lane looked up */
+	uint32_t in_page; /* the number of that strip in its page, and the flags below */
 	int32_t token, end;
-	uint32_t head;    /* of a client's own pages: the KV head */
+	uint32_t head;    /* over a client's own pages: the KV head */
 	bool reread;      /* other blocks read the same tiles */
 	bool new_segment; /* first batch of a segment that is not the block's first */
 
@@ -53,7 +53,7 @@ template <class C> __device__ __forceinline__ uint32_t fa_sm90_paged_strip_bytes
 	return FA_CUDA_PAGED_STRIP * (C::QUANTISED && threadIdx.x % 16 >= 8 ? 4 : C::PITCH);
 }
 
-/* Returns the bytes from the pool, or from page 0, to this lane's page. */
+/* Returns the distance in bytes of this lane's page from the pool, or from page 0. */
 template <class C>
 __device__ __forceinline__ uint64_t fa_sm90_paged_place(const struct fa_cuda_paged_attention &args,
                                                         uint32_t slot)
@@ -86,7 +86,7 @@ fa_sm90_paged_look_up(const struct fa_cuda_paged_attention &args, fa_paged_segme
 	ret_batch.new_segment = false;
 #pragma unroll 1
 	while (token >= segment.end) {
-		/* The loader's first tile past the segment, relative to its end. */
+		/* The loader's first tile behind the segment, relative to the segment's end. */
 		const int32_t behind = C::LOADERS == 1
 		                               ? 0
 		                               : token - fa_sm90_paged_tiles_end<C>(segment);
@@ -157,8 +157,8 @@ __device__ __forceinline__ void fa_sm90_paged_prefetch_q(const struct fa_cuda_pa
 	}
 }
 
-/* Issues this lane's box of a tile of @there tokens of a client's own pages: a strip, also the tokens
- * of its page that are past the end. */
+/* Issues this lane's box of a tile of @there tokens of a client's own pages. A box is a strip, with
+ * tokens of its page that are past the end. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_own_copy_box(const struct fa_cuda_maps &maps, uint32_t page,
                                                      uint32_t in_page, uint32_t head, int32_t there,
@@ -195,7 +195,7 @@ __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t the
 		return;
 	tokens = min(rest, strips * FA_CUDA_PAGED_STRIP);
 	if constexpr (C::QUANTISED) {
-		/* One copy instruction, so that lanes diverge once. */
+		/* There is one copy instruction for all, so that lanes diverge once. */
 		const uint32_t to = is_scales ? C::SCALES + is_v * 256 + quarter * 64
 		                              : is_v * C::K_BYTES + quarter * C::QUARTER;
 
@@ -223,7 +223,7 @@ __device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uin
 	__syncwarp();
 }
 
-/* Number of tiles that fa_sm90_paged_load_early() loads; none has new tokens. */
+/* Returns how many tiles fa_sm90_paged_load_early() loads; none of them has new tokens. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_paged_early_tiles(
 	const struct fa_cuda_paged_attention &args, const fa_paged_segment_of<C> &segment)

@@ -32,14 +32,15 @@
 /* Bits with which no partial result begins. */
 #define FA_SM90_PAGED_EMPTY 0xffffffffu
 
-/* Polls for results of blocks that have arrived, over a client's own pages: milliseconds. */
+/* Limit of polls for results of blocks that have arrived, over a client's own pages; it takes
+ * milliseconds. */
 #define FA_SM90_OWN_POLLS (1u << 16)
 
-/* How a segment's part is split among blocks, at C::SPLIT_AT. Thread 0 writes is_last, the noting
- * thread the rest (fa_sm90_paged_segment_begin()). */
+/* How a segment's part is split among blocks; stored at C::SPLIT_AT. Thread 0 writes is_last, the
+ * noting thread the rest (fa_sm90_paged_segment_begin()). */
 struct fa_sm90_paged_split {
 	uint32_t first, n;        /* blocks that share the part */
-	uint32_t first_in_second; /* the first block's result is in its second place */
+	uint32_t first_in_second; /* the first block's result lies in its second place */
 	uint32_t is_last;         /* valid after the last merge barrier */
 };
 
@@ -54,9 +55,9 @@ static_assert(sizeof(struct fa_sm90_paged_split_groups) <= 32, "fits C::SPLIT_AT
 
 /* Partial results of a part, of a group or of the groups, in order of addition. */
 struct fa_sm90_paged_partials {
-	uint32_t row, step; /* of the first result; from result to result */
+	uint32_t row, step; /* row: of the first result; step: from result to result */
 	uint32_t n;
-	uint32_t second; /* rows to add for the first result */
+	uint32_t second; /* number of rows to add for the first result */
 };
 
 template <class C>
@@ -67,14 +68,14 @@ fa_sm90_paged_partials_of_part(const struct fa_sm90_paged_split &split)
 		 split.first_in_second ? (uint32_t)C::ROWS : 0 };
 }
 
-/* Returns the block whose counter and second place belong to this block's group. */
+/* Returns the block whose counter and second place this block's group uses. */
 __device__ __forceinline__ uint32_t
 fa_sm90_paged_group_block(const struct fa_sm90_paged_split_groups &split)
 {
 	return split.all.first + split.groups + split.group;
 }
 
-/* The block at whose counter this block arrives, and the arrivals expected there. */
+/* At whose counter this block arrives, and how many arrivals complete it. */
 template <class C>
 __device__ __forceinline__ uint32_t
 fa_sm90_paged_counter_block(const struct fa_sm90_paged_split &split)
@@ -290,7 +291,8 @@ fa_sm90_paged_reduce(const struct fa_cuda_paged_attention &args,
 			for (int j = 0; j < at_once; j++)
 				missing |= sum[j].x == FA_SM90_PAGED_EMPTY ||
 				           out[j].x == FA_SM90_PAGED_EMPTY;
-			/* Blocks that disagree about their parts must not wait for ever. */
+			/* Over a client's own pages blocks may disagree about their parts, and must
+			 * not wait for ever. */
 			if (C::OWN && ++polls == FA_SM90_OWN_POLLS)
 				break;
 		} while (missing);

@@ -21,7 +21,7 @@ struct fa_sm90_page_work : fa_work {
 	uint32_t table_start;
 };
 
-/* A group's rows: the first, and part << FA_SM90_PAGE_ROWS_BITS | number of rows. */
+/* A group's rows. rows: part << FA_SM90_PAGE_ROWS_BITS | number of rows. */
 struct fa_sm90_page_block {
 	int32_t row;
 	uint32_t part_rows;
@@ -42,7 +42,7 @@ __device__ __forceinline__ void fa_sm90_page_part(const struct fa_cuda_attention
 	work.head = part - work.slice * args.heads;
 }
 
-/* AHEAD: loads the list's next entry early, for more registers. */
+/* AHEAD: loads the next entry of the list early, which costs registers. */
 template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 	uint32_t round; /* of the round's first pair */
 	bool backwards = false, reversed = true;
@@ -57,7 +57,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 		find(all);
 	}
 
-	/* The list's length; of a client's own pages, the device's plan has it. */
+	/* Returns the list's length; over a client's own pages it is in the device's plan. */
 	static __device__ __forceinline__ uint32_t
 	blocks_of(const struct fa_cuda_paged_attention &all)
 	{
@@ -85,7 +85,8 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 			return all.section_pairs;
 	}
 
-	/* Pairs are numbered by sections of parts whose keys fit in L2 together. */
+	/* Sets the n-th pair. Pairs are numbered by sections of parts whose keys fit in L2
+	 * together. */
 	__device__ __forceinline__ void find(const struct fa_cuda_paged_attention &all)
 	{
 		const struct fa_cuda_attention &args = all.attention;
@@ -93,7 +94,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 		const uint32_t index = round +
 		                       (backwards ? fa_sm90_blocks<C>(args) - 1 - block : block);
 		const uint32_t section_pairs = section_pairs_of(all);
-		/* A short step is one section; this saves a division. */
+		/* A short step has one section; the test saves a division. */
 		const uint32_t section = pairs_of(all) <= section_pairs ? 0 : index / section_pairs;
 		const uint32_t rest = index - section * section_pairs;
 		const uint32_t width = min((uint32_t)args.section,
@@ -178,7 +179,7 @@ template <class C> struct fa_sm90_page_tile {
 
 		ret_slot = NOWHERE;
 		ret_token = (int32_t)(strip - page * all.pages.page_strips) * 16;
-		/* A page without visible keys needs no table entry. */
+		/* A page without visible keys needs no entry in the table. */
 		if (at + all.box_keys > begin_key && at < end_key && at >= 0) {
 			if constexpr (C::SOURCE::OWN)
 				ret_slot = (int32_t)fa_own_entry(all, table_start + page);

@@ -18,7 +18,7 @@
 #include <math.h>
 #include <stdint.h>
 
-/* Keys whose loads are in flight together. */
+/* Number of keys whose loads are in flight together. */
 #define FA_SM90_RECOMPUTE_KEYS 4
 
 /* A lane's elements of a row: one load. */
@@ -63,7 +63,7 @@ __device__ __forceinline__ void fa_sm90_load_elements(float (&ret)[COUNT], const
 		ret[i] = fa_widen<T>((uint16_t)(words[i / 2] >> i % 2 * 16));
 }
 
-/* Columns of V in this slice; another block has those beyond. */
+/* Returns the columns of V in this slice; another thread block has the columns beyond. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_slice_width(const struct fa_cuda_attention &args,
                                                        const struct fa_work &work)
@@ -132,7 +132,7 @@ __device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &al
 			const bool seen = key + j < end;
 			float elements[count];
 
-			/* Keys past the end are neither read nor looked up. */
+			/* Keys past the end are neither loaded nor looked up. */
 			const int32_t at = min(key + j, end - 1);
 
 			fa_sm90_load_elements<T>(elements, C::SOURCE::k_row(all, work, at),
@@ -173,7 +173,7 @@ __device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &al
 				out[i] = fmaf(p, values[j][i], out[i]);
 		}
 
-		/* The row stays NaN, or what is stored can stay. */
+		/* Either the row stays NaN, or the stored row is right. */
 		if (isnan(sum))
 			break;
 #pragma unroll

@@ -20,8 +20,8 @@
 
 /* A thread holds two of its warp's 16 rows, g and g + 8. */
 struct fa_sm90_sums {
-	/* Added in the exponent: minus the row's maximum. At first FLT_MAX, which gives 0 for
-	 * masked logits (-inf). */
+	/* Added in the exponent: minus the row's maximum. At first FLT_MAX, with which masked
+	 * logits (-inf) give 0. */
 	float offset[2];
 	float sum[2]; /* over this thread's keys */
 
@@ -104,10 +104,10 @@ __device__ __forceinline__ void fa_sm90_mask(fa_sm90_dots<C> &dots,
 	}
 }
 
-/* Raises maxima that are unset or lag too far to this tile's, and rescales the sums. True if a
- * row of the warp changed: the caller multiplies O by @scale. Rows do not influence each other's
- * bits. @shift: added to a thread's logits of a row (SCORE_MOD). @key_slope: bias per key, not
- * part of the maximum. */
+/* Raises a row's maximum to this tile's if it is unset or lags too far, and rescales the sum.
+ * Returns true if a row of the warp changed: the caller multiplies O by @scale. Rows do not
+ * influence each other's bits. @shift: added to a thread's logits of a row (SCORE_MOD). @key_slope:
+ * bias per key, not part of the maximum. */
 template <class C>
 __device__ __forceinline__ bool
 fa_sm90_update_max(struct fa_sm90_sums &sums, const fa_sm90_dots<C> &dots, float factor,

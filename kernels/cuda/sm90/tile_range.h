@@ -5,13 +5,13 @@
 
 #include <stdint.h>
 
-/* Tiles of keys, processed from the last to the first; with FIRST_TILE_FIRST the first precedes
- * them. */
+/* A range of tiles of keys, processed from the last to the first; with FIRST_TILE_FIRST the first
+ * tile is processed before them. */
 struct fa_sm90_tile_range {
 	int32_t last, count;
 };
 
-/* Returns the tile of which @left tiles are left, it included. */
+/* Returns the number of the tile at which @left tiles are left, itself included. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_tile_at(const struct fa_sm90_tile_range &range,
                                                    int32_t left)

@@ -14,13 +14,13 @@
 
 #include <stdint.h>
 
-/* A stage's stop word; 0: a tile comes. */
+/* A stage's stop word; 0: a tile arrives. */
 enum fa_sm90_stop_kind {
 	FA_SM90_STOPPED = 1,
 	FA_SM90_ENDED = 2,
 };
 
-/* Each thread's O, four floats at a time, then its offsets and sums. */
+/* Saved state: each thread's O, four floats at a time, then its offsets and sums. */
 template <class C> struct fa_sm90_state {
 	static constexpr uint32_t THREADS = C::GROUPS * 128, CHUNKS = C::DIM_V / 8 + 1;
 	static constexpr uint32_t BYTES = FA_SM90_STATE_BYTES(C::DIM_V, C::GROUPS);
@@ -96,8 +96,8 @@ __device__ __forceinline__ uint32_t fa_sm90_blocks(const struct fa_cuda_attentio
 	return C::YIELDS && args.preempt.resumed ? args.preempt.blocks : gridDim.x;
 }
 
-/* Fills the words in shared memory. One thread calls it, before a barrier of the block. Counts a
- * block that must exit at once. */
+/* Fills the preemption's words in shared memory, and counts a block that must exit at once. One
+ * thread calls it, before a barrier of the block. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_yield_begin(const struct fa_cuda_attention &args,
                                                     uint32_t shared)
@@ -168,7 +168,7 @@ __device__ __forceinline__ void fa_sm90_yield_end(const struct fa_cuda_attention
 
 	if (!args.done.word)
 		return;
-	/* The producer stored nothing to global memory and lacks the registers. */
+	/* Without the producer, which stored nothing to global memory and lacks the registers. */
 	fa_barrier_sync(0, C::GROUPS * 128);
 	if (threadIdx.x != 128)
 		return;
