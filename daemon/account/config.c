@@ -13,7 +13,8 @@
 #include <sys/un.h>
 
 #define THREADS_MAX 1024
-/* One part of so many: a pool in host memory; what is left beside the pool and buffers. */
+/* Parts of the machine's memory: 1/POOL_SHARE is the default of a pool in host memory; 1/OWN_SHARE
+ * is left over by pool and buffers together. */
 #define POOL_SHARE 8
 #define OWN_SHARE 8
 #define TENANT_FDS 8192 /* enough for a buffer with the most pieces */
@@ -21,7 +22,8 @@
 #define OWN_FDS_MIN 32
 #define CHUNK_BYTES_MIN ((uint64_t)64 << 10)
 #define CHUNK_BYTES_MAX ((uint64_t)4 << 30)
-/* Of a user; of the only user, who may have all that a pool can have. */
+/* Default number of KV caches: of a user; and of the only user of a private daemon, who may have as
+ * many as a pool can have. */
 #define CACHES 32
 #define CACHES_PRIVATE 256
 #define GRACE_S_MAX (24 * 60 * 60)
@@ -151,8 +153,9 @@ static uint64_t fds_of_tenant(uint64_t all_fds)
 }
 
 /*
- * All memory that clients share can be the daemon's to pay for: they may leave holes, which it fills
- * when it touches them. An eighth of the memory is left to the daemon, its clients and others.
+ * Returns the limit of all clients' buffers. Clients may leave holes in shared memory, for which
+ * the daemon pays when it touches them. So an eighth of the memory is left to the daemon, its
+ * clients and others.
  */
 static uint64_t buffer_bytes_of_all(const struct fa_config *config, uint64_t memory,
                                     uint64_t device_bytes)

@@ -13,7 +13,7 @@
 
 #define FA_CONFIG_PATH "/etc/fad/fad.conf"
 
-/* The default observer, who need not exist. */
+/* The default observer. No such user need exist. */
 #define FA_CONFIG_OBSERVER "fad-metrics"
 
 /* Largest default pool of a daemon that a user started privately. */

@@ -20,8 +20,8 @@
 
 /* The filter answers within microseconds. */
 #define ANSWER_S 2
-/* How long the filter's end is waited for: at the daemon's end, so that nobody inherits it, and before a
- * new one is started. */
+/* How long the daemon waits for the filter's end: when the daemon ends itself, so that no other
+ * process inherits the filter, and before it starts a new one. */
 #define END_MS 100
 #define FAILED_MS 5
 
@@ -53,7 +53,7 @@ static int spawn(int control, pid_t *ret_pid)
 	(void)posix_spawnattr_setsigmask(&attr, &none);
 	(void)posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK);
 	posix_spawn_file_actions_init(&actions);
-	/* It may outlive the daemon, whose log must end. */
+	/* The filter's stderr: it may outlive the daemon, and must not keep the log open. */
 	r = posix_spawn_file_actions_adddup2(&actions, control, FA_FD_FILTER_CONTROL);
 	for (int i = 0; i < 3 && r == 0; ++i)
 		r = posix_spawn_file_actions_addopen(&actions, i, "/dev/null", O_RDWR, 0);
@@ -89,7 +89,7 @@ static int start(struct fa_fd_filter *filter)
 	return 0;
 }
 
-/* Ends the filter, and waits for that. One that hangs in a close() is left. */
+/* Ends the filter and waits for its end. A filter that hangs in close() is left behind. */
 static void end(struct fa_fd_filter *filter, int ms)
 {
 	const struct timespec moment = { .tv_nsec = 1000000 };
@@ -166,7 +166,8 @@ static ssize_t receive_reply(struct fa_fd_filter *filter, void *buffer, size_t s
 	return n;
 }
 
-/* Receives the announced batch. Without its pipe, as descriptors lack, it is closed unseen. */
+/* Receives the pipe of the announced batch. If this process has no descriptor left for the pipe, it
+ * has the filter close the batch, and does not wait for that. */
 static int receive_batch(struct fa_fd_filter *filter, struct fa_fd_filter_batch *batch)
 {
 	const struct fa_fd_filter_request request = { .command = FA_FD_FILTER_CLOSE,
@@ -233,7 +234,7 @@ ssize_t fa_fd_filter_receive(struct fa_fd_filter *filter, int socket, void *buff
 	*ret_batch = (struct fa_fd_filter_batch){ .end = -1 };
 	r = ask(filter, socket, size, ret_fds, ret_n_fds, ret_lost, ret_batch);
 	if (r == -EPIPE) {
-		/* It had died before, and the packet is still in its socket. */
+		/* The filter had died before, and the packet is still in its socket. */
 		restart(filter, r);
 		r = ask(filter, socket, size, ret_fds, ret_n_fds, ret_lost, ret_batch);
 	}

@@ -1,9 +1,10 @@
 /*
- * Receives packets that carry clients' descriptors in a process of its own, the filter, which passes on
- * what can be a buffer: memfds and handles of a GPU driver. All other files never reach the daemon: the
- * kernel flushes every descriptor when it is closed, or its process dies, and if another process serves
- * the file (FUSE) that may take for ever. A daemon that has one could be killed but not reaped, so that
- * nothing could start its successor. A filter that cannot be reaped delays nobody.
+ * A process of its own, the filter, receives packets that carry clients' descriptors. It passes on
+ * what can be a buffer: memfds and handles of a GPU driver. Other files never reach the daemon.
+ *
+ * The kernel flushes a descriptor when it is closed or its process dies. If another process serves
+ * the file (FUSE), that may take for ever: a daemon that has such a descriptor could be killed but
+ * not reaped, and no successor could start. A filter that cannot be reaped delays nobody.
  */
 #pragma once
 
@@ -23,9 +24,10 @@ struct fa_fd_filter;
 /* Files of a packet that the filter keeps until fa_fd_filter_close_batch(). */
 struct fa_fd_filter_batch {
 	uint64_t id;
-	size_t n;                  /* 0: none, and nothing is to be done */
-	int end;                   /* readable once they are closed; owned by the caller */
-	unsigned int placeholders; /* bit set of the packet's descriptors that stand for them */
+	size_t n; /* number of files; 0: there is no batch */
+	int end;  /* readable once they are closed; owned by the caller */
+	/* Bit set of the packet's descriptors that are placeholders for these files. */
+	unsigned int placeholders;
 };
 
 /* Starts the filter. Loop thread. */

@@ -1,6 +1,7 @@
 /*
- * The filter's process. Its main thread never closes a file that it does not know; a thread per batch
- * does. It ends with its socket or its parent, at the latest when its threads can.
+ * The filter's process. Its main thread closes only files that it knows; each batch of other files
+ * has a thread that closes them. The process ends with its socket or its parent, at the latest when
+ * its threads can end.
  */
 #include "common/cleanup.h"
 #include "common/list.h"
@@ -41,7 +42,8 @@ static struct {
 	} out;
 } filter = { .batches = FA_LIST_INIT(filter.batches) };
 
-/* Asks the kernel alone, not the file's server: without a mask statx() takes attributes as they are. */
+/* Returns true if a close() of the file cannot block. Asks the kernel only, not the file's server:
+ * with an empty mask statx() takes the attributes that the kernel has. */
 static bool is_harmless(int fd)
 {
 	struct statx st;
@@ -67,7 +69,8 @@ static void *close_files(void *userdata)
 	return NULL;
 }
 
-/* Consumes @batch. Without a thread its files stay until the filter ends. */
+/* Consumes @batch, whose files a thread closes. If there is no thread, they stay open until the
+ * filter ends. */
 static void start_closing(struct batch *batch)
 {
 	pthread_attr_t attr;
@@ -157,7 +160,8 @@ static int receive(const struct fa_fd_filter_request *request, int connection)
 	                          request->size < FA_FD_FILTER_BYTES_MAX ? request->size
 	                                                                 : FA_FD_FILTER_BYTES_MAX,
 	                          fds, &n_fds, &lost, MSG_DONTWAIT);
-	/* The daemon still has the connection, so this closes nothing that is in its queue. */
+	/* Closes only this process's copy: the daemon still has the connection, so its queue
+	 * stays. */
 	close(connection);
 	batch = take_files(fds, &n_fds, n < 0);
 	if (batch)

@@ -19,7 +19,8 @@
 #define STACK_BYTES (256 * 1024)
 /* How many unread packets are discarded at most before a connection is closed. */
 #define DISCARD_MAX 512
-/* Interrupts the closing of refused connections: a socket that lingers then waits no longer. */
+/* This signal interrupts the close() of refused connections, so that a lingering socket waits no
+ * longer. */
 #define INTERRUPT_SIGNAL SIGURG
 #define INTERRUPT_AFTER_NS 1000000
 #define INTERRUPT_EVERY_NS 100000
@@ -29,8 +30,8 @@ struct entry {
 	struct fa_tenant *tenant; /* may be NULL */
 	struct fa_charge charge;
 	bool connection;
-	bool rejected, uncharged;        /* whether n_rejected, n_uncharged count it */
-	struct fa_fd_filter_batch batch; /* files that the filter has */
+	bool rejected, uncharged;        /* whether n_rejected and n_uncharged count the entry */
+	struct fa_fd_filter_batch batch; /* files that the filter holds */
 	size_t n_fds;
 	int fds[];
 };
@@ -86,14 +87,14 @@ static void discard_unread(int fd)
 	for (unsigned int i = 0; i < DISCARD_MAX && !is_drained(fd); ++i) {
 		char byte;
 
-		/* Without room for descriptors none comes into this process. */
+		/* The control buffer has no room for descriptors, so none enters this process. */
 		(void)recv(fd, &byte, sizeof(byte), MSG_DONTWAIT);
 	}
 }
 
 /*
- * Signals this thread from soon on, and again and again, as a signal may come between two waits.
- * False: there is no timer.
+ * Starts a timer that signals this thread again and again, as a signal may come between two waits.
+ * Returns false if there is no timer.
  */
 static bool interrupt_start(timer_t *ret_timer)
 {
@@ -300,7 +301,7 @@ static void enqueue(struct fa_fd_reaper *reaper, struct entry *entry)
 	fa_list_append(&queue->entries, &entry->link);
 	if (!queue->busy)
 		make_ready(reaper, queue);
-	/* If no thread can be started, a busy one gets to the queue later. */
+	/* If no thread can be started, a thread that is busy now serves the queue later. */
 	if (reaper->n_ready > reaper->n_idle && reaper->n_threads < THREADS_MAX)
 		(void)start_thread(reaper);
 	pthread_cond_signal(&reaper->changed);

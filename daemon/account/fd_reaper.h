@@ -17,14 +17,15 @@ struct fa_charge;
 struct fa_fd_reaper;
 struct fa_tenant;
 
-/* Rejected descriptors in a queue. Above the soft limit a session that sends more is paused, above
- * the hard limit also the tenant's others that send descriptors. A packet may exceed either by
- * FA_PACKET_FDS_KERNEL_MAX. */
+/* Rejected descriptors in a queue. Above the soft limit a session that sends more is paused; above
+ * the hard limit, all sessions of the tenant that send descriptors are. A packet may exceed either
+ * limit by FA_PACKET_FDS_KERNEL_MAX. */
 #define FA_FD_REAPER_REJECTED_SOFT_MAX 64
 #define FA_FD_REAPER_REJECTED_HARD_MAX 128
 
-/* No more connections are accepted while this many without a charge are unclosed. Their close() is
- * interrupted, so that only files whose close() cannot be interrupted hold so many. */
+/* No more connections are accepted while this many descriptors without a charge wait to be closed.
+ * Their close() is interrupted, so only files whose close() cannot be interrupted can keep the
+ * number up. */
 #define FA_FD_REAPER_UNCHARGED_MAX 128
 
 /* A user's queue, or for uid 0 a tenant's. It starts zeroed. */

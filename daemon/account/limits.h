@@ -36,8 +36,9 @@ struct fa_limits {
 	uint64_t session_steps;     /* steps of the KV pool in flight */
 	uint64_t session_out_bytes; /* bytes of answers not yet read */
 
-	uint64_t memory_bytes; /* the smaller of the machine and the cgroup, when this was read */
-	uint64_t connections;  /* connections of all clients together */
+	/* The smaller of the machine's memory and the cgroup's, when the limits were set. */
+	uint64_t memory_bytes;
+	uint64_t connections; /* connections of all clients together */
 	/* Limits of all clients together; 0: unlimited. */
 	uint64_t all_fds;          /* descriptors */
 	uint64_t all_buffers;      /* set by the server */

@@ -287,15 +287,16 @@ static int check(const struct fa_tenant *tenant, enum fa_resource resource, uint
 {
 	const struct fa_limits *limits = tenant->tenants->limits;
 	uint64_t limit = limits->tenant[resource], used = tenant->used[resource], user_limit;
-	/* The fd store does not grow with the number of cgroups, so a uid gets no more timelines
-	 * than a tenant. */
+	/* The fd store does not grow with the number of cgroups, so a uid's limit of timelines is a
+	 * tenant's. */
 	const uint64_t factor = resource == FA_RESOURCE_TIMELINES ? 1 : limits->uid_factor;
 	const uint64_t all = limit_of_all(limits, resource);
 	const uint64_t all_used = tenant->tenants->used[resource];
 	const struct fa_user *user = tenant->user;
 	const bool counted = resource == FA_RESOURCE_BUFFERS || resource == FA_RESOURCE_SESSIONS;
 
-	/* A user leaves half to others, whatever its limit. The server checks the sum. */
+	/* A user leaves half of what all clients may have to others, whatever its own limit. The
+	 * server checks the sum. */
 	if (user && user->uid != tenant->tenants->own_uid && all && counted && limit > all / 2)
 		limit = all > 1 ? all / 2 : 1;
 	if (!fits(amount, limit, used))
@@ -305,8 +306,8 @@ static int check(const struct fa_tenant *tenant, enum fa_resource resource, uint
 		               amount, fa_resource_name(resource), limit, used);
 	if (__builtin_mul_overflow(limit, factor, &user_limit))
 		user_limit = UINT64_MAX;
-	/* What the daemon has for all clients does not grow with cgroups, either: leave half to
-	 * other users. */
+	/* What the daemon has for all clients does not grow with cgroups either, so a user leaves
+	 * half of it to others. */
 	if (all && user_limit > all / 2)
 		user_limit = limit > all / 2 ? limit : all / 2;
 	if (user && !fits(amount, user_limit, user->used[resource]))

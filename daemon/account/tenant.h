@@ -23,12 +23,13 @@ struct fa_tenants {
 	struct fa_list tenants;
 	struct fa_list gone; /* unreferenced, oldest first */
 	unsigned int n_gone;
-	struct fa_usage forgotten; /* of tenants that were unreferenced and then evicted */
+	struct fa_usage forgotten; /* usage of tenants that were evicted */
 	struct fa_list users;
 	uint64_t used[_FA_RESOURCE_N];  /* charged to all tenants together */
 	const struct fa_limits *limits; /* read for each charge; may change */
-	uid_t own_uid;                  /* the daemon's: shares nothing with others */
-	uint64_t n_refused;             /* charges refused so far */
+	/* The daemon's own user, who need leave nothing to others. */
+	uid_t own_uid;
+	uint64_t n_refused; /* charges refused so far */
 	/* Called after fa_tenant_ended(); may be NULL. */
 	void (*ended)(struct fa_tenants *tenants);
 };
@@ -38,9 +39,9 @@ struct fa_turn {
 	struct fa_list link;    /* fa_turns.accounts or .indebted, while sessions wait */
 	struct fa_list waiting; /* sessions, the first is next */
 	unsigned int n_waiting;
-	uint64_t number; /* of the turn in which used_ns was used */
+	uint64_t number; /* number of the turn in which used_ns was used */
 	uint64_t used_ns;
-	uint64_t paid_ns; /* when all long messages so far are paid for */
+	uint64_t paid_ns; /* time from which on all long messages so far are paid for */
 };
 
 /* The account of a uid, which its tenants reference. */
@@ -62,8 +63,8 @@ struct fa_tenant {
 	struct fa_user *user; /* NULL: uid 0 */
 	char *cgroup;         /* "" if unknown */
 	uint64_t used[_FA_RESOURCE_N];
-	unsigned int n_ending;             /* objects that end soon, and their charges with them */
-	struct fa_usage usage;             /* including sessions that ended */
+	unsigned int n_ending; /* number of objects that end soon, and release their charges then */
+	struct fa_usage usage; /* including sessions that ended */
 	struct fa_fd_reaper_queue queue;   /* closes the descriptors of a tenant without a user */
 	struct fa_fd_reaper_queue refused; /* and its refused connections */
 	struct fa_turn turn;               /* of a tenant without a user */
@@ -85,8 +86,8 @@ struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant);
 struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant);
 
 /*
- * An object of the tenant is ending: its owner was told so, but its charges are released later. The
- * tenant lives until the matching fa_tenant_ended(), which comes after that release.
+ * Notes that an object of the tenant is ending: its owner was told so, but its charges are released
+ * later. The tenant lives until the matching fa_tenant_ended(), which comes after that release.
  */
 void fa_tenant_ending(struct fa_tenant *tenant);
 void fa_tenant_ended(struct fa_tenant *tenant);
@@ -98,8 +99,8 @@ bool fa_tenants_are_ending(const struct fa_tenants *tenants, uid_t uid);
 void fa_tenants_usage(const struct fa_tenants *tenants, struct fa_usage *ret_usage);
 
 struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant);
-/* For refused connections, which descriptors in the filter must not delay: their close() is not
- * interrupted. */
+/* Returns the queue for the tenant's refused connections. They have their own, because descriptors
+ * in the filter must not delay them: the filter's close() calls are not interrupted. */
 struct fa_fd_reaper_queue *fa_tenant_refused_queue(struct fa_tenant *tenant);
 
 /* Returns the turn of the tenant's user, or its own if it has none. */

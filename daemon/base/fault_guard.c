@@ -8,10 +8,11 @@ static _Thread_local sigjmp_buf *current; /* NULL: not in guarded code */
 
 static void on_fault(int signal_number, siginfo_t *info, void *context)
 {
-	/* Positive: of the kernel, for an access of this thread. */
+	/* Positive: the kernel sent the signal, for an access of this thread. */
 	if (current && info->si_code > 0)
 		siglongjmp(*current, 1);
-	/* The access is repeated, and ends the process; a signal of somebody else's does, too. */
+	/* The access is repeated with the default action, which ends the process. So does a signal
+	 * from elsewhere. */
 	(void)signal(signal_number, SIG_DFL);
 	if (info->si_code <= 0)
 		(void)raise(signal_number);

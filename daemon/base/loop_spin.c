@@ -5,7 +5,8 @@
 
 /* How long the loop spins. A client that spins, too, has sent its next message by then. */
 #define SPIN_NS (50 * FA_NS_PER_US)
-/* The loop spins only if messages come this close: a round trip's time with both sides asleep. */
+/* The loop spins only if messages come at most this far apart, which is the time of a round trip
+ * between two sleeping sides. */
 #define GAP_MAX_NS (100 * FA_NS_PER_US)
 #define BACKOFF_MESSAGES 256
 

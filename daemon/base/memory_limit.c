@@ -98,8 +98,8 @@ static bool find_path(const char *root, bool unified, char *ret_path, size_t siz
 	return found;
 }
 
-/* Makes @path, of /proc/self/cgroup, relative to the mount, which shows the tree below @top. If the
- * process is outside that tree, the top of the mount is all there is. */
+/* Makes @path, from /proc/self/cgroup, relative to the mount, which shows the tree below @top. If
+ * the process is outside of that tree, only the top of the mount is visible. */
 static void make_relative(char *path, const char *top)
 {
 	size_t length = strcmp(top, "/") == 0 ? 0 : strlen(top);

@@ -34,7 +34,7 @@ enum signal {
 	PARKED_WATCHING,
 };
 
-/* Wakes a sleeping thread. @before: value of the word before it was set. */
+/* Wakes a sleeping thread. @before: the word's value before the waker set it. */
 static void wake_thread(struct fa_parker *parker, uint32_t before)
 {
 	if (before == PARKED)
@@ -139,8 +139,8 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t until_ns
 	              until_ns == FA_NS_NEVER ? NULL : &timeout, NULL, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Returns true if only the descriptor has woken the thread. *ret_prepared: fa_parker_prewake() has
- * woken it. */
+/* Returns true if nothing but the descriptor has woken the thread. *ret_prepared:
+ * fa_parker_prewake() has woken it. */
 static bool sleep_on_fd(struct fa_parker *parker, uint64_t until_ns, bool *ret_prepared)
 {
 	struct pollfd fds[] = { { .fd = parker->watch_fd, .events = POLLIN },

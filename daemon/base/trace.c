@@ -27,7 +27,7 @@ struct record {
 	/* i: free for record i; i + 1: it holds record i. */
 	_Atomic uint64_t turn;
 	const char *name;
-	uint64_t session, value; /* value: of a slice, the message's id */
+	uint64_t session, value; /* a slice's value is the message's id */
 	uint64_t queued_ns;      /* of a slice: when it began */
 	uint64_t started_ns, finished_ns, ended_ns;
 	uint32_t stream;
@@ -44,8 +44,9 @@ struct fa_trace {
 	pid_t threads[THREADS_MAX]; /* that have a name in the file */
 	unsigned int n_threads;
 
-	_Alignas(64) _Atomic uint64_t next; /* the next record to be taken */
-	_Alignas(64) uint64_t first;        /* the next one to be written; writer only */
+	_Alignas(64) _Atomic uint64_t next; /* number of the next record to take */
+	/* Number of the next record to write; used by the writer only. */
+	_Alignas(64) uint64_t first;
 	struct record records[RECORDS];
 
 	pthread_t writer;

@@ -13,7 +13,7 @@
 
 struct fa_trace;
 
-/* The trace that is written; NULL: none. Changes only while no other thread records. */
+/* The active trace; NULL: none. Changes only while no other thread records. */
 extern struct fa_trace *fa_trace_active;
 
 static inline bool fa_trace_on(void)

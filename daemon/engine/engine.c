@@ -16,10 +16,10 @@
 #include <errno.h>
 #include <signal.h>
 
-/* How many jobs an iteration of the loop thread launches. The client's rings wait meanwhile. */
+/* Number of jobs that an iteration on the loop thread launches; clients' rings wait meanwhile. */
 #define LOOP_LAUNCHES 1
-/* Jobs of a batch that go to the engine together, which launches them while the loop thread reads
- * the next. CUDA streams hold as many; fewer would mean more locking. */
+/* Number of jobs of a batch that are handed to the engine together: it launches them while the loop
+ * thread reads the next ones. A CUDA stream holds as many. Fewer would mean more locking. */
 #define STAGED_MAX 4
 
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
@@ -317,8 +317,8 @@ void fa_engine_poll_end(struct fa_engine *engine)
 void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                               const struct fa_outcome *outcome)
 {
-	/* No race: the engine thread publishes for jobs only, and the stream has none between the
-	 * last one taken and the next submitted, both under a mutex. */
+	/* There is no race. The engine thread publishes only jobs, and here the stream has none:
+	 * the last one was taken and the next one is not submitted, both under a mutex. */
 	assert(value == stream->next_value);
 	stream->next_value++;
 	fa_engine_count(&engine->stats.submitted, 1);

@@ -69,7 +69,7 @@ struct fa_job {
 	int answer;                 /* status of fa_engine_release() or fa_engine_confirm() */
 	struct fa_error answer_error;
 	int cancel_status; /* status of the first cancel; loop thread */
-	int end_status;    /* why the device was asked to stop early */
+	int end_status;    /* status with which the device was asked to stop the job early */
 	unsigned int state;
 	bool delivered;    /* in the outbox; under the mailbox mutex */
 	bool chain_ended;  /* its predecessor in the chain failed */

@@ -17,7 +17,7 @@
 /* How often a thread tries to lock a mutex before it sleeps. */
 #define LOCK_TRIES 200
 
-/* How soon the loop thread counts as absent: after once to twice this time without a poll. */
+/* The loop thread counts as absent if it does not poll for this time, or up to twice as long. */
 #define STANDBY_TIMEOUT_NS (4 * FA_NS_PER_US)
 /* How long the engine thread on standby spins before it sleeps between checks. */
 #define STANDBY_SPIN_BUSY_NS (200 * FA_NS_PER_US)
@@ -282,7 +282,7 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 {
 	int n = 0;
 
-	/* New jobs are launched first, unless deadlines have to be checked. */
+	/* New jobs are launched before anything else, unless deadlines have to be checked. */
 	if (!engine->deadlines.root)
 		n = launch(engine, 1);
 	poll_launched(engine, n);
@@ -384,7 +384,7 @@ static bool stand_by(struct fa_engine *engine, struct standby *standby)
 		*standby = (struct standby){ .needs_polling = needs_polling, .since_ns = begin_ns };
 	if (begin_ns - standby->since_ns > spin_ns || !engine->parker.may_spin)
 		fa_parker_sleep(&engine->parker, begin_ns + STANDBY_SLEEP_NS);
-	/* Look seldom: each read takes the cache line away from the loop thread, which writes
+	/* Looks seldom: each read takes the cache line away from the loop thread, which writes
 	 * it. */
 	do {
 		for (int i = 0; i < STANDBY_RELAX && !fa_parker_is_woken(&engine->parker); i++)

@@ -56,7 +56,7 @@ static void signal_one(struct fa_timeline_words *words, const struct fa_gate *ga
 	atomic_store_explicit(&words->values[gate->slot], gate->value, memory_order_release);
 	atomic_store_explicit(&out->value, gate->value, memory_order_release);
 	atomic_fetch_add_explicit(&out->changes, 1, memory_order_seq_cst);
-	/* A sleeper announces itself before its last look at the word. */
+	/* A client announces that it sleeps before it looks at the word for the last time. */
 	if (atomic_load_explicit(&words->in[gate->slot].sleepers, memory_order_seq_cst))
 		fa_timeline_wake(&out->changes);
 }

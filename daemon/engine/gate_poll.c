@@ -43,7 +43,7 @@ static void poll_hot_gates(struct fa_engine *engine, uint64_t now_ns)
 			fa_deadline_heap_insert(&engine->parked_gates, &stream->gate_parked,
 			                        now_ns + gate_pause_ns(now_ns - stream->gated_ns));
 	}
-	/* Put the gates that were not polled first, so that they are polled next time. */
+	/* Puts the gates that were not polled first, so that the next iteration polls them. */
 	fa_list_splice(&due, &engine->hot_gates);
 	fa_list_splice(&engine->hot_gates, &due);
 }

@@ -17,8 +17,8 @@ static void lane_free_slot(struct fa_engine *engine, struct fa_device_lane *lane
 
 /* How many gated jobs of a stream the device may hold. */
 #define DEVICE_GATES_MAX 2
-/* After the device gave up n gates in a row, the next 2^n gates are left to the engine. This bounds
- * n. */
+/* After the device gave up n gates in a row, the engine itself waits for the next 2^n gates. n is
+ * at most this. */
 #define GATE_BACKOFF_SHIFT_MAX 6
 
 /* ---- jobs */
@@ -152,7 +152,8 @@ void fa_job_reaped(struct fa_job *job)
 		status = stream->chain_status;
 		end = 0;
 	}
-	/* A late cancel has no effect. A missed deadline is reported even if the work succeeded. */
+	/* A cancel that comes too late has no effect. A missed deadline is reported even if the
+	 * work succeeded. */
 	if (end && (status == -ECANCELED || (!status && end == -ETIMEDOUT))) {
 		job_explain(job, end);
 		status = end;
@@ -165,7 +166,7 @@ void fa_job_reaped(struct fa_job *job)
 		job_settle(job, status);
 	stream->outstanding--;
 	stream->engine->n_running--;
-	/* Predecessors may be back in `waiting`; it must leave after them. */
+	/* A job leaves after its predecessors, which may be back in `waiting`. */
 	if (!fa_list_empty(&stream->waiting) && fa_job_first(&stream->waiting)->value < job->value)
 		job_put_back(job);
 	fa_stream_update(stream);
@@ -206,7 +207,7 @@ static int queue_new(struct fa_stream *stream, struct fa_error *error)
 		stream->lane = engine->ops->queue_lane ? engine->ops->queue_lane(stream->queue)
 		                                       : &engine->lane;
 		share = share_of(stream, stream->lane);
-		/* What the group used of another lane says nothing about this lane. */
+		/* What the group used of another lane says nothing about its use of this one. */
 		if (!group->shares[share].n_streams++ && share != FA_ENGINE_SHARE_OWN)
 			fa_fair_queue_group_init(&group->shares[share].queue);
 	}
@@ -386,7 +387,7 @@ static void chain_end(struct fa_stream *stream, struct fa_job *job)
 		return;
 	}
 	job->error = stream->chain_error;
-	/* Settle even a refused job with its predecessor's error, as that may be the cause of the
+	/* A refused job, too, ends with its predecessor's error, which may be the cause of the
 	 * refusal. */
 	job_settle(job, stream->chain_status);
 }
@@ -518,7 +519,7 @@ static int job_launch(struct fa_stream *stream, struct fa_job *job)
 	stream->outstanding++;
 	engine->n_running++;
 	fa_engine_count(&engine->stats.launched, 1);
-	/* Slow prefills must not delay polling for a decode. */
+	/* Makes the engine poll urgently for a decode, however slow prefills were lately. */
 	if (engine->polled && stream->priority > 0)
 		engine->urgent = true;
 	stream_start(stream, job);

@@ -143,7 +143,7 @@ static void expire_lost_sessions(struct fa_kv *kv)
 	if (!n)
 		return;
 	fa_log(FA_LOG_INFO, "%" PRIu32 " sessions of the daemon before did not come back", n);
-	/* Sessions that may still come back keep a daemon that exits when idle. */
+	/* Sessions that may still come back keep the daemon from exiting when idle. */
 	if (!kv->session_store.n_lost)
 		context->hooks->idle(context);
 }

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define NAME_BYTES 32
-/* Pending descriptors may be this part of those that clients may have. */
+/* Descriptors waiting to be stored may be at most this part of those that clients may have. */
 #define PENDING_DIVISOR 8
 
 static void name_of(uint32_t what, char ret_name[NAME_BYTES])
@@ -82,8 +82,8 @@ static int try_store(struct fa_kv *kv, uint32_t what)
 	return r;
 }
 
-/* Returns true if @what may wait for the store. Pending descriptors are lost to clients; without a
- * bound, chunks could take all. */
+/* Returns true if @what may wait to be stored. A waiting descriptor is one less for clients;
+ * without a bound, chunks could take all of them. */
 static bool may_be_pending(const struct fa_kv *kv, uint32_t what)
 {
 	const uint64_t all_fds = kv->context->config.limits.all_fds;

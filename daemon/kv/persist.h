@@ -53,7 +53,7 @@ void fa_kv_persist_retry(struct fa_kv *kv);
  * mistaken for it. */
 bool fa_kv_persist_is_stale(const struct fa_kv *kv, uint32_t what);
 
-/* Returns how many of @chunks would end with the process, despite an fd store. */
+/* Returns how many of @chunks would be lost with the process, although there is an fd store. */
 uint32_t fa_kv_unpersisted_chunks(const struct fa_kv *kv, uint32_t chunks);
 
 /* Retries once more; closes what still cannot be stored. */

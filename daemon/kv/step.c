@@ -404,7 +404,7 @@ static int find_predecessors(struct fa_kv_step *step, struct fa_error *error)
 	return 0;
 }
 
-/* Words charged beside the tables: for a step, a sequence, a copied page. */
+/* Words charged besides the tables: per step, per sequence, per copied page. */
 #define STEP_WORDS ((FA_DEVICE_PLAN_CACHE_BYTES + 512) / sizeof(uint32_t))
 #define ENTRY_WORDS 40
 #define COPY_WORDS 6

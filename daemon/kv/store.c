@@ -13,9 +13,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A chunk of a GPU holds whole pages of all layers; smaller chunks would hold none. */
+/* A GPU's chunk holds whole pages of all layers; smaller chunks would hold none. */
 #define CHUNK_BYTES_MIN ((uint64_t)4 << 20)
-/* In a small pool of the CPU each cache can have a chunk; large pages get runs of chunks. */
+/* In a small pool in host memory every cache can have a chunk; large pages get runs of chunks. */
 #define SMALL_POOL_BYTES ((uint64_t)1 << 30)
 #define SMALL_POOL_CHUNKS 256
 #define SMALL_POOL_CHUNK_BYTES_MIN ((uint64_t)256 << 10)
@@ -176,7 +176,7 @@ static void finish_recovery(struct fa_kv *kv)
 	       kv->session_store.n_lost);
 	context->last_session = fa_session_store_last_number(&kv->session_store);
 	while (fa_pool_owner_each(kv->pool, &cursor, &owner)) {
-		/* An owner is returned once per object. */
+		/* Owners are returned once per object, so repeatedly. */
 		if (owner == last)
 			continue;
 		last = owner;

@@ -27,7 +27,7 @@ struct fa_kv {
 	uint32_t n_stored;  /* how many of `kept` are in the fd store */
 	uint32_t n_pending; /* how many of `kept` are yet to be stored */
 	struct fa_session_store session_store;
-	/* until then a dead daemon's work may write to pages; 0: not quarantined */
+	/* a dead daemon's work may write to pages until this time; 0: no quarantine */
 	uint64_t quarantine_ns;
 	struct fa_pool *pool;   /* NULL: none */
 	struct fa_error reason; /* why pool is NULL */

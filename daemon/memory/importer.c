@@ -15,7 +15,7 @@
 
 #define RELEASE_BATCH 64
 
-/* Mappings left to connections, threads and libraries. */
+/* Mappings that are left to connections, threads and libraries. */
 #define MAPS_RESERVED 8192
 #define MAPS_DEFAULT 65530 /* used if vm.max_map_count is unreadable */
 
@@ -145,7 +145,7 @@ static int import_ipc(struct fa_importer *importer, struct fa_registered_buffer 
 	                                     &buffer->memory);
 	if (r == 0)
 		return 0;
-	/* Explain the error: the driver takes such a handle for its own process's. */
+	/* Explains the error: the driver takes such a handle for one of its own process. */
 	if (buffer->pid == (uint32_t)getpid())
 		return fa_fail(&buffer->error, r,
 		               "client and daemon have the same process id, %d, in two PID "

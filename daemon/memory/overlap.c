@@ -92,11 +92,11 @@ static int compare_places(const void *a, const void *b)
 	return compare_numbers(x->begin, y->begin);
 }
 
-/* @a begins first, and @b within it. */
+/* Compares two tensors of which @a begins first, and @b begins within @a. */
 static bool places_overlap(const struct fa_tensor_use *uses, const struct place *a,
                            const struct place *b, int *steps)
 {
-	/* Often both have pages at one distance, and lie in different parts of it. */
+	/* Often both tensors repeat at one distance, and use different parts of each period. */
 	if (a->page_bytes == b->page_bytes && a->page_bytes) {
 		const uint64_t delta = (b->begin - a->begin) % a->page_bytes;
 

@@ -29,5 +29,5 @@ enum fa_admitted {
 #define FA_MODE(read, append, fork)                                                                \
 	((uint32_t)(read) | (uint32_t)(append) << 2 | (uint32_t)(fork) << 4)
 #define FA_NAME_BYTES 64 /* with the terminating zero */
-/* Each user has names of its own. Where a user is asked for, this is the actor's. */
+/* Each user has names of its own. As a user to look in, this value is the actor's own. */
 #define FA_UID_OWN UINT32_MAX

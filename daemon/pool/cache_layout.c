@@ -106,7 +106,7 @@ int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chun
 	if (r < 0)
 		return r;
 
-	/* The bounds keep all products below 2^51. */
+	/* These bounds keep all products below 2^51. */
 	rows = (uint64_t)geometry->kv_heads * geometry->page_tokens;
 	scales = geometry->token_scales ? rows * sizeof(float) : 0;
 	layout.k_bytes = round_up(rows * geometry->head_dim * element_bytes(geometry) + scales);

@@ -12,7 +12,7 @@
 
 struct fa_pool;
 
-/* Above 0x7f, which keeps them apart from plain ids. Never 0. */
+/* Kinds: values above 0x7f, so that no id looks like a plain one. Never 0. */
 enum fa_id_kind {
 	FA_ID_CACHE = 0xc1,
 	FA_ID_SEQUENCE = 0xc2,
@@ -35,15 +35,15 @@ int fa_id_read(const struct fa_pool *pool, enum fa_id_kind kind, uint64_t id,
 /* Checks only the kind. -EINVAL. */
 int fa_id_check_kind(enum fa_id_kind kind, uint64_t id, struct fa_error *error);
 
-/* Returns the error of an id without an object: -ESTALE if the actor's own user had the object,
- * else -ENOENT, as for ids that never were. @generation and @origin: the record's. */
+/* Returns the error for an id without an object: -ESTALE if the actor's own user had the object,
+ * else -ENOENT, as for ids that never existed. @generation and @origin: the record's. */
 int fa_id_missing(const struct fa_pool *pool, enum fa_id_kind kind, const struct fa_id *id,
                   const struct fa_actor *actor, uint32_t generation,
                   const struct fa_state_origin *origin, struct fa_error *error);
 
-/* Returns the error of an object that the actor may not know of. -ENOENT. */
+/* Returns the error for an object that the actor must not know of. -ENOENT. */
 int fa_id_hidden(enum fa_id_kind kind, struct fa_error *error);
 
-/* Returns the origin of a record's next use, by @uid. */
+/* Returns the origin to store when a record of origin @last is used next, by @uid. */
 struct fa_state_origin fa_id_next_origin(const struct fa_state_origin *last,
                                          uint32_t last_generation, uint32_t uid);

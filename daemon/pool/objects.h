@@ -14,9 +14,9 @@
 #include "daemon/pool/state.h"
 
 #define FA_PAGE_PUBLISHED 1u
-#define FA_PAGE_TAINTED 2u     /* contents of an unknown tenant: clear before use */
-#define FA_PAGE_SUSPECT 4u     /* the dead daemon's device may still write to it */
-#define FA_PAGE_QUARANTINED 8u /* suspect, unused, in no free list */
+#define FA_PAGE_TAINTED 2u     /* has contents of an unknown tenant: clear it before use */
+#define FA_PAGE_SUSPECT 4u     /* a dead daemon's device may still write to it */
+#define FA_PAGE_QUARANTINED 8u /* suspect and unused; it is in no free list */
 
 struct fa_page {
 	uint32_t tenant; /* tag of the payer or, if free, the last payer; 0: never used */
@@ -52,7 +52,7 @@ struct fa_pool_cache {
 	uint64_t n_used, n_idle, n_free;
 	bool removed; /* freed once nothing is in flight or quarantined */
 
-	/* Need of the step that is being planned. */
+	/* What the step that is being planned needs. */
 	uint64_t need_pages;
 	uint32_t n_items;
 	struct fa_pool_cache *next_planned;
@@ -65,7 +65,7 @@ struct fa_tenant_account {
 	uint32_t oldest, newest; /* ends of the list of idle pages */
 	uint64_t n_cells;
 
-	/* Need of the step that is being planned. */
+	/* What the step that is being planned needs. */
 	uint64_t need_bytes, need_cells;
 	struct fa_tenant_account *next_planned;
 };
@@ -92,16 +92,16 @@ struct fa_pool_sequence {
 	/* A step writes to a copy of the page in which the durable length ends: pages has the copy,
 	 * the state the original. */
 	bool copied, copy_aborted;
-	uint32_t copied_number, copied_slot; /* number and slot of the original */
+	uint32_t copied_number, copied_slot; /* page number, and the original's slot */
 
-	/* Steps up to the serial may read the page's truncated tokens. */
+	/* Steps in flight up to this serial may read truncated tokens of the last page. */
 	bool truncated;
 	uint32_t truncated_slot;
 	uint64_t truncated_serial;
 
 	struct fa_list in_flight; /* parts of steps in flight, oldest first */
 	uint32_t n_in_flight, n_appending;
-	uint32_t n_cancelled; /* parts after an aborted part */
+	uint32_t n_cancelled; /* number of parts behind an aborted part */
 	uint64_t appender;    /* session that is appending */
 	bool keep_pending;    /* the last part keeps some of its tokens */
 	uint64_t plan_serial; /* serial of the last plan, to find duplicates */
@@ -116,7 +116,7 @@ struct fa_pool_step_part {
 	uint64_t after;  /* planned length */
 	uint64_t length; /* length to commit; less than after, if fa_pool_step_keep() was called */
 	uint32_t n_tokens;
-	bool appends; /* the part appends; else it reads what was planned before */
+	bool appends; /* the part appends; otherwise it reads what was planned before */
 	bool copies;
 	bool cancelled;
 	uint32_t *from; /* result of fa_pool_step_keep() */
@@ -124,8 +124,8 @@ struct fa_pool_step_part {
 
 #define FA_POOL_OWNER_BUCKETS 1024u
 
-/* Indices of sequences found lately, by the low bits of their ids: saves decrypting the id. Entries
- * may be out of date. */
+/* Indices of recently found sequences, by the low bits of their ids, which save decrypting an id.
+ * Entries may be out of date. */
 #define FA_POOL_RECENT_SETS 4096u
 #define FA_POOL_RECENT_WAYS 4u
 

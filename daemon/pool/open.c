@@ -48,7 +48,7 @@ static int map(struct fa_pool *pool, int fd, const struct fa_state_header *heade
 	return 0;
 }
 
-/* Returns a number from 1 to 2^31 to start generations with: half of all generations remain. */
+/* Returns a number from 1 to 2^31 at which generations start, so half of all generations remain. */
 static uint32_t generation_base(const struct fa_state_header *header)
 {
 	static const char what[] = "generation";

@@ -1,7 +1,7 @@
 /*
- * Planned pages go to cells at once, behind the durable end, where nothing reads them: a commit is
- * one store. Only a copied page replaces its original just before the commit: both have the durable
- * tokens.
+ * Cells are written when pages are planned, behind the durable end, where nothing reads them: so a
+ * commit is one store. Only a copied page replaces its original just before the commit; both have
+ * the durable tokens.
  */
 #include "daemon/pool/page_list.h"
 

@@ -26,7 +26,7 @@ struct fa_pool;
 #define FA_POOL_CHUNK_BYTES_DEFAULT ((uint64_t)256 << 20)
 #define FA_POOL_CHUNK_BYTES_MAX ((uint64_t)4 << 30)
 #define FA_POOL_RUN_SHIFT_MAX 8u
-#define FA_POOL_BYTES_MAX ((uint64_t)1 << 40) /* all that 32-bit slots can reach */
+#define FA_POOL_BYTES_MAX ((uint64_t)1 << 40) /* the most that slots of 32 bits can address */
 
 /* Sizes of a pool. 0 stands for the default. */
 struct fa_pool_config {
@@ -131,7 +131,8 @@ struct fa_pool_more {
 	uint32_t sequences, caches;
 };
 
-/* Returns -EDQUOT if the tenant may not have @more than @held, else 0. May be NULL. */
+/* Checks a quota: returns -EDQUOT if the tenant may not have @more than @held, else 0. May be
+ * NULL. */
 typedef int fa_pool_quota_fn(void *userdata, const struct fa_pool_tenant_info *held,
                              const struct fa_pool_more *more, struct fa_error *error);
 void fa_pool_set_quota(struct fa_pool *pool, fa_pool_quota_fn *quota, void *userdata);

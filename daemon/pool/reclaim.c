@@ -43,7 +43,7 @@ uint64_t fa_reclaim_cache(struct fa_pool *pool, struct fa_pool_cache *cache)
 	return n;
 }
 
-/* Returns how many runs the cache needs if it has @have pages. */
+/* Returns how many runs the cache lacks if it has @have pages. */
 static uint64_t runs_for(const struct fa_pool_cache *cache, uint64_t have)
 {
 	uint64_t per_run = cache->layout.pages_per_chunk;
@@ -62,8 +62,9 @@ static bool is_available(const struct fa_pool *pool, uint32_t chunk)
 }
 
 /*
- * Takes up to @n runs of 2^@run_shift from the chunks that @available marks. Returns how many there
- * were. Runs are aligned, so it does not matter which one is taken, if larger runs are taken first.
+ * Takes up to @n runs of 2^@run_shift chunks from those that @available marks. Returns how many
+ * runs there were. If larger runs are taken first, the choice does not matter, because runs are
+ * aligned.
  */
 static uint64_t take_runs(const struct fa_pool *pool, uint32_t run_shift, uint64_t n,
                           bool *available)
@@ -85,9 +86,9 @@ static uint64_t take_runs(const struct fa_pool *pool, uint32_t run_shift, uint64
 }
 
 /*
- * Plans the runs that caches need, of free chunks or, if @evicts, also of those that take evictions
- * and of other caches. Returns true if all can be had; else *ret_short is the first cache that
- * gets too few, and *ret_runs how many it gets. -ENOMEM counts as none.
+ * Plans the runs that caches need. Takes free chunks; with @evicts also chunks that evictions would
+ * free and chunks of other caches. Returns true if all caches get enough; otherwise *ret_short is
+ * the first that gets too few, and *ret_runs how many it gets. -ENOMEM counts as none.
  */
 static bool can_have(const struct fa_pool *pool, struct fa_pool_cache *caches, bool evicts,
                      const struct fa_pool_cache **ret_short, uint64_t *ret_runs)
@@ -148,7 +149,8 @@ static uint64_t last_use(const struct fa_pool *pool, uint32_t first, uint32_t ru
 	return last;
 }
 
-/* Returns the available run whose pages are missed least. can_have() has found that there is one. */
+/* Returns the available run that was used least recently. can_have() has found that there is
+ * one. */
 static uint32_t find_reclaimable(const struct fa_pool *pool, uint32_t run_shift)
 {
 	const uint32_t n = 1u << run_shift, max = pool->header->max_chunks;
@@ -176,7 +178,7 @@ static void reclaim_run(struct fa_pool *pool, uint32_t first, uint32_t run_shift
 	}
 }
 
-/* Grows the pool, which comes before evicting. */
+/* Grows the pool; that comes before evicting. */
 static void grow(struct fa_pool *pool, struct fa_pool_cache *caches)
 {
 	const struct fa_pool_cache *cache;
@@ -188,7 +190,7 @@ static void grow(struct fa_pool *pool, struct fa_pool_cache *caches)
 		want += runs_for(cache, cache->n_free) << cache->run_shift;
 	if (!want)
 		return;
-	/* Free chunks may lie apart: then more are wanted until runs can be had. */
+	/* Free chunks may lie apart, so the pool grows until runs can be had. */
 	while ((want > pool->n_free_chunks || !can_have(pool, caches, false, &cache, &runs)) &&
 	       pool->grow(pool->grow_userdata))
 		;
@@ -205,7 +207,7 @@ int fa_reclaim_pages(struct fa_pool *pool, struct fa_pool_cache *caches, struct 
 	if (must && !can_have(pool, caches, true, &poor, &runs))
 		return exhausted(pool, poor, runs, error);
 
-	/* First reclaim the runs without which a cache has too few pages, larger ones first, then
+	/* First reclaims the runs without which a cache has too few pages, larger ones first; then
 	 * runs that avoid evictions. */
 	for (uint32_t shift = pool->header->run_shift_max + 1; must && shift-- > 0;)
 		for (struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned) {
@@ -281,8 +283,8 @@ bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_
 
 int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t *ret_chunk)
 {
-	/* Prefer free chunks, then empty ones, then those with idle pages: that avoids evictions.
-	 * Take the highest first. */
+	/* Prefers free chunks, then empty ones, then those with idle pages, which avoids evictions.
+	 * Takes the highest first. */
 	for (int pass = 0; pass < 3; pass++)
 		for (uint32_t i = pool->header->max_chunks; i-- > 0;) {
 			bool free = fa_chunk_is_free(pool, i);

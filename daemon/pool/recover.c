@@ -106,7 +106,7 @@ static int check_caches(struct fa_recovery *recovery)
 	return 0;
 }
 
-/* Unpublishes all pages of a chunk, as its next owner must not have them. */
+/* Unpublishes all pages of a chunk, because its next owner must not have them. */
 static void empty_chunk(struct fa_pool *pool, uint32_t chunk)
 {
 	struct fa_state_page *records = &pool->page_records[chunk << pool->page_shift];
@@ -172,8 +172,8 @@ static bool is_run(const struct fa_pool *pool, const struct fa_pool_cache *cache
 	return true;
 }
 
-/* Finds the caches' runs. One that lacks chunks was being assigned or released, so its pages were
- * in use by nobody; or a chunk has no memory any more. */
+/* Finds the caches' runs. A run that lacks chunks was being assigned or released when the daemon
+ * died, so nobody used its pages; or a chunk has lost its memory. */
 static void check_runs(struct fa_recovery *recovery)
 {
 	struct fa_pool *pool = recovery->pool;

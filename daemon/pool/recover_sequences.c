@@ -146,7 +146,8 @@ static int load_sequence(struct fa_recovery *recovery, uint32_t index, uint32_t 
 
 	if (!sequence)
 		return -ENOMEM;
-	/* The writer of a name died between the mode and the name: nobody else has rights yet. */
+	/* The daemon died between storing the mode and the name. Nobody but the owner has rights
+	 * yet. */
 	if (!record->name[0])
 		record->mode = 0;
 	fa_pool_sequence_load_id(pool, sequence);

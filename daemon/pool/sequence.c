@@ -15,7 +15,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define PREFETCH 16 /* how many pages ahead to prefetch */
+#define PREFETCH 16 /* how many pages ahead of the current one are prefetched */
 
 uint64_t fa_pool_sequence_id(const struct fa_pool_sequence *sequence)
 {
@@ -342,7 +342,8 @@ void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequen
 	}
 	sequence->n_deferred = n;
 
-	/* Keep what earlier parts reserved, if parts were cancelled or the sequence was removed. */
+	/* Keeps what earlier parts reserved, if parts were cancelled or the sequence was
+	 * removed. */
 	if (!sequence->n_cancelled && !(sequence->removed && sequence->n_in_flight)) {
 		struct fa_list *pos;
 

@@ -71,11 +71,13 @@ struct fa_state_chunk {
 #define FA_STATE_ID_PLAIN 0u /* generation << 32 | index: made by daemons before id.h */
 #define FA_STATE_ID_SECRET 1u
 
-/* Whose objects a record has held: tells for whom an id of a removed object is stale (id.h). */
+/* Whose objects a record has held. For the object's own user the id of a removed object is stale;
+ * for others it never existed (id.h). */
 struct fa_state_origin {
 	uint32_t id_form; /* of the last object's id */
 	uint32_t uid;     /* user of the last object */
-	uint32_t others;  /* 1: earlier objects were also of others, or of a daemon before id.h */
+	/* 1: earlier objects also belonged to other users, or to a daemon before id.h. */
+	uint32_t others;
 };
 
 struct fa_state_cache {

@@ -14,7 +14,7 @@
 
 #define PAGE_BYTES_MIN_DEFAULT 4096u
 #define SEQUENCES_DEFAULT (1u << 18)
-/* Each page has 64 bytes in the state; its record leaves these for cells. */
+/* Each page has 64 bytes in the state: its record, and the rest for cells. */
 #define CELL_BYTES_PER_PAGE (64 - sizeof(struct fa_state_page))
 #define CELLS_MIN 1024u
 
@@ -150,7 +150,7 @@ int fa_state_read_header(int fd, struct fa_error *error, struct fa_state_header 
 	if (fstat(fd, &st) < 0)
 		return fa_fail(error, -errno, "the pool's state cannot be examined: %m");
 	n = pread(fd, &header, sizeof(header), 0);
-	/* A pipe cannot be read like this, and is no state. */
+	/* A pipe cannot be read at an offset; it is no state. */
 	if (n < 0 && errno != ESPIPE)
 		return fa_fail(error, -errno, "the pool's state cannot be read: %m");
 	if (n != (ssize_t)sizeof(header) || header.magic != FA_STATE_MAGIC)

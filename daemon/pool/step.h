@@ -52,8 +52,8 @@ struct fa_pool_step_group {
 
 	const uint32_t *clears; /* slots of pages to zero */
 	uint32_t n_clears;
-	/* Then copy a page's first copies_tokens tokens only: the rest is not the sequence's.
-	 * [n_copies]. No page is in both from and to. */
+	/* Pages to copy after the clears, [n_copies]: of each its first copies_tokens tokens only,
+	 * because the rest is not the sequence's. No page is in both from and to. */
 	const uint32_t *copies_from, *copies_to, *copies_tokens;
 	uint32_t n_copies;
 };
@@ -67,10 +67,10 @@ struct fa_pool_step {
 };
 
 /*
- * The commit stores @number, above 0, in the sequences. -EINVAL no or too many items, a sequence
- * twice, too many tokens or pages; -EBUSY another session is appending, an earlier step was aborted
- * and later ones have not ended, or one keeps some of its tokens; -EDQUOT; -ENOMEM the pool is
- * exhausted.
+ * Plans a step of @items. The commit stores @number, above 0, in the sequences. -EINVAL no or too
+ * many items, a sequence twice, too many tokens or pages; -EBUSY another session is appending, an
+ * earlier step was aborted and later ones have not ended, or one keeps some of its tokens; -EDQUOT;
+ * -ENOMEM the pool is exhausted.
  */
 int fa_pool_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
                       const struct fa_pool_step_item *items, uint32_t n_items, uint64_t number,

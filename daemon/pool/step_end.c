@@ -196,7 +196,7 @@ static void abort_part(struct fa_pool *pool, struct fa_pool_step_part *part)
 	fa_pool_sequence_reap(pool, sequence);
 }
 
-/* Marks pages whose clears and copies an aborted step may have skipped. */
+/* Marks pages that an aborted step may not have cleared or copied. */
 static void taint(struct fa_pool *pool, const struct fa_pool_cache *cache, const uint32_t *slots,
                   uint32_t n)
 {
@@ -226,7 +226,7 @@ uint32_t fa_pool_step_suspect(struct fa_pool *pool, struct fa_pool_step *step)
 	struct fa_pool_step_private *private = private_of(step);
 	uint32_t n = 0;
 
-	/* Change the state of all sequences first, as this process may die any moment. */
+	/* Changes the state of all sequences first, because this process may die at any moment. */
 	for (uint32_t i = 0; i < step->n_entries; i++) {
 		struct fa_pool_sequence *sequence = private->parts[i].sequence;
 

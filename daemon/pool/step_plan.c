@@ -347,7 +347,7 @@ static void sort(const struct plan *plan, struct fa_pool_step_private *private)
 			.end = n + cache->n_items,
 		};
 		n += cache->n_items;
-		/* From now on n_items is the place of the cache's next item. */
+		/* From now on n_items is the index of the cache's next item. */
 		cache->n_items = n - cache->n_items;
 	}
 	for (uint32_t i = 0; i < plan->n_items; i++) {
@@ -363,7 +363,7 @@ static void apply(const struct plan *plan, struct fa_pool_step_private *private)
 	struct fa_pool *pool = plan->pool;
 	struct fa_pool_step *step = &private->step;
 	uint32_t *at = private->arrays;
-	/* Place first the arrays whose size is known only once the group is filled. */
+	/* Places the arrays whose size is known only once the group is filled. */
 	struct arrays next = {
 		.table = carve(&at, plan->n_entries),
 		.clears = carve(&at, plan->n_pages + plan->n_copies),

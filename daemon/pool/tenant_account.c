@@ -67,7 +67,8 @@ int fa_pool_tenant_get(struct fa_pool *pool, uint32_t uid, const char *cgroup,
 	if (r < 0)
 		return r;
 
-	/* A record that has used up its serials is not reused: pages may remember any tag. */
+	/* A record that has used up its serials is not used again, because pages may still have any
+	 * of its tags. */
 	for (i = 0; i < pool->header->high_tenants; i++)
 		if (pool->tenant_records[i].state == FA_STATE_FREE &&
 		    pool->tenant_records[i].tag / FA_STATE_TENANTS < SERIALS_MAX - 1)
@@ -223,8 +224,8 @@ static uint64_t count_cells(const struct fa_pool *pool, uint32_t tag)
 	return n;
 }
 
-/* Checks the limit of cells. Forks cost cells but no pages, so cells have their own limit: a
- * quarter is left for other users. */
+/* Checks the limit of cells. Forks cost cells but no pages, so cells have a limit of their own: a
+ * quarter of them is left to other users. */
 int fa_tenant_check_cells(const struct fa_pool *pool, uint32_t tag, uint64_t n,
                           struct fa_error *error)
 {

@@ -286,7 +286,7 @@ static void on_closed(uv_handle_t *handle)
 	free(handle->data);
 }
 
-/* Ends waiting. Returns the buffer with the reference that the registration had. */
+/* Ends the wait for pieces. Returns the buffer with the registration's reference. */
 static struct fa_registered_buffer *stop_waiting(struct fa_session *session)
 {
 	struct fa_registration *registration = fa_steal_ptr(session->registration);

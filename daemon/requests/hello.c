@@ -64,7 +64,7 @@ int fa_handle_hello(struct fa_call *call, struct fa_error *error)
 		               "the client speaks protocol versions %u to %u, this daemon %d to %d",
 		               hello->version_min, hello->version_max, FA_WIRE_VERSION_MIN,
 		               FA_WIRE_VERSION_MAX);
-	/* Admit no session here: the next daemon resumes sessions of a lost device. */
+	/* Refuses sessions here, because the next daemon resumes the sessions of a lost device. */
 	if (context->state != FA_DAEMON_RUNNING || fa_context_device_lost(context))
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
 

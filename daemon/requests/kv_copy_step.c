@@ -118,7 +118,7 @@ int fa_kv_copy_step_join(struct fa_request *request, const struct fa_kv_copy *co
 			fa_kv_step_abandon(step);
 		return r;
 	}
-	/* Let the step of a read end with its request. */
+	/* The step of a read ends with its request. */
 	step->abandoned = !copy->writes;
 	fill(ret_step, copy, group, index);
 	*ret_group = group;

@@ -45,7 +45,7 @@ static void release(struct fa_request *request)
 	free(fa_steal_ptr(pages->buffers));
 }
 
-/* One of K and V of the message. */
+/* K or V: one side of the message. */
 struct side {
 	const char *name;
 	const struct fa_wire_view *view;
@@ -200,7 +200,8 @@ static int find_memory(struct binding *b, const struct fa_wire_view *view, const
 	struct pages *pages = b->pages;
 	struct fa_registered_buffer *buffer;
 
-	/* The last one first: engines have one buffer for many layers, or one for each. */
+	/* Searches from the last buffer on: engines have one buffer for many layers, or one per
+	 * layer. */
 	for (uint32_t i = pages->n_buffers; i-- > 0;)
 		if (pages->buffers[i]->id == view->buffer) {
 			*ret_memory = &pages->buffers[i]->memory;
@@ -321,7 +322,7 @@ static int arrays_new(struct binding *b)
 	const size_t n = m->n_k_places + m->n_v_places;
 	struct pages *pages = b->pages;
 
-	/* calloc() returns memory for any type, and the smallest one comes last. */
+	/* calloc() aligns for any type, and the array of the smallest type comes last. */
 	pages->buffers = calloc(1, n * (sizeof(*pages->buffers) + sizeof(*pages->data)) +
 	                                   m->n_pages * sizeof(*pages->pages));
 	if (!pages->buffers)

@@ -132,7 +132,7 @@ void fa_accept_poll(struct fa_server *server)
 	for (unsigned int i = 0; i < ACCEPT_MAX && server->accept.active; ++i) {
 		int fd;
 
-		/* A connection takes long: the peer's cgroup is read. */
+		/* Accepting takes long, because the peer's cgroup is read. */
 		if (i && fa_now_ns() >= end)
 			return;
 

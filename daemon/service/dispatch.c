@@ -25,7 +25,8 @@ struct method {
 	bool pipelined; /* clients send more messages before the answer */
 	fa_call_handler *handle;
 	bool by_ring; /* the message is allowed in rings */
-	bool held;    /* a refusal leaves no trace: the message may be handled again */
+	/* If the message is refused nothing has changed, so it may be held and handled again. */
+	bool held;
 };
 
 static int handle_buffer_register(struct fa_call *call, struct fa_error *error)
@@ -197,7 +198,7 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
 	if (call->n_fds > method->fds_max)
 		return fa_fail(error, -EINVAL, "%s came with %zu descriptors; expected at most %u",
 		               method->name, call->n_fds, method->fds_max);
-	/* Only requests of streams have gates, and by_ring is set for exactly these. */
+	/* Only requests of streams have gates; by_ring is set for exactly these messages. */
 	if ((message->n_waits || message->n_signals) && !method->by_ring)
 		return fa_fail(error, -EINVAL,
 		               "%s came with gates, which only requests of streams have",

@@ -1,8 +1,8 @@
 /*
- * Holds what is refused while objects of the same user are ending: their owner was told that
- * they are gone, and may count on what they had. A held message pauses its session, a held connection
- * has none yet. Both are judged again when something of any user has ended, and for good after
- * FA_HOLD_NS. Embedded in the server. Loop thread.
+ * Holds packets and connections that a limit refuses while objects of the same user are ending: the
+ * owner was told that these are gone, and may count on their share. A held message pauses its
+ * session; a held connection has no session yet. Both are judged again when something of any user
+ * has ended, and for good after FA_HOLD_NS. Embedded in the server. Loop thread.
  */
 #pragma once
 
@@ -33,8 +33,8 @@ void fa_hold_init(struct fa_server *server);
 void fa_hold_finish(struct fa_server *server);
 
 /*
- * Takes a packet that was refused for what ends soon, or keeps the one that is being judged again. Returns
- * true if it is held: the caller does not answer. Then @fds are -1.
+ * Holds a packet that was refused although objects of its user end soon, or keeps the one that is
+ * being judged again. Returns true if it is held: the caller does not answer, and @fds are -1.
  */
 bool fa_hold_packet(struct fa_session *session, const void *bytes, size_t length, int *fds,
                     size_t n_fds);
@@ -42,5 +42,5 @@ bool fa_hold_packet(struct fa_session *session, const void *bytes, size_t length
 /* Frees the held packet of a closing session. */
 void fa_hold_forget(struct fa_session *session);
 
-/* Consumes a connection that a limit refused. Returns false if it is not held. */
+/* Holds a connection that a limit refused, and consumes it. Returns false if it is not held. */
 bool fa_hold_connection(struct fa_server *server, int fd);

@@ -217,7 +217,8 @@ static void on_stopped(void *userdata)
 	fa_watchdog_stop(&program->watchdog);
 	for (unsigned int i = 0; i < 3; ++i) {
 		uv_close((uv_handle_t *)&program->signals[i], NULL);
-		/* The daemon exits now: a signal that is repeated must not make its exit a death. */
+		/* The daemon exits now. A repeated signal must not turn its exit into a death by
+		 * signal. */
 		(void)signal(signal_numbers[i], SIG_IGN);
 	}
 }
@@ -232,8 +233,8 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 		.listen_fd = options->listen_fd,
 		.unlink_listen_fd = options->listen_fd >= 0,
 		.exit_when_idle = options->exit_when_idle,
-		/* A program's own daemon serves its user alone, and must leave no process to those
-		 * who adopt orphans. */
+		/* A program's private daemon serves one user, so it needs no filter, which could be
+		 * left to init as an orphan. */
 		.filter_fds = !options->exit_when_idle,
 		.draining = on_draining,
 		.stopped = on_stopped,

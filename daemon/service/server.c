@@ -331,7 +331,8 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	server = server_new(options);
 	if (!server)
 		return fa_fail(error, -ENOMEM, "no memory for the server");
-	/* Release waiters even if this start fails: the daemon that would signal them is dead. */
+	/* Releases waiters even if this start fails, because the daemon that would have signalled
+	 * them is dead. */
 	fa_timeline_recover(&options->fd_store);
 	/* Until the server is complete, the caller owns the configuration. */
 	server->context.config = *options->config;

@@ -75,7 +75,7 @@ static int add_waits(json_t *object, const struct fa_usage *usage)
 	       add_times(object, "waited", "waited_ns", &usage->waited);
 }
 
-/* Adds what is not counted for the engine as a whole. */
+/* Adds the counters that the engine does not have as totals. */
 static int add_times_and_prefixes(json_t *object, const struct fa_usage *usage)
 {
 	int r = 0;
@@ -100,7 +100,7 @@ static void row_take(struct fa_status_row *row, struct fa_session *session)
 	memcpy(row->name, session->name, sizeof(row->name));
 	row->pid = session->peer.pid;
 	row->uid = session->peer.uid;
-	/* No longer than a peer's. */
+	/* The text is no longer than a peer's cgroup. */
 	(void)snprintf(row->cgroup, sizeof(row->cgroup), "%s", session->tenant->cgroup);
 	row->state = session->state;
 	row->buffers = session->buffers.n_used;
@@ -149,7 +149,7 @@ static int add_row(json_t *sessions, const struct fa_status_row *row)
 	r |= set(object, "out_bytes", row->out_bytes);
 	r |= set(object, "messages", row->messages);
 	r |= set(object, "errors", row->errors);
-	/* There may be many sessions: tenants have the rest. */
+	/* Only sums, as there may be many sessions; tenants have the rest. */
 	r |= add_sums(object, &row->usage);
 	r |= add_waits(object, &row->usage);
 	return r | json_array_append_new(sessions, object);

@@ -85,7 +85,8 @@ static void on_written(uv_work_t *work, int status)
 	int r;
 
 	--fa_server_of(session->context)->n_status_works;
-	/* The account pays for a processor's time, too: otherwise it would ask all the time. */
+	/* The account also pays for a worker's processor time; otherwise it could ask all the
+	 * time. */
 	fa_turn_use(session, reply->cpu_ns);
 	if (session->state != FA_SESSION_CLOSING) {
 		r = send_reply(session, reply, &error);

@@ -94,7 +94,7 @@ struct fa_context {
 	uint64_t sent_charged;     /* descriptors charged since the last check (outbox.c) */
 	uint64_t no_fds_warned_ns; /* time of the last warning; 0: never */
 
-	/* 1: the loop sleeps, so the engine must wake it. */
+	/* 1: the loop sleeps, so the engine must wake it */
 	_Atomic uint32_t asleep;
 	uv_async_t engine_async;
 	struct fa_loop_spin spin;

@@ -96,7 +96,7 @@ static void note_reported(struct fa_session *session)
 static void reap(struct fa_context *context)
 {
 	(void)fa_engine_poll(context->engine);
-	/* End polling here if no ring is polled: otherwise the engine would poll until one is. */
+	/* Stops the polling of the engine if no ring is polled; it would go on until one is. */
 	if (!fa_rings_are_polled(&context->rings))
 		fa_engine_poll_end(context->engine);
 	fa_completions_reap_all(context);

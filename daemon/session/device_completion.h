@@ -2,10 +2,10 @@
  * Completions that the device itself writes to the completion page (common/completion.h). Loop
  * thread.
  *
- * A request can be completed this way only if all earlier ones of its stream have ended for the
- * client, and if it ends with its device work. The engine sees such a completion later, so the daemon
- * syncs before it handles a message whose sender may have seen one. What the device has reported
- * counts for no limit from then on, however late the engine is.
+ * The device may complete a request if the client has seen the end of all earlier ones of its
+ * stream, and if the request ends with its device work. The engine sees such a completion later, so
+ * the daemon syncs before it handles a message whose sender may have seen one. A request that the
+ * device has reported counts for no limit from then on, however late the engine is.
  */
 #pragma once
 
@@ -28,7 +28,7 @@ void fa_device_completion_stream(struct fa_session *session, uint32_t id);
 /* Call for each new request. Returns true if the device completes it; only if @allowed. */
 bool fa_device_completion_submit(struct fa_request *request, bool allowed);
 
-/* Call for each value that the device does not complete and that is no request of the engine's. */
+/* Call for each value of a stream that neither the device completes nor an engine's job has. */
 void fa_device_completion_pass(struct fa_session *session, uint32_t stream, uint64_t value);
 
 /* Call when a request that the device completes was reaped. */

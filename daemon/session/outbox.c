@@ -17,8 +17,8 @@
 #define SEND_BYTES 4096
 /* How many messages a session sends in a turn of the loop: each is a system call. */
 #define SENT_PER_TURN 16
-/* How many new charges, or how much time, must pass at the limit before all sessions are checked
- * again for received descriptors. */
+/* At the limit all sessions are checked again for received descriptors, after this many new charges
+ * or this much time. */
 #define SENT_CHECK_FDS 8
 #define SENT_CHECK_NS (5 * FA_NS_PER_MS)
 
@@ -57,7 +57,7 @@ void fa_outbox_clear(struct fa_session *session)
 		outgoing_free(&session->outbox, first(&session->outbox));
 }
 
-/* Release soon: the kernel limits descriptors in flight for all clients together. */
+/* Releases soon, because the kernel limits the descriptors in flight of all clients together. */
 void fa_session_release_received(struct fa_session *session)
 {
 	int unread;

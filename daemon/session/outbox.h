@@ -19,8 +19,10 @@ struct fa_outbox {
 	struct fa_list messages; /* encoded, oldest first */
 	unsigned int n_messages;
 	uint64_t bytes;
-	uint64_t turn;       /* of the loop, in which n_sent messages were sent */
-	unsigned int n_sent; /* the rest of very many waits, so that others need not */
+	uint64_t turn; /* turn of the loop in which n_sent messages were sent */
+	/* A session with many messages sends the rest in later turns, so that others need not
+	 * wait. */
+	unsigned int n_sent;
 	/* charge for descriptors that were sent but perhaps not received */
 	struct fa_charge charge_sent;
 };

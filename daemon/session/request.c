@@ -190,7 +190,8 @@ static void count(struct fa_usage *usage, const struct fa_job *job, bool own)
 	}
 }
 
-/* Counts a finished job. @own: a request of the daemon; only its device time counts. */
+/* Counts a finished job. @own: it is a request of the daemon's own, of which only the device time
+ * counts. */
 static void account(struct fa_session *session, const struct fa_job *job, bool own)
 {
 	count(&session->usage, job, own);
@@ -306,7 +307,8 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
 
 	request = fa_request_new(session, kind);
 	if (!request) {
-		/* This value could never finish, nor any after it, so the connection ends. */
+		/* This value could never finish, and so no later one of the stream: the connection
+		 * ends. */
 		fa_session_refuse(session, message->id, -ENOMEM,
 		                  "the daemon has no memory for a request");
 		return 0;

@@ -33,8 +33,8 @@ struct fa_request {
 	unsigned int n_buffers;
 	struct fa_charge charge, charge_gates, charge_metadata, charge_host;
 
-	/* Values of other streams that must finish before the request starts (without device work:
-	 * is confirmed). */
+	/* Values of other streams that must finish before the request starts; a request without
+	 * device work waits for them before it is confirmed. */
 	uint64_t *dependencies;      /* [FA_SESSION_STREAMS], 0: none; NULL: all 0 */
 	struct fa_list blocked_link; /* session.blocked */
 
@@ -51,7 +51,7 @@ struct fa_request_kind {
 	/* Fills job.work without keeping pointers into @message. An error refuses the request. */
 	int (*bind)(struct fa_request *request, const struct fa_wire_message *message,
 	            struct fa_error *error);
-	/* Frees what only running needs, also after a failed bind(). */
+	/* Frees what only a running request needs. Called also after a failed bind(). */
 	void (*release)(struct fa_request *request);
 	/* All may be NULL. confirm() is the loop's part (job.confirms) and returns the status; it
 	 * follows bind() if the request waits for nothing. */

@@ -179,7 +179,8 @@ static bool has_too_many_rejected(const struct fa_session *session)
 struct descriptors {
 	int fds[FA_PACKET_FDS_KERNEL_MAX];
 	size_t n;
-	unsigned int placeholders; /* bit set of those that stand for rejected ones */
+	/* Bit set of the descriptors that are placeholders for rejected ones. */
+	unsigned int placeholders;
 };
 
 /* Reads and handles a packet. Returns true if the next one is to be read at once. */
@@ -241,7 +242,7 @@ static bool read_packet(struct fa_session *session, struct descriptors *descript
 	                              descriptors->n, fds_lost);
 }
 
-/* @before: how many of the tenant were rejected before the packet. */
+/* @before: the tenant's number of rejected descriptors before the packet. */
 static void discard_fds(struct fa_session *session, struct descriptors *descriptors,
                         uint64_t before)
 {
@@ -277,7 +278,7 @@ static void read_packets(struct fa_session *session)
 		more = read_packet(session, &descriptors);
 		discard_fds(session, &descriptors, before);
 		more = more && session->state != FA_SESSION_CLOSING && !session->paused;
-		/* What was reaped before the packet is other users', too. */
+		/* What was reaped before the packet belongs to other users, too. */
 		fa_turn_end(session, &span, session->context->reaped_ns - reaped_ns);
 	}
 }
@@ -335,7 +336,7 @@ static void update_poll(struct fa_session *session)
 
 	if (session->state == FA_SESSION_CLOSING)
 		return;
-	/* Nothing more can come of it. */
+	/* Nothing more can come from the client. */
 	if (session->hung_up) {
 		(void)uv_poll_stop(&session->poll);
 		session->poll_events = 0;
@@ -360,7 +361,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	session = fa_new(struct fa_session);
 	if (!session)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for another session");
-	/* From here on the half-built session can be unreferenced. */
+	/* From here on fa_session_unref() frees the half-built session. */
 	*session = (struct fa_session){
 		.n_refs = 1, .context = context, .fd = -1, .peer_watch.pidfd = -1
 	};

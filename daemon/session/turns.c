@@ -16,7 +16,7 @@ static struct fa_turn *turn_of(struct fa_session *session)
 	return turn;
 }
 
-/* Returns how long the account must wait for what its long messages took. */
+/* Returns how long the account must wait because of its long messages. */
 static uint64_t debt_ns(const struct fa_turns *turns, const struct fa_turn *turn, uint64_t now_ns)
 {
 	const uint64_t free_ns = now_ns + FA_TURN_LONG_CREDIT_NS * FA_TURN_LONG_SHARE;
@@ -113,7 +113,7 @@ static void on_idle(uv_idle_t *idle)
 {
 }
 
-/* Accounts that owe nothing any more go on. */
+/* Lets accounts go on that owe nothing any more. */
 static void on_timer(uv_timer_t *timer)
 {
 	struct fa_turns *turns = timer->data;
@@ -146,7 +146,7 @@ static void serve_all(struct fa_turns *turns)
 
 	fa_list_for_each(pos, &turns->accounts)
 		++n;
-	/* An account that still has waiting sessions goes to the end. */
+	/* Accounts that still have waiting sessions go to the end of the list. */
 	for (; n && !fa_list_empty(&turns->accounts); --n) {
 		struct fa_turn *turn = fa_container_of(turns->accounts.next, struct fa_turn, link);
 		const bool owes = debt_ns(turns, turn, now_ns);
@@ -184,7 +184,7 @@ void fa_turn_forget(struct fa_session *session)
 		fa_list_remove(&turn->link);
 }
 
-/* Runs before the loop looks for events: those who wait go first. */
+/* Runs before the loop looks for events, so that waiting sessions go first. */
 static void on_prepare(uv_prepare_t *prepare)
 {
 	struct fa_turns *turns = prepare->data;

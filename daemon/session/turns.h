@@ -1,13 +1,13 @@
 /*
  * Shares the loop thread's time among users. In each turn of the loop, the sessions of one account
- * (tenant.h: a uid, or for uid 0 a tenant) read messages for FA_TURN_NS. Then they wait for the next
- * turn in order of arrival, so that what one user's connections send delays others by about that
+ * (tenant.h: a uid, or for uid 0 a tenant) read messages for FA_TURN_NS. Then they wait for the
+ * next turn, in order of arrival. So what one user's connections send delays others by about that
  * time.
  *
- * A message that has begun is always finished. Others wait for a long one, so an account may spend
- * only 1/FA_TURN_LONG_SHARE of the time on them, or FA_TURN_LONG_CREDIT_NS at once. What is beyond
- * makes its sessions wait, unless no other account has had messages for FA_TURN_ALONE_NS. Loop
- * thread.
+ * A message that has begun is always finished, and others wait for a long one. So an account may
+ * spend only 1/FA_TURN_LONG_SHARE of the time on long messages, or FA_TURN_LONG_CREDIT_NS at once.
+ * If it spends more its sessions wait, unless no other account has had messages for
+ * FA_TURN_ALONE_NS. Loop thread.
  */
 #pragma once
 
@@ -32,10 +32,11 @@ struct fa_session;
 
 struct fa_turns {
 	struct fa_context *context;
-	struct fa_list accounts; /* struct fa_turn with waiting sessions, whose turn comes */
-	struct fa_list indebted; /* those that wait for long messages */
+	/* Accounts (struct fa_turn) with waiting sessions, in the order of their turns. */
+	struct fa_list accounts;
+	struct fa_list indebted; /* accounts that wait because of long messages */
 	uint64_t number;         /* of the loop's turn */
-	/* The account that used time last, and when; when another did before. */
+	/* The account that used time last, and when; and when another account did before. */
 	const struct fa_turn *last;
 	uint64_t last_ns, other_ns;
 	uv_prepare_t prepare; /* begins turns; does not keep the loop alive */
@@ -48,14 +49,14 @@ void fa_turns_init(struct fa_turns *turns, struct fa_context *context);
 /* Returns true if the session's account has time left in this turn. */
 bool fa_turn_has_time(struct fa_session *session);
 
-/* Work for a session. Only processor time makes it long: others' programs may be why it takes
- * longer. */
+/* A span of work for a session. Only processor time makes it long: it may also take longer because
+ * other programs run. */
 struct fa_turn_span {
 	uint64_t begin_ns, cpu_ns;
 };
 
 struct fa_turn_span fa_turn_begin(const struct fa_session *session);
-/* Charges what has been done since the span's beginning, except @others_ns, and begins it anew. */
+/* Charges what was done since the span began, except @others_ns, and begins the span anew. */
 void fa_turn_end(struct fa_session *session, struct fa_turn_span *span, uint64_t others_ns);
 
 /* Charges time to the session's account. */

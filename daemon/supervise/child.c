@@ -87,7 +87,7 @@ static void set_environment(const struct fa_supervisor *s)
 
 static void run_child(struct fa_supervisor *s, pid_t parent)
 {
-	/* Without the supervisor nothing restarts the daemon or keeps its descriptors. */
+	/* If the supervisor has ended, nothing restarts this process or keeps its descriptors. */
 	if (prctl(PR_SET_PDEATHSIG, SIGTERM) < 0 || getppid() != parent)
 		_exit(EXIT_FAILURE);
 	fa_oom_expose(s->oom_score);

@@ -15,7 +15,7 @@
 #define ABORT_NS (10 * FA_NS_PER_SEC)
 /* Interval of the warning that SIGKILL has no effect. */
 #define UNKILLABLE_NS (60 * FA_NS_PER_SEC)
-/* Checks, and pings of our own watchdog, per timeout. */
+/* How often per timeout the supervisor checks the child, and pings its own watchdog. */
 #define CHECKS_PER_TIMEOUT 4
 
 void fa_supervisor_init_watchdog(struct fa_supervisor *s)
@@ -76,7 +76,7 @@ void fa_supervisor_check_hang(struct fa_supervisor *s)
 	const uint64_t now_ns = fa_now_ns(), timeout = timeout_ns(s);
 
 	send_ping(s, now_ns);
-	/* If the supervisor did not run for a while, the child may not have, either. */
+	/* If the supervisor did not run for a while, the child may not have run either. */
 	if (now_ns - s->checked_ns > s->watchdog_ns / 2)
 		s->heard_ns = now_ns;
 	s->checked_ns = now_ns;

@@ -18,9 +18,10 @@
 #define MESSAGE_BYTES 4096
 
 /*
- * Only the daemon may send: closing a received descriptor can block for as long as its sender
- * likes. So the socket is bound in a private directory, opened as O_PATH and unlinked: then only
- * holders of that descriptor can address it, and no file is left behind.
+ * Opens the notify socket so that only the daemon can send to it: closing a received descriptor can
+ * block for as long as its sender likes. The socket is bound in a private directory, opened as
+ * O_PATH and unlinked. Only holders of that descriptor can then address it, and no file is left
+ * behind.
  */
 int fa_supervisor_open_notify(struct fa_supervisor *s)
 {

@@ -21,8 +21,8 @@
 #define DELAY_MIN_MS 50
 #define DELAY_MAX_MS 5000
 #define DELAY_SERVED_MAX_MS 100
-/* After so many consecutive crashes of children that were not ready the stored state may be the
- * cause. */
+/* After this many consecutive crashes of children that were not ready, the stored state is
+ * suspected and dropped. */
 #define CRASHES_MAX 5
 /* How long children may report the stored state as unusable for now. */
 #define UNAVAILABLE_MAX_NS (300 * FA_NS_PER_SEC)
@@ -64,7 +64,7 @@ static int child_ended(struct fa_supervisor *s, int status)
 	bool exited = WIFEXITED(status);
 	pid_t pid = s->child;
 
-	/* The socket still has what the child stored before it died. */
+	/* The socket may still have descriptors that the child stored before it died. */
 	for (int i = 0; i < LAST_MESSAGES && fa_supervisor_receive(s); ++i)
 		;
 	s->child = 0;

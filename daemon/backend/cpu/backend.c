@@ -16,7 +16,8 @@
 #define THREADS_MAX 1024
 /* How many works of a queue may be outstanding: enough to last while the engine wakes up. */
 #define DEPTH 8
-/* How long all workers together may serve a group for time that it left to others. */
+/* Slack of the fair queue: time of all workers together that a group may claim later because it
+ * left it to others. */
 #define SLACK_NS (10 * FA_NS_PER_MS)
 
 static struct fa_device *cpu_close(struct fa_device *device)

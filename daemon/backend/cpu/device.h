@@ -7,7 +7,7 @@
 
 #include <pthread.h>
 
-/* Time that a worker stays with one work while others are ready. */
+/* Time that a worker spends on one work while other works are ready. */
 #define FA_CPU_QUANTUM_NS (500 * FA_NS_PER_US)
 
 struct fa_cpu_worker {

@@ -128,7 +128,7 @@ static void work_begin_phase(struct fa_device *device, struct fa_device_work *wo
 	struct phase phase = { device, work };
 
 	for (;;) {
-		/* Lengths of sequences may be in a client's memory. */
+		/* Reading lengths of sequences may fault, as they may be in a client's memory. */
 		if (!fa_fault_guard_run(begin_phase, &phase)) {
 			cpu->failure = -EFAULT;
 			atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);

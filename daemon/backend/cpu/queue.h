@@ -20,7 +20,7 @@ struct fa_cpu_work {
 	size_t scratch_bytes;
 	uint32_t n_workers; /* workers that run the work's tiles now */
 	uint32_t state;
-	int32_t failure;     /* why a worker could not go on, or 0 */
+	int32_t failure;     /* error because of which a worker could not go on, or 0 */
 	uint32_t phase;      /* index of the paged request that runs; else 0 */
 	atomic_bool stopped; /* a tile was given up halfway */
 };

@@ -40,7 +40,7 @@ static int reserve_scratch(struct fa_cpu_worker *worker, size_t bytes)
 struct turn {
 	struct fa_cpu_worker *worker;
 	struct fa_device_work *work;
-	uint64_t used_ns; /* how long other works had to wait */
+	uint64_t used_ns; /* how long the worker kept other works waiting */
 };
 
 /* Runs tiles until none is left, the work is cancelled, or the quantum ends. */

@@ -29,8 +29,8 @@
 #define TEXT_OF(number) #number
 #define TEXT(number) TEXT_OF(number)
 
-/* The context ends with the process, unless the driver closes late. Under MPS its server notices
- * the process's death and lets kernels run out. */
+/* How long kernels may run on after the process has ended: the driver may close the context late,
+ * and an MPS server lets kernels end by themselves. */
 #define LINGER_NS (FA_NS_PER_SEC / 2)
 #define LINGER_MPS_NS (5 * FA_NS_PER_SEC)
 
@@ -227,7 +227,7 @@ static struct fa_device *cuda_close(struct fa_device *device)
 	if (!device)
 		return NULL;
 	if (device->context) {
-		/* Closing goes on if this fails: on a lost device all calls fail. */
+		/* Goes on closing even if this fails: on a lost device all calls fail. */
 		(void)fa_cuda_enter(device);
 		fa_cuda_streams_close(device);
 		fa_cuda_scratch_free_all(device);

@@ -50,6 +50,6 @@ int fa_cuda_fail(struct fa_device *device, CUstream stream, struct fa_error *err
 		fa_cuda_lose(device, error->text);
 		return -ENODEV;
 	}
-	/* If the device is not lost, the driver has only rejected a client's input. */
+	/* Unless the device is lost, the driver has rejected a client's input. */
 	return r == -ENODEV ? -EINVAL : r;
 }

@@ -1,5 +1,5 @@
-/* The engine thread calls these functions, except fa_cuda_cost_paged_ns(), which the loop thread
- * calls. */
+/* Estimates. The engine thread calls these functions, except fa_cuda_cost_paged_ns(), which the
+ * loop thread calls. */
 #include "daemon/backend/cuda/cost.h"
 
 #include "daemon/backend/cuda/memory.h"
@@ -14,7 +14,7 @@
 #define HOST_BYTES_PER_NS 20   /* bandwidth of the bus */
 #define TENSOR_BYTES_PER_NS 20 /* bandwidth for tensors, which may be in host memory */
 
-/* Estimates end at a year. */
+/* Estimates are at most a year. */
 #define NS_MAX 3e16
 
 static unsigned int count_sms(const struct fa_device *device)

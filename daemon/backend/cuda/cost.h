@@ -1,5 +1,5 @@
-/* Time estimates of works. They err upwards: a long work that passes for short holds up all others
- * (quiesce.h). */
+/* Time estimates of works. They err on the high side, because a long work that passes for a short
+ * one holds up all others (quiesce.h). */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

@@ -20,11 +20,11 @@
 
 /* How many streams the driver serves independently. */
 #define FA_CUDA_CONNECTIONS 32
-/* A quarter of the connections is for streams of high priority, half less one for normal ones.
- * Memory and preemption have one each, the driver the rest. */
+/* Streams: a quarter of the connections have high priority, half of them, less one, normal
+ * priority. Memory and preemption have one each, and the driver keeps the rest. */
 #define FA_CUDA_STREAMS_MAX (FA_CUDA_CONNECTIONS * 3 / 4)
-/* How many works may be in flight on a stream: more keep it busy between two polls, but other
- * queues wait for them. */
+/* Limit of the works in flight on a stream. More works keep the stream busy between two polls, but
+ * other queues wait for them. */
 #define FA_CUDA_STREAM_DEPTH 4
 
 /* Most entries of a work's vectors (cu_seqlens have one more). */
@@ -38,10 +38,11 @@
 /* A stream's preemptible launch (preempt.c), which is always its last. */
 struct fa_cuda_preemption {
 	struct fa_device_work *work; /* NULL: none */
-	uint64_t stopped_ns;         /* when its stop was seen; 0: it runs */
+	uint64_t stopped_ns;         /* time when its stop was seen; 0: it runs */
 	CUdeviceptr word_at;         /* the launch stops when this word reaches its turn */
 	uint64_t run_ns;             /* guaranteed run time */
-	uint64_t not_before_ns;      /* earliest stop; UINT64_MAX: works are ahead of it */
+	/* Earliest time for a stop; UINT64_MAX: works ahead of it have not ended. */
+	uint64_t not_before_ns;
 	bool stop_requested;
 	CUfunction function;
 	unsigned int grid, threads, shared_bytes; /* geometry of the next launch */
@@ -50,8 +51,9 @@ struct fa_cuda_preemption {
 		struct fa_cuda_paged_attention paged;
 	} args;
 	struct fa_cuda_maps maps;
-	bool is_long;     /* running, and counted by device.quiesce */
-	CUdeviceptr area; /* struct fa_cuda_preempt_area, then states of blocks */
+	bool is_long; /* running, and counted by device.quiesce */
+	/* The area for preempted blocks: struct fa_cuda_preempt_area, then the blocks' states. */
+	CUdeviceptr area;
 	size_t area_bytes;
 	uint64_t *report; /* the GPU writes the number of blocks left here */
 	CUdeviceptr report_at;
@@ -70,8 +72,9 @@ struct fa_cuda_graph {
 /* The works of a stream behind gates (gate.c), which are always its last. */
 struct fa_cuda_gates {
 	const struct fa_device_queue *queue; /* queue of the works */
-	unsigned int n_works, n_open;        /* works in flight; those of them behind open gates */
-	bool stopped;                        /* the gates were asked to give up */
+	/* Number of works in flight; number of those behind open gates. */
+	unsigned int n_works, n_open;
+	bool stopped; /* the gates were asked to give up */
 	uint64_t run;
 	uint64_t *stop;         /* word that the host writes: gates up to this turn give up */
 	const uint64_t *report; /* word that the GPU writes: turn of a gate that gave up */
@@ -83,23 +86,23 @@ struct fa_cuda_stream {
 	CUstream stream;
 	int priority;
 	unsigned int n_queues;
-	/* The GPU writes the sequence of each work that ended here; for a work in parts it writes
-	 * as many adjacent words. */
+	/* The GPU writes a work's sequence here when the work has ended; for a work in parts it
+	 * writes one word per part, side by side. */
 	const uint64_t *word;
 	CUdeviceptr word_at;
 	uint64_t sequence;       /* sequence of the newest work in flight */
 	CUdeviceptr counter_at;  /* counts blocks of launches that signal their end */
 	uint64_t n_counted;      /* value of the counter after all launches so far */
 	uint64_t self_signalled; /* sequence of the newest work that signals its own end */
-	/* number of parts that signal that end; 0: the work as a whole */
+	/* number of parts that signal that end; 0: the work signals as a whole */
 	uint32_t self_signal_parts;
 	uint64_t finished_ns;         /* when an end was last seen */
 	struct fa_list works;         /* works in flight, by fa_device_work.link */
 	unsigned int n_works;         /* in flight */
 	struct fa_device_lane lane;   /* the engine's view */
 	char *vectors;                /* [FA_CUDA_STREAM_DEPTH][FA_CUDA_VECTORS_BYTES] */
-	CUdeviceptr vectors_at;       /* address of the copy of vectors on the GPU */
-	CUdeviceptr vectors_in_place; /* address of vectors themselves for the GPU */
+	CUdeviceptr vectors_at;       /* device address of the copy of the vectors */
+	CUdeviceptr vectors_in_place; /* device address of the host's vectors */
 	/* Scratch of running paged works: counters and partial results, then q. */
 	CUdeviceptr scratch;
 	size_t scratch_bytes;
@@ -144,13 +147,13 @@ struct fa_device {
 	struct fa_cuda_tensor_map_cache tensor_maps;
 
 	/* The engine thread uses these fields. */
-	void *pinned;        /* words of the streams, then vectors */
+	void *pinned;        /* words of all streams, then their vectors */
 	CUdeviceptr vectors; /* vectors on the GPU, and streams' counters */
 	struct fa_cuda_stream streams[FA_CUDA_STREAMS_MAX];
 	unsigned int n_streams, n_high; /* streams, of which those of high priority come first */
 	struct fa_list done;            /* works to be reaped */
 	bool reaping;
-	bool held;            /* quiesce.c holds a waiting work back */
+	bool held;            /* quiesce.c made a work wait */
 	bool no_graphs;       /* the driver refused to make a graph */
 	unsigned int n_works; /* works in flight */
 	uint64_t progress_ns; /* when a work last ended */

@@ -1,13 +1,12 @@
 /*
- * Works that wait on the GPU for a client's word: a gate, a kernel of one warp
- * (kernels/cuda/common/gate.h), precedes the launch, so that a client's stream hands over without a
- * CPU.
+ * Works that wait on the GPU for a client's word. A gate, a kernel of one warp
+ * (kernels/cuda/common/gate.h), precedes the launch, so a client's stream hands over to it without
+ * a CPU. Used only under MPS: otherwise clients' kernels could not run while a gate polls.
  *
- * Only under MPS: otherwise clients' kernels could not run while a gate polls. A gate costs others
- * nothing: it gives up after PATIENCE_NS, or when another queue wants the stream; it preempts
- * nothing before it opens; only works of the same queue stand behind it; and the driver keeps all
- * streams apart. A gate that gives up reports its turn: the works behind it have done nothing, and
- * return to the engine.
+ * A gate costs others nothing. It gives up after PATIENCE_NS, or when another queue wants the
+ * stream; it preempts nothing before it opens; only works of the same queue stand behind it; and
+ * the driver keeps all streams apart. A gate that gives up reports its turn: the works behind it
+ * have done nothing, and return to the engine.
  */
 #include "daemon/backend/cuda/gate.h"
 

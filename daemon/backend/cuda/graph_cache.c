@@ -1,9 +1,10 @@
 /*
- * Launches kernels, repeated ones through a graph of one node: with new parameters that takes the
- * driver less time than cuLaunchKernel(). Each stream has an LRU cache of graphs. Making one costs
- * as much as many launches, but does not wait for the GPU. A gate shares its kernel's graph. A
- * kernel that awaits a launch ahead of it by itself is launched without a graph, as it begins
- * earlier then.
+ * Launches kernels. A kernel that is repeated is launched through a graph of one node: with new
+ * parameters that takes the driver less time than cuLaunchKernel(). Each stream has an LRU cache of
+ * graphs. Making a graph costs as much as many launches, but does not wait for the GPU.
+ *
+ * A gate is in its kernel's graph. A kernel that waits by itself for the launch ahead is launched
+ * without a graph, because it begins earlier then.
  */
 #include "daemon/backend/cuda/graph_cache.h"
 
@@ -115,7 +116,7 @@ static CUresult launch_plainly(struct fa_device *device, struct fa_cuda_stream *
 	                                     stream->stream, node->kernelParams, NULL);
 }
 
-/* Launches a kernel that begins as the blocks ahead leave. */
+/* Launches a kernel that begins while blocks of the launch ahead still run. */
 static CUresult launch_behind(struct fa_device *device, struct fa_cuda_stream *stream,
                               const CUDA_KERNEL_NODE_PARAMS_v2 *node)
 {

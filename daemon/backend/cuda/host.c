@@ -20,7 +20,8 @@ static int populate(struct fa_cuda_memory *memory, bool read_only, struct fa_err
 	if (madvise(memory->host, memory->bytes,
 	            read_only ? MADV_POPULATE_READ : MADV_POPULATE_WRITE) == 0)
 		return 0;
-	if (errno == EINVAL) /* Linux before 5.14 cannot: pinning faults pages in */
+	/* Linux before 5.14 does not know the call: pinning then faults pages in. */
+	if (errno == EINVAL)
 		return 0;
 	return fa_fail(error, errno == ENOMEM ? -ENOMEM : -EIO,
 	               "%" PRIu64 " bytes of the memfd cannot be brought into memory: %m",

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Unmapping this much takes long, so the window is closed before. */
+/* Unmapping this much memory takes long, so the window is closed first. */
 #define LARGE_BYTES ((uint64_t)16 << 20)
 
 int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,

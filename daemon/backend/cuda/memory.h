@@ -15,7 +15,7 @@ struct fa_cuda_memory {
 	enum fa_cuda_memory_kind kind;
 	CUdeviceptr at;
 	uint64_t bytes;
-	/* The pinned mapping. Copies must not cross borders of its parts. */
+	/* The pinned mapping. It is pinned in parts, and copies must not cross their borders. */
 	char *host;
 	uint64_t pinned_bytes, part_bytes;
 	size_t n_mapped;

@@ -1,4 +1,4 @@
-/* The heap searches behind the last span: as spans are freed about in order, the gap there is
+/* An allocation searches from the last span on: spans are freed about in order, so the gap there is
  * mostly large enough. */
 #include "daemon/backend/cuda/metadata_heap.h"
 

@@ -1,7 +1,8 @@
 /*
  * Copies a paged work's span and tables, then launches its requests in order. Each stream copies a
- * step's tables once; a small work, if the step's first, reads them in host memory. A larger work
- * makes the stream's scratch grow: the one call here that is no launch, copy or word.
+ * step's tables once; if the first work is small, its kernels read them in host memory instead. A
+ * work that needs more scratch makes the stream's scratch grow: no other call here does more than
+ * launch, copy or write a word.
  */
 #include "daemon/backend/cuda/paged_launch.h"
 

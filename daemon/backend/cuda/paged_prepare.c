@@ -60,7 +60,7 @@ static size_t new_tokens(const struct fa_paged_step *step)
 	return step->cu_new[step->batch];
 }
 
-/* Returns an upper bound of the bytes needed for the request's own arrays and blob. */
+/* Returns an upper bound of the bytes of the request's own arrays and blob. */
 static size_t span_bytes(const struct fa_paged_request *request)
 {
 	size_t bytes = align(fa_cuda_paged_blob_bytes(request)), words = 0;
@@ -146,7 +146,8 @@ static bool is_small(const struct fa_cuda_paged_part *part)
 
 	switch (part->request.op) {
 	case FA_PAGED_ATTEND:
-		/* Split sequences are not small, as their blocks look up shares, too. */
+		/* A split decode is never small, because its blocks also read the list of
+		 * splits. */
 		return !plan->forward_blocks && plan->tiles_each < IN_PLACE_TILES &&
 		       (!plan->decode || plan->decode->kind == FA_CUDA_PAGED_DECODE);
 	case FA_PAGED_APPEND:

@@ -10,7 +10,7 @@ struct fa_cuda_paged_part {
 	struct fa_cuda_paged_plan *own_plan;
 	size_t blob_at; /* offset of the plan's blob in the heap */
 	bool cached;    /* the plan is cached with the step's tables */
-	/* The request and step with addresses as the kernels read them. */
+	/* The request and its step, with the addresses that kernels use. */
 	struct fa_paged_request request;
 	struct fa_paged_step step;
 	bool writes_q, reads_q; /* q is written to, read from scratch */

@@ -17,7 +17,7 @@
 #include <string.h>
 
 #define FORCED_RUN_NS (500 * FA_NS_PER_US)
-/* Blocks per SM are few, since those that have not begun stop one after another. */
+/* Blocks per SM are few, because blocks that have not begun stop one after another. */
 #define BLOCKS_AN_SM 16
 /* Distance between words, a cache line: blocks poll a word while another is written. */
 #define WORD_BYTES 128
@@ -214,8 +214,8 @@ static void request_stop(struct fa_device *device, struct fa_cuda_preemption *pr
 					     CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
 }
 
-/* Returns true if the stream has works besides those behind closed gates. Waiting works count, as
- * their gate may need an SM to give up. */
+/* Returns true if the stream has works other than those behind closed gates. Works that wait for a
+ * slot count, as a gate may need an SM to give up. */
 static bool is_busy(const struct fa_cuda_stream *stream)
 {
 	return stream->n_works > stream->gates.n_works - stream->gates.n_open ||
@@ -305,7 +305,8 @@ CUresult fa_cuda_preempt_resume(struct fa_device *device, struct fa_cuda_stream 
 		device->held = true;
 		return CUDA_SUCCESS;
 	}
-	/* Swaps the area's halves: the launch loads what the last one saved. */
+	/* Swaps the halves of the area: the launch reads what the last one saved, and saves to the
+	 * other half. */
 	yield->side ^= 1;
 	yield->resumed = 1;
 	result = launch(device, stream, preemption->work,

@@ -1,13 +1,14 @@
 /*
- * Works, from launch() over a CUDA stream to reap(). The engine thread's.
+ * Works, from launch() over a CUDA stream to reap(). The engine thread calls these functions.
  *
- * A stream, a lane to the engine, holds FA_CUDA_STREAM_DEPTH works, so that little is ahead of a
- * new work; launch() refuses more. A group has the least used stream of each priority. The
- * hardware, which prefers high priority, divides the GPU among kernels.
+ * A CUDA stream is a lane of the engine's and holds at most FA_CUDA_STREAM_DEPTH works, so that
+ * little is ahead of a new work; launch() refuses more. A group uses the least used stream of each
+ * priority. The hardware, which prefers high priority, divides the GPU among kernels.
  *
  * At a work's end the GPU writes a number to a pinned word: the last block of its last launch does,
- * or the blocks that finish its parts, each to its own word; else the driver does. reap() compares
- * words, and does not call the driver. A client's completion words are written just before.
+ * or the blocks that finish its parts, each to its own word; otherwise the driver does. reap()
+ * compares words, and does not call the driver. A client's completion words are written just
+ * before.
  *
  * Between launch and reap the driver is asked only for copies, kernels, words and, rarely, a graph.
  * Small vectors are in pinned memory, one place per work of the stream; launches of few blocks read
@@ -37,7 +38,7 @@
 
 enum work_state {
 	LAUNCHED, /* handed to the driver */
-	FINISHED, /* moved to device.done, or reaped */
+	FINISHED, /* moved to device.done, or already reaped */
 };
 
 /* Stored in fa_device_work.backend. */
@@ -58,13 +59,14 @@ struct cuda_work {
 _Static_assert(sizeof(struct cuda_work) <= sizeof(((struct fa_device_work *)0)->backend),
                "it fits");
 
-/* A group's queues of one priority share a stream: more streams would get it more of the GPU than a
- * group with one queue. */
+/* A group's queues of one priority share a stream. With more streams it would get more of the GPU
+ * than a group with one queue. */
 struct fa_device_group {
 	struct {
 		struct fa_cuda_stream *stream;
-		unsigned int n_queues; /* 0: the next queue chooses the stream */
-	} shares[2];                   /* one for normal, one for high priority */
+		/* Number of queues; if 0, the next queue chooses the stream. */
+		unsigned int n_queues;
+	} shares[2]; /* one for normal, one for high priority */
 };
 
 struct fa_device_queue {
@@ -208,7 +210,7 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 	return result;
 }
 
-/* Takes a kernel that needs no workspace, where the GPU has no memory for it. */
+/* Plans without a kernel that needs a workspace, because the GPU has no memory for one. */
 static CUresult plan_without_workspace(struct fa_device *device, struct fa_device_work *work,
                                        struct fa_cuda_launch *ret_launch)
 {
@@ -328,8 +330,8 @@ static bool has_slot(struct fa_device *device, const struct fa_device_queue *que
 	return false;
 }
 
-/* Returns true unless @work takes long and must wait for workers. No nonpreemptible work passes a
- * deferred one of its stream. */
+/* Returns true unless @work takes long and must wait because workers do. A nonpreemptible work
+ * never passes a deferred one of its stream. */
 static bool may_begin(struct fa_device *device, const struct fa_cuda_stream *stream,
                       struct fa_device_work *work)
 {

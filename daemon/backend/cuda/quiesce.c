@@ -1,12 +1,13 @@
 /*
  * cuMemHostUnregister() and cuIpcCloseMemHandle() (and other calls made only at close) wait until
- * nothing of this process runs on the GPU, and block launches meanwhile. A client leaving during
- * another's long prefill would hold up everybody.
+ * nothing of this process runs on the GPU, and block launches meanwhile. If a client left during
+ * another client's long prefill, everybody would have to wait.
  *
  * While workers wait for a window, preemptible works are stopped (preempt.c), unless a
- * nonpreemptible one keeps the GPU busy anyway. After PATIENCE_NS nonpreemptible works are held
- * that would end after the running ones; short works pass them. A cooldown between windows keeps
- * short-lived clients from taking most of the GPU's time. Gates are not long: they give up sooner.
+ * nonpreemptible work keeps the GPU busy anyway. After PATIENCE_NS, nonpreemptible works that would
+ * end after the running ones must wait; short works pass them. A cooldown between windows keeps
+ * short-lived clients from taking most of the GPU's time. Gates do not count as long: they give up
+ * sooner.
  */
 #include "daemon/backend/cuda/quiesce.h"
 

@@ -38,8 +38,8 @@ struct fa_cuda_quiesce_window {
 void fa_cuda_quiesce_init(struct fa_cuda_quiesce *quiesce);
 void fa_cuda_quiesce_deinit(struct fa_cuda_quiesce *quiesce);
 
-/* Waits for the window, unless open; call without the driver lock before each call that waits for
- * the GPU. Long works are held until it is closed: do nothing else meanwhile, and make no call
+/* Waits until the window is open. Call it without the driver lock before each call that waits for
+ * the GPU. Long works wait until the window is closed: do nothing else meanwhile, and make no call
  * after it has expired. */
 void fa_cuda_quiesce_window_open(struct fa_cuda_quiesce_window *window);
 bool fa_cuda_quiesce_window_expired(const struct fa_cuda_quiesce_window *window);

@@ -1,7 +1,7 @@
 /*
- * Kernels read K and V once for each block of query rows and query head: over PCIe a copy costs
- * less. Q and the output are accessed once and stay in host memory, as K and V do if the fixed area
- * is full.
+ * Copies K and V from host memory to the GPU: kernels read them once for each block of query rows
+ * and query head, so a copy costs less than reading them over PCIe. Q and the output are accessed
+ * once and stay in host memory, as K and V do if the staging area is full.
  */
 #include "daemon/backend/cuda/staging.h"
 
@@ -41,7 +41,7 @@ uint64_t fa_cuda_staging_reads(const struct fa_cuda_launch *launch)
 	const bool right = args->window_right < FA_CUDA_WINDOW_MAX;
 	uint64_t blocks = (uint64_t)args->blocks_m, in_window;
 
-	/* Estimate the blocks that attend to a key: all, about half, or those around it. */
+	/* Estimates how many blocks attend to a key: all, about half, or those around it. */
 	if (left && right) {
 		in_window = ((uint64_t)args->window_left + (uint64_t)args->window_right) / rows + 2;
 		blocks = in_window < blocks ? in_window : blocks;

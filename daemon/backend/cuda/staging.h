@@ -9,8 +9,8 @@ struct fa_cuda_range {
 	uint64_t begin, end; /* equal: the range is empty */
 };
 
-/* Returns true if copying @span_bytes pays for a kernel that reads @data_bytes of them, those of
- * the tensor, @n_reads times. */
+/* Returns true if copying @span_bytes costs less than letting a kernel read @data_bytes of them
+ * @n_reads times. @data_bytes: those that belong to the tensor. */
 bool fa_cuda_staging_pays(uint64_t span_bytes, uint64_t data_bytes, uint64_t n_reads);
 /* Returns about how often @launch reads each element of K and V. */
 uint64_t fa_cuda_staging_reads(const struct fa_cuda_launch *launch);

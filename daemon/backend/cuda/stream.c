@@ -13,7 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Distance between words: the GPU's write must not take a line from another word's reader. */
+/* Distance between words: a write of the GPU must not take the cache line of a word that another
+ * thread reads. */
 #define WORD_BYTES 128
 /* Timeout for the first words, when the device is opened. */
 #define FIRST_WORD_NS (10 * FA_NS_PER_SEC)

@@ -9,7 +9,7 @@
 #define FA_CUDA_MAP_WAYS 4
 
 struct fa_cuda_tensor_map {
-	struct fa_cuda_map key; /* data is NULL in a free entry */
+	struct fa_cuda_map key; /* data is NULL if the entry is free */
 	/* The encoded map; a CUtensorMap would need more alignment. */
 	uint64_t words[sizeof(CUtensorMap) / sizeof(uint64_t)];
 };
