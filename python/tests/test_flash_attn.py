@@ -244,9 +244,11 @@ def test_cache_whole():
     assert (out - flash_attn_func(q, apart[:3, :9], apart[:3, :9])).abs().max() < 1e-5
 
 
+needs_float8 = pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="no float8")
+
+
+@needs_float8
 def test_cache_fp8():
-    if not hasattr(torch, "float8_e4m3fn"):
-        pytest.skip("this PyTorch has no float8")
     k_cache, v_cache, table, sequences = make_cache(torch.float32, 16)
     scales = torch.tensor([0.02, 0.05])
     stored = [fad.empty(x.shape, dtype=torch.float8_e4m3fn).copy_(x / scales[:, None])
@@ -259,8 +261,173 @@ def test_cache_fp8():
         out, lse = flash_attn_with_kvcache(q, *stored, k_descale=descale, v_descale=descale,
                                            return_softmax_lse=True, **options)
         compare(out, lse, *cached_reference(q, sequences, causal=True), torch.float32)
-    with pytest.raises(NotImplementedError, match="^k_descale: .* each sequence"):
-        flash_attn_with_kvcache(q, *stored, k_descale=torch.ones(4, 2), **options)
+    with pytest.raises(ValueError, match="^k_descale has shape"):
+        flash_attn_with_kvcache(q, *stored, k_descale=torch.ones(3, 2), **options)
+    with pytest.raises(ValueError, match="^q_descale: q has dtype"):
+        flash_attn_with_kvcache(q, *stored, q_descale=torch.ones(4, 2), **options)
+
+
+@needs_float8
+@pytest.mark.parametrize("page", [None, 16])
+@pytest.mark.parametrize("ragged", [True, False])
+@pytest.mark.parametrize("append", [True, False])
+@pytest.mark.parametrize("same", [True, False])
+def test_cache_fp8_queries(page, ragged, append, same):
+    """q in float8, and scales for each sequence and head."""
+    generator = torch.Generator().manual_seed(6)
+    plain_k, plain_v, table, sequences = make_cache(torch.float32, page)
+    batch, code = len(LENGTHS), torch.float8_e4m3fn
+    k_cache, v_cache = (fad.empty(x.shape, dtype=code).copy_(x) for x in (plain_k, plain_v))
+    descales = [(torch.rand(1 if same else batch, 2, generator=generator) + 0.5).expand(batch, 2)
+                for _ in range(3)]
+    counts = (3, 0, 5, 1) if ragged else (3, 3, 3, 3)
+    cu = torch.tensor([0, *counts]).cumsum(0).int()
+    q, new_k, new_v = (torch.randn(sum(counts), heads, 32, generator=generator).to(code)
+                       for heads in (4, 2, 2))
+    expected, expected_lse = [], []
+    for b in range(batch):
+        rows = slice(cu[b], cu[b + 1])
+        k, v = (torch.cat([x[b].to(code).float(), new[rows].float()]) if append
+                else x[b].to(code).float() for x, new in zip(sequences, (new_k, new_v)))
+        scaled = [x * scale[b][:, None] for x, scale in zip((k, v), descales[1:])]
+        out, lse = reference(q[rows].float() * descales[0][b].repeat_interleave(2)[:, None], *scaled,
+                             causal=True)
+        expected.append(out)
+        expected_lse.append(lse)
+    options = {"cache_seqlens": torch.tensor(LENGTHS, dtype=torch.int32), "page_table": table,
+               "causal": True, "return_softmax_lse": True,
+               **dict(zip(("q_descale", "k_descale", "v_descale"), descales))}
+    if ragged:
+        options.update(cu_seqlens_q=cu, max_seqlen_q=5)
+        if append:
+            options.update(k=new_k, v=new_v, cu_seqlens_k_new=cu)
+    else:
+        q = q.view(4, 3, 4, 32)
+        if append:
+            options.update(k=new_k.view(4, 3, 2, 32), v=new_v.view(4, 3, 2, 32))
+    out, lse = flash_attn_with_kvcache(q, k_cache, v_cache, **options)
+    assert out.dtype == torch.bfloat16 and out.shape == q.shape
+    out, expected = out.reshape(-1, 4, 32), torch.cat(expected)
+    lse = lse if ragged else lse.transpose(0, 1).flatten(1)
+    expected_lse = torch.cat(expected_lse, 1)
+    assert (out - expected).abs().max() < 3e-2
+    seen = expected_lse > -torch.inf
+    assert (lse - expected_lse)[seen].abs().max() < 3e-2
+    if append:  # as they were
+        b, j = 2, LENGTHS[2]
+        at = (b, j) if page is None else (table[b, j // page], j % page)
+        assert torch.equal(k_cache[at].view(torch.uint8), new_k[cu[b]].view(torch.uint8))
+
+
+@needs_float8
+@pytest.mark.parametrize("ragged", [True, False])
+def test_cache_fp8_appends(ragged):
+    """Rows of q's dtype are quantised by their own sequence's scales."""
+    generator = torch.Generator().manual_seed(8)
+    k_cache, v_cache, table, _ = make_cache(torch.float32, 16)
+    code = torch.float8_e4m3fn
+    stored = [fad.empty(x.shape, dtype=code).copy_(x) for x in (k_cache, v_cache)]
+    scales = torch.tensor([[0.25, 0.5], [1, 2], [4, 0.125], [8, 1]])
+    new = [torch.randn(4, 3, 2, 32, generator=generator).bfloat16() for _ in range(2)]
+    q = torch.randn(4, 3, 4, 32, generator=generator).bfloat16()
+    options = {"cache_seqlens": torch.tensor(LENGTHS), "page_table": table, "k_descale": scales,
+               "v_descale": scales.flip(0)}
+    if ragged:
+        cu = torch.arange(5, dtype=torch.int32) * 3
+        flash_attn_with_kvcache(q.flatten(0, 1), *stored, *(x.flatten(0, 1) for x in new),
+                                cu_seqlens_q=cu, cu_seqlens_k_new=cu, **options)
+    else:
+        flash_attn_with_kvcache(q, *stored, *new, **options)
+    for x, cache, of in zip(new, stored, (scales, scales.flip(0))):
+        for b, n in enumerate(LENGTHS):
+            for i in range(3):
+                found = cache[table[b, (n + i) // 16], (n + i) % 16].float() * of[b][:, None]
+                assert (found - x[b, i].float()).abs().max() < 0.07 * x[b, i].float().abs().max()
+
+
+# ---- rotary embedding and leading padding
+
+def rotated(x, cos, sin, first, interleaved, moves=True):
+    """x [rows, heads, dim], by the definition, in float64."""
+    out = x.double().clone()
+    n = cos.shape[1]
+    for i in range(len(x)):
+        c, s = (t[first + (i if moves else 0)].double() for t in (cos, sin))
+        for d in range(n):
+            first_dim, second = (2 * d, 2 * d + 1) if interleaved else (d, d + n)
+            a, b = x[i, :, first_dim].double(), x[i, :, second].double()
+            out[i, :, first_dim], out[i, :, second] = a * c[d] - b * s[d], a * s[d] + b * c[d]
+    return out
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("options", ["plain", "causal", "window"])
+@pytest.mark.parametrize("page,ragged,leftpad,start,dims", [
+    (None, False, False, False, 32), (16, True, False, True, 16), (None, True, True, False, 32),
+    (3, False, True, False, 8)])
+def test_cache_rotary(dtype, interleaved, options, page, ragged, leftpad, start, dims):
+    generator = torch.Generator().manual_seed(9)
+    k_cache, v_cache, table, sequences = make_cache(dtype, page)
+    counts = (3, 0, 5, 1) if ragged else (3, 3, 3, 3)
+    cu = torch.tensor([0, *counts]).cumsum(0).int()
+    pads = (0, 1, 20, 5) if leftpad else (0, 0, 0, 0)
+    starts = (7, 0, 70, 2) if start else LENGTHS
+    angles = torch.rand(80, dims // 2, generator=generator) * 6
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    q, new_k, new_v = (torch.randn(sum(counts), heads, 32, generator=generator).to(dtype)
+                       for heads in (4, 2, 2))
+    moves = options != "plain"
+    expected = []
+    for b, n in enumerate(LENGTHS):
+        rows = slice(cu[b], cu[b + 1])
+        k = torch.cat([sequences[0][b].double(),
+                       rotated(new_k[rows], cos, sin, starts[b], interleaved).to(dtype).double()])
+        v = torch.cat([sequences[1][b], new_v[rows]])
+        mine = rotated(q[rows], cos, sin, starts[b], interleaved, moves).to(dtype)
+        expected.append(reference(mine, k[pads[b]:], v[pads[b]:], **OPTIONS[options])[0])
+    arguments = {"cache_seqlens": torch.tensor(LENGTHS, dtype=torch.int32), "page_table": table,
+                 "rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": interleaved,
+                 **OPTIONS[options]}
+    if leftpad:
+        arguments["cache_leftpad"] = torch.tensor(pads, dtype=torch.int32)
+    if start:
+        arguments["rotary_seqlens"] = torch.tensor(starts, dtype=torch.int32)
+    if ragged:
+        out = flash_attn_with_kvcache(q, k_cache, v_cache, new_k, new_v, cu_seqlens_q=cu,
+                                      cu_seqlens_k_new=cu, max_seqlen_q=5, **arguments)
+    else:
+        shape = (4, 3, -1, 32)
+        out = flash_attn_with_kvcache(q.view(shape), k_cache, v_cache, new_k.view(shape),
+                                      new_v.view(shape), **arguments).flatten(0, 1)
+    assert out.dtype == dtype
+    assert (out - torch.cat(expected)).abs().max() < 2 * LIMITS[dtype]
+    # The rows that were written are rotated, and those before them as they were.
+    for b, n in enumerate(LENGTHS):
+        kept = rotated(new_k[cu[b]:cu[b + 1]], cos, sin, starts[b], interleaved)
+        for j in range(n + counts[b]):
+            at = (b, j) if page is None else (table[b, j // page], j % page)
+            if j < n:
+                assert torch.equal(k_cache[at], sequences[0][b][j])
+            else:
+                assert (k_cache[at] - kept[j - n]).abs().max() < LIMITS[dtype]
+                assert torch.equal(v_cache[at], new_v[cu[b] + j - n])
+
+
+@pytest.mark.parametrize("layout", ["nhd", "hnd"])
+@pytest.mark.parametrize("page", [None, 1, 16])
+@pytest.mark.parametrize("options", ["plain", "causal", "window"])
+def test_cache_leftpad(page, layout, options):
+    """Padding also beyond the sequence's length: nothing is seen then."""
+    k_cache, v_cache, table, sequences = make_cache(torch.float32, page, dim_v=64, layout=layout)
+    q = torch.randn(4, 2, 4, 32, generator=torch.Generator().manual_seed(4))
+    pads = (0, 3, 36, 17)
+    seen = [[x[min(p, len(x)):] for x, p in zip(rows, pads)] for rows in sequences]
+    out, lse = flash_attn_with_kvcache(
+        q, k_cache, v_cache, cache_seqlens=torch.tensor(LENGTHS, dtype=torch.int32),
+        cache_leftpad=torch.tensor(pads, dtype=torch.int32), page_table=table,
+        return_softmax_lse=True, **OPTIONS[options])
+    compare(out, lse, *cached_reference(q, seen, **OPTIONS[options]), torch.float32)
 
 
 def test_cache_garbage():
@@ -277,11 +444,33 @@ def test_cache_garbage():
         assert out.shape == q.shape
         flash_attn_with_kvcache(q.flatten(0, 1), k_cache, v_cache, cache_seqlens=lengths,
                                 page_table=wild, cu_seqlens_q=cu, max_seqlen_q=7)
+        pads = torch.randint(-2**31, 2**31 - 1, (4,), generator=generator).int()
+        flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, page_table=wild,
+                                cache_leftpad=pads)
     assert torch.equal(k_cache.nan_to_num(), before.nan_to_num())
 
 
-@pytest.mark.parametrize("name", ["qv", "q_descale", "rotary_cos", "rotary_sin", "rotary_seqlens",
-                                  "cache_leftpad", "attention_chunk"])
+def test_cache_garbage_appends():
+    """Wild lengths and positions write nothing outside of the cache's pages."""
+    memory = fad.empty(40, 16, 2, 32)
+    memory.fill_(7)
+    k_cache, v_cache = memory[10:20], memory[20:30]
+    new = torch.zeros(4, 3, 2, 32)
+    angles = torch.rand(5, 16)
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        wild, lengths, starts = (torch.randint(-2**31, 2**31 - 1, shape, generator=generator).int()
+                                 for shape in ((4, 3), (4,), (4,)))
+        if seed % 2:
+            lengths = lengths % 40
+        out = flash_attn_with_kvcache(torch.randn(4, 3, 4, 32), k_cache, v_cache, new, new,
+                                      cache_seqlens=lengths, page_table=wild, rotary_cos=angles,
+                                      rotary_sin=angles, rotary_seqlens=starts, causal=True)
+        assert out.shape == (4, 3, 4, 32)
+    assert (memory[:10] == 7).all() and (memory[30:] == 7).all()
+
+
+@pytest.mark.parametrize("name", ["qv", "attention_chunk"])
 def test_cache_unsupported(name):
     q, k, v = tensors((2, 4, 4), (2, 9, 2), torch.float32)
     value = 16 if name == "attention_chunk" else torch.ones(2)
@@ -302,6 +491,21 @@ def test_cache_bad_input():
         flash_attn_with_kvcache(q, k[:1], v[:1])
     with pytest.raises(ValueError, match="v_cache has other sequences"):
         flash_attn_with_kvcache(q, k, v[:, :8])
+    new = {"k": k[:, :1], "v": v[:, :1], "cache_seqlens": 4}
+    angles = torch.ones(9, 16)
+    for sentence, arguments in (
+            ("rotary_cos came alone", {"rotary_cos": angles, **new}),
+            ("rotary_sin came alone", {"rotary_sin": angles, **new}),
+            ("rotary_cos: there is no k", {"rotary_cos": angles, "rotary_sin": angles}),
+            (r"rotary_cos has shape \(9, 16\), and rotary_sin \(9, 8\)",
+             {"rotary_cos": angles, "rotary_sin": angles[:, :8], **new}),
+            ("rotary_cos has shape", {"rotary_cos": angles[:0], "rotary_sin": angles[:0], **new}),
+            ("rotary_cos has 17 columns; expected at most half of the head dim, 16",
+             {"rotary_cos": torch.ones(9, 17), "rotary_sin": torch.ones(9, 17), **new}),
+            (r"rotary_seqlens has shape \(3,\)", {"rotary_seqlens": torch.ones(3).int()}),
+            (r"cache_leftpad has shape \(3,\)", {"cache_leftpad": torch.ones(3).int()})):
+        with pytest.raises(ValueError, match=sentence):
+            flash_attn_with_kvcache(q, k, v, **arguments)
     with pytest.raises(NotImplementedError, match="cache_batch_idx"):
         flash_attn_with_kvcache(q, k, v, page_table=table, cache_batch_idx=table[:, 0])
     with pytest.raises(NotImplementedError, match="softmax_scale"):

@@ -91,15 +91,24 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
     q      [batch, n_q, heads, dim], or with cu_seqlens_q [rows, heads, dim]
     k, v   [batch, n_new, kv_heads, dim], or with cu_seqlens_k_new [tokens, kv_heads, dim]
 
-    The cache may also be of float8_e4m3fn with q of another dtype; k_descale and v_descale are
-    then one scale for each KV head, the same for all sequences. On the CPU make the cache by
-    faclient.torch.empty(), or it is copied. The tensors of lengths and pages are not read here: on
-    a GPU they may be filled by work that still runs.
+    rotary_cos, rotary_sin [positions, half of the rotary dim]: k's rows are rotated for positions
+    from rotary_seqlens on, by default cache_seqlens; q's, too, if causal or with a window, else all
+    of them for that first position. cache_leftpad [batch]: the first tokens of the cache that no
+    row sees, which cache_seqlens counts; the cache is then read token by token, which takes longer.
+
+    The cache may also be of float8_e4m3fn, and q of that or another dtype. An element is code *
+    descale; q_descale, k_descale and v_descale are [batch, kv_heads]. New rows of float8_e4m3fn are
+    written as they are, others are divided by their descale. Unless all sequences have the same
+    (`expand()` of one row), each of them is a request of its own.
+
+    On the CPU make the cache by faclient.torch.empty(), or it is copied. The tensors of lengths and
+    pages are not read here: on a GPU they may be filled by work that still runs.
     """
-    _refuse(qv=qv, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens,
-            cache_leftpad=cache_leftpad, q_descale=q_descale, attention_chunk=attention_chunk)
-    return _cached(q, k_cache, v_cache, k, v, cache_seqlens, cache_batch_idx, page_table,
-                   cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, k_descale, v_descale,
+    _refuse(qv=qv, attention_chunk=attention_chunk)
+    return _cached(q, k_cache, v_cache, k, v, (rotary_cos, rotary_sin, rotary_seqlens,
+                                               rotary_interleaved),
+                   cache_seqlens, cache_batch_idx, cache_leftpad, page_table,
+                   cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, (q_descale, k_descale, v_descale),
                    softmax_scale, causal, window_size, softcap, return_softmax_lse)
 
 
@@ -136,18 +145,67 @@ def _check_rank(rank, **tensors):
             raise ValueError(f"{name} has {x.dim()} dimensions; expected {rank}")
 
 
-def _head_scales(scales, heads, name):
-    """One scale for each head, of a tensor [heads], or [batch, heads] that repeats one row."""
+# ---- float8
+
+def _scales(scales, batch, heads, name):
+    """[1, heads] if all sequences have the same, else [batch, heads]."""
     if scales is None:
         return None
-    if scales.dim() == 2 and scales.shape[0] > 1 and scales.stride(0) != 0:
-        raise NotImplementedError(f"{name}: fad does not support a scale for each sequence; expected "
-                                  "one row, expanded")
-    row = scales[0] if scales.dim() == 2 else scales
-    if row.shape != (heads,):
-        raise ValueError(f"{name} has shape {tuple(scales.shape)}; expected [batch, {heads}]")
-    return row.float().contiguous()
+    rows = scales if scales.dim() == 2 else scales[None]
+    if rows.dim() != 2 or rows.shape[1] != heads or rows.shape[0] not in (1, batch):
+        raise ValueError(f"{name} has shape {tuple(scales.shape)}; expected [{batch}, {heads}]")
+    return (rows[:1] if rows.stride(0) == 0 else rows).float()
 
+
+def _descales(q, k_cache, descales, batch):
+    """Scales of keys and of values. The key's also have q's, as a score is a product of both."""
+    heads = k_cache.shape[2]
+    of_q, of_k, of_v = (_scales(x, batch, heads, name) for x, name in
+                        zip(descales, ("q_descale", "k_descale", "v_descale")))
+    if q.dtype == torch.float8_e4m3fn and k_cache.dtype != q.dtype:
+        raise TypeError(f"k_cache has dtype {k_cache.dtype}; expected that of q, {q.dtype}")
+    if of_q is not None and q.dtype != torch.float8_e4m3fn:
+        raise ValueError(f"q_descale: q has dtype {q.dtype}; expected torch.float8_e4m3fn")
+    if of_q is not None:
+        of_k = of_q if of_k is None else of_q * of_k
+    return of_k, of_v
+
+
+# ---- rotary embedding
+
+def _check_rotary(cos, sin, q, k):
+    if cos is None or sin is None:
+        raise ValueError(f"rotary_{'cos' if sin is None else 'sin'} came alone; expected both, or "
+                         "neither")
+    if k is None:
+        raise ValueError("rotary_cos: there is no k; expected k and v to be appended")
+    if cos.dim() != 2 or cos.shape != sin.shape or not cos.shape[0] or not cos.shape[1]:
+        raise ValueError(f"rotary_cos has shape {tuple(cos.shape)}, and rotary_sin "
+                         f"{tuple(sin.shape)}; expected the same [positions, rotary dim / 2]")
+    if 2 * cos.shape[1] > q.shape[-1]:
+        raise ValueError(f"rotary_cos has {cos.shape[1]} columns; expected at most half of the head "
+                         f"dim, {q.shape[-1] // 2}")
+    if q.dtype == torch.float8_e4m3fn:
+        raise NotImplementedError(f"rotary_cos: fad does not support it for q of {q.dtype}")
+
+
+def _rotate(x, cos, sin, positions, interleaved):
+    """Rows [rows, heads, dim] rotated for their positions, in float32. A position without an angle
+    has that of the nearest."""
+    n = cos.shape[1]
+    at = positions.clamp(0, cos.shape[0] - 1)
+    c, s = (angles.float()[at][:, None] for angles in (cos, sin))
+    turned, rest = x[..., :2 * n].float(), x[..., 2 * n:]
+    if interleaved:
+        a, b = turned[..., ::2], turned[..., 1::2]
+    else:
+        a, b = turned[..., :n], turned[..., n:]
+    parts = (a * c - b * s, a * s + b * c)
+    turned = torch.stack(parts, -1).flatten(-2) if interleaved else torch.cat(parts, -1)
+    return torch.cat((turned.to(x.dtype), rest), -1)
+
+
+# ---- caches
 
 def _dense_pages(cache, batch_idx, batch):
     """A cache without pages as pages, and their table."""
@@ -174,28 +232,52 @@ def _as_pages(cache, size, pages):
     return cache.as_strided((pages, size, *cache.shape[2:]), strides)
 
 
-def _new_slots(table, page_tokens, lengths, k, cu_new, batch):
-    """Where the new rows go, and how many each sequence has."""
-    if cu_new is None:
-        n_new = k.shape[1]
-        at = lengths[:, None] + torch.arange(n_new, device=k.device)
-        sequence = torch.arange(batch, device=k.device)[:, None].expand(batch, n_new)
-    else:
-        rows = torch.arange(k.shape[0], device=k.device)
-        cu_new = cu_new.long()
-        sequence = (torch.searchsorted(cu_new, rows, right=True) - 1).clamp(0, batch - 1)
-        at = lengths[sequence] + rows - cu_new[sequence]
-        n_new = cu_new[1:] - cu_new[:-1]
+def _places(cu, rows, batch, device):
+    """The sequence of each row, and its number in it. cu None: all have as many rows."""
+    i = torch.arange(rows, device=device)
+    if cu is None:
+        each = max(1, rows // max(1, batch))
+        return i // each, i % each
+    cu = cu.long()
+    sequence = (torch.searchsorted(cu, i, right=True) - 1).clamp(0, max(0, batch - 1))
+    return sequence, i - cu[sequence]
+
+
+def _slots(table, page_tokens, sequence, at):
+    """Where tokens number `at` of these sequences are. One beyond the table has no place."""
     column = at // page_tokens
     page = table.long()[sequence, column.clamp(0, table.shape[1] - 1)]
     slots = page * page_tokens + at % page_tokens
-    # A token beyond the table has no place.
-    return torch.where((column >= 0) & (column < table.shape[1]), slots, -1).reshape(-1), n_new
+    return torch.where((column >= 0) & (column < table.shape[1]), slots, -1)
+
+
+def _as_tokens(cache, name):
+    """A cache as pages of one token, and how many of them are from one page to the next."""
+    pages, size = cache.shape[:2]
+    row = cache.stride(1)
+    apart = cache.stride(0) // row if pages > 1 and row else size
+    if pages > 1 and (not row or cache.stride(0) % row):
+        raise ValueError(f"{name} has strides {cache.stride()}; expected pages a multiple of the stride "
+                         "of tokens apart, as there is cache_leftpad")
+    return _as_pages(cache, 1, (pages - 1) * apart + size), apart
+
+
+def _after_leftpad(k_cache, v_cache, table, leftpad):
+    """Caches of pages of one token, and the table of their tokens after the first `leftpad`."""
+    pages, size = k_cache.shape[:2]
+    k_cache, apart = _as_tokens(k_cache, "k_cache")
+    v_cache, apart_v = _as_tokens(v_cache, "v_cache")
+    if apart != apart_v or k_cache.shape[0] != v_cache.shape[0]:
+        raise ValueError("v_cache has other pages or tokens than k_cache, or other strides")
+    tokens = table.shape[1] * size
+    at = leftpad.long().clamp(0, tokens)[:, None] + torch.arange(tokens, device=table.device)
+    page = table.long().gather(1, (at // size).clamp(max=table.shape[1] - 1))
+    return k_cache, v_cache, (page.clamp(0, pages - 1) * apart + at % size).int()
 
 
 @torch.compiler.disable
-def _cached(q, k_cache, v_cache, k, v, cache_seqlens, batch_idx, page_table, cu_q, cu_new, max_q,
-            k_descale, v_descale, scale, causal, window, softcap, with_lse):
+def _cached(q, k_cache, v_cache, k, v, rotary, cache_seqlens, batch_idx, leftpad, page_table, cu_q,
+            cu_new, max_q, descales, scale, causal, window, softcap, with_lse):
     _check_rank(4, k_cache=k_cache, v_cache=v_cache)
     _check_rank(4 if cu_q is None else 3, q=q)
     if (k is None) != (v is None):
@@ -204,10 +286,18 @@ def _cached(q, k_cache, v_cache, k, v, cache_seqlens, batch_idx, page_table, cu_
         _check_rank(4 if cu_new is None else 3, k=k, v=v)
         if cache_seqlens is None:
             raise ValueError("cache_seqlens is None; expected lengths, as k and v are given")
-    _refuse_grad(q, k_cache, v_cache, *(x for x in (k, v) if x is not None))
+    cos, sin, rotary_start, interleaved = rotary
+    if cos is not None or sin is not None:
+        _check_rotary(cos, sin, q, k)
+    _refuse_grad(q, k_cache, v_cache, *(x for x in (k, v, cos, sin) if x is not None))
     if scale == 0:
         raise NotImplementedError("softmax_scale: fad does not support 0")
     batch = q.shape[0] if cu_q is None else cu_q.shape[0] - 1
+    for name, x in (("cache_leftpad", leftpad), ("rotary_seqlens", rotary_start)):
+        if x is not None and x.shape != (batch,):
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; expected [{batch}], as q has so many "
+                             "sequences")
+    k_scales, v_scales = _descales(q, k_cache, descales, batch)
     if page_table is not None:
         if batch_idx is not None:
             raise NotImplementedError("cache_batch_idx: fad does not support it with page_table")
@@ -223,28 +313,113 @@ def _cached(q, k_cache, v_cache, k, v, cache_seqlens, batch_idx, page_table, cu_
         cache_seqlens = table.shape[1] * size
     if isinstance(cache_seqlens, int):
         cache_seqlens = torch.full((batch,), cache_seqlens, device=q.device)
-    lengths, slots = cache_seqlens.long(), None
+    before = cache_seqlens.long()
+    request = _Request(q if cu_q is not None else q.flatten(0, 1), cu_q, max_q, batch,
+                       q.shape[1] if cu_q is None else None)
+    lengths = before
+    new = None
     if k is not None:
-        slots, n_new = _new_slots(table, size, lengths, k, cu_new, batch)
-        lengths = lengths + n_new
-        if cu_new is None:
-            k, v = k.flatten(0, 1), v.flatten(0, 1)
-    max_k = 0
-    if lengths.device.type == "cpu" and batch:
-        max_k = max(0, min(int(lengths.max()), table.shape[1] * size))
-    rows = q if cu_q is not None else q.flatten(0, 1)
-    lse = rows.new_empty((rows.shape[-2], rows.shape[0]), dtype=torch.float32) if with_lse else None
-    if cu_q is not None and max_q is None:
-        max_q = rows.shape[0]
-    out = _client().pages_attend(
-        rows, k_cache, v_cache, table, lengths.int(),
-        cu_q=None if cu_q is None else cu_q.int(),
-        max_q=min(max_q, rows.shape[0]) if cu_q is not None else 0, max_k=max_k, k_new=k, v_new=v,
-        slots=slots, k_scales=_head_scales(k_descale, k_cache.shape[2], "k_descale"),
-        v_scales=_head_scales(v_descale, k_cache.shape[2], "v_descale"), causal=causal,
-        scale=scale, softcap=softcap, window=_limits(causal, window), lse=lse)
+        rows = [x if cu_new is not None else x.flatten(0, 1) for x in (k, v)]
+        sequence, i = _places(cu_new, len(rows[0]), batch, k.device)
+        lengths = before + (k.shape[1] if cu_new is None else cu_new[1:] - cu_new[:-1])
+        if cos is not None:
+            start = before if rotary_start is None else rotary_start.long()
+            rows[0] = _rotate(rows[0], cos, sin, start[sequence] + i, interleaved)
+            of_q, i_q = _places(cu_q, len(request.q), batch, q.device)
+            moves = _moves(causal, window, table.shape[1] * size, request.max_q)
+            request.q = _rotate(request.q, cos, sin, start[of_q] + (i_q if moves else 0),
+                                interleaved)
+        new = (*rows, _slots(table, size, sequence, before[sequence] + i), sequence)
+    if new is not None and (leftpad is not None or q.dtype == torch.float8_e4m3fn):
+        _append(k_cache, v_cache, new, table, lengths, k_scales, v_scales, q)
+        new = None
+    if leftpad is not None:
+        k_cache, v_cache, table = _after_leftpad(k_cache, v_cache, table, leftpad)
+        lengths = lengths - leftpad.long()
+    if q.dtype == torch.float8_e4m3fn:
+        request.q = request.q.to(torch.bfloat16)  # exact
+    out, lse = request.attend(k_cache, v_cache, table, lengths, new, k_scales, v_scales, with_lse,
+                              {"causal": causal, "scale": scale, "softcap": softcap,
+                               "window": _limits(causal, window)})
     if cu_q is None:
         out = out.view(*q.shape[:-1], out.shape[-1])
         if lse is not None:
             lse = lse.view(q.shape[2], *q.shape[:2]).transpose(0, 1)
     return out if lse is None else (out, lse)
+
+
+def _moves(causal, window, tokens, max_q):
+    """True if FlashAttention rotates each row of q for a position of its own."""
+    left, right = window
+    return causal or 0 <= left < tokens - 1 or 0 <= right < max_q - 1
+
+
+def _append(k_cache, v_cache, new, table, lengths, k_scales, v_scales, q):
+    """Writes new rows to their slots, by requests without queries."""
+    *rows, slots, sequence = new
+    none = q.new_empty((0, k_cache.shape[2], k_cache.shape[3]), dtype=torch.bfloat16)
+    if q.dtype == torch.float8_e4m3fn:
+        rows, k_scales, v_scales = [x.to(torch.bfloat16) for x in rows], None, None  # codes
+    else:
+        none = none.to(q.dtype)
+    for b, of_k, of_v in _each(k_scales, v_scales):
+        _client().pages_attend(none, k_cache, v_cache, table, lengths.int(), k_new=rows[0],
+                               v_new=rows[1], slots=_only(slots, sequence, b), k_scales=of_k,
+                               v_scales=of_v)
+
+
+def _each(k_scales, v_scales):
+    """The requests that scales need: a sequence, or None for all, and its scales."""
+    batch = max(1 if x is None else len(x) for x in (k_scales, v_scales))
+    for b in range(batch):
+        yield (None if batch == 1 else b,
+               *(None if x is None else x[b if len(x) > 1 else 0].contiguous()
+                 for x in (k_scales, v_scales)))
+
+
+def _only(slots, sequence, b):
+    return slots if b is None else torch.where(sequence == b, slots, -1)
+
+
+class _Request:
+    """The rows of a call, as one request or as one for each sequence."""
+
+    def __init__(self, q, cu_q, max_q, batch, each):
+        self.q, self.cu, self.batch, self.each = q, cu_q, batch, each
+        self.max_q = each if cu_q is None else len(q) if max_q is None else min(max_q, len(q))
+
+    def attend(self, k_cache, v_cache, table, lengths, new, k_scales, v_scales, with_lse, how):
+        max_k = 0
+        if lengths.device.type == "cpu" and self.batch:
+            max_k = max(0, min(int(lengths.max()), table.shape[1] * k_cache.shape[1]))
+        lengths = lengths.int()
+        out = self.q.new_empty((*self.q.shape[:-1], v_cache.shape[-1]))
+        lse = None
+        if with_lse:
+            lse = self.q.new_empty((self.q.shape[-2], len(self.q)), dtype=torch.float32)
+        for b, of_k, of_v in _each(k_scales, v_scales):
+            rows, which, cu = self._rows(b)
+            part = None if lse is None else lse[:, rows].contiguous()
+            options = {} if new is None else {"k_new": new[0], "v_new": new[1],
+                                              "slots": _only(new[2], new[3], b)}
+            _client().pages_attend(
+                self.q[rows], k_cache, v_cache, table[which], lengths[which],
+                cu_q=cu, max_q=0 if cu is None else min(self.max_q, len(self.q[rows])), max_k=max_k, k_scales=of_k,
+                v_scales=of_v, out=out[rows], lse=lse if b is None else part, **options, **how)
+            if b is not None and lse is not None:
+                lse[:, rows] = part
+        return out, lse
+
+    def _rows(self, b):
+        """Rows and sequences of one request: b's, or all."""
+        if b is None:
+            return slice(None), slice(None), None if self.cu is None else self.cu.int()
+        which = slice(b, b + 1)
+        if self.cu is None:
+            return slice(b * self.each, (b + 1) * self.each), which, None
+        if self.cu.device.type != "cpu":
+            return slice(None), which, self.cu[b:b + 2].int()
+        # Rows of others would be copied back, too.
+        first, end = (min(max(0, int(x)), len(self.q)) for x in self.cu[b:b + 2])
+        rows = slice(first, max(first, end))
+        return rows, which, torch.tensor([0, rows.stop - first], dtype=torch.int32)
