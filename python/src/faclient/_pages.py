@@ -30,9 +30,10 @@ def _operands(q, k, v, out, lse, table, lengths, cu_q, k_new, v_new, slots, k_sc
             for field, (x, options) in given.items() if x is not None}
 
 
-def attend_pages(client, q, k, v, table, lengths, cu_q, max_q, max_k, k_new, v_new, slots,
-                 k_scales, v_scales, out, causal, window, scale, softcap, sinks, alibi_slopes, lse,
-                 deterministic, timeout):
+def attend_pages(client, q, k, v, table, lengths, *, cu_q=None, max_q=0, max_k=0, k_new=None,
+                 v_new=None, slots=None, k_scales=None, v_scales=None, out=None, causal=False,
+                 window=None, scale=None, softcap=0.0, sinks=None, alibi_slopes=None, lse=None,
+                 deterministic=False, timeout=None):
     """Yields the ticket that it waits for, and returns out."""
     from .client import _kind, _set_options
     q, v = as_operand(q, "q"), as_operand(v, "v")

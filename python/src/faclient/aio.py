@@ -19,6 +19,7 @@ from typing import Any
 from . import client as _client
 from . import kv as _kv
 from ._lib import check, ffi, lib
+from ._pages import attend_pages
 
 _FOREVER = 2**64 - 1
 
@@ -97,6 +98,17 @@ class Client:
         """As Client.attention()."""
         return await self._drive(self.sync._attention(q, k, v, **options))
 
+    async def pages_attend(self, q: Any, k: Any, v: Any, table: Any, lengths: Any,
+                           **options: Any) -> Any:
+        """As Client.pages_attend()."""
+        return await self._drive(attend_pages(self.sync, q, k, v, table, lengths, **options))
+
+    async def read_pages(self, sequence: _kv.Sequence, first: int, n_tokens: int,
+                         k: Iterable[Any] | None, v: Iterable[Any] | None, pages: Any,
+                         **options: Any) -> None:
+        """As Sequence.read_pages()."""
+        await self._drive(sequence._read_pages(first, n_tokens, k, v, pages, **options))
+
     def step(self, cache: _kv.Cache, items: Mapping[_kv.Sequence, int] |
              Iterable[tuple[_kv.Sequence, int]]) -> Step:
         """As Cache.step()."""
@@ -125,6 +137,13 @@ class Step:
     async def attend(self, layer: int, q: Any, k_new: Any, v_new: Any, **options: Any) -> Any:
         """As Step.attend()."""
         return await self.client._drive(self.sync._attend(layer, q, k_new, v_new, **options))
+
+    async def write_pages(self, sequence: _kv.Sequence, first: int, n_tokens: int,
+                          k: Iterable[Any] | None, v: Iterable[Any] | None, pages: Any,
+                          **options: Any) -> None:
+        """As Step.write_pages()."""
+        await self.client._drive(self.sync._write_pages(sequence, first, n_tokens, k, v, pages,
+                                                        **options))
 
     async def commit(self) -> None:
         """As Step.commit()."""

@@ -277,9 +277,10 @@ class Client:
         else is said of attention() holds here, too.
         """
         return self._drive(attend_pages(
-            self, q, k, v, table, lengths, cu_q, max_q, max_k, k_new, v_new, slots, k_scales,
-            v_scales, out, causal, window, scale, softcap, sinks, alibi_slopes, lse,
-            deterministic, timeout))
+            self, q, k, v, table, lengths, cu_q=cu_q, max_q=max_q, max_k=max_k, k_new=k_new,
+            v_new=v_new, slots=slots, k_scales=k_scales, v_scales=v_scales, out=out, causal=causal,
+            window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
+            lse=lse, deterministic=deterministic, timeout=timeout))
 
     def synchronize(self) -> None:
         """Waits for all requests on the GPU, and raises the error of the first that failed and that

@@ -217,9 +217,12 @@ class Sequence:
         in memory of Client.empty(), or all are on the daemon's GPU. Token first + i is at place
         p = page_offset + i, which is token p % size of page pages[p // size]; no page is named
         twice."""
-        self.client._drive(read_pages(
-            self.client, self, first, n_tokens, k, v, _integers(pages), layer=layer,
-            page_offset=page_offset, timeout=timeout))
+        self.client._drive(self._read_pages(first, n_tokens, k, v, pages, layer, page_offset,
+                                            timeout))
+
+    def _read_pages(self, first, n_tokens, k, v, pages, layer=0, page_offset=0, timeout=None):
+        return read_pages(self.client, self, first, n_tokens, k, v, _integers(pages), layer=layer,
+                          page_offset=page_offset, timeout=timeout)
 
     def set_name(self, name: str, *, mode: int = 0, ttl: float | None = None) -> None:
         """Names the sequence, which then outlives this process."""
@@ -453,10 +456,15 @@ class Step:
                     timeout: float | None = None) -> None:
         """Copies pages of the caller's own into tokens that this step has reserved; arguments as of
         Sequence.read_pages(). A page may be named twice."""
-        lane = self.client._drive(copy_pages(
+        self.client._drive(self._write_pages(sequence, first, n_tokens, k, v, pages, layer,
+                                             page_offset, timeout))
+
+    def _write_pages(self, sequence, first, n_tokens, k, v, pages, layer=0, page_offset=0,
+                     timeout=None):
+        lane = yield from copy_pages(
             self.client, lib.fa_sequence_write_pages, sequence, first, n_tokens, k, v,
             _integers(pages), layer=layer, page_offset=page_offset, timeout=timeout, reads=False,
-            pending=self._pending))
+            pending=self._pending)
         if lane is not None:
             self._stream = lane.stream
 
