@@ -31,11 +31,12 @@ type operation struct {
 	Op, Error, Sequence, To, Name, Step string
 	Client                              int
 	Cache                               *cacheShape
-	Q, K, V                             *randomTensor
-	KNew                                *randomTensor `json:"k_new"`
-	VNew                                *randomTensor `json:"v_new"`
-	OutShape                            []int         `json:"out_shape"`
-	LSEShape                            []int         `json:"lse_shape"`
+	Q                                   *randomTensor
+	K, V                                json.RawMessage // of attention a tensor, of pages a list
+	KNew                                *randomTensor   `json:"k_new"`
+	VNew                                *randomTensor   `json:"v_new"`
+	OutShape                            []int           `json:"out_shape"`
+	LSEShape                            []int           `json:"lse_shape"`
 	Out, LSE                            []*float64
 	Causal                              bool
 	Window                              []int
@@ -48,6 +49,15 @@ type operation struct {
 	Tokens                              json.RawMessage
 	Before, Expect, First               uint64
 	Items                               [][2]any
+	Pages                               string
+	HeadsFirst                          bool `json:"heads_first"`
+	Table                               json.RawMessage
+	Lengths, Numbers                    []int32
+	CuQ                                 []int32 `json:"cu_q"`
+	Slots                               []int64
+	MaxQ                                int `json:"max_q"`
+	MaxK                                int `json:"max_k"`
+	PageOffset                          int `json:"page_offset"`
 }
 
 type conformanceCase struct {
@@ -81,6 +91,13 @@ type running[T Element] struct {
 	cache     *Cache
 	sequences map[string]*Sequence
 	steps     map[string]*Step
+	pages     map[string]*ownPages[T]
+}
+
+// ownPages are pages that the program manages, a tensor a layer.
+type ownPages[T Element] struct {
+	layers     Layers[T]
+	headsFirst bool
 }
 
 func (r *running[T]) random(memory *Buffer, from *randomTensor) (*Tensor[T], error) {
@@ -128,8 +145,11 @@ func (r *running[T]) attention(c *Client, o *operation) error {
 	defer memory.Free()
 	a := &Attention[T]{Scores: o.scores(), LengthsQ: o.CuSeqlensQ, LengthsK: o.CuSeqlensK}
 	a.Q = must(r.random(memory, o.Q))(r.t)
-	a.K = must(r.random(memory, o.K))(r.t)
-	a.V = must(r.random(memory, o.V))(r.t)
+	var k, v randomTensor
+	check(r.t, json.Unmarshal(o.K, &k))
+	check(r.t, json.Unmarshal(o.V, &v))
+	a.K = must(r.random(memory, &k))(r.t)
+	a.V = must(r.random(memory, &v))(r.t)
 	a.Out = must(NewTensor[T](memory, o.OutShape...))(r.t)
 	if o.LSE != nil {
 		a.LSE = must(NewTensor[float32](memory, o.LSEShape...))(r.t)
@@ -159,6 +179,92 @@ func (r *running[T]) attend(c *Client, o *operation) error {
 	}
 	if o.Out != nil {
 		compare(r, a.Out, o.Out)
+	}
+	return nil
+}
+
+func (r *running[T]) createPages(c *Client, o *operation) error {
+	memory := must(c.Buffer(1 << 16))(r.t)
+	r.t.Cleanup(func() { memory.Free() })
+	own := &ownPages[T]{headsFirst: o.HeadsFirst}
+	for _, side := range []struct {
+		from json.RawMessage
+		to   *[]*Tensor[T]
+	}{{o.K, &own.layers.K}, {o.V, &own.layers.V}} {
+		var list []randomTensor
+		check(r.t, json.Unmarshal(side.from, &list))
+		for i := range list {
+			*side.to = append(*side.to, must(r.random(memory, &list[i]))(r.t))
+		}
+	}
+	r.pages[o.Pages] = own
+	return nil
+}
+
+// numbers returns a tensor of integers; of none nil.
+func numbers[T int32 | int64](t *testing.T, memory *Buffer, list []T, shape ...int) *Tensor[T] {
+	if list == nil {
+		return nil
+	}
+	tensor := must(NewTensor[T](memory, shape...))(t)
+	copy(tensor.Data(), list)
+	return tensor
+}
+
+func (r *running[T]) pagesAttend(c *Client, o *operation) error {
+	memory := must(c.Buffer(1 << 20))(r.t)
+	defer memory.Free()
+	own := r.pages[o.Pages]
+	a := &PagesAttend[T, T]{K: own.layers.K[o.Layer], V: own.layers.V[o.Layer], HeadsFirst: own.headsFirst,
+		MaxQ: o.MaxQ, MaxK: o.MaxK, Scores: o.scores()}
+	var rows [][]int32
+	check(r.t, json.Unmarshal(o.Table, &rows))
+	var table []int32
+	for _, row := range rows {
+		table = append(table, row...)
+	}
+	a.Table = numbers(r.t, memory, table, len(rows), len(rows[0]))
+	a.Lengths = numbers(r.t, memory, o.Lengths, len(o.Lengths))
+	a.CuQ = numbers(r.t, memory, o.CuQ, len(o.CuQ))
+	a.Slots = numbers(r.t, memory, o.Slots, len(o.Slots))
+	a.KNew = must(r.random(memory, o.KNew))(r.t)
+	a.VNew = must(r.random(memory, o.VNew))(r.t)
+	a.Q = must(r.random(memory, o.Q))(r.t)
+	a.Out = must(NewTensor[T](memory, o.OutShape...))(r.t)
+	if o.LSE != nil {
+		a.LSE = must(NewTensor[float32](memory, o.LSEShape...))(r.t)
+	}
+	if err := c.PagesAttend(context.Background(), a); err != nil {
+		return err
+	}
+	compare(r, a.Out, o.Out)
+	if o.LSE != nil {
+		compare(r, a.LSE, o.LSE)
+	}
+	return nil
+}
+
+func (r *running[T]) copyPages(o *operation, s *Sequence, tokens uint64) error {
+	own, ctx := r.pages[o.Pages], context.Background()
+	pages := PagesRange{First: o.First, Tokens: tokens, PageOffset: o.PageOffset}
+	for _, number := range o.Numbers {
+		pages.Pages = append(pages.Pages, uint32(number))
+	}
+	if o.Op == "write_pages" {
+		return r.steps[o.Step].WritePages(ctx, s, pages, own.layers)
+	}
+	if err := s.ReadPages(ctx, pages, own.layers); err != nil {
+		return err
+	}
+	for _, side := range []struct {
+		found    []*Tensor[T]
+		expected json.RawMessage
+	}{{own.layers.K, o.K}, {own.layers.V, o.V}} {
+		var layers [][]*float64
+		check(r.t, json.Unmarshal(side.expected, &layers))
+		for i, layer := range side.found {
+			compare(r, layer, layers[i])
+		}
 	}
 	return nil
 }
@@ -200,6 +306,12 @@ func (r *running[T]) operate(o *operation) error {
 	switch o.Op {
 	case "attention":
 		return r.attention(c, o)
+	case "pages":
+		return r.createPages(c, o)
+	case "pages_attend":
+		return r.pagesAttend(c, o)
+	case "read_pages", "write_pages":
+		return r.copyPages(o, s, tokens)
 	case "cache":
 		shape := o.Cache
 		if shape == nil {
@@ -256,7 +368,7 @@ func (r *running[T]) operate(o *operation) error {
 
 func runCase[T Element](t *testing.T, file *conformanceFile, of *conformanceCase, clients [2]*Client) {
 	r := running[T]{t: t, of: of, clients: clients, tolerance: file.Tolerance[of.Dtype],
-		sequences: map[string]*Sequence{}, steps: map[string]*Step{}}
+		sequences: map[string]*Sequence{}, steps: map[string]*Step{}, pages: map[string]*ownPages[T]{}}
 	if of.Cache != nil {
 		r.cache = must(r.createCache(clients[0], of.Cache))(t)
 		defer r.cache.Remove()

@@ -13,6 +13,10 @@ const (
 	DtypeF32  Dtype = C.FA_F32
 	DtypeF16  Dtype = C.FA_F16
 	DtypeBF16 Dtype = C.FA_BF16
+	// Only of what lies in pages that the program manages, and of their tables.
+	DtypeE4M3 Dtype = C.FA_E4M3
+	DtypeI32  Dtype = C.FA_I32
+	DtypeI64  Dtype = C.FA_I64
 )
 
 // F16 is an IEEE half, by its bits.
@@ -21,12 +25,26 @@ type F16 uint16
 // BF16 is the upper 16 bits of a float32, by its bits.
 type BF16 uint16
 
-// Element is what tensors have.
+// E4M3 is an 8-bit float with 4 bits of exponent, by its bits.
+type E4M3 uint8
+
+// Element is a number to compute with.
 type Element interface{ float32 | F16 | BF16 }
 
-func dtypeOf[T Element]() Dtype {
+// Stored is what tensors hold: elements, E4M3, and the integers of tables of pages.
+type Stored interface {
+	Element | E4M3 | int32 | int64
+}
+
+func dtypeOf[T Stored]() Dtype {
 	var element T
 	switch any(element).(type) {
+	case E4M3:
+		return DtypeE4M3
+	case int32:
+		return DtypeI32
+	case int64:
+		return DtypeI64
 	case F16:
 		return DtypeF16
 	case BF16:

@@ -84,6 +84,52 @@ func ExampleStep() {
 	// Output: 5 <nil>
 }
 
+// An engine's own pages: a table says which of them a sequence has, slots say where new rows go.
+func ExamplePagesAttend() {
+	client, err := faclient.Connect(&faclient.Options{Private: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	memory, err := client.Buffer(1 << 16)
+	if err != nil {
+		log.Fatal(err)
+	}
+	tensor := func(shape ...int) *faclient.Tensor[float32] {
+		t, err := faclient.NewTensor[float32](memory, shape...)
+		if err != nil {
+			log.Fatal(err)
+		}
+		return t
+	}
+	table, err := faclient.NewTensor[int32](memory, 1, 2)
+	if err != nil {
+		log.Fatal(err)
+	}
+	lengths, err := faclient.NewTensor[int32](memory, 1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	slots, err := faclient.NewTensor[int64](memory, 1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	a := &faclient.PagesAttend[float32, float32]{Q: tensor(1, 2, 16), Out: tensor(1, 2, 16),
+		K: tensor(8, 4, 1, 16), V: tensor(8, 4, 1, 16), // 8 pages of 4 tokens
+		KNew: tensor(1, 1, 16), VNew: tensor(1, 1, 16), Table: table, Lengths: lengths, Slots: slots}
+	copy(table.Data(), []int32{5, 2}) // the sequence's pages
+	lengths.Data()[0] = 5             // with the new one
+	slots.Data()[0] = 2 * 4           // the first of page 2
+	for i := range a.VNew.Data() {
+		a.VNew.Data()[i] = 5
+	}
+	if err := client.PagesAttend(context.Background(), a); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("the mean of four zeros and a five is", a.Out.Data()[0])
+	// Output: the mean of four zeros and a five is 1
+}
+
 // Errors have an errno and a sentence.
 func ExampleError() {
 	client, err := faclient.Connect(&faclient.Options{Private: true})

@@ -120,12 +120,12 @@ type view struct {
 }
 
 // Tensor is a dense tensor in memory that the daemon sees.
-type Tensor[T Element] struct {
+type Tensor[T Stored] struct {
 	view
 }
 
 // NewTensor takes the next bytes of a buffer as a tensor of zeros, outermost dimension first.
-func NewTensor[T Element](b *Buffer, shape ...int) (*Tensor[T], error) {
+func NewTensor[T Stored](b *Buffer, shape ...int) (*Tensor[T], error) {
 	var element T
 	size := int(unsafe.Sizeof(element))
 	if len(shape) > 4 {
@@ -219,7 +219,7 @@ func (o *operands) release() {
 }
 
 // raw returns an optional tensor; none has no buffer.
-func raw[T Element](t *Tensor[T], o *operands, isWritten bool) C.struct_shim_tensor {
+func raw[T Stored](t *Tensor[T], o *operands, isWritten bool) C.struct_shim_tensor {
 	if t == nil {
 		return C.struct_shim_tensor{}
 	}

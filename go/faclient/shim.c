@@ -39,6 +39,24 @@ static void fill(struct fa_tensor *ret_tensor, const struct shim_tensor *from)
 	memcpy(ret_tensor->shape, from->shape, sizeof(from->shape));
 }
 
+/* The same with tokens before heads, of a tensor that may have heads first. */
+static void fill_pages(struct fa_tensor *ret_tensor, const struct shim_tensor *from,
+                       uint32_t heads_first)
+{
+	const int64_t *n = from->shape;
+
+	fill(ret_tensor, from);
+	if (!heads_first || from->rank != 4)
+		return;
+	ret_tensor->shape[1] = n[2];
+	ret_tensor->shape[2] = n[1];
+	/* The tensor's elements lie in memory, so their number is an int64. */
+	ret_tensor->strides[0] = n[1] * n[2] * n[3];
+	ret_tensor->strides[1] = n[3];
+	ret_tensor->strides[2] = n[2] * n[3];
+	ret_tensor->strides[3] = 1;
+}
+
 int shim_connect(const struct shim_options *options, const char *socket, const char *name,
                  const char *daemon, const char *config, uint64_t *ret_client,
                  struct shim_error *ret_error)
@@ -159,6 +177,39 @@ int shim_attention(uint64_t client, const struct shim_attention *attention, cons
 	fill(&all.out, &attention->out);
 	fill(&all.lse, &attention->lse);
 	return told(fa_attention(client_of(client), &all, ret_ticket), ret_error);
+}
+
+int shim_pages_attend(uint64_t client, const struct shim_pages_attend *attend, const float *slopes,
+                      const float *sinks, struct fa_ticket *ret_ticket,
+                      struct shim_error *ret_error)
+{
+	const struct shim_scores *scores = &attend->scores;
+	struct fa_pages_attend all = { .size = sizeof(all),
+		                       .flags = scores->flags,
+		                       .stream = scores->stream,
+		                       .max_q = attend->max_q,
+		                       .max_k = attend->max_k,
+		                       .scale = scores->scale,
+		                       .softcap = scores->softcap,
+		                       .window_left = scores->window_left,
+		                       .window_right = scores->window_right,
+		                       .alibi_slopes = slopes,
+		                       .sinks = sinks };
+
+	fill(&all.q, &attend->q);
+	fill_pages(&all.k, &attend->k, attend->heads_first);
+	fill_pages(&all.v, &attend->v, attend->heads_first);
+	fill(&all.out, &attend->out);
+	fill(&all.lse, &attend->lse);
+	fill(&all.table, &attend->table);
+	fill(&all.lengths, &attend->lengths);
+	fill(&all.cu_q, &attend->cu_q);
+	fill(&all.k_new, &attend->k_new);
+	fill(&all.v_new, &attend->v_new);
+	fill(&all.slots, &attend->slots);
+	fill(&all.k_scales, &attend->k_scales);
+	fill(&all.v_scales, &attend->v_scales);
+	return told(fa_pages_attend(client_of(client), &all, ret_ticket), ret_error);
 }
 
 int shim_wait(uint64_t client, const struct fa_ticket *ticket, uint64_t timeout_ns,
@@ -295,6 +346,61 @@ int shim_sequence_write(uint64_t client, const struct shim_copy *copy, struct sh
 	const struct fa_sequence_copy all = copy_of(copy);
 
 	return told(fa_sequence_write(client_of(client), &all, NULL), ret_error);
+}
+
+typedef int pages_call(struct fa_client *client, const struct fa_sequence_pages *pages,
+                       struct fa_ticket *ret_ticket);
+
+static int copy_pages(pages_call *call, uint64_t client, const struct shim_pages *pages,
+                      const struct shim_tensor *k, const struct shim_tensor *v,
+                      const uint32_t *numbers, struct fa_ticket *ret_ticket,
+                      struct shim_error *ret_error)
+{
+	struct fa_tensor *tensors = calloc(2 * (size_t)pages->n_layers + 1, sizeof(*tensors));
+	struct fa_sequence_pages all = { .size = sizeof(all),
+		                         .sequence = pages->sequence,
+		                         .first = pages->first,
+		                         .n_tokens = pages->n_tokens,
+		                         .layer = pages->layer,
+		                         .n_layers = pages->n_layers,
+		                         .pages = numbers,
+		                         .n_pages = pages->n_pages,
+		                         .page_offset = pages->page_offset };
+	int r;
+
+	if (!tensors) {
+		strcpy(ret_error->text, "there is no memory for the layers' tensors");
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < pages->n_layers; ++i) {
+		if (k)
+			fill_pages(&tensors[i], &k[i], pages->heads_first);
+		if (v)
+			fill_pages(&tensors[pages->n_layers + i], &v[i], pages->heads_first);
+	}
+	all.k = k ? tensors : NULL;
+	all.v = v ? tensors + pages->n_layers : NULL;
+	r = told(call(client_of(client), &all, ret_ticket), ret_error);
+	free(tensors);
+	return r;
+}
+
+int shim_sequence_read_pages(uint64_t client, const struct shim_pages *pages,
+                             const struct shim_tensor *k, const struct shim_tensor *v,
+                             const uint32_t *numbers, struct fa_ticket *ret_ticket,
+                             struct shim_error *ret_error)
+{
+	return copy_pages(fa_sequence_read_pages, client, pages, k, v, numbers, ret_ticket,
+	                  ret_error);
+}
+
+int shim_sequence_write_pages(uint64_t client, const struct shim_pages *pages,
+                              const struct shim_tensor *k, const struct shim_tensor *v,
+                              const uint32_t *numbers, struct fa_ticket *ret_ticket,
+                              struct shim_error *ret_error)
+{
+	return copy_pages(fa_sequence_write_pages, client, pages, k, v, numbers, ret_ticket,
+	                  ret_error);
 }
 
 int shim_prefix(uint64_t client, enum shim_prefix_call call, uint64_t of, uint32_t flags,

@@ -47,6 +47,22 @@ struct shim_attend {
 	double rotary_base, rotary_scale;
 };
 
+struct shim_pages_attend {
+	struct shim_scores scores;
+	struct shim_tensor q, k, v, out, lse;
+	struct shim_tensor table, lengths, cu_q;
+	struct shim_tensor k_new, v_new, slots;
+	struct shim_tensor k_scales, v_scales;
+	uint32_t max_q, max_k;
+	uint32_t heads_first; /* k and v are [pages, kv_heads, tokens, dim] */
+};
+
+struct shim_pages {
+	uint64_t sequence, first, n_tokens;
+	uint32_t layer, n_layers, n_pages, page_offset;
+	uint32_t heads_first;
+};
+
 struct shim_options {
 	uint32_t flags;
 	uint64_t connect_ns, reconnect_ns, reply_ns, spin_ns;
@@ -87,6 +103,9 @@ int shim_stream_free(uint64_t client, uint32_t stream, struct shim_error *ret_er
 int shim_attention(uint64_t client, const struct shim_attention *attention, const uint32_t *cu_q,
                    const uint32_t *cu_k, const float *slopes, const float *sinks,
                    struct fa_ticket *ret_ticket, struct shim_error *ret_error);
+int shim_pages_attend(uint64_t client, const struct shim_pages_attend *attend, const float *slopes,
+                      const float *sinks, struct fa_ticket *ret_ticket,
+                      struct shim_error *ret_error);
 int shim_wait(uint64_t client, const struct fa_ticket *ticket, uint64_t timeout_ns,
               struct fa_completion *ret_completion, struct shim_error *ret_error);
 int shim_cancel(uint64_t client, const struct fa_ticket *ticket, struct shim_error *ret_error);
@@ -119,6 +138,15 @@ int shim_sequence_remove(uint64_t client, uint64_t sequence, struct shim_error *
 int shim_sequence_read(uint64_t client, const struct shim_copy *copy, struct shim_error *ret_error);
 int shim_sequence_write(uint64_t client, const struct shim_copy *copy,
                         struct shim_error *ret_error);
+/* @k and @v: a tensor a layer, or NULL. */
+int shim_sequence_read_pages(uint64_t client, const struct shim_pages *pages,
+                             const struct shim_tensor *k, const struct shim_tensor *v,
+                             const uint32_t *numbers, struct fa_ticket *ret_ticket,
+                             struct shim_error *ret_error);
+int shim_sequence_write_pages(uint64_t client, const struct shim_pages *pages,
+                              const struct shim_tensor *k, const struct shim_tensor *v,
+                              const uint32_t *numbers, struct fa_ticket *ret_ticket,
+                              struct shim_error *ret_error);
 
 enum shim_prefix_call {
 	SHIM_PUBLISH, /* @of: the sequence */

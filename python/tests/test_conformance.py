@@ -45,7 +45,7 @@ class Run:
         self.case, self.clients = case, clients
         self.tolerance = FILE["tolerance"][case["dtype"]]
         self.wrong = 0
-        self.sequences, self.steps = {}, {}
+        self.sequences, self.steps, self.pages = {}, {}, {}
         self.cache = self.create_cache(clients[0], case["cache"]) if "cache" in case else None
 
     def random(self, tensor):
@@ -90,6 +90,49 @@ class Run:
         if "q" in operation:
             self.compare(out, operation["out"])
 
+    def create_pages(self, client, operation):
+        """k and v of each layer, as pages_attend() takes them."""
+        sides = []
+        for name in ("k", "v"):
+            sides.append([])
+            for tensor in operation[name]:
+                values = self.random(tensor)
+                pages = client.empty(values.shape, NAMES[self.case["dtype"]])
+                pages[...] = values
+                sides[-1].append(pages.swapaxes(1, 2) if operation["heads_first"] else pages)
+        self.pages[operation["pages"]] = sides
+
+    def pages_attend(self, client, operation):
+        k, v = (side[operation["layer"]] for side in self.pages[operation["pages"]])
+        options = self.options(operation)
+        for name, dtype in (("cu_q", np.int32), ("slots", np.int64)):
+            if name in operation:
+                options[name] = np.array(operation[name], dtype)
+        for name in ("k_new", "v_new"):
+            if name in operation:
+                options[name] = self.random(operation[name])
+        if "lse" in operation:
+            options["lse"] = np.zeros(operation["lse_shape"], np.float32)
+        out = np.zeros(operation["out_shape"], stored([], self.case["dtype"]).dtype)
+        table, lengths = (np.array(operation[name], np.int32) for name in ("table", "lengths"))
+        client.pages_attend(self.random(operation["q"]), k, v, table, lengths, out=out,
+                            max_q=operation.get("max_q", 0), max_k=operation["max_k"], **options)
+        self.compare(out, operation["out"])
+        if "lse" in operation:
+            self.compare(options["lse"], operation["lse"])
+
+    def copy_pages(self, operation, sequence):
+        k, v = self.pages[operation["pages"]]
+        how = operation["first"], operation["tokens"], k, v, operation["numbers"]
+        offset = operation["page_offset"]
+        if operation["op"] == "write_pages":
+            self.steps[operation["step"]].write_pages(sequence, *how, page_offset=offset)
+            return
+        sequence.read_pages(*how, page_offset=offset)
+        for side, name in ((k, "k"), (v, "v")):
+            for layer, expected in zip(side, operation[name]):
+                self.compare(layer, expected)
+
     def create_cache(self, client, shape):
         return client.cache(**shape, dtype=NAMES[self.case["dtype"]])
 
@@ -105,6 +148,12 @@ class Run:
         op = operation["op"]
         if op == "attention":
             self.attention(client, operation)
+        elif op == "pages":
+            self.create_pages(client, operation)
+        elif op == "pages_attend":
+            self.pages_attend(client, operation)
+        elif op in ("read_pages", "write_pages"):
+            self.copy_pages(operation, sequence)
         elif op == "cache":
             self.create_cache(client, operation["cache"])
         elif op == "create":

@@ -181,6 +181,112 @@ def error_cases():
                   v=(4, 2, 16), out=(4, 2, 16), cu_seqlens_q=[0, 5], cu_seqlens_k=[0, 4])
 
 
+# ---- pages of the client's own
+
+class Own:
+    """A case over pages that the client manages: carries out on lists of rows what is done to them."""
+
+    def __init__(self, name, dtype="f32", pages=6, page_tokens=4, kv_heads=2, dim=16, dim_v=None,
+                 heads_first=False, layers=1):
+        Random.begin(name)
+        self.case = {"name": name, "dtype": dtype, "operations": []}
+        self.pages, self.size, self.kv_heads = pages, page_tokens, kv_heads
+        self.dim, self.dim_v = dim, dim_v or dim
+        self.heads_first = heads_first
+        self.layers = [self.layer() for _ in range(layers)]
+        self.do("pages", pages="own", heads_first=heads_first,
+                k=[k.json() for k, _, _ in self.layers], v=[v.json() for _, v, _ in self.layers])
+
+    def layer(self):
+        """Random k and v, and their rows by slot and head."""
+        shape = (self.kv_heads, self.size) if self.heads_first else (self.size, self.kv_heads)
+        k, v = (Random(self.pages, *shape, dim) for dim in (self.dim, self.dim_v))
+        rows = {}
+        for slot in range(self.pages * self.size):
+            page, token = divmod(slot, self.size)
+            for g in range(self.kv_heads):
+                at = (page, g, token) if self.heads_first else (page, token, g)
+                rows[slot, g] = k.row(*at), v.row(*at)
+        return k, v, rows
+
+    def do(self, what, **fields):
+        self.case["operations"].append({"op": what, **fields})
+        return self
+
+    def attend(self, table, lengths, counts, heads=4, slots=None, layer=0, lse=False, max_k=0,
+               ragged=True, **options):
+        """Attention of counts[b] new rows to the first lengths[b] tokens of each sequence, after new
+        keys and values went to the slots."""
+        rows = self.layers[layer][2]
+        fields = {}
+        if slots is not None:
+            k, v = (Random(len(slots), self.kv_heads, dim) for dim in (self.dim, self.dim_v))
+            for i, slot in enumerate(slots):
+                if 0 <= slot < self.pages * self.size:
+                    for g in range(self.kv_heads):
+                        rows[slot, g] = k.row(i, g), v.row(i, g)
+            fields.update(k_new=k.json(), v_new=v.json(), slots=slots)
+        cu_q = [sum(counts[:b]) for b in range(len(counts) + 1)]
+        q = Random(cu_q[-1], heads, self.dim)
+        outs, sums = [], [[None] * cu_q[-1] for _ in range(heads)]
+        for b, n_q in enumerate(counts):
+            longest = min(len(table[b]) * self.size, max_k or 1 << 24)
+            n_k = max(0, min(lengths[b], longest))
+            own = [min(table[b][j // self.size], self.pages - 1) * self.size + j % self.size
+                   for j in range(n_k)]
+            for i in range(n_q):
+                for h in range(heads):
+                    if not own:
+                        outs += [0.0] * self.dim_v
+                        continue
+                    g = h * self.kv_heads // heads
+                    out, sums[h][cu_q[b] + i] = attend(
+                        q.row(cu_q[b] + i, h), {j: rows[slot, g][0] for j, slot in enumerate(own)},
+                        {j: rows[slot, g][1] for j, slot in enumerate(own)}, i + n_k - n_q, options,
+                        h)
+                    outs += out
+        if ragged:
+            fields.update(cu_q=cu_q, max_q=max(counts))
+        if lse:
+            fields.update(lse=[x for of_head in sums for x in of_head], lse_shape=[heads, cu_q[-1]])
+        return self.do("pages_attend", pages="own", layer=layer, q=q.json(), table=table,
+                       lengths=lengths, max_k=max_k, out_shape=[cu_q[-1], heads, self.dim_v],
+                       **fields, **options, out=outs)
+
+    def refused(self, error, table=((0, 1),), lengths=(5,), q=(1, 4, 16), out=(1, 4, 16), **fields):
+        return self.do("pages_attend", pages="own", layer=0, q=Random(*q).json(),
+                       table=[list(row) for row in table], lengths=list(lengths), max_k=0,
+                       out_shape=list(out), **fields, error=error)
+
+
+def own_cases():
+    table = [[4, 1, 0], [2, 5, 3]]
+    yield Own("own pages").attend(table, [9, 12], [1, 1], ragged=False, lse=True).case
+    yield (Own("own pages, causal, appended").attend(
+        table, [3, 7], [3, 5], slots=[16, 17, 18, 10, 11, 20, 21, 22], causal=True, lse=True)
+        .attend(table, [4, 8], [1, 1], slots=[19, 23], causal=True).case)
+    for dtype in ("f16", "bf16"):
+        yield (Own(f"own pages, {dtype}, heads before tokens", dtype, heads_first=True)
+               .attend(table, [4, 11], [2, 1], slots=[18, 19, 14], causal=True).case)
+    yield (Own("own pages, window, softcap, alibi, sinks").attend(
+        table, [9, 12], [2, 3], causal=True, window=[4, 0], softcap=2.0, scale=1.0,
+        alibi_slopes=[0.5, 0.25, 0.125, 0.0625], sinks=[0.5, -1.0, 0.0, 1.0], lse=True).case)
+    yield Own("own pages, value dim, pages of 3", page_tokens=3, dim_v=24).attend(
+        [[1, 4], [5, 0]], [6, 2], [1, 1]).case
+    yield Own("own pages, one head, no keys", kv_heads=1).attend(
+        table, [0, 3], [2, 4], causal=True, lse=True).case
+    # Bounds: pages to the last one, lengths to max_k and to what the table has room for.
+    yield (Own("own pages, numbers out of bounds").attend([[6, 1000000], [2, 2147483647]], [8, 7],
+                                                          [1, 2])
+           .attend([[1], [2]], [2000000000, -5], [1, 1], max_k=4)
+           .attend([[0, 1]], [6], [1], slots=[-1, 24, 1000000, 5]).case)
+    yield (Own("own pages, wrong requests")
+           .refused("EINVAL", lengths=(5, 5)).refused("EINVAL", q=(1, 3, 16), out=(1, 3, 16))
+           .refused("EINVAL", q=(1, 4, 24)).refused("EINVAL", out=(2, 4, 16))
+           .refused("EINVAL", cu_q=[0], max_q=1).refused("EINVAL", softcap=-1)
+           .attend(table, [9, 12], [1, 1]).case)
+
+
 # ---- the KV cache
 
 class Script:
@@ -291,6 +397,49 @@ class Script:
         return self.do("attach", sequence=name, tokens=tokens, expect=expect, **client(by))
 
 
+    # Pages of the client's own, k and v of each layer.
+
+    def own_pages(self, name, pages, size):
+        shape = self.cache
+        self.own = getattr(self, "own", {})
+        self.own[name] = [[Random(pages, size, shape["kv_heads"], shape[dim])
+                           for dim in ("head_dim", "head_dim_v")] for _ in range(shape["layers"])]
+        return self.do("pages", pages=name, heads_first=False,
+                       k=[k.json() for k, _ in self.own[name]],
+                       v=[v.json() for _, v in self.own[name]])
+
+    def slot(self, name, numbers, offset, i):
+        size = self.own[name][0][0].shape[1]
+        return numbers[(offset + i) // size], (offset + i) % size
+
+    def write_pages(self, name, own, numbers, offset, n, step="step"):
+        """Fills an item's first new tokens, all layers."""
+        for i in range(n):
+            at = self.slot(own, numbers, offset, i)
+            for layer, sides in enumerate(self.own[own]):
+                self.step[step]["new"][name][i][layer] = [
+                    [x.row(*at, g) for g in range(self.cache["kv_heads"])] for x in sides]
+        return self.do("write_pages", step=step, sequence=name, pages=own, first=0, tokens=n,
+                       numbers=numbers, page_offset=offset)
+
+    def read_pages(self, name, own, numbers, offset, first, n):
+        """Compares all of the pages, also what stays as it was."""
+        written = {self.slot(own, numbers, offset, i): self.sequences[name][1][first + i]
+                   for i in range(n)}
+        found = []
+        for side in range(2):
+            found.append([])
+            for layer, sides in enumerate(self.own[own]):
+                pages, size = sides[side].shape[:2]
+                found[-1].append([x for page in range(pages) for token in range(size)
+                                  for g in range(self.cache["kv_heads"])
+                                  for x in (written[page, token][layer][side][g]
+                                            if (page, token) in written
+                                            else sides[side].row(page, token, g))])
+        return self.do("read_pages", sequence=name, pages=own, first=first, tokens=n,
+                       numbers=numbers, page_offset=offset, k=found[0], v=found[1])
+
+
 def client(by):
     return {"client": by} if by else {}
 
@@ -335,7 +484,22 @@ def kv_cases():
            .length("b", by=1).length("a"))
 
 
+    for dtype in ("f32", "bf16"):
+        yield (Script(f"copies of own pages, {dtype}", dtype, kv_heads=1, head_dim=8, head_dim_v=8)
+               .create("a").own_pages("from", 5, 4).own_pages("to", 4, 3)
+               .begin(("a", 14)).write_pages("a", "from", [3, 0, 4, 2], 2, 14).commit()
+               .append(("a", 2), heads=2)
+               .read_pages("a", "to", [2, 0, 3], 1, 5, 7))
+
+
 def kv_error_cases():
+    wrong = Script("copies of own pages that are wrong", kv_heads=1, head_dim=8, head_dim_v=8)
+    wrong.create("a").fill(("a", 20)).own_pages("to", 4, 3)
+    for fields in ({"numbers": [0, 0]}, {"numbers": [0, 4]}, {"numbers": [0]},
+                   {"numbers": [0, 1], "first": 16}, {"numbers": [0, 1], "page_offset": 3}):
+        wrong.do("read_pages", **{"sequence": "a", "pages": "to", "first": 0, "tokens": 6,
+                                  "page_offset": 0, **fields}, error="EINVAL")
+    yield wrong.length("a")
     yield (Script("what is longer than the sequence").create("a").fill(("a", 20))
            .do("fork", sequence="a", to="b", tokens=21, error="EINVAL")
            .do("truncate", sequence="a", tokens=21, error="EINVAL")
@@ -377,7 +541,7 @@ def kv_error_cases():
 
 
 def cases():
-    found = [*attention_cases(), *error_cases()]
+    found = [*attention_cases(), *error_cases(), *own_cases()]
     found += [script.case for script in (*kv_cases(), *kv_error_cases())]
     # Shows that a runner notices a wrong number.
     wrong = attention("a wrong number is noticed", heads=1, n_q=2, n_k=3)

@@ -25,6 +25,9 @@ enum {
 	FLOATS_MAX = 64,
 	TOKENS_MAX = 64,
 	BUFFER_BYTES = 1 << 20,
+	OWN = 2, /* pages of the client's own that a case has at once */
+	OWN_LAYERS = 2,
+	OWN_BYTES = 1 << 16,
 };
 
 static const char *const dtype_names[] = { [FA_F32] = "f32", [FA_F16] = "f16", [FA_BF16] = "bf16" };
@@ -48,6 +51,13 @@ static struct {
 	struct fa_step *step;
 } steps[STEPS];
 static unsigned int wrong;
+/* Pages of the client's own, by their place in the case. */
+static struct {
+	const char *name; /* NULL: free */
+	struct fa_buffer *buffer;
+	struct fa_tensor k[OWN_LAYERS], v[OWN_LAYERS];
+	uint32_t layers;
+} own[OWN];
 
 /* The operation that runs. */
 static struct fa_client *client;
@@ -124,14 +134,11 @@ static uint64_t place(const json_t *shape, uint32_t of_dtype, struct fa_tensor *
 	return n;
 }
 
-static void place_random(const json_t *operation, const char *key, struct fa_tensor *ret_tensor)
+static void random_tensor(const json_t *random, struct fa_tensor *ret_tensor)
 {
-	const json_t *random = json_object_get(operation, key);
 	uint64_t seed, n;
 	char *to;
 
-	if (!random)
-		return;
 	seed = number(random, "seed");
 	n = place(json_object_get(random, "shape"), dtype, ret_tensor);
 	to = (char *)fa_buffer_data(buffer) + ret_tensor->offset;
@@ -140,6 +147,14 @@ static void place_random(const json_t *operation, const char *key, struct fa_ten
 
 		fa_floats_to(kernel_dtypes[dtype], to + i * fa_dtype_bytes(dtype), &value, 1);
 	}
+}
+
+static void place_random(const json_t *operation, const char *key, struct fa_tensor *ret_tensor)
+{
+	const json_t *random = json_object_get(operation, key);
+
+	if (random)
+		random_tensor(random, ret_tensor);
 }
 
 /* Compares a tensor with the numbers of the case, where null is -infinity. */
@@ -446,16 +461,181 @@ static int op_prefix(const json_t *operation)
 	return r;
 }
 
+/* ---- pages of the client's own */
+
+/* Returns the place of pages, or a free one for NULL. */
+static unsigned int own_at(const char *name)
+{
+	for (unsigned int i = 0; i < OWN; ++i)
+		if (name ? own[i].name && !strcmp(own[i].name, name) : !own[i].name)
+			return i;
+	fa_test_fail(__FILE__, __LINE__, "%s: no pages %s", case_name(), name ? name : "are free");
+	return 0;
+}
+
+/* Makes a dense tensor [pages, heads, tokens, dim] one with tokens before heads, in the same place. */
+static void heads_second(struct fa_tensor *tensor)
+{
+	const int64_t *n = tensor->shape;
+	const struct fa_tensor stored = *tensor;
+
+	tensor->shape[1] = n[2];
+	tensor->shape[2] = stored.shape[1];
+	tensor->strides[3] = 1;
+	tensor->strides[1] = n[3];
+	tensor->strides[2] = stored.shape[2] * n[3];
+	tensor->strides[0] = stored.shape[1] * stored.shape[2] * n[3];
+}
+
+static int op_pages(const json_t *operation)
+{
+	unsigned int at = own_at(NULL);
+	int r = fa_buffer_new(client, OWN_BYTES, 0, &own[at].buffer);
+
+	if (r < 0)
+		return r;
+	own[at].name = string(operation, "pages");
+	own[at].layers = (uint32_t)json_array_size(json_object_get(operation, "k"));
+	fa_check(own[at].layers <= OWN_LAYERS);
+	buffer = own[at].buffer;
+	for (uint32_t layer = 0; layer < own[at].layers; ++layer) {
+		struct fa_tensor *sides[] = { &own[at].k[layer], &own[at].v[layer] };
+
+		for (int i = 0; i < 2; ++i) {
+			json_t *list = json_object_get(operation, i ? "v" : "k");
+
+			random_tensor(json_array_get(list, layer), sides[i]);
+			fa_check(used_bytes <= OWN_BYTES);
+			if (json_is_true(json_object_get(operation, "heads_first")))
+				heads_second(sides[i]);
+		}
+	}
+	return 0;
+}
+
+/* Puts integers, nested or not, into the buffer as a tensor of this rank. */
+static void place_integers(const json_t *operation, const char *key, uint32_t of_dtype,
+                           struct fa_tensor *ret_tensor)
+{
+	const json_t *list = json_object_get(operation, key);
+	const json_t *first = json_array_get(list, 0);
+	int64_t columns = json_is_array(first) ? (int64_t)json_array_size(first) : 1;
+	int64_t shape[] = { (int64_t)json_array_size(list), columns };
+	char *to;
+
+	if (!list)
+		return;
+	fa_tensor_init(ret_tensor, buffer, used_bytes, of_dtype, json_is_array(first) ? 2 : 1,
+	               shape);
+	to = (char *)fa_buffer_data(buffer) + used_bytes;
+	for (int64_t i = 0; i < shape[0] * columns; ++i) {
+		const json_t *row = json_array_get(list, (size_t)(i / columns));
+		int64_t value = json_integer_value(
+			json_is_array(row) ? json_array_get(row, (size_t)(i % columns)) : row);
+		int32_t narrow = (int32_t)value;
+
+		memcpy(to + i * fa_dtype_bytes(of_dtype),
+		       of_dtype == FA_I64 ? (const void *)&value : &narrow,
+		       fa_dtype_bytes(of_dtype));
+	}
+	used_bytes += (uint64_t)(shape[0] * columns * 8 + 63) / 64 * 64;
+	fa_check(used_bytes <= BUFFER_BYTES);
+}
+
+static int op_pages_attend(const json_t *operation)
+{
+	struct fa_pages_attend attend = { .size = sizeof(attend),
+		                          .max_q = (uint32_t)number_or(operation, "max_q", 0),
+		                          .max_k = (uint32_t)number(operation, "max_k"),
+		                          .scale = real(operation, "scale"),
+		                          .softcap = real(operation, "softcap") };
+	unsigned int at = own_at(string(operation, "pages"));
+	float slopes[FLOATS_MAX], sinks[FLOATS_MAX];
+	int r;
+
+	attend.k = own[at].k[number(operation, "layer")];
+	attend.v = own[at].v[number(operation, "layer")];
+	place_random(operation, "q", &attend.q);
+	place_random(operation, "k_new", &attend.k_new);
+	place_random(operation, "v_new", &attend.v_new);
+	place_integers(operation, "table", FA_I32, &attend.table);
+	place_integers(operation, "lengths", FA_I32, &attend.lengths);
+	place_integers(operation, "cu_q", FA_I32, &attend.cu_q);
+	place_integers(operation, "slots", FA_I64, &attend.slots);
+	place(json_object_get(operation, "out_shape"), dtype, &attend.out);
+	if (json_object_get(operation, "lse"))
+		place(json_object_get(operation, "lse_shape"), FA_F32, &attend.lse);
+	if (json_is_true(json_object_get(operation, "causal")))
+		attend.flags |= FA_PAGES_CAUSAL;
+	if (window(operation, &attend.window_left, &attend.window_right))
+		attend.flags |= FA_PAGES_WINDOW;
+	attend.alibi_slopes = floats(operation, "alibi_slopes", slopes);
+	attend.sinks = floats(operation, "sinks", sinks);
+	r = fa_pages_attend(client, &attend, NULL);
+	if (r == 0) {
+		compare(&attend.out, json_object_get(operation, "out"));
+		if (attend.lse.buffer)
+			compare(&attend.lse, json_object_get(operation, "lse"));
+	}
+	return r;
+}
+
+/* read_pages and write_pages */
+static int op_copy_pages(const json_t *operation)
+{
+	unsigned int at = own_at(string(operation, "pages"));
+	uint32_t numbers[TOKENS_MAX];
+	struct fa_sequence_pages pages = { .size = sizeof(pages),
+		                           .sequence = sequence_of(string(operation, "sequence")),
+		                           .first = number(operation, "first"),
+		                           .n_tokens = number(operation, "tokens"),
+		                           .n_layers = own[at].layers,
+		                           .k = own[at].k,
+		                           .v = own[at].v,
+		                           .pages = numbers,
+		                           .page_offset = (uint32_t)number(operation,
+		                                                           "page_offset") };
+	int r;
+
+	pages.n_pages = integers(operation, "numbers", numbers);
+	if (!strcmp(string(operation, "op"), "write_pages"))
+		return fa_sequence_write_pages(client, &pages, NULL);
+	r = fa_sequence_read_pages(client, &pages, NULL);
+	if (r < 0)
+		return r;
+	buffer = own[at].buffer;
+	for (uint32_t i = 0; i < own[at].layers; ++i) {
+		compare(&own[at].k[i], json_array_get(json_object_get(operation, "k"), i));
+		compare(&own[at].v[i], json_array_get(json_object_get(operation, "v"), i));
+	}
+	return 0;
+}
+
 static const struct {
 	const char *name;
 	int (*function)(const json_t *operation);
 } operations[] = {
-	{ "abort", op_abort },         { "attach", op_prefix },     { "attend", op_attend },
-	{ "attention", op_attention }, { "begin", op_begin },       { "cache", op_cache },
-	{ "commit", op_commit },       { "create", op_create },     { "drop", op_drop },
-	{ "find", op_prefix },         { "fork", op_fork },         { "length", op_length },
-	{ "name", op_name },           { "publish", op_prefix },    { "remove", op_remove },
-	{ "sequence", op_sequence },   { "truncate", op_truncate },
+	{ "abort", op_abort },
+	{ "attach", op_prefix },
+	{ "attend", op_attend },
+	{ "attention", op_attention },
+	{ "begin", op_begin },
+	{ "cache", op_cache },
+	{ "commit", op_commit },
+	{ "create", op_create },
+	{ "drop", op_drop },
+	{ "find", op_prefix },
+	{ "fork", op_fork },
+	{ "length", op_length },
+	{ "name", op_name },
+	{ "publish", op_prefix },
+	{ "remove", op_remove },
+	{ "sequence", op_sequence },
+	{ "truncate", op_truncate },
+	{ "pages", op_pages },
+	{ "pages_attend", op_pages_attend },
+	{ "read_pages", op_copy_pages },
+	{ "write_pages", op_copy_pages },
 };
 
 static void run_operation(const json_t *operation)
@@ -506,6 +686,9 @@ static void run_case(void)
 	fa_check_eq(wrong > 0, json_is_true(json_object_get(this_case, "wrong")));
 	for (i = 0; i < STEPS; ++i)
 		fa_step_free(steps[i].step);
+	for (i = 0; i < OWN; ++i)
+		fa_buffer_free(own[i].buffer);
+	memset(own, 0, sizeof(own));
 	if (shape)
 		fa_check_eq(fa_cache_remove(clients[0], cache), 0);
 	json_decref(sequences);

@@ -1,6 +1,6 @@
 //! Connections.
 
-use crate::element::Element;
+use crate::element::Stored;
 use crate::error::{check, errno, Error, Result};
 use crate::memory::{Buffer, Tensor};
 use faclient_sys as sys;
@@ -312,7 +312,7 @@ impl Client {
     }
 
     /// A tensor of zeros in a buffer of its own.
-    pub fn tensor<T: Element>(&self, shape: &[usize]) -> Result<Tensor<T>> {
+    pub fn tensor<T: Stored>(&self, shape: &[usize]) -> Result<Tensor<T>> {
         let bytes = shape.iter().try_fold(size_of::<T>(), |bytes, &n| bytes.checked_mul(n));
         let bytes = bytes
             .ok_or_else(|| Error::invalid("the shape has more elements than memory can have"))?;

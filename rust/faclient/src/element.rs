@@ -11,14 +11,22 @@ pub enum Dtype {
     F16,
     /// The upper half of an [`f32`], [`Bf16`].
     Bf16,
+    /// 8-bit floats, [`E4m3`], only in pages that the program manages.
+    E4m3,
+    /// Integers of 32 bits, only in tables of pages.
+    I32,
+    /// Integers of 64 bits, only in tables of pages.
+    I64,
 }
 
 impl Dtype {
     /// Bytes of an element.
     pub fn bytes(self) -> usize {
         match self {
-            Dtype::F32 => 4,
+            Dtype::E4m3 => 1,
             Dtype::F16 | Dtype::Bf16 => 2,
+            Dtype::F32 | Dtype::I32 => 4,
+            Dtype::I64 => 8,
         }
     }
 
@@ -27,6 +35,9 @@ impl Dtype {
             Dtype::F32 => sys::FA_F32,
             Dtype::F16 => sys::FA_F16,
             Dtype::Bf16 => sys::FA_BF16,
+            Dtype::E4m3 => sys::FA_E4M3,
+            Dtype::I32 => sys::FA_I32,
+            Dtype::I64 => sys::FA_I64,
         }
     }
 
@@ -40,12 +51,19 @@ mod sealed {
     impl Sealed for f32 {}
     impl Sealed for super::F16 {}
     impl Sealed for super::Bf16 {}
+    impl Sealed for super::E4m3 {}
+    impl Sealed for i32 {}
+    impl Sealed for i64 {}
 }
 
-/// An element of a [`Tensor`](crate::Tensor): `f32`, [`F16`] or [`Bf16`].
-pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
+/// What a [`Tensor`](crate::Tensor) holds: an [`Element`], [`E4m3`], or the `i32` and `i64` of tables of pages.
+pub trait Stored: sealed::Sealed + Copy + Default + Send + Sync + 'static {
     /// Its name at run time.
     const DTYPE: Dtype;
+}
+
+/// A number to compute with: `f32`, [`F16`] or [`Bf16`].
+pub trait Element: Stored {
     /// The nearest value, ties to even.
     fn from_f32(value: f32) -> Self;
     /// The same value.
@@ -62,8 +80,21 @@ pub struct F16(pub u16);
 #[repr(transparent)]
 pub struct Bf16(pub u16);
 
+/// An 8-bit float with 4 bits of exponent, by its bits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct E4m3(pub u8);
+
+macro_rules! stored {
+    ($($stored:ty: $dtype:ident),*) => {
+        $(impl Stored for $stored {
+            const DTYPE: Dtype = Dtype::$dtype;
+        })*
+    };
+}
+stored!(f32: F32, F16: F16, Bf16: Bf16, E4m3: E4m3, i32: I32, i64: I64);
+
 impl Element for f32 {
-    const DTYPE: Dtype = Dtype::F32;
     fn from_f32(value: f32) -> f32 {
         value
     }
@@ -73,7 +104,6 @@ impl Element for f32 {
 }
 
 impl Element for Bf16 {
-    const DTYPE: Dtype = Dtype::Bf16;
     fn from_f32(value: f32) -> Bf16 {
         let bits = value.to_bits();
         if value.is_nan() {
@@ -87,7 +117,6 @@ impl Element for Bf16 {
 }
 
 impl Element for F16 {
-    const DTYPE: Dtype = Dtype::F16;
     fn from_f32(value: f32) -> F16 {
         let bits = value.to_bits();
         let sign = (bits >> 16) as u16 & 0x8000;

@@ -502,6 +502,10 @@ impl Sequence {
         self.client.same(client)
     }
 
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Its length, and more.
     pub fn info(&self) -> Result<SequenceInfo> {
         let mut raw = sys::fa_sequence_info {

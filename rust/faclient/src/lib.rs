@@ -16,6 +16,8 @@
 //!   at its end. One that is dropped is cancelled, and waited for.
 //! - [`Cache`], [`Sequence`] and [`Step`] are the KV cache. Other processes find what has a name, and published
 //!   tokens by their [`Prefix`].
+//! - [`PagesAttend`] attends to pages that the program manages itself, and [`Sequence::read_pages`] and
+//!   [`Step::write_pages`] copy between these and the daemon's.
 //! - Every [`Error`] has an [`errno`] and a sentence.
 //!
 //! # When the daemon dies
@@ -39,14 +41,16 @@ mod element;
 mod error;
 mod kv;
 mod memory;
+mod pages;
 mod request;
 mod step;
 
 pub use attention::Attention;
 pub use client::{Client, Info, Options, Stream};
-pub use element::{Bf16, Dtype, Element, F16};
+pub use element::{Bf16, Dtype, E4m3, Element, Stored, F16};
 pub use error::{errno, Error, Failed, Result};
 pub use kv::{Cache, CacheInfo, CacheOptions, Mode, Prefix, Sequence, SequenceInfo, Store};
 pub use memory::{Buffer, Input, Tensor};
+pub use pages::{NewRows, Pages, PagesAttend, PagesRange};
 pub use request::{Request, Submitted, Times};
 pub use step::{Attend, Item, Rotary, Step};

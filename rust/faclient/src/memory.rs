@@ -1,7 +1,7 @@
 //! Memory that the daemon sees, and tensors in it.
 
 use crate::client::Client;
-use crate::element::Element;
+use crate::element::{Element, Stored};
 use crate::error::{check, Error, Result};
 use faclient_sys as sys;
 use std::fmt;
@@ -73,7 +73,7 @@ impl Buffer {
 
     /// Takes the next bytes as a dense tensor of zeros, outermost dimension first. They do not come back
     /// to the buffer.
-    pub fn tensor<T: Element>(&mut self, shape: &[usize]) -> Result<Tensor<T>> {
+    pub fn tensor<T: Stored>(&mut self, shape: &[usize]) -> Result<Tensor<T>> {
         let shape = Shape::new(shape)?;
         let bytes = shape.len.checked_mul(std::mem::size_of::<T>()).ok_or_else(too_large)?;
         if bytes > self.left() {
@@ -139,7 +139,7 @@ pub struct Tensor<T> {
     element: PhantomData<T>,
 }
 
-impl<T: Element> Tensor<T> {
+impl<T: Stored> Tensor<T> {
     /// Its sizes, outermost dimension first.
     pub fn shape(&self) -> &[usize] {
         &self.shape.sizes[..self.shape.rank]
@@ -156,18 +156,6 @@ impl<T: Element> Tensor<T> {
         }
         self.shape = wanted;
         Ok(self)
-    }
-
-    /// Sets each element to that of an iterator, rounded; stops with the shorter of both.
-    pub fn fill_from(&mut self, values: impl IntoIterator<Item = f32>) {
-        for (to, value) in self.iter_mut().zip(values) {
-            *to = T::from_f32(value);
-        }
-    }
-
-    /// All elements.
-    pub fn to_f32_vec(&self) -> Vec<f32> {
-        self.iter().map(|x| x.to_f32()).collect()
     }
 
     fn start(&self) -> *mut T {
@@ -194,7 +182,21 @@ impl<T: Element> Tensor<T> {
     }
 }
 
-impl<T: Element> Deref for Tensor<T> {
+impl<T: Element> Tensor<T> {
+    /// Sets each element to that of an iterator, rounded; stops with the shorter of both.
+    pub fn fill_from(&mut self, values: impl IntoIterator<Item = f32>) {
+        for (to, value) in self.iter_mut().zip(values) {
+            *to = T::from_f32(value);
+        }
+    }
+
+    /// All elements.
+    pub fn to_f32_vec(&self) -> Vec<f32> {
+        self.iter().map(|x| x.to_f32()).collect()
+    }
+}
+
+impl<T: Stored> Deref for Tensor<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         // SAFETY: the bytes are this tensor's own, aligned, and every bit pattern is an element. No
@@ -203,7 +205,7 @@ impl<T: Element> Deref for Tensor<T> {
     }
 }
 
-impl<T: Element> DerefMut for Tensor<T> {
+impl<T: Stored> DerefMut for Tensor<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as in deref().
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.shape.len) }
@@ -228,13 +230,13 @@ pub trait Input<T>: sealed::Sealed + Send + Sync {
     fn tensor(&self) -> &Tensor<T>;
 }
 
-impl<T: Element> Input<T> for Tensor<T> {
+impl<T: Stored> Input<T> for Tensor<T> {
     fn tensor(&self) -> &Tensor<T> {
         self
     }
 }
 
-impl<T: Element> Input<T> for Arc<Tensor<T>> {
+impl<T: Stored> Input<T> for Arc<Tensor<T>> {
     fn tensor(&self) -> &Tensor<T> {
         self
     }

@@ -125,6 +125,10 @@ impl Step {
         Ok(Step { client: client.clone(), handle, number, n_new })
     }
 
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// [`SequenceInfo::step`](crate::SequenceInfo::step) of its sequences once it is committed: tells after a lost
     /// connection whether it was.
     pub fn number(&self) -> u64 {

@@ -24,7 +24,14 @@ struct Run<'a, T> {
     sequences: HashMap<&'a str, Sequence>,
     /// A step is over when it is taken.
     steps: HashMap<&'a str, Option<Step>>,
-    _element: std::marker::PhantomData<T>,
+    pages: HashMap<&'a str, Own<T>>,
+}
+
+/// Pages that the program manages, a tensor a layer.
+struct Own<T> {
+    k: Vec<Tensor<T>>,
+    v: Vec<Tensor<T>>,
+    heads_first: bool,
 }
 
 /// An option of a request that sets it only if the operation has it.
@@ -51,6 +58,10 @@ macro_rules! with_options {
             $request = $request.sinks(floats(&$operation["sinks"]));
         }
     };
+}
+
+fn signed(list: &[Json]) -> impl Iterator<Item = i64> + '_ {
+    list.iter().map(|n| n.number() as i64)
 }
 
 fn floats(list: &Json) -> Vec<f32> {
@@ -126,6 +137,101 @@ impl<'a, T: Element> Run<'a, T> {
         Ok(())
     }
 
+    fn create_pages(&mut self, client: &Client, operation: &'a Json) -> Result<()> {
+        let mut memory = client.buffer(1 << 16)?;
+        let mut side = |key: &str| -> Result<Vec<_>> {
+            operation[key].list().iter().map(|x| self.random(&mut memory, x)).collect()
+        };
+        let (k, v) = (side("k")?, side("v")?);
+        let heads_first = operation["heads_first"].is_true();
+        self.pages.insert(operation["pages"].text(), Own { k, v, heads_first });
+        Ok(())
+    }
+
+    fn pages_attend(&mut self, client: &Client, operation: &Json) -> Result<()> {
+        let mut memory = client.buffer(1 << 20)?;
+        let layer = operation["layer"].int() as usize;
+        let (rank, columns) = match &operation["table"].list()[0] {
+            Json::List(row) => (2, row.len()),
+            _ => (1, 0),
+        };
+        let mut shape = vec![operation["table"].list().len(), columns];
+        shape.truncate(rank);
+        let mut table = memory.tensor::<i32>(&shape)?;
+        let rows = operation["table"].list().iter();
+        let numbers: Vec<_> = rows.flat_map(|row| signed(row.list())).collect();
+        table.iter_mut().zip(numbers).for_each(|(to, n)| *to = n as i32);
+        let [lengths, cu_q] = ["lengths", "cu_q"].map(|key| -> Result<Tensor<i32>> {
+            let list = if operation.has(key) { operation[key].list() } else { &[] };
+            let mut tensor = memory.tensor::<i32>(&[list.len()])?;
+            tensor.iter_mut().zip(signed(list)).for_each(|(to, n)| *to = n as i32);
+            Ok(tensor)
+        });
+        let q = self.random(&mut memory, &operation["q"])?;
+        let out = memory.tensor(&operation["out_shape"].ints::<usize>())?;
+        let new = if operation.has("slots") {
+            let list = operation["slots"].list();
+            let mut slots = memory.tensor::<i64>(&[list.len()])?;
+            slots.iter_mut().zip(signed(list)).for_each(|(to, n)| *to = n);
+            let [k, v] = ["k_new", "v_new"].map(|key| self.random(&mut memory, &operation[key]));
+            Some(NewRows { k: k?, v: v?, slots: slots.into() })
+        } else {
+            None
+        };
+        let own = self.pages.get_mut(operation["pages"].text()).expect("there are such pages");
+        let (k, v) = (own.k.remove(layer), own.v.remove(layer));
+        let mut attend =
+            PagesAttend::new(q, k, v, out, table, lengths?).max_k(operation["max_k"].int() as u32);
+        with_options!(attend, operation);
+        if own.heads_first {
+            attend = attend.heads_first();
+        }
+        if operation.has("cu_q") {
+            attend = attend.rows(cu_q?, operation["max_q"].int() as u32);
+        }
+        if operation.has("lse") {
+            attend = attend.lse(memory.tensor(&operation["lse_shape"].ints::<usize>())?);
+        }
+        *attend.new_rows() = new;
+        let sent = client.submit_pages(attend);
+        let (attend, result) = match sent {
+            Ok(request) => match request.wait() {
+                Ok(attend) => (attend, Ok(())),
+                Err(failed) => (failed.request, Err(failed.error)),
+            },
+            Err(failed) => (failed.request, Err(failed.error)),
+        };
+        own.k.insert(layer, attend.k);
+        own.v.insert(layer, attend.v);
+        result?;
+        self.compare(&attend.out, &operation["out"]);
+        if let Some(lse) = &attend.lse {
+            self.compare(lse, &operation["lse"]);
+        }
+        Ok(())
+    }
+
+    fn copy_pages(&mut self, operation: &Json) -> Result<()> {
+        let own = self.pages.get_mut(operation["pages"].text()).expect("there are such pages");
+        let numbers = operation["numbers"].ints::<u32>();
+        let mut range = PagesRange::new(operation["tokens"].int(), &numbers);
+        range.first = operation["first"].int();
+        range.page_offset = operation["page_offset"].int() as u32;
+        let sequence = &self.sequences[operation["sequence"].text()];
+        if operation["op"].text() == "write_pages" {
+            let step = self.steps[operation["step"].text()].as_ref().expect("the step goes on");
+            return step.write_pages(sequence, range, &own.k, &own.v);
+        }
+        sequence.read_pages(range, &mut own.k, &mut own.v)?;
+        let own = &self.pages[operation["pages"].text()];
+        for (side, key) in [(&own.k, "k"), (&own.v, "v")] {
+            for (layer, expected) in side.iter().zip(operation[key].list()) {
+                self.compare(layer, expected);
+            }
+        }
+        Ok(())
+    }
+
     fn create_cache(client: &Client, dtype: &str, shape: &Json) -> Result<Cache> {
         let dtype = match dtype {
             "f32" => Dtype::F32,
@@ -159,6 +265,9 @@ impl<'a, T: Element> Run<'a, T> {
         let expect = || operation["expect"].int();
         match operation["op"].text() {
             "attention" => self.attention(client, operation)?,
+            "pages" => self.create_pages(client, operation)?,
+            "pages_attend" => self.pages_attend(client, operation)?,
+            "read_pages" | "write_pages" => self.copy_pages(operation)?,
             "cache" => {
                 let own = operation.has("cache");
                 let shape = if own { &operation["cache"] } else { &self.case["cache"] };
@@ -238,7 +347,7 @@ fn run<T: Element>(file: &Json, case: &Json, clients: &[Client; 2]) {
         cache: None,
         sequences: HashMap::new(),
         steps: HashMap::new(),
-        _element: std::marker::PhantomData,
+        pages: HashMap::new(),
     };
     if case.has("cache") {
         let made = Run::<T>::create_cache(&clients[0], case["dtype"].text(), &case["cache"]);
