@@ -285,7 +285,8 @@ static int connect_default(struct fa_client *client, uint64_t deadline_ns, struc
 		return user_r;
 	}
 	r = try_path(client, FA_SYSTEM_SOCKET, FA_DAEMON_SYSTEM, deadline_ns, error);
-	/* A daemon that must not be used says more than none at all. */
+	/* An error about a daemon that must not be used explains more than one about no daemon at
+	 * all. */
 	if (user_r == -EACCES && (r == -ENOENT || r == -ECONNREFUSED)) {
 		*error = user_error;
 		return user_r;
@@ -362,11 +363,11 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 	            ? 0
 	            : named_socket(options->socket, instance, &error, &named);
 	if (r < 0) {
-		/* A wrong name is not the same as none. */
+		/* A wrong name is an error, also where no name would be none. */
 	} else if (options->flags & FA_CONNECT_PRIVATE) {
 		r = connect_spawned(client, deadline, &error);
 	} else if (named) {
-		/* A private daemon instead of a named one would be a surprise. */
+		/* A private daemon in place of the named one would be a surprise. */
 		r = try_path(client, named, FA_DAEMON_NAMED, deadline, &error);
 		if (options->flags & FA_CONNECT_SPAWN && is_no_daemon(r)) {
 			size_t n = strlen(error.text);

@@ -244,7 +244,8 @@ static bool close_listed(unsigned int first)
 
 	if (dir < 0)
 		return false;
-	/* The directory's position is a number of a descriptor: closing others does not move it. */
+	/* The position in the directory is a descriptor's number, so closing descriptors does not
+	 * move it. */
 	while ((n = syscall(SYS_getdents64, dir, buffer, sizeof(buffer))) > 0)
 		for (long at = 0; at < n;) {
 			const struct dirent64 *entry = (const void *)(buffer + at);
@@ -396,7 +397,7 @@ static int await_exec(int fd, uint64_t deadline_ns, const char *program, struct 
 			break;
 		}
 	}
-	/* Whoever holds the other end open is alive, so that its pid is still its own. */
+	/* A process that holds the other end open is alive, so the pid still belongs to it. */
 	if (daemon)
 		(void)kill(daemon, SIGKILL);
 	*ret_daemon = daemon;

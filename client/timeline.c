@@ -159,8 +159,8 @@ static void sleep_on(struct fa_timeline_in *in, const struct fa_timeline_out *ou
 	if (until_ns - now_ns < slice_ns)
 		slice_ns = until_ns - now_ns;
 	timeout.tv_nsec = (long)slice_ns;
-	/* This thread counts itself as a sleeper, then reads the word. The daemon changes the word,
-	 * then checks for sleepers, so no wake-up is lost. */
+	/* This thread counts itself as a sleeper and then reads the word. The daemon changes the
+	 * word and then checks for sleepers, so no wake-up is lost. */
 	atomic_fetch_add(&in->sleepers, 1);
 	changes = atomic_load(&out->changes);
 	if (read_status(out, value) > 0)

@@ -14,7 +14,7 @@
 /* Looks for a packet between two looks at the ring's wake-ups. */
 #define SPIN_LOOKS 8
 
-/* With a ring, a thread that waits for a request has spun on the page already. */
+/* With a ring, a thread that waits for a request has already spun on the page. */
 static bool should_spin(const struct fa_client *client)
 {
 	return !client->connection.ring.memory || !fa_list_empty(&client->calls);

@@ -32,7 +32,7 @@ static int set_size(int fd, uint64_t bytes)
 	sigemptyset(&xfsz);
 	sigaddset(&xfsz, SIGXFSZ);
 	(void)pthread_sigmask(SIG_BLOCK, &xfsz, &before);
-	/* One that the caller had blocked and pending remains the caller's. */
+	/* A SIGXFSZ that was pending before stays pending for the caller. */
 	was_pending = !sigpending(&pending) && sigismember(&pending, SIGXFSZ) > 0;
 	r = ftruncate(fd, (off_t)bytes) < 0 ? -errno : 0;
 	if (r == -EFBIG && !was_pending)

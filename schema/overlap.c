@@ -130,7 +130,7 @@ bool fa_wire_views_overlap_within(const struct fa_wire_view *a, uint64_t a_base,
 	const int64_t delta = (int64_t)(b_base + b->offset) - (int64_t)(a_base + a->offset);
 	struct place place_a, place_b;
 
-	/* Most requests end here: their tensors lie one behind the other. */
+	/* Ends most comparisons: a request's tensors mostly lie one behind the other. */
 	if (delta >= extent_of(a) || -delta >= extent_of(b))
 		return false;
 	if (!place_init(&place_a, a) || !place_init(&place_b, b))

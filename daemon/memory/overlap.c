@@ -26,7 +26,7 @@ int fa_tensor_uses_check(const struct fa_tensor_use *uses, size_t n, struct fa_e
 		if (!uses[i].written || !uses[i].view->rank)
 			continue;
 		for (size_t j = 0; j < n; ++j) {
-			/* Of two outputs the first one is compared with the second. */
+			/* Two outputs are compared once. */
 			if (i == j || !uses[j].view->rank || (uses[j].written && j < i))
 				continue;
 			if (overlap(&uses[i], &uses[j]))

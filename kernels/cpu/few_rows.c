@@ -15,7 +15,7 @@
 
 #define ROWS FA_CPU_FEW_ROWS_MAX
 #define HEADS FA_CPU_TILE_HEADS_MAX
-#define ROUND_KEYS 32 /* this and the next round, of HEADS heads, fit the L2 cache */
+#define ROUND_KEYS 32 /* this round and the next, of HEADS heads, fit the L2 cache */
 #define NEAR_ROUNDS (SCORE_NEAR_ROUNDS * SCORE_KEYS / ROUND_KEYS)
 #define AHEAD_KEYS 32       /* a multiple of a round */
 #define SEGMENTS ROUND_KEYS /* a client's pages may hold one key */
@@ -362,7 +362,7 @@ VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int 
 	}
 }
 
-/* Does so for rows [row, end_row). */
+/* Does the same for rows [row, end_row). */
 VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int strips, int n,
                                const struct fa_cpu_job *job, struct state *state,
                                const struct round *round, int32_t row, int32_t end_row, int32_t c,
@@ -392,7 +392,7 @@ VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int strips, 
 	}
 }
 
-/* Does so for all of V's columns: as many at once as accumulators allow. */
+/* Does the same for all of V's columns, as many at once as there are accumulators for. */
 VEC_INLINE void values_of_columns(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
                                   struct state *state, const struct round *round, int32_t row,
                                   int32_t end_row, int32_t first, int32_t end)

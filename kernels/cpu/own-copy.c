@@ -11,7 +11,7 @@
 #endif
 
 #define TOKENS 64
-/* Copies of more bytes bypass the cache, which they would only empty. */
+/* Copies of more bytes bypass the cache: they would only evict what is in it. */
 #define STREAM_BYTES ((uint64_t)8 << 20)
 /* A row is fetched while this many tokens before it are copied. */
 #define AHEAD 6
@@ -175,7 +175,7 @@ static void copy_side(const struct fa_paged_own_copy *copy, const struct side *s
 			for (int32_t h = 0; h < heads; h++)
 				copy_codes(copy, side, layer, i, h, writes);
 	} else if (writes && side->by_token) {
-		/* Sources are read in order: a processor fetches ahead what it finds in order. */
+		/* Reads sources in order, because the processor prefetches them then. */
 		for (uint32_t i = 0; i < count; i++)
 			for (int32_t h = 0; h < heads; h++)
 				copy_rows(side, i, i + 1, count, h, row_bytes, writes, stream);

@@ -6,10 +6,10 @@
 
 /* Partial rows of a request that need not be deterministic: enough for any number of threads. */
 #define PARTIAL_BYTES (4 << 20)
-/* A sequence of a deterministic request has at most this many splits, and one more. */
+/* Limit of the splits of a sequence in a deterministic request; there may be one more. */
 #define DETERMINISTIC_SPLITS 8
-/* A sequence with split keys has fewer lists than this, or one per KV head, and a list fewer rows
- * than FA_CPU_TILE_ROWS_MAX. */
+/* Limit of the lists of a sequence with split keys, unless one per KV head is more. Such a list has
+ * fewer rows than FA_CPU_TILE_ROWS_MAX. */
 #define SPLIT_LISTS 32
 
 /* A sequence as read from the client's memory. */

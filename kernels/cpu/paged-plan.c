@@ -2,7 +2,7 @@
 #include "kernels/cpu/integer.h"
 
 #define TILE_SECONDS 0.03
-#define TILES_WANTED 32 /* per sequence; with fewer, keys are split */
+#define TILES_WANTED 32 /* wanted tiles per sequence; with fewer, keys are split */
 #define SPLIT_KEYS_STEP FA_CPU_PAGED_SPLIT_STEP
 #define SPLIT_KEYS_MAX 4096
 #define FEW_ROWS_SPLITS 64

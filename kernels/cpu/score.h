@@ -189,7 +189,7 @@ VEC_INLINE void score_carry(float *far, float *lost, vec factor, vec near)
 	vec before = vec_load(far), scaled = vec_fma(before, factor, vec_set(0.0f)), sum;
 	vec missing = vec_fma(before, factor, vec_set(0.0f) - scaled);
 
-	/* Infinite sums have lost NaN. */
+	/* Infinite sums have lost a NaN that was in them. */
 	missing = vec_fma(vec_load(lost), factor, missing);
 	missing = vec_select(vec_less(vec_abs(missing), vec_set(INFINITY)), missing, vec_set(0.0f));
 	near = near + missing;

@@ -7,9 +7,10 @@
 #define TILE_SECONDS 0.03
 #define FEW_ROWS_BYTES_PER_SECOND 5e9 /* a low estimate per thread, of K and V */
 #define TILES_WANTED 32               /* enough for threads to share */
-#define FEW_ROWS_TILES_WANTED 64      /* wanted tiles of one KV head; each of these costs less */
-#define SPLIT_KEYS_MIN 1024           /* less takes no longer than to wake another thread */
-#define SPLIT_KEYS_STEP 256           /* a multiple of every kernel's round */
+/* Wanted tiles of few rows with one KV head, each of which costs less. */
+#define FEW_ROWS_TILES_WANTED 64
+#define SPLIT_KEYS_MIN 1024 /* fewer keys take no longer than waking another thread */
+#define SPLIT_KEYS_STEP 256 /* a multiple of every kernel's round */
 
 static int32_t tile_rows(const struct fa_cpu_isa *isa, const struct fa_attention_params *params)
 {

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Shorter names are no words of their own in a text: only whole values are replaced. */
+/* Shorter names are replaced only where they are a whole value, not as words of a text. */
 #define WORD_MIN 3
 #define USER_UID_MIN 1000
 #define USER_UID_MAX 60000
@@ -244,7 +244,8 @@ static json_t *redact_string(struct fa_redact *redact, const char *key, const ch
 	return clean ? json_string(clean) : NULL;
 }
 
-/* Returns what replaces @value, an entry with this key; NULL: it stays, and was changed inside. */
+/* Returns the replacement of @value, an entry with this key; NULL: @value stays, and was changed
+ * inside. */
 static int replacement(struct fa_redact *redact, const char *key, json_t *value, json_t **ret_new)
 {
 	*ret_new = NULL;

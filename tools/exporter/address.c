@@ -53,7 +53,7 @@ static int listen_at_path(const char *path, char *ret_url, size_t url_bytes)
 	if (fd < 0)
 		return fail(path);
 	remove_stale(&at);
-	/* Who may see what is decided by the peer's user. */
+	/* Anybody may connect; what a peer sees depends on its user. */
 	if (bind(fd, (const struct sockaddr *)&at, sizeof(at)) < 0 || chmod(path, 0666) < 0 ||
 	    listen(fd, BACKLOG) < 0)
 		return fail(path);

@@ -148,7 +148,7 @@ static int assign(struct fa_fold *fold, const json_t *tenants)
 	return 0;
 }
 
-/* Returns true if there is anything to tell of others. */
+/* Returns true if the tenants without a slot have any counters. */
 static bool sum_others(struct fa_fold *fold, const json_t *requests)
 {
 	struct fa_fold_counters sums;
@@ -169,7 +169,7 @@ static bool sum_others(struct fa_fold *fold, const json_t *requests)
 	return any;
 }
 
-/* Keeps those of the list that have a slot. */
+/* Removes tenants without a slot from the list. */
 static int filter(struct fa_fold *fold, json_t *object)
 {
 	json_t *tenants = json_object_get(object, "tenants"), *kept = json_array(), *tenant;
