@@ -363,7 +363,7 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 	            ? 0
 	            : named_socket(options->socket, instance, &error, &named);
 	if (r < 0) {
-		/* A wrong name is an error, also where no name would be none. */
+		/* A wrong name is an error; it does not count as no name. */
 	} else if (options->flags & FA_CONNECT_PRIVATE) {
 		r = connect_spawned(client, deadline, &error);
 	} else if (named) {

@@ -212,8 +212,7 @@ int fa_step_begin(struct fa_client *handle, const struct fa_step_options *option
 	r = fa_client_enter(client);
 	if (r < 0)
 		return r;
-	/* An id that wraps around is never that of a step in progress: so many steps are not
-	 * possible. */
+	/* Ids may wrap around, and skip 0 then: no step in progress is that old. */
 	step->id = ++client->last_step ? client->last_step : ++client->last_step;
 	message.step_begin.step = step->id;
 	for (uint32_t i = 0; i < step->n_items; ++i)

@@ -20,8 +20,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* A caller that spins on the completion page does not read the socket; Completions are read once
- * per so many requests. */
+/* A caller that spins on the completion page does not read the socket. Completions are read once
+ * per this many requests. */
 #define READ_BEHIND 32
 
 /* ---- with the mutex */

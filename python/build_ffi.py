@@ -11,7 +11,7 @@ import cffi
 
 
 def constants(directory):
-    """The headers' integer constants, of which the C compiler finds the values."""
+    """The names of the headers' integer constants. The C compiler finds their values."""
     for name in ("faclient.h", "faclient_kv.h", "faclient_timeline.h"):
         with open(os.path.join(directory, name), encoding="utf-8") as file:
             for match in re.finditer(r"^#define (FA_\w+) +\S", file.read(), re.MULTILINE):

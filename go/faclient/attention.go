@@ -8,7 +8,7 @@ import (
 	"math"
 )
 
-// Window limits what a row sees: so many keys before and after its own. Below 0: all.
+// Window limits what a row sees: this many keys before and after its own. Below 0: all.
 type Window struct{ Left, Right int }
 
 // Scores say how scores are computed. The zero value means every key, with the usual scale.

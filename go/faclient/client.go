@@ -86,7 +86,8 @@ func Connect(options *Options) (*Client, error) {
 	return c, nil
 }
 
-// nanoseconds returns a time as the library has it: 0 is the default, and less than that no limit.
+// nanoseconds returns a time as the library takes it: 0 is the default, and a time below 0 means no
+// limit.
 func nanoseconds(d time.Duration) C.uint64_t {
 	if d < 0 {
 		return C.UINT64_MAX
@@ -224,7 +225,7 @@ func (c *Client) SocketPath() string {
 	return taken(C.shim_socket_path(handle))
 }
 
-// taken returns a text of C, and frees that.
+// taken returns a text of C's, which it frees.
 func taken(text *C.char) string {
 	if text == nil {
 		return ""

@@ -49,7 +49,7 @@ type CacheOptions struct {
 
 	Name string        // at most 63 bytes; with a name it outlives its client, and others find it
 	Mode Mode          // only with a name
-	TTL  time.Duration // removes it after so long without use and sequences; 0: never; only with a name
+	TTL  time.Duration // removes it after this time without use and sequences; 0: never; only with a name
 }
 
 // Cache is pages of keys and values of one model's layers, in the daemon. One without a name ends with the client at
@@ -314,7 +314,7 @@ func (s *Sequence) Attach(prefix Prefix) (uint64, error) {
 }
 
 // SetName gives the sequence a name of at most 63 bytes, by which others find it; it then outlives this process. Its
-// cache must have a name, too. With a ttl it is removed after so long without use. Called again with the same
+// cache must have a name, too. With a ttl it is removed after that time without use. Called again with the same
 // name, this changes mode and ttl.
 func (s *Sequence) SetName(name string, mode Mode, ttl time.Duration) error {
 	text, err := cString(name, "name")

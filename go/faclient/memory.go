@@ -29,7 +29,7 @@ type Buffer struct {
 	users  int // tensors of requests in flight
 }
 
-// Buffer makes one of so many bytes.
+// Buffer makes a buffer of this many bytes.
 func (c *Client) Buffer(bytes int) (*Buffer, error) {
 	if bytes <= 0 || bytes > math.MaxInt-alignment {
 		return nil, invalid("a buffer has %d bytes; expected at least 1", bytes)

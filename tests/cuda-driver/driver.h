@@ -10,7 +10,7 @@
  * FAD_TEST_CUDA_MEMORY_MIB  memory of each (16384) FAD_TEST_CUDA_VERSION     of the driver (13000)
  * FAD_TEST_CUDA_LACKS       a function that it does not have FAD_TEST_CUDA_PID         the
  * process's PID in IPC handles FAD_TEST_CUDA_MPS         contexts report that they are an MPS
- * server's FAD_TEST_CUDA_KERNEL_US   kernels take at least so long (0) FAD_TEST_CUDA_GFLOP
+ * server's FAD_TEST_CUDA_KERNEL_US   kernels take at least this long (0) FAD_TEST_CUDA_GFLOP
  * kernels with more operations are not computed, and take 50 ms: for tests that never wait for slow
  * requests (0: all are computed)
  *

@@ -75,7 +75,7 @@ struct fa_test_cuda_page {
 	_Atomic uint64_t abandoned; /* objects left when their context ended */
 	_Atomic uint64_t stopped;   /* kernels that were preempted */
 
-	_Atomic uint32_t kernel_us; /* kernels take at least so long */
+	_Atomic uint32_t kernel_us; /* kernels take at least this long */
 	_Atomic uint32_t held;      /* kernels that began end when this is 0 */
 	_Atomic uint32_t
 		record_us;        /* from a launch's words for the client to those for the daemon */

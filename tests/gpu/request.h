@@ -37,7 +37,7 @@ struct fa_request_layout {
 	bool head_major; /* [batch][head][token][dim], not [batch][token][head][dim] */
 	int gap;         /* elements between rows */
 	int first;       /* elements before the tensor, after the guard */
-	int broken;      /* so many elements of V are infinite or NaN, and a sixth as many of K */
+	int broken;      /* this many elements of V are infinite or NaN, and a sixth as many of K */
 };
 
 /*

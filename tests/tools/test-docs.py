@@ -15,7 +15,7 @@ README_COLUMNS_MAX = 110
 COLUMNS_MAX = 120
 # Generated, with tables of many columns.
 WIDE = ("bench/results/RESULTS.md",)
-# A terminal shows so many lines at once.
+# A terminal shows this many lines at once.
 FIRST_SCREEN_LINES = 24
 # A path in backquotes or as the target of a link.
 NAMED = re.compile(r"`([\w.-]+(?:/[\w.-]+)*/?)`|\]\(([^)#:]+)(?:#[^)]*)?\)")

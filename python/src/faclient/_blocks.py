@@ -20,7 +20,7 @@ from .kv import Cache, Sequence
 
 #: Bytes of memory through which blocks are copied.
 _STAGING = 64 << 20
-#: What tells that the daemon is gone, or not answering.
+#: Errors which say that the daemon is gone or does not answer.
 _GONE = (errors.DaemonLost, errors.Unreachable, errors.TimedOut)
 
 
@@ -50,11 +50,11 @@ class Link:
         return self._client
 
     def failed(self, error: errors.Error, doing: str) -> None:
-        """Takes note of an error of a call, and tells of it unless that is known."""
+        """Notes the error of a call, and warns about it unless the same was warned about before."""
         if isinstance(error, _GONE):
             now = time.monotonic()
             if now < self._down_until:
-                return  # calls while nobody asks the daemon do not put off the next attempt
+                return  # a call during the pause does not prolong it
             self._down_until = now + self._retry
             if self._down:
                 return
@@ -74,7 +74,7 @@ class Geometry:
         if block_tokens not in (16, 32, 64, 128, 256):
             raise NotImplementedError(f"a block has {block_tokens} tokens; expected a power of two "
                                       "from 16 to 256, the sizes of fad's pages")
-        elements, rest = divmod(block_bytes, 4 * block_tokens)  # of 2 bytes, K's or V's
+        elements, rest = divmod(block_bytes, 4 * block_tokens)  # of elements of 2 bytes, for K or for V
         dim = math.gcd(elements, 128)
         if rest or dim % 8:
             raise NotImplementedError(f"a token has {block_bytes / block_tokens:g} bytes in a "
@@ -92,8 +92,7 @@ class Geometry:
 class Store:
     """Moves blocks between an engine's tensors and a cache of the pool.
 
-    tensors: of the layers; a block is `blocks_each` consecutive elements of the first dimension.
-    """
+    tensors: one per layer; a block is `blocks_each` consecutive elements of the first dimension."""
 
     def __init__(self, link: Link, geometry: Geometry, tensors: list[torch.Tensor],
                  blocks_each: int = 1, *, ttl: float = 86400.0, timeout: float = 10.0) -> None:
@@ -105,7 +104,7 @@ class Store:
         self._at_once = max(1, _STAGING // (geometry.block_bytes * geometry.layers))
 
     def cache(self) -> Cache:
-        """The cache, opened when it is first needed, and anew after it was lost."""
+        """The cache. It is opened when it is first needed, and again after it was lost."""
         client = self._link.client()
         if self._cache is not None and self._cache.client is client:
             return self._cache
@@ -113,11 +112,11 @@ class Store:
         return self._cache
 
     def forget(self) -> None:
-        """After an error that says that the cache, or what lies in it, is gone."""
+        """Call after an error which says that the cache, or what it held, is gone."""
         self._cache = None
 
     def _stage(self, blocks: int) -> tuple[np.ndarray, torch.Tensor]:
-        """Room for so many blocks of all layers, as rows of tokens and as bytes of blocks."""
+        """Memory for this many blocks of all layers, as rows of tokens and as bytes of blocks."""
         g, client = self.geometry, self._link.client()
         count = g.layers * blocks * g.block_bytes // 2
         if self._staging is None or self._staging[0] is not client or \
@@ -134,7 +133,7 @@ class Store:
         return index.to(tensor.device)
 
     def load(self, sequence: Sequence, first: int, blocks: list[int]) -> None:
-        """Copies a sequence's blocks from number `first` on into these blocks of the engine."""
+        """Copies blocks of a sequence, from number `first` on, into these blocks of the engine."""
         for start in range(0, len(blocks), self._at_once):
             part = blocks[start:start + self._at_once]
             rows, staged = self._stage(len(part))
@@ -147,7 +146,7 @@ class Store:
 
     def save(self, tokens: Any, extra: bytes, blocks: list[int], shared: bool = False) -> int:
         """Publishes these blocks of the engine, which hold these tokens, from the first one on.
-        Copies only those that nobody has published; returns how many."""
+        Copies only blocks that nobody has published; returns how many."""
         size = self.geometry.block_tokens
         cache = self.cache()
         sequence = cache.attach(tokens, extra=extra, shared=shared)
@@ -175,4 +174,4 @@ def discard(sequence: Sequence) -> None:
     try:
         sequence.remove()
     except errors.Error:
-        pass  # it goes with its session, or at the end of its time to live
+        pass  # the sequence goes with its session, or at the end of its time to live

@@ -20,7 +20,7 @@ from ._lib import check, ffi, lib, new, sentence
 
 #: Attributes of cuPointerGetAttribute().
 _BUFFER_ID, _LEGACY_IPC = 7, 10
-#: Allocations that stay imported without a look at whether PyTorch has freed them.
+#: Number of calls after which allocations that PyTorch has freed are looked for.
 _CALLS_PER_SWEEP = 64
 _MAX_ALLOCATIONS = 128
 #: Forms of requests that a lane remembers.
@@ -51,8 +51,8 @@ def _cuda():
 
 
 def _buffer_id(address: int) -> int:
-    """The driver's number of the allocation at an address, which is never used again; 0: there is
-    none."""
+    """Returns the driver's number of the allocation at an address, which is never used again; 0:
+    there is no allocation."""
     value = ffi.new("uint64_t *")
     return 0 if _cuda().attribute(value, _BUFFER_ID, address) else value[0]
 
@@ -95,8 +95,8 @@ class Ranges:
         self._calls = 0
 
     def find(self, address: int, nbytes: int) -> Range:
-        """The range that holds these bytes, imported at first need. As long as the caller has the
-        tensor, PyTorch does not free its allocation."""
+        """Returns the range that holds these bytes; imports it if it is new. PyTorch does not free
+        the allocation while the caller has the tensor."""
         with self._lock:
             self._calls += 1
             if self._calls % _CALLS_PER_SWEEP == 0:
@@ -114,7 +114,7 @@ class Ranges:
                 return Range(self._client(), address, nbytes)
             found = Range(self._client(), *whole, number)
             i = bisect.bisect_left(self._addresses, whole[0])
-            # An older one at the same address was of freed memory, or too short.
+            # An older entry at this address was freed memory, or is too short.
             if i < len(self._addresses) and self._addresses[i] == whole[0]:
                 self._ranges[i] = found
             else:
@@ -123,7 +123,7 @@ class Ranges:
             return found
 
     def _sweep(self):
-        """Lets go of freed allocations, whose memory is returned only then."""
+        """Closes freed allocations. Their memory returns to the GPU only then."""
         if len(self._ranges) > _MAX_ALLOCATIONS:
             kept = []
         else:
@@ -165,7 +165,7 @@ class Pending:
                         continue
                     break
                 self._items.popleft()
-                # A result that is no longer stored is of a request that ended long ago.
+                # A result that is no longer stored belongs to a request that ended long ago.
                 if r < 0 and r != -errno.ESTALE and failed is None:
                     failed = errors.from_errno(
                         r, "an earlier request on the GPU failed, and its output is undefined: "
@@ -174,7 +174,7 @@ class Pending:
             raise failed
 
     def wait_oldest(self):
-        """Waits for one request; its error stays to be raised."""
+        """Waits for one request. Its error is kept for the next call to raise."""
         try:
             ticket = self._items[0][0]
         except IndexError:
@@ -189,7 +189,7 @@ class Known:
     def __init__(self, device: int, request, fields, sizes: list[int], out_shape):
         self.device, self.request, self.out_shape = device, request, out_shape
         self.tensors = [getattr(request, field) for field in fields]
-        self.sizes = sizes  # bytes from a tensor's first element to the end of its last
+        self.sizes = sizes  # bytes from each tensor's first element to the end of its last
 
     def place(self, ranges: Ranges, addresses) -> list[Range]:
         """Sets where the tensors lie. Returns the memory that holds them."""
@@ -254,7 +254,7 @@ class Gate:
                 check(lib.fa_stream_new(self._client()._handle, 0, out))
                 lane = _Lane(len(self._lanes), out[0])
             else:
-                # The stream that was used first gives its lane away, once that is idle.
+                # The stream whose first use is oldest gives its lane away, once that is idle.
                 oldest = next(iter(self._lanes))
                 lane = self._lanes.pop(oldest)
                 if lane.last is not None:
@@ -264,8 +264,8 @@ class Gate:
             return lane
 
     def _release(self, torch):
-        """After a loss: streams must pass what was enqueued before, without which the timeline's
-        old memory may not be given up."""
+        """Called after a loss: streams must pass what was enqueued before, or the timeline's old
+        memory cannot be given up."""
         with self._lock:
             streams = [torch.cuda.ExternalStream(s) for s in self._lanes]
             end = time.monotonic() + _RELEASE_S
@@ -317,7 +317,7 @@ class Gate:
         value = lane.value = lane.value + 1
         lane.wait.value = lane.signal.value = value
         while True:
-            # Before the writes: this call may reconnect, which replaces the slots.
+            # Sent before the writes are enqueued: the call may reconnect, which replaces the slots.
             r = call(handle, request, ticket)
             if r != -errno.EAGAIN or not (len(pending) or len(self.pending)):
                 break

@@ -29,7 +29,7 @@ _NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "f32": "floa
 
 
 def dtype_name(dtype, among=None) -> str:
-    """The dtype's name: of a name, a numpy dtype or a torch dtype."""
+    """Returns the name of a dtype, which is given as a name, a numpy dtype or a torch dtype."""
     among = among or DTYPES
     name = str(dtype).removeprefix("torch.")
     name = _NAMES.get(name, name)
@@ -42,11 +42,9 @@ def dtype_name(dtype, among=None) -> str:
 
 
 class Buffer:
-    """Host memory of this process that the daemon maps, too.
-
-    `memory` may be used as long as anybody refers to it, also after the client is closed. The
-    daemon's share ends with the buffer object.
-    """
+    """Host memory of this process that the daemon maps, too. `memory` may be used as long as
+    anything refers to it, also after the client is closed. The daemon's mapping ends with the
+    buffer object."""
 
     def __init__(self, client, nbytes: int):
         if nbytes <= 0:
@@ -77,7 +75,7 @@ class Buffer:
 
 
 class _View:
-    """What a numpy array of a buffer refers to, so that the buffer lives as long."""
+    """A numpy array of a buffer refers to this object, so that the buffer lives as long."""
 
     def __init__(self, buffer, offset, shape, dtype):
         self.buffer = buffer
@@ -107,13 +105,13 @@ class Buffers:
 
         def gone(reference):
             buffers = registry()
-            # A garbage collector may call this anywhere, also while this thread has the lock.
+            # The garbage collector may call this anywhere, also while this thread has the lock.
             if buffers and buffers._by_address.get(address) is reference:
                 buffers._by_address.pop(address, None)
         return gone
 
     def find(self, address: int, nbytes: int) -> Buffer | None:
-        """The buffer that holds these bytes; None: none does."""
+        """Returns the buffer that holds these bytes, or None."""
         with self._lock:
             i = bisect.bisect_right(self._addresses, address)
             while i:
@@ -215,7 +213,7 @@ class Operand:
                                 "tensor or what has __dlpack__")
             if copies_back and not x.flags.writeable:
                 raise ValueError(f"{name} is read-only")
-            # numpy has no bfloat16.
+            # numpy has no bfloat16, so unsigned integers stand for it.
             if only and x.dtype == np.uint8 and "float8_e4m3fn" in only:
                 self.dtype = "float8_e4m3fn"
             elif x.dtype == np.uint16 and not (only and "bfloat16" not in only):

@@ -25,8 +25,8 @@ _FOREVER = 2**64 - 1
 
 
 class Client:
-    """A connection whose requests are awaited. `sync` is the client itself, for caches and
-    sequences."""
+    """A connection whose requests are awaited. `sync` is the same connection with blocking calls,
+    for caches and sequences."""
 
     sync: _client.Client
 

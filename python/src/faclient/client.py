@@ -182,7 +182,7 @@ class Client:
         check(r)
 
     def _drive(self, work):
-        """Runs work that yields the tickets it waits for, and returns its result."""
+        """Runs `work`, a generator of the tickets that it waits for, and returns its result."""
         try:
             ticket = next(work)
             while True:
@@ -320,7 +320,7 @@ class Client:
 
 
 def _check_shapes(q, k, v, out, lse=None):
-    """Finds wrong shapes before a request is sent whose error would come late."""
+    """Finds wrong shapes before a request is sent, because the daemon's error would come late."""
     *batch, n_q, heads, dim = q.shape  # no batch: it is ragged
     n_k, kv_heads, dim_v = *k.shape[-3:-1], v.shape[-1]
     wanted = [(k, (*batch, n_k, kv_heads, dim)), (v, (*batch, n_k, kv_heads, dim_v)),
@@ -337,13 +337,13 @@ def _check_shapes(q, k, v, out, lse=None):
 
 
 def _kind(causal, window, softcap, sinks, alibi_slopes, lengths=None):
-    """What decides, besides shapes, whether a daemon can compute a request."""
+    """Returns what decides, besides shapes, whether a daemon can compute a request."""
     return (bool(causal), window is not None, bool(softcap), sinks is not None,
             alibi_slopes is not None, lengths is not None)
 
 
 def _set_lengths(request, cu_q, cu_k):
-    """Makes a request ragged. Returns what must outlive the call."""
+    """Makes a request ragged. Returns objects that must outlive the call."""
     kept = [np.ascontiguousarray(x, np.uint32) for x in (cu_q, cu_k)]
     if kept[0].shape != kept[1].shape or kept[0].ndim != 1 or kept[0].size < 2:
         raise ValueError(f"lengths have shapes {kept[0].shape} and {kept[1].shape}; expected as many "
@@ -368,7 +368,7 @@ def _heads_vector(values):
 
 
 def _set_options(request, causal, window, sinks, alibi_slopes, timeout, causal_flag, window_flag):
-    """Sets what attention requests have in common. Returns what must outlive the call."""
+    """Sets what all attention requests have. Returns objects that must outlive the call."""
     kept = []
     if causal:
         request.flags |= causal_flag

@@ -87,6 +87,6 @@ _CLASSES = {
 def from_errno(number: int, sentence: str) -> Error:
     """Returns the exception for a negative result of the library."""
     number = abs(number)
-    # The constructor of a class of OSError takes a number and a text, and picks no subclass of
-    # its own for classes that are not OSError itself.
+    # Classes that derive from OSError take a number and a text, and unlike OSError itself pick no
+    # subclass.
     return _CLASSES.get(number, Error)(number, sentence or _os.strerror(number))

@@ -112,7 +112,7 @@ class Cache:
         return sequence
 
     def find(self, tokens: Any, *, extra: bytes = b"", shared: bool = False) -> int:
-        """How many leading tokens attach() would find now. Changes nothing."""
+        """Returns how many leading tokens attach() would find now. Changes nothing."""
         prefix, kept = _prefix(tokens, extra, shared)
         out = ffi.new("uint64_t *")
         check(lib.fa_prefix_find(self.client._handle, self.number, prefix, out))
@@ -120,7 +120,7 @@ class Cache:
         return out[0]
 
     def step(self, items: Mapping[Sequence, int] | Iterable[tuple[Sequence, int]]) -> Step:
-        """Begins a step that appends so many tokens to each sequence. A context manager: its end
+        """Begins a step that appends this many tokens to each sequence. A context manager: its end
         commits, an exception aborts."""
         if isinstance(items, Mapping):
             items = items.items()
@@ -128,7 +128,7 @@ class Cache:
 
 
 def _prefix(tokens, extra, shared):
-    """A struct fa_prefix, and what must outlive the call."""
+    """Makes a struct fa_prefix. Also returns objects that must outlive the call."""
     array = np.ascontiguousarray(_integers(tokens), np.uint32)
     data = ffi.from_buffer("char[]", bytes(extra)) if extra else ffi.NULL
     prefix = new("fa_prefix", n_tokens=array.size, extra=data, extra_bytes=len(extra),
@@ -412,8 +412,8 @@ class Step:
         return out
 
     def _attend_again(self, form, layer, q, k_new, v_new, out, sinks):
-        """Sends a layer like an earlier one, without the checks that its form makes needless.
-        Returns its output; None: there was none."""
+        """Sends a layer like an earlier one, without the checks that an equal form makes needless.
+        Returns its output; None: the earlier one had none."""
         gate = self.client._gate
         found = gate.find(form) if gate is not None and form is not None else None
         if found is None:
@@ -477,8 +477,8 @@ class Step:
         self.close()
 
     def _submit_commit(self):
-        # In the requests' stream: one that waits for a GPU does not hold up the beginning of the
-        # next step.
+        # In the stream of the step's requests: a commit that waits for a GPU must not hold up the
+        # beginning of the next step.
         options = new("fa_step_commit", stream=self._stream)
         ticket = ffi.new("struct fa_ticket *")
         check(lib.fa_step_commit(self._handle, options, ticket))

@@ -25,7 +25,7 @@ from .kv import Cache
 
 if TYPE_CHECKING:
     class HiCacheStorage:
-        """SGLang says nothing of its types."""
+        """SGLang's modules without their types: it has none."""
 
         def register_mem_pool_host(self, mem_pool_host: Any) -> None: ...
 else:
@@ -69,7 +69,7 @@ class FadStorage(HiCacheStorage):
         if storage_config.should_split_heads:
             raise NotImplementedError("should_split_heads: FadStorage keeps whole pages")
         c = storage_config
-        # All ranks of a model with latent attention have the same pages.
+        # With latent attention all ranks have the same pages.
         rank = "all" if c.is_mla_model else f"{c.tp_rank} of {c.tp_size}"
         parts = [str(options["identity"]), rank, c.pp_rank, c.pp_size, c.attn_cp_rank,
                  c.attn_cp_size]
@@ -107,7 +107,8 @@ class FadStorage(HiCacheStorage):
         return cache
 
     def _try(self, doing: str, work: Any) -> Any:
-        """What work(cache) returns; None if the daemon fails it. A lost cache is made anew."""
+        """Returns what work(cache) returns; None if the daemon fails it. A lost cache is opened
+        again."""
         for attempt in range(2):
             try:
                 return work(self._open())
@@ -140,7 +141,8 @@ class FadStorage(HiCacheStorage):
 
     def get(self, key: str, target_location: Any = None,
             target_sizes: Any = None) -> torch.Tensor | None:
-        """Fills target_location, a flat page, and returns it; None: the page is not there."""
+        """Fills target_location, a flat page, and returns it. Returns None if the page is not
+        there."""
         if not self._fits(target_location):
             raise ValueError("the target is no flat page of SGLang's host memory")
         target = target_location.reshape(-1)
@@ -189,7 +191,8 @@ class FadStorage(HiCacheStorage):
         return all(self.set(key, value) for key, value in zip(keys, values))
 
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
-        """How many of the keys exist, from the first one on."""
+        """Returns how many of the keys exist, counted from the first one to the first that does
+        not."""
         for i, key in enumerate(keys):
             if not self.exists(key):
                 return i
@@ -205,5 +208,5 @@ class FadStorage(HiCacheStorage):
 
 
 def _tokens(key):
-    """A page's name as the tokens of a page of the pool."""
+    """Returns tokens that stand for a page's name."""
     return np.frombuffer(hashlib.shake_256(key.encode()).digest(4 * _TOKENS), np.uint32)

@@ -42,7 +42,8 @@ _MODULUS_WORDS = 1 << 20
 def register(name: str = "fad") -> None:
     """Makes `attn_implementation=name` known to Transformers."""
     AttentionInterface.register(name, attention_forward)
-    # Without a mask function of its own an implementation gets no mask, and padding is lost.
+    # Without a mask function of its own an implementation gets no mask, and would attend to
+    # padding.
     AttentionMaskInterface.register(name, _attention_mask)
 
 
@@ -50,7 +51,7 @@ def _attention_mask(*arguments, **options):
     mask = options.get("attention_mask")
     if mask is None or not torch.compiler.is_compiling():
         return flash_attention_mask(*arguments, **options)
-    # Whether it hides anything is known when the graph runs.
+    # Whether the mask hides anything is known only when the graph runs.
     return mask[:, -options["kv_length"]:]
 
 
@@ -89,7 +90,7 @@ _numbers = itertools.count(1)
 
 
 class _Traced:
-    """While torch.compile traces a model: the layer whose keys were given to the cache last."""
+    """The layer whose keys the cache was given last, while torch.compile traces a model."""
 
     layer: _Layer | None = None
 
@@ -165,7 +166,7 @@ class FadCache(_Cache):
         if getattr(self.config, "attention_chunk_size", None):
             raise NotImplementedError("the model's attention is chunked, which fad does not "
                                       "compute")
-        # The configuration's may be another: model.to(torch.bfloat16) does not change it.
+        # The model's dtype, because model.to(torch.bfloat16) does not change the configuration's.
         self._dtype = model.dtype
         self.identity = fingerprint(model)
         self.device = model.device
@@ -197,7 +198,7 @@ class FadCache(_Cache):
         try:
             self._end_pass()
         except errors.Error:
-            pass  # of tokens that are forgotten
+            pass  # the commit of tokens that are forgotten
         if self._cache is not None:
             try:
                 self._cache.info()
@@ -579,7 +580,7 @@ def _cached_attention(state: torch.Tensor, layer: int, query: torch.Tensor, key:
     cache = _caches[int(state[0])]
     state[1] += 1
     if not _on_gpu(key):
-        # They are kept for a repetition, and the graph uses their memory again.
+        # Copies them: they are kept for a repetition, and the graph uses their memory again.
         key, value = key.clone(), value.clone()
     key, value = cache._tag(layer, key, value)
     return cache._attend(layer, query, key, value, mask, _options(

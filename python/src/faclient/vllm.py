@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 _log = init_logger("vllm.faclient")
-#: For so long a sequence waits for a worker to take it over.
+#: How long a sequence waits for a worker to take it over.
 _HANDOVER_S = 120.0
 _WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|gguf)$")
 _OPTIONS = {"socket": None, "spawn": False, "name": "vllm", "identity": None, "ttl": 86400.0,
@@ -177,7 +177,7 @@ class FadConnector(KVConnectorBase_V1):
     shared       find prefixes of other tenants that say so, too
     timeout      seconds that the daemon may take for one copy
     retry        seconds for which a daemon that does not answer is left alone
-    save_tokens  save while decoding each time that so many tokens are new; the prompt, and the
+    save_tokens  save while decoding each time that this many tokens are new; the prompt, and the
                  rest at the end, are saved in any case
     """
 

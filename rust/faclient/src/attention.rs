@@ -63,7 +63,7 @@ macro_rules! score_options {
             self
         }
 
-        /// Row i sees only so many keys before and after its own; `None`: all.
+        /// Row i sees only this many keys before and after its own; `None`: all.
         pub fn window(mut self, left: Option<usize>, right: Option<usize>) -> Self {
             self.scores.window = Some((left, right));
             self
@@ -173,7 +173,7 @@ pub struct Attention<T, Q = Tensor<T>, KV = Tensor<T>> {
 }
 
 impl<T: Element, Q: Input<T>, KV: Input<T>> Attention<T, Q, KV> {
-    /// Of every query over every key.
+    /// Attention of every query over every key.
     pub fn new(q: Q, k: KV, v: KV, out: Tensor<T>) -> Self {
         Attention { q, k, v, out, lse: None, scores: Scores::default(), lengths: None }
     }

@@ -141,7 +141,7 @@ impl Options {
     }
 }
 
-/// A zero means the default to the library, so that no time at all is a nanosecond.
+/// To the library 0 means the default, so a time of 0 becomes a nanosecond.
 pub(crate) fn nanoseconds(time: Option<Duration>) -> u64 {
     time.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1))
 }
@@ -204,7 +204,7 @@ impl Client {
         self.remove_dropped();
     }
 
-    /// Called where objects are made, which reconnects.
+    /// Called where objects are made, as these calls reconnect.
     pub(crate) fn remove_dropped(&self) {
         loop {
             let mut list = self.inner.dropped.lock().unwrap_or_else(|e| e.into_inner());

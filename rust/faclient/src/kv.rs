@@ -67,7 +67,7 @@ unsafe impl Send for CacheOptions {}
 unsafe impl Sync for CacheOptions {}
 
 impl CacheOptions {
-    /// Of so many layers; `head_dim` is a multiple of 8 up to 256.
+    /// A cache of this many layers; `head_dim` is a multiple of 8 up to 256.
     pub fn new(dtype: Dtype, layers: u32, kv_heads: u32, head_dim: u32) -> CacheOptions {
         let raw = sys::fa_cache_options {
             size: size_of::<sys::fa_cache_options>() as u32,
@@ -92,7 +92,7 @@ impl CacheOptions {
         self
     }
 
-    /// Removes a cache with a name after so long without use and sequences; default: never.
+    /// Removes a cache with a name after this time without use and sequences; default: never.
     pub fn ttl(mut self, ttl: Duration) -> CacheOptions {
         self.ttl = Some(ttl);
         self
@@ -110,7 +110,7 @@ impl CacheOptions {
         self
     }
 
-    /// At most so many pages in all sequences; default: the pool's limit.
+    /// At most this many pages in all sequences; default: the pool's limit.
     pub fn max_pages(mut self, max_pages: u64) -> CacheOptions {
         self.raw.max_pages = max_pages;
         self
@@ -369,7 +369,7 @@ impl Cache {
         Ok(tokens)
     }
 
-    /// Begins a step that appends so many tokens to each sequence.
+    /// Begins a step that appends this many tokens to each sequence.
     pub fn step(&self, items: &[(&Sequence, u32)]) -> Result<Step> {
         let items: Vec<_> =
             items.iter().map(|&(sequence, n_new)| Item::new(sequence, n_new)).collect();
@@ -403,7 +403,7 @@ impl<'a> Prefix<'a> {
         self
     }
 
-    /// Also with every tenant that sets it, too.
+    /// Finds what all tenants have published that set this, too.
     pub fn shared(mut self) -> Prefix<'a> {
         self.shared = true;
         self
@@ -582,7 +582,7 @@ impl Sequence {
     }
 
     /// Gives the sequence a name of at most 63 bytes, by which others find it; it then outlives this process. Its
-    /// cache must have a name, too. With a time to live it is removed after so long without use. Called again
+    /// cache must have a name, too. With a time to live it is removed after that time without use. Called again
     /// with the same name, this changes mode and time.
     pub fn set_name(&mut self, name: &str, mode: Mode, ttl: Option<Duration>) -> Result<()> {
         let name = c_string(name.as_bytes(), "name")?;
@@ -643,7 +643,7 @@ impl fmt::Debug for Sequence {
     }
 }
 
-/// Positions as the library has them, of which it reads one for each new token.
+/// Checks positions, of which the library reads one for each new token.
 pub(crate) fn positions(given: &Option<Vec<u32>>, tokens: &[Option<usize>]) -> Result<*const u32> {
     if let Some(given) = given {
         if let Some(&n) = tokens.iter().flatten().find(|&&n| n != given.len()) {

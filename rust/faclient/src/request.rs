@@ -38,7 +38,7 @@ impl<A> Request<A> {
         }
     }
 
-    /// Waits for its end, but at most so long. True: it has ended, and [`wait`](Request::wait) returns at once.
+    /// Waits for its end, but at most this long. True: it has ended, and [`wait`](Request::wait) returns at once.
     pub fn ended(&self, timeout: Duration) -> bool {
         self.poll(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX), None) != -errno::EAGAIN
     }

@@ -292,7 +292,7 @@ pub struct Attend<T> {
 }
 
 impl<T: Element> Attend<T> {
-    /// Of this layer; says nothing yet of what is wanted.
+    /// A request for this layer; `append` and `query` say what it does.
     pub fn new(layer: u32) -> Attend<T> {
         Attend {
             layer,
