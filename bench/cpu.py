@@ -28,7 +28,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NAME = re.compile(r"cpu/(?P<dtype>\w+)/d(?P<dim>\d+)-h(?P<heads>\d+)(\.(?P<kv_heads>\d+))?"
                   r"(-s(?P<square>\d+))?(-q(?P<q>\d+))?(-c(?P<keys>\d+))?(-p(?P<page>\d+))?"
                   r"/(?P<kind>\w+)")
-SECONDS = 0.2  # of samples, in a round
+SECONDS = 0.2  # seconds of samples in a round
 
 
 def shape(name):

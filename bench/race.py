@@ -137,7 +137,7 @@ class Cell:
     0 for none. kernels/attention.h says what they mean.
     """
     SETS = 2
-    SOFTCAP = 5.0  # So low that it matters to logits of random inputs.
+    SOFTCAP = 5.0  # So low that it changes logits of random inputs.
 
     def __init__(self, dtype, dim, seqlen, mask, heads=None, kv_heads=None, tokens=16384,
                  width=2048, like=None, data="random"):

@@ -28,7 +28,7 @@ import tempfile
 import time
 import traceback
 
-# This file has the name of a package that it imports.
+# This folder has a file with the name of a package that it imports.
 sys.path = [x for x in sys.path if os.path.abspath(x) != os.path.dirname(os.path.abspath(__file__))]
 
 SHAPES = {
@@ -330,7 +330,7 @@ def mps(directory):
     os.environ["CUDA_MPS_PIPE_DIRECTORY"] = os.path.join(directory, "pipe")
     os.environ["CUDA_MPS_LOG_DIRECTORY"] = os.path.join(directory, "log")
     subprocess.run(["nvidia-cuda-mps-control", "-d"], check=True, timeout=60)
-    # A process that starts before it listens does without it.
+    # A process that starts before the server listens does without MPS.
     deadline = time.monotonic() + 5
     while not os.path.exists(os.path.join(directory, "pipe", "control")):
         if time.monotonic() > deadline:

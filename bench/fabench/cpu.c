@@ -25,7 +25,7 @@
 #define THREADS_MAX 256
 #define ROUNDS 9
 #define SGEMM_SIZE 2048
-#define SGEMM_PART 0.75      /* of its speed is what decode can reach */
+#define SGEMM_PART 0.75      /* the part of the matrix multiply's speed that decode can reach */
 #define READ_AHEAD_WORDS 512 /* the fastest */
 #define SETTLE_US 60000      /* OpenBLAS threads spin after a call */
 
@@ -151,7 +151,7 @@ static uint64_t team_time(struct team *team, void (*work)(struct team *team, uns
 	work(team, 0);
 	pthread_barrier_wait(&team->barrier);
 	ns = fa_now_ns() - start;
-	/* OpenBLAS's threads take the caller's. */
+	/* OpenBLAS's threads inherit the caller's processors. */
 	(void)sched_setaffinity(0, sizeof(team->allowed), &team->allowed);
 	return ns;
 }

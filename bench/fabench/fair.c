@@ -248,7 +248,7 @@ static int be_victim(const char *socket, struct shared *shared)
 	while (r == 0 && !atomic_load(&shared->end)) {
 		r = one_round(&v, shared);
 		atomic_store(&shared->ready, true);
-		/* Rounds see all phases of an attack. */
+		/* Pauses have random lengths, so that rounds see all phases of an attack. */
 		v.random ^= v.random << 13;
 		v.random ^= v.random >> 7;
 		v.random ^= v.random << 17;

@@ -68,7 +68,8 @@ struct launch_bench {
 	uint32_t cu_new[BATCH_MAX + 1], lengths[BATCH_MAX], lengths_before[BATCH_MAX];
 	uint32_t table_start[BATCH_MAX];
 	uint32_t *table;
-	double unshared_ns[2]; /* first-prepare if nothing is shared, without and with append */
+	/* Times of first-prepare if nothing is shared, without and with append. */
+	double unshared_ns[2];
 };
 
 struct samples {

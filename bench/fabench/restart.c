@@ -211,7 +211,7 @@ int fa_bench_restart(struct fa_bench *bench)
 	struct restart r = { .bench = bench };
 	int code;
 
-	/* It would kill a daemon of others: `fabench all` leaves it out. */
+	/* The benchmark kills the daemon, so `fabench all` leaves out a daemon that was named. */
 	if (bench->socket)
 		return -ENODEV;
 	code = fa_bench_daemon_start_supervised(bench, &r.daemon);

@@ -23,7 +23,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PACKET_BYTES 48 /* about the size of a Ping or Reply */
+#define PACKET_BYTES 48 /* about the size of a Ping or its Reply */
 #define BLOCKS 40
 #define BLOCK_TRIPS 1000
 #define WARM_UP_TRIPS 100
@@ -60,9 +60,9 @@ static const struct {
 };
 
 struct rtt {
-	int echo; /* socket to the bare peer */
+	int echo; /* socket to the peer */
 	pid_t echo_pid;
-	int call_eventfd, reply_eventfd; /* eventfds to the second bare peer and back */
+	int call_eventfd, reply_eventfd; /* eventfds to the second peer and back */
 	pid_t eventfd_pid;
 	/* Clients that use the socket, a ring, and a ring without spinning. */
 	struct client {
@@ -259,7 +259,7 @@ static int report(struct fa_bench *bench, const char *placement, uint64_t *sampl
 
 static void stop_peers(struct rtt *rtt)
 {
-	/* This peer has a copy of the other peer's socket, so end it first. */
+	/* This peer has a copy of the other peer's socket, so it must end first. */
 	if (rtt->eventfd_pid > 0) {
 		kill(rtt->eventfd_pid, SIGKILL);
 		waitpid(rtt->eventfd_pid, NULL, 0);

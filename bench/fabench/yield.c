@@ -245,7 +245,7 @@ static int compare_doubles(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Rounds with fewer than two prefills have no time (0). */
+/* Rounds with fewer than two prefills have no time, and count as 0. */
 static double median(double *values, int n)
 {
 	int first = 0;

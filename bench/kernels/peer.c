@@ -91,7 +91,7 @@ bool fa_peer_agrees(const uint16_t *ours, const uint16_t *theirs, size_t n, doub
 		greatest = fmax(greatest, fabs(a));
 		difference = fmax(difference, fabs(a - b));
 	}
-	/* All zeros would agree with a kernel that does nothing. */
+	/* A reference of zeros would agree with a kernel that does nothing. */
 	*ret_worst = greatest > 0 ? difference / greatest : INFINITY;
 	return *ret_worst <= 1.0 / 64;
 }

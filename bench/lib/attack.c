@@ -28,14 +28,14 @@ enum {
 	LONG_TOKENS = 1 << 20,
 	IN_FLIGHT = 512,
 	CONNECTIONS = 300,
-	MESSAGES = 200, /* on each connection, until all begin anew */
+	MESSAGES = 200, /* messages on each connection, until all connections begin anew */
 	LINGER_S = 60,
 	BUFFERS_MAX = 4096,
 };
 
 #define SPARSE_BYTES (1ull << 30)
 
-/* Tells whoever reads the pipe @begun. */
+/* Tells the process that reads the pipe @begun. */
 static void has_begun(int begun)
 {
 	if (write(begun, "", 1) != 1)
@@ -198,7 +198,8 @@ static void blocking_closes(const char *socket_path, int begun)
 		for (int i = 0; i < 64 && fd >= 0; i++) {
 			const int passed = new_lingering(&address);
 
-			/* Where the daemon has it, too, this close() does not wait. */
+			/* Sends the descriptor, so that the daemon has it, too, and this process's
+			 * close() does not wait. */
 			if (fa_packet_send(fd, bytes, length, &passed, 1, MSG_DONTWAIT) < 0)
 				(void)setsockopt(passed, SOL_SOCKET, SO_LINGER, &none,
 				                 sizeof(none));
@@ -368,7 +369,7 @@ static void cancels(const char *socket, int begun)
 	}
 }
 
-/* The daemon gets and maps large memory without pages, and reads some of it. */
+/* Gives the daemon large memory without pages, and lets it map and read some. */
 static void sparse(const char *socket, int begun)
 {
 	struct fa_client *client = connect_to(socket);
@@ -388,7 +389,7 @@ static void sparse(const char *socket, int begun)
 	}
 }
 
-/* Requests whose ends nobody reads, as many as may be in flight. */
+/* Sends as many requests as may be in flight, and reads no answer. */
 static void slow_readers(const char *socket, int begun)
 {
 	has_begun(begun);
@@ -442,7 +443,7 @@ int fa_attack_start(const struct fa_attack *attack, const char *socket, uid_t ui
 		if (getppid() != parent || setresgid(uid, uid, uid) < 0 ||
 		    setresuid(uid, uid, uid) < 0)
 			_exit(1);
-		/* A change of uid clears it. */
+		/* Set here because a change of uid clears it. */
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		attack->run(socket, begun[1]);
 		_exit(1);

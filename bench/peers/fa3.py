@@ -29,7 +29,7 @@ def seconds(launch):
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     launch(0)
     torch.cuda.synchronize()
-    torch.cuda._sleep(5_000_000)  # So that the host is ahead.
+    torch.cuda._sleep(5_000_000)  # The GPU sleeps, so that the host is ahead.
     start.record()
     for i in range(4):
         launch(i % 2)
@@ -74,7 +74,7 @@ def paged_launcher(cell, k, v, table, splits, planned):
 
 
 def paged(cell):
-    if cell.store != "bf16":  # it would want queries in 8 bits, too
+    if cell.store != "bf16":  # FlashAttention-3 would want queries in 8 bits, too
         return {}
     layouts = {"nhd": (cell.k, cell.v, cell.table),
                "hnd": (*(x.transpose(1, 2) for x in cell.hnd()), cell.table),

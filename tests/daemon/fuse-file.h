@@ -15,5 +15,5 @@ struct fuse_file {
 /* False: nothing can be mounted here. */
 bool fuse_file_start(struct fuse_file *file);
 
-/* All that waits for the file goes on. */
+/* Ends the flushes, so that every process that waits for the file goes on. */
 void fuse_file_stop(struct fuse_file *file);

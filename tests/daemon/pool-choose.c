@@ -1,4 +1,4 @@
-/* Chosen mostly are operations that can succeed. */
+/* Chooses operations, mostly ones that can succeed. */
 #include "tests/daemon/pool-runner.h"
 
 static const struct {
@@ -33,7 +33,7 @@ static bool one_in(struct fa_test_random *random, uint32_t n)
 
 #define NO_SEQUENCE ((uint64_t)UINT32_MAX << 32 | 1)
 
-/* Mostly one that the actor may use, sometimes any other, or none. */
+/* Chooses mostly a sequence that the actor may use, sometimes any other, or none. */
 static uint64_t choose_sequence(struct runner *runner, struct fa_test_random *random,
                                 const struct op *op, bool empty)
 {

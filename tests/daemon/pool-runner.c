@@ -118,7 +118,7 @@ static void attend(struct runner *runner, const struct op *op, const struct fa_p
 	}
 }
 
-/* The caches' free and idle pages must really be too few for @op. */
+/* Fails unless the caches really have too few free and idle pages for @op. */
 static void check_exhausted(struct runner *runner, const struct op *op)
 {
 	uint64_t need[MODEL_CACHES] = { 0 };
@@ -450,7 +450,7 @@ void runner_reopen(struct runner *runner)
 {
 	for (uint32_t i = 0; i < MODEL_STEPS; i++)
 		if (runner->steps[i]) {
-			/* Only frees memory: the step's process is gone. */
+			/* The step's process is gone, so the abort only frees memory. */
 			fa_pool_step_abort(runner->scene.pool, runner->steps[i]);
 			runner->steps[i] = fa_pool_step_free(runner->steps[i]);
 		}

@@ -160,9 +160,9 @@ static void kill_round(const struct held *before)
 	attention_client_expect(&patient, 0);
 	fa_check_eventually(fa_test_cuda_kernels(page) == fa_test_cuda_launches(page));
 	/*
-	 * A launch per request, and one per resumption beside the endless request, except after the
-	 * last stop of the killed client. In the first round that client's request may have been
-	 * resumed, and its others begun.
+	 * There is a launch per request, and one per resumption beside the endless request, except
+	 * after the last stop of the killed client. In the first round that client's request may
+	 * have been resumed, and its others begun.
 	 */
 	if (before)
 		fa_check_eq(fa_test_cuda_launches(page) - launches,

@@ -72,7 +72,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* It runs until the test ends it. */
+/* Begins a long work that runs until the test ends it. */
 static void begin_long(void)
 {
 	const uint64_t kernels = fa_test_cuda_kernels(page);

@@ -222,7 +222,7 @@ static void endless_child(void)
 	fa_test_cuda_kernel_us(scene.cuda.page, 20000);
 	for (int i = 0; i < 2; ++i)
 		start(&scene, urgent[i]);
-	/* It runs to its end unseen while this thread has no processor. */
+	/* The kernel may end unseen while this thread has no processor: tries again. */
 	do
 		run_beside_urgent(&scene, urgent, until_ns);
 	while (fa_test_cuda_stopped(scene.cuda.page) == 0);

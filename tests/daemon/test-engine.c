@@ -544,7 +544,7 @@ static void test_groups_take_turns(void **state)
 	for (uint64_t i = 1; i <= 300; i++) {
 		n[f.group[stream_of(&f, i)]]++;
 		n_alone += stream_of(&f, i) == 41;
-		/* No group is ahead by more than the jobs submitted before it. */
+		/* No group is ahead of another by more than the jobs that were submitted before. */
 		assert_in_range(n[2] + 20, n[1], n[1] + 40);
 		assert_in_range(n[3] + 20, n[1], n[1] + 40);
 	}

@@ -168,8 +168,8 @@ static void test_in_queue(void **state)
 		uint64_t begin = fa_now_ns();
 
 		/*
-		 * The first few may be accepted before the signal is seen, and are refused with a
-		 * reason.
+		 * The daemon may accept the first few before it sees the signal, and refuses them
+		 * with a reason.
 		 */
 		while (fa_raw_receive(&raws[i], PROMPT_NS / FA_NS_PER_MS) == 1)
 			fa_check_eq(raws[i].message.type, FA_WIRE_REPLY);

@@ -106,7 +106,7 @@ static struct fa_wire_message example(enum fa_wire_type type)
 	return message;
 }
 
-/* Some cuts remove only padding: the decoder says whether the rest is a message. */
+/* Some cuts remove only padding: then the decoder says whether the rest is a message. */
 static void test_truncated(void **state)
 {
 	_Alignas(8) unsigned char bytes[FA_WIRE_BYTES_MAX];

@@ -54,7 +54,7 @@ static int close_client(void **state)
 	return 0;
 }
 
-/* A dense view at *at, which moves behind it. */
+/* Returns a dense view at *at, and moves *at behind it. */
 static struct fa_wire_view view(uint64_t *at, uint8_t dtype, uint8_t rank, const int64_t *shape)
 {
 	struct fa_wire_view view = {

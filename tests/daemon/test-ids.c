@@ -48,7 +48,7 @@ static void test_ids(void **state)
 	struct fa_pool_sequence_info info;
 	struct fa_pool_cache_info cache_info;
 
-	/* Numbers that follow each other have ids that do not. */
+	/* Ids of numbers that follow one another do not follow one another. */
 	s = scene_sequence(&scene, SCENE_ANNA, cache);
 	t = scene_sequence(&scene, SCENE_ANNA, cache);
 	assert_int_equal(s >> 56, t >> 56);
@@ -60,7 +60,7 @@ static void test_ids(void **state)
 	SCENE_FAILS(&scene, -EINVAL, "is a sequence; expected a cache",
 	            fa_pool_cache_remove(scene.pool, anna, s, &scene.error));
 
-	/* To another user, all that it may not see is the same. */
+	/* What another user may not see, and what does not exist, look the same to it. */
 	for (uint32_t i = 0; i < 66; i++) {
 		id = i < 64 ? s ^ 1ull << i : i == 64 ? s : 0;
 		if (id >> 56 == FA_ID_CACHE)
@@ -83,7 +83,7 @@ static void test_ids(void **state)
 	            fa_pool_sequence_get_info(scene.pool, david, s, &scene.error, &info));
 	assert_int_equal(fa_pool_sequence_remove(scene.pool, david, id, &scene.error), 0);
 
-	/* Pools of before keep their ids until the objects are removed. */
+	/* A pool from before keeps its ids until the objects are removed. */
 	assert_int_equal(fa_pool_sequence_set_name(scene.pool, anna, t, "t", 0, 0, 0, &scene.error),
 	                 0);
 	id = t;

@@ -93,7 +93,7 @@ static size_t vector(int i, const uint32_t **ret_words)
 	return below(4) ? 0 : below(WORDS);
 }
 
-/* In two of three cases valid, or nearly so. */
+/* Returns a view that is valid, or nearly so, in two of three cases. */
 static struct fa_wire_view view(uint32_t tokens, uint32_t heads, uint32_t dim)
 {
 	struct fa_wire_view v = {
@@ -130,7 +130,8 @@ static struct fa_wire_view view(uint32_t tokens, uint32_t heads, uint32_t dim)
 	return v;
 }
 
-/* @good, or rarely any number: of several faults only the first is tested. */
+/* Returns @good, or rarely any number: rarely, because only the first of several faults is
+ * found. */
 static uint32_t rarely(uint32_t good)
 {
 	return below(10) ? good : (uint32_t)number();
