@@ -120,7 +120,7 @@ struct fa_wire_sequence_reply {
 	uint32_t uid;     /* whose it is */
 };
 
-#define FA_WIRE_PREFIX_SHARED (1u << 0) /* with all tenants that set it */
+#define FA_WIRE_PREFIX_SHARED (1u << 0) /* prefixes are shared with all tenants that set it, too */
 #define FA_WIRE_EXTRA_MAX 256           /* bytes */
 #define FA_WIRE_TOKENS_MAX 16000        /* entries of a vector; longer lists use a view */
 

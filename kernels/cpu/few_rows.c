@@ -148,7 +148,7 @@ VEC_INLINE void products_of_strip(enum fa_attention_dtype dtype, const int rows,
 	}
 }
 
-/* Products of @rows rows with @keys keys; their product is at most VEC_LANES. */
+/* Dot products of @rows rows with @keys keys; @rows * @keys is at most VEC_LANES. */
 VEC_INLINE void products(enum fa_attention_dtype dtype, const int rows, const int keys,
                          const struct fa_cpu_job *job, struct state *state, int32_t row,
                          const char *k, int32_t key, const bool fetches, int64_t ahead)

@@ -154,7 +154,8 @@ def test_attach_rows(client):
     assert cache.attach(ids, mask) == 21 + 48
     assert agree(expected, generate(model, ids, mask, cache, n=20), 3) == 0
     assert ran[0] == 80 - 69
-    # A row of which nothing is known holds up all; one without tokens holds up none.
+    # attach() takes as many tokens as the cache has of every row: one unknown row makes it 0. A row
+    # without tokens does not count.
     strange = ids.clone()
     strange[1] = ids[1].flip(0)
     assert cache.attach(strange, mask) == 0

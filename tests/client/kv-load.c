@@ -105,7 +105,8 @@ static bool is_gone(struct worker *w, struct sequence *s, int r)
 	return true;
 }
 
-/* fa_step_begin() repeats itself. The daemon that lost its device may have worked on the first. */
+/* fa_step_begin() sends its message again to the next daemon. A daemon that lost its device may
+ * have carried out the first message. */
 static void note_risk(struct sequence *s, int begun)
 {
 	if (begun == -ESTALE && drops)

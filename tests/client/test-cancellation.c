@@ -16,7 +16,7 @@
 #include <cmocka.h>
 
 #define THREADS 4
-/* A later call that hangs ends the test. */
+/* If a call after a cancellation hangs, the test ends after this time. */
 #define HANG_S 100
 
 static uint64_t cache;

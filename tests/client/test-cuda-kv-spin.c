@@ -58,8 +58,8 @@ static bool is_polled(void)
 	return status("\"rings_polled\":") != 0;
 }
 
-/* Returns how many doorbells the layers of a step rang that each came when the daemon had nothing
- * to do. */
+/* Runs a step. Returns how many doorbells its layers rang; @await_sleep: each once the daemon
+ * sleeps. */
 static uint64_t run(bool await_sleep)
 {
 	uint32_t tags[1] = { 1 };

@@ -30,12 +30,12 @@ def load(path):
 
 
 def python_name(struct):
-    """The class for a struct: StepItem for fa_step_item."""
+    """The name of the Python class for a struct: StepItem for fa_step_item."""
     return "".join(word.capitalize() for word in struct.split("_")[1:])
 
 
 def python_type(example, text):
-    """The ctypes type for a C type."""
+    """The ctypes type for a C type in the text of a header."""
     base = text.replace("const ", "").replace("*", "").strip()
     stars = text.count("*")
     if base == "char" and stars == 1:

@@ -184,7 +184,8 @@ def error_cases():
 # ---- pages of the client's own
 
 class Own:
-    """A case over pages that the client manages: carries out on lists of rows what is done to them."""
+    """A case over pages that the client manages. Computes what to expect by doing each operation on
+    lists of rows."""
 
     def __init__(self, name, dtype="f32", pages=6, page_tokens=4, kv_heads=2, dim=16, dim_v=None,
                  heads_first=False, layers=1):
@@ -275,7 +276,8 @@ def own_cases():
         [[1, 4], [5, 0]], [6, 2], [1, 1]).case
     yield Own("own pages, one head, no keys", kv_heads=1).attend(
         table, [0, 3], [2, 4], causal=True, lse=True).case
-    # Bounds: pages to the last one, lengths to max_k and to what the table has room for.
+    # Numbers out of bounds: the last page stands for pages beyond it, max_k or the table's room for
+    # lengths beyond them.
     yield (Own("own pages, numbers out of bounds").attend([[6, 1000000], [2, 2147483647]], [8, 7],
                                                           [1, 2])
            .attend([[1], [2]], [2000000000, -5], [1, 1], max_k=4)
@@ -290,7 +292,7 @@ def own_cases():
 # ---- the KV cache
 
 class Script:
-    """A case over a cache: carries its steps out on lists of rows."""
+    """A case over a cache. Computes what to expect by doing each step on lists of rows."""
 
     def __init__(self, name, dtype="f32", shared=False, **shape):
         Random.begin(name)
@@ -298,7 +300,7 @@ class Script:
         if shared:
             self.cache["name"] = f"conformance {name}"
         self.case = {"name": name, "dtype": dtype, "cache": self.cache, "operations": []}
-        self.sequences = {}  # name: (first, [rows of each token: {layer: (k, v)}])
+        self.sequences = {}  # name: (its first token, [rows of each token: {layer: (k, v)}])
         self.step = {}
 
     def do(self, what, **fields):
@@ -543,7 +545,7 @@ def kv_error_cases():
 def cases():
     found = [*attention_cases(), *error_cases(), *own_cases()]
     found += [script.case for script in (*kv_cases(), *kv_error_cases())]
-    # Shows that a runner notices a wrong number.
+    # A runner that compares nothing would pass this case, and must not.
     wrong = attention("a wrong number is noticed", heads=1, n_q=2, n_k=3)
     wrong["operations"][0]["out"][-1] += 0.01
     wrong["wrong"] = True

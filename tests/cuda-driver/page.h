@@ -84,7 +84,7 @@ struct fa_test_cuda_page {
 	_Atomic uint32_t gates_began, gates_opened, gates_shut;
 	_Atomic uint32_t pins_held; /* pinning of host memory ends when this is 0 */
 	struct fa_test_cuda_rule rules[FA_TEST_CUDA_RULES];
-	_Atomic uint32_t holds_end; /* holds from here on were never used */
+	_Atomic uint32_t holds_end; /* holds[] from this index on were never used */
 	struct fa_test_cuda_hold holds[FA_TEST_CUDA_HOLDS];
 };
 

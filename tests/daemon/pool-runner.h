@@ -20,7 +20,7 @@ struct runner {
 int runner_quota(void *userdata, const struct fa_pool_tenant_info *held,
                  const struct fa_pool_more *more, struct fa_error *error);
 
-/* @runs: with small chunks, of which caches have runs. */
+/* @runs: with small chunks, several of which form one run of a cache. */
 void runner_init(struct runner *runner, bool runs);
 void runner_deinit(struct runner *runner);
 

@@ -101,7 +101,7 @@ static void test_limits(void **state)
 		client_open(&clients[i], 0);
 	fa_test_cuda_record_us(page, LATE_US);
 	for (int round = 0; round < ROUNDS; ++round) {
-		/* Twice by each client: both limits count. */
+		/* Each client sends twice in turn, so that both limits are reached. */
 		struct client *client = &clients[round / 2 % 2];
 
 		send(client, 0, round % 3 != 0);
@@ -130,7 +130,7 @@ static void test_stream(void **state)
 		wait_reported(&client, 3);
 		cancel.cancel.value = client.value;
 		fa_raw_call_expect(&client.raw, &cancel, NULL, 0, -ENOENT, NULL);
-		/* The answer comes when the record has. */
+		/* The answer comes only when the record has come. */
 		fa_raw_stream_free(&client.raw, 3);
 		fa_check(client.raw.page[3].completed == client.value);
 		/* A stream with a request that the device has not reported is busy at once. */

@@ -385,7 +385,7 @@ static int run_client(void *userdata)
 {
 	struct victim *victim = userdata;
 
-	/* The only descriptor that the states know by number. */
+	/* The states write to the test by stdout, whose number they all know. */
 	if (dup2(victim->ready[1], STDOUT_FILENO) < 0)
 		return 1;
 	states[victim->state].reach();

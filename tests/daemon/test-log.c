@@ -103,7 +103,8 @@ static void test_time(void **state)
 	tzset();
 }
 
-/* As a program that a service started with another stderr. */
+/* JOURNAL_STREAM names another file than stderr, as in a program that a service started with
+ * another stderr. */
 static void test_lines(void **state)
 {
 	int pipe_fds[2], before = dup(STDERR_FILENO);

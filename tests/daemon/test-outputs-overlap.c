@@ -31,7 +31,7 @@ static struct fa_wire_view view(uint64_t offset, const int64_t *shape, const int
 	return v;
 }
 
-/* Counts how often each element of the space is in a view. */
+/* Whether two views have an element in common: counts each element of the space. */
 static bool share(const struct fa_wire_view *views, size_t n)
 {
 	static unsigned char used[SPACE];

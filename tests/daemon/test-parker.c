@@ -280,7 +280,7 @@ static void test_bell_in_vain(void **state)
 		n_heard += waiter.watch_fired;
 		waiter.watch_fired = false;
 	}
-	/* Heard 4, ignored 64, twice; then heard 4. */
+	/* It heard 4 rings and ignored 64, twice; then it heard 4 more. */
 	assert_int_equal(n_heard, 12);
 	fa_parker_deinit(&waiter);
 	close(bell);

@@ -605,7 +605,7 @@ static void test_quota_of_lists(void **state)
 	assert_int_equal(fa_pool_step_plan(pool, &first, &item, 1, 1, 0, &error, &step), 0);
 	assert_int_equal(fa_pool_step_commit(pool, step, &error), 0);
 	fa_pool_step_free(step);
-	/* A list has 100 cells of 1024. */
+	/* One list takes 100 of the 1024 cells. */
 	while ((r = fa_pool_sequence_fork(pool, &first, sequence, UINT64_MAX, &error, &forks[n])) ==
 	       0)
 		n++;

@@ -21,7 +21,7 @@
 
 #define MAX FA_FD_REAPER_UNCHARGED_MAX
 #define N (MAX + 40)
-/* In which a daemon that accepted more would have done so. */
+/* Within this time, a daemon that accepted more would have done so. */
 #define QUIET_MS 300
 
 static struct fa_scene scene;

@@ -27,7 +27,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* A session takes one file here and two in the daemon. */
+/* A session needs one descriptor in the test and two in the daemon. */
 static void raise_limit(uint64_t n)
 {
 	struct rlimit limit;

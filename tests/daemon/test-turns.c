@@ -63,14 +63,14 @@ static void test_turn(void **state)
 	assert_true(fa_turn_has_time(&a));
 }
 
-/* Who is alone may use all time. */
+/* If no other account has work, an account may use all time. */
 static void test_alone(void **state)
 {
 	b.tenant = fa_tenant_unref(b.tenant);
 	for (int i = 0; i < 100; i++)
 		fa_turn_use(&a, FA_TURN_LONG_CREDIT_NS);
 	assert_true(fa_turn_has_time(&a));
-	/* What it did alone is no debt. */
+	/* What it used then is no debt later. */
 	assert_int_equal(fa_tenant_get(&context.tenants, B_UID, "/", &b.tenant), 0);
 	fa_turn_note(&b, fa_now_ns());
 	next_turn();

@@ -62,7 +62,7 @@ def main():
         names = list(dict.fromkeys(name for name, _ in keys if not name.endswith("/rate")))
         assert said["results"] == [{"name": name} for name in names], (said, names)
 
-    # What all.py says, with its shapes, but for --json and how often.
+    # The commands of all.py with all their options but --json and the number of samples.
     asked = set()
     for _, _, commands in bench.PARTS:
         for command in commands:

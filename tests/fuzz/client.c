@@ -477,7 +477,7 @@ void client_finish(struct client *client)
 		atomic_fetch_add(&client->in[i].value, 1ull << 20);
 	if (client->ring_memory)
 		(void)eventfd_write(client->doorbell, 1);
-	/* Registrations that wait for pieces end. */
+	/* End the registrations that wait for more pieces. */
 	for (unsigned int i = client->n_pending; i--;) {
 		const struct pending *pending = &client->pending[i];
 		struct fa_wire_message message = { .type = FA_WIRE_BUFFER_FREE };

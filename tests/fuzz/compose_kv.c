@@ -517,7 +517,7 @@ static void compose_copy(struct client *client, struct parcel *parcel)
 	compose_gates(client, &parcel->message);
 }
 
-/* From a copy of one layer, which finds the tokens: the same in as many layers as there are. */
+/* Makes a copy of one layer, and from that a copy of the same tokens in all layers. */
 static void compose_pages(struct client *client, struct parcel *parcel)
 {
 	static struct fa_wire_place places[2][FA_WIRE_LAYERS_MAX];

@@ -122,7 +122,7 @@ void host_begin(void)
 {
 	if (!server)
 		start();
-	/* Count before each input, as libFuzzer opens files between inputs. */
+	/* Counted before each input, as libFuzzer itself opens files between inputs. */
 	n_fds_idle = count_fds();
 	n_connected = server->accept.n_connections + server->accept.n_rejected;
 }

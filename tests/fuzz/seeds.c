@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define INPUT_BYTES 6000
-/* So many inputs have all kinds of messages. */
+/* With this many inputs, every kind of message is sent. */
 #define INPUTS 60
 
 static unsigned long seed = 1;

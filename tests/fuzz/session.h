@@ -7,7 +7,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length);
 
-/* Stops the daemon as a client asks for it. The last call. */
+/* Stops the daemon by a client's message, at the end of the run. */
 void session_drain(void);
 
 /* Prints counts per kind of message. Returns false if less than half of all messages succeeded, or

@@ -183,7 +183,7 @@ static void case_peaked(struct fa_cases *cases)
 static float raised(int kind, int i, int n)
 {
 	switch (kind) {
-	case 0: /* a few keys, as far as a fixed maximum bears */
+	case 0: /* a few keys, as high as a fixed maximum allows */
 		return i < 4 ? 100 - (float)i / 2 : 0;
 	case 1:
 		return i == 0 ? 300 : 0;
@@ -191,7 +191,7 @@ static float raised(int kind, int i, int n)
 		return i == n / 2 ? 300 : 0;
 	case 3:
 		return i == n / 2 || i == 3 ? 130 : i == 1 ? 260 : 0;
-	case 4: /* twice beyond it */
+	case 4: /* two rises, each higher than that */
 		return 130.f * (float)((n - 1 - i) * 3 / n);
 	case 5:
 		return 300.f * (float)(n - 1 - i) / (float)n;

@@ -275,7 +275,8 @@ static void edges(void)
 	}
 }
 
-/* Some sequences have more tiles than one look-up returns, others too few for all warps. */
+/* Some sequences have more tiles than a warp looks up at once; others have fewer than there are
+ * warps. */
 static void turns(void)
 {
 	static const uint32_t lengths[] = { 3, 1900, 70, 64, 129, 1, 200, 330, 65, 2, 128 };

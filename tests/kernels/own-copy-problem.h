@@ -25,8 +25,8 @@ struct own_problem {
 	uint32_t pages[OWN_PAGES_MAX];
 };
 
-/* A copy of tokens [first, end) of a sequence, in all layers but perhaps the first, with pages of
- * @page_tokens. */
+/* A copy of tokens [first, end) of a sequence with pages of @page_tokens, in all layers or all but
+ * the first. */
 void own_init(struct own_problem *own, struct paged_problem *problem, int32_t sequence,
               uint32_t first, uint32_t end, int layout, int32_t page_tokens);
 void own_deinit(struct own_problem *own);

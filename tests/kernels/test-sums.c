@@ -128,7 +128,7 @@ static void test_many_equal_values(void **state)
 		{ 1, 1, MANY_KEYS, true },           /* few rows, split */
 		{ 64, 40, MANY_KEYS, false },        /* many rows, not split */
 		{ 1, 40, MANY_KEYS / 32 * 3, true }, /* many rows, split */
-		{ 64, 1, 2049, false },              /* some keys beyond the near sums */
+		{ 64, 1, 2049, false },              /* one key more than a near sum takes */
 		{ 64, 40, 2049, false },
 	};
 	const struct fa_cpu_isa *const *isas = problem_isas();

@@ -128,7 +128,7 @@ int fa_test_reap(pid_t pid)
 
 int fa_test_count_fds(pid_t pid)
 {
-	/* Not getpid(): in a PID namespace it may be the number of another process of this /proc. */
+	/* Not /proc/getpid(): if /proc is of an outer PID namespace, that is another process. */
 	char path[64] = "/proc/self/fd";
 	struct dirent *entry;
 	int n = 0;
@@ -142,7 +142,7 @@ int fa_test_count_fds(pid_t pid)
 	while ((entry = readdir(dir)))
 		n += entry->d_name[0] != '.';
 	closedir(dir);
-	return pid ? n : n - 1; /* not the descriptor that reads the directory */
+	return pid ? n : n - 1; /* without the directory's own descriptor */
 }
 
 uint64_t fa_test_peak_bytes(pid_t pid)

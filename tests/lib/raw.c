@@ -22,7 +22,7 @@
 
 void fa_raw_init(struct fa_raw *raw, int fd)
 {
-	/* Not .bytes: large, and written before read. */
+	/* .bytes is large, and always written before it is read. */
 	memset(raw, 0, offsetof(struct fa_raw, bytes));
 	memset(&raw->page_fd, 0, sizeof(*raw) - offsetof(struct fa_raw, page_fd));
 	raw->fd = fd;

@@ -59,7 +59,7 @@ before_metrics=$(systemctl show -P MainPID fad-metrics)
 for user in $USERS; do
 	eval "steps_$(echo "$user" | tr - _)=\$(steps $user)"
 done
-# As an operator has it who changed a setting.
+# A setting that an operator has changed.
 sed -i 's/^#drain_timeout_ms = .*/drain_timeout_ms = 5000/' /etc/fad/fad.conf
 
 apt install /test/new/*.deb

@@ -63,7 +63,7 @@ def progress(tenant):
 
 
 def all_work(what):
-    """Each tenant gets on, from now on."""
+    """Waits until each tenant has made progress since this call."""
     before = {tenant: progress(tenant) for tenant in TENANTS}
     for tenant in TENANTS:
         wait(f"{tenant} to get on {what}", lambda: progress(tenant) > before[tenant])
@@ -81,7 +81,7 @@ def start_tenants():
 
 def end_tenants():
     for tenant in TENANTS:
-        # Without its result, as systemd forgets a unit that ended well.
+        # No `systemctl stop`: systemd would forget a unit that ended well, and its result.
         pid = int(show(tenant, "MainPID"))
         os.kill(pid, signal.SIGTERM)
     for tenant in TENANTS:
@@ -106,7 +106,7 @@ def again(what, act, seconds=60):
 
 
 def exposure(unit, most):
-    """What systemd itself makes of the unit as it runs."""
+    """Checks systemd's own measure of how exposed the running unit is: 0 (safe) to 10."""
     text = run("systemd-analyze", "--no-pager", "security", unit)
     value = float(re.search(rf"exposure level for {unit}: ([0-9.]+)", text)[1])
     print(f"systemd-analyze security {unit}: {value}")
@@ -114,7 +114,7 @@ def exposure(unit, most):
 
 
 def scrape(path=None):
-    """The exporter's metrics, at its port or its path."""
+    """The exporter's answer, from its port or from the socket at @path."""
     connection = socket.socket(socket.AF_UNIX if path else socket.AF_INET)
     connection.settimeout(20)
     try:

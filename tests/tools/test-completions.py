@@ -32,7 +32,8 @@ def read(path):
 def usage(program):
     """The options of --help, the first words of its commands, and what follows them."""
     text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
-    # Not those of its sentences, such as "use `fad --supervise`".
+    # Lines of options and commands are indented; sentences, which may name options of others, are
+    # not.
     lines = [line for line in text.split("\n") if line.startswith(" ")]
     options = {option for line in lines for option in OPTION.findall(re.split(r"(?<=\S)  +", line)[0])}
     commands = {}

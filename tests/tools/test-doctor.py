@@ -137,7 +137,7 @@ def check_gpu(factl, folder, nvml, driver, program):
             expect(found, "device files", "warning", "/dev/nvidia", "nvidia-modprobe")
         found = doctor(factl, socket, 0, **both, DOCTOR_SLOWDOWN="0x64")
         expect(found, "clock of the GPU", "warning", "held down by heat", "Cool it")
-        found = doctor(factl, socket, 0, **both, DOCTOR_SLOWDOWN="0x5")  # idle and the power cap: as it should be
+        found = doctor(factl, socket, 0, **both, DOCTOR_SLOWDOWN="0x5")  # an idle GPU and the power cap are no faults
         expect(found, "clock of the GPU", "ok")
         expect(doctor(factl, socket, 1, **both, DOCTOR_ECC="3"), "memory of the GPU", "fault", "3 errors")
         found = doctor(factl, socket, 0, **cuda)

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-# Beside an unknown option, which is wrong everywhere. No case may start anything that stays.
+# Wrong command lines of each program. None may start anything that stays.
 WRONG = {
     "fad": ["stray", "--socket", "--threads many", "--threads 1025", "--log printer", "--log-level loud",
             "--drain-timeout-ms soon", "--listen-fd 99", "--listen-fd x", "--ready-fd 99", "--thread 1",

@@ -64,7 +64,7 @@ class Exporter:
         return response.status, response.getheader("Content-Type"), text
 
     def fresh(self, **options):
-        """An answer from a status that the daemon gave after this call: the last one counts for half a second."""
+        """Asks after the exporter's last status, which it keeps for half a second, has expired."""
         time.sleep(0.55)
         return self.ask(**options)
 
@@ -109,7 +109,7 @@ def check_http(exporter):
     assert exporter.ask(method="POST", body="x" * 100000)[0] == 405
     status, kind, text = exporter.ask(method="HEAD")
     assert (status, kind, text) == (200, PROMETHEUS, "")
-    # Nonsense, and many who connect and say nothing, harm nobody else for long.
+    # Nonsense, and many connections that send nothing, delay others but briefly.
     for nonsense in (b"\0" * 100, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"x" * 100000):
         with socket.create_connection(("127.0.0.1", exporter.port), timeout=60) as connection:
             try:
@@ -130,7 +130,7 @@ def tenants(families):
 
 
 def ask_as(uid, exporter):
-    """What another user sees at the path."""
+    """The answer at the socket to another user."""
     read, write = os.pipe()
     pid = os.fork()
     if not pid:

@@ -106,7 +106,7 @@ def check_frames(program):
     text = frame(before, after, "tenant")
     assert " 750" not in text and re.search(r"^ +7 +110 +0 .* 50\.0% +2\.00 MiB +75\.0%  /a$", text, re.MULTILINE), text
     assert re.search(r"^ +8 +0\.5 +0 +- +0\.0% +0 B +-  \.\..*/the-end$", text, re.MULTILINE), text
-    # Since the start, if there is none before, or one of another daemon.
+    # Without an earlier status of the same daemon, rates are those since its start.
     for first in (None, {**before, "generation": 4}):
         assert "requests  30.8/s finished" in frame(first, after), frame(first, after)
     # Large numbers, long names, and names in other letters stay within 80 columns.
@@ -198,7 +198,7 @@ def check_terminal(scene, folder, client):
     assert "  factl\033" not in terminal.output[terminal.read:]
     terminal.press("/\033")
     terminal.see(r"/: filter\033")
-    # A daemon that is gone is said to be, and the next one is found.
+    # top says that the daemon is gone, and finds the next one.
     terminal.press("s")
     scene.stop()
     terminal.see(r"The daemon does not answer: ")
