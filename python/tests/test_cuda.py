@@ -8,6 +8,9 @@ torch = pytest.importorskip("torch")
 import faclient  # noqa: E402
 import faclient.torch as fad  # noqa: E402
 from conftest import Supervised, eventually  # noqa: E402
+from faclient.torch.flash_attn import flash_attn_with_kvcache  # noqa: E402
+from test_flash_attn import reference as exact  # noqa: E402
+from test_flash_attn import rotated  # noqa: E402
 
 LIMITS = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -147,6 +150,101 @@ def test_compile(gpu):
         for _ in range(3):
             expected = reference(torch.nn.functional.silu(q), k, v, True) * 2
             assert off(block(q, k, v), expected) < 6e-2
+
+
+def cuda_cache(generator, lengths, page, dtype, tokens=96):
+    """NaN but for sequences of these lengths, which also come as they are, on the CPU."""
+    rows = [[torch.randn(n, 2, 128, generator=generator).to(dtype) for n in lengths] for _ in "kv"]
+    columns = -(-tokens // (page or tokens))
+    table = torch.randperm(len(lengths) * columns, generator=generator).int().view(-1, columns)
+    if page is None:
+        table = table.sort(0)[0]
+    caches = [torch.full((table.numel(), page or tokens, 2, 128), torch.nan) for _ in "kv"]
+    for cache, of in zip(caches, rows):
+        for b, x in enumerate(of):
+            for j, row in enumerate(x):
+                cache[table[b, j // (page or tokens)], j % (page or tokens)] = row
+    if page is None:
+        table = None
+    else:
+        table = table.cuda()
+    return *(x.to(dtype).cuda() for x in caches), table, rows
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("page", [None, 16])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("leftpad", [False, True])
+def test_cache_rotary(gpu, dtype, page, ragged, leftpad):
+    """flash_attn_with_kvcache with all that is done before the request, in the stream's order."""
+    generator = torch.Generator().manual_seed(11)
+    lengths = (0, 5, 77, 30)
+    k_cache, v_cache, table, rows = cuda_cache(generator, lengths, page, dtype)
+    counts = (3, 0, 5, 1) if ragged else (3, 3, 3, 3)
+    cu = torch.tensor([0, *counts]).cumsum(0).int()
+    pads = (0, 1, 20, 5) if leftpad else (0, 0, 0, 0)
+    angles = torch.rand(100, 32, generator=generator) * 6
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    q, new_k, new_v = (torch.randn(sum(counts), heads, 128, generator=generator).to(dtype)
+                       for heads in (8, 2, 2))
+    expected = []
+    for b, n in enumerate(lengths):
+        new = slice(cu[b], cu[b + 1])
+        k = torch.cat([rows[0][b].double(),
+                       rotated(new_k[new], cos, sin, n, False).to(dtype).double()])
+        v = torch.cat([rows[1][b], new_v[new]])
+        mine = rotated(q[new], cos, sin, n, False).to(dtype)
+        expected.append(exact(mine, k[pads[b]:], v[pads[b]:], causal=True)[0])
+    options = {"cache_seqlens": torch.tensor(lengths, dtype=torch.int32).cuda(),
+               "page_table": table, "rotary_cos": cos.cuda(), "rotary_sin": sin.cuda(),
+               "rotary_interleaved": False, "causal": True}
+    if leftpad:
+        options["cache_leftpad"] = torch.tensor(pads, dtype=torch.int32).cuda()
+    given = [x.cuda() for x in (q, new_k, new_v)]
+    if ragged:
+        options.update(cu_seqlens_q=cu.cuda(), cu_seqlens_k_new=cu.cuda(), max_seqlen_q=5)
+    else:
+        given = [x.unflatten(0, (4, 3)) for x in given]
+    for _ in range(3):  # the same rows go to the same slots
+        out = flash_attn_with_kvcache(given[0], k_cache, v_cache, *given[1:], **options)
+        assert off(out.reshape(-1, 8, 128).cpu(), torch.cat(expected)) < 2 * LIMITS[dtype]
+    fad.synchronize()
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_cache_float8(gpu, same, ragged):
+    """Queries, keys and values in float8, with scales for each sequence and head."""
+    generator = torch.Generator().manual_seed(12)
+    lengths, code = (0, 5, 77, 30), torch.float8_e4m3fn
+    k_cache, v_cache, table, rows = cuda_cache(generator, lengths, 16, torch.float32)
+    k_cache, v_cache = k_cache.to(code), v_cache.to(code)
+    counts = (3, 0, 5, 1) if ragged else (3, 3, 3, 3)
+    cu = torch.tensor([0, *counts]).cumsum(0).int()
+    q, new_k, new_v = (torch.randn(sum(counts), heads, 128, generator=generator).to(code)
+                       for heads in (8, 2, 2))
+    descales = [(torch.rand(1 if same else 4, 2, generator=generator) + 0.5).expand(4, 2)
+                for _ in range(3)]
+    expected = []
+    for b in range(4):
+        new = slice(cu[b], cu[b + 1])
+        k, v = (torch.cat([x[b].to(code).float(), y[new].float()]) * scale[b][:, None]
+                for x, y, scale in zip(rows, (new_k, new_v), descales[1:]))
+        mine = q[new].float() * descales[0][b].repeat_interleave(4)[:, None]
+        expected.append(exact(mine, k, v, causal=True)[0])
+    options = {"cache_seqlens": torch.tensor(lengths, dtype=torch.int32).cuda(),
+               "page_table": table, "causal": True}
+    descales = [x[:1].cuda().expand(4, 2) if same else x.cuda() for x in descales]
+    given = [x.cuda() for x in (q, new_k, new_v)]
+    if ragged:
+        options.update(cu_seqlens_q=cu.cuda(), cu_seqlens_k_new=cu.cuda(), max_seqlen_q=5)
+    else:
+        given = [x.unflatten(0, (4, 3)) for x in given]
+    out = flash_attn_with_kvcache(given[0], k_cache, v_cache, *given[1:], q_descale=descales[0],
+                                  k_descale=descales[1], v_descale=descales[2], **options)
+    assert out.dtype == torch.bfloat16
+    assert off(out.reshape(-1, 8, 128).cpu(), torch.cat(expected)) < 6e-2
+    fad.synchronize()
 
 
 def test_capture_is_refused(gpu):

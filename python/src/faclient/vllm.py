@@ -8,6 +8,8 @@ Each tensor-parallel worker keeps its blocks in a cache of its own. The schedule
 for all workers and hands them over as named sequences, which a worker reads and removes. Blocks are
 saved once vLLM has accepted the step that computed them: one of a step whose loading failed is not.
 Without a daemon the engine works as without the connector.
+
+`FadAttentionBackend` is vLLM's attention by fad, over vLLM's own blocks: `--attention-backend FAD`.
 """
 from __future__ import annotations
 
@@ -31,6 +33,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from . import errors
 from ._blocks import Geometry, Link, Store, discard
+from ._vllm_attention import FadAttentionBackend as FadAttentionBackend
 from .kv import Cache, Sequence
 
 if TYPE_CHECKING:
@@ -111,7 +114,8 @@ class _Tracked:
 
 
 def register() -> None:
-    """Makes `"kv_connector": "FadConnector"` known to vLLM, which calls it as a plugin."""
+    """Makes `"kv_connector": "FadConnector"` and `--attention-backend FAD` known to vLLM, which calls
+    it as a plugin."""
     from . import _vllm_plugin
     _vllm_plugin.register()
 

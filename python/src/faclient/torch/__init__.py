@@ -36,9 +36,14 @@ def empty(*shape: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A zeroed tensor that the daemon sees: requests on it copy nothing."""
     if len(shape) == 1 and not isinstance(shape[0], int):
         shape = tuple(shape[0])
-    count = math.prod(shape)
-    array = client().empty(max(count, 1), dtype_name(dtype, PAGES_DTYPES))
-    return torch.from_numpy(array.view("u1")).view(dtype)[:count].view(shape)
+    dtype_name(dtype, PAGES_DTYPES)
+    return _empty_of(client(), shape, dtype)
+
+
+def _empty_of(client, shape, dtype):
+    nbytes = math.prod(shape) * dtype.itemsize
+    array = client.empty(max(nbytes, dtype.itemsize), "float8_e4m3fn")  # in numpy uint8
+    return torch.from_numpy(array)[:nbytes].view(dtype).view(shape)
 
 
 def synchronize() -> None:
