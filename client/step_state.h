@@ -26,8 +26,8 @@ struct fa_step {
 /* Makes a step that is in no list. Called without the mutex. -ENOMEM. */
 int fa_step_new(struct fa_client *client, const struct fa_step_options *options,
                 struct fa_step **ret_step);
-/* Drops a reference, and frees the step with the last one. Takes NULL; of a step that no other
- * thread knows also without the mutex. */
+/* Drops a reference; the last one frees the step. Takes NULL. If no other thread knows the step,
+ * the mutex is not needed. */
 void fa_step_unref(struct fa_step *step);
 /* Stores the bounds of the number of new tokens of the items in @cache; 0: of all items. Any
  * thread. */

@@ -65,7 +65,7 @@ struct fa_cuda_paged_kernel {
 	enum fa_attention_dtype dtype; /* 0: any */
 	int32_t arch, arch_end;        /* runs on [arch, arch_end) */
 	int32_t dim, dim_v;            /* computed columns */
-	bool exact;                    /* K and V have no fewer columns either */
+	bool exact;                    /* K and V have exactly these columns */
 	int32_t rows;                  /* of a part in decode, of a block in prefill */
 	int32_t threads;
 	int32_t shared_bytes;

@@ -8,7 +8,7 @@
 #include <string.h>
 
 struct fa_test_daemon single_daemon;
-struct fa_client *single_client;
+struct fa_client *single_client, *single_pair[2];
 
 int single_setup(void **state)
 {
@@ -23,6 +23,27 @@ int single_setup(void **state)
 int single_teardown(void **state)
 {
 	fa_disconnect(single_client);
+	fa_test_daemon_stop(&single_daemon);
+	return 0;
+}
+
+int single_pair_setup(void **state)
+{
+	struct fa_options options = { .size = sizeof(options) };
+
+	fa_test_daemon_start(&single_daemon, NULL);
+	options.socket = single_daemon.socket;
+	for (int i = 0; i < 2; ++i) {
+		options.flags = i ? FA_CONNECT_NO_RING : 0;
+		must(fa_connect(&options, &single_pair[i]), "connect");
+	}
+	return 0;
+}
+
+int single_pair_teardown(void **state)
+{
+	for (int i = 0; i < 2; ++i)
+		fa_disconnect(single_pair[i]);
 	fa_test_daemon_stop(&single_daemon);
 	return 0;
 }

@@ -15,6 +15,12 @@ extern struct fa_client *single_client;
 int single_setup(void **state);
 int single_teardown(void **state);
 
+/* A private daemon with two clients, in place of single_client. */
+extern struct fa_client *single_pair[2]; /* with and without a ring */
+
+int single_pair_setup(void **state);
+int single_pair_teardown(void **state);
+
 void must(int r, const char *what);
 
 struct fa_step *single_begin(const struct fa_step_item *items, uint32_t n);

@@ -18,29 +18,6 @@
 
 #include <cmocka.h>
 
-static struct fa_client *clients[2]; /* with and without a ring */
-
-static int setup(void **state)
-{
-	struct fa_options options = { .size = sizeof(options) };
-
-	fa_test_daemon_start(&single_daemon, NULL);
-	options.socket = single_daemon.socket;
-	for (int i = 0; i < 2; ++i) {
-		options.flags = i ? FA_CONNECT_NO_RING : 0;
-		must(fa_connect(&options, &clients[i]), "connect");
-	}
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	for (int i = 0; i < 2; ++i)
-		fa_disconnect(clients[i]);
-	fa_test_daemon_stop(&single_daemon);
-	return 0;
-}
-
 /* A case in a buffer of a client. */
 struct scene {
 	struct fa_client *client;
@@ -86,7 +63,7 @@ static void test_fields(void **state)
 		struct scene scene;
 		struct fa_attention bad;
 
-		scene_init(&scene, clients[i], false);
+		scene_init(&scene, single_pair[i], false);
 		bad = scene.good;
 		bad.window_left = 5;
 		refuse(&scene, &bad,
@@ -146,7 +123,7 @@ static void test_overlap(void **state)
 		struct scene scene;
 		struct fa_attention bad;
 
-		scene_init(&scene, clients[i], i);
+		scene_init(&scene, single_pair[i], i);
 		bad = scene.good;
 		bad.out = bad.q;
 		refuse(&scene, &bad, "out overlaps q; expected memory of its own");
@@ -182,17 +159,18 @@ static void test_overlapping_buffers(void **state)
 		const int64_t shape[] = { 1, 4, 2, 8 };
 		struct fa_buffer *whole, *half;
 
-		must(fa_buffer_import_fd(clients[i], fd, 0, 4 * page, 0, &whole), "import");
-		must(fa_buffer_import_fd(clients[i], fd, 2 * page, 2 * page, 0, &half), "import");
+		must(fa_buffer_import_fd(single_pair[i], fd, 0, 4 * page, 0, &whole), "import");
+		must(fa_buffer_import_fd(single_pair[i], fd, 2 * page, 2 * page, 0, &half),
+		     "import");
 		fa_tensor_init(&attention.q, whole, 2 * page + 256, FA_F32, 4, shape);
 		attention.k = attention.v = attention.q;
 		fa_tensor_init(&attention.out, half, 256, FA_F32, 4, shape);
-		fa_check_eq(fa_attention(clients[i], &attention, NULL), -EINVAL);
+		fa_check_eq(fa_attention(single_pair[i], &attention, NULL), -EINVAL);
 		fa_check_contains(fa_error(), "out overlaps q");
 		attention.out.offset = 0;
-		must(fa_attention(clients[i], &attention, NULL), "attention");
+		must(fa_attention(single_pair[i], &attention, NULL), "attention");
 		attention.out.offset = 512;
-		must(fa_attention(clients[i], &attention, NULL), "attention");
+		must(fa_attention(single_pair[i], &attention, NULL), "attention");
 		fa_buffer_free(whole);
 		fa_buffer_free(half);
 	}
@@ -221,7 +199,7 @@ static void test_packed(void **state)
 		float *data;
 		uint64_t at = 0, end = TOKENS * ROW;
 
-		must(fa_buffer_new(clients[i], (uint64_t)2 * TOKENS * ROW * 4, 0, &buffer),
+		must(fa_buffer_new(single_pair[i], (uint64_t)2 * TOKENS * ROW * 4, 0, &buffer),
 		     "buffer");
 		data = fa_buffer_data(buffer);
 		for (int j = 0; j < TOKENS * ROW; ++j)
@@ -239,14 +217,14 @@ static void test_packed(void **state)
 			at += (uint64_t)heads_of[t] * DIM;
 			end += (uint64_t)(TOKENS * heads_of[t] * DIM);
 		}
-		must(fa_attention(clients[i], &dense, NULL), "dense");
-		must(fa_attention(clients[i], &packed, NULL), "packed");
+		must(fa_attention(single_pair[i], &dense, NULL), "dense");
+		must(fa_attention(single_pair[i], &packed, NULL), "packed");
 		for (int64_t j = 0; j < TOKENS; ++j)
 			fa_check(!memcmp(data + packed.out.offset / 4 + j * ROW,
 			                 data + dense.out.offset / 4 + j * HEADS * DIM,
 			                 HEADS * DIM * 4));
 		packed.out.offset -= 4 * DIM;
-		fa_check_eq(fa_attention(clients[i], &packed, NULL), -EINVAL);
+		fa_check_eq(fa_attention(single_pair[i], &packed, NULL), -EINVAL);
 		fa_check_contains(fa_error(), "out overlaps v");
 		fa_buffer_free(buffer);
 	}
@@ -262,12 +240,12 @@ static void test_freed_buffer(void **state)
 		struct scene scene;
 		struct fa_tensor *tensors[] = { &bad.q, &bad.k, &bad.v, &bad.out, &bad.lse };
 
-		scene_init(&scene, clients[i], false);
-		must(fa_buffer_new(clients[i], scene.attention.bytes, 0, &freed), "buffer");
+		scene_init(&scene, single_pair[i], false);
+		must(fa_buffer_new(single_pair[i], scene.attention.bytes, 0, &freed), "buffer");
 		fa_check(!fa_buffer_free(freed));
 		/* These may take the memory of the freed one. */
 		for (int j = 0; j < 8; ++j)
-			must(fa_buffer_new(clients[i], scene.attention.bytes, 0, &next[j]),
+			must(fa_buffer_new(single_pair[i], scene.attention.bytes, 0, &next[j]),
 			     "buffer");
 		for (int j = 0; j < 5; ++j) {
 			bad = scene.good;
@@ -285,7 +263,7 @@ static void test_freed_buffer(void **state)
 
 		/* What never was a handle: other objects, addresses. */
 		bad = scene.good;
-		bad.q.buffer = (void *)clients[i];
+		bad.q.buffer = (void *)single_pair[i];
 		refuse(&scene, &bad, "q.buffer was freed");
 		bad.q.buffer = (void *)&scene;
 		refuse(&scene, &bad, "q.buffer was freed");
@@ -303,24 +281,24 @@ static void test_freed_stream(void **state)
 		uint32_t freed, next;
 		struct scene scene;
 
-		scene_init(&scene, clients[i], false);
-		must(fa_stream_new(clients[i], 0, &freed), "stream");
-		must(fa_marker(clients[i], freed, NULL, &ticket), "marker");
-		must(fa_wait(clients[i], &ticket, UINT64_MAX, NULL), "wait");
-		must(fa_stream_free(clients[i], freed), "free");
-		must(fa_stream_new(clients[i], 1, &next), "stream");
+		scene_init(&scene, single_pair[i], false);
+		must(fa_stream_new(single_pair[i], 0, &freed), "stream");
+		must(fa_marker(single_pair[i], freed, NULL, &ticket), "marker");
+		must(fa_wait(single_pair[i], &ticket, UINT64_MAX, NULL), "wait");
+		must(fa_stream_free(single_pair[i], freed), "free");
+		must(fa_stream_new(single_pair[i], 1, &next), "stream");
 		fa_check(next != freed);
 		scene.good.stream = freed;
 		refuse(&scene, &scene.good, "which was freed, or never was a stream");
-		fa_check_eq(fa_marker(clients[i], freed, NULL, NULL), -EINVAL);
-		fa_check_eq(fa_stream_free(clients[i], freed), -ENOENT);
+		fa_check_eq(fa_marker(single_pair[i], freed, NULL, NULL), -EINVAL);
+		fa_check_eq(fa_stream_free(single_pair[i], freed), -ENOENT);
 		scene.good.stream = next;
-		must(fa_attention(clients[i], &scene.good, &of_next), "attention");
+		must(fa_attention(single_pair[i], &scene.good, &of_next), "attention");
 		fa_check_eq(of_next.stream, next);
-		must(fa_wait(clients[i], &of_next, UINT64_MAX, NULL), "wait");
+		must(fa_wait(single_pair[i], &of_next, UINT64_MAX, NULL), "wait");
 		/* A ticket outlives its stream. */
-		must(fa_wait(clients[i], &ticket, 0, NULL), "wait");
-		must(fa_stream_free(clients[i], next), "free");
+		must(fa_wait(single_pair[i], &ticket, 0, NULL), "wait");
+		must(fa_stream_free(single_pair[i], next), "free");
 		fa_buffer_free(scene.buffer);
 	}
 }
@@ -370,9 +348,9 @@ static void test_freed_client(void **state)
 	fa_check_eq(fa_timeline_wait(timeline, 0, 1, 0), -EINVAL);
 	fa_check(!fa_buffer_data(scene.buffer));
 	fa_check(!fa_buffer_free(scene.buffer));
-	fa_check_eq(fa_attention(clients[0], &scene.good, NULL), -EINVAL);
+	fa_check_eq(fa_attention(single_pair[0], &scene.good, NULL), -EINVAL);
 	fa_check_contains(fa_error(), "q.buffer was freed");
-	fa_check_eq(fa_ping(clients[0]), 0);
+	fa_check_eq(fa_ping(single_pair[0]), 0);
 }
 
 /* ---- requests for nothing */
@@ -397,7 +375,7 @@ static void test_empty(void **state)
 		struct fa_attention request;
 		struct scene scene;
 
-		scene_init(&scene, clients[i], false);
+		scene_init(&scene, single_pair[i], false);
 		request = scene.good;
 		request.q.shape[0] = request.k.shape[0] = request.v.shape[0] = 0;
 		request.out.shape[0] = request.lse.shape[0] = 0;
@@ -419,7 +397,7 @@ static void test_empty(void **state)
 		refuse(&scene, &request, "shape[0]");
 		fa_buffer_free(scene.buffer);
 
-		scene_init(&scene, clients[i], true);
+		scene_init(&scene, single_pair[i], true);
 		request = scene.good;
 		request.q.shape[0] = request.out.shape[0] = request.lse.shape[1] = 0;
 		request.cu_seqlens_q = none;
@@ -438,5 +416,6 @@ int main(void)
 		cmocka_unit_test(test_freed_stream),
 	};
 
-	return cmocka_run_group_tests_name("misuse", tests, setup, teardown);
+	return cmocka_run_group_tests_name("misuse", tests, single_pair_setup,
+	                                   single_pair_teardown);
 }

@@ -25,54 +25,6 @@
 
 #include <cmocka.h>
 
-static struct fa_client *clients[2]; /* with and without a ring */
-
-static int setup(void **state)
-{
-	struct fa_options options = { .size = sizeof(options) };
-
-	fa_test_daemon_start(&single_daemon, NULL);
-	options.socket = single_daemon.socket;
-	for (int i = 0; i < 2; ++i) {
-		options.flags = i ? FA_CONNECT_NO_RING : 0;
-		must(fa_connect(&options, &clients[i]), "connect");
-	}
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	for (int i = 0; i < 2; ++i)
-		fa_disconnect(clients[i]);
-	fa_test_daemon_stop(&single_daemon);
-	return 0;
-}
-
-void own_fail(const char *format, ...)
-{
-	char text[2048];
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(text, sizeof(text), format, args);
-	va_end(args);
-	fail_msg("%s", text);
-	abort();
-}
-
-static const struct own_spec usual = {
-	.dtype = FA_ATTENTION_BF16,
-	.batch = 3,
-	.heads = 4,
-	.kv_heads = 2,
-	.head_dim = 64,
-	.head_dim_v = 64,
-	.page_tokens = 16,
-	.n_q = { 1, 5, 33 },
-	.lengths = { 132, 18, 163 },
-	.causal = true,
-};
-
 /* A problem whose memory is copied to a buffer, and its request. */
 struct scene {
 	struct own_problem problem;
@@ -248,7 +200,7 @@ static const enum fa_attention_dtype dtypes[] = { FA_ATTENTION_F32, FA_ATTENTION
 static void test_features(void **state)
 {
 	for (int i = 0; i < 24; ++i) {
-		struct own_spec spec = usual;
+		struct own_spec spec = own_usual;
 		struct scene scene;
 
 		spec.dtype = dtypes[i % 3];
@@ -266,7 +218,7 @@ static void test_features(void **state)
 		spec.even = i % 10 == 6;
 		spec.deterministic = i % 4 == 3;
 		spec.head_dim_v = i % 3 == 1 ? 40 : 64;
-		scene_init(&scene, clients[i % 2], &spec, i % 4 == 0 ? FA_BUFFER_DEVICE : 0);
+		scene_init(&scene, single_pair[i % 2], &spec, i % 4 == 0 ? FA_BUFFER_DEVICE : 0);
 		check(fa_pages_attend(scene.client, &scene.attend, NULL));
 		scene_judge(&scene);
 		scene_deinit(&scene);
@@ -277,7 +229,7 @@ static void test_features(void **state)
 static void test_append(void **state)
 {
 	for (int i = 0; i < 6; ++i) {
-		struct own_spec spec = usual;
+		struct own_spec spec = own_usual;
 		struct scene scene;
 		const struct own_problem *problem = &scene.problem;
 		struct fa_buffer *buffer;
@@ -288,7 +240,7 @@ static void test_append(void **state)
 		spec.dtype = dtypes[i % 3];
 		spec.page_tokens = i < 3 ? 16 : 3;
 		spec.layout = (enum own_layout)(i % OWN_LAYOUTS);
-		scene_init(&scene, clients[i % 2], &spec, 0);
+		scene_init(&scene, single_pair[i % 2], &spec, 0);
 		bytes = spec.dtype == FA_ATTENTION_F32 ? 4 : 2;
 		row = (int64_t)spec.kv_heads * spec.head_dim;
 		must(fa_buffer_new(scene.client,
@@ -358,20 +310,20 @@ static void test_empty(void **state)
 	struct scene scene;
 	struct fa_pages_attend attend;
 
-	scene_init(&scene, clients[0], &usual, 0);
+	scene_init(&scene, single_pair[0], &own_usual, 0);
 	attend = scene.attend;
 	attend.table.shape[0] = attend.lengths.shape[0] = 0;
 	attend.cu_q.shape[0] = 1;
 	attend.q.shape[0] = attend.out.shape[0] = attend.lse.shape[1] = 0;
 	attend.max_q = 0;
-	check(fa_pages_attend(clients[0], &attend, NULL));
+	check(fa_pages_attend(single_pair[0], &attend, NULL));
 	attend = scene.attend;
 	attend.q.shape[0] = attend.out.shape[0] = attend.lse.shape[1] = 0;
 	attend.max_q = 0;
-	check(fa_pages_attend(clients[0], &attend, NULL));
+	check(fa_pages_attend(single_pair[0], &attend, NULL));
 	/* No row was written. */
 	fa_check_eq(*(unsigned char *)data_of(&scene, &scene.problem.out), 0xff);
-	check(fa_pages_attend(clients[0], &scene.attend, NULL));
+	check(fa_pages_attend(single_pair[0], &scene.attend, NULL));
 	scene_judge(&scene);
 	scene_deinit(&scene);
 }
@@ -402,7 +354,7 @@ static void test_mistakes(void **state)
 		struct fa_pages_attend bad;
 		struct fa_buffer *buffer;
 
-		scene_init(&scene, clients[i], &usual, 0);
+		scene_init(&scene, single_pair[i], &own_usual, 0);
 #define REFUSE(code, part, ...)                                                                    \
 	do {                                                                                       \
 		bad = scene.attend;                                                                \
@@ -455,7 +407,7 @@ static void test_mistakes(void **state)
 		REFUSE(-EINVAL, "there is no stream 9", bad.stream = 9);
 #undef REFUSE
 		/* One row of a table for all sequences, of pages of 256 tokens. */
-		must(fa_buffer_new(clients[i], 65537 * sizeof(int32_t), 0, &buffer), "buffer");
+		must(fa_buffer_new(single_pair[i], 65537 * sizeof(int32_t), 0, &buffer), "buffer");
 		bad = scene.attend;
 		bad.table = (struct fa_tensor){ .buffer = buffer,
 			                        .dtype = FA_I32,
@@ -468,10 +420,10 @@ static void test_mistakes(void **state)
 		refuse_code(&scene, &bad, -ENOTSUP,
 		            "max_k is 16777217; at most 16777216 are supported");
 		bad.max_k = 0;
-		check(fa_pages_attend(clients[i], &bad, NULL));
+		check(fa_pages_attend(single_pair[i], &bad, NULL));
 		fa_buffer_free(buffer);
 		/* After all of that a good request works. */
-		check(fa_pages_attend(clients[i], &scene.attend, NULL));
+		check(fa_pages_attend(single_pair[i], &scene.attend, NULL));
 		scene_judge(&scene);
 		scene_deinit(&scene);
 	}
@@ -484,9 +436,9 @@ static void test_overlapping_pages(void **state)
 	struct fa_pages_attend bad;
 	struct fa_buffer *buffer, *read_only;
 
-	scene_init(&scene, clients[0], &usual, 0);
-	must(fa_buffer_new(clients[0], 1 << 16, 0, &buffer), "buffer");
-	must(fa_buffer_new(clients[0], 1 << 20, FA_BUFFER_READ_ONLY, &read_only), "buffer");
+	scene_init(&scene, single_pair[0], &own_usual, 0);
+	must(fa_buffer_new(single_pair[0], 1 << 16, 0, &buffer), "buffer");
+	must(fa_buffer_new(single_pair[0], 1 << 20, FA_BUFFER_READ_ONLY, &read_only), "buffer");
 	scene.attend.k_new = (struct fa_tensor){
 		.buffer = buffer, .dtype = FA_BF16, .rank = 3, .shape = { 2, 2, 64 }
 	};
@@ -527,11 +479,11 @@ static void test_overlapping_pages(void **state)
 	bad.v_new.buffer = NULL;
 	bad.v = bad.k;
 	*(int64_t *)((char *)fa_buffer_data(buffer) + 16384) = -1;
-	check(fa_pages_attend(clients[0], &bad, NULL));
+	check(fa_pages_attend(single_pair[0], &bad, NULL));
 	bad = scene.attend;
 	bad.k_new.buffer = bad.v_new.buffer = bad.slots.buffer = NULL;
 	bad.k.strides[0] = 0;
-	check(fa_pages_attend(clients[0], &bad, NULL));
+	check(fa_pages_attend(single_pair[0], &bad, NULL));
 	fa_buffer_free(buffer);
 	fa_buffer_free(read_only);
 	scene_deinit(&scene);
@@ -571,31 +523,31 @@ static void *scribble(void *userdata)
 
 static void test_changing_tables(void **state)
 {
-	struct own_spec spec = usual;
+	struct own_spec spec = own_usual;
 	struct scene scene, other;
 	struct scribbler scribbler = { .scene = &scene };
 	struct fa_ticket tickets[200];
 	pthread_t thread;
 
 	spec.lengths[0] = 3000;
-	scene_init(&scene, clients[0], &spec, 0);
-	scene_init(&other, clients[1], &spec, 0);
+	scene_init(&scene, single_pair[0], &spec, 0);
+	scene_init(&other, single_pair[1], &spec, 0);
 	fa_check_eq(pthread_create(&thread, NULL, scribble, &scribbler), 0);
 	for (int i = 0; i < 200; ++i) {
 		scene.attend.max_k = i % 2 ? 0 : (uint32_t)spec.lengths[0];
-		check(fa_pages_attend(clients[0], &scene.attend, &tickets[i]));
+		check(fa_pages_attend(single_pair[0], &scene.attend, &tickets[i]));
 		if (i % 50 == 0) {
 			copy_in(&other);
-			check(fa_pages_attend(clients[1], &other.attend, NULL));
+			check(fa_pages_attend(single_pair[1], &other.attend, NULL));
 			scene_judge(&other);
 		}
 	}
 	for (int i = 0; i < 200; ++i)
-		check(fa_wait(clients[0], &tickets[i], UINT64_MAX, NULL));
+		check(fa_wait(single_pair[0], &tickets[i], UINT64_MAX, NULL));
 	atomic_store(&scribbler.stop, true);
 	pthread_join(thread, NULL);
 	copy_in(&scene);
-	check(fa_pages_attend(clients[0], &scene.attend, NULL));
+	check(fa_pages_attend(single_pair[0], &scene.attend, NULL));
 	scene_judge(&scene);
 	scene_deinit(&scene);
 	scene_deinit(&other);
@@ -604,12 +556,12 @@ static void test_changing_tables(void **state)
 static void test_freed_buffers(void **state)
 {
 	for (int i = 0; i < 20; ++i) {
-		struct own_spec spec = usual;
+		struct own_spec spec = own_usual;
 		struct fa_ticket tickets[8];
 		struct scene scene;
 
 		spec.lengths[0] = 2000;
-		scene_init(&scene, clients[i % 2], &spec, 0);
+		scene_init(&scene, single_pair[i % 2], &spec, 0);
 		for (int k = 0; k < 8; ++k)
 			check(fa_pages_attend(scene.client, &scene.attend, &tickets[k]));
 		fa_buffer_free(scene.buffer);
@@ -624,7 +576,7 @@ static void test_freed_buffers(void **state)
 static void __attribute__((noreturn)) run_child(int ready)
 {
 	struct fa_options options = { .size = sizeof(options), .socket = single_daemon.socket };
-	struct own_spec spec = usual;
+	struct own_spec spec = own_usual;
 	struct fa_ticket ticket;
 	struct fa_client *client;
 	struct scribbler scribbler;
@@ -667,7 +619,7 @@ static void test_killed_clients(void **state)
 		fa_check_eq(kill(pid, SIGKILL), 0);
 		fa_check_eq(waitpid(pid, &status, 0), pid);
 		fa_check(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-		scene_init(&scene, clients[i % 2], &usual, 0);
+		scene_init(&scene, single_pair[i % 2], &own_usual, 0);
 		check(fa_pages_attend(scene.client, &scene.attend, NULL));
 		scene_judge(&scene);
 		scene_deinit(&scene);
@@ -687,5 +639,5 @@ int main(void)
 		cmocka_unit_test(test_killed_clients),
 	};
 
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return cmocka_run_group_tests(tests, single_pair_setup, single_pair_teardown);
 }

@@ -201,7 +201,8 @@ static void judge_levels(const struct paged_problem *problem, const struct fa_cu
 		           plan->decode->symbol);
 }
 
-/* Parts have 39 and 77 shares in a row, or 2 and 20, also within a block's range. */
+/* Lengths at which a part's rows are joined from 39 and 77 partial results, or from 2 and 20; parts
+ * also end within a block's range. */
 static void levels_one(int i)
 {
 	static const int32_t dims[] = { 128, 64, 256 }, heads[] = { 8, 3, 1, 16, 5 };

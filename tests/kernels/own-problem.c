@@ -4,14 +4,43 @@
 #include "tests/kernels/reference.h"
 
 #include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cmocka.h>
+
 #define POISON 0xff /* a NaN in every type */
 #define WILD_PAGES 2
+
+const struct own_spec own_usual = {
+	.dtype = FA_ATTENTION_BF16,
+	.batch = 3,
+	.heads = 4,
+	.kv_heads = 2,
+	.head_dim = 64,
+	.head_dim_v = 64,
+	.page_tokens = 16,
+	.n_q = { 1, 5, 33 },
+	.lengths = { 132, 18, 163 },
+	.causal = true,
+};
+
+static void __attribute__((format(printf, 1, 2), noreturn)) give_up(const char *format, ...)
+{
+	char text[2048];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	fail_msg("%s", text);
+	abort();
+}
 
 static void memory_new(struct own_memory *memory, size_t bytes)
 {
@@ -21,7 +50,7 @@ static void memory_new(struct own_memory *memory, size_t bytes)
 	memory->map = mmap(NULL, memory->map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (memory->map == MAP_FAILED ||
 	    mprotect(memory->map + page, inner, PROT_READ | PROT_WRITE) < 0)
-		own_fail("no memory");
+		give_up("no memory");
 	memory->bytes = bytes;
 	memory->data = memory->map + page + inner - bytes;
 	memset(memory->map + page, POISON, inner);
@@ -290,7 +319,7 @@ void own_init(struct own_problem *problem, const struct own_spec *spec)
 	make_table(problem, columns);
 	make_rows(problem);
 	if (fa_paged_check(&problem->request, text, sizeof(text)) != 0)
-		own_fail("%s: refused: %s", own_describe(problem), text);
+		give_up("%s: refused: %s", own_describe(problem), text);
 	make_expectation(problem);
 }
 
@@ -487,10 +516,10 @@ void own_judge(struct own_problem *problem, const char *by, bool rounds_weights)
 	if (rounds_weights && spec->dtype != FA_ATTENTION_F32)
 		allowed += 2 * naive;
 	if (!(worst <= allowed))
-		own_fail("%s on %s: largest error %g, allowed %g", own_describe(problem), by, worst,
-		         allowed);
+		give_up("%s on %s: largest error %g, allowed %g", own_describe(problem), by, worst,
+		        allowed);
 	if (!(lse_worst <= (spec->alibi ? 9e-6 : 3e-6) * (rounds_weights ? 4 : 1)))
-		own_fail("%s on %s: largest error of lse %g", own_describe(problem), by, lse_worst);
+		give_up("%s on %s: largest error of lse %g", own_describe(problem), by, lse_worst);
 	if (!all_poison(&problem->out) || !all_poison(&problem->lse))
-		own_fail("%s on %s: wrote outside the rows", own_describe(problem), by);
+		give_up("%s on %s: wrote outside the rows", own_describe(problem), by);
 }

@@ -50,6 +50,9 @@ struct own_problem {
 	double *exact, *naive, *exact_lse;
 };
 
+/* A batch of one, of few and of many new rows, for tests to vary. */
+extern const struct own_spec own_usual;
+
 /* Stores a new random request; K and V keep what expectations of it are computed from. */
 void own_init(struct own_problem *problem, const struct own_spec *spec);
 void own_deinit(struct own_problem *problem);
@@ -61,9 +64,6 @@ char *own_row(const struct own_problem *problem, bool v, int64_t page, int64_t t
 /* Fills out and lse with poison. */
 void own_poison(struct own_problem *problem);
 
-/* Fails unless out and lse are right, and nothing else of their memory was written; @rounds: the
+/* Fails the test unless out and lse are right, and nothing else of their memory was written; @rounds: the
  * kernel rounds weights to dtype. */
 void own_judge(struct own_problem *problem, const char *by, bool rounds_weights);
-
-/* Defined by the test: reports a failure, and does not return. */
-void __attribute__((format(printf, 1, 2), noreturn)) own_fail(const char *format, ...);

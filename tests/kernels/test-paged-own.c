@@ -19,31 +19,6 @@
 
 #include <cmocka.h>
 
-void own_fail(const char *format, ...)
-{
-	char text[2048];
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(text, sizeof(text), format, args);
-	va_end(args);
-	fail_msg("%s", text);
-	abort();
-}
-
-static const struct own_spec usual = {
-	.dtype = FA_ATTENTION_BF16,
-	.batch = 3,
-	.heads = 4,
-	.kv_heads = 2,
-	.head_dim = 64,
-	.head_dim_v = 64,
-	.page_tokens = 16,
-	.n_q = { 1, 5, 33 },
-	.lengths = { 132, 18, 163 },
-	.causal = true,
-};
-
 static const enum fa_attention_dtype dtypes[] = { FA_ATTENTION_F32, FA_ATTENTION_F16,
 	                                          FA_ATTENTION_BF16 };
 
@@ -70,7 +45,7 @@ static void test_pages(void **state)
 
 	for (size_t p = 0; p < sizeof(pages) / sizeof(pages[0]); p++) {
 		for (int layout = 0; layout < OWN_LAYOUTS; layout++) {
-			struct own_spec spec = usual;
+			struct own_spec spec = own_usual;
 
 			spec.page_tokens = pages[p];
 			spec.layout = (enum own_layout)layout;
@@ -92,7 +67,7 @@ static void test_features(void **state)
 
 	for (int feature = 0; feature < 10; feature++) {
 		for (size_t p = (size_t)feature % 2; p < 4; p += 2) {
-			struct own_spec spec = usual;
+			struct own_spec spec = own_usual;
 
 			spec.page_tokens = pages[p];
 			spec.dtype = dtypes[((size_t)feature + p) % 3];
@@ -145,7 +120,7 @@ static void test_dims(void **state)
 
 	for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
 		for (size_t d = 0; d < 3; d++) {
-			struct own_spec spec = usual;
+			struct own_spec spec = own_usual;
 
 			spec.head_dim = dims[i][0];
 			spec.head_dim_v = dims[i][1];
@@ -161,7 +136,7 @@ static void test_dims(void **state)
 static void test_long(void **state)
 {
 	for (int i = 0; i < 6; i++) {
-		struct own_spec spec = usual;
+		struct own_spec spec = own_usual;
 
 		spec.n_q[2] = 17;
 		spec.lengths[0] = 5003;
@@ -177,7 +152,7 @@ static void test_long(void **state)
 /* Sequences whose partial results exceed the workspace get fewer splits. */
 static void test_workspace(void **state)
 {
-	struct own_spec spec = usual;
+	struct own_spec spec = own_usual;
 
 	spec.batch = 2;
 	spec.heads = spec.kv_heads = 31;
@@ -193,7 +168,7 @@ static void test_workspace(void **state)
 
 static void test_empty(void **state)
 {
-	struct own_spec spec = usual;
+	struct own_spec spec = own_usual;
 
 	spec.batch = 5;
 	spec.n_q[0] = 0, spec.lengths[0] = 100;
@@ -215,7 +190,7 @@ static void test_empty(void **state)
 static void test_deterministic(void **state)
 {
 	const struct fa_cpu_isa *isa = problem_isas()[0];
-	struct own_spec spec = usual;
+	struct own_spec spec = own_usual;
 	struct own_problem problem;
 	struct fa_paged_own_attention *p = &problem.request.own_attention;
 	size_t bytes;
@@ -293,7 +268,7 @@ static void test_garbage(void **state)
 {
 	for (int i = 0; i < 60; i++) {
 		const struct fa_cpu_isa *isa = problem_isas()[i % 2];
-		struct own_spec spec = usual;
+		struct own_spec spec = own_usual;
 		struct own_problem problem;
 		void *out, *lse;
 
@@ -343,7 +318,7 @@ static void check_gaps(const struct own_problem *problem)
 static void test_garbage_rows(void **state)
 {
 	for (int i = 0; i < 60; i++) {
-		struct own_spec spec = usual;
+		struct own_spec spec = own_usual;
 		struct own_problem problem;
 
 		spec.layout = OWN_PADDED;
@@ -364,7 +339,7 @@ static void test_garbage_rows(void **state)
 /* Rows that no sequence claims are not written. */
 static void test_unclaimed(void **state)
 {
-	struct own_spec spec = usual;
+	struct own_spec spec = own_usual;
 	struct own_problem problem;
 	const struct fa_paged_own_attention *p = &problem.request.own_attention;
 	int32_t *cu_q;
@@ -416,7 +391,7 @@ static void *scribble_on(void *userdata)
 
 static void test_changing(void **state)
 {
-	struct own_spec spec = usual;
+	struct own_spec spec = own_usual;
 	struct own_problem problem;
 	struct scribbler scribbler = { .problem = &problem };
 	pthread_t thread;
@@ -445,7 +420,7 @@ static void test_append(void **state)
 	};
 
 	for (int i = 0; i < 24; i++) {
-		struct own_spec spec = usual;
+		struct own_spec spec = own_usual;
 		struct own_problem problem;
 		struct fa_paged_request request = { .op = FA_PAGED_APPEND_OWN };
 		struct fa_paged_own_append *p = &request.own_append;

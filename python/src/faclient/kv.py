@@ -146,7 +146,7 @@ class Sequence:
     def __init__(self, client: Client, number: int, owned: bool = True,
                  cache: Cache | None = None) -> None:
         self.client, self.number = client, number
-        self._cache = cache  # lives as long
+        self._cache = cache  # keeps the cache until this sequence ends
         self._finalizer = weakref.finalize(self, lib.fa_sequence_remove, client._handle, number)
         self._finalizer.atexit = False
         if not owned:

@@ -476,7 +476,7 @@ pub struct SequenceInfo {
 pub struct Sequence {
     client: Client,
     number: u64,
-    cache: Option<Cache>, // lives as long
+    cache: Option<Cache>, // keeps the cache until this sequence ends
     owned: bool,
 }
 
