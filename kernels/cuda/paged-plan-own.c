@@ -3,6 +3,7 @@
  * divides the work (sm80/own_begin.h); this is planned from bounds alone: which kernels run, and how
  * many blocks they have at most.
  */
+#include "kernels/cuda/paged-plan-packed.h"
 #include "kernels/cuda/paged-plan-private.h"
 #include "kernels/cuda/paged-plan-sm90.h"
 #include "kernels/cuda/sm80/own_kernels.h"
@@ -182,6 +183,15 @@ static void stand_in_init(struct stand_in *stand_in, const struct fa_paged_own_a
 	};
 }
 
+/* Returns the most blocks of @rows rows of a head. */
+static uint64_t row_blocks_of(const struct fa_paged_own_attention *p, uint64_t rows)
+{
+	const uint64_t all = (uint64_t)p->total_q / rows + (uint64_t)p->batch;
+	const uint64_t each = fa_cuda_paged_ceil_div((uint64_t)p->max_q, rows);
+
+	return each * (uint64_t)p->batch < all ? each * (uint64_t)p->batch : all;
+}
+
 static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_own_attention *p,
                         struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
 {
@@ -190,6 +200,10 @@ static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_o
 	uint64_t blocks, slices;
 
 	stand_in_init(&stand_in, p);
+	if (fa_cuda_paged_own_packed_find(chip, p, &stand_in.attention, plan))
+		return 0;
+	if (p->max_q < (int32_t)FA_CUDA_PAGED_PREFILL_TOKENS)
+		return 0;
 	if (own->store == FA_PAGED_PLAIN && own->dtype != FA_ATTENTION_F32 &&
 	    fa_cuda_paged_sm90_can_map(own))
 		plan->forward = fa_cuda_paged_sm90_find(chip, &stand_in.attention, true,
@@ -201,7 +215,7 @@ static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_o
 		return 0;
 	plan->prefill_tokens = FA_CUDA_PAGED_PREFILL_TOKENS;
 	slices = fa_cuda_paged_ceil_div((uint64_t)own->head_dim_v, (uint64_t)plan->forward->dim_v);
-	blocks = (uint64_t)p->total_q / (uint64_t)plan->forward->rows + (uint64_t)p->batch;
+	blocks = row_blocks_of(p, (uint64_t)plan->forward->rows);
 	if (blocks * slices * (uint64_t)p->heads > INT32_MAX)
 		return fa_cuda_paged_fail(text, text_bytes,
 		                          "%lld rows of %d heads need more than %d blocks",
@@ -211,6 +225,32 @@ static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_o
 	fa_cuda_paged_sm90_partition(chip, &stand_in.attention, plan);
 	plan->forward_ns = 0; /* not known */
 	return 0;
+}
+
+static bool is_packed(const struct fa_cuda_paged_plan *plan)
+{
+	return plan->forward && plan->forward->kind == FA_CUDA_PAGED_OWN_PACKED;
+}
+
+/* Returns true if sequences may have rows, but fewer than prefill_tokens. */
+static bool some_decode(const struct fa_cuda_paged_plan *plan,
+                        const struct fa_paged_own_attention *p)
+{
+	/* Without cu_q each has max_q. */
+	return !plan->forward || (p->cu_q ? 1 : (uint32_t)p->max_q) < plan->prefill_tokens;
+}
+
+/* Returns true if no launch needs another one that plans for it. */
+static bool plan_themselves(const struct fa_cuda_paged_plan *plan,
+                            const struct fa_paged_own_attention *p)
+{
+	/* Kernels by TMA do so. */
+	if (plan->forward && !is_packed(plan) &&
+	    (!plan->forward->keys || p->batch > FA_CUDA_OWN_PREFILL_ITEMS ||
+	     plan->forward_blocks > FA_CUDA_OWN_PREFILL_BLOCKS))
+		return false;
+	/* Decode by bulk copies does so. */
+	return !plan->decode || (plan->decode->plans && p->batch <= FA_CUDA_OWN_SHARED_ITEMS);
 }
 
 int fa_cuda_paged_plan_own(const struct fa_cuda_chip *chip, const struct fa_paged_own_attention *p,
@@ -238,21 +278,25 @@ int fa_cuda_paged_plan_own(const struct fa_cuda_chip *chip, const struct fa_page
 		return fa_cuda_paged_no_kernel(chip, "attention over a client's own pages", text,
 		                               text_bytes);
 	plan->prefill_tokens = UINT32_MAX;
-	if (p->max_q >= (int32_t)FA_CUDA_PAGED_PREFILL_TOKENS) {
-		r = plan_forward(chip, p, plan, text, text_bytes);
+	r = plan_forward(chip, p, plan, text, text_bytes);
+	if (r < 0)
+		return r;
+	if (some_decode(plan, p)) {
+		r = plan_decode(chip, p, plan, text, text_bytes);
 		if (r < 0)
 			return r;
 	}
-	r = plan_decode(chip, p, plan, text, text_bytes);
-	if (r < 0)
-		return r;
-	/* Decode by bulk copies plans for itself. */
-	if (!plan->forward && plan->decode->plans && p->batch <= FA_CUDA_OWN_SHARED_ITEMS)
+	if (plan_themselves(plan, p))
 		plan->kernel = NULL;
 	plan->grid_x = plan->grid_y = 1;
-	at = FA_CUDA_PAGED_COUNTERS_BYTES + (size_t)plan->places * plan->partial_rows *
-	                                            ((size_t)plan->decode->dim_v + 2) *
-	                                            sizeof(float);
+	at = FA_CUDA_PAGED_COUNTERS_BYTES;
+	if (plan->decode)
+		at += (size_t)plan->places * plan->partial_rows *
+		      ((size_t)plan->decode->dim_v + 2) * sizeof(float);
+	if (is_packed(plan)) {
+		plan->unit_partials_at = take(&at, 0);
+		at += fa_cuda_paged_packed_bytes(plan);
+	}
 	plan->own_ranges_at = take(&at, sizeof(struct fa_cuda_own_ranges));
 	plan->own_items_at = take(&at, batch * sizeof(struct fa_cuda_paged_item));
 	plan->own_forward_items_at = take(&at, batch * sizeof(struct fa_cuda_paged_item));
@@ -277,8 +321,10 @@ static void fill_plan(const struct fa_cuda_paged_plan *plan, const struct fa_pag
                       uint64_t workspace, struct fa_cuda_own_plan *ret_args)
 {
 	const struct fa_paged_own *own = p->pages;
-	const uint32_t slices = fa_cuda_paged_ceil_div((uint64_t)own->head_dim_v,
-	                                               (uint64_t)plan->decode->dim_v);
+	const struct fa_cuda_paged_kernel *const decode = plan->decode;
+	const uint32_t slices = !decode ? 1
+	                                : fa_cuda_paged_ceil_div((uint64_t)own->head_dim_v,
+	                                                         (uint64_t)decode->dim_v);
 
 	*ret_args = (struct fa_cuda_own_plan){
 		.lengths = p->lengths,
@@ -290,7 +336,7 @@ static void fill_plan(const struct fa_cuda_paged_plan *plan, const struct fa_pag
 		.table_stride = (uint32_t)p->table_stride,
 		.forward_rows = plan->forward ? (uint32_t)plan->forward->rows : 1,
 		.forward_from = plan->prefill_tokens,
-		.rows = (uint32_t)plan->decode->rows,
+		.rows = decode ? (uint32_t)decode->rows : 1,
 		.group = (uint32_t)(p->heads / own->kv_heads),
 		.parts = (uint32_t)own->kv_heads * slices,
 		.whole = p->deterministic,
@@ -401,11 +447,15 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 		.dtype = (int32_t)own->dtype,
 	};
 	fill_own(own, address(workspace + plan->own_ranges_at), p->deterministic, &ret_args->own);
-	if (!plan->kernel) {
+	if (!plan->kernel || kernel->kind == FA_CUDA_PAGED_OWN_PACKED) {
+		const size_t plan_bytes = kernel->kind == FA_CUDA_PAGED_OWN_PACKED
+		                                  ? sizeof(struct fa_cuda_own_packed_plan)
+		                          : decode ? sizeof(struct fa_cuda_own_shared_plan)
+		                                   : sizeof(struct fa_cuda_own_prefill_plan);
+
 		fill_plan(plan, p, workspace, &ret_args->own.plan);
 		ret_args->own.ranges = NULL;
-		ret_args->own.shared_plan = (uint32_t)kernel->shared_bytes -
-		                            (uint32_t)sizeof(struct fa_cuda_own_shared_plan);
+		ret_args->own.shared_plan = (uint32_t)kernel->shared_bytes - (uint32_t)plan_bytes;
 	}
 }
 
@@ -438,6 +488,9 @@ int fa_cuda_paged_launch_own(const struct fa_cuda_paged_plan *plan,
 
 			stand_in_init(&stand_in, p);
 			fa_cuda_paged_sm90_launch_own(plan, &stand_in.attention, p->pages, launch);
+			if (is_packed(plan))
+				fa_cuda_paged_own_packed_launch(plan, kernels[i], workspace,
+				                                launch);
 		}
 		n++;
 	}

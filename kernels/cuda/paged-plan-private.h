@@ -221,3 +221,15 @@ int fa_cuda_paged_plan_own_append(const struct fa_cuda_chip *chip,
                                   struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes);
 void fa_cuda_paged_launch_own_append(const struct fa_paged_own_append *p,
                                      struct fa_cuda_own_append *ret_args);
+
+/* ---- paged-plan-own-packed.c */
+
+/* As fa_cuda_paged_packed_find(). @stand_in: as if there were one sequence, as long as bounds allow. */
+bool fa_cuda_paged_own_packed_find(const struct fa_cuda_chip *chip,
+                                   const struct fa_paged_own_attention *p,
+                                   const struct fa_paged_attention *stand_in,
+                                   struct fa_cuda_paged_plan *plan);
+/* Completes @launch, of @kernel. */
+void fa_cuda_paged_own_packed_launch(const struct fa_cuda_paged_plan *plan,
+                                     const struct fa_cuda_paged_kernel *kernel, uint64_t workspace,
+                                     struct fa_cuda_paged_launch *launch);

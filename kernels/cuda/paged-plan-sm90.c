@@ -116,7 +116,8 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_sm90_find(const struct fa_cuda_
 		                    kernel->kind == FA_CUDA_PAGED_OWN_RICH;
 		int64_t cost;
 
-		if (kernel->kind == FA_CUDA_PAGED_PACKED || is_own != own ||
+		if (kernel->kind == FA_CUDA_PAGED_PACKED ||
+		    kernel->kind == FA_CUDA_PAGED_OWN_PACKED || is_own != own ||
 		    !fa_cuda_paged_kernel_runs(kernel, chip) ||
 		    !fa_cuda_paged_sm90_covers(kernel, p))
 			continue;

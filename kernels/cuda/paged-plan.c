@@ -385,6 +385,7 @@ struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch)
 	case FA_CUDA_PAGED_OWN_FORWARD:
 	case FA_CUDA_PAGED_OWN_BAND:
 	case FA_CUDA_PAGED_OWN_RICH:
+	case FA_CUDA_PAGED_OWN_PACKED:
 		return &launch->args.attention.attention.done;
 	case FA_CUDA_PAGED_OWN_PLAN:
 		return &launch->args.own_plan.done;

@@ -51,6 +51,7 @@ enum fa_cuda_paged_kind {
 	FA_CUDA_PAGED_OWN_FORWARD,
 	FA_CUDA_PAGED_OWN_BAND, /* many rows, by TMA: as BAND and RICH */
 	FA_CUDA_PAGED_OWN_RICH,
+	FA_CUDA_PAGED_OWN_PACKED, /* few rows on many keys; plans for itself (own_packed.h) */
 	FA_CUDA_PAGED_OWN_PLAN,
 	FA_CUDA_PAGED_OWN_APPEND,
 };
@@ -118,6 +119,7 @@ struct fa_cuda_paged_plan {
 	const struct fa_cuda_paged_kernel
 		*kernel; /* other operations; over a client's own pages: the first kernel */
 	uint32_t grid_x, grid_y;
+	uint32_t own_units; /* packed rows over a client's own pages: units of a KV head */
 	/* Over a client's own pages: where in the workspace the device writes its plan. */
 	size_t own_ranges_at, own_items_at, own_forward_items_at, own_block_items_at,
 		own_forward_blocks_at;

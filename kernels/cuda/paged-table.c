@@ -81,8 +81,9 @@
 #define FORWARD_F16(...) FORWARD(f16, F16, __VA_ARGS__)
 #define FORWARD_BF16(...) FORWARD(bf16, BF16, __VA_ARGS__)
 
-#define HOPPER_AS(prefix, image_, kind_, type, TYPE, name, dim_, dim_v_, groups, keys_, stages,    \
-                  q_slots, turns, seqlen_k_max_)                                                   \
+/* @plan_bytes: of shared memory in which the kernel plans for itself. */
+#define HOPPER_AS(prefix, image_, kind_, plan_bytes, type, TYPE, name, dim_, dim_v_, groups,       \
+                  keys_, stages, q_slots, turns, seqlen_k_max_)                                    \
 	{                                                                                          \
 		.symbol = "fa_sm90_" #prefix "_prefill_" #type "_d" #dim_ "_v" #dim_v_ "_" #name,  \
 		.image = FA_CUDA_IMAGE_SM90_##image_##TYPE,                                        \
@@ -94,16 +95,20 @@
 		.dim_v = dim_v_,                                                                   \
 		.rows = (groups)*FA_SM90_GROUP_ROWS,                                               \
 		.threads = ((groups) + 1) * 128,                                                   \
-		.shared_bytes = FA_SM90_SHARED_BYTES(dim_, dim_v_, keys_, stages, q_slots),        \
+		.shared_bytes = FA_SM90_SHARED_BYTES(dim_, dim_v_, keys_, stages, q_slots) +       \
+		                (int32_t)(plan_bytes),                                             \
 		.keys = keys_,                                                                     \
 		.rows_q = FA_SM90_GROUP_ROWS,                                                      \
 		.seqlen_k_max = seqlen_k_max_,                                                     \
 		.state_bytes = FA_SM90_YIELDS_##turns * FA_SM90_STATE_BYTES(dim_v_, groups),       \
 	},
 #define HOPPER(type, TYPE, name, KIND, ...)                                                        \
-	HOPPER_AS(paged, PREFILL_, KIND, type, TYPE, name, __VA_ARGS__)
+	HOPPER_AS(paged, PREFILL_, KIND, 0, type, TYPE, name, __VA_ARGS__)
 #define HOPPER_OWN(type, TYPE, name, KIND, ...)                                                    \
-	HOPPER_AS(own, OWN_PREFILL_, OWN_##KIND, type, TYPE, name, __VA_ARGS__)
+	HOPPER_AS(own, OWN_PREFILL_, OWN_##KIND, OWN_PLAN_##KIND, type, TYPE, name, __VA_ARGS__)
+#define OWN_PLAN_BAND sizeof(struct fa_cuda_own_prefill_plan)
+#define OWN_PLAN_RICH sizeof(struct fa_cuda_own_prefill_plan)
+#define OWN_PLAN_PACKED sizeof(struct fa_cuda_own_packed_plan)
 #define HOPPER_OWN_F16(...) HOPPER_OWN(f16, F16, __VA_ARGS__)
 #define HOPPER_OWN_BF16(...) HOPPER_OWN(bf16, BF16, __VA_ARGS__)
 #define HOPPER_F16(...) HOPPER(f16, F16, __VA_ARGS__)

@@ -372,6 +372,7 @@ static size_t args_bytes(const struct fa_cuda_paged_kernel *kernel)
 	case FA_CUDA_PAGED_OWN_FORWARD:
 	case FA_CUDA_PAGED_OWN_BAND:
 	case FA_CUDA_PAGED_OWN_RICH:
+	case FA_CUDA_PAGED_OWN_PACKED:
 		return sizeof(struct fa_cuda_paged_attention_own);
 	case FA_CUDA_PAGED_OWN_PLAN:
 		return sizeof(struct fa_cuda_own_plan);

@@ -475,6 +475,7 @@ void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
 		plan_own(&launch->args.own_plan);
 		break;
 	case FA_CUDA_PAGED_OWN_DECODE:
+	case FA_CUDA_PAGED_OWN_PACKED: /* alone, or behind a launch that has computed all rows */
 		attend_own(&launch->args.own);
 		break;
 	case FA_CUDA_PAGED_OWN_APPEND:

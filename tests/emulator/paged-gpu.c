@@ -20,7 +20,7 @@ struct paged_gpu {
 	void *workspace;
 	size_t workspace_bytes;
 	uint64_t epoch;
-	bool without_tma;
+	bool without_tma, unstable;
 	int n_mapped; /* launches of kernels that load by TMA */
 };
 
@@ -224,8 +224,14 @@ static void run_yielding(struct paged_gpu *gpu, struct fa_cuda_paged_launch *lau
 			.args = mapped,
 			.attention = &launch->args.attention.attention,
 			.q = &launch->maps[FA_CUDA_MAP_Q],
+			.unstable = gpu->unstable,
 		},
 		poison, &poisoned);
+}
+
+void paged_gpu_unstable(struct paged_gpu *gpu, bool unstable)
+{
+	gpu->unstable = unstable;
 }
 
 uint32_t paged_gpu_yield(struct paged_gpu *gpu, uint64_t most_ns)

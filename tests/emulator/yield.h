@@ -9,6 +9,8 @@
 #include "kernels/cuda/common/maps.h"
 #include "kernels/cuda/plan.h"
 
+#include <stdbool.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -24,6 +26,7 @@ struct fa_emulated_yielding {
 	const void *args;                    /* passed to run */
 	struct fa_cuda_attention *attention; /* the part of the arguments to change */
 	const struct fa_cuda_map *q;         /* tells the number of rows */
+	bool unstable;                       /* results may differ */
 };
 
 /* Runs a completed launch again with yields, after @poison, and compares results; aborts if a

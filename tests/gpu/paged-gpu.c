@@ -200,6 +200,10 @@ void paged_gpu_plan_free(struct paged_gpu *gpu, struct paged_gpu_plan *plan)
 	plan->blob = 0;
 }
 
+void paged_gpu_unstable(struct paged_gpu *gpu, bool unstable)
+{
+}
+
 uint32_t paged_gpu_yield(struct paged_gpu *gpu, uint64_t most_ns)
 {
 	const uint32_t stops = gpu->stops;

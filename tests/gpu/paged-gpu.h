@@ -52,6 +52,10 @@ void paged_gpu_launch_append(struct paged_gpu *gpu, const struct paged_gpu_plan 
  */
 uint32_t paged_gpu_yield(struct paged_gpu *gpu, uint64_t most_ns);
 
+/* @unstable: what launches read or write changes meanwhile, so that results may differ. The emulator
+ * then does not compare those of a launch that yields. */
+void paged_gpu_unstable(struct paged_gpu *gpu, bool unstable);
+
 int paged_gpu_dense(struct paged_gpu *gpu, const struct fa_cuda_chip *chip,
                     const struct fa_attention_params *params);
 

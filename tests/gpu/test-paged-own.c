@@ -300,6 +300,25 @@ static void check_on(struct own *own, struct paged_device *device, struct paged_
 	paged_passed++;
 }
 
+/* Packed rows, wherever they can be, over some number of units. */
+static void check_packed(struct own *own, struct paged_device *device,
+                         struct paged_problem *problem)
+{
+	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
+	struct paged_gpu_plan plan;
+	bool packed;
+
+	if (!paged_gpu_has_tma(paged_device_gpu))
+		return;
+	chip.pack = 1;
+	chip.sms = problem->spec.kv_heads * (1 + (int32_t)problem_random(20));
+	plan = plan_of(own, problem, &chip);
+	packed = plan.plan.forward && plan.plan.forward->kind == FA_CUDA_PAGED_OWN_PACKED;
+	paged_gpu_plan_free(paged_device_gpu, &plan);
+	if (packed)
+		check_on(own, device, problem, &chip);
+}
+
 static void check(const struct paged_spec *given, enum layout layout, int32_t page_tokens)
 {
 	static int number;
@@ -322,6 +341,7 @@ static void check(const struct paged_spec *given, enum layout layout, int32_t pa
 	paged_device_init(&device, &problem);
 	own_init(&own, &problem, &device, layout, page_tokens);
 	check_on(&own, &device, &problem, &chip);
+	check_packed(&own, &device, &problem);
 	/* The portable kernels, which have less shared memory; and other divisions. */
 	if (!paged_options.small || number % 2) {
 		chip.portable_paged = true;
@@ -416,6 +436,41 @@ static void run_shapes(void)
 			      causal ? 16 : 5);
 		}
 	paged_report("shapes");
+}
+
+/* Few new tokens on many keys, which rows are packed for. */
+static void run_extends(void)
+{
+	static const struct {
+		int32_t batch, heads, kv_heads, dim;
+		uint32_t n_new[4], lengths[4];
+	} shapes[] = {
+		{ 1, 8, 2, 128, { 64 }, { 4000 } },
+		{ 1, 4, 1, 64, { 16 }, { 3000 } },
+		{ 1, 6, 3, 256, { 33 }, { 700 } },
+		{ 4, 8, 2, 128, { 1, 70, 0, 12 }, { 900, 1500, 5, 12 } },
+		{ 3, 5, 1, 64, { 100, 3, 129 }, { 2000, 3, 700 } },
+		{ 2, 32, 2, 128, { 17, 300 }, { 1000, 60 } },
+		{ 4, 4, 4, 64, { 20, 20, 20, 20 }, { 0, 10, 20, 2000 } },
+	};
+
+	for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
+		for (int form = 0; form < 4; form++) {
+			struct paged_spec spec = paged_usual;
+
+			spec.batch = shapes[i].batch;
+			spec.heads = shapes[i].heads;
+			spec.kv_heads = shapes[i].kv_heads;
+			spec.head_dim = spec.head_dim_v = shapes[i].dim;
+			memcpy(spec.n_new, shapes[i].n_new, sizeof(shapes[i].n_new));
+			memcpy(spec.lengths, shapes[i].lengths, sizeof(shapes[i].lengths));
+			spec.dtype = paged_dtypes[1 + form % 2];
+			spec.causal = form != 2;
+			spec.left_1 = form == 1 ? 150 : 0;
+			spec.broken = form == 3 ? 5 : 0;
+			check(&spec, (enum layout)(form % 3), 16 << form);
+		}
+	paged_report("extends");
 }
 
 static void run_random(void)
@@ -514,6 +569,10 @@ static void hostile_one(int i)
 		spec.head_scales = true;
 	}
 	chip.portable_paged = i / 2 % 2;
+	if (i % 3 == 1) {
+		chip.pack = 1;
+		chip.sms = 40;
+	}
 	paged_init(&problem, &spec);
 	if (setjmp(paged_failure)) {
 		paged_failed++;
@@ -546,6 +605,7 @@ static void hostile_one(int i)
 		           describe(&own, &problem));
 
 	/* With a garbage cu_q, too, the launch ends, and gaps between rows stay as they were. */
+	paged_gpu_unstable(paged_device_gpu, true);
 	for (int round = 0; round < 4; round++) {
 		for (int32_t b = 0; b <= spec.batch; b++)
 			cu_q[b] = round % 2 ? hostile() : (int32_t)problem_random(70);
@@ -553,6 +613,7 @@ static void hostile_one(int i)
 		                 ((size_t)spec.batch + 1) * 4);
 		run(&own, &device, &problem, &plan);
 	}
+	paged_gpu_unstable(paged_device_gpu, false);
 	paged_gpu_plan_free(paged_device_gpu, &plan);
 	paged_poison(&problem);
 	paged_passed++;
@@ -604,6 +665,8 @@ static void scribbled_one(int i)
 	void *words;
 
 	chip.portable_paged = i % 2;
+	chip.pack = i % 4 == 2;
+	chip.sms = i % 4 == 2 ? 60 : chip.sms;
 	spec.dtype = paged_dtypes[1 + i / 2 % 2];
 	spec.n_new[2] = i % 4 < 2 ? 3 : 129;
 	paged_init(&problem, &spec);
@@ -627,10 +690,12 @@ static void scribbled_one(int i)
 	scribbler.n = bytes / 4;
 	if (pthread_create(&thread, NULL, scribble, &scribbler) != 0)
 		abort();
+	paged_gpu_unstable(paged_device_gpu, true);
 	for (int round = 0; round < rounds; round++)
 		run(&own, &device, &problem, &plan);
 	scribbler.stop = true;
 	pthread_join(thread, NULL);
+	paged_gpu_unstable(paged_device_gpu, false);
 	own.request = right;
 	run(&own, &device, &problem, &plan);
 	paged_gpu_plan_free(paged_device_gpu, &plan);
@@ -650,7 +715,7 @@ static void run_hostile(void)
 	for (int i = 0; i < count; i++)
 		if (fa_draw())
 			hostile_one(i);
-	for (int i = 0; i < (paged_options.small ? 2 : 8); i++)
+	for (int i = 0; i < (paged_options.small ? 3 : 8); i++)
 		if (fa_draw())
 			scribbled_one(i);
 	paged_report("hostile");
@@ -759,6 +824,7 @@ static void run_all(void)
 {
 	run_appends();
 	run_shapes();
+	run_extends();
 	run_kernels();
 	run_sizes();
 	run_hostile();

@@ -139,17 +139,37 @@ static void test_prefill(void **state)
 {
 	struct scene scene;
 
+	/* Few blocks of rows plan for themselves. */
 	scene_init(&scene, 4, 16);
 	scene.request.own_attention.max_q = 8192;
 	scene.request.own_attention.cu_q = (void *)(uintptr_t)4096;
-	scene.request.own_attention.total_q = 8195;
+	scene.request.own_attention.total_q = 7995;
+	scene.request.own_attention.max_k = 8192;
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[0], "fa_sm90_own_decode_bf16_d128"));
+	assert_int_equal(scene.launches[0].args.own.own.plan.forward_from, 48);
+	assert_true(is(&scene.launches[1], "fa_sm90_own_prefill_bf16_d128_v128_band"));
+	assert_null(scene.launches[1].args.own.own.ranges);
+	assert_int_equal(scene.launches[1].maps[FA_CUDA_MAP_K].box[1], 16);
+	assert_int_equal(scene.launches[1].args.own.own.plan.forward_from, 48);
+	assert_int_equal(scene.launches[1].args.own.own.plan.forward_blocks_max, 7995 / 128 + 4);
+	/* Without cu_q all sequences have many rows. */
+	scene.request.own_attention.cu_q = NULL;
+	scene.request.own_attention.max_q = 2000;
+	scene.request.own_attention.total_q = 8000;
+	assert_int_equal(launches(&scene, &h200), 1);
+	assert_true(is(&scene.launches[0], "fa_sm90_own_prefill_bf16_d128_v128_band"));
+	assert_int_equal(scene.launches[0].args.own.own.plan.forward_blocks_max, 4 * 16);
+
+	scene.request.own_attention.max_q = 8192;
+	scene.request.own_attention.cu_q = (void *)(uintptr_t)4096;
+	scene.request.own_attention.total_q = 20000;
 	assert_int_equal(launches(&scene, &h200), 3);
 	assert_true(is(&scene.launches[0], "fa_sm80_own_plan"));
-	assert_true(is(&scene.launches[1], "fa_sm90_own_decode_bf16_d128"));
-	assert_true(is(&scene.launches[2], "fa_sm90_own_prefill_bf16_d128_v128_band"));
-	assert_int_equal(scene.launches[2].maps[FA_CUDA_MAP_K].box[1], 16);
 	assert_int_equal(scene.launches[0].args.own_plan.forward_from, 48);
-	assert_int_equal(scene.launches[0].args.own_plan.forward_blocks_max, 8195 / 128 + 4);
+	assert_non_null(scene.launches[1].args.own.own.ranges);
+	assert_true(is(&scene.launches[2], "fa_sm90_own_prefill_bf16_d128_v128_band"));
+	assert_non_null(scene.launches[2].args.own.own.ranges);
 	scene.request.own_attention.softcap = 30;
 	assert_int_equal(launches(&scene, &h200), 3);
 	assert_true(is(&scene.launches[2], "fa_sm90_own_prefill_bf16_d128_v128_rich"));
@@ -163,6 +183,66 @@ static void test_prefill(void **state)
 	scene.request.own_attention.total_q = 4 * 2048;
 	assert_int_equal(launches(&scene, &h200), 2);
 	assert_true(is(&scene.launches[1], "fa_sm90_own_decode_e4m3_d128_a2"));
+}
+
+/* Few new tokens on many keys: rows of several heads in a block, and keys divided over blocks. */
+static void test_extends(void **state)
+{
+	const struct fa_cuda_paged_attention *args;
+	struct scene scene;
+
+	scene_init(&scene, 1, 16);
+	scene.request.own_attention.max_q = 64;
+	scene.request.own_attention.total_q = 64;
+	scene.request.own_attention.max_k = 32768;
+	assert_int_equal(launches(&scene, &h200), 1);
+	assert_true(is(&scene.launches[0], "fa_sm90_own_prefill_bf16_d128_v128_packed"));
+	args = &scene.launches[0].args.attention;
+	assert_int_equal(scene.launches[0].grid_x, 128);
+	assert_int_equal(args->n_units, 128);
+	assert_int_equal(scene.launches[0].args.own.own.units, 16);
+	assert_int_equal(scene.launches[0].args.own.own.plan.forward_from, 1);
+	assert_int_equal((64 >> args->pack_shift) * args->pack_sets, 4);
+	assert_int_equal(scene.launches[0].maps[FA_CUDA_MAP_Q].box[1], 1 << args->pack_shift);
+	assert_int_equal(scene.launches[0].maps[FA_CUDA_MAP_Q].box[2], 64 >> args->pack_shift);
+	assert_true(args->join_wait_ns > 0);
+	/* The places of partial results of all units are in the workspace. */
+	assert_true((uint64_t)(uintptr_t)args->unit_partials +
+	                    128 * (uint64_t)scene.launches[0].kernel->state_bytes <=
+	            (1 << 20) + scene.plan.workspace_bytes);
+
+	/* Lengths of garbage in bounds. */
+	scene.request.own_attention.max_k = FA_PAGED_LENGTH_MAX;
+	assert_int_equal(launches(&scene, &h200), 1);
+	assert_int_equal(scene.launches[0].grid_x, 128);
+
+	/* One of many sequences has many rows: the others decode. */
+	scene_init(&scene, 100, 16);
+	scene.request.own_attention.cu_q = (void *)(uintptr_t)4096;
+	scene.request.own_attention.max_q = 64;
+	scene.request.own_attention.total_q = 64 + 99;
+	scene.request.own_attention.max_k = 32768;
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[0], "fa_sm90_own_decode_bf16_d128"));
+	assert_null(scene.launches[0].args.own.own.ranges);
+	assert_int_equal(scene.launches[0].args.own.own.plan.forward_from, 48);
+	assert_true(is(&scene.launches[1], "fa_sm90_own_prefill_bf16_d128_v128_packed"));
+	assert_int_equal(scene.launches[1].args.own.own.plan.forward_from, 48);
+
+	/* Neither for results that must not depend on the others, nor for few rows, nor without TMA. */
+	scene.request.own_attention.deterministic = true;
+	assert_int_equal(launches(&scene, &h200), 3);
+	assert_true(is(&scene.launches[2], "fa_sm90_own_prefill_bf16_d128_v128_band"));
+	scene_init(&scene, 1, 16);
+	scene.request.own_attention.max_q = 4;
+	scene.request.own_attention.total_q = 4;
+	assert_int_equal(launches(&scene, &h200), 1);
+	assert_true(is(&scene.launches[0], "fa_sm90_own_decode_bf16_d128"));
+	scene.request.own_attention.max_q = 64;
+	scene.request.own_attention.total_q = 64;
+	scene.pages.page_tokens = 8;
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[1], "fa_sm80_own_forward_bf16_d128"));
 }
 
 /* Grids and the workspace do not grow with bounds that are far above what there is. */
@@ -221,9 +301,8 @@ static void test_refused(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_decode),
-		cmocka_unit_test(test_prefill),
-		cmocka_unit_test(test_bounds),
+		cmocka_unit_test(test_decode),  cmocka_unit_test(test_prefill),
+		cmocka_unit_test(test_extends), cmocka_unit_test(test_bounds),
 		cmocka_unit_test(test_refused),
 	};
 

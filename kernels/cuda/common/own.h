@@ -5,6 +5,8 @@
 #pragma once
 
 #include "kernels/cuda/common/paged-args.h"
+#include "kernels/cuda/ptx/math.h"
+#include "kernels/cuda/ptx/memory.h"
 
 #include <stdint.h>
 
@@ -27,6 +29,21 @@ fa_own_shared_plan(const struct fa_cuda_paged_attention &args)
 	extern __shared__ __align__(1024) char shared_memory[];
 
 	return (struct fa_cuda_own_shared_plan *)(shared_memory + fa_own_of(args).shared_plan);
+}
+
+/* Returns the address of the same in shared memory; computed anew at each call, which saves registers. */
+__device__ __forceinline__ uint32_t fa_own_plan_address(const struct fa_cuda_paged_attention &args)
+{
+	extern __shared__ __align__(1024) char shared_memory[];
+
+	return fa_shared_address(shared_memory) + fa_own_of(args).shared_plan +
+	       (uint32_t)fa_opaque_zero();
+}
+
+__device__ __forceinline__ struct fa_cuda_own_packed_plan *
+fa_own_packed_plan(const struct fa_cuda_paged_attention &args)
+{
+	return (struct fa_cuda_own_packed_plan *)fa_own_shared_plan(args);
 }
 
 template <int OWN>

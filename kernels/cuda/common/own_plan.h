@@ -84,6 +84,8 @@ __device__ __forceinline__ void fa_own_plan_in_shared(const struct fa_cuda_paged
 	if (t < FA_CUDA_OWN_SHARED_ITEMS) {
 		if (t < (uint32_t)p.batch)
 			item = fa_own_item(p, t);
+		if (item.n_q >= p.forward_from)
+			item.n_q = 0;
 		if (item.n_q > 0) {
 			fa_own_divide_item(p, item);
 			tiles = (uint64_t)item.parts * item.tiles;

@@ -283,11 +283,40 @@ struct fa_cuda_own_shared_plan {
 	uint32_t n[FA_CUDA_OWN_SHARED_ITEMS / 32];
 };
 
+/* So many sequences with so many blocks of rows are planned in shared memory, too. */
+#define FA_CUDA_OWN_PREFILL_ITEMS 16
+#define FA_CUDA_OWN_PREFILL_BLOCKS 128
+
+struct fa_cuda_own_prefill_plan {
+	struct fa_cuda_paged_item items[FA_CUDA_OWN_PREFILL_ITEMS]; /* tile: blocks before */
+	struct fa_cuda_paged_block blocks[FA_CUDA_OWN_PREFILL_BLOCKS];
+	uint32_t costs[FA_CUDA_OWN_PREFILL_BLOCKS]; /* keys that a block sees, not sorted */
+	uint32_t blocks_n;
+};
+
+/* Packed rows: sequences, and blocks of rows of a KV head, at most. Each block of threads plans for
+ * itself, in shared memory. */
+#define FA_CUDA_OWN_PACKED_ITEMS 64
+#define FA_CUDA_OWN_PACKED_BLOCKS 160
+#define FA_CUDA_OWN_PACKED_WARPS 12
+
+struct fa_cuda_own_packed_plan {
+	struct fa_cuda_paged_unit unit; /* this block's; count 0: it sees no keys */
+	struct fa_cuda_paged_item item; /* the unit's; n_q 0: there is no unit */
+	uint32_t sequence[FA_CUDA_OWN_PACKED_ITEMS], first_q[FA_CUDA_OWN_PACKED_ITEMS],
+		n_q[FA_CUDA_OWN_PACKED_ITEMS], n_k[FA_CUDA_OWN_PACKED_ITEMS];
+	uint32_t blocks[FA_CUDA_OWN_PACKED_ITEMS];  /* of rows, of all earlier sequences */
+	uint32_t counts[FA_CUDA_OWN_PACKED_BLOCKS]; /* of a block's tiles */
+	uint32_t sums[FA_CUDA_OWN_PACKED_WARPS], more[FA_CUDA_OWN_PACKED_WARPS]; /* of warps */
+};
+
 /* An item's table_start is the index of its sequence's first entry, modulo 2^32. */
 struct fa_cuda_own {
-	/* NULL: decode plans for itself, in shared memory from shared_plan on. */
+	/* NULL: the kernel plans for itself, in shared memory from shared_plan on. */
 	const struct fa_cuda_own_ranges *ranges;
 	uint32_t shared_plan;
+	/* Of packed rows: units for each KV head; tiles that take as long as a join. */
+	uint32_t units, join_tiles;
 	int64_t k_page, k_token, k_head; /* bytes */
 	int64_t v_page, v_token, v_head;
 	/* (uint64_t)token * page_magic >> page_shift is the token's page. */

@@ -111,12 +111,12 @@ struct fa_sm90_config {
 	/* ALiBi is an extra step of Q K^T (alibi.h). */
 	static constexpr bool ALIBI_MMA = SCORE_MOD && !SOFTCAP && !PAGED && DIM == 64;
 	/* The producer reads the next block's descriptor early. */
-	static constexpr bool LOOKAHEAD = PAGED && DIM == 128;
+	static constexpr bool LOOKAHEAD = PAGED && DIM == 128 && !(PACKED && SOURCE::PLANS);
 	/* Consumers keep the ping-pong barrier's number in a vector register, and compute a tile's
 	 * valid rows only where they mask it. */
 	static constexpr bool MASK_ON_DEMAND = PAGED && PINGPONG != FA_SM90_PINGPONG_SOFTMAX;
 	/* fa_sm90_mask_row() masks by words of bits. */
-	static constexpr bool MASK_BITS = LOOKAHEAD || WINDOW || SCORE_MOD ||
+	static constexpr bool MASK_BITS = (PAGED && DIM == 128) || WINDOW || SCORE_MOD ||
 	                                  (FIXED_MAX && !PAGED &&
 	                                   PINGPONG == FA_SM90_PINGPONG_SOFTMAX);
 	/* TUNED, STOP_READ, SIGNAL_STEPS and WAITS_LATE only change how ptxas schedules the main

@@ -137,7 +137,7 @@ struct fa_sm90_dense {
 	template <class C> using SCHEDULER = struct fa_sm90_dense_scheduler<C>;
 	template <class C> using PRODUCER_SCHEDULER = struct fa_sm90_dense_scheduler<C>;
 	template <class C> using TILE = struct fa_sm90_dense_tile<C>;
-	static constexpr bool PAGED = false, PACKED = false;
+	static constexpr bool PAGED = false, PACKED = false, PLANS = false;
 
 	static __device__ __forceinline__ const struct fa_cuda_attention &
 	attention(const ARGS &args)

@@ -58,6 +58,8 @@ __device__ __forceinline__ void fa_sm90_forward(const typename C::ARGS &args,
 	__syncthreads();
 	if (C::YIELDS && fa_ld_shared(shared + C::EXITS))
 		return;
+	if constexpr (C::SOURCE::PLANS)
+		C::SOURCE::template plan<C>(args);
 
 	if (warpgroup == 0) {
 		fa_setmaxnreg_dec<C::PRODUCER_REGISTERS>();

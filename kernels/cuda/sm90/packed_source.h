@@ -22,6 +22,7 @@
 #include "kernels/cuda/sm90/yield.h"
 
 #include <float.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* Over tensors the fields first and table_start are unused. */
@@ -56,15 +57,40 @@ __device__ __forceinline__ int32_t fa_sm90_thread_row(const typename C::ARGS &al
 	}
 }
 
+/* Returns 16 bytes of a unit, or of an item. A block over a client's own pages has planned the one unit
+ * that it has, in shared memory. */
+template <class C>
+__device__ __forceinline__ uint4 fa_sm90_packed_unit(const struct fa_cuda_paged_attention &all,
+                                                     uint32_t unit, uint32_t at)
+{
+	if constexpr (C::SOURCE::OWN)
+		return fa_ld_shared_v4(fa_own_plan_address(all) +
+		                       offsetof(struct fa_cuda_own_packed_plan, unit) + at * 16);
+	else
+		return ((const uint4 *)(all.units + unit))[at];
+}
+
+template <class C>
+__device__ __forceinline__ uint4 fa_sm90_packed_item(const struct fa_cuda_paged_attention &all,
+                                                     uint32_t item, uint32_t at)
+{
+	if constexpr (C::SOURCE::OWN)
+		return fa_ld_shared_v4(fa_own_plan_address(all) +
+		                       offsetof(struct fa_cuda_own_packed_plan, item) + at * 16);
+	else
+		return ((const uint4 *)(all.items + item))[at];
+}
+
 template <class C>
 __device__ __forceinline__ void fa_sm90_packed_load(const struct fa_cuda_paged_attention &all,
                                                     uint32_t unit,
                                                     struct fa_sm90_packed_work &ret_work)
 {
-	const uint4 *const words = (const uint4 *)(all.units + unit);
-	const uint4 a = words[0], b = words[1];
-	const uint4 *const item = (const uint4 *)(all.items + __shfl_sync(~0u, a.x, 0));
-	const uint4 c = item[1], d = item[2];
+	const uint4 a = fa_sm90_packed_unit<C>(all, unit, 0),
+		    b = fa_sm90_packed_unit<C>(all, unit, 1);
+	const uint32_t item = __shfl_sync(~0u, a.x, 0);
+	const uint4 c = fa_sm90_packed_item<C>(all, item, 1),
+		    d = fa_sm90_packed_item<C>(all, item, 2);
 
 	/* Tells the compiler that these are uniform. */
 	ret_work.sequence = 0;
@@ -136,7 +162,8 @@ template <class C> struct fa_sm90_packed_scheduler {
 			return false;
 		fa_sm90_packed_load<C>(all, at, ret_work);
 		at += fa_sm90_blocks<C>(all.attention);
-		return true;
+		/* A client's own pages may have fewer units than blocks. */
+		return !C::PAGED || ret_work.count > 0;
 	}
 };
 
@@ -220,7 +247,7 @@ template <class ARGS_> struct fa_sm90_packed_rows {
 
 struct fa_sm90_packed : fa_sm90_packed_rows<struct fa_cuda_paged_attention> {
 	template <class C> using TILE = struct fa_sm90_page_tile<C>;
-	static constexpr bool PAGED = true, OWN = false;
+	static constexpr bool PAGED = true, OWN = false, PLANS = false;
 
 	static __device__ __forceinline__ uint32_t loaders(const ARGS &all)
 	{
@@ -279,7 +306,7 @@ template <class C> struct fa_sm90_packed_dense_tile : fa_sm90_dense_tile<C> {
 
 struct fa_sm90_packed_dense : fa_sm90_packed_rows<struct fa_cuda_packed_attention> {
 	template <class C> using TILE = struct fa_sm90_packed_dense_tile<C>;
-	static constexpr bool PAGED = false;
+	static constexpr bool PAGED = false, PLANS = false;
 
 	static __device__ __forceinline__ uint32_t loaders(const ARGS &)
 	{
@@ -327,7 +354,7 @@ template <class C>
 __device__ __forceinline__ struct fa_sm90_unit_parts
 fa_sm90_unit_parts_of(const struct fa_cuda_paged_attention &all, uint32_t unit, uint32_t group)
 {
-	const uint4 words = ((const uint4 *)(all.units + unit))[1];
+	const uint4 words = fa_sm90_packed_unit<C>(all, unit, 1);
 
 	return { words.y % FA_CUDA_PAGED_UNIT_PARTS,
 		 words.y / FA_CUDA_PAGED_UNIT_PARTS % FA_CUDA_PAGED_UNIT_PARTS, words.z,

@@ -11,6 +11,7 @@
 #include "kernels/cuda/common/work.h"
 #include "kernels/cuda/ptx/mbarrier.h"
 #include "kernels/cuda/ptx/tma.h"
+#include "kernels/cuda/sm90/own_prefill_plan.h"
 #include "kernels/cuda/sm90/tile_range.h"
 #include "kernels/cuda/sm90/yield.h"
 
@@ -62,16 +63,52 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 	blocks_of(const struct fa_cuda_paged_attention &all)
 	{
 		if constexpr (C::SOURCE::OWN)
-			return fa_own_of(all).ranges->forward_blocks;
+			return fa_own_of(all).ranges ? fa_own_of(all).ranges->forward_blocks
+			                             : fa_sm90_own_prefill_plan(all)->blocks_n;
 		else
 			return (uint32_t)all.attention.blocks_m;
+	}
+
+	static __device__ __forceinline__ const struct fa_cuda_paged_block *
+	block_at(const struct fa_cuda_paged_attention &all, int32_t at)
+	{
+		if constexpr (C::SOURCE::OWN)
+			if (!fa_own_of(all).ranges)
+				return fa_sm90_own_prefill_plan(all)->blocks + at;
+		return all.blocks + at;
+	}
+
+	static __device__ __forceinline__ const uint4 *
+	item_at(const struct fa_cuda_paged_attention &all, uint32_t item)
+	{
+		if constexpr (C::SOURCE::OWN)
+			if (!fa_own_of(all).ranges)
+				return (const uint4 *)(fa_sm90_own_prefill_plan(all)->items + item);
+		return (const uint4 *)(all.items + item);
+	}
+
+	/* False: blocks of rows are not paired, as all run at once. */
+	static __device__ __forceinline__ bool paired(const struct fa_cuda_paged_attention &all)
+	{
+		if constexpr (C::SOURCE::OWN)
+			return (uint32_t)all.attention.triples * blocks_of(all) >
+			       fa_sm90_blocks<C>(all.attention);
+		else
+			return all.attention.pairs;
+	}
+
+	/* Pairs, or blocks that are not paired, of a head and slice of a client's own pages. */
+	static __device__ __forceinline__ uint32_t
+	own_units(const struct fa_cuda_paged_attention &all)
+	{
+		return paired(all) ? (blocks_of(all) + 1) / 2 : blocks_of(all);
 	}
 
 	static __device__ __forceinline__ uint32_t
 	pairs_of(const struct fa_cuda_paged_attention &all)
 	{
 		if constexpr (C::SOURCE::OWN)
-			return (uint32_t)all.attention.triples * ((blocks_of(all) + 1) / 2);
+			return (uint32_t)all.attention.triples * own_units(all);
 		else
 			return all.pairs;
 	}
@@ -80,7 +117,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 	section_pairs_of(const struct fa_cuda_paged_attention &all)
 	{
 		if constexpr (C::SOURCE::OWN)
-			return (uint32_t)all.attention.section * ((blocks_of(all) + 1) / 2);
+			return (uint32_t)all.attention.section * own_units(all);
 		else
 			return all.section_pairs;
 	}
@@ -107,7 +144,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 
 		part = (int32_t)(section * args.section + (rest - pair * width));
 		opposite = (int32_t)(blocks_of(all) - 1 - pair);
-		if (opposite == (int32_t)pair || (!C::SOURCE::OWN && !all.attention.pairs))
+		if (opposite == (int32_t)pair || !paired(all))
 			opposite = -1;
 		go(all, (int32_t)pair);
 	}
@@ -116,7 +153,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 	{
 		at = to;
 		if (AHEAD)
-			ahead = all.blocks[at];
+			ahead = *block_at(all, at);
 	}
 
 	__device__ __forceinline__ bool next(const struct fa_cuda_paged_attention &all,
@@ -128,9 +165,9 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 		if (at < 0)
 			return false;
 		if (!AHEAD)
-			ahead = all.blocks[at];
+			ahead = *block_at(all, at);
 
-		const uint4 *words = (const uint4 *)(all.items + ahead.item);
+		const uint4 *words = item_at(all, ahead.item);
 		const uint4 b = words[1], c = words[2];
 
 		fa_sm90_page_part(args, part, ret_work);
@@ -241,7 +278,14 @@ template <bool OWN_> struct fa_sm90_pages_of {
 	template <class C> using SCHEDULER = struct fa_sm90_page_scheduler<C, false>;
 	template <class C> using PRODUCER_SCHEDULER = struct fa_sm90_page_scheduler<C, true>;
 	template <class C> using TILE = struct fa_sm90_page_tile<C>;
-	static constexpr bool PAGED = true, PACKED = false, OWN = OWN_;
+	static constexpr bool PAGED = true, PACKED = false, OWN = OWN_, PLANS = OWN_;
+
+	template <class C> static __device__ __forceinline__ void plan(const ARGS &all)
+	{
+		if constexpr (OWN)
+			if (!fa_own_of(all).ranges)
+				fa_sm90_own_plan_prefill<C>(all);
+	}
 
 	static __device__ __forceinline__ const struct fa_cuda_attention &attention(const ARGS &all)
 	{
