@@ -183,6 +183,8 @@ bool fa_cuda_paged_own_packed_find(const struct fa_cuda_chip *chip,
 			continue;
 		plan->forward = kernel;
 		plan->prefill_tokens = froms[i];
+		plan->forward_ns = (uint64_t)(time * 2 * (kernel->dim + kernel->dim_v) *
+		                              kernel->rows / FA_CUDA_SM_FLOPS_PER_NS);
 	}
 	if (!plan->forward)
 		return false;

@@ -222,8 +222,8 @@ static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_o
 		                          (long long)p->total_q, p->heads, INT32_MAX);
 	plan->forward_blocks = (uint32_t)blocks;
 	plan->forward_grid = (uint32_t)(blocks * slices * (uint64_t)p->heads);
+	/* At most, as bounds allow. */
 	fa_cuda_paged_sm90_partition(chip, &stand_in.attention, plan);
-	plan->forward_ns = 0; /* not known */
 	return 0;
 }
 
@@ -382,6 +382,18 @@ static void fill_own(const struct fa_paged_own *own, const void *ranges, bool wh
 	};
 }
 
+/* Returns the bytes of the table that @blocks blocks prefetch: all, if a warp of each suffices, as bounds
+ * may be far above what is used. */
+static uint32_t table_bytes(const struct fa_paged_own_attention *p, uint32_t blocks)
+{
+	const uint64_t columns = fa_cuda_paged_ceil_div(longest(p),
+	                                                (uint64_t)p->pages->page_tokens);
+	const uint64_t bytes = ((uint64_t)(p->batch - 1) * (uint64_t)p->table_stride + columns) *
+	                       sizeof(*p->table);
+
+	return bytes <= (uint64_t)blocks * 32 * 128 ? (uint32_t)bytes : 0;
+}
+
 static void fill_attention(const struct fa_cuda_paged_plan *plan,
                            const struct fa_paged_own_attention *p,
                            const struct fa_cuda_paged_kernel *kernel, uint64_t workspace,
@@ -447,6 +459,7 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 		.dtype = (int32_t)own->dtype,
 	};
 	fill_own(own, address(workspace + plan->own_ranges_at), p->deterministic, &ret_args->own);
+	ret_args->own.table_bytes = table_bytes(p, decode ? plan->decode_grid : plan->forward_grid);
 	if (!plan->kernel || kernel->kind == FA_CUDA_PAGED_OWN_PACKED) {
 		const size_t plan_bytes = kernel->kind == FA_CUDA_PAGED_OWN_PACKED
 		                                  ? sizeof(struct fa_cuda_own_packed_plan)

@@ -49,6 +49,7 @@ struct fa_cuda_preemption {
 	union {
 		struct fa_cuda_attention attention;
 		struct fa_cuda_paged_attention paged;
+		struct fa_cuda_paged_attention_own own;
 	} args;
 	struct fa_cuda_maps maps;
 	bool is_long; /* running, and counted by device.quiesce */

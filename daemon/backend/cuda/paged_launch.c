@@ -90,6 +90,7 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 {
 	const struct fa_cuda_paged_work *paged = fa_cuda_paged_work(work);
 	const bool in_place = part->cached ? paged->tables_in_place : paged->in_place;
+	const bool own = part->request.op == FA_PAGED_ATTEND_OWN;
 	struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
 	void *q = (void *)(stream->scratch + paged->workspace_bytes);
 	CUresult result = CUDA_SUCCESS;
@@ -109,13 +110,15 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 	                           stream->scratch, stream->epoch, launches);
 	if (part > paged->parts && part[-1].fused)
 		fa_cuda_paged_add_append(&launches[0], &part[-1].request.append);
-	/* Only the work's last kernel can be preemptible. */
-	preemptible = last && part->request.op == FA_PAGED_ATTEND &&
+	/* Only the work's last kernel can be preemptible; over a client's own pages it is the last one
+	 * as it is. */
+	preemptible = last && (part->request.op == FA_PAGED_ATTEND || own) &&
 	              part->plan->forward_blocks > 0 &&
 	              fa_cuda_preempt_prepare(device, stream, part->plan->forward->state_bytes,
 	                                      part->plan->forward_ns);
 	for (int i = 0; i < n && result == CUDA_SUCCESS; ++i) {
-		struct fa_cuda_paged_launch *launch = &launches[preemptible ? n - 1 - i : i];
+		struct fa_cuda_paged_launch *launch =
+			&launches[preemptible && !own ? n - 1 - i : i];
 		const uint64_t blocks = (uint64_t)launch->grid_x * launch->grid_y;
 		const CUfunction function =
 			device->paged_functions[launch->kernel - fa_cuda_paged_kernels];
@@ -134,7 +137,9 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 				&(struct fa_cuda_preempt_kernel){ function, launch->grid_x,
 			                                          launch->kernel->threads,
 			                                          launch->kernel->shared_bytes },
-				&launch->args.attention, sizeof(launch->args.attention), &maps);
+				&launch->args,
+				own ? sizeof(launch->args.own) : sizeof(launch->args.attention),
+				&maps);
 		if (signals)
 			fa_cuda_self_signal_args(stream, work, blocks, launch->parts,
 			                         fa_cuda_paged_done(launch));

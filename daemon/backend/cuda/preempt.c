@@ -79,8 +79,9 @@ bool fa_cuda_preempt_covers(const struct fa_device *device, const struct fa_devi
 
 	if (work->op == FA_DEVICE_PAGED) {
 		last = &fa_cuda_paged_work(work)->parts[work->n_paged - 1];
-		return last->request.op == FA_PAGED_ATTEND && last->plan->forward_blocks > 0 &&
-		       last->plan->forward->state_bytes > 0;
+		return (last->request.op == FA_PAGED_ATTEND ||
+		        last->request.op == FA_PAGED_ATTEND_OWN) &&
+		       last->plan->forward_blocks > 0 && last->plan->forward->state_bytes > 0;
 	}
 	kernel = fa_cuda_attention_kernel(&device->chip, work->params);
 	return kernel && kernel->state_bytes > 0;

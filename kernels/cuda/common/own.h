@@ -107,6 +107,15 @@ __device__ __forceinline__ uint32_t fa_own_tile_size(const struct fa_cuda_paged_
 		return 1;
 }
 
+/* Prefetches the table, while lengths arrive that tell which entries are needed. */
+__device__ __forceinline__ void fa_own_prefetch_table(const struct fa_cuda_paged_attention &args)
+{
+	const uint32_t thread = fa_thread_index(), at = (blockIdx.x * 32 + thread) * 128;
+
+	if (thread < 32 && at < fa_own_of(args).table_bytes)
+		fa_prefetch((const char *)args.pages.table + at);
+}
+
 /* Reads an entry of the table once, and bounds it. */
 __device__ __forceinline__ uint32_t fa_own_entry(const struct fa_cuda_paged_attention &args,
                                                  uint32_t index)

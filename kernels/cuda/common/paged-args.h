@@ -315,6 +315,7 @@ struct fa_cuda_own {
 	/* NULL: the kernel plans for itself, in shared memory from shared_plan on. */
 	const struct fa_cuda_own_ranges *ranges;
 	uint32_t shared_plan;
+	uint32_t table_bytes; /* to be prefetched by the launch's threads; 0: none */
 	/* Of packed rows: units for each KV head; tiles that take as long as a join. */
 	uint32_t units, join_tiles;
 	int64_t k_page, k_token, k_head; /* bytes */

@@ -229,6 +229,7 @@ struct fa_sm90_own_packed : fa_sm90_packed_rows<struct fa_cuda_paged_attention> 
 		static_assert(C::THREADS == FA_CUDA_OWN_PACKED_WARPS * 32, "a sum for each warp");
 		static_assert(FA_CUDA_OWN_PACKED_BLOCKS <= C::THREADS,
 		              "a thread for each block of rows");
+		fa_own_prefetch_table(all);
 		fa_sm90_own_list<C>(all, blocks);
 		if (thread < blocks) {
 			rows = fa_sm90_own_rows_of<C>(all, thread);

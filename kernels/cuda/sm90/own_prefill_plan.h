@@ -27,6 +27,7 @@ __device__ __forceinline__ void fa_sm90_own_plan_prefill(const struct fa_cuda_pa
 	uint32_t sequence = 0, rank = 0, cost = 0, listed;
 	int32_t row = 0;
 
+	fa_own_prefetch_table(all);
 	static_assert(FA_CUDA_OWN_PREFILL_ITEMS <= 32, "one warp");
 	static_assert(FA_CUDA_OWN_PREFILL_BLOCKS <= C::THREADS, "a thread for each");
 	if (thread < 32) {

@@ -22,10 +22,13 @@ struct fa_sm90_own_config
 	{                                                                                          \
 		const struct fa_cuda_paged_attention &p = args.attention.attention;                \
                                                                                                    \
+		if (threadIdx.x < 2 && args.own.in_boxes)                                          \
+			fa_tma_prefetch_map(&maps.maps[FA_CUDA_MAP_K + threadIdx.x]);              \
 		fa_gate_pass(p.attention.done);                                                    \
 		fa_await_launch_ahead();                                                           \
 		using C = fa_sm90_own_config<FA_TYPE, dim, atoms, groups, stages>;                 \
                                                                                                    \
+		fa_own_prefetch_table(p);                                                          \
 		if (C::OWN == FA_OWN_PLANS && !args.own.ranges)                                    \
 			fa_own_plan_in_shared(p);                                                  \
 		if (fa_own_has_tiles<C::OWN>(p))                                                   \
