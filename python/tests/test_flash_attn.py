@@ -113,12 +113,59 @@ def test_unsupported(name):
         flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 4, 4, **{name: value})
 
 
-@pytest.mark.parametrize("name", ["seqused_q", "seqused_k"])
-def test_unsupported_lengths(name):
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("options", ["plain", "causal", "window", "softcap and scale"])
+def test_used_keys(dtype, options):
+    """seqused_k: the rest is not read. More than there are count as all."""
+    cu_q = torch.tensor([0, 5, 5, 17, 18], dtype=torch.int32)
+    cu_k = torch.tensor([0, 9, 12, 24, 60], dtype=torch.int32)
+    used = torch.tensor([9, 2, 0, 99], dtype=torch.int32)
+    q, k, v = tensors((18, 4), (60, 2), dtype, 64)
+    keys = [(k[a:b][:n], v[a:b][:n]) for a, b, n in zip(cu_k[:-1], cu_k[1:], used)]
+    found = [reference(q[a:b], *x, **OPTIONS[options]) for a, b, x in zip(cu_q[:-1], cu_q[1:], keys)]
+    k[11], v[11], k[12:24], v[12:24] = (torch.nan,) * 4
+    out, lse = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 12, 36, seqused_k=used,
+                                      return_attn_probs=True, **OPTIONS[options])
+    compare(out, lse, torch.cat([x for x, _ in found]), torch.cat([x for _, x in found], 1), dtype)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_float8(ragged, given):
+    if not hasattr(torch, "float8_e4m3fn"):
+        pytest.skip("this PyTorch has no float8")
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in tensors((3, 6, 4), (3, 11, 2), torch.float32))
+    generator = torch.Generator().manual_seed(2)
+    descales = [torch.rand(3, 2, generator=generator) + 0.5 for _ in range(3)]
+    options = dict(zip(("q_descale", "k_descale", "v_descale"), descales)) if given else {}
+    scales = descales if given else [torch.ones(3, 2)] * 3
+    expected, expected_lse = zip(*(reference(
+        q[b].float() * scales[0][b].repeat_interleave(2)[:, None],
+        *(x[b].float() * of[b][:, None] for x, of in zip((k, v), scales[1:])), causal=True)
+        for b in range(3)))
+    if ragged:
+        cu_q, cu_k = (torch.arange(4, dtype=torch.int32) * n for n in (6, 11))
+        out, lse = flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), cu_q, cu_k, 6, 11,
+                                          causal=True, return_attn_probs=True, **options)
+        compare(out, lse, torch.cat(expected), torch.cat(expected_lse, 1), torch.bfloat16)
+    else:
+        out, lse = flash_attn_func(q, k, v, causal=True, return_attn_probs=True, **options)
+        compare(out, lse, torch.stack(expected), torch.stack(expected_lse), torch.bfloat16)
+
+
+def test_unsupported_lengths():
     q, k, v = tensors((4, 4), (4, 2), torch.float32)
     cu = torch.tensor([0, 4], dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match=f"^{name}: "):
-        flash_attn_varlen_func(q, k, v, cu, cu, 4, 4, **{name: torch.tensor([3])})
+    with pytest.raises(NotImplementedError, match="^seqused_q: "):
+        flash_attn_varlen_func(q, k, v, cu, cu, 4, 4, seqused_q=torch.tensor([3]))
+    with pytest.raises(ValueError, match="^seqused_k has shape"):
+        flash_attn_varlen_func(q, k, v, cu, cu, 4, 4, seqused_k=torch.tensor([3, 3]))
+    with pytest.raises(ValueError, match="^q_descale: q has dtype"):
+        flash_attn_varlen_func(q, k, v, cu, cu, 4, 4, seqused_k=torch.tensor([3]),
+                               q_descale=torch.ones(1, 2))
+    wild = torch.randint(-2**31, 2**31 - 1, (2,)).int()
+    out = flash_attn_varlen_func(q, k, v, cu, wild, 4, 4, seqused_k=torch.tensor([2**30]))
+    assert out.shape == q.shape
 
 
 def test_bad_input():

@@ -13,6 +13,9 @@ if os.environ.get("FAD_TEST_VLLM") != "1":
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # test_restarted_engine wants 1
 os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1", HF_HUB_OFFLINE="1",
                   VLLM_LOGGING_LEVEL="ERROR", TOKENIZERS_PARALLELISM="false")
+# The models are tiny: threads that wait for each other take longer, most of all on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ["PYTHONPATH"] = os.path.dirname(__file__)  # of vllm_connectors, for vLLM's processes
 import vllm
 from transformers import LlamaConfig, LlamaForCausalLM

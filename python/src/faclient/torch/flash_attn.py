@@ -27,9 +27,14 @@ def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     """q [batch, n_q, heads, dim], k and v [batch, n_k, kv_heads, dim]. Row i sees keys from
     i + n_k - n_q - window_size[0] to i + n_k - n_q + window_size[1], if causal none after
     i + n_k - n_q; a negative size: all. Returns out; with return_attn_probs also the logarithm of
-    the softmax's denominator [batch, heads, n_q]."""
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
-            attention_chunk=attention_chunk)
+    the softmax's denominator [batch, heads, n_q]. Tensors of float8_e4m3fn have scales
+    [batch, kv_heads], as in flash_attn_with_kvcache(), and give a result of bfloat16."""
+    _refuse(qv=qv, attention_chunk=attention_chunk)
+    if q.dtype == torch.float8_e4m3fn:
+        return _cached(q, k, v, None, None, _NO_ROTARY, None, None, None, None, None, None, None,
+                       (q_descale, k_descale, v_descale), softmax_scale, causal, window_size,
+                       softcap, return_attn_probs)
+    _refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     return _attention(q, k, v, (q.shape[0], q.shape[-2], q.shape[1]) if q.dim() == 4 else None,
                       4, None, softmax_scale, causal, window_size, softcap, return_attn_probs)
 
@@ -51,9 +56,15 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     """The same for sequences in one tensor: q [tokens, heads, dim]; sequence b has the rows
     cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q, likewise of k and v. The logarithms are
     [heads, tokens]. `cu_seqlens_q` and `cu_seqlens_k` are read on the CPU, which waits for the GPU
-    if they lie there; the longest lengths are not needed."""
-    _refuse(seqused_q=seqused_q, seqused_k=seqused_k, qv=qv, q_descale=q_descale,
-            k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+    if they lie there; the longest lengths are not needed. seqused_k [batch]: only so many keys of each
+    sequence count; with it, or with tensors of float8_e4m3fn, no lengths are read, and keys are
+    read token by token, which takes longer."""
+    _refuse(seqused_q=seqused_q, qv=qv, attention_chunk=attention_chunk)
+    if q.dtype == torch.float8_e4m3fn or seqused_k is not None:
+        return _ragged(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k,
+                       (q_descale, k_descale, v_descale), softmax_scale, causal, window_size,
+                       softcap, return_attn_probs)
+    _refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     lengths = tuple(x.cpu().numpy() for x in (cu_seqlens_q, cu_seqlens_k))
     return _attention(q, k, v, (q.shape[-2], q.shape[0]) if q.dim() == 3 else None, 3, lengths,
                       softmax_scale, causal, window_size, softcap, return_attn_probs)
@@ -273,6 +284,26 @@ def _after_leftpad(k_cache, v_cache, table, leftpad):
     at = leftpad.long().clamp(0, tokens)[:, None] + torch.arange(tokens, device=table.device)
     page = table.long().gather(1, (at // size).clamp(max=table.shape[1] - 1))
     return k_cache, v_cache, (page.clamp(0, pages - 1) * apart + at % size).int()
+
+
+def _ragged(q, k, v, cu_q, cu_k, max_q, max_k, used, descales, *options):
+    """Ragged keys and values as pages of one token."""
+    _check_rank(3, q=q, k=k, v=v)
+    if cu_q.dim() != 1 or cu_q.shape != cu_k.shape or len(cu_q) < 2:
+        raise ValueError(f"lengths have shapes {tuple(cu_q.shape)} and {tuple(cu_k.shape)}; expected "
+                         "as many for q and k, and one more than sequences")
+    if used is not None and used.shape != (len(cu_k) - 1,):
+        raise ValueError(f"seqused_k has shape {tuple(used.shape)}; expected [{len(cu_k) - 1}]")
+    own = cu_k[1:] - cu_k[:-1]
+    columns = max(1, k.shape[0] if max_k is None else min(max_k, k.shape[0]))
+    table = cu_k[:-1, None] + torch.arange(columns, device=k.device)
+    return _cached(q, k[:, None], v[:, None], None, None, _NO_ROTARY,
+                   own if used is None else torch.minimum(used.to(own.dtype), own), None, None,
+                   table, cu_q, None, max_q, descales, *options)
+
+
+#: rotary_cos, rotary_sin, rotary_seqlens, rotary_interleaved
+_NO_ROTARY = (None, None, None, True)
 
 
 @torch.compiler.disable
