@@ -2,7 +2,7 @@
 """Transformers models with fad on a GPU against PyTorch's attention.
 
     bench/transformers.py --fad PATH [--part PART[:MODEL],...] [--model 1b|8b] [--mps] [--quick]
-                          [--seconds N] [--json FILE --commit COMMIT]
+                          [--seconds N] [--only PATTERN]... [--json FILE --commit COMMIT]
 
 Models have the shape of Llama 3's, random weights and bf16. Prints a line of JSON a row; ratio is
 better above 1. --json writes the input of bench/results/results.py keep, anew after each row.
@@ -17,6 +17,7 @@ processes  tokens/s of four processes together, on one prompt
 import argparse
 import contextlib
 import datetime
+import fnmatch
 import gc
 import json
 import os
@@ -157,12 +158,14 @@ def row(options, part, shape, values, unit, **more):
                        "results": options.results}, file, indent=1)
 
 
-def time_is_left(options, part, shape):
-    """Returns false, and says so, if a row may not begin any more."""
+def is_wanted(options, part, shape):
+    """Returns false if a row is not asked for, or says that there is no time for it."""
+    cell = f"{part}/{options.model}-{shape}"
+    if not any(fnmatch.fnmatch(cell, pattern) for pattern in options.only):
+        return False
     if time.monotonic() < options.end:
         return True
-    print(f"{part}/{options.model}-{shape}: left out, there is no time", file=sys.stderr,
-          flush=True)
+    print(f"{cell}: left out, there is no time", file=sys.stderr, flush=True)
     return False
 
 
@@ -172,8 +175,8 @@ def part_decode(options, runner):
         n, context, runs = 8, 64, 1
     for batch in (1, 8, 32):
         shape = f"b{batch}-c{context}"
-        if not time_is_left(options, "decode", shape):
-            return
+        if not is_wanted(options, "decode", shape):
+            continue
         ids = tokens(runner.model, batch, context)
         seconds = {}
         for i in range(runs + 1):
@@ -193,8 +196,8 @@ def part_ttft(options, runner):
     if options.model == "tiny":
         lengths = (100, 500)
     for length in lengths:
-        if not time_is_left(options, "ttft", f"s{length}"):
-            return
+        if not is_wanted(options, "ttft", f"s{length}"):
+            continue
         ids = tokens(runner.model, 1, length)
         seconds = {}
         for i in range(6):
@@ -221,8 +224,8 @@ def part_shared(options, runner):
     if options.model == "tiny":
         lengths = (500,)
     for length in lengths:
-        if not time_is_left(options, "shared", f"s{length}"):
-            return
+        if not is_wanted(options, "shared", f"s{length}"):
+            continue
         ids = tokens(runner.model, 1, length)
         name = f"bench-{length}"
         cache = runner.cache("fad", name)
@@ -276,7 +279,7 @@ def part_processes(options, _):
     if options.model == "tiny":
         n, context = 8, 64
     shape = f"p{PROCESSES}-c{context}"
-    if not time_is_left(options, "processes", shape):
+    if not is_wanted(options, "processes", shape):
         return
     speed, pages = {}, 0
     for name in ("sdpa", "fad"):
@@ -345,11 +348,11 @@ def mps(directory):
 
 
 @contextlib.contextmanager
-def daemon(program, directory, pool):
+def daemon(program, directory, pool, settings):
     """A daemon whose timeline and pool outlive it. Yields its socket."""
     socket, config = (os.path.join(directory, name) for name in ("fad.sock", "fad.conf"))
     with open(config, "w", encoding="utf-8") as file:
-        file.write(f"[pool]\nbytes = {pool}\n")
+        file.write("\n".join([f"[pool]\nbytes = {pool}\n[daemon]", *settings, ""]))
     ready, wanted = os.pipe()
     process = subprocess.Popen([program, "--supervise", "--socket", socket, "--config", config,
                                 "--ready-fd", str(wanted)], pass_fds=[wanted])
@@ -428,11 +431,16 @@ def main():
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--commit", default="?", help="commit of the daemon")
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--only", action="append", metavar="PATTERN",
+                        help="rows whose PART/MODEL-SHAPE matches, as decode/*-b1-*")
+    parser.add_argument("--setting", action="append", default=[], metavar="'NAME = VALUE'",
+                        help="of the daemon, as in fad.conf")
     parser.add_argument("--pool", default=None, help="bytes of the KV pool, as in fad.conf")
     parser.add_argument("--socket", help=argparse.SUPPRESS)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.failed, options.results = False, []
+    options.only = options.only or ["*"]
     options.end = time.monotonic() + options.seconds
     options.parts = []
     for part in options.part.split(","):
@@ -449,7 +457,8 @@ def main():
             stack.enter_context(mps(directory))
         tiny = all(model == "tiny" for _, model in options.parts)
         pool = options.pool or ("256M" if tiny else "16G")
-        options.socket = stack.enter_context(daemon(options.fad, directory, pool))
+        options.socket = stack.enter_context(daemon(options.fad, directory, pool,
+                                                    options.setting))
         run(options)
     return 1 if options.failed else 0
 
