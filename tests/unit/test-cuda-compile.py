@@ -79,6 +79,10 @@ def main():
                    else done.returncode == 1 and want in done.stdout, done.stdout)
             done = run(report, 0, "--unchecked")
             expect(f"{what}, unchecked", done.returncode == 0, done.stdout)
+            done = run(report, 0, "--tolerant")
+            is_fault = "report" in what
+            expect(f"{what}, tolerant", done.returncode == is_fault and (want or "") in done.stdout,
+                   done.stdout)
         done = run("x.cu(1): error: no\n", 2)
         expect("compiler fails", done.returncode == 1 and "error: no" in done.stdout, done.stdout)
 
