@@ -33,6 +33,20 @@ FAMILIES = {
     "smollm3": ("SmolLM3Config", {}),
     "starcoder2": ("Starcoder2Config", {"num_key_value_heads": 1, **_SLIDING}),
     "olmo3": ("Olmo3Config", _SLIDING),
+    # Layers of two shapes, of which the last ones use earlier layers' keys and values.
+    "gemma4": ("Gemma4TextConfig", {"head_dim": 32, "global_head_dim": 64,
+                                    "num_global_key_value_heads": 1, "num_hidden_layers": 4,
+                                    "num_kv_shared_layers": 2, "attention_k_eq_v": True,
+                                    "layer_types": ["sliding_attention", "full_attention"] * 2,
+                                    "hidden_size_per_layer_input": 16,
+                                    "vocab_size_per_layer_input": 512, **_SLIDING}),
+    "gemma3n": ("Gemma3nTextConfig", {"head_dim": 32, "num_hidden_layers": 6,
+                                      "num_kv_shared_layers": 2, "laurel_rank": 8,
+                                      "layer_types": ["sliding_attention", "full_attention"] * 3,
+                                      "intermediate_size": [96] * 6,
+                                      "activation_sparsity_pattern": [0.0] * 6,
+                                      "hidden_size_per_layer_input": 16,
+                                      "vocab_size_per_layer_input": 512, **_SLIDING}),
     "glm4": ("Glm4Config", {"head_dim": 16, "num_key_value_heads": 2}),
 }
 #: Where models and their tokens are: cpu or cuda.

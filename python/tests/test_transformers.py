@@ -261,6 +261,28 @@ def test_prefix(client):
     one._cache.remove()
 
 
+def test_layers_of_two_shapes(client):
+    """A cache for each shape, which have the same rows; the last layers use earlier ones' keys."""
+    model = families.model("gemma4")
+    ids = prompt(1, 100)[0]
+    expected = generate(model, ids, n=20)
+    beams = generate(model, ids, n=10, num_beams=3, no_repeat_ngram_size=0).sequences
+    model.set_attn_implementation("fad")
+    one = fad.FadCache(model, client, name="shapes")
+    assert torch.equal(generate(model, ids, cache=one, n=10, num_beams=3,
+                                no_repeat_ngram_size=0).sequences, beams)
+    assert one.publish(ids[0]) == 6
+    assert [(x.head_dim, x.kv_heads, x.layers) for x in one._caches.all] == [(32, 2, 1), (64, 1, 1)]
+    two = fad.FadCache(model, client, name="shapes")
+    assert two.attach(ids) == 96
+    assert agree(expected, generate(model, ids, cache=two, n=20), 1) == 0
+    model.forward = torch.compile(model.forward, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="another one's keys"):
+        generate(model, ids, cache=fad.FadCache(model, client), n=2)
+    for x in one._caches.all:
+        x.remove()
+
+
 def test_attach_of_a_converted_model(client):
     """model.to() changes the model's type, and not that in its configuration."""
     model = families.model("llama").to(torch.bfloat16)

@@ -291,12 +291,12 @@ def _copy(client, send, sequence, first, k, v, layer, timeout, reads):
             del kept
 
 
-def _form(q, k_new, v_new, out, causal, window, scale, softcap, sinks):
+def _form(cache, q, k_new, v_new, out, causal, window, scale, softcap, sinks):
     """Requests of equal forms need the same checks, and differ in the layer and the addresses of
     their tensors. None: the request needs all checks."""
     tensors = (q, k_new, v_new) if out is None else (q, k_new, v_new, out)
     grad = grad_enabled()
-    form = [bool(causal), None if window is None else tuple(map(int, window)), float(scale or 0.0),
+    form = [cache, bool(causal), None if window is None else tuple(map(int, window)), float(scale or 0.0),
             float(softcap), sinks is not None]
     for x in tensors:
         if not is_torch(x) or grad and x.requires_grad:
@@ -343,25 +343,28 @@ class Step:
     def attend(self, layer: int, q: Any, k_new: Any, v_new: Any, *, out: Any = None,
                causal: bool = True, window: tuple[int, int] | None = None,
                scale: float | None = None, softcap: float = 0.0, sinks: Any = None,
-               alibi_slopes: Any = None, timeout: float | None = None) -> Any:
+               alibi_slopes: Any = None, timeout: float | None = None,
+               cache: Cache | None = None) -> Any:
         """Appends a layer's new keys and values and computes attention over all tokens.
 
         q [new, heads, head_dim], k_new and v_new [new, kv_heads, head_dim]; new counts the tokens
         of all items, in their order. q None: appends only, and returns None. k_new and v_new
-        None: they were appended before.
+        None: they were appended before. cache: of the items that are meant, in a step over sequences of
+        several caches; new counts theirs alone.
 
         Tensors of a GPU: as Client.attention(). If a layer fails later, the commit raises.
         """
         return self.client._drive(self._attend(layer, q, k_new, v_new, out, causal, window, scale,
-                                               softcap, sinks, alibi_slopes, timeout))
+                                               softcap, sinks, alibi_slopes, timeout, cache))
 
     def _attend(self, layer, q, k_new, v_new, out=None, causal=True, window=None, scale=None,
-                softcap=0.0, sinks=None, alibi_slopes=None, timeout=None, form=None,
+                softcap=0.0, sinks=None, alibi_slopes=None, timeout=None, cache=None, form=None,
                 out_shape=None):
         """form: under which the request is remembered; None: that of its tensors."""
+        number, cache = (0, self.cache) if cache is None else (cache.number, cache)
         if form is None and self.client._gate is not None and alibi_slopes is None and \
                 timeout is None:
-            form = _form(q, k_new, v_new, out, causal, window, scale, softcap, sinks)
+            form = _form(number, q, k_new, v_new, out, causal, window, scale, softcap, sinks)
             again = self._attend_again(form, layer, q, k_new, v_new, out, sinks)
             if again is not None:
                 return again
@@ -371,7 +374,7 @@ class Step:
         for x, name in ((q, "q"), (k_new, "k_new"), (v_new, "v_new")):
             if x is None:
                 continue
-            op = Operand(x, name, self.cache.dtype)
+            op = Operand(x, name, cache.dtype)
             if len(op.shape) != 3:
                 raise ValueError(f"{name} has {len(op.shape)} dimensions; expected 3: tokens, "
                                  "heads, dim")
@@ -382,10 +385,10 @@ class Step:
         outs = []
         if q is not None:
             if out is None:
-                shape = (*ops[0].shape[:2], self.cache.head_dim_v)
+                shape = (*ops[0].shape[:2], cache.head_dim_v)
                 out = q.new_empty(shape) if is_torch(q) else np.empty(shape, ops[0].x.dtype)
-            outs.append(Operand(out, "out", self.cache.dtype, copies_back=True))
-        request = new("fa_step_attend", layer=layer)
+            outs.append(Operand(out, "out", cache.dtype, copies_back=True))
+        request = new("fa_step_attend", layer=layer, cache=number)
         kept = []
         if q is not None:
             request.scale, request.softcap = scale or 0.0, softcap
@@ -427,10 +430,11 @@ class Step:
         self._stream = lane.stream
         return out
 
-    def _attend_batch(self, layer, query, key, value, *, causal, window, scale, softcap, sinks):
+    def _attend_batch(self, layer, query, key, value, *, causal, window, scale, softcap, sinks,
+                      cache):
         """attend() of tensors [batch, heads, new, dim] on a GPU. Returns [batch, new, heads,
         dim]."""
-        form = _form(query, key, value, None, causal, window, scale, softcap, sinks)
+        form = _form(cache.number if cache is not None else 0, query, key, value, None, causal, window, scale, softcap, sinks)
         out = self._attend_again(form, layer, query, key, value, None, sinks)
         if out is not None:
             return out
@@ -441,7 +445,7 @@ class Step:
         is_view = all(x.data_ptr() == y.data_ptr() for x, y in zip(flat, (query, key, value)))
         self.client._drive(self._attend(
             layer, *flat, out=out.flatten(0, 1), causal=causal, window=window, scale=scale,
-            softcap=softcap, sinks=sinks, form=form if is_view else None, out_shape=out.shape))
+            softcap=softcap, sinks=sinks, cache=cache, form=form if is_view else None, out_shape=out.shape))
         return out
 
     def write(self, sequence: Sequence, first: int, k: Any, v: Any = None, *, layer: int = 0,

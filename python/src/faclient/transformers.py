@@ -30,8 +30,9 @@ from transformers.masking_utils import AttentionMaskInterface, flash_attention_m
 
 from . import errors
 from . import torch as _torch
+from ._rows import Caches, Row, Shape, shapes_of
 from .client import Client
-from .kv import Cache, Sequence, Step
+from .kv import Cache, Step
 
 _CROP_REMOVES = "tokens_to_remove" in inspect.signature(_Cache.crop).parameters
 #: How often a pass is repeated after the daemon went away.
@@ -50,9 +51,12 @@ def register(name: str = "fad") -> None:
 def _attention_mask(*arguments, **options):
     mask = options.get("attention_mask")
     if mask is None or not torch.compiler.is_compiling():
-        return flash_attention_mask(*arguments, **options)
-    # Whether the mask hides anything is known only when the graph runs.
-    return mask[:, -options["kv_length"]:]
+        mask = flash_attention_mask(*arguments, **options)
+    else:
+        # Whether the mask hides anything is known only when the graph runs.
+        mask = mask[:, -options["kv_length"]:]
+    # Models may slice rows of queries.
+    return None if mask is None else mask[:, None, None]
 
 
 def fingerprint(model: Any) -> bytes:
@@ -173,8 +177,8 @@ class FadCache(_Cache):
         self.tokens = 0
         self._name = name and f"{name[:40]}-{self.identity.hex()[:16]}"
         self._ttl, self._shared, self._page_tokens = ttl, shared, page_tokens
-        self._cache: Cache | None = None
-        self._rows: list[Sequence] = []
+        self._caches: Caches | None = None
+        self._rows: list[Row] = []
         self._lengths: list[int] = []  # tokens of the rows, without padding
         self._valid: torch.Tensor | None = None  # [rows, tokens], which are no padding; None: all
         self._pass: _Pass | None = None
@@ -183,7 +187,12 @@ class FadCache(_Cache):
         number = next(_numbers)
         self._state = torch.tensor([number, 0])
         _caches[number] = self
-        layers = [_Layer(self, i) for i in range(self.config.num_hidden_layers)]
+        # The last layers may use earlier ones' keys and values.
+        n_layers = self.config.num_hidden_layers
+        self._n_calls = n_layers
+        n_layers -= getattr(self.config, "num_kv_shared_layers", None) or 0
+        self._shapes = shapes_of(model, n_layers)
+        layers = [_Layer(self, i) for i in range(n_layers)]
         super().__init__(layers=layers)
 
     # ---- what Transformers calls
@@ -199,11 +208,12 @@ class FadCache(_Cache):
             self._end_pass()
         except errors.Error:
             pass  # the commit of tokens that are forgotten
-        if self._cache is not None:
+        if self._caches is not None:
             try:
-                self._cache.info()
+                for cache in self._caches.all:
+                    cache.info()
             except errors.NotFound:
-                self._cache = None
+                self._caches = None
         self._rows, self._lengths, self._valid, self.tokens = [], [], None, 0
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -256,26 +266,27 @@ class FadCache(_Cache):
 
     # ---- prefixes
 
-    def _open(self, heads: int, dim: int, dim_v: int, dtype):
-        if self._cache is None:
-            self._cache = self.client.cache(
-                self._name, layers=len(self.layers), kv_heads=heads, head_dim=dim,
-                head_dim_v=dim_v, dtype=dtype, page_tokens=self._page_tokens,
-                ttl=self._ttl if self._name else None)
-        elif (heads, dim, dim_v) != (self._cache.kv_heads, self._cache.head_dim,
-                                     self._cache.head_dim_v):
-            raise NotImplementedError(
-                f"a layer has {heads} KV heads of dims {dim} and {dim_v}, an earlier one "
-                f"{self._cache.kv_heads} of {self._cache.head_dim} and {self._cache.head_dim_v}; "
-                "FadCache takes models whose layers are alike")
+    @property
+    def _cache(self) -> Cache | None:
+        """The cache of the first layer; with those of other shapes in _caches."""
+        return self._caches.all[0] if self._caches is not None else None
 
-    def _shape(self):
-        """Heads and dim from the configuration, before the first pass."""
+    def _open(self, first: Shape, dtype) -> Caches:
+        if self._caches is None:
+            self._caches = Caches(
+                self.client, self._name, [shape or first for shape in self._shapes], dtype=dtype,
+                page_tokens=self._page_tokens, ttl=self._ttl if self._name else None)
+        return self._caches
+
+    def _first_shape(self) -> Shape:
+        """Heads and dims before the first pass, by the projections or the configuration."""
+        if self._shapes[0] is not None:
+            return self._shapes[0]
         config = self.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dim = getattr(config, "head_dim", None) or \
             config.hidden_size // config.num_attention_heads
-        return heads, dim, dim, self._dtype
+        return Shape(heads, dim, dim)
 
     def attach(self, tokens: Any, attention_mask: Any = None) -> int:
         """Fills an empty cache with the longest prefixes that any process published, and returns
@@ -292,11 +303,11 @@ class FadCache(_Cache):
         mask = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else \
             torch.as_tensor(attention_mask).cpu().bool().reshape(tokens.shape)
         self.reset()
-        self._open(*self._shape())
+        caches = self._open(self._first_shape(), self._dtype)
         rows, lengths, end = [], [], max(tokens.shape[1] - 1, 0)
         for row, valid in zip(tokens, mask):
             columns = valid.nonzero()[:, 0]
-            sequence = self._cache.attach(row[valid], extra=self.identity, shared=self._shared)
+            sequence = caches.attach(row[valid], extra=self.identity, shared=self._shared)
             rows.append(sequence)
             if columns.numel():
                 end = min(end, int(columns[min(sequence.length, columns.numel() - 1)]))
@@ -354,19 +365,20 @@ class FadCache(_Cache):
 
     def _attend(self, index, query, key, value, mask, options):
         current = self._pass
-        if current is None or current.waiting != index:
+        shares = current is not None and current.waiting is None and index in current.places
+        if current is None or (current.waiting != index and not shares):
             raise RuntimeError(f"layer {index} is out of turn")
         current.waiting = None
         try:
-            out = current.attend(index, query, key, value, mask, options)
-            if current.done == len(self.layers):
+            out = current.attend(index, query, None if shares else key, value, mask, options)
+            if current.done == self._n_calls:
                 current.commit()
         except errors.Error:
             if _on_gpu(query):
                 self._pass = None
                 current.close()
             raise
-        if current.done == len(self.layers):
+        if current.done == self._n_calls:
             if _on_gpu(query):
                 self._committing = current
             self._keep_valid(current)
@@ -396,7 +408,8 @@ class _Pass:
     def __init__(self, cache, batch, width):
         self.cache, self.batch, self.width = cache, batch, width
         self.waiting, self.done, self.step = None, 0, None
-        self.appended = []  # keys and values of the layers so far
+        self.appended = []  # caches, layers, keys and values so far
+        self.places = {}    # caches of the model's layers so far, and their numbers there
         self.valid = None   # which new tokens are no padding; None: all
         self.n_new = None
         self.has_holes = False
@@ -406,7 +419,8 @@ class _Pass:
 
     def _begin(self):
         cache = self.cache
-        items = [(row, n) for row, n in zip(cache._rows, self.n_new) if n]
+        items = [(sequence, n) for row, n in zip(cache._rows, self.n_new) if n
+                 for sequence in row.sequences]
         self.step = Step(cache._cache, items)
 
     def _repeat(self, act):
@@ -414,8 +428,8 @@ class _Pass:
             try:
                 if self.step is None:
                     self._begin()
-                    for layer, (k, v) in enumerate(self.appended):
-                        self.step.attend(layer, None, k, v)
+                    for place, layer, k, v in self.appended:
+                        self.step.attend(layer, None, k, v, cache=place)
                 return act()
             except errors.DaemonLost:
                 number = self.step.number if self.step else None
@@ -431,12 +445,22 @@ class _Pass:
         return True
 
     def attend(self, index, query, key, value, mask, options):
+        """key None: the layer's keys and values were appended before."""
+        if key is None and query.shape[2] < self.width:
+            # The model needs its last rows alone. A step computes all.
+            rows = query.shape[2]
+            query = torch.nn.functional.pad(query, (0, 0, self.width - rows, 0))
+            return self.attend(index, query, None, value, mask, options)[:, -rows:]
         cache = self.cache
         batch, heads, width, _ = query.shape
-        cache._open(key.shape[1], key.shape[3], value.shape[3], key.dtype)
+        if key is not None:
+            shape = Shape(key.shape[1], key.shape[3], value.shape[3])
+            self.places[index] = cache._open(shape, key.dtype).place(index, shape)
+        place, layer = self.places[index]
+        options = {**options, "cache": place}
         if self.n_new is None:
             while len(cache._rows) < batch:
-                cache._rows.append(cache._cache.sequence())
+                cache._rows.append(cache._caches.row())
                 cache._lengths.append(0)
             if len(cache._rows) != batch:
                 raise ValueError(f"the pass has {batch} rows, and the cache {len(cache._rows)}")
@@ -445,17 +469,18 @@ class _Pass:
             raise NotImplementedError("the attention mask hides tokens between others, which fad "
                                       "does not count in a window")
         on_gpu = _on_gpu(query)
-        if on_gpu and self.valid is None and batch and width:
-            out = self._submit(True, lambda: self.step._attend_batch(index, query, key, value,
+        if on_gpu and self.valid is None and batch and width and key is not None:
+            out = self._submit(True, lambda: self.step._attend_batch(layer, query, key, value,
                                                                      **options))
             self.done += 1
             return out
-        q, k, v = (self._flatten(x) for x in (query, key, value))
+        q, k, v = (None if key is None and x is not query else self._flatten(x)
+                   for x in (query, key, value))
         out = q.new_empty((q.shape[0], heads, value.shape[3]))
         if q.shape[0]:
-            self._submit(on_gpu, lambda: self.step.attend(index, q, k, v, out=out, **options))
-        if not on_gpu:
-            self.appended.append((k, v))
+            self._submit(on_gpu, lambda: self.step.attend(layer, q, k, v, out=out, **options))
+        if not on_gpu and key is not None:
+            self.appended.append((place, layer, k, v))
         self.done += 1
         if self.valid is None:
             return out.view(batch, width, heads, -1)
@@ -630,8 +655,14 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
     if kwargs.get("output_attentions"):
         warnings.warn("fad returns no attention weights", stacklevel=2)
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    if attention_mask is not None and attention_mask.dim() == 4 and \
+            attention_mask.shape[1:3] == (1, 1) and attention_mask.dtype == torch.bool:
+        attention_mask = attention_mask[:, 0, 0]
     window = (sliding_window - 1, 0 if causal else sliding_window - 1) if sliding_window else None
     if torch.compiler.is_compiling():
+        if getattr(module, "is_kv_shared_layer", False):
+            raise NotImplementedError("a layer uses another one's keys and values, which fad's "
+                                      "attention does not follow under torch.compile")
         layer, _traced.layer = _traced.layer, None
         left, right = window or (-1, -1)
         rest = (query, key, value, attention_mask, causal, scaling or 0.0, left, right,
