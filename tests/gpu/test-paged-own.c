@@ -1,10 +1,8 @@
-/* Attention over a client's own pages, and append to them: tokens of a problem over the pool are
- * moved to pages of any size and layout, and results compared with fp64
- * (tests/kernels/paged-problem.h). Memory of other tokens is NaN, and entries that are not followed
- * are wild.
+/* Attention over a client's own pages (paged-own.h), and append to them, compared with fp64.
  *   test-paged-own [--seed N] [--random N] [--every N] [--small] Skips (77) without a GPU. */
 #include "tests/gpu/draw.h"
 #include "tests/gpu/paged-fixture.h"
+#include "tests/gpu/paged-own.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -13,285 +11,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum layout {
-	NHD,      /* [page][token][head][dim] */
-	HND,      /* [page][head][token][dim] */
-	PAIRS,    /* [page][token][K, V][head][dim], in one tensor */
-	UNPADDED, /* as NHD, but no row is aligned to 16 bytes */
-	LAYOUTS,
-};
-
-static const char *const layout_names[] = { "NHD", "HND", "pairs", "unpadded" };
-
-struct own {
-	struct fa_paged_own pages;
-	struct fa_paged_request request;
-	enum layout layout;
-	int32_t page_tokens;
-	size_t kv_bytes, table_bytes;
-	char *kv; /* host copies */
-	int32_t *table, *lengths, *cu_q;
-	int64_t v_at; /* bytes from K to V */
-	uint64_t device_kv, device_table, device_lengths, device_cu_q, k_scales, v_scales;
-};
-
-static int64_t element_bytes(const struct paged_spec *spec)
-{
-	return spec->store != FA_PAGED_PLAIN ? 1 : spec->dtype == FA_ATTENTION_F32 ? 4 : 2;
-}
-
-static int64_t up_16(int64_t bytes)
-{
-	return (bytes + 15) / 16 * 16;
-}
-
-/* Sets strides, in elements, for rows of both widths in one allocation; returns its bytes. */
-static size_t lay_out(struct own *own, const struct paged_spec *spec)
-{
-	const int64_t bytes = element_bytes(spec), tokens = own->page_tokens,
-		      heads = spec->kv_heads, pages = own->pages.pages;
-	/* 16-byte aligned rows of K, and of V. */
-	int64_t k = up_16(spec->head_dim * bytes) / bytes;
-	int64_t v = up_16(spec->head_dim_v * bytes) / bytes;
-	struct fa_attention_tensor *const to_k = &own->pages.k, *const to_v = &own->pages.v;
-
-	switch (own->layout) {
-	case HND:
-		*to_k = (struct fa_attention_tensor){ NULL, heads * tokens * k, k, tokens * k };
-		*to_v = (struct fa_attention_tensor){ NULL, heads * tokens * v, v, tokens * v };
-		own->v_at = pages * to_k->stride_batch * bytes;
-		return (size_t)(own->v_at + pages * to_v->stride_batch * bytes);
-	case PAIRS:
-		to_k->stride_batch = to_v->stride_batch = tokens * heads * (k + v);
-		to_k->stride_token = to_v->stride_token = heads * (k + v);
-		to_k->stride_head = k;
-		to_v->stride_head = v;
-		own->v_at = heads * k * bytes;
-		return (size_t)(pages * to_k->stride_batch * bytes);
-	case UNPADDED:
-		k += 1;
-		v += 3;
-		/* fallthrough */
-	default:
-		*to_k = (struct fa_attention_tensor){ NULL, heads * tokens * k, heads * k, k };
-		*to_v = (struct fa_attention_tensor){ NULL, heads * tokens * v, heads * v, v };
-		own->v_at = pages * to_k->stride_batch * bytes;
-		return (size_t)(own->v_at + pages * to_v->stride_batch * bytes);
-	}
-}
-
-/* Returns a row in @kv: of slot page * page_tokens + token. */
-static char *row_at(const struct own *own, char *kv, int64_t bytes, bool v, int64_t slot,
-                    int64_t head)
-{
-	const struct fa_attention_tensor *const tensor = v ? &own->pages.v : &own->pages.k;
-	const int64_t page = slot / own->page_tokens, token = slot % own->page_tokens;
-
-	return kv + (v ? own->v_at : 0) +
-	       (page * tensor->stride_batch + token * tensor->stride_token +
-	        head * tensor->stride_head) *
-	               bytes;
-}
-
-static int64_t slot_of(const struct own *own, int32_t b, int64_t token)
-{
-	const int64_t stride = own->request.own_attention.table_stride;
-
-	return (int64_t)own->table[b * stride + token / own->page_tokens] * own->page_tokens +
-	       token % own->page_tokens;
-}
-
-static int32_t n_new(const struct paged_problem *problem, int32_t b)
-{
-	return (int32_t)(problem->cu_new[b + 1] - problem->cu_new[b]);
-}
-
-static void make_table(struct own *own, const struct paged_problem *problem)
-{
-	struct fa_paged_own_attention *const p = &own->request.own_attention;
-	const int32_t batch = problem->spec.batch, tokens = own->page_tokens;
-	int32_t n = 0, *order;
-
-	for (int32_t b = 0; b < batch; b++) {
-		const int32_t length = (int32_t)problem->spec.lengths[b];
-		const int32_t of = (length + tokens - 1) / tokens;
-
-		n += of;
-		p->table_columns = of > p->table_columns ? of : p->table_columns;
-		p->max_k = length > p->max_k ? length : p->max_k;
-		p->max_q = n_new(problem, b) > p->max_q ? n_new(problem, b) : p->max_q;
-	}
-	p->table_stride = p->table_columns + 1;
-	/* Bounds far above what there is. */
-	if (problem_random(2)) {
-		p->table_columns += 1000;
-		p->table_stride += 1000;
-		p->max_k = p->max_k * 20 + 5;
-	}
-	own->pages.pages = n + 3;
-	order = malloc((size_t)(n + 3) * sizeof(*order));
-	for (int32_t i = 0; i < n + 3; i++) {
-		const int32_t other = (int32_t)problem_random((uint64_t)i + 1);
-
-		order[i] = order[other];
-		order[other] = i;
-	}
-	own->table_bytes = (size_t)(batch * p->table_stride) * sizeof(*own->table);
-	own->table = malloc(own->table_bytes + 1);
-	for (int64_t i = 0; i < batch * p->table_stride; i++)
-		own->table[i] = (int32_t)PAGED_WILD;
-	n = 0;
-	for (int32_t b = 0; b < batch; b++)
-		for (int32_t i = 0; i * tokens < (int32_t)problem->spec.lengths[b]; i++)
-			own->table[b * p->table_stride + i] = order[n++];
-	free(order);
-}
-
-static void own_init(struct own *own, struct paged_problem *problem, struct paged_device *device,
-                     enum layout layout, int32_t page_tokens)
-{
-	const struct paged_spec *const spec = &problem->spec;
-	const struct fa_paged_attention *const from = &device->request.attention;
-	struct fa_paged_own_attention *const p = &own->request.own_attention;
-	const int64_t bytes = element_bytes(spec);
-	bool even = true;
-
-	*own = (struct own){ .layout = layout, .page_tokens = page_tokens };
-	own->request.op = FA_PAGED_ATTEND_OWN;
-	own->pages = (struct fa_paged_own){
-		.dtype = spec->dtype,
-		.kv_heads = spec->kv_heads,
-		.head_dim = spec->head_dim,
-		.head_dim_v = spec->head_dim_v,
-		.page_tokens = page_tokens,
-		.store = spec->store,
-	};
-	make_table(own, problem);
-	own->kv_bytes = lay_out(own, spec);
-	own->kv = malloc(own->kv_bytes + 64);
-	memset(own->kv, 0xff, own->kv_bytes + 64);
-	own->lengths = malloc((size_t)spec->batch * sizeof(*own->lengths));
-	own->cu_q = malloc(((size_t)spec->batch + 1) * sizeof(*own->cu_q));
-	own->cu_q[0] = 0;
-	for (int32_t b = 0; b < spec->batch; b++) {
-		own->lengths[b] = (int32_t)spec->lengths[b];
-		own->cu_q[b + 1] = (int32_t)problem->cu_new[b + 1];
-		even &= n_new(problem, b) == n_new(problem, 0);
-		for (int32_t t = 0; t < own->lengths[b]; t++)
-			for (int32_t h = 0; h < spec->kv_heads; h++) {
-				const int64_t slot = slot_of(own, b, t);
-
-				memcpy(row_at(own, own->kv, bytes, false, slot, h),
-				       paged_k(problem, from->layer, b, t, h),
-				       (size_t)(spec->head_dim * bytes));
-				memcpy(row_at(own, own->kv, bytes, true, slot, h),
-				       paged_v(problem, from->layer, b, t, h),
-				       (size_t)(spec->head_dim_v * bytes));
-			}
-	}
-	own->device_kv = paged_device_upload(own->kv, own->kv_bytes + 64);
-	own->device_table = paged_device_upload(own->table, own->table_bytes);
-	own->device_lengths = paged_device_upload(own->lengths, (size_t)spec->batch * 4);
-	own->device_cu_q = paged_device_upload(own->cu_q, ((size_t)spec->batch + 1) * 4);
-	own->pages.k.data = POINTER(own->device_kv);
-	own->pages.v.data = POINTER(own->device_kv + (uint64_t)own->v_at);
-	if (spec->store != FA_PAGED_PLAIN) {
-		const size_t at = (size_t)(from->layer * spec->kv_heads);
-
-		own->k_scales = paged_device_upload(problem->k_scales + at,
-		                                    (size_t)spec->kv_heads * 4);
-		own->v_scales = paged_device_upload(problem->v_scales + at,
-		                                    (size_t)spec->kv_heads * 4);
-		own->pages.k_scales = POINTER(own->k_scales);
-		own->pages.v_scales = POINTER(own->v_scales);
-	}
-	p->pages = &own->pages;
-	p->batch = spec->batch;
-	p->heads = spec->heads;
-	p->table = POINTER(own->device_table);
-	p->lengths = POINTER(own->device_lengths);
-	p->cu_q = even && problem_random(2) ? NULL : POINTER(own->device_cu_q);
-	p->total_q = problem->cu_new[spec->batch];
-	p->q = from->q;
-	p->out = from->out;
-	p->lse = from->lse;
-	p->lse_stride_token = from->lse_stride_token;
-	p->lse_stride_head = from->lse_stride_head;
-	p->scale = from->scale;
-	p->softcap = from->softcap;
-	p->causal = from->causal;
-	p->window_left = from->window_left;
-	p->window_right = from->window_right;
-	p->alibi_slopes = from->alibi_slopes;
-	p->sinks = from->sinks;
-	p->deterministic = spec->deterministic;
-}
-
-static void own_deinit(struct own *own)
-{
-	paged_gpu_free(paged_device_gpu, own->device_kv);
-	paged_gpu_free(paged_device_gpu, own->device_table);
-	paged_gpu_free(paged_device_gpu, own->device_lengths);
-	paged_gpu_free(paged_device_gpu, own->device_cu_q);
-	if (own->k_scales) {
-		paged_gpu_free(paged_device_gpu, own->k_scales);
-		paged_gpu_free(paged_device_gpu, own->v_scales);
-	}
-	free(own->kv);
-	free(own->table);
-	free(own->lengths);
-	free(own->cu_q);
-}
-
-static struct paged_gpu_plan plan_of(const struct own *own, const struct paged_problem *problem,
-                                     const struct fa_cuda_chip *chip)
-{
-	struct paged_gpu_plan plan = { .blob = 0 };
-	char text[256] = "";
-
-	if (fa_paged_check(&own->request, text, sizeof(text)) < 0)
-		paged_fail("%s: refused: %s", paged_describe(problem), text);
-	if (paged_gpu_plan(paged_device_gpu, chip, &own->request, &plan) < 0)
-		paged_fail("%s: no plan", paged_describe(problem));
-	return plan;
-}
-
-/* Runs on poisoned outputs, and downloads them. */
-static void run(struct own *own, struct paged_device *device, struct paged_problem *problem,
-                const struct paged_gpu_plan *plan)
-{
-	paged_gpu_fill(paged_device_gpu, device->out, 0xff, problem->out_bytes);
-	paged_gpu_fill(paged_device_gpu, device->lse, 0xff, problem->lse_bytes);
-	paged_gpu_poison_shared(paged_device_gpu);
-	paged_gpu_launch(paged_device_gpu, plan, &own->request);
-	paged_gpu_sync(paged_device_gpu);
-	paged_gpu_download(paged_device_gpu, problem->out, device->out, problem->out_bytes);
-	paged_gpu_download(paged_device_gpu, problem->lse, device->lse, problem->lse_bytes);
-}
-
-static const char *describe(const struct own *own, const struct paged_problem *problem)
-{
-	static char text[1200];
-
-	snprintf(text, sizeof(text), "%s pages of %d: %s", layout_names[own->layout],
-	         own->page_tokens, paged_describe(problem));
-	return text;
-}
-
-static void check_on(struct own *own, struct paged_device *device, struct paged_problem *problem,
-                     const struct fa_cuda_chip *chip)
+static void check_on(struct paged_own *own, struct paged_device *device,
+                     struct paged_problem *problem, const struct fa_cuda_chip *chip)
 {
 	void *const once = malloc(problem->out_bytes + 1);
-	struct paged_gpu_plan plan = plan_of(own, problem, chip);
+	struct paged_gpu_plan plan = paged_own_plan(own, problem, chip);
 	char by[1500];
 
 	snprintf(by, sizeof(by), "%s, %s, %d SMs, %s",
 	         plan.plan.decode ? plan.plan.decode->symbol : "-",
 	         plan.plan.forward ? plan.plan.forward->symbol : "-", chip->sms,
-	         describe(own, problem));
-	run(own, device, problem, &plan);
+	         paged_own_describe(own, problem));
+	paged_own_run(own, device, problem, &plan);
 	memcpy(once, problem->out, problem->out_bytes);
-	run(own, device, problem, &plan);
+	paged_own_run(own, device, problem, &plan);
 	paged_gpu_plan_free(paged_device_gpu, &plan);
 	if (memcmp(once, problem->out, problem->out_bytes) != 0)
 		paged_fail("%s: two runs differ", by);
@@ -301,7 +34,7 @@ static void check_on(struct own *own, struct paged_device *device, struct paged_
 }
 
 /* Packed rows, wherever they can be, over some number of units. */
-static void check_packed(struct own *own, struct paged_device *device,
+static void check_packed(struct paged_own *own, struct paged_device *device,
                          struct paged_problem *problem)
 {
 	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
@@ -312,21 +45,21 @@ static void check_packed(struct own *own, struct paged_device *device,
 		return;
 	chip.pack = 1;
 	chip.sms = problem->spec.kv_heads * (1 + (int32_t)problem_random(20));
-	plan = plan_of(own, problem, &chip);
+	plan = paged_own_plan(own, problem, &chip);
 	packed = plan.plan.forward && plan.plan.forward->kind == FA_CUDA_PAGED_OWN_PACKED;
 	paged_gpu_plan_free(paged_device_gpu, &plan);
 	if (packed)
 		check_on(own, device, problem, &chip);
 }
 
-static void check(const struct paged_spec *given, enum layout layout, int32_t page_tokens)
+static void check(const struct paged_spec *given, enum paged_own_layout layout, int32_t page_tokens)
 {
 	static int number;
 	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
 	struct paged_spec spec = *given;
 	struct paged_problem problem;
 	struct paged_device device;
-	struct own own;
+	struct paged_own own;
 
 	if (number++ % paged_options.every || !fa_draw())
 		return;
@@ -339,7 +72,7 @@ static void check(const struct paged_spec *given, enum layout layout, int32_t pa
 		return;
 	}
 	paged_device_init(&device, &problem);
-	own_init(&own, &problem, &device, layout, page_tokens);
+	paged_own_init(&own, &problem, &device, layout, page_tokens);
 	check_on(&own, &device, &problem, &chip);
 	check_packed(&own, &device, &problem);
 	/* The portable kernels, which have less shared memory; and other divisions. */
@@ -348,7 +81,7 @@ static void check(const struct paged_spec *given, enum layout layout, int32_t pa
 		chip.sms = 1 + (int32_t)problem_random(300);
 		check_on(&own, &device, &problem, &chip);
 	}
-	own_deinit(&own);
+	paged_own_deinit(&own);
 	paged_device_deinit(&device);
 	paged_deinit(&problem);
 }
@@ -387,8 +120,9 @@ static void run_kernels(void)
 			spec.right_1 = i % 8 == 3 ? 4 : 0;
 			spec.deterministic = i % 6 == 5;
 			spec.gaps = i % 5 == 3 ? 1 + i % 2 : 0;
-			check(&spec, (enum layout)(i % LAYOUTS), sizes[i % 8]);
-			check(&spec, (enum layout)((i + 1) % LAYOUTS), sizes[(i + 3) % 8]);
+			check(&spec, (enum paged_own_layout)(i % PAGED_OWN_LAYOUTS), sizes[i % 8]);
+			check(&spec, (enum paged_own_layout)((i + 1) % PAGED_OWN_LAYOUTS),
+			      sizes[(i + 3) % 8]);
 		}
 	paged_report("kernels");
 }
@@ -400,7 +134,7 @@ static void run_sizes(void)
 
 		spec.n_new[2] = tokens % 2 ? 7 : 60;
 		spec.head_dim = spec.head_dim_v = tokens % 3 ? 64 : 128;
-		check(&spec, (enum layout)(tokens % LAYOUTS), tokens);
+		check(&spec, (enum paged_own_layout)(tokens % PAGED_OWN_LAYOUTS), tokens);
 	}
 	paged_report("sizes");
 }
@@ -432,7 +166,8 @@ static void run_shapes(void)
 			memcpy(spec.lengths, shapes[i].lengths, sizeof(shapes[i].lengths));
 			spec.causal = causal;
 			spec.broken = causal ? 0 : 6;
-			check(&spec, (enum layout)((i + (size_t)causal) % LAYOUTS),
+			check(&spec,
+			      (enum paged_own_layout)((i + (size_t)causal) % PAGED_OWN_LAYOUTS),
 			      causal ? 16 : 5);
 		}
 	paged_report("shapes");
@@ -468,7 +203,7 @@ static void run_extends(void)
 			spec.causal = form != 2;
 			spec.left_1 = form == 1 ? 150 : 0;
 			spec.broken = form == 3 ? 5 : 0;
-			check(&spec, (enum layout)(form % 3), 16 << form);
+			check(&spec, (enum paged_own_layout)(form % 3), 16 << form);
 		}
 	paged_report("extends");
 }
@@ -504,7 +239,7 @@ static void run_random(void)
 		spec.left_1 = problem_random(3) == 0 ? 1 + (int64_t)problem_random(200) : 0;
 		spec.gaps = (int32_t)problem_random(3);
 		spec.broken = problem_random(4) == 0 ? 4 : 0;
-		check(&spec, (enum layout)problem_random(LAYOUTS),
+		check(&spec, (enum paged_own_layout)problem_random(PAGED_OWN_LAYOUTS),
 		      1 + (int32_t)problem_random(problem_random(2) ? 20 : 256));
 	}
 	paged_report("random");
@@ -525,8 +260,8 @@ static int32_t hostile(void)
 }
 
 /* Uploads a table and lengths of garbage; @clamp_them: what the contract says they mean. */
-static void upload_hostile(const struct own *own, const int32_t *table, const int32_t *lengths,
-                           bool clamp_them)
+static void upload_hostile(const struct paged_own *own, const int32_t *table,
+                           const int32_t *lengths, bool clamp_them)
 {
 	const struct fa_paged_own_attention *const p = &own->request.own_attention;
 	const int64_t most = (int64_t)p->table_columns * own->page_tokens;
@@ -556,7 +291,7 @@ static void hostile_one(int i)
 	struct paged_gpu_plan plan;
 	int32_t *table, lengths[PAGED_BATCH_MAX], cu_q[PAGED_BATCH_MAX + 1];
 	void *once, *lse;
-	struct own own;
+	struct paged_own own;
 
 	spec.dtype = paged_dtypes[i % 3];
 	spec.batch = 1 + i % 5;
@@ -579,13 +314,14 @@ static void hostile_one(int i)
 		return;
 	}
 	paged_device_init(&device, &problem);
-	own_init(&own, &problem, &device, (enum layout)(i % LAYOUTS), i % 3 ? 16 : 1 + i % 40);
+	paged_own_init(&own, &problem, &device, (enum paged_own_layout)(i % PAGED_OWN_LAYOUTS),
+	               i % 3 ? 16 : 1 + i % 40);
 	/* Finite everywhere. */
 	memset(own.kv, 0x11, own.kv_bytes);
 	paged_gpu_upload(paged_device_gpu, own.device_kv, own.kv, own.kv_bytes);
 	p = &own.request.own_attention;
 	p->max_k = 90 + i;
-	plan = plan_of(&own, &problem, &chip);
+	plan = paged_own_plan(&own, &problem, &chip);
 	table = malloc(own.table_bytes);
 	once = malloc(problem.out_bytes + 1);
 	lse = malloc(problem.lse_bytes + 1);
@@ -594,15 +330,15 @@ static void hostile_one(int i)
 	for (int32_t b = 0; b < spec.batch; b++)
 		lengths[b] = hostile();
 	upload_hostile(&own, table, lengths, false);
-	run(&own, &device, &problem, &plan);
+	paged_own_run(&own, &device, &problem, &plan);
 	memcpy(once, problem.out, problem.out_bytes);
 	memcpy(lse, problem.lse, problem.lse_bytes);
 	upload_hostile(&own, table, lengths, true);
-	run(&own, &device, &problem, &plan);
+	paged_own_run(&own, &device, &problem, &plan);
 	if (memcmp(once, problem.out, problem.out_bytes) != 0 ||
 	    memcmp(lse, problem.lse, problem.lse_bytes) != 0)
 		paged_fail("hostile %d, %s: garbage is not as its clamped values", i,
-		           describe(&own, &problem));
+		           paged_own_describe(&own, &problem));
 
 	/* With a garbage cu_q, too, the launch ends, and gaps between rows stay as they were. */
 	paged_gpu_unstable(paged_device_gpu, true);
@@ -611,7 +347,7 @@ static void hostile_one(int i)
 			cu_q[b] = round % 2 ? hostile() : (int32_t)problem_random(70);
 		paged_gpu_upload(paged_device_gpu, own.device_cu_q, cu_q,
 		                 ((size_t)spec.batch + 1) * 4);
-		run(&own, &device, &problem, &plan);
+		paged_own_run(&own, &device, &problem, &plan);
 	}
 	paged_gpu_unstable(paged_device_gpu, false);
 	paged_gpu_plan_free(paged_device_gpu, &plan);
@@ -620,7 +356,7 @@ static void hostile_one(int i)
 	free(table);
 	free(once);
 	free(lse);
-	own_deinit(&own);
+	paged_own_deinit(&own);
 	paged_device_deinit(&device);
 	paged_deinit(&problem);
 }
@@ -660,7 +396,7 @@ static void scribbled_one(int i)
 	struct scribbler scribbler = { .stop = false };
 	const size_t bytes = 1 << 16;
 	pthread_t thread;
-	struct own own;
+	struct paged_own own;
 	uint64_t at;
 	void *words;
 
@@ -675,8 +411,8 @@ static void scribbled_one(int i)
 		return;
 	}
 	paged_device_init(&device, &problem);
-	own_init(&own, &problem, &device, (enum layout)(i % 3), i % 4 ? 16 : 7);
-	plan = plan_of(&own, &problem, &chip);
+	paged_own_init(&own, &problem, &device, (enum paged_own_layout)(i % 3), i % 4 ? 16 : 7);
+	plan = paged_own_plan(&own, &problem, &chip);
 	words = aligned_alloc(4096, bytes);
 	memset(words, 0, bytes);
 	at = paged_gpu_pin(paged_device_gpu, words, bytes);
@@ -692,18 +428,18 @@ static void scribbled_one(int i)
 		abort();
 	paged_gpu_unstable(paged_device_gpu, true);
 	for (int round = 0; round < rounds; round++)
-		run(&own, &device, &problem, &plan);
+		paged_own_run(&own, &device, &problem, &plan);
 	scribbler.stop = true;
 	pthread_join(thread, NULL);
 	paged_gpu_unstable(paged_device_gpu, false);
 	own.request = right;
-	run(&own, &device, &problem, &plan);
+	paged_own_run(&own, &device, &problem, &plan);
 	paged_gpu_plan_free(paged_device_gpu, &plan);
 	paged_gpu_unpin(paged_device_gpu, words);
 	free(words);
-	paged_judge(&problem, describe(&own, &problem), PAGED_ROUNDS_WEIGHTS_FAST);
+	paged_judge(&problem, paged_own_describe(&own, &problem), PAGED_ROUNDS_WEIGHTS_FAST);
 	paged_passed++;
-	own_deinit(&own);
+	paged_own_deinit(&own);
 	paged_device_deinit(&device);
 	paged_deinit(&problem);
 }
@@ -736,7 +472,7 @@ static void append_one(int i)
 	int64_t bytes, n = 0, tokens = 0, *slots;
 	uint64_t device_k, device_v, device_slots;
 	char *k, *v, *pages;
-	struct own own;
+	struct paged_own own;
 
 	spec.dtype = paged_dtypes[i % 3];
 	spec.head_dim = i % 2 ? 64 : 80;
@@ -750,7 +486,8 @@ static void append_one(int i)
 		return;
 	}
 	paged_device_init(&device, &problem);
-	own_init(&own, &problem, &device, (enum layout)(i % LAYOUTS), 1 + i * 5 % 64);
+	paged_own_init(&own, &problem, &device, (enum paged_own_layout)(i % PAGED_OWN_LAYOUTS),
+	               1 + i * 5 % 64);
 	for (int32_t b = 0; b < spec.batch; b++)
 		tokens += own.lengths[b];
 	slots = malloc((size_t)(tokens + 4) * sizeof(*slots));
@@ -764,15 +501,15 @@ static void append_one(int i)
 	slots[n++] = (int64_t)own.pages.pages * own.page_tokens;
 	for (int32_t b = 0; b < spec.batch; b++)
 		for (int32_t t = 0; t < own.lengths[b]; t++, n++) {
-			slots[n] = slot_of(&own, b, t);
+			slots[n] = paged_own_slot(&own, b, t);
 			for (int32_t h = 0; h < spec.kv_heads; h++) {
 				const int64_t at = n * spec.kv_heads + h;
 
 				memcpy(k + at * spec.head_dim * bytes,
-				       row_at(&own, own.kv, bytes, false, slots[n], h),
+				       paged_own_row(&own, own.kv, bytes, false, slots[n], h),
 				       (size_t)(spec.head_dim * bytes));
 				memcpy(v + at * spec.head_dim_v * bytes,
-				       row_at(&own, own.kv, bytes, true, slots[n], h),
+				       paged_own_row(&own, own.kv, bytes, true, slots[n], h),
 				       (size_t)(spec.head_dim_v * bytes));
 			}
 		}
@@ -791,14 +528,15 @@ static void append_one(int i)
 		.slots = POINTER(device_slots),
 	};
 	if (paged_gpu_plan(paged_device_gpu, &chip, &request, &plan) < 0)
-		paged_fail("%s: no plan of an append", describe(&own, &problem));
+		paged_fail("%s: no plan of an append", paged_own_describe(&own, &problem));
 	paged_gpu_launch(paged_device_gpu, &plan, &request);
 	paged_gpu_sync(paged_device_gpu);
 	paged_gpu_plan_free(paged_device_gpu, &plan);
 	pages = malloc(own.kv_bytes + 64);
 	paged_gpu_download(paged_device_gpu, pages, own.device_kv, own.kv_bytes + 64);
 	if (memcmp(pages, own.kv, own.kv_bytes + 64) != 0)
-		paged_fail("%s: pages are not what was appended", describe(&own, &problem));
+		paged_fail("%s: pages are not what was appended",
+		           paged_own_describe(&own, &problem));
 	paged_passed++;
 	free(pages);
 	free(slots);
@@ -807,7 +545,7 @@ static void append_one(int i)
 	paged_gpu_free(paged_device_gpu, device_k);
 	paged_gpu_free(paged_device_gpu, device_v);
 	paged_gpu_free(paged_device_gpu, device_slots);
-	own_deinit(&own);
+	paged_own_deinit(&own);
 	paged_device_deinit(&device);
 	paged_deinit(&problem);
 }
