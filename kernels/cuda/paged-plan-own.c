@@ -15,6 +15,13 @@
 /* Blocks of a part, at most, as one block reduces their results. */
 #define PART_BLOCKS 64
 
+/* The portable kernels: blocks of many rows that a multiprocessor runs at once, rows of a block of decode,
+ * and their times for a key; estimated from times of an H200. */
+#define FORWARD_BLOCKS 2
+#define FORWARD_COST 10
+#define DECODE_ROWS 32
+#define DECODE_COST 3
+
 static int64_t stored_bytes(const struct fa_paged_own *own)
 {
 	return own->store == FA_PAGED_E4M3 ? 1 : fa_cuda_paged_element_bytes(own->dtype);
@@ -192,6 +199,25 @@ static uint64_t row_blocks_of(const struct fa_paged_own_attention *p, uint64_t r
 	return each * (uint64_t)p->batch < all ? each * (uint64_t)p->batch : all;
 }
 
+/* Returns true if decode, which divides the keys, is sooner than the portable kernel for many rows, whose
+ * blocks see all keys of a sequence. */
+static bool decode_is_sooner(const struct fa_cuda_chip *chip,
+                             const struct fa_cuda_paged_kernel *forward,
+                             const struct fa_paged_own_attention *p)
+{
+	const uint64_t group = (uint64_t)(p->heads / p->pages->kv_heads),
+		       sms = (uint64_t)(chip->sms > 0 ? chip->sms : 1);
+	const uint64_t forward_blocks = row_blocks_of(p, (uint64_t)forward->rows) *
+	                                (uint64_t)p->heads;
+	const uint64_t decode_blocks = row_blocks(p, (uint64_t)p->max_q * group, DECODE_ROWS) *
+	                               (uint64_t)p->pages->kv_heads;
+
+	if (p->deterministic || decode_blocks * (longest(p) / FA_CUDA_PAGED_TILE + 1) > INT32_MAX)
+		return false;
+	return decode_blocks * DECODE_COST <
+	       fa_cuda_paged_ceil_div(forward_blocks, FORWARD_BLOCKS * sms) * FORWARD_COST * sms;
+}
+
 static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_own_attention *p,
                         struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
 {
@@ -211,6 +237,8 @@ static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_o
 	if (!plan->forward)
 		plan->forward = fa_cuda_paged_find(chip, FA_CUDA_PAGED_OWN_FORWARD, own->store,
 		                                   own->dtype, own->head_dim, own->head_dim_v, 0);
+	if (plan->forward && !plan->forward->keys && decode_is_sooner(chip, plan->forward, p))
+		plan->forward = NULL;
 	if (!plan->forward)
 		return 0;
 	plan->prefill_tokens = FA_CUDA_PAGED_PREFILL_TOKENS;

@@ -242,6 +242,10 @@ static void test_extends(void **state)
 	scene.request.own_attention.total_q = 64;
 	scene.pages.page_tokens = 8;
 	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[1], "fa_sm80_own_decode_bf16_d128"));
+	scene.request.own_attention.max_q = 1024;
+	scene.request.own_attention.total_q = 1024;
+	assert_int_equal(launches(&scene, &h200), 2);
 	assert_true(is(&scene.launches[1], "fa_sm80_own_forward_bf16_d128"));
 }
 
