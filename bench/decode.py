@@ -4,7 +4,10 @@ Times decode over pages against other kernels in one process, in the boost state
 few new tokens of each sequence attend to many tokens, over pages of bf16 and of 8-bit codes. A
 row's value is our time in us; its ratio is a peer's time over ours.
 
-    bench/decode.py --library LIBFAGPU.SO [--peers FILE.py]... [--json FILE] [--seconds N]
+    bench/decode.py --library LIBFAGPU.SO [--own] [--peers FILE.py]... [--json FILE] [--seconds N]
+
+With --own our kernels read the peers' pages, NHD, with block table and lengths on the GPU, instead of
+pages of our pool; pages have 1 to 64 tokens, and rows are named own-race.
 
 Rows of codes have a scale for each token (bf16-e4m3, bf16-int8) or for each head (-heads). Their
 peers have one scale for all of K and V. Besides those of the peers' files ratios are of
@@ -43,7 +46,7 @@ CODE_MAX = {"e4m3": 448.0, "int8": 127.0}
 # Of a row's length.
 LIMITS = {"bf16": 0.02, "e4m3": 0.12, "int8": 0.05}
 PIECE_BYTES = 16384
-FA_PAGED_ATTEND, FA_PAGED_APPEND = 0, 1
+FA_PAGED_ATTEND, FA_PAGED_APPEND, FA_PAGED_ATTEND_OWN = 0, 1, 7
 
 # batch, context
 SIZES = ((1, 1024), (1, 16384), (8, 1024), (8, 4096), (32, 1024), (32, 4096), (128, 4096),
@@ -62,6 +65,11 @@ GRID = (
     (64, 8, 16, 1, FEW[:1]),
     (32, 8, 16, 4, FEW[:1]),
 )
+
+# With --own.
+OWN_GRID = tuple((32, 8, page, n_new, sizes) for page in (1, 16, 4, 8, 64, 2)
+                 for n_new, sizes in ((1, ((1, 16384), (8, 4096), (32, 4096))),
+                                      (64, ((1, 32768), (4, 8192)))))
 
 
 class Cache(ctypes.Structure):
@@ -111,8 +119,33 @@ class Append(ctypes.Structure):
                 ("rotary", Rotary)]
 
 
+class OwnPages(ctypes.Structure):
+    """struct fa_paged_own"""
+    _fields_ = [("dtype", ctypes.c_int), ("kv_heads", ctypes.c_int32),
+                ("head_dim", ctypes.c_int32), ("head_dim_v", ctypes.c_int32),
+                ("page_tokens", ctypes.c_int32), ("pages", ctypes.c_int32),
+                ("store", ctypes.c_int), ("k", race.Tensor), ("v", race.Tensor),
+                ("k_scales", ctypes.c_void_p), ("v_scales", ctypes.c_void_p)]
+
+
+class OwnAttention(ctypes.Structure):
+    """struct fa_paged_own_attention"""
+    _fields_ = [("pages", ctypes.POINTER(OwnPages)), ("batch", ctypes.c_int32),
+                ("heads", ctypes.c_int32), ("table", ctypes.c_void_p),
+                ("table_columns", ctypes.c_int32), ("table_stride", ctypes.c_int64),
+                ("lengths", ctypes.c_void_p), ("cu_q", ctypes.c_void_p),
+                ("max_q", ctypes.c_int32), ("total_q", ctypes.c_int64),
+                ("max_k", ctypes.c_int32), ("q", race.Tensor), ("out", race.Tensor),
+                ("lse", ctypes.c_void_p), ("lse_stride_token", ctypes.c_int64),
+                ("lse_stride_head", ctypes.c_int64), ("scale", ctypes.c_float),
+                ("softcap", ctypes.c_float), ("causal", ctypes.c_bool),
+                ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
+                ("alibi_slopes", ctypes.c_void_p), ("sinks", ctypes.c_void_p),
+                ("deterministic", ctypes.c_bool)]
+
+
 class Operation(ctypes.Union):
-    _fields_ = [("attention", Attention), ("append", Append)]
+    _fields_ = [("attention", Attention), ("append", Append), ("own_attention", OwnAttention)]
 
 
 class Request(ctypes.Structure):
@@ -313,6 +346,28 @@ class Ours:
         return self.gpu.bare(self.pieces, size)
 
 
+class Own:
+    """Our kernels over the peers' pages, whose table and lengths only the GPU reads."""
+
+    def __init__(self, gpu, cell):
+        self.cell, batch, each = cell, *cell.table.shape
+        pages = lambda x: race.Tensor(x.data_ptr(), *x.stride()[:3])
+        self.pages = OwnPages(dtype=race.BF16, kv_heads=cell.kv_heads, head_dim=DIM,
+                              head_dim_v=DIM, page_tokens=cell.page, pages=cell.pages,
+                              k=pages(cell.k), v=pages(cell.v))
+        self.launch = gpu.plan(Request(op=FA_PAGED_ATTEND_OWN, own_attention=OwnAttention(
+            pages=ctypes.pointer(self.pages), batch=batch, heads=cell.heads,
+            table=cell.table.data_ptr(), table_columns=each, table_stride=each,
+            lengths=cell.lengths.data_ptr(), max_q=cell.n_new, total_q=batch * cell.n_new,
+            max_k=cell.context, q=tensor(cell.q.flatten(0, 1)),
+            out=tensor(cell.out.flatten(0, 1)), scale=cell.scale, causal=True, window_left=-1,
+            window_right=-1)))
+
+    def __call__(self, _):
+        self.launch()
+        return self.cell.out
+
+
 def first_line(error):
     return (str(error).strip() or type(error).__name__).splitlines()[0][:150]
 
@@ -361,7 +416,7 @@ def race_store(gpu, cell, store, plain, peers, args):
         {"fad": Ours(gpu, cell, store), "heads": Ours(gpu, cell, store, True)}
     for kernel in ours.values():
         cell.check(kernel, store)
-    contestants = {**ours, "bare": ours["fad"].bare()}
+    contestants = ours if args.own else {**ours, "bare": ours["fad"].bare()}
     if store != "bf16":
         contestants["bf16"] = plain
     for found in (cell.torch_peers(), *(paged(cell) for paged in peers)):
@@ -382,9 +437,9 @@ def line_of(name, rows):
     return "  ".join(parts)
 
 
-def cells(patterns):
+def cells(patterns, grid=GRID):
     """@patterns: None, or texts with commas between them."""
-    for heads, kv_heads, page, n_new, sizes in GRID:
+    for heads, kv_heads, page, n_new, sizes in grid:
         for batch, context in sizes:
             cell = (batch, context, heads, kv_heads, page, n_new)
             name = "b{}-c{}-h{}.{}-p{}-q{}".format(*cell)
@@ -407,6 +462,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="build/tests/gpu/libfagpu.so")
     parser.add_argument("--peers", action="append", default=[], metavar="FILE.py")
+    parser.add_argument("--own", action="store_true", help="our kernels read the peers' pages")
     parser.add_argument("--stores", default=",".join(STORES))
     parser.add_argument("--cells", metavar="TEXT,...",
                         help="only cells with one of these in b..-c..-h..-p..-q..")
@@ -423,16 +479,19 @@ def main():
     machine = f"{device}, torch {torch.__version__}, cuDNN {cudnn}"
     print(machine)
     results, failed = [], False
-    for shape in cells(args.cells):
+    if args.own:
+        args.stores = "bf16"
+    for shape in cells(args.cells, OWN_GRID if args.own else GRID):
         if time.monotonic() > end:
             print(f"no time is left for {shape} and what follows", flush=True)
             break
         cell = Cell(*shape)
-        plain = Ours(gpu, cell, "bf16")
+        plain = Own(gpu, cell) if args.own else Ours(gpu, cell, "bf16")
         for store in args.stores.split(","):
             try:
                 for type_, times in race_store(gpu, cell, store, plain, peers, args):
-                    name = f"decode-race/{type_}/{cell.shape}/us"
+                    race_name = "own-race" if args.own else "decode-race"
+                    name = f"{race_name}/{type_}/{cell.shape}/us"
                     rows = list(rows_of(name, times, device, args.commit))
                     print(line_of(name, rows), flush=True)
                     results += rows

@@ -107,7 +107,8 @@ def paged(cell):
             print(f"{cell.shape}: {name}: {str(error)[:150]}", flush=True)
     for layout, kv in layouts.items():
         nhd = kv if layout == "NHD" else tuple(x.transpose(1, 2) for x in kv)
-        add(f"xqa/{layout}", xqa, cell, *nhd)
+        if cell.page >= 16 and cell.n_new <= 32:
+            add(f"xqa/{layout}", xqa, cell, *nhd)
         if cell.store == "int8":
             continue
         for kind in ("several",) if cell.n_new > 1 else ("tensor-cores", "cuda-cores"):

@@ -16,7 +16,52 @@
 	printf("Attention %s %zu\n", #field, offsetof(struct fa_paged_attention, field))
 #define ROTARY(field) printf("Rotary %s %zu\n", #field, offsetof(struct fa_paged_rotary, field))
 #define APPEND(field) printf("Append %s %zu\n", #field, offsetof(struct fa_paged_append, field))
+#define OWN_PAGES(field) printf("OwnPages %s %zu\n", #field, offsetof(struct fa_paged_own, field))
+#define OWN_ATTENTION(field)                                                                       \
+	printf("OwnAttention %s %zu\n", #field, offsetof(struct fa_paged_own_attention, field))
 #define REQUEST(field) printf("Request %s %zu\n", #field, offsetof(struct fa_paged_request, field))
+
+static void print_own(void)
+{
+	OWN_PAGES(dtype);
+	OWN_PAGES(kv_heads);
+	OWN_PAGES(head_dim);
+	OWN_PAGES(head_dim_v);
+	OWN_PAGES(page_tokens);
+	OWN_PAGES(pages);
+	OWN_PAGES(store);
+	OWN_PAGES(k);
+	OWN_PAGES(v);
+	OWN_PAGES(k_scales);
+	OWN_PAGES(v_scales);
+	printf("OwnPages - %zu\n", sizeof(struct fa_paged_own));
+	OWN_ATTENTION(pages);
+	OWN_ATTENTION(batch);
+	OWN_ATTENTION(heads);
+	OWN_ATTENTION(table);
+	OWN_ATTENTION(table_columns);
+	OWN_ATTENTION(table_stride);
+	OWN_ATTENTION(lengths);
+	OWN_ATTENTION(cu_q);
+	OWN_ATTENTION(max_q);
+	OWN_ATTENTION(total_q);
+	OWN_ATTENTION(max_k);
+	OWN_ATTENTION(q);
+	OWN_ATTENTION(out);
+	OWN_ATTENTION(lse);
+	OWN_ATTENTION(lse_stride_token);
+	OWN_ATTENTION(lse_stride_head);
+	OWN_ATTENTION(scale);
+	OWN_ATTENTION(softcap);
+	OWN_ATTENTION(causal);
+	OWN_ATTENTION(window_left);
+	OWN_ATTENTION(window_right);
+	OWN_ATTENTION(alibi_slopes);
+	OWN_ATTENTION(sinks);
+	OWN_ATTENTION(deterministic);
+	printf("OwnAttention - %zu\n", sizeof(struct fa_paged_own_attention));
+	printf("Values FA_PAGED_ATTEND_OWN %d\n", FA_PAGED_ATTEND_OWN);
+}
 
 static void print_paged(void)
 {
@@ -86,6 +131,7 @@ static void print_paged(void)
 	REQUEST(op);
 	REQUEST(attention);
 	REQUEST(append);
+	REQUEST(own_attention);
 	printf("Values FA_PAGED_ATTEND %d\n", FA_PAGED_ATTEND);
 	printf("Values FA_PAGED_APPEND %d\n", FA_PAGED_APPEND);
 	/* decode.py allocates this much for a plan and its blob's address. */
@@ -143,6 +189,7 @@ int main(void)
 	printf("Kernel - %zu\n", sizeof(struct fa_cuda_kernel));
 	/* race.py allocates this much for a launch. */
 	_Static_assert(sizeof(struct fa_cuda_launch) <= 1024, "");
+	print_own();
 	print_paged();
 	return 0;
 }
