@@ -53,11 +53,12 @@ static size_t element_bytes(enum fa_attention_dtype dtype)
  */
 static void tensor_make(struct fa_gpu *gpu, const struct fa_attention_params *params,
                         struct fa_request_layout layout, int64_t tokens, int heads, int dim,
-                        int broken, struct fa_request_tensor *tensor,
+                        int broken, bool v, struct fa_request_tensor *tensor,
                         struct fa_attention_tensor *ret_view, uint64_t *random)
 {
 	const size_t bytes = element_bytes(params->dtype);
 	const int64_t batch = params->cu_seqlens_q ? 1 : params->batch, row = dim + layout.gap;
+	const float size = v && layout.v_size > 0 ? layout.v_size : 1;
 	char *data;
 
 	if (layout.head_major) {
@@ -86,12 +87,16 @@ static void tensor_make(struct fa_gpu *gpu, const struct fa_attention_params *pa
 	for (int64_t b = 0; b < batch; b++)
 		for (int64_t t = 0; t < tokens; t++)
 			for (int h = 0; h < heads; h++)
-				for (int d = 0; d < dim; d++)
+				for (int d = 0; d < dim; d++) {
+					const float value = size * random_normal(random);
+
 					reference_set(params->dtype, data,
 					              tensor->first + b * ret_view->stride_batch +
 					                      t * ret_view->stride_token +
 					                      h * ret_view->stride_head + d,
-					              random_normal(random));
+					              v && layout.v_positive ? fabsf(value)
+					                                     : value);
+				}
 	for (int i = 0; i < broken && tokens > 0; i++) {
 		static const float values[] = { INFINITY, -INFINITY, NAN };
 
@@ -127,6 +132,7 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
 
 	memset(request, 0, sizeof(*request));
 	*p = *params;
+	request->v_size = layout.v_size > 0 ? layout.v_size : 1;
 	request->tokens_q = p->seqlen_q;
 	request->tokens_k = p->seqlen_k;
 	if (lengths_q) {
@@ -154,22 +160,22 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
 		request->tokens_q = lengths_q[p->batch];
 		request->tokens_k = lengths_k[p->batch];
 	}
-	tensor_make(gpu, p, layout, request->tokens_q, p->heads, p->head_dim, 0, &request->q, &p->q,
-	            random);
+	tensor_make(gpu, p, layout, request->tokens_q, p->heads, p->head_dim, 0, false, &request->q,
+	            &p->q, random);
 	/*
 	 * A broken element of K breaks all rows that see its token. K has fewer of them, so that
 	 * enough rows can be compared.
 	 */
 	tensor_make(gpu, p, layout, request->tokens_k, p->kv_heads, p->head_dim, layout.broken / 6,
-	            &request->k, &p->k, random);
+	            false, &request->k, &p->k, random);
 	tensor_make(gpu, p, layout, request->tokens_k, p->kv_heads, p->head_dim_v, layout.broken,
-	            &request->v, &p->v, random);
-	tensor_make(gpu, p, layout, request->tokens_q, p->heads, p->head_dim_v, 0, &request->out,
-	            &p->out, NULL);
+	            true, &request->v, &p->v, random);
+	tensor_make(gpu, p, layout, request->tokens_q, p->heads, p->head_dim_v, 0, false,
+	            &request->out, &p->out, NULL);
 	lse_params = *p;
 	lse_params.dtype = FA_ATTENTION_F32;
-	tensor_make(gpu, &lse_params, layout, request->tokens_q, p->heads, 1, 0, &request->lse,
-	            &lse, NULL);
+	tensor_make(gpu, &lse_params, layout, request->tokens_q, p->heads, 1, 0, false,
+	            &request->lse, &lse, NULL);
 	p->lse = lse.data;
 	p->lse_stride_batch = lse.stride_batch;
 	p->lse_stride_head = lse.stride_head;
@@ -190,7 +196,8 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
 
 	snprintf(request->text, sizeof(request->text),
 	         "%s batch %d heads %d/%d dim %d/%d tokens %lld/%lld (longest %lld/%lld)%s scale %g"
-	         "%s window %lld,%lld softcap %g%s%s broken %d%s gap %d first %d",
+	         "%s window %lld,%lld softcap %g%s%s broken %d%s gap %d first %d "
+	         "V's size %g%s",
 	         p->dtype == FA_ATTENTION_F32   ? "f32"
 	         : p->dtype == FA_ATTENTION_F16 ? "f16"
 	                                        : "bf16",
@@ -199,7 +206,8 @@ void fa_request_make(struct fa_gpu *gpu, struct fa_request *request,
 	         (long long)p->seqlen_k, lengths_q ? " ragged" : "", p->scale,
 	         p->causal ? " causal" : "", (long long)p->window_left, (long long)p->window_right,
 	         p->softcap, alibi ? " alibi" : "", sinks ? " sinks" : "", layout.broken,
-	         layout.head_major ? " head-major" : "", layout.gap, layout.first);
+	         layout.head_major ? " head-major" : "", layout.gap, layout.first,
+	         (double)request->v_size, layout.v_positive ? ", positive" : "");
 }
 
 /* Sets the first element of each of a tensor's rows: to @value, or to @value * values[token]. */
@@ -442,6 +450,7 @@ static double allowed(const struct fa_request *request,
                       const struct fa_request_reference *reference)
 {
 	const int64_t count = rows_of(request) * request->params.head_dim_v;
+	const double shift = 0.3 * (double)request->v_size;
 	double naive = 0, rounding = 0, largest = 0, lse = 0;
 
 	for (int64_t i = 0; i < rows_of(request); i++)
@@ -452,12 +461,13 @@ static double allowed(const struct fa_request *request,
 
 		if (!isfinite(value))
 			continue;
-		const double there = reference_round(request->params.dtype, value + 0.3);
+		const double there = reference_round(request->params.dtype, value + shift);
 
 		if (isfinite(reference->naive[i]))
 			naive = fmax(naive, fabs(reference->naive[i] - value));
-		rounding = fmax(rounding, fabs(reference_round(request->params.dtype, there - 0.3) -
-		                               reference_round(request->params.dtype, value)));
+		rounding = fmax(rounding,
+		                fabs(reference_round(request->params.dtype, there - shift) -
+		                     reference_round(request->params.dtype, value)));
 		largest = fmax(largest, fabs(value));
 	}
 	if (request->params.dtype == FA_ATTENTION_F32)

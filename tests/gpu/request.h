@@ -25,8 +25,9 @@ struct fa_request_tensor {
 struct fa_request {
 	struct fa_attention_params params; /* addresses are the device's */
 	char text[512];                    /* description */
-	uint32_t *lengths_q, *lengths_k;   /* cu_seqlens in host memory, or NULL */
-	int64_t tokens_q, tokens_k; /* tokens of a batch entry; of the whole batch if ragged */
+	float v_size;
+	uint32_t *lengths_q, *lengths_k; /* cu_seqlens in host memory, or NULL */
+	int64_t tokens_q, tokens_k;      /* tokens of a batch entry; of the whole batch if ragged */
 	struct fa_request_tensor q, k, v, out, lse;
 	uint64_t cu_q, cu_k; /* in memory that the host can read, too, as plans require */
 	uint64_t alibi, sinks;
@@ -38,6 +39,8 @@ struct fa_request_layout {
 	int gap;         /* elements between rows */
 	int first;       /* elements before the tensor, after the guard */
 	int broken;      /* this many elements of V are infinite or NaN, and a sixth as many of K */
+	float v_size;    /* multiplies V; 0: 1 */
+	bool v_positive;
 };
 
 /*

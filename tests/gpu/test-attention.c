@@ -307,6 +307,45 @@ static void case_slopes(struct fa_cases *cases)
 			}
 }
 
+/* V is large, but its means are finite. */
+static void case_large(struct fa_cases *cases)
+{
+	static const int lengths[][2] = { { 150, 600 }, { 3, 2100 }, { 200, 5 } };
+	/* Below the largest numbers: V is a normal number times this, at most 3.47 times it. */
+	static const float sizes[] = { 9e37f, 1.8e4f, 9e37f };
+
+	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
+		for (int dim = 64; dim <= 256; dim *= 2)
+			for (size_t n = 0; n < COUNT(lengths) * 5; n++) {
+				const size_t kind = n / COUNT(lengths);
+				const struct fa_attention_params params = {
+					.dtype = (enum fa_attention_dtype)dtype,
+					.batch = 1,
+					.heads = 2,
+					.kv_heads = 1,
+					.head_dim = dim,
+					.head_dim_v = dim,
+					.seqlen_q = lengths[n % COUNT(lengths)][0],
+					.seqlen_k = lengths[n % COUNT(lengths)][1],
+					.scale = (float)((n % 4 == 3 ? 8 : 1) / sqrt(dim)),
+					.softcap = kind == 3 ? 20 : 0,
+					.causal = kind > 0,
+					.window_left = kind == 2 ? 120 : -1,
+					.window_right = -1,
+				};
+				const struct fa_request_layout layout = {
+					.v_size = sizes[dtype - FA_ATTENTION_F32],
+					.v_positive = n % 2,
+				};
+				struct fa_request request;
+
+				fa_request_make(cases->gpu, &request, &params, NULL, NULL, layout,
+				                kind == 4, kind == 4, &cases->random);
+				check(cases, &request);
+				fa_request_free(cases->gpu, &request);
+			}
+}
+
 /* Soft caps that no logits reach, or that some, most or all logits exceed. */
 static void case_softcaps(struct fa_cases *cases)
 {
@@ -570,6 +609,7 @@ static const struct {
 	{ "rerun", fa_case_rerun },      { "peaked", case_peaked },  { "raised", case_raised },
 	{ "strides", case_strides },     { "chain", fa_case_chain }, { "yield", fa_case_yield },
 	{ "windows", case_windows },     { "slopes", case_slopes },  { "softcaps", case_softcaps },
+	{ "large", case_large },
 };
 
 /* Returns the number of checks of chip-specific kernels so far. */

@@ -166,6 +166,7 @@ static void run_shapes(void)
 			memcpy(spec.lengths, shapes[i].lengths, sizeof(shapes[i].lengths));
 			spec.causal = causal;
 			spec.broken = causal ? 0 : 6;
+			spec.v_size = causal ? 8e37f : 0;
 			check(&spec,
 			      (enum paged_own_layout)((i + (size_t)causal) % PAGED_OWN_LAYOUTS),
 			      causal ? 16 : 5);
@@ -239,6 +240,8 @@ static void run_random(void)
 		spec.left_1 = problem_random(3) == 0 ? 1 + (int64_t)problem_random(200) : 0;
 		spec.gaps = (int32_t)problem_random(3);
 		spec.broken = problem_random(4) == 0 ? 4 : 0;
+		if (problem_random(4) == 0)
+			spec.v_size = spec.dtype == FA_ATTENTION_F16 ? 1.8e4f : 8e37f;
 		check(&spec, (enum paged_own_layout)problem_random(PAGED_OWN_LAYOUTS),
 		      1 + (int32_t)problem_random(problem_random(2) ? 20 : 256));
 	}

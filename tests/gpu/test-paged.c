@@ -297,6 +297,27 @@ static void broken(void)
 	}
 }
 
+/* V is large, but its means are finite: a mean of fp32 or bf16, or of codes of any kind. */
+static void large(void)
+{
+	static const int32_t dims[] = { 64, 128, 256, 96 };
+
+	for (int i = 0; i < 16; i++) {
+		struct paged_spec spec = i < 8 ? paged_usual : paged_way_of(&paged_usual, i);
+
+		if (i < 8)
+			spec.dtype = paged_dtypes[i % 4 < 2 ? 2 : 3 - i % 4];
+		spec.v_size = spec.dtype == FA_ATTENTION_F16 ? 1.8e4f : 8e37f;
+		spec.v_positive = i % 3 == 0;
+		spec.head_dim = spec.head_dim_v = dims[i % (i < 8 ? 4 : 3)];
+		spec.n_new[0] = 1 + (uint32_t)i % 3;
+		spec.sinks = i % 4 == 1;
+		spec.softcap = i % 5 == 2 ? 20 : 0;
+		spec.alibi = i % 5 == 4;
+		check(&spec);
+	}
+}
+
 /* Changes the last token's K, and its V if codes are stored. */
 static void grow_last(struct paged_problem *problem, int32_t b, int32_t h)
 {
@@ -565,6 +586,8 @@ static void run(void)
 	paged_options.every = 1;
 	broken();
 	paged_report("broken");
+	large();
+	paged_report("large");
 	for (int i = 0; i < 3; i++)
 		if (fa_draw())
 			unseen(paged_dtypes[i], -1);

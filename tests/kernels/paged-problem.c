@@ -184,10 +184,17 @@ static void fill_row(enum fa_attention_dtype dtype, char *row, int32_t dim)
 		reference_set(dtype, row, c, problem_normal());
 }
 
-/* Stores random codes as a token's K or V. Some rows are much smaller than others. With @least
- * the scale is just above the smallest normal number. */
+static double random_v(const struct paged_spec *spec)
+{
+	const double value = (spec->v_size > 0 ? (double)spec->v_size : 1) * problem_normal();
+
+	return spec->v_positive ? fabs(value) : value;
+}
+
+/* Stores random codes as a token's K or, with @v, V. Some rows are much smaller than others. With
+ * @least the scale is just above the smallest normal number. */
 static void fill_codes(const struct paged_problem *problem, char *row, float *scale, int32_t dim,
-                       bool least)
+                       bool v, bool least)
 {
 	float values[FA_ATTENTION_HEAD_DIM_V_MAX];
 	float size = has_token_scales(&problem->spec) ? (float)exp2(-(double)problem_random(4)) : 1;
@@ -195,7 +202,7 @@ static void fill_codes(const struct paged_problem *problem, char *row, float *sc
 	if (least && has_token_scales(&problem->spec))
 		size = problem->spec.store == FA_PAGED_E4M3 ? 0x1p-118f : 0x1p-120f;
 	for (int32_t c = 0; c < dim; c++)
-		values[c] = size * (float)problem_normal();
+		values[c] = size * (float)(v ? random_v(&problem->spec) : problem_normal());
 	*scale = reference_quantise(problem->spec.store, values, dim,
 	                            has_token_scales(&problem->spec) ? 0 : *scale, (uint8_t *)row);
 }
@@ -209,6 +216,8 @@ static void make_scales(struct paged_problem *problem)
 	for (size_t i = 0; i < n; i++) {
 		problem->k_scales[i] = (float)(0.005 + 0.03 * (double)problem_random(100) / 100);
 		problem->v_scales[i] = (float)(0.005 + 0.03 * (double)problem_random(100) / 100);
+		if (problem->spec.v_size > 0)
+			problem->v_scales[i] *= problem->spec.v_size;
 	}
 	if (problem->spec.store != FA_PAGED_PLAIN && problem->spec.head_scales) {
 		problem->cache.k_scales = problem->k_scales;
@@ -224,9 +233,10 @@ static void fill_token(struct paged_problem *problem, int32_t layer, int32_t b, 
 	if (spec->store != FA_PAGED_PLAIN) {
 		/* Some sequences begin with tiny V. */
 		fill_codes(problem, paged_k(problem, layer, b, j, h),
-		           paged_scale(problem, layer, b, j, h, false), spec->head_dim, false);
+		           paged_scale(problem, layer, b, j, h, false), spec->head_dim, false,
+		           false);
 		fill_codes(problem, paged_v(problem, layer, b, j, h),
-		           paged_scale(problem, layer, b, j, h, true), spec->head_dim_v,
+		           paged_scale(problem, layer, b, j, h, true), spec->head_dim_v, true,
 		           b % 2 == 1 && h % 2 == 0 && j < spec->first[b] + 20);
 		return;
 	}
@@ -236,8 +246,8 @@ static void fill_token(struct paged_problem *problem, int32_t layer, int32_t b, 
 		              problem_one_in(100) ? 50.0 * problem_pick(1, 8) / RAISED_Q /
 		                                            (double)scale_of(spec)
 		                                  : 0);
-	if (!spec->v_in_k)
-		fill_row(spec->dtype, paged_v(problem, layer, b, j, h), spec->head_dim_v);
+	for (int32_t c = 0; c < spec->head_dim_v && !spec->v_in_k; c++)
+		reference_set(spec->dtype, paged_v(problem, layer, b, j, h), c, random_v(spec));
 }
 
 static void fill_pool(struct paged_problem *problem)
@@ -460,12 +470,12 @@ const char *paged_describe(const struct paged_problem *problem)
 		"dtype %d store %d head scales %d batch %d heads %d/%d dims %d/%d page %d causal "
 		"%d window %lld/%lld "
 		"softcap %g scale %g alibi %d sinks %d tree %d broken %d v_in_k %d layer_major %d "
-		"gaps %d deterministic %d raised %d new/length/first",
+		"gaps %d deterministic %d raised %d V's size %g%s new/length/first",
 		(int)s->dtype, (int)s->store, s->head_scales, s->batch, s->heads, s->kv_heads,
 		s->head_dim, s->head_dim_v, s->page_tokens, s->causal, (long long)s->left_1 - 1,
 		(long long)s->right_1 - 1, (double)s->softcap, (double)s->scale, s->alibi, s->sinks,
-		s->tree, s->broken, s->v_in_k, s->layer_major, s->gaps, s->deterministic,
-		s->raised);
+		s->tree, s->broken, s->v_in_k, s->layer_major, s->gaps, s->deterministic, s->raised,
+		(double)s->v_size, s->v_positive ? ", positive" : "");
 	for (int32_t b = 0; b < s->batch && n > 0 && (size_t)n < sizeof(text); b++)
 		n += snprintf(text + n, sizeof(text) - (size_t)n, " %u/%u/%u", s->n_new[b],
 		              s->lengths[b], s->first[b]);

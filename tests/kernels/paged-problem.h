@@ -30,6 +30,8 @@ struct paged_spec {
 	/* This many infinities and NaNs in V, and half as many in K, mostly at tokens that only
 	 * some rows see. */
 	int32_t broken;
+	float v_size; /* multiplies V; 0: 1 */
+	bool v_positive;
 	bool raised; /* logits of some keys are up to 400 above others (plain pages) */
 };
 

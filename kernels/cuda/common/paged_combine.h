@@ -206,10 +206,9 @@ __device__ __forceinline__ void fa_paged_combine(const struct fa_cuda_paged_atte
 			                                     quad == 0 ? target.lse : NULL);
 			const uint32_t column = epilogue.slice * C::DIM_V + 4 * quad;
 
-			fa_paged_store<C>(args, target.out, column, total[u].x * factor,
-			                  total[u].y * factor);
-			fa_paged_store<C>(args, target.out, column + 2, total[u].z * factor,
-			                  total[u].w * factor);
+			fa_paged_store<C>(args, target.out, column, total[u].x, total[u].y, factor);
+			fa_paged_store<C>(args, target.out, column + 2, total[u].z, total[u].w,
+			                  factor);
 		}
 	}
 }

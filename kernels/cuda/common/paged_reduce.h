@@ -86,7 +86,7 @@ __device__ __forceinline__ void fa_paged_reduce(const struct fa_cuda_paged_atten
 		                                     quad == 0 ? target.lse : NULL);
 		const uint32_t column = segment.slice(args) * C::DIM_V + 4 * quad;
 
-		fa_paged_store<C>(args, target.out, column, x * factor, y * factor);
-		fa_paged_store<C>(args, target.out, column + 2, z * factor, w * factor);
+		fa_paged_store<C>(args, target.out, column, x, y, factor);
+		fa_paged_store<C>(args, target.out, column + 2, z, w, factor);
 	}
 }

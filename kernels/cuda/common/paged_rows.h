@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/common/paged-args.h"
 #include "kernels/cuda/common/paged_segment.h"
+#include "kernels/cuda/common/warp_softmax.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/ptx/memory.h"
 
@@ -285,24 +286,26 @@ __device__ __forceinline__ float fa_paged_factor(const struct fa_cuda_attention 
 	return factor;
 }
 
+/* Stores @x * @factor and @y * @factor. */
 template <class C>
 __device__ __forceinline__ void fa_paged_store(const struct fa_cuda_paged_attention &args,
-                                               char *out, uint32_t column, float x, float y)
+                                               char *out, uint32_t column, float x, float y,
+                                               float factor)
 {
 	char *const to = out + column * C::BYTES;
 
 	if ((int32_t)column >= args.attention.head_dim_v)
 		return;
 	if constexpr (C::F32) {
-		((float *)to)[0] = x;
-		((float *)to)[1] = y;
+		((float *)to)[0] = fa_mean_f32(x, factor);
+		((float *)to)[1] = fa_mean_f32(y, factor);
 	} else {
-		uint32_t both = fa_pack<typename C::T>(x, y);
+		uint32_t both = fa_pack<typename C::T>(x * factor, y * factor);
 
 		if constexpr (C::QUANTISED)
 			if (((const struct fa_cuda_paged_attention_quantised &)args)
 			            .quantised.dtype == FA_STORE_DTYPE_BF16)
-				both = fa_pack<fa_bf16>(x, y);
+				both = fa_pack<fa_bf16>(x * factor, y * factor);
 
 		if (args.attention.aligned) {
 			*(uint32_t *)to = both;

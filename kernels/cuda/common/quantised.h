@@ -257,10 +257,16 @@ template <class C> struct fa_quantised_v_unit {
 	{
 #pragma unroll
 		for (int r = 0; r < 2 * C::ATOMS; r++) {
-			const float factor = fa_quantised_of(args).token_scales
-			                             ? 1 / inverse[r]
-			                             : fa_quantised_v_scale<C>(args, head);
+			float factor = fa_quantised_of(args).token_scales
+			                       ? 1 / inverse[r]
+			                       : fa_quantised_v_scale<C>(args, head);
 
+			/* P V of codes is below 2^54; large units would make it infinite. */
+			if (fabsf(factor) > 0x1p64f) {
+				factor *= 0x1p-64f;
+				rows.sum[r] *= 0x1p-64f;
+				rows.offset[r] -= 64;
+			}
 #pragma unroll
 			for (int j = 0; j < C::DIM_V / 8; j++)
 #pragma unroll

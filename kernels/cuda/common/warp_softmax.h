@@ -3,8 +3,8 @@
  * keys.
  *
  * The subtracted maximum rises, and O and the sum are rescaled, only when a logit exceeds it by
- * more than 8 (in units of ln 2): p is at most 256, which fp16, bf16 and fp32 sums hold, and O is
- * rarely rescaled.
+ * more than FA_WARP_LAG: O is rarely rescaled. p of the maximum is 2^fa_warp_exponent(), small
+ * enough that the sum of p is below 1 and P V of finite values is finite.
  */
 #pragma once
 
@@ -15,11 +15,31 @@
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
+#include <type_traits>
+
+/* In units of ln 2. */
+#define FA_WARP_LAG 8
+#define FA_WARP_KEYS_MAX_LOG2 29
+static_assert(FA_CUDA_SEQLEN_MAX <= 1 << FA_WARP_KEYS_MAX_LOG2, "more keys need smaller p");
+
+/* @T: P's type. fp16 has no such small numbers; P V of its V is always finite. */
+template <class T> __device__ constexpr float fa_warp_exponent(void)
+{
+	return std::is_same_v<T, struct fa_f16> ? 0 : -(FA_WARP_LAG + FA_WARP_KEYS_MAX_LOG2 + 1);
+}
+
+/* Returns x * factor, a row's mean. Rounding makes it infinite only if @x is. */
+__device__ __forceinline__ float fa_mean_f32(float x, float factor)
+{
+	const float mean = x * factor;
+
+	return isinf(mean) && !isinf(x) ? copysignf(FLT_MAX, mean) : mean;
+}
 
 /* Each thread has rows g and g + 8 of every atom, row = 2 * atom + half. */
 template <class C> struct fa_warp_rows {
-	/* Added in the exponent: minus a recent maximum of the logits. At first FLT_MAX, which
-	 * gives 0 for masked logits (-inf). */
+	/* Added in the exponent: fa_warp_exponent() minus a recent maximum of the logits. At first
+	 * FLT_MAX, which gives 0 for masked logits (-inf). */
 	float offset[2 * C::ATOMS];
 	float sum[2 * C::ATOMS]; /* of this thread's keys */
 	float out[C::ATOMS][C::WARP_DIM_V / 8][4];
@@ -78,6 +98,7 @@ __device__ __forceinline__ void fa_warp_raise_max(struct fa_warp_rows<C> &rows,
                                                   const float (&dots)[C::ATOMS][TILES][4],
                                                   float factor, const struct fa_warp_pair<C> &pair)
 {
+	constexpr float exponent = fa_warp_exponent<typename C::T>();
 	float max[2 * C::ATOMS];
 	bool raise = false;
 
@@ -89,7 +110,7 @@ __device__ __forceinline__ void fa_warp_raise_max(struct fa_warp_rows<C> &rows,
 #pragma unroll
 		for (int j = 1; j < TILES; j++)
 			max[r] = fmaxf(max[r], fmaxf(dots[a][j][e], dots[a][j][e + 1]));
-		raise |= fmaf(max[r], factor, rows.offset[r]) > 8;
+		raise |= fmaf(max[r], factor, rows.offset[r]) > exponent + FA_WARP_LAG;
 	}
 	raise = C::SPLIT > 1 ? fa_barrier_any(pair.barrier, 64, raise) : __any_sync(~0u, raise);
 	if (!raise)
@@ -111,8 +132,8 @@ __device__ __forceinline__ void fa_warp_raise_max(struct fa_warp_rows<C> &rows,
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
 		/* Applied to each row by itself, so that a row's bits depend on no other row. */
-		const float offset = fmaf(max[r], factor, rows.offset[r]) > 8 ? -max[r] * factor
-		                                                              : rows.offset[r];
+		const bool behind = fmaf(max[r], factor, rows.offset[r]) > exponent + FA_WARP_LAG;
+		const float offset = behind ? exponent - max[r] * factor : rows.offset[r];
 		const float scale = fa_ex2(offset - rows.offset[r]);
 
 		rows.offset[r] = offset;

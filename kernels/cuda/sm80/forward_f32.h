@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels/cuda/common/args.h"
+#include "kernels/cuda/common/warp_softmax.h"
 #include "kernels/cuda/common/work.h"
 #include "kernels/cuda/ptx/cp_async.h"
 #include "kernels/cuda/ptx/math.h"
@@ -195,7 +196,7 @@ __device__ __forceinline__ void fa_sm80_forward_f32(const struct fa_cuda_attenti
 			max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
 			max = fmaxf(max, __shfl_xor_sync(~0u, max, 4));
 
-			const float lower = fminf(offset[i], -max);
+			const float lower = fminf(offset[i], fa_warp_exponent<float>() - max);
 			const float scale = fa_ex2(lower - offset[i]);
 
 			offset[i] = lower;
@@ -266,14 +267,15 @@ __device__ __forceinline__ void fa_sm80_forward_f32(const struct fa_cuda_attenti
 			if (32 * j + lane * 4 >= width_v)
 				continue;
 			if (args.aligned) {
-				*(float4 *)target = make_float4(
-					out[i][j][0] * scale, out[i][j][1] * scale,
-					out[i][j][2] * scale, out[i][j][3] * scale);
+				*(float4 *)target = make_float4(fa_mean_f32(out[i][j][0], scale),
+				                                fa_mean_f32(out[i][j][1], scale),
+				                                fa_mean_f32(out[i][j][2], scale),
+				                                fa_mean_f32(out[i][j][3], scale));
 				continue;
 			}
 #pragma unroll
 			for (int e = 0; e < 4; e++)
-				target[e] = out[i][j][e] * scale;
+				target[e] = fa_mean_f32(out[i][j][e], scale);
 		}
 	}
 }

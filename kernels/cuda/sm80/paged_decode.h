@@ -295,7 +295,7 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 				fa_paged_store<C>(args, target.out,
 				                  segment.slice(args) * C::DIM_V +
 				                          step * C::MERGE_COLUMNS + column,
-				                  x * factor, y * factor);
+				                  x, y, factor);
 			} else {
 				*(float2 *)&args.partials[(size_t)(share + row) * C::DIM_V +
 				                          step * C::MERGE_COLUMNS + column] =

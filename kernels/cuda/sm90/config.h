@@ -84,9 +84,9 @@ struct fa_sm90_config {
 	using CHECK = std::conditional_t<PACKED, uint32_t, bool>;
 	/* With pages, four groups have too few registers for overflow.h. */
 	static constexpr bool FIXED_MAX = fa_sm90_fixed_max<T>::value && !(PAGED && GROUPS_ == 4);
-	/* With FIXED_MAX p of a row's maximum is 2^MAX_EXPONENT, so later logits may exceed that
+	/* p of a row's maximum is 2^MAX_EXPONENT. With FIXED_MAX later logits may exceed that
 	 * maximum by up to 113. overflow.h scales down sums beyond SUM_HIGH. */
-	static constexpr int MAX_EXPONENT = FIXED_MAX && !SCORE_MOD ? -40 : 0;
+	static constexpr int MAX_EXPONENT = fa_sm90_fixed_max<T>::value && !SCORE_MOD ? -40 : 0;
 	static constexpr float SUM_HIGH = SCORE_MOD ? 0x1p40f : 1;
 	/* Computes the block's first tile of keys before the others, because rows often have their
 	 * greatest logits there; the others follow from the last one backwards. */

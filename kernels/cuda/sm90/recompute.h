@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/common/args.h"
+#include "kernels/cuda/common/warp_softmax.h"
 #include "kernels/cuda/common/work.h"
 #include "kernels/cuda/ptx/math.h"
 #include "kernels/cuda/sm90/config.h"
@@ -113,6 +114,8 @@ __device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &al
 	/* Overflown sums show in the LSE; infinities of V do not. */
 	const bool lse_is_finite = !lse || fabsf(*(const volatile float *)lse) < INFINITY;
 	const float slope = C::SCORE_MOD ? fa_sm90_alibi_slope(args, work.head) : 0;
+	/* P V of finite values is finite, as in common/warp_softmax.h. */
+	constexpr float exponent = fa_warp_exponent<struct fa_bf16>();
 	float q[count], out[count_v], offset = FLT_MAX, sum = 0;
 
 	fa_sm90_load_elements<T>(q,
@@ -155,7 +158,7 @@ __device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &al
 			                  ? fa_sm90_logit(dots[j], args, slope, key + j - position)
 			                  : dots[j] * args.scale_log2;
 			dots[j] = key + j < end ? dots[j] : -INFINITY;
-			lower = fminf(lower, -dots[j]);
+			lower = fminf(lower, exponent - dots[j]);
 		}
 		scale = fa_ex2(lower - offset);
 		offset = lower;

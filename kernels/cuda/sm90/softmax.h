@@ -2,9 +2,9 @@
  * Online softmax of a consumer group's rows: masks, maxima, exponentials.
  *
  * A row's maximum rises, and O and the sum are rescaled, only when a logit exceeds it by more than
- * 8 (in units of ln 2): p is at most 256, which fp16, bf16 and the fp32 sums hold. FIXED_MAX
- * (bf16): the maximum of the first tile in which the row sees a key; overflow.h handles logits far
- * above it. ALiBi: the maximum of the dot products plus the nearest key's bias.
+ * 8 (in units of ln 2): p is at most 2^(MAX_EXPONENT + 8), which fp16, bf16 and the fp32 sums
+ * hold. FIXED_MAX (bf16): the maximum of the first tile in which the row sees a key; overflow.h
+ * handles logits far above it. ALiBi: the maximum of the dot products plus the nearest key's bias.
  */
 #pragma once
 
@@ -123,7 +123,8 @@ fa_sm90_update_max(struct fa_sm90_sums &sums, const fa_sm90_dots<C> &dots, float
 	};
 
 	const auto behind = [&](int r, float logit) {
-		return fmaf(logit, C::SCORE_MOD ? 1 : factor, sums.offset[r]) > 8 &&
+		return fmaf(logit, C::SCORE_MOD ? 1 : factor, sums.offset[r]) >
+		               C::MAX_EXPONENT + 8 &&
 		       (!C::FIXED_MAX || sums.unset(r));
 	};
 
