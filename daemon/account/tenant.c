@@ -22,6 +22,15 @@ void fa_tenants_init(struct fa_tenants *tenants, const struct fa_limits *limits)
 	tenants->ended = NULL;
 }
 
+static void turn_init(struct fa_turn *turn)
+{
+	fa_list_init(&turn->link);
+	fa_list_init(&turn->waiting);
+	fa_list_init(&turn->finished);
+	fa_list_init(&turn->closed);
+	fa_list_init(&turn->reap_link);
+}
+
 static int user_get(struct fa_tenants *tenants, uid_t uid, struct fa_user **ret_user)
 {
 	struct fa_user *user;
@@ -41,8 +50,7 @@ static int user_get(struct fa_tenants *tenants, uid_t uid, struct fa_user **ret_
 		return -ENOMEM;
 	user->n_refs = 1;
 	user->uid = uid;
-	fa_list_init(&user->turn.link);
-	fa_list_init(&user->turn.waiting);
+	turn_init(&user->turn);
 	fa_list_append(&tenants->users, &user->link);
 	*ret_user = user;
 	return 0;
@@ -108,8 +116,7 @@ int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
 		}
 		tenant->tenants = tenants;
 		tenant->uid = uid;
-		fa_list_init(&tenant->turn.link);
-		fa_list_init(&tenant->turn.waiting);
+		turn_init(&tenant->turn);
 	}
 	tenant->n_refs = 1;
 	tenant->user = user;

@@ -42,6 +42,9 @@ struct fa_turn {
 	uint64_t number; /* number of the turn in which used_ns was used */
 	uint64_t used_ns;
 	uint64_t paid_ns; /* time from which on all long messages so far are paid for */
+	/* Jobs and streams from the engine that are to be reaped (session/completions.h). */
+	struct fa_list finished, closed;
+	struct fa_list reap_link; /* fa_context.reapable, if there are any */
 };
 
 /* The account of a uid, which its tenants reference. */

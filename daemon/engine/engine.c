@@ -470,6 +470,16 @@ bool fa_engine_take(struct fa_engine *engine, struct fa_job **ret_job,
 	return true;
 }
 
+struct fa_list *fa_stream_link(struct fa_stream *stream)
+{
+	return &stream->link;
+}
+
+struct fa_stream *fa_stream_of_link(struct fa_list *link)
+{
+	return fa_container_of(link, struct fa_stream, link);
+}
+
 bool fa_engine_heartbeat(struct fa_engine *engine)
 {
 	const uint64_t asked = atomic_load_explicit(&engine->heartbeats_asked,

@@ -65,8 +65,9 @@ struct fa_job {
 	struct fa_list link;        /* in the stream, then among the finished */
 	struct fa_list index_link;  /* loop thread: the stream's index by value */
 	struct fa_list cancel_link; /* inbox.cancelled */
-	struct fa_list answer_link; /* inbox.answered, or jobs to be confirmed */
-	int answer;                 /* status of fa_engine_release() or fa_engine_confirm() */
+	/* inbox.answered, or jobs to be confirmed; the caller's, once the job was taken */
+	struct fa_list answer_link;
+	int answer; /* status of fa_engine_release() or fa_engine_confirm() */
 	struct fa_error answer_error;
 	int cancel_status; /* status of the first cancel; loop thread */
 	int end_status;    /* status with which the device was asked to stop the job early */
@@ -174,6 +175,10 @@ struct fa_stream *fa_stream_free(struct fa_stream *stream);
  * Returns false if there is nothing. */
 bool fa_engine_take(struct fa_engine *engine, struct fa_job **ret_job,
                     struct fa_stream **ret_closed);
+
+/* The link of a closed stream that was taken, for a list of the caller's; and back. */
+struct fa_list *fa_stream_link(struct fa_stream *stream);
+struct fa_stream *fa_stream_of_link(struct fa_list *link);
 
 /* Returns true if fa_engine_take() may have something; costs one load. */
 bool fa_engine_has_events(struct fa_engine *engine);

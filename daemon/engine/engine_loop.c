@@ -14,6 +14,9 @@
 /* Polls of the hot gates between two iterations. */
 #define GATE_POLLS_PER_ITERATION 32
 
+/* How many ends are published at once: the loop thread waits for the mutex meanwhile. */
+#define PUBLISHED_AT_ONCE 64
+
 /* How often a thread tries to lock a mutex before it sleeps. */
 #define LOCK_TRIES 200
 
@@ -184,13 +187,48 @@ static void wake_sleepers(struct fa_completion_records *sleepers)
 	}
 }
 
+/* Puts the first finished jobs into the outbox and, with the last, what is taken after them. */
+static void publish_some(struct fa_engine *engine)
+{
+	struct fa_completion_records *sleepers;
+	struct fa_list jobs;
+	bool was_empty;
+
+	fa_list_init(&jobs);
+	/* Publish under the mutex: a client reacts to a finished job, which the loop thread must
+	 * then find in the outbox. */
+	fa_engine_lock(engine);
+	was_empty = fa_list_empty(&engine->outbox.finished) &&
+	            fa_list_empty(&engine->outbox.confirms) &&
+	            fa_list_empty(&engine->outbox.closed);
+	atomic_store_explicit(&engine->has_events, true, memory_order_relaxed);
+	for (int i = 0; i < PUBLISHED_AT_ONCE && !fa_list_empty(&engine->done); i++) {
+		struct fa_job *job = fa_job_first(&engine->done);
+
+		fa_list_remove(&job->link);
+		fa_list_append(&jobs, &job->link);
+		fa_list_remove(&job->cancel_link);
+		fa_list_remove(&job->answer_link);
+		job->delivered = true;
+		publish_job(job);
+	}
+	sleepers = find_sleepers(&jobs);
+	fa_list_splice(&engine->outbox.finished, &jobs);
+	if (fa_list_empty(&engine->done)) {
+		fa_list_splice(&engine->outbox.confirms, &engine->confirms);
+		fa_list_splice(&engine->outbox.closed, &engine->closed);
+	}
+	pthread_mutex_unlock(&engine->mailbox_mutex);
+	wake_sleepers(sleepers);
+	if (was_empty)
+		engine->notify(engine->userdata);
+}
+
 static void deliver(struct fa_engine *engine)
 {
 	uint64_t now_ns, finished = 0, cancelled = 0, failed = 0;
-	struct fa_completion_records *sleepers;
 	struct fa_job *job;
 	struct fa_list *pos;
-	bool was_empty;
 
 	if (fa_list_empty(&engine->done) && fa_list_empty(&engine->confirms) &&
 	    fa_list_empty(&engine->closed))
@@ -208,28 +246,9 @@ static void deliver(struct fa_engine *engine)
 	fa_engine_count(&engine->stats.cancelled, cancelled);
 	fa_engine_count(&engine->stats.failed, failed);
 
-	/* Publish under the mutex: a client reacts to a finished job, which the loop thread must
-	 * then find in the outbox. */
-	fa_engine_lock(engine);
-	was_empty = fa_list_empty(&engine->outbox.finished) &&
-	            fa_list_empty(&engine->outbox.confirms) &&
-	            fa_list_empty(&engine->outbox.closed);
-	atomic_store_explicit(&engine->has_events, true, memory_order_relaxed);
-	fa_list_for_each(pos, &engine->done) {
-		job = fa_container_of(pos, struct fa_job, link);
-		fa_list_remove(&job->cancel_link);
-		fa_list_remove(&job->answer_link);
-		job->delivered = true;
-		publish_job(job);
-	}
-	sleepers = find_sleepers(&engine->done);
-	fa_list_splice(&engine->outbox.finished, &engine->done);
-	fa_list_splice(&engine->outbox.confirms, &engine->confirms);
-	fa_list_splice(&engine->outbox.closed, &engine->closed);
-	pthread_mutex_unlock(&engine->mailbox_mutex);
-	wake_sleepers(sleepers);
-	if (was_empty)
-		engine->notify(engine->userdata);
+	do
+		publish_some(engine);
+	while (!fa_list_empty(&engine->done));
 }
 
 static int launch(struct fa_engine *engine, int max)

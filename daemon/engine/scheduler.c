@@ -32,15 +32,21 @@ static void job_settle(struct fa_job *job, int status)
 
 static void job_explain(struct fa_job *job, int status)
 {
-	const char *when = job->state == FA_JOB_WAITING ? "queued" : "running";
+	static const char was_queued[] = "the request was cancelled while it was queued";
+	static const char was_running[] = "the request was cancelled while it was running";
+	const bool queued = job->state == FA_JOB_WAITING;
+	const char *when = queued ? "queued" : "running";
 
-	if (status == -ENODEV)
+	/* Hundreds may be cancelled at once, and formatting takes long. */
+	if (status == -ECANCELED && queued)
+		memcpy(job->error.text, was_queued, sizeof(was_queued));
+	else if (status == -ECANCELED)
+		memcpy(job->error.text, was_running, sizeof(was_running));
+	else if (status == -ENODEV)
 		fa_fail(&job->error, status, "the device was lost: %s",
 		        job->stream->engine->lost_reason.text);
 	else if (status == -ETIMEDOUT)
 		fa_fail(&job->error, status, "the deadline passed while the request was %s", when);
-	else if (status == -ECANCELED)
-		fa_fail(&job->error, status, "the request was cancelled while it was %s", when);
 	else
 		fa_fail(&job->error, status, "the request was ended while it was %s: %s", when,
 		        strerrordesc_np(-status));

@@ -297,6 +297,7 @@ static struct fa_server *server_new(const struct fa_server_options *options)
 	fa_list_init(&server->context.sessions);
 	fa_list_init(&server->context.device_sessions);
 	fa_list_init(&server->context.hello_pending);
+	fa_list_init(&server->context.reapable);
 	fa_list_init(&server->context.timelines_ended);
 	fa_tenants_init(&server->context.tenants, &server->context.config.limits);
 	fa_block_cache_init(&server->context.request_cache, FA_REQUEST_CACHED_BYTES);

@@ -1,17 +1,26 @@
 /*
  * Reaps finished requests from the engine, answers them, frees closed streams, and arms the
- * engine's wake-ups. Loop thread, except fa_completions_notify().
+ * engine's wake-ups. If several accounts have any, each has a queue, and they take turns: one that
+ * ends hundreds of requests at once delays no other. Loop thread, except fa_completions_notify().
  */
 #pragma once
 
 #include <stdbool.h>
 
 struct fa_context;
+struct fa_session;
 
+/*
+ * Reaps what the session's account has. Called before a message of the session is handled, whose
+ * client may have seen that its requests ended. Without @all the time is bounded; returns false if
+ * something is left: the message must wait.
+ */
+bool fa_completions_reap(struct fa_session *session, bool all);
+
+/* Reaps everything of all accounts. */
 void fa_completions_reap_all(struct fa_context *context);
 
-/* Reaps a bounded number of requests, and checks for a lost device. Returns true if something was
- * reaped. */
+/* Reaps for a bounded time, and checks for a lost device. Returns true if something was reaped. */
 bool fa_completions_poll(struct fa_context *context);
 
 /* Makes the engine wake the loop from now on. */

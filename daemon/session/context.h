@@ -88,6 +88,7 @@ struct fa_context {
 	struct fa_list sessions;
 	struct fa_list device_sessions; /* sessions with bits in device_streams */
 	struct fa_list hello_pending;   /* sessions that have sent no Hello, oldest first */
+	struct fa_list reapable;        /* accounts that have ended requests (completions.h) */
 	unsigned int n_sessions;
 	uint64_t last_session;     /* highest session number so far */
 	uint64_t sent_check_ns;    /* time of the next check (outbox.c) */

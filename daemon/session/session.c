@@ -196,7 +196,7 @@ static bool read_packet(struct fa_session *session, struct descriptors *descript
 		return false;
 	/* Handle older entries of the ring first. */
 	if (session->ring) {
-		fa_completions_reap_all(context);
+		(void)fa_completions_reap(session, true);
 		if (session->state == FA_SESSION_CLOSING || !fa_ring_catch_up(session))
 			return false;
 	}
@@ -232,7 +232,7 @@ static bool read_packet(struct fa_session *session, struct descriptors *descript
 	++session->n_messages;
 	fa_loop_spin_note(&context->spin);
 	/* First handle completions that the client may have seen. */
-	fa_completions_reap_all(context);
+	(void)fa_completions_reap(session, true);
 	fa_device_completion_sync(context);
 	if (session->state == FA_SESSION_CLOSING)
 		return false;
@@ -270,10 +270,14 @@ static void read_packets(struct fa_session *session)
 		const uint64_t before = fa_tenant_reaper_queue(session->tenant)->n_rejected;
 		const uint64_t reaped_ns = session->context->reaped_ns;
 
-		if (!fa_turn_has_time(session)) {
-			fa_turn_wait(session);
+		if (!fa_turn_has_time(session) || !fa_completions_reap(session, false)) {
+			/* An answer that could not be sent has closed the session. */
+			if (session->state != FA_SESSION_CLOSING)
+				fa_turn_wait(session);
 			break;
 		}
+		if (session->state == FA_SESSION_CLOSING)
+			break;
 		descriptors.n = descriptors.placeholders = 0;
 		more = read_packet(session, &descriptors);
 		discard_fds(session, &descriptors, before);

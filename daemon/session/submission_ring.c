@@ -89,14 +89,16 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 	while (session->state == FA_SESSION_READY && n < max &&
 	       session->n_submitted - submitted < max && !session->paused &&
 	       !(mark && fa_ring_has_reached(&ring->consumer, *mark))) {
+		/* Entries wait for what their client may have seen to end. */
+		if (!fa_ring_has_entries(&ring->consumer) || !fa_completions_reap(session, false))
+			break;
 		r = fa_ring_take(&ring->consumer, entry, FA_WIRE_BYTES_MAX, &length, &wrong);
 		if (r < 0)
 			break;
 		++n;
 		++session->n_messages;
 		/* First handle completions that the client may have seen. */
-		if (fa_engine_has_events(context->engine))
-			fa_completions_reap_all(context);
+		(void)fa_completions_reap(session, true);
 		if (!fa_list_empty(&context->device_sessions)) {
 			fa_device_completion_sync(context);
 			fa_engine_batch_begin(context->engine);
