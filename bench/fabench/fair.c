@@ -1,8 +1,10 @@
 /*
  * fair: what other users do to one. A victim of its own uid pings, computes and appends a token to a
  * sequence, again and again. Beside it runs an attack of another uid (bench/lib/attack.h), or a
- * control that burns as much processor time without talking to the daemon. Windows of both
- * alternate.
+ * control that burns as much processor time without talking to the daemon.
+ *
+ * Where the kernel puts the processes of a window changes its latencies by a factor of several, so a
+ * run has many windows, of attack and control in turn, and its samples are those of all.
  *
  *   fair/ATTACK/WHAT/p50, p99, max   the victim's latency; peer: the control. The medians of five
  *                                    runs
@@ -33,11 +35,12 @@
 #define ATTACKER_UID 54321
 #define VICTIM_UID 54322
 #define RUNS 5
-#define WINDOW_MS 1000
+#define WINDOWS 5 /* of each side in a run */
+#define WINDOW_MS 200
 #define WINDOW_MS_QUICK 60
-#define SETTLE_MS 100
+#define SETTLE_MS 40
 #define SETTLE_MS_QUICK 10
-#define SAMPLES 4096 /* of a window */
+#define SAMPLES 4096 /* of a side in a run */
 #define ATTACKS_MAX 16
 #define REST_NS FA_NS_PER_MS
 
@@ -64,16 +67,16 @@ static const double percents[] = { 50, 99, 100 };
 
 #define POINTS (sizeof(percents) / sizeof(percents[0]))
 
-struct window {
+struct samples {
 	_Atomic uint32_t n;
 	uint64_t ns[KINDS][SAMPLES];
 };
 
 /* Shared with the victim. */
 struct shared {
-	_Atomic int window; /* where samples go; -1: nowhere */
+	_Atomic int window; /* the side whose window it is; -1: neither's */
 	_Atomic bool ready, end;
-	struct window windows[SIDES];
+	struct samples samples[SIDES];
 };
 
 struct fair {
@@ -210,7 +213,7 @@ static int do_one(struct victim *v, int kind)
 static int one_round(struct victim *v, struct shared *shared)
 {
 	const int window = atomic_load(&shared->window);
-	struct window *to = window < 0 ? NULL : &shared->windows[window];
+	struct samples *to = window < 0 ? NULL : &shared->samples[window];
 	const uint32_t n = to ? atomic_load(&to->n) : 0;
 	uint64_t ns[KINDS];
 	int r;
@@ -304,11 +307,11 @@ static int end_victim(struct fair *fair)
 static int measure(struct fair *fair, const struct fa_attack *attack, int side)
 {
 	const bool quick = fair->bench->quick;
-	struct window *window = &fair->shared->windows[side];
+	struct samples *samples = &fair->shared->samples[side];
+	const uint32_t before = atomic_load(&samples->n);
 	pid_t pid;
 	int r, ended;
 
-	atomic_store(&window->n, 0);
 	r = fa_attack_start(attack, fair->daemon.socket, ATTACKER_UID, &pid);
 	if (r < 0)
 		return r;
@@ -316,7 +319,8 @@ static int measure(struct fair *fair, const struct fa_attack *attack, int side)
 	atomic_store(&fair->shared->window, side);
 	wait_ns((quick ? WINDOW_MS_QUICK : WINDOW_MS) * FA_NS_PER_MS);
 	/* A request that takes longer than the window must count. */
-	while (atomic_load(&window->n) == 0 && waitpid(fair->victim, NULL, WNOHANG) == 0)
+	while (atomic_load(&samples->n) == before && before < SAMPLES &&
+	       waitpid(fair->victim, NULL, WNOHANG) == 0)
 		wait_ns(FA_NS_PER_MS);
 	atomic_store(&fair->shared->window, -1);
 	ended = fa_attack_end(pid);
@@ -324,15 +328,31 @@ static int measure(struct fair *fair, const struct fa_attack *attack, int side)
 	return ended;
 }
 
+/* Windows of both sides, in turn. */
+static int measure_both(struct fair *fair, const struct fa_attack *attack)
+{
+	const int windows = fair->bench->quick ? 1 : WINDOWS;
+	int r = 0;
+
+	for (int side = 0; side < SIDES; side++)
+		atomic_store(&fair->shared->samples[side].n, 0);
+	for (int i = 0; i < windows && r == 0; i++) {
+		r = measure(fair, &fa_attack_none, CONTROL);
+		if (r == 0)
+			r = measure(fair, attack, ATTACK);
+	}
+	return r;
+}
+
 static void keep(struct fair *fair, int attack, int side, int run)
 {
-	struct window *window = &fair->shared->windows[side];
-	const uint32_t n = atomic_load(&window->n);
+	struct samples *samples = &fair->shared->samples[side];
+	const uint32_t n = atomic_load(&samples->n);
 
 	for (int kind = 0; kind < KINDS; kind++)
 		for (size_t point = 0; point < POINTS; point++)
 			fair->us[attack][side][kind][point][run] =
-				(double)fa_bench_percentile(window->ns[kind], n, percents[point]) /
+				(double)fa_bench_percentile(samples->ns[kind], n, percents[point]) /
 				1e3;
 }
 
@@ -387,9 +407,7 @@ static int run_all(struct fair *fair)
 		for (int i = 0; fa_attacks[i].name && r == 0; i++) {
 			if (!is_wanted(fair, &fa_attacks[i]))
 				continue;
-			r = measure(fair, &fa_attack_none, CONTROL);
-			if (r == 0)
-				r = measure(fair, &fa_attacks[i], ATTACK);
+			r = measure_both(fair, &fa_attacks[i]);
 			if (r < 0) {
 				fa_bench_log(fair->bench, "fabench fair: %s: %s",
 				             fa_attacks[i].name, strerror(-r));
