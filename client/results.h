@@ -19,8 +19,8 @@
 /* Stores the result of the next value. @text may be NULL. */
 void fa_result_store(struct fa_client_stream *stream, int status, const char *text, size_t length,
                      uint64_t queued_ns, uint64_t started_ns, uint64_t finished_ns);
-/* Reads the completion page. Returns 0: not finished, 1: succeeded, -1: finished. @early: the
- * device's signal counts. The caller needs only a pin of the connection. */
+/* Reads the completion page. Returns 0: not finished, 1: succeeded, -1: finished, with any status.
+ * @early: the device's signal counts. The caller needs only a pin of the connection. */
 int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t value, bool early);
 /* Stores results from the ring's records, up to the first failure. Returns 1 if there were any,
  * else 0; -EPROTO: a record is missing. */

@@ -32,8 +32,8 @@ struct fa_timeline {
 	uint64_t n_set_ups;                  /* how often it was set up */
 	bool setting_up;                     /* a thread is setting it up */
 	uint64_t planned[FA_TIMELINE_SLOTS]; /* highest value that a request was to signal */
-	uint64_t lost[FA_TIMELINE_SLOTS];    /* planned, when the current memory was set up */
-	struct fa_timeline_kernels *kernels; /* of contexts that asked for them */
+	uint64_t lost[FA_TIMELINE_SLOTS]; /* what planned was when the current memory was set up */
+	struct fa_timeline_kernels *kernels; /* one for each context that asked for them */
 };
 
 int fa_timeline_enter(struct fa_timeline *timeline, const char *name, uint32_t slot);

@@ -7,14 +7,14 @@
 #define FA_FD_FILTER_BYTES_MAX 65536 /* of a packet */
 
 enum fa_fd_filter_command {
-	FA_FD_FILTER_RECEIVE, /* with the connection; is answered */
+	FA_FD_FILTER_RECEIVE, /* sent with the connection; the filter replies */
 	FA_FD_FILTER_CLOSE,
 };
 
 struct fa_fd_filter_request {
 	enum fa_fd_filter_command command;
 	uint32_t size;  /* of the packet at most */
-	uint64_t batch; /* RECEIVE: the id for it, if there will be one */
+	uint64_t batch; /* RECEIVE: the id of the batch, if the packet needs one */
 };
 
 /* The packet follows. If n_batch is not 0, a second message brings the end of a pipe. */

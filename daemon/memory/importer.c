@@ -145,7 +145,8 @@ static int import_ipc(struct fa_importer *importer, struct fa_registered_buffer 
 	                                     &buffer->memory);
 	if (r == 0)
 		return 0;
-	/* Explains the error: the driver takes such a handle for one of its own process. */
+	/* CUDA takes the handle for one of this process, if the client's id in its namespace is the
+	 * same. */
 	if (buffer->pid == (uint32_t)getpid())
 		return fa_fail(&buffer->error, r,
 		               "client and daemon have the same process id, %d, in two PID "

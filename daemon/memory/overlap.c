@@ -45,9 +45,10 @@ int fa_tensor_uses_check(const struct fa_tensor_use *uses, size_t n, struct fa_e
 #define OUTPUTS_STEPS_MAX 32768
 
 struct place {
-	uint64_t file_system, inode; /* 0: at addresses */
+	uint64_t file_system, inode; /* 0: begin and end are addresses */
 	uint64_t begin, end;
-	uint64_t page_bytes, inner_bytes; /* stride of dimension 0; extent of the others */
+	/* Stride of dimension 0; extent of the other dimensions. */
+	uint64_t page_bytes, inner_bytes;
 	size_t index;
 };
 

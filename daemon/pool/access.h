@@ -12,7 +12,7 @@ bool fa_access_allows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode
  * read it. */
 bool fa_access_shows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
                      const struct fa_actor *actor);
-/* Returns the user whose names @uid asks for. */
+/* Returns @uid or, for FA_UID_OWN, the actor's own. */
 uint32_t fa_access_name_uid(const struct fa_pool *pool, const struct fa_actor *actor, uint32_t uid);
 /* Checks a name. -EINVAL, -ENAMETOOLONG. */
 int fa_access_check_name(const char *name, struct fa_error *error);

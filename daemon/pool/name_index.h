@@ -3,7 +3,7 @@
 
 #include "daemon/pool/objects.h"
 
-/* @uid: the user whose name it is. */
+/* Finds the sequence of that name among those of user @uid. */
 struct fa_pool_sequence *fa_name_index_find(const struct fa_pool *pool, uint32_t uid,
                                             const char *name);
 /* Makes room for one more name, so that adding it cannot fail. -ENOMEM. */

@@ -33,9 +33,9 @@ struct fa_pool_step_entry {
 	uint64_t before, after; /* the sequence's lengths before and after the step */
 	uint64_t first;         /* first token that is not dropped */
 	bool stale;             /* the sequence was removed, so the entry is not committed */
-	/* the entry ends in turn with other ordered entries of its sequence */
+	/* the step appends to the sequence: such steps end in the order of planning */
 	bool ordered;
-	bool copies; /* the page in which before ends is copied */
+	bool copies; /* the step writes to a copy of the page in which the length before ends */
 };
 
 /* The entries of one cache, in the form of struct fa_paged_step. */

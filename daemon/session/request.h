@@ -41,11 +41,11 @@ struct fa_request {
 	/* The step of the KV cache that the request belongs to. */
 	struct fa_kv_step *step; /* NULL: none */
 	struct fa_list step_link;
-	uint32_t layer, n_layers; /* n_layers 0: 1 */
+	uint32_t layer, n_layers; /* n_layers 0: one layer */
 };
 
 struct fa_request_kind {
-	const char *name; /* for traces: the message's */
+	const char *name; /* for traces: the message's name */
 	size_t bytes;     /* the kind's struct begins with struct fa_request */
 	bool while_draining;
 	/* Fills job.work without keeping pointers into @message. An error refuses the request. */

@@ -36,7 +36,8 @@ struct fa_turns {
 	struct fa_list accounts;
 	struct fa_list indebted; /* accounts that wait because of long messages */
 	uint64_t number;         /* of the loop's turn */
-	/* The account that used time last, and when; and when another account did before. */
+	/* The account that used time last, and when; other_ns: when any other account used time
+	 * last. */
 	const struct fa_turn *last;
 	uint64_t last_ns, other_ns;
 	uv_prepare_t prepare; /* begins turns; does not keep the loop alive */

@@ -12,10 +12,10 @@
  * packed rows needs for them. */
 #define DECODE_ROWS 32
 #define DECODE_COST 1.6
-/* Each launch that another way has besides its last, in keys. */
+/* Time of each launch that other kernels need before the one that attends, in keys. */
 #define LAUNCH_KEYS 190
 
-/* Blocks of rows of a KV head, at most, of sequences with at least @from rows. */
+/* Returns the most blocks of rows that a KV head can have, as bounds allow. */
 static uint64_t blocks_of(const struct fa_cuda_paged_kernel *kernel,
                           const struct fa_paged_own_attention *p, int32_t shift, uint64_t sets,
                           uint64_t sequences)
@@ -24,7 +24,7 @@ static uint64_t blocks_of(const struct fa_cuda_paged_kernel *kernel,
 		       groups = (uint64_t)(kernel->rows / FA_SM90_GROUP_ROWS);
 	const uint64_t each = fa_cuda_paged_ceil_div(
 		fa_cuda_paged_ceil_div((uint64_t)p->max_q, tokens) * sets, groups);
-	/* Groups that are not full, and blocks of rows that are not. */
+	/* Each sequence may leave part of a group, and of a block, empty. */
 	const uint64_t unit = sets == 1 ? tokens * groups : tokens;
 	const uint64_t full = ((uint64_t)p->total_q + sequences * (unit - 1)) / unit;
 	const uint64_t all = sets == 1 ? full : (full * sets + sequences * (groups - 1)) / groups;
@@ -87,7 +87,7 @@ static double other_keys(const struct fa_cuda_chip *chip, const struct fa_paged_
 		       FA_CUDA_UNIT_KEYS;
 	blocks = sequences * p->heads * fa_cuda_paged_ceil_div((uint64_t)p->max_q, (uint64_t)rows);
 	waves = blocks * part_of(p, keys) / chip->sms;
-	/* A block, or a pair of blocks whose mean sees the mean. */
+	/* With more than one wave, each block or pair has about the mean number of keys. */
 	if (waves < 1 || blocks <= chip->sms)
 		waves = 1;
 	else if (waves < 2 * part_of(p, keys))
@@ -115,7 +115,8 @@ static double choose(const struct fa_cuda_chip *chip, const struct fa_cuda_paged
 		                    (uint64_t)(kernel->rows / 16) >
 		            FA_CUDA_PAGED_UNIT_COUNTERS)
 			continue;
-		/* Blocks that see different numbers of keys are divided more evenly. */
+		/* If blocks see different numbers of keys, the tiles are divided more evenly over
+		 * all units. */
 		most = keys / (double)(units / blocks);
 		if (units > blocks &&
 		    keys * part * (double)blocks / (double)(units - blocks) < most)

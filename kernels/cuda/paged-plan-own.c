@@ -144,8 +144,8 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_ow
 	return 0;
 }
 
-/* The request as one over the pool, of a sequence with as many rows and keys as there may be: for
- * functions that need neither pages nor the other sequences. */
+/* A request over the pool with one sequence, which has as many rows and keys as bounds allow. It
+ * stands in for the request in functions that need neither pages nor other sequences. */
 struct stand_in {
 	struct fa_paged_attention attention;
 	struct fa_paged_cache cache;
@@ -250,7 +250,7 @@ static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_o
 		                          (long long)p->total_q, p->heads, INT32_MAX);
 	plan->forward_blocks = (uint32_t)blocks;
 	plan->forward_grid = (uint32_t)(blocks * slices * (uint64_t)p->heads);
-	/* At most, as bounds allow. */
+	/* The sequence that stands in is as long as bounds allow, so these are upper bounds. */
 	fa_cuda_paged_sm90_partition(chip, &stand_in.attention, plan);
 	return 0;
 }
@@ -264,7 +264,7 @@ static bool is_packed(const struct fa_cuda_paged_plan *plan)
 static bool some_decode(const struct fa_cuda_paged_plan *plan,
                         const struct fa_paged_own_attention *p)
 {
-	/* Without cu_q each has max_q. */
+	/* Without cu_q each sequence has max_q rows. */
 	return !plan->forward || (p->cu_q ? 1 : (uint32_t)p->max_q) < plan->prefill_tokens;
 }
 

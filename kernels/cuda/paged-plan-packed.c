@@ -261,7 +261,7 @@ static uint32_t least_tiles(const struct rough *rough, const struct fa_cuda_page
 		if (division.units > slots || !fits(kernel, division))
 			return 0;
 	}
-	low = low < high ? low : high - 1; /* low is too few */
+	low = low < high ? low : high - 1; /* a limit of low tiles gives too many units */
 	while (high - low > 1) {
 		const uint32_t middle = low + (high - low) / 2;
 
@@ -333,7 +333,7 @@ bool fa_cuda_paged_packed_find(const struct fa_cuda_chip *chip, const struct fa_
 		tiles = fa_cuda_paged_ceil_div(p->step->lengths[b], (uint64_t)kernel->keys) + 1;
 		longest = tiles > longest ? tiles : longest;
 	}
-	/* So many blocks of rows fill the GPU without being divided. */
+	/* This many blocks of rows fill the GPU without being divided. */
 	if (chip->pack <= 0 &&
 	    blocks * (uint64_t)p->cache->kv_heads > (uint64_t)chip->sms * FA_CUDA_PACKED_WAVES_MAX)
 		return false;

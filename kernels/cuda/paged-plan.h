@@ -99,7 +99,7 @@ struct fa_cuda_paged_plan {
 	/* Attention: kernels for sequences of few rows and of many; either may be NULL. */
 	const struct fa_cuda_paged_kernel *decode, *forward;
 	uint32_t decode_items, decode_grid, tiles_each, tiles_extra, epilogue_tiles;
-	bool appends; /* whether fa_cuda_paged_can_append(), as far as that depends on the attention */
+	bool appends; /* the attention allows fa_cuda_paged_can_append() */
 	/* Decode: shared prefixes; partial results; rows of each, of which part_rows are in use
 	 * without FA_CUDA_PAGED_SPLIT; part_rows 0: no part is divided. */
 	uint32_t prefixes, places, partial_rows, part_rows;

@@ -163,7 +163,7 @@ bool fa_cuda_packed_plan(const struct fa_cuda_chip *chip, const struct fa_cuda_k
 	packed->kv_heads = (uint32_t)params->kv_heads;
 	pack(packed);
 	all_blocks = (uint64_t)packed->blocks * packed->kv_heads * (uint64_t)params->batch;
-	/* So many blocks of rows fill the GPU without being divided. */
+	/* This many blocks of rows fill the GPU without being divided. */
 	if (all_blocks > (uint64_t)chip->sms * FA_CUDA_PACKED_WAVES_MAX)
 		return false;
 	keys = choose(chip, ret_launch, all_blocks);

@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* A client that overwrites its read-only completion page. */
+/* A hostile client: overwrites its completion page, which clients must only read. */
 struct scribbler {
 	struct fa_completion_slot *slots;
 	pthread_t thread;

@@ -8,7 +8,9 @@ struct parcel {
 	struct fa_wire_message message;
 	int fds[FDS];
 	size_t n_fds;
-	struct step step; /* of a step's begin or end; else id is the name's number */
+	/* StepBegin, StepEnd: the step. Named caches and sequences: id is the number of the
+	 * name. */
+	struct step step;
 };
 
 /*

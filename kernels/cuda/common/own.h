@@ -16,8 +16,8 @@ fa_own_of(const struct fa_cuda_paged_attention &args)
 	return ((const struct fa_cuda_paged_attention_own &)args).own;
 }
 
-/* Where a kernel finds the plan: it is not over a client's own pages; in memory; or there or in shared
- * memory. */
+/* Where a kernel finds the plan. NO: it is not over a client's own pages. PLANNED: in memory.
+ * PLANS: in memory, or in shared memory if the block makes its own plan. */
 #define FA_OWN_NO 0
 #define FA_OWN_PLANNED 1
 #define FA_OWN_PLANS 2
@@ -100,7 +100,7 @@ __device__ __forceinline__ bool fa_own_has_tiles(const struct fa_cuda_paged_atte
 template <int OWN>
 __device__ __forceinline__ uint32_t fa_own_tile_size(const struct fa_cuda_paged_attention &args)
 {
-	/* More than all keys, and its tokens behind any first key fit int32. */
+	/* One such tile has all keys; and adding it to any first key stays within int32. */
 	if constexpr (OWN)
 		return fa_own_of(args).whole ? 1u << 24 : 1;
 	else

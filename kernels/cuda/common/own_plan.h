@@ -120,7 +120,8 @@ __device__ __forceinline__ void fa_own_plan_in_shared(const struct fa_cuda_paged
 			all += plan->tiles[w];
 			n += plan->n[w];
 		}
-		/* More than the host has planned for, if sequences claim the same rows. */
+		/* Sequences that claim the same rows can need more tiles than the host has planned
+		 * for: then nothing is computed. */
 		if (all > INT32_MAX)
 			n = 0;
 		item.tile = (uint32_t)before;

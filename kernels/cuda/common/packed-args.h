@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* If a block of rows has more parts than this, runs of so many parts are joined first. */
+/* If a block of rows has more parts than this, each run of this many parts is joined first. */
 #define FA_CUDA_PACKED_RUN 8u
 /* Number of counters per warp of rows: one for all parts or runs, then one per run; or those that
  * sm90/packed_share.h uses. */

@@ -250,8 +250,8 @@ struct fa_cuda_paged_small_attention_quantised {
 /* How the device divided the items over thread blocks; the first launch writes it. */
 struct fa_cuda_own_ranges {
 	uint32_t tiles_each, tiles_extra; /* as in struct fa_cuda_paged_attention */
-	uint32_t blocks;                  /* of decode that have tiles */
-	uint32_t forward_blocks;          /* blocks of rows, of sequences with many */
+	uint32_t blocks;                  /* thread blocks of decode that have tiles */
+	uint32_t forward_blocks;          /* blocks of rows of the sequences that do not decode */
 };
 
 /* What is planned, by a launch of one block before attention or by each block of it. */
@@ -261,7 +261,7 @@ struct fa_cuda_own_plan {
 	int32_t batch;
 	uint32_t max_q, total_q, max_k;
 	uint32_t table_stride;               /* entries, modulo 2^32 */
-	uint32_t forward_rows, forward_from; /* sequences with so many rows are not for decode */
+	uint32_t forward_rows, forward_from; /* sequences with this many rows do not decode */
 	uint32_t rows, group, parts;         /* decode: rows of a part; kv_heads * slices */
 	uint32_t whole;
 	int32_t window_left;          /* FA_CUDA_WINDOW_MAX: unbounded */
@@ -279,16 +279,19 @@ struct fa_cuda_own_plan {
 struct fa_cuda_own_shared_plan {
 	struct fa_cuda_paged_item items[FA_CUDA_OWN_SHARED_ITEMS];
 	struct fa_cuda_own_ranges ranges;
-	uint64_t tiles[FA_CUDA_OWN_SHARED_ITEMS / 32]; /* of a warp's items, and their number */
+	/* Sum of each warp's items; n: their number. */
+	uint64_t tiles[FA_CUDA_OWN_SHARED_ITEMS / 32];
 	uint32_t n[FA_CUDA_OWN_SHARED_ITEMS / 32];
 };
 
-/* So many sequences with so many blocks of rows are planned in shared memory, too. */
+/* Batches of at most this many sequences, with this many blocks of rows, are planned in shared
+ * memory, too. */
 #define FA_CUDA_OWN_PREFILL_ITEMS 16
 #define FA_CUDA_OWN_PREFILL_BLOCKS 128
 
 struct fa_cuda_own_prefill_plan {
-	struct fa_cuda_paged_item items[FA_CUDA_OWN_PREFILL_ITEMS]; /* tile: blocks before */
+	/* items[].tile: number of earlier blocks. */
+	struct fa_cuda_paged_item items[FA_CUDA_OWN_PREFILL_ITEMS];
 	struct fa_cuda_paged_block blocks[FA_CUDA_OWN_PREFILL_BLOCKS];
 	uint32_t costs[FA_CUDA_OWN_PREFILL_BLOCKS]; /* keys that a block sees, not sorted */
 	uint32_t blocks_n;
@@ -301,11 +304,11 @@ struct fa_cuda_own_prefill_plan {
 #define FA_CUDA_OWN_PACKED_WARPS 12
 
 struct fa_cuda_own_packed_plan {
-	struct fa_cuda_paged_unit unit; /* this block's; count 0: it sees no keys */
+	struct fa_cuda_paged_unit unit; /* this thread block's; count 0: it sees no keys */
 	struct fa_cuda_paged_item item; /* the unit's; n_q 0: there is no unit */
 	uint32_t sequence[FA_CUDA_OWN_PACKED_ITEMS], first_q[FA_CUDA_OWN_PACKED_ITEMS],
 		n_q[FA_CUDA_OWN_PACKED_ITEMS], n_k[FA_CUDA_OWN_PACKED_ITEMS];
-	uint32_t blocks[FA_CUDA_OWN_PACKED_ITEMS];  /* of rows, of all earlier sequences */
+	uint32_t blocks[FA_CUDA_OWN_PACKED_ITEMS];  /* blocks of rows of all earlier sequences */
 	uint32_t counts[FA_CUDA_OWN_PACKED_BLOCKS]; /* of a block's tiles */
 	uint32_t sums[FA_CUDA_OWN_PACKED_WARPS], more[FA_CUDA_OWN_PACKED_WARPS]; /* of warps */
 };

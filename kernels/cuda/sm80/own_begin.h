@@ -17,8 +17,8 @@
 #define FA_OWN_WARPS (FA_CUDA_TOKENS_THREADS / 32)
 #define FA_OWN_SUMS 3
 
-/* What a sequence adds. Tiles of decode; items, in the high half those of many rows; blocks of
- * rows of the latter. */
+/* Counts of a sequence, or sums of them. [0]: tiles of decode. [1]: items of decode; in the high
+ * half, items of many rows. [2]: blocks of rows of the latter. */
 struct fa_own_sums {
 	uint64_t of[FA_OWN_SUMS];
 };

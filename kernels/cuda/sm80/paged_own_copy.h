@@ -12,10 +12,11 @@
 #define FA_OWN_COPY_EACH 4
 
 struct fa_own_copy_shared {
-	int64_t places[FA_CUDA_PAGED_STRIP]; /* of the strip's tokens; -1: not copied */
+	/* Of the strip's tokens, in the client's memory; -1: not copied. */
+	int64_t places[FA_CUDA_PAGED_STRIP];
 };
 
-/* A block's side of the copy. */
+/* The two places that a block copies between. */
 struct fa_own_copy_side {
 	char *pool; /* the strip's first token, head 0 */
 	char *own;  /* the client's tensor */

@@ -87,7 +87,7 @@ __device__ __forceinline__ void fa_sm90_own_list(const struct fa_cuda_paged_atte
 
 		before += blocks + sums.x - n;
 		index = items + more.x + __popc(with_rows & ((1u << thread % 32) - 1));
-		/* More than the host has planned for are left out. */
+		/* Sequences beyond the host's bound are left out. */
 		if (n > 0 && index < FA_CUDA_OWN_PACKED_ITEMS) {
 			plan->sequence[index] = b;
 			plan->first_q[index] = item.first_q;
@@ -139,8 +139,8 @@ fa_sm90_own_rows_of(const struct fa_cuda_paged_attention &all, uint32_t block)
 	return rows;
 }
 
-/* Returns how many tiles a unit has at most, such that @blocks blocks of rows have no more than
- * @units units. One warp tries one number. */
+/* Returns the least number of tiles per unit for which @blocks blocks of rows need no more units
+ * than there are. Each warp tries one number. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_sm90_own_most(const struct fa_cuda_paged_attention &all,
                                                      uint32_t blocks)
@@ -174,7 +174,7 @@ __device__ __forceinline__ uint32_t fa_sm90_own_most(const struct fa_cuda_paged_
 #pragma unroll
 	for (uint32_t w = 0; w < FA_CUDA_OWN_PACKED_WARPS; w++)
 		enough = min(enough, plan->sums[w]);
-	/* Not worth a join. */
+	/* If that saves less than a join costs, nothing is divided. */
 	if (longest <= enough + fa_own_of(all).join_tiles)
 		enough = longest;
 	return enough;

@@ -265,7 +265,7 @@ __device__ __forceinline__ void fa_sm90_share_add_up(struct fa_sm90_share<WIDTH>
 		float2 sums[at_once][2]; /* a row's offset and sum */
 		float lower[2] = { ret.offset[0], ret.offset[1] };
 
-		/* Beyond the last it repeats. */
+		/* Indices past the last repeat it. */
 #pragma unroll
 		for (uint32_t i = 0; i < at_once; i++) {
 			const uint64_t at = min(first + i * slice.step, n - 1) * stride;

@@ -206,8 +206,8 @@ template <class ARGS_> struct fa_sm90_packed_rows {
 	{
 	}
 
-	/* Changes WORK of a group to that of the calling warp: its head, and a row such that the
-	 * warp's own rows begin at row + fa_sm90_warp_row(). */
+	/* Changes a group's WORK to the calling warp's: its head, and a row such that the warp's
+	 * own rows begin at row + fa_sm90_warp_row(). */
 	static __device__ __forceinline__ void of_warp(const ARGS &all, struct fa_work &work)
 	{
 		const uint32_t row = fa_sm90_warp_row();
@@ -216,7 +216,7 @@ template <class ARGS_> struct fa_sm90_packed_rows {
 		work.row -= (int32_t)(row >> all.pack_shift << all.pack_shift);
 	}
 
-	/* Returns WORK of the calling warp: of unit @at and @group. */
+	/* Returns the calling warp's WORK in group @group of unit @at. */
 	template <class C>
 	static __device__ __forceinline__ WORK find_unit(const ARGS &all, uint32_t at,
 	                                                 uint32_t group)
@@ -406,7 +406,7 @@ __device__ __forceinline__ void fa_sm90_unit_add_up(fa_sm90_out_rows<C> &out,
 	for (uint32_t first = 0; first < n; first += shares_at_once) {
 		float2 offsets[shares_at_once];
 
-		/* Beyond the last it repeats. */
+		/* Indices past the last repeat it. */
 #pragma unroll
 		for (uint32_t i = 0; i < shares_at_once; i++)
 			offsets[i] = __ldcg(

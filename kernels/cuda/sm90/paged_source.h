@@ -45,7 +45,7 @@ __device__ __forceinline__ void fa_sm90_page_part(const struct fa_cuda_attention
 
 /* AHEAD: loads the next entry of the list early, which costs registers. */
 template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
-	uint32_t round; /* of the round's first pair */
+	uint32_t round; /* number of the round's first pair */
 	bool backwards = false, reversed = true;
 	int32_t at;       /* next entry of the list; -1: none */
 	int32_t opposite; /* second entry of the pair; -1: none or done */

@@ -1,7 +1,7 @@
 /*
- * common/preempt.h on wgmma: a thread block stops before a tile of K. The producer sets the stage's
- * stop word and completes its k_full without a copy. Consumers read the word after that wait,
- * finish their tiles, and save O, offsets and sums.
+ * How wgmma kernels yield (common/preempt.h): a thread block stops before a tile of K. The producer
+ * sets the stage's stop word and completes its k_full without a copy. Consumers read the word after
+ * that wait, finish their tiles, and save O, offsets and sums.
  */
 #pragma once
 
