@@ -58,7 +58,7 @@ def off(out, expected):
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention(gpu, dtype, causal):
     q, k, v = tensors(dtype=dtype)
-    for _ in range(3):  # the first one is waited for
+    for _ in range(3):  # the call waits for the first request alone
         out = fad.attention(q, k, v, is_causal=causal)
         assert out.is_cuda and off(out, reference(q, k, v, causal)) < LIMITS[dtype]
     fad.synchronize()
@@ -205,7 +205,7 @@ def test_cache_rotary(gpu, dtype, page, ragged, leftpad):
         options.update(cu_seqlens_q=cu.cuda(), cu_seqlens_k_new=cu.cuda(), max_seqlen_q=5)
     else:
         given = [x.unflatten(0, (4, 3)) for x in given]
-    for _ in range(3):  # the same rows go to the same slots
+    for _ in range(3):  # repeats write the same rows to the same slots
         out = flash_attn_with_kvcache(given[0], k_cache, v_cache, *given[1:], **options)
         assert off(out.reshape(-1, 8, 128).cpu(), torch.cat(expected)) < 2 * LIMITS[dtype]
     fad.synchronize()
@@ -325,7 +325,7 @@ def test_models(gpu, family):
     mask[0, :13] = 0
 
     def logits(cache=None):
-        """Of a pass and of single tokens after it, the same in every run."""
+        """The logits of a pass over the prompts and of 12 single tokens after it."""
         rows, seen = [], mask
         with torch.no_grad():
             out = model(ids, attention_mask=seen, past_key_values=cache, use_cache=True,

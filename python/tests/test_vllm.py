@@ -164,7 +164,7 @@ def test_daemon_killed_at_save(model, expected, supervised):
 
 
 def test_daemon_killed_meanwhile(model, expected, supervised):
-    """At any time while requests are computed."""
+    """The daemon is killed again and again while the engine generates."""
     with engine(model, transfer(supervised.socket, save_tokens=BLOCK)) as llm:
         stop = threading.Event()
 

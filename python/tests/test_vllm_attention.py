@@ -65,7 +65,7 @@ def test_same_tokens(model, expected, daemon, counted):
     """Prefill, decode, and a prefix from vLLM's own cache; two layers' requests are as many as passes
     of the model."""
     with engine(model, **fad(daemon.socket)) as llm:
-        assert counted.requests == 1  # the one by which the backend tries the daemon
+        assert counted.requests == 1  # the tiny request with which the backend tries the daemon
         same(generate(llm), expected, [0, 192, 0])
         assert counted.requests == 1 + 3 * 40 * 3  # prompts, passes, layers
         same(generate(llm), expected, [288, 224, 64])
@@ -206,7 +206,7 @@ def test_daemon_killed(model, expected, supervised, counted, kill_at, in_flight)
 
 
 def test_daemon_killed_meanwhile(model, expected, supervised):
-    """At any time."""
+    """The daemon is killed again and again while the engine generates."""
     kills = 0
     with engine(model, **fad(supervised.socket)) as llm:
         stop = threading.Event()

@@ -314,7 +314,7 @@ static void serve_none(struct fa_raw *raw, void *userdata)
 		}
 }
 
-/* After 100 ms, then after twice the previous interval. */
+/* A client that got no ring asks again after 100 ms, then after twice the previous interval. */
 static void test_retry_intervals(void **state)
 {
 	uint64_t begin_ns = fa_now_ns();

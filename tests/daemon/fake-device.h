@@ -51,8 +51,8 @@ struct fa_device {
 	bool reap_blocked, reaping;   /* reap() is to block; reap() blocks now */
 	struct fa_list running, done; /* works */
 	uint64_t n_launched, n_running, n_cancelled, n_queues, n_groups;
-	uint64_t n_full, n_held;                    /* refused for a full lane; refused as long */
-	pthread_t launcher;                         /* launched last */
+	uint64_t n_full, n_held; /* refused because the lane was full, or the job long */
+	pthread_t launcher;      /* launched last */
 	struct fa_job *launched[FAKE_LAUNCHED_MAX]; /* the first ones, in order */
 
 	pthread_t completer;

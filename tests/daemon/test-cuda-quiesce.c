@@ -202,7 +202,8 @@ static void test_cancelled(void **state)
 	fa_check_eventually(registrations() == registered);
 }
 
-/* An endless row of long works is held in the end so that memory is released. */
+/* Long works that follow one another without end are held back after a while, so that memory can be
+ * released. */
 static void test_patience(void **state)
 {
 	int64_t registered;

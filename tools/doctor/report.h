@@ -27,7 +27,7 @@ void fa_report_add(struct fa_report *report, enum fa_report_level level, const c
 #define fa_report_ok(report, check, ...)                                                           \
 	fa_report_add(report, FA_REPORT_OK, check, NULL, __VA_ARGS__)
 
-/* Prints the sum, or the JSON. */
+/* Prints how many warnings and faults there were, or the JSON. */
 void fa_report_finish(struct fa_report *report);
 
 /* Returns all of a report as JSON, which the caller owns; NULL: no memory. */

@@ -23,7 +23,7 @@
 
 /* Up to eight tiles of a segment that one loader copies: every C::LOADERS-th tile. */
 struct fa_sm90_paged_batch {
-	const char *from; /* address of this lane's copy if its page were slot 0, for the head */
+	const char *from; /* what this lane would copy if its page had slot 0 */
 	uint32_t slot;    /* slot of the page of the strip that this lane looked up */
 	uint32_t in_page; /* the number of that strip in its page, and the flags below */
 	int32_t token, end;
