@@ -1,6 +1,7 @@
 /* Plans steps over pages without a GPU, for chips of several kinds. */
 #pragma once
 
+#include "cuda-paged-usual.h"
 #include "kernels/cuda/paged-plan.h"
 
 #include <setjmp.h>
@@ -34,16 +35,6 @@ static const struct fa_cuda_chip rtx = {
 	.arch = 89, .shared_bytes_max = 101376, .l2_bytes = 72 << 20, .sms = 128
 };
 
-static uint64_t random_state = 88172645463325252ull;
-
-static inline uint32_t below(uint32_t n)
-{
-	random_state ^= random_state << 13;
-	random_state ^= random_state >> 7;
-	random_state ^= random_state << 17;
-	return (uint32_t)((random_state >> 20) % n);
-}
-
 struct scene {
 	struct fa_paged_cache cache;
 	struct fa_paged_step step;
@@ -58,17 +49,7 @@ struct scene {
 static inline void scene_init(struct scene *scene, int32_t batch)
 {
 	memset(scene, 0, sizeof(*scene));
-	scene->cache = (struct fa_paged_cache){
-		.dtype = FA_ATTENTION_BF16,
-		.pool = (void *)(uintptr_t)(1 << 20),
-		.layers = 2,
-		.kv_heads = 8,
-		.head_dim = 128,
-		.head_dim_v = 128,
-		.page_tokens = 64,
-		.layer_stride = 1 << 20,
-		.v_offset = 1 << 19,
-	};
+	scene->cache = usual_cache();
 	scene->step = (struct fa_paged_step){
 		.batch = batch,
 		.cu_new = scene->cu_new,
@@ -79,16 +60,7 @@ static inline void scene_init(struct scene *scene, int32_t batch)
 		.table_entries = UINT32_MAX,
 	};
 	scene->request.op = FA_PAGED_ATTEND;
-	scene->request.attention = (struct fa_paged_attention){
-		.cache = &scene->cache,
-		.step = &scene->step,
-		.heads = 32,
-		.q = { NULL, 0, 32 * 128, 128 },
-		.scale = 1,
-		.causal = true,
-		.window_left = -1,
-		.window_right = -1,
-	};
+	scene->request.attention = usual_attention(&scene->cache, &scene->step);
 }
 
 static inline void scene_plan(struct scene *scene, const struct fa_cuda_chip *chip,

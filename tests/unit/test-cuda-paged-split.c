@@ -4,6 +4,7 @@
  * partial result has its own place; every counter expects as many arrivals as there are.
  * check_walk() repeats the kernels' walk over the tiles.
  */
+#include "cuda-paged-usual.h"
 #include "kernels/cuda/paged-plan.h"
 
 #include <setjmp.h>
@@ -18,16 +19,6 @@
 #define BATCH_MAX 200
 #define PAGES_MAX 300
 #define NONE UINT32_MAX
-
-static uint64_t random_state = 88172645463325252ull;
-
-static uint32_t below(uint32_t n)
-{
-	random_state ^= random_state << 13;
-	random_state ^= random_state >> 7;
-	random_state ^= random_state << 17;
-	return (uint32_t)((random_state >> 20) % n);
-}
 
 struct scene {
 	struct fa_cuda_chip chip;
@@ -46,17 +37,7 @@ static void scene_init(struct scene *scene, int32_t batch)
 	scene->chip = (struct fa_cuda_chip){
 		.arch = 90, .shared_bytes_max = 232448, .l2_bytes = 50 << 20, .sms = 132
 	};
-	scene->cache = (struct fa_paged_cache){
-		.dtype = FA_ATTENTION_BF16,
-		.pool = (void *)(uintptr_t)(1 << 20),
-		.layers = 2,
-		.kv_heads = 8,
-		.head_dim = 128,
-		.head_dim_v = 128,
-		.page_tokens = 64,
-		.layer_stride = 1 << 20,
-		.v_offset = 1 << 19,
-	};
+	scene->cache = usual_cache();
 	scene->step = (struct fa_paged_step){
 		.batch = batch,
 		.cu_new = scene->cu_new,
@@ -69,16 +50,7 @@ static void scene_init(struct scene *scene, int32_t batch)
 		.table_entries = BATCH_MAX * PAGES_MAX,
 	};
 	scene->request.op = FA_PAGED_ATTEND;
-	scene->request.attention = (struct fa_paged_attention){
-		.cache = &scene->cache,
-		.step = &scene->step,
-		.heads = 32,
-		.q = { NULL, 0, 32 * 128, 128 },
-		.scale = 1,
-		.causal = true,
-		.window_left = -1,
-		.window_right = -1,
-	};
+	scene->request.attention = usual_attention(&scene->cache, &scene->step);
 	for (int32_t b = 0; b < batch; b++) {
 		scene->table_start[b] = (uint32_t)b * PAGES_MAX;
 		for (uint32_t i = 0; i < PAGES_MAX; i++)
