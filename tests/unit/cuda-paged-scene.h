@@ -1,8 +1,8 @@
 /* Plans steps over pages without a GPU, for chips of several kinds. */
 #pragma once
 
-#include "cuda-paged-usual.h"
 #include "kernels/cuda/paged-plan.h"
+#include "tests/unit/cuda-paged-usual.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

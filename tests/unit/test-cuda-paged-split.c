@@ -4,8 +4,8 @@
  * partial result has its own place; every counter expects as many arrivals as there are.
  * check_walk() repeats the kernels' walk over the tiles.
  */
-#include "cuda-paged-usual.h"
 #include "kernels/cuda/paged-plan.h"
+#include "tests/unit/cuda-paged-usual.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
