@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the project's documents: every file, folder, section and function that one names exists,
-lines are short enough to be read in a terminal, and README.md keeps to its size and says at first whom
-fad is for. Files that comments in C name exist, too.
+lines are short enough to be read in a terminal, README.md keeps to its size and says at first whom fad is
+for, and NEWS.md has a line for each change. Files that comments in C name exist, too.
 
 Run as: test-docs.py SOURCE_DIRECTORY
 """
@@ -113,6 +113,10 @@ def oversize(source):
     for words in ("**You want it if**", "**You do not want it if**"):
         if not any(words in line for line in lines[:FIRST_SCREEN_LINES]):
             yield f"README.md does not say '{words}' in its first {FIRST_SCREEN_LINES} lines"
+    with open(os.path.join(source, "NEWS.md"), encoding="utf-8") as file:
+        for number, line in enumerate(file.read().splitlines(), 1):
+            if line.startswith(" "):
+                yield f"NEWS.md:{number} goes on with the line before; expected one line for each change"
 
 
 def main(source):
