@@ -43,7 +43,7 @@ import race
 DIM = 128
 STORES = {"bf16": 0, "e4m3": 1, "int8": 2}
 CODE_MAX = {"e4m3": 448.0, "int8": 127.0}
-# Of a row's length.
+# The largest error allowed, as a part of the row's length (its norm).
 LIMITS = {"bf16": 0.02, "e4m3": 0.12, "int8": 0.05}
 PIECE_BYTES = 16384
 FA_PAGED_ATTEND, FA_PAGED_APPEND, FA_PAGED_ATTEND_OWN = 0, 1, 7

@@ -94,7 +94,7 @@ enum fa_mode {
 struct fa_cache_options {
 	uint32_t size;        /* sizeof(struct fa_cache_options) */
 	uint32_t flags;       /* FA_CACHE_V_IN_K, FA_CACHE_TOKEN_SCALES */
-	const char *name;     /* at most 63 bytes; NULL: none, and it is the client's */
+	const char *name;     /* at most 63 bytes; NULL: none, and the cache ends with the client */
 	uint32_t mode;        /* enum fa_mode; only with a name */
 	uint32_t dtype;       /* enum fa_dtype */
 	uint32_t layers;      /* at most 1024 */

@@ -32,7 +32,7 @@ struct fa_client_call {
 	uint64_t id;
 	union {
 		struct {
-			uint64_t bytes; /* of BufferReply and StatusReply */
+			uint64_t bytes; /* the bytes in a BufferReply or StatusReply */
 			uint64_t piece_bytes;
 		};
 		struct fa_wire_cache_reply cache;
@@ -42,7 +42,7 @@ struct fa_client_call {
 		struct fa_wire_ring_reply ring;
 		struct fa_wire_timeline_reply timeline;
 	};
-	int ring_fds[FA_WIRE_RING_FDS]; /* of RingReply, owned */
+	int ring_fds[FA_WIRE_RING_FDS]; /* descriptors of a RingReply, owned */
 	int fd;                         /* first descriptor of the reply, owned; or -1 */
 	int second_fd;                  /* second descriptor, owned; or -1 */
 	bool done;

@@ -45,10 +45,10 @@ struct fa_buffer {
 	/* The fields below do not change. */
 	struct fa_client *client;
 	struct fa_client_registration *registration; /* owned unless it is of CUDA memory */
-	uint64_t offset, bytes;                      /* in the registration */
+	uint64_t offset, bytes;                      /* the buffer's range of the registration */
 	void *data;                                  /* mapping in this process; or NULL */
 	uint64_t device_data;                        /* GPU address in this process; or 0 */
-	struct fa_cuda_mapping *mapping;             /* owned; of device_data, if it is an arena */
+	struct fa_cuda_mapping *mapping; /* maps device_data, if the buffer is an arena; owned */
 };
 
 struct fa_client_registration *fa_registration_new(enum fa_wire_buffer_kind kind,

@@ -15,7 +15,7 @@ struct fa_client_request {
 	struct fa_client_request_tensor {
 		const char *name;
 		const struct fa_client_registration *registration;
-		const struct fa_wire_view *view; /* in the message */
+		const struct fa_wire_view *view; /* the tensor's view in the message */
 		bool written;
 	} tensors[FA_REQUEST_TENSORS];
 	size_t n_tensors;

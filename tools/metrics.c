@@ -17,7 +17,7 @@ enum type {
 
 /* A number of the status. What ends in _seconds is in nanoseconds there. */
 struct metric {
-	const char *name; /* without _total */
+	const char *name; /* without the suffix _total */
 	enum type type;
 	const char *key;
 	const char *help;  /* NULL: one more sample of the metric above */
@@ -64,8 +64,8 @@ static const struct metric request_metrics[] = {
 
 /* Times of requests: lists of counts by powers of two. */
 struct histogram {
-	const char *name;        /* of all clients */
-	const char *tenant_name; /* of a tenant */
+	const char *name;        /* name of the metric of all clients */
+	const char *tenant_name; /* name of that of each tenant */
 	const char *key, *sum_key;
 	const char *help;
 };

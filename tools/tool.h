@@ -36,12 +36,11 @@ struct fa_tool {
 	const char *
 		instance; /* FAD_INSTANCE is set to it, and FAD_SOCKET is not set; NULL: as it is */
 	struct fa_client *client;
-	uint32_t given;                        /* bit i: enum fa_tool_option i is given */
-	const char *values[_FA_TOOL_OPTION_N]; /* the last one; NULL: none */
-	unsigned long
-		numbers[_FA_TOOL_OPTION_N]; /* of options that take a number, or their default */
-	char **arguments;                   /* of the command */
-	const char *listen[FA_TOOL_LISTEN_MAX]; /* values of --listen */
+	uint32_t given;                           /* bit i: enum fa_tool_option i is given */
+	const char *values[_FA_TOOL_OPTION_N];    /* the last one; NULL: none */
+	unsigned long numbers[_FA_TOOL_OPTION_N]; /* values of options that take a number */
+	char **arguments;                         /* of the command */
+	const char *listen[FA_TOOL_LISTEN_MAX];   /* values of --listen */
 	size_t n_listen;
 };
 

@@ -279,7 +279,7 @@ struct shape {
 
 struct request {
 	struct fa_attention_params params;
-	/* The same over pages, which lie in a random order. */
+	/* The same keys and values in pages, which lie in a random order. */
 	struct fa_paged_cache cache;
 	struct fa_paged_step step;
 	struct fa_paged_request paged;

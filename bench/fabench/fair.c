@@ -35,12 +35,12 @@
 #define ATTACKER_UID 54321
 #define VICTIM_UID 54322
 #define RUNS 5
-#define WINDOWS 5 /* of each side in a run */
+#define WINDOWS 5 /* windows of each side in a run */
 #define WINDOW_MS 200
 #define WINDOW_MS_QUICK 60
 #define SETTLE_MS 40
 #define SETTLE_MS_QUICK 10
-#define SAMPLES 4096 /* of a side in a run */
+#define SAMPLES 4096 /* samples of a side in a run */
 #define ATTACKS_MAX 16
 #define REST_NS FA_NS_PER_MS
 

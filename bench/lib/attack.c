@@ -23,7 +23,7 @@
 enum {
 	DIM = 16,
 	PAGE_TOKENS = 16,
-	ITEMS = 2048, /* of a step */
+	ITEMS = 2048, /* items of a step */
 	STEP_TOKENS = 1 << 16,
 	LONG_TOKENS = 1 << 20,
 	IN_FLIGHT = 512,

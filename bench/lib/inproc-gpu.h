@@ -14,7 +14,7 @@ extern const struct fa_cuda_image_data fa_bench_image;
 struct fa_inproc_gpu {
 	struct fa_cudriver driver;
 	struct fa_cuda_chip chip;
-	CUdeviceptr workspace; /* of packed rows; freed with the context */
+	CUdeviceptr workspace; /* the workspace of packed rows; freed with the context */
 	size_t workspace_bytes;
 	uint64_t epoch;
 	CUdevice device;

@@ -4,7 +4,7 @@
 #include <stdint.h>
 
 #define FA_FD_FILTER_CONTROL 3       /* the filter's descriptor of their socket */
-#define FA_FD_FILTER_BYTES_MAX 65536 /* of a packet */
+#define FA_FD_FILTER_BYTES_MAX 65536 /* most bytes of a packet */
 
 enum fa_fd_filter_command {
 	FA_FD_FILTER_RECEIVE, /* sent with the connection; the filter replies */

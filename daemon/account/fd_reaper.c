@@ -26,7 +26,7 @@
 #define INTERRUPT_EVERY_NS 100000
 
 struct entry {
-	struct fa_list link;      /* in its queue's entries, then in reaper.closed */
+	struct fa_list link;      /* first in its queue's entries, later in reaper.closed */
 	struct fa_tenant *tenant; /* may be NULL */
 	struct fa_charge charge;
 	bool connection;

@@ -70,7 +70,7 @@ struct fa_tenant {
 	struct fa_usage usage; /* including sessions that ended */
 	struct fa_fd_reaper_queue queue;   /* closes the descriptors of a tenant without a user */
 	struct fa_fd_reaper_queue refused; /* and its refused connections */
-	struct fa_turn turn;               /* of a tenant without a user */
+	struct fa_turn turn;               /* used if the tenant has no user */
 };
 
 struct fa_charge {

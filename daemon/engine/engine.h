@@ -62,7 +62,7 @@ struct fa_job {
 	uint64_t number; /* number of the job for its record; set by the loop thread */
 
 	/* Used by the engine only. */
-	struct fa_list link;        /* in the stream, then among the finished */
+	struct fa_list link;        /* in the stream's jobs, later in the finished ones */
 	struct fa_list index_link;  /* loop thread: the stream's index by value */
 	struct fa_list cancel_link; /* inbox.cancelled */
 	/* inbox.answered, or jobs to be confirmed; the caller's, once the job was taken */

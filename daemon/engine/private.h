@@ -19,9 +19,9 @@
 #define FA_STREAM_CHAINS 64
 
 enum fa_job_state {
-	FA_JOB_WAITING,    /* behind other jobs, for gates, for a device slot, or held */
+	FA_JOB_WAITING,    /* waits for other jobs, gates or a device slot, or is held */
 	FA_JOB_RUNNING,    /* launched; or started, if it has no device work */
-	FA_JOB_CONFIRMING, /* with the loop thread */
+	FA_JOB_CONFIRMING, /* the loop thread confirms it */
 	FA_JOB_SETTLED,    /* status is final */
 };
 
@@ -128,7 +128,7 @@ struct fa_engine {
 	atomic_bool has_events; /* the outbox has something; written under the mailbox mutex */
 
 	/* This part belongs to the loop thread. */
-	struct fa_list taken_finished, taken_confirms, taken_closed; /* from the outbox */
+	struct fa_list taken_finished, taken_confirms, taken_closed; /* taken from the outbox */
 	struct fa_list staged;                                       /* jobs of a batch */
 	unsigned int n_staged;
 	unsigned int n_batched; /* jobs submitted in the batch */

@@ -26,7 +26,7 @@ struct fa_session_store_wait {
 struct fa_session_store {
 	struct fa_session_store_header *header; /* mapped; NULL: not open */
 	struct fa_session_store_record *records;
-	struct fa_session_store_wait *waits; /* by record */
+	struct fa_session_store_wait *waits; /* indexed by record */
 	uint32_t free_at;                    /* all records before it are in use */
 	uint32_t n_lost;
 	uint64_t grace_ns;

@@ -53,7 +53,7 @@ enum type {
 
 static const struct rule {
 	const char *name, *shape;
-	size_t at; /* in the message */
+	size_t at; /* offset of the tensor's view in the message */
 	unsigned int rank;
 	bool optional;
 	enum type type;

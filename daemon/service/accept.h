@@ -23,7 +23,7 @@ struct fa_accept {
 	bool reaper_full;       /* too many rejected connections await their close */
 	uv_timer_t hello_timer; /* runs while sessions lack a Hello */
 
-	uint64_t n_connections, n_rejected; /* since the start */
+	uint64_t n_connections, n_rejected; /* counted since the daemon started */
 };
 
 /* Initialises the struct. The server closes the timers. */

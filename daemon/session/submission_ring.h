@@ -26,7 +26,7 @@ struct fa_session_ring;
 struct fa_rings {
 	struct fa_context *context;
 	uv_idle_t idle;     /* active while rings are polled */
-	uv_poll_t poll;     /* of doorbell_epoll */
+	uv_poll_t poll;     /* polls doorbell_epoll */
 	int doorbell_epoll; /* watches all doorbells */
 	struct fa_list polled;
 	unsigned int n_polled;

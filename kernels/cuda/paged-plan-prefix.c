@@ -19,7 +19,7 @@
 #define LEVELS_MAX 32
 
 struct member {
-	const uint32_t *pages; /* from the first existing token on */
+	const uint32_t *pages; /* the page with the first existing token, and those after it */
 	uint32_t n_pages;
 	uint32_t b, first;
 	uint32_t n_new, rows, row_blocks;

@@ -80,7 +80,7 @@ static void both_ways(int i)
 	pages_draw(pages);
 	pages_draw(others);
 
-	/* In by one request, and layer by layer. */
+	/* Writes the same tokens by one request, and layer by layer. */
 	step = begin(by_pages, n);
 	step_2 = begin(by_layers, n);
 	request = request_of(&from, by_pages, pages, 0, n, offset);

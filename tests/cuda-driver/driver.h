@@ -153,7 +153,7 @@ enum fa_fake_kind {
 /* A range of valid device addresses. */
 struct fa_fake_region {
 	CUdeviceptr at;
-	size_t bytes;        /* as many as requested */
+	size_t bytes;        /* as requested */
 	size_t mapped_bytes; /* bytes, rounded up */
 	enum fa_fake_kind kind;
 	int device;

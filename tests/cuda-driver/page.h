@@ -78,7 +78,8 @@ struct fa_test_cuda_page {
 	_Atomic uint32_t kernel_us; /* kernels take at least this long */
 	_Atomic uint32_t held;      /* kernels that began end when this is 0 */
 	_Atomic uint32_t
-		record_us;        /* from a launch's words for the client to those for the daemon */
+		/* Time between a launch's words for the client and those for the daemon. */
+		record_us;
 	_Atomic uint32_t gate_us; /* how long gates wait; 0: as long as their launch says */
 	_Atomic bool gates_held;  /* gates do not begin */
 	_Atomic uint32_t gates_began, gates_opened, gates_shut;

@@ -36,11 +36,11 @@ struct fake_lane {
 struct fa_device {
 	unsigned int depth;
 	unsigned int lane_slots; /* 0: no lanes */
-	unsigned int lane;       /* of new queues of normal priority; others have lane 0 */
+	unsigned int lane;       /* lane of new queues of normal priority; others have lane 0 */
 	struct fake_lane lanes[FAKE_LANES];
 	bool polled; /* the end of a work does not wake the engine */
 	enum fake_stubbornness stubbornness;
-	int group_error, queue_error; /* of group_new() and queue_new() */
+	int group_error, queue_error; /* errors of the next group_new() and queue_new() */
 	struct fa_engine *engine;
 
 	pthread_mutex_t mutex;
@@ -72,7 +72,7 @@ struct fixture {
 
 void fixture_init(struct fixture *f, unsigned int depth);
 void fixture_init_polled(struct fixture *f, unsigned int depth);
-/* With lanes that hold @slots works each. */
+/* As fixture_init(), with lanes that hold @slots works each. */
 void fixture_init_lanes(struct fixture *f, unsigned int depth, unsigned int slots, bool polled);
 /* Closes the open streams; the test has taken all of their jobs. */
 void fixture_deinit(struct fixture *f);
@@ -96,7 +96,8 @@ void expect_nothing(struct fixture *f);
 /* Waits until @n works were launched; fails if there are more. */
 void wait_launched(struct fixture *f, uint64_t n);
 void wait_cancelled(struct fixture *f, uint64_t n);
-/* Waits until @n_full works or more were refused for a full lane, and @n_held as long. */
+/* Waits until the device has refused @n_full works for a full lane, and @n_held because they are
+ * long. */
 void wait_refused(struct fixture *f, uint64_t n_full, uint64_t n_held);
 void hold_long(struct fixture *f, bool holds);
 void complete(struct fixture *f, struct fa_job *job, int status);

@@ -93,7 +93,7 @@ static bool may_see_page(const struct runner *runner, const struct fa_pool_step 
 	return true;
 }
 
-/* As kernels do. */
+/* Does what a step's kernels do. */
 static void attend(struct runner *runner, const struct op *op, const struct fa_pool_step *step)
 {
 	device_begin(&runner->scene.device, step);

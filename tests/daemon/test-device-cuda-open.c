@@ -215,7 +215,7 @@ static void portable_paged_child(void)
 			continue;
 		++n_special;
 		cuda_device_open(&cuda, NULL);
-		/* In the table's order. */
+		/* Kernels are loaded in the table's order. */
 		snprintf(text, sizeof(text), "cuModuleGetFunction:%zu=%d", i + 1,
 		         CUDA_ERROR_NOT_FOUND);
 		fa_test_cuda_fail(cuda.page, text);

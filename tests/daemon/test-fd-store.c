@@ -47,7 +47,7 @@ static pid_t pid;
 static struct kv_client client;
 static uint32_t numbers[TOKENS];
 
-/* For the next daemon. */
+/* Settings of the next daemon. */
 static uint64_t address_space;
 static bool names_wrong; /* hand over one name too few */
 static const char *room;

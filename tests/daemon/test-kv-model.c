@@ -53,7 +53,7 @@ struct step {
 	const float *out[KV_LAYERS];
 };
 
-/* With the contents at the time of the request. */
+/* A read in flight, with the contents that the sequence had when it was requested. */
 struct reading {
 	uint32_t n;
 	uint32_t numbers[LENGTH_MAX + STEPS * NEW_MAX];

@@ -487,7 +487,8 @@ static void test_refused_vectors(void **state)
 			fa_test_quiet_ms(2);
 		}
 	}
-	/* In the daemon and in the socket's queue. */
+	/* The daemon has taken the first 50 and FA_SESSION_REFUSED_MAX others; the rest waits in
+	 * the socket. */
 	fa_check(value >= 50 + 32);
 	fa_check(value < 500);
 	fa_scene_bystander(&scene);

@@ -147,7 +147,7 @@ static void test_killed(void **state)
 		fa_check_eq(kill(senders[i], SIGKILL), 0);
 }
 
-/* The same by signal, and without a supervisor. */
+/* A daemon that is stopped by a signal, without a supervisor, ends in spite of such a file, too. */
 static void test_stopped(void **state)
 {
 	uint64_t begin;

@@ -67,7 +67,7 @@ char *fa_test_daemon_log(const struct fa_test_daemon *daemon);
 /* Waits until @part follows the previous match in the log. */
 void fa_test_daemon_log_wait(struct fa_test_daemon *daemon, const char *part);
 
-/* As the kernel counts them. */
+/* What the daemon uses, as the kernel counts it. */
 struct fa_test_usage {
 	int fds;
 	int memfd_maps;

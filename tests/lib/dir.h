@@ -9,5 +9,5 @@
 /* Empty, with mode 0700; @size is 24 at least. */
 void fa_test_dir_make(char *path, size_t size);
 
-/* With its contents; "" is allowed. */
+/* Removes a directory with its contents. "": does nothing. */
 void fa_test_dir_remove(const char *path);

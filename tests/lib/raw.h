@@ -109,7 +109,7 @@ void fa_raw_expect_end(struct fa_raw *raw);
 void fa_raw_wait(struct fa_raw *raw, uint32_t stream, uint64_t value,
                  struct fa_raw_completion *ret_completion);
 
-/* Also checks @status and that the text contains @part (NULL: any). */
+/* As above, and checks @status and that the text contains @part (NULL: any). */
 void fa_raw_wait_expect(struct fa_raw *raw, uint32_t stream, uint64_t value, int status,
                         const char *part);
 

@@ -12,7 +12,7 @@
 /* From the daemon's status. */
 struct fa_test_accounts {
 	int64_t connections, sessions;                                 /* of the whole daemon */
-	int64_t tenant_sessions, buffers, buffer_bytes, fds, requests; /* of this uid */
+	int64_t tenant_sessions, buffers, buffer_bytes, fds, requests; /* of this uid's tenants */
 	bool draining;
 };
 

@@ -212,7 +212,7 @@ def check_terminal(scene, folder, client):
         terminal.see("cgroup")
         os.kill(terminal.pid, signal_number)
         assert terminal.end() == 0
-    # Control-C is that signal, too; so is the end of the terminal.
+    # Control-C sends SIGINT, and the end of a terminal SIGHUP.
     terminal = Terminal(scene)
     terminal.see("quit")
     terminal.press("\x03")

@@ -14,7 +14,7 @@ struct fa_redact_word {
 struct fa_redact {
 	struct fa_redact_word *words; /* the longest first */
 	size_t n_words;
-	json_t *stand_ins; /* by "kind:original" */
+	json_t *stand_ins; /* each original's stand-in, by "kind:original" */
 };
 
 int fa_redact_init(struct fa_redact *redact);

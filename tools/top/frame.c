@@ -107,7 +107,7 @@ static void read_row(const struct frame *frame, const json_t *object, bool by_te
 		.memory = number(object, "buffer_bytes"),
 		.hits = tokens > 0 ? growth(before, object, "prefix_matched") / tokens : -1,
 	};
-	/* Of tenants, the memory of their pages. */
+	/* A tenant's memory is that of its pages. */
 	if (by_tenant)
 		ret_row->memory = number(find(pool, object, true), "used_bytes") +
 		                  number(find(pool, object, true), "idle_bytes");

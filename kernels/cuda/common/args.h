@@ -115,7 +115,7 @@ struct fa_cuda_attention {
 
 	struct fa_cuda_tensor v;
 	int64_t lse_stride_batch;
-	const uint32_t *cu_seqlens_q, *cu_seqlens_k; /* [batch + 1], or NULL both */
+	const uint32_t *cu_seqlens_q, *cu_seqlens_k; /* [batch + 1], or both NULL */
 	float cap_powers[FA_CUDA_CAP_POWERS];
 	int32_t seqlen_q, seqlen_k; /* if ragged, of the longest sequence */
 	int32_t heads;

@@ -70,7 +70,8 @@ struct fa_cuda_paged_split {
 	uint32_t split_tiles;
 	uint32_t parts; /* parts of all earlier items */
 	uint32_t
-		suffixes; /* of a prefix: its first; of a suffix: itself; or FA_CUDA_PAGED_NO_SUFFIX */
+		/* A prefix's first suffix; a suffix's own index; or FA_CUDA_PAGED_NO_SUFFIX. */
+		suffixes;
 	uint32_t n_suffixes;
 };
 
@@ -174,7 +175,7 @@ struct fa_cuda_paged_attention {
 	int32_t pack_sets;
 	uint32_t join_wait_ns; /* as in packed-args.h */
 	float *unit_partials;
-	uint64_t *unit_counters; /* as counters */
+	uint64_t *unit_counters; /* used like counters */
 };
 
 /* Decode that reads neither items nor the page table from memory. */
@@ -189,7 +190,7 @@ struct fa_cuda_rotary {
 	const float *cos, *sin; /* [table_positions][half], or NULL */
 	uint32_t table_positions;
 	const uint32_t *positions; /* [new token], or NULL */
-	double turns[128];         /* angle of position 1 / 2 pi; [half] */
+	double turns[128];         /* [half]: angle at position 1, divided by 2 pi */
 };
 
 #define FA_CUDA_APPEND_TOKENS 8
@@ -227,7 +228,7 @@ struct fa_cuda_paged_quantised {
 	/* Offset in bytes of the scales from the page's K, or V, in a layer. */
 	uint32_t k_scales_at, v_scales_at;
 	float k_scales[FA_CUDA_QUANTISED_HEADS_MAX],
-		v_scales[FA_CUDA_QUANTISED_HEADS_MAX]; /* of heads */
+		v_scales[FA_CUDA_QUANTISED_HEADS_MAX]; /* scales of heads */
 };
 
 struct fa_cuda_paged_attention_quantised {
@@ -265,7 +266,7 @@ struct fa_cuda_own_plan {
 	uint32_t rows, group, parts;         /* decode: rows of a part; kv_heads * slices */
 	uint32_t whole;
 	int32_t window_left;          /* FA_CUDA_WINDOW_MAX: unbounded */
-	uint32_t blocks, part_blocks; /* of decode, at most; and for each part */
+	uint32_t blocks, part_blocks; /* most thread blocks of decode; most of them for each part */
 	uint32_t forward_blocks_max;
 	struct fa_cuda_own_ranges *ranges;
 	struct fa_cuda_paged_item *items, *forward_items; /* [batch] */
@@ -309,8 +310,8 @@ struct fa_cuda_own_packed_plan {
 	uint32_t sequence[FA_CUDA_OWN_PACKED_ITEMS], first_q[FA_CUDA_OWN_PACKED_ITEMS],
 		n_q[FA_CUDA_OWN_PACKED_ITEMS], n_k[FA_CUDA_OWN_PACKED_ITEMS];
 	uint32_t blocks[FA_CUDA_OWN_PACKED_ITEMS];  /* blocks of rows of all earlier sequences */
-	uint32_t counts[FA_CUDA_OWN_PACKED_BLOCKS]; /* of a block's tiles */
-	uint32_t sums[FA_CUDA_OWN_PACKED_WARPS], more[FA_CUDA_OWN_PACKED_WARPS]; /* of warps */
+	uint32_t counts[FA_CUDA_OWN_PACKED_BLOCKS]; /* numbers of tiles of blocks of rows */
+	uint32_t sums[FA_CUDA_OWN_PACKED_WARPS], more[FA_CUDA_OWN_PACKED_WARPS]; /* of each warp */
 };
 
 /* An item's table_start is the index of its sequence's first entry, modulo 2^32. */
@@ -333,7 +334,7 @@ struct fa_cuda_own {
 	 * follow one another; else by the maps. */
 	uint32_t in_strips, in_boxes;
 	const float *k_scales, *v_scales; /* e4m3: [kv_head], or NULL */
-	struct fa_cuda_own_plan plan;     /* without ranges; its pointers to results are unused */
+	struct fa_cuda_own_plan plan; /* ranges is not set; its pointers to results are unused */
 };
 
 struct fa_cuda_paged_attention_own {

@@ -28,7 +28,7 @@ template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_q
 	static constexpr int STORE = STORE_, DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_;
 	static constexpr int WARPS = WARPS_, STAGES = STAGES_;
 	static constexpr int THREADS = WARPS * 32, ROWS = ATOMS * 16;
-	static constexpr int BYTES = 2, STORED = 1; /* of elements; of codes */
+	static constexpr int BYTES = 2, STORED = 1; /* bytes of an element; of a code */
 	static constexpr bool F32 = false, QUANTISED = true, SPLIT_ITEMS = false,
 			      PRECOMPUTED = false, ROWS_IN_FP32 = false;
 	static constexpr int OWN = FA_OWN_NO;

@@ -23,7 +23,7 @@ struct fa_own_copy_side {
 	int64_t pool_head, own_head;
 	uint32_t pool_row;
 	int32_t dim;
-	uint32_t layer; /* from the first one on */
+	uint32_t layer; /* counted from the first layer that is copied */
 	bool is_v;
 };
 

@@ -50,7 +50,7 @@ __device__ __forceinline__ uint2 fa_sm90_own_sums(const uint32_t *sums)
 /* The tiles that a block of rows sees. */
 struct fa_sm90_own_rows {
 	uint32_t sequence, first, count;
-	uint32_t set, row; /* of its first group */
+	uint32_t set, row; /* set and row of its first group */
 };
 
 template <class C>

@@ -277,7 +277,7 @@ struct fa_sm90_packed : fa_sm90_packed_rows<struct fa_cuda_paged_attention> {
 	}
 };
 
-/* As fa_sm90_dense_tile, from other arguments. */
+/* fa_sm90_dense_tile, from the arguments of packed rows. */
 template <class C> struct fa_sm90_packed_dense_tile : fa_sm90_dense_tile<C> {
 	using DENSE = fa_sm90_dense_tile<C>;
 

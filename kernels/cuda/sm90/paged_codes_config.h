@@ -14,7 +14,7 @@
 
 template <int STORE_, int DIM_, int ATOMS_, int GROUPS_, int STAGES_, bool SMALL_, bool TWO_LEVEL_>
 struct fa_sm90_codes_config {
-	using T = fa_f16; /* of fragments */
+	using T = fa_f16; /* type of the fragments' elements */
 	static constexpr int STORE = STORE_, DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_;
 	static constexpr int GROUPS = GROUPS_, STAGES = STAGES_, ROWS = ATOMS * 16, BYTES = 2;
 	/* Consumer warps, four per tile; a producer warp for each group; a warp that converts Q;

@@ -98,7 +98,7 @@
 
 #define FA_SM90_CODES_Q_IN_REGISTERS(dim, atoms) ((dim) * (atoms) <= 128)
 
-/* As above. */
+/* As FA_SM90_PAGED_MERGE_COLUMNS and FA_SM90_PAGED_MERGE_PITCH. */
 #define FA_SM90_CODES_MERGE_COLUMNS(atoms) (64 / (atoms))
 #define FA_SM90_CODES_MERGE_PITCH(atoms) (64 / (atoms) + 16)
 

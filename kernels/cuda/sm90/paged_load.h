@@ -38,7 +38,8 @@ struct fa_sm90_paged_batch {
 #define FA_SM90_PAGED_COPY_WHOLE 0x100
 #define FA_SM90_PAGED_TILE_WHOLE 0x200
 
-/* For this lane's group of STRIPS strips; @in_page: this lane's strip. */
+/* True if all strips that this lane's copy takes are in one page. @in_page: the number of this
+ * lane's strip in its page. */
 template <uint32_t STRIPS>
 __device__ __forceinline__ bool fa_sm90_paged_in_one_page(uint32_t in_page, uint32_t page_strips)
 {
