@@ -63,7 +63,7 @@ struct fa_cpu_paged_workspace {
 	size_t bytes;
 };
 
-/* Lays out a workspace at @memory, or NULL, and returns its size. */
+/* Lays out a workspace at @memory; NULL: only its size is wanted. */
 void fa_cpu_paged_lay_out(int32_t batch, const struct fa_cpu_paged_plan *plan, void *memory,
                           struct fa_cpu_paged_workspace *ret_workspace);
 

@@ -622,7 +622,7 @@ static int compare(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* Median delay until the end of works of @took_ns is found. */
+/* The median of how late the engine notices the end of works that take @took_ns. */
 static uint64_t median_delay_ns(struct fixture *f, uint64_t took_ns, size_t *n_launched)
 {
 	enum {

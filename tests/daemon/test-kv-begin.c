@@ -199,7 +199,7 @@ static void test_no_stream(void **state)
 	check_lengths(20, 20);
 }
 
-/* These end the connection, as does 0 in a packet. */
+/* In the ring a value that is not the next ends the connection; so does 0, which a packet has. */
 static void test_out_of_order(void **state)
 {
 	for (uint64_t value = 0; value < 4; value += 2) {

@@ -100,7 +100,7 @@ struct client {
 	uint64_t results_bytes;
 	int doorbell, wake;
 	bool loose;  /* a record was overwritten before it was read */
-	bool forged; /* its ring was: entries may have other contents */
+	bool forged; /* the client has forged its ring: entries may have other contents */
 
 	struct pending pending[PENDING];
 	unsigned int n_pending;

@@ -43,7 +43,7 @@ static struct sequence *any_sequence(const struct client *client, uint64_t lengt
 	return NULL;
 }
 
-/* The oldest step, or seldom any. */
+/* The oldest step, or now and then another one. */
 static struct step *any_step(struct client *client, bool whole)
 {
 	const uint32_t from = once_in(6) ? pick(STEPS) : 0;
