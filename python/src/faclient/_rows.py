@@ -46,13 +46,14 @@ class Caches:
         self._places = [(self.all[distinct.index(shape)], shapes[:i].count(shape))
                         for i, shape in enumerate(shapes)]
 
-    def place(self, layer: int, shape: Shape) -> tuple[Cache, int]:
+    def place(self, layer: int, shape: tuple[int, int, int]) -> tuple[Cache, int]:
         """A layer's cache and its number there."""
         if shape != self.shapes[layer]:
+            heads, dim, dim_v = shape
             expected = self.shapes[layer]
             raise NotImplementedError(
-                f"layer {layer} has {shape.heads} KV heads of dims {shape.dim} and {shape.dim_v}; "
-                f"expected {expected.heads} of {expected.dim} and {expected.dim_v}, as its model's "
+                f"layer {layer} has {heads} KV heads of dims {dim} and {dim_v}; expected "
+                f"{expected.heads} of {expected.dim} and {expected.dim_v}, as its model's "
                 "projections or other layers say")
         return self._places[layer]
 

@@ -454,8 +454,9 @@ class _Pass:
         cache = self.cache
         batch, heads, width, _ = query.shape
         if key is not None:
-            shape = Shape(key.shape[1], key.shape[3], value.shape[3])
-            self.places[index] = cache._open(shape, key.dtype).place(index, shape)
+            shape = (key.shape[1], key.shape[3], value.shape[3])
+            caches = cache._caches or cache._open(Shape(*shape), key.dtype)
+            self.places[index] = caches.place(index, shape)
         place, layer = self.places[index]
         options = {**options, "cache": place}
         if self.n_new is None:
