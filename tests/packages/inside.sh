@@ -80,6 +80,9 @@ for user in $USERS; do
 	systemctl reset-failed "$user" 2>/dev/null || true
 done
 echo "upgraded: $new"
+if [ -e /test/cuda ]; then
+	factl doctor | grep 'kernels: [1-9][0-9]* modules for GPUs' || fail "the package has no GPU kernels"
+fi
 
 for test in service build-client; do
 	sh "/test/debian-tests/$test" >/test/log 2>&1 || { cat /test/log; fail "$test"; }

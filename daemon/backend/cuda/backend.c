@@ -16,6 +16,7 @@
 #include "daemon/backend/cuda/tables.h"
 #include "daemon/backend/cuda/vmm.h"
 #include "kernels/cuda/images.h"
+#include "kernels/cuda/paged-images.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -276,6 +277,8 @@ unsigned int fa_device_cuda_modules(void)
 
 	for (int i = 0; i < FA_CUDA_IMAGES; ++i)
 		n += fa_cuda_images[i].bytes > 0;
+	for (int i = 0; i < FA_CUDA_PAGED_IMAGES; ++i)
+		n += fa_cuda_paged_images[i].bytes > 0;
 	return n;
 }
 
