@@ -36,18 +36,10 @@ static int fill_vectors(const struct fa_attention *attention, struct fa_wire_att
 		return fa_error_set(-EINVAL, "cu_seqlens are given, but batch is 0; expected the "
 		                             "number of sequences");
 	}
-	if ((attention->alibi_slopes || attention->sinks) && heads > FA_WIRE_HEADS_MAX)
-		return fa_error_set(-EINVAL,
-		                    "q has %llu heads; with alibi_slopes or sinks at most %u",
-		                    (unsigned long long)heads, FA_WIRE_HEADS_MAX);
-	if (attention->alibi_slopes) {
-		wire->alibi_slopes = attention->alibi_slopes;
-		wire->n_alibi_slopes = heads;
-	}
-	if (attention->sinks) {
-		wire->sinks = attention->sinks;
-		wire->n_sinks = heads;
-	}
+	wire->alibi_slopes = attention->alibi_slopes;
+	wire->n_alibi_slopes = attention->alibi_slopes ? heads : 0;
+	wire->sinks = attention->sinks;
+	wire->n_sinks = attention->sinks ? heads : 0;
 	return fa_numbers_check_heads(attention->alibi_slopes, attention->sinks, heads);
 }
 

@@ -2,6 +2,7 @@
 
 #include "client/last_error.h"
 #include "common/finite.h"
+#include "schema/wire.h"
 
 #include <errno.h>
 
@@ -19,8 +20,13 @@ int fa_numbers_check_window(bool has_flag, const char *flag, int64_t left, int64
 
 int fa_numbers_check_heads(const float *alibi_slopes, const float *sinks, size_t heads)
 {
-	size_t i = alibi_slopes ? fa_first_not_finite(alibi_slopes, heads) : heads;
+	size_t i;
 
+	if ((alibi_slopes || sinks) && heads > FA_WIRE_HEADS_MAX)
+		return fa_error_set(-EINVAL,
+		                    "q has %zu heads; with alibi_slopes or sinks at most %u", heads,
+		                    FA_WIRE_HEADS_MAX);
+	i = alibi_slopes ? fa_first_not_finite(alibi_slopes, heads) : heads;
 	if (i < heads)
 		return fa_error_set(-EINVAL, "alibi_slopes[%zu] is %g; expected a finite number", i,
 		                    (double)alibi_slopes[i]);

@@ -108,18 +108,10 @@ static int fill_heads(const struct fa_pages_attend *attend, struct fa_wire_pages
 {
 	uint64_t heads = (uint64_t)wire->q.shape[1];
 
-	if ((attend->alibi_slopes || attend->sinks) && heads > FA_WIRE_HEADS_MAX)
-		return fa_error_set(-EINVAL,
-		                    "q has %llu heads; with alibi_slopes or sinks at most %u",
-		                    (unsigned long long)heads, FA_WIRE_HEADS_MAX);
-	if (attend->alibi_slopes) {
-		wire->alibi_slopes = attend->alibi_slopes;
-		wire->n_alibi_slopes = heads;
-	}
-	if (attend->sinks) {
-		wire->sinks = attend->sinks;
-		wire->n_sinks = heads;
-	}
+	wire->alibi_slopes = attend->alibi_slopes;
+	wire->n_alibi_slopes = attend->alibi_slopes ? heads : 0;
+	wire->sinks = attend->sinks;
+	wire->n_sinks = attend->sinks ? heads : 0;
 	return fa_numbers_check_heads(attend->alibi_slopes, attend->sinks, heads);
 }
 

@@ -21,20 +21,14 @@ static int fill_heads(const struct fa_step_attend *attend, struct fa_wire_step_a
 {
 	uint64_t heads = (uint64_t)wire->q.shape[1];
 
-	if (!attend->alibi_slopes && !attend->sinks)
-		return 0;
-	if (!attend->out.buffer || heads > FA_WIRE_HEADS_MAX)
+	if ((attend->alibi_slopes || attend->sinks) && !attend->out.buffer)
 		return fa_error_set(-EINVAL,
-		                    "q has %llu heads; expected 1 to %u with alibi_slopes or sinks",
-		                    (unsigned long long)heads, FA_WIRE_HEADS_MAX);
-	if (attend->alibi_slopes) {
-		wire->alibi_slopes = attend->alibi_slopes;
-		wire->n_alibi_slopes = heads;
-	}
-	if (attend->sinks) {
-		wire->sinks = attend->sinks;
-		wire->n_sinks = heads;
-	}
+		                    "%s is given, which has no effect as out.buffer is NULL",
+		                    attend->alibi_slopes ? "alibi_slopes" : "sinks");
+	wire->alibi_slopes = attend->alibi_slopes;
+	wire->n_alibi_slopes = attend->alibi_slopes ? heads : 0;
+	wire->sinks = attend->sinks;
+	wire->n_sinks = attend->sinks ? heads : 0;
 	return fa_numbers_check_heads(attend->alibi_slopes, attend->sinks, heads);
 }
 

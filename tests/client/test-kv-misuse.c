@@ -169,6 +169,8 @@ static void test_wrong_shapes(void **state)
 	attend = layer(&scene, 0, 3);
 	attend.sinks = sinks;
 	refuse(step, &attend, "sinks[1] is inf");
+	attend.q.buffer = attend.out.buffer = NULL;
+	refuse(step, &attend, "sinks is given, which has no effect as out.buffer is NULL");
 
 	attend = layer(&scene, 0, 3);
 	attend.out = attend.q;
