@@ -15,7 +15,8 @@ from conftest import FULL, Supervised
 from vllm_engine import BLOCK, LONG, PROMPTS, engine, generate, make_model, same
 
 import vllm
-from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (BloomConfig, BloomForCausalLM, Gemma2Config, Gemma2ForCausalLM,
+                          GptOssConfig, GptOssForCausalLM, MistralConfig, MistralForCausalLM)
 
 import torch
 from vllm_connectors import kill_daemon
@@ -134,14 +135,45 @@ def gemma(directory):
     Gemma2ForCausalLM(config).save_pretrained(directory)
 
 
-@pytest.mark.parametrize("make", [mistral, gemma])
+def bloom(directory):
+    """ALiBi."""
+    config = BloomConfig(vocab_size=512, hidden_size=128, n_layer=2, n_head=4,
+                         initializer_range=0.3, bos_token_id=1, eos_token_id=2)
+    BloomForCausalLM(config).save_pretrained(directory)
+
+
+def gpt_oss(directory):
+    """Sinks, and windows in every other layer."""
+    config = GptOssConfig(vocab_size=512, hidden_size=128, intermediate_size=128,
+                          num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                          head_dim=32, num_local_experts=4, num_experts_per_tok=2,
+                          initializer_range=0.3, max_position_embeddings=2048, sliding_window=64,
+                          layer_types=["sliding_attention", "full_attention"], bos_token_id=1,
+                          eos_token_id=2, pad_token_id=0)
+    model = GptOssForCausalLM(config)
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    model.save_pretrained(directory)
+
+
+@pytest.mark.parametrize("make", [mistral, gemma, bloom, gpt_oss])
 def test_models(make, daemon, tmp_path):
     torch.manual_seed(3)
     make(tmp_path)
     with engine(str(tmp_path)) as llm:
-        expected = generate(llm)
+        expected, likely = generate(llm), chances(llm, [LONG])
+    assert likely.std() > 0.1  # a model that tells tokens apart
     with engine(str(tmp_path), **fad(daemon.socket)) as llm:
         same(generate(llm), expected)
+        assert np.abs(chances(llm, [LONG]) - likely).max() < 1e-2
+
+
+@pytest.mark.skipif(not FULL, reason="takes minutes")
+def test_compiled(model, expected, daemon, counted):
+    """vLLM compiles the rest of the model; attention stays out of it."""
+    with engine(model, enforce_eager=False, **fad(daemon.socket)) as llm:
+        same(generate(llm), expected)
+        assert counted.requests >= 3 * 40 * 3
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -285,20 +317,21 @@ PROCESSES = """
 import sys
 import test_vllm_attention as test
 if __name__ == "__main__":
-    with test.engine(sys.argv[1], tensor_parallel_size=2, **test.fad(sys.argv[2])) as llm:
+    with test.engine(sys.argv[1], tensor_parallel_size=int(sys.argv[3]),
+                     **test.fad(sys.argv[2])) as llm:
         print("results", [x[0] for x in test.generate(llm)])
 """
 
 
-@pytest.mark.skipif(not FULL, reason="takes minutes")
-def test_processes(model, expected, daemon, tmp_path):
-    """vLLM's own processes, two workers that are clients each; the plugin is loaded in all."""
+@pytest.mark.parametrize("workers", [1, 2] if FULL else [1])
+def test_processes(model, expected, daemon, tmp_path, workers):
+    """vLLM's own processes, which it spawns; workers are a client each."""
     program = tmp_path / "parallel.py"
     program.write_text(PROCESSES)
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "OMP_NUM_THREADS": "1",
-                   "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-    done = subprocess.run([sys.executable, str(program), model, daemon.socket], text=True,
-                          capture_output=True, env=environment, timeout=900)
+                   "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    done = subprocess.run([sys.executable, str(program), model, daemon.socket, str(workers)],
+                          text=True, capture_output=True, env=environment, timeout=900)
     lines = [x for x in done.stdout.splitlines() if x.startswith("results ")]
     assert lines, done.stderr[-3000:]
     assert ast.literal_eval(lines[0].removeprefix("results ")) == [x[0] for x in expected]

@@ -1,4 +1,7 @@
 """vLLM's entry point: light, as every vLLM process imports it, also those that do not use fad."""
+from __future__ import annotations
+
+from typing import Any
 
 BACKEND = "FAD"  #: of `--attention-backend`
 
@@ -15,7 +18,16 @@ def register() -> None:
         return  # a vLLM that has no such registry, and fails where the name is asked for
     if BACKEND not in AttentionBackendEnum.__members__:
         register_backend(BACKEND, "faclient._vllm_attention.FadAttentionBackend")
+        # Processes that vLLM spawns read their configuration before they load plugins.
+        AttentionBackendEnum[BACKEND].__reduce_ex__ = lambda protocol: (backend, ())
         _offer_on_cpu()
+
+
+def backend() -> Any:
+    """The name's member of vLLM's enumeration, in any process."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    register()
+    return AttentionBackendEnum[BACKEND]
 
 
 def _offer_on_cpu() -> None:
