@@ -128,7 +128,7 @@ static CUresult encode_map(const struct fa_cudriver *driver, const void *address
 
 	return driver->cuTensorMapEncodeTiled(
 		ret_map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, (void *)address, dims, strides, box,
-		ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+		ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
 		CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 

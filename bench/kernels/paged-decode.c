@@ -224,6 +224,7 @@ static bool prepare_peer(const struct peer_scene *with, const struct fa_peer *pe
 struct contest {
 	struct time_contestant contestants[TIME_CONTESTANTS_MAX];
 	const char *names[TIME_CONTESTANTS_MAX]; /* names[0] is ours */
+	int scales[TIME_CONTESTANTS_MAX];        /* runs that its time is to stand for; 0: one */
 	double ns[TIME_CONTESTANTS_MAX];
 	int n;
 };
@@ -243,6 +244,8 @@ static void measure_and_print(struct contest *contest, const char *kind, const s
 	char name[128];
 
 	time_measure(contest->contestants, contest->n, contest->ns);
+	for (int i = 0; i < contest->n; i++)
+		contest->ns[i] *= contest->scales[i] ? contest->scales[i] : 1;
 	for (int i = 1; i < contest->n; i++) {
 		time_name(name, sizeof(name), kind, cell->shape, "us");
 		time_print(name, contest->ns[0] / 1e3, "us", contest->names[i],
@@ -406,20 +409,26 @@ static uint32_t share(struct time_scene *scene, uint32_t shared, uint32_t *ret_t
 	return n;
 }
 
-/* Times decode with a shared prefix. @pays: the plan should group the sequences. */
-static void shared_cell(int32_t batch, uint32_t length, uint32_t shared, bool pays)
+/* Times attention with a shared prefix, as result @kind. @pays: the plan should group the
+ * sequences. */
+static void shared_as(const char *kind, int32_t batch, uint32_t length, uint32_t shared, bool pays)
 {
 	struct fa_cuda_chip chip = *paged_gpu_chip(time_gpu);
 	struct cell cell = equal_lengths(batch, length);
-	struct time_run together, apart;
+	const struct cell single_cell = equal_lengths(1, length);
+	struct time_run together, apart, single;
 	struct contest contest = { .n = 0 };
 	struct time_bare bare;
-	struct time_scene scene;
+	struct time_scene scene, single_scene;
 	uint32_t *table, *slots, n;
 
 	snprintf(cell.shape, sizeof(cell.shape), "b%d-c%u-s%u", batch, length, shared);
 	if (!cell_scene_init(&scene, &cell))
 		return;
+	if (!cell_scene_init(&single_scene, &single_cell)) {
+		time_scene_deinit(&scene);
+		return;
+	}
 	table = calloc(2 * (size_t)scene.step.table_entries, sizeof(*table));
 	if (!table)
 		abort();
@@ -429,10 +438,13 @@ static void shared_cell(int32_t batch, uint32_t length, uint32_t shared, bool pa
 	chip.share_early = time_options.quick;
 	time_run_init(&together, &scene, &chip, table, false);
 	time_run_init(&apart, &scene, NULL, NULL, false);
+	time_run_init(&single, &single_scene, NULL, NULL, false);
 	time_bare_init(&bare, &scene, slots, n);
 	contest_add(&contest, "ours", time_run, &together);
 	contest_add(&contest, "bare", time_run_bare, &bare);
 	contest_add(&contest, "unshared", time_run, &apart);
+	contest.scales[contest.n] = batch;
+	contest_add(&contest, "singles", time_run, &single);
 	if ((together.plan.plan.prefixes == 1) != pays || apart.plan.plan.prefixes != 0) {
 		fprintf(stderr, "%s: %u prefixes, and unshared %u; expected %d and 0\n", cell.shape,
 		        together.plan.plan.prefixes, apart.plan.plan.prefixes, pays);
@@ -440,16 +452,25 @@ static void shared_cell(int32_t batch, uint32_t length, uint32_t shared, bool pa
 	}
 	if (time_check(&together, cell.shape) && time_check(&apart, cell.shape) &&
 	    time_compare(&together, &apart, cell.shape))
-		measure_and_print(&contest, "decode-shared", &cell, bare.bytes);
+		measure_and_print(&contest, kind, &cell, bare.bytes);
 	time_bare_deinit(&bare);
+	time_run_deinit(&single);
+	time_scene_deinit(&single_scene);
 	time_run_deinit(&apart);
 	time_run_deinit(&together);
 	time_scene_deinit(&scene);
 	free(table);
 }
 
+static void shared_cell(int32_t batch, uint32_t length, uint32_t shared, bool pays)
+{
+	shared_as("decode-shared", batch, length, shared, pays);
+}
+
 void time_shared(void)
 {
+	const struct time_options before = time_options;
+
 	if (time_options.quick) {
 		shared_cell(16, 1088, 1024, true);
 		shared_cell(3, 128, 64, false);
@@ -461,6 +482,12 @@ void time_shared(void)
 	shared_cell(8, 4096, 2048, false);
 	/* The sequences share one page. */
 	shared_cell(64, 1024, 64, false);
+	/* Agents that extend one prefix. */
+	time_options.n_new = 8;
+	shared_as("extend-shared", 16, 32768 + 8, 32768, true);
+	time_options.n_new = 128;
+	shared_as("extend-shared", 16, 32768 + 128, 32768, false);
+	time_options = before;
 }
 
 /* ---- deterministic */

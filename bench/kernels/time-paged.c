@@ -15,7 +15,8 @@
  *            at a time ("unpacked") and every peer
  *   codes    decode over each kind of codes, against a bare read and bf16
  *   shared   decode with a common prefix, against a bare read of each page once and private
- *            pages ("unshared"); fails if the plan groups the wrong sequences
+ *            pages ("unshared"), and as many launches of one sequence ("singles"); also extends
+ *            of a common prefix; fails if the plan groups the wrong sequences
  *   deterministic  against the usual decode ("usual") and a bare read
  *   own      a client's own pages of 1 to 128 tokens, NHD and HND, decode to prefill, against the
  *            pool's pages ("pool")

@@ -8,7 +8,8 @@ import functools
 import itertools
 
 import torch
-from flash_attn_interface import flash_attn_func, flash_attn_with_kvcache, get_scheduler_metadata
+from flash_attn_interface import (flash_attn_func, flash_attn_varlen_func,
+                                  flash_attn_with_kvcache, get_scheduler_metadata)
 
 SPLITS = (0, 1, 2, 4, 8, 16, 32)  # 0: its own choice
 KEPT = 2
@@ -22,6 +23,17 @@ def launcher(cell, splits, pack):
         return flash_attn_func(*inputs[i], softmax_scale=cell.scale, causal=cell.causal,
                                window_size=window, softcap=cell.softcap, num_splits=splits,
                                pack_gqa=pack).transpose(1, 2)
+    return launch
+
+
+def ragged_launcher(cell, splits, pack):
+    inputs = [[x[0].transpose(0, 1) for x in tensors] for tensors in cell.sets]
+
+    def launch(i):
+        out = flash_attn_varlen_func(*inputs[i], cell.cu_q, cell.cu_k, max(cell.n_q),
+                                     max(cell.n_k), softmax_scale=cell.scale, causal=True,
+                                     num_splits=splits, pack_gqa=pack)
+        return out.transpose(0, 1)[None]
     return launch
 
 
@@ -55,8 +67,9 @@ def contestants(cell):
     if cell.dtype == "f32" or cell.alibi is not None:
         return {}
     packings = (False, True) if cell.heads > cell.kv_heads else (None,)
+    make = ragged_launcher if hasattr(cell, "cu_q") else launcher
     return fastest(cell.name, [(f"fa3-s{splits}{'-packed' if pack else ''}",
-                                functools.partial(launcher, cell, splits, pack))
+                                functools.partial(make, cell, splits, pack))
                                for splits in SPLITS for pack in packings])
 
 

@@ -16,7 +16,9 @@ NAME.json holds results, and for each the command, the machine and the date.
 
 targets.json holds the targets. A name may be a shell pattern. A target with ratio_min is for the
 ratio to its peer, with any_ratio_min for at least one of several ratios, else for the value. With
-"gpu", results of other GPUs have no targets.
+"gpu", results of other GPUs have those targets alone that say "any_gpu": their peers ran beside
+them. A set is a group of rows of one file: "passes" if at least "share" of its ratios to the peer
+reach "near", none is below "least", and their geometric mean reaches "mean".
 
 shortfalls.json explains missed targets. An entry has a title, patterns of names, and paragraphs.
 A missed target belongs to the first entry that matches its name. Missed targets without an entry
@@ -177,6 +179,35 @@ def is_of_other_gpu(recorded, gpu):
     return gpu is not None and any("NVIDIA" in device and gpu not in device for device in devices)
 
 
+def sets_section(files, sets):
+    """The table of sets. @files: (name, recorded)."""
+    lines = [
+        "\n## Sets\n",
+        "A set passes if enough of its rows come near the peer, none is far behind, and the geometric mean is "
+        "high enough. The peer ran beside each row.\n",
+        "| set | file | peer | rows | near | worst | geometric mean | |",
+        "|---|---|---|---:|---|---|---|---|",
+    ]
+    for wanted in sets:
+        for file, recorded in files:
+            ratios = [
+                row.ratios[wanted["peer"]]
+                for row in rows_of(recorded["results"])
+                if fnmatch.fnmatchcase(row.name, wanted["name"]) and wanted["peer"] in row.ratios
+            ]
+            if not ratios:
+                continue
+            near = sum(ratio >= wanted["near"] for ratio in ratios) / len(ratios)
+            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            passes = near >= wanted["share"] and min(ratios) >= wanted["least"] and mean >= wanted["mean"]
+            lines.append(
+                f"| {wanted['name']} | {file} | {wanted['peer']} | {len(ratios)} | {near:.0%} ≥ {wanted['near']}"
+                f" (of {wanted['share']:.0%}) | {min(ratios):.3f} (of {wanted['least']}) | {mean:.3f}"
+                f" (of {wanted['mean']}) | {'passes' if passes else '**missed**'} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def profile_table(results):
     lines = [
         "| name | us | GB/s | memory | tensor cores* | issue* | warp cycles |",
@@ -206,10 +237,11 @@ def profile_section(name, recorded):
     return "\n".join(lines) + "\n"
 
 
-def shortfalls(files, targets, entries, profiles):
-    """The section on missed targets, with reasons and profiles. @files and @profiles: (name, recorded)."""
+def shortfalls(files, entries, profiles):
+    """The section on missed targets, with reasons and profiles. @files: (name, recorded, targets).
+    @profiles: (name, recorded)."""
     n_wanted, missed, used = 0, [[] for _ in entries], set()
-    for file, recorded in files:
+    for file, recorded, targets in files:
         for row in rows_of(recorded["results"]):
             for text, share in row.verdicts(targets):
                 n_wanted += 1
@@ -261,13 +293,16 @@ def generate():
     every = load_rows()
     profiles = [(name, recorded) for name, recorded in every if is_profile(recorded)]
     files = [(name, recorded) for name, recorded in every if not is_profile(recorded)]
-    others = [(name, recorded) for name, recorded in files if is_of_other_gpu(recorded, gpu)]
-    files = [file for file in files if file not in others]
+    everywhere = [target for target in targets if target.get("any_gpu")]
+    files = [
+        (name, recorded, everywhere if is_of_other_gpu(recorded, gpu) else targets) for name, recorded in files
+    ]
+    files.sort(key=lambda file: file[2] is everywhere)
     return (
         HEAD
-        + shortfalls(files, targets, load(SHORTFALLS)["shortfalls"], profiles)
-        + "".join(section(name, recorded, targets) for name, recorded in files)
-        + "".join(section(name, recorded, []) for name, recorded in others)
+        + sets_section([file[:2] for file in files], wanted["sets"])
+        + shortfalls(files, load(SHORTFALLS)["shortfalls"], profiles)
+        + "".join(section(*file) for file in files)
         + "".join(profile_section(name, recorded) for name, recorded in profiles)
     )
 

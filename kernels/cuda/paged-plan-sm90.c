@@ -1,6 +1,7 @@
 #include "kernels/cuda/paged-plan-sm90.h"
 
 #include "kernels/cuda/paged-plan-private.h"
+#include "kernels/cuda/sm90/kernels.h"
 
 #include <stdlib.h>
 
@@ -99,8 +100,13 @@ bool fa_cuda_paged_sm90_covers(const struct fa_cuda_paged_kernel *kernel,
 	if ((int64_t)p->heads * ceil_div(cache->head_dim_v, kernel->dim_v) >
 	    FA_CUDA_PAGED_HEAD_SLICES_MAX)
 		return false;
-	return kernel->kind == FA_CUDA_PAGED_RICH || kernel->kind == FA_CUDA_PAGED_OWN_RICH ||
-	       (!(p->softcap > 0) && !p->alibi_slopes && !p->sinks && p->scale > 0);
+	if (kernel->kind == FA_CUDA_PAGED_RICH || kernel->kind == FA_CUDA_PAGED_OWN_RICH)
+		return true;
+	if (p->sinks &&
+	    (kernel->kind == FA_CUDA_PAGED_OWN_BAND || kernel->kind == FA_CUDA_PAGED_OWN_PACKED ||
+	     !FA_SM90_PAGED_BAND_SINKS(kernel->dim)))
+		return false;
+	return !(p->softcap > 0) && !p->alibi_slopes && p->scale > 0;
 }
 
 const struct fa_cuda_paged_kernel *fa_cuda_paged_sm90_find(const struct fa_cuda_chip *chip,

@@ -1,5 +1,7 @@
 #include "kernels/cuda/plan.h"
 
+#include "kernels/cuda/sm90/kernels.h"
+
 #include <errno.h>
 #include <float.h>
 #include <limits.h>
@@ -142,6 +144,12 @@ bool fa_cuda_kernel_runs(const struct fa_cuda_kernel *kernel, const struct fa_cu
 	       !(chip->portable && fa_cuda_kernel_is_special(kernel));
 }
 
+static bool adds_sinks(const struct fa_cuda_kernel *kernel)
+{
+	return kernel->keys &&
+	       (kernel->kind != FA_CUDA_BAND || FA_SM90_BAND_SINKS(kernel->dim, kernel->keys));
+}
+
 bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
                            const struct fa_attention_params *params)
 {
@@ -156,8 +164,8 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 		return true;
 	if (kernel->kind == FA_CUDA_CAP)
 		return params->softcap > 0 && !params->alibi_slopes;
-	if (params->softcap > 0 || params->alibi_slopes || params->sinks || !(params->scale > 0) ||
-	    !params_aligned(params))
+	if (params->softcap > 0 || params->alibi_slopes || !(params->scale > 0) ||
+	    (params->sinks && !adds_sinks(kernel)) || !params_aligned(params))
 		return false;
 	if (kernel->kind == FA_CUDA_BAND || kernel->kind == FA_CUDA_WINDOW)
 		return true;
@@ -281,12 +289,11 @@ static int64_t keys_seen(const struct fa_cuda_attention *args)
 #define BLOCK_NS 200000
 #define SM_FLOPS_PER_NS 6000 /* of an H200 */
 
-static double work_ns(const struct fa_cuda_chip *chip, const struct fa_cuda_launch *launch)
+/* @pairs: of rows and keys. */
+static double work_ns(const struct fa_cuda_chip *chip, const struct fa_cuda_launch *launch,
+                      double pairs)
 {
-	const struct fa_cuda_kernel *kernel = launch->kernel;
-	const double flops = 2.0 * (double)launch->grid * kernel->rows *
-	                     (launch->args.pairs ? 2 : 1) * (double)keys_seen(&launch->args) *
-	                     (kernel->dim + kernel->dim_v);
+	const double flops = 2.0 * pairs * (launch->kernel->dim + launch->kernel->dim_v);
 
 	return flops / SM_FLOPS_PER_NS / (chip->sms > 0 ? chip->sms : 1);
 }
@@ -294,7 +301,10 @@ static double work_ns(const struct fa_cuda_chip *chip, const struct fa_cuda_laun
 static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch)
 {
 	struct fa_cuda_attention *args = &launch->args;
+	uint32_t units;
 	int64_t blocks;
+	double pairs;
+	bool listed;
 
 	/* If all blocks of rows run at once, a pair would take longer than its longer block. */
 	args->pairs = launch->kernel->kind != FA_CUDA_FULL &&
@@ -302,12 +312,20 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	              (int64_t)args->blocks_m * args->triples > chip->sms;
 	args->units_m = args->pairs ? (args->blocks_m + 1) / 2 : args->blocks_m;
 	launch->grid = (uint32_t)args->units_m * (uint32_t)args->triples;
-	launch->work_ns = (uint64_t)work_ns(chip, launch);
-	if (args->cu_seqlens_q || chip->sms <= 0)
+	listed = args->cu_seqlens_q && chip->sms > 0 && fa_cuda_ragged_plan(launch, &units, &pairs);
+	if (listed)
+		launch->grid = units;
+	else
+		pairs = (double)launch->grid * launch->kernel->rows * (args->pairs ? 2 : 1) *
+		        (double)keys_seen(args);
+	launch->work_ns = (uint64_t)work_ns(chip, launch, pairs);
+	if (chip->sms <= 0 || (args->cu_seqlens_q && !listed))
 		return;
 	blocks = (int64_t)(launch->work_ns / BLOCK_NS + 1) * chip->sms;
 	if (blocks < launch->grid)
 		launch->grid = (uint32_t)blocks;
+	if (listed && units > 0)
+		launch->list_units = (units + launch->grid - 1) / launch->grid * launch->grid;
 }
 
 int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
@@ -391,6 +409,18 @@ static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attenti
 	return slices * (kernel->dim + kernel->dim_v) * weight[kind] * (kernel->keys ? 1 : 2);
 }
 
+/* Returns true if @kernel has smaller blocks than @other, and all of them run at once: then its
+ * launch is shorter. */
+static bool divides_more(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
+                         const struct fa_cuda_kernel *other,
+                         const struct fa_attention_params *params)
+{
+	const int64_t blocks = (params->seqlen_q + kernel->rows - 1) / kernel->rows;
+
+	return kernel->keys && kernel->seqlen_k_max < INT32_MAX && kernel->rows < other->rows &&
+	       blocks <= chip->sms && blocks * params->batch <= (int64_t)chip->sms / params->heads;
+}
+
 const struct fa_cuda_kernel *fa_cuda_attention_kernel(const struct fa_cuda_chip *chip,
                                                       const struct fa_attention_params *params)
 {
@@ -401,7 +431,9 @@ const struct fa_cuda_kernel *fa_cuda_attention_kernel(const struct fa_cuda_chip 
 
 		if (fa_cuda_kernel_runs(kernel, chip) && fa_cuda_kernel_covers(kernel, params) &&
 		    params->seqlen_k <= kernel->seqlen_k_max &&
-		    (!best || cost(kernel, params) < cost(best, params)))
+		    (!best || cost(kernel, params) < cost(best, params) ||
+		     (cost(kernel, params) == cost(best, params) &&
+		      divides_more(chip, kernel, best, params))))
 			best = kernel;
 	}
 	return best;

@@ -85,6 +85,7 @@ struct fa_cuda_launch {
 		struct fa_cuda_packed_attention packed; /* of FA_CUDA_PACKED; begins with args */
 	};
 	size_t workspace_bytes; /* 0, or what fa_cuda_packed_set() needs */
+	uint32_t list_units;    /* > 0: of a ragged batch, entries of fa_cuda_ragged_list() */
 	uint64_t work_ns;       /* upper estimate of the duration, for wgmma kernels; else 0 */
 	/* The second parameter, struct fa_cuda_maps, if the kernel has one. */
 	uint32_t n_maps;
@@ -111,6 +112,19 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 /* Returns the kernel with the least work, or NULL. */
 const struct fa_cuda_kernel *fa_cuda_attention_kernel(const struct fa_cuda_chip *chip,
                                                       const struct fa_attention_params *params);
+
+/* ---- plan-ragged.c */
+
+/* Counts the units of a ragged launch. False: they are too many for a list. @ret_units: those of all
+ * heads. @ret_pairs: (row, key) pairs that they compute. */
+bool fa_cuda_ragged_plan(const struct fa_cuda_launch *launch, uint32_t *ret_units,
+                         double *ret_pairs);
+
+/* Makes the list of a launch whose cu_seqlens are still in host memory. The caller copies both to the
+ * GPU, the list in front, and sets args.list_units; a launch without it is slower, but right. False:
+ * no memory. */
+bool fa_cuda_ragged_list(const struct fa_cuda_launch *launch, int64_t l2_bytes,
+                         struct fa_cuda_ragged_unit *ret_list);
 
 /* ---- plan-packed.c */
 

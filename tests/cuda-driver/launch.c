@@ -10,6 +10,7 @@
 #include "tests/cuda-driver/tensor_map.h"
 
 #include "common/clock.h"
+#include "kernels/cuda/sm90/kernels.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -92,6 +93,9 @@ static bool rows_aligned(const struct fa_cuda_tensor *tensor, int64_t batch, int
 static const char *args_wrong(const struct fa_cuda_kernel *kernel,
                               const struct fa_cuda_attention *args, unsigned int grid)
 {
+	const bool adds_sinks = kernel->keys && (kernel->kind != FA_CUDA_BAND ||
+	                                         FA_SM90_BAND_SINKS(kernel->dim, kernel->keys));
+
 	if (args->seqlen_q < 0 || args->seqlen_k < 0 || args->heads <= 0 || args->group <= 0 ||
 	    args->heads % args->group || args->slices <= 0 || args->section <= 0)
 		return "lengths or heads";
@@ -112,18 +116,21 @@ static const char *args_wrong(const struct fa_cuda_kernel *kernel,
 		if (packed->parts > 1 &&
 		    (!packed->epoch || !packed->unit_counters || !packed->unit_partials))
 			return "no workspace";
-	} else if (kernel->keys ? args->units_m != (args->pairs ? (args->blocks_m + 1) / 2
-	                                                        : args->blocks_m) ||
-	                                  grid > (uint64_t)args->units_m * (uint64_t)args->triples
-	                        : grid != (uint64_t)args->blocks_m * (uint64_t)args->triples)
+	} else if (kernel->keys
+	                   ? args->units_m != (args->pairs ? (args->blocks_m + 1) / 2
+	                                                   : args->blocks_m) ||
+	                             grid > (args->list_units ? args->list_units
+	                                                      : (uint64_t)args->units_m *
+	                                                                (uint64_t)args->triples)
+	                   : grid != (uint64_t)args->blocks_m * (uint64_t)args->triples)
 		return "the grid";
 	if (!args->cu_seqlens_q != !args->cu_seqlens_k)
 		return "cu_seqlens";
 	if (kernel->kind == FA_CUDA_CAP
 	            ? !(args->cap_out > 0) || args->alibi_slopes
-	            : kernel->kind != FA_CUDA_RICH &&
-	                      (args->cap_in != 0 || args->alibi_slopes || args->sinks ||
-	                       !(args->scale_log2 > 0) || !args->aligned))
+	            : kernel->kind != FA_CUDA_RICH && (args->cap_in != 0 || args->alibi_slopes ||
+	                                               (args->sinks && !adds_sinks) ||
+	                                               !(args->scale_log2 > 0) || !args->aligned))
 		return "a feature that this kind of kernel does not have";
 	if (kernel->kind == FA_CUDA_FULL &&
 	    (args->window_left != FA_CUDA_WINDOW_MAX || args->window_right != FA_CUDA_WINDOW_MAX))
@@ -172,12 +179,17 @@ static int64_t ragged_tokens(const uint32_t *cu_seqlens, int32_t batch, int64_t 
 	return cu_seqlens[0] == 0 ? (int64_t)cu_seqlens[batch] : -1;
 }
 
-static CUresult pin_tables(struct fa_fake_pin *pin, const struct fa_attention_params *params)
+static CUresult pin_tables(struct fa_fake_pin *pin, const struct fa_attention_params *params,
+                           uint32_t list_units)
 {
 	const size_t batch = (size_t)params->batch, heads = (size_t)params->heads;
 
 	pin_table(pin, params->cu_seqlens_q, (batch + 1) * sizeof(uint32_t));
 	pin_table(pin, params->cu_seqlens_k, (batch + 1) * sizeof(uint32_t));
+	if (list_units > 0)
+		pin_table(pin,
+		          (const struct fa_cuda_ragged_unit *)params->cu_seqlens_q - list_units,
+		          list_units * sizeof(struct fa_cuda_ragged_unit));
 	pin_table(pin, params->alibi_slopes, heads * sizeof(float));
 	pin_table(pin, params->sinks, heads * sizeof(float));
 	return fa_fake_pin(pin);
@@ -271,6 +283,34 @@ static CUresult compute(const struct fa_attention_params *params)
 	return CUDA_SUCCESS;
 }
 
+/* Returns whether a ragged batch's list has as many units as there are blocks of rows, all within. */
+static bool list_is_right(const struct fa_cuda_kernel *kernel, const struct fa_cuda_attention *args)
+{
+	const uint32_t heads = (uint32_t)(args->heads * args->slices),
+		       rows = (uint32_t)kernel->rows;
+	const struct fa_cuda_ragged_unit *unit =
+		(const struct fa_cuda_ragged_unit *)args->cu_seqlens_q - args->list_units;
+	uint64_t n = 0;
+
+	if (args->list_units == 0)
+		return true;
+	for (int32_t b = 0; b < args->triples / (int32_t)heads; b++)
+		n += (uint64_t)((args->cu_seqlens_q[b + 1] - args->cu_seqlens_q[b] + rows - 1) /
+		                rows) *
+		     heads;
+	for (uint32_t i = 0; i < args->list_units; i++, unit++) {
+		const uint32_t *at = args->cu_seqlens_q + unit->triple / heads;
+
+		if (unit->row == FA_CUDA_RAGGED_NONE)
+			continue;
+		if (unit->triple >= (uint32_t)args->triples || unit->row % rows ||
+		    unit->row >= at[1] - at[0])
+			return false;
+		n--;
+	}
+	return n == 0;
+}
+
 static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *context)
 {
 	const struct fa_cuda_kernel *kernel = op->object;
@@ -286,10 +326,13 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 		fa_fake_run_until(context, fa_now_ns() + ns);
 		return result;
 	}
-	result = pin_tables(&tables, &params);
+	result = pin_tables(&tables, &params, op->args.list_units);
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (fa_attention_check(&params, text, sizeof(text)) < 0)
+	if (!list_is_right(kernel, &op->args))
+		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED,
+		                        "%s: a list with other blocks of rows", kernel->symbol);
+	else if (fa_attention_check(&params, text, sizeof(text)) < 0)
 		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED, "%s: %s", kernel->symbol, text);
 	else
 		result = pin_tensors(&tensors, kernel, &op->args, op->staged, &params);

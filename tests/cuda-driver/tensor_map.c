@@ -30,7 +30,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *ret_map, CUtensorMapDataType type, 
 	if ((uintptr_t)ret_map % 64 || type != CU_TENSOR_MAP_DATA_TYPE_UINT16 || rank != 4 ||
 	    (uintptr_t)address % 16 || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE ||
 	    (swizzle != CU_TENSOR_MAP_SWIZZLE_128B && swizzle != CU_TENSOR_MAP_SWIZZLE_NONE) ||
-	    promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B ||
+	    promotion != CU_TENSOR_MAP_L2_PROMOTION_L2_128B ||
 	    fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
 		return CUDA_ERROR_INVALID_VALUE;
 	for (int i = 0; i < 4; ++i)

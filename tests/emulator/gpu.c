@@ -203,6 +203,25 @@ static uint64_t workspace(size_t bytes)
 	return (uint64_t)(uintptr_t)at;
 }
 
+/* Gives a ragged launch its list, in memory that is kept until the next one. */
+static void set_list(const struct fa_cuda_launch *launch, struct fa_cuda_attention *args)
+{
+	const size_t list_bytes = launch->list_units * sizeof(struct fa_cuda_ragged_unit);
+	const size_t batch = (size_t)(args->triples / (args->heads * args->slices));
+	const size_t lengths_bytes = (batch + 1) * sizeof(uint32_t);
+	static char *data;
+
+	free(data);
+	data = malloc(list_bytes + lengths_bytes);
+	if (!data)
+		abort();
+	if (!fa_cuda_ragged_list(launch, 50 << 20, (struct fa_cuda_ragged_unit *)data))
+		abort();
+	memcpy(data + list_bytes, args->cu_seqlens_q, lengths_bytes);
+	args->list_units = launch->list_units;
+	args->cu_seqlens_q = (const uint32_t *)(data + list_bytes);
+}
+
 static void prepare(const struct fa_cuda_launch *launch, struct emulated *ret_emulated)
 {
 	const struct fa_emulated_kernel *kernel = launch->kernel->dtype == FA_ATTENTION_BF16
@@ -224,6 +243,8 @@ static void prepare(const struct fa_cuda_launch *launch, struct emulated *ret_em
 		ret_emulated->packed = launch->packed;
 	} else {
 		ret_emulated->attention = launch->args;
+		if (launch->list_units > 0)
+			set_list(launch, &ret_emulated->attention);
 	}
 	memset(&ret_emulated->maps, 0, sizeof(ret_emulated->maps));
 	for (uint32_t i = 0; i < launch->n_maps; i++)

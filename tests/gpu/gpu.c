@@ -10,6 +10,15 @@
 
 #define FLUSH_BYTES ((size_t)512 << 20)
 
+/* A ragged launch's list and cu_seqlens, as its kernel reads them. */
+struct vectors {
+	size_t bytes;
+	void *copy;
+	CUdeviceptr at;
+};
+
+#define VECTORS_MAX 16
+
 struct fa_gpu {
 	struct fa_cudriver driver;
 	CUdevice device;
@@ -26,6 +35,8 @@ struct fa_gpu {
 	CUdeviceptr workspace; /* of packed rows */
 	size_t workspace_bytes;
 	uint64_t epoch;
+	struct vectors vectors[VECTORS_MAX];
+	size_t n_vectors;
 };
 
 extern const char fa_image_reference[];
@@ -114,10 +125,21 @@ struct fa_gpu *fa_gpu_open(void)
 	return gpu;
 }
 
+static void free_vectors(struct fa_gpu *gpu)
+{
+	for (; gpu->n_vectors > 0; gpu->n_vectors--) {
+		struct vectors *vectors = &gpu->vectors[gpu->n_vectors - 1];
+
+		MUST(&gpu->driver, cuMemFree(vectors->at));
+		free(vectors->copy);
+	}
+}
+
 struct fa_gpu *fa_gpu_close(struct fa_gpu *gpu)
 {
 	if (!gpu)
 		return NULL;
+	free_vectors(gpu);
 	if (gpu->flush)
 		MUST(&gpu->driver, cuMemFree(gpu->flush));
 	if (gpu->stream)
@@ -246,12 +268,57 @@ void fa_gpu_encode_maps(struct fa_gpu *gpu, const struct fa_cuda_map *maps, uint
 	}
 }
 
-/* Returns @launch with the workspace that it asks for. Launches of all streams share it, so they
- * must not overlap. */
-static struct fa_cuda_launch with_workspace(struct fa_gpu *gpu, const struct fa_cuda_launch *launch)
+/* Returns the GPU's copy of @bytes at @data, which it takes over; launches with the same share it. */
+static CUdeviceptr find_vectors(struct fa_gpu *gpu, void *data, size_t bytes)
+{
+	struct vectors *vectors = gpu->vectors;
+
+	for (; vectors < gpu->vectors + gpu->n_vectors; vectors++) {
+		if (vectors->bytes == bytes && memcmp(vectors->copy, data, bytes) == 0) {
+			free(data);
+			return vectors->at;
+		}
+	}
+	if (gpu->n_vectors == VECTORS_MAX) {
+		MUST(&gpu->driver, cuCtxSynchronize());
+		free_vectors(gpu);
+	}
+	vectors = &gpu->vectors[gpu->n_vectors++];
+	*vectors = (struct vectors){ bytes, data, 0 };
+	MUST(&gpu->driver, cuMemAlloc(&vectors->at, bytes));
+	fa_gpu_upload(gpu, vectors->at, data, bytes);
+	return vectors->at;
+}
+
+static void set_list(struct fa_gpu *gpu, struct fa_cuda_launch *launch)
+{
+	struct fa_cuda_attention *args = &launch->args;
+	const size_t list_bytes = launch->list_units * sizeof(struct fa_cuda_ragged_unit);
+	const size_t batch = (size_t)(args->triples / (args->heads * args->slices));
+	const size_t lengths_bytes = (batch + 1) * sizeof(uint32_t);
+	char *data = malloc(list_bytes + 2 * lengths_bytes);
+	CUdeviceptr at;
+
+	if (!data)
+		abort();
+	if (!fa_cuda_ragged_list(launch, gpu->chip.l2_bytes, (struct fa_cuda_ragged_unit *)data))
+		abort();
+	memcpy(data + list_bytes, args->cu_seqlens_q, lengths_bytes);
+	memcpy(data + list_bytes + lengths_bytes, args->cu_seqlens_k, lengths_bytes);
+	at = find_vectors(gpu, data, list_bytes + 2 * lengths_bytes);
+	args->list_units = launch->list_units;
+	args->cu_seqlens_q = (const uint32_t *)(at + list_bytes);
+	args->cu_seqlens_k = (const uint32_t *)(at + list_bytes + lengths_bytes);
+}
+
+/* Returns @launch with the list and the workspace that it asks for. Launches of all streams share
+ * the workspace, so they must not overlap. */
+static struct fa_cuda_launch prepared(struct fa_gpu *gpu, const struct fa_cuda_launch *launch)
 {
 	struct fa_cuda_launch with = *launch;
 
+	if (launch->list_units > 0)
+		set_list(gpu, &with);
 	if (launch->workspace_bytes == 0)
 		return with;
 	if (launch->workspace_bytes > gpu->workspace_bytes) {
@@ -270,7 +337,7 @@ static struct fa_cuda_launch with_workspace(struct fa_gpu *gpu, const struct fa_
 
 void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *given, void *stream)
 {
-	struct fa_cuda_launch with = with_workspace(gpu, given), *launch = &with;
+	struct fa_cuda_launch with = prepared(gpu, given), *launch = &with;
 	struct fa_cuda_maps maps;
 	void *args[] = { &launch->args, &maps };
 
@@ -286,7 +353,7 @@ void fa_gpu_launch(struct fa_gpu *gpu, const struct fa_cuda_launch *given, void 
 int fa_gpu_launch_yielding(struct fa_gpu *gpu, const struct fa_cuda_launch *given, uint64_t most_ns,
                            uint64_t *random)
 {
-	struct fa_cuda_launch with = with_workspace(gpu, given), *launch = &with;
+	struct fa_cuda_launch with = prepared(gpu, given), *launch = &with;
 	struct fa_cuda_maps maps;
 	void *args[] = { &launch->args, &maps };
 

@@ -221,8 +221,10 @@ static void launch_with(struct fa_gpu *gpu, const struct fa_request *request,
 	                              sizeof(text), &launch) < 0)
 		abort();
 	*ret_planned = (uint32_t)launch.args.units_m * (uint32_t)launch.args.triples;
-	if (grid)
+	if (grid) {
 		launch.grid = grid;
+		launch.list_units = (launch.list_units + grid - 1) / grid * grid;
+	}
 	fa_gpu_poison(gpu, request->out.address,
 	              (size_t)request->out.elements * element_bytes(request));
 	fa_gpu_poison(gpu, request->lse.address, (size_t)request->lse.elements * 4);

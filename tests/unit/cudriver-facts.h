@@ -94,7 +94,7 @@
 	X(CU_TENSOR_MAP_INTERLEAVE_NONE)                                                           \
 	X(CU_TENSOR_MAP_SWIZZLE_NONE)                                                              \
 	X(CU_TENSOR_MAP_SWIZZLE_128B)                                                              \
-	X(CU_TENSOR_MAP_L2_PROMOTION_L2_256B)                                                      \
+	X(CU_TENSOR_MAP_L2_PROMOTION_L2_128B)                                                      \
 	X(CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)                                                       \
 	X(CU_MEMHOSTALLOC_PORTABLE)                                                                \
 	X(CU_MEMHOSTALLOC_DEVICEMAP)                                                               \

@@ -49,6 +49,13 @@ static void test_table(void **state)
 		assert_true(images[i]);
 }
 
+/* Kernels by wgmma add sinks, but for one without registers. */
+static bool adds_sinks(const struct fa_cuda_kernel *kernel)
+{
+	return kernel->keys &&
+	       (kernel->kind != FA_CUDA_BAND || kernel->dim != 64 || kernel->keys < 128);
+}
+
 /* Every request that fa_attention_check() accepts has a kernel, on every chip above. */
 static void test_every_combination(void **state)
 {
@@ -79,12 +86,15 @@ static void test_every_combination(void **state)
 						    !fa_cuda_kernel_runs(launch.kernel, chips[c]) ||
 						    launch.kernel->dim_v * launch.args.slices <
 						            dim_v ||
-						    (features > 7 &&
+						    ((features & 8 || features & 16 ||
+						      features & 64 ||
+						      (features & 32 &&
+						       !adds_sinks(launch.kernel))) &&
 						     launch.kernel->kind != FA_CUDA_RICH &&
 						     launch.kernel->kind != FA_CUDA_CAP) ||
 						    ((!(features & 8) || features & 16) &&
 						     launch.kernel->kind == FA_CUDA_CAP) ||
-						    (features > 0 &&
+						    ((features & ~32) > 0 &&
 						     launch.kernel->kind == FA_CUDA_FULL))
 							fail_msg("%s for dtype %d dim %d/%d "
 							         "features %d",
@@ -167,7 +177,10 @@ static void test_kinds(void **state)
 	assert_int_equal(kind(&params), FA_CUDA_RICH);
 	params = usual(FA_ATTENTION_BF16, 128);
 	params.sinks = values;
-	assert_int_equal(kind(&params), FA_CUDA_RICH);
+	assert_int_equal(kind(&params), FA_CUDA_FULL);
+	params.causal = true;
+	assert_int_equal(kind(&params), FA_CUDA_BAND);
+	assert_int_equal(plan_on(&ampere, &params).kernel->kind, FA_CUDA_RICH);
 	params = usual(FA_ATTENTION_BF16, 128);
 	params.scale = 0;
 	assert_int_equal(kind(&params), FA_CUDA_RICH);
@@ -364,7 +377,13 @@ static void test_lengths(void **state)
 	                    "fa_sm90_forward_bf16_d64_v64_full_short");
 	params.seqlen_k = 1537;
 	assert_string_equal(plan(&params).kernel->symbol, "fa_sm90_forward_bf16_d64_v64_full");
+	/* 12 triples of 3 blocks of 128 rows run at once, 66 of 2 do so barely. */
 	params.causal = true;
+	assert_string_equal(plan(&params).kernel->symbol, "fa_sm90_forward_bf16_d64_v64_band_few");
+	params.seqlen_q = 256;
+	params.batch = 11;
+	assert_string_equal(plan(&params).kernel->symbol, "fa_sm90_forward_bf16_d64_v64_band_few");
+	params.batch = 12;
 	assert_string_equal(plan(&params).kernel->symbol,
 	                    "fa_sm90_forward_bf16_d64_v64_band_short");
 	params.seqlen_k = 3073;

@@ -31,7 +31,9 @@
 #define FA_CUDA_SEQUENCES_MAX 4096
 #define FA_CUDA_VECTOR_HEADS_MAX 1024
 /* Bytes for a work's vectors, each aligned to 16 bytes. */
-#define FA_CUDA_VECTORS_BYTES (2 * 4 * (FA_CUDA_SEQUENCES_MAX + 4 + FA_CUDA_VECTOR_HEADS_MAX))
+#define FA_CUDA_VECTORS_BYTES                                                                      \
+	(2 * 4 * (FA_CUDA_SEQUENCES_MAX + 4 + FA_CUDA_VECTOR_HEADS_MAX) +                          \
+	 sizeof(struct fa_cuda_ragged_unit) * 2 * FA_CUDA_RAGGED_UNITS_MAX)
 
 #define FA_CUDA_GRAPHS 8
 

@@ -156,17 +156,29 @@ static void *put_vector(char *place, CUdeviceptr place_at, size_t *used, const v
 	return (void *)at;
 }
 
-/* Copies cu_seqlens, slopes and sinks, unless the kernel reads them @in_place. */
+/* Copies cu_seqlens, slopes and sinks, and the list of a ragged launch. Where each thread block
+ * reads them once, the kernel reads them in place. */
 static CUresult copy_vectors(struct fa_device *device, struct fa_cuda_stream *stream,
-                             const struct fa_attention_params *params, bool in_place,
-                             struct fa_cuda_attention *args)
+                             const struct fa_attention_params *params,
+                             struct fa_cuda_launch *launch)
 {
+	struct fa_cuda_attention *const args = &launch->args;
+	const bool in_place = launch->grid <= (uint32_t)device->chip.sms && !launch->list_units;
 	const size_t offset = (stream->sequence % FA_CUDA_STREAM_DEPTH) * FA_CUDA_VECTORS_BYTES;
 	const size_t n_lengths = (size_t)params->batch + 1, heads = (size_t)params->heads;
 	const CUdeviceptr at = (in_place ? stream->vectors_in_place : stream->vectors_at) + offset;
 	char *place = stream->vectors + offset;
 	size_t used = 0;
 
+	if (launch->list_units > 0) {
+		struct fa_cuda_ragged_unit *const list = (struct fa_cuda_ragged_unit *)place;
+
+		/* It ends where cu_seqlens_q begins. */
+		used = (launch->list_units * sizeof(*list) + 15) & ~(size_t)15;
+		if (fa_cuda_ragged_list(launch, device->chip.l2_bytes,
+		                        list + used / sizeof(*list) - launch->list_units))
+			args->list_units = launch->list_units;
+	}
 	args->cu_seqlens_q = put_vector(place, at, &used, params->cu_seqlens_q, n_lengths);
 	args->cu_seqlens_k = put_vector(place, at, &used, params->cu_seqlens_k, n_lengths);
 	args->alibi_slopes = put_vector(place, at, &used, params->alibi_slopes, heads);
@@ -250,8 +262,7 @@ static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
 	}
 	if (!result) {
 		doing = "the request's vectors cannot be copied to the GPU";
-		result = copy_vectors(device, stream, work->params,
-		                      launch.grid <= (uint32_t)device->chip.sms, &launch.args);
+		result = copy_vectors(device, stream, work->params, &launch);
 	}
 	if (!result) {
 		doing = "K and V cannot be copied to the GPU";

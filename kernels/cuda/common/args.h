@@ -87,6 +87,15 @@ struct fa_cuda_preempt {
 
 #define FA_CUDA_CAP_POWERS 5
 
+/* A unit of a ragged batch: a triple's rows from @row on. */
+struct fa_cuda_ragged_unit {
+	uint32_t triple, row;
+};
+
+#define FA_CUDA_RAGGED_NONE (~0u) /* the row of no unit */
+/* Units of a list, at most. */
+#define FA_CUDA_RAGGED_UNITS_MAX 32768
+
 /* Fields are in the order in which a decode block reads them. The GPU fetches 64 bytes of arguments
  * at once; on sm_90 the first such group has 48. */
 struct fa_cuda_attention {
@@ -138,4 +147,9 @@ struct fa_cuda_attention {
 	/* cap_out / cap_powers[0]. It is the last field because decode at d64 spills if it stands
 	 * before cap_powers. */
 	float cap_large;
+
+	/* > 0: a list of so many struct fa_cuda_ragged_unit ends where cu_seqlens_q begins. Thread
+	 * block b of n computes those at b, b + n, b + 2n, ... up to one without rows. Filled by the
+	 * caller. */
+	uint32_t list_units;
 };

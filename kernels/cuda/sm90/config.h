@@ -112,6 +112,8 @@ struct fa_sm90_config {
 	static constexpr bool ALIBI_MMA = SCORE_MOD && !SOFTCAP && !PAGED && DIM == 64;
 	/* The producer reads the next block's descriptor early. */
 	static constexpr bool LOOKAHEAD = PAGED && DIM == 128 && !(PACKED && SOURCE::PLANS);
+	/* Adds sinks to the sums. */
+	static constexpr bool SINKS = SCORE_MOD || WINDOW || !BAND || SOURCE::BAND_SINKS(DIM, KEYS);
 	/* Consumers keep the ping-pong barrier's number in a vector register, and compute a tile's
 	 * valid rows only where they mask it. */
 	static constexpr bool MASK_ON_DEMAND = PAGED && PINGPONG != FA_SM90_PINGPONG_SOFTMAX;

@@ -15,6 +15,7 @@
  *   PAGED              tiles may also begin with such rows, and looking them up takes registers
  *   PACKED             a group's rows are of several heads (packed_source.h)
  *   origin()           position of a group's first row
+ *   BAND_SINKS()       whether BAND kernels have the registers to add sinks
  */
 #pragma once
 
@@ -34,43 +35,74 @@ struct fa_sm90_block {
 };
 
 template <class C> struct fa_sm90_dense_scheduler {
-	/* The n-th unit of a triple. Unsigned, because the number after the last one may exceed
-	 * int32. */
+	/* The triple's n-th unit, ~n if the pair's second block is next. With a list, @triple is a
+	 * place in it. Unsigned: one past the last may exceed int32. */
 	uint32_t triple;
 	int32_t n;
-	int32_t triple_step, n_step; /* their growth per unit, which saves a division */
-	int32_t second;              /* the pair's second block is next */
-	bool reversed = true;        /* the last group has the block's first rows */
+	bool reversed = true; /* the last group has the block's first rows */
 
 	__device__ __forceinline__ fa_sm90_dense_scheduler(const struct fa_cuda_attention &args)
 	{
-		const uint32_t index = fa_sm90_block_index<C>(), blocks = fa_sm90_blocks<C>(args);
+		const uint32_t index = fa_sm90_block_index<C>();
 
-		triple = index / args.units_m;
-		n = index - triple * args.units_m;
-		triple_step = blocks / args.units_m;
-		n_step = blocks - triple_step * args.units_m;
-		second = 0;
+		triple = index;
+		n = 0;
+		if (args.list_units == 0) {
+			triple = index / args.units_m;
+			n = index - triple * args.units_m;
+		}
+	}
+
+	/* To the unit that is @count on. */
+	__device__ __forceinline__ void advance(const struct fa_cuda_attention &args,
+	                                        uint32_t count)
+	{
+		const uint32_t whole = count / args.units_m;
+
+		triple += whole;
+		n += (int32_t)(count - whole * args.units_m);
+	}
+
+	/* The list's next unit; false: there is none. */
+	__device__ __forceinline__ bool take_listed(const struct fa_cuda_attention &args,
+	                                            struct fa_sm90_block &ret_block)
+	{
+		const uint2 *const list = (const uint2 *)args.cu_seqlens_q - args.list_units;
+		uint2 unit;
+
+		if (triple >= args.list_units)
+			return false;
+		unit = list[triple];
+		ret_block.triple = (int32_t)__shfl_sync(~0u, unit.x, 0);
+		ret_block.row = (int32_t)__shfl_sync(~0u, unit.y, 0);
+		triple += fa_sm90_blocks<C>(args);
+		return ret_block.row != (int32_t)FA_CUDA_RAGGED_NONE;
 	}
 
 	__device__ __forceinline__ bool next(const struct fa_cuda_attention &args,
 	                                     struct fa_sm90_block &ret_block,
 	                                     struct fa_work &ret_work)
 	{
+		if (args.list_units > 0) {
+			if (!take_listed(args, ret_block))
+				return false;
+			ret_work = fa_work_at(args, ret_block.triple, ret_block.row);
+			reversed = !reversed;
+			return true;
+		}
 #pragma unroll 1
 		while (triple < (uint32_t)args.triples) {
-			const int32_t opposite = args.blocks_m - 1 - n;
+			const bool second = n < 0;
 
 			ret_block.triple = (int32_t)triple;
 			/* The longer block of a pair goes first. */
-			if (!second && args.pairs && opposite != n) {
-				second = 1;
-				ret_block.row = opposite * C::ROWS;
+			if (!second && args.pairs && args.blocks_m - 1 - n != n) {
+				ret_block.row = (args.blocks_m - 1 - n) * C::ROWS;
+				n = ~n;
 			} else {
-				second = 0;
+				n = second ? ~n : n;
 				ret_block.row = n * C::ROWS;
-				triple += triple_step;
-				n += n_step;
+				advance(args, fa_sm90_blocks<C>(args));
 				if (n >= args.units_m) {
 					n -= args.units_m;
 					triple++;
@@ -138,6 +170,11 @@ struct fa_sm90_dense {
 	template <class C> using PRODUCER_SCHEDULER = struct fa_sm90_dense_scheduler<C>;
 	template <class C> using TILE = struct fa_sm90_dense_tile<C>;
 	static constexpr bool PAGED = false, PACKED = false, PLANS = false;
+
+	static constexpr bool BAND_SINKS(int dim, int keys)
+	{
+		return FA_SM90_BAND_SINKS(dim, keys);
+	}
 
 	static __device__ __forceinline__ const struct fa_cuda_attention &
 	attention(const ARGS &args)

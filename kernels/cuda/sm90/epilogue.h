@@ -62,7 +62,7 @@ fa_sm90_epilogue(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const type
 
 		sum += __shfl_xor_sync(~0u, sum, 1);
 		sum += __shfl_xor_sync(~0u, sum, 2);
-		scale[r] = fa_sm90_row_scale<C>(args, work.head, offset, sum);
+		scale[r] = fa_sm90_row_scale<C>(fa_sm90_sink<C>(args, work.head), offset, sum);
 		nonfinite |= (C::BAND || C::FIXED_MAX) &&
 		             fa_sm90_is_nonfinite<C>(out, scale[r], r) && row < work.n_q;
 		if (args.lse && threadIdx.x % 4 == 0 && work.slice == 0 && row < work.n_q)
@@ -99,7 +99,6 @@ __device__ __forceinline__ void fa_sm90_epilogue_empty(const struct fa_cuda_atte
 			args.lse[work.sequence * args.lse_stride_batch +
 			         ((int64_t)work.first_q + row) * args.lse_stride_token +
 			         work.head * args.lse_stride_head] =
-				C::SCORE_MOD ? fa_sm90_sink(args, work.head) * 0.693147181f
-					     : -INFINITY;
+				fa_sm90_sink<C>(args, work.head) * 0.693147181f;
 	}
 }

@@ -12,6 +12,7 @@
 #define FA_SM90_FORWARD(X)                                                                         \
 	X(full_short, FULL, 64, 64, 4, 64, 4, 8, GEMM, 1536)                                       \
 	X(band_short, BAND, 64, 64, 4, 64, 8, 8, NONE, 3072)                                       \
+	X(band_few, BAND, 64, 64, 2, 64, 8, 4, NONE, 3072)                                         \
 	X(full, FULL, 64, 64, 3, 128, 2, 6, SOFTMAX, INT32_MAX)                                    \
 	X(band, BAND, 64, 64, 3, 128, 2, 6, SOFTMAX, INT32_MAX)                                    \
 	X(window, WINDOW, 64, 64, 3, 128, 4, 6, SOFTMAX, INT32_MAX)                                \
@@ -60,6 +61,10 @@
 #define FA_SM90_YIELDS_SOFTMAX 1
 #define FA_SM90_YIELDS_NONE 0
 #define FA_SM90_STATE_BYTES(dim_v, groups) ((groups)*128 * ((dim_v) / 8 + 1) * 16)
+
+/* Whether a BAND kernel over tensors or pages adds sinks; others would spill. */
+#define FA_SM90_BAND_SINKS(dim, keys) ((dim) != 64 || (keys) < 128)
+#define FA_SM90_PAGED_BAND_SINKS(dim) ((dim) < 256)
 
 /* Per consumer warpgroup. */
 #define FA_SM90_GROUP_ROWS 64

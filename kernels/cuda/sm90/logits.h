@@ -18,9 +18,10 @@ __device__ __forceinline__ float fa_sm90_alibi_slope(const struct fa_cuda_attent
 }
 
 /* Returns the head's sink; -inf if there is none. */
+template <class C>
 __device__ __forceinline__ float fa_sm90_sink(const struct fa_cuda_attention &args, int32_t head)
 {
-	return args.sinks ? args.sinks[head] * 1.44269504f : -INFINITY;
+	return C::SINKS && args.sinks ? args.sinks[head] * 1.44269504f : -INFINITY;
 }
 
 /* Returns true if, ALiBi apart, logits are dot products times a positive factor. */

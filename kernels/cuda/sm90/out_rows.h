@@ -85,19 +85,16 @@ __device__ __forceinline__ bool fa_sm90_is_nonfinite(const fa_sm90_out_rows<C> &
 	return product != 0;
 }
 
-/* Returns the factor of row @r of O. Adds a sink to the sum, which may change @offset. */
+/* Returns the factor of row @r of O. Adds @sink (fa_sm90_sink()) to the sum, which may change @offset. */
 template <class C>
-__device__ __forceinline__ float fa_sm90_row_scale(const struct fa_cuda_attention &args,
-                                                   int32_t head, float &offset, float &sum)
+__device__ __forceinline__ float fa_sm90_row_scale(float sink, float &offset, float &sum)
 {
 	/* ALiBi may leave a row almost nothing if its first tiles had the largest dot products:
 	 * recompute it. */
 	if (C::SCORE_MOD && C::FIXED_MAX && sum < 0x1p-60f && offset != FLT_MAX)
 		return NAN;
 
-	const float sink = C::SCORE_MOD ? fa_sm90_sink(args, head) : -INFINITY;
-
-	if (C::SCORE_MOD && sink != -INFINITY) {
+	if (C::SINKS && sink != -INFINITY) {
 		const float lower = fminf(offset, -sink), shrink = fa_ex2(lower - offset);
 
 		sum = sum * shrink + fa_ex2(sink + lower);

@@ -215,6 +215,11 @@ struct fa_sm90_own_packed : fa_sm90_packed_rows<struct fa_cuda_paged_attention> 
 	template <class C> using TILE = struct fa_sm90_page_tile<C>;
 	static constexpr bool PAGED = true, OWN = true, PLANS = true;
 
+	static constexpr bool BAND_SINKS(int dim, int keys)
+	{
+		return false;
+	}
+
 	/* Plans the block's unit. Called by all threads, after the barrier behind
 	 * fa_sm90_yield_begin(). */
 	template <class C> static __device__ __forceinline__ void plan(const ARGS &all)

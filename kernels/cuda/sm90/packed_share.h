@@ -310,7 +310,8 @@ __device__ __forceinline__ bool fa_sm90_share_store(const struct fa_sm90_share<W
 		const int32_t row = work.row + (int32_t)fa_sm90_warp_row() + r * 8 +
 		                    (int32_t)slice.thread / 4;
 		float sum = share.sum[r], offset = share.offset[r];
-		const float scale = fa_sm90_row_scale<C>(args, work.head, offset, sum);
+		const float scale = fa_sm90_row_scale<C>(fa_sm90_sink<C>(args, work.head), offset,
+		                                         sum);
 
 		if (slice.part > 0 || row >= work.n_q)
 			continue;

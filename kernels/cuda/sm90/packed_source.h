@@ -249,6 +249,11 @@ struct fa_sm90_packed : fa_sm90_packed_rows<struct fa_cuda_paged_attention> {
 	template <class C> using TILE = struct fa_sm90_page_tile<C>;
 	static constexpr bool PAGED = true, OWN = false, PLANS = false;
 
+	static constexpr bool BAND_SINKS(int dim, int keys)
+	{
+		return FA_SM90_PAGED_BAND_SINKS(dim);
+	}
+
 	static __device__ __forceinline__ uint32_t loaders(const ARGS &all)
 	{
 		return all.loaders;
@@ -307,6 +312,11 @@ template <class C> struct fa_sm90_packed_dense_tile : fa_sm90_dense_tile<C> {
 struct fa_sm90_packed_dense : fa_sm90_packed_rows<struct fa_cuda_packed_attention> {
 	template <class C> using TILE = struct fa_sm90_packed_dense_tile<C>;
 	static constexpr bool PAGED = false, PLANS = false;
+
+	static constexpr bool BAND_SINKS(int dim, int keys)
+	{
+		return FA_SM90_BAND_SINKS(dim, keys);
+	}
 
 	static __device__ __forceinline__ uint32_t loaders(const ARGS &)
 	{

@@ -287,6 +287,11 @@ template <bool OWN_> struct fa_sm90_pages_of {
 				fa_sm90_own_plan_prefill<C>(all);
 	}
 
+	static constexpr bool BAND_SINKS(int dim, int keys)
+	{
+		return !OWN && FA_SM90_PAGED_BAND_SINKS(dim);
+	}
+
 	static __device__ __forceinline__ const struct fa_cuda_attention &attention(const ARGS &all)
 	{
 		return all.attention;

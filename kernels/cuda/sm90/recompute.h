@@ -186,7 +186,7 @@ __device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &al
 			return;
 	}
 
-	const float scale = fa_sm90_row_scale<C>(args, work.head, offset, sum);
+	const float scale = fa_sm90_row_scale<C>(fa_sm90_sink<C>(args, work.head), offset, sum);
 
 #pragma unroll
 	for (int i = 0; i < count_v; i++) {
