@@ -7,6 +7,7 @@
 #include "kernels/cuda/paged-plan-private.h"
 #include "kernels/cuda/paged-plan-sm90.h"
 #include "kernels/cuda/sm80/own_kernels.h"
+#include "kernels/cuda/sm90/kernels.h"
 #include "kernels/cuda/sm90/paged_kernels.h"
 
 #include <math.h>
@@ -272,9 +273,12 @@ static bool some_decode(const struct fa_cuda_paged_plan *plan,
 static bool plan_themselves(const struct fa_cuda_paged_plan *plan,
                             const struct fa_paged_own_attention *p)
 {
-	/* Kernels by TMA do so. */
+	/* Most kernels by TMA do so. */
 	if (plan->forward && !is_packed(plan) &&
-	    (!plan->forward->keys || p->batch > FA_CUDA_OWN_PREFILL_ITEMS ||
+	    (!plan->forward->keys ||
+	     !FA_SM90_OWN_PREFILL_PLANS(plan->forward->dim,
+	                                plan->forward->kind == FA_CUDA_PAGED_OWN_RICH) ||
+	     p->batch > FA_CUDA_OWN_PREFILL_ITEMS ||
 	     plan->forward_blocks > FA_CUDA_OWN_PREFILL_BLOCKS))
 		return false;
 	/* Decode by bulk copies does so. */

@@ -66,5 +66,8 @@
 #define FA_SM90_BAND_SINKS(dim, keys) ((dim) != 64 || (keys) < 128)
 #define FA_SM90_PAGED_BAND_SINKS(dim) ((dim) < 256)
 
+/* Whether prefill over a client's own pages can plan for itself; others would spill. */
+#define FA_SM90_OWN_PREFILL_PLANS(dim, rich) ((dim) == 128 || (rich))
+
 /* Per consumer warpgroup. */
 #define FA_SM90_GROUP_ROWS 64

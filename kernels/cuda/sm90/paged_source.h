@@ -45,6 +45,7 @@ __device__ __forceinline__ void fa_sm90_page_part(const struct fa_cuda_attention
 
 /* AHEAD: loads the next entry of the list early, which costs registers. */
 template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
+	static constexpr bool PLANS = C::SOURCE::template plans_itself<C>;
 	uint32_t round; /* number of the round's first pair */
 	bool backwards = false, reversed = true;
 	int32_t at;       /* next entry of the list; -1: none */
@@ -62,9 +63,11 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 	static __device__ __forceinline__ uint32_t
 	blocks_of(const struct fa_cuda_paged_attention &all)
 	{
+		if constexpr (PLANS)
+			if (!fa_own_of(all).ranges)
+				return fa_sm90_own_prefill_plan(all)->blocks_n;
 		if constexpr (C::SOURCE::OWN)
-			return fa_own_of(all).ranges ? fa_own_of(all).ranges->forward_blocks
-			                             : fa_sm90_own_prefill_plan(all)->blocks_n;
+			return fa_own_of(all).ranges->forward_blocks;
 		else
 			return (uint32_t)all.attention.blocks_m;
 	}
@@ -72,7 +75,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 	static __device__ __forceinline__ const struct fa_cuda_paged_block *
 	block_at(const struct fa_cuda_paged_attention &all, int32_t at)
 	{
-		if constexpr (C::SOURCE::OWN)
+		if constexpr (PLANS)
 			if (!fa_own_of(all).ranges)
 				return fa_sm90_own_prefill_plan(all)->blocks + at;
 		return all.blocks + at;
@@ -81,7 +84,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 	static __device__ __forceinline__ const uint4 *
 	item_at(const struct fa_cuda_paged_attention &all, uint32_t item)
 	{
-		if constexpr (C::SOURCE::OWN)
+		if constexpr (PLANS)
 			if (!fa_own_of(all).ranges)
 				return (const uint4 *)(fa_sm90_own_prefill_plan(all)->items + item);
 		return (const uint4 *)(all.items + item);
@@ -280,9 +283,12 @@ template <bool OWN_> struct fa_sm90_pages_of {
 	template <class C> using TILE = struct fa_sm90_page_tile<C>;
 	static constexpr bool PAGED = true, PACKED = false, OWN = OWN_, PLANS = OWN_;
 
+	template <class C>
+	static constexpr bool plans_itself = OWN &&FA_SM90_OWN_PREFILL_PLANS(C::DIM, C::SCORE_MOD);
+
 	template <class C> static __device__ __forceinline__ void plan(const ARGS &all)
 	{
-		if constexpr (OWN)
+		if constexpr (plans_itself<C>)
 			if (!fa_own_of(all).ranges)
 				fa_sm90_own_plan_prefill<C>(all);
 	}
