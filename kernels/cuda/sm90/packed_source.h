@@ -163,7 +163,7 @@ template <class C> struct fa_sm90_packed_scheduler {
 		fa_sm90_packed_load<C>(all, at, ret_work);
 		at += fa_sm90_blocks<C>(all.attention);
 		/* A client's own pages may have fewer units than blocks. */
-		return !C::PAGED || ret_work.count > 0;
+		return !C::SOURCE::PLANS || ret_work.count > 0;
 	}
 };
 
