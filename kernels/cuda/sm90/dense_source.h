@@ -22,6 +22,7 @@
 #include "kernels/cuda/common/maps.h"
 #include "kernels/cuda/common/work.h"
 #include "kernels/cuda/ptx/mbarrier.h"
+#include "kernels/cuda/ptx/memory.h"
 #include "kernels/cuda/ptx/tma.h"
 #include "kernels/cuda/ptx/warpgroup.h"
 #include "kernels/cuda/sm90/tile_range.h"
@@ -76,6 +77,8 @@ template <class C> struct fa_sm90_dense_scheduler {
 		ret_block.triple = (int32_t)__shfl_sync(~0u, unit.x, 0);
 		ret_block.row = (int32_t)__shfl_sync(~0u, unit.y, 0);
 		triple += fa_sm90_blocks<C>(args);
+		if (triple < args.list_units)
+			fa_prefetch(list + triple);
 		return ret_block.row != (int32_t)FA_CUDA_RAGGED_NONE;
 	}
 
