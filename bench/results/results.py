@@ -300,7 +300,7 @@ def generate():
     files.sort(key=lambda file: file[2] is everywhere)
     return (
         HEAD
-        + sets_section([file[:2] for file in files], wanted["sets"])
+        + sets_section([file[:2] for file in files], wanted.get("sets", []))
         + shortfalls(files, load(SHORTFALLS)["shortfalls"], profiles)
         + "".join(section(*file) for file in files)
         + "".join(profile_section(name, recorded) for name, recorded in profiles)

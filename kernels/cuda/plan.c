@@ -312,7 +312,9 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	              (int64_t)args->blocks_m * args->triples > chip->sms;
 	args->units_m = args->pairs ? (args->blocks_m + 1) / 2 : args->blocks_m;
 	launch->grid = (uint32_t)args->units_m * (uint32_t)args->triples;
-	listed = args->cu_seqlens_q && chip->sms > 0 && fa_cuda_ragged_plan(launch, &units, &pairs);
+	/* Few blocks run at once, in any order. */
+	listed = args->cu_seqlens_q && chip->sms > 0 && launch->grid > (uint32_t)chip->sms &&
+	         fa_cuda_ragged_plan(launch, &units, &pairs);
 	if (listed)
 		launch->grid = units;
 	else

@@ -288,12 +288,12 @@ static bool list_is_right(const struct fa_cuda_kernel *kernel, const struct fa_c
 {
 	const uint32_t heads = (uint32_t)(args->heads * args->slices),
 		       rows = (uint32_t)kernel->rows;
-	const struct fa_cuda_ragged_unit *unit =
-		(const struct fa_cuda_ragged_unit *)args->cu_seqlens_q - args->list_units;
+	const struct fa_cuda_ragged_unit *unit;
 	uint64_t n = 0;
 
 	if (args->list_units == 0)
 		return true;
+	unit = (const struct fa_cuda_ragged_unit *)args->cu_seqlens_q - args->list_units;
 	for (int32_t b = 0; b < args->triples / (int32_t)heads; b++)
 		n += (uint64_t)((args->cu_seqlens_q[b + 1] - args->cu_seqlens_q[b] + rows - 1) /
 		                rows) *

@@ -14,7 +14,7 @@ import sys
 PEERS = {
     "decode": {"bare", "sm80"},
     "codes": {"bare", "bf16", "sm80"},
-    "shared": {"bare", "unshared"},
+    "shared": {"bare", "unshared", "singles"},
     "deterministic": {"bare", "usual"},
     "own": {"pool"},
     "copies": {"copy"},

@@ -353,9 +353,10 @@ def run_cuda(client, device, operands, fields, request, call, handle, pending, k
     seen = []
     for op in operands:
         op.find_cuda(client._ranges, seen)
+    somewhere = next((op.buffer for op in operands if op.buffer is not None), None)
     for op, field in zip(operands, fields):
         if op.buffer is None:  # an empty tensor, which lies nowhere
-            op.buffer = operands[-1].buffer
+            op.buffer = somewhere
         op.fill(getattr(request, field))
     shapes = tuple((op.name, op.dtype, op.shape[1:] if len(op.shape) == 3 else op.shape[2:])
                    for op in operands)
