@@ -324,6 +324,11 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	if (chip->sms <= 0 || (args->cu_seqlens_q && !listed))
 		return;
 	blocks = (int64_t)(launch->work_ns / BLOCK_NS + 1) * chip->sms;
+	/* A list is of the grid that runs. */
+	if (listed && blocks > (int64_t)chip->sms * FA_CUDA_PREEMPT_BLOCKS_AN_SM)
+		blocks = (int64_t)chip->sms * FA_CUDA_PREEMPT_BLOCKS_AN_SM;
+	if (listed && blocks > FA_CUDA_RAGGED_BLOCKS_MAX)
+		blocks = FA_CUDA_RAGGED_BLOCKS_MAX;
 	if (blocks < launch->grid)
 		launch->grid = (uint32_t)blocks;
 	if (listed && units > 0)
@@ -417,7 +422,8 @@ static bool divides_more(const struct fa_cuda_chip *chip, const struct fa_cuda_k
                          const struct fa_cuda_kernel *other,
                          const struct fa_attention_params *params)
 {
-	const int64_t blocks = (params->seqlen_q + kernel->rows - 1) / kernel->rows;
+	const int64_t slices = (params->head_dim_v + kernel->dim_v - 1) / kernel->dim_v;
+	const int64_t blocks = (params->seqlen_q + kernel->rows - 1) / kernel->rows * slices;
 
 	return kernel->keys && kernel->seqlen_k_max < INT32_MAX && kernel->rows < other->rows &&
 	       blocks <= chip->sms && blocks * params->batch <= (int64_t)chip->sms / params->heads;

@@ -13,6 +13,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Thread blocks for each SM of a launch that can be preempted, at most. They are few, because blocks
+ * that have not begun stop one after another. */
+#define FA_CUDA_PREEMPT_BLOCKS_AN_SM 16
+
 enum fa_cuda_image {
 	FA_CUDA_IMAGE_SM80_F16,
 	FA_CUDA_IMAGE_SM80_BF16,

@@ -283,31 +283,34 @@ static CUresult compute(const struct fa_attention_params *params)
 	return CUDA_SUCCESS;
 }
 
-/* Returns whether a ragged batch's list has as many units as there are blocks of rows, all within. */
-static bool list_is_right(const struct fa_cuda_kernel *kernel, const struct fa_cuda_attention *args)
+/* Returns whether thread blocks find as many units in a ragged batch's list as there are blocks of
+ * rows, all within. @blocks: of the first launch. */
+static bool list_is_right(const struct fa_cuda_kernel *kernel, const struct fa_cuda_attention *args,
+                          uint64_t blocks)
 {
 	const uint32_t heads = (uint32_t)(args->heads * args->slices),
 		       rows = (uint32_t)kernel->rows;
-	const struct fa_cuda_ragged_unit *unit;
+	const struct fa_cuda_ragged_unit *list;
 	uint64_t n = 0;
 
 	if (args->list_units == 0)
 		return true;
-	unit = (const struct fa_cuda_ragged_unit *)args->cu_seqlens_q - args->list_units;
+	list = (const struct fa_cuda_ragged_unit *)args->cu_seqlens_q - args->list_units;
 	for (int32_t b = 0; b < args->triples / (int32_t)heads; b++)
 		n += (uint64_t)((args->cu_seqlens_q[b + 1] - args->cu_seqlens_q[b] + rows - 1) /
 		                rows) *
 		     heads;
-	for (uint32_t i = 0; i < args->list_units; i++, unit++) {
-		const uint32_t *at = args->cu_seqlens_q + unit->triple / heads;
+	for (uint64_t block = 0; block < blocks; block++)
+		for (uint64_t i = block; i < args->list_units; i += blocks) {
+			const uint32_t *at = args->cu_seqlens_q + list[i].triple / heads;
 
-		if (unit->row == FA_CUDA_RAGGED_NONE)
-			continue;
-		if (unit->triple >= (uint32_t)args->triples || unit->row % rows ||
-		    unit->row >= at[1] - at[0])
-			return false;
-		n--;
-	}
+			if (list[i].row == FA_CUDA_RAGGED_NONE)
+				break;
+			if (list[i].triple >= (uint32_t)args->triples || list[i].row % rows ||
+			    list[i].row >= at[1] - at[0])
+				return false;
+			n--;
+		}
 	return n == 0;
 }
 
@@ -329,7 +332,8 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 	result = pin_tables(&tables, &params, op->args.list_units);
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!list_is_right(kernel, &op->args))
+	if (!list_is_right(kernel, &op->args,
+	                   op->args.preempt.resumed ? op->args.preempt.blocks : op->blocks))
 		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED,
 		                        "%s: a list with other blocks of rows", kernel->symbol);
 	else if (fa_attention_check(&params, text, sizeof(text)) < 0)

@@ -185,6 +185,17 @@ static void test_sections(void **state)
 	assert_true(check(3) < 1.05);
 }
 
+/* A launch is cut to as many thread blocks as one that can be preempted, and its list with it. */
+static void test_long(void **state)
+{
+	make(128, 32, 8, 2);
+	add(0, 20000, 20000);
+	add(1, 20000, 20000);
+	plan();
+	assert_int_equal(batch.launch.grid, 132 * FA_CUDA_PREEMPT_BLOCKS_AN_SM);
+	assert_true(check(32) < 1.1);
+}
+
 /* A prompt beside conversations, lengths of zero, rows that see no key. */
 static void test_lengths(void **state)
 {
@@ -245,8 +256,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_lognormal), cmocka_unit_test(test_sections),
-		cmocka_unit_test(test_lengths),   cmocka_unit_test(test_random),
-		cmocka_unit_test(test_without),
+		cmocka_unit_test(test_long),      cmocka_unit_test(test_lengths),
+		cmocka_unit_test(test_random),    cmocka_unit_test(test_without),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

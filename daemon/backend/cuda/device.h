@@ -33,7 +33,8 @@
 /* Bytes for a work's vectors, each aligned to 16 bytes. */
 #define FA_CUDA_VECTORS_BYTES                                                                      \
 	(2 * 4 * (FA_CUDA_SEQUENCES_MAX + 4 + FA_CUDA_VECTOR_HEADS_MAX) +                          \
-	 sizeof(struct fa_cuda_ragged_unit) * 2 * FA_CUDA_RAGGED_UNITS_MAX)
+	 sizeof(struct fa_cuda_ragged_unit) *                                                      \
+	         (FA_CUDA_RAGGED_UNITS_MAX + FA_CUDA_RAGGED_BLOCKS_MAX))
 
 #define FA_CUDA_GRAPHS 8
 

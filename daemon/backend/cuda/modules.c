@@ -175,14 +175,15 @@ int fa_cuda_check(struct fa_device *device, const struct fa_attention_params *pa
 	if (!error)
 		error = &unused;
 	r = fa_attention_check(params, error->text, sizeof(error->text));
-	if (r == 0)
-		r = fa_cuda_attention_plan(&device->chip, params, error->text, sizeof(error->text),
-		                           &launch);
 	if (r < 0)
 		return r;
 	if (params->cu_seqlens_q && params->batch > FA_CUDA_SEQUENCES_MAX)
 		return fa_fail(error, -ENOTSUP, "batch %d is not supported: at most %d if ragged",
 		               params->batch, FA_CUDA_SEQUENCES_MAX);
+	r = fa_cuda_attention_plan(&device->chip, params, error->text, sizeof(error->text),
+	                           &launch);
+	if (r < 0)
+		return r;
 	if ((params->alibi_slopes || params->sinks) && params->heads > FA_CUDA_VECTOR_HEADS_MAX)
 		return fa_fail(error, -ENOTSUP,
 		               "heads %d is not supported: at most %d with slopes or sinks",

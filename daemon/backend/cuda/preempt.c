@@ -17,8 +17,6 @@
 #include <string.h>
 
 #define FORCED_RUN_NS (500 * FA_NS_PER_US)
-/* Blocks per SM are few, because blocks that have not begun stop one after another. */
-#define BLOCKS_AN_SM 16
 /* Distance between words, a cache line: blocks poll a word while another is written. */
 #define WORD_BYTES 128
 
@@ -168,8 +166,8 @@ CUresult fa_cuda_preempt_launch(struct fa_device *device, struct fa_cuda_stream 
                                 size_t args_bytes, const struct fa_cuda_maps *maps)
 {
 	const uint32_t slots = (uint32_t)device->chip.sms;
-	const uint32_t most = BLOCKS_AN_SM * slots < FA_CUDA_PREEMPT_RECORDS
-	                              ? BLOCKS_AN_SM * slots
+	const uint32_t most = FA_CUDA_PREEMPT_BLOCKS_AN_SM * slots < FA_CUDA_PREEMPT_RECORDS
+	                              ? FA_CUDA_PREEMPT_BLOCKS_AN_SM * slots
 	                              : FA_CUDA_PREEMPT_RECORDS;
 	struct fa_cuda_preemption *preemption = &stream->preemption;
 	CUresult result;

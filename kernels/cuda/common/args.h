@@ -93,8 +93,9 @@ struct fa_cuda_ragged_unit {
 };
 
 #define FA_CUDA_RAGGED_NONE (~0u) /* the row of no unit */
-/* Units of a list, at most. */
-#define FA_CUDA_RAGGED_UNITS_MAX 32768
+/* Units of a list, and thread blocks that have it, at most. */
+#define FA_CUDA_RAGGED_UNITS_MAX 16384
+#define FA_CUDA_RAGGED_BLOCKS_MAX 4096
 
 /* Fields are in the order in which a decode block reads them. The GPU fetches 64 bytes of arguments
  * at once; on sm_90 the first such group has 48. */
