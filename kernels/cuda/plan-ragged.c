@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Blocks are sorted to 1 / BUCKETS of the most tiles. */
+/* Blocks of rows are sorted into so many buckets, by their number of tiles. */
 #define BUCKETS 1024
-/* Where so many heads share K and V, memory keeps up without L2. */
+/* If at least so many query heads share a KV head, memory is fast enough without L2. */
 #define GROUP_ENOUGH 4
 
 static int32_t n_sequences(const struct fa_cuda_attention *args)
@@ -19,7 +19,7 @@ static int32_t n_sequences(const struct fa_cuda_attention *args)
 	return args->triples / (args->heads * args->slices);
 }
 
-/* Tiles of keys that the rows from @row on see. */
+/* Returns how many tiles of keys the block of rows that begins at @row sees. */
 static int64_t tiles_of(const struct fa_cuda_launch *launch, int64_t n_q, int64_t n_k, int64_t row)
 {
 	const struct fa_cuda_attention *args = &launch->args;
@@ -34,7 +34,7 @@ static int64_t tiles_of(const struct fa_cuda_launch *launch, int64_t n_q, int64_
 	return end > begin ? (end - 1) / keys - begin / keys + 1 : 0;
 }
 
-/* Calls back for each block of rows of a head; of a sequence, later rows first. */
+/* Calls @call for each block of rows of one head. Within a sequence, later rows come first. */
 static void each_block(const struct fa_cuda_launch *launch,
                        void (*call)(void *userdata, uint32_t sequence, uint32_t row, int64_t tiles),
                        void *userdata)
@@ -103,7 +103,8 @@ static void sort_blocks(const struct fa_cuda_launch *launch, struct sort *sort)
 	each_block(launch, place, sort);
 }
 
-/* Heads in flight together: all, unless their K and V exceed L2 and memory would not keep up. */
+/* Returns how many heads are computed at a time: all heads, unless K and V exceed L2 and memory would
+ * be too slow without it. */
 static uint32_t heads_together(const struct fa_cuda_launch *launch, int64_t l2_bytes)
 {
 	const struct fa_cuda_attention *args = &launch->args;

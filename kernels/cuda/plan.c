@@ -289,7 +289,7 @@ static int64_t keys_seen(const struct fa_cuda_attention *args)
 #define BLOCK_NS 200000
 #define SM_FLOPS_PER_NS 6000 /* of an H200 */
 
-/* @pairs: of rows and keys. */
+/* @pairs: number of (row, key) pairs that the launch computes. */
 static double work_ns(const struct fa_cuda_chip *chip, const struct fa_cuda_launch *launch,
                       double pairs)
 {
@@ -312,7 +312,7 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	              (int64_t)args->blocks_m * args->triples > chip->sms;
 	args->units_m = args->pairs ? (args->blocks_m + 1) / 2 : args->blocks_m;
 	launch->grid = (uint32_t)args->units_m * (uint32_t)args->triples;
-	/* Few blocks run at once, in any order. */
+	/* A list orders blocks. If all blocks run at once, their order does not matter. */
 	listed = args->cu_seqlens_q && chip->sms > 0 && launch->grid > (uint32_t)chip->sms &&
 	         fa_cuda_ragged_plan(launch, &units, &pairs);
 	if (listed)
@@ -324,7 +324,7 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	if (chip->sms <= 0 || (args->cu_seqlens_q && !listed))
 		return;
 	blocks = (int64_t)(launch->work_ns / BLOCK_NS + 1) * chip->sms;
-	/* A list is of the grid that runs. */
+	/* The list is dealt for this grid, so nothing may cut the grid later. */
 	if (listed && blocks > (int64_t)chip->sms * FA_CUDA_PREEMPT_BLOCKS_AN_SM)
 		blocks = (int64_t)chip->sms * FA_CUDA_PREEMPT_BLOCKS_AN_SM;
 	if (listed && blocks > FA_CUDA_RAGGED_BLOCKS_MAX)

@@ -119,14 +119,14 @@ const struct fa_cuda_kernel *fa_cuda_attention_kernel(const struct fa_cuda_chip 
 
 /* ---- plan-ragged.c */
 
-/* Counts the units of a ragged launch. False: they are too many for a list. @ret_units: those of all
- * heads. @ret_pairs: (row, key) pairs that they compute. */
+/* Counts the units of a ragged launch, for all heads, and the (row, key) pairs that they compute.
+ * Returns false if there are too many units for a list. */
 bool fa_cuda_ragged_plan(const struct fa_cuda_launch *launch, uint32_t *ret_units,
                          double *ret_pairs);
 
 /* Makes the list of a launch whose cu_seqlens are still in host memory. The caller copies both to the
- * GPU, the list in front, and sets args.list_units; a launch without it is slower, but right. False:
- * no memory. */
+ * GPU, the list in front, and sets args.list_units. A launch without the list is slower, but right.
+ * Returns false if there is no memory. */
 bool fa_cuda_ragged_list(const struct fa_cuda_launch *launch, int64_t l2_bytes,
                          struct fa_cuda_ragged_unit *ret_list);
 

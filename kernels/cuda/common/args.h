@@ -93,7 +93,7 @@ struct fa_cuda_ragged_unit {
 };
 
 #define FA_CUDA_RAGGED_NONE (~0u) /* the row of no unit */
-/* Units of a list, and thread blocks that have it, at most. */
+/* Limits of the units in a list, and of the thread blocks that share it. */
 #define FA_CUDA_RAGGED_UNITS_MAX 16384
 #define FA_CUDA_RAGGED_BLOCKS_MAX 4096
 
@@ -149,8 +149,8 @@ struct fa_cuda_attention {
 	 * before cap_powers. */
 	float cap_large;
 
-	/* > 0: a list of so many struct fa_cuda_ragged_unit ends where cu_seqlens_q begins. Thread
-	 * block b of n computes those at b, b + n, b + 2n, ... up to one without rows. Filled by the
-	 * caller. */
+	/* Length of the list of struct fa_cuda_ragged_unit that ends where cu_seqlens_q begins; 0:
+	 * there is none. Thread block b of n computes the units at b, b + n, b + 2n, ... and stops
+	 * at FA_CUDA_RAGGED_NONE. Filled by the caller. */
 	uint32_t list_units;
 };

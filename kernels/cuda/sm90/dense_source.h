@@ -36,8 +36,9 @@ struct fa_sm90_block {
 };
 
 template <class C> struct fa_sm90_dense_scheduler {
-	/* The triple's n-th unit, ~n if the pair's second block is next. With a list, @triple is a
-	 * place in it. Unsigned: one past the last may exceed int32. */
+	/* The n-th unit of a triple; n is inverted (~n) while the pair's second block is next. With
+	 * a list, @triple is the unit's place in it. Unsigned, because the number after the last
+	 * one may exceed int32. */
 	uint32_t triple;
 	int32_t n;
 	bool reversed = true; /* the last group has the block's first rows */
@@ -54,7 +55,7 @@ template <class C> struct fa_sm90_dense_scheduler {
 		}
 	}
 
-	/* To the unit that is @count on. */
+	/* Moves on by @count units. */
 	__device__ __forceinline__ void advance(const struct fa_cuda_attention &args,
 	                                        uint32_t count)
 	{
@@ -64,7 +65,7 @@ template <class C> struct fa_sm90_dense_scheduler {
 		n += (int32_t)(count - whole * args.units_m);
 	}
 
-	/* The list's next unit; false: there is none. */
+	/* Takes the thread block's next unit from the list. Returns false if it has none left. */
 	__device__ __forceinline__ bool take_listed(const struct fa_cuda_attention &args,
 	                                            struct fa_sm90_block &ret_block)
 	{
