@@ -267,11 +267,22 @@ static int observe(void)
 	return 0;
 }
 
+static size_t count_sessions(void)
+{
+	_fa_cleanup_(fa_freep) char *text = fa_raw_status(&scene.bystander);
+	json_t *status = json_loads(text, 0, NULL);
+	size_t n = json_array_size(json_object_get(status, "sessions"));
+
+	json_decref(status);
+	return n;
+}
+
 /* The observer sees all, but does not control the daemon. */
 static void test_observer(void **state)
 {
 	start("[daemon]\nmode = 0666\nobserver = nobody\n");
 	run_as(OTHER, look_around);
+	fa_check_eventually(count_sessions() == 1);
 	run_as(NOBODY, observe);
 	fa_scene_check(&scene);
 }
