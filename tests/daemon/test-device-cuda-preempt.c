@@ -114,16 +114,22 @@ static bool has_stopped(struct scene *scene)
 }
 
 /* The stream of a preemptible work. */
-static const struct fa_cuda_stream *stream_of(const struct scene *scene, int job)
+static const struct fa_cuda_stream *stream_of_work(const struct scene *scene,
+                                                   const struct fa_device_work *work)
 {
 	const struct fa_cuda_stream *streams = scene->cuda.device->streams;
 	unsigned int i = 0;
 
-	while (streams[i].preemption.work != &scene->jobs[job].work) {
+	while (streams[i].preemption.work != work) {
 		++i;
 		fa_check(i < scene->cuda.device->n_streams);
 	}
 	return &streams[i];
+}
+
+static const struct fa_cuda_stream *stream_of(const struct scene *scene, int job)
+{
+	return stream_of_work(scene, &scene->jobs[job].work);
 }
 
 /* The long work runs until it is asked to stop. */
@@ -424,6 +430,45 @@ static void later_child(void)
 	end(&scene);
 }
 
+/* A ragged batch's list is of as many thread blocks as a preemptible launch has; the tests' driver
+ * checks the list at the launch, and when the rest is launched. */
+static void ragged_child(void)
+{
+	static struct scene scene;
+	struct cuda_job job = {
+		.attention = { .dtype = FA_WIRE_DTYPE_BF16,
+		               .ragged = true,
+		               .batch = 7,
+		               .head_dim = 128,
+		               .heads = 32,
+		               .kv_heads = 1,
+		               .seqlen_q = 1000,
+		               .seqlen_k = 2300 },
+	};
+	const struct cuda_device *cuda = &scene.cuda;
+	const struct fa_cuda_preemption *preemption;
+
+	setenv("FAD_TEST_CUDA_GFLOP", "1", 1); /* never computed */
+	begin(&scene);
+	cuda->device->chip.sms = 2; /* makes the estimate long */
+	cuda_job_init(&job, &scene.cuda);
+	fa_test_cuda_hold(cuda->page, true);
+	cuda_job_launch(&job, &scene.cuda, scene.low);
+	fa_check_eventually(fa_test_cuda_kernels(cuda->page) == 1);
+	preemption = &stream_of_work(&scene, &job.work)->preemption;
+	fa_check_eq(preemption->grid, FA_CUDA_PREEMPT_BLOCKS_AN_SM * cuda->device->chip.sms);
+	fa_check(preemption->args.attention.list_units > preemption->grid);
+	start(&scene, URGENT);
+	fa_check_eventually(has_stopped(&scene));
+	fa_test_cuda_hold(cuda->page, false);
+	check_done(&scene, URGENT);
+	cuda_job_wait(&job, &scene.cuda);
+	fa_check_eq(job.work.status, 0);
+	fa_check(n_launches(&scene) >= 3);
+	cuda_job_deinit(&job, &scene.cuda);
+	end(&scene);
+}
+
 static void short_child(void)
 {
 	static struct scene scene;
@@ -464,6 +509,7 @@ static void test_when(void **state)
 {
 	cuda_in_child(nobody_child);
 	cuda_in_child(later_child);
+	cuda_in_child(ragged_child);
 	cuda_in_child(short_child);
 }
 
