@@ -267,12 +267,13 @@ static int set_mode(struct fa_config *config, const char *value, struct fa_error
 
 static int set_backend(struct fa_config *config, const char *value, struct fa_error *error)
 {
-	static const char *const names[] = { "auto", "cpu", "cuda" };
+	static const char *const names[] = { "auto", "cpu", "cuda", "vulkan" };
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(*names); ++i)
 		if (!*value || !strcmp(value, names[i]))
 			return set_string(names[i], &config->backend);
-	return fa_fail(error, -EINVAL, "backend is \"%.40s\"; expected auto, cpu or cuda", value);
+	return fa_fail(error, -EINVAL, "backend is \"%.40s\"; expected auto, cpu, cuda or vulkan",
+	               value);
 }
 
 static int set_log(struct fa_config *config, const char *value, struct fa_error *error)

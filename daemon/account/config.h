@@ -24,7 +24,7 @@ struct fa_config {
 	mode_t mode;
 	char *group;      /* NULL: the group of the daemon's process */
 	char *observer;   /* user who may see all of the status; NULL: nobody */
-	char *backend;    /* "auto", "cpu", "cuda" */
+	char *backend;    /* "auto", "cpu", "cuda", "vulkan" */
 	char *device;     /* ordinal or GPU-... UUID; NULL: the backend chooses */
 	unsigned threads; /* 0: one per processor */
 	enum fa_log_target log;

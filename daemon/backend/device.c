@@ -9,8 +9,15 @@
 static const struct fa_device_ops *const backends[] = {
 	&fa_device_cuda,
 	&fa_device_cpu,
+	&fa_device_vulkan,
 	NULL,
 };
+
+/* Backends that are opened only by their names: Vulkan's is slower than the others. */
+static bool is_automatic(const struct fa_device_ops *ops)
+{
+	return ops != &fa_device_vulkan;
+}
 
 /* Returns true if a GPU seems to be there though opening it failed with @r: -ENXIO may also mean
  * that the driver was denied access. */
@@ -30,7 +37,7 @@ int fa_device_open(const char *name, const struct fa_device_config *config, stru
 	for (ops = backends; *ops; ops++) {
 		if (!any && strcmp(name, (*ops)->name) != 0)
 			continue;
-		if (any && config->device && *ops == &fa_device_cpu)
+		if (any && ((config->device && *ops == &fa_device_cpu) || !is_automatic(*ops)))
 			continue;
 		why.text[0] = 0;
 		r = (*ops)->open(config, &why, ret_device);

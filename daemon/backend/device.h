@@ -361,6 +361,7 @@ struct fa_device_ops {
 
 extern const struct fa_device_ops fa_device_cuda;
 extern const struct fa_device_ops fa_device_cpu;
+extern const struct fa_device_ops fa_device_vulkan; /* chosen by name only */
 
 /*
  * Opens the backend called @name. With NULL or "auto" opens the best backend that works, but only a

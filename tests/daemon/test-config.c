@@ -264,7 +264,7 @@ static void test_wrong(void **state)
 	if (!fa_manager_has_journal())
 		refuse("[daemon]\nlog = journal\n", 2, "built without libsystemd");
 	refuse("[daemon]\nbackend = abacus\n", 2,
-	       "backend is \"abacus\"; expected auto, cpu or cuda");
+	       "backend is \"abacus\"; expected auto, cpu, cuda or vulkan");
 	refuse("[daemon]\nlog_level = loud\n", 2, "log_level");
 	refuse("[daemon]\ndrain_timeout_ms = -1\n", 2, "drain_timeout_ms");
 	refuse("[daemon]\nspin_us = 1000001\n", 2, "spin_us");

@@ -19,6 +19,8 @@ LAYERS = {
     "daemon/backend/cuda": ["common/", "kernels/attention.h", "kernels/paged.h",
                             "kernels/cuda/plan.h", "kernels/cuda/paged-plan.h",
                             "kernels/cuda/images.h", "kernels/cuda/paged-images.h"],
+    "daemon/backend/vulkan": ["common/", "kernels/attention.h", "kernels/paged.h",
+                              "kernels/vulkan/plan.h"],
     # programs and tests are not layers: they may see everything below them
     "tools": ["common/", "schema/", "client/"],
     "bench": ["common/", "schema/", "client/", "kernels/attention.h", "kernels/paged.h",
@@ -32,9 +34,10 @@ LAYERS = {
 
 # The folders of the daemon, from top to bottom: each may include only those below it.
 DAEMON = ["service", "requests", "kv", "session", "engine", "memory", "backend/cpu",
-          "backend/cuda", "backend", "account", "supervise", "persist", "pool", "base"]
-# The two backends do not know each other.
-APART = [{"backend/cpu", "backend/cuda"}]
+          "backend/cuda", "backend/vulkan", "backend", "account", "supervise", "persist", "pool", "base"]
+# The backends do not know one another.
+APART = [{"backend/cpu", "backend/cuda"}, {"backend/cpu", "backend/vulkan"},
+         {"backend/cuda", "backend/vulkan"}]
 
 # Files that include one another in a circle, where x.c and x.h count as one file (x.cu does not: it
 # has kernels, which no file calls). The folder's README.md says why. The product has no other circles.
@@ -61,6 +64,7 @@ FOREIGN = [
     (r"ini\.h", ["daemon/account/config_file.c"]),
     (r"sodium.*\.h", ["daemon/pool/hash.c"]),
     (r"cuda.*\.h", ["kernels/cuda/", "client/examples/cuda.c", "tests/"]),
+    (r"vulkan/.*", ["daemon/backend/vulkan/"]),
     (r"microhttpd\.h", ["tools/exporter/exporter.c"]),
     (r"cmocka\.h", ["tests/"]),
 ]

@@ -1,0 +1,98 @@
+/* The Vulkan device's state. Each part says which threads use it. */
+#pragma once
+
+#include "daemon/backend/device.h"
+#include "daemon/backend/vulkan/driver.h"
+#include "daemon/base/fair_queue.h"
+#include "kernels/vulkan/plan.h"
+
+#include <pthread.h>
+
+#define FA_VK_BLOB_SIZES 20 /* powers of two from FA_VK_BLOB_BYTES_MIN */
+#define FA_VK_BLOB_BYTES_MIN 4096u
+
+/* Memory that host and device address: what a work's kernels read besides tensors. Kept for reuse;
+ * the loop thread makes and releases them. */
+struct fa_vk_blob {
+	struct fa_vk_blob *next; /* while it is kept */
+	VkBuffer buffer;
+	VkDeviceMemory memory;
+	char *host;
+	uint64_t at; /* address for the device */
+	uint64_t bytes;
+	unsigned int size; /* index of FA_VK_BLOB_SIZES */
+};
+
+/* The KV pool: a memfd per chunk, mapped side by side as in the CPU's backend, of which each is
+ * imported by itself. The loop thread adds and removes chunks; kernels read the table of addresses. */
+struct fa_vk_pool {
+	char *base; /* NULL: not open */
+	uint64_t chunk_bytes;
+	uint32_t max_chunks;
+	struct fa_vk_import **imports; /* [max_chunks] */
+	struct fa_vk_blob *chunks;     /* uint64_t [max_chunks]: addresses for the device */
+};
+
+/* Host memory that the device addresses. */
+struct fa_vk_import {
+	VkBuffer buffer;
+	VkDeviceMemory memory;
+	void *mapped; /* address and bytes to unmap; NULL: the caller's */
+	uint64_t mapped_bytes;
+	uint64_t at;
+};
+
+/* A compiled kernel. The device's thread makes and uses them. */
+struct fa_vk_pipeline {
+	enum fa_vulkan_kernel kernel;
+	uint32_t constants[FA_VULKAN_CONSTANTS];
+	VkPipeline pipeline;
+};
+
+struct fa_device {
+	struct fa_device_config config;
+
+	/* Set when the device is opened. */
+	struct fa_vk_driver driver;
+	VkInstance instance;
+	VkPhysicalDevice physical;
+	VkDevice device;
+	VkQueue queue;
+	uint32_t family;
+	VkPhysicalDeviceMemoryProperties memory_types;
+	VkPhysicalDeviceProperties properties;
+	uint64_t uuid[2];
+	uint64_t import_alignment; /* of addresses and sizes; 0: nothing can be imported */
+	char driver_name[128];
+	uint64_t opened_ns; /* how long that took */
+	VkPipelineLayout layout;
+	VkShaderModule modules[_FA_VULKAN_KERNEL_N];
+
+	/* Used by the device's thread. */
+	VkCommandPool commands;
+	VkCommandBuffer command;
+	VkSemaphore timeline;
+	uint64_t timeline_value;
+	double flops_per_ns;              /* estimated from what has run; bounds a submission */
+	struct fa_vk_pipeline *pipelines; /* [n_pipelines], as many as kinds of requests came */
+	unsigned int n_pipelines;
+
+	/* Used by the loop thread. */
+	struct fa_vk_blob *blobs[FA_VK_BLOB_SIZES];
+	uint64_t blob_bytes; /* of all blobs, kept ones included */
+	struct fa_vk_pool pool;
+
+	/* Guards what follows, and works. */
+	pthread_mutex_t mutex;
+	pthread_cond_t work_available;
+	struct fa_fair_queue fair; /* ready works; unit: nanoseconds */
+	struct fa_list done;       /* by fa_device_work.link */
+	bool stop, lost;
+	struct fa_error lost_error;
+	bool has_thread;
+	pthread_t thread;
+};
+
+/* Fails with the text of a result, and notes that the device is lost. */
+int fa_vk_fail(struct fa_device *device, struct fa_error *error, VkResult result,
+               const char *doing);

@@ -1,0 +1,288 @@
+#include "daemon/backend/vulkan/memory.h"
+
+#include "common/cleanup.h"
+#include "common/memfd.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <sys/mman.h>
+
+/* Limits the memory of all works together, kept memory included. */
+#define BLOB_BYTES_MAX ((uint64_t)1 << 30)
+#define PAGE ((uint64_t)4096)
+
+/* Returns the first type of @allowed with all of @wanted, or UINT32_MAX. */
+static uint32_t find_type(const struct fa_device *device, uint32_t allowed,
+                          VkMemoryPropertyFlags wanted)
+{
+	for (uint32_t i = 0; i < device->memory_types.memoryTypeCount; i++)
+		if (allowed >> i & 1 &&
+		    (device->memory_types.memoryTypes[i].propertyFlags & wanted) == wanted)
+			return i;
+	return UINT32_MAX;
+}
+
+/* Makes the buffer, its memory and its address. *ret_buffer and *ret_memory may be half-made. */
+static VkResult make(struct fa_device *device, uint64_t bytes, void *imported, uint32_t allowed,
+                     VkBuffer *ret_buffer, VkDeviceMemory *ret_memory, uint64_t *ret_at)
+{
+	const VkExternalMemoryBufferCreateInfo external = {
+		.sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO,
+		.handleTypes = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT,
+	};
+	const VkBufferCreateInfo buffer = {
+		.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
+		.pNext = imported ? &external : NULL,
+		.size = bytes,
+		.usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT |
+		         VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT,
+	};
+	const VkImportMemoryHostPointerInfoEXT pointer = {
+		.sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT,
+		.handleType = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT,
+		.pHostPointer = imported,
+	};
+	const VkMemoryAllocateFlagsInfo flags = {
+		.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO,
+		.pNext = imported ? &pointer : NULL,
+		.flags = VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT,
+	};
+	VkBufferDeviceAddressInfo address = {
+		.sType = VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO,
+	};
+	VkMemoryAllocateInfo memory = {
+		.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+		.pNext = &flags,
+	};
+	VkMemoryRequirements needs;
+	VkResult result;
+
+	result = device->driver.CreateBuffer(device->device, &buffer, NULL, ret_buffer);
+	if (result != VK_SUCCESS)
+		return result;
+	device->driver.GetBufferMemoryRequirements(device->device, *ret_buffer, &needs);
+	memory.allocationSize = imported ? bytes : needs.size;
+	memory.memoryTypeIndex = find_type(device, allowed & needs.memoryTypeBits,
+	                                   VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT |
+	                                           VK_MEMORY_PROPERTY_HOST_COHERENT_BIT);
+	if (memory.memoryTypeIndex == UINT32_MAX)
+		return VK_ERROR_FEATURE_NOT_PRESENT;
+	result = device->driver.AllocateMemory(device->device, &memory, NULL, ret_memory);
+	if (result == VK_SUCCESS)
+		result = device->driver.BindBufferMemory(device->device, *ret_buffer, *ret_memory,
+		                                         0);
+	if (result != VK_SUCCESS)
+		return result;
+	address.buffer = *ret_buffer;
+	*ret_at = device->driver.GetBufferDeviceAddress(device->device, &address);
+	return VK_SUCCESS;
+}
+
+/* ---- imports */
+
+struct fa_vk_import *fa_vk_import_free(struct fa_device *device, struct fa_vk_import *import)
+{
+	if (!import)
+		return NULL;
+	device->driver.DestroyBuffer(device->device, import->buffer, NULL);
+	device->driver.FreeMemory(device->device, import->memory, NULL);
+	if (import->mapped)
+		(void)munmap(import->mapped, import->mapped_bytes);
+	free(import);
+	return NULL;
+}
+
+int fa_vk_import_new(struct fa_device *device, void *host, uint64_t bytes, struct fa_error *error,
+                     struct fa_vk_import **ret_import)
+{
+	VkMemoryHostPointerPropertiesEXT properties = {
+		.sType = VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT,
+	};
+	struct fa_vk_import *import;
+	VkResult result;
+
+	import = fa_new(struct fa_vk_import);
+	if (!import)
+		return fa_fail(error, -ENOMEM, "no memory for an import");
+	/* The memory's last page is whole, though the caller may use a part of it. */
+	bytes = (bytes + device->import_alignment - 1) / device->import_alignment *
+	        device->import_alignment;
+	result = device->driver.GetMemoryHostPointerPropertiesEXT(
+		device->device, VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT, host,
+		&properties);
+	if (result == VK_SUCCESS)
+		result = make(device, bytes, host, properties.memoryTypeBits, &import->buffer,
+		              &import->memory, &import->at);
+	if (result != VK_SUCCESS) {
+		fa_vk_import_free(device, import);
+		if (result == VK_ERROR_OUT_OF_HOST_MEMORY ||
+		    result == VK_ERROR_OUT_OF_DEVICE_MEMORY)
+			return fa_vk_fail(device, error, result, "memory cannot be imported");
+		return fa_fail(
+			error, -ENOTSUP,
+			"the Vulkan driver cannot import this memory (%s); another driver, or "
+			"the backend cpu or cuda, may",
+			fa_vk_error_name(result));
+	}
+	*ret_import = import;
+	return 0;
+}
+
+int fa_vk_memory_import_host(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
+                             bool read_only, struct fa_error *error,
+                             struct fa_device_memory *ret_memory)
+{
+	const uint64_t unit = device->import_alignment > PAGE ? device->import_alignment : PAGE;
+	const uint64_t before = offset % PAGE;
+	struct fa_vk_import *import;
+	uint64_t mapped_bytes;
+	void *mapped;
+	int r;
+
+	/* Drivers import whole pages, and these may want larger ones than the processor's. */
+	if (unit > PAGE)
+		return fa_fail(error, -ENOTSUP,
+		               "the Vulkan driver imports memory in units of %" PRIu64
+		               " bytes; expected %" PRIu64,
+		               unit, PAGE);
+	mapped_bytes = (before + bytes + PAGE - 1) / PAGE * PAGE;
+	mapped = mmap(NULL, mapped_bytes, PROT_READ | (read_only ? 0 : PROT_WRITE), MAP_SHARED, fd,
+	              (off_t)(offset - before));
+	if (mapped == MAP_FAILED)
+		return fa_fail(error, -errno,
+		               "%" PRIu64 " bytes at %" PRIu64
+		               " of the memfd cannot be mapped %s: %m",
+		               bytes, offset, read_only ? "for reading" : "for writing");
+	/* Clients' tensors stay out of core dumps. */
+	(void)madvise(mapped, mapped_bytes, MADV_DONTDUMP);
+	r = fa_vk_import_new(device, mapped, mapped_bytes, error, &import);
+	if (r < 0) {
+		(void)munmap(mapped, mapped_bytes);
+		return r;
+	}
+	import->mapped = mapped;
+	import->mapped_bytes = mapped_bytes;
+	*ret_memory = (struct fa_device_memory){
+		.address = (void *)(uintptr_t)(import->at + before),
+		.bytes = bytes,
+		.writable = !read_only,
+		.backend = import,
+	};
+	return 0;
+}
+
+int fa_vk_memory_new_arena(struct fa_device *device, uint64_t bytes, struct fa_error *error,
+                           struct fa_device_memory *ret_memory, int *ret_fd,
+                           uint64_t *ret_piece_bytes)
+{
+	_fa_cleanup_(fa_close_fdp) int fd = -1;
+	char why[FA_MEMFD_EXPLAIN_BYTES];
+	int r;
+
+	r = fa_memfd_new("fad-arena", bytes, true, &fd);
+	if (r < 0)
+		return fa_fail(error, r, "%" PRIu64 " bytes of memory cannot be made: %s", bytes,
+		               fa_memfd_explain(r, why, sizeof(why)));
+	r = fa_vk_memory_import_host(device, fd, 0, bytes, false, error, ret_memory);
+	if (r < 0)
+		return r;
+	*ret_fd = fa_steal_fd(&fd);
+	*ret_piece_bytes = 0;
+	return 0;
+}
+
+void fa_vk_memory_release(struct fa_device *device, struct fa_device_memory *const *memories,
+                          size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		fa_vk_import_free(device, memories[i]->backend);
+		*memories[i] = (struct fa_device_memory){ 0 };
+	}
+}
+
+const void *fa_vk_memory_host(struct fa_device *device, const struct fa_device_memory *memory)
+{
+	const struct fa_vk_import *import = memory->backend;
+
+	return (const char *)import->mapped + ((uint64_t)(uintptr_t)memory->address - import->at);
+}
+
+/* ---- the backend's own */
+
+static void destroy(struct fa_device *device, struct fa_vk_blob *blob)
+{
+	device->driver.DestroyBuffer(device->device, blob->buffer, NULL);
+	device->driver.FreeMemory(device->device, blob->memory, NULL);
+	device->blob_bytes -= blob->bytes;
+	free(blob);
+}
+
+void fa_vk_blobs_close(struct fa_device *device)
+{
+	for (int i = 0; i < FA_VK_BLOB_SIZES; i++) {
+		while (device->blobs[i]) {
+			struct fa_vk_blob *blob = device->blobs[i];
+
+			device->blobs[i] = blob->next;
+			destroy(device, blob);
+		}
+	}
+}
+
+int fa_vk_blob_new(struct fa_device *device, uint64_t bytes, struct fa_error *error,
+                   struct fa_vk_blob **ret_blob)
+{
+	struct fa_vk_blob *blob;
+	unsigned int size = 0;
+	void *host = NULL;
+	VkResult result;
+
+	while (size < FA_VK_BLOB_SIZES && (uint64_t)FA_VK_BLOB_BYTES_MIN << size < bytes)
+		size++;
+	if (size == FA_VK_BLOB_SIZES)
+		return fa_fail(error, -ENOMEM,
+		               "a request needs %" PRIu64
+		               " bytes besides its tensors; at most %" PRIu64 " can be had",
+		               bytes, (uint64_t)FA_VK_BLOB_BYTES_MIN << (FA_VK_BLOB_SIZES - 1));
+	if (device->blobs[size]) {
+		blob = device->blobs[size];
+		device->blobs[size] = blob->next;
+		*ret_blob = blob;
+		return 0;
+	}
+	bytes = (uint64_t)FA_VK_BLOB_BYTES_MIN << size;
+	if (device->blob_bytes + bytes > BLOB_BYTES_MAX)
+		fa_vk_blobs_close(device);
+	if (device->blob_bytes + bytes > BLOB_BYTES_MAX)
+		return fa_fail(
+			error, -ENOMEM,
+			"requests in flight are so large that there is no room for the %" PRIu64
+			" bytes that go with this one",
+			bytes);
+	blob = fa_new(struct fa_vk_blob);
+	if (!blob)
+		return fa_fail(error, -ENOMEM, "no memory for a request");
+	blob->size = size;
+	blob->bytes = bytes;
+	device->blob_bytes += bytes;
+	result = make(device, bytes, NULL, UINT32_MAX, &blob->buffer, &blob->memory, &blob->at);
+	if (result == VK_SUCCESS)
+		result = device->driver.MapMemory(device->device, blob->memory, 0, VK_WHOLE_SIZE, 0,
+		                                  &host);
+	if (result != VK_SUCCESS) {
+		destroy(device, blob);
+		return fa_vk_fail(device, error, result, "no memory for a request");
+	}
+	blob->host = host;
+	*ret_blob = blob;
+	return 0;
+}
+
+struct fa_vk_blob *fa_vk_blob_free(struct fa_device *device, struct fa_vk_blob *blob)
+{
+	if (!blob)
+		return NULL;
+	blob->next = device->blobs[blob->size];
+	device->blobs[blob->size] = blob;
+	return NULL;
+}

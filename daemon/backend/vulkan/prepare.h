@@ -1,0 +1,8 @@
+/* Plans works, and writes what their kernels read. The loop thread calls these functions. */
+#pragma once
+
+#include "daemon/backend/vulkan/device.h"
+
+int fa_vk_attention_prepare(struct fa_device *device, struct fa_device_work *work,
+                            struct fa_error *error);
+void fa_vk_release(struct fa_device *device, struct fa_device_work *work);

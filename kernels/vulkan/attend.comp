@@ -1,0 +1,461 @@
+/*
+ * Attention over tensors, over pages of the KV pool, or over a client's own pages, as
+ * kernels/attention.h and kernels/paged.h define it. A workgroup computes ROWS packed rows (the
+ * query heads of a KV head, token by token) in one pass over the keys with an online softmax: each
+ * invocation computes one key's scores, and then some elements of the output.
+ *
+ * Barriers, once per block of keys, all arrive at all: after the scores, after the maxima, after
+ * the weights, and before the next block's scores.
+ */
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#include "memory.glsl"
+
+#define LANES FA_VULKAN_LANES
+#define DIM_MAX 576
+#define STOP_BLOCKS 8 /* how many blocks go by between two looks at the word that stops */
+
+layout(constant_id = 0) const uint SOURCE = FA_VULKAN_DENSE;
+layout(constant_id = 1) const uint DTYPE = F32;
+layout(constant_id = 2) const uint STORE = PLAIN;
+layout(constant_id = 3) const bool ALIGNED = false;
+layout(constant_id = 4) const uint ROWS = 8;
+layout(constant_id = 5) const uint COLUMNS = 4; /* of LANES elements of V */
+
+layout(local_size_x = LANES) in;
+
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly restrict buffer Arguments {
+	fa_vulkan_attend a;
+};
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly restrict buffer Sequence {
+	fa_vulkan_sequence s;
+};
+layout(push_constant, scalar) uniform Push {
+	uint64_t arguments, first_tile;
+} push;
+
+#define A Arguments(push.arguments).a
+
+shared float s_q[ROWS * DIM_MAX];
+shared float s_weight[ROWS * LANES]; /* [row][key]: scores' weights; -1: the row does not see the key */
+shared float s_max[ROWS], s_factor[ROWS];
+shared int64_t s_position[ROWS], s_low[ROWS], s_high[ROWS];
+shared uint64_t s_v[LANES]; /* rows of V */
+shared float s_v_scale[LANES];
+shared fa_vulkan_sequence s_sequence;
+shared bool s_stop;
+
+#define STORED_BYTES (STORE == PLAIN ? element_bytes(DTYPE) : 1)
+
+/* ---- which rows */
+
+/* Stores the tile's sequence in s_sequence, by one invocation alone: a client may write its lengths
+ * while they are read. */
+void find_sequence(uint64_t tile, out uint b, out uint64_t rest)
+{
+	uint low = 0, high = A.batch;
+
+	if (A.sequences == 0) {
+		uint64_t each = A.kv_heads * A.blocks;
+
+		b = uint(tile / each);
+		rest = tile % each;
+	} else {
+		while (high - low > 1) {
+			uint middle = low + (high - low) / 2;
+
+			if (Sequence(A.sequences + middle * 40).s.tile_begin <= tile)
+				low = middle;
+			else
+				high = middle;
+		}
+		b = low;
+		rest = tile - Sequence(A.sequences + b * 40).s.tile_begin;
+	}
+	if (gl_LocalInvocationIndex != 0)
+		return;
+	if (SOURCE == FA_VULKAN_OWN) {
+		int64_t n_k = clamp(int64_t(int(VolatileWord(A.lengths + 4 * b).x)), int64_t(0),
+		                    A.longest);
+		int64_t begin = int64_t(b) * A.n_q, n = A.n_q;
+
+		if (A.cu_q != 0) {
+			begin = clamp(int64_t(int(VolatileWord(A.cu_q + 4 * uint64_t(b)).x)),
+			              int64_t(0), A.total_q);
+			n = clamp(int64_t(int(VolatileWord(A.cu_q + 4 * uint64_t(b + 1)).x)) -
+			                  begin,
+			          int64_t(0), min(int64_t(A.n_q), A.total_q - begin));
+		}
+		s_sequence.q_begin = uint(begin);
+		s_sequence.n_q = uint(n);
+		s_sequence.n_k = uint(n_k);
+		s_sequence.k_begin = 0;
+		s_sequence.first = 0;
+		s_sequence.tree_start = FA_VULKAN_NO_TREE;
+	} else if (A.sequences != 0) {
+		s_sequence = Sequence(A.sequences + b * 40).s;
+	} else {
+		s_sequence.q_begin = 0;
+		s_sequence.k_begin = 0;
+		s_sequence.n_q = A.n_q;
+		s_sequence.n_k = A.n_k;
+		s_sequence.first = 0;
+		s_sequence.tree_start = FA_VULKAN_NO_TREE;
+	}
+}
+
+/* ---- which keys */
+
+bool has_tree()
+{
+	return SOURCE == FA_VULKAN_POOL && s_sequence.tree_start != FA_VULKAN_NO_TREE;
+}
+
+int64_t n_old()
+{
+	return int64_t(s_sequence.n_k) - int64_t(s_sequence.n_q);
+}
+
+int64_t tree_position(int64_t token)
+{
+	return int64_t(Word(A.positions + 4 * (s_sequence.q_begin + token)).x);
+}
+
+int64_t row_position(uint64_t token)
+{
+	if (has_tree() && A.positions != 0)
+		return tree_position(int64_t(token));
+	return int64_t(token) + n_old();
+}
+
+int64_t key_position(int64_t key)
+{
+	if (has_tree() && A.positions != 0 && key >= n_old())
+		return tree_position(key - n_old());
+	return key;
+}
+
+/* Stores row @r's position and the keys [low, high) that it may see. */
+void find_keys(uint r, uint64_t token)
+{
+	int64_t position = row_position(token), n_k = int64_t(s_sequence.n_k);
+	int64_t low = max(int64_t(s_sequence.first), position - A.left);
+	int64_t high = min(n_k, position + A.right + 1);
+
+	if (has_tree()) {
+		/* Positions of new tokens may be less than their indices. */
+		high = n_k;
+		low = max(int64_t(s_sequence.first), min(low, n_old()));
+	}
+	s_position[r] = position;
+	s_low[r] = min(low, n_k);
+	s_high[r] = max(high, s_low[r]);
+}
+
+/* @key is one of the row's [low, high). */
+bool sees(uint r, uint64_t token, int64_t key)
+{
+	if (!has_tree())
+		return true;
+
+	int64_t other = key - n_old(), distance = key_position(key) - s_position[r];
+
+	if (other >= 0) {
+		uint64_t words = (s_sequence.n_q + 31) / 32;
+		uint64_t at = s_sequence.tree_start + token * words + uint64_t(other) / 32;
+
+		if ((Word(A.tree + 4 * at).x >> uint(other % 32) & 1) == 0)
+			return false;
+	}
+	return A.positions == 0 || distance >= -A.left && distance <= A.right_tree;
+}
+
+struct Rows {
+	uint64_t k, v;
+	float k_scale, v_scale;
+};
+
+/* Finds the rows of a token's K and V. */
+Rows find_rows(uint b, uint kv_head, uint key)
+{
+	Rows rows = Rows(0, 0, 1, 1);
+
+	if (SOURCE == FA_VULKAN_DENSE) {
+		int64_t token = int64_t(s_sequence.k_begin) + key;
+
+		rows.k = A.k + (b * A.k_batch + token * A.k_token + kv_head * A.k_head) * STORED_BYTES;
+		rows.v = A.v + (b * A.v_batch + token * A.v_token + kv_head * A.v_head) * STORED_BYTES;
+		return rows;
+	}
+
+	uint page = key / A.page_tokens, token = key % A.page_tokens;
+
+	if (SOURCE == FA_VULKAN_POOL) {
+		uint slot = Word(A.table + 4 * uint64_t(s_sequence.table_start + page)).x;
+		uint64_t at = uint64_t(slot) * 256;
+		uint64_t base = Word64(A.chunks + 8 * (at >> A.chunk_shift)).x +
+		                (at & (uint64_t(1) << A.chunk_shift) - 1) + A.layer_offset;
+		uint64_t row = uint64_t(kv_head) * A.page_tokens + token;
+		uint64_t all = uint64_t(A.kv_heads) * A.page_tokens;
+
+		rows.k = base + row * A.head_dim * STORED_BYTES;
+		rows.v = base + A.v_offset + row * A.v_row * STORED_BYTES;
+		if (STORE != PLAIN && A.token_scales != 0) {
+			rows.k_scale = Float(base + all * A.head_dim + 4 * row).x;
+			rows.v_scale = Float(base + A.v_offset + all * A.head_dim_v + 4 * row).x;
+		}
+	} else {
+		uint entry = Word(A.table + 4 * (b * A.table_stride + page)).x;
+		int64_t at = int64_t(min(entry, A.last_page));
+
+		rows.k = A.k + (at * A.k_batch + token * A.k_token + kv_head * A.k_head) * STORED_BYTES;
+		rows.v = A.v + (at * A.v_batch + token * A.v_token + kv_head * A.v_head) * STORED_BYTES;
+	}
+	if (STORE != PLAIN && A.k_scales != 0)
+		rows.k_scale = Float(A.k_scales + 4 * kv_head).x;
+	if (STORE != PLAIN && A.v_scales != 0)
+		rows.v_scale = Float(A.v_scales + 4 * kv_head).x;
+	return rows;
+}
+
+/* ---- numbers */
+
+float finish_score(float product, uint head, int64_t distance)
+{
+	float s = product * A.scale, cap = A.softcap;
+
+	if (cap > 0 && !(abs(s) < cap * 1.220703125e-4))
+		s = cap * tanh_of(s / cap);
+	if (A.slopes != 0)
+		s -= Float(A.slopes + 4 * head).x * abs(float(distance));
+	return s;
+}
+
+/* Multiplies by the row's factor. The mean of finite values is finite, though rounding may lift the
+ * product above the largest. */
+float mean(float sum, float factor)
+{
+	float x = sum * factor;
+
+	return is_finite(sum) && !is_nan(factor) ? clamp(x, -FLT_LARGEST, FLT_LARGEST) : x;
+}
+
+void main()
+{
+	const uint lane = gl_LocalInvocationIndex;
+	uint64_t tile = push.first_tile + gl_WorkGroupID.x, rest;
+	uint b;
+
+	find_sequence(tile, b, rest);
+	barrier();
+
+	const uint64_t n_rows = uint64_t(s_sequence.n_q) * A.group;
+	const uint64_t blocks = A.sequences == 0 ? A.blocks : (n_rows + ROWS - 1) / ROWS;
+	const uint kv_head = uint(rest / blocks);
+	const uint64_t first_row = rest % blocks * ROWS;
+	const uint rows = uint(min(uint64_t(ROWS), n_rows - min(n_rows, first_row)));
+	const uint dim = A.head_dim, dim_v = A.head_dim_v, group = A.group;
+	int64_t low = int64_t(s_sequence.n_k), high = 0;
+
+	if (rows == 0)
+		return;
+	for (uint r = 0; r < rows; r++) {
+		uint64_t token = (first_row + r) / group;
+		uint head = kv_head * group + uint((first_row + r) % group);
+		uint64_t q = A.q + (b * A.q_batch + (s_sequence.q_begin + int64_t(token)) * A.q_token +
+		                    head * A.q_head) *
+		                           element_bytes(DTYPE);
+
+		for (uint c = lane; c < dim; c += LANES)
+			s_q[r * DIM_MAX + c] = load(DTYPE, q, c);
+		if (lane == r) {
+			find_keys(r, token);
+			s_max[r] = -INF;
+		}
+	}
+	/* Rows beyond the last are computed as zeros, and not stored. */
+	for (uint r = rows; r < ROWS; r++) {
+		for (uint c = lane; c < dim; c += LANES)
+			s_q[r * DIM_MAX + c] = 0;
+		if (lane == r) {
+			s_position[r] = s_low[r] = s_high[r] = 0;
+			s_max[r] = -INF;
+		}
+	}
+	barrier();
+	for (uint r = 0; r < rows; r++) {
+		if (s_low[r] >= s_high[r])
+			continue;
+		low = min(low, s_low[r]);
+		high = max(high, s_high[r]);
+	}
+
+	float total[ROWS], values[ROWS * COLUMNS];
+
+	for (uint r = 0; r < ROWS; r++)
+		total[r] = 0;
+	for (uint i = 0; i < ROWS * COLUMNS; i++)
+		values[i] = 0;
+
+	uint n_blocks = 0;
+
+	for (int64_t key = low; key < high; key += LANES, n_blocks++) {
+		const uint keys = uint(min(int64_t(LANES), high - key));
+		float score[ROWS];
+		bool seen[ROWS];
+
+		for (uint r = 0; r < ROWS; r++) {
+			score[r] = 0;
+			seen[r] = false;
+		}
+		if (lane < keys) {
+			const int64_t own = key + lane;
+			const Rows at = find_rows(b, kv_head, uint(own));
+			vec4 sums[ROWS];
+
+			for (uint r = 0; r < ROWS; r++)
+				sums[r] = vec4(0);
+			for (uint c = 0; c < dim; c += 4) {
+				vec4 k = STORE == PLAIN
+				                 ? load4(DTYPE, ALIGNED, at.k, c)
+				                 : load4_codes(STORE, ALIGNED, at.k, c) * at.k_scale;
+
+				for (uint r = 0; r < ROWS; r++) {
+					uint i = r * DIM_MAX + c;
+
+					sums[r] += k * vec4(s_q[i], s_q[i + 1], s_q[i + 2], s_q[i + 3]);
+				}
+			}
+			for (uint r = 0; r < ROWS; r++) {
+				uint64_t row = first_row + r;
+
+				seen[r] = r < rows && own >= s_low[r] && own < s_high[r] &&
+				          sees(r, row / group, own);
+				if (seen[r])
+					score[r] = finish_score(
+						sums[r].x + sums[r].y + (sums[r].z + sums[r].w),
+						kv_head * group + uint(row % group),
+						A.slopes != 0 ? key_position(own) - s_position[r]
+						              : int64_t(0));
+			}
+			s_v[lane] = at.v;
+			s_v_scale[lane] = at.v_scale;
+		}
+		for (uint r = 0; r < ROWS; r++)
+			s_weight[r * LANES + lane] = seen[r] ? score[r] : -INF;
+		if (lane == 0 && n_blocks % STOP_BLOCKS == 0)
+			s_stop = VolatileWord(A.stop).x != 0;
+		barrier();
+
+		if (s_stop)
+			return;
+		if (lane < ROWS) {
+			float before = s_max[lane], highest = before;
+
+			for (uint i = 0; i < keys; i++) {
+				float s = s_weight[lane * LANES + i];
+
+				/* NaN never becomes the maximum. */
+				if (s > highest)
+					highest = s;
+			}
+			s_max[lane] = highest;
+			s_factor[lane] = before == highest ? 1 : exp_shifted(before - highest, 0);
+		}
+		barrier();
+
+		for (uint r = 0; r < ROWS; r++) {
+			float highest = s_max[r], base = highest == -INF ? 0 : highest;
+
+			s_weight[r * LANES + lane] =
+				seen[r] ? exp_shifted(score[r] - base, int(A.shift)) : -1;
+		}
+		barrier();
+
+		/* The block's own sums come first, as one long sum loses digits. */
+		float near_total[ROWS], near[ROWS * COLUMNS];
+
+		for (uint r = 0; r < ROWS; r++)
+			near_total[r] = 0;
+		for (uint i = 0; i < ROWS * COLUMNS; i++)
+			near[i] = 0;
+		for (uint i = 0; i < keys; i++) {
+			const uint64_t at = s_v[i];
+			const float v_scale = STORE == PLAIN ? 1 : s_v_scale[i];
+			float weight[ROWS];
+
+			for (uint r = 0; r < ROWS; r++) {
+				weight[r] = s_weight[r * LANES + i];
+				near_total[r] += weight[r] < 0 ? 0 : weight[r];
+			}
+			for (uint t = 0; t < COLUMNS; t++) {
+				const uint c = t * LANES + lane;
+				float v = 0;
+
+				if (c < dim_v)
+					v = STORE == PLAIN ? load(DTYPE, at, c)
+					                   : load_code(STORE, at, c) * v_scale;
+				/* A hidden key's V may be NaN. */
+				for (uint r = 0; r < ROWS; r++)
+					near[r * COLUMNS + t] +=
+						weight[r] < 0 ? 0 : weight[r] * v;
+			}
+		}
+		for (uint r = 0; r < ROWS; r++) {
+			const float factor = s_factor[r];
+
+			total[r] = total[r] * factor + near_total[r];
+			for (uint t = 0; t < COLUMNS; t++)
+				values[r * COLUMNS + t] =
+					values[r * COLUMNS + t] * factor + near[r * COLUMNS + t];
+		}
+		barrier();
+	}
+
+	for (uint r = 0; r < ROWS; r++) {
+		if (r >= rows)
+			continue;
+
+		const uint64_t token = (first_row + r) / group;
+		const uint head = kv_head * group + uint((first_row + r) % group);
+		const int64_t at = s_sequence.q_begin + int64_t(token);
+		const float highest = s_max[r], sum = total[r];
+		const bool nothing = highest == -INF && sum == 0;
+		float factor = 0, lse = -INF;
+
+		if (A.sinks != 0) {
+			float sink = Float(A.sinks + 4 * head).x;
+
+			if (nothing) {
+				lse = sink;
+			} else {
+				float base = highest > sink ? highest : sink, all;
+				float part = exp_shifted(highest - base, 0);
+
+				if (is_nan(sum))
+					part = 1;
+				all = part * sum + (sink == -INF ? 0 : exp_shifted(sink - base, int(A.shift)));
+				factor = part / all;
+				lse = base + (log_of(all) + A.shift * 0.693147181);
+			}
+		} else if (!nothing) {
+			factor = 1 / sum;
+			lse = highest + (log_of(sum) + A.shift * 0.693147181);
+			if (is_nan(sum))
+				lse = sum;
+		}
+
+		uint64_t result_row = A.result + (b * A.result_batch + at * A.result_token + head * A.result_head) *
+		                                   element_bytes(DTYPE);
+
+		for (uint t = 0; t < COLUMNS; t++) {
+			const uint c = t * LANES + lane;
+
+			if (c < dim_v)
+				store(DTYPE, result_row, c, mean(values[r * COLUMNS + t], factor));
+		}
+		if (lane == 0 && A.lse != 0)
+			Float(A.lse + 4 * (b * A.lse_batch + at * A.lse_token + head * A.lse_head)).x = lse;
+	}
+}

@@ -1,0 +1,18 @@
+/* The SPIR-V that the build compiled, as data. */
+#include "kernels/vulkan/writer.h"
+
+#include "attend.spv.h"
+
+#define CODE(words)                                                                                \
+	{                                                                                          \
+		(words), sizeof(words)                                                             \
+	}
+
+struct fa_vulkan_code fa_vulkan_code(enum fa_vulkan_kernel kernel)
+{
+	static const struct fa_vulkan_code codes[_FA_VULKAN_KERNEL_N] = {
+		[FA_VULKAN_ATTEND] = CODE(attend_spv),
+	};
+
+	return codes[kernel];
+}

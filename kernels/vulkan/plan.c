@@ -1,0 +1,137 @@
+#include "kernels/vulkan/plan.h"
+
+#include "kernels/vulkan/scores.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+
+_Static_assert(sizeof(struct fa_vulkan_sequence) == 40, "GLSL has the same size");
+
+int fa_vulkan_check_attention(const struct fa_attention_params *params, char *text,
+                              size_t text_bytes)
+{
+	if (params->head_dim <= FA_VULKAN_HEAD_DIM_MAX &&
+	    params->head_dim_v <= FA_VULKAN_HEAD_DIM_V_MAX)
+		return 0;
+	if (text && text_bytes)
+		snprintf(text, text_bytes,
+		         "head_dim %" PRId32 " and head_dim_v %" PRId32
+		         " are not supported by Vulkan kernels: at most %d and %d",
+		         params->head_dim, params->head_dim_v, FA_VULKAN_HEAD_DIM_MAX,
+		         FA_VULKAN_HEAD_DIM_V_MAX);
+	return -ENOTSUP;
+}
+
+static bool is_aligned(const struct fa_attention_params *p, int64_t bytes)
+{
+	const int64_t unit = 4 * bytes;
+
+	return (fa_vulkan_address(p->k.data) | (uint64_t)(p->k.stride_batch * bytes) |
+	        (uint64_t)(p->k.stride_token * bytes) | (uint64_t)(p->k.stride_head * bytes)) %
+	               (uint64_t)unit ==
+	       0;
+}
+
+static uint64_t blocks_of(uint64_t n_q, uint64_t group, uint32_t rows)
+{
+	return (n_q * group + rows - 1) / rows;
+}
+
+/* Stores a ragged batch's sequences. Returns their number of tiles. */
+static uint64_t put_sequences(const struct fa_attention_params *p, uint32_t rows,
+                              struct fa_vulkan_writer *writer, uint64_t *ret_at)
+{
+	const uint32_t *q = p->cu_seqlens_q, *k = p->cu_seqlens_k;
+	const uint64_t group = (uint64_t)(p->heads / p->kv_heads);
+	struct fa_vulkan_sequence *to;
+	uint64_t tiles = 0;
+	void *host;
+
+	*ret_at = fa_vulkan_reserve(writer, (size_t)p->batch * sizeof(*to), &host);
+	to = host;
+	for (int32_t b = 0; b < p->batch; b++) {
+		if (to)
+			to[b] = (struct fa_vulkan_sequence){
+				.tile_begin = tiles,
+				.q_begin = q[b],
+				.k_begin = k[b],
+				.n_q = q[b + 1] - q[b],
+				.n_k = k[b + 1] - k[b],
+				.tree_start = FA_VULKAN_NO_TREE,
+			};
+		tiles += blocks_of(q[b + 1] - q[b], group, rows) * (uint64_t)p->kv_heads;
+	}
+	return tiles;
+}
+
+void fa_vulkan_plan_attention(const struct fa_attention_params *params,
+                              struct fa_vulkan_writer *writer)
+{
+	const struct fa_attention_params *p = params;
+	const bool ragged = p->cu_seqlens_q;
+	const uint64_t group = (uint64_t)(p->heads / p->kv_heads);
+	const struct fa_vulkan_scores scores = {
+		.scale = p->scale,
+		.softcap = p->softcap,
+		.causal = p->causal,
+		.window_left = p->window_left,
+		.window_right = p->window_right,
+		.alibi_slopes = p->alibi_slopes,
+		.sinks = p->sinks,
+		.heads = p->heads,
+		.longest = p->seqlen_k,
+	};
+	struct fa_vulkan_attend arguments = {
+		.q = fa_vulkan_address(p->q.data),
+		.k = fa_vulkan_address(p->k.data),
+		.v = fa_vulkan_address(p->v.data),
+		.result = fa_vulkan_address(p->out.data),
+		.lse = fa_vulkan_address(p->lse),
+		.q_batch = ragged ? 0 : p->q.stride_batch,
+		.q_token = p->q.stride_token,
+		.q_head = p->q.stride_head,
+		.k_batch = ragged ? 0 : p->k.stride_batch,
+		.k_token = p->k.stride_token,
+		.k_head = p->k.stride_head,
+		.v_batch = ragged ? 0 : p->v.stride_batch,
+		.v_token = p->v.stride_token,
+		.v_head = p->v.stride_head,
+		.result_batch = ragged ? 0 : p->out.stride_batch,
+		.result_token = p->out.stride_token,
+		.result_head = p->out.stride_head,
+		.lse_batch = ragged ? 0 : p->lse_stride_batch,
+		.lse_token = p->lse_stride_token,
+		.lse_head = p->lse_stride_head,
+		.batch = (uint32_t)p->batch,
+		.kv_heads = (uint32_t)p->kv_heads,
+		.group = (uint32_t)group,
+		.head_dim = (uint32_t)p->head_dim,
+		.head_dim_v = (uint32_t)p->head_dim_v,
+		.n_q = (uint32_t)p->seqlen_q,
+		.n_k = (uint32_t)p->seqlen_k,
+	};
+	struct fa_vulkan_dispatch *dispatch;
+	uint32_t rows, columns;
+	uint64_t tiles;
+
+	fa_vulkan_choose_tile((uint64_t)p->seqlen_q * group, p->head_dim_v, &rows, &columns);
+	if (ragged) {
+		tiles = put_sequences(p, rows, writer, &arguments.sequences);
+	} else {
+		arguments.blocks = blocks_of((uint64_t)p->seqlen_q, group, rows);
+		tiles = arguments.blocks * (uint64_t)p->kv_heads * (uint64_t)p->batch;
+	}
+	if (!tiles)
+		return;
+	fa_vulkan_put_scores(writer, &scores, &arguments);
+	dispatch = fa_vulkan_add(writer, FA_VULKAN_ATTEND,
+	                         fa_vulkan_put(writer, &arguments, sizeof(arguments)), tiles);
+	dispatch->constants[0] = FA_VULKAN_DENSE;
+	dispatch->constants[1] = (uint32_t)p->dtype;
+	dispatch->constants[2] = FA_PAGED_PLAIN;
+	dispatch->constants[3] = is_aligned(p, fa_vulkan_element_bytes(p->dtype));
+	dispatch->constants[4] = rows;
+	dispatch->constants[5] = columns;
+	dispatch->flops = fa_attention_flops(p) / (double)tiles;
+}

@@ -1,0 +1,19 @@
+/*
+ * Turns a request into dispatches of the Vulkan kernels: which kernel, with which constants, how many
+ * workgroups, and what they read. Pure C, any thread.
+ */
+#pragma once
+
+#include "kernels/vulkan/writer.h"
+
+#define FA_VULKAN_HEAD_DIM_MAX 256   /* q and k */
+#define FA_VULKAN_HEAD_DIM_V_MAX 512 /* v and out */
+
+/* Return 0, or -ENOTSUP with a sentence in @text. fa_attention_check() has accepted @params. */
+int fa_vulkan_check_attention(const struct fa_attention_params *params, char *text,
+                              size_t text_bytes);
+
+/* Plans a checked request whose tensors have the device's addresses; all other arrays are in host
+ * memory. */
+void fa_vulkan_plan_attention(const struct fa_attention_params *params,
+                              struct fa_vulkan_writer *writer);

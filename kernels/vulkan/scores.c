@@ -1,0 +1,41 @@
+#include "kernels/vulkan/scores.h"
+
+/* Beyond this no bound on a distance of tokens makes a difference. */
+#define FAR ((int64_t)1 << 40)
+
+static int64_t bound(int64_t window)
+{
+	return window < 0 || window > FAR ? FAR : window;
+}
+
+void fa_vulkan_put_scores(struct fa_vulkan_writer *writer, const struct fa_vulkan_scores *scores,
+                          struct fa_vulkan_attend *arguments)
+{
+	size_t bytes = (size_t)scores->heads * sizeof(float);
+
+	arguments->slopes = fa_vulkan_put(writer, scores->alibi_slopes, bytes);
+	arguments->sinks = fa_vulkan_put(writer, scores->sinks, bytes);
+	arguments->stop = writer->stop;
+	arguments->scale = scores->scale;
+	arguments->softcap = scores->softcap;
+	arguments->left = bound(scores->window_left);
+	arguments->right_tree = bound(scores->window_right);
+	arguments->right = scores->causal ? 0 : arguments->right_tree;
+	arguments->shift = scores->longest > 1
+	                           ? 64 - (uint32_t)__builtin_clzll((uint64_t)scores->longest)
+	                           : 0;
+}
+
+void fa_vulkan_choose_tile(uint64_t most_rows, int32_t head_dim_v, uint32_t *ret_rows,
+                           uint32_t *ret_columns)
+{
+	uint32_t columns = ((uint32_t)head_dim_v + FA_VULKAN_LANES - 1) / FA_VULKAN_LANES;
+
+	/* Few kinds, as each is a kernel to compile. */
+	*ret_columns = columns <= 1   ? 1
+	               : columns <= 2 ? 2
+	               : columns <= 4 ? 4
+	               : columns <= 8 ? 8
+	                              : 18;
+	*ret_rows = most_rows <= 1 ? 1 : *ret_columns <= 4 ? 8 : 4;
+}

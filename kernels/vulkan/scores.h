@@ -1,0 +1,32 @@
+/* What all attention has in common: scores, masks and tiles. Pure functions, any thread. */
+#pragma once
+
+#include "kernels/vulkan/arguments.h"
+#include "kernels/vulkan/writer.h"
+
+static inline int64_t fa_vulkan_element_bytes(enum fa_attention_dtype dtype)
+{
+	return dtype == FA_ATTENTION_F32 ? 4 : 2;
+}
+
+static inline uint64_t fa_vulkan_address(const void *data)
+{
+	return (uint64_t)(uintptr_t)data;
+}
+
+/* What all attention has in common, before the arguments are stored. */
+struct fa_vulkan_scores {
+	float scale, softcap;
+	bool causal;
+	int64_t window_left, window_right;
+	const float *alibi_slopes, *sinks; /* [heads] in host memory */
+	int32_t heads;
+	int64_t longest; /* keys of a sequence */
+};
+
+void fa_vulkan_put_scores(struct fa_vulkan_writer *writer, const struct fa_vulkan_scores *scores,
+                          struct fa_vulkan_attend *arguments);
+
+/* Chooses rows and columns of a workgroup; @most_rows: packed rows of the longest sequence. */
+void fa_vulkan_choose_tile(uint64_t most_rows, int32_t head_dim_v, uint32_t *ret_rows,
+                           uint32_t *ret_columns);
