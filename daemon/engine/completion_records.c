@@ -95,8 +95,8 @@ struct fa_completion_records *fa_completion_records_unref(struct fa_completion_r
 {
 	if (!records || atomic_fetch_sub_explicit(&records->n_refs, 1, memory_order_acq_rel) != 1)
 		return NULL;
-	/* Free the memory, as the client may keep both mappings uncharged. Keep the page with the
-	 * ring's words: the client may be about to write there. */
+	/* The client may keep both mappings uncharged. Keep the page with the ring's words: it may
+	 * be about to write there. */
 	if (records->memory && !records->keep_memory)
 		fa_memfd_discard((uint8_t *)records->memory + FA_RING_HEAD_BYTES,
 		                 records->memory_bytes - FA_RING_HEAD_BYTES);

@@ -3,8 +3,8 @@
  * it. The loop thread makes them; the engine writes them. Each stream that uses them holds a
  * reference. The last unref gives the memory back, although the client may still map it.
  *
- * A socket pair instead of a pipe: a client whose memory has to be paged in would hold a pipe's
- * lock and block our writes.
+ * Not a pipe: a client whose memory has to be paged in would hold a pipe's lock and block our
+ * writes.
  */
 #pragma once
 
@@ -21,17 +21,16 @@ struct fa_completion_records {
 	struct fa_record *entries;
 	uint32_t n_records; /* per stream */
 	int wake_fd;
-	/* Keep the memory's contents, because the daemon ends and the client has yet to read them.
-	 * Any holder of a reference may set this. */
+	/* The daemon ends and the client has yet to read the contents. Any holder of a reference
+	 * may set this. */
 	bool keep_memory;
 
-	/* Next in the engine's list of clients to wake. */
 	struct fa_completion_records *next;
 };
 
 /*
- * Makes the records, a ring of @bytes and the socket pair. The client gets ret_fds: its ring, its
- * records (read-only), and its end of the sockets.
+ * The client gets ret_fds: its ring of @bytes, its records (read-only), and its end of the socket
+ * pair.
  */
 int fa_completion_records_new(uint64_t bytes, uint32_t n_records,
                               struct fa_completion_records **ret_records, int ret_fds[3]);

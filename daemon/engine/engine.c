@@ -1,11 +1,11 @@
 /*
- * The engine's mailbox and its interface for other threads.
+ * The engine's mailbox and its interface for other threads. A job is scheduler state between
+ * fa_stream_receive() and deliver().
  *
- * A job is scheduler state between fa_stream_receive() and deliver(). Objects cross threads in
- * `inbox` and `outbox`, under the mailbox mutex, in intrusive lists: no allocation, so no failure.
- * While the loop thread polls the engine its submissions bypass the inbox. The loop thread only
- * tries state_mutex and never waits for it; the engine thread leaves it alone while the loop thread
- * keeps polling.
+ * Objects cross threads in `inbox` and `outbox`, under the mailbox mutex, in intrusive lists: no
+ * allocation, so no failure. While the loop thread polls the engine its submissions bypass the
+ * inbox. The loop thread only tries state_mutex and never waits for it; the engine thread leaves it
+ * alone while the loop thread keeps polling.
  */
 #include "daemon/engine/private.h"
 
@@ -16,10 +16,10 @@
 #include <errno.h>
 #include <signal.h>
 
-/* Number of jobs that an iteration on the loop thread launches; clients' rings wait meanwhile. */
+/* Launches of an iteration on the loop thread; clients' rings wait meanwhile. */
 #define LOOP_LAUNCHES 1
-/* Number of jobs of a batch that are handed to the engine together: it launches them while the loop
- * thread reads the next ones. A CUDA stream holds as many. Fewer would mean more locking. */
+/* Jobs of a batch that are handed to the engine together: it launches them while the loop thread
+ * reads the next ones. A CUDA stream holds as many. */
 #define STAGED_MAX 4
 
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
@@ -195,8 +195,7 @@ struct fa_stream *fa_stream_free(struct fa_stream *stream)
 	return NULL;
 }
 
-/* Sends the staged jobs to the inbox. Called before any other message about a job, which must reach
- * the engine first. */
+/* Called before any other message about a job, which must reach the engine first. */
 static void send_staged(struct fa_engine *engine)
 {
 	if (fa_list_empty(&engine->staged))
@@ -268,8 +267,8 @@ void fa_engine_batch_end(struct fa_engine *engine)
 	send_staged(engine);
 }
 
-/* Returns true if this thread may run an iteration. With a large batch the engine thread is faster,
- * as it launches while this thread reads. Handling a lost device may take long. */
+/* Whether this thread may run an iteration. With a large batch the engine thread is faster, as it
+ * launches while this thread reads. Handling a lost device may take long. */
 static bool may_poll(struct fa_engine *engine)
 {
 	if (!engine->polled || engine->n_batched > 1 ||
@@ -317,8 +316,8 @@ void fa_engine_poll_end(struct fa_engine *engine)
 void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                               const struct fa_outcome *outcome)
 {
-	/* There is no race. The engine thread publishes only jobs, and here the stream has none:
-	 * the last one was taken and the next one is not submitted, both under a mutex. */
+	/* No race: the engine thread publishes only jobs, and the stream has none. The last one was
+	 * taken and the next one is not submitted, both under a mutex. */
 	assert(value == stream->next_value);
 	stream->next_value++;
 	fa_engine_count(&engine->stats.submitted, 1);
@@ -359,7 +358,7 @@ void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
 	bool more;
 
 	job->confirming = false;
-	/* Leave a lost device to the engine thread. */
+	/* The engine thread handles a lost device. */
 	if ((engine->ops->is_lost && engine->ops->is_lost(engine->device)) ||
 	    pthread_mutex_trylock(&engine->state_mutex) != 0) {
 		answer(engine, job, status, error);
@@ -374,7 +373,7 @@ void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
 		fa_engine_wake(engine);
 }
 
-/* Returns the job @value, or NULL if it was taken. */
+/* Returns NULL if the job was taken. */
 static struct fa_job *find_job(struct fa_stream *stream, uint64_t value)
 {
 	struct fa_list *pos, *chain = &stream->index[value % FA_STREAM_CHAINS];

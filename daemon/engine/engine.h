@@ -31,8 +31,8 @@ struct fa_stream;
 struct fa_job {
 	/* Set by the loop thread before submission. */
 	struct fa_stream *stream;
-	uint64_t id;          /* id of the client's message */
-	uint64_t value;       /* number of the job in its stream: 1, 2, 3… without gaps */
+	uint64_t id;          /* of the client's message */
+	uint64_t value;       /* in its stream: 1, 2, 3… without gaps */
 	uint64_t deadline_ns; /* FA_NS_NEVER: none */
 	uint64_t queued_ns;
 	struct fa_attention_params params; /* its pointers stay valid as long as the job */
@@ -44,8 +44,8 @@ struct fa_job {
 	 * work: after earlier jobs). fa_engine_confirm() then finishes it. */
 	bool confirms;
 	bool confirming;
-	/* The job and its successors start when the waits are met. The signals are written when the
-	 * job finishes, with any status. NULL: no gates. Must live as long as the job. */
+	/* The job and its successors start when the waits are met. The signals are written when it
+	 * finishes, with any status. NULL: no gates. Must live as long as the job. */
 	struct fa_gates *gates;
 	/* The job ends with its predecessor's error. Cancelling one job of a chain cancels all. */
 	bool chained;
@@ -54,12 +54,11 @@ struct fa_job {
 	 * are in flight, and nothing follows the device work. */
 	bool device_completes;
 
-	/* A job submitted with status and error set was refused: it is not launched, and finishes
-	 * in order. */
+	/* Set at submission: the job was refused. It is not launched, and finishes in order. */
 	int status;
 	struct fa_error error;
 	uint64_t started_ns, finished_ns;
-	uint64_t number; /* number of the job for its record; set by the loop thread */
+	uint64_t number; /* for its record; set by the loop thread */
 
 	/* Used by the engine only. */
 	struct fa_list link;        /* in the stream's jobs, later in the finished ones */
@@ -69,12 +68,12 @@ struct fa_job {
 	struct fa_list answer_link;
 	int answer; /* status of fa_engine_release() or fa_engine_confirm() */
 	struct fa_error answer_error;
-	int cancel_status; /* status of the first cancel; loop thread */
-	int end_status;    /* status with which the device was asked to stop the job early */
+	int cancel_status; /* of the first cancel; loop thread */
+	int end_status;    /* with which the device was asked to stop the job early */
 	unsigned int state;
 	bool delivered;    /* in the outbox; under the mailbox mutex */
 	bool chain_ended;  /* its predecessor in the chain failed */
-	bool device_gated; /* launched before its gate opened: the device waits for the gate */
+	bool device_gated; /* launched before its gate opened, for which the device waits */
 	struct fa_deadline deadline;
 	struct fa_device_work work;
 };
@@ -102,18 +101,18 @@ bool fa_engine_lost(struct fa_engine *engine, struct fa_error *ret_reason);
  * costs latency only. */
 void fa_engine_watch_fd(struct fa_engine *engine, int fd);
 
-/* Wakes the engine thread. @engine is a struct fa_engine. Any thread may call. */
+/* @engine: struct fa_engine. Any thread may call. */
 void fa_engine_wake(void *engine);
 
 /* ---- loop thread only */
 
-/* Makes a group: the streams of a session, which together have one share of the device. Free it
- * after its streams; fa_engine_group_free() takes NULL. */
+/* The streams of a session, which together have one share of the device. Free it after its streams;
+ * fa_engine_group_free() takes NULL. */
 int fa_engine_group_new(struct fa_engine *engine, struct fa_engine_group **ret_group);
 struct fa_engine_group *fa_engine_group_free(struct fa_engine_group *group);
 
-/* Makes a stream. @slot must outlive the stream. @owner is opaque. @first is the value of the first
- * job: 1, unless the stream follows an earlier one in the same slot. */
+/* @slot must outlive the stream. @owner is opaque. @first: value of the first job: 1, unless the
+ * stream follows an earlier one in the same slot. */
 int fa_engine_stream_new(struct fa_engine_group *group, int priority,
                          struct fa_completion_slot *slot, uint64_t first, void *owner,
                          struct fa_stream **ret_stream);
@@ -133,7 +132,7 @@ void fa_engine_submit(struct fa_engine *engine, struct fa_job *job);
 /* Wakes a sleeping engine thread early, as jobs will follow. */
 void fa_engine_prewake(struct fa_engine *engine);
 
-/* Begins a batch: jobs submitted until its end reach the engine together, or a few at a time. */
+/* Jobs submitted until the batch's end reach the engine together, or a few at a time. */
 void fa_engine_batch_begin(struct fa_engine *engine);
 void fa_engine_batch_end(struct fa_engine *engine);
 
@@ -171,8 +170,8 @@ void fa_engine_stream_close(struct fa_engine *engine, struct fa_stream *stream, 
 struct fa_stream *fa_stream_free(struct fa_stream *stream);
 
 /* Takes a finished or confirming job (*ret_job) or a closed stream (*ret_closed); the other is
- * NULL. Jobs of any stream that finished before a job became confirming are taken before it.
- * Returns false if there is nothing. */
+ * NULL. Jobs of any stream that finished before a job became confirming come before it. Returns
+ * false if there is nothing. */
 bool fa_engine_take(struct fa_engine *engine, struct fa_job **ret_job,
                     struct fa_stream **ret_closed);
 
@@ -180,18 +179,18 @@ bool fa_engine_take(struct fa_engine *engine, struct fa_job **ret_job,
 struct fa_list *fa_stream_link(struct fa_stream *stream);
 struct fa_stream *fa_stream_of_link(struct fa_list *link);
 
-/* Returns true if fa_engine_take() may have something; costs one load. */
+/* fa_engine_take() may have something; costs one load. */
 bool fa_engine_has_events(struct fa_engine *engine);
 
 /* For the watchdog: returns true, and requests another iteration of the engine thread, if the one
  * requested last is complete (initially true). Wakes the thread. */
 bool fa_engine_heartbeat(struct fa_engine *engine);
 
-/* Counters, which any thread may read. */
+/* Any thread may read these. */
 struct fa_engine_stats {
 	uint64_t submitted, finished, launched;
-	uint64_t cancelled; /* jobs that ended with -ECANCELED */
-	uint64_t failed;    /* jobs that ended with another error */
-	uint64_t busy_ns;   /* sum of the jobs' times from start to finish */
+	uint64_t cancelled; /* ended with -ECANCELED */
+	uint64_t failed;    /* ended with another error */
+	uint64_t busy_ns;   /* from the jobs' start to finish */
 };
 void fa_engine_stats(struct fa_engine *engine, struct fa_engine_stats *ret_stats);

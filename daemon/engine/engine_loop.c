@@ -9,15 +9,14 @@
 #include <errno.h>
 #include <sys/prctl.h>
 
-/* Bounds the launches of an iteration: new decodes must not wait for many launches. */
+/* Bounds the launches of an iteration: new decodes must not wait for many. */
 #define LAUNCHES_PER_ITERATION 16
 /* Polls of the hot gates between two iterations. */
 #define GATE_POLLS_PER_ITERATION 32
 
-/* How many ends are published at once: the loop thread waits for the mutex meanwhile. */
+/* Ends that are published at once: the loop thread waits for the mutex meanwhile. */
 #define PUBLISHED_AT_ONCE 64
 
-/* How often a thread tries to lock a mutex before it sleeps. */
 #define LOCK_TRIES 200
 
 /* The loop thread counts as absent if it does not poll for this time, or up to twice as long. */
@@ -29,8 +28,8 @@
 /* Pause instructions between reads of the clock. */
 #define STANDBY_RELAX 16
 
-/* Spins for the mutex before it sleeps. The owner holds it for a few stores only, and sleeping
- * would take longer than a small job. */
+/* Spins first: the owner holds it for a few stores only, and sleeping would take longer than a
+ * small job. */
 void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex)
 {
 	for (int i = 0; engine->parker.may_spin && i < LOCK_TRIES; i++) {
@@ -83,7 +82,7 @@ void fa_engine_drain_inbox(struct fa_engine *engine)
 	}
 }
 
-/* Notices a lost device. From then on launch() ends waiting jobs, in the order of the run queue. */
+/* If the device is lost, launch() ends waiting jobs from then on, in the order of the run queue. */
 static void check_device(struct fa_engine *engine)
 {
 	if (engine->lost || !engine->ops->health ||
@@ -152,8 +151,8 @@ static void publish_job(struct fa_job *job)
 		fa_gates_signal(job->gates, job->status);
 }
 
-/* Returns the records of sleeping clients, each once and with a reference. The clients are woken
- * without the mutex, when their streams may be gone. */
+/* Returns the records of sleeping clients, each once and with a reference. They are woken without
+ * the mutex, when their streams may be gone. */
 static struct fa_completion_records *find_sleepers(const struct fa_list *done)
 {
 	struct fa_completion_records *sleepers = NULL, *last = NULL;
@@ -260,21 +259,20 @@ static int launch(struct fa_engine *engine, int max)
 	return n;
 }
 
-/* Makes the parker poll for launched jobs. Called after the launches, which are more urgent. */
+/* Called after the launches, which are more urgent. */
 static void poll_launched(struct fa_engine *engine, int n_launched)
 {
 	if (engine->polled && n_launched)
 		fa_parker_poll_begin(&engine->parker);
 }
 
-/* Returns true if the next iteration must not wait. */
 static bool has_more_to_do(const struct fa_engine *engine)
 {
 	return fa_engine_can_launch(engine) || !fa_list_empty(&engine->done) ||
 	       !fa_list_empty(&engine->confirms) || !fa_list_empty(&engine->closed);
 }
 
-/* Returns true if only reap() shows progress. */
+/* Only reap() shows progress. */
 static bool device_is_polled(const struct fa_engine *engine)
 {
 	return engine->polled && (engine->n_running || !fa_list_empty(&engine->deferred));
@@ -301,7 +299,7 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 {
 	int n = 0;
 
-	/* New jobs are launched before anything else, unless deadlines have to be checked. */
+	/* Launch new jobs before anything else, unless deadlines have to be checked. */
 	if (!engine->deadlines.root)
 		n = launch(engine, 1);
 	poll_launched(engine, n);
@@ -413,7 +411,7 @@ static bool stand_by(struct fa_engine *engine, struct standby *standby)
 	if (!needs_polling || fa_parker_is_woken(&engine->parker) ||
 	    atomic_load_explicit(&engine->loop_poll_count, memory_order_relaxed) != n_polls)
 		return false;
-	/* If the lock is taken, the loop thread is busy elsewhere or inside a long iteration. */
+	/* Otherwise the loop thread is busy elsewhere or inside a long iteration. */
 	if (pthread_mutex_trylock(&engine->state_mutex) != 0)
 		return false;
 	atomic_store_explicit(&engine->loop_polls, false, memory_order_relaxed);
@@ -436,7 +434,7 @@ void *fa_engine_thread(void *userdata)
 	struct wait_plan plan;
 	bool loop_polls, more = false;
 
-	/* Keeps the kernel from rounding up short sleeps between polls. */
+	/* The kernel would round up short sleeps between polls. */
 	(void)prctl(PR_SET_TIMERSLACK, 1UL);
 	for (;;) {
 		const bool woken = fa_parker_consume(&engine->parker);

@@ -36,14 +36,13 @@ bool fa_gates_last_wait(const struct fa_gates *gates, struct fa_device_gate *ret
 	return true;
 }
 
-/* Writes one signal. The caller holds the mutex. Another stream may have signalled a later value
- * already. */
+/* The caller holds the mutex. Another stream may have signalled a later value already. */
 static void signal_one(struct fa_timeline_words *words, const struct fa_gate *gate, int status)
 {
 	struct fa_timeline_out *out = &words->out[gate->slot];
 	uint64_t value = atomic_load_explicit(&words->values[gate->slot], memory_order_relaxed);
 
-	/* Keep the highest failed value: streams may signal one slot in any order. */
+	/* Streams may signal one slot in any order. */
 	if (status &&
 	    (!atomic_load_explicit(&out->status, memory_order_relaxed) ||
 	     !fa_timeline_reached(atomic_load_explicit(&out->failed, memory_order_relaxed),

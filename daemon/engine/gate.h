@@ -1,9 +1,8 @@
 /*
- * Gates of jobs: timeline slots and values that a job waits for, or signals when it finishes.
- *
- * Waits for the daemon's slots read private values: a client that overwrites its timeline affects
- * its own gates only. Any thread may signal; the timeline's mutex keeps a slot's words consistent.
- * Waits are scheduler state.
+ * Gates of jobs: timeline slots and values that a job waits for, or signals when it finishes. Waits
+ * for the daemon's slots read private values: a client that overwrites its timeline affects its own
+ * gates only. Any thread may signal; the timeline's mutex keeps a slot's words consistent. Waits
+ * are scheduler state.
  */
 #pragma once
 
@@ -14,15 +13,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The words of a session's timeline, which session/timeline.c makes. They outlive the session's
- * jobs. */
+/* The words of a session's timeline (session/timeline.c). They outlive the session's jobs. */
 struct fa_timeline_words {
 	struct fa_timeline_in *in;
 	struct fa_timeline_out *out;
 	pthread_mutex_t mutex;
 	/* the values written to `out`; private to the daemon */
 	_Atomic uint64_t values[FA_TIMELINE_SLOTS];
-	/* Device address of `in`; NULL: not mapped. The loop thread sets it. */
+	/* Device address; NULL: not mapped. The loop thread sets it. */
 	const struct fa_timeline_in *_Atomic in_at;
 };
 
@@ -44,11 +42,11 @@ static inline struct fa_gate *fa_gates_signals(struct fa_gates *gates)
 	return gates->gates + gates->n_waits;
 }
 
-/* Returns true if all waits are met; a met wait stays met. */
+/* A met wait stays met. */
 bool fa_gates_met(struct fa_gates *gates);
 
-/* Call after fa_gates_met() returned false. Returns true if one wait is left whose word the device
- * can poll. @ret_wait may be NULL. */
+/* Call after fa_gates_met() returned false. True: one wait is left, whose word the device can poll.
+ * @ret_wait may be NULL. */
 bool fa_gates_last_wait(const struct fa_gates *gates, struct fa_device_gate *ret_wait);
 
 void fa_gates_signal(struct fa_gates *gates, int status);

@@ -14,7 +14,7 @@
 #define GATE_PAUSE_MAX_NS FA_NS_PER_MS
 #define GATE_LONG_NS FA_NS_PER_SEC
 #define GATE_LONG_PAUSE_MAX_NS (8 * FA_NS_PER_MS)
-/* Bounds the gates, hot and parked each, that one iteration polls. */
+/* Limits the hot and the parked gates that an iteration polls. */
 #define GATES_PER_ITERATION 64
 
 static uint64_t gate_pause_ns(uint64_t waited_ns)
@@ -24,7 +24,6 @@ static uint64_t gate_pause_ns(uint64_t waited_ns)
 	return waited_ns / GATE_PAUSE_PART < max_ns ? waited_ns / GATE_PAUSE_PART : max_ns;
 }
 
-/* Polls the hot gates in turn, a bounded number each time. */
 static void poll_hot_gates(struct fa_engine *engine, uint64_t now_ns)
 {
 	struct fa_list due;

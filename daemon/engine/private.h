@@ -1,7 +1,6 @@
 /*
- * Shared by the mailbox (engine.c), the iterations (engine_loop.c), the scheduler (scheduler.c) and
- * the polling of gates (gate_poll.c). state_mutex guards "scheduler state": the engine thread holds
- * it during an iteration, or the loop thread in fa_engine_poll().
+ * Shared by engine.c, engine_loop.c, scheduler.c and gate_poll.c. state_mutex guards "scheduler
+ * state": the engine thread holds it during an iteration, or the loop thread in fa_engine_poll().
  */
 #pragma once
 
@@ -19,10 +18,10 @@
 #define FA_STREAM_CHAINS 64
 
 enum fa_job_state {
-	FA_JOB_WAITING,    /* waits for other jobs, gates or a device slot, or is held */
-	FA_JOB_RUNNING,    /* launched; or started, if it has no device work */
-	FA_JOB_CONFIRMING, /* the loop thread confirms it */
-	FA_JOB_SETTLED,    /* status is final */
+	FA_JOB_WAITING, /* waits for other jobs, gates or a device slot, or is held */
+	FA_JOB_RUNNING, /* launched; or started, if it has no device work */
+	FA_JOB_CONFIRMING,
+	FA_JOB_SETTLED, /* status is final */
 };
 
 /* Shares of the engine's own lane, and of the device's for both priorities. */
@@ -36,12 +35,12 @@ enum fa_engine_share {
 struct fa_engine_group {
 	struct fa_engine *engine;
 
-	/* This part is scheduler state. */
+	/* Scheduler state. */
 	struct {
 		struct fa_fair_queue_group queue; /* launchable streams of one lane */
 		unsigned int n_streams;           /* streams that have a queue of that lane */
 	} shares[_FA_ENGINE_SHARE_N];
-	struct fa_device_group *device; /* exists while there are queues */
+	struct fa_device_group *device; /* while there are queues */
 	unsigned int n_queues;
 };
 
@@ -49,13 +48,13 @@ struct fa_stream {
 	struct fa_engine *engine;
 	struct fa_engine_group *group;
 	void *owner;
-	struct fa_completion_slot *slot; /* only written here; the client may overwrite it */
+	struct fa_completion_slot *slot; /* the client may overwrite it */
 	int priority;
 
-	/* This part belongs to the loop thread. */
+	/* The loop thread's. */
 	uint64_t next_value;
 	struct fa_completion_records *records_ref;
-	struct fa_list index[FA_STREAM_CHAINS]; /* jobs not taken yet */
+	struct fa_list index[FA_STREAM_CHAINS]; /* not taken yet */
 
 	/* The link crosses the mailbox. */
 	struct fa_list link; /* inbox.closing, then outbox.closed */
@@ -70,7 +69,7 @@ struct fa_stream {
 	struct fa_device_lane *run_lane; /* the lane whose queue has run_link; NULL: none */
 	struct fa_list deferred_link;    /* engine.deferred, */
 	struct fa_job *deferred_job;     /* the first waiting job, if deferred; else NULL */
-	unsigned int outstanding;        /* jobs on the device */
+	unsigned int outstanding;        /* on the device */
 	bool closing;
 	/* Status of the last job that left, for its successor in a chain. */
 	int chain_status;
@@ -82,12 +81,12 @@ struct fa_stream {
 	/* How many gates the device gave up in a row, and how many gated jobs are still left to the
 	 * engine. */
 	unsigned int gate_timeouts, gate_backoff;
-	struct fa_list gate_link;       /* engine.hot_gates, for the first GATE_HOT_NS */
+	struct fa_list gate_link;       /* engine.hot_gates, for GATE_HOT_NS */
 	struct fa_deadline gate_parked; /* engine.parked_gates, afterwards */
 
-	/* The loop thread sets these before a job needs them. */
+	/* Set by the loop thread before a job needs them. */
 	struct fa_completion_records *_Atomic records; /* NULL: none */
-	uint32_t id;                                   /* the stream's id in the records */
+	uint32_t id;                                   /* in the records */
 	uint32_t *_Atomic device_words;                /* a device address; NULL: none */
 };
 
@@ -107,12 +106,12 @@ struct fa_engine {
 	/* Heartbeats that the watchdog requested, and those that the engine thread answered. */
 	_Atomic uint64_t heartbeats_asked, heartbeats_answered;
 
-	/* The engine thread on standby reads these; the loop thread writes them. */
+	/* Read by the engine thread on standby, written by the loop thread. */
 	char pad_parker[FA_ENGINE_PAD_BYTES];
 	pthread_mutex_t state_mutex;
-	atomic_bool needs_polling;        /* the device, gates or deadlines want another look */
-	atomic_bool loop_polls;           /* the loop thread runs the iterations */
-	_Atomic uint64_t loop_poll_count; /* iterations that the loop thread ran */
+	atomic_bool needs_polling; /* the device, gates or deadlines want another look */
+	atomic_bool loop_polls;    /* the loop thread runs the iterations */
+	_Atomic uint64_t loop_poll_count;
 
 	char pad_state[FA_ENGINE_PAD_BYTES];
 	pthread_mutex_t mailbox_mutex;
@@ -125,32 +124,32 @@ struct fa_engine {
 		struct fa_list confirms; /* jobs; taken after earlier finished ones */
 		struct fa_list closed;   /* streams; taken after their jobs */
 	} outbox;
-	atomic_bool has_events; /* the outbox has something; written under the mailbox mutex */
+	atomic_bool has_events; /* written under the mailbox mutex */
 
-	/* This part belongs to the loop thread. */
-	struct fa_list taken_finished, taken_confirms, taken_closed; /* taken from the outbox */
-	struct fa_list staged;                                       /* jobs of a batch */
+	/* The loop thread's. */
+	struct fa_list taken_finished, taken_confirms, taken_closed;
+	struct fa_list staged; /* jobs of a batch */
 	unsigned int n_staged;
-	unsigned int n_batched; /* jobs submitted in the batch */
+	unsigned int n_batched; /* in the batch */
 	bool batching;
-	bool inbox_posted; /* this thread has posted to the inbox since it last drained it */
+	bool inbox_posted; /* this thread has posted since it last drained the inbox */
 
-	/* This part is scheduler state. */
+	/* Scheduler state. */
 	struct fa_device_lane lane; /* for jobs without a device slot */
 	/* lanes with launchable streams and a free slot, round robin */
 	struct fa_list ready_lanes;
-	struct fa_list full_lanes;             /* lanes with launchable streams but no free slot */
-	struct fa_list deferred;               /* streams whose job the device deferred, in order */
-	bool lane_freed;                       /* a lane is not full any more */
-	struct fa_list done, confirms, closed; /* jobs and streams on their way to the outbox */
+	struct fa_list full_lanes; /* lanes with launchable streams but no free slot */
+	struct fa_list deferred;   /* streams whose job the device deferred, in order */
+	bool lane_freed;
+	struct fa_list done, confirms, closed; /* on their way to the outbox */
 	struct fa_deadline_heap deadlines;
-	unsigned int n_running;   /* jobs on the device */
-	bool urgent;              /* this iteration launched a high-priority job */
-	struct fa_list hot_gates; /* streams whose gates every iteration polls */
-	/* the other gates' streams, by the time of the next poll */
+	unsigned int n_running;
+	bool urgent;              /* a high-priority job was launched in this iteration */
+	struct fa_list hot_gates; /* polled by every iteration */
+	/* Streams by the time of the next poll. */
 	struct fa_deadline_heap parked_gates;
 
-	/* Written once, before `lost` is set. */
+	/* Written once, before `lost`. */
 	struct fa_error lost_reason;
 	atomic_bool lost;
 
@@ -182,14 +181,14 @@ static inline void fa_engine_lock(struct fa_engine *engine)
 /* @userdata is the engine. */
 void *fa_engine_thread(void *userdata);
 
-/* Handles all messages in the inbox. The caller holds state_mutex. */
+/* The caller holds state_mutex. */
 void fa_engine_drain_inbox(struct fa_engine *engine);
 
 /* Finishes and delivers a confirmed job. Returns true if an iteration is needed. The caller holds
  * state_mutex. */
 bool fa_engine_finish_confirmed(struct fa_engine *engine, struct fa_job *job);
 
-/* Runs one iteration. The caller holds state_mutex. */
+/* The caller holds state_mutex. */
 void fa_engine_iterate(struct fa_engine *engine, int max_launches);
 
 /* Publishes a finished value in the client's completion page, and its record. */
@@ -212,7 +211,6 @@ void fa_job_answered(struct fa_job *job);
 /* Ends @job early, unless it is settled. */
 void fa_job_end(struct fa_job *job, int status);
 
-/* Handles @job, which the device returned. */
 void fa_job_reaped(struct fa_job *job);
 
 static inline bool fa_engine_can_launch(const struct fa_engine *engine)
@@ -227,10 +225,10 @@ int fa_engine_launch_next(struct fa_engine *engine);
 /* Launches deferred jobs as far as the device takes them. Call after each reap(). */
 void fa_engine_retry_deferred(struct fa_engine *engine);
 
-/* Frees all lanes' slots on a lost device, as nothing waits for them any more. */
+/* Frees all lanes' slots: on a lost device nothing waits for them any more. */
 void fa_engine_free_lanes(struct fa_engine *engine);
 
-/* Ends all jobs with @status. The stream closes after they have left. */
+/* The stream closes after its jobs have left. */
 void fa_stream_end(struct fa_stream *stream, int status);
 
 /* ---- gate_poll.c; callers hold state_mutex */

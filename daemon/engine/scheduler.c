@@ -15,10 +15,9 @@
 
 static void lane_free_slot(struct fa_engine *engine, struct fa_device_lane *lane);
 
-/* How many gated jobs of a stream the device may hold. */
+/* Gated jobs of a stream that the device may hold. */
 #define DEVICE_GATES_MAX 2
-/* After the device gave up n gates in a row, the engine itself waits for the next 2^n gates. n is
- * at most this. */
+/* After the device gave up n gates in a row, the engine itself waits for the next 2^n gates. */
 #define GATE_BACKOFF_SHIFT_MAX 6
 
 /* ---- jobs */
@@ -57,7 +56,7 @@ static bool has_work(const struct fa_job *job)
 	return job->work.op != FA_DEVICE_NONE;
 }
 
-/* Passes the job to the loop thread, which confirms it. */
+/* The loop thread confirms it. */
 static void job_confirm(struct fa_job *job)
 {
 	struct fa_engine *engine = job->stream->engine;
@@ -67,7 +66,7 @@ static void job_confirm(struct fa_job *job)
 	fa_list_append(&engine->confirms, &job->answer_link);
 }
 
-/* Ends @job with @status. The caller then calls fa_stream_update(). */
+/* The caller then calls fa_stream_update(). */
 static void job_end(struct fa_job *job, int status)
 {
 	struct fa_engine *engine = job->stream->engine;
@@ -112,7 +111,7 @@ static void job_put_back(struct fa_job *job)
 	fa_list_append(pos, &job->link);
 }
 
-/* Puts back a job whose gate the device gave up on. The device has done nothing of the job. */
+/* The device gave up on its gate, and has done nothing of the job. */
 static void job_return(struct fa_job *job)
 {
 	struct fa_stream *stream = job->stream;
@@ -257,7 +256,7 @@ static void lane_remove(struct fa_stream *stream)
 	}
 }
 
-/* Marks the lane of @stream as full. The stream stays next. */
+/* The stream stays next. */
 static void lane_fill(struct fa_stream *stream)
 {
 	struct fa_device_lane *lane = stream->lane;
@@ -306,8 +305,7 @@ bool fa_job_is_gated(const struct fa_job *job)
 	       !fa_gates_met(job->gates);
 }
 
-/* Returns true if @job, the first waiting one, can be launched because the device can poll its last
- * gate. */
+/* True if @job, the first waiting one, can be launched: the device can poll its last gate. */
 static bool device_can_wait(const struct fa_stream *stream, const struct fa_job *job)
 {
 	const struct fa_engine *engine = stream->engine;
@@ -323,8 +321,8 @@ static bool needs_slot(const struct fa_job *job)
 	return job->state == FA_JOB_WAITING && has_work(job);
 }
 
-/* Returns true if the stream can start a job. The device may return device-gated jobs, so only
- * device-gated ones may start behind them: others could overtake. */
+/* Behind device-gated jobs, which the device may return, only device-gated ones may start: others
+ * could overtake. */
 static bool can_launch(const struct fa_stream *stream)
 {
 	const struct fa_job *job = fa_job_first((struct fa_list *)&stream->waiting);
@@ -345,7 +343,7 @@ static struct fa_device_lane *lane_needed(struct fa_stream *stream)
 	return &stream->engine->lane;
 }
 
-/* Makes the stream's queue at the first launch. If that fails, ends the job and returns false. */
+/* Makes it at the first launch. If that fails, ends the job and returns false. */
 static bool prepare_queue(struct fa_stream *stream)
 {
 	struct fa_job *job;
@@ -362,7 +360,7 @@ static bool prepare_queue(struct fa_stream *stream)
 	return r == 0;
 }
 
-/* Starts or stops polling of the gates of the first waiting job. */
+/* Starts or stops polling of the first waiting job's gates. */
 static void stream_watch(struct fa_stream *stream)
 {
 	struct fa_engine *engine = stream->engine;
@@ -393,8 +391,7 @@ static void chain_end(struct fa_stream *stream, struct fa_job *job)
 		return;
 	}
 	job->error = stream->chain_error;
-	/* A refused job, too, ends with its predecessor's error, which may be the cause of the
-	 * refusal. */
+	/* Even a refused job: the predecessor's error may be the cause. */
 	job_settle(job, stream->chain_status);
 }
 
@@ -473,8 +470,7 @@ void fa_stream_receive(struct fa_stream *stream, struct fa_job *job)
 	fa_stream_update(stream);
 }
 
-/* Ends all waiting jobs because the device is lost. They leave the stream after the jobs on the
- * device. */
+/* The device is lost. Waiting jobs leave the stream after those on the device. */
 static void end_waiting(struct fa_stream *stream)
 {
 	struct fa_list *pos;
@@ -492,8 +488,7 @@ static void stream_start(struct fa_stream *stream, struct fa_job *job)
 	stream_watch(stream);
 }
 
-/* Launches @job. Returns -EAGAIN or -EBUSY if the device refuses it (device.h); the job then goes
- * on waiting. */
+/* -EAGAIN or -EBUSY: the device refuses it (device.h); the job goes on waiting. */
 static int job_launch(struct fa_stream *stream, struct fa_job *job)
 {
 	const bool device_gated = job == stream->gated;
@@ -525,7 +520,7 @@ static int job_launch(struct fa_stream *stream, struct fa_job *job)
 	stream->outstanding++;
 	engine->n_running++;
 	fa_engine_count(&engine->stats.launched, 1);
-	/* Makes the engine poll urgently for a decode, however slow prefills were lately. */
+	/* A decode is urgent, however slow prefills were lately. */
 	if (engine->polled && stream->priority > 0)
 		engine->urgent = true;
 	stream_start(stream, job);
@@ -538,7 +533,7 @@ static int stream_launch(struct fa_stream *stream)
 	struct fa_job *job;
 	int r = 0;
 
-	/* Ask again for each job, as the device's can_wait() may have changed. */
+	/* The device's can_wait() may change with each job. */
 	while (can_launch(stream)) {
 		job = fa_job_first(&stream->waiting);
 		if (needs_slot(job)) {

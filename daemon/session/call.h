@@ -10,11 +10,11 @@
 struct fa_call {
 	struct fa_session *session;
 	const struct fa_wire_message *message;
-	int *fds;     /* NULL: some descriptors were lost, as the daemon had none left */
-	size_t n_fds; /* number of descriptors that the client sent */
+	int *fds;     /* NULL: some were lost, as the daemon had none left */
+	size_t n_fds; /* sent by the client */
 	uint64_t received_ns;
 	bool by_ring;
-	bool chained;  /* the request belongs to the same message as the one before */
+	bool chained;  /* of the same message as the request before */
 	bool may_pass; /* set by the handler: what refuses the message ends soon */
 	bool is_held;  /* set if the message is held (service/hold.h) */
 };

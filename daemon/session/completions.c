@@ -40,7 +40,6 @@ static struct fa_turn *account_of(const struct fa_job *job, struct fa_stream *cl
 	return fa_tenant_turn(session->tenant);
 }
 
-/* Takes all jobs and streams from the engine, and queues them for their accounts. */
 static void take_all(struct fa_context *context)
 {
 	struct fa_stream *closed;
@@ -59,7 +58,7 @@ static void take_all(struct fa_context *context)
 	}
 }
 
-/* Finishes what is first in the account's queues, which may free the account. */
+/* This may free the account. */
 static bool finish_first(struct fa_context *context, struct fa_turn *account)
 {
 	struct fa_stream *closed = NULL;
@@ -80,7 +79,7 @@ static bool finish_first(struct fa_context *context, struct fa_turn *account)
 	return true;
 }
 
-/* Finishes what accounts have queued, in turn. */
+/* Accounts take turns. */
 static void finish_queued(struct fa_context *context, uint64_t until_ns)
 {
 	unsigned int n = 0;

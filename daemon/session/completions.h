@@ -1,7 +1,7 @@
 /*
  * Reaps finished requests from the engine, answers them, frees closed streams, and arms the
- * engine's wake-ups. If several accounts have any, each has a queue, and they take turns: one that
- * ends hundreds of requests at once delays no other. Loop thread, except fa_completions_notify().
+ * engine's wake-ups. Each account has a queue, and they take turns: one that ends hundreds of
+ * requests at once delays no other. Loop thread, except fa_completions_notify().
  */
 #pragma once
 
@@ -17,7 +17,6 @@ struct fa_session;
  */
 bool fa_completions_reap(struct fa_session *session, bool all);
 
-/* Reaps everything of all accounts. */
 void fa_completions_reap_all(struct fa_context *context);
 
 /* Reaps for a bounded time, and checks for a lost device. Returns true if something was reaped. */
@@ -26,6 +25,5 @@ bool fa_completions_poll(struct fa_context *context);
 /* Makes the engine wake the loop from now on. */
 void fa_completions_arm(struct fa_context *context);
 
-/* Wakes a sleeping loop. @userdata is the context. The engine thread and the loop thread call
- * it. */
+/* @userdata is the context. The engine thread and the loop thread call it. */
 void fa_completions_notify(void *userdata);

@@ -38,24 +38,23 @@ enum fa_daemon_state {
 };
 
 struct fa_context_hooks {
-	/* Handles a packet: fa_dispatch(). */
+	/* fa_dispatch() */
 	bool (*packet)(struct fa_session *session, const void *bytes, size_t length, int *fds,
 	               size_t n_fds, bool fds_lost);
-	/* Handles an entry of a ring: fa_dispatch_ring(). */
+	/* fa_dispatch_ring() */
 	void (*ring_entry)(struct fa_session *session, const void *bytes, size_t length,
 	                   uint64_t received_ns);
 
 	void (*session_ready)(struct fa_session *session);
-	/* Called when a session closes. Its streams are cancelled; its buffers are still
-	 * registered. */
+	/* The session's streams are cancelled; its buffers are still registered. */
 	void (*session_closing)(struct fa_session *session);
-	/* Called when nothing of a session is in flight. The session is freed next. */
+	/* Nothing of the session is in flight. It is freed next. */
 	void (*session_ended)(struct fa_session *session);
 
 	void (*session_freed)(struct fa_context *context);
-	/* Called when something ended that the drain may wait for. */
+	/* Something ended that the drain may wait for. */
 	void (*drain_progress)(struct fa_context *context);
-	/* Called when the daemon may be idle (exit_when_idle). */
+	/* The daemon may be idle (exit_when_idle). */
 	void (*idle)(struct fa_context *context);
 
 	void (*device_lost)(struct fa_context *context);
@@ -88,7 +87,7 @@ struct fa_context {
 	struct fa_list sessions;
 	struct fa_list device_sessions; /* sessions with bits in device_streams */
 	struct fa_list hello_pending;   /* sessions that have sent no Hello, oldest first */
-	struct fa_list reapable;        /* accounts that have ended requests (completions.h) */
+	struct fa_list reapable;        /* accounts with ended requests (completions.h) */
 	unsigned int n_sessions;
 	uint64_t last_session;     /* highest session number so far */
 	uint64_t sent_check_ns;    /* time of the next check (outbox.c) */
@@ -101,11 +100,11 @@ struct fa_context {
 	struct fa_loop_spin spin;
 	struct fa_rings rings;
 	struct fa_turns turns;
-	uint64_t reaped_ns;      /* time in fa_completions_reap_all() so far */
-	unsigned int n_requests; /* requests in flight of all sessions */
+	uint64_t reaped_ns;      /* in fa_completions_reap_all() so far */
+	unsigned int n_requests; /* in flight, of all sessions */
 	struct fa_block_cache request_cache;
-	uint64_t n_timelines;           /* timelines in the fd store */
-	struct fa_list timelines_ended; /* ended timelines that are still in the fd store */
+	uint64_t n_timelines;           /* in the fd store */
+	struct fa_list timelines_ended; /* still in the fd store */
 
 	/* The packet that is being handled. */
 	_Alignas(8) unsigned char packet[FA_WIRE_BYTES_MAX];
@@ -117,12 +116,12 @@ static inline void fa_context_drain_progress(struct fa_context *context)
 		context->hooks->drain_progress(context);
 }
 
-/* Returns true if the device is lost, even before is_lost is set. */
+/* True even before is_lost is set. */
 bool fa_context_device_lost(const struct fa_context *context);
 
-/* Logs a lack of descriptors, at most once in ten seconds. */
+/* Logs at most once in ten seconds. */
 void fa_context_warn_no_fds(struct fa_context *context);
 
-/* Turns -EMFILE and -ENFILE into -EDQUOT with a sentence: the client tries again. */
+/* -EMFILE and -ENFILE become -EDQUOT with a sentence: the client tries again. */
 #define FA_CONTEXT_NO_FDS "the daemon has no descriptors left"
 int fa_context_explain_no_fds(struct fa_context *context, int code, struct fa_error *error);

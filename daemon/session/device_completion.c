@@ -6,8 +6,8 @@
 
 #include <sched.h>
 
-/* How long to wait until the engine sees what the client saw, so that a next request finds an idle
- * stream. The engine's thread may need a processor. */
+/* How long to wait until the engine sees what the client saw, so that the next request finds an
+ * idle stream. The engine's thread may need a processor. */
 #define SYNC_NS FA_NS_PER_MS
 #define SYNC_BY_THREAD_NS (100 * FA_NS_PER_MS)
 
@@ -96,7 +96,7 @@ static void note_reported(struct fa_session *session)
 static void reap(struct fa_context *context)
 {
 	(void)fa_engine_poll(context->engine);
-	/* Stops the polling of the engine if no ring is polled; it would go on until one is. */
+	/* Otherwise the polling would go on until a ring is polled. */
 	if (!fa_rings_are_polled(&context->rings))
 		fa_engine_poll_end(context->engine);
 	fa_completions_reap_all(context);

@@ -5,7 +5,7 @@
  * The device may complete a request if the client has seen the end of all earlier ones of its
  * stream, and if the request ends with its device work. The engine sees such a completion later, so
  * the daemon syncs before it handles a message whose sender may have seen one. A request that the
- * device has reported counts for no limit from then on, however late the engine is.
+ * device has reported counts for no limit from then on.
  */
 #pragma once
 
@@ -16,10 +16,10 @@
 /* Pins the completion page once. If that fails, the device completes nothing. */
 void fa_device_completion_open(struct fa_session *session);
 
-/* Ends completions by the device for a closing session, to which the caller has a reference. */
+/* Call for a closing session, to which the caller has a reference. */
 void fa_device_completion_stop(struct fa_session *session);
 
-/* Unpins the page. Nothing may be in flight. The page may be unmapped next. */
+/* Nothing may be in flight. The page may be unmapped next. */
 void fa_device_completion_close(struct fa_session *session);
 
 /* Call for each new stream. */

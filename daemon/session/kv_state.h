@@ -11,7 +11,7 @@ struct fa_kv_session {
 	struct fa_actor actor;
 	bool known;           /* actor.tenant is set and referenced */
 	bool resumed;         /* may own objects from before a restart */
-	uint32_t record;      /* number of its record in the session store; UINT32_MAX: none */
-	struct fa_list steps; /* steps in flight, struct fa_kv_step, oldest first */
-	uint32_t n_steps;     /* how many of them the client began */
+	uint32_t record;      /* in the session store; UINT32_MAX: none */
+	struct fa_list steps; /* struct fa_kv_step in flight, oldest first */
+	uint32_t n_steps;     /* begun by the client */
 };

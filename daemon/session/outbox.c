@@ -12,10 +12,9 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-/* Size of the send buffer, enough for every message: strings have at most
- * FA_WIRE_TEXT_BYTES_MAX. */
+/* Enough for every message: strings have at most FA_WIRE_TEXT_BYTES_MAX. */
 #define SEND_BYTES 4096
-/* How many messages a session sends in a turn of the loop: each is a system call. */
+/* Messages that a session sends in a turn of the loop: each is a system call. */
 #define SENT_PER_TURN 16
 /* At the limit all sessions are checked again for received descriptors, after this many new charges
  * or this much time. */
@@ -68,7 +67,7 @@ void fa_session_release_received(struct fa_session *session)
 		fa_charge_release(&session->outbox.charge_sent);
 }
 
-/* Checks all sessions, as silent ones may hold charges, too. */
+/* Silent sessions may hold charges, too. */
 static bool release_received_of_all(struct fa_context *context)
 {
 	const uint64_t now_ns = fa_now_ns();
@@ -124,8 +123,7 @@ static int send_packet(struct fa_session *session, const void *bytes, size_t len
 	return r;
 }
 
-/* Returns false if the session has sent enough in this turn of the loop. A daemon that ends sends
- * all. */
+/* False if the session has sent enough in this turn of the loop. A daemon that ends sends all. */
 static bool may_send(struct fa_session *session)
 {
 	struct fa_outbox *outbox = &session->outbox;

@@ -20,10 +20,9 @@ struct fa_outbox {
 	unsigned int n_messages;
 	uint64_t bytes;
 	uint64_t turn; /* turn of the loop in which n_sent messages were sent */
-	/* A session with many messages sends the rest in later turns, so that others need not
-	 * wait. */
+	/* A session with many messages sends the rest in later turns. */
 	unsigned int n_sent;
-	/* charge for descriptors that were sent but perhaps not received */
+	/* for descriptors that were sent but perhaps not received */
 	struct fa_charge charge_sent;
 };
 
@@ -37,13 +36,12 @@ void fa_outbox_flush_all(struct fa_context *context);
 
 void fa_outbox_clear(struct fa_session *session);
 
-/* Sends or queues a message, with @fd (-1: none) and its @charge (NULL: none), both of which it
- * takes over. On failure closes the session. Does nothing if the session is closing. */
+/* Sends or queues a message; takes over @fd (-1: none) and its @charge (NULL: none). On failure
+ * closes the session. Does nothing if it is closing. */
 void fa_session_send(struct fa_session *session, const struct fa_wire_message *message, int fd,
                      struct fa_charge *charge);
 
-/* Like fa_session_send(), but with up to FA_SESSION_SEND_FDS descriptors, all of which it takes
- * over. */
+/* As fa_session_send(), with up to FA_SESSION_SEND_FDS descriptors, all of which it takes over. */
 void fa_session_send_fds(struct fa_session *session, const struct fa_wire_message *message,
                          int *fds, size_t n_fds, struct fa_charge *charge);
 

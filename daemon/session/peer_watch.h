@@ -1,6 +1,6 @@
 /*
- * Ends a session with the process that connected. Children that inherited the socket do not keep the
- * session. What the process sent before its end is still handled. Loop thread.
+ * Ends a session with the process that connected: children that inherited the socket do not keep
+ * it. What the process sent before its end is still handled. Loop thread.
  */
 #pragma once
 
@@ -12,13 +12,12 @@
 struct fa_session;
 
 struct fa_peer_watch {
-	int pidfd; /* -1: the process is unknown, and the session ends with its socket */
+	int pidfd; /* -1: unknown; the session ends with its socket */
 	struct fa_charge charge;
 	uv_poll_t poll;
 };
 
-/* Starts watching the process behind the session's socket, which is @socket. -EDQUOT and others, with
- * a sentence. */
+/* Watches the process behind the session's socket, @socket. -EDQUOT and others, with a sentence. */
 int fa_peer_watch_start(struct fa_session *session, int socket, struct fa_error *error);
-/* Must be called before the session's socket is closed. Does nothing if nothing is watched. */
+/* Call before the session's socket is closed. Does nothing if nothing is watched. */
 void fa_peer_watch_stop(struct fa_session *session);

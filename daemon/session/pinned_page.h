@@ -11,12 +11,12 @@ struct fa_session;
 
 struct fa_pinned_page {
 	struct fa_session *session;
-	/* Called once with the page's device address, unless the session closes first. */
+	/* With the page's device address, once, unless the session closes first. */
 	void (*ready)(struct fa_session *session, void *address);
 	/* text for the log: what will not work after a failure */
 	const char *failure;
 	struct fa_registered_buffer *buffer; /* the imported page */
-	struct fa_registered_buffer *import; /* the same while the worker imports it */
+	struct fa_registered_buffer *import; /* while the worker imports it */
 };
 
 /* Pins @bytes at @host, once. May call ready() before it returns. */
@@ -25,5 +25,5 @@ void fa_pinned_page_open(struct fa_pinned_page *pinned, void *host, uint64_t byt
 /* Withdraws an import that has not started. The caller has a reference to the session. */
 void fa_pinned_page_cancel(struct fa_pinned_page *pinned);
 
-/* Releases the page, which may be unmapped next. The device must be done with it. */
+/* The page may be unmapped next. The device must be done with it. */
 void fa_pinned_page_close(struct fa_pinned_page *pinned);

@@ -121,7 +121,7 @@ static void send_completion(struct fa_session *session, uint64_t id, uint32_t st
 	fa_session_send(session, &message, -1, NULL);
 }
 
-/* Answers a refused request that has no stream, so that there is no order to keep. */
+/* Without a stream there is no order to keep. */
 static void answer_without_stream(struct fa_session *session, const struct fa_wire_message *message,
                                   uint64_t received_ns, const struct fa_request_kind *kind,
                                   struct fa_request_place place)
@@ -148,7 +148,7 @@ static void answer_without_stream(struct fa_session *session, const struct fa_wi
 	}
 	fa_request_free(request);
 
-	/* Bind the signals of the refused request, so that its waiters are released. */
+	/* Bind the signals, so that waiters of the refused request are released. */
 	(void)fa_timeline_bind(session, message, &charge, &unused, &none.gates);
 	if (none.gates)
 		fa_gates_signal(none.gates, none.status);
@@ -190,8 +190,7 @@ static void count(struct fa_usage *usage, const struct fa_job *job, bool own)
 	}
 }
 
-/* Counts a finished job. @own: it is a request of the daemon's own, of which only the device time
- * counts. */
+/* @own: of a request of the daemon's own only the device time counts. */
 static void account(struct fa_session *session, const struct fa_job *job, bool own)
 {
 	count(&session->usage, job, own);
@@ -200,7 +199,6 @@ static void account(struct fa_session *session, const struct fa_job *job, bool o
 		fa_usage_times_add(&session->tenant->usage.ran, job->finished_ns - job->started_ns);
 }
 
-/* Records a request that ends now. */
 static void trace(const struct fa_session *session, uint32_t stream, const struct fa_job *job,
                   const struct fa_request_kind *kind)
 {
@@ -218,8 +216,7 @@ static void trace(const struct fa_session *session, uint32_t stream, const struc
 	fa_trace_request(&request);
 }
 
-/* Returns true if the engine has nothing of the stream and would only finish a request without
- * device work. */
+/* The engine has nothing of the stream and would only finish a request without device work. */
 static bool engine_is_done(const struct fa_session *session, const struct fa_session_stream *slot)
 {
 	struct fa_error unused;
@@ -228,7 +225,7 @@ static bool engine_is_done(const struct fa_session *session, const struct fa_ses
 	       !session->context->is_lost && !fa_engine_lost(session->context->engine, &unused);
 }
 
-/* Finishes @job, the stream's next, without the engine. answer_here() is called next. */
+/* @job is the stream's next. answer_here() is called next. */
 static void publish_here(struct fa_session *session, uint32_t stream, const struct fa_job *job,
                          const struct fa_request_kind *kind)
 {
@@ -260,7 +257,6 @@ static void answer_here(struct fa_session *session, uint32_t stream, const struc
 		fa_request_unblock(session, NULL);
 }
 
-/* Returns true if the bound request has no waits and no device work. */
 static bool can_finish_here(const struct fa_request *request)
 {
 	const struct fa_job *job = &request->job;
@@ -307,8 +303,8 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
 
 	request = fa_request_new(session, kind);
 	if (!request) {
-		/* This value could never finish, and so no later one of the stream: the connection
-		 * ends. */
+		/* Neither this value nor a later one of the stream could ever finish: the
+		 * connection ends. */
 		fa_session_refuse(session, message->id, -ENOMEM,
 		                  "the daemon has no memory for a request");
 		return 0;
@@ -453,7 +449,7 @@ void fa_request_reported(struct fa_request *request)
 	session->streams[request->stream].reported = request->job.value;
 	--session->n_requests;
 	fa_charge_release(&request->charge);
-	/* This memory is freed when the request finishes. The device's depth bounds it. */
+	/* Freed when the request finishes; the device's depth bounds it. */
 	fa_charge_release(&request->charge_metadata);
 	fa_charge_release(&request->charge_host);
 	fa_tenant_ending(session->tenant);

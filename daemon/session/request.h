@@ -25,7 +25,7 @@ struct fa_request {
 	struct fa_job job; /* must be first */
 	const struct fa_request_kind *kind;
 	struct fa_session *session;
-	uint32_t stream; /* number of the stream, which may be closing */
+	uint32_t stream; /* the stream may be closing */
 	bool refused;    /* the request keeps nothing, but finishes in order */
 	bool by_ring;    /* came by a ring; its completion record is the answer to success */
 	bool reported;   /* fa_request_reported() was called */
@@ -33,20 +33,19 @@ struct fa_request {
 	unsigned int n_buffers;
 	struct fa_charge charge, charge_gates, charge_metadata, charge_host;
 
-	/* Values of other streams that must finish before the request starts; a request without
-	 * device work waits for them before it is confirmed. */
+	/* Values of other streams that must finish first; a request without device work waits for
+	 * them before it is confirmed. */
 	uint64_t *dependencies;      /* [FA_SESSION_STREAMS], 0: none; NULL: all 0 */
 	struct fa_list blocked_link; /* session.blocked */
 
-	/* The step of the KV cache that the request belongs to. */
 	struct fa_kv_step *step; /* NULL: none */
 	struct fa_list step_link;
 	uint32_t layer, n_layers; /* n_layers 0: one layer */
 };
 
 struct fa_request_kind {
-	const char *name; /* for traces: the message's name */
-	size_t bytes;     /* the kind's struct begins with struct fa_request */
+	const char *name; /* the message's, for traces */
+	size_t bytes;     /* of a struct that begins with struct fa_request */
 	bool while_draining;
 	/* Fills job.work without keeping pointers into @message. An error refuses the request. */
 	int (*bind)(struct fa_request *request, const struct fa_wire_message *message,
@@ -73,21 +72,22 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
                       size_t n_fds, uint64_t received_ns, const struct fa_request_kind *kind,
                       struct fa_request_place place, struct fa_error *error);
 
-/* Submits a Marker, which completes at once if its stream is idle. */
+/* Completes at once if the stream is idle. */
 int fa_request_mark(struct fa_session *session, const struct fa_wire_message *message, size_t n_fds,
                     uint64_t received_ns, struct fa_request_place place, struct fa_error *error);
 
-/* Makes a request of the daemon's own, on FA_SESSION_STREAM_OWN. The caller fills it instead of
- * bind(), and clients do not see it. NULL: no memory. */
+/* A request of the daemon's own, on FA_SESSION_STREAM_OWN, which clients do not see. The caller
+ * fills it instead of bind(). NULL: no memory. */
 struct fa_request *fa_request_new(struct fa_session *session, const struct fa_request_kind *kind);
 void fa_request_submit_own(struct fa_request *request);
 /* Frees a request that was not submitted. Takes NULL. */
 struct fa_request *fa_request_free(struct fa_request *request);
 
-/* Returns the memory of a view's buffer, which the request references. bind() calls it. -ENOENT. */
+/* The memory of a view's buffer, which the request references from now on. bind() calls it.
+ * -ENOENT. */
 int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *view, const char *name,
                       const struct fa_device_memory **ret_memory, struct fa_error *error);
-/* Returns the memory of a buffer that the request references; NULL: there is none. */
+/* The memory of a buffer that the request references; NULL: there is none. */
 const struct fa_device_memory *fa_request_memory(const struct fa_request *request, uint32_t buffer);
 
 /* Prepares paged work. bind() calls it. -EDQUOT, and errors of paged_prepare(). */
@@ -97,10 +97,10 @@ int fa_request_prepare(struct fa_request *request, struct fa_error *error);
 int fa_request_wait(struct fa_request *request, uint32_t stream, uint64_t value,
                     struct fa_error *error);
 
-/* Cancels all requests of a session; its streams stay open. */
+/* The session's streams stay open. */
 void fa_request_cancel_all(struct fa_session *session, int status);
 
-/* Stops counting a request for limits, as the device has told the client that it succeeded. */
+/* The request counts for no limits: the device has told the client that it succeeded. */
 void fa_request_reported(struct fa_request *request);
 
 /* Confirms, or answers and frees, a request from the engine. */

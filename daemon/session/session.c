@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-/* How many messages are read from one session before the others get their turn. */
+/* Messages of one session that are read before the others get their turn. */
 #define READ_MAX 16
 
 static void update_poll(struct fa_session *session);
@@ -27,7 +27,7 @@ struct fa_session *fa_session_ref(struct fa_session *session)
 	return session;
 }
 
-/* Passes the socket to the reaper, as closing unread descriptors can block. */
+/* Closing unread descriptors can block, so the reaper does it. */
 static void close_socket(struct fa_session *session)
 {
 	if (session->fd >= 0)
@@ -154,8 +154,7 @@ void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 		fa_ring_activate(session->ring);
 }
 
-/* Looks whether the next packet has descriptors, which stay in the socket. Returns false if there is no
- * packet. */
+/* Descriptors of the next packet stay in the socket. Returns false if there is no packet. */
 static bool peek(int socket, bool *ret_has_fds)
 {
 	struct msghdr msg = {};
@@ -168,22 +167,21 @@ static bool peek(int socket, bool *ret_has_fds)
 	return n >= 0 || (errno != EAGAIN && errno != EINTR);
 }
 
-/* Returns true if packets with descriptors must wait, because too many unwanted descriptors of the
- * tenant are not closed yet. */
+/* Too many unwanted descriptors of the tenant are not closed yet: packets with descriptors must
+ * wait. */
 static bool has_too_many_rejected(const struct fa_session *session)
 {
 	return fa_tenant_reaper_queue(session->tenant)->n_rejected > FA_FD_REAPER_REJECTED_HARD_MAX;
 }
 
-/* What came with a packet. */
 struct descriptors {
 	int fds[FA_PACKET_FDS_KERNEL_MAX];
 	size_t n;
-	/* Bit set of the descriptors that are placeholders for rejected ones. */
+	/* Bit set of placeholders for rejected descriptors. */
 	unsigned int placeholders;
 };
 
-/* Reads and handles a packet. Returns true if the next one is to be read at once. */
+/* Returns true if the next packet is to be read at once. */
 static bool read_packet(struct fa_session *session, struct descriptors *descriptors)
 {
 	struct fa_context *context = session->context;
@@ -242,7 +240,7 @@ static bool read_packet(struct fa_session *session, struct descriptors *descript
 	                              descriptors->n, fds_lost);
 }
 
-/* @before: the tenant's number of rejected descriptors before the packet. */
+/* @before: the tenant's rejected descriptors before the packet. */
 static void discard_fds(struct fa_session *session, struct descriptors *descriptors,
                         uint64_t before)
 {
@@ -414,7 +412,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 		fa_fail(error, r, "the connection cannot be watched: %s", uv_strerror(r));
 		goto fail;
 	}
-	session->fd = fd; /* from now on the session owns it */
+	session->fd = fd; /* owned by the session now */
 	session->poll.data = session;
 	session->id = session->connection = ++context->last_session;
 	session->privileged = session->peer.uid == 0 || session->peer.uid == context->uid;

@@ -5,8 +5,7 @@
  * import from the worker: the device may use a client's memory until then.
  *
  * A paused session (enum fa_session_pause) reads nothing: the socket's buffer bounds what a client
- * queues, and no client is disconnected for it. Every pause ends, at the latest at a deadline or
- * with the client.
+ * queues. Every pause ends, at the latest at a deadline or with the client.
  */
 #pragma once
 
@@ -35,7 +34,7 @@ struct fa_context;
 struct fa_session_ring;
 struct fa_timeline;
 
-/* Streams below this number are the client's; this one has the daemon's own requests. */
+/* Lower numbers are the client's; this one has the daemon's own requests. */
 #define FA_SESSION_STREAM_OWN FA_COMPLETION_SLOTS
 #define FA_SESSION_STREAMS (FA_SESSION_STREAM_OWN + 1)
 
@@ -68,13 +67,13 @@ struct fa_session_stream {
 	uint64_t finished;                 /* highest answered value */
 	unsigned int n_requests;           /* requests in flight */
 	struct fa_request *last;           /* newest request; NULL: it has ended */
-	uint64_t device_value;             /* last value that the device completes */
+	uint64_t device_value;             /* last one that the device completes */
 	struct fa_request *device_request; /* the request of device_value; NULL: it has ended */
-	/* The device has reported all values up to this one. The engine may still have them. */
+	/* The device has reported all values up to this one; the engine may still have them. */
 	uint64_t reported;
 };
 
-/* Returns a value up to which all requests have ended, as far as their client can know. */
+/* All requests up to this value have ended, as far as their client can know. */
 static inline uint64_t fa_session_stream_ended(const struct fa_session_stream *slot)
 {
 	return slot->finished > slot->reported ? slot->finished : slot->reported;
@@ -84,19 +83,19 @@ struct fa_session {
 	unsigned int n_refs;
 	struct fa_context *context;
 	struct fa_list link; /* context.sessions */
-	uint64_t id;         /* number of the session, kept when it is resumed */
+	uint64_t id;         /* kept when it is resumed */
 	uint64_t connection; /* unique number of the connection */
 	struct fa_peer peer;
 	struct fa_peer_watch peer_watch;
 	struct fa_tenant *tenant;
 	struct fa_charge charge_session, charge_socket;
-	struct fa_charge charge_hello; /* charge for the descriptor in HelloReply */
+	struct fa_charge charge_hello; /* for the descriptor in HelloReply */
 	struct fa_log_subject subject;
 
 	enum fa_session_state state;
-	unsigned int paused;      /* set of enum fa_session_pause */
+	unsigned int paused;      /* enum fa_session_pause */
 	struct fa_list turn_link; /* fa_turn.waiting */
-	bool privileged;          /* the client is root or the daemon's user */
+	bool privileged;          /* root or the daemon's user */
 	bool observer; /* privileged, or the configured observer: sees all of the status */
 	bool hung_up;  /* the client is gone; closed in the account's turn */
 	int fd;
@@ -117,28 +116,28 @@ struct fa_session {
 
 	struct fa_session_ring *ring;
 	struct fa_timeline *timeline;
-	struct fa_pinned_page timeline_pin;  /* pins the client's slots */
-	struct fa_id_table buffers;          /* references to struct fa_registered_buffer */
-	struct fa_registered_buffer *import; /* buffer that is being imported */
-	/* the registration that waits for pieces (requests/buffer.h) */
+	struct fa_pinned_page timeline_pin; /* of the client's slots */
+	struct fa_id_table buffers;         /* references to struct fa_registered_buffer */
+	struct fa_registered_buffer *import;
+	/* Waits for pieces (requests/buffer.h). */
 	struct fa_registration *registration;
 	struct fa_held_packet *held;   /* service/hold.h; NULL: none */
 	uint64_t buffer_bytes;         /* bytes of registered buffers */
-	unsigned int n_device_buffers; /* number of buffers in device memory */
+	unsigned int n_device_buffers; /* in device memory */
 
 	struct fa_engine_group *group; /* NULL: no stream yet */
 	struct fa_session_stream streams[FA_SESSION_STREAMS];
 	struct fa_completion_slot own_slot; /* slot of FA_SESSION_STREAM_OWN */
 	struct fa_list blocked;             /* requests that wait for other streams */
 	unsigned int n_streams;             /* number of the client's streams */
-	unsigned int n_requests;            /* requests in flight on all streams */
+	unsigned int n_requests;            /* in flight, on all streams */
 	unsigned int n_refused;             /* those of them that were refused */
 
 	struct fa_kv_session kv;
 	struct fa_outbox outbox;
 
 	uint64_t n_messages, n_errors;
-	uint64_t n_prefixes;  /* prefixes that were read once for several sequences */
+	uint64_t n_prefixes;  /* read once for several sequences */
 	uint64_t n_submitted; /* requests submitted */
 	struct fa_usage usage;
 };
@@ -149,13 +148,13 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 struct fa_session *fa_session_ref(struct fa_session *session);
 struct fa_session *fa_session_unref(struct fa_session *session);
 
-/* Cancels requests and closes the socket. Works in any state. */
+/* Also cancels its requests. Works in any state. */
 void fa_session_close(struct fa_session *session);
 
 void fa_session_pause(struct fa_session *session, enum fa_session_pause reason);
 void fa_session_resume(struct fa_session *session, enum fa_session_pause reason);
 
-/* Reads and handles packets that have come. Does nothing while the session is paused. */
+/* Does nothing while the session is paused. */
 void fa_session_read(struct fa_session *session);
 
 int fa_session_stream_new(struct fa_session *session, uint32_t id, int priority);

@@ -17,9 +17,9 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-/* How many entries of one ring are handled before the others are polled. */
+/* Entries of one ring that are handled before the others are polled. */
 #define BATCH_MAX 16
-/* How many older entries are handled before a packet. If there are more, the packet waits. */
+/* Older entries that are handled before a packet. If there are more, it waits. */
 #define CATCH_UP_MAX 64
 /* How long rings are polled before the loop polls descriptors. */
 #define SLICE_NS (20 * FA_NS_PER_US)
@@ -27,11 +27,11 @@
 #define SLICE_BUSY_NS (5 * FA_NS_PER_US)
 /* Poll rounds between reads of the clock. */
 #define POLLS_PER_CLOCK 16
-/* How many doorbells at most do not start polling, after polling was fruitless. */
+/* Doorbells that do not start polling, after it was fruitless. */
 #define SKIPPED_MAX 64
 
 #define DOORBELL_EVENTS_MAX 64
-/* How many completion records a stream has at most. */
+/* Most completion records of a stream. */
 #define RECORDS_MAX 4096
 
 struct fa_session_ring {
@@ -116,7 +116,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 		ring->last_ns = now_ns;
 		if (ring->was_polled)
 			ring->poll_succeeded = true;
-		/* Even if the session was closed, its ring lives until the last reference. */
+		/* A closed session's ring lives until the last reference. */
 		if (fa_ring_needs_room_wakeup(&ring->consumer) ||
 		    (ring->wake_client && fa_ring_needs_wakeup(ring->consumer.words)))
 			fa_completion_records_wake(ring->records);
@@ -278,7 +278,7 @@ static int charge(struct fa_session_ring *ring, uint64_t bytes, struct fa_charge
 
 	r = fa_charge_add(&ring->charge_bytes, session->tenant, FA_RESOURCE_BUFFER_BYTES, bytes,
 	                  error);
-	/* Charge for the doorbell and for our end of the socket pair. */
+	/* Charge for the doorbell and our end of the socket pair. */
 	if (r == 0)
 		r = fa_session_charge_fds(session, 2, &ring->charge_fds, error);
 	if (r == 0)

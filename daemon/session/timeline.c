@@ -20,10 +20,10 @@
 struct fa_timeline {
 	struct fa_timeline_words words;
 	struct fa_charge charge, charge_bytes;
-	uint64_t planned[FA_TIMELINE_SLOTS]; /* highest value that any request will write */
+	uint64_t planned[FA_TIMELINE_SLOTS]; /* highest that any request will write */
 	char name[NAME_BYTES];
 	bool stored;
-	struct fa_list ended_link; /* in context.timelines_ended, once the session has ended */
+	struct fa_list ended_link; /* context.timelines_ended */
 };
 
 static void unmap(void *memory)
@@ -60,7 +60,7 @@ static void timeline_freep(struct fa_timeline **timeline)
 	timeline_free(*timeline);
 }
 
-/* Makes a timeline without memory, and charges for the memory that timeline_map() makes. */
+/* Charges for the memory that timeline_map() makes. */
 static int timeline_new(struct fa_tenant *tenant, struct fa_error *error,
                         struct fa_timeline **ret_timeline)
 {
@@ -82,7 +82,7 @@ static int timeline_new(struct fa_tenant *tenant, struct fa_error *error,
 	return 0;
 }
 
-/* Makes the memory. @ret_fds: the client's slots; the daemon's slots, read-only and writable. */
+/* @ret_fds: the client's slots; the daemon's slots, read-only and writable. */
 static int timeline_map(struct fa_timeline *timeline, int ret_fds[3])
 {
 	_fa_cleanup_(fa_close_fdp) int in = -1, out = -1, reading = -1;
@@ -110,8 +110,7 @@ static int timeline_map(struct fa_timeline *timeline, int ret_fds[3])
 	return 0;
 }
 
-/* Puts the timeline into the fd store. Without that, nothing would release the waiters if this
- * process died. */
+/* The fd store keeps it: otherwise nothing would release the waiters if this process died. */
 static int store(struct fa_session *session, struct fa_timeline *timeline, int fd,
                  struct fa_error *error)
 {
@@ -137,8 +136,7 @@ static int store(struct fa_session *session, struct fa_timeline *timeline, int f
 	return 0;
 }
 
-/* Removes ended timelines from the fd store. A failed removal, say for lack of a descriptor, is
- * retried; the timeline stays charged. */
+/* A removal that fails, say for lack of a descriptor, is retried; the timeline stays charged. */
 static void remove_ended(struct fa_context *context)
 {
 	const struct fa_fd_store_ops *fd_store = &context->fd_store;
@@ -321,7 +319,7 @@ static int check_signal(const struct fa_timeline *timeline, const struct fa_wire
 	return 0;
 }
 
-/* Takes all valid signals; returns the first error. */
+/* Takes all valid ones; returns the first error. */
 static int bind_signals(struct fa_timeline *timeline, const struct fa_wire_message *message,
                         struct fa_gates *gates, struct fa_error *error)
 {
@@ -368,7 +366,7 @@ int fa_timeline_bind(struct fa_session *session, const struct fa_wire_message *m
 	r = fa_charge_add(charge, session->tenant, FA_RESOURCE_GATES, n, error);
 	if (r == 0)
 		r = bind_waits(message, gates, error);
-	/* A refused request waits for no gates. */
+	/* A refused request waits for nothing. */
 	if (r < 0)
 		gates->n_waits = 0;
 	s = bind_signals(timeline, message, gates, r < 0 ? &other : error);

@@ -1,7 +1,6 @@
 /*
- * The modules of device code and their table (images.h). The fatbins are in the assembler's include
- * path. The order is that of enum fa_cuda_image: with another, no kernel is found and the daemon
- * fails at start.
+ * The modules of device code and their table (images.h), in the order of enum fa_cuda_image. The
+ * fatbins are in the assembler's include path.
  */
 #include "images-macro.S"
 

@@ -1,6 +1,6 @@
 /*
- * What packed rows cost (sm90/packed_source.h). The unit is the time in which a thread block
- * computes one key; measured on an H200.
+ * What packed rows cost (sm90/packed_source.h), in the time in which a thread block computes one
+ * key.
  */
 #pragma once
 
@@ -11,10 +11,9 @@
 
 /* Time of a thread block besides its tiles. */
 #define FA_CUDA_UNIT_KEYS 320
-/* Time in which one warp joins one part of O. */
 #define FA_CUDA_JOIN_KEYS 48
-/* Time to join parts where warps share the work, and additional time for each 8 parts that one warp
- * adds up. Estimated from a trace (docs/kernels.md). */
+/* Time to join parts where warps share the work, and more for each 8 parts that one warp adds up
+ * (docs/kernels.md). */
 #define FA_CUDA_SHARE_KEYS 300
 #define FA_CUDA_SHARE_PARTS_KEYS 80
 /* With more thread blocks per multiprocessor than this, packing gains nothing. */

@@ -25,7 +25,7 @@ static bool is_plain(const struct fa_paged_attention *p)
 	       (p->cache->v_offset == 0 || p->cache->head_dim == p->cache->head_dim_v);
 }
 
-/* @rows: of a part. For deterministic requests @rows is the same in all steps. */
+/* @rows: of a part; for deterministic requests the same in all steps. */
 static const struct fa_cuda_paged_kernel *
 find_split(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p, int32_t rows)
 {
@@ -33,7 +33,7 @@ find_split(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p, 
 	                          p->cache->head_dim, p->cache->head_dim_v, rows);
 }
 
-/* Returns an upper bound of the bytes of partial results with @groups: one result per row block. */
+/* An upper bound of the bytes of partial results with @groups: one per row block. */
 static uint64_t partials_bytes(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                                const struct fa_cuda_paged_kernel *kernel, uint64_t parts,
                                const struct fa_cuda_paged_groups *groups)
@@ -52,7 +52,7 @@ static uint64_t partials_bytes(const struct fa_cuda_chip *chip, const struct fa_
 	       ((uint64_t)kernel->dim_v + 2) * sizeof(float);
 }
 
-/* Groups sequences and returns the kernel for the groups. NULL: no sequences are grouped. */
+/* Groups sequences and returns the kernel for the groups. NULL: none are grouped. */
 static const struct fa_cuda_paged_kernel *find_groups(const struct fa_cuda_chip *chip,
                                                       const struct fa_paged_attention *p,
                                                       struct fa_cuda_paged_groups *ret_groups)
@@ -127,8 +127,7 @@ find_decode(const struct fa_cuda_chip *chip, const struct fa_paged_cache *cache,
 	                          rows > 4096 ? 4096 : (int32_t)rows);
 }
 
-/* How many sequences decode and how many do not, with the most new tokens and the most keys of each
- * kind. */
+/* With the most new tokens and the most keys of each kind. */
 struct sequences {
 	uint32_t decode, longest_decode, forward, longest_forward;
 };
@@ -354,8 +353,7 @@ void fa_cuda_paged_add_append(struct fa_cuda_paged_launch *launch,
 }
 
 /* Returns how many parts (row blocks of KV heads) the launch can report one by one; 0: none. Blocks
- * may still be exiting when all are reported, so they must not read the step's memory, and no
- * launch may follow. */
+ * may still be exiting then, so they must not read the step's memory, and no launch may follow. */
 static uint32_t parts_told(const struct fa_cuda_paged_plan *plan)
 {
 	const struct fa_cuda_paged_kernel *kernel = plan->decode;

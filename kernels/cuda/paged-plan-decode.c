@@ -7,11 +7,11 @@
 
 #include <string.h>
 
-/* Fixed splits: tiles per split at least, and splits per part before splits grow. */
+/* Fixed splits: least tiles of a split, and splits per part before splits grow. */
 #define SPLIT_TILES_MIN 8
 #define SPLITS_MAX 128
 
-/* Returns the fixed split size of a part; the same for all but very long parts. */
+/* The same for all but very long parts. */
 static uint32_t split_tiles_of(uint32_t tiles)
 {
 	uint32_t split_tiles = SPLIT_TILES_MIN;

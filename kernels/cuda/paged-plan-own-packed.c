@@ -1,6 +1,6 @@
 /*
  * Packed rows over a client's own pages (sm90/own_packed.h), for few new tokens on many keys. Each
- * block of threads reads lengths and plans; this chooses from the request's bounds how rows are
+ * block of threads reads lengths and plans; this chooses, from the request's bounds, how rows are
  * packed and how many blocks there are.
  */
 #include "kernels/cuda/packed-cost.h"
@@ -8,14 +8,14 @@
 #include "kernels/cuda/paged-plan-sm90.h"
 #include "kernels/cuda/sm90/kernels.h"
 
-/* Decode reads the keys for each DECODE_ROWS rows, in DECODE_COST times the time that a block of
- * packed rows needs for them. */
+/* Decode reads the keys for each DECODE_ROWS rows, in DECODE_COST times the time of a block of
+ * packed rows. */
 #define DECODE_ROWS 32
 #define DECODE_COST 1.6
-/* Time of each launch that other kernels need before the one that attends, in keys. */
+/* Time in keys of each launch that other kernels need before the one that attends. */
 #define LAUNCH_KEYS 190
 
-/* Returns the most blocks of rows that a KV head can have, as bounds allow. */
+/* The most blocks of rows of a KV head. */
 static uint64_t blocks_of(const struct fa_cuda_paged_kernel *kernel,
                           const struct fa_paged_own_attention *p, int32_t shift, uint64_t sets,
                           uint64_t sequences)
@@ -32,7 +32,7 @@ static uint64_t blocks_of(const struct fa_cuda_paged_kernel *kernel,
 	return each * sequences < all ? each * sequences : all;
 }
 
-/* Sets how rows are packed; returns the number of blocks of a KV head, at most; 0: they can not be. */
+/* Sets how rows are packed; returns the most blocks of a KV head; 0: they cannot be packed. */
 static uint64_t pack(const struct fa_cuda_paged_kernel *kernel,
                      const struct fa_paged_own_attention *p, uint64_t sequences,
                      struct fa_cuda_paged_plan *plan)
@@ -56,7 +56,6 @@ static uint64_t pack(const struct fa_cuda_paged_kernel *kernel,
 	return least;
 }
 
-/* The most keys that a row sees. */
 static double keys_of(const struct fa_paged_attention *p)
 {
 	const double n_k = p->step->lengths[0], left = p->window_left, right = p->window_right;
@@ -66,7 +65,7 @@ static double keys_of(const struct fa_paged_attention *p)
 	return bounded && window < n_k ? window : n_k;
 }
 
-/* Part of the keys that the mask leaves, of a sequence with all rows and keys. */
+/* Part of the keys that the mask leaves. */
 static double part_of(const struct fa_paged_own_attention *p, double keys)
 {
 	return p->causal && p->max_q < keys ? 1 - p->max_q / (2 * keys) : p->causal ? 0.5 : 1;

@@ -1,7 +1,7 @@
 /*
- * Attention over a client's own pages. Lengths and cu_q are in the device's memory, so a launch there
- * divides the work (sm80/own_begin.h); this is planned from bounds alone: which kernels run, and how
- * many blocks they have at most.
+ * Attention over a client's own pages. Lengths and cu_q are in the device's memory, so a launch
+ * there divides the work (sm80/own_begin.h); this chooses from bounds alone which kernels run, and
+ * how many blocks they have at most.
  */
 #include "kernels/cuda/paged-plan-packed.h"
 #include "kernels/cuda/paged-plan-private.h"
@@ -13,11 +13,11 @@
 #include <math.h>
 #include <string.h>
 
-/* Blocks of a part, at most, as one block reduces their results. */
+/* One block reduces their results. */
 #define PART_BLOCKS 64
 
-/* The portable kernels: blocks of many rows that a multiprocessor runs at once, rows of a block of decode,
- * and their times for a key; estimated from times of an H200. */
+/* The portable kernels: blocks of many rows that a multiprocessor runs at once, rows of a block of
+ * decode, and their times for a key. */
 #define FORWARD_BLOCKS 2
 #define FORWARD_COST 10
 #define DECODE_ROWS 32
@@ -28,7 +28,6 @@ static int64_t stored_bytes(const struct fa_paged_own *own)
 	return own->store == FA_PAGED_E4M3 ? 1 : fa_cuda_paged_element_bytes(own->dtype);
 }
 
-/* Returns true if rows of @tensor, K or V, are 16-byte aligned. */
 static bool is_aligned(const struct fa_paged_own *own, const struct fa_attention_tensor *tensor)
 {
 	const int64_t bytes = stored_bytes(own);
@@ -44,7 +43,7 @@ static bool are_aligned(const struct fa_paged_own *own)
 	return is_aligned(own, &own->k) && is_aligned(own, &own->v);
 }
 
-/* Returns true if pages are whole strips and a head's rows follow one another, as in the pool. */
+/* Pages are whole strips and a head's rows follow one another, as in the pool. */
 static bool are_in_strips(const struct fa_paged_own *own)
 {
 	return own->page_tokens % FA_CUDA_PAGED_STRIP == 0 &&
@@ -68,7 +67,6 @@ static int check_pages(const struct fa_cuda_chip *chip, const struct fa_paged_ow
 	return 0;
 }
 
-/* Returns the most tokens that a sequence has. */
 static uint32_t longest(const struct fa_paged_own_attention *p)
 {
 	const int64_t table = (int64_t)p->table_columns * p->pages->page_tokens;
@@ -76,7 +74,6 @@ static uint32_t longest(const struct fa_paged_own_attention *p)
 	return (uint32_t)(p->max_k < table ? p->max_k : table);
 }
 
-/* Returns the most rows of a sequence that decodes. */
 static uint32_t decode_rows(const struct fa_cuda_paged_plan *plan,
                             const struct fa_paged_own_attention *p)
 {
@@ -85,7 +82,7 @@ static uint32_t decode_rows(const struct fa_cuda_paged_plan *plan,
 	return max_q < plan->prefill_tokens ? max_q : plan->prefill_tokens - 1;
 }
 
-/* Returns the most blocks of @rows rows of a KV head, of which a sequence has at most @most. */
+/* A sequence has at most @most blocks of @rows rows of a KV head. */
 static uint64_t row_blocks(const struct fa_paged_own_attention *p, uint64_t most, uint64_t rows)
 {
 	const uint64_t batch = (uint64_t)p->batch,
@@ -145,8 +142,8 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_ow
 	return 0;
 }
 
-/* A request over the pool with one sequence, which has as many rows and keys as bounds allow. It
- * stands in for the request in functions that need neither pages nor other sequences. */
+/* A request over the pool with one sequence, as long as bounds allow. It stands in for the request
+ * in functions that need neither pages nor other sequences. */
 struct stand_in {
 	struct fa_paged_attention attention;
 	struct fa_paged_cache cache;
@@ -191,7 +188,6 @@ static void stand_in_init(struct stand_in *stand_in, const struct fa_paged_own_a
 	};
 }
 
-/* Returns the most blocks of @rows rows of a head. */
 static uint64_t row_blocks_of(const struct fa_paged_own_attention *p, uint64_t rows)
 {
 	const uint64_t all = (uint64_t)p->total_q / rows + (uint64_t)p->batch;
@@ -200,8 +196,8 @@ static uint64_t row_blocks_of(const struct fa_paged_own_attention *p, uint64_t r
 	return each * (uint64_t)p->batch < all ? each * (uint64_t)p->batch : all;
 }
 
-/* Returns true if decode, which divides the keys, is sooner than the portable kernel for many rows, whose
- * blocks see all keys of a sequence. */
+/* Decode, which divides the keys, is sooner than the portable kernel for many rows, whose blocks
+ * see all keys of a sequence. */
 static bool decode_is_sooner(const struct fa_cuda_chip *chip,
                              const struct fa_cuda_paged_kernel *forward,
                              const struct fa_paged_own_attention *p)
@@ -251,7 +247,7 @@ static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_o
 		                          (long long)p->total_q, p->heads, INT32_MAX);
 	plan->forward_blocks = (uint32_t)blocks;
 	plan->forward_grid = (uint32_t)(blocks * slices * (uint64_t)p->heads);
-	/* The sequence that stands in is as long as bounds allow, so these are upper bounds. */
+	/* Upper bounds, as the sequence that stands in is as long as bounds allow. */
 	fa_cuda_paged_sm90_partition(chip, &stand_in.attention, plan);
 	return 0;
 }
@@ -261,7 +257,7 @@ static bool is_packed(const struct fa_cuda_paged_plan *plan)
 	return plan->forward && plan->forward->kind == FA_CUDA_PAGED_OWN_PACKED;
 }
 
-/* Returns true if sequences may have rows, but fewer than prefill_tokens. */
+/* Sequences may have rows, but fewer than prefill_tokens. */
 static bool some_decode(const struct fa_cuda_paged_plan *plan,
                         const struct fa_paged_own_attention *p)
 {
@@ -269,7 +265,7 @@ static bool some_decode(const struct fa_cuda_paged_plan *plan,
 	return !plan->forward || (p->cu_q ? 1 : (uint32_t)p->max_q) < plan->prefill_tokens;
 }
 
-/* Returns true if no launch needs another one that plans for it. */
+/* No launch needs another one that plans for it. */
 static bool plan_themselves(const struct fa_cuda_paged_plan *plan,
                             const struct fa_paged_own_attention *p)
 {
@@ -414,8 +410,8 @@ static void fill_own(const struct fa_paged_own *own, const void *ranges, bool wh
 	};
 }
 
-/* Returns the bytes of the table that @blocks blocks prefetch: all, if a warp of each suffices, as bounds
- * may be far above what is used. */
+/* Bytes of the table that @blocks blocks prefetch: all, if a warp of each suffices, as bounds may
+ * be far above what is used. */
 static uint32_t table_bytes(const struct fa_paged_own_attention *p, uint32_t blocks)
 {
 	const uint64_t columns = fa_cuda_paged_ceil_div(longest(p),

@@ -11,8 +11,8 @@
 
 #include <string.h>
 
-/* Decode reads all keys once per DECODE_ROWS rows. That takes DECODE_COST times as long as a block
- * of packed rows takes for the same keys. */
+/* Decode reads all keys once per DECODE_ROWS rows, in DECODE_COST times the time of a block of
+ * packed rows. */
 #define DECODE_ROWS 32
 #define DECODE_COST 1.6
 
@@ -34,7 +34,6 @@ static uint32_t blocks_of(const struct fa_cuda_paged_kernel *kernel, struct pack
 	return fa_cuda_paged_ceil_div(groups, (uint64_t)(kernel->rows / FA_SM90_GROUP_ROWS));
 }
 
-/* Tiles of keys that block @block of an item sees. */
 static void tiles_of(const struct fa_paged_attention *p, const struct fa_cuda_paged_kernel *kernel,
                      struct packing packing, const struct fa_cuda_paged_item *item, uint32_t block,
                      uint32_t *ret_first, uint32_t *ret_count)
@@ -59,7 +58,6 @@ static void tiles_of(const struct fa_paged_attention *p, const struct fa_cuda_pa
 	*ret_count = (uint32_t)(end - 1) / keys - *ret_first + 1;
 }
 
-/* Returns true if every new token sees a key. */
 static bool sees_keys(const struct fa_paged_attention *p, int32_t b)
 {
 	const struct fa_paged_step *step = p->step;
@@ -140,8 +138,7 @@ static struct division divide(const struct fa_paged_attention *p,
 	return sum;
 }
 
-/* A quick estimate of a division: assumes that an item's blocks lie evenly between its first and
- * its last. */
+/* A quick estimate: an item's blocks lie evenly between its first and its last. */
 struct rough {
 	struct {
 		uint32_t blocks, counts[2];
@@ -150,7 +147,7 @@ struct rough {
 	uint64_t blocks, tiles; /* of all items and KV heads */
 };
 
-/* Returns false if there are more items than units. */
+/* False: there are more items than units. */
 static bool rough_init(struct rough *rough, const struct fa_paged_attention *p,
                        const struct fa_cuda_paged_kernel *kernel, struct packing packing,
                        uint32_t from)
@@ -202,8 +199,8 @@ static bool fits(const struct fa_cuda_paged_kernel *kernel, struct division divi
 	       division.counters * (uint64_t)(kernel->rows / 16) <= FA_CUDA_PAGED_UNIT_COUNTERS;
 }
 
-/* Returns the time that kernels without packed rows need, in keys of a block of @rows rows. They
- * compute blocks of one head's rows, in pairs. */
+/* Time of kernels without packed rows, in keys of a block of @rows rows. They compute blocks of one
+ * head's rows, in pairs. */
 static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                             uint32_t from, uint32_t rows)
 {
@@ -237,7 +234,7 @@ static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_pag
 	return (waves > longest ? waves : longest) + FA_CUDA_UNIT_KEYS;
 }
 
-/* Returns the smallest limit of tiles per unit for which @slots units suffice; 0: there is none. */
+/* The smallest limit of tiles per unit for which @slots units suffice; 0: there is none. */
 static uint32_t least_tiles(const struct rough *rough, const struct fa_cuda_paged_kernel *kernel,
                             uint64_t kv_heads, uint64_t slots, uint32_t longest)
 {
@@ -274,7 +271,7 @@ static uint32_t least_tiles(const struct rough *rough, const struct fa_cuda_page
 	return high;
 }
 
-/* Chooses the most tiles that a unit has. Returns the launch's time in keys; negative: it does not
+/* Chooses the most tiles of a unit. Returns the launch's time in keys; negative: it does not
  * fit. */
 static double choose(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                      const struct fa_cuda_paged_kernel *kernel, struct packing packing,
@@ -366,8 +363,8 @@ size_t fa_cuda_paged_packed_bytes(const struct fa_cuda_paged_plan *plan)
 	return (size_t)plan->unit_partials * (size_t)plan->forward->state_bytes;
 }
 
-/* Writes the units of one item and KV head. Units of the same part of the keys are neighbours,
- * because they read the same keys at about the same time. */
+/* Units of the same part of the keys are neighbours, because they read the same keys at about the
+ * same time. */
 static void write_units(const struct fa_paged_attention *p, const struct fa_cuda_paged_plan *plan,
                         const struct fa_cuda_paged_item *item, uint32_t at, int32_t kv_head,
                         struct fa_cuda_paged_unit *units, struct division *sum)

@@ -3,16 +3,14 @@
 
 #include "kernels/cuda/paged-plan.h"
 
-/* Decides if the sequences with many rows are computed as packed rows. If so, sets the plan's
- * kernel and, as forward_blocks, its number of units, and returns true. A pure function of shapes
- * and chip. */
+/* If the sequences with many rows are computed as packed rows, sets the plan's kernel and, as
+ * forward_blocks, its number of units, and returns true. Depends on shapes and chip alone. */
 bool fa_cuda_paged_packed_find(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                                struct fa_cuda_paged_plan *plan);
 
 /* Bytes of partial results, from plan->unit_partials_at in the workspace. */
 size_t fa_cuda_paged_packed_bytes(const struct fa_cuda_paged_plan *plan);
 
-/* Writes items and units. */
 void fa_cuda_paged_packed_plan(const struct fa_paged_attention *p, char *blob,
                                const struct fa_cuda_paged_plan *plan);
 

@@ -1,18 +1,18 @@
 /*
  * Decode: how many blocks of threads there are, and which key tiles each gets. Blocks get equal
  * ranges of all tiles. Finishing a part takes as long as a few tiles: where part lengths differ,
- * each part gets that many more tiles, without tokens, so that ranges take equally long.
+ * each part gets that many more, without tokens.
  */
 #include "kernels/cuda/paged-plan-private.h"
 
-/* Limit of thread blocks per part for kernels that do not reduce in levels; from this number on a
+/* Most thread blocks per part for kernels that do not reduce in levels; from this number on a
  * kernel that does is used. */
 #define SHARES_MAX 64
 #define SHARES_OF_LEVELS 33
 
 /* END_BYTES: bytes of keys that an SM could load while a part is finished (more for quantised
  * pages). The others: the most tiles that this time may count for; ranges shorter than
- * RANGE_TILES_MIN stay unchanged. Measurements: docs/kernels.md. */
+ * RANGE_TILES_MIN stay unchanged (docs/kernels.md). */
 #define END_BYTES 88000
 #define END_BYTES_CODES 115000
 #define END_TILES_MAX 8
@@ -23,12 +23,12 @@ struct place {
 	uint32_t tile;         /* tiles of earlier items, epilogues included */
 	uint32_t parts, tiles; /* parts of earlier items, and their tiles with tokens */
 	/* Of the tile that follows the range: */
-	uint32_t part;       /* the part that it belongs to, counted over all items */
+	uint32_t part;       /* counted over all items */
 	uint32_t before;     /* tiles with tokens before it */
 	uint32_t parts_done; /* parts whose tiles with tokens all lie before it */
 };
 
-/* Moves @place to the range that ends with @tile, which ascends from call to call. */
+/* Ascends from call to call. */
 static void find(struct place *place, uint32_t ends, uint32_t tile)
 {
 	uint32_t each = place->item->tiles + ends, part, in_part;
@@ -58,8 +58,8 @@ static void set_ranges(uint64_t tiles, uint32_t blocks, struct fa_cuda_paged_pla
 	plan->tiles_extra = (uint32_t)(tiles % plan->decode_grid);
 }
 
-/* Returns the tiles of the slowest block; finishing a part takes @end. Called before
- * plan->epilogue_tiles is applied. */
+/* Tiles of the slowest block; finishing a part takes @end. Called before plan->epilogue_tiles is
+ * applied. */
 static uint32_t longest_of(const struct fa_cuda_paged_item *items,
                            const struct fa_cuda_paged_plan *plan, uint32_t end)
 {
@@ -112,8 +112,7 @@ bool fa_cuda_paged_partition(const struct fa_cuda_chip *chip, uint32_t end,
 	}
 	if (blocks > FA_CUDA_PAGED_BLOCKS)
 		blocks = FA_CUDA_PAGED_BLOCKS;
-	/* If one thread block reduces all results of a part, more than SHARES_MAX of them take
-	 * longer than they save. */
+	/* More than SHARES_MAX results of a part take one thread block longer than they save. */
 	if (!levels && parts * SHARES_MAX < blocks)
 		blocks = (uint32_t)parts * SHARES_MAX;
 	set_ranges(tiles, blocks, plan);

@@ -66,9 +66,9 @@ int fa_cuda_paged_plan_prefill(const struct fa_paged_attention *p, char *blob,
 	if (plan->forward_blocks == 0)
 		return 0;
 
-	/* Sort keys, stored where the blocks will be. High half: the number of keys that the
-	 * block's last row sees; low half: the block's number in order of items and rows. An item's
-	 * tile is its first block's number. */
+	/* Sort keys, stored where the blocks will be. High half: number of keys that the block's
+	 * last row sees; low half: the block's number in order of items and rows. An item's tile is
+	 * its first block's number. */
 	keys = (uint64_t *)blocks;
 	for (int32_t b = 0; b < p->step->batch; b++) {
 		const int64_t n_q = fa_cuda_paged_n_new(p->step, b);

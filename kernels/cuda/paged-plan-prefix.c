@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a prefix costs: MERGE_ENDS to combine two results of a row block, and the other per thread
- * block, because partial results are needed at all. The unit is an epilogue, or a tile if an
- * epilogue's cost is unknown. Measurements: docs/kernels.md. */
+/* What a prefix costs, in epilogues, or tiles if their cost is unknown: MERGE_ENDS to combine two
+ * results of a row block; the other per thread block, for having partial results at all
+ * (docs/kernels.md). */
 #define MERGE_ENDS 1
 #define MERGE_TILES 2
 #define BLOCK_ENDS 9
@@ -41,7 +41,7 @@ static struct member *member_at(const struct search *search, uint32_t i)
 	return &search->members[search->order[i]];
 }
 
-/* Returns the number of pages that members [low, high) share; at least @depth. */
+/* Number of pages that members [low, high) share; at least @depth. */
 static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t high,
                              uint32_t depth)
 {
@@ -66,8 +66,8 @@ static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t
 	return common;
 }
 
-/* Returns the tiles of one KV head that are saved if the ungrouped members of [low, high) (or @all)
- * share @pages. */
+/* Tiles of one KV head that are saved if the ungrouped members of [low, high) (or @all) share
+ * @pages. */
 static int64_t gain_of(const struct search *search, uint32_t low, uint32_t high, uint32_t pages,
                        bool all)
 {
@@ -102,7 +102,7 @@ static void make_group(struct search *search, uint32_t low, uint32_t high, uint3
 	search->groups++;
 }
 
-/* Merges the sorted keys [0, middle) and [middle, end). Branch-free: the order is unpredictable. */
+/* Branch-free: the order is unpredictable. */
 static void merge(const uint64_t *keys, size_t middle, size_t end, uint64_t *ret_keys)
 {
 	size_t a = 0, b = middle;
@@ -189,7 +189,6 @@ static int64_t choose(struct search *search, uint32_t low, uint32_t high, uint32
 	return apart;
 }
 
-/* True if all rows of sequence @b see all earlier tokens. */
 static bool sees_all(const struct fa_paged_attention *p, uint32_t length, uint32_t first)
 {
 	return p->window_left < 0 || (int64_t)length - 1 - p->window_left <= (int64_t)first;

@@ -27,9 +27,9 @@ struct fa_cuda_paged_groups {
 
 /* Groups those @candidates, [batch], of @p that begin with the same pages, where that saves more
  * than it costs. All rows of a group see all shared tokens. @rows: rows of a KV head per pass of
- * the kernel; @parts: KV heads times slices of V; @blocks: number of thread blocks that run at
- * once; @end: fa_cuda_paged_epilogue_tiles(). Returns no groups if the step has no host_table, if
- * they would not pay, or if memory is short. */
+ * the kernel; @parts: KV heads times slices of V; @blocks: thread blocks that run at once; @end:
+ * fa_cuda_paged_epilogue_tiles(). No groups if the step has no host_table, or if memory is
+ * short. */
 void fa_cuda_paged_groups_find(const struct fa_paged_attention *p, const bool *candidates,
                                uint32_t rows, uint32_t parts, uint32_t blocks, uint32_t end,
                                struct fa_cuda_paged_groups *ret_groups);

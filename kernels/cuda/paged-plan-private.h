@@ -35,13 +35,13 @@ static inline uint32_t fa_cuda_paged_n_new(const struct fa_paged_step *step, int
 	return step->cu_new[b + 1] - step->cu_new[b];
 }
 
-/* Returns the left window bound; -1: unbounded. */
+/* -1: unbounded. */
 static inline int64_t fa_cuda_paged_left(const struct fa_paged_attention *p)
 {
 	return p->window_left > FA_PAGED_LENGTH_MAX ? -1 : p->window_left;
 }
 
-/* Returns the item of the step's sequence @b; other fields are 0. */
+/* Fields other than of sequence @b are 0. */
 static inline void fa_cuda_paged_item_of(const struct fa_paged_step *step, int32_t b,
                                          struct fa_cuda_paged_item *ret_item)
 {
@@ -70,8 +70,7 @@ static inline bool fa_cuda_paged_has_tree(const struct fa_paged_attention *p, in
 /* Sequences with fewer new tokens decode; others prefill, in blocks of rows. */
 #define FA_CUDA_PAGED_PREFILL_TOKENS 48u
 
-/* Packed rows may begin with fewer tokens: as soon as a KV head has more rows than decode computes
- * at once. */
+/* As soon as a KV head has more rows than decode computes at once. */
 static inline uint32_t fa_cuda_paged_packed_tokens(const struct fa_paged_attention *p)
 {
 	const uint32_t group = (uint32_t)(p->heads / p->cache->kv_heads), tokens = 32 / group + 1;
@@ -97,7 +96,7 @@ static inline uint32_t fa_cuda_paged_slices(const struct fa_paged_attention *p,
 __attribute__((format(printf, 3, 4))) int fa_cuda_paged_fail(char *text, size_t text_bytes,
                                                              const char *format, ...);
 
-/* Fails with -ENOTSUP and the text that there is no kernel for @what. */
+/* The text says that there is no kernel for @what. */
 int fa_cuda_paged_no_kernel(const struct fa_cuda_chip *chip, const char *what, char *text,
                             size_t text_bytes);
 
@@ -144,13 +143,13 @@ int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
 
 int fa_cuda_paged_plan_prefill(const struct fa_paged_attention *p, char *blob,
                                struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes);
-/* Returns how many keys the last of @rows rows, which begin with @row, sees; approximately. */
+/* Approximately. */
 uint64_t fa_cuda_paged_seen(const struct fa_paged_attention *p,
                             const struct fa_cuda_paged_item *item, uint32_t row, uint32_t rows);
-/* Returns the item of block @number. An item's tile is its first block's number. */
+/* An item's tile is its first block's number. */
 uint32_t fa_cuda_paged_block_item(const struct fa_cuda_paged_item *items, uint32_t n,
                                   uint32_t number);
-/* Orders uint64_t, the greatest first. */
+/* The greatest first. */
 int fa_cuda_paged_compare_blocks(const void *a, const void *b);
 
 /* ---- paged-plan-decode.c */
@@ -224,7 +223,8 @@ void fa_cuda_paged_launch_own_append(const struct fa_paged_own_append *p,
 
 /* ---- paged-plan-own-packed.c */
 
-/* As fa_cuda_paged_packed_find(). @stand_in: as if there were one sequence, as long as bounds allow. */
+/* As fa_cuda_paged_packed_find(). @stand_in: as if there were one sequence, as long as bounds
+ * allow. */
 bool fa_cuda_paged_own_packed_find(const struct fa_cuda_chip *chip,
                                    const struct fa_paged_own_attention *p,
                                    const struct fa_paged_attention *stand_in,

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #define MAP_DIM_MAX (INT32_MAX - 256)
-/* Number of slots in the maps of pages: TMA gives zeros for loads beyond. */
+/* Slots in the maps of pages: TMA gives zeros for loads beyond. */
 #define SLOTS ((uint64_t)INT32_MAX)
 
 /* The keys of heads that run at the same time fill a L2_PART-th of L2. */
@@ -43,7 +43,6 @@ static int32_t box_keys(const struct fa_cuda_paged_kernel *kernel, int32_t page_
 	return keys;
 }
 
-/* Returns the number of warps that start a tile's copies. */
 static uint32_t loaders(const struct fa_cuda_paged_kernel *kernel, int32_t box)
 {
 	const int32_t boxes = kernel->keys / box;
@@ -51,8 +50,8 @@ static uint32_t loaders(const struct fa_cuda_paged_kernel *kernel, int32_t box)
 	return boxes <= (kernel->dim <= 64 ? 2 : 1) ? 1 : boxes < 4 ? boxes : 4;
 }
 
-/* Makes the map of K or V of one layer: (dim, token of the page, KV head, slot). Slots are 256
- * bytes apart, and a page is a whole number of them, so its number is a coordinate. */
+/* The map of K or V of one layer: (dim, token of the page, KV head, slot). Slots are 256 bytes
+ * apart, and a page is a whole number of them. */
 static struct fa_cuda_map map_pages(const struct fa_cuda_paged_kernel *kernel,
                                     const struct fa_paged_attention *p, const char *data,
                                     uint64_t row_bytes, int32_t dim)
@@ -69,7 +68,7 @@ static struct fa_cuda_map map_pages(const struct fa_cuda_paged_kernel *kernel,
 	};
 }
 
-/* Returns true if TMA can load Q; TMA can always load the pool. */
+/* TMA can always load the pool. */
 static bool q_mapped(const struct fa_cuda_paged_kernel *kernel, const struct fa_paged_attention *p)
 {
 	const struct fa_cuda_map map = map_q(kernel, p);
@@ -172,8 +171,8 @@ static bool is_middle(const struct fa_cuda_paged_plan *plan, const struct fa_cud
 #define NO_ITEM UINT32_MAX
 
 /* Pairs the middle blocks of items, the longest with the shortest. The item of the longer block
- * gets the other block's number as its tiles, or its own number if no block is left. The item of
- * the other block gets NO_ITEM. */
+ * gets the other block's number as its tiles, or its own number if none is left. The item of the
+ * other block gets NO_ITEM. */
 static void pair_middles(const struct fa_cuda_paged_plan *plan, struct fa_cuda_paged_item *items,
                          const uint64_t *keys)
 {
@@ -193,8 +192,8 @@ static void pair_middles(const struct fa_cuda_paged_plan *plan, struct fa_cuda_p
 	}
 }
 
-/* Marks the first block of a pair: the list is built backwards, and in it the first blocks precede
- * the second ones. */
+/* Marks the first block of a pair: the list is built backwards, and has all first blocks before the
+ * second ones. */
 #define FIRST ((uint64_t)1 << 63)
 #define COST_MAX ((uint64_t)INT32_MAX)
 
@@ -250,8 +249,8 @@ static uint32_t block_of(const struct fa_cuda_paged_plan *plan,
 	return other->tile + blocks_of(plan, other) / 2;
 }
 
-/* By default pairs are about equally long, but mix sequences, whose keys then compete for L2. Pairs
- * within each sequence are preferred unless that makes a pair much longer. */
+/* Pairs are about equally long, but mix sequences, whose keys then compete for L2. Pairs within
+ * each sequence are preferred unless a pair gets much longer. */
 void fa_cuda_paged_sm90_pair(const struct fa_paged_attention *p,
                              const struct fa_cuda_paged_plan *plan,
                              struct fa_cuda_paged_item *items, uint64_t *keys)
@@ -310,7 +309,7 @@ void fa_cuda_paged_sm90_partition(const struct fa_cuda_chip *chip,
 
 	if (!kernel->keys || plan->forward_blocks == 0)
 		return;
-	/* If all blocks of rows run at once, a pair would take longer than its longer block. */
+	/* All blocks of rows run at once: a pair would take longer than its longer block. */
 	plan->forward_pairs = grid > chip->sms;
 	if (plan->forward_pairs)
 		grid = (int64_t)ceil_div(plan->forward_blocks, 2) * parts;
@@ -320,7 +319,7 @@ void fa_cuda_paged_sm90_partition(const struct fa_cuda_chip *chip,
 	}
 
 	/* A section has the heads whose keys fit the part of L2; within it the longest pairs run
-	 * first. Sections are about equally large. */
+	 * first. */
 	if (longest > 0) {
 		const int64_t kv_bytes = (int64_t)longest * (kernel->dim + kernel->dim_v) * 2;
 		const int64_t fit = chip->l2_bytes / L2_PART / kv_bytes;
@@ -331,8 +330,7 @@ void fa_cuda_paged_sm90_partition(const struct fa_cuda_chip *chip,
 		plan->forward_section = (uint32_t)parts;
 	}
 
-	/* Chooses the number of thread blocks: each computes long enough, and they fill whole
-	 * waves. */
+	/* Each thread block computes long enough, and they fill whole waves. */
 	plan->forward_ns = (uint64_t)(pairs * 2 * (kernel->dim + kernel->dim_v) * parts /
 	                              FA_CUDA_SM_FLOPS_PER_NS / (chip->sms > 0 ? chip->sms : 1));
 	blocks = (int64_t)(plan->forward_ns / BLOCK_NS + 1);
@@ -382,7 +380,7 @@ void fa_cuda_paged_sm90_launch(const struct fa_cuda_paged_plan *plan,
 
 /* ---- a client's own pages */
 
-/* Makes the map of K or V; strides of dims of size 1 do not matter. */
+/* Strides of dims of size 1 do not matter. */
 static struct fa_cuda_map map_own(const struct fa_cuda_paged_kernel *kernel,
                                   const struct fa_paged_own *own,
                                   const struct fa_attention_tensor *tensor, int32_t dim)
@@ -398,7 +396,7 @@ static struct fa_cuda_map map_own(const struct fa_cuda_paged_kernel *kernel,
 	};
 }
 
-/* Makes a map of whole rows, in boxes of a strip; @bytes: of a row. */
+/* The map's boxes are strips; @bytes: of a row. */
 static struct fa_cuda_map map_rows(const struct fa_paged_own *own,
                                    const struct fa_attention_tensor *tensor, int64_t bytes,
                                    int64_t element_bytes)

@@ -12,30 +12,27 @@ const struct fa_cuda_paged_kernel *fa_cuda_paged_sm90_find(const struct fa_cuda_
                                                            const struct fa_paged_attention *p,
                                                            bool own, uint32_t longest);
 
-/* Orders the plan's blocks of rows for kernels that pair the first with the last, the second with
- * the last but one, and so on. A key's high half is the number of keys that a block sees, its low
- * half UINT32_MAX minus the block's number; @keys are sorted, the longest first. An item's tile is
- * its first block's number. */
+/* Orders the plan's blocks of rows for kernels that pair the first with the last, and so on. A
+ * key's high half is the number of keys that a block sees, its low half UINT32_MAX minus the
+ * block's number; @keys are sorted, the longest first. An item's tile is its first block's
+ * number. */
 void fa_cuda_paged_sm90_pair(const struct fa_paged_attention *p,
                              const struct fa_cuda_paged_plan *plan,
                              struct fa_cuda_paged_item *items, uint64_t *keys);
 
-/* Divides the plan's blocks of rows over thread blocks. This function and the next do nothing for
- * other kernels. */
+/* This function and the next do nothing for other kernels. */
 void fa_cuda_paged_sm90_partition(const struct fa_cuda_chip *chip,
                                   const struct fa_paged_attention *p,
                                   struct fa_cuda_paged_plan *plan);
 
-/* Returns true if @kernel can do @p. */
 bool fa_cuda_paged_sm90_covers(const struct fa_cuda_paged_kernel *kernel,
                                const struct fa_paged_attention *p);
 
-/* Sets the tensor maps of @launch, and what its loading warps need. */
 void fa_cuda_paged_sm90_maps(const struct fa_cuda_paged_plan *plan,
                              const struct fa_paged_attention *p,
                              struct fa_cuda_paged_launch *launch);
 
-/* Floating point operations per nanosecond of one multiprocessor of an H200. */
+/* Rate of one multiprocessor of an H200. */
 #define FA_CUDA_SM_FLOPS_PER_NS 6000
 
 /* Completes @launch. */
@@ -43,14 +40,13 @@ void fa_cuda_paged_sm90_launch(const struct fa_cuda_paged_plan *plan,
                                const struct fa_paged_attention *p,
                                struct fa_cuda_paged_launch *launch);
 
-/* Returns true if TMA can load pages, which are not fp32. */
+/* Pages that are not fp32. */
 bool fa_cuda_paged_sm90_can_map(const struct fa_paged_own *own);
 
-/* Sets the maps of decode's @launch. */
 void fa_cuda_paged_sm90_map_rows(const struct fa_paged_own *own,
                                  struct fa_cuda_paged_launch *launch);
 
-/* Completes @launch over a client's own pages. @p has everything but the pages and the step. */
+/* @p has everything but the pages and the step. */
 void fa_cuda_paged_sm90_launch_own(const struct fa_cuda_paged_plan *plan,
                                    const struct fa_paged_attention *p,
                                    const struct fa_paged_own *own,

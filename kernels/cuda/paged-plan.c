@@ -77,7 +77,6 @@ struct fa_cuda_pages fa_cuda_paged_pages_of(const struct fa_paged_cache *cache, 
 	};
 }
 
-/* All heads' codes precede the scales. */
 static uint32_t scales_at(const struct fa_paged_cache *cache, int32_t dim)
 {
 	return (uint32_t)(cache->kv_heads * cache->page_tokens) * (uint32_t)dim;

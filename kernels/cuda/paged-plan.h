@@ -1,9 +1,8 @@
 /*
  * From a request over pages to launches: pure functions over the table of built kernels; no device
- * is touched. fa_cuda_paged_plan() divides a step's work once, for all its layers.
- *
- * Arrays that the host reads (kernels/paged.h) are in host memory; the plan copies what kernels
- * need into a blob that the caller uploads. All other pointers are the device's.
+ * is touched. fa_cuda_paged_plan() divides a step's work once, for all its layers. Arrays that the
+ * host reads (kernels/paged.h) are in host memory; the plan copies what kernels need into a blob
+ * that the caller uploads. All other pointers are the device's.
  */
 #pragma once
 
@@ -99,17 +98,17 @@ struct fa_cuda_paged_plan {
 	/* Attention: kernels for sequences of few rows and of many; either may be NULL. */
 	const struct fa_cuda_paged_kernel *decode, *forward;
 	uint32_t decode_items, decode_grid, tiles_each, tiles_extra, epilogue_tiles;
-	bool appends; /* the attention allows fa_cuda_paged_can_append() */
+	bool appends; /* for fa_cuda_paged_can_append() */
 	/* Decode: shared prefixes; partial results; rows of each, of which part_rows are in use
 	 * without FA_CUDA_PAGED_SPLIT; part_rows 0: no part is divided. */
 	uint32_t prefixes, places, partial_rows, part_rows;
 	uint32_t forward_items, forward_blocks;
 	uint32_t forward_grid, forward_section; /* of the prefill launch by TMA */
 	bool forward_pairs;
-	uint64_t forward_ns;     /* expected duration of the launch by TMA */
+	uint64_t forward_ns;     /* expected, of the launch by TMA */
 	uint32_t prefill_tokens; /* sequences with fewer new tokens decode */
-	/* With packed rows forward_blocks is the number of units. A unit has at most unit_tiles
-	 * tiles; a group of its rows has 2^pack_shift tokens. */
+	/* Packed rows: forward_blocks is the number of units, of at most unit_tiles tiles; a group
+	 * of rows has 2^pack_shift tokens. */
 	uint32_t unit_tiles, unit_partials, pack_shift;
 	uint32_t join_wait_ns; /* as in common/packed-args.h */
 	int32_t pack_sets;     /* sets of 64 >> pack_shift heads per KV head */
@@ -129,8 +128,8 @@ struct fa_cuda_paged_plan {
 	uint32_t own_unit;
 	double turns[128]; /* append: fa_cuda_rotary.turns */
 	/* Attention and append: whether all items, if they are few, are in the launch's arguments;
-	 * and the table, too, for a small kernel. A small kernel reads only trees and positions of
-	 * the step from memory, and has no blob. */
+	 * and the table, too, for a small kernel. A small kernel has no blob: it reads only trees
+	 * and positions of the step from memory. */
 	uint32_t inline_table;
 	struct fa_cuda_paged_item first_items[FA_CUDA_PAGED_INLINE_ITEMS];
 	uint32_t table[FA_CUDA_PAGED_INLINE_TABLE];
@@ -161,21 +160,19 @@ struct fa_cuda_paged_launch {
 		struct fa_cuda_own_plan own_plan;
 		struct fa_cuda_own_append own_append;
 	} args;
-	/* The second parameter, struct fa_cuda_maps, if the kernel has one. */
 	uint32_t n_maps;
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
 };
 
 #define FA_CUDA_PAGED_LAUNCHES_MAX 3
 
-/* The completion report of @launch; the caller fills it. */
+/* The caller fills it. */
 struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch);
 
 const struct fa_cuda_paged_kernel *fa_cuda_paged_gate(const struct fa_cuda_chip *chip);
 
-/* Checks if kernels cover @cache, whatever its pool and scales: returns -EINVAL or -ENOTSUP with a
- * sentence in @text. Plain caches pass if fa_paged_check_cache() does; a request may still be
- * refused. */
+/* Checks if kernels cover @cache, whatever its pool and scales: -EINVAL or -ENOTSUP with a sentence
+ * in @text. Plain caches pass if fa_paged_check_cache() does; a request may still be refused. */
 int fa_cuda_paged_check_cache(const struct fa_cuda_chip *chip, const struct fa_paged_cache *cache,
                               char *text, size_t text_bytes);
 

@@ -1,5 +1,5 @@
 /*
- * The table of kernels over pages, made from the lists that also instantiate them.
+ * The table of kernels over pages.
  */
 #include "kernels/cuda/paged-plan.h"
 #include "kernels/cuda/sm80/own_kernels.h"

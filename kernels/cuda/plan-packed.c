@@ -1,6 +1,6 @@
 /*
- * Launches with packed rows over tensors (sm90/packed_source.h), for few rows on many keys. All
- * sequences are equal, so every choice follows from one of them.
+ * Packed rows over tensors (sm90/packed_source.h), for few rows on many keys. All sequences are
+ * equal, so every choice follows from one of them.
  */
 #include "kernels/cuda/common/paged-args.h"
 #include "kernels/cuda/packed-cost.h"
@@ -33,7 +33,7 @@ static const struct fa_cuda_kernel *find(const struct fa_cuda_chip *chip,
 	return NULL;
 }
 
-/* Tiles of keys that block @block of a KV head's packed rows sees, as the kernel counts them. */
+/* As the kernel counts them, of block @block of a KV head's packed rows. */
 static uint32_t tiles_of(const struct fa_cuda_launch *launch, uint32_t block)
 {
 	const struct fa_cuda_packed_attention *packed = &launch->packed;
@@ -74,7 +74,7 @@ static void pack(struct fa_cuda_packed_attention *packed)
 	packed->blocks = (uint32_t)(least < UINT32_MAX ? least : UINT32_MAX);
 }
 
-/* Returns the time of the launch on the kernel @best, in keys of a block of @rows rows. */
+/* Time of the launch on the kernel @best, in keys of a block of @rows rows. */
 static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *best,
                             const struct fa_cuda_launch *launch)
 {
@@ -103,8 +103,7 @@ static bool counters_suffice(const struct fa_cuda_packed_attention *packed, uint
 	                             FA_CUDA_PACKED_COUNTERS_MAX;
 }
 
-/* Chooses the number of parts. Returns the launch's time in keys; negative: no number is
- * possible. */
+/* Chooses the number of parts. Returns the launch's time in keys; negative: none is possible. */
 static double choose(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch,
                      uint64_t all_blocks)
 {

@@ -1,8 +1,8 @@
 /*
- * The order of a ragged batch's units, which are blocks of rows. A thread block computes one after
- * another, and all thread blocks are to end at about the same time: units are dealt out by the
- * number of keys that their rows see, forwards and backwards in turns. A thread block computes its
- * units in the order of their heads, so that L2 keeps the keys of those heads for all sequences.
+ * The order of a ragged batch's units, which are blocks of rows. All thread blocks are to end at
+ * about the same time: units are dealt out by the number of keys that their rows see, forwards and
+ * backwards in turns. A thread block computes its units in the order of their heads, so that L2
+ * keeps the keys of those heads for all sequences.
  */
 #include "kernels/cuda/plan.h"
 
@@ -19,7 +19,6 @@ static int32_t n_sequences(const struct fa_cuda_attention *args)
 	return args->triples / (args->heads * args->slices);
 }
 
-/* Returns how many tiles of keys the block of rows that begins at @row sees. */
 static int64_t tiles_of(const struct fa_cuda_launch *launch, int64_t n_q, int64_t n_k, int64_t row)
 {
 	const struct fa_cuda_attention *args = &launch->args;
@@ -34,7 +33,7 @@ static int64_t tiles_of(const struct fa_cuda_launch *launch, int64_t n_q, int64_
 	return end > begin ? (end - 1) / keys - begin / keys + 1 : 0;
 }
 
-/* Calls @call for each block of rows of one head. Within a sequence, later rows come first. */
+/* Within a sequence, later rows come first. */
 static void each_block(const struct fa_cuda_launch *launch,
                        void (*call)(void *userdata, uint32_t sequence, uint32_t row, int64_t tiles),
                        void *userdata)
@@ -87,7 +86,7 @@ static void place(void *userdata, uint32_t sequence, uint32_t row, int64_t tiles
 		(struct fa_cuda_ragged_unit){ sequence * sort->heads, row };
 }
 
-/* Sorts blocks of rows by their tiles, most first. */
+/* Most first. */
 static void sort_blocks(const struct fa_cuda_launch *launch, struct sort *sort)
 {
 	uint32_t before = 0;
@@ -103,8 +102,7 @@ static void sort_blocks(const struct fa_cuda_launch *launch, struct sort *sort)
 	each_block(launch, place, sort);
 }
 
-/* Returns how many heads are computed at a time: all heads, unless K and V exceed L2 and memory would
- * be too slow without it. */
+/* All heads, unless K and V exceed L2 and memory would be too slow without it. */
 static uint32_t heads_together(const struct fa_cuda_launch *launch, int64_t l2_bytes)
 {
 	const struct fa_cuda_attention *args = &launch->args;

@@ -41,8 +41,8 @@ static void window(const struct fa_attention_params *params, int32_t *ret_left, 
 	*ret_right = right > FA_CUDA_WINDOW_MAX ? FA_CUDA_WINDOW_MAX : (int32_t)right;
 }
 
-/* True if rows of @tensor can be moved 16 bytes at a time, with offsets within a tile of at most
- * 512 rows in 32 bits. Strides of dims of size 1 are unused. */
+/* Rows can be moved 16 bytes at a time, with offsets within a tile of at most 512 rows in 32 bits.
+ * Strides of dims of size 1 are unused. */
 static bool tensor_aligned(const struct fa_attention_params *params,
                            const struct fa_attention_tensor *tensor, int64_t tokens, int32_t heads)
 {
@@ -109,8 +109,8 @@ static void make_maps(const struct fa_cuda_kernel *kernel, const struct fa_atten
 /* Kernels count box origins in int32, up to one past the last row's. */
 #define MAP_DIM_MAX (INT32_MAX - 256)
 
-/* True if TMA can load the tensors: strides are multiples of 16 bytes, below 2^40 and not 0,
- * coordinates have 31 bits, and no dimension is empty. */
+/* For TMA: strides are multiples of 16 bytes, below 2^40 and not 0, coordinates have 31 bits, and
+ * no dimension is empty. */
 static bool params_mapped(const struct fa_cuda_kernel *kernel,
                           const struct fa_attention_params *params)
 {
@@ -242,9 +242,9 @@ static struct fa_cuda_tensor tensor(const struct fa_attention_params *params,
 	};
 }
 
-/* Returns the number of triples whose blocks run together. FULL blocks read all K and V, so heads
- * follow one another. For other kinds the triples that fit half of L2 go together, their longest
- * blocks first, so that the last blocks are short. */
+/* Number of triples whose blocks run together. FULL blocks read all K and V, so heads follow one
+ * another. For other kinds the triples that fit half of L2 go together, their longest blocks first,
+ * so that the last blocks are short. */
 static int32_t section(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
                        const struct fa_attention_params *params, int32_t triples)
 {
@@ -284,8 +284,8 @@ static int64_t keys_seen(const struct fa_cuda_attention *args)
 	return keys;
 }
 
-/* Chooses the number of thread blocks per SM such that each takes about BLOCK_NS, or computes one
- * unit: a launch of higher priority gets an SM only when a thread block ends. */
+/* Each thread block takes about BLOCK_NS, or computes one unit: a launch of higher priority gets an
+ * SM only when a thread block ends. */
 #define BLOCK_NS 200000
 #define SM_FLOPS_PER_NS 6000 /* of an H200 */
 
@@ -306,13 +306,13 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	double pairs;
 	bool listed;
 
-	/* If all blocks of rows run at once, a pair would take longer than its longer block. */
+	/* All blocks of rows run at once: a pair would take longer than its longer block. */
 	args->pairs = launch->kernel->kind != FA_CUDA_FULL &&
 	              !narrow(args->window_left, args->window_right, args->seqlen_k) &&
 	              (int64_t)args->blocks_m * args->triples > chip->sms;
 	args->units_m = args->pairs ? (args->blocks_m + 1) / 2 : args->blocks_m;
 	launch->grid = (uint32_t)args->units_m * (uint32_t)args->triples;
-	/* A list orders blocks. If all blocks run at once, their order does not matter. */
+	/* If all blocks run at once, their order does not matter. */
 	listed = args->cu_seqlens_q && chip->sms > 0 && launch->grid > (uint32_t)chip->sms &&
 	         fa_cuda_ragged_plan(launch, &units, &pairs);
 	if (listed)
@@ -397,7 +397,7 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 	return 0;
 }
 
-/* Returns how many columns the kernel multiplies per (row, key), weighted by kind. */
+/* Columns that the kernel multiplies per (row, key), weighted by kind. */
 static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attention_params *params)
 {
 	static const int64_t weight[] = { [FA_CUDA_FULL] = 20,
@@ -416,8 +416,8 @@ static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attenti
 	return slices * (kernel->dim + kernel->dim_v) * weight[kind] * (kernel->keys ? 1 : 2);
 }
 
-/* Returns true if @kernel has smaller blocks than @other, and all of them run at once: then its
- * launch is shorter. */
+/* @kernel has smaller blocks than @other, and all of them run at once: then its launch is
+ * shorter. */
 static bool divides_more(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
                          const struct fa_cuda_kernel *other,
                          const struct fa_attention_params *params)

@@ -1,6 +1,6 @@
 /*
  * From a request to a launch: pure functions over the table of built kernels. They touch no device
- * and read no tensor but cu_seqlens, so every choice can be tested without a GPU.
+ * and read no tensor but cu_seqlens.
  */
 #pragma once
 
@@ -13,8 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Thread blocks for each SM of a launch that can be preempted, at most. They are few, because blocks
- * that have not begun stop one after another. */
+/* Most thread blocks for each SM of a launch that can be preempted: blocks that have not begun stop
+ * one after another. */
 #define FA_CUDA_PREEMPT_BLOCKS_AN_SM 16
 
 enum fa_cuda_image {
@@ -60,11 +60,11 @@ struct fa_cuda_chip {
 	int32_t shared_bytes_max; /* CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
 	int64_t l2_bytes;
 	int32_t sms; /* CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT */
-	/* The modules for exactly this compute capability failed to load, so their kernels must not
-	 * be used: those over tensors, and those over pages. */
+	/* The modules for exactly this compute capability failed to load: those over tensors, and
+	 * those over pages. */
 	bool portable, portable_paged;
-	/* For tests (FAD_TUNE_SHARE_EARLY): groups sequences that share pages as if an epilogue's
-	 * cost were unknown. */
+	/* For tests (FAD_TUNE_SHARE_EARLY): groups sequences as if an epilogue's cost were
+	 * unknown. */
 	bool share_early;
 	/* The caller provides the workspace that launches ask for. */
 	bool workspace;
@@ -91,7 +91,6 @@ struct fa_cuda_launch {
 	size_t workspace_bytes; /* 0, or what fa_cuda_packed_set() needs */
 	uint32_t list_units;    /* > 0: of a ragged batch, entries of fa_cuda_ragged_list() */
 	uint64_t work_ns;       /* upper estimate of the duration, for wgmma kernels; else 0 */
-	/* The second parameter, struct fa_cuda_maps, if the kernel has one. */
 	uint32_t n_maps;
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
 };
@@ -120,13 +119,13 @@ const struct fa_cuda_kernel *fa_cuda_attention_kernel(const struct fa_cuda_chip 
 /* ---- plan-ragged.c */
 
 /* Counts the units of a ragged launch, for all heads, and the (row, key) pairs that they compute.
- * Returns false if there are too many units for a list. */
+ * Returns false if there are too many for a list. */
 bool fa_cuda_ragged_plan(const struct fa_cuda_launch *launch, uint32_t *ret_units,
                          double *ret_pairs);
 
-/* Makes the list of a launch whose cu_seqlens are still in host memory. The caller copies both to the
- * GPU, the list in front, and sets args.list_units. A launch without the list is slower, but right.
- * Returns false if there is no memory. */
+/* Makes the list of a launch whose cu_seqlens are still in host memory. The caller copies both to
+ * the GPU, the list in front, and sets args.list_units. A launch without the list is slower, but
+ * right. Returns false if there is no memory. */
 bool fa_cuda_ragged_list(const struct fa_cuda_launch *launch, int64_t l2_bytes,
                          struct fa_cuda_ragged_unit *ret_list);
 

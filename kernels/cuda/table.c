@@ -1,5 +1,5 @@
 /*
- * The table of kernels over tensors, made from the lists that also instantiate them.
+ * The table of kernels over tensors.
  */
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/sm80/kernels.h"

@@ -129,7 +129,7 @@ struct fa_fake_memory {
 	int device;
 	unsigned int handle_types;
 	unsigned int refs;
-	int hold; /* index in the page's holds; -1: the page is full */
+	int hold; /* this process's entry in page.holds; -1: the page is full */
 };
 
 int fa_fake_memory_new(const char *name, size_t bytes, int device, unsigned int handle_types,

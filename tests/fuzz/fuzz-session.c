@@ -248,7 +248,7 @@ static void send_one(struct client *client)
 		parcel.message.timeout_ns = 1000ull << pick(24);
 	if (once_in(128))
 		mangle = true;
-	/* It may wait for a gate, or for pieces. */
+	/* The request may wait for a gate, or for pieces. */
 	waits = waits || parcel.message.n_waits ||
 	        (parcel.message.type == FA_WIRE_BUFFER_REGISTER &&
 	         parcel.message.buffer_register.kind == FA_WIRE_BUFFER_CUDA_FD);

@@ -211,7 +211,7 @@ static void test_extends(void **state)
 	                    128 * (uint64_t)scene.launches[0].kernel->state_bytes <=
 	            (1 << 20) + scene.plan.workspace_bytes);
 
-	/* Lengths of garbage in bounds. */
+	/* Garbage lengths within bounds. */
 	scene.request.own_attention.max_k = FA_PAGED_LENGTH_MAX;
 	assert_int_equal(launches(&scene, &h200), 1);
 	assert_int_equal(scene.launches[0].grid_x, 128);

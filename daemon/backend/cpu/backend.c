@@ -1,4 +1,4 @@
-/* The CPU backend: opens and closes its device, and defines the table of backend functions. */
+/* The CPU backend: opens and closes its device. */
 #include "common/clock.h"
 #include "common/cpu.h"
 #include "daemon/backend/cpu/memory.h"
@@ -14,7 +14,7 @@
 #include <sys/utsname.h>
 
 #define THREADS_MAX 1024
-/* How many works of a queue may be outstanding: enough to last while the engine wakes up. */
+/* A queue's works: enough to last while the engine wakes up. */
 #define DEPTH 8
 /* Slack of the fair queue: time of all workers together that a group may claim later because it
  * left it to others. */
@@ -91,7 +91,7 @@ static void describe_model(char *name, size_t size)
 	snprintf(name, size, "%s", model);
 }
 
-/* Makes a UUID that is the same on each start: a hash of the machine's confidential id. */
+/* The UUID is the same on each start: a hash of the machine's confidential id. */
 static void describe_uuid(uint64_t uuid[2])
 {
 	uint64_t hash = 0xcbf29ce484222325;
@@ -122,7 +122,7 @@ static void cpu_describe(struct fa_device *device, struct fa_device_info *ret_in
 	const char *isa = fa_cpu_isa_name(device->isa);
 	size_t used;
 
-	/* If the text is too long, cut off the end of the model's name, not the kernels' name. */
+	/* If the text is too long, cut off the model's name, not the kernels'. */
 	describe_model(info.name, sizeof(info.name) - strlen(isa) - 3);
 	used = strlen(info.name);
 	snprintf(info.name + used, sizeof(info.name) - used, used ? " (%s)" : "%s", isa);

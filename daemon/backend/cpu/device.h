@@ -1,4 +1,4 @@
-/* The CPU device's state. device.mutex guards it unless a comment says otherwise. */
+/* device.mutex guards the CPU device's state unless a comment says otherwise. */
 #pragma once
 
 #include "daemon/backend/cpu/pool.h"
@@ -7,7 +7,7 @@
 
 #include <pthread.h>
 
-/* Time that a worker spends on one work while other works are ready. */
+/* How long a worker stays with one work while others are ready. */
 #define FA_CPU_QUANTUM_NS (500 * FA_NS_PER_US)
 
 struct fa_cpu_worker {
@@ -24,7 +24,7 @@ struct fa_device {
 	pthread_mutex_t mutex;
 	pthread_cond_t work_available;
 	struct fa_fair_queue fair; /* ready works; unit: nanoseconds */
-	/* number of ready works; written under the mutex, read by anyone */
+	/* written under the mutex, read by anyone */
 	_Atomic uint32_t n_ready;
 	uint32_t n_sleeping;
 	struct fa_list done; /* finished works, by fa_device_work.link */

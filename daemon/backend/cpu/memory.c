@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Maps memory, and keeps it out of core dumps, as it may hold clients' tensors. */
+/* Keeps the memory out of core dumps, as it may hold clients' tensors. */
 static void *map_shared(int fd, uint64_t offset, uint64_t bytes, int protection)
 {
 	void *address;

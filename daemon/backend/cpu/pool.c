@@ -84,7 +84,7 @@ int fa_cpu_pool_chunk_adopt(struct fa_cpu_pool *pool, uint32_t chunk, int fd,
 
 void fa_cpu_pool_chunk_remove(struct fa_cpu_pool *pool, uint32_t chunk)
 {
-	/* Drop the memory but keep the addresses reserved. If that fails, the memory stays, too. */
+	/* Keeps the addresses reserved. If that fails, the memory stays, too. */
 	(void)mmap(chunk_at(pool, chunk), pool->chunk_bytes, PROT_NONE,
 	           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }

@@ -16,7 +16,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* How many sleeping workers a worker wakes for the works that it leaves. */
+/* Sleepers that a worker wakes for the works that it leaves. */
 #define WAKE_FAN_OUT 2
 
 _Static_assert(sizeof(struct fa_cpu_work) <= sizeof(((struct fa_device_work *)0)->backend),
@@ -29,7 +29,7 @@ struct fa_device_group {
 struct fa_device_queue {
 	struct fa_device_group *group;
 	enum fa_fair_queue_class class;
-	struct fa_list works; /* works in order, by fa_device_work.link; the first one is active */
+	struct fa_list works; /* by fa_device_work.link; the first is active */
 };
 
 static struct fa_device_work *first_work(struct fa_list *list)
@@ -88,12 +88,11 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	else
 		work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
 
-	/* Notify before appending: no notification may follow the last reap(). */
+	/* No notification may follow the last reap(). */
 	if (fa_list_empty(&device->done))
 		device->config.notify(device->config.userdata);
 	fa_list_append(&device->done, &work->link);
-	/* Write these words before the work can be reaped. Release, so that readers see the
-	 * results. */
+	/* Write these before the work can be reaped. Release, so that readers see the results. */
 	for (int i = 0; i < FA_COMPLETION_DEVICE_WORDS && work->completion_words && !work->status;
 	     i++)
 		__atomic_store_n(&work->completion_words[i], work->completion_value,
@@ -128,7 +127,7 @@ static void work_begin_phase(struct fa_device *device, struct fa_device_work *wo
 	struct phase phase = { device, work };
 
 	for (;;) {
-		/* Reading lengths of sequences may fault, as they may be in a client's memory. */
+		/* Lengths of sequences may be in a client's memory. */
 		if (!fa_fault_guard_run(begin_phase, &phase)) {
 			cpu->failure = -EFAULT;
 			atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
@@ -142,9 +141,8 @@ static void work_begin_phase(struct fa_device *device, struct fa_device_work *wo
 	atomic_store_explicit(&cpu->next, 0, memory_order_relaxed);
 }
 
-/* Begins the first phase. That is possible only now, as the predecessor may share the workspace.
- * The caller counts as a worker, so that cancel() does not finish the work while the mutex is
- * released. */
+/* The predecessor may share the workspace, so the work begins only now. The caller counts as a
+ * worker, so that cancel() does not finish the work while the mutex is released. */
 static void work_begin(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
@@ -159,8 +157,7 @@ static void work_begin(struct fa_device *device, struct fa_device_work *work)
 	cpu->n_workers--;
 }
 
-/* Activates the queue's first work, and finishes works without tiles at once. Releases the
- * mutex. */
+/* Finishes works without tiles at once. Releases the mutex. */
 static void queue_activate(struct fa_device *device, struct fa_device_queue *queue)
 {
 	struct fa_device_work *work;
@@ -191,7 +188,7 @@ struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device)
 		                      ready_link);
 		work = fa_container_of(cpu, struct fa_device_work, backend);
 		if (work_over(work)) {
-			/* The work is over; the last of its workers finishes it. */
+			/* The last of the work's workers finishes it. */
 			work_unready(device, work);
 			continue;
 		}
@@ -201,8 +198,7 @@ struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device)
 	return NULL;
 }
 
-/* Returns how many sleepers to wake for the works that @cpu's worker leaves: few, as they wake
- * others. */
+/* How many sleepers to wake for the works that @cpu's worker leaves: few, as they wake others. */
 static uint32_t count_to_wake(struct fa_device *device, struct fa_cpu_work *cpu)
 {
 	int64_t rest = cpu->n_tiles - atomic_load_explicit(&cpu->next, memory_order_relaxed) - 1;
@@ -339,7 +335,7 @@ void fa_cpu_cancel(struct fa_device *device, struct fa_device_work *work)
 	pthread_mutex_lock(&device->mutex);
 	if (cpu->state != FA_CPU_WORK_FINISHED) {
 		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
-		/* If workers run the work, the last of them finishes it. */
+		/* The last worker finishes the work. */
 		if (cpu->n_workers == 0)
 			work_finish(device, work);
 		else

@@ -1,6 +1,6 @@
 /*
- * Queues of the CPU backend and the life of a work, from launch to reap. Callers hold device.mutex,
- * unless a comment says otherwise.
+ * Queues of the CPU backend and the life of a work. Callers hold device.mutex, unless a comment
+ * says otherwise.
  */
 #pragma once
 
@@ -14,14 +14,14 @@ enum fa_cpu_work_state {
 
 /* Stored in fa_device_work.backend. */
 struct fa_cpu_work {
-	_Atomic int64_t next; /* tile to claim next; grows past n_tiles */
-	int64_t n_tiles;      /* tiles of the current phase */
+	_Atomic int64_t next; /* grows past n_tiles */
+	int64_t n_tiles;      /* of the current phase */
 	struct fa_list ready_link;
 	size_t scratch_bytes;
 	uint32_t n_workers; /* workers that run the work's tiles now */
 	uint32_t state;
-	int32_t failure;     /* error because of which a worker could not go on, or 0 */
-	uint32_t phase;      /* index of the paged request that runs; else 0 */
+	int32_t failure;     /* why a worker could not go on, or 0 */
+	uint32_t phase;      /* paged request that runs; else 0 */
 	atomic_bool stopped; /* a tile was given up halfway */
 };
 
@@ -30,14 +30,14 @@ static inline struct fa_cpu_work *fa_cpu_work(struct fa_device_work *work)
 	return (struct fa_cpu_work *)work->backend;
 }
 
-/* The functions below are called by workers with the mutex held. */
+/* Workers call these, with the mutex held. */
 
 /* Returns a ready work, whose group is charged a quantum, or NULL. */
 struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device);
-/* Adds a worker to the work. Returns how many sleeping workers to wake. */
+/* Returns how many sleeping workers to wake. */
 uint32_t fa_cpu_queue_serve_begin(struct fa_device *device, struct fa_device_work *work);
-/* Removes a worker from the work; may release the mutex. @used_ns: how much of the quantum it used.
- * @failure: why it ran no tiles, or 0. */
+/* May release the mutex. @used_ns: used part of the quantum. @failure: why the worker ran no tiles,
+ * or 0. */
 void fa_cpu_queue_serve_end(struct fa_device *device, struct fa_device_work *work, uint64_t used_ns,
                             int failure);
 

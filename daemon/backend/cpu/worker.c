@@ -1,4 +1,4 @@
-/* Workers claim tiles by an atomic addition, and take the mutex once a quantum, so a small request
+/* Workers claim tiles by an atomic addition, and take the mutex once a quantum: a small request
  * waits for a quantum or a tile. */
 #include "daemon/backend/cpu/worker.h"
 
@@ -43,7 +43,7 @@ struct turn {
 	uint64_t used_ns; /* how long the worker kept other works waiting */
 };
 
-/* Runs tiles until none is left, the work is cancelled, or the quantum ends. */
+/* Stops when no tile is left, the work is cancelled, or the quantum ends. */
 static void run_tiles(void *userdata)
 {
 	uint64_t begin_ns = fa_now_ns(), now_ns = begin_ns;

@@ -3,7 +3,7 @@
 
 #include "daemon/backend/cpu/device.h"
 
-/* Starts the thread with default scheduling and all signals blocked but SIGBUS. */
+/* The thread has default scheduling and all signals blocked but SIGBUS. */
 int fa_cpu_worker_start(struct fa_cpu_worker *worker);
-/* Waits for the end of the thread. The caller has set device.stop and woken all workers. */
+/* The caller has set device.stop and woken all workers. */
 void fa_cpu_worker_join(struct fa_cpu_worker *worker);

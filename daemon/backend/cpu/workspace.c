@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Returns true if append writes q to the workspace, where attention reads it. */
+/* Append writes q to the workspace, where attention reads it. */
 static bool wants_q(const struct fa_paged_request *request)
 {
 	return request->op == FA_PAGED_APPEND && request->append.heads &&
@@ -35,7 +35,7 @@ static void put_q(struct fa_device_work *work, void *q)
 	}
 }
 
-/* Takes over the predecessor's workspace, if that is large enough. */
+/* Takes the predecessor's, if it is large enough. */
 static bool take_over(struct fa_device_work *work, size_t bytes)
 {
 	struct fa_device_work *predecessor = work->predecessor;

@@ -8,7 +8,7 @@
 /* Makes a workspace for paged requests, which it also checks. */
 int fa_cpu_workspace_new_paged(const struct fa_cpu_isa *isa, struct fa_device_work *work,
                                struct fa_error *error);
-/* Makes a workspace for an attention, which no other work shares. */
+/* No other work shares this workspace. */
 int fa_cpu_workspace_new_attention(const struct fa_cpu_isa *isa, struct fa_device_work *work,
                                    struct fa_error *error);
 void fa_cpu_workspace_free(struct fa_device_work *work);

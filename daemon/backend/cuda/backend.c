@@ -1,5 +1,4 @@
-/* The CUDA backend: drives one GPU in its primary context, through the driver found at run time.
- * Defines the table of backend functions. */
+/* The CUDA backend drives one GPU in its primary context, through the driver found at run time. */
 #include "common/clock.h"
 #include "daemon/backend/cuda/context.h"
 #include "daemon/backend/cuda/host.h"
@@ -31,15 +30,15 @@
 #define TEXT(number) TEXT_OF(number)
 
 /* How long kernels may run on after the process has ended: the driver may close the context late,
- * and an MPS server lets kernels end by themselves. */
+ * and an MPS server lets them end. */
 #define LINGER_NS (FA_NS_PER_SEC / 2)
 #define LINGER_MPS_NS (5 * FA_NS_PER_SEC)
 
 #define UUID_TEXT_BYTES 41 /* GPU-8-4-4-4-12 */
-/* Maximum age of the reported free memory: a query takes the driver's locks. */
+/* A query takes the driver's locks. */
 #define FREE_MEMORY_NS (100 * FA_NS_PER_MS)
 
-/* Size of the staging area, at most a 64th of the GPU's memory. */
+/* The area takes at most a 64th of the GPU's memory. */
 #define STAGE_BYTES (512ull << 20)
 #define STAGE_SHARE 64
 
@@ -117,7 +116,6 @@ static enum fa_device_mps query_mps(struct fa_device *device)
 	return mps ? FA_DEVICE_MPS_ON : FA_DEVICE_MPS_OFF;
 }
 
-/* Fills chip and info, and checks that the GPU is usable. */
 static int describe_device(struct fa_device *device, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;
@@ -332,7 +330,7 @@ static int cuda_open(const struct fa_device_config *config, struct fa_error *err
 	struct fa_device *device;
 	int r;
 
-	/* Allocate with alignment: tensor maps need more than malloc() gives. */
+	/* Tensor maps need more alignment than malloc() gives. */
 	device = aligned_alloc(_Alignof(struct fa_device), sizeof(*device));
 	if (!device)
 		return fa_fail(error, -ENOMEM, "no memory for the CUDA backend");

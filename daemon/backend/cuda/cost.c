@@ -1,5 +1,5 @@
-/* Estimates. The engine thread calls these functions, except fa_cuda_cost_paged_ns(), which the
- * loop thread calls. */
+/* The engine thread calls these functions, except fa_cuda_cost_paged_ns(), which the loop thread
+ * calls. */
 #include "daemon/backend/cuda/cost.h"
 
 #include "daemon/backend/cuda/memory.h"
@@ -10,9 +10,9 @@
 #define SM_FLOPS_PER_NS 2000 /* speed with wgmma */
 #define SM_FLOPS_PER_NS_PORTABLE 500
 #define SM_FLOPS_PER_NS_F32 60
-#define SM_BYTES_PER_NS 12     /* bandwidth of the GPU's memory */
-#define HOST_BYTES_PER_NS 20   /* bandwidth of the bus */
-#define TENSOR_BYTES_PER_NS 20 /* bandwidth for tensors, which may be in host memory */
+#define SM_BYTES_PER_NS 12     /* of the GPU's memory */
+#define HOST_BYTES_PER_NS 20   /* of the bus */
+#define TENSOR_BYTES_PER_NS 20 /* tensors may be in host memory */
 
 /* Estimates are at most a year. */
 #define NS_MAX 3e16
@@ -22,7 +22,7 @@ static unsigned int count_sms(const struct fa_device *device)
 	return device->chip.sms > 0 ? (unsigned int)device->chip.sms : 1;
 }
 
-/* Returns the time for the arithmetic. @special: the kernel is built for this chip alone. */
+/* @special: the kernel is built for this chip alone. */
 static double flops_ns(const struct fa_device *device, enum fa_attention_dtype dtype, bool special,
                        double flops)
 {
@@ -45,7 +45,6 @@ static double element_bytes(enum fa_attention_dtype dtype)
 
 /* ---- attention over tensors */
 
-/* Returns how many bytes of the tensor lie in host memory. */
 static double host_bytes(const struct fa_device_work *work, enum fa_device_tensor index,
                          double elements)
 {
@@ -75,8 +74,7 @@ static double attention_ns(const struct fa_device *device, const struct fa_devic
 	                                           2 * rows * (double)p->seqlen_k * dims);
 	const struct fa_cuda_kernel *kernel;
 
-	/* Most works are short even by the upper bound; the exact count takes a microsecond or
-	 * more. */
+	/* Most works are short even by the upper bound; the exact count takes a microsecond. */
 	if (bound_ns < (double)device->tuning.long_ns)
 		return bound_ns;
 	kernel = fa_cuda_attention_kernel(&device->chip, p);
@@ -86,14 +84,14 @@ static double attention_ns(const struct fa_device *device, const struct fa_devic
 
 /* ---- paged requests */
 
-/* Returns the bytes of a token in one layer, in the type in which kernels compute. */
+/* Bytes in one layer, in the type in which kernels compute. */
 static double token_bytes(const struct fa_paged_cache *cache)
 {
 	return cache->kv_heads * ((double)cache->head_dim + cache->head_dim_v) *
 	       element_bytes(cache->dtype);
 }
 
-/* Returns the bytes of a token in one layer as it is stored in pages. */
+/* Bytes in one layer. */
 static double stored_token_bytes(const struct fa_paged_cache *cache)
 {
 	return cache->store == FA_PAGED_PLAIN ? token_bytes(cache)
@@ -112,7 +110,7 @@ static double attend_ns(const struct fa_device *device, const struct fa_paged_at
 	const struct fa_paged_step *step = p->step;
 	double flops = 0, ns = (double)plan->forward_ns;
 
-	/* Count every entry of the table, as each may be read. */
+	/* Each entry of the table may be read. */
 	ns += memory_ns(device, (double)step->table_entries * cache->page_tokens *
 	                                stored_token_bytes(cache));
 	ns += new_tokens(step) * (double)p->heads * 2 * cache->head_dim *
@@ -125,7 +123,6 @@ static double attend_ns(const struct fa_device *device, const struct fa_paged_at
 	return ns + flops_ns(device, cache->dtype, false, flops);
 }
 
-/* Returns the bytes of a token in a client's pages. */
 static double own_token_bytes(const struct fa_paged_own *pages)
 {
 	return pages->kv_heads * ((double)pages->head_dim + pages->head_dim_v) *

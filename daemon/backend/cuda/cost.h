@@ -4,7 +4,7 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* Estimates a paged request. @plan: its plan, if it is an attention. */
+/* @plan: the request's plan, if it is an attention. */
 double fa_cuda_cost_paged_ns(const struct fa_device *device, const struct fa_paged_request *request,
                              const struct fa_cuda_paged_plan *plan);
 /* Returns how long a prepared work takes, or 0 if it is not long. */

@@ -1,6 +1,6 @@
 /*
  * The open device and its streams. Comments name a field's thread; the loop thread replaces the
- * engine thread while it runs an engine round. Shared fields are atomic or under device.mutex; all
+ * engine thread while it runs an engine round. Shared fields are atomic or under device.mutex;
  * others are constant between open and close.
  */
 #pragma once
@@ -23,8 +23,8 @@
 /* Streams: a quarter of the connections have high priority, half of them, less one, normal
  * priority. Memory and preemption have one each, and the driver keeps the rest. */
 #define FA_CUDA_STREAMS_MAX (FA_CUDA_CONNECTIONS * 3 / 4)
-/* Limit of the works in flight on a stream. More works keep the stream busy between two polls, but
- * other queues wait for them. */
+/* Limit of a stream's works in flight. More keep the stream busy between two polls, but other
+ * queues wait for them. */
 #define FA_CUDA_STREAM_DEPTH 4
 
 /* Most entries of a work's vectors (cu_seqlens have one more). */
@@ -41,22 +41,22 @@
 /* A stream's preemptible launch (preempt.c), which is always its last. */
 struct fa_cuda_preemption {
 	struct fa_device_work *work; /* NULL: none */
-	uint64_t stopped_ns;         /* time when its stop was seen; 0: it runs */
-	CUdeviceptr word_at;         /* the launch stops when this word reaches its turn */
+	uint64_t stopped_ns;         /* 0: it runs */
+	CUdeviceptr word_at;         /* the launch stops when it reaches its turn */
 	uint64_t run_ns;             /* guaranteed run time */
-	/* Earliest time for a stop; UINT64_MAX: works ahead of it have not ended. */
+	/* earliest time for a stop; UINT64_MAX: works ahead have not ended */
 	uint64_t not_before_ns;
 	bool stop_requested;
 	CUfunction function;
-	unsigned int grid, threads, shared_bytes; /* geometry of the next launch */
+	unsigned int grid, threads, shared_bytes; /* of the next launch */
 	union {
 		struct fa_cuda_attention attention;
 		struct fa_cuda_paged_attention paged;
 		struct fa_cuda_paged_attention_own own;
 	} args;
 	struct fa_cuda_maps maps;
-	bool is_long; /* running, and counted by device.quiesce */
-	/* The area for preempted blocks: struct fa_cuda_preempt_area, then the blocks' states. */
+	bool is_long; /* counted by device.quiesce */
+	/* For preempted blocks: struct fa_cuda_preempt_area, then the states. */
 	CUdeviceptr area;
 	size_t area_bytes;
 	uint64_t *report; /* the GPU writes the number of blocks left here */
@@ -73,15 +73,15 @@ struct fa_cuda_graph {
 	uint64_t used;     /* value of stream.n_launches at the last use */
 };
 
-/* The works of a stream behind gates (gate.c), which are always its last. */
+/* A stream's works behind gates (gate.c), always its last. */
 struct fa_cuda_gates {
-	const struct fa_device_queue *queue; /* queue of the works */
-	/* Number of works in flight; number of those behind open gates. */
+	const struct fa_device_queue *queue; /* of the works */
+	/* Works in flight; those of them behind open gates. */
 	unsigned int n_works, n_open;
-	bool stopped; /* the gates were asked to give up */
+	bool stopped;
 	uint64_t run;
-	uint64_t *stop;         /* word that the host writes: gates up to this turn give up */
-	const uint64_t *report; /* word that the GPU writes: turn of a gate that gave up */
+	uint64_t *stop;         /* written by the host: gates up to this turn give up */
+	const uint64_t *report; /* written by the GPU: turn of a gate that gave up */
 	uint64_t reported;      /* last report read */
 	CUdeviceptr stop_at, report_at, shut_at;
 };
@@ -90,27 +90,27 @@ struct fa_cuda_stream {
 	CUstream stream;
 	int priority;
 	unsigned int n_queues;
-	/* The GPU writes a work's sequence here when the work has ended; for a work in parts it
-	 * writes one word per part, side by side. */
+	/* The GPU writes a work's sequence here when the work has ended; of a work in parts, one
+	 * word per part, side by side. */
 	const uint64_t *word;
 	CUdeviceptr word_at;
-	uint64_t sequence;       /* sequence of the newest work in flight */
+	uint64_t sequence;       /* of the newest work in flight */
 	CUdeviceptr counter_at;  /* counts blocks of launches that signal their end */
-	uint64_t n_counted;      /* value of the counter after all launches so far */
-	uint64_t self_signalled; /* sequence of the newest work that signals its own end */
-	/* number of parts that signal that end; 0: the work signals as a whole */
+	uint64_t n_counted;      /* counter's value after all launches so far */
+	uint64_t self_signalled; /* newest work that signals its own end */
+	/* parts that signal that end; 0: the work as a whole */
 	uint32_t self_signal_parts;
-	uint64_t finished_ns;         /* when an end was last seen */
+	uint64_t finished_ns;
 	struct fa_list works;         /* works in flight, by fa_device_work.link */
 	unsigned int n_works;         /* in flight */
 	struct fa_device_lane lane;   /* the engine's view */
 	char *vectors;                /* [FA_CUDA_STREAM_DEPTH][FA_CUDA_VECTORS_BYTES] */
-	CUdeviceptr vectors_at;       /* device address of the copy of the vectors */
+	CUdeviceptr vectors_at;       /* device address of the vectors' copy */
 	CUdeviceptr vectors_in_place; /* device address of the host's vectors */
 	/* Scratch of running paged works: counters and partial results, then q. */
 	CUdeviceptr scratch;
 	size_t scratch_bytes;
-	uint64_t epoch; /* number of the counters' last use */
+	uint64_t epoch; /* of the counters' last use */
 	struct fa_cuda_graph graphs[FA_CUDA_GRAPHS];
 	uint64_t n_launches; /* launches that used the graph cache */
 	struct fa_cuda_gates gates;
@@ -157,11 +157,11 @@ struct fa_device {
 	unsigned int n_streams, n_high; /* streams, of which those of high priority come first */
 	struct fa_list done;            /* works to be reaped */
 	bool reaping;
-	bool held;            /* quiesce.c made a work wait */
+	bool held;            /* quiesce.c defers a work */
 	bool no_graphs;       /* the driver refused to make a graph */
 	unsigned int n_works; /* works in flight */
 	uint64_t progress_ns; /* when a work last ended */
-	uint64_t queried_ns;  /* when the driver was last queried for errors */
+	uint64_t queried_ns;
 
 	struct {
 		CUdeviceptr at;
@@ -172,7 +172,7 @@ struct fa_device {
 	struct {
 		CUstream stream;   /* stream that writes the words */
 		CUdeviceptr words; /* one word for each stream */
-		uint64_t turn;     /* number of the last preemptible launch */
+		uint64_t turn;     /* of the last preemptible launch */
 		unsigned int n_running;
 	} preempt;
 	struct fa_cuda_scratch *scratches;
@@ -191,5 +191,5 @@ struct fa_device {
 	atomic_bool lost;
 	struct fa_error lost_error; /* under the mutex until lost, then constant */
 	uint64_t free_bytes;        /* free GPU memory, under the mutex */
-	uint64_t free_bytes_ns;     /* when free_bytes was read */
+	uint64_t free_bytes_ns;
 };

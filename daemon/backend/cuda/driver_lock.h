@@ -1,5 +1,5 @@
-/* A first-come, first-served lock for workers' memory calls: such calls hold driver locks that
- * launches need, so one worker at a time calls, and pauses. */
+/* A first-come, first-served lock for workers' memory calls, which hold driver locks that launches
+ * need: one worker at a time calls, and pauses. */
 #pragma once
 
 #include "common/cleanup.h"

@@ -5,15 +5,15 @@
  *
  * A gate costs others nothing. It gives up after PATIENCE_NS, or when another queue wants the
  * stream; it preempts nothing before it opens; only works of the same queue stand behind it; and
- * the driver keeps all streams apart. A gate that gives up reports its turn: the works behind it
- * have done nothing, and return to the engine.
+ * the driver keeps all streams apart.
+ * A gate that gives up reports its turn: the works behind it have done nothing, and return to the
+ * engine.
  */
 #include "daemon/backend/cuda/gate.h"
 
 #include "common/clock.h"
 
-/* How long a gate polls before it gives up. The engine polls a gate without sleeping for the same
- * time. */
+/* How long a gate polls. The engine polls it without sleeping for the same time. */
 #define PATIENCE_NS (200 * FA_NS_PER_US)
 
 void fa_cuda_gates_open(struct fa_device *device)

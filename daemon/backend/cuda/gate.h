@@ -4,16 +4,14 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* Finds the gate kernel, if gates are wanted. */
 void fa_cuda_gates_open(struct fa_device *device);
-/* Returns the gate of @work, the stream's newest, and fills the gate's part of @done. */
+/* The gate of @work, the stream's newest. Fills the gate's part of @done. */
 struct fa_cuda_gate fa_cuda_gate_of(const struct fa_cuda_stream *stream,
                                     const struct fa_device_work *work, struct fa_cuda_done *done);
-/* Counts a work that was launched behind its gate. All works behind gates are of one queue. */
+/* Call after the launch. All works behind gates are of one queue. */
 void fa_cuda_gates_add(struct fa_cuda_stream *stream, const struct fa_device_queue *queue);
 void fa_cuda_gates_stop(struct fa_cuda_stream *stream);
-/* Returns true if a gate has given up since the last call. Then all gates from *ret_turn on are
- * shut. */
+/* Returns true if a gate has given up since the last call: all gates from *ret_turn on are shut. */
 bool fa_cuda_gates_are_shut(struct fa_cuda_stream *stream, uint64_t *ret_turn);
 /* Separates later gates from the shut ones. */
 void fa_cuda_gates_begin(struct fa_cuda_stream *stream);

@@ -1,14 +1,13 @@
 /*
- * Launches kernels. A kernel that is repeated is launched through a graph of one node: with new
- * parameters that takes the driver less time than cuLaunchKernel(). Each stream has an LRU cache of
- * graphs. Making a graph costs as much as many launches, but does not wait for the GPU.
+ * Launches kernels. A repeated kernel is launched through a graph of one node: with new parameters
+ * that takes the driver less time than cuLaunchKernel(). Each stream has an LRU cache of graphs.
+ * Making one costs as much as many launches, but does not wait for the GPU.
  *
- * A gate is in its kernel's graph. A kernel that waits by itself for the launch ahead is launched
- * without a graph, because it begins earlier then.
+ * A gate is in its kernel's graph. A kernel that waits by itself for the launch ahead has no graph,
+ * because it begins earlier then.
  */
 #include "daemon/backend/cuda/graph_cache.h"
 
-/* A kernel gets a graph after this many launches on a stream. */
 #define LAUNCHES_BEFORE 8
 
 static void graph_free(struct fa_device *device, struct fa_cuda_graph *graph)
@@ -26,8 +25,7 @@ void fa_cuda_graphs_close(struct fa_device *device, struct fa_cuda_stream *strea
 		graph_free(device, &stream->graphs[i]);
 }
 
-/* Adds a kernel to a graph. @before: the node ahead, or NULL. A graph's kernels do not inherit the
- * stream's priority. */
+/* @before: the node ahead, or NULL. A graph's kernels do not inherit the stream's priority. */
 static CUresult graph_add(struct fa_device *device, const struct fa_cuda_stream *stream,
                           struct fa_cuda_graph *graph, const CUgraphNode *before,
                           const CUDA_KERNEL_NODE_PARAMS_v2 *params, CUgraphNode *ret_node)
@@ -89,7 +87,7 @@ static struct fa_cuda_graph *find(struct fa_device *device, struct fa_cuda_strea
 	return oldest;
 }
 
-/* Returns the graph for a launch, or NULL to launch without one. */
+/* Returns NULL to launch without a graph. */
 static struct fa_cuda_graph *graph_for(struct fa_device *device, struct fa_cuda_stream *stream,
                                        const CUDA_KERNEL_NODE_PARAMS_v2 *gate,
                                        const CUDA_KERNEL_NODE_PARAMS_v2 *node)
@@ -116,7 +114,7 @@ static CUresult launch_plainly(struct fa_device *device, struct fa_cuda_stream *
 	                                     stream->stream, node->kernelParams, NULL);
 }
 
-/* Launches a kernel that begins while blocks of the launch ahead still run. */
+/* The kernel begins while blocks of the launch ahead still run. */
 static CUresult launch_behind(struct fa_device *device, struct fa_cuda_stream *stream,
                               const CUDA_KERNEL_NODE_PARAMS_v2 *node)
 {

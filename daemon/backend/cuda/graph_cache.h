@@ -9,10 +9,10 @@ struct fa_cuda_kernel_launch {
 	bool behind; /* the kernel waits for the launches ahead by itself */
 };
 
-/* Launches a kernel for the newest work of @stream. @params are as in cuLaunchKernel(). @gate
- * precedes the kernel; it may be NULL. */
+/* Launches a kernel for the newest work of @stream. @params are as in cuLaunchKernel(). @gate,
+ * which may be NULL, precedes the kernel. */
 CUresult fa_cuda_launch_kernel(struct fa_device *device, struct fa_cuda_stream *stream,
                                const struct fa_cuda_kernel_launch *launch, void **params,
                                const struct fa_cuda_gate *gate);
-/* Frees the graphs of @stream, of which nothing may be in flight. */
+/* Nothing of @stream may be in flight. */
 void fa_cuda_graphs_close(struct fa_device *device, struct fa_cuda_stream *stream);

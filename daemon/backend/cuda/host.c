@@ -68,7 +68,7 @@ static int pin(struct fa_device *device, struct fa_cuda_memory *memory, unsigned
 	return 0;
 }
 
-/* Faults in and pins the mapping @host, which it takes over. */
+/* Takes over the mapping @host. */
 static int populate_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, void *host,
                             bool read_only, unsigned int flags, struct fa_error *error)
 {
@@ -96,8 +96,7 @@ static int map_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, 
 	return populate_and_pin(device, memory, host, read_only, flags, error);
 }
 
-/* Maps the memory a second time and pins that mapping, which outlives the first and works though
- * the file is sealed. */
+/* The second mapping, which is pinned, outlives the first and works though the file is sealed. */
 static int map_again_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, void *host,
                              struct fa_error *error)
 {
@@ -144,7 +143,7 @@ static int memory_finish(struct fa_device *device, struct fa_cuda_memory *memory
 	return 0;
 }
 
-/* Imports a memfd. Its pinned pages stay allocated even if the client punches holes in the file. */
+/* Pinned pages stay allocated even if the client punches holes in the file. */
 int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
                                bool read_only, struct fa_error *error,
                                struct fa_device_memory *ret_memory)

@@ -2,7 +2,7 @@
  * Frees clients' memory, and opens CUDA IPC handles (other imports: host.c, vmm.c). Workers call
  * these functions; only one at a time calls the driver (driver_lock.h). Sizes and places come from
  * the driver, not the client. Requests are checked before launch, so read-only memory is safe even
- * if the driver maps it writable.
+ * if mapped writable.
  */
 #include "daemon/backend/cuda/memory.h"
 
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Unmapping this much memory takes long, so the window is closed first. */
+/* Unmapping this much takes long, so the window is closed first. */
 #define LARGE_BYTES ((uint64_t)16 << 20)
 
 int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,
@@ -44,7 +44,7 @@ static void unpin(struct fa_device *device, struct fa_cuda_quiesce_window *windo
 
 		FA_CUDA_HOLD_DRIVER_LOCK(&device->memory_lock);
 
-		if (fa_cuda_quiesce_window_expired(window)) /* taking the lock took long */
+		if (fa_cuda_quiesce_window_expired(window))
 			continue;
 		/* The last part may be shorter. */
 		memory->pinned_bytes = (memory->pinned_bytes - 1) / memory->part_bytes *
@@ -81,7 +81,7 @@ static void unmap_pieces(struct fa_device *device, struct fa_cuda_memory *memory
 		(void)device->driver.cuMemAddressFree(memory->at, memory->bytes);
 }
 
-/* Frees memory, which may be half-made. */
+/* It may be half-made. */
 static struct fa_cuda_memory *memory_free(struct fa_device *device,
                                           struct fa_cuda_quiesce_window *window,
                                           struct fa_cuda_memory *memory)
@@ -140,7 +140,7 @@ void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *c
 	/* Freeing goes on if this fails: on a lost device all calls fail, and its memory ends with
 	 * the process. */
 	(void)fa_cuda_enter(device);
-	/* Release first the memory that needs no waiting. */
+	/* Release first what needs no waiting. */
 	for (int waits = 0; waits < 2; ++waits) {
 		for (size_t i = 0; i < n; ++i) {
 			struct fa_cuda_memory *memory = memories[i]->backend;

@@ -10,26 +10,25 @@ enum fa_cuda_memory_kind {
 	FA_CUDA_MEMORY_MAPPED, /* allocations mapped side by side */
 };
 
-/* fa_device_memory.backend points to this struct. */
+/* The target of fa_device_memory.backend. */
 struct fa_cuda_memory {
 	enum fa_cuda_memory_kind kind;
 	CUdeviceptr at;
 	uint64_t bytes;
-	/* The pinned mapping. It is pinned in parts, and copies must not cross their borders. */
+	/* The memory is pinned in parts, whose borders copies must not cross. */
 	char *host;
 	uint64_t pinned_bytes, part_bytes;
 	size_t n_mapped;
 	uint64_t piece_bytes[];
 };
 
-/* How long a worker pauses after the driver calls for each piece. */
+/* A worker's pause after the driver calls for each piece. */
 #define FA_CUDA_PIECE_PAUSE_NS 20000
 
 int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,
                         const char *doing);
 int fa_cuda_memory_enter(struct fa_device *device, struct fa_error *error);
 
-/* Allocates a zeroed struct. Returns NULL if there is no memory. */
 struct fa_cuda_memory *fa_cuda_memory_new(enum fa_cuda_memory_kind kind, size_t n_pieces);
 /* After a failed import: frees @memory, or leaves that to fa_cuda_memory_release() if it would wait
  * for the GPU. */

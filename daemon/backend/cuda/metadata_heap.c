@@ -1,5 +1,5 @@
-/* An allocation searches from the last span on: spans are freed about in order, so the gap there is
- * mostly large enough. */
+/* The search begins at the last span: spans are freed about in order, so the gap there is mostly
+ * large enough. */
 #include "daemon/backend/cuda/metadata_heap.h"
 
 #define ALIGNMENT ((size_t)256)
@@ -47,8 +47,7 @@ static const struct fa_cuda_span *span_of(const struct fa_list *link)
 	return fa_container_of(link, struct fa_cuda_span, link);
 }
 
-/* Returns true if the gap behind @link is large enough. @link: a span, or the list's head for the
- * first gap. */
+/* @link: a span, or the list's head for the first gap. */
 static bool fits_behind(const struct fa_cuda_heap *heap, const struct fa_list *link, size_t bytes,
                         size_t *ret_begin)
 {

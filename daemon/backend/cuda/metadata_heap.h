@@ -1,6 +1,6 @@
-/* Heap for tables and paged works' metadata: pinned host memory and as much on the GPU. A span is
- * written on the host and copied to the same offset. The heap is allocated with the pool. The loop
- * thread calls these functions. */
+/* Tables and paged works' metadata: pinned host memory and as much on the GPU. A span is written on
+ * the host and copied to the same offset. Allocated with the pool. The loop thread calls these
+ * functions. */
 #pragma once
 
 #include "common/cudriver.h"
@@ -10,7 +10,6 @@
 
 #define FA_CUDA_HEAP_BYTES ((size_t)64 << 20)
 
-/* A span is a range of offsets into the heap. */
 struct fa_cuda_span {
 	struct fa_list link; /* heap.spans, by offset */
 	size_t begin, end;
@@ -21,10 +20,10 @@ struct fa_cuda_heap {
 	CUdeviceptr at;       /* address of the GPU's memory */
 	CUdeviceptr in_place; /* address of the host memory for the GPU */
 	struct fa_list spans;
-	struct fa_list *last; /* last span allocated; the search starts behind it */
+	struct fa_list *last; /* allocated last; the search starts behind it */
 };
 
-/* Opens the heap, unless it is open. On failure *ret_doing says what failed. */
+/* Does nothing if the heap is open. On failure *ret_doing says what failed. */
 CUresult fa_cuda_heap_open(struct fa_cuda_heap *heap, const struct fa_cudriver *driver,
                            const char **ret_doing);
 void fa_cuda_heap_close(struct fa_cuda_heap *heap, const struct fa_cudriver *driver);

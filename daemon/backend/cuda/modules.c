@@ -1,4 +1,4 @@
-/* Loads the built kernels when the device or its pool is opened: loading them later might hold up
+/* Loads the built kernels when the device or its pool is opened: later that might hold up
  * everything. */
 #include "daemon/backend/cuda/modules.h"
 
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A kernel must request dynamic shared memory beyond this size. */
+/* A kernel must request dynamic shared memory beyond this. */
 #define SHARED_BYTES_DEFAULT (48 << 10)
 
 static int load_module(struct fa_device *device, const struct fa_cuda_image_data *data,
@@ -91,7 +91,6 @@ int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error)
 	if (!device->functions)
 		return fa_fail(error, -ENOMEM, "no memory for the table of GPU kernels");
 	for (size_t i = 0; i < fa_cuda_kernels_count; ++i) {
-		/* Load only kernels that fa_cuda_attention_plan() may choose. */
 		if (!fa_cuda_kernel_runs(&fa_cuda_kernels[i], &device->chip))
 			continue;
 		r = load_kernel(device, i, error);
@@ -134,7 +133,6 @@ int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error)
 		const struct fa_cuda_paged_kernel *kernel = &fa_cuda_paged_kernels[i];
 		char name[64];
 
-		/* Load only kernels that fa_cuda_paged_plan() may choose. */
 		if (!fa_cuda_paged_kernel_runs(kernel, &device->chip))
 			continue;
 		snprintf(name, sizeof(name), "module %d of its GPU kernels over pages",

@@ -3,9 +3,9 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* Loads the kernels over tensors that the chip can run. */
+/* Loads those that the chip can run. */
 int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error);
-/* Loads the kernels over pages, unless they are loaded. A build may lack them. */
+/* Does nothing if they are loaded. A build may lack them. */
 int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error);
 void fa_cuda_kernels_unload(struct fa_device *device);
 

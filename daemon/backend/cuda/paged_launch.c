@@ -1,8 +1,7 @@
 /*
  * Copies a paged work's span and tables, then launches its requests in order. Each stream copies a
- * step's tables once; if the first work is small, its kernels read them in host memory instead. A
- * work that needs more scratch makes the stream's scratch grow: no other call here does more than
- * launch, copy or write a word.
+ * step's tables once; if the first work is small, its kernels read them in host memory. Nothing
+ * here does more than launch, copy or write a word, except growing a stream's scratch.
  */
 #include "daemon/backend/cuda/paged_launch.h"
 
@@ -84,7 +83,7 @@ static CUresult upload(struct fa_device *device, struct fa_cuda_stream *stream,
 		paged->span.end - paged->span.begin, stream->stream);
 }
 
-/* Launches one part. @last: it is the work's last part. */
+/* @last: it is the work's last part. */
 static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *stream,
                             struct fa_device_work *work, struct fa_cuda_paged_part *part, bool last)
 {

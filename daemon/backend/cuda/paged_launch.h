@@ -5,5 +5,5 @@
 
 int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work);
-/* Returns true if a prepared work is a single kernel that a gate may precede. */
+/* The work is a single kernel that a gate may precede. */
 bool fa_cuda_paged_can_wait(const struct fa_device_work *work);

@@ -1,8 +1,8 @@
 /*
  * Plans paged works, and writes kernels' other inputs to a span of the metadata heap. A step's
  * works for other layers reuse plans, cached with the tables. An append is fused into the following
- * attention where that launch can do it. Kernels that read each entry about once read host memory:
- * a copy would take longer.
+ * attention where that launch can do it. Kernels that read each entry about once read host memory,
+ * which takes less time than a copy.
  */
 #include "daemon/backend/cuda/paged_prepare.h"
 
@@ -16,9 +16,9 @@
 
 /* With fewer tiles per block than this, each entry is read about once. */
 #define IN_PLACE_TILES 2
-/* Limits the rotated q of a work. */
+/* Limits a work's rotated q. */
 #define Q_BYTES_MAX ((size_t)512 << 20)
-/* Limits the partial results of a work, as streams keep their scratch. */
+/* Limits a work's partial results, as streams keep their scratch. */
 #define WORKSPACE_BYTES_MAX ((size_t)512 << 20)
 
 static size_t align(size_t bytes)
@@ -31,10 +31,10 @@ struct span_writer {
 	const struct fa_device_work *work;
 	const struct fa_device_tables *tables;
 	struct fa_cuda_paged_work *paged;
-	size_t used; /* bytes of the span in use */
+	size_t used;
 };
 
-/* Copies @n words to the span, unless they are in the step's tables. Returns their GPU address. */
+/* Copies @n words, unless they are in the step's tables. Returns their GPU address. */
 static void *copy_array(struct span_writer *writer, const void *array, size_t n)
 {
 	const struct fa_device_tables *tables = writer->tables;
@@ -139,7 +139,7 @@ static bool reads_tables(const struct fa_cuda_paged_part *part)
 	               : request->append.rotary.positions != NULL;
 }
 
-/* Returns true if the kernel reads each entry about once. */
+/* The kernel reads each entry about once. */
 static bool is_small(const struct fa_cuda_paged_part *part)
 {
 	const struct fa_cuda_paged_plan *plan = part->plan;
@@ -163,8 +163,8 @@ static void *alignment_of(const void *pointer)
 	return (void *)(pointer ? ((uintptr_t)pointer & 15) | 16 : 0);
 }
 
-/* Removes what may differ between a step's layers, so that their requests compare equal. Returns
- * false if @request has arrays of its own, whose contents may differ. */
+/* Removes what may differ between a step's layers, so that their requests compare equal. False:
+ * @request has arrays of its own, whose contents may differ. */
 static bool strip_layer(struct fa_paged_request *request)
 {
 	struct fa_paged_attention *attention = &request->attention;
@@ -218,8 +218,7 @@ static bool find_cached(const struct fa_cuda_tables *tables, const struct fa_pag
 	return false;
 }
 
-/* Caches the plan with the tables, if there is room. The plan does not move while the tables
- * live. */
+/* Caches the plan with the tables, if there is room. It does not move while the tables live. */
 static void cache_plan(struct fa_device *device, struct fa_cuda_tables *tables,
                        const struct fa_paged_request *request, struct fa_cuda_paged_part *part)
 {
@@ -246,8 +245,7 @@ static void cache_plan(struct fa_device *device, struct fa_cuda_tables *tables,
 	tables->used = at + bytes - tables->span.begin;
 }
 
-/* Returns true if part @i is an append that the next part's launch, already planned, does as
- * well. */
+/* Part @i is an append that the next part's launch, already planned, does as well. */
 static bool is_fused(const struct fa_device_work *work, const struct fa_cuda_paged_work *paged,
                      uint32_t i)
 {

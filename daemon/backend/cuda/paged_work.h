@@ -3,10 +3,10 @@
 
 #include "daemon/backend/cuda/tables.h"
 
-/* A part is one request of the work. */
+/* One request of the work. */
 struct fa_cuda_paged_part {
 	const struct fa_cuda_paged_plan *plan;
-	/* same as plan, if the part owns it; NULL: the plan is cached */
+	/* plan, if the part owns it; NULL: it is cached */
 	struct fa_cuda_paged_plan *own_plan;
 	size_t blob_at; /* offset of the plan's blob in the heap */
 	bool cached;    /* the plan is cached with the step's tables */
@@ -14,7 +14,7 @@ struct fa_cuda_paged_part {
 	struct fa_paged_request request;
 	struct fa_paged_step step;
 	bool writes_q, reads_q; /* q is written to, read from scratch */
-	bool fused;             /* an append that the next launch does; it has no plan */
+	bool fused;             /* an append that the next launch does; no plan */
 };
 
 struct fa_cuda_paged_work {

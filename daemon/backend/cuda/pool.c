@@ -1,7 +1,7 @@
 /*
  * The KV pool's memory: reserved addresses with mapped allocations, whose descriptors outlive the
  * process. The loop thread must not wait: it does not zero, nor take the driver lock, which a
- * worker may hold for long. The first step that takes pages clears them on the GPU.
+ * worker may hold for long. The first step that takes pages clears them.
  */
 #include "daemon/backend/cuda/pool.h"
 
@@ -84,8 +84,8 @@ void fa_cuda_pool_close(struct fa_device *device)
 	*pool = (struct fa_cuda_pool){ 0 };
 }
 
-/* Reports a failed call. Returns -EINVAL only if the chunk's memory is unsuitable: after other
- * errors the next process may adopt it. */
+/* Returns -EINVAL only if the chunk's memory is unsuitable: after other errors the next process may
+ * adopt it. */
 static int fail(struct fa_device *device, struct fa_error *error, CUresult result,
                 const char *doing)
 {

@@ -1,8 +1,9 @@
 /*
- * Preemption; the kernel's side is kernels/cuda/common/preempt.h. The engine writes the launch's
- * turn to a GPU word on a separate stream, which the front end does at once however many blocks
- * wait for an SM. The launch stops and reports the blocks left. They are launched when no work of
- * high priority is in flight; nothing is launched behind them meanwhile.
+ * Preemption; the kernel's side is kernels/cuda/common/preempt.h.
+ * The engine writes the launch's turn to a GPU word on a separate stream, which the front end does
+ * at once however many blocks wait for an SM. The launch stops and reports the blocks left. They
+ * are launched when no work of high priority is in flight; nothing is launched behind them
+ * meanwhile.
  *
  * No launch starves: it has preempt_run_ns before a stop, and after preempt_stop_ns is always
  * resumed for FORCED_RUN_NS, both counted from the end of the works ahead in its stream. A launch
@@ -17,7 +18,7 @@
 #include <string.h>
 
 #define FORCED_RUN_NS (500 * FA_NS_PER_US)
-/* Distance between words, a cache line: blocks poll a word while another is written. */
+/* A cache line: blocks poll a word while another is written. */
 #define WORD_BYTES 128
 
 static bool is_high(const struct fa_device *device, const struct fa_cuda_stream *stream)
@@ -105,7 +106,7 @@ bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *st
 
 	if (!state_bytes || work_ns < device->tuning.preempt_work_ns || is_high(device, stream))
 		return false;
-	/* Launches shorter than this are preemptible only if a queue of high priority exists. */
+	/* Shorter launches are preemptible only if a queue of high priority exists. */
 	for (unsigned int i = 0; i < device->n_high; ++i)
 		n_queues += device->streams[i].n_queues;
 	if (!n_queues && work_ns < FA_CUDA_PREEMPT_ALWAYS_NS)
@@ -213,8 +214,8 @@ static void request_stop(struct fa_device *device, struct fa_cuda_preemption *pr
 					     CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
 }
 
-/* Returns true if the stream has works other than those behind closed gates. Works that wait for a
- * slot count, as a gate may need an SM to give up. */
+/* The stream has works other than those behind closed gates. Works that wait for a slot count, as a
+ * gate may need an SM to give up. */
 static bool is_busy(const struct fa_cuda_stream *stream)
 {
 	return stream->n_works > stream->gates.n_works - stream->gates.n_open ||
@@ -254,7 +255,7 @@ void fa_cuda_preempt_request(struct fa_device *device, const struct fa_cuda_stre
 
 void fa_cuda_preempt_cancel(struct fa_device *device, struct fa_cuda_stream *stream)
 {
-	/* Stop a cancelled launch at once: it need make no progress. */
+	/* A cancelled launch need make no progress. */
 	request_stop(device, &stream->preemption);
 }
 
@@ -267,7 +268,7 @@ bool fa_cuda_preempt_stopped(struct fa_device *device, struct fa_cuda_stream *st
 		return false;
 	if (preemption->stopped_ns)
 		return true;
-	/* Acquire, so that the GPU's earlier writes are seen. */
+	/* Acquire the GPU's earlier writes. */
 	left = __atomic_load_n(preemption->report, __ATOMIC_ACQUIRE);
 	if (!left)
 		return false;
@@ -304,8 +305,7 @@ CUresult fa_cuda_preempt_resume(struct fa_device *device, struct fa_cuda_stream 
 		device->held = true;
 		return CUDA_SUCCESS;
 	}
-	/* Swaps the halves of the area: the launch reads what the last one saved, and saves to the
-	 * other half. */
+	/* The launch reads the half that the last one saved, and saves to the other. */
 	yield->side ^= 1;
 	yield->resumed = 1;
 	result = launch(device, stream, preemption->work,

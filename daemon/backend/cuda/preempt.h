@@ -16,10 +16,9 @@ struct fa_cuda_preempt_kernel {
 int fa_cuda_preempt_open(struct fa_device *device, struct fa_error *error);
 void fa_cuda_preempt_close(struct fa_device *device);
 
-/* Returns true if the kernel of @work, which is prepared, can be preempted. */
+/* @work has been prepared. */
 bool fa_cuda_preempt_covers(const struct fa_device *device, const struct fa_device_work *work);
-/* Returns true if a kernel of @work_ns is to be launched preemptibly. Allocates memory for its
- * blocks' states. */
+/* Whether to launch a kernel of @work_ns preemptibly. Allocates memory for its blocks' states. */
 bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *stream,
                              int32_t state_bytes, uint64_t work_ns);
 /* Launches the last kernel of @work, the stream's newest. @args: arguments of an attention. */

@@ -38,7 +38,7 @@
 
 enum work_state {
 	LAUNCHED, /* handed to the driver */
-	FINISHED, /* moved to device.done, or already reaped */
+	FINISHED, /* in device.done, or reaped */
 };
 
 /* Stored in fa_device_work.backend. */
@@ -46,32 +46,31 @@ struct cuda_work {
 	uint64_t sequence; /* number of the work in its CUDA stream */
 	struct fa_cuda_range range;
 	enum work_state state;
-	uint32_t parts;      /* parts that signal their end; 0: only the whole work does */
-	uint32_t counted;    /* blocks of the work that stream.n_counted includes */
-	bool gated;          /* launched behind a gate */
-	bool open;           /* the gate has opened, or is about to open */
+	uint32_t parts;   /* parts that signal their end; 0: only the whole work does */
+	uint32_t counted; /* blocks of the work that stream.n_counted includes */
+	bool gated;
+	bool open;           /* the gate has opened, or is about to */
 	bool nonpreemptible; /* launched, long, and not preemptible */
 	bool preemptible;    /* long, with a kernel that can stop */
-	/* Expected time; 0: not long. With nonpreemptible set: expected end. */
+	/* Expected time; 0: not long. If nonpreemptible: expected end. */
 	uint64_t long_ns;
 };
 
 _Static_assert(sizeof(struct cuda_work) <= sizeof(((struct fa_device_work *)0)->backend),
                "it fits");
 
-/* A group's queues of one priority share a stream. With more streams it would get more of the GPU
- * than a group with one queue. */
+/* Queues of one priority share a stream: with more a group would get more of the GPU. */
 struct fa_device_group {
 	struct {
 		struct fa_cuda_stream *stream;
-		/* Number of queues; if 0, the next queue chooses the stream. */
+		/* 0: the next queue chooses the stream */
 		unsigned int n_queues;
-	} shares[2]; /* one for normal, one for high priority */
+	} shares[2]; /* normal and high priority */
 };
 
 struct fa_device_queue {
 	struct fa_cuda_stream *stream;
-	unsigned int *n_of_group; /* points to n_queues of the group's share */
+	unsigned int *n_of_group; /* n_queues of the group's share */
 };
 
 static struct cuda_work *cuda_work(struct fa_device_work *work)
@@ -100,7 +99,7 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	fa_list_append(&device->done, &work->link);
 }
 
-/* Returns the expected end of the last nonpreemptible work in flight. */
+/* Expected end of the nonpreemptible works in flight. */
 static uint64_t nonpreemptible_until_ns(struct fa_device *device)
 {
 	const struct fa_list *pos;
@@ -156,8 +155,8 @@ static void *put_vector(char *place, CUdeviceptr place_at, size_t *used, const v
 	return (void *)at;
 }
 
-/* Copies cu_seqlens, slopes and sinks, and the list of a ragged launch. Where each thread block
- * reads them once, the kernel reads them in place. */
+/* Copies cu_seqlens, slopes and sinks, and the list of a ragged launch, unless the kernel reads
+ * them in place, because each thread block reads them once. */
 static CUresult copy_vectors(struct fa_device *device, struct fa_cuda_stream *stream,
                              const struct fa_attention_params *params,
                              struct fa_cuda_launch *launch)
@@ -222,7 +221,7 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 	return result;
 }
 
-/* Plans without a kernel that needs a workspace, because the GPU has no memory for one. */
+/* The GPU has no memory for a workspace. */
 static CUresult plan_without_workspace(struct fa_device *device, struct fa_device_work *work,
                                        struct fa_cuda_launch *ret_launch)
 {
@@ -276,8 +275,8 @@ static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
 	return result ? fa_cuda_fail(device, stream->stream, &work->error, result, doing) : 0;
 }
 
-/* Adds the work to those in flight. Even a work that failed halfway stays there until its word is
- * written, as the stream may use its memory. */
+/* Even a work that failed halfway is in flight until its word is written, as the stream may use its
+ * memory. */
 static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
                        struct fa_device_work *work)
 {
@@ -309,8 +308,7 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 		                                             cuda->sequence,
 		                                             CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (result != CUDA_SUCCESS) {
-		/* If the word cannot be written, the ends of the stream's works would not be seen:
-		 * the device is lost. */
+		/* Otherwise the ends of the stream's works would not be seen. */
 		(void)fa_cudriver_fail(&device->driver, &error, result,
 		                       "the end of a request cannot be asked for");
 		fa_cuda_lose(device, error.text);
@@ -322,8 +320,8 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 	cuda->state = LAUNCHED;
 }
 
-/* Returns true if the stream takes @work, of @queue, now. Behind gates it takes only gated works of
- * the same queue; for another queue it asks the gates to give up. */
+/* Whether the stream takes @work, of @queue, now. Behind gates it takes only gated works of the
+ * same queue; for another queue it asks the gates to give up. */
 static bool has_slot(struct fa_device *device, const struct fa_device_queue *queue,
                      const struct fa_device_work *work)
 {
@@ -341,8 +339,8 @@ static bool has_slot(struct fa_device *device, const struct fa_device_queue *que
 	return false;
 }
 
-/* Returns true unless @work takes long and must wait because workers do. A nonpreemptible work
- * never passes a deferred one of its stream. */
+/* True unless @work takes long and must wait because workers do. A nonpreemptible work never passes
+ * a deferred one of its stream. */
 static bool may_begin(struct fa_device *device, const struct fa_cuda_stream *stream,
                       struct fa_device_work *work)
 {
@@ -354,7 +352,7 @@ static bool may_begin(struct fa_device *device, const struct fa_cuda_stream *str
 	       fa_cuda_quiesce_long_begin(&device->quiesce, cuda->preemptible ? 0 : cuda->long_ns);
 }
 
-/* Returns true if the words say that the stream's first work has ended. */
+/* Looks at the words of the stream's first work. */
 static bool has_ended(const struct fa_cuda_stream *stream)
 {
 	const struct cuda_work *cuda = cuda_work(first_work(&stream->works));
@@ -368,7 +366,7 @@ static bool has_ended(const struct fa_cuda_stream *stream)
 	return true;
 }
 
-/* Returns true if the gates shut from @turn on kept @work from running. */
+/* The gates shut from @turn on kept @work from running. */
 static bool is_shut_out(struct fa_device_work *work, uint64_t turn)
 {
 	const struct cuda_work *cuda = cuda_work(work);
@@ -376,8 +374,7 @@ static bool is_shut_out(struct fa_device_work *work, uint64_t turn)
 	return cuda->gated && cuda->sequence >= turn;
 }
 
-/* Ends a lost device's works. Synchronise first: a GPU that did not stop with an error may still
- * use their memory. */
+/* Synchronise first: a GPU that did not stop with an error may still use works' memory. */
 static void fail_all(struct fa_device *device)
 {
 	for (unsigned int i = 0; i < device->n_streams; ++i) {
@@ -388,7 +385,7 @@ static void fail_all(struct fa_device *device)
 		if (stream->n_works)
 			(void)device->driver.cuStreamSynchronize(stream->stream);
 		shut = fa_cuda_gates_are_shut(stream, &turn);
-		/* A work whose word was written has succeeded, unless its gate has shut. */
+		/* It has succeeded, unless its gate has shut. */
 		while (!fa_list_empty(&stream->works)) {
 			struct fa_device_work *work = first_work(&stream->works);
 			const bool ended = !is_lost && has_ended(stream) &&
@@ -478,7 +475,7 @@ void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
 static void stream_finish(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work, uint64_t now_ns)
 {
-	/* The work cannot have started before the work ahead ended. */
+	/* It cannot have started before the work ahead ended. */
 	if (work->started_ns < stream->finished_ns)
 		work->started_ns = stream->finished_ns;
 	work->finished_ns = now_ns;
@@ -488,7 +485,7 @@ static void stream_finish(struct fa_device *device, struct fa_cuda_stream *strea
 	--device->n_works;
 }
 
-/* Continues with a stopped work: resumes it when it is time, or ends it if it was cancelled. */
+/* Resumes a stopped work when it is time, or ends it if it was cancelled. */
 static void stream_resume(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	struct fa_device_work *work = stream->preemption.work;
@@ -509,7 +506,7 @@ static void stream_resume(struct fa_device *device, struct fa_cuda_stream *strea
 	stream_finish(device, stream, work, stream->finished_ns);
 }
 
-/* Returns the works behind gates shut from @turn on, as if they had never been launched. */
+/* Returns works behind gates shut from @turn on to the engine. */
 static void return_unlaunched(struct fa_device *device, struct fa_cuda_stream *stream,
                               uint64_t turn)
 {
@@ -533,7 +530,7 @@ static void return_unlaunched(struct fa_device *device, struct fa_cuda_stream *s
 	}
 }
 
-/* Returns true if gates have shut since the last call. The works behind them have then left the
+/* Returns true if gates have given up since the last call: the works behind them have left the
  * stream. */
 static bool handle_shut_gates(struct fa_device *device, struct fa_cuda_stream *stream)
 {
@@ -546,8 +543,8 @@ static bool handle_shut_gates(struct fa_device *device, struct fa_cuda_stream *s
 	return true;
 }
 
-/* Returns true if the first work has ended. Looks at the gate after the word, as the driver writes
- * the word of a failed launch even if the gate has shut. */
+/* Looks at the gate after the word, as the driver writes the word of a failed launch even if the
+ * gate has shut. */
 static bool first_has_ended(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	while (!fa_list_empty(&stream->works) && has_ended(stream))
@@ -557,7 +554,7 @@ static bool first_has_ended(struct fa_device *device, struct fa_cuda_stream *str
 	return false;
 }
 
-/* Looks for opened gates, whose works are as urgent as new launches. */
+/* Works behind opened gates are as urgent as new launches. */
 static void poll_gates(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	const struct fa_list *pos;
@@ -610,7 +607,7 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 
 	device->reaping = true;
 	device->held = false;
-	/* Make the context current: another thread may have launched, but this one launches now. */
+	/* Make the context current: another thread may have launched before. */
 	(void)fa_cuda_enter(device);
 	for (unsigned int i = 0; i < device->n_streams && device->n_works; ++i)
 		if (device->streams[i].n_works)
@@ -618,7 +615,7 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 	fa_cuda_preempt_poll(device);
 	for (unsigned int i = 0; i < device->n_streams && held; ++i)
 		device->held = device->held || device->streams[i].lane.n_deferred > 0;
-	/* No work is deferred any more: all have begun or ended. */
+	/* No work is deferred any more. */
 	if (held && !device->held)
 		fa_cuda_quiesce_forget_held(&device->quiesce);
 	if (fa_cuda_is_lost(device))

@@ -1,18 +1,16 @@
 /*
  * cuMemHostUnregister() and cuIpcCloseMemHandle() (and other calls made only at close) wait until
- * nothing of this process runs on the GPU, and block launches meanwhile. If a client left during
- * another client's long prefill, everybody would have to wait.
+ * nothing of this process runs on the GPU, and block launches meanwhile: a client that left during
+ * another's long prefill would make everybody wait.
  *
  * While workers wait for a window, preemptible works are stopped (preempt.c), unless a
  * nonpreemptible work keeps the GPU busy anyway. After PATIENCE_NS, nonpreemptible works that would
  * end after the running ones must wait; short works pass them. A cooldown between windows keeps
- * short-lived clients from taking most of the GPU's time. Gates do not count as long: they give up
- * sooner.
+ * short-lived clients from taking most of the GPU's time. Gates do not count as long.
  */
 #include "daemon/backend/cuda/quiesce.h"
 
-/* How long a window stays open, unless nonpreemptible works were held for it: then it stays open
- * longer. */
+/* A window stays open longer if nonpreemptible works were held for it. */
 #define WINDOW_NS (2 * FA_NS_PER_MS)
 #define FORCED_WINDOW_NS (20 * FA_NS_PER_MS)
 /* Least time between windows that workers had to wait for. */
@@ -43,13 +41,13 @@ void fa_cuda_quiesce_deinit(struct fa_cuda_quiesce *quiesce)
 
 /* ---- workers */
 
-/* Returns true if a long work runs, or was held and is to begin first. */
+/* A long work runs, or was held and is to begin first. */
 static bool is_busy(const struct fa_cuda_quiesce *quiesce)
 {
 	return quiesce->n_long > 0 || quiesce->held;
 }
 
-/* Waits until no long work is in flight. The caller holds the mutex. */
+/* The caller holds the mutex. */
 static void wait_until_quiet(struct fa_cuda_quiesce *quiesce, struct fa_cuda_quiesce_window *window)
 {
 	const uint64_t ready_ns = quiesce->closed_ns + COOLDOWN_NS;
@@ -110,7 +108,7 @@ void fa_cuda_quiesce_window_close(struct fa_cuda_quiesce_window *window)
 
 /* ---- the engine thread */
 
-/* Returns true if a long work may begin although workers wait. The caller holds the mutex. */
+/* A long work may begin although workers wait. The caller holds the mutex. */
 static bool may_pass(const struct fa_cuda_quiesce *quiesce, uint64_t nonpreemptible_ns)
 {
 	uint64_t now_ns;

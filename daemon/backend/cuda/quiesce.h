@@ -17,22 +17,22 @@ struct fa_cuda_quiesce {
 	unsigned int n_long; /* long works in flight */
 	unsigned int n_windows;
 	unsigned int n_waiting; /* workers waiting for n_long to be 0 */
-	uint64_t force_ns;      /* nonpreemptible works are held from this time on */
-	uint64_t closed_ns;     /* when a window that held up a work last closed */
-	bool held;              /* a long work could not begin so far */
+	uint64_t force_ns;      /* nonpreemptible works are held from then on */
+	uint64_t closed_ns;     /* last close of a window that held up a work */
+	bool held;              /* a long work cannot begin */
 
 	atomic_bool wanted; /* n_waiting is not 0 */
-	/* The engine thread uses these fields. They count long works that cannot be preempted. */
+	/* The engine thread's fields, about long works that cannot be preempted. */
 	unsigned int n_nonpreemptible;
 	uint64_t nonpreemptible_until_ns; /* expected end of the last such work */
 };
 
-/* A worker's window, which starts as { .quiesce = ... }. */
+/* Starts as { .quiesce = ... }. */
 struct fa_cuda_quiesce_window {
 	struct fa_cuda_quiesce *quiesce;
-	uint64_t until_ns; /* when the window ends; 0: closed */
+	uint64_t until_ns; /* its end; 0: closed */
 	bool waited;
-	bool forced; /* nonpreemptible works were held for the window */
+	bool forced; /* nonpreemptible works were held for it */
 };
 
 void fa_cuda_quiesce_init(struct fa_cuda_quiesce *quiesce);
@@ -49,11 +49,10 @@ void fa_cuda_quiesce_window_close(struct fa_cuda_quiesce_window *window);
  * @nonpreemptible_ns: how long it takes; 0: preemptible. */
 bool fa_cuda_quiesce_long_begin(struct fa_cuda_quiesce *quiesce, uint64_t nonpreemptible_ns);
 void fa_cuda_quiesce_long_end(struct fa_cuda_quiesce *quiesce);
-/* Counts a nonpreemptible work that was launched. Returns its expected end. */
+/* Call at the launch. Returns the expected end. */
 uint64_t fa_cuda_quiesce_nonpreemptible_begin(struct fa_cuda_quiesce *quiesce,
                                               uint64_t nonpreemptible_ns);
-/* Ends a nonpreemptible work, including long_end(). @until_ns: expected end of the other
- * nonpreemptible works. */
+/* Includes long_end(). @until_ns: expected end of the other nonpreemptible works. */
 void fa_cuda_quiesce_nonpreemptible_end(struct fa_cuda_quiesce *quiesce, uint64_t until_ns);
 /* Call when the work that could not begin was cancelled. */
 void fa_cuda_quiesce_forget_held(struct fa_cuda_quiesce *quiesce);

@@ -9,13 +9,13 @@
 
 /* A copy's overhead, in bytes read over PCIe. */
 #define STAGE_COST_BYTES (128ull << 10)
-/* Copies include gaps between rows and heads: at most this multiple of the tensor. */
+/* Copies include gaps between rows and heads. */
 #define STAGE_SPAN_FACTOR 2
 /* Copies of several streams interleave after this many bytes. */
 #define COPY_BYTES (16ull << 20)
 #define ALIGN_BYTES 256ull
 
-/* A span of pinned memory that holds K, V or both. */
+/* K, V or both, in pinned memory. */
 struct span {
 	const struct fa_cuda_memory *memory; /* NULL: nothing to stage */
 	uint64_t begin, end;                 /* GPU addresses */
@@ -41,7 +41,7 @@ uint64_t fa_cuda_staging_reads(const struct fa_cuda_launch *launch)
 	const bool right = args->window_right < FA_CUDA_WINDOW_MAX;
 	uint64_t blocks = (uint64_t)args->blocks_m, in_window;
 
-	/* Estimates how many blocks attend to a key: all, about half, or those around it. */
+	/* Estimates how many blocks attend to a key. */
 	if (left && right) {
 		in_window = ((uint64_t)args->window_left + (uint64_t)args->window_right) / rows + 2;
 		blocks = in_window < blocks ? in_window : blocks;
@@ -76,7 +76,7 @@ static struct span span_of(const struct fa_device_work *work, enum fa_device_ten
 	return span;
 }
 
-/* Joins the spans of interleaved K and V, so that they are copied once. */
+/* Joins interleaved K and V, so that they are copied once. */
 static void merge(struct span *k, struct span *v)
 {
 	if (!k->memory || k->memory != v->memory || k->end <= v->begin || v->end <= k->begin)
@@ -95,14 +95,13 @@ static bool should_stage(const struct fa_device *device, const struct span *span
 	       fa_cuda_staging_pays(span->end - span->begin, span->data_bytes, n_reads);
 }
 
-/* Returns the bytes needed for a copy in which rows keep their alignment up to 256 bytes. */
+/* Returns the bytes for a copy in which rows keep their alignment up to 256 bytes. */
 static uint64_t staged_bytes(const struct span *span)
 {
 	return (span->begin % ALIGN_BYTES + span->end - span->begin + ALIGN_BYTES - 1) &
 	       ~(ALIGN_BYTES - 1);
 }
 
-/* Allocates the first range that is large enough. */
 static bool allocate(struct fa_device *device, uint64_t bytes, struct fa_cuda_range *range)
 {
 	struct fa_list *pos, *head = &device->staging.ranges;
@@ -129,7 +128,7 @@ void fa_cuda_staging_free(struct fa_cuda_range *range)
 	range->begin = range->end = 0;
 }
 
-/* Copies a span in parts: the driver refuses copies across borders of pinned parts. */
+/* The driver refuses copies across borders of pinned parts. */
 static CUresult copy(struct fa_device *device, CUstream stream, const struct span *span)
 {
 	const struct fa_cuda_memory *memory = span->memory;

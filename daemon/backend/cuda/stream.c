@@ -1,6 +1,6 @@
 /*
  * The CUDA streams, the words that the GPU writes at works' ends, and memory for works' vectors.
- * Made when the device is opened; later only the engine thread uses them.
+ * Made when the device is opened.
  */
 #include "daemon/backend/cuda/stream.h"
 
@@ -13,14 +13,12 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Distance between words: a write of the GPU must not take the cache line of a word that another
- * thread reads. */
+/* A write of the GPU must not take the cache line of a word that another thread reads. */
 #define WORD_BYTES 128
 /* Timeout for the first words, when the device is opened. */
 #define FIRST_WORD_NS (10 * FA_NS_PER_SEC)
 
-/* Chooses the number of streams. With those for memory and preemption there are no more than the
- * driver serves independently. */
+/* Together with those for memory and preemption, the driver serves all streams independently. */
 static void count_streams(struct fa_device *device)
 {
 	const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -37,8 +35,8 @@ static void count_streams(struct fa_device *device)
 static CUresult open_pinned(struct fa_device *device)
 {
 	const size_t vectors_bytes = (size_t)FA_CUDA_STREAM_DEPTH * FA_CUDA_VECTORS_BYTES;
-	/* There are four words a stream: ends of works, reports of preempted launches, reports of
-	 * gates, and requests to gates. */
+	/* Words of a stream: ends of works, reports of preempted launches, reports of gates,
+	 * requests to gates. */
 	const size_t words_bytes = 4 * device->n_streams * WORD_BYTES;
 	const struct fa_cudriver *driver = &device->driver;
 	CUdeviceptr words_at;
@@ -94,8 +92,7 @@ static CUresult open_streams(struct fa_device *device)
 
 	result = driver->cuCtxGetStreamPriorityRange(&least, &greatest);
 	if (result == CUDA_SUCCESS)
-		/* Give this stream high priority: what clients wait for must not wait for clients'
-		 * kernels. */
+		/* What clients wait for must not wait for clients' kernels. */
 		result = driver->cuStreamCreateWithPriority(&device->memory_stream,
 		                                            CU_STREAM_NON_BLOCKING, greatest);
 	for (unsigned int i = 0; i < device->n_streams && result == CUDA_SUCCESS; ++i) {
@@ -109,8 +106,8 @@ static CUresult open_streams(struct fa_device *device)
 }
 
 /*
- * Does one copy and one write of a word on every stream. This makes the driver do its set-up now,
- * and reveals a GPU whose words never arrive.
+ * One copy and one write of a word on every stream: the driver does its set-up now, and a GPU whose
+ * words never arrive shows.
  */
 static int try_streams(struct fa_device *device, struct fa_error *error)
 {

@@ -3,8 +3,8 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* Launches of up to this many blocks signal their own end (kernels/cuda/common/done.h). With more
- * blocks, their fences would cost more than a word that the driver writes. */
+/* Launches of at most this many blocks signal their own end (kernels/cuda/common/done.h). More
+ * fences would cost more than a word that the driver writes. */
 #define FA_CUDA_SELF_SIGNAL_BLOCKS 1024
 
 int fa_cuda_streams_open(struct fa_device *device, struct fa_error *error);

@@ -5,17 +5,17 @@
 
 /* A plan that the step's works for other layers reuse. */
 struct fa_cuda_cached_plan {
-	/* the planned request, without what differs between layers */
+	/* without what differs between layers */
 	struct fa_paged_request request;
 	struct fa_cuda_paged_plan plan;
-	size_t blob_at; /* offset of the plan's blob in the heap */
+	size_t blob_at; /* of the plan's blob, in the heap */
 };
 
 #define FA_CUDA_CACHED_PLANS 2 /* one for append, one for attention */
-/* This is enough for 128 sequences with shared prefixes, or more without. */
+/* Enough for 128 sequences with shared prefixes, or more without. */
 #define FA_CUDA_CACHED_PLANS_BYTES ((size_t)FA_DEVICE_PLAN_CACHE_BYTES)
 
-/* Tables of a step. Their span holds the tables, then the blobs of cached plans. */
+/* The span holds a step's tables, then the blobs of cached plans. */
 struct fa_cuda_tables {
 	struct fa_device_tables tables; /* backend[0]: address on the GPU */
 	struct fa_cuda_span span;

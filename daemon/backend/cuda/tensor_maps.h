@@ -1,5 +1,5 @@
-/* Cache of encoded tensor maps (for TMA), as requests repeat tensors. Entries never expire: a map
- * only says where a tensor lies. The engine thread uses it. */
+/* Cache of encoded tensor maps (for TMA). Entries never expire: a map only says where a tensor
+ * lies. The engine thread uses it. */
 #pragma once
 
 #include "common/cudriver.h"
@@ -10,7 +10,7 @@
 
 struct fa_cuda_tensor_map {
 	struct fa_cuda_map key; /* data is NULL if the entry is free */
-	/* The encoded map; a CUtensorMap would need more alignment. */
+	/* A CUtensorMap would need more alignment. */
 	uint64_t words[sizeof(CUtensorMap) / sizeof(uint64_t)];
 };
 

@@ -1,4 +1,4 @@
-/* The tuning of production builds is the default. */
+/* The tuning of production builds. */
 #include "daemon/backend/cuda/tuning.h"
 
 int fa_cuda_tuning_load(struct fa_error *error, struct fa_cuda_tuning *ret_tuning)

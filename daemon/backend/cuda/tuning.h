@@ -19,12 +19,12 @@ struct fa_cuda_tuning {
 	/* Memory is pinned in parts, as pinning holds driver locks that launches need. */
 	uint64_t pin_part_bytes; /* a multiple of 1 MiB */
 	uint64_t pin_pause_ns;
-	/* Launches that take this long are preemptible, which costs 5 us without a preemption. */
+	/* Launches that take this long are preemptible, which costs 5 us. */
 	uint64_t preempt_work_ns;
 	uint64_t preempt_run_ns;  /* shortest run before a launch is stopped */
 	uint64_t preempt_stop_ns; /* longest time that a launch stays stopped */
-	/* Works that take this long are long (quiesce.h). The time is similar to that of a call
-	 * that waits for the GPU. */
+	/* Works that take this long are long (quiesce.h): about as long as a call that waits for
+	 * the GPU. */
 	uint64_t long_ns;
 	bool share_early; /* value for fa_cuda_chip.share_early */
 };

@@ -180,7 +180,7 @@ CUmemAllocationProp fa_cuda_allocation(const struct fa_device *device)
 	};
 }
 
-/* Zeroes memory on a stream of its own, for which only workers wait. */
+/* Uses a stream of its own, for which only workers wait. */
 static int zero(struct fa_device *device, CUdeviceptr at, uint64_t bytes, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;
@@ -193,7 +193,7 @@ static int zero(struct fa_device *device, CUdeviceptr at, uint64_t bytes, struct
 			fa_cuda_sleep(ZERO_POLL_NS);
 		if (result == CUDA_SUCCESS)
 			return 0;
-		/* The memset may still run when the caller frees the memory. */
+		/* Otherwise it may still run when the caller frees the memory. */
 		(void)driver->cuStreamSynchronize(device->memory_stream);
 	}
 	return fa_cuda_memory_fail(device, error, result, "memory cannot be zeroed");

@@ -1,7 +1,7 @@
 /*
- * Arguments of an attention kernel: a plain struct, passed by value. fa_cuda_attention_plan() fills
- * it, so kernels trust every field. Strides are in bytes, of tensors [batch][token][head][dim].
- * Ragged batches have stride_batch 0 and start at cu_seqlens[b] tokens.
+ * Arguments of an attention kernel, passed by value. fa_cuda_attention_plan() fills them, so
+ * kernels trust every field. Strides are in bytes, of [batch][token][head][dim]. Ragged batches
+ * have stride_batch 0 and start at cu_seqlens[b] tokens.
  */
 #pragma once
 
@@ -16,7 +16,7 @@ struct fa_cuda_tensor {
  * never reset; each knows its start value. */
 struct fa_cuda_done {
 	/* Behind a gate (gate.h): if this word of device memory equals gate_run, the launch does
-	 * and reports nothing. NULL: no gate. */
+	 * nothing. NULL: no gate. */
 	const uint64_t *shut;
 	uint64_t gate_run;
 	uint64_t *word; /* host memory; NULL: no report */
@@ -25,9 +25,8 @@ struct fa_cuda_done {
 	 * none. */
 	uint32_t *client_words;
 	uint32_t client_value;
-	/* Output parts that complete separately (paged-plan.h): part p is reported in word[p]
-	 * and in client words p, p + parts, ...; the counter is unused. 0: one report per
-	 * launch. */
+	/* Output parts that complete separately (paged-plan.h): part p is reported in word[p] and
+	 * in client words p, p + parts, ...; the counter is unused. 0: one report. */
 	uint32_t parts;
 	uint64_t *counter; /* finished blocks */
 	uint64_t last;     /* the counter's value before the last block counts itself */
@@ -40,8 +39,8 @@ struct fa_cuda_gate {
 	const uint64_t *stop; /* host memory; the gate gives up once it is >= turn */
 	uint64_t turn;
 	uint64_t patience_ns;
-	/* Device memory. A gate that gives up writes run here; later gates of the run then give up
-	 * at once. */
+	/* Device memory. A gate that gives up writes run here: later gates of the run give up at
+	 * once. */
 	uint64_t *shut;
 	uint64_t run; /* not 0 */
 	/* Host memory; set to turn by the run's first gate that gives up. */
@@ -93,12 +92,12 @@ struct fa_cuda_ragged_unit {
 };
 
 #define FA_CUDA_RAGGED_NONE (~0u) /* the row of no unit */
-/* Limits of the units in a list, and of the thread blocks that share it. */
+/* Limits of a list's units, and of the thread blocks that share it. */
 #define FA_CUDA_RAGGED_UNITS_MAX 16384
 #define FA_CUDA_RAGGED_BLOCKS_MAX 4096
 
-/* Fields are in the order in which a decode block reads them. The GPU fetches 64 bytes of arguments
- * at once; on sm_90 the first such group has 48. */
+/* In the order in which a decode block reads them. The GPU fetches 64 bytes of arguments at once;
+ * on sm_90 the first fetch has 48. */
 struct fa_cuda_attention {
 	struct fa_cuda_done done; /* filled by the caller */
 
@@ -117,8 +116,8 @@ struct fa_cuda_attention {
 	float scale_log2; /* scale / ln 2 */
 	float cap_in;     /* soft cap: logit = cap_out * tanh(cap_in * dot); 0: none */
 	float cap_out;    /* softcap / ln 2 */
-	/* Where dot^2 - cap_square < 0, the logit is dot times a polynomial in it, to a relative
-	 * 2^-17 (softcap.h). The first power is the constant, not 0. */
+	/* Where dot^2 < cap_square, the logit is dot times a polynomial in dot^2 - cap_square
+	 * (softcap.h). The first power is the constant, not 0. */
 	float cap_square;
 	float *lse; /* may be NULL */
 	int64_t lse_stride_token, lse_stride_head;
@@ -130,27 +129,26 @@ struct fa_cuda_attention {
 	int32_t seqlen_q, seqlen_k; /* if ragged, of the longest sequence */
 	int32_t heads;
 
-	/* The grid has one dimension. Blocks of rows are numbered by sections of (sequence,
-	 * head, slice of V) triples whose K and V fit in L2 together. */
-	int32_t blocks_m; /* blocks of query rows, for the longest sequence */
+	/* Blocks of rows are numbered by sections of (sequence, head, slice of V) triples whose K
+	 * and V fit in L2 together. */
+	int32_t blocks_m; /* for the longest sequence */
 	int32_t slices;
 	int32_t triples; /* batch * heads * slices */
 	int32_t section;
 	int32_t longest_last; /* later rows see more keys and start first */
 
-	/* For kernels whose thread blocks compute several blocks of rows: a unit is one block
-	 * or, if @pairs, the n-th and the n-th from last, so that units see about equally many
-	 * keys. Block b of n computes units b, b + n, ... */
+	/* For thread blocks that compute several units: a unit is one block of rows or, if @pairs,
+	 * the n-th and the n-th from last, so that units see about equally many keys. Block b of n
+	 * computes units b, b + n, ... */
 	int32_t pairs;
 	int32_t units_m; /* per triple */
 
 	struct fa_cuda_preempt preempt; /* filled by the caller */
-	/* cap_out / cap_powers[0]. It is the last field because decode at d64 spills if it stands
-	 * before cap_powers. */
+	/* cap_out / cap_powers[0]. Decode at d64 spills if it stands before cap_powers. */
 	float cap_large;
 
-	/* Length of the list of struct fa_cuda_ragged_unit that ends where cu_seqlens_q begins; 0:
-	 * there is none. Thread block b of n computes the units at b, b + n, b + 2n, ... and stops
-	 * at FA_CUDA_RAGGED_NONE. Filled by the caller. */
+	/* Length of the list of units that ends where cu_seqlens_q begins; 0: none. Thread block b
+	 * of n computes the units at b, b + n, ... and stops at FA_CUDA_RAGGED_NONE. Filled by the
+	 * caller. */
 	uint32_t list_units;
 };

@@ -18,8 +18,7 @@
 
 #include <stdint.h>
 
-/* Stores the client's words. Called between the fence and the store to done.word, which releases
- * the client's words. */
+/* Called between the fence and the store to done.word, which releases the client's words. */
 __device__ __forceinline__ void fa_done_client(const struct fa_cuda_done &done)
 {
 	const uint32_t value = done.client_value;
@@ -42,9 +41,8 @@ __device__ __forceinline__ void fa_done_count(const struct fa_cuda_done &done)
 	fa_st_relaxed_system(done.word, done.value);
 }
 
-/* Reports one part. Called by one thread, after a barrier of all that have stored the part. Once
- * all parts are reported the launch counts as complete. Blocks may still be exiting then: they have
- * handed over their partial results and appended pages, and touch only device memory. */
+/* Reports one part. Called by one thread, after a barrier of all that have stored the part. Blocks
+ * may still be exiting when all parts are reported: they touch only device memory. */
 __device__ __forceinline__ void fa_done_part(const struct fa_cuda_done &done, uint32_t part)
 {
 	fa_fence_system();
@@ -64,7 +62,7 @@ __device__ __forceinline__ void fa_done(const struct fa_cuda_done &done)
 		fa_done_count(done);
 }
 
-/* Does the same where the first @first threads exited without storing. The other @threads meet at
+/* As fa_done(), where the first @first threads exited without storing. The other @threads meet at
  * barrier 0. */
 __device__ __forceinline__ void fa_done_behind(const struct fa_cuda_done &done, uint32_t first,
                                                uint32_t threads)

@@ -1,6 +1,6 @@
 /*
  * A client's own pages (struct fa_cuda_own): where a token's rows are, and how the device's plan
- * divides the work. Nothing that is read from the client's table is used unbounded.
+ * divides the work. Everything read from the client's table is bounded.
  */
 #pragma once
 
@@ -17,12 +17,11 @@ fa_own_of(const struct fa_cuda_paged_attention &args)
 }
 
 /* Where a kernel finds the plan. NO: it is not over a client's own pages. PLANNED: in memory.
- * PLANS: in memory, or in shared memory if the block makes its own plan. */
+ * PLANS: also in shared memory, if the block makes its own. */
 #define FA_OWN_NO 0
 #define FA_OWN_PLANNED 1
 #define FA_OWN_PLANS 2
 
-/* Returns where the block's own plan is. */
 __device__ __forceinline__ struct fa_cuda_own_shared_plan *
 fa_own_shared_plan(const struct fa_cuda_paged_attention &args)
 {
@@ -31,7 +30,7 @@ fa_own_shared_plan(const struct fa_cuda_paged_attention &args)
 	return (struct fa_cuda_own_shared_plan *)(shared_memory + fa_own_of(args).shared_plan);
 }
 
-/* Returns the address of the same in shared memory; computed anew at each call, which saves registers. */
+/* The same in shared memory; computed anew at each call, which saves registers. */
 __device__ __forceinline__ uint32_t fa_own_plan_address(const struct fa_cuda_paged_attention &args)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
@@ -55,7 +54,6 @@ fa_own_ranges(const struct fa_cuda_paged_attention &args)
 	return fa_own_of(args).ranges ? fa_own_of(args).ranges : &fa_own_shared_plan(args)->ranges;
 }
 
-/* Returns the items of a launch that decodes. */
 template <int OWN>
 __device__ __forceinline__ const struct fa_cuda_paged_item *
 fa_own_items(const struct fa_cuda_paged_attention &args)
@@ -89,7 +87,6 @@ fa_paged_ranges_of(const struct fa_cuda_paged_attention &args)
 	}
 }
 
-/* Returns true if this block of decode has tiles. */
 template <int OWN>
 __device__ __forceinline__ bool fa_own_has_tiles(const struct fa_cuda_paged_attention &args)
 {

@@ -1,11 +1,11 @@
 /*
- * What the lengths and cu_q of a client mean (struct fa_cuda_own_plan): the item of each sequence. Also
+ * What a client's lengths and cu_q mean (struct fa_cuda_own_plan): the item of each sequence. Also
  * the plan of few sequences, which each block of decode makes for itself: a launch that plans would
  * take as long as the rest.
  *
- * Blocks whose plans differ, because a client has changed its lengths meanwhile, give wrong results:
- * but each block has one plan, in shared memory, for all of its warps, writes rows of out alone, and
- * does not wait for long (sm90/paged_reduce.h).
+ * If a client changes its lengths meanwhile, plans of blocks differ and results are wrong: but each
+ * block has one plan, in shared memory, for all of its warps, writes rows of out alone, and does
+ * not wait for long (sm90/paged_reduce.h).
  */
 #pragma once
 
@@ -53,7 +53,6 @@ __device__ __forceinline__ void fa_own_divide_item(const struct fa_cuda_own_plan
 	                     : (keys + FA_CUDA_PAGED_TILE - 1) / FA_CUDA_PAGED_TILE;
 }
 
-/* Returns the ranges of @tiles tiles of @items items. */
 __device__ __forceinline__ struct fa_cuda_own_ranges
 fa_own_ranges_of(const struct fa_cuda_own_plan &p, uint32_t tiles, uint32_t items)
 {
@@ -121,7 +120,7 @@ __device__ __forceinline__ void fa_own_plan_in_shared(const struct fa_cuda_paged
 			n += plan->n[w];
 		}
 		/* Sequences that claim the same rows can need more tiles than the host has planned
-		 * for: then nothing is computed. */
+		 * for: nothing is computed. */
 		if (all > INT32_MAX)
 			n = 0;
 		item.tile = (uint32_t)before;

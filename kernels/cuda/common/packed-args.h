@@ -1,6 +1,6 @@
 /*
- * Arguments of the kernels over tensors whose rows are packed (sm90/packed_source.h), filled by the
- * planner (plan-packed.c). All sequences have equal lengths.
+ * Arguments of the kernels over tensors whose rows are packed (sm90/packed_source.h), filled by
+ * plan-packed.c. All sequences have equal lengths.
  */
 #pragma once
 
@@ -10,14 +10,13 @@
 
 /* If a block of rows has more parts than this, each run of this many parts is joined first. */
 #define FA_CUDA_PACKED_RUN 8u
-/* Number of counters per warp of rows: one for all parts or runs, then one per run; or those that
- * sm90/packed_share.h uses. */
+/* Counters per warp of rows: one for all parts or runs, then one per run; or those of
+ * sm90/packed_share.h. */
 #define FA_CUDA_PACKED_COUNTERS(parts)                                                             \
 	((parts) <= 5 * FA_CUDA_PACKED_RUN                                                         \
 	         ? 6                                                                               \
 	         : 1 + ((parts) + FA_CUDA_PACKED_RUN - 1) / FA_CUDA_PACKED_RUN)
-/* From this number of parts on, several lanes share a slice when a warp joins it, each with other
- * parts. */
+/* From this number of parts on, several lanes share a slice when a warp joins it. */
 #define FA_CUDA_SHARE_PARTS_SPLIT 32u
 #define FA_CUDA_SHARE_PARTS_MAX 255u
 /* How long a thread block waits for the other parts of its rows. */

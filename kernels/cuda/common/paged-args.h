@@ -1,7 +1,7 @@
 /*
- * Arguments of the kernels over pages: plain structs, passed by value, and records that the plan of
- * a step uploads. Only the planner (paged-plan.h) fills them, so kernels trust every field. Strides
- * are in bytes.
+ * Arguments of the kernels over pages, passed by value, and records that the plan of a step
+ * uploads. Only the planner (paged-plan.h) fills them, so kernels trust every field. Strides are in
+ * bytes.
  *
  * Terms of decode: an item is a sequence, or a prefix that sequences share. A part is an output
  * tile of an item: a block of rows of one KV head, and a slice of V's columns. A tile is 64 keys of
@@ -29,8 +29,8 @@
 #define FA_CUDA_PAGED_UNIT_COUNTERS 16384
 #define FA_CUDA_PAGED_COUNTERS                                                                     \
 	(FA_CUDA_PAGED_BLOCKS + FA_CUDA_PAGED_SUFFIX_COUNTERS + FA_CUDA_PAGED_UNIT_COUNTERS)
-/* Limits of items and table entries inside a launch's arguments (4096 bytes at most). These arrive
- * with the launch, before anything that is read from memory. */
+/* Limits of items and table entries inside a launch's arguments (4096 bytes at most), which arrive
+ * before anything that is read from memory. */
 #define FA_CUDA_PAGED_INLINE_ITEMS 8
 #define FA_CUDA_PAGED_INLINE_TABLE 384
 
@@ -59,14 +59,13 @@ struct fa_cuda_paged_item {
 };
 
 /*
- * What FA_CUDA_PAGED_SPLIT adds to an item (paged_combine.h), [16 bytes].
- *
- * A prefix that several sequences share is an item with the rows of all of them; all rows see all
- * of its tokens. Each of these sequences is an item for its remaining tokens, its suffix.
+ * What FA_CUDA_PAGED_SPLIT adds to an item (paged_combine.h), [16 bytes]. A prefix that several
+ * sequences share is an item with all of their rows, which see all of its tokens. Each of these
+ * sequences is an item for its remaining tokens, its suffix.
  */
 struct fa_cuda_paged_split {
-	/* Size of a fixed split in tiles. Splits are computed separately, and thread blocks divide
-	 * the splits among them. 0: thread blocks divide the tiles. */
+	/* Size of a fixed split in tiles; thread blocks divide the splits among them. 0: they
+	 * divide the tiles. */
 	uint32_t split_tiles;
 	uint32_t parts; /* parts of all earlier items */
 	uint32_t
@@ -79,15 +78,15 @@ struct fa_cuda_paged_split {
 
 /* Where an item's partial results are if it has no fixed splits. Part p consists of the tiles [tile
  * + p * tiles, tile + (p + 1) * tiles) and has one result per thread block with tiles of it; the
- * first has index parts + p + number of that thread block. */
+ * first has index parts + p + number of that block. */
 struct fa_cuda_paged_partial_range {
 	uint32_t tile, tiles;
 	uint32_t parts; /* before p = 0 */
 	uint32_t row_blocks;
 };
 
-/* A row block of a suffix, [64 bytes]; those of one prefix are contiguous, like their rows. It
- * holds all that its reduction needs, which saves dependent loads. */
+/* A row block of a suffix, [64 bytes]; those of one prefix are contiguous, like their rows. Holds
+ * all that its reduction needs, to save dependent loads. */
 struct fa_cuda_paged_suffix {
 	uint32_t row, rows; /* among the prefix's rows */
 	uint32_t first_q;   /* the item's first row in dense tensors */
@@ -102,18 +101,18 @@ struct fa_cuda_paged_block {
 	uint32_t item, row;
 };
 
-/* A unit: a block of packed rows (sm90/packed_source.h) and the tiles of keys that one thread block
+/* A block of packed rows (sm90/packed_source.h) and the tiles of keys that one thread block
  * computes for it, [32 bytes]. */
 struct fa_cuda_paged_unit {
 	uint32_t item;
 	uint32_t head, token; /* the first row's */
 	uint32_t last, count; /* tiles of keys */
 	/* part + FA_CUDA_PAGED_UNIT_PARTS * parts + set << FA_CUDA_PAGED_UNIT_SET_SHIFT. parts:
-	 * number of units of the block of rows; part: this unit's number among them, in the order
-	 * of keys; set: the first head's set, within its KV head. */
+	 * units of the block of rows; part: this unit's number among them, in the order of keys;
+	 * set: the first head's set, within its KV head. */
 	uint32_t parts_set;
 	/* If the block has several parts: index of part 0's partial result, and of the block's
-	 * first counter (FA_CUDA_PACKED_COUNTERS()). */
+	 * first counter. */
 	uint32_t partial, counter;
 };
 
@@ -122,11 +121,11 @@ struct fa_cuda_paged_unit {
 #define FA_CUDA_PAGED_UNIT_SETS_MAX 1023
 
 /* Decode: the first tiles_extra blocks have tiles_each + 1 tiles, the others tiles_each. The first
- * epilogue_tiles tiles of each part have no tokens and stand for the time of its reduction; a block
- * whose range ends in them skips them. */
+ * epilogue_tiles tiles of each part have no tokens and stand for the time of its reduction: blocks
+ * skip them. */
 struct fa_cuda_paged_attention {
 	/* cu_seqlens, seqlens and grid fields are unused. So are k and v, except in decode by bulk
-	 * copies: rows of new tokens that the launch writes into the pages; data NULL: none. */
+	 * copies: new tokens' rows that the launch writes into the pages; data NULL: none. */
 	struct fa_cuda_attention attention;
 	int32_t tree_right; /* window_right as if not causal: a tree's mask replaces causal */
 	const uint32_t *tree;
@@ -157,8 +156,8 @@ struct fa_cuda_paged_attention {
 	struct fa_cuda_paged_item first_items[FA_CUDA_PAGED_INLINE_ITEMS];
 
 	const uint32_t *block_items; /* decode: [grid], the item of each block's first tile */
-	/* With FA_CUDA_PAGED_SPLIT: partial results are [partial][row]; those of fixed splits are
-	 * in the order of splits, others as in struct fa_cuda_paged_partial_range. */
+	/* With FA_CUDA_PAGED_SPLIT: [partial][row]; those of fixed splits in the order of splits,
+	 * others as in struct fa_cuda_paged_partial_range. */
 	const struct fa_cuda_paged_split *splits;
 	const struct fa_cuda_paged_suffix *suffixes;
 	const uint32_t *tokens;
@@ -169,7 +168,7 @@ struct fa_cuda_paged_attention {
 	int32_t box_keys;
 	uint32_t loaders, pairs, section_pairs;
 	/* Packed rows: a group has 2^pack_shift tokens of some heads; a KV head has pack_sets sets
-	 * of that many heads. */
+	 * of them. */
 	const struct fa_cuda_paged_unit *units;
 	uint32_t n_units, pack_shift;
 	int32_t pack_sets;
@@ -178,7 +177,7 @@ struct fa_cuda_paged_attention {
 	uint64_t *unit_counters; /* used like counters */
 };
 
-/* Decode that reads neither items nor the page table from memory. */
+/* Decode that reads neither items nor the page table. */
 struct fa_cuda_paged_small_attention {
 	struct fa_cuda_paged_attention plain; /* inline_items is not 0 */
 	uint32_t table[FA_CUDA_PAGED_INLINE_TABLE];
@@ -242,13 +241,13 @@ struct fa_cuda_paged_small_attention_quantised {
 };
 
 /*
- * Attention over a client's own pages (FA_PAGED_ATTEND_OWN). Page table, lengths and cu_q are device
- * memory that the client may write at any time. The launch that begins the request reads lengths and
- * cu_q once and writes clamped items; kernels that follow trust these, and bound each table entry
- * where they read it.
+ * Attention over a client's own pages (FA_PAGED_ATTEND_OWN). Page table, lengths and cu_q are
+ * device memory that the client may write at any time. The launch that begins the request reads
+ * lengths and cu_q once and writes clamped items; later kernels trust these, and bound each table
+ * entry where they read it.
  */
 
-/* How the device divided the items over thread blocks; the first launch writes it. */
+/* How the device divided the items over thread blocks. Written by the first launch. */
 struct fa_cuda_own_ranges {
 	uint32_t tiles_each, tiles_extra; /* as in struct fa_cuda_paged_attention */
 	uint32_t blocks;                  /* thread blocks of decode that have tiles */
@@ -298,7 +297,7 @@ struct fa_cuda_own_prefill_plan {
 	uint32_t blocks_n;
 };
 
-/* Packed rows: sequences, and blocks of rows of a KV head, at most. Each block of threads plans for
+/* Packed rows: most sequences, and blocks of rows of a KV head. Each block of threads plans for
  * itself, in shared memory. */
 #define FA_CUDA_OWN_PACKED_ITEMS 64
 #define FA_CUDA_OWN_PACKED_BLOCKS 160
@@ -330,8 +329,8 @@ struct fa_cuda_own {
 	uint32_t last_page;
 	uint32_t whole;   /* each part has one tile, of all its keys: no part is divided */
 	uint32_t aligned; /* rows of K and V are 16-byte aligned */
-	/* Pages are whole strips, which are loaded at once: as in the pool, as the rows of a head
-	 * follow one another; else by the maps. */
+	/* Pages are whole strips, which are loaded at once: as in the pool, where a head's rows are
+	 * contiguous; else by the maps. */
 	uint32_t in_strips, in_boxes;
 	const float *k_scales, *v_scales; /* e4m3: [kv_head], or NULL */
 	struct fa_cuda_own_plan plan; /* ranges is not set; its pointers to results are unused */
@@ -388,8 +387,8 @@ struct fa_cuda_own_strides {
 	int64_t page, token, head;
 };
 
-/* Copy between the pool and a client's own pages: grid (strips of the pool with a token of [first,
- * end), layers of K and V). */
+/* Copy between the pool and a client's own pages: grid (pool strips with a token of [first, end),
+ * layers of K and V). */
 struct fa_cuda_paged_own_copy {
 	struct fa_cuda_pages pages; /* of the first layer */
 	int64_t layer_stride;
@@ -397,8 +396,8 @@ struct fa_cuda_paged_own_copy {
 	/* [layer]; NULL: not copied. With both, grid y counts K and V of each layer. */
 	char *const *k_data, *const *v_data;
 	struct fa_cuda_own_strides k_strides, v_strides;
-	/* Codes: [layer][kv_head]; NULL: each token's row has its own, which is as far from the
-	 * page's K, or V, as in struct fa_cuda_paged_quantised. */
+	/* Codes: [layer][kv_head]; NULL: each token's row has its own, as far from the page's K, or
+	 * V, as in struct fa_cuda_paged_quantised. */
 	const float *k_scales, *v_scales;
 	uint32_t k_scales_at, v_scales_at;
 	uint32_t first, end; /* tokens */
@@ -422,7 +421,7 @@ struct fa_cuda_paged_moves {
 	int64_t layer_stride;
 	int32_t kv_heads, page_tokens;
 	uint32_t k_bytes, v_bytes; /* bytes per row; v_bytes 0: V is the front of K */
-	/* As in struct fa_cuda_paged_quantised. k_scales_at 0: tokens have no scales. */
+	/* k_scales_at 0: tokens have no scales. */
 	uint32_t k_scales_at, v_scales_at;
 	const struct fa_cuda_paged_moved *sequences;
 	const uint32_t *from;

@@ -25,8 +25,8 @@ struct fa_paged_sum {
 	float max, sum, x, y, z, w;
 };
 
-/* As fa_paged_block_of(), in fewer instructions: this code runs once or twice, and instruction
- * fetch dominates. */
+/* As fa_paged_block_of(), in fewer instructions: instruction fetch dominates code that runs once or
+ * twice. */
 __device__ __forceinline__ uint32_t fa_paged_block_of_approx(const struct fa_paged_ranges &ranges,
                                                              uint32_t tile)
 {
@@ -103,8 +103,8 @@ fa_paged_epilogue_of(const struct fa_cuda_paged_attention &args, uint32_t index,
 	return epilogue;
 }
 
-/* Combines partial results and stores the output. Called by thread @thread of @threads. A thread
- * has four columns of ITEMS rows at a time, and loads SHARES results of each before it uses the
+/* Combines partial results and stores the output. Called by thread @thread of @threads, which has
+ * four columns of ITEMS rows at a time, and loads SHARES results of each before it uses the
  * first. */
 template <class C, int ITEMS, int SHARES>
 __device__ __forceinline__ void fa_paged_combine(const struct fa_cuda_paged_attention &args,
@@ -139,8 +139,8 @@ __device__ __forceinline__ void fa_paged_combine(const struct fa_cuda_paged_atte
 				                            : epilogue.prefix.first;
 				const uint32_t before = next ? epilogue.next.n : epilogue.prefix.n;
 
-				/* The row that result 0 would have in the prefix's range and in the
-				 * suffix's own. */
+				/* The row of result 0 in the prefix's range and in the suffix's
+				 * own. */
 				const uint32_t of_prefix = first * args.partial_rows + at % C::ROWS;
 				const uint32_t of_own =
 					(epilogue.own.first - before) * args.partial_rows + row;

@@ -1,6 +1,5 @@
 /*
- * Reduces the partial results of a part: each block stores its own and counts itself; the last adds
- * them up.
+ * Reduces the partial results of a part: the last block to store its own adds them up.
  */
 #pragma once
 

@@ -29,9 +29,8 @@ struct fa_paged_row {
 	char *out;
 };
 
-/* A thread has 16 scores of a strip of keys. A set bit says that the row sees the key: bit 4 r + i
- * belongs to row g + 8 r and the i-th of the keys 2t, 2t + 1, 2t + 8, 2t + 9. Replaces
- * fa_warp_visibility. */
+/* A thread has 16 scores of a strip of keys. Bit 4 r + i is set if row g + 8 r sees the i-th of the
+ * keys 2t, 2t + 1, 2t + 8, 2t + 9. Replaces fa_warp_visibility. */
 struct fa_paged_visibility {
 	uint32_t bits;
 
@@ -61,7 +60,7 @@ __device__ __forceinline__ uint32_t fa_paged_token_of(uint32_t at, uint32_t grou
 	if (!C::ROWS_IN_FP32)
 		return at / group;
 	/* Below 2^20 the quotient is off by less than 1 / (2 group), which is added. An integer
-	 * division has five times the code, which must be fetched. */
+	 * division has five times the code to fetch. */
 	return (uint32_t)(((float)at + 0.5f) * fa_rcp((float)group));
 }
 
@@ -97,7 +96,7 @@ fa_paged_row_of(const struct fa_cuda_paged_attention &args, const fa_paged_segme
 	return info;
 }
 
-/* Strips within this range need no mask: all of their tokens exist, and every row sees them. */
+/* Strips within this range need no mask: all their tokens exist, and every row sees them. */
 struct fa_paged_unmasked {
 	int32_t begin, end;
 
@@ -169,9 +168,8 @@ fa_paged_mask_scores_as(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_page
 	return visible;
 }
 
-/* Does the same as the function above. The long code for trees is kept apart: nearly every sequence
- * passes here once and would wait for its fetch. (At d64, two fragments leave no registers for
- * both.) */
+/* As the function above. The long code for trees is kept apart: nearly every sequence passes here
+ * once and would wait for its fetch. (At d64, two fragments leave no registers for both.) */
 template <class C>
 __device__ __forceinline__ struct fa_paged_visibility
 fa_paged_mask_scores(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attention &args,
@@ -234,7 +232,7 @@ struct fa_paged_out_row {
 	uint32_t head;
 };
 
-/* Finds row @at of an item's rows of a KV head. @first_q: the item's first row in dense tensors. */
+/* @first_q: the item's first row in dense tensors. */
 __device__ __forceinline__ struct fa_paged_out_row
 fa_paged_out_row_at(const struct fa_cuda_paged_attention &args, uint32_t first_q, uint32_t at,
                     uint32_t kv_head, uint32_t slice)
@@ -286,7 +284,6 @@ __device__ __forceinline__ float fa_paged_factor(const struct fa_cuda_attention 
 	return factor;
 }
 
-/* Stores @x * @factor and @y * @factor. */
 template <class C>
 __device__ __forceinline__ void fa_paged_store(const struct fa_cuda_paged_attention &args,
                                                char *out, uint32_t column, float x, float y,

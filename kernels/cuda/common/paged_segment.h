@@ -20,8 +20,7 @@ template <> struct fa_paged_segment_split<true> {
 };
 
 /* A block's current segment; the same in all its threads. With fixed splits a segment is one split.
- * PRECOMPUTED: holds the KV head and row block instead of dividing for them. OWN: of a client's own
- * pages (own.h). */
+ * PRECOMPUTED: holds the KV head and row block instead of dividing for them. */
 template <bool SPLIT_ITEMS, bool PRECOMPUTED, int OWN>
 struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 	uint32_t index,
@@ -31,8 +30,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 	bool whole;    /* the segment is the whole part, and its result is final */
 	bool first;    /* it is the first segment of the block's range */
 	uint32_t tile; /* the part's first, of all */
-	/* The part's KV head and row block, if PRECOMPUTED: a division takes long, and so does
-	 * fetching its code. */
+	/* If PRECOMPUTED: a division takes long, and so does fetching its code. */
 	uint32_t head, row_block;
 	struct fa_cuda_paged_item item;
 
@@ -93,7 +91,6 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		                          : this->split.parts + part + blockIdx.x;
 	}
 
-	/* Enters @n splits of @split_tiles tiles each. */
 	__device__ __forceinline__ void enter_tiles(const struct fa_cuda_paged_attention &args,
 	                                            uint32_t tile_in_part, uint32_t n,
 	                                            uint32_t split_tiles)
@@ -110,8 +107,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 			row_block = part - head * item.row_blocks;
 		}
 		begin = origin + from * (int32_t)split_tiles * FA_CUDA_PAGED_TILE;
-		/* Ends at the last strip with a token that exists: pages of later strips may not
-		 * exist. */
+		/* Pages of strips without a token may not exist. */
 		end = item.begin < item.n_k
 		              ? min((int32_t)item.n_k,
 		                    origin + to * (int32_t)split_tiles * FA_CUDA_PAGED_TILE)
@@ -120,8 +116,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 	}
 
 	/* Finds the item of tile @at among at most SEARCHED items. All loads are issued at once,
-	 * which saves a dependent load of block_items and warms the cache. Called by a whole
-	 * warp. */
+	 * which saves a dependent load of block_items. Called by a whole warp. */
 	static constexpr int SEARCHED = 128;
 
 	__device__ __forceinline__ uint32_t search(const struct fa_cuda_paged_attention &args,
@@ -143,7 +138,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		return __shfl_sync(~0u, n - 1, 0);
 	}
 
-	/* Finds the item of tile @at among inline items. */
+	/* The same among inline items. */
 	__device__ __forceinline__ uint32_t
 	search_inline(const struct fa_cuda_paged_attention &args, uint32_t at) const
 	{

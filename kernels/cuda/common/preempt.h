@@ -3,8 +3,8 @@
  * an SM only when a block of threads ends, and blocks with many blocks of rows run long.
  *
  * The loading warp polls a word of device memory once per tile of keys. Once it is >= the launch's
- * turn (turns only grow), a block saves its state (O, maxima and sums, in fp32), appends a record to
- * a list and exits. The last block reports the list's length instead of completion, and the host
+ * turn (turns only grow), a block saves its state (O, maxima and sums, in fp32), appends a record
+ * to a list and exits. The last block reports the list's length instead of completion, and the host
  * relaunches the kernel with one block per record. Results are the same to the bit.
  *
  * A resumed block computes at least one tile, so the next launch consumes all states of a list, and
@@ -64,7 +64,7 @@ __device__ __forceinline__ void fa_preempt_count(const struct fa_cuda_done &done
 	if (yield.word) {
 		/* Orders this after what other blocks counted before. */
 		fa_fence_system();
-		/* All other blocks have exited; the next launch starts at 0. */
+		/* All other blocks have exited. */
 		counts = fa_ld_relaxed_device(&fa_preempt_area(yield)->counts);
 		if (counts)
 			fa_preempt_area(yield)->counts = 0;

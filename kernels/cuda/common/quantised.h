@@ -1,6 +1,6 @@
 /*
- * 8-bit codes in kernels over quantised pages: conversion to fp16, scales, NaN. C is the kernel's
- * config; its place<true>() locates 16 bytes of a row in a strip of V.
+ * 8-bit codes of quantised pages: conversion to fp16, scales, NaN. C is the kernel's config; its
+ * place<true>() locates 16 bytes of a row in a strip of V.
  */
 #pragma once
 
@@ -21,7 +21,7 @@ fa_quantised_of(const struct fa_cuda_paged_attention &args)
 	return ((const struct fa_cuda_paged_attention_quantised &)args).quantised;
 }
 
-/* Returns the scale of a head of K, or of V, where tokens have none. */
+/* The scale of a head of K, or of V, where tokens have none. */
 template <class C>
 __device__ __forceinline__ float fa_quantised_k_scale(const struct fa_cuda_paged_attention &args,
                                                       uint32_t head)
@@ -204,7 +204,7 @@ template <class C> struct fa_quantised_v_unit {
 			inverse[r] = value;
 	}
 
-	/* Raises the unit to the largest scale of a token that a row sees, and rescales O. */
+	/* Raises the unit to the largest scale of a visible token, and rescales O. */
 	template <bool HIDES>
 	__device__ __forceinline__ void raise(struct fa_warp_rows<C> &rows,
 	                                      const float (&scales)[4],
@@ -236,9 +236,8 @@ template <class C> struct fa_quantised_v_unit {
 			most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
 			if (!(most[r] * inverse[r] > 1))
 				continue;
-			/* The unit is raised to twice the largest scale, so that it rises rarely;
-			 * an infinite one stays. The reciprocal of a subnormal would be
-			 * infinite. */
+			/* Raised to twice the largest scale, so that it rises rarely; an infinite
+			 * one stays. The reciprocal of a subnormal would be infinite. */
 			factor = fa_rcp(inverse[r]);
 			inverse[r] = 0.25f * fa_rcp(fmaxf(0.5f * most[r], FLT_MIN));
 			factor = fmaxf(factor * inverse[r], FLT_MIN);
@@ -250,7 +249,7 @@ template <class C> struct fa_quantised_v_unit {
 		}
 	}
 
-	/* Multiplies O by its unit, at a segment's end. */
+	/* Call at a segment's end. */
 	__device__ __forceinline__ void settle(struct fa_warp_rows<C> &rows,
 	                                       const struct fa_cuda_paged_attention &args,
 	                                       uint32_t head) const

@@ -1,10 +1,9 @@
 /*
  * Soft caps: cap_out * tanh(cap_in * dot). An exact tanh would overload the special function unit,
- * and tanh.approx is inexact (docs/kernels.md).
- *
- * Dots below 15/16 of the cap use a polynomial in y = dot^2 - cap_square, which is negative for
- * them. Larger dots, and their y, are replaced by values for which the polynomial gives the logit.
- * The choice depends on the dot alone, so no bit of a row depends on its neighbours.
+ * and tanh.approx is inexact (docs/kernels.md). Dots below 15/16 of the cap use a polynomial in y =
+ * dot^2 - cap_square < 0. Larger dots, and their y, are replaced by values for which the polynomial
+ * gives the logit. The choice depends on the dot alone, so no bit of a row depends on its
+ * neighbours.
  */
 #pragma once
 
@@ -62,7 +61,7 @@ struct fa_softcap {
 
 /* Turns all @dots of a warp into logits and adds @base of their rows. Checks PART dots at a time,
  * in CHAINS of independent instructions, while it computes the ones before. @behind is called for
- * each range [first, end) that is finished, and overlaps with the next. */
+ * each finished range [first, end), and overlaps with the next. */
 template <int PART, int CHAINS, int COUNT, class BEHIND>
 __device__ __forceinline__ void fa_softcap_warp(float (&dots)[COUNT], const float (&base)[2],
                                                 struct fa_softcap cap, BEHIND behind)

@@ -1,6 +1,6 @@
 /*
  * Copies tiles of 16-bit elements between global and swizzled shared memory. Rows past the end and
- * columns past the tensor's width are zero in shared memory and never touched in global memory.
+ * columns past the width are zero in shared memory and never touched in global memory.
  */
 #pragma once
 
@@ -112,8 +112,8 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	}
 };
 
-/* Stores ROWS rows of D elements from a warp's shared memory, from row @first of the tensor's
- * @end rows, @width elements wide. JUDGE: true if this thread stored an infinity or NaN. */
+/* Stores ROWS rows of D elements from a warp's shared memory, from row @first of the tensor's @end
+ * rows, @width elements wide. JUDGE: true if this thread stored an infinity or NaN. */
 template <int ROWS, int D, bool ELEMENTS, bool JUDGE, class T>
 __device__ __forceinline__ bool fa_store_rows(uint32_t lane, uint32_t tile, char *base,
                                               int64_t stride, int32_t first, int32_t end,

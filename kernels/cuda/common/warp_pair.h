@@ -1,6 +1,6 @@
 /*
- * Pairs of warps that share rows (SPLIT 2), and their exchange through shared memory. With SPLIT 1
- * a warp is half 0, and nothing is exchanged.
+ * Pairs of warps that share rows (SPLIT 2) exchange through shared memory. With SPLIT 1 a warp is
+ * half 0, and nothing is exchanged.
  */
 #pragma once
 

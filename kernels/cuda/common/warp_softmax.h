@@ -1,10 +1,8 @@
 /*
- * A warp's softmax between the two products: masks, maxima, exponentials, for TILES fragments of 8
- * keys.
- *
- * The subtracted maximum rises, and O and the sum are rescaled, only when a logit exceeds it by
- * more than FA_WARP_LAG: O is rarely rescaled. p of the maximum is 2^fa_warp_exponent(), small
- * enough that the sum of p is below 1 and P V of finite values is finite.
+ * A warp's softmax: masks, maxima, exponentials, for TILES fragments of 8 keys. The subtracted
+ * maximum rises, and O and the sum are rescaled, only when a logit exceeds it by more than
+ * FA_WARP_LAG. p of the maximum is 2^fa_warp_exponent(), so that the sum of p is below 1 and P V of
+ * finite values is finite.
  */
 #pragma once
 
@@ -131,7 +129,7 @@ __device__ __forceinline__ void fa_warp_raise_max(struct fa_warp_rows<C> &rows,
 	}
 #pragma unroll
 	for (int r = 0; r < 2 * C::ATOMS; r++) {
-		/* Applied to each row by itself, so that a row's bits depend on no other row. */
+		/* Row by row, so that a row's bits depend on no other row. */
 		const bool behind = fmaf(max[r], factor, rows.offset[r]) > exponent + FA_WARP_LAG;
 		const float offset = behind ? exponent - max[r] * factor : rows.offset[r];
 		const float scale = fa_ex2(offset - rows.offset[r]);

@@ -27,8 +27,7 @@ __device__ __forceinline__ uint64_t fa_atomic_add(uint64_t *address, uint64_t va
 	return before;
 }
 
-/* Does the same for counters that the blocks of a launch share. The emulator checks other
- * counters. */
+/* As above, for counters that the blocks of a launch share. The emulator checks other counters. */
 __device__ __forceinline__ uint64_t fa_atomic_count(uint64_t *address, uint64_t value)
 {
 	return fa_atomic_add(address, value);
@@ -123,13 +122,11 @@ __device__ __forceinline__ void fa_atomic_max(uint64_t *address, uint64_t value)
 	             : "memory");
 }
 
-/* Fence with acq_rel order at device scope. */
 __device__ __forceinline__ void fa_fence_device(void)
 {
 	asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
-/* Fence with acq_rel order at system scope. */
 __device__ __forceinline__ void fa_fence_system(void)
 {
 	asm volatile("fence.acq_rel.sys;" ::: "memory");

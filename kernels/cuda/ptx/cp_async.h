@@ -1,6 +1,6 @@
 /*
  * cp.async: asynchronous copies from global to shared memory. A thread waits for its own copies; a
- * barrier after the wait makes them visible to the block.
+ * barrier then makes them visible to the block.
  */
 #pragma once
 
@@ -16,7 +16,7 @@ __device__ __forceinline__ void fa_cp_async_16_zfill(uint32_t shared, const void
 	             : "memory");
 }
 
-/* Does the same with 4 bytes; addresses are 4-byte aligned. */
+/* The same with 4 bytes; addresses are 4-byte aligned. */
 __device__ __forceinline__ void fa_cp_async_4_zfill(uint32_t shared, const void *global,
                                                     uint32_t bytes)
 {

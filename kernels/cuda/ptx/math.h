@@ -1,4 +1,4 @@
-/* Arithmetic and conversion instructions that C++ has no name for. */
+/* Instructions that C++ has no name for. */
 #pragma once
 
 #include "kernels/cuda/ptx/mma.h"

@@ -45,7 +45,7 @@ __device__ __forceinline__ bool fa_mbarrier_test(uint32_t barrier, uint32_t pari
 	return done != 0;
 }
 
-/* Returns the same, after a bounded wait. */
+/* The same, after a bounded wait. */
 __device__ __forceinline__ bool fa_mbarrier_try_wait(uint32_t barrier, uint32_t parity)
 {
 	uint32_t done;

@@ -49,13 +49,12 @@ __device__ __forceinline__ void fa_prefetch(const void *address)
 	asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-/* Hides the address's origin from the compiler. */
 __device__ __forceinline__ void fa_opaque(const void *&address)
 {
 	asm volatile("" : "+l"(address));
 }
 
-/* Returns the block's index, which is read again at each call. */
+/* Read again at each call. */
 __device__ __forceinline__ int32_t fa_block_index(void)
 {
 	int32_t index;
@@ -64,7 +63,7 @@ __device__ __forceinline__ int32_t fa_block_index(void)
 	return index;
 }
 
-/* Returns the thread's index, which is read again at each call. */
+/* Read again at each call. */
 __device__ __forceinline__ uint32_t fa_thread_index(void)
 {
 	uint32_t y;

@@ -1,7 +1,7 @@
 /*
  * TMA: copies boxes of a 4-dimensional tensor, described by a map (kernels/cuda/common/maps.h), to
- * shared memory. One thread issues. Coordinates are those of the box's first element, innermost
- * first. Elements outside of the tensor are zero.
+ * shared memory. One thread issues. Coordinates are the box's first element, innermost first.
+ * Elements outside of the tensor are zero.
  */
 #pragma once
 

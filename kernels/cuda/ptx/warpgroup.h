@@ -1,4 +1,4 @@
-/* Register counts of warpgroups, and election of a thread, one PTX instruction per function. */
+/* Register counts of warpgroups, and election of a thread. */
 #pragma once
 
 #include <stdint.h>

@@ -11,9 +11,9 @@
 
 #include <stdint.h>
 
-/* Descriptor of an operand in shared memory with TMA's 128-byte swizzle. The operand is stored as
- * columns of 128-byte rows, and each column starts at a multiple of 1024 bytes. A, and B of Q K^T,
- * are K-major. B of O += P V is N-major, with @column_bytes from one column to the next. */
+/* Descriptor of an operand in shared memory with TMA's 128-byte swizzle: columns of 128-byte rows,
+ * each at a multiple of 1024 bytes. A, and B of Q K^T, are K-major. B of O += P V is N-major, with
+ * @column_bytes from one column to the next. */
 __device__ __forceinline__ uint64_t fa_wgmma_operand(uint32_t shared, uint32_t column_bytes)
 {
 	/* The swizzle mode, and 1024 bytes between groups of eight rows. */
@@ -22,7 +22,6 @@ __device__ __forceinline__ uint64_t fa_wgmma_operand(uint32_t shared, uint32_t c
 	return constant | (uint64_t)(column_bytes >> 4) << 16 | shared >> 4;
 }
 
-/* Advances an operand by @bytes, a multiple of 16. */
 __device__ __forceinline__ uint64_t fa_wgmma_advance(uint64_t operand, uint32_t bytes)
 {
 	return operand + (bytes >> 4);

@@ -32,7 +32,7 @@
 #include <math.h>
 #include <stdint.h>
 
-/* Computes a block's rows over all of their keys; O is not yet divided by the sums. */
+/* O is not yet divided by the sums. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &given,
@@ -55,8 +55,8 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 	const int32_t first_tile = begin / C::KEYS;
 	const int32_t tile = end > begin ? (end - 1) / C::KEYS : first_tile - 1;
 	/* The tile's last existing key, relative to the first tile's start; -1: no tile is left.
-	 * Only the first tile computed can have keys past the end. All of this is one number, to
-	 * save registers. */
+	 * Only the first tile computed can have keys past the end. One number, to save
+	 * registers. */
 	int32_t last = tile < first_tile
 	                       ? -1
 	                       : min(work.n_k, (tile + 1) * C::KEYS) - first_tile * C::KEYS - 1;
@@ -97,7 +97,7 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 
 	fa_warp_clear<C>(rows);
 
-	/* Keys are relative to the warp's first row, which saves registers. */
+	/* Relative to the warp's first row, which saves registers. */
 	const int32_t origin = C::BAND ? work.row + warp_row + work.diagonal : 0;
 	int32_t key = tile * C::KEYS - origin;
 
@@ -127,8 +127,7 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 			continue;
 
 		const int32_t lane_key = pair.half * C::WARP_KEYS + lane % 4 * 2;
-		/* Keys that the source hides: only in the tile computed last, which is then the
-		 * loader's. */
+		/* Keys that the source hides: only in the tile computed last. */
 		const int32_t hidden = last < C::KEYS ? C::SOURCE::hidden(k_loader) : 0;
 		const struct fa_warp_visibility<C> sight = {
 			.key = key + lane_key - (int32_t)(lane / 4), .start = hidden - lane_key,
@@ -150,8 +149,7 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 }
 
 /* Divides O by the sums, writes O and the LSE. O goes through these rows' part of Q's shared
- * memory, which is no longer read. Returns true if this thread wrote an infinity or NaN that may be
- * wrong. */
+ * memory. Returns true if this thread wrote an infinity or NaN that may be wrong. */
 template <class C>
 __device__ __forceinline__ bool fa_sm80_finish(struct fa_warp_rows<C> &rows,
                                                const typename C::SOURCE::ARGS &given,
@@ -177,7 +175,7 @@ __device__ __forceinline__ bool fa_sm80_finish(struct fa_warp_rows<C> &rows,
 	if (C::SPLIT > 1) {
 		float others[2 * C::ATOMS];
 
-		/* The barrier also says that both warps are done with Q. */
+		/* Then both warps are done with Q. */
 		pair.swap_rows(others, rows.sum);
 #pragma unroll
 		for (int r = 0; r < 2 * C::ATOMS; r++)
@@ -253,7 +251,7 @@ __device__ __forceinline__ void fa_sm80_forward(const typename C::SOURCE::ARGS &
 			struct fa_warp_rows<C> rows;
 
 			fa_sm80_recompute<C>(rows, given, shared);
-			/* Reads the index again: the main loop holds no registers for the
+			/* Reads the index again: the main loop has no registers for the
 			 * addresses. */
 			fa_sm80_finish<C>(rows, given, shared, fa_thread_index());
 		}

@@ -1,10 +1,9 @@
 /*
- * The table of sm_80 kernels, in plain preprocessor: *_rows.h instantiates a kernel from every row,
- * and table.c lists it for the host.
- *
- * For 16-bit operands: X(kind, KIND, dim, dim_v, warps, atoms, split, keys, stages, blocks), see
- * config.h. FULL computes every (row, key) pair, BAND a window of any shape, both with a positive
- * scale and 16-byte aligned rows; RICH everything, also on chips with 99 KiB of shared memory.
+ * The table of sm_80 kernels: *_rows.h instantiates a kernel from every row, and table.c lists it
+ * for the host. For 16-bit operands: X(kind, KIND, dim, dim_v, warps, atoms, split, keys, stages,
+ * blocks), see config.h. FULL computes every (row, key) pair, BAND a window of any shape, both with
+ * a positive scale and 16-byte aligned rows; RICH everything, also on chips with 99 KiB of shared
+ * memory.
  */
 #pragma once
 

@@ -2,8 +2,8 @@
  * What attention over a client's own pages begins with: a block that reads lengths and cu_q, once,
  * and divides the work. Also appends to such pages.
  *
- * Items are in the order of sequences. Items whose tiles do not fit 31 bits, and blocks of rows past
- * the list's end, are left out: this happens only if sequences claim more than total_q rows.
+ * Items are in the order of sequences. Items whose tiles do not fit 31 bits, and blocks of rows
+ * past the list's end, are left out: this needs sequences that claim more than total_q rows.
  */
 #pragma once
 
@@ -23,8 +23,8 @@ struct fa_own_sums {
 	uint64_t of[FA_OWN_SUMS];
 };
 
-/* Returns the sums of all threads before this one, and adds those of all threads to @total. Called
- * by the whole block; @shared: FA_OWN_WARPS sums. */
+/* Returns the sums of all threads before this one, and adds those of all to @total. Called by the
+ * whole block; @shared: FA_OWN_WARPS sums. */
 __device__ __forceinline__ struct fa_own_sums
 fa_own_scan(struct fa_own_sums own, struct fa_own_sums &total, struct fa_own_sums *shared)
 {
@@ -167,7 +167,7 @@ __device__ __forceinline__ void fa_own_plan(const struct fa_cuda_own_plan &p,
 	              (uint32_t)total.of[2]);
 }
 
-/* Plans; called by the one block of its launch. */
+/* Called by the one block of its launch. */
 __device__ __forceinline__ void fa_own_begin(const struct fa_cuda_own_plan &p)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
@@ -175,7 +175,6 @@ __device__ __forceinline__ void fa_own_begin(const struct fa_cuda_own_plan &p)
 	fa_own_plan(p, (struct fa_own_sums *)shared_memory);
 }
 
-/* Appends this warp's row. */
 __device__ __forceinline__ void fa_own_append(const struct fa_cuda_own_append &p)
 {
 	const uint32_t rows = p.tokens * p.kv_heads, lane = threadIdx.x % 32;

@@ -1,6 +1,6 @@
 /*
- * Source (source.h) of keys in a client's own pages, for many query rows. Each lane of a warp knows
- * the pages of every 32nd key of the tile to load.
+ * Source (source.h) of keys in a client's own pages, for many query rows. Each lane knows the pages
+ * of every 32nd key of the tile to load.
  */
 #pragma once
 
@@ -111,7 +111,7 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_own_k {
 		loader.copy(tile, keys, rows);
 	}
 
-	/* The loader knows how K and V are aligned, whatever q and out are. */
+	/* K and V may be aligned otherwise than q and out. */
 	__device__ __forceinline__ void load_elements(uint32_t tile, int32_t rows) const
 	{
 		load_part(tile, rows);
@@ -219,7 +219,6 @@ struct fa_sm80_own : fa_sm80_pages {
 	}
 };
 
-/* Returns true if the plan has a block of rows for this block of threads. */
 __device__ __forceinline__ bool fa_sm80_own_has_rows(const struct fa_cuda_paged_attention &args)
 {
 	return fa_block_index() / (args.attention.heads * args.slices) <

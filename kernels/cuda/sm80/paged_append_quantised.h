@@ -118,7 +118,7 @@ __device__ __forceinline__ void fa_quantise_values(float (&values)[FA_QUANTISE_E
 		                                                 : scale;
 }
 
-/* Quantises a row; called by a whole warp. */
+/* Called by a whole warp. */
 __device__ __forceinline__ void fa_quantise_row(const struct fa_cuda_paged_append &args,
                                                 int32_t store, const char *from,
                                                 const float2 *turns, int32_t dim, float scale,

@@ -68,7 +68,7 @@ __device__ __forceinline__ void fa_paged_dots_f32(float (&dots)[C::ATOMS][2][4],
 	}
 }
 
-/* Does in fp32 what fa_warp_accumulate() does. @v: the tile. */
+/* As fa_warp_accumulate(), in fp32. @v: the tile. */
 template <class C, bool ISOLATE>
 __device__ __forceinline__ void
 fa_paged_accumulate_f32(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATOMS][2][4],
@@ -117,7 +117,7 @@ fa_paged_accumulate_f32(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATO
 	}
 }
 
-/* Computes O += exp(dots + offset) V, and the sums. @v as in fa_paged_decode(). */
+/* O += exp(dots + offset) V, and the sums. @v as in fa_paged_decode(). */
 template <class C, bool ISOLATE>
 __device__ __forceinline__ void
 fa_paged_accumulate(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATOMS][2][4], uint32_t v,
@@ -129,7 +129,7 @@ fa_paged_accumulate(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATOMS][
 		fa_warp_accumulate<C, ISOLATE>(rows, dots, 1, v, alone, visible);
 }
 
-/* Returns true if the tile of V is finite; the result is the same in all lanes. */
+/* True if the tile of V is finite; the same in all lanes. */
 template <class C> __device__ __forceinline__ bool fa_paged_is_finite(uint32_t v_tile)
 {
 	bool finite = true;
@@ -138,7 +138,6 @@ template <class C> __device__ __forceinline__ bool fa_paged_is_finite(uint32_t v
 	for (uint32_t at = threadIdx.x % 32 * 16; at < 16 * C::PITCH_V; at += 512) {
 		const uint4 value = fa_ld_shared_v4(v_tile + at);
 
-		/* 0 times a finite value is 0. */
 		if constexpr (C::F32) {
 			float zeros = fmaf(__uint_as_float(value.x), 0, 0);
 
@@ -160,8 +159,7 @@ template <class C> __device__ __forceinline__ bool fa_paged_is_finite(uint32_t v
 
 /* ---- the ends of a segment */
 
-/* Loads a part's Q and rows' info. Called by all threads; the caller's barrier makes the data
- * visible. */
+/* Called by all threads; the caller's barrier makes the data visible. */
 template <class C>
 __device__ __forceinline__ void fa_paged_begin(const struct fa_cuda_paged_attention &args,
                                                const fa_paged_segment_of<C> &segment, char *shared)
@@ -185,7 +183,7 @@ __device__ __forceinline__ void fa_paged_begin(const struct fa_cuda_paged_attent
 			args, segment, threadIdx.x);
 }
 
-/* Finishes a segment. Called by all threads. */
+/* Called by all threads. */
 template <class C>
 __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attention &args,
                                              const fa_paged_segment_of<C> &segment,

@@ -1,7 +1,7 @@
 /*
  * Forward kernels over pages, for many query rows: forward.h with a SOURCE (source.h) that looks up
- * the page of each 16 keys. A block has rows of one sequence and query head, from the list that the
- * plan made, longest first.
+ * the page of each 16 keys. A block has rows of one sequence and query head, from the plan's list,
+ * longest first.
  */
 #pragma once
 
@@ -22,8 +22,8 @@ struct fa_sm80_paged_work {
 };
 
 /* Where a tile's keys lie. Lane l of each warp knows the page of 16 keys, from key 16 * (l %
- * groups) of the tile on: of the tile to load, and of the next one, so that table entries arrive in
- * time. The thread index is read again each time, which saves a register. */
+ * groups) on: of the tile to load, and of the next one, so that table entries arrive in time. The
+ * thread index is read again each time, which saves a register. */
 template <int KEYS> struct fa_sm80_paged_keys {
 	static constexpr int groups = KEYS / 16;
 	static_assert(groups <= 32, "a lane for each");
@@ -75,7 +75,7 @@ template <int KEYS> struct fa_sm80_paged_keys {
 	}
 };
 
-/* Does what fa_loader does, for K or V in pages. fa_sm80_paged_keys advances it. */
+/* As fa_loader, for K or V in pages. fa_sm80_paged_keys advances it. */
 template <int KEYS, int D, int THREADS> struct fa_sm80_paged_loader {
 	static constexpr int lanes = fa_swizzle<D>::lanes;
 	static constexpr int pass = THREADS / lanes;
@@ -196,7 +196,7 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_v {
 };
 
 /* V with rows as long as K's: a thread copies the same chunks as of K, at another address, which
- * needs no register. Columns past V's width then hold anything, and O there is not stored. */
+ * needs no register. Columns past V's width then hold anything; O there is not stored. */
 template <int KEYS, int D, int THREADS> struct fa_sm80_paged_v_alike {
 	const struct fa_sm80_paged_k<KEYS, D, THREADS> &k;
 	const struct fa_cuda_pages &pages;
@@ -262,7 +262,6 @@ struct fa_sm80_pages {
 		const uint4 b = words[1], c = words[2];
 		WORK work;
 
-		/* Shuffles mark these as uniform for the compiler. */
 		work.sequence = 0;
 		work.head = part % args.attention.heads;
 		work.slice = part / args.attention.heads;

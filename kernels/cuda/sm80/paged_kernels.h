@@ -1,9 +1,7 @@
 /*
- * The table of kernels over pages, as kernels.h: the device code instantiates a kernel from every
- * row, and paged-table.c reads it.
- *
- * Decode: X(dim, dim_v, atoms, warps, stages), as in paged_load.h. Of each shape the first is for
- * chips with 227 KiB of shared memory per block, the second for those with 99.
+ * The table of kernels over pages, as kernels.h; paged-table.c reads it. Decode: X(dim, dim_v,
+ * atoms, warps, stages), as in paged_load.h. Of each shape the first is for chips with 227 KiB of
+ * shared memory per block, the second for those with 99.
  */
 #pragma once
 

@@ -1,8 +1,8 @@
 /*
  * The compile-time configuration of a decode kernel, and its copies of K and V into shared memory
- * in strips of 16 tokens. Each warp has two positions in the block's segments (ranges of keys, see
- * paged-args.h): the first loads strips into the warp's ring, the second follows some strips
- * behind and computes attention over them.
+ * in strips of 16 tokens.
+ * Each warp has two positions in the block's segments (ranges of keys, see paged-args.h): the first
+ * loads strips into the warp's ring, the second follows some strips behind and computes.
  */
 #pragma once
 
@@ -80,11 +80,11 @@ struct fa_paged_config {
 	              "pairs of columns");
 };
 
-/* Copies strips to a warp's ring, in the order of computation. */
+/* Copies strips in the order of computation. */
 template <class C> struct fa_paged_loader {
 	fa_paged_segment_of<C> segment;
 	bool done;
-	int32_t token; /* first token of the next strip */
+	int32_t token; /* of the next strip */
 	/* Slot of that strip's page. OWN: each lane's token has a page and an index in it. */
 	uint32_t slot, in_own_page;
 	const char *k, *v;
@@ -111,7 +111,7 @@ template <class C> struct fa_paged_loader {
 		slot = pages.table[segment.item.table_start + page];
 	}
 
-	/* Goes to the warp's first strip of the segment, or of the next segment that has one. */
+	/* Goes to the warp's first strip of the segment, or of the next one that has any. */
 	__device__ __forceinline__ void enter(const struct fa_cuda_paged_attention &args)
 	{
 		const struct fa_cuda_pages &pages = args.pages;
@@ -182,7 +182,7 @@ template <class C> struct fa_paged_loader {
 		}
 	}
 
-	/* Copies the strip's rows [low, high), each from where its token is; all else becomes zero. */
+	/* The strip's rows [low, high), each from where its token is; all else becomes zero. */
 	template <int D, bool V>
 	__device__ __forceinline__ void copy_own(const struct fa_cuda_paged_attention &args,
 	                                         uint32_t to, const char *from, uint32_t width,
@@ -262,7 +262,7 @@ template <class C> struct fa_paged_loader {
 			copy_scales(args, place, in_page);
 	}
 
-	/* Starts the copy of the next strip, if any, and ends a group of copies. */
+	/* If there is one, and ends a group of copies. */
 	__device__ __forceinline__ void step(const struct fa_cuda_paged_attention &args)
 	{
 		if (!done) {

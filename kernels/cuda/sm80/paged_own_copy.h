@@ -1,6 +1,6 @@
 /*
  * Copies of tokens between the pool and a client's own pages, of all layers in one launch. A block
- * has a strip of 16 tokens, which lies in one page of the pool, of K or V of a layer.
+ * has a strip of 16 tokens of one pool page, of K or V of a layer.
  */
 #pragma once
 
@@ -16,7 +16,6 @@ struct fa_own_copy_shared {
 	int64_t places[FA_CUDA_PAGED_STRIP];
 };
 
-/* The two places that a block copies between. */
 struct fa_own_copy_side {
 	char *pool; /* the strip's first token, head 0 */
 	char *own;  /* the client's tensor */

@@ -35,7 +35,7 @@ __device__ __forceinline__ void fa_element_set(int32_t dtype, void *row, int32_t
 		                                          : fa_pack<fa_bf16>(value, 0));
 }
 
-/* Converts 16 bytes to floats: 8 elements, or 4 in fp32. */
+/* 8 elements, or 4 in fp32. */
 __device__ __forceinline__ void fa_chunk_get(int32_t dtype, uint4 chunk, float (&ret)[8])
 {
 	const uint32_t words[4] = { chunk.x, chunk.y, chunk.z, chunk.w };
@@ -108,8 +108,7 @@ struct fa_token_place {
 	int64_t k, v; /* bytes from slot 0's head 0; -1: none */
 };
 
-/* Finds where a token lies. @table: pages.table or an inline table; by reference, as a copy costs
- * registers. */
+/* @table: pages.table or an inline table; by reference, as a copy costs registers. */
 __device__ __forceinline__ struct fa_token_place fa_token_find(const struct fa_cuda_pages &pages,
                                                                const uint32_t *const &table,
                                                                uint32_t table_start, uint32_t token)
@@ -190,10 +189,10 @@ __device__ __forceinline__ void fa_rotate(float x, float y, float2 turn, float &
 	ret_y = y * turn.x + x * turn.y;
 }
 
-/* Rows are heads of a token, of K or Q, that are rotated on the way. A row's units of work go to
- * threads so that no two threads read and write the same elements (the target may be the source):
- * pairs of chunks that rotate together, then copied chunks; if chunks do not divide the dims, one
- * unit for all that rotates. */
+/* Heads of a token, of K or Q, that are rotated on the way. A row's units of work go to threads so
+ * that no two read and write the same elements (the target may be the source): pairs of chunks that
+ * rotate together, then copied chunks; if chunks do not divide the dims, one unit for all that
+ * rotates. */
 struct fa_rotation {
 	int32_t units, paired; /* units per row; how many of them rotate */
 	int32_t distance;      /* bytes from x to y of a pair; 0: both are in one chunk */

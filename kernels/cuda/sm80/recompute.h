@@ -1,8 +1,7 @@
 /*
  * The second pass over a block's keys, for blocks that met an infinity or NaN: it keeps rows
  * unchanged by keys that they do not see (warp_product.h). Rare, so plain and small: one buffer, 16
- * keys at a time, nothing in flight, and all but the results computed where used, which leaves the
- * registers to O.
+ * keys at a time, nothing in flight, which leaves the registers to O.
  */
 #pragma once
 
@@ -84,7 +83,7 @@ __device__ __forceinline__ void fa_sm80_recompute_keys(struct fa_warp_rows<C> &r
 	fa_warp_accumulate<C, true>(rows, dots, logits.factor(), v, pair, sight);
 }
 
-/* Does what fa_sm80_mainloop() does. Shared memory must be free. */
+/* As fa_sm80_mainloop(). Shared memory must be free. */
 template <class C>
 __device__ __forceinline__ void fa_sm80_recompute(struct fa_warp_rows<C> &rows,
                                                   const typename C::SOURCE::ARGS &given,

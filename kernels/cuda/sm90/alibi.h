@@ -1,15 +1,13 @@
 /*
- * ALiBi by one more step of Q K^T, for head dim 64, where tensor cores have time to spare.
+ * ALiBi by one more step of Q K^T, for head dim 64, where tensor cores have time to spare. If all
+ * keys of a tile are on one side of a group's rows, the bias is +-slope * (key - row), counted from
+ * the tile's and the group's first, plus a constant per tile.
  *
- * If all keys of a tile are on one side of a group's rows, the bias is +-slope * (key - row),
- * counted from the tile's and the group's first, plus a constant per tile. Operand B, the same for
- * all tiles, holds key numbers and ones, 16 columns, and 16 more with the signs reversed. Operand
- * A, 16 columns per group, holds slope and -slope * row. Each number is a sum of three elements, as
- * exact as fp32: the second is multiplied by 2^10, the third by 2^20, and B's by the inverse, so
- * that tiny slopes are not subnormal.
- *
- * All threads write B before the block's first barrier; a group writes A when a block of rows
- * begins.
+ * Operand B, the same for all tiles, holds key numbers and ones, 16 columns, and 16 more with the
+ * signs reversed. Operand A, 16 columns per group, holds slope and -slope * row. Each number is a
+ * sum of three elements, as exact as fp32: A's second is multiplied by 2^10, the third by 2^20, and
+ * B's by the inverse, so that tiny slopes are not subnormal. All threads write B before the block's
+ * first barrier; a group writes A when a block of rows begins.
  */
 #pragma once
 
@@ -32,7 +30,6 @@ __device__ __forceinline__ bool fa_sm90_alibi_fits(const struct fa_cuda_attentio
 	return args.alibi_slopes && fa_sm90_is_linear(args) && fabsf(dot_slope) < 512;
 }
 
-/* The second element is scaled by 2^10, the third by 2^20. */
 template <class T> __device__ __forceinline__ void fa_sm90_alibi_split(float (&ret)[3], float x)
 {
 #pragma unroll
@@ -42,7 +39,6 @@ template <class T> __device__ __forceinline__ void fa_sm90_alibi_split(float (&r
 	}
 }
 
-/* Returns the address of 8 elements of a swizzled row of 64. */
 __device__ __forceinline__ uint32_t fa_sm90_alibi_address(uint32_t tile, int32_t row, int32_t eight)
 {
 	return tile + row * 128 + (eight ^ row % 8) * 16;

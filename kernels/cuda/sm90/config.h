@@ -29,9 +29,9 @@ enum fa_sm90_pingpong {
 	FA_SM90_PINGPONG_NONE,    /* nothing: each group skips its own unseen tiles */
 };
 
-/* When a consumer reads the stop word of the next stage (yield.h). */
+/* When a consumer reads the next stage's stop word (yield.h). */
 enum fa_sm90_stop_read {
-	FA_SM90_STOP_ON_DEMAND, /* when it needs the tile */
+	FA_SM90_STOP_ON_DEMAND,
 	/* If the tile has arrived by then: */
 	FA_SM90_STOP_BEFORE_EXP, /* before the tile's last exponentials */
 	FA_SM90_STOP_AFTER_EXP,  /* after them */
@@ -84,12 +84,12 @@ struct fa_sm90_config {
 	using CHECK = std::conditional_t<PACKED, uint32_t, bool>;
 	/* With pages, four groups have too few registers for overflow.h. */
 	static constexpr bool FIXED_MAX = fa_sm90_fixed_max<T>::value && !(PAGED && GROUPS_ == 4);
-	/* p of a row's maximum is 2^MAX_EXPONENT. With FIXED_MAX later logits may exceed that
-	 * maximum by up to 113. overflow.h scales down sums beyond SUM_HIGH. */
+	/* p of a row's maximum is 2^MAX_EXPONENT. With FIXED_MAX later logits may exceed it by up
+	 * to 113. overflow.h scales down sums beyond SUM_HIGH. */
 	static constexpr int MAX_EXPONENT = fa_sm90_fixed_max<T>::value && !SCORE_MOD ? -40 : 0;
 	static constexpr float SUM_HIGH = SCORE_MOD ? 0x1p40f : 1;
-	/* Computes the block's first tile of keys before the others, because rows often have their
-	 * greatest logits there; the others follow from the last one backwards. */
+	/* Computes the block's first tile of keys first, because rows often have their greatest
+	 * logits there; the others follow from the last one backwards. */
 	static constexpr bool FIRST_TILE_FIRST = FIXED_MAX && BAND && !SCORE_MOD && !WINDOW &&
 	                                         PINGPONG_ != FA_SM90_PINGPONG_NONE;
 	static constexpr int DIM = DIM_, DIM_V = DIM_V_;
@@ -98,26 +98,23 @@ struct fa_sm90_config {
 	static constexpr int GROUP_ROWS = FA_SM90_GROUP_ROWS, ROWS = GROUPS * GROUP_ROWS;
 	static constexpr fa_sm90_pingpong PINGPONG = PINGPONG_;
 	static constexpr bool INDEPENDENT = PINGPONG == FA_SM90_PINGPONG_NONE;
-	/* Groups that skip tiles run up to one tile apart. With two stages nothing would be loaded
-	 * ahead. */
+	/* Groups that skip tiles run up to one tile apart: two stages would load nothing ahead. */
 	static constexpr bool SKIPS = INDEPENDENT || (WINDOW && STAGES > 2);
 	/* YIELDS: the launch can be preempted (yield.h). Independent groups have no common tile to
 	 * stop at. */
 	static constexpr bool YIELDS = !INDEPENDENT, YIELDS_IN_BLOCK = YIELDS && !WINDOW;
 
-	/* Registers of a thread. All start with 65,536 / THREADS, rounded down to a multiple of
-	 * 8; the producer releases some, the consumers acquire them. */
+	/* Registers of a thread. All start with 65,536 / THREADS, rounded down to a multiple of 8;
+	 * the producer gives some to the consumers. */
 	static constexpr bool LOOKS_UP = PAGED || WINDOW || PACKED;
 	/* ALiBi is an extra step of Q K^T (alibi.h). */
 	static constexpr bool ALIBI_MMA = SCORE_MOD && !SOFTCAP && !PAGED && DIM == 64;
 	/* The producer reads the next block's descriptor early. */
 	static constexpr bool LOOKAHEAD = PAGED && DIM == 128 && !(PACKED && SOURCE::PLANS);
-	/* Adds sinks to the sums. */
 	static constexpr bool SINKS = SCORE_MOD || WINDOW || !BAND || SOURCE::BAND_SINKS(DIM, KEYS);
 	/* Consumers keep the ping-pong barrier's number in a vector register, and compute a tile's
-	 * valid rows only where they mask it. */
+	 * valid rows only to mask it. */
 	static constexpr bool MASK_ON_DEMAND = PAGED && PINGPONG != FA_SM90_PINGPONG_SOFTMAX;
-	/* fa_sm90_mask_row() masks by words of bits. */
 	static constexpr bool MASK_BITS = (PAGED && DIM == 128) || WINDOW || SCORE_MOD ||
 	                                  (FIXED_MAX && !PAGED &&
 	                                   PINGPONG == FA_SM90_PINGPONG_SOFTMAX);
@@ -146,12 +143,11 @@ struct fa_sm90_config {
 	                                          : GROUPS == 3 ? 160
 	                                          : LOOKS_UP    ? 232
 	                                                        : 240;
-	/* Another live register would spill, so some state is recomputed per tile. */
+	/* Another live register would spill: some state is recomputed per tile. */
 	static constexpr bool FEW_REGISTERS = SCORE_MOD && GROUPS == 3;
-	/* The soft cap's last step also subtracts the row's maximum, if there is one. */
+	/* The soft cap's last step also subtracts the row's maximum. */
 	static constexpr bool CAP_SUBTRACTS_MAX = SOFTCAP && FIXED_MAX;
-	/* Number of dot products of a thread that softcap.h computes at a time, as independent
-	 * chains. */
+	/* Dot products of a thread that softcap.h computes at a time, as independent chains. */
 	static constexpr int CAP_CHUNK = FEW_REGISTERS            ? (KEYS < 128 ? 8 : 4)
 	                                 : SOFTCAP && KEYS >= 128 ? 32
 	                                                          : 16;
@@ -161,7 +157,7 @@ struct fa_sm90_config {
 	              "setmaxnreg would wait for ever");
 
 	/* A tile is columns of 64 elements (128 bytes) with all rows, in TMA's 128-byte swizzle.
-	 * The last column may be half used. */
+	 * The last may be half used. */
 	static constexpr int COLUMN = 64, COLUMN_BYTES = 128;
 	static constexpr int COLUMNS = (DIM + 63) / COLUMN, COLUMNS_V = (DIM_V + 63) / COLUMN;
 	static constexpr uint32_t Q_COLUMN = GROUP_ROWS * COLUMN_BYTES;
@@ -170,8 +166,7 @@ struct fa_sm90_config {
 	static constexpr uint32_t K_BYTES = COLUMNS * KV_COLUMN;
 	static constexpr uint32_t V_BYTES = COLUMNS_V * KV_COLUMN;
 
-	/* Dynamic shared memory. Tiles start on 1024 bytes for the swizzle; the host allocates
-	 * FA_SM90_BARRIER_BYTES for the rest. */
+	/* Dynamic shared memory. Tiles start on 1024 bytes for the swizzle. */
 	struct SHARED {
 		uint8_t q[Q_SLOTS][Q_BYTES];
 		uint8_t k[STAGES][K_BYTES];
@@ -188,12 +183,12 @@ struct fa_sm90_config {
 		uint64_t k_full[STAGES], k_empty[STAGES];
 		uint64_t v_full[STAGES], v_empty[STAGES];
 
-		/* State of yield.h; zero by default. */
+		/* State of yield.h. */
 		alignas(16) struct fa_cuda_preempt_record record;
 		uint32_t exits;       /* exit at once */
 		uint32_t state_slot;  /* slot of the stopped block's state */
 		uint32_t blocks_done; /* blocks of rows finished, */
-		/* 1 + tiles left of the next block of rows; 0: the block did not stop. */
+		/* 1 + tiles left of the next block of rows; 0: did not stop. */
 		uint32_t tiles_left;
 		uint32_t nonfinite;    /* rows must be recomputed */
 		uint32_t stop[STAGES]; /* enum fa_sm90_stop_kind, or 0 */
@@ -256,13 +251,12 @@ struct fa_sm90_config {
 
 	/* WINDOW: tiles that the previous block does not see. */
 	static constexpr int NEW_TILES = (ROWS + KEYS - 1) / KEYS;
-	/* Q_EARLY: number of groups whose Q of the next block is loaded before that block's first
-	 * K. If there are too few slots, the other groups' Q comes later, so that K and V do not
-	 * wait for a slot. */
+	/* Q_EARLY: groups whose Q of the next block is loaded before that block's first K. The
+	 * others' comes later if slots are few, so that K and V do not wait for a slot. */
 	static constexpr bool LATE_Q = WINDOW || (BAND && !SCORE_MOD && DIM == 256);
 	static constexpr int Q_EARLY = LATE_Q && Q_SLOTS < 2 * GROUPS ? Q_SLOTS - GROUPS : GROUPS;
-	/* Limit of the tiles skipped between two blocks. The first group skips only last tiles, the
-	 * last group only first ones. */
+	/* Most tiles skipped between two blocks. The first group skips only last tiles, the last
+	 * group only first ones. */
 	static constexpr int SKIPS_MAX = (GROUPS > 2 ? 2 : 1) *
 	                                 (((GROUPS - 1) * GROUP_ROWS + KEYS - 1) / KEYS);
 	static_assert(!WINDOW || !INDEPENDENT, "WINDOW gives all groups equally many tiles");

@@ -1,6 +1,6 @@
 /*
  * Main loop of a consumer warpgroup. Tiles of keys go from the last to the first, but for
- * FIRST_TILE_FIRST. An iteration issues Q K^T of a tile and P V of the tile before, and computes
+ * FIRST_TILE_FIRST. An iteration issues Q K^T of a tile and P V of the one before, and computes
  * exponentials while P V runs. A block's epilogue overlaps with the next block's first Q K^T.
  */
 #pragma once
@@ -29,7 +29,7 @@ template <class C>
 __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uint32_t shared,
                                                 uint32_t number)
 {
-	/* Recomputed if registers are few; otherwise it is the argument. */
+	/* Recomputed if registers are few. */
 	const uint32_t group = C::PAGED && C::INDEPENDENT
 	                               ? __shfl_sync(~0u, threadIdx.x / 128, 0) - 1
 	                               : number;
@@ -45,8 +45,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	typename SOURCE::template SCHEDULER<C> scheduler(all);
 	struct fa_sm90_ring_position<C::STAGES> k, v;
 	struct fa_sm90_ring_position<C::Q_SLOTS> q;
-	/* Three blocks of rows: the one whose logits are computed, the next one, and the one whose
-	 * O is not stored yet. */
+	/* Blocks of rows: the one whose logits are computed, the next one, and the one whose O is
+	 * not stored yet. */
 	typename SOURCE::BLOCK block, next_block, done_block;
 	struct fa_sm90_sums sums, done_sums;
 	bool done = false, k_there = false;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	int32_t first_key; /* PAGED: the first visible key, relative to the group's first row */
 	int32_t key;       /* the tile's first key, likewise */
 	int32_t left;      /* tiles of the block after this one */
-	bool first_tile;   /* FIRST_TILE_FIRST: this is the block's first tile */
+	bool first_tile;   /* the block's first tile */
 	int32_t next_end_key, next_first_key, next_key, next_left; /* -1: no next block */
 	int32_t next_skip = 0;  /* tiles to skip before this group's next one */
 	int32_t skip_after = 0; /* how many of these tiles belong to the next block */
@@ -198,13 +198,11 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			q.advance(C::GROUPS);
 		}
 	};
-	/* Returns true if some row does not see all of the tile. */
 	const auto partly_seen = [&](void) {
 		return key + C::KEYS > end_key || (C::PAGED && key < first_key) ||
 		       (C::BAND && (key + C::KEYS - 1 > args.window_right ||
 		                    key < C::GROUP_ROWS - 1 - args.window_left));
 	};
-	/* Masks the logits where needed; returns partly_seen(). */
 	const auto mask = [&](void) {
 		if constexpr (C::SCORE_MOD) {
 			if (side == 0) {
@@ -217,7 +215,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			}
 		}
 		if (partly_seen()) {
-			/* Recomputed instead of kept if registers are few. */
+			/* Recomputed if registers are few. */
 			const int32_t thread_row = C::PACKED ? fa_sm90_thread_row<C>(all)
 			                                     : kept_thread_row;
 
@@ -257,8 +255,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 					                (float)((int32_t)(lane % 4 * 2) - row);
 			}
 		rescales = fa_sm90_update_max<C>(sums, dots, factor, row_shift, key_slope, scale);
-		/* The soft cap has already subtracted the maximum of rows that had one; the other
-		 * rows follow here. */
+		/* The soft cap has subtracted the maximum of rows that had one; the others
+		 * follow. */
 		if (C::CAP_SUBTRACTS_MAX) {
 			const float add[2] = { unset[0] ? sums.offset[0] : 0,
 				               unset[1] ? sums.offset[1] : 0 };
@@ -268,7 +266,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		any_row_unset = !C::FIXED_MAX || find_unset();
 		return rescales;
 	};
-	/* Keeps the barrier's number out of uniform registers and computes it before the wait. */
+	/* Kept out of uniform registers, and computed before the wait. */
 	const uint32_t pingpong_group = C::MASK_ON_DEMAND ? threadIdx.x / 128 - 1 : group;
 	const auto pingpong_wait = [&](void) {
 		fa_barrier_sync(C::pingpong_barrier(pingpong_group), 256);
@@ -295,8 +293,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	if constexpr (C::PACKED)
 		fa_sm90_share_begin<C>(all, group);
 	q.advance(group);
-	/* Runs once, unless an independent group skips more tiles than the ring holds: then the
-	 * pipeline starts again. */
+	/* Runs once, unless an independent group skips more tiles than the ring holds. */
 #pragma unroll 1
 	do {
 		for (; C::INDEPENDENT && next_skip > 0; next_skip--) {
@@ -352,7 +349,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		if (C::YIELDS_IN_BLOCK && resumed)
 			fa_sm90_rescale<C>(out, scale);
 
-		/* Valid rows of the current logits' tile; its V is awaited one iteration later. */
+		/* Valid rows of the current logits' tile; its V is awaited an iteration later. */
 		uint32_t rows = rows_of_tile();
 
 #pragma unroll 1
@@ -371,8 +368,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				k_there = false;
 			}
 			if constexpr (C::YIELDS) {
-				/* The only exit: after a second one the compiler places the
-				 * exponentials where ping-pong does not overlap them. */
+				/* The only exit: with two the compiler places the exponentials
+				 * where ping-pong does not overlap them. */
 				if (C::STOP_READ == FA_SM90_STOP_ON_DEMAND || !k_there) {
 					if (!k_there)
 						wait_k();
@@ -407,7 +404,6 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			fa_sm90_issue_dots<C>(dots, q_tile(), k_tile(), shared, group, side);
 			if (C::PINGPONG == FA_SM90_PINGPONG_GEMM)
 				pingpong_signal();
-			/* Overlaps with the dot products. */
 			if (!C::PACKED && done) {
 				nonfinite |= fa_sm90_epilogue<C>(out, done_sums, all, done_block,
 				                                 group);
@@ -453,9 +449,9 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			}
 			if (C::PINGPONG == FA_SM90_PINGPONG_SOFTMAX && !C::WAITS_LATE)
 				pingpong_wait();
-			/* After the first half of the exponentials O is complete; P is free, so
-			 * the rest is rounded meanwhile. The branch keeps the compiler from
-			 * waiting earlier. */
+			/* After the first half of the exponentials O is complete and P free, so the
+			 * rest is rounded meanwhile. The branch keeps the compiler from waiting
+			 * earlier. */
 			if (!half_done)
 				fa_sm90_exponentials<C, 0, steps / 2>(sums, dots, factor, shift);
 			release_q();

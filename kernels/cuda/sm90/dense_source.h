@@ -30,7 +30,7 @@
 
 #include <stdint.h>
 
-/* A block of rows, or a group's part; fa_work_at() gives the rest. */
+/* A block of rows, or a group's part. */
 struct fa_sm90_block {
 	int32_t triple, row;
 };
@@ -55,7 +55,6 @@ template <class C> struct fa_sm90_dense_scheduler {
 		}
 	}
 
-	/* Moves on by @count units. */
 	__device__ __forceinline__ void advance(const struct fa_cuda_attention &args,
 	                                        uint32_t count)
 	{
@@ -65,7 +64,7 @@ template <class C> struct fa_sm90_dense_scheduler {
 		n += (int32_t)(count - whole * args.units_m);
 	}
 
-	/* Takes the thread block's next unit from the list. Returns false if it has none left. */
+	/* Returns false if the list has no more units for the thread block. */
 	__device__ __forceinline__ bool take_listed(const struct fa_cuda_attention &args,
 	                                            struct fa_sm90_block &ret_block)
 	{
@@ -140,8 +139,8 @@ template <class C> struct fa_sm90_dense_tile {
 		token -= keys;
 	}
 
-	/* Loads COLUMNS columns of 64 elements of K or, from @first_column on, of V. One thread
-	 * of the calling warp issues. */
+	/* Loads COLUMNS columns of 64 elements of K or, from @first_column on, of V. Called by a
+	 * warp. */
 	template <int COLUMNS>
 	__device__ __forceinline__ void fetch(const struct fa_cuda_attention &, uint32_t shared,
 	                                      const void *map, uint32_t barrier,

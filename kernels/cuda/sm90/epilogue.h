@@ -1,6 +1,6 @@
 /*
- * Epilogue of a block of rows: divides O by the sums, stores O and the LSE. O goes from registers
- * to global memory, which leaves shared memory to Q, K and V.
+ * Divides a block's O by the sums, stores O and the LSE. O goes from registers to global memory,
+ * which leaves shared memory to Q, K and V.
  */
 #pragma once
 
@@ -25,7 +25,7 @@ fa_sm90_work_of(const typename C::ARGS &all, const typename C::SOURCE::BLOCK &bl
 		return C::SOURCE::work_of(all, block);
 }
 
-/* Returns what recompute.h must check: with PACKED the warp's rows, as bits; otherwise whether this
+/* Returns what recompute.h must check: with PACKED the warp's rows, as bits; else whether this
  * thread stored such a value. With PACKED, @out and @sums may change. */
 template <class C>
 __device__ __forceinline__ typename C::CHECK
@@ -77,8 +77,7 @@ fa_sm90_epilogue(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const type
 	return nonfinite;
 }
 
-/* Stores zeros and the LSE for a group's rows that see no key; work.row is the first of these
- * rows. */
+/* Stores zeros and the LSE for a group's rows, from work.row on, that see no key. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_epilogue_empty(const struct fa_cuda_attention &args,
                                                        const struct fa_work &work)

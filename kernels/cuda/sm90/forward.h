@@ -1,7 +1,7 @@
 /*
  * Entry of the forward kernels on wgmma, fp16 and bf16. Warpgroup 0 is the producer (load.h), the
- * other GROUPS are consumers of 64 query rows each (consumer.h). A thread block computes one block
- * of rows after another: while O of one is stored, Q, K and V of the next arrive.
+ * other GROUPS are consumers of 64 query rows each (consumer.h). While O of one block of rows is
+ * stored, Q, K and V of the next arrive.
  */
 #pragma once
 
@@ -71,7 +71,7 @@ __device__ __forceinline__ void fa_sm90_forward(const typename C::ARGS &args,
 		if (C::YIELDS)
 			fa_sm90_yield_end<C>(C::SOURCE::attention(args), shared);
 		else
-			/* The producer stores nothing to global memory and may have exited. */
+			/* The producer may have exited. */
 			fa_done_behind(C::SOURCE::attention(args).done, 128, C::GROUPS * 128);
 	}
 }

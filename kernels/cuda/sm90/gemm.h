@@ -1,6 +1,6 @@
 /*
  * The two products of a tile as wgmma groups, S = Q K^T and O += P V, and clearing of V's rows that
- * belong to no key. Executed by all 128 threads of a consumer warpgroup.
+ * belong to no key. All 128 threads of a consumer warpgroup call.
  */
 #pragma once
 
@@ -13,8 +13,8 @@
 
 #include <stdint.h>
 
-/* dots = Q K^T as one wgmma group. @q: the group's rows. If ALIBI_MMA and @side is not 0, one more
- * step adds ALiBi (alibi.h). */
+/* dots = Q K^T as one wgmma group. @q: the group's rows. If @side is not 0, ALIBI_MMA adds ALiBi
+ * (alibi.h). */
 template <class C>
 __device__ __forceinline__ void fa_sm90_issue_dots(fa_sm90_dots<C> &dots, uint32_t q, uint32_t k,
                                                    uint32_t shared, uint32_t group, int32_t side)
@@ -68,7 +68,7 @@ __device__ __forceinline__ void fa_sm90_zero_v_rows(uint32_t v, int32_t row, int
 {
 	constexpr int chunks = C::COLUMNS_V * 8;
 
-	/* Recomputed where registers are few. */
+	/* Recomputed if registers are few. */
 	const uint32_t thread = C::PAGED && C::SCORE_MOD
 	                                ? __shfl_sync(~0u, threadIdx.x, threadIdx.x % 32)
 	                                : threadIdx.x;

@@ -17,11 +17,9 @@
 
 #include <stdint.h>
 
-/* Stage of a ring, and parity of the phase. */
 template <int STAGES> struct fa_sm90_ring_position {
 	uint32_t stage = 0, parity = 0;
 
-	/* Advances by @count <= STAGES stages. */
 	__device__ __forceinline__ void advance(uint32_t count = 1)
 	{
 		stage += count;
@@ -32,7 +30,7 @@ template <int STAGES> struct fa_sm90_ring_position {
 	}
 };
 
-/* Issues the loads of Q; called by a warp, issued by one thread. */
+/* Called by a warp, issued by one thread. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_fetch_q(uint32_t shared, const void *map, uint32_t barrier,
                                                 int32_t token, int32_t head, int32_t sequence,
@@ -50,14 +48,14 @@ __device__ __forceinline__ void fa_sm90_fetch_q(uint32_t shared, const void *map
 }
 
 template <class C> struct fa_sm90_load_block {
-	int32_t token, head, sequence; /* token, head and sequence of the block's first row in Q */
+	int32_t token, head, sequence; /* of the block's first row in Q */
 	int32_t set;                   /* PACKED */
-	typename C::SOURCE::template TILE<C> tile; /* the next tile to load */
+	typename C::SOURCE::template TILE<C> tile;
 	int32_t count;
-	bool reversed; /* the scheduler's flag for this block */
+	bool reversed;
 
-	/* Advances to the next block whose rows see a key; false: no more. @left: its remaining
-	 * tiles; 0: all. */
+	/* Advances to the next block whose rows see a key; false: no more. @left: remaining tiles;
+	 * 0: all. */
 	__device__ __forceinline__ bool
 	next(const typename C::ARGS &all,
 	     typename C::SOURCE::template PRODUCER_SCHEDULER<C> &scheduler, int32_t left)
@@ -88,8 +86,7 @@ template <class C> struct fa_sm90_load_block {
 	}
 };
 
-/* LOOKAHEAD: the next block's descriptor, read early; take() looks up its pages. Not for ragged
- * tensors. */
+/* LOOKAHEAD: the next block's descriptor, read early. Not for ragged tensors. */
 template <class C> struct fa_sm90_next_block {
 	int32_t token, last, count;
 	bool there = false, reversed;
@@ -177,7 +174,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	if constexpr (C::LOOKAHEAD)
 		upcoming.look(args, scheduler);
 
-	/* For a resumed thread block: finished blocks of rows, and tiles left of the next one. */
+	/* A resumed thread block's finished blocks of rows, and tiles left of the next one. */
 	const auto done_before = [&](void) {
 		return C::YIELDS ? fa_ld_shared(shared + C::RECORD + 4) : 0;
 	};
@@ -228,8 +225,8 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 		                   token, head, rows.sequence, once);
 		q.advance();
 	};
-	/* Waits until the late slots' previous tiles are consumed. Otherwise a consumer that waits
-	 * for late Q would take an earlier phase for it. */
+	/* Waits until the late slots' previous tiles are consumed: else a consumer that waits for
+	 * late Q would take an earlier phase for it. */
 	const auto wait_late_q = [&](void) {
 		struct fa_sm90_ring_position<C::Q_SLOTS> late = q;
 

@@ -1,7 +1,6 @@
 /*
  * Logit modifiers of SCORE_MOD kernels: soft cap, ALiBi, sinks, a scale of any sign, chosen at run
- * time for the whole launch. As fa_logits_rich of common/logits.h, in wgmma's layout. Logits are in
- * units of ln 2.
+ * time. As fa_logits_rich of common/logits.h, in wgmma's layout. Logits are in units of ln 2.
  */
 #pragma once
 
@@ -17,7 +16,7 @@ __device__ __forceinline__ float fa_sm90_alibi_slope(const struct fa_cuda_attent
 	return args.alibi_slopes ? args.alibi_slopes[head] * 1.44269504f : 0;
 }
 
-/* Returns the head's sink; -inf if there is none. */
+/* -inf: none. */
 template <class C>
 __device__ __forceinline__ float fa_sm90_sink(const struct fa_cuda_attention &args, int32_t head)
 {
@@ -30,7 +29,7 @@ __device__ __forceinline__ bool fa_sm90_is_linear(const struct fa_cuda_attention
 	return args.cap_out == 0 && args.scale_log2 > 0;
 }
 
-/* Turns nonlinear dot products into logits. With a soft cap, adds @base of their rows. */
+/* With a soft cap, adds @base of the rows. */
 template <class C, int COUNT>
 __device__ __forceinline__ void fa_sm90_logits(float (&dots)[COUNT], const float (&base)[2],
                                                const struct fa_cuda_attention &args)

@@ -70,7 +70,6 @@ __device__ __forceinline__ void fa_sm90_store_out(const fa_sm90_out_rows<C> &out
 	}
 }
 
-/* Checks the thread's part of row @r of O, times @scale. */
 template <class C>
 __device__ __forceinline__ bool fa_sm90_is_nonfinite(const fa_sm90_out_rows<C> &out, float scale,
                                                      int r)
@@ -85,7 +84,8 @@ __device__ __forceinline__ bool fa_sm90_is_nonfinite(const fa_sm90_out_rows<C> &
 	return product != 0;
 }
 
-/* Returns the factor of row @r of O. Adds @sink (fa_sm90_sink()) to the sum, which may change @offset. */
+/* Returns the factor of row @r of O. Adds @sink (fa_sm90_sink()) to the sum, which may change
+ * @offset. */
 template <class C>
 __device__ __forceinline__ float fa_sm90_row_scale(float sink, float &offset, float &sum)
 {

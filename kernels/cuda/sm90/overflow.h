@@ -31,7 +31,6 @@ __device__ __forceinline__ void fa_sm90_few_dots(float (&acc)[4], const char *co
 #pragma unroll
 	for (int i = 0; i < 4; i++)
 		acc[i] = 0;
-		/* As many loads in flight as registers allow. */
 #pragma unroll(C::GROUPS == 2 ? 8 : 1)
 	for (int32_t d = 0; d < C::DIM / 4; d += 4) {
 		uint2 b = make_uint2(0, 0), a0 = b, a1 = b;
@@ -48,8 +47,8 @@ __device__ __forceinline__ void fa_sm90_few_dots(float (&acc)[4], const char *co
 	}
 }
 
-/* Computes the thread's logits of 8 keys from @first on; -inf where a row does not see one.
- * Recomputes what depends on the row per 8 keys, to save registers. */
+/* The thread's logits of 8 keys from @first on; -inf where a row does not see one. Recomputes what
+ * depends on the row, to save registers. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_few_logits(float (&ret)[4], const typename C::ARGS &all,
                                                    const typename C::SOURCE::WORK &work,
@@ -60,7 +59,7 @@ __device__ __forceinline__ void fa_sm90_few_logits(float (&ret)[4], const typena
 	const int32_t row = work.row + thread % 128 / 32 * 16 + thread % 32 / 4;
 	const int32_t element = thread % 4 * (C::DIM / 4);
 	const int32_t begin = C::SOURCE::first_key(work);
-	/* Clamped to the sequence, so nothing outside is read. */
+	/* Clamped to the sequence. */
 	const int32_t key = min(max(first + (int32_t)(thread % 32 / 4), begin), work.n_k - 1);
 	const char *const base = fa_work_base(args.q, work.sequence, work.first_q, work.head) +
 	                         element * 2;
@@ -141,7 +140,7 @@ fa_sm90_prevent_overflow(struct fa_sm90_sums &sums, fa_sm90_out_rows<C> &out, fa
 	for (int r = 0; r < 2; r++) {
 		float sum = sums.sum[r], shrink = 1;
 
-		/* The sum, because a maximum would hide a NaN. */
+		/* A maximum would hide a NaN. */
 		sum += __shfl_xor_sync(~0u, sum, 1);
 		sum += __shfl_xor_sync(~0u, sum, 2);
 		if (sum > FA_SM90_SUM_LOST) {

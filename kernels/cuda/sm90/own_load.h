@@ -1,8 +1,8 @@
 /*
- * Producer warps of decode over a client's own pages. Pages of whole strips are loaded as those of the
- * pool (paged_load.h), by maps of the client's strides unless rows follow one another. Of all others
- * each row of K and of V is a copy, so that pages may have any number of tokens; a lane has two
- * tokens of a tile.
+ * Producer warps of decode over a client's own pages. Pages of whole strips are loaded as the
+ * pool's (paged_load.h), by maps of the client's strides unless rows follow one another. Of others
+ * each row of K and of V is a copy: pages may have any number of tokens; a lane has two tokens of a
+ * tile.
  */
 #pragma once
 
@@ -42,7 +42,7 @@ __device__ __forceinline__ bool fa_sm90_own_find(const struct fa_cuda_paged_atte
 	for (int i = 0; i < 2; i++) {
 		const int32_t at = token + i * 32 + (int32_t)(threadIdx.x % 32);
 
-		/* Hidden tokens before the first need no entry; any row serves. */
+		/* Hidden tokens need no entry; any row serves. */
 		ret_tile.page[i] = ret_tile.in_page[i] = 0;
 		if (at >= (int32_t)segment.item.begin && at < segment.end)
 			ret_tile.page[i] = fa_own_page(args, segment.item.table_start, at,
@@ -52,7 +52,7 @@ __device__ __forceinline__ bool fa_sm90_own_find(const struct fa_cuda_paged_atte
 	return true;
 }
 
-/* Does what fa_sm90_paged_load() does, row by row. */
+/* As fa_sm90_paged_load(), row by row. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_own_load_rows(const struct fa_cuda_paged_attention &args,
                                                       uint32_t shared,

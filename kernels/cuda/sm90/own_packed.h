@@ -1,10 +1,10 @@
 /*
- * Source of packed rows (packed_source.h) over a client's own pages. Each block of threads plans: it
- * reads all lengths and cu_q once, divides the tiles of keys evenly over the units of a KV head, and
- * keeps its own unit in shared memory. KV heads are divided alike.
+ * Source of packed rows (packed_source.h) over a client's own pages. Each block of threads plans:
+ * it reads all lengths and cu_q once, divides the tiles of keys evenly over the units of a KV head,
+ * and keeps its own unit in shared memory. KV heads are divided alike.
  *
- * Blocks whose plans differ, because the client has changed its lengths meanwhile, join parts that do
- * not belong together. Yet each block writes rows of its unit alone, uses counters and places of
+ * If the client changes its lengths meanwhile, plans differ, and blocks join parts that do not
+ * belong together. Yet each block writes rows of its unit alone, uses counters and places of
  * partial results that the launch has, and does not wait for long (packed_share.h).
  *
  * fa_thread_index() keeps what is computed here out of registers that the main loop needs.
@@ -19,7 +19,7 @@
 #include <math.h>
 #include <stdint.h>
 
-/* Returns the sum of @value over the warp's lanes up to this one. */
+/* The sum of @value over the warp's lanes up to this one. */
 __device__ __forceinline__ uint32_t fa_sm90_own_scan(uint32_t value)
 {
 	const uint32_t lane = fa_thread_index() % 32;
@@ -33,7 +33,7 @@ __device__ __forceinline__ uint32_t fa_sm90_own_scan(uint32_t value)
 	return value;
 }
 
-/* Returns the sums of @sums before this thread's warp, and of all, as .x and .y. */
+/* The sums of @sums before this thread's warp, and of all, as .x and .y. */
 __device__ __forceinline__ uint2 fa_sm90_own_sums(const uint32_t *sums)
 {
 	const uint32_t warp = fa_thread_index() / 32;
@@ -47,7 +47,6 @@ __device__ __forceinline__ uint2 fa_sm90_own_sums(const uint32_t *sums)
 	return result;
 }
 
-/* The tiles that a block of rows sees. */
 struct fa_sm90_own_rows {
 	uint32_t sequence, first, count;
 	uint32_t set, row; /* set and row of its first group */
@@ -109,7 +108,6 @@ __device__ __forceinline__ void fa_sm90_own_list(const struct fa_cuda_paged_atte
 	__syncthreads(); /* the list has an end, and the word was read */
 }
 
-/* Returns block @block of rows of a KV head. */
 template <class C>
 __device__ __forceinline__ struct fa_sm90_own_rows
 fa_sm90_own_rows_of(const struct fa_cuda_paged_attention &all, uint32_t block)
@@ -139,8 +137,8 @@ fa_sm90_own_rows_of(const struct fa_cuda_paged_attention &all, uint32_t block)
 	return rows;
 }
 
-/* Returns the least number of tiles per unit for which @blocks blocks of rows need no more units
- * than there are. Each warp tries one number. */
+/* The least number of tiles per unit for which @blocks blocks of rows need no more units than there
+ * are. Each warp tries one number. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_sm90_own_most(const struct fa_cuda_paged_attention &all,
                                                      uint32_t blocks)
@@ -220,8 +218,7 @@ struct fa_sm90_own_packed : fa_sm90_packed_rows<struct fa_cuda_paged_attention> 
 		return false;
 	}
 
-	/* Plans the block's unit. Called by all threads, after the barrier behind
-	 * fa_sm90_yield_begin(). */
+	/* Called by all threads, after the barrier behind fa_sm90_yield_begin(). */
 	template <class C> static __device__ __forceinline__ void plan(const ARGS &all)
 	{
 		const uint32_t thread = fa_thread_index();

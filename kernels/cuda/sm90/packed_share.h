@@ -1,12 +1,11 @@
 /*
- * How consumer groups of several thread blocks join the parts of their rows together. Each group
- * stores its part, counts itself, and waits until all parts are there; then each adds up some
- * columns of all parts, in the order of keys. So no multiprocessor has to read all parts alone.
+ * How consumer groups of several thread blocks join the parts of their rows. Each group stores its
+ * part, counts itself, and waits until all parts are there; then each adds up some columns of all
+ * parts, in the order of keys. So no multiprocessor has to read all parts alone.
  *
  * No group waits for long, because a launch may share the GPU, and other blocks may start late. A
- * group that gives up notes that in the count, and is then done. The remaining groups take slices
- * of the columns one after another. The group that is the last to count itself never waits, and
- * takes whatever is left.
+ * group that gives up notes that in the count, and is done. The others take slices of the columns
+ * one after another. The last group to count itself never waits, and takes whatever is left.
  */
 #pragma once
 
@@ -61,7 +60,6 @@ template <int WIDTH> struct fa_sm90_slice {
 		step = split ? 4 : 1;
 	}
 
-	/* The warp's rows that are in the slice, as bits. */
 	__device__ __forceinline__ uint32_t rows(bool split) const
 	{
 		return split ? 0x303u << 2 * quarter : 0xffffu;
@@ -117,7 +115,6 @@ template <int WIDTH> struct fa_sm90_share {
 		}
 	}
 
-	/* Adds what the lane at @distance has. */
 	__device__ __forceinline__ void add_lane(uint32_t distance)
 	{
 		float lower[2], weight[2];
@@ -160,7 +157,7 @@ __device__ __forceinline__ bool fa_sm90_share_is_large(const fa_sm90_out_rows<C>
 }
 
 /* Stores a part of a warp's rows: O in the order of fa_sm90_store_state(), then offset and sum of
- * each of the 16 rows. The sum is negative if the row is to be checked. @to: the thread's place. */
+ * each of the 16 rows; negative sum: check the row. @to: the thread's place. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_share_store_part(const fa_sm90_out_rows<C> &out,
                                                          const struct fa_sm90_sums &sums,
@@ -195,7 +192,7 @@ __device__ __forceinline__ bool fa_sm90_share_counts(void)
 	return threadIdx.x % 128 == 0;
 }
 
-/* Returns the group's counter @which; of.counter is the calling warp's first one. */
+/* of.counter is the calling warp's first one. */
 template <class C>
 __device__ __forceinline__ uint64_t *fa_sm90_share_counter_of(const struct fa_sm90_unit_parts &of,
                                                               uint32_t which)
@@ -203,8 +200,8 @@ __device__ __forceinline__ uint64_t *fa_sm90_share_counter_of(const struct fa_sm
 	return of.counter - threadIdx.x % 128 / 32 + which * C::GROUPS * 4;
 }
 
-/* Prepares the counter early: another atomic operation right before the count would delay it.
- * Called by all threads of a group. */
+/* Another atomic operation right before the count would delay it. Called by all threads of a
+ * group. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_share_begin(const typename C::ARGS &all, uint32_t group)
 {
@@ -230,7 +227,7 @@ fa_sm90_share_arrive(const typename C::ARGS &all, const struct fa_sm90_unit_part
 	uint64_t count = fa_atomic_add_ordered(counter, 1) + 1;
 
 	for (uint32_t looks = 1; (count & (FA_SM90_SHARE_GONE - 1)) < of.parts; looks++) {
-		/* Reads the clock rarely, as that takes as long as a look at the counter. */
+		/* Reading the clock takes as long as a look at the counter. */
 		const bool gives_up = looks % 8 == 0 &&
 		                      (fa_timer_ns() - begin_ns >= all.join_wait_ns ||
 		                       fa_preempt_requested(args.preempt));
@@ -262,7 +259,7 @@ __device__ __forceinline__ void fa_sm90_share_add_up(struct fa_sm90_share<WIDTH>
 #pragma unroll 1
 	for (uint32_t first = slice.part; first < n; first += at_once * slice.step) {
 		float4 columns[at_once][WIDTH];
-		float2 sums[at_once][2]; /* a row's offset and sum */
+		float2 sums[at_once][2];
 		float lower[2] = { ret.offset[0], ret.offset[1] };
 
 		/* Indices past the last repeat it. */
@@ -295,7 +292,7 @@ __device__ __forceinline__ void fa_sm90_share_add_up(struct fa_sm90_share<WIDTH>
 	}
 }
 
-/* Stores a slice of the output. Returns true if the lane has a row to check. */
+/* Returns true if the lane has a row to check. */
 template <class C, int WIDTH>
 __device__ __forceinline__ bool fa_sm90_share_store(const struct fa_sm90_share<WIDTH> &share,
                                                     const struct fa_sm90_slice<WIDTH> &slice,
@@ -354,7 +351,7 @@ __device__ __forceinline__ uint32_t fa_sm90_share_slices(const typename C::ARGS 
 		                           : fa_atomic_count(counter, 1)) -
 		                  (all.epoch << 16));
 	};
-	/* Gives all threads of the group the answer, bit by bit. */
+	/* Gives all threads of the group the answer. */
 	const auto take = [&](void) {
 		uint32_t taken = 0, slice = 0;
 
@@ -404,9 +401,8 @@ __device__ __forceinline__ uint32_t fa_sm90_share_slices(const typename C::ARGS 
 	return rows;
 }
 
-/* Joins the unit's rows of a group with those of the block's other units. Returns the warp's rows
- * that recompute.h must check, as bits; all their columns are stored by then. @work: of the warp.
- * Called by all threads of the group. */
+/* Joins the unit's rows of a group with the other units'. Returns the warp's rows that recompute.h
+ * must check, as bits; all their columns are stored by then. Called by all threads of the group. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_sm90_share_join(const fa_sm90_out_rows<C> &out,
                                                        const struct fa_sm90_sums &sums,
@@ -437,8 +433,7 @@ __device__ __forceinline__ uint32_t fa_sm90_share_join(const fa_sm90_out_rows<C>
 		end = FA_SM90_SHARE_SOME;
 	else
 		return 0;
-	/* With few parts there are many slices for each group; wide slices keep as many loads in
-	 * flight. */
+	/* Wide slices keep as many loads in flight. */
 	if (of.parts <= 4)
 		return fa_sm90_share_slices<C, 4>(all, of, work, end, has_rows, barrier);
 	if (of.parts <= 8)

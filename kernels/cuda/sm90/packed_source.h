@@ -1,7 +1,7 @@
 /*
- * Sources (dense_source.h) whose rows are packed: a group's 64 rows are pack_tokens
- * new tokens of 64 / pack_tokens query heads, which share a KV head. Row h * pack_tokens + t is
- * token t of head h. So few new tokens fill a tile, and K and V are read once for several heads.
+ * Sources (dense_source.h) whose rows are packed: a group's 64 rows are pack_tokens new tokens of
+ * 64 / pack_tokens query heads, which share a KV head. Row h * pack_tokens + t is token t of head
+ * h. So few new tokens fill a tile, and K and V are read once for several heads.
  *
  * A thread block computes a unit: a block of such rows over some of its tiles of keys. Over pages
  * the host lists units (struct fa_cuda_paged_unit), over tensors their number tells all. Where a
@@ -32,17 +32,16 @@ struct fa_sm90_packed_work : fa_sm90_page_work {
 	int32_t origin;      /* position of the group's first token */
 };
 
-/* A thread block has one unit, the one with the block's number. */
+/* A thread block has the unit of its number. */
 struct fa_sm90_packed_block {
 };
 
-/* Returns a warp's first row within its group. */
 __device__ __forceinline__ uint32_t fa_sm90_warp_row(void)
 {
 	return threadIdx.x % 128 / 32 * 16;
 }
 
-/* Returns a thread's first row in tokens, from its group's first row on. */
+/* A thread's first row in tokens, from its group's first row on. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_thread_row(const typename C::ARGS &all)
 {
@@ -57,8 +56,8 @@ __device__ __forceinline__ int32_t fa_sm90_thread_row(const typename C::ARGS &al
 	}
 }
 
-/* Returns 16 bytes of a unit, or of an item. A block over a client's own pages has planned the one unit
- * that it has, in shared memory. */
+/* Returns 16 bytes of a unit, or of an item. A block over a client's own pages has planned its one
+ * unit, in shared memory. */
 template <class C>
 __device__ __forceinline__ uint4 fa_sm90_packed_unit(const struct fa_cuda_paged_attention &all,
                                                      uint32_t unit, uint32_t at)
@@ -109,7 +108,6 @@ __device__ __forceinline__ void fa_sm90_packed_load(const struct fa_cuda_paged_a
 	ret_work.diagonal = ret_work.n_k - ret_work.n_q;
 }
 
-/* Divides the tiles that a block of rows sees evenly over its parts. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_packed_load(const struct fa_cuda_packed_attention &all,
                                                     uint32_t unit,
@@ -207,7 +205,7 @@ template <class ARGS_> struct fa_sm90_packed_rows {
 	}
 
 	/* Changes a group's WORK to the calling warp's: its head, and a row such that the warp's
-	 * own rows begin at row + fa_sm90_warp_row(). */
+	 * rows begin at row + fa_sm90_warp_row(). */
 	static __device__ __forceinline__ void of_warp(const ARGS &all, struct fa_work &work)
 	{
 		const uint32_t row = fa_sm90_warp_row();
@@ -216,7 +214,6 @@ template <class ARGS_> struct fa_sm90_packed_rows {
 		work.row -= (int32_t)(row >> all.pack_shift << all.pack_shift);
 	}
 
-	/* Returns the calling warp's WORK in group @group of unit @at. */
 	template <class C>
 	static __device__ __forceinline__ WORK find_unit(const ARGS &all, uint32_t at,
 	                                                 uint32_t group)
@@ -230,7 +227,7 @@ template <class ARGS_> struct fa_sm90_packed_rows {
 		return work;
 	}
 
-	/* Computes it again, because registers are few while O is stored. */
+	/* Computed again, because registers are few while O is stored. */
 	template <class C>
 	static __device__ __forceinline__ struct fa_work work_of(const ARGS &all, const BLOCK &,
 	                                                         uint32_t group)
@@ -397,8 +394,8 @@ __device__ __forceinline__ bool fa_sm90_unit_joined(const typename C::ARGS &all,
 	                                (all.epoch << 16 | FA_SM90_UNIT_JOINED | of.part);
 }
 
-/* Sets @out and @sums to the join of @n parts of the warp's rows, each @step parts after the one
- * before. @base: the thread's place in the first. */
+/* Sets @out and @sums to the join of @n parts of the warp's rows, @step parts apart. @base: the
+ * thread's place in the first. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_unit_add_up(fa_sm90_out_rows<C> &out,
                                                     struct fa_sm90_sums &sums, const float4 *base,
@@ -479,11 +476,9 @@ fa_sm90_unit_hand_over(const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums
 }
 
 /*
- * Joins the unit's rows of a warp with those of the block's other units, if the warp is the last to
- * arrive: then @out and @sums are of all keys, and it returns true.
- *
- * One warp reads a part in about 0.5 us, because its multiprocessor reads no faster. Of many parts,
- * runs of FA_CUDA_PACKED_RUN are therefore joined first, each by its last warp.
+ * Joins the unit's rows of a warp with the other units', if the warp is the last to arrive: then
+ * @out and @sums are of all keys, and it returns true. One warp reads a part in about 0.5 us. Of
+ * many parts, runs of FA_CUDA_PACKED_RUN are therefore joined first, each by its last warp.
  */
 template <class C>
 __device__ __forceinline__ bool
@@ -504,8 +499,8 @@ fa_sm90_unit_join(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const typ
 		                                (uint64_t)(of.partial + first) * STATE::BYTES) +
 		                     (threadIdx.x + fa_opaque_zero() - 128);
 
-		/* A run's result replaces its first part. Only this thread reads its share of that
-		 * part. */
+		/* A run's result replaces its first part, of which only this thread reads this
+		 * share. */
 		if (!fa_sm90_unit_hand_over<C>(
 			    out, sums,
 			    base + (part - first) * step * (STATE::BYTES / sizeof(float4)),
@@ -518,7 +513,7 @@ fa_sm90_unit_join(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const typ
 		part = run;
 		step = FA_CUDA_PACKED_RUN;
 	}
-	/* Marks the counter for recompute.h. No other warp of this launch counts there any more. */
+	/* Marks the counter for recompute.h. No other warp counts there any more. */
 	if (threadIdx.x % 32 == 0)
 		fa_atomic_max(of.counter, all.epoch << 16 | FA_SM90_UNIT_JOINED | of.part);
 	__syncwarp();

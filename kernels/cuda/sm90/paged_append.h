@@ -58,8 +58,7 @@ fa_sm90_paged_new_tokens_of(const struct fa_cuda_paged_attention &args,
 }
 
 /* Issues the copies of a tile from @token on, @there tokens: old ones from this lane's strip at
- * @from, new ones a row each. The whole warp calls it; other arguments as in
- * fa_sm90_paged_copy(). */
+ * @from, new ones a row each. Called by a warp; as fa_sm90_paged_copy(). */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_copy_new_tokens(const struct fa_cuda_paged_attention &args,
@@ -82,12 +81,12 @@ fa_sm90_paged_copy_new_tokens(const struct fa_cuda_paged_attention &args,
 }
 
 /* What a thread stores of a segment's new rows: every C::JOINED-th 16 bytes. begin() loads the
- * first 16 bytes, end() stores. */
+ * first, end() stores. */
 template <class C> struct fa_sm90_paged_append {
 	static constexpr uint32_t CHUNKS = C::PITCH / 16;
 
 	int32_t token;
-	uint32_t count; /* chunks of all threads */
+	uint32_t count; /* chunks of all threads together */
 	uint4 first;
 
 	__device__ __forceinline__ uint4 get(const struct fa_cuda_paged_attention &args,

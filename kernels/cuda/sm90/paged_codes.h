@@ -31,8 +31,8 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 	const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 	const uint32_t quarter = warp % C::TILE_WARPS;
 	fa_paged_segment_of<C> segment = fa_sm90_codes_first_walk<C>(shared_memory);
-	/* The warp's next tile: its stage and parity, which are uniform across the warp, and the
-	 * number of the segment's tiles before it. */
+	/* The next tile's stage and parity, uniform across the warp, and the number of the
+	 * segment's tiles before it. */
 	uint32_t stage = __shfl_sync(~0u, warp / C::TILE_WARPS, 0), parity = 0;
 	int32_t before = (int32_t)stage;
 	uint32_t segments = 0;
@@ -91,15 +91,14 @@ __device__ __forceinline__ void fa_sm90_codes_compute(const struct fa_cuda_paged
 			args, segment, rows, shared_memory,
 			(const struct fa_paged_row *)(shared_memory + C::Q +
 		                                      segments % 2 * C::Q_BYTES + C::ROWS_INFO));
-		__syncwarp(); /* the warp is done with Q and facts */
+		__syncwarp(); /* the warp is done with Q and the rows' facts */
 		if (lane == 0)
 			fa_mbarrier_arrive(shared + C::Q_EMPTY + segments % 2 * 8);
 		segments++;
 	} while (segment.next(args));
 }
 
-/* Starts all warps. The preparations are divided among them, because cold code behind jumps is slow
- * to fetch. */
+/* The preparations are divided among the warps: cold code behind jumps is slow to fetch. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_codes_start(const struct fa_cuda_paged_attention &args,
                                                     char *shared_memory)
@@ -142,7 +141,6 @@ __device__ __forceinline__ void fa_sm90_codes_decode(const struct fa_cuda_paged_
 	extern __shared__ __align__(1024) char shared_memory[];
 
 	fa_sm90_codes_start<C>(args, shared_memory);
-	/* The shuffle tells the compiler that this is uniform. */
 	if (__shfl_sync(~0u, threadIdx.x / 128, 0) == C::GROUPS) {
 		fa_setmaxnreg_dec<C::PRODUCER_REGISTERS>();
 		const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -156,7 +154,7 @@ __device__ __forceinline__ void fa_sm90_codes_decode(const struct fa_cuda_paged_
 	} else {
 		fa_setmaxnreg_inc<C::CONSUMER_REGISTERS>();
 		fa_sm90_codes_compute<C>(args, shared_memory);
-		/* Producers store nothing to global memory and may have exited. */
+		/* Producers may have exited. */
 		fa_done_behind(args.attention.done, 0, C::JOINED);
 	}
 }

@@ -14,7 +14,7 @@
 
 template <int STORE_, int DIM_, int ATOMS_, int GROUPS_, int STAGES_, bool SMALL_, bool TWO_LEVEL_>
 struct fa_sm90_codes_config {
-	using T = fa_f16; /* type of the fragments' elements */
+	using T = fa_f16;
 	static constexpr int STORE = STORE_, DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_;
 	static constexpr int GROUPS = GROUPS_, STAGES = STAGES_, ROWS = ATOMS * 16, BYTES = 2;
 	/* Consumer warps, four per tile; a producer warp for each group; a warp that converts Q;
@@ -51,7 +51,6 @@ struct fa_sm90_codes_config {
 		float factors[ROWS];
 	};
 
-	/* Q is double-buffered: of this segment and of the next. */
 	struct SHARED {
 		uint8_t ring[STAGES][STAGE_BYTES];
 		struct Q_SHARED q[2];
@@ -110,7 +109,7 @@ struct fa_sm90_codes_config {
 	              "the thread count is what the host plans");
 	static_assert(DIM == 64 || DIM == 128 || DIM == 256,
 	              "loads are free of bank conflicts for these only");
-	/* Otherwise a group that is ahead could mistake a stage's previous phase for its next. */
+	/* Else a group that is ahead could mistake a stage's previous phase for its next. */
 	static_assert(STAGES % GROUPS == 0, "a stage belongs to one group");
 	static_assert(LOADERS == 1 || LOADERS == GROUPS,
 	              "a stage belongs to one loader and one group");

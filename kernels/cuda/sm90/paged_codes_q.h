@@ -15,7 +15,7 @@
 
 #include <stdint.h>
 
-/* The elements of a row of Q that a lane needs: those of the columns that it loads of K, 16 of each
+/* The elements of a row of Q that a lane needs: of the columns that it loads of K, 16 of each
  * 64. */
 template <class C> struct fa_sm90_codes_q_row {
 	uint32_t words[C::DIM / 64][8];
@@ -129,7 +129,6 @@ __device__ __forceinline__ void fa_sm90_codes_convert_q(const struct fa_cuda_pag
 	} while (segment.next(args));
 }
 
-/* Fragments of Q, in registers or in shared memory. */
 template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_codes_q {
 	uint4 steps[C::ATOMS][C::DIM / 16];
 

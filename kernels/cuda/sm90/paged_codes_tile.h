@@ -98,7 +98,7 @@ __device__ __forceinline__ void fa_sm90_codes_dots(float (&dots)[C::ATOMS][2][4]
 	}
 }
 
-/* Returns the lane's ldmatrix address, relative to the warp's first row of V. */
+/* The lane's ldmatrix address, relative to the warp's first row of V. */
 template <class C> __device__ __forceinline__ uint32_t fa_sm90_codes_v(void)
 {
 	const uint32_t lane = threadIdx.x % 32, row = lane % 16;

@@ -39,8 +39,8 @@ struct fa_sm90_paged_config {
 			      PRECOMPUTED = true;
 	static constexpr int OWN = FA_OWN_NO;
 	static constexpr bool APPENDS = FA_SM90_PAGED_APPENDS(DIM, ATOMS); /* paged_append.h */
-	/* The first tiles' loads are issued before all else (fa_sm90_paged_load_early()), at most
-	 * EARLY_TILES; the first warp initialises the mbarriers. */
+	/* The first tiles' loads, at most EARLY_TILES, are issued before all else
+	 * (fa_sm90_paged_load_early()); the first warp initialises the mbarriers. */
 	static constexpr bool EARLY_LOADS = FA_SM90_PAGED_EARLY_LOADS(DIM) && !SPLIT_ITEMS;
 	static constexpr int EARLY_TILES = FA_SM90_PAGED_EARLY_TILES(DIM);
 	/* A __syncthreads() follows the initialisation of the mbarriers (paged_codes.h). */
@@ -61,8 +61,7 @@ struct fa_sm90_paged_config {
 	static constexpr uint32_t Q_PITCH = FA_SM90_PAGED_Q_PITCH(DIM);
 	static constexpr uint32_t MERGE_COLUMNS = FA_SM90_PAGED_MERGE_COLUMNS(DIM, ATOMS);
 	static constexpr uint32_t MERGE_PITCH = FA_SM90_PAGED_MERGE_PITCH(DIM, ATOMS);
-	/* Rows that the warps merge at a time, all columns; 0: MERGE_COLUMNS columns of all
-	 * rows. */
+	/* Rows that the warps merge at a time; 0: MERGE_COLUMNS columns of all rows. */
 	static constexpr uint32_t MERGE_ROWS = FA_SM90_PAGED_MERGE_ROWS(DIM);
 	static constexpr uint32_t MERGE_ROW_PITCH = DIM + 8;
 
@@ -108,7 +107,6 @@ struct fa_sm90_paged_config {
 
 	static __device__ __forceinline__ bool has_no_nan(uint4 value)
 	{
-		/* 0 times a finite number is 0. */
 		uint32_t zeros = fa_fma_packed<T>(value.x, 0, 0);
 
 		zeros = fa_fma_packed<T>(value.y, 0, zeros);
@@ -121,7 +119,7 @@ struct fa_sm90_paged_config {
 	              "the layout is what the host plans");
 	static_assert(THREADS == FA_SM90_PAGED_THREADS(DIM, ATOMS, GROUPS),
 	              "the thread count is what the host plans");
-	/* Otherwise a group that is ahead could mistake a stage's previous phase for its next. */
+	/* Else a group that is ahead could mistake a stage's previous phase for its next. */
 	static_assert(STAGES % GROUPS == 0, "a stage belongs to one group");
 	static_assert(STAGES > GROUPS, "tiles arrive while others are computed");
 	static_assert(!EARLY_LOADS || (EARLY_TILES <= STAGES && EARLY_TILES <= 4 && GROUPS == 1),

@@ -40,7 +40,6 @@ fa_sm90_paged_prefetch_tails(const struct fa_cuda_paged_attention &args,
 		fa_prefetch(args.suffixes + segment.split.suffixes + i);
 }
 
-/* The configuration of parts of at most 16 rows. */
 template <class C> struct fa_sm90_paged_one_atom : C {
 	static constexpr int ATOMS = 1;
 };
@@ -172,8 +171,8 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	} while (segment.next(args));
 }
 
-/* EARLY_LOADS: the common start of all warps. Until fa_await_launch_ahead() it reads only the
- * plan, which was complete before the launch ahead began. */
+/* EARLY_LOADS: the common start of all warps. Until fa_await_launch_ahead() it reads only the plan,
+ * which was complete before that launch began. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_start(const struct fa_cuda_paged_attention &args,
                                                     uint32_t shared,
@@ -212,7 +211,6 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 	if constexpr (C::EARLY_LOADS)
 		fa_sm90_paged_start<C>(args, shared, segment);
 	if constexpr (C::SETMAXNREG) {
-		/* Tells the compiler that it is uniform. */
 		if (__shfl_sync(~0u, threadIdx.x / 128, 0) == C::GROUPS) {
 			fa_setmaxnreg_dec<FA_SM90_PAGED_PRODUCER_REGISTERS>();
 			if (threadIdx.x < C::JOINED + 32) {
@@ -223,7 +221,7 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 			fa_setmaxnreg_inc<FA_SM90_PAGED_CONSUMER_REGISTERS>();
 			start();
 			fa_sm90_paged_compute<C>(args, shared_memory, segment);
-			/* The producer stored nothing to global memory and may have exited. */
+			/* The producer may have exited. */
 			fa_done_behind(args.attention.done, 0, C::JOINED);
 		}
 	} else {

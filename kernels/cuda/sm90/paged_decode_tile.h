@@ -28,7 +28,6 @@
 
 #include <stdint.h>
 
-/* Rows of Q, in registers or in shared memory. */
 template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q {
 	uint4 chunks[C::ATOMS][C::DIM / 32][2]; /* of rows g and g + 8 */
 
@@ -60,7 +59,7 @@ template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q
 		}
 	}
 
-	/* Copies unaligned rows to this warp's MERGE area, off the common path. */
+	/* Copies unaligned rows to this warp's MERGE area. */
 	__device__ __forceinline__ uint32_t gather(const struct fa_cuda_paged_attention &args,
 	                                           const fa_paged_segment_of<C> &segment,
 	                                           uint32_t shared)
@@ -89,8 +88,7 @@ template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q
 template <class C> struct fa_sm90_paged_q<C, false> {
 	uint32_t at;
 
-	/* Stores Q to shared memory; ends with a barrier of all consumers. No warp may still
-	 * read the previous Q. */
+	/* Ends with a barrier of all consumers. No warp may still read the previous Q. */
 	__device__ __forceinline__ void load(const struct fa_cuda_paged_attention &args,
 	                                     const fa_paged_segment_of<C> &segment, uint32_t shared)
 	{
@@ -256,7 +254,6 @@ __device__ __forceinline__ void fa_sm90_paged_product(struct fa_warp_rows<C> &ro
 	}
 }
 
-/* A warp's next tile: first token, stage and parity. */
 struct fa_sm90_paged_cursor {
 	int32_t token;
 	uint32_t stage, parity;

@@ -1,7 +1,7 @@
 /*
  * End of a segment in decode with bulk copies: the warps' results are merged, then stored or
- * reduced over blocks (paged_reduce.h). Also clears V's rows that are no tokens. C is the kernel's
- * config; beside common/paged_rows.h's needs it has has_no_nan() of 16 bytes of V.
+ * reduced over blocks (paged_reduce.h). Also clears V's rows that are no tokens. C also has
+ * has_no_nan() of 16 bytes of V.
  */
 #pragma once
 
@@ -34,7 +34,7 @@ __device__ __forceinline__ bool fa_sm90_paged_zero_invalid_v(const struct fa_cud
                                                              uint32_t v, int32_t token)
 {
 	constexpr uint32_t chunks = C::PITCH / 16;
-	/* Number of loads in flight; at d64 registers allow no more. */
+	/* Loads in flight; at d64 registers allow no more. */
 	constexpr int at_once = C::DIM == 64 ? 2 : 4;
 	const bool all = token >= (int32_t)item.begin &&
 	                 token + FA_CUDA_PAGED_STRIP <= (int32_t)item.n_k;
@@ -66,8 +66,7 @@ __device__ __forceinline__ bool fa_sm90_paged_zero_invalid_v(const struct fa_cud
 	return !__any_sync(~0u, !numbers);
 }
 
-/* Returns fa_paged_row_of() and the row's address. Called early, because at the segment's end it
- * would delay the launch. */
+/* Called early: at the segment's end it would delay the launch. */
 template <class C>
 __device__ __forceinline__ struct fa_paged_row
 fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args,
@@ -99,8 +98,8 @@ fa_sm90_paged_fence_partials(const struct fa_cuda_paged_attention &args)
 			fa_fence_device();
 }
 
-/* Records how the segment's part is split. All consumers call it; @thread writes the record,
- * thread 0 reads it. If they differ, a barrier must follow. */
+/* All consumers call it; @thread writes the record, thread 0 reads it. If they differ, a barrier
+ * must follow. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_segment_begin(const struct fa_cuda_paged_attention &args,
@@ -138,7 +137,6 @@ fa_sm90_paged_store_columns(const struct fa_cuda_paged_attention &args, char *ou
 	}
 }
 
-/* Finishes and stores four columns; @info: the row's. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_finish_columns(const struct fa_cuda_paged_attention &args,
@@ -317,7 +315,7 @@ __device__ __forceinline__ void fa_sm90_paged_reduce_levels(
 		fa_sm90_paged_signal_part<C>(args, segment);
 }
 
-/* Finishes the segment. All consumers call it. @rows_info: the warp's copy; unused in pieces. */
+/* All consumers call it. @rows_info: the warp's copy; unused in pieces. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
@@ -332,7 +330,6 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 	                                                                         C::SPLIT_AT);
 	uint64_t before = 0;
 	constexpr uint32_t quads = (C::MERGE_ROWS > 0 ? C::DIM_V : C::MERGE_COLUMNS) / 4;
-	/* With many warps, each lane merges some of the warps. */
 	constexpr int lanes = C::WARPS > 4 ? 8 : 32;
 	static_assert(quads % lanes == 0 || lanes == 32, "a warp's lanes leave the loop together");
 	static_assert(C::WARPS % (32 / lanes) == 0, "all lanes merge equally many warps");
@@ -369,7 +366,7 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 		for (uint32_t first = 0; first < there; first += some) {
 			if (g / some == first % 8 / some)
 				fa_sm90_paged_stage_row<C>(rows, at, first / 8);
-			/* All warps wrote their rows and stats. */
+			/* Rows and stats are written. */
 			fa_barrier_sync(C::COMPUTE, C::JOINED);
 #pragma unroll 1
 			for (uint32_t i = warp * lanes + lane % lanes;
@@ -400,7 +397,7 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 					               C::MERGE_PITCH],
 						r, step * (C::MERGE_COLUMNS / 8),
 						C::MERGE_COLUMNS / 8);
-			/* All warps wrote their columns and stats. */
+			/* Columns and stats are written. */
 			fa_barrier_sync(C::COMPUTE, C::JOINED);
 			for (uint32_t i = warp * lanes + lane % lanes; i < there * quads;
 			     i += C::WARPS * lanes) {

@@ -1,9 +1,8 @@
 /*
- * Table of the sm_90a decode kernels over pages, plain C preprocessor: paged_decode_rows.h and
- * paged_codes.cu instantiate the rows, paged-table.c makes the host's table. K's and V's rows have
- * exactly dim elements. docs/kernels.md says why these shapes.
- *
- * Decode: X(dim, atoms, groups, stages, blocks); paged_config.h explains the columns.
+ * Table of the sm_90a decode kernels over pages: paged_decode_rows.h and paged_codes.cu instantiate
+ * the rows, paged-table.c makes the host's table. K's and V's rows have exactly dim elements.
+ * docs/kernels.md says why these shapes. Decode: X(dim, atoms, groups, stages, blocks);
+ * paged_config.h explains the columns.
  */
 #pragma once
 
@@ -25,8 +24,8 @@
 /* Whether such decode can plan for itself (common/own_plan.h); d256, and e4m3, would spill. */
 #define FA_SM90_OWN_PLANS(dim) ((dim) < 256)
 
-/* Partial results that a thread reduces at a time. Parts with many more have kernels that reduce in
- * two levels (paged_reduce.h). */
+/* Partial results that a thread reduces at a time. Parts with many more are reduced in two levels
+ * (paged_reduce.h). */
 #define FA_SM90_PAGED_REDUCE_FANIN 16
 
 /* Decode in pieces (common/paged_combine.h), with one atom where results must not depend on the
@@ -36,8 +35,8 @@
 	X(128, 2, 2, 4, 1)                                                                         \
 	X(256, 1, 1, 3, 1)
 
-/* Whether consumers take registers from the producer's warpgroup: two groups of two atoms at d128.
- * The producer's warpgroup then has three idle warps. */
+/* Whether consumers take registers from the producer's warpgroup, which then has three idle warps:
+ * two groups of two atoms at d128. */
 #define FA_SM90_PAGED_SETMAXNREG(dim, atoms, groups) ((dim) * (atoms) * (groups) > 256)
 
 /* With SETMAXNREG: parts of at most 16 rows are computed with one atom. */
@@ -61,8 +60,8 @@
 /* Bytes of 16 tokens of K or V: a quarter of a tile. */
 #define FA_SM90_PAGED_QUARTER(dim) (16 * (dim)*2)
 
-/* Q is in registers; if false, in shared memory, where rows are Q_PITCH bytes apart. At d64 a
- * thread's 128 registers are too few. */
+/* If false, Q is in shared memory, where rows are Q_PITCH bytes apart. At d64 a thread's 128
+ * registers are too few. */
 #define FA_SM90_PAGED_Q_IN_REGISTERS(dim, atoms) ((dim) != 64 && (dim) * (atoms) <= 128)
 #define FA_SM90_PAGED_Q_PITCH(dim) ((dim)*2 + 64)
 
@@ -91,7 +90,7 @@
 	X(128, 2, 2, 8)                                                                            \
 	X(256, 1, 2, 4)
 
-/* Consumer groups and the producers' warpgroup, and their registers per thread. */
+/* Consumer groups and the producers' warpgroup. */
 #define FA_SM90_CODES_THREADS(groups) ((groups)*128 + 128)
 #define FA_SM90_CODES_PRODUCER_REGISTERS(groups) 56
 #define FA_SM90_CODES_CONSUMER_REGISTERS(groups) ((groups) == 3 ? 152 : 224)

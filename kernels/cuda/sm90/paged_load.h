@@ -38,8 +38,7 @@ struct fa_sm90_paged_batch {
 #define FA_SM90_PAGED_COPY_WHOLE 0x100
 #define FA_SM90_PAGED_TILE_WHOLE 0x200
 
-/* True if all strips that this lane's copy takes are in one page. @in_page: the number of this
- * lane's strip in its page. */
+/* @in_page: the number of this lane's strip in its page. */
 template <uint32_t STRIPS>
 __device__ __forceinline__ bool fa_sm90_paged_in_one_page(uint32_t in_page, uint32_t page_strips)
 {
@@ -48,13 +47,13 @@ __device__ __forceinline__ bool fa_sm90_paged_in_one_page(uint32_t in_page, uint
 	return in_page >= before && in_page - before + STRIPS <= page_strips;
 }
 
-/* Bytes of a lane's copy, per strip: K in the first four lanes, then V, then scales. */
+/* Bytes per strip: K in the first four lanes, then V, then scales. */
 template <class C> __device__ __forceinline__ uint32_t fa_sm90_paged_strip_bytes(void)
 {
 	return FA_CUDA_PAGED_STRIP * (C::QUANTISED && threadIdx.x % 16 >= 8 ? 4 : C::PITCH);
 }
 
-/* Returns the distance in bytes of this lane's page from the pool, or from page 0. */
+/* Distance in bytes of this lane's page from the pool, or from page 0. */
 template <class C>
 __device__ __forceinline__ uint64_t fa_sm90_paged_place(const struct fa_cuda_paged_attention &args,
                                                         uint32_t slot)
@@ -66,7 +65,6 @@ __device__ __forceinline__ uint64_t fa_sm90_paged_place(const struct fa_cuda_pag
 		return (uint64_t)slot * 256;
 }
 
-/* Returns the end of the segment's last tile, full or not. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_paged_tiles_end(const fa_paged_segment_of<C> &segment)
 {
@@ -143,7 +141,7 @@ fa_sm90_paged_look_up(const struct fa_cuda_paged_attention &args, fa_paged_segme
 	return true;
 }
 
-/* Prefetches Q for the consumers; by a whole warp. */
+/* A whole warp calls this. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_prefetch_q(const struct fa_cuda_paged_attention &args,
                                                          const fa_paged_segment_of<C> &segment)
@@ -196,7 +194,7 @@ __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t the
 		return;
 	tokens = min(rest, strips * FA_CUDA_PAGED_STRIP);
 	if constexpr (C::QUANTISED) {
-		/* There is one copy instruction for all, so that lanes diverge once. */
+		/* One instruction for all, so that lanes diverge once. */
 		const uint32_t to = is_scales ? C::SCALES + is_v * 256 + quarter * 64
 		                              : is_v * C::K_BYTES + quarter * C::QUARTER;
 
@@ -286,7 +284,6 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
                                                    const struct fa_cuda_maps *maps = NULL)
 {
 	const uint32_t lane = threadIdx.x % 32;
-	/* Tells the compiler that it is uniform. */
 	const uint32_t loader = C::LOADERS == 1 ? 0
 	                                        : __shfl_sync(~0u, threadIdx.x / 32, 0) - C::WARPS;
 	const uint64_t once = fa_bulk_policy_once(), normal = fa_bulk_policy_normal();

@@ -68,7 +68,7 @@ fa_sm90_paged_partials_of_part(const struct fa_sm90_paged_split &split)
 		 split.first_in_second ? (uint32_t)C::ROWS : 0 };
 }
 
-/* Returns the block whose counter and second place this block's group uses. */
+/* The block whose counter and second place this block's group uses. */
 __device__ __forceinline__ uint32_t
 fa_sm90_paged_group_block(const struct fa_sm90_paged_split_groups &split)
 {
@@ -128,7 +128,7 @@ template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_clear_partials(const struct fa_cuda_paged_attention &args)
 {
-	constexpr uint32_t second = C::ROWS * C::DIM_V * 4; /* bytes from place to place */
+	constexpr uint32_t second = C::ROWS * C::DIM_V * 4;
 	const uint32_t nothing = FA_SM90_PAGED_EMPTY, row = 2 * blockIdx.x * C::ROWS;
 	char *const at = fa_sm90_paged_partial_address<C>(args, row);
 	uint2 *const sums = (uint2 *)args.partial_sums + row;
@@ -210,7 +210,6 @@ struct fa_sm90_paged_total {
 	}
 };
 
-/* Stores four columns of row @at of all places. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_store_partial_row(const struct fa_cuda_paged_attention &args, uint32_t at,
@@ -228,7 +227,6 @@ fa_sm90_paged_store_partial_row(const struct fa_cuda_paged_attention &args, uint
 		                                __float_as_uint(total.sum)));
 }
 
-/* Stores four columns of this block's partial result. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_store_partial(const struct fa_cuda_paged_attention &args,
@@ -291,8 +289,7 @@ fa_sm90_paged_reduce(const struct fa_cuda_paged_attention &args,
 			for (int j = 0; j < at_once; j++)
 				missing |= sum[j].x == FA_SM90_PAGED_EMPTY ||
 				           out[j].x == FA_SM90_PAGED_EMPTY;
-			/* Over a client's own pages blocks may disagree about their parts, and must
-			 * not wait for ever. */
+			/* Over a client's own pages blocks may disagree about their parts. */
 			if (C::OWN && ++polls == FA_SM90_OWN_POLLS)
 				break;
 		} while (missing);

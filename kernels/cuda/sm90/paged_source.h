@@ -1,7 +1,7 @@
 /*
  * Source (dense_source.h) of keys in pages and rows in dense tensors. The plan lists blocks of
- * rows, longest first; blocks i and n - 1 - i are a pair, so that pairs are about equally long. A
- * thread block's rounds alternate in direction: a short pair follows a long one.
+ * rows, longest first; blocks i and n - 1 - i are a pair, so that pairs are about equally long.
+ * Rounds alternate in direction: a short pair follows a long one.
  */
 #pragma once
 
@@ -33,7 +33,6 @@ static_assert(FA_SM90_GROUP_ROWS < 1 << FA_SM90_PAGE_ROWS_BITS, "a number of row
 static_assert(FA_CUDA_PAGED_HEAD_SLICES_MAX <= 1u << (32 - FA_SM90_PAGE_ROWS_BITS),
               "a part's number fits");
 
-/* Sets the query head and the slice of V. */
 __device__ __forceinline__ void fa_sm90_page_part(const struct fa_cuda_attention &args,
                                                   int32_t part, struct fa_work &work)
 {
@@ -59,7 +58,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 		find(all);
 	}
 
-	/* Returns the list's length; over a client's own pages it is in the device's plan. */
+	/* Over a client's own pages it is in the device's plan. */
 	static __device__ __forceinline__ uint32_t
 	blocks_of(const struct fa_cuda_paged_attention &all)
 	{
@@ -90,7 +89,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 		return (const uint4 *)(all.items + item);
 	}
 
-	/* False: blocks of rows are not paired, as all run at once. */
+	/* False: all blocks of rows run at once. */
 	static __device__ __forceinline__ bool paired(const struct fa_cuda_paged_attention &all)
 	{
 		if constexpr (C::SOURCE::OWN)
@@ -125,8 +124,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 			return all.section_pairs;
 	}
 
-	/* Sets the n-th pair. Pairs are numbered by sections of parts whose keys fit in L2
-	 * together. */
+	/* Pairs are numbered by sections of parts whose keys fit in L2 together. */
 	__device__ __forceinline__ void find(const struct fa_cuda_paged_attention &all)
 	{
 		const struct fa_cuda_attention &args = all.attention;
@@ -174,7 +172,6 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 		const uint4 b = words[1], c = words[2];
 
 		fa_sm90_page_part(args, part, ret_work);
-		/* Tells the compiler that these are uniform. */
 		ret_work.row = __shfl_sync(~0u, ahead.row, 0);
 		ret_work.first_q = __shfl_sync(~0u, b.x, 0);
 		ret_work.n_q = __shfl_sync(~0u, b.y, 0);
@@ -200,7 +197,7 @@ template <class C, bool AHEAD> struct fa_sm90_page_scheduler {
 /* A tile is loaded in boxes of keys of one page. Each lane of a producer warp has the place of
  * one box. */
 template <class C> struct fa_sm90_page_tile {
-	static constexpr int32_t NOWHERE = INT32_MAX; /* past the map's end: TMA fills zeros */
+	static constexpr int32_t NOWHERE = INT32_MAX; /* TMA fills zeros */
 	static_assert((C::KEYS & (C::KEYS - 1)) == 0, "boxes and loaders are powers of 2");
 
 	int32_t key; /* first key of this lane's box */

@@ -19,7 +19,7 @@
 #include <math.h>
 #include <stdint.h>
 
-/* Number of keys whose loads are in flight together. */
+/* Keys whose loads are in flight together. */
 #define FA_SM90_RECOMPUTE_KEYS 4
 
 /* A lane's elements of a row: one load. */
@@ -64,7 +64,7 @@ __device__ __forceinline__ void fa_sm90_load_elements(float (&ret)[COUNT], const
 		ret[i] = fa_widen<T>((uint16_t)(words[i / 2] >> i % 2 * 16));
 }
 
-/* Returns the columns of V in this slice; another thread block has the columns beyond. */
+/* Columns of V in this slice; another thread block has those beyond. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_slice_width(const struct fa_cuda_attention &args,
                                                        const struct fa_work &work)
@@ -209,7 +209,6 @@ __device__ __forceinline__ void fa_sm90_recompute(const typename C::ARGS &all, u
 	typename C::SOURCE::BLOCK block;
 	typename C::SOURCE::WORK work;
 
-	/* Makes the warp's stores visible to its lanes. */
 	__syncwarp();
 #pragma unroll 1
 	while (scheduler.next(all, block, work)) {

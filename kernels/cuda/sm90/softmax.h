@@ -31,7 +31,6 @@ struct fa_sm90_sums {
 		sum[0] = sum[1] = 0;
 	}
 
-	/* True if row @r has seen no key yet. */
 	__device__ __forceinline__ bool unset(int r) const
 	{
 		return offset[r] == FLT_MAX;
@@ -41,14 +40,13 @@ struct fa_sm90_sums {
 /* A thread's part of O, in wgmma's accumulator layout. */
 template <class C> using fa_sm90_out_rows = float[C::DIM_V / 2];
 
-/* Dot products, then their exponentials, in that layout. */
 template <class C> using fa_sm90_dots = float[C::KEYS / 2];
 
 /* P as wgmma's A operand, 16 keys each. */
 template <class C> using fa_sm90_p = uint32_t[C::KEYS / 16][4];
 
-/* Returns how many of a thread's elements of a row precede @end, relative to the first element.
- * A thread has 2 adjacent keys of every 8. */
+/* How many of a thread's elements of a row precede @end, relative to the first element. A thread
+ * has 2 adjacent keys of every 8. */
 __device__ __forceinline__ int32_t fa_sm90_elements_before(int32_t end, int32_t count)
 {
 	return end <= 0 ? 0 : min((end >> 3) * 2 + min(end & 7, 2), count);

@@ -1,12 +1,12 @@
-/* Which tiles of keys a block of rows sees, and which of them one warpgroup's rows see. */
+/* Which tiles of keys a block of rows sees, and which one warpgroup's rows see. */
 #pragma once
 
 #include "kernels/cuda/common/work.h"
 
 #include <stdint.h>
 
-/* A range of tiles of keys, processed from the last to the first; with FIRST_TILE_FIRST the first
- * tile is processed before them. */
+/* Tiles of keys, processed from the last to the first; with FIRST_TILE_FIRST the first before
+ * them. */
 struct fa_sm90_tile_range {
 	int32_t last, count;
 };
@@ -23,7 +23,6 @@ __device__ __forceinline__ int32_t fa_sm90_tile_at(const struct fa_sm90_tile_ran
 	return first + left - 1;
 }
 
-/* Returns the tiles of rows [@row, @row + @rows). */
 template <class C, class WORK>
 __device__ __forceinline__ struct fa_sm90_tile_range
 fa_sm90_tile_range_of(const struct fa_cuda_attention &args, const WORK &work, int32_t row,
@@ -58,8 +57,8 @@ struct fa_sm90_group_range {
 	int32_t before, after;
 };
 
-/* Returns a group's tiles. @tiles: the block's. If the block has tiles, every group has at least
- * one, so that every group sees the block's end. */
+/* @tiles: the block's. If it has tiles, every group has at least one, so that every group sees the
+ * block's end. */
 template <class C, class WORK>
 __device__ __forceinline__ struct fa_sm90_group_range
 fa_sm90_group_range_get(const struct fa_cuda_attention &args, const WORK &work,
@@ -98,8 +97,8 @@ fa_sm90_group_range_get(const struct fa_cuda_attention &args, const WORK &work,
 	return range;
 }
 
-/* Returns the first row of @group in the block at @row. INDEPENDENT groups reverse their order
- * every other block, so that over two causal blocks all groups see equally many keys. */
+/* First row of @group in the block at @row. INDEPENDENT groups reverse their order every other
+ * block, so that over two causal blocks all groups see equally many keys. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_group_row(int32_t row, uint32_t group, bool reversed)
 {

@@ -82,7 +82,7 @@ fa_sm90_load_state(const struct fa_cuda_preempt &yield, uint32_t slot, uint32_t 
 	ret_sums.sum[1] = chunk.w;
 }
 
-/* The number that this block has in the first launch. */
+/* The block's number in the first launch. */
 template <class C> __device__ __forceinline__ uint32_t fa_sm90_block_index(void)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
@@ -123,7 +123,7 @@ __device__ __forceinline__ void fa_sm90_yield_begin(const struct fa_cuda_attenti
 	}
 }
 
-/* Posts a stop in a free stage; by the producer warp. */
+/* The producer warp calls this. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_post_stop(uint32_t shared, uint32_t stage,
                                                   fa_sm90_stop_kind reason)

@@ -361,7 +361,7 @@ pub struct Info {
     pub max_buffers: u64,
     pub max_buffer_bytes: u64,
     pub max_streams: u64,
-    /// In flight, of one client.
+    /// Requests in flight, of one client.
     pub max_requests: u64,
     /// True if this client started the daemon.
     pub spawned: bool,

@@ -234,5 +234,5 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_closed_while_reading, set_up, tear_down),
 	};
 
-	return cmocka_run_group_tests_name("completions", tests, NULL, NULL);
+	return cmocka_run_group_tests_name("reap", tests, NULL, NULL);
 }
