@@ -56,6 +56,29 @@ static int put_scales(const struct fa_cache_options *options, struct fa_wire_cac
 	return 0;
 }
 
+static int put_states(struct fa_client *client, const struct fa_cache_options *options,
+                      struct fa_wire_cache_create *wire)
+{
+	if (!options->n_states && (options->state_bytes || options->checkpoint_tokens))
+		return fa_error_set(-EINVAL, "fa_cache_options.%s is for caches with states",
+		                    options->state_bytes ? "state_bytes" : "checkpoint_tokens");
+	if (!options->n_states)
+		return 0;
+	if (!options->state_bytes)
+		return fa_error_set(-EINVAL,
+		                    "fa_cache_options.state_bytes is NULL, and n_states is %u",
+		                    options->n_states);
+	if (options->n_states > FA_WIRE_STATES_MAX)
+		return fa_error_set(-ENOTSUP,
+		                    "fa_cache_options.n_states is %u; at most %u are supported",
+		                    options->n_states, FA_WIRE_STATES_MAX);
+	wire->state_bytes = options->state_bytes;
+	wire->n_state_bytes = options->n_states;
+	wire->checkpoint_tokens = options->checkpoint_tokens;
+	/* An older daemon would make a cache without them. */
+	return fa_kv_check_states(client);
+}
+
 int fa_cache_create(struct fa_client *handle, const struct fa_cache_options *options,
                     uint64_t *ret_cache)
 {
@@ -79,6 +102,8 @@ int fa_cache_create(struct fa_client *handle, const struct fa_cache_options *opt
 			-EINVAL, "fa_cache_options.dtype is %u; expected FA_F32, FA_F16 or FA_BF16",
 			options->dtype);
 	r = put_scales(options, wire);
+	if (r == 0)
+		r = put_states(client, options, wire);
 	if (r < 0)
 		return r;
 	if (options->name) {
@@ -171,6 +196,10 @@ int fa_cache_info(struct fa_client *handle, uint64_t cache, struct fa_cache_info
 		.idle_pages = reply->idle_pages,
 		.store = reply->store,
 		.uid = reply->uid,
+		.states = reply->states,
+		.checkpoint_tokens = reply->checkpoint_tokens,
+		.checkpoint_bytes = reply->checkpoint_bytes,
+		.checkpoint_pages = reply->checkpoint_pages,
 	};
 	fa_struct_out(ret_info, &info, sizeof(info));
 	return 0;

@@ -110,12 +110,23 @@ struct fa_cache_options {
 	/* Codes without FA_CACHE_TOKEN_SCALES: [layers][kv_heads], at most 8000, each from 2^-100
 	 * to 2^100; else NULL. Copied. */
 	const float *k_scales, *v_scales;
+	/*
+	 * States of linear layers (below): the bytes of each, [n_states], at most 1024, each from 1
+	 * to 2^30. Copied. n_states 0: none; state_bytes is NULL then, and checkpoint_tokens 0.
+	 */
+	const uint32_t *state_bytes;
+	uint32_t n_states;
+	/* Checkpoints after each multiple of so many tokens are kept; a multiple of page_tokens.
+	 * 0: of each sequence only the newest is. */
+	uint32_t checkpoint_tokens;
 };
 
 /*
  * Creates a cache.
  *   -EEXIST   this user has a cache with that name
- *   -ENOTSUP  no kernel supports the shape or the storage
+ *   -ENOTSUP  no kernel supports the shape or the storage; or the states are too large for the
+ *             cache's pages (more tokens a page make them larger); or the daemon is older than
+ *             states
  *   -ENOSPC   too many caches
  *   -EDQUOT   too many caches of this user
  */
@@ -142,7 +153,12 @@ struct fa_cache_info {
 	uint64_t used_pages; /* in sequences and steps */
 	uint64_t idle_pages; /* published, in no sequence; evicted when pages are needed */
 	uint32_t store;
-	uint32_t uid; /* of the user whose cache it is */
+	uint32_t uid;               /* of the user whose cache it is */
+	uint32_t states;            /* as many as n_states of fa_cache_options */
+	uint32_t checkpoint_tokens; /* as in fa_cache_options */
+	uint64_t checkpoint_bytes;  /* of all states */
+	uint32_t checkpoint_pages;  /* that one checkpoint takes of the cache */
+	uint32_t reserved;
 };
 /* Tells what a cache is and holds. Set ret_info->size before the call. */
 int fa_cache_info(struct fa_client *client, uint64_t cache, struct fa_cache_info *ret_info);
@@ -168,14 +184,23 @@ int fa_sequence_find_of(struct fa_client *client, uint32_t uid, const char *name
 
 /*
  * Creates a sequence with the first @tokens tokens of another one (UINT64_MAX: all). Nothing is
- * copied; later changes of one sequence do not affect the other.
+ * copied; later changes of one sequence do not affect the other. In a cache with states the new
+ * sequence ends at a checkpoint: see fa_sequence_fork_to().
  *   -EINVAL  the sequence has fewer tokens, or they were dropped
  *   -ENOSPC  too many sequences
  *   -EDQUOT  too many sequences of this user
  *   -ENOMEM  the pool's lists are full
+ *   -ENOTSUP the cache keeps the newest checkpoint only (checkpoint_tokens is 0), and that is behind
+ *            @tokens; or tokens were dropped, and no checkpoint lies behind these
  */
 int fa_sequence_fork(struct fa_client *client, uint64_t sequence, uint64_t tokens,
                      uint64_t *ret_sequence);
+
+/* Does what fa_sequence_fork() does, and tells in *ret_tokens (may be NULL) how many tokens the new
+ * sequence has: @tokens or, in a cache with states, those up to the last checkpoint that is not
+ * behind @tokens; 0 if there is none. */
+int fa_sequence_fork_to(struct fa_client *client, uint64_t sequence, uint64_t tokens,
+                        uint64_t *ret_sequence, uint64_t *ret_tokens);
 
 /*
  * Gives a sequence a name of at most 63 bytes; called with the sequence's name, changes its mode
@@ -185,9 +210,15 @@ int fa_sequence_fork(struct fa_client *client, uint64_t sequence, uint64_t token
 int fa_sequence_set_name(struct fa_client *client, uint64_t sequence, const char *name,
                          uint32_t mode, uint64_t ttl_ns);
 
-/* Removes all tokens from number @tokens on. -EINVAL: the sequence has fewer. -EBUSY: steps append
- * to it. */
+/* Removes all tokens from number @tokens on; in a cache with states, all tokens behind the last
+ * checkpoint that is not behind @tokens (all, if there is none). -EINVAL: the sequence has fewer.
+ * -EBUSY: steps append to it. -ENOTSUP: as fa_sequence_fork(); nothing was removed. */
 int fa_sequence_truncate(struct fa_client *client, uint64_t sequence, uint64_t tokens);
+
+/* Does what fa_sequence_truncate() does, and tells in *ret_tokens (may be NULL) how many tokens are
+ * left. */
+int fa_sequence_truncate_to(struct fa_client *client, uint64_t sequence, uint64_t tokens,
+                            uint64_t *ret_tokens);
 
 /* Drops tokens before @first, in whole pages. *ret_first (may be NULL) is the first token left;
  * attention sees no token before it. */
@@ -207,12 +238,13 @@ struct fa_sequence_info {
 	uint32_t size;
 	uint32_t mode;
 	uint64_t cache;
-	uint64_t length;  /* committed tokens; they outlive the daemon */
-	uint64_t planned; /* length with the tokens of steps in progress */
-	uint64_t first;   /* tokens before it were dropped */
-	uint64_t step;    /* number of the last committed step; 0: none */
-	uint32_t uid;     /* of the user whose sequence it is */
-	uint32_t reserved;
+	uint64_t length;      /* committed tokens; they outlive the daemon */
+	uint64_t planned;     /* length with the tokens of steps in progress */
+	uint64_t first;       /* tokens before it were dropped */
+	uint64_t step;        /* number of the last committed step; 0: none */
+	uint32_t uid;         /* of the user whose sequence it is */
+	uint32_t checkpoints; /* how many the sequence has */
+	uint64_t checkpoint;  /* tokens before the newest; 0: there is none */
 };
 /* Tells what a sequence holds. Set ret_info->size before the call. */
 int fa_sequence_info(struct fa_client *client, uint64_t sequence,
@@ -235,7 +267,8 @@ struct fa_prefix {
 /*
  * Publishes which tokens a sequence holds, so that its full pages are found by content. Not
  * verified: wrong tokens corrupt other readers' results. Published pages of no sequence are evicted
- * when room is needed. *ret_pages (may be NULL) is the number of newly published pages.
+ * when room is needed. Checkpoints at multiples of checkpoint_tokens are published with them.
+ * *ret_pages (may be NULL) is the number of newly published pages.
  *   -EINVAL  the sequence has fewer tokens
  *   -EDQUOT  the pages, which are charged to the publisher, exceed what this user may have
  */
@@ -244,7 +277,8 @@ int fa_sequence_publish(struct fa_client *client, uint64_t sequence, const struc
 
 /*
  * Fills an empty sequence with the longest published prefix of these tokens, in full pages.
- * *ret_tokens (may be NULL) is the prefix's length and so the sequence's; may be 0.
+ * *ret_tokens (may be NULL) is the prefix's length and so the sequence's; may be 0. In a cache with
+ * states the prefix ends at a published checkpoint.
  *   -EINVAL  the sequence is not empty
  *   -EBUSY   it is part of steps in progress
  *   -EDQUOT  more pages than the cache may have in use
@@ -276,10 +310,13 @@ int fa_prefix_find(struct fa_client *client, uint64_t cache, const struct fa_pre
 struct fa_step;
 struct fa_gate;
 
+/* The step writes a checkpoint, of the states after its new tokens (fa_sequence_write_state()). */
+#define FA_STEP_CHECKPOINT (1u << 0)
+
 struct fa_step_item {
 	uint64_t sequence;
-	uint32_t n_new; /* new tokens; 0: the sequence is only read */
-	uint32_t reserved;
+	uint32_t n_new; /* new tokens; 0: the sequence is only read, unless there is a checkpoint */
+	uint32_t flags; /* FA_STEP_CHECKPOINT */
 };
 
 #define FA_STEP_NO_TREE UINT32_MAX
@@ -519,6 +556,58 @@ struct fa_sequence_pages {
 int fa_sequence_read_pages(struct fa_client *client, const struct fa_sequence_pages *pages,
                            struct fa_ticket *ret_ticket);
 int fa_sequence_write_pages(struct fa_client *client, const struct fa_sequence_pages *pages,
+                            struct fa_ticket *ret_ticket);
+
+/* ---- states of linear layers
+ *
+ * Linear layers (Mamba, gated delta rule) carry a state of fixed size over from token to token
+ * instead of keys and values. fad does not compute them; a cache keeps their states, bytes that only
+ * the client understands, with the keys and values of the model's other layers. All states after
+ * some tokens of a sequence are a *checkpoint*. A step writes one after its new tokens:
+ *
+ *     items[0] = (struct fa_step_item){ sequence, n_new, FA_STEP_CHECKPOINT };
+ *     fa_step_begin(client, &options, &step);
+ *     for each layer with attention: fa_step_attend(step, &attend, NULL);
+ *     for each state: fa_sequence_write_state(client, &state, NULL);
+ *     fa_step_commit(step, NULL, NULL);
+ *
+ * The checkpoint is committed with the step, and belongs to the sequence: it is found, forked,
+ * published and removed with it, and outlives the daemon. It is never changed. A sequence keeps its
+ * newest checkpoint and those after multiples of checkpoint_tokens; a step that is not committed
+ * leaves them as they were. Steps without FA_STEP_CHECKPOINT leave the sequence longer than its
+ * newest checkpoint. A checkpoint takes checkpoint_pages pages of the cache (fa_cache_info), which
+ * count and are charged like pages of tokens. */
+
+struct fa_sequence_state {
+	uint32_t size; /* sizeof(struct fa_sequence_state) */
+	uint32_t stream;
+	uint64_t sequence;
+	/* Which checkpoint: the one after so many tokens. 0: the newest, or for a write that of the
+	 * newest step in progress. */
+	uint64_t tokens;
+	uint32_t state; /* less than fa_cache_info.states */
+	uint32_t reserved;
+	/* One dimension without gaps, of any dtype (FA_E4M3 for bytes), with as many bytes as the
+	 * state. */
+	struct fa_tensor data;
+	uint64_t timeout_ns;
+	const struct fa_gates *gates;
+};
+
+/*
+ * Copies one state by a request like those of fa_attention(). fa_sequence_read_state() copies from a
+ * committed checkpoint. fa_sequence_write_state() copies to the checkpoint of a step of this client
+ * that was begun with FA_STEP_CHECKPOINT; the step's commit fails unless all states were written
+ * (-EINVAL).
+ *   -EINVAL      data has another size than the state; or (write) no step in progress writes that
+ *                checkpoint
+ *   -ENOENT      (read) the sequence has no such checkpoint
+ *   -ENOTSUP     the daemon is older than these calls
+ *   -ECONNRESET  (write) the step ended with its connection
+ */
+int fa_sequence_read_state(struct fa_client *client, const struct fa_sequence_state *state,
+                           struct fa_ticket *ret_ticket);
+int fa_sequence_write_state(struct fa_client *client, const struct fa_sequence_state *state,
                             struct fa_ticket *ret_ticket);
 
 #endif

@@ -101,3 +101,16 @@ int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool b
 	fa_client_leave(client);
 	return r;
 }
+
+int fa_kv_check_states(struct fa_client *client)
+{
+	int r;
+
+	r = fa_client_enter_connected(client);
+	if (r < 0)
+		return r;
+	if (!(client->connection.features & FA_WIRE_FEATURE_STATES))
+		r = fa_error_set(-ENOTSUP, "the daemon is older than states of linear layers");
+	fa_client_leave(client);
+	return r;
+}

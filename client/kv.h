@@ -19,3 +19,6 @@ int fa_kv_explain(const struct fa_client *client, int r);
 uint64_t fa_kv_cache_of(const struct fa_client *client, uint64_t sequence);
 /* Checks an object's name; returns -EINVAL or -ENAMETOOLONG. */
 int fa_kv_name(const char *name, struct fa_wire_string *ret_name);
+/* Called without the mutex. -ENOTSUP: the daemon is older than states of linear layers, and would
+ * not answer requests on them. */
+int fa_kv_check_states(struct fa_client *client);

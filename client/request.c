@@ -100,6 +100,9 @@ uint32_t *fa_request_stream(struct fa_wire_message *message, uint64_t **ret_valu
 	case FA_WIRE_SEQUENCE_PAGES:
 		*ret_value = &message->sequence_pages.value;
 		return &message->sequence_pages.stream;
+	case FA_WIRE_SEQUENCE_STATE:
+		*ret_value = &message->sequence_state.value;
+		return &message->sequence_state.stream;
 	case FA_WIRE_STEP_ATTEND:
 		*ret_value = &message->step_attend.value;
 		return &message->step_attend.stream;

@@ -78,16 +78,32 @@ int fa_sequence_find_of(struct fa_client *handle, uint32_t uid, const char *name
 	return find(client, name, (uint64_t)uid + 1, ret_sequence);
 }
 
-int fa_sequence_fork(struct fa_client *handle, uint64_t sequence, uint64_t tokens,
-                     uint64_t *ret_sequence)
+int fa_sequence_fork_to(struct fa_client *handle, uint64_t sequence, uint64_t tokens,
+                        uint64_t *ret_sequence, uint64_t *ret_tokens)
 {
 	fa_uncancelled();
 	struct fa_client *client = fa_client_of(handle);
 	struct fa_wire_message message = { .type = FA_WIRE_SEQUENCE_FORK,
 		                           .sequence_fork = { .sequence = sequence,
 		                                              .tokens = tokens } };
+	struct fa_wire_sequence_reply reply;
+	int r;
 
-	return ask_sequence(client, &message, ret_sequence);
+	if (!ret_sequence)
+		return fa_error_set(-EINVAL, "ret_sequence is NULL");
+	r = ask(client, &message, &reply);
+	if (r < 0)
+		return r;
+	*ret_sequence = reply.sequence;
+	if (ret_tokens)
+		*ret_tokens = reply.length;
+	return 0;
+}
+
+int fa_sequence_fork(struct fa_client *handle, uint64_t sequence, uint64_t tokens,
+                     uint64_t *ret_sequence)
+{
+	return fa_sequence_fork_to(handle, sequence, tokens, ret_sequence, NULL);
 }
 
 /* ---- changing */
@@ -108,7 +124,8 @@ int fa_sequence_set_name(struct fa_client *handle, uint64_t sequence, const char
 	return r < 0 ? r : ask(client, &message, &reply);
 }
 
-int fa_sequence_truncate(struct fa_client *handle, uint64_t sequence, uint64_t tokens)
+int fa_sequence_truncate_to(struct fa_client *handle, uint64_t sequence, uint64_t tokens,
+                            uint64_t *ret_tokens)
 {
 	fa_uncancelled();
 	struct fa_client *client = fa_client_of(handle);
@@ -116,8 +133,17 @@ int fa_sequence_truncate(struct fa_client *handle, uint64_t sequence, uint64_t t
 		                           .sequence_truncate = { .sequence = sequence,
 		                                                  .tokens = tokens } };
 	struct fa_wire_sequence_reply reply;
+	int r;
 
-	return ask(client, &message, &reply);
+	r = ask(client, &message, &reply);
+	if (r == 0 && ret_tokens)
+		*ret_tokens = reply.length;
+	return r;
+}
+
+int fa_sequence_truncate(struct fa_client *handle, uint64_t sequence, uint64_t tokens)
+{
+	return fa_sequence_truncate_to(handle, sequence, tokens, NULL);
 }
 
 int fa_sequence_drop_before(struct fa_client *handle, uint64_t sequence, uint64_t first,
@@ -172,7 +198,9 @@ int fa_sequence_info(struct fa_client *handle, uint64_t sequence, struct fa_sequ
 		                          .planned = reply.planned,
 		                          .first = reply.first,
 		                          .step = reply.step,
-		                          .uid = reply.uid };
+		                          .uid = reply.uid,
+		                          .checkpoints = reply.checkpoints,
+		                          .checkpoint = reply.checkpoint };
 	fa_struct_out(ret_info, &info, sizeof(info));
 	return 0;
 }

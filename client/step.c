@@ -20,8 +20,9 @@
 _Static_assert(sizeof(struct fa_step_item) == sizeof(struct fa_wire_step_item) &&
                        offsetof(struct fa_step_item, n_new) ==
                                offsetof(struct fa_wire_step_item, n_new) &&
-                       offsetof(struct fa_step_item, reserved) ==
-                               offsetof(struct fa_wire_step_item, reserved),
+                       offsetof(struct fa_step_item, flags) ==
+                               offsetof(struct fa_wire_step_item, flags) &&
+                       FA_STEP_CHECKPOINT == FA_WIRE_ITEM_CHECKPOINT,
                "items travel as they are");
 
 /* Steps are begun in this stream, which every client has. */
@@ -119,8 +120,11 @@ static int fill_begin(const struct fa_step_options *options, struct fa_wire_step
 		return fa_error_set(-EINVAL, "the step has %u items; at most %u are possible",
 		                    options->n_items, FA_WIRE_STEP_MAX);
 	for (uint32_t i = 0; i < options->n_items; ++i)
-		if (options->items[i].reserved)
-			return fa_error_set(-EINVAL, "items[%u].reserved is not 0", i);
+		if (options->items[i].flags & ~FA_STEP_CHECKPOINT)
+			return fa_error_set(-EINVAL,
+			                    "items[%u].flags is %#x; expected 0 or "
+			                    "FA_STEP_CHECKPOINT",
+			                    i, options->items[i].flags);
 	if (!options->tree != !options->tree_start)
 		return fa_error_set(-EINVAL, "only one of tree and tree_start is given");
 	wire->items = (const struct fa_wire_step_item *)options->items;

@@ -25,6 +25,7 @@ static_assert(sizeof(fa_wire_buffer_register::handle) == sizeof(wire::Handle), "
 static_assert(sizeof(struct fa_wire_step_item) == sizeof(wire::StepItem), "StepItem");
 static_assert(alignof(struct fa_wire_step_item) == alignof(wire::StepItem), "StepItem");
 static_assert(offsetof(struct fa_wire_step_item, n_new) == 8, "StepItem.n_new");
+static_assert(offsetof(struct fa_wire_step_item, flags) == 12, "StepItem.flags");
 
 static_assert(sizeof(struct fa_wire_place) == sizeof(wire::Place), "Place");
 static_assert(alignof(struct fa_wire_place) == alignof(wire::Place), "Place");

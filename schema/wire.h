@@ -84,6 +84,7 @@ enum fa_wire_type {
 	FA_WIRE_PREFIX_REPLY,
 	FA_WIRE_SEQUENCE_PAGES,
 	FA_WIRE_PAGES_ATTEND,
+	FA_WIRE_SEQUENCE_STATE,
 	_FA_WIRE_TYPE_N,
 };
 
@@ -356,6 +357,7 @@ struct fa_wire_message {
 		struct fa_wire_prefix_reply prefix_reply;
 		struct fa_wire_sequence_copy sequence_copy;
 		struct fa_wire_sequence_pages sequence_pages;
+		struct fa_wire_sequence_state sequence_state;
 		struct fa_wire_step_begin step_begin;
 		struct fa_wire_step_reply step_reply;
 		struct fa_wire_step_attend step_attend;

@@ -25,10 +25,15 @@
 
 #define FA_WIRE_SCALES_MAX 8000 /* entries of k_scales and v_scales */
 
+/* HelloReply.features: caches may have states, and SequenceState is supported. */
+#define FA_WIRE_FEATURE_STATES (1ull << 4)
+#define FA_WIRE_STATES_MAX 1024 /* entries of state_bytes */
+
 /*
  * page_tokens 0: 64. max_pages 0: no limit. ttl_ns: only with a name; 0: no expiry. k_scales,
- * v_scales: [layers][kv_heads], given if codes are stored without TOKEN_SCALES. Answered by
- * CacheReply.
+ * v_scales: [layers][kv_heads], given if codes are stored without TOKEN_SCALES. state_bytes: of each
+ * state of linear layers, which checkpoints hold. checkpoint_tokens: checkpoints at multiples of it
+ * are kept; 0: only a sequence's last one. Answered by CacheReply.
  */
 struct fa_wire_cache_create {
 	struct fa_wire_string name; /* optional */
@@ -41,6 +46,9 @@ struct fa_wire_cache_create {
 	uint8_t store;
 	const float *k_scales, *v_scales;
 	size_t n_k_scales, n_v_scales;
+	const uint32_t *state_bytes;
+	size_t n_state_bytes;
+	uint32_t checkpoint_tokens;
 };
 
 /* Finds a cache by name or, if that is absent, by number. Answered by CacheReply. */
@@ -66,6 +74,10 @@ struct fa_wire_cache_reply {
 	uint32_t sequences;
 	uint8_t store;
 	uint32_t uid; /* whose it is */
+	uint32_t states, checkpoint_tokens;
+	/* of one checkpoint: its pages, and the bytes of all states */
+	uint32_t checkpoint_pages;
+	uint64_t checkpoint_bytes;
 };
 
 /* SequenceFree is answered by Reply, all others down to SequenceAttach by SequenceReply. */
@@ -78,7 +90,8 @@ struct fa_wire_sequence_find {
 	uint64_t user; /* as of CacheFind */
 };
 
-/* A new sequence with the first tokens of another; UINT64_MAX: all. */
+/* A new sequence with the first tokens of another; UINT64_MAX: all. In a cache with states it ends
+ * at the last checkpoint that is not behind them, as does a truncated sequence. */
 struct fa_wire_sequence_fork {
 	uint64_t sequence;
 	uint64_t tokens;
@@ -116,8 +129,10 @@ struct fa_wire_sequence_reply {
 	uint64_t first;   /* first token that was not dropped */
 	uint64_t step;    /* number of the last committed step */
 	uint32_t mode;
-	uint64_t matched; /* SequenceAttach: tokens found; SequencePublish: new pages */
-	uint32_t uid;     /* whose it is */
+	uint64_t matched;     /* SequenceAttach: tokens found; SequencePublish: new pages */
+	uint32_t uid;         /* whose it is */
+	uint64_t checkpoint;  /* tokens before the newest checkpoint; 0: there is none */
+	uint32_t checkpoints; /* how many there are */
 };
 
 #define FA_WIRE_PREFIX_SHARED (1u << 0) /* prefixes are shared with all tenants that set it, too */
@@ -216,12 +231,32 @@ struct fa_wire_sequence_pages {
 	uint32_t page_offset; /* less than page_tokens */
 };
 
+/*
+ * Copies one state between a checkpoint of a sequence and a tensor. flags and order are as in
+ * SequenceCopy. A write goes to the checkpoint of a step of this session (FA_WIRE_ITEM_CHECKPOINT).
+ *   tokens  which checkpoint: the one after so many; 0: the newest, or that of the newest step
+ *   data    rank 1, contiguous, of any dtype and as many bytes as the state has
+ */
+struct fa_wire_sequence_state {
+	uint32_t stream;
+	uint64_t value;
+	uint64_t sequence;
+	uint32_t flags;
+	uint32_t state;
+	uint64_t tokens;
+	struct fa_wire_view data;
+};
+
 #define FA_WIRE_STEP_MAX 2048 /* items of a step */
+
+/* The step writes a checkpoint of the sequence, after its new tokens. Its commit fails unless all
+ * states were written. Only with FA_WIRE_FEATURE_STATES. */
+#define FA_WIRE_ITEM_CHECKPOINT (1u << 0)
 
 struct fa_wire_step_item {
 	uint64_t sequence;
-	uint32_t n_new; /* new tokens; 0: read only */
-	uint32_t reserved;
+	uint32_t n_new; /* new tokens; 0: read only, unless there is a checkpoint */
+	uint32_t flags; /* FA_WIRE_ITEM_CHECKPOINT */
 };
 
 /*

@@ -71,7 +71,7 @@ class CacheOptions(Sized):
 
 
 class StepItem(ctypes.Structure):
-    _fields_ = [("sequence", c_uint64), ("n_new", c_uint32), ("reserved", c_uint32)]
+    _fields_ = [("sequence", c_uint64), ("n_new", c_uint32), ("flags", c_uint32)]
 
 
 class StepOptions(Sized):

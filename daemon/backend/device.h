@@ -115,7 +115,16 @@ struct fa_device_tables {
 enum fa_device_op {
 	FA_DEVICE_ATTENTION, /* params */
 	FA_DEVICE_PAGED,     /* the requests in `paged`, in the pool's memory */
+	FA_DEVICE_COPY,      /* `copies`, of bytes between the pool and clients' memory */
 	FA_DEVICE_NONE,      /* nothing; never launched */
+};
+
+/* A copy between two places as kernels address them. */
+struct fa_device_copy {
+	char *pool; /* in one chunk of the pool */
+	char *data; /* in @memory */
+	uint64_t bytes;
+	const struct fa_device_memory *memory;
 };
 
 /* A gate: the work begins when the word has reached value (counted as a timeline's). */
@@ -126,8 +135,8 @@ struct fa_device_gate {
 };
 
 /*
- * One launch, embedded in the engine's job. The caller sets op, params or paged, and the fields
- * below that say so; params and paged, with all they point to, must live until the work is reaped.
+ * One launch, embedded in the engine's job. The caller sets op, params, paged or copies, and the
+ * fields below that say so; what they point to must live until the work is reaped.
  * The backend sets the rest.
  */
 struct fa_device_work {
@@ -143,6 +152,10 @@ struct fa_device_work {
 	 */
 	struct fa_paged_request *paged;
 	uint32_t n_paged;
+	/* [n_copies]: done in any order. @to_pool: from the client's memory to the pool. */
+	const struct fa_device_copy *copies;
+	uint32_t n_copies;
+	bool to_pool;
 	struct fa_device_tables
 		*tables; /* set by the caller; NULL: all arrays are in host memory */
 	/* Set by the caller: caches and steps of paged keep their address and contents as long as

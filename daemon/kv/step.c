@@ -39,6 +39,7 @@ static void step_free(struct fa_kv_step *step)
 	free(step->groups);
 	free(step->entry_of_item);
 	free(step->tree_start);
+	free(step->written);
 	free(step->host_tables);
 	if (step->tables)
 		ops->tables_free(step->session->context->device, step->tables);
@@ -113,6 +114,9 @@ static void fail(struct fa_kv_step *step, const struct fa_request *request)
 	step->failed = true;
 	if (request->layer == UINT32_MAX)
 		(void)fa_fail(&step->cause, 0, "%s", request->job.error.text);
+	else if (request->layer >= FA_KV_STATE_LAYER)
+		(void)fa_fail(&step->cause, 0, "state %" PRIu32 ": %.220s",
+		              request->layer - FA_KV_STATE_LAYER, request->job.error.text);
 	else if (request->n_layers > 1)
 		(void)fa_fail(&step->cause, 0, "%" PRIu32 " layers from %" PRIu32 " on: %.220s",
 		              request->n_layers, request->layer, request->job.error.text);
@@ -255,6 +259,9 @@ static int fill_group(struct fa_kv_step *step, uint32_t i, struct fa_error *erro
 	*group = (struct fa_kv_group){
 		.cache_id = from->cache,
 		.v_in_k = info.geometry.v_in_k,
+		.n_states = info.n_states,
+		.checkpoint_pages = info.checkpoint_pages,
+		.state_bytes = info.state_bytes,
 		.cache = {
 			.pool = kv->base,
 			.dtype = info.geometry.dtype,
@@ -366,6 +373,58 @@ static int fill_tree_start(struct fa_kv_step *step, const uint32_t *tree_start,
 	return 0;
 }
 
+static int fill_written(struct fa_kv_step *step, struct fa_error *error)
+{
+	bool writes = false;
+
+	for (uint32_t i = 0; i < step->plan->n_entries; ++i)
+		writes = writes || step->plan->entries[i].checkpoint;
+	if (!writes)
+		return 0;
+	for (uint32_t i = 0; i < step->plan->n_groups; ++i)
+		if (step->written_words < (step->groups[i].n_states + 63) / 64)
+			step->written_words = (step->groups[i].n_states + 63) / 64;
+	step->written = calloc((size_t)step->plan->n_entries * step->written_words,
+	                       sizeof(*step->written));
+	return step->written ? 0 : fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
+}
+
+const struct fa_kv_group *fa_kv_step_group(const struct fa_kv_step *step, uint32_t entry)
+{
+	uint32_t i = 0;
+
+	while (entry >= step->plan->groups[i].end)
+		++i;
+	return &step->groups[i];
+}
+
+static uint64_t *written_word(const struct fa_kv_step *step, uint32_t entry, uint32_t state)
+{
+	return &step->written[(size_t)entry * step->written_words + state / 64];
+}
+
+void fa_kv_step_state_written(struct fa_kv_step *step, uint32_t entry, uint32_t state)
+{
+	*written_word(step, entry, state) |= 1ull << state % 64;
+}
+
+int fa_kv_step_check_states(const struct fa_kv_step *step, struct fa_error *error)
+{
+	for (uint32_t i = 0; step->written && i < step->plan->n_entries; ++i) {
+		const struct fa_pool_step_entry *entry = &step->plan->entries[i];
+		const struct fa_kv_group *group = fa_kv_step_group(step, i);
+
+		for (uint32_t state = 0; entry->checkpoint && state < group->n_states; ++state)
+			if (!(*written_word(step, i, state) >> state % 64 & 1))
+				return fa_fail(error, -EINVAL,
+				               "state %" PRIu32
+				               " of the checkpoint of item %" PRIu32
+				               " was not written; expected all %" PRIu32,
+				               state, entry->item, group->n_states);
+	}
+	return 0;
+}
+
 static bool shares_ordered(const struct fa_kv_step *a, const struct fa_kv_step *b)
 {
 	for (uint32_t i = 0, j = 0; i < a->n_ordered && j < b->n_ordered;) {
@@ -404,10 +463,12 @@ static int find_predecessors(struct fa_kv_step *step, struct fa_error *error)
 	return 0;
 }
 
-/* Words charged besides the tables: per step, per sequence, per copied page. */
+/* Words charged besides the tables: per step, per sequence, per copied page, per page of a
+ * checkpoint. */
 #define STEP_WORDS ((FA_DEVICE_PLAN_CACHE_BYTES + 512) / sizeof(uint32_t))
 #define ENTRY_WORDS 40
 #define COPY_WORDS 6
+#define CHECKPOINT_PAGE_WORDS 3
 
 static int charge(struct fa_kv_step *step, size_t n_tree, bool trees, struct fa_error *error)
 {
@@ -419,6 +480,8 @@ static int charge(struct fa_kv_step *step, size_t n_tree, bool trees, struct fa_
 
 		words += 2 * (uint64_t)group->table_entries + group->n_clears +
 		         COPY_WORDS * (uint64_t)group->n_copies + fa_kv_step_copy_words(group);
+		for (uint32_t j = group->begin; j < group->end; ++j)
+			words += CHECKPOINT_PAGE_WORDS * step->plan->entries[j].n_checkpoint_pages;
 		/* Charge for the positions, too. */
 		if (trees)
 			words += group->cu_new[group->end - group->begin];
@@ -449,6 +512,8 @@ static int fill(struct fa_kv_step *step, uint32_t n_items, const uint32_t *tree,
 		r = fill_tree_start(step, tree_start, error);
 	if (r == 0)
 		r = fill_tables(step, tree, n_tree, tree_start, error);
+	if (r == 0)
+		r = fill_written(step, error);
 	if (r == 0)
 		r = find_predecessors(step, error);
 	/* A read may be planned on an aborting step; other steps may not. */

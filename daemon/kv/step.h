@@ -27,9 +27,11 @@ struct fa_kv_group {
 	struct fa_paged_cache cache;
 	struct fa_paged_step step;
 	bool v_in_k;
-	const uint32_t *tree_start; /* [batch]; NULL: no trees */
-	const uint32_t *positions;  /* [new tokens], with trees */
-	const uint32_t *copies;     /* pairs of slots, to and from, of pages to copy */
+	uint32_t n_states, checkpoint_pages;
+	const uint32_t *state_bytes; /* [n_states] */
+	const uint32_t *tree_start;  /* [batch]; NULL: no trees */
+	const uint32_t *positions;   /* [new tokens], with trees */
+	const uint32_t *copies;      /* pairs of slots, to and from, of pages to copy */
 };
 
 struct fa_kv_step {
@@ -53,6 +55,10 @@ struct fa_kv_step {
 	 * tables. */
 	struct fa_device_tables *tables;
 	uint32_t *host_tables;
+	/* Which states of the entries' checkpoints requests write: [entries of the plan]
+	 * [written_words] bits. NULL: there is no checkpoint. */
+	uint64_t *written;
+	uint32_t written_words;
 	const uint32_t *tree; /* all masks; NULL: none */
 	uint32_t *tree_start; /* [entries of the plan] */
 
@@ -89,6 +95,16 @@ void fa_kv_step_request_ended(struct fa_request *request);
 /* Makes the step of a refused request fail, whether the request was added or not. The cause is
  * request->job.error, of request->layer. */
 void fa_kv_step_request_refused(struct fa_request *request);
+
+/* Requests on states have layers of their own. */
+#define FA_KV_STATE_LAYER ((uint32_t)1 << 31)
+
+/* Returns the group of an entry of the plan. */
+const struct fa_kv_group *fa_kv_step_group(const struct fa_kv_step *step, uint32_t entry);
+/* Notes that a request writes a state of the entry's checkpoint. */
+void fa_kv_step_state_written(struct fa_kv_step *step, uint32_t entry, uint32_t state);
+/* -EINVAL: no request writes some state of a checkpoint. */
+int fa_kv_step_check_states(const struct fa_kv_step *step, struct fa_error *error);
 
 /* Refuses what only a step without failures can do. -ECANCELED. */
 int fa_kv_step_refuse_failed(const struct fa_kv_step *step, struct fa_error *error);

@@ -3,6 +3,7 @@
 #include "common/cleanup.h"
 #include "daemon/pool/access.h"
 #include "daemon/pool/cache_private.h"
+#include "daemon/pool/checkpoint.h"
 #include "daemon/pool/chunk.h"
 #include "daemon/pool/id.h"
 #include "daemon/pool/reclaim.h"
@@ -103,6 +104,71 @@ static int choose_run_shift(const struct fa_pool *pool, const struct fa_cache_ge
 	return 0;
 }
 
+static bool has_head_scales(const struct fa_cache_geometry *geometry)
+{
+	return geometry->store != FA_PAGED_PLAIN && !geometry->token_scales;
+}
+
+/* Checks states, and counts the pages of their checkpoint. */
+static int check_states(const struct fa_cache_geometry *geometry,
+                        const struct fa_cache_layout *layout, const uint32_t *state_bytes,
+                        uint64_t n_states, uint32_t checkpoint_tokens, struct fa_error *error,
+                        uint32_t *ret_pages)
+{
+	const uint64_t n_scales = has_head_scales(geometry)
+	                                  ? (uint64_t)geometry->layers * geometry->kv_heads
+	                                  : 0;
+	uint64_t bytes = 0, pages;
+
+	*ret_pages = 0;
+	if (!n_states)
+		return checkpoint_tokens ? fa_fail(error, -EINVAL,
+		                                   "checkpoint_tokens is %" PRIu32
+		                                   "; expected 0, as the cache has no states",
+		                                   checkpoint_tokens)
+		                         : 0;
+	if (n_states > FA_STATE_STATES || n_states > FA_STATE_SCALES - n_scales)
+		return fa_fail(error, -ENOTSUP,
+		               "%" PRIu64 " states are too many; expected at most %u, and with the "
+		               "scales of heads %u",
+		               n_states, FA_STATE_STATES, FA_STATE_SCALES);
+	if (checkpoint_tokens % geometry->page_tokens || checkpoint_tokens > FA_PAGED_LENGTH_MAX)
+		return fa_fail(error, -EINVAL,
+		               "checkpoint_tokens is %" PRIu32 "; expected a multiple of %" PRIu32
+		               ", the tokens of a page",
+		               checkpoint_tokens, geometry->page_tokens);
+	for (uint64_t i = 0; i < n_states; i++) {
+		if (!state_bytes[i] || state_bytes[i] > FA_POOL_STATE_BYTES_MAX)
+			return fa_fail(error, -EINVAL,
+			               "state_bytes[%" PRIu64 "] is %" PRIu32
+			               "; expected 1 to %" PRIu32,
+			               i, state_bytes[i], FA_POOL_STATE_BYTES_MAX);
+		if (state_bytes[i] / layout->page_stride_bytes > FA_CHECKPOINT_PAGES_MAX)
+			return fa_fail(error, -ENOTSUP,
+			               "state_bytes[%" PRIu64 "] is %" PRIu32
+			               ", and pages have parts of %" PRIu64
+			               " bytes; expected at most %u parts: pages of more tokens "
+			               "have larger ones",
+			               i, state_bytes[i], layout->page_stride_bytes,
+			               FA_CHECKPOINT_PAGES_MAX);
+		bytes += fa_cache_state_room(state_bytes[i]);
+	}
+	pages = (bytes + layout->page_bytes - 1) / layout->page_bytes;
+	if (pages > FA_CHECKPOINT_PAGES_MAX)
+		return fa_fail(error, -ENOTSUP,
+		               "the states take %" PRIu64 " bytes, %" PRIu64
+		               " pages of the cache; expected at most %u pages: larger ones have "
+		               "more tokens",
+		               bytes, pages, FA_CHECKPOINT_PAGES_MAX);
+	*ret_pages = (uint32_t)pages;
+	return 0;
+}
+
+static uint32_t *state_bytes_of(const struct fa_pool *pool, uint32_t index, uint32_t n_states)
+{
+	return &pool->scale_records[index].words[FA_STATE_SCALES - n_states];
+}
+
 int fa_pool_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error)
 {
 	struct fa_state_cache *record = &pool->cache_records[index];
@@ -137,6 +203,14 @@ int fa_pool_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *er
 	r = lay_out(pool, &cache->geometry, cache->run_shift, error, &cache->layout);
 	if (r < 0)
 		return r;
+	if (record->n_states > FA_STATE_STATES ||
+	    (record->n_states && pool->header->version < FA_STATE_VERSION_CHECKPOINTS))
+		return fa_fail(error, -EINVAL, "it has %" PRIu32 " states", record->n_states);
+	r = check_states(&cache->geometry, &cache->layout,
+	                 state_bytes_of(pool, index, record->n_states), record->n_states,
+	                 record->checkpoint_tokens, error, &cache->checkpoint_pages);
+	if (r < 0)
+		return r;
 	fa_tenant_account(pool, record->tenant)->n_caches++;
 	pool->caches[index] = fa_steal_ptr(cache);
 	return 0;
@@ -148,11 +222,6 @@ bool fa_pool_cache_scales_good(const float *scales, size_t n)
 		if (!(scales[i] >= FA_PAGED_SCALE_MIN && scales[i] <= FA_PAGED_SCALE_MAX))
 			return false;
 	return true;
-}
-
-static bool has_head_scales(const struct fa_cache_geometry *geometry)
-{
-	return geometry->store != FA_PAGED_PLAIN && !geometry->token_scales;
 }
 
 static int check_scales(const struct fa_pool_cache_config *config, struct fa_error *error)
@@ -184,12 +253,19 @@ static int check_config(const struct fa_pool *pool, const struct fa_actor *actor
                         const struct fa_pool_cache_config *config, struct fa_error *error,
                         uint32_t *ret_run_shift)
 {
+	struct fa_cache_layout layout;
+	uint32_t unused;
 	int r;
 
 	r = check_scales(config, error);
 	if (r < 0)
 		return r;
 	r = choose_run_shift(pool, &config->geometry, error, ret_run_shift);
+	if (r == 0)
+		r = lay_out(pool, &config->geometry, *ret_run_shift, error, &layout);
+	if (r == 0)
+		r = check_states(&config->geometry, &layout, config->state_bytes, config->n_states,
+		                 config->checkpoint_tokens, error, &unused);
 	if (r < 0)
 		return r;
 	r = fa_access_check_mode(config->mode, error);
@@ -254,6 +330,8 @@ int fa_pool_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
 		.store = (uint32_t)geometry->store,
 		.token_scales = geometry->token_scales,
 		.run_shift = run_shift,
+		.n_states = (uint32_t)config->n_states,
+		.checkpoint_tokens = config->checkpoint_tokens,
 		.origin = fa_id_next_origin(&record->origin, record->generation,
 		                            fa_tenant_record(pool, actor->tenant)->uid),
 	};
@@ -262,6 +340,12 @@ int fa_pool_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
 		       config->n_k_scales * sizeof(float));
 		memcpy(pool->scale_records[i].v, config->v_scales,
 		       config->n_v_scales * sizeof(float));
+	}
+	if (config->n_states) {
+		memcpy(state_bytes_of(pool, i, record->n_states), config->state_bytes,
+		       config->n_states * sizeof(uint32_t));
+		if (pool->header->version < FA_STATE_VERSION_CHECKPOINTS)
+			fa_state_store(&pool->header->version, FA_STATE_VERSION_CHECKPOINTS);
 	}
 	if (config->name)
 		strcpy(record->name, config->name);
@@ -327,6 +411,10 @@ static void describe(const struct fa_pool *pool, const struct fa_pool_cache *cac
 		.layout = cache->layout,
 		.k_scales = scales ? scales->k : NULL,
 		.v_scales = scales ? scales->v : NULL,
+		.state_bytes = state_bytes_of(pool, cache->index, cache->record->n_states),
+		.n_states = cache->record->n_states,
+		.checkpoint_tokens = cache->record->checkpoint_tokens,
+		.checkpoint_pages = cache->checkpoint_pages,
 		.name = cache->record->name,
 		.mode = cache->record->mode,
 		.tenant = cache->record->tenant,

@@ -15,6 +15,12 @@ struct fa_pool_cache_config {
 	/* [layers][kv_heads]; only for codes without token_scales. */
 	const float *k_scales, *v_scales;
 	size_t n_k_scales, n_v_scales;
+	/* Bytes of each state of linear layers, which checkpoints hold; 0: none. */
+	const uint32_t *state_bytes;
+	size_t n_states;
+	/* Checkpoints at multiples of it are kept; a multiple of page_tokens; 0: only a sequence's
+	 * last one is. */
+	uint32_t checkpoint_tokens;
 };
 
 struct fa_pool_cache_info {
@@ -23,7 +29,10 @@ struct fa_pool_cache_info {
 	struct fa_cache_layout layout;
 	/* [layers][kv_heads], or NULL; valid until the cache is gone */
 	const float *k_scales, *v_scales;
-	const char *name; /* "": none; valid until the cache is gone */
+	const uint32_t *state_bytes; /* [n_states]; valid until the cache is gone */
+	uint32_t n_states, checkpoint_tokens;
+	uint32_t checkpoint_pages; /* of one checkpoint */
+	const char *name;          /* "": none; valid until the cache is gone */
 	uint32_t mode;
 	uint32_t tenant, uid;
 	uint64_t owner;
@@ -31,6 +40,10 @@ struct fa_pool_cache_info {
 	uint32_t chunks, sequences;
 	uint64_t used_pages, idle_pages, free_pages; /* free_pages: in the cache's chunks */
 };
+
+/* A state has at most this many bytes. In a checkpoint each begins at a multiple of
+ * FA_SLOT_BYTES. */
+#define FA_POOL_STATE_BYTES_MAX ((uint32_t)1 << 30)
 
 /* Makes a cache. -EINVAL, -ENOTSUP, -ENAMETOOLONG, -EEXIST name taken, -EDQUOT, -ENOSPC too
  * many. */

@@ -141,3 +141,31 @@ int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chun
 	*ret_layout = layout;
 	return 0;
 }
+
+/* Returns the offset of a span from the page's slot. */
+static uint64_t span_offset(const struct fa_cache_layout *layout, uint64_t span)
+{
+	if (layout->page_stride_bytes == layout->page_bytes)
+		return 0; /* page-major, or one layer */
+	if (layout->v_bytes && layout->page_stride_bytes == layout->k_bytes)
+		return span / 2 * layout->layer_stride_bytes + span % 2 * layout->v_offset_bytes;
+	return span * layout->layer_stride_bytes;
+}
+
+uint64_t fa_cache_checkpoint_find(const struct fa_cache_layout *layout, const uint32_t *slots,
+                                  uint32_t n_slots, uint64_t at, uint64_t bytes,
+                                  uint64_t *ret_bytes)
+{
+	const uint64_t stride = layout->page_stride_bytes;
+	const uint64_t place = at / stride % n_slots, in_span = at % stride;
+	uint64_t i = place + 1, n = stride - in_span;
+
+	/* The next page's span follows if the page does. */
+	while (n < bytes && i < n_slots && slots[i] == slots[i - 1] + layout->page_slots) {
+		n += stride;
+		i++;
+	}
+	*ret_bytes = n < bytes ? n : bytes;
+	return (uint64_t)slots[place] * FA_SLOT_BYTES + span_offset(layout, at / stride / n_slots) +
+	       in_span;
+}

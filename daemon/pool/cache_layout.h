@@ -70,6 +70,24 @@ int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chun
                          uint32_t max_pages, struct fa_error *error,
                          struct fa_cache_layout *ret_layout);
 
+/* Returns the bytes that a state of @bytes takes in a checkpoint. */
+static inline uint64_t fa_cache_state_room(uint32_t bytes)
+{
+	return ((uint64_t)bytes + FA_SLOT_BYTES - 1) / FA_SLOT_BYTES * FA_SLOT_BYTES;
+}
+
+/*
+ * A checkpoint's bytes fill the pages at @slots span by span: a page has page_bytes /
+ * page_stride_bytes spans of page_stride_bytes each (in each layer K, V, or both), and the first
+ * span of all pages comes before the second. So the bytes lie together where the pages do.
+ *
+ * Returns where byte @at lies in the pool, and in *@ret_bytes how many of the @bytes from there on
+ * follow without a gap.
+ */
+uint64_t fa_cache_checkpoint_find(const struct fa_cache_layout *layout, const uint32_t *slots,
+                                  uint32_t n_slots, uint64_t at, uint64_t bytes,
+                                  uint64_t *ret_bytes);
+
 static inline uint32_t fa_cache_page_place(const struct fa_cache_layout *layout, uint32_t slots)
 {
 	return (uint32_t)(slots * layout->page_reciprocal >> 39);

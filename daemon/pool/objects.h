@@ -44,7 +44,8 @@ struct fa_pool_cache {
 	uint32_t index;
 	struct fa_cache_geometry geometry;
 	struct fa_cache_layout layout;
-	uint32_t run_shift; /* log2 of the number of chunks in a run */
+	uint32_t run_shift;        /* log2 of the number of chunks in a run */
+	uint32_t checkpoint_pages; /* of one checkpoint; 0: the cache has no states */
 	struct fa_list open_chunks;
 	struct fa_list sequences;
 	uint32_t oldest, newest; /* ends of the list of idle pages */
@@ -75,6 +76,15 @@ struct fa_deferred_page {
 	uint32_t slot;
 };
 
+/* States of linear layers after some tokens (checkpoint.h). */
+struct fa_pool_checkpoint {
+	struct fa_pool_checkpoint *older;
+	uint64_t length; /* tokens after which it is the state */
+	uint32_t n_cells;
+	uint32_t *slots;  /* [checkpoint_pages of the cache] */
+	uint32_t cells[]; /* [n_cells]; the slots lie behind them */
+};
+
 struct fa_pool_sequence {
 	struct fa_list owner_link, cache_link;
 	struct fa_state_sequence *record;
@@ -88,6 +98,10 @@ struct fa_pool_sequence {
 	uint32_t n_pages, pages_size;
 	uint32_t *cells; /* cells of the same pages */
 	uint32_t n_cells, cells_size;
+
+	struct fa_pool_checkpoint *checkpoints; /* the newest, which links the older ones */
+	uint32_t n_checkpoints;
+	uint32_t n_planned_checkpoints; /* of steps in flight */
 
 	/* A step writes to a copy of the page in which the durable length ends: pages has the copy,
 	 * the state the original. */
@@ -119,7 +133,8 @@ struct fa_pool_step_part {
 	bool appends; /* the part appends; otherwise it reads what was planned before */
 	bool copies;
 	bool cancelled;
-	uint32_t *from; /* result of fa_pool_step_keep() */
+	uint32_t *from;                        /* result of fa_pool_step_keep() */
+	struct fa_pool_checkpoint *checkpoint; /* that the step writes; NULL: none */
 };
 
 #define FA_POOL_OWNER_BUCKETS 1024u

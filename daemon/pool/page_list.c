@@ -106,7 +106,14 @@ void fa_page_list_free_cell(struct fa_pool *pool, uint32_t cell)
 	pool->n_free_cells++;
 }
 
-static void give_back(struct fa_pool *pool, const struct fa_pool_sequence *sequence, uint32_t cell)
+uint32_t fa_page_list_take_cell(struct fa_pool *pool, const struct fa_pool_sequence *sequence)
+{
+	fa_tenant_account(pool, sequence->record->tenant)->n_cells++;
+	return take_cell(pool);
+}
+
+void fa_page_list_give_cell(struct fa_pool *pool, const struct fa_pool_sequence *sequence,
+                            uint32_t cell)
 {
 	fa_page_list_free_cell(pool, cell);
 	fa_tenant_account(pool, sequence->record->tenant)->n_cells--;
@@ -117,13 +124,12 @@ static struct fa_state_cell *cell_of(struct fa_pool *pool, struct fa_pool_sequen
                                      uint32_t place)
 {
 	if (place / FA_STATE_CELL_PAGES == sequence->n_cells) {
-		uint32_t cell = take_cell(pool);
+		uint32_t cell = fa_page_list_take_cell(pool, sequence);
 
 		if (sequence->n_cells)
 			fa_state_store(&pool->cells[sequence->cells[sequence->n_cells - 1]].next,
 			               cell + 1);
 		sequence->cells[sequence->n_cells++] = cell;
-		fa_tenant_account(pool, sequence->record->tenant)->n_cells++;
 	}
 	return &pool->cells[sequence->cells[place / FA_STATE_CELL_PAGES]];
 }
@@ -173,6 +179,7 @@ void fa_page_list_commit(struct fa_pool *pool, struct fa_pool_sequence *sequence
 		.first = first,
 		.step = step,
 		.head = cell < sequence->n_cells ? sequence->cells[cell] + 1 : 0,
+		.checkpoint = sequence->checkpoints ? sequence->checkpoints->cells[0] + 1 : 0,
 	};
 	fa_state_store(&record->current, !record->current);
 	sequence->length = length;
@@ -208,7 +215,7 @@ void fa_page_list_trim(struct fa_pool *pool, struct fa_pool_sequence *sequence, 
 			              fa_page_index(pool, sequence->cache, slot));
 	}
 	while (sequence->n_cells > n_cells)
-		give_back(pool, sequence, sequence->cells[--sequence->n_cells]);
+		fa_page_list_give_cell(pool, sequence, sequence->cells[--sequence->n_cells]);
 }
 
 void fa_page_list_drop_before(struct fa_pool *pool, struct fa_pool_sequence *sequence,
@@ -230,7 +237,7 @@ void fa_page_list_drop_before(struct fa_pool *pool, struct fa_pool_sequence *seq
 	if (n_cells > sequence->n_cells)
 		n_cells = sequence->n_cells;
 	for (uint32_t i = 0; i < n_cells; i++)
-		give_back(pool, sequence, sequence->cells[i]);
+		fa_page_list_give_cell(pool, sequence, sequence->cells[i]);
 	sequence->n_cells -= n_cells;
 	if (sequence->n_cells)
 		memmove(sequence->cells, sequence->cells + n_cells,

@@ -43,4 +43,8 @@ void fa_page_list_drop_before(struct fa_pool *pool, struct fa_pool_sequence *seq
                               uint64_t first);
 /* Releases a page once the steps in flight have ended. fa_page_list_prepare() has made room. */
 void fa_page_list_release(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint32_t slot);
+/* Takes a cell for a sequence, which was checked to be there; and gives one back. */
+uint32_t fa_page_list_take_cell(struct fa_pool *pool, const struct fa_pool_sequence *sequence);
+void fa_page_list_give_cell(struct fa_pool *pool, const struct fa_pool_sequence *sequence,
+                            uint32_t cell);
 void fa_page_list_free_cell(struct fa_pool *pool, uint32_t cell);

@@ -2,6 +2,7 @@
 
 #include "common/cleanup.h"
 #include "daemon/pool/cache_private.h"
+#include "daemon/pool/checkpoint.h"
 #include "daemon/pool/hash.h"
 #include "daemon/pool/page.h"
 #include "daemon/pool/page_list.h"
@@ -126,6 +127,150 @@ static void publish_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint
 	}
 }
 
+/* ---- checkpoints */
+
+/* Computes the hash of a checkpoint's page from that of the prefix. A page of tokens has 16 or more
+ * of them, so no prefix has the same. */
+static void checkpoint_hash(const uint8_t prefix[FA_STATE_HASH_BYTES], uint32_t place,
+                            uint8_t ret_hash[FA_STATE_HASH_BYTES])
+{
+	const uint32_t words[] = { 0x74617473, place };
+
+	memcpy(ret_hash, prefix, FA_STATE_HASH_BYTES);
+	fa_pool_hash_prefix_next(words, 2, ret_hash);
+}
+
+/* Finds the pages of a published checkpoint. Returns how many there are, from the first on. */
+static uint32_t find_checkpoint(const struct fa_pool *pool, const struct fa_pool_cache *cache,
+                                const uint8_t prefix[FA_STATE_HASH_BYTES], uint32_t *indices)
+{
+	uint8_t hash[FA_STATE_HASH_BYTES];
+	uint32_t i, at;
+
+	for (i = 0; i < cache->checkpoint_pages; i++) {
+		checkpoint_hash(prefix, i, hash);
+		at = fa_prefix_index_find(pool, hash);
+		if (!at)
+			break;
+		if (indices)
+			indices[i] = at - 1;
+	}
+	return i;
+}
+
+/* Returns the pages of the longest prefix of @n_pages published ones that ends at a published
+ * checkpoint; in a cache without states, @n_pages. @indices: of the checkpoint's pages, or NULL. */
+static uint32_t end_at_checkpoint(const struct fa_pool *pool, const struct fa_pool_cache *cache,
+                                  const struct fa_prefix_hashes *hashes, uint32_t n_pages,
+                                  uint32_t *indices)
+{
+	const uint32_t each = cache->record->checkpoint_tokens / cache->layout.page_tokens;
+
+	if (!cache->checkpoint_pages)
+		return n_pages;
+	if (!each)
+		return 0;
+	for (n_pages -= n_pages % each; n_pages; n_pages -= each)
+		if (find_checkpoint(pool, cache, hashes->pages[n_pages - 1], indices) ==
+		    cache->checkpoint_pages)
+			break;
+	return n_pages;
+}
+
+static void unpublish_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index)
+{
+	if (!pool->refs[index]) {
+		fa_page_evict(pool, cache, index);
+		return;
+	}
+	fa_prefix_index_remove(pool, index);
+	fa_state_store(&pool->page_records[index].state, 0);
+	pool->pages[index].flags &= ~FA_PAGE_PUBLISHED;
+}
+
+/* Returns whether the checkpoint is to be published with the first @end pages: it is kept, and no
+ * other one of the same tokens is published. */
+static bool is_publishable(const struct fa_pool *pool, const struct fa_pool_sequence *sequence,
+                           const struct fa_pool_checkpoint *checkpoint,
+                           const struct fa_prefix_hashes *hashes, uint32_t end)
+{
+	const struct fa_pool_cache *cache = sequence->cache;
+	const uint64_t number = checkpoint->length / cache->layout.page_tokens;
+
+	return fa_checkpoint_stays(cache, checkpoint->length) && number <= end &&
+	       number > fa_pool_sequence_first_page(sequence) &&
+	       !(pool->pages[fa_page_index(pool, cache, checkpoint->slots[0])].flags &
+	         FA_PAGE_PUBLISHED) &&
+	       fa_prefix_index_find(pool, hashes->pages[number - 1]) &&
+	       find_checkpoint(pool, cache, hashes->pages[number - 1], NULL) <
+	               cache->checkpoint_pages;
+}
+
+/* Publishes all pages of a checkpoint. What is left of another one, of which pages were evicted, is
+ * published no more: pages of two do not fit together. */
+static void publish_checkpoint(struct fa_pool *pool, struct fa_pool_cache *cache,
+                               const struct fa_pool_checkpoint *checkpoint, uint32_t tenant,
+                               const uint8_t prefix[FA_STATE_HASH_BYTES])
+{
+	uint8_t hash[FA_STATE_HASH_BYTES];
+
+	for (uint32_t i = 0; i < cache->checkpoint_pages; i++) {
+		uint32_t at;
+
+		checkpoint_hash(prefix, i, hash);
+		at = fa_prefix_index_find(pool, hash);
+		if (at)
+			unpublish_page(pool, cache, at - 1);
+	}
+	for (uint32_t i = 0; i < cache->checkpoint_pages; i++) {
+		checkpoint_hash(prefix, i, hash);
+		publish_page(pool, cache, fa_page_index(pool, cache, checkpoint->slots[i]), tenant,
+		             hash);
+	}
+}
+
+/* Counts bytes that the publisher is to pay for, and pages, of checkpoints in the first @end
+ * pages. */
+static void count_checkpoints(const struct fa_pool *pool, const struct fa_pool_sequence *sequence,
+                              uint32_t end, uint32_t tenant, uint64_t *bytes, uint64_t *n_pages)
+{
+	const struct fa_pool_cache *cache = sequence->cache;
+	const struct fa_pool_checkpoint *checkpoint = fa_checkpoint_find(
+		sequence, (uint64_t)end * cache->layout.page_tokens);
+
+	for (; checkpoint; checkpoint = checkpoint->older) {
+		if (!fa_checkpoint_stays(cache, checkpoint->length))
+			continue;
+		*n_pages += cache->checkpoint_pages;
+		for (uint32_t i = 0; i < cache->checkpoint_pages; i++) {
+			const struct fa_page *page =
+				&pool->pages[fa_page_index(pool, cache, checkpoint->slots[i])];
+
+			if (!(page->flags & FA_PAGE_PUBLISHED) && page->tenant != tenant)
+				*bytes += cache->layout.page_bytes;
+		}
+	}
+}
+
+static uint64_t publish_checkpoints(struct fa_pool *pool, struct fa_pool_sequence *sequence,
+                                    const struct fa_prefix_hashes *hashes, uint32_t end,
+                                    uint32_t tenant)
+{
+	struct fa_pool_cache *cache = sequence->cache;
+	uint64_t n = 0;
+
+	for (const struct fa_pool_checkpoint *i = sequence->checkpoints; i; i = i->older)
+		if (is_publishable(pool, sequence, i, hashes, end)) {
+			publish_checkpoint(
+				pool, cache, i, tenant,
+				hashes->pages[i->length / cache->layout.page_tokens - 1]);
+			n += cache->checkpoint_pages;
+		}
+	return n;
+}
+
+/* ---- publish, attach, find */
+
 int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                       const struct fa_prefix_hashes *hashes, uint64_t n_tokens,
                       struct fa_error *error, uint64_t *ret_pages)
@@ -133,7 +278,7 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 	struct fa_pool_sequence *sequence = NULL;
 	uint32_t first, end = hashes->n;
 	struct fa_pool_more more = {};
-	uint64_t n = 0;
+	uint64_t n = 0, n_checkpoint_pages = 0;
 	int r;
 
 	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
@@ -153,15 +298,16 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 		    pool->pages[fa_page_index(pool, sequence->cache, slot)].tenant != actor->tenant)
 			more.bytes += sequence->cache->layout.page_bytes;
 	}
+	count_checkpoints(pool, sequence, end, actor->tenant, &more.bytes, &n_checkpoint_pages);
 	if (more.bytes) {
 		r = fa_tenant_check_quota(pool, actor->tenant, &more, error);
 		if (r < 0)
 			return r;
 	}
-	r = fa_prefix_index_prepare(pool, end > first ? end - first : 0);
+	r = fa_prefix_index_prepare(pool, (end > first ? end - first : 0) + n_checkpoint_pages);
 	if (r < 0)
-		return fa_fail(error, r, "there is no memory for the index of %" PRIu32 " pages",
-		               end - first);
+		return fa_fail(error, r, "there is no memory for the index of %" PRIu64 " pages",
+		               end - first + n_checkpoint_pages);
 
 	fa_pool_sequence_touch(pool, sequence);
 	if (more.bytes)
@@ -176,7 +322,7 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 		             actor->tenant, hashes->pages[number]);
 		n++;
 	}
-	*ret_pages = n;
+	*ret_pages = n + publish_checkpoints(pool, sequence, hashes, end, actor->tenant);
 	return 0;
 }
 
@@ -201,9 +347,10 @@ int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_
                      uint64_t *ret_tokens)
 {
 	_fa_cleanup_(fa_freep) uint32_t *indices = NULL;
+	_fa_cleanup_(fa_freep) struct fa_pool_checkpoint *checkpoint = NULL;
 	struct fa_pool_sequence *sequence = NULL;
 	struct fa_pool_cache *cache = NULL;
-	uint32_t n_pages = 0, at;
+	uint32_t n_pages = 0, n_used, n_cells, at;
 	uint64_t length;
 	int r;
 
@@ -217,24 +364,29 @@ int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 		               "the sequence has %" PRIu64 " tokens; expected an empty one",
 		               sequence->length);
 	cache = sequence->cache;
-	indices = calloc((size_t)hashes->n + 1, sizeof(*indices));
-	if (!indices)
+	indices = calloc((size_t)hashes->n + cache->checkpoint_pages + 1, sizeof(*indices));
+	checkpoint = fa_checkpoint_new(cache, 0);
+	if (!indices || !checkpoint)
 		return fa_fail(error, -ENOMEM, "there is no memory to look up %" PRIu32 " pages",
 		               hashes->n);
 	while (n_pages < hashes->n && (at = fa_prefix_index_find(pool, hashes->pages[n_pages])))
 		indices[n_pages++] = at - 1;
-	r = check_max_pages(pool, cache, indices, n_pages, error);
+	n_pages = end_at_checkpoint(pool, cache, hashes, n_pages, checkpoint->slots);
+	n_used = n_pages + (n_pages ? cache->checkpoint_pages : 0);
+	memcpy(indices + n_pages, checkpoint->slots, (n_used - n_pages) * sizeof(*indices));
+	r = check_max_pages(pool, cache, indices, n_used, error);
 	if (r < 0)
 		return r;
 	r = fa_page_list_prepare(sequence, n_pages, 0);
 	if (r < 0)
 		return fa_fail(error, r, "there is no memory for the list of %" PRIu32 " pages",
 		               n_pages);
-	r = fa_page_list_check_cells(pool, fa_page_list_missing(sequence, n_pages), error);
+	n_cells = fa_page_list_missing(sequence, n_pages) +
+	          (n_used > n_pages ? fa_checkpoint_cells(cache) : 0);
+	r = fa_page_list_check_cells(pool, n_cells, error);
 	if (r < 0)
 		return r;
-	r = fa_tenant_check_cells(pool, sequence->record->tenant,
-	                          fa_page_list_missing(sequence, n_pages), error);
+	r = fa_tenant_check_cells(pool, sequence->record->tenant, n_cells, error);
 	if (r < 0)
 		return r;
 
@@ -246,6 +398,13 @@ int fa_prefix_attach(struct fa_pool *pool, const struct fa_actor *actor, uint64_
 		fa_page_list_append(pool, sequence, &slot, 1);
 	}
 	length = (uint64_t)n_pages * cache->layout.page_tokens;
+	if (n_used > n_pages) {
+		checkpoint->length = length;
+		for (uint32_t i = 0; i < cache->checkpoint_pages; i++)
+			checkpoint->slots[i] = fa_page_slot(pool, cache, indices[n_pages + i]);
+		fa_checkpoint_share(pool, sequence, checkpoint, checkpoint->slots);
+		(void)fa_checkpoint_push(pool, sequence, fa_steal_ptr(checkpoint));
+	}
 	sequence->planned = length;
 	if (length)
 		fa_page_list_commit(pool, sequence, length, 0,
@@ -267,6 +426,7 @@ int fa_prefix_find(const struct fa_pool *pool, const struct fa_actor *actor, uin
 		return r;
 	while (n_pages < hashes->n && fa_prefix_index_find(pool, hashes->pages[n_pages]))
 		n_pages++;
+	n_pages = end_at_checkpoint(pool, cache, hashes, n_pages, NULL);
 	*ret_tokens = (uint64_t)n_pages * hashes->page_tokens;
 	return 0;
 }

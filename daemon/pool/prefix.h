@@ -7,6 +7,9 @@
  *
  * Tokens are not verified: wrong ones corrupt results of readers of the same tenant, or of those
  * that share.
+ *
+ * In a cache with states the checkpoints at multiples of its checkpoint_tokens are published with
+ * the page that ends there, and found prefixes end at one.
  */
 #pragma once
 

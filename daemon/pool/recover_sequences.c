@@ -1,3 +1,5 @@
+#include "common/cleanup.h"
+#include "daemon/pool/checkpoint.h"
 #include "daemon/pool/id.h"
 #include "daemon/pool/name_index.h"
 #include "daemon/pool/page.h"
@@ -6,6 +8,7 @@
 #include "daemon/pool/report.h"
 #include "daemon/pool/sequence.h"
 #include "daemon/pool/sequence_private.h"
+#include "daemon/pool/state_store.h"
 #include "daemon/pool/tenant_account.h"
 
 #include <errno.h>
@@ -75,6 +78,19 @@ static const char *sequence_fault(const struct fa_pool *pool, uint32_t index)
 	return NULL;
 }
 
+static void unread_list(struct fa_recovery *recovery, const struct fa_pool_cache *cache,
+                        uint32_t n_pages, uint32_t n_cells)
+{
+	const struct fa_pool *pool = recovery->pool;
+	uint32_t page;
+
+	for (uint32_t i = 0; i < n_pages; i++)
+		if (find_page(pool, cache, recovery->slots[i], &page) && !pool->refs[page])
+			recovery->numbers[page] = 0;
+	while (n_cells)
+		recovery->cells_used[recovery->cells[--n_cells]] = 0;
+}
+
 /*
  * Reads the list of pages into recovery->slots and recovery->cells. No other list may have its
  * cells; its pages must be the cache's, and have the same number in all lists.
@@ -120,21 +136,162 @@ static int read_list(struct fa_recovery *recovery, uint32_t index, uint32_t *ret
 		}
 		recovery->numbers[page] = number + 1;
 	}
-	if (!*ret_fault)
-		return 0;
-	for (uint32_t i = 0; i < *ret_pages; i++) {
-		uint32_t page;
-
-		if (find_page(pool, cache, recovery->slots[i], &page) && !pool->refs[page])
-			recovery->numbers[page] = 0;
-	}
-	while (*ret_cells)
-		recovery->cells_used[recovery->cells[--*ret_cells]] = 0;
+	if (*ret_fault)
+		unread_list(recovery, cache, *ret_pages, *ret_cells);
 	return 0;
 }
 
+/* Pages of checkpoints have numbers that no page of tokens has. */
+static uint32_t checkpoint_number(uint32_t place)
+{
+	return UINT32_MAX - place;
+}
+
+/* Reads one word of a checkpoint. Returns false if its cells are broken. */
+static bool read_word(struct fa_recovery *recovery, uint32_t word, uint32_t *next,
+                      struct fa_pool_checkpoint *checkpoint, uint32_t *ret_word)
+{
+	const struct fa_pool *pool = recovery->pool;
+	const uint32_t i = word / FA_STATE_CELL_PAGES;
+
+	if (word % FA_STATE_CELL_PAGES == 0) {
+		if (!*next || *next > pool->header->high_cells || recovery->cells_used[*next - 1])
+			return false;
+		recovery->cells_used[*next - 1] = 1;
+		checkpoint->cells[i] = *next - 1;
+		checkpoint->n_cells = i + 1;
+		*next = pool->cells[*next - 1].next;
+	}
+	*ret_word = pool->cells[checkpoint->cells[i]].slots[word % FA_STATE_CELL_PAGES];
+	return true;
+}
+
+/* Reads the slots of a checkpoint whose length was read. Returns how many are good, and marks
+ * these. */
+static uint32_t read_slots(struct fa_recovery *recovery, const struct fa_pool_cache *cache,
+                           uint32_t *next, struct fa_pool_checkpoint *checkpoint)
+{
+	uint32_t i, page;
+
+	for (i = 0; i < cache->checkpoint_pages; i++) {
+		if (!read_word(recovery, i + 1, next, checkpoint, &checkpoint->slots[i]) ||
+		    !find_page(recovery->pool, cache, checkpoint->slots[i], &page) ||
+		    (recovery->numbers[page] && recovery->numbers[page] != checkpoint_number(i)))
+			break;
+		recovery->numbers[page] = checkpoint_number(i);
+	}
+	return i;
+}
+
+static void unread_checkpoint(struct fa_recovery *recovery, const struct fa_pool_cache *cache,
+                              struct fa_pool_checkpoint *checkpoint, uint32_t n_slots)
+{
+	while (n_slots) {
+		const uint32_t page = fa_page_index(recovery->pool, cache,
+		                                    checkpoint->slots[--n_slots]);
+
+		if (!recovery->pool->refs[page])
+			recovery->numbers[page] = 0;
+	}
+	for (uint32_t i = 0; i < checkpoint->n_cells; i++)
+		recovery->cells_used[checkpoint->cells[i]] = 0;
+	fa_checkpoint_free(checkpoint);
+}
+
+static void unread_checkpoints(struct fa_recovery *recovery, const struct fa_pool_cache *cache,
+                               struct fa_pool_checkpoint *list)
+{
+	while (list) {
+		struct fa_pool_checkpoint *older = list->older;
+
+		unread_checkpoint(recovery, cache, list, cache->checkpoint_pages);
+		list = older;
+	}
+}
+
+/* Reads the next older checkpoint, of less than @below tokens. *ret_good is false if it is broken,
+ * and *ret_checkpoint NULL at the list's end. */
+static int read_checkpoint(struct fa_recovery *recovery, const struct fa_pool_cache *cache,
+                           const struct fa_state_commit *body, uint64_t below, uint32_t *next,
+                           struct fa_pool_checkpoint **ret_checkpoint, bool *ret_good)
+{
+	struct fa_pool_checkpoint *checkpoint = fa_checkpoint_new(cache, 0);
+	uint32_t length = 0, n_slots = 0, first = *next;
+
+	*ret_good = true;
+	*ret_checkpoint = NULL;
+	if (!checkpoint)
+		return -ENOMEM;
+	checkpoint->n_cells = 0;
+	/* Only the newest may be between two multiples of checkpoint_tokens. */
+	if (!read_word(recovery, 0, next, checkpoint, &length) || !length || length >= below ||
+	    (below <= body->length && !fa_checkpoint_stays(cache, length))) {
+		*ret_good = false;
+	} else if (length < body->first) {
+		/* The daemon died while it dropped this one and those before it. */
+		*next = first;
+	} else {
+		n_slots = read_slots(recovery, cache, next, checkpoint);
+		*ret_good = n_slots == cache->checkpoint_pages;
+		checkpoint->length = length;
+		if (*ret_good)
+			*ret_checkpoint = fa_steal_ptr(checkpoint);
+	}
+	if (checkpoint)
+		unread_checkpoint(recovery, cache, checkpoint, n_slots);
+	return 0;
+}
+
+static int read_checkpoints(struct fa_recovery *recovery, uint32_t index,
+                            struct fa_pool_checkpoint **ret_list, const char **ret_fault)
+{
+	const struct fa_state_sequence *record = &recovery->pool->sequence_records[index];
+	const struct fa_state_commit *body = &record->commits[record->current];
+	const struct fa_pool_cache *cache = recovery->pool->caches[record->cache];
+	struct fa_pool_checkpoint *list = NULL, **link = &list;
+	uint32_t next = cache->checkpoint_pages ? body->checkpoint : 0;
+	uint64_t below = body->length + 1;
+	bool good = true;
+	int r = 0;
+
+	while (next && good && r == 0) {
+		r = read_checkpoint(recovery, cache, body, below, &next, link, &good);
+		if (!*link)
+			break;
+		below = (*link)->length;
+		link = &(*link)->older;
+	}
+	if (r < 0 || !good) {
+		unread_checkpoints(recovery, cache, list);
+		*ret_fault = "its list of checkpoints is broken";
+		return r;
+	}
+	*ret_list = list;
+	return 0;
+}
+
+static void load_checkpoints(struct fa_pool *pool, struct fa_pool_sequence *sequence,
+                             struct fa_pool_checkpoint *list)
+{
+	struct fa_pool_cache *cache = sequence->cache;
+
+	sequence->checkpoints = list;
+	for (; list; list = list->older) {
+		for (uint32_t i = 0; i < cache->checkpoint_pages; i++) {
+			const uint32_t page = fa_page_index(pool, cache, list->slots[i]);
+
+			if (!pool->refs[page]++)
+				pool->pages[page].tenant = sequence->record->tenant;
+		}
+		sequence->n_checkpoints++;
+		fa_tenant_account(pool, sequence->record->tenant)->n_cells += list->n_cells;
+	}
+	/* Older ones may have been dropped half. */
+	fa_checkpoint_seal(pool, sequence);
+}
+
 static int load_sequence(struct fa_recovery *recovery, uint32_t index, uint32_t n_pages,
-                         uint32_t n_cells)
+                         uint32_t n_cells, struct fa_pool_checkpoint *checkpoints)
 {
 	struct fa_pool *pool = recovery->pool;
 	struct fa_state_sequence *record = &pool->sequence_records[index];
@@ -144,8 +301,11 @@ static int load_sequence(struct fa_recovery *recovery, uint32_t index, uint32_t 
 	struct fa_pool_sequence *sequence = fa_pool_sequence_alloc(pool, cache, index);
 	int r;
 
-	if (!sequence)
+	if (!sequence) {
+		fa_checkpoint_free_list(checkpoints);
 		return -ENOMEM;
+	}
+	load_checkpoints(pool, sequence, checkpoints);
 	/* The daemon died between storing the mode and the name. Nobody but the owner has rights
 	 * yet. */
 	if (!record->name[0])
@@ -193,6 +353,7 @@ int fa_recover_sequences(struct fa_recovery *recovery)
 
 	for (uint32_t i = 0; i < pool->header->high_sequences; i++) {
 		struct fa_state_sequence *record = &pool->sequence_records[i];
+		struct fa_pool_checkpoint *checkpoints = NULL;
 		const char *fault;
 		uint32_t n_pages, n_cells;
 		int r;
@@ -206,7 +367,15 @@ int fa_recover_sequences(struct fa_recovery *recovery)
 				return r;
 		}
 		if (!fault) {
-			r = load_sequence(recovery, i, n_pages, n_cells);
+			r = read_checkpoints(recovery, i, &checkpoints, &fault);
+			if (r < 0)
+				return r;
+			if (fault)
+				unread_list(recovery, pool->caches[record->cache], n_pages,
+				            n_cells);
+		}
+		if (!fault) {
+			r = load_sequence(recovery, i, n_pages, n_cells, checkpoints);
 			if (r < 0)
 				return r;
 			continue;

@@ -3,6 +3,7 @@
 #include "common/cleanup.h"
 #include "daemon/pool/access.h"
 #include "daemon/pool/cache_private.h"
+#include "daemon/pool/checkpoint.h"
 #include "daemon/pool/id.h"
 #include "daemon/pool/name_index.h"
 #include "daemon/pool/page.h"
@@ -135,6 +136,7 @@ void fa_pool_sequence_dealloc(struct fa_pool_sequence *sequence)
 {
 	if (!sequence)
 		return;
+	fa_checkpoint_free_list(sequence->checkpoints);
 	free(sequence->pages);
 	free(sequence->cells);
 	free(sequence->deferred);
@@ -224,12 +226,53 @@ int fa_pool_sequence_new(struct fa_pool *pool, const struct fa_actor *actor, uin
 	return 0;
 }
 
+/* Makes checkpoints for a fork, like the parent's up to @tokens, oldest first. -ENOMEM. */
+static int copy_checkpoints(const struct fa_pool_sequence *parent, uint64_t tokens,
+                            struct fa_pool_checkpoint **ret_list, uint32_t *ret_n)
+{
+	const struct fa_pool_checkpoint *from = fa_checkpoint_find(parent, tokens);
+	struct fa_pool_checkpoint *list = NULL;
+	uint32_t n = 0;
+
+	for (; from; from = from->older) {
+		struct fa_pool_checkpoint *checkpoint = fa_checkpoint_new(parent->cache,
+		                                                          from->length);
+
+		if (!checkpoint) {
+			fa_checkpoint_free_list(list);
+			return -ENOMEM;
+		}
+		memcpy(checkpoint->slots, from->slots,
+		       parent->cache->checkpoint_pages * sizeof(*from->slots));
+		checkpoint->older = list;
+		list = checkpoint;
+		n++;
+	}
+	*ret_list = list;
+	*ret_n = n;
+	return 0;
+}
+
+/* Gives @sequence the checkpoints of copy_checkpoints(). */
+static void share_checkpoints(struct fa_pool *pool, struct fa_pool_sequence *sequence,
+                              struct fa_pool_checkpoint *list)
+{
+	while (list) {
+		struct fa_pool_checkpoint *checkpoint = list;
+
+		list = checkpoint->older;
+		fa_checkpoint_share(pool, sequence, checkpoint, checkpoint->slots);
+		(void)fa_checkpoint_push(pool, sequence, checkpoint);
+	}
+}
+
 int fa_pool_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_t parent_id,
                           uint64_t tokens, struct fa_error *error, uint64_t *ret_id)
 {
 	_fa_cleanup_(sequence_deallocp) struct fa_pool_sequence *child = NULL;
 	struct fa_pool_sequence *parent = NULL;
-	uint32_t index = 0, begin, end;
+	struct fa_pool_checkpoint *checkpoints = NULL;
+	uint32_t index = 0, begin, end, n_checkpoints, n_cells;
 	int r;
 
 	r = fa_pool_sequence_get(pool, actor, parent_id, FA_RIGHT_FORK, error, &parent);
@@ -242,6 +285,9 @@ int fa_pool_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, ui
 		               "%" PRIu64 " tokens are to be forked; expected %" PRIu64
 		               " to %" PRIu64 ", what the sequence has",
 		               tokens, parent->first, parent->length);
+	r = fa_checkpoint_cut_at(parent, tokens, error, &tokens);
+	if (r < 0)
+		return r;
 	begin = fa_pool_sequence_first_page(parent);
 	end = fa_pages_of(parent->cache, tokens);
 	r = take_index(pool, actor, error, &index);
@@ -255,12 +301,18 @@ int fa_pool_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, ui
 	if (r < 0)
 		return fa_fail(error, r, "there is no memory for the list of %" PRIu32 " pages",
 		               end - begin);
-	r = fa_page_list_check_cells(pool, fa_page_list_missing(child, end), error);
+	r = copy_checkpoints(parent, tokens, &checkpoints, &n_checkpoints);
 	if (r < 0)
+		return fa_fail(error, r, "there is no memory for a list of checkpoints");
+	n_cells = fa_page_list_missing(child, end) +
+	          n_checkpoints * fa_checkpoint_cells(parent->cache);
+	r = fa_page_list_check_cells(pool, n_cells, error);
+	if (r == 0)
+		r = fa_tenant_check_cells(pool, actor->tenant, n_cells, error);
+	if (r < 0) {
+		fa_checkpoint_free_list(checkpoints);
 		return r;
-	r = fa_tenant_check_cells(pool, actor->tenant, fa_page_list_missing(child, end), error);
-	if (r < 0)
-		return r;
+	}
 
 	fa_pool_sequence_touch(pool, parent);
 	begin_record(pool, child, actor);
@@ -274,6 +326,7 @@ int fa_pool_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, ui
 			fa_page_prefetch(pool, child->cache, child->pages[i + PREFETCH]);
 		fa_page_ref(pool, child->cache, fa_page_index(pool, child->cache, child->pages[i]));
 	}
+	share_checkpoints(pool, child, checkpoints);
 	child->planned = tokens;
 	fa_page_list_commit(pool, child, tokens, child->first,
 	                    fa_pool_sequence_durable(parent)->step);
@@ -287,6 +340,8 @@ static void end(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 	struct fa_pool_cache *cache = sequence->cache;
 	uint32_t tenant = sequence->record->tenant;
 
+	/* Before the pages: without these, checkpoints are found no more. */
+	fa_checkpoint_put_list(pool, sequence, fa_steal_ptr(sequence->checkpoints), false);
 	sequence->planned = 0;
 	fa_page_list_trim(pool, sequence, false);
 	pool->sequences[sequence->index] = NULL;
@@ -365,18 +420,20 @@ void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequen
 
 static int prepare_deferred(struct fa_pool_sequence *sequence, struct fa_error *error)
 {
+	const uint32_t n = sequence->n_pages +
+	                   sequence->n_checkpoints * sequence->cache->checkpoint_pages;
+
 	if (!sequence->n_in_flight ||
-	    !fa_page_list_prepare(sequence, fa_pages_of(sequence->cache, sequence->planned),
-	                          sequence->n_pages))
+	    !fa_page_list_prepare(sequence, fa_pages_of(sequence->cache, sequence->planned), n))
 		return 0;
-	return fa_fail(error, -ENOMEM, "there is no memory to remember %" PRIu32 " pages",
-	               sequence->n_pages);
+	return fa_fail(error, -ENOMEM, "there is no memory to remember %" PRIu32 " pages", n);
 }
 
 int fa_pool_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                               uint64_t tokens, struct fa_error *error)
 {
 	struct fa_pool_sequence *sequence = NULL;
+	struct fa_pool_checkpoint *cut;
 	int r;
 
 	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
@@ -391,6 +448,9 @@ int fa_pool_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor
 		               "the sequence is to have %" PRIu64 " tokens; expected %" PRIu64
 		               " to %" PRIu64 ", what it has",
 		               tokens, sequence->first, sequence->length);
+	r = fa_checkpoint_cut_at(sequence, tokens, error, &tokens);
+	if (r < 0)
+		return r;
 	r = prepare_deferred(sequence, error);
 	if (r < 0)
 		return r;
@@ -404,8 +464,10 @@ int fa_pool_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor
 		                                     ->serial;
 	}
 	fa_pool_sequence_touch(pool, sequence);
+	cut = fa_checkpoint_cut(sequence, tokens);
 	fa_page_list_commit(pool, sequence, tokens, sequence->first,
 	                    fa_pool_sequence_durable(sequence)->step);
+	fa_checkpoint_put_list(pool, sequence, cut, true);
 	sequence->planned = tokens;
 	fa_page_list_trim(pool, sequence, true);
 	return 0;
@@ -415,6 +477,7 @@ int fa_pool_sequence_drop(struct fa_pool *pool, const struct fa_actor *actor, ui
                           uint64_t first, struct fa_error *error, uint64_t *ret_first)
 {
 	struct fa_pool_sequence *sequence = NULL;
+	struct fa_pool_checkpoint *dropped;
 	int r;
 
 	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_APPEND, error, &sequence);
@@ -431,8 +494,11 @@ int fa_pool_sequence_drop(struct fa_pool *pool, const struct fa_actor *actor, ui
 		r = prepare_deferred(sequence, error);
 		if (r < 0)
 			return r;
+		dropped = fa_checkpoint_drop(sequence, first);
 		fa_page_list_commit(pool, sequence, sequence->length, first,
 		                    fa_pool_sequence_durable(sequence)->step);
+		fa_checkpoint_seal(pool, sequence);
+		fa_checkpoint_put_list(pool, sequence, dropped, true);
 		fa_page_list_drop_before(pool, sequence, first);
 	}
 	*ret_first = sequence->first;
@@ -475,6 +541,8 @@ static void describe(const struct fa_pool *pool, const struct fa_pool_sequence *
 		.owner = record->owner,
 		.ttl_ns = record->ttl_ns,
 		.in_flight = sequence->n_in_flight,
+		.checkpoint = sequence->checkpoints ? sequence->checkpoints->length : 0,
+		.n_checkpoints = sequence->n_checkpoints,
 	};
 }
 
@@ -488,6 +556,30 @@ int fa_pool_sequence_get_info(struct fa_pool *pool, const struct fa_actor *actor
 	if (r < 0)
 		return r;
 	describe(pool, sequence, ret_info);
+	return 0;
+}
+
+int fa_pool_sequence_checkpoint(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                                uint64_t tokens, struct fa_error *error, uint64_t *ret_length,
+                                const uint32_t **ret_slots)
+{
+	const struct fa_pool_checkpoint *found;
+	struct fa_pool_sequence *sequence = NULL;
+	int r;
+
+	r = fa_pool_sequence_get(pool, actor, id, FA_RIGHT_READ, error, &sequence);
+	if (r < 0)
+		return r;
+	found = fa_checkpoint_find(sequence, tokens);
+	if (!found && tokens == UINT64_MAX)
+		return fa_fail(error, -ENOENT, "the sequence has no checkpoint");
+	if (!found || (tokens != UINT64_MAX && found->length != tokens))
+		return fa_fail(error, -ENOENT,
+		               "the sequence has no checkpoint at token %" PRIu64
+		               "; the last one before it is at %" PRIu64,
+		               tokens, found ? found->length : 0);
+	*ret_length = found->length;
+	*ret_slots = found->slots;
 	return 0;
 }
 

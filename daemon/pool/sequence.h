@@ -8,6 +8,9 @@
  * it is shared, published or paid for by another tenant, or if steps read its truncated tokens.
  *
  * Dropped pages and pages of a removed sequence stay until the steps in flight end.
+ *
+ * In a cache with states of linear layers a step may write a checkpoint of them. Forks, attached
+ * prefixes and shortened sequences end at a checkpoint, or are empty.
  */
 #pragma once
 
@@ -24,7 +27,9 @@ struct fa_pool_sequence_info {
 	uint32_t tenant, uid; /* tag of the tenant; its user */
 	uint64_t owner;
 	uint64_t ttl_ns;
-	uint32_t in_flight; /* number of steps in flight */
+	uint32_t in_flight;  /* number of steps in flight */
+	uint64_t checkpoint; /* tokens before the newest checkpoint; 0: there is none */
+	uint32_t n_checkpoints;
 };
 
 /* Makes an empty sequence. -EDQUOT; -ENOSPC: too many sequences. */
@@ -32,8 +37,9 @@ int fa_pool_sequence_new(struct fa_pool *pool, const struct fa_actor *actor, uin
                          struct fa_error *error, uint64_t *ret_id);
 
 /*
- * Makes a sequence of the first @tokens durable tokens of @parent (UINT64_MAX: all). The actor's
- * tenant pays for pages added. -EINVAL, -EDQUOT, -ENOSPC.
+ * Makes a sequence of the first @tokens durable tokens of @parent (UINT64_MAX: all); with states,
+ * of those up to the last checkpoint that is not behind them. The actor's tenant pays for pages
+ * added. -EINVAL, -EDQUOT, -ENOSPC; -ENOTSUP no checkpoint is kept there.
  */
 int fa_pool_sequence_fork(struct fa_pool *pool, const struct fa_actor *actor, uint64_t parent,
                           uint64_t tokens, struct fa_error *error, uint64_t *ret_id);
@@ -52,7 +58,9 @@ int fa_pool_sequence_find(struct fa_pool *pool, const struct fa_actor *actor, co
                           uint32_t uid, uint64_t now_ns, struct fa_error *error, uint64_t *ret_id);
 
 /* Shortens the sequence to its first @tokens tokens. -EINVAL: it does not have them all (a length
- * beyond the durable one, or tokens that were dropped); -EBUSY: steps are appending. */
+ * beyond the durable one, or tokens that were dropped); -EBUSY: steps are appending. With states
+ * the sequence ends at the last checkpoint that is not behind @tokens; -ENOTSUP: none is kept
+ * there. */
 int fa_pool_sequence_truncate(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                               uint64_t tokens, struct fa_error *error);
 
@@ -66,6 +74,15 @@ int fa_pool_sequence_remove(struct fa_pool *pool, const struct fa_actor *actor, 
 
 int fa_pool_sequence_get_info(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
                               struct fa_error *error, struct fa_pool_sequence_info *ret_info);
+
+/*
+ * Finds the checkpoint at @tokens (UINT64_MAX: the newest). *ret_slots are its pages, as many as
+ * the cache's checkpoint_pages; they stay while a step of the sequence is in flight, the array until
+ * the pool is changed. -ENOENT.
+ */
+int fa_pool_sequence_checkpoint(struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
+                                uint64_t tokens, struct fa_error *error, uint64_t *ret_length,
+                                const uint32_t **ret_slots);
 
 bool fa_pool_sequence_each(const struct fa_pool *pool, uint32_t *cursor,
                            struct fa_pool_sequence_info *ret_info);

@@ -18,6 +18,9 @@
 #define FA_STATE_MAGIC 0x6c6f6f702d646166ull /* "fad-pool" */
 #define FA_STATE_VERSION 2u
 #define FA_STATE_VERSION_RUNS 3u /* caches may have runs of chunks */
+/* Sequences may have checkpoints. A pool gets this format with its first cache that has states;
+ * `check` stays that of the format before. */
+#define FA_STATE_VERSION_CHECKPOINTS 4u
 #define FA_STATE_HEADER_BYTES 4096u
 
 #define FA_STATE_CACHES 256u
@@ -28,6 +31,7 @@
 #define FA_STATE_SECRET_BYTES 32
 #define FA_STATE_CELL_PAGES 15u
 #define FA_STATE_SCALES 8000u /* heads of all layers of a cache */
+#define FA_STATE_STATES 1024u /* states of a cache */
 
 struct fa_state_header {
 	uint64_t magic;
@@ -95,13 +99,22 @@ struct fa_state_cache {
 	struct fa_state_origin origin;
 	/* The cache has runs of 2^run_shift chunks, aligned; 0 before format 3. */
 	uint32_t run_shift;
-	uint8_t reserved[88];
+	/* States of linear layers, whose bytes are in the scales' record; 0 before format 4. */
+	uint32_t n_states;
+	/* Checkpoints at multiples of it are kept; 0: only the last one is. */
+	uint32_t checkpoint_tokens;
+	uint8_t reserved[80];
 };
 
 /* Scales of the cache with the same index, [layer][kv_head]. Valid if the cache stores codes and
  * has no token_scales. */
 struct fa_state_scales {
-	float k[FA_STATE_SCALES], v[FA_STATE_SCALES];
+	float k[FA_STATE_SCALES];
+	union {
+		float v[FA_STATE_SCALES];
+		/* The last n_states words are the bytes of the cache's states. */
+		uint32_t words[FA_STATE_SCALES];
+	};
 };
 
 struct fa_state_tenant {
@@ -118,7 +131,8 @@ struct fa_state_commit {
 	uint64_t first;
 	uint64_t step; /* number of the last committed step */
 	uint32_t head; /* first cell of the list, plus 1; invalid without pages */
-	uint32_t reserved;
+	/* first cell of the newest checkpoint, plus 1; 0: there is none */
+	uint32_t checkpoint;
 };
 
 struct fa_state_sequence {
@@ -139,6 +153,9 @@ struct fa_state_sequence {
 /*
  * A cell has pages 15n to 15n + 14 of a sequence. Slots beyond the commit's tokens are planned or
  * left over.
+ *
+ * The cells of a checkpoint begin with its length in tokens; the slots of its pages follow. The
+ * `next` of its last cell is the first cell of the checkpoint before it.
  */
 struct fa_state_cell {
 	uint32_t next; /* next cell of the list, plus 1 */

@@ -82,6 +82,19 @@ static uint64_t check_of(const struct fa_state_header *header)
 	return fa_pool_hash_short(header->secret, header, offsetof(struct fa_state_header, check));
 }
 
+/* A pool that got checkpoints later has the check of its first format. */
+static bool has_good_check(const struct fa_state_header *header)
+{
+	struct fa_state_header first = *header;
+
+	if (header->version == FA_STATE_VERSION_CHECKPOINTS)
+		for (first.version = FA_STATE_VERSION; first.version < header->version;
+		     first.version++)
+			if (header->check == check_of(&first))
+				return true;
+	return header->check == check_of(header);
+}
+
 static uint64_t default_cells(const struct fa_state_header *header)
 {
 	uint64_t n = ((uint64_t)header->max_chunks << header->page_shift) * CELL_BYTES_PER_PAGE /
@@ -155,16 +168,16 @@ int fa_state_read_header(int fd, struct fa_error *error, struct fa_state_header 
 		return fa_fail(error, -errno, "the pool's state cannot be read: %m");
 	if (n != (ssize_t)sizeof(header) || header.magic != FA_STATE_MAGIC)
 		return fa_fail(error, -EBADMSG, "this is no state of a pool");
-	if (header.version != FA_STATE_VERSION && header.version != FA_STATE_VERSION_RUNS)
+	if (header.version < FA_STATE_VERSION || header.version > FA_STATE_VERSION_CHECKPOINTS)
 		return fa_fail(error, -EPROTONOSUPPORT,
 		               "the pool's state has format %" PRIu32 "; expected %u",
-		               header.version, FA_STATE_VERSION_RUNS);
+		               header.version, FA_STATE_VERSION_CHECKPOINTS);
 	laid_out = header;
 	if (lay_out(&laid_out, &reason) < 0)
 		return fa_fail(error, -EBADMSG, "the header of the pool's state is damaged: %s",
 		               reason.text);
 	if (memcmp(&laid_out, &header, sizeof(laid_out)) != 0 ||
-	    header.bytes != (uint64_t)st.st_size || header.check != check_of(&header))
+	    header.bytes != (uint64_t)st.st_size || !has_good_check(&header))
 		return fa_fail(error, -EBADMSG,
 		               "the header of the pool's state is damaged: its parts do not fit "
 		               "together");

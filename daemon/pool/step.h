@@ -24,7 +24,8 @@
 
 struct fa_pool_step_item {
 	uint64_t sequence;
-	uint32_t n_tokens; /* 0: read only */
+	uint32_t n_tokens; /* 0: read only, unless there is a checkpoint */
+	bool checkpoint;   /* the step writes one, of the states after all its tokens */
 };
 
 struct fa_pool_step_entry {
@@ -35,6 +36,10 @@ struct fa_pool_step_entry {
 	bool stale;             /* the sequence was removed, so the entry is not committed */
 	/* the step appends to the sequence: such steps end in the order of planning */
 	bool ordered;
+	/* Slots of the pages of the checkpoint that the step writes, until it ends; NULL: it writes
+	 * none. */
+	const uint32_t *checkpoint;
+	uint32_t n_checkpoint_pages;
 	bool copies; /* the step writes to a copy of the page in which the length before ends */
 };
 

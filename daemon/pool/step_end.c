@@ -1,3 +1,5 @@
+#include "common/cleanup.h"
+#include "daemon/pool/checkpoint.h"
 #include "daemon/pool/page.h"
 #include "daemon/pool/page_list.h"
 #include "daemon/pool/sequence_private.h"
@@ -83,6 +85,10 @@ int fa_pool_step_keep(struct fa_pool *pool, struct fa_pool_step *step, uint32_t 
 	sequence = part->sequence;
 	if (!part->n_tokens)
 		return fa_fail(error, -EINVAL, "the step has no new tokens of the sequence");
+	if (part->checkpoint && n_positions < part->n_tokens)
+		return fa_fail(error, -EINVAL,
+		               "the step writes a checkpoint of the sequence, after all its new "
+		               "tokens; expected that all are kept");
 	if (part->from)
 		return fa_fail(error, -EINVAL,
 		               "it was said already which tokens of the sequence are kept");
@@ -123,6 +129,8 @@ static void end_part(const struct fa_pool *pool, struct fa_pool_step_part *part)
 	sequence->n_in_flight--;
 	if (part->appends)
 		sequence->n_appending--;
+	if (part->checkpoint)
+		sequence->n_planned_checkpoints--;
 	if (part->cancelled)
 		sequence->n_cancelled--;
 	if (part->from)
@@ -131,10 +139,12 @@ static void end_part(const struct fa_pool *pool, struct fa_pool_step_part *part)
 
 static void commit_part(struct fa_pool *pool, struct fa_pool_step_part *part, uint64_t number)
 {
+	struct fa_pool_checkpoint *checkpoint, *replaced = NULL;
 	struct fa_pool_sequence *sequence = part->sequence;
 
 	end_part(pool, part);
-	if (part->n_tokens && !sequence->removed) {
+	checkpoint = fa_steal_ptr(part->checkpoint);
+	if ((part->n_tokens || checkpoint) && !sequence->removed) {
 		if (part->copies) {
 			uint32_t first = fa_pool_sequence_first_page(sequence);
 
@@ -143,10 +153,14 @@ static void commit_part(struct fa_pool *pool, struct fa_pool_step_part *part, ui
 			sequence->copied = false;
 			fa_page_list_release(pool, sequence, sequence->copied_slot);
 		}
+		if (checkpoint)
+			replaced = fa_checkpoint_push(pool, sequence, fa_steal_ptr(checkpoint));
 		fa_page_list_commit(pool, sequence, part->length, sequence->first, number);
+		fa_checkpoint_put(pool, sequence, replaced, true);
 	} else if (part->copies) {
 		sequence->copy_aborted = true;
 	}
+	fa_checkpoint_put(pool, sequence, checkpoint, false);
 	fa_pool_sequence_reap(pool, sequence);
 }
 
@@ -193,6 +207,7 @@ static void abort_part(struct fa_pool *pool, struct fa_pool_step_part *part)
 	if (part->copies)
 		sequence->copy_aborted = true;
 	end_part(pool, part);
+	fa_checkpoint_put(pool, sequence, fa_steal_ptr(part->checkpoint), false);
 	fa_pool_sequence_reap(pool, sequence);
 }
 
@@ -221,6 +236,11 @@ void fa_pool_step_abort(struct fa_pool *pool, struct fa_pool_step *step)
 	pool->n_steps--;
 }
 
+static bool writes(const struct fa_pool_step_part *part)
+{
+	return part->n_tokens || part->checkpoint;
+}
+
 uint32_t fa_pool_step_suspect(struct fa_pool *pool, struct fa_pool_step *step)
 {
 	struct fa_pool_step_private *private = private_of(step);
@@ -230,13 +250,13 @@ uint32_t fa_pool_step_suspect(struct fa_pool *pool, struct fa_pool_step *step)
 	for (uint32_t i = 0; i < step->n_entries; i++) {
 		struct fa_pool_sequence *sequence = private->parts[i].sequence;
 
-		if (private->parts[i].n_tokens && !sequence->removed)
+		if (writes(&private->parts[i]) && !sequence->removed)
 			fa_state_store(&sequence->record->state, FA_STATE_SUSPECT);
 	}
 	for (uint32_t i = 0; i < step->n_entries; i++) {
 		struct fa_pool_sequence *sequence = private->parts[i].sequence;
 
-		if (!private->parts[i].n_tokens || sequence->removed)
+		if (!writes(&private->parts[i]) || sequence->removed)
 			continue;
 		fa_pool_sequence_destroy(pool, sequence);
 		n++;

@@ -2,6 +2,7 @@
  * fail. */
 #include "common/cleanup.h"
 #include "daemon/pool/cache_private.h"
+#include "daemon/pool/checkpoint.h"
 #include "daemon/pool/page.h"
 #include "daemon/pool/page_list.h"
 #include "daemon/pool/reclaim.h"
@@ -25,7 +26,8 @@ struct plan {
 	struct fa_tenant_account *tenants;
 	uint32_t n_caches;
 	uint64_t n_cells, n_pages, n_copies, n_entries; /* n_entries: entries of tables */
-	struct fa_pool_step_part *parts;                /* [n_items] */
+	uint64_t n_checkpoint_pages;
+	struct fa_pool_step_part *parts; /* [n_items] */
 };
 
 static uint64_t before_of(const struct fa_pool_step_part *part)
@@ -96,26 +98,51 @@ static void need(struct plan *plan, const struct fa_pool_sequence *sequence, uin
 	account->need_cells += n_cells;
 }
 
+static int check_checkpoint(struct plan *plan, uint32_t i, struct fa_pool_step_part *part,
+                            struct fa_error *error)
+{
+	const struct fa_pool_cache *cache = part->sequence->cache;
+
+	if (!plan->items[i].checkpoint)
+		return 0;
+	if (!cache->checkpoint_pages)
+		return fa_fail(error, -EINVAL,
+		               "item %" PRIu32 " of the step is to write a checkpoint; expected "
+		               "none, as the cache has no states",
+		               i);
+	if (!part->after)
+		return fa_fail(error, -EINVAL,
+		               "item %" PRIu32 " of the step is to write a checkpoint; expected "
+		               "one after at least one token",
+		               i);
+	part->checkpoint = fa_checkpoint_new(cache, part->after);
+	if (!part->checkpoint)
+		return fa_fail(error, -ENOMEM, "there is no memory for a checkpoint");
+	plan->n_checkpoint_pages += cache->checkpoint_pages;
+	return 0;
+}
+
 static int check_item(struct plan *plan, uint32_t i, struct fa_error *error)
 {
 	const struct fa_pool_step_item *item = &plan->items[i];
 	struct fa_pool_step_part *part = &plan->parts[i];
 	struct fa_pool_sequence *sequence = NULL;
 	struct fa_error reason;
-	uint32_t end, first, n_pages, n_cells;
+	uint32_t end, first, n_pages, n_cells, n_deferred;
 	uint64_t before;
 	int r;
 
 	r = fa_pool_sequence_get(plan->pool, plan->actor, item->sequence,
-	                         item->n_tokens ? FA_RIGHT_APPEND : FA_RIGHT_READ, &reason,
-	                         &sequence);
+	                         item->n_tokens || item->checkpoint ? FA_RIGHT_APPEND
+	                                                            : FA_RIGHT_READ,
+	                         &reason, &sequence);
 	if (r < 0)
 		return fa_fail(error, r, "item %" PRIu32 " of the step: %s", i, reason.text);
 	if (sequence->plan_serial == plan->serial)
 		return fa_fail(error, -EINVAL,
 		               "item %" PRIu32 " of the step: the sequence is in it already", i);
 	sequence->plan_serial = plan->serial;
-	part->appends = item->n_tokens ||
+	part->appends = item->n_tokens || item->checkpoint ||
 	                (sequence->n_appending && sequence->appender == plan->actor->owner);
 	if (part->appends) {
 		r = check_busy(plan, i, sequence, error);
@@ -143,17 +170,27 @@ static int check_item(struct plan *plan, uint32_t i, struct fa_error *error)
 		part->copies = !can_append_in_place(plan->pool, sequence, slot) ||
 		               has_reader(sequence, slot);
 	}
-	r = fa_page_list_prepare(sequence, end, 0);
+	r = check_checkpoint(plan, i, part, error);
+	if (r < 0)
+		return r;
+	/* Each commit of a checkpoint may replace one. */
+	n_deferred = (sequence->n_planned_checkpoints + (part->checkpoint != NULL)) *
+	             sequence->cache->checkpoint_pages;
+	r = fa_page_list_prepare(sequence, end, n_deferred);
 	if (r < 0)
 		return fa_fail(error, r,
 		               "item %" PRIu32 " of the step: there is no memory for the list of "
 		               "%" PRIu32 " pages",
 		               i, end);
 	n_cells = fa_page_list_missing(sequence, end);
+	if (part->checkpoint)
+		n_cells += fa_checkpoint_cells(sequence->cache);
 	plan->n_cells += n_cells;
 	plan->n_pages += n_pages;
 	plan->n_copies += part->copies;
 	plan->n_entries += end > first ? end - first : 0;
+	if (part->checkpoint)
+		n_pages += sequence->cache->checkpoint_pages;
 	need(plan, sequence, n_pages + part->copies, n_cells);
 	return 0;
 }
@@ -216,7 +253,7 @@ static struct fa_pool_step_private *alloc_step(const struct plan *plan, uint64_t
 {
 	struct fa_pool_step_private *private = fa_new(struct fa_pool_step_private);
 	uint64_t n = 5ull * plan->n_items + plan->n_caches + plan->n_entries + plan->n_pages +
-	             4 * plan->n_copies;
+	             plan->n_checkpoint_pages + 4 * plan->n_copies;
 
 	if (!private)
 		return NULL;
@@ -294,6 +331,7 @@ static void put_in_flight(const struct plan *plan, struct fa_pool_step_part *par
 		sequence->appender = plan->actor->owner;
 		sequence->planned = part->after;
 	}
+	sequence->n_planned_checkpoints += part->checkpoint != NULL;
 	fa_pool_sequence_touch(plan->pool, sequence);
 }
 
@@ -320,6 +358,8 @@ static void fill_entry(const struct fa_pool_step_part *part, struct fa_pool_step
 	entry->first = sequence->first;
 	entry->ordered = part->appends;
 	entry->copies = part->copies;
+	entry->checkpoint = part->checkpoint ? part->checkpoint->slots : NULL;
+	entry->n_checkpoint_pages = part->checkpoint ? sequence->cache->checkpoint_pages : 0;
 	arrays->cu_new[i + 1] = arrays->cu_new[i] + part->n_tokens;
 	arrays->lengths[i] = (uint32_t)entry->after;
 	arrays->lengths_before[i] = (uint32_t)entry->before;
@@ -354,6 +394,7 @@ static void sort(const struct plan *plan, struct fa_pool_step_private *private)
 		uint32_t place = plan->parts[i].sequence->cache->n_items++;
 
 		private->parts[place] = plan->parts[i];
+		plan->parts[i].checkpoint = NULL; /* the step's from here on */
 		step->entries[place].item = i;
 	}
 }
@@ -366,7 +407,7 @@ static void apply(const struct plan *plan, struct fa_pool_step_private *private)
 	/* Places the arrays whose size is known only once the group is filled. */
 	struct arrays next = {
 		.table = carve(&at, plan->n_entries),
-		.clears = carve(&at, plan->n_pages + plan->n_copies),
+		.clears = carve(&at, plan->n_pages + plan->n_copies + plan->n_checkpoint_pages),
 		.from = carve(&at, plan->n_copies),
 		.to = carve(&at, plan->n_copies),
 		.tokens = carve(&at, plan->n_copies),
@@ -389,6 +430,9 @@ static void apply(const struct plan *plan, struct fa_pool_step_private *private)
 			if (part->copies)
 				copy_page(pool, part, &next);
 			append_pages(pool, part, &next);
+			if (part->checkpoint)
+				fa_checkpoint_take(pool, part->sequence, part->checkpoint,
+				                   &next.clears);
 			put_in_flight(plan, part);
 			fill_entry(part, &step->entries[group->begin + i], i, &arrays,
 			           &group->table_entries);
@@ -426,6 +470,8 @@ static void plan_deinit(struct plan *plan)
 		account->need_bytes = account->need_cells = 0;
 		account->next_planned = NULL;
 	}
+	for (uint32_t i = 0; plan->parts && i < plan->n_items; i++)
+		fa_checkpoint_free(plan->parts[i].checkpoint);
 	free(plan->parts);
 }
 

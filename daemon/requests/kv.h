@@ -33,6 +33,7 @@ fa_call_handler fa_kv_attend_layers;
 
 extern const struct fa_request_kind fa_kv_copy_kind;
 extern const struct fa_request_kind fa_kv_pages_kind;
+extern const struct fa_request_kind fa_kv_state_kind;
 extern const struct fa_request_kind fa_kv_attend_kind;
 extern const struct fa_request_kind fa_kv_end_kind;
 

@@ -61,12 +61,16 @@ static int plan(struct fa_session *session, const struct fa_wire_step_begin *m,
 	if (!items)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
 	for (size_t i = 0; i < m->n_items; ++i) {
-		if (m->items[i].reserved)
+		if (m->items[i].flags & ~FA_WIRE_ITEM_CHECKPOINT)
 			return fa_fail(error, -EINVAL,
-			               "items[%zu].reserved is %" PRIu32 "; expected 0", i,
-			               m->items[i].reserved);
-		items[i] = (struct fa_pool_step_item){ .sequence = m->items[i].sequence,
-			                               .n_tokens = m->items[i].n_new };
+			               "items[%zu].flags is %#" PRIx32
+			               "; expected 0, or %#x, checkpoint",
+			               i, m->items[i].flags, FA_WIRE_ITEM_CHECKPOINT);
+		items[i] = (struct fa_pool_step_item){
+			.sequence = m->items[i].sequence,
+			.n_tokens = m->items[i].n_new,
+			.checkpoint = m->items[i].flags & FA_WIRE_ITEM_CHECKPOINT,
+		};
 	}
 	return fa_kv_step_new(session, actor, m->step, items, (uint32_t)m->n_items, m->tree,
 	                      m->n_tree, m->n_tree_start ? m->tree_start : NULL, error, ret_step);

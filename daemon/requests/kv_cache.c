@@ -2,6 +2,7 @@
 #include "daemon/requests/kv.h"
 
 #include "daemon/kv/growth.h"
+#include "daemon/pool/state.h"
 #include "daemon/session/context.h"
 
 #include <errno.h>
@@ -14,7 +15,17 @@ _Static_assert(FA_WIRE_STORE_PLAIN == (int)FA_PAGED_PLAIN &&
                        FA_WIRE_STORE_E4M3 == (int)FA_PAGED_E4M3 &&
                        FA_WIRE_STORE_INT8 == (int)FA_PAGED_INT8,
                "the wire uses the kernels' values");
+_Static_assert(FA_WIRE_STATES_MAX == FA_STATE_STATES, "one limit");
 _Static_assert(FA_WIRE_NAME_BYTES_MAX >= FA_NAME_BYTES - 1, "the pool refuses a longer name");
+
+static uint64_t checkpoint_bytes(const struct fa_pool_cache_info *info)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < info->n_states; ++i)
+		bytes += info->state_bytes[i];
+	return bytes;
+}
 
 static void reply(struct fa_call *call, const struct fa_pool_cache_info *info)
 {
@@ -39,6 +50,10 @@ static void reply(struct fa_call *call, const struct fa_pool_cache_info *info)
 			.sequences = info->sequences,
 			.store = (uint8_t)info->geometry.store,
 			.uid = info->uid,
+			.states = info->n_states,
+			.checkpoint_tokens = info->checkpoint_tokens,
+			.checkpoint_pages = info->checkpoint_pages,
+			.checkpoint_bytes = checkpoint_bytes(info),
 		},
 	};
 
@@ -105,6 +120,9 @@ int fa_kv_cache_create(struct fa_call *call, struct fa_error *error)
 		.v_scales = m->v_scales,
 		.n_k_scales = m->n_k_scales,
 		.n_v_scales = m->n_v_scales,
+		.state_bytes = m->state_bytes,
+		.n_states = m->n_state_bytes,
+		.checkpoint_tokens = m->checkpoint_tokens,
 		.name = m->name.text,
 		.mode = m->mode,
 		.ttl_ns = m->ttl_ns,

@@ -95,7 +95,7 @@ int fa_kv_copy_step_join(struct fa_request *request, const struct fa_kv_copy *co
                          struct fa_kv_copy_step *ret_step, const struct fa_kv_group **ret_group,
                          struct fa_error *error)
 {
-	uint32_t entry = 0, index = 0;
+	uint32_t entry = 0, index;
 	const struct fa_kv_group *group;
 	struct fa_kv_step *step = NULL;
 	int r;
@@ -106,12 +106,8 @@ int fa_kv_copy_step_join(struct fa_request *request, const struct fa_kv_copy *co
 		r = step_for_read(request->session, copy, &step, error);
 	if (r < 0)
 		return r;
-	group = step->groups;
-	for (uint32_t i = 0; i < step->plan->n_groups; ++i)
-		if (entry >= step->plan->groups[i].begin && entry < step->plan->groups[i].end) {
-			group = &step->groups[i];
-			index = entry - step->plan->groups[i].begin;
-		}
+	group = fa_kv_step_group(step, entry);
+	index = entry - step->plan->groups[group - step->groups].begin;
 	r = fa_kv_step_add(step, request, copy->layer, copy->n_layers, error);
 	if (r < 0) {
 		if (!copy->writes)

@@ -244,7 +244,9 @@ static int bind_end(struct fa_request *request, const struct fa_wire_message *me
 		               m->flags, FA_WIRE_STEP_COMMIT);
 	if ((m->n_keep || m->n_cu_keep) && !end->commits)
 		return fa_fail(error, -EINVAL, "keep came, and flags do not say commit");
-	r = bind_order(request, step, end->commits, error);
+	r = end->commits && !step->failed ? fa_kv_step_check_states(step, error) : 0;
+	if (r == 0)
+		r = bind_order(request, step, end->commits, error);
 	if (r == 0 && (m->n_keep || m->n_cu_keep))
 		r = keep(end, step, m, error);
 	return r;

@@ -34,6 +34,8 @@ int fa_kv_sequence_reply(struct fa_call *call, const struct fa_actor *actor, uin
 			.mode = info.mode,
 			.matched = matched,
 			.uid = info.uid,
+			.checkpoint = info.checkpoint,
+			.checkpoints = info.n_checkpoints,
 		},
 	};
 	fa_session_send(call->session, &message, -1, NULL);

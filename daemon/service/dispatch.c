@@ -72,6 +72,13 @@ static int handle_sequence_pages(struct fa_call *call, struct fa_error *error)
 	return fa_call_submit(call, &fa_kv_pages_kind, message->stream, message->value, error);
 }
 
+static int handle_sequence_state(struct fa_call *call, struct fa_error *error)
+{
+	const struct fa_wire_sequence_state *message = &call->message->sequence_state;
+
+	return fa_call_submit(call, &fa_kv_state_kind, message->stream, message->value, error);
+}
+
 static int handle_step_attend(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_step_attend *message = &call->message->step_attend;
@@ -161,6 +168,8 @@ static const struct method methods[_FA_WIRE_TYPE_N] = {
 	[FA_WIRE_PREFIX_FIND] = { "PrefixFind", false, 0, false, fa_kv_prefix_find },
 	[FA_WIRE_SEQUENCE_PAGES] = { "SequencePages", false, FA_WIRE_FDS_MAX, true,
 	                             handle_sequence_pages, .by_ring = true },
+	[FA_WIRE_SEQUENCE_STATE] = { "SequenceState", false, FA_WIRE_FDS_MAX, true,
+	                             handle_sequence_state, .by_ring = true },
 };
 
 static bool is_fatal(int status)

@@ -74,6 +74,9 @@ static int add_cache(json_t *caches, const struct fa_pool *pool,
 	r |= set(object, "idle_pages", info->idle_pages);
 	r |= set(object, "free_pages", info->free_pages);
 	r |= set(object, "max_pages", info->max_pages);
+	r |= set(object, "states", info->n_states);
+	r |= set(object, "checkpoint_tokens", info->checkpoint_tokens);
+	r |= set(object, "checkpoint_pages", info->checkpoint_pages);
 	r |= set(object, "sequences", info->sequences);
 	return r | json_array_append_new(caches, object);
 }
@@ -94,6 +97,8 @@ static int add_sequence(json_t *sequences, const struct fa_pool *pool,
 	r |= set(object, "planned", info->planned);
 	r |= set(object, "first", info->first);
 	r |= set(object, "steps", info->in_flight);
+	r |= set(object, "checkpoint", info->checkpoint);
+	r |= set(object, "checkpoints", info->n_checkpoints);
 	return r | json_array_append_new(sequences, object);
 }
 

@@ -94,7 +94,7 @@ int main(void)
 	STRUCT(fa_step_item);
 	FIELD(fa_step_item, sequence);
 	FIELD(fa_step_item, n_new);
-	FIELD(fa_step_item, reserved);
+	FIELD(fa_step_item, flags);
 	STRUCT(fa_step_options);
 	FIELD(fa_step_options, size);
 	FIELD(fa_step_options, n_items);

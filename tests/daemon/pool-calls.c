@@ -2,6 +2,7 @@
 
 #include "common/cleanup.h"
 #include "daemon/pool/cache_private.h"
+#include "daemon/pool/checkpoint.h"
 #include "daemon/pool/hash.h"
 #include "daemon/pool/page_list.h"
 #include "daemon/pool/prefix_index.h"
@@ -73,6 +74,20 @@ size_t pool_sequence_slots(const struct fa_pool *pool, uint64_t id, uint32_t *sl
 	n = fa_pages_of(sequence->cache, sequence->length) - begin;
 	for (uint32_t i = 0; i < n && i < size; i++)
 		slots[i] = fa_pool_sequence_slot(sequence, begin + i);
+	return n;
+}
+
+size_t pool_checkpoint_slots(const struct fa_pool *pool, uint64_t id, uint32_t *slots, size_t size)
+{
+	const struct fa_actor admin = { .admin = true };
+	struct fa_pool_sequence *sequence = NULL;
+	size_t n = 0;
+
+	if (fa_pool_sequence_get(pool, &admin, id, FA_RIGHT_READ, NULL, &sequence) < 0)
+		return 0;
+	for (const struct fa_pool_checkpoint *at = sequence->checkpoints; at; at = at->older)
+		for (uint32_t i = 0; i < sequence->cache->checkpoint_pages && n < size; i++)
+			slots[n++] = at->slots[i];
 	return n;
 }
 

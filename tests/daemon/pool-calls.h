@@ -18,5 +18,7 @@ int pool_find_prefix(const struct fa_pool *pool, const struct fa_actor *actor, u
 
 /* Writes up to @size slots of the sequence's durable pages. Returns how many pages it has. */
 size_t pool_sequence_slots(const struct fa_pool *pool, uint64_t id, uint32_t *slots, size_t size);
+/* The same for the pages of its checkpoints. */
+size_t pool_checkpoint_slots(const struct fa_pool *pool, uint64_t id, uint32_t *slots, size_t size);
 /* Evicts all idle pages; returns how many. */
 uint64_t pool_evict(struct fa_pool *pool, uint64_t cache);

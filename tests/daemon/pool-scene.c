@@ -223,6 +223,7 @@ void scene_check_counts(struct scene *scene)
 			fa_check_eq(sequence.in_flight, 0);
 			fa_check_eq(sequence.planned, sequence.length);
 			n = pool_sequence_slots(scene->pool, sequence.id, slots, 4096);
+			n += pool_checkpoint_slots(scene->pool, sequence.id, slots + n, 4096 - n);
 			for (size_t i = 0; i < n; i++)
 				switch (seen[slots[i]]++) {
 				case 0:

@@ -167,9 +167,9 @@ static void test_refused(void **state)
 	REFUSED((void)0, -ENOENT, "sequence");
 	item.sequence = sequence;
 	REFUSED(message.step_begin.step = 0, -EINVAL, "step is 0");
-	item.reserved = 1;
-	REFUSED((void)0, -EINVAL, "items[0].reserved is 1");
-	item.reserved = 0;
+	item.flags = 2;
+	REFUSED((void)0, -EINVAL, "items[0].flags is 0x2");
+	item.flags = 0;
 	check_lengths(20, 20);
 	first = begin(STREAM, 2);
 	REFUSED((void)0, -EEXIST, "step 2 is in flight already");

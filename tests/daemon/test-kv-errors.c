@@ -248,9 +248,9 @@ static void test_step_begin(void **state)
 	items[0].n_new = 1 << 24;
 	kv_begin_expect(&client, 1, items, 1, -ENOMEM, NULL);
 	items[0].n_new = 1;
-	items[0].reserved = 1;
-	kv_begin_expect(&client, 1, items, 1, -EINVAL, "reserved");
-	items[0].reserved = 0;
+	items[0].flags = 2;
+	kv_begin_expect(&client, 1, items, 1, -EINVAL, "flags");
+	items[0].flags = 0;
 
 	message.step_begin.step = 1;
 	message.step_begin.items = items;

@@ -193,7 +193,7 @@ static void fill_begin(struct fa_wire_step_begin *m)
 		items[i] = (struct fa_wire_step_item){ .sequence = id_of(sequences),
 			                               .n_new = below(12) ? below(24)
 			                                                  : (uint32_t)number(),
-			                               .reserved = below(60) == 0 };
+			                               .flags = below(60) == 0 };
 	}
 	if (below(4))
 		return;

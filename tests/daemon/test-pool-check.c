@@ -110,7 +110,7 @@ static void test_header(void **state)
 		memcpy(header, &saved, sizeof(saved));                                             \
 	} while (0)
 	REFUSED(-EBADMSG, "no state", header->magic++);
-	REFUSED(-EPROTONOSUPPORT, "format 4", header->version = 4);
+	REFUSED(-EPROTONOSUPPORT, "format 5", header->version = 5);
 	REFUSED(-EBADMSG, "damaged", header->version = 3);
 	REFUSED(-EBADMSG, "runs of 2^1 chunks", header->run_shift_max = 1);
 	REFUSED(-EBADMSG, "damaged", header->chunk_bytes = 0);

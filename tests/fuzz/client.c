@@ -68,6 +68,7 @@ static bool is_of_stream(const struct fa_wire_message *message, bool by_ring, ui
 		STREAM(MARKER, marker)
 		STREAM(SEQUENCE_COPY, sequence_copy)
 		STREAM(SEQUENCE_PAGES, sequence_pages)
+		STREAM(SEQUENCE_STATE, sequence_state)
 		STREAM(STEP_ATTEND, step_attend)
 		STREAM(STEP_END, step_end)
 #undef STREAM

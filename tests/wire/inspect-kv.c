@@ -19,6 +19,8 @@ static const char *cache_create_difference(const struct fa_wire_cache_create *a,
 	SAME(store);
 	SAME_VECTOR(k_scales);
 	SAME_VECTOR(v_scales);
+	SAME_VECTOR(state_bytes);
+	SAME(checkpoint_tokens);
 	return NULL;
 }
 
@@ -55,6 +57,11 @@ static const char *cache_reply_difference(const struct fa_wire_cache_reply *a,
 	SAME(idle_pages);
 	SAME(sequences);
 	SAME(store);
+	SAME(uid);
+	SAME(states);
+	SAME(checkpoint_tokens);
+	SAME(checkpoint_pages);
+	SAME(checkpoint_bytes);
 	return NULL;
 }
 
@@ -131,6 +138,9 @@ static const char *sequence_reply_difference(const struct fa_wire_sequence_reply
 	SAME(step);
 	SAME(mode);
 	SAME(matched);
+	SAME(uid);
+	SAME(checkpoint);
+	SAME(checkpoints);
 	return NULL;
 }
 
@@ -205,6 +215,19 @@ static const char *sequence_pages_difference(const struct fa_wire_sequence_pages
 	SAME_VECTOR(v_places);
 	SAME_VECTOR(pages);
 	SAME(page_offset);
+	return NULL;
+}
+
+static const char *sequence_state_difference(const struct fa_wire_sequence_state *a,
+                                             const struct fa_wire_sequence_state *b)
+{
+	SAME(stream);
+	SAME(value);
+	SAME(sequence);
+	SAME(flags);
+	SAME(state);
+	SAME(tokens);
+	SAME_VIEW(data);
 	return NULL;
 }
 
@@ -365,6 +388,8 @@ const char *fa_inspect_kv_difference(const struct fa_wire_message *a,
 		return sequence_copy_difference(&a->sequence_copy, &b->sequence_copy);
 	case FA_WIRE_SEQUENCE_PAGES:
 		return sequence_pages_difference(&a->sequence_pages, &b->sequence_pages);
+	case FA_WIRE_SEQUENCE_STATE:
+		return sequence_state_difference(&a->sequence_state, &b->sequence_state);
 	case FA_WIRE_STEP_BEGIN:
 		return step_begin_difference(&a->step_begin, &b->step_begin);
 	case FA_WIRE_STEP_REPLY:
@@ -416,7 +441,10 @@ uint64_t fa_inspect_kv_read(const struct fa_wire_message *message, struct range 
 		                   sizeof(*message->cache_create.k_scales)) +
 		       read_vector(range, message->cache_create.v_scales,
 		                   message->cache_create.n_v_scales, FA_WIRE_SCALES_MAX,
-		                   sizeof(*message->cache_create.v_scales));
+		                   sizeof(*message->cache_create.v_scales)) +
+		       read_vector(range, message->cache_create.state_bytes,
+		                   message->cache_create.n_state_bytes, FA_WIRE_STATES_MAX,
+		                   sizeof(*message->cache_create.state_bytes));
 	case FA_WIRE_CACHE_FIND:
 		return read_string(range, &message->cache_find.name, FA_WIRE_NAME_BYTES_MAX);
 	case FA_WIRE_SEQUENCE_FIND:
@@ -462,6 +490,8 @@ uint64_t fa_inspect_kv_read(const struct fa_wire_message *message, struct range 
 		       read_vector(range, message->sequence_pages.pages,
 		                   message->sequence_pages.n_pages, FA_WIRE_PAGES_MAX,
 		                   sizeof(*message->sequence_pages.pages));
+	case FA_WIRE_SEQUENCE_STATE:
+		return read_view(&message->sequence_state.data);
 	case FA_WIRE_STEP_BEGIN:
 		return read_vector(range, message->step_begin.items, message->step_begin.n_items,
 		                   FA_WIRE_STEP_MAX, sizeof(*message->step_begin.items)) +

@@ -31,7 +31,7 @@ static const float three_scales[] = { 0x1p-100f, -0.0f, 1e38f };
 static const uint8_t extra[] = { 0, 255, 7, 'x', 128 };
 static const struct fa_wire_step_item step_items[] = {
 	{ .sequence = 0x123456789abcdef0, .n_new = 0x87654321 },
-	{ .sequence = UINT64_MAX, .n_new = 1, .reserved = 0xffffffff },
+	{ .sequence = UINT64_MAX, .n_new = 1, .flags = 0xffffffff },
 	{ 0 },
 };
 

@@ -309,6 +309,8 @@ int fa_cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
 	fa_list_init(&cpu->ready_link);
 	if (work->op == FA_DEVICE_PAGED) {
 		cpu->n_tiles = INT64_MAX; /* unknown until the first phase begins */
+	} else if (work->op == FA_DEVICE_COPY) {
+		cpu->n_tiles = work->n_copies;
 	} else {
 		cpu->n_tiles = fa_cpu_attention_tiles(device->isa, work->params);
 		cpu->scratch_bytes = fa_cpu_attention_scratch_bytes(device->isa, work->params);

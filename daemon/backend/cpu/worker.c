@@ -10,12 +10,25 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
+
+static void copy_tile(const struct fa_device_work *work, const struct fa_device_copy *copy)
+{
+	if (work->to_pool)
+		memcpy(copy->pool, copy->data, copy->bytes);
+	else
+		memcpy(copy->data, copy->pool, copy->bytes);
+}
 
 static bool run_tile(struct fa_cpu_worker *worker, struct fa_device_work *work, int64_t tile)
 {
 	const struct fa_cpu_isa *isa = worker->device->isa;
 	const bool *stop = (const bool *)&work->cancelled;
 
+	if (work->op == FA_DEVICE_COPY) {
+		copy_tile(work, &work->copies[tile]);
+		return true;
+	}
 	if (work->op != FA_DEVICE_PAGED)
 		return fa_cpu_attention_tile(isa, work->params, work->prepared, tile,
 		                             worker->scratch, stop);

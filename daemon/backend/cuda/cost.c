@@ -184,10 +184,26 @@ double fa_cuda_cost_paged_ns(const struct fa_device *device, const struct fa_pag
 	return 0;
 }
 
+static double copies_ns(const struct fa_device *device, const struct fa_device_work *work)
+{
+	double ns = 0;
+
+	for (uint32_t i = 0; i < work->n_copies; ++i) {
+		const struct fa_device_copy *copy = &work->copies[i];
+		const struct fa_cuda_memory *memory = copy->memory->backend;
+
+		ns += memory->kind == FA_CUDA_MEMORY_HOST
+		              ? (double)copy->bytes / HOST_BYTES_PER_NS
+		              : memory_ns(device, 2.0 * (double)copy->bytes);
+	}
+	return ns;
+}
+
 uint64_t fa_cuda_cost_long_ns(const struct fa_device *device, const struct fa_device_work *work)
 {
-	const double ns = work->op == FA_DEVICE_PAGED ? fa_cuda_paged_work(work)->ns
-	                                              : attention_ns(device, work);
+	const double ns = work->op == FA_DEVICE_PAGED  ? fa_cuda_paged_work(work)->ns
+	                  : work->op == FA_DEVICE_COPY ? copies_ns(device, work)
+	                                               : attention_ns(device, work);
 
 	return ns >= (double)device->tuning.long_ns ? (uint64_t)fmin(ns, NS_MAX) : 0;
 }

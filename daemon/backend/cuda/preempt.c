@@ -82,6 +82,8 @@ bool fa_cuda_preempt_covers(const struct fa_device *device, const struct fa_devi
 		        last->request.op == FA_PAGED_ATTEND_OWN) &&
 		       last->plan->forward_blocks > 0 && last->plan->forward->state_bytes > 0;
 	}
+	if (work->op == FA_DEVICE_COPY)
+		return false;
 	kernel = fa_cuda_attention_kernel(&device->chip, work->params);
 	return kernel && kernel->state_bytes > 0;
 }

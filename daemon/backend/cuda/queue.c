@@ -20,6 +20,7 @@
 #include "common/clock.h"
 #include "common/timeline.h"
 #include "daemon/backend/cuda/context.h"
+#include "daemon/backend/cuda/copy.h"
 #include "daemon/backend/cuda/cost.h"
 #include "daemon/backend/cuda/gate.h"
 #include "daemon/backend/cuda/graph_cache.h"
@@ -244,6 +245,8 @@ static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
 
 	if (work->op == FA_DEVICE_PAGED)
 		return fa_cuda_paged_enqueue(device, stream, work);
+	if (work->op == FA_DEVICE_COPY)
+		return fa_cuda_copy_enqueue(device, stream, work);
 	r = fa_cuda_attention_plan(&device->chip, work->params, work->error.text,
 	                           sizeof(work->error.text), &launch);
 	if (r < 0)
