@@ -3,7 +3,7 @@
  * kernel gives orphans to the nearest subreaper or to PID 1, which may be this process. The host
  * does not know of such a child, so the library reaps it in a later call.
  *
- * The list is taken and put back as a whole, so that a fork() at any moment finds no lock held.
+ * The list is taken and put back as a whole, so that a fork() finds no lock held.
  */
 #include "client/adopted.h"
 

@@ -5,5 +5,4 @@
 
 /* Remembers the daemon @pid, if it is a child of this process. */
 void fa_adopted_add(pid_t pid);
-/* Reaps remembered daemons that have exited. */
 void fa_adopted_reap(void);

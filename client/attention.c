@@ -1,6 +1,6 @@
 /*
- * Attention requests: fills a message from the caller's struct, without copying its arrays. The
- * daemon checks shapes and kernels; the error that it finds becomes the request's result.
+ * Attention requests. The daemon checks shapes and kernels; the error that it finds becomes the
+ * request's result.
  */
 #include "client/cancel.h"
 #include "client/gates.h"

@@ -89,8 +89,7 @@ static int map_device(struct fa_buffer *buffer, uint64_t piece_bytes, const uint
 	return 0;
 }
 
-/* Gives @buffer the memory that the daemon allocated. From here on the buffer is registered like
- * one whose memory was made here. */
+/* From here on the buffer is registered like one whose memory was made here. */
 static int take_daemon_memory(struct fa_buffer *buffer, struct fa_client_call *call,
                               const uint64_t uuid[2])
 {

@@ -6,9 +6,9 @@
 
 #include <stdint.h>
 
-/* Allocates a buffer with its handle. Returns -EINVAL if no buffer can have @bytes. */
+/* -EINVAL: no buffer can have @bytes. */
 int fa_buffer_alloc(struct fa_client *client, uint64_t bytes, struct fa_buffer **ret_buffer);
-/* Frees the buffer in this process; sends nothing to the daemon. */
+/* Frees the buffer in this process alone. */
 void fa_buffer_release(struct fa_buffer *buffer);
 /* Called with the mutex held. Sends BufferFree, if the daemon has the registration. */
 void fa_registration_unregister(struct fa_client *client,

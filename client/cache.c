@@ -1,4 +1,3 @@
-/* Calls on KV caches. */
 #include "client/cancel.h"
 #include "client/kv.h"
 #include "client/last_error.h"

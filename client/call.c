@@ -52,7 +52,7 @@ static int reserve_fds(struct fa_client *client, bool resend, struct fa_client_c
 			if (r < 0)
 				return r;
 		}
-		/* The calls ahead have deadlines of their own, so this wait needs none. */
+		/* The calls ahead have deadlines of their own. */
 		(void)fa_client_await(client, &turn, FA_NS_NEVER);
 	}
 	r = fa_connection_check_fds(client->event_fd, call->expect_fds, &call->error);

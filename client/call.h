@@ -1,5 +1,5 @@
-/* Calls: messages that have one reply. The functions are called with the client's mutex held, which
- * they release while they wait. */
+/* Calls: messages that have one reply. Called with the client's mutex held, and released during
+ * waits. */
 #pragma once
 
 #include "client/client.h"
@@ -8,8 +8,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Sends @message, waits for the reply and returns its status, with its sentence. @resend: a message
- * that was not sent before the connection was lost goes to the daemon's successor. */
+/* Sends @message, waits for the reply and returns its status, with its sentence. @resend: if the
+ * connection is lost before the message was sent, it goes to the daemon's successor. */
 int fa_call_run(struct fa_client *client, struct fa_wire_message *message, const int *fds,
                 size_t n_fds, bool resend, struct fa_client_call *call);
 /* Do the same in two steps, between which the mutex may be released. A call that was begun must be

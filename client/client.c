@@ -1,4 +1,4 @@
-/* Entering and leaving a client, and refusing a client that was inherited through fork(). */
+/* Entering and leaving a client; a client inherited through fork() is refused. */
 #include "client/client.h"
 
 #include "client/last_error.h"

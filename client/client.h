@@ -30,7 +30,6 @@
 /* Stored results per stream, and the most requests in flight. */
 #define FA_RESULTS 4096
 
-/* The result of one request. */
 struct fa_result {
 	uint64_t queued_ns, started_ns, finished_ns;
 	uint64_t number; /* the step's number, if one was begun through the ring */
@@ -48,16 +47,15 @@ enum fa_stream_state {
  * - base. Results up to `finished` are stored. Values up to `last_by_socket` were sent by the
  * socket. */
 struct fa_client_stream {
-	struct fa_result *results; /* [FA_RESULTS], value v at v % FA_RESULTS; NULL until used */
+	struct fa_result *results; /* [FA_RESULTS], at v % FA_RESULTS; NULL until used */
 	uint64_t submitted, finished, base, last_by_socket;
-	/* What the program has; modulo FA_COMPLETION_SLOTS it is the stream's index. Changes when
-	 * the stream is freed. */
+	/* What the program has; modulo FA_COMPLETION_SLOTS the stream's index. Changes when the
+	 * stream is freed. */
 	uint32_t number;
 	int priority;
 	enum fa_stream_state state;
 };
 
-/* The cache that a sequence is in. */
 struct fa_client_home {
 	uint64_t sequence, cache;
 };
@@ -84,8 +82,7 @@ struct fa_client {
 	/* Serialises imports and frees of CUDA memory. Locked before `lock`. */
 	pthread_mutex_t import_lock;
 	pthread_mutex_t lock; /* guards all that follows */
-	/* A connect, ring set-up or timeline set-up ended, or the last pin of a lost connection is
-	 * gone. */
+	/* A connect or a set-up ended, or the last pin of a lost connection is gone. */
 	pthread_cond_t changed;
 	enum fa_client_state state;
 	atomic_bool lost; /* state == FA_CLIENT_LOST, for threads without the mutex */
@@ -96,8 +93,7 @@ struct fa_client {
 	struct fa_error lost_error;
 
 	bool connecting;
-	/* Used by the connecting thread alone. session_lost: a session was lost since the last
-	 * connection. */
+	/* The connecting thread's. session_lost: a session was lost since the last connection. */
 	struct fa_session_key session_key;
 	bool session_lost;
 	uint64_t attempts; /* attempts to reconnect that have ended */
@@ -106,8 +102,8 @@ struct fa_client {
 
 	uint64_t ring_retry_at_ns; /* when to ask for a ring again; FA_NS_NEVER: not again */
 	uint64_t ring_backoff_ns;  /* back-off after the next refusal */
-	bool ring_setup_busy;      /* a thread is setting up a ring */
-	bool ring_setup_answered;  /* the daemon has answered the request for a ring */
+	bool ring_setup_busy;
+	bool ring_setup_answered;  /* the daemon has answered */
 	unsigned int pins;         /* pins of the connection */
 	bool leader;               /* a thread leads (waiter.h) */
 	struct fa_backoff backoff; /* whether a leader spins */
@@ -115,10 +111,10 @@ struct fa_client {
 	struct fa_list spinning;
 	struct fa_list calls;
 	uint64_t last_id;
-	uint64_t detached_replies; /* replies still due that no thread waits for */
-	uint64_t sending;          /* requests that are being sent */
-	bool sending_for_fds;      /* a call whose reply brings descriptors is being sent */
-	uint64_t in_flight;        /* requests of streams whose result has not been read */
+	uint64_t detached_replies; /* due, and no thread waits for them */
+	uint64_t sending;
+	bool sending_for_fds; /* of a call whose reply brings descriptors */
+	uint64_t in_flight;   /* requests whose result has not been read */
 	uint64_t max_requests;
 
 	bool fd_watched;  /* fa_fd() was called */
@@ -135,7 +131,7 @@ struct fa_client {
 	struct fa_list abandoned;     /* steps of this connection that are still to be aborted */
 	bool aborting_abandoned;      /* a thread is aborting these steps */
 	struct fa_client_stream streams[FA_COMPLETION_SLOTS];
-	struct fa_timeline *timeline; /* NULL: fa_timeline_open() was not called */
+	struct fa_timeline *timeline; /* NULL: not opened */
 };
 
 /* Locks the client; -ECHILD in a child of fork(). */
@@ -145,15 +141,15 @@ static inline void fa_client_leave(struct fa_client *client)
 	pthread_mutex_unlock(&client->lock);
 }
 bool fa_client_forked(const struct fa_client *client);
-/* Sets the thread's sentence and returns -ECHILD. */
+/* Returns -ECHILD. */
 int fa_client_child_error(void);
 
-/* Called with the mutex held. Unlocks the client and keeps the connection open until
- * fa_client_unpin() locks it again. */
+/* Called with the mutex held, which is released. Keeps the connection open until fa_client_unpin()
+ * locks it again. */
 void fa_client_pin(struct fa_client *client);
 void fa_client_unpin(struct fa_client *client);
 
-/* Called with the mutex held. Waits while another thread is connecting. */
+/* Called with the mutex held. */
 void fa_client_await_connecting(struct fa_client *client);
 /* Called with the mutex held. Makes the descriptor of fa_fd() readable. */
 void fa_client_notify(struct fa_client *client);

@@ -1,4 +1,3 @@
-/* Making and ending clients. */
 #include "client/adopted.h"
 #include "client/buffer_handle.h"
 #include "client/cancel.h"
@@ -38,8 +37,8 @@
 
 /* ---- the client object */
 
-/* Returns a page that the kernel clears in a child of fork(), so that a check costs one load. NULL:
- * the kernel cannot do that, and calls use getpid(). */
+/* A page that the kernel clears in a child of fork(), so that a check costs one load. NULL: the
+ * kernel cannot do that, and calls use getpid(). */
 static volatile uint64_t *fork_page_new(void)
 {
 	uint64_t *page = mmap(NULL, sizeof(uint64_t), PROT_READ | PROT_WRITE,
@@ -55,8 +54,7 @@ static volatile uint64_t *fork_page_new(void)
 	return page;
 }
 
-/* Chooses how waits spin. The default on a single processor is not to: the daemon cannot run there
- * while this process spins. */
+/* The default on a single processor is not to spin: the daemon cannot run meanwhile. */
 static void choose_spin(struct fa_client *client, uint64_t spin_ns)
 {
 	const unsigned int n = fa_cpu_count();
@@ -70,8 +68,8 @@ static uint64_t or_default(uint64_t value, uint64_t otherwise)
 	return value ? value : otherwise;
 }
 
-/* Returns @path as an absolute path, allocated; NULL: no memory. The path stays relative if the
- * absolute one does not lead to the same file. */
+/* Returns @path as an absolute path, allocated, or relative if the absolute one does not lead to
+ * the same file; NULL: no memory. */
 static char *absolute_path(const char *path)
 {
 	_fa_cleanup_(fa_freep) char *directory = *path == '/' ? NULL : getcwd(NULL, 0);
@@ -90,7 +88,7 @@ static char *absolute_path(const char *path)
 	return fa_steal_ptr(whole);
 }
 
-/* Chooses @given, else the environment variable, and makes the path absolute. */
+/* @given, else the environment variable, as an absolute path. */
 static int choose_path(const char *given, const char *variable, char **ret_path)
 {
 	const char *path = given && *given ? given : secure_getenv(variable);
@@ -164,7 +162,6 @@ static void free_registrations(struct fa_list *registrations)
 			fa_container_of(registrations->next, struct fa_client_registration, link));
 }
 
-/* Frees the client; sends nothing to the daemon. */
 static struct fa_client *client_free(struct fa_client *client)
 {
 	if (!client)
@@ -228,15 +225,15 @@ static int try_path(struct fa_client *client, const char *path, enum fa_daemon_o
 	return 0;
 }
 
-/* Returns true if no daemon answers there, or none that this user may talk to. */
+/* No daemon answers there, or none that this user may talk to. */
 static bool is_no_daemon(int code)
 {
 	return code == -ENOENT || code == -ECONNREFUSED || code == -EACCES;
 }
 
 /*
- * Stores the socket that the program or its user named, else NULL. An instance of the service has
- * its socket at a path of its own, which is written to @path. -EINVAL.
+ * Stores the socket that the program or its user named, else NULL. An instance's path is written to
+ * @path. -EINVAL.
  */
 static int named_socket(const char *socket, char path[FA_SOCKET_PATH_BYTES], struct fa_error *error,
                         const char **ret_socket)
@@ -306,8 +303,7 @@ static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struc
 	r = try_path(client, path, FA_DAEMON_SPAWNED, deadline_ns, error);
 	if (r < 0) {
 		r = fa_spawn_explain(daemon_stderr, r, deadline_ns, error);
-		/* Cleans up only after the daemon has exited, because a daemon may clean up
-		 * itself. */
+		/* A daemon may clean up itself, so wait for its exit. */
 		fa_spawn_clean(path);
 		return r;
 	}
@@ -393,9 +389,8 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 
 /* ---- ending */
 
-/* Frees a client in a child of fork(). The session is the parent's: nothing is sent to the daemon,
- * and the socket is not shut down. If a thread held the client at the fork, only descriptors can be
- * closed safely. */
+/* The session is the parent's: nothing is sent to the daemon, and the socket is not shut down. If a
+ * thread held the client at the fork, only descriptors can be closed safely. */
 static void disconnect_child(struct fa_client *client)
 {
 	if (!pthread_mutex_trylock(&client->lock) && !client->connecting) {

@@ -1,4 +1,4 @@
-/* One attempt to connect. Every wait ends at the deadline. */
+/* Every wait of an attempt to connect ends at the deadline. */
 #include "client/connection.h"
 
 #include "client/poll_until.h"
@@ -18,7 +18,7 @@
 
 #define HELLO_ID 1
 
-/* The pause when the daemon's backlog is full, which cannot be polled for. */
+/* A full backlog cannot be polled for. */
 #define BACKLOG_PAUSE_NS FA_NS_PER_MS
 
 int fa_connection_check_fds(int fd, size_t n, struct fa_error *error)
@@ -82,7 +82,7 @@ static int connect_socket(const char *path, uint64_t deadline_ns, struct fa_erro
 		(void)nanosleep(&pause, NULL);
 	}
 
-	/* A receive blocks at most this long; callers that must not wait pass MSG_DONTWAIT. */
+	/* Bounds a receive; callers that must not wait pass MSG_DONTWAIT. */
 	if (fcntl(fd, F_SETFL, 0) < 0 ||
 	    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, sizeof(slice)) < 0)
 		return fa_fail(error, -errno, "the socket cannot be set up: %m");
@@ -117,7 +117,7 @@ static void copy_string(char *to, size_t size, const struct fa_wire_string *from
 	(void)snprintf(to, size, "%.*s", (int)from->length, from->text ? from->text : "");
 }
 
-/* Maps the completion page, which must be sealed so that it cannot shrink. */
+/* The page must be sealed so that it cannot shrink. */
 static int map_page(int fd, struct fa_error *error, const struct fa_completion_slot **ret_page)
 {
 	struct fa_error why;

@@ -13,7 +13,7 @@
 /* SO_RCVTIMEO of the socket. */
 #define FA_RECEIVE_SLICE_NS FA_NS_PER_SEC
 
-/* Pause before a retry when sockets of this user hold too many descriptors. */
+/* Pause while sockets of this user hold too many descriptors. */
 #define FA_TOO_MANY_FDS_PAUSE_NS FA_NS_PER_MS
 
 /* The session to resume: sent in Hello, received in HelloReply. */

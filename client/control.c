@@ -1,4 +1,3 @@
-/* Calls about the daemon: ping, status, drain. */
 #include "client/call.h"
 #include "client/cancel.h"
 #include "client/last_error.h"

@@ -1,11 +1,10 @@
 /*
  * Registrations of the program's CUDA memory: whole allocations, found again by address and buffer
- * id. Registrations without a buffer are kept for the next buffer, up to a bound.
+ * id. A bounded number without a buffer is kept for the next one.
  *
  * While the daemon has an allocation open, freeing it returns nothing to the GPU. So each import
- * and free unregisters the unused allocations that the program has freed.
- *
- * client->import_lock is held throughout; the driver is called without the client's mutex.
+ * and free unregisters the unused allocations that the program has freed. client->import_lock is
+ * held throughout; the driver is called without the client's mutex.
  */
 #include "client/cuda_cache.h"
 
@@ -73,7 +72,7 @@ static void bound_unused(struct fa_client *client)
 	}
 }
 
-/* Marks the registrations whose memory the program has freed. Called without the mutex. */
+/* Marks those whose memory the program has freed. Called without the mutex. */
 static void mark_freed(struct fa_client *client, const struct fa_cudriver *driver)
 {
 	struct fa_list *pos;
@@ -187,7 +186,7 @@ static void attach(struct fa_client *client, struct fa_buffer *buffer,
 	fa_list_append(&client->buffers, &buffer->link);
 }
 
-/* Attaches @buffer to a registration of @memory; returns false if the daemon has none. */
+/* Attaches @buffer to a registration of @memory; false: the daemon has none. */
 static bool find(struct fa_client *client, const struct fa_cuda_allocations *memory,
                  uint32_t wire_flags, struct fa_buffer *buffer)
 {
@@ -256,8 +255,7 @@ static int send_pieces(struct fa_client *client, const struct fa_cudriver *drive
 	return 0;
 }
 
-/* Sends the BufferRegister message. @fds are the memory's first pieces. Called with the mutex
- * held. */
+/* @fds are the memory's first pieces. Called with the mutex held. */
 static int send_registration(struct fa_client *client, const struct fa_cudriver *driver,
                              struct fa_client_registration *registration, const int *fds,
                              size_t n_fds)
@@ -340,7 +338,7 @@ static int register_range(struct fa_client *client, const struct fa_cudriver *dr
 	return r;
 }
 
-/* Drops all registrations without a buffer; returns true if there were any. */
+/* Returns true if there were any. */
 static bool drop_all_unused(struct fa_client *client)
 {
 	bool any;

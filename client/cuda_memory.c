@@ -46,7 +46,7 @@ int fa_cuda_open(struct fa_error *error, const struct fa_cudriver **ret_driver)
 
 /* ---- contexts */
 
-/* Restores the thread's context after a call. driver NULL: nothing to restore. */
+/* driver NULL: nothing to restore. */
 struct scope {
 	const struct fa_cudriver *driver;
 	CUcontext before;
@@ -62,7 +62,7 @@ static void scope_leave(struct scope *scope)
 		(void)scope->driver->cuDevicePrimaryCtxRelease(scope->retained);
 }
 
-/* Makes a suitable context current. @at is 0 if the memory belongs to no context. */
+/* @at is 0 if the memory belongs to no context. */
 static int scope_enter(const struct fa_cudriver *driver, uint64_t at, CUdevice device,
                        struct fa_error *error, struct scope *ret_scope)
 {

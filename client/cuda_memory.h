@@ -1,9 +1,8 @@
 /*
  * The CUDA driver in this process: finding the allocation of a pointer, exporting and mapping
- * memory. The driver is opened at first need and never closed. Any thread may call it.
- *
- * Calls use the thread's current context, else that of the memory, else the primary one of its
- * device, and restore the thread's own.
+ * memory. The driver is opened at first need and never closed. Any thread may call it. Calls use
+ * the thread's current context, else that of the memory, else the primary one of its device, and
+ * restore the thread's own.
  */
 #pragma once
 
@@ -15,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* One allocation. Addresses are reused, buffer ids are not. */
+/* Addresses are reused, buffer ids are not. */
 struct fa_cuda_piece {
 	uint64_t at, bytes;
 	uint64_t buffer_id;
@@ -25,7 +24,7 @@ struct fa_cuda_piece {
  * program may free them at any time. */
 struct fa_cuda_allocations {
 	bool by_ipc_handle; /* exported by CUDA IPC handle, else by descriptors */
-	bool has_ids;       /* buffer ids are known, so that it can be found again */
+	bool has_ids;       /* buffer ids are known: it can be found again */
 	int device;         /* ordinal in this process */
 	uint64_t at, bytes;
 	size_t n_pieces; /* 1 if by_ipc_handle */
@@ -35,12 +34,11 @@ struct fa_cuda_allocations {
 /* Memory of the daemon that is mapped here. */
 struct fa_cuda_mapping {
 	uint64_t at, bytes;
-	bool retained; /* the primary context of device was retained for it */
+	bool retained; /* device's primary context was retained for it */
 	CUdevice device;
 };
 
-/* Opens the driver if no thread has yet. Fails with -ENODEV, -ENOSYS and others, with a
- * sentence. */
+/* Unless it is open. Fails with -ENODEV, -ENOSYS and others, with a sentence. */
 int fa_cuda_open(struct fa_error *error, const struct fa_cudriver **ret_driver);
 
 /* Finds the allocations of [at, at + bytes) on the GPU with @uuid; freed with free(). -EINVAL: no
@@ -57,7 +55,7 @@ int fa_cuda_handle(const struct fa_cudriver *driver, const struct fa_cuda_alloca
 int fa_cuda_export(const struct fa_cudriver *driver, const struct fa_cuda_allocations *memory,
                    size_t first, size_t n, struct fa_error *error, int *ret_fds);
 
-/* Maps the allocation behind @fd, which stays the caller's. */
+/* @fd stays the caller's. */
 int fa_cuda_map(const struct fa_cudriver *driver, int fd, uint64_t bytes, const uint64_t uuid[2],
                 struct fa_error *error, struct fa_cuda_mapping *ret_mapping);
 void fa_cuda_unmap(const struct fa_cudriver *driver, const struct fa_cuda_mapping *mapping);

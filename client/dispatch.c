@@ -1,4 +1,3 @@
-/* For event loops: fa_fd() and fa_dispatch(). */
 #include "client/cancel.h"
 #include "client/client.h"
 #include "client/last_error.h"
@@ -37,7 +36,7 @@ int fa_dispatch(struct fa_client *handle)
 	if (r < 0)
 		return r;
 	/* Consumes wake-ups and asks for new ones before the last look, so that none is missed. A
-	 * leader consumes wake-ups itself, because it may sleep until one comes. */
+	 * leader, which may sleep until one comes, consumes them itself. */
 	if (client->connection.ring.memory && client->state == FA_CLIENT_CONNECTED) {
 		if (!client->leader)
 			fa_client_ring_drain(&client->connection.ring);

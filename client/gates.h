@@ -6,9 +6,9 @@
 
 #include <stdbool.h>
 
-/* Checks the caller's gates and adds them to the request; @gates NULL: none. */
+/* Checks the caller's gates first; @gates NULL: none. */
 int fa_request_gates(struct fa_client_request *request, const struct fa_gates *gates);
-/* Checks one gate. @may_be_out: the gate may name a slot of the daemon. */
+/* @may_be_out: the gate may name a slot of the daemon. */
 int fa_gate_check(const char *what, const struct fa_gate *gate, bool may_be_out);
 bool fa_request_is_gated(const struct fa_client_request *request);
 
@@ -17,5 +17,5 @@ bool fa_request_is_gated(const struct fa_client_request *request);
  * the request waits for a lost value. */
 int fa_gates_prepare(struct fa_client *client, const struct fa_client_request *request);
 bool fa_gates_are_ready(const struct fa_client *client);
-/* Called after the request was sent. */
+/* Call after the request was sent. */
 void fa_gates_sent(struct fa_client *client, const struct fa_client_request *request);

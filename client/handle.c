@@ -1,7 +1,7 @@
 /*
- * The table of handles. A handle is kind (3 bits), index (24 bits) and serial number (37 bits). The
- * table grows by chunks, each as large as all before it, which stay until the library is unloaded.
- * At least half of the entries are free, so that a free one is found soon.
+ * A handle is kind (3 bits), index (24 bits) and serial number (37 bits). The table grows by
+ * chunks, each as large as all before it, which stay until the library is unloaded. At least half
+ * of the entries are free, so that a free one is found soon.
  */
 #include "client/handle.h"
 
@@ -34,7 +34,7 @@ static struct {
 	atomic_uint_fast64_t live, next, serial;
 } table;
 
-/* Returns NULL if there is no such entry. */
+/* NULL: there is none. */
 static struct entry *entry_at(uint64_t index)
 {
 	const unsigned int chunk = 57 - (unsigned int)__builtin_clzll(index + FIRST_CHUNK);

@@ -1,7 +1,7 @@
 /*
- * Handles: what the program holds in place of pointers. A handle has a number of its own that is
- * never used again, so that a freed one is found out, not followed. One table serves the process.
- * All functions may be called by any thread, and in a child of fork(); they take no lock.
+ * Handles: what the program holds in place of pointers. A number is never used again, so that a
+ * freed handle is found out, not followed. One table serves the process. Any thread may call, also
+ * in a child of fork(); no lock is taken.
  */
 #pragma once
 
@@ -20,7 +20,7 @@ enum fa_handle_kind {
 
 /* Makes a handle of @object. -ENOMEM. */
 int fa_handle_new(enum fa_handle_kind kind, void *object, void **ret_handle);
-/* Returns the object; NULL: @handle is NULL, freed, of another kind or none. */
+/* NULL: @handle is NULL, freed, of another kind or none. */
 void *fa_handle_find(enum fa_handle_kind kind, const void *handle);
 /* Ends the handle and returns its object, to one caller; NULL as above. */
 void *fa_handle_take(enum fa_handle_kind kind, const void *handle);

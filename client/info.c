@@ -1,4 +1,3 @@
-/* What a client knows without asking the daemon. */
 #include "client/cancel.h"
 #include "client/client.h"
 #include "client/last_error.h"

@@ -31,7 +31,7 @@ static size_t home_of(uint64_t sequence)
 	return sequence * 0x9e3779b97f4a7c15u >> 52;
 }
 
-/* Remembers which cache a sequence is in, which never changes. */
+/* A sequence's cache never changes. */
 static void learn(struct fa_client *client, uint64_t sequence, uint64_t cache)
 {
 	if (!sequence || !cache)
@@ -58,9 +58,9 @@ int fa_kv_explain(const struct fa_client *client, int r)
 	                             "daemon was restarted, with all its objects without a name");
 }
 
-/* Returns true if a second message does no harm, whether or not the first one was handled. Steps
- * end with their connection, so a second StepBegin finds none of the first. A second SequenceAttach
- * is refused if the first was handled; fa_sequence_attach() finds that out. */
+/* Whether a second message does no harm, if the first was handled or not. Steps end with their
+ * connection, so a second StepBegin finds none of the first. A second SequenceAttach is refused if
+ * the first was handled; fa_sequence_attach() finds that out. */
 static bool is_repeatable(enum fa_wire_type type)
 {
 	switch (type) {

@@ -14,10 +14,10 @@ int fa_kv_call(struct fa_client *client, struct fa_wire_message *message, bool b
 /* Called with the mutex held. Turns @r, the daemon's result for such a message, into the caller's:
  * -ENOENT becomes -ESTALE if the session was lost. */
 int fa_kv_explain(const struct fa_client *client, int r);
-/* Called with the mutex held. Returns the cache that a sequence is in, as replies told; 0 if that is
- * not known, or was forgotten for another sequence. */
+/* Called with the mutex held. Returns the sequence's cache, as replies told; 0: not known, or
+ * forgotten. */
 uint64_t fa_kv_cache_of(const struct fa_client *client, uint64_t sequence);
-/* Checks an object's name; returns -EINVAL or -ENAMETOOLONG. */
+/* -EINVAL or -ENAMETOOLONG. */
 int fa_kv_name(const char *name, struct fa_wire_string *ret_name);
 /* Called without the mutex. -ENOTSUP: the daemon is older than states of linear layers, and would
  * not answer requests on them. */

@@ -1,7 +1,7 @@
 /*
- * The sentence of each thread's last error. It lies behind a pthread key rather than in
- * thread-local storage, so that the library can be loaded with dlopen() at any time. The shared
- * library is never unloaded; a plugin that contains the static one deletes the key when it is.
+ * Each thread's sentence lies behind a pthread key rather than in thread-local storage, so that the
+ * library can be loaded with dlopen() at any time. The shared library is never unloaded; a plugin
+ * that contains the static one deletes the key when it is.
  */
 #include "client/last_error.h"
 
@@ -34,7 +34,7 @@ __attribute__((destructor)) static void delete_key(void)
 	(void)pthread_key_delete(key);
 }
 
-/* Returns the calling thread's error. NULL: no memory, and fa_error() returns an empty string. */
+/* NULL: no memory, and fa_error() returns an empty string. */
 static struct fa_error *thread_error(void)
 {
 	struct fa_error *error;

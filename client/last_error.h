@@ -3,6 +3,6 @@
 
 #include "common/error.h"
 
-/* Stores the sentence and returns @code. */
+/* Returns @code. */
 int fa_error_set(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int fa_error_copy(int code, const struct fa_error *error);

@@ -1,10 +1,10 @@
-/* Losing the connection. The functions are called with the client's mutex held. */
+/* Losing the connection. Called with the client's mutex held. */
 #pragma once
 
 #include "client/client.h"
 
-/* Gives up the connection: all that wait end with @code (-ECONNRESET, or -EPROTO if the protocol
- * was broken). Does nothing if the connection is lost already. */
+/* All that wait end with @code (-ECONNRESET, or -EPROTO if the protocol was broken). Does nothing
+ * if the connection is lost already. */
 void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 /* Sets the thread's sentence to the reason of the loss; returns its code. */

@@ -1,4 +1,4 @@
-/* Attention over the caller's own pages: fills a message from the caller's struct. */
+/* Attention over the caller's own pages. */
 #include "client/cancel.h"
 #include "client/client.h"
 #include "client/gates.h"
@@ -29,7 +29,7 @@ static int fill_rows(struct fa_client_request *request, struct fa_client *client
 	return r;
 }
 
-/* Adds k or v. @written: the request also appends rows to it. */
+/* @written: the request also appends rows to it. */
 static int fill_pages(struct fa_client_request *request, struct fa_client *client, const char *name,
                       const struct fa_tensor *tensor, uint32_t dtype, bool written,
                       struct fa_wire_view *ret_view)
@@ -115,7 +115,7 @@ static int fill_heads(const struct fa_pages_attend *attend, struct fa_wire_pages
 	return fa_numbers_check_heads(attend->alibi_slopes, attend->sinks, heads);
 }
 
-/* Returns -EINVAL if tensors overlap. V may be the front of K, although K is written. */
+/* V may be the front of K, although K is written. */
 static int check_overlap(struct fa_client_request *request, const struct fa_pages_attend *attend)
 {
 	struct fa_client_request_tensor *k = NULL, *v = NULL;

@@ -1,4 +1,4 @@
-/* Records of waiting threads and of calls in flight. They lie on the waiting thread's stack. */
+/* Waiting threads and calls in flight, on the waiting thread's stack. */
 #pragma once
 
 #include "client/faclient.h"
@@ -17,7 +17,7 @@
 struct fa_client_waiter {
 	struct fa_list link; /* fa_client.waiters or .spinning */
 	pthread_cond_t wake;
-	/* Called by any thread, with the mutex, when something has arrived; may copy what it sees.
+	/* Any thread calls it, with the mutex, when something has arrived; may copy what it sees.
 	 * Must return true once the connection is lost. */
 	bool (*ready)(const struct fa_client *client, struct fa_client_waiter *waiter);
 };
@@ -32,7 +32,7 @@ struct fa_client_call {
 	uint64_t id;
 	union {
 		struct {
-			uint64_t bytes; /* the bytes in a BufferReply or StatusReply */
+			uint64_t bytes; /* in a BufferReply or StatusReply */
 			uint64_t piece_bytes;
 		};
 		struct fa_wire_cache_reply cache;
@@ -46,8 +46,8 @@ struct fa_client_call {
 	int fd;                         /* first descriptor of the reply, owned; or -1 */
 	int second_fd;                  /* second descriptor, owned; or -1 */
 	bool done;
-	bool repeated; /* the message was sent again, after a lost connection (fa_kv_call()) */
+	bool repeated; /* after a lost connection (fa_kv_call()) */
 	int status;
-	uint32_t epoch; /* the connection that the message was sent over */
+	uint32_t epoch; /* of the connection that the message was sent over */
 	struct fa_error error;
 };

@@ -9,7 +9,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Returns how many bytes of the buffer begin at @address, an address of the CPU or the GPU. */
+/* @address is the CPU's or the GPU's. */
 static uint64_t bytes_from(const struct fa_buffer *buffer, uint64_t address)
 {
 	const uint64_t begin = buffer->data ? (uint64_t)(uintptr_t)buffer->data
@@ -21,7 +21,7 @@ static uint64_t bytes_from(const struct fa_buffer *buffer, uint64_t address)
 }
 
 /* Called with the mutex held. Buffers of the program's GPU memory may overlap: takes the one that
- * goes on longest. Returns NULL if there is none. */
+ * goes on longest. NULL: there is none. */
 static const struct fa_buffer *find(const struct fa_client *client, uint64_t address,
                                     uint64_t *ret_offset)
 {

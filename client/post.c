@@ -12,7 +12,7 @@
 #include <errno.h>
 #include <sys/eventfd.h>
 
-/* After a pause this long, the socket is checked before a put. */
+/* A ring's put checks the socket after such a pause. */
 #define PAUSE_NS FA_NS_PER_MS
 
 struct room_waiter {
@@ -28,8 +28,7 @@ static bool room_ready(const struct fa_client *client, struct fa_client_waiter *
 	if (client->state == FA_CLIENT_LOST || client->epoch != room->epoch ||
 	    fa_ring_has_room(&client->connection.ring.end, room->length))
 		return true;
-	/* The wake-up was for less room than this request needs: asks for another, and looks once
-	 * more. */
+	/* The wake-up was for less room than this request needs. */
 	fa_ring_arm_room((struct fa_ring_producer *)&client->connection.ring.end);
 	return fa_ring_has_room(&client->connection.ring.end, room->length);
 }
@@ -48,7 +47,7 @@ static int await_ring_room(struct fa_client *client, size_t length, uint64_t dea
 	return r < 0 ? fa_send_give_up(client) : 0;
 }
 
-/* A ring accepts messages even if the daemon is dead: after a pause, check the socket first. */
+/* A ring accepts messages even if the daemon is dead. */
 static int check_after_pause(struct fa_client *client)
 {
 	struct fa_client_ring *ring = &client->connection.ring;

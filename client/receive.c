@@ -68,7 +68,7 @@ static void handle_reply(struct fa_client *client, const struct fa_wire_message 
 	bool plain = message->type == FA_WIRE_REPLY;
 	struct fa_client_call *call;
 
-	/* The daemon says why it is about to close the connection. */
+	/* The reason why the daemon is about to close the connection. */
 	if (plain && !message->id && reply->status < 0) {
 		fa_client_lose(client, reply->status == -EPROTO ? -EPROTO : -ECONNRESET,
 		               "the daemon closed the connection: %.*s", (int)reply->text.length,

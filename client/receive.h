@@ -1,4 +1,4 @@
-/* Handling what the daemon sends. The functions are called with the client's mutex held. */
+/* Handling what the daemon sends. Called with the client's mutex held. */
 #pragma once
 
 #include "client/client.h"
@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-/* What a receive into client->in returned. */
+/* As returned by a receive into client->in. */
 struct fa_client_packet {
 	ssize_t n;
 	size_t n_fds;
@@ -23,9 +23,7 @@ bool fa_client_handle_packet(struct fa_client *client, struct fa_client_packet *
 void fa_client_read_socket(struct fa_client *client, bool all, bool any);
 /* Reads ring and socket without waiting. If there is a leader, the socket is left to the leader. */
 void fa_client_receive(struct fa_client *client, bool all);
-/* Store the results that the ring's records hold, of all streams or of one stream. Return true if
- * there were any. */
+/* Collect the results of all streams or of one. Return true if records had results. */
 bool fa_client_collect_all(struct fa_client *client);
 bool fa_client_collect(struct fa_client *client, uint32_t stream);
-/* Wakes the waiters that are ready. */
 void fa_client_wake(struct fa_client *client);

@@ -24,8 +24,8 @@
 
 /* ---- reconnecting, without the mutex */
 
-/* Returns true for errors that may pass: the daemon may restart, be about to exit as its GPU is
- * lost, or hold the quota of the lost session. */
+/* The daemon may restart, be about to exit as its GPU is lost, or hold the quota of the lost
+ * session. */
 static bool is_transient(int code)
 {
 	return code == -ENOENT || code == -ECONNREFUSED || code == -ECONNRESET ||
@@ -40,7 +40,7 @@ static void remember_session(struct fa_client *client, const struct fa_connectio
 	client->session_lost = client->session_lost || !connection->resumed;
 }
 
-/* *daemon_stderr is the stderr of a daemon that was spawned and does not serve yet, else -1. */
+/* daemon_stderr: of a spawned daemon that does not serve yet, else -1. */
 static int retry(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error,
                  int *daemon_stderr, struct fa_connection *ret_connection)
 {

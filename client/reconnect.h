@@ -3,7 +3,7 @@
 
 #include "client/client.h"
 
-/* Makes @connection (consumed) the client's. */
+/* Consumes @connection. */
 void fa_client_adopt(struct fa_client *client, struct fa_connection *connection);
 /* Returns 0 once the client is connected. If need be, reconnects within @timeout_ns, with the mutex
  * released; FA_NS_NEVER: does not reconnect. */

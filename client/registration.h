@@ -1,7 +1,6 @@
 /*
- * Registrations: memory that the daemon knows under one id. Buffers are windows of them.
- *
- * A registration belongs to one buffer; only those of the program's CUDA memory cover whole
+ * Registrations: memory that the daemon knows under one id. Buffers are windows of them. A
+ * registration belongs to one buffer; only those of the program's CUDA memory cover whole
  * allocations, which buffers share (cuda_cache.h).
  */
 #pragma once
@@ -31,30 +30,30 @@ struct fa_client_registration {
 
 	struct fa_cuda_allocations *cuda;     /* the program's CUDA memory, owned; else NULL */
 	uint8_t handle[FA_WIRE_HANDLE_BYTES]; /* CUDA_IPC */
-	unsigned int n_buffers;               /* number of buffers that are windows of cuda */
-	bool freed;                           /* the program was found to have freed cuda */
+	unsigned int n_buffers;               /* windows of cuda */
+	bool freed;                           /* the program has freed cuda */
 
-	/* 0, or the error for which the current daemon does not have this memory. */
+	/* 0, or why the current daemon does not have this memory. */
 	int missing;
 	struct fa_error missing_error;
 };
 
 struct fa_buffer {
 	void *handle;        /* what the program has */
-	struct fa_list link; /* fa_client.buffers; changed with the client's mutex */
-	/* The fields below do not change. */
+	struct fa_list link; /* fa_client.buffers; under the client's mutex */
+	/* Constant. */
 	struct fa_client *client;
 	struct fa_client_registration *registration; /* owned unless it is of CUDA memory */
-	uint64_t offset, bytes;                      /* the buffer's range of the registration */
+	uint64_t offset, bytes;                      /* within the registration */
 	void *data;                                  /* mapping in this process; or NULL */
 	uint64_t device_data;                        /* GPU address in this process; or 0 */
-	struct fa_cuda_mapping *mapping; /* maps device_data, if the buffer is an arena; owned */
+	struct fa_cuda_mapping *mapping; /* of device_data, if the buffer is an arena; owned */
 };
 
 struct fa_client_registration *fa_registration_new(enum fa_wire_buffer_kind kind,
                                                    uint32_t wire_flags, uint64_t offset,
                                                    uint64_t bytes);
-/* Removes the registration from its list and frees it; sends nothing to the daemon. Takes NULL. */
+/* Sends nothing to the daemon. Takes NULL. */
 void fa_registration_free(struct fa_client_registration *registration);
 /* Gives the registration an unused id. Called with the client's mutex held. */
 void fa_registration_assign_id(struct fa_client *client,

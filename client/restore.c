@@ -1,5 +1,5 @@
 /*
- * Registers a client's buffers and streams with a new daemon. Runs in the connecting thread,
+ * Registers a client's buffers and streams with a new daemon. The connecting thread runs it,
  * without the mutex.
  */
 #include "client/restore.h"
@@ -18,13 +18,12 @@
 /* Messages in flight: the kernel bounds the descriptors that lie in sockets. */
 #define RESTORE_DEPTH 64
 
-/* How far a restore has got: registrations in use come first, then streams. CUDA memory that cannot
- * be exported again (freed, or of another device) does not end the connection: its registration
- * keeps the reason. */
+/* Registrations in use come first, then streams. CUDA memory that cannot be exported again (freed,
+ * or of another device) does not end the connection: its registration keeps the reason. */
 struct restore {
 	struct fa_client *client;
 	struct fa_connection *connection;
-	struct fa_list *next; /* next registration: of client.registrations, then of .cuda_used */
+	struct fa_list *next; /* of client.registrations, then of .cuda_used */
 	size_t pieces;        /* how many pieces of this registration were sent */
 	uint32_t next_stream;
 	uint64_t sent, answered;
@@ -72,7 +71,7 @@ static bool is_same_device(const struct restore *restore,
 	return false;
 }
 
-/* Makes the message with the registration's first or next pieces; returns false if none is left. */
+/* Makes the message with the first or next pieces; false: none is left. */
 static bool make_cuda(struct restore *restore, struct fa_client_registration *registration)
 {
 	const struct fa_cuda_allocations *memory = registration->cuda;
@@ -269,7 +268,7 @@ static int refusal(int status)
 	return status == -EMFILE || status == -ENFILE ? -EDQUOT : status;
 }
 
-/* If only GPU memory was refused, marks its registration and returns true. */
+/* True if only GPU memory was refused: its registration is marked. */
 static bool restore_refused(struct restore *restore, const struct fa_wire_message *message)
 {
 	const struct fa_wire_string *text = &message->reply.text;
@@ -292,7 +291,7 @@ static bool restore_refused(struct restore *restore, const struct fa_wire_messag
 	return true;
 }
 
-/* Receives one reply. Returns -EAGAIN if none has arrived. */
+/* -EAGAIN: none has arrived. */
 static int restore_receive(struct restore *restore)
 {
 	struct fa_wire_message message;

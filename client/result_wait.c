@@ -12,7 +12,7 @@
 #include <errno.h>
 #include <string.h>
 
-/* How often a spinning thread reads the socket, too. */
+/* A spinning thread reads the socket this often. */
 #define SPIN_SLICE_NS (50 * FA_NS_PER_US)
 
 /* Reads of the page between two reads of the clock. */
@@ -22,7 +22,7 @@ struct ticket_waiter {
 	struct fa_client_waiter waiter;
 	uint32_t stream;
 	uint64_t value;
-	/* A copy of the result: it may be overwritten before this thread runs. */
+	/* A result may be overwritten before this thread runs. */
 	bool seen;
 	struct fa_result result;
 	struct fa_error error; /* holds result.text */

@@ -3,8 +3,7 @@
 
 #include "client/client.h"
 
-/* Called with the client's mutex held; releases it while waiting. Returns the result; -EAGAIN after
- * @timeout_ns. */
+/* Called with the client's mutex held; releases it while waiting. -EAGAIN after @timeout_ns. */
 int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, uint64_t timeout_ns,
                    struct fa_completion *ret_completion);
 /* As fa_result_wait(), for a step begun through the ring. @ret_number: the step's number, or 0 if

@@ -1,5 +1,5 @@
 /*
- * Results of requests. The functions are called with the client's mutex held.
+ * Results of requests. Called with the client's mutex held.
  *
  * A Completion on the socket or a record of the ring brings the result. The completion page, and
  * before it the device itself, may report success earlier. That is enough for fa_wait(), but

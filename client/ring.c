@@ -37,8 +37,8 @@ static int map(int fd, uint64_t bytes, int protection, struct fa_error *error, v
 	return 0;
 }
 
-/* Checks the descriptors' kinds: writing to a pipe without a reader would raise SIGPIPE, and only a
- * socket can be read without blocking. */
+/* Writing to a pipe without a reader would raise SIGPIPE, and only a socket can be read without
+ * blocking. */
 static bool are_of_kind(int doorbell, int wake)
 {
 	struct stat st;

@@ -26,15 +26,14 @@ struct fa_client_ring {
 	uint32_t n_records; /* of each stream */
 	int doorbell;       /* eventfd, written here */
 	int wake;           /* socket, read here */
-	uint64_t put_ns;    /* time of the last put */
+	uint64_t put_ns;    /* of the last put */
 };
 
-/* Maps the daemon's ring. Sets those @fds that it keeps to -1. */
+/* Sets those @fds that it keeps to -1. */
 int fa_client_ring_open(const struct fa_wire_ring_reply *reply, int *fds, struct fa_error *error,
                         struct fa_client_ring *ret_ring);
 void fa_client_ring_close(struct fa_client_ring *ring);
 
-/* Returns true if wake-ups are pending. */
 bool fa_client_ring_is_woken(const struct fa_client_ring *ring);
 /* Consumes pending wake-ups. */
 void fa_client_ring_drain(const struct fa_client_ring *ring);

@@ -24,7 +24,7 @@ struct end_waiter {
 	uint32_t epoch;
 };
 
-/* Returns true if the connection is lost; there may be another one already. */
+/* True if the connection is lost; there may be another one already. */
 static bool end_ready(const struct fa_client *client, struct fa_client_waiter *waiter)
 {
 	return client->state == FA_CLIENT_LOST ||

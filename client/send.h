@@ -1,5 +1,4 @@
-/* Sending by the socket. The functions are called with the client's mutex held, which they release
- * while they wait. */
+/* Sending by the socket. Called with the client's mutex held, and released during waits. */
 #pragma once
 
 #include "client/client.h"
@@ -14,15 +13,14 @@
 /* Encodes @message into client->out. */
 int fa_encode(struct fa_client *client, const struct fa_wire_message *message,
               const void **ret_bytes, size_t *ret_length);
-/* Tries to send once. Returns -EAGAIN if the socket is full, -ETOOMANYREFS if sockets of this user
- * hold too many descriptors. */
+/* -EAGAIN: the socket is full; -ETOOMANYREFS: sockets of this user hold too many descriptors. */
 int fa_send_once(struct fa_client *client, const void *bytes, size_t length, const int *fds,
                  size_t n_fds);
 /* Waits until the socket takes more, and reads replies meanwhile. @too_many_fds: pauses and
  * retries. */
 int fa_send_await_socket(struct fa_client *client, bool too_many_fds, uint64_t deadline_ns);
-/* Gives up the connection because the daemon reads nothing. Returns -ETIMEDOUT. */
+/* The daemon reads nothing. Returns -ETIMEDOUT. */
 int fa_send_give_up(struct fa_client *client);
-/* Sends @message. @resend: if the connection was lost before, sends @message over the next one. */
+/* @resend: if the connection was lost before, sends @message over the next one. */
 int fa_send(struct fa_client *client, struct fa_wire_message *message, const int *fds, size_t n_fds,
             uint64_t deadline_ns, bool resend);

@@ -207,7 +207,7 @@ int fa_sequence_info(struct fa_client *handle, uint64_t sequence, struct fa_sequ
 
 /* ---- prefixes */
 
-/* Checks *@prefix, and lets it point to @padded if it is of an older library. */
+/* *@prefix then points to @padded if it is of an older library. */
 static int take_prefix(const struct fa_prefix **ret_prefix, struct fa_prefix *padded)
 {
 	const struct fa_prefix *prefix;
@@ -288,9 +288,9 @@ int fa_sequence_publish(struct fa_client *handle, uint64_t sequence, const struc
 }
 
 /*
- * Tells whether a repeated SequenceAttach was refused because the first one was handled: then the
- * sequence has tokens, no step wrote to it, and the prefix is found at least as long. Returns the
- * result of the call, @refused if it was not handled.
+ * A repeated SequenceAttach was refused because the first one was handled: then the sequence has
+ * tokens, no step wrote to it, and the prefix is found at least as long. Returns the result of the
+ * call, @refused if it was not handled.
  */
 static int recognise_attached(struct fa_client *client, uint64_t sequence,
                               const struct fa_prefix *prefix, int refused, uint64_t *ret_tokens)

@@ -1,4 +1,4 @@
-/* Copies between sequences and the caller's own pages: fills messages from the caller's structs. */
+/* Copies between sequences and the caller's own pages. */
 #include "client/cancel.h"
 #include "client/client.h"
 #include "client/gates.h"
@@ -28,7 +28,7 @@ static bool is_same_shape(const struct fa_wire_view *a, const struct fa_wire_vie
 	       !memcmp(a->strides, b->strides, sizeof(a->strides));
 }
 
-/* Adds the tensors of K or V. @ret_view: what all layers have in common. */
+/* @ret_view: what all layers have in common. */
 static int add_tensors(struct pages_request *all, const char *side, struct fa_client *client,
                        const struct fa_tensor *tensors, uint32_t n, struct fa_wire_view *ret_view,
                        const struct fa_wire_place **ret_places, size_t *ret_n)

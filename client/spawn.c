@@ -1,10 +1,11 @@
 /*
- * Spawns a daemon. The daemon's socket listens before the daemon runs, so that a connection made at
- * once waits. The daemon is no child of the caller, and inherits only that socket and two pipes.
- * Between clone and exec only calls are made that take no lock: another thread may have held it when
- * the process was cloned. Async-signal-safe is not enough, as glibc 2.41 has a lock in sigaction() and
- * _Fork(). The intermediate process sends no signal when it exits, and wait() without __WALL does
- * not see it.
+ * Spawns a daemon. Its socket listens before it runs, so that a connection made at once waits. The
+ * daemon is no child of the caller, and inherits only that socket and two pipes.
+ *
+ * Between clone and exec only calls are made that take no lock: another thread may have held it
+ * when the process was cloned. Async-signal-safe is not enough, as glibc 2.41 has a lock in
+ * sigaction() and _Fork(). The intermediate process sends no signal when it exits, and wait()
+ * without __WALL does not see it.
  *
  * One pipe is the daemon's stderr, read if connecting fails and closed after connecting. Its write
  * end does not block and SIGPIPE is ignored, so that lines without a reader are lost and nothing
@@ -42,7 +43,7 @@
 
 #define NO_CONFIG "/dev/null"
 
-/* The last line of a daemon is in its last STDERR_BYTES; having closed its socket, it exits within
+/* A daemon's last line is in its last STDERR_BYTES; having closed its socket, it exits within
  * STDERR_NS. */
 #define STDERR_BYTES 4096
 #define STDERR_NS (2 * FA_NS_PER_SEC)
@@ -55,7 +56,7 @@
 
 #define KERNEL_SIGSET_BYTES 8
 
-/* The kernel's default limit of descriptors, and how many are tried where none can be listed. */
+/* The kernel's default limit; so many are tried where none can be listed. */
 #define FDS_MAX (1u << 20)
 
 extern char **environ;
@@ -77,8 +78,7 @@ static bool is_program(const char *path)
 	return !stat(path, &st) && S_ISREG(st.st_mode) && !access(path, X_OK);
 }
 
-/* Finds the program: @daemon, else the installed one, else the first on PATH. @ret_program has
- * PATH_MAX bytes. */
+/* @daemon, else the installed one, else the first on PATH. @ret_program has PATH_MAX bytes. */
 static int find_program(const char *daemon, char *ret_program, struct fa_error *error)
 {
 	const char *path;
@@ -104,7 +104,7 @@ static int find_program(const char *daemon, char *ret_program, struct fa_error *
 	               " or on PATH; FAD_DAEMON or fa_options.daemon may name it");
 }
 
-/* Stores a path that is valid after chdir("/"); it may be in @resolved (PATH_MAX bytes). */
+/* Valid after chdir("/"); may be in @resolved (PATH_MAX bytes). */
 static int resolve_config(const char *config, char *resolved, struct fa_error *error,
                           const char **ret_config)
 {
@@ -134,7 +134,7 @@ static bool make_directory(const char *parent, char *path)
 	return true;
 }
 
-/* Reuses the directory of an earlier spawned daemon, which must be private. */
+/* Reuses an earlier daemon's directory, which must be private. */
 static int reuse_directory(const char *path, struct fa_error *error)
 {
 	char directory[FA_SOCKET_PATH_BYTES];
@@ -162,7 +162,7 @@ static int listen_at(char *path, struct fa_error *error, int *ret_fd)
 	struct fa_error ignored;
 	int r;
 
-	/* Another user's directory is not used, because that user could exchange the socket. */
+	/* Another user could exchange the socket in its directory. */
 	(void)fa_trusted_runtime_dir(&ignored, &runtime);
 	if (*path) {
 		r = reuse_directory(path, error);
@@ -235,7 +235,7 @@ static unsigned int parse_number(const char *text)
 	return *text ? 0 : number;
 }
 
-/* Closes the descriptors that /proc lists. Returns false if it lists none. */
+/* False: /proc lists none. */
 static bool close_listed(unsigned int first)
 {
 	_Alignas(struct dirent64) char buffer[4096];
@@ -279,7 +279,7 @@ static void set_signal(int number, void (*handler)(int))
 	(void)syscall(SYS_rt_sigaction, number, &action, NULL, KERNEL_SIGSET_BYTES);
 }
 
-/* Resets all signals, except that SIGPIPE is ignored: stderr may have no reader. */
+/* SIGPIPE is ignored: stderr may have no reader. */
 static void default_signals(void)
 {
 	sigset_t none;
@@ -339,8 +339,8 @@ __attribute__((noreturn)) static void run_intermediate(const struct start *start
 	_exit(0);
 }
 
-/* Copies the environment without what the service manager told the caller alone. The strings are
- * shared; NULL: no memory. */
+/* Without what the service manager told the caller alone. The strings are shared; NULL: no
+ * memory. */
 static char **make_environment(void)
 {
 	static const char *const excluded[] = { "NOTIFY_SOCKET=", "LISTEN_", "WATCHDOG_",
@@ -373,8 +373,8 @@ static int open_pipe(int flags, int *ret_read_end, int *ret_write_end)
 	return 0;
 }
 
-/* Waits until the daemon's program was executed, which closes the other end of @fd. Stores the
- * daemon's pid; 0: none was made. */
+/* Executing the daemon's program closes the other end of @fd. Stores the daemon's pid; 0: none was
+ * made. */
 static int await_exec(int fd, uint64_t deadline_ns, const char *program, struct fa_error *error,
                       pid_t *ret_daemon)
 {
@@ -538,8 +538,8 @@ static void skip_time(const char **line, size_t *length)
 	*length -= n;
 }
 
-/* Finds the last line that reports an error (returns true), else the last that is not empty;
- * *ret_length 0: none. */
+/* Finds the last line that reports an error (true), else the last that is not empty; *ret_length 0:
+ * none. */
 static bool find_reason(const char *text, size_t length, const char **ret_line, size_t *ret_length)
 {
 	*ret_line = text;

@@ -1,4 +1,4 @@
-/* Starting a daemon process. Takes no lock and needs no client. */
+/* Starting a daemon. Takes no lock and needs no client. */
 #pragma once
 
 #include "common/error.h"
@@ -17,5 +17,4 @@ int fa_spawn(const char *daemon, const char *config, char *path, uint64_t deadli
 /* Adds to @error (with @code, of connecting) the last line of a daemon that exited or does not
  * answer. Waits for its exit until @deadline_ns. Returns @code, or -ECONNREFUSED if it exited. */
 int fa_spawn_explain(int stderr_fd, int code, uint64_t deadline_ns, struct fa_error *error);
-/* Removes what a spawned daemon left behind. */
 void fa_spawn_clean(const char *path);

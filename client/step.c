@@ -47,8 +47,7 @@ static int abort_step(struct fa_step *step, uint64_t until_ns, uint64_t *ret_val
 	return 0;
 }
 
-/* Waits for aborts in progress, with which the next step would conflict. @value 0: there are
- * none. */
+/* The next step would conflict with aborts in progress. @value 0: there are none. */
 static void wait_ended(struct fa_client *client, uint64_t value, uint64_t until_ns)
 {
 	const uint64_t now_ns = fa_now_ns();
@@ -140,8 +139,7 @@ static int fill_begin(const struct fa_step_options *options, struct fa_wire_step
 	return 0;
 }
 
-/* Returns true if the step can begin by the ring: only a stream with nothing in flight finishes the
- * request at once. */
+/* Only a stream with nothing in flight finishes the request at once. */
 static bool can_begin_by_ring(const struct fa_client *client)
 {
 	const struct fa_client_stream *stream = &client->streams[BEGIN_STREAM];

@@ -1,4 +1,4 @@
-/* The layers of a step: fills messages from the caller's structs. */
+/* The layers of a step. */
 #include "client/cancel.h"
 #include "client/gates.h"
 #include "client/last_error.h"
@@ -152,7 +152,7 @@ static int check_tokens(const struct fa_step *step, const struct fa_step_attend 
 	return r == 0 ? expect("v_new", &wire->v, 0, tokens, meaning) : r;
 }
 
-/* Checks that the tensors agree. A layer that the daemon refuses makes its step fail. */
+/* A layer that the daemon refuses makes its step fail. */
 static int check_shapes(const struct fa_step *step, const struct fa_step_attend *attend,
                         const struct fa_wire_step_attend *wire)
 {
@@ -185,8 +185,7 @@ static int check_shapes(const struct fa_step *step, const struct fa_step_attend 
 	return 0;
 }
 
-/* Fills the request from @attend. @padded: copy of an older caller's struct, needed as long as the
- * request. */
+/* @padded: copy of an older caller's struct, needed as long as the request. */
 static int fill_attend(struct fa_client_request *request, struct fa_step *step,
                        const struct fa_step_attend *attend, struct fa_step_attend *padded,
                        struct fa_wire_step_attend *wire)

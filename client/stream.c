@@ -1,4 +1,3 @@
-/* Creating and freeing streams. */
 #include "client/call.h"
 #include "client/cancel.h"
 #include "client/last_error.h"

@@ -60,8 +60,8 @@ static bool early_ready(const struct fa_client *client, struct fa_client_waiter 
 	return slot_ready(client, waiter) || !has_early_success(client);
 }
 
-/* Receives the records of successes that the device has signalled, as these must not count against
- * max_requests. If there is a leader, it may have a record and wait for the mutex. */
+/* Successes that the device has signalled must not count against max_requests. If there is a
+ * leader, it may have a record and wait for the mutex. */
 static void receive_early(struct fa_client *client, uint64_t n)
 {
 	struct slot_waiter early = { .waiter.ready = early_ready, .n = n };

@@ -1,4 +1,3 @@
-/* Calls on the timeline from the CPU. */
 #include "client/cancel.h"
 #include "client/last_error.h"
 #include "client/loss.h"
