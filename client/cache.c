@@ -21,6 +21,7 @@ _Static_assert(FA_MODE_READ_UID == FA_WIRE_ADMIT_UID && FA_MODE_READ_ALL == FA_W
 static int put_scales(const struct fa_cache_options *options, struct fa_wire_cache_create *wire)
 {
 	const bool heads = options->store && !(options->flags & FA_CACHE_TOKEN_SCALES);
+	const bool v_in_k = options->flags & FA_CACHE_V_IN_K;
 	const uint64_t n = (uint64_t)options->layers * options->kv_heads;
 
 	if (options->store > FA_STORE_INT8)
@@ -39,7 +40,11 @@ static int put_scales(const struct fa_cache_options *options, struct fa_wire_cac
 		                    options->k_scales ? "k_scales" : "v_scales");
 	if (!heads)
 		return 0;
-	if (!options->k_scales || !options->v_scales)
+	if (v_in_k && options->v_scales)
+		return fa_error_set(
+			-EINVAL, "fa_cache_options.v_scales is given, which has no effect as V is "
+				 "the front of K, with the scales of K");
+	if (!options->k_scales || (!options->v_scales && !v_in_k))
 		return fa_error_set(-EINVAL,
 		                    "fa_cache_options.%s is NULL; expected scales of all heads, or "
 		                    "FA_CACHE_TOKEN_SCALES",
@@ -51,7 +56,8 @@ static int put_scales(const struct fa_cache_options *options, struct fa_wire_cac
 		                    (unsigned long long)n, FA_WIRE_SCALES_MAX);
 	wire->k_scales = options->k_scales;
 	wire->v_scales = options->v_scales;
-	wire->n_k_scales = wire->n_v_scales = n;
+	wire->n_k_scales = n;
+	wire->n_v_scales = v_in_k ? 0 : n;
 	return 0;
 }
 

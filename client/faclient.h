@@ -366,7 +366,7 @@ uint64_t fa_tensor_bytes(uint32_t dtype, uint32_t rank, const int64_t *shape);
  *   lse (optional) fp32 [batch, heads, n_q].
  * Ragged form: the same without the batch dimension; sequence b has tokens
  *   cu_seqlens[b] … cu_seqlens[b + 1] - 1 of its tensor; lse [heads, tokens].
- * heads is a multiple of kv_heads; dim is a multiple of 8 up to 256, dim_v one up to 512. q, k, v
+ * heads is a multiple of kv_heads; dim is a multiple of 8 up to 576, dim_v one up to 512. q, k, v
  * and out have the same dtype. lse is the natural logarithm of the softmax's denominator. A row
  * that sees no key has output 0 and lse -inf (with sinks: the sink). A request without rows (batch
  * 0, no queries) succeeds.

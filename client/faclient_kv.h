@@ -56,7 +56,7 @@
 /*
  * How keys and values are stored. Inputs and outputs have the cache's dtype in any case. A code
  * takes one byte per element, and the element is code * scale, in fp32. K and V have separate
- * scales: for each head of each layer, given in fa_cache_options; or, with FA_CACHE_TOKEN_SCALES,
+ * scales (with FA_CACHE_V_IN_K, one of K's row): for each head of each layer, given in fa_cache_options; or, with FA_CACHE_TOKEN_SCALES,
  * for each token and head, chosen so that the largest element has the largest code (8 more bytes
  * per token and head).
  *
@@ -99,16 +99,16 @@ struct fa_cache_options {
 	uint32_t dtype;       /* enum fa_dtype */
 	uint32_t layers;      /* at most 1024 */
 	uint32_t kv_heads;    /* at most 1024 */
-	uint32_t head_dim;    /* a multiple of 8, at most 256 */
+	uint32_t head_dim;    /* a multiple of 8, at most 576 */
 	uint32_t head_dim_v;  /* a multiple of 8, at most 512; 0: head_dim */
 	uint32_t page_tokens; /* a power of two from 16 to 256; 0: 64 */
-	uint32_t store;       /* enum fa_store; no codes with FA_CACHE_V_IN_K */
+	uint32_t store;       /* enum fa_store */
 	uint64_t max_pages;   /* of all its sequences; 0: no limit but the pool's */
 	/* Removes the cache after this time without use and sequences; 0: never. Only with a
 	 * name. */
 	uint64_t ttl_ns;
 	/* Codes without FA_CACHE_TOKEN_SCALES: [layers][kv_heads], at most 8000, each from 2^-100
-	 * to 2^100; else NULL. Copied. */
+	 * to 2^100; else NULL. With FA_CACHE_V_IN_K only those of K. Copied. */
 	const float *k_scales, *v_scales;
 	/*
 	 * States of linear layers (below): the bytes of each, [n_states], at most 1024, each from 1
@@ -395,12 +395,12 @@ struct fa_step_attend {
 	const float *alibi_slopes; /* these two as well; copied */
 	const float *sinks;
 	/*
-	 * Rotary embedding of the first rotary_dim elements of each head of q and k_new; 0: none.
-	 * The angle of pair i is position * rotary_scale * rotary_base^(-2i / rotary_dim), or its
+	 * Rotary embedding of elements [rotary_first, rotary_first + rotary_dim) of each head of q
+	 * and k_new; rotary_dim 0: none. rotary_first is a multiple of 8: 512 of 576 for MLA. The angle of pair i is position * rotary_scale * rotary_base^(-2i / rotary_dim), or its
 	 * cosine and sine come from the tables.
 	 */
 	uint32_t rotary_dim;
-	uint32_t reserved;
+	uint32_t rotary_first;
 	double rotary_base;  /* 0: 10000; 0 with tables */
 	double rotary_scale; /* 0: 1; 0 with tables */
 	/* fp32 [positions, rotary_dim / 2], with a row for each position of the new tokens, else

@@ -45,6 +45,7 @@ static int check_rotary(const struct fa_step_attend *attend)
 		         : attend->positions    ? "positions"
 		         : attend->rotary_base  ? "rotary_base"
 		         : attend->rotary_scale ? "rotary_scale"
+		         : attend->rotary_first ? "rotary_first"
 		                                : NULL;
 	if (unused)
 		return fa_error_set(-EINVAL, "%s is given, which has no effect as rotary_dim is 0",
@@ -79,6 +80,9 @@ static int fill_rotary(struct fa_client_request *request, struct fa_client *clie
 	if (!attend->rotary_dim)
 		return 0;
 	wire->rotary_dim = attend->rotary_dim;
+	wire->rotary_first = attend->rotary_first;
+	if (attend->rotary_first)
+		wire->flags |= FA_WIRE_STEP_ROTARY_FIRST;
 	wire->rotary_base = attend->rotary_base ? attend->rotary_base : ROTARY_BASE_DEFAULT;
 	wire->rotary_scale = attend->rotary_scale ? attend->rotary_scale : 1;
 	if (!attend->cos.buffer != !attend->sin.buffer)
@@ -201,8 +205,6 @@ static int fill_attend(struct fa_client_request *request, struct fa_step *step,
 	if (attend->flags & ~FLAGS_ATTEND)
 		return fa_error_set(-EINVAL, "fa_step_attend.flags has unknown bits: 0x%x",
 		                    attend->flags);
-	if (attend->reserved)
-		return fa_error_set(-EINVAL, "fa_step_attend.reserved is not 0");
 
 	window = attend->flags & FA_STEP_WINDOW;
 	wire->stream = attend->stream;

@@ -22,8 +22,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FA_ATTENTION_HEAD_DIM_MAX 256   /* q and k; a multiple of 8 */
+#define FA_ATTENTION_HEAD_DIM_MAX 576   /* q and k; a multiple of 8 */
 #define FA_ATTENTION_HEAD_DIM_V_MAX 512 /* v and out; a multiple of 8 */
+#define FA_ATTENTION_ROW_MAX 576        /* any of them */
 
 enum fa_attention_dtype {
 	FA_ATTENTION_F32 = 1,

@@ -115,9 +115,7 @@ static int check_cache(const struct fa_paged_cache *cache, char *text, size_t te
 	if (cache->store < FA_PAGED_PLAIN || cache->store > FA_PAGED_INT8)
 		REFUSE(-ENOTSUP, "store %d is not supported: plain (%d), e4m3 (%d) or int8 (%d)",
 		       (int)cache->store, FA_PAGED_PLAIN, FA_PAGED_E4M3, FA_PAGED_INT8);
-	if (cache->store != FA_PAGED_PLAIN && cache->v_offset == 0)
-		REFUSE(-ENOTSUP, "V as the front of K is not supported with e4m3 or int8");
-	if (!cache->k_scales != !cache->v_scales)
+	if (cache->v_offset != 0 && !cache->k_scales != !cache->v_scales)
 		REFUSE(-EINVAL, "scales of %s are given without those of %s",
 		       cache->k_scales ? "K" : "V", cache->k_scales ? "V" : "K");
 	return 0;
@@ -279,6 +277,12 @@ static int check_append(const struct fa_paged_append *p, enum fa_paged_op op, ch
 		REFUSE(-EINVAL,
 		       "rotary dim %" PRId32 " is not an even number of at most head_dim %" PRId32,
 		       rotary->dim, p->cache->head_dim);
+	if (rotary->first < 0 || rotary->first % 8 != 0 ||
+	    rotary->first > p->cache->head_dim - rotary->dim)
+		REFUSE(-EINVAL,
+		       "rotary first %" PRId32 " is not a multiple of 8 such that %" PRId32
+		       " elements from it on are within head_dim %" PRId32,
+		       rotary->first, rotary->dim, p->cache->head_dim);
 	if (rotary->dim == 0)
 		return 0;
 	if (!rotary->cos != !rotary->sin)

@@ -7,8 +7,8 @@
  * is named by a slot. In layer l, token t of the page and KV head h lie at
  *   K: pool + slot * 256 + l * layer_stride + (h * page_tokens + t) * head_dim elements
  *   V: the same + v_offset,                   (h * page_tokens + t) * head_dim_v elements
- * With v_offset 0, V is the front of K (as in MLA): the first head_dim_v elements of K's row. It is
- * never written separately.
+ * With v_offset 0, V is the front of K (as in MLA): the first head_dim_v elements of K's row, with
+ * K's scales if there are codes. It is never written separately.
  *
  * A cache may instead store 8-bit codes: an element is then code * scale, in fp32. There is one
  * scale per head, or one per token and head; the latter are fp32 and lie behind all codes of the
@@ -64,11 +64,11 @@ struct fa_paged_cache {
 	int32_t layers;
 	int32_t kv_heads, head_dim, head_dim_v;
 	int32_t page_tokens;
-	int64_t layer_stride;      /* bytes; a multiple of 16 */
-	int64_t v_offset;          /* bytes; a multiple of 16; 0: V is the front of K */
-	enum fa_paged_store store; /* other than FA_PAGED_PLAIN: V is not the front of K */
+	int64_t layer_stride; /* bytes; a multiple of 16 */
+	int64_t v_offset;     /* bytes; a multiple of 16; 0: V is the front of K */
+	enum fa_paged_store store;
 	/* With codes: the scales of heads, [layer][kv_head], in host memory; both NULL: each
-	 * token's row has its own. */
+	 * token's row has its own. Where V is the front of K, only k_scales is read. */
 	const float *k_scales, *v_scales;
 };
 
@@ -131,12 +131,13 @@ struct fa_paged_attention {
 };
 
 /*
- * Rotary embedding of the first dim elements of each head: with a = position * scale *
- * base^(-2i / dim), elements x (i) and y (i + dim / 2; interleaved: 2i and 2i + 1) become
- * x cos a - y sin a and y cos a + x sin a, computed in fp32 and rounded once.
+ * Rotary embedding of elements [first, first + dim) of each head: with a = position * scale *
+ * base^(-2i / dim), elements x (first + i) and y (first + i + dim / 2; interleaved: first + 2i and
+ * first + 2i + 1) become x cos a - y sin a and y cos a + x sin a, computed in fp32 and rounded once.
  */
 struct fa_paged_rotary {
-	int32_t dim; /* even, at most head_dim; 0: no rotation */
+	int32_t dim;   /* even; 0: no rotation */
+	int32_t first; /* a multiple of 8; first + dim is at most head_dim */
 	bool interleaved;
 	double base, scale;
 	/* Instead of base and scale: both [table_positions][dim / 2], or both NULL. */

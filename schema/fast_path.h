@@ -1,7 +1,8 @@
 /*
  * Part of wire.cc: encodes Marker and StepAttend, and decodes StepAttend, without FlatBuffers'
  * builder and verifier, which cost more than the rest of such a request. Messages without fds,
- * gates and vectors have one fixed layout, valid FlatBuffers with all numbers present.
+ * gates, vectors and rotary_first have one fixed layout, valid FlatBuffers with all other numbers
+ * present.
  */
 #pragma once
 
@@ -146,8 +147,9 @@ static_assert(wire::Message::VT_BODY + 2 == sizeof(FastStepAttend::message_vtabl
                       wire::StepAttend::VT_SIN + 2 == sizeof(FastStepAttend::vtable),
               "BODY and SIN are the last entries of the vtables");
 /* A field that is added to StepAttend is added here, or is_fast_step_attend() refuses it. */
-static_assert(sizeof(struct fa_wire_step_attend) == 696 &&
+static_assert(sizeof(struct fa_wire_step_attend) == 704 &&
                       wire::StepAttend::VT_POSITIONS == wire::StepAttend::VT_SIN + 2 &&
+                      wire::StepAttend::VT_ROTARY_FIRST == wire::StepAttend::VT_POSITIONS + 2 &&
                       wire::Message::VT_SIGNALS == wire::Message::VT_BODY + 4,
               "this file handles every field");
 static_assert(sizeof(struct FastStepAttend) <= FRAME_BYTES + step_attend_bytes_max({}),
@@ -174,7 +176,8 @@ bool is_fast_step_attend(const struct fa_wire_message *message, uint32_t type)
 	const auto &attend = message->step_attend;
 
 	return type == FA_WIRE_STEP_ATTEND && !has_fds_or_gates(message) &&
-	       !attend.n_alibi_slopes && !attend.n_sinks && !attend.n_positions;
+	       !attend.n_alibi_slopes && !attend.n_sinks && !attend.n_positions &&
+	       !attend.rotary_first;
 }
 
 /* The message ends at @end; returns its length. */
@@ -264,6 +267,7 @@ bool fast_step_attend_read(const uint8_t *bytes, size_t length,
 	attend.positions = nullptr;
 	attend.n_alibi_slopes = attend.n_sinks = attend.n_positions = 0;
 	attend.rotary_dim = fast->rotary_dim;
+	attend.rotary_first = 0;
 	attend.rotary_base = fast->rotary_base;
 	attend.rotary_scale = fast->rotary_scale;
 	n = 0;

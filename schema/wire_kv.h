@@ -286,6 +286,8 @@ struct fa_wire_step_reply {
 #define FA_WIRE_STEP_CAUSAL (1u << 0)
 #define FA_WIRE_STEP_ROTARY_INTERLEAVED (1u << 1)
 #define FA_WIRE_STEP_DETERMINISTIC (1u << 2)
+/* Set if rotary_first is not 0, so that a daemon that does not know the field refuses. */
+#define FA_WIRE_STEP_ROTARY_FIRST (1u << 3)
 
 /*
  * One layer of a step: rotates q and k, appends k and v to the sequences, and computes attention
@@ -314,6 +316,7 @@ struct fa_wire_step_attend {
 	struct fa_wire_view cos, sin;
 	const uint32_t *positions;
 	size_t n_positions;
+	uint32_t rotary_first; /* the first rotated element of a head */
 };
 
 #define FA_WIRE_STEP_COMMIT (1u << 0) /* commits the step; without it the step is aborted */

@@ -85,7 +85,7 @@ class StepAttend(Sized):
                 ("v_new", Tensor), ("out", Tensor), ("lse", Tensor), ("scale", c_float),
                 ("softcap", c_float), ("window_left", c_int64), ("window_right", c_int64),
                 ("alibi_slopes", POINTER(c_float)), ("sinks", POINTER(c_float)),
-                ("rotary_dim", c_uint32), ("reserved", c_uint32), ("rotary_base", c_double),
+                ("rotary_dim", c_uint32), ("rotary_first", c_uint32), ("rotary_base", c_double),
                 ("rotary_scale", c_double), ("cos", Tensor), ("sin", Tensor),
                 ("positions", POINTER(c_uint32)), ("timeout_ns", c_uint64), ("gates", c_void_p)]
 

@@ -229,20 +229,22 @@ static int check_scales(const struct fa_pool_cache_config *config, struct fa_err
 	const struct fa_cache_geometry *geometry = &config->geometry;
 	const size_t n = has_head_scales(geometry) ? (size_t)geometry->layers * geometry->kv_heads
 	                                           : 0;
+	const size_t n_v = geometry->v_in_k ? 0 : n;
 
 	if (n > FA_STATE_SCALES)
 		return fa_fail(error, -ENOTSUP,
 		               "%zu heads of all layers are to have scales; expected at most %u", n,
 		               FA_STATE_SCALES);
-	if (config->n_k_scales != n || config->n_v_scales != n)
+	if (config->n_k_scales != n || config->n_v_scales != n_v)
 		return fa_fail(error, -EINVAL,
-		               "k_scales has %zu entries, v_scales %zu; expected %zu, %s",
-		               config->n_k_scales, config->n_v_scales, n,
-		               n ? "one a head of each layer"
-		                 : "as heads have scales only where codes are stored, and tokens "
-		                   "have none");
+		               "k_scales has %zu entries, v_scales %zu; expected %zu and %zu, %s",
+		               config->n_k_scales, config->n_v_scales, n, n_v,
+		               !n ? "as heads have scales only where codes are stored, and tokens "
+		                    "have none"
+		               : !n_v ? "one a head of each layer, of K alone, whose front is V"
+		                      : "one a head of each layer");
 	if (!fa_pool_cache_scales_good(config->k_scales, n) ||
-	    !fa_pool_cache_scales_good(config->v_scales, n))
+	    !fa_pool_cache_scales_good(config->v_scales, n_v))
 		return fa_fail(error, -EINVAL,
 		               "a scale is none; expected finite numbers above 0, from 2^-100 to "
 		               "2^100");
@@ -338,8 +340,9 @@ int fa_pool_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
 	if (has_head_scales(geometry)) {
 		memcpy(pool->scale_records[i].k, config->k_scales,
 		       config->n_k_scales * sizeof(float));
-		memcpy(pool->scale_records[i].v, config->v_scales,
-		       config->n_v_scales * sizeof(float));
+		memcpy(pool->scale_records[i].v,
+		       geometry->v_in_k ? config->k_scales : config->v_scales,
+		       config->n_k_scales * sizeof(float));
 	}
 	if (config->n_states) {
 		memcpy(state_bytes_of(pool, i, record->n_states), config->state_bytes,

@@ -71,11 +71,6 @@ static int check(const struct fa_cache_geometry *geometry, struct fa_error *erro
 	if (geometry->store == FA_PAGED_PLAIN && geometry->token_scales)
 		return fa_fail(error, -EINVAL,
 		               "tokens are to have scales; expected that with e4m3 or int8 only");
-	if (geometry->store != FA_PAGED_PLAIN && geometry->v_in_k)
-		return fa_fail(
-			error, -ENOTSUP,
-			"V is to be the front of K, and stored as e4m3 or int8; expected one "
-			"of the two");
 	if (geometry->page_tokens < FA_CACHE_PAGE_TOKENS_MIN ||
 	    geometry->page_tokens > FA_CACHE_PAGE_TOKENS_MAX ||
 	    (geometry->page_tokens & (geometry->page_tokens - 1)))

@@ -17,7 +17,9 @@
 #include <math.h>
 #include <string.h>
 
-#define FLAGS (FA_WIRE_STEP_CAUSAL | FA_WIRE_STEP_ROTARY_INTERLEAVED | FA_WIRE_STEP_DETERMINISTIC)
+#define FLAGS                                                                                      \
+	(FA_WIRE_STEP_CAUSAL | FA_WIRE_STEP_ROTARY_INTERLEAVED | FA_WIRE_STEP_DETERMINISTIC |      \
+	 FA_WIRE_STEP_ROTARY_FIRST)
 
 struct attend {
 	struct fa_request request; /* must be first */
@@ -107,6 +109,17 @@ static int check(const struct binding *b)
 		               "rotary_dim is %" PRIu32 "; expected at most %" PRId32
 		               ", the head dim",
 		               m->rotary_dim, cache->head_dim);
+	if (!(m->flags & FA_WIRE_STEP_ROTARY_FIRST) != !m->rotary_first)
+		return fa_fail(b->error, -EINVAL,
+		               "rotary_first is %" PRIu32 ", and flags are %#" PRIx32
+		               "; expected %#x in flags if rotary_first is not 0",
+		               m->rotary_first, m->flags, FA_WIRE_STEP_ROTARY_FIRST);
+	if (m->rotary_first % 8 || m->rotary_first > (uint32_t)cache->head_dim - m->rotary_dim)
+		return fa_fail(b->error, -EINVAL,
+		               "rotary_first is %" PRIu32
+		               "; expected a multiple of 8, at most %" PRIu32
+		               ", so that rotary_dim elements follow",
+		               m->rotary_first, (uint32_t)cache->head_dim - m->rotary_dim);
 	if (!m->rotary_dim && (is_there(&m->cos) || is_there(&m->sin) || m->n_positions))
 		return fa_fail(b->error, -EINVAL,
 		               "cos, sin or positions came, and rotary_dim is 0");
@@ -180,6 +193,7 @@ static int bind_rotary(struct binding *b, struct fa_paged_rotary *rotary)
 	int r = 0;
 
 	rotary->dim = (int32_t)m->rotary_dim;
+	rotary->first = (int32_t)m->rotary_first;
 	rotary->interleaved = m->flags & FA_WIRE_STEP_ROTARY_INTERLEAVED;
 	rotary->base = m->rotary_base;
 	rotary->scale = m->rotary_scale;

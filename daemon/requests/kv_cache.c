@@ -85,15 +85,15 @@ static int check_store(const struct fa_context *context, const struct fa_pool_ca
 		.head_dim = (int32_t)geometry->head_dim,
 		.head_dim_v = (int32_t)geometry->head_dim_v,
 		.page_tokens = (int32_t)geometry->page_tokens,
-		/* V's place does not matter here; it must not be 0. */
-		.v_offset = FA_PAGED_SLOT_BYTES,
+		/* Where V is does not matter here, unless it is the front of K. */
+		.v_offset = geometry->v_in_k ? 0 : FA_PAGED_SLOT_BYTES,
 		.store = geometry->store,
 		/* Scales do not matter here, as the pool checks those of the message. */
 		.k_scales = geometry->token_scales ? NULL : &one,
 		.v_scales = geometry->token_scales ? NULL : &one,
 	};
 
-	if (geometry->store == FA_PAGED_PLAIN || geometry->v_in_k)
+	if (geometry->store == FA_PAGED_PLAIN)
 		return 0;
 	if (!context->ops->paged_cache_check)
 		return fa_fail(error, -ENOTSUP, "this device has no kernels for e4m3 and int8");

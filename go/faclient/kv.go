@@ -38,13 +38,13 @@ type CacheOptions struct {
 	Dtype      Dtype
 	Layers     int
 	KVHeads    int
-	HeadDim    int    // a multiple of 8 up to 256
+	HeadDim    int    // a multiple of 8 up to 576
 	HeadDimV   int    // a multiple of 8 up to 512; 0: HeadDim
 	PageTokens int    // a power of two from 16 to 256; 0: 64
 	MaxPages   uint64 // of all its sequences; 0: no limit but the pool's
 	VInK       bool   // values are the front of keys and not kept
 	Store      Store
-	// With codes: the scales, [layers][kv_heads]; nil: each token has its own.
+	// With codes: the scales, [layers][kv_heads]; nil: each token has its own. With VInK only KScales.
 	KScales, VScales []float32
 
 	Name string        // at most 63 bytes; with a name it outlives its client, and others find it
@@ -76,9 +76,13 @@ func (c *Client) CreateCache(options CacheOptions) (*Cache, error) {
 	if options.KScales != nil || options.VScales != nil {
 		// The library reads as many as the shape says.
 		n := int(raw.layers) * int(raw.kv_heads)
-		if len(options.KScales) != n || len(options.VScales) != n {
-			return nil, invalid("KScales has %d numbers and VScales %d; expected %d, one for each head of "+
-				"each layer", len(options.KScales), len(options.VScales), n)
+		nV := n
+		if options.VInK {
+			nV = 0
+		}
+		if len(options.KScales) != n || len(options.VScales) != nV {
+			return nil, invalid("KScales has %d numbers and VScales %d; expected %d and %d, one for each head of "+
+				"each layer", len(options.KScales), len(options.VScales), n, nV)
 		}
 	} else if options.Store != StorePlain {
 		raw.flags |= C.FA_CACHE_TOKEN_SCALES

@@ -467,6 +467,7 @@ int shim_step_attend(uint64_t step, const struct shim_attend *attend, const floa
 		                      .alibi_slopes = slopes,
 		                      .sinks = sinks,
 		                      .rotary_dim = attend->rotary_dim,
+		                      .rotary_first = attend->rotary_first,
 		                      .rotary_base = attend->rotary_base,
 		                      .rotary_scale = attend->rotary_scale,
 		                      .positions = positions };

@@ -43,7 +43,7 @@ struct shim_attend {
 	struct shim_tensor q, k_new, v_new, out, lse;
 	uint64_t cache;
 	uint32_t layer;
-	uint32_t rotary_dim;
+	uint32_t rotary_dim, rotary_first;
 	double rotary_base, rotary_scale;
 };
 

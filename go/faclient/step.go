@@ -76,7 +76,8 @@ func (s *Step) New() int { return s.n }
 
 // Rotary is the rotary embedding of queries and new keys.
 type Rotary struct {
-	Dim         int      // leading elements of each head that are rotated
+	Dim         int      // elements of each head that are rotated
+	First       int      // the first of them, a multiple of 8: 512 of 576 for MLA
 	Base        float64  // 0: 10000
 	Scale       float64  // of positions; 0: 1
 	Interleaved bool     // pairs are 2i and 2i+1; else i and i+Dim/2
@@ -132,7 +133,7 @@ func (a *Attend[T]) submit(s *Step) (*Request, error) {
 		if a.Rotary.Interleaved {
 			all.scores.flags |= C.FA_STEP_ROTARY_INTERLEAVED
 		}
-		all.rotary_dim = size(a.Rotary.Dim)
+		all.rotary_dim, all.rotary_first = size(a.Rotary.Dim), size(a.Rotary.First)
 		all.rotary_base, all.rotary_scale = C.double(a.Rotary.Base), C.double(a.Rotary.Scale)
 	}
 	o := operands{client: s.client}

@@ -13,7 +13,7 @@
 #define FA_CPU_FEW_ROWS_MAX 12
 
 /* Both kernels get the scratch of the many_rows kernel, which needs more. */
-#define FA_CPU_FEW_ROWS_SCRATCH_MAX (1536u << 10)
+#define FA_CPU_FEW_ROWS_SCRATCH_MAX (1792u << 10)
 
 /* Only tiles of few rows have more than one head. */
 #define FA_CPU_TILE_HEADS_MAX 16

@@ -166,6 +166,7 @@ static void many_rows(const struct fa_cpu_job *job, void *scratch)
 	int64_t end = score_high_of(job, job->row, job->row + job->rows - 1);
 
 	tile.q_words = tile.paired ? job->head_dim / 2 : job->head_dim;
+	tile.k_stride = tile.q_words <= K_NARROW ? K_STRIDE_NARROW : K_STRIDE_WIDE;
 	score_map_init(&tile.map, job);
 	for (int32_t panel = 0; panel < panels; panel++)
 		panel_begin(&tile, panel);

@@ -105,12 +105,12 @@ static void copy_codes(const struct fa_paged_own_copy *copy, const struct side *
                        uint32_t i, int32_t head, bool writes)
 {
 	const struct fa_paged_cache *cache = copy->cache;
-	const float *scales = side->is_v ? cache->v_scales : cache->k_scales;
+	const float *scales = fa_cpu_head_scales(cache, side->is_v, layer);
 	float *own_scale = scales ? NULL : side->scales[i] + head * side->scale_stride;
-	const float scale = scales ? scales[(int64_t)layer * cache->kv_heads + head] : *own_scale;
+	const float scale = scales ? scales[head] : *own_scale;
 	uint8_t *const pool = (uint8_t *)side->pool[i] + head * side->pool_head;
 	char *const own = side->own[i] + head * side->own_head;
-	float values[FA_ATTENTION_HEAD_DIM_V_MAX];
+	float values[FA_ATTENTION_ROW_MAX];
 
 	if (!writes) {
 		fa_dequantise_row(cache->store, pool, scale, values, side->dim);

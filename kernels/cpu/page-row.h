@@ -8,8 +8,17 @@ static inline int64_t fa_cpu_element_bytes(enum fa_attention_dtype dtype)
 	return dtype == FA_ATTENTION_F32 ? 4 : 2;
 }
 
+/* Returns the scales of heads that K's or V's codes have in @layer; NULL: tokens have theirs. */
+static inline const float *fa_cpu_head_scales(const struct fa_paged_cache *cache, bool is_v,
+                                              int64_t layer)
+{
+	const float *scales = is_v && cache->v_offset ? cache->v_scales : cache->k_scales;
+
+	return scales ? scales + layer * cache->kv_heads : NULL;
+}
+
 struct fa_cpu_page_row {
-	char *k, *v;
+	char *k, *v; /* also where V is the front of K */
 	int64_t k_bytes, v_bytes;
 	int64_t k_stride, v_stride;
 	/* Token scales of head 0; NULL: there are none. */

@@ -237,7 +237,7 @@ static void append_rows(const struct fa_paged_own *pages, const struct fa_attent
                         int64_t token, int64_t slot)
 {
 	int64_t bytes = element_bytes(pages), stored = stored_bytes(pages);
-	float row[FA_ATTENTION_HEAD_DIM_V_MAX];
+	float row[FA_ATTENTION_ROW_MAX];
 
 	for (int32_t h = 0; h < pages->kv_heads; h++) {
 		const char *source = (const char *)from->data +

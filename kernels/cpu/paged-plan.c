@@ -256,7 +256,8 @@ static void fill_job(const struct fa_paged_attention *p, int32_t b, int32_t kv_h
 	job.v = layer + cache->v_offset + kv_head * job.v_stride_head;
 	if (cache->k_scales) {
 		job.k_scale = cache->k_scales[p->layer * cache->kv_heads + kv_head];
-		job.v_scale = cache->v_scales[p->layer * cache->kv_heads + kv_head];
+		job.v_scale = in_k ? job.k_scale
+		                   : cache->v_scales[p->layer * cache->kv_heads + kv_head];
 	} else if (cache->store != FA_PAGED_PLAIN) {
 		int64_t of_head = cache->page_tokens * (int64_t)sizeof(float);
 

@@ -5,9 +5,7 @@
 #include "kernels/cpu/isa-symbols.h"
 #include "kernels/cpu/score.h"
 
-#define ROW_MAX FA_ATTENTION_HEAD_DIM_V_MAX
-
-_Static_assert(FA_ATTENTION_HEAD_DIM_MAX <= ROW_MAX, "any row fits");
+#define ROW_MAX FA_ATTENTION_ROW_MAX
 
 void FA_CPU_REDUCE(const struct fa_cpu_job *job, const float *partials, int64_t n, int64_t stride)
 {

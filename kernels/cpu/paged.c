@@ -41,7 +41,7 @@ static int32_t find_sequence(const struct fa_paged_step *step, int64_t token)
 
 struct append_scratch {
 	float cos[FA_ATTENTION_HEAD_DIM_MAX / 2], sin[FA_ATTENTION_HEAD_DIM_MAX / 2];
-	float row[FA_ATTENTION_HEAD_DIM_V_MAX];
+	float row[FA_ATTENTION_ROW_MAX];
 };
 
 static void angles(const struct fa_paged_rotary *rotary, int64_t position,
@@ -70,13 +70,18 @@ static void rotate(const struct fa_cpu_isa *isa, const struct fa_paged_append *p
                    const char *from, const struct append_scratch *scratch)
 {
 	int64_t bytes = fa_cpu_element_bytes(p->cache->dtype);
-	int64_t rotated = p->rotary.dim * bytes, all = p->cache->head_dim * bytes;
+	int64_t first = p->rotary.first * bytes, end = first + p->rotary.dim * bytes;
+	int64_t all = p->cache->head_dim * bytes;
 
-	if (rotated > 0)
-		isa->rotate(p->cache->dtype, to, from, scratch->cos, scratch->sin, p->rotary.dim,
-		            p->rotary.interleaved);
-	if (to != from)
-		memcpy(to + rotated, from + rotated, (size_t)(all - rotated));
+	if (p->rotary.dim == 0)
+		first = end = 0;
+	else
+		isa->rotate(p->cache->dtype, to + first, from + first, scratch->cos, scratch->sin,
+		            p->rotary.dim, p->rotary.interleaved);
+	if (to != from) {
+		memcpy(to, from, (size_t)first);
+		memcpy(to + end, from + end, (size_t)(all - end));
+	}
 }
 
 static void append_codes(const struct fa_cpu_isa *isa, const struct fa_paged_append *p,
@@ -86,16 +91,16 @@ static void append_codes(const struct fa_cpu_isa *isa, const struct fa_paged_app
 	const struct fa_paged_cache *cache = p->cache;
 	int32_t dim = is_v ? cache->head_dim_v : cache->head_dim;
 	char *to = is_v ? row->v + head * row->v_stride : row->k + head * row->k_stride;
-	const float *scales = is_v ? cache->v_scales : cache->k_scales;
+	const float *scales = fa_cpu_head_scales(cache, is_v, p->layer);
 	float *scale = is_v ? row->v_scale : row->k_scale;
 
 	fa_floats_of(cache->dtype, scratch->row, from, dim);
 	if (!is_v && p->rotary.dim > 0)
-		isa->rotate(FA_ATTENTION_F32, scratch->row, scratch->row, scratch->cos,
-		            scratch->sin, p->rotary.dim, p->rotary.interleaved);
+		isa->rotate(FA_ATTENTION_F32, scratch->row + p->rotary.first,
+		            scratch->row + p->rotary.first, scratch->cos, scratch->sin,
+		            p->rotary.dim, p->rotary.interleaved);
 	if (scales)
-		fa_quantise_row(cache->store, scratch->row, dim,
-		                scales[p->layer * cache->kv_heads + head], (uint8_t *)to);
+		fa_quantise_row(cache->store, scratch->row, dim, scales[head], (uint8_t *)to);
 	else
 		scale[head * row->scale_stride] = fa_quantise_token(cache->store, scratch->row, dim,
 		                                                    (uint8_t *)to);
@@ -132,7 +137,7 @@ static void append_token(const struct fa_cpu_isa *isa, const struct fa_paged_app
 			if (p->k.data)
 				append_codes(isa, p, tensor_row(&p->k, bytes, token, h), false, h,
 				             &row, scratch);
-			if (p->v.data)
+			if (p->v.data && p->cache->v_offset)
 				append_codes(isa, p, tensor_row(&p->v, bytes, token, h), true, h,
 				             &row, scratch);
 			continue;
@@ -152,14 +157,12 @@ static void read_codes(const struct fa_paged_append *p, char *to, bool is_v, int
 	const struct fa_paged_cache *cache = p->cache;
 	int32_t dim = is_v ? cache->head_dim_v : cache->head_dim;
 	const char *from = is_v ? row->v + head * row->v_stride : row->k + head * row->k_stride;
-	const float *scales = is_v ? cache->v_scales : cache->k_scales;
+	const float *scales = fa_cpu_head_scales(cache, is_v, p->layer);
 	const float *scale = is_v ? row->v_scale : row->k_scale;
-	float values[FA_ATTENTION_HEAD_DIM_V_MAX];
+	float values[FA_ATTENTION_ROW_MAX];
 
 	fa_dequantise_row(cache->store, (const uint8_t *)from,
-	                  scales ? scales[p->layer * cache->kv_heads + head]
-	                         : scale[head * row->scale_stride],
-	                  values, dim);
+	                  scales ? scales[head] : scale[head * row->scale_stride], values, dim);
 	fa_floats_to(cache->dtype, to, values, dim);
 }
 

@@ -148,21 +148,21 @@ static void pack_keys(struct tile *tile, int32_t first, int32_t end)
 		int64_t key = tile->round + first;
 
 		pack_codes(job, k, job->k_stride, score_scales(job, job->k_scales, key),
-		           job->k_scale, scratch->k + first * K_STRIDE, K_STRIDE, end - first,
-		           job->head_dim);
+		           job->k_scale, scratch->k + first * tile->k_stride, tile->k_stride,
+		           end - first, job->head_dim);
 		tile->v_has_special |= pack_codes(job, v, job->v_stride,
 		                                  score_scales(job, job->v_scales, key),
 		                                  job->v_scale, scratch->v + first * tile->v_stride,
 		                                  tile->v_stride, end - first, job->head_dim_v);
 	} else if (!tile->paired) {
-		pack_any(job->dtype, k, job->k_stride, scratch->k + first * K_STRIDE, K_STRIDE,
-		         end - first, job->head_dim, false);
+		pack_any(job->dtype, k, job->k_stride, scratch->k + first * tile->k_stride,
+		         tile->k_stride, end - first, job->head_dim, false);
 		tile->v_has_special |= pack_any(job->dtype, v, job->v_stride,
 		                                scratch->v + first * tile->v_stride, tile->v_stride,
 		                                end - first, job->head_dim_v, true);
 	} else {
 		for (int32_t j = first; j < end; j++)
-			memcpy(scratch->k + j * K_STRIDE, k + (j - first) * job->k_stride,
+			memcpy(scratch->k + j * tile->k_stride, k + (j - first) * job->k_stride,
 			       (size_t)tile->q_words * 4);
 		if (first % 2 && first < end)
 			tile->v_has_special |= pack_v_second(
@@ -186,7 +186,7 @@ static void pack_zeros(struct tile *tile, int32_t key)
 	struct scratch *scratch = tile->scratch;
 	size_t bytes = (size_t)tile->job->head_dim_v * 4;
 
-	memset(scratch->k + key * K_STRIDE, 0, (size_t)tile->q_words * 4);
+	memset(scratch->k + key * tile->k_stride, 0, (size_t)tile->q_words * 4);
 	if (!tile->paired)
 		memset(scratch->v + key * tile->v_stride, 0, bytes);
 	else if (key % 2 == 0)

@@ -59,8 +59,12 @@ VEC_INLINE void panel_scores(const struct tile *tile, int32_t panel, const bool 
 			for (int i = 0; i < vectors; i++)
 				sums[a][i] = vec_set(0.0f);
 		}
-		block(paired, vectors, tile->q_words, scratch->q[panel][0],
-		      scratch->k + j * K_STRIDE, K_STRIDE, 1, sums);
+		if (tile->k_stride == K_STRIDE_NARROW)
+			block(paired, vectors, tile->q_words, scratch->q[panel][0],
+			      scratch->k + j * K_STRIDE_NARROW, K_STRIDE_NARROW, 1, sums);
+		else
+			block(paired, vectors, tile->q_words, scratch->q[panel][0],
+			      scratch->k + j * K_STRIDE_WIDE, K_STRIDE_WIDE, 1, sums);
 		VEC_UNROLL
 		for (int a = 0; a < VEC_PANEL_SCALARS; a++) {
 			VEC_UNROLL

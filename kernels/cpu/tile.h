@@ -8,7 +8,12 @@
 #define PANEL (VEC_PANEL_VECTORS * VEC_LANES)
 #define PANELS (FA_CPU_TILE_ROWS_MAX / PANEL)
 #define KEY_STEP 8 /* a multiple of VEC_PANEL_SCALARS, and even for pairs */
-#define K_STRIDE (FA_ATTENTION_HEAD_DIM_MAX + 16) /* words; an odd number of cache lines */
+/* Words from key to key: an odd number of cache lines. Constant, so that the addresses of several
+ * keys are one register and offsets; keys of at most K_NARROW words are closer, to span fewer memory
+ * pages. */
+#define K_NARROW 256
+#define K_STRIDE_NARROW (K_NARROW + 16)
+#define K_STRIDE_WIDE (FA_ATTENTION_HEAD_DIM_MAX + 16)
 #define V_STRIDE (FA_ATTENTION_HEAD_DIM_V_MAX + 16)
 
 _Static_assert(PANELS *PANEL == FA_CPU_TILE_ROWS_MAX, "panels fill a tile");
@@ -19,7 +24,7 @@ struct scratch {
 	float q[PANELS][FA_ATTENTION_HEAD_DIM_MAX][PANEL];   /* [panel][word of d][row] */
 	float o[PANELS][FA_ATTENTION_HEAD_DIM_V_MAX][PANEL]; /* [panel][dim of v][row] */
 	float s[SCORE_KEYS][PANEL];
-	float k[SCORE_KEYS * K_STRIDE];                   /* [key][word of d] */
+	float k[SCORE_KEYS * K_STRIDE_WIDE];              /* [key][word of d] */
 	float v[SCORE_KEYS * V_STRIDE];                   /* [key or pair][dim of v] */
 	float highest[PANELS][PANEL], sum[PANELS][PANEL]; /* running, in log2 */
 	/* Sums of o and sum over earlier rounds (score_carry()), relative to far_highest. */
@@ -29,7 +34,7 @@ struct scratch {
 	float slope[PANELS][PANEL];                     /* ALiBi, in log2 */
 	float position[PANEL], low[PANEL], high[PANEL]; /* relative to the round */
 	float rescale[PANEL];
-	float row[FA_ATTENTION_HEAD_DIM_V_MAX + VEC_LANES];
+	float row[FA_ATTENTION_ROW_MAX + VEC_LANES];
 };
 
 _Static_assert(sizeof(struct scratch) <= FA_CPU_SCRATCH_BYTES_MAX, "scratch is bounded");
@@ -41,6 +46,7 @@ struct tile {
 	struct score_map map;
 	bool paired;
 	int32_t q_words;
+	int32_t k_stride;   /* words; K_STRIDE_NARROW or K_STRIDE_WIDE */
 	int32_t v_stride;   /* words */
 	int64_t round;      /* the round's first key; a multiple of SCORE_KEYS */
 	bool v_has_special; /* V holds an infinity or NaN */

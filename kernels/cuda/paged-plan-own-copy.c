@@ -73,6 +73,7 @@ int fa_cuda_paged_plan_own_copy(const struct fa_cuda_chip *chip, const struct fa
 	const size_t scales = (size_t)p->n_layers * (size_t)cache->kv_heads;
 	const size_t first = (size_t)p->layer * (size_t)cache->kv_heads;
 	const uint32_t begin = p->step->lengths_before[0], end = p->step->lengths[0];
+	const float *const v_scales = cache->v_offset ? cache->v_scales : cache->k_scales;
 	const uint32_t sides = (p->k_data != NULL) + (p->v_data != NULL);
 	size_t at = 0;
 
@@ -92,7 +93,7 @@ int fa_cuda_paged_plan_own_copy(const struct fa_cuda_chip *chip, const struct fa
 		plan->v_data_at = add(blob, &at, p->v_data, (size_t)p->n_layers * sizeof(void *));
 	if (scales_bytes(p)) {
 		plan->k_scales_at = add(blob, &at, cache->k_scales + first, scales * sizeof(float));
-		plan->v_scales_at = add(blob, &at, cache->v_scales + first, scales * sizeof(float));
+		plan->v_scales_at = add(blob, &at, v_scales + first, scales * sizeof(float));
 	}
 	plan->blob_bytes = at;
 	plan->own_unit = unit_of(p);

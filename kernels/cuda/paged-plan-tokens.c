@@ -21,6 +21,10 @@ int fa_cuda_paged_plan_append(const struct fa_cuda_chip *chip, const struct fa_p
 		p->cache->store, p->cache->dtype, 0, 0, 0);
 	if (!plan->kernel)
 		return fa_cuda_paged_no_kernel(chip, "tokens in pages", text, text_bytes);
+	if (plan->op == FA_PAGED_APPEND && rotary->dim > FA_CUDA_ROTARY_DIM_MAX)
+		return fa_cuda_paged_fail(text, text_bytes,
+		                          "rotary dim %d is not supported on a GPU: at most %d",
+		                          rotary->dim, FA_CUDA_ROTARY_DIM_MAX);
 	for (int32_t b = 0; b < step->batch; b++)
 		fa_cuda_paged_item_of(step, b, &items[b]);
 	plan->grid_x = fa_cuda_paged_ceil_div(step->cu_new[step->batch], FA_CUDA_APPEND_TOKENS);
@@ -76,6 +80,7 @@ void fa_cuda_paged_launch_append(const struct fa_cuda_paged_plan *plan,
 		args.q.data = NULL;
 	if (!read && rotary->dim > 0) {
 		args.rotary.half = rotary->dim / 2;
+		args.rotary.first = rotary->first;
 		args.rotary.interleaved = rotary->interleaved;
 		args.rotary.cos = rotary->cos;
 		args.rotary.sin = rotary->sin;

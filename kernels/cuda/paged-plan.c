@@ -86,19 +86,21 @@ void fa_cuda_paged_quantised_of(const struct fa_paged_cache *cache, int32_t laye
                                 struct fa_cuda_paged_quantised *ret_codes)
 {
 	const size_t heads = (size_t)cache->kv_heads;
+	/* The front of K has K's scales. */
+	const bool v_in_k = cache->v_offset == 0;
+	const float *const v_scales = v_in_k ? cache->k_scales : cache->v_scales;
 	struct fa_cuda_paged_quantised quantised = {
 		.store = (int32_t)cache->store,
 		.dtype = (int32_t)cache->dtype,
 		.token_scales = !cache->k_scales,
 		.k_scales_at = scales_at(cache, cache->head_dim),
-		.v_scales_at = scales_at(cache, cache->head_dim_v),
+		.v_scales_at = scales_at(cache, v_in_k ? cache->head_dim : cache->head_dim_v),
 	};
 
 	if (cache->k_scales) {
 		memcpy(quantised.k_scales, cache->k_scales + (size_t)layer * heads,
 		       heads * sizeof(float));
-		memcpy(quantised.v_scales, cache->v_scales + (size_t)layer * heads,
-		       heads * sizeof(float));
+		memcpy(quantised.v_scales, v_scales + (size_t)layer * heads, heads * sizeof(float));
 	}
 	*ret_codes = quantised;
 }

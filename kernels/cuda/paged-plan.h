@@ -126,7 +126,7 @@ struct fa_cuda_paged_plan {
 	/* Copies of a client's own pages. */
 	size_t k_data_at, v_data_at, k_scales_at, v_scales_at;
 	uint32_t own_unit;
-	double turns[128]; /* append: fa_cuda_rotary.turns */
+	double turns[FA_CUDA_ROTARY_DIM_MAX / 2]; /* append: fa_cuda_rotary.turns */
 	/* Attention and append: whether all items, if they are few, are in the launch's arguments;
 	 * and the table, too, for a small kernel. A small kernel has no blob: it reads only trees
 	 * and positions of the step from memory. */

@@ -6,7 +6,7 @@
 
 #include "kernels/vulkan/writer.h"
 
-#define FA_VULKAN_HEAD_DIM_MAX 256   /* q and k */
+#define FA_VULKAN_HEAD_DIM_MAX 576   /* q and k */
 #define FA_VULKAN_HEAD_DIM_V_MAX 512 /* v and out */
 
 /* Return 0, or -ENOTSUP with a sentence in @text. fa_attention_check() has accepted @params. */

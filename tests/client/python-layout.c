@@ -119,7 +119,7 @@ int main(void)
 	FIELD(fa_step_attend, alibi_slopes);
 	FIELD(fa_step_attend, sinks);
 	FIELD(fa_step_attend, rotary_dim);
-	FIELD(fa_step_attend, reserved);
+	FIELD(fa_step_attend, rotary_first);
 	FIELD(fa_step_attend, rotary_base);
 	FIELD(fa_step_attend, rotary_scale);
 	FIELD(fa_step_attend, cos);

@@ -146,6 +146,7 @@ static void test_attend(void **state)
 		                          .out = tensor(buffer, 3, 4, 2, 16),
 		                          .window_left = -1,
 		                          .rotary_dim = 8,
+		                          .rotary_first = 8,
 		                          .rotary_base = 5e5,
 		                          .rotary_scale = 0.25 };
 	attend.out.offset = 4096;
@@ -157,6 +158,8 @@ static void test_attend(void **state)
 	fa_check_eq(heard()->last.step_attend.lse.rank, 0);
 	fa_check_eq(heard()->last.step_attend.window_left, -1);
 	fa_check_eq(heard()->last.step_attend.window_right, -1);
+	fa_check_eq(heard()->last.step_attend.flags, FA_WIRE_STEP_ROTARY_FIRST);
+	fa_check_eq(heard()->last.step_attend.rotary_first, 8);
 	fa_check(heard()->last.step_attend.rotary_base == 5e5 &&
 	         heard()->last.step_attend.rotary_scale == 0.25);
 	fa_check_eq(heard()->last.step_attend.cos.rank, 0);
@@ -202,8 +205,11 @@ static void test_attend_refused(void **state)
 	attend.flags = 16;
 	refuse(step, &attend, "flags");
 	attend = good;
-	attend.reserved = 1;
-	refuse(step, &attend, "reserved");
+	attend.rotary_dim = 0;
+	attend.cos.buffer = attend.sin.buffer = NULL;
+	attend.flags &= ~FA_STEP_ROTARY_INTERLEAVED;
+	attend.rotary_first = 8;
+	refuse(step, &attend, "rotary_first");
 	attend = good;
 	attend.stream = 64;
 	refuse(step, &attend, "stream is 64");

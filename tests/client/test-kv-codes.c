@@ -381,21 +381,26 @@ static void test_refused(void **state)
 		                            .layers = 1,
 		                            .kv_heads = 1,
 		                            .head_dim = 64 };
+	const float scale = 0.5f;
 	uint64_t cache = 7;
 
-	options.flags |= FA_CACHE_V_IN_K;
+	options.head_dim = 584;
 	fa_check_eq(fa_cache_create(single_client, &options, &cache), -ENOTSUP);
-	fa_check_contains(fa_error(), "front of K");
-	options.flags = FA_CACHE_TOKEN_SCALES;
-	options.head_dim = 576;
-	fa_check_eq(fa_cache_create(single_client, &options, &cache), -ENOTSUP);
-	fa_check_contains(fa_error(), "576");
-	options.store = FA_STORE_PLAIN;
+	fa_check_contains(fa_error(), "head_dim 584 is not supported: at most 576");
 	options.flags = FA_CACHE_V_IN_K;
+	options.head_dim = 576;
 	options.head_dim_v = 512;
-	fa_check_eq(fa_cache_create(single_client, &options, &cache), -ENOTSUP);
-	fa_check_contains(fa_error(), "head_dim 576 is not supported: at most 256");
+	options.k_scales = options.v_scales = &scale;
+	fa_check_eq(fa_cache_create(single_client, &options, &cache), -EINVAL);
+	fa_check_contains(fa_error(), "v_scales is given, which has no effect");
+	options.k_scales = options.v_scales = NULL;
+	fa_check_eq(fa_cache_create(single_client, &options, &cache), -EINVAL);
+	fa_check_contains(fa_error(), "k_scales is NULL");
 	fa_check_eq(cache, 7);
+	options.k_scales = &scale;
+	must(fa_cache_create(single_client, &options, &cache), "create");
+	must(fa_cache_remove(single_client, cache), "remove");
+	options.k_scales = NULL;
 	options.store = FA_STORE_E4M3;
 	options.flags = FA_CACHE_TOKEN_SCALES;
 	options.head_dim_v = 0;

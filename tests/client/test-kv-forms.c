@@ -258,12 +258,12 @@ static void test_v_in_k(void **state)
 	hand_deinit(&hand);
 }
 
-static void rotate(double *x, const double *angles, int dim, bool interleaved)
+static void rotate(double *x, const double *angles, int first, int dim, bool interleaved)
 {
 	for (int i = 0; i < ROWS; ++i)
 		for (int h = 0; h < HEADS; ++h)
 			for (int p = 0; p < dim / 2; ++p) {
-				double *at = x + (i * HEADS + h) * DIM;
+				double *at = x + (i * HEADS + h) * DIM + first;
 				double *a = at + (interleaved ? 2 * p : p);
 				double *b = at + (interleaved ? 2 * p + 1 : p + dim / 2);
 				double c = cos(angles[i * DIM / 2 + p]);
@@ -274,7 +274,7 @@ static void rotate(double *x, const double *angles, int dim, bool interleaved)
 			}
 }
 
-static void check_rotary(bool interleaved, int dim, bool positions, bool tables)
+static void check_rotary(bool interleaved, int first, int dim, bool positions, bool tables)
 {
 	static double q[ROWS * HEADS * DIM], k[ROWS * HEADS * DIM], v[ROWS * HEADS * DIM];
 	static double angles[ROWS * DIM / 2];
@@ -304,6 +304,7 @@ static void check_rotary(bool interleaved, int dim, bool positions, bool tables)
 	if (interleaved)
 		attend.flags |= FA_STEP_ROTARY_INTERLEAVED;
 	attend.rotary_dim = (uint32_t)dim;
+	attend.rotary_first = (uint32_t)first;
 	if (tables) {
 		fa_tensor_init(&attend.cos, table, 0, FA_F32, 2, shape);
 		fa_tensor_init(&attend.sin, table, sizeof(float) * 2 * ROWS * DIM, FA_F32, 2,
@@ -321,8 +322,8 @@ static void check_rotary(bool interleaved, int dim, bool positions, bool tables)
 	load(hand.q, q, DIM);
 	load(hand.k, k, DIM);
 	load(hand.v, v, DIM);
-	rotate(q, angles, dim, interleaved);
-	rotate(k, angles, dim, interleaved);
+	rotate(q, angles, first, dim, interleaved);
+	rotate(k, angles, first, dim, interleaved);
 
 	step = begin(&hand, ROWS);
 	must(fa_step_attend(step, &attend, NULL), "attend");
@@ -343,7 +344,7 @@ static void check_rotary(bool interleaved, int dim, bool positions, bool tables)
 static void test_rotary(void **state)
 {
 	for (int i = 0; i < 8; ++i)
-		check_rotary(i & 1, i & 1 ? 16 : DIM, i & 2, i & 4);
+		check_rotary(i & 1, i % 3 ? 0 : i & 1 ? 8 : 0, i & 1 ? 16 : DIM, i & 2, i & 4);
 }
 
 static void test_long_prefix(void **state)

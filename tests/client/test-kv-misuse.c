@@ -158,6 +158,9 @@ static void test_wrong_shapes(void **state)
 	attend.flags |= FA_STEP_ROTARY_INTERLEAVED;
 	refuse(step, &attend, "FA_STEP_ROTARY_INTERLEAVED is given");
 	attend = layer(&scene, 0, 3);
+	attend.rotary_first = 8;
+	refuse(step, &attend, "rotary_first is given");
+	attend.rotary_first = 0;
 	attend.rotary_base = 10000;
 	refuse(step, &attend, "rotary_base is given");
 	attend.rotary_base = 0;

@@ -19,8 +19,8 @@ static void rotate_row(const struct fa_cuda_paged_append *p, const char *from, f
 		                            : (float)cos(angle);
 		const float s = rotary->sin ? rotary->sin[at * rotary->half + i]
 		                            : (float)sin(angle);
-		float *x = &row[rotary->interleaved ? 2 * i : i];
-		float *y = &row[rotary->interleaved ? 2 * i + 1 : i + rotary->half];
+		float *x = &row[rotary->first + (rotary->interleaved ? 2 * i : i)];
+		float *y = x + (rotary->interleaved ? 1 : rotary->half);
 		const float old = *x;
 
 		*x = old * c - *y * s;
@@ -30,7 +30,7 @@ static void rotate_row(const struct fa_cuda_paged_append *p, const char *from, f
 
 static void rotate(const struct fa_cuda_paged_append *p, const char *from, char *to, int64_t at)
 {
-	float row[FA_ATTENTION_HEAD_DIM_V_MAX];
+	float row[FA_ATTENTION_ROW_MAX];
 
 	rotate_row(p, from, row, at);
 	for (int32_t d = 0; d < p->head_dim; d++)
@@ -47,7 +47,7 @@ static void append_or_read_codes(const struct fa_cuda_paged_append *p,
 	const struct fa_cuda_tensor *tensor = v ? &p->v : &p->k;
 	const int64_t token = item->append + i;
 	char *dense, *page;
-	float row[FA_ATTENTION_HEAD_DIM_V_MAX], *scale;
+	float row[FA_ATTENTION_ROW_MAX], *scale;
 	const int32_t dim = v ? p->head_dim_v : p->head_dim;
 
 	if (!tensor->data)
@@ -181,7 +181,7 @@ static void own_copy_row(const struct fa_cuda_paged_own_copy *p, const struct fa
 	const int32_t dim = v ? p->head_dim_v : p->head_dim;
 	const uint32_t place = p->offset + (token - p->first);
 	char *pool = page_row(pages, p->table_start, token, head, v), *own;
-	float row[FA_ATTENTION_HEAD_DIM_V_MAX], *scale;
+	float row[FA_ATTENTION_ROW_MAX], *scale;
 	struct fa_cuda_paged_quantised codes = { .token_scales = true,
 		                                 .k_scales_at = p->k_scales_at,
 		                                 .v_scales_at = p->v_scales_at };
@@ -240,7 +240,7 @@ void fa_fake_append_own(const struct fa_cuda_own_append *p)
 		const float *scales = v ? p->v_scales : p->k_scales;
 		const int32_t dim = (int32_t)(v ? p->head_dim_v : p->head_dim);
 		const int64_t slot = p->slots[token];
-		float row[FA_ATTENTION_HEAD_DIM_V_MAX];
+		float row[FA_ATTENTION_ROW_MAX];
 		char *to;
 
 		if (!from->data || slot < 0 || slot >= (int64_t)p->pages * p->page_tokens)

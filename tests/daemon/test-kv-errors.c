@@ -137,10 +137,10 @@ static void test_cache_codes(void **state)
 	EXPECT((create->flags = FA_WIRE_CACHE_TOKEN_SCALES, create->store = FA_WIRE_STORE_PLAIN,
 	        create->n_k_scales = create->n_v_scales = 0),
 	       -EINVAL, "tokens are to have scales");
-	EXPECT((create->flags = FA_WIRE_CACHE_TOKEN_SCALES | FA_WIRE_CACHE_V_IN_K,
-	        create->n_k_scales = create->n_v_scales = 0),
-	       -ENOTSUP, "front of K");
-	EXPECT(create->head_dim = create->head_dim_v = 576, -ENOTSUP, "576");
+	EXPECT(create->flags = FA_WIRE_CACHE_V_IN_K, -EINVAL, "of K alone");
+	EXPECT(create->head_dim = create->head_dim_v = 584, -ENOTSUP, "head_dim 584");
+	EXPECT((create->head_dim = 576, create->head_dim_v = 520), -ENOTSUP, "head_dim_v 520");
+	EXPECT(create->head_dim = 0, -EINVAL, "head_dim 0 ");
 	EXPECT((create->layers = 1024, create->kv_heads = 8), -ENOTSUP, "at most 8000");
 	for (size_t i = 0; i < sizeof(bad) / sizeof(*bad); ++i) {
 		scales[3] = bad[i];
@@ -302,7 +302,7 @@ static void test_step_attend(void **state)
 	} while (0)
 	EXPECT(attend->layer = KV_LAYERS, -EINVAL, "layer");
 	EXPECT(attend->cache = 12345, -ENOENT, "no sequences of cache");
-	EXPECT(attend->flags = 8, -ENOTSUP, "flags");
+	EXPECT(attend->flags = 16, -ENOTSUP, "flags");
 	EXPECT(attend->q.buffer = 77, -ENOENT, "q.buffer");
 	EXPECT(attend->k.shape[0] = 2, -EINVAL, "k.shape[0]");
 	EXPECT(attend->k.shape[1] = 1, -EINVAL, "k.shape[1]");
@@ -327,6 +327,17 @@ static void test_step_attend(void **state)
 	EXPECT(attend->rotary_dim = 18, -EINVAL, "rotary_dim");
 	EXPECT(attend->rotary_dim = 7, -EINVAL, "rotary dim");
 	EXPECT(attend->rotary_dim = 8, -EINVAL, "base");
+	EXPECT((attend->rotary_dim = 8, attend->rotary_first = 8), -EINVAL, "in flags");
+	EXPECT(attend->flags = FA_WIRE_STEP_ROTARY_FIRST, -EINVAL, "in flags");
+	EXPECT((attend->flags = FA_WIRE_STEP_ROTARY_FIRST, attend->rotary_dim = 8,
+	        attend->rotary_first = 4),
+	       -EINVAL, "rotary_first is 4");
+	EXPECT((attend->flags = FA_WIRE_STEP_ROTARY_FIRST, attend->rotary_dim = 8,
+	        attend->rotary_first = 16),
+	       -EINVAL, "rotary_first is 16");
+	EXPECT((attend->flags = FA_WIRE_STEP_ROTARY_FIRST, attend->rotary_dim = 8,
+	        attend->rotary_first = UINT32_MAX - 7),
+	       -EINVAL, "rotary_first is 4294967288");
 	EXPECT((attend->positions = positions, attend->n_positions = 2, attend->rotary_dim = 8),
 	       -EINVAL, "positions");
 	EXPECT((attend->rotary_dim = 8, attend->cos = attend->q), -EINVAL, "sin is absent");

@@ -167,7 +167,7 @@ static void fill_attend(struct fa_wire_step_attend *m, uint32_t tokens)
 		.step = below(4) ? last_step : rarely(1 + below(3)),
 		.cache = below(3) ? 0 : id_of(caches),
 		.layer = rarely(below(KV_LAYERS)),
-		.flags = rarely(below(4)),
+		.flags = rarely(below(4) | (below(8) ? 0 : FA_WIRE_STEP_ROTARY_FIRST)),
 		.window_left = below(3) ? -1 : (int64_t)number(),
 		.window_right = below(3) ? -1 : (int64_t)number(),
 		.q = view(tokens, KV_HEADS, KV_DIM),
@@ -179,6 +179,7 @@ static void fill_attend(struct fa_wire_step_attend *m, uint32_t tokens)
 	if (below(3))
 		return;
 	m->rotary_dim = rarely(2 * below(9));
+	m->rotary_first = below(3) ? 0 : rarely(8 * below(3));
 	m->rotary_base = below(3) ? 10000 : (double)number();
 	m->rotary_scale = below(3);
 	m->n_positions = vector(0, &m->positions);

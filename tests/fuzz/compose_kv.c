@@ -77,22 +77,23 @@ static void compose_cache_create(struct client *client, struct parcel *parcel)
 		.dtype = (uint8_t)(1 + pick(3)),
 		.layers = 1 + pick(3),
 		.kv_heads = 1 + pick(2),
-		.head_dim = 8u << pick(2),
+		.head_dim = once_in(8) ? 512 + 64 * pick(2) : 8u << pick(2),
 		.head_dim_v = 8,
 		.page_tokens = 16u << pick(2),
 		.max_pages = once_in(4) ? 4 + pick(8) : 0,
 	};
 	if (once_in(5))
 		message->flags = FA_WIRE_CACHE_V_IN_K;
-	else if (once_in(3)) {
+	if (once_in(3)) {
 		message->store = (uint8_t)(1 + pick(2));
-		message->flags = once_in(2) ? FA_WIRE_CACHE_TOKEN_SCALES : 0;
+		message->flags |= once_in(2) ? FA_WIRE_CACHE_TOKEN_SCALES : 0;
 		for (int i = 0; i < 8; ++i)
 			floats[i] = 0.5f;
-		if (!message->flags) {
+		if (!(message->flags & FA_WIRE_CACHE_TOKEN_SCALES)) {
 			message->k_scales = message->v_scales = floats;
-			message->n_k_scales = message->n_v_scales = (size_t)message->layers *
-			                                            message->kv_heads;
+			message->n_k_scales = (size_t)message->layers * message->kv_heads;
+			if (!message->flags)
+				message->n_v_scales = message->n_k_scales;
 		}
 	}
 	if (pick(3)) {
@@ -387,6 +388,10 @@ static bool fill_attend(struct client *client, struct fa_wire_step_attend *messa
 		message->rotary_dim = 8;
 		message->rotary_base = 10000;
 		message->flags |= once_in(2) ? FA_WIRE_STEP_ROTARY_INTERLEAVED : 0;
+		if (cache->head_dim > 8 && once_in(2)) {
+			message->rotary_first = cache->head_dim - 8;
+			message->flags |= FA_WIRE_STEP_ROTARY_FIRST;
+		}
 	}
 	if (once_in(6))
 		message->flags |= FA_WIRE_STEP_DETERMINISTIC;

@@ -136,7 +136,7 @@ static void expect_row(const struct own_problem *own, bool writes, int32_t layer
 	char *mine = own_row(own, layer, token, head, v) + to_memory;
 	char *pool = (v ? paged_v : paged_k)(own->problem, layer, own->sequence, token, head) +
 	             to_pool;
-	float *scale, values[FA_ATTENTION_HEAD_DIM_V_MAX];
+	float *scale, values[FA_ATTENTION_ROW_MAX];
 	bool own_scale = spec->store != FA_PAGED_PLAIN && !spec->head_scales;
 
 	if (spec->store == FA_PAGED_PLAIN) {

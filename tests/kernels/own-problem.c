@@ -128,7 +128,7 @@ static void make_pages(struct own_problem *problem, int64_t pages)
 
 static void fill_row(const struct own_problem *problem, char *row, int32_t dim, float scale)
 {
-	float values[FA_ATTENTION_HEAD_DIM_V_MAX];
+	float values[FA_ATTENTION_ROW_MAX];
 
 	for (int32_t c = 0; c < dim; c++) {
 		values[c] = (float)problem_normal();

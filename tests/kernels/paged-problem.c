@@ -88,11 +88,12 @@ float *paged_scale(const struct paged_problem *problem, int32_t layer, int32_t b
 	char *page;
 
 	if (!has_token_scales(&problem->spec))
-		return (v ? problem->v_scales : problem->k_scales) + layer * cache->kv_heads + head;
+		return (v && cache->v_offset ? problem->v_scales : problem->k_scales) +
+		       layer * cache->kv_heads + head;
 	/* Scales follow all of the page's rows, so start from the row of head 0, token 0. */
 	page = row_at(problem, layer, b, token / cache->page_tokens * cache->page_tokens, 0,
 	              v ? cache->v_offset : 0, 0);
-	page += rows * (v ? cache->head_dim_v : cache->head_dim);
+	page += rows * (v && cache->v_offset ? cache->head_dim_v : cache->head_dim);
 	return (float *)page + head * cache->page_tokens + token % cache->page_tokens;
 }
 
@@ -118,7 +119,7 @@ static void make_pool(struct paged_problem *problem)
 	uint32_t pages = SPARE, entries = 0, *slots;
 
 	cache->v_offset = spec->v_in_k ? 0 : rows * spec->head_dim * bytes + scales + 16;
-	layer_bytes = spec->v_in_k ? rows * spec->head_dim * bytes
+	layer_bytes = spec->v_in_k ? rows * spec->head_dim * bytes + scales
 	                           : cache->v_offset + rows * spec->head_dim_v * bytes + scales;
 	layer_bytes = (layer_bytes + 15) / 16 * 16;
 	for (int32_t b = 0; b < spec->batch; b++) {
@@ -196,7 +197,7 @@ static double random_v(const struct paged_spec *spec)
 static void fill_codes(const struct paged_problem *problem, char *row, float *scale, int32_t dim,
                        bool v, bool least)
 {
-	float values[FA_ATTENTION_HEAD_DIM_V_MAX];
+	float values[FA_ATTENTION_ROW_MAX];
 	float size = has_token_scales(&problem->spec) ? (float)exp2(-(double)problem_random(4)) : 1;
 
 	if (least && has_token_scales(&problem->spec))
@@ -221,7 +222,7 @@ static void make_scales(struct paged_problem *problem)
 	}
 	if (problem->spec.store != FA_PAGED_PLAIN && problem->spec.head_scales) {
 		problem->cache.k_scales = problem->k_scales;
-		problem->cache.v_scales = problem->v_scales;
+		problem->cache.v_scales = problem->spec.v_in_k ? NULL : problem->v_scales;
 	}
 }
 
@@ -235,9 +236,10 @@ static void fill_token(struct paged_problem *problem, int32_t layer, int32_t b, 
 		fill_codes(problem, paged_k(problem, layer, b, j, h),
 		           paged_scale(problem, layer, b, j, h, false), spec->head_dim, false,
 		           false);
-		fill_codes(problem, paged_v(problem, layer, b, j, h),
-		           paged_scale(problem, layer, b, j, h, true), spec->head_dim_v, true,
-		           b % 2 == 1 && h % 2 == 0 && j < spec->first[b] + 20);
+		if (!spec->v_in_k)
+			fill_codes(problem, paged_v(problem, layer, b, j, h),
+			           paged_scale(problem, layer, b, j, h, true), spec->head_dim_v,
+			           true, b % 2 == 1 && h % 2 == 0 && j < spec->first[b] + 20);
 		return;
 	}
 	fill_row(spec->dtype, paged_k(problem, layer, b, j, h), spec->head_dim);

@@ -9,7 +9,7 @@
 #include <stddef.h>
 
 #define PROBLEM_BATCH_MAX 16
-#define PROBLEM_HEADS_MAX 64
+#define PROBLEM_HEADS_MAX 128
 
 enum problem_layout {
 	PROBLEM_TOKEN_MAJOR, /* [batch][token][head][dim], ends at an unmapped page */

@@ -64,11 +64,11 @@ static void test_refusals(void **state)
 	REFUSED(-EINVAL, "kv_heads 0 is not positive", params.kv_heads = 0);
 	REFUSED(-EINVAL, "heads 8 is not a multiple of kv_heads 3", params.kv_heads = 3);
 	REFUSED(-EINVAL, "heads 8 is not a multiple of kv_heads 16", params.kv_heads = 16);
-	REFUSED(-ENOTSUP, "head_dim 260 is not supported: at most 256, a multiple of 8",
+	REFUSED(-ENOTSUP, "head_dim 260 is not supported: at most 576, a multiple of 8",
 	        params.head_dim = 260);
-	REFUSED(-ENOTSUP, "head_dim 264 is not supported: at most 256, a multiple of 8",
-	        params.head_dim = 264);
-	REFUSED(-ENOTSUP, "head_dim 20 is not supported: at most 256, a multiple of 8",
+	REFUSED(-ENOTSUP, "head_dim 584 is not supported: at most 576, a multiple of 8",
+	        params.head_dim = 584);
+	REFUSED(-ENOTSUP, "head_dim 20 is not supported: at most 576, a multiple of 8",
 	        params.head_dim = 20);
 	REFUSED(-EINVAL, "head_dim 0 is not positive", params.head_dim = 0);
 	REFUSED(-ENOTSUP, "head_dim_v 520 is not supported: at most 512, a multiple of 8",
@@ -101,11 +101,11 @@ static void test_refusals(void **state)
 
 static void test_all_that_is_covered(void **state)
 {
-	for (int32_t dim = 8; dim <= 512; dim += 8) {
+	for (int32_t dim = 8; dim <= 576; dim += 8) {
 		struct fa_attention_params params = good;
 
-		params.head_dim = dim <= 256 ? dim : 256;
-		params.head_dim_v = dim;
+		params.head_dim = dim;
+		params.head_dim_v = dim <= 512 ? dim : 512;
 		params.scale = -1;
 		params.softcap = 3e38f;
 		params.seqlen_k = dim % 16 ? 0 : UINT32_MAX;

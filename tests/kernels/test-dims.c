@@ -32,7 +32,7 @@ static void test_dim(int32_t dim, int32_t dim_v, int which)
 
 static void test_equal_dims(void **state)
 {
-	for (int32_t dim = 8; dim <= 256; dim += 8) {
+	for (int32_t dim = 8; dim <= 512; dim += dim < 256 ? 8 : 32) {
 		for (int which = 0; which < 3; which++)
 			test_dim(dim, dim, dim / 8 + which);
 	}
@@ -46,11 +46,25 @@ static void test_other_dims_of_v(void **state)
 	}
 }
 
+/* Dims around what is constant in the kernels: the narrow stride of K, the largest dims. */
+static void test_wide_dims(void **state)
+{
+	static const int32_t dims[] = { 248, 264, 504, 512, 520, 528, 568, 576 };
+
+	for (int i = 0; i < 8; i++) {
+		for (int which = 0; which < 3; which++) {
+			test_dim(dims[i], 512, i + which);
+			test_dim(dims[i], 128 + 8 * i, i + which + 1);
+		}
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_equal_dims),
 		cmocka_unit_test(test_other_dims_of_v),
+		cmocka_unit_test(test_wide_dims),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

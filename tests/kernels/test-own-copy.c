@@ -42,7 +42,8 @@ static struct paged_spec spec_of(int i)
 	spec.head_scales = i / 4 % 2;
 	spec.page_tokens = 16 << i % 5;
 	spec.layer_major = i % 2;
-	spec.v_in_k = i % 8 == 6;
+	spec.v_in_k = i % 8 == 6 || i % 8 == 5;
+	spec.head_dim = i % 8 == 5 ? 576 : spec.head_dim;
 	return spec;
 }
 

@@ -196,7 +196,7 @@ static void expect_row(const struct paged_problem *problem, const struct fa_atte
 	int32_t dim = v ? spec->head_dim_v : spec->head_dim;
 	char *row = v ? paged_v(problem, LAYER, b, to, head) : paged_k(problem, LAYER, b, to, head);
 	float *scale = paged_scale(problem, LAYER, b, to, head, v);
-	float values[FA_ATTENTION_HEAD_DIM_V_MAX];
+	float values[FA_ATTENTION_ROW_MAX];
 
 	for (int32_t c = 0; c < dim; c++)
 		values[c] = (float)reference_get(spec->dtype, from->data,
@@ -238,6 +238,11 @@ static void test_append(void **state)
 		spec.head_dim_v = i % 5 == 1 ? 512 : spec.head_dim;
 		spec.page_tokens = 16 << i % 5;
 		spec.layer_major = i % 2;
+		if (i % 7 == 5) {
+			spec.v_in_k = true;
+			spec.head_dim = 576;
+			spec.head_dim_v = 512;
+		}
 		paged_init(&problem, &spec);
 		fresh_init(&fresh, &problem);
 		if (i >= 12)
@@ -253,8 +258,9 @@ static void test_append(void **state)
 				for (int32_t h = 0; h < spec.kv_heads; h++) {
 					expect_row(&problem, &p->k, problem.cu_new[b] + t, b,
 					           problem.before[b] + t, h, false);
-					expect_row(&problem, &p->v, problem.cu_new[b] + t, b,
-					           problem.before[b] + t, h, true);
+					if (!spec.v_in_k)
+						expect_row(&problem, &p->v, problem.cu_new[b] + t,
+						           b, problem.before[b] + t, h, true);
 				}
 			}
 		}
@@ -293,7 +299,9 @@ static void test_rotary(void **state)
 		paged_init(&problem, &spec);
 		fresh_init(&fresh, &problem);
 		p = &fresh.request.append;
-		p->rotary = (struct fa_paged_rotary){ .dim = 32, .base = 10000, .scale = 1 };
+		p->rotary = (struct fa_paged_rotary){
+			.dim = 32, .first = i % 3 * 8, .base = 10000, .scale = 1
+		};
 		paged_run(isas[0], &fresh.request);
 		for (int32_t b = 0; b < spec.batch; b++) {
 			for (uint32_t t = 0; t < spec.n_new[b]; t++) {
@@ -303,6 +311,8 @@ static void test_rotary(void **state)
 					&problem, LAYER, b, problem.before[b] + t, 1, false);
 				int64_t at = element_at(&p->k, problem.cu_new[b] + t, 1);
 
+				row += p->rotary.first;
+				at += p->rotary.first;
 				for (int32_t c = 0; c < 16; c++) {
 					double angle = (double)(problem.before[b] + t) *
 					               pow(10000, -2.0 * c / 32);
@@ -446,6 +456,26 @@ static void test_attention(void **state)
 	}
 }
 
+/* V is the front of K, with its scales. */
+static void test_v_in_k(void **state)
+{
+	for (int i = 0; i < 24; i++) {
+		struct paged_spec spec = way_of(&usual, i);
+
+		spec.v_in_k = true;
+		spec.kv_heads = i % 5 == 1 ? 2 : 1;
+		spec.heads = spec.kv_heads * (i % 3 == 0 ? 16 : 1 + i % 9);
+		spec.head_dim = i % 4 == 0 ? 576 : i % 4 == 1 ? 512 : 96;
+		spec.head_dim_v = spec.head_dim == 96 ? 64 : 512;
+		spec.lengths[0] = i % 6 == 5 ? 1500 : 132;
+		spec.n_new[2] = i % 2 ? 5 : 33;
+		spec.first[2] = i % 5 == 4 ? 70 : 0;
+		spec.tree = i % 8 == 6;
+		spec.broken = i % 7 == 2 ? 2 : 0;
+		paged_test(&spec);
+	}
+}
+
 /* NaNs and infinities in codes and scales do not reach rows that do not see them. */
 static void test_broken(void **state)
 {
@@ -480,13 +510,11 @@ static void test_check(void **state)
 	assert_int_equal(fa_paged_check(&request, text, sizeof(text)), -ENOTSUP);
 	assert_non_null(strstr(text, "store 3"));
 	cache = problem.cache;
-	cache.v_offset = 0;
-	assert_int_equal(fa_paged_check_cache(&cache, text, sizeof(text)), -ENOTSUP);
-	assert_non_null(strstr(text, "front of K"));
-	cache = problem.cache;
 	cache.v_scales = NULL;
 	assert_int_equal(fa_paged_check(&request, text, sizeof(text)), -EINVAL);
 	assert_non_null(strstr(text, "scales of K are given without those of V"));
+	cache.v_offset = 0;
+	assert_int_equal(fa_paged_check_cache(&cache, text, sizeof(text)), 0);
 	cache = problem.cache;
 	assert_int_equal(fa_paged_check_cache(&cache, text, sizeof(text)), 0);
 	paged_deinit(&problem);
@@ -499,7 +527,7 @@ int main(void)
 		cmocka_unit_test(test_append), cmocka_unit_test(test_rotary),
 		cmocka_unit_test(test_move),   cmocka_unit_test(test_pages),
 		cmocka_unit_test(test_check),  cmocka_unit_test(test_attention),
-		cmocka_unit_test(test_broken),
+		cmocka_unit_test(test_broken), cmocka_unit_test(test_v_in_k),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -115,8 +115,8 @@ static void test_features(void **state)
 
 static void test_dims(void **state)
 {
-	static const int32_t dims[][2] = { { 8, 8 },     { 40, 72 },   { 128, 128 },
-		                           { 256, 256 }, { 192, 128 }, { 64, 512 } };
+	static const int32_t dims[][2] = { { 8, 8 },     { 40, 72 },  { 128, 128 }, { 256, 256 },
+		                           { 192, 128 }, { 64, 512 }, { 512, 512 }, { 576, 512 } };
 
 	for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
 		for (size_t d = 0; d < 3; d++) {
@@ -559,7 +559,7 @@ static void test_refusals(void **state)
 	REFUSED(-ENOTSUP, "dtype 9 is not supported: fp32 (1), fp16 (2) or bf16 (3)",
 	        pages.dtype = (enum fa_attention_dtype)9);
 	REFUSED(-EINVAL, "kv_heads 0 is not positive", pages.kv_heads = 0);
-	REFUSED(-ENOTSUP, "head_dim 12 is not supported: at most 256, a multiple of 8",
+	REFUSED(-ENOTSUP, "head_dim 12 is not supported: at most 576, a multiple of 8",
 	        pages.head_dim = 12);
 	REFUSED(-ENOTSUP, "head_dim_v 520 is not supported: at most 512, a multiple of 8",
 	        pages.head_dim_v = 520);

@@ -200,11 +200,11 @@ static void check_rotated(const struct paged_problem *problem, const struct fa_p
                           int64_t position, const char *from, const char *to)
 {
 	enum fa_attention_dtype dtype = problem->spec.dtype;
-	int32_t half = rotary->dim / 2;
+	int32_t half = rotary->dim / 2, end = rotary->first + rotary->dim;
 
 	for (int32_t i = 0; i < half; i++) {
-		int32_t x_at = rotary->interleaved ? 2 * i : i;
-		int32_t y_at = rotary->interleaved ? 2 * i + 1 : i + half;
+		int32_t x_at = rotary->first + (rotary->interleaved ? 2 * i : i);
+		int32_t y_at = x_at + (rotary->interleaved ? 1 : half);
 		double x = reference_get(dtype, from, x_at), y = reference_get(dtype, from, y_at);
 		double angle = (double)position * rotary->scale *
 		               pow(rotary->base, -2.0 * i / rotary->dim);
@@ -226,15 +226,15 @@ static void check_rotated(const struct paged_problem *problem, const struct fa_p
 			         (long long)position, reference_get(dtype, to, x_at),
 			         x * c - y * s);
 	}
-	assert_memory_equal(from + (size_t)rotary->dim * element_bytes(problem),
-	                    to + (size_t)rotary->dim * element_bytes(problem),
-	                    (size_t)(problem->spec.head_dim - rotary->dim) *
-	                            element_bytes(problem));
+	assert_memory_equal(from, to, (size_t)rotary->first * element_bytes(problem));
+	assert_memory_equal(from + (size_t)end * element_bytes(problem),
+	                    to + (size_t)end * element_bytes(problem),
+	                    (size_t)(problem->spec.head_dim - end) * element_bytes(problem));
 }
 
 static void test_rotary(void **state)
 {
-	static const int32_t dims[] = { 40, 2, 32, 22, 16 };
+	static const int32_t dims[] = { 40, 2, 32, 22, 16 }, firsts[] = { 0, 8, 8, 16, 24 };
 	const struct fa_cpu_isa *const *isas = problem_isas();
 	static struct table table;
 	uint32_t positions[64];
@@ -254,6 +254,7 @@ static void test_rotary(void **state)
 		p = &fresh.request.append;
 		p->rotary = (struct fa_paged_rotary){
 			.dim = dims[i % 5],
+			.first = i % 3 ? firsts[i % 5] : 0,
 			.interleaved = i / 5 % 2,
 			.base = i % 3 ? 10000 : 500000,
 			.scale = i % 7 ? 1 : 0.25,

@@ -206,6 +206,31 @@ static void test_v_in_k(void **state)
 	}
 }
 
+/* As MLA and Gemma 4: one KV head and many query heads, one and two new tokens, extends, dropped
+ * tokens, a tree; V the front of K, or not. */
+static void test_wide(void **state)
+{
+	static const int32_t heads[] = { 16, 128, 3, 64, 8, 1 };
+
+	for (int i = 0; i < 12; i++) {
+		struct paged_spec spec = usual;
+
+		spec.v_in_k = i % 4 != 3;
+		spec.head_dim = i % 4 == 1 ? 512 : 576;
+		spec.head_dim_v = 512;
+		spec.heads = heads[i % 6];
+		spec.kv_heads = 1;
+		spec.n_new[0] = 1 + (uint32_t)i % 2;
+		spec.n_new[1] = 1;
+		spec.n_new[2] = i % 3 ? 5 : 0;
+		spec.lengths[0] = i % 6 == 2 ? 1500 : 132;
+		spec.first[2] = i % 5 == 4 ? 70 : 0;
+		spec.tree = i == 7;
+		spec.dtype = dtypes[i / 2 % 3];
+		paged_test(&spec);
+	}
+}
+
 static void test_trees(void **state)
 {
 	for (int i = 0; i < 6; i++) {
@@ -371,9 +396,9 @@ static void test_random(void **state)
 		spec.batch = (int32_t)problem_pick(1, 5);
 		spec.kv_heads = (int32_t)problem_pick(1, 3);
 		spec.heads = spec.kv_heads * (int32_t)(problem_one_in(2) ? 1 : problem_pick(2, 9));
-		spec.head_dim = (int32_t)(8 * (problem_one_in(4) ? problem_pick(1, 32)
+		spec.head_dim = (int32_t)(8 * (problem_one_in(4) ? problem_pick(1, 72)
 		                                                 : problem_pick(1, 10)));
-		spec.head_dim_v = problem_one_in(2)
+		spec.head_dim_v = problem_one_in(2) && spec.head_dim <= 512
 		                          ? spec.head_dim
 		                          : (int32_t)(8 * (problem_one_in(6)
 		                                                   ? problem_pick(1, 64)
@@ -436,8 +461,12 @@ static void test_check(void **state)
 	REFUSED(-ENOTSUP, "page_tokens 24");
 	cache.page_tokens = 512;
 	REFUSED(-ENOTSUP, "page_tokens 512");
-	cache.head_dim = 264;
-	REFUSED(-ENOTSUP, "head_dim 264");
+	cache.head_dim = 584;
+	REFUSED(-ENOTSUP, "head_dim 584");
+	cache.head_dim = 0;
+	REFUSED(-EINVAL, "head_dim 0");
+	cache.head_dim_v = 520;
+	REFUSED(-ENOTSUP, "head_dim_v 520");
 	cache.v_offset = 0;
 	cache.head_dim_v = 72;
 	REFUSED(-EINVAL, "head_dim_v 72");
@@ -476,9 +505,10 @@ int main(void)
 		cmocka_unit_test(test_empty),    cmocka_unit_test(test_dropped),
 		cmocka_unit_test(test_features), cmocka_unit_test(test_dims),
 		cmocka_unit_test(test_groups),   cmocka_unit_test(test_v_in_k),
-		cmocka_unit_test(test_trees),    cmocka_unit_test(test_alone),
-		cmocka_unit_test(test_hidden),   cmocka_unit_test(test_broken),
-		cmocka_unit_test(test_stop),     cmocka_unit_test(test_random),
+		cmocka_unit_test(test_wide),     cmocka_unit_test(test_trees),
+		cmocka_unit_test(test_alone),    cmocka_unit_test(test_hidden),
+		cmocka_unit_test(test_broken),   cmocka_unit_test(test_stop),
+		cmocka_unit_test(test_random),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

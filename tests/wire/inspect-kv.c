@@ -277,6 +277,7 @@ static const char *step_attend_difference(const struct fa_wire_step_attend *a,
 	SAME_VIEW(cos);
 	SAME_VIEW(sin);
 	SAME_VECTOR(positions);
+	SAME(rotary_first);
 	return NULL;
 }
 

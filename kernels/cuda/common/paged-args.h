@@ -183,13 +183,17 @@ struct fa_cuda_paged_small_attention {
 	uint32_t table[FA_CUDA_PAGED_INLINE_TABLE];
 };
 
+#define FA_CUDA_ROTARY_DIM_MAX 256
+
 struct fa_cuda_rotary {
 	int32_t half; /* angles; 0: no rotation */
 	int32_t interleaved;
 	const float *cos, *sin; /* [table_positions][half], or NULL */
 	uint32_t table_positions;
+	int32_t first;             /* element; a multiple of 8 */
 	const uint32_t *positions; /* [new token], or NULL */
-	double turns[128];         /* [half]: angle at position 1, divided by 2 pi */
+	/* [half]: angle at position 1, divided by 2 pi */
+	double turns[FA_CUDA_ROTARY_DIM_MAX / 2];
 };
 
 #define FA_CUDA_APPEND_TOKENS 8

@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#define FA_QUANTISE_EACH 16
+#define FA_QUANTISE_EACH 18 /* elements of a lane: rows have at most 576 */
 
 /* ---- codes */
 
@@ -58,23 +58,24 @@ __device__ __forceinline__ float fa_code_value(int32_t store, uint8_t code)
 __device__ __forceinline__ float fa_append_value(const struct fa_cuda_paged_append &args,
                                                  const char *row, int32_t i, const float2 *turns)
 {
-	const int32_t half = args.rotary.half, dtype = args.dtype;
-	int32_t angle = i, at_x = i, at_y = i + half;
+	const int32_t half = args.rotary.half, first = args.rotary.first, dtype = args.dtype;
+	const int32_t at = i - first; /* in the rotated part */
+	int32_t angle = at, at_x = at, at_y = at + half;
 	float x, y;
 
-	if (!turns || i >= 2 * half)
+	if (!turns || at < 0 || at >= 2 * half)
 		return fa_element_get(dtype, row, i);
 	if (args.rotary.interleaved) {
-		angle = i / 2;
+		angle = at / 2;
 		at_x = 2 * angle;
 		at_y = at_x + 1;
-	} else if (i >= half) {
-		angle = at_x = i - half;
-		at_y = i;
+	} else if (at >= half) {
+		angle = at_x = at - half;
+		at_y = at;
 	}
-	fa_rotate(fa_element_get(dtype, row, at_x), fa_element_get(dtype, row, at_y), turns[angle],
-	          x, y);
-	return i == at_x ? x : y;
+	fa_rotate(fa_element_get(dtype, row, first + at_x),
+	          fa_element_get(dtype, row, first + at_y), turns[angle], x, y);
+	return at == at_x ? x : y;
 }
 
 /* Quantises a row of a warp, whose lane has elements lane, lane + 32, ...; 0 beyond @dim.
@@ -242,16 +243,16 @@ fa_paged_append_codes(const struct fa_cuda_paged_append_quantised &all)
 		char *const to = (char *)args.q_out.data +
 		                 (int64_t)(first + at) * args.q_out.stride_token +
 		                 head * args.q_out.stride_head;
-		float values[FA_QUANTISE_EACH / 2];
+		float values[FA_QUANTISE_EACH];
 
 #pragma unroll
-		for (int n = 0; n < FA_QUANTISE_EACH / 2; n++)
+		for (int n = 0; n < FA_QUANTISE_EACH; n++)
 			if (n * 32 + lane < args.head_dim)
 				values[n] = fa_append_value(args, from, n * 32 + lane,
 				                            turns ? shared.turns[at] : NULL);
 		__syncwarp(); /* all have read: the target may be the source */
 #pragma unroll
-		for (int n = 0; n < FA_QUANTISE_EACH / 2; n++)
+		for (int n = 0; n < FA_QUANTISE_EACH; n++)
 			if (n * 32 + lane < args.head_dim)
 				fa_element_set(args.dtype, to, n * 32 + lane, values[n]);
 	}

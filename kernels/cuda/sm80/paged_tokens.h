@@ -128,7 +128,7 @@ __device__ __forceinline__ struct fa_token_place fa_token_find(const struct fa_c
 struct fa_append_shared {
 	struct fa_token_place places[FA_CUDA_APPEND_TOKENS];
 	int32_t positions[FA_CUDA_APPEND_TOKENS];
-	float2 turns[FA_CUDA_APPEND_TOKENS][128]; /* cosine, sine */
+	float2 turns[FA_CUDA_APPEND_TOKENS][FA_CUDA_ROTARY_DIM_MAX / 2]; /* cosine, sine */
 };
 
 __device__ __forceinline__ void
@@ -226,17 +226,18 @@ __device__ __forceinline__ void fa_rotate_unit(const struct fa_cuda_paged_append
                                                bool to_aligned)
 {
 	const int32_t dtype = args.dtype, bytes = dtype == FA_DTYPE_F32 ? 4 : 2;
-	const int32_t elements = 16 / bytes, half = args.rotary.half;
+	const int32_t elements = 16 / bytes, half = args.rotary.half, first = args.rotary.first;
 
 	if (rotation.whole) {
 		if (unit > 0) {
-			fa_element_set(dtype, to, 2 * half + unit - 1,
-			               fa_element_get(dtype, from, 2 * half + unit - 1));
+			const int32_t at = unit - 1 < first ? unit - 1 : 2 * half + unit - 1;
+
+			fa_element_set(dtype, to, at, fa_element_get(dtype, from, at));
 			return;
 		}
 		for (int32_t i = 0; i < half; i++) {
-			const int32_t at = args.rotary.interleaved ? 2 * i : i;
-			const int32_t at_y = args.rotary.interleaved ? at + 1 : i + half;
+			const int32_t at = first + (args.rotary.interleaved ? 2 * i : i);
+			const int32_t at_y = at + (args.rotary.interleaved ? 1 : half);
 			float x, y;
 
 			fa_rotate(fa_element_get(dtype, from, at),
@@ -247,14 +248,17 @@ __device__ __forceinline__ void fa_rotate_unit(const struct fa_cuda_paged_append
 		return;
 	}
 	if (unit >= rotation.paired) {
-		const int32_t offset = unit * 16 + rotation.distance;
+		const int32_t before = (unit - rotation.paired) *
+		                       16; /* if before the rotated part */
+		const int32_t offset = before < first * bytes ? before
+		                                              : unit * 16 + rotation.distance;
 
 		fa_store_16(to + offset, fa_load_16(from + offset, args.aligned, bytes), to_aligned,
 		            bytes);
 		return;
 	}
 
-	const int32_t offset = unit * 16;
+	const int32_t offset = first * bytes + unit * 16;
 	float x[8], y[8];
 
 	fa_chunk_get(dtype, fa_load_16(from + offset, args.aligned, bytes), x);

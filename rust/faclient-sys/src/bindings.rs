@@ -642,7 +642,7 @@ pub struct fa_step_attend {
     pub alibi_slopes: *const f32,
     pub sinks: *const f32,
     pub rotary_dim: u32,
-    pub reserved: u32,
+    pub rotary_first: u32,
     pub rotary_base: f64,
     pub rotary_scale: f64,
     pub cos: fa_tensor,

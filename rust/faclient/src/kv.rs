@@ -67,7 +67,7 @@ unsafe impl Send for CacheOptions {}
 unsafe impl Sync for CacheOptions {}
 
 impl CacheOptions {
-    /// A cache of this many layers; `head_dim` is a multiple of 8 up to 256.
+    /// A cache of this many layers; `head_dim` is a multiple of 8 up to 576.
     pub fn new(dtype: Dtype, layers: u32, kv_heads: u32, head_dim: u32) -> CacheOptions {
         let raw = sys::fa_cache_options {
             size: size_of::<sys::fa_cache_options>() as u32,
@@ -132,7 +132,7 @@ impl CacheOptions {
         self
     }
 
-    /// Keeps codes of one byte, with these scales, `[layers][kv_heads]`.
+    /// Keeps codes of one byte, with these scales, `[layers][kv_heads]`; those of values are empty with `v_in_k()`.
     pub fn store_scaled(
         mut self,
         store: Store,
@@ -234,7 +234,11 @@ impl Client {
         if let Some((k, v)) = &options.scales {
             // The library reads as many as the shape says.
             let wanted = raw.layers as usize * raw.kv_heads as usize;
-            for (scales, which) in [(k, "k_scales"), (v, "v_scales")] {
+            let v_in_k = raw.flags & sys::FA_CACHE_V_IN_K != 0;
+            let wanted_v = if v_in_k { 0 } else { wanted };
+            for (scales, wanted, which) in
+                [(k, wanted, "k_scales"), (v, wanted_v, "v_scales")]
+            {
                 if scales.len() != wanted {
                     return Err(Error::invalid(format!(
                         "{} has {} numbers; expected {}, one for each head of each layer",
@@ -245,7 +249,7 @@ impl Client {
                 }
             }
             raw.k_scales = k.as_ptr();
-            raw.v_scales = v.as_ptr();
+            raw.v_scales = if v_in_k { std::ptr::null() } else { v.as_ptr() };
         }
         let mut number = 0;
         // SAFETY: name and scales live until the end of the call, which copies them.

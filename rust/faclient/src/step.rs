@@ -254,8 +254,10 @@ impl fmt::Debug for Step {
 /// Rotary embedding of queries and new keys.
 #[derive(Debug, Clone, Default)]
 pub struct Rotary {
-    /// Leading elements of each head that are rotated.
+    /// Elements of each head that are rotated.
     pub dim: u32,
+    /// The first of them, a multiple of 8: 512 of 576 for MLA.
+    pub first: u32,
     /// 0: 10000.
     pub base: f64,
     /// Of positions; 0: 1.
@@ -394,6 +396,7 @@ impl<T: Element> Attend<T> {
             alibi_slopes: numbers(&self.scores.alibi_slopes),
             sinks: numbers(&self.scores.sinks),
             rotary_dim: self.rotary.dim,
+            rotary_first: self.rotary.first,
             rotary_base: self.rotary.base,
             rotary_scale: self.rotary.scale,
             positions,

@@ -16,7 +16,7 @@ macro_rules! structs {
             fa_prefix: size flags tokens n_tokens extra extra_bytes;
             fa_step_item: sequence n_new reserved;
             fa_step_options: size n_items items tree tree_start;
-            fa_step_attend: size flags stream layer cache q k_new v_new out lse scale softcap window_left window_right alibi_slopes sinks rotary_dim reserved rotary_base rotary_scale cos sin positions timeout_ns gates;
+            fa_step_attend: size flags stream layer cache q k_new v_new out lse scale softcap window_left window_right alibi_slopes sinks rotary_dim rotary_first rotary_base rotary_scale cos sin positions timeout_ns gates;
             fa_step_attend_layers: size n_layers attend q_bytes k_bytes v_bytes out_bytes lse_bytes wait wait_increment signal signal_increment;
             fa_step_commit: size stream keep cu_keep timeout_ns gates;
             fa_sequence_copy: size stream sequence first layer reserved k v timeout_ns gates;
