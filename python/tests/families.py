@@ -40,6 +40,20 @@ FAMILIES = {
                                     "layer_types": ["sliding_attention", "full_attention"] * 2,
                                     "hidden_size_per_layer_input": 16,
                                     "vocab_size_per_layer_input": 512, **_SLIDING}),
+    # Head dims 256 and 512, as Gemma 4 has.
+    "gemma4_wide": ("Gemma4TextConfig", {"head_dim": 256, "global_head_dim": 512,
+                                         "num_global_key_value_heads": 1, "num_hidden_layers": 2,
+                                         "num_kv_shared_layers": 0, "attention_k_eq_v": True,
+                                         "layer_types": ["sliding_attention", "full_attention"],
+                                         "hidden_size_per_layer_input": 16,
+                                         "vocab_size_per_layer_input": 512, **_SLIDING}),
+    # Multi-head latent attention, with DeepSeek's head dims: 576 and 512 in the cache.
+    "deepseek_v3": ("DeepseekV3Config", {"num_key_value_heads": 4, "kv_lora_rank": 512,
+                                         "q_lora_rank": 48, "qk_rope_head_dim": 64,
+                                         "qk_nope_head_dim": 128, "v_head_dim": 128,
+                                         "moe_intermediate_size": 48, "n_routed_experts": 4,
+                                         "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+                                         "num_experts_per_tok": 2, "first_k_dense_replace": 1}),
     "gemma3n": ("Gemma3nTextConfig", {"head_dim": 32, "num_hidden_layers": 6,
                                       "num_kv_shared_layers": 2, "laurel_rank": 8,
                                       "layer_types": ["sliding_attention", "full_attention"] * 3,
@@ -51,8 +65,8 @@ FAMILIES = {
 }
 #: Where models and their tokens are: cpu or cuda.
 DEVICE = os.environ.get("FAD_TEST_DEVICE", "cpu")
-#: Each has something of its own: window, soft cap, sinks.
-QUICK = ("llama", "gemma2", "gpt_oss")
+#: Each has something of its own: window, soft cap, sinks, latents.
+QUICK = ("llama", "gemma2", "gpt_oss", "deepseek_v3")
 
 
 def config(family, **changes):

@@ -165,13 +165,45 @@ static void test_refused(void **state)
 	REFUSED(-EINVAL, "chunk", g.layers = 1000);
 }
 
+/* Head dims around the bounds, of K and of V; V apart, or the front of K. */
+static void test_dims(void **state)
+{
+	static const uint32_t dims[] = { 0, 8, 256, 264, 512, 520, 576, 584 };
+	struct fa_cache_layout layout;
+	struct fa_error error;
+
+	for (size_t k = 0; k < 8; k++)
+		for (size_t v = 0; v < 8; v++)
+			for (int in_k = 0; in_k < 2; in_k++) {
+				struct fa_cache_geometry g = plain;
+				int expected = 0;
+
+				g.layers = 1;
+				g.head_dim = dims[k];
+				g.head_dim_v = dims[v];
+				g.v_in_k = in_k;
+				if (in_k && dims[v] > dims[k])
+					expected = -EINVAL;
+				if (dims[v] > 512)
+					expected = -ENOTSUP;
+				if (dims[v] == 0)
+					expected = -EINVAL;
+				if (dims[k] > 576)
+					expected = -ENOTSUP;
+				if (dims[k] == 0)
+					expected = -EINVAL;
+				assert_int_equal(
+					fa_cache_layout_init(&g, CHUNK, 3, &error, &layout),
+					expected);
+			}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_tiles),
-		cmocka_unit_test(test_codes),
-		cmocka_unit_test(test_bound_on_pages),
-		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_tiles),          cmocka_unit_test(test_codes),
+		cmocka_unit_test(test_bound_on_pages), cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_dims),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

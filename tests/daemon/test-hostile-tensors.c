@@ -232,10 +232,10 @@ static bool spoil_shapes(int n, struct fa_wire_attention *a, struct expected *re
 		CASE((a->q.shape[3] = a->k.shape[3] = 12), -ENOTSUP, "dim", "12");
 		CASE((a->q.shape[3] = a->k.shape[3] = 4), -ENOTSUP, "dim", "4");
 		CASE((a->v.shape[3] = a->out.shape[3] = 20), -ENOTSUP, "dim", "20");
-		CASE((a->q.shape[3] = a->k.shape[3] = 264,
+		CASE((a->q.shape[3] = a->k.shape[3] = 584,
 		      a->q.shape[1] = a->k.shape[1] = a->v.shape[1] = a->out.shape[1] =
 		              a->lse.shape[2] = 1),
-		     -ENOTSUP, "dim", "264");
+		     -ENOTSUP, "dim", "584");
 		CASE((a->q.shape[3] = a->k.shape[3] = 0), -EINVAL, "dim", "0");
 		CASE(a->k.shape[3] = 24, -EINVAL, "k", "24");
 		CASE(a->out.shape[3] = 24, -EINVAL, "out", "24");

@@ -421,11 +421,11 @@ static void test_too_much(void **state)
 	refuse(&attention, -ENOTSUP, "k.shape[1]");
 
 	attention = batch_form();
-	attention.q.shape[3] = attention.k.shape[3] = 257;
-	attention.q.strides[2] = attention.k.strides[2] = 264;
-	attention.q.strides[1] = attention.k.strides[1] = 264;
-	attention.q.strides[0] = attention.k.strides[0] = 264;
-	refuse(&attention, -ENOTSUP, "the head dim, is 257; at most 256");
+	attention.q.shape[3] = attention.k.shape[3] = 577;
+	attention.q.strides[2] = attention.k.strides[2] = 584;
+	attention.q.strides[1] = attention.k.strides[1] = 584;
+	attention.q.strides[0] = attention.k.strides[0] = 584;
+	refuse(&attention, -ENOTSUP, "the head dim, is 577; at most 576");
 
 	attention = batch_form();
 	attention.q.shape[0] = attention.k.shape[0] = attention.v.shape[0] = 1ll << 33;

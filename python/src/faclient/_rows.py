@@ -13,6 +13,7 @@ class Shape(NamedTuple):
     heads: int
     dim: int
     dim_v: int
+    v_in_k: bool = False
 
 
 def shapes_of(model: Any, n_layers: int) -> list[Shape | None]:
@@ -42,14 +43,15 @@ class Caches:
         for i, shape in enumerate(distinct):
             self.all.append(client.cache(
                 f"{name}-{i}" if name and i else name, layers=shapes.count(shape),
-                kv_heads=shape.heads, head_dim=shape.dim, head_dim_v=shape.dim_v, **options))
+                kv_heads=shape.heads, head_dim=shape.dim, head_dim_v=shape.dim_v,
+                v_in_k=shape.v_in_k, **options))
         self._places = [(self.all[distinct.index(shape)], shapes[:i].count(shape))
                         for i, shape in enumerate(shapes)]
 
-    def place(self, layer: int, shape: tuple[int, int, int]) -> tuple[Cache, int]:
+    def place(self, layer: int, shape: Shape) -> tuple[Cache, int]:
         """A layer's cache and its number there."""
         if shape != self.shapes[layer]:
-            heads, dim, dim_v = shape
+            heads, dim, dim_v, _ = shape
             expected = self.shapes[layer]
             raise NotImplementedError(
                 f"layer {layer} has {heads} KV heads of dims {dim} and {dim_v}; expected "

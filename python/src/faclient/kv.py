@@ -19,6 +19,7 @@ from .client import Client, _heads_vector, _kind, _set_options
 
 _ALL = 2**64 - 1
 _LAYERS_MAX = 256  # of one copy
+_STORES = {"plain": lib.FA_STORE_PLAIN, "e4m3": lib.FA_STORE_E4M3, "int8": lib.FA_STORE_INT8}
 
 
 def _fields(struct, kind):
@@ -39,6 +40,7 @@ class Cache:
     head_dim_v: int
     page_tokens: int
     dtype: str
+    v_in_k: bool
 
     def __init__(self, client: Client, number: int, name: str | None,
                  info: Mapping[str, Any]) -> None:
@@ -46,6 +48,8 @@ class Cache:
         self.layers, self.kv_heads = info["layers"], info["kv_heads"]
         self.head_dim, self.head_dim_v = info["head_dim"], info["head_dim_v"]
         self.page_tokens = info["page_tokens"]
+        #: values are the first head_dim_v elements of keys
+        self.v_in_k = bool(info["flags"] & lib.FA_CACHE_V_IN_K)
         self.dtype = {n: text for text, (n, _) in DTYPES.items()}[info["dtype"]]
         self._finalizer = weakref.finalize(self, lib.fa_cache_remove, client._handle, number)
         self._finalizer.atexit = False
@@ -55,10 +59,15 @@ class Cache:
     @classmethod
     def _open(cls, client, name, *, layers: int, kv_heads: int, head_dim: int,
               head_dim_v: int | None = None, dtype="bfloat16", page_tokens: int = 16,
-              mode: int = 0, ttl: float | None = None, max_pages: int = 0) -> Cache:
+              mode: int = 0, ttl: float | None = None, max_pages: int = 0,
+              store: str = "plain", v_in_k: bool = False) -> Cache:
+        if store not in _STORES:
+            raise ValueError(f"store is {store!r}; expected one of {', '.join(_STORES)}")
         wanted = {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim,
                   "head_dim_v": head_dim_v or head_dim, "page_tokens": page_tokens,
-                  "dtype": DTYPES[dtype_name(dtype)][0]}
+                  "dtype": DTYPES[dtype_name(dtype)][0], "store": _STORES[store],
+                  "flags": (lib.FA_CACHE_TOKEN_SCALES if _STORES[store] else 0) |
+                           (lib.FA_CACHE_V_IN_K if v_in_k else 0)}
         out = ffi.new("uint64_t *")
         for _ in range(3):
             if name is not None:
@@ -349,7 +358,7 @@ class Step:
 
         q [new, heads, head_dim], k_new and v_new [new, kv_heads, head_dim]; new counts the tokens
         of all items, in their order. q None: appends only, and returns None. k_new and v_new
-        None: they were appended before. cache: of the items that are meant, in a step over sequences of
+        None: they were appended before. v_new None alone: the cache's values are in its keys. cache: of the items that are meant, in a step over sequences of
         several caches; new counts theirs alone.
 
         Tensors of a GPU: as Client.attention(). If a layer fails later, the commit raises.

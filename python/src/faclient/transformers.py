@@ -18,6 +18,7 @@ import hashlib
 import inspect
 import itertools
 import json
+import threading
 import warnings
 import weakref
 from typing import Any
@@ -100,6 +101,38 @@ class _Traced:
 
 
 _traced = _Traced()
+
+
+class _Latents:
+    """What a layer with multi-head latent attention (MLA) gave to the cache last, in this thread.
+    Its attention gets keys and values that were expanded from it, which carry no tag."""
+
+    last: threading.local = threading.local()
+
+    @classmethod
+    def put(cls, cache, index, latent, rotated):
+        cls.last.given = (weakref.ref(cache), index, latent, rotated)
+
+    @classmethod
+    def take(cls, module):
+        """Returns cache, layer, latents and rotated keys if they are this module's."""
+        cache, index, *tensors = getattr(cls.last, "given", None) or (lambda: None, -1)
+        cache = cache()
+        if cache is None or index != getattr(module, "layer_idx", None) or \
+                not hasattr(module, "expand_kv") or cache._pass is None or \
+                cache._pass.waiting != index:
+            return None
+        cls.last.given = None
+        return cache, index, *tensors
+
+
+def _mla_shape(model):
+    """The shape of what layers with MLA give to a cache, as K whose front is V; None: others."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    for module in decoder.modules():
+        if hasattr(module, "expand_kv"):
+            return Shape(1, module.kv_lora_rank + module.qk_rope_head_dim, module.kv_lora_rank, True)
+    return None
 
 
 class _Layer(CacheLayerMixin):
@@ -191,7 +224,8 @@ class FadCache(_Cache):
         n_layers = self.config.num_hidden_layers
         self._n_calls = n_layers
         n_layers -= getattr(self.config, "num_kv_shared_layers", None) or 0
-        self._shapes = shapes_of(model, n_layers)
+        self._mla = _mla_shape(model)
+        self._shapes = shapes_of(model, n_layers) if self._mla is None else [self._mla] * n_layers
         layers = [_Layer(self, i) for i in range(n_layers)]
         super().__init__(layers=layers)
 
@@ -343,6 +377,9 @@ class FadCache(_Cache):
                 'attn_implementation="fad" after faclient.transformers.register()')
         self._pass.waiting = index
         tagged = key.view_as(key)
+        if self._mla is not None:
+            _Latents.put(self, index, key, value)
+            return tagged, value
         tagged._fad = (self, index)
         return tagged, value
 
@@ -454,8 +491,8 @@ class _Pass:
         cache = self.cache
         batch, heads, width, _ = query.shape
         if key is not None:
-            shape = (key.shape[1], key.shape[3], value.shape[3])
-            caches = cache._caches or cache._open(Shape(*shape), key.dtype)
+            shape = Shape(key.shape[1], key.shape[3], value.shape[3], cache._mla is not None)
+            caches = cache._caches or cache._open(shape, key.dtype)
             self.places[index] = caches.place(index, shape)
         place, layer = self.places[index]
         options = {**options, "cache": place}
@@ -470,7 +507,8 @@ class _Pass:
             raise NotImplementedError("the attention mask hides tokens between others, which fad "
                                       "does not count in a window")
         on_gpu = _on_gpu(query)
-        if on_gpu and self.valid is None and batch and width and key is not None:
+        if on_gpu and self.valid is None and batch and width and key is not None and \
+                not place.v_in_k:
             out = self._submit(True, lambda: self.step._attend_batch(layer, query, key, value,
                                                                      **options))
             self.done += 1
@@ -478,6 +516,8 @@ class _Pass:
         q, k, v = (None if key is None and x is not query else self._flatten(x)
                    for x in (query, key, value))
         out = q.new_empty((q.shape[0], heads, value.shape[3]))
+        if place.v_in_k:
+            v = None
         if q.shape[0]:
             self._submit(on_gpu, lambda: self.step.attend(layer, q, k, v, out=out, **options))
         if not on_gpu and key is not None:
@@ -637,6 +677,18 @@ def _like_output(query, value):
     return query.new_empty((batch, width, heads, value.shape[3]))
 
 
+def _attend_latents(module, query, cache, index, latent, rotated, mask, options):
+    """MLA in its absorbed form: the cache has latents, of one head, and their front is V. Queries
+    are multiplied by what would expand keys, and results by what would expand values."""
+    heads, nope = query.shape[1], module.qk_nope_head_dim
+    weights = module.kv_b_proj.weight.view(heads, -1, latent.shape[-1])
+    parts = torch.split(query, [nope, query.shape[-1] - nope], dim=-1)
+    query = torch.cat([parts[0] @ weights[:, :nope], parts[1]], dim=-1)
+    key = torch.cat([latent, rotated], dim=-1)
+    out = cache._attend(index, query, key, latent, mask, options)
+    return (out.transpose(1, 2) @ weights[:, nope:].transpose(1, 2)).transpose(1, 2)
+
+
 def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
                       value: torch.Tensor, attention_mask: torch.Tensor | None,
                       scaling: float | None = None, dropout: float = 0.0,
@@ -665,6 +717,9 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
             raise NotImplementedError("a layer uses another one's keys and values, which fad's "
                                       "attention does not follow under torch.compile")
         layer, _traced.layer = _traced.layer, None
+        if layer is not None and layer.cache._mla is not None:
+            raise NotImplementedError("FadCache keeps the latents of multi-head latent attention, "
+                                      "which is not supported under torch.compile")
         left, right = window or (-1, -1)
         rest = (query, key, value, attention_mask, causal, scaling or 0.0, left, right,
                 softcap or 0.0, s_aux)
@@ -673,6 +728,9 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
         return torch.ops.faclient.cached_attention(layer.cache._state, layer.index, *rest), None
     options = {"causal": causal, "scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux,
                "window": window}
+    latents = _Latents.take(module)
+    if latents is not None:
+        return _attend_latents(module, query, *latents, attention_mask, options), None
     tag = getattr(key, "_fad", None)
     if tag is None:
         return _plain(query, key, value, attention_mask, options), None
