@@ -112,6 +112,24 @@ ssize_t fa_packet_receive_all(int socket, void *buffer, size_t size, int *ret_fd
 	               ret_lost, flags);
 }
 
+ssize_t fa_packet_peek(int socket, void *buffer, size_t size, bool *ret_has_fds)
+{
+	size_t n_fds;
+
+	return receive(socket, buffer, size, NULL, 0, NULL, &n_fds, ret_has_fds,
+	               MSG_PEEK | MSG_DONTWAIT);
+}
+
+int fa_packet_drop(int socket)
+{
+	ssize_t n = recv(socket, NULL, 0, MSG_DONTWAIT);
+
+	/* The kernel reports a reset before the packet. */
+	if (n < 0 && errno == ECONNRESET)
+		n = recv(socket, NULL, 0, MSG_DONTWAIT);
+	return n < 0 ? -errno : 0;
+}
+
 ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
                           int flags)
 {

@@ -44,4 +44,14 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
 ssize_t fa_packet_receive_all(int socket, void *buffer, size_t size, int *ret_fds,
                               size_t *ret_n_fds, bool *ret_lost, int flags);
 
+/*
+ * Copies the next packet and leaves it in the socket; does not block. *ret_has_fds: it has
+ * descriptors. Returns as fa_packet_receive(), but consumes nothing.
+ */
+ssize_t fa_packet_peek(int socket, void *buffer, size_t size, bool *ret_has_fds);
+
+/* Discards the next packet, which has no descriptors; does not block. Returns 0, or a negative errno
+ * with nothing discarded. */
+int fa_packet_drop(int socket);
+
 void fa_packet_close_fds(int *fds, size_t n_fds);

@@ -139,9 +139,12 @@ void fa_completions_arm(struct fa_context *context)
 bool fa_completions_reap(struct fa_session *session, bool all)
 {
 	struct fa_context *context = session->context;
-	struct fa_turn *account = fa_tenant_turn(session->tenant);
+	struct fa_turn *account;
 	uint64_t until_ns = FA_NS_NEVER;
 
+	if (!has_events(context))
+		return true;
+	account = fa_tenant_turn(session->tenant);
 	take_all(context);
 	if (fa_list_empty(&account->reap_link))
 		return true;

@@ -154,19 +154,6 @@ void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 		fa_ring_activate(session->ring);
 }
 
-/* Descriptors of the next packet stay in the socket. Returns false if there is no packet. */
-static bool peek(int socket, bool *ret_has_fds)
-{
-	struct msghdr msg = {};
-	ssize_t n = recvmsg(socket, &msg, MSG_PEEK | MSG_DONTWAIT);
-
-	/* The kernel reports a reset once; packets may follow. */
-	if (n < 0 && errno == ECONNRESET)
-		n = recvmsg(socket, &msg, MSG_PEEK | MSG_DONTWAIT);
-	*ret_has_fds = n >= 0 && (msg.msg_flags & MSG_CTRUNC);
-	return n >= 0 || (errno != EAGAIN && errno != EINTR);
-}
-
 /* Too many unwanted descriptors of the tenant are not closed yet: packets with descriptors must
  * wait. */
 static bool has_too_many_rejected(const struct fa_session *session)
@@ -185,13 +172,17 @@ struct descriptors {
 static bool read_packet(struct fa_session *session, struct descriptors *descriptors)
 {
 	struct fa_context *context = session->context;
-	bool fds_lost = false, has_fds = false;
-	ssize_t n;
+	/* Descriptors of a packet stay in the socket if they must not come, or not now. */
+	const bool peeks = session->ring || fa_fd_reaper_has_filter(context->reaper) ||
+	                   has_too_many_rejected(session);
+	bool fds_lost = false, has_fds = false, more;
+	ssize_t n = 0;
 
-	if ((session->ring || fa_fd_reaper_has_filter(context->reaper) ||
-	     has_too_many_rejected(session)) &&
-	    !peek(session->fd, &has_fds))
-		return false;
+	if (peeks) {
+		n = fa_packet_peek(session->fd, context->packet, FA_WIRE_BYTES_MAX, &has_fds);
+		if (n == -EAGAIN)
+			return false;
+	}
 	/* Handle older entries of the ring first. */
 	if (session->ring) {
 		(void)fa_completions_reap(session, true);
@@ -206,7 +197,7 @@ static bool read_packet(struct fa_session *session, struct descriptors *descript
 		n = fa_fd_reaper_receive(context->reaper, session->tenant, session->fd,
 		                         context->packet, FA_WIRE_BYTES_MAX, descriptors->fds,
 		                         &descriptors->n, &fds_lost, &descriptors->placeholders);
-	else
+	else if (!peeks)
 		n = fa_packet_receive_all(session->fd, context->packet, FA_WIRE_BYTES_MAX,
 		                          descriptors->fds, &descriptors->n, &fds_lost,
 		                          MSG_DONTWAIT);
@@ -236,8 +227,13 @@ static bool read_packet(struct fa_session *session, struct descriptors *descript
 		return false;
 	if (fds_lost)
 		fa_context_warn_no_fds(context);
-	return context->hooks->packet(session, context->packet, (size_t)n, descriptors->fds,
+	more = context->hooks->packet(session, context->packet, (size_t)n, descriptors->fds,
 	                              descriptors->n, fds_lost);
+	/* Only now, as the client waits for the answer. */
+	if (peeks && !has_fds && session->state != FA_SESSION_CLOSING &&
+	    fa_packet_drop(session->fd) < 0)
+		fa_session_close(session);
+	return more;
 }
 
 /* @before: the tenant's rejected descriptors before the packet. */

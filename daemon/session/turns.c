@@ -50,12 +50,11 @@ void fa_turn_note(struct fa_session *session, uint64_t now_ns)
 	note(&session->context->turns, fa_tenant_turn(session->tenant), now_ns);
 }
 
-void fa_turn_use(struct fa_session *session, uint64_t ns)
+static void use(struct fa_session *session, uint64_t ns, uint64_t now_ns)
 {
 	const uint64_t credit_ns = FA_TURN_LONG_CREDIT_NS * FA_TURN_LONG_SHARE;
 	struct fa_turns *turns = &session->context->turns;
 	struct fa_turn *turn = turn_of(session);
-	const uint64_t now_ns = fa_now_ns();
 
 	note(turns, turn, now_ns);
 	turn->used_ns += ns;
@@ -66,6 +65,11 @@ void fa_turn_use(struct fa_session *session, uint64_t ns)
 	turn->paid_ns += ns * FA_TURN_LONG_SHARE;
 	if (turn->paid_ns > now_ns + credit_ns + FA_TURN_LONG_WAIT_NS)
 		turn->paid_ns = now_ns + credit_ns + FA_TURN_LONG_WAIT_NS;
+}
+
+void fa_turn_use(struct fa_session *session, uint64_t ns)
+{
+	use(session, ns, fa_now_ns());
 }
 
 struct fa_turn_span fa_turn_begin(const struct fa_session *session)
@@ -88,7 +92,7 @@ void fa_turn_end(struct fa_session *session, struct fa_turn_span *span, uint64_t
 			ns = cpu_now_ns - span->cpu_ns;
 		span->cpu_ns = cpu_now_ns;
 	}
-	fa_turn_use(session, ns > others_ns ? ns - others_ns : 0);
+	use(session, ns > others_ns ? ns - others_ns : 0, now_ns);
 }
 
 /* Lets waiting sessions of one account read. @n: how many there were when the turn began. */

@@ -124,6 +124,35 @@ static void test_reset(void **state)
 	assert_int_equal(receive(buffer, sizeof(buffer), fds, &n_fds), 0);
 }
 
+/* A packet stays until it is dropped, even if the socket was reset meanwhile. */
+static void test_peek_and_drop(void **state)
+{
+	const int fd = ends[1];
+	char buffer[16];
+	bool has_fds;
+
+	assert_int_equal(fa_packet_peek(ends[1], buffer, sizeof(buffer), &has_fds), -EAGAIN);
+	assert_int_equal(fa_packet_drop(ends[1]), -EAGAIN);
+	assert_int_equal(fa_packet_send(ends[0], "one", 3, NULL, 0, 0), 0);
+	assert_int_equal(fa_packet_send(ends[0], "four", 4, &fd, 1, 0), 0);
+	assert_int_equal(fa_packet_send(ends[0], "seventeen letters", 17, NULL, 0, 0), 0);
+	for (int i = 0; i < 2; ++i) {
+		assert_int_equal(fa_packet_peek(ends[1], buffer, sizeof(buffer), &has_fds), 3);
+		assert_memory_equal(buffer, "one", 3);
+		assert_false(has_fds);
+	}
+	assert_int_equal(fa_packet_send(ends[1], "unread", 6, NULL, 0, 0), 0);
+	fa_close_fdp(&ends[0]);
+	assert_int_equal(fa_packet_drop(ends[1]), 0);
+	assert_int_equal(fa_packet_peek(ends[1], buffer, sizeof(buffer), &has_fds), 4);
+	assert_memory_equal(buffer, "four", 4);
+	assert_true(has_fds);
+	assert_int_equal(fa_packet_drop(ends[1]), 0);
+	assert_int_equal(fa_packet_peek(ends[1], buffer, sizeof(buffer), &has_fds), -EMSGSIZE);
+	assert_int_equal(fa_packet_drop(ends[1]), 0);
+	assert_int_equal(fa_packet_peek(ends[1], buffer, sizeof(buffer), &has_fds), 0);
+}
+
 static void test_descriptors(void **state)
 {
 	for (size_t n = 1; n <= FA_PACKET_FDS_MAX; ++n) {
@@ -277,6 +306,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_bytes, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_reset, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_peek_and_drop, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_descriptors, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_too_many_descriptors, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_no_room_for_descriptors, set_up, tear_down),
