@@ -165,13 +165,16 @@ int fa_inproc_gpu_launch(struct fa_inproc_gpu *gpu, const struct fa_attention_pa
                          struct fa_error *error)
 {
 	const struct fa_cuda_kernel *kernel;
+	struct fa_cuda_chip chip = gpu->chip;
 	struct fa_cuda_launch launch;
 	struct fa_cuda_maps maps;
 	void *args[] = { &launch.args, &maps };
 	CUresult result;
 	int r;
 
-	r = fa_cuda_attention_plan(&gpu->chip, params, error->text, sizeof(error->text), &launch);
+	/* Packed rows of a ragged batch would need a list. */
+	chip.workspace = !params->cu_seqlens_q;
+	r = fa_cuda_attention_plan(&chip, params, error->text, sizeof(error->text), &launch);
 	if (r < 0 || !launch.grid)
 		return r;
 	kernel = launch.kernel;

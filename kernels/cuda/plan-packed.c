@@ -1,9 +1,10 @@
 /*
- * Packed rows over tensors (sm90/packed_source.h), for few rows on many keys. All sequences are
- * equal, so every choice follows from one of them.
+ * Launches with packed rows over tensors (sm90/packed_source.h), for few rows on many keys. If all
+ * sequences are equal, every choice follows from one of them. A ragged batch has a list of units.
  */
 #include "kernels/cuda/common/paged-args.h"
 #include "kernels/cuda/packed-cost.h"
+#include "kernels/cuda/packed-units.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/sm90/kernels.h"
 
@@ -16,8 +17,8 @@ static bool covers(const struct fa_cuda_kernel *kernel, const struct fa_attentio
 {
 	struct fa_cuda_kernel band = *kernel;
 
-	if (kernel->kind != FA_CUDA_PACKED || kernel->dim != params->head_dim ||
-	    kernel->dim_v != params->head_dim_v)
+	if (kernel->kind != (params->cu_seqlens_q ? FA_CUDA_PACKED_RAGGED : FA_CUDA_PACKED) ||
+	    kernel->dim != params->head_dim || kernel->dim_v != params->head_dim_v)
 		return false;
 	band.kind = FA_CUDA_BAND;
 	return fa_cuda_kernel_covers(&band, params);
@@ -140,24 +141,14 @@ static double choose(const struct fa_cuda_chip *chip, struct fa_cuda_launch *lau
 	return best;
 }
 
-bool fa_cuda_packed_plan(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *best,
-                         const struct fa_attention_params *params,
-                         struct fa_cuda_launch *ret_launch)
+static bool plan_equal(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *best,
+                       const struct fa_attention_params *params, struct fa_cuda_launch *ret_launch)
 {
 	struct fa_cuda_packed_attention *packed = &ret_launch->packed;
-	const struct fa_cuda_kernel *kernel;
+	const struct fa_cuda_kernel *kernel = ret_launch->kernel;
 	uint64_t all_blocks;
-	char text[128];
 	double keys;
 
-	/* Every row must see a key. */
-	if (!chip->workspace || chip->pack < 0 || chip->sms <= 0 || params->cu_seqlens_q ||
-	    params->seqlen_q < 1 || params->seqlen_k < params->seqlen_q || !best->keys)
-		return false;
-	kernel = find(chip, params);
-	if (!kernel ||
-	    fa_cuda_attention_plan_on(chip, kernel, params, text, sizeof(text), ret_launch) < 0)
-		return false;
 	packed->groups = (uint32_t)kernel->rows / FA_SM90_GROUP_ROWS;
 	packed->kv_heads = (uint32_t)params->kv_heads;
 	pack(packed);
@@ -183,12 +174,152 @@ bool fa_cuda_packed_plan(const struct fa_cuda_chip *chip, const struct fa_cuda_k
 	                                       packed->parts <= FA_CUDA_SHARE_PARTS_MAX
 	                               ? FA_CUDA_PACKED_WAIT_NS
 	                               : 0;
-	ret_launch->grid = packed->n_units;
-	ret_launch->maps[FA_CUDA_MAP_Q].box[1] = 1u << packed->pack_shift;
-	ret_launch->maps[FA_CUDA_MAP_Q].box[2] = 64u >> packed->pack_shift;
 	if (packed->parts > 1)
 		ret_launch->workspace_bytes = FA_CUDA_PACKED_WORKSPACE_ZERO +
 		                              (size_t)packed->n_units * (size_t)kernel->state_bytes;
+	return true;
+}
+
+/* ---- ragged batches */
+
+static bool item_of(const void *userdata, int32_t b, struct fa_cuda_paged_item *ret_item)
+{
+	const struct fa_cuda_attention *args = userdata;
+	const uint32_t first_q = args->cu_seqlens_q[b], end_q = args->cu_seqlens_q[b + 1];
+	const uint32_t first_k = args->cu_seqlens_k[b], end_k = args->cu_seqlens_k[b + 1];
+
+	*ret_item = (struct fa_cuda_paged_item){
+		.first_q = first_q,
+		.n_q = end_q - first_q,
+		.n_k = end_k - first_k,
+		.table_start = first_k,
+	};
+	return end_q > first_q;
+}
+
+static struct fa_cuda_packed_batch batch_of(const struct fa_cuda_launch *launch)
+{
+	const struct fa_cuda_attention *args = &launch->args;
+
+	return (struct fa_cuda_packed_batch){
+		.rows = (uint32_t)launch->kernel->rows,
+		.keys = (uint32_t)launch->kernel->keys,
+		.heads = (uint32_t)args->heads,
+		.kv_heads = (uint32_t)(args->heads / args->group),
+		.left = args->window_left,
+		.right = args->window_right,
+		.batch = args->triples / args->heads,
+		.item_of = item_of,
+		.userdata = args,
+		.longest_first = true,
+	};
+}
+
+/* As unpacked_keys(). Thread blocks compute as many keys as one another, but at least those of the
+ * longest block of rows. */
+static double unpacked_ragged_keys(const struct fa_cuda_chip *chip,
+                                   const struct fa_cuda_kernel *best,
+                                   const struct fa_attention_params *params, int32_t rows)
+{
+	struct fa_cuda_launch launch;
+	double longest, sum, pairs;
+	uint32_t units;
+	char text[128];
+
+	if (fa_cuda_attention_plan_on(chip, best, params, text, sizeof(text), &launch) < 0 ||
+	    !fa_cuda_ragged_plan(&launch, &units, &pairs))
+		return 0;
+	longest = (double)launch.args.window_left + best->rows;
+	if (longest > launch.args.seqlen_k)
+		longest = launch.args.seqlen_k;
+	sum = pairs / best->rows / chip->sms;
+	return ((sum > longest ? sum : longest) + FA_CUDA_UNIT_KEYS) * best->rows / rows;
+}
+
+static bool plan_ragged(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *best,
+                        const struct fa_attention_params *params, struct fa_cuda_launch *ret_launch)
+{
+	struct fa_cuda_packed_attention *packed = &ret_launch->packed;
+	const struct fa_cuda_kernel *kernel = ret_launch->kernel;
+	const struct fa_cuda_packed_batch batch = batch_of(ret_launch);
+	struct fa_cuda_packed_units units;
+	struct fa_cuda_paged_item item;
+
+	if (!fa_cuda_packed_units_choose(chip, &batch, &units))
+		return false;
+	if (chip->pack == 0 && units.keys >= unpacked_ragged_keys(chip, best, params, kernel->rows))
+		return false;
+	packed->pack_shift = units.pack_shift;
+	packed->pack_sets = units.pack_sets;
+	packed->n_units = units.units;
+	packed->join_wait_ns = units.join_wait_ns;
+	ret_launch->unit_tiles = units.tiles;
+	ret_launch->list_units = ret_launch->list_items = 0;
+	for (int32_t b = 0; b < batch.batch; b++)
+		ret_launch->list_items += item_of(batch.userdata, b, &item);
+	if (units.partials > 0)
+		ret_launch->workspace_bytes = FA_CUDA_PACKED_WORKSPACE_ZERO +
+		                              (size_t)units.partials * (size_t)kernel->state_bytes;
+	return fa_cuda_packed_list_bytes(ret_launch) <= FA_CUDA_LIST_BYTES_MAX;
+}
+
+size_t fa_cuda_packed_list_bytes(const struct fa_cuda_launch *launch)
+{
+	if (!launch->unit_tiles)
+		return 0;
+	return launch->packed.n_units * sizeof(struct fa_cuda_paged_unit) +
+	       launch->list_items * sizeof(struct fa_cuda_paged_item);
+}
+
+void fa_cuda_packed_list(struct fa_cuda_launch *launch, void *list, uint64_t address)
+{
+	const struct fa_cuda_packed_batch batch = batch_of(launch);
+	struct fa_cuda_packed_attention *packed = &launch->packed;
+	const struct fa_cuda_packed_units units = {
+		.pack_shift = packed->pack_shift,
+		.pack_sets = packed->pack_sets,
+		.tiles = launch->unit_tiles,
+	};
+	const size_t units_bytes = packed->n_units * sizeof(struct fa_cuda_paged_unit);
+
+	fa_cuda_packed_units_write(&batch, &units, (void *)((char *)list + units_bytes), list);
+	packed->units = (void *)(uintptr_t)address;
+	packed->items = (void *)(uintptr_t)(address + units_bytes);
+}
+
+/* Returns true if every row sees a key. */
+static bool sees_keys(const struct fa_attention_params *params)
+{
+	if (!params->cu_seqlens_q)
+		return params->seqlen_q >= 1 && params->seqlen_k >= params->seqlen_q;
+	for (int32_t b = 0; b < params->batch; b++)
+		if (params->cu_seqlens_k[b + 1] - params->cu_seqlens_k[b] <
+		    params->cu_seqlens_q[b + 1] - params->cu_seqlens_q[b])
+			return false;
+	return params->cu_seqlens_q[params->batch] > 0;
+}
+
+bool fa_cuda_packed_plan(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *best,
+                         const struct fa_attention_params *params,
+                         struct fa_cuda_launch *ret_launch)
+{
+	struct fa_cuda_packed_attention *packed = &ret_launch->packed;
+	const struct fa_cuda_kernel *kernel;
+	char text[128];
+
+	if (!chip->workspace || chip->pack < 0 || chip->sms <= 0 || !sees_keys(params) ||
+	    !best->keys)
+		return false;
+	kernel = find(chip, params);
+	if (!kernel ||
+	    fa_cuda_attention_plan_on(chip, kernel, params, text, sizeof(text), ret_launch) < 0)
+		return false;
+	if (params->cu_seqlens_q ? !plan_ragged(chip, best, params, ret_launch)
+	                         : !plan_equal(chip, best, params, ret_launch))
+		return false;
+	ret_launch->grid = packed->n_units;
+	ret_launch->maps[FA_CUDA_MAP_Q].box[1] = 1u << packed->pack_shift;
+	ret_launch->maps[FA_CUDA_MAP_Q].box[2] = 64u >> packed->pack_shift;
 	return true;
 }
 

@@ -156,7 +156,7 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 	int32_t left, right;
 
 	if (kernel->dtype != params->dtype || kernel->dim < params->head_dim ||
-	    kernel->kind == FA_CUDA_PACKED)
+	    fa_cuda_kernel_is_packed(kernel))
 		return false;
 	if (kernel->keys && (!params_aligned(params) || !params_mapped(kernel, params)))
 		return false;

@@ -27,12 +27,13 @@ enum fa_cuda_image {
 };
 
 enum fa_cuda_kind {
-	FA_CUDA_FULL,   /* every (row, key) pair */
-	FA_CUDA_BAND,   /* a window of keys, such as causal */
-	FA_CUDA_WINDOW, /* the same, best for windows narrow on both sides */
-	FA_CUDA_CAP,    /* a soft cap and no slopes */
-	FA_CUDA_RICH,   /* everything */
-	FA_CUDA_PACKED, /* as BAND, for few rows on many keys (plan-packed.c) */
+	FA_CUDA_FULL,          /* every (row, key) pair */
+	FA_CUDA_BAND,          /* a window of keys, such as causal */
+	FA_CUDA_WINDOW,        /* the same, best for windows narrow on both sides */
+	FA_CUDA_CAP,           /* a soft cap and no slopes */
+	FA_CUDA_RICH,          /* everything */
+	FA_CUDA_PACKED,        /* as BAND, for few rows on many keys (plan-packed.c) */
+	FA_CUDA_PACKED_RAGGED, /* the same, of a ragged batch */
 };
 
 struct fa_cuda_kernel {
@@ -86,11 +87,15 @@ struct fa_cuda_launch {
 	uint32_t grid;
 	union {
 		struct fa_cuda_attention args;
-		struct fa_cuda_packed_attention packed; /* of FA_CUDA_PACKED; begins with args */
+		struct fa_cuda_packed_attention packed; /* of packed rows; begins with args */
 	};
 	size_t workspace_bytes; /* 0, or what fa_cuda_packed_set() needs */
 	uint32_t list_units;    /* > 0: of a ragged batch, entries of fa_cuda_ragged_list() */
-	uint64_t work_ns;       /* upper estimate of the duration, for wgmma kernels; else 0 */
+	/* > 0: of a ragged batch with packed rows, for fa_cuda_packed_list(): tiles of a unit at
+	 * most, and packed sequences. */
+	uint32_t unit_tiles, list_items;
+	uint64_t work_ns; /* upper estimate of the duration, for wgmma kernels; else 0 */
+	/* The second parameter, struct fa_cuda_maps, if the kernel has one. */
 	uint32_t n_maps;
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
 };
@@ -99,6 +104,12 @@ struct fa_cuda_launch {
 void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float softcap);
 
 bool fa_cuda_kernel_is_special(const struct fa_cuda_kernel *kernel);
+
+/* Returns true if the kernel's rows are packed: its argument is a struct fa_cuda_packed_attention. */
+static inline bool fa_cuda_kernel_is_packed(const struct fa_cuda_kernel *kernel)
+{
+	return kernel->kind == FA_CUDA_PACKED || kernel->kind == FA_CUDA_PACKED_RAGGED;
+}
 
 bool fa_cuda_kernel_runs(const struct fa_cuda_kernel *kernel, const struct fa_cuda_chip *chip);
 
@@ -140,6 +151,14 @@ bool fa_cuda_packed_plan(const struct fa_cuda_chip *chip, const struct fa_cuda_k
 /* Sets the workspace of a launch with packed rows: device memory whose first
  * FA_CUDA_PACKED_WORKSPACE_ZERO bytes were zeroed once. @epoch: as for fa_cuda_paged_launches(). */
 void fa_cuda_packed_set(struct fa_cuda_launch *launch, uint64_t workspace, uint64_t epoch);
+
+/* Returns the bytes of the list that the launch needs: 0 unless its rows are packed and its batch is
+ * ragged. At most FA_CUDA_LIST_BYTES_MAX. */
+size_t fa_cuda_packed_list_bytes(const struct fa_cuda_launch *launch);
+
+/* Writes the list of a launch whose cu_seqlens are still in host memory to @list, which the caller
+ * copies to @address on the GPU. Both are 16-byte aligned. */
+void fa_cuda_packed_list(struct fa_cuda_launch *launch, void *list, uint64_t address);
 
 /* Limit of the warps of all blocks of rows whose keys are divided. */
 #define FA_CUDA_PACKED_COUNTERS_MAX 16384

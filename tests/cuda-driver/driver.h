@@ -222,7 +222,10 @@ struct fa_fake_op {
 	size_t staged_bytes;
 	bool again; /* may be in a captured graph: a copy, also of staged, can run as well */
 	void *object;
-	struct fa_cuda_attention args;
+	union {
+		struct fa_cuda_attention args;
+		struct fa_cuda_packed_attention packed; /* of packed rows; begins with args */
+	};
 	uint64_t blocks; /* of a launch: its number of blocks */
 };
 

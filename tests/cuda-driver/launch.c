@@ -105,7 +105,14 @@ static const char *args_wrong(const struct fa_cuda_kernel *kernel,
 		return "blocks_m";
 	if (args->triples % (args->slices * args->heads))
 		return "triples";
-	if (kernel->kind == FA_CUDA_PACKED) {
+	if (kernel->kind == FA_CUDA_PACKED_RAGGED) {
+		const struct fa_cuda_packed_attention *packed = (const void *)args;
+
+		if (grid != packed->n_units || !packed->units || !packed->items ||
+		    !args->cu_seqlens_q ||
+		    packed->pack_sets << (6 - packed->pack_shift) != args->group)
+			return "the listed units";
+	} else if (kernel->kind == FA_CUDA_PACKED) {
 		const struct fa_cuda_packed_attention *packed = (const void *)args;
 
 		if (grid != packed->n_units || !packed->parts ||
@@ -179,10 +186,22 @@ static int64_t ragged_tokens(const uint32_t *cu_seqlens, int32_t batch, int64_t 
 	return cu_seqlens[0] == 0 ? (int64_t)cu_seqlens[batch] : -1;
 }
 
+/* Sequences with rows, which packed rows list. cu_seqlens may still be invalid. */
+static size_t packed_sequences(const struct fa_attention_params *params)
+{
+	const uint32_t *at = params->cu_seqlens_q;
+	size_t n = 0;
+
+	for (int32_t b = 0; b < params->batch; ++b)
+		n += at[b + 1] > at[b];
+	return n;
+}
+
 static CUresult pin_tables(struct fa_fake_pin *pin, const struct fa_attention_params *params,
-                           uint32_t list_units)
+                           const struct fa_cuda_kernel *kernel, const struct fa_fake_op *op)
 {
 	const size_t batch = (size_t)params->batch, heads = (size_t)params->heads;
+	const uint32_t list_units = op->args.list_units;
 
 	pin_table(pin, params->cu_seqlens_q, (batch + 1) * sizeof(uint32_t));
 	pin_table(pin, params->cu_seqlens_k, (batch + 1) * sizeof(uint32_t));
@@ -190,6 +209,11 @@ static CUresult pin_tables(struct fa_fake_pin *pin, const struct fa_attention_pa
 		pin_table(pin,
 		          (const struct fa_cuda_ragged_unit *)params->cu_seqlens_q - list_units,
 		          list_units * sizeof(struct fa_cuda_ragged_unit));
+	if (kernel->kind == FA_CUDA_PACKED_RAGGED) {
+		pin_table(pin, op->packed.units, op->packed.n_units * sizeof(*op->packed.units));
+		pin_table(pin, op->packed.items,
+		          packed_sequences(params) * sizeof(*op->packed.items));
+	}
 	pin_table(pin, params->alibi_slopes, heads * sizeof(float));
 	pin_table(pin, params->sinks, heads * sizeof(float));
 	return fa_fake_pin(pin);
@@ -314,6 +338,76 @@ static bool list_is_right(const struct fa_cuda_kernel *kernel, const struct fa_c
 	return n == 0;
 }
 
+/* Tiles of keys that the rows of a listed unit's block see, of all its parts. */
+static uint32_t block_tiles(const struct fa_cuda_kernel *kernel,
+                            const struct fa_cuda_packed_attention *packed,
+                            const struct fa_cuda_paged_unit *unit)
+{
+	const struct fa_cuda_paged_item *item = &packed->items[unit->item];
+	const struct fa_cuda_attention *args = &packed->attention;
+	const uint32_t tokens = 1u << packed->pack_shift, groups = (uint32_t)kernel->rows / 64;
+	const uint32_t set = unit->parts_set >> FA_CUDA_PAGED_UNIT_SET_SHIFT;
+	const uint32_t more = (set + groups - 1) / (uint32_t)packed->pack_sets + 1;
+	const int64_t diagonal = (int64_t)item->n_k - item->n_q;
+	int64_t end_row = (int64_t)unit->token + more * tokens, begin, end;
+
+	end_row = end_row < item->n_q ? end_row : item->n_q;
+	begin = unit->token + diagonal - args->window_left;
+	end = end_row + diagonal + args->window_right;
+	begin = begin > 0 ? begin : 0;
+	end = end < item->n_k ? end : item->n_k;
+	return (uint32_t)((end - 1) / kernel->keys - begin / kernel->keys + 1);
+}
+
+/* Returns whether the list's units have every block of packed rows once, with all tiles of keys. */
+static bool packed_list_is_right(const struct fa_cuda_kernel *kernel,
+                                 const struct fa_cuda_packed_attention *packed)
+{
+	const struct fa_cuda_attention *args = &packed->attention;
+	const uint32_t tokens = 1u << packed->pack_shift, groups = (uint32_t)kernel->rows / 64;
+	const uint32_t kv_heads = (uint32_t)(args->heads / args->group);
+	uint64_t blocks = 0, tiles = 0;
+	uint32_t n_items = 0, n_found = 0;
+
+	for (int32_t b = 0; b < args->triples / args->heads; b++)
+		n_items += args->cu_seqlens_q[b + 1] > args->cu_seqlens_q[b];
+	/* Items are in another order than sequences. */
+	for (int32_t b = 0; b < args->triples / args->heads; b++) {
+		const uint32_t *q = args->cu_seqlens_q + b, *k = args->cu_seqlens_k + b;
+		const uint32_t n_q = q[1] - q[0];
+
+		for (uint32_t i = 0; i < n_items && n_q > 0; i++) {
+			const struct fa_cuda_paged_item *item = &packed->items[i];
+
+			n_found += item->first_q == q[0] && item->n_q == n_q &&
+			           item->table_start == k[0] && item->n_k == k[1] - k[0] &&
+			           item->n_k >= n_q && !item->first;
+		}
+		blocks += ((n_q + tokens - 1) / tokens * (uint32_t)packed->pack_sets + groups - 1) /
+		          groups * kv_heads;
+	}
+	if (n_found != n_items)
+		return false;
+	for (uint32_t i = 0; i < packed->n_units; i++) {
+		const struct fa_cuda_paged_unit *unit = &packed->units[i];
+		const uint32_t parts = unit->parts_set / FA_CUDA_PAGED_UNIT_PARTS %
+		                       FA_CUDA_PAGED_UNIT_PARTS;
+
+		if (unit->item >= n_items || unit->head >= (uint32_t)args->heads ||
+		    unit->token >= packed->items[unit->item].n_q || !unit->count || !parts ||
+		    unit->last >= (packed->items[unit->item].n_k + kernel->keys - 1) /
+		                          (uint32_t)kernel->keys ||
+		    (parts > 1 && (!packed->unit_partials || !packed->epoch)))
+			return false;
+		tiles -= unit->count;
+		if (unit->parts_set % FA_CUDA_PAGED_UNIT_PARTS == 0) {
+			tiles += block_tiles(kernel, packed, unit);
+			blocks--;
+		}
+	}
+	return blocks == 0 && tiles == 0;
+}
+
 static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *context)
 {
 	const struct fa_cuda_kernel *kernel = op->object;
@@ -329,11 +423,14 @@ static CUresult launch_run(struct fa_fake_op *op, struct fa_fake_context *contex
 		fa_fake_run_until(context, fa_now_ns() + ns);
 		return result;
 	}
-	result = pin_tables(&tables, &params, op->args.list_units);
+	result = pin_tables(&tables, &params, kernel, op);
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (!list_is_right(kernel, &op->args,
-	                   op->args.preempt.resumed ? op->args.preempt.blocks : op->blocks))
+	if (kernel->kind == FA_CUDA_PACKED_RAGGED
+	            ? !packed_list_is_right(kernel, &op->packed)
+	            : !list_is_right(kernel, &op->args,
+	                             op->args.preempt.resumed ? op->args.preempt.blocks
+	                                                      : op->blocks))
 		result = fa_fake_misuse(CUDA_ERROR_LAUNCH_FAILED,
 		                        "%s: a list with other blocks of rows", kernel->symbol);
 	else if (fa_attention_check(&params, text, sizeof(text)) < 0)
@@ -514,7 +611,10 @@ static CUresult launch_dense(const struct fa_cuda_kernel *kernel, unsigned int g
 	op = fa_fake_op_new(launch_run);
 	if (op) {
 		op->object = (void *)kernel;
-		op->args = *args;
+		if (fa_cuda_kernel_is_packed(kernel))
+			op->packed = *(const struct fa_cuda_packed_attention *)args;
+		else
+			op->args = *args;
 		op->blocks = grid;
 		op->staged = maps;
 	} else {
@@ -571,7 +671,7 @@ CUresult fa_fake_launch_bytes(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted,
 	if (known.text)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	ret_bytes[0] = known.paged ? args_bytes(known.paged)
-	               : known.kernel->kind == FA_CUDA_PACKED
+	               : fa_cuda_kernel_is_packed(known.kernel)
 	                       ? sizeof(struct fa_cuda_packed_attention)
 	                       : sizeof(struct fa_cuda_attention);
 	if (known.paged ? known.paged->keys : known.kernel->keys)

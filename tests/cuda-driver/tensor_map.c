@@ -85,7 +85,7 @@ const char *fa_fake_maps_wrong(const struct fa_cuda_kernel *kernel,
 	const int64_t kv_heads = args->heads / args->group;
 	int32_t rows_q = kernel->rows_q;
 
-	if (kernel->kind == FA_CUDA_PACKED) {
+	if (fa_cuda_kernel_is_packed(kernel)) {
 		const struct fa_cuda_packed_attention *packed = (const void *)args;
 
 		rows_q = 1 << packed->pack_shift;

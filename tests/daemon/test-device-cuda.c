@@ -69,6 +69,52 @@ static void results_child(void)
 	cuda_device_close(&cuda);
 }
 
+/* Few rows of a ragged batch behind many keys: packed rows, whose units are listed. */
+static void packed_child(void)
+{
+	struct fa_device_group *group;
+	struct fa_device_queue *queue;
+	struct cuda_device cuda;
+
+	cuda_device_open(&cuda, NULL);
+	group = cuda_group(&cuda);
+	queue = cuda_queue(&cuda, group, 0);
+	for (unsigned int dtype = FA_WIRE_DTYPE_F16; dtype <= FA_WIRE_DTYPE_BF16; ++dtype)
+		for (enum cuda_place place = CUDA_ARENA; place <= CUDA_HOST; ++place) {
+			struct fa_case attention = {
+				.dtype = (enum fa_wire_dtype)dtype,
+				.batch = 5,
+				.heads = 8,
+				.kv_heads = 2,
+				.head_dim = 128,
+				.seqlen_q = 24,
+				.seqlen_k = 3000,
+				.ragged = true,
+				.causal = place == CUDA_HOST,
+				.lse = true,
+				.seed = dtype,
+			};
+			struct cuda_job job = { .attention = attention, .place = place };
+			struct fa_cuda_launch launch;
+			char text[256];
+
+			cuda_job_init(&job, &cuda);
+			fa_check_eq(fa_cuda_attention_plan(&cuda.device->chip, &job.params, text,
+			                                   sizeof(text), &launch),
+			            0);
+			fa_check_eq(launch.kernel->kind, FA_CUDA_PACKED_RAGGED);
+			fa_check(launch.workspace_bytes > 0);
+			cuda_job_launch(&job, &cuda, queue);
+			cuda_job_wait(&job, &cuda);
+			fa_check_eq(job.work.status, 0);
+			cuda_job_check(&job);
+			cuda_job_deinit(&job, &cuda);
+		}
+	ops->queue_free(cuda.device, queue);
+	ops->group_free(cuda.device, group);
+	cuda_device_close(&cuda);
+}
+
 static void random_child(void)
 {
 	struct fa_test_random random = { 20 };
@@ -188,6 +234,7 @@ static void check_child(void)
 static void test_results(void **state)
 {
 	cuda_in_child(results_child);
+	cuda_in_child(packed_child);
 	cuda_in_child(random_child);
 	cuda_in_child(empty_child);
 	cuda_in_child(check_child);

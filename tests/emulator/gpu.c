@@ -222,8 +222,21 @@ static void set_list(const struct fa_cuda_launch *launch, struct fa_cuda_attenti
 	args->cu_seqlens_q = (const uint32_t *)(data + list_bytes);
 }
 
+/* Gives a ragged launch with packed rows its list, in memory that is kept until the next one. */
+static void set_packed_list(struct fa_cuda_launch *launch)
+{
+	static char *data;
+
+	free(data);
+	data = malloc(fa_cuda_packed_list_bytes(launch));
+	if (!data)
+		abort();
+	fa_cuda_packed_list(launch, data, (uint64_t)(uintptr_t)data);
+}
+
 static void prepare(const struct fa_cuda_launch *launch, struct emulated *ret_emulated)
 {
+	struct fa_cuda_launch with = *launch;
 	const struct fa_emulated_kernel *kernel = launch->kernel->dtype == FA_ATTENTION_BF16
 	                                                  ? fa_emulated_forward_bf16
 	                                                  : fa_emulated_forward_f16;
@@ -234,13 +247,12 @@ static void prepare(const struct fa_cuda_launch *launch, struct emulated *ret_em
 		fprintf(stderr, "%s does not run on the emulator\n", launch->kernel->symbol);
 		abort();
 	}
-	if (launch->workspace_bytes > 0) {
-		struct fa_cuda_launch with = *launch;
-
+	if (fa_cuda_packed_list_bytes(launch) > 0)
+		set_packed_list(&with);
+	if (launch->workspace_bytes > 0)
 		fa_cuda_packed_set(&with, workspace(launch->workspace_bytes), ++epoch);
+	if (fa_cuda_kernel_is_packed(launch->kernel)) {
 		ret_emulated->packed = with.packed;
-	} else if (launch->kernel->kind == FA_CUDA_PACKED) {
-		ret_emulated->packed = launch->packed;
 	} else {
 		ret_emulated->attention = launch->args;
 		if (launch->list_units > 0)

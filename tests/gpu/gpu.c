@@ -311,6 +311,21 @@ static void set_list(struct fa_gpu *gpu, struct fa_cuda_launch *launch)
 	args->cu_seqlens_k = (const uint32_t *)(at + list_bytes + lengths_bytes);
 }
 
+static void set_packed_list(struct fa_gpu *gpu, struct fa_cuda_launch *launch)
+{
+	const size_t bytes = fa_cuda_packed_list_bytes(launch);
+	const size_t units_bytes = launch->packed.n_units * sizeof(struct fa_cuda_paged_unit);
+	void *data = malloc(bytes);
+	CUdeviceptr at;
+
+	if (!data)
+		abort();
+	fa_cuda_packed_list(launch, data, 0);
+	at = find_vectors(gpu, data, bytes);
+	launch->packed.units = (const void *)(uintptr_t)at;
+	launch->packed.items = (const void *)(uintptr_t)(at + units_bytes);
+}
+
 /* Returns @launch with the list and the workspace that it asks for. Launches of all streams share
  * the workspace, so they must not overlap. */
 static struct fa_cuda_launch prepared(struct fa_gpu *gpu, const struct fa_cuda_launch *launch)
@@ -319,6 +334,8 @@ static struct fa_cuda_launch prepared(struct fa_gpu *gpu, const struct fa_cuda_l
 
 	if (launch->list_units > 0)
 		set_list(gpu, &with);
+	if (fa_cuda_packed_list_bytes(launch) > 0)
+		set_packed_list(gpu, &with);
 	if (launch->workspace_bytes == 0)
 		return with;
 	if (launch->workspace_bytes > gpu->workspace_bytes) {

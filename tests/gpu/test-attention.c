@@ -475,6 +475,39 @@ static void case_ragged(struct fa_cases *cases)
 			}
 }
 
+/* Few rows behind many keys: packed rows. */
+static void case_ragged_packed(struct fa_cases *cases)
+{
+	static const uint32_t cu_q[] = { 0, 5, 5, 6, 106, 119, 183, 210 };
+	static const uint32_t cu_k[] = { 0, 700, 733, 734, 1034, 1847, 1911, 3011 };
+	static const int dims[] = { 64, 128, 256 }, groups[] = { 4, 8, 5, 16 };
+
+	for (int dtype = FA_ATTENTION_F16; dtype <= FA_ATTENTION_BF16; dtype++)
+		for (int n = 0; n < 3 * 3; n++) {
+			const int dim = dims[n / 3], mask = n % 3, group = groups[(n + dtype) % 4];
+			const struct fa_attention_params params = {
+				.dtype = (enum fa_attention_dtype)dtype,
+				.batch = COUNT(cu_q) - 1,
+				.heads = 2 * group,
+				.kv_heads = 2,
+				.head_dim = dim,
+				.head_dim_v = dim,
+				.scale = (float)(1 / sqrt(dim)),
+				.causal = mask == 1,
+				.window_left = mask == 2 ? 300 : -1,
+				.window_right = mask == 2 ? 7 : -1,
+			};
+			/* NaN in one sequence does not affect the others. */
+			const struct fa_request_layout layout = { .broken = mask ? 0 : 12 };
+			struct fa_request request;
+
+			fa_request_make(cases->gpu, &request, &params, cu_q, cu_k, layout, false,
+			                mask == 2, &cases->random);
+			check(cases, &request);
+			fa_request_free(cases->gpu, &request);
+		}
+}
+
 static void case_random(struct fa_cases *cases)
 {
 	for (int i = 0; i < cases->count; i++) {
@@ -603,13 +636,16 @@ static const struct {
 	const char *name;
 	void (*run)(struct fa_cases *cases);
 } all[] = {
-	{ "reference", case_reference }, { "small", case_small },    { "shapes", case_shapes },
-	{ "groups", case_groups },       { "ragged", case_ragged },  { "random", case_random },
-	{ "long", case_long },           { "alone", fa_case_alone }, { "far", fa_case_far },
-	{ "rerun", fa_case_rerun },      { "peaked", case_peaked },  { "raised", case_raised },
-	{ "strides", case_strides },     { "chain", fa_case_chain }, { "yield", fa_case_yield },
-	{ "windows", case_windows },     { "slopes", case_slopes },  { "softcaps", case_softcaps },
-	{ "large", case_large },
+	{ "reference", case_reference }, { "small", case_small },
+	{ "shapes", case_shapes },       { "groups", case_groups },
+	{ "ragged", case_ragged },       { "ragged-packed", case_ragged_packed },
+	{ "random", case_random },       { "long", case_long },
+	{ "alone", fa_case_alone },      { "far", fa_case_far },
+	{ "rerun", fa_case_rerun },      { "peaked", case_peaked },
+	{ "raised", case_raised },       { "strides", case_strides },
+	{ "chain", fa_case_chain },      { "yield", fa_case_yield },
+	{ "windows", case_windows },     { "slopes", case_slopes },
+	{ "softcaps", case_softcaps },   { "large", case_large },
 };
 
 /* Returns the number of checks of chip-specific kernels so far. */

@@ -163,7 +163,9 @@ static CUresult copy_vectors(struct fa_device *device, struct fa_cuda_stream *st
                              struct fa_cuda_launch *launch)
 {
 	struct fa_cuda_attention *const args = &launch->args;
-	const bool in_place = launch->grid <= (uint32_t)device->chip.sms && !launch->list_units;
+	const size_t packed_bytes = fa_cuda_packed_list_bytes(launch);
+	const bool in_place = launch->grid <= (uint32_t)device->chip.sms && !launch->list_units &&
+	                      !packed_bytes;
 	const size_t offset = (stream->sequence % FA_CUDA_STREAM_DEPTH) * FA_CUDA_VECTORS_BYTES;
 	const size_t n_lengths = (size_t)params->batch + 1, heads = (size_t)params->heads;
 	const CUdeviceptr at = (in_place ? stream->vectors_in_place : stream->vectors_at) + offset;
@@ -178,6 +180,9 @@ static CUresult copy_vectors(struct fa_device *device, struct fa_cuda_stream *st
 		if (fa_cuda_ragged_list(launch, device->chip.l2_bytes,
 		                        list + used / sizeof(*list) - launch->list_units))
 			args->list_units = launch->list_units;
+	} else if (packed_bytes > 0) {
+		fa_cuda_packed_list(launch, place, at);
+		used = (packed_bytes + 15) & ~(size_t)15;
 	}
 	args->cu_seqlens_q = put_vector(place, at, &used, params->cu_seqlens_q, n_lengths);
 	args->cu_seqlens_k = put_vector(place, at, &used, params->cu_seqlens_k, n_lengths);
@@ -207,8 +212,8 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 			&(struct fa_cuda_preempt_kernel){ function, launch->grid, kernel->threads,
 		                                          kernel->shared_bytes },
 			&launch->args,
-			kernel->kind == FA_CUDA_PACKED ? sizeof(launch->packed)
-						       : sizeof(launch->args),
+			fa_cuda_kernel_is_packed(kernel) ? sizeof(launch->packed)
+							 : sizeof(launch->args),
 			&maps);
 	fa_cuda_self_signal_args(stream, work, launch->grid, 0, &launch->args.done);
 	result = fa_cuda_launch_kernel(

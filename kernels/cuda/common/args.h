@@ -95,6 +95,8 @@ struct fa_cuda_ragged_unit {
 /* Limits of a list's units, and of the thread blocks that share it. */
 #define FA_CUDA_RAGGED_UNITS_MAX 16384
 #define FA_CUDA_RAGGED_BLOCKS_MAX 4096
+/* The largest list of a launch over tensors. */
+#define FA_CUDA_LIST_BYTES_MAX (8 * (FA_CUDA_RAGGED_UNITS_MAX + FA_CUDA_RAGGED_BLOCKS_MAX))
 
 /* In the order in which a decode block reads them. The GPU fetches 64 bytes of arguments at once;
  * on sm_90 the first fetch has 48. */

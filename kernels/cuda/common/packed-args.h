@@ -1,6 +1,6 @@
 /*
- * Arguments of the kernels over tensors whose rows are packed (sm90/packed_source.h), filled by
- * plan-packed.c. All sequences have equal lengths.
+ * Arguments of the kernels over tensors whose rows are packed (sm90/packed_source.h), filled by the
+ * planner (plan-packed.c).
  */
 #pragma once
 
@@ -24,11 +24,12 @@
 
 struct fa_cuda_packed_attention {
 	struct fa_cuda_attention attention;
-	/* A thread block computes a unit: some tiles of keys of a block of rows. Units are numbered
-	 * by sequence, KV head, part of the keys, block of rows. */
+	/* A thread block computes a unit: some tiles of keys of a block of rows. If the sequences
+	 * have equal lengths, units are numbered by sequence, KV head, part of the keys, block of
+	 * rows; the units of a ragged batch are listed. */
 	uint32_t n_units;
-	uint32_t parts;      /* of each block's tiles */
-	uint32_t blocks;     /* blocks of rows per KV head */
+	uint32_t parts;      /* of each block's tiles; 0: ragged */
+	uint32_t blocks;     /* blocks of rows per KV head; 0: ragged */
 	uint32_t groups;     /* groups of 64 rows per block */
 	uint32_t pack_shift; /* a group has 2^pack_shift tokens of 64 >> pack_shift heads */
 	int32_t pack_sets;   /* sets of 64 >> pack_shift heads per KV head */
@@ -39,4 +40,9 @@ struct fa_cuda_packed_attention {
 	uint64_t *unit_counters; /* 2^16 times the epoch of the last launch that used it, plus
 	                          * arrivals */
 	uint64_t epoch;          /* below 2^48, and above every earlier launch's */
+
+	/* Of a ragged batch: [n_units], and what they refer to. An item's table_start is its
+	 * sequence's first token in K and V. Filled by fa_cuda_packed_list(). */
+	const struct fa_cuda_paged_unit *units;
+	const struct fa_cuda_paged_item *items;
 };

@@ -69,6 +69,9 @@ template <> struct fa_sm90_fixed_max<struct fa_bf16> {
 struct fa_sm90_PACKED : fa_sm90_BAND {
 };
 
+struct fa_sm90_PACKED_RAGGED : fa_sm90_PACKED {
+};
+
 struct fa_sm90_dense;
 
 template <class T_, class KIND, int DIM_, int DIM_V_, int GROUPS_, int KEYS_, int STAGES_,

@@ -11,6 +11,7 @@
 #define FA_SOURCE_CAP fa_sm90_dense
 #define FA_SOURCE_RICH fa_sm90_dense
 #define FA_SOURCE_PACKED fa_sm90_packed_dense
+#define FA_SOURCE_PACKED_RAGGED fa_sm90_packed_ragged
 
 #define FA_ROW(type, name, KIND, dim, dim_v, groups, keys, stages, q_slots, pingpong,              \
                seqlen_k_max)                                                                       \

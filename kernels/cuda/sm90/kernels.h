@@ -1,9 +1,11 @@
 /*
- * Table of the dense sm_90a kernels: forward_rows.h instantiates the rows, table.c lists them for
- * the host. X(name, KIND, dim, dim_v, groups, keys, stages, q_slots, PINGPONG, seqlen_k_max), see
- * config.h. KIND is one of sm80/kernels.h, PACKED, or WINDOW (a BAND for narrow windows) or CAP
- * (RICH with a soft cap and without ALiBi). seqlen_k_max: the row is preferred to later rows up to
- * this length. docs/kernels.md says why these shapes.
+ * Table of the dense sm_90a kernels, plain C preprocessor: forward_rows.h instantiates the rows,
+ * table.c lists them for the host.
+ *
+ * X(name, KIND, dim, dim_v, groups, keys, stages, q_slots, PINGPONG, seqlen_k_max), see config.h.
+ * KIND is one of sm80/kernels.h, PACKED, PACKED_RAGGED, or WINDOW (a BAND for narrow windows) or CAP (RICH with a soft cap
+ * and without ALiBi). seqlen_k_max: the row is preferred to later rows up to this length.
+ * docs/kernels.md says why these shapes.
  */
 #pragma once
 
@@ -30,7 +32,8 @@
 	X(band, BAND, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)                                      \
 	X(cap, CAP, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)                                        \
 	X(rich, RICH, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)                                      \
-	FA_SM90_PACKED(X)
+	FA_SM90_PACKED(X)                                                                          \
+	FA_SM90_PACKED_RAGGED(X)
 
 /* Packed rows (packed_source.h), over tensors and over pages. */
 #define FA_SM90_PACKED(X)                                                                          \
@@ -38,7 +41,13 @@
 	X(packed, PACKED, 128, 128, 2, 128, 2, 4, GEMM, INT32_MAX)                                 \
 	X(packed, PACKED, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)
 
-/* Q, STAGES tiles of K and V, and the rest of config.h's SHARED. */
+/* The same for ragged tensors: units are listed, and a tile may end in keys of another sequence. */
+#define FA_SM90_PACKED_RAGGED(X)                                                                   \
+	X(packed_ragged, PACKED_RAGGED, 64, 64, 2, 128, 3, 4, SOFTMAX, INT32_MAX)                  \
+	X(packed_ragged, PACKED_RAGGED, 128, 128, 2, 128, 2, 4, GEMM, INT32_MAX)                   \
+	X(packed_ragged, PACKED_RAGGED, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)
+
+/* Shared memory for Q, STAGES tiles of K and V, and the rest of config.h's SHARED. */
 #define FA_SM90_SHARED_BYTES(dim, dim_v, keys, stages, q_slots)                                    \
 	(2 * ((q_slots)*64 * FA_SM90_WIDTH(dim) +                                                  \
 	      (stages) * (keys) * (FA_SM90_WIDTH(dim) + FA_SM90_WIDTH(dim_v))) +                   \
@@ -47,6 +56,7 @@
 #define FA_SM90_ALIBI_BYTES_FULL(dim, keys) 0
 #define FA_SM90_ALIBI_BYTES_BAND(dim, keys) 0
 #define FA_SM90_ALIBI_BYTES_PACKED(dim, keys) 0
+#define FA_SM90_ALIBI_BYTES_PACKED_RAGGED(dim, keys) 0
 #define FA_SM90_ALIBI_BYTES_WINDOW(dim, keys) 0
 #define FA_SM90_ALIBI_BYTES_CAP(dim, keys) 0
 #define FA_SM90_ALIBI_BYTES_RICH(dim, keys) ((dim) == 64 ? 128 * (64 + (keys)) : 0)

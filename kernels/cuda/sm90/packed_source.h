@@ -3,8 +3,8 @@
  * 64 / pack_tokens query heads, which share a KV head. Row h * pack_tokens + t is token t of head
  * h. So few new tokens fill a tile, and K and V are read once for several heads.
  *
- * A thread block computes a unit: a block of such rows over some of its tiles of keys. Over pages
- * the host lists units (struct fa_cuda_paged_unit), over tensors their number tells all. Where a
+ * A thread block computes a unit: a block of such rows over some of its tiles of keys. Over pages and
+ * ragged tensors the host lists units (struct fa_cuda_paged_unit), over others their number tells all. Where a
  * block has several units, each stores its part of O. If all units run at once they join the parts
  * together (packed_share.h), otherwise the last warp to arrive does. Both add in the order of keys:
  * the bits do not depend on who is last.
@@ -25,7 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Over tensors the fields first and table_start are unused. */
+/* Over tensors the fields first and table_start are unused, over pages first_k. */
 struct fa_sm90_packed_work : fa_sm90_page_work {
 	int32_t set;         /* number of the warp's set of heads within the KV head */
 	int32_t last, count; /* tiles of keys */
@@ -59,10 +59,10 @@ __device__ __forceinline__ int32_t fa_sm90_thread_row(const typename C::ARGS &al
 /* Returns 16 bytes of a unit, or of an item. A block over a client's own pages has planned its one
  * unit, in shared memory. */
 template <class C>
-__device__ __forceinline__ uint4 fa_sm90_packed_unit(const struct fa_cuda_paged_attention &all,
-                                                     uint32_t unit, uint32_t at)
+__device__ __forceinline__ uint4 fa_sm90_packed_unit(const typename C::ARGS &all, uint32_t unit,
+                                                     uint32_t at)
 {
-	if constexpr (C::SOURCE::OWN)
+	if constexpr (C::SOURCE::PLANS)
 		return fa_ld_shared_v4(fa_own_plan_address(all) +
 		                       offsetof(struct fa_cuda_own_packed_plan, unit) + at * 16);
 	else
@@ -70,20 +70,21 @@ __device__ __forceinline__ uint4 fa_sm90_packed_unit(const struct fa_cuda_paged_
 }
 
 template <class C>
-__device__ __forceinline__ uint4 fa_sm90_packed_item(const struct fa_cuda_paged_attention &all,
-                                                     uint32_t item, uint32_t at)
+__device__ __forceinline__ uint4 fa_sm90_packed_item(const typename C::ARGS &all, uint32_t item,
+                                                     uint32_t at)
 {
-	if constexpr (C::SOURCE::OWN)
+	if constexpr (C::SOURCE::PLANS)
 		return fa_ld_shared_v4(fa_own_plan_address(all) +
 		                       offsetof(struct fa_cuda_own_packed_plan, item) + at * 16);
 	else
 		return ((const uint4 *)(all.items + item))[at];
 }
 
+/* Loads a unit of a list. */
 template <class C>
-__device__ __forceinline__ void fa_sm90_packed_load(const struct fa_cuda_paged_attention &all,
-                                                    uint32_t unit,
-                                                    struct fa_sm90_packed_work &ret_work)
+__device__ __forceinline__ void fa_sm90_packed_load_listed(const typename C::ARGS &all,
+                                                           uint32_t unit,
+                                                           struct fa_sm90_packed_work &ret_work)
 {
 	const uint4 a = fa_sm90_packed_unit<C>(all, unit, 0),
 		    b = fa_sm90_packed_unit<C>(all, unit, 1);
@@ -94,7 +95,6 @@ __device__ __forceinline__ void fa_sm90_packed_load(const struct fa_cuda_paged_a
 	/* Tells the compiler that these are uniform. */
 	ret_work.sequence = 0;
 	ret_work.slice = 0;
-	ret_work.first_k = 0;
 	ret_work.head = __shfl_sync(~0u, a.y, 0);
 	ret_work.row = __shfl_sync(~0u, a.z, 0);
 	ret_work.last = __shfl_sync(~0u, a.w, 0);
@@ -105,14 +105,29 @@ __device__ __forceinline__ void fa_sm90_packed_load(const struct fa_cuda_paged_a
 	ret_work.n_k = __shfl_sync(~0u, c.z, 0);
 	ret_work.first = __shfl_sync(~0u, d.x, 0);
 	ret_work.table_start = __shfl_sync(~0u, d.y, 0);
+	ret_work.first_k = C::PAGED ? 0 : ret_work.table_start;
 	ret_work.diagonal = ret_work.n_k - ret_work.n_q;
 }
 
+template <class C>
+__device__ __forceinline__ void fa_sm90_packed_load(const struct fa_cuda_paged_attention &all,
+                                                    uint32_t unit,
+                                                    struct fa_sm90_packed_work &ret_work)
+{
+	fa_sm90_packed_load_listed<C>(all, unit, ret_work);
+}
+
+/* Divides the tiles that a block of rows sees evenly over its parts. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_packed_load(const struct fa_cuda_packed_attention &all,
                                                     uint32_t unit,
                                                     struct fa_sm90_packed_work &ret_work)
 {
+	if constexpr (C::SOURCE::LISTED) {
+		fa_sm90_packed_load_listed<C>(all, unit, ret_work);
+		return;
+	}
+
 	const struct fa_cuda_attention &args = all.attention;
 	const uint32_t rest = unit / all.blocks, block = unit - rest * all.blocks;
 	const uint32_t above = rest / all.parts, part = rest - above * all.parts;
@@ -306,9 +321,10 @@ template <class C> struct fa_sm90_packed_dense_tile : fa_sm90_dense_tile<C> {
 	}
 };
 
-struct fa_sm90_packed_dense : fa_sm90_packed_rows<struct fa_cuda_packed_attention> {
+template <bool RAGGED>
+struct fa_sm90_packed_tensors : fa_sm90_packed_rows<struct fa_cuda_packed_attention> {
 	template <class C> using TILE = struct fa_sm90_packed_dense_tile<C>;
-	static constexpr bool PAGED = false, PLANS = false;
+	static constexpr bool PAGED = false, PLANS = false, LISTED = RAGGED;
 
 	static constexpr bool BAND_SINKS(int dim, int keys)
 	{
@@ -328,7 +344,7 @@ struct fa_sm90_packed_dense : fa_sm90_packed_rows<struct fa_cuda_packed_attentio
 	/* TMA fills rows past a tensor's end with zeros. */
 	static __device__ __forceinline__ bool tails(const ARGS &)
 	{
-		return false;
+		return RAGGED;
 	}
 
 	static __device__ __forceinline__ const char *k_row(const ARGS &all, const WORK &work,
@@ -344,6 +360,9 @@ struct fa_sm90_packed_dense : fa_sm90_packed_rows<struct fa_cuda_packed_attentio
 	}
 };
 
+using fa_sm90_packed_dense = fa_sm90_packed_tensors<false>;
+using fa_sm90_packed_ragged = fa_sm90_packed_tensors<true>;
+
 /* A unit's number among the units of its block of rows, and the counter of a warp's rows. */
 struct fa_sm90_unit_parts {
 	uint32_t part, parts, partial;
@@ -357,9 +376,10 @@ __device__ __forceinline__ uint64_t *fa_sm90_unit_counter(const typename C::ARGS
 	return all.unit_counters + (block * C::GROUPS + group) * 4 + threadIdx.x % 128 / 32;
 }
 
+/* Of a listed unit. */
 template <class C>
 __device__ __forceinline__ struct fa_sm90_unit_parts
-fa_sm90_unit_parts_of(const struct fa_cuda_paged_attention &all, uint32_t unit, uint32_t group)
+fa_sm90_unit_parts_listed(const typename C::ARGS &all, uint32_t unit, uint32_t group)
 {
 	const uint4 words = fa_sm90_packed_unit<C>(all, unit, 1);
 
@@ -370,8 +390,18 @@ fa_sm90_unit_parts_of(const struct fa_cuda_paged_attention &all, uint32_t unit, 
 
 template <class C>
 __device__ __forceinline__ struct fa_sm90_unit_parts
+fa_sm90_unit_parts_of(const struct fa_cuda_paged_attention &all, uint32_t unit, uint32_t group)
+{
+	return fa_sm90_unit_parts_listed<C>(all, unit, group);
+}
+
+template <class C>
+__device__ __forceinline__ struct fa_sm90_unit_parts
 fa_sm90_unit_parts_of(const struct fa_cuda_packed_attention &all, uint32_t unit, uint32_t group)
 {
+	if constexpr (C::SOURCE::LISTED)
+		return fa_sm90_unit_parts_listed<C>(all, unit, group);
+
 	const uint32_t rest = unit / all.blocks, above = rest / all.parts;
 	const uint32_t block = above * all.blocks + unit - rest * all.blocks;
 
