@@ -2,6 +2,9 @@
 #include "kernels/vulkan/writer.h"
 
 #include "attend.spv.h"
+#include "merge.spv.h"
+#include "pages.spv.h"
+#include "tokens.spv.h"
 
 #define CODE(words)                                                                                \
 	{                                                                                          \
@@ -12,6 +15,9 @@ struct fa_vulkan_code fa_vulkan_code(enum fa_vulkan_kernel kernel)
 {
 	static const struct fa_vulkan_code codes[_FA_VULKAN_KERNEL_N] = {
 		[FA_VULKAN_ATTEND] = CODE(attend_spv),
+		[FA_VULKAN_TOKENS] = CODE(tokens_spv),
+		[FA_VULKAN_PAGES] = CODE(pages_spv),
+		[FA_VULKAN_MERGE] = CODE(merge_spv),
 	};
 
 	return codes[kernel];

@@ -17,3 +17,15 @@ int fa_vulkan_check_attention(const struct fa_attention_params *params, char *te
  * memory. */
 void fa_vulkan_plan_attention(const struct fa_attention_params *params,
                               struct fa_vulkan_writer *writer);
+
+/* The pool as kernels see it. Its pages do not cross the ends of chunks. */
+struct fa_vulkan_pool {
+	uint64_t chunks;      /* address for the device of the chunks' addresses */
+	uint32_t chunk_shift; /* log2 of a chunk's bytes */
+};
+
+/* The same for requests over pages; fa_paged_check() has accepted @request or @cache. */
+int fa_vulkan_check_paged(const struct fa_paged_request *request, char *text, size_t text_bytes);
+int fa_vulkan_check_cache(const struct fa_paged_cache *cache, char *text, size_t text_bytes);
+void fa_vulkan_plan_paged(const struct fa_vulkan_pool *pool, const struct fa_paged_request *request,
+                          struct fa_vulkan_writer *writer);

@@ -14,6 +14,9 @@
 
 enum fa_vulkan_kernel {
 	FA_VULKAN_ATTEND,
+	FA_VULKAN_TOKENS,
+	FA_VULKAN_PAGES,
+	FA_VULKAN_MERGE,
 	_FA_VULKAN_KERNEL_N,
 };
 

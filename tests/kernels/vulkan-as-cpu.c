@@ -9,6 +9,7 @@
 #include "kernels/paged.h"
 
 #include <errno.h>
+#include <malloc.h>
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,6 +49,7 @@ static void on_notify(void *userdata)
 
 static void close_device(void)
 {
+	fa_vk_blob_free(scene.device, scene.device->pool.chunks);
 	scene.queue = ops->queue_free(scene.device, scene.queue);
 	scene.group = ops->group_free(scene.device, scene.group);
 	scene.device = ops->close(scene.device);
@@ -123,6 +125,176 @@ static void import_lse(float **lse, int64_t batch, int64_t stride_batch, int64_t
 
 	import_tensor(&tensor, batch, tokens, heads, 1, sizeof(float));
 	*lse = tensor.data;
+}
+
+/* Makes the cache's memory, which is malloc's, the device's pool of one chunk. */
+static void use_pool(const struct fa_paged_cache *cache)
+{
+	struct fa_vk_pool *pool = &scene.device->pool;
+	const size_t bytes = malloc_usable_size(cache->pool);
+	struct fa_error error = { "" };
+
+	if (!pool->chunks &&
+	    fa_vk_blob_new(scene.device, sizeof(uint64_t), &error, &pool->chunks) < 0)
+		die("pool", &error);
+	for (pool->chunk_bytes = 4096; pool->chunk_bytes < bytes; pool->chunk_bytes *= 2)
+		;
+	pool->base = cache->pool;
+	*(uint64_t *)pool->chunks->host = (uint64_t)(uintptr_t)import(cache->pool, bytes);
+}
+
+static void drop_pool(void)
+{
+	scene.device->pool.base = NULL;
+}
+
+static void import_partial(struct fa_paged_partial *partial, const struct fa_paged_merge *p)
+{
+	import_tensor(&partial->out, 1, p->tokens, p->heads, p->head_dim_v,
+	              element_bytes(p->dtype));
+	import_lse(&partial->lse, 1, 0, p->tokens, partial->lse_stride_token, p->heads,
+	           partial->lse_stride_head);
+}
+
+static void import_own(struct fa_paged_own *own)
+{
+	const size_t scales = (size_t)own->kv_heads * sizeof(float);
+	const size_t bytes = own->store == FA_PAGED_PLAIN ? element_bytes(own->dtype) : 1;
+
+	import_tensor(&own->k, own->pages, own->page_tokens, own->kv_heads, own->head_dim, bytes);
+	import_tensor(&own->v, own->pages, own->page_tokens, own->kv_heads, own->head_dim_v, bytes);
+	own->k_scales = import(own->k_scales, scales);
+	own->v_scales = import(own->v_scales, scales);
+}
+
+static void import_attention(struct fa_paged_attention *p)
+{
+	const int64_t tokens = p->step->cu_new[p->step->batch];
+	const size_t bytes = element_bytes(p->cache->dtype);
+
+	use_pool(p->cache);
+	import_tensor(&p->q, 1, tokens, p->heads, p->cache->head_dim, bytes);
+	import_tensor(&p->out, 1, tokens, p->heads, p->cache->head_dim_v, bytes);
+	import_lse(&p->lse, 1, 0, tokens, p->lse_stride_token, p->heads, p->lse_stride_head);
+}
+
+static void import_append(struct fa_paged_append *p)
+{
+	const int64_t tokens = p->step->cu_new[p->step->batch];
+	const struct fa_paged_cache *cache = p->cache;
+	const size_t bytes = element_bytes(cache->dtype);
+	const size_t table = (size_t)p->rotary.table_positions * (size_t)p->rotary.dim / 2 * 4;
+
+	use_pool(cache);
+	import_tensor(&p->k, 1, tokens, cache->kv_heads, cache->head_dim, bytes);
+	import_tensor(&p->v, 1, tokens, cache->kv_heads, cache->head_dim_v, bytes);
+	import_tensor(&p->q, 1, tokens, p->heads, cache->head_dim, bytes);
+	import_tensor(&p->q_out, 1, tokens, p->heads, cache->head_dim, bytes);
+	p->rotary.cos = import(p->rotary.cos, table);
+	p->rotary.sin = import(p->rotary.sin, table);
+}
+
+static void import_own_attention(struct fa_paged_own_attention *p, struct fa_paged_own *own)
+{
+	const size_t bytes = element_bytes(own->dtype);
+	const size_t batch = (size_t)p->batch;
+
+	import_own(own);
+	p->pages = own;
+	p->table = import(p->table,
+	                  ((batch - 1) * (size_t)p->table_stride + (size_t)p->table_columns) *
+	                          sizeof(*p->table));
+	p->lengths = import(p->lengths, batch * sizeof(*p->lengths));
+	p->cu_q = import(p->cu_q, (batch + 1) * sizeof(*p->cu_q));
+	import_tensor(&p->q, 1, p->total_q, p->heads, own->head_dim, bytes);
+	import_tensor(&p->out, 1, p->total_q, p->heads, own->head_dim_v, bytes);
+	import_lse(&p->lse, 1, 0, p->total_q, p->lse_stride_token, p->heads, p->lse_stride_head);
+}
+
+static void import_own_append(struct fa_paged_own_append *p, struct fa_paged_own *own)
+{
+	const size_t bytes = element_bytes(own->dtype);
+
+	import_own(own);
+	p->pages = own;
+	p->slots = import(p->slots, (size_t)p->tokens * sizeof(*p->slots));
+	import_tensor(&p->k, 1, p->tokens, own->kv_heads, own->head_dim, bytes);
+	import_tensor(&p->v, 1, p->tokens, own->kv_heads, own->head_dim_v, bytes);
+}
+
+/* Copies the layers' addresses to @addresses, and imports what is there. */
+static void *const *import_layers(void *const *data, void **addresses, int32_t n,
+                                  const struct fa_paged_own_copy *p, bool is_v)
+{
+	uint32_t pages = 0;
+
+	if (!data)
+		return NULL;
+	for (uint32_t i = 0; i < p->n_pages; i++)
+		pages = p->pages[i] >= pages ? p->pages[i] + 1 : pages;
+	for (int32_t i = 0; i < n; i++) {
+		struct fa_attention_tensor tensor = is_v ? p->v : p->k;
+
+		tensor.data = data[i];
+		import_tensor(&tensor, pages, p->page_tokens, p->cache->kv_heads,
+		              is_v ? p->cache->head_dim_v : p->cache->head_dim,
+		              element_bytes(p->cache->dtype));
+		addresses[i] = tensor.data;
+	}
+	return addresses;
+}
+
+#define LAYERS_MAX 8
+
+/* A request with the device's addresses. */
+struct imported {
+	struct fa_paged_request request;
+	struct fa_paged_own own;
+	void *k_data[LAYERS_MAX], *v_data[LAYERS_MAX];
+};
+
+static void import_request(const struct fa_paged_request *request, struct imported *ret_imported)
+{
+	struct fa_paged_request *to = &ret_imported->request;
+
+	*to = *request;
+	switch (to->op) {
+	case FA_PAGED_ATTEND:
+		import_attention(&to->attention);
+		break;
+	case FA_PAGED_APPEND:
+	case FA_PAGED_READ:
+		import_append(&to->append);
+		break;
+	case FA_PAGED_MERGE:
+		import_partial(&to->merge.a, &to->merge);
+		import_partial(&to->merge.b, &to->merge);
+		import_partial(&to->merge.result, &to->merge);
+		break;
+	case FA_PAGED_COPY:
+	case FA_PAGED_CLEAR:
+		use_pool(to->pages.cache);
+		break;
+	case FA_PAGED_MOVE:
+		use_pool(to->move.cache);
+		break;
+	case FA_PAGED_ATTEND_OWN:
+		ret_imported->own = *to->own_attention.pages;
+		import_own_attention(&to->own_attention, &ret_imported->own);
+		break;
+	case FA_PAGED_APPEND_OWN:
+		ret_imported->own = *to->own_append.pages;
+		import_own_append(&to->own_append, &ret_imported->own);
+		break;
+	case FA_PAGED_READ_OWN:
+	case FA_PAGED_WRITE_OWN:
+		use_pool(to->own_copy.cache);
+		to->own_copy.k_data = import_layers(to->own_copy.k_data, ret_imported->k_data,
+		                                    to->own_copy.n_layers, &to->own_copy, false);
+		to->own_copy.v_data = import_layers(to->own_copy.v_data, ret_imported->v_data,
+		                                    to->own_copy.n_layers, &to->own_copy, true);
+		break;
+	}
 }
 
 /* ---- running */
@@ -216,5 +388,43 @@ bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	ran = run(&work, stop);
 	ops->attention_release(scene.device, &work);
 	release_imports();
+	return ran;
+}
+
+size_t fa_cpu_paged_scratch_bytes(const struct fa_cpu_isa *isa,
+                                  const struct fa_paged_request *request)
+{
+	return 0;
+}
+
+size_t fa_cpu_paged_workspace_bytes(const struct fa_cpu_isa *isa,
+                                    const struct fa_paged_request *request)
+{
+	return 0;
+}
+
+int64_t fa_cpu_paged_begin(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
+                           void *workspace)
+{
+	return 1;
+}
+
+bool fa_cpu_paged_tile(const struct fa_cpu_isa *isa, const struct fa_paged_request *request,
+                       void *workspace, int64_t tile, void *scratch, const bool *stop)
+{
+	struct fa_device_work work = { .op = FA_DEVICE_PAGED, .n_paged = 1 };
+	struct fa_error error = { "" };
+	struct imported imported;
+	bool ran;
+
+	open_device();
+	import_request(request, &imported);
+	work.paged = &imported.request;
+	if (ops->paged_prepare(scene.device, &work, &error) < 0)
+		die("refused", &error);
+	ran = run(&work, stop);
+	ops->paged_release(scene.device, &work);
+	release_imports();
+	drop_pool();
 	return ran;
 }

@@ -3,6 +3,7 @@
 #include "daemon/backend/vulkan/context.h"
 #include "daemon/backend/vulkan/memory.h"
 #include "daemon/backend/vulkan/pipelines.h"
+#include "daemon/backend/vulkan/pool.h"
 #include "daemon/backend/vulkan/prepare.h"
 #include "daemon/backend/vulkan/queue.h"
 
@@ -21,6 +22,7 @@ static struct fa_device *vk_close(struct fa_device *device)
 	if (device->layout)
 		fa_vk_queue_close(device);
 	if (device->device && device->driver.DestroyBuffer) {
+		fa_vk_pool_close(device);
 		fa_vk_blobs_close(device);
 		fa_vk_pipelines_close(device);
 	}
@@ -86,6 +88,15 @@ static int vk_check(struct fa_device *device, const struct fa_attention_params *
 	return r < 0 ? r : fa_vulkan_check_attention(params, text, bytes);
 }
 
+static int vk_paged_cache_check(struct fa_device *device, const struct fa_paged_cache *cache,
+                                struct fa_error *error)
+{
+	int r;
+
+	r = fa_paged_check_cache(cache, error->text, sizeof(error->text));
+	return r < 0 ? r : fa_vulkan_check_cache(cache, error->text, sizeof(error->text));
+}
+
 const struct fa_device_ops fa_device_vulkan = {
 	.name = "vulkan",
 	.open = vk_open,
@@ -95,6 +106,14 @@ const struct fa_device_ops fa_device_vulkan = {
 	.memory_new_arena = fa_vk_memory_new_arena,
 	.memory_release = fa_vk_memory_release,
 	.memory_host = fa_vk_memory_host,
+	.pool_open = fa_vk_pool_open,
+	.pool_close = fa_vk_pool_close,
+	.pool_chunk_add = fa_vk_pool_chunk_add,
+	.pool_chunk_adopt = fa_vk_pool_chunk_adopt,
+	.pool_chunk_remove = fa_vk_pool_chunk_remove,
+	.paged_cache_check = vk_paged_cache_check,
+	.paged_prepare = fa_vk_paged_prepare,
+	.paged_release = fa_vk_release,
 	.check = vk_check,
 	.attention_prepare = fa_vk_attention_prepare,
 	.attention_release = fa_vk_release,

@@ -23,10 +23,9 @@ struct fa_vk_blob {
 	unsigned int size; /* index of FA_VK_BLOB_SIZES */
 };
 
-/* The KV pool: a memfd per chunk, mapped side by side as in the CPU's backend, of which each is
- * imported by itself. The loop thread adds and removes chunks; kernels read the table of addresses. */
+/* See pool.h. */
 struct fa_vk_pool {
-	char *base; /* NULL: not open */
+	char *base; /* reserved addresses; NULL: not open */
 	uint64_t chunk_bytes;
 	uint32_t max_chunks;
 	struct fa_vk_import **imports; /* [max_chunks] */

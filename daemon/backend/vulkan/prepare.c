@@ -30,32 +30,116 @@ static int prepared_new(struct fa_device *device, struct fa_device_work *work,
 	return 0;
 }
 
-static void writer_init(struct fa_vulkan_writer *writer, const struct fa_vk_blob *blob)
+/* Returns true if append writes q to the backend's memory, where attention reads it. */
+static bool wants_q(const struct fa_paged_request *request)
 {
-	*writer = (struct fa_vulkan_writer){
-		.host = blob->host + STOP_BYTES,
-		.at = blob->at + STOP_BYTES,
-		.stop = blob->at,
+	return request->op == FA_PAGED_APPEND && request->append.heads &&
+	       !request->append.q_out.data;
+}
+
+static uint64_t q_bytes(const struct fa_paged_append *append)
+{
+	const uint64_t bytes = append->cache->dtype == FA_ATTENTION_F32 ? 4 : 2;
+
+	return (uint64_t)append->step->cu_new[append->step->batch] * (uint64_t)append->heads *
+	       (uint64_t)append->cache->head_dim * bytes;
+}
+
+static void put_q(struct fa_device_work *work, uint64_t at)
+{
+	void *q = (void *)(uintptr_t)at;
+
+	for (uint32_t i = 0; i < work->n_paged; i++) {
+		struct fa_paged_request *request = &work->paged[i];
+
+		if (wants_q(request))
+			request->append.q_out.data = q;
+		else if (request->op == FA_PAGED_ATTEND && !request->attention.q.data)
+			request->attention.q.data = q;
+	}
+}
+
+/* Plans with or without memory, and stores the dispatches unless @prepared is NULL. Returns their number. */
+static unsigned int plan(struct fa_device *device, const struct fa_device_work *work,
+                         struct fa_vulkan_writer *writer, struct fa_vk_prepared *prepared)
+{
+	const struct fa_vulkan_pool pool = {
+		.chunks = device->pool.base ? device->pool.chunks->at : 0,
+		.chunk_shift = device->pool.base
+		                       ? (uint32_t)__builtin_ctzll(device->pool.chunk_bytes)
+		                       : 0,
 	};
+	unsigned int n = 0;
+
+	if (work->op == FA_DEVICE_ATTENTION) {
+		fa_vulkan_plan_attention(work->params, writer);
+		if (prepared)
+			memcpy(prepared->dispatches, writer->dispatches,
+			       writer->n_dispatches * sizeof(writer->dispatches[0]));
+		return writer->n_dispatches;
+	}
+	for (uint32_t i = 0; i < work->n_paged; i++) {
+		writer->n_dispatches = 0;
+		fa_vulkan_plan_paged(&pool, &work->paged[i], writer);
+		if (prepared)
+			memcpy(prepared->dispatches + n, writer->dispatches,
+			       writer->n_dispatches * sizeof(writer->dispatches[0]));
+		n += writer->n_dispatches;
+	}
+	return n;
+}
+
+static int prepare(struct fa_device *device, struct fa_device_work *work, uint64_t q_bytes,
+                   struct fa_error *error)
+{
+	struct fa_vulkan_writer writer = { 0 };
+	struct fa_vk_prepared *prepared = NULL;
+	unsigned int n;
+	int r;
+
+	n = plan(device, work, &writer, NULL);
+	r = prepared_new(device, work, n, writer.used, error, &prepared);
+	if (r < 0)
+		return r;
+	if (q_bytes) {
+		r = fa_vk_blob_new(device, q_bytes, error, &prepared->q);
+		if (r < 0)
+			return r;
+		put_q(work, prepared->q->at);
+		work->host_bytes += prepared->q->bytes;
+	}
+	writer = (struct fa_vulkan_writer){
+		.host = prepared->blob->host + STOP_BYTES,
+		.at = prepared->blob->at + STOP_BYTES,
+		.stop = prepared->blob->at,
+	};
+	prepared->n_dispatches = plan(device, work, &writer, prepared);
+	return 0;
 }
 
 int fa_vk_attention_prepare(struct fa_device *device, struct fa_device_work *work,
                             struct fa_error *error)
 {
-	struct fa_vulkan_writer writer = { 0 };
-	struct fa_vk_prepared *prepared = NULL;
+	return prepare(device, work, 0, error);
+}
+
+int fa_vk_paged_prepare(struct fa_device *device, struct fa_device_work *work,
+                        struct fa_error *error)
+{
+	uint64_t q = 0, bytes;
 	int r;
 
-	fa_vulkan_plan_attention(work->params, &writer);
-	r = prepared_new(device, work, writer.n_dispatches, writer.used, error, &prepared);
-	if (r < 0)
-		return r;
-	writer_init(&writer, prepared->blob);
-	fa_vulkan_plan_attention(work->params, &writer);
-	prepared->n_dispatches = writer.n_dispatches;
-	memcpy(prepared->dispatches, writer.dispatches,
-	       writer.n_dispatches * sizeof(writer.dispatches[0]));
-	return 0;
+	for (uint32_t i = 0; i < work->n_paged; i++) {
+		r = fa_paged_check(&work->paged[i], error->text, sizeof(error->text));
+		if (r == 0)
+			r = fa_vulkan_check_paged(&work->paged[i], error->text,
+			                          sizeof(error->text));
+		if (r < 0)
+			return r;
+		bytes = wants_q(&work->paged[i]) ? q_bytes(&work->paged[i].append) : 0;
+		q = bytes > q ? bytes : q;
+	}
+	return prepare(device, work, q, error);
 }
 
 void fa_vk_release(struct fa_device *device, struct fa_device_work *work)

@@ -5,4 +5,7 @@
 
 int fa_vk_attention_prepare(struct fa_device *device, struct fa_device_work *work,
                             struct fa_error *error);
+/* Also checks the requests. */
+int fa_vk_paged_prepare(struct fa_device *device, struct fa_device_work *work,
+                        struct fa_error *error);
 void fa_vk_release(struct fa_device *device, struct fa_device_work *work);
