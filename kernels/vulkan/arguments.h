@@ -57,9 +57,7 @@ struct fa_vulkan_attend {
 	uint32_t v_row;        /* elements from row to row of V in the pool */
 	uint32_t token_scales; /* each token in the pool has scales */
 	uint32_t chunk_shift;  /* log2 of a chunk's bytes */
-	uint32_t shift;        /* weights are 2^-shift times exp(score - maximum) */
 	float scale, softcap;  /* softcap 0: none */
-	uint32_t unused;
 };
 
 /* What tokens.comp does with rows; groups are (layer, token, row), the row last. */
@@ -84,6 +82,7 @@ struct fa_vulkan_tokens {
 	uint64_t from, to;       /* moves: see struct fa_paged_move; cu_moves are in q_begin */
 	int64_t k_page, k_token, k_head;
 	int64_t v_page, v_token, v_head;
+	/* FA_VULKAN_APPEND_OWN: of k and v, as k_token and so on are of the pages. */
 	int64_t q_token, q_head, q_out_token, q_out_head;
 	int64_t layer_stride, v_offset; /* bytes within a chunk */
 	uint64_t tokens;                /* of a layer; moves: sequences */
@@ -94,7 +93,7 @@ struct fa_vulkan_tokens {
 	uint32_t layer; /* the first */
 	uint32_t rotary_dim, interleaved, table_positions;
 	uint32_t own_page_tokens, offset; /* of a client's own pages */
-	uint32_t unused;
+	uint32_t rotary_first;
 };
 
 /* Copies pages, or fills them with zeros. Groups are (page, layer, part of PART bytes). */

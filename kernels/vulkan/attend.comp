@@ -41,7 +41,7 @@ shared float s_q[ROWS * DIM_MAX];
 shared float s_weight[ROWS * LANES]; /* [row][key]: scores' weights; -1: the row does not see the key */
 shared float s_max[ROWS], s_factor[ROWS];
 shared int64_t s_position[ROWS], s_low[ROWS], s_high[ROWS];
-shared uint64_t s_v[LANES]; /* rows of V */
+shared Row s_v[LANES]; /* of V */
 shared float s_v_scale[LANES];
 shared fa_vulkan_sequence s_sequence;
 shared bool s_stop;
@@ -172,20 +172,20 @@ bool sees(uint r, uint64_t token, int64_t key)
 }
 
 struct Rows {
-	uint64_t k, v;
+	Row k, v;
 	float k_scale, v_scale;
 };
 
 /* Finds the rows of a token's K and V. */
 Rows find_rows(uint b, uint kv_head, uint key)
 {
-	Rows rows = Rows(0, 0, 1, 1);
+	Rows rows = Rows(row_at(0), row_at(0), 1, 1);
 
 	if (SOURCE == FA_VULKAN_DENSE) {
 		int64_t token = int64_t(s_sequence.k_begin) + key;
 
-		rows.k = A.k + (b * A.k_batch + token * A.k_token + kv_head * A.k_head) * STORED_BYTES;
-		rows.v = A.v + (b * A.v_batch + token * A.v_token + kv_head * A.v_head) * STORED_BYTES;
+		rows.k.at = A.k + (b * A.k_batch + token * A.k_token + kv_head * A.k_head) * STORED_BYTES;
+		rows.v.at = A.v + (b * A.v_batch + token * A.v_token + kv_head * A.v_head) * STORED_BYTES;
 		return rows;
 	}
 
@@ -193,24 +193,28 @@ Rows find_rows(uint b, uint kv_head, uint key)
 
 	if (SOURCE == FA_VULKAN_POOL) {
 		uint slot = Word(A.table + 4 * uint64_t(s_sequence.table_start + page)).x;
-		uint64_t at = uint64_t(slot) * 256;
-		uint64_t base = Word64(A.chunks + 8 * (at >> A.chunk_shift)).x +
-		                (at & (uint64_t(1) << A.chunk_shift) - 1) + A.layer_offset;
+		uint64_t page_at = uint64_t(slot) * 256 + A.layer_offset;
 		uint64_t row = uint64_t(kv_head) * A.page_tokens + token;
 		uint64_t all = uint64_t(A.kv_heads) * A.page_tokens;
 
-		rows.k = base + row * A.head_dim * STORED_BYTES;
-		rows.v = base + A.v_offset + row * A.v_row * STORED_BYTES;
+		rows.k = pool_row(A.chunks, A.chunk_shift, page_at + row * A.head_dim * STORED_BYTES,
+		                  A.head_dim * STORED_BYTES);
+		rows.v = pool_row(A.chunks, A.chunk_shift,
+		                  page_at + A.v_offset + row * A.v_row * STORED_BYTES,
+		                  A.head_dim_v * STORED_BYTES);
 		if (STORE != PLAIN && A.token_scales != 0) {
-			rows.k_scale = Float(base + all * A.head_dim + 4 * row).x;
-			rows.v_scale = Float(base + A.v_offset + all * A.head_dim_v + 4 * row).x;
+			rows.k_scale = Float(pool_address(A.chunks, A.chunk_shift,
+			                                  page_at + all * A.head_dim + 4 * row)).x;
+			rows.v_scale = Float(pool_address(A.chunks, A.chunk_shift,
+			                                  page_at + A.v_offset + all * A.v_row +
+			                                          4 * row)).x;
 		}
 	} else {
 		uint entry = Word(A.table + 4 * (b * A.table_stride + page)).x;
 		int64_t at = int64_t(min(entry, A.last_page));
 
-		rows.k = A.k + (at * A.k_batch + token * A.k_token + kv_head * A.k_head) * STORED_BYTES;
-		rows.v = A.v + (at * A.v_batch + token * A.v_token + kv_head * A.v_head) * STORED_BYTES;
+		rows.k.at = A.k + (at * A.k_batch + token * A.k_token + kv_head * A.k_head) * STORED_BYTES;
+		rows.v.at = A.v + (at * A.v_batch + token * A.v_token + kv_head * A.v_head) * STORED_BYTES;
 	}
 	if (STORE != PLAIN && A.k_scales != 0)
 		rows.k_scale = Float(A.k_scales + 4 * kv_head).x;
@@ -291,6 +295,13 @@ void main()
 		high = max(high, s_high[r]);
 	}
 
+	/* Blocks begin at multiples of their size, so that a row's sums do not depend on its neighbours. */
+	const int64_t first_key = low;
+
+	low -= low % LANES;
+
+	/* Weights are 2^-shift times exp(score - maximum), so that no sum of finite values overflows. */
+	const int shift = s_sequence.n_k > 1 ? 1 + findMSB(s_sequence.n_k) : 0;
 	float total[ROWS], values[ROWS * COLUMNS];
 
 	for (uint r = 0; r < ROWS; r++)
@@ -309,7 +320,7 @@ void main()
 			score[r] = 0;
 			seen[r] = false;
 		}
-		if (lane < keys) {
+		if (lane < keys && key + lane >= first_key) {
 			const int64_t own = key + lane;
 			const Rows at = find_rows(b, kv_head, uint(own));
 			vec4 sums[ROWS];
@@ -317,9 +328,12 @@ void main()
 			for (uint r = 0; r < ROWS; r++)
 				sums[r] = vec4(0);
 			for (uint c = 0; c < dim; c += 4) {
+				const uint64_t row = SOURCE == FA_VULKAN_POOL
+				                             ? base_of(at.k, c * STORED_BYTES)
+				                             : at.k.at;
 				vec4 k = STORE == PLAIN
-				                 ? load4(DTYPE, ALIGNED, at.k, c)
-				                 : load4_codes(STORE, ALIGNED, at.k, c) * at.k_scale;
+				                 ? load4(DTYPE, ALIGNED, row, c)
+				                 : load4_codes(STORE, ALIGNED, row, c) * at.k_scale;
 
 				for (uint r = 0; r < ROWS; r++) {
 					uint i = r * DIM_MAX + c;
@@ -341,6 +355,8 @@ void main()
 			}
 			s_v[lane] = at.v;
 			s_v_scale[lane] = at.v_scale;
+		} else {
+			s_v[lane] = row_at(0);
 		}
 		for (uint r = 0; r < ROWS; r++)
 			s_weight[r * LANES + lane] = seen[r] ? score[r] : -INF;
@@ -369,7 +385,7 @@ void main()
 			float highest = s_max[r], base = highest == -INF ? 0 : highest;
 
 			s_weight[r * LANES + lane] =
-				seen[r] ? exp_shifted(score[r] - base, int(A.shift)) : -1;
+				seen[r] ? exp_shifted(score[r] - base, shift) : -1;
 		}
 		barrier();
 
@@ -381,7 +397,7 @@ void main()
 		for (uint i = 0; i < ROWS * COLUMNS; i++)
 			near[i] = 0;
 		for (uint i = 0; i < keys; i++) {
-			const uint64_t at = s_v[i];
+			const Row at = s_v[i];
 			const float v_scale = STORE == PLAIN ? 1 : s_v_scale[i];
 			float weight[ROWS];
 
@@ -393,9 +409,13 @@ void main()
 				const uint c = t * LANES + lane;
 				float v = 0;
 
-				if (c < dim_v)
-					v = STORE == PLAIN ? load(DTYPE, at, c)
-					                   : load_code(STORE, at, c) * v_scale;
+				const uint64_t row = SOURCE == FA_VULKAN_POOL
+				                             ? base_of(at, c * STORED_BYTES)
+				                             : at.at;
+
+				if (c < dim_v && at.at != 0)
+					v = STORE == PLAIN ? load(DTYPE, row, c)
+					                   : load_code(STORE, row, c) * v_scale;
 				/* A hidden key's V may be NaN. */
 				for (uint r = 0; r < ROWS; r++)
 					near[r * COLUMNS + t] +=
@@ -435,13 +455,13 @@ void main()
 
 				if (is_nan(sum))
 					part = 1;
-				all = part * sum + (sink == -INF ? 0 : exp_shifted(sink - base, int(A.shift)));
+				all = part * sum + (sink == -INF ? 0 : exp_shifted(sink - base, shift));
 				factor = part / all;
-				lse = base + (log_of(all) + A.shift * 0.693147181);
+				lse = base + (log_of(all) + shift * 0.693147181);
 			}
 		} else if (!nothing) {
 			factor = 1 / sum;
-			lse = highest + (log_of(sum) + A.shift * 0.693147181);
+			lse = highest + (log_of(sum) + shift * 0.693147181);
 			if (is_nan(sum))
 				lse = sum;
 		}

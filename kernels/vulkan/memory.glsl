@@ -29,6 +29,43 @@ layout(buffer_reference, scalar, buffer_reference_align = 1) buffer Byte { uint8
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Float4 { vec4 x; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) buffer Half4 { uvec2 x; };
 
+/* A row of memory. One in the pool may lie in two chunks, whose addresses need not follow one another: its
+ * bytes from split on are at next + their number. */
+struct Row {
+	uint64_t at, next;
+	uint split;
+};
+
+Row row_at(uint64_t at)
+{
+	return Row(at, at, 0xffffffffu);
+}
+
+/* Returns the address to which byte @offset of the row is relative. */
+uint64_t base_of(Row row, uint offset)
+{
+	return offset < row.split ? row.at : row.next;
+}
+
+/* Finds byte @at of the pool. */
+uint64_t pool_address(uint64_t chunks, uint shift, uint64_t at)
+{
+	return Word64(chunks + 8 * (at >> shift)).x + (at & (uint64_t(1) << shift) - 1);
+}
+
+/* Finds a row of the pool, which is shorter than a chunk. */
+Row pool_row(uint64_t chunks, uint shift, uint64_t at, uint bytes)
+{
+	const uint64_t left = (uint64_t(1) << shift) - (at & (uint64_t(1) << shift) - 1);
+	Row row = row_at(pool_address(chunks, shift, at));
+
+	if (left < bytes) {
+		row.split = uint(left);
+		row.next = Word64(chunks + 8 * ((at >> shift) + 1)).x - left;
+	}
+	return row;
+}
+
 uint element_bytes(uint dtype)
 {
 	return dtype == F32 ? 4 : 2;

@@ -81,7 +81,7 @@ static void plan_attention(const struct fa_vulkan_pool *pool, const struct fa_pa
 	const int64_t layer_scales = (int64_t)p->layer * cache->kv_heads;
 	const size_t scale_bytes = (size_t)cache->kv_heads * sizeof(float);
 	const size_t n_new = step->cu_new[step->batch];
-	struct fa_vulkan_scores scores = {
+	const struct fa_vulkan_scores scores = {
 		.scale = p->scale,
 		.softcap = p->softcap,
 		.causal = p->causal,
@@ -126,10 +126,11 @@ static void plan_attention(const struct fa_vulkan_pool *pool, const struct fa_pa
 		const uint64_t n = step->cu_new[b + 1] - step->cu_new[b];
 
 		most_rows = n * group > most_rows ? n * group : most_rows;
-		scores.longest = step->lengths[b] > scores.longest ? step->lengths[b]
-		                                                   : scores.longest;
 		pairs += (double)n * step->lengths[b];
 	}
+	/* Kernels for one row and for many may round differently. */
+	if (p->deterministic)
+		most_rows = UINT64_MAX;
 	fa_vulkan_choose_tile(most_rows, cache->head_dim_v, &rows, &columns);
 	arguments.sequences = fa_vulkan_reserve(writer, (size_t)step->batch * sizeof(*sequences),
 	                                        &host);
@@ -156,8 +157,10 @@ static void plan_attention(const struct fa_vulkan_pool *pool, const struct fa_pa
 	if (cache->store != FA_PAGED_PLAIN && cache->k_scales) {
 		arguments.k_scales = fa_vulkan_put(writer, cache->k_scales + layer_scales,
 		                                   scale_bytes);
-		arguments.v_scales = fa_vulkan_put(writer, cache->v_scales + layer_scales,
-		                                   scale_bytes);
+		arguments.v_scales = arguments.k_scales;
+		if (cache->v_offset)
+			arguments.v_scales = fa_vulkan_put(writer, cache->v_scales + layer_scales,
+			                                   scale_bytes);
 	}
 	fa_vulkan_put_scores(writer, &scores, &arguments);
 	dispatch = fa_vulkan_add(writer, FA_VULKAN_ATTEND,
@@ -201,7 +204,6 @@ static void plan_own_attention(const struct fa_paged_own_attention *p,
 		.alibi_slopes = p->alibi_slopes,
 		.sinks = p->sinks,
 		.heads = p->heads,
-		.longest = longest,
 	};
 	struct fa_vulkan_attend arguments = {
 		.q = fa_vulkan_address(p->q.data),
@@ -242,7 +244,8 @@ static void plan_own_attention(const struct fa_paged_own_attention *p,
 	uint32_t rows, columns;
 	uint64_t tiles;
 
-	fa_vulkan_choose_tile((uint64_t)p->max_q * group, own->head_dim_v, &rows, &columns);
+	fa_vulkan_choose_tile(p->deterministic ? UINT64_MAX : (uint64_t)p->max_q * group,
+	                      own->head_dim_v, &rows, &columns);
 	arguments.blocks = ((uint64_t)p->max_q * group + rows - 1) / rows;
 	tiles = arguments.blocks * (uint64_t)own->kv_heads * (uint64_t)p->batch;
 	if (!tiles || !p->total_q)

@@ -17,14 +17,6 @@ layout(push_constant, scalar) uniform Push {
 
 #define A Arguments(push.arguments).a
 
-uint64_t page_at(uint64_t slots, uint64_t i)
-{
-	uint64_t at = uint64_t(Word(slots + 4 * i).x) * 256;
-
-	return Word64(A.chunks + 8 * (at >> A.chunk_shift)).x +
-	       (at & (uint64_t(1) << A.chunk_shift) - 1);
-}
-
 void main()
 {
 	const uint64_t group = push.first_group + gl_WorkGroupID.x;
@@ -40,9 +32,13 @@ void main()
 	const uint64_t at = layer * A.layer_stride + (is_v ? A.v_offset : int64_t(0)) +
 	                    part * FA_VULKAN_PART_BYTES;
 	const uint end = min(bytes - part * FA_VULKAN_PART_BYTES, uint(FA_VULKAN_PART_BYTES));
-	const uint64_t to = page_at(A.to, i) + at;
-	const uint64_t from = A.from != 0 ? page_at(A.from, i) + at : 0;
+	const uint64_t to = uint64_t(Word(A.to + 4 * i).x) * 256 + at;
+	uint64_t from = 0;
 
+	if (A.from != 0)
+		from = uint64_t(Word(A.from + 4 * i).x) * 256 + at;
+	/* A page may lie in several chunks. */
 	for (uint c = 4 * gl_LocalInvocationIndex; c < end; c += 4 * LANES)
-		Word(to + c).x = from != 0 ? Word(from + c).x : 0;
+		Word(pool_address(A.chunks, A.chunk_shift, to + c)).x =
+			A.from != 0 ? Word(pool_address(A.chunks, A.chunk_shift, from + c)).x : 0;
 }

@@ -80,7 +80,6 @@ void fa_vulkan_plan_attention(const struct fa_attention_params *params,
 		.alibi_slopes = p->alibi_slopes,
 		.sinks = p->sinks,
 		.heads = p->heads,
-		.longest = p->seqlen_k,
 	};
 	struct fa_vulkan_attend arguments = {
 		.q = fa_vulkan_address(p->q.data),

@@ -21,9 +21,6 @@ void fa_vulkan_put_scores(struct fa_vulkan_writer *writer, const struct fa_vulka
 	arguments->left = bound(scores->window_left);
 	arguments->right_tree = bound(scores->window_right);
 	arguments->right = scores->causal ? 0 : arguments->right_tree;
-	arguments->shift = scores->longest > 1
-	                           ? 64 - (uint32_t)__builtin_clzll((uint64_t)scores->longest)
-	                           : 0;
 }
 
 void fa_vulkan_choose_tile(uint64_t most_rows, int32_t head_dim_v, uint32_t *ret_rows,
@@ -36,6 +33,6 @@ void fa_vulkan_choose_tile(uint64_t most_rows, int32_t head_dim_v, uint32_t *ret
 	               : columns <= 2 ? 2
 	               : columns <= 4 ? 4
 	               : columns <= 8 ? 8
-	                              : 18;
+	                              : 16;
 	*ret_rows = most_rows <= 1 ? 1 : *ret_columns <= 4 ? 8 : 4;
 }

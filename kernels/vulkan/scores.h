@@ -21,7 +21,6 @@ struct fa_vulkan_scores {
 	int64_t window_left, window_right;
 	const float *alibi_slopes, *sinks; /* [heads] in host memory */
 	int32_t heads;
-	int64_t longest; /* keys of a sequence */
 };
 
 void fa_vulkan_put_scores(struct fa_vulkan_writer *writer, const struct fa_vulkan_scores *scores,

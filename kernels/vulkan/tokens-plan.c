@@ -66,7 +66,9 @@ static void set_cache(const struct fa_vulkan_pool *pool, const struct fa_paged_c
 	arguments->token_scales = fa_vulkan_token_scales(cache);
 	if (cache->store != FA_PAGED_PLAIN) {
 		arguments->k_scales = fa_vulkan_put(writer, cache->k_scales, scales);
-		arguments->v_scales = fa_vulkan_put(writer, cache->v_scales, scales);
+		arguments->v_scales = cache->v_offset
+		                              ? fa_vulkan_put(writer, cache->v_scales, scales)
+		                              : arguments->k_scales;
 	}
 }
 
@@ -98,6 +100,7 @@ static void put_rotary(struct fa_vulkan_writer *writer, const struct fa_paged_ro
 	void *host;
 
 	arguments->rotary_dim = (uint32_t)rotary->dim;
+	arguments->rotary_first = (uint32_t)rotary->first;
 	arguments->interleaved = rotary->interleaved;
 	if (!rotary->dim)
 		return;

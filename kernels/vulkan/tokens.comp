@@ -38,22 +38,23 @@ shared uint64_t s_slot;
 /* ---- where rows are */
 
 struct Place {
-	uint64_t row, scale; /* scale 0: the token has none */
+	Row row;
+	uint64_t scale; /* 0: the token has none */
 };
 
 Place in_pool(uint layer, uint table_start, uint token, uint head, bool is_v)
 {
 	uint slot = Word(A.table + 4 * uint64_t(table_start + token / A.page_tokens)).x;
-	uint64_t at = uint64_t(slot) * 256;
-	uint64_t base = Word64(A.chunks + 8 * (at >> A.chunk_shift)).x +
-	                (at & (uint64_t(1) << A.chunk_shift) - 1) + layer * A.layer_stride +
-	                (is_v ? A.v_offset : int64_t(0));
+	uint64_t base = uint64_t(slot) * 256 + layer * A.layer_stride + (is_v ? A.v_offset : int64_t(0));
 	uint64_t row = uint64_t(head) * A.page_tokens + token % A.page_tokens;
-	uint64_t dim = is_v ? A.v_row : A.head_dim;
-	Place place = Place(base + row * dim * STORED_BYTES, 0);
+	uint dim = is_v ? A.v_row : A.head_dim;
+	Place place = Place(pool_row(A.chunks, A.chunk_shift, base + row * dim * STORED_BYTES,
+	                             dim * STORED_BYTES),
+	                    0);
 
 	if (STORE != PLAIN && A.token_scales != 0)
-		place.scale = base + uint64_t(A.kv_heads) * A.page_tokens * dim + 4 * row;
+		place.scale = pool_address(A.chunks, A.chunk_shift,
+		                           base + uint64_t(A.kv_heads) * A.page_tokens * dim + 4 * row);
 	return place;
 }
 
@@ -80,23 +81,25 @@ float head_scale(uint layer, uint head, bool is_v)
 
 /* ---- rows */
 
-void copy_row(uint64_t to, uint64_t from, uint first, uint dim)
+void copy_row(Row to, Row from, uint first, uint dim)
 {
 	for (uint c = first + gl_LocalInvocationIndex; c < dim; c += LANES) {
+		uint64_t target = base_of(to, c * BYTES), source = base_of(from, c * BYTES);
+
 		if (DTYPE == F32)
-			Word(to + 4 * c).x = Word(from + 4 * c).x;
+			Word(target + 4 * c).x = Word(source + 4 * c).x;
 		else
-			Half(to + 2 * c).x = Half(from + 2 * c).x;
+			Half(target + 2 * c).x = Half(source + 2 * c).x;
 	}
 }
 
-/* Returns the elements of pair @i after rotation, and where they are. */
+/* Returns the elements of pair @i after rotation, and where they are. @from is outside of the pool. */
 vec2 rotated(uint64_t from, uint64_t position, uint i, out uvec2 at)
 {
 	uint half_dim = A.rotary_dim / 2;
 	vec2 unit;
 
-	at = A.interleaved != 0 ? uvec2(2 * i, 2 * i + 1) : uvec2(i, i + half_dim);
+	at = A.rotary_first + (A.interleaved != 0 ? uvec2(2 * i, 2 * i + 1) : uvec2(i, i + half_dim));
 	if (A.cos != 0) {
 		uint64_t row = min(position, uint64_t(A.table_positions - 1)) * half_dim + i;
 
@@ -110,38 +113,41 @@ vec2 rotated(uint64_t from, uint64_t position, uint i, out uvec2 at)
 	return vec2(x * unit.x - y * unit.y, y * unit.x + x * unit.y);
 }
 
-/* Copies a row of K or q, and rotates its front. @to may be @from. */
-void rotate_row(uint64_t to, uint64_t from, uint64_t position)
+/* Copies a row of K or q, and rotates a part of it. @to may be @from. */
+void rotate_row(Row to, uint64_t from, uint64_t position)
 {
 	uvec2 at;
 
 	for (uint i = gl_LocalInvocationIndex; i < A.rotary_dim / 2; i += LANES) {
 		vec2 pair = rotated(from, position, i, at);
 
-		store(DTYPE, to, at.x, pair.x);
-		store(DTYPE, to, at.y, pair.y);
+		store(DTYPE, base_of(to, at.x * BYTES), at.x, pair.x);
+		store(DTYPE, base_of(to, at.y * BYTES), at.y, pair.y);
 	}
-	if (to != from)
-		copy_row(to, from, A.rotary_dim, A.head_dim);
+	if (to.at != from) {
+		copy_row(to, row_at(from), 0, A.rotary_first);
+		copy_row(to, row_at(from), A.rotary_first + A.rotary_dim, A.head_dim);
+	}
 }
 
-/* Reads a row to s_row, with its front rotated if it is K's. */
-void read_row(uint64_t from, uint64_t position, uint dim, uint rotary_dim)
+/* Reads a row from outside of the pool to s_row; K's is rotated. */
+void read_row(uint64_t from, uint64_t position, uint dim, bool rotates)
 {
 	uvec2 at;
 
-	for (uint i = gl_LocalInvocationIndex; i < rotary_dim / 2; i += LANES) {
+	for (uint c = gl_LocalInvocationIndex; c < dim; c += LANES)
+		if (!rotates || c - A.rotary_first >= A.rotary_dim)
+			s_row[c] = load(DTYPE, from, c);
+	for (uint i = gl_LocalInvocationIndex; rotates && i < A.rotary_dim / 2; i += LANES) {
 		vec2 pair = rotated(from, position, i, at);
 
 		s_row[at.x] = pair.x;
 		s_row[at.y] = pair.y;
 	}
-	for (uint c = rotary_dim + gl_LocalInvocationIndex; c < dim; c += LANES)
-		s_row[c] = load(DTYPE, from, c);
 	barrier();
 }
 
-/* Stores the codes of s_row; @scale_at 0: with the head's scale. */
+/* Stores the codes of s_row, with a scale of its own if the place has one, else with the head's. */
 void quantise_row(Place to, uint dim, float scale_of_head)
 {
 	const uint lane = gl_LocalInvocationIndex;
@@ -172,7 +178,8 @@ void quantise_row(Place to, uint dim, float scale_of_head)
 	for (uint c = lane; c < dim; c += LANES) {
 		precise float x = clamp_finite(s_row[c]) * inverse;
 
-		Byte(to.row + c).x = uint8_t(STORE == E4M3 ? e4m3_encode(x) : int8_encode(x));
+		Byte(base_of(to.row, c) + c).x =
+			uint8_t(STORE == E4M3 ? e4m3_encode(x) : int8_encode(x));
 	}
 	if (to.scale != 0 && lane == 0)
 		Float(to.scale).x = has_nan && STORE == INT8 ? NAN : scale;
@@ -183,7 +190,7 @@ void dequantise_row(uint64_t to, Place from, uint dim, float scale_of_head)
 	float scale = from.scale != 0 ? Float(from.scale).x : scale_of_head;
 
 	for (uint c = gl_LocalInvocationIndex; c < dim; c += LANES)
-		store(DTYPE, to, c, load_code(STORE, from.row, c) * scale);
+		store(DTYPE, to, c, load_code(STORE, base_of(from.row, c), c) * scale);
 }
 
 /* ---- operations */
@@ -217,7 +224,7 @@ void append_or_read(uint64_t token, uint row)
 	if (OP == FA_VULKAN_APPEND && row >= 2 * A.kv_heads) {
 		uint head = row - 2 * A.kv_heads;
 
-		rotate_row(A.q_out + (int64_t(token) * A.q_out_token + head * A.q_out_head) * BYTES,
+		rotate_row(row_at(A.q_out + (int64_t(token) * A.q_out_token + head * A.q_out_head) * BYTES),
 		           A.q + (int64_t(token) * A.q_token + head * A.q_head) * BYTES, position);
 		return;
 	}
@@ -233,16 +240,16 @@ void append_or_read(uint64_t token, uint row)
 
 	if (OP == FA_VULKAN_READ) {
 		if (STORE == PLAIN)
-			copy_row(tensor, place.row, 0, dim);
+			copy_row(row_at(tensor), place.row, 0, dim);
 		else
 			dequantise_row(tensor, place, dim, head_scale(A.layer, head, is_v));
 	} else if (STORE == PLAIN) {
 		if (is_v)
-			copy_row(place.row, tensor, 0, dim);
+			copy_row(place.row, row_at(tensor), 0, dim);
 		else
 			rotate_row(place.row, tensor, position);
 	} else {
-		read_row(tensor, position, dim, is_v ? 0 : A.rotary_dim);
+		read_row(tensor, position, dim, !is_v);
 		quantise_row(place, dim, head_scale(A.layer, head, is_v));
 	}
 }
@@ -270,10 +277,10 @@ void append_own(uint64_t token, uint row)
 	                           uint(slot % A.own_page_tokens), head, is_v);
 
 	if (STORE == PLAIN) {
-		copy_row(to, tensor, 0, dim);
+		copy_row(row_at(to), row_at(tensor), 0, dim);
 	} else {
-		read_row(tensor, 0, dim, 0);
-		quantise_row(Place(to, 0), dim, head_scale(0, head, is_v));
+		read_row(tensor, 0, dim, false);
+		quantise_row(Place(row_at(to), 0), dim, head_scale(0, head, is_v));
 	}
 }
 
@@ -297,13 +304,13 @@ void copy_own(uint layer, uint64_t token, uint row)
 
 	if (OP == FA_VULKAN_READ_OWN) {
 		if (STORE == PLAIN)
-			copy_row(own, pool.row, 0, dim);
+			copy_row(row_at(own), pool.row, 0, dim);
 		else
 			dequantise_row(own, pool, dim, scale);
 	} else if (STORE == PLAIN) {
-		copy_row(pool.row, own, 0, dim);
+		copy_row(pool.row, row_at(own), 0, dim);
 	} else {
-		read_row(own, 0, dim, 0);
+		read_row(own, 0, dim, false);
 		quantise_row(pool, dim, scale);
 	}
 }
@@ -328,7 +335,8 @@ void move_tokens(uint layer, uint64_t sequence, uint row)
 		const Place to = in_pool(layer, s.table_start, target, head, is_v);
 
 		for (uint c = gl_LocalInvocationIndex; c < dim * STORED_BYTES / 4; c += LANES)
-			Word(to.row + 4 * c).x = Word(from.row + 4 * c).x;
+			Word(base_of(to.row, 4 * c) + 4 * c).x =
+				Word(base_of(from.row, 4 * c) + 4 * c).x;
 		if (from.scale != 0 && gl_LocalInvocationIndex == 0)
 			Word(to.scale).x = Word(from.scale).x;
 	}

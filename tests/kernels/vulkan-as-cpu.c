@@ -33,6 +33,8 @@ static struct {
 	sem_t notified;
 	struct fa_vk_import *imports[IMPORTS_MAX];
 	size_t n_imports;
+	char *pool, *chunks; /* while a request over the pool runs */
+	size_t pool_bytes;
 } scene;
 
 static void die(const char *what, const struct fa_error *error)
@@ -49,7 +51,6 @@ static void on_notify(void *userdata)
 
 static void close_device(void)
 {
-	fa_vk_blob_free(scene.device, scene.device->pool.chunks);
 	scene.queue = ops->queue_free(scene.device, scene.queue);
 	scene.group = ops->group_free(scene.device, scene.group);
 	scene.device = ops->close(scene.device);
@@ -127,25 +128,52 @@ static void import_lse(float **lse, int64_t batch, int64_t stride_batch, int64_t
 	*lse = tensor.data;
 }
 
-/* Makes the cache's memory, which is malloc's, the device's pool of one chunk. */
+/*
+ * Makes the device's pool of the cache's memory, which is malloc's. Chunks are as small as can be, so that
+ * rows lie in two of them, and their copies lie in reverse order, with poison in between.
+ */
 static void use_pool(const struct fa_paged_cache *cache)
 {
-	struct fa_vk_pool *pool = &scene.device->pool;
 	const size_t bytes = malloc_usable_size(cache->pool);
-	struct fa_error error = { "" };
+	const size_t n = (bytes + PAGE - 1) / PAGE;
+	struct fa_vk_pool *pool = &scene.device->pool;
+	struct fa_error error = { "no memory" };
+	uint64_t at;
 
-	if (!pool->chunks &&
-	    fa_vk_blob_new(scene.device, sizeof(uint64_t), &error, &pool->chunks) < 0)
+	scene.pool = cache->pool;
+	scene.pool_bytes = bytes;
+	scene.chunks = aligned_alloc(PAGE, 2 * n * PAGE);
+	if (!scene.chunks ||
+	    fa_vk_blob_new(scene.device, n * sizeof(uint64_t), &error, &pool->chunks) < 0)
 		die("pool", &error);
-	for (pool->chunk_bytes = 4096; pool->chunk_bytes < bytes; pool->chunk_bytes *= 2)
-		;
+	memset(scene.chunks, 0xff, 2 * n * PAGE);
+	at = (uint64_t)(uintptr_t)import(scene.chunks, 2 * n * PAGE);
+	for (size_t i = 0; i < n; i++) {
+		const size_t left = bytes - i * PAGE, place = 2 * (n - 1 - i) * PAGE;
+
+		memcpy(scene.chunks + place, scene.pool + i * PAGE, left < PAGE ? left : PAGE);
+		((uint64_t *)pool->chunks->host)[i] = at + place;
+	}
+	pool->chunk_bytes = PAGE;
 	pool->base = cache->pool;
-	*(uint64_t *)pool->chunks->host = (uint64_t)(uintptr_t)import(cache->pool, bytes);
 }
 
+/* Copies the chunks back. */
 static void drop_pool(void)
 {
-	scene.device->pool.base = NULL;
+	const size_t n = (scene.pool_bytes + PAGE - 1) / PAGE;
+	struct fa_vk_pool *pool = &scene.device->pool;
+
+	if (!scene.chunks)
+		return;
+	for (size_t i = 0; i < n; i++) {
+		const size_t left = scene.pool_bytes - i * PAGE, place = 2 * (n - 1 - i) * PAGE;
+
+		memcpy(scene.pool + i * PAGE, scene.chunks + place, left < PAGE ? left : PAGE);
+	}
+	free(fa_steal_ptr(scene.chunks));
+	pool->chunks = fa_vk_blob_free(scene.device, pool->chunks);
+	pool->base = NULL;
 }
 
 static void import_partial(struct fa_paged_partial *partial, const struct fa_paged_merge *p)

@@ -27,6 +27,7 @@
 	X(BeginCommandBuffer)                                                                      \
 	X(BindBufferMemory)                                                                        \
 	X(CmdBindPipeline)                                                                         \
+	X(CmdCopyBuffer)                                                                           \
 	X(CmdDispatch)                                                                             \
 	X(CmdPipelineBarrier)                                                                      \
 	X(CmdPushConstants)                                                                        \

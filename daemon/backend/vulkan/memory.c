@@ -35,7 +35,8 @@ static VkResult make(struct fa_device *device, uint64_t bytes, void *imported, u
 		.pNext = imported ? &external : NULL,
 		.size = bytes,
 		.usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT |
-		         VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT,
+		         VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT |
+		         VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT,
 	};
 	const VkImportMemoryHostPointerInfoEXT pointer = {
 		.sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT,

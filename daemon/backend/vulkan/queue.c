@@ -56,6 +56,8 @@ static bool is_over(struct fa_device_work *work)
 {
 	const struct fa_vk_prepared *prepared = work->prepared;
 
+	if (work->op == FA_DEVICE_COPY)
+		return vk_work(work)->dispatch >= work->n_copies;
 	return !prepared || vk_work(work)->dispatch >= prepared->n_dispatches;
 }
 
@@ -119,22 +121,60 @@ static void queue_activate(struct fa_device *device, struct fa_device_queue *que
 /* What a part has: the last dispatch may be cut. */
 struct part {
 	struct fa_device_work *work;
-	uint32_t dispatch; /* where it ends */
+	uint32_t dispatch; /* or copy: where it ends */
 	uint64_t group;
 	double flops;
 	struct fa_error error;
 };
 
+/* What runs before is seen by what follows: kernels and copies, or the host. */
 static void barrier(struct fa_device *device, VkPipelineStageFlags to, VkAccessFlags access)
 {
 	const VkMemoryBarrier memory = {
 		.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER,
-		.srcAccessMask = VK_ACCESS_SHADER_WRITE_BIT,
+		.srcAccessMask = VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_WRITE_BIT,
 		.dstAccessMask = access,
 	};
 
-	device->driver.CmdPipelineBarrier(device->command, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, to,
-	                                  0, 1, &memory, 0, NULL, 0, NULL);
+	device->driver.CmdPipelineBarrier(device->command,
+	                                  VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT |
+	                                          VK_PIPELINE_STAGE_TRANSFER_BIT,
+	                                  to, 0, 1, &memory, 0, NULL, 0, NULL);
+}
+
+static void barrier_for_device(struct fa_device *device)
+{
+	barrier(device, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | VK_PIPELINE_STAGE_TRANSFER_BIT,
+	        VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT |
+	                VK_ACCESS_TRANSFER_READ_BIT | VK_ACCESS_TRANSFER_WRITE_BIT);
+}
+
+/* Records copies from the work's place on. */
+static void record_copies(struct fa_device *device, struct part *part)
+{
+	const struct fa_device_work *work = part->work;
+	const struct fa_vk_pool *pool = &device->pool;
+	const double most = device->flops_per_ns * (double)PART_NS;
+
+	part->dispatch = vk_work(part->work)->dispatch;
+	barrier_for_device(device);
+	for (; part->dispatch < work->n_copies && part->flops < most; part->dispatch++) {
+		const struct fa_device_copy *copy = &work->copies[part->dispatch];
+		const struct fa_vk_import *data = copy->memory->backend;
+		const uint64_t at = (uint64_t)(copy->pool - pool->base);
+		const struct fa_vk_import *chunk = pool->imports[at / pool->chunk_bytes];
+		const uint64_t of_data = (uint64_t)(uintptr_t)copy->data - data->at;
+		const VkBufferCopy region = {
+			.srcOffset = work->to_pool ? of_data : at % pool->chunk_bytes,
+			.dstOffset = work->to_pool ? at % pool->chunk_bytes : of_data,
+			.size = copy->bytes,
+		};
+
+		device->driver.CmdCopyBuffer(
+			device->command, work->to_pool ? data->buffer : chunk->buffer,
+			work->to_pool ? chunk->buffer : data->buffer, 1, &region);
+		part->flops += (double)copy->bytes;
+	}
 }
 
 /* Records workgroups from the work's place on, up to what PART_NS allows. Without the mutex. */
@@ -160,8 +200,7 @@ static int record(struct fa_device *device, struct part *part)
 		r = fa_vk_pipeline_find(device, dispatch, &part->error, &pipeline);
 		if (r < 0)
 			return r;
-		barrier(device, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
-		        VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT);
+		barrier_for_device(device);
 		device->driver.CmdBindPipeline(device->command, VK_PIPELINE_BIND_POINT_COMPUTE,
 		                               pipeline);
 		device->driver.CmdPushConstants(device->command, device->layout,
@@ -220,14 +259,17 @@ static int run_part(struct fa_device *device, struct part *part, uint64_t *ret_n
 	};
 	uint64_t begin_ns;
 	VkResult result;
-	int r;
+	int r = 0;
 
 	result = device->driver.ResetCommandPool(device->device, device->commands, 0);
 	if (result == VK_SUCCESS)
 		result = device->driver.BeginCommandBuffer(device->command, &begin);
 	if (result != VK_SUCCESS)
 		return fa_vk_fail(device, &part->error, result, "commands cannot be recorded");
-	r = record(device, part);
+	if (part->work->op == FA_DEVICE_COPY)
+		record_copies(device, part);
+	else
+		r = record(device, part);
 	if (r < 0)
 		return r;
 	barrier(device, VK_PIPELINE_STAGE_HOST_BIT,

@@ -25,7 +25,7 @@ enum fa_vk_work_state {
 struct fa_vk_work {
 	struct fa_list ready_link;
 	uint64_t group;    /* of the dispatch: the next workgroup to run */
-	uint32_t dispatch; /* index of the next */
+	uint32_t dispatch; /* index of the next, or of the next copy */
 	uint32_t state;
 };
 
