@@ -14,13 +14,13 @@ struct fa_backoff {
 	unsigned int skips;    /* waits left that sleep at once */
 };
 
-/* Returns true if the next wait may spin; does not count as one. */
+/* True if the next wait may spin; does not count as one. */
 static inline bool fa_backoff_may_spin(const struct fa_backoff *backoff)
 {
 	return !backoff->skips;
 }
 
-/* Called before each wait. Returns true if the wait may spin. */
+/* Call before each wait, which may spin if this returns true. */
 static inline bool fa_backoff_next(struct fa_backoff *backoff)
 {
 	if (!backoff->skips)
@@ -29,14 +29,13 @@ static inline bool fa_backoff_next(struct fa_backoff *backoff)
 	return false;
 }
 
-/* Called when the event came during the spin. */
+/* The event came during the spin. */
 static inline void fa_backoff_succeeded(struct fa_backoff *backoff)
 {
 	backoff->failures = 0;
 }
 
-/* Called when the spin ended without the event. After too many such spins the next @skips waits do
- * not spin. */
+/* The spin ended without the event. After too many such spins the next @skips waits do not spin. */
 static inline void fa_backoff_failed(struct fa_backoff *backoff, unsigned int skips)
 {
 	if (++backoff->failures < FA_BACKOFF_FAILURES)

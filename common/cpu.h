@@ -11,7 +11,7 @@
 /* Processors that this process may run on; at least 1. */
 unsigned int fa_cpu_count(void);
 
-/* The CPU's pause instruction: spares power and the core's other hardware thread. */
+/* Spares power and the core's other hardware thread. */
 static inline void fa_cpu_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)

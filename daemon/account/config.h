@@ -61,7 +61,7 @@ uint64_t fa_config_pool_bytes(const struct fa_config *config, uint64_t device_by
 
 void fa_config_deinit(struct fa_config *config);
 
-/* At most this many faults of a file are reported. */
+/* Most faults of a file that are reported. */
 #define FA_CONFIG_FAULTS_MAX 100
 
 /* Receives one fault, with file, line and expectation. */

@@ -1,6 +1,6 @@
 /*
- * Reads a configuration file with inih. The text is read as a whole first: inih tells the line of
- * only the first fault that it finds itself, so the text is parsed again behind each of these.
+ * Reads a configuration file with inih, as a whole first: inih tells the line of only the first
+ * fault that it finds itself, so the text is parsed again behind each of these.
  */
 #include "daemon/account/config.h"
 
@@ -44,7 +44,7 @@ static bool is_skipped(const struct parse *parse)
 	return false;
 }
 
-/* Hands inih one line, like fgets(), except that a line is never handed over in parts. */
+/* As fgets(), except that a line is never handed over in parts. */
 static char *read_line(char *ret_line, int size, void *userdata)
 {
 	struct parse *parse = userdata;

@@ -89,7 +89,7 @@ static int start(struct fa_fd_filter *filter)
 	return 0;
 }
 
-/* Ends the filter and waits for its end. A filter that hangs in close() is left behind. */
+/* A filter that hangs in close() is left behind. */
 static void end(struct fa_fd_filter *filter, int ms)
 {
 	const struct timespec moment = { .tv_nsec = 1000000 };
@@ -166,8 +166,8 @@ static ssize_t receive_reply(struct fa_fd_filter *filter, void *buffer, size_t s
 	return n;
 }
 
-/* Receives the pipe of the announced batch. If this process has no descriptor left for the pipe, it
- * has the filter close the batch, and does not wait for that. */
+/* If this process has no descriptor left for the pipe of the announced batch, it has the filter
+ * close the batch, and does not wait for that. */
 static int receive_batch(struct fa_fd_filter *filter, struct fa_fd_filter_batch *batch)
 {
 	const struct fa_fd_filter_request request = { .command = FA_FD_FILTER_CLOSE,

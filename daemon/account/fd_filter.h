@@ -3,8 +3,8 @@
  * what can be a buffer: memfds and handles of a GPU driver. Other files never reach the daemon.
  *
  * The kernel flushes a descriptor when it is closed or its process dies. If another process serves
- * the file (FUSE), that may take for ever: a daemon that has such a descriptor could be killed but
- * not reaped, and no successor could start. A filter that cannot be reaped delays nobody.
+ * the file (FUSE), that may take for ever: a daemon with such a descriptor could be killed but not
+ * reaped, and no successor could start. A filter that cannot be reaped delays nobody.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* argv[0] of the filter, which is the daemon's own program. */
+/* argv[0] of the filter, the daemon's own program. */
 #define FA_FD_FILTER_NAME "fad-filter"
 
 /* The filter's main(), if argv[0] is its name. */
@@ -48,5 +48,5 @@ ssize_t fa_fd_filter_receive(struct fa_fd_filter *filter, int socket, void *buff
                              int *ret_fds, size_t *ret_n_fds, bool *ret_lost,
                              struct fa_fd_filter_batch *ret_batch);
 
-/* Has the filter close a batch, and waits for that. Any thread; one batch is closed once. */
+/* Waits until the filter has closed the batch. Any thread; one batch is closed once. */
 void fa_fd_filter_close_batch(struct fa_fd_filter *filter, struct fa_fd_filter_batch *batch);

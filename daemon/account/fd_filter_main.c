@@ -42,8 +42,8 @@ static struct {
 	} out;
 } filter = { .batches = FA_LIST_INIT(filter.batches) };
 
-/* Returns true if a close() of the file cannot block. Asks the kernel only, not the file's server:
- * with an empty mask statx() takes the attributes that the kernel has. */
+/* True if a close() of the file cannot block. Asks the kernel only, not the file's server: with an
+ * empty mask statx() takes the attributes that the kernel has. */
 static bool is_harmless(int fd)
 {
 	struct statx st;
@@ -69,8 +69,8 @@ static void *close_files(void *userdata)
 	return NULL;
 }
 
-/* Consumes @batch, whose files a thread closes. If there is no thread, they stay open until the
- * filter ends. */
+/* Consumes @batch, whose files a thread closes. Without a thread they stay open until the filter
+ * ends. */
 static void start_closing(struct batch *batch)
 {
 	pthread_attr_t attr;
@@ -99,8 +99,8 @@ static void close_batch(uint64_t id)
 	}
 }
 
-/* Moves files that may block from @fds to a batch, which replaces them by placeholders. A refused packet
- * keeps none. Returns the batch, or NULL. */
+/* Moves files that may block from @fds to a batch, and puts placeholders there. A refused packet
+ * keeps none. Returns NULL if there are no such files. */
 static struct batch *take_files(int *fds, size_t *n_fds, bool refused)
 {
 	struct fa_fd_filter_reply *reply = &filter.out.reply;

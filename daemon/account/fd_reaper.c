@@ -17,10 +17,9 @@
 /* A blocked queue holds a thread, so this bounds blocked queues. */
 #define THREADS_MAX 64
 #define STACK_BYTES (256 * 1024)
-/* How many unread packets are discarded at most before a connection is closed. */
+/* Unread packets that are discarded before a connection is closed. */
 #define DISCARD_MAX 512
-/* This signal interrupts the close() of refused connections, so that a lingering socket waits no
- * longer. */
+/* Interrupts the close() of refused connections: a lingering socket waits no longer. */
 #define INTERRUPT_SIGNAL SIGURG
 #define INTERRUPT_AFTER_NS 1000000
 #define INTERRUPT_EVERY_NS 100000
@@ -61,8 +60,8 @@ static void close_one(int fd)
 }
 
 /*
- * Returns true if a connection that was shut down has no unread input. Credentials distinguish an
- * empty packet from the end. The control buffer has no room for descriptors, so none is received.
+ * True if a connection that was shut down has no unread input. Credentials distinguish an empty
+ * packet from the end. The control buffer has no room for descriptors, so none is received.
  */
 static bool is_drained(int fd)
 {
@@ -93,8 +92,8 @@ static void discard_unread(int fd)
 }
 
 /*
- * Starts a timer that signals this thread again and again, as a signal may come between two waits.
- * Returns false if there is no timer.
+ * Signals this thread again and again, as a signal may come between two waits. Returns false if
+ * there is no timer.
  */
 static bool interrupt_start(timer_t *ret_timer)
 {
@@ -301,7 +300,7 @@ static void enqueue(struct fa_fd_reaper *reaper, struct entry *entry)
 	fa_list_append(&queue->entries, &entry->link);
 	if (!queue->busy)
 		make_ready(reaper, queue);
-	/* If no thread can be started, a thread that is busy now serves the queue later. */
+	/* Otherwise a thread that is busy now serves the queue later. */
 	if (reaper->n_ready > reaper->n_idle && reaper->n_threads < THREADS_MAX)
 		(void)start_thread(reaper);
 	pthread_cond_signal(&reaper->changed);

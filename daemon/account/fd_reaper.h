@@ -24,8 +24,7 @@ struct fa_tenant;
 #define FA_FD_REAPER_REJECTED_HARD_MAX 128
 
 /* No more connections are accepted while this many descriptors without a charge wait to be closed.
- * Their close() is interrupted, so only files whose close() cannot be interrupted can keep the
- * number up. */
+ * Only files whose close() cannot be interrupted can keep the number up. */
 #define FA_FD_REAPER_UNCHARGED_MAX 128
 
 /* A user's queue, or for uid 0 a tenant's. It starts zeroed. */
@@ -35,11 +34,11 @@ struct fa_fd_reaper_queue {
 	struct fa_list entries; /* oldest first */
 	bool initialized;       /* the lists are initialised */
 	bool busy;              /* in reaper.ready, or taken by a thread */
-	/* Only the loop thread uses this field. */
+	/* The loop thread's. */
 	uint64_t n_rejected; /* descriptors */
 };
 
-/* Any thread calls @notify when fa_fd_reaper_collect() has something to do. */
+/* @notify, from any thread: fa_fd_reaper_collect() has something to do. */
 int fa_fd_reaper_new(void (*notify)(void *userdata), void *userdata,
                      struct fa_fd_reaper **ret_reaper);
 

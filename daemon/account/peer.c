@@ -95,7 +95,6 @@ static int peer_pidfd(int socket, int *ret_pidfd)
 	return getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, ret_pidfd, &length) < 0 ? -errno : 0;
 }
 
-/* Returns true if the process behind @pidfd has ended. */
 static bool has_ended(int pidfd)
 {
 	struct pollfd pollfd = { .fd = pidfd, .events = POLLIN };

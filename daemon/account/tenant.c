@@ -131,8 +131,8 @@ struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant)
 	return tenant;
 }
 
-/* Returns the oldest unreferenced tenant of the uid that has the most of them: users with many
- * cgroups evict only their own. */
+/* The oldest unreferenced tenant of the uid that has the most of them: users with many cgroups
+ * evict only their own. */
 static struct fa_tenant *find_victim(const struct fa_tenants *tenants)
 {
 	struct fa_tenant *found = NULL;
@@ -271,7 +271,6 @@ static bool fits(uint64_t amount, uint64_t limit, uint64_t used)
 	return used <= limit && amount <= limit - used;
 }
 
-/* Returns the limit of all clients together, or 0. */
 static uint64_t limit_of_all(const struct fa_limits *limits, enum fa_resource resource)
 {
 	switch (resource) {
@@ -288,7 +287,6 @@ static uint64_t limit_of_all(const struct fa_limits *limits, enum fa_resource re
 	}
 }
 
-/* Returns 0 if the tenant may have @amount more. */
 static int check(const struct fa_tenant *tenant, enum fa_resource resource, uint64_t amount,
                  struct fa_error *error)
 {
@@ -302,7 +300,7 @@ static int check(const struct fa_tenant *tenant, enum fa_resource resource, uint
 	const struct fa_user *user = tenant->user;
 	const bool counted = resource == FA_RESOURCE_BUFFERS || resource == FA_RESOURCE_SESSIONS;
 
-	/* A user leaves half of what all clients may have to others, whatever its own limit. The
+	/* Whatever its own limit, a user leaves half of what all clients may have to others. The
 	 * server checks the sum. */
 	if (user && user->uid != tenant->tenants->own_uid && all && counted && limit > all / 2)
 		limit = all > 1 ? all / 2 : 1;

@@ -42,7 +42,7 @@ struct fa_turn {
 	uint64_t number; /* number of the turn in which used_ns was used */
 	uint64_t used_ns;
 	uint64_t paid_ns; /* time from which on all long messages so far are paid for */
-	/* Jobs and streams from the engine that are to be reaped (session/completions.h). */
+	/* Jobs and streams that are to be reaped (session/completions.h). */
 	struct fa_list finished, closed;
 	struct fa_list reap_link; /* fa_context.reapable, if there are any */
 };
@@ -66,9 +66,9 @@ struct fa_tenant {
 	struct fa_user *user; /* NULL: uid 0 */
 	char *cgroup;         /* "" if unknown */
 	uint64_t used[_FA_RESOURCE_N];
-	unsigned int n_ending; /* number of objects that end soon, and release their charges then */
-	struct fa_usage usage; /* including sessions that ended */
-	struct fa_fd_reaper_queue queue;   /* closes the descriptors of a tenant without a user */
+	unsigned int n_ending;           /* objects that end soon, and release their charges then */
+	struct fa_usage usage;           /* including sessions that ended */
+	struct fa_fd_reaper_queue queue; /* closes the descriptors of a tenant without a user */
 	struct fa_fd_reaper_queue refused; /* and its refused connections */
 	struct fa_turn turn;               /* used if the tenant has no user */
 };
@@ -95,21 +95,21 @@ struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant);
 void fa_tenant_ending(struct fa_tenant *tenant);
 void fa_tenant_ended(struct fa_tenant *tenant);
 
-/* Returns true if objects of the uid are ending, so that a refused charge may fit soon. */
+/* Objects of the uid are ending, so that a refused charge may fit soon. */
 bool fa_tenants_are_ending(const struct fa_tenants *tenants, uid_t uid);
 
-/* Returns the counters of all tenants together, forgotten ones included, so that they never fall. */
+/* The sum of all tenants, forgotten ones included, so that counters never fall. */
 void fa_tenants_usage(const struct fa_tenants *tenants, struct fa_usage *ret_usage);
 
 struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant);
-/* Returns the queue for the tenant's refused connections. They have their own, because descriptors
- * in the filter must not delay them: the filter's close() calls are not interrupted. */
+/* Refused connections have their own queue, because descriptors in the filter must not delay them:
+ * the filter's close() calls are not interrupted. */
 struct fa_fd_reaper_queue *fa_tenant_refused_queue(struct fa_tenant *tenant);
 
 /* Returns the turn of the tenant's user, or its own if it has none. */
 struct fa_turn *fa_tenant_turn(struct fa_tenant *tenant);
 
-/* Returns true if no more than one tenant has anything. */
+/* No more than one tenant has anything. */
 bool fa_tenants_are_alone(const struct fa_tenants *tenants);
 
 /* Returns a resource's name, like "buffer_bytes". */

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Caches nothing under AddressSanitizer, which could not find uses after free otherwise. */
+/* AddressSanitizer could not find uses after free otherwise. */
 #if defined(__SANITIZE_ADDRESS__)
 #define BLOCKS_MAX 0u
 #elif defined(__has_feature)

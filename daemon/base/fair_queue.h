@@ -28,8 +28,8 @@ struct fa_fair_queue {
 struct fa_fair_queue_group {
 	struct fa_deadline place;
 	uint64_t used;
-	struct fa_list ready[_FA_FAIR_QUEUE_CLASS_N]; /* entries, of which the first is next */
-	/* picks at which there was a choice between classes */
+	struct fa_list ready[_FA_FAIR_QUEUE_CLASS_N]; /* the first is next */
+	/* picks with a choice between classes */
 	unsigned int n_picks;
 };
 
@@ -44,7 +44,7 @@ void fa_fair_queue_group_init(struct fa_fair_queue_group *group);
 void fa_fair_queue_add(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                        enum fa_fair_queue_class class, struct fa_list *link);
 
-/* Removes @link. Does nothing if it is in no list. */
+/* Does nothing if @link is in no list. */
 void fa_fair_queue_remove(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                           struct fa_list *link);
 
@@ -60,6 +60,6 @@ struct fa_list *fa_fair_queue_next(struct fa_fair_queue *queue);
 void fa_fair_queue_put_back(struct fa_fair_queue_group *group, enum fa_fair_queue_class class,
                             struct fa_list *link);
 
-/* Adds @amount to the group's use. A negative @amount is a refund. */
+/* A negative @amount is a refund. */
 void fa_fair_queue_charge(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
                           int64_t amount);

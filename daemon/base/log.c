@@ -156,7 +156,7 @@ void fa_log(enum fa_log_level level, const char *format, ...)
 	va_end(args);
 }
 
-/* Returns true if another line may be logged. This is a token bucket in units of time. */
+/* A token bucket in units of time. */
 static bool rate_limit_allows(void)
 {
 	const uint64_t cost = FA_NS_PER_SEC / CLIENT_LINES_PER_SECOND;

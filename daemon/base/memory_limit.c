@@ -71,7 +71,8 @@ static uint64_t least_limit(const char *root, const char *mount, char *path, boo
 	}
 }
 
-/* Finds this process's path in the unified hierarchy, or in the memory controller's. False: none. */
+/* Finds this process's path in the unified hierarchy, or in the memory controller's. False:
+ * none. */
 static bool find_path(const char *root, bool unified, char *ret_path, size_t size)
 {
 	FILE *file = open_file(root, "/proc/self/cgroup", "");
@@ -98,8 +99,8 @@ static bool find_path(const char *root, bool unified, char *ret_path, size_t siz
 	return found;
 }
 
-/* Makes @path, from /proc/self/cgroup, relative to the mount, which shows the tree below @top. If
- * the process is outside of that tree, only the top of the mount is visible. */
+/* @path is from /proc/self/cgroup. The mount shows the tree below @top; a process outside of that
+ * sees only the top of the mount. */
 static void make_relative(char *path, const char *top)
 {
 	size_t length = strcmp(top, "/") == 0 ? 0 : strlen(top);
@@ -113,7 +114,7 @@ static void make_relative(char *path, const char *top)
 		*path = '\0';
 }
 
-/* Looks at a line of mountinfo: ID PARENT DEVICE ROOT MOUNT OPTIONS [TAG...] - TYPE SOURCE OPTIONS. */
+/* A line of mountinfo: ID PARENT DEVICE ROOT MOUNT OPTIONS [TAG...] - TYPE SOURCE OPTIONS. */
 static uint64_t limit_of_mount(const char *root, char *line)
 {
 	char *fields[FIELDS_MAX], *rest = NULL, path[PATH_MAX];

@@ -13,5 +13,5 @@ uint64_t fa_memory_limit(void);
 /* Free memory, but at most the limit. */
 uint64_t fa_memory_limit_free(void);
 
-/* Returns the least limit of the cgroups, or UINT64_MAX. @root is put before all paths; "": none. */
+/* The least limit of the cgroups, or UINT64_MAX. @root is put before all paths; "": none. */
 uint64_t fa_memory_limit_of_cgroup(const char *root);

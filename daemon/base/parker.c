@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* The longest spin. Only sleeps shorter than this make spinning worth it. */
+/* Only sleeps shorter than this make spinning worth it. */
 #define SPIN_MAX_NS (50 * FA_NS_PER_US)
 #define SPIN_MIN_NS (5 * FA_NS_PER_US)
 /* How long the thread spins after the descriptor woke it, as the waker has only just woken up as
@@ -20,7 +20,7 @@
 #define WATCH_SPIN_NS (200 * FA_NS_PER_US)
 /* After several wake-ups in vain, at most this many sleeps do not watch the descriptor. */
 #define WATCH_SKIPS 64
-/* The longest spin while polling. Work that takes longer counts as slow. */
+/* Work that takes longer counts as slow. */
 #define POLL_SPIN_MAX_NS (200 * FA_NS_PER_US)
 #define POLL_SPIN_MIN_NS (10 * FA_NS_PER_US)
 /* A sleep between two looks takes this fraction of the time waited so far, up to a maximum. */
@@ -34,7 +34,7 @@ enum signal {
 	PARKED_WATCHING,
 };
 
-/* Wakes a sleeping thread. @before: the word's value before the waker set it. */
+/* @before: the word's value before the waker set it. */
 static void wake_thread(struct fa_parker *parker, uint32_t before)
 {
 	if (before == PARKED)

@@ -9,11 +9,10 @@
 
 struct fa_kv;
 
-/* Returns the time of CLOCK_BOOTTIME, by which objects expire. */
+/* CLOCK_BOOTTIME, by which objects expire. */
 uint64_t fa_kv_now_ns(void);
 
-/* Adds a chunk, for fa_pool_set_grow(). @userdata is a struct fa_kv. Returns false if it cannot
- * now. */
+/* For fa_pool_set_grow(); @userdata is a struct fa_kv. Returns false if it cannot now. */
 bool fa_kv_grow(void *userdata);
 
 /* Starts the timer, which stops when the pool is empty. */

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define NAME_BYTES 32
-/* Descriptors waiting to be stored may be at most this part of those that clients may have. */
+/* Part of the descriptors that clients may have, at most, that may wait to be stored. */
 #define PENDING_DIVISOR 8
 
 static void name_of(uint32_t what, char ret_name[NAME_BYTES])
@@ -82,8 +82,7 @@ static int try_store(struct fa_kv *kv, uint32_t what)
 	return r;
 }
 
-/* Returns true if @what may wait to be stored. A waiting descriptor is one less for clients;
- * without a bound, chunks could take all of them. */
+/* A waiting descriptor is one less for clients; without a bound, chunks could take all of them. */
 static bool may_be_pending(const struct fa_kv *kv, uint32_t what)
 {
 	const uint64_t all_fds = kv->context->config.limits.all_fds;
@@ -244,8 +243,7 @@ static int adopt_memory(struct fa_kv *kv, const struct taken *taken, struct fa_e
 		context->ops->pool_close(context->device);
 		return r;
 	}
-	/* Drop chunks that the state does not know: the daemon died while it added or removed
-	 * them. */
+	/* The daemon died while it added or removed chunks that the state does not know. */
 	for (uint32_t i = 0; i < FA_KV_CHUNKS_MAX; ++i)
 		if (kv->kept[i].stored && fa_pool_chunk_state(kv->pool, i) == FA_CHUNK_ABSENT)
 			fa_kv_persist_remove(kv, i);
@@ -291,7 +289,7 @@ static int recover_all(struct fa_kv *kv, const struct fa_session_store_device *d
 	return recover_pool(kv, taken, error);
 }
 
-/* Returns true if the CPU may stand in for a lost GPU that has this pool, with backend `auto`. */
+/* The CPU may stand in for a lost GPU that has this pool, with backend `auto`. */
 static bool gpu_may_return(const struct fa_context *context)
 {
 	const char *backend = context->config.backend;
@@ -299,8 +297,7 @@ static bool gpu_may_return(const struct fa_context *context)
 	return (!backend || !strcmp(backend, "auto")) && !strcmp(context->info.backend, "cpu");
 }
 
-/* Returns true if no daemon can use the pool after error @r. Other errors may pass, and must not
- * destroy data. */
+/* No daemon can use the pool after error @r. Other errors may pass, and must not destroy data. */
 static bool is_unusable(int r)
 {
 	return r == -EBADMSG || r == -EPROTONOSUPPORT || r == -ESTALE || r == -ENOENT ||

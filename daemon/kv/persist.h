@@ -24,9 +24,9 @@ enum {
 };
 
 struct fa_kv_persisted {
-	bool wanted; /* the descriptor should be in the fd store */
+	bool wanted; /* to be in the fd store */
 	bool stored; /* the fd store has it, by name */
-	int fd;      /* descriptor yet to be stored; -1: none */
+	int fd;      /* yet to be stored; -1: none */
 };
 
 /*
@@ -37,7 +37,7 @@ struct fa_kv_persisted {
 int fa_kv_recover(struct fa_kv *kv, const struct fa_session_store_device *device,
                   struct fa_error *error);
 
-/* Initialises the list. Call before the other functions. */
+/* Call before the other functions. */
 void fa_kv_persist_init(struct fa_kv *kv);
 
 /*
@@ -49,12 +49,12 @@ void fa_kv_persist(struct fa_kv *kv, uint32_t what, int fd);
 void fa_kv_persist_remove(struct fa_kv *kv, uint32_t what);
 void fa_kv_persist_retry(struct fa_kv *kv);
 
-/* Returns true if the fd store still has a removed chunk @what: a new one of that number would be
- * mistaken for it. */
+/* The fd store still has a removed chunk @what: a new one of that number would be mistaken for
+ * it. */
 bool fa_kv_persist_is_stale(const struct fa_kv *kv, uint32_t what);
 
-/* Returns how many of @chunks would be lost with the process, although there is an fd store. */
+/* How many of @chunks would be lost with the process, although there is an fd store. */
 uint32_t fa_kv_unpersisted_chunks(const struct fa_kv *kv, uint32_t chunks);
 
-/* Retries once more; closes what still cannot be stored. */
+/* Closes what still cannot be stored. */
 void fa_kv_persist_deinit(struct fa_kv *kv);

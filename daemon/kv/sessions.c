@@ -48,7 +48,7 @@ int fa_kv_actor_admin(struct fa_session *session, struct fa_actor *ret_actor,
 	return 0;
 }
 
-/* Returns true if the client has hung up and does not receive the reply. */
+/* The client does not receive the reply. */
 static bool has_hung_up(const struct fa_session *session)
 {
 	struct pollfd polled = { .fd = session->fd };

@@ -9,12 +9,11 @@
 
 struct fa_session;
 
-/* Returns the session as an actor. -ENOTSUP: no pool; -ESHUTDOWN; errors of
- * fa_pool_tenant_get(). */
+/* -ENOTSUP: no pool; -ESHUTDOWN; errors of fa_pool_tenant_get(). */
 int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
                 struct fa_error *error);
 
-/* Like fa_kv_actor(), but administrators may also find and remove others' objects. */
+/* As fa_kv_actor(), but administrators may also find and remove others' objects. */
 int fa_kv_actor_admin(struct fa_session *session, struct fa_actor *ret_actor,
                       struct fa_error *error);
 
@@ -22,8 +21,8 @@ int fa_kv_actor_admin(struct fa_session *session, struct fa_actor *ret_actor,
  * (NULL: none), whose number and secret it keeps. */
 bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret *resume);
 
-/* Abandons the session's steps, which are aborted when their requests have ended. */
+/* Steps are aborted when their requests have ended. */
 void fa_kv_session_close(struct fa_session *session);
 
-/* Releases the session's objects, unless the daemon stops. Nothing may be in flight. */
+/* Releases its objects, unless the daemon stops. Nothing may be in flight. */
 void fa_kv_session_end(struct fa_session *session);

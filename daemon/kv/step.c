@@ -133,7 +133,6 @@ int fa_kv_step_refuse_failed(const struct fa_kv_step *step, struct fa_error *err
 	               step->id, step->cause.text);
 }
 
-/* Returns true if a request works on a layer of [layer, layer + n_layers). */
 static bool has_layer(const struct fa_request *request, uint32_t layer, uint32_t n_layers)
 {
 	const uint64_t n = request->n_layers ? request->n_layers : 1;
@@ -314,7 +313,7 @@ static int tables_new(struct fa_kv_step *step, size_t n, struct fa_error *error,
 	                         : fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
 }
 
-/* Makes the tables. Copies the pool's tables only if the device has memory of its own for them. */
+/* Copies the pool's tables only if the device has memory of its own for them. */
 static int fill_tables(struct fa_kv_step *step, const uint32_t *tree, size_t n_tree,
                        const uint32_t *tree_start, struct fa_error *error)
 {

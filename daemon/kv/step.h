@@ -31,16 +31,16 @@ struct fa_kv_group {
 	const uint32_t *state_bytes; /* [n_states] */
 	const uint32_t *tree_start;  /* [batch]; NULL: no trees */
 	const uint32_t *positions;   /* [new tokens], with trees */
-	const uint32_t *copies;      /* pairs of slots, to and from, of pages to copy */
+	const uint32_t *copies;      /* slots, to and from, of pages to copy */
 };
 
 struct fa_kv_step {
 	struct fa_list link; /* session.kv.steps */
 	struct fa_session *session;
-	uint32_t id; /* id that the client chose; 0: the step is a read */
+	uint32_t id; /* the client's; 0: the step is a read */
 	struct fa_pool_step *plan;
 	bool closed; /* the plan was committed or aborted */
-	/* free the step after its last request, and abort it unless closed */
+	/* Free the step after its last request, and abort it unless closed. */
 	bool abandoned;
 	bool failed;             /* a request failed: only an abort is possible */
 	struct fa_error cause;   /* why the first one failed */
@@ -99,7 +99,6 @@ void fa_kv_step_request_refused(struct fa_request *request);
 /* Requests on states have layers of their own. */
 #define FA_KV_STATE_LAYER ((uint32_t)1 << 31)
 
-/* Returns the group of an entry of the plan. */
 const struct fa_kv_group *fa_kv_step_group(const struct fa_kv_step *step, uint32_t entry);
 /* Notes that a request writes a state of the entry's checkpoint. */
 void fa_kv_step_state_written(struct fa_kv_step *step, uint32_t entry, uint32_t state);

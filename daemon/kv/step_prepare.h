@@ -10,5 +10,5 @@ int fa_kv_step_prepare(struct fa_kv_step *step, struct fa_error *error);
 /* Returns the most words that copies of @group need. */
 size_t fa_kv_step_copy_words(const struct fa_pool_step_group *group);
 
-/* Compares sequence ids, for qsort() and bsearch(). */
+/* For qsort() and bsearch(). */
 int fa_kv_step_compare_ids(const void *a, const void *b);

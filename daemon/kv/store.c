@@ -42,7 +42,7 @@ static uint64_t choose_chunk_bytes(uint64_t bytes)
 	return chunk < CHUNK_BYTES_MIN ? CHUNK_BYTES_MIN : chunk;
 }
 
-/* Returns the configured maximum. @own: of a daemon that a program started for itself. */
+/* @own: of a daemon that a program started for itself. */
 static uint64_t wanted_bytes(const struct fa_kv *kv, bool own)
 {
 	const struct fa_context *context = kv->context;

@@ -1,8 +1,7 @@
 /*
- * The daemon's KV pool: its state (pool/pool.h) and device memory. It is opened once, new or from
- * what an earlier daemon left, and resized by a reload. Loop thread.
- *
- * Without a pool the daemon serves everything else.
+ * The daemon's KV pool: its state (pool/pool.h) and device memory. Opened once, new or from what an
+ * earlier daemon left; a reload resizes it. Loop thread. Without a pool the daemon serves
+ * everything else.
  */
 #pragma once
 
@@ -33,8 +32,8 @@ struct fa_kv {
 	struct fa_error reason; /* why pool is NULL */
 	void *base;             /* device address of the pool */
 	uint32_t chunks_max;
-	uint32_t grow_failed_chunks; /* number of chunks when growing last failed */
-	uint64_t grow_retry_ns;      /* no attempt to grow before this time */
+	uint32_t grow_failed_chunks; /* when growing last failed */
+	uint64_t grow_retry_ns;      /* time of the next attempt to grow */
 	bool grow_device_lost;       /* growing failed because the device was lost */
 	char exhausted_hint[160];    /* text for errors of an exhausted pool */
 	uint64_t last_step_number;
@@ -50,5 +49,5 @@ int fa_kv_open(struct fa_context *context, struct fa_error *error);
  * configuration, for new pools only. */
 void fa_kv_resize(struct fa_context *context, uint64_t chunk_bytes);
 
-/* Closes the pool and its timer. Nothing may be in flight. */
+/* Nothing may be in flight. */
 void fa_kv_close(struct fa_context *context);

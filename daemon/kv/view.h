@@ -4,7 +4,7 @@
 #include "daemon/kv/step.h"
 #include "daemon/session/request.h"
 
-/* The shape required of a tensor: [tokens, heads, dim]. */
+/* Required of a tensor: [tokens, heads, dim]. */
 struct fa_kv_tensor {
 	const char *name;
 	bool output;
@@ -20,7 +20,7 @@ int fa_kv_bind_tensor(struct fa_request *request, const struct fa_wire_view *vie
                       const struct fa_kv_tensor *expected, struct fa_attention_tensor *ret_tensor,
                       int32_t *ret_heads, struct fa_error *error);
 
-/* Returns the data of an fp32 tensor [rows, columns]; rows -1: any number. */
+/* An fp32 tensor [rows, columns]; rows -1: any number. */
 int fa_kv_bind_floats(struct fa_request *request, const struct fa_wire_view *view, const char *name,
                       bool output, int64_t rows, int64_t columns, float **ret_data,
                       struct fa_error *error);

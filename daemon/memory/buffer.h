@@ -25,7 +25,7 @@ struct fa_registered_buffer {
 	struct fa_charge charge_count, charge_pieces, charge_bytes;
 	struct fa_tenant *ending; /* fa_tenant_ending() was called; NULL: not */
 
-	/* The fields of the job are set before fa_importer_start(). */
+	/* Set before fa_importer_start(). */
 	uint32_t id;
 	uint64_t message_id;
 	uint64_t deadline_ns;
@@ -38,7 +38,7 @@ struct fa_registered_buffer {
 	uint32_t pid; /* CUDA_IPC: the client's pid in its PID namespace; 0: unknown */
 	struct fa_device_piece *pieces; /* CUDA_FD: [n_pieces_wanted], with the client's fds */
 	size_t n_pieces, n_pieces_wanted;
-	uint64_t pieces_bytes; /* bytes of the pieces received so far */
+	uint64_t pieces_bytes; /* of pieces received so far */
 	struct fa_charge charge_fds;
 	void *owner;  /* opaque argument of the callback */
 	void *mapped; /* not NULL: import this mapping of @bytes in the daemon */
@@ -58,7 +58,7 @@ int fa_registered_buffer_new(struct fa_importer *importer, struct fa_error *erro
 struct fa_registered_buffer *fa_registered_buffer_ref(struct fa_registered_buffer *buffer);
 struct fa_registered_buffer *fa_registered_buffer_unref(struct fa_registered_buffer *buffer);
 
-/* Drops the owner's reference: the buffer ends as soon as no request uses it. */
+/* The buffer ends as soon as no request uses it. */
 void fa_registered_buffer_end(struct fa_registered_buffer *buffer);
 
 /* Closes the buffer's descriptors. The importer calls this. */

@@ -21,11 +21,11 @@ struct fa_importer {
 	uint64_t buffers_max; /* most buffers; derived from vm.max_map_count */
 	uint64_t n_buffers;
 
-	/* jobs in order of arrival, which is fair, as a session has two jobs at most */
+	/* in order of arrival: a session has two jobs at most */
 	struct fa_list waiting;
 	unsigned int n_running;
 	struct fa_list unreferenced; /* buffers to release */
-	struct fa_list releasing;    /* buffers that a worker releases while release_running */
+	struct fa_list releasing;    /* while release_running; a worker has them */
 	bool release_running;
 	uv_work_t release;
 };
@@ -46,5 +46,5 @@ void fa_importer_start(struct fa_importer *importer, struct fa_registered_buffer
  * then the caller's again. */
 bool fa_importer_withdraw(struct fa_registered_buffer *buffer);
 
-/* Releases the memory of an unreferenced buffer, and frees it. */
+/* The buffer is unreferenced. Frees it, too. */
 void fa_importer_release(struct fa_importer *importer, struct fa_registered_buffer *buffer);

@@ -93,7 +93,7 @@ static int compare_places(const void *a, const void *b)
 	return compare_numbers(x->begin, y->begin);
 }
 
-/* Compares two tensors of which @a begins first, and @b begins within @a. */
+/* @a begins first, and @b begins within @a. */
 static bool places_overlap(const struct fa_tensor_use *uses, const struct place *a,
                            const struct place *b, int *steps)
 {

@@ -404,8 +404,7 @@ static int bind_lengths(struct bind *bind)
 	return 0;
 }
 
-/* Binds a window. One beyond all keys becomes -1, unbounded, so that it cannot overflow in
- * kernels. */
+/* A window beyond all keys becomes -1, unbounded, so that it cannot overflow in kernels. */
 static int bind_window(struct bind *bind, const char *name, int64_t window, int64_t *ret_window)
 {
 	struct fa_attention_params *params = bind->params;

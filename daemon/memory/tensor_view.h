@@ -41,12 +41,12 @@ unsigned int fa_tensor_view_dtype_bytes(unsigned int dtype);
 int fa_tensor_view_check(const struct fa_wire_view *view, const char *name, bool output,
                          const struct fa_device_memory *memory, struct fa_error *error);
 
-/* The same for a view of @dtype, which may be any. */
+/* The same for any @dtype. */
 int fa_tensor_view_check_dtype(const struct fa_wire_view *view, const char *name,
                                enum fa_wire_dtype dtype, bool output,
                                const struct fa_device_memory *memory, struct fa_error *error);
 
-/* Returns a checked view's stride for kernels: 0 if no element uses it, as it may be any number. */
+/* 0 if no element uses it, as the view's may be any number. */
 int64_t fa_tensor_view_stride(const struct fa_wire_view *view, unsigned int i);
 
 /* Checks numbers of heads: slopes are finite, sinks finite or -infinity. Each array may be NULL.

@@ -26,7 +26,7 @@ struct fa_fd_store {
 	size_t timelines_max, pool_max;
 };
 
-/* Pointers to the functions below. All are NULL if there is no store. */
+/* All are NULL if there is no store. */
 struct fa_fd_store_ops {
 	int (*take)(void *userdata, const char *name);
 	int (*add)(void *userdata, const char *name, int fd);
@@ -49,10 +49,10 @@ void fa_fd_store_close(struct fa_fd_store *store);
  * @name NULL: descriptors that fad did not store. */
 int fa_fd_store_take(struct fa_fd_store *store, const char *name);
 
-/* Stores a copy of @fd. Returns 0 also without a store. */
+/* Copies @fd. Returns 0 also without a store. */
 int fa_fd_store_add(const char *name, int fd);
 
-/* Removes all descriptors of this name. Returns 0 also without a store. */
+/* Returns 0 also without a store. */
 int fa_fd_store_remove(const char *name);
 
 void fa_fd_store_get_ops(struct fa_fd_store *store, struct fa_fd_store_ops *ret_ops);

@@ -203,7 +203,7 @@ int fa_session_store_resume(struct fa_session_store *store, uint32_t uid,
 			continue;
 		set_state(record, USED);
 		--store->n_lost;
-		/* The grace time that was not used remains for the next loss. */
+		/* Unused grace time remains for the next loss. */
 		if (now_ns < store->waits[i].until_ns)
 			store->waits[i].left_ns += store->waits[i].until_ns - now_ns;
 		*ret_record = i;

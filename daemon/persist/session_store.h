@@ -60,13 +60,12 @@ void fa_session_store_close(struct fa_session_store *store);
 void fa_session_store_start_grace(struct fa_session_store *store, uint64_t now_ns,
                                   uint64_t grace_ns, uint64_t total_ns);
 
-/* Returns the highest session number ever stored. */
 uint64_t fa_session_store_last_number(const struct fa_session_store *store);
 
-/* Adds a session, and returns its record. FA_SESSION_STORE_NONE: the store is full. */
+/* FA_SESSION_STORE_NONE: the store is full. */
 uint32_t fa_session_store_add(struct fa_session_store *store, uint64_t number, uint32_t uid,
                               const struct fa_wire_secret *secret);
-/* Removes a record. @record may be FA_SESSION_STORE_NONE. */
+/* @record may be FA_SESSION_STORE_NONE. */
 void fa_session_store_remove(struct fa_session_store *store, uint32_t record);
 
 /* Resumes the lost session with this uid and secret. -ENOENT: there is none. */
@@ -74,7 +73,6 @@ int fa_session_store_resume(struct fa_session_store *store, uint32_t uid,
                             const struct fa_wire_secret *secret, uint64_t now_ns,
                             uint32_t *ret_record, uint64_t *ret_number);
 
-/* Marks a resumed session as lost again. */
 void fa_session_store_set_lost(struct fa_session_store *store, uint32_t record, uint64_t now_ns);
 
 bool fa_session_store_is_lost(const struct fa_session_store *store, uint64_t number);

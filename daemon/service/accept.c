@@ -110,8 +110,7 @@ static void accepted(struct fa_server *server, int fd)
 		reject(server, fd, r, error.text);
 }
 
-/* Returns true if too many rejected connections wait to be closed, so that another could not be
- * closed soon. */
+/* Another rejected connection could not be closed soon. */
 static bool is_reaper_full(struct fa_server *server)
 {
 	bool full = fa_fd_reaper_is_full(server->context.reaper);
@@ -163,8 +162,8 @@ void fa_accept_poll(struct fa_server *server)
 	}
 }
 
-/* Closes connections in the backlog. The reaper closes them, as descriptors make that slow. The
- * backlog of an inherited socket is left to other listeners. */
+/* The reaper closes them, as descriptors make that slow. The backlog of an inherited socket is left
+ * to other listeners. */
 static void close_backlog(struct fa_server *server)
 {
 	int fd;

@@ -26,7 +26,7 @@ struct fa_accept {
 	uint64_t n_connections, n_rejected; /* counted since the daemon started */
 };
 
-/* Initialises the struct. The server closes the timers. */
+/* The server closes the timers. */
 void fa_accept_init(struct fa_server *server);
 
 int fa_accept_start(struct fa_server *server, struct fa_error *error);

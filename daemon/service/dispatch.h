@@ -16,6 +16,5 @@ bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, i
 bool fa_dispatch_held(struct fa_session *session, const void *bytes, size_t length, int *fds,
                       size_t n_fds);
 
-/* Handles one message from the session's ring. */
 void fa_dispatch_ring(struct fa_session *session, const void *bytes, size_t length,
                       uint64_t received_ns);

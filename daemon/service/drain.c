@@ -36,8 +36,7 @@ static bool is_unsent(const struct fa_server *server)
 	return false;
 }
 
-/* Stops reading, as a client that keeps sending would prolong the drain. Messages already read are
- * answered. */
+/* A client that keeps sending would prolong the drain. Messages already read are answered. */
 static void on_cancel_timeout(uv_timer_t *timer)
 {
 	struct fa_server *server = timer->data;

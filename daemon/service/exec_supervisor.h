@@ -3,6 +3,6 @@
 
 #include "common/error.h"
 
-/* Executes the supervisor. @argv: the daemon's arguments, with its name. @ready_fd: the supervisor
- * writes READY to it; -1: none. Returns only on error. */
+/* @argv: the daemon's arguments, with its name. @ready_fd: the supervisor writes READY to it; -1:
+ * none. Returns only on error. */
 int fa_exec_supervisor(char *const *argv, int ready_fd, struct fa_error *error);

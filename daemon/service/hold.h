@@ -26,7 +26,7 @@ struct fa_hold {
 	uv_timer_t timer;
 };
 
-/* Initialises the struct. The server closes the timer. */
+/* The server closes the timer. */
 void fa_hold_init(struct fa_server *server);
 
 /* Judges everything for the last time: the daemon is stopping. */
@@ -39,7 +39,6 @@ void fa_hold_finish(struct fa_server *server);
 bool fa_hold_packet(struct fa_session *session, const void *bytes, size_t length, int *fds,
                     size_t n_fds);
 
-/* Frees the held packet of a closing session. */
 void fa_hold_forget(struct fa_session *session);
 
 /* Holds a connection that a limit refused, and consumes it. Returns false if it is not held. */

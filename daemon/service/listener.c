@@ -33,7 +33,7 @@ static int default_path(char *ret_path, size_t size, struct fa_error *error)
 	return 0;
 }
 
-/* Returns the directory of @path; "": there is none in the path. */
+/* "": there is none in @path. */
 static void directory_of(const char *path, char *ret_dir, size_t size)
 {
 	const char *slash = strrchr(path, '/');
@@ -41,7 +41,7 @@ static void directory_of(const char *path, char *ret_dir, size_t size)
 	snprintf(ret_dir, size, "%.*s", slash ? (int)(slash - path) : 0, path);
 }
 
-/* Opens and locks the lock file. Tries again if the file was removed between open() and flock(). */
+/* Tries again if the lock file was removed between open() and flock(). */
 static int lock_path(const char *path, struct fa_error *error, int *ret_fd)
 {
 	char lock[PATH_MAX];

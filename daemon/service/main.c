@@ -28,7 +28,7 @@
 
 /* The first SIGTERM or SIGINT drains, the second cancels requests, the third exits at once. */
 #define STOP_SIGNALS_MAX 3
-/* How long the process may take to end after the device is lost, as its driver may hang. */
+/* How long the process may take to end after the device is lost: its driver may hang. */
 #define LOST_EXIT_S 5
 
 /* Exit status for wrong options and values of options, as of the other programs. */

@@ -60,8 +60,7 @@ static char *last_option(char **argv)
 	return argv[optarg && optarg == argv[optind - 1] ? optind - 2 : optind - 1];
 }
 
-/* Returns true if an option was abbreviated. getopt_long() accepts that, but a new option could
- * break such scripts, so they are refused. */
+/* getopt_long() accepts abbreviations, but a new option could break such scripts. */
 static bool is_abbreviated(const char *argument, const char *name)
 {
 	const size_t length = strlen(name);
@@ -248,7 +247,8 @@ int fa_service_options_check_config(const struct fa_service_options *options)
 		return 0;
 	if (r < 0 && r != -EINVAL)
 		log_fault(NULL, &error);
-	/* Only a server needs the group and the user, so that the file may be read where there is none. */
+	/* Only a server needs the group and the user, so that the file may be read where there is
+	 * none. */
 	if (config.group && !getgrnam(config.group)) {
 		r = fa_fail(&error, -EINVAL, "%s: there is no group called \"%s\"", path,
 		            config.group);

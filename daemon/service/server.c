@@ -144,7 +144,7 @@ static void on_reaper(uv_async_t *async)
 	}
 }
 
-/* Wakes the loop for the reaper. Any thread may call. */
+/* Any thread may call. */
 static void wake_reaper(void *userdata)
 {
 	struct fa_server *server = userdata;
@@ -152,7 +152,7 @@ static void wake_reaper(void *userdata)
 	uv_async_send(&server->reaper_async);
 }
 
-/* Wakes the engine. The device's threads call this once the engine exists. */
+/* The device's threads call this once the engine exists. */
 static void wake_engine(void *userdata)
 {
 	struct fa_server *server = userdata;

@@ -62,7 +62,7 @@ struct fa_server_options {
 int fa_server_new(const struct fa_server_options *options, struct fa_error *error,
                   struct fa_server **ret_server);
 
-/* Frees the server after the loop has ended. Takes NULL. */
+/* Call after the loop has ended. Takes NULL. */
 struct fa_server *fa_server_free(struct fa_server *server);
 
 /* Applies @config, which the server then owns, and logs what needs a restart. */

@@ -41,7 +41,7 @@ int fa_status_set_cgroup(json_t *object, const char *cgroup)
 	return json_object_set_new(object, "cgroup", json_string(escaped));
 }
 
-/* Adds the counters. As in jansson, this and the functions below return -1 without memory. */
+/* As in jansson, this and the functions below return -1 without memory. */
 
 static int add_times(json_t *object, const char *key, const char *sum_key,
                      const struct fa_usage_times *times)
@@ -289,7 +289,8 @@ static int add_totals(json_t *object, struct fa_server *server)
 	return r;
 }
 
-/* Takes the rows of the viewer and of the oldest others. Returns the number of all that it may see. */
+/* Takes the rows of the viewer and of the oldest others. Returns the number of all that it may
+ * see. */
 static unsigned int take_rows(struct fa_status *status, struct fa_session *viewer)
 {
 	struct fa_list *pos;

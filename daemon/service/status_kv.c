@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* How many sequences are examined at most, listed or not. */
+/* Sequences that are examined at most, listed or not. */
 #define SCANNED_MAX 4096
 
 static int set(json_t *object, const char *key, uint64_t number)

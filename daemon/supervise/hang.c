@@ -33,7 +33,6 @@ void fa_supervisor_init_watchdog(struct fa_supervisor *s)
 	s->checked_ns = fa_now_ns();
 }
 
-/* How long the child may be silent. */
 static uint64_t timeout_ns(const struct fa_supervisor *s)
 {
 	if (s->watchdog_ns == FA_NS_NEVER || !s->child)

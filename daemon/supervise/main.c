@@ -1,6 +1,6 @@
 /*
- * fad-supervise: options, and the setup before the daemon starts. Started by `fad --supervise`,
- * which has checked the daemon's options and configuration.
+ * fad-supervise, which `fad --supervise` starts after it has checked the daemon's options and
+ * configuration.
  */
 #include "common/cleanup.h"
 #include "daemon/base/log.h"
