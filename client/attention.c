@@ -6,6 +6,7 @@
 #include "client/gates.h"
 #include "client/last_error.h"
 #include "client/numbers.h"
+#include "client/reconnect.h"
 #include "client/struct_size.h"
 #include "client/submit.h"
 
@@ -36,6 +37,16 @@ static int fill_vectors(const struct fa_attention *attention, struct fa_wire_att
 		return fa_error_set(-EINVAL, "cu_seqlens are given, but batch is 0; expected the "
 		                             "number of sequences");
 	}
+	if (attention->prefix_lengths) {
+		uint64_t batch = attention->batch ? attention->batch : (uint64_t)wire->q.shape[0];
+
+		if (batch > FA_WIRE_SEQUENCES_MAX)
+			return fa_error_set(-EINVAL,
+			                    "q has %llu sequences; with prefix_lengths at most %u",
+			                    (unsigned long long)batch, FA_WIRE_SEQUENCES_MAX);
+		wire->prefix_lengths = attention->prefix_lengths;
+		wire->n_prefix_lengths = (size_t)batch;
+	}
 	wire->alibi_slopes = attention->alibi_slopes;
 	wire->n_alibi_slopes = attention->alibi_slopes ? heads : 0;
 	wire->sinks = attention->sinks;
@@ -61,10 +72,15 @@ static int fill_attention(struct fa_client *client, const struct fa_attention *a
 
 	r = fa_numbers_check_window(window, "FA_ATTENTION_WINDOW", attention->window_left,
 	                            attention->window_right);
+	if (r >= 0)
+		r = fa_numbers_check_prefixes(attention->prefix_lengths,
+		                              attention->flags & FA_ATTENTION_CAUSAL,
+		                              "FA_ATTENTION_CAUSAL");
 	if (r < 0)
 		return r;
 
 	wire->stream = attention->stream;
+	wire->chunk_tokens = attention->chunk_tokens;
 	wire->flags = attention->flags & FA_ATTENTION_CAUSAL;
 	wire->scale = attention->scale;
 	wire->softcap = attention->softcap;
@@ -110,6 +126,8 @@ int fa_attention(struct fa_client *handle, const struct fa_attention *attention,
 	if (r < 0)
 		return r;
 	r = fa_request_gates(&request, attention->gates);
+	if (r >= 0 && (attention->chunk_tokens || attention->prefix_lengths))
+		r = fa_client_require_masks(client);
 	if (r < 0)
 		return r;
 	request.message.timeout_ns = attention->timeout_ns;

@@ -358,7 +358,7 @@ uint64_t fa_tensor_bytes(uint32_t dtype, uint32_t rank, const int64_t *shape);
  *   s = scale * q[i] . k[j]
  *   s = softcap * tanh(s / softcap)                     if softcap is not 0
  *   s = s - alibi_slopes[h] * |j - (i + n_k - n_q)|     if alibi_slopes
- *   s = -inf                                            if flags hide key j from row i
+ *   s = -inf                                            if row i does not see key j
  *   out[i] = sum over j of exp(s) v[j] / (sum over j of exp(s) + exp(sinks[h]) if sinks)
  *
  * Batch form:  q [batch, n_q, heads, dim], k [batch, n_k, kv_heads, dim],
@@ -394,6 +394,12 @@ struct fa_attention {
 	const float *sinks;
 	uint64_t timeout_ns; /* after which the request ends with -ETIMEDOUT; 0: no limit */
 	const struct fa_gates *gates; /* what the request waits for and signals; NULL: nothing */
+	/* Row i at p = i + n_k - n_q sees only keys j of its chunk: those with the same
+	 * j / chunk_tokens, rounded down, as p has. 0: no chunks. */
+	uint64_t chunk_tokens;
+	/* One for each sequence, or NULL; copied. FA_ATTENTION_CAUSAL hides none of a sequence's
+	 * first prefix_lengths[b] keys from any row. Only with FA_ATTENTION_CAUSAL. */
+	const uint32_t *prefix_lengths;
 };
 
 /* Identifies one request of one client. Plain data: may be copied, and needs no freeing. */
@@ -410,7 +416,7 @@ struct fa_ticket {
  * read what the previous one wrote. Until a request ends, its buffers must not be freed and its
  * inputs must not be changed.
  *   -EAGAIN   with @ret_ticket: max_requests are in flight; wait for one of them
- *   -ENOTSUP  no kernel supports the request
+ *   -ENOTSUP  no kernel supports the request, or the daemon is older than a field that is used
  *   -EDQUOT   CPU backend, few rows over many keys: the threads' shared scratch memory, charged to
  *             this user's bytes until the request ends, exceeds them
  *   -ESTALE   a buffer is GPU memory that was lost at a reconnect
@@ -475,6 +481,10 @@ struct fa_pages_attend {
 	const float *sinks;                /* [heads] or NULL, as for fa_attention(); copied */
 	uint64_t timeout_ns;
 	const struct fa_gates *gates;
+	uint64_t chunk_tokens; /* as for fa_attention() */
+	/* FA_I32 [batch]: as for fa_attention(), only with FA_PAGES_CAUSAL; negative: 0. Buffer
+	 * NULL: all are 0. */
+	struct fa_tensor prefix_lengths;
 };
 
 /*

@@ -406,11 +406,17 @@ struct fa_step_attend {
 	/* fp32 [positions, rotary_dim / 2], with a row for each position of the new tokens, else
 	 * -EINVAL; buffer NULL: no tables. */
 	struct fa_tensor cos, sin;
-	/* [new]; NULL: each token's index in its sequence; copied. Positions, slopes and sinks
-	 * together: at most 15800. */
+	/* [new]; NULL: each token's index in its sequence; copied. Positions, slopes, sinks and
+	 * prefix lengths together: at most 15800. */
 	const uint32_t *positions;
 	uint64_t timeout_ns;
 	const struct fa_gates *gates;
+	/* As in struct fa_attention, by the index of a token in its sequence; in a tree, by its
+	 * distance from the root. */
+	uint64_t chunk_tokens;
+	/* One for each item of the step, of all caches, or NULL; as in struct fa_attention, only
+	 * with FA_STEP_CAUSAL. No effect on items with a tree. Copied. */
+	const uint32_t *prefix_lengths;
 };
 
 /*

@@ -18,6 +18,14 @@ int fa_numbers_check_window(bool has_flag, const char *flag, int64_t left, int64
 	                    is_left ? "left" : "right", (long long)(is_left ? left : right), flag);
 }
 
+int fa_numbers_check_prefixes(bool given, bool has_flag, const char *flag)
+{
+	if (!given || has_flag)
+		return 0;
+	return fa_error_set(-EINVAL, "prefix_lengths is given, which has no effect without %s",
+	                    flag);
+}
+
 int fa_numbers_check_heads(const float *alibi_slopes, const float *sinks, size_t heads)
 {
 	size_t i;

@@ -94,6 +94,9 @@ static int fill_tables(struct fa_client_request *request, struct fa_client *clie
 	if (r >= 0 && attend->cu_q.buffer)
 		r = fa_request_tensor_of(request, "cu_q", client, &attend->cu_q, FA_I32, 1,
 		                         &wire->cu_q);
+	if (r >= 0 && attend->prefix_lengths.buffer)
+		r = fa_request_tensor_of(request, "prefix_lengths", client, &attend->prefix_lengths,
+		                         FA_I32, 1, &wire->prefix_lengths);
 	if (r < 0)
 		return r;
 	wire->max_q = attend->max_q;
@@ -158,6 +161,9 @@ static int fill(struct fa_client *client, const struct fa_pages_attend *attend,
 		return fa_error_set(-EINVAL, "fa_pages_attend.reserved is not 0");
 	r = fa_numbers_check_window(window, "FA_PAGES_WINDOW", attend->window_left,
 	                            attend->window_right);
+	if (r >= 0)
+		r = fa_numbers_check_prefixes(attend->prefix_lengths.buffer,
+		                              attend->flags & FA_PAGES_CAUSAL, "FA_PAGES_CAUSAL");
 	if (r < 0)
 		return r;
 	wire->stream = attend->stream;
@@ -167,6 +173,7 @@ static int fill(struct fa_client *client, const struct fa_pages_attend *attend,
 		wire->flags |= FA_WIRE_PAGES_DETERMINISTIC;
 	wire->scale = attend->scale;
 	wire->softcap = attend->softcap;
+	wire->chunk_tokens = attend->chunk_tokens;
 	wire->window_left = window ? attend->window_left : -1;
 	wire->window_right = window ? attend->window_right : -1;
 	r = fill_rows(request, client, attend, wire);
@@ -177,19 +184,6 @@ static int fill(struct fa_client *client, const struct fa_pages_attend *attend,
 	if (r >= 0)
 		r = check_overlap(request, attend);
 	return r < 0 ? r : fill_heads(attend, wire);
-}
-
-static int check_daemon(struct fa_client *client)
-{
-	int r;
-
-	r = fa_client_enter_connected(client);
-	if (r < 0)
-		return r;
-	if (!(client->connection.features & FA_WIRE_FEATURE_PAGES_ATTEND))
-		r = fa_error_set(-ENOTSUP, "the daemon is older than attention over own pages");
-	fa_client_leave(client);
-	return r;
 }
 
 int fa_pages_attend(struct fa_client *handle, const struct fa_pages_attend *attend,
@@ -210,7 +204,10 @@ int fa_pages_attend(struct fa_client *handle, const struct fa_pages_attend *atte
 	if (r >= 0)
 		r = fa_request_gates(&request, attend->gates);
 	if (r >= 0)
-		r = check_daemon(client);
+		r = fa_client_require(client, FA_WIRE_FEATURE_PAGES_ATTEND,
+		                      "attention over own pages");
+	if (r >= 0 && (attend->chunk_tokens || attend->prefix_lengths.buffer))
+		r = fa_client_require_masks(client);
 	if (r < 0)
 		return r;
 	request.message.timeout_ns = attend->timeout_ns;

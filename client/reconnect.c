@@ -181,3 +181,21 @@ int fa_client_enter_connected(struct fa_client *client)
 		fa_client_leave(client);
 	return r;
 }
+
+int fa_client_require(struct fa_client *client, uint64_t feature, const char *what)
+{
+	int r;
+
+	r = fa_client_enter_connected(client);
+	if (r < 0)
+		return r;
+	if (!(client->connection.features & feature))
+		r = fa_error_set(-ENOTSUP, "the daemon is older than %s", what);
+	fa_client_leave(client);
+	return r;
+}
+
+int fa_client_require_masks(struct fa_client *client)
+{
+	return fa_client_require(client, FA_WIRE_FEATURE_MASKS, "chunk_tokens and prefix_lengths");
+}

@@ -9,3 +9,8 @@ void fa_client_adopt(struct fa_client *client, struct fa_connection *connection)
  * released; FA_NS_NEVER: does not reconnect. */
 int fa_client_reconnect(struct fa_client *client, uint64_t timeout_ns);
 int fa_client_enter_connected(struct fa_client *client);
+/* Called without the mutex. Returns -ENOTSUP if the daemon lacks FA_WIRE_FEATURE_* @feature;
+ * @what: its name. */
+int fa_client_require(struct fa_client *client, uint64_t feature, const char *what);
+/* The same for masks. */
+int fa_client_require_masks(struct fa_client *client);

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FA_REQUEST_TENSORS 13
+#define FA_REQUEST_TENSORS 14
 
 struct fa_client_request {
 	struct fa_wire_message message; /* the caller sets its type */

@@ -110,21 +110,6 @@ static int fill(struct pages_request *all, struct fa_client *client,
 	return r == 0 ? fa_request_gates(request, pages->gates) : r;
 }
 
-/* Called without the mutex. An older daemon would answer no request of a type that it does not
- * know. */
-static int check_daemon(struct fa_client *client)
-{
-	int r;
-
-	r = fa_client_enter_connected(client);
-	if (r < 0)
-		return r;
-	if (!(client->connection.features & FA_WIRE_FEATURE_SEQUENCE_PAGES))
-		r = fa_error_set(-ENOTSUP, "the daemon is older than copies of a client's pages");
-	fa_client_leave(client);
-	return r;
-}
-
 static int copy(struct fa_client *client, const struct fa_sequence_pages *pages, uint32_t flags,
                 struct fa_ticket *ret_ticket)
 {
@@ -141,7 +126,8 @@ static int copy(struct fa_client *client, const struct fa_sequence_pages *pages,
 	all.request = (struct fa_client_request){};
 	r = fill(&all, client, p, flags);
 	if (r == 0)
-		r = check_daemon(client);
+		r = fa_client_require(client, FA_WIRE_FEATURE_SEQUENCE_PAGES,
+		                      "copies of a client's pages");
 	if (r < 0)
 		return r;
 	return flags & FA_WIRE_COPY_WRITE

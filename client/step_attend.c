@@ -3,6 +3,7 @@
 #include "client/gates.h"
 #include "client/last_error.h"
 #include "client/numbers.h"
+#include "client/reconnect.h"
 #include "client/request.h"
 #include "client/step_state.h"
 #include "client/struct_size.h"
@@ -17,7 +18,8 @@
 
 _Static_assert(FA_STEP_CAUSAL == FA_WIRE_STEP_CAUSAL, "flags travel as they are");
 
-static int fill_heads(const struct fa_step_attend *attend, struct fa_wire_step_attend *wire)
+static int fill_heads(const struct fa_step_attend *attend, size_t n_items,
+                      struct fa_wire_step_attend *wire)
 {
 	uint64_t heads = (uint64_t)wire->q.shape[1];
 
@@ -25,6 +27,13 @@ static int fill_heads(const struct fa_step_attend *attend, struct fa_wire_step_a
 		return fa_error_set(-EINVAL,
 		                    "%s is given, which has no effect as out.buffer is NULL",
 		                    attend->alibi_slopes ? "alibi_slopes" : "sinks");
+	if ((attend->chunk_tokens || attend->prefix_lengths) && !attend->out.buffer)
+		return fa_error_set(-EINVAL,
+		                    "%s is given, which has no effect as out.buffer is NULL",
+		                    attend->chunk_tokens ? "chunk_tokens" : "prefix_lengths");
+	wire->chunk_tokens = attend->chunk_tokens;
+	wire->prefix_lengths = attend->prefix_lengths;
+	wire->n_prefix_lengths = attend->prefix_lengths ? n_items : 0;
 	wire->alibi_slopes = attend->alibi_slopes;
 	wire->n_alibi_slopes = attend->alibi_slopes ? heads : 0;
 	wire->sinks = attend->sinks;
@@ -223,9 +232,12 @@ static int fill_attend(struct fa_client_request *request, struct fa_step *step,
 	r = fa_numbers_check_window(window, "FA_STEP_WINDOW", attend->window_left,
 	                            attend->window_right);
 	if (r >= 0)
+		r = fa_numbers_check_prefixes(attend->prefix_lengths,
+		                              attend->flags & FA_STEP_CAUSAL, "FA_STEP_CAUSAL");
+	if (r >= 0)
 		r = fill_tensors(request, step->client, attend, wire);
 	if (r >= 0)
-		r = fill_heads(attend, wire);
+		r = fill_heads(attend, step->n_items, wire);
 	if (r >= 0)
 		r = fill_rotary(request, step->client, attend, wire);
 	if (r >= 0)
@@ -234,6 +246,8 @@ static int fill_attend(struct fa_client_request *request, struct fa_step *step,
 		r = fa_request_check_overlap(request);
 	if (r >= 0)
 		r = fa_request_gates(request, attend->gates);
+	if (r >= 0 && (attend->chunk_tokens || attend->prefix_lengths))
+		r = fa_client_require_masks(step->client);
 	request->message.timeout_ns = attend->timeout_ns;
 	return r;
 }

@@ -133,6 +133,8 @@ int fa_attention_check(const struct fa_attention_params *params, char *text, siz
 		REFUSE(-EINVAL, "window_left %" PRId64 " is below -1", p->window_left);
 	if (p->window_right < -1)
 		REFUSE(-EINVAL, "window_right %" PRId64 " is below -1", p->window_right);
+	if (p->chunk_tokens < 0)
+		REFUSE(-EINVAL, "chunk_tokens %" PRId64 " is negative", p->chunk_tokens);
 	return 0;
 }
 
@@ -145,30 +147,85 @@ static double clamped_sum(double first, double n, double max)
 	return (end - begin) * (first + (begin + end - 1) / 2) + (n - end) * max;
 }
 
-static double visible_pairs(const struct fa_attention_params *params, double n_q, double n_k)
+/* Rows at positions [first, end) see keys [key, key_end), as far as the masks allow. */
+struct range {
+	double first, end, key, key_end;
+};
+
+/* Counts pairs with key j in [p - left, p + right]; left may be negative. */
+static double pairs_in_band(const struct range *range, double left, double right)
 {
-	double far = n_q + n_k;
+	double n = range->end - range->first, keys = range->key_end - range->key;
+
+	return clamped_sum(range->first - range->key + right + 1, n, keys) -
+	       clamped_sum(range->first - range->key - left, n, keys);
+}
+
+static double visible_pairs_of(const struct fa_attention_params *params, const struct range *range,
+                               double prefix)
+{
+	double far = fabs(range->first) + range->end + range->key_end;
 	double left = params->window_left < 0 ? far : fmin((double)params->window_left, far);
 	double right = params->window_right < 0 ? far : fmin((double)params->window_right, far);
+	struct range before = *range;
+	double pairs;
 
-	if (params->causal)
-		right = 0;
-	return clamped_sum(n_k - n_q + right + 1, n_q, n_k) -
-	       clamped_sum(n_k - n_q - left, n_q, n_k);
+	if (!params->causal)
+		return pairs_in_band(range, left, right);
+	pairs = pairs_in_band(range, left, 0);
+	/* Keys before the prefix that are after their row. */
+	before.key_end = fmin(range->key_end, fmax(prefix, range->key));
+	return pairs + pairs_in_band(&before, -1, right);
+}
+
+static double visible_pairs(const struct fa_attention_params *params, double n_q, double n_k,
+                            double prefix)
+{
+	const struct range all = { n_k - n_q, n_k, 0, n_k };
+	double size = (double)params->chunk_tokens, pairs = 0, first, last;
+
+	if (n_q == 0 || n_k == 0)
+		return 0;
+	if (size == 0 || size >= n_k)
+		return visible_pairs_of(
+			params,
+			&(struct range){ size ? fmax(all.first, 0) : all.first, n_k, 0, n_k },
+			prefix);
+	/* Chunks are alike but for the first and the last that have rows, and the one in which the
+	 * prefix ends. */
+	first = floor(fmax(all.first, 0) / size);
+	last = floor((n_k - 1) / size);
+	for (double chunk = first; chunk <= last;) {
+		struct range range = { fmax(chunk * size, all.first), fmin((chunk + 1) * size, n_k),
+			               chunk * size, fmin((chunk + 1) * size, n_k) };
+		double ends = floor(prefix / size), next = chunk + 1;
+
+		if (chunk > first && chunk < last && chunk != ends)
+			next = chunk < ends && ends < last ? ends : last;
+		pairs += (next - chunk) * visible_pairs_of(params, &range, prefix);
+		chunk = next;
+	}
+	return pairs;
 }
 
 double fa_attention_flops(const struct fa_attention_params *params)
 {
+	const uint32_t *prefixes = params->prefix_lengths;
 	double pairs = 0;
 
 	if (params->cu_seqlens_q) {
 		const uint32_t *q = params->cu_seqlens_q, *k = params->cu_seqlens_k;
 
 		for (int32_t b = 0; b < params->batch; b++)
-			pairs += visible_pairs(params, q[b + 1] - q[b], k[b + 1] - k[b]);
+			pairs += visible_pairs(params, q[b + 1] - q[b], k[b + 1] - k[b],
+			                       prefixes ? prefixes[b] : 0);
+	} else if (prefixes) {
+		for (int32_t b = 0; b < params->batch; b++)
+			pairs += visible_pairs(params, (double)params->seqlen_q,
+			                       (double)params->seqlen_k, prefixes[b]);
 	} else {
-		pairs = params->batch *
-		        visible_pairs(params, (double)params->seqlen_q, (double)params->seqlen_k);
+		pairs = params->batch * visible_pairs(params, (double)params->seqlen_q,
+		                                      (double)params->seqlen_k, 0);
 	}
 	return pairs * params->heads * 2 * ((double)params->head_dim + params->head_dim_v);
 }

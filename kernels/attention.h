@@ -10,8 +10,12 @@
  *   s      = -inf unless j is visible from i
  *   lse[i] = ln(sum_j exp(s[i,j]) + exp(sinks[h]))    the sink only if sinks
  *   out[i] = sum_j exp(s[i,j] - lse[i]) * v[j]
- * With p = i + n_k - n_q (aligned to the bottom right), key j is visible from row i if j <= p if
- * causal, j >= p - window_left if window_left >= 0, and j <= p + window_right if window_right >= 0.
+ * With p = i + n_k - n_q (aligned to the bottom right), key j is visible from row i if all of these
+ * hold:
+ *   j <= p, or j < prefix_lengths[b]               if causal; the latter only if prefix_lengths
+ *   j >= p - window_left                           if window_left >= 0
+ *   j <= p + window_right                          if window_right >= 0
+ *   floor(j / chunk_tokens) = floor(p / chunk_tokens)  if chunk_tokens > 0
  * A row without visible keys gives zeros and lse -inf, or lse = sinks[h] if there are sinks.
  * Softmax is in fp32, products are accumulated in fp32, lse is a natural logarithm. A key that is
  * not visible from a row never changes that row, not even if its K or V holds an infinity or a NaN.
@@ -56,10 +60,13 @@ struct fa_attention_params {
 	int64_t window_left, window_right; /* -1: unbounded */
 	const float *alibi_slopes;         /* [heads] or NULL */
 	const float *sinks;                /* [heads] or NULL; finite or -inf: no sink */
+	int64_t chunk_tokens;              /* 0: rows see all chunks */
+	/* [batch], host memory, or NULL for zeros: a prefix-LM's prefixes; no effect unless causal */
+	const uint32_t *prefix_lengths;
 };
 
 /* Returns 0 if a kernel covers @params, else -ENOTSUP or -EINVAL with a sentence in @text that
- * names the feature or the field, its value and the bound. Reads cu_seqlens and no tensor. Does not
+ * names the feature or the field, its value and the bound. Reads host arrays and no tensor. Does not
  * check pointers and strides: the caller must know that the tensors are in bounds. */
 int fa_attention_check(const struct fa_attention_params *params, char *text, size_t text_bytes);
 

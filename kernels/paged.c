@@ -208,15 +208,15 @@ static int check_trees(const struct fa_paged_attention *p, char *text, size_t te
 			       "sequence %" PRId32 " has a tree of %" PRIu32
 			       " tokens and a length of %" PRIu32,
 			       b, n_new, p->step->lengths[b]);
-		if (!p->positions &&
-		    (p->window_left >= 0 || p->window_right >= 0 || p->alibi_slopes))
-			REFUSE(-EINVAL, "trees with windows or ALiBi need positions");
+		if (!p->positions && (p->window_left >= 0 || p->window_right >= 0 ||
+		                      p->chunk_tokens || p->alibi_slopes))
+			REFUSE(-EINVAL, "trees with windows, chunks or ALiBi need positions");
 	}
 	return 0;
 }
 
 static int check_score(float scale, float softcap, int64_t window_left, int64_t window_right,
-                       char *text, size_t text_bytes)
+                       int64_t chunk_tokens, char *text, size_t text_bytes)
 {
 	if (!isfinite(scale))
 		REFUSE(-EINVAL, "scale %g is not finite", (double)scale);
@@ -226,6 +226,8 @@ static int check_score(float scale, float softcap, int64_t window_left, int64_t 
 		REFUSE(-EINVAL, "window_left %" PRId64 " is below -1", window_left);
 	if (window_right < -1)
 		REFUSE(-EINVAL, "window_right %" PRId64 " is below -1", window_right);
+	if (chunk_tokens < 0)
+		REFUSE(-EINVAL, "chunk_tokens %" PRId64 " is negative", chunk_tokens);
 	return 0;
 }
 
@@ -248,7 +250,8 @@ static int check_attention(const struct fa_paged_attention *p, char *text, size_
 	if (p->heads % p->cache->kv_heads != 0)
 		REFUSE(-EINVAL, "heads %" PRId32 " is not a multiple of kv_heads %" PRId32,
 		       p->heads, p->cache->kv_heads);
-	r = check_score(p->scale, p->softcap, p->window_left, p->window_right, text, text_bytes);
+	r = check_score(p->scale, p->softcap, p->window_left, p->window_right, p->chunk_tokens,
+	                text, text_bytes);
 	if (r < 0)
 		return r;
 	return check_trees(p, text, text_bytes);
@@ -434,7 +437,8 @@ static int check_own_attention(const struct fa_paged_own_attention *p, char *tex
 		       p->total_q, p->batch, p->max_q);
 	if (p->table_columns < 0)
 		REFUSE(-EINVAL, "table_columns %" PRId32 " is negative", p->table_columns);
-	return check_score(p->scale, p->softcap, p->window_left, p->window_right, text, text_bytes);
+	return check_score(p->scale, p->softcap, p->window_left, p->window_right, p->chunk_tokens,
+	                   text, text_bytes);
 }
 
 static int check_own_append(const struct fa_paged_own_append *p, char *text, size_t text_bytes)

@@ -101,8 +101,8 @@ struct fa_paged_step {
  *
  * The new tokens of a sequence with a tree are a tree of speculated tokens: new token i sees every
  * earlier token, and new token j if bit j is set in row i of the sequence's mask. The mask replaces
- * causal. For windows and ALiBi a new token is at positions[] (fa_paged_tree_positions()), and any
- * other token at its index.
+ * causal. For windows, chunks and ALiBi a new token is at positions[] (fa_paged_tree_positions()),
+ * and any other token at its index.
  */
 struct fa_paged_attention {
 	const struct fa_paged_cache *cache;
@@ -126,8 +126,11 @@ struct fa_paged_attention {
 	 * word j / 32 is token j. */
 	const uint32_t *tree;
 	const uint32_t *tree_start;
-	/* [new token]; needed if there are trees and windows or ALiBi. */
+	/* [new token]; needed if there are trees and windows, chunks or ALiBi. */
 	const uint32_t *positions;
+
+	int64_t chunk_tokens;           /* 0: rows see all chunks */
+	const uint32_t *prefix_lengths; /* [batch], host memory, or NULL */
 };
 
 /*
@@ -240,8 +243,8 @@ struct fa_paged_own {
  * for all rows.
  *
  * Token j of sequence b is token j % page_tokens of page table[b * table_stride + j / page_tokens].
- * Entries of pages without a token below the length, or wholly before every row's window, are not
- * followed. Tokens from the length on have no effect, even if they are NaN.
+ * Entries of pages without a token below the length, or wholly before every row's window or chunk,
+ * are not followed. Tokens from the length on have no effect, even if they are NaN.
  */
 struct fa_paged_own_attention {
 	const struct fa_paged_own *pages;
@@ -265,6 +268,10 @@ struct fa_paged_own_attention {
 	const float *alibi_slopes;         /* [heads] or NULL */
 	const float *sinks;                /* [heads] or NULL */
 	bool deterministic;                /* as in fa_paged_attention */
+	int64_t chunk_tokens;              /* 0: rows see all chunks */
+	/* [batch], in memory of the device, or NULL; read once for each sequence and request. One
+	 * below 0 counts as 0. */
+	const int32_t *prefix_lengths;
 };
 
 /*

@@ -28,7 +28,7 @@ extern "C" {
 #define FA_WIRE_RANK_MAX 4
 #define FA_WIRE_HANDLE_BYTES 64
 #define FA_WIRE_PIECES_MAX 4096      /* allocations of one buffer */
-#define FA_WIRE_FIXED_BYTES_MAX 2304 /* see fa_wire_encode() */
+#define FA_WIRE_FIXED_BYTES_MAX 2432 /* see fa_wire_encode() */
 
 /* The numbers on the wire: the union tags of fad.fbs. */
 enum fa_wire_type {
@@ -215,7 +215,14 @@ struct fa_wire_attention {
 	size_t n_cu_seqlens_q, n_cu_seqlens_k;
 	const float *alibi_slopes, *sinks; /* one for each query head */
 	size_t n_alibi_slopes, n_sinks;
+	uint64_t chunk_tokens;          /* 0: none */
+	const uint32_t *prefix_lengths; /* one for each sequence, only with causal */
+	size_t n_prefix_lengths;
 };
+
+/* HelloReply.features: Attention, StepAttend and PagesAttend have chunk_tokens and
+ * prefix_lengths. */
+#define FA_WIRE_FEATURE_MASKS (1ull << 5)
 
 /* HelloReply.features: PagesAttend is supported. */
 #define FA_WIRE_FEATURE_PAGES_ATTEND (1ull << 3)
@@ -234,6 +241,7 @@ struct fa_wire_attention {
  *   k_new, v_new  [tokens, kv_heads, dim] of q's dtype, appended before attention, or rank 0
  *   slots     int64 [tokens], if there is k_new or v_new
  *   k_scales, v_scales  fp32 [kv_heads], only with e4m3; rank 0: 1
+ *   prefix_lengths  int32 [batch], only with causal; or rank 0
  */
 struct fa_wire_pages_attend {
 	uint32_t stream;
@@ -246,6 +254,8 @@ struct fa_wire_pages_attend {
 	int64_t window_left, window_right;
 	const float *alibi_slopes, *sinks;
 	size_t n_alibi_slopes, n_sinks;
+	uint64_t chunk_tokens;
+	struct fa_wire_view prefix_lengths;
 };
 
 /* Cancels a request. Answered by Reply: 0 if the request was in flight, whose Completion then says

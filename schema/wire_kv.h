@@ -297,6 +297,7 @@ struct fa_wire_step_reply {
  *   k, v       [new tokens of all items, kv_heads, dim]; absent: written before
  *   cos, sin   [positions, rotary_dim / 2], fp32; absent: from rotary_base and rotary_scale
  *   positions  one for each new token; absent: the token's index in its sequence
+ *   prefix_lengths  one for each item of the step, of all caches, only with causal; or absent
  * Answered by Completion.
  */
 struct fa_wire_step_attend {
@@ -317,6 +318,9 @@ struct fa_wire_step_attend {
 	const uint32_t *positions;
 	size_t n_positions;
 	uint32_t rotary_first; /* the first rotated element of a head */
+	uint64_t chunk_tokens; /* 0: none */
+	const uint32_t *prefix_lengths;
+	size_t n_prefix_lengths;
 };
 
 #define FA_WIRE_STEP_COMMIT (1u << 0) /* commits the step; without it the step is aborted */

@@ -55,7 +55,8 @@ class Attention(Sized):
                 ("window_left", c_int64), ("window_right", c_int64),
                 ("cu_seqlens_q", POINTER(c_uint32)), ("cu_seqlens_k", POINTER(c_uint32)),
                 ("alibi_slopes", POINTER(c_float)), ("sinks", POINTER(c_float)),
-                ("timeout_ns", c_uint64), ("gates", c_void_p)]
+                ("timeout_ns", c_uint64), ("gates", c_void_p), ("chunk_tokens", c_uint64),
+                ("prefix_lengths", POINTER(c_uint32))]
 
 
 class Ticket(ctypes.Structure):
@@ -87,7 +88,8 @@ class StepAttend(Sized):
                 ("alibi_slopes", POINTER(c_float)), ("sinks", POINTER(c_float)),
                 ("rotary_dim", c_uint32), ("rotary_first", c_uint32), ("rotary_base", c_double),
                 ("rotary_scale", c_double), ("cos", Tensor), ("sin", Tensor),
-                ("positions", POINTER(c_uint32)), ("timeout_ns", c_uint64), ("gates", c_void_p)]
+                ("positions", POINTER(c_uint32)), ("timeout_ns", c_uint64), ("gates", c_void_p),
+                ("chunk_tokens", c_uint64), ("prefix_lengths", POINTER(c_uint32))]
 
 
 # Result and arguments. Clients, buffers and steps are addresses that mean something to the

@@ -433,6 +433,23 @@ int fa_tensor_view_check_heads(const float *alibi_slopes, const float *sinks, si
 	return 0;
 }
 
+int fa_tensor_view_check_prefixes(size_t n, size_t expected, bool causal, struct fa_error *error)
+{
+	if (n && !causal)
+		return fa_fail(error, -EINVAL,
+		               "prefix_lengths came, which have no effect without the flag causal");
+	if (n && n != expected)
+		return fa_fail(error, -EINVAL,
+		               "prefix_lengths has %zu entries; expected %zu, one a sequence", n,
+		               expected);
+	return 0;
+}
+
+int64_t fa_tensor_view_chunk(uint64_t chunk_tokens)
+{
+	return chunk_tokens > INT64_MAX ? INT64_MAX : (int64_t)chunk_tokens;
+}
+
 static int bind_numbers(struct bind *bind)
 {
 	const struct fa_wire_attention *attention = bind->attention;
@@ -452,6 +469,9 @@ static int bind_numbers(struct bind *bind)
 		               (double)attention->softcap);
 	TRY(bind_window(bind, "window_left", attention->window_left, &params->window_left));
 	TRY(bind_window(bind, "window_right", attention->window_right, &params->window_right));
+	TRY(fa_tensor_view_check_prefixes(attention->n_prefix_lengths, (size_t)params->batch,
+	                                  attention->flags & FA_WIRE_ATTENTION_CAUSAL,
+	                                  bind->error));
 	if (attention->n_alibi_slopes && attention->n_alibi_slopes != (size_t)params->heads)
 		return fa_fail(bind->error, -EINVAL,
 		               "alibi_slopes has %zu entries; expected %" PRId32
@@ -463,6 +483,8 @@ static int bind_numbers(struct bind *bind)
 		               attention->n_sinks, params->heads);
 
 	params->causal = attention->flags & FA_WIRE_ATTENTION_CAUSAL;
+	params->chunk_tokens = fa_tensor_view_chunk(attention->chunk_tokens);
+	params->prefix_lengths = attention->n_prefix_lengths ? attention->prefix_lengths : NULL;
 	params->softcap = attention->softcap;
 	params->scale = attention->scale;
 	/* Head dim 0 is refused later, by the kernels. */

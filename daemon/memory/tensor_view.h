@@ -53,6 +53,10 @@ int64_t fa_tensor_view_stride(const struct fa_wire_view *view, unsigned int i);
  * -EINVAL. */
 int fa_tensor_view_check_heads(const float *alibi_slopes, const float *sinks, size_t heads,
                                struct fa_error *error);
+/* Checks @n prefix lengths of @expected sequences. -EINVAL. */
+int fa_tensor_view_check_prefixes(size_t n, size_t expected, bool causal, struct fa_error *error);
+/* Returns the chunk for kernels, which is signed. */
+int64_t fa_tensor_view_chunk(uint64_t chunk_tokens);
 
 /*
  * Checks a whole request, except that a kernel supports it. Arrays of @ret_params point into

@@ -10,7 +10,7 @@
 
 struct attention {
 	struct fa_request request; /* must be first */
-	/* cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks */
+	/* cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, prefix_lengths */
 	uint32_t *vectors;
 };
 
@@ -47,7 +47,7 @@ static int copy_vectors(struct attention *attention, const struct fa_wire_attent
 {
 	struct fa_attention_params *params = &attention->request.job.params;
 	size_t n = message->n_cu_seqlens_q + message->n_cu_seqlens_k + message->n_alibi_slopes +
-	           message->n_sinks;
+	           message->n_sinks + message->n_prefix_lengths;
 	uint32_t *next;
 
 	if (!n)
@@ -59,6 +59,7 @@ static int copy_vectors(struct attention *attention, const struct fa_wire_attent
 	params->cu_seqlens_k = copy(&next, params->cu_seqlens_k, message->n_cu_seqlens_k);
 	params->alibi_slopes = copy(&next, params->alibi_slopes, message->n_alibi_slopes);
 	params->sinks = copy(&next, params->sinks, message->n_sinks);
+	params->prefix_lengths = copy(&next, params->prefix_lengths, message->n_prefix_lengths);
 	return 0;
 }
 

@@ -24,7 +24,7 @@
 struct attend {
 	struct fa_request request; /* must be first */
 	struct fa_paged_request paged[2];
-	uint32_t *tail; /* alibi_slopes, sinks, positions */
+	uint32_t *tail; /* alibi_slopes, sinks, positions, prefix_lengths of the group */
 };
 
 _Static_assert(sizeof(struct attend) <= FA_REQUEST_CACHED_BYTES, "the block cache keeps it");
@@ -32,6 +32,7 @@ _Static_assert(sizeof(struct attend) <= FA_REQUEST_CACHED_BYTES, "the block cach
 struct binding {
 	struct attend *attend;
 	const struct fa_wire_step_attend *message;
+	const struct fa_kv_step *step;
 	const struct fa_kv_group *group;
 	int64_t tokens;
 	struct fa_error *error;
@@ -127,7 +128,11 @@ static int check(const struct binding *b)
 		return fa_fail(b->error, -EINVAL,
 		               "positions has %zu entries; expected %" PRId64 ", one a new token",
 		               m->n_positions, b->tokens);
-	return 0;
+	if ((m->n_prefix_lengths || m->chunk_tokens) && !is_there(&m->out))
+		return fa_fail(b->error, -EINVAL, "%s came without out",
+		               m->chunk_tokens ? "chunk_tokens" : "prefix_lengths");
+	return fa_tensor_view_check_prefixes(m->n_prefix_lengths, b->step->n_items,
+	                                     m->flags & FA_WIRE_STEP_CAUSAL, b->error);
 }
 
 static void *copy(uint32_t **tail, const void *from, size_t n)
@@ -146,7 +151,11 @@ static int keep_tail(struct binding *b, struct fa_paged_attention *attention,
                      struct fa_paged_rotary *rotary)
 {
 	const struct fa_wire_step_attend *m = b->message;
-	const size_t n = m->n_alibi_slopes + m->n_sinks + m->n_positions;
+	const size_t n_prefixes = m->n_prefix_lengths ? (size_t)b->group->step.batch : 0;
+	const size_t n = m->n_alibi_slopes + m->n_sinks + m->n_positions + n_prefixes;
+	const struct fa_pool_step *plan = b->step->plan;
+	const struct fa_pool_step_entry *entries =
+		&plan->entries[plan->groups[b->group - b->step->groups].begin];
 	uint32_t *tail = NULL;
 
 	if (n)
@@ -157,6 +166,9 @@ static int keep_tail(struct binding *b, struct fa_paged_attention *attention,
 	attention->alibi_slopes = copy(&tail, m->alibi_slopes, m->n_alibi_slopes);
 	attention->sinks = copy(&tail, m->sinks, m->n_sinks);
 	rotary->positions = copy(&tail, m->positions, m->n_positions);
+	for (size_t i = 0; i < n_prefixes; ++i)
+		tail[i] = m->prefix_lengths[entries[i].item];
+	attention->prefix_lengths = n_prefixes ? tail : NULL;
 	/* Positions in a tree are not consecutive. */
 	if (!rotary->positions)
 		rotary->positions = b->group->positions;
@@ -270,6 +282,7 @@ static int bind_numbers(struct binding *b, struct fa_paged_attention *attention)
 	                               m->n_sinks ? m->sinks : NULL, (size_t)heads, b->error);
 	if (r < 0)
 		return r;
+	attention->chunk_tokens = fa_tensor_view_chunk(m->chunk_tokens);
 	attention->scale = m->scale != 0.0f ? m->scale
 	                                    : 1.0f / sqrtf((float)b->group->cache.head_dim);
 	attention->softcap = m->softcap;
@@ -412,6 +425,7 @@ static int bind_attend(struct fa_request *request, const struct fa_wire_message 
 		r = find_group(step, b.message->cache, &b.group, error);
 	if (r < 0)
 		return r;
+	b.step = step;
 	b.tokens = b.group->step.cu_new[b.group->step.batch];
 	r = check(&b);
 	if (r == 0)

@@ -40,6 +40,7 @@ enum tensor {
 	SLOTS,
 	K_SCALES,
 	V_SCALES,
+	PREFIX_LENGTHS,
 	_TENSORS,
 };
 
@@ -84,6 +85,8 @@ static const struct rule {
 	               .type = OF_NUMBER, .dtype = FA_WIRE_DTYPE_F32 },
 	[V_SCALES] = { TENSOR(v_scales), .rank = 1, .shape = "[kv_heads]", .optional = true,
 	               .type = OF_NUMBER, .dtype = FA_WIRE_DTYPE_F32 },
+	[PREFIX_LENGTHS] = { TENSOR(prefix_lengths), .rank = 1, .shape = "[batch]",
+	                     .optional = true, .type = OF_NUMBER, .dtype = FA_WIRE_DTYPE_I32 },
 #undef TENSOR
 };
 
@@ -223,6 +226,7 @@ static int check_shapes(const struct binding *b)
 	TRY(expect(b, LSE, 1, q->shape[0], "the rows of q"));
 	TRY(expect(b, LENGTHS, 0, m->table.shape[0], "the batch of table"));
 	TRY(expect(b, CU_Q, 0, m->table.shape[0] + 1, "the batch of table and one"));
+	TRY(expect(b, PREFIX_LENGTHS, 0, m->table.shape[0], "the batch of table"));
 	TRY(expect(b, K_SCALES, 0, k->shape[2], "the heads of k"));
 	TRY(expect(b, V_SCALES, 0, k->shape[2], "the heads of k"));
 	if (q->shape[1] % k->shape[2])
@@ -357,6 +361,7 @@ static int bind_bounds(const struct binding *b, struct fa_paged_own_attention *p
 	p->table = data_of(b, TABLE);
 	p->lengths = data_of(b, LENGTHS);
 	p->cu_q = data_of(b, CU_Q);
+	p->prefix_lengths = data_of(b, PREFIX_LENGTHS);
 	return 0;
 }
 
@@ -379,7 +384,11 @@ static int bind_numbers(const struct binding *b, struct fa_paged_own_attention *
 			heads);
 	TRY(fa_tensor_view_check_heads(m->n_alibi_slopes ? m->alibi_slopes : NULL,
 	                               m->n_sinks ? m->sinks : NULL, heads, b->error));
+	if (has(b, PREFIX_LENGTHS) && !(m->flags & FA_WIRE_PAGES_CAUSAL))
+		return fa_fail(b->error, -EINVAL,
+		               "prefix_lengths came, which have no effect without the flag causal");
 	p->heads = (int32_t)heads;
+	p->chunk_tokens = fa_tensor_view_chunk(m->chunk_tokens);
 	p->scale = m->scale != 0.0f ? m->scale : 1.0f / sqrtf((float)m->q.shape[2]);
 	p->softcap = m->softcap;
 	p->causal = m->flags & FA_WIRE_PAGES_CAUSAL;

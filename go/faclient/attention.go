@@ -19,12 +19,14 @@ type Scores struct {
 	Softcap     float32   // scores become softcap * tanh(score / softcap); 0: they stay
 	AlibiSlopes []float32 // one for each head of q, by which its scores fall with each key of distance
 	Sinks       []float32 // one for each head of q, which takes its share of the softmax and has no value
+	ChunkTokens uint64    // rows see keys of their own chunk of so many tokens; 0: of all
 	Stream      *Stream   // nil: the one that always exists
 }
 
 // raw returns what the shim takes, with these flags; q tells the heads.
 func (s *Scores) raw(c *Client, causal, window C.uint32_t, q []int) (C.struct_shim_scores, error) {
-	raw := C.struct_shim_scores{scale: C.float(s.Scale), softcap: C.float(s.Softcap)}
+	raw := C.struct_shim_scores{scale: C.float(s.Scale), softcap: C.float(s.Softcap),
+		chunk_tokens: C.uint64_t(s.ChunkTokens)}
 	if s.Causal {
 		raw.flags |= causal
 	}
@@ -70,6 +72,8 @@ type Attention[T Element] struct {
 	LSE          *Tensor[float32] // the logarithm of the softmax's denominator; nil: not wanted
 	Scores
 	LengthsQ, LengthsK []uint32
+	// One for each sequence: Causal hides none of its first PrefixLengths[b] keys from any row. Only with Causal.
+	PrefixLengths []uint32
 }
 
 // AnyAttention is an Attention of any type of elements.
@@ -94,14 +98,29 @@ func (a *Attention[T]) submit(c *Client) (*Request, error) {
 				"than sequences", len(a.LengthsQ), len(a.LengthsK))
 		}
 	}
+	sequences := batch
+	if sequences == 0 && len(q) > 0 {
+		sequences = q[0]
+	}
+	if err := checkPrefixes(a.PrefixLengths, sequences); err != nil {
+		return nil, err
+	}
 	o := operands{client: c}
 	all := C.struct_shim_attention{scores: scores, batch: C.uint32_t(batch), q: raw(a.Q, &o, false),
 		k: raw(a.K, &o, false), v: raw(a.V, &o, false), out: raw(a.Out, &o, true),
 		lse: raw(a.LSE, &o, true)}
 	return c.submit(o, func(client C.uint64_t, ticket *C.struct_fa_ticket, e *C.struct_shim_error) C.int {
 		return C.shim_attention(client, &all, uintPointer(a.LengthsQ), uintPointer(a.LengthsK),
-			floatPointer(a.AlibiSlopes), floatPointer(a.Sinks), ticket, e)
+			floatPointer(a.AlibiSlopes), floatPointer(a.Sinks), uintPointer(a.PrefixLengths), ticket, e)
 	})
+}
+
+// checkPrefixes checks what the library reads of as many sequences.
+func checkPrefixes(prefixes []uint32, sequences int) error {
+	if prefixes != nil && len(prefixes) != sequences {
+		return invalid("PrefixLengths has %d numbers; expected %d, one for each sequence", len(prefixes), sequences)
+	}
+	return nil
 }
 
 // Submit asks for attention and returns at once. EAGAIN: Info.MaxRequests are in flight. Errors that only the

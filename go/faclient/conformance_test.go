@@ -45,6 +45,8 @@ type operation struct {
 	Sinks                               []float32
 	CuSeqlensQ                          []uint32 `json:"cu_seqlens_q"`
 	CuSeqlensK                          []uint32 `json:"cu_seqlens_k"`
+	ChunkTokens                         uint64   `json:"chunk_tokens"`
+	PrefixLengths                       []uint32 `json:"prefix_lengths"`
 	Layer                               int
 	Tokens                              json.RawMessage
 	Before, Expect, First               uint64
@@ -133,7 +135,7 @@ func compare[T Element, U Element](r *running[T], found *Tensor[U], expected []*
 
 func (o *operation) scores() Scores {
 	s := Scores{Causal: o.Causal, Scale: o.Scale, Softcap: o.Softcap, AlibiSlopes: o.AlibiSlopes,
-		Sinks: o.Sinks}
+		Sinks: o.Sinks, ChunkTokens: o.ChunkTokens}
 	if o.Window != nil {
 		s.Window = &Window{o.Window[0], o.Window[1]}
 	}
@@ -143,7 +145,8 @@ func (o *operation) scores() Scores {
 func (r *running[T]) attention(c *Client, o *operation) error {
 	memory := must(c.Buffer(1 << 20))(r.t)
 	defer memory.Free()
-	a := &Attention[T]{Scores: o.scores(), LengthsQ: o.CuSeqlensQ, LengthsK: o.CuSeqlensK}
+	a := &Attention[T]{Scores: o.scores(), LengthsQ: o.CuSeqlensQ, LengthsK: o.CuSeqlensK,
+		PrefixLengths: o.PrefixLengths}
 	a.Q = must(r.random(memory, o.Q))(r.t)
 	var k, v randomTensor
 	check(r.t, json.Unmarshal(o.K, &k))
@@ -167,7 +170,7 @@ func (r *running[T]) attention(c *Client, o *operation) error {
 func (r *running[T]) attend(c *Client, o *operation) error {
 	memory := must(c.Buffer(1 << 20))(r.t)
 	defer memory.Free()
-	a := &Attend[T]{Layer: o.Layer, Scores: o.scores()}
+	a := &Attend[T]{Layer: o.Layer, Scores: o.scores(), PrefixLengths: o.PrefixLengths}
 	a.K = must(r.random(memory, o.KNew))(r.t)
 	a.V = must(r.random(memory, o.VNew))(r.t)
 	a.Q = must(r.random(memory, o.Q))(r.t)
@@ -226,6 +229,11 @@ func (r *running[T]) pagesAttend(c *Client, o *operation) error {
 	a.Table = numbers(r.t, memory, table, len(rows), len(rows[0]))
 	a.Lengths = numbers(r.t, memory, o.Lengths, len(o.Lengths))
 	a.CuQ = numbers(r.t, memory, o.CuQ, len(o.CuQ))
+	var prefixes []int32
+	for _, n := range o.PrefixLengths {
+		prefixes = append(prefixes, int32(n))
+	}
+	a.PrefixLengths = numbers(r.t, memory, prefixes, len(prefixes))
 	a.Slots = numbers(r.t, memory, o.Slots, len(o.Slots))
 	a.KNew = must(r.random(memory, o.KNew))(r.t)
 	a.VNew = must(r.random(memory, o.VNew))(r.t)

@@ -27,6 +27,7 @@ type PagesAttend[T Element, S Stored] struct {
 	Slots      *Tensor[int64]
 	// [kv_heads], only with E4M3: an element is code * scale; nil: 1.
 	KScales, VScales *Tensor[float32]
+	PrefixLengths    *Tensor[int32]   // [batch], as of Attention, only with Causal; nil: all are 0
 	LSE              *Tensor[float32] // the logarithm of the softmax's denominator; nil: not wanted
 	HeadsFirst       bool             // K and V are [pages, kv_heads, page_tokens, dim]
 	Deterministic    bool             // the same bits whatever other sequences there are
@@ -56,7 +57,8 @@ func (a *PagesAttend[T, S]) submitPages(c *Client) (*Request, error) {
 		q: raw(a.Q, &o, false), k: raw(a.K, &o, appends), v: raw(a.V, &o, appends), out: raw(a.Out, &o, true),
 		lse: raw(a.LSE, &o, true), table: raw(a.Table, &o, false), lengths: raw(a.Lengths, &o, false),
 		cu_q: raw(a.CuQ, &o, false), k_new: raw(a.KNew, &o, false), v_new: raw(a.VNew, &o, false),
-		slots: raw(a.Slots, &o, false), k_scales: raw(a.KScales, &o, false), v_scales: raw(a.VScales, &o, false)}
+		slots: raw(a.Slots, &o, false), k_scales: raw(a.KScales, &o, false), v_scales: raw(a.VScales, &o, false),
+		prefix_lengths: raw(a.PrefixLengths, &o, false)}
 	if a.HeadsFirst {
 		all.heads_first = 1
 	}

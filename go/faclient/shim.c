@@ -155,7 +155,8 @@ int shim_stream_free(uint64_t client, uint32_t stream, struct shim_error *ret_er
 
 int shim_attention(uint64_t client, const struct shim_attention *attention, const uint32_t *cu_q,
                    const uint32_t *cu_k, const float *slopes, const float *sinks,
-                   struct fa_ticket *ret_ticket, struct shim_error *ret_error)
+                   const uint32_t *prefixes, struct fa_ticket *ret_ticket,
+                   struct shim_error *ret_error)
 {
 	const struct shim_scores *scores = &attention->scores;
 	struct fa_attention all = { .size = sizeof(all),
@@ -169,7 +170,9 @@ int shim_attention(uint64_t client, const struct shim_attention *attention, cons
 		                    .cu_seqlens_q = cu_q,
 		                    .cu_seqlens_k = cu_k,
 		                    .alibi_slopes = slopes,
-		                    .sinks = sinks };
+		                    .sinks = sinks,
+		                    .chunk_tokens = scores->chunk_tokens,
+		                    .prefix_lengths = prefixes };
 
 	fill(&all.q, &attention->q);
 	fill(&all.k, &attention->k);
@@ -194,7 +197,8 @@ int shim_pages_attend(uint64_t client, const struct shim_pages_attend *attend, c
 		                       .window_left = scores->window_left,
 		                       .window_right = scores->window_right,
 		                       .alibi_slopes = slopes,
-		                       .sinks = sinks };
+		                       .sinks = sinks,
+		                       .chunk_tokens = scores->chunk_tokens };
 
 	fill(&all.q, &attend->q);
 	fill_pages(&all.k, &attend->k, attend->heads_first);
@@ -209,6 +213,7 @@ int shim_pages_attend(uint64_t client, const struct shim_pages_attend *attend, c
 	fill(&all.slots, &attend->slots);
 	fill(&all.k_scales, &attend->k_scales);
 	fill(&all.v_scales, &attend->v_scales);
+	fill(&all.prefix_lengths, &attend->prefix_lengths);
 	return told(fa_pages_attend(client_of(client), &all, ret_ticket), ret_error);
 }
 
@@ -451,8 +456,8 @@ int shim_step_begin(uint64_t client, const uint64_t *items, uint32_t n_items, co
 }
 
 int shim_step_attend(uint64_t step, const struct shim_attend *attend, const float *slopes,
-                     const float *sinks, const uint32_t *positions, struct fa_ticket *ret_ticket,
-                     struct shim_error *ret_error)
+                     const float *sinks, const uint32_t *positions, const uint32_t *prefixes,
+                     struct fa_ticket *ret_ticket, struct shim_error *ret_error)
 {
 	const struct shim_scores *scores = &attend->scores;
 	struct fa_step_attend all = { .size = sizeof(all),
@@ -470,7 +475,9 @@ int shim_step_attend(uint64_t step, const struct shim_attend *attend, const floa
 		                      .rotary_first = attend->rotary_first,
 		                      .rotary_base = attend->rotary_base,
 		                      .rotary_scale = attend->rotary_scale,
-		                      .positions = positions };
+		                      .positions = positions,
+		                      .chunk_tokens = scores->chunk_tokens,
+		                      .prefix_lengths = prefixes };
 
 	fill(&all.q, &attend->q);
 	fill(&all.k_new, &attend->k_new);

@@ -30,6 +30,7 @@ struct shim_scores {
 	uint32_t stream;
 	float scale, softcap;
 	int64_t window_left, window_right;
+	uint64_t chunk_tokens;
 };
 
 struct shim_attention {
@@ -52,7 +53,7 @@ struct shim_pages_attend {
 	struct shim_tensor q, k, v, out, lse;
 	struct shim_tensor table, lengths, cu_q;
 	struct shim_tensor k_new, v_new, slots;
-	struct shim_tensor k_scales, v_scales;
+	struct shim_tensor k_scales, v_scales, prefix_lengths;
 	uint32_t max_q, max_k;
 	uint32_t heads_first; /* k and v are [pages, kv_heads, tokens, dim] */
 };
@@ -102,7 +103,8 @@ int shim_stream_free(uint64_t client, uint32_t stream, struct shim_error *ret_er
 /* @ret_ticket NULL: waits for the end. */
 int shim_attention(uint64_t client, const struct shim_attention *attention, const uint32_t *cu_q,
                    const uint32_t *cu_k, const float *slopes, const float *sinks,
-                   struct fa_ticket *ret_ticket, struct shim_error *ret_error);
+                   const uint32_t *prefixes, struct fa_ticket *ret_ticket,
+                   struct shim_error *ret_error);
 int shim_pages_attend(uint64_t client, const struct shim_pages_attend *attend, const float *slopes,
                       const float *sinks, struct fa_ticket *ret_ticket,
                       struct shim_error *ret_error);
@@ -162,8 +164,8 @@ int shim_step_begin(uint64_t client, const uint64_t *items, uint32_t n_items, co
                     const uint32_t *tree_start, uint64_t *ret_step, uint64_t *ret_number,
                     struct shim_error *ret_error);
 int shim_step_attend(uint64_t step, const struct shim_attend *attend, const float *slopes,
-                     const float *sinks, const uint32_t *positions, struct fa_ticket *ret_ticket,
-                     struct shim_error *ret_error);
+                     const float *sinks, const uint32_t *positions, const uint32_t *prefixes,
+                     struct fa_ticket *ret_ticket, struct shim_error *ret_error);
 int shim_step_commit(uint64_t step, const uint32_t *keep, const uint32_t *cu_keep,
                      struct fa_ticket *ret_ticket, struct shim_error *ret_error);
 int shim_step_abort(uint64_t step, struct shim_error *ret_error);

@@ -97,6 +97,7 @@ type Attend[T Element] struct {
 	Cache         *Cache // nil: the step's only one
 	Deterministic bool   // the same bits whatever other sequences the step has
 	Rotary        *Rotary
+	PrefixLengths []uint32 // one for each item of the step, as of Attention, only with Causal; nil: all are 0
 }
 
 // AnyAttend is an Attend of any type of elements.
@@ -136,13 +137,16 @@ func (a *Attend[T]) submit(s *Step) (*Request, error) {
 		all.rotary_dim, all.rotary_first = size(a.Rotary.Dim), size(a.Rotary.First)
 		all.rotary_base, all.rotary_scale = C.double(a.Rotary.Base), C.double(a.Rotary.Scale)
 	}
+	if err := checkPrefixes(a.PrefixLengths, s.items); err != nil {
+		return nil, err
+	}
 	o := operands{client: s.client}
 	all.q, all.out = raw(a.Q, &o, false), raw(a.Out, &o, true)
 	all.k_new, all.v_new = raw(a.K, &o, false), raw(a.V, &o, false)
 	all.lse = raw(a.LSE, &o, true)
 	return s.submit(o, func(step C.uint64_t, ticket *C.struct_fa_ticket, e *C.struct_shim_error) C.int {
 		return C.shim_step_attend(step, &all, floatPointer(a.AlibiSlopes), floatPointer(a.Sinks),
-			uintPointer(positions), ticket, e)
+			uintPointer(positions), uintPointer(a.PrefixLengths), ticket, e)
 	})
 }
 

@@ -23,6 +23,14 @@ static inline int64_t clamp64(int64_t x, int64_t low, int64_t high)
 	return x < low ? low : x > high ? high : x;
 }
 
+/* Returns the first position of the chunk that has @position. */
+static inline int64_t chunk_begin(int64_t position, int64_t chunk_tokens)
+{
+	int64_t in_chunk = position % chunk_tokens;
+
+	return position - (in_chunk < 0 ? in_chunk + chunk_tokens : in_chunk);
+}
+
 /* Returns a window's bound, or @far if the window is unbounded. */
 static inline int64_t window(int64_t given, int64_t far)
 {

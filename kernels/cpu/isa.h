@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "kernels/cpu/integer.h"
 #include "kernels/paged.h"
 
 /* A multiple of each instruction set's panel (48, 24, 8). */
@@ -49,13 +50,16 @@ struct fa_cpu_job {
 	int32_t rows;
 	int64_t row;
 
-	/* Row i sees keys [i + n_k - n_q - left, i + n_k - n_q + right] within [begin, end).
+	/* A row at position p sees keys [p - left, p + right], and up to p + right_prefix those
+	 * before prefix, of the chunk that has p (chunk_tokens 0: of all), within [begin, end).
 	 * Clamped so that no sum overflows. */
 	int64_t left, right;
+	int64_t right_prefix, prefix;
+	int64_t chunk_tokens;
 	int64_t begin, end;
 
 	/* A tree: of the last n_q keys, row i sees those in its mask. positions is NULL unless a
-	 * window or ALiBi needs it. */
+	 * window, chunks or ALiBi need it. */
 	const uint32_t *tree;      /* [n_q][tree_words], or NULL */
 	const uint32_t *positions; /* [n_q] */
 	int64_t tree_words;
@@ -73,6 +77,26 @@ struct fa_cpu_job {
 static inline bool fa_cpu_job_stopped(const struct fa_cpu_job *job)
 {
 	return job->stop && __atomic_load_n(job->stop, __ATOMIC_RELAXED);
+}
+
+/* Return the first key that a row at @position sees, and the end of its keys; not clamped to those
+ * that exist. Neither falls as the position rises. */
+static inline int64_t fa_cpu_job_low(const struct fa_cpu_job *job, int64_t position)
+{
+	int64_t low = position - job->left;
+
+	return job->chunk_tokens ? max64(low, chunk_begin(position, job->chunk_tokens)) : low;
+}
+
+static inline int64_t fa_cpu_job_high(const struct fa_cpu_job *job, int64_t position)
+{
+	int64_t high = position + job->right + 1;
+
+	if (job->prefix)
+		high = max64(high, min64(job->prefix, position + job->right_prefix + 1));
+	if (job->chunk_tokens)
+		high = min64(high, chunk_begin(position, job->chunk_tokens) + job->chunk_tokens);
+	return high;
 }
 
 /* A partial row: head_dim_v sums, padded to a multiple of 16; the maximum (log2) that they are

@@ -14,7 +14,7 @@
 
 /* A sequence as read from the client's memory. */
 struct sequence {
-	int64_t begin, n_q, n_k;
+	int64_t begin, n_q, n_k, prefix;
 };
 
 static int64_t read_int32(const int32_t *p)
@@ -94,6 +94,8 @@ static void read_sequences(const struct fa_paged_own_attention *p, struct sequen
 		struct sequence *sequence = &sequences[b];
 
 		sequence->n_k = clamp64(read_int32(&p->lengths[b]), 0, longest(p));
+		sequence->prefix = p->prefix_lengths ? max64(read_int32(&p->prefix_lengths[b]), 0)
+		                                     : 0;
 		sequence->begin = (int64_t)b * p->max_q;
 		sequence->n_q = p->max_q;
 		if (p->cu_q) {
@@ -123,6 +125,7 @@ static void plan_sequences(const struct fa_cpu_isa *isa, const struct fa_paged_o
 			.n_q = sequences[b].n_q,
 			.n_k = sequences[b].n_k,
 			.left = p->window_left,
+			.chunk_tokens = p->chunk_tokens,
 			.split_keys_min = split_keys_min,
 		};
 
@@ -196,6 +199,9 @@ static void fill_job(const struct fa_paged_own_attention *p, const struct sequen
 		.sinks = p->sinks ? p->sinks + head : NULL,
 		.left = window(p->window_left, far),
 		.right = p->causal ? 0 : window(p->window_right, far),
+		.right_prefix = window(p->window_right, far),
+		.prefix = sequence->prefix,
+		.chunk_tokens = p->chunk_tokens,
 	};
 
 	job.k = (const char *)pages->k.data + kv_head * pages->k.stride_head * stored;

@@ -44,25 +44,30 @@ void fa_cpu_paged_plan_sequence(const struct fa_cpu_isa *isa,
                                 struct fa_cpu_paged_tiling *ret_tiling)
 {
 	int64_t group = shape->heads / shape->kv_heads, n_rows = rows->n_q * group, lists;
+	int64_t first_row = rows->n_k - rows->n_q; /* its position */
 	int64_t keys_begin = max64(rows->keys_begin,
-	                           rows->n_k - rows->n_q -
-	                                   window(rows->left, rows->n_q + rows->n_k));
+	                           first_row - window(rows->left, rows->n_q + rows->n_k));
 	struct fa_cpu_paged_tiling tiling = {
 		.tile = plan->n_tiles,
-		.keys_begin = keys_begin,
 		.keys_end = rows->n_k,
 		.counter = plan->n_counters,
 		.partial = plan->partial_floats,
 		.block = 1,
 	};
+	int64_t keys; /* of a row */
 
+	if (rows->chunk_tokens)
+		keys_begin = max64(keys_begin, chunk_begin(first_row, rows->chunk_tokens));
+	tiling.keys_begin = keys_begin;
+	keys = rows->n_k - keys_begin;
+	if (rows->chunk_tokens)
+		keys = min64(keys, rows->chunk_tokens);
 	if (n_rows > 0) {
 		if (n_rows <= FA_CPU_FEW_ROWS_MAX)
 			tile_few_rows(&tiling, n_rows, rows->n_k - keys_begin,
 			              rows->split_keys_min);
 		else
-			tile_many_rows(isa, shape, &tiling, n_rows, rows->n_k - keys_begin,
-			               rows->split_keys_min);
+			tile_many_rows(isa, shape, &tiling, n_rows, keys, rows->split_keys_min);
 		tiling.n_blocks = ceil_div(n_rows, tiling.block);
 		tiling.first_split = keys_begin / tiling.split_keys;
 		tiling.n_splits = (int32_t)max64(
@@ -97,6 +102,7 @@ void fa_cpu_paged_plan(const struct fa_cpu_isa *isa, const struct fa_paged_atten
 			.n_k = step->lengths[b],
 			.keys_begin = step->first ? step->first[b] : 0,
 			.left = params->window_left,
+			.chunk_tokens = params->chunk_tokens,
 			.split_keys_min = FA_CPU_PAGED_SPLIT_MIN,
 		};
 
@@ -270,11 +276,15 @@ static void fill_job(const struct fa_paged_attention *p, int32_t b, int32_t kv_h
 	if (p->lse)
 		job.lse = p->lse + token * p->lse_stride_token + head * p->lse_stride_head;
 	job.left = window(p->window_left, job.n_q + job.n_k);
-	job.right = p->causal && !tree ? 0 : window(p->window_right, job.n_q + job.n_k);
+	job.right_prefix = window(p->window_right, job.n_q + job.n_k);
+	job.right = p->causal && !tree ? 0 : job.right_prefix;
+	job.prefix = p->prefix_lengths ? p->prefix_lengths[b] : 0;
+	job.chunk_tokens = p->chunk_tokens;
 	if (tree) {
 		job.tree = p->tree + p->tree_start[b];
 		job.tree_words = (job.n_q + 31) / 32;
-		if (p->window_left >= 0 || p->window_right >= 0 || p->alibi_slopes)
+		if (p->window_left >= 0 || p->window_right >= 0 || p->chunk_tokens ||
+		    p->alibi_slopes)
 			job.positions = p->positions + token;
 	}
 	*ret_job = job;

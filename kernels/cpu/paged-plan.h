@@ -37,6 +37,7 @@ struct fa_cpu_paged_rows {
 	int64_t n_q, n_k;
 	int64_t keys_begin; /* keys before it are hidden */
 	int64_t left;       /* window_left */
+	int64_t chunk_tokens;
 	int64_t split_keys_min;
 };
 

@@ -230,7 +230,10 @@ static void fill_job(const struct fa_attention_params *p, int32_t sequence, int3
 	job.end = job.n_k;
 	far = job.n_q + job.n_k;
 	job.left = window(p->window_left, far);
-	job.right = p->causal ? 0 : window(p->window_right, far);
+	job.right_prefix = window(p->window_right, far);
+	job.right = p->causal ? 0 : job.right_prefix;
+	job.prefix = p->prefix_lengths ? p->prefix_lengths[sequence] : 0;
+	job.chunk_tokens = p->chunk_tokens;
 	job.scale = p->scale;
 	job.softcap = p->softcap;
 	job.alibi_slopes = p->alibi_slopes ? p->alibi_slopes + head : NULL;
@@ -254,8 +257,8 @@ static void seen_by_job(const struct fa_cpu_job *job, int64_t *ret_begin, int64_
 	int64_t first = job->row / job->group + job->n_k - job->n_q;
 	int64_t last = (job->row + job->rows - 1) / job->group + job->n_k - job->n_q;
 
-	*ret_begin = clamp64(first - job->left, 0, job->n_k);
-	*ret_end = clamp64(last + job->right + 1, 0, job->n_k);
+	*ret_begin = clamp64(fa_cpu_job_low(job, first), 0, job->n_k);
+	*ret_end = clamp64(fa_cpu_job_high(job, last), 0, job->n_k);
 }
 
 /* Reduces all splits of the block. */

@@ -80,7 +80,7 @@ static inline int64_t score_position(const struct fa_cpu_job *job, int64_t row)
 
 static inline int64_t score_low(const struct fa_cpu_job *job, int64_t row)
 {
-	return score_clamp(score_position(job, row) - job->left, job->begin, job->end);
+	return score_clamp(fa_cpu_job_low(job, score_position(job, row)), job->begin, job->end);
 }
 
 static inline int64_t score_high(const struct fa_cpu_job *job, int64_t row)
@@ -88,7 +88,7 @@ static inline int64_t score_high(const struct fa_cpu_job *job, int64_t row)
 	/* The position of a tree's new key may be less than its index. */
 	if (job->tree)
 		return job->end;
-	return score_clamp(score_position(job, row) + job->right + 1, job->begin, job->end);
+	return score_clamp(fa_cpu_job_high(job, score_position(job, row)), job->begin, job->end);
 }
 
 /* Return bounds such that rows [row, last] see only keys in [low, high). */
@@ -160,14 +160,15 @@ static inline int64_t score_page_end(const struct fa_cpu_job *job, int64_t key)
 /* Returns true if the row sees @key, which is in [low, high). */
 static inline bool score_tree_sees(const struct fa_cpu_job *job, int64_t row, int64_t key)
 {
-	int64_t token = key - (job->n_k - job->n_q), distance;
+	int64_t token = key - (job->n_k - job->n_q), at, position;
 
 	if (token < 0)
 		return true;
 	if (!(job->tree[row / job->group * job->tree_words + token / 32] >> token % 32 & 1))
 		return false;
-	distance = score_key_position(job, key) - score_position(job, row);
-	return distance >= -job->left && distance <= job->right;
+	at = score_key_position(job, key);
+	position = score_position(job, row);
+	return at >= fa_cpu_job_low(job, position) && at < fa_cpu_job_high(job, position);
 }
 
 static inline const char *score_q(const struct fa_cpu_job *job, int64_t row)

@@ -22,6 +22,8 @@ static int32_t tile_rows(const struct fa_cpu_isa *isa, const struct fa_attention
 		keys = min64(keys,
 		             min64(params->window_left, keys) + 1 +
 		                     (params->causal ? 0 : min64(params->window_right, keys)));
+	if (params->chunk_tokens)
+		keys = min64(keys, params->chunk_tokens);
 	row_flop = 2.0 * (double)max64(keys, 1) * (params->head_dim + params->head_dim_v);
 	rows = TILE_SECONDS * isa->flops / row_flop;
 	if (rows > FA_CPU_TILE_ROWS_MAX)
@@ -89,6 +91,7 @@ static int64_t sequence_span(const struct fa_attention_params *params,
                              struct fa_cpu_tiling_sequence *sequence)
 {
 	int64_t group = params->heads / params->kv_heads, n_q, n_k, far, left, right, tokens;
+	int64_t chunk = params->chunk_tokens, span;
 
 	if (params->cu_seqlens_q) {
 		n_q = params->cu_seqlens_q[b + 1] - params->cu_seqlens_q[b];
@@ -99,14 +102,20 @@ static int64_t sequence_span(const struct fa_attention_params *params,
 	}
 	far = n_q + n_k;
 	left = window(params->window_left, far);
-	right = params->causal ? 0 : window(params->window_right, far);
+	right = params->causal && !(params->prefix_lengths && params->prefix_lengths[b])
+	                ? 0
+	                : window(params->window_right, far);
 	tokens = min64((tiling->block - 1) / group + 2, n_q); /* of the block's rows */
 	*sequence = (struct fa_cpu_tiling_sequence){
 		.n_q = n_q,
 		.n_k = n_k,
 		.n_blocks = ceil_div(n_q * group, tiling->block),
 	};
-	return min64(n_k, left + right + tokens);
+	span = min64(n_k, left + right + tokens);
+	/* The rows' positions are in at most so many chunks. */
+	if (chunk > 0 && chunk < n_k)
+		span = min64(span, (ceil_div(max64(tokens - 1, 0), chunk) + 1) * chunk);
+	return span;
 }
 
 /* With less than half of @wanted tiles, splits the keys into about as many, of one length, unless

@@ -92,6 +92,17 @@ static inline uint32_t fa_cuda_paged_slices(const struct fa_paged_attention *p,
 	return fa_cuda_paged_ceil_div((uint64_t)p->cache->head_dim_v, (uint64_t)kernel->dim_v);
 }
 
+/* An attention without chunks that is the same as one with chunks (paged-plan-chunks.c). */
+struct fa_cuda_paged_chunks {
+	struct fa_paged_attention attention;
+	struct fa_paged_step step;
+	uint32_t *lengths, *before, *first, *table_start, *tree_start, *cu_new;
+};
+
+/* Makes *ret_chunks for @p, which has chunks; the caller frees it. -ENOTSUP, -ENOMEM. */
+int fa_cuda_paged_chunks_new(const struct fa_paged_attention *p, char *text, size_t text_bytes,
+                             struct fa_cuda_paged_chunks **ret_chunks);
+
 /* Returns -ENOTSUP, with a sentence in @text. */
 __attribute__((format(printf, 3, 4))) int fa_cuda_paged_fail(char *text, size_t text_bytes,
                                                              const char *format, ...);

@@ -4,12 +4,15 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 _Static_assert(FA_PAGED_PAGE_TOKENS_MAX / FA_CUDA_PAGED_STRIP <= 256,
                "the number of a strip in its page is a byte (sm90/paged_load.h)");
 
 #define ARGS_BYTES_MAX 4096
+
+#define NO_PREFIXES "prefix_lengths are not supported over pages on a GPU: NULL"
 
 /* A 64-byte group of the arguments begins at @member (args.h). */
 #define FETCHED(member) (offsetof(struct fa_cuda_paged_attention, member) % 64 == 48)
@@ -231,8 +234,43 @@ int fa_cuda_paged_no_kernel(const struct fa_cuda_chip *chip, const char *what, c
 
 /* ---- requests */
 
+/* Returns the bytes of an attention with chunks; 0: the plan will refuse it. SIZE_MAX / 4, which no
+ * caller has: there is no memory. */
+static size_t chunks_bytes(const struct fa_paged_request *request)
+{
+	struct fa_paged_request parts = { .op = FA_PAGED_ATTEND };
+	struct fa_cuda_paged_chunks *chunks;
+	char text[256];
+	size_t bytes;
+	int r;
+
+	r = fa_cuda_paged_chunks_new(&request->attention, text, sizeof(text), &chunks);
+	if (r < 0)
+		return r == -ENOMEM ? SIZE_MAX / 4 : 0;
+	parts.attention = chunks->attention;
+	bytes = fa_cuda_paged_blob_bytes(&parts);
+	free(chunks);
+	return bytes;
+}
+
+static int plan_chunks(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
+                       void *blob, struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
+{
+	struct fa_cuda_paged_chunks *chunks;
+	int r;
+
+	r = fa_cuda_paged_chunks_new(p, text, text_bytes, &chunks);
+	if (r < 0)
+		return r;
+	r = fa_cuda_paged_plan_attention(chip, &chunks->attention, blob, plan, text, text_bytes);
+	free(chunks);
+	return r;
+}
+
 size_t fa_cuda_paged_blob_bytes(const struct fa_paged_request *request)
 {
+	if (request->op == FA_PAGED_ATTEND && request->attention.chunk_tokens > 0)
+		return chunks_bytes(request);
 	switch (request->op) {
 	case FA_PAGED_ATTEND: {
 		const struct fa_paged_step *step = request->attention.step;
@@ -285,8 +323,13 @@ int fa_cuda_paged_plan(const struct fa_cuda_chip *chip, const struct fa_paged_re
 
 	switch (request->op) {
 	case FA_PAGED_ATTEND:
-		r = fa_cuda_paged_plan_attention(chip, &request->attention, blob, &plan, text,
-		                                 text_bytes);
+		if (request->attention.prefix_lengths)
+			return fa_cuda_paged_fail(text, text_bytes, NO_PREFIXES);
+		if (request->attention.chunk_tokens > 0)
+			r = plan_chunks(chip, &request->attention, blob, &plan, text, text_bytes);
+		else
+			r = fa_cuda_paged_plan_attention(chip, &request->attention, blob, &plan,
+			                                 text, text_bytes);
 		break;
 	case FA_PAGED_APPEND:
 	case FA_PAGED_READ:
@@ -309,6 +352,13 @@ int fa_cuda_paged_plan(const struct fa_cuda_chip *chip, const struct fa_paged_re
 		                                text_bytes);
 		break;
 	case FA_PAGED_ATTEND_OWN:
+		if (request->own_attention.prefix_lengths)
+			return fa_cuda_paged_fail(text, text_bytes, NO_PREFIXES);
+		if (request->own_attention.chunk_tokens > 0)
+			return fa_cuda_paged_fail(text, text_bytes,
+			                          "chunk_tokens %lld is not supported over a "
+			                          "client's pages on a GPU: 0",
+			                          (long long)request->own_attention.chunk_tokens);
 		r = fa_cuda_paged_plan_own(chip, &request->own_attention, &plan, text, text_bytes);
 		break;
 	case FA_PAGED_APPEND_OWN:

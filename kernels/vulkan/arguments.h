@@ -26,7 +26,7 @@ struct fa_vulkan_sequence {
 	uint32_t first;       /* tokens before it are hidden */
 	uint32_t table_start; /* index of the entry of page 0, modulo 2^32 */
 	uint32_t tree_start;  /* index of the first word of the mask */
-	uint32_t unused;
+	uint32_t prefix;      /* keys that causal hides from no row */
 };
 
 /* Strides count elements. */
@@ -45,7 +45,9 @@ struct fa_vulkan_attend {
 	int64_t result_batch, result_token, result_head;
 	int64_t lse_batch, lse_token, lse_head;
 	int64_t left, right; /* visible keys before and after a row's position */
-	int64_t right_tree;  /* the same for rows of a tree, whose masks replace causal */
+	int64_t right_tree; /* the same for rows of a tree, whose masks replace causal, and prefixes */
+	int64_t chunk_tokens; /* 0: rows see all chunks */
+	uint64_t prefixes;    /* [batch] without sequences, or of a client's own pages; 0: none */
 	int64_t layer_offset, v_offset; /* bytes within a chunk */
 	int64_t table_stride, longest;  /* of a client's own pages: entries; tokens */
 	int64_t total_q;

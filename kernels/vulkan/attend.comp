@@ -93,6 +93,10 @@ void find_sequence(uint64_t tile, out uint b, out uint64_t rest)
 		s_sequence.k_begin = 0;
 		s_sequence.first = 0;
 		s_sequence.tree_start = FA_VULKAN_NO_TREE;
+		s_sequence.prefix = 0;
+		if (A.prefixes != 0)
+			s_sequence.prefix =
+				uint(max(int(VolatileWord(A.prefixes + 4 * uint64_t(b)).x), 0));
 	} else if (A.sequences != 0) {
 		s_sequence = Sequence(A.sequences + b * 40).s;
 	} else {
@@ -102,6 +106,7 @@ void find_sequence(uint64_t tile, out uint b, out uint64_t rest)
 		s_sequence.n_k = A.n_k;
 		s_sequence.first = 0;
 		s_sequence.tree_start = FA_VULKAN_NO_TREE;
+		s_sequence.prefix = A.prefixes != 0 ? Word(A.prefixes + 4 * uint64_t(b)).x : 0;
 	}
 }
 
@@ -143,6 +148,15 @@ void find_keys(uint r, uint64_t token)
 	int64_t low = max(int64_t(s_sequence.first), position - A.left);
 	int64_t high = min(n_k, position + A.right + 1);
 
+	if (s_sequence.prefix > 0)
+		high = max(high, min(min(n_k, int64_t(s_sequence.prefix)),
+		                     position + A.right_tree + 1));
+	if (A.chunk_tokens > 0) {
+		int64_t begin = max(position, int64_t(0)) / A.chunk_tokens * A.chunk_tokens;
+
+		low = max(low, begin);
+		high = min(high, position < 0 ? 0 : begin + A.chunk_tokens);
+	}
 	if (has_tree()) {
 		/* Positions of new tokens may be less than their indices. */
 		high = n_k;
@@ -168,6 +182,8 @@ bool sees(uint r, uint64_t token, int64_t key)
 		if ((Word(A.tree + 4 * at).x >> uint(other % 32) & 1) == 0)
 			return false;
 	}
+	if (A.chunk_tokens > 0 && key_position(key) / A.chunk_tokens != s_position[r] / A.chunk_tokens)
+		return false;
 	return A.positions == 0 || distance >= -A.left && distance <= A.right_tree;
 }
 

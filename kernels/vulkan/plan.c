@@ -59,6 +59,7 @@ static uint64_t put_sequences(const struct fa_attention_params *p, uint32_t rows
 				.n_q = q[b + 1] - q[b],
 				.n_k = k[b + 1] - k[b],
 				.tree_start = FA_VULKAN_NO_TREE,
+				.prefix = p->prefix_lengths ? p->prefix_lengths[b] : 0,
 			};
 		tiles += blocks_of(q[b + 1] - q[b], group, rows) * (uint64_t)p->kv_heads;
 	}
@@ -77,6 +78,7 @@ void fa_vulkan_plan_attention(const struct fa_attention_params *params,
 		.causal = p->causal,
 		.window_left = p->window_left,
 		.window_right = p->window_right,
+		.chunk_tokens = p->chunk_tokens,
 		.alibi_slopes = p->alibi_slopes,
 		.sinks = p->sinks,
 		.heads = p->heads,
@@ -118,6 +120,8 @@ void fa_vulkan_plan_attention(const struct fa_attention_params *params,
 	if (ragged) {
 		tiles = put_sequences(p, rows, writer, &arguments.sequences);
 	} else {
+		arguments.prefixes = fa_vulkan_put(writer, p->prefix_lengths,
+		                                   (size_t)p->batch * sizeof(uint32_t));
 		arguments.blocks = blocks_of((uint64_t)p->seqlen_q, group, rows);
 		tiles = arguments.blocks * (uint64_t)p->kv_heads * (uint64_t)p->batch;
 	}

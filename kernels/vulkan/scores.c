@@ -20,6 +20,7 @@ void fa_vulkan_put_scores(struct fa_vulkan_writer *writer, const struct fa_vulka
 	arguments->softcap = scores->softcap;
 	arguments->left = bound(scores->window_left);
 	arguments->right_tree = bound(scores->window_right);
+	arguments->chunk_tokens = scores->chunk_tokens < FAR ? scores->chunk_tokens : FAR;
 	arguments->right = scores->causal ? 0 : arguments->right_tree;
 }
 

@@ -18,7 +18,7 @@ static inline uint64_t fa_vulkan_address(const void *data)
 struct fa_vulkan_scores {
 	float scale, softcap;
 	bool causal;
-	int64_t window_left, window_right;
+	int64_t window_left, window_right, chunk_tokens;
 	const float *alibi_slopes, *sinks; /* [heads] in host memory */
 	int32_t heads;
 };

@@ -61,12 +61,15 @@ FAMILIES = {
                                       "activation_sparsity_pattern": [0.0] * 6,
                                       "hidden_size_per_layer_input": 16,
                                       "vocab_size_per_layer_input": 512, **_SLIDING}),
+    # Chunks on all layers but the last, which has no positions.
+    "llama4": ("Llama4TextConfig", {"head_dim": 32, "num_hidden_layers": 4, "num_local_experts": 4,
+                                    "intermediate_size_mlp": 96, "attention_chunk_size": 24}),
     "glm4": ("Glm4Config", {"head_dim": 16, "num_key_value_heads": 2}),
 }
 #: Where models and their tokens are: cpu or cuda.
 DEVICE = os.environ.get("FAD_TEST_DEVICE", "cpu")
-#: Each has something of its own: window, soft cap, sinks, latents.
-QUICK = ("llama", "gemma2", "gpt_oss", "deepseek_v3")
+#: Each has something of its own: window, soft cap, sinks, latents, chunks.
+QUICK = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4")
 
 
 def config(family, **changes):

@@ -13,7 +13,7 @@ PATH = os.environ.get("FACLIENT_CONFORMANCE") or os.path.join(
     os.path.dirname(__file__), "..", "..", "tests", "conformance", "cases.json")
 with open(PATH, encoding="utf-8") as file:
     FILE = json.load(file)
-OPTIONS = ("causal", "scale", "softcap", "sinks", "alibi_slopes")
+OPTIONS = ("causal", "scale", "softcap", "sinks", "alibi_slopes", "chunk_tokens")
 NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
@@ -74,6 +74,8 @@ class Run:
     def attention(self, client, operation):
         out = np.zeros(operation["out_shape"], stored([], self.case["dtype"]).dtype)
         options = self.options(operation)
+        if "prefix_lengths" in operation:
+            options["prefix_lengths"] = operation["prefix_lengths"]
         if "lse" in operation:
             options["lse"] = np.zeros(operation["lse_shape"], np.float32)
         if "cu_seqlens_q" in operation:
@@ -86,6 +88,8 @@ class Run:
     def attend(self, client, operation):
         tensors = [self.random(operation.get(name)) for name in ("q", "k_new", "v_new")]
         options = self.options(operation) if "q" in operation else {}
+        if "prefix_lengths" in operation:
+            options["prefix_lengths"] = operation["prefix_lengths"]
         out = self.steps[operation["step"]].attend(operation["layer"], *tensors, **options)
         if "q" in operation:
             self.compare(out, operation["out"])
@@ -105,7 +109,7 @@ class Run:
     def pages_attend(self, client, operation):
         k, v = (side[operation["layer"]] for side in self.pages[operation["pages"]])
         options = self.options(operation)
-        for name, dtype in (("cu_q", np.int32), ("slots", np.int64)):
+        for name, dtype in (("cu_q", np.int32), ("slots", np.int64), ("prefix_lengths", np.int32)):
             if name in operation:
                 options[name] = np.array(operation[name], dtype)
         for name in ("k_new", "v_new"):

@@ -111,10 +111,17 @@ def test_families(client, family):
         if options["window"]:
             options = {**options, "window": (options["window"][0] - 1, options["window"][1])}
         return index, query, key, value, mask, options
+
+    def chunk(index, query, key, value, mask, options):
+        if options["chunk_tokens"]:
+            options = {**options, "chunk_tokens": options["chunk_tokens"] + 1}
+        return index, query, key, value, mask, options
     assert not torch.equal(tokens(scale), want)
     assert not torch.equal(tokens(swap), want)
     if getattr(model.config, "sliding_window", None):
         assert not torch.equal(tokens(window), want)
+    if getattr(model.config, "attention_chunk_size", None):
+        assert not torch.equal(tokens(chunk), want)
 
 
 def test_beams_return_their_pages(client):
@@ -185,7 +192,7 @@ def test_assistant_model(client):
 
 
 @pytest.mark.parametrize("family,backend", [
-    ("llama", "aot_eager"), *([("gemma2", "aot_eager"), ("gpt_oss", "aot_eager"),
+    ("llama", "aot_eager"), *([("llama4", "aot_eager"), ("gemma2", "aot_eager"), ("gpt_oss", "aot_eager"),
                                ("llama", "inductor")] if FULL else [])])
 def test_compiled(client, family, backend):
     """A pass is one graph: with a FadCache, whichever, and without."""

@@ -34,6 +34,8 @@ struct fa_attention fa_case_attention(const struct fa_case *attention, struct fa
 		.cu_seqlens_k = wire->cu_seqlens_k,
 		.alibi_slopes = wire->alibi_slopes,
 		.sinks = wire->sinks,
+		.chunk_tokens = wire->chunk_tokens,
+		.prefix_lengths = wire->prefix_lengths,
 	};
 
 	if (wire->lse.rank)

@@ -71,6 +71,8 @@ int main(void)
 	FIELD(fa_attention, sinks);
 	FIELD(fa_attention, timeout_ns);
 	FIELD(fa_attention, gates);
+	FIELD(fa_attention, chunk_tokens);
+	FIELD(fa_attention, prefix_lengths);
 	STRUCT(fa_ticket);
 	FIELD(fa_ticket, value);
 	FIELD(fa_ticket, stream);
@@ -127,5 +129,7 @@ int main(void)
 	FIELD(fa_step_attend, positions);
 	FIELD(fa_step_attend, timeout_ns);
 	FIELD(fa_step_attend, gates);
+	FIELD(fa_step_attend, chunk_tokens);
+	FIELD(fa_step_attend, prefix_lengths);
 	return 0;
 }

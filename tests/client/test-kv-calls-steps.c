@@ -211,6 +211,10 @@ static void test_attend_refused(void **state)
 	attend.rotary_first = 8;
 	refuse(step, &attend, "rotary_first");
 	attend = good;
+	attend.chunk_tokens = 8;
+	fa_check_eq(fa_step_attend(step, &attend, NULL), -ENOTSUP);
+	fa_check_contains(fa_error(), "the daemon is older than chunk_tokens and prefix_lengths");
+	attend = good;
 	attend.stream = 64;
 	refuse(step, &attend, "stream is 64");
 	attend.stream = 1;

@@ -152,6 +152,15 @@ static void test_wrong_shapes(void **state)
 	attend.window_right = 1;
 	refuse(step, &attend, "window_right is 1, which has no effect without FA_STEP_WINDOW");
 	attend = layer(&scene, 0, 3);
+	attend.flags &= ~FA_STEP_CAUSAL;
+	attend.prefix_lengths = positions;
+	refuse(step, &attend,
+	       "prefix_lengths is given, which has no effect without FA_STEP_CAUSAL");
+	attend = layer(&scene, 0, 3);
+	attend.q.buffer = attend.out.buffer = NULL;
+	attend.chunk_tokens = 3;
+	refuse(step, &attend, "chunk_tokens is given, which has no effect as out.buffer is NULL");
+	attend = layer(&scene, 0, 3);
 	attend.out.buffer = NULL;
 	refuse(step, &attend, "q is given, which has no effect");
 	attend = layer(&scene, 0, 3);

@@ -59,6 +59,7 @@ static void refuse(const struct scene *scene, const struct fa_attention *bad, co
 static void test_fields(void **state)
 {
 	for (int i = 0; i < 2; ++i) {
+		const uint32_t prefixes[4] = { 0 };
 		float numbers[] = { 1, 2, 3, 4 };
 		struct scene scene;
 		struct fa_attention bad;
@@ -72,6 +73,12 @@ static void test_fields(void **state)
 		bad.window_left = -1;
 		bad.window_right = -2;
 		refuse(&scene, &bad, "window_right is -2");
+		bad = scene.good;
+		bad.flags &= ~FA_ATTENTION_CAUSAL;
+		bad.prefix_lengths = prefixes;
+		refuse(&scene, &bad,
+		       "prefix_lengths is given, which has no effect without "
+		       "FA_ATTENTION_CAUSAL");
 
 		bad = scene.good;
 		bad.sinks = numbers;

@@ -39,6 +39,7 @@ static const size_t memories[] = {
 	offsetof(struct own_problem, lse),      offsetof(struct own_problem, table),
 	offsetof(struct own_problem, lengths),  offsetof(struct own_problem, cu_q),
 	offsetof(struct own_problem, k_scales), offsetof(struct own_problem, v_scales),
+	offsetof(struct own_problem, prefixes),
 };
 
 /* Returns where the memory lies in the buffer. */
@@ -136,6 +137,8 @@ static void fill_attend(struct scene *scene)
 		.window_right = spec->right_1 - 1,
 		.alibi_slopes = p->alibi_slopes,
 		.sinks = p->sinks,
+		.chunk_tokens = (uint64_t)spec->chunk,
+		.prefix_lengths = vector(scene, &problem->prefixes, FA_I32, spec->batch),
 	};
 	if (!(attend->flags & FA_PAGES_WINDOW))
 		attend->window_left = attend->window_right = 0;
@@ -225,6 +228,12 @@ static void test_features(void **state)
 		spec.even = i % 10 == 6;
 		spec.deterministic = i % 4 == 3;
 		spec.head_dim_v = i % 3 == 1 ? 40 : 64;
+		if (!gpu) {
+			spec.chunk = i % 5 == 3 ? 30 : 0;
+			spec.prefixed = spec.causal && i % 4 == 2;
+			spec.prefix[1] = 16;
+			spec.prefix[2] = 150;
+		}
 		/* Kernels for codes have neither fp32 nor odd widths; this test writes its buffers. */
 		if (gpu && spec.e4m3) {
 			spec.dtype = dtypes[1 + i % 2];
@@ -378,6 +387,13 @@ static void test_mistakes(void **state)
 		REFUSE(-EINVAL, "flags has unknown bits: 0x9", bad.flags |= 8);
 		REFUSE(-EINVAL, "reserved is not 0", bad.reserved = 1);
 		REFUSE(-EINVAL, "window_left is 3, which has no effect", bad.window_left = 3);
+		REFUSE(-EINVAL,
+		       "prefix_lengths is given, which has no effect without FA_PAGES_CAUSAL",
+		       bad.flags &= ~FA_PAGES_CAUSAL;
+		       bad.prefix_lengths = bad.lengths);
+		REFUSE(-EINVAL, "prefix_lengths.dtype is 6; expected 5",
+		       bad.prefix_lengths = bad.lengths;
+		       bad.prefix_lengths.dtype = FA_I64);
 		REFUSE(-EINVAL, "q.dtype is 5", bad.q.dtype = FA_I32);
 		REFUSE(-EINVAL, "table.dtype is 6; expected 5", bad.table.dtype = FA_I64);
 		REFUSE(-EINVAL, "k.dtype is 2; expected 3", bad.k.dtype = FA_F16);

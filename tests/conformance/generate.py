@@ -53,15 +53,19 @@ class Random:
         return {"seed": self.seed, "shape": self.shape}
 
 
-def attend(q, keys, values, position, options, head=0):
+def attend(q, keys, values, position, options, head=0, sequence=0):
     """One row: its output and LSE. @keys, @values: {number: row} of those that exist; @position: the
-    row's own key."""
+    row's own key; @sequence: which of options["prefix_lengths"] is its own."""
     scale = options.get("scale") or 1 / math.sqrt(len(q))
     softcap = options.get("softcap", 0)
     left, right = options.get("window", (-1, -1))
+    chunk = options.get("chunk_tokens", 0)
+    prefix = options["prefix_lengths"][sequence] if "prefix_lengths" in options else 0
     scores = {}
     for j, key in keys.items():
-        if options.get("causal") and j > position:
+        if options.get("causal") and j > position and j >= prefix:
+            continue
+        if chunk and j // chunk != position // chunk:
             continue
         if left >= 0 and j < position - left or right >= 0 and j > position + right:
             continue
@@ -98,7 +102,7 @@ def attention(name, dtype="f32", batch=1, n_q=5, n_k=5, heads=2, kv_heads=None, 
                 g = h * kv_heads // heads
                 out, of_batch[h][i] = attend(
                     q.row(b, i, h), {j: k.row(b, j, g) for j in range(n_k)},
-                    {j: v.row(b, j, g) for j in range(n_k)}, i + n_k - n_q, options, h)
+                    {j: v.row(b, j, g) for j in range(n_k)}, i + n_k - n_q, options, h, b)
                 outs += out
         sums += [x for of_head in of_batch for x in of_head]
     do = {"op": "attention", "q": q.json(), "k": k.json(), "v": v.json(),
@@ -124,7 +128,7 @@ def ragged(name, lengths, dtype="f32", heads=2, kv_heads=2, dim=16, **options):
                 outs += attend(q.row(cu_q[b] + i, h),
                                {j: k.row(cu_k[b] + j, g) for j in range(n_k)},
                                {j: v.row(cu_k[b] + j, g) for j in range(n_k)},
-                               i + n_k - n_q, options, h)[0]
+                               i + n_k - n_q, options, h, b)[0]
     return {"name": name, "dtype": dtype, "operations": [
         {"op": "attention", "q": q.json(), "k": k.json(), "v": v.json(),
          "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "out_shape": [cu_q[-1], heads, dim],
@@ -137,6 +141,11 @@ def refused(name, error, q=(1, 4, 2, 16), k=(1, 4, 2, 16), v=(1, 4, 2, 16), out=
     return {"name": name, "dtype": "f32", "operations": [
         {"op": "attention", "q": Random(*q).json(), "k": Random(*k).json(), "v": Random(*v).json(),
          "out_shape": list(out), **options, "error": error}]}
+
+
+def masked(case):
+    """A case with a mask that GPUs may lack."""
+    return {**case, "gpu": False}
 
 
 def attention_cases():
@@ -152,6 +161,15 @@ def attention_cases():
     yield attention("value dim", n_q=3, n_k=5, dim=16, dim_v=24)
     yield attention("alibi", n_q=4, n_k=6, causal=True, alibi_slopes=[0.5, 0.125])
     yield attention("sinks", n_q=3, n_k=5, sinks=[0.5, -1], lse=True)
+    for chunk in (1, 4):
+        yield masked(attention(f"chunks of {chunk}", n_q=6, n_k=11, causal=True, chunk_tokens=chunk,
+                               lse=True))
+    yield masked(attention("chunks and a window", n_q=9, n_k=7, chunk_tokens=3, window=[1, 1],
+                           lse=True))
+    yield masked(attention("prefixes", batch=3, n_q=6, n_k=8, causal=True,
+                           prefix_lengths=[0, 5, 4294967295], lse=True))
+    yield masked(attention("prefixes, chunks, window", "bf16", n_q=6, n_k=8, causal=True,
+                           prefix_lengths=[7], chunk_tokens=4, window=[2, 1]))
     yield attention("many keys", n_q=2, n_k=300, heads=1, scale=2, causal=True)
     for dtype in ("f16", "bf16"):
         yield attention(f"{dtype}", dtype, batch=2, n_q=3, n_k=5)
@@ -162,6 +180,9 @@ def attention_cases():
     yield attention("head dim 128", dtype="bf16", n_q=1, n_k=20, heads=2, kv_heads=1, dim=128)
     yield ragged("ragged batch", [(3, 5), (0, 2), (5, 5)])
     yield ragged("ragged batch, causal", [(1, 7), (4, 4), (2, 6)], causal=True)
+    yield masked(ragged("ragged batch, chunks", [(1, 7), (4, 4), (3, 9)], causal=True, chunk_tokens=4))
+    yield masked(ragged("ragged batch, prefixes", [(2, 7), (4, 4), (3, 9)], causal=True,
+                        prefix_lengths=[7, 2, 8]))
     yield ragged("ragged batch, bf16, grouped queries", [(2, 3), (3, 6)], "bf16", heads=4,
                  causal=True)
 
@@ -175,6 +196,7 @@ def error_cases():
     yield refused("a head dim that no kernel has", "ENOTSUP", q=(1, 4, 2, 12), k=(1, 4, 2, 12),
                   v=(1, 4, 2, 12), out=(1, 4, 2, 12))
     yield refused("a negative softcap", "EINVAL", softcap=-1)
+    yield refused("prefixes without causal", "EINVAL", prefix_lengths=[1])
     yield refused("sequences that end before they begin", "EINVAL", q=(4, 2, 16), k=(4, 2, 16),
                   v=(4, 2, 16), out=(4, 2, 16), cu_seqlens_q=[0, 3, 2], cu_seqlens_k=[0, 2, 4])
     yield refused("sequences beyond the tensor", "EINVAL", q=(4, 2, 16), k=(4, 2, 16),
@@ -244,7 +266,7 @@ class Own:
                     out, sums[h][cu_q[b] + i] = attend(
                         q.row(cu_q[b] + i, h), {j: rows[slot, g][0] for j, slot in enumerate(own)},
                         {j: rows[slot, g][1] for j, slot in enumerate(own)}, i + n_k - n_q, options,
-                        h)
+                        h, b)
                     outs += out
         if ragged:
             fields.update(cu_q=cu_q, max_q=max(counts))
@@ -272,6 +294,10 @@ def own_cases():
     yield (Own("own pages, window, softcap, alibi, sinks").attend(
         table, [9, 12], [2, 3], causal=True, window=[4, 0], softcap=2.0, scale=1.0,
         alibi_slopes=[0.5, 0.25, 0.125, 0.0625], sinks=[0.5, -1.0, 0.0, 1.0], lse=True).case)
+    yield masked(Own("own pages, chunks").attend(table, [9, 12], [2, 7], causal=True, chunk_tokens=5,
+                                                 lse=True).case)
+    yield masked(Own("own pages, prefixes").attend(table, [9, 12], [7, 8], causal=True,
+                                                   prefix_lengths=[6, 100]).case)
     yield Own("own pages, value dim, pages of 3", page_tokens=3, dim_v=24).attend(
         [[1, 4], [5, 0]], [6, 2], [1, 1]).case
     yield Own("own pages, one head, no keys", kv_heads=1).attend(
@@ -345,7 +371,7 @@ class Script:
     def expected(self, state, q, layer, options):
         outs, at = [], 0
         heads, kv_heads = q.shape[1], self.cache["kv_heads"]
-        for name, n in state["items"]:
+        for b, (name, n) in enumerate(state["items"]):
             first, old = self.sequences[name]
             tokens = old + state["new"][name]
             for i in range(n):
@@ -354,7 +380,7 @@ class Script:
                     seen = range(first, len(tokens))
                     outs += attend(q.row(at + i, h), {j: tokens[j][layer][0][g] for j in seen},
                                    {j: tokens[j][layer][1][g] for j in seen}, len(old) + i,
-                                   {"causal": True, **options}, h)[0]
+                                   {"causal": True, **options}, h, b)[0]
             at += n
         return outs
 
@@ -457,6 +483,13 @@ def kv_cases():
            .append(("a", 2), window=[6, 0], softcap=2.0, scale=1.0))
     yield (Script("steps, alibi and sinks").create("a").fill(("a", 20))
            .append(("a", 3), alibi_slopes=[0.5, 0.25, 0.125, 0.0625], sinks=[0.5, -1.0, 0.0, 1.0]))
+    yield (Script("steps, chunks").create("a", "b").append(("a", 21), chunk_tokens=8)
+           .append(("b", 2), ("a", 7), chunk_tokens=8).append(("a", 1), ("b", 1), chunk_tokens=8))
+    prefixed = Script("steps, prefixes").create("a", "b")
+    prefixed.append(("a", 9), ("b", 4), prefix_lengths=[6, 0])
+    prefixed.append(("b", 5), ("a", 2), prefix_lengths=[7, 20])
+    prefixed.case["gpu"] = False
+    yield prefixed
     yield (Script("steps, value dim", head_dim_v=24).create("a").append(("a", 18)).append(("a", 1)))
     yield (Script("two sequences in a step").create("a", "b").append(("a", 10))
            .append(("a", 2), ("b", 3)).append(("b", 1), ("a", 1)).length("a").length("b"))

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 static char name_text[16];
-static uint32_t words[3], starts[3];
+static uint32_t words[3], starts[3], prefixes[4];
 static struct fa_wire_gate waits[2], signals[2];
 static float floats[64];
 
@@ -305,6 +305,13 @@ static void compose_attention(struct client *client, struct parcel *parcel)
 	message->window_right = once_in(6) ? (int64_t)pick(8) : -1;
 	message->flags = once_in(2) ? FA_WIRE_ATTENTION_CAUSAL : 0;
 	message->softcap = once_in(4) ? 3 : 0;
+	message->chunk_tokens = once_in(4) ? 1 + pick(16) : once_in(9) ? UINT64_MAX : 0;
+	if (once_in(4)) {
+		for (int i = 0; i < 4; ++i)
+			prefixes[i] = once_in(9) ? UINT32_MAX : pick(30);
+		message->prefix_lengths = prefixes;
+		message->n_prefix_lengths = once_in(9) ? 4 : (size_t)(ragged ? 2 : batch);
+	}
 	for (int i = 0; i < 8; ++i)
 		floats[i] = (float)i / 8;
 	if (once_in(4)) {
@@ -363,6 +370,9 @@ static void compose_pages_attend(struct client *client, struct parcel *parcel)
 	}
 	message->stream = any_stream(client);
 	message->max_q = (uint32_t)n_q;
+	message->chunk_tokens = once_in(4) ? 1 + pick(16) : once_in(9) ? UINT64_MAX : 0;
+	if (once_in(4))
+		message->prefix_lengths = compose_view(buffer, &at, FA_WIRE_DTYPE_I32, 1, lengths);
 	message->window_left = once_in(4) ? (int64_t)pick(8) : -1;
 	message->window_right = -1;
 	message->flags = pick(4);

@@ -9,7 +9,7 @@
 #define NAMES 5
 
 static struct fa_wire_step_item step_items[ITEMS];
-static uint32_t words[ITEMS * TOKENS_MAX + 1], starts[ITEMS + 1];
+static uint32_t words[ITEMS * TOKENS_MAX + 1], starts[ITEMS + 1], prefixes[ITEMS];
 static float floats[64];
 
 static struct cache *any_cache(const struct client *client, bool named)
@@ -384,6 +384,13 @@ static bool fill_attend(struct client *client, struct fa_wire_step_attend *messa
 	message->flags = once_in(4) ? 0 : FA_WIRE_STEP_CAUSAL;
 	message->window_left = once_in(6) ? (int64_t)pick(32) : -1;
 	message->window_right = -1;
+	message->chunk_tokens = once_in(5) ? 1 + pick(40) : 0;
+	if (once_in(5)) {
+		for (unsigned int i = 0; i < ITEMS; ++i)
+			prefixes[i] = once_in(9) ? UINT32_MAX : pick(60);
+		message->prefix_lengths = prefixes;
+		message->n_prefix_lengths = once_in(9) ? 1 + pick(ITEMS) : step->n_items;
+	}
 	if (once_in(4)) {
 		message->rotary_dim = 8;
 		message->rotary_base = 10000;

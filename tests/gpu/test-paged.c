@@ -297,6 +297,45 @@ static void broken(void)
 	}
 }
 
+/* Chunks, with new tokens in one and in several, dropped tokens before them, trees within one, and
+ * infinities and NaNs in the chunks that a row does not see. */
+static void chunks(void)
+{
+	static const int32_t dims[] = { 64, 128, 256 };
+	struct paged_spec spec;
+
+	for (int i = 0; i < 16; i++) {
+		spec = paged_usual;
+		spec.dtype = paged_dtypes[i % 3];
+		spec.head_dim = spec.head_dim_v = dims[i % 3];
+		spec.page_tokens = 16 << i % 4;
+		spec.chunk = i % 4 == 3 ? 300 : 40 + 17 * i;
+		spec.batch = 4;
+		spec.n_new[0] = 1 + (uint32_t)i % 3;
+		spec.n_new[2] = i % 2 ? 150 : 33;
+		spec.n_new[3] = 60;
+		spec.lengths[0] = 200 + 113 * (uint32_t)(i % 5);
+		spec.lengths[2] = 463;
+		spec.lengths[3] = i % 3 ? 60 : 45;
+		spec.first[2] = i % 4 == 1 ? 250 : 0;
+		spec.causal = i % 6 != 5;
+		spec.left_1 = i % 5 == 2 ? 30 : 0;
+		spec.right_1 = i % 6 == 5 ? 20 : 0;
+		spec.softcap = i == 8 ? 20 : 0;
+		spec.alibi = i % 7 == 3;
+		spec.sinks = i % 5 == 1;
+		spec.deterministic = i % 8 == 7;
+		spec.broken = i % 3 == 1 ? 5 : 0;
+		check(&spec);
+	}
+	spec = paged_usual;
+	spec.tree = true;
+	spec.chunk = 64;
+	spec.n_new[0] = 3, spec.lengths[0] = 132;
+	spec.n_new[2] = 33, spec.lengths[2] = 163;
+	check(&spec);
+}
+
 /* V is large, but its means are finite: a mean of fp32 or bf16, or of codes of any kind. */
 static void large(void)
 {
@@ -586,6 +625,8 @@ static void run(void)
 	paged_options.every = 1;
 	broken();
 	paged_report("broken");
+	chunks();
+	paged_report("chunks");
 	large();
 	paged_report("large");
 	for (int i = 0; i < 3; i++)

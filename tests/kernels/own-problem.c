@@ -147,8 +147,11 @@ static int64_t pages_of(const struct own_spec *spec, int32_t b)
 /* The first token that any row of the sequence sees. */
 static int64_t first_seen(const struct own_spec *spec, int32_t n_q, int32_t b)
 {
-	int64_t first = spec->left_1 ? (int64_t)spec->lengths[b] - n_q - (spec->left_1 - 1) : 0;
+	int64_t row = (int64_t)spec->lengths[b] - n_q;
+	int64_t first = spec->left_1 ? row - (spec->left_1 - 1) : 0;
 
+	if (spec->chunk && row > 0 && first < row / spec->chunk * spec->chunk)
+		first = row / spec->chunk * spec->chunk;
 	return first > 0 ? first : 0;
 }
 
@@ -282,6 +285,7 @@ void own_init(struct own_problem *problem, const struct own_spec *spec)
 		.alibi_slopes = spec->alibi ? problem->slopes : NULL,
 		.sinks = spec->sinks ? problem->sinks : NULL,
 		.deterministic = spec->deterministic,
+		.chunk_tokens = spec->chunk,
 	};
 	for (int32_t h = 0; h < spec->heads; h++) {
 		problem->slopes[h] = (float)exp2(-8.0 * (h + 1) / spec->heads);
@@ -304,6 +308,11 @@ void own_init(struct own_problem *problem, const struct own_spec *spec)
 	p->table = (const int32_t *)problem->table.data;
 	p->lengths = (const int32_t *)problem->lengths.data;
 	memcpy(problem->lengths.data, spec->lengths, problem->lengths.bytes);
+	if (spec->prefixed) {
+		memory_new(&problem->prefixes, (size_t)spec->batch * sizeof(int32_t));
+		memcpy(problem->prefixes.data, spec->prefix, problem->prefixes.bytes);
+		p->prefix_lengths = (const int32_t *)problem->prefixes.data;
+	}
 	if (!spec->even) {
 		int32_t *cu_q;
 
@@ -325,10 +334,10 @@ void own_init(struct own_problem *problem, const struct own_spec *spec)
 
 void own_deinit(struct own_problem *problem)
 {
-	struct own_memory *all[] = { &problem->k,       &problem->v,    &problem->q,
-		                     &problem->out,     &problem->lse,  &problem->table,
-		                     &problem->lengths, &problem->cu_q, &problem->k_scales,
-		                     &problem->v_scales };
+	struct own_memory *all[] = { &problem->k,        &problem->v,       &problem->q,
+		                     &problem->out,      &problem->lse,     &problem->table,
+		                     &problem->lengths,  &problem->cu_q,    &problem->k_scales,
+		                     &problem->v_scales, &problem->prefixes };
 
 	for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
 		memory_free(all[i]);
@@ -345,13 +354,14 @@ const char *own_describe(const struct own_problem *problem)
 
 	n = snprintf(text, sizeof(text),
 	             "dtype %d heads %d/%d dims %d/%d page %d layout %d e4m3 %d causal %d window "
-	             "%lld/%lld softcap %g alibi %d sinks %d even %d:",
+	             "%lld/%lld chunk %lld softcap %g alibi %d sinks %d even %d:",
 	             (int)s->dtype, s->heads, s->kv_heads, s->head_dim, s->head_dim_v,
 	             s->page_tokens, (int)s->layout, s->e4m3, s->causal, (long long)s->left_1 - 1,
-	             (long long)s->right_1 - 1, (double)s->softcap, s->alibi, s->sinks, s->even);
+	             (long long)s->right_1 - 1, (long long)s->chunk, (double)s->softcap, s->alibi,
+	             s->sinks, s->even);
 	for (int32_t b = 0; b < s->batch && n > 0 && (size_t)n < sizeof(text); b++)
-		n += snprintf(text + n, sizeof(text) - (size_t)n, " %d/%d", rows_of(s, b),
-		              s->lengths[b]);
+		n += snprintf(text + n, sizeof(text) - (size_t)n, " %d/%d/%d", rows_of(s, b),
+		              s->lengths[b], s->prefixed ? s->prefix[b] : 0);
 	return text;
 }
 
@@ -405,6 +415,7 @@ static void make_expectation(struct own_problem *problem)
 	problem->naive = calloc(rows * (size_t)spec->head_dim_v + 1, sizeof(double));
 	problem->exact_lse = calloc(rows + 1, sizeof(double));
 	for (int32_t b = 0; b < spec->batch; b++) {
+		const uint32_t prefix = spec->prefix[b] > 0 ? (uint32_t)spec->prefix[b] : 0;
 		struct fa_attention_params params = {
 			.dtype = spec->e4m3 ? FA_ATTENTION_F32 : spec->dtype,
 			.batch = 1,
@@ -419,6 +430,8 @@ static void make_expectation(struct own_problem *problem)
 			.causal = p->causal,
 			.window_left = p->window_left,
 			.window_right = p->window_right,
+			.chunk_tokens = p->chunk_tokens,
+			.prefix_lengths = spec->prefixed ? &prefix : NULL,
 			.alibi_slopes = p->alibi_slopes,
 			.sinks = p->sinks,
 			.q = p->q,

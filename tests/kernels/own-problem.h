@@ -29,7 +29,9 @@ struct own_spec {
 	bool e4m3, scales;
 	bool even; /* no cu_q: each sequence has n_q[0] rows */
 	bool causal, alibi, sinks, no_lse, deterministic;
-	int64_t left_1, right_1;
+	int64_t left_1, right_1, chunk;
+	int32_t prefix[OWN_BATCH_MAX]; /* if prefixed */
+	bool prefixed;
 	float softcap;
 };
 
@@ -44,7 +46,7 @@ struct own_problem {
 	struct own_spec spec;
 	struct fa_paged_own pages;
 	struct fa_paged_request request;
-	struct own_memory k, v, q, out, lse, table, lengths, cu_q, k_scales, v_scales;
+	struct own_memory k, v, q, out, lse, table, lengths, cu_q, k_scales, v_scales, prefixes;
 	float slopes[OWN_HEADS_MAX], sinks[OWN_HEADS_MAX];
 	/* exact and naive: [row][head][dim]; exact_lse: [row][head] */
 	double *exact, *naive, *exact_lse;

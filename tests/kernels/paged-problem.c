@@ -407,6 +407,8 @@ void paged_init(struct paged_problem *problem, const struct paged_spec *spec)
 		.window_left = spec->left_1 - 1,
 		.window_right = spec->right_1 - 1,
 		.deterministic = spec->deterministic,
+		.chunk_tokens = spec->chunk,
+		.prefix_lengths = spec->prefixed ? problem->spec.prefix : NULL,
 	};
 	for (int32_t h = 0; h < spec->heads; h++) {
 		problem->slopes[h] = (float)exp2(-8.0 * (h + 1) / spec->heads);
@@ -470,17 +472,20 @@ const char *paged_describe(const struct paged_problem *problem)
 	n = snprintf(
 		text, sizeof(text),
 		"dtype %d store %d head scales %d batch %d heads %d/%d dims %d/%d page %d causal "
-		"%d window %lld/%lld "
+		"%d window %lld/%lld chunk %lld "
 		"softcap %g scale %g alibi %d sinks %d tree %d broken %d v_in_k %d layer_major %d "
 		"gaps %d deterministic %d raised %d V's size %g%s new/length/first",
 		(int)s->dtype, (int)s->store, s->head_scales, s->batch, s->heads, s->kv_heads,
 		s->head_dim, s->head_dim_v, s->page_tokens, s->causal, (long long)s->left_1 - 1,
-		(long long)s->right_1 - 1, (double)s->softcap, (double)s->scale, s->alibi, s->sinks,
-		s->tree, s->broken, s->v_in_k, s->layer_major, s->gaps, s->deterministic, s->raised,
-		(double)s->v_size, s->v_positive ? ", positive" : "");
+		(long long)s->right_1 - 1, (long long)s->chunk, (double)s->softcap,
+		(double)s->scale, s->alibi, s->sinks, s->tree, s->broken, s->v_in_k, s->layer_major,
+		s->gaps, s->deterministic, s->raised, (double)s->v_size,
+		s->v_positive ? ", positive" : "");
 	for (int32_t b = 0; b < s->batch && n > 0 && (size_t)n < sizeof(text); b++)
 		n += snprintf(text + n, sizeof(text) - (size_t)n, " %u/%u/%u", s->n_new[b],
 		              s->lengths[b], s->first[b]);
+	for (int32_t b = 0; s->prefixed && b < s->batch && n > 0 && (size_t)n < sizeof(text); b++)
+		n += snprintf(text + n, sizeof(text) - (size_t)n, " prefix %u", s->prefix[b]);
 	return text;
 }
 
@@ -519,9 +524,12 @@ static bool sees(const struct paged_problem *problem, int32_t b, int64_t i, int6
 
 		if (j >= old && !(mask[(j - old) / 32] >> (j - old) % 32 & 1))
 			return false;
-	} else if (p->causal && key > row) {
+	} else if (p->causal && key > row && !(p->prefix_lengths && j < p->prefix_lengths[b])) {
 		return false;
 	}
+	if (p->chunk_tokens > 0 && floor((double)key / (double)p->chunk_tokens) !=
+	                                   floor((double)row / (double)p->chunk_tokens))
+		return false;
 	if (p->window_left >= 0 && row - key > p->window_left)
 		return false;
 	return p->window_right < 0 || key - row <= p->window_right;

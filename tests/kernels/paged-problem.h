@@ -24,7 +24,9 @@ struct paged_spec {
 	 * 1. */
 	int32_t prefix_of_1[PAGED_BATCH_MAX];
 	uint32_t prefix_pages[PAGED_BATCH_MAX];
-	int64_t left_1, right_1;
+	int64_t left_1, right_1, chunk;
+	uint32_t prefix[PAGED_BATCH_MAX]; /* if prefixed */
+	bool prefixed;
 	float softcap, scale; /* scale 0: 1 / sqrt(head_dim) */
 	bool tree;            /* every second sequence has a tree, if it may */
 	/* This many infinities and NaNs in V, and half as many in K, mostly at tokens that only

@@ -110,6 +110,7 @@ void problem_init(struct problem *problem, const struct problem_spec *spec)
 		.causal = spec->causal,
 		.window_left = spec->left_1 - 1,
 		.window_right = spec->right_1 - 1,
+		.chunk_tokens = spec->chunk,
 	};
 	if (spec->ragged) {
 		params->seqlen_q = params->seqlen_k = 0;
@@ -134,6 +135,7 @@ void problem_init(struct problem *problem, const struct problem_spec *spec)
 	}
 	params->alibi_slopes = spec->alibi ? problem->slopes : NULL;
 	params->sinks = spec->sinks ? problem->sinks : NULL;
+	params->prefix_lengths = spec->prefixed ? problem->spec.prefix : NULL;
 
 	q = lay_out(problem, batch, tokens_q + unused, spec->heads, spec->head_dim, &params->q);
 	k = lay_out(problem, batch, tokens_k + unused, spec->kv_heads, spec->head_dim, &params->k);
@@ -181,11 +183,13 @@ const char *problem_describe(const struct problem *problem)
 
 	n = snprintf(text, sizeof(text),
 	             "dtype %d batch %d heads %d/%d dims %d/%d tokens %lld/%lld causal %d window "
-	             "%lld/%lld softcap %g scale %g alibi %d sinks %d layout %d",
+	             "%lld/%lld chunk %lld softcap %g scale %g alibi %d sinks %d layout %d",
 	             (int)s->dtype, s->batch, s->heads, s->kv_heads, s->head_dim, s->head_dim_v,
 	             (long long)s->n_q, (long long)s->n_k, s->causal, (long long)s->left_1 - 1,
-	             (long long)s->right_1 - 1, (double)s->softcap, (double)s->scale, s->alibi,
-	             s->sinks, (int)s->layout);
+	             (long long)s->right_1 - 1, (long long)s->chunk, (double)s->softcap,
+	             (double)s->scale, s->alibi, s->sinks, (int)s->layout);
+	for (int32_t b = 0; s->prefixed && b < s->batch && n > 0 && (size_t)n < sizeof(text); b++)
+		n += snprintf(text + n, sizeof(text) - (size_t)n, " prefix %u", s->prefix[b]);
 	for (int32_t b = 0; s->ragged && b < s->batch && n > 0 && (size_t)n < sizeof(text); b++)
 		n += snprintf(text + n, sizeof(text) - (size_t)n, " %u/%u", s->lengths_q[b],
 		              s->lengths_k[b]);

@@ -25,7 +25,9 @@ struct problem_spec {
 	int64_t n_q, n_k;
 	uint32_t lengths_q[PROBLEM_BATCH_MAX], lengths_k[PROBLEM_BATCH_MAX]; /* if ragged */
 	bool ragged, causal, alibi, sinks, no_lse;
-	int64_t left_1, right_1;
+	int64_t left_1, right_1, chunk;
+	uint32_t prefix[PROBLEM_BATCH_MAX]; /* if prefixed */
+	bool prefixed;
 	float softcap;
 	float scale;      /* 0: 1 / sqrt(head_dim) */
 	float magnitude;  /* magnitude of q and k; 0: 1 */

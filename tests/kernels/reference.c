@@ -143,7 +143,11 @@ bool reference_visible(const struct fa_attention_params *params, int32_t b, int6
 {
 	int64_t p = i + reference_n_k(params, b) - reference_n_q(params, b);
 
-	if (params->causal && j > p)
+	if (params->causal && j > p &&
+	    !(params->prefix_lengths && j < (int64_t)params->prefix_lengths[b]))
+		return false;
+	if (params->chunk_tokens > 0 && floor((double)j / (double)params->chunk_tokens) !=
+	                                        floor((double)p / (double)params->chunk_tokens))
 		return false;
 	if (params->window_left >= 0 && p - j > params->window_left)
 		return false;

@@ -87,6 +87,7 @@ static void test_refusals(void **state)
 	        params.softcap = INFINITY);
 	REFUSED(-EINVAL, "window_left -2 is below -1", params.window_left = -2);
 	REFUSED(-EINVAL, "window_right -9 is below -1", params.window_right = -9);
+	REFUSED(-EINVAL, "chunk_tokens -1 is negative", params.chunk_tokens = -1);
 	REFUSED(-EINVAL, "cu_seqlens_q is given without cu_seqlens_k: a ragged batch needs both",
 	        params.cu_seqlens_q = fine);
 	REFUSED(-EINVAL, "cu_seqlens_k is given without cu_seqlens_q: a ragged batch needs both",
@@ -137,9 +138,29 @@ static void test_flops(void **state)
 		            pairs * params.batch * params.heads * 2 * (128 + 128));
 	}
 
+	for (int n = 0; n < 2000; n++) {
+		const uint32_t prefixes[] = { problem_pick(0, 80), problem_pick(0, 80) };
+		double pairs = 0;
+
+		params.seqlen_q = problem_pick(0, 70);
+		params.seqlen_k = problem_pick(0, 70);
+		params.window_left = windows[problem_random(5)];
+		params.window_right = windows[problem_random(5)];
+		params.causal = problem_random(4) > 0;
+		params.chunk_tokens = problem_random(3) ? problem_pick(1, 30) : 0;
+		params.prefix_lengths = problem_random(3) ? prefixes : NULL;
+		for (int32_t b = 0; b < params.batch; b++)
+			for (int64_t i = 0; i < params.seqlen_q; i++)
+				for (int64_t j = 0; j < params.seqlen_k; j++)
+					pairs += reference_visible(&params, b, i, j);
+		assert_true(fa_attention_flops(&params) == pairs * params.heads * 2 * (128 + 128));
+	}
+
 	params.batch = 3;
 	params.causal = false;
 	params.window_left = params.window_right = -1;
+	params.chunk_tokens = 0;
+	params.prefix_lengths = NULL;
 	params.cu_seqlens_q = cu_q;
 	params.cu_seqlens_k = cu_k;
 	assert_true(fa_attention_flops(&params) == 7.0 * 20 * 8 * 2 * 256);

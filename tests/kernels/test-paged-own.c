@@ -65,7 +65,7 @@ static void test_features(void **state)
 {
 	static const int32_t pages[] = { 3, 1, 16, 64 };
 
-	for (int feature = 0; feature < 10; feature++) {
+	for (int feature = 0; feature < 13; feature++) {
 		for (size_t p = (size_t)feature % 2; p < 4; p += 2) {
 			struct own_spec spec = own_usual;
 
@@ -102,6 +102,21 @@ static void test_features(void **state)
 				break;
 			case 8:
 				spec.heads = 16;
+				break;
+			case 9:
+				spec.chunk = 13;
+				break;
+			case 10:
+				spec.chunk = 37;
+				spec.left_1 = 1 + 20;
+				spec.causal = false;
+				break;
+			case 11:
+				spec.prefixed = true;
+				spec.prefix[0] = 7;
+				spec.prefix[1] = INT32_MIN;
+				spec.prefix[2] = INT32_MAX;
+				spec.right_1 = p == 1 ? 1 + 12 : 0;
 				break;
 			default:
 				spec.softcap = 20;
@@ -584,6 +599,7 @@ static void test_refusals(void **state)
 	REFUSED(-EINVAL, "softcap -1 is not a finite number of at least 0", p->softcap = -1);
 	REFUSED(-EINVAL, "window_left -2 is below -1", p->window_left = -2);
 	REFUSED(-EINVAL, "window_right -2 is below -1", p->window_right = -2);
+	REFUSED(-EINVAL, "chunk_tokens -1 is negative", p->chunk_tokens = -1);
 }
 
 static void test_append_refusals(void **state)

@@ -63,6 +63,10 @@ static void test_random(void **state)
 		spec.causal = problem_one_in(2);
 		spec.left_1 = problem_one_in(3) ? 1 + pick_length() : 0;
 		spec.right_1 = problem_one_in(3) ? 1 + pick_length() : 0;
+		spec.chunk = problem_one_in(4) ? pick(1, 100) : 0;
+		spec.prefixed = problem_one_in(4);
+		for (int32_t b = 0; b < spec.batch; b++)
+			spec.prefix[b] = problem_one_in(4) ? 0 : (uint32_t)pick_length();
 		spec.softcap = problem_one_in(4) ? (float)pick(1, 60) : 0;
 		spec.alibi = problem_one_in(4);
 		spec.sinks = problem_one_in(4);

@@ -183,13 +183,26 @@ static int64_t keys_of(const struct fa_attention_params *params, const struct fa
 	int64_t end = (block + 1) * tiling->block < rows ? (block + 1) * tiling->block : rows;
 	int64_t shift = sequence->n_k - sequence->n_q;
 	int64_t first = block * tiling->block / group + shift, last = (end - 1) / group + shift;
+	int64_t chunk = params->chunk_tokens, least = 0, most = sequence->n_k - 1;
 
+	if (chunk && last < 0)
+		return 0;
+	if (chunk) {
+		least = (first > 0 ? first : 0) / chunk * chunk;
+		if (last / chunk * chunk + chunk - 1 < most)
+			most = last / chunk * chunk + chunk - 1;
+	}
 	first = params->window_left < 0 ? 0 : first - params->window_left;
-	if (params->causal || params->window_right >= 0)
+	if (params->causal && params->prefix_lengths && params->window_right < 0)
+		last = last > (int64_t)params->prefix_lengths[0] - 1
+		               ? last
+		               : (int64_t)params->prefix_lengths[0] - 1;
+	else if (params->causal || params->window_right >= 0)
 		last += params->causal ? 0 : params->window_right;
 	else
 		last = sequence->n_k;
-	first = first > 0 ? first : 0;
+	first = first > least ? first : least;
+	last = last < most ? last : most;
 	last = last < sequence->n_k - 1 ? last : sequence->n_k - 1;
 	return last >= first ? last - first + 1 : 0;
 }
@@ -212,6 +225,7 @@ static void test_bounds(void **state)
 			problem_pick(0, 1u << problem_pick(1, 20)));
 		struct fa_cpu_tiling_sequence sequence;
 		int64_t tiles = 0, splits = 0, group = params.heads / kv_heads;
+		uint32_t prefixes[SEQUENCES_MAX], prefix = problem_pick(0, 1u << 20);
 		struct fa_cpu_tiling tiling;
 		size_t bytes;
 
@@ -223,6 +237,13 @@ static void test_bounds(void **state)
 			params.window_left = problem_pick(0, 1u << 16);
 		if (problem_one_in(2))
 			params.window_right = problem_pick(0, 1u << 16);
+		if (problem_one_in(4))
+			params.chunk_tokens = problem_pick(1, 1u << problem_pick(1, 17));
+		if (problem_one_in(4)) {
+			for (int32_t b = 0; b < params.batch; b++)
+				prefixes[b] = prefix;
+			params.prefix_lengths = prefixes;
+		}
 		for (int32_t b = 0; b < params.batch; b++) {
 			cu_q[b + 1] = cu_q[b] + problem_pick(0, (uint32_t)params.seqlen_q);
 			cu_k[b + 1] = cu_k[b] + problem_pick(0, (uint32_t)params.seqlen_k);

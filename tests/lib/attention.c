@@ -250,6 +250,11 @@ struct fa_wire_message fa_case_message(const struct fa_case *attention, uint32_t
 	to->softcap = a->softcap;
 	to->window_left = a->windowed ? a->window_left : -1;
 	to->window_right = a->windowed ? a->window_right : -1;
+	to->chunk_tokens = a->chunk_tokens;
+	if (a->prefixed) {
+		to->prefix_lengths = a->prefix_lengths;
+		to->n_prefix_lengths = (size_t)a->batch;
+	}
 	if (a->ragged) {
 		to->cu_seqlens_q = a->cu_seqlens_q;
 		to->cu_seqlens_k = a->cu_seqlens_k;
@@ -268,9 +273,19 @@ struct fa_wire_message fa_case_message(const struct fa_case *attention, uint32_t
 
 /* ---- reference */
 
-static bool visible(const struct fa_case *a, int64_t p, int64_t j)
+/* Returns the number of a position's chunk; that of position -1 is -1. */
+static int64_t chunk_of(const struct fa_case *a, int64_t p)
 {
-	if (a->causal && j > p)
+	const int64_t tokens = (int64_t)a->chunk_tokens;
+
+	return p < 0 ? -((tokens - 1 - p) / tokens) : p / tokens;
+}
+
+static bool visible(const struct fa_case *a, int64_t b, int64_t p, int64_t j)
+{
+	if (a->causal && j > p && !(a->prefixed && j < (int64_t)a->prefix_lengths[b]))
+		return false;
+	if (a->chunk_tokens && chunk_of(a, p) != chunk_of(a, j))
 		return false;
 	if (a->windowed && a->window_left >= 0 && j < p - a->window_left)
 		return false;
@@ -299,8 +314,8 @@ static double distance(enum fa_wire_dtype dtype, double got, double want)
 
 /* One row: query @i of @n_q, head @h, of the sequence that starts at the given tokens. */
 static double row_error(const struct fa_case *a, const unsigned char *data, double *scores,
-                        double *row, int64_t start_q, int64_t start_k, int64_t n_q, int64_t n_k,
-                        int64_t i, int64_t h, float got_lse)
+                        double *row, int64_t b, int64_t start_q, int64_t start_k, int64_t n_q,
+                        int64_t n_k, int64_t i, int64_t h, float got_lse)
 {
 	int64_t kv_head = h / (a->heads / a->kv_heads), p = i + n_k - n_q;
 	const void *q = data + a->offset_q, *k = data + a->offset_k, *v = data + a->offset_v;
@@ -314,7 +329,7 @@ static double row_error(const struct fa_case *a, const unsigned char *data, doub
 		double s = 0;
 
 		scores[j] = -INFINITY;
-		if (!visible(a, p, j))
+		if (!visible(a, b, p, j))
 			continue;
 		for (int64_t d = 0; d < a->head_dim; ++d)
 			s += fa_case_dtype_load(a->dtype, q, at_q + d) *
@@ -378,8 +393,8 @@ double fa_case_error(const struct fa_case *attention, const void *data)
 				                       : (b * a->heads + h) * a->seqlen_q + i;
 
 				error = fmax(error,
-				             row_error(a, data, scores, row, start_q, start_k, n_q,
-				                       n_k, i, h, a->lse ? lse[at] : 0));
+				             row_error(a, data, scores, row, b, start_q, start_k,
+				                       n_q, n_k, i, h, a->lse ? lse[at] : 0));
 			}
 	}
 	free(scores);

@@ -23,6 +23,9 @@ struct fa_case {
 	bool causal, lse, alibi, sinks;
 	bool windowed; /* false: unbounded */
 	int64_t window_left, window_right;
+	uint64_t chunk_tokens;
+	bool prefixed; /* sequence b has a prefix of prefix_lengths[b] keys */
+	uint32_t prefix_lengths[FA_CASE_SEQUENCES_MAX];
 	float scale, softcap;
 	uint64_t seed;
 

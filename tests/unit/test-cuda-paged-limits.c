@@ -97,12 +97,69 @@ static void test_windows(void **state)
 		}
 }
 
+static void refused(struct scene *scene, const char *part)
+{
+	struct fa_cuda_paged_plan plan;
+	char text[256] = "", *blob;
+	size_t bytes;
+
+	memcpy(scene->before, scene->lengths, sizeof(scene->before));
+	assert_int_equal(fa_paged_check(&scene->request, text, sizeof(text)), 0);
+	bytes = fa_cuda_paged_blob_bytes(&scene->request);
+	blob = malloc(bytes + 1);
+	assert_non_null(blob);
+	assert_int_equal(
+		fa_cuda_paged_plan(&h200, &scene->request, blob, text, sizeof(text), &plan),
+		-ENOTSUP);
+	if (!strstr(text, part))
+		fail_msg("'%s' does not say '%s'", text, part);
+	free(blob);
+}
+
+/* Chunks divide a step into at most 4096 parts, and no tree. */
+static void test_chunks(void **state)
+{
+	static const uint32_t tree[5], prefixes[1];
+	struct fa_cuda_paged_plan plan;
+	struct scene scene;
+
+	scene_init(&scene, 1);
+	scene.cu_new[1] = scene.lengths[0] = 8192;
+	scene.request.attention.chunk_tokens = 2;
+	scene_plan(&scene, &h200, &plan);
+	assert_int_equal(plan.decode_items, 4096);
+	free(scene.blob);
+	scene.lengths[0]++;
+	refused(&scene, "chunks of 2 tokens divide the step into more than 4096 parts");
+	scene.request.attention.chunk_tokens = INT64_MAX;
+	scene_plan(&scene, &h200, &plan);
+	assert_int_equal(plan.decode_items, 0);
+	free(scene.blob);
+
+	scene.request.attention.tree = tree;
+	scene.request.attention.tree_start = scene.tree_start;
+	scene.request.attention.positions = tree;
+	scene.request.attention.chunk_tokens = 4;
+	scene.cu_new[1] = 5;
+	scene.lengths[0] = 13;
+	refused(&scene, "the tree of sequence 0 crosses the border of a chunk of 4 tokens");
+	scene.request.attention.chunk_tokens = 8;
+	scene_plan(&scene, &h200, &plan);
+	assert_int_equal(plan.decode_items, 1);
+	free(scene.blob);
+
+	scene.request.attention.chunk_tokens = 0;
+	scene.request.attention.prefix_lengths = prefixes;
+	refused(&scene, "prefix_lengths are not supported over pages on a GPU");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_rows),
 		cmocka_unit_test(test_blob),
 		cmocka_unit_test(test_windows),
+		cmocka_unit_test(test_chunks),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

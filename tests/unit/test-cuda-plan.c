@@ -409,6 +409,29 @@ static void refused(const struct fa_cuda_chip *chip, const struct fa_attention_p
 		assert_int_equal(((unsigned char *)&launch)[i], 0x5a);
 }
 
+/* Masks that no kernel has are refused by name; chunks as long as the sequence hide nothing. */
+static void test_masks(void **state)
+{
+	static const uint32_t prefixes[16], cu[] = { 0, 2048 };
+	struct fa_attention_params params = usual(FA_ATTENTION_BF16, 128);
+
+	params.batch = 1;
+	params.causal = true;
+	params.seqlen_q = params.seqlen_k = 2048;
+	params.chunk_tokens = 2047;
+	refused(&hopper, &params, "chunk_tokens 2047 is not supported over tensors on a GPU");
+	params.chunk_tokens = 2048;
+	plan(&params);
+	params.seqlen_q = 2049;
+	refused(&hopper, &params, "chunk_tokens 2048");
+	params.seqlen_q = 2048;
+	params.cu_seqlens_q = params.cu_seqlens_k = cu;
+	refused(&hopper, &params, "chunk_tokens 2048");
+	params.chunk_tokens = 0;
+	params.prefix_lengths = prefixes;
+	refused(&hopper, &params, "prefix_lengths are not supported on a GPU");
+}
+
 static void test_bounds(void **state)
 {
 	struct fa_attention_params params = usual(FA_ATTENTION_F16, 64);
@@ -478,7 +501,7 @@ int main(void)
 		cmocka_unit_test(test_windows),   cmocka_unit_test(test_narrow),
 		cmocka_unit_test(test_alignment), cmocka_unit_test(test_alignment_of_one),
 		cmocka_unit_test(test_lengths),   cmocka_unit_test(test_bounds),
-		cmocka_unit_test(test_chips),
+		cmocka_unit_test(test_masks),     cmocka_unit_test(test_chips),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

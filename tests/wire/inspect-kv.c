@@ -278,6 +278,8 @@ static const char *step_attend_difference(const struct fa_wire_step_attend *a,
 	SAME_VIEW(sin);
 	SAME_VECTOR(positions);
 	SAME(rotary_first);
+	SAME(chunk_tokens);
+	SAME_VECTOR(prefix_lengths);
 	return NULL;
 }
 
@@ -342,6 +344,8 @@ static const char *pages_attend_difference(const struct fa_wire_pages_attend *a,
 	SAME(window_right);
 	SAME_VECTOR(alibi_slopes);
 	SAME_VECTOR(sinks);
+	SAME(chunk_tokens);
+	SAME_VIEW(prefix_lengths);
 	return NULL;
 }
 

@@ -57,6 +57,8 @@ static const char *attention_difference(const struct fa_wire_attention *a,
 	SAME_VECTOR(cu_seqlens_k);
 	SAME_VECTOR(alibi_slopes);
 	SAME_VECTOR(sinks);
+	SAME(chunk_tokens);
+	SAME_VECTOR(prefix_lengths);
 	return NULL;
 }
 

@@ -9,7 +9,8 @@ from ._memory import DTYPES, Operand, as_operand, device_of, is_torch, placed, r
 _STORED = (*DTYPES, "float8_e4m3fn")
 
 
-def _operands(q, k, v, out, lse, table, lengths, cu_q, k_new, v_new, slots, k_scales, v_scales):
+def _operands(q, k, v, out, lse, table, lengths, cu_q, k_new, v_new, slots, k_scales, v_scales,
+              prefix_lengths):
     """The operands that there are, and the fields of the struct that they fill."""
     given = {
         "q": (q, {}),
@@ -23,6 +24,7 @@ def _operands(q, k, v, out, lse, table, lengths, cu_q, k_new, v_new, slots, k_sc
         "slots": (slots, {"only": ("int64",)}),
         "k_scales": (k_scales, {"only": ("float32",)}),
         "v_scales": (v_scales, {"only": ("float32",)}),
+        "prefix_lengths": (prefix_lengths, {"only": ("int32",)}),
         "out": (out, {"copies_back": True}),
         "lse": (lse, {"copies_back": True, "only": ("float32",)}),
     }
@@ -33,7 +35,7 @@ def _operands(q, k, v, out, lse, table, lengths, cu_q, k_new, v_new, slots, k_sc
 def attend_pages(client, q, k, v, table, lengths, *, cu_q=None, max_q=0, max_k=0, k_new=None,
                  v_new=None, slots=None, k_scales=None, v_scales=None, out=None, causal=False,
                  window=None, scale=None, softcap=0.0, sinks=None, alibi_slopes=None, lse=None,
-                 deterministic=False, timeout=None):
+                 deterministic=False, timeout=None, chunk_tokens=0, prefix_lengths=None):
     """Yields the ticket that it waits for, and returns out."""
     from .client import _kind, _set_options
     q, v = as_operand(q, "q"), as_operand(v, "v")
@@ -41,8 +43,9 @@ def attend_pages(client, q, k, v, table, lengths, *, cu_q=None, max_q=0, max_k=0
         shape = (*q.shape[:-1], v.shape[-1])
         out = q.new_empty(shape) if is_torch(q) else np.empty(shape, q.dtype)
     ops = _operands(q, k, v, out, lse, table, lengths, cu_q, k_new, v_new, slots, k_scales,
-                    v_scales)
+                    v_scales, prefix_lengths)
     request = new("fa_pages_attend", scale=scale or 0.0, softcap=softcap, max_q=max_q, max_k=max_k,
+                  chunk_tokens=chunk_tokens,
                   flags=lib.FA_PAGES_DETERMINISTIC if deterministic else 0)
     kept = _set_options(request, causal, window, sinks, alibi_slopes, timeout,
                         lib.FA_PAGES_CAUSAL, lib.FA_PAGES_WINDOW)
@@ -54,7 +57,8 @@ def attend_pages(client, q, k, v, table, lengths, *, cu_q=None, max_q=0, max_k=0
         if 0 not in ops["q"].shape or slots is not None:
             run_cuda(client, device, operands, list(ops), request,
                      lib.fa_pages_attend, client._handle, pending, kept,
-                     ("pages", max_q > 1, *_kind(causal, window, softcap, sinks, alibi_slopes)))
+                     ("pages", max_q > 1, *_kind(causal, window, softcap, sinks, alibi_slopes, None,
+                                                 chunk_tokens, prefix_lengths)))
         return out
     ticket = ffi.new("struct fa_ticket *")
     with placed(client, [x for x in operands if not x.copies_back],

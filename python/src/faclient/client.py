@@ -197,7 +197,8 @@ class Client:
                   window: tuple[int, int] | None = None, scale: float | None = None,
                   softcap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None,
                   lse: Any = None, lengths: tuple[Any, Any] | None = None,
-                  timeout: float | None = None) -> Any:
+                  timeout: float | None = None, chunk_tokens: int = 0,
+                  prefix_lengths: Any = None) -> Any:
         """softmax(scale · q kᵀ) v, as struct fa_attention describes it.
 
         q [batch, n_q, heads, dim], k and v [batch, n_k, kv_heads, dim], of float32, float16 or
@@ -208,14 +209,20 @@ class Client:
         lengths: (cu_q, cu_k) of a ragged batch, all without the batch's dimension: sequence b has
         the rows cu_q[b] to cu_q[b + 1] - 1 of q and out, likewise cu_k of k and v.
 
+        chunk_tokens: rows see keys of their own chunk alone, of chunks of so many tokens; 0: of all.
+        prefix_lengths [sequences]: keys that causal hides from no row, from each sequence's first
+        on; only with causal.
+
         On a GPU the call returns at once: the request is ordered with the current stream of
         PyTorch, like a kernel. If it fails later, the next call or synchronize() raises.
         """
         return self._drive(self._attention(q, k, v, out, causal, window, scale, softcap, sinks,
-                                           alibi_slopes, lse, lengths, timeout))
+                                           alibi_slopes, lse, lengths, timeout, chunk_tokens,
+                                           prefix_lengths))
 
     def _attention(self, q, k, v, out=None, causal=False, window=None, scale=None, softcap=0.0,
-                   sinks=None, alibi_slopes=None, lse=None, lengths=None, timeout=None):
+                   sinks=None, alibi_slopes=None, lse=None, lengths=None, timeout=None,
+                   chunk_tokens=0, prefix_lengths=None):
         q, k, v, out, lse = (as_operand(x, name) for x, name in
                              zip((q, k, v, out, lse), ("q", "k", "v", "out", "lse")))
         ops = [Operand(q, "q"), Operand(k, "k"), Operand(v, "v")]
@@ -233,8 +240,11 @@ class Client:
         request = new("fa_attention", scale=scale or 0.0, softcap=softcap)
         kept = _set_options(request, causal, window, sinks, alibi_slopes, timeout,
                            lib.FA_ATTENTION_CAUSAL, lib.FA_ATTENTION_WINDOW)
+        request.chunk_tokens = chunk_tokens
+        sequences = ops[0].shape[0] if lengths is None else len(lengths[0]) - 1
         if lengths is not None:
             kept += _set_lengths(request, *lengths)
+        kept += _set_prefixes(request, prefix_lengths, sequences)
         fields = ("q", "k", "v", "out", "lse")
         device = device_of(ops + outs)
         if device is not None:
@@ -244,7 +254,8 @@ class Client:
             if 0 not in ops[0].shape:
                 run_cuda(self, device, ops + outs, fields, request,
                          lib.fa_attention, self._handle, pending, kept,
-                         _kind(causal, window, softcap, sinks, alibi_slopes, lengths))
+                         _kind(causal, window, softcap, sinks, alibi_slopes, lengths,
+                               chunk_tokens, prefix_lengths))
             return out
         ticket = ffi.new("struct fa_ticket *")
         with placed(self, ops, outs):
@@ -262,13 +273,14 @@ class Client:
                      window: tuple[int, int] | None = None, scale: float | None = None,
                      softcap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None,
                      lse: Any = None, deterministic: bool = False,
-                     timeout: float | None = None) -> Any:
+                     timeout: float | None = None, chunk_tokens: int = 0,
+                     prefix_lengths: Any = None) -> Any:
         """Attention over pages of your own, as struct fa_pages_attend describes it.
 
         q [rows, heads, dim]; k and v [pages, page_tokens, kv_heads, dim], with any strides, of q's
         dtype or float8_e4m3fn; table int32 [batch, columns]; lengths int32 [batch]; cu_q int32
         [batch + 1], or None: each sequence has as many rows. max_q, max_k: the most rows and keys
-        of a sequence; max_k 0: as many as the table has room for.
+        of a sequence; max_k 0: as many as the table has room for. prefix_lengths int32 [batch].
 
         k_new, v_new [tokens, kv_heads, dim] are first written to the pages: row i to token
         slots[i] % page_tokens of page slots[i] // page_tokens; slots int64, others are skipped.
@@ -280,7 +292,8 @@ class Client:
             self, q, k, v, table, lengths, cu_q=cu_q, max_q=max_q, max_k=max_k, k_new=k_new,
             v_new=v_new, slots=slots, k_scales=k_scales, v_scales=v_scales, out=out, causal=causal,
             window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
-            lse=lse, deterministic=deterministic, timeout=timeout))
+            lse=lse, deterministic=deterministic, timeout=timeout, chunk_tokens=chunk_tokens,
+            prefix_lengths=prefix_lengths))
 
     def synchronize(self) -> None:
         """Waits for all requests on the GPU, and raises the error of the first that failed and that
@@ -340,10 +353,12 @@ def _check_shapes(q, k, v, out, lse=None):
                               f"of k, {kv_heads}")
 
 
-def _kind(causal, window, softcap, sinks, alibi_slopes, lengths=None):
+def _kind(causal, window, softcap, sinks, alibi_slopes, lengths=None, chunk_tokens=0,
+          prefix_lengths=None):
     """Returns what decides, besides shapes, whether a daemon can compute a request."""
     return (bool(causal), window is not None, bool(softcap), sinks is not None,
-            alibi_slopes is not None, lengths is not None)
+            alibi_slopes is not None, lengths is not None, chunk_tokens,
+            prefix_lengths is not None)
 
 
 def _set_lengths(request, cu_q, cu_k):
@@ -356,6 +371,22 @@ def _set_lengths(request, cu_q, cu_k):
     request.cu_seqlens_q = ffi.cast("uint32_t *", kept[0].ctypes.data)
     request.cu_seqlens_k = ffi.cast("uint32_t *", kept[1].ctypes.data)
     return kept
+
+
+def _set_prefixes(request, prefix_lengths, sequences):
+    """Sets one prefix for each sequence, or item. Returns objects that must outlive the call."""
+    if prefix_lengths is None:
+        return []
+    if is_torch(prefix_lengths):
+        prefix_lengths = prefix_lengths.cpu().numpy()
+    array = np.asarray(prefix_lengths)
+    if array.shape != (sequences,) or array.dtype.kind not in "iu" or \
+            (array.size and not 0 <= array.min() <= array.max() < 2**32):
+        raise ValueError(f"prefix_lengths are {array.tolist()}; expected {sequences} integers from 0 to "
+                         "2^32 - 1, one for each sequence")
+    array = np.ascontiguousarray(array, np.uint32)
+    request.prefix_lengths = ffi.cast("uint32_t *", array.ctypes.data)
+    return [array]
 
 
 def _heads_vector(values):

@@ -15,7 +15,7 @@ from ._lib import check, ffi, lib, new, string
 from ._memory import (DTYPES, Operand, as_operand, device_of, dtype_name, grad_enabled, is_torch,
                       placed, run_cuda)
 from ._page_copies import copy_pages, read_pages
-from .client import Client, _heads_vector, _kind, _set_options
+from .client import Client, _heads_vector, _kind, _set_options, _set_prefixes
 
 _ALL = 2**64 - 1
 _LAYERS_MAX = 256  # of one copy
@@ -300,13 +300,13 @@ def _copy(client, send, sequence, first, k, v, layer, timeout, reads):
             del kept
 
 
-def _form(cache, q, k_new, v_new, out, causal, window, scale, softcap, sinks):
+def _form(cache, q, k_new, v_new, out, causal, window, scale, softcap, sinks, chunk_tokens):
     """Requests of equal forms need the same checks, and differ in the layer and the addresses of
     their tensors. None: the request needs all checks."""
     tensors = (q, k_new, v_new) if out is None else (q, k_new, v_new, out)
     grad = grad_enabled()
     form = [cache, bool(causal), None if window is None else tuple(map(int, window)), float(scale or 0.0),
-            float(softcap), sinks is not None]
+            float(softcap), sinks is not None, int(chunk_tokens)]
     for x in tensors:
         if not is_torch(x) or grad and x.requires_grad:
             return None
@@ -353,27 +353,32 @@ class Step:
                causal: bool = True, window: tuple[int, int] | None = None,
                scale: float | None = None, softcap: float = 0.0, sinks: Any = None,
                alibi_slopes: Any = None, timeout: float | None = None,
-               cache: Cache | None = None) -> Any:
+               cache: Cache | None = None, chunk_tokens: int = 0,
+               prefix_lengths: Any = None) -> Any:
         """Appends a layer's new keys and values and computes attention over all tokens.
 
         q [new, heads, head_dim], k_new and v_new [new, kv_heads, head_dim]; new counts the tokens
         of all items, in their order. q None: appends only, and returns None. k_new and v_new
         None: they were appended before. v_new None alone: the cache's values are in its keys. cache: of the items that are meant, in a step over sequences of
-        several caches; new counts theirs alone.
+        several caches; new counts theirs alone. chunk_tokens, and prefix_lengths [items of the
+        step]: as of Client.attention().
 
         Tensors of a GPU: as Client.attention(). If a layer fails later, the commit raises.
         """
         return self.client._drive(self._attend(layer, q, k_new, v_new, out, causal, window, scale,
-                                               softcap, sinks, alibi_slopes, timeout, cache))
+                                               softcap, sinks, alibi_slopes, timeout, cache,
+                                               chunk_tokens=chunk_tokens,
+                                               prefix_lengths=prefix_lengths))
 
     def _attend(self, layer, q, k_new, v_new, out=None, causal=True, window=None, scale=None,
                 softcap=0.0, sinks=None, alibi_slopes=None, timeout=None, cache=None, form=None,
-                out_shape=None):
+                out_shape=None, chunk_tokens=0, prefix_lengths=None):
         """form: under which the request is remembered; None: that of its tensors."""
         number, cache = (0, self.cache) if cache is None else (cache.number, cache)
         if form is None and self.client._gate is not None and alibi_slopes is None and \
-                timeout is None:
-            form = _form(number, q, k_new, v_new, out, causal, window, scale, softcap, sinks)
+                timeout is None and prefix_lengths is None:
+            form = _form(number, q, k_new, v_new, out, causal, window, scale, softcap, sinks,
+                         chunk_tokens)
             again = self._attend_again(form, layer, q, k_new, v_new, out, sinks)
             if again is not None:
                 return again
@@ -403,12 +408,15 @@ class Step:
             request.scale, request.softcap = scale or 0.0, softcap
             kept = _set_options(request, causal, window, sinks, alibi_slopes, timeout,
                                lib.FA_STEP_CAUSAL, lib.FA_STEP_WINDOW)
+            request.chunk_tokens = chunk_tokens
+            kept += _set_prefixes(request, prefix_lengths, len(self._items))
         device = device_of(ops + outs)
         if device is not None:
             ops, fields = ops + outs, [*fields, "out"]
             lane = run_cuda(self.client, device, ops, fields, request, lib.fa_step_attend,
                             self._handle, self._pending, kept,
-                            _kind(causal, window, softcap, sinks, alibi_slopes))
+                            _kind(causal, window, softcap, sinks, alibi_slopes, None, chunk_tokens,
+                                  prefix_lengths))
             self._stream = lane.stream
             if form is not None and all(x.copy is None and 0 not in x.shape for x in ops):
                 self.client._cuda_gate().remember(lane, form, Known(
@@ -440,10 +448,11 @@ class Step:
         return out
 
     def _attend_batch(self, layer, query, key, value, *, causal, window, scale, softcap, sinks,
-                      cache):
+                      cache, chunk_tokens=0):
         """attend() of tensors [batch, heads, new, dim] on a GPU. Returns [batch, new, heads,
         dim]."""
-        form = _form(cache.number if cache is not None else 0, query, key, value, None, causal, window, scale, softcap, sinks)
+        form = _form(cache.number if cache is not None else 0, query, key, value, None, causal, window, scale, softcap, sinks,
+                     chunk_tokens)
         out = self._attend_again(form, layer, query, key, value, None, sinks)
         if out is not None:
             return out
@@ -454,7 +463,8 @@ class Step:
         is_view = all(x.data_ptr() == y.data_ptr() for x, y in zip(flat, (query, key, value)))
         self.client._drive(self._attend(
             layer, *flat, out=out.flatten(0, 1), causal=causal, window=window, scale=scale,
-            softcap=softcap, sinks=sinks, cache=cache, form=form if is_view else None, out_shape=out.shape))
+            softcap=softcap, sinks=sinks, cache=cache, form=form if is_view else None, out_shape=out.shape,
+            chunk_tokens=chunk_tokens))
         return out
 
     def write(self, sequence: Sequence, first: int, k: Any, v: Any = None, *, layer: int = 0,

@@ -56,8 +56,26 @@ def _attention_mask(*arguments, **options):
     else:
         # Whether the mask hides anything is known only when the graph runs.
         mask = mask[:, -options["kv_length"]:]
+    chunk = getattr(options.get("config"), "attention_chunk_size", None)
+    if chunk and options.get("local_size") == chunk and options.get("kv_offset"):
+        mask = _hide_earlier_chunks(chunk, mask, **options)
     # Models may slice rows of queries.
     return None if mask is None else mask[:, None, None]
+
+
+def _hide_earlier_chunks(chunk, mask, *, batch_size, q_length, kv_length, kv_offset, attention_mask,
+                         device=None, **_):
+    """The mask of a cache that has dropped its first tokens: what is left begins with a chunk, as
+    chunks are counted from the first key that the mask shows."""
+    if attention_mask is None:
+        mask = torch.ones((batch_size, kv_length), dtype=torch.bool, device=device)
+        before = kv_offset
+    else:
+        mask = attention_mask[:, -kv_length:].bool()
+        before = attention_mask[:, :-kv_length].sum(1, keepdim=True)
+    own = before + mask.cumsum(1) - 1
+    first = before + mask[:, :-q_length].sum(1, keepdim=True)  # of the new tokens
+    return mask & (own >= first // chunk * chunk)
 
 
 def fingerprint(model: Any) -> bytes:
@@ -200,9 +218,6 @@ class FadCache(_Cache):
                  ttl: float = 86400.0, shared: bool = False, page_tokens: int = 16) -> None:
         self.client = client or _torch.client()
         self.config = model.config.get_text_config(decoder=True)
-        if getattr(self.config, "attention_chunk_size", None):
-            raise NotImplementedError("the model's attention is chunked, which fad does not "
-                                      "compute")
         # The model's dtype, because model.to(torch.bfloat16) does not change the configuration's.
         self._dtype = model.dtype
         self.identity = fingerprint(model)
@@ -503,9 +518,9 @@ class _Pass:
             if len(cache._rows) != batch:
                 raise ValueError(f"the pass has {batch} rows, and the cache {len(cache._rows)}")
             self._find_padding(mask)
-        if self.has_holes and options["window"]:
+        if self.has_holes and (options["window"] or options["chunk_tokens"]):
             raise NotImplementedError("the attention mask hides tokens between others, which fad "
-                                      "does not count in a window")
+                                      "does not count in a window or a chunk")
         on_gpu = _on_gpu(query)
         if on_gpu and self.valid is None and batch and width and key is not None and \
                 not place.v_in_k:
@@ -632,9 +647,10 @@ def _plain(query, key, value, mask, options):
     return out
 
 
-def _options(causal, scale, window_left, window_right, softcap, sinks):
+def _options(causal, scale, window_left, window_right, softcap, sinks, chunk_tokens):
     return {"causal": causal, "scale": scale or None, "softcap": softcap, "sinks": sinks,
-            "window": (window_left, window_right) if window_left >= 0 else None}
+            "window": (window_left, window_right) if window_left >= 0 else None,
+            "chunk_tokens": chunk_tokens}
 
 
 # What the daemon has is no part of a graph: `state` stands for it, and keeps calls in their order.
@@ -642,7 +658,7 @@ def _options(causal, scale, window_left, window_right, softcap, sinks):
 def _cached_attention(state: torch.Tensor, layer: int, query: torch.Tensor, key: torch.Tensor,
                       value: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float,
                       window_left: int, window_right: int, softcap: float,
-                      sinks: torch.Tensor | None) -> torch.Tensor:
+                      sinks: torch.Tensor | None, chunk_tokens: int) -> torch.Tensor:
     cache = _caches[int(state[0])]
     state[1] += 1
     if not _on_gpu(key):
@@ -650,16 +666,16 @@ def _cached_attention(state: torch.Tensor, layer: int, query: torch.Tensor, key:
         key, value = key.clone(), value.clone()
     key, value = cache._tag(layer, key, value)
     return cache._attend(layer, query, key, value, mask, _options(
-        causal, scale, window_left, window_right, softcap, sinks))
+        causal, scale, window_left, window_right, softcap, sinks, chunk_tokens))
 
 
 @torch.library.custom_op("faclient::masked_attention", mutates_args=(), tags=_torch._TAGS)
 def _masked_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                       mask: torch.Tensor | None, causal: bool, scale: float, window_left: int,
-                      window_right: int, softcap: float,
-                      sinks: torch.Tensor | None) -> torch.Tensor:
+                      window_right: int, softcap: float, sinks: torch.Tensor | None,
+                      chunk_tokens: int) -> torch.Tensor:
     return _plain(query, key, value, mask, _options(causal, scale, window_left, window_right,
-                                                    softcap, sinks))
+                                                    softcap, sinks, chunk_tokens))
 
 
 @_cached_attention.register_fake
@@ -687,6 +703,15 @@ def _attend_latents(module, query, cache, index, latent, rotated, mask, options)
     key = torch.cat([latent, rotated], dim=-1)
     out = cache._attend(index, query, key, latent, mask, options)
     return (out.transpose(1, 2) @ weights[:, nope:].transpose(1, 2)).transpose(1, 2)
+
+
+def _chunk_of(module):
+    """Tokens of the chunks of a module's attention; 0: it has none."""
+    config, layer = (getattr(module, name, None) for name in ("config", "layer_idx"))
+    types = getattr(config, "layer_types", None)
+    if types is not None and layer is not None and types[layer] != "chunked_attention":
+        return 0
+    return getattr(config, "attention_chunk_size", None) or 0
 
 
 def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor,
@@ -722,12 +747,12 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
                                       "which is not supported under torch.compile")
         left, right = window or (-1, -1)
         rest = (query, key, value, attention_mask, causal, scaling or 0.0, left, right,
-                softcap or 0.0, s_aux)
+                softcap or 0.0, s_aux, _chunk_of(module))
         if layer is None:
             return torch.ops.faclient.masked_attention(*rest), None
         return torch.ops.faclient.cached_attention(layer.cache._state, layer.index, *rest), None
     options = {"causal": causal, "scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux,
-               "window": window}
+               "window": window, "chunk_tokens": _chunk_of(module)}
     latents = _Latents.take(module)
     if latents is not None:
         return _attend_latents(module, query, *latents, attention_mask, options), None

@@ -17,6 +17,7 @@ pub const FA_PAGES_DETERMINISTIC: u32 = 4;
 pub const FA_CACHE_V_IN_K: u32 = 1;
 pub const FA_CACHE_TOKEN_SCALES: u32 = 2;
 pub const FA_PREFIX_SHARED: u32 = 1;
+pub const FA_STEP_CHECKPOINT: u32 = 1;
 pub const FA_STEP_NO_TREE: u32 = 4294967295;
 pub const FA_STEP_CAUSAL: u32 = 1;
 pub const FA_STEP_WINDOW: u32 = 2;
@@ -244,6 +245,8 @@ pub struct fa_attention {
     pub sinks: *const f32,
     pub timeout_ns: u64,
     pub gates: *const fa_gates,
+    pub chunk_tokens: u64,
+    pub prefix_lengths: *const u32,
 }
 impl Default for fa_attention {
     fn default() -> Self {
@@ -298,6 +301,8 @@ pub struct fa_pages_attend {
     pub sinks: *const f32,
     pub timeout_ns: u64,
     pub gates: *const fa_gates,
+    pub chunk_tokens: u64,
+    pub prefix_lengths: fa_tensor,
 }
 impl Default for fa_pages_attend {
     fn default() -> Self {
@@ -400,6 +405,9 @@ pub struct fa_cache_options {
     pub ttl_ns: u64,
     pub k_scales: *const f32,
     pub v_scales: *const f32,
+    pub state_bytes: *const u32,
+    pub n_states: u32,
+    pub checkpoint_tokens: u32,
 }
 impl Default for fa_cache_options {
     fn default() -> Self {
@@ -451,6 +459,11 @@ pub struct fa_cache_info {
     pub idle_pages: u64,
     pub store: u32,
     pub uid: u32,
+    pub states: u32,
+    pub checkpoint_tokens: u32,
+    pub checkpoint_bytes: u64,
+    pub checkpoint_pages: u32,
+    pub reserved: u32,
 }
 extern "C" {
     pub fn fa_cache_info(
@@ -493,6 +506,15 @@ extern "C" {
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
+    pub fn fa_sequence_fork_to(
+        client: *mut fa_client,
+        sequence: u64,
+        tokens: u64,
+        ret_sequence: *mut u64,
+        ret_tokens: *mut u64,
+    ) -> ::std::os::raw::c_int;
+}
+extern "C" {
     pub fn fa_sequence_set_name(
         client: *mut fa_client,
         sequence: u64,
@@ -506,6 +528,14 @@ extern "C" {
         client: *mut fa_client,
         sequence: u64,
         tokens: u64,
+    ) -> ::std::os::raw::c_int;
+}
+extern "C" {
+    pub fn fa_sequence_truncate_to(
+        client: *mut fa_client,
+        sequence: u64,
+        tokens: u64,
+        ret_tokens: *mut u64,
     ) -> ::std::os::raw::c_int;
 }
 extern "C" {
@@ -530,7 +560,8 @@ pub struct fa_sequence_info {
     pub first: u64,
     pub step: u64,
     pub uid: u32,
-    pub reserved: u32,
+    pub checkpoints: u32,
+    pub checkpoint: u64,
 }
 extern "C" {
     pub fn fa_sequence_info(
@@ -592,7 +623,7 @@ pub struct fa_step {
 pub struct fa_step_item {
     pub sequence: u64,
     pub n_new: u32,
-    pub reserved: u32,
+    pub flags: u32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -650,6 +681,8 @@ pub struct fa_step_attend {
     pub positions: *const u32,
     pub timeout_ns: u64,
     pub gates: *const fa_gates,
+    pub chunk_tokens: u64,
+    pub prefix_lengths: *const u32,
 }
 impl Default for fa_step_attend {
     fn default() -> Self {
@@ -810,6 +843,42 @@ extern "C" {
     pub fn fa_sequence_write_pages(
         client: *mut fa_client,
         pages: *const fa_sequence_pages,
+        ret_ticket: *mut fa_ticket,
+    ) -> ::std::os::raw::c_int;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct fa_sequence_state {
+    pub size: u32,
+    pub stream: u32,
+    pub sequence: u64,
+    pub tokens: u64,
+    pub state: u32,
+    pub reserved: u32,
+    pub data: fa_tensor,
+    pub timeout_ns: u64,
+    pub gates: *const fa_gates,
+}
+impl Default for fa_sequence_state {
+    fn default() -> Self {
+        let mut s = ::std::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::std::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+extern "C" {
+    pub fn fa_sequence_read_state(
+        client: *mut fa_client,
+        state: *const fa_sequence_state,
+        ret_ticket: *mut fa_ticket,
+    ) -> ::std::os::raw::c_int;
+}
+extern "C" {
+    pub fn fa_sequence_write_state(
+        client: *mut fa_client,
+        state: *const fa_sequence_state,
         ret_ticket: *mut fa_ticket,
     ) -> ::std::os::raw::c_int;
 }

@@ -18,6 +18,7 @@ pub(crate) struct Scores {
     pub(crate) softcap: f32,
     pub(crate) alibi_slopes: Option<Vec<f32>>,
     pub(crate) sinks: Option<Vec<f32>>,
+    pub(crate) chunk_tokens: u64,
     pub(crate) timeout: Option<Duration>,
     pub(crate) stream: Option<Stream>,
 }
@@ -47,6 +48,18 @@ impl Scores {
             }
         }
         Ok(())
+    }
+}
+
+/// The library reads as many prefixes as there are sequences.
+pub(crate) fn check_prefixes(prefixes: &Option<Vec<u32>>, sequences: usize) -> Result<()> {
+    match prefixes {
+        Some(prefixes) if prefixes.len() != sequences => Err(Error::invalid(format!(
+            "prefix_lengths has {} numbers; expected {}, one for each sequence",
+            prefixes.len(),
+            sequences
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -90,6 +103,12 @@ macro_rules! score_options {
         /// A score for each head of q that takes its share of the softmax and has no value.
         pub fn sinks(mut self, sinks: impl Into<Vec<f32>>) -> Self {
             self.scores.sinks = Some(sinks.into());
+            self
+        }
+
+        /// Rows see keys of their own chunk alone, of chunks of so many tokens; 0: of all.
+        pub fn chunk_tokens(mut self, tokens: u64) -> Self {
+            self.scores.chunk_tokens = tokens;
             self
         }
 
@@ -170,12 +189,22 @@ pub struct Attention<T, Q = Tensor<T>, KV = Tensor<T>> {
     pub lse: Option<Tensor<f32>>,
     scores: Scores,
     lengths: Option<(Vec<u32>, Vec<u32>)>,
+    prefix_lengths: Option<Vec<u32>>,
 }
 
 impl<T: Element, Q: Input<T>, KV: Input<T>> Attention<T, Q, KV> {
     /// Attention of every query over every key.
     pub fn new(q: Q, k: KV, v: KV, out: Tensor<T>) -> Self {
-        Attention { q, k, v, out, lse: None, scores: Scores::default(), lengths: None }
+        Attention {
+            q,
+            k,
+            v,
+            out,
+            lse: None,
+            scores: Scores::default(),
+            lengths: None,
+            prefix_lengths: None,
+        }
     }
 
     score_options!();
@@ -190,6 +219,13 @@ impl<T: Element, Q: Input<T>, KV: Input<T>> Attention<T, Q, KV> {
     /// and v. Both begin with 0.
     pub fn lengths(mut self, q: impl Into<Vec<u32>>, k: impl Into<Vec<u32>>) -> Self {
         self.lengths = Some((q.into(), k.into()));
+        self
+    }
+
+    /// One for each sequence: [`causal`](Attention::causal), without which they have no effect, hides none of a
+    /// sequence's first `prefix_lengths[b]` keys from any row.
+    pub fn prefix_lengths(mut self, prefix_lengths: impl Into<Vec<u32>>) -> Self {
+        self.prefix_lengths = Some(prefix_lengths.into());
         self
     }
 
@@ -218,6 +254,8 @@ impl<T: Element, Q: Input<T>, KV: Input<T>> Attention<T, Q, KV> {
             alibi_slopes: numbers(&self.scores.alibi_slopes),
             sinks: numbers(&self.scores.sinks),
             timeout_ns: nanoseconds(self.scores.timeout),
+            chunk_tokens: self.scores.chunk_tokens,
+            prefix_lengths: numbers(&self.prefix_lengths),
             ..Default::default()
         };
         if let Some(lse) = &self.lse {
@@ -235,6 +273,11 @@ impl<T: Element, Q: Input<T>, KV: Input<T>> Attention<T, Q, KV> {
             raw.cu_seqlens_q = q.as_ptr();
             raw.cu_seqlens_k = k.as_ptr();
         }
+        let sequences = match &self.lengths {
+            Some((q, _)) => q.len() - 1,
+            None => q.first().copied().unwrap_or(0),
+        };
+        check_prefixes(&self.prefix_lengths, sequences)?;
         Ok(raw)
     }
 }

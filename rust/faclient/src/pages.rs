@@ -76,6 +76,8 @@ pub struct PagesAttend<T, KV = Tensor<T>> {
     pub lengths: Arc<Tensor<i32>>,
     /// `[batch + 1]`: sequence b has the rows `cu_q[b]` to `cu_q[b + 1] - 1`; `None`: each has as many.
     pub cu_q: Option<Arc<Tensor<i32>>>,
+    /// `[batch]`: causal hides none of a sequence's first `prefix_lengths[b]` keys; `None`: all are 0.
+    pub prefix_lengths: Option<Arc<Tensor<i32>>>,
     /// `[heads, rows]`, the logarithm of the softmax's denominator; `None`: not wanted.
     pub lse: Option<Tensor<f32>>,
     /// Of keys, `[kv_heads]`, with [`E4m3`](crate::E4m3): an element is code * scale.
@@ -108,6 +110,7 @@ impl<T: Element, KV: Pages> PagesAttend<T, KV> {
             table: table.into(),
             lengths: lengths.into(),
             cu_q: None,
+            prefix_lengths: None,
             new: None,
             lse: None,
             k_scales: None,
@@ -126,6 +129,12 @@ impl<T: Element, KV: Pages> PagesAttend<T, KV> {
     pub fn rows(mut self, cu_q: impl Into<Arc<Tensor<i32>>>, max_q: u32) -> Self {
         self.cu_q = Some(cu_q.into());
         self.max_q = max_q;
+        self
+    }
+
+    /// One for each sequence: `causal` hides none of its first `prefix_lengths[b]` keys from any row.
+    pub fn prefix_lengths(mut self, prefix_lengths: impl Into<Arc<Tensor<i32>>>) -> Self {
+        self.prefix_lengths = Some(prefix_lengths.into());
         self
     }
 
@@ -183,8 +192,12 @@ impl<T: Element, KV: Pages> PagesAttend<T, KV> {
             alibi_slopes: numbers(&self.scores.alibi_slopes),
             sinks: numbers(&self.scores.sinks),
             timeout_ns: nanoseconds(self.scores.timeout),
+            chunk_tokens: self.scores.chunk_tokens,
             ..Default::default()
         };
+        if let Some(prefix_lengths) = &self.prefix_lengths {
+            raw.prefix_lengths = own.raw(prefix_lengths);
+        }
         if let Some(cu_q) = &self.cu_q {
             raw.cu_q = own.raw(cu_q);
         }

@@ -1,6 +1,6 @@
 //! Steps: one pass of a model over new tokens of some sequences.
 
-use crate::attention::{numbers, score_options, Scores};
+use crate::attention::{check_prefixes, numbers, score_options, Scores};
 use crate::client::{nanoseconds, Client, Stream};
 use crate::element::Element;
 use crate::error::{check, Error, Failed, Result};
@@ -143,7 +143,7 @@ impl Step {
     /// Asks for a layer and waits for it. An error from this call leaves the step as it was; one from the daemon
     /// makes its commit fail with `ECANCELED`.
     pub fn attend<T: Element>(&self, attend: &mut Attend<T>) -> Result<()> {
-        let raw = attend.raw(&self.client)?;
+        let raw = attend.raw(&self.client, self.n_new.len())?;
         // SAFETY: the struct's vectors are copied; the request ends within the call, which has the outputs to itself.
         check(unsafe { sys::fa_step_attend(self.handle, &raw, std::ptr::null_mut()) }).map(drop)
     }
@@ -153,7 +153,7 @@ impl Step {
         let mut ticket = sys::fa_ticket::default();
         // SAFETY: as in attend(); the request has the tensors until its end.
         let sent = attend
-            .raw(&self.client)
+            .raw(&self.client, self.n_new.len())
             .and_then(|raw| check(unsafe { sys::fa_step_attend(self.handle, &raw, &mut ticket) }));
         match sent {
             Ok(_) => {
@@ -291,6 +291,7 @@ pub struct Attend<T> {
     deterministic: bool,
     rotary: Rotary,
     scores: Scores,
+    prefix_lengths: Option<Vec<u32>>,
 }
 
 impl<T: Element> Attend<T> {
@@ -307,6 +308,7 @@ impl<T: Element> Attend<T> {
             deterministic: false,
             rotary: Rotary::default(),
             scores: Scores::default(),
+            prefix_lengths: None,
         }
     }
 
@@ -351,13 +353,20 @@ impl<T: Element> Attend<T> {
         self
     }
 
+    /// One for each item of the step, in their order: `causal`, without which they have no effect, hides none of an
+    /// item's first `prefix_lengths[i]` keys from any row.
+    pub fn prefix_lengths(mut self, prefix_lengths: impl Into<Vec<u32>>) -> Attend<T> {
+        self.prefix_lengths = Some(prefix_lengths.into());
+        self
+    }
+
     /// Rotates queries and new keys.
     pub fn rotary(mut self, rotary: Rotary) -> Attend<T> {
         self.rotary = rotary;
         self
     }
 
-    fn raw(&self, client: &Client) -> Result<sys::fa_step_attend> {
+    fn raw(&self, client: &Client, items: usize) -> Result<sys::fa_step_attend> {
         let given = [&self.q, &self.k_new, &self.v_new, &self.out];
         let lse_is_own = self.lse.as_ref().map_or(true, |lse| lse.is_of(client));
         if !lse_is_own || given.iter().any(|x| x.as_ref().map_or(false, |x| !x.is_of(client))) {
@@ -366,6 +375,7 @@ impl<T: Element> Attend<T> {
         let size =
             |x: &Option<Tensor<T>>, at: usize| x.as_ref().and_then(|x| x.shape().get(at).copied());
         self.scores.check_heads(size(&self.q, 1))?;
+        check_prefixes(&self.prefix_lengths, items)?;
         let positions =
             positions(&self.rotary.positions, &[size(&self.q, 0), size(&self.k_new, 0)])?;
         let (window, window_left, window_right) = self.scores.window(sys::FA_STEP_WINDOW);
@@ -401,6 +411,8 @@ impl<T: Element> Attend<T> {
             rotary_scale: self.rotary.scale,
             positions,
             timeout_ns: nanoseconds(self.scores.timeout),
+            chunk_tokens: self.scores.chunk_tokens,
+            prefix_lengths: numbers(&self.prefix_lengths),
             ..Default::default()
         })
     }

@@ -57,6 +57,9 @@ macro_rules! with_options {
         if $operation.has("sinks") {
             $request = $request.sinks(floats(&$operation["sinks"]));
         }
+        if $operation.has("chunk_tokens") {
+            $request = $request.chunk_tokens($operation["chunk_tokens"].int());
+        }
     };
 }
 
@@ -100,6 +103,9 @@ impl<'a, T: Element> Run<'a, T> {
         let out = memory.tensor(&operation["out_shape"].ints::<usize>())?;
         let mut attention = Attention::new(q?, k?, v?, out);
         with_options!(attention, operation);
+        if operation.has("prefix_lengths") {
+            attention = attention.prefix_lengths(operation["prefix_lengths"].ints::<u32>());
+        }
         if operation.has("lse") {
             attention = attention.lse(memory.tensor(&operation["lse_shape"].ints::<usize>())?);
         }
@@ -121,6 +127,9 @@ impl<'a, T: Element> Run<'a, T> {
         let mut memory = client.buffer(1 << 20)?;
         let mut attend = Attend::new(operation["layer"].int() as u32);
         with_options!(attend, operation);
+        if operation.has("prefix_lengths") {
+            attend = attend.prefix_lengths(operation["prefix_lengths"].ints::<u32>());
+        }
         if operation.has("k_new") {
             let k = self.random(&mut memory, &operation["k_new"])?;
             attend = attend.append(k, self.random(&mut memory, &operation["v_new"])?);
@@ -161,7 +170,8 @@ impl<'a, T: Element> Run<'a, T> {
         let rows = operation["table"].list().iter();
         let numbers: Vec<_> = rows.flat_map(|row| signed(row.list())).collect();
         table.iter_mut().zip(numbers).for_each(|(to, n)| *to = n as i32);
-        let [lengths, cu_q] = ["lengths", "cu_q"].map(|key| -> Result<Tensor<i32>> {
+        let keys = ["lengths", "cu_q", "prefix_lengths"];
+        let [lengths, cu_q, prefixes] = keys.map(|key| -> Result<Tensor<i32>> {
             let list = if operation.has(key) { operation[key].list() } else { &[] };
             let mut tensor = memory.tensor::<i32>(&[list.len()])?;
             tensor.iter_mut().zip(signed(list)).for_each(|(to, n)| *to = n as i32);
@@ -185,6 +195,9 @@ impl<'a, T: Element> Run<'a, T> {
         with_options!(attend, operation);
         if own.heads_first {
             attend = attend.heads_first();
+        }
+        if operation.has("prefix_lengths") {
+            attend = attend.prefix_lengths(prefixes?);
         }
         if operation.has("cu_q") {
             attend = attend.rows(cu_q?, operation["max_q"].int() as u32);

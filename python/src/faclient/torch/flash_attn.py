@@ -29,14 +29,15 @@ def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     i + n_k - n_q; a negative size: all. Returns out; with return_attn_probs also the logarithm of
     the softmax's denominator [batch, heads, n_q]. Tensors of float8_e4m3fn have scales
     [batch, kv_heads], as in flash_attn_with_kvcache(), and give a result of bfloat16."""
-    _refuse(qv=qv, attention_chunk=attention_chunk)
+    _refuse(qv=qv)
     if q.dtype == torch.float8_e4m3fn:
         return _cached(q, k, v, None, None, _NO_ROTARY, None, None, None, None, None, None, None,
                        (q_descale, k_descale, v_descale), softmax_scale, causal, window_size,
-                       softcap, return_attn_probs)
+                       softcap, return_attn_probs, attention_chunk)
     _refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     return _attention(q, k, v, (q.shape[0], q.shape[-2], q.shape[1]) if q.dim() == 4 else None,
-                      4, None, softmax_scale, causal, window_size, softcap, return_attn_probs)
+                      4, None, softmax_scale, causal, window_size, softcap, return_attn_probs,
+                      attention_chunk)
 
 
 def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
@@ -59,15 +60,16 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     if they lie there; the longest lengths are not needed. seqused_k [batch]: only so many keys of each
     sequence count; with it, or with tensors of float8_e4m3fn, no lengths are read, and keys are
     read token by token, which takes longer."""
-    _refuse(seqused_q=seqused_q, qv=qv, attention_chunk=attention_chunk)
+    _refuse(seqused_q=seqused_q, qv=qv)
     if q.dtype == torch.float8_e4m3fn or seqused_k is not None:
         return _ragged(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_k,
                        (q_descale, k_descale, v_descale), softmax_scale, causal, window_size,
-                       softcap, return_attn_probs)
+                       softcap, return_attn_probs, attention_chunk)
     _refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     lengths = tuple(x.cpu().numpy() for x in (cu_seqlens_q, cu_seqlens_k))
     return _attention(q, k, v, (q.shape[-2], q.shape[0]) if q.dim() == 3 else None, 3, lengths,
-                      softmax_scale, causal, window_size, softcap, return_attn_probs)
+                      softmax_scale, causal, window_size, softcap, return_attn_probs,
+                      attention_chunk)
 
 
 def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
@@ -115,22 +117,23 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
     On the CPU make the cache by faclient.torch.empty(), or it is copied. The tensors of lengths and
     pages are not read here: on a GPU they may be filled by work that still runs.
     """
-    _refuse(qv=qv, attention_chunk=attention_chunk)
+    _refuse(qv=qv)
     return _cached(q, k_cache, v_cache, k, v, (rotary_cos, rotary_sin, rotary_seqlens,
                                                rotary_interleaved),
                    cache_seqlens, cache_batch_idx, cache_leftpad, page_table,
                    cu_seqlens_q, cu_seqlens_k_new, max_seqlen_q, (q_descale, k_descale, v_descale),
-                   softmax_scale, causal, window_size, softcap, return_softmax_lse)
+                   softmax_scale, causal, window_size, softcap, return_softmax_lse,
+                   attention_chunk)
 
 
 def _refuse(**arguments):
     for name, value in arguments.items():
-        if value is not None and not (name == "attention_chunk" and value == 0):
+        if value is not None:
             raise NotImplementedError(f"{name}: fad does not support it")
 
 
 @torch.compiler.disable
-def _attention(q, k, v, lse_shape, rank, lengths, scale, causal, window, softcap, with_lse):
+def _attention(q, k, v, lse_shape, rank, lengths, scale, causal, window, softcap, with_lse, chunk):
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != rank:
             raise ValueError(f"{name} has {x.dim()} dimensions; expected {rank}")
@@ -139,7 +142,8 @@ def _attention(q, k, v, lse_shape, rank, lengths, scale, causal, window, softcap
         raise NotImplementedError("softmax_scale: fad does not support 0")
     lse = q.new_empty(lse_shape, dtype=torch.float32) if with_lse else None
     out = _client().attention(q, k, v, causal=causal, scale=scale, softcap=softcap, lse=lse,
-                              window=_limits(causal, window), lengths=lengths)
+                              window=_limits(causal, window), lengths=lengths,
+                              chunk_tokens=chunk)
     return out if lse is None else (out, lse)
 
 
@@ -308,7 +312,7 @@ _NO_ROTARY = (None, None, None, True)
 
 @torch.compiler.disable
 def _cached(q, k_cache, v_cache, k, v, rotary, cache_seqlens, batch_idx, leftpad, page_table, cu_q,
-            cu_new, max_q, descales, scale, causal, window, softcap, with_lse):
+            cu_new, max_q, descales, scale, causal, window, softcap, with_lse, chunk):
     _check_rank(4, k_cache=k_cache, v_cache=v_cache)
     _check_rank(4 if cu_q is None else 3, q=q)
     if (k is None) != (v is None):
@@ -371,7 +375,7 @@ def _cached(q, k_cache, v_cache, k, v, rotary, cache_seqlens, batch_idx, leftpad
         request.q = request.q.to(torch.bfloat16)  # exact
     out, lse = request.attend(k_cache, v_cache, table, lengths, new, k_scales, v_scales, with_lse,
                               {"causal": causal, "scale": scale, "softcap": softcap,
-                               "window": _limits(causal, window)})
+                               "window": _limits(causal, window), "chunk_tokens": chunk})
     if cu_q is None:
         out = out.view(*q.shape[:-1], out.shape[-1])
         if lse is not None:
