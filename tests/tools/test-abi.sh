@@ -69,3 +69,13 @@ strip --strip-debug no-debug/libx.so
 expect 1 no-debug
 header uint32_t '' uint32_t '' | sed '/int fa_plain(/d' | library removed-function ''
 expect 1 removed-function
+
+# A reserved field may have a name later, but no other type.
+header uint32_t 'uint32_t reserved;' uint32_t '' | library reserved ''
+"$check" --record --recorded x.abi reserved/libx.so reserved/x.h
+header uint32_t 'uint32_t b; uint64_t c;' uint32_t '' | library named-and-grown ''
+expect 0 named-and-grown
+header uint32_t 'float b; uint64_t c;' uint32_t '' | library named-with-other-type ''
+expect 1 named-with-other-type
+header uint32_t 'uint64_t c;' uint32_t '' | library reserved-is-gone ''
+expect 1 reserved-is-gone
