@@ -167,7 +167,8 @@ bool fa_cuda_paged_own_packed_find(const struct fa_cuda_chip *chip,
 	if (!kernel)
 		return false;
 	full = fa_cuda_paged_ceil_div((uint64_t)p->total_q, (uint64_t)p->max_q);
-	/* All sequences, those that decode would read several times, or those that prefill. */
+	/* Packs all sequences, or those that decode would read several times, or those that
+	 * prefill. */
 	for (size_t i = 0; i < sizeof(froms) / sizeof(froms[0]) && !plan->forward; i++) {
 		uint64_t sequences = (uint64_t)p->total_q / froms[i], blocks;
 

@@ -80,7 +80,8 @@ enum {
 	FA_FAKE_INIT = 1,    /* cuInit was called */
 	FA_FAKE_CURRENT = 2, /* a context is current */
 	FA_FAKE_ALIVE = 4,   /* the current context is not lost; without CURRENT: no context is */
-	FA_FAKE_REPORTS_LOSS = 8, /* nothing; if it returns a sticky error, a context is lost */
+	/* Needs nothing; if it returns a sticky error, a context is lost. */
+	FA_FAKE_REPORTS_LOSS = 8,
 };
 
 /* Called first by every function: counts the call, and returns the error to return instead, if

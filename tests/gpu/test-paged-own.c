@@ -262,7 +262,7 @@ static int32_t hostile(void)
 	return problem_random(3) ? some[problem_random(8)] : (int32_t)problem_random(1ull << 32);
 }
 
-/* Uploads a table and lengths of garbage; @clamp_them: what the contract says they mean. */
+/* Uploads a table and lengths of garbage, or with @clamp_them what the contract says they mean. */
 static void upload_hostile(const struct paged_own *own, const int32_t *table,
                            const int32_t *lengths, bool clamp_them)
 {

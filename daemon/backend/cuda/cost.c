@@ -91,7 +91,7 @@ static double token_bytes(const struct fa_paged_cache *cache)
 	       element_bytes(cache->dtype);
 }
 
-/* Bytes in one layer. */
+/* Bytes of a token in one layer, as pages store it. */
 static double stored_token_bytes(const struct fa_paged_cache *cache)
 {
 	return cache->store == FA_PAGED_PLAIN ? token_bytes(cache)

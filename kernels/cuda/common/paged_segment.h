@@ -29,7 +29,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 	int32_t begin, end;
 	bool whole;    /* the segment is the whole part, and its result is final */
 	bool first;    /* it is the first segment of the block's range */
-	uint32_t tile; /* the part's first, of all */
+	uint32_t tile; /* the part's first, counted over all items */
 	/* If PRECOMPUTED: a division takes long, and so does fetching its code. */
 	uint32_t head, row_block;
 	struct fa_cuda_paged_item item;

@@ -141,7 +141,7 @@ __device__ __forceinline__ void fa_own_plan(const struct fa_cuda_own_plan &p,
 		}
 	}
 
-	/* The last item that fits ends the tiles. */
+	/* All tiles end with those of the last item that fits. */
 #pragma unroll
 	for (int mask = 16; mask > 0; mask /= 2) {
 		const uint64_t other = __shfl_xor_sync(~0u, tiles, mask);

@@ -224,9 +224,9 @@ class Operand:
             self.strides = tuple(s // x.itemsize for s in x.strides)
             self.address = x.ctypes.data
         self.itemsize = PAGES_DTYPES[self.dtype][1]
-        self.buffer: Any = None  #: with the daemon's handle
+        self.buffer: Any = None  #: what the memory lies in, as the daemon knows it
         self.offset = 0
-        self.copy: Any = None    #: of a tensor on the GPU, dense
+        self.copy: Any = None    #: a dense copy of a tensor on the GPU
 
     def _dtype_of(self, x, only) -> str:
         if only is None:
