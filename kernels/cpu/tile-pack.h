@@ -13,13 +13,14 @@ static void pack_q_panel(const struct tile *tile, int32_t panel)
 	struct scratch *scratch = tile->scratch;
 	int32_t rows = job->rows - panel * PANEL;
 	int bytes = vec_element_bytes(job->dtype);
+	float *const packed = tile_q(tile, panel);
 
 	for (int32_t r = 0; r < PANEL; r++) {
 		const char *q;
 
 		if (r >= rows) {
 			for (int32_t w = 0; w < tile->q_words; w++)
-				scratch->q[panel][w][r] = 0;
+				packed[w * PANEL + r] = 0;
 			continue;
 		}
 		q = score_q(job, job->row + panel * PANEL + r);
@@ -36,7 +37,7 @@ static void pack_q_panel(const struct tile *tile, int32_t panel)
 				          vec_load_elements(job->dtype, q + c * bytes, 8));
 		}
 		for (int32_t w = 0; w < tile->q_words; w++)
-			scratch->q[panel][w][r] = scratch->row[w];
+			packed[w * PANEL + r] = scratch->row[w];
 	}
 }
 

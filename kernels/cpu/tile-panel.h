@@ -48,6 +48,7 @@ VEC_INLINE void panel_scores(const struct tile *tile, int32_t panel, const bool 
                              const int vectors, int32_t first, int32_t end)
 {
 	struct scratch *scratch = tile->scratch;
+	const float *const q = tile_q(tile, panel);
 	vec scale = vec_set(tile->map.scale);
 
 	for (int32_t j = first; j < end; j += VEC_PANEL_SCALARS) {
@@ -60,11 +61,11 @@ VEC_INLINE void panel_scores(const struct tile *tile, int32_t panel, const bool 
 				sums[a][i] = vec_set(0.0f);
 		}
 		if (tile->k_stride == K_STRIDE_NARROW)
-			block(paired, vectors, tile->q_words, scratch->q[panel][0],
-			      scratch->k + j * K_STRIDE_NARROW, K_STRIDE_NARROW, 1, sums);
+			block(paired, vectors, tile->q_words, q, scratch->k + j * K_STRIDE_NARROW,
+			      K_STRIDE_NARROW, 1, sums);
 		else
-			block(paired, vectors, tile->q_words, scratch->q[panel][0],
-			      scratch->k + j * K_STRIDE_WIDE, K_STRIDE_WIDE, 1, sums);
+			block(paired, vectors, tile->q_words, q, scratch->k + j * K_STRIDE_WIDE,
+			      K_STRIDE_WIDE, 1, sums);
 		VEC_UNROLL
 		for (int a = 0; a < VEC_PANEL_SCALARS; a++) {
 			VEC_UNROLL

@@ -21,7 +21,7 @@ _Static_assert(KEY_STEP % VEC_PANEL_SCALARS == 0 && SCORE_KEYS % KEY_STEP == 0, 
 
 /* A word is a float, or a pair of bf16 that is only moved as one. */
 struct scratch {
-	float q[PANELS][FA_ATTENTION_HEAD_DIM_MAX][PANEL];   /* [panel][word of d][row] */
+	float q[PANELS * FA_ATTENTION_HEAD_DIM_MAX * PANEL]; /* [panel][word of d][row]: tile_q() */
 	float o[PANELS][FA_ATTENTION_HEAD_DIM_V_MAX][PANEL]; /* [panel][dim of v][row] */
 	float s[SCORE_KEYS][PANEL];
 	float k[SCORE_KEYS * K_STRIDE_WIDE];              /* [key][word of d] */
@@ -53,3 +53,9 @@ struct tile {
 	bool tree;          /* some keys may be hidden by masks */
 	bool carried;       /* far has sums */
 };
+
+/* Returns a panel's words of Q, [word of d][PANEL]. Panels follow one another. */
+static inline float *tile_q(const struct tile *tile, int32_t panel)
+{
+	return tile->scratch->q + (int64_t)panel * tile->q_words * PANEL;
+}
