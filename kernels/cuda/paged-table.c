@@ -114,7 +114,7 @@
 #define HOPPER_F16(...) HOPPER(f16, F16, __VA_ARGS__)
 #define HOPPER_BF16(...) HOPPER(bf16, BF16, __VA_ARGS__)
 
-#define CODES(store, STORE, dim_, atoms, warps, stages_)                                           \
+#define CODES(store, STORE, dim_, dim_v_, atoms, warps, stages_)                                   \
 	{                                                                                          \
 		.symbol = "fa_sm80_codes_decode_" #store "_d" #dim_ "_a" #atoms "_w" #warps,       \
 		.image = FA_CUDA_IMAGE_SM80_PAGED_CODES,                                           \
@@ -123,10 +123,11 @@
 		.arch = 80,                                                                        \
 		.arch_end = INT32_MAX,                                                             \
 		.dim = dim_,                                                                       \
-		.dim_v = dim_,                                                                     \
+		.dim_v = dim_v_,                                                                   \
 		.rows = (atoms)*16,                                                                \
 		.threads = (warps)*32,                                                             \
-		.shared_bytes = FA_SM80_QUANTISED_SHARED_BYTES(dim_, atoms, warps, stages_),       \
+		.shared_bytes = FA_SM80_QUANTISED_SHARED_BYTES(dim_, dim_v_, atoms, warps,         \
+		                                               stages_),                           \
 		.blocks = 1,                                                                       \
 	},
 #define CODES_E4M3(...) CODES(e4m3, E4M3, __VA_ARGS__)
@@ -200,7 +201,7 @@
 #define OWN_DECODE_F16(...) OWN_DECODE(f16, OWN_F16, F16, 2, __VA_ARGS__)
 #define OWN_DECODE_BF16(...) OWN_DECODE(bf16, OWN_BF16, BF16, 2, __VA_ARGS__)
 #define OWN_DECODE_F32(...) OWN_DECODE(f32, OWN, F32, 4, __VA_ARGS__)
-#define OWN_DECODE_E4M3(dim_, atoms, warps, stages_)                                               \
+#define OWN_DECODE_E4M3(dim_, dim_v_, atoms, warps, stages_)                                       \
 	{                                                                                          \
 		.symbol = "fa_sm80_own_decode_e4m3_d" #dim_ "_a" #atoms,                           \
 		.image = FA_CUDA_IMAGE_SM80_OWN,                                                   \
@@ -209,10 +210,11 @@
 		.arch = 80,                                                                        \
 		.arch_end = INT32_MAX,                                                             \
 		.dim = dim_,                                                                       \
-		.dim_v = dim_,                                                                     \
+		.dim_v = dim_v_,                                                                   \
 		.rows = (atoms)*16,                                                                \
 		.threads = (warps)*32,                                                             \
-		.shared_bytes = FA_SM80_QUANTISED_SHARED_BYTES(dim_, atoms, warps, stages_),       \
+		.shared_bytes = FA_SM80_QUANTISED_SHARED_BYTES(dim_, dim_v_, atoms, warps,         \
+		                                               stages_),                           \
 		.blocks = 1,                                                                       \
 	},
 #define OWN_FORWARD(type, TYPE, dim_, dim_v_, warps, atoms, split, keys, stages, blocks)           \

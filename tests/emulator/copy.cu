@@ -14,6 +14,8 @@
 #define STORES_MAX 4096 /* a thread's stores that it has not fenced */
 
 alignas(1024) char shared_memory[SHARED_MAX];
+/* The name that sm80/forward_f32.h has for it. */
+extern char shared_f32[SHARED_MAX] __attribute__((alias("shared_memory")));
 static char async_memory[SHARED_MAX];
 
 struct mbarrier {

@@ -1,6 +1,6 @@
 /*
  * Implements tests/gpu/gpu.h on the emulator: device memory is the host's, and only sm_90a kernels
- * run. Times mean nothing.
+ * run, and those for head dims above 256. Times mean nothing.
  */
 #include "tests/gpu/gpu.h"
 #include "tests/emulator/launch.h"
@@ -237,9 +237,18 @@ static void set_packed_list(struct fa_cuda_launch *launch)
 static void prepare(const struct fa_cuda_launch *launch, struct emulated *ret_emulated)
 {
 	struct fa_cuda_launch with = *launch;
-	const struct fa_emulated_kernel *kernel = launch->kernel->dtype == FA_ATTENTION_BF16
-	                                                  ? fa_emulated_forward_bf16
-	                                                  : fa_emulated_forward_f16;
+	static const struct fa_emulated_kernel *const special[] = {
+		[FA_ATTENTION_F16] = fa_emulated_forward_f16,
+		[FA_ATTENTION_BF16] = fa_emulated_forward_bf16,
+	};
+	static const struct fa_emulated_kernel *const portable[] = {
+		[FA_ATTENTION_F32] = fa_emulated_forward_wide_f32,
+		[FA_ATTENTION_F16] = fa_emulated_forward_wide_f16,
+		[FA_ATTENTION_BF16] = fa_emulated_forward_wide_bf16,
+	};
+	const struct fa_emulated_kernel *kernel = fa_cuda_kernel_is_special(launch->kernel)
+	                                                  ? special[launch->kernel->dtype]
+	                                                  : portable[launch->kernel->dtype];
 
 	while (kernel->symbol && strcmp(kernel->symbol, launch->kernel->symbol) != 0)
 		kernel++;

@@ -44,7 +44,7 @@
 #define DECODE_OF(name, type, ...) DECODE(name, type, __VA_ARGS__)
 #define DECODE_OF_TYPE(...) DECODE_OF(decode, FA_TYPE_NAME, __VA_ARGS__)
 #define PIECES_OF_TYPE(...) DECODE_OF(pieces, FA_TYPE_NAME, __VA_ARGS__)
-#define QUANTISED(store, dim, atoms, warps, stages)                                                    \
+#define QUANTISED(store, dim, dim_v, atoms, warps, stages)                                                    \
 	ENTRY(fa_sm80_codes_decode_##store##_d##dim##_a##atoms##_w##warps,                         \
 	      fa_cuda_paged_attention_quantised)
 #define CODES_E4M3(...) QUANTISED(e4m3, __VA_ARGS__)
@@ -80,7 +80,7 @@
 	ENTRY(fa_sm80_own_decode_##type##_d##dim##_v##dim_v##_a##atoms, fa_cuda_paged_attention_own)
 #define OWN_DECODE_OF(type, ...) OWN_DECODE(type, __VA_ARGS__)
 #define OWN_DECODE_OF_TYPE(...) OWN_DECODE_OF(FA_TYPE_NAME, __VA_ARGS__)
-#define OWN_E4M3(dim, atoms, ...)                                                                  \
+#define OWN_E4M3(dim, dim_v, atoms, ...)                                                                  \
 	ENTRY(fa_sm80_own_decode_e4m3_d##dim##_a##atoms, fa_cuda_paged_attention_own)
 #define OWN_FORWARD(type, dim, dim_v, ...)                                                         \
 	ENTRY(fa_sm80_own_forward_##type##_d##dim##_v##dim_v, fa_cuda_paged_attention_own)

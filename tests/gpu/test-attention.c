@@ -132,7 +132,8 @@ static void case_shapes(struct fa_cases *cases)
 		                          { 511, 1 }, { 3, 513 }, { 128, 128 },  { 1023, 1024 },
 		                          { 17, 0 },  { 0, 17 },  { 2048, 2048 } };
 	static const int dims[][2] = { { 64, 64 },   { 128, 128 }, { 256, 256 }, { 96, 96 },
-		                       { 192, 128 }, { 192, 192 }, { 64, 512 },  { 8, 8 } };
+		                       { 192, 128 }, { 192, 192 }, { 64, 512 },  { 8, 8 },
+		                       { 576, 512 }, { 512, 512 } };
 
 	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
 		for (size_t d = 0; d < COUNT(dims); d++)
@@ -141,6 +142,22 @@ static void case_shapes(struct fa_cases *cases)
 					check_shape(cases, dtype, 2, 1, dims[d][0], dims[d][1],
 					            lengths[l][0], lengths[l][1], n % 2,
 					            n < 2 ? 0 : 5);
+}
+
+/* Head dims above 256. */
+static void case_wide(struct fa_cases *cases)
+{
+	static const int lengths[][2] = {
+		{ 1, 1 }, { 3, 200 }, { 70, 133 }, { 33, 0 }, { 17, 300 }
+	};
+	static const int dims[][2] = { { 576, 512 }, { 512, 512 }, { 264, 264 }, { 520, 72 } };
+
+	for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
+		for (size_t d = 0; d < COUNT(dims); d++)
+			for (size_t l = 0; l < COUNT(lengths); l++)
+				check_shape(cases, dtype, 3, 1, dims[d][0], dims[d][1],
+				            lengths[l][0], lengths[l][1], l % 2,
+				            (d + l) % 3 ? 0 : 5);
 }
 
 /*
@@ -646,6 +663,7 @@ static const struct {
 	{ "chain", fa_case_chain },      { "yield", fa_case_yield },
 	{ "windows", case_windows },     { "slopes", case_slopes },
 	{ "softcaps", case_softcaps },   { "large", case_large },
+	{ "wide", case_wide },
 };
 
 /* Returns the number of checks of chip-specific kernels so far. */

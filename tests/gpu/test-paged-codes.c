@@ -242,6 +242,31 @@ static void features(void)
 	}
 }
 
+/* As MLA: V is the front of K, of one KV head; and head dims of which K's rows are padded. */
+static void wide(void)
+{
+	for (int i = 0; i < 12; i++) {
+		struct paged_spec spec = usual;
+
+		set_way(&spec, i);
+		spec.v_in_k = i % 4 != 3;
+		spec.head_dim = i % 3 == 2 ? 512 : 576;
+		spec.head_dim_v = i == 9 ? 80 : 512;
+		if (i == 6 || i == 7)
+			spec.head_dim = spec.head_dim_v = 128;
+		spec.kv_heads = i % 5 == 4 ? 2 : 1;
+		spec.heads = spec.kv_heads * (i % 2 ? 3 : 16);
+		spec.page_tokens = 16 << i % 4;
+		spec.n_new[0] = 1 + (uint32_t)i % 2;
+		spec.n_new[2] = i % 4 == 1 ? 9 : 1;
+		spec.lengths[0] = 230;
+		spec.first[0] = i % 5 == 2 ? 37 : 0;
+		spec.tree = i % 4 == 1;
+		spec.broken = i % 3 == 1 ? 3 : 0;
+		check(&spec);
+	}
+}
+
 static void edges(void)
 {
 	static const int32_t dims[][2] = { { 128, 64 }, { 80, 80 }, { 192, 128 } };
@@ -393,6 +418,8 @@ int main(int argc, char **argv)
 	report("rows");
 	features();
 	report("features");
+	wide();
+	report("wide");
 	edges();
 	report("edges");
 	turns();

@@ -116,10 +116,11 @@ static void both_ways(int i, int ways)
 	spec.head_dim_v = i % 2 ? 128 : 40;
 	if (ways >= 0) {
 		spec = paged_way_of(&spec, ways);
-		spec.v_in_k = false;
 		spec.head_dim = i % 2 ? 128 : 80;
 		spec.head_dim_v = i % 2 ? 128 : 48;
 	}
+	if (i % 8 == 5)
+		spec.head_dim = 576;
 	paged_init(&problem, &spec);
 	paged_device_init(&device, &problem);
 	first = 65 + (uint32_t)problem_random(100);

@@ -209,6 +209,34 @@ static void run_extends(void)
 	paged_report("extends");
 }
 
+/* Head dims above 256. */
+static void run_wide(void)
+{
+	static const int32_t dims[][2] = { { 576, 512 }, { 512, 512 }, { 264, 80 } };
+
+	for (int i = 0; i < 9; i++) {
+		struct paged_spec spec = paged_usual;
+
+		spec.dtype = i == 8 ? FA_ATTENTION_F32 : paged_dtypes[1 + i % 2];
+		spec.head_dim = dims[i % 3][0];
+		spec.head_dim_v = dims[i % 3][1];
+		spec.kv_heads = 1 + i % 2;
+		spec.heads = spec.kv_heads * (i % 4 == 0 ? 16 : 3);
+		spec.n_new[0] = 1 + (uint32_t)i % 2;
+		spec.n_new[2] = i % 4 == 1 ? 70 : 5;
+		spec.lengths[0] = 230;
+		spec.lengths[2] = 150;
+		if (i % 4 == 2) {
+			spec.store = FA_PAGED_E4M3;
+			spec.head_scales = true;
+			spec.head_dim = spec.head_dim / 16 * 16;
+		}
+		spec.broken = i % 3 == 1 ? 3 : 0;
+		check(&spec, (enum paged_own_layout)(i % PAGED_OWN_LAYOUTS), i % 2 ? 16 : 5);
+	}
+	paged_report("wide");
+}
+
 static void run_random(void)
 {
 	for (int i = 0; i < paged_options.count; i++) {
@@ -566,6 +594,7 @@ static void run_all(void)
 	run_appends();
 	run_shapes();
 	run_extends();
+	run_wide();
 	run_kernels();
 	run_sizes();
 	run_hostile();

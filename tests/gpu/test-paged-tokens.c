@@ -80,10 +80,11 @@ static void tokens_init(struct tokens *t, int i, int ways)
 	spec.head_dim_v = i % 2 ? 128 : 40;
 	if (ways >= 0) {
 		spec = paged_way_of(&spec, ways);
-		spec.v_in_k = false;
 		spec.head_dim = i % 2 ? 128 : 80;
 		spec.head_dim_v = i % 2 ? 128 : 48;
 	}
+	if (i % 8 == 5)
+		spec.head_dim = 576;
 	spec.gaps = i % 3 == 0;
 	paged_init(&t->problem, &spec);
 	paged_device_init(&t->device, &t->problem);
@@ -175,6 +176,7 @@ static void rotary_of(struct tokens *t, int i)
 	static const int32_t dims[] = { 72, 2, 64, 48, 22, 40, 16 };
 	struct fa_paged_rotary rotary = {
 		.dim = dims[i % 7],
+		.first = i % 4 == 1 ? (t->problem.spec.head_dim - dims[i % 7]) / 8 * 8 : 0,
 		.interleaved = i / 7 % 2,
 		.base = i % 3 ? 10000 : 500000,
 		.scale = i % 5 ? 1 : 0.125,

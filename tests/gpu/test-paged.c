@@ -100,7 +100,8 @@ static void check(const struct paged_spec *given)
 	other.portable_paged = true;
 	if (!paged_options.small)
 		paged_check_on(&device, &problem, &other, NULL, 0);
-	other.shared_bytes_max = 101376;
+	other.shared_bytes_max = spec.dtype == FA_ATTENTION_F32 && spec.head_dim > 256 ? 166912
+	                                                                               : 101376;
 	paged_check_on(&device, &problem, &other, NULL, 0);
 	paged_device_deinit(&device);
 	paged_deinit(&problem);
@@ -334,6 +335,41 @@ static void chunks(void)
 	spec.n_new[0] = 3, spec.lengths[0] = 132;
 	spec.n_new[2] = 33, spec.lengths[2] = 163;
 	check(&spec);
+}
+
+/* Head dims above 256, as of MLA and Gemma 4: few rows, extends and prefill; V is the front of K, or
+ * not. */
+static void wide(void)
+{
+	static const int32_t dims[][2] = { { 576, 512 }, { 512, 512 }, { 264, 264 },
+		                           { 576, 512 }, { 520, 72 },  { 512, 512 } };
+
+	for (int i = 0; i < 12; i++) {
+		struct paged_spec spec = paged_usual;
+
+		spec.dtype = i % 6 == 5 ? FA_ATTENTION_F32
+		             : i % 2    ? FA_ATTENTION_F16
+		                        : FA_ATTENTION_BF16;
+		spec.head_dim = dims[i % 6][0];
+		spec.head_dim_v = dims[i % 6][1];
+		spec.v_in_k = i % 3 == 0;
+		spec.kv_heads = spec.v_in_k ? 1 : 2;
+		spec.heads = spec.kv_heads * (i == 0 ? 16 : 3);
+		spec.page_tokens = 16 << i % 4;
+		spec.n_new[0] = 1 + (uint32_t)i % 2;
+		spec.n_new[1] = i % 4 == 3 ? 0 : 1;
+		spec.n_new[2] = i % 3 == 1 ? 70 : 5;
+		spec.lengths[0] = 132;
+		spec.lengths[2] = 163;
+		spec.first[2] = i % 5 == 1 ? 30 : 0;
+		spec.left_1 = i % 4 == 1 ? 41 : 0;
+		spec.tree = i % 4 == 2;
+		spec.broken = i == 3 || i == 7 ? 4 : 0;
+		spec.softcap = i == 4 ? 20 : 0;
+		spec.alibi = i % 6 == 4;
+		spec.sinks = i % 5 == 1;
+		check(&spec);
+	}
 }
 
 /* V is large, but its means are finite: a mean of fp32 or bf16, or of codes of any kind. */
@@ -627,6 +663,8 @@ static void run(void)
 	paged_report("broken");
 	chunks();
 	paged_report("chunks");
+	wide();
+	paged_report("wide");
 	large();
 	paged_report("large");
 	for (int i = 0; i < 3; i++)

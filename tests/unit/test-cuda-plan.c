@@ -67,7 +67,7 @@ static void test_every_combination(void **state)
 
 	for (size_t c = 0; c < COUNT(chips); c++)
 		for (int dtype = FA_ATTENTION_F32; dtype <= FA_ATTENTION_BF16; dtype++)
-			for (int dim = 8; dim <= 256; dim += 8)
+			for (int dim = 8; dim <= FA_ATTENTION_HEAD_DIM_MAX; dim += 8)
 				for (int dim_v = 8; dim_v <= FA_ATTENTION_HEAD_DIM_V_MAX;
 				     dim_v += 8)
 					for (int features = 0; features < 128; features++) {

@@ -136,7 +136,7 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 		};
 		float dots[C::ATOMS][C::WARP_KEYS / 8][4];
 
-		fa_warp_dots<C, C::DIM / 16>(dots, q_lane, kv + k_lane);
+		fa_warp_dots<C, C::DIM <= 256 ? C::DIM / 16 : 4>(dots, q_lane, kv + k_lane);
 		logits.apply(dots, sight.key);
 		if (last % C::KEYS != C::KEYS - 1 ||
 		    (C::BAND && (key + C::KEYS - 1 > args.window_right ||

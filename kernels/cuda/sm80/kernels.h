@@ -7,6 +7,11 @@
  */
 #pragma once
 
+/* Head dims above 256; the second for chips with 99 KiB. */
+#define FA_SM80_FORWARD_WIDE(X)                                                                    \
+	X(rich, RICH, 576, 256, 4, 1, 1, 16, 2, 1)                                                 \
+	X(rich, RICH, 576, 192, 2, 1, 1, 16, 2, 1)
+
 #define FA_SM80_FORWARD(X)                                                                         \
 	X(full, FULL, 64, 64, 4, 2, 1, 128, 2, 2)                                                  \
 	X(band, BAND, 64, 64, 4, 2, 1, 128, 2, 2)                                                  \
@@ -24,7 +29,8 @@
 	X(rich, RICH, 192, 192, 4, 1, 1, 32, 2, 2)                                                 \
 	X(full, FULL, 256, 256, 8, 2, 2, 64, 2, 1)                                                 \
 	X(band, BAND, 256, 256, 8, 2, 2, 64, 2, 1)                                                 \
-	X(rich, RICH, 256, 256, 4, 1, 1, 32, 2, 2)
+	X(rich, RICH, 256, 256, 4, 1, 1, 32, 2, 2)                                                 \
+	FA_SM80_FORWARD_WIDE(X)
 
 /* Q, STAGES tiles of K and V and, for pairs of warps (split 2), P and a float per row. */
 #define FA_SM80_SHARED_BYTES(dim, dim_v, warps, atoms, split, keys, stages)                        \
@@ -32,10 +38,13 @@
 	 ((split) > 1 ? (warps) * (atoms)*16 * ((keys) / (split)*2 + 4) : 0))
 
 /* For fp32: X(dim, dim_v, rows, keys), rows and keys per thread (forward_f32.h). All are RICH. */
+#define FA_SM80_FORWARD_F32_WIDE(X) X(576, 256, 1, 2)
+
 #define FA_SM80_FORWARD_F32(X)                                                                     \
 	X(64, 64, 4, 4)                                                                            \
 	X(128, 128, 4, 4)                                                                          \
-	X(256, 256, 2, 3)
+	X(256, 256, 2, 3)                                                                          \
+	FA_SM80_FORWARD_F32_WIDE(X)
 
 #define FA_SM80_F32_THREADS 128
 

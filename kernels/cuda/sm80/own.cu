@@ -7,12 +7,12 @@
 
 FA_SM80_OWN_DECODE_F32(FA_OWN_DECODE_OF_TYPE)
 
-template <int DIM, int ATOMS, int WARPS, int STAGES>
-struct fa_own_e4m3_config : fa_quantised_config<FA_STORE_E4M3, DIM, ATOMS, WARPS, STAGES> {
+template <int DIM, int DIM_V, int ATOMS, int WARPS, int STAGES>
+struct fa_own_e4m3_config : fa_quantised_config<FA_STORE_E4M3, DIM, DIM_V, ATOMS, WARPS, STAGES> {
 	static constexpr int OWN = FA_OWN_PLANNED;
 };
 
-#define FA_OWN_E4M3(dim, atoms, warps, stages)                                                     \
+#define FA_OWN_E4M3(dim, dim_v, atoms, warps, stages)                                              \
 	extern "C" __global__ void __launch_bounds__((warps)*32, 1)                                \
 		fa_sm80_own_decode_e4m3_d##dim##_a##atoms(                                         \
 			const __grid_constant__ struct fa_cuda_paged_attention_own args)           \
@@ -21,7 +21,8 @@ struct fa_own_e4m3_config : fa_quantised_config<FA_STORE_E4M3, DIM, ATOMS, WARPS
                                                                                                    \
 		fa_gate_pass(p.attention.done);                                                    \
 		if (fa_own_has_tiles<FA_OWN_PLANNED>(p))                                                           \
-			fa_quantised_decode<fa_own_e4m3_config<dim, atoms, warps, stages>>(p);     \
+			fa_quantised_decode<                                                       \
+				fa_own_e4m3_config<dim, dim_v, atoms, warps, stages>>(p);          \
 		fa_done(p.attention.done);                                                         \
 	}
 

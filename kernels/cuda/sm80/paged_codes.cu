@@ -2,13 +2,14 @@
 #include "kernels/cuda/common/gate.h"
 #include "kernels/cuda/sm80/paged_decode_quantised.h"
 
-#define FA_CODES_ROW(store, STORE, dim, atoms, warps, stages)                                      \
+#define FA_CODES_ROW(store, STORE, dim, dim_v, atoms, warps, stages)                               \
 	extern "C" __global__ void __launch_bounds__((warps)*32, 1)                                \
 		fa_sm80_codes_decode_##store##_d##dim##_a##atoms##_w##warps(                       \
 			const __grid_constant__ struct fa_cuda_paged_attention_quantised args)     \
 	{                                                                                          \
 		fa_gate_pass(args.attention.attention.done);                                       \
-		fa_quantised_decode<fa_quantised_config<STORE, dim, atoms, warps, stages>>(        \
+		fa_quantised_decode<                                                               \
+			fa_quantised_config<STORE, dim, dim_v, atoms, warps, stages>>(             \
 			args.attention);                                                           \
 		fa_done(args.attention.attention.done);                                            \
 	}

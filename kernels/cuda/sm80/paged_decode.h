@@ -379,7 +379,8 @@ __device__ __forceinline__ void fa_paged_decode(const struct fa_cuda_paged_atten
 			if constexpr (C::F32)
 				fa_paged_dots_f32<C>(dots, q, stage + k);
 			else
-				fa_warp_dots<C, C::DIM / 16>(dots, q, stage + k);
+				fa_warp_dots<C, C::DIM <= 256 ? C::DIM / 16 : 4>(dots, q,
+				                                                 stage + k);
 			logits.apply(dots, 0);
 			if (hides || p.alibi_slopes)
 				visible = fa_paged_mask_scores<C>(dots, args, item, rows_info,

@@ -23,9 +23,10 @@
 #include <math.h>
 #include <stdint.h>
 
-template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_quantised_config {
+template <int STORE_, int DIM_, int DIM_V_, int ATOMS_, int WARPS_, int STAGES_>
+struct fa_quantised_config {
 	using T = fa_f16;
-	static constexpr int STORE = STORE_, DIM = DIM_, DIM_V = DIM_, ATOMS = ATOMS_;
+	static constexpr int STORE = STORE_, DIM = DIM_, DIM_V = DIM_V_, ATOMS = ATOMS_;
 	static constexpr int WARPS = WARPS_, STAGES = STAGES_;
 	static constexpr int THREADS = WARPS * 32, ROWS = ATOMS * 16;
 	static constexpr int BYTES = 2, STORED = 1; /* bytes of an element; of a code */
@@ -67,14 +68,16 @@ template <int STORE_, int DIM_, int ATOMS_, int WARPS_, int STAGES_> struct fa_q
 	static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t chunk)
 	{
 		if (V)
-			return chunk ^ (DIM >= 128 ? row & 7 : row >> 1 & 3);
+			return chunk ^ (DIM_V >= 128 ? row & 7 : row >> 1 & 3);
 		return DIM >= 128 ? chunk ^ (row & 1) << 2 : chunk;
 	}
 
-	static_assert(SHARED_BYTES == FA_SM80_QUANTISED_SHARED_BYTES(DIM, ATOMS, WARPS, STAGES),
+	static_assert(SHARED_BYTES ==
+	                      FA_SM80_QUANTISED_SHARED_BYTES(DIM, DIM_V, ATOMS, WARPS, STAGES),
 	              "the host's table must agree");
-	static_assert(DIM == 64 || DIM == 128 || DIM == 256,
-	              "copies are whole, and chunks stay in their rows");
+	static_assert((DIM == 64 || DIM % 128 == 0) && (DIM_V == 64 || DIM_V % 128 == 0),
+	              "chunks stay in their rows");
+	static_assert(DIM <= 256 || DIM_V <= 256, "O fits the registers");
 	static_assert(Q % 128 == 0, "rows of Q swizzle");
 };
 
@@ -157,6 +160,64 @@ __device__ __forceinline__ void fa_quantised_product(struct fa_warp_rows<C> &row
 
 /* ---- a segment */
 
+/* Stores 8 columns of a row of Q as fp16, in K's column order: those from 8 chunk on are words
+ * 2 (chunk % 2) and the next of what lanes with t load of K. @power: of bf16. */
+template <class C>
+__device__ __forceinline__ void fa_quantised_store_q(uint32_t address, uint32_t row, uint32_t chunk,
+                                                     uint4 value, bool bf16,
+                                                     const struct fa_quantised_q_scale &power)
+{
+	const uint32_t t = chunk % 8 / 2, step = chunk / 8 * 4 + chunk % 2 * 2;
+	const uint32_t words[4] = { value.x, value.y, value.z, value.w };
+
+#pragma unroll
+	for (int w = 0; w < 4; w++)
+		fa_st_shared(address + C::Q +
+		                     fa_swizzle<C::DIM>::offset(row, 2 * (step + w / 2) + w % 2) +
+		                     4 * t,
+		             bf16 ? power.to_f16(words[w]) : words[w]);
+	if (chunk == 0)
+		fa_st_shared(address + C::FACTORS + 4 * row,
+		             __float_as_uint(bf16 ? power.factor : 1));
+}
+
+/* Loads Q of rows with more chunks than a warp has lanes: a warp takes whole rows. */
+template <class C>
+__device__ __forceinline__ void fa_quantised_load_wide(const struct fa_cuda_paged_attention &args,
+                                                       const fa_paged_segment_of<C> &segment,
+                                                       uint32_t address, bool bf16)
+{
+	constexpr int chunks = C::DIM / 8, each = (chunks + 31) / 32;
+	const uint32_t lane = threadIdx.x % 32;
+
+#pragma unroll 1
+	for (uint32_t row = threadIdx.x / 32; row < C::ROWS; row += C::WARPS) {
+		const auto from = fa_paged_q_row<C>(args, segment, row);
+		uint4 values[each];
+		uint32_t most = 0;
+
+#pragma unroll
+		for (int i = 0; i < each; i++) {
+			values[i] = make_uint4(0, 0, 0, 0);
+			if (i * 32 + lane < chunks)
+				values[i] = fa_paged_q_chunk<C>(args.attention, from,
+				                                i * 32 + lane);
+			most = max(most, fa_quantised_max_magnitude(values[i]));
+		}
+#pragma unroll
+		for (int mask = 16; mask > 0; mask /= 2)
+			most = max(most, __shfl_xor_sync(~0u, most, mask));
+
+		const struct fa_quantised_q_scale power(most);
+
+#pragma unroll
+		for (int i = 0; i < each; i++)
+			if (i * 32 + lane < chunks)
+				fa_quantised_store_q<C>(address, row, i * 32 + lane, values[i],
+				                        bf16, power);
+	}
+}
+
 /* Loads Q of a part as fp16 in K's column order, the factors of its rows' dots, and the rows' info.
  * Called by all threads; the caller's barrier makes the data visible. */
 template <class C>
@@ -168,41 +229,24 @@ __device__ __forceinline__ void fa_quantised_begin(const struct fa_cuda_paged_at
 	const uint32_t address = fa_shared_address(shared);
 	constexpr uint32_t chunks = C::DIM / 8;
 
+	if constexpr (chunks > 32) {
+		fa_quantised_load_wide<C>(args, segment, address, bf16);
+	} else {
 #pragma unroll 1
-	for (uint32_t i = threadIdx.x; i < C::ROWS * chunks; i += C::THREADS) {
-		const uint32_t row = i / chunks, chunk = i % chunks;
-		const uint4 value = fa_paged_q_chunk<C>(
-			args.attention, fa_paged_q_row<C>(args, segment, row), chunk);
-		uint32_t words[4] = { value.x, value.y, value.z, value.w };
-		float factor = 1;
-
-		if (bf16) {
+		for (uint32_t i = threadIdx.x; i < C::ROWS * chunks; i += C::THREADS) {
+			const uint32_t row = i / chunks, chunk = i % chunks;
+			const uint4 value = fa_paged_q_chunk<C>(
+				args.attention, fa_paged_q_row<C>(args, segment, row), chunk);
 			uint32_t most = fa_quantised_max_magnitude(value);
 
+			if (bf16) {
 #pragma unroll
-			for (int mask = chunks / 2; mask > 0; mask /= 2)
-				most = max(most, __shfl_xor_sync(~0u, most, mask));
-
-			const struct fa_quantised_q_scale power(most);
-
-			factor = power.factor;
-#pragma unroll
-			for (int w = 0; w < 4; w++)
-				words[w] = power.to_f16(words[w]);
+				for (int mask = chunks / 2; mask > 0; mask /= 2)
+					most = max(most, __shfl_xor_sync(~0u, most, mask));
+			}
+			fa_quantised_store_q<C>(address, row, chunk, value, bf16,
+			                        fa_quantised_q_scale(most));
 		}
-		/* Columns 8 chunk to 8 chunk + 7 are words 2 (chunk % 2) and the next of what lanes
-		 * with t load of K. */
-		const uint32_t t = chunk % 8 / 2, step = chunk / 8 * 4 + chunk % 2 * 2;
-
-#pragma unroll
-		for (int w = 0; w < 4; w++)
-			fa_st_shared(address + C::Q +
-			                     fa_swizzle<C::DIM>::offset(row, 2 * (step + w / 2) +
-			                                                             w % 2) +
-			                     4 * t,
-			             words[w]);
-		if (chunk == 0)
-			fa_st_shared(address + C::FACTORS + 4 * row, __float_as_uint(factor));
 	}
 	if (threadIdx.x < C::ROWS)
 		((struct fa_paged_row *)(shared + C::ROWS_INFO))[threadIdx.x] = fa_paged_row_of<C>(

@@ -17,15 +17,19 @@
 	X(128, 128, 2, 8, 3)                                                                       \
 	X(128, 128, 2, 4, 2)                                                                       \
 	X(256, 256, 1, 4, 3)                                                                       \
-	X(256, 256, 1, 2, 2)
+	X(256, 256, 1, 2, 2)                                                                       \
+	X(576, 256, 1, 2, 2)                                                                       \
+	X(576, 256, 1, 1, 2)
 
+/* Of head dims above 256 only for chips with 163 KiB. */
 #define FA_SM80_PAGED_DECODE_F32(X)                                                                \
 	X(64, 64, 1, 8, 3)                                                                         \
 	X(64, 64, 1, 4, 2)                                                                         \
 	X(128, 128, 1, 4, 3)                                                                       \
 	X(128, 128, 1, 2, 2)                                                                       \
 	X(256, 128, 1, 4, 2)                                                                       \
-	X(256, 128, 1, 1, 3)
+	X(256, 128, 1, 1, 3)                                                                       \
+	X(576, 128, 1, 1, 2)
 
 /* Rows for FA_CUDA_PAGED_SPLIT (common/paged_combine.h); for fp32, all rows of decode. */
 #define FA_SM80_PAGED_SPLIT(X)                                                                     \
@@ -34,7 +38,9 @@
 	X(128, 128, 2, 8, 3)                                                                       \
 	X(128, 128, 2, 4, 2)                                                                       \
 	X(256, 256, 1, 4, 3)                                                                       \
-	X(256, 256, 1, 2, 2)
+	X(256, 256, 1, 2, 2)                                                                       \
+	X(576, 256, 1, 2, 2)                                                                       \
+	X(576, 256, 1, 1, 2)
 
 #define FA_SM80_PAGED_PITCH(dim, bytes) ((dim) * (bytes) + ((bytes) == 4 ? 16 : 0))
 
@@ -48,23 +54,25 @@
 	 (atoms)*16 * FA_SM80_PAGED_PITCH(dim, bytes) +                                            \
 	 (warps) * (atoms)*16 * (FA_SM80_PAGED_MERGE_PITCH(atoms) * 4 + 8) + (atoms)*16 * 32)
 
-/* Decode of quantised pages: X(dim, atoms, warps, stages) for each store
+/* Decode of quantised pages: X(dim, dim_v, atoms, warps, stages) for each store
  * (paged_decode_quantised.h). As above, the second of a shape is for 99 KiB. */
 #define FA_SM80_QUANTISED_DECODE(X)                                                                \
-	X(64, 1, 8, 6)                                                                             \
-	X(64, 1, 4, 6)                                                                             \
-	X(64, 2, 8, 6)                                                                             \
-	X(64, 2, 4, 4)                                                                             \
-	X(128, 1, 8, 4)                                                                            \
-	X(128, 1, 4, 3)                                                                            \
-	X(128, 2, 8, 4)                                                                            \
-	X(128, 2, 4, 3)                                                                            \
-	X(256, 1, 4, 4)                                                                            \
-	X(256, 1, 2, 4)
+	X(64, 64, 1, 8, 6)                                                                         \
+	X(64, 64, 1, 4, 6)                                                                         \
+	X(64, 64, 2, 8, 6)                                                                         \
+	X(64, 64, 2, 4, 4)                                                                         \
+	X(128, 128, 1, 8, 4)                                                                       \
+	X(128, 128, 1, 4, 3)                                                                       \
+	X(128, 128, 2, 8, 4)                                                                       \
+	X(128, 128, 2, 4, 3)                                                                       \
+	X(256, 256, 1, 4, 4)                                                                       \
+	X(256, 256, 1, 2, 4)                                                                       \
+	X(640, 256, 1, 2, 4)                                                                       \
+	X(640, 256, 1, 1, 4)
 
 /* As above, with the tokens' scales in the rings, and the rows' factors. */
-#define FA_SM80_QUANTISED_SHARED_BYTES(dim, atoms, warps, stages)                                  \
-	((warps) * (stages) * (32 * (dim) + 128) + (atoms)*16 * (dim)*2 +                          \
+#define FA_SM80_QUANTISED_SHARED_BYTES(dim, dim_v, atoms, warps, stages)                           \
+	((warps) * (stages) * (16 * ((dim) + (dim_v)) + 128) + (atoms)*16 * (dim)*2 +              \
 	 (warps) * (atoms)*16 * (FA_SM80_PAGED_MERGE_PITCH(atoms) * 4 + 8) + (atoms)*16 * 36)
 
 /* The rows of FA_SM80_FORWARD that are also built over pages. */
@@ -74,4 +82,5 @@
 	X(band, BAND, 128, 128, 4, 2, 1, 64, 2, 2)                                                 \
 	X(rich, RICH, 128, 128, 4, 2, 1, 32, 2, 2)                                                 \
 	X(band, BAND, 256, 256, 8, 2, 2, 64, 2, 1)                                                 \
-	X(rich, RICH, 256, 256, 4, 1, 1, 32, 2, 2)
+	X(rich, RICH, 256, 256, 4, 1, 1, 32, 2, 2)                                                 \
+	FA_SM80_FORWARD_WIDE(X)

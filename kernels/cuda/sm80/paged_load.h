@@ -73,8 +73,8 @@ struct fa_paged_config {
 	static_assert(SHARED_BYTES ==
 	                      FA_SM80_PAGED_SHARED_BYTES(DIM, DIM_V, ATOMS, WARPS, STAGES, BYTES),
 	              "the host's table must agree");
-	static_assert(DIM % 64 == 0 && DIM_V % 64 == 0 && DIM <= 256 && DIM_V <= 256,
-	              "copies are whole");
+	static_assert(DIM % 64 == 0 && DIM_V % 64 == 0 && DIM_V <= 256,
+	              "rows are whole groups of eight chunks, and O fits the registers");
 	static_assert(!F32 || ATOMS == 1, "one fragment of rows");
 	static_assert(THREADS * 2 <= ROWS * MERGE_COLUMNS || ROWS * MERGE_COLUMNS % 2 == 0,
 	              "pairs of columns");
@@ -160,6 +160,19 @@ template <class C> struct fa_paged_loader {
 	                                     uint32_t width, int32_t low, int32_t high) const
 	{
 		constexpr int chunks = D * C::STORED / 16;
+
+		/* A lane's rows and chunks are constants apart, or else it divides. */
+		if constexpr (32 % chunks == 0 || chunks % 32 == 0)
+			copy_even<D, V, PART>(to, from, row_bytes, width, low, high);
+		else
+			copy_any<D, V, PART>(to, from, row_bytes, width, low, high);
+	}
+
+	template <int D, bool V, bool PART>
+	__device__ __forceinline__ void copy_even(uint32_t to, const char *from, uint32_t row_bytes,
+	                                          uint32_t width, int32_t low, int32_t high) const
+	{
+		constexpr int chunks = D * C::STORED / 16;
 		const uint32_t lane = threadIdx.x % 32;
 		const uint32_t lane_row = lane / chunks, lane_chunk = lane % chunks;
 		const char *at = from + lane_row * row_bytes + lane_chunk * 16;
@@ -179,6 +192,26 @@ template <class C> struct fa_paged_loader {
 
 			fa_cp_async_16_zfill(to + (row + lane_row) * pitch + place * 16,
 			                     at + row * row_bytes + chunk * 16, there ? 16 : 0);
+		}
+	}
+
+	template <int D, bool V, bool PART>
+	__device__ __forceinline__ void copy_any(uint32_t to, const char *from, uint32_t row_bytes,
+	                                         uint32_t width, int32_t low, int32_t high) const
+	{
+		constexpr uint32_t chunks = D * C::STORED / 16, pitch = V ? C::PITCH_V : C::PITCH;
+
+#pragma unroll 4
+		for (uint32_t at = threadIdx.x % 32; at < 16 * chunks; at += 32) {
+			const uint32_t row = at / chunks, chunk = at % chunks;
+			const bool there = chunk * 16 < width &&
+			                   (!PART || ((int32_t)row >= low && (int32_t)row < high));
+			uint32_t place = C::F32 ? chunk : chunk ^ row % 8;
+
+			if constexpr (C::QUANTISED)
+				place = C::template place<V>(row, chunk);
+			fa_cp_async_16_zfill(to + row * pitch + place * 16,
+			                     from + row * row_bytes + chunk * 16, there ? 16 : 0);
 		}
 	}
 
