@@ -124,6 +124,26 @@ def test_families(client, family):
         assert not torch.equal(tokens(chunk), want)
 
 
+def test_latents(client):
+    """Multi-head latent attention: a token is one head's row, whose front is V; others find it."""
+    model = families.model("deepseek_v3")
+    ids, _ = prompt(rows=1, padding=0)
+    expected = generate(model, ids, n=8)
+    model.set_attn_implementation("fad")
+    first = fad.FadCache(model, client, name="latents")
+    generate(model, ids, cache=first, n=2)
+    assert first._cache.v_in_k and first._cache.kv_heads == 1
+    assert (first._cache.head_dim, first._cache.head_dim_v) == (576, 512)
+    assert first.publish(ids[0]) == 2
+    second = fad.FadCache(model, client, name="latents")
+    assert second.attach(ids) == 32
+    assert agree(expected, generate(model, ids, cache=second, n=8), 1) == 0
+    compiled = torch.compile(model.forward, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="multi-head latent attention"):
+        compiled(ids, past_key_values=fad.FadCache(model, client))
+    first._cache.remove()
+
+
 def test_beams_return_their_pages(client):
     model = families.model("llama")
     ids, mask = prompt()
