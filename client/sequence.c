@@ -103,6 +103,8 @@ int fa_sequence_fork_to(struct fa_client *handle, uint64_t sequence, uint64_t to
 int fa_sequence_fork(struct fa_client *handle, uint64_t sequence, uint64_t tokens,
                      uint64_t *ret_sequence)
 {
+	fa_uncancelled();
+
 	return fa_sequence_fork_to(handle, sequence, tokens, ret_sequence, NULL);
 }
 
@@ -143,6 +145,8 @@ int fa_sequence_truncate_to(struct fa_client *handle, uint64_t sequence, uint64_
 
 int fa_sequence_truncate(struct fa_client *handle, uint64_t sequence, uint64_t tokens)
 {
+	fa_uncancelled();
+
 	return fa_sequence_truncate_to(handle, sequence, tokens, NULL);
 }
 
