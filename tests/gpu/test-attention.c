@@ -496,7 +496,7 @@ static void case_ragged(struct fa_cases *cases)
 static void case_ragged_packed(struct fa_cases *cases)
 {
 	static const uint32_t cu_q[] = { 0, 5, 5, 6, 106, 119, 183, 210 };
-	static const uint32_t cu_k[] = { 0, 700, 733, 734, 1034, 1847, 1911, 3011 };
+	static const uint32_t cu_k[] = { 0, 300, 333, 334, 634, 1047, 1111, 1611 };
 	static const int dims[] = { 64, 128, 256 }, groups[] = { 4, 8, 5, 16 };
 
 	for (int dtype = FA_ATTENTION_F16; dtype <= FA_ATTENTION_BF16; dtype++)
