@@ -56,9 +56,9 @@
 /*
  * How keys and values are stored. Inputs and outputs have the cache's dtype in any case. A code
  * takes one byte per element, and the element is code * scale, in fp32. K and V have separate
- * scales (with FA_CACHE_V_IN_K, one of K's row): for each head of each layer, given in fa_cache_options; or, with FA_CACHE_TOKEN_SCALES,
- * for each token and head, chosen so that the largest element has the largest code (8 more bytes
- * per token and head).
+ * scales, but with FA_CACHE_V_IN_K there are those of K alone. A scale is for each head of each
+ * layer, given in fa_cache_options; or, with FA_CACHE_TOKEN_SCALES, for each token and head, chosen
+ * so that the largest element has the largest code (4 more bytes for each scale).
  *
  * Appending rounds to the nearest code, ties to even. Values beyond the largest code, infinities
  * included, become the largest code; for scales of tokens an infinity counts as the largest finite
@@ -396,8 +396,10 @@ struct fa_step_attend {
 	const float *sinks;
 	/*
 	 * Rotary embedding of elements [rotary_first, rotary_first + rotary_dim) of each head of q
-	 * and k_new; rotary_dim 0: none. rotary_first is a multiple of 8: 512 of 576 for MLA. The angle of pair i is position * rotary_scale * rotary_base^(-2i / rotary_dim), or its
-	 * cosine and sine come from the tables.
+	 * and k_new; rotary_dim 0: none. rotary_first is a multiple of 8; it is 512 for MLA, which
+	 * rotates the last 64 of 576. The angle of pair i is
+	 * position * rotary_scale * rotary_base^(-2i / rotary_dim), or its cosine and sine come from
+	 * the tables.
 	 */
 	uint32_t rotary_dim;
 	uint32_t rotary_first;
