@@ -420,8 +420,10 @@ void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequen
 
 static int prepare_deferred(struct fa_pool_sequence *sequence, struct fa_error *error)
 {
+	/* The commits of steps in flight release pages, too. */
 	const uint32_t n = sequence->n_pages +
-	                   sequence->n_checkpoints * sequence->cache->checkpoint_pages;
+	                   (sequence->n_checkpoints + sequence->n_planned_checkpoints) *
+	                           sequence->cache->checkpoint_pages;
 
 	if (!sequence->n_in_flight ||
 	    !fa_page_list_prepare(sequence, fa_pages_of(sequence->cache, sequence->planned), n))

@@ -16,9 +16,9 @@
 
 #include <cmocka.h>
 
-/* A checkpoint takes three pages, and two cells hold five pages more than it has. */
-static const uint32_t state_bytes[] = { 700, 300 };
-#define PAGES 3u
+/* A checkpoint takes 16 pages, so that its list has two cells. */
+static const uint32_t state_bytes[] = { 7000, 1000 };
+#define PAGES 16u
 #define EACH 32u /* checkpoint_tokens */
 
 static struct scene scene;
@@ -201,6 +201,7 @@ static void test_in_flight(void **state)
 	const struct fa_pool_step_item read = { .sequence = sequence };
 	struct fa_pool_step *steps[3], *reader;
 	const uint32_t *slots;
+	uint32_t slot;
 
 	append(sequence, 5, 10);
 	fa_check_eq(fa_pool_step_plan(scene.pool, &scene.actors[SCENE_BOB], &read, 1,
@@ -212,6 +213,7 @@ static void test_in_flight(void **state)
 	fa_check_eq(fa_pool_sequence_checkpoint(scene.pool, &scene.actors[SCENE_ANNA], sequence, 5,
 	                                        &scene.error, &found, &slots),
 	            0);
+	slot = slots[0];
 	for (uint32_t i = 0; i < 3; i++)
 		steps[i] = plan(sequence, 7, 20 + 10 * i);
 	fa_check_eq(scene_cache_info(&scene, cache).used_pages, 2 + 4 * PAGES);
@@ -220,10 +222,35 @@ static void test_in_flight(void **state)
 	check_ends(sequence, 26, 26, 1);
 	check(sequence, 26, 40);
 	/* What the reader may read is there until it has ended; so is what was replaced since. */
-	fa_check_eq(*device_token(&scene.device, slots[0], 0), 10);
+	fa_check_eq(*device_token(&scene.device, slot, 0), 10);
 	fa_check_eq(scene_cache_info(&scene, cache).used_pages, 2 + 4 * PAGES);
 	scene_commit(&scene, reader);
 	fa_check_eq(scene_cache_info(&scene, cache).used_pages, 2 + PAGES);
+}
+
+/* Steps in flight replace one checkpoint after the other, and most pages of tokens are dropped
+ * before: all these pages are released when the steps have ended. */
+static void test_dropped_in_flight(void **state)
+{
+	uint64_t cache = cache_new(0), sequence = scene_sequence(&scene, SCENE_ANNA, cache), first;
+	const struct fa_pool_step_item read = { .sequence = sequence };
+	struct fa_pool_step *steps[3], *reader;
+
+	append(sequence, 30 * SCENE_PAGE_TOKENS, 10);
+	fa_check_eq(fa_pool_step_plan(scene.pool, &scene.actors[SCENE_ANNA], &read, 1,
+	                              ++scene.number, scene.now_ns, &scene.error, &reader),
+	            0);
+	for (uint32_t i = 0; i < 3; i++)
+		steps[i] = plan(sequence, 1, 20 + 10 * i);
+	fa_check_eq(fa_pool_sequence_drop(scene.pool, &scene.actors[SCENE_ANNA], sequence,
+	                                  30 * SCENE_PAGE_TOKENS, &scene.error, &first),
+	            0);
+	for (uint32_t i = 0; i < 3; i++)
+		scene_commit(&scene, steps[i]);
+	check(sequence, UINT64_MAX, 40);
+	fa_check_eq(scene_cache_info(&scene, cache).used_pages, 31 + 4 * PAGES);
+	scene_commit(&scene, reader);
+	fa_check_eq(scene_cache_info(&scene, cache).used_pages, 1 + PAGES);
 }
 
 static void test_refused(void **state)
@@ -598,9 +625,12 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
 	const struct CMUnitTest tests[] = {
-		TEST(test_kept),   TEST(test_aborted),   TEST(test_in_flight), TEST(test_refused),
-		TEST(test_cut),    TEST(test_published), TEST(test_evicted),   TEST(test_reopened),
-		TEST(test_deaths), TEST(test_damaged),
+		TEST(test_kept),      TEST(test_aborted),
+		TEST(test_in_flight), TEST(test_dropped_in_flight),
+		TEST(test_refused),   TEST(test_cut),
+		TEST(test_published), TEST(test_evicted),
+		TEST(test_reopened),  TEST(test_deaths),
+		TEST(test_damaged),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
