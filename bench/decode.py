@@ -101,12 +101,14 @@ class Attention(ctypes.Structure):
                 ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
                 ("alibi_slopes", ctypes.c_void_p), ("sinks", ctypes.c_void_p),
                 ("deterministic", ctypes.c_bool), ("tree", ctypes.c_void_p),
-                ("tree_start", ctypes.c_void_p), ("positions", ctypes.c_void_p)]
+                ("tree_start", ctypes.c_void_p), ("positions", ctypes.c_void_p),
+                ("chunk_tokens", ctypes.c_int64), ("prefix_lengths", ctypes.c_void_p)]
 
 
 class Rotary(ctypes.Structure):
     """struct fa_paged_rotary"""
-    _fields_ = [("dim", ctypes.c_int32), ("interleaved", ctypes.c_bool), ("base", ctypes.c_double),
+    _fields_ = [("dim", ctypes.c_int32), ("first", ctypes.c_int32),
+                ("interleaved", ctypes.c_bool), ("base", ctypes.c_double),
                 ("scale", ctypes.c_double), ("cos", ctypes.c_void_p), ("sin", ctypes.c_void_p),
                 ("table_positions", ctypes.c_uint32), ("positions", ctypes.c_void_p)]
 
@@ -141,7 +143,8 @@ class OwnAttention(ctypes.Structure):
                 ("softcap", ctypes.c_float), ("causal", ctypes.c_bool),
                 ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
                 ("alibi_slopes", ctypes.c_void_p), ("sinks", ctypes.c_void_p),
-                ("deterministic", ctypes.c_bool)]
+                ("deterministic", ctypes.c_bool), ("chunk_tokens", ctypes.c_int64),
+                ("prefix_lengths", ctypes.c_void_p)]
 
 
 class Operation(ctypes.Union):

@@ -74,7 +74,8 @@ class Params(ctypes.Structure):
                 ("lse_stride_head", ctypes.c_int64), ("lse_stride_token", ctypes.c_int64),
                 ("scale", ctypes.c_float), ("softcap", ctypes.c_float), ("causal", ctypes.c_bool),
                 ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
-                ("alibi_slopes", ctypes.c_void_p), ("sinks", ctypes.c_void_p)]
+                ("alibi_slopes", ctypes.c_void_p), ("sinks", ctypes.c_void_p),
+                ("chunk_tokens", ctypes.c_int64), ("prefix_lengths", ctypes.c_void_p)]
 
 
 class Kernel(ctypes.Structure):

@@ -46,6 +46,28 @@ def test_step(client):
     assert sequence.length == 36
 
 
+@pytest.mark.parametrize("store", ["plain", "e4m3", "int8"])
+def test_values_in_keys(client, store):
+    """As DeepSeek's latents: one KV head of 576, whose first 512 elements are values."""
+    cache = client.cache(layers=1, kv_heads=1, head_dim=576, head_dim_v=512, dtype="float32",
+                         store=store, v_in_k=True)
+    sequence, random = cache.sequence(), np.random.default_rng(3)
+    given = []
+    for n in (20, 1, 2):
+        q, k = (random.standard_normal((n, heads, 576)).astype(np.float32) for heads in (16, 1))
+        given.append(k)
+        with cache.step({sequence: n}) as step:
+            out = step.attend(0, q, k, None)
+        kept = np.empty((1, sequence.length, 1, 576), np.float32)
+        sequence.read(0, kept)
+        expected = reference(q[None], kept, kept[..., :512], causal=True)[0]
+        assert np.abs(out - expected).max() < 1e-5
+    error = np.abs(kept[0] - np.concatenate(given)).max()
+    assert error == 0 if store == "plain" else 0 < error < 0.2
+    with pytest.raises(ValueError, match="store is 'fp8'"):
+        client.cache(layers=1, kv_heads=1, head_dim=64, store="fp8")
+
+
 def test_several_sequences(client):
     cache = client.cache(**SHAPE)
     a, b = cache.sequence(), cache.sequence()

@@ -59,6 +59,8 @@ static void print_own(void)
 	OWN_ATTENTION(alibi_slopes);
 	OWN_ATTENTION(sinks);
 	OWN_ATTENTION(deterministic);
+	OWN_ATTENTION(chunk_tokens);
+	OWN_ATTENTION(prefix_lengths);
 	printf("OwnAttention - %zu\n", sizeof(struct fa_paged_own_attention));
 	printf("Values FA_PAGED_ATTEND_OWN %d\n", FA_PAGED_ATTEND_OWN);
 }
@@ -108,8 +110,11 @@ static void print_paged(void)
 	ATTENTION(tree);
 	ATTENTION(tree_start);
 	ATTENTION(positions);
+	ATTENTION(chunk_tokens);
+	ATTENTION(prefix_lengths);
 	printf("Attention - %zu\n", sizeof(struct fa_paged_attention));
 	ROTARY(dim);
+	ROTARY(first);
 	ROTARY(interleaved);
 	ROTARY(base);
 	ROTARY(scale);
@@ -165,6 +170,8 @@ int main(void)
 	PARAMS(window_right);
 	PARAMS(alibi_slopes);
 	PARAMS(sinks);
+	PARAMS(chunk_tokens);
+	PARAMS(prefix_lengths);
 	printf("Params - %zu\n", sizeof(struct fa_attention_params));
 	TENSOR(data);
 	TENSOR(stride_batch);
