@@ -68,7 +68,9 @@ class CacheOptions(Sized):
                 ("dtype", c_uint32), ("layers", c_uint32), ("kv_heads", c_uint32),
                 ("head_dim", c_uint32), ("head_dim_v", c_uint32), ("page_tokens", c_uint32),
                 ("store", c_uint32), ("max_pages", c_uint64), ("ttl_ns", c_uint64),
-                ("k_scales", POINTER(c_float)), ("v_scales", POINTER(c_float))]
+                ("k_scales", POINTER(c_float)), ("v_scales", POINTER(c_float)),
+                ("state_bytes", POINTER(c_uint32)), ("n_states", c_uint32),
+                ("checkpoint_tokens", c_uint32)]
 
 
 class StepItem(ctypes.Structure):

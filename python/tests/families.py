@@ -66,6 +66,39 @@ FAMILIES = {
                                     "intermediate_size_mlp": 96, "attention_chunk_size": 24}),
     "glm4": ("Glm4Config", {"head_dim": 16, "num_key_value_heads": 2}),
 }
+_DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+          "linear_value_head_dim": 16}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+#: Models with linear layers. The last layers are linear, too.
+HYBRIDS = {
+    "qwen3_next": ("Qwen3NextConfig", {"head_dim": 32, "num_hidden_layers": 4, "num_experts": 4,
+                                       "shared_expert_intermediate_size": 32, **_DELTA, **_EXPERTS,
+                                       "layer_types": ["linear_attention", "full_attention"] +
+                                       ["linear_attention"] * 2}),
+    "qwen3_5": ("Qwen3_5TextConfig", {"head_dim": 32, "num_hidden_layers": 4, **_DELTA,
+                                      "layer_types": ["linear_attention", "full_attention"] * 2}),
+    "nemotron_h": ("NemotronHConfig", {"head_dim": 16, "num_hidden_layers": 4, "mamba_num_heads": 4,
+                                       "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2,
+                                       "n_routed_experts": 4, **_EXPERTS,
+                                       "moe_shared_expert_intermediate_size": 32,
+                                       "layers_block_type": ["linear_attention", "moe",
+                                                             "full_attention",
+                                                             "linear_attention"]}),
+    "bamba": ("BambaConfig", {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16,
+                              "mamba_d_state": 16}),
+    "kimi_linear": ("KimiLinearConfig", {"num_hidden_layers": 3, "num_key_value_heads": 4,
+                                         "layer_types": ["linear_attention", "full_attention",
+                                                         "linear_attention"],
+                                         "kv_lora_rank": 32, "qk_rope_head_dim": 8,
+                                         "qk_nope_head_dim": 24, "v_head_dim": 16,
+                                         "linear_head_dim": 16, "linear_num_heads": 4,
+                                         "num_local_experts": 4, **_EXPERTS}),
+    "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention", "conv"]}),
+}
+#: Models that fad's cache refuses.
+_REFUSED = {
+    "mamba": ("MambaConfig", {}),
+}
 #: Where models and their tokens are: cpu or cuda.
 DEVICE = os.environ.get("FAD_TEST_DEVICE", "cpu")
 #: Each has something of its own: window, soft cap, sinks, latents, chunks.
@@ -73,7 +106,7 @@ QUICK = ("llama", "gemma2", "gpt_oss", "deepseek_v3", "llama4")
 
 
 def config(family, **changes):
-    name, own = FAMILIES[family]
+    name, own = {**FAMILIES, **HYBRIDS, **_REFUSED}[family]
     return getattr(_models, name)(**{**_SMALL, **own, **changes})
 
 

@@ -402,3 +402,45 @@ def test_copy_bad_input(client):
         frozen = k.copy()
         frozen.flags.writeable = False
         sequence.read(0, frozen)
+
+
+def test_states(client):
+    """States of linear layers, in numpy and torch, through a fork and a prefix."""
+    cache = client.cache(layers=1, kv_heads=1, head_dim=16, dtype="float32", states=(1000, 24),
+                         checkpoint_tokens=32)
+    info = cache.info()
+    assert (info["states"], info["checkpoint_bytes"], info["checkpoint_tokens"]) == (2, 1024, 32)
+    first, small = np.arange(250, dtype=np.float32), np.arange(3, dtype=np.int64)
+    sequence = cache.sequence()
+    with cache.step({sequence: 32}, checkpoints=[sequence]) as step:
+        step.write_state(sequence, 0, first)
+        step.write_state(sequence, 1, small)
+    with pytest.raises(faclient.InvalidArgument, match="state 1 of the checkpoint"):
+        with cache.step({sequence: 5}, checkpoints=[sequence]) as step:
+            step.write_state(sequence, 0, first)
+    with cache.step({sequence: 8}):
+        pass
+    assert sequence.info()["checkpoint"] == 32 and sequence.length == 40
+    out = client.empty(250)
+    fork = sequence.fork()
+    assert fork.length == 32
+    fork.read_state(0, out)
+    assert (out == first).all()
+    out = np.zeros(3, np.int64)
+    sequence.read_state(1, out, tokens=32)
+    assert (out == small).all()
+    tokens = np.arange(40)
+    sequence.publish(tokens)
+    other = cache.attach(tokens)
+    assert other.length == 32
+    torch = pytest.importorskip("torch")
+    got = torch.zeros(250)
+    other.read_state(0, got)
+    assert (got.numpy() == first).all()
+    assert other.truncate(31) == 0
+    with pytest.raises(faclient.NotFound):
+        other.read_state(0, got)
+    with pytest.raises(ValueError, match="gaps"):
+        sequence.read_state(0, torch.zeros(500)[::2])
+    with pytest.raises(faclient.InvalidArgument, match="1000 bytes"):
+        sequence.read_state(0, out)

@@ -93,6 +93,9 @@ int main(void)
 	FIELD(fa_cache_options, ttl_ns);
 	FIELD(fa_cache_options, k_scales);
 	FIELD(fa_cache_options, v_scales);
+	FIELD(fa_cache_options, state_bytes);
+	FIELD(fa_cache_options, n_states);
+	FIELD(fa_cache_options, checkpoint_tokens);
 	STRUCT(fa_step_item);
 	FIELD(fa_step_item, sequence);
 	FIELD(fa_step_item, n_new);

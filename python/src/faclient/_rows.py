@@ -34,17 +34,23 @@ def shapes_of(model: Any, n_layers: int) -> list[Shape | None]:
 
 
 class Caches:
-    """The caches of a model's layers. All have the same rows, and their sequences equal lengths."""
+    """The caches of a model's layers. All have the same rows, and their sequences equal lengths.
+    The first one has the states of linear layers, if there are any."""
 
-    def __init__(self, client: Client, name: str | None, shapes: list[Shape], **options: Any):
+    def __init__(self, client: Client, name: str | None, shapes: list[Shape],
+                 states: list[int] | None = None, checkpoint_tokens: int = 0, **options: Any):
         self.shapes = shapes
         distinct = list(dict.fromkeys(shapes))
         self.all: list[Cache] = []
         for i, shape in enumerate(distinct):
+            if states and not i:
+                first = {"states": states, "checkpoint_tokens": checkpoint_tokens}
+            else:
+                first = {}
             self.all.append(client.cache(
                 f"{name}-{i}" if name and i else name, layers=shapes.count(shape),
                 kv_heads=shape.heads, head_dim=shape.dim, head_dim_v=shape.dim_v,
-                v_in_k=shape.v_in_k, **options))
+                v_in_k=shape.v_in_k, **first, **options))
         self._places = [(self.all[distinct.index(shape)], shapes[:i].count(shape))
                         for i, shape in enumerate(shapes)]
 
@@ -68,6 +74,10 @@ class Caches:
             row.truncate(row.length)
         return row
 
+    @property
+    def has_states(self) -> bool:
+        return bool(self.all[0].states)
+
 
 class Row:
     """A row's sequences, one in each cache."""
@@ -83,9 +93,13 @@ class Row:
     def fork(self) -> Row:
         return Row([x.fork() for x in self.sequences])
 
-    def truncate(self, tokens: int) -> None:
-        for x in self.sequences:
+    def truncate(self, tokens: int) -> int:
+        """Returns how many tokens are left: fewer than these if linear layers have no checkpoint
+        there."""
+        tokens = self.sequences[0].truncate(tokens)
+        for x in self.sequences[1:]:
             x.truncate(tokens)
+        return tokens
 
     def publish(self, tokens: Any, **options: Any) -> int:
         return [x.publish(tokens, **options) for x in self.sequences][0]

@@ -109,10 +109,15 @@ class Client:
         """As Sequence.read_pages()."""
         await self._drive(sequence._read_pages(first, n_tokens, k, v, pages, **options))
 
+    async def read_state(self, sequence: _kv.Sequence, state: int, data: Any, *,
+                         tokens: int = 0) -> None:
+        """As Sequence.read_state()."""
+        await self._drive(sequence._read_state(state, data, tokens))
+
     def step(self, cache: _kv.Cache, items: Mapping[_kv.Sequence, int] |
-             Iterable[tuple[_kv.Sequence, int]]) -> Step:
+             Iterable[tuple[_kv.Sequence, int]], **options: Any) -> Step:
         """As Cache.step()."""
-        return Step(self, cache.step(items))
+        return Step(self, cache.step(items, **options))
 
 
 class Step:
@@ -144,6 +149,10 @@ class Step:
         """As Step.write_pages()."""
         await self.client._drive(self.sync._write_pages(sequence, first, n_tokens, k, v, pages,
                                                         **options))
+
+    async def write_state(self, sequence: _kv.Sequence, state: int, data: Any) -> None:
+        """As Step.write_state()."""
+        await self.client._drive(self.sync._write_state(sequence, state, data))
 
     async def commit(self) -> None:
         """As Step.commit()."""

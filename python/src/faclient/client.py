@@ -313,20 +313,23 @@ class Client:
     def cache(self, name: str | None = None, *, layers: int, kv_heads: int, head_dim: int,
               head_dim_v: int | None = None, dtype: Any = "bfloat16", page_tokens: int = 16,
               mode: int = 0, ttl: float | None = None, max_pages: int = 0,
-              store: str = "plain", v_in_k: bool = False) -> Cache:
+              store: str = "plain", v_in_k: bool = False, states: _Items[int] = (),
+              checkpoint_tokens: int = 0) -> Cache:
         """Finds the cache with this name, or creates it. Without a name it ends with the object.
 
         page_tokens a power of two from 16 to 256; mode whom a named cache admits (enum fa_mode of
         faclient_kv.h); ttl seconds after which an unused named cache is removed; max_pages 0: no
         limit but the pool's; store "plain", or "e4m3" or "int8": codes of one byte, with a scale
         of each token and head; v_in_k values are the first head_dim_v elements of keys (MLA), and
-        are not kept.
+        are not kept; states the bytes of each state of linear layers, which steps write
+        into checkpoints; checkpoint_tokens: those after its multiples are kept, 0: only the newest
+        is.
         """
         from .kv import Cache
         return Cache._open(self, name, layers=layers, kv_heads=kv_heads, head_dim=head_dim,
                            head_dim_v=head_dim_v, dtype=dtype, page_tokens=page_tokens,
                            mode=mode, ttl=ttl, max_pages=max_pages, store=store,
-                           v_in_k=v_in_k)
+                           v_in_k=v_in_k, states=states, checkpoint_tokens=checkpoint_tokens)
 
     def sequence(self, name: str) -> Sequence:
         """Finds a sequence of this user by its name."""

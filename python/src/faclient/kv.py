@@ -41,9 +41,11 @@ class Cache:
     page_tokens: int
     dtype: str
     v_in_k: bool
+    states: tuple[int, ...]  #: bytes of each state of linear layers
+    checkpoint_tokens: int
 
-    def __init__(self, client: Client, number: int, name: str | None,
-                 info: Mapping[str, Any]) -> None:
+    def __init__(self, client: Client, number: int, name: str | None, info: Mapping[str, Any],
+                 states: Iterable[int] = (), checkpoint_tokens: int = 0) -> None:
         self.client, self.number, self.name = client, number, name
         self.layers, self.kv_heads = info["layers"], info["kv_heads"]
         self.head_dim, self.head_dim_v = info["head_dim"], info["head_dim_v"]
@@ -51,6 +53,7 @@ class Cache:
         #: values are the first head_dim_v elements of keys
         self.v_in_k = bool(info["flags"] & lib.FA_CACHE_V_IN_K)
         self.dtype = {n: text for text, (n, _) in DTYPES.items()}[info["dtype"]]
+        self.states, self.checkpoint_tokens = tuple(states), checkpoint_tokens
         self._finalizer = weakref.finalize(self, lib.fa_cache_remove, client._handle, number)
         self._finalizer.atexit = False
         if name is not None:
@@ -60,9 +63,12 @@ class Cache:
     def _open(cls, client, name, *, layers: int, kv_heads: int, head_dim: int,
               head_dim_v: int | None = None, dtype="bfloat16", page_tokens: int = 16,
               mode: int = 0, ttl: float | None = None, max_pages: int = 0,
-              store: str = "plain", v_in_k: bool = False) -> Cache:
+              store: str = "plain", v_in_k: bool = False,
+              states: Iterable[int] = (), checkpoint_tokens: int = 0) -> Cache:
         if store not in _STORES:
             raise ValueError(f"store is {store!r}; expected one of {', '.join(_STORES)}")
+        states = tuple(states)
+        state_bytes = ffi.new("uint32_t[]", states) if states else ffi.NULL
         wanted = {"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim,
                   "head_dim_v": head_dim_v or head_dim, "page_tokens": page_tokens,
                   "dtype": DTYPES[dtype_name(dtype)][0], "store": _STORES[store],
@@ -82,14 +88,19 @@ class Cache:
             options = new("fa_cache_options", name=text, mode=mode, max_pages=max_pages, **wanted)
             if ttl is not None:
                 options.ttl_ns = max(1, int(ttl * 1e9))
+            if states:
+                options.state_bytes, options.n_states = state_bytes, len(states)
+                options.checkpoint_tokens = checkpoint_tokens
             r = lib.fa_cache_create(client._handle, options, out)
             try:
                 check(r)
                 break
             except errors.Exists:
                 continue  # another process was faster
-        found = cls(client, out[0], name, wanted)
+        found = cls(client, out[0], name, wanted, states, checkpoint_tokens)
         info = found.info()
+        wanted |= {"states": len(states), "checkpoint_bytes": sum(states),
+                   "checkpoint_tokens": checkpoint_tokens}
         for key, value in wanted.items():
             if info[key] != value:
                 raise errors.InvalidArgument(
@@ -128,12 +139,15 @@ class Cache:
         del kept
         return out[0]
 
-    def step(self, items: Mapping[Sequence, int] | Iterable[tuple[Sequence, int]]) -> Step:
+    def step(self, items: Mapping[Sequence, int] | Iterable[tuple[Sequence, int]], *,
+             checkpoints: Iterable[Sequence] = ()) -> Step:
         """Begins a step that appends this many tokens to each sequence. A context manager: its end
-        commits, an exception aborts."""
+        commits, an exception aborts. checkpoints: sequences of the items of which the step also
+        writes a checkpoint, all states after the new tokens (Step.write_state()); such an item may
+        have no new tokens."""
         if isinstance(items, Mapping):
             items = items.items()
-        return Step(self, list(items))
+        return Step(self, list(items), checkpoints)
 
 
 def _prefix(tokens, extra, shared):
@@ -175,15 +189,19 @@ class Sequence:
         return self._info().length
 
     def fork(self, tokens: int | None = None) -> Sequence:
-        """A new sequence of the first tokens (default: all). Copies nothing."""
+        """A new sequence of the first tokens (default: all); in a cache with states, of those up to
+        the last checkpoint that is not behind them. Copies nothing."""
         out = ffi.new("uint64_t *")
         check(lib.fa_sequence_fork(self.client._handle, self.number,
                                    _ALL if tokens is None else tokens, out))
         return Sequence(self.client, out[0], cache=self._cache)
 
-    def truncate(self, tokens: int) -> None:
-        """Removes all tokens from this number on."""
-        check(lib.fa_sequence_truncate(self.client._handle, self.number, tokens))
+    def truncate(self, tokens: int) -> int:
+        """Removes all tokens from this number on; in a cache with states, all behind the last
+        checkpoint that is not behind it. Returns how many are left."""
+        out = ffi.new("uint64_t *")
+        check(lib.fa_sequence_truncate_to(self.client._handle, self.number, tokens, out))
+        return out[0]
 
     def drop_before(self, first: int) -> int:
         """Drops leading tokens in whole pages. Returns the first token left."""
@@ -232,6 +250,17 @@ class Sequence:
     def _read_pages(self, first, n_tokens, k, v, pages, layer=0, page_offset=0, timeout=None):
         return read_pages(self.client, self, first, n_tokens, k, v, _integers(pages), layer=layer,
                           page_offset=page_offset, timeout=timeout)
+
+    def read_state(self, state: int, data: Any, *, tokens: int = 0,
+                   timeout: float | None = None) -> None:
+        """Copies a state of linear layers from the checkpoint after `tokens` tokens (0: the newest)
+        into data, an array or tensor of as many bytes, without gaps. On the daemon's GPU: in the
+        order of its stream."""
+        self.client._drive(self._read_state(state, data, tokens, timeout))
+
+    def _read_state(self, state, data, tokens=0, timeout=None):
+        return _copy_state(self.client, lib.fa_sequence_read_state, self, state, data, tokens,
+                           timeout, True, None)
 
     def set_name(self, name: str, *, mode: int = 0, ttl: float | None = None) -> None:
         """Names the sequence, which then outlives this process."""
@@ -300,6 +329,43 @@ def _copy(client, send, sequence, first, k, v, layer, timeout, reads):
             del kept
 
 
+def _bytes_of(x, name, reads):
+    """An operand of the bytes of an array or tensor without gaps."""
+    x = as_operand(x, name)
+    if is_torch(x):
+        import torch
+        if not x.is_contiguous():
+            raise ValueError(f"{name} has strides {tuple(x.stride())}; expected no gaps")
+        x = x.detach().reshape(-1).view(torch.uint8)
+        x = x.numpy() if x.device.type == "cpu" else x.view(torch.float8_e4m3fn)
+    else:
+        x = np.asarray(x)
+        if not x.flags.c_contiguous:
+            raise ValueError(f"{name} has strides {x.strides}; expected no gaps")
+        x = x.reshape(-1).view(np.uint8)
+    return Operand(x, name, copies_back=reads, only=("float8_e4m3fn",))
+
+
+def _copy_state(client, call, sequence, state, data, tokens, timeout, reads, pending):
+    """Yields the ticket of a copy, unless data is on a GPU: then it returns the lane."""
+    op = _bytes_of(data, "data", reads)
+    request = new("fa_sequence_state", sequence=sequence.number, state=state, tokens=tokens)
+    if timeout is not None:
+        request.timeout_ns = max(1, int(timeout * 1e9))
+    if op.device is not None:
+        gate = client._cuda_gate()
+        if pending is None:
+            pending = gate.pending
+            pending.collect()
+        return run_cuda(client, op.device, [op], ["data"], request, call, client._handle, pending,
+                        [], ("state", reads))
+    ticket = ffi.new("struct fa_ticket *")
+    with placed(client, [] if reads else [op], [op] if reads else []):
+        op.fill(request.data)
+        check(call(client._handle, request, ticket))
+        yield ticket
+
+
 def _form(cache, q, k_new, v_new, out, causal, window, scale, softcap, sinks, chunk_tokens):
     """Requests of equal forms need the same checks, and differ in the layer and the addresses of
     their tensors. None: the request needs all checks."""
@@ -322,12 +388,17 @@ class Step:
     n_new: int   #: new tokens of all items
     number: int  #: Sequence.info()["step"] after the commit
 
-    def __init__(self, cache: Cache, items: list[tuple[Sequence, int]]) -> None:
+    def __init__(self, cache: Cache, items: list[tuple[Sequence, int]],
+                 checkpoints: Iterable[Sequence] = ()) -> None:
         self.cache, self.client = cache, cache.client
         self.n_new = sum(n for _, n in items)
         array = ffi.new("struct fa_step_item[]", max(len(items), 1))
         for i, (sequence, n) in enumerate(items):
             array[i].sequence, array[i].n_new = sequence.number, n
+        numbers = {sequence.number for sequence in checkpoints}
+        for i, (sequence, _) in enumerate(items):
+            if sequence.number in numbers:
+                array[i].flags = lib.FA_STEP_CHECKPOINT
         self._items = items  # sequences live as long as the step
         options = new("fa_step_options", n_items=len(items), items=array)
         out = ffi.new("struct fa_step **")
@@ -488,6 +559,18 @@ class Step:
             self.client, lib.fa_sequence_write_pages, sequence, first, n_tokens, k, v,
             _integers(pages), layer=layer, page_offset=page_offset, timeout=timeout, reads=False,
             pending=self._pending)
+        if lane is not None:
+            self._stream = lane.stream
+
+    def write_state(self, sequence: Sequence, state: int, data: Any, *,
+                    timeout: float | None = None) -> None:
+        """Copies data, an array or tensor of as many bytes as the state has, without gaps, into the
+        checkpoint that this step writes of the sequence."""
+        self.client._drive(self._write_state(sequence, state, data, timeout))
+
+    def _write_state(self, sequence, state, data, timeout=None):
+        lane = yield from _copy_state(self.client, lib.fa_sequence_write_state, sequence, state,
+                                      data, 0, timeout, False, self._pending)
         if lane is not None:
             self._stream = lane.stream
 

@@ -31,6 +31,7 @@ from transformers.masking_utils import AttentionMaskInterface, flash_attention_m
 
 from . import errors
 from . import torch as _torch
+from ._linear import Linear, decoder_of
 from ._rows import Caches, Row, Shape, shapes_of
 from .client import Client
 from .kv import Cache, Step
@@ -136,7 +137,7 @@ class _Latents:
         """Returns cache, layer, latents and rotated keys if they are this module's."""
         cache, index, *tensors = getattr(cls.last, "given", None) or (lambda: None, -1)
         cache = cache()
-        if cache is None or index != getattr(module, "layer_idx", None) or \
+        if cache is None or cache._attends[index] != getattr(module, "layer_idx", None) or \
                 not hasattr(module, "expand_kv") or cache._pass is None or \
                 cache._pass.waiting != index:
             return None
@@ -206,6 +207,8 @@ class FadCache(_Cache):
             also after this process. None: nothing outlives the process
     ttl     seconds after which an unused named cache is removed; default: a day
     shared  find prefixes of other tenants that say so, too
+    checkpoint_tokens  of models with linear layers: their states after each multiple of so many
+            tokens are kept, where a pass ends there; a prefix is found up to the last of them
     """
 
     client: Client
@@ -215,7 +218,8 @@ class FadCache(_Cache):
     tokens: int           #: of the longest row, with padding
 
     def __init__(self, model: Any, client: Client | None = None, name: str | None = None, *,
-                 ttl: float = 86400.0, shared: bool = False, page_tokens: int = 16) -> None:
+                 ttl: float = 86400.0, shared: bool = False, page_tokens: int = 16,
+                 checkpoint_tokens: int = 256) -> None:
         self.client = client or _torch.client()
         self.config = model.config.get_text_config(decoder=True)
         # The model's dtype, because model.to(torch.bfloat16) does not change the configuration's.
@@ -237,12 +241,35 @@ class FadCache(_Cache):
         _caches[number] = self
         # The last layers may use earlier ones' keys and values.
         n_layers = self.config.num_hidden_layers
-        self._n_calls = n_layers
+        linear = Linear(model, self.config)
+        others = {**linear.layers, **linear.others}
+        self._linear, self._states = linear.layers, linear.states
+        self._n_calls = n_layers - len(others)
         n_layers -= getattr(self.config, "num_kv_shared_layers", None) or 0
+        #: the layers with attention
+        self._attends = attends = [i for i in range(n_layers) if i not in others]
         self._mla = _mla_shape(model)
-        self._shapes = shapes_of(model, n_layers) if self._mla is None else [self._mla] * n_layers
-        layers = [_Layer(self, i) for i in range(n_layers)]
+        shapes = shapes_of(model, n_layers)
+        self._shapes = [self._mla] * len(attends) if self._mla is not None else \
+            linear.shapes or [shapes[i] for i in attends]
+        layers = [others.get(i) or _Layer(self, attends.index(i)) for i in range(n_layers)]
+        self.checkpoint_tokens = checkpoint_tokens if self._linear else 0
+        if self._linear:
+            self._end_with_forward(model)
         super().__init__(layers=layers)
+
+    def _end_with_forward(self, model):
+        """A pass of a model with linear layers ends with the decoder's forward(), as its last
+        layers may be linear."""
+        here = weakref.ref(self)
+
+        def end_of_pass(*_):
+            cache = here()
+            if cache is not None:
+                cache._end_of_forward()
+
+        handle = decoder_of(model).register_forward_hook(end_of_pass)
+        weakref.finalize(self, handle.remove)
 
     # ---- what Transformers calls
 
@@ -264,6 +291,8 @@ class FadCache(_Cache):
             except errors.NotFound:
                 self._caches = None
         self._rows, self._lengths, self._valid, self.tokens = [], [], None, 0
+        for layer in self._linear.values():
+            layer.reset()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes -tokens_to_remove tokens from the end of every row. In releases whose `crop`
@@ -278,6 +307,8 @@ class FadCache(_Cache):
         remove = min(max(remove, 0), self.tokens)
         if not remove:
             return
+        if self._linear:
+            raise NotImplementedError("linear layers cannot go back to an earlier token")
         self.tokens -= remove
         if self._valid is not None:
             self._valid = self._valid[:, :self.tokens]
@@ -305,6 +336,10 @@ class FadCache(_Cache):
         if not self._rows:
             return
         used, rows = set(), []
+        if self._linear and len(set(indices)) < len(indices):
+            self.checkpoint()  # at which the forks end
+        for layer in self._linear.values():
+            layer.select(torch.tensor(indices))
         for i in indices:
             rows.append(self._rows[i].fork() if i in used else self._rows[i])
             used.add(i)
@@ -312,6 +347,56 @@ class FadCache(_Cache):
         if self._valid is not None:
             self._valid = self._valid[indices]
         self._rows = rows
+
+    # ---- states of linear layers
+
+    def checkpoint(self) -> None:
+        """Makes the states of linear layers after the last pass durable, in a checkpoint of each
+        row. Passes over several tokens do so, and those that end at a multiple of checkpoint_tokens;
+        other ones leave the rows longer than their newest checkpoint."""
+        self._end_pass()
+        for _ in range(_REPEATS if self._linear and self._rows else 0):
+            try:
+                rows = [row.sequences[0] for row, n in zip(self._rows, self._lengths) if n]
+                with Step(self._cache, [(x, 0) for x in rows], rows) as step:
+                    self._write_states(step, [n > 0 for n in self._lengths])
+                return
+            except errors.DaemonLost:
+                continue  # what is written twice is the same
+
+    def _write_states(self, step, flags):
+        for i, state in enumerate(self._states):
+            tensor = state.of(self._linear[state.layer])
+            for row, sequence in enumerate(x.sequences[0] for x in self._rows):
+                if flags[row]:
+                    step.write_state(sequence, i, tensor[row].contiguous())
+
+    def _read_states(self):
+        """Takes the states from the rows' checkpoints, which are at their ends."""
+        for i, state in enumerate(self._states):
+            tensor = torch.zeros((len(self._rows), *state.shape), dtype=state.dtype,
+                                 device=self.device)
+            for row, sequence in enumerate(x.sequences[0] for x in self._rows):
+                if self._lengths[row]:
+                    sequence.read_state(i, tensor[row], tokens=self._lengths[row])
+            state.put(self._linear[state.layer], tensor)
+
+    def _end_of_forward(self):
+        current = self._pass
+        if current is None:
+            return
+        if current.done < self._n_calls:
+            self._end_pass()
+            raise RuntimeError(
+                "a layer did not use fad's attention over the keys that it gave the cache: load "
+                'the model with attn_implementation="fad" after faclient.transformers.register()')
+        try:
+            current.commit()
+        except errors.Error:
+            self._pass = None
+            current.close()
+            raise
+        self._passed(current)
 
     # ---- prefixes
 
@@ -324,7 +409,8 @@ class FadCache(_Cache):
         if self._caches is None:
             self._caches = Caches(
                 self.client, self._name, [shape or first for shape in self._shapes], dtype=dtype,
-                page_tokens=self._page_tokens, ttl=self._ttl if self._name else None)
+                page_tokens=self._page_tokens, ttl=self._ttl if self._name else None,
+                states=[x.nbytes for x in self._states], checkpoint_tokens=self.checkpoint_tokens)
         return self._caches
 
     def _first_shape(self) -> Shape:
@@ -353,21 +439,36 @@ class FadCache(_Cache):
             torch.as_tensor(attention_mask).cpu().bool().reshape(tokens.shape)
         self.reset()
         caches = self._open(self._first_shape(), self._dtype)
-        rows, lengths, end = [], [], max(tokens.shape[1] - 1, 0)
-        for row, valid in zip(tokens, mask):
+        end = max(tokens.shape[1] - 1, 0)
+        # Others can be shortened to any token.
+        most = end if self._linear else tokens.shape[1]
+        rows = [self._find(caches, row[:most][valid[:most]]) for row, valid in zip(tokens, mask)]
+        for i, valid in enumerate(mask):
             columns = valid.nonzero()[:, 0]
-            sequence = caches.attach(row[valid], extra=self.identity, shared=self._shared)
-            rows.append(sequence)
             if columns.numel():
-                end = min(end, int(columns[min(sequence.length, columns.numel() - 1)]))
-        for sequence, valid in zip(rows, mask):
-            keep = int(valid[:end].sum())
-            if sequence.length > keep:
-                sequence.truncate(keep)
-            lengths.append(keep)
-        self._rows, self._lengths, self.tokens = rows, lengths, end
+                end = min(end, int(columns[min(rows[i].length, columns.numel() - 1)]))
+        fits = False
+        while not fits:
+            fits = True
+            for i, valid in enumerate(mask):
+                keep = int(valid[:end].sum())
+                if rows[i].length > keep and self._linear:
+                    # It has no earlier checkpoint than that at its end.
+                    rows[i] = self._find(caches, tokens[i][:end][valid[:end]])
+                elif rows[i].length > keep:
+                    rows[i].truncate(keep)
+                if rows[i].length < keep:
+                    end, fits = int(valid.nonzero()[rows[i].length, 0]), False
+        self._lengths = [int(valid[:end].sum()) for valid in mask]
+        self._rows, self.tokens = rows, end
         self._valid = None if bool(mask[:, :end].all()) else mask[:, :end]
+        if self._linear and end:
+            self._read_states()
         return end
+
+    def _find(self, caches, tokens):
+        """A row of the longest published prefix of these tokens."""
+        return caches.attach(tokens, extra=self.identity, shared=self._shared)
 
     def publish(self, tokens: Any, row: int = 0) -> int:
         """Publishes a row's pages. tokens: the row from its beginning, as generate() took or
@@ -423,21 +524,25 @@ class FadCache(_Cache):
         current.waiting = None
         try:
             out = current.attend(index, query, None if shares else key, value, mask, options)
-            if current.done == self._n_calls:
+            if current.done == self._n_calls and not self._linear:
                 current.commit()
         except errors.Error:
             if _on_gpu(query):
                 self._pass = None
                 current.close()
             raise
-        if current.done == self._n_calls:
-            if _on_gpu(query):
-                self._committing = current
-            self._keep_valid(current)
-            self._lengths = [n + m for n, m in zip(self._lengths, current.n_new)]
-            self.tokens += current.width
-            self._pass = None
+        if current.done == self._n_calls and not self._linear:
+            self._passed(current)
         return out
+
+    def _passed(self, current):
+        """Takes over what a committed pass has appended."""
+        if current.ticket is not None:
+            self._committing = current
+        self._keep_valid(current)
+        self._lengths = [n + m for n, m in zip(self._lengths, current.n_new)]
+        self.tokens += current.width
+        self._pass = None
 
     def _keep_valid(self, current):
         if self._valid is None and current.valid is None:
@@ -473,7 +578,20 @@ class _Pass:
         cache = self.cache
         items = [(sequence, n) for row, n in zip(cache._rows, self.n_new) if n
                  for sequence in row.sequences]
-        self.step = Step(cache._cache, items)
+        checkpoints = [row.sequences[0] for row, flag in zip(cache._rows, self._checkpoints())
+                       if flag]
+        self.step = Step(cache._cache, items, checkpoints)
+
+    def _checkpoints(self):
+        """Of which rows the pass writes the states of linear layers."""
+        each = self.cache.checkpoint_tokens
+        return [bool(each and n and (n > 1 or (length + n) % each == 0))
+                for length, n in zip(self.cache._lengths, self.n_new)]
+
+    def _write_states(self):
+        flags = self._checkpoints()
+        if any(flags):
+            self.cache._write_states(self.step, flags)
 
     def _repeat(self, act):
         for _ in range(_REPEATS):
@@ -592,6 +710,7 @@ class _Pass:
         return x.reshape(-1, *x.shape[2:])
 
     def _commit(self):
+        self._write_states()
         self.step.commit()
 
     def commit(self):
@@ -601,6 +720,7 @@ class _Pass:
             self._repeat(self._commit)
             return
         cache = self.cache
+        self._write_states()
         self.before = (cache.tokens, cache._lengths, cache._valid)
         self.ticket = self.step._submit_commit()
 
