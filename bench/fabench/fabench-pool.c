@@ -366,7 +366,7 @@ static int measure_steps(struct pool_bench *b, uint64_t cache, uint32_t page_tok
 
 	for (uint32_t i = 0; r >= 0 && i < SEQUENCES; i++) {
 		/* Sequences reach the ends of pages in different steps. */
-		items[i].n_tokens = SEQUENCE_TOKENS - 64 + i % 64;
+		items[i] = (struct fa_pool_step_item){ .n_tokens = SEQUENCE_TOKENS - 64 + i % 64 };
 		r = fa_pool_sequence_new(b->pool, &b->actor, cache, &b->error, &items[i].sequence);
 	}
 	if (r >= 0)
