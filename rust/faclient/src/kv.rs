@@ -236,9 +236,7 @@ impl Client {
             let wanted = raw.layers as usize * raw.kv_heads as usize;
             let v_in_k = raw.flags & sys::FA_CACHE_V_IN_K != 0;
             let wanted_v = if v_in_k { 0 } else { wanted };
-            for (scales, wanted, which) in
-                [(k, wanted, "k_scales"), (v, wanted_v, "v_scales")]
-            {
+            for (scales, wanted, which) in [(k, wanted, "k_scales"), (v, wanted_v, "v_scales")] {
                 if scales.len() != wanted {
                     return Err(Error::invalid(format!(
                         "{} has {} numbers; expected {}, one for each head of each layer",

@@ -87,7 +87,7 @@ impl Step {
             raw.push(sys::fa_step_item {
                 sequence: item.sequence.number(),
                 n_new: item.n_new,
-                reserved: 0,
+                flags: 0,
             });
             match item.tree {
                 None => starts.push(sys::FA_STEP_NO_TREE),
