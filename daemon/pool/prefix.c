@@ -188,6 +188,18 @@ static void unpublish_page(struct fa_pool *pool, struct fa_pool_cache *cache, ui
 	pool->pages[index].flags &= ~FA_PAGE_PUBLISHED;
 }
 
+/* Returns whether all pages of the checkpoint are published. A daemon that dies while it publishes
+ * leaves only some of them so. */
+static bool is_published(const struct fa_pool *pool, const struct fa_pool_cache *cache,
+                         const struct fa_pool_checkpoint *checkpoint)
+{
+	for (uint32_t i = 0; i < cache->checkpoint_pages; i++)
+		if (!(pool->pages[fa_page_index(pool, cache, checkpoint->slots[i])].flags &
+		      FA_PAGE_PUBLISHED))
+			return false;
+	return true;
+}
+
 /* Returns whether the checkpoint is to be published with the first @end pages: it is kept, and no
  * other one of the same tokens is published. */
 static bool is_publishable(const struct fa_pool *pool, const struct fa_pool_sequence *sequence,
@@ -199,15 +211,14 @@ static bool is_publishable(const struct fa_pool *pool, const struct fa_pool_sequ
 
 	return fa_checkpoint_stays(cache, checkpoint->length) && number <= end &&
 	       number > fa_pool_sequence_first_page(sequence) &&
-	       !(pool->pages[fa_page_index(pool, cache, checkpoint->slots[0])].flags &
-	         FA_PAGE_PUBLISHED) &&
+	       !is_published(pool, cache, checkpoint) &&
 	       fa_prefix_index_find(pool, hashes->pages[number - 1]) &&
 	       find_checkpoint(pool, cache, hashes->pages[number - 1], NULL) <
 	               cache->checkpoint_pages;
 }
 
 /* Publishes all pages of a checkpoint. What is left of another one, of which pages were evicted, is
- * published no more: pages of two do not fit together. */
+ * published no more: pages of two do not fit together. Nor is what is left of this one. */
 static void publish_checkpoint(struct fa_pool *pool, struct fa_pool_cache *cache,
                                const struct fa_pool_checkpoint *checkpoint, uint32_t tenant,
                                const uint8_t prefix[FA_STATE_HASH_BYTES])
@@ -221,6 +232,9 @@ static void publish_checkpoint(struct fa_pool *pool, struct fa_pool_cache *cache
 		at = fa_prefix_index_find(pool, hash);
 		if (at)
 			unpublish_page(pool, cache, at - 1);
+		at = fa_page_index(pool, cache, checkpoint->slots[i]);
+		if (pool->pages[at].flags & FA_PAGE_PUBLISHED)
+			unpublish_page(pool, cache, at);
 	}
 	for (uint32_t i = 0; i < cache->checkpoint_pages; i++) {
 		checkpoint_hash(prefix, i, hash);
@@ -239,14 +253,15 @@ static void count_checkpoints(const struct fa_pool *pool, const struct fa_pool_s
 		sequence, (uint64_t)end * cache->layout.page_tokens);
 
 	for (; checkpoint; checkpoint = checkpoint->older) {
-		if (!fa_checkpoint_stays(cache, checkpoint->length))
+		if (!fa_checkpoint_stays(cache, checkpoint->length) ||
+		    is_published(pool, cache, checkpoint))
 			continue;
 		*n_pages += cache->checkpoint_pages;
 		for (uint32_t i = 0; i < cache->checkpoint_pages; i++) {
 			const struct fa_page *page =
 				&pool->pages[fa_page_index(pool, cache, checkpoint->slots[i])];
 
-			if (!(page->flags & FA_PAGE_PUBLISHED) && page->tenant != tenant)
+			if (page->tenant != tenant)
 				*bytes += cache->layout.page_bytes;
 		}
 	}

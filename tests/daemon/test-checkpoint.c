@@ -572,6 +572,107 @@ static void test_deaths(void **state)
 	munmap(done, 4096);
 }
 
+static uint64_t publish_as(uint64_t sequence, const char *extra)
+{
+	const struct fa_prefix_key key = { .extra = extra, .extra_bytes = strlen(extra) };
+	uint64_t pages;
+
+	fa_check_eq(pool_publish(scene.pool, &scene.actors[SCENE_ANNA], sequence, &key, tokens, 64,
+	                         &scene.error, &pages),
+	            0);
+	return pages;
+}
+
+static void check_found(uint64_t cache, const char *extra, uint64_t expected, uint32_t mark)
+{
+	const struct fa_prefix_key key = { .extra = extra, .extra_bytes = strlen(extra) };
+	uint64_t sequence = scene_sequence(&scene, SCENE_ANNA, cache), found;
+
+	fa_check_eq(pool_attach(scene.pool, &scene.actors[SCENE_ANNA], sequence, &key, tokens, 512,
+	                        &scene.error, &found),
+	            0);
+	fa_check_eq(found, expected);
+	if (mark)
+		check(sequence, 64, mark);
+	free_sequence(sequence);
+}
+
+static int die_publishing(void *userdata)
+{
+	const struct work *w = userdata;
+
+	points_left = w->n_points;
+	fa_state_fault_hook = count_down;
+	(void)publish_as(w->sequence, "");
+	return 0;
+}
+
+/* A process dies while it publishes a checkpoint. Whoever publishes it after that has it found. */
+static void test_death_publishing(void **state)
+{
+	uint64_t n = 0;
+	int status;
+
+	do {
+		struct work w = { .n_points = ++n };
+
+		scene_deinit(&scene);
+		set_up(NULL);
+		w.cache = cache_new(EACH);
+		w.sequence = sequence_new(w.cache);
+		status = fa_test_reap(fa_test_fork(die_publishing, &w));
+		scene_reopen(&scene);
+		fa_pool_quarantine_end(scene.pool);
+		(void)publish_as(w.sequence, "");
+		check_found(w.cache, "", 64, 30);
+		scene_check_counts(&scene);
+	} while (WEXITSTATUS(status) == DIED);
+	fa_check(n > 2 * PAGES);
+}
+
+/* The same, then another dies that publishes one of the same tokens. What is left of the first is
+ * published under another key. */
+static void test_deaths_publishing(void **state)
+{
+	uint64_t n = 0;
+	int status;
+
+	do {
+		struct work first = { .n_points = 4 + PAGES / 2 }, w = { .n_points = ++n };
+		uint64_t other;
+
+		scene_deinit(&scene);
+		set_up(NULL);
+		first.cache = cache_new(EACH);
+		first.sequence = scene_sequence(&scene, SCENE_ANNA, first.cache);
+		append(first.sequence, 64, 30);
+		fa_check_eq(WEXITSTATUS(fa_test_reap(fa_test_fork(die_publishing, &first))), DIED);
+		scene_reopen(&scene);
+		fa_pool_quarantine_end(scene.pool);
+		w.sequence = scene_sequence(&scene, SCENE_ANNA, first.cache);
+		append(w.sequence, 64, 70);
+		status = fa_test_reap(fa_test_fork(die_publishing, &w));
+		scene_reopen(&scene);
+		fa_pool_quarantine_end(scene.pool);
+
+		other = scene_sequence(&scene, SCENE_ANNA, first.cache);
+		append(other, 64, 0);
+		fa_check_eq(publish_as(other, "x"), 4);
+		fa_check_eq(publish_as(first.sequence, "x"), PAGES);
+		check_found(first.cache, "x", 64, 30);
+		(void)publish_as(w.sequence, "");
+		check_found(first.cache, "", 64, 70);
+		free_sequence(first.sequence);
+		free_sequence(w.sequence);
+		free_sequence(other);
+		check_found(first.cache, "x", 64, 30);
+		scene_check_counts(&scene);
+		(void)pool_evict(scene.pool, first.cache);
+		check_found(first.cache, "x", 0, 0);
+	} while (WEXITSTATUS(status) == DIED);
+	fa_check(n > PAGES);
+}
+
 /* Whatever the state holds, opening ends, and what it leaves is consistent. */
 static void test_damaged(void **state)
 {
@@ -625,11 +726,18 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
 	const struct CMUnitTest tests[] = {
-		TEST(test_kept),      TEST(test_aborted),
-		TEST(test_in_flight), TEST(test_dropped_in_flight),
-		TEST(test_refused),   TEST(test_cut),
-		TEST(test_published), TEST(test_evicted),
-		TEST(test_reopened),  TEST(test_deaths),
+		TEST(test_kept),
+		TEST(test_aborted),
+		TEST(test_in_flight),
+		TEST(test_dropped_in_flight),
+		TEST(test_refused),
+		TEST(test_cut),
+		TEST(test_published),
+		TEST(test_evicted),
+		TEST(test_reopened),
+		TEST(test_deaths),
+		TEST(test_death_publishing),
+		TEST(test_deaths_publishing),
 		TEST(test_damaged),
 	};
 
