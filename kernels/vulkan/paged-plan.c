@@ -87,6 +87,7 @@ static void plan_attention(const struct fa_vulkan_pool *pool, const struct fa_pa
 		.causal = p->causal,
 		.window_left = p->window_left,
 		.window_right = p->window_right,
+		.chunk_tokens = p->chunk_tokens,
 		.alibi_slopes = p->alibi_slopes,
 		.sinks = p->sinks,
 		.heads = p->heads,
@@ -142,6 +143,7 @@ static void plan_attention(const struct fa_vulkan_pool *pool, const struct fa_pa
 
 		if (sequences) {
 			sequences[b].tile_begin = tiles;
+			sequences[b].prefix = p->prefix_lengths ? p->prefix_lengths[b] : 0;
 			sequences[b].tree_start = tree ? p->tree_start[b] : FA_VULKAN_NO_TREE;
 		}
 		if (tree && p->tree_start[b] + (size_t)n * ((n + 31) / 32) > tree_words)
@@ -201,6 +203,7 @@ static void plan_own_attention(const struct fa_paged_own_attention *p,
 		.causal = p->causal,
 		.window_left = p->window_left,
 		.window_right = p->window_right,
+		.chunk_tokens = p->chunk_tokens,
 		.alibi_slopes = p->alibi_slopes,
 		.sinks = p->sinks,
 		.heads = p->heads,
@@ -214,6 +217,7 @@ static void plan_own_attention(const struct fa_paged_own_attention *p,
 		.table = fa_vulkan_address(p->table),
 		.lengths = fa_vulkan_address(p->lengths),
 		.cu_q = fa_vulkan_address(p->cu_q),
+		.prefixes = fa_vulkan_address(p->prefix_lengths),
 		.k_scales = fa_vulkan_address(own->k_scales),
 		.v_scales = fa_vulkan_address(own->v_scales),
 		.q_token = p->q.stride_token,

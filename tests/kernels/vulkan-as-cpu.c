@@ -234,6 +234,7 @@ static void import_own_attention(struct fa_paged_own_attention *p, struct fa_pag
 	                          sizeof(*p->table));
 	p->lengths = import(p->lengths, batch * sizeof(*p->lengths));
 	p->cu_q = import(p->cu_q, (batch + 1) * sizeof(*p->cu_q));
+	p->prefix_lengths = import(p->prefix_lengths, batch * sizeof(*p->prefix_lengths));
 	import_tensor(&p->q, 1, p->total_q, p->heads, own->head_dim, bytes);
 	import_tensor(&p->out, 1, p->total_q, p->heads, own->head_dim_v, bytes);
 	import_lse(&p->lse, 1, 0, p->total_q, p->lse_stride_token, p->heads, p->lse_stride_head);

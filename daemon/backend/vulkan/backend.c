@@ -21,6 +21,8 @@ static struct fa_device *vk_close(struct fa_device *device)
 		return NULL;
 	if (device->layout)
 		fa_vk_queue_close(device);
+	if (device->lost)
+		return NULL;
 	if (device->device && device->driver.DestroyBuffer) {
 		fa_vk_pool_close(device);
 		fa_vk_blobs_close(device);

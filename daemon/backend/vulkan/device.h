@@ -81,12 +81,14 @@ struct fa_device {
 	uint64_t blob_bytes; /* of all blobs, kept ones included */
 	struct fa_vk_pool pool;
 
+	atomic_bool lost; /* written with the mutex */
+
 	/* Guards what follows, and works. */
 	pthread_mutex_t mutex;
 	pthread_cond_t work_available;
 	struct fa_fair_queue fair; /* ready works; unit: nanoseconds */
 	struct fa_list done;       /* by fa_device_work.link */
-	bool stop, lost;
+	bool stop;
 	struct fa_error lost_error;
 	bool has_thread;
 	pthread_t thread;

@@ -83,7 +83,8 @@ static VkResult make(struct fa_device *device, uint64_t bytes, void *imported, u
 
 struct fa_vk_import *fa_vk_import_free(struct fa_device *device, struct fa_vk_import *import)
 {
-	if (!import)
+	/* A lost device may still use it; the process is about to end. */
+	if (!import || device->lost)
 		return NULL;
 	device->driver.DestroyBuffer(device->device, import->buffer, NULL);
 	device->driver.FreeMemory(device->device, import->memory, NULL);

@@ -25,7 +25,9 @@
 /* A part that takes so long will not end. Compiling counts, on a device that does it late. */
 #define HANG_NS (60 * FA_NS_PER_SEC)
 #define GROUPS_MAX 65535u /* of a dispatch, on any device */
+/* Assumed speeds: at first, and at least. */
 #define FLOPS_PER_NS_FIRST 1.0
+#define FLOPS_PER_NS_MIN 0.01
 /* What a workgroup costs at least. */
 #define FLOPS_MIN 1000.0
 
@@ -298,18 +300,18 @@ static void lose(struct fa_device *device, const struct fa_error *why)
 	device->config.notify(device->config.userdata);
 }
 
-/* Learns the device's speed, slowly, from parts that it had to compute for a while. */
+/* Learns the device's speed, slowly. A small part that was fast says nothing. */
 static void learn(struct fa_device *device, double flops, uint64_t ns)
 {
+	const double speed = device->flops_per_ns;
 	double seen = flops / (double)(ns + 1);
 
-	if (ns < 100 * FA_NS_PER_US)
-		seen = device->flops_per_ns * 1.5;
-	if (seen > 2 * device->flops_per_ns)
-		seen = 2 * device->flops_per_ns;
-	device->flops_per_ns = device->flops_per_ns * 0.75 + seen * 0.25;
-	if (device->flops_per_ns < 0.01)
-		device->flops_per_ns = 0.01;
+	if (flops < speed * (double)PART_NS / 2 && ns < PART_NS)
+		return;
+	seen = seen > 2 * speed ? 2 * speed : seen;
+	device->flops_per_ns = speed * 0.75 + seen * 0.25;
+	if (device->flops_per_ns < FLOPS_PER_NS_MIN)
+		device->flops_per_ns = FLOPS_PER_NS_MIN;
 }
 
 /* Runs a part of the next work. */
@@ -436,7 +438,7 @@ int fa_vk_queue_open(struct fa_device *device, struct fa_error *error)
 	return r < 0 ? fa_fail(error, r, "a thread cannot be started: %s", strerrordesc_np(-r)) : 0;
 }
 
-/* Without the mutex. */
+/* Without the mutex. A lost device may still run, so what it uses stays until the process ends. */
 void fa_vk_queue_close(struct fa_device *device)
 {
 	if (device->has_thread) {
@@ -446,6 +448,8 @@ void fa_vk_queue_close(struct fa_device *device)
 		pthread_mutex_unlock(&device->mutex);
 		pthread_join(device->thread, NULL);
 	}
+	if (device->lost)
+		return;
 	device->driver.DestroyCommandPool(device->device, device->commands, NULL);
 	device->driver.DestroySemaphore(device->device, device->timeline, NULL);
 }
