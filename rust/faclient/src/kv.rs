@@ -60,6 +60,7 @@ pub struct CacheOptions {
     name: Option<String>,
     ttl: Option<Duration>,
     scales: Option<(Vec<f32>, Vec<f32>)>,
+    states: Vec<u32>,
 }
 
 // SAFETY: its pointers are null until create() fills a copy.
@@ -77,7 +78,7 @@ impl CacheOptions {
             head_dim,
             ..Default::default()
         };
-        CacheOptions { raw, name: None, ttl: None, scales: None }
+        CacheOptions { raw, name: None, ttl: None, scales: None, states: Vec::new() }
     }
 
     /// A cache with a name, at most 63 bytes, outlives its client, and others find it.
@@ -107,6 +108,14 @@ impl CacheOptions {
     /// Tokens of a page, a power of two from 16 to 256; default: 64.
     pub fn page_tokens(mut self, page_tokens: u32) -> CacheOptions {
         self.raw.page_tokens = page_tokens;
+        self
+    }
+
+    /// The bytes of each state of linear layers, which [checkpoints](crate::Item::checkpoint) hold. Those after
+    /// multiples of `checkpoint_tokens` are kept; 0: only the newest of each sequence is.
+    pub fn states(mut self, bytes: impl Into<Vec<u32>>, checkpoint_tokens: u32) -> CacheOptions {
+        self.states = bytes.into();
+        self.raw.checkpoint_tokens = checkpoint_tokens;
         self
     }
 
@@ -249,8 +258,12 @@ impl Client {
             raw.k_scales = k.as_ptr();
             raw.v_scales = if v_in_k { std::ptr::null() } else { v.as_ptr() };
         }
+        if !options.states.is_empty() {
+            raw.state_bytes = options.states.as_ptr();
+            raw.n_states = options.states.len() as u32;
+        }
         let mut number = 0;
-        // SAFETY: name and scales live until the end of the call, which copies them.
+        // SAFETY: name, scales and states live until the end of the call, which copies them.
         check(unsafe { sys::fa_cache_create(self.handle(), &raw, &mut number) })?;
         Ok(Cache::new(self, number, options.name.is_none()))
     }
@@ -447,6 +460,10 @@ pub struct SequenceInfo {
     pub step: u64,
     /// The user whose sequence it is.
     pub uid: u32,
+    /// Tokens before the newest checkpoint; 0: there is none.
+    pub checkpoint: u64,
+    /// How many checkpoints there are.
+    pub checkpoints: u32,
 }
 
 /// A sequence of tokens in a cache.
@@ -522,6 +539,8 @@ impl Sequence {
             first: raw.first,
             step: raw.step,
             uid: raw.uid,
+            checkpoint: raw.checkpoint,
+            checkpoints: raw.checkpoints,
         })
     }
 

@@ -43,6 +43,7 @@ mod kv;
 mod memory;
 mod pages;
 mod request;
+mod state;
 mod step;
 
 pub use attention::Attention;

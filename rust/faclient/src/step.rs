@@ -17,18 +17,26 @@ pub struct Item<'a> {
     sequence: &'a Sequence,
     n_new: u32,
     tree: Option<&'a [u32]>,
+    checkpoint: bool,
 }
 
 impl<'a> Item<'a> {
     /// `n_new` 0: the sequence is only read.
     pub fn new(sequence: &'a Sequence, n_new: u32) -> Item<'a> {
-        Item { sequence, n_new, tree: None }
+        Item { sequence, n_new, tree: None, checkpoint: false }
     }
 
     /// The new tokens are a tree of guesses: new token i sees new token j if bit `j % 32` of word `j / 32` of row i is
     /// set. There are `n_new` rows of `(n_new + 31) / 32` words.
     pub fn tree(mut self, mask: &'a [u32]) -> Item<'a> {
         self.tree = Some(mask);
+        self
+    }
+
+    /// The step writes a checkpoint, of the states of linear layers after the new tokens
+    /// ([`Step::write_state`]). There may be no new tokens.
+    pub fn checkpoint(mut self) -> Item<'a> {
+        self.checkpoint = true;
         self
     }
 }
@@ -87,7 +95,7 @@ impl Step {
             raw.push(sys::fa_step_item {
                 sequence: item.sequence.number(),
                 n_new: item.n_new,
-                flags: 0,
+                flags: if item.checkpoint { sys::FA_STEP_CHECKPOINT } else { 0 },
             });
             match item.tree {
                 None => starts.push(sys::FA_STEP_NO_TREE),
