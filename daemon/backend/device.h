@@ -293,6 +293,12 @@ struct fa_device_ops {
 	int (*check)(struct fa_device *device, const struct fa_attention_params *params,
 	             struct fa_error *error);
 
+	/* Rewrites checked @params without masks that kernels do not have, such as chunks. The caller
+	 * frees *ret_lengths, to which cu_seqlens then point; NULL: they are as before. -ENOMEM.
+	 * NULL: kernels have all masks. */
+	int (*attention_rewrite)(struct fa_device *device, struct fa_attention_params *params,
+	                         uint32_t **ret_lengths, struct fa_error *error);
+
 	/*
 	 * Allocates what an attention needs besides its tensors. @work->params were checked, and
 	 * are those that the work is launched with. -ENOMEM. NULL: nothing is ever needed.

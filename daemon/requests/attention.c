@@ -12,6 +12,7 @@ struct attention {
 	struct fa_request request; /* must be first */
 	/* cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, prefix_lengths */
 	uint32_t *vectors;
+	uint32_t *lengths; /* of a batch that the backend has rewritten */
 };
 
 _Static_assert((int)FA_VIEW_Q == (int)FA_DEVICE_Q && (int)FA_VIEW_LSE == (int)FA_DEVICE_LSE &&
@@ -27,6 +28,7 @@ static void release(struct fa_request *request)
 	if (context->ops->attention_release)
 		context->ops->attention_release(context->device, &request->job.work);
 	free(fa_steal_ptr(attention->vectors));
+	free(fa_steal_ptr(attention->lengths));
 	request->job.params = (struct fa_attention_params){};
 }
 
@@ -138,6 +140,9 @@ static int bind_attention(struct fa_request *request, const struct fa_wire_messa
 	}
 	if (r == 0)
 		r = copy_vectors(attention, &message->attention, error);
+	if (r == 0 && context->ops->attention_rewrite)
+		r = context->ops->attention_rewrite(context->device, &request->job.params,
+		                                    &attention->lengths, error);
 	if (r == 0)
 		r = prepare(request, error);
 	return r;

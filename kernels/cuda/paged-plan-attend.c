@@ -292,7 +292,7 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 	right = right < 0 || right > FA_CUDA_WINDOW_MAX ? FA_CUDA_WINDOW_MAX : right;
 	args.tree_right = (int32_t)right;
 	args.attention.window_left = (int32_t)left;
-	args.attention.window_right = p->causal ? 0 : (int32_t)right;
+	args.attention.window_right = plan->causal ? 0 : (int32_t)right;
 	fa_cuda_attention_cap(&args.attention, p->scale, p->softcap);
 	if (decode) {
 		args.counters = (void *)(uintptr_t)workspace;

@@ -12,8 +12,6 @@ _Static_assert(FA_PAGED_PAGE_TOKENS_MAX / FA_CUDA_PAGED_STRIP <= 256,
 
 #define ARGS_BYTES_MAX 4096
 
-#define NO_PREFIXES "prefix_lengths are not supported over pages on a GPU: NULL"
-
 /* A 64-byte group of the arguments begins at @member (args.h). */
 #define FETCHED(member) (offsetof(struct fa_cuda_paged_attention, member) % 64 == 48)
 
@@ -253,6 +251,19 @@ static size_t chunks_bytes(const struct fa_paged_request *request)
 	return bytes;
 }
 
+/* Sequences with a tree have no prefixes. */
+static int remove_prefixes(struct fa_paged_attention *p, char *text, size_t text_bytes)
+{
+	struct fa_cuda_prefixes prefixes = { false };
+
+	for (int32_t b = 0; b < p->step->batch; b++)
+		if (!fa_cuda_paged_has_tree(p, b))
+			fa_cuda_prefixes_add(&prefixes, fa_cuda_paged_n_new(p->step, b),
+			                     p->step->lengths[b], p->prefix_lengths[b]);
+	p->prefix_lengths = NULL;
+	return fa_cuda_prefixes_causal(&prefixes, &p->causal, text, text_bytes);
+}
+
 static int plan_chunks(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                        void *blob, struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
 {
@@ -265,6 +276,23 @@ static int plan_chunks(const struct fa_cuda_chip *chip, const struct fa_paged_at
 	r = fa_cuda_paged_plan_attention(chip, &chunks->attention, blob, plan, text, text_bytes);
 	free(chunks);
 	return r;
+}
+
+static int plan_masks(const struct fa_cuda_chip *chip, const struct fa_paged_attention *attention,
+                      void *blob, struct fa_cuda_paged_plan *plan, char *text, size_t text_bytes)
+{
+	struct fa_paged_attention p = *attention;
+	int r;
+
+	if (p.prefix_lengths && p.causal) {
+		r = remove_prefixes(&p, text, text_bytes);
+		if (r < 0)
+			return r;
+	}
+	plan->causal = p.causal;
+	return p.chunk_tokens > 0
+	               ? plan_chunks(chip, &p, blob, plan, text, text_bytes)
+	               : fa_cuda_paged_plan_attention(chip, &p, blob, plan, text, text_bytes);
 }
 
 size_t fa_cuda_paged_blob_bytes(const struct fa_paged_request *request)
@@ -323,13 +351,7 @@ int fa_cuda_paged_plan(const struct fa_cuda_chip *chip, const struct fa_paged_re
 
 	switch (request->op) {
 	case FA_PAGED_ATTEND:
-		if (request->attention.prefix_lengths)
-			return fa_cuda_paged_fail(text, text_bytes, NO_PREFIXES);
-		if (request->attention.chunk_tokens > 0)
-			r = plan_chunks(chip, &request->attention, blob, &plan, text, text_bytes);
-		else
-			r = fa_cuda_paged_plan_attention(chip, &request->attention, blob, &plan,
-			                                 text, text_bytes);
+		r = plan_masks(chip, &request->attention, blob, &plan, text, text_bytes);
 		break;
 	case FA_PAGED_APPEND:
 	case FA_PAGED_READ:
@@ -353,7 +375,10 @@ int fa_cuda_paged_plan(const struct fa_cuda_chip *chip, const struct fa_paged_re
 		break;
 	case FA_PAGED_ATTEND_OWN:
 		if (request->own_attention.prefix_lengths)
-			return fa_cuda_paged_fail(text, text_bytes, NO_PREFIXES);
+			return fa_cuda_paged_fail(
+				text, text_bytes,
+				"prefix_lengths are not supported over a client's "
+				"pages on a GPU: NULL");
 		if (request->own_attention.chunk_tokens > 0)
 			return fa_cuda_paged_fail(text, text_bytes,
 			                          "chunk_tokens %lld is not supported over a "

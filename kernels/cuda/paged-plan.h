@@ -99,6 +99,7 @@ struct fa_cuda_paged_plan {
 	const struct fa_cuda_paged_kernel *decode, *forward;
 	uint32_t decode_items, decode_grid, tiles_each, tiles_extra, epilogue_tiles;
 	bool appends; /* for fa_cuda_paged_can_append() */
+	bool causal;  /* of the attention, without its prefixes */
 	/* Decode: shared prefixes; partial results; rows of each, of which part_rows are in use
 	 * without FA_CUDA_PAGED_SPLIT; part_rows 0: no part is divided. */
 	uint32_t prefixes, places, partial_rows, part_rows;

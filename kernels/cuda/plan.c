@@ -150,8 +150,7 @@ static bool adds_sinks(const struct fa_cuda_kernel *kernel)
 	       (kernel->kind != FA_CUDA_BAND || FA_SM90_BAND_SINKS(kernel->dim, kernel->keys));
 }
 
-/* True if chunks hide a key. */
-static bool has_chunks(const struct fa_attention_params *params)
+bool fa_cuda_has_chunks(const struct fa_attention_params *params)
 {
 	return params->chunk_tokens > 0 &&
 	       (params->chunk_tokens < params->seqlen_k || params->cu_seqlens_q ||
@@ -163,7 +162,7 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 {
 	int32_t left, right;
 
-	if (has_chunks(params) || params->prefix_lengths)
+	if (fa_cuda_has_chunks(params) || params->prefix_lengths)
 		return false;
 	if (kernel->dtype != params->dtype || kernel->dim < params->head_dim ||
 	    fa_cuda_kernel_is_packed(kernel))
@@ -465,14 +464,13 @@ int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
 
 	if (best && fa_cuda_packed_plan(chip, best, params, ret_launch))
 		return 0;
-	if (has_chunks(params))
-		return fail(
-			text, text_bytes,
-			"chunk_tokens %lld is not supported over tensors on a GPU: 0, or in the "
-			"pool's pages",
-			(long long)params->chunk_tokens);
+	if (fa_cuda_has_chunks(params))
+		return fail(text, text_bytes,
+		            "chunk_tokens %lld is not supported by GPU kernels: rewrite the batch",
+		            (long long)params->chunk_tokens);
 	if (params->prefix_lengths)
-		return fail(text, text_bytes, "prefix_lengths are not supported on a GPU: NULL");
+		return fail(text, text_bytes,
+		            "prefix_lengths are not supported by GPU kernels: rewrite the batch");
 	if (!best)
 		return fail(text, text_bytes,
 		            "no GPU kernel for dtype %d, head_dim %d and head_dim_v %d on compute "

@@ -127,6 +127,30 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 const struct fa_cuda_kernel *fa_cuda_attention_kernel(const struct fa_cuda_chip *chip,
                                                       const struct fa_attention_params *params);
 
+/* Returns true if chunks hide a key. */
+bool fa_cuda_has_chunks(const struct fa_attention_params *params);
+
+/* ---- plan-masks.c */
+
+/* Rewrites checked @params without chunks and prefixes, which no kernel has: chunks become a ragged batch
+ * of at most @most sequences. The caller frees *ret_lengths, to which cu_seqlens then point; NULL: they
+ * are as before. -ENOTSUP with a sentence in @text: there are more, sequences of a tensor do not follow one
+ * another, or a prefix ends among rows; -ENOMEM. */
+int fa_cuda_masks_rewrite(struct fa_attention_params *params, int32_t most, char *text,
+                          size_t text_bytes, uint32_t **ret_lengths);
+
+/* What the prefixes of a causal batch do: let all of a sequence's rows see all of its keys, some see more
+ * than causal lets them, or none. */
+struct fa_cuda_prefixes {
+	bool all, some, none;
+};
+
+void fa_cuda_prefixes_add(struct fa_cuda_prefixes *prefixes, int64_t n_q, int64_t n_k,
+                          int64_t prefix);
+/* Stores whether the batch is causal without its prefixes, or returns -ENOTSUP with a sentence in @text. */
+int fa_cuda_prefixes_causal(const struct fa_cuda_prefixes *prefixes, bool *ret_causal, char *text,
+                            size_t text_bytes);
+
 /* ---- plan-ragged.c */
 
 /* Counts the units of a ragged launch, for all heads, and the (row, key) pairs that they compute.

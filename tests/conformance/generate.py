@@ -168,6 +168,7 @@ def attention_cases():
                            lse=True))
     yield masked(attention("prefixes", batch=3, n_q=6, n_k=8, causal=True,
                            prefix_lengths=[0, 5, 4294967295], lse=True))
+    yield attention("a prefix of all keys", n_q=4, n_k=6, causal=True, prefix_lengths=[6])
     yield masked(attention("prefixes, chunks, window", "bf16", n_q=6, n_k=8, causal=True,
                            prefix_lengths=[7], chunk_tokens=4, window=[2, 1]))
     yield attention("many keys", n_q=2, n_k=300, heads=1, scale=2, causal=True)
@@ -485,6 +486,9 @@ def kv_cases():
            .append(("a", 3), alibi_slopes=[0.5, 0.25, 0.125, 0.0625], sinks=[0.5, -1.0, 0.0, 1.0]))
     yield (Script("steps, chunks").create("a", "b").append(("a", 21), chunk_tokens=8)
            .append(("b", 2), ("a", 7), chunk_tokens=8).append(("a", 1), ("b", 1), chunk_tokens=8))
+    yield (Script("steps, a prompt that is a prefix").create("a", "b")
+           .append(("a", 9), ("b", 4), prefix_lengths=[9, 4])
+           .append(("a", 1), ("b", 1), prefix_lengths=[9, 4]))
     prefixed = Script("steps, prefixes").create("a", "b")
     prefixed.append(("a", 9), ("b", 4), prefix_lengths=[6, 0])
     prefixed.append(("b", 5), ("a", 2), prefix_lengths=[7, 20])

@@ -12,6 +12,7 @@
 
 #define KEYS 4096
 #define PAGE_TOKENS 64
+#define PARTS_MAX 4096 /* as FA_CUDA_SEQUENCES_MAX of the daemon */
 
 enum kind {
 	DENSE,
@@ -52,7 +53,7 @@ struct feature {
 	enum fa_paged_store store;
 	bool token_scales, v_in_k, deterministic, alibi, sinks, tree, full, unaligned, ragged;
 	int64_t window_left, chunk_tokens;
-	bool prefixes;
+	uint32_t prefix; /* of all sequences; 0: none */
 	float softcap;
 	int32_t heads, kv_heads, page_tokens; /* 0: 32, 8, PAGE_TOKENS */
 	/* Kinds of requests for which there is no such thing: bits. */
@@ -131,7 +132,8 @@ static const struct feature features[] = {
 	{ .name = "neither causal nor windows", .full = true },
 	{ .name = "windows", .window_left = 1023 },
 	{ .name = "attention chunks", .chunk_tokens = 1024 },
-	{ .name = "prefixes (prefix-LM)", .prefixes = true },
+	{ .name = "prefixes of all keys (prefix-LM)", .prefix = KEYS },
+	{ .name = "prefixes that end among the rows", .prefix = KEYS - 100 },
 	{ .name = "soft cap", .softcap = 30 },
 	{ .name = "ALiBi", .alibi = true },
 	{ .name = "ALiBi and soft cap", .alibi = true, .softcap = 30 },
@@ -208,7 +210,7 @@ static void fill_dense(struct scene *scene)
 		.softcap = f->softcap,
 		.causal = !f->full,
 		.chunk_tokens = f->chunk_tokens,
-		.prefix_lengths = f->prefixes ? scene->prefixes : NULL,
+		.prefix_lengths = f->prefix ? scene->prefixes : NULL,
 		.window_left = f->window_left ? f->window_left : -1,
 		.window_right = -1,
 		.alibi_slopes = f->alibi ? scales : NULL,
@@ -256,7 +258,7 @@ static void fill_paged(struct scene *scene)
 			.softcap = f->softcap,
 			.causal = !f->full,
 			.chunk_tokens = f->chunk_tokens,
-			.prefix_lengths = f->prefixes ? scene->prefixes : NULL,
+			.prefix_lengths = f->prefix ? scene->prefixes : NULL,
 			.window_left = f->window_left ? f->window_left : -1,
 			.window_right = -1,
 			.alibi_slopes = f->alibi ? scales : NULL,
@@ -305,7 +307,7 @@ static void fill_own(struct scene *scene)
 			.softcap = f->softcap,
 			.causal = !f->full,
 			.chunk_tokens = f->chunk_tokens,
-			.prefix_lengths = f->prefixes ? (const int32_t *)scene->prefixes : NULL,
+			.prefix_lengths = f->prefix ? (const int32_t *)scene->prefixes : NULL,
 			.window_left = f->window_left ? f->window_left : -1,
 			.window_right = -1,
 			.alibi_slopes = f->alibi ? scales : NULL,
@@ -326,6 +328,7 @@ static void fill(struct scene *scene, const struct feature *f, enum kind kind)
 		.head_dim_v = f->head_dim_v ? f->head_dim_v : 128,
 		.page_tokens = f->page_tokens ? f->page_tokens : PAGE_TOKENS,
 		.n_q = kind == PAGED_DECODE || kind == OWN_DECODE ? 1 : 512,
+		.prefixes = { f->prefix, f->prefix },
 		.dtype = f->dtype ? f->dtype : FA_ATTENTION_BF16,
 	};
 	if (kind == DENSE)
@@ -353,7 +356,13 @@ static bool is_covered(const struct scene *scene, const struct fa_cuda_chip *chi
 	int r;
 
 	if (scene->kind == DENSE) {
-		r = fa_cuda_attention_plan(chip, &scene->dense, text, text_bytes, &launch);
+		struct fa_attention_params params = scene->dense;
+		uint32_t *lengths = NULL;
+
+		r = fa_cuda_masks_rewrite(&params, PARTS_MAX, text, text_bytes, &lengths);
+		if (r == 0)
+			r = fa_cuda_attention_plan(chip, &params, text, text_bytes, &launch);
+		free(lengths);
 		*ret_special = r == 0 && fa_cuda_kernel_is_special(launch.kernel);
 		return r == 0;
 	}

@@ -119,7 +119,7 @@ static void refused(struct scene *scene, const char *part)
 /* Chunks divide a step into at most 4096 parts, and no tree. */
 static void test_chunks(void **state)
 {
-	static const uint32_t tree[5], prefixes[1];
+	static const uint32_t tree[5], inside[] = { 10 }, around[] = { 13 };
 	struct fa_cuda_paged_plan plan;
 	struct scene scene;
 
@@ -148,9 +148,24 @@ static void test_chunks(void **state)
 	assert_int_equal(plan.decode_items, 1);
 	free(scene.blob);
 
+	/* Prefixes of whole sequences are the same as no causal. */
+	scene.request.attention.tree = NULL;
 	scene.request.attention.chunk_tokens = 0;
-	scene.request.attention.prefix_lengths = prefixes;
-	refused(&scene, "prefix_lengths are not supported over pages on a GPU");
+	scene.request.attention.prefix_lengths = inside;
+	refused(&scene, "prefix_lengths are not supported on a GPU where one ends among the rows");
+	scene.request.attention.prefix_lengths = tree;
+	scene_plan(&scene, &h200, &plan);
+	assert_true(plan.causal);
+	free(scene.blob);
+	scene.request.attention.prefix_lengths = around;
+	scene_plan(&scene, &h200, &plan);
+	assert_false(plan.causal);
+	free(scene.blob);
+	scene.request.attention.causal = false;
+	scene.request.attention.prefix_lengths = inside;
+	scene_plan(&scene, &h200, &plan);
+	assert_false(plan.causal);
+	free(scene.blob);
 }
 
 int main(void)

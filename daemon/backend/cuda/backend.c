@@ -393,6 +393,7 @@ const struct fa_device_ops fa_device_cuda = {
 	.paged_prepare = fa_cuda_paged_prepare,
 	.paged_release = fa_cuda_paged_release,
 	.check = fa_cuda_check,
+	.attention_rewrite = fa_cuda_rewrite,
 	.group_new = fa_cuda_group_new,
 	.group_free = fa_cuda_group_free,
 	.queue_new = fa_cuda_queue_new,

@@ -2,6 +2,7 @@
  * everything. */
 #include "daemon/backend/cuda/modules.h"
 
+#include "common/cleanup.h"
 #include "kernels/cuda/images.h"
 #include "kernels/cuda/paged-images.h"
 
@@ -163,9 +164,19 @@ void fa_cuda_kernels_unload(struct fa_device *device)
 	free(device->functions);
 }
 
-int fa_cuda_check(struct fa_device *device, const struct fa_attention_params *params,
+int fa_cuda_rewrite(struct fa_device *device, struct fa_attention_params *params,
+                    uint32_t **ret_lengths, struct fa_error *error)
+{
+	*ret_lengths = NULL;
+	return fa_cuda_masks_rewrite(params, FA_CUDA_SEQUENCES_MAX, error->text,
+	                             sizeof(error->text), ret_lengths);
+}
+
+int fa_cuda_check(struct fa_device *device, const struct fa_attention_params *asked,
                   struct fa_error *error)
 {
+	_fa_cleanup_(fa_freep) uint32_t *lengths = NULL;
+	struct fa_attention_params copy = *asked, *params = &copy;
 	struct fa_cuda_launch launch;
 	struct fa_error unused;
 	int r;
@@ -173,6 +184,8 @@ int fa_cuda_check(struct fa_device *device, const struct fa_attention_params *pa
 	if (!error)
 		error = &unused;
 	r = fa_attention_check(params, error->text, sizeof(error->text));
+	if (r == 0)
+		r = fa_cuda_rewrite(device, params, &lengths, error);
 	if (r < 0)
 		return r;
 	if (params->cu_seqlens_q && params->batch > FA_CUDA_SEQUENCES_MAX)

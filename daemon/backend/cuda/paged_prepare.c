@@ -176,7 +176,7 @@ static bool strip_layer(struct fa_paged_request *request)
 		attention->q.data = alignment_of(attention->q.data);
 		attention->out.data = alignment_of(attention->out.data);
 		attention->lse = alignment_of(attention->lse);
-		return !attention->alibi_slopes && !attention->sinks;
+		return !attention->alibi_slopes && !attention->sinks && !attention->prefix_lengths;
 	case FA_PAGED_APPEND:
 		append->layer = 0;
 		append->k.data = alignment_of(append->k.data);

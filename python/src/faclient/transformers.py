@@ -557,6 +557,10 @@ class FadCache(_Cache):
 def _plain(query, key, value, mask, options):
     """Attention without a FadCache."""
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    if mask is None and options["chunk_tokens"] and _on_gpu(q):
+        # On a GPU chunks need sequences that follow one another in memory.
+        return torch.cat([_torch.client().attention(q[i:i + 1], k[i:i + 1], v[i:i + 1], **options)
+                          for i in range(len(q))])
     if mask is None:
         return _torch.client().attention(q, k, v, **options)
     if mask.dim() != 2:

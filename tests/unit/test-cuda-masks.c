@@ -1,0 +1,221 @@
+/* Chunks over tensors as ragged batches, and prefixes as causal or its absence. */
+#include "kernels/cuda/plan.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define BATCH_MAX 4
+
+static uint64_t random_ = 30;
+
+static uint32_t below(uint32_t bound)
+{
+	random_ = random_ * 6364136223846793005 + 1442695040888963407;
+	return (uint32_t)(random_ >> 33) % bound;
+}
+
+static struct fa_attention_tensor packed(int64_t tokens, int64_t heads)
+{
+	/* The stride of one token may be anything. */
+	return (struct fa_attention_tensor){
+		.stride_batch = tokens * heads * 64,
+		.stride_token = tokens == 1 ? 7 : heads * 64,
+		.stride_head = 64,
+	};
+}
+
+static struct fa_attention_params dense(int32_t batch, int64_t n_q, int64_t n_k, int64_t chunk)
+{
+	return (struct fa_attention_params){
+		.dtype = FA_ATTENTION_BF16,
+		.batch = batch,
+		.heads = 4,
+		.kv_heads = 2,
+		.head_dim = 64,
+		.head_dim_v = 64,
+		.seqlen_q = n_q,
+		.seqlen_k = n_k,
+		.q = packed(n_q, 4),
+		.k = packed(n_k, 2),
+		.v = packed(n_k, 2),
+		.out = packed(n_q, 4),
+		.causal = true,
+		.window_left = -1,
+		.window_right = -1,
+		.chunk_tokens = chunk,
+	};
+}
+
+/* The part with row @row of all, and the row in it. */
+static int32_t part_of(const struct fa_attention_params *divided, int64_t row, int64_t *ret_row)
+{
+	for (int32_t i = 0; i < divided->batch; i++) {
+		if (row >= divided->cu_seqlens_q[i + 1])
+			continue;
+		*ret_row = row - divided->cu_seqlens_q[i];
+		return i;
+	}
+	fail_msg("no part has row %lld", (long long)row);
+	return -1;
+}
+
+/* Each row is at its position among just the keys of its chunk. */
+static void check_sequence(const struct fa_attention_params *divided, int64_t chunk,
+                           int64_t first_q, int64_t n_q, int64_t first_k, int64_t n_k)
+{
+	for (int64_t i = 0; i < n_q; i++) {
+		const int64_t position = i + n_k - n_q;
+		const int64_t begin = position / chunk * chunk;
+		int64_t row = 0;
+		const int32_t part = part_of(divided, first_q + i, &row);
+		const uint32_t *k = divided->cu_seqlens_k + part;
+		const uint32_t *q = divided->cu_seqlens_q + part;
+
+		if (position < 0) {
+			assert_int_equal(k[1], k[0]);
+			continue;
+		}
+		assert_int_equal(k[0], first_k + begin);
+		assert_int_equal(k[1], first_k + (begin + chunk < n_k ? begin + chunk : n_k));
+		assert_int_equal(k[1] + row - (q[1] - q[0]), first_k + position);
+	}
+}
+
+static void check_lengths(const struct fa_attention_params *divided, uint32_t total_q,
+                          uint32_t total_k)
+{
+	const uint32_t *q = divided->cu_seqlens_q, *k = divided->cu_seqlens_k;
+	int64_t longest_q = 0, longest_k = 0;
+
+	for (int32_t i = 0; i < divided->batch; i++) {
+		assert_true(q[i + 1] >= q[i] && k[i + 1] >= k[i]);
+		longest_q = q[i + 1] - q[i] > longest_q ? q[i + 1] - q[i] : longest_q;
+		longest_k = k[i + 1] - k[i] > longest_k ? k[i + 1] - k[i] : longest_k;
+	}
+	assert_int_equal(q[divided->batch], total_q);
+	assert_int_equal(k[divided->batch], total_k);
+	assert_int_equal(divided->seqlen_q, longest_q);
+	assert_int_equal(divided->seqlen_k, longest_k);
+	assert_int_equal(divided->chunk_tokens, 0);
+}
+
+static void one_random(void)
+{
+	const bool ragged = below(2);
+	const uint32_t n_q = 1 + below(40), n_k = below(60);
+	uint32_t cu_q[BATCH_MAX + 1] = { 0 }, cu_k[BATCH_MAX + 1] = { 0 }, *lengths = NULL;
+	struct fa_attention_params params = dense(1 + (int32_t)below(BATCH_MAX), n_q, n_k,
+	                                          1 + below(30)),
+				   divided;
+	const int32_t batch = params.batch;
+	char text[256] = "";
+
+	for (int32_t b = 0; b < batch; b++) {
+		cu_q[b + 1] = cu_q[b] + (ragged ? below(n_q + 1) : n_q);
+		cu_k[b + 1] = cu_k[b] + (ragged ? below(n_k + 1) : n_k);
+	}
+	if (ragged) {
+		params.cu_seqlens_q = cu_q;
+		params.cu_seqlens_k = cu_k;
+	}
+	divided = params;
+	if (fa_cuda_masks_rewrite(&divided, 4096, text, sizeof(text), &lengths) != 0)
+		fail_msg("%s", text);
+	if (!lengths) { /* they hide nothing */
+		assert_memory_equal(&divided, &params, sizeof(params));
+		for (int32_t b = 0; b < batch; b++)
+			assert_true(cu_k[b + 1] - cu_k[b] <= params.chunk_tokens ||
+			            cu_q[b + 1] == cu_q[b]);
+		return;
+	}
+	check_lengths(&divided, cu_q[batch], cu_k[batch]);
+	for (int32_t b = 0; b < batch; b++)
+		check_sequence(&divided, params.chunk_tokens, cu_q[b], cu_q[b + 1] - cu_q[b],
+		               cu_k[b], cu_k[b + 1] - cu_k[b]);
+	free(lengths);
+}
+
+static void test_random(void **state)
+{
+	for (int i = 0; i < 2000; i++)
+		one_random();
+}
+
+static void refused(const struct fa_attention_params *params, int32_t most, const char *part)
+{
+	struct fa_attention_params rewritten = *params;
+	char text[256] = "";
+	uint32_t *lengths = NULL;
+
+	assert_int_equal(fa_cuda_masks_rewrite(&rewritten, most, text, sizeof(text), &lengths),
+	                 -ENOTSUP);
+	if (!strstr(text, part))
+		fail_msg("'%s' does not say '%s'", text, part);
+	assert_memory_equal(&rewritten, params, sizeof(rewritten));
+	assert_null(lengths);
+}
+
+static void test_refused(void **state)
+{
+	const uint32_t mixed[] = { 0, 100 }, among[] = { 50, 50 };
+	struct fa_attention_params params = dense(2, 100, 100, 10);
+	struct fa_attention_tensor *const tensors[] = { &params.q, &params.k, &params.v,
+		                                        &params.out };
+	static const char *const names[] = { "q do", "k do", "v do", "out do" };
+	float lse;
+
+	refused(&params, 19, "more than 19 parts");
+	for (size_t i = 0; i < 4; i++) {
+		tensors[i]->stride_batch += 64;
+		refused(&params, 4096, names[i]);
+		tensors[i]->stride_batch -= 64;
+	}
+	params.lse = &lse;
+	params.lse_stride_batch = 400;
+	params.lse_stride_token = 1;
+	refused(&params, 4096, "lse do");
+	params.lse = NULL;
+	params.chunk_tokens = 0;
+	params.prefix_lengths = among;
+	refused(&params, 4096, "one ends among the rows");
+	params.prefix_lengths = mixed;
+	refused(&params, 4096, "and another one behind them");
+}
+
+static bool causal_with(const uint32_t *prefixes)
+{
+	struct fa_attention_params params = dense(2, 100, 120, 0);
+	char text[256] = "";
+	uint32_t *lengths = NULL;
+
+	params.prefix_lengths = prefixes;
+	assert_int_equal(fa_cuda_masks_rewrite(&params, 4096, text, sizeof(text), &lengths), 0);
+	assert_null(lengths);
+	assert_null(params.prefix_lengths);
+	return params.causal;
+}
+
+/* The first row sees 21 keys. */
+static void test_prefixes(void **state)
+{
+	assert_true(causal_with((const uint32_t[]){ 0, 21 }));
+	assert_false(causal_with((const uint32_t[]){ 120, UINT32_MAX }));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_random),
+		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_prefixes),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
