@@ -142,6 +142,9 @@ def test_latents(client):
     with pytest.raises(Exception, match="multi-head latent attention"):
         compiled(ids, past_key_values=fad.FadCache(model, client))
     first._cache.remove()
+    model.config.index_topk = 16
+    with pytest.raises(NotImplementedError, match="indexer"):
+        fad.FadCache(model, client)
 
 
 def test_beams_return_their_pages(client):

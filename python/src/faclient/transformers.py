@@ -221,6 +221,9 @@ class FadCache(_Cache):
                  checkpoint_tokens: int = 256) -> None:
         self.client = client or _torch.client()
         self.config = model.config.get_text_config(decoder=True)
+        if getattr(self.config, "index_topk", None):
+            raise NotImplementedError("an indexer chooses the tokens that the model's attention sees "
+                                      "(DeepSeek V3.2), which fad does not compute")
         # The model's dtype, because model.to(torch.bfloat16) does not change the configuration's.
         self._dtype = model.dtype
         self.identity = fingerprint(model)
