@@ -133,7 +133,8 @@ static const struct listing sequences = {
 	  { "uid", "uid", EXACT },
 	  { "tokens", "length" },
 	  { "planned", "planned" },
-	  { "steps", "steps" } },
+	  { "steps", "steps" },
+	  { "states", "checkpoints" } },
 	"name",
 	"name",
 };

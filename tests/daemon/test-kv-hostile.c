@@ -32,6 +32,7 @@ static uint64_t n_calls, n_works;
 static struct fa_wire_message message;
 static uint32_t words[4][WORDS];
 static struct fa_wire_step_item items[WORDS];
+static uint32_t state_bytes[] = { 700, 64 };
 static const float scales[WORDS] = { 0.01f, 2, 0.5f, 0x1p-100f, 0, -1 };
 static uint64_t caches[KNOWN], sequences[KNOWN], victim, theirs;
 
@@ -159,6 +160,11 @@ static void fill_cache(struct fa_wire_cache_create *m)
 		if (below(8) == 0)
 			m->k_scales = (const float *)words[0];
 	}
+	if (below(2) == 0) {
+		m->state_bytes = below(8) ? state_bytes : words[0];
+		m->n_state_bytes = below(8) ? 2 : below(WORDS);
+		m->checkpoint_tokens = rarely(below(3) * 64);
+	}
 }
 
 static void fill_attend(struct fa_wire_step_attend *m, uint32_t tokens)
@@ -194,7 +200,7 @@ static void fill_begin(struct fa_wire_step_begin *m)
 		items[i] = (struct fa_wire_step_item){ .sequence = id_of(sequences),
 			                               .n_new = below(12) ? below(24)
 			                                                  : (uint32_t)number(),
-			                               .flags = below(60) == 0 };
+			                               .flags = rarely(below(4) == 0) };
 	}
 	if (below(4))
 		return;
@@ -238,6 +244,18 @@ static uint64_t send_work(uint32_t type)
 	} else if (type == FA_WIRE_STEP_END) {
 		fill_end(&message.step_end);
 		message.step_end.value = value;
+	} else if (type == FA_WIRE_SEQUENCE_STATE) {
+		const uint32_t state = below(2);
+
+		message.sequence_state = (struct fa_wire_sequence_state){
+			.value = value,
+			.sequence = id_of(sequences),
+			.flags = rarely(below(4) != 0),
+			.state = rarely(state),
+			.tokens = below(2) ? 0 : number(),
+			.data = view(state_bytes[state] / 4, 1, 1),
+		};
+		message.sequence_state.data.rank = rarely(1) % (FA_WIRE_RANK_MAX + 1);
 	} else {
 		uint32_t n = below(24);
 
@@ -363,8 +381,9 @@ static void rush(uint32_t rounds)
 		FA_WIRE_STEP_BEGIN,
 	};
 	static const enum fa_wire_type works[] = {
-		FA_WIRE_STEP_ATTEND, FA_WIRE_STEP_ATTEND, FA_WIRE_STEP_ATTEND,
-		FA_WIRE_STEP_END,    FA_WIRE_STEP_END,    FA_WIRE_SEQUENCE_COPY,
+		FA_WIRE_STEP_ATTEND,    FA_WIRE_STEP_ATTEND,    FA_WIRE_STEP_ATTEND,
+		FA_WIRE_STEP_END,       FA_WIRE_STEP_END,       FA_WIRE_SEQUENCE_COPY,
+		FA_WIRE_SEQUENCE_STATE, FA_WIRE_SEQUENCE_STATE,
 	};
 	uint64_t waited = 0;
 
@@ -410,6 +429,18 @@ static void remove_names(void)
 	}
 }
 
+static uint64_t cache_with_states(void)
+{
+	message = kv_cache_message(NULL, 0);
+	message.cache_create.state_bytes = state_bytes;
+	message.cache_create.n_state_bytes = 2;
+	message.cache_create.checkpoint_tokens = 64;
+	fa_raw_call(&client.raw, &message, NULL, 0);
+	fa_check_eq(client.raw.message.type, FA_WIRE_CACHE_REPLY);
+	fa_check_eq(client.raw.message.cache_reply.states, 2);
+	return client.raw.message.cache_reply.cache;
+}
+
 static void test_random(void **state)
 {
 	static const struct fa_test_daemon_options options = {
@@ -432,7 +463,7 @@ static void test_random(void **state)
 		memset(caches, 0, sizeof(caches));
 		memset(sequences, 0, sizeof(sequences));
 		kv_open(&client, daemon_process.socket);
-		caches[0] = kv_cache(&client, NULL, 0);
+		caches[0] = i % 2 ? kv_cache(&client, NULL, 0) : cache_with_states();
 		for (int k = 0; k < 6; k++)
 			sequences[k] = kv_sequence(&client, caches[0]);
 		rush(rounds);

@@ -35,7 +35,8 @@ def status(factor, name, cgroup):
              "sequences": 32768 * factor, "page_bytes": 4 << 20, "used_pages": factor * 10**6,
              "idle_pages": factor * 10**6, "name": name}
     sequence = {"sequence": 2**63 - 1, "cache": 2**63 - 1, "uid": 4294967294, "session": factor * 1000,
-                "length": factor * 10**6, "planned": factor * 10**6, "steps": 64, "name": name}
+                "length": factor * 10**6, "planned": factor * 10**6, "steps": 64, "checkpoints": 1024,
+                "name": name}
     return {"version": "10.20.30", "pid": 4194304, "uptime_ns": factor * 1000 * SECOND, "draining": True,
             "backend": "cuda", "device": "NVIDIA H200 " + "with a long name " * 8, "threads": 1024,
             "gpu_unused": "a reason without end, " * 10, "mps": "off", "memory_bytes": 24 * TIB,
