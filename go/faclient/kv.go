@@ -46,6 +46,10 @@ type CacheOptions struct {
 	Store      Store
 	// With codes: the scales, [layers][kv_heads]; nil: each token has its own. With VInK only KScales.
 	KScales, VScales []float32
+	// The bytes of each state of linear layers, which checkpoints hold (Item.Checkpoint); nil: none. Checkpoints after
+	// multiples of CheckpointTokens are kept; 0: only the newest of each sequence is.
+	States           []uint32
+	CheckpointTokens int
 
 	Name string        // at most 63 bytes; with a name it outlives its client, and others find it
 	Mode Mode          // only with a name
@@ -69,7 +73,8 @@ func (c *Client) CreateCache(options CacheOptions) (*Cache, error) {
 		layers: size(options.Layers), kv_heads: size(options.KVHeads), head_dim: size(options.HeadDim),
 		head_dim_v: size(options.HeadDimV), page_tokens: size(options.PageTokens),
 		store: C.uint32_t(options.Store), max_pages: C.uint64_t(options.MaxPages),
-		ttl_ns: nanoseconds(options.TTL)}
+		ttl_ns: nanoseconds(options.TTL), n_states: size(len(options.States)),
+		checkpoint_tokens: size(options.CheckpointTokens)}
 	if options.VInK {
 		raw.flags |= C.FA_CACHE_V_IN_K
 	}
@@ -90,7 +95,7 @@ func (c *Client) CreateCache(options CacheOptions) (*Cache, error) {
 	cache := &Cache{client: c}
 	err = c.call(func(client C.uint64_t, e *C.struct_shim_error) C.int {
 		return C.shim_cache_create(client, &raw, name, floatPointer(options.KScales),
-			floatPointer(options.VScales), &cache.number, e)
+			floatPointer(options.VScales), uintPointer(options.States), &cache.number, e)
 	})
 	if err != nil {
 		return nil, err
@@ -257,6 +262,9 @@ type SequenceInfo struct {
 	First   uint64 // tokens before it were dropped
 	Step    uint64 // Step.Number of the last committed step; 0: none
 	UID     uint32 // of the user whose sequence it is
+
+	Checkpoint  uint64 // tokens before the newest checkpoint; 0: there is none
+	Checkpoints uint32
 }
 
 // Info returns its length, and more.
@@ -266,7 +274,7 @@ func (s *Sequence) Info() (SequenceInfo, error) {
 		return C.shim_sequence_info(client, s.number, &raw, e)
 	})
 	return SequenceInfo{uint64(raw.length), uint64(raw.planned), uint64(raw.first), uint64(raw.step),
-		uint32(raw.uid)}, err
+		uint32(raw.uid), uint64(raw.checkpoint), uint32(raw.checkpoints)}, err
 }
 
 // Length returns the number of committed tokens.
@@ -292,9 +300,18 @@ func (s *Sequence) Fork(tokens uint64) (*Sequence, error) {
 
 // Truncate removes all tokens from this number on. EBUSY: steps append to it.
 func (s *Sequence) Truncate(tokens uint64) error {
-	return s.client.call(func(client C.uint64_t, e *C.struct_shim_error) C.int {
-		return C.shim_sequence_truncate(client, s.number, C.uint64_t(tokens), e)
+	_, err := s.TruncateTo(tokens)
+	return err
+}
+
+// TruncateTo does what Truncate does, and returns how many tokens are left: fewer in a cache with states, up to the last
+// checkpoint.
+func (s *Sequence) TruncateTo(tokens uint64) (uint64, error) {
+	var left C.uint64_t
+	err := s.client.call(func(client C.uint64_t, e *C.struct_shim_error) C.int {
+		return C.shim_sequence_truncate(client, s.number, C.uint64_t(tokens), &left, e)
 	})
+	return uint64(left), err
 }
 
 // DropBefore drops leading tokens, in whole pages. It returns the first token left.

@@ -231,8 +231,8 @@ int shim_cancel(uint64_t client, const struct fa_ticket *ticket, struct shim_err
 }
 
 int shim_cache_create(uint64_t client, const struct shim_cache *options, const char *name,
-                      const float *k_scales, const float *v_scales, uint64_t *ret_cache,
-                      struct shim_error *ret_error)
+                      const float *k_scales, const float *v_scales, const uint32_t *state_bytes,
+                      uint64_t *ret_cache, struct shim_error *ret_error)
 {
 	const struct fa_cache_options all = { .size = sizeof(all),
 		                              .flags = options->flags,
@@ -248,7 +248,10 @@ int shim_cache_create(uint64_t client, const struct shim_cache *options, const c
 		                              .max_pages = options->max_pages,
 		                              .ttl_ns = options->ttl_ns,
 		                              .k_scales = k_scales,
-		                              .v_scales = v_scales };
+		                              .v_scales = v_scales,
+		                              .state_bytes = state_bytes,
+		                              .n_states = options->n_states,
+		                              .checkpoint_tokens = options->checkpoint_tokens };
 
 	return told(fa_cache_create(client_of(client), &all, ret_cache), ret_error);
 }
@@ -310,9 +313,23 @@ int shim_sequence_set_name(uint64_t client, uint64_t sequence, const char *name,
 }
 
 int shim_sequence_truncate(uint64_t client, uint64_t sequence, uint64_t tokens,
-                           struct shim_error *ret_error)
+                           uint64_t *ret_tokens, struct shim_error *ret_error)
 {
-	return told(fa_sequence_truncate(client_of(client), sequence, tokens), ret_error);
+	return told(fa_sequence_truncate_to(client_of(client), sequence, tokens, ret_tokens),
+	            ret_error);
+}
+
+int shim_sequence_state(uint64_t client, uint64_t sequence, uint32_t state, uint64_t tokens,
+                        const struct shim_tensor *data, bool writes, struct shim_error *ret_error)
+{
+	struct fa_sequence_state all = {
+		.size = sizeof(all), .sequence = sequence, .state = state, .tokens = tokens
+	};
+
+	fill(&all.data, data);
+	return told(writes ? fa_sequence_write_state(client_of(client), &all, NULL)
+	                   : fa_sequence_read_state(client_of(client), &all, NULL),
+	            ret_error);
 }
 
 int shim_sequence_drop_before(uint64_t client, uint64_t sequence, uint64_t first,
@@ -444,7 +461,8 @@ int shim_step_begin(uint64_t client, const uint64_t *items, uint32_t n_items, co
 	}
 	for (uint32_t i = 0; i < n_items; ++i)
 		all[i] = (struct fa_step_item){ .sequence = items[2 * i],
-			                        .n_new = (uint32_t)items[2 * i + 1] };
+			                        .n_new = (uint32_t)items[2 * i + 1],
+			                        .flags = (uint32_t)(items[2 * i + 1] >> 32) };
 	options.items = all;
 	r = told(fa_step_begin(client_of(client), &options, &step), ret_error);
 	free(all);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <faclient.h>
+#include <stdbool.h>
 
 #define SHIM_ERROR_BYTES 512
 
@@ -72,6 +73,7 @@ struct shim_options {
 struct shim_cache {
 	uint32_t flags, mode, dtype, layers, kv_heads, head_dim, head_dim_v, page_tokens, store;
 	uint64_t max_pages, ttl_ns;
+	uint32_t n_states, checkpoint_tokens;
 };
 
 struct shim_copy {
@@ -113,8 +115,8 @@ int shim_wait(uint64_t client, const struct fa_ticket *ticket, uint64_t timeout_
 int shim_cancel(uint64_t client, const struct fa_ticket *ticket, struct shim_error *ret_error);
 
 int shim_cache_create(uint64_t client, const struct shim_cache *options, const char *name,
-                      const float *k_scales, const float *v_scales, uint64_t *ret_cache,
-                      struct shim_error *ret_error);
+                      const float *k_scales, const float *v_scales, const uint32_t *state_bytes,
+                      uint64_t *ret_cache, struct shim_error *ret_error);
 /* @uid UINT32_MAX: this user's. */
 int shim_cache_find(uint64_t client, uint32_t uid, const char *name, uint64_t *ret_cache,
                     struct shim_error *ret_error);
@@ -133,7 +135,10 @@ int shim_sequence_fork(uint64_t client, uint64_t sequence, uint64_t tokens, uint
 int shim_sequence_set_name(uint64_t client, uint64_t sequence, const char *name, uint32_t mode,
                            uint64_t ttl_ns, struct shim_error *ret_error);
 int shim_sequence_truncate(uint64_t client, uint64_t sequence, uint64_t tokens,
-                           struct shim_error *ret_error);
+                           uint64_t *ret_tokens, struct shim_error *ret_error);
+/* Reads a state of linear layers, or writes it. */
+int shim_sequence_state(uint64_t client, uint64_t sequence, uint32_t state, uint64_t tokens,
+                        const struct shim_tensor *data, bool writes, struct shim_error *ret_error);
 int shim_sequence_drop_before(uint64_t client, uint64_t sequence, uint64_t first,
                               uint64_t *ret_first, struct shim_error *ret_error);
 int shim_sequence_remove(uint64_t client, uint64_t sequence, struct shim_error *ret_error);

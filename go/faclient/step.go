@@ -15,6 +15,8 @@ type Item struct {
 	// The new tokens are a tree of guesses: new token i sees new token j if bit j%32 of word j/32 of row i is set. There
 	// are New rows of (New+31)/32 words. nil: no tree.
 	Tree []uint32
+	// The step writes a checkpoint, of the states of linear layers after the new tokens (Step.WriteState). New may be 0.
+	Checkpoint bool
 }
 
 // Step is reserved room for new tokens of some sequences. Attend appends and computes a layer; Commit makes the tokens
@@ -39,7 +41,11 @@ func (c *Client) Step(items ...Item) (*Step, error) {
 		if item.Sequence == nil || item.Sequence.client != c {
 			return nil, invalid("a sequence is of another client: find it by its name")
 		}
-		list = append(list, item.Sequence.number, C.uint64_t(size(item.New)))
+		new := C.uint64_t(size(item.New))
+		if item.Checkpoint {
+			new |= C.FA_STEP_CHECKPOINT << 32
+		}
+		list = append(list, item.Sequence.number, new)
 		s.n += item.New
 		start := uint32(C.FA_STEP_NO_TREE)
 		if item.Tree != nil {
