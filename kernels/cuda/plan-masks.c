@@ -13,7 +13,7 @@
 struct parts {
 	const struct fa_attention_params *params;
 	int64_t n; /* sequences of the ragged batch so far */
-	int64_t longest_q, longest_k;
+	int64_t longest_q, longest_k, all_q, all_k;
 	uint32_t *cu_q, *cu_k; /* NULL: they are only counted */
 };
 
@@ -25,6 +25,8 @@ static void add(struct parts *parts, int64_t n_q, int64_t n_k)
 		parts->longest_q = n_q;
 	if (n_k > parts->longest_k)
 		parts->longest_k = n_k;
+	parts->all_q += n_q;
+	parts->all_k += n_k;
 	if (!parts->cu_q)
 		return;
 	parts->cu_q[n + 1] = parts->cu_q[n] + (uint32_t)n_q;
@@ -61,7 +63,7 @@ static void add_all(struct parts *parts, int64_t most)
 {
 	const struct fa_attention_params *p = parts->params;
 
-	parts->n = 0;
+	parts->n = parts->all_q = parts->all_k = 0;
 	for (int32_t b = 0; b < p->batch && parts->n <= most; b++)
 		add_sequence(parts,
 		             p->cu_seqlens_q ? (int64_t)p->cu_seqlens_q[b + 1] - p->cu_seqlens_q[b]
@@ -106,11 +108,11 @@ void fa_cuda_prefixes_add(struct fa_cuda_prefixes *prefixes, int64_t n_q, int64_
                           int64_t prefix)
 {
 	/* The last row is at the last key, so causal hides nothing from it. */
-	if (n_q < 2)
+	if (n_q < 2 || n_k == 0)
 		return;
 	if (prefix >= n_k)
 		prefixes->all = true;
-	else if (prefix <= n_k - n_q + 1)
+	else if (prefix == 0 || prefix <= n_k - n_q + 1)
 		prefixes->none = true;
 	else
 		prefixes->some = true;
@@ -167,6 +169,14 @@ static int divide(const struct fa_attention_params *params, int32_t most, char *
 			"chunk_tokens %lld divides the batch into more than %d parts, which is not "
 			"supported on a GPU",
 			(long long)params->chunk_tokens, most);
+		return -ENOTSUP;
+	}
+	/* With strides of 0 a tensor may have more rows than bytes. */
+	if (parts.all_q > UINT32_MAX || parts.all_k > UINT32_MAX) {
+		snprintf(text, text_bytes,
+		         "chunk_tokens %lld is not supported on a GPU where a batch has more than "
+		         "2^32 rows or keys",
+		         (long long)params->chunk_tokens);
 		return -ENOTSUP;
 	}
 	lengths = calloc(2 * ((size_t)parts.n + 1), sizeof(*lengths));

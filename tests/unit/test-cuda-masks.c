@@ -187,11 +187,17 @@ static void test_refused(void **state)
 	refused(&params, 4096, "one ends among the rows");
 	params.prefix_lengths = mixed;
 	refused(&params, 4096, "and another one behind them");
+
+	/* All sequences have the same keys. */
+	params = dense(64, 1, 1 << 26, 1 << 25);
+	params.k.stride_batch = params.k.stride_token = 0;
+	params.v = params.k;
+	refused(&params, 4096, "more than 2^32");
 }
 
-static bool causal_with(const uint32_t *prefixes)
+static bool causal_with(int64_t n_q, int64_t n_k, const uint32_t *prefixes)
 {
-	struct fa_attention_params params = dense(2, 100, 120, 0);
+	struct fa_attention_params params = dense(2, n_q, n_k, 0);
 	char text[256] = "";
 	uint32_t *lengths = NULL;
 
@@ -202,11 +208,29 @@ static bool causal_with(const uint32_t *prefixes)
 	return params.causal;
 }
 
-/* The first row sees 21 keys. */
 static void test_prefixes(void **state)
 {
-	assert_true(causal_with((const uint32_t[]){ 0, 21 }));
-	assert_false(causal_with((const uint32_t[]){ 120, UINT32_MAX }));
+	const uint32_t prefixes[] = { 9, 0 }, second[] = { 0, 0, 5 }, all[] = { 0, 5, 10 };
+	struct fa_attention_params params = dense(2, 5, 5, 0);
+	char text[256] = "";
+	uint32_t *unused;
+
+	/* The first row sees 21 keys. */
+	assert_true(causal_with(100, 120, (const uint32_t[]){ 0, 21 }));
+	assert_false(causal_with(100, 120, (const uint32_t[]){ 120, UINT32_MAX }));
+	/* The first rows see none. */
+	assert_true(causal_with(100, 20, (const uint32_t[]){ 0, 0 }));
+	assert_false(causal_with(100, 20, (const uint32_t[]){ 20, 20 }));
+	/* A sequence without rows, or without keys, is as any. */
+	for (int i = 0; i < 2; i++) {
+		params.causal = true;
+		params.prefix_lengths = prefixes;
+		params.cu_seqlens_q = i ? all : second;
+		params.cu_seqlens_k = i ? second : all;
+		assert_int_equal(fa_cuda_masks_rewrite(&params, 4096, text, sizeof(text), &unused),
+		                 0);
+		assert_true(params.causal);
+	}
 }
 
 int main(void)
