@@ -8,6 +8,8 @@
 
 #define DEVICES_MAX 16
 #define FAMILIES_MAX 16
+/* What kernels have of a workgroup's shared memory: attend.comp has the most. Vulkan promises 16 KiB. */
+#define SHARED_BYTES (21u << 10)
 
 int fa_vk_fail(struct fa_device *device, struct fa_error *error, VkResult result, const char *doing)
 {
@@ -161,6 +163,12 @@ static int check_device(struct fa_device *device, struct fa_error *error)
 		               device->properties.deviceName,
 		               VK_API_VERSION_MAJOR(device->properties.apiVersion),
 		               VK_API_VERSION_MINOR(device->properties.apiVersion));
+	if (device->properties.limits.maxComputeSharedMemorySize < SHARED_BYTES)
+		return fa_fail(error, -ENOTSUP,
+		               "workgroups on %.64s have %" PRIu32
+		               " bytes of shared memory; expected at least %u, which kernels need",
+		               device->properties.deviceName,
+		               device->properties.limits.maxComputeSharedMemorySize, SHARED_BYTES);
 	device->driver.GetPhysicalDeviceFeatures2(device->physical, &features);
 	if (!features.features.shaderInt64)
 		missing = "shaderInt64";
