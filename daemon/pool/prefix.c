@@ -40,6 +40,7 @@ static int hashes_init(const struct fa_pool *pool, const struct fa_actor *actor,
                        struct fa_prefix_hashes *ret_hashes)
 {
 	struct fa_prefix_hashes hashes = {};
+	size_t n;
 	int r;
 
 	r = check_key(key, error);
@@ -52,12 +53,29 @@ static int hashes_init(const struct fa_pool *pool, const struct fa_actor *actor,
 	                          hashes.begin);
 	hashes.page_tokens = cache->layout.page_tokens;
 	hashes.n = (uint32_t)(n_tokens / hashes.page_tokens);
-	hashes.pages = malloc(hashes.n * sizeof(*hashes.pages) + 1);
+	if (cache->checkpoint_pages)
+		hashes.checkpoint_pages = cache->record->checkpoint_tokens / hashes.page_tokens;
+	n = hashes.n;
+	if (hashes.checkpoint_pages)
+		n += hashes.n / hashes.checkpoint_pages;
+	hashes.pages = malloc(n * sizeof(*hashes.pages) + 1);
 	if (!hashes.pages)
 		return fa_fail(error, -ENOMEM, "there is no memory for %" PRIu32 " hashes",
 		               hashes.n);
+	hashes.checkpoints = hashes.pages + hashes.n;
 	*ret_hashes = hashes;
 	return 0;
+}
+
+/* Computes the hash of a checkpoint's page from that of the prefix. A page of tokens has 16 or more
+ * of them, so no prefix has the same. */
+static void checkpoint_hash(const uint8_t prefix[FA_STATE_HASH_BYTES], uint32_t place,
+                            uint8_t ret_hash[FA_STATE_HASH_BYTES])
+{
+	const uint32_t words[] = { 0x74617473, place };
+
+	memcpy(ret_hash, prefix, FA_STATE_HASH_BYTES);
+	fa_pool_hash_prefix_next(words, 2, ret_hash);
 }
 
 int fa_prefix_hashes_init(const struct fa_pool *pool, const struct fa_actor *actor, uint64_t id,
@@ -84,6 +102,7 @@ int fa_prefix_hashes_init_cache(const struct fa_pool *pool, const struct fa_acto
 
 void fa_prefix_hashes_compute(struct fa_prefix_hashes *hashes, const uint32_t *tokens)
 {
+	const uint32_t each = hashes->checkpoint_pages;
 	uint8_t hash[FA_STATE_HASH_BYTES];
 
 	memcpy(hash, hashes->begin, sizeof(hash));
@@ -91,6 +110,8 @@ void fa_prefix_hashes_compute(struct fa_prefix_hashes *hashes, const uint32_t *t
 		fa_pool_hash_prefix_next(tokens + (uint64_t)i * hashes->page_tokens,
 		                         hashes->page_tokens, hash);
 		memcpy(hashes->pages[i], hash, sizeof(hash));
+		if (each && (i + 1) % each == 0)
+			checkpoint_hash(hash, 0, hashes->checkpoints[i / each]);
 	}
 }
 
@@ -129,17 +150,6 @@ static void publish_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint
 
 /* ---- checkpoints */
 
-/* Computes the hash of a checkpoint's page from that of the prefix. A page of tokens has 16 or more
- * of them, so no prefix has the same. */
-static void checkpoint_hash(const uint8_t prefix[FA_STATE_HASH_BYTES], uint32_t place,
-                            uint8_t ret_hash[FA_STATE_HASH_BYTES])
-{
-	const uint32_t words[] = { 0x74617473, place };
-
-	memcpy(ret_hash, prefix, FA_STATE_HASH_BYTES);
-	fa_pool_hash_prefix_next(words, 2, ret_hash);
-}
-
 /* Finds the pages of a published checkpoint. Returns how many there are, from the first on. */
 static uint32_t find_checkpoint(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                                 const uint8_t prefix[FA_STATE_HASH_BYTES], uint32_t *indices)
@@ -164,15 +174,17 @@ static uint32_t end_at_checkpoint(const struct fa_pool *pool, const struct fa_po
                                   const struct fa_prefix_hashes *hashes, uint32_t n_pages,
                                   uint32_t *indices)
 {
-	const uint32_t each = cache->record->checkpoint_tokens / cache->layout.page_tokens;
+	const uint32_t each = hashes->checkpoint_pages;
 
 	if (!cache->checkpoint_pages)
 		return n_pages;
 	if (!each)
 		return 0;
 	for (n_pages -= n_pages % each; n_pages; n_pages -= each)
-		if (find_checkpoint(pool, cache, hashes->pages[n_pages - 1], indices) ==
-		    cache->checkpoint_pages)
+		/* Most have none, which costs no hash here. */
+		if (fa_prefix_index_find(pool, hashes->checkpoints[n_pages / each - 1]) &&
+		    find_checkpoint(pool, cache, hashes->pages[n_pages - 1], indices) ==
+		            cache->checkpoint_pages)
 			break;
 	return n_pages;
 }
