@@ -408,6 +408,26 @@ def test_gradients_are_refused(client):
         model(prompt(1)[0])
 
 
+def test_blocks_of_images_are_refused(client):
+    """Tokens that see later ones of their block are no mask of the daemon's, so they are no silent
+    difference from eager attention either."""
+    masks = pytest.importorskip("transformers.masking_utils")
+    if not hasattr(masks, "blockwise_overlay"):
+        pytest.skip("this version of Transformers has no block_sequence_ids")
+    config = families.model("gemma3").config
+    config._attn_implementation = "fad"
+    ids = torch.full((1, 12), -1)
+
+    def mask():
+        return masks.create_causal_mask(config, torch.zeros(1, 12, 8), None, None,
+                                        block_sequence_ids=ids)
+
+    assert mask() is None  # text alone
+    ids[0, 3:7] = 0
+    with pytest.raises(NotImplementedError, match="blocks of tokens"):
+        mask()
+
+
 def test_interrupted_pass(client):
     """A pass that ends with an exception leaves the cache as it was."""
     model = families.model("llama")

@@ -51,6 +51,8 @@ def register(name: str = "fad") -> None:
 
 def _attention_mask(*arguments, **options):
     mask = options.get("attention_mask")
+    if not torch.compiler.is_compiling():
+        _refuse_blocks(options.get("mask_function"), options.get("q_length", 0))
     if mask is None or not torch.compiler.is_compiling():
         mask = flash_attention_mask(*arguments, **options)
     else:
@@ -61,6 +63,26 @@ def _attention_mask(*arguments, **options):
         mask = _hide_earlier_chunks(chunk, mask, **options)
     # Models may slice rows of queries.
     return None if mask is None else mask[:, None, None]
+
+
+def _refuse_blocks(function, rows):
+    """Refuses tokens that see later ones of their block, as those of an image: no mask has them here."""
+    for ids in _block_ids(function) if rows > 1 else ():
+        if (ids >= 0).any():
+            raise NotImplementedError("fad has no blocks of tokens that see each other, as the tokens of "
+                                      "an image do in Gemma 3: use another attn_implementation")
+
+
+def _block_ids(function):
+    """The tensors of all blockwise_overlay() that Transformers has put together in a mask function."""
+    for cell in getattr(function, "__closure__", None) or ():
+        inner = cell.cell_contents
+        if isinstance(inner, torch.Tensor):
+            if function.__qualname__.startswith("blockwise_overlay."):
+                yield inner
+        else:
+            for part in inner if isinstance(inner, tuple) else (inner,):
+                yield from _block_ids(part)
 
 
 def _hide_earlier_chunks(chunk, mask, *, batch_size, q_length, kv_length, kv_offset, attention_mask,
