@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #define PROCESSES (DEMO_CLIENTS + 1)
-#define LIMIT_SECONDS 240
+#define LIMIT_SECONDS 900
 
 static struct demo_process processes[PROCESSES];
 static char results[PROCESSES][DEMO_LINE_BYTES];

@@ -19,7 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LIMIT_SECONDS 240
+#define LIMIT_SECONDS 900
 #define PAGE_TOKENS 64 /* a cache's default */
 
 static struct demo_process processes[DEMO_ROLES];

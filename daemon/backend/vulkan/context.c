@@ -1,5 +1,7 @@
 #include "daemon/backend/vulkan/context.h"
 
+#include "common/cpu.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,6 +12,8 @@
 #define FAMILIES_MAX 16
 /* What kernels have of a workgroup's shared memory: attend.comp has the most. Vulkan promises 16 KiB. */
 #define SHARED_BYTES (21u << 10)
+/* Fills a GPU of some size; a group has 32 invocations. */
+#define GPU_GROUPS 256
 
 int fa_vk_fail(struct fa_device *device, struct fa_error *error, VkResult result, const char *doing)
 {
@@ -294,6 +298,13 @@ static int make_device(struct fa_device *device, struct fa_error *error)
 	return 0;
 }
 
+/* Vulkan does not tell how many processors a device has, unless it is a CPU. */
+static uint64_t groups_at_once(const struct fa_device *device)
+{
+	return device->properties.deviceType == VK_PHYSICAL_DEVICE_TYPE_CPU ? fa_cpu_count()
+	                                                                    : GPU_GROUPS;
+}
+
 int fa_vk_context_open(struct fa_device *device, struct fa_error *error)
 {
 	int r;
@@ -303,6 +314,8 @@ int fa_vk_context_open(struct fa_device *device, struct fa_error *error)
 		r = choose_device(device, error);
 	if (r == 0)
 		r = check_device(device, error);
+	if (r == 0)
+		device->groups_at_once = groups_at_once(device);
 	if (r == 0)
 		r = find_import(device, error);
 	if (r == 0)

@@ -63,7 +63,8 @@ struct fa_device {
 	uint64_t uuid[2];
 	uint64_t import_alignment; /* of addresses and sizes; 0: nothing can be imported */
 	char driver_name[128];
-	uint64_t opened_ns; /* how long that took */
+	uint64_t opened_ns;      /* how long that took */
+	uint64_t groups_at_once; /* workgroups that may run beside one another, about */
 	VkPipelineLayout layout;
 	VkShaderModule modules[_FA_VULKAN_KERNEL_N];
 

@@ -179,7 +179,8 @@ static void record_copies(struct fa_device *device, struct part *part)
 	}
 }
 
-/* Records workgroups from the work's place on, up to what PART_NS allows. Without the mutex. */
+/* Records workgroups from the work's place on: as many as PART_NS allows, but no fewer than the device runs
+ * at once, as these take no longer than one. Without the mutex. */
 static int record(struct fa_device *device, struct part *part)
 {
 	const struct fa_vk_prepared *prepared = part->work->prepared;
@@ -195,7 +196,10 @@ static int record(struct fa_device *device, struct part *part)
 		const double flops = dispatch->flops > FLOPS_MIN ? dispatch->flops : FLOPS_MIN;
 		const double room = (most - part->flops) / flops;
 		const uint64_t left = dispatch->groups - part->group;
-		uint64_t n = room < 1 ? 1 : room < GROUPS_MAX ? (uint64_t)room : GROUPS_MAX;
+		const double least = (double)device->groups_at_once;
+		uint64_t n = room < least        ? device->groups_at_once
+		             : room < GROUPS_MAX ? (uint64_t)room
+		                                 : GROUPS_MAX;
 		uint64_t constants[2] = { dispatch->arguments, part->group };
 
 		n = n < left ? n : left;
