@@ -40,6 +40,7 @@ struct cache {
 	bool other;    /* of the other user */
 	uint32_t flags, layers, kv_heads, head_dim, head_dim_v;
 	uint8_t dtype;
+	uint32_t states; /* how many; the first ones of state_bytes */
 };
 
 struct sequence {

@@ -62,6 +62,8 @@ static struct step *any_step(struct client *client, bool whole)
 
 /* ---- caches and sequences */
 
+static const uint32_t state_bytes[] = { 96, 1000 };
+
 static void compose_cache_create(struct client *client, struct parcel *parcel)
 {
 	struct fa_wire_cache_create *message = &parcel->message.cache_create;
@@ -95,6 +97,11 @@ static void compose_cache_create(struct client *client, struct parcel *parcel)
 			if (!message->flags)
 				message->n_v_scales = message->n_k_scales;
 		}
+	}
+	if (once_in(3)) {
+		message->state_bytes = state_bytes;
+		message->n_state_bytes = 1 + pick(2);
+		message->checkpoint_tokens = pick(3) * message->page_tokens;
 	}
 	if (pick(3)) {
 		uint32_t number = 1 + pick(NAMES);
@@ -294,6 +301,13 @@ static void compose_prefix_find(struct client *client, struct parcel *parcel)
 
 /* ---- steps */
 
+static bool has_states(const struct sequence *sequence)
+{
+	const struct cache *cache = find_cache(sequence->cache);
+
+	return cache && cache->states;
+}
+
 static void compose_begin(struct client *client, struct parcel *parcel)
 {
 	struct fa_wire_step_begin *message = &parcel->message.step_begin;
@@ -318,7 +332,11 @@ static void compose_begin(struct client *client, struct parcel *parcel)
 			twice = twice || step->items[i].sequence == sequence->id;
 		if (!twice && (sequence->cache == step->cache || once_in(16))) {
 			step_items[step->n_items] = (struct fa_wire_step_item){
-				.sequence = sequence->id, .n_new = tokens
+				.sequence = sequence->id,
+				.n_new = tokens,
+				.flags = has_states(sequence) && once_in(2)
+				                 ? FA_WIRE_ITEM_CHECKPOINT
+				                 : 0,
 			};
 			step->items[step->n_items++] = (struct item){ .sequence = sequence->id,
 				                                      .n = tokens,
@@ -583,6 +601,30 @@ static void compose_pages(struct client *client, struct parcel *parcel)
 	compose_gates(client, &parcel->message);
 }
 
+static void compose_state(struct client *client, struct parcel *parcel)
+{
+	struct fa_wire_sequence_state *message = &parcel->message.sequence_state;
+	const struct buffer *buffer = any_buffer(client, true);
+	const struct step *step = once_in(2) ? any_step(client, false) : NULL;
+	const struct sequence *sequence = step ? find_sequence(step->items[0].sequence)
+	                                       : any_sequence(client, 1, false, false);
+	uint64_t at = 64ull * pick(64);
+	int64_t n;
+
+	if (!buffer || !sequence || !has_states(sequence)) {
+		compose(client, buffer ? FA_WIRE_STEP_BEGIN : FA_WIRE_BUFFER_REGISTER, parcel);
+		return;
+	}
+	message->state = pick(2);
+	n = state_bytes[message->state] / 4;
+	message->data = compose_view(buffer, &at, FA_WIRE_DTYPE_F32, 1, &n);
+	message->stream = any_stream(client);
+	message->sequence = sequence->id;
+	message->flags = step ? FA_WIRE_COPY_WRITE : 0;
+	message->tokens = once_in(3) ? sequence->length : 0;
+	compose_gates(client, &parcel->message);
+}
+
 void compose_kv(struct client *client, enum fa_wire_type type, struct parcel *ret_parcel)
 {
 	switch (type) {
@@ -612,6 +654,8 @@ void compose_kv(struct client *client, enum fa_wire_type type, struct parcel *re
 		return compose_copy(client, ret_parcel);
 	case FA_WIRE_SEQUENCE_PAGES:
 		return compose_pages(client, ret_parcel);
+	case FA_WIRE_SEQUENCE_STATE:
+		return compose_state(client, ret_parcel);
 	case FA_WIRE_STEP_BEGIN:
 		return compose_begin(client, ret_parcel);
 	case FA_WIRE_STEP_ATTEND:

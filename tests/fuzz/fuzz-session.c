@@ -51,6 +51,7 @@ static const enum fa_wire_type kinds[] = {
 	FA_WIRE_PREFIX_FIND,
 	FA_WIRE_SEQUENCE_COPY,
 	FA_WIRE_SEQUENCE_PAGES,
+	FA_WIRE_SEQUENCE_STATE,
 	FA_WIRE_STEP_BEGIN,
 	FA_WIRE_STEP_BEGIN,
 	FA_WIRE_STEP_ATTEND,
@@ -106,6 +107,7 @@ static uint32_t *stream_of(struct fa_wire_message *message, uint64_t **ret_value
 		STREAM(MARKER, marker)
 		STREAM(SEQUENCE_COPY, sequence_copy)
 		STREAM(SEQUENCE_PAGES, sequence_pages)
+		STREAM(SEQUENCE_STATE, sequence_state)
 		STREAM(STEP_ATTEND, step_attend)
 		STREAM(STEP_ATTEND_LAYERS, step_attend_layers.attend)
 		STREAM(STEP_END, step_end)

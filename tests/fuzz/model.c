@@ -43,6 +43,7 @@ static void add_cache(struct client *client, const struct fa_wire_cache_reply *r
 		.head_dim = reply->head_dim,
 		.head_dim_v = reply->head_dim_v,
 		.dtype = reply->dtype,
+		.states = reply->states,
 	};
 }
 
