@@ -95,7 +95,6 @@ struct fa_cuda_launch {
 	 * most, and packed sequences. */
 	uint32_t unit_tiles, list_items;
 	uint64_t work_ns; /* upper estimate of the duration, for wgmma kernels; else 0 */
-	/* The second parameter, struct fa_cuda_maps, if the kernel has one. */
 	uint32_t n_maps;
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
 };

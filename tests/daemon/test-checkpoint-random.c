@@ -1,5 +1,5 @@
-/* Random operations on sequences with checkpoints, compared with a model: several steps in flight, forks, drops,
- * prefixes and reopening. */
+/* Random operations on sequences with checkpoints, compared with a model: several steps in flight,
+ * forks, drops, prefixes and reopening. */
 #include "tests/daemon/pool-scene.h"
 #include "tests/lib/check.h"
 

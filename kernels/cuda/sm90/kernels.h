@@ -1,11 +1,9 @@
 /*
- * Table of the dense sm_90a kernels, plain C preprocessor: forward_rows.h instantiates the rows,
- * table.c lists them for the host.
- *
- * X(name, KIND, dim, dim_v, groups, keys, stages, q_slots, PINGPONG, seqlen_k_max), see config.h.
- * KIND is one of sm80/kernels.h, PACKED, PACKED_RAGGED, or WINDOW (a BAND for narrow windows) or CAP (RICH with a soft cap
- * and without ALiBi). seqlen_k_max: the row is preferred to later rows up to this length.
- * docs/kernels.md says why these shapes.
+ * Table of the dense sm_90a kernels: forward_rows.h instantiates the rows, table.c lists them for
+ * the host. X(name, KIND, dim, dim_v, groups, keys, stages, q_slots, PINGPONG, seqlen_k_max), see
+ * config.h. KIND is one of sm80/kernels.h, PACKED, PACKED_RAGGED, or WINDOW (a BAND for narrow
+ * windows) or CAP (RICH with a soft cap and without ALiBi). seqlen_k_max: the row is preferred to
+ * later rows up to this length. docs/kernels.md says why these shapes.
  */
 #pragma once
 
@@ -47,7 +45,7 @@
 	X(packed_ragged, PACKED_RAGGED, 128, 128, 2, 128, 2, 4, GEMM, INT32_MAX)                   \
 	X(packed_ragged, PACKED_RAGGED, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)
 
-/* Shared memory for Q, STAGES tiles of K and V, and the rest of config.h's SHARED. */
+/* Q, STAGES tiles of K and V, and the rest of config.h's SHARED. */
 #define FA_SM90_SHARED_BYTES(dim, dim_v, keys, stages, q_slots)                                    \
 	(2 * ((q_slots)*64 * FA_SM90_WIDTH(dim) +                                                  \
 	      (stages) * (keys) * (FA_SM90_WIDTH(dim) + FA_SM90_WIDTH(dim_v))) +                   \
