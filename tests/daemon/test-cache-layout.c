@@ -1,9 +1,10 @@
-/* No two tiles overlap, and all lie in their chunk. */
+/* No two tiles overlap, and all lie in their chunk. A checkpoint fills just its pages. */
 #include "daemon/pool/cache_layout.h"
 
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,70 @@ static const struct fa_cache_geometry plain = {
 static uint64_t k_at(const struct fa_cache_layout *layout, uint32_t slot, uint32_t layer)
 {
 	return (uint64_t)slot * FA_SLOT_BYTES + layer * layout->layer_stride_bytes;
+}
+
+#define CHECKPOINT_CHUNKS 2
+#define CHECKPOINT_PAGES 9
+
+/* Chooses pages that follow one another, also into the next chunk, and others. Returns how many. */
+static uint32_t choose_pages(const struct fa_cache_layout *layout, uint32_t *slots)
+{
+	const uint32_t n = layout->pages_per_chunk;
+	const uint32_t pages[CHECKPOINT_PAGES] = { 0, 1, 2, n - 1, n, n + 1, n + 4, n + 3, 4 };
+	bool chosen[CHECKPOINT_PAGES * 1024] = { false };
+	uint32_t n_slots = 0;
+
+	assert_true(n + 5 < sizeof(chosen));
+	for (uint32_t i = 0; i < CHECKPOINT_PAGES; i++) {
+		const uint32_t page = pages[i];
+
+		if (page >= CHECKPOINT_CHUNKS * n || chosen[page])
+			continue;
+		chosen[page] = true;
+		slots[n_slots++] = page / n * (CHUNK / FA_SLOT_BYTES) +
+		                   page % n * layout->page_slots;
+	}
+	return n_slots;
+}
+
+/* Copies of at most @most bytes reach every byte of a checkpoint's pages once, and no other. */
+static void check_checkpoint(const struct fa_cache_geometry *geometry, uint64_t most)
+{
+	unsigned char *marks = calloc(CHECKPOINT_CHUNKS, CHUNK);
+	struct fa_cache_layout layout;
+	uint32_t slots[CHECKPOINT_PAGES], n;
+	uint64_t bytes, each;
+
+	assert_non_null(marks);
+	assert_int_equal(fa_cache_layout_init(geometry, CHUNK, 1u << 12, NULL, &layout), 0);
+	n = choose_pages(&layout, slots);
+	bytes = n * layout.page_bytes;
+	for (uint32_t i = 0; i < n; i++)
+		for (uint32_t layer = 0; layer < geometry->layers; layer++) {
+			const uint64_t k = k_at(&layout, slots[i], layer);
+
+			memset(marks + k, 1, layout.k_bytes);
+			memset(marks + k + layout.v_offset_bytes, 1,
+			       geometry->v_in_k ? layout.k_bytes : layout.v_bytes);
+		}
+	for (uint64_t at = 0; at < bytes; at += each) {
+		const uint64_t wanted = bytes - at < most ? bytes - at : most;
+		const uint64_t place = fa_cache_checkpoint_find(&layout, slots, n, at, wanted,
+		                                                &each);
+		uint64_t rest;
+
+		assert_in_range(each, 1, wanted);
+		assert_in_range(place, 0, CHECKPOINT_CHUNKS * CHUNK - each);
+		for (uint64_t i = 0; i < each; i++)
+			assert_int_equal(marks[place + i]++, 1);
+		assert_int_equal(fa_cache_checkpoint_find(&layout, slots, n, at + each / 2,
+		                                          wanted - each / 2, &rest),
+		                 place + each / 2);
+		assert_int_equal(rest, each - each / 2);
+	}
+	for (uint64_t i = 0; i < CHECKPOINT_CHUNKS * CHUNK; i++)
+		assert_int_not_equal(marks[i], 1);
+	free(marks);
 }
 
 static void check_tiles(const struct fa_cache_geometry *geometry)
@@ -61,6 +126,8 @@ static void check_tiles(const struct fa_cache_geometry *geometry)
 				assert_int_equal(marks[v % CHUNK + i]++, 0);
 		}
 	free(marks);
+	check_checkpoint(geometry, UINT64_MAX);
+	check_checkpoint(geometry, 1000);
 }
 
 static void test_tiles(void **state)
@@ -71,6 +138,11 @@ static void test_tiles(void **state)
 		geometry = plain;
 		geometry.order = (enum fa_cache_order)order;
 		check_tiles(&geometry);
+		geometry.layers = 1;
+		check_tiles(&geometry);
+		geometry.head_dim_v = 32;
+		check_tiles(&geometry);
+		geometry.head_dim_v = 64;
 		geometry.layers = 5;
 		check_tiles(&geometry);
 		geometry.head_dim_v = 32;
