@@ -37,7 +37,7 @@ static struct {
 	size_t pool_bytes;
 } scene;
 
-static void die(const char *what, const struct fa_error *error)
+static void __attribute__((noreturn)) die(const char *what, const struct fa_error *error)
 {
 	printf("%s: %s\n", what, error->text);
 	(void)fflush(stdout);

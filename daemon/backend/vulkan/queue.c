@@ -63,6 +63,15 @@ static bool is_over(struct fa_device_work *work)
 	return !prepared || vk_work(work)->dispatch >= prepared->n_dispatches;
 }
 
+/* Tells the work's kernels to leave, if it has any. */
+static void stop_kernels(struct fa_device_work *work)
+{
+	const struct fa_vk_prepared *prepared = work->prepared;
+
+	if (prepared)
+		__atomic_store_n((uint32_t *)prepared->blob->host, 1, __ATOMIC_RELAXED);
+}
+
 /* ---- the life of a work */
 
 static void work_finish(struct fa_device *device, struct fa_device_work *work, int status)
@@ -287,6 +296,16 @@ static int run_part(struct fa_device *device, struct part *part, uint64_t *ret_n
 	result = submit(device);
 	if (result == VK_SUCCESS)
 		result = wait_for_end(device);
+	if (result == VK_TIMEOUT && part->work->prepared) {
+		/* A sequence may be too long for a workgroup; kernels that still run then leave. */
+		stop_kernels(part->work);
+		result = wait_for_end(device);
+		if (result == VK_SUCCESS)
+			return fa_fail(&part->error, -ETIME,
+			               "a part of the request took more than %d s, as its "
+			               "sequences are too long for this device",
+			               (int)(HANG_NS / FA_NS_PER_SEC));
+	}
 	*ret_ns = fa_now_ns() - begin_ns;
 	if (result == VK_TIMEOUT)
 		return fa_fail(&part->error, -ENODEV,
@@ -521,15 +540,13 @@ int fa_vk_launch(struct fa_device *device, struct fa_device_queue *queue,
 
 void fa_vk_cancel(struct fa_device *device, struct fa_device_work *work)
 {
-	const struct fa_vk_prepared *prepared = work->prepared;
 	struct fa_device_queue *queue = work->queue;
 	struct fa_vk_work *vk = vk_work(work);
 
 	pthread_mutex_lock(&device->mutex);
 	if (vk->state != FA_VK_WORK_FINISHED) {
 		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
-		if (prepared)
-			__atomic_store_n((uint32_t *)prepared->blob->host, 1, __ATOMIC_RELAXED);
+		stop_kernels(work);
 		/* The thread finishes what the device runs. */
 		if (vk->state != FA_VK_WORK_RUNNING)
 			work_finish(device, work, -ECANCELED);
