@@ -54,28 +54,40 @@ __device__ __forceinline__ float fa_code_value(int32_t store, uint8_t code)
 
 /* ---- rows */
 
-/* Returns an element of @row, rotated if the token's @turns are given. */
-__device__ __forceinline__ float fa_append_value(const struct fa_cuda_paged_append &args,
-                                                 const char *row, int32_t i, const float2 *turns)
+/* Loads the lane's elements of a row, 0 beyond @dim, and rotates them if the token's @turns are
+ * given. Called by a whole warp. */
+__device__ __forceinline__ void fa_append_values(const struct fa_cuda_paged_append &args,
+                                                 const char *row, int32_t dim, const float2 *turns,
+                                                 float (&ret_values)[FA_QUANTISE_EACH])
 {
 	const int32_t half = args.rotary.half, first = args.rotary.first, dtype = args.dtype;
-	const int32_t at = i - first; /* in the rotated part */
-	int32_t angle = at, at_x = at, at_y = at + half;
-	float x, y;
+	const int32_t lane = threadIdx.x % 32;
 
-	if (!turns || at < 0 || at >= 2 * half)
-		return fa_element_get(dtype, row, i);
-	if (args.rotary.interleaved) {
-		angle = at / 2;
-		at_x = 2 * angle;
-		at_y = at_x + 1;
-	} else if (at >= half) {
-		angle = at_x = at - half;
-		at_y = at;
+#pragma unroll
+	for (int n = 0; n < FA_QUANTISE_EACH; n++)
+		ret_values[n] = n * 32 + lane < dim ? fa_element_get(dtype, row, n * 32 + lane) : 0;
+	if (!turns)
+		return;
+#pragma unroll
+	for (int n = 0; n < FA_QUANTISE_EACH; n++) {
+		const int32_t at = n * 32 + lane - first; /* in the rotated part */
+
+		/* Keeps the compiler from loading all at once, for which registers are too few. */
+		if (n % 3 == 0)
+			__syncwarp();
+		if (at >= 0 && at < 2 * half) {
+			const bool interleaved = args.rotary.interleaved;
+			const bool is_y = interleaved ? at % 2 : at >= half;
+			const int32_t other = interleaved ? at ^ 1 : is_y ? at - half : at + half;
+			const int32_t angle = interleaved ? at / 2 : is_y ? other : at;
+			const float mine = ret_values[n],
+				    theirs = fa_element_get(dtype, row, first + other);
+			float x, y;
+
+			fa_rotate(is_y ? theirs : mine, is_y ? mine : theirs, turns[angle], x, y);
+			ret_values[n] = is_y ? y : x;
+		}
 	}
-	fa_rotate(fa_element_get(dtype, row, first + at_x),
-	          fa_element_get(dtype, row, first + at_y), turns[angle], x, y);
-	return at == at_x ? x : y;
 }
 
 /* Quantises a row of a warp, whose lane has elements lane, lane + 32, ...; 0 beyond @dim.
@@ -127,12 +139,7 @@ __device__ __forceinline__ void fa_quantise_row(const struct fa_cuda_paged_appen
 {
 	float values[FA_QUANTISE_EACH];
 
-#pragma unroll
-	for (int n = 0; n < FA_QUANTISE_EACH; n++) {
-		const int32_t i = n * 32 + (int32_t)(threadIdx.x % 32);
-
-		values[n] = i < dim ? fa_append_value(args, from, i, turns) : 0;
-	}
+	fa_append_values(args, from, dim, turns, values);
 	fa_quantise_values(values, store, dim, scale, token_scale, to);
 }
 
@@ -245,11 +252,8 @@ fa_paged_append_codes(const struct fa_cuda_paged_append_quantised &all)
 		                 head * args.q_out.stride_head;
 		float values[FA_QUANTISE_EACH];
 
-#pragma unroll
-		for (int n = 0; n < FA_QUANTISE_EACH; n++)
-			if (n * 32 + lane < args.head_dim)
-				values[n] = fa_append_value(args, from, n * 32 + lane,
-				                            turns ? shared.turns[at] : NULL);
+		fa_append_values(args, from, args.head_dim, turns ? shared.turns[at] : NULL,
+		                 values);
 		__syncwarp(); /* all have read: the target may be the source */
 #pragma unroll
 		for (int n = 0; n < FA_QUANTISE_EACH; n++)
