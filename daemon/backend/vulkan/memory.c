@@ -57,6 +57,7 @@ static VkResult make(struct fa_device *device, uint64_t bytes, void *imported, u
 	};
 	VkMemoryRequirements needs;
 	VkResult result;
+	uint32_t heap;
 
 	result = device->driver.CreateBuffer(device->device, &buffer, NULL, ret_buffer);
 	if (result != VK_SUCCESS)
@@ -68,6 +69,9 @@ static VkResult make(struct fa_device *device, uint64_t bytes, void *imported, u
 	                                           VK_MEMORY_PROPERTY_HOST_COHERENT_BIT);
 	if (memory.memoryTypeIndex == UINT32_MAX)
 		return VK_ERROR_FEATURE_NOT_PRESENT;
+	heap = device->memory_types.memoryTypes[memory.memoryTypeIndex].heapIndex;
+	if (memory.allocationSize > device->memory_types.memoryHeaps[heap].size)
+		return VK_ERROR_OUT_OF_DEVICE_MEMORY;
 	result = device->driver.AllocateMemory(device->device, &memory, NULL, ret_memory);
 	if (result == VK_SUCCESS)
 		result = device->driver.BindBufferMemory(device->device, *ret_buffer, *ret_memory,
