@@ -8,6 +8,16 @@
 
 _Static_assert(sizeof(struct fa_vulkan_sequence) == 40, "GLSL has the same size");
 
+int64_t fa_vulkan_keys_of(int64_t rounds, int32_t head_dim, int32_t head_dim_v)
+{
+	/* Of a block of keys: its products with Q, the block's keys twice, and sums, with room to spare.
+	 * Loops over few columns are unrolled. */
+	const int64_t each = head_dim / 4 + 100 + (head_dim_v > 8 * FA_VULKAN_LANES ? 70 : 0);
+
+	/* The first block may have just one key. */
+	return (rounds / each - 1) * FA_VULKAN_LANES;
+}
+
 int fa_vulkan_check_attention(const struct fa_attention_params *params, char *text,
                               size_t text_bytes)
 {

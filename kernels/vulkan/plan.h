@@ -9,6 +9,9 @@
 #define FA_VULKAN_HEAD_DIM_MAX 576   /* q and k */
 #define FA_VULKAN_HEAD_DIM_V_MAX 512 /* v and out */
 
+/* Returns how many keys the attention kernel reads at least in @rounds rounds of all its loops. */
+int64_t fa_vulkan_keys_of(int64_t rounds, int32_t head_dim, int32_t head_dim_v);
+
 /* Return 0, or -ENOTSUP with a sentence in @text. fa_attention_check() has accepted @params. */
 int fa_vulkan_check_attention(const struct fa_attention_params *params, char *text,
                               size_t text_bytes);

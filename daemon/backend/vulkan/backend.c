@@ -87,7 +87,11 @@ static int vk_check(struct fa_device *device, const struct fa_attention_params *
 	int r;
 
 	r = fa_attention_check(params, text, bytes);
-	return r < 0 ? r : fa_vulkan_check_attention(params, text, bytes);
+	if (r == 0)
+		r = fa_vulkan_check_attention(params, text, bytes);
+	return r < 0 ? r
+	             : fa_vk_check_keys(device, params->seqlen_k, params->head_dim,
+	                                params->head_dim_v, error);
 }
 
 static int vk_paged_cache_check(struct fa_device *device, const struct fa_paged_cache *cache,

@@ -74,7 +74,7 @@ static unsigned int rank(VkPhysicalDeviceType type)
 
 static void describe(struct fa_device *device, VkPhysicalDevice physical,
                      VkPhysicalDeviceProperties *ret_properties, uint8_t uuid[VK_UUID_SIZE],
-                     char driver_name[128])
+                     char driver_name[128], bool *ret_is_lavapipe)
 {
 	VkPhysicalDeviceDriverProperties driver = {
 		.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES,
@@ -91,6 +91,7 @@ static void describe(struct fa_device *device, VkPhysicalDevice physical,
 	device->driver.GetPhysicalDeviceProperties2(physical, &properties);
 	*ret_properties = properties.properties;
 	memcpy(uuid, id.deviceUUID, VK_UUID_SIZE);
+	*ret_is_lavapipe = driver.driverID == VK_DRIVER_ID_MESA_LLVMPIPE;
 	snprintf(driver_name, 128, "%.60s %.60s", driver.driverName, driver.driverInfo);
 }
 
@@ -119,8 +120,9 @@ static int choose_device(struct fa_device *device, struct fa_error *error)
 		VkPhysicalDeviceProperties properties;
 		char name[48], ordinal[12], driver_name[128];
 		uint8_t uuid[VK_UUID_SIZE];
+		bool is_lavapipe;
 
-		describe(device, devices[i], &properties, uuid, driver_name);
+		describe(device, devices[i], &properties, uuid, driver_name, &is_lavapipe);
 		print_uuid(uuid, name);
 		snprintf(ordinal, sizeof(ordinal), "%" PRIu32, i);
 		if (wanted && strcmp(wanted, ordinal) != 0 && strcmp(wanted, name) != 0)
@@ -130,6 +132,7 @@ static int choose_device(struct fa_device *device, struct fa_error *error)
 		best = rank(properties.deviceType);
 		device->physical = devices[i];
 		device->properties = properties;
+		device->is_lavapipe = is_lavapipe;
 		memcpy(device->uuid, uuid, sizeof(device->uuid));
 		memcpy(device->driver_name, driver_name, sizeof(device->driver_name));
 	}

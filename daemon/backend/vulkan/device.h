@@ -63,8 +63,10 @@ struct fa_device {
 	uint64_t uuid[2];
 	uint64_t import_alignment; /* of addresses and sizes; 0: nothing can be imported */
 	char driver_name[128];
+	bool is_lavapipe;        /* Mesa's driver for the processor */
 	uint64_t opened_ns;      /* how long that took */
 	uint64_t groups_at_once; /* workgroups that may run beside one another, about */
+	uint64_t hang_ns;        /* a part that takes longer is stopped */
 	VkPipelineLayout layout;
 	VkShaderModule modules[_FA_VULKAN_KERNEL_N];
 

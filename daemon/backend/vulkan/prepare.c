@@ -5,7 +5,12 @@
 #include "daemon/backend/vulkan/queue.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
+
+/* Lavapipe leaves the loops of a workgroup after so many rounds in all, without a word, so that results are
+ * wrong. */
+#define LAVAPIPE_ROUNDS 65535
 
 /* The word that stops kernels has the beginning of a blob to itself. */
 #define STOP_BYTES 64
@@ -117,6 +122,41 @@ static int prepare(struct fa_device *device, struct fa_device_work *work, uint64
 	return 0;
 }
 
+int fa_vk_check_keys(const struct fa_device *device, int64_t n_k, int32_t head_dim,
+                     int32_t head_dim_v, struct fa_error *error)
+{
+	const int64_t most = fa_vulkan_keys_of(LAVAPIPE_ROUNDS, head_dim, head_dim_v);
+
+	if (!device->is_lavapipe || n_k <= most)
+		return 0;
+	return fa_fail(error, -ENOTSUP,
+	               "%" PRId64 " keys are too many for Mesa's lavapipe with head dims %" PRId32
+	               " and %" PRId32 ": at most %" PRId64
+	               ", as it leaves longer loops early; the backend cpu has no such limit",
+	               n_k, head_dim, head_dim_v, most);
+}
+
+static int check_keys(const struct fa_device *device, const struct fa_paged_request *request,
+                      struct fa_error *error)
+{
+	const struct fa_paged_attention *p = &request->attention;
+	const struct fa_paged_own_attention *own = &request->own_attention;
+	int64_t longest = 0, in_table;
+
+	if (request->op == FA_PAGED_ATTEND) {
+		for (int32_t b = 0; b < p->step->batch; b++)
+			longest = p->step->lengths[b] > longest ? p->step->lengths[b] : longest;
+		return fa_vk_check_keys(device, longest, p->cache->head_dim, p->cache->head_dim_v,
+		                        error);
+	}
+	if (request->op != FA_PAGED_ATTEND_OWN)
+		return 0;
+	in_table = (int64_t)own->table_columns * own->pages->page_tokens;
+	longest = own->max_k < in_table ? own->max_k : in_table;
+	return fa_vk_check_keys(device, longest, own->pages->head_dim, own->pages->head_dim_v,
+	                        error);
+}
+
 int fa_vk_attention_prepare(struct fa_device *device, struct fa_device_work *work,
                             struct fa_error *error)
 {
@@ -134,6 +174,8 @@ int fa_vk_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 		if (r == 0)
 			r = fa_vulkan_check_paged(&work->paged[i], error->text,
 			                          sizeof(error->text));
+		if (r == 0)
+			r = check_keys(device, &work->paged[i], error);
 		if (r < 0)
 			return r;
 		bytes = wants_q(&work->paged[i]) ? q_bytes(&work->paged[i].append) : 0;

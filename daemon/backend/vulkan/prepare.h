@@ -9,3 +9,7 @@ int fa_vk_attention_prepare(struct fa_device *device, struct fa_device_work *wor
 int fa_vk_paged_prepare(struct fa_device *device, struct fa_device_work *work,
                         struct fa_error *error);
 void fa_vk_release(struct fa_device *device, struct fa_device_work *work);
+
+/* -ENOTSUP: a row sees more keys than this device can attend to. */
+int fa_vk_check_keys(const struct fa_device *device, int64_t n_k, int32_t head_dim,
+                     int32_t head_dim_v, struct fa_error *error);

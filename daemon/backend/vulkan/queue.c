@@ -22,7 +22,8 @@
 /* How long a part should take: the bound of what a group waits for another. */
 #define PART_NS (4 * FA_NS_PER_MS)
 #define SLACK_NS (10 * FA_NS_PER_MS)
-/* A part that takes so long will not end. Compiling counts, on a device that does it late. */
+/* A part that takes so long is stopped, and a device that does not stop then is lost. Compiling counts, on a
+ * device that does it late. */
 #define HANG_NS (60 * FA_NS_PER_SEC)
 #define GROUPS_MAX 65535u /* of a dispatch, on any device */
 /* Assumed speeds: at first, and at least. */
@@ -232,8 +233,8 @@ static int record(struct fa_device *device, struct part *part)
 	return 0;
 }
 
-/* Waits for the value that the last submission gives to the timeline. */
-static VkResult wait_for_end(struct fa_device *device)
+/* Waits for the value that the last submission gives to the timeline, at most @ns. */
+static VkResult wait_for_end(struct fa_device *device, uint64_t ns)
 {
 	const VkSemaphoreWaitInfo wait = {
 		.sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
@@ -242,7 +243,7 @@ static VkResult wait_for_end(struct fa_device *device)
 		.pValues = &device->timeline_value,
 	};
 
-	return device->driver.WaitSemaphores(device->device, &wait, HANG_NS);
+	return device->driver.WaitSemaphores(device->device, &wait, ns);
 }
 
 static VkResult submit(struct fa_device *device)
@@ -274,6 +275,7 @@ static int run_part(struct fa_device *device, struct part *part, uint64_t *ret_n
 	};
 	uint64_t begin_ns;
 	VkResult result;
+	bool stopped;
 	int r = 0;
 
 	result = device->driver.ResetCommandPool(device->device, device->commands, 0);
@@ -295,22 +297,23 @@ static int run_part(struct fa_device *device, struct part *part, uint64_t *ret_n
 	begin_ns = fa_now_ns();
 	result = submit(device);
 	if (result == VK_SUCCESS)
-		result = wait_for_end(device);
-	if (result == VK_TIMEOUT && part->work->prepared) {
+		result = wait_for_end(device, device->hang_ns);
+	stopped = result == VK_TIMEOUT && part->work->prepared;
+	if (stopped) {
 		/* A sequence may be too long for a workgroup; kernels that still run then leave. */
 		stop_kernels(part->work);
-		result = wait_for_end(device);
-		if (result == VK_SUCCESS)
-			return fa_fail(&part->error, -ETIME,
-			               "a part of the request took more than %d s, as its "
-			               "sequences are too long for this device",
-			               (int)(HANG_NS / FA_NS_PER_SEC));
+		result = wait_for_end(device, HANG_NS);
 	}
 	*ret_ns = fa_now_ns() - begin_ns;
+	if (stopped && result == VK_SUCCESS)
+		return fa_fail(&part->error, -ETIME,
+		               "a part of the request took more than %d s, as its sequences are "
+		               "too long for this device",
+		               (int)(device->hang_ns / FA_NS_PER_SEC));
 	if (result == VK_TIMEOUT)
 		return fa_fail(&part->error, -ENODEV,
 		               "the Vulkan device has not finished a part of a request in %d s",
-		               (int)(HANG_NS / FA_NS_PER_SEC));
+		               (int)(device->hang_ns / FA_NS_PER_SEC));
 	return result == VK_SUCCESS
 	               ? 0
 	               : fa_vk_fail(device, &part->error, result, "the Vulkan device failed");
@@ -445,6 +448,7 @@ int fa_vk_queue_open(struct fa_device *device, struct fa_error *error)
 	int r;
 
 	device->flops_per_ns = FLOPS_PER_NS_FIRST;
+	device->hang_ns = HANG_NS;
 	device->fair.slack = SLACK_NS;
 	result = device->driver.CreateSemaphore(device->device, &semaphore, NULL,
 	                                        &device->timeline);
