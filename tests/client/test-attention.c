@@ -320,6 +320,7 @@ static void test_cancel_endless(void **state)
 	struct fa_buffer *buffer;
 	struct fa_ticket ticket;
 	float *numbers;
+	int r;
 
 	check(fa_buffer_new(client, 2 * bytes, 0, &buffer));
 	numbers = fa_buffer_data(buffer);
@@ -333,11 +334,16 @@ static void test_cancel_endless(void **state)
 	request.k.strides[3] = 1;
 	request.v = request.k;
 	check(fa_attention(client, &request, &ticket));
-	fa_check_eq(fa_wait(client, &ticket, 200 * FA_NS_PER_MS, NULL), -EAGAIN);
-	before_ns = fa_now_ns();
-	check(fa_cancel(client, &ticket));
-	fa_check_eq(fa_wait(client, &ticket, UINT64_MAX, NULL), -ECANCELED);
-	fa_check(fa_now_ns() - before_ns < 4 * FA_NS_PER_SEC);
+	r = fa_wait(client, &ticket, 200 * FA_NS_PER_MS, NULL);
+	if (r == -ENOTSUP) {
+		fa_check_contains(fa_error(), "too many for Mesa's lavapipe");
+	} else {
+		fa_check_eq(r, -EAGAIN);
+		before_ns = fa_now_ns();
+		check(fa_cancel(client, &ticket));
+		fa_check_eq(fa_wait(client, &ticket, UINT64_MAX, NULL), -ECANCELED);
+		fa_check(fa_now_ns() - before_ns < 4 * FA_NS_PER_SEC);
+	}
 	fa_buffer_free(buffer);
 }
 
