@@ -28,9 +28,9 @@ struct fa_prefix_hashes {
 	uint8_t begin[FA_STATE_HASH_BYTES]; /* hash with which the chain starts */
 	uint32_t page_tokens, n;
 	uint8_t (*pages)[FA_STATE_HASH_BYTES]; /* [n] */
-	/* Of the first page of the checkpoint after each so many pages; 0: none are published. */
-	uint32_t checkpoint_pages;
-	uint8_t (*checkpoints)[FA_STATE_HASH_BYTES]; /* [n / checkpoint_pages], behind pages */
+	uint32_t checkpoint_pages; /* pages between checkpoints; 0: none are published */
+	/* Of each checkpoint's first page, [n / checkpoint_pages]; behind pages. */
+	uint8_t (*checkpoints)[FA_STATE_HASH_BYTES];
 };
 
 /* Allocates hashes for @n_tokens tokens of @sequence. -EINVAL. */

@@ -1,5 +1,6 @@
 #include "tests/gpu/gpu.h"
 
+#include "kernels/cuda/common/paged-args.h"
 #include "kernels/cuda/images.h"
 #include "tests/gpu/driver.h"
 #include "tests/gpu/yielder.h"
