@@ -95,6 +95,8 @@ static void test_every_request_is_answered(void **state)
 	fa_test_cuda_fail(page, "kernel:1=" FAULT);
 	submit(2, 0, 1);
 	fa_check_eventually(fa_test_cuda_failed(page));
+	/* Those that have not begun take so long that they cannot all end before the fault is seen. */
+	fa_test_cuda_kernel_us(page, 20000);
 	fa_test_cuda_hold(page, false);
 	fa_raw_wait_expect(&clients[2].raw, 0, 1, -ENODEV, "ILLEGAL_ADDRESS");
 
