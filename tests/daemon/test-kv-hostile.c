@@ -32,7 +32,7 @@ static uint64_t n_calls, n_works;
 static struct fa_wire_message message;
 static uint32_t words[4][WORDS];
 static struct fa_wire_step_item items[WORDS];
-static uint32_t state_bytes[] = { 700, 64 };
+static uint32_t state_bytes[WORDS] = { 700, 64 }; /* two are valid */
 static const float scales[WORDS] = { 0.01f, 2, 0.5f, 0x1p-100f, 0, -1 };
 static uint64_t caches[KNOWN], sequences[KNOWN], victim, theirs;
 

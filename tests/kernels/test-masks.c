@@ -71,6 +71,7 @@ static void test_shapes(void **state)
 static void test_ragged(void **state)
 {
 	for (size_t m = 0; m < N_MASKS; m++) {
+		const int64_t chunk = masks[m].chunk;
 		struct problem_spec spec = {
 			.dtype = (enum fa_attention_dtype)(1 + m % 3),
 			.batch = 4,
@@ -84,13 +85,11 @@ static void test_ragged(void **state)
 			.causal = masks[m].causal,
 			.left_1 = masks[m].left_1,
 			.right_1 = masks[m].right_1,
-			.chunk = masks[m].chunk > 1 ? masks[m].chunk * 30 : masks[m].chunk,
+			.chunk = chunk > 1 && chunk < INT64_MAX ? chunk * 30 : chunk,
 			.prefixed = masks[m].prefix > 0,
 			.prefix = { masks[m].prefix * 50, 5, masks[m].prefix, 1 },
 		};
 
-		if (masks[m].chunk == INT64_MAX)
-			spec.chunk = INT64_MAX;
 		problem_test(&spec);
 	}
 }
