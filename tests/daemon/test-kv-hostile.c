@@ -459,7 +459,7 @@ static void test_random(void **state)
 	theirs = kv_cache(&other, NULL, 0);
 	victim = kv_sequence(&other, theirs);
 	kv_append(&other, victim, numbers, 0, 150);
-	for (int i = 0; i < 5; i++) {
+	for (int i = 0; i < 10; i++) {
 		memset(caches, 0, sizeof(caches));
 		memset(sequences, 0, sizeof(sequences));
 		kv_open(&client, daemon_process.socket);
