@@ -24,7 +24,7 @@ void fa_cases_count(struct fa_cases *cases, bool ok, const char *format, ...)
 void fa_case_far(struct fa_cases *cases);
 /* The number of thread blocks does not change the bits. */
 void fa_case_chain(struct fa_cases *cases);
-/* A sequence's bits do not depend on the rest of its batch. */
+/* A sequence's bits do not depend on the rest of its batch, unless its rows are packed. */
 void fa_case_alone(struct fa_cases *cases);
 /* @reruns runs beside changing other work give the same bits. */
 void fa_case_rerun(struct fa_cases *cases);

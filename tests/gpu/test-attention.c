@@ -692,8 +692,9 @@ static void run(struct fa_cases *cases, size_t i)
 	fflush(stdout);
 }
 
-/* Prints the checks per kernel. @want_all: fails if a kernel of this chip was never checked. */
-static void say_kernels(struct fa_cases *cases, bool want_all)
+/* Prints the checks per kernel. Fails if a kernel of this chip was never checked that had to be:
+ * those of packed rows of ragged batches with @want_ragged, all others with @want. */
+static void say_kernels(struct fa_cases *cases, bool want, bool want_ragged)
 {
 	for (size_t i = 0; i < fa_cuda_kernels_count; i++) {
 		const struct fa_cuda_kernel *kernel = &fa_cuda_kernels[i];
@@ -703,7 +704,7 @@ static void say_kernels(struct fa_cases *cases, bool want_all)
 			continue;
 		if (cases->checks[i])
 			printf("%6d %s\n", cases->checks[i], kernel->symbol);
-		else if (want_all)
+		else if (kernel->kind == FA_CUDA_PACKED_RAGGED ? want_ragged : want)
 			fa_cases_count(cases, false, "%s was never checked", kernel->symbol);
 	}
 }
@@ -713,7 +714,7 @@ int main(int argc, char **argv)
 	struct fa_cases cases = { .count = 200, .reruns = 1000, .kernel = "" };
 	uint64_t seed = fa_draw_seed();
 	bool wanted[COUNT(all)] = { false }, any = false, probe = false, fault = false;
-	bool want_all = false;
+	bool want = false, want_ragged = false;
 
 	for (int i = 1; i < argc; i++) {
 		const bool more = i + 1 < argc;
@@ -768,9 +769,11 @@ int main(int argc, char **argv)
 	for (size_t c = 0; c < COUNT(all); c++)
 		if (!any || wanted[c])
 			run(&cases, c);
-	for (size_t c = 0; c < COUNT(all); c++)
-		want_all |= (!any || wanted[c]) && all[c].run == case_shapes;
-	say_kernels(&cases, want_all);
+	for (size_t c = 0; c < COUNT(all); c++) {
+		want |= (!any || wanted[c]) && all[c].run == case_shapes;
+		want_ragged |= (!any || wanted[c]) && all[c].run == case_ragged_packed;
+	}
+	say_kernels(&cases, want, want_ragged);
 	printf("%d passed, %d failed, %d skipped; largest share of the allowed error: f32 %.2f, "
 	       "f16 %.2f, bf16 %.2f\n",
 	       cases.passed, cases.failed, cases.skipped, cases.worst[FA_ATTENTION_F32],

@@ -18,7 +18,8 @@ wait_for() {
 	done
 	fail "waited 30 s for $1"
 }
-apt() { apt-get -y -qq -o Dpkg::Use-Pty=0 "$@" >/test/apt.log 2>&1 || { cat /test/apt.log; fail "apt-get $*"; }; }
+# As in unattended upgrades, dpkg keeps a configuration file that the operator has changed.
+apt() { apt-get -y -qq -o Dpkg::Use-Pty=0 -o Dpkg::Options::=--force-confold "$@" >/test/apt.log 2>&1 || { cat /test/apt.log; fail "apt-get $*"; }; }
 main_pid() { systemctl show -P MainPID fad; }
 steps() { { grep '^[0-9]*$' "/test/$1.log" 2>/dev/null || true; } | tail -n 1; }
 
