@@ -102,7 +102,8 @@ class Attention(ctypes.Structure):
                 ("alibi_slopes", ctypes.c_void_p), ("sinks", ctypes.c_void_p),
                 ("deterministic", ctypes.c_bool), ("tree", ctypes.c_void_p),
                 ("tree_start", ctypes.c_void_p), ("positions", ctypes.c_void_p),
-                ("chunk_tokens", ctypes.c_int64), ("prefix_lengths", ctypes.c_void_p)]
+                ("chunk_tokens", ctypes.c_int64), ("prefix_lengths", ctypes.c_void_p),
+                ("pattern", race.Pattern)]
 
 
 class Rotary(ctypes.Structure):
@@ -144,7 +145,7 @@ class OwnAttention(ctypes.Structure):
                 ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
                 ("alibi_slopes", ctypes.c_void_p), ("sinks", ctypes.c_void_p),
                 ("deterministic", ctypes.c_bool), ("chunk_tokens", ctypes.c_int64),
-                ("prefix_lengths", ctypes.c_void_p)]
+                ("prefix_lengths", ctypes.c_void_p), ("pattern", race.Pattern)]
 
 
 class Operation(ctypes.Union):

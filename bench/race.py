@@ -63,6 +63,28 @@ class Tensor(ctypes.Structure):
                 ("stride_token", ctypes.c_int64), ("stride_head", ctypes.c_int64)]
 
 
+class Blocks(ctypes.Structure):
+    """struct fa_attention_blocks"""
+    _fields_ = [("rows", ctypes.c_int32), ("keys", ctypes.c_int32), ("offsets", ctypes.c_void_p),
+                ("columns", ctypes.c_void_p), ("n_columns", ctypes.c_int64),
+                ("offsets_stride_batch", ctypes.c_int64), ("offsets_stride_head", ctypes.c_int64),
+                ("columns_stride_batch", ctypes.c_int64), ("columns_stride_head", ctypes.c_int64)]
+
+
+class Pattern(ctypes.Structure):
+    """struct fa_attention_pattern"""
+    _fields_ = [("block_tokens", ctypes.c_int32), ("local_blocks", ctypes.c_int32),
+                ("vert_stride", ctypes.c_int32), ("head_step", ctypes.c_int32),
+                ("first_head", ctypes.c_int32)]
+
+
+class Bits(ctypes.Structure):
+    """struct fa_attention_bits"""
+    _fields_ = [("words", ctypes.c_void_p), ("row_words", ctypes.c_int64),
+                ("stride_batch", ctypes.c_int64), ("stride_head", ctypes.c_int64),
+                ("stride_row", ctypes.c_int64)]
+
+
 class Params(ctypes.Structure):
     """struct fa_attention_params"""
     _fields_ = [("dtype", ctypes.c_int), ("batch", ctypes.c_int32), ("heads", ctypes.c_int32),
@@ -75,7 +97,8 @@ class Params(ctypes.Structure):
                 ("scale", ctypes.c_float), ("softcap", ctypes.c_float), ("causal", ctypes.c_bool),
                 ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
                 ("alibi_slopes", ctypes.c_void_p), ("sinks", ctypes.c_void_p),
-                ("chunk_tokens", ctypes.c_int64), ("prefix_lengths", ctypes.c_void_p)]
+                ("chunk_tokens", ctypes.c_int64), ("prefix_lengths", ctypes.c_void_p),
+                ("blocks", Blocks), ("pattern", Pattern), ("bits", Bits)]
 
 
 class Kernel(ctypes.Structure):

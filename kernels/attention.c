@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 #define HEADS_MAX 65536 /* keeps tokens x heads far from overflow */
+#define PATTERN_BLOCK_STEP 16
 
 static int __attribute__((format(printf, 4, 5)))
 refuse(int error, char *text, size_t text_bytes, const char *format, ...)
@@ -66,6 +67,48 @@ static int check_cu_seqlens(const char *name, const uint32_t *cu, int32_t batch,
 			       name, b, cu[b + 1] - cu[b], longest);
 	}
 	return 0;
+}
+
+int fa_attention_pattern_check(const struct fa_attention_pattern *pattern, char *text,
+                               size_t text_bytes)
+{
+	if (pattern->block_tokens == 0)
+		return 0;
+	if (pattern->block_tokens < 0 || pattern->block_tokens % PATTERN_BLOCK_STEP != 0)
+		REFUSE(-EINVAL, "pattern.block_tokens %" PRId32 " is not a multiple of %d",
+		       pattern->block_tokens, PATTERN_BLOCK_STEP);
+	if (pattern->local_blocks < 0)
+		REFUSE(-EINVAL, "pattern.local_blocks %" PRId32 " is negative",
+		       pattern->local_blocks);
+	if (pattern->vert_stride <= 0)
+		REFUSE(-EINVAL, "pattern.vert_stride %" PRId32 " is not positive",
+		       pattern->vert_stride);
+	if (pattern->first_head < 0)
+		REFUSE(-EINVAL, "pattern.first_head %" PRId32 " is negative", pattern->first_head);
+	return 0;
+}
+
+static int check_masks(const struct fa_attention_params *params, char *text, size_t text_bytes)
+{
+	const struct fa_attention_blocks *blocks = &params->blocks;
+	const struct fa_attention_bits *bits = &params->bits;
+
+	if (!blocks->rows != !blocks->keys)
+		REFUSE(-EINVAL, "blocks.%s is 0, but blocks.%s is %" PRId32,
+		       blocks->rows ? "keys" : "rows", blocks->rows ? "rows" : "keys",
+		       blocks->rows ? blocks->rows : blocks->keys);
+	if (blocks->rows && blocks->rows != 64 && blocks->rows != 128)
+		REFUSE(-ENOTSUP, "blocks.rows %" PRId32 " is not supported: 64 or 128",
+		       blocks->rows);
+	if (blocks->keys && blocks->keys != 64 && blocks->keys != 128)
+		REFUSE(-ENOTSUP, "blocks.keys %" PRId32 " is not supported: 64 or 128",
+		       blocks->keys);
+	if (blocks->n_columns < 0 || blocks->n_columns > INT32_MAX)
+		REFUSE(-EINVAL, "blocks.n_columns %" PRId64 " is not from 0 to %" PRId32,
+		       blocks->n_columns, INT32_MAX);
+	if (bits->words && bits->row_words < 0)
+		REFUSE(-EINVAL, "bits.row_words %" PRId64 " is negative", bits->row_words);
+	return fa_attention_pattern_check(&params->pattern, text, text_bytes);
 }
 
 int fa_attention_check(const struct fa_attention_params *params, char *text, size_t text_bytes)
@@ -135,7 +178,7 @@ int fa_attention_check(const struct fa_attention_params *params, char *text, siz
 		REFUSE(-EINVAL, "window_right %" PRId64 " is below -1", p->window_right);
 	if (p->chunk_tokens < 0)
 		REFUSE(-EINVAL, "chunk_tokens %" PRId64 " is negative", p->chunk_tokens);
-	return 0;
+	return check_masks(p, text, text_bytes);
 }
 
 /* Returns the sum over i in [0, n) of i + first, each term clamped to [0, max]. */

@@ -16,6 +16,7 @@
  *   j >= p - window_left                           if window_left >= 0
  *   j <= p + window_right                          if window_right >= 0
  *   floor(j / chunk_tokens) = floor(p / chunk_tokens)  if chunk_tokens > 0
+ *   blocks, pattern and bits show it               those of them that are given
  * A row without visible keys gives zeros and lse -inf, or lse = sinks[h] if there are sinks.
  * Softmax is in fp32, products are accumulated in fp32, lse is a natural logarithm. A key that is
  * not visible from a row never changes that row, not even if its K or V holds an infinity or a NaN.
@@ -43,6 +44,54 @@ struct fa_attention_tensor {
 	int64_t stride_batch, stride_token, stride_head;
 };
 
+/*
+ * A block-sparse mask in compressed rows (CSR). Row i is in row block floor(i / rows), key j in key
+ * block floor(j / keys); both are counted within the sequence. Row block r of a sequence and a query
+ * head sees the key blocks in columns[offsets[r]] to columns[offsets[r + 1] - 1], which ascend.
+ *
+ * Both arrays are in memory of the device, and a client may write them at any time. Whatever they
+ * hold, kernels read nothing but these arrays and the request's tensors:
+ *   - an offset counts as the nearest number from 0 to n_columns, and a list that ends before it
+ *     begins is empty;
+ *   - only the first ceil(n_k / keys) entries of a list count;
+ *   - a column that is negative, not below ceil(n_k / keys), or not above all columns before it
+ *     that count, is ignored.
+ */
+struct fa_attention_blocks {
+	int32_t rows, keys;     /* tokens of a block, each 64 or 128; 0: no such mask */
+	const int32_t *offsets; /* [batch][head][ceil(seqlen_q / rows) + 1] */
+	const int32_t *columns; /* [batch][head][n_columns] */
+	int64_t n_columns;
+	/* In elements; 0: shared by all sequences, or heads. */
+	int64_t offsets_stride_batch, offsets_stride_head;
+	int64_t columns_stride_batch, columns_stride_head;
+};
+
+/*
+ * Local blocks and a stride, by numbers. A row at position p, in query head h, sees key j if
+ *   floor(p / block_tokens) - floor(j / block_tokens) < local_blocks, or
+ *   floor(j / block_tokens) + first + 1 is a multiple of vert_stride,
+ * where first = (first_head + h) * head_step, or, if head_step is negative, the same number for KV
+ * heads: floor((first_head + h) / group) * -head_step.
+ */
+struct fa_attention_pattern {
+	int32_t block_tokens; /* a multiple of 16; 0: no pattern */
+	int32_t local_blocks, vert_stride;
+	int32_t head_step;  /* 0: all heads have the same pattern */
+	int32_t first_head; /* the number of query head 0, where heads are divided among processes */
+};
+
+/*
+ * A bit for each row and key: row i of a sequence sees key j if bit j % 32 of word j / 32 of its row
+ * is set. Keys from 32 * row_words on are hidden. words is in memory of the device, and a client may
+ * write it at any time: kernels then compute something, but read no other memory.
+ */
+struct fa_attention_bits {
+	const uint32_t *words; /* [batch][head][row][row_words]; NULL: no such mask */
+	int64_t row_words;
+	int64_t stride_batch, stride_head, stride_row; /* in words; 0: shared */
+};
+
 struct fa_attention_params {
 	enum fa_attention_dtype dtype; /* of q, k, v and out */
 	int32_t batch;                 /* sequences */
@@ -63,6 +112,9 @@ struct fa_attention_params {
 	int64_t chunk_tokens;              /* 0: rows see all chunks */
 	/* [batch], host memory, or NULL for zeros: a prefix-LM's prefixes; no effect unless causal */
 	const uint32_t *prefix_lengths;
+	struct fa_attention_blocks blocks;
+	struct fa_attention_pattern pattern;
+	struct fa_attention_bits bits;
 };
 
 /* Returns 0 if a kernel covers @params, else -ENOTSUP or -EINVAL with a sentence in @text that
@@ -70,7 +122,21 @@ struct fa_attention_params {
  * check pointers and strides: the caller must know that the tensors are in bounds. */
 int fa_attention_check(const struct fa_attention_params *params, char *text, size_t text_bytes);
 
-/* Counts the arithmetic: a multiply-add counts as two, and only visible (row, key) pairs count. */
+/* Checks a pattern, as fa_attention_check() does. */
+int fa_attention_pattern_check(const struct fa_attention_pattern *pattern, char *text,
+                               size_t text_bytes);
+
+/* Returns the name of the first of blocks, pattern and bits that @params has, or NULL. */
+static inline const char *fa_attention_mask_name(const struct fa_attention_params *params)
+{
+	return params->blocks.rows            ? "block-sparse masks"
+	       : params->pattern.block_tokens ? "patterns of blocks"
+	       : params->bits.words           ? "bit masks"
+	                                      : NULL;
+}
+
+/* Counts the arithmetic: a multiply-add counts as two, and only visible (row, key) pairs count.
+ * Blocks, pattern and bits are taken to hide nothing. */
 double fa_attention_flops(const struct fa_attention_params *params);
 
 /* ---- CPU kernels. Pure functions but for *workspace, any thread; @isa never changes. */

@@ -208,9 +208,11 @@ static int check_trees(const struct fa_paged_attention *p, char *text, size_t te
 			       "sequence %" PRId32 " has a tree of %" PRIu32
 			       " tokens and a length of %" PRIu32,
 			       b, n_new, p->step->lengths[b]);
-		if (!p->positions && (p->window_left >= 0 || p->window_right >= 0 ||
-		                      p->chunk_tokens || p->alibi_slopes))
-			REFUSE(-EINVAL, "trees with windows, chunks or ALiBi need positions");
+		if (!p->positions &&
+		    (p->window_left >= 0 || p->window_right >= 0 || p->chunk_tokens ||
+		     p->pattern.block_tokens || p->alibi_slopes))
+			REFUSE(-EINVAL,
+			       "trees with windows, chunks, patterns or ALiBi need positions");
 	}
 	return 0;
 }
@@ -252,6 +254,9 @@ static int check_attention(const struct fa_paged_attention *p, char *text, size_
 		       p->heads, p->cache->kv_heads);
 	r = check_score(p->scale, p->softcap, p->window_left, p->window_right, p->chunk_tokens,
 	                text, text_bytes);
+	if (r < 0)
+		return r;
+	r = fa_attention_pattern_check(&p->pattern, text, text_bytes);
 	if (r < 0)
 		return r;
 	return check_trees(p, text, text_bytes);
@@ -437,8 +442,11 @@ static int check_own_attention(const struct fa_paged_own_attention *p, char *tex
 		       p->total_q, p->batch, p->max_q);
 	if (p->table_columns < 0)
 		REFUSE(-EINVAL, "table_columns %" PRId32 " is negative", p->table_columns);
-	return check_score(p->scale, p->softcap, p->window_left, p->window_right, p->chunk_tokens,
-	                   text, text_bytes);
+	r = check_score(p->scale, p->softcap, p->window_left, p->window_right, p->chunk_tokens,
+	                text, text_bytes);
+	if (r < 0)
+		return r;
+	return fa_attention_pattern_check(&p->pattern, text, text_bytes);
 }
 
 static int check_own_append(const struct fa_paged_own_append *p, char *text, size_t text_bytes)

@@ -101,7 +101,7 @@ struct fa_paged_step {
  *
  * The new tokens of a sequence with a tree are a tree of speculated tokens: new token i sees every
  * earlier token, and new token j if bit j is set in row i of the sequence's mask. The mask replaces
- * causal. For windows, chunks and ALiBi a new token is at positions[] (fa_paged_tree_positions()),
+ * causal. For windows, chunks, patterns and ALiBi a new token is at positions[] (fa_paged_tree_positions()),
  * and any other token at its index.
  */
 struct fa_paged_attention {
@@ -126,11 +126,12 @@ struct fa_paged_attention {
 	 * word j / 32 is token j. */
 	const uint32_t *tree;
 	const uint32_t *tree_start;
-	/* [new token]; needed if there are trees and windows, chunks or ALiBi. */
+	/* [new token]; needed if there are trees and windows, chunks, patterns or ALiBi. */
 	const uint32_t *positions;
 
 	int64_t chunk_tokens;           /* 0: rows see all chunks */
 	const uint32_t *prefix_lengths; /* [batch], host memory, or NULL */
+	struct fa_attention_pattern pattern;
 };
 
 /*
@@ -272,6 +273,7 @@ struct fa_paged_own_attention {
 	/* [batch], in memory of the device, or NULL; read once for each sequence and request. One
 	 * below 0 counts as 0. */
 	const int32_t *prefix_lengths;
+	struct fa_attention_pattern pattern;
 };
 
 /*

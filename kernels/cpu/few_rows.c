@@ -11,7 +11,7 @@
  * it sees, so that V of hidden keys has no effect.
  */
 #include "kernels/cpu/isa-symbols.h"
-#include "kernels/cpu/score.h"
+#include "kernels/cpu/mask.h"
 
 #define ROWS FA_CPU_FEW_ROWS_MAX
 #define HEADS FA_CPU_TILE_HEADS_MAX
@@ -55,7 +55,9 @@ struct round {
 	int64_t key; /* the first, in the sequence */
 	int32_t end;
 	int32_t low[ROWS], high[ROWS];
-	bool tree; /* some keys may be hidden by masks */
+	bool tree;   /* the round has keys of the tree */
+	bool masked; /* a row's mask hides some keys; else seen is not set */
+	uint32_t seen[ROWS];
 	int32_t n_segments;
 	struct segment segments[SEGMENTS];
 };
@@ -281,10 +283,10 @@ static void row_softmax(const struct fa_cpu_job *job, const struct score_map *ma
 			score = score_bias(score, slope, at, position);
 		}
 		score = score_mask(score, key, low, high);
-		if (round->tree) {
+		if (round->masked) {
 			vec_store(s + j, score);
 			for (int32_t i = j; i < j + VEC_LANES && i < round->end; i++) {
-				if (!score_tree_sees(job, job->row + row, round->key + i))
+				if (!(round->seen[row] >> i & 1))
 					s[i] = -INFINITY;
 			}
 			score = vec_load(s + j);
@@ -413,14 +415,15 @@ VEC_INLINE void values_of_columns(enum fa_attention_dtype dtype, const struct fa
 		               job, state, round, row, end_row, c, first, end);
 }
 
-VEC_INLINE void values_of_tree_row(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
-                                   struct state *state, const struct round *round, int32_t row)
+VEC_INLINE void values_of_masked_row(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
+                                     struct state *state, const struct round *round, int32_t row)
 {
-	for (int32_t j = round->low[row], end; j < round->high[row]; j = end) {
-		bool sees = score_tree_sees(job, job->row + row, round->key + j);
+	const uint32_t seen = round->seen[row];
 
-		for (end = j + 1; end < round->high[row] &&
-		                  score_tree_sees(job, job->row + row, round->key + end) == sees;)
+	for (int32_t j = round->low[row], end; j < round->high[row]; j = end) {
+		uint32_t sees = seen >> j & 1;
+
+		for (end = j + 1; end < round->high[row] && (seen >> end & 1) == sees;)
 			end++;
 		if (!sees)
 			continue;
@@ -434,9 +437,9 @@ VEC_INLINE void round_values(enum fa_attention_dtype dtype, const struct fa_cpu_
 {
 	bool hidden = false;
 
-	if (round->tree) {
+	if (round->masked) {
 		for (int32_t row = 0; row < job->rows; row++)
-			values_of_tree_row(dtype, job, state, round, row);
+			values_of_masked_row(dtype, job, state, round, row);
 		return;
 	}
 	for (int32_t r = 0; r < job->rows; r++)
@@ -584,16 +587,35 @@ static int64_t round_keys(const struct fa_cpu_job *tile, int64_t end, struct rou
 	return stop;
 }
 
+/* Fills the masks of the round's rows. Returns false if no row sees any key. */
+static bool round_masks(const struct fa_cpu_job *job, struct mask *mask, struct round *round)
+{
+	const uint32_t all = UINT32_MAX >> (ROUND_KEYS - round->end);
+	uint32_t of_tokens[ROWS], any, skipped = (uint32_t)(round->key % ROUND_KEYS);
+
+	mask_round(mask, round->key - skipped, 1, of_tokens, &any);
+	if (!(any >> skipped & all))
+		return false;
+	for (int32_t r = 0; r < job->rows; r++) {
+		round->seen[r] = of_tokens[(job->row + r) / job->group - mask->token] >> skipped;
+		round->masked |= (~round->seen[r] & all) != 0;
+	}
+	return true;
+}
+
 VEC_INLINE void few_rows(enum fa_attention_dtype dtype, const struct fa_cpu_job *tile,
                          struct scratch *scratch)
 {
 	int64_t begin = score_low_of(tile, tile->row, tile->row + tile->rows - 1);
 	int64_t end = score_high_of(tile, tile->row, tile->row + tile->rows - 1);
+	bool carried = false, masks = mask_given(tile);
 	struct score_map map;
-	bool carried = false;
+	struct mask mask;
 	int32_t near = 0;
 
 	score_map_init(&map, tile);
+	if (masks)
+		mask_init(&mask, tile);
 	for (int32_t h = 0; h < tile->n_heads; h++) {
 		job_of_head(tile, h, &scratch->jobs[h]);
 		state_init(&scratch->states[h], &scratch->jobs[h]);
@@ -603,10 +625,19 @@ VEC_INLINE void few_rows(enum fa_attention_dtype dtype, const struct fa_cpu_job 
 		struct round round;
 		int64_t next;
 
-		round.key = key;
-		next = round_keys(tile, end, &round);
 		if (fa_cpu_job_stopped(tile))
 			return;
+		if (masks)
+			key = mask_next(&mask, key);
+		if (key >= end)
+			break;
+		round.key = key;
+		next = round_keys(tile, end, &round);
+		round.masked = false;
+		if (masks && !round_masks(tile, &mask, &round)) {
+			key = next;
+			continue;
+		}
 		if (near++ == NEAR_ROUNDS) {
 			for (int32_t h = 0; h < tile->n_heads; h++)
 				carry(&scratch->jobs[h], &scratch->states[h], !carried);

@@ -23,6 +23,11 @@ static inline int64_t clamp64(int64_t x, int64_t low, int64_t high)
 	return x < low ? low : x > high ? high : x;
 }
 
+static inline int64_t floor_div(int64_t a, int64_t b)
+{
+	return a / b - (a % b < 0);
+}
+
 /* Returns the first position of the chunk that has @position. */
 static inline int64_t chunk_begin(int64_t position, int64_t chunk_tokens)
 {

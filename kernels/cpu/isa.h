@@ -64,6 +64,15 @@ struct fa_cpu_job {
 	const uint32_t *positions; /* [n_q] */
 	int64_t tree_words;
 
+	/* Masks of the job's rows and heads. All query heads of the group have the same. */
+	int32_t block_rows, block_keys; /* 0: no blocks */
+	const int32_t *offsets, *columns;
+	int64_t n_columns;
+	struct fa_attention_pattern pattern; /* block_tokens 0: none */
+	int64_t pattern_shift; /* key blocks b with (b + this) % vert_stride = 0 are seen */
+	const uint32_t *bits;  /* [n_q][bits_stride], or NULL */
+	int64_t bits_stride, bits_words;
+
 	/* With split keys, rows go here, not to out and lse: [KV head][row of the
 	 * job][fa_cpu_partial_floats()]; or NULL. */
 	float *partial;
@@ -73,6 +82,24 @@ struct fa_cpu_job {
 	float scale, softcap;
 	const float *alibi_slopes, *sinks;
 };
+
+/* Returns true if query heads of one KV head have different masks: each is then computed alone. */
+static inline bool fa_cpu_pattern_per_head(const struct fa_attention_pattern *pattern)
+{
+	return pattern->block_tokens && pattern->head_step > 0;
+}
+
+/* Sets the pattern of query head @head and those that share its mask. @group: query heads of a KV
+ * head. */
+static inline void fa_cpu_job_set_pattern(struct fa_cpu_job *job,
+                                          const struct fa_attention_pattern *pattern, int64_t head,
+                                          int64_t group)
+{
+	int64_t number = pattern->first_head + head, step = pattern->head_step;
+
+	job->pattern = *pattern;
+	job->pattern_shift = (step < 0 ? number / group * -step : number * step) + 1;
+}
 
 static inline bool fa_cpu_job_stopped(const struct fa_cpu_job *job)
 {

@@ -39,9 +39,14 @@ static size_t sequences_bytes(const struct fa_paged_own_attention *p)
 	return ((size_t)p->batch * sizeof(struct sequence) + 63) / 64 * 64;
 }
 
+static int32_t lists(const struct fa_paged_own_attention *p)
+{
+	return fa_cpu_paged_lists(&p->pattern, p->heads, p->pages->kv_heads);
+}
+
 static int64_t counters_max(const struct fa_paged_own_attention *p)
 {
-	return p->batch * max64(p->pages->kv_heads, SPLIT_LISTS);
+	return p->batch * max64(lists(p), SPLIT_LISTS);
 }
 
 static int64_t longest(const struct fa_paged_own_attention *p)
@@ -52,7 +57,7 @@ static int64_t longest(const struct fa_paged_own_attention *p)
 /* Returns at least the floats of the partial rows of one sequence. */
 static int64_t sequence_floats_max(const struct fa_paged_own_attention *p, int64_t splits)
 {
-	int64_t kv_heads = p->pages->kv_heads, rows = p->max_q * (p->heads / kv_heads);
+	int64_t kv_heads = lists(p), rows = p->max_q * (p->heads / kv_heads);
 	int64_t few = kv_heads * min64(rows, FA_CPU_FEW_ROWS_MAX);
 	int64_t many = 0;
 
@@ -114,7 +119,7 @@ static void plan_sequences(const struct fa_cpu_isa *isa, const struct fa_paged_o
 {
 	const struct fa_cpu_paged_shape shape = {
 		.heads = p->heads,
-		.kv_heads = p->pages->kv_heads,
+		.kv_heads = lists(p),
 		.head_dim = p->pages->head_dim,
 		.head_dim_v = p->pages->head_dim_v,
 	};
@@ -167,8 +172,9 @@ static void fill_job(const struct fa_paged_own_attention *p, const struct sequen
 {
 	const struct fa_paged_own *pages = p->pages;
 	int64_t bytes = element_bytes(pages), stored = stored_bytes(pages);
-	int64_t group = p->heads / pages->kv_heads, kv_head = place->kv_head;
-	int64_t head = kv_head * group, far = sequence->n_q + sequence->n_k;
+	int64_t group = p->heads / lists(p), head = place->kv_head * group;
+	int64_t kv_head = place->kv_head / (lists(p) / pages->kv_heads);
+	int64_t far = sequence->n_q + sequence->n_k;
 	struct fa_cpu_job job = {
 		.dtype = pages->dtype,
 		.head_dim = pages->head_dim,
@@ -217,6 +223,8 @@ static void fill_job(const struct fa_paged_own_attention *p, const struct sequen
 	if (p->lse)
 		job.lse = p->lse + sequence->begin * p->lse_stride_token +
 		          head * p->lse_stride_head;
+	if (p->pattern.block_tokens)
+		fa_cpu_job_set_pattern(&job, &p->pattern, head, p->heads / pages->kv_heads);
 	*ret_job = job;
 }
 
@@ -228,9 +236,8 @@ bool fa_cpu_own_attend(const struct fa_cpu_isa *isa, const struct fa_paged_own_a
 	struct fa_cpu_paged_place place;
 	struct fa_cpu_job job;
 
-	fa_cpu_paged_find(p->batch, p->pages->kv_heads, (char *)memory + sequences_bytes(p),
-	                  &workspace);
-	fa_cpu_paged_locate(&workspace, p->pages->kv_heads, tile, &place);
+	fa_cpu_paged_find(p->batch, lists(p), (char *)memory + sequences_bytes(p), &workspace);
+	fa_cpu_paged_locate(&workspace, lists(p), tile, &place);
 	fill_job(p, &sequences[place.sequence], &place, &job);
 	job.stop = stop;
 	return fa_cpu_paged_run(isa, &workspace, &place, &job, scratch);

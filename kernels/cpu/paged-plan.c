@@ -89,7 +89,8 @@ void fa_cpu_paged_plan(const struct fa_cpu_isa *isa, const struct fa_paged_atten
 	const struct fa_paged_step *step = params->step;
 	const struct fa_cpu_paged_shape shape = {
 		.heads = params->heads,
-		.kv_heads = params->cache->kv_heads,
+		.kv_heads = fa_cpu_paged_lists(&params->pattern, params->heads,
+		                               params->cache->kv_heads),
 		.head_dim = params->cache->head_dim,
 		.head_dim_v = params->cache->head_dim_v,
 	};
@@ -215,14 +216,16 @@ bool fa_cpu_paged_run(const struct fa_cpu_isa *isa, const struct fa_cpu_paged_wo
 	return true;
 }
 
-static void fill_job(const struct fa_paged_attention *p, int32_t b, int32_t kv_head,
+static void fill_job(const struct fa_paged_attention *p, int32_t b, int32_t list,
                      struct fa_cpu_job *ret_job)
 {
 	const struct fa_paged_cache *cache = p->cache;
 	const struct fa_paged_step *step = p->step;
 	int64_t bytes = cache->dtype == FA_ATTENTION_F32 ? 4 : 2;
 	int64_t stored = cache->store != FA_PAGED_PLAIN ? 1 : bytes;
-	int64_t group = p->heads / cache->kv_heads, head = kv_head * group;
+	int32_t lists = fa_cpu_paged_lists(&p->pattern, p->heads, cache->kv_heads);
+	int64_t group = p->heads / lists, head = list * group;
+	int64_t kv_head = list / (lists / cache->kv_heads);
 	int64_t token = step->cu_new[b];
 	bool tree = p->tree && p->tree_start[b] != FA_PAGED_NO_TREE;
 	bool in_k = cache->v_offset == 0;
@@ -284,9 +287,11 @@ static void fill_job(const struct fa_paged_attention *p, int32_t b, int32_t kv_h
 		job.tree = p->tree + p->tree_start[b];
 		job.tree_words = (job.n_q + 31) / 32;
 		if (p->window_left >= 0 || p->window_right >= 0 || p->chunk_tokens ||
-		    p->alibi_slopes)
+		    p->pattern.block_tokens || p->alibi_slopes)
 			job.positions = p->positions + token;
 	}
+	if (p->pattern.block_tokens)
+		fa_cpu_job_set_pattern(&job, &p->pattern, head, p->heads / cache->kv_heads);
 	*ret_job = job;
 }
 
@@ -295,10 +300,12 @@ bool fa_cpu_paged_attend(const struct fa_cpu_isa *isa, const struct fa_paged_att
 {
 	struct fa_cpu_paged_workspace workspace;
 	struct fa_cpu_paged_place place;
+	int32_t lists = fa_cpu_paged_lists(&params->pattern, params->heads,
+	                                   params->cache->kv_heads);
 	struct fa_cpu_job job;
 
-	fa_cpu_paged_find(params->step->batch, params->cache->kv_heads, memory, &workspace);
-	fa_cpu_paged_locate(&workspace, params->cache->kv_heads, tile, &place);
+	fa_cpu_paged_find(params->step->batch, lists, memory, &workspace);
+	fa_cpu_paged_locate(&workspace, lists, tile, &place);
 	fill_job(params, place.sequence, place.kv_head, &job);
 	job.stop = stop;
 	return fa_cpu_paged_run(isa, &workspace, &place, &job, scratch);

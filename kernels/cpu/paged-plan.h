@@ -86,5 +86,13 @@ bool fa_cpu_paged_run(const struct fa_cpu_isa *isa, const struct fa_cpu_paged_wo
                       const struct fa_cpu_paged_place *place, struct fa_cpu_job *job,
                       void *scratch);
 
+/* Returns the KV heads that tiles are counted by: @kv_heads, or, if query heads of one KV head have
+ * different masks, @heads. */
+static inline int32_t fa_cpu_paged_lists(const struct fa_attention_pattern *pattern, int32_t heads,
+                                         int32_t kv_heads)
+{
+	return fa_cpu_pattern_per_head(pattern) ? heads : kv_heads;
+}
+
 bool fa_cpu_paged_attend(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,
                          void *memory, int64_t tile, void *scratch, const bool *stop);

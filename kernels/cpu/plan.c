@@ -176,12 +176,54 @@ static void locate_split(const struct fa_attention_params *params,
 
 /* ---- what a tile computes */
 
+/* Query heads of one KV head that have different masks are taken for heads with KV heads of their
+ * own. */
+struct request {
+	struct fa_attention_params params;
+	int32_t sharers; /* heads of @params that share a KV head */
+};
+
+static void request_init(struct request *request, const struct fa_attention_params *params)
+{
+	*request = (struct request){ .params = *params, .sharers = 1 };
+	if (!fa_cpu_tiling_masks_of_heads(params))
+		return;
+	request->sharers = params->heads / params->kv_heads;
+	request->params.kv_heads = params->heads;
+}
+
+/* Masks of sequence @sequence and query head @head. */
+static void fill_masks(const struct fa_attention_params *p, int32_t sequence, int64_t head,
+                       int64_t group, struct fa_cpu_job *job)
+{
+	const struct fa_attention_blocks *blocks = &p->blocks;
+	const struct fa_attention_bits *bits = &p->bits;
+
+	if (blocks->rows) {
+		job->block_rows = blocks->rows;
+		job->block_keys = blocks->keys;
+		job->n_columns = blocks->n_columns;
+		job->offsets = blocks->offsets + sequence * blocks->offsets_stride_batch +
+		               head * blocks->offsets_stride_head;
+		job->columns = blocks->columns + sequence * blocks->columns_stride_batch +
+		               head * blocks->columns_stride_head;
+	}
+	if (p->pattern.block_tokens)
+		fa_cpu_job_set_pattern(job, &p->pattern, head, group);
+	if (bits->words) {
+		job->bits = bits->words + sequence * bits->stride_batch + head * bits->stride_head;
+		job->bits_stride = bits->stride_row;
+		job->bits_words = bits->row_words;
+	}
+}
+
 /* Fills all of the job but its rows and stop, for all keys of KV heads [kv_head, kv_head +
  * n_heads). */
-static void fill_job(const struct fa_attention_params *p, int32_t sequence, int32_t kv_head,
+static void fill_job(const struct request *request, int32_t sequence, int32_t kv_head,
                      int32_t n_heads, struct fa_cpu_job *ret_job)
 {
-	int64_t bytes = p->dtype == FA_ATTENTION_F32 ? 4 : 2;
+	const struct fa_attention_params *p = &request->params;
+	int64_t bytes = p->dtype == FA_ATTENTION_F32 ? 4 : 2, in_kv = kv_head / request->sharers;
 	int64_t q_batch, k_batch, v_batch, out_batch, lse_batch, far, head;
 	struct fa_cpu_job job = { .n_heads = n_heads, .store = FA_PAGED_PLAIN };
 
@@ -209,8 +251,8 @@ static void fill_job(const struct fa_attention_params *p, int32_t sequence, int3
 	job.group = p->heads / p->kv_heads;
 	head = (int64_t)kv_head * job.group;
 	job.q = (const char *)p->q.data + (q_batch + head * p->q.stride_head) * bytes;
-	job.k = (const char *)p->k.data + (k_batch + kv_head * p->k.stride_head) * bytes;
-	job.v = (const char *)p->v.data + (v_batch + kv_head * p->v.stride_head) * bytes;
+	job.k = (const char *)p->k.data + (k_batch + in_kv * p->k.stride_head) * bytes;
+	job.v = (const char *)p->v.data + (v_batch + in_kv * p->v.stride_head) * bytes;
 	job.out = (char *)p->out.data + (out_batch + head * p->out.stride_head) * bytes;
 	job.lse = p->lse ? p->lse + lse_batch + head * p->lse_stride_head : NULL;
 	job.q_stride_token = p->q.stride_token * bytes;
@@ -238,6 +280,7 @@ static void fill_job(const struct fa_attention_params *p, int32_t sequence, int3
 	job.softcap = p->softcap;
 	job.alibi_slopes = p->alibi_slopes ? p->alibi_slopes + head : NULL;
 	job.sinks = p->sinks ? p->sinks + head : NULL;
+	fill_masks(p, sequence, head, job.group * request->sharers, &job);
 
 	*ret_job = job;
 }
@@ -262,14 +305,14 @@ static void seen_by_job(const struct fa_cpu_job *job, int64_t *ret_begin, int64_
 }
 
 /* Reduces all splits of the block. */
-static void merge(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+static void merge(const struct fa_cpu_isa *isa, const struct request *request,
                   const struct location *location, const struct fa_cpu_job *tile,
                   const float *partials, int64_t n_splits, int64_t stride)
 {
 	struct fa_cpu_job job;
 
 	for (int32_t h = 0; h < location->n_heads; h++) {
-		fill_job(params, location->sequence, location->kv_head + h, 1, &job);
+		fill_job(request, location->sequence, location->kv_head + h, 1, &job);
 		job.row = tile->row;
 		job.rows = tile->rows;
 		isa->reduce(&job, partials, n_splits, stride);
@@ -277,10 +320,11 @@ static void merge(const struct fa_cpu_isa *isa, const struct fa_attention_params
 	}
 }
 
-static bool run_split(const struct fa_cpu_isa *isa, const struct fa_attention_params *params,
+static bool run_split(const struct fa_cpu_isa *isa, const struct request *request,
                       const struct fa_cpu_tiling *tiling, void *workspace, int64_t tile,
                       void *scratch, const bool *stop)
 {
+	const struct fa_attention_params *params = &request->params;
 	_Atomic uint32_t *counters = workspace;
 	int64_t begin, end, n_splits;
 	struct fa_cpu_job job;
@@ -291,7 +335,7 @@ static bool run_split(const struct fa_cpu_isa *isa, const struct fa_attention_pa
 
 	splits_init(&splits, params, tiling);
 	locate_split(params, tiling, splits.head_floats, tile, &location, &split);
-	fill_job(params, location.sequence, location.kv_head, location.n_heads, &job);
+	fill_job(request, location.sequence, location.kv_head, location.n_heads, &job);
 	job.stop = stop;
 	job.row = location.block * tiling->block;
 	job.rows = (int32_t)min64(tiling->block, job.n_q * job.group - job.row);
@@ -311,7 +355,7 @@ static bool run_split(const struct fa_cpu_isa *isa, const struct fa_attention_pa
 	if (atomic_fetch_add_explicit(&counters[split.counter], 1, memory_order_acq_rel) + 1 <
 	    (uint32_t)n_splits)
 		return true;
-	merge(isa, params, &location, &job, partials, n_splits, split.stride);
+	merge(isa, request, &location, &job, partials, n_splits, split.stride);
 	return true;
 }
 
@@ -321,10 +365,13 @@ int64_t fa_cpu_attention_tiles(const struct fa_cpu_isa *isa,
                                const struct fa_attention_params *params)
 {
 	struct fa_cpu_tiling tiling;
+	struct request request;
 	struct splits splits;
 
 	if (params->seqlen_q == 0)
 		return 0;
+	request_init(&request, params);
+	params = &request.params;
 	fa_cpu_tiling_choose(isa, params, &tiling);
 	if (tiling.split_keys) {
 		splits_init(&splits, params, &tiling);
@@ -345,8 +392,11 @@ size_t fa_cpu_attention_workspace_bytes(const struct fa_cpu_isa *isa,
                                         const struct fa_attention_params *params)
 {
 	struct fa_cpu_tiling tiling;
+	struct request request;
 	struct splits splits;
 
+	request_init(&request, params);
+	params = &request.params;
 	fa_cpu_tiling_choose(isa, params, &tiling);
 	if (!tiling.split_keys)
 		return 0;
@@ -359,8 +409,11 @@ void fa_cpu_attention_begin(const struct fa_cpu_isa *isa, const struct fa_attent
 {
 	_Atomic uint32_t *counters = workspace;
 	struct fa_cpu_tiling tiling;
+	struct request request;
 	struct splits splits;
 
+	request_init(&request, params);
+	params = &request.params;
 	fa_cpu_tiling_choose(isa, params, &tiling);
 	if (!tiling.split_keys)
 		return;
@@ -375,10 +428,13 @@ bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	struct fa_cpu_job job;
 	struct fa_cpu_tiling tiling;
 	struct location location;
+	struct request request;
 
+	request_init(&request, params);
+	params = &request.params;
 	fa_cpu_tiling_choose(isa, params, &tiling);
 	if (tiling.split_keys)
-		return run_split(isa, params, &tiling, workspace, tile, scratch, stop);
+		return run_split(isa, &request, &tiling, workspace, tile, scratch, stop);
 	if (tiling.heads > 0)
 		locate_few_rows(params, tiling.heads, tile, &location);
 	else if (params->cu_seqlens_q)
@@ -388,7 +444,7 @@ bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	if (location.block >= location.n_blocks)
 		return true;
 
-	fill_job(params, location.sequence, location.kv_head, location.n_heads, &job);
+	fill_job(&request, location.sequence, location.kv_head, location.n_heads, &job);
 	job.stop = stop;
 	job.row = location.block * tiling.block;
 	job.rows = (int32_t)min64(tiling.block, job.n_q * job.group - job.row);

@@ -137,24 +137,21 @@ static void panel_finish_scores(const struct tile *tile, int32_t panel, int vect
 	}
 }
 
-/* Padding rows repeat the last. */
-static inline bool panel_tree_sees(const struct tile *tile, int32_t panel, int32_t r, int32_t j)
+/* Replaces scores, or weights, of keys that a row's mask hides. */
+static void panel_mask(const struct tile *tile, int32_t panel, int vectors, int32_t first,
+                       int32_t end, float replacement)
 {
-	const struct fa_cpu_job *job = tile->job;
-	int64_t row = panel * PANEL + r < job->rows ? panel * PANEL + r : job->rows - 1;
+	const vec_u32 hidden = (vec_u32)vec_set(replacement);
 
-	return score_tree_sees(job, job->row + row, tile->round + j);
-}
+	for (int32_t j = first; j < end; j++) {
+		const uint32_t *words = tile->scratch->seen[j / 32] + panel * PANEL;
 
-static void panel_mask_tree(const struct tile *tile, int32_t panel, int vectors, int32_t first,
-                            int32_t end)
-{
-	const struct fa_cpu_job *job = tile->job;
+		for (int i = 0; i < vectors; i++) {
+			float *s = tile->scratch->s[j] + i * VEC_LANES;
+			vec_u32 seen = vec_load_u32(words + i * VEC_LANES, VEC_LANES);
 
-	for (int32_t j = first; j < end && tile->round + j < job->n_k; j++) {
-		for (int32_t r = 0; r < vectors * VEC_LANES; r++) {
-			if (!panel_tree_sees(tile, panel, r, j))
-				tile->scratch->s[j][r] = -INFINITY;
+			seen = 0u - (seen >> (j % 32) & 1u); /* all bits, or none */
+			vec_store(s, (vec)(((vec_u32)vec_load(s) & seen) | (hidden & ~seen)));
 		}
 	}
 }
@@ -220,23 +217,9 @@ static void panel_pair_weights(const struct tile *tile, int vectors, int32_t fir
 }
 #endif
 
-/* Marks the weights of new keys outside a row's mask with -1, for panel_values_seen(). */
-static void panel_mark_tree(const struct tile *tile, int32_t panel, int vectors, int32_t first,
-                            int32_t end)
-{
-	const struct fa_cpu_job *job = tile->job;
-
-	for (int32_t j = first; j < end && tile->round + j < job->n_k; j++) {
-		for (int32_t r = 0; r < vectors * VEC_LANES; r++) {
-			if (!panel_tree_sees(tile, panel, r, j))
-				tile->scratch->s[j][r] = -1;
-		}
-	}
-}
-
 /* As panel_values(), but skips hidden keys rather than multiplying by 0. */
 static void panel_values_seen(const struct tile *tile, int32_t panel, int vectors, int32_t first,
-                              int32_t end)
+                              int32_t end, bool masked)
 {
 	struct scratch *scratch = tile->scratch;
 
@@ -263,7 +246,7 @@ static void panel_values_seen(const struct tile *tile, int32_t panel, int vector
 				added = vec_fma(vec_load(scratch->s[j] + i * VEC_LANES),
 				                vec_set(value), sum);
 				added = vec_select(vec_less(key, low), sum, added);
-				if (tile->tree)
+				if (masked)
 					added = vec_select(
 						vec_less(vec_load(scratch->s[j] + i * VEC_LANES),
 					                 vec_set(0.0f)),

@@ -3,7 +3,7 @@
  */
 #pragma once
 
-#include "kernels/cpu/score.h"
+#include "kernels/cpu/mask.h"
 
 #define PANEL (VEC_PANEL_VECTORS * VEC_LANES)
 #define PANELS (FA_CPU_TILE_ROWS_MAX / PANEL)
@@ -34,6 +34,9 @@ struct scratch {
 	float slope[PANELS][PANEL];                     /* ALiBi, in log2 */
 	float position[PANEL], low[PANEL], high[PANEL]; /* relative to the round */
 	float rescale[PANEL];
+	/* The round's masks: bit j % 32 of [j / 32][row] is key j. */
+	uint32_t seen[MASK_WORDS][FA_CPU_TILE_ROWS_MAX];
+	uint32_t token_seen[FA_CPU_TILE_ROWS_MAX * MASK_WORDS]; /* [token][word] */
 	float row[FA_ATTENTION_ROW_MAX + VEC_LANES];
 };
 
@@ -50,7 +53,8 @@ struct tile {
 	int32_t v_stride;   /* words */
 	int64_t round;      /* the round's first key; a multiple of SCORE_KEYS */
 	bool v_has_special; /* V holds an infinity or NaN */
-	bool tree;          /* some keys may be hidden by masks */
+	bool tree;          /* the round has keys of the tree */
+	bool masked;        /* scratch->seen is valid */
 	bool carried;       /* far has sums */
 };
 

@@ -11,6 +11,30 @@
 #define FEW_ROWS_TILES_WANTED 64
 #define SPLIT_KEYS_MIN 1024 /* fewer keys take no longer than waking another thread */
 #define SPLIT_KEYS_STEP 256 /* a multiple of every kernel's round */
+#define ROWS_STEP 16        /* rows that vectors of every instruction set divide */
+
+bool fa_cpu_tiling_masks_of_heads(const struct fa_attention_params *params)
+{
+	const struct fa_attention_blocks *blocks = &params->blocks;
+
+	return (blocks->rows && (blocks->offsets_stride_head || blocks->columns_stride_head)) ||
+	       (params->bits.words && params->bits.stride_head) ||
+	       fa_cpu_pattern_per_head(&params->pattern);
+}
+
+/* Rows of two row blocks in one panel see the keys of both: returns @rows or a smaller number that
+ * divides a row block. */
+static int32_t align_to_blocks(const struct fa_attention_params *params, int32_t rows)
+{
+	int64_t of_block = params->blocks.rows * (int64_t)(params->heads / params->kv_heads);
+	int32_t least = rows / 2;
+
+	for (int32_t n = rows - rows % ROWS_STEP; n > 0 && n >= least; n -= ROWS_STEP) {
+		if (of_block % n == 0)
+			return n;
+	}
+	return rows;
+}
 
 static int32_t tile_rows(const struct fa_cpu_isa *isa, const struct fa_attention_params *params)
 {
@@ -43,7 +67,8 @@ static int32_t tile_rows(const struct fa_cpu_isa *isa, const struct fa_attention
 			rows = least;
 	}
 
-	return (int32_t)max64((int64_t)rows / isa->panel_rows, 1) * isa->panel_rows;
+	return align_to_blocks(params, (int32_t)max64((int64_t)rows / isa->panel_rows, 1) *
+	                                       isa->panel_rows);
 }
 
 int64_t fa_cpu_tiling_head_tiles(const struct fa_attention_params *params,
@@ -72,10 +97,12 @@ static int64_t processors(void)
 }
 
 /* Returns the KV heads per tile such that every processor has work, for @lists of @keys keys
- * each. */
+ * each. One if heads have masks of their own. */
 static int32_t few_rows_heads(const struct fa_attention_params *params, int64_t lists, int64_t keys)
 {
-	int64_t heads = lists / processors();
+	bool one = fa_cpu_tiling_masks_of_heads(params) ||
+	           (params->pattern.block_tokens && params->pattern.head_step);
+	int64_t heads = one ? 1 : lists / processors();
 	double head_bytes = (double)keys * (params->head_dim + params->head_dim_v) * 4;
 
 	if ((double)heads * head_bytes > TILE_SECONDS * FEW_ROWS_BYTES_PER_SECOND)

@@ -10,6 +10,9 @@
 
 #include "kernels/cpu/isa.h"
 
+/* Returns true if query heads of one KV head may have different masks. */
+bool fa_cpu_tiling_masks_of_heads(const struct fa_attention_params *params);
+
 struct fa_cpu_tiling {
 	int32_t block;
 	int32_t heads;      /* KV heads per tile of few rows; 0: tiles have many rows */

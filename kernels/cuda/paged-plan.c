@@ -284,6 +284,9 @@ static int plan_masks(const struct fa_cuda_chip *chip, const struct fa_paged_att
 	struct fa_paged_attention p = *attention;
 	int r;
 
+	if (p.pattern.block_tokens)
+		return fa_cuda_paged_fail(text, text_bytes,
+		                          "patterns of blocks are not supported on a GPU");
 	if (p.prefix_lengths && p.causal) {
 		r = remove_prefixes(&p, text, text_bytes);
 		if (r < 0)
@@ -384,6 +387,9 @@ int fa_cuda_paged_plan(const struct fa_cuda_chip *chip, const struct fa_paged_re
 			                          "chunk_tokens %lld is not supported over a "
 			                          "client's pages on a GPU: 0",
 			                          (long long)request->own_attention.chunk_tokens);
+		if (request->own_attention.pattern.block_tokens)
+			return fa_cuda_paged_fail(text, text_bytes,
+			                          "patterns of blocks are not supported on a GPU");
 		r = fa_cuda_paged_plan_own(chip, &request->own_attention, &plan, text, text_bytes);
 		break;
 	case FA_PAGED_APPEND_OWN:

@@ -205,6 +205,11 @@ int fa_cuda_masks_rewrite(struct fa_attention_params *params, int32_t most, char
 	uint32_t *lengths = NULL;
 	int r = 0;
 
+	if (fa_attention_mask_name(params)) {
+		snprintf(text, text_bytes, "%s are not supported on a GPU",
+		         fa_attention_mask_name(params));
+		return -ENOTSUP;
+	}
 	if (params->prefix_lengths)
 		r = remove_prefixes(&rewritten, text, text_bytes);
 	if (r == 0 && fa_cuda_has_chunks(&rewritten))

@@ -162,7 +162,7 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 {
 	int32_t left, right;
 
-	if (fa_cuda_has_chunks(params) || params->prefix_lengths)
+	if (fa_cuda_has_chunks(params) || params->prefix_lengths || fa_attention_mask_name(params))
 		return false;
 	if (kernel->dtype != params->dtype || kernel->dim < params->head_dim ||
 	    fa_cuda_kernel_is_packed(kernel))
@@ -462,6 +462,9 @@ int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
 {
 	const struct fa_cuda_kernel *best = fa_cuda_attention_kernel(chip, params);
 
+	if (fa_attention_mask_name(params))
+		return fail(text, text_bytes, "%s are not supported on a GPU",
+		            fa_attention_mask_name(params));
 	if (best && fa_cuda_packed_plan(chip, best, params, ret_launch))
 		return 0;
 	if (fa_cuda_has_chunks(params))

@@ -66,6 +66,13 @@ int fa_vulkan_check_paged(const struct fa_paged_request *request, char *text, si
 {
 	struct fa_paged_cache cache;
 
+	if ((request->op == FA_PAGED_ATTEND && request->attention.pattern.block_tokens) ||
+	    (request->op == FA_PAGED_ATTEND_OWN && request->own_attention.pattern.block_tokens)) {
+		if (text && text_bytes)
+			snprintf(text, text_bytes,
+			         "patterns of blocks are not supported by Vulkan kernels");
+		return -ENOTSUP;
+	}
 	find_dims(request, &cache);
 	return fa_vulkan_check_cache(&cache, text, text_bytes);
 }

@@ -286,6 +286,7 @@ void own_init(struct own_problem *problem, const struct own_spec *spec)
 		.sinks = spec->sinks ? problem->sinks : NULL,
 		.deterministic = spec->deterministic,
 		.chunk_tokens = spec->chunk,
+		.pattern = spec->pattern,
 	};
 	for (int32_t h = 0; h < spec->heads; h++) {
 		problem->slopes[h] = (float)exp2(-8.0 * (h + 1) / spec->heads);
@@ -431,6 +432,7 @@ static void make_expectation(struct own_problem *problem)
 			.window_left = p->window_left,
 			.window_right = p->window_right,
 			.chunk_tokens = p->chunk_tokens,
+			.pattern = p->pattern,
 			.prefix_lengths = spec->prefixed ? &prefix : NULL,
 			.alibi_slopes = p->alibi_slopes,
 			.sinks = p->sinks,

@@ -32,6 +32,7 @@ struct own_spec {
 	int64_t left_1, right_1, chunk;
 	int32_t prefix[OWN_BATCH_MAX]; /* if prefixed */
 	bool prefixed;
+	struct fa_attention_pattern pattern;
 	float softcap;
 };
 

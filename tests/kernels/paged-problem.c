@@ -408,6 +408,7 @@ void paged_init(struct paged_problem *problem, const struct paged_spec *spec)
 		.window_right = spec->right_1 - 1,
 		.deterministic = spec->deterministic,
 		.chunk_tokens = spec->chunk,
+		.pattern = spec->pattern,
 		.prefix_lengths = spec->prefixed ? problem->spec.prefix : NULL,
 	};
 	for (int32_t h = 0; h < spec->heads; h++) {
@@ -510,7 +511,7 @@ static int64_t position_of_key(const struct paged_problem *problem, int32_t b, i
 	return has_tree(problem, b) && j >= old ? position_of_row(problem, b, j - old) : j;
 }
 
-static bool sees(const struct paged_problem *problem, int32_t b, int64_t i, int64_t j)
+static bool sees(const struct paged_problem *problem, int32_t b, int64_t i, int32_t h, int64_t j)
 {
 	const struct fa_paged_attention *p = &problem->request.attention;
 	int64_t old = (int64_t)problem->spec.lengths[b] - problem->spec.n_new[b];
@@ -531,6 +532,9 @@ static bool sees(const struct paged_problem *problem, int32_t b, int64_t i, int6
 	                                   floor((double)row / (double)p->chunk_tokens))
 		return false;
 	if (p->window_left >= 0 && row - key > p->window_left)
+		return false;
+	if (p->pattern.block_tokens &&
+	    !reference_pattern_shows(&p->pattern, h, p->heads / problem->cache.kv_heads, row, key))
 		return false;
 	return p->window_right < 0 || key - row <= p->window_right;
 }
@@ -639,7 +643,7 @@ static void expect_row(struct paged_problem *problem, int32_t b, int64_t i, int3
 		double s[2] = { 0 };
 
 		scores[j] = rounded_scores[j] = -INFINITY;
-		seen[j] = sees(problem, b, i, first + j);
+		seen[j] = sees(problem, b, i, h, first + j);
 		if (!seen[j])
 			continue;
 		for (int32_t c = 0; c < spec->head_dim; c++)

@@ -27,6 +27,7 @@ struct paged_spec {
 	int64_t left_1, right_1, chunk;
 	uint32_t prefix[PAGED_BATCH_MAX]; /* if prefixed */
 	bool prefixed;
+	struct fa_attention_pattern pattern;
 	float softcap, scale; /* scale 0: 1 / sqrt(head_dim) */
 	bool tree;            /* every second sequence has a tree, if it may */
 	/* This many infinities and NaNs in V, and half as many in K, mostly at tokens that only

@@ -83,6 +83,98 @@ static void fill(struct problem *problem, const struct fa_attention_tensor *tens
 	}
 }
 
+static void make_lists(const struct problem *problem, int32_t *offsets, int64_t n_blocks,
+                       int64_t key_blocks, int32_t *columns)
+{
+	static const int32_t wild[] = { -1, INT32_MIN, INT32_MAX, 0, 3 };
+	const struct problem_spec *spec = &problem->spec;
+	const int64_t room = problem->params.blocks.n_columns;
+	int32_t n = 0;
+
+	for (int64_t r = 0; r < n_blocks; r++) {
+		bool empty = problem_one_in(9);
+
+		offsets[r] = n;
+		for (int32_t c = 0; c < key_blocks && !empty; c++) {
+			if (spec->hostile && problem_one_in(4) && n < room)
+				columns[n++] = problem_one_in(2) ? wild[problem_random(5)]
+				                                 : (int32_t)key_blocks;
+			if ((int32_t)problem_random(100) < spec->density && n < room)
+				columns[n++] = c;
+		}
+	}
+	offsets[n_blocks] = n;
+	while (n < room)
+		columns[n++] = 0; /* in no list */
+	/* Lists that end before they begin, or outside of the columns. */
+	for (int64_t r = 0; r <= n_blocks && spec->hostile; r++) {
+		if (problem_one_in(5))
+			offsets[r] = problem_one_in(2)
+			                     ? wild[problem_random(5)]
+			                     : (int32_t)(problem_random((uint64_t)room + 9));
+	}
+}
+
+static void make_masks(struct problem *problem, bool at_begin)
+{
+	struct fa_attention_params *params = &problem->params;
+	const struct problem_spec *spec = &problem->spec;
+	const int64_t heads = spec->of_heads ? spec->heads : 1;
+	const int64_t sets = heads * (spec->of_batch ? spec->batch : 1);
+
+	params->pattern = spec->pattern;
+	if (spec->block_rows) {
+		struct fa_attention_blocks *blocks = &params->blocks;
+		int64_t n_rows = (params->seqlen_q + spec->block_rows - 1) / spec->block_rows;
+		int64_t n_keys = (params->seqlen_k + spec->block_keys - 1) / spec->block_keys;
+		int32_t *offsets, *columns;
+
+		blocks->rows = spec->block_rows;
+		blocks->keys = spec->block_keys;
+		blocks->n_columns = n_rows * n_keys;
+		blocks->offsets_stride_head = spec->of_heads ? n_rows + 1 : 0;
+		blocks->columns_stride_head = spec->of_heads ? blocks->n_columns : 0;
+		blocks->offsets_stride_batch = spec->of_batch ? heads * (n_rows + 1) : 0;
+		blocks->columns_stride_batch = spec->of_batch ? heads * blocks->n_columns : 0;
+		memory_new(&problem->offsets, (size_t)(sets * (n_rows + 1)) * sizeof(int32_t),
+		           at_begin);
+		memory_new(&problem->columns, (size_t)(sets * blocks->n_columns) * sizeof(int32_t),
+		           at_begin);
+		blocks->offsets = offsets = (int32_t *)problem->offsets.data;
+		blocks->columns = columns = (int32_t *)problem->columns.data;
+		for (int64_t set = 0; set < sets; set++)
+			make_lists(problem, offsets + set * (n_rows + 1), n_rows, n_keys,
+			           columns + set * blocks->n_columns);
+	}
+	if (spec->bits) {
+		struct fa_attention_bits *bits = &params->bits;
+		uint32_t *words;
+
+		/* Some words too few, or some that have no key. */
+		bits->row_words = (params->seqlen_k + 31) / 32 + (int64_t)problem_random(3) - 1;
+		if (bits->row_words < 0)
+			bits->row_words = 0;
+		bits->stride_row = bits->row_words + (at_begin ? 3 : 0);
+		bits->stride_head = spec->of_heads ? params->seqlen_q * bits->stride_row : 0;
+		bits->stride_batch = spec->of_batch ? heads * params->seqlen_q * bits->stride_row
+		                                    : 0;
+		memory_new(&problem->words,
+		           (size_t)(sets * params->seqlen_q * bits->stride_row) * sizeof(uint32_t),
+		           at_begin);
+		bits->words = words = (uint32_t *)problem->words.data;
+		for (int64_t i = 0; i < sets * params->seqlen_q * bits->stride_row; i++) {
+			bool random = problem_one_in(2);
+
+			words[i] = (int32_t)problem_random(100) < spec->density ? UINT32_MAX : 0;
+			if (random)
+				words[i] = 0;
+			for (int b = 0; b < 32 && random; b++)
+				words[i] |= (uint32_t)((int32_t)problem_random(100) < spec->density)
+				            << b;
+		}
+	}
+}
+
 void problem_init(struct problem *problem, const struct problem_spec *spec)
 {
 	struct fa_attention_params *params = &problem->params;
@@ -162,6 +254,7 @@ void problem_init(struct problem *problem, const struct problem_spec *spec)
 	fill(problem, &params->k, false, spec->kv_heads, spec->head_dim, magnitude);
 	fill(problem, &params->v, false, spec->kv_heads, spec->head_dim_v, 1);
 
+	make_masks(problem, at_begin);
 	if (fa_attention_check(params, text, sizeof(text)) != 0)
 		fail_msg("%s: refused: %s", problem_describe(problem), text);
 }
@@ -173,6 +266,9 @@ void problem_deinit(struct problem *problem)
 	memory_free(&problem->v);
 	memory_free(&problem->out);
 	memory_free(&problem->lse);
+	memory_free(&problem->offsets);
+	memory_free(&problem->columns);
+	memory_free(&problem->words);
 }
 
 const char *problem_describe(const struct problem *problem)
@@ -188,6 +284,17 @@ const char *problem_describe(const struct problem *problem)
 	             (long long)s->n_q, (long long)s->n_k, s->causal, (long long)s->left_1 - 1,
 	             (long long)s->right_1 - 1, (long long)s->chunk, (double)s->softcap,
 	             (double)s->scale, s->alibi, s->sinks, (int)s->layout);
+	if (s->block_rows && n > 0 && (size_t)n < sizeof(text))
+		n += snprintf(text + n, sizeof(text) - (size_t)n, " blocks %dx%d", s->block_rows,
+		              s->block_keys);
+	if ((s->block_rows || s->bits) && n > 0 && (size_t)n < sizeof(text))
+		n += snprintf(text + n, sizeof(text) - (size_t)n,
+		              " bits %d density %d heads %d batch %d hostile %d", s->bits,
+		              s->density, s->of_heads, s->of_batch, s->hostile);
+	if (s->pattern.block_tokens && n > 0 && (size_t)n < sizeof(text))
+		n += snprintf(text + n, sizeof(text) - (size_t)n, " pattern %d %d %d %d %d",
+		              s->pattern.block_tokens, s->pattern.local_blocks,
+		              s->pattern.vert_stride, s->pattern.head_step, s->pattern.first_head);
 	for (int32_t b = 0; s->prefixed && b < s->batch && n > 0 && (size_t)n < sizeof(text); b++)
 		n += snprintf(text + n, sizeof(text) - (size_t)n, " prefix %u", s->prefix[b]);
 	for (int32_t b = 0; s->ragged && b < s->batch && n > 0 && (size_t)n < sizeof(text); b++)

@@ -28,6 +28,12 @@ struct problem_spec {
 	int64_t left_1, right_1, chunk;
 	uint32_t prefix[PROBLEM_BATCH_MAX]; /* if prefixed */
 	bool prefixed;
+	int32_t block_rows, block_keys; /* 0: no blocks */
+	bool bits;
+	int32_t density;         /* per cent of blocks, and of bits, that are seen */
+	bool of_heads, of_batch; /* heads, or sequences, have blocks and bits of their own */
+	bool hostile;            /* lists have entries that do not count */
+	struct fa_attention_pattern pattern;
 	float softcap;
 	float scale;      /* 0: 1 / sqrt(head_dim) */
 	float magnitude;  /* magnitude of q and k; 0: 1 */
@@ -46,6 +52,7 @@ struct problem {
 	struct problem_spec spec;
 	struct fa_attention_params params;
 	struct problem_memory q, k, v, out, lse;
+	struct problem_memory offsets, columns, words;
 	uint32_t cu_q[PROBLEM_BATCH_MAX + 1], cu_k[PROBLEM_BATCH_MAX + 1];
 	float slopes[PROBLEM_HEADS_MAX], sinks[PROBLEM_HEADS_MAX];
 };

@@ -139,7 +139,58 @@ int64_t reference_lse_at(const struct fa_attention_params *params, int32_t b, in
 	return at(params->cu_seqlens_q, &lse, b, i, h);
 }
 
-bool reference_visible(const struct fa_attention_params *params, int32_t b, int64_t i, int64_t j)
+static int64_t clamp(int64_t x, int64_t highest)
+{
+	return x < 0 ? 0 : x > highest ? highest : x;
+}
+
+static bool blocks_show(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h,
+                        int64_t j)
+{
+	const struct fa_attention_blocks *blocks = &params->blocks;
+	const int32_t *offsets = blocks->offsets + b * blocks->offsets_stride_batch +
+	                         h * blocks->offsets_stride_head + i / blocks->rows;
+	const int32_t *columns = blocks->columns + b * blocks->columns_stride_batch +
+	                         h * blocks->columns_stride_head;
+	int64_t begin = clamp(offsets[0], blocks->n_columns), highest = -1;
+	int64_t end = clamp(offsets[1], blocks->n_columns);
+	int64_t n = (reference_n_k(params, b) + blocks->keys - 1) / blocks->keys;
+
+	for (int64_t at = begin; at < end && at < begin + n; at++) {
+		if (columns[at] <= highest || columns[at] >= n)
+			continue;
+		highest = columns[at];
+		if (highest == j / blocks->keys)
+			return true;
+	}
+	return false;
+}
+
+bool reference_pattern_shows(const struct fa_attention_pattern *pattern, int32_t h, int32_t group,
+                             int64_t row, int64_t key)
+{
+	int64_t number = (int64_t)pattern->first_head + h, first;
+	double tokens = pattern->block_tokens;
+
+	first = number * pattern->head_step;
+	if (pattern->head_step < 0)
+		first = number / group * -(int64_t)pattern->head_step;
+	if (floor((double)row / tokens) - floor((double)key / tokens) < pattern->local_blocks)
+		return true;
+	return ((int64_t)floor((double)key / tokens) + first + 1) % pattern->vert_stride == 0;
+}
+
+static bool bits_show(const struct fa_attention_bits *bits, int32_t b, int64_t i, int32_t h,
+                      int64_t j)
+{
+	const uint32_t *row = bits->words + b * bits->stride_batch + h * bits->stride_head +
+	                      i * bits->stride_row;
+
+	return j / 32 < bits->row_words && (row[j / 32] & 1u << j % 32);
+}
+
+bool reference_visible(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h,
+                       int64_t j)
 {
 	int64_t p = i + reference_n_k(params, b) - reference_n_q(params, b);
 
@@ -153,7 +204,12 @@ bool reference_visible(const struct fa_attention_params *params, int32_t b, int6
 		return false;
 	if (params->window_right >= 0 && j - p > params->window_right)
 		return false;
-	return true;
+	if (params->blocks.rows && !blocks_show(params, b, i, h, j))
+		return false;
+	if (params->pattern.block_tokens &&
+	    !reference_pattern_shows(&params->pattern, h, params->heads / params->kv_heads, p, j))
+		return false;
+	return !params->bits.words || bits_show(&params->bits, b, i, h, j);
 }
 
 static double score(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h,
@@ -190,7 +246,7 @@ void reference_row(const struct fa_attention_params *params, int32_t b, int64_t 
 		ret_out[c] = 0;
 	for (int64_t j = 0; j < n_k; j++) {
 		scores[j] = -INFINITY;
-		if (reference_visible(params, b, i, j))
+		if (reference_visible(params, b, i, h, j))
 			scores[j] = score(params, b, i, h, j, rounded);
 		highest = fmax(highest, scores[j]);
 	}
@@ -209,7 +265,7 @@ void reference_row(const struct fa_attention_params *params, int32_t b, int64_t 
 		int64_t v = reference_k_at(params, &params->v, b, j, kv_head);
 		double weight = exp(scores[j] - highest) / sum;
 
-		if (!reference_visible(params, b, i, j))
+		if (!reference_visible(params, b, i, h, j))
 			continue;
 		if (rounded)
 			weight = reference_round(params->dtype, weight);

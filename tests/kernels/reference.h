@@ -40,4 +40,10 @@ int64_t reference_k_at(const struct fa_attention_params *params,
                        const struct fa_attention_tensor *tensor, int32_t b, int64_t j, int32_t h);
 int64_t reference_lse_at(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h);
 
-bool reference_visible(const struct fa_attention_params *params, int32_t b, int64_t i, int64_t j);
+/* Returns true if row @i of query head @h sees key @j. */
+bool reference_visible(const struct fa_attention_params *params, int32_t b, int64_t i, int32_t h,
+                       int64_t j);
+
+/* The same for a pattern, row position and key position. @group: query heads of a KV head. */
+bool reference_pattern_shows(const struct fa_attention_pattern *pattern, int32_t h, int32_t group,
+                             int64_t row, int64_t key);

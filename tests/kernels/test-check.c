@@ -88,6 +88,22 @@ static void test_refusals(void **state)
 	REFUSED(-EINVAL, "window_left -2 is below -1", params.window_left = -2);
 	REFUSED(-EINVAL, "window_right -9 is below -1", params.window_right = -9);
 	REFUSED(-EINVAL, "chunk_tokens -1 is negative", params.chunk_tokens = -1);
+	REFUSED(-EINVAL, "blocks.keys is 0, but blocks.rows is 64", params.blocks.rows = 64);
+	REFUSED(-ENOTSUP, "blocks.rows 32 is not supported: 64 or 128", params.blocks.rows = 32,
+	        params.blocks.keys = 64);
+	REFUSED(-ENOTSUP, "blocks.keys 256 is not supported: 64 or 128", params.blocks.rows = 64,
+	        params.blocks.keys = 256);
+	REFUSED(-EINVAL, "blocks.n_columns -1 is not from 0 to 2147483647",
+	        params.blocks.n_columns = -1);
+	REFUSED(-EINVAL, "bits.row_words -1 is negative", params.bits.words = fine,
+	        params.bits.row_words = -1);
+	REFUSED(-EINVAL, "pattern.block_tokens 24 is not a multiple of 16",
+	        params.pattern.block_tokens = 24);
+	REFUSED(-EINVAL, "pattern.local_blocks -1 is negative", params.pattern.block_tokens = 16,
+	        params.pattern.local_blocks = -1);
+	REFUSED(-EINVAL, "pattern.vert_stride 0 is not positive", params.pattern.block_tokens = 16);
+	REFUSED(-EINVAL, "pattern.first_head -1 is negative", params.pattern.block_tokens = 16,
+	        params.pattern.vert_stride = 1, params.pattern.first_head = -1);
 	REFUSED(-EINVAL, "cu_seqlens_q is given without cu_seqlens_k: a ragged batch needs both",
 	        params.cu_seqlens_q = fine);
 	REFUSED(-EINVAL, "cu_seqlens_k is given without cu_seqlens_q: a ragged batch needs both",
@@ -132,7 +148,7 @@ static void test_flops(void **state)
 		params.causal = n / 400;
 		for (int64_t i = 0; i < params.seqlen_q; i++) {
 			for (int64_t j = 0; j < params.seqlen_k; j++)
-				pairs += reference_visible(&params, 0, i, j);
+				pairs += reference_visible(&params, 0, i, 0, j);
 		}
 		assert_true(fa_attention_flops(&params) ==
 		            pairs * params.batch * params.heads * 2 * (128 + 128));
@@ -152,7 +168,7 @@ static void test_flops(void **state)
 		for (int32_t b = 0; b < params.batch; b++)
 			for (int64_t i = 0; i < params.seqlen_q; i++)
 				for (int64_t j = 0; j < params.seqlen_k; j++)
-					pairs += reference_visible(&params, b, i, j);
+					pairs += reference_visible(&params, b, i, 0, j);
 		assert_true(fa_attention_flops(&params) == pairs * params.heads * 2 * (128 + 128));
 	}
 

@@ -206,7 +206,7 @@ static void test_hidden(void **state)
 						bool sees = false;
 
 						for (int64_t j = begin; j < begin + 5; j++)
-							sees |= reference_visible(p, 0, row, j);
+							sees |= reference_visible(p, 0, row, 0, j);
 						if (sees)
 							continue;
 						reference_row(p, 0, row, 0, false, exact, &lse);

@@ -171,7 +171,7 @@ static int64_t seen_by_some(const struct fa_attention_params *params)
 		int64_t n = 0;
 
 		for (int64_t i = 0; i < n_q; i++)
-			n += reference_visible(params, 0, i, j);
+			n += reference_visible(params, 0, i, 0, j);
 		if (n > 0 && n < n_q)
 			return j;
 	}
@@ -212,7 +212,7 @@ static void test_hidden_nan(void **state)
 				double lse;
 
 				at = reference_q_at(params, &params->out, 0, t, h);
-				if (reference_visible(params, 0, t, spoilt)) {
+				if (reference_visible(params, 0, t, 0, spoilt)) {
 					double got = reference_get(params->dtype, params->out.data,
 					                           at);
 

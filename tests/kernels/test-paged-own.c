@@ -39,6 +39,27 @@ static void test(const struct own_spec *spec)
 	own_deinit(&problem);
 }
 
+static void test_patterns(void **state)
+{
+	static const struct fa_attention_pattern patterns[] = {
+		{ 64, 2, 4, 1, 0 },  { 16, 1, 3, 0, 0 },  { 64, 1, 8, -1, 0 },  { 48, 0, 5, 2, 7 },
+		{ 32, 3, 50, 3, 2 }, { 16, 4, 7, -3, 8 }, { 128, 16, 1, 1, 0 },
+	};
+
+	for (int n = 0; n < 28; n++) {
+		struct own_spec spec = own_usual;
+
+		spec.dtype = dtypes[n % 3];
+		spec.kv_heads = n / 7 % 2 ? 1 : spec.heads / 2;
+		spec.pattern = patterns[n % 7];
+		spec.causal = n % 4 > 0;
+		spec.deterministic = n % 2;
+		spec.page_tokens = n % 5 == 4 ? 1 : 16;
+		spec.e4m3 = n % 6 == 5;
+		test(&spec);
+	}
+}
+
 static void test_pages(void **state)
 {
 	static const int32_t pages[] = { 1, 3, 5, 8, 16, 48, 64, 256 };
@@ -622,13 +643,21 @@ static void test_append_refusals(void **state)
 int main(void)
 {
 	static const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_pages),         cmocka_unit_test(test_features),
-		cmocka_unit_test(test_dims),          cmocka_unit_test(test_long),
-		cmocka_unit_test(test_workspace),     cmocka_unit_test(test_empty),
-		cmocka_unit_test(test_deterministic), cmocka_unit_test(test_garbage),
-		cmocka_unit_test(test_garbage_rows),  cmocka_unit_test(test_unclaimed),
-		cmocka_unit_test(test_changing),      cmocka_unit_test(test_append),
-		cmocka_unit_test(test_refusals),      cmocka_unit_test(test_append_refusals),
+		cmocka_unit_test(test_pages),
+		cmocka_unit_test(test_patterns),
+		cmocka_unit_test(test_features),
+		cmocka_unit_test(test_dims),
+		cmocka_unit_test(test_long),
+		cmocka_unit_test(test_workspace),
+		cmocka_unit_test(test_empty),
+		cmocka_unit_test(test_deterministic),
+		cmocka_unit_test(test_garbage),
+		cmocka_unit_test(test_garbage_rows),
+		cmocka_unit_test(test_unclaimed),
+		cmocka_unit_test(test_changing),
+		cmocka_unit_test(test_append),
+		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_append_refusals),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -255,7 +255,7 @@ static void test_hidden_nan(void **state)
 				int64_t t = row / spec.heads;
 				int32_t h = (int32_t)(row % spec.heads);
 				int64_t at = reference_q_at(params, &params->out, 0, t, h);
-				bool sees = reference_visible(params, 0, t, spec.n_k - 2);
+				bool sees = reference_visible(params, 0, t, 0, spec.n_k - 2);
 				double lse;
 
 				if (!sees)

@@ -61,6 +61,7 @@ static void print_own(void)
 	OWN_ATTENTION(deterministic);
 	OWN_ATTENTION(chunk_tokens);
 	OWN_ATTENTION(prefix_lengths);
+	OWN_ATTENTION(pattern);
 	printf("OwnAttention - %zu\n", sizeof(struct fa_paged_own_attention));
 	printf("Values FA_PAGED_ATTEND_OWN %d\n", FA_PAGED_ATTEND_OWN);
 }
@@ -112,6 +113,7 @@ static void print_paged(void)
 	ATTENTION(positions);
 	ATTENTION(chunk_tokens);
 	ATTENTION(prefix_lengths);
+	ATTENTION(pattern);
 	printf("Attention - %zu\n", sizeof(struct fa_paged_attention));
 	ROTARY(dim);
 	ROTARY(first);
@@ -172,6 +174,9 @@ int main(void)
 	PARAMS(sinks);
 	PARAMS(chunk_tokens);
 	PARAMS(prefix_lengths);
+	PARAMS(blocks);
+	PARAMS(pattern);
+	PARAMS(bits);
 	printf("Params - %zu\n", sizeof(struct fa_attention_params));
 	TENSOR(data);
 	TENSOR(stride_batch);

@@ -54,6 +54,8 @@ struct feature {
 	bool token_scales, v_in_k, deterministic, alibi, sinks, tree, full, unaligned, ragged;
 	int64_t window_left, chunk_tokens;
 	uint32_t prefix; /* of all sequences; 0: none */
+	int32_t block_tokens, pattern_tokens;
+	bool bits;
 	float softcap;
 	int32_t heads, kv_heads, page_tokens; /* 0: 32, 8, PAGE_TOKENS */
 	/* Kinds of requests for which there is no such thing: bits. */
@@ -134,6 +136,9 @@ static const struct feature features[] = {
 	{ .name = "attention chunks", .chunk_tokens = 1024 },
 	{ .name = "prefixes of all keys (prefix-LM)", .prefix = KEYS },
 	{ .name = "prefixes that end among the rows", .prefix = KEYS - 100 },
+	{ .name = "block-sparse, blocks of 128", .block_tokens = 128, .without = ~NOT_DENSE },
+	{ .name = "local and strided blocks, by numbers", .pattern_tokens = 64 },
+	{ .name = "bit masks", .bits = true, .without = ~NOT_DENSE },
 	{ .name = "soft cap", .softcap = 30 },
 	{ .name = "ALiBi", .alibi = true },
 	{ .name = "ALiBi and soft cap", .alibi = true, .softcap = 30 },
@@ -185,6 +190,11 @@ static struct fa_attention_tensor tensor(const struct scene *scene, int32_t head
 		                             dim };
 }
 
+static struct fa_attention_pattern pattern(const struct feature *f)
+{
+	return (struct fa_attention_pattern){ f->pattern_tokens, 4, 8, 1, 0 };
+}
+
 static void fill_dense(struct scene *scene)
 {
 	const struct feature *f = scene->feature;
@@ -211,6 +221,9 @@ static void fill_dense(struct scene *scene)
 		.causal = !f->full,
 		.chunk_tokens = f->chunk_tokens,
 		.prefix_lengths = f->prefix ? scene->prefixes : NULL,
+		.blocks = { .rows = f->block_tokens, .keys = f->block_tokens },
+		.pattern = pattern(f),
+		.bits = { .words = f->bits ? scene->cu_q : NULL },
 		.window_left = f->window_left ? f->window_left : -1,
 		.window_right = -1,
 		.alibi_slopes = f->alibi ? scales : NULL,
@@ -259,6 +272,7 @@ static void fill_paged(struct scene *scene)
 			.causal = !f->full,
 			.chunk_tokens = f->chunk_tokens,
 			.prefix_lengths = f->prefix ? scene->prefixes : NULL,
+			.pattern = pattern(f),
 			.window_left = f->window_left ? f->window_left : -1,
 			.window_right = -1,
 			.alibi_slopes = f->alibi ? scales : NULL,
@@ -308,6 +322,7 @@ static void fill_own(struct scene *scene)
 			.causal = !f->full,
 			.chunk_tokens = f->chunk_tokens,
 			.prefix_lengths = f->prefix ? (const int32_t *)scene->prefixes : NULL,
+			.pattern = pattern(f),
 			.window_left = f->window_left ? f->window_left : -1,
 			.window_right = -1,
 			.alibi_slopes = f->alibi ? scales : NULL,
