@@ -51,6 +51,14 @@ struct fa_vulkan_attend {
 	int64_t layer_offset, v_offset; /* bytes within a chunk */
 	int64_t table_stride, longest;  /* of a client's own pages: entries; tokens */
 	int64_t total_q;
+	/* Masks, as in kernels/attention.h. */
+	uint64_t offsets, columns; /* 0: no blocks */
+	int64_t offsets_batch, offsets_head, columns_batch, columns_head, n_columns;
+	uint64_t bits; /* 0: no such mask */
+	int64_t bits_batch, bits_head, bits_row, bits_words;
+	int64_t pattern_tokens; /* 0: no pattern */
+	int64_t pattern_local, pattern_stride, pattern_step, pattern_first;
+	int64_t block_rows, block_keys;
 	uint64_t blocks; /* of a KV head, if there are no sequences */
 	uint32_t batch, kv_heads, group;
 	uint32_t head_dim, head_dim_v;

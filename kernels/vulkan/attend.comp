@@ -5,7 +5,7 @@
  * invocation computes one key's scores, and then some elements of the output.
  *
  * Barriers, once per block of keys, all arrive at all: after the scores, after the maxima, after
- * the weights, and before the next block's scores.
+ * the weights, and before the next block's scores; with blocks or a pattern once more, before the scores.
  */
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -45,6 +45,8 @@ shared Row s_v[LANES]; /* of V */
 shared float s_v_scale[LANES];
 shared fa_vulkan_sequence s_sequence;
 shared bool s_stop;
+shared int64_t s_next[ROWS]; /* with blocks or a pattern: the first key that the row may see */
+shared bool s_listed[ROWS];  /* the keys are in a block of the row's list */
 
 #define STORED_BYTES (STORE == PLAIN ? element_bytes(DTYPE) : 1)
 
@@ -165,6 +167,110 @@ void find_keys(uint r, uint64_t token)
 	s_position[r] = position;
 	s_low[r] = min(low, n_k);
 	s_high[r] = max(high, s_low[r]);
+}
+
+/* ---- masks */
+
+#define NO_BLOCK (int64_t(1) << 44)
+
+/* What is left of a row's list of blocks. Each entry is read once, as a client may write it. */
+struct List {
+	uint64_t at, end;
+	int64_t block; /* the current one */
+};
+
+void list_step(inout List list)
+{
+	const int64_t n_blocks = (int64_t(s_sequence.n_k) + A.block_keys - 1) / A.block_keys;
+
+	while (list.at < list.end) {
+		const int64_t block = int64_t(int(VolatileWord(list.at).x));
+
+		list.at += 4;
+		if (block > list.block && block < n_blocks) {
+			list.block = block;
+			return;
+		}
+	}
+	list.block = NO_BLOCK;
+}
+
+List list_of(uint b, uint head, uint64_t token)
+{
+	const uint64_t offsets = A.offsets + 4 * (b * A.offsets_batch + head * A.offsets_head +
+	                                          int64_t(token) / A.block_rows);
+	const uint64_t columns = A.columns + 4 * (b * A.columns_batch + head * A.columns_head);
+	const int64_t most = (int64_t(s_sequence.n_k) + A.block_keys - 1) / A.block_keys;
+	const int64_t begin = clamp(int64_t(int(VolatileWord(offsets).x)), int64_t(0), A.n_columns);
+	const int64_t end = clamp(int64_t(int(VolatileWord(offsets + 4).x)), int64_t(0), A.n_columns);
+	List list = List(columns + 4 * begin, columns + 4 * max(begin, min(end, begin + most)), -1);
+
+	list_step(list);
+	return list;
+}
+
+int64_t pattern_block(int64_t position)
+{
+	return position / A.pattern_tokens - (position % A.pattern_tokens < 0 ? 1 : 0);
+}
+
+/* Of key blocks those are seen whose number and this are multiples of the stride. */
+int64_t pattern_shift(uint head)
+{
+	const int64_t number = A.pattern_first + head;
+
+	return (A.pattern_step < 0 ? number / A.group * -A.pattern_step : number * A.pattern_step) + 1;
+}
+
+bool pattern_shows(int64_t row, int64_t block, int64_t shift)
+{
+	return pattern_block(row) - block < A.pattern_local || (block + shift) % A.pattern_stride == 0;
+}
+
+/* Returns the first key from @key on that the row's pattern shows. */
+int64_t pattern_next(int64_t row, int64_t key, uint head)
+{
+	const int64_t block = key / A.pattern_tokens, shift = pattern_shift(head);
+	const int64_t local = pattern_block(row) - A.pattern_local + 1;
+
+	if (pattern_shows(row, block, shift))
+		return key;
+	return min(block + A.pattern_stride - (block + shift) % A.pattern_stride, max(local, block)) *
+	       A.pattern_tokens;
+}
+
+/* Stores from which key on the row may see any, and whether its list has @key's block. */
+void find_next(uint r, inout List list, uint head, int64_t key)
+{
+	int64_t next = key;
+
+	s_listed[r] = true;
+	if (A.offsets != 0) {
+		while (list.block != NO_BLOCK && (list.block + 1) * A.block_keys <= key)
+			list_step(list);
+		next = max(key, list.block * A.block_keys);
+		s_listed[r] = next == key;
+	}
+	/* Tokens of a tree stand elsewhere. */
+	if (A.pattern_tokens != 0)
+		next = max(next, min(pattern_next(s_position[r], key, head),
+		                     has_tree() ? max(key, n_old()) : NO_BLOCK));
+	s_next[r] = next;
+}
+
+bool masks_show(uint r, uint b, uint head, uint64_t token, int64_t key)
+{
+	if (!s_listed[r])
+		return false;
+	if (A.pattern_tokens != 0 && !pattern_shows(s_position[r], pattern_block(key_position(key)),
+	                                            pattern_shift(head)))
+		return false;
+	if (A.bits == 0)
+		return true;
+	return key / 32 < A.bits_words &&
+	       (VolatileWord(A.bits + 4 * (b * A.bits_batch + head * A.bits_head +
+	                                   int64_t(token) * A.bits_row + key / 32)).x >>
+	                uint(key % 32) & 1) != 0;
 }
 
 /* @key is one of the row's [low, high). */
@@ -326,8 +432,38 @@ void main()
 		values[i] = 0;
 
 	uint n_blocks = 0;
+	const bool skips = A.offsets != 0 || A.pattern_tokens != 0, masked = skips || A.bits != 0;
+	/* Lane r keeps row r's. */
+	const uint own_head = kv_head * group + uint((first_row + lane) % group);
+	List list;
 
-	for (int64_t key = low; key < high; key += LANES, n_blocks++) {
+	if (lane < ROWS)
+		s_listed[lane] = true;
+	if (A.offsets != 0 && lane < rows)
+		list = list_of(b, own_head, (first_row + lane) / group);
+	barrier();
+
+	for (int64_t key = low; key < high; key += LANES) {
+		if (skips) {
+			int64_t next = high;
+
+			if (lane < ROWS)
+				s_next[lane] = high;
+			if (lane < rows)
+				find_next(lane, list, own_head, key);
+			barrier();
+			for (uint r = 0; r < ROWS; r++)
+				next = min(next, s_next[r]);
+			if (next >= high)
+				break;
+			next -= next % LANES;
+			if (next > key) {
+				key = next - LANES;
+				barrier();
+				continue;
+			}
+		}
+
 		const uint keys = uint(min(int64_t(LANES), high - key));
 		float score[ROWS];
 		bool seen[ROWS];
@@ -361,7 +497,10 @@ void main()
 				uint64_t row = first_row + r;
 
 				seen[r] = r < rows && own >= s_low[r] && own < s_high[r] &&
-				          sees(r, row / group, own);
+				          sees(r, row / group, own) &&
+				          (!masked ||
+				           masks_show(r, b, kv_head * group + uint(row % group),
+				                      row / group, own));
 				if (seen[r])
 					score[r] = finish_score(
 						sums[r].x + sums[r].y + (sums[r].z + sums[r].w),
@@ -376,7 +515,7 @@ void main()
 		}
 		for (uint r = 0; r < ROWS; r++)
 			s_weight[r * LANES + lane] = seen[r] ? score[r] : -INF;
-		if (lane == 0 && n_blocks % STOP_BLOCKS == 0)
+		if (lane == 0 && n_blocks++ % STOP_BLOCKS == 0)
 			s_stop = VolatileWord(A.stop).x != 0;
 		barrier();
 

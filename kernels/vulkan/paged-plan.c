@@ -66,13 +66,6 @@ int fa_vulkan_check_paged(const struct fa_paged_request *request, char *text, si
 {
 	struct fa_paged_cache cache;
 
-	if ((request->op == FA_PAGED_ATTEND && request->attention.pattern.block_tokens) ||
-	    (request->op == FA_PAGED_ATTEND_OWN && request->own_attention.pattern.block_tokens)) {
-		if (text && text_bytes)
-			snprintf(text, text_bytes,
-			         "patterns of blocks are not supported by Vulkan kernels");
-		return -ENOTSUP;
-	}
 	find_dims(request, &cache);
 	return fa_vulkan_check_cache(&cache, text, text_bytes);
 }
@@ -95,6 +88,7 @@ static void plan_attention(const struct fa_vulkan_pool *pool, const struct fa_pa
 		.window_left = p->window_left,
 		.window_right = p->window_right,
 		.chunk_tokens = p->chunk_tokens,
+		.pattern = p->pattern,
 		.alibi_slopes = p->alibi_slopes,
 		.sinks = p->sinks,
 		.heads = p->heads,
@@ -211,6 +205,7 @@ static void plan_own_attention(const struct fa_paged_own_attention *p,
 		.window_left = p->window_left,
 		.window_right = p->window_right,
 		.chunk_tokens = p->chunk_tokens,
+		.pattern = p->pattern,
 		.alibi_slopes = p->alibi_slopes,
 		.sinks = p->sinks,
 		.heads = p->heads,

@@ -21,12 +21,6 @@ int64_t fa_vulkan_keys_of(int64_t rounds, int32_t head_dim, int32_t head_dim_v)
 int fa_vulkan_check_attention(const struct fa_attention_params *params, char *text,
                               size_t text_bytes)
 {
-	if (fa_attention_mask_name(params)) {
-		if (text && text_bytes)
-			snprintf(text, text_bytes, "%s are not supported by Vulkan kernels",
-			         fa_attention_mask_name(params));
-		return -ENOTSUP;
-	}
 	if (params->head_dim <= FA_VULKAN_HEAD_DIM_MAX &&
 	    params->head_dim_v <= FA_VULKAN_HEAD_DIM_V_MAX)
 		return 0;
@@ -95,6 +89,7 @@ void fa_vulkan_plan_attention(const struct fa_attention_params *params,
 		.window_left = p->window_left,
 		.window_right = p->window_right,
 		.chunk_tokens = p->chunk_tokens,
+		.pattern = p->pattern,
 		.alibi_slopes = p->alibi_slopes,
 		.sinks = p->sinks,
 		.heads = p->heads,
@@ -127,6 +122,20 @@ void fa_vulkan_plan_attention(const struct fa_attention_params *params,
 		.head_dim_v = (uint32_t)p->head_dim_v,
 		.n_q = (uint32_t)p->seqlen_q,
 		.n_k = (uint32_t)p->seqlen_k,
+		.bits = fa_vulkan_address(p->bits.words),
+		.bits_batch = p->bits.stride_batch,
+		.bits_head = p->bits.stride_head,
+		.bits_row = p->bits.stride_row,
+		.bits_words = p->bits.row_words,
+		.block_rows = p->blocks.rows,
+		.block_keys = p->blocks.keys,
+		.n_columns = p->blocks.n_columns,
+		.offsets = p->blocks.rows ? fa_vulkan_address(p->blocks.offsets) : 0,
+		.columns = fa_vulkan_address(p->blocks.columns),
+		.offsets_batch = p->blocks.offsets_stride_batch,
+		.offsets_head = p->blocks.offsets_stride_head,
+		.columns_batch = p->blocks.columns_stride_batch,
+		.columns_head = p->blocks.columns_stride_head,
 	};
 	struct fa_vulkan_dispatch *dispatch;
 	uint32_t rows, columns;

@@ -21,6 +21,11 @@ void fa_vulkan_put_scores(struct fa_vulkan_writer *writer, const struct fa_vulka
 	arguments->left = bound(scores->window_left);
 	arguments->right_tree = bound(scores->window_right);
 	arguments->chunk_tokens = scores->chunk_tokens < FAR ? scores->chunk_tokens : FAR;
+	arguments->pattern_tokens = scores->pattern.block_tokens;
+	arguments->pattern_local = scores->pattern.local_blocks;
+	arguments->pattern_stride = scores->pattern.vert_stride;
+	arguments->pattern_step = scores->pattern.head_step;
+	arguments->pattern_first = scores->pattern.first_head;
 	arguments->right = scores->causal ? 0 : arguments->right_tree;
 }
 

@@ -20,6 +20,7 @@ struct fa_vulkan_scores {
 	bool causal;
 	int64_t window_left, window_right, chunk_tokens;
 	const float *alibi_slopes, *sinks; /* [heads] in host memory */
+	struct fa_attention_pattern pattern;
 	int32_t heads;
 };
 

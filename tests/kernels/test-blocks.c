@@ -26,6 +26,17 @@ static const struct {
 
 #define N_SHAPES (sizeof(shapes) / sizeof(shapes[0]))
 
+/* Vulkan on the CPU: every third of the variants is enough there. */
+static bool is_slow(void)
+{
+	return strcmp(fa_cpu_isa_name(problem_isas()[0]), "vulkan") == 0;
+}
+
+static bool is_skipped(size_t n, int variant)
+{
+	return is_slow() && (n + (size_t)variant) % 3 > 0;
+}
+
 /* A spec of shape @n with the features that @n and @variant choose. */
 static struct problem_spec spec_of(size_t n, int variant)
 {
@@ -59,6 +70,8 @@ static void test_blocks(void **state)
 		for (int variant = 0; variant < 24; variant++) {
 			struct problem_spec spec = spec_of(n, variant);
 
+			if (is_skipped(n, variant))
+				continue;
 			spec.block_rows = variant % 2 ? 128 : 64;
 			spec.block_keys = variant / 2 % 2 ? 128 : 64;
 			spec.hostile = variant >= 12;
@@ -73,6 +86,8 @@ static void test_bits(void **state)
 		for (int variant = 0; variant < 12; variant++) {
 			struct problem_spec spec = spec_of(n, variant);
 
+			if (is_skipped(n, variant))
+				continue;
 			spec.bits = true;
 			if (variant % 4 == 1)
 				spec.block_rows = spec.block_keys = 64;
@@ -102,6 +117,8 @@ static void test_patterns(void **state)
 		for (int variant = 0; variant < N_PATTERNS; variant++) {
 			struct problem_spec spec = spec_of(n, variant);
 
+			if (is_skipped(n, variant))
+				continue;
 			spec.pattern = patterns[variant];
 			if (variant % 5 == 1)
 				spec.bits = true;
@@ -353,9 +370,12 @@ static void test_time(void **state)
 		.of_heads = true,
 	};
 	struct problem problem;
-	const struct fa_attention_blocks *blocks = &problem.params.blocks;
+	struct fa_attention_blocks blocks;
 
+	if (is_slow())
+		skip();
 	problem_init(&problem, &spec);
+	blocks = problem.params.blocks;
 	/* Exactly a quarter: each row block has 4 of 16. */
 	for (int64_t list = 0; list < 32; list++) {
 		int32_t *offsets = (int32_t *)problem.offsets.data + list / 16 * 17 + list % 16;
@@ -371,9 +391,9 @@ static void test_time(void **state)
 		double all, some;
 
 		some = seconds_of(&problem, isas[i]);
-		problem.params.blocks.rows = 0;
+		problem.params.blocks = (struct fa_attention_blocks){ 0 };
 		all = seconds_of(&problem, isas[i]);
-		problem.params.blocks.rows = 128;
+		problem.params.blocks = blocks;
 		if (getenv("FAD_TEST_VERBOSE"))
 			printf("%s: all %.2f ms, a quarter %.2f ms, efficiency %.3f\n",
 			       fa_cpu_isa_name(isas[i]), all * 1e3, some * 1e3, all / 4 / some);
@@ -381,7 +401,6 @@ static void test_time(void **state)
 			fail_msg("%s: a quarter of the blocks takes %g of the time",
 			         fa_cpu_isa_name(isas[i]), some / all);
 	}
-	assert_int_equal(blocks->keys, 128);
 	problem_deinit(&problem);
 }
 

@@ -176,6 +176,39 @@ static void drop_pool(void)
 	pool->base = NULL;
 }
 
+/* Masks of no bytes keep addresses, as the daemon gives them. */
+static void *import_list(const void *data, size_t bytes)
+{
+	return bytes ? import(data, bytes) : (void *)data;
+}
+
+static void import_masks(struct fa_attention_params *p)
+{
+	struct fa_attention_blocks *blocks = &p->blocks;
+	struct fa_attention_bits *bits = &p->bits;
+	const int64_t last_batch = p->batch - 1, last_head = p->heads - 1;
+
+	if (blocks->rows) {
+		blocks->offsets = import_list(
+			blocks->offsets,
+			(size_t)(last_batch * blocks->offsets_stride_batch +
+		                 last_head * blocks->offsets_stride_head +
+		                 (p->seqlen_q + blocks->rows - 1) / blocks->rows + 1) *
+				sizeof(int32_t));
+		blocks->columns = import_list(blocks->columns,
+		                              (size_t)(last_batch * blocks->columns_stride_batch +
+		                                       last_head * blocks->columns_stride_head +
+		                                       blocks->n_columns) *
+		                                      sizeof(int32_t));
+	}
+	if (bits->words)
+		bits->words = import_list(
+			bits->words,
+			(size_t)(last_batch * bits->stride_batch + last_head * bits->stride_head +
+		                 (p->seqlen_q - 1) * bits->stride_row + bits->row_words) *
+				sizeof(uint32_t));
+}
+
 static void import_partial(struct fa_paged_partial *partial, const struct fa_paged_merge *p)
 {
 	import_tensor(&partial->out, 1, p->tokens, p->heads, p->head_dim_v,
@@ -411,6 +444,7 @@ bool fa_cpu_attention_tile(const struct fa_cpu_isa *isa, const struct fa_attenti
 	import_tensor(&p.out, batch, n_q, p.heads, p.head_dim_v, bytes);
 	import_lse(&p.lse, batch, p.lse_stride_batch, n_q, p.lse_stride_token, p.heads,
 	           p.lse_stride_head);
+	import_masks(&p);
 	if (ops->check(scene.device, &p, &error) < 0 ||
 	    ops->attention_prepare(scene.device, &work, &error) < 0)
 		die("refused", &error);
