@@ -54,6 +54,47 @@ static int fill_vectors(const struct fa_attention *attention, struct fa_wire_att
 	return fa_numbers_check_heads(attention->alibi_slopes, attention->sinks, heads);
 }
 
+static int fill_masks(struct fa_client *client, const struct fa_attention *attention,
+                      struct fa_client_request *request)
+{
+	struct fa_wire_attention *wire = &request->message.attention;
+	int r;
+
+	r = fa_numbers_check_pattern(&attention->pattern);
+	if (r < 0)
+		return r;
+	fa_numbers_put_pattern(wire, &attention->pattern);
+	wire->block_rows = attention->block_rows;
+	wire->block_keys = attention->block_keys;
+	if (attention->block_rows || attention->block_keys) {
+		r = fa_request_tensor_of(request, "block_offsets", client,
+		                         &attention->block_offsets, FA_I32, 3,
+		                         &wire->block_offsets);
+		if (r >= 0)
+			r = fa_request_tensor_of(request, "block_columns", client,
+			                         &attention->block_columns, FA_I32, 3,
+			                         &wire->block_columns);
+		if (r < 0)
+			return r;
+	} else if (attention->block_offsets.buffer || attention->block_columns.buffer) {
+		return fa_error_set(-EINVAL,
+		                    "block_%s is given, which has no effect as block_rows and "
+		                    "block_keys are 0",
+		                    attention->block_offsets.buffer ? "offsets" : "columns");
+	}
+	if (attention->mask.buffer)
+		return fa_request_tensor_of(request, "mask", client, &attention->mask, FA_I32, 4,
+		                            &wire->mask);
+	return 0;
+}
+
+/* Returns true if the request has a mask that older daemons do not know. */
+static bool has_blocks(const struct fa_attention *attention)
+{
+	return attention->block_rows || attention->block_keys || attention->mask.buffer ||
+	       attention->pattern.block_tokens;
+}
+
 static int fill_attention(struct fa_client *client, const struct fa_attention *attention,
                           struct fa_client_request *request)
 {
@@ -104,6 +145,9 @@ static int fill_attention(struct fa_client *client, const struct fa_attention *a
 		if (r < 0)
 			return r;
 	}
+	r = fill_masks(client, attention, request);
+	if (r < 0)
+		return r;
 	r = fa_request_check_overlap(request);
 	return r < 0 ? r : fill_vectors(attention, wire);
 }
@@ -128,6 +172,8 @@ int fa_attention(struct fa_client *handle, const struct fa_attention *attention,
 	r = fa_request_gates(&request, attention->gates);
 	if (r >= 0 && (attention->chunk_tokens || attention->prefix_lengths))
 		r = fa_client_require_masks(client);
+	if (r >= 0 && has_blocks(attention))
+		r = fa_client_require_blocks(client);
 	if (r < 0)
 		return r;
 	request.message.timeout_ns = attention->timeout_ns;

@@ -354,6 +354,24 @@ uint64_t fa_tensor_bytes(uint32_t dtype, uint32_t rank, const int64_t *shape);
 #define FA_ATTENTION_WINDOW (1u << 1) /* window_left and window_right apply */
 
 /*
+ * Local and strided blocks by numbers, as vLLM's block-sparse attention has them; block_tokens 0: no
+ * pattern. A row at position p of its sequence sees key j only if, with quotients rounded down,
+ *   p / block_tokens - j / block_tokens < local_blocks, or
+ *   j / block_tokens + (first_head + h) * head_step + 1 is a multiple of vert_stride
+ * for query head h. If head_step is negative, KV heads count instead: the product is then
+ * (first_head + h) / group * -head_step, where group query heads share a KV head. -EINVAL for
+ * numbers out of range.
+ */
+struct fa_block_pattern {
+	uint32_t block_tokens; /* a multiple of 16 */
+	uint32_t local_blocks;
+	uint32_t vert_stride; /* at least 1 */
+	int32_t head_step;
+	uint32_t first_head; /* the number of q's first head, where processes share the heads */
+	uint32_t reserved;   /* 0 */
+};
+
+/*
  * out = softmax(s) v, per sequence and head h, with the softmax in fp32. For row i and key j:
  *   s = scale * q[i] . k[j]
  *   s = softcap * tanh(s / softcap)                     if softcap is not 0
@@ -400,6 +418,27 @@ struct fa_attention {
 	/* One for each sequence, or NULL; copied. FA_ATTENTION_CAUSAL hides none of a sequence's
 	 * first prefix_lengths[b] keys from any row. Only with FA_ATTENTION_CAUSAL. */
 	const uint32_t *prefix_lengths;
+	/*
+	 * A block-sparse mask in compressed rows: row i of a sequence is in row block
+	 * i / block_rows, key j in key block j / block_keys, and row block r sees the key blocks
+	 * block_columns[block_offsets[r]] to block_columns[block_offsets[r + 1] - 1], which ascend.
+	 *   block_offsets  FA_I32 [batch or 1, heads or 1, ceil(n_q / block_rows) + 1]
+	 *   block_columns  FA_I32 [batch or 1, heads or 1, n]
+	 * A size of 1 is shared by all sequences, or heads; n_q is that of the longest sequence.
+	 * Blocks have 64 or 128 rows and keys; 0 and buffers NULL: no such mask. Time is in
+	 * proportion to the blocks that are seen.
+	 *
+	 * The daemon does not check these numbers; the kernel bounds them as it reads them. An offset
+	 * counts as the nearest number from 0 to n. Of a list count only as many entries as the
+	 * sequence has key blocks, and of these not those that are no key block of the sequence, or
+	 * not above all before them.
+	 */
+	uint32_t block_rows, block_keys;
+	struct fa_tensor block_offsets, block_columns;
+	/* FA_I32 [batch or 1, heads or 1, n_q, words]: row i sees key j if bit j % 32 of word
+	 * j / 32 is set. Keys behind the words are hidden. Buffer NULL: no such mask. */
+	struct fa_tensor mask;
+	struct fa_block_pattern pattern;
 };
 
 /* Identifies one request of one client. Plain data: may be copied, and needs no freeing. */
@@ -485,6 +524,7 @@ struct fa_pages_attend {
 	/* FA_I32 [batch]: as for fa_attention(), only with FA_PAGES_CAUSAL; negative: 0. Buffer
 	 * NULL: all are 0. */
 	struct fa_tensor prefix_lengths;
+	struct fa_block_pattern pattern;
 };
 
 /*

@@ -419,6 +419,7 @@ struct fa_step_attend {
 	/* One for each item of the step, of all caches, or NULL; as in struct fa_attention, only
 	 * with FA_STEP_CAUSAL. No effect on items with a tree. Copied. */
 	const uint32_t *prefix_lengths;
+	struct fa_block_pattern pattern; /* as in struct fa_attention; positions as for chunks */
 };
 
 /*

@@ -26,6 +26,23 @@ int fa_numbers_check_prefixes(bool given, bool has_flag, const char *flag)
 	                    flag);
 }
 
+int fa_numbers_check_pattern(const struct fa_block_pattern *pattern)
+{
+	if (pattern->reserved)
+		return fa_error_set(-EINVAL, "pattern.reserved is not 0");
+	if (pattern->block_tokens % 16)
+		return fa_error_set(-EINVAL,
+		                    "pattern.block_tokens is %u; expected a multiple of 16",
+		                    pattern->block_tokens);
+	if (pattern->block_tokens && !pattern->vert_stride)
+		return fa_error_set(-EINVAL, "pattern.vert_stride is 0; expected at least 1");
+	if (pattern->block_tokens || (!pattern->local_blocks && !pattern->vert_stride &&
+	                              !pattern->head_step && !pattern->first_head))
+		return 0;
+	return fa_error_set(-EINVAL,
+	                    "pattern has numbers, which have no effect as block_tokens is 0");
+}
+
 int fa_numbers_check_heads(const float *alibi_slopes, const float *sinks, size_t heads)
 {
 	size_t i;

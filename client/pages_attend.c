@@ -164,8 +164,11 @@ static int fill(struct fa_client *client, const struct fa_pages_attend *attend,
 	if (r >= 0)
 		r = fa_numbers_check_prefixes(attend->prefix_lengths.buffer,
 		                              attend->flags & FA_PAGES_CAUSAL, "FA_PAGES_CAUSAL");
+	if (r >= 0)
+		r = fa_numbers_check_pattern(&attend->pattern);
 	if (r < 0)
 		return r;
+	fa_numbers_put_pattern(wire, &attend->pattern);
 	wire->stream = attend->stream;
 	if (attend->flags & FA_PAGES_CAUSAL)
 		wire->flags |= FA_WIRE_PAGES_CAUSAL;
@@ -208,6 +211,8 @@ int fa_pages_attend(struct fa_client *handle, const struct fa_pages_attend *atte
 		                      "attention over own pages");
 	if (r >= 0 && (attend->chunk_tokens || attend->prefix_lengths.buffer))
 		r = fa_client_require_masks(client);
+	if (r >= 0 && attend->pattern.block_tokens)
+		r = fa_client_require_blocks(client);
 	if (r < 0)
 		return r;
 	request.message.timeout_ns = attend->timeout_ns;

@@ -199,3 +199,9 @@ int fa_client_require_masks(struct fa_client *client)
 {
 	return fa_client_require(client, FA_WIRE_FEATURE_MASKS, "chunk_tokens and prefix_lengths");
 }
+
+int fa_client_require_blocks(struct fa_client *client)
+{
+	return fa_client_require(client, FA_WIRE_FEATURE_BLOCKS,
+	                         "block-sparse masks, bit masks and patterns of blocks");
+}

@@ -12,5 +12,6 @@ int fa_client_enter_connected(struct fa_client *client);
 /* Called without the mutex. Returns -ENOTSUP if the daemon lacks FA_WIRE_FEATURE_* @feature;
  * @what: its name. */
 int fa_client_require(struct fa_client *client, uint64_t feature, const char *what);
-/* The same for masks. */
+/* The same for masks, and for blocks and patterns. */
 int fa_client_require_masks(struct fa_client *client);
+int fa_client_require_blocks(struct fa_client *client);

@@ -31,6 +31,10 @@ static int fill_heads(const struct fa_step_attend *attend, size_t n_items,
 		return fa_error_set(-EINVAL,
 		                    "%s is given, which has no effect as out.buffer is NULL",
 		                    attend->chunk_tokens ? "chunk_tokens" : "prefix_lengths");
+	if (attend->pattern.block_tokens && !attend->out.buffer)
+		return fa_error_set(-EINVAL,
+		                    "pattern is given, which has no effect as out.buffer is NULL");
+	fa_numbers_put_pattern(wire, &attend->pattern);
 	wire->chunk_tokens = attend->chunk_tokens;
 	wire->prefix_lengths = attend->prefix_lengths;
 	wire->n_prefix_lengths = attend->prefix_lengths ? n_items : 0;
@@ -235,6 +239,8 @@ static int fill_attend(struct fa_client_request *request, struct fa_step *step,
 		r = fa_numbers_check_prefixes(attend->prefix_lengths,
 		                              attend->flags & FA_STEP_CAUSAL, "FA_STEP_CAUSAL");
 	if (r >= 0)
+		r = fa_numbers_check_pattern(&attend->pattern);
+	if (r >= 0)
 		r = fill_tensors(request, step->client, attend, wire);
 	if (r >= 0)
 		r = fill_heads(attend, step->n_items, wire);
@@ -248,6 +254,8 @@ static int fill_attend(struct fa_client_request *request, struct fa_step *step,
 		r = fa_request_gates(request, attend->gates);
 	if (r >= 0 && (attend->chunk_tokens || attend->prefix_lengths))
 		r = fa_client_require_masks(step->client);
+	if (r >= 0 && attend->pattern.block_tokens)
+		r = fa_client_require_blocks(step->client);
 	request->message.timeout_ns = attend->timeout_ns;
 	return r;
 }

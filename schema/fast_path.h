@@ -147,11 +147,13 @@ static_assert(wire::Message::VT_BODY + 2 == sizeof(FastStepAttend::message_vtabl
                       wire::StepAttend::VT_SIN + 2 == sizeof(FastStepAttend::vtable),
               "BODY and SIN are the last entries of the vtables");
 /* A field that is added to StepAttend is added here, or is_fast_step_attend() refuses it. */
-static_assert(sizeof(struct fa_wire_step_attend) == 728 &&
+static_assert(sizeof(struct fa_wire_step_attend) == 752 &&
                       wire::StepAttend::VT_POSITIONS == wire::StepAttend::VT_SIN + 2 &&
                       wire::StepAttend::VT_ROTARY_FIRST == wire::StepAttend::VT_POSITIONS + 2 &&
                       wire::StepAttend::VT_PREFIX_LENGTHS ==
                               wire::StepAttend::VT_ROTARY_FIRST + 4 &&
+                      wire::StepAttend::VT_PATTERN_FIRST_HEAD ==
+                              wire::StepAttend::VT_PREFIX_LENGTHS + 10 &&
                       wire::Message::VT_SIGNALS == wire::Message::VT_BODY + 4,
               "this file handles every field");
 static_assert(sizeof(struct FastStepAttend) <= FRAME_BYTES + step_attend_bytes_max({}),
@@ -179,7 +181,10 @@ bool is_fast_step_attend(const struct fa_wire_message *message, uint32_t type)
 
 	return type == FA_WIRE_STEP_ATTEND && !has_fds_or_gates(message) &&
 	       !attend.n_alibi_slopes && !attend.n_sinks && !attend.n_positions &&
-	       !attend.rotary_first && !attend.chunk_tokens && !attend.n_prefix_lengths;
+	       !attend.rotary_first && !attend.chunk_tokens && !attend.n_prefix_lengths &&
+	       !attend.pattern_block_tokens && !attend.pattern_local_blocks &&
+	       !attend.pattern_vert_stride && !attend.pattern_head_step &&
+	       !attend.pattern_first_head;
 }
 
 /* The message ends at @end; returns its length. */
@@ -271,6 +276,9 @@ bool fast_step_attend_read(const uint8_t *bytes, size_t length,
 	attend.chunk_tokens = 0;
 	attend.prefix_lengths = nullptr;
 	attend.n_prefix_lengths = 0;
+	attend.pattern_block_tokens = attend.pattern_local_blocks = 0;
+	attend.pattern_vert_stride = attend.pattern_first_head = 0;
+	attend.pattern_head_step = 0;
 	attend.rotary_dim = fast->rotary_dim;
 	attend.rotary_first = 0;
 	attend.rotary_base = fast->rotary_base;

@@ -28,7 +28,7 @@ extern "C" {
 #define FA_WIRE_RANK_MAX 4
 #define FA_WIRE_HANDLE_BYTES 64
 #define FA_WIRE_PIECES_MAX 4096      /* allocations of one buffer */
-#define FA_WIRE_FIXED_BYTES_MAX 2432 /* see fa_wire_encode() */
+#define FA_WIRE_FIXED_BYTES_MAX 2816 /* see fa_wire_encode() */
 
 /* The numbers on the wire: the union tags of fad.fbs. */
 enum fa_wire_type {
@@ -218,7 +218,21 @@ struct fa_wire_attention {
 	uint64_t chunk_tokens;          /* 0: none */
 	const uint32_t *prefix_lengths; /* one for each sequence, only with causal */
 	size_t n_prefix_lengths;
+	/* As struct fa_attention_blocks and fa_attention_bits; n_q is that of the longest sequence.
+	 *   block_offsets  int32 [batch or 1, heads or 1, ceil(n_q / block_rows) + 1]
+	 *   block_columns  int32 [batch or 1, heads or 1, columns]; both rank 0 if block_rows is 0
+	 *   mask           int32 [batch or 1, heads or 1, n_q, words], or rank 0 */
+	uint32_t block_rows, block_keys;
+	struct fa_wire_view block_offsets, block_columns, mask;
+	uint32_t pattern_block_tokens; /* 0: no pattern; these five: struct fa_attention_pattern */
+	uint32_t pattern_local_blocks, pattern_vert_stride;
+	int32_t pattern_head_step;
+	uint32_t pattern_first_head;
 };
+
+/* HelloReply.features: Attention has blocks and mask, and Attention, StepAttend and PagesAttend have
+ * patterns. */
+#define FA_WIRE_FEATURE_BLOCKS (1ull << 6)
 
 /* HelloReply.features: Attention, StepAttend and PagesAttend have chunk_tokens and
  * prefix_lengths. */
@@ -256,6 +270,10 @@ struct fa_wire_pages_attend {
 	size_t n_alibi_slopes, n_sinks;
 	uint64_t chunk_tokens;
 	struct fa_wire_view prefix_lengths;
+	uint32_t pattern_block_tokens; /* 0: no pattern; these five: fa_attention_pattern */
+	uint32_t pattern_local_blocks, pattern_vert_stride;
+	int32_t pattern_head_step;
+	uint32_t pattern_first_head;
 };
 
 /* Cancels a request. Answered by Reply: 0 if the request was in flight, whose Completion then says

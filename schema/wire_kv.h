@@ -321,6 +321,10 @@ struct fa_wire_step_attend {
 	uint64_t chunk_tokens; /* 0: none */
 	const uint32_t *prefix_lengths;
 	size_t n_prefix_lengths;
+	uint32_t pattern_block_tokens; /* 0: no pattern; these five: struct fa_attention_pattern */
+	uint32_t pattern_local_blocks, pattern_vert_stride;
+	int32_t pattern_head_step;
+	uint32_t pattern_first_head;
 };
 
 #define FA_WIRE_STEP_COMMIT (1u << 0) /* commits the step; without it the step is aborted */

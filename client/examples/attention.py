@@ -19,7 +19,7 @@ import random
 import struct
 import sys
 from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int, c_int64, c_uint32, c_uint64
-from ctypes import c_void_p
+from ctypes import c_int32, c_void_p
 
 # ---- what faclient.h and faclient_kv.h declare, as far as it is used here
 
@@ -48,6 +48,11 @@ class Tensor(ctypes.Structure):
                 ("rank", c_uint32), ("shape", c_int64 * 4), ("strides", c_int64 * 4)]
 
 
+class BlockPattern(ctypes.Structure):
+    _fields_ = [("block_tokens", c_uint32), ("local_blocks", c_uint32), ("vert_stride", c_uint32),
+                ("head_step", c_int32), ("first_head", c_uint32), ("reserved", c_uint32)]
+
+
 class Attention(Sized):
     _fields_ = [("size", c_uint32), ("flags", c_uint32), ("stream", c_uint32),
                 ("batch", c_uint32), ("q", Tensor), ("k", Tensor), ("v", Tensor),
@@ -56,7 +61,9 @@ class Attention(Sized):
                 ("cu_seqlens_q", POINTER(c_uint32)), ("cu_seqlens_k", POINTER(c_uint32)),
                 ("alibi_slopes", POINTER(c_float)), ("sinks", POINTER(c_float)),
                 ("timeout_ns", c_uint64), ("gates", c_void_p), ("chunk_tokens", c_uint64),
-                ("prefix_lengths", POINTER(c_uint32))]
+                ("prefix_lengths", POINTER(c_uint32)), ("block_rows", c_uint32),
+                ("block_keys", c_uint32), ("block_offsets", Tensor), ("block_columns", Tensor),
+                ("mask", Tensor), ("pattern", BlockPattern)]
 
 
 class Ticket(ctypes.Structure):
@@ -91,7 +98,8 @@ class StepAttend(Sized):
                 ("rotary_dim", c_uint32), ("rotary_first", c_uint32), ("rotary_base", c_double),
                 ("rotary_scale", c_double), ("cos", Tensor), ("sin", Tensor),
                 ("positions", POINTER(c_uint32)), ("timeout_ns", c_uint64), ("gates", c_void_p),
-                ("chunk_tokens", c_uint64), ("prefix_lengths", POINTER(c_uint32))]
+                ("chunk_tokens", c_uint64), ("prefix_lengths", POINTER(c_uint32)),
+                ("pattern", BlockPattern)]
 
 
 # Result and arguments. Clients, buffers and steps are addresses that mean something to the

@@ -12,7 +12,9 @@
 
 const char *fa_tensor_view_name(enum fa_tensor_view_index index)
 {
-	static const char *const names[_FA_VIEW_N] = { "q", "k", "v", "out", "lse" };
+	static const char *const names[_FA_VIEW_N] = {
+		"q", "k", "v", "out", "lse", "block_offsets", "block_columns", "mask",
+	};
 
 	return names[index];
 }
@@ -29,6 +31,12 @@ const struct fa_wire_view *fa_tensor_view_of(const struct fa_wire_attention *att
 		return &attention->v;
 	case FA_VIEW_OUT:
 		return &attention->out;
+	case FA_VIEW_BLOCK_OFFSETS:
+		return &attention->block_offsets;
+	case FA_VIEW_BLOCK_COLUMNS:
+		return &attention->block_columns;
+	case FA_VIEW_MASK:
+		return &attention->mask;
 	default:
 		return &attention->lse;
 	}
@@ -515,6 +523,98 @@ static struct fa_attention_tensor tensor(const struct bind *bind, const struct f
 	};
 }
 
+/* ---- masks */
+
+/* Checks a mask's tensor of @rank: int32 [batch or 1, heads or 1, rows, ..]. */
+static int check_mask(struct bind *bind, enum fa_tensor_view_index index, unsigned int rank,
+                      const char *shape, const struct fa_device_memory *memory)
+{
+	const struct fa_wire_view *view = fa_tensor_view_of(bind->attention, index);
+	const int64_t expected[] = { bind->params->batch, bind->params->heads };
+	const char *name = fa_tensor_view_name(index);
+
+	TRY(fa_tensor_view_check_dtype(view, name, FA_WIRE_DTYPE_I32, false, memory, bind->error));
+	if (view->rank != rank)
+		return fa_fail(bind->error, -EINVAL, "%s.rank is %u; expected %u, %s", name,
+		               view->rank, rank, shape);
+	for (unsigned int i = 0; i < 2; ++i)
+		if (view->shape[i] != 1 && view->shape[i] != expected[i])
+			return fa_fail(bind->error, -EINVAL,
+			               "%s.shape[%u] is %" PRId64 "; expected 1 or %" PRId64
+			               ", the %s of q",
+			               name, i, view->shape[i], expected[i], i ? "heads" : "batch");
+	return 0;
+}
+
+static const void *data_of(const struct bind *bind, enum fa_tensor_view_index index,
+                           const struct fa_device_memory *memory)
+{
+	return (const char *)memory->address + fa_tensor_view_of(bind->attention, index)->offset;
+}
+
+static int bind_blocks(struct bind *bind, const struct fa_device_memory *const memories[_FA_VIEW_N])
+{
+	const struct fa_wire_attention *m = bind->attention;
+	const struct fa_wire_view *offsets = &m->block_offsets, *columns = &m->block_columns;
+	struct fa_attention_blocks *blocks = &bind->params->blocks;
+
+	if (!m->block_rows && !m->block_keys) {
+		if (offsets->rank || columns->rank)
+			return fa_fail(bind->error, -EINVAL,
+			               "%s came, which has no effect as block_rows is 0",
+			               offsets->rank ? "block_offsets" : "block_columns");
+		return 0;
+	}
+	if ((m->block_rows != 64 && m->block_rows != 128) ||
+	    (m->block_keys != 64 && m->block_keys != 128))
+		return fa_fail(bind->error, -ENOTSUP,
+		               "block_rows is %" PRIu32 " and block_keys %" PRIu32
+		               "; expected 64 or 128",
+		               m->block_rows, m->block_keys);
+	if (!offsets->rank || !columns->rank)
+		return fa_fail(bind->error, -EINVAL,
+		               "block_%s is absent, and block_rows is %" PRIu32,
+		               offsets->rank ? "columns" : "offsets", m->block_rows);
+	TRY(check_mask(bind, FA_VIEW_BLOCK_OFFSETS, 3, "[batch, heads, row blocks + 1]",
+	               memories[FA_VIEW_BLOCK_OFFSETS]));
+	TRY(check_mask(bind, FA_VIEW_BLOCK_COLUMNS, 3, "[batch, heads, columns]",
+	               memories[FA_VIEW_BLOCK_COLUMNS]));
+	blocks->rows = (int32_t)m->block_rows;
+	blocks->keys = (int32_t)m->block_keys;
+	TRY(expect(bind, FA_VIEW_BLOCK_OFFSETS, 2,
+	           (bind->params->seqlen_q + blocks->rows - 1) / blocks->rows + 1,
+	           "the row blocks of q and 1"));
+	TRY(bounded(bind, FA_VIEW_BLOCK_COLUMNS, 2, INT32_MAX, "the columns"));
+	blocks->n_columns = columns->shape[2];
+	blocks->offsets = data_of(bind, FA_VIEW_BLOCK_OFFSETS, memories[FA_VIEW_BLOCK_OFFSETS]);
+	blocks->columns = data_of(bind, FA_VIEW_BLOCK_COLUMNS, memories[FA_VIEW_BLOCK_COLUMNS]);
+	blocks->offsets_stride_batch = fa_tensor_view_stride(offsets, 0);
+	blocks->offsets_stride_head = fa_tensor_view_stride(offsets, 1);
+	blocks->columns_stride_batch = fa_tensor_view_stride(columns, 0);
+	blocks->columns_stride_head = fa_tensor_view_stride(columns, 1);
+	return 0;
+}
+
+static int bind_masks(struct bind *bind, const struct fa_device_memory *const memories[_FA_VIEW_N])
+{
+	const struct fa_wire_view *mask = &bind->attention->mask;
+	struct fa_attention_bits *bits = &bind->params->bits;
+
+	bind->params->pattern = fa_tensor_view_pattern(bind->attention);
+	TRY(bind_blocks(bind, memories));
+	if (!mask->rank)
+		return 0;
+	TRY(check_mask(bind, FA_VIEW_MASK, 4, "[batch, heads, rows, words]",
+	               memories[FA_VIEW_MASK]));
+	TRY(expect(bind, FA_VIEW_MASK, 2, bind->params->seqlen_q, "the tokens of q"));
+	bits->words = data_of(bind, FA_VIEW_MASK, memories[FA_VIEW_MASK]);
+	bits->row_words = mask->shape[3];
+	bits->stride_batch = fa_tensor_view_stride(mask, 0);
+	bits->stride_head = fa_tensor_view_stride(mask, 1);
+	bits->stride_row = fa_tensor_view_stride(mask, 2);
+	return 0;
+}
+
 int fa_attention_bind(const struct fa_wire_attention *attention,
                       const struct fa_device_memory *const memories[_FA_VIEW_N],
                       struct fa_attention_params *ret_params, struct fa_error *error)
@@ -536,6 +636,7 @@ int fa_attention_bind(const struct fa_wire_attention *attention,
 	params.head_dim_v = (int32_t)attention->v.shape[bind.dim];
 	TRY(bind_lengths(&bind));
 	TRY(bind_numbers(&bind));
+	TRY(bind_masks(&bind, memories));
 
 	params.q = tensor(&bind, &attention->q, memories[FA_VIEW_Q]);
 	params.k = tensor(&bind, &attention->k, memories[FA_VIEW_K]);

@@ -22,7 +22,10 @@ enum fa_tensor_view_index {
 	FA_VIEW_K,
 	FA_VIEW_V,
 	FA_VIEW_OUT,
-	FA_VIEW_LSE,
+	FA_VIEW_LSE, /* this and what follows are optional */
+	FA_VIEW_BLOCK_OFFSETS,
+	FA_VIEW_BLOCK_COLUMNS,
+	FA_VIEW_MASK,
 	_FA_VIEW_N,
 };
 
@@ -57,10 +60,20 @@ int fa_tensor_view_check_heads(const float *alibi_slopes, const float *sinks, si
 int fa_tensor_view_check_prefixes(size_t n, size_t expected, bool causal, struct fa_error *error);
 /* Returns the chunk for kernels, which is signed. */
 int64_t fa_tensor_view_chunk(uint64_t chunk_tokens);
+/* Stores a message's pattern for kernels, which check it: numbers that do not fit become
+ * INT32_MAX, or negative. */
+#define fa_tensor_view_pattern(message)                                                            \
+	((struct fa_attention_pattern){                                                            \
+		.block_tokens = (int32_t)(message)->pattern_block_tokens,                          \
+		.local_blocks = (int32_t)(message)->pattern_local_blocks,                          \
+		.vert_stride = (int32_t)(message)->pattern_vert_stride,                            \
+		.head_step = (message)->pattern_head_step,                                         \
+		.first_head = (int32_t)(message)->pattern_first_head,                              \
+	})
 
 /*
  * Checks a whole request, except that a kernel supports it. Arrays of @ret_params point into
- * @attention. Without lse its memory may be NULL. -EINVAL, -ENOTSUP, with field, value and bound.
+ * @attention. The memories of optional tensors that are absent may be NULL. -EINVAL, -ENOTSUP, with field, value and bound.
  */
 int fa_attention_bind(const struct fa_wire_attention *attention,
                       const struct fa_device_memory *const memories[_FA_VIEW_N],

@@ -15,7 +15,7 @@ struct attention {
 	uint32_t *lengths; /* of a batch that the backend has rewritten */
 };
 
-_Static_assert((int)FA_VIEW_Q == (int)FA_DEVICE_Q && (int)FA_VIEW_LSE == (int)FA_DEVICE_LSE &&
+_Static_assert((int)FA_VIEW_Q == (int)FA_DEVICE_Q && (int)FA_VIEW_MASK == (int)FA_DEVICE_MASK &&
                        (int)_FA_VIEW_N == (int)_FA_DEVICE_TENSOR_N,
                "one order");
 _Static_assert(sizeof(float) == sizeof(uint32_t), "one vector of words holds both");
@@ -123,7 +123,7 @@ static int bind_attention(struct fa_request *request, const struct fa_wire_messa
 	for (unsigned int i = 0; i < _FA_VIEW_N && r == 0; ++i) {
 		const struct fa_wire_view *view = fa_tensor_view_of(&message->attention, i);
 
-		if (i == FA_VIEW_LSE && !view->rank)
+		if (i >= FA_VIEW_LSE && !view->rank)
 			continue;
 		r = fa_request_buffer(request, view, fa_tensor_view_name(i), &memories[i], error);
 		request->job.work.memories[i] = memories[i];

@@ -131,6 +131,8 @@ static int check(const struct binding *b)
 	if ((m->n_prefix_lengths || m->chunk_tokens) && !is_there(&m->out))
 		return fa_fail(b->error, -EINVAL, "%s came without out",
 		               m->chunk_tokens ? "chunk_tokens" : "prefix_lengths");
+	if (m->pattern_block_tokens && !is_there(&m->out))
+		return fa_fail(b->error, -EINVAL, "a pattern came without out");
 	return fa_tensor_view_check_prefixes(m->n_prefix_lengths, b->step->n_items,
 	                                     m->flags & FA_WIRE_STEP_CAUSAL, b->error);
 }
@@ -283,6 +285,7 @@ static int bind_numbers(struct binding *b, struct fa_paged_attention *attention)
 	if (r < 0)
 		return r;
 	attention->chunk_tokens = fa_tensor_view_chunk(m->chunk_tokens);
+	attention->pattern = fa_tensor_view_pattern(m);
 	attention->scale = m->scale != 0.0f ? m->scale
 	                                    : 1.0f / sqrtf((float)b->group->cache.head_dim);
 	attention->softcap = m->softcap;

@@ -389,6 +389,7 @@ static int bind_numbers(const struct binding *b, struct fa_paged_own_attention *
 		               "prefix_lengths came, which have no effect without the flag causal");
 	p->heads = (int32_t)heads;
 	p->chunk_tokens = fa_tensor_view_chunk(m->chunk_tokens);
+	p->pattern = fa_tensor_view_pattern(m);
 	p->scale = m->scale != 0.0f ? m->scale : 1.0f / sqrtf((float)m->q.shape[2]);
 	p->softcap = m->softcap;
 	p->causal = m->flags & FA_WIRE_PAGES_CAUSAL;

@@ -36,8 +36,21 @@ struct fa_attention fa_case_attention(const struct fa_case *attention, struct fa
 		.sinks = wire->sinks,
 		.chunk_tokens = wire->chunk_tokens,
 		.prefix_lengths = wire->prefix_lengths,
+		.block_rows = wire->block_rows,
+		.block_keys = wire->block_keys,
+		.pattern = { .block_tokens = wire->pattern_block_tokens,
+		             .local_blocks = wire->pattern_local_blocks,
+		             .vert_stride = wire->pattern_vert_stride,
+		             .head_step = wire->pattern_head_step,
+		             .first_head = wire->pattern_first_head },
 	};
 
+	if (wire->block_rows) {
+		request.block_offsets = tensor(&wire->block_offsets, buffer);
+		request.block_columns = tensor(&wire->block_columns, buffer);
+	}
+	if (wire->mask.rank)
+		request.mask = tensor(&wire->mask, buffer);
 	if (wire->lse.rank)
 		request.lse = tensor(&wire->lse, buffer);
 	return request;

@@ -11,6 +11,7 @@
 	         uint64_t: "uint64_t",                                                             \
 	         float: "float",                                                                   \
 	         double: "double",                                                                 \
+	         int32_t: "int32_t",                                                               \
 	         int64_t: "int64_t",                                                               \
 	         int64_t *: "int64_t[]",                                                           \
 	         const char *: "char *",                                                           \
@@ -19,6 +20,7 @@
 	         struct fa_buffer *: "struct fa_buffer *",                                         \
 	         const struct fa_gates *: "struct fa_gates *",                                     \
 	         const struct fa_step_item *: "struct fa_step_item *",                             \
+	         struct fa_block_pattern: "struct fa_block_pattern",                               \
 	         struct fa_tensor: "struct fa_tensor")
 #define CONSTANT(name) printf("constant %s %lld\n", #name, (long long)(name))
 #define STRUCT(name) printf("struct %s %zu\n", #name, sizeof(struct name))
@@ -73,6 +75,19 @@ int main(void)
 	FIELD(fa_attention, gates);
 	FIELD(fa_attention, chunk_tokens);
 	FIELD(fa_attention, prefix_lengths);
+	FIELD(fa_attention, block_rows);
+	FIELD(fa_attention, block_keys);
+	FIELD(fa_attention, block_offsets);
+	FIELD(fa_attention, block_columns);
+	FIELD(fa_attention, mask);
+	FIELD(fa_attention, pattern);
+	STRUCT(fa_block_pattern);
+	FIELD(fa_block_pattern, block_tokens);
+	FIELD(fa_block_pattern, local_blocks);
+	FIELD(fa_block_pattern, vert_stride);
+	FIELD(fa_block_pattern, head_step);
+	FIELD(fa_block_pattern, first_head);
+	FIELD(fa_block_pattern, reserved);
 	STRUCT(fa_ticket);
 	FIELD(fa_ticket, value);
 	FIELD(fa_ticket, stream);
@@ -134,5 +149,6 @@ int main(void)
 	FIELD(fa_step_attend, gates);
 	FIELD(fa_step_attend, chunk_tokens);
 	FIELD(fa_step_attend, prefix_lengths);
+	FIELD(fa_step_attend, pattern);
 	return 0;
 }

@@ -123,6 +123,137 @@ static void test_variants(void **state)
 		}
 }
 
+/* Blocks, bits and patterns. A GPU's daemon refuses them, with a sentence that names them. */
+static void test_masks(void **state)
+{
+	static const struct fa_case variants[] = {
+		{ .seqlen_q = 200, .block_rows = 64, .block_keys = 64, .lse = true },
+		{ .heads = 4,
+		  .kv_heads = 2,
+		  .batch = 2,
+		  .seqlen_q = 150,
+		  .seqlen_k = 300,
+		  .block_rows = 128,
+		  .block_keys = 64,
+		  .mask_heads = true,
+		  .causal = true,
+		  .lse = true },
+		{ .heads = 2, .seqlen_q = 1, .seqlen_k = 900, .block_rows = 64, .block_keys = 128 },
+		{ .heads = 2, .seqlen_q = 70, .bits = true, .causal = true, .lse = true },
+		{ .heads = 4,
+		  .kv_heads = 1,
+		  .batch = 3,
+		  .ragged = true,
+		  .seqlen_q = 90,
+		  .seqlen_k = 200,
+		  .bits = true,
+		  .mask_heads = true,
+		  .block_rows = 64,
+		  .block_keys = 64,
+		  .lse = true },
+		{ .heads = 4,
+		  .kv_heads = 2,
+		  .seqlen_q = 130,
+		  .seqlen_k = 400,
+		  .causal = true,
+		  .pattern_tokens = 32,
+		  .pattern_local = 2,
+		  .pattern_stride = 5,
+		  .pattern_step = 1 },
+		{ .heads = 4,
+		  .kv_heads = 2,
+		  .seqlen_q = 3,
+		  .seqlen_k = 700,
+		  .pattern_tokens = 64,
+		  .pattern_local = 1,
+		  .pattern_stride = 4,
+		  .pattern_step = -2 },
+	};
+	struct fa_info info = { .size = sizeof(info) };
+
+	check(fa_info(client, &info));
+	for (size_t i = 0; i < sizeof(variants) / sizeof(*variants); ++i) {
+		struct fa_case attention = variants[i];
+		struct fa_attention request;
+		struct fa_buffer *buffer;
+		double error;
+		int r;
+
+		attention.dtype = i % 2 ? FA_WIRE_DTYPE_BF16 : FA_WIRE_DTYPE_F32;
+		attention.seed = i;
+		fa_case_plan(&attention);
+		check(fa_buffer_new(client, attention.bytes, 0, &buffer));
+		fa_case_fill(&attention, fa_buffer_data(buffer));
+		request = fa_case_attention(&attention, buffer);
+		r = fa_attention(client, &request, NULL);
+		if (r == -ENOTSUP && strcmp(info.backend, "cpu") != 0) {
+			fa_check_contains(fa_error(), attention.block_rows ? "block-sparse masks"
+			                              : attention.pattern_tokens
+			                                      ? "patterns of blocks"
+			                                      : "bit masks");
+			fa_buffer_free(buffer);
+			continue;
+		}
+		check(r);
+		error = fa_case_error(&attention, fa_buffer_data(buffer));
+		if (!(error <= 1))
+			fa_test_fail(__FILE__, __LINE__, "variant %zu: error %g", i, error);
+		fa_buffer_free(buffer);
+	}
+}
+
+/* What the daemon refuses of masks, with the field and what it expects. */
+static void test_masks_refused(void **state)
+{
+	struct fa_case attention = { .heads = 2,
+		                     .batch = 2,
+		                     .seqlen_q = 200,
+		                     .block_rows = 64,
+		                     .block_keys = 64,
+		                     .bits = true };
+	struct fa_attention good, bad;
+	struct fa_buffer *buffer;
+
+	fa_case_plan(&attention);
+	check(fa_buffer_new(client, attention.bytes, 0, &buffer));
+	fa_case_fill(&attention, fa_buffer_data(buffer));
+	good = fa_case_attention(&attention, buffer);
+#define REFUSED(error, text, ...)                                                                  \
+	do {                                                                                       \
+		bad = good;                                                                        \
+		__VA_ARGS__;                                                                       \
+		fa_check_eq(fa_attention(client, &bad, NULL), error);                              \
+		fa_check_contains(fa_error(), text);                                               \
+	} while (0)
+	REFUSED(-ENOTSUP, "block_rows is 32 and block_keys 64; expected 64 or 128",
+	        bad.block_rows = 32);
+	REFUSED(-EINVAL, "block_offsets is given, which has no effect",
+	        bad.block_rows = bad.block_keys = 0);
+	REFUSED(-EINVAL, "block_columns.buffer is NULL", bad.block_columns.buffer = NULL);
+	REFUSED(-EINVAL, "block_offsets.dtype is 6; expected 5", bad.block_offsets.dtype = FA_I64);
+	REFUSED(-EINVAL, "block_offsets.shape[2] is 5; expected 3, the row blocks of q and 1",
+	        bad.block_rows = 128);
+	REFUSED(-EINVAL, "block_columns.shape[0] is 3; expected 1 or 2, the batch of q",
+	        bad.block_columns.shape[0] = 3;
+	        bad.block_columns.strides[0] = 0);
+	REFUSED(-EINVAL, "block_offsets.shape[1] is 4; expected 1 or 2, the heads of q",
+	        bad.block_offsets.shape[1] = 4;
+	        bad.block_offsets.strides[1] = 0);
+	REFUSED(-EINVAL, "block_columns reaches beyond the end of its buffer",
+	        bad.block_columns.shape[2] = 1 << 30);
+	REFUSED(-EINVAL, "mask.shape[2] is 199; expected 200, the tokens of q",
+	        bad.mask.shape[2] = 199);
+	REFUSED(-EINVAL, "mask.dtype is 1; expected 5", bad.mask.dtype = FA_F32);
+	REFUSED(-EINVAL, "out overlaps mask", bad.mask.offset = bad.out.offset);
+	REFUSED(-EINVAL, "pattern.block_tokens is 24; expected a multiple of 16",
+	        bad.pattern.block_tokens = 24);
+	REFUSED(-EINVAL, "pattern.vert_stride is 0", bad.pattern.block_tokens = 16);
+	REFUSED(-EINVAL, "pattern.reserved is not 0", bad.pattern.reserved = 1);
+	REFUSED(-EINVAL, "pattern has numbers, which have no effect", bad.pattern.head_step = 1);
+#undef REFUSED
+	fa_buffer_free(buffer);
+}
+
 static void test_dense(void **state)
 {
 	struct fa_case attention = { .heads = 2, .batch = 2, .seqlen_q = 20 };
@@ -419,6 +550,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_variants),       cmocka_unit_test(test_dense),
+		cmocka_unit_test(test_masks),          cmocka_unit_test(test_masks_refused),
 		cmocka_unit_test(test_refused),        cmocka_unit_test(test_tickets),
 		cmocka_unit_test(test_streams),        cmocka_unit_test(test_seen_is_finished),
 		cmocka_unit_test(test_cancel_endless), cmocka_unit_test(test_loop),

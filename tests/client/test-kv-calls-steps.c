@@ -215,6 +215,12 @@ static void test_attend_refused(void **state)
 	fa_check_eq(fa_step_attend(step, &attend, NULL), -ENOTSUP);
 	fa_check_contains(fa_error(), "the daemon is older than chunk_tokens and prefix_lengths");
 	attend = good;
+	attend.pattern = (struct fa_block_pattern){ .block_tokens = 64, .vert_stride = 8 };
+	fa_check_eq(fa_step_attend(step, &attend, NULL), -ENOTSUP);
+	fa_check_contains(fa_error(), "the daemon is older than block-sparse masks");
+	attend.pattern.block_tokens = 65;
+	refuse(step, &attend, "pattern.block_tokens is 65; expected a multiple of 16");
+	attend = good;
 	attend.stream = 64;
 	refuse(step, &attend, "stream is 64");
 	attend.stream = 1;

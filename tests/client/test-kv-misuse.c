@@ -160,6 +160,9 @@ static void test_wrong_shapes(void **state)
 	attend.q.buffer = attend.out.buffer = NULL;
 	attend.chunk_tokens = 3;
 	refuse(step, &attend, "chunk_tokens is given, which has no effect as out.buffer is NULL");
+	attend.chunk_tokens = 0;
+	attend.pattern = (struct fa_block_pattern){ .block_tokens = 64, .vert_stride = 8 };
+	refuse(step, &attend, "pattern is given, which has no effect as out.buffer is NULL");
 	attend = layer(&scene, 0, 3);
 	attend.out.buffer = NULL;
 	refuse(step, &attend, "q is given, which has no effect");

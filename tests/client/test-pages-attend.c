@@ -138,6 +138,11 @@ static void fill_attend(struct scene *scene)
 		.alibi_slopes = p->alibi_slopes,
 		.sinks = p->sinks,
 		.chunk_tokens = (uint64_t)spec->chunk,
+		.pattern = { .block_tokens = (uint32_t)spec->pattern.block_tokens,
+		             .local_blocks = (uint32_t)spec->pattern.local_blocks,
+		             .vert_stride = (uint32_t)spec->pattern.vert_stride,
+		             .head_step = spec->pattern.head_step,
+		             .first_head = (uint32_t)spec->pattern.first_head },
 		.prefix_lengths = vector(scene, &problem->prefixes, FA_I32, spec->batch),
 	};
 	if (!(attend->flags & FA_PAGES_WINDOW))
@@ -230,6 +235,8 @@ static void test_features(void **state)
 		spec.head_dim_v = i % 3 == 1 ? 40 : 64;
 		if (!gpu) {
 			spec.chunk = i % 5 == 3 ? 30 : 0;
+			if (i % 3 == 1)
+				spec.pattern = (struct fa_attention_pattern){ 16, 2, 3, i % 2, 1 };
 			spec.prefixed = spec.causal && i % 4 == 2;
 			spec.prefix[1] = 16;
 			spec.prefix[2] = 150;

@@ -17,6 +17,7 @@ import tempfile
 import time
 
 SCALARS = {"void": None, "int": ctypes.c_int, "uint32_t": ctypes.c_uint32,
+           "int32_t": ctypes.c_int32,
            "uint64_t": ctypes.c_uint64, "int64_t": ctypes.c_int64, "float": ctypes.c_float,
            "double": ctypes.c_double}
 

@@ -312,6 +312,28 @@ static void compose_attention(struct client *client, struct parcel *parcel)
 		message->prefix_lengths = prefixes;
 		message->n_prefix_lengths = once_in(9) ? 4 : (size_t)(ragged ? 2 : batch);
 	}
+	if (once_in(5)) {
+		message->pattern_block_tokens = once_in(9) ? pick(99) : 16u << pick(3);
+		message->pattern_local_blocks = once_in(9) ? UINT32_MAX : pick(4);
+		message->pattern_vert_stride = once_in(9) ? 0 : 1 + pick(5);
+		message->pattern_head_step = (int32_t)pick(5) - 2;
+		message->pattern_first_head = once_in(9) ? UINT32_MAX : pick(9);
+	}
+	if (once_in(5)) {
+		const int64_t row_blocks = once_in(9) ? 3 : 2;
+		const int64_t lists[] = { 1, once_in(2) ? heads : 1, row_blocks },
+			      columns[] = { 1, 1, 5 };
+
+		message->block_rows = once_in(9) ? pick(200) : 64;
+		message->block_keys = 128;
+		message->block_offsets = compose_view(buffer, &at, FA_WIRE_DTYPE_I32, 3, lists);
+		message->block_columns = compose_view(buffer, &at, FA_WIRE_DTYPE_I32, 3, columns);
+	}
+	if (once_in(5)) {
+		const int64_t bits[] = { once_in(2) ? (ragged ? 2 : batch) : 1, 1, n_q, 1 };
+
+		message->mask = compose_view(buffer, &at, FA_WIRE_DTYPE_I32, 4, bits);
+	}
 	for (int i = 0; i < 8; ++i)
 		floats[i] = (float)i / 8;
 	if (once_in(4)) {
@@ -370,6 +392,13 @@ static void compose_pages_attend(struct client *client, struct parcel *parcel)
 	}
 	message->stream = any_stream(client);
 	message->max_q = (uint32_t)n_q;
+	if (once_in(5)) {
+		message->pattern_block_tokens = once_in(9) ? pick(99) : 16u << pick(3);
+		message->pattern_local_blocks = once_in(9) ? UINT32_MAX : pick(4);
+		message->pattern_vert_stride = once_in(9) ? 0 : 1 + pick(5);
+		message->pattern_head_step = (int32_t)pick(5) - 2;
+		message->pattern_first_head = once_in(9) ? UINT32_MAX : pick(9);
+	}
 	message->chunk_tokens = once_in(4) ? 1 + pick(16) : once_in(9) ? UINT64_MAX : 0;
 	if (once_in(4))
 		message->prefix_lengths = compose_view(buffer, &at, FA_WIRE_DTYPE_I32, 1, lengths);

@@ -402,6 +402,13 @@ static bool fill_attend(struct client *client, struct fa_wire_step_attend *messa
 	message->flags = once_in(4) ? 0 : FA_WIRE_STEP_CAUSAL;
 	message->window_left = once_in(6) ? (int64_t)pick(32) : -1;
 	message->window_right = -1;
+	if (once_in(5)) {
+		message->pattern_block_tokens = once_in(9) ? pick(99) : 16u << pick(3);
+		message->pattern_local_blocks = once_in(9) ? UINT32_MAX : pick(4);
+		message->pattern_vert_stride = once_in(9) ? 0 : 1 + pick(5);
+		message->pattern_head_step = (int32_t)pick(5) - 2;
+		message->pattern_first_head = once_in(9) ? UINT32_MAX : pick(9);
+	}
 	message->chunk_tokens = once_in(5) ? 1 + pick(40) : 0;
 	if (once_in(5)) {
 		for (unsigned int i = 0; i < ITEMS; ++i)

@@ -109,6 +109,11 @@ static void set_default(int64_t *value, int64_t otherwise)
 		*value = otherwise;
 }
 
+static int64_t mask_heads(const struct fa_case *a)
+{
+	return a->mask_heads ? a->heads : 1;
+}
+
 void fa_case_plan(struct fa_case *attention)
 {
 	struct fa_case *a = attention;
@@ -146,6 +151,16 @@ void fa_case_plan(struct fa_case *attention)
 	a->offset_q = place(&end, a->tokens_q * a->heads * a->head_dim, size);
 	a->offset_k = place(&end, a->tokens_k * a->kv_heads * a->head_dim, size);
 	a->offset_v = place(&end, a->tokens_k * a->kv_heads * a->head_dim_v, size);
+	if (a->block_rows) {
+		a->row_blocks = (a->seqlen_q + a->block_rows - 1) / a->block_rows;
+		a->columns = a->row_blocks * ((a->seqlen_k + a->block_keys - 1) / a->block_keys);
+		a->offset_offsets = place(&end, mask_heads(a) * (a->row_blocks + 1), 4);
+		a->offset_columns = place(&end, mask_heads(a) * a->columns, 4);
+	}
+	if (a->bits) {
+		a->row_words = (a->seqlen_k + 31) / 32;
+		a->offset_bits = place(&end, mask_heads(a) * a->seqlen_q * a->row_words, 4);
+	}
 	a->offset_out = place(&end, a->tokens_q * a->heads * a->head_dim_v, size);
 	a->offset_lse = place(&end, a->lse ? a->tokens_q * a->heads : 0, sizeof(float));
 	a->bytes = (end + 4095) & ~4095ull;
@@ -168,6 +183,32 @@ static void fill(const struct fa_case *a, void *data, int64_t n, struct fa_test_
 		fa_case_dtype_store(a->dtype, data, i, random_number(random));
 }
 
+/* Some columns are no key block, or out of order, and do not count. */
+static void fill_masks(const struct fa_case *a, unsigned char *data, struct fa_test_random *random)
+{
+	int32_t *offsets = (void *)(data + a->offset_offsets);
+	int32_t *columns = (void *)(data + a->offset_columns);
+	uint32_t *words = (void *)(data + a->offset_bits);
+
+	for (int64_t h = 0; h < mask_heads(a); ++h) {
+		int32_t n = 0;
+
+		for (int64_t r = 0; r < a->row_blocks; ++r) {
+			*offsets++ = n;
+			for (int64_t c = 0; c < a->columns / a->row_blocks; ++c)
+				if (fa_test_random_below(random, 2))
+					columns[n++] = fa_test_random_below(random, 9)
+					                       ? (int32_t)c
+					                       : (int32_t)fa_test_random(random);
+		}
+		if (a->row_blocks)
+			*offsets++ = n;
+		columns += a->columns;
+		for (int64_t i = 0; i < a->seqlen_q * a->row_words; ++i)
+			*words++ = (uint32_t)fa_test_random(random);
+	}
+}
+
 void fa_case_fill(const struct fa_case *attention, void *data)
 {
 	const struct fa_case *a = attention;
@@ -178,6 +219,7 @@ void fa_case_fill(const struct fa_case *attention, void *data)
 	fill(a, bytes + a->offset_q, a->tokens_q * a->heads * a->head_dim, &random);
 	fill(a, bytes + a->offset_k, a->tokens_k * a->kv_heads * a->head_dim, &random);
 	fill(a, bytes + a->offset_v, a->tokens_k * a->kv_heads * a->head_dim_v, &random);
+	fill_masks(a, bytes, &random);
 }
 
 bool fa_case_untouched(const struct fa_case *attention, const void *data)
@@ -208,6 +250,20 @@ static struct fa_wire_view view(const struct fa_case *a, uint32_t buffer, uint64
 	v.strides[i++] = 1;
 	v.rank = (uint8_t)i;
 	return v;
+}
+
+/* int32 [1, heads or 1, n]. */
+static struct fa_wire_view list_view(const struct fa_case *a, uint32_t buffer, uint64_t offset,
+                                     int64_t n)
+{
+	return (struct fa_wire_view){
+		.buffer = buffer,
+		.offset = offset,
+		.dtype = FA_WIRE_DTYPE_I32,
+		.rank = 3,
+		.shape = { 1, mask_heads(a), n },
+		.strides = { mask_heads(a) * n, n, 1 },
+	};
 }
 
 struct fa_wire_message fa_case_message(const struct fa_case *attention, uint32_t buffer,
@@ -251,6 +307,25 @@ struct fa_wire_message fa_case_message(const struct fa_case *attention, uint32_t
 	to->window_left = a->windowed ? a->window_left : -1;
 	to->window_right = a->windowed ? a->window_right : -1;
 	to->chunk_tokens = a->chunk_tokens;
+	to->pattern_block_tokens = a->pattern_tokens;
+	to->pattern_local_blocks = a->pattern_local;
+	to->pattern_vert_stride = a->pattern_stride;
+	to->pattern_head_step = a->pattern_step;
+	if (a->block_rows) {
+		to->block_rows = (uint32_t)a->block_rows;
+		to->block_keys = (uint32_t)a->block_keys;
+		to->block_offsets = list_view(a, buffer, base + a->offset_offsets,
+		                              a->row_blocks + 1);
+		to->block_columns = list_view(a, buffer, base + a->offset_columns, a->columns);
+	}
+	if (a->bits) {
+		to->mask = list_view(a, buffer, base + a->offset_bits, a->seqlen_q * a->row_words);
+		to->mask.rank = 4;
+		to->mask.shape[2] = a->seqlen_q;
+		to->mask.strides[2] = a->row_words;
+		to->mask.shape[3] = a->row_words;
+		to->mask.strides[3] = 1;
+	}
 	if (a->prefixed) {
 		to->prefix_lengths = a->prefix_lengths;
 		to->n_prefix_lengths = (size_t)a->batch;
@@ -279,6 +354,44 @@ static int64_t chunk_of(const struct fa_case *a, int64_t p)
 	const int64_t tokens = (int64_t)a->chunk_tokens;
 
 	return p < 0 ? -((tokens - 1 - p) / tokens) : p / tokens;
+}
+
+static bool masks_show(const struct fa_case *a, const unsigned char *data, int64_t h, int64_t i,
+                       int64_t n_k, int64_t p, int64_t j)
+{
+	const int64_t set = a->mask_heads ? h : 0;
+	const int32_t *offsets = (const void *)(data + a->offset_offsets);
+	const int32_t *columns = (const void *)(data + a->offset_columns);
+	const uint32_t *words = (const void *)(data + a->offset_bits);
+
+	if (a->block_rows) {
+		const int64_t n = (n_k + a->block_keys - 1) / a->block_keys;
+		int64_t highest = -1;
+
+		offsets += set * (a->row_blocks + 1) + i / a->block_rows;
+		columns += set * a->columns;
+		for (int32_t at = offsets[0]; at < offsets[1] && at < offsets[0] + n; ++at)
+			if (columns[at] > highest && columns[at] < n) {
+				highest = columns[at];
+				if (highest == j / a->block_keys)
+					break;
+			}
+		if (highest != j / a->block_keys)
+			return false;
+	}
+	if (a->bits && !(words[(set * a->seqlen_q + i) * a->row_words + j / 32] >> j % 32 & 1))
+		return false;
+	if (a->pattern_tokens) {
+		const double tokens = a->pattern_tokens;
+		const int64_t block = j / a->pattern_tokens;
+		int64_t first = h * a->pattern_step;
+
+		if (a->pattern_step < 0)
+			first = h / (a->heads / a->kv_heads) * -a->pattern_step;
+		return floor((double)p / tokens) - (double)block < a->pattern_local ||
+		       (block + first + 1) % a->pattern_stride == 0;
+	}
+	return true;
 }
 
 static bool visible(const struct fa_case *a, int64_t b, int64_t p, int64_t j)
@@ -329,7 +442,7 @@ static double row_error(const struct fa_case *a, const unsigned char *data, doub
 		double s = 0;
 
 		scores[j] = -INFINITY;
-		if (!visible(a, b, p, j))
+		if (!visible(a, b, p, j) || !masks_show(a, data, h, i, n_k, p, j))
 			continue;
 		for (int64_t d = 0; d < a->head_dim; ++d)
 			s += fa_case_dtype_load(a->dtype, q, at_q + d) *

@@ -26,11 +26,18 @@ struct fa_case {
 	uint64_t chunk_tokens;
 	bool prefixed; /* sequence b has a prefix of prefix_lengths[b] keys */
 	uint32_t prefix_lengths[FA_CASE_SEQUENCES_MAX];
+	int64_t block_rows, block_keys; /* 0: no blocks; about half of them are seen */
+	bool bits;                      /* of which about half are set */
+	bool mask_heads;                /* heads have blocks and bits of their own */
+	uint32_t pattern_tokens, pattern_local, pattern_stride; /* 0: no pattern */
+	int32_t pattern_step;
 	float scale, softcap;
 	uint64_t seed;
 
 	/* Set by fa_case_plan(). */
 	uint64_t offset_q, offset_k, offset_v, offset_out, offset_lse;
+	uint64_t offset_offsets, offset_columns, offset_bits;
+	int64_t row_blocks, columns, row_words;
 	uint64_t bytes; /* of the buffer */
 	int64_t tokens_q, tokens_k;
 	uint32_t cu_seqlens_q[FA_CASE_SEQUENCES_MAX + 1], cu_seqlens_k[FA_CASE_SEQUENCES_MAX + 1];

@@ -280,6 +280,11 @@ static const char *step_attend_difference(const struct fa_wire_step_attend *a,
 	SAME(rotary_first);
 	SAME(chunk_tokens);
 	SAME_VECTOR(prefix_lengths);
+	SAME(pattern_block_tokens);
+	SAME(pattern_local_blocks);
+	SAME(pattern_vert_stride);
+	SAME(pattern_head_step);
+	SAME(pattern_first_head);
 	return NULL;
 }
 
@@ -346,6 +351,11 @@ static const char *pages_attend_difference(const struct fa_wire_pages_attend *a,
 	SAME_VECTOR(sinks);
 	SAME(chunk_tokens);
 	SAME_VIEW(prefix_lengths);
+	SAME(pattern_block_tokens);
+	SAME(pattern_local_blocks);
+	SAME(pattern_vert_stride);
+	SAME(pattern_head_step);
+	SAME(pattern_first_head);
 	return NULL;
 }
 

@@ -59,6 +59,16 @@ static const char *attention_difference(const struct fa_wire_attention *a,
 	SAME_VECTOR(sinks);
 	SAME(chunk_tokens);
 	SAME_VECTOR(prefix_lengths);
+	SAME(block_rows);
+	SAME(block_keys);
+	SAME_VIEW(block_offsets);
+	SAME_VIEW(block_columns);
+	SAME_VIEW(mask);
+	SAME(pattern_block_tokens);
+	SAME(pattern_local_blocks);
+	SAME(pattern_vert_stride);
+	SAME(pattern_head_step);
+	SAME(pattern_first_head);
 	return NULL;
 }
 

@@ -224,6 +224,16 @@ extern "C" {
     pub fn fa_tensor_bytes(dtype: u32, rank: u32, shape: *const i64) -> u64;
 }
 #[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct fa_block_pattern {
+    pub block_tokens: u32,
+    pub local_blocks: u32,
+    pub vert_stride: u32,
+    pub head_step: i32,
+    pub first_head: u32,
+    pub reserved: u32,
+}
+#[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct fa_attention {
     pub size: u32,
@@ -247,6 +257,12 @@ pub struct fa_attention {
     pub gates: *const fa_gates,
     pub chunk_tokens: u64,
     pub prefix_lengths: *const u32,
+    pub block_rows: u32,
+    pub block_keys: u32,
+    pub block_offsets: fa_tensor,
+    pub block_columns: fa_tensor,
+    pub mask: fa_tensor,
+    pub pattern: fa_block_pattern,
 }
 impl Default for fa_attention {
     fn default() -> Self {
@@ -303,6 +319,7 @@ pub struct fa_pages_attend {
     pub gates: *const fa_gates,
     pub chunk_tokens: u64,
     pub prefix_lengths: fa_tensor,
+    pub pattern: fa_block_pattern,
 }
 impl Default for fa_pages_attend {
     fn default() -> Self {
@@ -683,6 +700,7 @@ pub struct fa_step_attend {
     pub gates: *const fa_gates,
     pub chunk_tokens: u64,
     pub prefix_lengths: *const u32,
+    pub pattern: fa_block_pattern,
 }
 impl Default for fa_step_attend {
     fn default() -> Self {

@@ -6,9 +6,10 @@ macro_rules! structs {
             fa_options: size flags socket name daemon connect_ns reconnect_ns spin_ns reply_ns config;
             fa_info: size protocol daemon_version backend device_name device_uuid generation session reconnects max_buffers max_buffer_bytes max_streams max_requests resumed ring_bytes origin pid spawn_reason;
             fa_tensor: buffer offset dtype rank shape strides;
-            fa_attention: size flags stream batch q k v out lse scale softcap window_left window_right cu_seqlens_q cu_seqlens_k alibi_slopes sinks timeout_ns gates chunk_tokens prefix_lengths;
+            fa_block_pattern: block_tokens local_blocks vert_stride head_step first_head reserved;
+            fa_attention: size flags stream batch q k v out lse scale softcap window_left window_right cu_seqlens_q cu_seqlens_k alibi_slopes sinks timeout_ns gates chunk_tokens prefix_lengths block_rows block_keys block_offsets block_columns mask pattern;
             fa_ticket: value stream client;
-            fa_pages_attend: size flags stream max_q max_k reserved q out lse k v table lengths cu_q k_new v_new slots k_scales v_scales scale softcap window_left window_right alibi_slopes sinks timeout_ns gates chunk_tokens prefix_lengths;
+            fa_pages_attend: size flags stream max_q max_k reserved q out lse k v table lengths cu_q k_new v_new slots k_scales v_scales scale softcap window_left window_right alibi_slopes sinks timeout_ns gates chunk_tokens prefix_lengths pattern;
             fa_completion: size status queued_ns started_ns finished_ns;
             fa_cache_options: size flags name mode dtype layers kv_heads head_dim head_dim_v page_tokens store max_pages ttl_ns k_scales v_scales state_bytes n_states checkpoint_tokens;
             fa_cache_info: size flags mode dtype layers kv_heads head_dim head_dim_v page_tokens sequences page_bytes max_pages used_pages idle_pages store uid states checkpoint_tokens checkpoint_bytes checkpoint_pages reserved;
@@ -16,7 +17,7 @@ macro_rules! structs {
             fa_prefix: size flags tokens n_tokens extra extra_bytes;
             fa_step_item: sequence n_new flags;
             fa_step_options: size n_items items tree tree_start;
-            fa_step_attend: size flags stream layer cache q k_new v_new out lse scale softcap window_left window_right alibi_slopes sinks rotary_dim rotary_first rotary_base rotary_scale cos sin positions timeout_ns gates chunk_tokens prefix_lengths;
+            fa_step_attend: size flags stream layer cache q k_new v_new out lse scale softcap window_left window_right alibi_slopes sinks rotary_dim rotary_first rotary_base rotary_scale cos sin positions timeout_ns gates chunk_tokens prefix_lengths pattern;
             fa_step_attend_layers: size n_layers attend q_bytes k_bytes v_bytes out_bytes lse_bytes wait wait_increment signal signal_increment;
             fa_step_commit: size stream keep cu_keep timeout_ns gates;
             fa_sequence_copy: size stream sequence first layer reserved k v timeout_ns gates;
