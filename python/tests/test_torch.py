@@ -3,6 +3,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import faclient  # noqa: E402
 import faclient.torch as fad  # noqa: E402
 
 
@@ -54,6 +55,27 @@ def test_operator():
     q, k, v = tensors()
     torch.library.opcheck(torch.ops.faclient.attention, (q, k, v, True, 0.0, -1, -1, 0.0),
                           test_utils=("test_schema", "test_faketensor"))
+
+
+def test_masks():
+    q, k, v = tensors(n_q=100, n_k=150)
+    mask = torch.rand(1, 4, 100, 150, generator=torch.Generator().manual_seed(1)) < 0.4
+    blocks = faclient.Blocks.from_dense(torch.tensor([[True, False, True], [False, True, False]]), 64, 64)
+    assert blocks.offsets.dtype == torch.int32
+    shown = torch.tensor([[1, 0, 1], [0, 1, 0]]).bool().repeat_interleave(64, 0).repeat_interleave(64, 1)
+    row, key = torch.arange(100)[:, None] + 50, torch.arange(150)
+    pattern = (row // 16 - key // 16 < 2) | ((key // 16 + 1) % 3 == 0)
+    for options, seen in (({"mask": mask}, mask), ({"mask": faclient.pack_bits(mask)}, mask),
+                          ({"blocks": blocks}, shown[:100, :150]),
+                          ({"blocks": blocks, "mask": mask}, shown[:100, :150] & mask),
+                          ({"pattern": faclient.Pattern(16, 2, 3)}, pattern)):
+        out = fad.attention(q, k, v, **options)
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            q.double(), k.double(), v.double(), attn_mask=seen, enable_gqa=True)
+        assert (out - expected.nan_to_num()).abs().max() < 1e-5
+    compiled = torch.compile(lambda q, k, v: fad.attention(q, k, v, mask=mask), backend="eager",
+                             fullgraph=True)
+    assert torch.equal(compiled(q, k, v), fad.attention(q, k, v, mask=mask))
 
 
 def test_gradients_are_refused():

@@ -10,6 +10,7 @@ PyTorch and Transformers.
 """
 from ._lib import ffi as _ffi
 from ._lib import lib as _lib
+from ._masks import Blocks, Pattern, pack_bits
 from .client import Client, connect, default_client
 from .errors import (Cancelled, DaemonLost, Error, Exists, Forked, InvalidArgument, NotAllowed,
                      NotFound, NotSupported, OutOfMemory, QuotaExceeded, Stale, TimedOut,
@@ -18,7 +19,7 @@ from .kv import Cache, Sequence, Step
 
 __version__ = _ffi.string(_lib.fa_version()).decode()
 
-__all__ = ["Cache", "Cancelled", "Client", "DaemonLost", "Error", "Exists", "Forked",
+__all__ = ["Blocks", "Cache", "Cancelled", "Client", "DaemonLost", "Error", "Exists", "Forked",
            "InvalidArgument", "NotAllowed", "NotFound", "NotSupported", "OutOfMemory",
-           "QuotaExceeded", "Sequence", "Stale", "Step", "TimedOut", "Unreachable", "connect",
-           "default_client"]
+           "QuotaExceeded", "Pattern", "Sequence", "Stale", "Step", "TimedOut", "Unreachable", "connect",
+           "default_client", "pack_bits"]

@@ -35,8 +35,10 @@ def _operands(q, k, v, out, lse, table, lengths, cu_q, k_new, v_new, slots, k_sc
 def attend_pages(client, q, k, v, table, lengths, *, cu_q=None, max_q=0, max_k=0, k_new=None,
                  v_new=None, slots=None, k_scales=None, v_scales=None, out=None, causal=False,
                  window=None, scale=None, softcap=0.0, sinks=None, alibi_slopes=None, lse=None,
-                 deterministic=False, timeout=None, chunk_tokens=0, prefix_lengths=None):
+                 deterministic=False, timeout=None, chunk_tokens=0, prefix_lengths=None,
+                 pattern=None):
     """Yields the ticket that it waits for, and returns out."""
+    from ._masks import set_pattern
     from .client import _kind, _set_options
     q, v = as_operand(q, "q"), as_operand(v, "v")
     if out is None:
@@ -49,6 +51,7 @@ def attend_pages(client, q, k, v, table, lengths, *, cu_q=None, max_q=0, max_k=0
                   flags=lib.FA_PAGES_DETERMINISTIC if deterministic else 0)
     kept = _set_options(request, causal, window, sinks, alibi_slopes, timeout,
                         lib.FA_PAGES_CAUSAL, lib.FA_PAGES_WINDOW)
+    set_pattern(request, pattern)
     operands = list(ops.values())
     device = device_of(operands)
     if device is not None:
@@ -58,7 +61,7 @@ def attend_pages(client, q, k, v, table, lengths, *, cu_q=None, max_q=0, max_k=0
             run_cuda(client, device, operands, list(ops), request,
                      lib.fa_pages_attend, client._handle, pending, kept,
                      ("pages", max_q > 1, *_kind(causal, window, softcap, sinks, alibi_slopes, None,
-                                                 chunk_tokens, prefix_lengths)))
+                                                 chunk_tokens, prefix_lengths, pattern)))
         return out
     ticket = ffi.new("struct fa_ticket *")
     with placed(client, [x for x in operands if not x.copies_back],

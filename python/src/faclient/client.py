@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ._cuda import Gate, Ranges
 from ._lib import check, ffi, lib, new, string
+from ._masks import Blocks, Pattern, mask_operands, set_pattern
 from ._memory import (PAGES_DTYPES, Buffers, Operand, as_operand, device_of, dtype_name, is_torch,
                       placed, run_cuda)
 from ._pages import attend_pages
@@ -198,7 +199,8 @@ class Client:
                   softcap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None,
                   lse: Any = None, lengths: tuple[Any, Any] | None = None,
                   timeout: float | None = None, chunk_tokens: int = 0,
-                  prefix_lengths: Any = None) -> Any:
+                  prefix_lengths: Any = None, blocks: Blocks | None = None, mask: Any = None,
+                  pattern: Pattern | None = None) -> Any:
         """softmax(scale · q kᵀ) v, as struct fa_attention describes it.
 
         q [batch, n_q, heads, dim], k and v [batch, n_k, kv_heads, dim], of float32, float16 or
@@ -213,16 +215,21 @@ class Client:
         prefix_lengths [sequences]: keys that causal hides from no row, from each sequence's first
         on; only with causal.
 
+        blocks: a block-sparse mask; time is in proportion to the blocks that are seen. mask [batch
+        or 1, heads or 1, n_q, n_k] of booleans, or packed by pack_bits() once: the keys that a row
+        sees; leading dimensions of size 1 may be left out. pattern: local and strided blocks, by
+        numbers. All masks are combined.
+
         On a GPU the call returns at once: the request is ordered with the current stream of
         PyTorch, like a kernel. If it fails later, the next call or synchronize() raises.
         """
         return self._drive(self._attention(q, k, v, out, causal, window, scale, softcap, sinks,
                                            alibi_slopes, lse, lengths, timeout, chunk_tokens,
-                                           prefix_lengths))
+                                           prefix_lengths, blocks, mask, pattern))
 
     def _attention(self, q, k, v, out=None, causal=False, window=None, scale=None, softcap=0.0,
                    sinks=None, alibi_slopes=None, lse=None, lengths=None, timeout=None,
-                   chunk_tokens=0, prefix_lengths=None):
+                   chunk_tokens=0, prefix_lengths=None, blocks=None, mask=None, pattern=None):
         q, k, v, out, lse = (as_operand(x, name) for x, name in
                              zip((q, k, v, out, lse), ("q", "k", "v", "out", "lse")))
         ops = [Operand(q, "q"), Operand(k, "k"), Operand(v, "v")]
@@ -245,21 +252,23 @@ class Client:
         if lengths is not None:
             kept += _set_lengths(request, *lengths)
         kept += _set_prefixes(request, prefix_lengths, sequences)
-        fields = ("q", "k", "v", "out", "lse")
-        device = device_of(ops + outs)
+        set_pattern(request, pattern)
+        masks, mask_fields = mask_operands(request, blocks, mask)
+        fields = ("q", "k", "v", *mask_fields, "out", "lse")
+        device = device_of(ops + masks + outs)
         if device is not None:
             pending = self._cuda_gate().pending
             pending.collect()
             _check_shapes(*ops, *outs)
             if 0 not in ops[0].shape:
-                run_cuda(self, device, ops + outs, fields, request,
+                run_cuda(self, device, ops + masks + outs, fields, request,
                          lib.fa_attention, self._handle, pending, kept,
                          _kind(causal, window, softcap, sinks, alibi_slopes, lengths,
-                               chunk_tokens, prefix_lengths))
+                               chunk_tokens, prefix_lengths, pattern))
             return out
         ticket = ffi.new("struct fa_ticket *")
-        with placed(self, ops, outs):
-            for op, field in zip(ops + outs, fields):
+        with placed(self, ops + masks, outs):
+            for op, field in zip(ops + masks + outs, fields):
                 op.fill(getattr(request, field))
             check(lib.fa_attention(self._handle, request, ticket))
             yield ticket
@@ -274,7 +283,7 @@ class Client:
                      softcap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None,
                      lse: Any = None, deterministic: bool = False,
                      timeout: float | None = None, chunk_tokens: int = 0,
-                     prefix_lengths: Any = None) -> Any:
+                     prefix_lengths: Any = None, pattern: Pattern | None = None) -> Any:
         """Attention over pages of your own, as struct fa_pages_attend describes it.
 
         q [rows, heads, dim]; k and v [pages, page_tokens, kv_heads, dim], with any strides, of q's
@@ -293,7 +302,7 @@ class Client:
             v_new=v_new, slots=slots, k_scales=k_scales, v_scales=v_scales, out=out, causal=causal,
             window=window, scale=scale, softcap=softcap, sinks=sinks, alibi_slopes=alibi_slopes,
             lse=lse, deterministic=deterministic, timeout=timeout, chunk_tokens=chunk_tokens,
-            prefix_lengths=prefix_lengths))
+            prefix_lengths=prefix_lengths, pattern=pattern))
 
     def synchronize(self) -> None:
         """Waits for all requests on the GPU, and raises the error of the first that failed and that
@@ -357,11 +366,11 @@ def _check_shapes(q, k, v, out, lse=None):
 
 
 def _kind(causal, window, softcap, sinks, alibi_slopes, lengths=None, chunk_tokens=0,
-          prefix_lengths=None):
+          prefix_lengths=None, pattern=None):
     """Returns what decides, besides shapes, whether a daemon can compute a request."""
     return (bool(causal), window is not None, bool(softcap), sinks is not None,
             alibi_slopes is not None, lengths is not None, chunk_tokens,
-            prefix_lengths is not None)
+            prefix_lengths is not None, pattern is not None)
 
 
 def _set_lengths(request, cu_q, cu_k):

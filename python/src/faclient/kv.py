@@ -12,6 +12,7 @@ import numpy as np
 from . import errors
 from ._cuda import Known, Pending
 from ._lib import check, ffi, lib, new, string
+from ._masks import Pattern, set_pattern
 from ._memory import (DTYPES, Operand, as_operand, device_of, dtype_name, grad_enabled, is_torch,
                       placed, run_cuda)
 from ._page_copies import copy_pages, read_pages
@@ -366,13 +367,14 @@ def _copy_state(client, call, sequence, state, data, tokens, timeout, reads, pen
         yield ticket
 
 
-def _form(cache, q, k_new, v_new, out, causal, window, scale, softcap, sinks, chunk_tokens):
+def _form(cache, q, k_new, v_new, out, causal, window, scale, softcap, sinks, chunk_tokens, pattern=None):
     """Requests of equal forms need the same checks, and differ in the layer and the addresses of
     their tensors. None: the request needs all checks."""
     tensors = (q, k_new, v_new) if out is None else (q, k_new, v_new, out)
     grad = grad_enabled()
     form = [cache, bool(causal), None if window is None else tuple(map(int, window)), float(scale or 0.0),
-            float(softcap), sinks is not None, int(chunk_tokens)]
+            float(softcap), sinks is not None, int(chunk_tokens),
+            None if pattern is None else tuple(pattern)]
     for x in tensors:
         if not is_torch(x) or grad and x.requires_grad:
             return None
@@ -425,31 +427,31 @@ class Step:
                scale: float | None = None, softcap: float = 0.0, sinks: Any = None,
                alibi_slopes: Any = None, timeout: float | None = None,
                cache: Cache | None = None, chunk_tokens: int = 0,
-               prefix_lengths: Any = None) -> Any:
+               prefix_lengths: Any = None, pattern: Pattern | None = None) -> Any:
         """Appends a layer's new keys and values and computes attention over all tokens.
 
         q [new, heads, head_dim], k_new and v_new [new, kv_heads, head_dim]; new counts the tokens
         of all items, in their order. q None: appends only, and returns None. k_new and v_new
         None: they were appended before. v_new None alone: the cache's values are in its keys. cache: of the items that are meant, in a step over sequences of
-        several caches; new counts theirs alone. chunk_tokens, and prefix_lengths [items of the
-        step]: as of Client.attention().
+        several caches; new counts theirs alone. chunk_tokens, pattern, and prefix_lengths [items of
+        the step]: as of Client.attention().
 
         Tensors of a GPU: as Client.attention(). If a layer fails later, the commit raises.
         """
         return self.client._drive(self._attend(layer, q, k_new, v_new, out, causal, window, scale,
                                                softcap, sinks, alibi_slopes, timeout, cache,
                                                chunk_tokens=chunk_tokens,
-                                               prefix_lengths=prefix_lengths))
+                                               prefix_lengths=prefix_lengths, pattern=pattern))
 
     def _attend(self, layer, q, k_new, v_new, out=None, causal=True, window=None, scale=None,
                 softcap=0.0, sinks=None, alibi_slopes=None, timeout=None, cache=None, form=None,
-                out_shape=None, chunk_tokens=0, prefix_lengths=None):
+                out_shape=None, chunk_tokens=0, prefix_lengths=None, pattern=None):
         """form: under which the request is remembered; None: that of its tensors."""
         number, cache = (0, self.cache) if cache is None else (cache.number, cache)
         if form is None and self.client._gate is not None and alibi_slopes is None and \
                 timeout is None and prefix_lengths is None:
             form = _form(number, q, k_new, v_new, out, causal, window, scale, softcap, sinks,
-                         chunk_tokens)
+                         chunk_tokens, pattern)
             again = self._attend_again(form, layer, q, k_new, v_new, out, sinks)
             if again is not None:
                 return again
@@ -481,13 +483,14 @@ class Step:
                                lib.FA_STEP_CAUSAL, lib.FA_STEP_WINDOW)
             request.chunk_tokens = chunk_tokens
             kept += _set_prefixes(request, prefix_lengths, len(self._items))
+            set_pattern(request, pattern)
         device = device_of(ops + outs)
         if device is not None:
             ops, fields = ops + outs, [*fields, "out"]
             lane = run_cuda(self.client, device, ops, fields, request, lib.fa_step_attend,
                             self._handle, self._pending, kept,
                             _kind(causal, window, softcap, sinks, alibi_slopes, None, chunk_tokens,
-                                  prefix_lengths))
+                                  prefix_lengths, pattern))
             self._stream = lane.stream
             if form is not None and all(x.copy is None and 0 not in x.shape for x in ops):
                 self.client._cuda_gate().remember(lane, form, Known(

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..client import Client, default_client
+from .._masks import Blocks, Pattern
 from .._memory import PAGES_DTYPES, dtype_name
 
 _client: Client | None = None
@@ -59,18 +60,25 @@ _TAGS = tuple(getattr(torch.Tag, name) for name in ("cudagraph_unsafe",)
 @torch.library.custom_op("faclient::attention", mutates_args=(), tags=_TAGS)
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float,
                window_left: int, window_right: int, softcap: float, chunk_tokens: int = 0,
-               prefix_lengths: list[int] | None = None) -> torch.Tensor:
+               prefix_lengths: list[int] | None = None, mask: torch.Tensor | None = None,
+               block_offsets: torch.Tensor | None = None,
+               block_columns: torch.Tensor | None = None, block_rows: int = 0, block_keys: int = 0,
+               pattern: list[int] | None = None) -> torch.Tensor:
     window = None if window_left < 0 and window_right < 0 else (window_left, window_right)
     out = q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]))
     client().attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), out=out,
                        causal=is_causal, scale=scale or None, window=window, softcap=softcap,
-                       chunk_tokens=chunk_tokens, prefix_lengths=prefix_lengths)
+                       chunk_tokens=chunk_tokens, prefix_lengths=prefix_lengths, mask=mask,
+                       blocks=None if block_offsets is None else
+                       (block_offsets, block_columns, block_rows, block_keys),
+                       pattern=None if pattern is None else Pattern(*pattern))
     return out.transpose(1, 2)
 
 
 @_attention.register_fake
 def _(q, k, v, is_causal, scale, window_left, window_right, softcap, chunk_tokens=0,
-      prefix_lengths=None):
+      prefix_lengths=None, mask=None, block_offsets=None, block_columns=None, block_rows=0,
+      block_keys=0, pattern=None):
     return q.new_empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3])).transpose(1, 2)
 
 
@@ -83,14 +91,17 @@ def _refuse_grad(*tensors):
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = False,
               scale: float | None = None, window: tuple[int, int] | None = None,
               softcap: float = 0.0, chunk_tokens: int = 0,
-              prefix_lengths: list[int] | None = None) -> torch.Tensor:
+              prefix_lengths: list[int] | None = None, blocks: Blocks | None = None,
+              mask: torch.Tensor | None = None, pattern: Pattern | None = None) -> torch.Tensor:
     """q [batch, heads, n_q, dim], k and v [batch, kv_heads, n_k, dim]. With is_causal row i sees
-    keys up to i + n_k - n_q. window: (left, right); -1: all. chunk_tokens, prefix_lengths [batch]:
-    as of Client.attention()."""
+    keys up to i + n_k - n_q. window: (left, right); -1: all. chunk_tokens, prefix_lengths [batch],
+    blocks, mask, pattern: as of Client.attention()."""
     _refuse_grad(q, k, v)
     left, right = window if window is not None else (-1, -1)
     return torch.ops.faclient.attention(q, k, v, is_causal, scale or 0.0, left, right, softcap,
-                                        chunk_tokens, prefix_lengths)
+                                        chunk_tokens, prefix_lengths, mask,
+                                        *(blocks or (None, None, 0, 0)),
+                                        None if pattern is None else list(pattern))
 
 
 def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
