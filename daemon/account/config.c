@@ -13,17 +13,16 @@
 #include <sys/un.h>
 
 #define THREADS_MAX 1024
-/* Parts of the machine's memory: 1/POOL_SHARE is the default of a pool in host memory; 1/OWN_SHARE
- * is left over by pool and buffers together. */
+/* Default of a pool in host memory: 1/POOL_SHARE of the machine's memory. Pool and buffers together
+ * leave 1/OWN_SHARE. */
 #define POOL_SHARE 8
 #define OWN_SHARE 8
-#define TENANT_FDS 8192 /* enough for a buffer with the most pieces */
-/* The daemon keeps at least these for itself. */
+#define TENANT_FDS 8192
+/* Descriptors that the daemon keeps for itself. */
 #define OWN_FDS_MIN 32
 #define CHUNK_BYTES_MIN ((uint64_t)64 << 10)
 #define CHUNK_BYTES_MAX ((uint64_t)4 << 30)
-/* Default number of KV caches of a user; and of a private daemon's only user, who may have as many
- * as a pool can have. */
+/* A user's KV caches; a private daemon's only user has as many as a pool can have. */
 #define CACHES 32
 #define CACHES_PRIVATE 256
 #define GRACE_S_MAX (24 * 60 * 60)
@@ -153,8 +152,8 @@ static uint64_t fds_of_tenant(uint64_t all_fds)
 }
 
 /*
- * Clients may leave holes in shared memory, for which the daemon pays when it touches them. So an
- * eighth of the memory is left to the daemon, its clients and others.
+ * The daemon pays for holes in shared memory when it touches them: so an eighth of the memory is
+ * left over.
  */
 static uint64_t buffer_bytes_of_all(const struct fa_config *config, uint64_t memory,
                                     uint64_t device_bytes)
@@ -199,7 +198,7 @@ void fa_config_deinit(struct fa_config *config)
 	*config = (struct fa_config){};
 }
 
-/* The suffix K, M, G or T (powers of 1024) is optional. Nothing may follow. */
+/* Takes a suffix K, M, G or T (powers of 1024). Nothing may follow. */
 static int parse_number(const char *text, uint64_t *ret_number)
 {
 	static const char units[] = "KMGT";

@@ -1,6 +1,6 @@
 /*
- * Reads a configuration file with inih, as a whole first: inih tells the line of only the first
- * fault that it finds itself, so the text is parsed again behind each of these.
+ * Reads a configuration file with inih. inih tells only the line of the first fault that it finds
+ * itself, so the text is parsed again behind each of these.
  */
 #include "daemon/account/config.h"
 
@@ -15,11 +15,11 @@
 #define NOT_UNDERSTOOD "expected [section] or name = value"
 
 struct parse {
-	struct fa_config *config; /* NULL: only look for lines that inih does not understand */
-	const char *path, *next;  /* of the text, where the next line begins */
-	int line;                 /* the line that inih parses now; the first is 1 */
+	struct fa_config *config; /* NULL: only look for lines that inih rejects */
+	const char *path, *next;  /* of the text, the next line */
+	int line;                 /* that inih parses now, from 1 */
 	int skipped[FA_CONFIG_FAULTS_MAX];
-	unsigned int n_skipped; /* lines that inih does not understand, ascending */
+	unsigned int n_skipped; /* lines that inih rejects, ascending */
 	unsigned int n_faults;
 	fa_config_fault_fn *report;
 	void *userdata;
@@ -44,7 +44,7 @@ static bool is_skipped(const struct parse *parse)
 	return false;
 }
 
-/* As fgets(), except that a line is never handed over in parts. */
+/* As fgets(), but a line never comes in parts. */
 static char *read_line(char *ret_line, int size, void *userdata)
 {
 	struct parse *parse = userdata;
@@ -82,7 +82,6 @@ static int on_entry(void *userdata, const char *section, const char *name, const
 	return true;
 }
 
-/* Returns what inih does: the line of its first fault, -1 or -2. */
 static int run(struct parse *parse, const char *text, struct fa_config *config)
 {
 	parse->config = config;

@@ -18,17 +18,15 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The filter answers within microseconds. */
 #define ANSWER_S 2
-/* How long the daemon waits for the filter's end: when the daemon ends itself, so that no other
- * process inherits the filter, and before it starts a new one. */
+/* Bounds the wait for the filter's end, when the daemon ends and before a new filter starts. */
 #define END_MS 100
 #define FAILED_MS 5
 
 extern char **environ;
 
 struct fa_fd_filter {
-	pthread_mutex_t mutex; /* guards control, which the loop thread replaces */
+	pthread_mutex_t mutex; /* guards control */
 	int control;
 	int stop;  /* eventfd */
 	pid_t pid; /* 0: none */
@@ -53,7 +51,7 @@ static int spawn(int control, pid_t *ret_pid)
 	(void)posix_spawnattr_setsigmask(&attr, &none);
 	(void)posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK);
 	posix_spawn_file_actions_init(&actions);
-	/* The filter's stderr: it may outlive the daemon, and must not keep the log open. */
+	/* The filter may outlive the daemon, and must not keep the log open. */
 	r = posix_spawn_file_actions_adddup2(&actions, control, FA_FD_FILTER_CONTROL);
 	for (int i = 0; i < 3 && r == 0; ++i)
 		r = posix_spawn_file_actions_addopen(&actions, i, "/dev/null", O_RDWR, 0);
@@ -166,8 +164,8 @@ static ssize_t receive_reply(struct fa_fd_filter *filter, void *buffer, size_t s
 	return n;
 }
 
-/* If this process has no descriptor left for the pipe of the announced batch, it has the filter
- * close the batch, and does not wait for that. */
+/* Without a descriptor for the announced batch's pipe, has the filter close the batch, without
+ * waiting. */
 static int receive_batch(struct fa_fd_filter *filter, struct fa_fd_filter_batch *batch)
 {
 	const struct fa_fd_filter_request request = { .command = FA_FD_FILTER_CLOSE,

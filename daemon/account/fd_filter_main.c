@@ -1,7 +1,6 @@
 /*
- * The filter's process. Its main thread closes only files that it knows; each batch of other files
- * has a thread that closes them. The process ends with its socket or its parent, at the latest when
- * its threads can end.
+ * The filter's process. Its main thread closes only files that it knows; each batch of others has a
+ * thread. The process ends with its socket or its parent, at the latest when its threads can end.
  */
 #include "common/cleanup.h"
 #include "common/list.h"
@@ -22,7 +21,7 @@
 #include <unistd.h>
 
 #define STACK_BYTES (64 * 1024)
-/* The device number of NVIDIA's driver, whose files a client can export. */
+/* A client can export files of NVIDIA's driver. */
 #define NVIDIA_MAJOR 195
 
 struct batch {
@@ -42,8 +41,8 @@ static struct {
 	} out;
 } filter = { .batches = FA_LIST_INIT(filter.batches) };
 
-/* True if a close() of the file cannot block. Asks the kernel only, not the file's server: with an
- * empty mask statx() takes the attributes that the kernel has. */
+/* True if close() cannot block. With an empty mask statx() asks the kernel only, not the file's
+ * server. */
 static bool is_harmless(int fd)
 {
 	struct statx st;
@@ -60,7 +59,7 @@ static void *close_files(void *userdata)
 	struct batch *batch = userdata;
 
 	for (size_t i = 0; i < batch->n; ++i) {
-		/* Makes close() discard unsent data instead of waiting for it. */
+		/* close() then discards unsent data instead of waiting for it. */
 		(void)setsockopt(batch->fds[i], SOL_SOCKET, SO_LINGER, &none, sizeof(none));
 		close(batch->fds[i]);
 	}
@@ -69,8 +68,7 @@ static void *close_files(void *userdata)
 	return NULL;
 }
 
-/* Consumes @batch, whose files a thread closes. Without a thread they stay open until the filter
- * ends. */
+/* Consumes @batch, which a thread closes. Without a thread the files stay open. */
 static void start_closing(struct batch *batch)
 {
 	pthread_attr_t attr;
@@ -99,8 +97,8 @@ static void close_batch(uint64_t id)
 	}
 }
 
-/* Moves files that may block from @fds to a batch, and puts placeholders there. A refused packet
- * keeps none. Returns NULL if there are no such files. */
+/* Moves files that may block from @fds to a batch, and puts placeholders there, unless the packet
+ * is refused. NULL: there are none. */
 static struct batch *take_files(int *fds, size_t *n_fds, bool refused)
 {
 	struct fa_fd_filter_reply *reply = &filter.out.reply;
@@ -128,8 +126,8 @@ static struct batch *take_files(int *fds, size_t *n_fds, bool refused)
 	return batch;
 }
 
-/* Keeps the batch and makes the end of its pipe for the daemon. If there are no descriptors for that, it is
- * closed at once, without being counted. Returns NULL then. */
+/* Makes the pipe whose end the daemon gets. NULL: there are no descriptors for that, and the batch
+ * is closed at once, uncounted. */
 static struct batch *keep(struct batch *batch, uint64_t id, int *ret_end)
 {
 	int fds[2];
@@ -160,8 +158,7 @@ static int receive(const struct fa_fd_filter_request *request, int connection)
 	                          request->size < FA_FD_FILTER_BYTES_MAX ? request->size
 	                                                                 : FA_FD_FILTER_BYTES_MAX,
 	                          fds, &n_fds, &lost, MSG_DONTWAIT);
-	/* Closes only this process's copy: the daemon still has the connection, so its queue
-	 * stays. */
+	/* The daemon still has the connection, so its queue stays. */
 	close(connection);
 	batch = take_files(fds, &n_fds, n < 0);
 	if (batch)

@@ -14,23 +14,23 @@
 #include <unistd.h>
 
 #define FREE_TIMEOUT_S 1
-/* A blocked queue holds a thread, so this bounds blocked queues. */
+/* Limits blocked queues, as each holds a thread. */
 #define THREADS_MAX 64
 #define STACK_BYTES (256 * 1024)
-/* Unread packets that are discarded before a connection is closed. */
+/* Limits the unread packets to discard before a close. */
 #define DISCARD_MAX 512
-/* Interrupts the close() of refused connections: a lingering socket waits no longer. */
+/* Interrupts close() of refused connections: a lingering socket waits no longer. */
 #define INTERRUPT_SIGNAL SIGURG
 #define INTERRUPT_AFTER_NS 1000000
 #define INTERRUPT_EVERY_NS 100000
 
 struct entry {
-	struct fa_list link;      /* first in its queue's entries, later in reaper.closed */
+	struct fa_list link;      /* in its queue's entries, later in reaper.closed */
 	struct fa_tenant *tenant; /* may be NULL */
 	struct fa_charge charge;
 	bool connection;
-	bool rejected, uncharged;        /* whether n_rejected and n_uncharged count the entry */
-	struct fa_fd_filter_batch batch; /* files that the filter holds */
+	bool rejected, uncharged;        /* n_rejected, n_uncharged count the entry */
+	struct fa_fd_filter_batch batch; /* that the filter holds */
 	size_t n_fds;
 	int fds[];
 };
@@ -39,12 +39,12 @@ struct fa_fd_reaper {
 	pthread_mutex_t mutex;
 	pthread_cond_t changed;
 	pthread_attr_t attr;
-	void (*notify)(void *userdata); /* NULL: the reaper is being freed */
+	void (*notify)(void *userdata); /* NULL: being freed */
 	void *userdata;
 	struct fa_fd_filter *filter; /* NULL: none */
 	struct fa_fd_reaper_queue no_tenant;
 	unsigned int n_uncharged; /* loop thread only */
-	struct fa_list ready;     /* queues that have entries and no thread */
+	struct fa_list ready;
 	struct fa_list closed;
 	unsigned int n_ready, n_threads, n_idle;
 	bool stop;
@@ -54,14 +54,14 @@ static void close_one(int fd)
 {
 	struct linger none = {};
 
-	/* Make close() discard unsent data instead of waiting for it. */
+	/* close() then discards unsent data instead of waiting for it. */
 	(void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
 	close(fd);
 }
 
 /*
- * True if a connection that was shut down has no unread input. Credentials distinguish an empty
- * packet from the end. The control buffer has no room for descriptors, so none is received.
+ * True if a connection that was shut down has no unread input. Credentials tell an empty packet
+ * from the end.
  */
 static bool is_drained(int fd)
 {
@@ -86,14 +86,13 @@ static void discard_unread(int fd)
 	for (unsigned int i = 0; i < DISCARD_MAX && !is_drained(fd); ++i) {
 		char byte;
 
-		/* The control buffer has no room for descriptors, so none enters this process. */
+		/* Without a control buffer no descriptor comes. */
 		(void)recv(fd, &byte, sizeof(byte), MSG_DONTWAIT);
 	}
 }
 
 /*
- * Signals this thread again and again, as a signal may come between two waits. Returns false if
- * there is no timer.
+ * Repeats, as a signal may come between two waits. Returns false if there is no timer.
  */
 static bool interrupt_start(timer_t *ret_timer)
 {
@@ -148,7 +147,7 @@ static void work_once(struct fa_fd_reaper *reaper)
 	queue->busy = false;
 	if (!fa_list_empty(&queue->entries))
 		make_ready(reaper, queue);
-	/* From now on the queue may be freed with its tenant. */
+	/* Now the queue may be freed with its tenant. */
 	fa_list_append(&reaper->closed, &entry->link);
 	if (reaper->notify)
 		reaper->notify(reaper->userdata);
@@ -300,7 +299,7 @@ static void enqueue(struct fa_fd_reaper *reaper, struct entry *entry)
 	fa_list_append(&queue->entries, &entry->link);
 	if (!queue->busy)
 		make_ready(reaper, queue);
-	/* Otherwise a thread that is busy now serves the queue later. */
+	/* Otherwise a busy thread serves the queue later. */
 	if (reaper->n_ready > reaper->n_idle && reaper->n_threads < THREADS_MAX)
 		(void)start_thread(reaper);
 	pthread_cond_signal(&reaper->changed);
@@ -343,7 +342,7 @@ void fa_fd_reaper_add_rejected(struct fa_fd_reaper *reaper, struct fa_tenant *te
 		for (size_t i = 0; i < n_fds; ++i)
 			fds[i] = -1;
 	} else {
-		/* Without memory for an entry, block here rather than leak descriptors. */
+		/* Without memory for an entry, rather block than leak descriptors. */
 		fa_packet_close_fds(fds, n_fds);
 	}
 }

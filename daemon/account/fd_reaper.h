@@ -1,8 +1,8 @@
 /*
  * Closes clients' descriptors on its own threads, as close() can block for ever (FUSE files,
- * lingering connections). Each user has a queue, and one for its refused connections. One entry of a
- * queue is closed at a time, so that a user delays only itself. Pending descriptors are bounded:
- * charges are released after close(), and descriptors without a charge are counted. Loop thread only.
+ * lingering connections). A user has one queue, and one for its refused connections, and delays
+ * only itself. Pending descriptors are bounded: charges are released after close(), and descriptors
+ * without a charge are counted. Loop thread only.
  */
 #pragma once
 
@@ -19,30 +19,29 @@ struct fa_tenant;
 
 /* Rejected descriptors in a queue. Above the soft limit a session that sends more is paused; above
  * the hard limit, all sessions of the tenant that send descriptors are. A packet may exceed either
- * limit by FA_PACKET_FDS_KERNEL_MAX. */
+ * by FA_PACKET_FDS_KERNEL_MAX. */
 #define FA_FD_REAPER_REJECTED_SOFT_MAX 64
 #define FA_FD_REAPER_REJECTED_HARD_MAX 128
 
-/* No more connections are accepted while this many descriptors without a charge wait to be closed.
- * Only files whose close() cannot be interrupted can keep the number up. */
+/* While so many descriptors without a charge wait, no connections are accepted. */
 #define FA_FD_REAPER_UNCHARGED_MAX 128
 
-/* A user's queue, or for uid 0 a tenant's. It starts zeroed. */
+/* Belongs to a user or, for uid 0, to a tenant. Starts zeroed. */
 struct fa_fd_reaper_queue {
-	/* The reaper's mutex guards these fields. */
-	struct fa_list link;    /* link in reaper.ready */
+	/* Guarded by the reaper's mutex. */
+	struct fa_list link;    /* in reaper.ready */
 	struct fa_list entries; /* oldest first */
-	bool initialized;       /* the lists are initialised */
+	bool initialized;       /* of the lists */
 	bool busy;              /* in reaper.ready, or taken by a thread */
 	/* The loop thread's. */
 	uint64_t n_rejected; /* descriptors */
 };
 
-/* @notify, from any thread: fa_fd_reaper_collect() has something to do. */
+/* Any thread calls @notify: then call fa_fd_reaper_collect(). */
 int fa_fd_reaper_new(void (*notify)(void *userdata), void *userdata,
                      struct fa_fd_reaper **ret_reaper);
 
-/* From now on, packets with descriptors come by a filter (account/fd_filter.h). */
+/* From now on a filter receives packets with descriptors (account/fd_filter.h). */
 int fa_fd_reaper_start_filter(struct fa_fd_reaper *reaper);
 
 bool fa_fd_reaper_has_filter(const struct fa_fd_reaper *reaper);
@@ -50,32 +49,31 @@ bool fa_fd_reaper_has_filter(const struct fa_fd_reaper *reaper);
 /* Waits at most a second for blocked close() calls. */
 struct fa_fd_reaper *fa_fd_reaper_free(struct fa_fd_reaper *reaper);
 
-/* Takes and closes descriptors of a rejected message; some may be -1. */
+/* Consumes descriptors of a rejected message; some may be -1. */
 void fa_fd_reaper_add_rejected(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int *fds,
                                size_t n_fds);
 
 /*
- * Receives a packet from a tenant's connection as fa_packet_receive_all() with MSG_DONTWAIT. With a filter,
- * descriptors that might block are rejected, and those at @ret_placeholders stand for them; -EIO: the
- * filter failed.
+ * fa_packet_receive_all() with MSG_DONTWAIT from a tenant's connection. With a filter, descriptors
+ * that might block are rejected, and those at @ret_placeholders stand for them; -EIO: the filter
+ * failed.
  */
 ssize_t fa_fd_reaper_receive(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int socket,
                              void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
                              bool *ret_lost, unsigned int *ret_placeholders);
 
-/* Takes and closes a descriptor, and releases its charge afterwards. */
+/* Consumes a descriptor, and releases its charge once it is closed. */
 void fa_fd_reaper_add_charged(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
                               struct fa_charge *charge);
 
 bool fa_fd_reaper_is_full(const struct fa_fd_reaper *reaper);
 
 /*
- * Shuts down and consumes a connection. Discards unread input, so that close() does not reset it
- * and the client can read what was sent. @tenant and @charge may be NULL.
+ * Shuts down and consumes a connection. Discards unread input: otherwise close() would reset it
+ * before the client has read what was sent. @tenant and @charge may be NULL.
  */
 void fa_fd_reaper_add_connection(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
                                  struct fa_charge *charge);
 
-/* Releases charges of closed descriptors. Returns true if a queue fell below the soft limit, so
- * that its sessions may go on. */
+/* Releases charges of closed descriptors. Returns true if a queue fell below the soft limit. */
 bool fa_fd_reaper_collect(struct fa_fd_reaper *reaper);

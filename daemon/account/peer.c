@@ -18,7 +18,7 @@
 #define SO_PEERPIDFD 77
 #endif
 
-#define PROC_BYTES 16384 /* of /proc/PID/cgroup; longer files are truncated */
+#define PROC_BYTES 16384 /* of /proc/PID/cgroup; the rest is cut off */
 
 void fa_cgroup_parse(const char *text, char *ret_path, size_t size)
 {
@@ -27,7 +27,7 @@ void fa_cgroup_parse(const char *text, char *ret_path, size_t size)
 	size_t best_length = 0;
 	int best_rank = 0;
 
-	/* Lines are ID:CONTROLLERS:PATH; the path may contain colons. */
+	/* Lines are ID:CONTROLLERS:PATH; PATH may contain colons. */
 	while (*text) {
 		const char *end = strchrnul(text, '\n');
 		const char *list = memchr(text, ':', (size_t)(end - text));
@@ -103,8 +103,8 @@ static bool has_ended(int pidfd)
 }
 
 /*
- * Reads the peer's cgroup. As the pid may have been reused, it checks afterwards that the process
- * still runs, by a pidfd (Linux 6.5), or else that it has the same uid.
+ * The pid may have been reused: so this checks afterwards, by a pidfd (Linux 6.5), that the process
+ * still runs, or that it has the same uid.
  */
 static int read_cgroup(int socket, struct fa_peer *peer)
 {
@@ -139,8 +139,7 @@ static int read_cgroup(int socket, struct fa_peer *peer)
 	return 0;
 }
 
-/* Without SO_PEERPIDFD there is only the pid, which may have been reused: its process must at least be of
- * the peer's user. */
+/* Without SO_PEERPIDFD the pid may have been reused: the process must at least be the user's. */
 static int open_pid(const struct fa_peer *peer, int *ret_pidfd)
 {
 	_fa_cleanup_(fa_close_fdp) int pidfd = -1;
@@ -183,7 +182,7 @@ int fa_peer_read(int socket, struct fa_peer *ret_peer)
 		return -errno;
 	*ret_peer = (struct fa_peer){ .pid = ucred.pid, .uid = ucred.uid, .gid = ucred.gid };
 	r = read_cgroup(socket, ret_peer);
-	/* A process that has ended has no cgroup. Report a lack of descriptors, which must not
-	 * change the account. */
+	/* A process that has ended has no cgroup. A lack of descriptors must not change the
+	 * account. */
 	return r == -EMFILE || r == -ENFILE ? r : 0;
 }

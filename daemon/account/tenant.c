@@ -131,8 +131,8 @@ struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant)
 	return tenant;
 }
 
-/* The oldest unreferenced tenant of the uid that has the most of them: users with many cgroups
- * evict only their own. */
+/* Chooses the oldest unreferenced tenant of the uid with the most of them: users with many cgroups
+ * evict their own. */
 static struct fa_tenant *find_victim(const struct fa_tenants *tenants)
 {
 	struct fa_tenant *found = NULL;
@@ -256,7 +256,7 @@ const char *fa_resource_name(enum fa_resource resource)
 	return names[resource];
 }
 
-/* Adds @amount to all accounts of the tenant; it is negative for a release. */
+/* Counts for all accounts of the tenant. A negative @amount releases. */
 static void count(struct fa_tenant *tenant, enum fa_resource resource, uint64_t amount)
 {
 	tenant->used[resource] += amount;
@@ -292,16 +292,14 @@ static int check(const struct fa_tenant *tenant, enum fa_resource resource, uint
 {
 	const struct fa_limits *limits = tenant->tenants->limits;
 	uint64_t limit = limits->tenant[resource], used = tenant->used[resource], user_limit;
-	/* The fd store does not grow with the number of cgroups, so a uid's limit of timelines is a
-	 * tenant's. */
+	/* The fd store does not grow with cgroups. */
 	const uint64_t factor = resource == FA_RESOURCE_TIMELINES ? 1 : limits->uid_factor;
 	const uint64_t all = limit_of_all(limits, resource);
 	const uint64_t all_used = tenant->tenants->used[resource];
 	const struct fa_user *user = tenant->user;
 	const bool counted = resource == FA_RESOURCE_BUFFERS || resource == FA_RESOURCE_SESSIONS;
 
-	/* Whatever its own limit, a user leaves half of what all clients may have to others. The
-	 * server checks the sum. */
+	/* A user leaves others half of what all clients may have. The server checks the sum. */
 	if (user && user->uid != tenant->tenants->own_uid && all && counted && limit > all / 2)
 		limit = all > 1 ? all / 2 : 1;
 	if (!fits(amount, limit, used))
@@ -311,8 +309,7 @@ static int check(const struct fa_tenant *tenant, enum fa_resource resource, uint
 		               amount, fa_resource_name(resource), limit, used);
 	if (__builtin_mul_overflow(limit, factor, &user_limit))
 		user_limit = UINT64_MAX;
-	/* What the daemon has for all clients does not grow with cgroups either, so a user leaves
-	 * half of it to others. */
+	/* Nor does this grow with cgroups: a user leaves half of it to others. */
 	if (all && user_limit > all / 2)
 		user_limit = limit > all / 2 ? limit : all / 2;
 	if (user && !fits(amount, user_limit, user->used[resource]))

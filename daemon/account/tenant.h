@@ -1,9 +1,8 @@
 /*
- * Tenants: the accounts that clients' resources are charged to. A tenant is a uid in a cgroup. As
- * users may create cgroups, all tenants of one uid (except uid 0) share a second account with
- * uid_factor times the limits. A charge is embedded in the object that it pays for and keeps its
- * tenant alive. Up to FA_TENANTS_GONE_MAX unreferenced tenants keep their usage for their return.
- * Loop thread only.
+ * Tenants: the accounts that clients' resources are charged to. A tenant is a uid in a cgroup; all
+ * tenants of a uid (except 0) share a second account with uid_factor times the limits. A charge is
+ * embedded in the object that it pays for and keeps its tenant alive. Up to FA_TENANTS_GONE_MAX
+ * unreferenced tenants keep their usage for their return. Loop thread only.
  */
 #pragma once
 
@@ -23,31 +22,31 @@ struct fa_tenants {
 	struct fa_list tenants;
 	struct fa_list gone; /* unreferenced, oldest first */
 	unsigned int n_gone;
-	struct fa_usage forgotten; /* usage of tenants that were evicted */
+	struct fa_usage forgotten; /* of evicted tenants */
 	struct fa_list users;
-	uint64_t used[_FA_RESOURCE_N];  /* charged to all tenants together */
-	const struct fa_limits *limits; /* read for each charge; may change */
-	/* The daemon's own user, who need leave nothing to others. */
+	uint64_t used[_FA_RESOURCE_N];
+	const struct fa_limits *limits; /* read for each charge */
+	/* This user need leave nothing to others. */
 	uid_t own_uid;
-	uint64_t n_refused; /* charges refused so far */
-	/* Called after fa_tenant_ended(); may be NULL. */
+	uint64_t n_refused; /* charges */
+	/* Called after fa_tenant_ended(). May be NULL. */
 	void (*ended)(struct fa_tenants *tenants);
 };
 
-/* An account's share of the loop thread's time (session/turns.h). */
+/* Its share of the loop thread (session/turns.h). */
 struct fa_turn {
-	struct fa_list link;    /* fa_turns.accounts or .indebted, while sessions wait */
-	struct fa_list waiting; /* sessions, the first is next */
+	struct fa_list link;    /* fa_turns.accounts or .indebted */
+	struct fa_list waiting; /* sessions, in order */
 	unsigned int n_waiting;
-	uint64_t number; /* number of the turn in which used_ns was used */
+	uint64_t number; /* turn in which used_ns was used */
 	uint64_t used_ns;
-	uint64_t paid_ns; /* time from which on all long messages so far are paid for */
-	/* Jobs and streams that are to be reaped (session/completions.h). */
+	uint64_t paid_ns; /* when all long messages so far are paid for */
+	/* Jobs and streams to reap (session/completions.h). */
 	struct fa_list finished, closed;
-	struct fa_list reap_link; /* fa_context.reapable, if there are any */
+	struct fa_list reap_link; /* fa_context.reapable */
 };
 
-/* The account of a uid, which its tenants reference. */
+/* A uid's account, referenced by its tenants. */
 struct fa_user {
 	unsigned int n_refs;
 	struct fa_list link;
@@ -66,10 +65,10 @@ struct fa_tenant {
 	struct fa_user *user; /* NULL: uid 0 */
 	char *cgroup;         /* "" if unknown */
 	uint64_t used[_FA_RESOURCE_N];
-	unsigned int n_ending;           /* objects that end soon, and release their charges then */
-	struct fa_usage usage;           /* including sessions that ended */
-	struct fa_fd_reaper_queue queue; /* closes the descriptors of a tenant without a user */
-	struct fa_fd_reaper_queue refused; /* and its refused connections */
+	unsigned int n_ending;             /* objects whose charges will soon be released */
+	struct fa_usage usage;             /* with ended sessions */
+	struct fa_fd_reaper_queue queue;   /* its descriptors, if it has no user */
+	struct fa_fd_reaper_queue refused; /* its refused connections */
 	struct fa_turn turn;               /* used if the tenant has no user */
 };
 
@@ -80,7 +79,7 @@ struct fa_charge {
 };
 
 void fa_tenants_init(struct fa_tenants *tenants, const struct fa_limits *limits);
-/* Frees all tenants, of which none may be referenced. Takes a zeroed struct. */
+/* No tenant may be referenced. Takes a zeroed struct. */
 void fa_tenants_deinit(struct fa_tenants *tenants);
 
 int fa_tenant_get(struct fa_tenants *tenants, uid_t uid, const char *cgroup,
@@ -89,37 +88,35 @@ struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant);
 struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant);
 
 /*
- * Notes that an object of the tenant is ending: its owner was told so, but its charges are released
- * later. The tenant lives until the matching fa_tenant_ended(), which comes after that release.
+ * An object is ending: its owner was told so, but charges are released later. The tenant lives
+ * until the matching fa_tenant_ended(), called after that release.
  */
 void fa_tenant_ending(struct fa_tenant *tenant);
 void fa_tenant_ended(struct fa_tenant *tenant);
 
-/* Objects of the uid are ending, so that a refused charge may fit soon. */
+/* Objects of the uid are ending: a refused charge may fit soon. */
 bool fa_tenants_are_ending(const struct fa_tenants *tenants, uid_t uid);
 
-/* The sum of all tenants, forgotten ones included, so that counters never fall. */
+/* Sums up all tenants, forgotten ones too, so that counters never fall. */
 void fa_tenants_usage(const struct fa_tenants *tenants, struct fa_usage *ret_usage);
 
 struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant);
-/* Refused connections have their own queue, because descriptors in the filter must not delay them:
- * the filter's close() calls are not interrupted. */
+/* Apart, because the filter's close() calls are not interrupted and must not delay refused
+ * connections. */
 struct fa_fd_reaper_queue *fa_tenant_refused_queue(struct fa_tenant *tenant);
 
-/* Returns the turn of the tenant's user, or its own if it has none. */
+/* Returns its user's turn, or its own if it has no user. */
 struct fa_turn *fa_tenant_turn(struct fa_tenant *tenant);
 
-/* No more than one tenant has anything. */
 bool fa_tenants_are_alone(const struct fa_tenants *tenants);
 
-/* Returns a resource's name, like "buffer_bytes". */
 const char *fa_resource_name(enum fa_resource resource);
 
-/* Charges @amount to the tenant. @charge is zeroed or has the same tenant and resource. -EDQUOT. */
+/* @charge is zeroed or has the same tenant and resource. -EDQUOT. */
 int fa_charge_add(struct fa_charge *charge, struct fa_tenant *tenant, enum fa_resource resource,
                   uint64_t amount, struct fa_error *error);
 
-/* Moves a charge to @to, which is zeroed or has the same tenant and resource. */
+/* @to is zeroed or has the same tenant and resource. */
 void fa_charge_move(struct fa_charge *to, struct fa_charge *from);
 
 void fa_charge_split(struct fa_charge *from, uint64_t amount, struct fa_charge *ret_charge);

@@ -1,4 +1,4 @@
-/* A session's or tenant's counters. Loop thread only. */
+/* Counters of a session or tenant. Loop thread only. */
 #pragma once
 
 #include <stdint.h>
@@ -7,25 +7,25 @@
 #define FA_USAGE_LATENCY_BUCKETS 25
 #define FA_USAGE_LATENCY_LOG2_MIN 10
 
-/* Times of client requests that ran on the device. */
+/* Only client requests that ran on the device count. */
 struct fa_usage_times {
 	uint64_t sum_ns;
 	uint64_t n[FA_USAGE_LATENCY_BUCKETS];
 };
 
 struct fa_usage {
-	uint64_t finished;            /* requests with any result */
-	uint64_t cancelled;           /* requests that ended with -ECANCELED */
-	uint64_t failed;              /* requests that ended with another error */
-	uint64_t busy_ns;             /* time on the device, including steps' internal requests */
-	struct fa_usage_times took;   /* from the reception to the end */
-	struct fa_usage_times waited; /* from the reception to the start on the device */
+	uint64_t finished;            /* with any result */
+	uint64_t cancelled;           /* with -ECANCELED */
+	uint64_t failed;              /* with another error */
+	uint64_t busy_ns;             /* on the device, with steps' internal requests */
+	struct fa_usage_times took;   /* reception to end */
+	struct fa_usage_times waited; /* reception to start on the device */
 
 	/* Tenants only: from the start on the device to the end. */
 	struct fa_usage_times ran;
 	/* Tenants only, of SequenceAttach and PrefixFind. */
-	uint64_t prefix_lookups, prefix_hits;   /* a hit matches at least one token */
-	uint64_t prefix_tokens, prefix_matched; /* tokens that were looked up, and found */
+	uint64_t prefix_lookups, prefix_hits; /* a hit: at least one token matches */
+	uint64_t prefix_tokens, prefix_matched;
 };
 
 static inline unsigned int fa_usage_latency_bucket(uint64_t ns)
@@ -45,10 +45,9 @@ static inline void fa_usage_times_add(struct fa_usage_times *times, uint64_t ns)
 	++times->n[fa_usage_latency_bucket(ns)];
 }
 
-/* Adds the counters of @from to @to. */
 static inline void fa_usage_add(struct fa_usage *to, const struct fa_usage *from)
 {
-	/* All fields are counters of 64 bits. */
+	/* All fields are uint64_t. */
 	for (unsigned int i = 0; i < sizeof(*to) / sizeof(uint64_t); ++i)
 		((uint64_t *)to)[i] += ((const uint64_t *)from)[i];
 }
