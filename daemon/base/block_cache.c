@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* AddressSanitizer could not find uses after free otherwise. */
+/* Otherwise AddressSanitizer would miss uses after free. */
 #if defined(__SANITIZE_ADDRESS__)
 #define BLOCKS_MAX 0u
 #elif defined(__has_feature)

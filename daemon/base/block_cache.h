@@ -1,13 +1,13 @@
 /*
- * A free list of blocks of one size: faster than malloc() for sizes beyond its caches, and the last
- * block used is still in the processor's cache. One thread.
+ * A free list of blocks of one size: faster than malloc() for sizes beyond its caches, and the
+ * block used last is still in the processor's cache. One thread.
  */
 #pragma once
 
 #include <stddef.h>
 
 struct fa_block_cache {
-	size_t bytes; /* size of a block; larger requests bypass the cache */
+	size_t bytes; /* of a block; larger requests bypass the cache */
 	unsigned int n;
 	struct fa_cached_block *first;
 };
@@ -15,7 +15,7 @@ struct fa_block_cache {
 void fa_block_cache_init(struct fa_block_cache *cache, size_t bytes);
 void fa_block_cache_deinit(struct fa_block_cache *cache);
 
-/* Returns @bytes of zeros, aligned as by malloc(), or NULL. */
+/* Returns zeros, aligned as by malloc(), or NULL. */
 void *fa_block_cache_get(struct fa_block_cache *cache, size_t bytes);
 
 /* @bytes: as requested. */

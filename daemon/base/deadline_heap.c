@@ -2,7 +2,7 @@
 
 #include <stddef.h>
 
-/* Merges two heaps. The later root becomes the earlier one's first child. */
+/* The later root becomes the earlier one's first child. */
 static struct fa_deadline *merge(struct fa_deadline *a, struct fa_deadline *b)
 {
 	struct fa_deadline *tmp;
@@ -22,8 +22,7 @@ static struct fa_deadline *merge(struct fa_deadline *a, struct fa_deadline *b)
 	return a;
 }
 
-/* Merges in pairs from the left, then all from the right: this order makes removal amortised
- * logarithmic. */
+/* Pairs from the left, then all from the right: so removal is amortised logarithmic. */
 static struct fa_deadline *merge_siblings(struct fa_deadline *first)
 {
 	struct fa_deadline *a, *b, *pairs = NULL, *root = NULL;

@@ -1,10 +1,9 @@
 /*
- * A fair queue of groups. The group that has used least is served next, so groups get equal shares
- * however many entries each has. A group that was empty may claim what it left to others, up to the
- * slack. Inside a group high priority goes first, except at every eighth pick, so that normal
- * priority does not starve; equal priorities go round robin. Priority has no effect between groups.
- *
- * The caller charges use in any unit. Nothing is allocated. One thread or one lock.
+ * A fair queue of groups. The group that has used least is next, so groups get equal shares however
+ * many entries they have. A group that was empty may claim what it left to others, up to the slack.
+ * Inside a group high priority goes first, except at every eighth pick, so that normal priority
+ * does not starve; equals go round robin. The caller charges use in any unit. Nothing is allocated.
+ * One thread or one lock.
  */
 #pragma once
 
@@ -20,16 +19,16 @@ enum fa_fair_queue_class {
 };
 
 struct fa_fair_queue {
-	struct fa_deadline_heap groups; /* groups with entries, by use */
+	struct fa_deadline_heap groups; /* groups with entries */
 	uint64_t floor;                 /* use of the group served last; never falls */
-	uint64_t slack;                 /* set by the caller */
+	uint64_t slack;
 };
 
 struct fa_fair_queue_group {
 	struct fa_deadline place;
 	uint64_t used;
-	struct fa_list ready[_FA_FAIR_QUEUE_CLASS_N]; /* the first is next */
-	/* picks with a choice between classes */
+	struct fa_list ready[_FA_FAIR_QUEUE_CLASS_N];
+	/* with a choice between classes */
 	unsigned int n_picks;
 };
 
@@ -38,7 +37,7 @@ static inline enum fa_fair_queue_class fa_fair_queue_class(int priority)
 	return priority > 0 ? FA_FAIR_QUEUE_HIGH : FA_FAIR_QUEUE_NORMAL;
 }
 
-/* A struct fa_fair_queue starts zeroed, with a slack of 0. */
+/* A struct fa_fair_queue starts zeroed, with no slack. */
 void fa_fair_queue_group_init(struct fa_fair_queue_group *group);
 
 void fa_fair_queue_add(struct fa_fair_queue *queue, struct fa_fair_queue_group *group,
@@ -53,10 +52,10 @@ static inline bool fa_fair_queue_empty(const struct fa_fair_queue *queue)
 	return !queue->groups.root;
 }
 
-/* Returns the entry to serve next, and moves it to the end of its class; NULL: none. */
+/* The entry to serve next, which moves to the end of its class; NULL: none. */
 struct fa_list *fa_fair_queue_next(struct fa_fair_queue *queue);
 
-/* Undoes the last fa_fair_queue_next(), which returned @link of @group. */
+/* Undoes the last fa_fair_queue_next(), which returned @link. */
 void fa_fair_queue_put_back(struct fa_fair_queue_group *group, enum fa_fair_queue_class class,
                             struct fa_list *link);
 

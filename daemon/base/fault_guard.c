@@ -4,15 +4,14 @@
 #include <signal.h>
 #include <string.h>
 
-static _Thread_local sigjmp_buf *current; /* NULL: not in guarded code */
+static _Thread_local sigjmp_buf *current; /* NULL: code is not guarded */
 
 static void on_fault(int signal_number, siginfo_t *info, void *context)
 {
-	/* Positive: the kernel sent the signal, for an access of this thread. */
+	/* If positive, the kernel sent it for this thread's access. */
 	if (current && info->si_code > 0)
 		siglongjmp(*current, 1);
-	/* The access is repeated with the default action, which ends the process. So does a signal
-	 * from elsewhere. */
+	/* The access is repeated with the default action, which ends the process. */
 	(void)signal(signal_number, SIG_DFL);
 	if (info->si_code <= 0)
 		(void)raise(signal_number);
@@ -22,7 +21,7 @@ void fa_fault_guard_install(void)
 {
 	struct sigaction action = { .sa_sigaction = on_fault };
 
-	/* siglongjmp() restores no mask, so the signal must not be blocked in its handler. */
+	/* siglongjmp() restores no mask, so the handler must not block the signal. */
 	action.sa_flags = SA_SIGINFO | SA_NODEFER;
 	(void)sigaction(SIGBUS, &action, NULL);
 }

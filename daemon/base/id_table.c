@@ -17,7 +17,7 @@ void fa_id_table_deinit(struct fa_id_table *table)
 	*table = (struct fa_id_table){};
 }
 
-/* The slot of @id, or the empty slot for it. */
+/* Returns the slot of @id, or an empty one for it. */
 static size_t probe(const struct fa_id_table *table, uint32_t id)
 {
 	size_t slot = home(table, id);
@@ -73,7 +73,7 @@ int fa_id_table_add(struct fa_id_table *table, uint32_t id, void *value)
 	return 0;
 }
 
-/* Empties the slot, and closes the gap in later entries' probe sequences. */
+/* Also closes the gap in later entries' probe sequences. */
 static void *take(struct fa_id_table *table, size_t slot)
 {
 	void *value = table->entries[slot].value;
@@ -106,7 +106,7 @@ void *fa_id_table_pop(struct fa_id_table *table)
 {
 	if (!table->n_used)
 		return NULL;
-	/* Search from here on: take() fills no earlier slot than it empties. */
+	/* take() fills no earlier slot than it empties. */
 	while (!table->entries[table->first].id)
 		++table->first;
 	return take(table, table->first);

@@ -1,7 +1,6 @@
 /*
- * A hash table from ids that clients choose (not 0) to objects: open addressing with linear
- * probing, at most half full. The caller bounds it to a few thousand entries: even ids chosen to
- * collide cost microseconds.
+ * A hash table from ids that clients choose (not 0) to objects: linear probing, at most half full.
+ * The caller bounds it to a few thousand entries: even ids chosen to collide cost microseconds.
  */
 #pragma once
 
@@ -18,17 +17,17 @@ struct fa_id_table {
 	struct fa_id_table_entry *entries;
 	size_t n_slots; /* a power of two, or 0 */
 	size_t n_used;
-	size_t first; /* all slots before it are empty */
+	size_t first;
 };
 
 void fa_id_table_deinit(struct fa_id_table *table);
 
 void *fa_id_table_find(const struct fa_id_table *table, uint32_t id);
 
-/* Adds @value, which is not NULL. -EEXIST, -ENOMEM. */
+/* @value is not NULL. -EEXIST, -ENOMEM. */
 int fa_id_table_add(struct fa_id_table *table, uint32_t id, void *value);
 
 void *fa_id_table_remove(struct fa_id_table *table, uint32_t id);
 
-/* Removes and returns any value; NULL: the table is empty. */
+/* Removes any value; NULL: the table is empty. */
 void *fa_id_table_pop(struct fa_id_table *table);

@@ -22,7 +22,7 @@
 static struct {
 	enum fa_log_target target;
 	enum fa_log_level level;
-	bool prefix; /* the journal reads stderr, and parses the level "<6>" */
+	bool prefix; /* for the journal, which reads stderr: the level as "<6>" */
 	bool time;   /* nothing else adds the time */
 	uint64_t credit_ns;
 	uint64_t refilled_ns;
@@ -43,8 +43,8 @@ static const char *level_name(enum fa_log_level level)
 	}
 }
 
-/* Returns true if stderr is connected to the journal. JOURNAL_STREAM names the stream that systemd
- * connected; as it is inherited, stderr may have been redirected since. */
+/* True if stderr is the stream of JOURNAL_STREAM, which systemd connected; it may have been
+ * redirected since. */
 static bool stderr_is_journal(void)
 {
 	const char *stream = getenv("JOURNAL_STREAM");
@@ -72,8 +72,7 @@ void fa_log_set(enum fa_log_target target, enum fa_log_level level)
 	logger.time = !logger.prefix;
 }
 
-/* Writes what stands before a line on stderr: the level for the journal, or the time as
- * "2026-01-31T23:59:59.999Z ". */
+/* On stderr: the level for the journal, or the time as "2026-01-31T23:59:59.999Z ". */
 static void format_prefix(enum fa_log_level level, char ret_prefix[48])
 {
 	struct timespec now;
@@ -129,7 +128,7 @@ static void write_line(const struct fa_log_subject *subject, enum fa_log_level l
 		n = snprintf(line, sizeof(line), "%sfad: %s%s\n", prefix, level_name(level), text);
 	if (n >= (int)sizeof(line))
 		n = sizeof(line) - 1;
-	/* Write once, so that lines of several processes stay apart. */
+	/* At once, so that lines of several processes stay apart. */
 	if (write(STDERR_FILENO, line, (size_t)n) < 0)
 		return;
 }
@@ -156,7 +155,6 @@ void fa_log(enum fa_log_level level, const char *format, ...)
 	va_end(args);
 }
 
-/* A token bucket in units of time. */
 static bool rate_limit_allows(void)
 {
 	const uint64_t cost = FA_NS_PER_SEC / CLIENT_LINES_PER_SECOND;

@@ -1,6 +1,6 @@
 /*
- * The log: stderr, or the journal with fields. Loop thread only: main, request handlers and signal
- * handlers. Lines that clients cause are rate-limited, so that no client can fill a disk.
+ * The log: stderr, or the journal with fields. Loop thread only: main, handlers of requests and
+ * signals. Lines that clients cause are rate-limited, so that none can fill a disk.
  */
 #pragma once
 
@@ -16,13 +16,13 @@ enum fa_log_level {
 };
 
 enum fa_log_target {
-	FA_LOG_AUTO, /* the journal if stderr is connected to it, else stderr */
+	FA_LOG_AUTO, /* the journal if it reads stderr, else stderr */
 	FA_LOG_STDERR,
 	FA_LOG_JOURNAL,
 };
 
-/* Sets target and level. From then on a line on stderr begins with the time in UTC, unless the
- * journal reads stderr. Before that a line is a message of a command, such as a wrong option. */
+/* Lines on stderr then begin with the time in UTC, unless the journal reads them. Before, a line is
+ * a command's message, such as about a wrong option. */
 void fa_log_set(enum fa_log_target target, enum fa_log_level level);
 
 enum fa_log_target fa_log_resolve(enum fa_log_target target);
@@ -36,6 +36,6 @@ struct fa_log_subject {
 	const char *cgroup; /* may be NULL */
 };
 
-/* Logs what a client caused; rate-limited, except at the debug level. */
+/* For what a client caused: rate-limited, except at the debug level. */
 void fa_log_about(const struct fa_log_subject *subject, enum fa_log_level level, const char *format,
                   ...) __attribute__((format(printf, 3, 4)));

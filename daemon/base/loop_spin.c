@@ -3,10 +3,9 @@
 #include "common/clock.h"
 #include "common/cpu.h"
 
-/* How long the loop spins. A client that spins, too, has sent its next message by then. */
+/* A client that spins, too, has sent its next message by then. */
 #define SPIN_NS (50 * FA_NS_PER_US)
-/* The loop spins only if messages come at most this far apart, which is the time of a round trip
- * between two sleeping sides. */
+/* The loop spins only if messages come this close. */
 #define GAP_MAX_NS (100 * FA_NS_PER_US)
 #define BACKOFF_MESSAGES 256
 

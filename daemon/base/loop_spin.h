@@ -1,7 +1,6 @@
 /*
  * Busy polling of the event loop: after messages in quick succession it polls instead of sleeping,
- * as a wake-up costs more than a small request. If no message comes, it backs off. An idle daemon
- * never spins. Loop thread only.
+ * as a wake-up costs more than a small request. If none comes, it backs off. Loop thread only.
  */
 #pragma once
 
@@ -12,7 +11,7 @@
 #include <uv.h>
 
 struct fa_loop_spin {
-	uv_idle_t idle; /* active while spinning: makes the loop poll without a timeout */
+	uv_idle_t idle; /* while active, the loop polls without a timeout */
 	uint64_t last_ns;
 	struct fa_backoff backoff;
 	bool disabled; /* a single processor: the client could not run */
@@ -21,5 +20,4 @@ struct fa_loop_spin {
 
 void fa_loop_spin_init(struct fa_loop_spin *spin, uv_loop_t *loop);
 
-/* Call for each message. */
 void fa_loop_spin_note(struct fa_loop_spin *spin);

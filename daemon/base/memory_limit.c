@@ -22,7 +22,7 @@ static FILE *open_file(const char *root, const char *path, const char *name)
 	return fopen(full, "re");
 }
 
-/* Returns the number in a file; "max", or no such file: UINT64_MAX. */
+/* Returns UINT64_MAX for "max", or without the file. */
 static uint64_t read_limit(const char *root, const char *directory, const char *name)
 {
 	FILE *file = open_file(root, directory, name);
@@ -46,7 +46,7 @@ static uint64_t smaller(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-/* Reads the limits of @mount/@path and of all directories above up to @mount. Changes @path. */
+/* Also looks at all directories above up to @mount. Changes @path. */
 static uint64_t least_limit(const char *root, const char *mount, char *path, bool unified)
 {
 	uint64_t least = UINT64_MAX;
@@ -71,8 +71,7 @@ static uint64_t least_limit(const char *root, const char *mount, char *path, boo
 	}
 }
 
-/* Finds this process's path in the unified hierarchy, or in the memory controller's. False:
- * none. */
+/* Looks in the unified hierarchy, or the memory controller's. */
 static bool find_path(const char *root, bool unified, char *ret_path, size_t size)
 {
 	FILE *file = open_file(root, "/proc/self/cgroup", "");
@@ -82,7 +81,7 @@ static bool find_path(const char *root, bool unified, char *ret_path, size_t siz
 
 	if (!file)
 		return false;
-	/* Lines are ID:CONTROLLERS:PATH; the path may contain colons. */
+	/* Lines are ID:CONTROLLERS:PATH; PATH may contain colons. */
 	while (!found && getline(&line, &room, file) >= 0) {
 		char *list = strchr(line, ':');
 		char *path = list ? strchr(list + 1, ':') : NULL;
@@ -99,8 +98,8 @@ static bool find_path(const char *root, bool unified, char *ret_path, size_t siz
 	return found;
 }
 
-/* @path is from /proc/self/cgroup. The mount shows the tree below @top; a process outside of that
- * sees only the top of the mount. */
+/* @path, of /proc/self/cgroup, becomes relative to the mount, which shows the tree below @top;
+ * outside of that it becomes the mount's top. */
 static void make_relative(char *path, const char *top)
 {
 	size_t length = strcmp(top, "/") == 0 ? 0 : strlen(top);
@@ -114,7 +113,7 @@ static void make_relative(char *path, const char *top)
 		*path = '\0';
 }
 
-/* A line of mountinfo: ID PARENT DEVICE ROOT MOUNT OPTIONS [TAG...] - TYPE SOURCE OPTIONS. */
+/* Line of mountinfo: ID PARENT DEVICE ROOT MOUNT OPTIONS [TAG...] - TYPE SOURCE OPTIONS. */
 static uint64_t limit_of_mount(const char *root, char *line)
 {
 	char *fields[FIELDS_MAX], *rest = NULL, path[PATH_MAX];

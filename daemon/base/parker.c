@@ -12,18 +12,17 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Only sleeps shorter than this make spinning worth it. */
+/* Spinning pays only for shorter sleeps. */
 #define SPIN_MAX_NS (50 * FA_NS_PER_US)
 #define SPIN_MIN_NS (5 * FA_NS_PER_US)
-/* How long the thread spins after the descriptor woke it, as the waker has only just woken up as
- * well. */
+/* Spins so long after the descriptor woke it: the waker has only just woken up, too. */
 #define WATCH_SPIN_NS (200 * FA_NS_PER_US)
-/* After several wake-ups in vain, at most this many sleeps do not watch the descriptor. */
+/* Limits the sleeps that do not watch the descriptor after wake-ups in vain. */
 #define WATCH_SKIPS 64
 /* Work that takes longer counts as slow. */
 #define POLL_SPIN_MAX_NS (200 * FA_NS_PER_US)
 #define POLL_SPIN_MIN_NS (10 * FA_NS_PER_US)
-/* A sleep between two looks takes this fraction of the time waited so far, up to a maximum. */
+/* A sleep between looks takes this part of the time waited so far, up to a maximum. */
 #define POLL_PAUSE_FRACTION 16
 #define POLL_PAUSE_MAX_NS FA_NS_PER_MS
 
@@ -34,7 +33,6 @@ enum signal {
 	PARKED_WATCHING,
 };
 
-/* @before: the word's value before the waker set it. */
 static void wake_thread(struct fa_parker *parker, uint32_t before)
 {
 	if (before == PARKED)
@@ -93,7 +91,7 @@ void fa_parker_prewake(struct fa_parker *parker)
 
 bool fa_parker_consume(struct fa_parker *parker)
 {
-	/* A waker that comes after this load leaves SIGNALLED for the next look. */
+	/* If a waker comes later, the next look finds SIGNALLED. */
 	if (atomic_load_explicit(&parker->signal, memory_order_relaxed) == AWAKE)
 		return false;
 	if (atomic_exchange(&parker->signal, AWAKE) != SIGNALLED)
@@ -134,13 +132,12 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t value, uint64_t until_ns
 		.tv_nsec = (long)(until_ns % FA_NS_PER_SEC),
 	};
 
-	/* The time is absolute, of CLOCK_MONOTONIC. Why the call returned does not matter. */
+	/* The time is CLOCK_MONOTONIC. Why the call returned does not matter. */
 	(void)syscall(SYS_futex, word, FUTEX_WAIT_BITSET_PRIVATE, value,
 	              until_ns == FA_NS_NEVER ? NULL : &timeout, NULL, FUTEX_BITSET_MATCH_ANY);
 }
 
-/* Returns true if nothing but the descriptor has woken the thread. *ret_prepared:
- * fa_parker_prewake() has woken it. */
+/* True: only the descriptor has woken the thread. *ret_prepared: fa_parker_prewake() has. */
 static bool sleep_on_fd(struct fa_parker *parker, uint64_t until_ns, bool *ret_prepared)
 {
 	struct pollfd fds[] = { { .fd = parker->watch_fd, .events = POLLIN },
@@ -157,8 +154,8 @@ static bool sleep_on_fd(struct fa_parker *parker, uint64_t until_ns, bool *ret_p
 		return false;
 	if (ppoll(fds, 2, until_ns == FA_NS_NEVER ? NULL : &timeout, NULL) < 0)
 		fds[0].revents = fds[1].revents = 0;
-	/* A waker changes the signal and then writes wake_fd. If its write comes after this read,
-	 * the next sleep ends once for nothing. */
+	/* A waker changes the signal, then writes wake_fd. If the write comes after this read, the
+	 * next sleep ends early. */
 	if (fds[1].revents)
 		(void)eventfd_read(parker->wake_fd, &count);
 	if (atomic_compare_exchange_strong(&parker->signal, &watching, AWAKE))
@@ -175,7 +172,7 @@ static bool may_watch(struct fa_parker *parker)
 	return fa_backoff_next(&parker->watch_backoff);
 }
 
-/* Sleeps on the word. This function and the next return true after fa_parker_prewake(). */
+/* Returns true after fa_parker_prewake(), too. */
 static bool sleep_on_futex(struct fa_parker *parker, uint64_t until_ns)
 {
 	uint32_t awake = AWAKE;

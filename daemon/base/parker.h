@@ -19,39 +19,37 @@
 #include <stdint.h>
 
 struct fa_parker {
-	/* Spinning threads read this word; padding keeps it apart from what is written. */
+	/* Read by spinning threads, so padded. */
 	_Atomic uint32_t signal;
 	bool may_spin;
 	char pad[128];
-	/* The watched descriptor, and the eventfd that wakes a thread asleep on it. The parker owns
-	 * both; they are valid once `watching` is set. */
+	/* The watched descriptor, and the eventfd that wakes a thread asleep on it. Valid once
+	 * `watching` is set. */
 	int watch_fd, wake_fd;
 	atomic_bool watching;
-	bool watch_fired;                /* watch_fd has woken the thread, and no waker since */
-	struct fa_backoff watch_backoff; /* decides whether a sleep watches */
-	uint64_t spin_ns;                /* how long to spin before a sleep, without polling */
-	uint64_t poll_spin_ns;           /* how long to poll without sleeping */
-	uint64_t poll_since_ns;          /* when the wait for the polled event began */
+	bool watch_fired;                /* it has woken the thread, and no waker since */
+	struct fa_backoff watch_backoff; /* decides if a sleep watches */
+	uint64_t spin_ns;                /* before a sleep */
+	uint64_t poll_spin_ns;           /* polling without sleep */
+	uint64_t poll_since_ns;
 };
 
-/* Initialises a parker. Even a zeroed one can be woken. */
+/* Even a zeroed parker can be woken. */
 void fa_parker_init(struct fa_parker *parker);
 
 void fa_parker_deinit(struct fa_parker *parker);
 
-/* Makes the thread wake up with @fd, too. Duplicates @fd and never reads it. Optional; call it
- * once, from any thread. */
+/* The thread wakes up with @fd, too, which is duplicated and never read. Optional; once, from any
+ * thread. */
 int fa_parker_watch_fd(struct fa_parker *parker, int fd);
 
-/* Wakes the thread. Any thread may call. */
+/* Any thread may call. */
 void fa_parker_wake(struct fa_parker *parker);
 
-/* Announces that an event is about to come: a sleeping thread wakes up and spins. Any thread may
- * call. */
+/* An event is about to come: a sleeping thread wakes up and spins. Any thread. */
 void fa_parker_prewake(struct fa_parker *parker);
 
-/* Consumes pending wake-ups; call it before each look for events. Returns true if there were
- * any. */
+/* Consumes pending wake-ups before each look for events. Returns true if there were any. */
 bool fa_parker_consume(struct fa_parker *parker);
 
 bool fa_parker_is_woken(const struct fa_parker *parker);
@@ -59,25 +57,23 @@ bool fa_parker_is_woken(const struct fa_parker *parker);
 /* Spins, then sleeps. Returns with a wake-up pending, at @until_ns, or for no reason. */
 void fa_parker_park(struct fa_parker *parker, uint64_t until_ns);
 
-/* Sleeps like fa_parker_park(), but without spinning. */
+/* Like fa_parker_park(), but does not spin. */
 void fa_parker_sleep(struct fa_parker *parker, uint64_t until_ns);
 
-/* Pauses or yields the processor, between a busy loop's looks. */
 void fa_parker_relax(const struct fa_parker *parker);
 
 /* ---- polling */
 
-/* Call when work was started. */
+/* Call it when work was started. */
 void fa_parker_poll_begin(struct fa_parker *parker);
-/* Call when the work is urgent and likely quick: the thread then polls without sleeping, however
- * slow work was lately. */
+/* Work is urgent and likely quick: the thread polls without sleeping, however slow work was
+ * lately. */
 void fa_parker_poll_urgent(struct fa_parker *parker);
 
-/* Call when work has finished. */
+/* Call it when work has finished. */
 void fa_parker_poll_hit(struct fa_parker *parker);
 
-/* Returns how long to sleep at @now_ns before the next look; 0: not at all. */
+/* Returns how long to sleep before the next look; 0: not at all. */
 uint64_t fa_parker_poll_pause_ns(const struct fa_parker *parker, uint64_t now_ns);
 
-/* Waits for @pause_ns, or until fa_parker_park() would return. */
 void fa_parker_poll(struct fa_parker *parker, uint64_t pause_ns, uint64_t until_ns);

@@ -1,4 +1,4 @@
-/* What both implementations of the service manager share. */
+/* What both implementations share. */
 #include "daemon/base/service_manager.h"
 
 #include <errno.h>

@@ -1,9 +1,8 @@
 /*
  * The service manager that started this process: systemd or the supervisor (supervise/). Takes the
- * descriptors it passed, and sends it notifications. One of two files implements it, by the meson
- * option `systemd`: service_manager_systemd.c calls libsystemd; service_manager_plain.c speaks the
- * same protocol without it, but has no journal. Any thread, except fa_manager_listen_fds(), which
- * changes the environment.
+ * descriptors it passed, and notifies it. Implemented, by the meson option `systemd`, in
+ * service_manager_systemd.c or, without a journal, service_manager_plain.c. Any thread, except
+ * fa_manager_listen_fds(), which changes the environment.
  */
 #pragma once
 
@@ -11,25 +10,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The first descriptor that the service manager passes. */
 #define FA_MANAGER_FDS_START 3
 
-/* Sends assignments such as "READY=1", one a line. Returns 0 if there is no service manager. */
+/* Sends assignments such as "READY=1", one a line. Returns 0 without a service manager. */
 int fa_manager_notify(const char *text);
 int fa_manager_notifyf(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Sends @fd along. It stays the caller's. */
+/* @fd stays the caller's. */
 int fa_manager_notify_fd(const char *text, int fd);
 
-/* Returns the number of descriptors that this process was passed, close-on-exec from now on, and
- * their names, to be freed one by one and together; or a negative errno. Takes them from the
- * environment, also after an error. */
+/* Returns the number of descriptors passed, now close-on-exec, and their names, to be freed one by
+ * one and together; or a negative errno. Takes them from the environment, also after an error. */
 int fa_manager_listen_fds(char ***ret_names);
 
-/* Returns 1 and the timeout if the service manager expects pings, 0, or -EINVAL for variables that
- * cannot be read. */
+/* Returns 1 and the timeout if pings are expected, 0, or -EINVAL for unreadable variables. */
 int fa_manager_watchdog(uint64_t *ret_timeout_us);
 
-/* Returns false if fad was built without libsystemd, as it then cannot write to the journal. */
 bool fa_manager_has_journal(void);
-/* Sends one entry of fields such as "PRIORITY=6". Returns -EOPNOTSUPP without libsystemd. */
+/* Fields are like "PRIORITY=6". -EOPNOTSUPP without libsystemd. */
 int fa_manager_journal(const char *const *fields, size_t n);

@@ -1,5 +1,5 @@
-/* The service manager without libsystemd: its protocol is datagrams to $NOTIFY_SOCKET and
- * variables of the environment. There is no journal; systemd reads stderr instead. */
+/* The service manager without libsystemd: datagrams to $NOTIFY_SOCKET, and variables. Instead of
+ * the journal, systemd reads stderr. */
 #include "common/cleanup.h"
 #include "daemon/base/service_manager.h"
 
@@ -98,7 +98,7 @@ static int name_unknown(uint64_t n, char **names)
 	return 0;
 }
 
-/* Splits "a:b:c". -EINVAL: expected @n names. */
+/* Splits "a:b:c". -EINVAL: there are not @n names. */
 static int split_names(const char *list, uint64_t n, char **names)
 {
 	const char *name = list;

@@ -1,4 +1,3 @@
-/* The service manager by libsystemd. */
 #include "daemon/base/service_manager.h"
 
 #include <assert.h>

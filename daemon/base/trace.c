@@ -18,21 +18,21 @@
 #define PAUSE_MS 20
 #define THREADS_MAX 16
 
-/* Processes of the trace: tracks that do not mix. */
+/* In the file these are processes, whose tracks do not mix. */
 #define TRACK_THREADS 1
 #define TRACK_REQUESTS 2
 #define TRACK_DEVICE 3
 
 struct record {
-	/* i: free for record i; i + 1: it holds record i. */
+	/* i: free for record i; i + 1: holds it. */
 	_Atomic uint64_t turn;
 	const char *name;
-	uint64_t session, value; /* a slice's value is the message's id */
-	uint64_t queued_ns;      /* of a slice: when it began */
+	uint64_t session, value; /* a slice's value: the message's id */
+	uint64_t queued_ns;
 	uint64_t started_ns, finished_ns, ended_ns;
 	uint32_t stream;
 	int status;
-	pid_t thread; /* of a slice; 0: a request */
+	pid_t thread; /* slice; 0: a request */
 };
 
 struct fa_trace {
@@ -41,11 +41,11 @@ struct fa_trace {
 	uint64_t n_written;
 	_Atomic uint64_t n_dropped;
 	int error;
-	pid_t threads[THREADS_MAX]; /* that have a name in the file */
+	pid_t threads[THREADS_MAX]; /* named in the file */
 	unsigned int n_threads;
 
-	_Alignas(64) _Atomic uint64_t next; /* number of the next record to take */
-	/* Number of the next record to write; used by the writer only. */
+	_Alignas(64) _Atomic uint64_t next; /* next record to take */
+	/* The next record to write. Used by the writer. */
 	_Alignas(64) uint64_t first;
 	struct record records[RECORDS];
 
@@ -59,7 +59,7 @@ struct fa_trace *fa_trace_active;
 
 /* ---- recording */
 
-/* Returns the record to fill; NULL: the queue is full. */
+/* NULL: the queue is full. */
 static struct record *take(struct fa_trace *trace, uint64_t *ret_number)
 {
 	uint64_t number = atomic_load_explicit(&trace->next, memory_order_relaxed);
@@ -137,7 +137,7 @@ void fa_trace_request(const struct fa_trace_request *request)
 	give(record, number);
 }
 
-/* ---- writing; the writer's thread, or the one that opens and closes */
+/* ---- writing; on the writer's thread, or the one that opens and closes */
 
 static void put(struct fa_trace *trace, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
@@ -166,7 +166,6 @@ static void put_process(struct fa_trace *trace, int process, const char *name)
 	    process, name);
 }
 
-/* Names a thread when it is seen first. */
 static void put_thread(struct fa_trace *trace, pid_t thread)
 {
 	char path[64], name[32] = "thread";
@@ -200,7 +199,7 @@ static void put_slice(struct fa_trace *trace, const struct record *record)
 	    TIME_OF(record->ended_ns - record->queued_ns), record->session, record->value);
 }
 
-/* A span of a request: two events with one id, which may overlap those of others. */
+/* Writes two events with one id. Spans may overlap. */
 static void put_span(struct fa_trace *trace, const struct record *record, int process,
                      const char *name, uint64_t begin_ns, uint64_t end_ns)
 {
@@ -264,7 +263,7 @@ static void drain(struct fa_trace *trace)
 		write_record(trace, record);
 		atomic_store_explicit(&record->turn, trace->first + RECORDS, memory_order_release);
 	}
-	/* A process that is killed leaves what was written until then. */
+	/* If the process is killed, the file has what was written. */
 	if (fflush(trace->file) != 0 && !trace->error)
 		trace->error = -errno;
 }

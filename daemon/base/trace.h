@@ -1,7 +1,7 @@
 /*
  * A trace of requests and threads as Chrome's and Perfetto's JSON (fad --trace). Any thread records
- * into a bounded queue; a thread of its own writes the file. What comes while the queue is full, or
- * after the file's limit, is dropped and counted. Off, it costs a branch.
+ * into a bounded queue; a thread writes the file. What comes while the queue is full, or after the
+ * file's limit, is dropped and counted.
  */
 #pragma once
 
@@ -13,7 +13,7 @@
 
 struct fa_trace;
 
-/* The active trace; NULL: none. Changes only while no other thread records. */
+/* NULL: no trace. Changes only while no other thread records. */
 extern struct fa_trace *fa_trace_active;
 
 static inline bool fa_trace_on(void)
@@ -23,7 +23,7 @@ static inline bool fa_trace_on(void)
 
 #define FA_TRACE_BYTES_MAX ((uint64_t)256 << 20)
 
-/* Makes or replaces the file, of at most about @bytes_max bytes, and starts to trace. */
+/* Makes or replaces the file, of about @bytes_max at most. */
 int fa_trace_open(const char *path, uint64_t bytes_max, struct fa_error *error);
 
 struct fa_trace_result {
@@ -32,12 +32,12 @@ struct fa_trace_result {
 	int error; /* of the file; 0: none */
 };
 
-/* Ends the trace, if there is one; its file is complete then. No other thread may record. */
+/* The file is complete then. No other thread may record. */
 void fa_trace_close(struct fa_trace_result *ret_result);
 
-/* These do nothing without a trace. Names must be static. */
+/* Without a trace these do nothing. Names must be static. */
 
-/* What the calling thread did from @begin_ns until now. Slices of a thread do not overlap in part. */
+/* What the calling thread did since @begin_ns. Slices of a thread do not overlap in part. */
 void fa_trace_slice(const char *name, uint64_t begin_ns, uint64_t session, uint64_t id);
 
 struct fa_trace_request {
@@ -45,9 +45,8 @@ struct fa_trace_request {
 	uint64_t session, value;
 	uint32_t stream;
 	int status;
-	/* CLOCK_MONOTONIC; started_ns is 0 if the device was not given it. */
+	/* CLOCK_MONOTONIC. started_ns is 0 if the device did not get it. */
 	uint64_t queued_ns, started_ns, finished_ns;
 };
 
-/* A request that ends now. */
 void fa_trace_request(const struct fa_trace_request *request);

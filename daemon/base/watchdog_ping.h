@@ -1,7 +1,6 @@
 /*
- * Sends WATCHDOG=1 to the notify socket of systemd or the supervisor. Unlike fa_manager_notify() it never
- * blocks, and leaves at most one ping unread, so that pings cannot fill the queue for fd store
- * descriptors. One thread.
+ * Sends WATCHDOG=1 to systemd or the supervisor. Unlike fa_manager_notify() it never blocks, and
+ * leaves at most one ping unread: pings cannot fill the queue for fd store descriptors. One thread.
  */
 #pragma once
 
@@ -9,7 +8,7 @@
 #include <sys/un.h>
 
 struct fa_watchdog_ping {
-	int fd; /* -1: the address is one that only fa_manager_notify() supports */
+	int fd; /* -1: only fa_manager_notify() supports the address */
 	struct sockaddr_un address;
 	socklen_t address_bytes;
 };
