@@ -19,8 +19,8 @@ static bool is_automatic(const struct fa_device_ops *ops)
 	return ops != &fa_device_vulkan;
 }
 
-/* Returns true if a GPU seems to be there though opening it failed with @r: -ENXIO may also mean
- * that the driver was denied access. */
+/* True if a GPU seems to be there though opening it failed with @r: -ENXIO may mean that access was
+ * denied. */
 static bool has_gpu(int r)
 {
 	return r != -ENXIO || access("/proc/driver/nvidia", F_OK) == 0;

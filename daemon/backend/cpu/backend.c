@@ -14,10 +14,9 @@
 #include <sys/utsname.h>
 
 #define THREADS_MAX 1024
-/* A queue's works: enough to last while the engine wakes up. */
+/* Works of a queue: enough to last while the engine wakes up. */
 #define DEPTH 8
-/* Slack of the fair queue: time of all workers together that a group may claim later because it
- * left it to others. */
+/* Limits the workers' time that a group of the fair queue may claim later. */
 #define SLACK_NS (10 * FA_NS_PER_MS)
 
 static struct fa_device *cpu_close(struct fa_device *device)
@@ -122,7 +121,7 @@ static void cpu_describe(struct fa_device *device, struct fa_device_info *ret_in
 	const char *isa = fa_cpu_isa_name(device->isa);
 	size_t used;
 
-	/* If the text is too long, cut off the model's name, not the kernels'. */
+	/* A long text loses the end of the model's name, not the kernels'. */
 	describe_model(info.name, sizeof(info.name) - strlen(isa) - 3);
 	used = strlen(info.name);
 	snprintf(info.name + used, sizeof(info.name) - used, used ? " (%s)" : "%s", isa);

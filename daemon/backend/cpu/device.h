@@ -1,4 +1,4 @@
-/* device.mutex guards the CPU device's state unless a comment says otherwise. */
+/* The CPU device. Its mutex guards what no comment excepts. */
 #pragma once
 
 #include "daemon/backend/cpu/pool.h"
@@ -7,13 +7,13 @@
 
 #include <pthread.h>
 
-/* How long a worker stays with one work while others are ready. */
+/* A worker stays with one work so long while others are ready. */
 #define FA_CPU_QUANTUM_NS (500 * FA_NS_PER_US)
 
 struct fa_cpu_worker {
 	struct fa_device *device;
 	pthread_t thread;
-	void *scratch; /* private to the worker */
+	void *scratch;
 	size_t scratch_bytes;
 };
 
@@ -23,11 +23,11 @@ struct fa_device {
 
 	pthread_mutex_t mutex;
 	pthread_cond_t work_available;
-	struct fa_fair_queue fair; /* ready works; unit: nanoseconds */
-	/* written under the mutex, read by anyone */
+	struct fa_fair_queue fair; /* ready works; in nanoseconds */
+	/* written with the mutex */
 	_Atomic uint32_t n_ready;
 	uint32_t n_sleeping;
-	struct fa_list done; /* finished works, by fa_device_work.link */
+	struct fa_list done; /* finished works */
 	bool stop;
 
 	struct fa_cpu_pool pool; /* used by the loop thread */

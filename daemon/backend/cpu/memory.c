@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Keeps the memory out of core dumps, as it may hold clients' tensors. */
+/* Not in core dumps: the memory may hold clients' tensors. */
 static void *map_shared(int fd, uint64_t offset, uint64_t bytes, int protection)
 {
 	void *address;

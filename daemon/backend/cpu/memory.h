@@ -1,5 +1,4 @@
-/* Memory of the CPU backend: imported memfds and arenas. The loop's workers call these functions;
- * see device.h. */
+/* Memory of the CPU backend: imported memfds and arenas. For the loop's workers (device.h). */
 #pragma once
 
 #include "daemon/backend/device.h"

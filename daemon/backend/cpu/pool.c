@@ -47,7 +47,7 @@ static int map_chunk(struct fa_cpu_pool *pool, uint32_t chunk, int fd, struct fa
 	if (mmap(at, pool->chunk_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) ==
 	    MAP_FAILED)
 		return fa_fail(error, -errno, "chunk %" PRIu32 " cannot be mapped: %m", chunk);
-	/* Keeps clients' tokens out of core dumps. */
+	/* Clients' tokens do not go into core dumps. */
 	(void)madvise(at, pool->chunk_bytes, MADV_DONTDUMP);
 	return 0;
 }
@@ -84,7 +84,7 @@ int fa_cpu_pool_chunk_adopt(struct fa_cpu_pool *pool, uint32_t chunk, int fd,
 
 void fa_cpu_pool_chunk_remove(struct fa_cpu_pool *pool, uint32_t chunk)
 {
-	/* Keeps the addresses reserved. If that fails, the memory stays, too. */
+	/* Addresses stay reserved. If this fails, the memory stays, too. */
 	(void)mmap(chunk_at(pool, chunk), pool->chunk_bytes, PROT_NONE,
 	           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }

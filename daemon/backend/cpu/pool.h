@@ -1,5 +1,4 @@
-/* The KV pool's memory: a memfd per chunk, side by side in one address range. The loop thread calls
- * these functions. */
+/* The KV pool's memory: a memfd per chunk, side by side in one range of addresses. Loop thread. */
 #pragma once
 
 #include "common/error.h"

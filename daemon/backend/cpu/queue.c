@@ -1,10 +1,8 @@
 /*
- * A queue has at most one active work. An active work with unclaimed tiles is ready: it is in the
- * fair queue. A group pays for its workers' time, a quantum in advance, so that not all workers go
- * to one group; time that no other group wanted is free.
- *
- * A work runs each of its paged requests as a phase. The last worker of a phase begins the next,
- * and a work's last worker, or cancel(), finishes it and activates the queue's next.
+ * A queue has at most one active work, in the fair queue while it has unclaimed tiles. A group pays
+ * for its workers' time, a quantum in advance, so that it cannot have all workers. A work runs its
+ * paged requests as phases. A phase's last worker begins the next; a work's last worker, or
+ * cancel(), finishes it and activates the queue's next.
  */
 #include "daemon/backend/cpu/queue.h"
 
@@ -16,7 +14,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Sleepers that a worker wakes for the works that it leaves. */
+/* Sleepers that a worker wakes for works that it leaves. */
 #define WAKE_FAN_OUT 2
 
 _Static_assert(sizeof(struct fa_cpu_work) <= sizeof(((struct fa_device_work *)0)->backend),
@@ -88,11 +86,11 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	else
 		work->status = fa_fail(&work->error, -ECANCELED, "the work was cancelled");
 
-	/* No notification may follow the last reap(). */
+	/* Nobody is notified after the last reap(). */
 	if (fa_list_empty(&device->done))
 		device->config.notify(device->config.userdata);
 	fa_list_append(&device->done, &work->link);
-	/* Write these before the work can be reaped. Release, so that readers see the results. */
+	/* Before the work can be reaped. Release, so that readers see the results. */
 	for (int i = 0; i < FA_COMPLETION_DEVICE_WORDS && work->completion_words && !work->status;
 	     i++)
 		__atomic_store_n(&work->completion_words[i], work->completion_value,
@@ -141,8 +139,8 @@ static void work_begin_phase(struct fa_device *device, struct fa_device_work *wo
 	atomic_store_explicit(&cpu->next, 0, memory_order_relaxed);
 }
 
-/* The predecessor may share the workspace, so the work begins only now. The caller counts as a
- * worker, so that cancel() does not finish the work while the mutex is released. */
+/* The work begins only now, as the predecessor may share the workspace. The caller counts as a
+ * worker: cancel() must not finish the work while the mutex is released. */
 static void work_begin(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
@@ -157,7 +155,7 @@ static void work_begin(struct fa_device *device, struct fa_device_work *work)
 	cpu->n_workers--;
 }
 
-/* Finishes works without tiles at once. Releases the mutex. */
+/* A work without tiles finishes at once. Releases the mutex. */
 static void queue_activate(struct fa_device *device, struct fa_device_queue *queue)
 {
 	struct fa_device_work *work;
@@ -188,7 +186,7 @@ struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device)
 		                      ready_link);
 		work = fa_container_of(cpu, struct fa_device_work, backend);
 		if (work_over(work)) {
-			/* The last of the work's workers finishes it. */
+			/* The work's last worker finishes it. */
 			work_unready(device, work);
 			continue;
 		}
@@ -198,7 +196,7 @@ struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device)
 	return NULL;
 }
 
-/* How many sleepers to wake for the works that @cpu's worker leaves: few, as they wake others. */
+/* Wakes few, as these wake others. */
 static uint32_t count_to_wake(struct fa_device *device, struct fa_cpu_work *cpu)
 {
 	int64_t rest = cpu->n_tiles - atomic_load_explicit(&cpu->next, memory_order_relaxed) - 1;
@@ -208,8 +206,7 @@ static uint32_t count_to_wake(struct fa_device *device, struct fa_cpu_work *cpu)
 	return rest < wake ? (uint32_t)(rest > 0 ? rest : 0) : wake;
 }
 
-/* Begins the next phase or finishes the work. The phase's last worker calls this. Releases the
- * mutex. */
+/* The phase's last worker calls this. Releases the mutex. */
 static void work_next_phase(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
@@ -308,7 +305,7 @@ int fa_cpu_launch(struct fa_device *device, struct fa_device_queue *queue,
 	*cpu = (struct fa_cpu_work){ .state = FA_CPU_WORK_QUEUED };
 	fa_list_init(&cpu->ready_link);
 	if (work->op == FA_DEVICE_PAGED) {
-		cpu->n_tiles = INT64_MAX; /* unknown until the first phase begins */
+		cpu->n_tiles = INT64_MAX;
 	} else if (work->op == FA_DEVICE_COPY) {
 		cpu->n_tiles = work->n_copies;
 	} else {
@@ -337,14 +334,13 @@ void fa_cpu_cancel(struct fa_device *device, struct fa_device_work *work)
 	pthread_mutex_lock(&device->mutex);
 	if (cpu->state != FA_CPU_WORK_FINISHED) {
 		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
-		/* The last worker finishes the work. */
 		if (cpu->n_workers == 0)
 			work_finish(device, work);
 		else
 			work_unready(device, work);
 		queue_activate(device, queue);
 	}
-	/* A worker woken for this work may sleep again already. */
+	/* A worker woken for this work may sleep again. */
 	wake = device->n_sleeping > 0 && device->n_ready > 0;
 	pthread_mutex_unlock(&device->mutex);
 	if (wake)

@@ -1,13 +1,13 @@
 /*
- * Queues of the CPU backend and the life of a work. Callers hold device.mutex, unless a comment
- * says otherwise.
+ * Queues of the CPU backend, and the life of a work. With device.mutex, unless a comment says
+ * otherwise.
  */
 #pragma once
 
 #include "daemon/backend/cpu/device.h"
 
 enum fa_cpu_work_state {
-	FA_CPU_WORK_QUEUED,   /* waits behind other works of the queue */
+	FA_CPU_WORK_QUEUED,   /* behind other works */
 	FA_CPU_WORK_ACTIVE,   /* the queue's first work */
 	FA_CPU_WORK_FINISHED, /* in device.done, or reaped */
 };
@@ -15,14 +15,14 @@ enum fa_cpu_work_state {
 /* Stored in fa_device_work.backend. */
 struct fa_cpu_work {
 	_Atomic int64_t next; /* grows past n_tiles */
-	int64_t n_tiles;      /* of the current phase */
+	int64_t n_tiles;
 	struct fa_list ready_link;
 	size_t scratch_bytes;
-	uint32_t n_workers; /* workers that run the work's tiles now */
+	uint32_t n_workers; /* on the work's tiles now */
 	uint32_t state;
-	int32_t failure;     /* why a worker could not go on, or 0 */
-	uint32_t phase;      /* paged request that runs; else 0 */
-	atomic_bool stopped; /* a tile was given up halfway */
+	int32_t failure;     /* why a worker stopped, or 0 */
+	uint32_t phase;      /* index of the paged request that runs */
+	atomic_bool stopped; /* a tile was given up */
 };
 
 static inline struct fa_cpu_work *fa_cpu_work(struct fa_device_work *work)
@@ -32,12 +32,11 @@ static inline struct fa_cpu_work *fa_cpu_work(struct fa_device_work *work)
 
 /* Workers call these, with the mutex held. */
 
-/* Returns a ready work, whose group is charged a quantum, or NULL. */
+/* A ready work, whose group is charged a quantum; NULL: none. */
 struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device);
-/* Returns how many sleeping workers to wake. */
+/* Returns how many sleepers to wake. */
 uint32_t fa_cpu_queue_serve_begin(struct fa_device *device, struct fa_device_work *work);
-/* May release the mutex. @used_ns: used part of the quantum. @failure: why the worker ran no tiles,
- * or 0. */
+/* May release the mutex. @used_ns: of the quantum. @failure: why the worker ran no tiles, or 0. */
 void fa_cpu_queue_serve_end(struct fa_device *device, struct fa_device_work *work, uint64_t used_ns,
                             int failure);
 

@@ -53,10 +53,10 @@ static int reserve_scratch(struct fa_cpu_worker *worker, size_t bytes)
 struct turn {
 	struct fa_cpu_worker *worker;
 	struct fa_device_work *work;
-	uint64_t used_ns; /* how long the worker kept other works waiting */
+	uint64_t used_ns; /* while other works waited */
 };
 
-/* Stops when no tile is left, the work is cancelled, or the quantum ends. */
+/* Ends when no tile is left, the work is cancelled, or the quantum is over. */
 static void run_tiles(void *userdata)
 {
 	uint64_t begin_ns = fa_now_ns(), now_ns = begin_ns;

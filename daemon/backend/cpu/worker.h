@@ -3,7 +3,7 @@
 
 #include "daemon/backend/cpu/device.h"
 
-/* The thread has default scheduling and all signals blocked but SIGBUS. */
+/* The thread blocks all signals but SIGBUS. */
 int fa_cpu_worker_start(struct fa_cpu_worker *worker);
-/* The caller has set device.stop and woken all workers. */
+/* Call it after device.stop is set and all workers are woken. */
 void fa_cpu_worker_join(struct fa_cpu_worker *worker);

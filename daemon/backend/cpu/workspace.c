@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* Append writes q to the workspace, where attention reads it. */
+/* True: append writes q to the workspace for attention. */
 static bool wants_q(const struct fa_paged_request *request)
 {
 	return request->op == FA_PAGED_APPEND && request->append.heads &&
@@ -35,7 +35,7 @@ static void put_q(struct fa_device_work *work, void *q)
 	}
 }
 
-/* Takes the predecessor's, if it is large enough. */
+/* Takes the predecessor's workspace, if it is large enough. */
 static bool take_over(struct fa_device_work *work, size_t bytes)
 {
 	struct fa_device_work *predecessor = work->predecessor;

@@ -1,11 +1,10 @@
 /* A work's memory besides its tensors: rotated q, and the workspace of its paged requests, which
- * run one at a time. A queue's works may share it, as only the active one writes to it. The loop
- * thread calls these functions. */
+ * run one at a time. A queue's works may share it, as only the active one writes. Loop thread. */
 #pragma once
 
 #include "daemon/backend/device.h"
 
-/* Makes a workspace for paged requests, which it also checks. */
+/* Also checks the paged requests. */
 int fa_cpu_workspace_new_paged(const struct fa_cpu_isa *isa, struct fa_device_work *work,
                                struct fa_error *error);
 /* No other work shares this workspace. */

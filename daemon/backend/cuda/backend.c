@@ -1,4 +1,4 @@
-/* The CUDA backend drives one GPU in its primary context, through the driver found at run time. */
+/* The CUDA backend: one GPU, in its primary context, through the driver found at run time. */
 #include "common/clock.h"
 #include "daemon/backend/cuda/context.h"
 #include "daemon/backend/cuda/host.h"
@@ -29,8 +29,8 @@
 #define TEXT_OF(number) #number
 #define TEXT(number) TEXT_OF(number)
 
-/* How long kernels may run on after the process has ended: the driver may close the context late,
- * and an MPS server lets them end. */
+/* Kernels may outlive the process: the driver may close the context late, and an MPS server lets
+ * them end. */
 #define LINGER_NS (FA_NS_PER_SEC / 2)
 #define LINGER_MPS_NS (5 * FA_NS_PER_SEC)
 
@@ -38,7 +38,7 @@
 /* A query takes the driver's locks. */
 #define FREE_MEMORY_NS (100 * FA_NS_PER_MS)
 
-/* The area takes at most a 64th of the GPU's memory. */
+/* The staging area takes at most a 64th of the GPU's memory. */
 #define STAGE_BYTES (512ull << 20)
 #define STAGE_SHARE 64
 
@@ -226,7 +226,7 @@ static struct fa_device *cuda_close(struct fa_device *device)
 	if (!device)
 		return NULL;
 	if (device->context) {
-		/* Goes on closing even if this fails: on a lost device all calls fail. */
+		/* Even if this fails, closing goes on: on a lost device all calls fail. */
 		(void)fa_cuda_enter(device);
 		fa_cuda_streams_close(device);
 		fa_cuda_scratch_free_all(device);
@@ -254,7 +254,7 @@ static int start_driver(struct fa_device *device, struct fa_error *error)
 	(void)setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 	r = fa_cudriver_open(FA_CUDRIVER_FOR_ALL, error, &device->driver);
 	if (r == -ENODEV)
-		return -ENXIO; /* there is no driver */
+		return -ENXIO;
 	if (r < 0)
 		return r;
 	result = device->driver.cuInit(0);
@@ -342,7 +342,7 @@ static int cuda_open(const struct fa_device_config *config, struct fa_error *err
 	fa_cuda_quiesce_init(&device->quiesce);
 	fa_cuda_driver_lock_init(&device->memory_lock);
 	r = open_all(device, error);
-	device->config.device = NULL; /* the string belongs to the caller */
+	device->config.device = NULL; /* the caller's */
 	if (r < 0) {
 		cuda_close(device);
 		return r;

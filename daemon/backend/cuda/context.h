@@ -4,14 +4,14 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* Makes the context current. Each thread calls it before the driver; cheap after the first time. */
+/* Makes the context current. Each thread calls it before the driver. */
 CUresult fa_cuda_enter(struct fa_device *device);
 
-/* Marks the device as lost, and notifies the engine. Any thread may call. */
+/* Also notifies the engine. Any thread. */
 void fa_cuda_lose(struct fa_device *device, const char *why);
 bool fa_cuda_is_lost(struct fa_device *device);
 
-/* Turns a failed call on @stream, or unrelated to streams, into an errno and a sentence. Asks the
- * driver whether the device is lost; if, and only if, it is, returns -ENODEV. */
+/* Turns a failed call on @stream, or on none, into an errno and a sentence. Returns -ENODEV if, and
+ * only if, the driver says that the device is lost. */
 int fa_cuda_fail(struct fa_device *device, CUstream stream, struct fa_error *error, CUresult result,
                  const char *doing);

@@ -4,8 +4,7 @@
 #include "daemon/backend/cuda/memory.h"
 #include "daemon/backend/cuda/stream.h"
 
-/* Copies from or to pinned host memory, in parts: the driver refuses copies across their
- * borders. */
+/* Copies in parts: the driver refuses copies across borders of pinned parts. */
 static CUresult copy_host(struct fa_device *device, struct fa_cuda_stream *stream,
                           const struct fa_device_copy *copy, bool to_pool)
 {

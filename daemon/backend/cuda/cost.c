@@ -1,5 +1,4 @@
-/* The engine thread calls these functions, except fa_cuda_cost_paged_ns(), which the loop thread
- * calls. */
+/* Runs on the engine thread; fa_cuda_cost_paged_ns() on the loop thread. */
 #include "daemon/backend/cuda/cost.h"
 
 #include "daemon/backend/cuda/memory.h"
@@ -10,11 +9,10 @@
 #define SM_FLOPS_PER_NS 2000 /* speed with wgmma */
 #define SM_FLOPS_PER_NS_PORTABLE 500
 #define SM_FLOPS_PER_NS_F32 60
-#define SM_BYTES_PER_NS 12     /* of the GPU's memory */
+#define SM_BYTES_PER_NS 12
 #define HOST_BYTES_PER_NS 20   /* of the bus */
 #define TENSOR_BYTES_PER_NS 20 /* tensors may be in host memory */
 
-/* Estimates are at most a year. */
 #define NS_MAX 3e16
 
 static unsigned int count_sms(const struct fa_device *device)
@@ -22,7 +20,6 @@ static unsigned int count_sms(const struct fa_device *device)
 	return device->chip.sms > 0 ? (unsigned int)device->chip.sms : 1;
 }
 
-/* @special: the kernel is built for this chip alone. */
 static double flops_ns(const struct fa_device *device, enum fa_attention_dtype dtype, bool special,
                        double flops)
 {
@@ -74,7 +71,7 @@ static double attention_ns(const struct fa_device *device, const struct fa_devic
 	                                           2 * rows * (double)p->seqlen_k * dims);
 	const struct fa_cuda_kernel *kernel;
 
-	/* Most works are short even by the upper bound; the exact count takes a microsecond. */
+	/* By the upper bound most works are short; the exact count takes a microsecond. */
 	if (bound_ns < (double)device->tuning.long_ns)
 		return bound_ns;
 	kernel = fa_cuda_attention_kernel(&device->chip, p);
@@ -84,14 +81,14 @@ static double attention_ns(const struct fa_device *device, const struct fa_devic
 
 /* ---- paged requests */
 
-/* Bytes in one layer, in the type in which kernels compute. */
+/* Counts one layer, in the type of the computation. */
 static double token_bytes(const struct fa_paged_cache *cache)
 {
 	return cache->kv_heads * ((double)cache->head_dim + cache->head_dim_v) *
 	       element_bytes(cache->dtype);
 }
 
-/* Bytes of a token in one layer, as pages store it. */
+/* Counts one layer, as pages store it. */
 static double stored_token_bytes(const struct fa_paged_cache *cache)
 {
 	return cache->store == FA_PAGED_PLAIN ? token_bytes(cache)
@@ -129,7 +126,7 @@ static double own_token_bytes(const struct fa_paged_own *pages)
 	       (pages->store == FA_PAGED_PLAIN ? element_bytes(pages->dtype) : 1);
 }
 
-/* Lengths are on the device: all sequences count as the longest that is possible. */
+/* Lengths are on the device: each sequence counts as the longest possible. */
 static double own_attend_ns(const struct fa_device *device, const struct fa_paged_own_attention *p)
 {
 	const double keys = (double)p->batch * p->max_k;

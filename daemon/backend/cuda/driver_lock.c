@@ -1,4 +1,4 @@
-/* The lock is a ticket lock. */
+/* A ticket lock. */
 #include "daemon/backend/cuda/driver_lock.h"
 
 #include "common/clock.h"

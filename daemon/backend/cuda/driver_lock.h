@@ -18,10 +18,8 @@ void fa_cuda_driver_lock_deinit(struct fa_cuda_driver_lock *lock);
 
 struct fa_cuda_driver_lock *fa_cuda_driver_lock_acquire(struct fa_cuda_driver_lock *lock);
 void fa_cuda_driver_lock_releasep(struct fa_cuda_driver_lock **lock);
-/* Releases the lock for at least @ns. */
 void fa_cuda_driver_lock_yield(struct fa_cuda_driver_lock *lock, uint64_t ns);
 
-/* Takes the lock until the end of the block. */
 #define FA_CUDA_HOLD_DRIVER_LOCK(lock)                                                             \
 	_fa_cleanup_(fa_cuda_driver_lock_releasep) struct fa_cuda_driver_lock *_held               \
 		__attribute__((unused)) = fa_cuda_driver_lock_acquire(lock)

@@ -1,19 +1,15 @@
 /*
- * Works that wait on the GPU for a client's word. A gate, a kernel of one warp
- * (kernels/cuda/common/gate.h), precedes the launch, so a client's stream hands over to it without
- * a CPU. Used only under MPS: otherwise clients' kernels could not run while a gate polls.
- *
- * A gate costs others nothing. It gives up after PATIENCE_NS, or when another queue wants the
- * stream; it preempts nothing before it opens; only works of the same queue stand behind it; and
- * the driver keeps all streams apart.
- * A gate that gives up reports its turn: the works behind it have done nothing, and return to the
- * engine.
+ * Works that wait on the GPU for a client's word, under MPS only. A gate, a kernel of one warp
+ * (kernels/cuda/common/gate.h), precedes the launch. It gives up after PATIENCE_NS, or when another
+ * queue wants the stream: it reports its turn, and the works behind it, which have done nothing,
+ * return to the engine. It preempts nothing before it opens, and only works of its queue stand
+ * behind it.
  */
 #include "daemon/backend/cuda/gate.h"
 
 #include "common/clock.h"
 
-/* How long a gate polls. The engine polls it without sleeping for the same time. */
+/* How long a gate polls, and the engine polls it without sleeping. */
 #define PATIENCE_NS (200 * FA_NS_PER_US)
 
 void fa_cuda_gates_open(struct fa_device *device)

@@ -1,17 +1,16 @@
-/* Gates that the GPU waits for (gate.c). The engine thread calls these functions, except
- * fa_cuda_gates_open(). */
+/* Gates that the GPU waits for (gate.c). Engine thread, but fa_cuda_gates_open(). */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
 
 void fa_cuda_gates_open(struct fa_device *device);
-/* The gate of @work, the stream's newest. Fills the gate's part of @done. */
+/* The gate of @work, the stream's newest. Fills in the gate's part of @done. */
 struct fa_cuda_gate fa_cuda_gate_of(const struct fa_cuda_stream *stream,
                                     const struct fa_device_work *work, struct fa_cuda_done *done);
-/* Call after the launch. All works behind gates are of one queue. */
+/* Call it after the launch. Works behind gates are of one queue. */
 void fa_cuda_gates_add(struct fa_cuda_stream *stream, const struct fa_device_queue *queue);
 void fa_cuda_gates_stop(struct fa_cuda_stream *stream);
-/* Returns true if a gate has given up since the last call: all gates from *ret_turn on are shut. */
+/* True: a gate has given up since the last call, and all from *ret_turn on are shut. */
 bool fa_cuda_gates_are_shut(struct fa_cuda_stream *stream, uint64_t *ret_turn);
-/* Separates later gates from the shut ones. */
+/* Later gates are not affected by those that are shut. */
 void fa_cuda_gates_begin(struct fa_cuda_stream *stream);

@@ -1,10 +1,7 @@
 /*
- * Launches kernels. A repeated kernel is launched through a graph of one node: with new parameters
- * that takes the driver less time than cuLaunchKernel(). Each stream has an LRU cache of graphs.
- * Making one costs as much as many launches, but does not wait for the GPU.
- *
- * A gate is in its kernel's graph. A kernel that waits by itself for the launch ahead has no graph,
- * because it begins earlier then.
+ * Launches kernels: a repeated one through a graph of one node with new parameters, from the
+ * stream's LRU cache. A gate is in its kernel's graph. A kernel that waits by itself for the launch
+ * ahead begins earlier, and has no graph.
  */
 #include "daemon/backend/cuda/graph_cache.h"
 
@@ -25,7 +22,7 @@ void fa_cuda_graphs_close(struct fa_device *device, struct fa_cuda_stream *strea
 		graph_free(device, &stream->graphs[i]);
 }
 
-/* @before: the node ahead, or NULL. A graph's kernels do not inherit the stream's priority. */
+/* @before: the node ahead, or NULL. Kernels of a graph do not inherit the stream's priority. */
 static CUresult graph_add(struct fa_device *device, const struct fa_cuda_stream *stream,
                           struct fa_cuda_graph *graph, const CUgraphNode *before,
                           const CUDA_KERNEL_NODE_PARAMS_v2 *params, CUgraphNode *ret_node)
@@ -87,7 +84,7 @@ static struct fa_cuda_graph *find(struct fa_device *device, struct fa_cuda_strea
 	return oldest;
 }
 
-/* Returns NULL to launch without a graph. */
+/* NULL: launch without a graph. */
 static struct fa_cuda_graph *graph_for(struct fa_device *device, struct fa_cuda_stream *stream,
                                        const CUDA_KERNEL_NODE_PARAMS_v2 *gate,
                                        const CUDA_KERNEL_NODE_PARAMS_v2 *node)
@@ -114,7 +111,7 @@ static CUresult launch_plainly(struct fa_device *device, struct fa_cuda_stream *
 	                                     stream->stream, node->kernelParams, NULL);
 }
 
-/* The kernel begins while blocks of the launch ahead still run. */
+/* It begins while blocks of the launch ahead still run. */
 static CUresult launch_behind(struct fa_device *device, struct fa_cuda_stream *stream,
                               const CUDA_KERNEL_NODE_PARAMS_v2 *node)
 {

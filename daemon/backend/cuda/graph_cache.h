@@ -1,4 +1,4 @@
-/* Kernel launches, some through cached graphs. The engine thread calls these functions. */
+/* Launches kernels, some through cached graphs. Engine thread. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
@@ -6,13 +6,13 @@
 struct fa_cuda_kernel_launch {
 	CUfunction function;
 	unsigned int grid_x, grid_y, threads, shared_bytes;
-	bool behind; /* the kernel waits for the launches ahead by itself */
+	bool behind; /* it waits for launches ahead by itself */
 };
 
-/* Launches a kernel for the newest work of @stream. @params are as in cuLaunchKernel(). @gate,
- * which may be NULL, precedes the kernel. */
+/* For the newest work of @stream. @params: as for cuLaunchKernel(). @gate, maybe NULL, precedes the
+ * kernel. */
 CUresult fa_cuda_launch_kernel(struct fa_device *device, struct fa_cuda_stream *stream,
                                const struct fa_cuda_kernel_launch *launch, void **params,
                                const struct fa_cuda_gate *gate);
-/* Nothing of @stream may be in flight. */
+/* Nothing may be in flight. */
 void fa_cuda_graphs_close(struct fa_device *device, struct fa_cuda_stream *stream);

@@ -1,4 +1,4 @@
-/* Maps and pins clients' memfds. Workers call these functions. */
+/* Maps and pins clients' memfds. Called by workers. */
 #include "daemon/backend/cuda/host.h"
 
 #include "daemon/backend/cuda/memory.h"
@@ -14,13 +14,13 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-/* Faults in the pages before they are pinned, as pinning holds driver locks. */
+/* Faults pages in first, because pinning holds driver locks. */
 static int populate(struct fa_cuda_memory *memory, bool read_only, struct fa_error *error)
 {
 	if (madvise(memory->host, memory->bytes,
 	            read_only ? MADV_POPULATE_READ : MADV_POPULATE_WRITE) == 0)
 		return 0;
-	/* Linux before 5.14 does not know the call: pinning then faults pages in. */
+	/* Linux before 5.14 lacks this: then pinning faults pages in. */
 	if (errno == EINVAL)
 		return 0;
 	return fa_fail(error, errno == ENOMEM ? -ENOMEM : -EIO,
@@ -56,7 +56,7 @@ static int pin(struct fa_device *device, struct fa_cuda_memory *memory, unsigned
 			                           "pinned memory has no address");
 		if (host == memory->host)
 			memory->at = at;
-		/* Parts are contiguous on the GPU if it uses the process's addresses. */
+		/* On the GPU parts are contiguous if it uses the process's addresses. */
 		if (at != memory->at + (uint64_t)(host - memory->host))
 			return fa_fail(error, -ENOTSUP,
 			               "%" PRIu64 " bytes of pinned memory are not in one piece "
@@ -68,14 +68,13 @@ static int pin(struct fa_device *device, struct fa_cuda_memory *memory, unsigned
 	return 0;
 }
 
-/* Takes over the mapping @host. */
 static int populate_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, void *host,
                             bool read_only, unsigned int flags, struct fa_error *error)
 {
 	int r;
 
 	memory->host = host;
-	/* Keeps clients' tensors out of core dumps. */
+	/* Clients' tensors do not go into core dumps. */
 	(void)madvise(host, memory->bytes, MADV_DONTDUMP);
 	r = populate(memory, read_only, error);
 	return r < 0 ? r : pin(device, memory, flags, error);
@@ -96,7 +95,7 @@ static int map_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, 
 	return populate_and_pin(device, memory, host, read_only, flags, error);
 }
 
-/* The second mapping, which is pinned, outlives the first and works though the file is sealed. */
+/* The second mapping, which is pinned, outlives the first and works on a sealed file. */
 static int map_again_and_pin(struct fa_device *device, struct fa_cuda_memory *memory, void *host,
                              struct fa_error *error)
 {
@@ -120,13 +119,13 @@ static int memory_new(struct fa_device *device, uint64_t bytes, struct fa_error 
 	memory->part_bytes = device->tuning.pin_part_bytes;
 	r = fa_cuda_memory_enter(device, error);
 	if (r < 0)
-		free(memory); /* the driver has allocated nothing yet */
+		free(memory);
 	else
 		*ret_memory = memory;
 	return r;
 }
 
-/* Hands @memory to the caller, or drops it after an error. */
+/* Hands @memory over, or drops it after an error. */
 static int memory_finish(struct fa_device *device, struct fa_cuda_memory *memory, int r,
                          uint64_t bytes, bool writable, struct fa_device_memory *ret_memory)
 {
@@ -143,7 +142,7 @@ static int memory_finish(struct fa_device *device, struct fa_cuda_memory *memory
 	return 0;
 }
 
-/* Pinned pages stay allocated even if the client punches holes in the file. */
+/* Pinned pages stay even if the client punches holes in the file. */
 int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
                                bool read_only, struct fa_error *error,
                                struct fa_device_memory *ret_memory)

@@ -1,4 +1,4 @@
-/* Imports of host memory. Workers call these functions. */
+/* Imports host memory. Called by workers. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

@@ -1,8 +1,8 @@
 /*
- * Frees clients' memory, and opens CUDA IPC handles (other imports: host.c, vmm.c). Workers call
- * these functions; only one at a time calls the driver (driver_lock.h). Sizes and places come from
- * the driver, not the client. Requests are checked before launch, so read-only memory is safe even
- * if mapped writable.
+ * Frees clients' memory, and opens CUDA IPC handles (other imports: host.c, vmm.c), on workers, of
+ * which one at a time calls the driver (driver_lock.h). Sizes and places come from the driver, not
+ * the client. Requests are checked before launch, so read-only memory is safe even if mapped
+ * writable.
  */
 #include "daemon/backend/cuda/memory.h"
 
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Unmapping this much takes long, so the window is closed first. */
+/* Unmapping so much takes long: the window is closed first. */
 #define LARGE_BYTES ((uint64_t)16 << 20)
 
 int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,
@@ -46,7 +46,6 @@ static void unpin(struct fa_device *device, struct fa_cuda_quiesce_window *windo
 
 		if (fa_cuda_quiesce_window_expired(window))
 			continue;
-		/* The last part may be shorter. */
 		memory->pinned_bytes = (memory->pinned_bytes - 1) / memory->part_bytes *
 		                       memory->part_bytes;
 		if (device->driver.cuMemHostUnregister(memory->host + memory->pinned_bytes) !=
@@ -58,8 +57,7 @@ static void unpin(struct fa_device *device, struct fa_cuda_quiesce_window *windo
 	}
 	if (memory->bytes >= LARGE_BYTES)
 		fa_cuda_quiesce_window_close(window);
-	/* If unpinning failed, the driver may think the addresses pinned: they must not be
-	 * reused. */
+	/* If unpinning failed, the driver may think them pinned: not to be reused. */
 	if (memory->host && unpinned)
 		(void)munmap(memory->host, memory->bytes);
 	memory->host = NULL;
@@ -81,7 +79,7 @@ static void unmap_pieces(struct fa_device *device, struct fa_cuda_memory *memory
 		(void)device->driver.cuMemAddressFree(memory->at, memory->bytes);
 }
 
-/* It may be half-made. */
+/* The memory may be half-made. */
 static struct fa_cuda_memory *memory_free(struct fa_device *device,
                                           struct fa_cuda_quiesce_window *window,
                                           struct fa_cuda_memory *memory)
@@ -137,10 +135,9 @@ void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *c
 {
 	struct fa_cuda_quiesce_window window = { .quiesce = &device->quiesce };
 
-	/* Freeing goes on if this fails: on a lost device all calls fail, and its memory ends with
-	 * the process. */
+	/* On a lost device all calls fail, and memory ends with the process. */
 	(void)fa_cuda_enter(device);
-	/* Release first what needs no waiting. */
+	/* Releases first what needs no waiting. */
 	for (int waits = 0; waits < 2; ++waits) {
 		for (size_t i = 0; i < n; ++i) {
 			struct fa_cuda_memory *memory = memories[i]->backend;
@@ -220,7 +217,7 @@ static int check_ipc(struct fa_device *device, struct fa_cuda_memory *memory, ui
 	return 0;
 }
 
-/* Opens a CUDA IPC handle. The driver counts opens of a handle, and the last close unmaps it. */
+/* The driver counts opens of a handle; the last close unmaps it. */
 int fa_cuda_memory_import_ipc(struct fa_device *device, const uint8_t handle[64], uint64_t offset,
                               uint64_t bytes, bool read_only, struct fa_error *error,
                               struct fa_device_memory *ret_memory)

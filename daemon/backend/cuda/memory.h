@@ -1,5 +1,4 @@
-/* Clients' memory as the GPU addresses it. Workers call these functions, except
- * fa_cuda_memory_host(). */
+/* Clients' memory as the GPU addresses it. On workers, but fa_cuda_memory_host(). */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
@@ -15,14 +14,14 @@ struct fa_cuda_memory {
 	enum fa_cuda_memory_kind kind;
 	CUdeviceptr at;
 	uint64_t bytes;
-	/* The memory is pinned in parts, whose borders copies must not cross. */
+	/* Memory is pinned in parts, whose borders copies must not cross. */
 	char *host;
 	uint64_t pinned_bytes, part_bytes;
 	size_t n_mapped;
 	uint64_t piece_bytes[];
 };
 
-/* A worker's pause after the driver calls for each piece. */
+/* A worker's pause after the driver's calls for a piece. */
 #define FA_CUDA_PIECE_PAUSE_NS 20000
 
 int fa_cuda_memory_fail(struct fa_device *device, struct fa_error *error, CUresult result,

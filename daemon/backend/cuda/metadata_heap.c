@@ -47,7 +47,7 @@ static const struct fa_cuda_span *span_of(const struct fa_list *link)
 	return fa_container_of(link, struct fa_cuda_span, link);
 }
 
-/* @link: a span, or the list's head for the first gap. */
+/* @link: a span; for the first gap the list's head. */
 static bool fits_behind(const struct fa_cuda_heap *heap, const struct fa_list *link, size_t bytes,
                         size_t *ret_begin)
 {

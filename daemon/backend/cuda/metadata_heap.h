@@ -1,6 +1,5 @@
 /* Tables and paged works' metadata: pinned host memory and as much on the GPU. A span is written on
- * the host and copied to the same offset. Allocated with the pool. The loop thread calls these
- * functions. */
+ * the host and copied to the same offset. Lives as long as the pool. Loop thread. */
 #pragma once
 
 #include "common/cudriver.h"
@@ -17,18 +16,18 @@ struct fa_cuda_span {
 
 struct fa_cuda_heap {
 	char *host;           /* NULL: not open */
-	CUdeviceptr at;       /* address of the GPU's memory */
-	CUdeviceptr in_place; /* address of the host memory for the GPU */
+	CUdeviceptr at;       /* the GPU's memory */
+	CUdeviceptr in_place; /* the host memory, for the GPU */
 	struct fa_list spans;
-	struct fa_list *last; /* allocated last; the search starts behind it */
+	struct fa_list *last; /* allocated last; search behind it */
 };
 
-/* Does nothing if the heap is open. On failure *ret_doing says what failed. */
+/* Does nothing if the heap is open. *ret_doing: what failed. */
 CUresult fa_cuda_heap_open(struct fa_cuda_heap *heap, const struct fa_cudriver *driver,
                            const char **ret_doing);
 void fa_cuda_heap_close(struct fa_cuda_heap *heap, const struct fa_cudriver *driver);
 
-/* Allocates a span, aligned to 256 bytes. Returns false if no gap is large enough. */
+/* Aligned to 256 bytes. False: no gap is large enough. */
 bool fa_cuda_heap_alloc(struct fa_cuda_heap *heap, size_t bytes, struct fa_cuda_span *span);
 void fa_cuda_heap_shrink(struct fa_cuda_span *span, size_t bytes);
 void fa_cuda_heap_free(struct fa_cuda_heap *heap, struct fa_cuda_span *span);

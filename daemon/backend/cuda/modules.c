@@ -1,5 +1,4 @@
-/* Loads the built kernels when the device or its pool is opened: later that might hold up
- * everything. */
+/* Loads the kernels when the device or its pool is opened: later that might hold up everything. */
 #include "daemon/backend/cuda/modules.h"
 
 #include "common/cleanup.h"
@@ -10,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A kernel must request dynamic shared memory beyond this. */
+/* Beyond this a kernel must ask for dynamic shared memory. */
 #define SHARED_BYTES_DEFAULT (48 << 10)
 
 static int load_module(struct fa_device *device, const struct fa_cuda_image_data *data,
@@ -67,7 +66,7 @@ static int load_kernel(struct fa_device *device, size_t i, struct fa_error *erro
 	return r;
 }
 
-/* Drops the kernels built for this chip alone; portable ones do the same. */
+/* Portable kernels do the same as those built for this chip alone. */
 static void drop_special(struct fa_device *device, const struct fa_error *why)
 {
 	for (size_t i = 0; i < fa_cuda_kernels_count; ++i) {

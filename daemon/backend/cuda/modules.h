@@ -1,11 +1,11 @@
-/* The modules of device code and the kernels in them. */
+/* Loads the modules of device code. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
 
-/* Loads those that the chip can run. */
+/* Loads the kernels that the chip can run. */
 int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error);
-/* Does nothing if they are loaded. A build may lack them. */
+/* A build may lack them. */
 int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error);
 void fa_cuda_kernels_unload(struct fa_device *device);
 

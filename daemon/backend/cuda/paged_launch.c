@@ -1,7 +1,7 @@
 /*
  * Copies a paged work's span and tables, then launches its requests in order. Each stream copies a
- * step's tables once; if the first work is small, its kernels read them in host memory. Nothing
- * here does more than launch, copy or write a word, except growing a stream's scratch.
+ * step's tables once; if the first work is small, its kernels read them in host memory. Except
+ * growing a stream's scratch, nothing here does more than launch, copy or write a word.
  */
 #include "daemon/backend/cuda/paged_launch.h"
 
@@ -41,7 +41,7 @@ static void read_tables_in_place(struct fa_device *device, struct fa_device_work
 	}
 }
 
-/* Copies the part of the tables that the stream's earlier works did not copy. */
+/* Skips what the stream's earlier works have copied. */
 static CUresult upload_tables(struct fa_device *device, struct fa_cuda_stream *stream,
                               struct fa_device_work *work)
 {
@@ -83,7 +83,6 @@ static CUresult upload(struct fa_device *device, struct fa_cuda_stream *stream,
 		paged->span.end - paged->span.begin, stream->stream);
 }
 
-/* @last: it is the work's last part. */
 static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *stream,
                             struct fa_device_work *work, struct fa_cuda_paged_part *part, bool last)
 {
@@ -109,8 +108,7 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 	                           stream->scratch, stream->epoch, launches);
 	if (part > paged->parts && part[-1].fused)
 		fa_cuda_paged_add_append(&launches[0], &part[-1].request.append);
-	/* Only the work's last kernel can be preemptible; over a client's own pages it is the last one
-	 * as it is. */
+	/* Only the work's last kernel can be preemptible. */
 	preemptible = last && (part->request.op == FA_PAGED_ATTEND || own) &&
 	              part->plan->forward_blocks > 0 &&
 	              fa_cuda_preempt_prepare(device, stream, part->plan->forward->state_bytes,

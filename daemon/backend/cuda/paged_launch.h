@@ -1,9 +1,8 @@
-/* Launches of paged works. The engine thread calls these functions. */
+/* Launches paged works. Engine thread. */
 #pragma once
 
 #include "daemon/backend/cuda/paged_work.h"
 
 int fa_cuda_paged_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work);
-/* The work is a single kernel that a gate may precede. */
 bool fa_cuda_paged_can_wait(const struct fa_device_work *work);

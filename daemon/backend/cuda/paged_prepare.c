@@ -1,8 +1,7 @@
 /*
  * Plans paged works, and writes kernels' other inputs to a span of the metadata heap. A step's
- * works for other layers reuse plans, cached with the tables. An append is fused into the following
- * attention where that launch can do it. Kernels that read each entry about once read host memory,
- * which takes less time than a copy.
+ * works for other layers reuse plans, cached with the tables. An append is fused into the attention
+ * behind it where that launch can do it. Kernels that read each entry about once read host memory.
  */
 #include "daemon/backend/cuda/paged_prepare.h"
 
@@ -14,9 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* With fewer tiles per block than this, each entry is read about once. */
+/* With fewer tiles a block, each entry is read about once. */
 #define IN_PLACE_TILES 2
-/* Limits a work's rotated q. */
 #define Q_BYTES_MAX ((size_t)512 << 20)
 /* Limits a work's partial results, as streams keep their scratch. */
 #define WORKSPACE_BYTES_MAX ((size_t)512 << 20)
@@ -34,7 +32,7 @@ struct span_writer {
 	size_t used;
 };
 
-/* Copies @n words, unless they are in the step's tables. Returns their GPU address. */
+/* Copies @n words that are not in the step's tables. Returns their GPU address. */
 static void *copy_array(struct span_writer *writer, const void *array, size_t n)
 {
 	const struct fa_device_tables *tables = writer->tables;
@@ -47,7 +45,7 @@ static void *copy_array(struct span_writer *writer, const void *array, size_t n)
 	    (const char *)array < (const char *)tables->data + tables->bytes)
 		return (void *)(tables->backend[0] +
 		                (size_t)((const char *)array - (const char *)tables->data));
-	/* span_bytes() counts no arrays in tables. */
+	/* span_bytes() does not count arrays that are in tables. */
 	assert(writer->used + align(n * sizeof(uint32_t)) <=
 	       writer->paged->span.end - writer->paged->span.begin);
 	memcpy(heap->host + at, array, n * sizeof(uint32_t));
@@ -60,7 +58,7 @@ static size_t new_tokens(const struct fa_paged_step *step)
 	return step->cu_new[step->batch];
 }
 
-/* Returns an upper bound of the bytes of the request's own arrays and blob. */
+/* Upper bound for the request's own arrays and the blob. */
 static size_t span_bytes(const struct fa_paged_request *request)
 {
 	size_t bytes = align(fa_cuda_paged_blob_bytes(request)), words = 0;
@@ -96,7 +94,6 @@ static void copy_arrays(struct span_writer *writer, struct fa_cuda_paged_part *p
 		attention->alibi_slopes = copy_array(writer, attention->alibi_slopes,
 		                                     (size_t)attention->heads);
 		attention->sinks = copy_array(writer, attention->sinks, (size_t)attention->heads);
-		/* The masks and positions of trees are in the step's tables. */
 		attention->tree = copy_array(writer, attention->tree, 0);
 		attention->positions = copy_array(writer, attention->positions, 0);
 		copy_step(writer, part, &attention->step);
@@ -139,15 +136,13 @@ static bool reads_tables(const struct fa_cuda_paged_part *part)
 	               : request->append.rotary.positions != NULL;
 }
 
-/* The kernel reads each entry about once. */
 static bool is_small(const struct fa_cuda_paged_part *part)
 {
 	const struct fa_cuda_paged_plan *plan = part->plan;
 
 	switch (part->request.op) {
 	case FA_PAGED_ATTEND:
-		/* A split decode is never small, because its blocks also read the list of
-		 * splits. */
+		/* Not a split decode, whose blocks also read the list of splits. */
 		return !plan->forward_blocks && plan->tiles_each < IN_PLACE_TILES &&
 		       (!plan->decode || plan->decode->kind == FA_CUDA_PAGED_DECODE);
 	case FA_PAGED_APPEND:
@@ -157,14 +152,13 @@ static bool is_small(const struct fa_cuda_paged_part *part)
 	}
 }
 
-/* A plan depends only on a pointer's alignment, and on NULL. */
+/* Plans depend only on a pointer's alignment, and on NULL. */
 static void *alignment_of(const void *pointer)
 {
 	return (void *)(pointer ? ((uintptr_t)pointer & 15) | 16 : 0);
 }
 
-/* Removes what may differ between a step's layers, so that their requests compare equal. False:
- * @request has arrays of its own, whose contents may differ. */
+/* Removes what may differ between a step's layers. False: @request has arrays of its own. */
 static bool strip_layer(struct fa_paged_request *request)
 {
 	struct fa_paged_attention *attention = &request->attention;
@@ -189,7 +183,7 @@ static bool strip_layer(struct fa_paged_request *request)
 	}
 }
 
-/* Compares requests as bytes. If only their padding differs, the work is planned again. */
+/* Compares bytes: if padding differs, the work is planned again. */
 static bool is_same(const struct fa_paged_request *a, const struct fa_paged_request *b)
 {
 	if (a->op != b->op)
@@ -218,7 +212,7 @@ static bool find_cached(const struct fa_cuda_tables *tables, const struct fa_pag
 	return false;
 }
 
-/* Caches the plan with the tables, if there is room. It does not move while the tables live. */
+/* With the tables, if there is room. It does not move while they live. */
 static void cache_plan(struct fa_device *device, struct fa_cuda_tables *tables,
                        const struct fa_paged_request *request, struct fa_cuda_paged_part *part)
 {
@@ -245,7 +239,7 @@ static void cache_plan(struct fa_device *device, struct fa_cuda_tables *tables,
 	tables->used = at + bytes - tables->span.begin;
 }
 
-/* Part @i is an append that the next part's launch, already planned, does as well. */
+/* True: part @i is an append, and the next part's planned launch does it. */
 static bool is_fused(const struct fa_device_work *work, const struct fa_cuda_paged_work *paged,
                      uint32_t i)
 {
@@ -313,7 +307,7 @@ static int fill_part(struct span_writer *writer, struct fa_cuda_paged_part *part
 		               "q has %zu bytes; at most %zu can be rotated in one request",
 		               q_bytes, Q_BYTES_MAX);
 	paged->q_bytes = align(q_bytes);
-	/* q lies behind the stream's counters, so the workspace has at least their size. */
+	/* q lies behind the stream's counters, so the workspace is at least as large. */
 	if (paged->workspace_bytes < FA_CUDA_PAGED_COUNTERS_BYTES)
 		paged->workspace_bytes = align(FA_CUDA_PAGED_COUNTERS_BYTES);
 	return 0;
@@ -335,7 +329,7 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 	struct fa_cuda_paged_work *paged;
 	int r = 0;
 
-	/* Use malloc(), as calloc() bypasses its thread cache. */
+	/* calloc() would bypass malloc()'s thread cache. */
 	paged = malloc(sizeof(*paged) + work->n_paged * sizeof(paged->parts[0]));
 	if (!paged)
 		return fa_fail(error, -ENOMEM, "no memory for a request over pages");
@@ -349,7 +343,7 @@ int fa_cuda_paged_prepare(struct fa_device *device, struct fa_device_work *work,
 		if (r < 0)
 			return r;
 	}
-	/* Plan backwards, as an append is fused into the part after it. */
+	/* Plans backwards, as an append is fused into the part after it. */
 	for (uint32_t i = work->n_paged; i-- > 0;) {
 		if (is_fused(work, paged, i))
 			continue;

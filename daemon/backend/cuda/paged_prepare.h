@@ -1,4 +1,4 @@
-/* Plans of paged works. The loop thread calls these functions. */
+/* Plans paged works. Loop thread. */
 #pragma once
 
 #include "daemon/backend/cuda/paged_work.h"

@@ -1,7 +1,7 @@
 /*
  * The KV pool's memory: reserved addresses with mapped allocations, whose descriptors outlive the
- * process. The loop thread must not wait: it does not zero, nor take the driver lock, which a
- * worker may hold for long. The first step that takes pages clears them.
+ * process. The loop thread must not wait: it neither zeroes nor takes the driver lock. The first
+ * step that takes pages clears them.
  */
 #include "daemon/backend/cuda/pool.h"
 
@@ -84,8 +84,7 @@ void fa_cuda_pool_close(struct fa_device *device)
 	*pool = (struct fa_cuda_pool){ 0 };
 }
 
-/* Returns -EINVAL only if the chunk's memory is unsuitable: after other errors the next process may
- * adopt it. */
+/* -EINVAL: the chunk's memory is unsuitable. After other errors the next process may adopt it. */
 static int fail(struct fa_device *device, struct fa_error *error, CUresult result,
                 const char *doing)
 {
@@ -159,7 +158,7 @@ int fa_cuda_pool_chunk_add(struct fa_device *device, uint32_t chunk, struct fa_e
 	return r;
 }
 
-/* Checks that the memory is on this GPU; the driver refuses to map too little. */
+/* It must be on this GPU; the driver refuses to map too little. */
 static int adopt_chunk(struct fa_device *device, uint32_t chunk, int fd, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;

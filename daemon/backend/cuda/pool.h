@@ -1,4 +1,4 @@
-/* Memory of the KV pool. The loop thread calls these functions. */
+/* Memory of the KV pool. Loop thread. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

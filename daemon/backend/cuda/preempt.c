@@ -1,13 +1,9 @@
 /*
- * Preemption; the kernel's side is kernels/cuda/common/preempt.h.
- * The engine writes the launch's turn to a GPU word on a separate stream, which the front end does
- * at once however many blocks wait for an SM. The launch stops and reports the blocks left. They
- * are launched when no work of high priority is in flight; nothing is launched behind them
- * meanwhile.
- *
+ * Preemption; the kernel's side is kernels/cuda/common/preempt.h. The engine writes the launch's
+ * turn to a GPU word on a separate stream. The launch stops and reports the blocks left, which are
+ * launched when no work of high priority is in flight; meanwhile nothing is launched behind them.
  * No launch starves: it has preempt_run_ns before a stop, and after preempt_stop_ns is always
- * resumed for FORCED_RUN_NS, both counted from the end of the works ahead in its stream. A launch
- * stopped before it got an SM has its time once resumed.
+ * resumed for FORCED_RUN_NS, both from the end of the works ahead in its stream.
  */
 #include "daemon/backend/cuda/preempt.h"
 
@@ -18,7 +14,7 @@
 #include <string.h>
 
 #define FORCED_RUN_NS (500 * FA_NS_PER_US)
-/* A cache line: blocks poll a word while another is written. */
+/* A cache line: blocks poll one word while another is written. */
 #define WORD_BYTES 128
 
 static bool is_high(const struct fa_device *device, const struct fa_cuda_stream *stream)
@@ -50,7 +46,7 @@ int fa_cuda_preempt_open(struct fa_device *device, struct fa_error *error)
 		device->streams[i].preemption.word_at = device->preempt.words + i * WORD_BYTES;
 	result = driver->cuMemsetD8Async(device->preempt.words, 0, words_bytes,
 	                                 device->preempt.stream);
-	/* Make the driver do its lazy set-up now. */
+	/* This makes the driver do its lazy set-up now. */
 	if (result == CUDA_SUCCESS)
 		result = driver->cuStreamWriteValue64(device->preempt.stream, device->preempt.words,
 		                                      0, CU_STREAM_WRITE_VALUE_DEFAULT);
@@ -108,7 +104,7 @@ bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *st
 
 	if (!state_bytes || work_ns < device->tuning.preempt_work_ns || is_high(device, stream))
 		return false;
-	/* Shorter launches are preemptible only if a queue of high priority exists. */
+	/* A shorter launch is preemptible only if there is a queue of high priority. */
 	for (unsigned int i = 0; i < device->n_high; ++i)
 		n_queues += device->streams[i].n_queues;
 	if (!n_queues && work_ns < FA_CUDA_PREEMPT_ALWAYS_NS)
@@ -121,7 +117,6 @@ bool fa_cuda_preempt_prepare(struct fa_device *device, struct fa_cuda_stream *st
 
 static struct fa_cuda_attention *attention_of(struct fa_cuda_preemption *preemption)
 {
-	/* Both kinds of arguments begin with the same struct. */
 	return &preemption->args.attention;
 }
 
@@ -216,8 +211,8 @@ static void request_stop(struct fa_device *device, struct fa_cuda_preemption *pr
 					     CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
 }
 
-/* The stream has works other than those behind closed gates. Works that wait for a slot count, as a
- * gate may need an SM to give up. */
+/* True if it has works besides those behind closed gates. Works that wait for a slot count: a gate
+ * may need an SM to give up. */
 static bool is_busy(const struct fa_cuda_stream *stream)
 {
 	return stream->n_works > stream->gates.n_works - stream->gates.n_open ||
@@ -232,7 +227,7 @@ static bool is_urgent(const struct fa_device *device)
 	return false;
 }
 
-/* Stops cancelled launches and, if @urgent or workers wait, launches past their guaranteed time. */
+/* Stops cancelled launches and, if @urgent or workers wait, those past their guaranteed time. */
 static void request_stops(struct fa_device *device, bool urgent)
 {
 	const bool quiesce = fa_cuda_quiesce_wants_preemption(&device->quiesce);
@@ -270,7 +265,7 @@ bool fa_cuda_preempt_stopped(struct fa_device *device, struct fa_cuda_stream *st
 		return false;
 	if (preemption->stopped_ns)
 		return true;
-	/* Acquire the GPU's earlier writes. */
+	/* Acquires the GPU's earlier writes. */
 	left = __atomic_load_n(preemption->report, __ATOMIC_ACQUIRE);
 	if (!left)
 		return false;
@@ -307,7 +302,7 @@ CUresult fa_cuda_preempt_resume(struct fa_device *device, struct fa_cuda_stream 
 		device->held = true;
 		return CUDA_SUCCESS;
 	}
-	/* The launch reads the half that the last one saved, and saves to the other. */
+	/* It reads the half that the last launch saved, and saves to the other. */
 	yield->side ^= 1;
 	yield->resumed = 1;
 	result = launch(device, stream, preemption->work,

@@ -1,15 +1,9 @@
 /*
- * Works, from launch() over a CUDA stream to reap(). The engine thread calls these functions.
- *
- * A CUDA stream is a lane of the engine's and holds at most FA_CUDA_STREAM_DEPTH works, so that
- * little is ahead of a new work; launch() refuses more. A group uses the least used stream of each
- * priority. The hardware, which prefers high priority, divides the GPU among kernels.
- *
- * At a work's end the GPU writes a number to a pinned word: the last block of its last launch does,
- * or the blocks that finish its parts, each to its own word; otherwise the driver does. reap()
- * compares words, and does not call the driver. A client's completion words are written just
- * before.
- *
+ * Works, from launch() over a CUDA stream to reap(). Engine thread. A CUDA stream is a lane of the
+ * engine's and holds at most FA_CUDA_STREAM_DEPTH works; launch() refuses more. A group uses the
+ * least used stream of each priority. At a work's end the GPU writes a number to a pinned word,
+ * just after the client's completion words: the last block of its last launch does, or the blocks
+ * that finish its parts, each to its own word; otherwise the driver. reap() only compares words.
  * Between launch and reap the driver is asked only for copies, kernels, words and, rarely, a graph.
  * Small vectors are in pinned memory, one place per work of the stream; launches of few blocks read
  * them there.
@@ -34,33 +28,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The driver is queried for errors this long after the last end of a work. */
+/* The driver is asked for errors so long after the last end. */
 #define QUIET_NS (20 * FA_NS_PER_MS)
 
 enum work_state {
-	LAUNCHED, /* handed to the driver */
-	FINISHED, /* in device.done, or reaped */
+	LAUNCHED, /* to the driver */
+	FINISHED,
 };
 
 /* Stored in fa_device_work.backend. */
 struct cuda_work {
-	uint64_t sequence; /* number of the work in its CUDA stream */
+	uint64_t sequence; /* in its CUDA stream */
 	struct fa_cuda_range range;
 	enum work_state state;
-	uint32_t parts;   /* parts that signal their end; 0: only the whole work does */
-	uint32_t counted; /* blocks of the work that stream.n_counted includes */
+	uint32_t parts;   /* that signal their end; 0: the whole work does */
+	uint32_t counted; /* blocks, in stream.n_counted */
 	bool gated;
-	bool open;           /* the gate has opened, or is about to */
-	bool nonpreemptible; /* launched, long, and not preemptible */
-	bool preemptible;    /* long, with a kernel that can stop */
-	/* Expected time; 0: not long. If nonpreemptible: expected end. */
+	bool open;           /* or about to open */
+	bool nonpreemptible; /* launched, long */
+	bool preemptible;
+	/* Expected time; 0: not long. For nonpreemptible works: expected end. */
 	uint64_t long_ns;
 };
 
 _Static_assert(sizeof(struct cuda_work) <= sizeof(((struct fa_device_work *)0)->backend),
                "it fits");
 
-/* Queues of one priority share a stream: with more a group would get more of the GPU. */
+/* A group's queues of one priority share a stream. */
 struct fa_device_group {
 	struct {
 		struct fa_cuda_stream *stream;
@@ -71,7 +65,7 @@ struct fa_device_group {
 
 struct fa_device_queue {
 	struct fa_cuda_stream *stream;
-	unsigned int *n_of_group; /* n_queues of the group's share */
+	unsigned int *n_of_group; /* of the group's share */
 };
 
 static struct cuda_work *cuda_work(struct fa_device_work *work)
@@ -100,7 +94,6 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	fa_list_append(&device->done, &work->link);
 }
 
-/* Expected end of the nonpreemptible works in flight. */
 static uint64_t nonpreemptible_until_ns(struct fa_device *device)
 {
 	const struct fa_list *pos;
@@ -143,7 +136,7 @@ static void work_finish_lost(struct fa_device *device, struct fa_device_work *wo
 
 /* ---- works on their way to the GPU */
 
-/* Appends a vector of @n words, and returns its GPU address. */
+/* Appends the vector. Returns its GPU address. */
 static void *put_vector(char *place, CUdeviceptr place_at, size_t *used, const void *vector,
                         size_t n)
 {
@@ -156,8 +149,8 @@ static void *put_vector(char *place, CUdeviceptr place_at, size_t *used, const v
 	return (void *)at;
 }
 
-/* Copies cu_seqlens, slopes and sinks, and the list of a ragged launch, unless the kernel reads
- * them in place, because each thread block reads them once. */
+/* Copies cu_seqlens, slopes, sinks, and a ragged launch's list, unless each thread block reads them
+ * once. */
 static CUresult copy_vectors(struct fa_device *device, struct fa_cuda_stream *stream,
                              const struct fa_attention_params *params,
                              struct fa_cuda_launch *launch)
@@ -227,7 +220,6 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 	return result;
 }
 
-/* The GPU has no memory for a workspace. */
 static CUresult plan_without_workspace(struct fa_device *device, struct fa_device_work *work,
                                        struct fa_cuda_launch *ret_launch)
 {
@@ -283,8 +275,8 @@ static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
 	return result ? fa_cuda_fail(device, stream->stream, &work->error, result, doing) : 0;
 }
 
-/* Even a work that failed halfway is in flight until its word is written, as the stream may use its
- * memory. */
+/* The stream may use the work's memory until its word is written, even if the launch failed
+ * halfway. */
 static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
                        struct fa_device_work *work)
 {
@@ -316,7 +308,7 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 		                                             cuda->sequence,
 		                                             CU_STREAM_WRITE_VALUE_DEFAULT);
 	if (result != CUDA_SUCCESS) {
-		/* Otherwise the ends of the stream's works would not be seen. */
+		/* Otherwise no end of the stream's works would be seen. */
 		(void)fa_cudriver_fail(&device->driver, &error, result,
 		                       "the end of a request cannot be asked for");
 		fa_cuda_lose(device, error.text);
@@ -328,8 +320,8 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 	cuda->state = LAUNCHED;
 }
 
-/* Whether the stream takes @work, of @queue, now. Behind gates it takes only gated works of the
- * same queue; for another queue it asks the gates to give up. */
+/* True if the stream takes @work, of @queue, now. Behind gates it takes only gated works of that
+ * queue; for another queue it asks the gates to give up. */
 static bool has_slot(struct fa_device *device, const struct fa_device_queue *queue,
                      const struct fa_device_work *work)
 {
@@ -347,8 +339,8 @@ static bool has_slot(struct fa_device *device, const struct fa_device_queue *que
 	return false;
 }
 
-/* True unless @work takes long and must wait because workers do. A nonpreemptible work never passes
- * a deferred one of its stream. */
+/* False: @work is long and must wait, because workers do. A nonpreemptible work never passes a
+ * deferred one of its stream. */
 static bool may_begin(struct fa_device *device, const struct fa_cuda_stream *stream,
                       struct fa_device_work *work)
 {
@@ -360,13 +352,12 @@ static bool may_begin(struct fa_device *device, const struct fa_cuda_stream *str
 	       fa_cuda_quiesce_long_begin(&device->quiesce, cuda->preemptible ? 0 : cuda->long_ns);
 }
 
-/* Looks at the words of the stream's first work. */
 static bool has_ended(const struct fa_cuda_stream *stream)
 {
 	const struct cuda_work *cuda = cuda_work(first_work(&stream->works));
 	uint32_t i = 0;
 
-	/* Acquire orders the GPU's earlier writes before this read. */
+	/* Acquire orders the GPU's earlier writes before. */
 	do {
 		if (__atomic_load_n(stream->word + i, __ATOMIC_ACQUIRE) < cuda->sequence)
 			return false;
@@ -374,7 +365,7 @@ static bool has_ended(const struct fa_cuda_stream *stream)
 	return true;
 }
 
-/* The gates shut from @turn on kept @work from running. */
+/* True: gates shut from @turn on kept @work from running. */
 static bool is_shut_out(struct fa_device_work *work, uint64_t turn)
 {
 	const struct cuda_work *cuda = cuda_work(work);
@@ -382,7 +373,7 @@ static bool is_shut_out(struct fa_device_work *work, uint64_t turn)
 	return cuda->gated && cuda->sequence >= turn;
 }
 
-/* Synchronise first: a GPU that did not stop with an error may still use works' memory. */
+/* First synchronises: a GPU that did not stop with an error may still use works' memory. */
 static void fail_all(struct fa_device *device)
 {
 	for (unsigned int i = 0; i < device->n_streams; ++i) {
@@ -393,7 +384,7 @@ static void fail_all(struct fa_device *device)
 		if (stream->n_works)
 			(void)device->driver.cuStreamSynchronize(stream->stream);
 		shut = fa_cuda_gates_are_shut(stream, &turn);
-		/* It has succeeded, unless its gate has shut. */
+		/* The work has succeeded, unless its gate has shut. */
 		while (!fa_list_empty(&stream->works)) {
 			struct fa_device_work *work = first_work(&stream->works);
 			const bool ended = !is_lost && has_ended(stream) &&
@@ -469,7 +460,7 @@ void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
 
 	if (cuda_work(work)->state != LAUNCHED)
 		return;
-	/* Most kernels run to their end; a preemptible one is asked to stop. */
+	/* Most kernels run on; a preemptible one is asked to stop. */
 	if (stream->preemption.work == work) {
 		atomic_store_explicit(&work->cancelled, true, memory_order_relaxed);
 		(void)fa_cuda_enter(device);
@@ -483,7 +474,7 @@ void fa_cuda_cancel(struct fa_device *device, struct fa_device_work *work)
 static void stream_finish(struct fa_device *device, struct fa_cuda_stream *stream,
                           struct fa_device_work *work, uint64_t now_ns)
 {
-	/* It cannot have started before the work ahead ended. */
+	/* A work cannot start before the work ahead has ended. */
 	if (work->started_ns < stream->finished_ns)
 		work->started_ns = stream->finished_ns;
 	work->finished_ns = now_ns;
@@ -493,7 +484,7 @@ static void stream_finish(struct fa_device *device, struct fa_cuda_stream *strea
 	--device->n_works;
 }
 
-/* Resumes a stopped work when it is time, or ends it if it was cancelled. */
+/* Does so when it is time, or ends the work if it was cancelled. */
 static void stream_resume(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	struct fa_device_work *work = stream->preemption.work;
@@ -508,13 +499,13 @@ static void stream_resume(struct fa_device *device, struct fa_cuda_stream *strea
 			return;
 		work->status = fa_cuda_fail(device, stream->stream, &work->error, result, doing);
 		if (fa_cuda_is_lost(device))
-			return; /* fail_all() ends the work with all others */
+			return; /* fail_all() ends it with all others */
 	}
 	stream->finished_ns = fa_now_ns();
 	stream_finish(device, stream, work, stream->finished_ns);
 }
 
-/* Returns works behind gates shut from @turn on to the engine. */
+/* Gives works behind gates shut from @turn on back to the engine. */
 static void return_unlaunched(struct fa_device *device, struct fa_cuda_stream *stream,
                               uint64_t turn)
 {
@@ -538,8 +529,7 @@ static void return_unlaunched(struct fa_device *device, struct fa_cuda_stream *s
 	}
 }
 
-/* Returns true if gates have given up since the last call: the works behind them have left the
- * stream. */
+/* True: gates have given up since the last call, and their works have left the stream. */
 static bool handle_shut_gates(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	uint64_t turn;
@@ -551,8 +541,8 @@ static bool handle_shut_gates(struct fa_device *device, struct fa_cuda_stream *s
 	return true;
 }
 
-/* Looks at the gate after the word, as the driver writes the word of a failed launch even if the
- * gate has shut. */
+/* First the word, then the gate: the driver writes the word of a failed launch even if the gate has
+ * shut. */
 static bool first_has_ended(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	while (!fa_list_empty(&stream->works) && has_ended(stream))
@@ -562,7 +552,7 @@ static bool first_has_ended(struct fa_device *device, struct fa_cuda_stream *str
 	return false;
 }
 
-/* Works behind opened gates are as urgent as new launches. */
+/* Behind an opened gate a work is as urgent as a new launch. */
 static void poll_gates(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	const struct fa_list *pos;
@@ -593,7 +583,7 @@ static void stream_reap(struct fa_device *device, struct fa_cuda_stream *stream)
 	if (stream->gates.n_works)
 		poll_gates(device, stream);
 	if (!first_has_ended(device, stream)) {
-		/* Resume only if no work ahead still has to end. */
+		/* Resumes only if no work ahead still has to end. */
 		if (stream->n_works && first_work(&stream->works) == stream->preemption.work &&
 		    fa_cuda_preempt_stopped(device, stream))
 			stream_resume(device, stream);
@@ -615,7 +605,7 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 
 	device->reaping = true;
 	device->held = false;
-	/* Make the context current: another thread may have launched before. */
+	/* Another thread may have launched before: make the context current. */
 	(void)fa_cuda_enter(device);
 	for (unsigned int i = 0; i < device->n_streams && device->n_works; ++i)
 		if (device->streams[i].n_works)
@@ -623,7 +613,6 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 	fa_cuda_preempt_poll(device);
 	for (unsigned int i = 0; i < device->n_streams && held; ++i)
 		device->held = device->held || device->streams[i].lane.n_deferred > 0;
-	/* No work is deferred any more. */
 	if (held && !device->held)
 		fa_cuda_quiesce_forget_held(&device->quiesce);
 	if (fa_cuda_is_lost(device))

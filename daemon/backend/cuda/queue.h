@@ -1,4 +1,4 @@
-/* Queues of the CUDA backend. The engine thread calls these functions. */
+/* Queues of the CUDA backend. Engine thread. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

@@ -1,22 +1,19 @@
 /*
- * cuMemHostUnregister() and cuIpcCloseMemHandle() (and other calls made only at close) wait until
- * nothing of this process runs on the GPU, and block launches meanwhile: a client that left during
- * another's long prefill would make everybody wait.
- *
- * While workers wait for a window, preemptible works are stopped (preempt.c), unless a
- * nonpreemptible work keeps the GPU busy anyway. After PATIENCE_NS, nonpreemptible works that would
- * end after the running ones must wait; short works pass them. A cooldown between windows keeps
- * short-lived clients from taking most of the GPU's time. Gates do not count as long.
+ * cuMemHostUnregister() and cuIpcCloseMemHandle() (and calls made only at close) wait until nothing
+ * of this process runs on the GPU, and block launches meanwhile. While workers wait for a window,
+ * preemptible works are stopped (preempt.c), unless a nonpreemptible one keeps the GPU busy. After
+ * PATIENCE_NS, nonpreemptible works that would end after the running ones must wait; short works
+ * pass them. A cooldown between windows keeps short-lived clients from taking most of the GPU's
+ * time. Gates are not long.
  */
 #include "daemon/backend/cuda/quiesce.h"
 
-/* A window stays open longer if nonpreemptible works were held for it. */
+/* A window lasts longer if nonpreemptible works were held for it. */
 #define WINDOW_NS (2 * FA_NS_PER_MS)
 #define FORCED_WINDOW_NS (20 * FA_NS_PER_MS)
-/* Least time between windows that workers had to wait for. */
+/* Pause between windows that workers had to wait for. */
 #define COOLDOWN_NS (20 * FA_NS_PER_MS)
-/* How long workers wait before nonpreemptible works are held: at first, and after a forced window
- * that was too short. */
+/* Workers wait so long before nonpreemptible works are held. */
 #define PATIENCE_NS (500 * FA_NS_PER_MS)
 #define PATIENCE_AGAIN_NS (50 * FA_NS_PER_MS)
 /* Works nearly always end within this multiple of their estimate. */
@@ -41,13 +38,13 @@ void fa_cuda_quiesce_deinit(struct fa_cuda_quiesce *quiesce)
 
 /* ---- workers */
 
-/* A long work runs, or was held and is to begin first. */
+/* A long work runs, or was held and begins first. */
 static bool is_busy(const struct fa_cuda_quiesce *quiesce)
 {
 	return quiesce->n_long > 0 || quiesce->held;
 }
 
-/* The caller holds the mutex. */
+/* With the mutex. */
 static void wait_until_quiet(struct fa_cuda_quiesce *quiesce, struct fa_cuda_quiesce_window *window)
 {
 	const uint64_t ready_ns = quiesce->closed_ns + COOLDOWN_NS;
@@ -108,7 +105,7 @@ void fa_cuda_quiesce_window_close(struct fa_cuda_quiesce_window *window)
 
 /* ---- the engine thread */
 
-/* A long work may begin although workers wait. The caller holds the mutex. */
+/* True: a long work may begin although workers wait. With the mutex. */
 static bool may_pass(const struct fa_cuda_quiesce *quiesce, uint64_t nonpreemptible_ns)
 {
 	uint64_t now_ns;

@@ -1,21 +1,21 @@
 /*
  * Copies K and V from host memory to the GPU: kernels read them once for each block of query rows
- * and query head, so a copy costs less than reading them over PCIe. Q and the output are accessed
- * once and stay in host memory, as K and V do if the staging area is full.
+ * and query head. Q and the output are accessed once and stay in host memory, as do K and V if the
+ * staging area is full.
  */
 #include "daemon/backend/cuda/staging.h"
 
 #include "daemon/backend/cuda/memory.h"
 
-/* A copy's overhead, in bytes read over PCIe. */
+/* A copy's overhead, counted as bytes over PCIe. */
 #define STAGE_COST_BYTES (128ull << 10)
 /* Copies include gaps between rows and heads. */
 #define STAGE_SPAN_FACTOR 2
-/* Copies of several streams interleave after this many bytes. */
+/* Smaller copies let those of several streams interleave. */
 #define COPY_BYTES (16ull << 20)
 #define ALIGN_BYTES 256ull
 
-/* K, V or both, in pinned memory. */
+/* A range of K, V or both, in pinned memory. */
 struct span {
 	const struct fa_cuda_memory *memory; /* NULL: nothing to stage */
 	uint64_t begin, end;                 /* GPU addresses */
@@ -41,7 +41,6 @@ uint64_t fa_cuda_staging_reads(const struct fa_cuda_launch *launch)
 	const bool right = args->window_right < FA_CUDA_WINDOW_MAX;
 	uint64_t blocks = (uint64_t)args->blocks_m, in_window;
 
-	/* Estimates how many blocks attend to a key. */
 	if (left && right) {
 		in_window = ((uint64_t)args->window_left + (uint64_t)args->window_right) / rows + 2;
 		blocks = in_window < blocks ? in_window : blocks;
@@ -76,7 +75,6 @@ static struct span span_of(const struct fa_device_work *work, enum fa_device_ten
 	return span;
 }
 
-/* Joins interleaved K and V, so that they are copied once. */
 static void merge(struct span *k, struct span *v)
 {
 	if (!k->memory || k->memory != v->memory || k->end <= v->begin || v->end <= k->begin)
@@ -95,7 +93,7 @@ static bool should_stage(const struct fa_device *device, const struct span *span
 	       fa_cuda_staging_pays(span->end - span->begin, span->data_bytes, n_reads);
 }
 
-/* Returns the bytes for a copy in which rows keep their alignment up to 256 bytes. */
+/* Leaves room for rows to keep their alignment up to 256 bytes. */
 static uint64_t staged_bytes(const struct span *span)
 {
 	return (span->begin % ALIGN_BYTES + span->end - span->begin + ALIGN_BYTES - 1) &

@@ -1,6 +1,6 @@
 /*
- * The CUDA streams, the words that the GPU writes at works' ends, and memory for works' vectors.
- * Made when the device is opened.
+ * CUDA streams, the words that the GPU writes at works' ends, and memory for works' vectors, made
+ * when the device is opened.
  */
 #include "daemon/backend/cuda/stream.h"
 
@@ -13,12 +13,12 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A write of the GPU must not take the cache line of a word that another thread reads. */
+/* A GPU's write must not take the cache line of another thread's word. */
 #define WORD_BYTES 128
-/* Timeout for the first words, when the device is opened. */
+/* Time limit for the first words, when the device is opened. */
 #define FIRST_WORD_NS (10 * FA_NS_PER_SEC)
 
-/* Together with those for memory and preemption, the driver serves all streams independently. */
+/* With the streams for memory and preemption the driver serves all independently. */
 static void count_streams(struct fa_device *device)
 {
 	const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
@@ -35,8 +35,8 @@ static void count_streams(struct fa_device *device)
 static CUresult open_pinned(struct fa_device *device)
 {
 	const size_t vectors_bytes = (size_t)FA_CUDA_STREAM_DEPTH * FA_CUDA_VECTORS_BYTES;
-	/* Words of a stream: ends of works, reports of preempted launches, reports of gates,
-	 * requests to gates. */
+	/* Each stream has words for ends of works, reports of preempted launches, reports of gates,
+	 * and requests to gates. */
 	const size_t words_bytes = 4 * device->n_streams * WORD_BYTES;
 	const struct fa_cudriver *driver = &device->driver;
 	CUdeviceptr words_at;
@@ -106,8 +106,8 @@ static CUresult open_streams(struct fa_device *device)
 }
 
 /*
- * One copy and one write of a word on every stream: the driver does its set-up now, and a GPU whose
- * words never arrive shows.
+ * A copy and a word on every stream: the driver does its set-up, and a GPU whose words never arrive
+ * shows.
  */
 static int try_streams(struct fa_device *device, struct fa_error *error)
 {

@@ -4,7 +4,7 @@
 
 #define WORDS (sizeof(struct fa_cuda_map) / sizeof(uint64_t))
 
-/* Keys have no padding, as they are compared and hashed as bytes. */
+/* Keys are compared and hashed as bytes, so they have no padding. */
 _Static_assert(sizeof(struct fa_cuda_map) ==
                        sizeof(void *) + 8 * sizeof(uint64_t) + 4 * sizeof(uint32_t),
                "all of it is its fields");

@@ -1,5 +1,5 @@
-/* Cache of encoded tensor maps (for TMA). Entries never expire: a map only says where a tensor
- * lies. The engine thread uses it. */
+/* Cache of encoded tensor maps (for TMA). They never expire: a map only says where a tensor lies.
+ * Engine thread. */
 #pragma once
 
 #include "common/cudriver.h"
@@ -9,17 +9,17 @@
 #define FA_CUDA_MAP_WAYS 4
 
 struct fa_cuda_tensor_map {
-	struct fa_cuda_map key; /* data is NULL if the entry is free */
+	struct fa_cuda_map key; /* data NULL: the entry is free */
 	/* A CUtensorMap would need more alignment. */
 	uint64_t words[sizeof(CUtensorMap) / sizeof(uint64_t)];
 };
 
 struct fa_cuda_tensor_map_cache {
 	struct fa_cuda_tensor_map sets[FA_CUDA_MAP_SETS][FA_CUDA_MAP_WAYS];
-	uint8_t next_way[FA_CUDA_MAP_SETS]; /* the way of each set to replace next */
+	uint8_t next_way[FA_CUDA_MAP_SETS]; /* in each set, to replace next */
 };
 
-/* Encodes @n maps or finds them in the cache. @n may be 0. */
+/* @n may be 0. */
 CUresult fa_cuda_tensor_maps_encode(struct fa_cuda_tensor_map_cache *cache,
                                     const struct fa_cudriver *driver,
                                     const struct fa_cuda_map *maps, uint32_t n,

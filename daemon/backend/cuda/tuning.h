@@ -1,5 +1,5 @@
-/* Thresholds of the backend's policies. Tests and benchmarks link tests/cuda-driver/tuning-env.c in
- * place of tuning.c; it reads the environment. */
+/* Thresholds of the backend. Tests and benchmarks link tests/cuda-driver/tuning-env.c, which reads
+ * the environment, in place of tuning.c. */
 #pragma once
 
 #include "common/clock.h"
@@ -16,17 +16,17 @@ enum fa_cuda_staging_mode {
 
 struct fa_cuda_tuning {
 	enum fa_cuda_staging_mode staging;
-	/* Memory is pinned in parts, as pinning holds driver locks that launches need. */
+	/* In parts, as pinning holds driver locks that launches need. */
 	uint64_t pin_part_bytes; /* a multiple of 1 MiB */
 	uint64_t pin_pause_ns;
-	/* Launches that take this long are preemptible, which costs 5 us. */
+	/* From this time on launches are preemptible, which costs 5 us. */
 	uint64_t preempt_work_ns;
-	uint64_t preempt_run_ns;  /* shortest run before a launch is stopped */
-	uint64_t preempt_stop_ns; /* longest time that a launch stays stopped */
-	/* Works that take this long are long (quiesce.h): about as long as a call that waits for
-	 * the GPU. */
+	uint64_t preempt_run_ns;  /* before a stop */
+	uint64_t preempt_stop_ns; /* longest stop */
+	/* Works of at least this time are long (quiesce.h): about that of a call that waits for the
+	 * GPU. */
 	uint64_t long_ns;
-	bool share_early; /* value for fa_cuda_chip.share_early */
+	bool share_early; /* for fa_cuda_chip.share_early */
 };
 
 static inline struct fa_cuda_tuning fa_cuda_tuning_default(void)

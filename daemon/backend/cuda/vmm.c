@@ -1,5 +1,5 @@
-/* GPU memory behind file descriptors: clients' allocations, mapped side by side, and the daemon's
- * arenas. Workers call these functions. */
+/* GPU memory behind descriptors: clients' allocations, mapped side by side, and the daemon's
+ * arenas. On workers. */
 #include "daemon/backend/cuda/vmm.h"
 
 #include "common/clock.h"
@@ -43,7 +43,7 @@ int fa_cuda_set_access(struct fa_device *device, CUdeviceptr at, uint64_t bytes,
 		access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
 		result = device->driver.cuMemSetAccess(at, bytes, &access, 1);
 	}
-	/* Not every driver maps the GPU's own memory read-only. */
+	/* Some drivers do not map the GPU's own memory read-only. */
 	if (result != CUDA_SUCCESS) {
 		access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 		result = device->driver.cuMemSetAccess(at, bytes, &access, 1);
@@ -193,7 +193,7 @@ static int zero(struct fa_device *device, CUdeviceptr at, uint64_t bytes, struct
 			fa_cuda_sleep(ZERO_POLL_NS);
 		if (result == CUDA_SUCCESS)
 			return 0;
-		/* Otherwise it may still run when the caller frees the memory. */
+		/* The caller frees the memory, so nothing may still run. */
 		(void)driver->cuStreamSynchronize(device->memory_stream);
 	}
 	return fa_cuda_memory_fail(device, error, result, "memory cannot be zeroed");

@@ -1,13 +1,11 @@
-/* GPU memory behind file descriptors. Workers call these functions, except fa_cuda_set_access() and
- * fa_cuda_allocation(). */
+/* GPU memory behind descriptors. On workers, but fa_cuda_set_access() and fa_cuda_allocation(). */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"
 
-/* Lets the GPU access the memory; with @read_only for reads only, if the driver can do that. */
+/* @read_only: for reads only, if the driver can do that. */
 int fa_cuda_set_access(struct fa_device *device, CUdeviceptr at, uint64_t bytes, bool read_only,
                        struct fa_error *error);
-/* Properties of allocations that can be exported. */
 CUmemAllocationProp fa_cuda_allocation(const struct fa_device *device);
 
 int fa_cuda_memory_new_arena(struct fa_device *device, uint64_t bytes, struct fa_error *error,
