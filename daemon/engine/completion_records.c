@@ -52,7 +52,7 @@ static int make(struct fa_completion_records *records, uint64_t bytes, uint32_t 
 		return -errno;
 	*wake_fd = ends[0];
 	records->wake_fd = ends[1];
-	/* The client can neither grow this buffer nor leave packets with us. */
+	/* The client cannot grow this buffer nor leave packets here. */
 	(void)setsockopt(records->wake_fd, SOL_SOCKET, SO_SNDBUF, &(int){ WAKE_BYTES },
 	                 sizeof(int));
 	(void)shutdown(records->wake_fd, SHUT_RD);
@@ -95,8 +95,7 @@ struct fa_completion_records *fa_completion_records_unref(struct fa_completion_r
 {
 	if (!records || atomic_fetch_sub_explicit(&records->n_refs, 1, memory_order_acq_rel) != 1)
 		return NULL;
-	/* The client may keep both mappings uncharged. Keep the page with the ring's words: it may
-	 * be about to write there. */
+	/* The page of the ring's words stays: the client may be about to write there. */
 	if (records->memory && !records->keep_memory)
 		fa_memfd_discard((uint8_t *)records->memory + FA_RING_HEAD_BYTES,
 		                 records->memory_bytes - FA_RING_HEAD_BYTES);

@@ -1,10 +1,8 @@
 /*
  * Records of finished requests (common/results.h) that a client reads, and the socket that wakes
- * it. The loop thread makes them; the engine writes them. Each stream that uses them holds a
- * reference. The last unref gives the memory back, although the client may still map it.
- *
- * Not a pipe: a client whose memory has to be paged in would hold a pipe's lock and block our
- * writes.
+ * it. Made by the loop thread, written by the engine. Each stream that uses them holds a reference;
+ * the last unref gives the memory back, even if the client still maps it. Not a pipe: a client
+ * whose memory has to be paged in would hold its lock and block our writes.
  */
 #pragma once
 
@@ -16,20 +14,20 @@
 
 struct fa_completion_records {
 	atomic_uint n_refs;
-	void *memory; /* the client's ring; its words say whether the client sleeps */
+	void *memory; /* the client's ring; its words say if the client sleeps */
 	uint64_t memory_bytes;
 	struct fa_record *entries;
 	uint32_t n_records; /* per stream */
 	int wake_fd;
-	/* The daemon ends and the client has yet to read the contents. Any holder of a reference
-	 * may set this. */
+	/* The daemon ends, and the client has yet to read them. Set by any holder of a
+	 * reference. */
 	bool keep_memory;
 
 	struct fa_completion_records *next;
 };
 
 /*
- * The client gets ret_fds: its ring of @bytes, its records (read-only), and its end of the socket
+ * @ret_fds, for the client: its ring of @bytes, its records (read-only), its end of the socket
  * pair.
  */
 int fa_completion_records_new(uint64_t bytes, uint32_t n_records,

@@ -1,11 +1,9 @@
 /*
- * The engine's mailbox and its interface for other threads. A job is scheduler state between
- * fa_stream_receive() and deliver().
- *
- * Objects cross threads in `inbox` and `outbox`, under the mailbox mutex, in intrusive lists: no
- * allocation, so no failure. While the loop thread polls the engine its submissions bypass the
- * inbox. The loop thread only tries state_mutex and never waits for it; the engine thread leaves it
- * alone while the loop thread keeps polling.
+ * The engine's mailbox: its interface for other threads. Between fa_stream_receive() and deliver()
+ * a job is scheduler state. Objects cross threads in `inbox` and `outbox`, intrusive lists under
+ * the mailbox mutex. While the loop thread polls the engine its submissions bypass the inbox. It
+ * only tries state_mutex and never waits for it; the engine thread leaves the mutex alone while the
+ * loop thread keeps polling.
  */
 #include "daemon/engine/private.h"
 
@@ -16,10 +14,10 @@
 #include <errno.h>
 #include <signal.h>
 
-/* Launches of an iteration on the loop thread; clients' rings wait meanwhile. */
+/* Bounds launches on the loop thread, as clients' rings wait meanwhile. */
 #define LOOP_LAUNCHES 1
-/* Jobs of a batch that are handed to the engine together: it launches them while the loop thread
- * reads the next ones. A CUDA stream holds as many. */
+/* The engine gets so many jobs of a batch together, as many as a CUDA stream holds: it launches
+ * them while the loop thread reads on. */
 #define STAGED_MAX 4
 
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
@@ -71,7 +69,7 @@ int fa_engine_start(struct fa_engine *engine, struct fa_device *device)
 	fa_parker_init(&engine->parker);
 
 	sigfillset(&all);
-	sigdelset(&all, SIGBUS); /* the CPU backend may touch clients' memory */
+	sigdelset(&all, SIGBUS); /* for the CPU backend, which touches clients' memory */
 	pthread_sigmask(SIG_SETMASK, &all, &old);
 	r = -pthread_create(&engine->thread, NULL, fa_engine_thread, engine);
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
@@ -136,7 +134,6 @@ struct fa_engine_group *fa_engine_group_free(struct fa_engine_group *group)
 {
 	if (!group)
 		return NULL;
-	/* The device's group was freed with the last queue. */
 	assert(!group->device);
 	free(group);
 	return NULL;
@@ -195,7 +192,7 @@ struct fa_stream *fa_stream_free(struct fa_stream *stream)
 	return NULL;
 }
 
-/* Called before any other message about a job, which must reach the engine first. */
+/* They must reach the engine before any message about them. */
 static void send_staged(struct fa_engine *engine)
 {
 	if (fa_list_empty(&engine->staged))
@@ -208,7 +205,7 @@ static void send_staged(struct fa_engine *engine)
 	fa_engine_wake(engine);
 }
 
-/* Hands the staged jobs to the scheduler directly. The inbox was drained, and the caller holds
+/* Hands staged jobs directly to the scheduler. The inbox is drained; the caller holds
  * state_mutex. */
 static void receive_staged(struct fa_engine *engine)
 {
@@ -267,8 +264,8 @@ void fa_engine_batch_end(struct fa_engine *engine)
 	send_staged(engine);
 }
 
-/* Whether this thread may run an iteration. With a large batch the engine thread is faster, as it
- * launches while this thread reads. Handling a lost device may take long. */
+/* The engine thread launches a large batch while this thread reads. Handling a lost device may take
+ * long. */
 static bool may_poll(struct fa_engine *engine)
 {
 	if (!engine->polled || engine->n_batched > 1 ||
@@ -290,17 +287,17 @@ bool fa_engine_poll(struct fa_engine *engine)
 		send_staged(engine);
 		return false;
 	}
-	/* Read under state_mutex, as the engine thread clears the flag under it. */
+	/* The engine thread clears the flag under state_mutex, too. */
 	polled_before = atomic_load_explicit(&engine->loop_polls, memory_order_relaxed);
 	if (!polled_before)
 		atomic_store_explicit(&engine->loop_polls, true, memory_order_relaxed);
-	/* A plain load and store are enough, as only this thread writes the counter. */
+	/* Only this thread writes the counter. */
 	atomic_store_explicit(&engine->loop_poll_count, n_polls + 1, memory_order_relaxed);
 	receive_staged(engine);
 	fa_engine_iterate(engine, LOOP_LAUNCHES);
 	more = fa_engine_can_launch(engine);
 	pthread_mutex_unlock(&engine->state_mutex);
-	/* Wake the engine thread to stand by, in case this thread comes back late. */
+	/* The engine thread is to stand by, in case this thread comes back late. */
 	if (more || !polled_before)
 		fa_engine_wake(engine);
 	return more;
@@ -316,8 +313,8 @@ void fa_engine_poll_end(struct fa_engine *engine)
 void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                               const struct fa_outcome *outcome)
 {
-	/* No race: the engine thread publishes only jobs, and the stream has none. The last one was
-	 * taken and the next one is not submitted, both under a mutex. */
+	/* No race: the engine thread publishes only jobs, and the stream has none; jobs are taken
+	 * and submitted under a mutex. */
 	assert(value == stream->next_value);
 	stream->next_value++;
 	fa_engine_count(&engine->stats.submitted, 1);
@@ -329,7 +326,6 @@ void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream
 	fa_stream_publish(stream, value, outcome);
 }
 
-/* A job that has ended needs no answer. */
 static void answer(struct fa_engine *engine, struct fa_job *job, int status,
                    const struct fa_error *error)
 {
@@ -373,7 +369,7 @@ void fa_engine_confirm(struct fa_engine *engine, struct fa_job *job, int status,
 		fa_engine_wake(engine);
 }
 
-/* Returns NULL if the job was taken. */
+/* NULL: the job was taken. */
 static struct fa_job *find_job(struct fa_stream *stream, uint64_t value)
 {
 	struct fa_list *pos, *chain = &stream->index[value % FA_STREAM_CHAINS];

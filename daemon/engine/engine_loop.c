@@ -1,6 +1,6 @@
 /*
- * Iterations of the engine: launch the most urgent job, reap, poll gates, launch more. The engine
- * thread runs them unless the loop thread does (fa_engine_poll).
+ * Iterations of the engine: launch the most urgent job, reap, poll gates, launch more. On the
+ * engine thread, or the loop thread (fa_engine_poll).
  */
 #include "daemon/engine/private.h"
 
@@ -9,27 +9,26 @@
 #include <errno.h>
 #include <sys/prctl.h>
 
-/* Bounds the launches of an iteration: new decodes must not wait for many. */
+/* New decodes must not wait for many launches. */
 #define LAUNCHES_PER_ITERATION 16
-/* Polls of the hot gates between two iterations. */
+/* How often hot gates are polled between two iterations. */
 #define GATE_POLLS_PER_ITERATION 32
 
-/* Ends that are published at once: the loop thread waits for the mutex meanwhile. */
+/* Limits the ends published at once, as the loop thread waits for the mutex. */
 #define PUBLISHED_AT_ONCE 64
 
 #define LOCK_TRIES 200
 
-/* The loop thread counts as absent if it does not poll for this time, or up to twice as long. */
+/* After so long, or twice that, without a poll the loop thread is absent. */
 #define STANDBY_TIMEOUT_NS (4 * FA_NS_PER_US)
-/* How long the engine thread on standby spins before it sleeps between checks. */
+/* How a thread on standby spins, then sleeps between checks. */
 #define STANDBY_SPIN_BUSY_NS (200 * FA_NS_PER_US)
 #define STANDBY_SPIN_IDLE_NS (50 * FA_NS_PER_US)
 #define STANDBY_SLEEP_NS (100 * FA_NS_PER_US)
 /* Pause instructions between reads of the clock. */
 #define STANDBY_RELAX 16
 
-/* Spins first: the owner holds it for a few stores only, and sleeping would take longer than a
- * small job. */
+/* Spins first: the owner holds it for a few stores. */
 void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex)
 {
 	for (int i = 0; engine->parker.may_spin && i < LOCK_TRIES; i++) {
@@ -42,7 +41,7 @@ void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex)
 
 /* ---- one iteration */
 
-/* Handle new jobs first, as a cancel or close in the same inbox may refer to them. */
+/* New jobs first: a cancel or close in the same inbox may refer to them. */
 void fa_engine_drain_inbox(struct fa_engine *engine)
 {
 	struct fa_list submitted, cancelled, answered, closing;
@@ -82,7 +81,7 @@ void fa_engine_drain_inbox(struct fa_engine *engine)
 	}
 }
 
-/* If the device is lost, launch() ends waiting jobs from then on, in the order of the run queue. */
+/* If it is lost, launch() ends waiting jobs, in the order of the run queue. */
 static void check_device(struct fa_engine *engine)
 {
 	if (engine->lost || !engine->ops->health ||
@@ -151,8 +150,8 @@ static void publish_job(struct fa_job *job)
 		fa_gates_signal(job->gates, job->status);
 }
 
-/* Returns the records of sleeping clients, each once and with a reference. They are woken without
- * the mutex, when their streams may be gone. */
+/* Finds records of sleeping clients, each once and referenced: they are woken without the mutex,
+ * when their streams may be gone. */
 static struct fa_completion_records *find_sleepers(const struct fa_list *done)
 {
 	struct fa_completion_records *sleepers = NULL, *last = NULL;
@@ -186,7 +185,7 @@ static void wake_sleepers(struct fa_completion_records *sleepers)
 	}
 }
 
-/* Puts the first finished jobs into the outbox and, with the last, what is taken after them. */
+/* Puts the first finished jobs into the outbox; with the last, what is taken after them. */
 static void publish_some(struct fa_engine *engine)
 {
 	struct fa_completion_records *sleepers;
@@ -194,8 +193,8 @@ static void publish_some(struct fa_engine *engine)
 	bool was_empty;
 
 	fa_list_init(&jobs);
-	/* Publish under the mutex: a client reacts to a finished job, which the loop thread must
-	 * then find in the outbox. */
+	/* Under the mutex: a client reacts to a finished job, which the loop thread must then find
+	 * in the outbox. */
 	fa_engine_lock(engine);
 	was_empty = fa_list_empty(&engine->outbox.finished) &&
 	            fa_list_empty(&engine->outbox.confirms) &&
@@ -259,7 +258,7 @@ static int launch(struct fa_engine *engine, int max)
 	return n;
 }
 
-/* Called after the launches, which are more urgent. */
+/* The launches come first, as they are more urgent. */
 static void poll_launched(struct fa_engine *engine, int n_launched)
 {
 	if (engine->polled && n_launched)
@@ -272,7 +271,6 @@ static bool has_more_to_do(const struct fa_engine *engine)
 	       !fa_list_empty(&engine->confirms) || !fa_list_empty(&engine->closed);
 }
 
-/* Only reap() shows progress. */
 static bool device_is_polled(const struct fa_engine *engine)
 {
 	return engine->polled && (engine->n_running || !fa_list_empty(&engine->deferred));
@@ -299,13 +297,13 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 {
 	int n = 0;
 
-	/* Launch new jobs before anything else, unless deadlines have to be checked. */
+	/* Launches new jobs first, unless deadlines have to be checked. */
 	if (!engine->deadlines.root)
 		n = launch(engine, 1);
 	poll_launched(engine, n);
 	reap(engine);
 	fa_engine_retry_deferred(engine);
-	/* Launch before deliver(), so that the lane does not run dry. */
+	/* Launches before deliver(), so that the lane does not run dry. */
 	if (engine->lane_freed && !engine->deadlines.root) {
 		const int refills = launch(engine, LAUNCHES_PER_ITERATION);
 
@@ -313,7 +311,7 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 		n += refills;
 	}
 	engine->lane_freed = false;
-	/* Deliver before polling gates, as a signal may open one. */
+	/* Delivers before gates are polled, as a signal may open one. */
 	deliver(engine);
 	expire(engine);
 	fa_engine_poll_gates(engine);
@@ -325,8 +323,7 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 	(void)update_needs_polling(engine);
 }
 
-/* Looks at the gates between iterations, repeatedly only if the device notifies: an iteration calls
- * reap(), which takes a lock that such a device's threads need. */
+/* Repeats only if the device notifies: reap() takes a lock that the device's threads need. */
 static void spin_on_gates(struct fa_engine *engine)
 {
 	int looks = engine->polled || !engine->parker.may_spin ? 1 : GATE_POLLS_PER_ITERATION;
@@ -335,13 +332,13 @@ static void spin_on_gates(struct fa_engine *engine)
 		fa_parker_relax(&engine->parker);
 }
 
-/* How to wait before the next iteration: decided with state_mutex, done without. */
+/* The plan is made with state_mutex and executed without. */
 struct wait_plan {
 	enum {
 		NO_WAIT,
 		POLL,
 		SLEEP,
-		PARK, /* spins before it sleeps */
+		PARK,
 	} how;
 	uint64_t until_ns, pause_ns;
 };
@@ -401,8 +398,7 @@ static bool stand_by(struct fa_engine *engine, struct standby *standby)
 		*standby = (struct standby){ .needs_polling = needs_polling, .since_ns = begin_ns };
 	if (begin_ns - standby->since_ns > spin_ns || !engine->parker.may_spin)
 		fa_parker_sleep(&engine->parker, begin_ns + STANDBY_SLEEP_NS);
-	/* Looks seldom: each read takes the cache line away from the loop thread, which writes
-	 * it. */
+	/* Seldom: each read takes the cache line from the loop thread, which writes it. */
 	do {
 		for (int i = 0; i < STANDBY_RELAX && !fa_parker_is_woken(&engine->parker); i++)
 			fa_parker_relax(&engine->parker);
@@ -411,7 +407,7 @@ static bool stand_by(struct fa_engine *engine, struct standby *standby)
 	if (!needs_polling || fa_parker_is_woken(&engine->parker) ||
 	    atomic_load_explicit(&engine->loop_poll_count, memory_order_relaxed) != n_polls)
 		return false;
-	/* Otherwise the loop thread is busy elsewhere or inside a long iteration. */
+	/* Else the loop thread is busy elsewhere or in a long iteration. */
 	if (pthread_mutex_trylock(&engine->state_mutex) != 0)
 		return false;
 	atomic_store_explicit(&engine->loop_polls, false, memory_order_relaxed);
@@ -434,7 +430,7 @@ void *fa_engine_thread(void *userdata)
 	struct wait_plan plan;
 	bool loop_polls, more = false;
 
-	/* The kernel would round up short sleeps between polls. */
+	/* The kernel would round up short sleeps. */
 	(void)prctl(PR_SET_TIMERSLACK, 1UL);
 	for (;;) {
 		const bool woken = fa_parker_consume(&engine->parker);
@@ -455,8 +451,7 @@ void *fa_engine_thread(void *userdata)
 		pthread_mutex_unlock(&engine->state_mutex);
 		if (woken)
 			answer_heartbeat(engine);
-		/* A loop thread that starts to poll wakes this one; one that already polls does
-		 * not. */
+		/* The loop thread wakes this one when it starts to poll, but not while it polls. */
 		if (!atomic_load_explicit(&engine->loop_polls, memory_order_relaxed))
 			wait_for_events(engine, &plan);
 	}

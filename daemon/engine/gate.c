@@ -36,7 +36,7 @@ bool fa_gates_last_wait(const struct fa_gates *gates, struct fa_device_gate *ret
 	return true;
 }
 
-/* The caller holds the mutex. Another stream may have signalled a later value already. */
+/* With the mutex. Another stream may have signalled a later value. */
 static void signal_one(struct fa_timeline_words *words, const struct fa_gate *gate, int status)
 {
 	struct fa_timeline_out *out = &words->out[gate->slot];
@@ -55,7 +55,7 @@ static void signal_one(struct fa_timeline_words *words, const struct fa_gate *ga
 	atomic_store_explicit(&words->values[gate->slot], gate->value, memory_order_release);
 	atomic_store_explicit(&out->value, gate->value, memory_order_release);
 	atomic_fetch_add_explicit(&out->changes, 1, memory_order_seq_cst);
-	/* A client announces that it sleeps before it looks at the word for the last time. */
+	/* A client announces its sleep before it looks at the word for the last time. */
 	if (atomic_load_explicit(&words->in[gate->slot].sleepers, memory_order_seq_cst))
 		fa_timeline_wake(&out->changes);
 }

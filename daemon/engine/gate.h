@@ -1,8 +1,8 @@
 /*
  * Gates of jobs: timeline slots and values that a job waits for, or signals when it finishes. Waits
- * for the daemon's slots read private values: a client that overwrites its timeline affects its own
- * gates only. Any thread may signal; the timeline's mutex keeps a slot's words consistent. Waits
- * are scheduler state.
+ * for the daemon's slots read private values: a client that overwrites its timeline affects only
+ * itself. Any thread may signal; the timeline's mutex keeps a slot's words consistent. Waits are
+ * scheduler state.
  */
 #pragma once
 
@@ -13,27 +13,27 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The words of a session's timeline (session/timeline.c). They outlive the session's jobs. */
+/* Words of a session's timeline (session/timeline.c). They outlive its jobs. */
 struct fa_timeline_words {
 	struct fa_timeline_in *in;
 	struct fa_timeline_out *out;
 	pthread_mutex_t mutex;
-	/* the values written to `out`; private to the daemon */
+	/* What was written to `out`; private to the daemon. */
 	_Atomic uint64_t values[FA_TIMELINE_SLOTS];
-	/* Device address; NULL: not mapped. The loop thread sets it. */
+	/* The words as the device addresses them; NULL: not mapped. */
 	const struct fa_timeline_in *_Atomic in_at;
 };
 
 struct fa_gate {
 	uint64_t value;
 	uint32_t slot;
-	bool out; /* the daemon's slot, not the client's */
+	bool out; /* the daemon's slot */
 };
 
 struct fa_gates {
 	struct fa_timeline_words *words;
 	unsigned int n_waits, n_signals;
-	unsigned int n_met;     /* waits are checked in order */
+	unsigned int n_met;     /* in order */
 	struct fa_gate gates[]; /* waits, then signals */
 };
 
@@ -45,7 +45,7 @@ static inline struct fa_gate *fa_gates_signals(struct fa_gates *gates)
 /* A met wait stays met. */
 bool fa_gates_met(struct fa_gates *gates);
 
-/* Call after fa_gates_met() returned false. True: one wait is left, whose word the device can poll.
+/* After fa_gates_met() returned false. True: one wait is left, and the device can poll its word.
  * @ret_wait may be NULL. */
 bool fa_gates_last_wait(const struct fa_gates *gates, struct fa_device_gate *ret_wait);
 

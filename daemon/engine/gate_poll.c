@@ -1,20 +1,18 @@
 /*
- * Polls the gates of jobs: recent ones in every iteration, others between sleeps. Callers hold
- * state_mutex.
+ * Polls jobs' gates: recent ones in every iteration, others between sleeps. With state_mutex.
  */
 #include "daemon/engine/private.h"
 
 #include "common/clock.h"
 
-/* How long a gate is polled in each iteration. */
+/* A young gate is polled in each iteration, for this time. */
 #define GATE_HOT_NS (200 * FA_NS_PER_US)
-/* Later the engine sleeps between polls, for this fraction of the time waited. The maximum of the
- * sleep grows for long waits. */
+/* Later the engine sleeps between polls, for this part of the time waited so far. */
 #define GATE_PAUSE_PART 16
 #define GATE_PAUSE_MAX_NS FA_NS_PER_MS
 #define GATE_LONG_NS FA_NS_PER_SEC
 #define GATE_LONG_PAUSE_MAX_NS (8 * FA_NS_PER_MS)
-/* Limits the hot and the parked gates that an iteration polls. */
+/* Limits the hot gates, and the parked ones, of an iteration. */
 #define GATES_PER_ITERATION 64
 
 static uint64_t gate_pause_ns(uint64_t waited_ns)
@@ -42,7 +40,7 @@ static void poll_hot_gates(struct fa_engine *engine, uint64_t now_ns)
 			fa_deadline_heap_insert(&engine->parked_gates, &stream->gate_parked,
 			                        now_ns + gate_pause_ns(now_ns - stream->gated_ns));
 	}
-	/* Puts the gates that were not polled first, so that the next iteration polls them. */
+	/* Gates that were not polled come first in the next iteration. */
 	fa_list_splice(&due, &engine->hot_gates);
 	fa_list_splice(&engine->hot_gates, &due);
 }

@@ -1,6 +1,6 @@
 /*
- * Shared by engine.c, engine_loop.c, scheduler.c and gate_poll.c. state_mutex guards "scheduler
- * state": the engine thread holds it during an iteration, or the loop thread in fa_engine_poll().
+ * For engine.c, engine_loop.c, scheduler.c and gate_poll.c. state_mutex guards "scheduler state":
+ * held during an iteration, by the engine thread or by the loop thread in fa_engine_poll().
  */
 #pragma once
 
@@ -11,20 +11,20 @@
 
 #include <pthread.h>
 
-/* Padding between words that two threads write: cache lines are fetched in pairs. */
+/* Between words of two threads: cache lines are fetched in pairs. */
 #define FA_ENGINE_PAD_BYTES 128
 
 /* Hash chains of a stream's index from values to jobs. */
 #define FA_STREAM_CHAINS 64
 
 enum fa_job_state {
-	FA_JOB_WAITING, /* waits for other jobs, gates or a device slot, or is held */
-	FA_JOB_RUNNING, /* launched; or started, if it has no device work */
+	FA_JOB_WAITING, /* for jobs, gates or a slot, or held */
+	FA_JOB_RUNNING, /* launched; or started, without device work */
 	FA_JOB_CONFIRMING,
 	FA_JOB_SETTLED, /* status is final */
 };
 
-/* Shares of the engine's own lane, and of the device's for both priorities. */
+/* Shares of the engine's own lane, and of the device's by priority. */
 enum fa_engine_share {
 	FA_ENGINE_SHARE_OWN,
 	FA_ENGINE_SHARE_HIGH,
@@ -37,10 +37,10 @@ struct fa_engine_group {
 
 	/* Scheduler state. */
 	struct {
-		struct fa_fair_queue_group queue; /* launchable streams of one lane */
-		unsigned int n_streams;           /* streams that have a queue of that lane */
+		struct fa_fair_queue_group queue;
+		unsigned int n_streams; /* with a queue of that lane */
 	} shares[_FA_ENGINE_SHARE_N];
-	struct fa_device_group *device; /* while there are queues */
+	struct fa_device_group *device;
 	unsigned int n_queues;
 };
 
@@ -48,7 +48,7 @@ struct fa_stream {
 	struct fa_engine *engine;
 	struct fa_engine_group *group;
 	void *owner;
-	struct fa_completion_slot *slot; /* the client may overwrite it */
+	struct fa_completion_slot *slot; /* writable by the client */
 	int priority;
 
 	/* The loop thread's. */
@@ -56,32 +56,31 @@ struct fa_stream {
 	struct fa_completion_records *records_ref;
 	struct fa_list index[FA_STREAM_CHAINS]; /* not taken yet */
 
-	/* The link crosses the mailbox. */
+	/* This link crosses the mailbox. */
 	struct fa_list link; /* inbox.closing, then outbox.closed */
 	int close_status;
 
-	struct fa_device_queue *queue; /* made with the first launch */
-	struct fa_list started;        /* jobs that run, or were settled behind a running one */
-	struct fa_list waiting;        /* jobs behind `started`, waiting or settled */
-	struct fa_device_lane *lane;   /* lane of `queue` */
-	/* link in a lane's queue, if the stream can launch a job */
+	struct fa_device_queue *queue;
+	struct fa_list started;      /* running jobs, or settled behind one */
+	struct fa_list waiting;      /* behind `started`: waiting or settled */
+	struct fa_device_lane *lane; /* of `queue` */
+	/* Link in a lane's queue while a job can be launched. */
 	struct fa_list run_link;
-	struct fa_device_lane *run_lane; /* the lane whose queue has run_link; NULL: none */
+	struct fa_device_lane *run_lane; /* whose queue has run_link */
 	struct fa_list deferred_link;    /* engine.deferred, */
-	struct fa_job *deferred_job;     /* the first waiting job, if deferred; else NULL */
+	struct fa_job *deferred_job;     /* the first waiting job, if deferred */
 	unsigned int outstanding;        /* on the device */
 	bool closing;
-	/* Status of the last job that left, for its successor in a chain. */
+	/* Status of the last job that left, for a chained successor. */
 	int chain_status;
 	struct fa_error chain_error;
-	/* The first waiting job, if its gates are closed; else NULL. */
+	/* The first waiting job, if its gates are closed. */
 	struct fa_job *gated;
 	uint64_t gated_ns;
-	unsigned int n_device_gated; /* launched jobs whose gates the device waits for */
-	/* How many gates the device gave up in a row, and how many gated jobs are still left to the
-	 * engine. */
+	unsigned int n_device_gated; /* launched, with gates on the device */
+	/* Gates in a row that the device gave up, and gated jobs that the engine keeps. */
 	unsigned int gate_timeouts, gate_backoff;
-	struct fa_list gate_link;       /* engine.hot_gates, for GATE_HOT_NS */
+	struct fa_list gate_link;       /* hot_gates, for GATE_HOT_NS */
 	struct fa_deadline gate_parked; /* engine.parked_gates, afterwards */
 
 	/* Set by the loop thread before a job needs them. */
@@ -97,20 +96,20 @@ struct fa_engine {
 	const struct fa_device_ops *ops;
 	struct fa_device *device;
 	unsigned int depth;
-	bool polled; /* the device does not notify: reap() must be called repeatedly */
+	bool polled; /* the device does not notify: call reap() repeatedly */
 	pthread_t thread;
 	bool started;
 
 	struct fa_parker parker;
 	atomic_bool stop;
-	/* Heartbeats that the watchdog requested, and those that the engine thread answered. */
+	/* Heartbeats asked by the watchdog, and answered by the engine thread. */
 	_Atomic uint64_t heartbeats_asked, heartbeats_answered;
 
-	/* Read by the engine thread on standby, written by the loop thread. */
+	/* The loop thread writes these, a thread on standby reads them. */
 	char pad_parker[FA_ENGINE_PAD_BYTES];
 	pthread_mutex_t state_mutex;
-	atomic_bool needs_polling; /* the device, gates or deadlines want another look */
-	atomic_bool loop_polls;    /* the loop thread runs the iterations */
+	atomic_bool needs_polling; /* device, gates or deadlines want another look */
+	atomic_bool loop_polls;
 	_Atomic uint64_t loop_poll_count;
 
 	char pad_state[FA_ENGINE_PAD_BYTES];
@@ -121,35 +120,34 @@ struct fa_engine {
 	} inbox;
 	struct {
 		struct fa_list finished; /* jobs */
-		struct fa_list confirms; /* jobs; taken after earlier finished ones */
-		struct fa_list closed;   /* streams; taken after their jobs */
+		struct fa_list confirms; /* jobs, taken after earlier finished ones */
+		struct fa_list closed;   /* streams, taken after their jobs */
 	} outbox;
-	atomic_bool has_events; /* written under the mailbox mutex */
+	atomic_bool has_events; /* written with the mailbox mutex */
 
 	/* The loop thread's. */
 	struct fa_list taken_finished, taken_confirms, taken_closed;
-	struct fa_list staged; /* jobs of a batch */
+	struct fa_list staged; /* a batch's jobs */
 	unsigned int n_staged;
 	unsigned int n_batched; /* in the batch */
 	bool batching;
-	bool inbox_posted; /* this thread has posted since it last drained the inbox */
+	bool inbox_posted; /* this thread has posted since the last drain */
 
 	/* Scheduler state. */
-	struct fa_device_lane lane; /* for jobs without a device slot */
-	/* lanes with launchable streams and a free slot, round robin */
+	struct fa_device_lane lane; /* for jobs without the device */
+	/* Lanes with launchable streams and a free slot, round robin. */
 	struct fa_list ready_lanes;
-	struct fa_list full_lanes; /* lanes with launchable streams but no free slot */
-	struct fa_list deferred;   /* streams whose job the device deferred, in order */
+	struct fa_list full_lanes; /* the same, but without a slot */
+	struct fa_list deferred;
 	bool lane_freed;
-	struct fa_list done, confirms, closed; /* on their way to the outbox */
+	struct fa_list done, confirms, closed; /* to the outbox */
 	struct fa_deadline_heap deadlines;
 	unsigned int n_running;
-	bool urgent;              /* a high-priority job was launched in this iteration */
-	struct fa_list hot_gates; /* polled by every iteration */
-	/* Streams by the time of the next poll. */
+	bool urgent; /* this iteration launched a job of high priority */
+	struct fa_list hot_gates;
 	struct fa_deadline_heap parked_gates;
 
-	/* Written once, before `lost`. */
+	/* Written before `lost`. */
 	struct fa_error lost_reason;
 	atomic_bool lost;
 
@@ -170,7 +168,6 @@ static inline struct fa_job *fa_job_first(struct fa_list *list)
 
 /* ---- engine_loop.c */
 
-/* Spins for the mutex before it sleeps. */
 void fa_engine_lock_mutex(struct fa_engine *engine, pthread_mutex_t *mutex);
 
 static inline void fa_engine_lock(struct fa_engine *engine)
@@ -181,34 +178,33 @@ static inline void fa_engine_lock(struct fa_engine *engine)
 /* @userdata is the engine. */
 void *fa_engine_thread(void *userdata);
 
-/* The caller holds state_mutex. */
+/* With state_mutex. */
 void fa_engine_drain_inbox(struct fa_engine *engine);
 
-/* Finishes and delivers a confirmed job. Returns true if an iteration is needed. The caller holds
+/* Finishes and delivers a confirmed job. Returns true if an iteration is needed. With
  * state_mutex. */
 bool fa_engine_finish_confirmed(struct fa_engine *engine, struct fa_job *job);
 
-/* The caller holds state_mutex. */
+/* With state_mutex. */
 void fa_engine_iterate(struct fa_engine *engine, int max_launches);
 
-/* Publishes a finished value in the client's completion page, and its record. */
 void fa_stream_publish(struct fa_stream *stream, uint64_t value, const struct fa_outcome *outcome);
 
-/* ---- scheduler.c; called with state_mutex held */
+/* ---- scheduler.c; with state_mutex */
 
 void fa_stream_receive(struct fa_stream *stream, struct fa_job *job);
 
-/* Call after a job's state has changed. Removes settled jobs in order, and queues a launchable
+/* After a job's state has changed: removes settled jobs in order, and queues a launchable
  * stream. */
 void fa_stream_update(struct fa_stream *stream);
 
-/* Returns true if @job waits for its gates; false on a lost device. */
+/* True if it waits for gates and the device is not lost. */
 bool fa_job_is_gated(const struct fa_job *job);
 
-/* Continues @job, which the loop thread has released or confirmed. */
+/* Call it after the loop thread has released or confirmed the job. */
 void fa_job_answered(struct fa_job *job);
 
-/* Ends @job early, unless it is settled. */
+/* Does nothing if the job is settled. */
 void fa_job_end(struct fa_job *job, int status);
 
 void fa_job_reaped(struct fa_job *job);
@@ -218,20 +214,18 @@ static inline bool fa_engine_can_launch(const struct fa_engine *engine)
 	return !fa_list_empty(&engine->ready_lanes);
 }
 
-/* Launches from the next lane's next stream, if fa_engine_can_launch(). Returns 0 if the device
- * refused. */
+/* From the next lane's next stream, if fa_engine_can_launch(). Returns 0 if the device refused. */
 int fa_engine_launch_next(struct fa_engine *engine);
 
-/* Launches deferred jobs as far as the device takes them. Call after each reap(). */
+/* Launches as many as the device takes. Call it after each reap(). */
 void fa_engine_retry_deferred(struct fa_engine *engine);
 
-/* Frees all lanes' slots: on a lost device nothing waits for them any more. */
+/* Nothing waits for slots of a lost device. */
 void fa_engine_free_lanes(struct fa_engine *engine);
 
-/* The stream closes after its jobs have left. */
 void fa_stream_end(struct fa_stream *stream, int status);
 
-/* ---- gate_poll.c; callers hold state_mutex */
+/* ---- gate_poll.c; with state_mutex */
 
 void fa_engine_poll_gates(struct fa_engine *engine);
 bool fa_engine_any_gate_open(const struct fa_engine *engine);

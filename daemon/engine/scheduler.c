@@ -1,9 +1,7 @@
 /*
- * States of jobs and streams: which may launch, which launches next, and what follows the end of a
- * job. With state_mutex.
- *
- * A launchable stream is queued in its lane, or in the engine's own if its job needs no device.
- * Lanes with a free slot take turns; within a lane groups share launches fairly.
+ * States of jobs and streams: which may launch, which is next, and what follows a job's end. With
+ * state_mutex. A launchable stream is queued in its lane, or in the engine's own if its job needs
+ * no device. Lanes with a free slot take turns; in a lane groups share launches fairly.
  */
 #include "daemon/engine/private.h"
 
@@ -15,9 +13,9 @@
 
 static void lane_free_slot(struct fa_engine *engine, struct fa_device_lane *lane);
 
-/* Gated jobs of a stream that the device may hold. */
+/* Limits a stream's gated jobs on the device. */
 #define DEVICE_GATES_MAX 2
-/* After the device gave up n gates in a row, the engine itself waits for the next 2^n gates. */
+/* After the device gave up n gates in a row, the engine itself keeps the next 2^n. */
 #define GATE_BACKOFF_SHIFT_MAX 6
 
 /* ---- jobs */
@@ -36,7 +34,7 @@ static void job_explain(struct fa_job *job, int status)
 	const bool queued = job->state == FA_JOB_WAITING;
 	const char *when = queued ? "queued" : "running";
 
-	/* Hundreds may be cancelled at once, and formatting takes long. */
+	/* Formatting takes long, and hundreds may be cancelled at once. */
 	if (status == -ECANCELED && queued)
 		memcpy(job->error.text, was_queued, sizeof(was_queued));
 	else if (status == -ECANCELED)
@@ -56,7 +54,6 @@ static bool has_work(const struct fa_job *job)
 	return job->work.op != FA_DEVICE_NONE;
 }
 
-/* The loop thread confirms it. */
 static void job_confirm(struct fa_job *job)
 {
 	struct fa_engine *engine = job->stream->engine;
@@ -111,7 +108,7 @@ static void job_put_back(struct fa_job *job)
 	fa_list_append(pos, &job->link);
 }
 
-/* The device gave up on its gate, and has done nothing of the job. */
+/* The device gave up on its gate and has done nothing. */
 static void job_return(struct fa_job *job)
 {
 	struct fa_stream *stream = job->stream;
@@ -157,8 +154,7 @@ void fa_job_reaped(struct fa_job *job)
 		status = stream->chain_status;
 		end = 0;
 	}
-	/* A cancel that comes too late has no effect. A missed deadline is reported even if the
-	 * work succeeded. */
+	/* A late cancel has no effect. A missed deadline is reported even if the work succeeded. */
 	if (end && (status == -ECANCELED || (!status && end == -ETIMEDOUT))) {
 		job_explain(job, end);
 		status = end;
@@ -171,7 +167,7 @@ void fa_job_reaped(struct fa_job *job)
 		job_settle(job, status);
 	stream->outstanding--;
 	stream->engine->n_running--;
-	/* A job leaves after its predecessors, which may be back in `waiting`. */
+	/* It leaves after its predecessors, which may be back in `waiting`. */
 	if (!fa_list_empty(&stream->waiting) && fa_job_first(&stream->waiting)->value < job->value)
 		job_put_back(job);
 	fa_stream_update(stream);
@@ -212,7 +208,7 @@ static int queue_new(struct fa_stream *stream, struct fa_error *error)
 		stream->lane = engine->ops->queue_lane ? engine->ops->queue_lane(stream->queue)
 		                                       : &engine->lane;
 		share = share_of(stream, stream->lane);
-		/* What the group used of another lane says nothing about its use of this one. */
+		/* Its use of another lane says nothing about this one. */
 		if (!group->shares[share].n_streams++ && share != FA_ENGINE_SHARE_OWN)
 			fa_fair_queue_group_init(&group->shares[share].queue);
 	}
@@ -305,7 +301,7 @@ bool fa_job_is_gated(const struct fa_job *job)
 	       !fa_gates_met(job->gates);
 }
 
-/* True if @job, the first waiting one, can be launched: the device can poll its last gate. */
+/* True: @job waits first, and the device can poll its last gate. */
 static bool device_can_wait(const struct fa_stream *stream, const struct fa_job *job)
 {
 	const struct fa_engine *engine = stream->engine;
@@ -321,8 +317,7 @@ static bool needs_slot(const struct fa_job *job)
 	return job->state == FA_JOB_WAITING && has_work(job);
 }
 
-/* Behind device-gated jobs, which the device may return, only device-gated ones may start: others
- * could overtake. */
+/* Behind device-gated jobs, which may be returned, only such may start: others could overtake. */
 static bool can_launch(const struct fa_stream *stream)
 {
 	const struct fa_job *job = fa_job_first((struct fa_list *)&stream->waiting);
@@ -343,7 +338,7 @@ static struct fa_device_lane *lane_needed(struct fa_stream *stream)
 	return &stream->engine->lane;
 }
 
-/* Makes it at the first launch. If that fails, ends the job and returns false. */
+/* Made at the first launch. If that fails, ends the job and returns false. */
 static bool prepare_queue(struct fa_stream *stream)
 {
 	struct fa_job *job;
@@ -360,7 +355,6 @@ static bool prepare_queue(struct fa_stream *stream)
 	return r == 0;
 }
 
-/* Starts or stops polling of the first waiting job's gates. */
 static void stream_watch(struct fa_stream *stream)
 {
 	struct fa_engine *engine = stream->engine;
@@ -391,7 +385,7 @@ static void chain_end(struct fa_stream *stream, struct fa_job *job)
 		return;
 	}
 	job->error = stream->chain_error;
-	/* Even a refused job: the predecessor's error may be the cause. */
+	/* Settles even a refused job: the predecessor's error may be the cause. */
 	job_settle(job, stream->chain_status);
 }
 
@@ -470,7 +464,7 @@ void fa_stream_receive(struct fa_stream *stream, struct fa_job *job)
 	fa_stream_update(stream);
 }
 
-/* The device is lost. Waiting jobs leave the stream after those on the device. */
+/* The device is lost. Waiting jobs leave after those on the device. */
 static void end_waiting(struct fa_stream *stream)
 {
 	struct fa_list *pos;
@@ -488,7 +482,7 @@ static void stream_start(struct fa_stream *stream, struct fa_job *job)
 	stream_watch(stream);
 }
 
-/* -EAGAIN or -EBUSY: the device refuses it (device.h); the job goes on waiting. */
+/* -EAGAIN or -EBUSY: the device refuses (device.h); the job goes on waiting. */
 static int job_launch(struct fa_stream *stream, struct fa_job *job)
 {
 	const bool device_gated = job == stream->gated;
@@ -527,7 +521,7 @@ static int job_launch(struct fa_stream *stream, struct fa_job *job)
 	return 0;
 }
 
-/* Launches the first waiting job that is not settled. Returns 0, or the device's refusal. */
+/* The first waiting job that is not settled. Returns 0, or the device's refusal. */
 static int stream_launch(struct fa_stream *stream)
 {
 	struct fa_job *job;
@@ -537,7 +531,7 @@ static int stream_launch(struct fa_stream *stream)
 	while (can_launch(stream)) {
 		job = fa_job_first(&stream->waiting);
 		if (needs_slot(job)) {
-			/* Do not launch while the stream is queued in another lane. */
+			/* Does not launch while the stream is queued in another lane. */
 			if (!stream->run_lane || stream->run_lane == stream->lane)
 				r = job_launch(stream, job);
 			break;
@@ -597,8 +591,7 @@ void fa_engine_retry_deferred(struct fa_engine *engine)
 		return;
 	fa_list_init(&deferred);
 	fa_list_splice(&deferred, &engine->deferred);
-	/* Put all deferred streams first in their lanes before one is launched: a lane's first
-	 * stream must not find another one deferred. */
+	/* First put all back: a lane's first stream must not find another one deferred. */
 	fa_list_for_each(pos, &deferred) {
 		struct fa_stream *stream = fa_container_of(pos, struct fa_stream, deferred_link);
 
