@@ -10,8 +10,7 @@
 #include <time.h>
 
 #define TICK_MS 1000
-/* An empty chunk is freed after this time, later if the pool is in use: adding it again blocks the
- * loop thread. */
+/* Adding an empty chunk again blocks the loop thread, so it is kept for this time, or longer. */
 #define CHUNK_IDLE_NS (10 * FA_NS_PER_SEC)
 #define CHUNK_IDLE_IN_USE_NS (30 * FA_NS_PER_SEC)
 #define GROW_RETRY_NS FA_NS_PER_SEC
@@ -56,7 +55,6 @@ bool fa_kv_grow(void *userdata)
 	r = context->ops->pool_chunk_add(context->device, chunk, &error, &zeroed, &fd);
 	if (r < 0) {
 		kv->grow_device_lost = r == -ENODEV;
-		/* Log once until the number of chunks changes. */
 		kv->grow_retry_ns = fa_deadline_ns(GROW_RETRY_NS);
 		if (kv->grow_failed_chunks != info.chunks)
 			fa_log(FA_LOG_WARNING, "the pool stays at %" PRIu32 " chunks: %s",
@@ -64,7 +62,7 @@ bool fa_kv_grow(void *userdata)
 		kv->grow_failed_chunks = info.chunks;
 		return false;
 	}
-	/* Store the chunk before use, if possible. A failure is retried and refuses nobody. */
+	/* Stored before use, if possible. A failure is retried and refuses nobody. */
 	fa_kv_persist(kv, chunk, fd);
 	if (fa_pool_chunk_add(kv->pool, chunk, zeroed, &error) < 0) {
 		context->ops->pool_chunk_remove(context->device, chunk);
@@ -112,7 +110,7 @@ static void shrink(struct fa_kv *kv)
 	bool in_use;
 
 	free_excess_chunks(kv);
-	/* Keep chunks after a start, as the previous daemon's clients may soon be back. */
+	/* The previous daemon's clients may soon be back. */
 	if (fa_now_ns() - kv->context->started_ns < CHUNK_IDLE_NS)
 		return;
 	fa_pool_get_info(kv->pool, &info);
@@ -127,7 +125,7 @@ static void shrink(struct fa_kv *kv)
 	}
 }
 
-/* Ends lost sessions whose grace time is over. A stopping daemon leaves them to its successor. */
+/* A stopping daemon leaves them to its successor. */
 static void expire_lost_sessions(struct fa_kv *kv)
 {
 	struct fa_context *context = kv->context;
@@ -143,7 +141,7 @@ static void expire_lost_sessions(struct fa_kv *kv)
 	if (!n)
 		return;
 	fa_log(FA_LOG_INFO, "%" PRIu32 " sessions of the daemon before did not come back", n);
-	/* Sessions that may still come back keep the daemon from exiting when idle. */
+	/* Sessions that may come back keep an idle daemon from exiting. */
 	if (!kv->session_store.n_lost)
 		context->hooks->idle(context);
 }
@@ -180,8 +178,7 @@ static void on_tick(uv_timer_t *timer)
 	stop_timer_if_idle(kv);
 }
 
-/* Starts the timer, if needed. It stops while nothing needs it, as a loop without timers is
- * faster. */
+/* It stops while nothing needs it: a loop without timers is faster. */
 void fa_kv_timer_start(struct fa_kv *kv)
 {
 	if (!uv_is_active((uv_handle_t *)&kv->timer))

@@ -1,5 +1,5 @@
 /*
- * Adds chunks when steps need pages and frees chunks that stay empty. Its timer also expires named
+ * Adds chunks when steps need pages, and frees chunks that stay empty. Its timer also expires named
  * objects and lost sessions. Loop thread.
  */
 #pragma once
@@ -9,14 +9,12 @@
 
 struct fa_kv;
 
-/* CLOCK_BOOTTIME, by which objects expire. */
+/* Returns CLOCK_BOOTTIME, by which objects expire. */
 uint64_t fa_kv_now_ns(void);
 
-/* For fa_pool_set_grow(); @userdata is a struct fa_kv. Returns false if it cannot now. */
+/* For fa_pool_set_grow(). @userdata: struct fa_kv. */
 bool fa_kv_grow(void *userdata);
 
-/* Starts the timer, which stops when the pool is empty. */
 void fa_kv_timer_start(struct fa_kv *kv);
 
-/* Releases quarantined pages once the quarantine is over. */
 void fa_kv_quarantine_end(struct fa_kv *kv);

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define NAME_BYTES 32
-/* Part of the descriptors that clients may have, at most, that may wait to be stored. */
+/* This part of clients' descriptors may wait to be stored. */
 #define PENDING_DIVISOR 8
 
 static void name_of(uint32_t what, char ret_name[NAME_BYTES])
@@ -50,8 +50,7 @@ static int store(struct fa_kv *kv, uint32_t what)
 	if (!fd_store->add)
 		return 0;
 	name_of(what, name);
-	/* Remove the old descriptor first: of two with one name the next daemon would take
-	 * either. */
+	/* The old descriptor goes first: of two with one name the next daemon would take either. */
 	if (kept->stored) {
 		r = fd_store->remove(fd_store->userdata, name);
 		if (r < 0)
@@ -82,7 +81,7 @@ static int try_store(struct fa_kv *kv, uint32_t what)
 	return r;
 }
 
-/* A waiting descriptor is one less for clients; without a bound, chunks could take all of them. */
+/* Clients have one descriptor less for each that waits; unbounded, chunks could take all. */
 static bool may_be_pending(const struct fa_kv *kv, uint32_t what)
 {
 	const uint64_t all_fds = kv->context->config.limits.all_fds;
@@ -243,7 +242,7 @@ static int adopt_memory(struct fa_kv *kv, const struct taken *taken, struct fa_e
 		context->ops->pool_close(context->device);
 		return r;
 	}
-	/* The daemon died while it added or removed chunks that the state does not know. */
+	/* The daemon died while it added or removed chunks unknown to the state. */
 	for (uint32_t i = 0; i < FA_KV_CHUNKS_MAX; ++i)
 		if (kv->kept[i].stored && fa_pool_chunk_state(kv->pool, i) == FA_CHUNK_ABSENT)
 			fa_kv_persist_remove(kv, i);
@@ -268,7 +267,7 @@ static int recover_pool(struct fa_kv *kv, struct taken *taken, struct fa_error *
 		kv->pool = fa_pool_free(kv->pool);
 		return r;
 	}
-	/* The dead process's work on the device may still run for a while. */
+	/* The dead process's work may run on for a while. */
 	kv->quarantine_ns = kv->context->started_ns + kv->context->info.linger_ns;
 	return 0;
 }
@@ -289,7 +288,7 @@ static int recover_all(struct fa_kv *kv, const struct fa_session_store_device *d
 	return recover_pool(kv, taken, error);
 }
 
-/* The CPU may stand in for a lost GPU that has this pool, with backend `auto`. */
+/* With backend `auto` the CPU may stand in for a lost GPU that has this pool. */
 static bool gpu_may_return(const struct fa_context *context)
 {
 	const char *backend = context->config.backend;
@@ -297,7 +296,7 @@ static bool gpu_may_return(const struct fa_context *context)
 	return (!backend || !strcmp(backend, "auto")) && !strcmp(context->info.backend, "cpu");
 }
 
-/* No daemon can use the pool after error @r. Other errors may pass, and must not destroy data. */
+/* True if no daemon can use the pool after @r. Other errors may pass, and must not destroy data. */
 static bool is_unusable(int r)
 {
 	return r == -EBADMSG || r == -EPROTONOSUPPORT || r == -ESTALE || r == -ENOENT ||

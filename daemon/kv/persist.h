@@ -1,6 +1,6 @@
 /*
- * Keeps the pool beyond the process: the fd store (persist/fd_store.h) has its chunks, state and
- * sessions, and the next daemon takes them. Loop thread.
+ * Keeps the pool beyond the process: its chunks, state and sessions are in the fd store
+ * (persist/fd_store.h), where the next daemon takes them. Loop thread.
  */
 #pragma once
 
@@ -13,10 +13,10 @@
 struct fa_kv;
 struct fa_session_store_device;
 
-/* Limits chunks, as each takes a descriptor. */
+/* Each takes a descriptor. */
 #define FA_KV_CHUNKS_MAX 4000
 
-/* Numbers of what is persisted: chunks have their own number; these are the others. */
+/* Numbers for what is not a chunk; chunks have their own. */
 enum {
 	FA_KV_PERSIST_STATE = FA_KV_CHUNKS_MAX,
 	FA_KV_PERSIST_SESSIONS,
@@ -24,20 +24,20 @@ enum {
 };
 
 struct fa_kv_persisted {
-	bool wanted; /* to be in the fd store */
-	bool stored; /* the fd store has it, by name */
-	int fd;      /* yet to be stored; -1: none */
+	bool wanted;
+	bool stored;
+	int fd; /* to be stored; -1: none */
 };
 
 /*
  * Recovers what an earlier daemon persisted, if it is @device's. A missing chunk loses only its
- * contents. -ENOENT: nothing persisted; -EAGAIN: a later process may succeed, and everything stays;
- * others: it was unusable (damaged, incomplete, of another version or device), and is dropped.
+ * contents. -ENOENT: nothing persisted; -EAGAIN: everything stays, a later process may succeed;
+ * others: unusable (damaged, incomplete, of another version or device), and dropped.
  */
 int fa_kv_recover(struct fa_kv *kv, const struct fa_session_store_device *device,
                   struct fa_error *error);
 
-/* Call before the other functions. */
+/* Call it first. */
 void fa_kv_persist_init(struct fa_kv *kv);
 
 /*
@@ -49,11 +49,10 @@ void fa_kv_persist(struct fa_kv *kv, uint32_t what, int fd);
 void fa_kv_persist_remove(struct fa_kv *kv, uint32_t what);
 void fa_kv_persist_retry(struct fa_kv *kv);
 
-/* The fd store still has a removed chunk @what: a new one of that number would be mistaken for
- * it. */
+/* The fd store still has a removed chunk @what, and would mistake a new one for it. */
 bool fa_kv_persist_is_stale(const struct fa_kv *kv, uint32_t what);
 
-/* How many of @chunks would be lost with the process, although there is an fd store. */
+/* Counts chunks that would be lost with the process although there is an fd store. */
 uint32_t fa_kv_unpersisted_chunks(const struct fa_kv *kv, uint32_t chunks);
 
 /* Closes what still cannot be stored. */

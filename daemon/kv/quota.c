@@ -45,7 +45,7 @@ int fa_kv_check_quota(void *userdata, const struct fa_pool_tenant_info *held,
 	int r;
 
 	r = check_limits(limits, 1, held, more, "a user", error);
-	/* uid 0 is exempt: it makes others' cgroups. */
+	/* uid 0 makes cgroups for others. */
 	if (r < 0 || !held->uid)
 		return r;
 	all.bytes = held->user.bytes;

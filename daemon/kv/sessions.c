@@ -20,7 +20,6 @@ int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
 		return fa_fail(error, -ENOTSUP, "this daemon has no KV pool: %s", kv->reason.text);
 	if (session->context->state >= FA_DAEMON_FLUSHING)
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
-	/* Set the last-use time for the objects of this call. */
 	fa_pool_set_time(kv->pool, fa_kv_now_ns());
 	if (!own->known) {
 		r = fa_pool_tenant_get(kv->pool, session->peer.uid, session->tenant->cgroup, error,
@@ -48,7 +47,6 @@ int fa_kv_actor_admin(struct fa_session *session, struct fa_actor *ret_actor,
 	return 0;
 }
 
-/* The client does not receive the reply. */
 static bool has_hung_up(const struct fa_session *session)
 {
 	struct pollfd polled = { .fd = session->fd };
@@ -77,8 +75,7 @@ bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret
 	return false;
 }
 
-/* Marks a resumed session as lost again if it has not used the pool: its client may have timed out,
- * and may resume again. */
+/* The session has not used the pool: its client may have timed out, and may resume again. */
 static void set_lost_again(struct fa_session *session)
 {
 	struct fa_kv_session *own = &session->kv;
@@ -105,7 +102,7 @@ void fa_kv_session_end(struct fa_session *session)
 	if (!kv->pool)
 		return;
 	fa_pool_set_time(kv->pool, fa_kv_now_ns());
-	/* Leave the session to the successor of a daemon that stops, or lost its device. */
+	/* A daemon that stops, or lost its device, leaves the session to its successor. */
 	if (session->context->state == FA_DAEMON_RUNNING &&
 	    !fa_context_device_lost(session->context)) {
 		if (session->kv.known || session->kv.resumed)

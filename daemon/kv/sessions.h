@@ -1,4 +1,4 @@
-/* A session's identity towards the pool, and its life in the session store. Loop thread. */
+/* A session's identity for the pool, and its life in the session store. Loop thread. */
 #pragma once
 
 #include "common/error.h"
@@ -13,15 +13,15 @@ struct fa_session;
 int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
                 struct fa_error *error);
 
-/* As fa_kv_actor(), but administrators may also find and remove others' objects. */
+/* Administrators may also find and remove others' objects. */
 int fa_kv_actor_admin(struct fa_session *session, struct fa_actor *ret_actor,
                       struct fa_error *error);
 
-/* Called at Hello. Returns true if the session resumes an earlier daemon's with the secret @resume
- * (NULL: none), whose number and secret it keeps. */
+/* At Hello. Returns true if the session resumes an earlier daemon's with the secret @resume (NULL:
+ * none), whose number and secret it keeps. */
 bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret *resume);
 
-/* Steps are aborted when their requests have ended. */
+/* Aborts steps when their requests have ended. */
 void fa_kv_session_close(struct fa_session *session);
 
 /* Releases its objects, unless the daemon stops. Nothing may be in flight. */

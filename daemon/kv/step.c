@@ -313,7 +313,7 @@ static int tables_new(struct fa_kv_step *step, size_t n, struct fa_error *error,
 	                         : fa_fail(error, -ENOMEM, "the daemon has no memory for a step");
 }
 
-/* Copies the pool's tables only if the device has memory of its own for them. */
+/* The pool's tables are copied only if the device has its own memory for them. */
 static int fill_tables(struct fa_kv_step *step, const uint32_t *tree, size_t n_tree,
                        const uint32_t *tree_start, struct fa_error *error)
 {
@@ -462,8 +462,7 @@ static int find_predecessors(struct fa_kv_step *step, struct fa_error *error)
 	return 0;
 }
 
-/* Words charged besides the tables: per step, per sequence, per copied page, per page of a
- * checkpoint. */
+/* Charged besides tables: per step, sequence, copied page, page of a checkpoint. */
 #define STEP_WORDS ((FA_DEVICE_PLAN_CACHE_BYTES + 512) / sizeof(uint32_t))
 #define ENTRY_WORDS 40
 #define COPY_WORDS 6
@@ -481,7 +480,6 @@ static int charge(struct fa_kv_step *step, size_t n_tree, bool trees, struct fa_
 		         COPY_WORDS * (uint64_t)group->n_copies + fa_kv_step_copy_words(group);
 		for (uint32_t j = group->begin; j < group->end; ++j)
 			words += CHECKPOINT_PAGE_WORDS * step->plan->entries[j].n_checkpoint_pages;
-		/* Charge for the positions, too. */
 		if (trees)
 			words += group->cu_new[group->end - group->begin];
 	}
@@ -515,7 +513,7 @@ static int fill(struct fa_kv_step *step, uint32_t n_items, const uint32_t *tree,
 		r = fill_written(step, error);
 	if (r == 0)
 		r = find_predecessors(step, error);
-	/* A read may be planned on an aborting step; other steps may not. */
+	/* Only a read may be planned on an aborting step. */
 	for (uint32_t i = 0; step->id && i < step->n_predecessors && r == 0; ++i)
 		if (!step->predecessors[i]->closed &&
 		    (step->predecessors[i]->aborting ||
@@ -550,7 +548,7 @@ int fa_kv_step_new(struct fa_session *session, const struct fa_actor *actor, uin
 	step->id = id;
 	fa_list_init(&step->link);
 	fa_list_init(&step->requests);
-	/* End a quarantine that is over, as the step may need its pages. */
+	/* The step may need quarantined pages. */
 	fa_kv_quarantine_end(kv);
 	number = kv->step_number_offset + now_ns;
 	if (number <= kv->last_step_number)

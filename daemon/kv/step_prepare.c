@@ -37,7 +37,7 @@ static const struct fa_request_kind prepare_kind = {
 	.ended = prepare_ended,
 };
 
-/* Copies are split, because the tokens of one move are moved one by one. */
+/* Tokens of one move are moved one by one, so copies are split. */
 #define PIECE_TOKENS 8
 
 static uint32_t copies_pieces(const struct fa_pool_step_group *group)
@@ -45,7 +45,7 @@ static uint32_t copies_pieces(const struct fa_pool_step_group *group)
 	return group->n_copies * (group->layout.page_tokens / PIECE_TOKENS);
 }
 
-/* A copy is a move within a sequence of two pages. Returns the words used. */
+/* A copy is a move in a sequence of two pages. Returns the words used. */
 static size_t fill_copies(const struct fa_pool_step_group *group, const uint32_t *table,
                           uint32_t *at, struct fa_paged_move *move)
 {
@@ -114,7 +114,7 @@ int fa_kv_step_compare_ids(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Returns true if a predecessor writes to the sequence of a page to copy. */
+/* True: a predecessor writes to the sequence of a page to copy. */
 static bool copies_page_in_use(const struct fa_kv_step *step)
 {
 	for (uint32_t i = 0; i < step->plan->n_entries; ++i) {
@@ -176,7 +176,7 @@ int fa_kv_step_prepare(struct fa_kv_step *step, struct fa_error *error)
 		return r;
 	}
 	request->step = step;
-	request->layer = UINT32_MAX; /* no layer: requests wait for step.prepare_value instead */
+	request->layer = UINT32_MAX; /* requests wait for step.prepare_value instead */
 	fa_list_append(&step->requests, &request->step_link);
 	step->prepare_value = session->streams[FA_SESSION_STREAM_OWN].next_value;
 	fa_request_submit_own(request);

@@ -13,9 +13,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A GPU's chunk holds whole pages of all layers; smaller chunks would hold none. */
+/* A GPU's chunk holds whole pages of all layers. */
 #define CHUNK_BYTES_MIN ((uint64_t)4 << 20)
-/* In a small pool in host memory every cache can have a chunk; large pages get runs of chunks. */
+/* In a small pool in host memory every cache can have a chunk; large pages get runs. */
 #define SMALL_POOL_BYTES ((uint64_t)1 << 30)
 #define SMALL_POOL_CHUNKS 256
 #define SMALL_POOL_CHUNK_BYTES_MIN ((uint64_t)256 << 10)
@@ -23,7 +23,7 @@
 #define CHUNK_BYTES_LARGE ((uint64_t)1 << 30)
 #define POOL_BYTES_LARGE ((uint64_t)64 << 30)
 #define CHUNKS_WANTED 16
-/* A reload can raise the size by this factor. */
+/* A reload can enlarge a pool by this factor. */
 #define GROWTH_MAX 4
 
 static uint64_t floor_power(uint64_t value)
@@ -42,7 +42,6 @@ static uint64_t choose_chunk_bytes(uint64_t bytes)
 	return chunk < CHUNK_BYTES_MIN ? CHUNK_BYTES_MIN : chunk;
 }
 
-/* @own: of a daemon that a program started for itself. */
 static uint64_t wanted_bytes(const struct fa_kv *kv, bool own)
 {
 	const struct fa_context *context = kv->context;
@@ -57,7 +56,6 @@ static uint64_t wanted_bytes(const struct fa_kv *kv, bool own)
 	                            own);
 }
 
-/* Returns the most chunks that a reload can give a pool of @chunks. */
 static uint32_t growth_limit(const struct fa_kv *kv, uint64_t chunks, uint64_t chunk_bytes)
 {
 	const struct fa_device_info *device = &kv->context->info;
@@ -158,7 +156,7 @@ static int make(struct fa_kv *kv, const struct fa_session_store_device *device,
 	return r;
 }
 
-/* Continues the numbering of sessions; releases objects of owners who cannot resume. */
+/* Goes on numbering sessions; releases objects of owners who cannot resume. */
 static void finish_recovery(struct fa_kv *kv)
 {
 	struct fa_context *context = kv->context;
@@ -176,7 +174,6 @@ static void finish_recovery(struct fa_kv *kv)
 	       kv->session_store.n_lost);
 	context->last_session = fa_session_store_last_number(&kv->session_store);
 	while (fa_pool_owner_each(kv->pool, &cursor, &owner)) {
-		/* Owners are returned once per object, so repeatedly. */
 		if (owner == last)
 			continue;
 		last = owner;
@@ -205,7 +202,7 @@ static void set_size(struct fa_kv *kv)
 		         ", not the %" PRIu64 " that are wanted: that takes a new pool", wanted);
 	else
 		kv->chunks_max = (uint32_t)wanted;
-	/* Give the error an explanation, as nobody configured this limit. */
+	/* The error explains itself, as nobody configured this limit. */
 	snprintf(kv->exhausted_hint, sizeof(kv->exhausted_hint),
 	         "; a daemon that a program starts for itself has at most %d MiB, unless [pool] "
 	         "bytes in its configuration (FAD_CONFIG) says more",
@@ -259,8 +256,8 @@ int fa_kv_open(struct fa_context *context, struct fa_error *error)
 	kv->context = context;
 	fa_kv_persist_init(kv);
 	kv->grow_failed_chunks = UINT32_MAX;
-	/* Step numbers are times, and so tell nothing about other clients' steps. They grow across
-	 * restarts: the generation is a time in nanoseconds. */
+	/* Step numbers are times, and so tell nothing about others' steps. They grow across
+	 * restarts. */
 	kv->last_step_number = context->generation;
 	kv->step_number_offset = context->generation - fa_kv_now_ns();
 	r = fa_kv_recover(kv, &device, &kv->reason);
