@@ -49,7 +49,7 @@ void fa_registered_buffer_close_fds(struct fa_registered_buffer *buffer)
 		close_fd(buffer, &buffer->pieces[i].fd);
 	free(fa_steal_ptr(buffer->pieces));
 	buffer->n_pieces = 0;
-	/* This releases charges for missing pieces, and for descriptors that a worker closed. */
+	/* This covers missing pieces, and descriptors that a worker closed. */
 	fa_charge_release(&buffer->charge_fds);
 }
 

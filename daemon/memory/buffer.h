@@ -1,7 +1,7 @@
 /*
  * Registered buffers: a client's memory, mapped for the device. Loop thread only, except during an
- * import job (memory/importer.h). The session, requests and the job that creates the buffer hold
- * references. Charges are released after memory and descriptors.
+ * import job (memory/importer.h). Referenced by the session, requests and the job that creates it.
+ * Charges are released after memory and descriptors.
  */
 #pragma once
 
@@ -21,9 +21,9 @@ struct fa_importer;
 struct fa_registered_buffer {
 	unsigned int n_refs;
 	struct fa_importer *importer;
-	struct fa_device_memory memory; /* address is NULL if the memory is not mapped */
+	struct fa_device_memory memory; /* address NULL: not mapped */
 	struct fa_charge charge_count, charge_pieces, charge_bytes;
-	struct fa_tenant *ending; /* fa_tenant_ending() was called; NULL: not */
+	struct fa_tenant *ending; /* set after fa_tenant_ending() */
 
 	/* Set before fa_importer_start(). */
 	uint32_t id;
@@ -32,17 +32,17 @@ struct fa_registered_buffer {
 	enum fa_wire_buffer_kind kind;
 	bool read_only;
 	uint64_t offset, bytes;
-	int fd;               /* HOST_FD: the client's descriptor; ARENA: created by the job */
-	uint64_t piece_bytes; /* ARENA: size of the driver's allocation behind fd; 0: a memfd */
+	int fd;               /* HOST_FD: the client's; ARENA: the job makes it */
+	uint64_t piece_bytes; /* ARENA: the driver's allocation behind fd; 0: a memfd */
 	uint8_t handle[FA_WIRE_HANDLE_BYTES]; /* only for CUDA_IPC */
 	uint32_t pid; /* CUDA_IPC: the client's pid in its PID namespace; 0: unknown */
 	struct fa_device_piece *pieces; /* CUDA_FD: [n_pieces_wanted], with the client's fds */
 	size_t n_pieces, n_pieces_wanted;
-	uint64_t pieces_bytes; /* of pieces received so far */
+	uint64_t pieces_bytes; /* received so far */
 	struct fa_charge charge_fds;
-	void *owner;  /* opaque argument of the callback */
-	void *mapped; /* not NULL: import this mapping of @bytes in the daemon */
-	/* Called in place of importer.done; may be NULL. */
+	void *owner;  /* for the callback */
+	void *mapped; /* not NULL: import this mapping of the daemon's */
+	/* Called in place of importer.done. May be NULL. */
 	void (*imported)(struct fa_registered_buffer *buffer);
 
 	int status;
@@ -52,7 +52,7 @@ struct fa_registered_buffer {
 	struct fa_list link; /* in a list of the importer */
 };
 
-/* Makes a buffer without memory. -ENOMEM; -EDQUOT: limit of the process. */
+/* The buffer has no memory yet. -ENOMEM; -EDQUOT: limit of the process. */
 int fa_registered_buffer_new(struct fa_importer *importer, struct fa_error *error,
                              struct fa_registered_buffer **ret_buffer);
 struct fa_registered_buffer *fa_registered_buffer_ref(struct fa_registered_buffer *buffer);
@@ -61,8 +61,8 @@ struct fa_registered_buffer *fa_registered_buffer_unref(struct fa_registered_buf
 /* The buffer ends as soon as no request uses it. */
 void fa_registered_buffer_end(struct fa_registered_buffer *buffer);
 
-/* Closes the buffer's descriptors. The importer calls this. */
+/* The importer calls this. */
 void fa_registered_buffer_close_fds(struct fa_registered_buffer *buffer);
 
-/* Frees a buffer without memory and references. The importer calls this. */
+/* The importer calls this, without memory or references left. */
 void fa_registered_buffer_destroy(struct fa_registered_buffer *buffer);

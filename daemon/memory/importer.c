@@ -15,9 +15,9 @@
 
 #define RELEASE_BATCH 64
 
-/* Mappings that are left to connections, threads and libraries. */
+/* Mappings left to connections, threads and libraries. */
 #define MAPS_RESERVED 8192
-#define MAPS_DEFAULT 65530 /* used if vm.max_map_count is unreadable */
+#define MAPS_DEFAULT 65530 /* if vm.max_map_count is unreadable */
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -145,8 +145,8 @@ static int import_ipc(struct fa_importer *importer, struct fa_registered_buffer 
 	                                     &buffer->memory);
 	if (r == 0)
 		return 0;
-	/* CUDA takes the handle for one of this process, if the client's id in its namespace is the
-	 * same. */
+	/* CUDA takes the handle for this process's own if the client has the same pid in its
+	 * namespace. */
 	if (buffer->pid == (uint32_t)getpid())
 		return fa_fail(&buffer->error, r,
 		               "client and daemon have the same process id, %d, in two PID "
@@ -182,7 +182,7 @@ static int import(struct fa_importer *importer, struct fa_registered_buffer *buf
 	}
 }
 
-/* Notes which file the memory is in, as several buffers may be of one. */
+/* Several buffers may be of one file. */
 static void identify(struct fa_registered_buffer *buffer)
 {
 	struct stat info;
@@ -204,7 +204,7 @@ static void import_work(uv_work_t *work)
 	identify(buffer);
 	if (buffer->read_only)
 		buffer->memory.writable = false;
-	/* This descriptor is a memfd, as was checked, so closing it does not block. */
+	/* It was checked to be a memfd: closing does not block. */
 	if (buffer->kind == FA_WIRE_BUFFER_HOST_FD && !buffer->mapped)
 		fa_close_fdp(&buffer->fd);
 }
@@ -214,7 +214,7 @@ static void import_done(uv_work_t *work, int status)
 	struct fa_registered_buffer *buffer = work->data;
 	struct fa_importer *importer = buffer->importer;
 
-	/* Keep an arena's descriptor, which goes into the answer. */
+	/* An arena's descriptor goes into the answer. */
 	if (buffer->kind != FA_WIRE_BUFFER_ARENA || buffer->fd < 0)
 		fa_registered_buffer_close_fds(buffer);
 	--importer->n_running;

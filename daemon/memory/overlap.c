@@ -26,7 +26,7 @@ int fa_tensor_uses_check(const struct fa_tensor_use *uses, size_t n, struct fa_e
 		if (!uses[i].written || !uses[i].view->rank)
 			continue;
 		for (size_t j = 0; j < n; ++j) {
-			/* Two outputs are compared once. */
+			/* Each pair of outputs is compared once. */
 			if (i == j || !uses[j].view->rank || (uses[j].written && j < i))
 				continue;
 			if (overlap(&uses[i], &uses[j]))
@@ -41,13 +41,13 @@ int fa_tensor_uses_check(const struct fa_tensor_use *uses, size_t n, struct fa_e
 
 /* ---- many outputs */
 
-/* Limits the work of all exact comparisons of a request together. */
+/* Limits all exact comparisons of a request together. */
 #define OUTPUTS_STEPS_MAX 32768
 
 struct place {
 	uint64_t file_system, inode; /* 0: begin and end are addresses */
 	uint64_t begin, end;
-	/* Stride of dimension 0; extent of the other dimensions. */
+	/* Stride of dimension 0; extent of the others. */
 	uint64_t page_bytes, inner_bytes;
 	size_t index;
 };
@@ -93,11 +93,11 @@ static int compare_places(const void *a, const void *b)
 	return compare_numbers(x->begin, y->begin);
 }
 
-/* @a begins first, and @b begins within @a. */
+/* @a begins first, and @b begins within it. */
 static bool places_overlap(const struct fa_tensor_use *uses, const struct place *a,
                            const struct place *b, int *steps)
 {
-	/* Often both tensors repeat at one distance, and use different parts of each period. */
+	/* Often both repeat at one distance, and use different parts of each period. */
 	if (a->page_bytes == b->page_bytes && a->page_bytes) {
 		const uint64_t delta = (b->begin - a->begin) % a->page_bytes;
 

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* A tensor of a request; view->rank 0: there is none. */
+/* If view->rank is 0, there is no tensor. */
 struct fa_tensor_use {
 	const char *name;
 	const struct fa_wire_view *view;
@@ -16,14 +16,14 @@ struct fa_tensor_use {
 	bool written;
 };
 
-/* @uses are checked views. Returns -EINVAL if one that is written shares memory with another, also
- * through another buffer of the same file or device memory. */
+/* @uses are checked views. -EINVAL: one that is written shares memory with another, also through
+ * another buffer of the same file or device memory. */
 int fa_tensor_uses_check(const struct fa_tensor_use *uses, size_t n, struct fa_error *error);
 
 #define FA_TENSOR_OUTPUTS_MAX 512
 
-/* Returns true if two of many tensors that are written share memory, and which. @uses are at most
- * FA_TENSOR_OUTPUTS_MAX checked views with elements. Their time is bounded: tensors that lie in one
- * another in so many ways that an answer would take long count as sharing memory. */
+/* Returns true if two of the tensors, all written, share memory, and which. @uses: at most
+ * FA_TENSOR_OUTPUTS_MAX checked views with elements. Time is bounded: tensors interleaved in so
+ * many ways that an answer would take long count as sharing. */
 bool fa_tensor_outputs_overlap(const struct fa_tensor_use *uses, size_t n, size_t *ret_a,
                                size_t *ret_b);

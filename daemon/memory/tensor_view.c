@@ -80,7 +80,6 @@ static const char *dtype_name(unsigned int dtype)
 	}
 }
 
-/* Checks each field by itself. */
 static int check_numbers(const struct fa_wire_view *view, const char *name, struct fa_error *error)
 {
 	unsigned int bytes = fa_tensor_view_dtype_bytes(view->dtype);
@@ -116,13 +115,13 @@ static int check_numbers(const struct fa_wire_view *view, const char *name, stru
 }
 
 /*
- * Checks that elements do not overlap: in ascending order, each stride must exceed the extent of
- * all dimensions with smaller strides. Also refuses interleaved layouts without overlap.
+ * Elements must not overlap: in ascending order, each stride must exceed the extent of all smaller
+ * dimensions. Refuses interleaved layouts, too.
  */
 static int check_distinct(const struct fa_wire_view *view, const char *name, struct fa_error *error)
 {
 	unsigned int order[FA_WIRE_RANK_MAX], n = 0;
-	int64_t reach = 0; /* extent so far; cannot overflow inside the buffer */
+	int64_t reach = 0; /* so far; cannot overflow in the buffer */
 
 	for (unsigned int i = 0; i < view->rank; ++i) {
 		unsigned int j;
@@ -150,7 +149,7 @@ static int check_distinct(const struct fa_wire_view *view, const char *name, str
 static int check_view(const struct fa_wire_view *view, const char *name, bool output,
                       const struct fa_device_memory *memory, struct fa_error *error)
 {
-	uint64_t last = 0, end; /* index of the last element; offset behind it */
+	uint64_t last = 0, end; /* index of the last element, offset behind it */
 	bool empty = false;
 	int r;
 
@@ -231,7 +230,7 @@ struct bind {
 	struct fa_attention_params *params;
 	struct fa_error *error;
 	bool ragged;
-	/* Indices of the dimensions; ragged tensors lack the batch. */
+	/* Indices of dimensions. Ragged tensors have no batch. */
 	unsigned int token, head, dim;
 };
 
@@ -348,7 +347,7 @@ static int check_shapes(struct bind *bind)
 	return 0;
 }
 
-/* Checks that cu_seqlens ascend from 0 to the tensor's tokens. */
+/* They must ascend from 0 to the tensor's tokens. */
 static int check_lengths(struct bind *bind, const char *name, const uint32_t *cu, size_t n,
                          enum fa_tensor_view_index index, int64_t *ret_longest)
 {
@@ -412,7 +411,7 @@ static int bind_lengths(struct bind *bind)
 	return 0;
 }
 
-/* A window beyond all keys becomes -1, unbounded, so that it cannot overflow in kernels. */
+/* Beyond all keys it becomes -1, unbounded: no overflow in kernels. */
 static int bind_window(struct bind *bind, const char *name, int64_t window, int64_t *ret_window)
 {
 	struct fa_attention_params *params = bind->params;
@@ -495,7 +494,7 @@ static int bind_numbers(struct bind *bind)
 	params->prefix_lengths = attention->n_prefix_lengths ? attention->prefix_lengths : NULL;
 	params->softcap = attention->softcap;
 	params->scale = attention->scale;
-	/* Head dim 0 is refused later, by the kernels. */
+	/* Kernels refuse head dim 0. */
 	if (params->scale == 0.0f && params->head_dim)
 		params->scale = 1.0f / sqrtf((float)params->head_dim);
 	params->alibi_slopes = attention->n_alibi_slopes ? attention->alibi_slopes : NULL;

@@ -12,9 +12,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Limits the tokens of a sequence, and so the time of a tile, which cannot be preempted. */
+/* Bounds the time of a tile, which cannot be preempted. */
 #define FA_VIEW_TOKENS_MAX (1 << 24)
-/* Limits the sequences of a batch, dense or ragged. */
+/* Holds for dense and ragged batches. */
 #define FA_VIEW_BATCH_MAX FA_WIRE_SEQUENCES_MAX
 
 enum fa_tensor_view_index {
@@ -33,13 +33,12 @@ const char *fa_tensor_view_name(enum fa_tensor_view_index index);
 const struct fa_wire_view *fa_tensor_view_of(const struct fa_wire_attention *attention,
                                              enum fa_tensor_view_index index);
 
-/* Returns the size of an element of enum fa_wire_dtype; 0: unknown dtype. */
+/* @dtype: enum fa_wire_dtype. 0: unknown. */
 unsigned int fa_tensor_view_dtype_bytes(unsigned int dtype);
 
 /*
- * Checks bounds, alignment and strides (the inner one is 1, none is negative), that the dtype is
- * fp32, fp16 or bf16, and for an @output that memory is writable and elements do not overlap.
- * -EINVAL, -ENOTSUP.
+ * Checks bounds, alignment, strides (the inner one is 1, none negative) and dtype (fp32, fp16 or
+ * bf16); for an @output that memory is writable and elements do not overlap. -EINVAL, -ENOTSUP.
  */
 int fa_tensor_view_check(const struct fa_wire_view *view, const char *name, bool output,
                          const struct fa_device_memory *memory, struct fa_error *error);
@@ -49,16 +48,15 @@ int fa_tensor_view_check_dtype(const struct fa_wire_view *view, const char *name
                                enum fa_wire_dtype dtype, bool output,
                                const struct fa_device_memory *memory, struct fa_error *error);
 
-/* 0 if no element uses it, as the view's may be any number. */
+/* 0 if no element uses it: the view may have any number. */
 int64_t fa_tensor_view_stride(const struct fa_wire_view *view, unsigned int i);
 
-/* Checks numbers of heads: slopes are finite, sinks finite or -infinity. Each array may be NULL.
- * -EINVAL. */
+/* Slopes are finite, sinks finite or -infinity. Arrays may be NULL. -EINVAL. */
 int fa_tensor_view_check_heads(const float *alibi_slopes, const float *sinks, size_t heads,
                                struct fa_error *error);
-/* Checks @n prefix lengths of @expected sequences. -EINVAL. */
+/* @n: given, @expected: sequences. -EINVAL. */
 int fa_tensor_view_check_prefixes(size_t n, size_t expected, bool causal, struct fa_error *error);
-/* Returns the chunk for kernels, which is signed. */
+/* Kernels take a signed number. */
 int64_t fa_tensor_view_chunk(uint64_t chunk_tokens);
 /* Stores a message's pattern for kernels, which check it: numbers that do not fit become
  * INT32_MAX, or negative. */
