@@ -18,7 +18,7 @@ static void find_max(struct fa_fd_store *store)
 		return;
 	store->timelines_max = (max + 1) / 2;
 	rest = max - store->timelines_max;
-	/* Reserve one descriptor for the listening socket. */
+	/* One descriptor is for the listening socket. */
 	store->pool_max = rest > 1 ? rest - 1 : 1;
 }
 

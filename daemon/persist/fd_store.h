@@ -1,7 +1,7 @@
 /*
- * Descriptors that outlive this process. systemd or the supervisor (supervise/), which speaks the
- * same protocol, keeps them and passes them by name to the next process. fad's names begin with
- * "fad-"; others are for socket activation. Loop thread only.
+ * Descriptors that outlive this process: systemd, or the supervisor (supervise/) by the same
+ * protocol, passes them by name to the next process. fad's names begin with "fad-"; others are for
+ * socket activation. Loop thread only.
  */
 #pragma once
 
@@ -12,21 +12,21 @@
 #define FA_FD_STORE_LISTEN "fad-listen" /* the listening socket */
 #define FA_FD_STORE_TIMELINE_PREFIX "fad-timeline-"
 
-/* Environment variable with the store's size, set by the supervisor and systemd 254. Half is for
- * timelines, so that clients cannot crowd out the pool. */
+/* Variable with the store's size, set by the supervisor and systemd 254. Half is for timelines:
+ * clients cannot crowd out the pool. */
 #define FA_FD_STORE_MAX_VARIABLE "FDSTORE"
 
 struct fa_fd_store {
 	struct fa_stored_fd {
 		char *name;
-		int fd; /* -1: the descriptor was taken */
+		int fd; /* -1: taken */
 	} * stored;
 	size_t n_stored;
-	/* Most descriptors for timelines and for the pool; 0: unknown, or no store. */
+	/* 0: unknown, or no store. */
 	size_t timelines_max, pool_max;
 };
 
-/* All are NULL if there is no store. */
+/* All are NULL without a store. */
 struct fa_fd_store_ops {
 	int (*take)(void *userdata, const char *name);
 	int (*add)(void *userdata, const char *name, int fd);
@@ -37,16 +37,15 @@ struct fa_fd_store_ops {
 };
 
 /*
- * Takes all descriptors from the environment. After an error (-ENOMEM, or of fa_manager_listen_fds()) they
- * stay stored, but this process must not add or remove any.
+ * Takes all descriptors from the environment. After an error (-ENOMEM, or of
+ * fa_manager_listen_fds()) they stay stored, and this process must not add or remove any.
  */
 int fa_fd_store_open(struct fa_fd_store *store);
 
-/* Closes descriptors that were not taken; they stay stored. */
+/* Descriptors that were not taken stay stored. */
 void fa_fd_store_close(struct fa_fd_store *store);
 
-/* Takes the next descriptor of this name, which the caller then owns. Returns -1 if there is none.
- * @name NULL: descriptors that fad did not store. */
+/* The next of this name, now the caller's; -1: none. @name NULL: those that fad did not store. */
 int fa_fd_store_take(struct fa_fd_store *store, const char *name);
 
 /* Copies @fd. Returns 0 also without a store. */

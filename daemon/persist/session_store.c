@@ -15,8 +15,8 @@
 
 enum record_state {
 	FREE,
-	USED, /* in use by a session of the daemon that wrote the state */
-	LOST, /* resumable, as its daemon died or its connection was lost later */
+	USED, /* by the daemon that wrote the state */
+	LOST, /* resumable: its daemon died, or its connection was lost later */
 };
 
 struct fa_session_store_header {
@@ -24,7 +24,7 @@ struct fa_session_store_header {
 	uint32_t version, max_records;
 	struct fa_session_store_device device;
 	uint64_t last_number;
-	uint32_t high_records; /* records from here on were never used */
+	uint32_t high_records; /* later records were never used */
 	uint32_t reserved;
 };
 
@@ -41,7 +41,7 @@ struct fa_session_store_record {
 static_assert(sizeof(struct fa_session_store_header) <= RECORDS_AT, "format");
 static_assert(sizeof(struct fa_session_store_record) == 32, "format");
 
-/* Changes the record's state by one store. The record must be complete. */
+/* One store changes the state. The record must be complete before. */
 static void set_state(struct fa_session_store_record *record, enum record_state state)
 {
 	__atomic_store_n(&record->state, (uint32_t)state, __ATOMIC_RELEASE);
@@ -59,7 +59,7 @@ static int map(int fd, struct fa_error *error, struct fa_session_store *ret_stor
 	at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (at == MAP_FAILED)
 		return fa_fail(error, -errno, "the sessions cannot be mapped: %m");
-	/* Keep secrets out of core dumps. */
+	/* Secrets do not go into core dumps. */
 	(void)madvise(at, BYTES, MADV_DONTDUMP);
 	*ret_store = (struct fa_session_store){
 		.header = at,
@@ -185,7 +185,7 @@ void fa_session_store_remove(struct fa_session_store *store, uint32_t record)
 		store->free_at = record;
 }
 
-/* Compares in constant time. */
+/* Takes constant time. */
 static bool secret_equals(const struct fa_wire_secret *a, const struct fa_wire_secret *b)
 {
 	return ((a->lo ^ b->lo) | (a->hi ^ b->hi)) == 0;
@@ -203,7 +203,7 @@ int fa_session_store_resume(struct fa_session_store *store, uint32_t uid,
 			continue;
 		set_state(record, USED);
 		--store->n_lost;
-		/* Unused grace time remains for the next loss. */
+		/* The rest of the grace time is for the next loss. */
 		if (now_ns < store->waits[i].until_ns)
 			store->waits[i].left_ns += store->waits[i].until_ns - now_ns;
 		*ret_record = i;
@@ -222,7 +222,7 @@ static void start_wait(struct fa_session_store *store, uint32_t record, uint64_t
 	wait->until_ns = now_ns + ns;
 	if (wait->until_ns < store->next_ns)
 		store->next_ns = wait->until_ns;
-	/* The scan under way may have passed this record already. */
+	/* The scan may have passed this record already. */
 	if (wait->until_ns < store->scan_ns)
 		store->scan_ns = wait->until_ns;
 }

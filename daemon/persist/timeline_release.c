@@ -23,7 +23,7 @@ void fa_timeline_out_release(struct fa_timeline_out *out, const uint64_t *values
 		                        : atomic_load_explicit(&out[i].value, memory_order_relaxed);
 
 		/* A daemon may have died between releasing a timeline and removing it from the
-		 * store. A second FA_TIMELINE_RELEASE would wrap around to "not reached". */
+		 * store: a second FA_TIMELINE_RELEASE would wrap to "not reached". */
 		if (!values &&
 		    atomic_load_explicit(&out[i].status, memory_order_relaxed) == -ECONNRESET &&
 		    atomic_load_explicit(&out[i].failed, memory_order_relaxed) ==
