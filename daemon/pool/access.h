@@ -8,13 +8,11 @@ struct fa_pool;
 
 bool fa_access_allows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
                       const struct fa_actor *actor, enum fa_right right);
-/* Returns true if the actor may know the object's name and mode: it is its own user's, or it may
- * read it. */
 bool fa_access_shows(const struct fa_pool *pool, uint32_t tenant, uint32_t mode,
                      const struct fa_actor *actor);
-/* Returns @uid or, for FA_UID_OWN, the actor's own. */
+/* Returns @uid, or the actor's own for FA_UID_OWN. */
 uint32_t fa_access_name_uid(const struct fa_pool *pool, const struct fa_actor *actor, uint32_t uid);
-/* Checks a name. -EINVAL, -ENAMETOOLONG. */
+/* -EINVAL, -ENAMETOOLONG. */
 int fa_access_check_name(const char *name, struct fa_error *error);
-/* Checks a mode. -EINVAL. */
+/* -EINVAL. */
 int fa_access_check_mode(uint32_t mode, struct fa_error *error);

@@ -5,14 +5,14 @@
 #include <stdint.h>
 
 struct fa_actor {
-	uint32_t tenant; /* tag of the caller's tenant */
-	uint64_t owner;  /* session of the caller; 0: none */
+	uint32_t tenant; /* tag of its tenant */
+	uint64_t owner;  /* its session; 0: none */
 	bool admin;
 };
 
 /*
- * Rights to an object. An unnamed object is its session's alone and is removed with it. A named one
- * grants its tenant every right, and others the rights in its mode.
+ * Rights to an object. An unnamed one is its session's alone, and goes with it. A named one grants
+ * its tenant everything, and others what its mode says.
  */
 enum fa_right {
 	FA_RIGHT_READ,   /* attend, get info, find */
@@ -29,5 +29,5 @@ enum fa_admitted {
 #define FA_MODE(read, append, fork)                                                                \
 	((uint32_t)(read) | (uint32_t)(append) << 2 | (uint32_t)(fork) << 4)
 #define FA_NAME_BYTES 64 /* with the terminating zero */
-/* Each user has names of its own. As a user to look in, this value is the actor's own. */
+/* As a uid whose names are searched: the actor's own. */
 #define FA_UID_OWN UINT32_MAX

@@ -82,7 +82,7 @@ static int lay_out(const struct fa_pool *pool, const struct fa_cache_geometry *g
 	                            1u << (pool->page_shift + run_shift), error, ret_layout);
 }
 
-/* Chooses the smallest runs of which pages leave at most an eighth unused, else the largest. */
+/* Chooses the smallest run whose pages leave at most an eighth unused, else the largest. */
 static int choose_run_shift(const struct fa_pool *pool, const struct fa_cache_geometry *geometry,
                             struct fa_error *error, uint32_t *ret_run_shift)
 {
@@ -109,7 +109,6 @@ static bool has_head_scales(const struct fa_cache_geometry *geometry)
 	return geometry->store != FA_PAGED_PLAIN && !geometry->token_scales;
 }
 
-/* Checks states, and counts the pages of their checkpoint. */
 static int check_states(const struct fa_cache_geometry *geometry,
                         const struct fa_cache_layout *layout, const uint32_t *state_bytes,
                         uint64_t n_states, uint32_t checkpoint_tokens, struct fa_error *error,
@@ -304,7 +303,7 @@ int fa_pool_cache_new(struct fa_pool *pool, const struct fa_actor *actor,
 	r = fa_tenant_check_quota(pool, actor->tenant, &more, error);
 	if (r < 0)
 		return r;
-	/* A record that has used up its generations is not reused: ids stay unique. */
+	/* Without generations left, ids would repeat. */
 	for (i = 0; i < pool->header->max_caches; i++)
 		if (!pool->caches[i] && pool->cache_records[i].generation < UINT32_MAX)
 			break;

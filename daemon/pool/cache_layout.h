@@ -44,16 +44,16 @@ struct fa_cache_geometry {
 	bool v_in_k;          /* V is the first head_dim_v elements of each row of K */
 	enum fa_cache_order order;
 	enum fa_paged_store store;
-	bool token_scales; /* codes have a scale for each token and head; else one for each head */
+	bool token_scales; /* codes are scaled by token and head; else by head */
 };
 
 struct fa_cache_layout {
 	uint64_t layer_stride_bytes;
 	uint64_t v_offset_bytes;
-	uint64_t page_stride_bytes; /* distance between pages of a chunk */
-	/* bytes of a page in one layer, padded; v_bytes is 0 with v_in_k */
+	uint64_t page_stride_bytes; /* between pages of a chunk */
+	/* of a page in one layer, padded; v_bytes is 0 with v_in_k */
 	uint64_t k_bytes, v_bytes;
-	/* bytes of a page in all layers, for which tenants are charged */
+	/* of a page in all layers; what tenants pay for */
 	uint64_t page_bytes;
 	uint32_t pages_per_chunk;
 	uint32_t page_slots; /* page_stride_bytes / FA_SLOT_BYTES */
@@ -63,14 +63,12 @@ struct fa_cache_layout {
 };
 
 /*
- * Computes the layout. Chunks have @chunk_bytes, a power of two, and at most @max_pages pages.
- * -EINVAL; -ENOTSUP: no kernel.
+ * @chunk_bytes: a power of two. @max_pages: most pages in a chunk. -EINVAL; -ENOTSUP: no kernel.
  */
 int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chunk_bytes,
                          uint32_t max_pages, struct fa_error *error,
                          struct fa_cache_layout *ret_layout);
 
-/* Returns the bytes that a state of @bytes takes in a checkpoint. */
 static inline uint64_t fa_cache_state_room(uint32_t bytes)
 {
 	return ((uint64_t)bytes + FA_SLOT_BYTES - 1) / FA_SLOT_BYTES * FA_SLOT_BYTES;

@@ -1,4 +1,4 @@
-/* What the pool's other files need of caches: lookup with rights, recovery, freeing. Loop thread. */
+/* What the pool's other files need of caches. Loop thread. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -10,5 +10,4 @@ uint64_t fa_pool_cache_id(const struct fa_pool_cache *cache);
 /* Makes the object of a record. -ENOMEM; -EINVAL, -ENOTSUP damaged geometry. */
 int fa_pool_cache_load(struct fa_pool *pool, uint32_t index, struct fa_error *error);
 bool fa_pool_cache_scales_good(const float *scales, size_t n);
-/* Frees a removed cache with no sequence or page in use. */
 void fa_pool_cache_try_free(struct fa_pool *pool, struct fa_pool_cache *cache);

@@ -39,7 +39,7 @@ void fa_checkpoint_free_list(struct fa_pool_checkpoint *list)
 	}
 }
 
-/* Writes the cells, which nothing reads before a commit names the first of them. */
+/* Nothing reads the cells before a commit names the first of them. */
 static void write_cells(struct fa_pool *pool, const struct fa_pool_sequence *sequence,
                         struct fa_pool_checkpoint *checkpoint)
 {

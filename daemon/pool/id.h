@@ -1,8 +1,8 @@
 /*
- * The ids of caches and sequences. The top byte is the kind of the object. The other 56 bits are
- * the record's index and generation, encrypted with the pool's secret: an id cannot be guessed, and
- * tells nothing about other objects. Records of daemons before this have plain ids, generation << 32
- * | index, until their objects are removed. Loop thread only.
+ * The ids of caches and sequences. The top byte is the object's kind. The rest is the record's
+ * index and generation, encrypted with the pool's secret: an id cannot be guessed and tells nothing
+ * about other objects. Records of older daemons keep plain ids, generation << 32 | index, until
+ * their objects are removed. Loop thread only.
  */
 #pragma once
 
@@ -12,7 +12,7 @@
 
 struct fa_pool;
 
-/* Kinds: values above 0x7f, so that no id looks like a plain one. Never 0. */
+/* Above 0x7f, so that no id looks like a plain one. */
 enum fa_id_kind {
 	FA_ID_CACHE = 0xc1,
 	FA_ID_SEQUENCE = 0xc2,
@@ -23,27 +23,27 @@ struct fa_id {
 	uint32_t generation, index;
 };
 
-/* Whether a record with such an origin and generation can have an id. A plain id ends below 2^63. */
+/* Returns true if a record with such an origin and generation can have an id. */
 bool fa_id_possible(const struct fa_state_origin *origin, uint32_t generation);
 
 uint64_t fa_id_write(const struct fa_pool *pool, enum fa_id_kind kind, const struct fa_id *id);
 
-/* Reads an id, which may never have been written. -EINVAL: it is another kind's; -ENOENT. */
+/* -EINVAL: it is another kind's; -ENOENT: it never was an id. */
 int fa_id_read(const struct fa_pool *pool, enum fa_id_kind kind, uint64_t id,
                struct fa_error *error, struct fa_id *ret_id);
 
-/* Checks only the kind. -EINVAL. */
+/* -EINVAL: it is another kind's. */
 int fa_id_check_kind(enum fa_id_kind kind, uint64_t id, struct fa_error *error);
 
-/* Returns the error for an id without an object: -ESTALE if the actor's own user had the object,
- * else -ENOENT, as for ids that never existed. @generation and @origin: the record's. */
+/* The error for an id without an object: -ESTALE if the actor's user had it, else -ENOENT, as for
+ * ids that never existed. @generation and @origin: the record's. */
 int fa_id_missing(const struct fa_pool *pool, enum fa_id_kind kind, const struct fa_id *id,
                   const struct fa_actor *actor, uint32_t generation,
                   const struct fa_state_origin *origin, struct fa_error *error);
 
-/* Returns the error for an object that the actor must not know of. -ENOENT. */
+/* The error for an object that the actor must not know of: -ENOENT. */
 int fa_id_hidden(enum fa_id_kind kind, struct fa_error *error);
 
-/* Returns the origin to store when a record of origin @last is used next, by @uid. */
+/* The origin to store when @uid uses a record of origin @last next. */
 struct fa_state_origin fa_id_next_origin(const struct fa_state_origin *last,
                                          uint32_t last_generation, uint32_t uid);

@@ -3,11 +3,10 @@
 
 #include "daemon/pool/objects.h"
 
-/* Finds the sequence of that name among those of user @uid. */
 struct fa_pool_sequence *fa_name_index_find(const struct fa_pool *pool, uint32_t uid,
                                             const char *name);
-/* Makes room for one more name, so that adding it cannot fail. -ENOMEM. */
+/* Makes room for one more name: adding it cannot fail. -ENOMEM. */
 int fa_name_index_prepare(struct fa_pool *pool);
-/* Adds a named sequence. fa_name_index_prepare() must have succeeded before. */
+/* Call fa_name_index_prepare() before. */
 void fa_name_index_add(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 void fa_name_index_remove(struct fa_pool *pool, struct fa_pool_sequence *sequence);

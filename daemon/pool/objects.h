@@ -1,10 +1,10 @@
 /*
- * Structs of an open pool, which recovery derives from the state. `record`: an object's part in the
+ * Structs of an open pool, derived from the state by recovery. `record`: an object's part in the
  * state.
  *
  * A page has a *slot* (cache_layout.h), for lists and tables; an *index*, first chunk of the run <<
- * page_shift | place in the run, for arrays; and in a sequence a *number*, token / page_tokens. Links are an
- * index plus one; 0 ends a list.
+ * page_shift | place in the run, for arrays; and in a sequence a *number*, token / page_tokens.
+ * Links are an index plus one; 0 ends a list.
  */
 #pragma once
 
@@ -14,26 +14,26 @@
 #include "daemon/pool/state.h"
 
 #define FA_PAGE_PUBLISHED 1u
-#define FA_PAGE_TAINTED 2u     /* has contents of an unknown tenant: clear it before use */
+#define FA_PAGE_TAINTED 2u     /* its contents are of an unknown tenant: clear before use */
 #define FA_PAGE_SUSPECT 4u     /* a dead daemon's device may still write to it */
 #define FA_PAGE_QUARANTINED 8u /* suspect and unused; it is in no free list */
 
 struct fa_page {
-	uint32_t tenant; /* tag of the payer or, if free, the last payer; 0: never used */
-	/* links: next in the free list; both in the list of idle pages, by last use */
+	uint32_t tenant; /* tag of its payer, if free the last one; 0: never used */
+	/* next in the free list; both in the list of idle pages, by last use */
 	uint32_t next, prev;
-	uint32_t tenant_next, tenant_prev; /* links in the list of idle pages of the same payer */
-	uint32_t hash_next;                /* link in the table of published pages */
+	uint32_t tenant_next, tenant_prev; /* in the payer's list of idle pages */
+	uint32_t hash_next;                /* in the table of published pages */
 	uint32_t flags;
 };
 
-/* Stands for a run of chunks, as the first of them; the others are unused. */
+/* A run of chunks is kept in its first one. */
 struct fa_chunk {
-	struct fa_list link;  /* in open_chunks, if the chunk has free pages */
-	uint32_t free_head;   /* list of free pages, without fresh ones */
-	uint32_t fresh_begin; /* pages from here on were never used: they are fresh */
+	struct fa_list link;  /* in open_chunks, if pages are free */
+	uint32_t free_head;   /* free pages that were used before */
+	uint32_t fresh_begin; /* pages from here on were never used */
 	uint32_t n_used, n_idle, n_free, n_quarantined;
-	bool zeroed;         /* fresh pages are zero */
+	bool zeroed;
 	uint64_t idle_clock; /* clock of the newest idle page */
 	uint64_t empty_ns;   /* when the last used or idle page left */
 };
@@ -44,16 +44,16 @@ struct fa_pool_cache {
 	uint32_t index;
 	struct fa_cache_geometry geometry;
 	struct fa_cache_layout layout;
-	uint32_t run_shift;        /* log2 of the number of chunks in a run */
-	uint32_t checkpoint_pages; /* of one checkpoint; 0: the cache has no states */
+	uint32_t run_shift;
+	uint32_t checkpoint_pages; /* 0: no states */
 	struct fa_list open_chunks;
 	struct fa_list sequences;
-	uint32_t oldest, newest; /* ends of the list of idle pages */
+	uint32_t oldest, newest; /* of the list of idle pages */
 	uint32_t n_chunks, n_sequences;
 	uint64_t n_used, n_idle, n_free;
 	bool removed; /* freed once nothing is in flight or quarantined */
 
-	/* What the step that is being planned needs. */
+	/* Needs of the step that is being planned. */
 	uint64_t need_pages;
 	uint32_t n_items;
 	struct fa_pool_cache *next_planned;
@@ -63,26 +63,26 @@ struct fa_tenant_account {
 	uint32_t n_held;
 	uint32_t n_sequences, n_caches;
 	uint64_t bytes, idle_bytes;
-	uint32_t oldest, newest; /* ends of the list of idle pages */
+	uint32_t oldest, newest; /* of the list of idle pages */
 	uint64_t n_cells;
 
-	/* What the step that is being planned needs. */
+	/* Needs of the step that is being planned. */
 	uint64_t need_bytes, need_cells;
 	struct fa_tenant_account *next_planned;
 };
 
 struct fa_deferred_page {
-	uint64_t serial; /* serial of the last step */
+	uint64_t serial; /* of the last step */
 	uint32_t slot;
 };
 
 /* States of linear layers after some tokens (checkpoint.h). */
 struct fa_pool_checkpoint {
 	struct fa_pool_checkpoint *older;
-	uint64_t length; /* tokens after which it is the state */
+	uint64_t length;
 	uint32_t n_cells;
 	uint32_t *slots;  /* [checkpoint_pages of the cache] */
-	uint32_t cells[]; /* [n_cells]; the slots lie behind them */
+	uint32_t cells[]; /* [n_cells]; then the slots */
 };
 
 struct fa_pool_sequence {
@@ -91,22 +91,22 @@ struct fa_pool_sequence {
 	struct fa_pool_cache *cache;
 	uint64_t id;
 	uint32_t index, name_next;
-	uint64_t length, planned, first; /* lengths, and the first token that is not dropped */
-	bool removed;                    /* freed once nothing is in flight */
+	uint64_t length, planned, first;
+	bool removed; /* freed once nothing is in flight */
 
 	uint32_t *pages; /* slots from token first to the planned length */
 	uint32_t n_pages, pages_size;
-	uint32_t *cells; /* cells of the same pages */
+	uint32_t *cells; /* of the same pages */
 	uint32_t n_cells, cells_size;
 
-	struct fa_pool_checkpoint *checkpoints; /* the newest, which links the older ones */
+	struct fa_pool_checkpoint *checkpoints; /* newest first */
 	uint32_t n_checkpoints;
-	uint32_t n_planned_checkpoints; /* of steps in flight */
+	uint32_t n_planned_checkpoints;
 
-	/* A step writes to a copy of the page in which the durable length ends: pages has the copy,
-	 * the state the original. */
+	/* A step writes to a copy of the page in which the durable length ends: the original is in
+	 * the state. */
 	bool copied, copy_aborted;
-	uint32_t copied_number, copied_slot; /* page number, and the original's slot */
+	uint32_t copied_number, copied_slot; /* its number, and the original's slot */
 
 	/* Steps in flight up to this serial may read truncated tokens of the last page. */
 	bool truncated;
@@ -115,32 +115,31 @@ struct fa_pool_sequence {
 
 	struct fa_list in_flight; /* parts of steps in flight, oldest first */
 	uint32_t n_in_flight, n_appending;
-	uint32_t n_cancelled; /* number of parts behind an aborted part */
-	uint64_t appender;    /* session that is appending */
+	uint32_t n_cancelled; /* parts behind an aborted one */
+	uint64_t appender;    /* session that appends */
 	bool keep_pending;    /* the last part keeps some of its tokens */
-	uint64_t plan_serial; /* serial of the last plan, to find duplicates */
+	uint64_t plan_serial; /* of the last plan, to find duplicates */
 	struct fa_deferred_page *deferred;
 	uint32_t n_deferred, deferred_size;
 };
 
 struct fa_pool_step_part {
-	struct fa_list link; /* in the sequence's in_flight */
+	struct fa_list link;
 	struct fa_pool_sequence *sequence;
 	uint64_t serial;
 	uint64_t after;  /* planned length */
-	uint64_t length; /* length to commit; less than after, if fa_pool_step_keep() was called */
+	uint64_t length; /* length to commit, of fa_pool_step_keep() if it was called */
 	uint32_t n_tokens;
-	bool appends; /* the part appends; otherwise it reads what was planned before */
+	bool appends; /* otherwise it reads what was planned before */
 	bool copies;
 	bool cancelled;
 	uint32_t *from;                        /* result of fa_pool_step_keep() */
-	struct fa_pool_checkpoint *checkpoint; /* that the step writes; NULL: none */
+	struct fa_pool_checkpoint *checkpoint; /* NULL: the step writes none */
 };
 
 #define FA_POOL_OWNER_BUCKETS 1024u
 
-/* Indices of recently found sequences, by the low bits of their ids, which save decrypting an id.
- * Entries may be out of date. */
+/* Recently found sequences by the low bits of their ids. May be out of date. */
 #define FA_POOL_RECENT_SETS 4096u
 #define FA_POOL_RECENT_WAYS 4u
 
@@ -155,19 +154,19 @@ struct fa_pool {
 	struct fa_state_page *page_records;
 	struct fa_state_scales *scale_records;
 
-	uint32_t page_shift, slot_shift; /* log2 of the number of pages, slots in a chunk */
+	uint32_t page_shift, slot_shift; /* log2 of the pages, slots in a chunk */
 	uint32_t generation_base;
-	uint32_t *refs; /* references by page index; sparse; separate, as forks touch only these */
+	uint32_t *refs; /* by page index; sparse; apart, as forks touch only these */
 	struct fa_page *pages;
 	struct fa_chunk *chunks;
 	struct fa_pool_cache *caches[FA_STATE_CACHES];
 	struct fa_tenant_account *tenants;           /* [max_tenants] */
-	struct fa_list owned[FA_POOL_OWNER_BUCKETS]; /* objects of each session */
+	struct fa_list owned[FA_POOL_OWNER_BUCKETS]; /* by session */
 	struct fa_pool_sequence **sequences;         /* [max_sequences] */
-	/* first free sequence; free_sequences has the links */
+	/* The first free one; free_sequences has the links. */
 	uint32_t free_sequence;
 	uint32_t *free_sequences;
-	uint32_t free_cell; /* first free cell; the cells have the links */
+	uint32_t free_cell; /* the first; cells have the links */
 	uint64_t n_free_cells;
 
 	uint32_t n_chunks, n_free_chunks;
@@ -176,12 +175,12 @@ struct fa_pool {
 	uint64_t n_shared; /* pages with several references */
 	bool quarantine;
 	uint64_t now_ns;
-	uint64_t clock;  /* clock of idle pages */
-	uint64_t serial; /* serial of the last step */
+	uint64_t clock;  /* of idle pages */
+	uint64_t serial; /* of the last step */
 
-	uint32_t *buckets; /* hash table of published pages */
+	uint32_t *buckets; /* of published pages */
 	uint64_t n_buckets, n_published;
-	uint32_t *names; /* hash table of named sequences */
+	uint32_t *names; /* of named sequences */
 	uint32_t n_names, n_name_buckets;
 
 	fa_pool_quota_fn *quota;
@@ -193,8 +192,8 @@ struct fa_pool {
 	uint32_t (*recent)[FA_POOL_RECENT_WAYS]; /* [FA_POOL_RECENT_SETS] */
 };
 
-/* Returns the generation of a record after @generation (0: none). Each pool starts elsewhere, so
- * that ids of a dropped pool are invalid in the next. */
+/* Generations of each pool start elsewhere, so ids of a dropped pool are invalid in the next. 0:
+ * none. */
 static inline uint32_t fa_pool_next_generation(const struct fa_pool *pool, uint32_t generation)
 {
 	return generation ? generation + 1 : pool->generation_base;

@@ -13,7 +13,7 @@ static uint64_t pages_of(const struct fa_state_header *header)
 	return (uint64_t)header->max_chunks << header->page_shift;
 }
 
-/* Maps zeroed memory, which uses real memory only where it is written. */
+/* Only pages that are written take real memory. */
 static void *map_sparse(uint64_t bytes)
 {
 	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
@@ -48,7 +48,7 @@ static int map(struct fa_pool *pool, int fd, const struct fa_state_header *heade
 	return 0;
 }
 
-/* Returns a number from 1 to 2^31 at which generations start, so half of all generations remain. */
+/* Returns the first generation, from 1 to 2^31: half of all remain. */
 static uint32_t generation_base(const struct fa_state_header *header)
 {
 	static const char what[] = "generation";

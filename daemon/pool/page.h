@@ -1,6 +1,6 @@
 /*
- * Pages: their numbers, references, charges and eviction. A page has a slot, which the state
- * stores, and an index into the pool's arrays. Loop thread.
+ * Pages: numbers, references, charges, eviction. A page has a slot, which the state stores, and an
+ * index into the pool's arrays. Loop thread.
  */
 #pragma once
 
@@ -30,8 +30,8 @@ static inline void fa_page_prefetch(const struct fa_pool *pool, const struct fa_
 	__builtin_prefetch(&pool->refs[fa_page_index(pool, cache, slot)], 1);
 }
 
-/* Takes a page, with one reference. The cache must have a free or idle one (fa_reclaim_pages()).
- * @ret_clear: the page has another tenant's contents. */
+/* Takes a page, with one reference. The cache must have one free or idle (fa_reclaim_pages()).
+ * @ret_clear: it has another tenant's contents. */
 uint32_t fa_page_take(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t tenant,
                       bool *ret_clear);
 void fa_page_ref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
@@ -39,6 +39,6 @@ void fa_page_unref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t i
 void fa_page_charge(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index,
                     uint32_t tenant);
 void fa_page_evict(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
-/* Makes the page used, idle or quarantined. Called in recovery, once references and PUBLISHED are
- * known. */
+/* In recovery, once references and PUBLISHED are known: makes the page used, idle or
+ * quarantined. */
 void fa_page_load(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);

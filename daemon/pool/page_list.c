@@ -1,7 +1,6 @@
 /*
- * Cells are written when pages are planned, behind the durable end, where nothing reads them: so a
- * commit is one store. Only a copied page replaces its original just before the commit; both have
- * the durable tokens.
+ * Planning writes cells behind the durable end, where nothing reads: so a commit is one store. Only
+ * a copied page replaces its original just before the commit; both have the durable tokens.
  */
 #include "daemon/pool/page_list.h"
 
@@ -14,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Returns the page number of the cells' first slot. */
 static uint32_t cells_begin(const struct fa_pool_sequence *sequence)
 {
 	return fa_pool_sequence_first_page(sequence) / FA_STATE_CELL_PAGES * FA_STATE_CELL_PAGES;
@@ -68,7 +66,7 @@ int fa_page_list_prepare(struct fa_pool_sequence *sequence, uint32_t end, uint32
 	         sizeof(*sequence->cells));
 	if (r < 0)
 		return r;
-	/* Make room for one more: committing a copied page defers its original. */
+	/* Room for one more, because committing a copied page defers its original. */
 	return grow(&sequence->deferred, &sequence->deferred_size,
 	            (uint64_t)sequence->n_deferred + n_deferred + 1, sizeof(*sequence->deferred));
 }
@@ -119,7 +117,6 @@ void fa_page_list_give_cell(struct fa_pool *pool, const struct fa_pool_sequence 
 	fa_tenant_account(pool, sequence->record->tenant)->n_cells--;
 }
 
-/* Returns the cell of a place, which may be the first of a new cell. */
 static struct fa_state_cell *cell_of(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                                      uint32_t place)
 {
@@ -204,7 +201,7 @@ void fa_page_list_trim(struct fa_pool *pool, struct fa_pool_sequence *sequence, 
 	uint32_t first = fa_pool_sequence_first_page(sequence);
 	uint32_t n_pages = end > first ? end - first : 0, n_cells = cells_for(sequence, end);
 
-	/* Go backwards, so that a published prefix is evicted from its end. */
+	/* Backwards, so that a published prefix is evicted from its end. */
 	while (sequence->n_pages > n_pages) {
 		uint32_t slot = sequence->pages[--sequence->n_pages];
 

@@ -1,4 +1,4 @@
-/* A sequence's list of pages: planned in memory, then stored in cells of the state. Loop thread. */
+/* A sequence's pages: planned in memory, then stored in cells of the state. Loop thread. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -13,7 +13,6 @@ static inline uint32_t fa_pool_sequence_first_page(const struct fa_pool_sequence
 	return (uint32_t)(sequence->first >> sequence->cache->layout.token_shift);
 }
 
-/* Returns the slot of a durable page. */
 static inline uint32_t fa_pool_sequence_slot(const struct fa_pool_sequence *sequence,
                                              uint32_t number)
 {
@@ -22,28 +21,26 @@ static inline uint32_t fa_pool_sequence_slot(const struct fa_pool_sequence *sequ
 	               : sequence->pages[number - fa_pool_sequence_first_page(sequence)];
 }
 
-/* How many cells @sequence lacks for pages up to number @end. */
+/* Cells that the list lacks for pages up to @end. */
 uint32_t fa_page_list_missing(const struct fa_pool_sequence *sequence, uint32_t end);
-/* Allocates room for pages up to number @end, and for @n_deferred more pages whose release is
- * deferred. -ENOMEM. */
+/* Allocates room for pages up to number @end and @n_deferred deferred releases. -ENOMEM. */
 int fa_page_list_prepare(struct fa_pool_sequence *sequence, uint32_t end, uint32_t n_deferred);
 int fa_page_list_check_cells(const struct fa_pool *pool, uint64_t n, struct fa_error *error);
-/* Appends planned pages to the list, which was prepared with enough cells for them. */
+/* Appends planned pages; the list was prepared with enough cells. */
 void fa_page_list_append(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                          const uint32_t *slots, uint32_t n);
-/* Replaces a durable page. */
 void fa_page_list_replace(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint32_t number,
                           uint32_t slot);
 /* Makes @length, @first and @step durable by one store. */
 void fa_page_list_commit(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint64_t length,
                          uint64_t first, uint64_t step);
-/* Releases pages after the planned length; @durable ones are deferred, as steps may read them. */
+/* Releases pages after the planned length; @durable ones later, as steps may read them. */
 void fa_page_list_trim(struct fa_pool *pool, struct fa_pool_sequence *sequence, bool durable);
 void fa_page_list_drop_before(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                               uint64_t first);
-/* Releases a page once the steps in flight have ended. fa_page_list_prepare() has made room. */
+/* Releases a page once steps in flight have ended. fa_page_list_prepare() has made room. */
 void fa_page_list_release(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint32_t slot);
-/* Takes a cell for a sequence, which was checked to be there; and gives one back. */
+/* The caller has checked that there is a cell. */
 uint32_t fa_page_list_take_cell(struct fa_pool *pool, const struct fa_pool_sequence *sequence);
 void fa_page_list_give_cell(struct fa_pool *pool, const struct fa_pool_sequence *sequence,
                             uint32_t cell);

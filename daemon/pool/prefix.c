@@ -67,8 +67,7 @@ static int hashes_init(const struct fa_pool *pool, const struct fa_actor *actor,
 	return 0;
 }
 
-/* Computes the hash of a checkpoint's page from that of the prefix. A page of tokens has 16 or more
- * of them, so no prefix has the same. */
+/* No prefix has such a hash: a page of tokens has 16 or more. */
 static void checkpoint_hash(const uint8_t prefix[FA_STATE_HASH_BYTES], uint32_t place,
                             uint8_t ret_hash[FA_STATE_HASH_BYTES])
 {
@@ -137,12 +136,12 @@ static void publish_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint
 	memcpy(record->hash, hash, FA_STATE_HASH_BYTES);
 	record->tenant = tenant;
 	fa_state_store(&record->state, FA_STATE_PAGE_PUBLISHED);
-	/* The page is full, so no dead daemon was appending to it. */
+	/* It is full, so no dead daemon was appending to it. */
 	pool->pages[index].flags &= ~FA_PAGE_SUSPECT;
 	pool->pages[index].flags |= FA_PAGE_PUBLISHED;
 	(void)fa_prefix_index_add(pool, index);
 	if (pool->pages[index].tenant != tenant) {
-		/* The page may have tokens of the previous payer. */
+		/* It may have tokens of the previous payer. */
 		pool->pages[index].flags |= FA_PAGE_TAINTED;
 		fa_page_charge(pool, cache, index, tenant);
 	}
@@ -150,7 +149,7 @@ static void publish_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint
 
 /* ---- checkpoints */
 
-/* Finds the pages of a published checkpoint. Returns how many there are, from the first on. */
+/* Returns how many pages of a published checkpoint there are, from the first on. */
 static uint32_t find_checkpoint(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                                 const uint8_t prefix[FA_STATE_HASH_BYTES], uint32_t *indices)
 {
@@ -168,8 +167,8 @@ static uint32_t find_checkpoint(const struct fa_pool *pool, const struct fa_pool
 	return i;
 }
 
-/* Returns the pages of the longest prefix of @n_pages published ones that ends at a published
- * checkpoint; in a cache without states, @n_pages. @indices: of the checkpoint's pages, or NULL. */
+/* Pages of the longest prefix of @n_pages published ones that ends at a published checkpoint;
+ * without states, @n_pages. @indices: of the checkpoint's pages, or NULL. */
 static uint32_t end_at_checkpoint(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                                   const struct fa_prefix_hashes *hashes, uint32_t n_pages,
                                   uint32_t *indices)
@@ -181,7 +180,7 @@ static uint32_t end_at_checkpoint(const struct fa_pool *pool, const struct fa_po
 	if (!each)
 		return 0;
 	for (n_pages -= n_pages % each; n_pages; n_pages -= each)
-		/* Most have none, which costs no hash here. */
+		/* Most prefixes have none, which costs no hash. */
 		if (fa_prefix_index_find(pool, hashes->checkpoints[n_pages / each - 1]) &&
 		    find_checkpoint(pool, cache, hashes->pages[n_pages - 1], indices) ==
 		            cache->checkpoint_pages)
@@ -200,8 +199,7 @@ static void unpublish_page(struct fa_pool *pool, struct fa_pool_cache *cache, ui
 	pool->pages[index].flags &= ~FA_PAGE_PUBLISHED;
 }
 
-/* Returns whether all pages of the checkpoint are published. A daemon that dies while it publishes
- * leaves only some of them so. */
+/* Not all pages are published if the daemon died while it published them. */
 static bool is_published(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                          const struct fa_pool_checkpoint *checkpoint)
 {
@@ -212,8 +210,7 @@ static bool is_published(const struct fa_pool *pool, const struct fa_pool_cache 
 	return true;
 }
 
-/* Returns whether the checkpoint is to be published with the first @end pages: it is kept, and no
- * other one of the same tokens is published. */
+/* True: it is kept, and no other of the same tokens is published. */
 static bool is_publishable(const struct fa_pool *pool, const struct fa_pool_sequence *sequence,
                            const struct fa_pool_checkpoint *checkpoint,
                            const struct fa_prefix_hashes *hashes, uint32_t end)
@@ -229,8 +226,7 @@ static bool is_publishable(const struct fa_pool *pool, const struct fa_pool_sequ
 	               cache->checkpoint_pages;
 }
 
-/* Publishes all pages of a checkpoint. What is left of another one, of which pages were evicted, is
- * published no more: pages of two do not fit together. Nor is what is left of this one. */
+/* Pages of two checkpoints do not fit together: what evictions have left is unpublished. */
 static void publish_checkpoint(struct fa_pool *pool, struct fa_pool_cache *cache,
                                const struct fa_pool_checkpoint *checkpoint, uint32_t tenant,
                                const uint8_t prefix[FA_STATE_HASH_BYTES])
@@ -255,8 +251,7 @@ static void publish_checkpoint(struct fa_pool *pool, struct fa_pool_cache *cache
 	}
 }
 
-/* Counts bytes that the publisher is to pay for, and pages, of checkpoints in the first @end
- * pages. */
+/* Counts what the publisher is to pay for checkpoints in the first @end pages. */
 static void count_checkpoints(const struct fa_pool *pool, const struct fa_pool_sequence *sequence,
                               uint32_t end, uint32_t tenant, uint64_t *bytes, uint64_t *n_pages)
 {
@@ -353,7 +348,7 @@ int fa_prefix_publish(struct fa_pool *pool, const struct fa_actor *actor, uint64
 	return 0;
 }
 
-/* Checks the cache's limit of used pages, as an attach makes idle pages used. */
+/* An attach makes idle pages used. */
 static int check_max_pages(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                            const uint32_t *indices, uint32_t n_pages, struct fa_error *error)
 {

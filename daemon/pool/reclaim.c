@@ -43,7 +43,6 @@ uint64_t fa_reclaim_cache(struct fa_pool *pool, struct fa_pool_cache *cache)
 	return n;
 }
 
-/* Returns how many runs the cache lacks if it has @have pages. */
 static uint64_t runs_for(const struct fa_pool_cache *cache, uint64_t have)
 {
 	uint64_t per_run = cache->layout.pages_per_chunk;
@@ -51,7 +50,7 @@ static uint64_t runs_for(const struct fa_pool_cache *cache, uint64_t have)
 	return cache->need_pages > have ? (cache->need_pages - have + per_run - 1) / per_run : 0;
 }
 
-/* Returns true if the chunk is free or can be reclaimed from a cache that the step does not use. */
+/* True if it is free, or can be reclaimed from a cache that the step does not use. */
 static bool is_available(const struct fa_pool *pool, uint32_t chunk)
 {
 	const struct fa_pool_cache *cache = fa_chunk_cache(pool, chunk);
@@ -62,9 +61,8 @@ static bool is_available(const struct fa_pool *pool, uint32_t chunk)
 }
 
 /*
- * Takes up to @n runs of 2^@run_shift chunks from those that @available marks. Returns how many
- * runs there were. If larger runs are taken first, the choice does not matter, because runs are
- * aligned.
+ * Takes up to @n runs of 2^@run_shift chunks that @available marks; returns how many. Runs are
+ * aligned, so if larger ones are taken first the choice does not matter.
  */
 static uint64_t take_runs(const struct fa_pool *pool, uint32_t run_shift, uint64_t n,
                           bool *available)
@@ -86,9 +84,9 @@ static uint64_t take_runs(const struct fa_pool *pool, uint32_t run_shift, uint64
 }
 
 /*
- * Plans the runs that caches need. Takes free chunks; with @evicts also chunks that evictions would
- * free and chunks of other caches. Returns true if all caches get enough; otherwise *ret_short is
- * the first that gets too few, and *ret_runs how many it gets. -ENOMEM counts as none.
+ * Plans runs for the caches: of free chunks and, with @evicts, of chunks that evictions would free
+ * and of other caches'. Returns true if all get enough; else *ret_short is the first that gets too
+ * few, and *ret_runs how many. -ENOMEM counts as none.
  */
 static bool can_have(const struct fa_pool *pool, struct fa_pool_cache *caches, bool evicts,
                      const struct fa_pool_cache **ret_short, uint64_t *ret_runs)
@@ -131,7 +129,7 @@ static int exhausted(const struct fa_pool *pool, const struct fa_pool_cache *cac
 	               remedy);
 }
 
-/* Returns when the run was last used; 0: it has no idle page. */
+/* Returns 0 if the run has no idle page. */
 static uint64_t last_use(const struct fa_pool *pool, uint32_t first, uint32_t run_shift)
 {
 	uint64_t last = 0;
@@ -149,8 +147,7 @@ static uint64_t last_use(const struct fa_pool *pool, uint32_t first, uint32_t ru
 	return last;
 }
 
-/* Returns the available run that was used least recently. can_have() has found that there is
- * one. */
+/* The least recently used run. can_have() has found that there is one. */
 static uint32_t find_reclaimable(const struct fa_pool *pool, uint32_t run_shift)
 {
 	const uint32_t n = 1u << run_shift, max = pool->header->max_chunks;
@@ -178,7 +175,7 @@ static void reclaim_run(struct fa_pool *pool, uint32_t first, uint32_t run_shift
 	}
 }
 
-/* Grows the pool; that comes before evicting. */
+/* The pool grows before anything is evicted. */
 static void grow(struct fa_pool *pool, struct fa_pool_cache *caches)
 {
 	const struct fa_pool_cache *cache;
@@ -190,7 +187,7 @@ static void grow(struct fa_pool *pool, struct fa_pool_cache *caches)
 		want += runs_for(cache, cache->n_free) << cache->run_shift;
 	if (!want)
 		return;
-	/* Free chunks may lie apart, so the pool grows until runs can be had. */
+	/* Free chunks may lie apart, so this goes on until runs can be had. */
 	while ((want > pool->n_free_chunks || !can_have(pool, caches, false, &cache, &runs)) &&
 	       pool->grow(pool->grow_userdata))
 		;
@@ -207,8 +204,8 @@ int fa_reclaim_pages(struct fa_pool *pool, struct fa_pool_cache *caches, struct 
 	if (must && !can_have(pool, caches, true, &poor, &runs))
 		return exhausted(pool, poor, runs, error);
 
-	/* First reclaims the runs without which a cache has too few pages, larger ones first; then
-	 * runs that avoid evictions. */
+	/* First the runs without which a cache has too few pages, larger ones first; then those
+	 * that avoid evictions. */
 	for (uint32_t shift = pool->header->run_shift_max + 1; must && shift-- > 0;)
 		for (struct fa_pool_cache *cache = caches; cache; cache = cache->next_planned) {
 			if (cache->run_shift != shift)
@@ -283,8 +280,7 @@ bool fa_pool_chunk_remove_empty(struct fa_pool *pool, uint64_t since_ns, uint32_
 
 int fa_pool_chunk_remove(struct fa_pool *pool, struct fa_error *error, uint32_t *ret_chunk)
 {
-	/* Prefers free chunks, then empty ones, then those with idle pages, which avoids evictions.
-	 * Takes the highest first. */
+	/* Free chunks first, then empty ones, then those with idle pages; the highest first. */
 	for (int pass = 0; pass < 3; pass++)
 		for (uint32_t i = pool->header->max_chunks; i-- > 0;) {
 			bool free = fa_chunk_is_free(pool, i);

@@ -8,10 +8,8 @@
  * changed, but the pool may have grown.
  */
 int fa_reclaim_pages(struct fa_pool *pool, struct fa_pool_cache *caches, struct fa_error *error);
-/* Evicts idle pages of the tenant, then of its user's other tenants, until the quota admits the
- * bytes. */
+/* Evicts idle pages of the tenant, then of its user's others, until the quota admits the bytes. */
 void fa_reclaim_quota(struct fa_pool *pool, uint32_t tag, uint64_t more_bytes);
-/* Evicts all idle pages of a cache. Returns their number. */
+/* Returns their number. */
 uint64_t fa_reclaim_cache(struct fa_pool *pool, struct fa_pool_cache *cache);
-/* Takes a reclaimable chunk from its cache. */
 void fa_reclaim_chunk(struct fa_pool *pool, uint32_t chunk);

@@ -1,7 +1,6 @@
 /*
- * Recovery trusts no byte of the state: it checks everything before use, drops what is
- * inconsistent, and derives the rest. A killed writer leaves nothing inconsistent. Whatever the
- * tables hold, recovery ends and touches no memory outside of them.
+ * Recovery trusts no byte of the state: it checks all before use, drops what is inconsistent, and
+ * derives the rest. Whatever the tables hold, it ends and touches no memory outside of them.
  */
 #include "daemon/pool/recover.h"
 
@@ -106,7 +105,7 @@ static int check_caches(struct fa_recovery *recovery)
 	return 0;
 }
 
-/* Unpublishes all pages of a chunk, because its next owner must not have them. */
+/* Unpublishes the pages: the chunk's next owner must not have them. */
 static void empty_chunk(struct fa_pool *pool, uint32_t chunk)
 {
 	struct fa_state_page *records = &pool->page_records[chunk << pool->page_shift];
@@ -153,7 +152,7 @@ static void check_chunks(struct fa_recovery *recovery)
 		}
 		cache = pool->caches[*owner - FA_STATE_CHUNK_CACHE];
 		if (!cache) {
-			/* The chunk's cache was removed, or dropped and reported. */
+			/* Its cache was removed, or dropped and reported. */
 			empty_chunk(pool, i);
 			fa_state_store(owner, FA_STATE_CHUNK_QUARANTINED);
 		}
@@ -173,7 +172,7 @@ static bool is_run(const struct fa_pool *pool, const struct fa_pool_cache *cache
 }
 
 /* Finds the caches' runs. A run that lacks chunks was being assigned or released when the daemon
- * died, so nobody used its pages; or a chunk has lost its memory. */
+ * died, or a chunk has lost its memory: nobody used it. */
 static void check_runs(struct fa_recovery *recovery)
 {
 	struct fa_pool *pool = recovery->pool;
@@ -216,7 +215,7 @@ static void check_published(struct fa_recovery *recovery, struct fa_pool_cache *
 		record->state = 0;
 		return;
 	}
-	/* The page is full, so no step was appending, even if a sequence ends in it. */
+	/* A full page, so no step was appending, even if a sequence ends in it. */
 	pool->pages[index].flags &= ~FA_PAGE_SUSPECT;
 	pool->pages[index].flags |= FA_PAGE_PUBLISHED;
 	pool->pages[index].tenant = record->tenant;

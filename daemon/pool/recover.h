@@ -1,19 +1,18 @@
-/* Rebuilds a pool from the state that a process left behind. Called once, before all other
- * functions. Loop thread. */
+/* Rebuilds a pool from a stored state. Called once, first. Loop thread. */
 #pragma once
 
 #include "daemon/pool/objects.h"
 
 struct fa_recovery {
 	struct fa_pool *pool;
-	fa_pool_chunk_present_fn *present; /* tells whether a chunk is present; NULL: all are */
+	fa_pool_chunk_present_fn *present; /* tells if a chunk is present; NULL: all are */
 	void *userdata;
 	struct fa_pool_report *report;
 	struct fa_error *error;
 	uint8_t *cells_used; /* [high_cells] */
-	uint32_t *numbers;   /* by page index: the page's number in sequences, plus one; sparse */
+	uint32_t *numbers;   /* by page index: its number in sequences, plus one; sparse */
 	uint64_t numbers_bytes;
-	uint32_t *slots, *cells; /* pages and cells of the sequence that is being read */
+	uint32_t *slots, *cells; /* of the sequence that is being read */
 	uint32_t slots_size, cells_size;
 };
 

@@ -92,8 +92,8 @@ static void unread_list(struct fa_recovery *recovery, const struct fa_pool_cache
 }
 
 /*
- * Reads the list of pages into recovery->slots and recovery->cells. No other list may have its
- * cells; its pages must be the cache's, and have the same number in all lists.
+ * Reads a list of pages into recovery->slots and ->cells. No other list may have its cells; its
+ * pages must be the cache's, and have the same number in all lists.
  */
 static int read_list(struct fa_recovery *recovery, uint32_t index, uint32_t *ret_pages,
                      uint32_t *ret_cells, const char **ret_fault)
@@ -141,13 +141,13 @@ static int read_list(struct fa_recovery *recovery, uint32_t index, uint32_t *ret
 	return 0;
 }
 
-/* Pages of checkpoints have numbers that no page of tokens has. */
+/* No page of tokens has such a number. */
 static uint32_t checkpoint_number(uint32_t place)
 {
 	return UINT32_MAX - place;
 }
 
-/* Reads one word of a checkpoint. Returns false if its cells are broken. */
+/* False: the checkpoint's cells are broken. */
 static bool read_word(struct fa_recovery *recovery, uint32_t word, uint32_t *next,
                       struct fa_pool_checkpoint *checkpoint, uint32_t *ret_word)
 {
@@ -166,8 +166,7 @@ static bool read_word(struct fa_recovery *recovery, uint32_t word, uint32_t *nex
 	return true;
 }
 
-/* Reads the slots of a checkpoint whose length was read. Returns how many are good, and marks
- * these. */
+/* The length was read. Returns how many slots are good, and marks these. */
 static uint32_t read_slots(struct fa_recovery *recovery, const struct fa_pool_cache *cache,
                            uint32_t *next, struct fa_pool_checkpoint *checkpoint)
 {
@@ -209,8 +208,8 @@ static void unread_checkpoints(struct fa_recovery *recovery, const struct fa_poo
 	}
 }
 
-/* Reads the next older checkpoint, of less than @below tokens. *ret_good is false if it is broken,
- * and *ret_checkpoint NULL at the list's end. */
+/* Reads the next older checkpoint, of less than @below tokens. *ret_good is false if it is broken;
+ * *ret_checkpoint is NULL at the list's end. */
 static int read_checkpoint(struct fa_recovery *recovery, const struct fa_pool_cache *cache,
                            const struct fa_state_commit *body, uint64_t below, uint32_t *next,
                            struct fa_pool_checkpoint **ret_checkpoint, bool *ret_good)
@@ -228,7 +227,7 @@ static int read_checkpoint(struct fa_recovery *recovery, const struct fa_pool_ca
 	    (below <= body->length && !fa_checkpoint_stays(cache, length))) {
 		*ret_good = false;
 	} else if (length < body->first) {
-		/* The daemon died while it dropped this one and those before it. */
+		/* The daemon died while it dropped this one and older ones. */
 		*next = first;
 	} else {
 		n_slots = read_slots(recovery, cache, next, checkpoint);
@@ -306,8 +305,7 @@ static int load_sequence(struct fa_recovery *recovery, uint32_t index, uint32_t 
 		return -ENOMEM;
 	}
 	load_checkpoints(pool, sequence, checkpoints);
-	/* The daemon died between storing the mode and the name. Nobody but the owner has rights
-	 * yet. */
+	/* The daemon died between storing mode and name: only the owner has rights yet. */
 	if (!record->name[0])
 		record->mode = 0;
 	fa_pool_sequence_load_id(pool, sequence);
@@ -326,10 +324,10 @@ static int load_sequence(struct fa_recovery *recovery, uint32_t index, uint32_t 
 	for (uint32_t i = 0; i < n_pages; i++) {
 		uint32_t page = fa_page_index(pool, cache, recovery->slots[i]);
 
-		/* The tenant of the first sequence pays for the page. */
+		/* The first sequence's tenant pays. */
 		if (!pool->refs[page]++)
 			pool->pages[page].tenant = record->tenant;
-		/* The page is not full, so a step may have been appending to it. */
+		/* A step may have been appending to it. */
 		if ((first + i + 1) * (uint64_t)cache->layout.page_tokens > body->length)
 			pool->pages[page].flags |= FA_PAGE_SUSPECT;
 	}
@@ -380,14 +378,14 @@ int fa_recover_sequences(struct fa_recovery *recovery)
 				return r;
 			continue;
 		}
-		/* A sequence whose cache was dropped is not reported. */
+		/* A dropped cache was reported already. */
 		if (record->cache >= pool->header->max_caches || pool->caches[record->cache] ||
 		    record->state != FA_STATE_USED)
 			fa_pool_report_add(recovery->report, "sequence %" PRIu32 " is dropped: %s",
 			                   i, fault);
 		record->state = FA_STATE_FREE;
 	}
-	/* Go downwards, so that low indices are used first. */
+	/* Downwards, so that low indices are used first. */
 	for (uint32_t i = pool->header->high_sequences; i-- > 0;)
 		if (!pool->sequences[i] && pool->sequence_records[i].generation < UINT32_MAX) {
 			pool->free_sequences[i] = pool->free_sequence;

@@ -3,6 +3,6 @@
 
 #include "daemon/pool/pool.h"
 
-/* Adds a line to @report, which may be NULL. */
+/* @report may be NULL. */
 void fa_pool_report_add(struct fa_pool_report *report, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));

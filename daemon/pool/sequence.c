@@ -16,7 +16,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define PREFETCH 16 /* how many pages ahead of the current one are prefetched */
+#define PREFETCH 16 /* pages ahead of the current one that are prefetched */
 
 uint64_t fa_pool_sequence_id(const struct fa_pool_sequence *sequence)
 {
@@ -169,7 +169,6 @@ static int take_index(struct fa_pool *pool, const struct fa_actor *actor, struct
 	return 0;
 }
 
-/* Fills a record, which becomes valid when its state is set. */
 static void begin_record(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                          const struct fa_actor *actor)
 {
@@ -226,7 +225,7 @@ int fa_pool_sequence_new(struct fa_pool *pool, const struct fa_actor *actor, uin
 	return 0;
 }
 
-/* Makes checkpoints for a fork, like the parent's up to @tokens, oldest first. -ENOMEM. */
+/* Makes a fork's checkpoints: the parent's up to @tokens, oldest first. -ENOMEM. */
 static int copy_checkpoints(const struct fa_pool_sequence *parent, uint64_t tokens,
                             struct fa_pool_checkpoint **ret_list, uint32_t *ret_n)
 {
@@ -253,7 +252,6 @@ static int copy_checkpoints(const struct fa_pool_sequence *parent, uint64_t toke
 	return 0;
 }
 
-/* Gives @sequence the checkpoints of copy_checkpoints(). */
 static void share_checkpoints(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                               struct fa_pool_checkpoint *list)
 {
@@ -340,7 +338,7 @@ static void end(struct fa_pool *pool, struct fa_pool_sequence *sequence)
 	struct fa_pool_cache *cache = sequence->cache;
 	uint32_t tenant = sequence->record->tenant;
 
-	/* Before the pages: without these, checkpoints are found no more. */
+	/* The checkpoints go first: without their pages they must not be found. */
 	fa_checkpoint_put_list(pool, sequence, fa_steal_ptr(sequence->checkpoints), false);
 	sequence->planned = 0;
 	fa_page_list_trim(pool, sequence, false);
@@ -397,8 +395,8 @@ void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequen
 	}
 	sequence->n_deferred = n;
 
-	/* Keeps what earlier parts reserved, if parts were cancelled or the sequence was
-	 * removed. */
+	/* If parts were cancelled or the sequence was removed, what earlier parts reserved
+	 * stays. */
 	if (!sequence->n_cancelled && !(sequence->removed && sequence->n_in_flight)) {
 		struct fa_list *pos;
 
@@ -420,7 +418,7 @@ void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequen
 
 static int prepare_deferred(struct fa_pool_sequence *sequence, struct fa_error *error)
 {
-	/* The commits of steps in flight release pages, too. */
+	/* Commits of steps in flight release pages, too. */
 	const uint32_t n = sequence->n_pages +
 	                   (sequence->n_checkpoints + sequence->n_planned_checkpoints) *
 	                           sequence->cache->checkpoint_pages;

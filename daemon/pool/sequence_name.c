@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* Storing the first four bytes makes the name valid. */
+/* The first four bytes, stored last, make it valid. */
 static void set_name(struct fa_state_sequence *record, const char *name)
 {
 	union {

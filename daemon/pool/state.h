@@ -19,8 +19,8 @@
 #define FA_STATE_MAGIC 0x6c6f6f702d646166ull /* "fad-pool" */
 #define FA_STATE_VERSION 2u
 #define FA_STATE_VERSION_RUNS 3u /* caches may have runs of chunks */
-/* Sequences may have checkpoints. A pool gets this format with its first cache that has states;
- * `check` stays that of the format before. */
+/* Sequences may have checkpoints. A pool gets this format with its first cache with states; `check`
+ * stays that of the format before. */
 #define FA_STATE_VERSION_CHECKPOINTS 4u
 #define FA_STATE_HEADER_BYTES 4096u
 
@@ -31,15 +31,15 @@
 #define FA_STATE_HASH_BYTES 32
 #define FA_STATE_SECRET_BYTES 32
 #define FA_STATE_CELL_PAGES 15u
-#define FA_STATE_SCALES 8000u /* heads of all layers of a cache */
-#define FA_STATE_STATES 1024u /* states of a cache */
+#define FA_STATE_SCALES 8000u
+#define FA_STATE_STATES 1024u
 
 struct fa_state_header {
 	uint64_t magic;
 	uint32_t version;
 	uint32_t max_chunks;
 	uint64_t chunk_bytes; /* a power of two */
-	uint32_t page_shift;  /* log2 of the largest number of pages in a chunk */
+	uint32_t page_shift;  /* log2 of the most pages in a chunk */
 	uint32_t max_caches;
 	uint32_t max_tenants;
 	uint32_t max_sequences;
@@ -47,10 +47,10 @@ struct fa_state_header {
 	uint64_t chunks_at, caches_at, tenants_at, sequences_at, cells_at, pages_at, scales_at;
 	uint64_t bytes;
 	uint8_t secret[FA_STATE_SECRET_BYTES]; /* key of the hashes */
-	uint64_t check;                        /* hash of the fields above, which are constant */
+	uint64_t check;                        /* of the constant fields above */
 
 	uint64_t generation; /* how often the state was opened */
-	/* These indices are above every index ever used. */
+	/* No index was ever as high as these. */
 	uint32_t high_tenants, high_sequences, high_cells;
 	uint32_t run_shift_max; /* of a cache; 0 before format 3 */
 };
@@ -58,8 +58,8 @@ struct fa_state_header {
 #define FA_STATE_CHUNK_ABSENT 0u /* the chunk has no memory */
 #define FA_STATE_CHUNK_FREE 1u
 #define FA_STATE_CHUNK_CACHE 2u /* plus the index of the chunk's cache */
-/* The chunk of a cache removed by a daemon that died: free from fa_pool_quarantine_end() on, as
- * that daemon's device may still write to it. */
+/* The cache was removed by a dead daemon, whose device may still write: free from
+ * fa_pool_quarantine_end() on. */
 #define FA_STATE_CHUNK_QUARANTINED (FA_STATE_CHUNK_CACHE + FA_STATE_CACHES)
 
 struct fa_state_chunk {
@@ -67,7 +67,6 @@ struct fa_state_chunk {
 	uint32_t reserved;
 };
 
-/* Values of `state` in caches, tenants and sequences. */
 #define FA_STATE_FREE 0u
 #define FA_STATE_USED 1u
 #define FA_STATE_REMOVED 2u /* caches: freed once nothing is in flight */
@@ -76,21 +75,21 @@ struct fa_state_chunk {
 #define FA_STATE_ID_PLAIN 0u /* generation << 32 | index: made by daemons before id.h */
 #define FA_STATE_ID_SECRET 1u
 
-/* Whose objects a record has held. For the object's own user the id of a removed object is stale;
- * for others it never existed (id.h). */
+/* Owners of a record's objects so far. For them a removed object's id is stale; for others it never
+ * existed (id.h). */
 struct fa_state_origin {
-	uint32_t id_form; /* of the last object's id */
-	uint32_t uid;     /* user of the last object */
-	/* 1: earlier objects also belonged to other users, or to a daemon before id.h. */
+	uint32_t id_form; /* of the last object */
+	uint32_t uid;     /* of the last object */
+	/* 1: other users, or a daemon before id.h, also had objects here. */
 	uint32_t others;
 };
 
 struct fa_state_cache {
 	uint32_t state;
 	uint32_t generation; /* differs for each use of the record */
-	uint32_t tenant;     /* tag of the tenant */
+	uint32_t tenant;
 	uint32_t mode;
-	uint64_t owner; /* the session, 0: none */
+	uint64_t owner; /* 0: none */
 	uint64_t ttl_ns, used_ns;
 	uint64_t max_pages;
 	uint32_t layers, kv_heads, head_dim, head_dim_v;
@@ -98,22 +97,22 @@ struct fa_state_cache {
 	char name[FA_STATE_NAME_BYTES]; /* "": none */
 	uint32_t store, token_scales;
 	struct fa_state_origin origin;
-	/* The cache has runs of 2^run_shift chunks, aligned; 0 before format 3. */
+	/* Runs have 2^run_shift aligned chunks; 0 before format 3. */
 	uint32_t run_shift;
-	/* States of linear layers, whose bytes are in the scales' record; 0 before format 4. */
+	/* States of linear layers; their bytes are in the scales' record; 0 before format 4. */
 	uint32_t n_states;
-	/* Checkpoints at multiples of it are kept; 0: only the last one is. */
+	/* Distance of kept checkpoints; 0: only the last one is kept. */
 	uint32_t checkpoint_tokens;
 	uint8_t reserved[80];
 };
 
-/* Scales of the cache with the same index, [layer][kv_head]. Valid if the cache stores codes and
- * has no token_scales. */
+/* Scales of the cache with the same index, [layer][kv_head]; valid for codes without
+ * token_scales. */
 struct fa_state_scales {
 	float k[FA_STATE_SCALES];
 	union {
 		float v[FA_STATE_SCALES];
-		/* The last n_states words are the bytes of the cache's states. */
+		/* The last n_states words are the bytes of each state. */
 		uint32_t words[FA_STATE_SCALES];
 	};
 };
@@ -128,22 +127,22 @@ struct fa_state_tenant {
 
 struct fa_state_commit {
 	uint64_t length; /* tokens */
-	/* number of the first token that was not dropped; dropped tokens fill pages */
+	/* first token that was not dropped; dropped ones fill pages */
 	uint64_t first;
-	uint64_t step; /* number of the last committed step */
-	uint32_t head; /* first cell of the list, plus 1; invalid without pages */
-	/* first cell of the newest checkpoint, plus 1; 0: there is none */
+	uint64_t step; /* the last committed */
+	uint32_t head; /* first cell, plus 1; invalid without pages */
+	/* First cell of the newest checkpoint, plus 1; 0: none. */
 	uint32_t checkpoint;
 };
 
 struct fa_state_sequence {
 	uint32_t state;
 	uint32_t generation;
-	uint32_t cache;  /* index of the cache */
-	uint32_t tenant; /* tag of the tenant */
-	uint64_t owner;  /* the session, 0: none */
+	uint32_t cache;
+	uint32_t tenant;
+	uint64_t owner; /* 0: none */
 	uint32_t mode;
-	uint32_t current; /* tells which commit is valid */
+	uint32_t current; /* index of the valid commit */
 	uint64_t ttl_ns, used_ns;
 	struct fa_state_commit commits[2];
 	char name[FA_STATE_NAME_BYTES]; /* "": none */
@@ -152,11 +151,9 @@ struct fa_state_sequence {
 };
 
 /*
- * A cell has pages 15n to 15n + 14 of a sequence. Slots beyond the commit's tokens are planned or
- * left over.
- *
- * The cells of a checkpoint begin with its length in tokens; the slots of its pages follow. The
- * `next` of its last cell is the first cell of the checkpoint before it.
+ * Cell n has pages 15n to 15n + 14 of a sequence. Slots beyond the commit's tokens are planned or
+ * left over. The cells of a checkpoint hold its length in tokens, then the slots of its pages;
+ * `next` of the last is the first cell of the checkpoint before it.
  */
 struct fa_state_cell {
 	uint32_t next; /* next cell of the list, plus 1 */
@@ -166,9 +163,8 @@ struct fa_state_cell {
 #define FA_STATE_PAGE_PUBLISHED 1u
 
 struct fa_state_page {
-	/* hash of the prefix that ends with the page (prefix.h) */
 	uint8_t hash[FA_STATE_HASH_BYTES];
-	uint32_t tenant; /* tag of the payer */
+	uint32_t tenant; /* of the payer */
 	uint32_t state;
 };
 

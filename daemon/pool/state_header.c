@@ -14,7 +14,7 @@
 
 #define PAGE_BYTES_MIN_DEFAULT 4096u
 #define SEQUENCES_DEFAULT (1u << 18)
-/* Each page has 64 bytes in the state: its record, and the rest for cells. */
+/* A page has 64 bytes in the state: its record, and the rest for cells. */
 #define CELL_BYTES_PER_PAGE (64 - sizeof(struct fa_state_page))
 #define CELLS_MIN 1024u
 
@@ -82,7 +82,7 @@ static uint64_t check_of(const struct fa_state_header *header)
 	return fa_pool_hash_short(header->secret, header, offsetof(struct fa_state_header, check));
 }
 
-/* A pool that got checkpoints later has the check of its first format. */
+/* A pool that got checkpoints later keeps the check of its first format. */
 static bool has_good_check(const struct fa_state_header *header)
 {
 	struct fa_state_header first = *header;
@@ -163,7 +163,7 @@ int fa_state_read_header(int fd, struct fa_error *error, struct fa_state_header 
 	if (fstat(fd, &st) < 0)
 		return fa_fail(error, -errno, "the pool's state cannot be examined: %m");
 	n = pread(fd, &header, sizeof(header), 0);
-	/* A pipe cannot be read at an offset; it is no state. */
+	/* Not a state: a pipe cannot be read at an offset. */
 	if (n < 0 && errno != ESPIPE)
 		return fa_fail(error, -errno, "the pool's state cannot be read: %m");
 	if (n != (ssize_t)sizeof(header) || header.magic != FA_STATE_MAGIC)

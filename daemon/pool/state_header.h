@@ -4,6 +4,5 @@
 #include "common/error.h"
 #include "daemon/pool/state.h"
 
-/* Reads and checks the header. -EBADMSG: no state, or damaged; -EPROTONOSUPPORT: another
- * version. */
+/* -EBADMSG: no state, or damaged; -EPROTONOSUPPORT: another version. */
 int fa_state_read_header(int fd, struct fa_error *error, struct fa_state_header *ret_header);

@@ -1,10 +1,10 @@
-/* The stores that make a change of the state take effect. state.h says why they are enough. */
+/* The stores that make changes take effect; state.h says why they suffice. */
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* For tests: called before and after every store that takes effect. May be NULL. */
+/* For tests: called around every such store. May be NULL. */
 extern void (*fa_state_fault_hook)(void);
 
 static inline void fa_state_fault_point(void)
@@ -14,9 +14,8 @@ static inline void fa_state_fault_point(void)
 }
 
 /*
- * Stores an aligned word that makes a change take effect. Earlier stores of the program are in the
- * state before it, later ones after it. A killed process stops between two instructions, so only
- * the compiler must not reorder.
+ * Stores an aligned word. Earlier stores of the program are in the state before it, later ones
+ * after it. A killed process stops between two instructions, so only the compiler must not reorder.
  */
 static inline void fa_state_store(uint32_t *at, uint32_t value)
 {

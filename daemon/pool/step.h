@@ -2,7 +2,7 @@
  * Steps: new tokens of several sequences, planned at once, then committed or aborted. Loop thread
  * only.
  *
- * Planning reserves all pages or changes nothing. The result, grouped by cache, is what kernels
+ * Planning reserves all pages or changes nothing. Its result, grouped by cache, is what kernels
  * take (kernels/paged.h). The caller does a step's clears, then its copies, after all writes of
  * earlier steps and before anything else uses its pages.
  *
@@ -25,57 +25,55 @@
 struct fa_pool_step_item {
 	uint64_t sequence;
 	uint32_t n_tokens; /* 0: read only, unless there is a checkpoint */
-	bool checkpoint;   /* the step writes one, of the states after all its tokens */
+	bool checkpoint;   /* write one, of the states after all tokens */
 };
 
 struct fa_pool_step_entry {
 	uint64_t sequence;
-	uint32_t item;          /* index of the item */
-	uint64_t before, after; /* the sequence's lengths before and after the step */
+	uint32_t item;
+	uint64_t before, after; /* the sequence's lengths */
 	uint64_t first;         /* first token that is not dropped */
-	bool stale;             /* the sequence was removed, so the entry is not committed */
-	/* the step appends to the sequence: such steps end in the order of planning */
+	bool stale;             /* the sequence was removed: it is not committed */
+	/* The step appends; such steps end in the order of planning. */
 	bool ordered;
-	/* Slots of the pages of the checkpoint that the step writes, until it ends; NULL: it writes
-	 * none. */
+	/* Pages of the checkpoint that the step writes, until it ends; NULL: none. */
 	const uint32_t *checkpoint;
 	uint32_t n_checkpoint_pages;
-	bool copies; /* the step writes to a copy of the page in which the length before ends */
+	bool copies; /* the page in which the length before ends is written as a copy */
 };
 
 /* The entries of one cache, in the form of struct fa_paged_step. */
 struct fa_pool_step_group {
 	uint64_t cache;
 	struct fa_cache_layout layout;
-	uint32_t begin, end; /* range of the group's entries */
+	uint32_t begin, end; /* the group's entries */
 
-	/* Arrays with one element per entry, [end - begin]; cu_new has one more and starts with
-	 * 0. */
+	/* One element per entry, [end - begin]; cu_new has one more and starts with 0. */
 	const uint32_t *cu_new, *lengths, *lengths_before, *first, *table_start;
 	const uint32_t *table; /* slots, [table_entries] */
 	uint32_t table_entries;
 
-	const uint32_t *clears; /* slots of pages to zero */
+	const uint32_t *clears; /* to zero */
 	uint32_t n_clears;
-	/* Pages to copy after the clears, [n_copies]: of each its first copies_tokens tokens only,
-	 * because the rest is not the sequence's. No page is in both from and to. */
+	/* Copies after the clears, [n_copies]: of each page only the first copies_tokens tokens. No
+	 * page is in both from and to. */
 	const uint32_t *copies_from, *copies_to, *copies_tokens;
 	uint32_t n_copies;
 };
 
 struct fa_pool_step {
 	uint64_t number;
-	struct fa_pool_step_entry *entries; /* by cache, then in the order of the items */
+	struct fa_pool_step_entry *entries; /* by cache, then as the items */
 	uint32_t n_entries;
 	struct fa_pool_step_group *groups;
 	uint32_t n_groups;
 };
 
 /*
- * Plans a step of @items. The commit stores @number, above 0, in the sequences. -EINVAL no or too
- * many items, a sequence twice, too many tokens or pages; -EBUSY another session is appending, an
- * earlier step was aborted and later ones have not ended, or one keeps some of its tokens; -EDQUOT;
- * -ENOMEM the pool is exhausted.
+ * Plans a step. The commit stores @number, above 0, in the sequences. -EINVAL no or too many items,
+ * a sequence twice, too many tokens or pages; -EBUSY another session is appending, an earlier step
+ * was aborted and later ones have not ended, or one keeps some of its tokens; -EDQUOT; -ENOMEM the
+ * pool is exhausted.
  */
 int fa_pool_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
                       const struct fa_pool_step_item *items, uint32_t n_items, uint64_t number,
@@ -84,8 +82,8 @@ int fa_pool_step_plan(struct fa_pool *pool, const struct fa_actor *actor,
 /*
  * Keeps only @positions (ascending, from 0) of the entry's new tokens: one path of a tree. Before
  * the commit the caller moves token ret_from[i] to token *ret_to + i, in order or all at once;
- * *ret_n may be 0. Call it once for each entry. *ret_from is valid until the step is freed.
- * -EINVAL; -EBUSY a later step builds on all new tokens; -ECANCELED an earlier one was aborted.
+ * *ret_n may be 0. Once for each entry. *ret_from is valid until the step is freed. -EINVAL; -EBUSY
+ * a later step builds on all new tokens; -ECANCELED an earlier one was aborted.
  */
 int fa_pool_step_keep(struct fa_pool *pool, struct fa_pool_step *step, uint32_t entry,
                       const uint32_t *positions, uint32_t n_positions, struct fa_error *error,
@@ -97,9 +95,9 @@ int fa_pool_step_commit(struct fa_pool *pool, struct fa_pool_step *step, struct 
 
 void fa_pool_step_abort(struct fa_pool *pool, struct fa_pool_step *step);
 
-/* Ends a step with a failed kernel, which may have overwritten anything. Removes the sequences it
+/* Ends a step with a failed kernel, which may have overwritten anything: removes the sequences it
  * appended to, if need be in the next process. Returns their number. */
 uint32_t fa_pool_step_suspect(struct fa_pool *pool, struct fa_pool_step *step);
 
-/* Frees a step that has ended. Takes NULL. */
+/* The step must have ended, or be NULL. */
 struct fa_pool_step *fa_pool_step_free(struct fa_pool_step *step);

@@ -34,7 +34,7 @@ struct fa_pool_step *fa_pool_step_free(struct fa_pool_step *step)
 	return NULL;
 }
 
-/* Returns the next part that appends, or NULL. */
+/* NULL: none follows. */
 static struct fa_pool_step_part *next_appending(const struct fa_pool_sequence *sequence,
                                                 const struct fa_list *from)
 {
@@ -211,7 +211,7 @@ static void abort_part(struct fa_pool *pool, struct fa_pool_step_part *part)
 	fa_pool_sequence_reap(pool, sequence);
 }
 
-/* Marks pages that an aborted step may not have cleared or copied. */
+/* An aborted step may not have cleared or copied them. */
 static void taint(struct fa_pool *pool, const struct fa_pool_cache *cache, const uint32_t *slots,
                   uint32_t n)
 {
@@ -246,7 +246,7 @@ uint32_t fa_pool_step_suspect(struct fa_pool *pool, struct fa_pool_step *step)
 	struct fa_pool_step_private *private = private_of(step);
 	uint32_t n = 0;
 
-	/* Changes the state of all sequences first, because this process may die at any moment. */
+	/* Writes all states first, as this process may die at any moment. */
 	for (uint32_t i = 0; i < step->n_entries; i++) {
 		struct fa_pool_sequence *sequence = private->parts[i].sequence;
 

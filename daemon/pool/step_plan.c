@@ -1,5 +1,4 @@
-/* Plans a step: checks and counts everything, then reserves pages. After the checks nothing can
- * fail. */
+/* Plans a step: checks and counts everything, then reserves pages, which cannot fail. */
 #include "common/cleanup.h"
 #include "daemon/pool/cache_private.h"
 #include "daemon/pool/checkpoint.h"
@@ -25,7 +24,7 @@ struct plan {
 	struct fa_pool_cache *caches; /* linked by next_planned */
 	struct fa_tenant_account *tenants;
 	uint32_t n_caches;
-	uint64_t n_cells, n_pages, n_copies, n_entries; /* n_entries: entries of tables */
+	uint64_t n_cells, n_pages, n_copies, n_entries; /* n_entries: of tables */
 	uint64_t n_checkpoint_pages;
 	struct fa_pool_step_part *parts; /* [n_items] */
 };
@@ -46,7 +45,7 @@ static bool can_append_in_place(const struct fa_pool *pool, const struct fa_pool
 	       !(pool->quarantine && (page->flags & FA_PAGE_SUSPECT));
 }
 
-/* Returns true if a step in flight may read truncated tokens of the page, which an append would
+/* True if steps in flight may read truncated tokens of the page, which an append would
  * overwrite. */
 static bool has_reader(const struct fa_pool_sequence *sequence, uint32_t slot)
 {
@@ -373,7 +372,6 @@ static void fill_entry(const struct fa_pool_step_part *part, struct fa_pool_step
 	*table_entries += n;
 }
 
-/* Groups the items by cache. */
 static void sort(const struct plan *plan, struct fa_pool_step_private *private)
 {
 	struct fa_pool_step *step = &private->step;
@@ -404,7 +402,6 @@ static void apply(const struct plan *plan, struct fa_pool_step_private *private)
 	struct fa_pool *pool = plan->pool;
 	struct fa_pool_step *step = &private->step;
 	uint32_t *at = private->arrays;
-	/* Places the arrays whose size is known only once the group is filled. */
 	struct arrays next = {
 		.table = carve(&at, plan->n_entries),
 		.clears = carve(&at, plan->n_pages + plan->n_copies + plan->n_checkpoint_pages),

@@ -1,4 +1,4 @@
-/* What a planned step holds beyond its public part. Loop thread. */
+/* What a planned step holds beside its public part. Loop thread. */
 #pragma once
 
 #include "daemon/pool/objects.h"
@@ -9,5 +9,5 @@ struct fa_pool_step_private {
 	uint64_t serial;
 	bool ended;
 	struct fa_pool_step_part *parts; /* [n_entries] */
-	uint32_t *arrays;                /* memory of the groups' arrays */
+	uint32_t *arrays;
 };

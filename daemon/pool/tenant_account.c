@@ -28,8 +28,8 @@ static uint32_t find(const struct fa_pool *pool, uint32_t uid, const char *cgrou
 	return 0;
 }
 
-/* Checks how many tenants a user has. A user can make cgroups, so each has at most half of the
- * tenants. Uid 0 makes cgroups for others and has no limit. */
+/* A user can make cgroups, so each has at most half of the tenants. Uid 0, which makes them for
+ * others, has no limit. */
 static int check_user(const struct fa_pool *pool, uint32_t uid, struct fa_error *error)
 {
 	const uint32_t max = pool->header->max_tenants / 2;
@@ -67,8 +67,7 @@ int fa_pool_tenant_get(struct fa_pool *pool, uint32_t uid, const char *cgroup,
 	if (r < 0)
 		return r;
 
-	/* A record that has used up its serials is not used again, because pages may still have any
-	 * of its tags. */
+	/* Pages may still have any of its tags. */
 	for (i = 0; i < pool->header->high_tenants; i++)
 		if (pool->tenant_records[i].state == FA_STATE_FREE &&
 		    pool->tenant_records[i].tag / FA_STATE_TENANTS < SERIALS_MAX - 1)
@@ -144,8 +143,7 @@ void fa_pool_set_quota(struct fa_pool *pool, fa_pool_quota_fn *quota, void *user
 	pool->quota_userdata = userdata;
 }
 
-/* Returns the next of the uid's tenants except @own; NULL: no more. Tenants of uid 0 are
- * unrelated. */
+/* Returns NULL if there are no more. Tenants of uid 0 are unrelated. */
 static struct fa_tenant_account *next_of_user(const struct fa_pool *pool,
                                               const struct fa_tenant_account *own, uint32_t uid,
                                               uint32_t *cursor)
@@ -160,7 +158,7 @@ static struct fa_tenant_account *next_of_user(const struct fa_pool *pool,
 	return NULL;
 }
 
-/* Describes what a tenant and its user hold, for a check of quotas. @idle: count idle pages. */
+/* Used to check quotas. @idle: count idle pages. */
 static void describe_held(const struct fa_pool *pool, uint32_t tag, bool idle,
                           struct fa_pool_tenant_info *ret_held)
 {
@@ -224,8 +222,7 @@ static uint64_t count_cells(const struct fa_pool *pool, uint32_t tag)
 	return n;
 }
 
-/* Checks the limit of cells. Forks cost cells but no pages, so cells have a limit of their own: a
- * quarter of them is left to other users. */
+/* Forks cost cells but no pages: a quarter of the cells is left to other users. */
 int fa_tenant_check_cells(const struct fa_pool *pool, uint32_t tag, uint64_t n,
                           struct fa_error *error)
 {

@@ -1,6 +1,6 @@
 /*
  * Tenants: records, holdings, quotas. A tag is record index + FA_STATE_TENANTS * serial; each use
- * of a record has a new serial.
+ * of a record has another serial.
  */
 #pragma once
 
@@ -23,16 +23,15 @@ static inline uint32_t fa_tenant_tag(const struct fa_pool *pool,
 }
 
 bool fa_tenant_known(const struct fa_pool *pool, uint32_t tag);
-/* Frees the tenant if it holds nothing. */
+/* Frees the tenant only if it holds nothing. */
 void fa_tenant_try_free(struct fa_pool *pool, uint32_t tag);
 
-/* Checks the quota. Idle pages count only if @more has no bytes, as fa_reclaim_quota() can evict
- * them. -EDQUOT. */
+/* Idle pages count only if @more has no bytes, as fa_reclaim_quota() can evict them. -EDQUOT. */
 int fa_tenant_check_quota(const struct fa_pool *pool, uint32_t tag, const struct fa_pool_more *more,
                           struct fa_error *error);
-/* Returns true if the quota admits @more_bytes even with idle pages counted. */
+/* Idle pages count here. */
 bool fa_tenant_quota_admits(const struct fa_pool *pool, uint32_t tag, uint64_t more_bytes);
-/* Returns a tenant with idle pages: @tag, else another of its uid; 0: none. */
+/* @tag if it has idle pages, else another of its uid that has; 0: none. */
 uint32_t fa_tenant_find_idle(const struct fa_pool *pool, uint32_t tag);
 int fa_tenant_check_cells(const struct fa_pool *pool, uint32_t tag, uint64_t n,
                           struct fa_error *error);
