@@ -12,7 +12,7 @@ struct attention {
 	struct fa_request request; /* must be first */
 	/* cu_seqlens_q, cu_seqlens_k, alibi_slopes, sinks, prefix_lengths */
 	uint32_t *vectors;
-	uint32_t *lengths; /* of a batch that the backend has rewritten */
+	uint32_t *lengths; /* of a batch that the backend rewrote */
 };
 
 _Static_assert((int)FA_VIEW_Q == (int)FA_DEVICE_Q && (int)FA_VIEW_MASK == (int)FA_DEVICE_MASK &&
@@ -43,7 +43,7 @@ static const void *copy(uint32_t **next, const void *from, size_t n)
 	return to;
 }
 
-/* Copies the vectors, as the parameters point into the message, which ends with the handler. */
+/* The message, to which the parameters point, ends with the handler. */
 static int copy_vectors(struct attention *attention, const struct fa_wire_attention *message,
                         struct fa_error *error)
 {
@@ -65,13 +65,12 @@ static int copy_vectors(struct attention *attention, const struct fa_wire_attent
 	return 0;
 }
 
-/* Returns true if there is no row to compute. */
 static bool is_empty(const struct fa_attention_params *params)
 {
 	return !params->batch || !params->seqlen_q;
 }
 
-/* Asks for a kernel. An empty batch has the limits of one sequence. */
+/* An empty batch has the limits of one sequence. */
 static int check_kernel(const struct fa_context *context, const struct fa_attention_params *params,
                         struct fa_error *error)
 {

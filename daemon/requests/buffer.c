@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A registration that waits for further pieces. */
 struct fa_registration {
 	struct fa_session *session;
 	struct fa_registered_buffer *buffer;
@@ -178,8 +177,7 @@ static bool is_on_device(const struct fa_context *context, enum fa_wire_buffer_k
 	       (kind == FA_WIRE_BUFFER_ARENA && context->info.memory_bytes);
 }
 
-/* Rounds up as the device allocates: a resumed session passes the same arena as pieces of that
- * size. */
+/* Rounds as the device does: a resumed session passes the same arena as pieces of that size. */
 static uint64_t arena_bytes(const struct fa_context *context, uint64_t bytes)
 {
 	const uint64_t unit = context->info.arena_granularity;
@@ -190,7 +188,7 @@ static uint64_t arena_bytes(const struct fa_context *context, uint64_t bytes)
 	return rounded - rounded % unit;
 }
 
-/* Charges the descriptors of all pieces in advance, so that no later piece exceeds the limit. */
+/* Charging all pieces in advance keeps a later one from exceeding the limit. */
 static int charge(struct fa_session *session, struct fa_registered_buffer *buffer,
                   struct fa_error *error)
 {
@@ -203,7 +201,7 @@ static int charge(struct fa_session *session, struct fa_registered_buffer *buffe
 	if (r == 0)
 		r = fa_charge_add(&buffer->charge_pieces, session->tenant, FA_RESOURCE_PIECES,
 		                  buffer->n_pieces_wanted, error);
-	/* For CUDA_FD, add_pieces() charges. */
+	/* For CUDA_FD add_pieces() charges. */
 	if (r == 0 && buffer->kind != FA_WIRE_BUFFER_CUDA_FD)
 		r = fa_charge_add(&buffer->charge_bytes, session->tenant,
 		                  is_on_device(session->context, buffer->kind)
@@ -252,7 +250,7 @@ static int add_pieces(struct fa_session *session, struct fa_registered_buffer *b
 			return fa_fail(error, -EINVAL,
 			               "the pieces together are more than 64 bits can count");
 	}
-	/* These sizes are the client's; the device asks the driver for the true ones. */
+	/* These sizes are the client's; the device asks the driver. */
 	if (buffer->n_pieces + n_fds == buffer->n_pieces_wanted &&
 	    buffer->offset + buffer->bytes > sum)
 		return fa_fail(error, -EINVAL,
@@ -392,7 +390,7 @@ int fa_registration_pieces(struct fa_session *session, const struct fa_wire_mess
 		return r;
 	}
 	fa_session_reply(session, message->id, 0, NULL);
-	/* If the registration is gone, a failed reply has closed the session. */
+	/* If it is gone, a failed reply has closed the session. */
 	if (!session->registration)
 		return 0;
 	if (buffer->n_pieces == buffer->n_pieces_wanted)

@@ -1,9 +1,8 @@
 /*
- * Registers buffers: from the message, over further pieces, to the answer. Loop thread.
- *
- * A complete registration is imported at once while its session is paused. One registration a
- * session may wait for more pieces; it ends with the last piece, an invalid one, its deadline,
- * BufferFree, a drain, or the session. All its descriptors are charged from the start.
+ * Registers buffers: from the message, over further pieces, to the answer. Loop thread. A complete
+ * registration is imported at once while its session is paused. One registration a session may wait
+ * for more pieces; it ends with the last piece, an invalid one, its deadline, BufferFree, a drain,
+ * or the session. Its descriptors are charged from the start.
  */
 #pragma once
 
@@ -13,7 +12,7 @@
 
 struct fa_registration;
 
-/* Handlers (session/call.h). @fds NULL: some were not received; -EMFILE. */
+/* Handlers (session/call.h). @fds NULL: some were lost; -EMFILE. */
 int fa_registration_start(struct fa_session *session, const struct fa_wire_message *message,
                           int *fds, size_t n_fds, struct fa_error *error);
 int fa_registration_pieces(struct fa_session *session, const struct fa_wire_message *message,
@@ -21,8 +20,7 @@ int fa_registration_pieces(struct fa_session *session, const struct fa_wire_mess
 int fa_registration_free(struct fa_session *session, const struct fa_wire_message *message,
                          struct fa_error *error);
 
-/* Call when the importer has finished. */
+/* Call it when the importer has finished. */
 void fa_registration_imported(struct fa_registered_buffer *buffer);
 
-/* Ends a registration that waits for pieces, if any, with @status. */
 void fa_registration_abort(struct fa_session *session, int status, const char *text);

@@ -18,7 +18,7 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
-/* Makes the completion page. It is sealed once mapped, so that no client can map it writable. */
+/* The page is sealed once mapped, so that no client can map it writable. */
 static int completions_new(struct fa_completion_slot **ret_completions, int *ret_fd)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
@@ -64,7 +64,7 @@ int fa_handle_hello(struct fa_call *call, struct fa_error *error)
 		               "the client speaks protocol versions %u to %u, this daemon %d to %d",
 		               hello->version_min, hello->version_max, FA_WIRE_VERSION_MIN,
 		               FA_WIRE_VERSION_MAX);
-	/* Refuses sessions here, because the next daemon resumes the sessions of a lost device. */
+	/* The next daemon resumes the sessions of a lost device. */
 	if (context->state != FA_DAEMON_RUNNING || fa_context_device_lost(context))
 		return fa_fail(error, -ESHUTDOWN, "the daemon is stopping");
 

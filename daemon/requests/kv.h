@@ -1,6 +1,5 @@
 /*
- * Handlers and request kinds of the KV messages (schema/wire_kv.h), in the kv_*.c of this folder.
- * Loop thread.
+ * Handlers and request kinds of the KV messages (schema/wire_kv.h), in kv_*.c. Loop thread.
  */
 #pragma once
 

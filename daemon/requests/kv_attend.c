@@ -1,6 +1,6 @@
 /*
- * StepAttend: writes a layer's new tokens into pages, rotated, and computes attention over all
- * tokens of their sequences.
+ * StepAttend: writes a layer's new tokens into pages, rotated, and attends to all tokens of their
+ * sequences.
  */
 #include "daemon/requests/kv.h"
 
@@ -148,7 +148,7 @@ static void *copy(uint32_t **tail, const void *from, size_t n)
 	return to;
 }
 
-/* Copies vectors of the message, which ends with the handler. */
+/* Copies what is needed: the message ends with the handler. */
 static int keep_tail(struct binding *b, struct fa_paged_attention *attention,
                      struct fa_paged_rotary *rotary)
 {
@@ -177,7 +177,7 @@ static int keep_tail(struct binding *b, struct fa_paged_attention *attention,
 	return 0;
 }
 
-/* Every new token's position must have a row in the tables. */
+/* Each new token's position needs a row in the tables. */
 static int check_positions(const struct binding *b, const struct fa_paged_rotary *rotary)
 {
 	const struct fa_paged_step *step = &b->group->step;
@@ -337,7 +337,7 @@ static int bind_attention(struct binding *b, struct fa_paged_attention *attentio
 	return r;
 }
 
-/* Makes append write rotated q to the device's scratch memory, where attention reads it. */
+/* Append writes q, rotated, to the device's scratch memory, where attention reads it. */
 static void rotate_q(struct fa_paged_append *append, struct fa_paged_attention *attention)
 {
 	const int64_t dim = append->cache->head_dim;
@@ -442,7 +442,7 @@ static int bind_attend(struct fa_request *request, const struct fa_wire_message 
 
 static void refused(struct fa_request *request, const struct fa_wire_message *message)
 {
-	/* A request after StepEnd does not make its step fail. */
+	/* After StepEnd a request does not make the step fail. */
 	if (!request->step &&
 	    fa_kv_step_find(request->session, message->step_attend.step, NULL, &request->step) ==
 	            0 &&

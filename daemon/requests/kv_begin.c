@@ -1,6 +1,6 @@
 /*
- * StepBegin: plans a step as soon as it is read. A packet is answered by StepReply. From a ring it
- * is a request of a stream, whose record has the step's number.
+ * StepBegin: plans a step when it is read. A packet is answered by StepReply. From a ring it is a
+ * request of a stream, whose record has the step's number.
  */
 #include "daemon/requests/kv.h"
 
@@ -131,8 +131,7 @@ static void release_begin(struct fa_request *request)
 {
 }
 
-/* Frees the step of a cancelled or late request. The step may have ended, and its id may be in use
- * again. */
+/* The request was cancelled or came late. The step may have ended, and its id be in use again. */
 static void begin_ended(struct fa_request *request)
 {
 	const struct begin *begin = fa_container_of(request, struct begin, request);

@@ -72,7 +72,7 @@ static int check_create(const struct fa_wire_cache_create *m, struct fa_error *e
 	return 0;
 }
 
-/* Checks that the device has kernels for the cache's store. */
+/* The device needs kernels for the cache's store. */
 static int check_store(const struct fa_context *context, const struct fa_pool_cache_config *config,
                        struct fa_error *error)
 {
@@ -85,10 +85,10 @@ static int check_store(const struct fa_context *context, const struct fa_pool_ca
 		.head_dim = (int32_t)geometry->head_dim,
 		.head_dim_v = (int32_t)geometry->head_dim_v,
 		.page_tokens = (int32_t)geometry->page_tokens,
-		/* Where V is does not matter here, unless it is the front of K. */
+		/* Where V is does not matter, unless in front of K. */
 		.v_offset = geometry->v_in_k ? 0 : FA_PAGED_SLOT_BYTES,
 		.store = geometry->store,
-		/* Scales do not matter here, as the pool checks those of the message. */
+		/* The pool checks the message's scales. */
 		.k_scales = geometry->token_scales ? NULL : &one,
 		.v_scales = geometry->token_scales ? NULL : &one,
 	};

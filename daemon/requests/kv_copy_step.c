@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
-/* Returns the entry of a sequence in the step; UINT32_MAX: none. */
+/* Returns UINT32_MAX if there is none. */
 static uint32_t find_entry(const struct fa_kv_step *step, uint64_t sequence)
 {
 	for (uint32_t i = 0; i < step->plan->n_entries; ++i)
@@ -41,7 +41,7 @@ static int find_step(struct fa_session *session, const struct fa_kv_copy *copy,
 	               copy->first, copy->end);
 }
 
-/* Makes a step of its own for a read. The step keeps the tokens in place until the copy ends. */
+/* The step keeps the tokens in place until the copy ends. */
 static int step_for_read(struct fa_session *session, const struct fa_kv_copy *copy,
                          struct fa_kv_step **ret_step, struct fa_error *error)
 {

@@ -1,9 +1,8 @@
 /*
  * StepEnd: waits for all requests of its step, moves the tokens of a kept path together, and
- * commits or aborts. The client sees success if, and only if, the tokens are durable.
- *
- * If it waits for nothing it is confirmed when read, without the engine. Its step always ends: a
- * failed commit, or a malformed StepEnd, aborts it.
+ * commits or aborts. The client sees success if, and only if, the tokens are durable. If it waits
+ * for nothing it is confirmed when read, without the engine. A failed commit, or a malformed
+ * StepEnd, aborts the step.
  */
 #include "daemon/requests/kv.h"
 
@@ -18,7 +17,7 @@
 struct end {
 	struct fa_request request; /* must be first */
 	bool commits;
-	/* moves of kept tokens, at most one request for each group */
+	/* of kept tokens, one request a group at most */
 	struct fa_paged_request *moves;
 	uint32_t *vectors;
 };
@@ -52,7 +51,6 @@ static int check_path(const struct fa_wire_step_end *m, uint32_t item, uint32_t 
 	return 0;
 }
 
-/* Checks everything before anything changes. */
 static int check_keep(const struct fa_kv_step *step, const struct fa_wire_step_end *m,
                       struct fa_error *error)
 {
@@ -83,7 +81,6 @@ static int check_keep(const struct fa_kv_step *step, const struct fa_wire_step_e
 	return r;
 }
 
-/* Fills in the moves of a group. Advances @vectors past the words used. */
 static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
                       const struct fa_wire_step_end *m, uint32_t **vectors, struct fa_error *error)
 {
@@ -105,7 +102,6 @@ static int fill_group(struct end *end, struct fa_kv_step *step, uint32_t i,
 
 		to[e] = 0;
 		if (n_keep < entry->after - entry->before) {
-			/* m->keep is NULL if nothing is kept. */
 			r = fa_pool_step_keep(pool, step->plan, plan->begin + e,
 			                      n_keep ? m->keep + begin : NULL, n_keep, error, &from,
 			                      &n_from, &to[e]);
@@ -159,7 +155,7 @@ static int keep(struct end *end, struct fa_kv_step *step, const struct fa_wire_s
 	return fa_request_prepare(&end->request, error);
 }
 
-/* Makes the request wait for the steps on which its step was planned, as they commit first. */
+/* The steps on which this was planned commit first. */
 static int wait_for_predecessors(struct fa_request *request, const struct fa_kv_step *step,
                                  struct fa_error *error)
 {
@@ -227,7 +223,6 @@ static int bind_end(struct fa_request *request, const struct fa_wire_message *me
 	if (step->end_requested)
 		return fa_fail(error, -EINVAL, "step %" PRIu32 " was asked to end already",
 		               m->step);
-	/* From here on the step ends, whatever happens. */
 	step->end_requested = true;
 	step->end_request = request;
 	request->step = step;
@@ -252,7 +247,7 @@ static int bind_end(struct fa_request *request, const struct fa_wire_message *me
 	return r;
 }
 
-/* Aborts the step of a refused commit, as it can no longer be committed. */
+/* The step of a refused commit can no longer be committed. */
 static void refused(struct fa_request *request, const struct fa_wire_message *message)
 {
 	struct fa_kv_step *step = NULL;

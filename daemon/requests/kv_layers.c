@@ -1,6 +1,6 @@
 /*
- * StepAttendLayers: one message for many layers of a step, split into a StepAttend request a layer,
- * each with its gates. They are chained: a failure ends later ones.
+ * StepAttendLayers: one message for many layers, split into StepAttend requests, each with its
+ * gates. They are chained: a failure ends later ones.
  */
 #include "daemon/requests/kv.h"
 
@@ -9,8 +9,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-
-/* Refuses a message with an invalid n_layers. */
 
 static int refuse(struct fa_request *request, const struct fa_wire_message *message,
                   struct fa_error *error)
@@ -41,7 +39,7 @@ static const struct fa_request_kind no_layers_kind = {
 	.refused = refused,
 };
 
-/* An overflowing offset becomes one outside any buffer, which is refused. */
+/* On overflow the offset is outside any buffer, and so refused. */
 static void advance(struct fa_wire_view *view, uint64_t bytes)
 {
 	if (view->rank && __builtin_add_overflow(view->offset, bytes, &view->offset))
@@ -60,7 +58,7 @@ static void next_layer(struct fa_wire_step_attend *attend,
 	advance(&attend->lse, layers->lse_bytes);
 }
 
-/* The gates of a layer: its own, and at the first and last layer also the message's. */
+/* A layer's own gates; at the first and last also the message's. */
 struct gates {
 	struct fa_wire_gate gates[FA_WIRE_GATES_MAX + 1];
 	size_t n;
@@ -95,8 +93,8 @@ static void set_gates(struct fa_wire_message *message, const struct fa_call *cal
 	message->n_signals = signals->n;
 }
 
-/* Submits a request that fails. It signals the last layer's values, which also releases waiters for
- * the others. */
+/* Submits a request that fails. It signals the last layer's values, which releases the others'
+ * waiters, too. */
 static int refuse_all(struct fa_call *call, struct fa_error *error)
 {
 	const struct fa_wire_step_attend_layers *layers = &call->message->step_attend_layers;
@@ -105,7 +103,7 @@ static int refuse_all(struct fa_call *call, struct fa_error *error)
 	struct gates waits, signals;
 
 	set_gates(&message, call, layers->n_layers ? layers->n_layers - 1 : 0, &waits, &signals);
-	/* The request waits only for the requests before it. */
+	/* It waits only for the requests before it. */
 	message.n_waits = 0;
 	whole.message = &message;
 	return fa_call_submit(&whole, &no_layers_kind, layers->attend.stream, layers->attend.value,
@@ -136,13 +134,13 @@ int fa_kv_attend_layers(struct fa_call *call, struct fa_error *error)
 		r = fa_call_submit(&layer, &fa_kv_attend_kind, message.step_attend.stream,
 		                   message.step_attend.value, error);
 		next_layer(&message.step_attend, layers);
-		/* Let the engine launch the first layer while this thread checks the others. */
+		/* The engine launches the first layer while this thread checks the others. */
 		if (i == 0 && layers->n_layers > 1) {
 			fa_engine_batch_end(engine);
 			fa_engine_batch_begin(engine);
 		}
 	}
-	/* For requests of a ring, the caller ends the batch. */
+	/* For requests of a ring the caller ends the batch. */
 	if (!call->by_ring)
 		fa_engine_batch_end(engine);
 	return r;

@@ -1,4 +1,4 @@
-/* SequencePages: copies tokens of several layers between the pool and pages of the client's own. */
+/* SequencePages: copies tokens of several layers between the pool and a client's own pages. */
 #include "daemon/requests/kv.h"
 
 #include "common/cleanup.h"
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* K and V of each layer may be in a buffer of its own. */
+/* K and V of a layer may have their own buffers. */
 #define TENSORS_MAX (2 * FA_WIRE_LAYERS_MAX)
 
 _Static_assert(TENSORS_MAX <= FA_TENSOR_OUTPUTS_MAX, "all are compared with one another");
@@ -22,7 +22,8 @@ struct pages {
 	struct fa_request request; /* must be first */
 	struct fa_paged_request paged;
 	struct fa_kv_copy_step step;
-	struct fa_registered_buffer **buffers; /* [n_buffers], referenced; memory of all arrays */
+	/* [n_buffers], referenced. All arrays are in this memory. */
+	struct fa_registered_buffer **buffers;
 	uint32_t n_buffers;
 	void **data;     /* [layers of K and of V] */
 	uint32_t *pages; /* [n_pages] */
@@ -163,7 +164,7 @@ static int check_numbers(const struct binding *b)
 	return 0;
 }
 
-/* Refuses a page that is named twice, by a hash table of indices. */
+/* Refuses a page named twice. */
 static int check_distinct(const struct binding *b)
 {
 	const struct fa_wire_sequence_pages *m = b->message;
@@ -193,15 +194,14 @@ static int check_distinct(const struct binding *b)
 
 /* ---- tensors */
 
-/* Returns the memory of a buffer, which the request references. */
+/* The request references the buffer. */
 static int find_memory(struct binding *b, const struct fa_wire_view *view, const char *name,
                        const struct fa_device_memory **ret_memory)
 {
 	struct pages *pages = b->pages;
 	struct fa_registered_buffer *buffer;
 
-	/* Searches from the last buffer on: engines have one buffer for many layers, or one per
-	 * layer. */
+	/* Searches from the last: engines have one buffer for many layers, or one per layer. */
 	for (uint32_t i = pages->n_buffers; i-- > 0;)
 		if (pages->buffers[i]->id == view->buffer) {
 			*ret_memory = &pages->buffers[i]->memory;
@@ -226,7 +226,7 @@ static int expect(const struct binding *b, const struct side *side, unsigned int
 	               side->name, i, side->view->shape[i], expected, meaning);
 }
 
-/* Adds the tensors of K or V to @uses, whose views they are. */
+/* @uses gets the tensors of K or V, which point to @views. */
 static int bind_side(struct binding *b, struct side *side, const struct fa_paged_cache *cache,
                      struct fa_wire_view *views, struct fa_tensor_use *uses, size_t *n)
 {
@@ -315,14 +315,13 @@ static int bind_tensors(struct binding *b, const struct fa_kv_group *group)
 
 /* ---- the request */
 
-/* Allocates the arrays. */
 static int arrays_new(struct binding *b)
 {
 	const struct fa_wire_sequence_pages *m = b->message;
 	const size_t n = m->n_k_places + m->n_v_places;
 	struct pages *pages = b->pages;
 
-	/* calloc() aligns for any type, and the array of the smallest type comes last. */
+	/* calloc() aligns for any type; the smallest type comes last. */
 	pages->buffers = calloc(1, n * (sizeof(*pages->buffers) + sizeof(*pages->data)) +
 	                                   m->n_pages * sizeof(*pages->pages));
 	if (!pages->buffers)
@@ -395,7 +394,7 @@ static int bind_pages(struct fa_request *request, const struct fa_wire_message *
 	int r;
 
 	r = check_tokens(&b);
-	/* Find the step first: a write that is refused makes it fail. */
+	/* Finds the step first: a refused write makes it fail. */
 	if (r == 0)
 		r = fa_kv_copy_step_join(request, &tokens, &pages->step, &group, error);
 	if (r == 0)

@@ -1,6 +1,6 @@
 /*
- * SequencePublish, SequenceAttach and PrefixFind: find prefixes by content. A worker hashes long ones, while
- * the session is paused.
+ * SequencePublish, SequenceAttach and PrefixFind: prefixes by content. A worker hashes long ones,
+ * while the session is paused.
  */
 #include "daemon/requests/kv.h"
 
@@ -15,22 +15,22 @@
 #include <string.h>
 
 #define TOKENS_MAX (1u << 20)
-/* A worker hashes longer prefixes, so that the loop does not block. */
+/* A worker hashes longer ones: the loop must not block. */
 #define TOKENS_INLINE 2048
 
 _Static_assert(FA_WIRE_EXTRA_MAX == FA_PREFIX_EXTRA_BYTES_MAX, "one limit");
 
-/* A request of any of the messages, which have the same fields. It is freed after the reply. */
+/* All of the messages have the same fields. Freed after the reply. */
 struct request {
 	uv_work_t work;
 	struct fa_session *session; /* referenced while a worker runs */
 	enum fa_wire_type type;
 	uint64_t message_id;
 	uint64_t object;          /* the sequence; of PrefixFind the cache */
-	struct fa_prefix_key key; /* valid until the hashes are initialised */
+	struct fa_prefix_key key; /* until the hashes are initialised */
 	const uint32_t *tokens;
 	uint64_t n_tokens;
-	uint32_t *copy; /* copy of the tokens; NULL: they are in the message */
+	uint32_t *copy; /* NULL: tokens are in the message */
 	struct fa_charge charge;
 	struct fa_prefix_hashes hashes;
 };
@@ -94,7 +94,7 @@ static int check_view(const struct fa_wire_view *view, const struct fa_device_me
 	return 0;
 }
 
-/* Copies the tokens once: the client can change its buffer at any time. */
+/* Copies once, as the client can change its buffer at any time. */
 static int copy_tokens(struct fa_session *session, const struct fa_wire_view *view,
                        struct request *request, struct fa_error *error)
 {
@@ -162,7 +162,6 @@ static void count_lookup(struct fa_usage *usage, uint64_t tokens, uint64_t match
 	usage->prefix_matched += matched;
 }
 
-/* Publishes, attaches or looks up, then replies. Called after hashing. */
 static int finish(struct fa_session *session, const struct request *request, struct fa_error *error)
 {
 	const struct fa_wire_message message = { .id = request->message_id };
@@ -221,7 +220,7 @@ static void on_computed(uv_work_t *work, int status)
 	fa_session_unref(session);
 }
 
-/* Starts hashing on a worker, and pauses the session until it is done. */
+/* Hashes on a worker. Pauses the session. */
 static int start(struct fa_session *session, struct request *request, struct fa_error *error)
 {
 	int r = 0;
@@ -240,7 +239,7 @@ static int start(struct fa_session *session, struct request *request, struct fa_
 	return 0;
 }
 
-/* Handles any of the messages. @template points into the message. */
+/* @template points into the message. */
 static int handle(struct fa_call *call, const struct request *template, uint32_t flags,
                   const struct fa_wire_view *view, struct fa_error *error)
 {

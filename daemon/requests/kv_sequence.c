@@ -1,4 +1,4 @@
-/* Handles sequence messages, except publish and attach, which are in kv_prefix.c. */
+/* Handles sequence messages, except publish and attach (kv_prefix.c). */
 #include "daemon/requests/kv.h"
 
 #include "daemon/kv/growth.h"

@@ -1,7 +1,7 @@
 /*
- * SequenceState: copies one state of linear layers between a tensor and a checkpoint. A write
- * belongs to the step that has planned the checkpoint. A read has a step of its own, which keeps
- * the checkpoint's pages and ends with it.
+ * SequenceState: copies a state of linear layers between a tensor and a checkpoint. A write belongs
+ * to the step that has planned the checkpoint. A read has a step of its own, which keeps the
+ * checkpoint's pages and ends with it.
  */
 #include "daemon/requests/kv.h"
 
@@ -14,7 +14,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-/* A copy's size, so that the CPU's workers share a large state. */
+/* Bounds one copy, so that the CPU's workers share a large state. */
 #define COPY_BYTES_MAX ((uint64_t)4 << 20)
 
 struct state {
@@ -46,7 +46,6 @@ static bool writes(const struct fa_wire_sequence_state *m)
 	return m->flags & FA_WIRE_COPY_WRITE;
 }
 
-/* Finds the newest step that writes the checkpoint. */
 static int find_step(struct fa_session *session, const struct fa_wire_sequence_state *m,
                      struct place *place, struct fa_error *error)
 {
@@ -74,7 +73,6 @@ static int find_step(struct fa_session *session, const struct fa_wire_sequence_s
 	               "checkpoint of the sequence after as many tokens");
 }
 
-/* Makes a step for a read. */
 static int step_for_read(struct fa_session *session, const struct fa_wire_sequence_state *m,
                          struct place *place, struct fa_error *error)
 {
@@ -153,7 +151,6 @@ static int check(const struct fa_wire_sequence_state *m, const struct fa_kv_grou
 	return r;
 }
 
-/* Returns the end of a copy that begins at @begin, as copies are of one chunk. */
 static uint64_t end_of_copy(uint64_t begin, uint64_t bytes, uint64_t chunk_bytes)
 {
 	const uint64_t left = chunk_bytes - begin % chunk_bytes;
@@ -161,7 +158,7 @@ static uint64_t end_of_copy(uint64_t begin, uint64_t bytes, uint64_t chunk_bytes
 	return bytes < left ? bytes : left;
 }
 
-/* Fills in the copies, or counts them if there is no array yet. */
+/* Only counts the copies if there is no array yet. */
 static uint32_t fill(const struct place *place, const struct fa_kv *kv, uint32_t state, char *data,
                      const struct fa_device_memory *memory, struct fa_device_copy *copies)
 {
@@ -200,7 +197,7 @@ static int bind_state(struct fa_request *request, const struct fa_wire_message *
 	char *data;
 	int r;
 
-	/* Find the step first: a write that is refused makes it fail. */
+	/* Finds the step first: a refused write makes it fail. */
 	r = join(request, m, &place, error);
 	if (r == 0)
 		r = fa_request_buffer(request, &m->data, "data", &memory, error);

@@ -1,7 +1,7 @@
 /*
- * PagesAttend: appends rows to a client's own pages, and computes attention over them. Shapes and
- * bounds of tensors are checked here; the numbers in table, lengths, cu_q and slots are not read:
- * the client can change them until a kernel reads them, which bounds them itself.
+ * PagesAttend: appends rows to a client's own pages, and attends over them. Shapes and bounds of
+ * tensors are checked here. The client can change the numbers in table, lengths, cu_q and slots
+ * until a kernel reads them: the kernel bounds them.
  */
 #include "daemon/requests/pages_attend.h"
 
@@ -54,7 +54,7 @@ enum type {
 
 static const struct rule {
 	const char *name, *shape;
-	size_t at; /* offset of the tensor's view in the message */
+	size_t at;
 	unsigned int rank;
 	bool optional;
 	enum type type;
@@ -126,7 +126,6 @@ static bool is_appended(const struct binding *b)
 	return has(b, K_NEW) || has(b, V_NEW);
 }
 
-/* True if the request writes the tensor. */
 static bool is_written(const struct binding *b, enum tensor i)
 {
 	switch (i) {
@@ -257,8 +256,7 @@ static int check_append(const struct binding *b)
 	return 0;
 }
 
-/* Memory that is written must not be used otherwise. That V is the front of K is allowed where only
- * K is written. */
+/* Written memory must have no other use, but V may be the front of K where only K is written. */
 static int check_overlap(const struct binding *b)
 {
 	struct fa_tensor_use uses[_TENSORS];
@@ -286,7 +284,7 @@ static void *data_of(const struct binding *b, enum tensor i)
 	return has(b, i) ? (char *)b->memories[i]->address + view_of(b, i)->offset : NULL;
 }
 
-/* @token: the dimension of the tokens. */
+/* @token: the dimension of tokens. */
 static struct fa_attention_tensor tensor(const struct binding *b, enum tensor i, unsigned int token)
 {
 	const struct fa_wire_view *view = view_of(b, i);
@@ -324,7 +322,7 @@ static int bind_pages(struct binding *b)
 	return 0;
 }
 
-/* Checks the bounds of lengths, which the message has because the daemon cannot read these. */
+/* They are in the message because the daemon cannot read the lengths. */
 static int bind_bounds(const struct binding *b, struct fa_paged_own_attention *p)
 {
 	const struct fa_wire_pages_attend *m = b->message;
@@ -400,7 +398,7 @@ static int bind_numbers(const struct binding *b, struct fa_paged_own_attention *
 	return 0;
 }
 
-/* Copies vectors of the message, which ends with the handler. */
+/* Copies vectors: the message ends with the handler. */
 static int keep_tail(struct binding *b, struct fa_paged_own_attention *p)
 {
 	const struct fa_wire_pages_attend *m = b->message;
@@ -420,7 +418,6 @@ static int keep_tail(struct binding *b, struct fa_paged_own_attention *p)
 	return 0;
 }
 
-/* Refuses what no kernel covers, also where nothing is to be computed. */
 static int check_kernel(const struct binding *b, const struct fa_paged_own_attention *p)
 {
 	struct fa_paged_request request = { .op = FA_PAGED_ATTEND_OWN, .own_attention = *p };

@@ -1,4 +1,4 @@
-/* The message for attention over pages that a client manages. Loop thread. */
+/* Handles attention over a client's own pages. Loop thread. */
 #pragma once
 
 #include "daemon/session/request.h"
