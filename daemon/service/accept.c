@@ -10,7 +10,7 @@
 #include <inttypes.h>
 #include <sys/socket.h>
 
-/* How many connections are accepted before other events are handled. */
+/* Limits the connections accepted before other events are handled. */
 #define ACCEPT_MAX 16
 #define ACCEPT_PAUSE_MS 100
 
@@ -110,7 +110,7 @@ static void accepted(struct fa_server *server, int fd)
 		reject(server, fd, r, error.text);
 }
 
-/* Another rejected connection could not be closed soon. */
+/* Returns true if one more rejected connection could not be closed soon. */
 static bool is_reaper_full(struct fa_server *server)
 {
 	bool full = fa_fd_reaper_is_full(server->context.reaper);
@@ -162,15 +162,15 @@ void fa_accept_poll(struct fa_server *server)
 	}
 }
 
-/* The reaper closes them, as descriptors make that slow. The backlog of an inherited socket is left
- * to other listeners. */
+/* The reaper closes them, as descriptors make that slow. The backlog of an inherited socket is for
+ * other listeners. */
 static void close_backlog(struct fa_server *server)
 {
 	int fd;
 
 	if (!server->listener.owns_path)
 		return;
-	/* Stops the backlog from growing. */
+	/* This stops the backlog from growing. */
 
 	(void)shutdown(server->listener.fd, SHUT_RD);
 	while ((fd = accept4(server->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0)
@@ -208,7 +208,7 @@ void fa_accept_update_hello_timer(struct fa_server *server)
 	struct fa_session *oldest;
 	uint64_t now = fa_now_ns();
 
-	/* Stop the timer when nothing needs it: a loop without timers sleeps more cheaply. */
+	/* A loop without timers sleeps more cheaply. */
 	if (fa_list_empty(&server->context.hello_pending) ||
 	    server->context.state != FA_DAEMON_RUNNING) {
 		uv_timer_stop(&server->accept.hello_timer);

@@ -1,9 +1,7 @@
 /*
  * Accepts connections and closes those that send no Hello in time. Embedded in the server. Loop
- * thread.
- *
- * With no descriptors left, a reserved one is closed to accept and reject a connection, which would
- * otherwise keep waking the loop.
+ * thread. Without descriptors a reserved one is closed, to accept and reject a connection that
+ * would otherwise keep waking the loop.
  */
 #pragma once
 
@@ -20,10 +18,10 @@ struct fa_accept {
 	bool active;      /* poll is started */
 	uv_timer_t timer; /* ends a pause */
 	int reserve_fd;
-	bool reaper_full;       /* too many rejected connections await their close */
-	uv_timer_t hello_timer; /* runs while sessions lack a Hello */
+	bool reaper_full;       /* too many rejected ones await their close */
+	uv_timer_t hello_timer; /* while sessions lack a Hello */
 
-	uint64_t n_connections, n_rejected; /* counted since the daemon started */
+	uint64_t n_connections, n_rejected; /* since the start */
 };
 
 /* The server closes the timers. */
@@ -31,17 +29,17 @@ void fa_accept_init(struct fa_server *server);
 
 int fa_accept_start(struct fa_server *server, struct fa_error *error);
 
-/* Stops accepting, and closes connections in the backlog. */
+/* Also closes connections in the backlog. */
 void fa_accept_stop(struct fa_server *server);
 
 void fa_accept_poll(struct fa_server *server);
 
-/* Judges a held connection again, and rejects what does not fit if it is the @last time. Returns true if
- * the connection was consumed. */
+/* Judges a held connection again, and rejects it if it does not fit the @last time. Returns true if
+ * it was consumed. */
 bool fa_accept_again(struct fa_server *server, int fd, bool last);
 
-/* Call when a descriptor was closed. */
+/* Call it when a descriptor was closed. */
 void fa_accept_refill_reserve(struct fa_server *server);
 
-/* Call when the oldest session without Hello changes. */
+/* Call it when the oldest session without Hello has changed. */
 void fa_accept_update_hello_timer(struct fa_server *server);

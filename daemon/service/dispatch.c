@@ -22,10 +22,10 @@ struct method {
 	const char *name;
 	bool before_hello;
 	unsigned int fds_max;
-	bool pipelined; /* clients send more messages before the answer */
+	bool pipelined; /* clients send on before the answer */
 	fa_call_handler *handle;
-	bool by_ring; /* the message is allowed in rings */
-	/* If the message is refused nothing has changed, so it may be held and handled again. */
+	bool by_ring; /* allowed in rings */
+	/* A refused message has changed nothing, so it may be held and handled again. */
 	bool held;
 };
 
@@ -185,7 +185,7 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
 	bool known = decoded == 0 && (unsigned int)message->type < _FA_WIRE_TYPE_N;
 	const struct method *method = known ? &methods[message->type] : NULL;
 
-	/* If descriptors were lost, the number that the message states is used. */
+	/* Only the message knows how many descriptors were lost. */
 	if (fds_lost && message->fds > call->n_fds && message->fds <= FA_WIRE_FDS_MAX)
 		call->n_fds = message->fds;
 	else if (fds_lost || message->fds != call->n_fds)
@@ -207,7 +207,7 @@ static int check(struct fa_call *call, int decoded, const struct method **ret_me
 	if (call->n_fds > method->fds_max)
 		return fa_fail(error, -EINVAL, "%s came with %zu descriptors; expected at most %u",
 		               method->name, call->n_fds, method->fds_max);
-	/* Only requests of streams have gates; by_ring is set for exactly these messages. */
+	/* by_ring marks requests of streams; others have no gates. */
 	if ((message->n_waits || message->n_signals) && !method->by_ring)
 		return fa_fail(error, -EINVAL,
 		               "%s came with gates, which only requests of streams have",

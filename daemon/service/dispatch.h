@@ -1,4 +1,4 @@
-/* Passes messages to their handlers, by one table. Loop thread. */
+/* Passes messages to their handlers by one table. Loop thread. */
 #pragma once
 
 #include "daemon/session/call.h"
@@ -6,13 +6,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Handles one packet, and sets the entries of @fds that it keeps to -1. @fds_lost: some descriptors
- * were lost; messages that need any fail with -EMFILE. Returns true to read on at once, if clients
- * do not wait for the answer. */
+/* Handles a packet, and sets the entries of @fds that it keeps to -1. @fds_lost: some were lost;
+ * messages that need any fail with -EMFILE. Returns true to read on at once: clients do not wait
+ * for the answer. */
 bool fa_dispatch(struct fa_session *session, const void *bytes, size_t length, int *fds,
                  size_t n_fds, bool fds_lost);
 
-/* As fa_dispatch() for a held packet (hold.h). Returns true if it stays held. */
+/* For a held packet (hold.h). Returns true if it stays held. */
 bool fa_dispatch_held(struct fa_session *session, const void *bytes, size_t length, int *fds,
                       size_t n_fds);
 

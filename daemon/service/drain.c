@@ -8,9 +8,9 @@
 
 /* Time between cancelling requests and reading nothing more. */
 #define CANCEL_MS 1000
-/* Timeout of a drain after the device is lost. */
+/* Time limit of a drain after device loss. */
 #define LOST_MS 1000
-/* How long clients may read their last answers. */
+/* Time for clients to read their last answers. */
 #define FLUSH_MS 500
 
 static void start_flush(struct fa_server *server);
@@ -36,7 +36,7 @@ static bool is_unsent(const struct fa_server *server)
 	return false;
 }
 
-/* A client that keeps sending would prolong the drain. Messages already read are answered. */
+/* A client that goes on sending would prolong the drain. */
 static void on_cancel_timeout(uv_timer_t *timer)
 {
 	struct fa_server *server = timer->data;
@@ -71,7 +71,7 @@ static void on_stopped(uv_timer_t *timer)
 	fa_server_finish(timer->data);
 }
 
-/* Closes sessions. They are freed later, so the list stays valid. */
+/* The sessions are freed later, so the list stays valid. */
 static void close_sessions(struct fa_server *server, bool before_hello_only)
 {
 	struct fa_list *pos;
@@ -154,8 +154,7 @@ void fa_drain_advance(struct fa_server *server)
 	if (server->context.state == FA_DAEMON_STOPPING && !server->context.n_sessions &&
 	    fa_importer_is_idle(&server->context.importer)) {
 		server->context.state = FA_DAEMON_STOPPED;
-		/* Finish in a later iteration of the loop, as the caller may still use the
-		 * engine. */
+		/* Finishes later, as the caller may still use the engine. */
 		uv_timer_start(&server->drain_timer, on_stopped, 0, 0);
 	}
 }

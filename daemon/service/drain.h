@@ -3,14 +3,14 @@
 
 #include "daemon/service/server.h"
 
-/* Refuses connections and requests; those in flight may finish until the timeout. */
+/* Refuses connections and requests; those in flight have until the timeout. */
 void fa_drain_start(struct fa_server *server);
 
-/* Drains a server whose device is lost, with a short timeout. Also shortens a drain under way. */
+/* With a short timeout, also for a drain under way. */
 void fa_drain_lost(struct fa_server *server);
 
-/* Cancels requests and stops at once. */
+/* Cancels requests and stops. */
 void fa_drain_force(struct fa_server *server);
 
-/* Call when something ended that a drain may wait for. */
+/* Call it when something ended that a drain may wait for. */
 void fa_drain_advance(struct fa_server *server);

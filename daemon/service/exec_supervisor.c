@@ -37,7 +37,7 @@ int fa_exec_supervisor(char *const *argv, int ready_fd, struct fa_error *error)
 	r = find_supervisor(path, sizeof(path), error);
 	if (r < 0)
 		return r;
-	/* Restarts run the same program even if the file is replaced. */
+	/* Restarts run this program even if the file is replaced. */
 	exe_fd = open("/proc/self/exe", O_PATH);
 	if (exe_fd < 0)
 		return fa_fail(error, -errno, "/proc/self/exe cannot be opened: %m");

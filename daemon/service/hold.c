@@ -28,7 +28,7 @@ struct connection {
 
 static void on_timer(uv_timer_t *timer);
 
-/* Sets the timer to the time when the oldest held packet or connection has waited long enough. */
+/* When the oldest held packet or connection has waited enough. */
 static void start_timer(struct fa_server *server)
 {
 	struct fa_hold *hold = &server->hold;
@@ -183,7 +183,7 @@ static void judge_all(struct fa_server *server)
 {
 	struct fa_list *pos, *tmp;
 
-	/* Judging a packet ends no session at once, so only the judged entry leaves the list. */
+	/* No session ends at once, so only the judged entry leaves the list. */
 	fa_list_for_each_safe(pos, tmp, &server->hold.packets)
 		judge_packet(fa_container_of(pos, struct fa_held_packet, link));
 	fa_list_for_each_safe(pos, tmp, &server->hold.connections)
@@ -196,8 +196,7 @@ static void on_timer(uv_timer_t *timer)
 	judge_all(timer->data);
 }
 
-/* The object that ended may still be in the middle of its destructor, so held packets are judged in
- * the loop's next turn. */
+/* Waits for the loop's next turn: the object that ended may still be in its destructor. */
 static void on_ended(struct fa_tenants *tenants)
 {
 	struct fa_server *server = fa_container_of(tenants, struct fa_server, context.tenants);

@@ -33,7 +33,7 @@ static int default_path(char *ret_path, size_t size, struct fa_error *error)
 	return 0;
 }
 
-/* "": there is none in @path. */
+/* Writes "" if @path has none. */
 static void directory_of(const char *path, char *ret_dir, size_t size)
 {
 	const char *slash = strrchr(path, '/');
@@ -41,7 +41,7 @@ static void directory_of(const char *path, char *ret_dir, size_t size)
 	snprintf(ret_dir, size, "%.*s", slash ? (int)(slash - path) : 0, path);
 }
 
-/* Tries again if the lock file was removed between open() and flock(). */
+/* Again if the lock file was removed between open() and flock(). */
 static int lock_path(const char *path, struct fa_error *error, int *ret_fd)
 {
 	char lock[PATH_MAX];
@@ -82,7 +82,7 @@ static int clear_path(const struct sockaddr_un *address, struct fa_error *error)
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return fa_fail(error, -errno, "no socket can be made: %m");
-	/* EAGAIN means that the backlog is full, so a daemon listens. */
+	/* EAGAIN: a daemon listens, and its backlog is full. */
 	if (connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0 || errno == EAGAIN)
 		return fa_fail(error, -EADDRINUSE, "another daemon answers at %s", path);
 	if (errno != ECONNREFUSED)
@@ -136,8 +136,7 @@ int fa_listener_open(const struct fa_config *config, struct fa_error *error,
 	listener.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (listener.fd < 0)
 		return fa_fail(error, -errno, "no socket can be made: %m");
-	/* The socket starts without any mode, which keeps clients out until mode and group are
-	 * set. */
+	/* Without a mode, clients are kept out until mode and group are set. */
 	mask = umask(0777);
 	r = bind(listener.fd, (const struct sockaddr *)&address, sizeof(address));
 	umask(mask);
@@ -159,7 +158,7 @@ int fa_listener_open(const struct fa_config *config, struct fa_error *error,
 		return fa_fail(error, -errno, "%s cannot be listened at: %m", listener.path);
 
 	*ret_listener = listener;
-	listener = FA_LISTENER_NULL; /* the caller owns it now */
+	listener = FA_LISTENER_NULL; /* consumed */
 	return 0;
 }
 
@@ -199,7 +198,7 @@ int fa_listener_take(int fd, bool unlink_path, struct fa_error *error,
 		listener.dev = st.st_dev;
 		listener.ino = st.st_ino;
 	}
-	listener.fd = fd; /* the listener owns it now */
+	listener.fd = fd; /* consumed */
 	*ret_listener = listener;
 	return 0;
 }
@@ -240,7 +239,7 @@ void fa_listener_close(struct fa_listener *listener)
 			(void)rmdir(dir);
 	}
 	if (listener->lock_fd >= 0) {
-		/* The lock is still held, so the file cannot be another daemon's. */
+		/* With the lock held, the file cannot be another daemon's. */
 		snprintf(name, sizeof(name), "%s.lock", listener->path);
 		(void)unlink(name);
 		fa_close_fdp(&listener->lock_fd);

@@ -1,8 +1,6 @@
 /*
  * The listening socket: opened at a path, or inherited from a spawning client or systemd. Loop
- * thread.
- *
- * A lock file beside the path admits one daemon; a dead daemon's socket is replaced.
+ * thread. A lock file beside the path admits one daemon; a dead one's socket is replaced.
  */
 #pragma once
 
@@ -16,8 +14,8 @@
 struct fa_listener {
 	int fd;
 	int lock_fd;
-	bool owns_path; /* remove the path at the end if dev and ino match */
-	bool owns_dir;  /* remove the directory, too, if it is empty and named fad-… */
+	bool owns_path; /* remove the path at the end, if dev and ino match */
+	bool owns_dir;  /* and the directory, if empty and named fad-… */
 	dev_t dev;
 	ino_t ino;
 	char path[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
@@ -29,13 +27,13 @@ struct fa_listener {
 int fa_listener_open(const struct fa_config *config, struct fa_error *error,
                      struct fa_listener *ret_listener);
 
-/* Uses @fd, a listening socket, and owns it on success. @unlink_path: sets owns_path and owns_dir.
+/* @fd, a listening socket, is consumed on success. @unlink_path: sets owns_path and owns_dir.
  * -EINVAL: wrong kind. */
 int fa_listener_take(int fd, bool unlink_path, struct fa_error *error,
                      struct fa_listener *ret_listener);
 
-/* Uses the socket and path of a dead daemon, and owns @fd on success. -ESTALE: no path. */
+/* Of a dead daemon, with its path. Consumes @fd on success. -ESTALE: no path. */
 int fa_listener_retake(int fd, struct fa_error *error, struct fa_listener *ret_listener);
 
-/* Closes the socket, and removes its path. */
+/* Also removes the path. */
 void fa_listener_close(struct fa_listener *listener);

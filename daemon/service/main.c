@@ -1,4 +1,4 @@
-/* fad's main(): signals, the inherited socket, and exit codes. No other code exits. */
+/* fad's main(): signals, the inherited socket, exit codes. Nothing else exits. */
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/text.h"
@@ -26,12 +26,12 @@
 #include <sys/resource.h>
 #include <sysexits.h>
 
-/* The first SIGTERM or SIGINT drains, the second cancels requests, the third exits at once. */
+/* The first signal drains, the second cancels requests, the third exits at once. */
 #define STOP_SIGNALS_MAX 3
-/* How long the process may take to end after the device is lost: its driver may hang. */
+/* For the process to end after device loss, when the driver may hang. */
 #define LOST_EXIT_S 5
 
-/* Exit status for wrong options and values of options, as of the other programs. */
+/* Exit status for wrong options, as of the other programs. */
 #define USAGE_STATUS 2
 
 struct program {
@@ -44,7 +44,7 @@ struct program {
 	struct fa_fd_store fd_store;
 };
 
-/* Opens descriptors 0 to 2, so that no socket gets such a number. */
+/* Otherwise a socket could get one of these numbers. */
 static void open_standard_fds(void)
 {
 	int fd;
@@ -81,7 +81,7 @@ static int activation_fd(struct fa_fd_store *fd_store)
 	return fd;
 }
 
-/* Makes the server with an inherited socket, one from the fd store, or a new one. */
+/* With an inherited socket, one from the fd store, or a new one. */
 static int make_server(struct program *program, struct fa_server_options *options,
                        struct fa_error *error)
 {
@@ -154,7 +154,7 @@ static void on_signal(uv_signal_t *handle, int signal)
 {
 	struct program *program = handle->data;
 
-	/* After a failed start the loop runs only to close handles. */
+	/* After a failed start the loop only closes handles. */
 	if (!program->server)
 		return;
 	if (signal == SIGHUP) {
@@ -217,8 +217,7 @@ static void on_stopped(void *userdata)
 	fa_watchdog_stop(&program->watchdog);
 	for (unsigned int i = 0; i < 3; ++i) {
 		uv_close((uv_handle_t *)&program->signals[i], NULL);
-		/* The daemon exits now. A repeated signal must not turn its exit into a death by
-		 * signal. */
+		/* A repeated signal must not turn the exit into a death by signal. */
 		(void)signal(signal_numbers[i], SIG_IGN);
 	}
 }
@@ -233,8 +232,8 @@ static int serve(struct program *program, struct fa_config *config, struct fa_er
 		.listen_fd = options->listen_fd,
 		.unlink_listen_fd = options->listen_fd >= 0,
 		.exit_when_idle = options->exit_when_idle,
-		/* A program's private daemon serves one user, so it needs no filter, which could be
-		 * left to init as an orphan. */
+		/* A private daemon serves one user and needs no filter, which might remain as an
+		 * orphan. */
 		.filter_fds = !options->exit_when_idle,
 		.draining = on_draining,
 		.stopped = on_stopped,
@@ -289,12 +288,11 @@ int main(int argc, char **argv)
 
 	if (argc > 0 && strcmp(argv[0], FA_FD_FILTER_NAME) == 0)
 		return fa_fd_filter_main();
-	/* Set the name of the process: fad-supervise executes a descriptor, whose number would be
-	 * the name. */
+	/* fad-supervise executes a descriptor, whose number would be the name. */
 	(void)prctl(PR_SET_NAME, "fad");
 	open_standard_fds();
-	/* A file or log that reaches RLIMIT_FSIZE is an error, -EFBIG, and does not end the daemon. The
-	 * supervisor inherits this. */
+	/* Reaching RLIMIT_FSIZE is then an error, -EFBIG, and no end. The supervisor inherits
+	 * this. */
 	signal(SIGXFSZ, SIG_IGN);
 	fa_fault_guard_install();
 	child_argv = calloc((size_t)argc + 1, sizeof(*child_argv));
@@ -314,7 +312,7 @@ int main(int argc, char **argv)
 		fa_log(FA_LOG_ERROR, "%s", error.text);
 		return EXIT_FAILURE;
 	}
-	/* The supervisor needs the raised limit, too, for its store. */
+	/* The supervisor needs the limit, too, for its store. */
 	raise_limit(RLIMIT_NOFILE);
 	/* The pool's memfds count as files. */
 	raise_limit(RLIMIT_FSIZE);
@@ -326,7 +324,7 @@ int main(int argc, char **argv)
 	fa_log_set(config.log, config.log_level);
 	r = fa_fd_store_open(&program.fd_store);
 	if (r < 0) {
-		/* Do not start without the stored descriptors: that would replace them. */
+		/* A start without the stored descriptors would replace them. */
 		fa_log(FA_LOG_ERROR, "the stored descriptors cannot be taken, and stay stored: %s",
 		       strerror(-r));
 		return EX_TEMPFAIL;

@@ -60,7 +60,7 @@ static char *last_option(char **argv)
 	return argv[optarg && optarg == argv[optind - 1] ? optind - 2 : optind - 1];
 }
 
-/* getopt_long() accepts abbreviations, but a new option could break such scripts. */
+/* getopt_long() accepts them, but a new option could break such scripts. */
 static bool is_abbreviated(const char *argument, const char *name)
 {
 	const size_t length = strlen(name);
@@ -69,7 +69,6 @@ static bool is_abbreviated(const char *argument, const char *name)
 	       (argument[2 + length] && argument[2 + length] != '=');
 }
 
-/* Sets the values that the command line overrides. */
 static int apply_overrides(const struct fa_service_options *options, struct fa_config *config,
                            struct fa_error *error)
 {
@@ -81,7 +80,7 @@ static int apply_overrides(const struct fa_service_options *options, struct fa_c
 	return r;
 }
 
-/* A wrong value on the command line is a usage error, whatever the file says. */
+/* A wrong value there is a usage error, whatever the file says. */
 static int check_overrides(const struct fa_service_options *options)
 {
 	_fa_cleanup_(fa_config_deinit) struct fa_config config = {};
@@ -224,7 +223,7 @@ int fa_service_options_load_config(const struct fa_service_options *options,
 	if (r < 0)
 		return r;
 	*ret_config = config;
-	config = (struct fa_config){}; /* the caller owns it now */
+	config = (struct fa_config){}; /* consumed */
 	return 0;
 }
 
@@ -247,8 +246,7 @@ int fa_service_options_check_config(const struct fa_service_options *options)
 		return 0;
 	if (r < 0 && r != -EINVAL)
 		log_fault(NULL, &error);
-	/* Only a server needs the group and the user, so that the file may be read where there is
-	 * none. */
+	/* Only a server needs group and user. */
 	if (config.group && !getgrnam(config.group)) {
 		r = fa_fail(&error, -EINVAL, "%s: there is no group called \"%s\"", path,
 		            config.group);

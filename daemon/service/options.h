@@ -12,7 +12,7 @@ struct fa_config;
 struct fa_service_options {
 	const char *config; /* NULL: FA_CONFIG_PATH, if it exists */
 	struct {
-		const char *name, *value; /* an option of section [daemon] */
+		const char *name, *value; /* of section [daemon] */
 	} overrides[FA_SERVICE_OVERRIDES_MAX];
 	unsigned int n_overrides;
 	const char *trace;       /* file; NULL: no trace */
@@ -20,15 +20,14 @@ struct fa_service_options {
 	bool exit_when_idle, check_config, supervise;
 };
 
-/* @ret_child_argv, [argc + 1] zeroes, receives a supervised daemon's arguments. Returns 1 to
- * continue, 0 after --help or --version, or a negative errno that was logged. Strings point into
- * @argv. */
+/* @ret_child_argv, [argc + 1] zeroes, gets a supervised daemon's arguments. Returns 1 to go on, 0
+ * after --help or --version, or a negative errno that was logged. Strings point into @argv. */
 int fa_service_options_parse(int argc, char **argv, struct fa_service_options *ret_options,
                              char **ret_child_argv);
 
-/* Loads the configuration file, whose values the options override. */
+/* The options override the file. */
 int fa_service_options_load_config(const struct fa_service_options *options,
                                    struct fa_config *ret_config, struct fa_error *error);
 
-/* Logs every fault of the configuration file. Returns 0 if there is none, else a negative errno. */
+/* Logs every fault of the file. Returns 0 if there is none, else a negative errno. */
 int fa_service_options_check_config(const struct fa_service_options *options);

@@ -16,7 +16,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-/* How long a daemon with exit_when_idle waits for its first client to connect. */
+/* With exit_when_idle the daemon waits so long for its first client. */
 #define FIRST_CLIENT_MS 30000
 
 /* ---- hooks of sessions (session/context.h) */
@@ -38,13 +38,13 @@ static void on_session_closing(struct fa_session *session)
 	fa_registration_abort(session, -ECANCELED, "the session is over");
 }
 
-/* Starts a drain if exit_when_idle is set and no client is connected or expected. */
+/* If exit_when_idle is set and no client is connected or expected. */
 static void exit_if_idle(struct fa_server *server)
 {
 	if (!server->context.exit_when_idle || !server->had_client || server->context.n_sessions ||
 	    server->context.state != FA_DAEMON_RUNNING || server->kv.session_store.n_lost)
 		return;
-	/* Accept again, as a connection may be waiting. */
+	/* A connection may be waiting. */
 	fa_accept_poll(server);
 	if (server->context.n_sessions)
 		return;
@@ -120,8 +120,7 @@ static void on_released(struct fa_importer *importer)
 	fa_drain_advance(fa_container_of(importer, struct fa_server, context.importer));
 }
 
-/* Releases charges of closed descriptors. Sessions that it closes are freed later, so the list
- * stays valid. */
+/* Releases charges of closed descriptors. Sessions are freed later, so the list stays valid. */
 static void on_reaper(uv_async_t *async)
 {
 	struct fa_server *server = async->data;
@@ -152,7 +151,7 @@ static void wake_reaper(void *userdata)
 	uv_async_send(&server->reaper_async);
 }
 
-/* The device's threads call this once the engine exists. */
+/* Called by the device's threads, once the engine exists. */
 static void wake_engine(void *userdata)
 {
 	struct fa_server *server = userdata;
@@ -160,7 +159,7 @@ static void wake_engine(void *userdata)
 	fa_engine_wake(server->context.engine);
 }
 
-/* Returns the limit of descriptors; 0: unlimited. */
+/* Returns 0 if there is no limit. */
 static uint64_t fds_max(void)
 {
 	struct rlimit limit;
@@ -224,7 +223,7 @@ static void init_timer(struct fa_server *server, uv_timer_t *timer)
 	timer->data = server;
 }
 
-/* Opens handles that live as long as the server. On failure close_handles() must follow. */
+/* Those that live as long as the server. After a failure call close_handles(). */
 static int init_handles(struct fa_server *server)
 {
 	int r;
@@ -304,7 +303,7 @@ static struct fa_server *server_new(const struct fa_server_options *options)
 	return server;
 }
 
-/* The default observer need not exist. A daemon of a program's own has none. */
+/* The default observer need not exist. A private daemon has none. */
 static int find_observer(const struct fa_config *config, bool private, struct fa_error *error,
                          uid_t *ret_uid)
 {
@@ -332,10 +331,9 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	server = server_new(options);
 	if (!server)
 		return fa_fail(error, -ENOMEM, "no memory for the server");
-	/* Releases waiters even if this start fails, because the daemon that would have signalled
-	 * them is dead. */
+	/* Even if this start fails: the daemon that would have signalled them is dead. */
 	fa_timeline_recover(&options->fd_store);
-	/* Until the server is complete, the caller owns the configuration. */
+	/* The caller owns the configuration until the server is complete. */
 	server->context.config = *options->config;
 	r = find_observer(&server->context.config, options->exit_when_idle, error,
 	                  &server->context.observer_uid);
@@ -378,7 +376,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	server->context.config.limits.all_buffers = server->context.importer.buffers_max;
 	r = fa_kv_open(&server->context, error);
 	if (r < 0) {
-		/* Keep the socket's path, where clients wait for the next process. */
+		/* Keeps the path, where clients wait for the next process. */
 		if (options->listen_fd_kept)
 			server->listener.owns_path = false;
 		goto fail;
@@ -389,7 +387,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	if (server->context.exit_when_idle)
 		uv_timer_start(&server->idle_timer, on_idle_timeout, FIRST_CLIENT_MS, 0);
 
-	*options->config = (struct fa_config){}; /* now the server owns it */
+	*options->config = (struct fa_config){}; /* consumed */
 	*ret_server = server;
 	return 0;
 fail:

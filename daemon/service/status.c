@@ -19,7 +19,7 @@ static void json_freep(json_t **json)
 	json_decref(*json);
 }
 
-/* Adds a number. Keys are constants and need no check of UTF-8, which takes time. */
+/* Constant keys need no check of UTF-8, which takes time. */
 static int set(json_t *object, const char *key, uint64_t number)
 {
 	return json_object_set_new_nocheck(object, key, json_integer((json_int_t)number));
@@ -41,7 +41,7 @@ int fa_status_set_cgroup(json_t *object, const char *cgroup)
 	return json_object_set_new(object, "cgroup", json_string(escaped));
 }
 
-/* As in jansson, this and the functions below return -1 without memory. */
+/* Like jansson's, these functions return -1 without memory. */
 
 static int add_times(json_t *object, const char *key, const char *sum_key,
                      const struct fa_usage_times *times)
@@ -50,7 +50,7 @@ static int add_times(json_t *object, const char *key, const char *sum_key,
 	unsigned int n = FA_USAGE_LATENCY_BUCKETS;
 	int r = 0;
 
-	/* Omit trailing zeros of the histogram. */
+	/* Omits trailing zeros. */
 	while (n && !times->n[n - 1])
 		--n;
 	for (unsigned int i = 0; i < n; ++i)
@@ -75,7 +75,7 @@ static int add_waits(json_t *object, const struct fa_usage *usage)
 	       add_times(object, "waited", "waited_ns", &usage->waited);
 }
 
-/* Adds the counters that the engine does not have as totals. */
+/* Adds counters of which the engine has no totals. */
 static int add_times_and_prefixes(json_t *object, const struct fa_usage *usage)
 {
 	int r = 0;
@@ -100,7 +100,7 @@ static void row_take(struct fa_status_row *row, struct fa_session *session)
 	memcpy(row->name, session->name, sizeof(row->name));
 	row->pid = session->peer.pid;
 	row->uid = session->peer.uid;
-	/* The text is no longer than a peer's cgroup. */
+	/* The text fits, as a peer's cgroup is no longer. */
 	(void)snprintf(row->cgroup, sizeof(row->cgroup), "%s", session->tenant->cgroup);
 	row->state = session->state;
 	row->buffers = session->buffers.n_used;
@@ -149,7 +149,7 @@ static int add_row(json_t *sessions, const struct fa_status_row *row)
 	r |= set(object, "out_bytes", row->out_bytes);
 	r |= set(object, "messages", row->messages);
 	r |= set(object, "errors", row->errors);
-	/* Only sums, as there may be many sessions; tenants have the rest. */
+	/* Only sums, as sessions may be many; tenants have the rest. */
 	r |= add_sums(object, &row->usage);
 	r |= add_waits(object, &row->usage);
 	return r | json_array_append_new(sessions, object);
@@ -172,7 +172,7 @@ static int add_tenant(json_t *tenants, const struct fa_tenant *tenant)
 	return r | json_array_append_new(tenants, object);
 }
 
-/* Adds the tenants except the viewer's. Those without sessions are last. */
+/* Adds all but the viewer's tenant. Those without sessions are last. */
 static int add_tenants(json_t *tenants, const struct fa_session *viewer, unsigned int *n)
 {
 	const struct fa_tenants *all = &viewer->context->tenants;
@@ -212,7 +212,7 @@ static int add_limits(json_t *object, const struct fa_limits *limits)
 	return r | json_object_set_new(object, "limits", bounds);
 }
 
-/* Adds the requests of all clients, or those of the viewer's tenant. */
+/* Adds requests of all clients, or of the viewer's tenant. */
 static int add_requests(json_t *object, struct fa_engine *engine, const struct fa_session *viewer)
 {
 	const struct fa_tenant *own = viewer->tenant;
@@ -272,7 +272,7 @@ static int add_daemon(json_t *object, struct fa_server *server)
 	return r;
 }
 
-/* Adds totals, for observers only. */
+/* Only observers see totals. */
 static int add_totals(json_t *object, struct fa_server *server)
 {
 	int r = 0;
@@ -289,8 +289,7 @@ static int add_totals(json_t *object, struct fa_server *server)
 	return r;
 }
 
-/* Takes the rows of the viewer and of the oldest others. Returns the number of all that it may
- * see. */
+/* Of the viewer and the oldest others. Returns the number that it may see. */
 static unsigned int take_rows(struct fa_status *status, struct fa_session *viewer)
 {
 	struct fa_list *pos;
@@ -314,7 +313,7 @@ static json_t *describe(struct fa_status *status, struct fa_session *viewer)
 	_fa_cleanup_(json_freep) json_t *object = json_object();
 	struct fa_server *server = fa_server_of(viewer->context);
 	const unsigned int n_sessions = take_rows(status, viewer);
-	unsigned int n_tenants = 1; /* the viewer's own is listed already */
+	unsigned int n_tenants = 1; /* the viewer's is listed */
 	json_t *tenants = json_array();
 	int r = 0;
 

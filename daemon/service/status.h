@@ -1,4 +1,4 @@
-/* The daemon's state as JSON, for factl and tests. Loop thread, except where it says so. */
+/* The daemon's state as JSON, for factl and tests. Loop thread, if nothing else is said. */
 #pragma once
 
 #include "daemon/session/session.h"
@@ -31,14 +31,14 @@ struct fa_status {
 	struct fa_status_row rows[];
 };
 
-/* Takes what @viewer may see: its tenant's part, or everything if it is privileged. Lists the
- * viewer and the oldest, at most FA_STATUS_LISTED_MAX. -ENOMEM. */
+/* What @viewer may see: its tenant's part, or all if it is privileged. Lists the viewer and the
+ * oldest, at most FA_STATUS_LISTED_MAX. -ENOMEM. */
 int fa_status_new(struct fa_session *viewer, struct fa_status **ret_status);
-/* Takes NULL. Any thread may call. */
+/* Takes NULL. Any thread. */
 struct fa_status *fa_status_free(struct fa_status *status);
 
-/* Writes a status into a sealed memfd, once. Any thread may call. */
+/* Writes into a sealed memfd, once. Any thread. */
 int fa_status_write(struct fa_status *status, int *ret_fd, size_t *ret_bytes);
 
-/* Adds "cgroup", escaped so that distinct cgroups stay distinct. Returns -1 without memory. */
+/* Adds "cgroup", escaped so that distinct ones stay distinct. -1: no memory. */
 int fa_status_set_cgroup(json_t *object, const char *cgroup);

@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* Sequences that are examined at most, listed or not. */
+/* Limits the sequences that are examined, listed or not. */
 #define SCANNED_MAX 4096
 
 static int set(json_t *object, const char *key, uint64_t number)
@@ -130,7 +130,7 @@ static int add_pages(json_t *object, const struct fa_pool *pool)
 	return r | set(object, "free_pages", n_free);
 }
 
-/* Adds the tenants, even those without a session. */
+/* Adds tenants even without a session. */
 static int add_tenants(json_t *object, const struct fa_pool *pool, const struct fa_session *viewer)
 {
 	json_t *tenants = json_array();
@@ -156,7 +156,7 @@ static int add_tenants(json_t *object, const struct fa_pool *pool, const struct 
 	return r | json_object_set_new(object, "tenants", tenants);
 }
 
-/* Adds the pool, with totals of all tenants for privileged viewers only. */
+/* Only privileged viewers see totals of all tenants. */
 static int add_pool(json_t *object, const struct fa_kv *kv, const struct fa_session *viewer)
 {
 	struct fa_pool_tenant_info own;

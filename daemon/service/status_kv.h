@@ -5,6 +5,5 @@
 
 #include <jansson.h>
 
-/* Adds the "pool", "caches" and "sequences" that @viewer may see; their number is bounded. Returns
- * -1 without memory. */
+/* "pool", "caches" and "sequences" that @viewer may see, in bounded number. -1: no memory. */
 int fa_kv_status(json_t *object, struct fa_session *viewer);

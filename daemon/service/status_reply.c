@@ -12,18 +12,18 @@
 
 /* With more sessions a worker writes the text. */
 #define SESSIONS_INLINE 8
-/* How many statuses workers have at once. */
+/* Limits the statuses that workers have at once. */
 #define WORKS_MAX 8
 
 struct reply {
 	uv_work_t work;
 	struct fa_session *session; /* referenced while a worker runs */
 	uint64_t message_id;
-	struct fa_charge charge; /* of the descriptor */
+	struct fa_charge charge; /* for the descriptor */
 	struct fa_status *status;
 	int result, fd;
 	size_t bytes;
-	uint64_t cpu_ns; /* that the worker used */
+	uint64_t cpu_ns; /* by the worker */
 };
 
 static struct reply *reply_free(struct reply *reply)
@@ -85,8 +85,7 @@ static void on_written(uv_work_t *work, int status)
 	int r;
 
 	--fa_server_of(session->context)->n_status_works;
-	/* The account also pays for a worker's processor time; otherwise it could ask all the
-	 * time. */
+	/* The account pays for a worker's time; otherwise it could ask all the time. */
 	fa_turn_use(session, reply->cpu_ns);
 	if (session->state != FA_SESSION_CLOSING) {
 		r = send_reply(session, reply, &error);

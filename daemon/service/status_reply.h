@@ -1,5 +1,5 @@
 /*
- * Answers Status. A worker writes a long one, as all clients would wait for it, while the session is
+ * Answers Status. A worker writes a long one, for which all clients would wait; the session is
  * paused. Loop thread.
  */
 #pragma once

@@ -10,7 +10,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-/* With only two pings per timeout, an iteration longer than half the timeout would miss it. */
+/* With two, an iteration longer than half the timeout would miss it. */
 #define PINGS_PER_TIMEOUT 4
 
 static void on_timer(uv_poll_t *poll, int status, int events)
@@ -37,7 +37,7 @@ int fa_watchdog_start(struct fa_watchdog *watchdog, uv_loop_t *loop, struct fa_e
 	timer.it_interval.tv_sec = (time_t)(interval_ns / FA_NS_PER_SEC);
 	timer.it_interval.tv_nsec = (long)(interval_ns % FA_NS_PER_SEC);
 	timer.it_value = timer.it_interval;
-	/* Use a timerfd: a uv_timer_t would make the loop read the clock before each sleep. */
+	/* Not uv_timer_t: the loop would read the clock before each sleep. */
 	fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
 	if (fd < 0 || timerfd_settime(fd, 0, &timer, NULL) < 0)
 		return -errno;

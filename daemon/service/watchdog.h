@@ -18,8 +18,8 @@ struct fa_watchdog {
 	int timer_fd;
 };
 
-/* Starts the watchdog, if WATCHDOG_USEC is set. @engine must outlive fa_watchdog_stop(). */
+/* Does nothing without WATCHDOG_USEC. @engine must outlive fa_watchdog_stop(). */
 int fa_watchdog_start(struct fa_watchdog *watchdog, uv_loop_t *loop, struct fa_engine *engine);
 
-/* Stops the watchdog, which must outlive the loop. Takes a zeroed or stopped one. */
+/* @watchdog may be zeroed or stopped, and must outlive the loop. */
 void fa_watchdog_stop(struct fa_watchdog *watchdog);
