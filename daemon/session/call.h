@@ -10,19 +10,19 @@
 struct fa_call {
 	struct fa_session *session;
 	const struct fa_wire_message *message;
-	int *fds;     /* NULL: some were lost, as the daemon had none left */
-	size_t n_fds; /* sent by the client */
+	int *fds; /* NULL: some were lost, for lack of descriptors */
+	size_t n_fds;
 	uint64_t received_ns;
 	bool by_ring;
-	bool chained;  /* of the same message as the request before */
+	bool chained;  /* one of several requests of a message */
 	bool may_pass; /* set by the handler: what refuses the message ends soon */
-	bool is_held;  /* set if the message is held (service/hold.h) */
+	bool is_held;
 };
 
 /*
- * A handler answers the client, or returns a negative errno with a sentence to answer with. -EPROTO
- * and -EPROTONOSUPPORT also close the connection. A handler that keeps a descriptor sets its entry
- * in fds to -1.
+ * Answers the client, or returns a negative errno with a sentence to answer with; -EPROTO and
+ * -EPROTONOSUPPORT also close the connection. A handler that keeps a descriptor sets its entry in
+ * fds to -1.
  */
 typedef int fa_call_handler(struct fa_call *call, struct fa_error *error);
 

@@ -6,9 +6,9 @@
 #include "daemon/session/request.h"
 #include "daemon/session/session.h"
 
-/* How long requests are reaped before other events are handled. */
+/* Then other events are handled. */
 #define REAP_NS (20 * FA_NS_PER_US)
-/* How many of one account are reaped before the next account's. */
+/* Limits what one account reaps before the next. */
 #define REAP_ACCOUNT_MAX 4
 
 void fa_completions_notify(void *userdata)
@@ -58,7 +58,7 @@ static void take_all(struct fa_context *context)
 	}
 }
 
-/* This may free the account. */
+/* May free the account. */
 static bool finish_first(struct fa_context *context, struct fa_turn *account)
 {
 	struct fa_stream *closed = NULL;
@@ -79,7 +79,6 @@ static bool finish_first(struct fa_context *context, struct fa_turn *account)
 	return true;
 }
 
-/* Accounts take turns. */
 static void finish_queued(struct fa_context *context, uint64_t until_ns)
 {
 	unsigned int n = 0;

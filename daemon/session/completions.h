@@ -1,7 +1,7 @@
 /*
  * Reaps finished requests from the engine, answers them, frees closed streams, and arms the
- * engine's wake-ups. Each account has a queue, and they take turns: one that ends hundreds of
- * requests at once delays no other. Loop thread, except fa_completions_notify().
+ * engine's wake-ups. Accounts take turns: one that ends hundreds of requests at once delays no
+ * other. Loop thread, except fa_completions_notify().
  */
 #pragma once
 
@@ -11,19 +11,19 @@ struct fa_context;
 struct fa_session;
 
 /*
- * Reaps what the session's account has. Called before a message of the session is handled, whose
- * client may have seen that its requests ended. Without @all the time is bounded; returns false if
- * something is left: the message must wait.
+ * Reaps what the session's account has. Called before a message is handled whose client may have
+ * seen its requests end. Without @all the time is bounded; returns false if something is left: the
+ * message must wait.
  */
 bool fa_completions_reap(struct fa_session *session, bool all);
 
 void fa_completions_reap_all(struct fa_context *context);
 
-/* Reaps for a bounded time, and checks for a lost device. Returns true if something was reaped. */
+/* For a bounded time; checks for a lost device. Returns true if something was reaped. */
 bool fa_completions_poll(struct fa_context *context);
 
-/* Makes the engine wake the loop from now on. */
+/* From now on the engine wakes the loop. */
 void fa_completions_arm(struct fa_context *context);
 
-/* @userdata is the context. The engine thread and the loop thread call it. */
+/* @userdata: the context. From the engine and the loop thread. */
 void fa_completions_notify(void *userdata);

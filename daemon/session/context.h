@@ -1,8 +1,6 @@
 /*
- * What sessions and requests need of the daemon, as a part of the server. Loop thread, except
- * `asleep`.
- *
- * session/ includes nothing above it: it calls the server, KV and the handlers through hooks.
+ * What sessions and requests need of the daemon; part of the server. Loop thread, except `asleep`.
+ * session/ includes nothing above it: it calls the server, KV and handlers through hooks.
  */
 #pragma once
 
@@ -46,13 +44,13 @@ struct fa_context_hooks {
 	                   uint64_t received_ns);
 
 	void (*session_ready)(struct fa_session *session);
-	/* The session's streams are cancelled; its buffers are still registered. */
+	/* Called when streams are cancelled; buffers are still registered. */
 	void (*session_closing)(struct fa_session *session);
-	/* Nothing of the session is in flight. It is freed next. */
+	/* Called when nothing is in flight. The session is freed next. */
 	void (*session_ended)(struct fa_session *session);
 
 	void (*session_freed)(struct fa_context *context);
-	/* Something ended that the drain may wait for. */
+	/* Called when something ended that a drain may wait for. */
 	void (*drain_progress)(struct fa_context *context);
 	/* The daemon may be idle (exit_when_idle). */
 	void (*idle)(struct fa_context *context);
@@ -85,16 +83,16 @@ struct fa_context {
 	struct fa_kv *kv;
 
 	struct fa_list sessions;
-	struct fa_list device_sessions; /* sessions with bits in device_streams */
-	struct fa_list hello_pending;   /* sessions that have sent no Hello, oldest first */
-	struct fa_list reapable;        /* accounts with ended requests (completions.h) */
+	struct fa_list device_sessions; /* with bits in device_streams */
+	struct fa_list hello_pending;   /* sessions before Hello, oldest first */
+	struct fa_list reapable;        /* accounts to reap (completions.h) */
 	unsigned int n_sessions;
-	uint64_t last_session;     /* highest session number so far */
-	uint64_t sent_check_ns;    /* time of the next check (outbox.c) */
-	uint64_t sent_charged;     /* descriptors charged since the last check (outbox.c) */
-	uint64_t no_fds_warned_ns; /* time of the last warning; 0: never */
+	uint64_t last_session;
+	uint64_t sent_check_ns;    /* next check (outbox.c) */
+	uint64_t sent_charged;     /* since the last check (outbox.c) */
+	uint64_t no_fds_warned_ns; /* last warning; 0: never */
 
-	/* 1: the loop sleeps, so the engine must wake it */
+	/* 1: the engine must wake the loop */
 	_Atomic uint32_t asleep;
 	uv_async_t engine_async;
 	struct fa_loop_spin spin;
@@ -106,7 +104,6 @@ struct fa_context {
 	uint64_t n_timelines;           /* in the fd store */
 	struct fa_list timelines_ended; /* still in the fd store */
 
-	/* The packet that is being handled. */
 	_Alignas(8) unsigned char packet[FA_WIRE_BYTES_MAX];
 };
 
@@ -116,10 +113,10 @@ static inline void fa_context_drain_progress(struct fa_context *context)
 		context->hooks->drain_progress(context);
 }
 
-/* True even before is_lost is set. */
+/* Returns true even before is_lost is set. */
 bool fa_context_device_lost(const struct fa_context *context);
 
-/* Logs at most once in ten seconds. */
+/* Warns at most once in ten seconds. */
 void fa_context_warn_no_fds(struct fa_context *context);
 
 /* -EMFILE and -ENFILE become -EDQUOT with a sentence: the client tries again. */

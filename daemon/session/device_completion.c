@@ -6,8 +6,8 @@
 
 #include <sched.h>
 
-/* How long to wait until the engine sees what the client saw, so that the next request finds an
- * idle stream. The engine's thread may need a processor. */
+/* Bounds the wait for the engine to see what the client saw, after which the next request finds an
+ * idle stream. */
 #define SYNC_NS FA_NS_PER_MS
 #define SYNC_BY_THREAD_NS (100 * FA_NS_PER_MS)
 
@@ -53,7 +53,7 @@ void fa_device_completion_close(struct fa_session *session)
 
 void fa_device_completion_pass(struct fa_session *session, uint32_t stream, uint64_t value)
 {
-	/* Old words never match a later value (common/completion.h). */
+	/* This keeps old words from matching (common/completion.h). */
 	if (!(value & INT32_MAX))
 		fa_completion_clear_device_words(&session->completions[stream]);
 }
@@ -96,7 +96,7 @@ static void note_reported(struct fa_session *session)
 static void reap(struct fa_context *context)
 {
 	(void)fa_engine_poll(context->engine);
-	/* Otherwise the polling would go on until a ring is polled. */
+	/* Otherwise polling would go on until a ring is polled. */
 	if (!fa_rings_are_polled(&context->rings))
 		fa_engine_poll_end(context->engine);
 	fa_completions_reap_all(context);
@@ -127,7 +127,6 @@ void fa_device_completion_finished(const struct fa_request *request)
 	struct fa_session *session = request->session;
 	struct fa_session_stream *slot = &session->streams[request->stream];
 
-	/* The device may complete a later one, too. */
 	if (slot->device_request != request)
 		return;
 	slot->device_request = NULL;
@@ -151,7 +150,7 @@ void fa_device_completion_sync(struct fa_context *context)
 	if (fa_list_empty(&context->device_sessions))
 		return;
 	until_ns = fa_now_ns() + (context->info.polled ? SYNC_NS : SYNC_BY_THREAD_NS);
-	/* Sync all sessions, as clients may communicate with each other. */
+	/* Syncs all sessions, as clients may talk to each other. */
 	reap(context);
 	note_all_reported(context);
 	for (unsigned int n = context->n_sessions; n && !fa_list_empty(&context->device_sessions);

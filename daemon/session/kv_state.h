@@ -10,8 +10,8 @@
 struct fa_kv_session {
 	struct fa_actor actor;
 	bool known;           /* actor.tenant is set and referenced */
-	bool resumed;         /* may own objects from before a restart */
+	bool resumed;         /* may own objects of before a restart */
 	uint32_t record;      /* in the session store; UINT32_MAX: none */
-	struct fa_list steps; /* struct fa_kv_step in flight, oldest first */
+	struct fa_list steps; /* struct fa_kv_step, oldest first */
 	uint32_t n_steps;     /* begun by the client */
 };

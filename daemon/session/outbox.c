@@ -12,12 +12,12 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-/* Enough for every message: strings have at most FA_WIRE_TEXT_BYTES_MAX. */
+/* Strings have at most FA_WIRE_TEXT_BYTES_MAX. */
 #define SEND_BYTES 4096
-/* Messages that a session sends in a turn of the loop: each is a system call. */
+/* Bounds what a session sends in a turn: each message is a system call. */
 #define SENT_PER_TURN 16
-/* At the limit all sessions are checked again for received descriptors, after this many new charges
- * or this much time. */
+/* At the limit all sessions are checked for received descriptors, after so many new charges or so
+ * much time. */
 #define SENT_CHECK_FDS 8
 #define SENT_CHECK_NS (5 * FA_NS_PER_MS)
 
@@ -56,7 +56,7 @@ void fa_outbox_clear(struct fa_session *session)
 		outgoing_free(&session->outbox, first(&session->outbox));
 }
 
-/* Releases soon, because the kernel limits the descriptors in flight of all clients together. */
+/* Releases soon, as the kernel limits all clients' descriptors in flight together. */
 void fa_session_release_received(struct fa_session *session)
 {
 	int unread;
@@ -123,7 +123,7 @@ static int send_packet(struct fa_session *session, const void *bytes, size_t len
 	return r;
 }
 
-/* False if the session has sent enough in this turn of the loop. A daemon that ends sends all. */
+/* False if the session has sent enough in this turn. A daemon that ends sends all. */
 static bool may_send(struct fa_session *session)
 {
 	struct fa_outbox *outbox = &session->outbox;
@@ -279,7 +279,7 @@ void fa_session_reject(struct fa_context *context, int fd, int status, const cha
 
 	if (fa_wire_encode(&message, buffer, sizeof(buffer), &bytes, &length) == 0)
 		(void)fa_packet_send(fd, bytes, length, NULL, 0, MSG_DONTWAIT);
-	/* Use the tenant's queue, so that a slow close delays no other tenant's. */
+	/* In the tenant's queue, a slow close delays no other tenant's. */
 	if (fa_peer_read(fd, &peer) == 0)
 		(void)fa_tenant_get(&context->tenants, peer.uid, peer.cgroup, &tenant);
 	else if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0)

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* The session reads what the socket has, then its end. Answers can still be sent. */
+/* The session reads what is there, then the end. Answers can still be sent. */
 static void end_input(int socket)
 {
 	(void)shutdown(socket, SHUT_RD);

@@ -1,6 +1,6 @@
 /*
  * Ends a session with the process that connected: children that inherited the socket do not keep
- * it. What the process sent before its end is still handled. Loop thread.
+ * it. What it sent before is still handled. Loop thread.
  */
 #pragma once
 
@@ -17,7 +17,7 @@ struct fa_peer_watch {
 	uv_poll_t poll;
 };
 
-/* Watches the process behind the session's socket, @socket. -EDQUOT and others, with a sentence. */
+/* -EDQUOT and others, with a sentence. */
 int fa_peer_watch_start(struct fa_session *session, int socket, struct fa_error *error);
-/* Call before the session's socket is closed. Does nothing if nothing is watched. */
+/* Before the session's socket is closed. Also if nothing is watched. */
 void fa_peer_watch_stop(struct fa_session *session);

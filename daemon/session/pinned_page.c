@@ -47,7 +47,7 @@ void fa_pinned_page_cancel(struct fa_pinned_page *pinned)
 {
 	struct fa_registered_buffer *buffer = pinned->import;
 
-	/* A closing session does not wait for imports of other sessions. */
+	/* A closing session does not wait for imports of others. */
 	if (!buffer || !fa_importer_withdraw(buffer))
 		return;
 	pinned->import = NULL;

@@ -131,7 +131,7 @@ static void answer_without_stream(struct fa_session *session, const struct fa_wi
 	struct fa_charge charge = {};
 	struct fa_error unused;
 
-	/* kind->refused() must run, as it makes the request's step fail. */
+	/* kind->refused() must run: it makes the step fail. */
 	if (kind->refused && !request) {
 		fa_session_refuse(session, message->id, -ENOMEM,
 		                  "the daemon has no memory for a request");
@@ -148,7 +148,7 @@ static void answer_without_stream(struct fa_session *session, const struct fa_wi
 	}
 	fa_request_free(request);
 
-	/* Bind the signals, so that waiters of the refused request are released. */
+	/* Binds the signals, so that their waiters are released. */
 	(void)fa_timeline_bind(session, message, &charge, &unused, &none.gates);
 	if (none.gates)
 		fa_gates_signal(none.gates, none.status);
@@ -190,7 +190,7 @@ static void count(struct fa_usage *usage, const struct fa_job *job, bool own)
 	}
 }
 
-/* @own: of a request of the daemon's own only the device time counts. */
+/* @own: the request is the daemon's own; only device time counts. */
 static void account(struct fa_session *session, const struct fa_job *job, bool own)
 {
 	count(&session->usage, job, own);
@@ -216,7 +216,8 @@ static void trace(const struct fa_session *session, uint32_t stream, const struc
 	fa_trace_request(&request);
 }
 
-/* The engine has nothing of the stream and would only finish a request without device work. */
+/* True if nothing of the stream is in the engine, which would only finish a request without device
+ * work. */
 static bool engine_is_done(const struct fa_session *session, const struct fa_session_stream *slot)
 {
 	struct fa_error unused;
@@ -225,7 +226,7 @@ static bool engine_is_done(const struct fa_session *session, const struct fa_ses
 	       !session->context->is_lost && !fa_engine_lost(session->context->engine, &unused);
 }
 
-/* @job is the stream's next. answer_here() is called next. */
+/* answer_here() follows. */
 static void publish_here(struct fa_session *session, uint32_t stream, const struct fa_job *job,
                          const struct fa_request_kind *kind)
 {
@@ -303,8 +304,7 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
 
 	request = fa_request_new(session, kind);
 	if (!request) {
-		/* Neither this value nor a later one of the stream could ever finish: the
-		 * connection ends. */
+		/* Neither this value nor a later one could ever finish: the connection ends. */
 		fa_session_refuse(session, message->id, -ENOMEM,
 		                  "the daemon has no memory for a request");
 		return 0;

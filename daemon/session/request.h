@@ -1,9 +1,7 @@
 /*
- * Requests of streams: they are checked, charged, handed to the engine with references to their
- * buffers, and answered when they come back. Loop thread.
- *
- * The kind defines the work (requests/). Refused requests pass through the engine, too: values of a
- * stream finish in order.
+ * Requests of streams: checked, charged, handed to the engine with references to their buffers, and
+ * answered when they come back. Loop thread. The kind defines the work (requests/). Refused
+ * requests pass through the engine, too: a stream's values finish in order.
  */
 #pragma once
 
@@ -26,34 +24,34 @@ struct fa_request {
 	const struct fa_request_kind *kind;
 	struct fa_session *session;
 	uint32_t stream; /* the stream may be closing */
-	bool refused;    /* the request keeps nothing, but finishes in order */
-	bool by_ring;    /* came by a ring; its completion record is the answer to success */
+	bool refused;    /* keeps nothing, but finishes in order */
+	bool by_ring;    /* came by a ring; a record answers success */
 	bool reported;   /* fa_request_reported() was called */
 	struct fa_registered_buffer *buffers[FA_REQUEST_BUFFERS_MAX];
 	unsigned int n_buffers;
 	struct fa_charge charge, charge_gates, charge_metadata, charge_host;
 
-	/* Values of other streams that must finish first; a request without device work waits for
+	/* Values of other streams that must finish first; without device work the request waits for
 	 * them before it is confirmed. */
 	uint64_t *dependencies;      /* [FA_SESSION_STREAMS], 0: none; NULL: all 0 */
 	struct fa_list blocked_link; /* session.blocked */
 
 	struct fa_kv_step *step; /* NULL: none */
 	struct fa_list step_link;
-	uint32_t layer, n_layers; /* n_layers 0: one layer */
+	uint32_t layer, n_layers; /* n_layers 0: one */
 };
 
 struct fa_request_kind {
-	const char *name; /* the message's, for traces */
-	size_t bytes;     /* of a struct that begins with struct fa_request */
+	const char *name; /* for traces */
+	size_t bytes;     /* of a struct beginning with struct fa_request */
 	bool while_draining;
-	/* Fills job.work without keeping pointers into @message. An error refuses the request. */
+	/* Fills job.work, and keeps no pointers into @message. An error refuses the request. */
 	int (*bind)(struct fa_request *request, const struct fa_wire_message *message,
 	            struct fa_error *error);
-	/* Frees what only a running request needs. Called also after a failed bind(). */
+	/* Frees what only a running request needs; also after a failed bind(). */
 	void (*release)(struct fa_request *request);
-	/* All may be NULL. confirm() is the loop's part (job.confirms) and returns the status; it
-	 * follows bind() if the request waits for nothing. */
+	/* May be NULL. confirm(), the loop's part (job.confirms), returns the status; it follows
+	 * bind() if the request waits for nothing. */
 	void (*refused)(struct fa_request *request, const struct fa_wire_message *message);
 	int (*confirm)(struct fa_request *request, struct fa_error *error);
 	void (*ended)(struct fa_request *request);
@@ -63,11 +61,10 @@ struct fa_request_place {
 	uint32_t stream;
 	uint64_t value;
 	bool by_ring;
-	bool chained; /* the request ends with its predecessor's error (engine/engine.h) */
+	bool chained; /* ends with its predecessor's error (engine/engine.h) */
 };
 
-/* Submits or refuses a request, which its completion answers. -EPROTO: @place.value is not the
- * next. */
+/* The completion answers, also a refused request. -EPROTO: @place.value is not the next. */
 int fa_request_submit(struct fa_session *session, const struct fa_wire_message *message,
                       size_t n_fds, uint64_t received_ns, const struct fa_request_kind *kind,
                       struct fa_request_place place, struct fa_error *error);
@@ -76,35 +73,34 @@ int fa_request_submit(struct fa_session *session, const struct fa_wire_message *
 int fa_request_mark(struct fa_session *session, const struct fa_wire_message *message, size_t n_fds,
                     uint64_t received_ns, struct fa_request_place place, struct fa_error *error);
 
-/* A request of the daemon's own, on FA_SESSION_STREAM_OWN, which clients do not see. The caller
- * fills it instead of bind(). NULL: no memory. */
+/* A request of the daemon's own, on FA_SESSION_STREAM_OWN, unseen by clients. The caller fills it
+ * instead of bind(). NULL: no memory. */
 struct fa_request *fa_request_new(struct fa_session *session, const struct fa_request_kind *kind);
 void fa_request_submit_own(struct fa_request *request);
-/* Frees a request that was not submitted. Takes NULL. */
+/* The request must not be submitted. Takes NULL. */
 struct fa_request *fa_request_free(struct fa_request *request);
 
-/* The memory of a view's buffer, which the request references from now on. bind() calls it.
- * -ENOENT. */
+/* bind() calls it: the memory of a view's buffer, which the request now references. -ENOENT. */
 int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *view, const char *name,
                       const struct fa_device_memory **ret_memory, struct fa_error *error);
-/* The memory of a buffer that the request references; NULL: there is none. */
+/* Returns the memory of a referenced buffer; NULL: none. */
 const struct fa_device_memory *fa_request_memory(const struct fa_request *request, uint32_t buffer);
 
-/* Prepares paged work. bind() calls it. -EDQUOT, and errors of paged_prepare(). */
+/* bind() calls it for paged work. -EDQUOT, and errors of paged_prepare(). */
 int fa_request_prepare(struct fa_request *request, struct fa_error *error);
 
-/* Makes the request wait for @value of another stream. bind() calls it. -ENOMEM. */
+/* bind() calls it: wait for @value of another stream. -ENOMEM. */
 int fa_request_wait(struct fa_request *request, uint32_t stream, uint64_t value,
                     struct fa_error *error);
 
 /* The session's streams stay open. */
 void fa_request_cancel_all(struct fa_session *session, int status);
 
-/* The request counts for no limits: the device has told the client that it succeeded. */
+/* Counts for no limits: the device has reported success to the client. */
 void fa_request_reported(struct fa_request *request);
 
-/* Confirms, or answers and frees, a request from the engine. */
+/* Confirms, or answers and frees, what the engine returned. */
 void fa_request_finish(struct fa_job *job);
 
-/* Starts requests with met dependencies; cancels those of step @doomed (NULL: none). */
+/* @doomed: cancels those of this step (NULL: none). */
 void fa_request_unblock(struct fa_session *session, const struct fa_kv_step *doomed);

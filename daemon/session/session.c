@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-/* Messages of one session that are read before the others get their turn. */
+/* Limits messages of one session before others get their turn. */
 #define READ_MAX 16
 
 static void update_poll(struct fa_session *session);
@@ -27,7 +27,7 @@ struct fa_session *fa_session_ref(struct fa_session *session)
 	return session;
 }
 
-/* Closing unread descriptors can block, so the reaper does it. */
+/* The reaper closes it, as unread descriptors can block. */
 static void close_socket(struct fa_session *session)
 {
 	if (session->fd >= 0)
@@ -100,7 +100,7 @@ void fa_session_close(struct fa_session *session)
 	fa_device_completion_stop(session);
 	fa_pinned_page_cancel(&session->timeline_pin);
 	fa_peer_watch_stop(session);
-	/* Close the handle before the socket, whose number may be reused. */
+	/* Closed before the socket, whose number may be reused. */
 	uv_close((uv_handle_t *)&session->poll, on_closed);
 	close_socket(session);
 	fa_ring_close(session);
@@ -154,8 +154,7 @@ void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 		fa_ring_activate(session->ring);
 }
 
-/* Too many unwanted descriptors of the tenant are not closed yet: packets with descriptors must
- * wait. */
+/* Too many are not closed yet: packets with descriptors must wait. */
 static bool has_too_many_rejected(const struct fa_session *session)
 {
 	return fa_tenant_reaper_queue(session->tenant)->n_rejected > FA_FD_REAPER_REJECTED_HARD_MAX;
@@ -164,15 +163,13 @@ static bool has_too_many_rejected(const struct fa_session *session)
 struct descriptors {
 	int fds[FA_PACKET_FDS_KERNEL_MAX];
 	size_t n;
-	/* Bit set of placeholders for rejected descriptors. */
 	unsigned int placeholders;
 };
 
-/* Returns true if the next packet is to be read at once. */
 static bool read_packet(struct fa_session *session, struct descriptors *descriptors)
 {
 	struct fa_context *context = session->context;
-	/* Descriptors of a packet stay in the socket if they must not come, or not now. */
+	/* A packet stays in the socket if its descriptors must not come, or not now. */
 	const bool peeks = session->ring || fa_fd_reaper_has_filter(context->reaper) ||
 	                   has_too_many_rejected(session);
 	bool fds_lost = false, has_fds = false, more;
@@ -183,7 +180,6 @@ static bool read_packet(struct fa_session *session, struct descriptors *descript
 		if (n == -EAGAIN)
 			return false;
 	}
-	/* Handle older entries of the ring first. */
 	if (session->ring) {
 		(void)fa_completions_reap(session, true);
 		if (session->state == FA_SESSION_CLOSING || !fa_ring_catch_up(session))
@@ -220,7 +216,7 @@ static bool read_packet(struct fa_session *session, struct descriptors *descript
 	}
 	++session->n_messages;
 	fa_loop_spin_note(&context->spin);
-	/* First handle completions that the client may have seen. */
+	/* Handles completions first that the client may have seen. */
 	(void)fa_completions_reap(session, true);
 	fa_device_completion_sync(context);
 	if (session->state == FA_SESSION_CLOSING)
@@ -236,7 +232,6 @@ static bool read_packet(struct fa_session *session, struct descriptors *descript
 	return more;
 }
 
-/* @before: the tenant's rejected descriptors before the packet. */
 static void discard_fds(struct fa_session *session, struct descriptors *descriptors,
                         uint64_t before)
 {
@@ -257,7 +252,7 @@ static void read_packets(struct fa_session *session)
 	const uint64_t submitted = session->n_submitted;
 	bool more = true;
 
-	/* A message counts for all its requests, which may be many. */
+	/* A message counts for all its requests. */
 	for (unsigned int i = 0;
 	     i < READ_MAX && session->n_submitted - submitted < READ_MAX && more; ++i) {
 		struct descriptors descriptors;
@@ -265,7 +260,7 @@ static void read_packets(struct fa_session *session)
 		const uint64_t reaped_ns = session->context->reaped_ns;
 
 		if (!fa_turn_has_time(session) || !fa_completions_reap(session, false)) {
-			/* An answer that could not be sent has closed the session. */
+			/* An answer that could not be sent has closed it. */
 			if (session->state != FA_SESSION_CLOSING)
 				fa_turn_wait(session);
 			break;
@@ -276,7 +271,7 @@ static void read_packets(struct fa_session *session)
 		more = read_packet(session, &descriptors);
 		discard_fds(session, &descriptors, before);
 		more = more && session->state != FA_SESSION_CLOSING && !session->paused;
-		/* What was reaped before the packet belongs to other users, too. */
+		/* What was reaped before belongs to other users, too. */
 		fa_turn_end(session, &span, session->context->reaped_ns - reaped_ns);
 	}
 }
@@ -291,7 +286,7 @@ void fa_session_read(struct fa_session *session)
 		read_packets(session);
 }
 
-/* The client has gone while the session is paused. Closing takes time, too. */
+/* The client has gone while the session is paused. Closing takes time. */
 static void hang_up(struct fa_session *session)
 {
 	session->hung_up = true;
@@ -329,7 +324,7 @@ static void on_poll(uv_poll_t *poll, int status, int events)
 
 static void update_poll(struct fa_session *session)
 {
-	/* While paused, the client's end shows as a disconnect only. */
+	/* While paused, the end shows as a disconnect only. */
 	int events = session->paused ? UV_DISCONNECT : UV_READABLE;
 
 	if (session->state == FA_SESSION_CLOSING)
@@ -359,7 +354,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	session = fa_new(struct fa_session);
 	if (!session)
 		return fa_fail(error, -ENOMEM, "the daemon has no memory for another session");
-	/* From here on fa_session_unref() frees the half-built session. */
+	/* Now fa_session_unref() frees the half-built session. */
 	*session = (struct fa_session){
 		.n_refs = 1, .context = context, .fd = -1, .peer_watch.pidfd = -1
 	};
@@ -391,7 +386,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 	                  error);
 	if (r == 0)
 		r = fa_session_charge_fd(session, &session->charge_socket, error);
-	/* Charge the descriptor now: otherwise many connections could leave none for any Hello. */
+	/* Charged now: otherwise many connections could leave none for any Hello. */
 	if (r == 0)
 		r = fa_session_charge_fd(session, &session->charge_hello, error);
 	if (r < 0)
@@ -408,7 +403,7 @@ int fa_session_new(struct fa_context *context, int fd, struct fa_error *error,
 		fa_fail(error, r, "the connection cannot be watched: %s", uv_strerror(r));
 		goto fail;
 	}
-	session->fd = fd; /* owned by the session now */
+	session->fd = fd; /* consumed */
 	session->poll.data = session;
 	session->id = session->connection = ++context->last_session;
 	session->privileged = session->peer.uid == 0 || session->peer.uid == context->uid;

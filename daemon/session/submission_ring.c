@@ -17,21 +17,20 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-/* Entries of one ring that are handled before the others are polled. */
+/* Limits entries of one ring before others are polled. */
 #define BATCH_MAX 16
-/* Older entries that are handled before a packet. If there are more, it waits. */
+/* Limits older entries handled before a packet. If there are more, it waits. */
 #define CATCH_UP_MAX 64
-/* How long rings are polled before the loop polls descriptors. */
+/* Time for rings before the loop polls descriptors. */
 #define SLICE_NS (20 * FA_NS_PER_US)
-/* The same if a ring had a request: while the device is busy, the delay costs nothing. */
+/* Busy: a ring had a request. The device is busy then, so the delay costs nothing. */
 #define SLICE_BUSY_NS (5 * FA_NS_PER_US)
-/* Poll rounds between reads of the clock. */
+/* Polls between reads of the clock. */
 #define POLLS_PER_CLOCK 16
-/* Doorbells that do not start polling, after it was fruitless. */
+/* Limits doorbells that do not start polling, after it was fruitless. */
 #define SKIPPED_MAX 64
 
 #define DOORBELL_EVENTS_MAX 64
-/* Most completion records of a stream. */
 #define RECORDS_MAX 4096
 
 struct fa_session_ring {
@@ -42,10 +41,10 @@ struct fa_session_ring {
 	int doorbell;
 	struct fa_charge charge_bytes, charge_fds;
 
-	uint64_t last_ns;    /* when the last entry came */
-	bool wake_client;    /* requests completed without the engine since the last wake-up */
-	bool was_polled;     /* polled since it was activated */
-	bool poll_succeeded; /* an entry came while it was polled */
+	uint64_t last_ns;
+	bool wake_client;    /* done without the engine since the last wake-up */
+	bool was_polled;     /* since it was activated */
+	bool poll_succeeded; /* an entry came meanwhile */
 	struct fa_backoff backoff;
 
 	uint64_t n_requests, n_doorbells;
@@ -66,13 +65,13 @@ static uint64_t spin_ns(const struct fa_rings *rings, const struct fa_session_ri
 
 	if (!rings->polls || !fa_backoff_may_spin(&ring->backoff))
 		return 0;
-	/* The step's next layer comes soon. Workers of the CPU backend need the processor more. */
+	/* The step's next layer comes soon. The CPU backend's workers need the processor more. */
 	if (ring->session->kv.n_steps && context->info.polled && context->config.spin_step_us > us)
 		us = context->config.spin_step_us;
 	return us * FA_NS_PER_US;
 }
 
-/* Handles up to @max entries, but none beyond @mark. May close the session. */
+/* Goes not beyond @mark. May close the session. */
 static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64_t *mark)
 {
 	struct fa_session *session = fa_session_ref(ring->session);
@@ -85,11 +84,11 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 	size_t length;
 	int r = 0;
 
-	/* An entry counts for all its requests, which may be many. */
+	/* An entry counts for all its requests. */
 	while (session->state == FA_SESSION_READY && n < max &&
 	       session->n_submitted - submitted < max && !session->paused &&
 	       !(mark && fa_ring_has_reached(&ring->consumer, *mark))) {
-		/* Entries wait for what their client may have seen to end. */
+		/* An entry waits for what its client may have seen end. */
 		if (!fa_ring_has_entries(&ring->consumer) || !fa_completions_reap(session, false))
 			break;
 		r = fa_ring_take(&ring->consumer, entry, FA_WIRE_BYTES_MAX, &length, &wrong);
@@ -97,7 +96,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 			break;
 		++n;
 		++session->n_messages;
-		/* First handle completions that the client may have seen. */
+		/* Handles completions first that the client may have seen. */
 		(void)fa_completions_reap(session, true);
 		if (!fa_list_empty(&context->device_sessions)) {
 			fa_device_completion_sync(context);
@@ -126,7 +125,6 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 	return n;
 }
 
-/* Stops polling and arms the doorbell, unless there is an entry. */
 static void arm_doorbell(struct fa_session_ring *ring)
 {
 	if (!fa_ring_sleep(&ring->consumer))
@@ -138,7 +136,7 @@ static void arm_doorbell(struct fa_session_ring *ring)
 	stop_polling(ring);
 }
 
-/* Polls all rings and the engine. Returns true if a ring had an entry, or the engine a launch. */
+/* Returns true if a ring had an entry, or the engine a launch. */
 static bool poll_all(struct fa_rings *rings, uint64_t now_ns)
 {
 	bool any = false;
@@ -278,7 +276,6 @@ static int charge(struct fa_session_ring *ring, uint64_t bytes, struct fa_charge
 
 	r = fa_charge_add(&ring->charge_bytes, session->tenant, FA_RESOURCE_BUFFER_BYTES, bytes,
 	                  error);
-	/* Charge for the doorbell and our end of the socket pair. */
 	if (r == 0)
 		r = fa_session_charge_fds(session, 2, &ring->charge_fds, error);
 	if (r == 0)
@@ -384,7 +381,7 @@ bool fa_ring_catch_up(struct fa_session *session)
 	fa_engine_batch_begin(session->context->engine);
 	(void)consume(ring, CATCH_UP_MAX, &mark);
 	fa_engine_batch_end(session->context->engine);
-	/* A client that moved its tail back has no entries up to @mark. */
+	/* With its tail moved back a client has no entries up to @mark. */
 	return session->state == FA_SESSION_READY && (fa_ring_has_reached(&ring->consumer, mark) ||
 	                                              !fa_ring_has_entries(&ring->consumer));
 }
@@ -406,11 +403,11 @@ void fa_ring_close(struct fa_session *session)
 	if (!ring)
 		return;
 	stop_polling(ring);
-	/* Keep the records when the daemon ends, as the client may still read them. */
+	/* When the daemon ends, the client may still read the records. */
 	if (session->context->state != FA_DAEMON_RUNNING ||
 	    fa_context_device_lost(session->context))
 		ring->records->keep_memory = true;
-	/* Remove the doorbell here: closing it would not, as the client has the eventfd, too. */
+	/* Closing would not remove it: the client has the eventfd, too. */
 	(void)epoll_ctl(session->context->rings.doorbell_epoll, EPOLL_CTL_DEL, ring->doorbell,
 	                NULL);
 }

@@ -1,12 +1,9 @@
 /*
  * The submission rings of sessions (common/ring.h). Loop thread. Entries are copied, verified, and
- * handled like packets; a packet waits for all older entries. The ring of a paused session fills
- * up.
- *
- * A ring is polled until nothing has come for spin_us, or on a GPU for spin_step_us while the
- * session has a step in flight; then its doorbell is armed. Fruitless polling backs off. Doorbells
- * are watched edge-triggered and never read: the client has the same eventfd and could make a read
- * block.
+ * handled like packets; a packet waits for older entries. A ring is polled until nothing has come
+ * for spin_us, or on a GPU for spin_step_us while the session has a step in flight; then its
+ * doorbell is armed. Fruitless polling backs off. Doorbells are watched edge-triggered and never
+ * read: the client has the same eventfd and could make a read block.
  */
 #pragma once
 
@@ -31,23 +28,22 @@ struct fa_rings {
 	struct fa_list polled;
 	unsigned int n_polled;
 	uint64_t n_submitted;             /* through the ring */
-	uint64_t n_requests, n_doorbells; /* counters of all rings, since the start */
+	uint64_t n_requests, n_doorbells; /* of all rings */
 	unsigned int n_rings;
-	bool polls;  /* false on a machine with one processor */
-	bool yields; /* few processors: other threads may need this one */
+	bool polls;  /* not with one processor */
+	bool yields; /* few processors: let other threads run */
 
 	_Alignas(8) unsigned char entry[FA_WIRE_BYTES_MAX];
 };
 
 int fa_rings_init(struct fa_rings *rings, struct fa_context *context);
-/* Call after the handles were closed. */
+/* Call it after the handles were closed. */
 void fa_rings_deinit(struct fa_rings *rings);
-/* The loop polls rings and the engine instead of sleeping. */
 bool fa_rings_are_polled(const struct fa_rings *rings);
 
 int fa_ring_setup(struct fa_session *session, const struct fa_wire_message *message,
                   struct fa_error *error);
-/* Handles a bounded number. Returns false if some are left, or the session is closing. */
+/* Handles a bounded number of entries. False: some are left, or the session is closing. */
 bool fa_ring_catch_up(struct fa_session *session);
 /* Starts polling. */
 void fa_ring_activate(struct fa_session_ring *ring);
@@ -63,5 +59,5 @@ struct fa_ring_status {
 	uint64_t bytes, requests, doorbells;
 	bool polled;
 };
-/* False: the session has no ring. */
+/* Returns false if there is no ring. */
 bool fa_ring_status(const struct fa_session *session, struct fa_ring_status *ret_status);

@@ -20,7 +20,7 @@
 struct fa_timeline {
 	struct fa_timeline_words words;
 	struct fa_charge charge, charge_bytes;
-	uint64_t planned[FA_TIMELINE_SLOTS]; /* highest that any request will write */
+	uint64_t planned[FA_TIMELINE_SLOTS]; /* the highest that requests will write */
 	char name[NAME_BYTES];
 	bool stored;
 	struct fa_list ended_link; /* context.timelines_ended */
@@ -60,7 +60,7 @@ static void timeline_freep(struct fa_timeline **timeline)
 	timeline_free(*timeline);
 }
 
-/* Charges for the memory that timeline_map() makes. */
+/* Charges for what timeline_map() makes. */
 static int timeline_new(struct fa_tenant *tenant, struct fa_error *error,
                         struct fa_timeline **ret_timeline)
 {
@@ -82,7 +82,7 @@ static int timeline_new(struct fa_tenant *tenant, struct fa_error *error,
 	return 0;
 }
 
-/* @ret_fds: the client's slots; the daemon's slots, read-only and writable. */
+/* @ret_fds: the client's slots; the daemon's, read-only and writable. */
 static int timeline_map(struct fa_timeline *timeline, int ret_fds[3])
 {
 	_fa_cleanup_(fa_close_fdp) int in = -1, out = -1, reading = -1;
@@ -110,7 +110,7 @@ static int timeline_map(struct fa_timeline *timeline, int ret_fds[3])
 	return 0;
 }
 
-/* The fd store keeps it: otherwise nothing would release the waiters if this process died. */
+/* In the fd store: otherwise nothing would release waiters if this process died. */
 static int store(struct fa_session *session, struct fa_timeline *timeline, int fd,
                  struct fa_error *error)
 {
@@ -136,7 +136,7 @@ static int store(struct fa_session *session, struct fa_timeline *timeline, int f
 	return 0;
 }
 
-/* A removal that fails, say for lack of a descriptor, is retried; the timeline stays charged. */
+/* A removal that fails is retried; the timeline stays charged. */
 static void remove_ended(struct fa_context *context)
 {
 	const struct fa_fd_store_ops *fd_store = &context->fd_store;
@@ -297,7 +297,7 @@ static int bind_waits(const struct fa_wire_message *message, struct fa_gates *ga
 	return r;
 }
 
-/* Checks that the value of a signal rises, and stays below the value that releases all waiters. */
+/* It must rise, and stay below the value that releases all waiters. */
 static int check_signal(const struct fa_timeline *timeline, const struct fa_wire_gate *signal,
                         size_t i, struct fa_error *error)
 {
@@ -319,7 +319,7 @@ static int check_signal(const struct fa_timeline *timeline, const struct fa_wire
 	return 0;
 }
 
-/* Takes all valid ones; returns the first error. */
+/* Binds all valid signals. Returns the first error. */
 static int bind_signals(struct fa_timeline *timeline, const struct fa_wire_message *message,
                         struct fa_gates *gates, struct fa_error *error)
 {

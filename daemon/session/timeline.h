@@ -1,9 +1,7 @@
 /*
- * Timelines of sessions: their memory, the gates of requests, and their end. Loop thread.
- *
- * The daemon's slots, read-only for clients, survive the process (persist/fd_store.h): the next
- * daemon releases their waiters. The daemon never reads them back: a client that manages to write
- * them affects its own gates only.
+ * Timelines of sessions: memory, gates of requests, and end. Loop thread. The daemon's slots,
+ * read-only for clients, survive the process (persist/fd_store.h): the next daemon releases their
+ * waiters. The daemon never reads them back: a client that writes them affects only itself.
  */
 #pragma once
 
@@ -20,16 +18,16 @@ struct fa_timeline;
 int fa_timeline_setup(struct fa_session *session, const struct fa_wire_message *message,
                       struct fa_error *error);
 
-/* Ends the session's timeline and releases its waiters. Nothing may be in flight. */
+/* Releases the timeline's waiters. Nothing may be in flight. */
 void fa_timeline_end(struct fa_session *session);
 
-/* Frees ended timelines, even those that the fd store could not remove. */
+/* Frees even those that the fd store could not remove. */
 void fa_timelines_close(struct fa_context *context);
 
 /*
  * Makes the gates of a request (NULL: none), which free() frees. @charge pays until the request
  * ends. An error refuses the request, but may leave *ret_gates with its valid signals, which are
- * still written when it ends. -EINVAL, -EDQUOT, -ENOMEM.
+ * still written at its end. -EINVAL, -EDQUOT, -ENOMEM.
  */
 int fa_timeline_bind(struct fa_session *session, const struct fa_wire_message *message,
                      struct fa_charge *charge, struct fa_error *error, struct fa_gates **ret_gates);

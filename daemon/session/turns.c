@@ -16,7 +16,7 @@ static struct fa_turn *turn_of(struct fa_session *session)
 	return turn;
 }
 
-/* Returns how long the account must wait because of its long messages. */
+/* How long the account must wait for its long messages. */
 static uint64_t debt_ns(const struct fa_turns *turns, const struct fa_turn *turn, uint64_t now_ns)
 {
 	const uint64_t free_ns = now_ns + FA_TURN_LONG_CREDIT_NS * FA_TURN_LONG_SHARE;
@@ -95,7 +95,6 @@ void fa_turn_end(struct fa_session *session, struct fa_turn_span *span, uint64_t
 	use(session, ns > others_ns ? ns - others_ns : 0, now_ns);
 }
 
-/* Lets waiting sessions of one account read. @n: how many there were when the turn began. */
 static void serve(struct fa_turn *turn, unsigned int n)
 {
 	for (; n && turn->n_waiting; --n) {
@@ -112,12 +111,11 @@ static void serve(struct fa_turn *turn, unsigned int n)
 	}
 }
 
-/* Keeps the loop from sleeping. */
+/* While idle handles are active the loop does not sleep. */
 static void on_idle(uv_idle_t *idle)
 {
 }
 
-/* Lets accounts go on that owe nothing any more. */
 static void on_timer(uv_timer_t *timer)
 {
 	struct fa_turns *turns = timer->data;
@@ -150,7 +148,7 @@ static void serve_all(struct fa_turns *turns)
 
 	fa_list_for_each(pos, &turns->accounts)
 		++n;
-	/* Accounts that still have waiting sessions go to the end of the list. */
+	/* Accounts with sessions left go to the list's end. */
 	for (; n && !fa_list_empty(&turns->accounts); --n) {
 		struct fa_turn *turn = fa_container_of(turns->accounts.next, struct fa_turn, link);
 		const bool owes = debt_ns(turns, turn, now_ns);
@@ -188,7 +186,7 @@ void fa_turn_forget(struct fa_session *session)
 		fa_list_remove(&turn->link);
 }
 
-/* Runs before the loop looks for events, so that waiting sessions go first. */
+/* Before the loop looks for events: waiting sessions go first. */
 static void on_prepare(uv_prepare_t *prepare)
 {
 	struct fa_turns *turns = prepare->data;
