@@ -7,15 +7,15 @@
 #include <inttypes.h>
 #include <limits.h>
 
-/* Default timeout of a ready daemon; WATCHDOG_USEC overrides it. */
+/* Timeout of a ready daemon. WATCHDOG_USEC overrides it. */
 #define WATCHDOG_NS (180 * FA_NS_PER_SEC)
-/* Timeout of a starting daemon that stores nothing; TimeoutStartSec= of fad.service. */
+/* Of a starting daemon that stores nothing; TimeoutStartSec= of fad.service. */
 #define START_NS (300 * FA_NS_PER_SEC)
 /* Time for a core dump after SIGABRT. */
 #define ABORT_NS (10 * FA_NS_PER_SEC)
-/* Interval of the warning that SIGKILL has no effect. */
+/* Time between warnings that SIGKILL has no effect. */
 #define UNKILLABLE_NS (60 * FA_NS_PER_SEC)
-/* How often per timeout the supervisor checks the child, and pings its own watchdog. */
+/* Of the child, and pings for the supervisor's own watchdog. */
 #define CHECKS_PER_TIMEOUT 4
 
 void fa_supervisor_init_watchdog(struct fa_supervisor *s)
@@ -75,7 +75,7 @@ void fa_supervisor_check_hang(struct fa_supervisor *s)
 	const uint64_t now_ns = fa_now_ns(), timeout = timeout_ns(s);
 
 	send_ping(s, now_ns);
-	/* If the supervisor did not run for a while, the child may not have run either. */
+	/* If the supervisor did not run for a while, the child may not have, either. */
 	if (now_ns - s->checked_ns > s->watchdog_ns / 2)
 		s->heard_ns = now_ns;
 	s->checked_ns = now_ns;

@@ -100,7 +100,7 @@ static int open_signals(struct fa_supervisor *s)
 	return s->signal_fd < 0 ? -errno : 0;
 }
 
-/* Hands activation sockets to each daemon, as if it had stored them. */
+/* Each daemon gets activation sockets as if it had stored them. */
 static int take_activation(struct fa_supervisor *s)
 {
 	char **names = NULL;
@@ -118,10 +118,10 @@ static int take_activation(struct fa_supervisor *s)
 
 int main(int argc, char **argv)
 {
-	static struct fa_supervisor s; /* static, as most of it stays untouched zeroes */
+	static struct fa_supervisor s; /* static: most of it stays untouched zeroes */
 	int r, status = EXIT_FAILURE;
 
-	/* A log that reaches RLIMIT_FSIZE must not end the supervisor. */
+	/* Reaching RLIMIT_FSIZE must not end the supervisor. */
 	signal(SIGXFSZ, SIG_IGN);
 	s.exe_fd = s.ready_fd = s.signal_fd = s.notify_fd = s.notify_path_fd = -1;
 	r = parse_options(argc, argv, &s);

@@ -18,10 +18,9 @@
 #define MESSAGE_BYTES 4096
 
 /*
- * Opens the notify socket so that only the daemon can send to it: closing a received descriptor can
- * block for as long as its sender likes. The socket is bound in a private directory, opened as
- * O_PATH and unlinked. Only holders of that descriptor can then address it, and no file is left
- * behind.
+ * Only the daemon must be able to send: closing a received descriptor can block as long as its
+ * sender likes. So the socket is bound in a private directory, opened as O_PATH and unlinked: only
+ * holders of that descriptor can address it.
  */
 int fa_supervisor_open_notify(struct fa_supervisor *s)
 {
@@ -47,7 +46,7 @@ int fa_supervisor_open_notify(struct fa_supervisor *s)
 	return r;
 }
 
-/* Copies the value from a line "KEY=VALUE"; returns false if there is none. */
+/* Finds a line "KEY=VALUE"; returns false if there is none. */
 static bool find(const char *message, const char *key, char *ret_value, size_t size)
 {
 	size_t length = strlen(key);
@@ -84,7 +83,7 @@ static void handle_message(struct fa_supervisor *s, const char *message, int *fd
 	char value[FA_SUPERVISOR_NAME_BYTES], name[FA_SUPERVISOR_NAME_BYTES] = "stored";
 	const bool is_ping = find(message, "WATCHDOG", value, sizeof(value));
 
-	/* Once the daemon is ready, only pings prove that its engine works. */
+	/* Of a ready daemon only pings prove that the engine works. */
 	if (!s->aborted && (is_ping || !s->ready))
 		s->heard_ns = fa_now_ns();
 	(void)find(message, "FDNAME", name, sizeof(name));
@@ -94,7 +93,7 @@ static void handle_message(struct fa_supervisor *s, const char *message, int *fd
 		fa_supervisor_store_add(&s->store, name, fds, n_fds);
 	if (find(message, "READY", value, sizeof(value)))
 		set_ready(s);
-	/* Everything else is for the supervisor's own service manager. */
+	/* The rest is for the supervisor's own service manager. */
 	if (!is_ping && !find(message, "FDNAME", value, sizeof(value)))
 		(void)fa_manager_notify(message);
 }

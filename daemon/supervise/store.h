@@ -1,6 +1,6 @@
 /*
- * Descriptors stored by the daemon. Timelines are separate: clients may have tens of thousands, so
- * they are not handed over but released when the daemon dies.
+ * Descriptors stored by the daemon. Timelines are apart: clients may have tens of thousands, which
+ * are not handed over but released when the daemon dies.
  */
 #pragma once
 
@@ -21,15 +21,15 @@ struct fa_supervisor_store {
 
 /* @store is zeroed. RLIMIT_NOFILE limits timelines. */
 void fa_supervisor_store_init(struct fa_supervisor_store *store);
-/* Closes all descriptors, and releases the timelines' waiters. */
+/* Also releases the timelines' waiters. */
 void fa_supervisor_store_deinit(struct fa_supervisor_store *store);
 
-/* Stores @fds and takes ownership of those for which there is room. */
+/* Takes those of @fds for which there is room. */
 void fa_supervisor_store_add(struct fa_supervisor_store *store, const char *name, int *fds,
                              size_t n_fds);
 void fa_supervisor_store_remove(struct fa_supervisor_store *store, const char *name);
 
-/* Closes what the daemon stored, except the listening socket. Returns their number. */
+/* Drops all but the listening socket. Returns their number. */
 size_t fa_supervisor_store_drop_state(struct fa_supervisor_store *store);
 
 /* Releases waiters for timelines of a dead daemon. */

@@ -10,9 +10,9 @@
 #include <sysexits.h>
 #include <unistd.h>
 
-/* How many messages are handled before signals are. */
+/* Limits the messages handled before signals. */
 #define MESSAGES_PER_ROUND 64
-/* Messages received after the child's death: more than the socket's queue can hold. */
+/* After the child's death: more than the socket's queue can hold. */
 #define LAST_MESSAGES (4 * 65536)
 
 /* Restarts back off: the delay doubles unless the child was ready for SHORT_LIFE_NS. After a ready
@@ -21,10 +21,9 @@
 #define DELAY_MIN_MS 50
 #define DELAY_MAX_MS 5000
 #define DELAY_SERVED_MAX_MS 100
-/* After this many consecutive crashes of children that were not ready, the stored state is
- * suspected and dropped. */
+/* After so many crashes in a row of children that were not ready, the stored state is dropped. */
 #define CRASHES_MAX 5
-/* How long children may report the stored state as unusable for now. */
+/* So long may children report the stored state as unusable for now. */
 #define UNAVAILABLE_MAX_NS (300 * FA_NS_PER_SEC)
 
 static void drop_state(struct fa_supervisor *s, const char *why)
@@ -41,13 +40,13 @@ static void count_failure(struct fa_supervisor *s, int status)
 	const bool exited = WIFEXITED(status);
 	const bool unavailable = s->aborted || (exited && WEXITSTATUS(status) == EX_TEMPFAIL);
 
-	/* An orderly exit or a kill from outside is not due to the state. */
+	/* An exit, or a kill from outside, is not due to the state. */
 	if (s->ready || (exited && WEXITSTATUS(status) != EX_TEMPFAIL))
 		s->n_crashes = 0;
 	else if (!exited && !s->aborted && WTERMSIG(status) != SIGKILL &&
 	         WTERMSIG(status) != SIGTERM)
 		++s->n_crashes;
-	/* A lost device or short memory may pass; waiting for that is bounded. */
+	/* A lost device or short memory may pass; that wait is bounded. */
 	if (s->ready)
 		s->unavailable_ns = 0;
 	else if (unavailable && !s->unavailable_ns)
@@ -58,13 +57,13 @@ static void count_failure(struct fa_supervisor *s, int status)
 		drop_state(s, "fad could not use what it had stored for minutes");
 }
 
-/* Returns the exit status, or -1 to continue. */
+/* Returns the exit status, or -1 to go on. */
 static int child_ended(struct fa_supervisor *s, int status)
 {
 	bool exited = WIFEXITED(status);
 	pid_t pid = s->child;
 
-	/* The socket may still have descriptors that the child stored before it died. */
+	/* The socket may still have descriptors that the child stored. */
 	for (int i = 0; i < LAST_MESSAGES && fa_supervisor_receive(s); ++i)
 		;
 	s->child = 0;
@@ -72,7 +71,7 @@ static int child_ended(struct fa_supervisor *s, int status)
 	fa_supervisor_store_release_timelines(&s->store);
 	if (exited && (s->stopping || WEXITSTATUS(status) == 0))
 		return WEXITSTATUS(status);
-	/* SIGTERM may arrive before the child handles it. */
+	/* SIGTERM may come before the child handles it. */
 	if (s->stopping)
 		return WTERMSIG(status) == SIGTERM || WTERMSIG(status) == SIGINT ? EXIT_SUCCESS
 		                                                                 : EXIT_FAILURE;
@@ -92,7 +91,7 @@ static int child_ended(struct fa_supervisor *s, int status)
 	return -1;
 }
 
-/* Returns the exit status, or -1 to continue. */
+/* Returns the exit status, or -1 to go on. */
 static int handle_signals(struct fa_supervisor *s)
 {
 	struct signalfd_siginfo info;
@@ -111,7 +110,7 @@ static int handle_signals(struct fa_supervisor *s)
 		if (s->child)
 			kill(s->child, (int)info.ssi_signo);
 	}
-	/* As PID 1 of a container the supervisor also has orphans: the filters of dead daemons. */
+	/* As a container's PID 1 it also has orphans: filters of dead daemons. */
 	while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
 		if (pid == s->child)
 			r = child_ended(s, status);

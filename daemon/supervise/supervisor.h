@@ -1,11 +1,9 @@
 /*
  * The supervisor: starts the daemon, keeps the descriptors that it stores, and restarts it with
- * them when it dies or hangs. For the daemon it replaces systemd, with the same environment and
- * notifications. It opens no device and has one thread, so that little can end it; if it dies, the
- * daemon gets SIGTERM. It passes on SIGTERM, SIGINT and SIGHUP.
- *
- * It exits when the daemon exits with status 0, was asked to exit, or fails before any daemon was
- * ready.
+ * them when it dies or hangs, with systemd's environment and notifications. It opens no device and
+ * has one thread, so that little can end it; if it dies, the daemon gets SIGTERM. It passes on
+ * SIGTERM, SIGINT and SIGHUP. It exits when the daemon exits with status 0, was asked to exit, or
+ * fails before any daemon was ready.
  */
 #pragma once
 
@@ -20,35 +18,35 @@
 struct fa_supervisor {
 	char **argv; /* the daemon's arguments */
 	int exe_fd;  /* O_PATH; the daemon's executable */
-	/* READY is written here once; -1: nobody waits for it, or it was written */
+	/* for READY, once; -1: not wanted, or written */
 	int ready_fd;
-	int signal_fd;      /* SIGCHLD and passed-on signals */
-	int notify_fd;      /* receives the daemon's notifications */
-	int notify_path_fd; /* O_PATH descriptor of the notify socket, whose name was removed */
+	int signal_fd;      /* SIGCHLD, signals to pass on */
+	int notify_fd;      /* the daemon's notifications */
+	int notify_path_fd; /* O_PATH, of the notify socket, whose name was removed */
 	sigset_t old_mask;
 	int oom_score; /* before it was lowered */
 	struct fa_supervisor_store store;
 
 	pid_t child; /* 0: none */
 	uint64_t started_ns;
-	bool ready;      /* this child has reported READY */
-	bool ever_ready; /* some child has reported READY */
+	bool ready;      /* this child reported READY */
+	bool ever_ready; /* a child reported READY */
 	bool stopping;   /* got SIGTERM or SIGINT */
-	/* a SIGHUP to pass on once the child is ready: earlier it could kill the child */
+	/* pass SIGHUP on once the child is ready: earlier it could kill it */
 	bool reload_pending;
 
 	/* Restarts (supervisor.c). */
-	int delay_ms;            /* when the last child ended; delay_ms counts from here */
-	uint64_t ended_ns;       /* of the last child; delay_ms starts here */
-	int n_crashes;           /* consecutive children that crashed before READY */
+	int delay_ms;            /* from the last child's end */
+	uint64_t ended_ns;       /* end of the last child */
+	int n_crashes;           /* in a row, before READY */
 	uint64_t unavailable_ns; /* since when children cannot use the stored state; 0: they can */
 
 	/* Hangs (hang.c). FA_NS_NEVER: disabled. */
-	uint64_t watchdog_ns;      /* the daemon's watchdog timeout */
-	uint64_t heard_ns;         /* last sign of life, or last signal to a hanging child */
+	uint64_t watchdog_ns;      /* the daemon's */
+	uint64_t heard_ns;         /* last sign of life, or signal to a hanging child */
 	uint64_t checked_ns;       /* last check */
-	bool aborted, killed;      /* the hanging child got SIGABRT, SIGKILL */
-	uint64_t ping_interval_ns; /* the supervisor's own watchdog */
+	bool aborted, killed;      /* it hung, and got SIGABRT, SIGKILL */
+	uint64_t ping_interval_ns; /* for its own watchdog */
 	uint64_t pinged_ns;
 	struct fa_watchdog_ping ping;
 };
@@ -56,17 +54,17 @@ struct fa_supervisor {
 /* supervisor.c: returns the exit status. */
 int fa_supervisor_run(struct fa_supervisor *supervisor);
 
-/* Starts the daemon and passes it the stored descriptors. Logs errors. */
+/* Passes the stored descriptors. Logs errors. */
 int fa_supervisor_start_child(struct fa_supervisor *supervisor);
 
 /* notify.c */
 int fa_supervisor_open_notify(struct fa_supervisor *supervisor);
-/* Handles one notification; returns false if there is none. */
+/* Handles one notification; false: there is none. */
 bool fa_supervisor_receive(struct fa_supervisor *supervisor);
 
 /* hang.c */
 void fa_supervisor_init_watchdog(struct fa_supervisor *supervisor);
 /* Pings the supervisor's own watchdog, and ends a hanging child. */
 void fa_supervisor_check_hang(struct fa_supervisor *supervisor);
-/* Returns the time until the next check, or -1 if there is none. */
+/* Returns the time until the next check; -1: none. */
 int fa_supervisor_check_timeout_ms(const struct fa_supervisor *supervisor);
