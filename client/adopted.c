@@ -1,9 +1,7 @@
 /*
- * Spawned daemons that became children of this process. A spawned daemon is an orphan, and the
- * kernel gives orphans to the nearest subreaper or to PID 1, which may be this process. The host
- * does not know of such a child, so the library reaps it in a later call.
- *
- * The list is taken and put back as a whole, so that a fork() finds no lock held.
+ * Spawned daemons that became children of this process, as the nearest subreaper or PID 1. The host
+ * does not know such a child, so a later call reaps it. The list is taken and put back as a whole:
+ * a fork() finds no lock held.
  */
 #include "client/adopted.h"
 
@@ -47,7 +45,7 @@ void fa_adopted_add(pid_t pid)
 	if (!adopted)
 		return;
 	adopted->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
-	/* -ECHILD: init has it, or the host has reaped it already. */
+	/* -ECHILD: init has it, or the host has reaped it. */
 	if (adopted->pidfd < 0 ||
 	    waitid((idtype_t)P_PIDFD, (id_t)adopted->pidfd, &info, WEXITED | WNOHANG | WNOWAIT) < 0)
 		adopted_free(adopted);

@@ -1,6 +1,5 @@
 /*
- * Attention requests. The daemon checks shapes and kernels; the error that it finds becomes the
- * request's result.
+ * Attention requests. The daemon checks shapes and kernels; its error becomes the request's result.
  */
 #include "client/cancel.h"
 #include "client/gates.h"

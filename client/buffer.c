@@ -1,6 +1,6 @@
 /*
  * Buffers of memory made here, imported as a memfd, or made by the daemon. Each keeps its
- * descriptor, to be registered again with a new daemon.
+ * descriptor, to register it with a new daemon.
  */
 #include "client/buffer_handle.h"
 #include "client/call.h"
@@ -89,7 +89,6 @@ static int map_device(struct fa_buffer *buffer, uint64_t piece_bytes, const uint
 	return 0;
 }
 
-/* From here on the buffer is registered like one whose memory was made here. */
 static int take_daemon_memory(struct fa_buffer *buffer, struct fa_client_call *call,
                               const uint64_t uuid[2])
 {
@@ -136,7 +135,7 @@ static int buffer_register(struct fa_client *client, struct fa_buffer *buffer)
 			fa_registration_unregister(client, registration);
 	}
 	fa_close_fdp(&call.fd);
-	/* While a thread connects, only it may change the lists, and its new daemon lacks this
+	/* While a thread connects only it may change the lists, and its new daemon lacks this
 	 * buffer. */
 	fa_client_await_connecting(client);
 	if (r >= 0 && call.epoch != client->epoch)
@@ -238,8 +237,8 @@ struct fa_buffer *fa_buffer_free(struct fa_buffer *handle)
 	if (!buffer)
 		return NULL;
 	client = buffer->client;
-	/* In a child of fork() the lists may be inconsistent; fa_disconnect() must not find this
-	 * buffer in them. */
+	/* In a child of fork() the lists may be inconsistent: fa_disconnect() must not find this
+	 * buffer there. */
 	if (fa_client_forked(client)) {
 		if (!pthread_mutex_trylock(&client->lock)) {
 			fa_list_remove(&buffer->link);

@@ -8,8 +8,8 @@
 
 /* -EINVAL: no buffer can have @bytes. */
 int fa_buffer_alloc(struct fa_client *client, uint64_t bytes, struct fa_buffer **ret_buffer);
-/* Frees the buffer in this process alone. */
+/* Changes nothing in the daemon. */
 void fa_buffer_release(struct fa_buffer *buffer);
-/* Called with the mutex held. Sends BufferFree, if the daemon has the registration. */
+/* With the mutex held. Sends BufferFree, if the daemon has the registration. */
 void fa_registration_unregister(struct fa_client *client,
                                 const struct fa_client_registration *registration);

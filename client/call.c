@@ -36,7 +36,7 @@ static bool no_fds_due_ready(const struct fa_client *client, struct fa_client_wa
 	return client->state == FA_CLIENT_LOST || !are_fds_due(client);
 }
 
-/* Lets one call at a time reserve descriptors: the check opens them for a moment, and the reply to
+/* One call at a time reserves descriptors: the check opens them for a moment, and the reply to
  * another call would find none. */
 static int reserve_fds(struct fa_client *client, bool resend, struct fa_client_call *call)
 {
@@ -85,7 +85,7 @@ int fa_call_begin(struct fa_client *client, struct fa_wire_message *message, con
 			fa_client_wake(client);
 		return r;
 	}
-	/* The time for a reply starts now, however long a reconnect took. */
+	/* The time for a reply starts now, after any reconnect. */
 	call->deadline_ns = fa_deadline_ns(client->reply_ns);
 	call->epoch = client->epoch;
 	fa_list_append(&client->calls, &call->link);

@@ -37,8 +37,8 @@
 
 /* ---- the client object */
 
-/* A page that the kernel clears in a child of fork(), so that a check costs one load. NULL: the
- * kernel cannot do that, and calls use getpid(). */
+/* A page that the kernel clears in a child of fork(): a check costs one load. NULL: it cannot do
+ * that, and calls use getpid(). */
 static volatile uint64_t *fork_page_new(void)
 {
 	uint64_t *page = mmap(NULL, sizeof(uint64_t), PROT_READ | PROT_WRITE,
@@ -54,7 +54,7 @@ static volatile uint64_t *fork_page_new(void)
 	return page;
 }
 
-/* The default on a single processor is not to spin: the daemon cannot run meanwhile. */
+/* On a single processor spinning keeps the daemon from running. */
 static void choose_spin(struct fa_client *client, uint64_t spin_ns)
 {
 	const unsigned int n = fa_cpu_count();
@@ -68,8 +68,7 @@ static uint64_t or_default(uint64_t value, uint64_t otherwise)
 	return value ? value : otherwise;
 }
 
-/* Returns @path as an absolute path, allocated, or relative if the absolute one does not lead to
- * the same file; NULL: no memory. */
+/* Returns @path, allocated: absolute, unless the absolute path leads elsewhere. NULL: no memory. */
 static char *absolute_path(const char *path)
 {
 	_fa_cleanup_(fa_freep) char *directory = *path == '/' ? NULL : getcwd(NULL, 0);
@@ -88,7 +87,7 @@ static char *absolute_path(const char *path)
 	return fa_steal_ptr(whole);
 }
 
-/* @given, else the environment variable, as an absolute path. */
+/* @given, else the variable's, as an absolute path. */
 static int choose_path(const char *given, const char *variable, char **ret_path)
 {
 	const char *path = given && *given ? given : secure_getenv(variable);
@@ -214,7 +213,7 @@ static int try_path(struct fa_client *client, const char *path, enum fa_daemon_o
 	if (r < 0)
 		return r;
 	whole = absolute_path(path);
-	/* A relative path is kept if the absolute one does not fit into an address. */
+	/* Stays relative if the absolute path is too long for an address. */
 	if (whole && strlen(whole) < sizeof(client->path))
 		path = whole;
 	(void)snprintf(client->path, sizeof(client->path), "%s", path);
@@ -225,14 +224,13 @@ static int try_path(struct fa_client *client, const char *path, enum fa_daemon_o
 	return 0;
 }
 
-/* No daemon answers there, or none that this user may talk to. */
 static bool is_no_daemon(int code)
 {
 	return code == -ENOENT || code == -ECONNREFUSED || code == -EACCES;
 }
 
 /*
- * Stores the socket that the program or its user named, else NULL. An instance's path is written to
+ * Stores the socket that the program or its user named, else NULL. Writes an instance's path to
  * @path. -EINVAL.
  */
 static int named_socket(const char *socket, char path[FA_SOCKET_PATH_BYTES], struct fa_error *error,
@@ -282,8 +280,7 @@ static int connect_default(struct fa_client *client, uint64_t deadline_ns, struc
 		return user_r;
 	}
 	r = try_path(client, FA_SYSTEM_SOCKET, FA_DAEMON_SYSTEM, deadline_ns, error);
-	/* An error about a daemon that must not be used explains more than one about no daemon at
-	 * all. */
+	/* A daemon that must not be used explains more than none at all. */
 	if (user_r == -EACCES && (r == -ENOENT || r == -ECONNREFUSED)) {
 		*error = user_error;
 		return user_r;
@@ -303,7 +300,7 @@ static int connect_spawned(struct fa_client *client, uint64_t deadline_ns, struc
 	r = try_path(client, path, FA_DAEMON_SPAWNED, deadline_ns, error);
 	if (r < 0) {
 		r = fa_spawn_explain(daemon_stderr, r, deadline_ns, error);
-		/* A daemon may clean up itself, so wait for its exit. */
+		/* It may clean up itself, so this comes after its exit. */
 		fa_spawn_clean(path);
 		return r;
 	}
@@ -359,11 +356,11 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 	            ? 0
 	            : named_socket(options->socket, instance, &error, &named);
 	if (r < 0) {
-		/* A wrong name is an error; it does not count as no name. */
+		/* A name that is wrong does not count as no name. */
 	} else if (options->flags & FA_CONNECT_PRIVATE) {
 		r = connect_spawned(client, deadline, &error);
 	} else if (named) {
-		/* A private daemon in place of the named one would be a surprise. */
+		/* A private daemon would be a surprise where one was named. */
 		r = try_path(client, named, FA_DAEMON_NAMED, deadline, &error);
 		if (options->flags & FA_CONNECT_SPAWN && is_no_daemon(r)) {
 			size_t n = strlen(error.text);
@@ -389,8 +386,8 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 
 /* ---- ending */
 
-/* The session is the parent's: nothing is sent to the daemon, and the socket is not shut down. If a
- * thread held the client at the fork, only descriptors can be closed safely. */
+/* The session is the parent's: nothing is sent, and the socket is not shut down. If a thread held
+ * the client at the fork, only descriptors can be closed safely. */
 static void disconnect_child(struct fa_client *client)
 {
 	if (!pthread_mutex_trylock(&client->lock) && !client->connecting) {
@@ -424,7 +421,7 @@ struct fa_client *fa_disconnect(struct fa_client *handle)
 		fa_client_receive(client, true);
 		fa_client_leave(client);
 	}
-	/* A child of this process may hold the socket open, so that closing it is not enough. */
+	/* A child of this process may hold the socket open: closing it is not enough. */
 	if (client->state == FA_CLIENT_CONNECTED)
 		(void)shutdown(client->connection.socket, SHUT_RDWR);
 	else if (client->origin == FA_DAEMON_SPAWNED)
@@ -465,7 +462,7 @@ int fa_reconnect(struct fa_client *handle)
 	fa_client_receive(client, true);
 	timeout_ns = client->reconnect_ns == FA_NS_NEVER ? client->connect_ns
 	                                                 : client->reconnect_ns;
-	/* FA_NS_NEVER would mean: do not reconnect. */
+	/* FA_NS_NEVER would forbid reconnecting. */
 	if (timeout_ns == FA_NS_NEVER)
 		--timeout_ns;
 	r = fa_client_reconnect(client, timeout_ns);

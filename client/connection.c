@@ -28,7 +28,7 @@ int fa_connection_check_fds(int fd, size_t n, struct fa_error *error)
 
 	for (; had < n && !code; ++had) {
 		fds[had] = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-		/* F_DUPFD fails with EINVAL if the limit of descriptors is 0. */
+		/* If the limit is 0, F_DUPFD fails with EINVAL. */
 		if (fds[had] < 0)
 			code = errno == EINVAL ? -EMFILE : -errno;
 	}
@@ -82,7 +82,7 @@ static int connect_socket(const char *path, uint64_t deadline_ns, struct fa_erro
 		(void)nanosleep(&pause, NULL);
 	}
 
-	/* Bounds a receive; callers that must not wait pass MSG_DONTWAIT. */
+	/* Callers that must not wait pass MSG_DONTWAIT. */
 	if (fcntl(fd, F_SETFL, 0) < 0 ||
 	    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, sizeof(slice)) < 0)
 		return fa_fail(error, -errno, "the socket cannot be set up: %m");
@@ -117,7 +117,7 @@ static void copy_string(char *to, size_t size, const struct fa_wire_string *from
 	(void)snprintf(to, size, "%.*s", (int)from->length, from->text ? from->text : "");
 }
 
-/* The page must be sealed so that it cannot shrink. */
+/* The daemon must have sealed the page, so that it cannot shrink. */
 static int map_page(int fd, struct fa_error *error, const struct fa_completion_slot **ret_page)
 {
 	struct fa_error why;
@@ -189,7 +189,7 @@ static int shake_hands(const char *path, const char *name, const struct fa_sessi
 	size_t n_fds = 0;
 	ssize_t n;
 
-	/* If the send failed, the daemon's reason may be in the socket. */
+	/* After a failed send the daemon's reason may be in the socket. */
 	r = send_hello(connection->socket, name, key, out);
 	if (r < 0 && r != -EPIPE && r != -ECONNRESET)
 		return fa_fail(error, r, "cannot send Hello to fad at %s: %s", path, strerror(-r));

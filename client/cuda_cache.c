@@ -1,10 +1,8 @@
 /*
- * Registrations of the program's CUDA memory: whole allocations, found again by address and buffer
- * id. A bounded number without a buffer is kept for the next one.
- *
- * While the daemon has an allocation open, freeing it returns nothing to the GPU. So each import
- * and free unregisters the unused allocations that the program has freed. client->import_lock is
- * held throughout; the driver is called without the client's mutex.
+ * Registrations of the program's CUDA memory: whole allocations, found by address and buffer id,
+ * some without a buffer. Each import and free unregisters unused allocations that the program has
+ * freed: the GPU gets them back only then. client->import_lock is held throughout; the driver is
+ * called without the client's mutex.
  */
 #include "client/cuda_cache.h"
 
@@ -27,7 +25,7 @@
 #define UNUSED_MAX 256
 #define UNUSED_PIECES_MAX 4096
 
-/* BufferPieces messages in flight: the kernel bounds the descriptors that lie in sockets. */
+/* BufferPieces messages in flight: the kernel bounds descriptors in sockets. */
 #define PIECES_DEPTH 8
 
 static struct fa_client_registration *registration_of(struct fa_list *link)
@@ -37,8 +35,7 @@ static struct fa_client_registration *registration_of(struct fa_list *link)
 
 /* ---- dropping registrations */
 
-/* Removes @registration here and in the daemon. Called with the mutex held, while no thread is
- * connecting. */
+/* Here and in the daemon. With the mutex held, while no thread is connecting. */
 static void drop(struct fa_client *client, struct fa_client_registration *registration)
 {
 	fa_list_remove(&registration->link);
@@ -72,7 +69,7 @@ static void bound_unused(struct fa_client *client)
 	}
 }
 
-/* Marks those whose memory the program has freed. Called without the mutex. */
+/* Called without the mutex. */
 static void mark_freed(struct fa_client *client, const struct fa_cudriver *driver)
 {
 	struct fa_list *pos;
@@ -84,8 +81,8 @@ static void mark_freed(struct fa_client *client, const struct fa_cudriver *drive
 	}
 }
 
-/* Drops the registrations of freed memory and those that the daemon does not have. Called with the
- * mutex held, while no thread is connecting. */
+/* Drops registrations of freed memory, and those that the daemon lacks. With the mutex held, while
+ * no thread is connecting. */
 static void drop_freed(struct fa_client *client)
 {
 	struct fa_list *pos, *tmp;
@@ -173,8 +170,7 @@ static struct fa_client_registration *find_in(struct fa_list *registrations,
 	return NULL;
 }
 
-/* Makes @buffer a window of @registration. Called with the mutex held, while no thread is
- * connecting. */
+/* Makes @buffer a window of @registration. With the mutex held, while no thread is connecting. */
 static void attach(struct fa_client *client, struct fa_buffer *buffer,
                    struct fa_client_registration *registration)
 {
@@ -186,7 +182,7 @@ static void attach(struct fa_client *client, struct fa_buffer *buffer,
 	fa_list_append(&client->buffers, &buffer->link);
 }
 
-/* Attaches @buffer to a registration of @memory; false: the daemon has none. */
+/* Returns false if no registration covers @memory. */
 static bool find(struct fa_client *client, const struct fa_cuda_allocations *memory,
                  uint32_t wire_flags, struct fa_buffer *buffer)
 {
@@ -219,8 +215,8 @@ static size_t batch_size(const struct fa_cuda_allocations *memory, size_t sent)
 	return left < FA_WIRE_FDS_MAX ? left : FA_WIRE_FDS_MAX;
 }
 
-/* Sends the pieces that did not fit into the BufferRegister. Called with the mutex held, which is
- * released meanwhile. */
+/* Sends the pieces that did not fit into BufferRegister. With the mutex held, and released
+ * meanwhile. */
 static int send_pieces(struct fa_client *client, const struct fa_cudriver *driver,
                        const struct fa_client_registration *registration,
                        const struct fa_client_call *call)
@@ -245,7 +241,7 @@ static int send_pieces(struct fa_client *client, const struct fa_cudriver *drive
 		if (r < 0)
 			return fa_error_copy(r, &error);
 		r = fa_client_await(client, &waiter, call->deadline_ns);
-		/* If the registration was refused or lost, fa_call_end() reports it. */
+		/* fa_call_end() reports a refused or lost registration. */
 		if (r == 0 && !call->done && call->epoch == client->epoch)
 			r = fa_call_detached(client, &message, fds, n);
 		fa_packet_close_fds(fds, n);
@@ -255,7 +251,7 @@ static int send_pieces(struct fa_client *client, const struct fa_cudriver *drive
 	return 0;
 }
 
-/* @fds are the memory's first pieces. Called with the mutex held. */
+/* @fds: the first pieces. With the mutex held. */
 static int send_registration(struct fa_client *client, const struct fa_cudriver *driver,
                              struct fa_client_registration *registration, const int *fds,
                              size_t n_fds)
@@ -290,7 +286,7 @@ static int send_registration(struct fa_client *client, const struct fa_cudriver 
 	} else {
 		r = fa_call_end(client, &call);
 	}
-	/* While a thread connects, only it may change the lists, and its new daemon lacks this
+	/* While a thread connects only it may change the lists, and its new daemon lacks this
 	 * registration. */
 	fa_client_await_connecting(client);
 	if (r >= 0 && call.epoch != client->epoch)
@@ -338,7 +334,7 @@ static int register_range(struct fa_client *client, const struct fa_cudriver *dr
 	return r;
 }
 
-/* Returns true if there were any. */
+/* Returns true if there was one. */
 static bool drop_all_unused(struct fa_client *client)
 {
 	bool any;

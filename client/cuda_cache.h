@@ -4,5 +4,5 @@
 #include "client/client.h"
 #include "client/registration.h"
 
-/* Takes @buffer out of its registration; the caller frees it. */
+/* Takes the buffer out of its registration. The caller frees it. */
 void fa_cuda_cache_put(struct fa_client *client, struct fa_buffer *buffer);

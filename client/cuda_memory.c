@@ -17,7 +17,7 @@
 
 int fa_cuda_open(struct fa_error *error, const struct fa_cudriver **ret_driver)
 {
-	/* No lock: a child of fork() might find it held. */
+	/* Without a lock, which a child of fork() might find held. */
 	static struct fa_cudriver *_Atomic opened;
 	struct fa_cudriver *driver = atomic_load(&opened), *none = NULL;
 	CUresult result;
@@ -62,7 +62,7 @@ static void scope_leave(struct scope *scope)
 		(void)scope->driver->cuDevicePrimaryCtxRelease(scope->retained);
 }
 
-/* @at is 0 if the memory belongs to no context. */
+/* @at 0: the memory has no context. */
 static int scope_enter(const struct fa_cudriver *driver, uint64_t at, CUdevice device,
                        struct fa_error *error, struct scope *ret_scope)
 {
@@ -464,7 +464,7 @@ int fa_cuda_map(const struct fa_cudriver *driver, int fd, uint64_t bytes, const 
 	if (r < 0)
 		return r;
 	r = map(driver, fd, &mapping, error);
-	/* A primary context that was retained here is kept as long as the mapping. */
+	/* A primary context that was retained here lives as long as the mapping. */
 	if (r == 0 && scope.retained >= 0) {
 		scope.retained = -1;
 		mapping.retained = true;

@@ -1,8 +1,7 @@
 /*
- * The CUDA driver in this process: finding the allocation of a pointer, exporting and mapping
- * memory. The driver is opened at first need and never closed. Any thread may call it. Calls use
- * the thread's current context, else that of the memory, else the primary one of its device, and
- * restore the thread's own.
+ * The CUDA driver in this process: finds allocations of pointers, exports and maps memory. Opened
+ * at first need, never closed. Any thread. Calls use the thread's context, else the memory's, else
+ * the device's primary one, and restore the thread's own.
  */
 #pragma once
 
@@ -20,29 +19,29 @@ struct fa_cuda_piece {
 	uint64_t buffer_id;
 };
 
-/* Adjacent allocations that cover a range: one of cuMemAlloc(), or any number of cuMemCreate(). The
+/* Adjacent allocations that cover a range: one of cuMemAlloc(), or several of cuMemCreate(). The
  * program may free them at any time. */
 struct fa_cuda_allocations {
-	bool by_ipc_handle; /* exported by CUDA IPC handle, else by descriptors */
-	bool has_ids;       /* buffer ids are known: it can be found again */
-	int device;         /* ordinal in this process */
+	bool by_ipc_handle; /* exported by IPC handle, else by descriptors */
+	bool has_ids;       /* with buffer ids it can be found again */
+	int device;         /* in this process */
 	uint64_t at, bytes;
 	size_t n_pieces; /* 1 if by_ipc_handle */
 	struct fa_cuda_piece pieces[];
 };
 
-/* Memory of the daemon that is mapped here. */
+/* The daemon's memory, mapped here. */
 struct fa_cuda_mapping {
 	uint64_t at, bytes;
-	bool retained; /* device's primary context was retained for it */
+	bool retained; /* for it, the primary context was retained */
 	CUdevice device;
 };
 
-/* Unless it is open. Fails with -ENODEV, -ENOSYS and others, with a sentence. */
+/* Opens the driver once. Fails with -ENODEV, -ENOSYS and others, and a sentence. */
 int fa_cuda_open(struct fa_error *error, const struct fa_cudriver **ret_driver);
 
-/* Finds the allocations of [at, at + bytes) on the GPU with @uuid; freed with free(). -EINVAL: no
- * such memory, or a shorter allocation; -ENOTSUP: memory that cannot be handed over. */
+/* The allocations of [at, at + bytes) on the GPU with @uuid, for free(). -EINVAL: no such memory,
+ * or a shorter allocation; -ENOTSUP: memory that cannot be handed over. */
 int fa_cuda_find(const struct fa_cudriver *driver, uint64_t at, uint64_t bytes,
                  const uint64_t uuid[2], struct fa_error *error,
                  struct fa_cuda_allocations **ret_memory);

@@ -15,7 +15,7 @@ int fa_fd(struct fa_client *handle)
 	r = fa_client_enter(client);
 	if (r < 0)
 		return r;
-	/* Report what was read before the first fa_fd(). */
+	/* What was read before the first fa_fd() is reported. */
 	if (!client->fd_watched) {
 		client->fd_watched = true;
 		fa_client_ring_arm(&client->connection.ring);

@@ -1,7 +1,7 @@
 /*
  * A handle is kind (3 bits), index (24 bits) and serial number (37 bits). The table grows by
  * chunks, each as large as all before it, which stay until the library is unloaded. At least half
- * of the entries are free, so that a free one is found soon.
+ * of the entries are free: a free one is found soon.
  */
 #include "client/handle.h"
 
@@ -20,7 +20,7 @@
 #define FIRST_CHUNK 64
 #define CHUNKS 18 /* all of them have nearly 2^24 entries */
 
-#define TAKEN UINT64_MAX /* the entry is being filled or emptied */
+#define TAKEN UINT64_MAX /* being filled or emptied */
 
 _Static_assert(sizeof(void *) == sizeof(uint64_t), "a handle has 64 bits");
 
@@ -46,7 +46,7 @@ static struct entry *entry_at(uint64_t index)
 	return entries ? &entries[index + FIRST_CHUNK - ((uint64_t)FIRST_CHUNK << chunk)] : NULL;
 }
 
-/* Makes room for twice @live entries. Returns the number of entries; 0: no memory. */
+/* For twice @live entries. Returns the number of entries; 0: no memory. */
 static uint64_t reserve(uint64_t live)
 {
 	uint64_t n = 0;
@@ -87,7 +87,7 @@ int fa_handle_new(enum fa_handle_kind kind, void *object, void **ret_handle)
 
 		if (!atomic_compare_exchange_strong(&entry->handle, &free_entry, TAKEN))
 			continue;
-		/* A serial number of 0 or more; the kind makes the handle differ from NULL. */
+		/* Serials begin at 0; the kind makes the handle differ from NULL. */
 		handle = atomic_fetch_add(&table.serial, 1) << SERIAL_SHIFT | index << KIND_BITS |
 		         (uint64_t)kind;
 		atomic_store_explicit(&entry->object, object, memory_order_relaxed);
@@ -128,7 +128,7 @@ void *fa_handle_take(enum fa_handle_kind kind, const void *handle)
 	return object;
 }
 
-/* Frees the table when the library is unloaded, unless the program still has handles. */
+/* When the library is unloaded, unless the program still has handles. */
 static __attribute__((destructor)) void unload(void)
 {
 	if (atomic_load(&table.live))

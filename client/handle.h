@@ -1,7 +1,7 @@
 /*
- * Handles: what the program holds in place of pointers. A number is never used again, so that a
- * freed handle is found out, not followed. One table serves the process. Any thread may call, also
- * in a child of fork(); no lock is taken.
+ * Handles, which the program holds in place of pointers. Numbers are never reused, so a freed
+ * handle is found out. One table serves the process, without a lock. Any thread, also in a child of
+ * fork().
  */
 #pragma once
 
@@ -18,7 +18,7 @@ enum fa_handle_kind {
 	FA_HANDLE_TIMELINE = 7,
 };
 
-/* Makes a handle of @object. -ENOMEM. */
+/* -ENOMEM. */
 int fa_handle_new(enum fa_handle_kind kind, void *object, void **ret_handle);
 /* NULL: @handle is NULL, freed, of another kind or none. */
 void *fa_handle_find(enum fa_handle_kind kind, const void *handle);

@@ -59,8 +59,8 @@ int fa_kv_explain(const struct fa_client *client, int r)
 }
 
 /* Whether a second message does no harm, if the first was handled or not. Steps end with their
- * connection, so a second StepBegin finds none of the first. A second SequenceAttach is refused if
- * the first was handled; fa_sequence_attach() finds that out. */
+ * connection, so a second StepBegin finds none of the first. A second SequenceAttach is then
+ * refused; fa_sequence_attach() finds that out. */
 static bool is_repeatable(enum fa_wire_type type)
 {
 	switch (type) {

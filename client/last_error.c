@@ -1,7 +1,7 @@
 /*
- * Each thread's sentence lies behind a pthread key rather than in thread-local storage, so that the
- * library can be loaded with dlopen() at any time. The shared library is never unloaded; a plugin
- * that contains the static one deletes the key when it is.
+ * Each thread's sentence lies behind a pthread key, not in thread-local storage, so that the
+ * library can be loaded with dlopen(). The shared library is never unloaded; a plugin with the
+ * static one deletes the key when it is.
  */
 #include "client/last_error.h"
 
@@ -25,7 +25,7 @@ static void make_key(void)
 	have_key = !pthread_key_create(&key, free);
 }
 
-/* Runs at exit(), too, when other threads may still call the library. */
+/* Also at exit(), when other threads may still call the library. */
 __attribute__((destructor)) static void delete_key(void)
 {
 	if (!atomic_exchange(&have_key, false))
@@ -34,7 +34,7 @@ __attribute__((destructor)) static void delete_key(void)
 	(void)pthread_key_delete(key);
 }
 
-/* NULL: no memory, and fa_error() returns an empty string. */
+/* NULL: no memory; fa_error() returns "". */
 static struct fa_error *thread_error(void)
 {
 	struct fa_error *error;

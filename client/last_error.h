@@ -1,4 +1,4 @@
-/* The sentence of each thread's last error, which fa_error() returns. */
+/* The sentence of each thread's last error, for fa_error(). */
 #pragma once
 
 #include "common/error.h"

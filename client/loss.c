@@ -13,11 +13,11 @@
 
 int fa_client_lost_error(struct fa_client *client)
 {
-	/* While reconnecting, the reason is that of the last loss. */
+	/* While reconnecting the reason is that of the last loss. */
 	return fa_error_copy(client->lost_code, &client->lost_error);
 }
 
-/* Those whose success the completion page shows succeed; all others end with the loss's code. */
+/* Those whose success the completion page shows succeed; others end with the loss's code. */
 static void end_requests(struct fa_client *client)
 {
 	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
@@ -61,7 +61,7 @@ void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
 		call->error = client->lost_error;
 	}
 
-	/* Remove it from the epoll set explicitly: a child of fork() may keep the socket open. */
+	/* Removed explicitly: a child of fork() may keep the socket open. */
 	(void)epoll_ctl(client->epoll_fd, EPOLL_CTL_DEL, client->connection.socket, NULL);
 	if (client->connection.ring.memory)
 		(void)epoll_ctl(client->epoll_fd, EPOLL_CTL_DEL, client->connection.ring.wake,

@@ -1,11 +1,11 @@
-/* Losing the connection. Called with the client's mutex held. */
+/* What happens when the connection is lost. With the client's mutex held. */
 #pragma once
 
 #include "client/client.h"
 
 /* All that wait end with @code (-ECONNRESET, or -EPROTO if the protocol was broken). Does nothing
- * if the connection is lost already. */
+ * if it is lost. */
 void fa_client_lose(struct fa_client *client, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
-/* Sets the thread's sentence to the reason of the loss; returns its code. */
+/* Sets the thread's sentence to the reason, and returns its code. */
 int fa_client_lost_error(struct fa_client *client);

@@ -1,4 +1,4 @@
-/* Checks that requests for attention share. Return -EINVAL. */
+/* Checks that all requests for attention share. They return -EINVAL. */
 #pragma once
 
 #include "client/faclient.h"
@@ -7,9 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The window has no effect if @flag is not set. */
+/* Without @flag a window has no effect. */
 int fa_numbers_check_window(bool has_flag, const char *flag, int64_t left, int64_t right);
-/* Refuses prefix lengths that have no effect, as @flag is not set. */
+/* Prefix lengths without @flag have no effect, and are refused. */
 int fa_numbers_check_prefixes(bool given, bool has_flag, const char *flag);
 /* Refuses patterns with numbers that have no effect, or no meaning. */
 int fa_numbers_check_pattern(const struct fa_block_pattern *pattern);

@@ -29,7 +29,7 @@ static int fill_rows(struct fa_client_request *request, struct fa_client *client
 	return r;
 }
 
-/* @written: the request also appends rows to it. */
+/* @written: the request appends to it. */
 static int fill_pages(struct fa_client_request *request, struct fa_client *client, const char *name,
                       const struct fa_tensor *tensor, uint32_t dtype, bool written,
                       struct fa_wire_view *ret_view)
@@ -118,7 +118,7 @@ static int fill_heads(const struct fa_pages_attend *attend, struct fa_wire_pages
 	return fa_numbers_check_heads(attend->alibi_slopes, attend->sinks, heads);
 }
 
-/* V may be the front of K, although K is written. */
+/* V may be the front of K even though K is written. */
 static int check_overlap(struct fa_client_request *request, const struct fa_pages_attend *attend)
 {
 	struct fa_client_request_tensor *k = NULL, *v = NULL;

@@ -17,7 +17,7 @@
 struct fa_client_waiter {
 	struct fa_list link; /* fa_client.waiters or .spinning */
 	pthread_cond_t wake;
-	/* Any thread calls it, with the mutex, when something has arrived; may copy what it sees.
+	/* Called by any thread, with the mutex, when something has arrived; may copy what it sees.
 	 * Must return true once the connection is lost. */
 	bool (*ready)(const struct fa_client *client, struct fa_client_waiter *waiter);
 };
@@ -42,12 +42,12 @@ struct fa_client_call {
 		struct fa_wire_ring_reply ring;
 		struct fa_wire_timeline_reply timeline;
 	};
-	int ring_fds[FA_WIRE_RING_FDS]; /* descriptors of a RingReply, owned */
-	int fd;                         /* first descriptor of the reply, owned; or -1 */
-	int second_fd;                  /* second descriptor, owned; or -1 */
+	int ring_fds[FA_WIRE_RING_FDS]; /* of a RingReply, owned */
+	int fd;                         /* the reply's first, owned; or -1 */
+	int second_fd;                  /* the second, owned; or -1 */
 	bool done;
 	bool repeated; /* after a lost connection (fa_kv_call()) */
 	int status;
-	uint32_t epoch; /* of the connection that the message was sent over */
+	uint32_t epoch; /* of the connection that carried the message */
 	struct fa_error error;
 };

@@ -1,4 +1,4 @@
-/* From an address to the buffer that it lies in. */
+/* Finds the buffer that an address lies in. */
 #include "client/cancel.h"
 #include "client/client.h"
 #include "client/handle.h"
@@ -20,8 +20,8 @@ static uint64_t bytes_from(const struct fa_buffer *buffer, uint64_t address)
 	return buffer->bytes - (address - begin);
 }
 
-/* Called with the mutex held. Buffers of the program's GPU memory may overlap: takes the one that
- * goes on longest. NULL: there is none. */
+/* With the mutex held. Buffers of the program's GPU memory may overlap: takes the one that goes on
+ * longest. NULL: none. */
 static const struct fa_buffer *find(const struct fa_client *client, uint64_t address,
                                     uint64_t *ret_offset)
 {

@@ -28,7 +28,7 @@ static bool room_ready(const struct fa_client *client, struct fa_client_waiter *
 	if (client->state == FA_CLIENT_LOST || client->epoch != room->epoch ||
 	    fa_ring_has_room(&client->connection.ring.end, room->length))
 		return true;
-	/* The wake-up was for less room than this request needs. */
+	/* The wake-up came for less room than this request needs. */
 	fa_ring_arm_room((struct fa_ring_producer *)&client->connection.ring.end);
 	return fa_ring_has_room(&client->connection.ring.end, room->length);
 }
@@ -72,8 +72,7 @@ static int put_in_ring(struct fa_client *client, const void *bytes, size_t lengt
 		fa_client_lose(client, -EPROTO, "the daemon's ring is out of order");
 		return fa_client_lost_error(client);
 	}
-	/* A full eventfd wakes already. The daemon may have cleared O_NONBLOCK: poll before
-	 * writing. */
+	/* A full eventfd wakes already. poll() first: the daemon may have cleared O_NONBLOCK. */
 	if (r == 0 && fa_ring_needs_doorbell(&ring->end) && !fa_poll(ring->doorbell, POLLOUT, 0))
 		(void)eventfd_write(ring->doorbell, 1);
 	return r;
@@ -101,10 +100,10 @@ int fa_request_post(struct fa_client *client, struct fa_wire_message *message, u
 		/* The connecting thread uses client->out, without the mutex. */
 		if (client->state == FA_CLIENT_LOST)
 			return fa_client_lost_error(client);
-		/* Set right before sending: another thread may have sent a request meanwhile. */
+		/* Set last: another thread may have sent a request meanwhile. */
 		*value = stream->submitted + 1 - stream->base;
 		by_ring = client->connection.ring.memory;
-		/* The connection changed meanwhile. The caller sends a packet instead. */
+		/* The connection changed meanwhile. The caller then sends a packet. */
 		if (message->type == FA_WIRE_STEP_BEGIN && !fa_step_begins_by_ring(client))
 			return fa_client_lost_error(client);
 		r = by_ring ? check_after_pause(client) : 0;

@@ -1,6 +1,5 @@
 /*
- * All input is checked: a message that does not fit what was asked ends the connection with
- * -EPROTO.
+ * Checks all input: a message that does not fit what was asked ends the connection with -EPROTO.
  */
 #include "client/receive.h"
 
@@ -151,7 +150,7 @@ static void handle_completion(struct fa_client *client, const struct fa_wire_mes
 	(void)fa_client_collect(client, completion->stream);
 	if (client->state == FA_CLIENT_LOST)
 		return;
-	/* The connection was closed after this Completion, and the records are gone. */
+	/* The connection was closed after this Completion, and records are gone. */
 	if (client->connection.ring.memory && completion->status <= 0 &&
 	    completion->value > stream->finished + 1 - stream->base &&
 	    completion->value <= stream->submitted - stream->base &&
@@ -167,7 +166,7 @@ static void handle_completion(struct fa_client *client, const struct fa_wire_mes
 		               (unsigned long long)completion->value, completion->stream);
 		return;
 	}
-	/* A thread may have seen the success that the device signalled before the failure. */
+	/* A thread may have seen the success that the device signalled before. */
 	succeeded = fa_completion_device_done(&client->connection.page[completion->stream],
 	                                      completion->value);
 	fa_result_store(stream, succeeded ? 0 : completion->status, completion->text.text,
@@ -255,7 +254,7 @@ void fa_client_wake(struct fa_client *client)
 {
 	struct fa_list *pos;
 
-	/* Records behind the failure whose Completion has arrived can be read now. */
+	/* Records behind the failure of this Completion can be read now. */
 	(void)fa_client_collect_all(client);
 	if (client->state != FA_CLIENT_CONNECTED)
 		return;
@@ -288,8 +287,7 @@ void fa_client_receive(struct fa_client *client, bool all)
 {
 	if (fa_client_collect_all(client))
 		fa_client_wake(client);
-	/* If another thread read what the leader waits for, the leader's poll() would not
-	 * return. */
+	/* The leader's poll() would not return if another thread read what it waits for. */
 	if (!client->leader)
 		fa_client_read_socket(client, all, false);
 }

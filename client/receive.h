@@ -1,4 +1,4 @@
-/* Handling what the daemon sends. Called with the client's mutex held. */
+/* Handles what the daemon sends. With the client's mutex held. */
 #pragma once
 
 #include "client/client.h"
@@ -14,16 +14,15 @@ struct fa_client_packet {
 	int fds[FA_PACKET_FDS_MAX];
 };
 
-/* Handles one packet and consumes its descriptors. Returns false if there was no packet, or the
- * connection ended. */
+/* Consumes the packet's descriptors. Returns false if there was no packet, or the connection
+ * ended. */
 bool fa_client_handle_packet(struct fa_client *client, struct fa_client_packet *packet);
 /* Reads the socket without waiting, and wakes waiters. Stops when no reply is due, unless @all.
- * @any: packets were handled before. Called only by the leader, or by any thread while there is
- * none. */
+ * @any: packets were handled before. For the leader, or any thread while there is none. */
 void fa_client_read_socket(struct fa_client *client, bool all, bool any);
-/* Reads ring and socket without waiting. If there is a leader, the socket is left to the leader. */
+/* Reads ring and socket without waiting, but leaves the socket to a leader. */
 void fa_client_receive(struct fa_client *client, bool all);
-/* Collect the results of all streams or of one. Return true if records had results. */
+/* Return true if records had results, of all streams or of one. */
 bool fa_client_collect_all(struct fa_client *client);
 bool fa_client_collect(struct fa_client *client, uint32_t stream);
 void fa_client_wake(struct fa_client *client);

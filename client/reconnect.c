@@ -19,20 +19,19 @@
 
 #define RETRY_LAST_NS (50 * FA_NS_PER_MS)
 
-/* Longer than a daemon takes from bind() to chmod() and chown() of its socket. */
+/* A daemon takes less from bind() to chmod() and chown() of its socket. */
 #define EACCES_RETRY_NS (200 * FA_NS_PER_MS)
 
 /* ---- reconnecting, without the mutex */
 
-/* The daemon may restart, be about to exit as its GPU is lost, or hold the quota of the lost
- * session. */
+/* The daemon may restart, be about to exit as its GPU is lost, or hold the lost session's quota. */
 static bool is_transient(int code)
 {
 	return code == -ENOENT || code == -ECONNREFUSED || code == -ECONNRESET ||
 	       code == -ESHUTDOWN || code == -ENODEV || code == -EAGAIN || code == -EDQUOT;
 }
 
-/* Even if @connection is given up, its session is the one to resume. */
+/* Even if @connection is given up, its session is to be resumed. */
 static void remember_session(struct fa_client *client, const struct fa_connection *connection)
 {
 	client->session_key = (struct fa_session_key){ .secret = connection->secret,
@@ -40,7 +39,7 @@ static void remember_session(struct fa_client *client, const struct fa_connectio
 	client->session_lost = client->session_lost || !connection->resumed;
 }
 
-/* daemon_stderr: of a spawned daemon that does not serve yet, else -1. */
+/* daemon_stderr: of a spawned daemon before it serves, else -1. */
 static int retry(struct fa_client *client, uint64_t deadline_ns, struct fa_error *error,
                  int *daemon_stderr, struct fa_connection *ret_connection)
 {
@@ -66,7 +65,7 @@ static int retry(struct fa_client *client, uint64_t deadline_ns, struct fa_error
 			continue;
 		}
 		if (r >= 0) {
-			/* The daemon serves, and reports errors itself from now on. */
+			/* The daemon serves, and from now on reports errors itself. */
 			fa_close_fdp(daemon_stderr);
 			remember_session(client, &connection);
 			r = fa_restore(client, &connection, deadline_ns, error);
@@ -76,8 +75,7 @@ static int retry(struct fa_client *client, uint64_t deadline_ns, struct fa_error
 			}
 			fa_connection_close(&connection);
 		}
-		/* The daemon sets the socket's mode and group after bind() and does not change them
-		 * later. */
+		/* The daemon sets the socket's mode and group once, after bind(). */
 		if (r == -EACCES && !eacces_until_ns)
 			eacces_until_ns = fa_deadline_ns(EACCES_RETRY_NS);
 		if (r == -EACCES ? fa_now_ns() >= eacces_until_ns : !is_transient(r))

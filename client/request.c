@@ -73,7 +73,7 @@ int fa_request_check_overlap(const struct fa_client_request *request)
 
 	for (size_t i = 0; i < request->n_tensors; ++i)
 		for (size_t j = 0; tensors[i].written && j < request->n_tensors; ++j) {
-			/* Two outputs are compared once. */
+			/* Each pair of outputs is compared once. */
 			if (i == j || (tensors[j].written && j < i) ||
 			    !overlap(&tensors[i], &tensors[j]))
 				continue;

@@ -1,6 +1,5 @@
 /*
- * Registers a client's buffers and streams with a new daemon. The connecting thread runs it,
- * without the mutex.
+ * Registers buffers and streams with a new daemon. On the connecting thread, without the mutex.
  */
 #include "client/restore.h"
 
@@ -15,7 +14,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* Messages in flight: the kernel bounds the descriptors that lie in sockets. */
+/* Messages in flight, because the kernel bounds the descriptors in sockets. */
 #define RESTORE_DEPTH 64
 
 /* Registrations in use come first, then streams. CUDA memory that cannot be exported again (freed,
@@ -24,16 +23,16 @@ struct restore {
 	struct fa_client *client;
 	struct fa_connection *connection;
 	struct fa_list *next; /* of client.registrations, then of .cuda_used */
-	size_t pieces;        /* how many pieces of this registration were sent */
+	size_t pieces;        /* of this registration, that were sent */
 	uint32_t next_stream;
 	uint64_t sent, answered;
-	bool too_many_fds; /* sockets of this user hold too many descriptors */
+	bool too_many_fds; /* sockets of this user hold too many */
 	struct fa_error *error;
 
-	/* The next message, if it was made and not sent yet. */
+	/* The next message, which is made but not sent. */
 	bool made;
 	struct fa_wire_message message;
-	int fds[FA_WIRE_FDS_MAX]; /* borrowed if there is one, else owned */
+	int fds[FA_WIRE_FDS_MAX]; /* a single one is borrowed, others owned */
 	size_t n_fds;
 	bool owns_fds;
 };
@@ -71,7 +70,7 @@ static bool is_same_device(const struct restore *restore,
 	return false;
 }
 
-/* Makes the message with the first or next pieces; false: none is left. */
+/* With the first or next pieces; false: none is left. */
 static bool make_cuda(struct restore *restore, struct fa_client_registration *registration)
 {
 	const struct fa_cuda_allocations *memory = registration->cuda;
@@ -82,7 +81,7 @@ static bool make_cuda(struct restore *restore, struct fa_client_registration *re
 	struct fa_error error;
 	int r;
 
-	/* The daemon has refused an earlier piece. */
+	/* The daemon refused an earlier piece. */
 	if (registration->missing)
 		return false;
 	r = fa_cuda_open(&error, &driver);
@@ -97,7 +96,7 @@ static bool make_cuda(struct restore *restore, struct fa_client_registration *re
 		set_missing(registration, -ESTALE, error.text);
 		if (!restore->pieces)
 			return false;
-		/* Ends the registration, for whose remaining pieces the daemon waits. */
+		/* Ends the registration: the daemon still waits for its other pieces. */
 		*message = (struct fa_wire_message){ .type = FA_WIRE_BUFFER_FREE,
 			                             .buffer_free.buffer = registration->id };
 		return true;
@@ -130,7 +129,7 @@ static bool make_registration(struct restore *restore, struct fa_client_registra
 		return false;
 	if (registration->cuda)
 		return make_cuda(restore, registration);
-	/* This covers memory that an earlier daemon made, too. */
+	/* This also covers memory that an earlier daemon made. */
 	fa_registration_message(registration, &restore->message);
 	restore->fds[0] = registration->fd;
 	restore->n_fds = 1;
@@ -154,7 +153,7 @@ static struct fa_client_registration *due_registration(struct restore *restore)
 	               : fa_container_of(restore->next, struct fa_client_registration, link);
 }
 
-/* Makes the next message; false: none is left. The upper half of its id names the registration. */
+/* False: none is left. The upper half of the message's id names the registration. */
 static bool restore_make(struct restore *restore)
 {
 	struct fa_client *client = restore->client;
@@ -207,7 +206,7 @@ static void restore_advance(struct restore *restore)
 	restore_clear(restore);
 }
 
-/* Sends messages until the socket is full, enough are in flight, or all are sent. */
+/* Until the socket is full, enough are in flight, or all are sent. */
 static int restore_send(struct restore *restore, bool *ret_full)
 {
 	uint64_t depth = RESTORE_DEPTH;
@@ -236,7 +235,7 @@ static int restore_send(struct restore *restore, bool *ret_full)
 			restore->too_many_fds = true;
 			return 0;
 		}
-		/* This is no error yet: reading tells if the daemon is gone. */
+		/* Not an error yet: reading tells if the daemon is gone. */
 		if (r == -EPIPE || r == -ECONNRESET)
 			return 0;
 		if (r < 0)
@@ -262,7 +261,7 @@ static struct fa_client_registration *find_registration(const struct fa_list *re
 	return NULL;
 }
 
-/* The daemon may have descriptors again soon; -EDQUOT makes the caller retry. */
+/* The daemon may have descriptors again soon: -EDQUOT makes the caller retry. */
 static int refusal(int status)
 {
 	return status == -EMFILE || status == -ENFILE ? -EDQUOT : status;
@@ -275,8 +274,7 @@ static bool restore_refused(struct restore *restore, const struct fa_wire_messag
 	struct fa_client_registration *registration;
 	struct fa_error why;
 
-	/* These pass: the lost session may hold quota, and a daemon that stops may have a
-	 * successor. */
+	/* These pass: the lost session may hold quota, and a stopping daemon have a successor. */
 	if (refusal(message->reply.status) == -EDQUOT || message->reply.status == -ESHUTDOWN ||
 	    message->reply.status == -ENODEV)
 		return false;
@@ -291,7 +289,7 @@ static bool restore_refused(struct restore *restore, const struct fa_wire_messag
 	return true;
 }
 
-/* -EAGAIN: none has arrived. */
+/* -EAGAIN: none is there. */
 static int restore_receive(struct restore *restore)
 {
 	struct fa_wire_message message;
@@ -370,7 +368,7 @@ int fa_restore(struct fa_client *client, struct fa_connection *connection, uint6
 
 	mark(&client->registrations, 0);
 	mark(&client->cuda_used, 0);
-	/* No buffer uses these: the next import drops them. */
+	/* No buffer uses these, so the next import drops them. */
 	mark(&client->cuda_unused, -ESTALE);
 	r = restore_run(&restore, deadline_ns);
 	restore_clear(&restore);

@@ -12,17 +12,17 @@
 #include <errno.h>
 #include <string.h>
 
-/* A spinning thread reads the socket this often. */
+/* How long a thread spins before it reads the socket. */
 #define SPIN_SLICE_NS (50 * FA_NS_PER_US)
 
-/* Reads of the page between two reads of the clock. */
+/* How often the page is read before the clock is. */
 #define SPIN_LOOKS 16
 
 struct ticket_waiter {
 	struct fa_client_waiter waiter;
 	uint32_t stream;
 	uint64_t value;
-	/* A result may be overwritten before this thread runs. */
+	/* Copied, as it may be overwritten before this thread runs. */
 	bool seen;
 	struct fa_result result;
 	struct fa_error error; /* holds result.text */
@@ -47,7 +47,7 @@ static bool ticket_ready(const struct fa_client *client, struct fa_client_waiter
 }
 
 /* Polls the page without the mutex until it tells the end, the connection is lost or @spin_ns is
- * over. Other threads read meanwhile; @ticket copies its result then. */
+ * over. Other threads read meanwhile, and give @ticket its result. */
 static int spin(struct fa_client *client, struct ticket_waiter *ticket, bool early,
                 uint64_t spin_ns)
 {
@@ -127,7 +127,7 @@ static int wait_for_result(struct fa_client *client, uint32_t stream, uint64_t v
 	struct ticket_waiter ticket;
 	int r;
 
-	/* Members are set one by one: clearing the whole struct takes longer. */
+	/* Clearing the whole struct takes longer. */
 	ticket.waiter.ready = ticket_ready;
 	ticket.stream = stream;
 	ticket.value = value;
@@ -138,7 +138,7 @@ static int wait_for_result(struct fa_client *client, uint32_t stream, uint64_t v
 	const bool wants_record = ret_completion || ret_number;
 	const bool early = !wants_record;
 
-	/* An earlier call without times may have reported the end: -EAGAIN would contradict it. */
+	/* A call without times may have reported the end: -EAGAIN would contradict it. */
 	if (value > s->finished && !early && timeout_ns < FA_EARLY_NS &&
 	    fa_result_probe(client, stream, value, true))
 		timeout_ns = FA_EARLY_NS;
@@ -157,7 +157,7 @@ static int wait_for_result(struct fa_client *client, uint32_t stream, uint64_t v
 		}
 		if (r > 0 && value > s->finished && !wants_record)
 			return 0;
-		/* The record has the times; collecting it may satisfy other threads. */
+		/* The record has the times. Collecting it may also satisfy other threads. */
 		if (r && fa_client_collect(client, stream))
 			fa_client_wake(client);
 	}
@@ -190,7 +190,7 @@ static int check_ticket(const struct fa_client *client, const struct fa_ticket *
 {
 	if (!ticket)
 		return fa_error_set(-EINVAL, "the ticket is NULL");
-	/* A ticket stays valid when its stream is freed: values of the next one are higher. */
+	/* A ticket outlives its stream: the next one's values are higher. */
 	*ret_stream = ticket->stream % FA_COMPLETION_SLOTS;
 	if (ticket->client != client->tag || !ticket->value ||
 	    ticket->stream > client->streams[*ret_stream].number ||

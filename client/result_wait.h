@@ -3,10 +3,10 @@
 
 #include "client/client.h"
 
-/* Called with the client's mutex held; releases it while waiting. -EAGAIN after @timeout_ns. */
+/* With the client's mutex held, and released while waiting. -EAGAIN after @timeout_ns. */
 int fa_result_wait(struct fa_client *client, uint32_t stream, uint64_t value, uint64_t timeout_ns,
                    struct fa_completion *ret_completion);
-/* As fa_result_wait(), for a step begun through the ring. @ret_number: the step's number, or 0 if
- * only the completion page reported the success. */
+/* For a step begun through the ring. @ret_number: the step's, or 0 if only the completion page
+ * reported success. */
 int fa_result_wait_number(struct fa_client *client, uint32_t stream, uint64_t value,
                           uint64_t timeout_ns, uint64_t *ret_number);

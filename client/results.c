@@ -28,11 +28,11 @@ int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t va
 	if (atomic_load_explicit(&slot->completed, memory_order_acquire) < wire) {
 		if (!early || !fa_completion_device_passed(slot, wire))
 			return 0;
-		/* Reads again: this request may have failed before a later one was reported. */
+		/* Again: this request may have failed before a later one was reported. */
 		if (atomic_load_explicit(&slot->completed, memory_order_acquire) < wire)
 			return 1;
 	}
-	/* If a later request has failed, only the socket tells how this one ended. */
+	/* After a later failure only the socket tells how this one ended. */
 	return atomic_load_explicit(&slot->failed, memory_order_acquire) < wire ? 1 : -1;
 }
 
@@ -60,8 +60,8 @@ int fa_result_collect(struct fa_client *client, uint32_t id)
 	       stream->finished + 1 - stream->base <= completed) {
 		uint64_t wire = stream->finished + 1 - stream->base;
 
-		/* There are at least as many records as requests in flight. Records are gone when
-		 * the connection is closed; results then come by the socket. */
+		/* There are at least as many records as requests in flight. They go with the
+		 * connection; then results come by the socket. */
 		if (!fa_record_read(&ring->records[fa_record_index(id, ring->n_records, wire)],
 		                    wire, &outcome)) {
 			if (is_silent(client))

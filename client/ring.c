@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 
-/* At most this many in one call. */
+/* Most wake-ups that one call consumes. */
 #define WAKES_MAX 16
 
 void fa_client_ring_close(struct fa_client_ring *ring)
@@ -37,8 +37,7 @@ static int map(int fd, uint64_t bytes, int protection, struct fa_error *error, v
 	return 0;
 }
 
-/* Writing to a pipe without a reader would raise SIGPIPE, and only a socket can be read without
- * blocking. */
+/* A pipe without a reader would raise SIGPIPE, and only a socket can be read without blocking. */
 static bool are_of_kind(int doorbell, int wake)
 {
 	struct stat st;
@@ -95,7 +94,7 @@ void fa_client_ring_drain(const struct fa_client_ring *ring)
 {
 	char byte;
 
-	/* Each wake-up is one packet; those left over wake once more. */
+	/* A wake-up is one packet. Those left over wake once more. */
 	for (int i = 0; i < WAKES_MAX && recv(ring->wake, &byte, 1, MSG_DONTWAIT) > 0; ++i)
 		;
 }

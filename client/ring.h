@@ -1,9 +1,7 @@
 /*
- * The client's end of a submission ring; ring_setup.h asks for one. Guarded like the connection;
- * with a pin, its memory, records and wake-up socket may be used without the mutex.
- *
- * A record completes a request. A failed one has a Completion on the socket, too, with the error
- * text.
+ * The client's end of a submission ring (ring_setup.h). Guarded like the connection; with a pin,
+ * its memory, records and wake-up socket may be used without the mutex. A record completes a
+ * request; after a failure a Completion on the socket has the error text.
  */
 #pragma once
 
@@ -16,17 +14,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The first back-off after a connection got no ring. */
+/* First back-off after a connection got no ring. */
 #define FA_RING_RETRY_FIRST_NS (100 * FA_NS_PER_MS)
 
 struct fa_client_ring {
 	void *memory; /* NULL: there is no ring */
 	struct fa_ring_producer end;
 	const struct fa_record *records;
-	uint32_t n_records; /* of each stream */
-	int doorbell;       /* eventfd, written here */
-	int wake;           /* socket, read here */
-	uint64_t put_ns;    /* of the last put */
+	uint32_t n_records;
+	int doorbell; /* eventfd, written here */
+	int wake;     /* socket, read here */
+	uint64_t put_ns;
 };
 
 /* Sets those @fds that it keeps to -1. */
@@ -37,5 +35,5 @@ void fa_client_ring_close(struct fa_client_ring *ring);
 bool fa_client_ring_is_woken(const struct fa_client_ring *ring);
 /* Consumes pending wake-ups. */
 void fa_client_ring_drain(const struct fa_client_ring *ring);
-/* Asks for a wake-up at the next end of a request. */
+/* Requests a wake-up for the next end of a request. */
 void fa_client_ring_arm(struct fa_client_ring *ring);

@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <sys/epoll.h>
 
-/* With more in flight no ring is asked for: the daemon stops reading while too many refusals are
+/* With more in flight none is asked for: the daemon stops reading while too many refusals are
  * queued. */
 #define RETRY_IN_FLIGHT_MAX 16
 

@@ -1,10 +1,7 @@
 /*
- * Asking the daemon for a submission ring. Called with the client's mutex held.
- *
- * The first request of a connection asks for a ring, so that clients without requests (factl) do
- * not pay for one. If the daemon gives none, requests go by the socket, and a later one asks again
- * after a back-off. No request is sent while RingSetup is unanswered: earlier ones end by the
- * socket, all later ones by the ring.
+ * Asks for a submission ring, with a connection's first request. With the client's mutex held.
+ * Without a ring requests go by the socket, and a later one asks again after a back-off. No request
+ * is sent while RingSetup is unanswered.
  */
 #pragma once
 
@@ -12,8 +9,8 @@
 
 #include <stdbool.h>
 
-/* True if fa_ring_setup() must precede the next request. */
+/* Returns true if a ring must be set up before the next request. */
 bool fa_ring_setup_is_due(const struct fa_client *client);
-/* Sets a ring up if due, or waits while another thread does; releases the mutex. There may be no
- * ring afterwards. */
+/* If due, or waits while another thread does; releases the mutex. There may be no ring
+ * afterwards. */
 void fa_ring_setup(struct fa_client *client);

@@ -13,10 +13,10 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* Time limit for sockets of this user that hold too many unread descriptors. */
+/* Time limit while sockets of this user hold too many unread descriptors. */
 #define TOO_MANY_FDS_NS (2 * FA_NS_PER_SEC)
 
-/* Time limit for reading the reason that the daemon sent before it closed. */
+/* For the reason that the daemon sent before it closed. */
 #define LAST_WORDS_NS FA_NS_PER_SEC
 
 struct end_waiter {
@@ -24,7 +24,7 @@ struct end_waiter {
 	uint32_t epoch;
 };
 
-/* True if the connection is lost; there may be another one already. */
+/* The connection is lost, and there may be another one. */
 static bool end_ready(const struct fa_client *client, struct fa_client_waiter *waiter)
 {
 	return client->state == FA_CLIENT_LOST ||
@@ -82,9 +82,8 @@ static void poll_pinned(struct fa_client *client, short events, uint64_t deadlin
 }
 
 /*
- * Waits until the socket accepts a message or, if it holds too many descriptors, for a pause. Reads
- * replies even if another thread is the leader: the daemon may have stopped reading because replies
- * pile up.
+ * Waits until the socket takes a message or, if it holds too many descriptors, for a pause. Reads
+ * replies even if another thread leads: the daemon may have stopped reading because they pile up.
  */
 int fa_send_await_socket(struct fa_client *client, bool too_many_fds, uint64_t deadline_ns)
 {

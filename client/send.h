@@ -1,4 +1,4 @@
-/* Sending by the socket. Called with the client's mutex held, and released during waits. */
+/* Sends by the socket. With the client's mutex held, and released during waits. */
 #pragma once
 
 #include "client/client.h"
@@ -7,20 +7,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A deadline: reply_ns from when the send has to wait. */
+/* Stands for a deadline reply_ns after the send had to wait. */
 #define FA_DEADLINE_REPLY 0
 
-/* Encodes @message into client->out. */
+/* Encodes the message into client->out. */
 int fa_encode(struct fa_client *client, const struct fa_wire_message *message,
               const void **ret_bytes, size_t *ret_length);
-/* -EAGAIN: the socket is full; -ETOOMANYREFS: sockets of this user hold too many descriptors. */
+/* -EAGAIN: the socket is full; -ETOOMANYREFS: too many descriptors in sockets of this user. */
 int fa_send_once(struct fa_client *client, const void *bytes, size_t length, const int *fds,
                  size_t n_fds);
-/* Waits until the socket takes more, and reads replies meanwhile. @too_many_fds: pauses and
- * retries. */
+/* Reads replies while it waits. @too_many_fds: pause, then retry. */
 int fa_send_await_socket(struct fa_client *client, bool too_many_fds, uint64_t deadline_ns);
 /* The daemon reads nothing. Returns -ETIMEDOUT. */
 int fa_send_give_up(struct fa_client *client);
-/* @resend: if the connection was lost before, sends @message over the next one. */
+/* @resend: if the connection was lost before, @message goes over the next one. */
 int fa_send(struct fa_client *client, struct fa_wire_message *message, const int *fds, size_t n_fds,
             uint64_t deadline_ns, bool resend);

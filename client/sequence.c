@@ -211,7 +211,7 @@ int fa_sequence_info(struct fa_client *handle, uint64_t sequence, struct fa_sequ
 
 /* ---- prefixes */
 
-/* *@prefix then points to @padded if it is of an older library. */
+/* @prefix points to @padded if an older library gave it. */
 static int take_prefix(const struct fa_prefix **ret_prefix, struct fa_prefix *padded)
 {
 	const struct fa_prefix *prefix;
@@ -235,7 +235,7 @@ static int take_prefix(const struct fa_prefix **ret_prefix, struct fa_prefix *pa
 	return 0;
 }
 
-/* Tokens that do not fit into a message are sent in a temporary buffer. */
+/* Too many tokens for a message go in a temporary buffer. */
 static int ask_with_tokens(struct fa_client *client, struct fa_wire_message *message,
                            const struct fa_prefix *prefix, const uint32_t **tokens,
                            size_t *n_tokens, struct fa_wire_view *view, struct fa_client_call *call)
@@ -293,8 +293,8 @@ int fa_sequence_publish(struct fa_client *handle, uint64_t sequence, const struc
 
 /*
  * A repeated SequenceAttach was refused because the first one was handled: then the sequence has
- * tokens, no step wrote to it, and the prefix is found at least as long. Returns the result of the
- * call, @refused if it was not handled.
+ * tokens, no step wrote to it, and the prefix is found at least as long. Returns the call's result,
+ * @refused if it was not handled.
  */
 static int recognise_attached(struct fa_client *client, uint64_t sequence,
                               const struct fa_prefix *prefix, int refused, uint64_t *ret_tokens)

@@ -1,4 +1,4 @@
-/* Copies between states of linear layers in a sequence's checkpoints and the caller's tensors. */
+/* Copies states of linear layers between a sequence's checkpoints and the caller's tensors. */
 #include "client/cancel.h"
 #include "client/gates.h"
 #include "client/kv.h"

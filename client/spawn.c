@@ -1,15 +1,10 @@
 /*
- * Spawns a daemon. Its socket listens before it runs, so that a connection made at once waits. The
- * daemon is no child of the caller, and inherits only that socket and two pipes.
- *
- * Between clone and exec only calls are made that take no lock: another thread may have held it
- * when the process was cloned. Async-signal-safe is not enough, as glibc 2.41 has a lock in
- * sigaction() and _Fork(). The intermediate process sends no signal when it exits, and wait()
- * without __WALL does not see it.
- *
- * One pipe is the daemon's stderr, read if connecting fails and closed after connecting. Its write
- * end does not block and SIGPIPE is ignored, so that lines without a reader are lost and nothing
- * else.
+ * Spawns a daemon. Its socket listens before it runs, so a connection made at once waits. It is no
+ * child of the caller, and inherits only that socket and two pipes. Between clone and exec no call
+ * takes a lock, which another thread may have held at the clone; glibc 2.41 has one even in
+ * sigaction() and _Fork(). The intermediate process sends no signal when it exits. One pipe is the
+ * daemon's stderr, closed after connecting: its write end does not block and SIGPIPE is ignored, so
+ * only lines without a reader are lost.
  */
 #include "client/spawn.h"
 
@@ -43,11 +38,10 @@
 
 #define NO_CONFIG "/dev/null"
 
-/* A daemon's last line is in its last STDERR_BYTES; having closed its socket, it exits within
- * STDERR_NS. */
+/* Holds a daemon's last line. A daemon that has closed its socket exits within STDERR_NS. */
 #define STDERR_BYTES 4096
 #define STDERR_NS (2 * FA_NS_PER_SEC)
-/* Bounds reading from a daemon that never stops writing. */
+/* Bounds the reading: a daemon may never stop writing. */
 #define STDERR_READS 4096
 
 #define LISTEN_FD 3
@@ -56,7 +50,7 @@
 
 #define KERNEL_SIGSET_BYTES 8
 
-/* The kernel's default limit; so many are tried where none can be listed. */
+/* The kernel's default limit; tried where none can be listed. */
 #define FDS_MAX (1u << 20)
 
 extern char **environ;
@@ -78,7 +72,7 @@ static bool is_program(const char *path)
 	return !stat(path, &st) && S_ISREG(st.st_mode) && !access(path, X_OK);
 }
 
-/* @daemon, else the installed one, else the first on PATH. @ret_program has PATH_MAX bytes. */
+/* @daemon, else the installed one, else the first on PATH. @ret_program: PATH_MAX bytes. */
 static int find_program(const char *daemon, char *ret_program, struct fa_error *error)
 {
 	const char *path;
@@ -115,7 +109,7 @@ static int resolve_config(const char *config, char *resolved, struct fa_error *e
 	if (!realpath(config, resolved))
 		return fa_fail(error, -errno, "cannot start a daemon: its configuration %.160s: %s",
 		               config, strerror(errno));
-	/* An absolute path is not resolved: a link may lead elsewhere at a reload. */
+	/* Not resolved: a link may lead elsewhere at a reload. */
 	*ret_config = *config == '/' ? config : resolved;
 	return 0;
 }
@@ -134,7 +128,7 @@ static bool make_directory(const char *parent, char *path)
 	return true;
 }
 
-/* Reuses an earlier daemon's directory, which must be private. */
+/* The directory of an earlier daemon must be private. */
 static int reuse_directory(const char *path, struct fa_error *error)
 {
 	char directory[FA_SOCKET_PATH_BYTES];
@@ -199,7 +193,7 @@ void fa_spawn_clean(const char *path)
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	_fa_cleanup_(fa_close_fdp) int fd = -1;
 
-	/* A daemon that still lives has other clients, and will clean up itself. */
+	/* A daemon that lives has other clients, and will clean up itself. */
 	(void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
 	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0 || !connect(fd, (struct sockaddr *)&address, sizeof(address)) ||
@@ -208,9 +202,9 @@ void fa_spawn_clean(const char *path)
 	remove_socket(path);
 }
 
-/* ---- the process. From here to exec: calls without locks only. */
+/* ---- the process. Until exec: calls without locks only. */
 
-/* Sends the pid of the daemon, or a negative errno. */
+/* @code: the daemon's pid, or a negative errno. */
 static void report(int fd, int code)
 {
 	ssize_t n;
@@ -244,8 +238,7 @@ static bool close_listed(unsigned int first)
 
 	if (dir < 0)
 		return false;
-	/* The position in the directory is a descriptor's number, so closing descriptors does not
-	 * move it. */
+	/* The position is a descriptor's number: closing does not move it. */
 	while ((n = syscall(SYS_getdents64, dir, buffer, sizeof(buffer))) > 0)
 		for (long at = 0; at < n;) {
 			const struct dirent64 *entry = (const void *)(buffer + at);
@@ -263,14 +256,14 @@ static void close_from(unsigned int first, unsigned int limit)
 {
 	if (!syscall(SYS_close_range, first, UINT_MAX, 0) || close_listed(first))
 		return;
-	/* The limit may be 2^30, which would take minutes. */
+	/* Up to a limit of 2^30 it would take minutes. */
 	for (unsigned int fd = first; fd < limit && fd < FDS_MAX; ++fd)
 		(void)close((int)fd);
 }
 
 static void set_signal(int number, void (*handler)(int))
 {
-	/* The kernel's struct: the handler is first, and zeros are right for the rest. */
+	/* The kernel's: the handler is first; zeros are right for the rest. */
 	const struct {
 		void (*handler)(int);
 		uint64_t others[7];
@@ -302,7 +295,7 @@ __attribute__((noreturn)) static void run_daemon(const struct start *start)
 {
 	int null, listen_fd, report_fd, stderr_fd;
 
-	/* Moves the descriptors above the numbers that they are to have. */
+	/* First move the descriptors above the numbers that they are to have. */
 	report_fd = fcntl(start->report_fd, F_DUPFD, FIRST_FREE_FD);
 	if (report_fd < 0)
 		_exit(127);
@@ -323,7 +316,7 @@ __attribute__((noreturn)) static void run_daemon(const struct start *start)
 	fail(REPORT_FD, errno);
 }
 
-/* Forks the daemon, reports its pid and exits, so that init adopts the daemon. */
+/* Forks the daemon, reports its pid and exits: init adopts the daemon. */
 __attribute__((noreturn)) static void run_intermediate(const struct start *start)
 {
 	pid_t pid;
@@ -339,8 +332,7 @@ __attribute__((noreturn)) static void run_intermediate(const struct start *start
 	_exit(0);
 }
 
-/* Without what the service manager told the caller alone. The strings are shared; NULL: no
- * memory. */
+/* Without what the service manager told the caller alone. Strings are shared; NULL: no memory. */
 static char **make_environment(void)
 {
 	static const char *const excluded[] = { "NOTIFY_SOCKET=", "LISTEN_", "WATCHDOG_",
@@ -373,8 +365,7 @@ static int open_pipe(int flags, int *ret_read_end, int *ret_write_end)
 	return 0;
 }
 
-/* Executing the daemon's program closes the other end of @fd. Stores the daemon's pid; 0: none was
- * made. */
+/* Stores the daemon's pid; 0: none. Executing the program closes the other end of @fd. */
 static int await_exec(int fd, uint64_t deadline_ns, const char *program, struct fa_error *error,
                       pid_t *ret_daemon)
 {
@@ -397,7 +388,7 @@ static int await_exec(int fd, uint64_t deadline_ns, const char *program, struct 
 			break;
 		}
 	}
-	/* A process that holds the other end open is alive, so the pid still belongs to it. */
+	/* Who holds the other end open lives: the pid is still its own. */
 	if (daemon)
 		(void)kill(daemon, SIGKILL);
 	*ret_daemon = daemon;
@@ -441,7 +432,7 @@ static int start(const char *program, const char *config, const char *path, int 
 		                .stderr_fd = stderr_write_end,
 		                .limit = (unsigned int)limit.rlim_cur };
 
-	/* The caller's signal handlers must not run in the child. */
+	/* No handler of the caller's may run in the child. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	/* Like fork(), without SIGCHLD. */
@@ -481,7 +472,7 @@ int fa_spawn(const char *daemon, const char *config, char *path, uint64_t deadli
 	r = listen_at(path, error, &listen_fd);
 	if (r >= 0)
 		r = start(program, config, path, listen_fd, deadline_ns, error, ret_stderr);
-	/* The process that did not become a daemon may still hold the socket open. */
+	/* What did not become a daemon may still hold the socket open. */
 	if (r < 0 && *path)
 		remove_socket(path);
 	return r;
@@ -489,7 +480,7 @@ int fa_spawn(const char *daemon, const char *config, char *path, uint64_t deadli
 
 /* ---- the reason why it did not start */
 
-/* Reads until the end of @fd, or until @deadline_ns. */
+/* Reads until the end of @fd, or @deadline_ns. */
 static size_t read_tail(int fd, uint64_t deadline_ns, char *ret_text, size_t size)
 {
 	size_t used = 0;
@@ -523,7 +514,6 @@ static bool skip_prefix(const char **line, size_t *length, const char *prefix)
 	return true;
 }
 
-/* Skips the time before a line of the daemon's log. */
 static void skip_time(const char **line, size_t *length)
 {
 	static const char form[] = "0000-00-00T00:00:00.000Z ";
@@ -567,7 +557,7 @@ static bool find_reason(const char *text, size_t length, const char **ret_line, 
 
 int fa_spawn_explain(int stderr_fd, int code, uint64_t deadline_ns, struct fa_error *error)
 {
-	/* It depends on timing which of these errors a dead daemon causes. */
+	/* A dead daemon causes any of these errors. */
 	const bool ended = code == -ENOENT || code == -ECONNREFUSED || code == -ECONNRESET;
 	uint64_t until_ns = ended ? fa_deadline_ns(STDERR_NS) : 0;
 	size_t length, used;

@@ -25,13 +25,13 @@ _Static_assert(sizeof(struct fa_step_item) == sizeof(struct fa_wire_step_item) &
                        FA_STEP_CHECKPOINT == FA_WIRE_ITEM_CHECKPOINT,
                "items travel as they are");
 
-/* Steps are begun in this stream, which every client has. */
+/* Steps begin in this stream, which every client has. */
 #define BEGIN_STREAM 0
 
 /* ---- abandoned steps */
 
-/* Consumes @step. If max_requests do not allow the abort in time, the step is abandoned until the
- * next fa_step_begin(). */
+/* Consumes @step. If max_requests do not allow the abort in time, the next fa_step_begin() does
+ * it. */
 static int abort_step(struct fa_step *step, uint64_t until_ns, uint64_t *ret_value)
 {
 	struct fa_client_request request = { .message.type = FA_WIRE_STEP_END, .step = step };
@@ -47,7 +47,7 @@ static int abort_step(struct fa_step *step, uint64_t until_ns, uint64_t *ret_val
 	return 0;
 }
 
-/* The next step would conflict with aborts in progress. @value 0: there are none. */
+/* The next step would conflict with aborts in progress. @value 0: none. */
 static void wait_ended(struct fa_client *client, uint64_t value, uint64_t until_ns)
 {
 	const uint64_t now_ns = fa_now_ns();
@@ -139,7 +139,7 @@ static int fill_begin(const struct fa_step_options *options, struct fa_wire_step
 	return 0;
 }
 
-/* Only a stream with nothing in flight finishes the request at once. */
+/* Only with nothing in flight the request finishes at once. */
 static bool can_begin_by_ring(const struct fa_client *client)
 {
 	const struct fa_client_stream *stream = &client->streams[BEGIN_STREAM];
@@ -150,8 +150,8 @@ static bool can_begin_by_ring(const struct fa_client *client)
 	        fa_result_probe(client, BEGIN_STREAM, stream->submitted, true));
 }
 
-/* Called with the mutex held. Returns 1 if a packet has to be sent instead: the connection was
- * lost, and any step with it, or its ring cannot be used. */
+/* With the mutex held. Returns 1 if a packet has to be sent: the connection was lost, and any step
+ * with it, or its ring cannot be used. */
 static int begin_by_ring(struct fa_client *client, const struct fa_wire_message *message,
                          struct fa_step *step)
 {
@@ -214,7 +214,7 @@ int fa_step_begin(struct fa_client *handle, const struct fa_step_options *option
 	r = fa_client_enter(client);
 	if (r < 0)
 		return r;
-	/* Ids may wrap around, and skip 0 then: no step in progress is that old. */
+	/* Ids may wrap around, skipping 0: no step in progress is that old. */
 	step->id = ++client->last_step ? client->last_step : ++client->last_step;
 	message.step_begin.step = step->id;
 	for (uint32_t i = 0; i < step->n_items; ++i)
@@ -328,7 +328,7 @@ struct fa_step *fa_step_free(struct fa_step *handle)
 	if (!step)
 		return NULL;
 	client = step->client;
-	/* In a child of fork() the step is the parent's, and the lists may be inconsistent. */
+	/* In a child of fork() the step is the parent's, and lists may be inconsistent. */
 	if (fa_client_forked(client)) {
 		if (!pthread_mutex_trylock(&client->lock)) {
 			fa_step_unref(step);

@@ -45,7 +45,7 @@ static int fill_heads(const struct fa_step_attend *attend, size_t n_items,
 	return fa_numbers_check_heads(attend->alibi_slopes, attend->sinks, heads);
 }
 
-/* Refuses fields that have no effect. */
+/* Fields without effect are refused. */
 static int check_rotary(const struct fa_step_attend *attend)
 {
 	const bool interleaved = attend->flags & FA_STEP_ROTARY_INTERLEAVED;
@@ -142,7 +142,7 @@ static int expect(const char *name, const struct fa_wire_view *view, unsigned in
 	                    (long long)view->shape[i], (long long)expected, meaning);
 }
 
-/* Checks the number of tokens, as far as the client knows which sequences are in which cache. */
+/* As far as the client knows which sequences are in which cache. */
 static int check_tokens(const struct fa_step *step, const struct fa_step_attend *attend,
                         const struct fa_wire_step_attend *wire)
 {
@@ -202,7 +202,7 @@ static int check_shapes(const struct fa_step *step, const struct fa_step_attend 
 	return 0;
 }
 
-/* @padded: copy of an older caller's struct, needed as long as the request. */
+/* @padded: an older caller's struct, needed as long as the request. */
 static int fill_attend(struct fa_client_request *request, struct fa_step *step,
                        const struct fa_step_attend *attend, struct fa_step_attend *padded,
                        struct fa_wire_step_attend *wire)
@@ -289,8 +289,8 @@ static int fill_layer_gate(const char *what, const struct fa_gate *gate, bool ma
 	return fa_gate_check(what, gate, may_be_out);
 }
 
-/* A slot's value only grows, by less than 2^63 from the first layer to the last; that of signals
- * grows with each layer. */
+/* A slot's value only grows, by less than 2^63 over the layers; that of signals grows with each
+ * layer. */
 static int check_increment(const char *name, const struct fa_gate *gate, uint64_t increment,
                            uint64_t least, uint32_t n_layers)
 {
@@ -308,7 +308,7 @@ static int check_increment(const char *name, const struct fa_gate *gate, uint64_
 	                    (unsigned long long)most, n_layers);
 }
 
-/* Checks the layers behind the first, and leaves the message as it was. */
+/* Of the layers behind the first. The message stays as it was. */
 static int check_overlaps(struct fa_client_request *request,
                           const struct fa_step_attend_layers *layers)
 {

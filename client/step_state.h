@@ -1,4 +1,4 @@
-/* Step handles. Called with the client's mutex held. */
+/* Step handles. With the client's mutex held. */
 #pragma once
 
 #include "client/faclient.h"
@@ -8,40 +8,37 @@
 #include <stdint.h>
 
 struct fa_step {
-	void *handle; /* what the program has */
+	void *handle;
 	/* Constant. */
 	struct fa_client *client;
 	uint64_t number;
 	uint32_t id, epoch, n_items;
 	struct fa_step_part {
-		uint64_t sequence, cache; /* cache 0: the client does not know it */
+		uint64_t sequence, cache; /* cache 0: unknown to the client */
 		uint32_t n_new;
 	} * parts; /* [n_items] */
 	/* Under the client's mutex. */
 	unsigned int refs;
-	bool ended;          /* its commit or abort was sent */
-	struct fa_list link; /* fa_client.steps; after fa_step_free() fa_client.abandoned */
+	bool ended;          /* its commit or abort was */
+	struct fa_list link; /* fa_client.steps; after fa_step_free(): .abandoned */
 };
 
-/* Makes a step that is in no list. Called without the mutex. -ENOMEM. */
+/* The step is in no list. Called without the mutex. -ENOMEM. */
 int fa_step_new(struct fa_client *client, const struct fa_step_options *options,
                 struct fa_step **ret_step);
-/* Takes NULL. If no other thread knows the step, the mutex is not needed. */
+/* Takes NULL. If no other thread knows the step, without the mutex. */
 void fa_step_unref(struct fa_step *step);
-/* Stores the bounds of the number of new tokens of the items in @cache; 0: of all items. Any
- * thread. */
+/* Bounds of the number of new tokens of the items in @cache; 0: of all. Any thread. */
 void fa_step_tokens(const struct fa_step *step, uint64_t cache, uint64_t *ret_least,
                     uint64_t *ret_most);
 /* The step that plans tokens of @sequence: the newest that is open, else the newest that went with
- * its connection. NULL: there is none. The caller gets a reference. */
+ * its connection. The caller gets a reference. NULL: none. */
 struct fa_step *fa_step_of_sequence(struct fa_client *client, uint64_t sequence);
 
-/* -EINVAL: the step was ended; -ECONNRESET: its connection is lost. */
+/* -EINVAL: it was ended; -ECONNRESET: its connection is lost. */
 int fa_step_check(struct fa_step *step);
-/* The daemon has the step and was not asked to end it. */
+/* The daemon has it and was not asked to end it. */
 bool fa_step_is_open(const struct fa_step *step);
 bool fa_step_begins_by_ring(const struct fa_client *client);
-/* Frees the steps of fa_client.abandoned. */
 void fa_step_forget_abandoned(struct fa_client *client);
-/* Frees all steps. */
 void fa_step_forget_all(struct fa_client *client);

@@ -38,8 +38,7 @@ int fa_stream_new(struct fa_client *handle, int priority, uint32_t *ret_stream)
 	stream->priority = priority > 0 ? 1 : 0;
 	message.stream_create.priority = (int8_t)stream->priority;
 	r = fa_call_run(client, &message, NULL, 0, true, &call);
-	/* Another thread may have connected to a new daemon meanwhile, which does not know this
-	 * stream. */
+	/* Another thread may have connected to a new daemon, which does not know this stream. */
 	fa_client_await_connecting(client);
 	if (r >= 0 && call.epoch != client->epoch)
 		r = fa_client_lost_error(client);

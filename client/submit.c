@@ -1,6 +1,6 @@
 /*
- * Requests of streams are numbered in the order in which they are sent. The daemon runs each
- * stream's in that order.
+ * Requests of a stream are numbered in the order in which they are sent; the daemon runs them in
+ * that order.
  */
 #include "client/submit.h"
 
@@ -20,8 +20,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* A caller that spins on the completion page does not read the socket. Completions are read once
- * per this many requests. */
+/* A caller that spins on the completion page does not read the socket: completions are read once in
+ * so many requests. */
 #define READ_BEHIND 32
 
 /* ---- with the mutex */
@@ -42,7 +42,7 @@ static bool slot_ready(const struct fa_client *client, struct fa_client_waiter *
 	       has_slots(client, fa_container_of(waiter, const struct slot_waiter, waiter)->n);
 }
 
-/* Returns true if the daemon has yet to confirm a success that the device has signalled. */
+/* The daemon has yet to confirm a success that the device signalled. */
 static bool has_early_success(const struct fa_client *client)
 {
 	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {
@@ -60,8 +60,8 @@ static bool early_ready(const struct fa_client *client, struct fa_client_waiter 
 	return slot_ready(client, waiter) || !has_early_success(client);
 }
 
-/* Successes that the device has signalled must not count against max_requests. If there is a
- * leader, it may have a record and wait for the mutex. */
+/* Successes that the device signalled must not count against max_requests. A leader may have a
+ * record and wait for the mutex. */
 static void receive_early(struct fa_client *client, uint64_t n)
 {
 	struct slot_waiter early = { .waiter.ready = early_ready, .n = n };
@@ -140,7 +140,7 @@ static int check_objects(struct fa_client *client, const struct fa_client_reques
 	return 0;
 }
 
-/* Waits for the timeline and for room in max_requests. Each wait may invalidate the other. */
+/* For the timeline and room in max_requests: each wait may undo the other. */
 static int await_ready(struct fa_client *client, const struct fa_client_request *request,
                        uint64_t n, bool gated, uint64_t deadline_ns)
 {
@@ -181,13 +181,12 @@ int fa_request_send(struct fa_client *client, struct fa_client_request *request,
 		if (client->epoch != epoch)
 			continue;
 		request->message.id = ++client->last_id;
-		/* Sending may release the mutex: reserve the room. */
+		/* Sending may release the mutex, so the room is reserved. */
 		client->sending += n;
 		r = fa_request_post(client, &request->message, id, value);
 		client->sending -= n;
 		if (r >= 0)
 			break;
-		/* Room is free again: wake those who wait for it. */
 		fa_client_wake(client);
 		if (!resend || r == -ETIMEDOUT ||
 		    (client->state != FA_CLIENT_LOST && client->epoch == epoch))
@@ -264,7 +263,7 @@ int fa_marker(struct fa_client *handle, uint32_t stream, const struct fa_gates *
 	struct fa_client_request request;
 	int r;
 
-	/* Member by member: clearing all of it takes longer. */
+	/* Clearing the whole struct takes longer. */
 	request.message.type = FA_WIRE_MARKER;
 	request.message.timeout_ns = 0;
 	request.message.waits = request.message.signals = NULL;

@@ -48,7 +48,7 @@ void fa_tensor_init(struct fa_tensor *ret_tensor, struct fa_buffer *buffer, uint
 		.rank = rank,
 	};
 
-	/* A wrong rank is kept for fa_attention() to refuse. @shape may be ret_tensor->shape. */
+	/* fa_attention() refuses a wrong rank. @shape may be ret_tensor->shape. */
 	if (rank <= FA_WIRE_RANK_MAX)
 		memcpy(tensor.shape, shape, rank * sizeof(*shape));
 	*ret_tensor = tensor;

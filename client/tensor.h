@@ -1,4 +1,4 @@
-/* From the caller's tensor to the view in a message. */
+/* Makes the view of a message from the caller's tensor. */
 #pragma once
 
 #include "client/faclient.h"
@@ -8,10 +8,10 @@
 
 struct fa_client_registration;
 
-/* Checks what needs no daemon (buffer, dtype, rank, bounds); @name is the field's. -EINVAL. */
+/* Checks what needs no daemon (buffer, dtype, rank, bounds). -EINVAL, for field @name. */
 int fa_tensor_view(const char *name, struct fa_client *client, const struct fa_tensor *tensor,
                    uint32_t rank, struct fa_wire_view *ret_view,
                    const struct fa_client_registration **ret_registration);
 
-/* Called with the mutex held, while connected. -ESTALE: the daemon has lost the buffer. */
+/* With the mutex held, connected. -ESTALE: the daemon has lost the buffer. */
 int fa_tensor_check(const char *name, const struct fa_client_registration *registration);

@@ -15,12 +15,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* How often a sleeping, and a spinning, thread checks that the daemon lives. */
+/* Sleeping, and spinning, threads then check that the daemon lives. */
 #define SLEEP_SLICE_NS (20 * FA_NS_PER_MS)
 
 #define SPIN_SLICE_NS (50 * FA_NS_PER_US)
 
-/* Reads of the word between two reads of the clock. */
+/* How often the word is read before the clock is. */
 #define SPIN_LOOKS 16
 
 int fa_timeline_open(struct fa_client *handle, struct fa_timeline **ret_timeline)
@@ -86,7 +86,7 @@ int fa_timeline_write(struct fa_timeline *handle, uint32_t slot, uint64_t value)
 	r = fa_timeline_enter(timeline, "fa_timeline_write", slot);
 	if (r < 0)
 		return r;
-	/* The mutex is needed: the memory may be replaced. */
+	/* The mutex is held because the memory may be replaced. */
 	atomic_store_explicit(&timeline->memory->in[slot].value, value, memory_order_release);
 	fa_client_leave(timeline->client);
 	return 0;
@@ -114,7 +114,7 @@ int fa_timeline_read(struct fa_timeline *handle, uint32_t slot, uint64_t *ret_va
 
 /* ---- waiting */
 
-/* Returns 1 if the value is not reached, else the status of the request that signalled it. */
+/* 1: not reached; else the status of the request that signalled the value. */
 static int read_status(const struct fa_timeline_out *out, uint64_t value)
 {
 	int status;
@@ -158,8 +158,8 @@ static void sleep_on(struct fa_timeline_in *in, const struct fa_timeline_out *ou
 	if (until_ns - now_ns < slice_ns)
 		slice_ns = until_ns - now_ns;
 	timeout.tv_nsec = (long)slice_ns;
-	/* This thread counts itself as a sleeper and then reads the word. The daemon changes the
-	 * word and then checks for sleepers, so no wake-up is lost. */
+	/* Counted as a sleeper before the word is read, while the daemon changes the word before it
+	 * looks for sleepers: no wake-up is lost. */
 	atomic_fetch_add(&in->sleepers, 1);
 	changes = atomic_load(&out->changes);
 	if (read_status(out, value) > 0)
@@ -190,14 +190,13 @@ static bool is_lost(struct fa_client *client, uint32_t epoch)
 	return lost;
 }
 
-/* Returns true if @value was to come over an earlier connection. @last: the highest value that
- * requests of earlier connections were to signal. */
+/* @value was to come over an earlier connection, whose requests were to signal @last at most. */
 static bool is_from_earlier(uint64_t last, uint64_t value)
 {
 	return last && fa_timeline_reached(last, value);
 }
 
-/* Called with the mutex held. */
+/* With the mutex held. */
 static bool needs_set_up(const struct fa_timeline *timeline)
 {
 	const struct fa_client *client = timeline->client;
@@ -205,8 +204,8 @@ static bool needs_set_up(const struct fa_timeline *timeline)
 	return client->state == FA_CLIENT_CONNECTED && timeline->epoch != client->epoch;
 }
 
-/* Waits until the timeline is set up, which is left to other calls as it takes a round trip. 1: set
- * up, or lost; 0: the value is reached. */
+/* Until the timeline is set up, which takes a round trip and is left to other calls. 1: set up, or
+ * lost; 0: the value is reached. */
 static int await_set_up(struct fa_timeline *timeline, uint32_t slot, uint64_t value,
                         uint64_t deadline_ns)
 {

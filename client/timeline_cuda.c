@@ -1,4 +1,4 @@
-/* Calls on the timeline for CUDA streams of this process. */
+/* Lets CUDA streams of this process use the timeline. */
 #include "client/cancel.h"
 #include "client/cuda_memory.h"
 #include "client/last_error.h"
@@ -34,8 +34,7 @@ static int register_memory(const struct fa_cudriver *driver, struct fa_timeline_
 	                     &error);
 }
 
-/* Stores the device addresses of the memory, and registers it with the driver before the first
- * use. */
+/* Registers the memory with the driver before its first use, and stores its device addresses. */
 static int device_memory(struct fa_timeline *timeline, const struct fa_cudriver *driver)
 {
 	struct fa_timeline_memory *memory = timeline->memory;
@@ -60,7 +59,7 @@ static int device_memory(struct fa_timeline *timeline, const struct fa_cudriver 
 		&error);
 }
 
-/* Registers memory also while a stream is captured, when the driver otherwise refuses to. */
+/* Also while a stream is captured, when the driver otherwise refuses to. */
 static int device_memory_relaxed(struct fa_timeline *timeline, const struct fa_cudriver *driver)
 {
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -81,8 +80,7 @@ static int device_memory_relaxed(struct fa_timeline *timeline, const struct fa_c
 	return r;
 }
 
-/* One operation. Its number is @value, or with @base @value more than what is there when the
- * stream gets to it. */
+/* The number is @value or, with @base, @value more than is there when the stream gets to it. */
 struct operation {
 	const char *name;
 	uint32_t slot;
@@ -91,8 +89,8 @@ struct operation {
 	bool waits;
 };
 
-/* Called with the mutex, in a current context. Fills the slot's address, and the kernel if the
- * operation needs one. */
+/* With the mutex, in a current context. Finds the slot's address, and the kernel if one is
+ * needed. */
 static int prepare(struct fa_timeline *timeline, const struct fa_cudriver *driver,
                    const struct operation *operation, CUdeviceptr *ret_slot, CUfunction *ret_kernel)
 {

@@ -5,9 +5,9 @@
 
 /*
  * fa_timeline_write: writes *base + add to the slot, after all that this stream did before.
- * fa_timeline_wait: returns when the slot has reached *base + add, as fa_timeline_reached() says;
- * what follows in the stream sees all that was written before. One thread each. The fences are for
- * readers and writers of other GPUs and of the CPU.
+ * fa_timeline_wait: returns when the slot has reached *base + add (fa_timeline_reached()); later
+ * work of the stream sees all that was written before. One thread each. The fences are for other
+ * GPUs and the CPU.
  */
 static const char ptx[] =
 	".version 6.4\n"
@@ -50,7 +50,7 @@ static const char ptx[] =
 static int load(const struct fa_cudriver *driver, struct fa_timeline_kernels *kernels,
                 struct fa_error *error)
 {
-	/* A thread that captures a stream may otherwise not load a module. */
+	/* Otherwise a thread that captures a stream may not load a module. */
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	CUresult result;
 

@@ -81,7 +81,6 @@ int fa_timeline_set_up(struct fa_timeline *timeline)
 		uint32_t epoch = client->epoch;
 		int r;
 
-		/* Another thread is setting it up. */
 		if (timeline->setting_up) {
 			pthread_cond_wait(&client->changed, &client->lock);
 			continue;
@@ -149,7 +148,7 @@ struct fa_timeline *fa_timeline_release(struct fa_timeline *timeline, bool forke
 	return NULL;
 }
 
-/* The timeline was set up at least once. */
+/* The caller's timeline must have been set up at least once. */
 int fa_timeline_enter(struct fa_timeline *timeline, const char *name, uint32_t slot)
 {
 	if (!timeline)

@@ -8,20 +8,20 @@
 #include <sys/socket.h>
 #include <time.h>
 
-/* Waits without spinning after several spins in vain. */
+/* Waits that do not spin after several spins in vain. */
 #define SPIN_SKIPS 256
 
-/* Looks for a packet between two looks at the ring's wake-ups. */
+/* Looks for a packet between two at the ring's wake-ups. */
 #define SPIN_LOOKS 8
 
-/* With a ring, a thread that waits for a request has already spun on the page. */
+/* With a ring a waiting thread has already spun on the page. */
 static bool should_spin(const struct fa_client *client)
 {
 	return !client->connection.ring.memory || !fa_list_empty(&client->calls);
 }
 
 /* Receives while spinning, without the mutex: most replies arrive sooner than a sleeping thread is
- * woken. Wake-ups of @ring (NULL: none) concern threads that sleep. */
+ * woken. Wake-ups of @ring (NULL: none) are for threads that sleep. */
 static bool receive_spinning(struct fa_client *client, bool spin, int fd,
                              const struct fa_client_ring *ring, uint64_t deadline_ns,
                              struct fa_client_packet *packet)
@@ -52,7 +52,7 @@ static bool receive_spinning(struct fa_client *client, bool spin, int fd,
 	return false;
 }
 
-/* Sleeps until there is a packet, or records or room in the ring. */
+/* Sleeps until there is a packet, or the ring has records or room. */
 static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
 {
 	const struct fa_client_ring *ring = &client->connection.ring;
@@ -67,7 +67,7 @@ static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
 	if (deadline_ns < until_ns)
 		until_ns = deadline_ns;
 
-	/* Asks for a wake-up first, then looks: requests that end later wake this thread. */
+	/* First asks for a wake-up: requests that end later wake this thread. */
 	fa_ring_arm(&client->connection.ring.end);
 	if (fa_client_collect_all(client)) {
 		if (!client->fd_watched)
@@ -96,7 +96,7 @@ static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
 		fa_packet_close_fds(packet.fds, packet.n_fds);
 		return;
 	}
-	/* The wake-up may have been meant for the poller of fa_fd(). */
+	/* The wake-up may have been for the poller of fa_fd(). */
 	if (client->fd_watched)
 		fa_client_ring_arm(&client->connection.ring);
 	else
@@ -107,7 +107,7 @@ static void lead_ring(struct fa_client *client, uint64_t deadline_ns)
 		fa_client_wake(client);
 }
 
-/* Waits for a packet. A blocking receive saves the poll(), but its timeout is coarse. */
+/* A blocking receive saves the poll(), but its timeout is coarse. */
 static void lead_socket(struct fa_client *client, uint64_t deadline_ns)
 {
 	struct fa_client_packet packet = { .n = -EAGAIN };
@@ -128,7 +128,7 @@ static void lead_socket(struct fa_client *client, uint64_t deadline_ns)
 	fa_client_unpin(client);
 	client->leader = false;
 
-	/* The connection is lost: no thread waits for this packet. */
+	/* Nobody waits for this packet any more. */
 	if (client->state == FA_CLIENT_LOST) {
 		fa_packet_close_fds(packet.fds, packet.n_fds);
 		return;
@@ -151,7 +151,7 @@ int fa_client_await(struct fa_client *client, struct fa_client_waiter *waiter, u
 			r = -EAGAIN;
 			break;
 		}
-		/* A thread that sleeps on the socket alone would not be woken by the ring. */
+		/* The ring would not wake a thread that sleeps on the socket. */
 		if (!client->leader && client->ring_setup_answered) {
 			pthread_cond_wait(&client->changed, &client->lock);
 		} else if (!client->leader && client->connection.ring.memory &&
@@ -171,7 +171,6 @@ int fa_client_await(struct fa_client *client, struct fa_client_waiter *waiter, u
 
 	fa_list_remove(&waiter->link);
 	pthread_cond_destroy(&waiter->wake);
-	/* Wakes the thread that is to lead next. */
 	if (!client->leader && !fa_list_empty(&client->waiters))
 		pthread_cond_signal(
 			&fa_container_of(client->waiters.next, struct fa_client_waiter, link)

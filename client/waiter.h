@@ -1,14 +1,13 @@
 /*
- * Leader and followers: of the waiting threads one, the leader, sleeps on the socket, the others
- * on a condition variable each. Only the leader reads the socket and uses client.in. A thread that
- * stops waiting while there is no leader wakes the next.
+ * Leader and followers: one of the waiting threads, the leader, sleeps on the socket, the others on
+ * a condition variable each. Only the leader reads the socket and uses client.in. A thread that
+ * stops waiting wakes the next if there is no leader.
  */
 #pragma once
 
 #include "client/client.h"
 #include "client/pending.h"
 
-/* Called with the mutex held; releases it while waiting for waiter->ready. -EAGAIN at the
- * deadline. */
+/* With the mutex held, and released while waiting for waiter->ready. -EAGAIN at the deadline. */
 int fa_client_await(struct fa_client *client, struct fa_client_waiter *waiter,
                     uint64_t deadline_ns);

@@ -1,6 +1,6 @@
 /*
- * Concurrent requests from an event loop, on two streams: one for long prompts, and one of high
- * priority for short decode steps.
+ * Concurrent requests from an event loop, on two streams: long prompts, and short decode steps of
+ * high priority.
  */
 #include <errno.h>
 #include <faclient.h>
@@ -19,7 +19,7 @@ static int fail(const char *what)
 	return 1;
 }
 
-/* One sequence of @n_q queries over @n_k keys. All requests share k and v; each has its own out. */
+/* One sequence of @n_q queries over @n_k keys. Requests share k and v; each has its own out. */
 static void fill(struct fa_attention *attention, struct fa_buffer *buffer, uint64_t out_offset,
                  int64_t n_q, int64_t n_k)
 {

@@ -40,8 +40,8 @@ int main(void)
 		return fprintf(stderr, "no GPU, or no memory on it\n"), 1;
 	for (size_t i = 0; i < 3 * NUMBERS; ++i)
 		numbers[i] = (float)(rand() % 1000) / 1000 - 0.5f;
-	/* This copy has finished when it returns. After kernels, or copies on a stream, synchronise
-	 * first: the daemon is not ordered with this program's streams. */
+	/* This copy has finished when it returns. After kernels, or copies on a stream,
+	 * synchronise: the daemon is not ordered with this program's streams. */
 	if (cuMemcpyHtoD(memory, numbers, sizeof(numbers)))
 		return fprintf(stderr, "the copy failed\n"), 1;
 
@@ -57,7 +57,7 @@ int main(void)
 	if (fa_attention(client, &attention, NULL) < 0)
 		return fail("attention");
 
-	/* The output is complete, and can be read by any stream. */
+	/* The output is complete: any stream may read it. */
 	if (cuMemcpyDtoH(out, memory + 3 * bytes, sizeof(out)))
 		return fprintf(stderr, "the copy failed\n"), 1;
 	printf("%f %f %f\n", out[0], out[1], out[2]); /* row 0 sees only itself: v's numbers */

@@ -1,7 +1,7 @@
 /*
- * An engine that manages its pages itself: two sequences grow token by token in pages that the
- * program hands out. Each request appends a token of both to their pages, and attends to all. K and
- * V are parts of one tensor, as in vLLM.
+ * An engine that manages its own pages: two sequences grow token by token in pages that the program
+ * hands out. Each request appends a token of both to their pages, and attends to all. K and V are
+ * parts of one tensor, as in vLLM.
  */
 #include <faclient.h>
 #include <math.h>
@@ -18,7 +18,6 @@ enum {
 	TOKENS = 40
 };
 
-/* All that the daemon sees, in one buffer. */
 struct memory {
 	float q[SEQUENCES][HEADS][DIM], out[SEQUENCES][HEADS][DIM];
 	float lse[HEADS][SEQUENCES];

@@ -1,6 +1,6 @@
 /*
- * Sequences of different lengths in one request, without padding: their tokens follow one another,
- * and cu_seqlens has the start of each. Four query heads share a key head; lse is returned as well.
+ * Sequences of different lengths in one request, without padding: cu_seqlens has the start of each.
+ * Four query heads share a key head; lse is returned as well.
  */
 #include <faclient.h>
 #include <math.h>
@@ -13,7 +13,7 @@ enum {
 	DIM = 32
 };
 
-/* New tokens of each sequence, and all of its tokens so far. */
+/* Sequence lengths: new tokens, and all tokens with these. */
 static const uint32_t cu_seqlens_q[SEQUENCES + 1] = { 0, 5, 6, 134 };
 static const uint32_t cu_seqlens_k[SEQUENCES + 1] = { 0, 5, 306, 434 };
 
@@ -45,7 +45,7 @@ int main(void)
 
 	if (fa_connect(&options, &client) < 0)
 		return fail("connect");
-	/* The buffer is zero: all keys weigh the same, and lse is the logarithm of their number. */
+	/* The buffer is zero: keys weigh the same, and lse is the logarithm of their number. */
 	if (fa_buffer_new(client, 2 * q_bytes + 2 * kv_bytes + lse_bytes, 0, &buffer) < 0)
 		return fail("buffer");
 	fa_tensor_init(&attention.q, buffer, 0, FA_F32, 3, q_shape);

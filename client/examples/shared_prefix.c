@@ -1,8 +1,7 @@
 /*
  * One KV cache for three processes: one writes a prompt of 100 tokens, one continues it, and one
- * continues its first half. The prompt is not copied. Queries are zero, so that attention is the
- * mean of the values that a token sees, and token i of the prompt has the value i: each result can
- * be checked.
+ * continues its first half, without copies. Queries are zero, so attention is the mean of the
+ * values that a token sees; token i of the prompt has the value i.
  */
 #include <faclient.h>
 #include <math.h>
@@ -25,7 +24,7 @@ static int fail(const char *what)
 	return 1;
 }
 
-/* Appends n tokens with the values first, first + 1, ...; *ret_mean is the last one's attention. */
+/* Appends n tokens of values first, first + 1, ...; *ret_mean is the last one's attention. */
 static int append(struct fa_client *client, uint64_t sequence, uint32_t n, float first,
                   float *ret_mean)
 {
@@ -91,13 +90,13 @@ static int prefill(struct fa_client *client)
 		return fail("cache");
 	if (append(client, sequence, PROMPT, 0, &mean) != 0)
 		return 1;
-	/* A sequence with a name outlives this process, and others can find it. */
+	/* With a name the sequence outlives this process, and others can find it. */
 	if (fa_sequence_set_name(client, sequence, prompt_name, 0, 0) < 0)
 		return fail("name");
 	return check("prefill", mean, 49.5f);
 }
 
-/* Appends 10 tokens to a fork of the prompt's first tokens, one by one. */
+/* Appends 10 tokens one by one to a fork of the prompt's first tokens. */
 static int continue_prompt(struct fa_client *client, const char *who, uint64_t tokens, float first,
                            float expected)
 {
@@ -147,7 +146,7 @@ int main(void)
 		if (pid < 0 || waitpid(pid, &status, 0) < 0)
 			status = 1;
 	}
-	/* What has a name is removed by name; sequences go with their cache. */
+	/* Named things are removed by name; sequences go with their cache. */
 	if (fa_cache_find(client, cache_name, &cache) < 0 || fa_cache_remove(client, cache) < 0)
 		return fail("remove");
 	fa_disconnect(client);
