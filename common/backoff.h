@@ -1,7 +1,7 @@
 /*
- * Decides whether a thread spins before it sleeps. A spin saves a wake-up if the event comes
- * soon, and wastes the CPU if not: after FA_BACKOFF_FAILURES spins in a row without the event,
- * some waits sleep at once. All zeros is a new back-off. Not thread-safe.
+ * Decides if a thread spins before it sleeps. A spin saves a wake-up if the event comes soon, and
+ * else wastes the CPU: after FA_BACKOFF_FAILURES spins in vain some waits sleep at once. Starts
+ * zeroed. Not thread-safe.
  */
 #pragma once
 
@@ -10,17 +10,17 @@
 #define FA_BACKOFF_FAILURES 4
 
 struct fa_backoff {
-	unsigned int failures; /* spins in a row without the event */
-	unsigned int skips;    /* waits left that sleep at once */
+	unsigned int failures; /* spins in vain, in a row */
+	unsigned int skips;    /* waits left without a spin */
 };
 
-/* True if the next wait may spin; does not count as one. */
+/* Does not count as a wait. */
 static inline bool fa_backoff_may_spin(const struct fa_backoff *backoff)
 {
 	return !backoff->skips;
 }
 
-/* Call before each wait, which may spin if this returns true. */
+/* Call it before each wait; true: the wait may spin. */
 static inline bool fa_backoff_next(struct fa_backoff *backoff)
 {
 	if (!backoff->skips)
@@ -29,13 +29,13 @@ static inline bool fa_backoff_next(struct fa_backoff *backoff)
 	return false;
 }
 
-/* The event came during the spin. */
+/* The event came during a spin. */
 static inline void fa_backoff_succeeded(struct fa_backoff *backoff)
 {
 	backoff->failures = 0;
 }
 
-/* The spin ended without the event. After too many such spins the next @skips waits do not spin. */
+/* A spin was in vain. After too many, @skips waits do not spin. */
 static inline void fa_backoff_failed(struct fa_backoff *backoff, unsigned int skips)
 {
 	if (++backoff->failures < FA_BACKOFF_FAILURES)

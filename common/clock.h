@@ -17,7 +17,7 @@ static inline uint64_t fa_now_ns(void)
 	return (uint64_t)now.tv_sec * FA_NS_PER_SEC + (uint64_t)now.tv_nsec;
 }
 
-/* Returns the processor time that this thread has used. */
+/* Returns the thread's own processor time. */
 static inline uint64_t fa_thread_cpu_ns(void)
 {
 	struct timespec used;
@@ -26,7 +26,7 @@ static inline uint64_t fa_thread_cpu_ns(void)
 	return (uint64_t)used.tv_sec * FA_NS_PER_SEC + (uint64_t)used.tv_nsec;
 }
 
-/* Returns now + @timeout_ns, or FA_NS_NEVER for FA_NS_NEVER and on overflow. */
+/* Saturates: FA_NS_NEVER means never. */
 static inline uint64_t fa_deadline_ns(uint64_t timeout_ns)
 {
 	uint64_t deadline;

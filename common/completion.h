@@ -1,7 +1,7 @@
 /*
- * The completion page: a memfd for each session, which a client maps read-only to learn that
- * requests have ended without a system call. Only the daemon writes it (F_SEAL_FUTURE_WRITE is
- * set once it has mapped it) and never reads it back. Slot i belongs to stream i.
+ * The completion page: a memfd of each session, mapped read-only by a client to learn without a
+ * system call that requests have ended. Only the daemon writes it (it sets F_SEAL_FUTURE_WRITE once
+ * mapped), and never reads it back. Slot i belongs to stream i.
  */
 #pragma once
 
@@ -18,16 +18,16 @@
  * failed < v at that time, it succeeded; otherwise the reply on the socket has its status. The
  * daemon stores failed first, then completed (release).
  *
- * The device itself may report that request v has succeeded, before there is a record of it: all
+ * The device itself may report that request v has succeeded, before there is a record: all
  * device_words are then the low half of v, which is not 0, whatever completed is. It does so only
- * after it has reported all other requests of the stream that are in flight, and is never obliged to.
- * A later report replaces an earlier one, perhaps before that has a record. Each word may be stored by
- * another of its threads, so only all of them together count. Every 2^31 requests stale words are made
- * to differ from one another, so that they never match a request 2^32 later.
+ * after it has reported all other requests of the stream in flight, and is never obliged to. A
+ * later report replaces an earlier one, perhaps before that has a record. Each word may be stored
+ * by another thread of the device, so only all together count. Every 2^31 requests stale words are
+ * made to differ, so that they never match a request 2^32 later.
  */
 struct fa_completion_slot {
-	_Atomic uint64_t completed; /* highest finished value */
-	_Atomic uint64_t failed;    /* highest value that failed; 0: none */
+	_Atomic uint64_t completed; /* highest that finished */
+	_Atomic uint64_t failed;    /* highest that failed; 0: none */
 	_Atomic uint32_t device_words[FA_COMPLETION_DEVICE_WORDS];
 	uint64_t reserved[2];
 };
@@ -36,7 +36,7 @@ _Static_assert(sizeof(struct fa_completion_slot) == 64, "one cache line");
 _Static_assert(FA_COMPLETION_SLOTS * sizeof(struct fa_completion_slot) == FA_COMPLETION_PAGE_BYTES,
                "the slots fill the page");
 
-/* Returns true if the device has reported the end of request @value (acquire). */
+/* With acquire: all words say @value. */
 static inline bool fa_completion_device_done(const struct fa_completion_slot *slot, uint64_t value)
 {
 	for (int i = 0; i < FA_COMPLETION_DEVICE_WORDS; i++)
@@ -46,8 +46,8 @@ static inline bool fa_completion_device_done(const struct fa_completion_slot *sl
 	return (uint32_t)value != 0;
 }
 
-/* Returns true if the device has reported the end of request @value or of a later one (acquire). If
- * completed is still below @value then, the device has reported @value, too. */
+/* The device has reported @value or a later one (acquire). If completed is still below @value then,
+ * it has reported @value, too. */
 static inline bool fa_completion_device_passed(const struct fa_completion_slot *slot,
                                                uint64_t value)
 {
@@ -56,7 +56,7 @@ static inline bool fa_completion_device_passed(const struct fa_completion_slot *
 	return (int32_t)(word - (uint32_t)value) >= 0 && fa_completion_device_done(slot, word);
 }
 
-/* Makes stale words match no request; nothing of the stream may be in flight. */
+/* Stale words then match no request; nothing of the stream may be in flight. */
 static inline void fa_completion_clear_device_words(struct fa_completion_slot *slot)
 {
 	for (uint32_t i = 0; i < FA_COMPLETION_DEVICE_WORDS; i++)

@@ -1,14 +1,14 @@
-/* The processors: how many there are, and how a thread that spins treats the one it runs on. */
+/* The processors, and how a spinning thread treats its own. */
 #pragma once
 
 #include <sched.h>
 #include <stdbool.h>
 
-/* With so few usable processors a spinning thread may keep the thread it waits for from running:
- * it yields between two looks. */
+/* With so few a spinning thread may keep the one it waits for from running: it yields between
+ * looks. */
 #define FA_CPU_FEW 4
 
-/* Processors that this process may run on; at least 1. */
+/* Counts processors that this process may use; at least 1. */
 unsigned int fa_cpu_count(void);
 
 /* Spares power and the core's other hardware thread. */
@@ -23,7 +23,7 @@ static inline void fa_cpu_relax(void)
 #endif
 }
 
-/* Pauses a thread that spins, between two looks. */
+/* Call it between two looks of a spinning thread. */
 static inline void fa_cpu_spin_pause(bool yields)
 {
 	if (yields)

@@ -1,7 +1,7 @@
 /*
- * The CUDA driver, opened at run time: the functions, types and numbers that daemon, library and
- * tests use, so that no CUDA header is needed to build and no driver to run. Names and values are
- * the driver's. If <cuda.h> is included before, its types are used; a test compares them.
+ * The CUDA driver, opened at run time: functions, types and numbers, so that no CUDA header is
+ * needed to build and no driver to run. Names and values are the driver's. If <cuda.h> is included
+ * before, its types are used; a test compares them.
  */
 #pragma once
 

@@ -1,4 +1,4 @@
-/* The text of an error: what was wrong and what was expected. */
+/* An error's text: what was wrong and what was expected. */
 #pragma once
 
 #define FA_ERROR_TEXT_BYTES 256
@@ -7,6 +7,6 @@ struct fa_error {
 	char text[FA_ERROR_TEXT_BYTES];
 };
 
-/* Formats the text, truncated to fit, and returns @code. @error may be NULL. */
+/* Formats the text, cut to fit, and returns @code. @error may be NULL. */
 int fa_fail(struct fa_error *error, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));

@@ -1,10 +1,10 @@
-/* Numbers of heads that both sides check. */
+/* Checks of numbers that client and daemon share. */
 #pragma once
 
 #include <math.h>
 #include <stddef.h>
 
-/* Returns the index of the first number that is not finite; @n: all are. */
+/* Returns @n if all are finite. */
 static inline size_t fa_first_not_finite(const float *numbers, size_t n)
 {
 	size_t i = 0;
@@ -14,8 +14,7 @@ static inline size_t fa_first_not_finite(const float *numbers, size_t n)
 	return i;
 }
 
-/* Returns the index of the first sink that is NaN or infinite; @n: there is none. -inf is a sink
- * without weight. */
+/* A bad sink is NaN or infinite; @n: none is. -inf is good, without weight. */
 static inline size_t fa_first_bad_sink(const float *sinks, size_t n)
 {
 	size_t i = 0;

@@ -38,7 +38,6 @@ static inline void fa_list_remove(struct fa_list *entry)
 	fa_list_init(entry);
 }
 
-/* Moves all entries of @from to the end of @to. */
 static inline void fa_list_splice(struct fa_list *to, struct fa_list *from)
 {
 	if (fa_list_empty(from))

@@ -21,8 +21,8 @@
 #define MFD_NOEXEC_SEAL 8u
 #endif
 
-/* Sets the size. Beyond RLIMIT_FSIZE the kernel also sends SIGXFSZ to the calling thread, which must
- * not end a process that embeds the library: it is blocked here and consumed. */
+/* Beyond RLIMIT_FSIZE the thread also gets SIGXFSZ, which must not end a process that embeds the
+ * library: it is blocked here and consumed. */
 static int set_size(int fd, uint64_t bytes)
 {
 	const struct timespec now = {};
@@ -32,7 +32,7 @@ static int set_size(int fd, uint64_t bytes)
 	sigemptyset(&xfsz);
 	sigaddset(&xfsz, SIGXFSZ);
 	(void)pthread_sigmask(SIG_BLOCK, &xfsz, &before);
-	/* A SIGXFSZ that was pending before stays pending for the caller. */
+	/* A signal that was pending before stays pending for the caller. */
 	was_pending = !sigpending(&pending) && sigismember(&pending, SIGXFSZ) > 0;
 	r = ftruncate(fd, (off_t)bytes) < 0 ? -errno : 0;
 	if (r == -EFBIG && !was_pending)
@@ -50,7 +50,7 @@ int fa_memfd_new(const char *name, uint64_t bytes, int seal_all, int *ret_fd)
 
 	if (bytes > INT64_MAX)
 		return -EFBIG;
-	/* Unknown before Linux 6.3; later kernels may require it. */
+	/* The flag is new in Linux 6.3, and may be mandatory there. */
 	fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
 	if (fd < 0 && errno == EINVAL)
 		fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -85,7 +85,7 @@ int fa_memfd_reopen_read_only(int fd, int *ret_fd)
 	char path[32];
 	int r;
 
-	/* Other users may not open it for writing. */
+	/* Other users cannot open it for writing. */
 	if (fchmod(fd, S_IRUSR | S_IWUSR) < 0)
 		return -errno;
 	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
@@ -98,7 +98,7 @@ int fa_memfd_reopen_read_only(int fd, int *ret_fd)
 
 void fa_memfd_discard(void *memory, uint64_t bytes)
 {
-	/* On failure the pages are freed with the last mapping. */
+	/* If this fails, the pages are freed with the last mapping. */
 	(void)madvise(memory, bytes, MADV_REMOVE);
 }
 
@@ -110,7 +110,7 @@ int fa_memfd_check(int fd, uint64_t offset, uint64_t bytes, struct fa_error *err
 	uint64_t end;
 	int seals;
 
-	/* Seals first: an unsealed file could shrink after its size was read, and fstat() of a
+	/* First the seals: an unsealed file could shrink after its size was read, and fstat() of a
 	 * file that is no memfd may block (FUSE). */
 	seals = fcntl(fd, F_GET_SEALS);
 	if (seals < 0)

@@ -1,6 +1,6 @@
 /*
- * Accesses to the memory that the two ends of a ring share. A test replaces this header to try
- * all interleavings of two threads' accesses (tests/unit/model).
+ * Accesses to memory that a ring's ends share. A test replaces this header to try all interleavings
+ * of two threads (tests/unit/model).
  */
 #pragma once
 
@@ -33,7 +33,7 @@ static inline uint32_t fa_memory_exchange32(_Atomic uint32_t *word, uint32_t val
 	return atomic_exchange(word, value);
 }
 
-/* Copy messages to and from shared memory. The accesses to head and tail order these copies. */
+/* Accesses to head and tail order these copies of messages. */
 static inline void fa_memory_write(void *shared, const void *from, size_t bytes)
 {
 	memcpy(shared, from, bytes);

@@ -47,7 +47,7 @@ int fa_packet_send(int socket, const void *bytes, size_t n_bytes, const int *fds
 	return n < 0 ? -errno : 0;
 }
 
-/* The kernel drops descriptors that do not fit into @control. */
+/* The kernel drops descriptors without room in @control. */
 static ssize_t receive_once(int socket, void *buffer, size_t size, void *control,
                             size_t control_bytes, int *ret_fds, size_t *ret_n_fds, bool *ret_lost,
                             int flags)
@@ -60,7 +60,7 @@ static ssize_t receive_once(int socket, void *buffer, size_t size, void *control
 	size_t n_fds = 0;
 	ssize_t n;
 
-	/* A blocking call does not retry: SO_RCVTIMEO would start again with each signal. */
+	/* No retry if it blocks: SO_RCVTIMEO would start again with each signal. */
 	do
 		n = recvmsg(socket, &msg, flags | MSG_CMSG_CLOEXEC);
 	while (n < 0 && errno == EINTR && flags & MSG_DONTWAIT);
@@ -86,8 +86,8 @@ static ssize_t receive_once(int socket, void *buffer, size_t size, void *control
 	return n_fds > FA_PACKET_FDS_MAX ? -E2BIG : n;
 }
 
-/* A peer that closes with unread data resets the connection. The kernel reports the error once;
- * the packets that the peer had sent follow. */
+/* A peer that closes with unread data resets the connection. The kernel reports that once; the
+ * packets that the peer had sent follow. */
 static ssize_t receive(int socket, void *buffer, size_t size, void *control, size_t control_bytes,
                        int *ret_fds, size_t *ret_n_fds, bool *ret_lost, int flags)
 {
@@ -133,7 +133,7 @@ int fa_packet_drop(int socket)
 ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,
                           int flags)
 {
-	/* Room for the permitted descriptors only: the kernel drops others and sets MSG_CTRUNC. */
+	/* For the permitted ones: the kernel drops others and sets MSG_CTRUNC. */
 	union {
 		struct cmsghdr align;
 		char space[CMSG_SPACE(FA_PACKET_FDS_MAX * sizeof(int))];
@@ -143,10 +143,10 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
 
 	n = receive(socket, buffer, size, control.space, CMSG_LEN(FA_PACKET_FDS_MAX * sizeof(int)),
 	            ret_fds, ret_n_fds, &lost, flags);
-	/* If `control` had room left, the limit of this process was the reason. */
+	/* If `control` had room left, it was this process's limit. */
 	if (n >= 0 && lost)
 		n = *ret_n_fds < FA_PACKET_FDS_MAX ? -EMFILE : -E2BIG;
-	/* An empty packet counts as the end of the stream. */
+	/* An empty packet counts as the stream's end. */
 	if (n <= 0) {
 		fa_packet_close_fds(ret_fds, *ret_n_fds);
 		*ret_n_fds = 0;

@@ -1,6 +1,6 @@
 /*
- * Packets with file descriptors over a SOCK_SEQPACKET socket. Descriptors are close-on-exec;
- * those of a refused packet are closed.
+ * Packets with descriptors over a SOCK_SEQPACKET socket. Descriptors are close-on-exec; those of a
+ * refused packet are closed.
  */
 #pragma once
 
@@ -9,14 +9,14 @@
 #include <sys/types.h>
 
 #define FA_PACKET_FDS_MAX 8
-/* SCM_MAX_FD: the kernel's limit for one packet. */
+/* SCM_MAX_FD: the kernel's limit for a packet. */
 #define FA_PACKET_FDS_KERNEL_MAX 253
 
 /*
  * Sends @bytes with @n_fds borrowed descriptors, at most FA_PACKET_FDS_MAX. @flags as for send(2);
  * MSG_NOSIGNAL is added. Returns 0 or a negative errno, with nothing sent: -EAGAIN the socket is
- * full; -EPIPE the peer is gone; -ETOOMANYREFS more descriptors of this user are in flight in
- * sockets than a process may have.
+ * full; -EPIPE the peer is gone; -ETOOMANYREFS more descriptors of this user are in sockets than a
+ * process may have.
  */
 int fa_packet_send(int socket, const void *bytes, size_t n_bytes, const int *fds, size_t n_fds,
                    int flags);
@@ -37,21 +37,21 @@ ssize_t fa_packet_receive(int socket, void *buffer, size_t size, int *ret_fds, s
                           int flags);
 
 /*
- * The same, but the caller always owns the descriptors, at most FA_PACKET_FDS_KERNEL_MAX, even of
- * a refused or empty packet: close() may block on a file that another process serves. @ret_lost
- * replaces -EMFILE: some descriptors could not be received.
+ * The same, but descriptors are always the caller's, at most FA_PACKET_FDS_KERNEL_MAX, even of a
+ * refused or empty packet: close() may block on a file that another process serves. @ret_lost
+ * replaces -EMFILE: some were not received.
  */
 ssize_t fa_packet_receive_all(int socket, void *buffer, size_t size, int *ret_fds,
                               size_t *ret_n_fds, bool *ret_lost, int flags);
 
 /*
- * Copies the next packet and leaves it in the socket; does not block. *ret_has_fds: it has
- * descriptors. Returns as fa_packet_receive(), but consumes nothing.
+ * Copies the next packet, which stays in the socket. Does not block. *ret_has_fds: it has
+ * descriptors. Otherwise as fa_packet_receive().
  */
 ssize_t fa_packet_peek(int socket, void *buffer, size_t size, bool *ret_has_fds);
 
-/* Discards the next packet, which has no descriptors; does not block. Returns 0, or a negative errno
- * with nothing discarded. */
+/* Discards the next packet, which has no descriptors. Does not block. Returns 0, or a negative
+ * errno with nothing discarded. */
 int fa_packet_drop(int socket);
 
 void fa_packet_close_fds(int *fds, size_t n_fds);

@@ -1,11 +1,9 @@
 /*
- * The results: records of how the last requests of each stream ended, request v at v % records.
- * The daemon writes them and never reads them; the client maps them read-only. Together with the
- * completion page (completion.h) they replace answers on the socket. The daemon zeroes them after
- * it has closed the connection.
- *
- * A record is reused by later requests of its stream. Its value is cleared first and written
- * last: a reader that sees the same value before and after has read one consistent record.
+ * The results: how the last requests of each stream ended, request v in record v % records. The
+ * daemon writes them and never reads them; the client maps them read-only. With the completion page
+ * (completion.h) they replace answers on the socket. The daemon zeroes them after it has closed the
+ * connection. A record is reused. Its value is cleared first and written last: a reader that sees
+ * the same value before and after has read a consistent record.
  */
 #pragma once
 
@@ -16,11 +14,11 @@
 #include <stdint.h>
 
 struct fa_record {
-	_Atomic uint64_t value; /* 0: being written, or never written */
+	_Atomic uint64_t value; /* 0: being written, or unused */
 	_Atomic uint64_t queued_ns, started_ns, finished_ns;
 	_Atomic int32_t status;
 	uint32_t reserved0;
-	_Atomic uint64_t number; /* the step's number, if the request was a StepBegin; else 0 */
+	_Atomic uint64_t number; /* a StepBegin's step; else 0 */
 	uint64_t reserved[2];
 };
 
@@ -33,7 +31,7 @@ struct fa_outcome {
 	uint64_t number;
 };
 
-/* Size of all results; @records per stream, a power of two. */
+/* @records: per stream, a power of two. */
 static inline uint64_t fa_results_bytes(uint32_t records)
 {
 	return (uint64_t)FA_COMPLETION_SLOTS * records * sizeof(struct fa_record);
@@ -48,7 +46,7 @@ static inline void fa_record_write(struct fa_record *record, uint64_t value,
                                    const struct fa_outcome *outcome)
 {
 	atomic_store_explicit(&record->value, 0, memory_order_relaxed);
-	/* Release: a reader that sees one of these does not see the old value any more. */
+	/* Release: who sees one of these no longer sees the old value. */
 	atomic_store_explicit(&record->status, outcome->status, memory_order_release);
 	atomic_store_explicit(&record->queued_ns, outcome->queued_ns, memory_order_release);
 	atomic_store_explicit(&record->started_ns, outcome->started_ns, memory_order_release);
@@ -57,7 +55,7 @@ static inline void fa_record_write(struct fa_record *record, uint64_t value,
 	atomic_store_explicit(&record->value, value, memory_order_release);
 }
 
-/* Returns false if @record is not, or no longer, that of request @value. */
+/* False: @record is not, or no longer, that of request @value. */
 static inline bool fa_record_read(const struct fa_record *record, uint64_t value,
                                   struct fa_outcome *ret_outcome)
 {

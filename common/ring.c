@@ -133,7 +133,7 @@ static int look(struct fa_ring_consumer *ring, const char **ret_wrong)
 	return 0;
 }
 
-/* Checks that the entry at head lies before tail and before the end of the data. */
+/* The entry at head must lie before tail and before the end of the data. */
 static int entry(const struct fa_ring_consumer *ring, size_t max, uint32_t *ret_length,
                  bool *ret_skip, const char **ret_wrong)
 {
@@ -141,7 +141,7 @@ static int entry(const struct fa_ring_consumer *ring, size_t max, uint32_t *ret_
 	uint64_t span, word;
 	uint32_t flags;
 
-	/* Read once: the producer may change it. */
+	/* Read once, because the producer may change it. */
 	fa_memory_read(&word, ring->data + at, sizeof(word));
 	*ret_length = (uint32_t)word;
 	flags = (uint32_t)(word >> 32);
@@ -181,7 +181,7 @@ int fa_ring_take(struct fa_ring_consumer *ring, void *buffer, size_t max, size_t
 		if (r < 0)
 			return r;
 	}
-	/* After one skip the next entry is at the start. */
+	/* After a skip the next entry is at the start. */
 	for (int i = 0; i < 2; ++i) {
 		if (ring->head == ring->tail)
 			return -EAGAIN;

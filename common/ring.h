@@ -25,15 +25,15 @@
 #define FA_RING_HEAD_BYTES 4096
 #define FA_RING_BYTES_MIN 4096u
 #define FA_RING_BYTES_MAX (1u << 20)
-/* An empty ring of this size takes the longest message, wherever head and tail are. */
+/* An empty ring of this size takes the longest message, wherever head is. */
 #define FA_RING_BYTES_DEFAULT (1u << 18)
 
 #define FA_RING_ENTRY_BYTES 8
-#define FA_RING_SKIP (1u << 0) /* flags: no message */
+#define FA_RING_SKIP (1u << 0) /* no message */
 
 struct fa_ring_words {
-	_Alignas(64) _Atomic uint64_t tail; /* written by the producer */
-	_Alignas(64) _Atomic uint64_t head; /* written by the consumer */
+	_Alignas(64) _Atomic uint64_t tail; /* by the producer */
+	_Alignas(64) _Atomic uint64_t head; /* by the consumer */
 	_Alignas(64) _Atomic uint32_t asleep;
 	_Alignas(64) _Atomic uint32_t armed;
 	_Alignas(64) _Atomic uint32_t full;
@@ -53,21 +53,21 @@ struct fa_ring_producer {
 	uint64_t head; /* as last seen */
 };
 
-/* Sets up the producer's end. @memory: a new ring with @bytes of data. */
+/* @memory: a new ring with @bytes of data. */
 void fa_ring_producer_init(struct fa_ring_producer *ring, void *memory, uint64_t bytes);
 
-/* Puts a message. Returns 0; -EAGAIN no room; -EMSGSIZE the message can never fit; -EPROTO the
- * consumer's head is invalid. */
+/* Returns 0; -EAGAIN no room; -EMSGSIZE it can never fit; -EPROTO the consumer's head is
+ * invalid. */
 int fa_ring_put(struct fa_ring_producer *ring, const void *message, size_t length);
 
-/* Called after puts: returns true if the caller must ring the doorbell. */
+/* Call it after puts. If true, ring the doorbell. */
 bool fa_ring_needs_doorbell(struct fa_ring_producer *ring);
 
-/* Arm before the last look for results and the sleep; disarm after the sleep. */
+/* Arm before the last look for results, disarm after the sleep. */
 void fa_ring_arm(struct fa_ring_producer *ring);
 void fa_ring_disarm(struct fa_ring_producer *ring);
 
-/* Called before the last put and the sleep for room. */
+/* Call it before the last put, then sleep for room. */
 void fa_ring_arm_room(struct fa_ring_producer *ring);
 
 bool fa_ring_has_room(const struct fa_ring_producer *ring, size_t length);
@@ -83,27 +83,26 @@ struct fa_ring_consumer {
 	uint64_t tail; /* as last seen */
 };
 
-/* Sets up the consumer's end, which starts asleep. @memory: zeroed. */
+/* The consumer starts asleep. @memory is zeroed. */
 void fa_ring_consumer_init(struct fa_ring_consumer *ring, void *memory, uint64_t bytes);
 
-/* Copies the next message to @buffer (@max bytes, the longest message). Returns 0; -EAGAIN none;
- * -EPROTO invalid data, described by *ret_wrong: the ring cannot be used any more. */
+/* Copies the next message to @buffer (@max: the longest message). Returns 0; -EAGAIN none; -EPROTO
+ * invalid data, described by *ret_wrong: the ring is unusable from then on. */
 int fa_ring_take(struct fa_ring_consumer *ring, void *buffer, size_t max, size_t *ret_length,
                  const char **ret_wrong);
 
-/* Returns the end of the present entries; fa_ring_has_reached() returns true once all are taken. */
+/* The end of the present entries, and if all of them are taken. */
 uint64_t fa_ring_mark(const struct fa_ring_consumer *ring);
 bool fa_ring_has_reached(const struct fa_ring_consumer *ring, uint64_t mark);
 
 bool fa_ring_has_entries(const struct fa_ring_consumer *ring);
 
-/* Returns true if the consumer may sleep on its doorbell, false if entries have come. */
+/* True: the consumer may sleep on its doorbell; false: entries have come. */
 bool fa_ring_sleep(struct fa_ring_consumer *ring);
 void fa_ring_awake(struct fa_ring_consumer *ring);
 
-/* Called after takes: returns true if the caller must wake the producer, which waits for room. */
+/* After takes. True: wake the producer, which waits for room. */
 bool fa_ring_needs_room_wakeup(struct fa_ring_consumer *ring);
 
-/* Called after results are written, by any thread: returns true if the caller must wake the
- * producer. */
+/* After results are written, by any thread. True: wake the producer. */
 bool fa_ring_needs_wakeup(struct fa_ring_words *words);

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Length of the valid UTF-8 sequence of a printable character at @text, or 0. */
+/* Of a printable character at @text, in valid UTF-8; or 0. */
 static size_t character_length(const unsigned char *text, size_t length)
 {
 	static const uint32_t smallest[] = { 0, 0, 0x80, 0x800, 0x10000 };
@@ -26,7 +26,7 @@ static size_t character_length(const unsigned char *text, size_t length)
 	}
 	if (code < smallest[n] || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff))
 		return 0;
-	/* C1 controls and characters that change the direction of text */
+	/* C1 controls, and what changes the direction of text */
 	if (code < 0xa0 || (code >= 0x200e && code <= 0x200f) ||
 	    (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069))
 		return 0;

@@ -1,9 +1,8 @@
 /*
  * A session's timeline: 64 slots that the client writes, from its CPU or its GPU's streams, and 64
- * that only the daemon writes and the client maps read-only. Each slot has its own cache line. The
- * daemon takes a client's values for progress and nothing else.
- *
- * Values of a slot only grow, modulo 2^64: a slot has reached v once (int64_t)(value - v) >= 0.
+ * that only the daemon writes and the client maps read-only. Each has its own cache line. The
+ * daemon takes a client's values for progress and nothing else. Values only grow, modulo 2^64: a
+ * slot has reached v once (int64_t)(value - v) >= 0.
  */
 #pragma once
 
@@ -17,21 +16,21 @@
 /* Written by the client. */
 struct fa_timeline_in {
 	_Atomic uint64_t value;
-	_Atomic uint32_t sleepers; /* threads that sleep on the daemon's slot of this index */
+	_Atomic uint32_t sleepers; /* on the daemon's slot of this index */
 	uint32_t reserved[13];
 };
 
 /*
- * Written by the daemon: failed and status first, then value (release). When the session has
- * ended or its daemon has died, every value grows by FA_TIMELINE_RELEASE, with status -ECONNRESET,
- * which ends all waits.
+ * The daemon's: it writes failed and status, then value (release). When the session has ended or
+ * its daemon has died, every value grows by FA_TIMELINE_RELEASE, with status -ECONNRESET, which
+ * ends all waits.
  */
 struct fa_timeline_out {
 	_Atomic uint64_t value;
-	_Atomic uint64_t failed; /* value of the last request that failed; 0: none */
-	_Atomic int32_t status;  /* error of that request */
-	/* Grows with every write. Sleepers use it as a futex, for some milliseconds at a time: not
-	 * every one of very many sleepers is woken. */
+	_Atomic uint64_t failed; /* last request that failed; 0: none */
+	_Atomic int32_t status;  /* that request's error */
+	/* Grows with every write. A futex for sleepers, for some milliseconds at a time: of very
+	 * many not all are woken. */
 	_Atomic uint32_t changes;
 	uint32_t reserved[10];
 };
