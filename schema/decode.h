@@ -9,9 +9,8 @@ namespace
 {
 
 /*
- * Reads verified tables and remembers if a string or vector was longer than allowed.
- * __restrict: the results are no part of the message, so the compiler need not load the tables
- * again after each store.
+ * Reads verified tables and notes too long strings and vectors. __restrict: results are no part of
+ * the message, so the compiler need not load tables again after each store.
  */
 class Reader
 {
@@ -21,7 +20,7 @@ class Reader
 		return too_long_;
 	}
 
-	/* Compiles only if the C field has the type of the table's. */
+	/* Compiles only if the C field has the table's type. */
 	template <typename T> void number(T value, T *ret_value)
 	{
 		*ret_value = value;
@@ -57,7 +56,7 @@ class Reader
 		*ret_n = vector->size();
 	}
 
-	/* FlatBuffers before 23 do not verify that a vector of structs is aligned. */
+	/* FlatBuffers before 23 do not verify the alignment of vectors of structs. */
 	template <typename T, typename S>
 	void vector(const flatbuffers::Vector<const T *> *vector, size_t n_max, const S **ret_data,
 	            size_t *ret_n)
@@ -76,7 +75,7 @@ class Reader
 		*ret_n = vector->size();
 	}
 
-	/* Copied: FlatBuffers before 23 do not verify that a vector of longs is aligned. */
+	/* Copied: FlatBuffers before 23 do not verify the alignment of vectors of longs. */
 	void pieces(const flatbuffers::Vector<uint64_t> *vector,
 	            uint64_t (*ret_pieces)[FA_WIRE_FDS_MAX], size_t *ret_n)
 	{
@@ -141,7 +140,7 @@ class Reader
 		number(gate->value(), &ret_gate->value);
 	}
 
-	/* What a nested table that is absent stands for: the defaults of fad.fbs. */
+	/* An absent nested table stands for the defaults of fad.fbs. */
 	void defaults(struct fa_wire_limits *ret_limits)
 	{
 		*ret_limits = {};

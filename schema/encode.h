@@ -1,6 +1,6 @@
 /*
  * Part of wire.cc: encodes the C structs. The builder's only memory is the caller's buffer, which
- * cannot grow: its size is compared with an upper bound of what the builder needs first.
+ * cannot grow: so its size is first compared with an upper bound of what the builder needs.
  */
 #pragma once
 
@@ -15,21 +15,21 @@ using Builder = flatbuffers::FlatBufferBuilder;
 
 /* ---- the upper bound */
 
-/* A table: offset to the vtable, the vtable's head, padding, and a note of the builder at the other
- * end of the buffer. */
+/* A table: offset to the vtable, its head, padding, and a note of the builder at the buffer's other
+ * end. */
 constexpr size_t TABLE_BYTES = 24;
-/* A field: at most 8 bytes and as many of padding, its entry in the vtable, 8 bytes of notes. */
+/* A field: at most 8 bytes and as many of padding, its vtable entry, 8 bytes of notes. */
 constexpr size_t FIELD_BYTES = 26;
-/* Message with its 7 fields, the offset of the root and the file identifier. */
+/* Message with 7 fields, the root's offset and the file identifier. */
 constexpr size_t FRAME_BYTES = TABLE_BYTES + 7 * FIELD_BYTES + 24;
 
-/* A struct or vector: its bytes, a length and padding at both ends. */
+/* A struct or vector: bytes, length, padding at both ends. */
 constexpr size_t array_bytes(size_t bytes)
 {
 	return bytes + 24;
 }
 
-/* Cannot overflow: one array that is longer than a message may be is enough for -EMSGSIZE. */
+/* Cannot overflow: one array longer than a message is enough for -EMSGSIZE. */
 template <typename T> constexpr size_t vector_bytes(const T *data, size_t n)
 {
 	return data ? array_bytes((n < FA_WIRE_BYTES_MAX ? n : FA_WIRE_BYTES_MAX) * sizeof(T)) : 0;
@@ -71,7 +71,7 @@ size_t encoded_bytes_max(const struct fa_wire_message *message, uint32_t type)
 	}
 }
 
-/* Hands the caller's buffer to the builder, once. */
+/* Gives the builder the caller's buffer, once. */
 class BufferAllocator final : public flatbuffers::Allocator
 {
       public:
@@ -83,7 +83,7 @@ class BufferAllocator final : public flatbuffers::Allocator
 	{
 		uint8_t *buffer = buffer_;
 
-		/* The builder wants to grow: the upper bound above is wrong. */
+		/* The builder grows: the upper bound is wrong. */
 		if (!buffer || size != size_)
 			__builtin_trap();
 		buffer_ = nullptr;
@@ -133,7 +133,7 @@ flatbuffers::Offset<flatbuffers::Vector<T>> vector_write(Builder &builder, const
 	return builder.CreateVector(data, n);
 }
 
-/* Structs are copied as they are: mirror.h proves that both kinds have one layout. */
+/* Copied as they are: mirror.h proves that both kinds have one layout. */
 template <typename T, typename S>
 flatbuffers::Offset<flatbuffers::Vector<const T *>> structs_write(Builder &builder, const S *data,
                                                                   size_t n)
@@ -196,7 +196,7 @@ OptionalStruct<wire::Gate> struct_write(bool present, const struct fa_wire_gate 
 
 /*
  * Calls a generated function with fields written in the order of the braces; a plain call would
- * leave their order to the compiler. By pointer it has no default arguments: a field missing from
+ * leave that to the compiler. By pointer it has no default arguments: a field missing from
  * messages.def does not compile.
  */
 template <typename T> struct Created {

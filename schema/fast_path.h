@@ -42,7 +42,7 @@ bool is_fast_marker(const struct fa_wire_message *message, uint32_t type)
 	return type == FA_WIRE_MARKER && !has_fds_or_gates(message);
 }
 
-/* The message ends at @end; returns its length. */
+/* The message ends at @end. Returns its length. */
 size_t fast_marker_write(const struct fa_wire_message *message, uint8_t *end)
 {
 	uint8_t *bytes = end - sizeof(MARKER);
@@ -57,7 +57,7 @@ size_t fast_marker_write(const struct fa_wire_message *message, uint8_t *end)
 
 /* ---- StepAttend */
 
-/* The fixed layout of a message. Absent views leave no gap: the message ends earlier. */
+/* Fixed. Absent views leave no gap: the message ends earlier. */
 struct FastStepAttend {
 	uint32_t root;
 	char identifier[4];
@@ -78,7 +78,7 @@ struct FastStepAttend {
 };
 
 #define FAST_AT(field) offsetof(struct FastStepAttend, field)
-/* Offsets from the start of the Message table, and of the StepAttend table. */
+/* Offsets in the Message table, and in StepAttend's. */
 #define FAST_IN_MESSAGE(field) (uint16_t)(FAST_AT(field) - FAST_AT(message_to_vtable))
 #define FAST_IN_BODY(field) (uint16_t)(FAST_AT(field) - FAST_AT(to_vtable))
 /* A field's entry in the table's vtable. */
@@ -90,7 +90,7 @@ static_assert(FAST_AT(value) == FAST_AT(to_vtable) + 4 && FAST_AT(views) == 184 
                       sizeof(struct FastStepAttend) == 184 + 7 * 80,
               "no padding except the fields named pad");
 
-/* The bytes that are the same in all such messages. */
+/* These bytes are the same in all such messages. */
 constexpr struct FastStepAttend fast_step_attend_template()
 {
 	struct FastStepAttend form = {};
@@ -159,14 +159,14 @@ static_assert(sizeof(struct fa_wire_step_attend) == 752 &&
 static_assert(sizeof(struct FastStepAttend) <= FRAME_BYTES + step_attend_bytes_max({}),
               "fa_wire_encode() has checked that it fits");
 
-/* Enters view @i into the vtable, behind @n other views; returns n + 1. */
+/* @n views are there already. Returns n + 1. */
 size_t fast_view_add(uint16_t vtable[24], size_t n, size_t i)
 {
 	vtable[FAST_VIEWS[i].entry] = (uint16_t)(FAST_IN_BODY(views) + n * sizeof(wire::View));
 	return n + 1;
 }
 
-/* Enters the table's size with @n views into the vtable; returns the length of the message. */
+/* With @n views; returns the message's length. */
 size_t fast_length(uint16_t vtable[24], size_t n)
 {
 	const size_t length = FAST_AT(views) + n * sizeof(wire::View);
@@ -187,7 +187,7 @@ bool is_fast_step_attend(const struct fa_wire_message *message, uint32_t type)
 	       !attend.pattern_first_head;
 }
 
-/* The message ends at @end; returns its length. */
+/* The message ends at @end. Returns its length. */
 size_t fast_step_attend_write(const struct fa_wire_message *message, uint8_t *end)
 {
 	const auto &attend = message->step_attend;
@@ -232,8 +232,8 @@ size_t fast_step_attend_write(const struct fa_wire_message *message, uint8_t *en
 }
 
 /*
- * Returns true and fills @ret_message if @bytes are a StepAttend in the fixed layout. They are
- * unverified: every offset must equal the layout's, or the general decoder takes the message.
+ * Returns true and fills @ret_message for a StepAttend in the fixed layout. @bytes are unverified:
+ * every offset must equal the layout's; else the general decoder takes the message.
  */
 bool fast_step_attend_read(const uint8_t *bytes, size_t length,
                            struct fa_wire_message *__restrict ret_message)

@@ -1,7 +1,7 @@
 /*
  * Part of wire.cc: proof that the structs and numbers of wire.h are those of fad.fbs. Generated
  * members are private, so layouts are compared by size and alignment. Reader::number() compares
- * the types of fields.
+ * types.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /*
- * A view is a run of bytes, repeated along dimensions. Two views are compared by taking off the
- * dimension with the largest stride, and recursing only into repetitions whose ranges meet: with
- * equal strides, as in interleaved tensors, these are one or two.
+ * A view is a run of bytes, repeated along dimensions. To compare two, the dimension with the
+ * largest stride is taken off, and only repetitions whose ranges meet are followed: with equal
+ * strides, as in interleaved tensors, one or two.
  */
 #include "schema/overlap.h"
 
@@ -14,7 +14,7 @@ struct dim {
 struct place {
 	struct dim dims[FA_WIRE_RANK_MAX];
 	unsigned int n;
-	int64_t run, extent; /* bytes of a run; from the first byte to behind the last */
+	int64_t run, extent; /* bytes of a run; first byte to behind the last */
 };
 
 static int64_t element_bytes(unsigned int dtype)
@@ -32,7 +32,7 @@ static int64_t element_bytes(unsigned int dtype)
 	}
 }
 
-/* Returns the bytes from the view's first element to behind its last; 0: it has none. */
+/* From the first element to behind the last; 0: no elements. */
 static inline int64_t extent_of(const struct fa_wire_view *view)
 {
 	int64_t last = 0;
@@ -92,7 +92,7 @@ static int64_t floor_div(int64_t a, int64_t b)
 	return a / b - (a % b < 0);
 }
 
-/* Returns true if @a at 0 and @b at @delta share a byte. */
+/* @a at 0 and @b at @delta share a byte. */
 static bool meet(const struct place *a, const struct place *b, int64_t delta, int *steps)
 {
 	const struct dim *top_a = a->n ? &a->dims[a->n - 1] : NULL;
@@ -130,7 +130,7 @@ bool fa_wire_views_overlap_within(const struct fa_wire_view *a, uint64_t a_base,
 	const int64_t delta = (int64_t)(b_base + b->offset) - (int64_t)(a_base + a->offset);
 	struct place place_a, place_b;
 
-	/* Ends most comparisons: a request's tensors mostly lie one behind the other. */
+	/* Most comparisons end here: a request's tensors mostly lie one behind the other. */
 	if (delta >= extent_of(a) || -delta >= extent_of(b))
 		return false;
 	if (!place_init(&place_a, a) || !place_init(&place_b, b))

@@ -1,4 +1,4 @@
-/* Whether two views share memory. Pure functions, any thread. */
+/* Tells whether two views share memory. Pure functions, any thread. */
 #pragma once
 
 #include "schema/wire.h"
@@ -7,11 +7,10 @@
 #include <stdint.h>
 
 /*
- * Returns true if an element of @a, which begins @a_base bytes behind some origin plus its offset,
- * overlaps one of @b. The views are in bounds of their buffers. Exact, but for views whose strides
- * are so unlike that an answer would take long: these count as overlapping. The first function
- * takes what it needs from @steps, which bounds many comparisons together, and the second has steps
- * of its own.
+ * True: an element of @a, which begins @a_base bytes behind some origin plus its offset, overlaps
+ * one of @b. The views are in bounds of their buffers. Exact, but for strides so unlike that an
+ * answer would take long: these count as overlapping. The first function takes from @steps, which
+ * bounds many comparisons together; the second has its own.
  */
 bool fa_wire_views_overlap_within(const struct fa_wire_view *a, uint64_t a_base,
                                   const struct fa_wire_view *b, uint64_t b_base, int *steps);

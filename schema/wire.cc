@@ -1,9 +1,7 @@
 /*
- * Turns the C structs of wire.h into FlatBuffers and back. The only file that includes
- * FlatBuffers and generated code. Any thread: there is no state.
- *
- * Nothing here allocates or throws. No run-time library of C++ is needed: see the end of this
- * file and meson.build.
+ * Turns the C structs of wire.h into FlatBuffers and back. The only file that includes FlatBuffers
+ * and generated code. Any thread: there is no state. Nothing here allocates or throws, or needs a
+ * run-time library of C++: see the end of this file and meson.build.
  */
 #include "schema/wire.h"
 
@@ -14,7 +12,7 @@
 
 namespace wire = fa::wire;
 
-/* Parts of this file; they use the includes above. */
+/* Parts of this file; they need the includes above. */
 #include "schema/decode.h"
 #include "schema/encode.h"
 #include "schema/fast_path.h"
@@ -25,8 +23,7 @@ namespace
 
 static_assert(sizeof(enum fa_wire_type) == sizeof(uint32_t), "type is read and set as a number");
 
-/* C may pass any number as a type. In C++ the enum need not be able to hold it, so the type is
- * copied as a number. */
+/* C may pass any number as a type, which a C++ enum need not hold: it is copied as a number. */
 uint32_t type_get(const struct fa_wire_message *message)
 {
 	uint32_t type;
@@ -40,7 +37,7 @@ void type_set(struct fa_wire_message *message, uint32_t type)
 	memcpy(&message->type, &type, sizeof(type));
 }
 
-/* The file identifier comes after the offset of the root. */
+/* The identifier comes after the root's offset. */
 constexpr size_t IDENTIFIER_OFFSET = sizeof(flatbuffers::uoffset_t);
 
 bool is_aligned(const void *pointer)
@@ -68,7 +65,7 @@ int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t s
 	    has_too_many_pieces(message, type))
 		return -EINVAL;
 
-	/* The builder needs an aligned end; decoding refuses longer messages. */
+	/* The builder needs an aligned end; longer messages are refused in decoding. */
 	size -= size % alignof(uint64_t);
 	if (size > FA_WIRE_BYTES_MAX) {
 		start += size - FA_WIRE_BYTES_MAX;
@@ -104,7 +101,7 @@ int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t s
 	return 0;
 }
 
-/* Flattened: the verifier's limits become constants and its state stays in registers. */
+/* Flattened: the verifier's limits become constants, its state stays in registers. */
 __attribute__((flatten)) int fa_wire_decode(const void *bytes, size_t length,
                                             struct fa_wire_message *ret_message)
 {
@@ -148,9 +145,9 @@ __attribute__((flatten)) int fa_wire_decode(const void *bytes, size_t length,
 }
 
 /*
- * FlatBuffers' headers refer to the run-time library of C++ in functions that are never called
- * here (its default allocator, virtual destructors). These definitions replace it; meson.build
- * makes them local to this object.
+ * FlatBuffers' headers refer to the run-time library of C++ in functions that are never called here
+ * (default allocator, virtual destructors). These definitions replace it, local to this object
+ * (meson.build).
  */
 void *operator new(size_t)
 {

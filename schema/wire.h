@@ -1,8 +1,7 @@
 /*
  * The protocol as C structs, which wire.cc converts to FlatBuffers and back. Any thread; nothing
- * here allocates, logs or keeps state.
- *
- * Strings and vectors of a decoded message point into the bytes that were decoded.
+ * here allocates, logs or keeps state. Strings and vectors of a decoded message point into its
+ * bytes.
  */
 #pragma once
 
@@ -23,14 +22,14 @@ extern "C" {
 #define FA_WIRE_FDS_MAX 8
 #define FA_WIRE_NAME_BYTES_MAX 64   /* without the terminating zero */
 #define FA_WIRE_TEXT_BYTES_MAX 1024 /* error texts */
-#define FA_WIRE_SEQUENCES_MAX 4096  /* cu_seqlens have one entry more */
-#define FA_WIRE_HEADS_MAX 1024      /* entries of alibi_slopes and sinks */
+#define FA_WIRE_SEQUENCES_MAX 4096  /* cu_seqlens have one more */
+#define FA_WIRE_HEADS_MAX 1024      /* of alibi_slopes and sinks */
 #define FA_WIRE_RANK_MAX 4
 #define FA_WIRE_HANDLE_BYTES 64
 #define FA_WIRE_PIECES_MAX 4096      /* allocations of one buffer */
 #define FA_WIRE_FIXED_BYTES_MAX 2816 /* see fa_wire_encode() */
 
-/* The numbers on the wire: the union tags of fad.fbs. */
+/* The union tags of fad.fbs. */
 enum fa_wire_type {
 	FA_WIRE_NONE,
 	/* requests */
@@ -99,10 +98,10 @@ enum fa_wire_dtype {
 };
 
 enum fa_wire_buffer_kind {
-	FA_WIRE_BUFFER_HOST_FD = 1,  /* a memfd of the client, sent with the message */
-	FA_WIRE_BUFFER_ARENA = 2,    /* memory of the daemon, its fd is sent with the reply */
-	FA_WIRE_BUFFER_CUDA_IPC = 3, /* device memory of the client, by IPC handle */
-	FA_WIRE_BUFFER_CUDA_FD = 4,  /* device memory of the client, by the driver's fds */
+	FA_WIRE_BUFFER_HOST_FD = 1,  /* a memfd of the client's, sent along */
+	FA_WIRE_BUFFER_ARENA = 2,    /* the daemon's memory; the reply has its fd */
+	FA_WIRE_BUFFER_CUDA_IPC = 3, /* the client's device memory, by IPC handle */
+	FA_WIRE_BUFFER_CUDA_FD = 4,  /* the same, by the driver's fds */
 };
 
 #define FA_WIRE_BUFFER_READ_ONLY (1u << 0) /* BufferRegister.flags: the daemon never writes */
@@ -125,19 +124,19 @@ struct fa_wire_view {
 	uint16_t reserved;
 };
 
-/* length bytes and a terminating zero; text is NULL if absent. */
+/* A terminating zero follows; text NULL: absent. */
 struct fa_wire_string {
 	const char *text;
 	size_t length;
 };
 
-/* The first message of a connection. The daemon picks the highest common version. */
+/* First message of a connection. The daemon picks the highest common version. */
 struct fa_wire_hello {
 	uint16_t version_min, version_max;
 	uint64_t features;
 	struct fa_wire_string name; /* shown by factl */
-	/* Resumes a session that was lost when the daemon died. */
-	bool has_resume;                     /* the next two fields are given */
+	/* To resume a session lost when the daemon died. */
+	bool has_resume;                     /* the next two are given */
 	struct fa_wire_secret resume_secret; /* from its HelloReply */
 	uint64_t resume_generation;
 };
@@ -161,7 +160,7 @@ struct fa_wire_buffer_register {
 	uint32_t flags;
 	uint64_t offset;
 	uint64_t bytes;
-	uint8_t handle[FA_WIRE_HANDLE_BYTES]; /* CUDA_IPC; all zero: absent */
+	uint8_t handle[FA_WIRE_HANDLE_BYTES]; /* CUDA_IPC; zeros: absent */
 	uint32_t pid;      /* CUDA_IPC: the client's getpid() or 0; only for error texts */
 	uint32_t n_pieces; /* CUDA_FD: 1 to FA_WIRE_PIECES_MAX; else 0 */
 	uint64_t piece_bytes[FA_WIRE_FDS_MAX];
@@ -178,8 +177,8 @@ struct fa_wire_buffer_pieces {
 	size_t n_piece_bytes;
 };
 
-/* Frees a buffer: the id is free at once, the memory when requests in flight have ended. A
- * registration that waits for pieces ends with -ECANCELED. */
+/* The id is free at once, the memory when requests in flight have ended. A registration that waits
+ * for pieces ends with -ECANCELED. */
 struct fa_wire_buffer_free {
 	uint32_t buffer;
 };
@@ -191,8 +190,8 @@ struct fa_wire_stream_create {
 	int8_t priority;
 };
 
-/* Frees a stream; refused with -EBUSY while requests of the stream are in flight. A new stream with
- * the same id continues its values. */
+/* -EBUSY while requests of the stream are in flight. A new stream with the same id continues its
+ * values. */
 struct fa_wire_stream_free {
 	uint32_t stream;
 };
@@ -213,10 +212,10 @@ struct fa_wire_attention {
 	int64_t window_left, window_right; /* -1: unbounded */
 	const uint32_t *cu_seqlens_q, *cu_seqlens_k;
 	size_t n_cu_seqlens_q, n_cu_seqlens_k;
-	const float *alibi_slopes, *sinks; /* one for each query head */
+	const float *alibi_slopes, *sinks; /* per query head */
 	size_t n_alibi_slopes, n_sinks;
 	uint64_t chunk_tokens;          /* 0: none */
-	const uint32_t *prefix_lengths; /* one for each sequence, only with causal */
+	const uint32_t *prefix_lengths; /* per sequence, only with causal */
 	size_t n_prefix_lengths;
 	/* As struct fa_attention_blocks and fa_attention_bits; n_q is that of the longest sequence.
 	 *   block_offsets  int32 [batch or 1, heads or 1, ceil(n_q / block_rows) + 1]
@@ -238,7 +237,7 @@ struct fa_wire_attention {
  * prefix_lengths. */
 #define FA_WIRE_FEATURE_MASKS (1ull << 5)
 
-/* HelloReply.features: PagesAttend is supported. */
+/* HelloReply.features: PagesAttend. */
 #define FA_WIRE_FEATURE_PAGES_ATTEND (1ull << 3)
 
 #define FA_WIRE_PAGES_CAUSAL (1u << 0)
@@ -290,13 +289,13 @@ struct fa_wire_reply {
 
 struct fa_wire_limits {
 	uint64_t message_bytes;
-	uint64_t buffers;      /* of one session */
-	uint64_t buffer_bytes; /* of all buffers of the tenant */
-	uint64_t streams;      /* of one session */
-	uint64_t requests;     /* in flight in one session */
+	uint64_t buffers;      /* of a session */
+	uint64_t buffer_bytes; /* of the tenant */
+	uint64_t streams;      /* of a session */
+	uint64_t requests;     /* of a session, in flight */
 };
 
-/* Carries one fd: the completion page (common/completion.h). */
+/* One fd: the completion page (common/completion.h). */
 struct fa_wire_hello_reply {
 	uint16_t version;
 	uint64_t features;
@@ -307,8 +306,8 @@ struct fa_wire_hello_reply {
 	struct fa_wire_secret device_uuid;
 	uint64_t session; /* for logs; proves nothing */
 	struct fa_wire_secret secret;
-	/* The session of Hello was resumed, with its caches, sequences and durable tokens. Its
-	 * buffers, streams and steps are gone. */
+	/* Hello's session was resumed, with caches, sequences and durable tokens. Buffers, streams
+	 * and steps are gone. */
 	bool resumed;
 	struct fa_wire_limits limits;
 	uint32_t pid; /* of the daemon */
@@ -317,11 +316,11 @@ struct fa_wire_hello_reply {
 struct fa_wire_buffer_reply {
 	uint32_t buffer;
 	uint64_t bytes;
-	/* ARENA: the fd is an allocation of the CUDA driver of this size; 0: a memfd. */
+	/* ARENA: size of the fd's allocation of the CUDA driver; 0: a memfd. */
 	uint64_t piece_bytes;
 };
 
-/* Times: ns of the daemon's CLOCK_MONOTONIC; 0: the request did not get so far. */
+/* Times: CLOCK_MONOTONIC of the daemon, ns; 0: the request did not get so far. */
 struct fa_wire_completion {
 	uint32_t stream;
 	int32_t status;
@@ -330,7 +329,7 @@ struct fa_wire_completion {
 	struct fa_wire_string text;
 };
 
-/* Carries one fd: a sealed memfd with `bytes` of JSON. */
+/* One fd: a sealed memfd with `bytes` of JSON. */
 struct fa_wire_status_reply {
 	uint64_t bytes;
 };
@@ -422,7 +421,7 @@ int fa_wire_encode(const struct fa_wire_message *message, void *buffer, size_t s
  */
 int fa_wire_decode(const void *bytes, size_t length, struct fa_wire_message *ret_message);
 
-/* For example "Attention"; "unknown" for a number that is no type. */
+/* Like "Attention"; "unknown" for no type. */
 const char *fa_wire_type_name(enum fa_wire_type type);
 
 #ifdef __cplusplus

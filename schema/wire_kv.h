@@ -1,31 +1,30 @@
 /*
- * The messages of the KV cache; part of wire.h. The daemon numbers caches and sequences; numbers
- * are never reused and survive a restart of the daemon. A cache or sequence without a name ends
- * with the session that created it.
+ * The messages of the KV cache; part of wire.h. Numbers of caches and sequences are the daemon's,
+ * never reused, and survive its restart. What has no name ends with the session that created it.
  */
 #pragma once
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* mode of a named cache or sequence: who besides its tenant may read, append and fork. Two bits
- * for each of these rights, lowest first. */
+/* mode of a named object: who besides its tenant may read, append and fork. Two bits for each of
+ * these rights, lowest first. */
 #define FA_WIRE_ADMIT_TENANT 0u /* same uid and cgroup */
 #define FA_WIRE_ADMIT_UID 1u
 #define FA_WIRE_ADMIT_ALL 2u
 
 #define FA_WIRE_CACHE_V_IN_K (1u << 0) /* V is the front of K and not stored */
-/* Stores with codes: a scale for each token's row, instead of k_scales and v_scales for heads. */
+/* Codes have a scale for each token's row, instead of k_scales and v_scales by head. */
 #define FA_WIRE_CACHE_TOKEN_SCALES (1u << 1)
 
-/* How K and V are stored: unchanged, or quantised to codes of one byte. */
+/* K and V are stored unchanged, or as codes of one byte. */
 #define FA_WIRE_STORE_PLAIN 0u
 #define FA_WIRE_STORE_E4M3 1u
 #define FA_WIRE_STORE_INT8 2u
 
 #define FA_WIRE_SCALES_MAX 8000 /* entries of k_scales and v_scales */
 
-/* HelloReply.features: caches may have states, and SequenceState is supported. */
+/* HelloReply.features: states, SequenceState. */
 #define FA_WIRE_FEATURE_STATES (1ull << 4)
 #define FA_WIRE_STATES_MAX 1024 /* entries of state_bytes */
 
@@ -51,14 +50,14 @@ struct fa_wire_cache_create {
 	uint32_t checkpoint_tokens;
 };
 
-/* Finds a cache by name or, if that is absent, by number. Answered by CacheReply. */
+/* By name or, if that is absent, by number. Answered by CacheReply. */
 struct fa_wire_cache_find {
 	struct fa_wire_string name;
 	uint64_t cache;
-	uint64_t user; /* whose name it is: a uid + 1; 0: the caller's */
+	uint64_t user; /* the name's: a uid + 1; 0: the caller's */
 };
 
-/* Removes a cache and its sequences. Answered by Reply. */
+/* With its sequences. Answered by Reply. */
 struct fa_wire_cache_remove {
 	uint64_t cache;
 };
@@ -75,12 +74,12 @@ struct fa_wire_cache_reply {
 	uint8_t store;
 	uint32_t uid; /* whose it is */
 	uint32_t states, checkpoint_tokens;
-	/* of one checkpoint: its pages, and the bytes of all states */
+	/* of a checkpoint: pages, and bytes of all states */
 	uint32_t checkpoint_pages;
 	uint64_t checkpoint_bytes;
 };
 
-/* SequenceFree is answered by Reply, all others down to SequenceAttach by SequenceReply. */
+/* SequenceFree is answered by Reply, others down to SequenceAttach by SequenceReply. */
 struct fa_wire_sequence_create {
 	uint64_t cache;
 };
@@ -91,7 +90,7 @@ struct fa_wire_sequence_find {
 };
 
 /* A new sequence with the first tokens of another; UINT64_MAX: all. In a cache with states it ends
- * at the last checkpoint that is not behind them, as does a truncated sequence. */
+ * at the last checkpoint there, as does a truncated one. */
 struct fa_wire_sequence_fork {
 	uint64_t sequence;
 	uint64_t tokens;
@@ -111,7 +110,7 @@ struct fa_wire_sequence_truncate {
 
 struct fa_wire_sequence_drop {
 	uint64_t sequence;
-	uint64_t first; /* the first token that is still needed */
+	uint64_t first; /* first token still needed */
 };
 
 struct fa_wire_sequence_free {
@@ -125,32 +124,32 @@ struct fa_wire_sequence_info {
 struct fa_wire_sequence_reply {
 	uint64_t sequence, cache;
 	uint64_t length;  /* durable tokens */
-	uint64_t planned; /* length and the tokens of steps in flight */
+	uint64_t planned; /* with tokens of steps in flight */
 	uint64_t first;   /* first token that was not dropped */
-	uint64_t step;    /* number of the last committed step */
+	uint64_t step;    /* the last committed */
 	uint32_t mode;
 	uint64_t matched;     /* SequenceAttach: tokens found; SequencePublish: new pages */
 	uint32_t uid;         /* whose it is */
-	uint64_t checkpoint;  /* tokens before the newest checkpoint; 0: there is none */
+	uint64_t checkpoint;  /* tokens before the newest checkpoint; 0: none */
 	uint32_t checkpoints; /* how many there are */
 };
 
 #define FA_WIRE_PREFIX_SHARED (1u << 0) /* prefixes are shared with all tenants that set it, too */
 #define FA_WIRE_EXTRA_MAX 256           /* bytes */
-#define FA_WIRE_TOKENS_MAX 16000        /* entries of a vector; longer lists use a view */
+#define FA_WIRE_TOKENS_MAX 16000        /* of a vector; longer lists use a view */
 
-/* Either tokens or tokens_view: rank 1, dtype 0, uint32 in a buffer of host memory. */
+/* tokens, or tokens_view: rank 1, dtype 0, uint32 in a buffer of host memory. */
 struct fa_wire_sequence_publish {
 	uint64_t sequence;
 	uint32_t flags;
-	const uint8_t *extra; /* whatever else K and V depend on */
+	const uint8_t *extra; /* what else K and V depend on */
 	size_t n_extra;
 	const uint32_t *tokens;
 	size_t n_tokens;
 	struct fa_wire_view tokens_view;
 };
 
-/* Attaches the longest published prefix of tokens to an empty sequence. */
+/* The longest published prefix of tokens, for an empty sequence. */
 struct fa_wire_sequence_attach {
 	uint64_t sequence;
 	uint32_t flags;
@@ -161,8 +160,8 @@ struct fa_wire_sequence_attach {
 	struct fa_wire_view tokens_view;
 };
 
-/* Looks up what SequenceAttach would attach to an empty sequence of the cache. A daemon that does
- * not know the message answers -ENOTSUP. Answered by PrefixReply. */
+/* What SequenceAttach would attach to an empty sequence of the cache. Older daemons answer
+ * -ENOTSUP. Answered by PrefixReply. */
 struct fa_wire_prefix_find {
 	uint64_t cache;
 	uint32_t flags;
@@ -195,14 +194,14 @@ struct fa_wire_sequence_copy {
 	struct fa_wire_view k, v;
 };
 
-/* HelloReply.features: SequencePages is supported. */
+/* HelloReply.features: SequencePages. */
 #define FA_WIRE_FEATURE_SEQUENCE_PAGES (1ull << 2)
 
 #define FA_WIRE_PAGES_MAX 12000 /* of one SequencePages */
 
 /* Where a tensor begins. */
 struct fa_wire_place {
-	uint64_t offset; /* bytes from the start of the buffer */
+	uint64_t offset; /* in the buffer */
 	uint32_t buffer;
 	uint32_t reserved;
 };
@@ -249,13 +248,13 @@ struct fa_wire_sequence_state {
 
 #define FA_WIRE_STEP_MAX 2048 /* items of a step */
 
-/* The step writes a checkpoint of the sequence, after its new tokens. Its commit fails unless all
- * states were written. Only with FA_WIRE_FEATURE_STATES. */
+/* The step writes a checkpoint after the sequence's new tokens. Its commit fails unless all states
+ * were written. With FA_WIRE_FEATURE_STATES. */
 #define FA_WIRE_ITEM_CHECKPOINT (1u << 0)
 
 struct fa_wire_step_item {
 	uint64_t sequence;
-	uint32_t n_new; /* new tokens; 0: read only, unless there is a checkpoint */
+	uint32_t n_new; /* tokens; 0: read only, unless there is a checkpoint */
 	uint32_t flags; /* FA_WIRE_ITEM_CHECKPOINT */
 };
 
@@ -286,7 +285,7 @@ struct fa_wire_step_reply {
 #define FA_WIRE_STEP_CAUSAL (1u << 0)
 #define FA_WIRE_STEP_ROTARY_INTERLEAVED (1u << 1)
 #define FA_WIRE_STEP_DETERMINISTIC (1u << 2)
-/* Set if rotary_first is not 0, so that a daemon that does not know the field refuses. */
+/* Set if rotary_first is not 0: a daemon that does not know the field refuses. */
 #define FA_WIRE_STEP_ROTARY_FIRST (1u << 3)
 
 /*
@@ -304,7 +303,7 @@ struct fa_wire_step_attend {
 	uint32_t stream;
 	uint64_t value;
 	uint32_t step;
-	uint64_t cache; /* 0: the only one of the step */
+	uint64_t cache; /* 0: the step's only one */
 	uint32_t layer;
 	uint32_t flags;
 	struct fa_wire_view q, k, v, out, lse;
@@ -317,7 +316,7 @@ struct fa_wire_step_attend {
 	struct fa_wire_view cos, sin;
 	const uint32_t *positions;
 	size_t n_positions;
-	uint32_t rotary_first; /* the first rotated element of a head */
+	uint32_t rotary_first; /* of a head, the first rotated element */
 	uint64_t chunk_tokens; /* 0: none */
 	const uint32_t *prefix_lengths;
 	size_t n_prefix_lengths;
@@ -327,7 +326,7 @@ struct fa_wire_step_attend {
 	uint32_t pattern_first_head;
 };
 
-#define FA_WIRE_STEP_COMMIT (1u << 0) /* commits the step; without it the step is aborted */
+#define FA_WIRE_STEP_COMMIT (1u << 0) /* without it the step is aborted */
 
 /*
  * Ends a step after all its requests. keep, cu_keep: item i keeps its new tokens

@@ -3,20 +3,19 @@
 
 #include <stdint.h>
 
-/* HelloReply.features: RingSetup is supported. */
+/* HelloReply.features: RingSetup. */
 #define FA_WIRE_FEATURE_RING (1ull << 0)
-/* HelloReply.features: StepBegin may come through the ring. */
+/* HelloReply.features: StepBegin through the ring. */
 #define FA_WIRE_FEATURE_STEP_RING (1ull << 1)
 
 #define FA_WIRE_RING_FDS 4
 
 /*
- * Asks for the session's submission ring, which then carries requests of streams in the same
- * encoding as packets. Answered by RingReply, or by Reply with an error: -EEXIST if the session
- * has a ring.
+ * Asks for the session's submission ring, which then carries requests of streams, encoded like
+ * packets. Answered by RingReply, or by Reply with an error: -EEXIST if the session has a ring.
  */
 struct fa_wire_ring_setup {
-	uint64_t bytes; /* wanted size of the ring's data; 0: the daemon chooses */
+	uint64_t bytes; /* of data wanted; 0: the daemon chooses */
 };
 
 /*
@@ -27,13 +26,13 @@ struct fa_wire_ring_setup {
  * Completion only if it failed.
  */
 struct fa_wire_ring_reply {
-	uint64_t bytes;         /* size of the ring's data, a power of two */
+	uint64_t bytes;         /* of data, a power of two */
 	uint64_t results_bytes; /* size of all results */
 	uint32_t records;       /* per stream, a power of two */
 };
 
-/* A request without work: it finishes when all earlier requests of its stream have. value as in
- * Attention; answered by Completion. */
+/* Without work: finishes when all earlier requests of its stream have. value as in Attention;
+ * answered by Completion. */
 struct fa_wire_marker {
 	uint32_t stream;
 	uint64_t value;

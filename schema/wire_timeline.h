@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 #define FA_WIRE_GATES_MAX 8         /* waits, or signals, of one request */
-#define FA_WIRE_GATE_OUT (1u << 31) /* Gate.slot: a slot of the daemon, not of the client */
+#define FA_WIRE_GATE_OUT (1u << 31) /* Gate.slot: the daemon's, not the client's */
 #define FA_WIRE_LAYERS_MAX 256      /* StepAttendLayers.n_layers */
 
 /*
@@ -22,10 +22,10 @@ struct fa_wire_gate {
 	uint64_t value;
 };
 
-/* TimelineSetup, which has no fields, asks for the session's timeline. Answered by TimelineReply,
- * or by Reply with an error: -EEXIST if the session has one. */
+/* TimelineSetup, without fields, asks for the session's timeline. Answered by TimelineReply, or by
+ * Reply with an error: -EEXIST if the session has one. */
 
-/* Carries two fds: the client's slots, writable, and the daemon's, read-only. All values are 0. */
+/* Two fds: the client's slots, writable, and the daemon's, read-only. All values are 0. */
 struct fa_wire_timeline_reply {
 	uint32_t slots; /* of either side */
 	uint64_t in_bytes, out_bytes;
