@@ -1,10 +1,8 @@
 /*
  * A client generates its tensors or reads them from files, computes attention in double precision,
- * and repeats the request to fad, checking every number, until the driver says stop.
- *
- * The tolerance of a number x, with u the unit roundoff of the dtype and m the result for |v|
- * instead of v: u m, as kernels may round softmax weights, u |x|, as the result is rounded, and
- * SUMS m for sums in fp32.
+ * and repeats the request to fad, checking every number, until the driver says stop. The tolerance
+ * of a number x, with u the dtype's unit roundoff and m the result for |v| instead of v: u m, as
+ * kernels may round softmax weights, u |x|, as the result is rounded, and SUMS m for sums in fp32.
  */
 #include "demo/client.h"
 
@@ -24,7 +22,7 @@
 
 #define SEQUENCES_MAX 4
 
-/* Rounds checked before a client says that it runs: the next is in flight then. */
+/* Checked before a client says that it runs: the next is in flight then. */
 #define ROUNDS_BEFORE 2
 
 static const struct demo_case {
@@ -34,7 +32,7 @@ static const struct demo_case {
 	bool causal;
 	bool files;                   /* Q, K and V come from .npy files */
 	enum demo_memory_kind on_gpu; /* its tensors' memory if the daemon has a GPU */
-	int sequences;                /* above one: ragged */
+	int sequences;                /* above one: ragged batch */
 	uint32_t n_q[SEQUENCES_MAX], n_k[SEQUENCES_MAX];
 } cases[] = {
 	{ "alpha", FA_F32, 4, 4, 128, false, false, DEMO_CUDA_IPC, 1, { 2048 }, { 2048 } },
@@ -61,7 +59,7 @@ static const struct demo_case {
 	  { 301, 1748 },
 	  { 1024, 2100 } },
 	{ "delta", FA_F16, 2, 1, 64, false, true, DEMO_MEMFD, 1, { 2050 }, { 2050 } },
-	/* 4.4 * 10^12 operations: still running when the driver kills the process */
+	/* 4.4 * 10^12 operations: still running at the kill */
 	{ "victim", FA_F32, 32, 1, 64, false, false, DEMO_CUDA_IPC, 1, { 8192 }, { 65536 } },
 };
 _Static_assert(sizeof(cases) / sizeof(cases[0]) == DEMO_VICTIM + 1, "one case a client");
@@ -268,7 +266,7 @@ static void check(struct run *run)
 	}
 }
 
-/* One request and its check. Numbers that the daemon does not write stay NaN. */
+/* Numbers that the daemon does not write stay NaN. */
 static int run_round(struct run *run)
 {
 	struct fa_ticket ticket;
@@ -322,7 +320,7 @@ static bool has_input(void)
 	return poll(&stdin_poll, 1, 0) != 0;
 }
 
-/* Submits many requests on a GPU, where a single one could end before the kill. */
+/* Many requests on a GPU, where one could end before the kill. */
 static int run_victim(struct run *run)
 {
 	const int n = run->gpu ? 100 : 1;
@@ -352,7 +350,7 @@ static int run_client(struct run *run, const char *data, int index)
 	if (make_tensors(run) != 0)
 		return 1;
 	if (index == DEMO_VICTIM) {
-		/* Uninitialised tensors will do, as results are unused. */
+		/* Nobody uses the results, so tensors need no values. */
 		demo_client_say("ready");
 		if (demo_client_wait("go") != 0)
 			return 1;
@@ -367,7 +365,7 @@ static int run_client(struct run *run, const char *data, int index)
 		if (run_round(run) != 0)
 			return 1;
 	}
-	/* Runs one more round, started after the kill. */
+	/* This round started after the kill. */
 	if (demo_client_wait("stop") != 0 || run_round(run) != 0)
 		return 1;
 	print_result(run);

@@ -1,8 +1,8 @@
 /*
  * The demo: four processes request attention from one daemon at once and check every number; a
  * fifth is killed during its request. This driver starts the clients, reads the daemon's status,
- * prints a table, and exits with 0 only if every result was right and the daemon freed the killed
- * client's memory.
+ * prints a table, and exits with 0 only if every result was right and the killed client's memory
+ * was freed.
  *
  *   demo [--data DIRECTORY]      FAD_SOCKET: the daemon's socket
  */
@@ -80,7 +80,7 @@ enum state {
 	GONE
 };
 
-/* Polls until the session has a request in flight, or is gone; 30 s at most. */
+/* Until the session has a request in flight, or is gone; 30 s at most. */
 static int await_session(struct fa_client *client, pid_t pid, enum state state,
                          struct session_status *ret_status)
 {

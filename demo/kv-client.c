@@ -1,6 +1,6 @@
 /*
- * Begins, requests and commits one step after another, checking every number. If the daemon dies
- * during a step, the client asks the next daemon whether it was committed and repeats it if not.
+ * Begins, requests and commits steps one after another, checking every number. If the daemon dies
+ * during a step, the client asks the next one whether it was committed and repeats it if not.
  */
 #include "demo/kv-client.h"
 
@@ -18,7 +18,7 @@
 
 #define CHUNK 500 /* a prefill step's new tokens */
 
-/* Kill the daemon during the step that starts with this token. */
+/* First token of the step during which the daemon is killed. */
 #define PREFILL_KILL_AT 2000
 #define BRANCH_KILL_AT 20
 
@@ -28,7 +28,7 @@ struct run {
 	struct demo_text *text;
 	uint64_t sequence;
 	struct fa_buffer *buffer;
-	uint16_t *q, *k, *v, *out; /* in buffer, layer after layer */
+	uint16_t *q, *k, *v, *out; /* in buffer, layer by layer */
 	int64_t first, end;        /* this client's tokens */
 	int64_t kill_at;           /* token; -1: the daemon was killed */
 	int steps, retries;
@@ -42,7 +42,7 @@ struct run {
 
 /* ---- one step */
 
-/* Requests all layers and the commit without waiting. */
+/* Requests all layers and the commit, without waiting. */
 static int submit_step(struct run *run, struct fa_step *step, int64_t n, bool interrupt,
                        struct fa_ticket *ret_ticket)
 {
@@ -71,7 +71,7 @@ static int submit_step(struct run *run, struct fa_step *step, int64_t n, bool in
 		r = fa_step_attend(step, &attend, &ticket);
 		if (r < 0)
 			return r;
-		/* Stops between two layers: the step is never committed. */
+		/* Stops between two layers, so the step is never committed. */
 		if (interrupt) {
 			demo_client_say("midway");
 			if (demo_client_wait("go") != 0)
@@ -82,7 +82,7 @@ static int submit_step(struct run *run, struct fa_step *step, int64_t n, bool in
 	return fa_step_commit(step, NULL, ret_ticket);
 }
 
-/* Asks, after the daemon died during the step, whether the step was committed. */
+/* Called when the daemon died during the step. */
 static int check_committed(struct run *run, uint64_t number, bool *ret_done)
 {
 	struct fa_sequence_info info = { .size = sizeof(info) };
@@ -98,7 +98,7 @@ static int run_step(struct run *run, int64_t n, bool kill, bool *ret_done)
 {
 	const struct fa_step_item item = { .sequence = run->sequence, .n_new = (uint32_t)n };
 	struct fa_step_options options = { .size = sizeof(options), .n_items = 1, .items = &item };
-	/* Decode is interrupted between layers, the other roles with the whole step in flight. */
+	/* Decode is interrupted between layers, others with the whole step in flight. */
 	bool interrupt = kill && run->role == DEMO_DECODE;
 	struct fa_ticket ticket;
 	struct fa_step *step;

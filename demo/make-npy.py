@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
 """Makes the .npy files that the demo's fourth client reads.
 
-    make-npy.py DIRECTORY
+make-npy.py DIRECTORY
 
-Query, key and value of 2,050 tokens in fp16, as a user might save them with
-numpy.save: two query heads of dim 64 that share one key/value head. Needs
-nothing but Python, and gives the same bytes on every machine.
-"""
+Query, key and value of 2,050 tokens in fp16, as numpy.save() writes them: two query heads of dim 64
+share one key/value head. Needs nothing but Python, and gives the same bytes on every machine."""
 
 import os
 import struct

@@ -62,7 +62,7 @@ static int open_gpu(char *text, size_t text_bytes)
 	return 0;
 }
 
-/* Maps the pieces at adjacent addresses, as growing allocators do. */
+/* Maps pieces at adjacent addresses, as growing allocators do. */
 static int map_pieces(struct demo_memory *memory, char *text, size_t text_bytes)
 {
 	const CUmemAllocationProp properties = {

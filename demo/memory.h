@@ -1,6 +1,6 @@
 /*
  * A tensor's memory, of every kind that fad supports. The client accesses `host`; push and pull
- * copy it to and from GPU memory.
+ * copy to and from GPU memory.
  */
 #pragma once
 
@@ -11,16 +11,16 @@
 enum demo_memory_kind {
 	DEMO_MEMFD,    /* host memory of this process */
 	DEMO_ARENA,    /* made by the daemon; on a GPU device memory */
-	DEMO_CUDA_IPC, /* this process's device memory, by IPC handle */
-	DEMO_CUDA_FD,  /* this process's device memory, as several fds */
+	DEMO_CUDA_IPC, /* this process's, on the device, by IPC handle */
+	DEMO_CUDA_FD,  /* the same, as several fds */
 };
 
 struct demo_memory;
 
 const char *demo_memory_name(enum demo_memory_kind kind);
 
-/* Allocates @bytes (host: zeroed) and registers them. Returns 0 or a negative errno and its @text.
- * demo_memory_free() takes NULL. */
+/* Allocates @bytes (host: zeroed) and registers them. Returns 0 or a negative errno and its
+ * @text. */
 int demo_memory_new(struct fa_client *client, enum demo_memory_kind kind, size_t bytes, char *text,
                     size_t text_bytes, struct demo_memory **ret_memory);
 void demo_memory_free(struct demo_memory *memory);

@@ -1,4 +1,4 @@
-/* Strict: accepts only numpy's header and exactly the elements it announces. */
+/* Strict: takes numpy's header alone and exactly the elements it announces. */
 #include "demo/npy.h"
 
 #include <errno.h>

@@ -126,7 +126,7 @@ int demo_client_wait(const char *word)
 	char line[16];
 	size_t length = strlen(word);
 
-	/* Reads without stdio, whose buffer poll() does not see. */
+	/* poll() would not see what is in stdio's buffer. */
 	if (read(STDIN_FILENO, line, length + 1) != (ssize_t)length + 1 ||
 	    strncmp(line, word, length) != 0)
 		return demo_client_fail("the driver did not say %s", word);

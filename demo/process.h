@@ -1,6 +1,6 @@
 /*
  * A demo's processes: a driver starts clients, the same program with other arguments, and exchanges
- * lines with them through their stdin and stdout.
+ * lines with them through stdin and stdout.
  */
 #pragma once
 
@@ -21,8 +21,8 @@ struct demo_process {
 /* @argv ends with NULL. The client dies with the driver. */
 int demo_process_start(struct demo_process *process, const char *name, const char *const *argv);
 
-/* The client's next line must start with @word. @ret_rest (DEMO_LINE_BYTES, or NULL) gets the
- * rest. */
+/* The client's next line must start with @word; @ret_rest (DEMO_LINE_BYTES, or NULL) is what
+ * follows. */
 int demo_process_expect(struct demo_process *process, const char *word, char *ret_rest);
 
 void demo_process_tell(struct demo_process *process, const char *word);

@@ -1,4 +1,4 @@
-/* Textbook attention in double precision, without fad's code; and number formats. */
+/* Textbook attention in double precision, without fad's code; number formats. */
 #pragma once
 
 #include <stdbool.h>
@@ -13,11 +13,11 @@ struct demo_sequence {
 	bool causal; /* the last row sees the last key */
 };
 
-/* Writes n_q * heads * dim results, and as many magnitudes: the results for |v| instead of v.
+/* Writes n_q * heads * dim results, and as many magnitudes: results for |v| instead of v.
  * -ENOMEM. */
 int demo_reference(const struct demo_sequence *sequence, double *ret_out, double *ret_magnitude);
 
-/* Multiplications and additions; visible pairs only. */
+/* Counts visible pairs only. */
 double demo_flops(const struct demo_sequence *sequence);
 
 /* @dtype is an enum fa_dtype. */

@@ -11,14 +11,14 @@
 #define VOCABULARY 32000
 
 /*
- * The tolerance: unit roundoff of fp16, and the relative error of sums in fp32. Weights count
- * twice: they may be rounded, and rest on rotated numbers, which fp32 and double precision may
- * round differently.
+ * The tolerance: unit roundoff of fp16, and relative error of sums in fp32. Weights count twice:
+ * they may be rounded, and rest on rotated numbers, which fp32 and double precision may round
+ * differently.
  */
 #define ROUNDOFF 4.9e-4
 #define SUMS 2e-6
 
-/* Concentrates the weight on a few tokens; otherwise all results are near 0. */
+/* Puts the weight on a few tokens; otherwise all results are near 0. */
 #define QUERY_SIZE 3.0
 
 enum part {
@@ -43,7 +43,7 @@ static uint64_t token_at(const struct demo_text *text, int64_t i)
 	return mix((uint64_t)branch << 32 | (uint64_t)i) % VOCABULARY;
 }
 
-/* Roughly normal, variance 1; rounded to fp16. */
+/* The numbers are about normal, with variance 1, rounded to fp16. */
 static void make(uint64_t token, int layer, enum part part, int heads, uint16_t *ret_numbers)
 {
 	uint64_t state = mix(token << 8 | (uint64_t)layer << 2 | part);

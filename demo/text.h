@@ -27,14 +27,14 @@ struct demo_text {
 int demo_text_new(int branch, int64_t shared, int64_t n, struct demo_text **ret_text);
 void demo_text_free(struct demo_text *text);
 
-/* Token @i in fp16, not rotated: q, [DEMO_HEADS][DEMO_DIM], k and v, [DEMO_KV_HEADS][DEMO_DIM]. */
+/* Token @i in fp16, not rotated: q [DEMO_HEADS][DEMO_DIM], k and v [DEMO_KV_HEADS][DEMO_DIM]. */
 void demo_text_store(const struct demo_text *text, int layer, int64_t i, uint16_t *ret_q,
                      uint16_t *ret_k, uint16_t *ret_v);
 
 /*
- * Compares @out, fp16 [n][DEMO_HEADS][DEMO_DIM], of tokens [first, first + n) with dense causal
- * attention. Updates *error, the largest difference, and *fraction, the largest difference /
- * tolerance; NaN makes both infinite. -ENOMEM.
+ * Compares @out, fp16 [n][DEMO_HEADS][DEMO_DIM] of tokens [first, first + n), with dense causal
+ * attention. Raises *error and *fraction to the largest difference, and difference / tolerance; NaN
+ * makes both infinite. -ENOMEM.
  */
 int demo_text_check(const struct demo_text *text, int layer, int64_t first, int64_t n,
                     const uint16_t *out, double *error, double *fraction);
