@@ -1,6 +1,6 @@
 /*
- * factl: shows the state of a running daemon and controls it. One connection, one thread, all
- * through libfaclient. The usage text lists the exit statuses.
+ * factl: shows a running daemon's state and controls it. One connection, one thread, all through
+ * libfaclient. The usage text lists the exit statuses.
  */
 #include "tools/tool.h"
 

@@ -23,8 +23,7 @@ static size_t columns_of(const char *text)
 	return n;
 }
 
-/* Returns how many bytes of @text go into a line of so many columns. A line ends with a word, if it
- * has more than one. */
+/* Bytes of @text for a line of so many columns. It ends with a word, if it has more than one. */
 static size_t line_bytes(const char *text, size_t columns)
 {
 	size_t used = 0, n, word_end = 0;
@@ -40,7 +39,7 @@ static size_t line_bytes(const char *text, size_t columns)
 	return word_end;
 }
 
-/* Prints @text, in lines that begin with @indent spaces, except for the first. */
+/* All lines but the first begin with @indent spaces. */
 static void print_wrapped(const char *text, size_t indent, FILE *file)
 {
 	for (;;) {

@@ -1,6 +1,6 @@
 /*
- * Text for a terminal: tables and paragraphs whose lines have at most FA_LAYOUT_COLUMNS columns. One
- * thread. A byte sequence of UTF-8 counts as one column.
+ * Text for a terminal: tables and paragraphs of at most FA_LAYOUT_COLUMNS columns. One thread. A
+ * byte sequence of UTF-8 counts as one column.
  */
 #pragma once
 
@@ -22,7 +22,7 @@ struct fa_layout_row {
 	const char *text; /* must live until the table is printed; NULL: none */
 };
 
-/* A table of short cells, aligned to the right, and maybe a last column of longer texts. */
+/* Short cells, aligned to the right, and maybe a last column of longer texts. */
 struct fa_layout_table {
 	const char *titles[FA_LAYOUT_CELLS_MAX];
 	size_t n_cells;
@@ -31,9 +31,9 @@ struct fa_layout_table {
 	size_t n_rows;
 };
 
-/* Appends an empty row and returns it, valid until the next one; NULL: no memory. */
+/* An empty row, valid until the next one; NULL: no memory. */
 struct fa_layout_row *fa_layout_add(struct fa_layout_table *table);
 
-/* Prints an empty line, @caption, the titles and the rows, and frees the rows. A text that does not
- * fit beside its cells follows in lines of its own, whole. */
+/* An empty line, @caption, titles and rows, which are freed. A text that does not fit beside its
+ * cells follows in its own lines, whole. */
 void fa_layout_print(struct fa_layout_table *table, const char *caption, FILE *file);

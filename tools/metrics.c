@@ -15,13 +15,13 @@ enum type {
 	COUNTER,
 };
 
-/* A number of the status. What ends in _seconds is in nanoseconds there. */
+/* A number of the status. What ends in _seconds is in ns there. */
 struct metric {
 	const char *name; /* without the suffix _total */
 	enum type type;
 	const char *key;
 	const char *help;  /* NULL: one more sample of the metric above */
-	const char *state; /* label that distinguishes samples of a metric; NULL: the only one */
+	const char *state; /* label of this sample; NULL: the only one */
 };
 
 static const struct metric daemon_metrics[] = {
@@ -64,8 +64,8 @@ static const struct metric request_metrics[] = {
 
 /* Times of requests: lists of counts by powers of two. */
 struct histogram {
-	const char *name;        /* name of the metric of all clients */
-	const char *tenant_name; /* name of that of each tenant */
+	const char *name;        /* of all clients */
+	const char *tenant_name; /* of each tenant */
 	const char *key, *sum_key;
 	const char *help;
 };
@@ -173,7 +173,7 @@ static bool is_time(const char *name)
 	return ends_in(name, "_seconds");
 }
 
-/* In the older text format a type belongs to the name of the samples, and there are no units. */
+/* In the older format a type belongs to the samples' name, and there are no units. */
 static void print_head(const char *name, const char *type, const char *help,
                        const struct output *output)
 {
@@ -205,7 +205,7 @@ static void print_label(const char *name, const char *value, char *separator, FI
 	*separator = ',';
 }
 
-/* Prints the labels that identify @tenant; NULL: none, for metrics of the whole daemon. */
+/* Prints labels of @tenant; NULL: of the whole daemon, which has none. */
 static void print_tenant(const json_t *tenant, char *separator, FILE *file)
 {
 	const char *cgroup = json_string_value(json_object_get(tenant, "cgroup"));
@@ -292,7 +292,7 @@ static void print_metrics(const struct metric *metrics, size_t n, const json_t *
 	}
 }
 
-/* The format wants all samples of a metric together. */
+/* The format wants a metric's samples together. */
 static void print_by_tenant(const struct metric *metrics, size_t n, const json_t *tenants,
                             const struct output *output)
 {
@@ -311,7 +311,7 @@ static void print_by_tenant(const struct metric *metrics, size_t n, const json_t
 	}
 }
 
-/* The limits are the same for all tenants. */
+/* All tenants have the same limits. */
 static void print_limits(const json_t *tenants, const struct output *output)
 {
 	const json_t *limits = json_object_get(json_array_get(tenants, 0), "limits");
@@ -374,7 +374,7 @@ static void print_histograms(const json_t *requests, const json_t *tenants,
 	}
 }
 
-/* Why the GPU is not used is a text, which is for factl status. */
+/* The reason is a text, for factl status. */
 static void print_gpu_unused(const json_t *root, const struct output *output)
 {
 	print_head("fad_gpu_unused", "gauge",
@@ -418,7 +418,7 @@ static void print_all(const json_t *root, const json_t *tenants, const struct ou
 		print_by_tenant(done_metrics, N(done_metrics), tenants, output);
 	}
 	print_histograms(requests, tenants, output);
-	/* Only administrators see chunks; others see only their tenants' pool metrics. */
+	/* Only administrators see chunks. */
 	if (json_object_get(pool, "chunks"))
 		print_metrics(pool_metrics, N(pool_metrics), pool, output);
 	if (tenants)

@@ -12,12 +12,12 @@ struct fa_metrics_format {
 };
 
 /*
- * Writes all metrics. Returns 0, or -EINVAL if @json is not a status, and then writes nothing.
- * Leaves out what the daemon does not tell this user or is too old to know. A tenant without "uid"
- * stands for all that are not listed.
+ * Returns 0, or -EINVAL, with nothing written, if @json is not a status. Leaves out what the daemon
+ * does not tell this user or is too old to know. A tenant without "uid" stands for all that are not
+ * listed.
  */
 int fa_metrics_print(const char *json, const struct fa_metrics_format *format, FILE *file);
 
-/* The same of a parsed status. @status may be NULL if the format tells fad_up. */
+/* @status may be NULL if the format tells fad_up. */
 int fa_metrics_print_status(const json_t *status, const struct fa_metrics_format *format,
                             FILE *file);

@@ -1,4 +1,4 @@
-/* Commands of factl that show the status once: status and metrics. */
+/* factl's commands that show the status once: status and metrics. */
 #include "tools/metrics.h"
 #include "tools/status.h"
 #include "tools/tool.h"
@@ -52,7 +52,7 @@ int fa_tool_status(struct fa_tool *tool)
 	            fa_tool_given(tool, FA_TOOL_JSON) ? print_json : fa_status_print);
 }
 
-/* Runs the exporter, which lies beside factl, in place of this process. */
+/* The exporter lies beside factl, and replaces this process. */
 static int become_exporter(struct fa_tool *tool)
 {
 	char *arguments[2 * FA_TOOL_LISTEN_MAX + 6] = {};

@@ -26,9 +26,9 @@ static const char *string(const json_t *object, const char *key)
 
 enum kind {
 	NUMBER, /* a count */
-	EXACT,  /* names something, and is never rounded */
+	EXACT,  /* a name: never rounded */
 	ID,     /* hexadecimal */
-	ROW,    /* the number of the row, which joins two tables */
+	ROW,    /* number of the row, joins tables */
 	BYTES,
 	TIME,
 	SHARE, /* of the daemon's busy time */
@@ -139,7 +139,7 @@ static const struct listing sequences = {
 	"name",
 };
 
-/* A daemon that polls the ring now, that would have to be woken, or that does not say which. */
+/* Tells if the ring is polled now, must be woken, or is unknown. */
 static const char *ring_state(const json_t *session)
 {
 	const json_t *asleep = json_object_get(session, "ring_asleep");
@@ -223,7 +223,7 @@ static int print_list(const struct listing *listing, const json_t *root, const j
 	return i < json_array_size(list) ? -ENOMEM : 0;
 }
 
-/* A daemon lists only some of very many. */
+/* A daemon with very many lists only some. */
 static void print_rest(const json_t *root, const char *what, const json_t *listed, FILE *file)
 {
 	char key[32];
@@ -266,7 +266,7 @@ static void print_pool(const json_t *pool, FILE *file)
 	fa_format_bytes(number(pool, "chunk_bytes"), size);
 	fa_format_bytes(number(pool, "used_bytes"), used);
 	fa_format_bytes(number(pool, "idle_bytes"), idle);
-	/* Only administrators see the whole pool; others see their own part. */
+	/* Others than administrators see their own part. */
 	if (!json_object_get(pool, "chunks")) {
 		fa_layout_paragraph(file, "pool", "at most %lld chunks of %s",
 		                    number(pool, "chunks_max"), size);
@@ -291,7 +291,7 @@ static void print_pool(const json_t *pool, FILE *file)
 		                    number(pool, "chunks_unkept"));
 }
 
-/* Writes the median and the 99th percentile. */
+/* Writes median and 99th percentile. */
 static void format_times(const json_t *requests, const char *key, const char *verb, char text[128])
 {
 	char median[FA_FORMAT_BYTES], most[FA_FORMAT_BYTES];
@@ -327,7 +327,7 @@ static void print_prefixes(const json_t *requests, FILE *file)
 		tokens ? 100.0 * (double)number(requests, "prefix_matched") / (double)tokens : 0.0);
 }
 
-/* Without MPS kernels of the daemon and of other processes wait for each other. */
+/* Without MPS kernels of the daemon and others wait for each other. */
 static void print_mps(const json_t *root, FILE *file)
 {
 	const char *mps = json_string_value(json_object_get(root, "mps"));

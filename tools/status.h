@@ -3,5 +3,5 @@
 
 #include <stdio.h>
 
-/* Prints it. Returns 0, or -EINVAL if @json is not a JSON object or lacks its lists; -ENOMEM. */
+/* Returns 0, or -EINVAL if @json is not a JSON object or lacks its lists; -ENOMEM. */
 int fa_status_print(const char *json, FILE *file);

@@ -1,5 +1,5 @@
 /*
- * What the commands of factl share: the parsed command line and one connection to the daemon. One
+ * What factl's commands share: the parsed command line and one connection to the daemon. One
  * thread. A command returns an exit status, after a message on stderr if it is not 0.
  */
 #pragma once
@@ -15,7 +15,7 @@
 
 #define FA_TOOL_LISTEN_MAX 8
 
-/* Options that belong to some of the commands only. */
+/* Options of some commands only. */
 enum fa_tool_option {
 	FA_TOOL_COUNT,
 	FA_TOOL_JSON,
@@ -33,12 +33,11 @@ enum fa_tool_option {
 
 struct fa_tool {
 	const char *socket;
-	const char *
-		instance; /* FAD_INSTANCE is set to it, and FAD_SOCKET is not set; NULL: as it is */
+	const char *instance; /* FAD_INSTANCE is set to it, and FAD_SOCKET unset; NULL: neither */
 	struct fa_client *client;
 	uint32_t given;                           /* bit i: enum fa_tool_option i is given */
 	const char *values[_FA_TOOL_OPTION_N];    /* the last one; NULL: none */
-	unsigned long numbers[_FA_TOOL_OPTION_N]; /* values of options that take a number */
+	unsigned long numbers[_FA_TOOL_OPTION_N]; /* of options with a number */
 	char **arguments;                         /* of the command */
 	const char *listen[FA_TOOL_LISTEN_MAX];   /* values of --listen */
 	size_t n_listen;
@@ -55,10 +54,10 @@ int fa_tool_wrong_usage(const char *what, const char *which);
 /* Reports the library's last error. */
 int fa_tool_fail(const char *what);
 
-/* Connects, if that has not been done. Returns an exit status. */
+/* Connects once. Returns an exit status. */
 int fa_tool_connect(struct fa_tool *tool);
 
-/* Flushes stdout. Returns an exit status: scripts replace their last complete output with this. */
+/* Returns an exit status, with which scripts replace their last complete output. */
 int fa_tool_flush(const char *command);
 
 int fa_tool_status(struct fa_tool *tool);

@@ -7,22 +7,22 @@
 
 #include <jansson.h>
 
-/* Makes all checks, and returns them as JSON; NULL: no memory. *ret_none: no daemon listens. */
+/* NULL: no memory. *ret_none: no daemon listens. */
 json_t *fa_doctor_examine(const struct fa_tool *tool, bool *ret_none);
 
-/* This machine: GPUs, the driver, device files, and limits of this process. */
+/* Examines GPUs, driver, device files and this process's limits. */
 void fa_doctor_machine(struct fa_report *report);
 
-/* The socket and access to it. Returns a client; NULL: there is none, and the report says why.
- * *ret_none: no daemon listens. */
+/* The socket and access to it. NULL: no client, and the report says why. *ret_none: no daemon
+ * listens. */
 struct fa_client *fa_doctor_connect(struct fa_report *report, const struct fa_tool *tool,
                                     bool *ret_none);
 
-/* The running daemon, by its status and by what the kernel tells about its process. */
+/* The running daemon, by its status and by its process in the kernel. */
 void fa_doctor_daemon(struct fa_report *report, struct fa_client *client, const json_t *status);
 
-/* Clock and health of the daemon's GPU, under what the request before has left. */
+/* Clock and health of the daemon's GPU, after the request before. */
 void fa_doctor_gpu(struct fa_report *report, struct fa_client *client, const json_t *status);
 
-/* One request of attention and one step over a KV cache, whose numbers are compared. */
+/* A request of attention and a step over a KV cache; numbers are compared. */
 void fa_doctor_request(struct fa_report *report, struct fa_client *client, const json_t *status);

@@ -1,4 +1,4 @@
-/* Whether there is a daemon that this user may use, and if not, why. */
+/* Is there a daemon that this user may use, and if not, why? */
 #include "tools/doctor/checks.h"
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 #define GROUPS_MAX 1024
 #define PATH_BYTES 256
 
-/* Writes the first candidate of the library; it only serves to explain a failure. */
+/* Writes the library's first candidate, to explain a failure. */
 static void find_path(const struct fa_tool *tool, char ret_path[PATH_BYTES])
 {
 	const char *named = tool->socket ? tool->socket : getenv("FAD_SOCKET");

@@ -1,4 +1,4 @@
-/* The running daemon: what its status says, and what the kernel says about its process. */
+/* The running daemon: its status, and its process in the kernel. */
 #include "tools/doctor/checks.h"
 #include "tools/format.h"
 
@@ -78,7 +78,7 @@ static void check_mps(struct fa_report *report, const json_t *status)
 
 /* ---- the process */
 
-/* Reads the number after @key in a file of /proc or of a cgroup; -1: there is none, as for "max". */
+/* After @key in a file of /proc or of a cgroup; -1: none, or "max". */
 static long long read_number(const char *path, const char *key)
 {
 	const size_t length = strlen(key);
@@ -136,7 +136,7 @@ static void check_limits(struct fa_report *report, long long pid, bool on_gpu)
 			"%lld bytes of locked memory", locked);
 }
 
-/* Finds the daemon's folder in the unified hierarchy. */
+/* Looks in the unified hierarchy. */
 static bool find_cgroup(long long pid, char ret_folder[PATH_MAX])
 {
 	char path[64], line[PATH_MAX];

@@ -1,6 +1,6 @@
 /*
- * Clocks and health of a GPU, by NVIDIA's management library, which is opened at run time. Needs no
- * CUDA context.
+ * Clocks and health of a GPU, by NVIDIA's management library, opened at run time. Needs no CUDA
+ * context.
  */
 #pragma once
 
@@ -20,7 +20,7 @@ struct fa_nvml_health {
 #define FA_NVML_POWER_BRAKE 0x80ull
 
 /*
- * Asks about the GPU with this UUID, 16 bytes in memory order, or the first one if it is 0.
- * Returns 0, -ENOENT without the library, or -EIO; *ret_text then says why.
+ * Asks about the GPU with this UUID, 16 bytes in memory order, or the first if it is 0. Returns 0,
+ * -ENOENT without the library, or -EIO; *ret_text says why.
  */
 int fa_nvml_ask(const uint64_t uuid[2], struct fa_nvml_health *ret_health, const char **ret_text);

@@ -18,8 +18,8 @@ struct fa_report {
 
 void fa_report_init(struct fa_report *report, bool json);
 
-/* Adds a line. @check: a word or two that names what was looked at, always the same; @advice: what
- * to do about it, NULL if @level is FA_REPORT_OK. Prints it at once, unless the report is JSON. */
+/* @check: a word or two for what was looked at, always the same; @advice: what to do, NULL for
+ * FA_REPORT_OK. Prints the line at once, unless the report is JSON. */
 void fa_report_add(struct fa_report *report, enum fa_report_level level, const char *check,
                    const char *advice, const char *format, ...)
 	__attribute__((format(printf, 5, 6)));
@@ -27,8 +27,8 @@ void fa_report_add(struct fa_report *report, enum fa_report_level level, const c
 #define fa_report_ok(report, check, ...)                                                           \
 	fa_report_add(report, FA_REPORT_OK, check, NULL, __VA_ARGS__)
 
-/* Prints how many warnings and faults there were, or the JSON. */
+/* Prints the number of warnings and faults, or the JSON. */
 void fa_report_finish(struct fa_report *report);
 
-/* Returns all of a report as JSON, which the caller owns; NULL: no memory. */
+/* Returns the report as JSON, which the caller owns; NULL: no memory. */
 json_t *fa_report_take(struct fa_report *report);

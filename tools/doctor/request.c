@@ -1,7 +1,6 @@
 /*
- * A real request: causal attention of a few tokens, once over buffers and once over a KV cache, is
- * compared with the same in double precision. The inputs are multiples of 1/8 from -1 to 1, which
- * every dtype has exactly.
+ * A real request: causal attention of a few tokens, over buffers and over a KV cache, compared with
+ * double precision. Inputs are multiples of 1/8 from -1 to 1, exact in every dtype.
  */
 #include "tools/doctor/checks.h"
 #include "tools/format.h"
@@ -91,7 +90,7 @@ static void store(const struct problem *problem, int tensor, const double number
 	}
 }
 
-/* Returns the largest error of the result, or infinity if a number is none. */
+/* The largest error, or infinity if there is a NaN. */
 static double worst(const struct problem *problem)
 {
 	const char *data = (const char *)fa_buffer_data(problem->buffer) +
@@ -123,7 +122,7 @@ static void set_tensors(const struct problem *problem, uint32_t rank, const int6
 		               rank, shape);
 }
 
-/* Clears the result, so that an old one is not taken for a new one. */
+/* An old result must not pass for a new one. */
 static void clear(const struct problem *problem)
 {
 	const size_t bytes = (size_t)N * fa_dtype_bytes(problem->dtype);

@@ -1,6 +1,6 @@
 /*
- * factl dump: what a bug report needs, as JSON: versions, machine, configuration, the findings of
- * doctor, and the daemon's status; without names of users and programs, and without paths in homes.
+ * factl dump: what a bug report needs, as JSON: versions, machine, configuration, doctor's findings
+ * and the daemon's status, without names of users and programs or paths in homes.
  */
 #include "tools/doctor/checks.h"
 #include "tools/dump/redact.h"
@@ -21,7 +21,7 @@ static int set_text(json_t *object, const char *key, const char *text)
 	return json_object_set_new(object, key, json_string(text)) ? -ENOMEM : 0;
 }
 
-/* Sets @key to what follows @prefix and its separators in the first line of @path that has it. */
+/* What follows @prefix and its separators in the first line of @path that has it. */
 static void add_line(json_t *object, const char *key, const char *path, const char *prefix)
 {
 	char line[LINE_BYTES];

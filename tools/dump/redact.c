@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Shorter names are replaced only where they are a whole value, not as words of a text. */
+/* Shorter names are replaced only as a whole value, not as words of a text. */
 #define WORD_MIN 3
 #define USER_UID_MIN 1000
 #define USER_UID_MAX 60000
@@ -60,7 +60,7 @@ static int add_word(struct fa_redact *redact, const char *from, const char *to)
 	return 0;
 }
 
-/* Returns the stand-in of an original, such as "name3"; NULL: no memory. */
+/* Returns a name such as "name3"; NULL: no memory. */
 static const char *stand_in(struct fa_redact *redact, const char *kind, const char *original)
 {
 	_fa_cleanup_(fa_freep) char *key = NULL;
@@ -154,7 +154,7 @@ static bool is_word_byte(char byte)
 	return isalnum((unsigned char)byte) || byte == '_';
 }
 
-/* Returns true if @text, which begins at @at, has @word there and no part of a longer word. */
+/* @text has @word at @at, and not as part of a longer word. */
 static bool is_at(const char *text, size_t at, const char *word)
 {
 	const size_t length = strlen(word);
@@ -164,7 +164,7 @@ static bool is_at(const char *text, size_t at, const char *word)
 	       !(is_word_byte(word[length - 1]) && is_word_byte(text[at + length]));
 }
 
-/* Returns how long a path "/home/NAME" or "/run/user/NUMBER" at @text is; 0: there is none. */
+/* The bytes of a path "/home/NAME" or "/run/user/NUMBER" at @text; 0: none. */
 static size_t home_bytes(const char *text, const char **ret_to)
 {
 	static const struct {
@@ -184,8 +184,7 @@ static size_t home_bytes(const char *text, const char **ret_to)
 	return 0;
 }
 
-/* Returns @text without what was learned and without names of homes, freed by the caller; NULL: no
- * memory. */
+/* Without what was learned and names of homes. The caller frees it; NULL: no memory. */
 static char *redact_text(const struct fa_redact *redact, const char *text)
 {
 	char *result = NULL;
@@ -244,8 +243,7 @@ static json_t *redact_string(struct fa_redact *redact, const char *key, const ch
 	return clean ? json_string(clean) : NULL;
 }
 
-/* Returns the replacement of @value, an entry with this key; NULL: @value stays, and was changed
- * inside. */
+/* For @value, an entry with this key; NULL: it stays, and was changed inside. */
 static int replacement(struct fa_redact *redact, const char *key, json_t *value, json_t **ret_new)
 {
 	*ret_new = NULL;

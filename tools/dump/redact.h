@@ -1,6 +1,6 @@
 /*
- * Takes what belongs to people out of texts and JSON: names of users, programs, caches, sequences and
- * control groups, and paths below homes. The same name gets the same stand-in everywhere. One thread.
+ * Takes what belongs to people out of texts and JSON: names of users, programs, caches, sequences
+ * and control groups, and paths below homes. A name has the same stand-in everywhere. One thread.
  */
 #pragma once
 
@@ -22,11 +22,10 @@ int fa_redact_init(struct fa_redact *redact);
 void fa_redact_deinit(struct fa_redact *redact);
 
 /*
- * Learns the names in @status, the users of this machine who are no services, and this user's home.
- * -ENOMEM.
+ * Names in @status, users of this machine who are no services, and this user's home. -ENOMEM.
  */
 int fa_redact_learn(struct fa_redact *redact, const json_t *status);
 
-/* Replaces names, users and control groups in @value, and what was learned in all of its texts.
+/* Replaces names, users and control groups in @value, and what was learned in all texts.
  * -ENOMEM. */
 int fa_redact_json(struct fa_redact *redact, json_t *value);

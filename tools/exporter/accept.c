@@ -6,7 +6,7 @@
 
 #define SPACE " \t"
 
-/* Returns the weight of an item's parameters, which begin at @text and end at @end: 1 without "q". */
+/* Of an item with parameters [text, end): 1 without "q". */
 static double weight(const char *text, const char *end)
 {
 	while (text < end) {

@@ -29,7 +29,7 @@ static int fail(const char *address)
 	return r;
 }
 
-/* Removes a socket that nobody listens at. Anything else stays, and bind() fails. */
+/* If nobody listens there. Anything else stays, and bind() fails. */
 static void remove_stale(const struct sockaddr_un *at)
 {
 	_fa_cleanup_(fa_close_fdp) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -61,7 +61,7 @@ static int listen_at_path(const char *path, char *ret_url, size_t url_bytes)
 	return fa_steal_fd(&fd);
 }
 
-/* Returns true if @host is a loopback address; the whole of 127.0.0.0/8 is. */
+/* True: @host is a loopback address; all of 127.0.0.0/8 is. */
 static bool parse_host(const char *host, struct sockaddr_storage *ret_at, socklen_t *ret_bytes)
 {
 	struct sockaddr_in *four = (struct sockaddr_in *)ret_at;

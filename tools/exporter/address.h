@@ -5,8 +5,7 @@
 #include <stddef.h>
 
 /*
- * Opens a listening socket at "PORT", "HOST:PORT" or an absolute path. @ret_url, of @url_bytes,
- * gets what to tell people. Returns the socket, or a negative errno after a message on stderr;
- * -EINVAL: it is no such address.
+ * At "PORT", "HOST:PORT" or an absolute path. @ret_url, of @url_bytes: for people. Returns the
+ * socket, or a negative errno after a message on stderr; -EINVAL: no such address.
  */
 int fa_address_listen(const char *address, bool *ret_is_unix, char *ret_url, size_t url_bytes);

@@ -26,7 +26,7 @@ static const char index_page[] = "The metrics of fad are at /metrics.\n";
 
 /* ---- what to answer */
 
-/* Returns true if the peer of a Unix socket may see the tenants. */
+/* @connection's peer, by a Unix socket, may see the tenants. */
 static bool sees_tenants(const struct fa_exporter_socket *socket, struct MHD_Connection *connection)
 {
 	const json_t *daemon_uid = json_object_get(socket->exporter->source.status, "uid");

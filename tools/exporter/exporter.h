@@ -1,7 +1,7 @@
 /*
- * Serves the metrics by HTTP: at loopback addresses the totals, which any local user may read; at a
- * path all of it to root, the daemon's user and the exporter's own, and to others the totals. One
- * thread; libmicrohttpd runs inside fa_exporter_run().
+ * Serves the metrics by HTTP. At loopback addresses any local user may read the totals; at a path
+ * root, the daemon's user and the exporter's own read all, others the totals. One thread;
+ * libmicrohttpd runs inside fa_exporter_run().
  */
 #pragma once
 
@@ -30,14 +30,13 @@ struct fa_exporter {
 };
 
 /*
- * Listens at @address, "PORT", "HOST:PORT" with a loopback address, or an absolute path, and says on
- * stdout where. Returns 0, or a negative errno after a message on stderr; -EINVAL: it is no such
- * address.
+ * @address: "PORT", "HOST:PORT" with a loopback address, or an absolute path. Says on stdout where
+ * it listens. Returns 0, or a negative errno after a message on stderr; -EINVAL: no such address.
  */
 int fa_exporter_listen(struct fa_exporter *exporter, const char *address);
 
-/* Serves until SIGTERM or SIGINT. Returns 0 or a negative errno, after a message. */
+/* Until SIGTERM or SIGINT. Returns 0 or a negative errno, after a message. */
 int fa_exporter_run(struct fa_exporter *exporter);
 
-/* Frees what it holds; takes a zeroed struct. */
+/* Takes a zeroed struct. */
 void fa_exporter_deinit(struct fa_exporter *exporter);

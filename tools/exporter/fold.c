@@ -97,7 +97,7 @@ static struct fa_fold_slot *find(struct fa_fold *fold, const json_t *tenant)
 	return NULL;
 }
 
-/* Returns a free slot, or else that whose tenant has been away longest; NULL: all are present. */
+/* A free slot, else that of the tenant longest away; NULL: all are present. */
 static struct fa_fold_slot *take(struct fa_fold *fold)
 {
 	struct fa_fold_slot *found = NULL;
@@ -119,7 +119,7 @@ static struct fa_fold_slot *take(struct fa_fold *fold)
 	return found;
 }
 
-/* Gives slots to @tenants; first all that have one, as others may take those that are left. */
+/* First to @tenants that have one; others may take what is left. */
 static int assign(struct fa_fold *fold, const json_t *tenants)
 {
 	struct fa_fold_slot *slot;
@@ -148,7 +148,7 @@ static int assign(struct fa_fold *fold, const json_t *tenants)
 	return 0;
 }
 
-/* Returns true if the tenants without a slot have any counters. */
+/* Returns true if tenants without a slot have counters. */
 static bool sum_others(struct fa_fold *fold, const json_t *requests)
 {
 	struct fa_fold_counters sums;
@@ -161,7 +161,7 @@ static bool sum_others(struct fa_fold *fold, const json_t *requests)
 		for (size_t j = 0; j < fold->n_slots; ++j)
 			own += fold->slots[j].cgroup ? fold->slots[j].last.n[i] : 0;
 		n = n > own ? n - own : 0;
-		/* A tenant that comes back into a slot takes what it had among the others. */
+		/* A tenant that comes back into a slot takes along what it had among the others. */
 		if (n > fold->other.n[i])
 			fold->other.n[i] = n;
 		any |= fold->other.n[i] > 0;
@@ -169,7 +169,7 @@ static bool sum_others(struct fa_fold *fold, const json_t *requests)
 	return any;
 }
 
-/* Removes tenants without a slot from the list. */
+/* Removes tenants without a slot. */
 static int filter(struct fa_fold *fold, json_t *object)
 {
 	json_t *tenants = json_object_get(object, "tenants"), *kept = json_array(), *tenant;

@@ -1,7 +1,7 @@
 /*
- * Bounds the number of tenants that get series of their own. The first ones keep a slot each; a slot
- * whose tenant is gone is given to the next that comes. All tenants without a slot are one, "other",
- * whose counters never fall while the daemon lives.
+ * Bounds the tenants with series of their own. The first keep a slot each; that of a tenant that is
+ * gone goes to the next that comes. All without a slot are one, "other", whose counters never fall
+ * while the daemon lives.
  */
 #pragma once
 
@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #define FA_FOLD_SLOTS_MAX 128
-/* Counters of a tenant, the entries of its histograms included. */
+/* Counters of a tenant, with the entries of its histograms. */
 #define FA_FOLD_COUNTERS 86
 
 struct fa_fold_counters {
@@ -20,21 +20,21 @@ struct fa_fold_counters {
 struct fa_fold_slot {
 	char *cgroup; /* NULL: the slot is free */
 	int64_t uid;
-	uint64_t round; /* the last one in which the daemon listed the tenant */
+	uint64_t round; /* the last with the tenant */
 	struct fa_fold_counters last;
 };
 
 struct fa_fold {
 	size_t n_slots;
 	struct fa_fold_slot slots[FA_FOLD_SLOTS_MAX];
-	int64_t generation; /* of the daemon that the counters are from */
+	int64_t generation; /* of the counters' daemon */
 	uint64_t round;
 	struct fa_fold_counters left;  /* of tenants that lost their slot */
-	struct fa_fold_counters other; /* of all tenants without a slot; the last value */
+	struct fa_fold_counters other; /* of all without a slot; last value */
 };
 
 void fa_fold_deinit(struct fa_fold *fold);
 
-/* Replaces the tenants of @status, which the daemon sent to its observer, root or its own user.
- * Does nothing to a status for another user. Returns 0 or -ENOMEM. */
+/* Replaces the tenants of @status, for the daemon's observer, root or its own user; other statuses
+ * stay. Returns 0 or -ENOMEM. */
 int fa_fold_apply(struct fa_fold *fold, json_t *status);

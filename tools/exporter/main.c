@@ -1,6 +1,6 @@
 /*
- * fad-metrics: exports the daemon's metrics by HTTP. `factl metrics --listen` runs it. It is a
- * program of its own, so that factl needs no HTTP library.
+ * fad-metrics: exports the daemon's metrics by HTTP, for `factl metrics --listen`. A program of its
+ * own, so that factl needs no HTTP library.
  */
 #include "tools/exporter/exporter.h"
 

@@ -54,7 +54,7 @@ bool fa_source_refresh(struct fa_source *source)
 	if (source->was_asked && now_ns - source->asked_ns < FA_SOURCE_FRESH_NS)
 		return false;
 	r = ask(source, &status);
-	/* The daemon may have been restarted since the last time. */
+	/* The daemon may have been restarted. */
 	if (r < 0 && was_connected)
 		r = ask(source, &status);
 	if (r < 0 && !source->was_lost)

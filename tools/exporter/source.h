@@ -1,6 +1,7 @@
 /*
  * The exporter's connection to the daemon, and the last status. The daemon is asked at most once in
- * FA_SOURCE_FRESH_NS, however often the exporter is, and is connected to again when it comes back.
+ * FA_SOURCE_FRESH_NS, however often the exporter is; the connection is made again when it comes
+ * back.
  */
 #pragma once
 
@@ -20,11 +21,11 @@ struct fa_source {
 	bool was_asked, was_lost;
 };
 
-/* Frees what it holds; takes a zeroed struct. */
+/* Takes a zeroed struct. */
 void fa_source_deinit(struct fa_source *source);
 
 /*
- * Returns true if the status in source->status is another than that of the last call. It is NULL if
- * the daemon does not answer; stderr says why, once.
+ * True: source->status is another than after the last call. It is NULL if the daemon does not
+ * answer; stderr says why, once.
  */
 bool fa_source_refresh(struct fa_source *source);

@@ -42,7 +42,7 @@ static const char *string(const json_t *object, const char *key)
 	return text ? text : "";
 }
 
-/* What a counter grew by; from 0 if it fell or is new. */
+/* A counter that fell or is new grew from 0. */
 static double growth(const json_t *before, const json_t *after, const char *key)
 {
 	const long long now = number(after, key), then = number(before, key);
@@ -66,7 +66,7 @@ static void times(const json_t *before, const json_t *after, const char *key,
 	fa_histogram_subtract(ret_times, &then);
 }
 
-/* Returns the entry of @list that is the same client or tenant as @object; NULL: it is new. */
+/* Finds the same client or tenant; NULL: it is new. */
 static const json_t *find(const json_t *list, const json_t *object, bool by_tenant)
 {
 	json_t *entry;

@@ -1,6 +1,6 @@
 /*
- * What factl top shows: two statuses of the daemon become rates and shares. Pure functions over JSON;
- * every line has at most FA_FRAME_COLUMNS columns.
+ * What factl top shows: two statuses of the daemon become rates and shares. Pure functions over
+ * JSON; lines have at most FA_FRAME_COLUMNS columns.
  */
 #pragma once
 
@@ -26,14 +26,14 @@ extern const char *const fa_frame_sort_names[_FA_FRAME_SORT_N];
 struct fa_frame_options {
 	bool by_tenant; /* else by client */
 	enum fa_frame_sort sort;
-	const char *filter; /* only rows that contain this text; NULL or "": all */
-	size_t rows_max;    /* of the table; more are counted in a last line */
+	const char *filter; /* only rows with this text; NULL or "": all */
+	size_t rows_max;    /* more are counted in a last line */
 };
 
 /*
- * Prints the frame of what happened from @before to @after, statuses of one daemon. @before: NULL, or
- * of an earlier daemon: since the daemon started. Returns 0, -ENOMEM, or -EINVAL if @after is no
- * status, and then prints nothing.
+ * What happened from @before to @after, statuses of one daemon. @before: NULL, or of an earlier
+ * daemon: since the start. Returns 0, -ENOMEM, or -EINVAL, with nothing printed, if @after is no
+ * status.
  */
 int fa_frame_print(const json_t *before, const json_t *after,
                    const struct fa_frame_options *options, FILE *file);

@@ -48,7 +48,7 @@ int fa_terminal_open(struct fa_terminal *terminal)
 	if (terminal->signals < 0)
 		return -errno;
 	raw = terminal->saved;
-	/* SIGTSTP, which would leave the screen to the shell, is not made. */
+	/* Not SIGTSTP, which would leave the screen to the shell. */
 	raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
 	raw.c_cc[VSUSP] = _POSIX_VDISABLE;
 	raw.c_cc[VMIN] = 1;

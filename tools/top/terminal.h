@@ -1,6 +1,6 @@
 /*
- * The terminal while factl top shows frames: keys arrive at once and unseen, on a screen of its own.
- * It is as before after fa_terminal_close(), and after a signal that ends the process. One thread.
+ * The terminal while factl top shows frames: keys arrive at once and unseen, on a screen of its
+ * own. fa_terminal_close(), or a signal that ends the process, puts it back. One thread.
  */
 #pragma once
 
@@ -21,7 +21,7 @@ enum fa_terminal_event {
 	FA_TERMINAL_QUIT, /* a signal, or the end of the input */
 };
 
-/* Returns 0, or -ENOTTY if stdin or stdout is no terminal. */
+/* -ENOTTY: stdin or stdout is no terminal. */
 int fa_terminal_open(struct fa_terminal *terminal);
 
 /* Takes a zeroed struct. */
@@ -34,5 +34,5 @@ size_t fa_terminal_rows(void);
 enum fa_terminal_event fa_terminal_wait(struct fa_terminal *terminal, int timeout_ms,
                                         char *ret_key);
 
-/* Shows @text, whose lines replace those on the screen. */
+/* @text replaces the lines on the screen. */
 void fa_terminal_show(const char *text);

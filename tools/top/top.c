@@ -1,4 +1,4 @@
-/* factl top: frames of the daemon's status, one after another on a terminal, or one for scripts. */
+/* factl top: frames of the daemon's status, again and again on a terminal, or one for scripts. */
 #include "tools/tool.h"
 #include "tools/top/frame.h"
 #include "tools/top/terminal.h"
@@ -12,7 +12,7 @@
 #include <string.h>
 
 #define FILTER_BYTES 64
-/* Lines of a frame beside the rows: head, titles, what is left out, and the keys. */
+/* Beside the rows: head, titles, what is left out, keys. */
 #define LINES_BESIDE 10
 
 struct top {
@@ -28,7 +28,7 @@ struct top {
 
 /* ---- statuses */
 
-/* Makes the last status the one before, and gets a new one. */
+/* The last status becomes the one before. */
 static int ask(struct top *top)
 {
 	char *text;
@@ -164,7 +164,7 @@ static int run_on_terminal(struct top *top)
 		fprintf(stderr, "factl top: stdin and stdout must be a terminal, or use --once\n");
 		return 1;
 	}
-	/* The first frame is of all that was since the daemon started. */
+	/* The first frame shows all since the daemon started. */
 	ask_or_tell(top);
 	next_ns = fa_now_ns() + (uint64_t)top->interval_ms * FA_NS_PER_MS;
 	while (r == 0) {
