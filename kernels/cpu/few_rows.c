@@ -1,14 +1,14 @@
 /*
- * One tile of attention for few query rows, as in decoding: lanes are dims. Compiled once for every
+ * One tile of attention for few query rows, as in decoding: lanes are dims. Compiled for every
  * instruction set; pure functions of a job and its scratch, any thread.
  *
- * The kernel reads K and V once, in place, a round of keys at a time. Each load of a round is beside
- * a prefetch of the same bytes AHEAD_KEYS keys later: prefetches in bursts would leave the memory
- * idle between them. A token's heads mostly lie side by side, so a
- * tile may hold several KV heads, and computes a round head by head.
+ * The kernel reads K and V once, in place, a round of keys at a time. Each load is beside a
+ * prefetch of the same bytes AHEAD_KEYS keys later: prefetches in bursts would leave the memory
+ * idle between them. A token's heads mostly lie side by side, so a tile may hold several KV heads,
+ * computed head by head in each round.
  *
  * Where some row does not see all keys of a round, each row is accumulated alone over the keys that
- * it sees, so that V of hidden keys has no effect.
+ * it sees: V of hidden keys has no effect.
  */
 #include "kernels/cpu/isa-symbols.h"
 #include "kernels/cpu/mask.h"
@@ -43,14 +43,14 @@ struct scratch {
 
 _Static_assert(sizeof(struct scratch) <= FA_CPU_FEW_ROWS_SCRATCH_MAX, "its scratch is enough");
 
-/* Keys of a round that are adjacent in memory: [first, end), counted from the round's first. */
+/* Keys of a round that are adjacent in memory: [first, end), from the round's first. */
 struct segment {
-	int64_t k, v;             /* offset of the first in a head's K and V */
-	int64_t ahead_k, ahead_v; /* distance to what is fetched meanwhile; 0: nothing is left */
+	int64_t k, v;             /* the first's, in a head's K and V */
+	int64_t ahead_k, ahead_v; /* to what is fetched meanwhile; 0: nothing is left */
 	int32_t first, end;
 };
 
-/* A round of keys. Keys are counted from the round's first. */
+/* A round of keys, which are counted from its first. */
 struct round {
 	int64_t key; /* the first, in the sequence */
 	int32_t end;
@@ -64,8 +64,8 @@ struct round {
 
 /* ---- strips of a row */
 
-/* Loads @n elements, 8 to STRIP; the rest is 0. Of bf16 the first vector gets the elements of even
- * number, and the second those of odd number, as that takes a shift and a mask alone. */
+/* Loads @n elements, 8 to STRIP; the rest is 0. Of bf16 the vectors get the elements of even and of
+ * odd number: that takes a shift and a mask alone. */
 VEC_INLINE void load_strip(enum fa_attention_dtype dtype, const char *p, int n, vec strip[2])
 {
 	int bytes = vec_element_bytes(dtype);
@@ -90,7 +90,7 @@ VEC_INLINE void load_strip(enum fa_attention_dtype dtype, const char *p, int n, 
 	}
 }
 
-/* Puts the elements of a strip back in order. */
+/* Undoes the order of load_strip(). */
 static void order_strip(enum fa_attention_dtype dtype, const float *strip, float *to)
 {
 	for (int i = 0; i < VEC_LANES; i++) {
@@ -108,7 +108,7 @@ VEC_INLINE void fetch_strip(enum fa_attention_dtype dtype, const char *p)
 		__builtin_prefetch(p + at, 0, 2);
 }
 
-/* True if no earlier strip has fetched the line where this one begins. */
+/* No earlier strip has fetched this one's first line. */
 VEC_INLINE bool begins_line(enum fa_attention_dtype dtype, int32_t c)
 {
 	return c * vec_element_bytes(dtype) % LINE_BYTES == 0;
@@ -150,7 +150,7 @@ VEC_INLINE void products_of_strip(enum fa_attention_dtype dtype, const int rows,
 	}
 }
 
-/* Dot products of @rows rows with @keys keys; @rows * @keys is at most VEC_LANES. */
+/* @rows * @keys is at most VEC_LANES. */
 VEC_INLINE void products(enum fa_attention_dtype dtype, const int rows, const int keys,
                          const struct fa_cpu_job *job, struct state *state, int32_t row,
                          const char *k, int32_t key, const bool fetches, int64_t ahead)
@@ -183,13 +183,13 @@ VEC_INLINE void products(enum fa_attention_dtype dtype, const int rows, const in
 		memcpy(state->s[row + r] + key, lanes + r * stride, (size_t)keys * sizeof(float));
 }
 
-/* Returns how many rows of @left are computed at once. */
+/* Returns how many of @left rows to compute at once. */
 VEC_INLINE int32_t group_of(int32_t left)
 {
 	return left == 5 || left == 6 ? 3 : left < GROUP_ROWS ? left : GROUP_ROWS;
 }
 
-/* Products of all rows with VEC_LANES keys, or with one. */
+/* Multiplies all rows with VEC_LANES keys, or with one. */
 VEC_INLINE void products_of_rows(enum fa_attention_dtype dtype, const bool one,
                                  const struct fa_cpu_job *job, struct state *state, const char *k,
                                  int32_t key, int64_t ahead)
@@ -312,7 +312,7 @@ static void row_softmax(const struct fa_cpu_job *job, const struct score_map *ma
 
 /* ---- sums of values */
 
-/* Accumulates @strips strips of V from @c on, the last of @n elements, over keys [first, end). */
+/* @strips strips of V from @c on, the last of @n elements, over keys [first, end). */
 VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int strips, int n,
                        const struct fa_cpu_job *job, struct state *state, const struct round *round,
                        int32_t row, int32_t c, int32_t first, int32_t end, bool fetches)
@@ -364,7 +364,7 @@ VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int 
 	}
 }
 
-/* Does the same for rows [row, end_row). */
+/* Does so for rows [row, end_row). */
 VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int strips, int n,
                                const struct fa_cpu_job *job, struct state *state,
                                const struct round *round, int32_t row, int32_t end_row, int32_t c,
@@ -394,7 +394,7 @@ VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int strips, 
 	}
 }
 
-/* Does the same for all of V's columns, as many at once as there are accumulators for. */
+/* For all of V's columns, as many at once as there are accumulators for. */
 VEC_INLINE void values_of_columns(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
                                   struct state *state, const struct round *round, int32_t row,
                                   int32_t end_row, int32_t first, int32_t end)
@@ -455,7 +455,7 @@ VEC_INLINE void round_values(enum fa_attention_dtype dtype, const struct fa_cpu_
 
 /* ---- a tile */
 
-/* Moves the sums of the last rounds into those of all; @first: there are none. */
+/* From the last rounds into all; @first: there were none. */
 static void carry(const struct fa_cpu_job *job, struct state *state, bool first)
 {
 	const int32_t dims = (job->head_dim_v + STRIP - 1) / STRIP * STRIP;
@@ -554,7 +554,7 @@ static void job_of_head(const struct fa_cpu_job *tile, int32_t h, struct fa_cpu_
 		ret_job->partial += h * tile->rows * fa_cpu_partial_floats(tile);
 }
 
-/* Fills the keys [round->key, ...): up to a multiple of ROUND_KEYS or @end. Returns the next. */
+/* Fills keys [round->key, ...), up to a multiple of ROUND_KEYS or @end. Returns the next. */
 static int64_t round_keys(const struct fa_cpu_job *tile, int64_t end, struct round *round)
 {
 	int64_t key = round->key, stop = (key / ROUND_KEYS + 1) * ROUND_KEYS;

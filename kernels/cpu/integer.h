@@ -36,7 +36,7 @@ static inline int64_t chunk_begin(int64_t position, int64_t chunk_tokens)
 	return position - (in_chunk < 0 ? in_chunk + chunk_tokens : in_chunk);
 }
 
-/* Returns a window's bound, or @far if the window is unbounded. */
+/* Returns @far if the window is unbounded. */
 static inline int64_t window(int64_t given, int64_t far)
 {
 	return given < 0 ? far : min64(given, far);

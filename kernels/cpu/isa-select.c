@@ -1,6 +1,6 @@
 /*
  * Chooses the instruction set: asks the processor, the system (does XCR0 save the registers?) and
- * the environment. Compiled for the baseline, like all that runs before the choice.
+ * the environment. Compiled for the baseline, like all that runs before.
  */
 #include "kernels/cpu/isa.h"
 

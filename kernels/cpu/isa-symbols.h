@@ -1,5 +1,5 @@
 /*
- * The symbols of this translation unit's instruction set; the build defines FA_CPU_NAME.
+ * The symbols of an instruction set; the build defines FA_CPU_NAME.
  */
 #pragma once
 

@@ -1,5 +1,5 @@
 /*
- * The table of instruction sets, and the job of their kernels: one tile with its sequence and heads
+ * The table of instruction sets, and the job of their kernels: one tile, its sequence and heads
  * resolved. Nothing here owns memory.
  */
 #pragma once
@@ -7,13 +7,13 @@
 #include "kernels/cpu/integer.h"
 #include "kernels/paged.h"
 
-/* A multiple of each instruction set's panel (48, 24, 8). */
+/* A multiple of all panels (48, 24, 8). */
 #define FA_CPU_TILE_ROWS_MAX 192
 
-/* The few_rows kernel is faster up to this many rows. */
+/* Up to this many rows few_rows is faster. */
 #define FA_CPU_FEW_ROWS_MAX 12
 
-/* Both kernels get the scratch of the many_rows kernel, which needs more. */
+/* Both kernels get the scratch of many_rows, which needs more. */
 #define FA_CPU_FEW_ROWS_SCRATCH_MAX (1792u << 10)
 
 /* Only tiles of few rows have more than one head. */
@@ -29,8 +29,7 @@ struct fa_cpu_job {
 	int64_t q_stride_token, q_stride_head; /* strides in bytes, except lse's */
 	int64_t k_stride, v_stride;
 	int64_t k_stride_head, v_stride_head;
-	/* Pages with codes: token 0's scale, or NULL: the head has one. Only many_rows supports
-	 * codes. */
+	/* Codes: token 0's scale, or NULL: the head has one. Only many_rows has codes. */
 	enum fa_paged_store store;
 	const char *k_scales, *v_scales;
 	float k_scale, v_scale;
@@ -44,21 +43,21 @@ struct fa_cpu_job {
 	int32_t head_dim, head_dim_v;
 	int64_t n_q, n_k;
 
-	/* Row r is token r / group, head r % group of the group. */
+	/* Row r is token r / group, head r % group. */
 	int32_t group;
-	int32_t n_heads; /* KV heads, from that of k and v on */
+	int32_t n_heads; /* KV heads, from that of k and v */
 	int32_t rows;
 	int64_t row;
 
 	/* A row at position p sees keys [p - left, p + right], and up to p + right_prefix those
-	 * before prefix, of the chunk that has p (chunk_tokens 0: of all), within [begin, end).
-	 * Clamped so that no sum overflows. */
+	 * before prefix, of p's chunk (chunk_tokens 0: of all), within [begin, end). Clamped so
+	 * that no sum overflows. */
 	int64_t left, right;
 	int64_t right_prefix, prefix;
 	int64_t chunk_tokens;
 	int64_t begin, end;
 
-	/* A tree: of the last n_q keys, row i sees those in its mask. positions is NULL unless a
+	/* A tree: of the last n_q keys, row i sees those in its mask. positions: NULL unless a
 	 * window, chunks or ALiBi need it. */
 	const uint32_t *tree;      /* [n_q][tree_words], or NULL */
 	const uint32_t *positions; /* [n_q] */
@@ -106,8 +105,8 @@ static inline bool fa_cpu_job_stopped(const struct fa_cpu_job *job)
 	return job->stop && __atomic_load_n(job->stop, __ATOMIC_RELAXED);
 }
 
-/* Return the first key that a row at @position sees, and the end of its keys; not clamped to those
- * that exist. Neither falls as the position rises. */
+/* The first key that a row at @position sees, and the end of its keys; not clamped to those that
+ * exist. Neither falls as the position rises. */
 static inline int64_t fa_cpu_job_low(const struct fa_cpu_job *job, int64_t position)
 {
 	int64_t low = position - job->left;
@@ -146,20 +145,18 @@ static inline int64_t fa_cpu_partial_floats(const struct fa_cpu_job *job)
 struct fa_cpu_isa {
 	const char *name;
 	int32_t panel_rows;
-	float flops; /* per second and thread; a low estimate */
+	float flops; /* a second and thread; a low estimate */
 	size_t scratch_bytes;
 	void (*many_rows)(const struct fa_cpu_job *job, void *scratch);
 	void (*few_rows)(const struct fa_cpu_job *job, void *scratch);
 
-	/* Writes the rows of @job from their @n partial results, @stride floats apart. */
+	/* Reduces the job's @n partial results, @stride floats apart, to its rows. */
 	void (*reduce)(const struct fa_cpu_job *job, const float *partials, int64_t n,
 	               int64_t stride);
-	/* @to = @weight_a * @a + @weight_b * @b, @dim elements; operands of weight 0 are not
-	 * read. */
+	/* @to = @weight_a * @a + @weight_b * @b, @dim elements. What has weight 0 is not read. */
 	void (*blend)(enum fa_attention_dtype dtype, void *to, const void *a, float weight_a,
 	              const void *b, float weight_b, int32_t dim);
-	/* Rotates the first @dim elements of a row; cosines and sines: [dim / 2]; @to may be
-	 * @from. */
+	/* The first @dim elements of a row; cosines and sines: [dim / 2]; @to may be @from. */
 	void (*rotate)(enum fa_attention_dtype dtype, void *to, const void *from, const float *cos,
 	               const float *sin, int32_t dim, bool interleaved);
 };

@@ -1,6 +1,6 @@
 /*
- * One tile of attention for many query rows: lanes are query rows. Compiled once for every
- * instruction set; pure functions of a job and its scratch, any thread.
+ * One tile of attention for many query rows: lanes are query rows. Compiled for every instruction
+ * set; pure functions of a job and its scratch, any thread.
  *
  * Rows are divided into panels of a few vectors. Q is transposed, so that S^T = K Q^T and O^T = V^T
  * P^T are sums of outer products of a vector of rows and a scalar of K or V, in a block of
@@ -8,7 +8,7 @@
  * fp32 and packed once for all panels (strides of whole tokens would map to few cache sets). With
  * bf16 dot products a word holds two bf16: adjacent dims in K and Q, adjacent keys in V and P.
  *
- * Hidden keys get score -inf and weight 0. As 0 times an infinity or NaN of V is NaN, panels with
+ * Hidden keys get score -inf and weight 0. 0 times an infinity or NaN of V is NaN, so panels with
  * hidden keys accumulate rounds with such values key by key.
  */
 #include "kernels/cpu/isa-symbols.h"
@@ -161,8 +161,7 @@ static void panel_round(const struct tile *tile, int32_t panel)
 	int32_t low_first, low_last, high_first, high_last, first, end;
 	bool hidden, masked = false;
 
-	/* Rows are in token order, so both bounds only rise, except in a tree: its rows get the
-	 * widest bounds. */
+	/* In token order both bounds only rise; a tree's rows get the widest bounds. */
 	low_first = (int32_t)score_clamp(score_low_of(job, row, last) - round, 0, SCORE_KEYS);
 	low_last = (int32_t)score_clamp(score_low(job, last) - round, 0, SCORE_KEYS);
 	high_first = (int32_t)score_clamp(score_high(job, row) - round, 0, SCORE_KEYS);
@@ -288,7 +287,7 @@ static void many_rows(const struct fa_cpu_job *job, void *scratch)
 		panel_end(&tile, panel);
 }
 
-/* Data only: no code of this instruction set runs before it is chosen. */
+/* Data only: no code of this instruction set runs before the choice. */
 const struct fa_cpu_isa FA_CPU_ISA = {
 	.name = FA_CPU_STRING(FA_CPU_NAME),
 	.panel_rows = PANEL,

@@ -11,7 +11,7 @@
 #endif
 
 #define TOKENS 64
-/* Copies of more bytes bypass the cache: they would only evict what is in it. */
+/* Larger copies bypass the cache, which they would only empty. */
 #define STREAM_BYTES ((uint64_t)8 << 20)
 /* A row is fetched while this many tokens before it are copied. */
 #define AHEAD 6
@@ -42,7 +42,7 @@ static bool is_large(const struct fa_paged_own_copy *copy)
 	                  fa_cpu_element_bytes(cache->dtype)) > STREAM_BYTES;
 }
 
-/* One of K and V, for the tokens of a tile. */
+/* K or V of a tile's tokens. */
 struct side {
 	bool is_v;
 	int32_t dim;
@@ -124,7 +124,7 @@ static void copy_codes(const struct fa_paged_own_copy *copy, const struct side *
 		*own_scale = fa_quantise_token(cache->store, values, side->dim, pool);
 }
 
-/* @stream: past the cache, as memcpy() does by itself if there is much to copy. */
+/* @stream: past the cache, as memcpy() does by itself for large copies. */
 static void copy_bytes(char *to, const char *from, size_t bytes, bool stream)
 {
 #ifdef __SSE2__
@@ -144,8 +144,8 @@ static void prefetch(const char *from, size_t bytes)
 		__builtin_prefetch(from + at);
 }
 
-/* Copies the rows from token @i on that lie behind one another on both sides, at most up to @end;
- * returns their number. */
+/* Rows from token @i on that are contiguous on both sides, up to @end at most; returns their
+ * number. */
 static uint32_t copy_rows(const struct side *side, uint32_t i, uint32_t end, uint32_t count,
                           int32_t head, size_t row_bytes, bool writes, bool stream)
 {
@@ -175,7 +175,7 @@ static void copy_side(const struct fa_paged_own_copy *copy, const struct side *s
 			for (int32_t h = 0; h < heads; h++)
 				copy_codes(copy, side, layer, i, h, writes);
 	} else if (writes && side->by_token) {
-		/* Reads sources in order, because the processor prefetches them then. */
+		/* Follows the order of the sources, which the processor then prefetches. */
 		for (uint32_t i = 0; i < count; i++)
 			for (int32_t h = 0; h < heads; h++)
 				copy_rows(side, i, i + 1, count, h, row_bytes, writes, stream);

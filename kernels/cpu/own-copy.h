@@ -1,4 +1,4 @@
-/* Copies of tokens between the pool and a client's own pages. Tiles write disjoint memory. */
+/* Copies tokens between the pool and a client's own pages. Tiles write disjoint memory. */
 #pragma once
 
 #include "kernels/paged.h"

@@ -8,7 +8,7 @@ static inline int64_t fa_cpu_element_bytes(enum fa_attention_dtype dtype)
 	return dtype == FA_ATTENTION_F32 ? 4 : 2;
 }
 
-/* Returns the scales of heads that K's or V's codes have in @layer; NULL: tokens have theirs. */
+/* The heads' scales of K's or V's codes in @layer; NULL: tokens have theirs. */
 static inline const float *fa_cpu_head_scales(const struct fa_paged_cache *cache, bool is_v,
                                               int64_t layer)
 {
@@ -18,10 +18,10 @@ static inline const float *fa_cpu_head_scales(const struct fa_paged_cache *cache
 }
 
 struct fa_cpu_page_row {
-	char *k, *v; /* also where V is the front of K */
+	char *k, *v; /* v also if V is the front of K */
 	int64_t k_bytes, v_bytes;
 	int64_t k_stride, v_stride;
-	/* Token scales of head 0; NULL: there are none. */
+	/* Scales of tokens, for head 0; NULL: there are none. */
 	float *k_scale, *v_scale;
 	int64_t scale_stride; /* floats */
 };

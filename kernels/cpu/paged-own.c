@@ -6,13 +6,13 @@
 
 /* Partial rows of a request that need not be deterministic: enough for any number of threads. */
 #define PARTIAL_BYTES (4 << 20)
-/* Limit of the splits of a sequence in a deterministic request; there may be one more. */
+/* Of a sequence in a deterministic request; there may be one more. */
 #define DETERMINISTIC_SPLITS 8
-/* Limit of the lists of a sequence with split keys, unless one per KV head is more. Such a list has
- * fewer rows than FA_CPU_TILE_ROWS_MAX. */
+/* Lists of a sequence with split keys, unless one per KV head is more. Such a list has fewer rows
+ * than FA_CPU_TILE_ROWS_MAX. */
 #define SPLIT_LISTS 32
 
-/* A sequence as read from the client's memory. */
+/* A sequence as it was read from the client's memory. */
 struct sequence {
 	int64_t begin, n_q, n_k, prefix;
 };
@@ -32,7 +32,7 @@ static int64_t stored_bytes(const struct fa_paged_own *pages)
 	return pages->store == FA_PAGED_PLAIN ? element_bytes(pages) : 1;
 }
 
-/* ---- the workspace: sequences, and behind them what tilings need */
+/* ---- the workspace: sequences, then what tilings need */
 
 static size_t sequences_bytes(const struct fa_paged_own_attention *p)
 {
@@ -54,7 +54,7 @@ static int64_t longest(const struct fa_paged_own_attention *p)
 	return min64(p->max_k, (int64_t)p->table_columns * p->pages->page_tokens);
 }
 
-/* Returns at least the floats of the partial rows of one sequence. */
+/* Returns at least the floats of a sequence's partial rows. */
 static int64_t sequence_floats_max(const struct fa_paged_own_attention *p, int64_t splits)
 {
 	int64_t kv_heads = lists(p), rows = p->max_q * (p->heads / kv_heads);

@@ -1,6 +1,6 @@
 /*
- * Attention over a client's own pages, and appending to them. Lengths and cu_q are read once, when a
- * request begins, into its workspace; table entries and slots are bounded where they are read.
+ * Attention over a client's own pages, and appending to them. Lengths and cu_q are read once, into
+ * the workspace, when a request begins; table entries and slots are bounded where they are read.
  */
 #pragma once
 

@@ -148,7 +148,7 @@ void fa_cpu_paged_find(int32_t batch, int32_t kv_heads, void *memory,
 	fa_cpu_paged_lay_out(batch, &plan, memory, ret_workspace);
 }
 
-/* Returns the last sequence that begins at or before the tile and has tiles. */
+/* The last sequence with tiles that begins at or before the tile. */
 static int32_t find_sequence(const struct fa_cpu_paged_tiling *tilings, int32_t batch, int64_t tile)
 {
 	int32_t low = 0, high = batch;
@@ -205,7 +205,7 @@ bool fa_cpu_paged_run(const struct fa_cpu_isa *isa, const struct fa_cpu_paged_wo
 	if (tiling->n_splits == 1)
 		return true;
 
-	/* The tile that finishes a block's last split reduces them all. */
+	/* Finishing a block's last split, a tile reduces them all. */
 	if (atomic_fetch_add_explicit(&workspace->counters[tiling->counter + place->list], 1,
 	                              memory_order_acq_rel) +
 	            1 <

@@ -1,7 +1,7 @@
 /*
  * How paged attention is divided into tiles. Query heads that share a KV head are packed into one
- * list of rows, as in plan.c, and divided into blocks; where blocks are few, their keys are split
- * at multiples of fixed numbers. A sequence's tiling, and so its results, depend on its own lengths
+ * list of rows, as in plan.c, and divided into blocks; where blocks are few, keys are split at
+ * multiples of fixed numbers. A sequence's tiling, and so its results, depend on its own lengths
  * alone.
  */
 #pragma once
@@ -15,21 +15,19 @@ struct fa_cpu_paged_tiling {
 	int64_t tile;
 	int64_t n_blocks;
 	int64_t keys_begin, keys_end; /* that any row sees */
-	int64_t split_keys;           /* keys per split; splits start at its multiples */
+	int64_t split_keys;           /* splits start at multiples of it */
 	int64_t first_split;
-	int64_t counter,
-		partial;  /* offset of the sequence's counters; of its partial rows, in floats */
-	int32_t block;    /* rows */
-	int32_t n_splits; /* 1: the tile writes its rows itself */
+	int64_t counter, partial; /* of its counters; of its partial rows, in floats */
+	int32_t block;            /* rows */
+	int32_t n_splits;         /* 1: the tile writes rows itself */
 };
 
-/* What a tiling depends on, besides the sequence. */
+/* What a tiling depends on besides the sequence. */
 struct fa_cpu_paged_shape {
 	int32_t heads, kv_heads, head_dim, head_dim_v;
 };
 
-/* Splits have multiples of FA_CPU_PAGED_SPLIT_STEP keys, which is a multiple of every kernel's
- * round. */
+/* Keys of a split: multiples of FA_CPU_PAGED_SPLIT_STEP, a multiple of all kernels' rounds. */
 #define FA_CPU_PAGED_SPLIT_STEP 256
 #define FA_CPU_PAGED_SPLIT_MIN 1024
 
@@ -46,7 +44,7 @@ struct fa_cpu_paged_plan {
 	int64_t n_tiles, n_counters, partial_floats;
 };
 
-/* Divides one sequence, and adds it to *plan. */
+/* Adds the sequence to *plan. */
 void fa_cpu_paged_plan_sequence(const struct fa_cpu_isa *isa,
                                 const struct fa_cpu_paged_shape *shape,
                                 const struct fa_cpu_paged_rows *rows,
@@ -64,15 +62,15 @@ struct fa_cpu_paged_workspace {
 	size_t bytes;
 };
 
-/* Lays out a workspace at @memory; NULL: only its size is wanted. */
+/* @memory NULL: only the size is computed. */
 void fa_cpu_paged_lay_out(int32_t batch, const struct fa_cpu_paged_plan *plan, void *memory,
                           struct fa_cpu_paged_workspace *ret_workspace);
 
-/* Finds the parts of a workspace by the tilings in it. */
+/* Uses the tilings in @memory. */
 void fa_cpu_paged_find(int32_t batch, int32_t kv_heads, void *memory,
                        struct fa_cpu_paged_workspace *ret_workspace);
 
-/* What a tile computes: a split of the keys of a block of rows. A list is a block of a KV head. */
+/* A split of a block's keys. A list is a block of a KV head. */
 struct fa_cpu_paged_place {
 	int32_t sequence, kv_head;
 	int64_t list, block, split;
@@ -81,7 +79,7 @@ struct fa_cpu_paged_place {
 void fa_cpu_paged_locate(const struct fa_cpu_paged_workspace *workspace, int32_t kv_heads,
                          int64_t tile, struct fa_cpu_paged_place *ret_place);
 
-/* Fills the rows and keys of @job and runs it. */
+/* Fills in the rows and keys of @job, and runs it. */
 bool fa_cpu_paged_run(const struct fa_cpu_isa *isa, const struct fa_cpu_paged_workspace *workspace,
                       const struct fa_cpu_paged_place *place, struct fa_cpu_job *job,
                       void *scratch);

@@ -1,5 +1,5 @@
 /*
- * Operations on single rows: reduction of partial results, blending, rotary embedding. Compiled for
+ * Operations on single rows: reducing partial results, blending, rotary embedding. Compiled for
  * each instruction set; pure functions, any thread.
  */
 #include "kernels/cpu/isa-symbols.h"
@@ -119,7 +119,7 @@ void FA_CPU_ROTATE(enum fa_attention_dtype dtype, void *to, const void *from, co
 	float row[ROW_MAX + 16], rotated[ROW_MAX + 16];
 	char stored[(ROW_MAX + 16) * 4];
 
-	/* Rows are a multiple of 8 elements long, so this reads nothing past the end. */
+	/* Rows have a multiple of 8 elements, so this reads nothing past the end. */
 	load_any(dtype, row, from, padded);
 	memcpy(rotated, row, (size_t)padded * sizeof(float));
 	if (interleaved) {

@@ -1,6 +1,6 @@
 /*
- * Paged requests on the CPU: the tiles of each operation, and the operations that move tokens.
- * Attention is in paged-plan.c. Tiles write disjoint memory.
+ * Paged requests: the tiles of each operation, and operations that move tokens. Attention is in
+ * paged-plan.c. Tiles write disjoint memory.
  */
 #include "kernels/cpu/integer.h"
 #include "kernels/cpu/own-copy.h"
@@ -242,7 +242,7 @@ static void page_tile(const struct fa_paged_pages *p, bool clear, int64_t tile)
 	memcpy(to + cache->v_offset, from + cache->v_offset, (size_t)v_bytes);
 }
 
-/* Tokens move only towards the front, and in order, so none is overwritten before it moves. */
+/* Towards the front, in order: none is overwritten before it moves. */
 static void move_tile(const struct fa_paged_move *p, int64_t tile)
 {
 	const struct fa_paged_cache *cache = p->cache;

@@ -1,6 +1,6 @@
 /*
- * Which rows and keys a tile of a request computes (tiling.h says how it is divided). Pure
- * functions, any thread; the only state is in the request's workspace.
+ * Which rows and keys a tile computes (tiling.h says how a request is divided). Pure functions, any
+ * thread; the only state is in the request's workspace.
  *
  * Query heads that share a KV head are packed into one list of rows (token by token, head by head)
  * and share each pass over K and V. A tile is a block of that list. In a ragged batch, blocks of M
@@ -9,8 +9,8 @@
  * tile is one sequence's rows of a few adjacent KV heads.
  *
  * Where that gives few tiles of many keys, a tile computes one split of its block's keys and leaves
- * partial rows in the workspace. The tile that finishes a block's last split reduces all of them in
- * order. Such tiles are numbered by sequence, block, heads and split.
+ * partial rows in the workspace. The tile that finishes a block's last split reduces all in order.
+ * Such tiles are numbered by sequence, block, heads and split.
  */
 #include "kernels/cpu/integer.h"
 #include "kernels/cpu/tiling.h"
@@ -28,7 +28,7 @@ static void locate_ragged(const struct fa_attention_params *params, int32_t bloc
 	const uint32_t *cu = params->cu_seqlens_q;
 	int64_t group = params->heads / params->kv_heads;
 	int64_t slot = tile / params->kv_heads;
-	int32_t low = 0, high = params->batch; /* finds the last b whose first number is <= slot */
+	int32_t low = 0, high = params->batch; /* the last b whose first number is <= slot */
 
 	while (high - low > 1) {
 		int32_t middle = low + (high - low) / 2;
@@ -62,7 +62,7 @@ static void locate_even(const struct fa_attention_params *params, int32_t block,
 		list = tile % lists;
 		at = n_blocks - 1 - tile / lists;
 	} else {
-		/* List after list, so that K and V stay in the cache. */
+		/* Follows the lists, so that K and V stay in the cache. */
 		list = tile / n_blocks;
 		at = tile % n_blocks;
 	}
@@ -94,10 +94,10 @@ static void locate_few_rows(const struct fa_attention_params *params, int32_t he
 
 /* ---- parts of the keys */
 
-/* A counter of finished splits per block, then each split's partial rows. */
+/* The workspace has finished splits per block, then partial rows. */
 struct splits {
-	int64_t n_tiles, n_blocks; /* blocks count once for all of a tile's heads */
-	int64_t n_partials;        /* splits of blocks with more than one */
+	int64_t n_tiles, n_blocks; /* a block counts once for all heads of a tile */
+	int64_t n_partials;        /* of blocks with more than one split */
 	int64_t head_floats;       /* per split and KV head */
 	size_t partials;           /* offset in bytes */
 	size_t bytes;
@@ -135,7 +135,7 @@ static void splits_init(struct splits *splits, const struct fa_attention_params 
 struct split {
 	int64_t number;
 	int64_t counter;
-	int64_t partial, stride; /* the block's first partial row; stride between splits */
+	int64_t partial, stride; /* the block's first partial row; between splits */
 };
 
 static void locate_split(const struct fa_attention_params *params,
@@ -294,7 +294,7 @@ static bool run_job(const struct fa_cpu_isa *isa, const struct fa_cpu_job *job, 
 	return !fa_cpu_job_stopped(job);
 }
 
-/* Stores the range of keys that any of the job's rows sees. */
+/* Finds the keys that any of the job's rows sees. */
 static void seen_by_job(const struct fa_cpu_job *job, int64_t *ret_begin, int64_t *ret_end)
 {
 	int64_t first = job->row / job->group + job->n_k - job->n_q;

@@ -1,13 +1,12 @@
 /*
- * From a product <q, k> to a score in units of log2, and the rows and keys of a tile; shared by the
- * kernels.
+ * From a product <q, k> to a score in log2, and a tile's rows and keys; for all kernels.
  */
 #pragma once
 
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/vec.h"
 
-/* Keys per round of online softmax; rounds start at multiples of this number. */
+/* Of a round of online softmax; rounds start at multiples. */
 #define SCORE_KEYS 128
 
 struct score_map {
@@ -16,12 +15,12 @@ struct score_map {
 	bool capped;
 };
 
-/* Beyond this cap tanh(s / cap) * cap equals s in fp32, and its factors would overflow. */
+/* Beyond this cap tanh(s / cap) * cap is s in fp32, and its factors would overflow. */
 #define SCORE_CAP_MAX 1e25f
 #define SCORE_CAP_MIN 1e-25f
 
-/* Weights are 2^-shift times exp(score - maximum), so that their sum over all keys is below 1 and
- * no sum of finite values overflows. All splits of a row have the same shift. */
+/* Weights are 2^-shift times exp(score - maximum): over all keys their sum is below 1, and no sum
+ * of finite values overflows. All splits of a row have the same shift. */
 static inline int score_shift(const struct fa_cpu_job *job)
 {
 	return job->n_k > 1 ? 64 - __builtin_clzll((uint64_t)job->n_k) : 0;
@@ -45,7 +44,7 @@ static inline void score_map_init(struct score_map *map, const struct fa_cpu_job
 	}
 }
 
-/* Keys and positions are relative to the round's first key. */
+/* Keys and positions count from the round's first key. */
 VEC_INLINE vec score_bias(vec score, vec slope_log2, vec key, vec position)
 {
 	return vec_fma(vec_set(0.0f) - slope_log2, vec_abs(key - position), score);
@@ -59,7 +58,7 @@ VEC_INLINE vec score_mask(vec score, vec key, vec low, vec high)
 	return vec_select(vec_less(key, high), score, nothing);
 }
 
-/* A row's scores are relative to its maximum, or 0 if it has seen no key. */
+/* What a row's scores are relative to: its maximum, or 0 if it has seen no key. */
 VEC_INLINE vec score_base(vec highest)
 {
 	return vec_select(vec_equal(highest, vec_set(-INFINITY)), vec_set(0.0f), highest);
@@ -70,7 +69,7 @@ static inline int64_t score_clamp(int64_t x, int64_t low, int64_t high)
 	return x < low ? low : x > high ? high : x;
 }
 
-/* Return the position of packed row @row, and the keys [low, high) that the row sees. */
+/* The position of packed row @row, and the keys [low, high) that it sees. */
 static inline int64_t score_position(const struct fa_cpu_job *job, int64_t row)
 {
 	if (job->positions)
@@ -85,13 +84,13 @@ static inline int64_t score_low(const struct fa_cpu_job *job, int64_t row)
 
 static inline int64_t score_high(const struct fa_cpu_job *job, int64_t row)
 {
-	/* The position of a tree's new key may be less than its index. */
+	/* A tree's new key may be at a lower position than its index. */
 	if (job->tree)
 		return job->end;
 	return score_clamp(fa_cpu_job_high(job, score_position(job, row)), job->begin, job->end);
 }
 
-/* Return bounds such that rows [row, last] see only keys in [low, high). */
+/* Rows [row, last] see only keys in [low, high). */
 static inline int64_t score_low_of(const struct fa_cpu_job *job, int64_t row, int64_t last)
 {
 	int64_t low;
@@ -142,7 +141,7 @@ static inline const char *score_v(const struct fa_cpu_job *job, int64_t key)
 	return score_key_at(job, job->v, job->v_stride, job->v_page_bytes, key);
 }
 
-/* Returns the scales of keys from @key to the page's end; NULL: the head has one scale. */
+/* Of keys from @key to the page's end; NULL: the head has one scale. */
 static inline const float *score_scales(const struct fa_cpu_job *job, const char *scales,
                                         int64_t key)
 {
@@ -151,13 +150,13 @@ static inline const float *score_scales(const struct fa_cpu_job *job, const char
 	              : NULL;
 }
 
-/* Returns the next key that is not adjacent to its predecessor in memory. */
+/* The next key that does not follow its predecessor in memory. */
 static inline int64_t score_page_end(const struct fa_cpu_job *job, int64_t key)
 {
 	return job->table ? (key / job->page_tokens + 1) * job->page_tokens : INT64_MAX;
 }
 
-/* Returns true if the row sees @key, which is in [low, high). */
+/* @key is in [low, high). */
 static inline bool score_tree_sees(const struct fa_cpu_job *job, int64_t row, int64_t key)
 {
 	int64_t token = key - (job->n_k - job->n_q), at, position;
@@ -178,10 +177,9 @@ static inline const char *score_q(const struct fa_cpu_job *job, int64_t row)
 }
 
 /*
- * Sums have three levels, as one sum of many equal numbers loses a unit in the last place with each
- * of them: over the keys of a round, over SCORE_NEAR_ROUNDS rounds, and over all rounds. This adds
- * @near to the last, *far, which is multiplied by @factor before. *lost is what rounding took from
- * *far so far.
+ * Sums have three levels, as one sum of many equal numbers loses a unit in the last place with
+ * each: over a round's keys, over SCORE_NEAR_ROUNDS rounds, over all rounds. This adds @near to the
+ * last, *far, after multiplying it by @factor. *lost is what rounding took from *far.
  */
 #define SCORE_NEAR_ROUNDS 16
 
@@ -199,8 +197,8 @@ VEC_INLINE void score_carry(float *far, float *lost, vec factor, vec near)
 	vec_store(lost, near - (sum - scaled));
 }
 
-/* Turns a row's maximum (log2) and sum, and the sink, into the factor of its accumulators; stores
- * the lse. A row without keys has factor 0. */
+/* Turns a row's maximum (log2) and sum, and the sink, into its accumulators' factor; stores the
+ * lse. Without keys it is 0. */
 static inline float score_finish(const struct fa_cpu_job *job, int64_t row, float highest,
                                  double sum)
 {
@@ -217,7 +215,7 @@ static inline float score_finish(const struct fa_cpu_job *job, int64_t row, floa
 		return 1;
 	}
 	if (job->sinks && !(highest == -INFINITY && sum == 0)) {
-		/* Double precision: exact for any sink. */
+		/* Exact for any sink. */
 		double sink = job->sinks[head], top = (double)highest * VEC_LN2;
 		double base = sink > top ? sink : top;
 		double all = exp(top - base) * total + exp(sink - base);
@@ -241,8 +239,8 @@ static inline float score_finish(const struct fa_cpu_job *job, int64_t row, floa
 	return factor;
 }
 
-/* Multiplies accumulators by the row's factor. The mean of finite values is finite, though rounding
- * may lift the product above the largest. */
+/* Multiplies accumulators by the row's factor. A mean of finite values is finite, though rounding
+ * may lift it above the largest. */
 VEC_INLINE vec score_mean(vec values, float factor)
 {
 	const vec largest = vec_set(0x1.fffffep127f), infinite = vec_set(INFINITY);

@@ -1,5 +1,5 @@
 /*
- * Packs Q, K and V of a tile into its scratch: Q transposed, K and V as fp32 or paired bf16, row
+ * Packs Q, K and V of a tile into its scratch: Q transposed; K and V as fp32 or paired bf16, row
  * beside row.
  */
 #pragma once
@@ -41,7 +41,7 @@ static void pack_q_panel(const struct tile *tile, int32_t panel)
 	}
 }
 
-/* Packs one row. With @judge, returns true if an element is infinite or NaN. */
+/* With @judge: returns true if an element is infinite or NaN. */
 VEC_INLINE bool pack_row(enum fa_attention_dtype dtype, const char *from, float *to, int32_t dim,
                          const bool judge)
 {
@@ -110,7 +110,7 @@ static bool pack_codes(const struct fa_cpu_job *job, const char *from, int64_t f
 	return special;
 }
 
-/* Adds the second row of a pair whose first is packed. */
+/* Adds the second row of a pair. */
 static bool pack_v_second(const uint16_t *second, uint32_t *to, int32_t dim)
 {
 	uint32_t special = 0;
@@ -137,7 +137,7 @@ static bool pack_v_pair(const uint16_t *first, const uint16_t *second, uint32_t 
 	return special != 0;
 }
 
-/* Packs contiguous keys [first, end) of the round. The keys of a pair may be in two pages. */
+/* Contiguous keys [first, end) of the round. A pair's keys may be in two pages. */
 static void pack_keys(struct tile *tile, int32_t first, int32_t end)
 {
 	const struct fa_cpu_job *job = tile->job;
@@ -194,7 +194,7 @@ static void pack_zeros(struct tile *tile, int32_t key)
 		memset(scratch->v + key / 2 * tile->v_stride, 0, bytes);
 }
 
-/* Packs keys [first, end) of the round, and zeros around them up to multiples of KEY_STEP. */
+/* Keys [first, end) of the round, and zeros around them up to multiples of KEY_STEP. */
 static void pack_round(struct tile *tile, int32_t first, int32_t end)
 {
 	int32_t padded = (end + KEY_STEP - 1) / KEY_STEP * KEY_STEP;

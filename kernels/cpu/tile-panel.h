@@ -1,5 +1,5 @@
 /*
- * One panel of rows over one round of keys: both products, masks and softmax.
+ * A panel of rows over a round of keys: both products, masks and softmax.
  */
 #pragma once
 
@@ -156,7 +156,7 @@ static void panel_mask(const struct tile *tile, int32_t panel, int vectors, int3
 	}
 }
 
-/* Turns scores into weights, which are relative to each row's running maximum. */
+/* Scores become weights, relative to each row's running maximum. */
 VEC_INLINE void panel_softmax(const struct tile *tile, int32_t panel, const int vectors,
                               int32_t first, int32_t end)
 {

@@ -8,9 +8,8 @@
 #define PANEL (VEC_PANEL_VECTORS * VEC_LANES)
 #define PANELS (FA_CPU_TILE_ROWS_MAX / PANEL)
 #define KEY_STEP 8 /* a multiple of VEC_PANEL_SCALARS, and even for pairs */
-/* Words from key to key: an odd number of cache lines. Constant, so that the addresses of several
- * keys are one register and offsets; keys of at most K_NARROW words are closer, to span fewer memory
- * pages. */
+/* From key to key: an odd number of cache lines. Constant, so that several keys' addresses are one
+ * register and offsets; keys of at most K_NARROW words are closer, to span fewer memory pages. */
 #define K_NARROW 256
 #define K_STRIDE_NARROW (K_NARROW + 16)
 #define K_STRIDE_WIDE (FA_ATTENTION_HEAD_DIM_MAX + 16)
@@ -19,7 +18,7 @@
 _Static_assert(PANELS *PANEL == FA_CPU_TILE_ROWS_MAX, "panels fill a tile");
 _Static_assert(KEY_STEP % VEC_PANEL_SCALARS == 0 && SCORE_KEYS % KEY_STEP == 0, "steps fit");
 
-/* A word is a float, or a pair of bf16 that is only moved as one. */
+/* Words: a float, or a pair of bf16 that is moved as one. */
 struct scratch {
 	float q[PANELS * FA_ATTENTION_HEAD_DIM_MAX * PANEL]; /* [panel][word of d][row]: tile_q() */
 	float o[PANELS][FA_ATTENTION_HEAD_DIM_V_MAX][PANEL]; /* [panel][dim of v][row] */
@@ -27,7 +26,7 @@ struct scratch {
 	float k[SCORE_KEYS * K_STRIDE_WIDE];              /* [key][word of d] */
 	float v[SCORE_KEYS * V_STRIDE];                   /* [key or pair][dim of v] */
 	float highest[PANELS][PANEL], sum[PANELS][PANEL]; /* running, in log2 */
-	/* Sums of o and sum over earlier rounds (score_carry()), relative to far_highest. */
+	/* Of o and sum over earlier rounds (score_carry()), relative to far_highest. */
 	float far[PANELS][FA_ATTENTION_HEAD_DIM_V_MAX][PANEL];
 	float lost[PANELS][FA_ATTENTION_HEAD_DIM_V_MAX][PANEL];
 	float far_sum[PANELS][PANEL], lost_sum[PANELS][PANEL], far_highest[PANELS][PANEL];
@@ -51,14 +50,14 @@ struct tile {
 	int32_t q_words;
 	int32_t k_stride;   /* words; K_STRIDE_NARROW or K_STRIDE_WIDE */
 	int32_t v_stride;   /* words */
-	int64_t round;      /* the round's first key; a multiple of SCORE_KEYS */
+	int64_t round;      /* its first key, a multiple of SCORE_KEYS */
 	bool v_has_special; /* V holds an infinity or NaN */
 	bool tree;          /* the round has keys of the tree */
 	bool masked;        /* scratch->seen is valid */
 	bool carried;       /* far has sums */
 };
 
-/* Returns a panel's words of Q, [word of d][PANEL]. Panels follow one another. */
+/* A panel's words of Q, [word of d][PANEL]. Panels are adjacent. */
 static inline float *tile_q(const struct tile *tile, int32_t panel)
 {
 	return tile->scratch->q + (int64_t)panel * tile->q_words * PANEL;

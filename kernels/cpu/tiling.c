@@ -5,11 +5,11 @@
 #include <unistd.h>
 
 #define TILE_SECONDS 0.03
-#define FEW_ROWS_BYTES_PER_SECOND 5e9 /* a low estimate per thread, of K and V */
+#define FEW_ROWS_BYTES_PER_SECOND 5e9 /* a thread's, of K and V: a low estimate */
 #define TILES_WANTED 32               /* enough for threads to share */
-/* Wanted tiles of few rows with one KV head, each of which costs less. */
+/* Of few rows with one KV head, which cost less. */
 #define FEW_ROWS_TILES_WANTED 64
-#define SPLIT_KEYS_MIN 1024 /* fewer keys take no longer than waking another thread */
+#define SPLIT_KEYS_MIN 1024 /* fewer take no longer than waking a thread */
 #define SPLIT_KEYS_STEP 256 /* a multiple of every kernel's round */
 #define ROWS_STEP 16        /* rows that vectors of every instruction set divide */
 
@@ -58,8 +58,7 @@ static int32_t tile_rows(const struct fa_cpu_isa *isa, const struct fa_attention
 	else
 		total = params->seqlen_q * params->batch * params->heads;
 	if (rows > (double)total / TILES_WANTED) {
-		/* A tile of half the size costs a few per cent; smaller ones cost more than they
-		 * gain. */
+		/* Half the size costs a few per cent; below that, more than it gains. */
 		double least = rows < FA_CPU_TILE_ROWS_MAX / 2 ? rows : FA_CPU_TILE_ROWS_MAX / 2;
 
 		rows = (double)total / TILES_WANTED;
@@ -81,8 +80,7 @@ int64_t fa_cpu_tiling_head_tiles(const struct fa_attention_params *params,
 	return ceil_div(params->seqlen_q * group, tiling->block) * params->batch;
 }
 
-/* Returns the number of processors. It is read once, so that a request's tiling stays the same from
- * its first tile to its last. */
+/* The number is read once, as a request's tiling must not change. */
 static int64_t processors(void)
 {
 	static atomic_int_fast64_t known;
@@ -139,14 +137,14 @@ static int64_t sequence_span(const struct fa_attention_params *params,
 		.n_blocks = ceil_div(n_q * group, tiling->block),
 	};
 	span = min64(n_k, left + right + tokens);
-	/* The rows' positions are in at most so many chunks. */
+	/* The rows' positions are in so many chunks at most. */
 	if (chunk > 0 && chunk < n_k)
 		span = min64(span, (ceil_div(max64(tokens - 1, 0), chunk) + 1) * chunk);
 	return span;
 }
 
-/* With less than half of @wanted tiles, splits the keys into about as many, of one length, unless
- * the sequences are short. @tiles: with one KV head each. */
+/* With less than half of @wanted tiles, keys are split into about as many, of one length, unless
+ * sequences are short. @tiles: with one KV head each. */
 static int64_t choose_split_keys(const struct fa_attention_params *params,
                                  const struct fa_cpu_tiling *tiling, int64_t tiles, int64_t wanted)
 {

@@ -1,6 +1,6 @@
 /*
- * The vector layer (vec.h) on any processor: vectors of four lanes, which the compiler turns into
- * SSE2, NEON or scalar code.
+ * The vector layer (vec.h) on any processor: four lanes, which the compiler turns into SSE2, NEON
+ * or scalar code.
  */
 #pragma once
 

@@ -83,7 +83,7 @@ static inline vec_u16 vec_to_f16(vec x)
 
 	/* Normal: round the low 13 bits to even, then move the exponent. */
 	normal = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
-	/* Below 2^-14: the sum's last bit is worth 2^-24, so the addition rounds. */
+	/* Below 2^-14 the sum's last bit is worth 2^-24, so the addition rounds. */
 	subnormal = (vec_u32)((vec)magnitude + vec_set(0.5f)) - 0x3f000000u;
 
 	is_subnormal = (vec_u32)(magnitude < 0x38800000u);
@@ -112,13 +112,13 @@ VEC_INLINE vec_u16 vec_to_bf16(vec x)
 	return __builtin_convertvector(bits, vec_u16);
 }
 
-/* @n elements: VEC_LANES, or 8 as dims are multiples of 8; the rest is 0. */
+/* @n: VEC_LANES, or 8, as dims are multiples of 8; the rest is 0. */
 VEC_INLINE vec vec_load_elements(enum fa_attention_dtype dtype, const void *p, int n)
 {
 	vec_u16 h;
 
 #if VEC_LANES > 8
-	/* Not by memcpy(), which stores to the stack what the load then waits for. */
+	/* memcpy() would store to the stack what the load then waits for. */
 	if (n < VEC_LANES && dtype == FA_ATTENTION_F32)
 		return vec_load_8(p);
 	if (n < VEC_LANES) {
@@ -146,9 +146,9 @@ VEC_INLINE void vec_store_elements(enum fa_attention_dtype dtype, void *p, vec x
 
 /* ---- functions */
 
-/* 2^(x - shift) for x <= 127 and an integer @shift of 0 to 100, as exact as for shift 0: to about
- * 1 ulp; 0 below 2^-126, to avoid subnormals; NaN stays. Minimax polynomial of 2^f, |f| <= 1/2,
- * error 2.6e-9. */
+/* 2^(x - shift) for x <= 127 and an integer @shift of 0 to 100, as exact as for shift 0: to about 1
+ * ulp; 0 below 2^-126, without subnormals; NaN stays. Minimax polynomial of 2^f, |f| <= 1/2, error
+ * 2.6e-9. */
 VEC_INLINE vec vec_exp2_shifted(vec x, int shift)
 {
 	const vec lowest = vec_set((float)(shift - 126));
@@ -170,7 +170,7 @@ VEC_INLINE vec vec_exp2(vec x)
 	return vec_exp2_shifted(x, 0);
 }
 
-/* An odd minimax polynomial near 0, elsewhere 1 - 2 / (e^2|x| + 1). */
+/* An odd minimax polynomial near 0; else 1 - 2 / (e^2|x| + 1). */
 VEC_INLINE vec vec_tanh(vec x)
 {
 	const vec one = vec_set(1.0f);
