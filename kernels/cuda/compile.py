@@ -52,7 +52,7 @@ def read(report):
         if not kernels:
             continue
         if match := MEMORY.search(line):
-            # Functions that a kernel calls follow it in the report; the largest value counts.
+            # Functions that a kernel calls follow it; the largest value counts.
             kernel, values = kernels[-1], map(int, match.groups())
             kernel.stack, kernel.stores, kernel.loads = (
                 max(old or 0, new)
@@ -103,7 +103,7 @@ def main():
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     args = parser.parse_args()
 
-    # Only device code is compiled, so any host compiler that can preprocess will do.
+    # Only device code is compiled: any host compiler that can preprocess will do.
     run = subprocess.run(
         [args.nvcc, "-fatbin", "-Xfatbin", "-compress-all", "-allow-unsupported-compiler", "-Xptxas", "-v", "-MD", "-MF",
          args.depfile, "-o", args.output, *args.arguments],

@@ -1,6 +1,6 @@
 /*
- * The modules of device code and their table (images.h), in the order of enum fa_cuda_image. The
- * fatbins are in the assembler's include path.
+ * The modules of device code and their table (images.h), as in enum fa_cuda_image. The fatbins are
+ * in the assembler's include path.
  */
 #include "images-macro.S"
 

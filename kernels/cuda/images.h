@@ -1,6 +1,6 @@
 /*
- * The modules of device code, in the order of enum fa_cuda_image. images.S defines them; without
- * nvcc images-none.c does, all empty.
+ * The modules of device code, as in enum fa_cuda_image. images.S defines them; without nvcc
+ * images-none.c does, empty.
  */
 #pragma once
 

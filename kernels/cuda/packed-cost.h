@@ -1,6 +1,5 @@
 /*
- * What packed rows cost (sm90/packed_source.h), in the time in which a thread block computes one
- * key.
+ * Costs of packed rows (sm90/packed_source.h), in times in which a thread block computes one key.
  */
 #pragma once
 
@@ -12,7 +11,7 @@
 /* Time of a thread block besides its tiles. */
 #define FA_CUDA_UNIT_KEYS 320
 #define FA_CUDA_JOIN_KEYS 48
-/* Time to join parts where warps share the work, and more for each 8 parts that one warp adds up
+/* To join parts where warps share the work, and more for each 8 parts that one warp adds up
  * (docs/kernels.md). */
 #define FA_CUDA_SHARE_KEYS 300
 #define FA_CUDA_SHARE_PARTS_KEYS 80

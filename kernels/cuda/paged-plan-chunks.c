@@ -1,17 +1,17 @@
 /*
  * Attention chunks over the pool's pages, on any kernel: each chunk in which a sequence has new
- * tokens becomes a sequence of its own, whose earlier tokens count as dropped. Pure functions; the
- * caller frees what they return.
+ * tokens becomes a sequence, whose earlier tokens count as dropped. Pure functions; the caller
+ * frees what they return.
  */
 #include "kernels/cuda/paged-plan-private.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-/* Limits the parts of a step that has chunks; as many as a step may have sequences. */
+/* Parts of a step with chunks: as many as a step may have sequences. */
 #define PARTS_MAX 4096
 
-/* The new tokens of a sequence begin at position @begin, which may be below 0. */
+/* A sequence's new tokens. @begin may be below 0. */
 struct span {
 	int64_t begin, end;
 };
@@ -35,7 +35,7 @@ static int64_t part_end(const struct fa_paged_attention *p, int64_t begin, int64
 	return chunk >= end - part ? end : part + chunk;
 }
 
-/* Returns the number of parts, or PARTS_MAX + 1 if there are more than PARTS_MAX. */
+/* PARTS_MAX + 1: more than PARTS_MAX. */
 static int64_t count_parts(const struct fa_paged_attention *p)
 {
 	int64_t n = 0;
@@ -70,7 +70,7 @@ static void fill_part(struct fa_cuda_paged_chunks *chunks, const struct fa_paged
 	chunks->tree_start[part] = p->tree ? p->tree_start[b] : FA_PAGED_NO_TREE;
 }
 
-/* Returns 0, or -ENOTSUP if a tree would be divided: its positions are not known here. */
+/* -ENOTSUP: a tree would be divided, whose positions are not known here. */
 static int fill(struct fa_cuda_paged_chunks *chunks, const struct fa_paged_attention *p, char *text,
                 size_t text_bytes)
 {

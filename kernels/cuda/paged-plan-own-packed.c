@@ -1,6 +1,6 @@
 /*
  * Packed rows over a client's own pages (sm90/own_packed.h), for few new tokens on many keys. Each
- * block of threads reads lengths and plans; this chooses, from the request's bounds, how rows are
+ * block of threads reads lengths and plans; from the request's bounds this chooses how rows are
  * packed and how many blocks there are.
  */
 #include "kernels/cuda/packed-cost.h"
@@ -8,8 +8,8 @@
 #include "kernels/cuda/paged-plan-sm90.h"
 #include "kernels/cuda/sm90/kernels.h"
 
-/* Decode reads the keys for each DECODE_ROWS rows, in DECODE_COST times the time of a block of
- * packed rows. */
+/* Decode reads keys for each DECODE_ROWS rows, in DECODE_COST times the time of a block of packed
+ * rows. */
 #define DECODE_ROWS 32
 #define DECODE_COST 1.6
 /* Time in keys of each launch that other kernels need before the one that attends. */
@@ -32,7 +32,7 @@ static uint64_t blocks_of(const struct fa_cuda_paged_kernel *kernel,
 	return each * sequences < all ? each * sequences : all;
 }
 
-/* Sets how rows are packed; returns the most blocks of a KV head; 0: they cannot be packed. */
+/* Sets how rows are packed; returns the most blocks of a KV head; 0: impossible. */
 static uint64_t pack(const struct fa_cuda_paged_kernel *kernel,
                      const struct fa_paged_own_attention *p, uint64_t sequences,
                      struct fa_cuda_paged_plan *plan)
@@ -94,8 +94,7 @@ static double other_keys(const struct fa_cuda_chip *chip, const struct fa_paged_
 	return waves * keys + FA_CUDA_UNIT_KEYS + 2 * LAUNCH_KEYS;
 }
 
-/* Chooses the number of units of a KV head. Returns the launch's time in keys; < 0: they do not
- * suffice. */
+/* Chooses a KV head's units. Returns the launch's time in keys; < 0: they do not suffice. */
 static double choose(const struct fa_cuda_chip *chip, const struct fa_cuda_paged_kernel *kernel,
                      const struct fa_paged_own_attention *p, uint64_t blocks, double keys,
                      double part, struct fa_cuda_paged_plan *plan)
@@ -114,8 +113,8 @@ static double choose(const struct fa_cuda_chip *chip, const struct fa_cuda_paged
 		                    (uint64_t)(kernel->rows / 16) >
 		            FA_CUDA_PAGED_UNIT_COUNTERS)
 			continue;
-		/* If blocks see different numbers of keys, the tiles are divided more evenly over
-		 * all units. */
+		/* If blocks see different numbers of keys, tiles are divided more evenly over all
+		 * units. */
 		most = keys / (double)(units / blocks);
 		if (units > blocks &&
 		    keys * part * (double)blocks / (double)(units - blocks) < most)

@@ -16,8 +16,8 @@
 /* One block reduces their results. */
 #define PART_BLOCKS 64
 
-/* The portable kernels: blocks of many rows that a multiprocessor runs at once, rows of a block of
- * decode, and their times for a key. */
+/* Of the portable kernels: blocks of many rows that a multiprocessor runs at once, rows of a block
+ * of decode, times for a key. */
 #define FORWARD_BLOCKS 2
 #define FORWARD_COST 10
 #define DECODE_ROWS 32
@@ -82,7 +82,7 @@ static uint32_t decode_rows(const struct fa_cuda_paged_plan *plan,
 	return max_q < plan->prefill_tokens ? max_q : plan->prefill_tokens - 1;
 }
 
-/* A sequence has at most @most blocks of @rows rows of a KV head. */
+/* A sequence has @most blocks of @rows rows of a KV head at most. */
 static uint64_t row_blocks(const struct fa_paged_own_attention *p, uint64_t most, uint64_t rows)
 {
 	const uint64_t batch = (uint64_t)p->batch,
@@ -110,7 +110,8 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_ow
 	struct fa_cuda_chip with = *chip;
 	uint64_t parts, tiles = 1;
 
-	/* Bulk copies are of 16 bytes. A copy for each row is four times as slow as cp.async. */
+	/* Bulk copies need alignment to 16 bytes. A copy per row takes four times as long as
+	 * cp.async. */
 	if (!are_aligned(own) || rows > FA_SM90_PAGED_ROWS_MAX ||
 	    !(are_in_strips(own) || fa_cuda_paged_sm90_can_map(own)))
 		with.portable_paged = true;
@@ -142,8 +143,8 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_ow
 	return 0;
 }
 
-/* A request over the pool with one sequence, as long as bounds allow. It stands in for the request
- * in functions that need neither pages nor other sequences. */
+/* A request over the pool with one sequence, as long as bounds allow, for functions that need
+ * neither pages nor other sequences. */
 struct stand_in {
 	struct fa_paged_attention attention;
 	struct fa_paged_cache cache;
@@ -410,8 +411,7 @@ static void fill_own(const struct fa_paged_own *own, const void *ranges, bool wh
 	};
 }
 
-/* Bytes of the table that @blocks blocks prefetch: all, if a warp of each suffices, as bounds may
- * be far above what is used. */
+/* That @blocks blocks prefetch: all, if a warp of each suffices, as bounds may be far above use. */
 static uint32_t table_bytes(const struct fa_paged_own_attention *p, uint32_t blocks)
 {
 	const uint64_t columns = fa_cuda_paged_ceil_div(longest(p),

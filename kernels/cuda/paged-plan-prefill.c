@@ -1,5 +1,5 @@
 /*
- * The plan of sequences with many new tokens: blocks of query rows, the longest first.
+ * The plan of sequences with many new tokens: blocks of query rows, longest first.
  */
 #include "kernels/cuda/paged-plan-private.h"
 #include "kernels/cuda/paged-plan-sm90.h"
@@ -66,9 +66,9 @@ int fa_cuda_paged_plan_prefill(const struct fa_paged_attention *p, char *blob,
 	if (plan->forward_blocks == 0)
 		return 0;
 
-	/* Sort keys, stored where the blocks will be. High half: number of keys that the block's
-	 * last row sees; low half: the block's number in order of items and rows. An item's tile is
-	 * its first block's number. */
+	/* Sort keys, where the blocks will be. High half: keys that the block's last row sees; low
+	 * half: the block's number by items and rows. An item's tile is its first block's
+	 * number. */
 	keys = (uint64_t *)blocks;
 	for (int32_t b = 0; b < p->step->batch; b++) {
 		const int64_t n_q = fa_cuda_paged_n_new(p->step, b);

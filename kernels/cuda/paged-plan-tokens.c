@@ -1,5 +1,5 @@
 /*
- * Operations over pages other than attention: append, read, merge, copy, clear and move.
+ * Append, read, merge, copy, clear and move, over pages.
  */
 #include "kernels/cuda/paged-plan-private.h"
 
@@ -75,7 +75,7 @@ void fa_cuda_paged_launch_append(const struct fa_cuda_paged_plan *plan,
 		args.aligned = args.aligned && fa_cuda_paged_tensor_aligned(&p->q, bytes) &&
 		               fa_cuda_paged_tensor_aligned(&p->q_out, bytes);
 	}
-	/* No work if Q stays where it is and is not rotated. */
+	/* Nothing to do if Q stays in place without rotation. */
 	if (!read && rotary->dim == 0 && p->q.data == p->q_out.data)
 		args.q.data = NULL;
 	if (!read && rotary->dim > 0) {

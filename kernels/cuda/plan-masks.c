@@ -1,7 +1,7 @@
 /*
- * Masks over tensors that no kernel has, on any kernel. Each chunk in which a sequence has rows becomes
- * a sequence of a ragged batch, with the keys of that chunk alone; keys of chunks without rows belong to
- * sequences without rows. Prefixes that hide nothing, or everything that causal does, become causal or
+ * Masks over tensors that no kernel has, on any kernel. Each chunk in which a sequence has rows
+ * becomes a sequence of a ragged batch, with that chunk's keys; keys of chunks without rows belong
+ * to sequences without rows. Prefixes that hide nothing, or all that causal does, become causal or
  * its absence. Pure functions; the caller frees what they return.
  */
 #include "kernels/cuda/plan.h"
@@ -73,8 +73,8 @@ static void add_all(struct parts *parts, int64_t most)
 		             most);
 }
 
-/* True if a batch's sequences follow one another along the tokens, as those of ragged batches do. Where
- * each has one token, *stride_token may be anything and becomes such that they do. */
+/* True if a batch's sequences follow one another along the tokens, as in ragged batches. Where each
+ * has one token, *stride_token becomes such that they do. */
 static bool follow(const struct fa_attention_params *params, int64_t *stride_batch,
                    int64_t *stride_token, int64_t tokens)
 {
@@ -107,7 +107,7 @@ static const char *join(struct fa_attention_params *p)
 void fa_cuda_prefixes_add(struct fa_cuda_prefixes *prefixes, int64_t n_q, int64_t n_k,
                           int64_t prefix)
 {
-	/* The last row is at the last key, so causal hides nothing from it. */
+	/* The last row is at the last key, and sees all with causal. */
 	if (n_q < 2 || n_k == 0)
 		return;
 	if (prefix >= n_k)

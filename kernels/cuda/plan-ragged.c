@@ -1,8 +1,7 @@
 /*
- * The order of a ragged batch's units, which are blocks of rows. All thread blocks are to end at
- * about the same time: units are dealt out by the number of keys that their rows see, forwards and
- * backwards in turns. A thread block computes its units in the order of their heads, so that L2
- * keeps the keys of those heads for all sequences.
+ * The order of a ragged batch's units, which are blocks of rows: dealt out by the number of keys
+ * that their rows see, forwards and backwards in turns, so that thread blocks end at about the same
+ * time. A thread block computes its units by head: L2 keeps those heads' keys for all sequences.
  */
 #include "kernels/cuda/plan.h"
 
@@ -11,7 +10,7 @@
 
 /* Blocks of rows are sorted into so many buckets, by their number of tiles. */
 #define BUCKETS 1024
-/* If at least so many query heads share a KV head, memory is fast enough without L2. */
+/* If so many query heads share a KV head, memory is fast enough without L2. */
 #define GROUP_ENOUGH 4
 
 static int32_t n_sequences(const struct fa_cuda_attention *args)
@@ -102,7 +101,7 @@ static void sort_blocks(const struct fa_cuda_launch *launch, struct sort *sort)
 	each_block(launch, place, sort);
 }
 
-/* All heads, unless K and V exceed L2 and memory would be too slow without it. */
+/* All, unless K and V exceed L2 and memory would be too slow without it. */
 static uint32_t heads_together(const struct fa_cuda_launch *launch, int64_t l2_bytes)
 {
 	const struct fa_cuda_attention *args = &launch->args;

@@ -41,8 +41,8 @@ static void window(const struct fa_attention_params *params, int32_t *ret_left, 
 	*ret_right = right > FA_CUDA_WINDOW_MAX ? FA_CUDA_WINDOW_MAX : (int32_t)right;
 }
 
-/* Rows can be moved 16 bytes at a time, with offsets within a tile of at most 512 rows in 32 bits.
- * Strides of dims of size 1 are unused. */
+/* True: rows can be moved 16 bytes at a time, with offsets within a tile of at most 512 rows in 32
+ * bits. Strides of dims of size 1 are unused. */
 static bool tensor_aligned(const struct fa_attention_params *params,
                            const struct fa_attention_tensor *tensor, int64_t tokens, int32_t heads)
 {
@@ -109,8 +109,8 @@ static void make_maps(const struct fa_cuda_kernel *kernel, const struct fa_atten
 /* Kernels count box origins in int32, up to one past the last row's. */
 #define MAP_DIM_MAX (INT32_MAX - 256)
 
-/* For TMA: strides are multiples of 16 bytes, below 2^40 and not 0, coordinates have 31 bits, and
- * no dimension is empty. */
+/* For TMA strides are multiples of 16 bytes, below 2^40 and not 0, coordinates have 31 bits, and no
+ * dimension is empty. */
 static bool params_mapped(const struct fa_cuda_kernel *kernel,
                           const struct fa_attention_params *params)
 {
@@ -251,9 +251,9 @@ static struct fa_cuda_tensor tensor(const struct fa_attention_params *params,
 	};
 }
 
-/* Number of triples whose blocks run together. FULL blocks read all K and V, so heads follow one
- * another. For other kinds the triples that fit half of L2 go together, their longest blocks first,
- * so that the last blocks are short. */
+/* Triples whose blocks run together. FULL blocks read all K and V, so heads follow one another. For
+ * other kinds the triples that fit half of L2 go together, longest blocks first, so that the last
+ * blocks are short. */
 static int32_t section(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
                        const struct fa_attention_params *params, int32_t triples)
 {
@@ -293,12 +293,12 @@ static int64_t keys_seen(const struct fa_cuda_attention *args)
 	return keys;
 }
 
-/* Each thread block takes about BLOCK_NS, or computes one unit: a launch of higher priority gets an
- * SM only when a thread block ends. */
+/* A thread block takes about BLOCK_NS, or computes one unit: higher priority gets an SM only when a
+ * thread block ends. */
 #define BLOCK_NS 200000
 #define SM_FLOPS_PER_NS 6000 /* of an H200 */
 
-/* @pairs: number of (row, key) pairs that the launch computes. */
+/* @pairs: (row, key) pairs of the launch. */
 static double work_ns(const struct fa_cuda_chip *chip, const struct fa_cuda_launch *launch,
                       double pairs)
 {
@@ -321,7 +321,7 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	              (int64_t)args->blocks_m * args->triples > chip->sms;
 	args->units_m = args->pairs ? (args->blocks_m + 1) / 2 : args->blocks_m;
 	launch->grid = (uint32_t)args->units_m * (uint32_t)args->triples;
-	/* If all blocks run at once, their order does not matter. */
+	/* Blocks that all run at once need no order. */
 	listed = args->cu_seqlens_q && chip->sms > 0 && launch->grid > (uint32_t)chip->sms &&
 	         fa_cuda_ragged_plan(launch, &units, &pairs);
 	if (listed)
@@ -333,7 +333,7 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	if (chip->sms <= 0 || (args->cu_seqlens_q && !listed))
 		return;
 	blocks = (int64_t)(launch->work_ns / BLOCK_NS + 1) * chip->sms;
-	/* The list is dealt for this grid, so nothing may cut the grid later. */
+	/* It is dealt for this grid, so nothing may cut the grid later. */
 	if (listed && blocks > (int64_t)chip->sms * FA_CUDA_PREEMPT_BLOCKS_AN_SM)
 		blocks = (int64_t)chip->sms * FA_CUDA_PREEMPT_BLOCKS_AN_SM;
 	if (listed && blocks > FA_CUDA_RAGGED_BLOCKS_MAX)

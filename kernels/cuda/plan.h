@@ -13,8 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Most thread blocks for each SM of a launch that can be preempted: blocks that have not begun stop
- * one after another. */
+/* For each SM, in a preemptible launch: blocks that have not begun stop one after another. */
 #define FA_CUDA_PREEMPT_BLOCKS_AN_SM 16
 
 enum fa_cuda_image {
@@ -46,11 +45,11 @@ struct fa_cuda_kernel {
 	int32_t rows;       /* query rows per block */
 	int32_t threads;
 	int32_t shared_bytes;
-	int32_t arch_end; /* first compute capability after @arch that does not run it, or INT32_MAX */
-	int32_t keys;     /* keys of a box of K and V if copied by TMA; else 0 */
+	int32_t arch_end;     /* the first after @arch that does not run it, or INT32_MAX */
+	int32_t keys;         /* of a box of K and V, by TMA; else 0 */
 	int32_t rows_q;       /* the same for Q */
 	int32_t seqlen_k_max; /* best up to this many keys */
-	int32_t state_bytes;  /* saved on preemption (preempt.h); 0: not preemptible */
+	int32_t state_bytes;  /* saved on preemption (preempt.h); 0: none */
 };
 
 extern const struct fa_cuda_kernel fa_cuda_kernels[];
@@ -67,10 +66,10 @@ struct fa_cuda_chip {
 	/* For tests (FAD_TUNE_SHARE_EARLY): groups sequences as if an epilogue's cost were
 	 * unknown. */
 	bool share_early;
-	/* The caller provides the workspace that launches ask for. */
+	/* The caller provides workspaces. */
 	bool workspace;
 	/* For tests and benchmarks. Packed rows (paged-plan-packed.h): 0: where they are faster;
-	 * -1: never; n: wherever they are possible, in units of at most n tiles. */
+	 * -1: never; n: where possible, in units of at most n tiles. */
 	int32_t pack;
 };
 
@@ -79,7 +78,7 @@ struct fa_cuda_map {
 	uint64_t dims[4];
 	uint64_t strides[3];
 	uint32_t box[4];
-	uint64_t in_rows; /* 1: a box's rows follow one another; 0: swizzled */
+	uint64_t in_rows; /* 1: a box's rows are adjacent; 0: swizzled */
 };
 
 struct fa_cuda_launch {
@@ -90,11 +89,11 @@ struct fa_cuda_launch {
 		struct fa_cuda_packed_attention packed; /* of packed rows; begins with args */
 	};
 	size_t workspace_bytes; /* 0, or what fa_cuda_packed_set() needs */
-	uint32_t list_units;    /* > 0: of a ragged batch, entries of fa_cuda_ragged_list() */
-	/* > 0: of a ragged batch with packed rows, for fa_cuda_packed_list(): tiles of a unit at
-	 * most, and packed sequences. */
+	uint32_t list_units;    /* > 0: a ragged batch's entries of fa_cuda_ragged_list() */
+	/* > 0: of a ragged batch with packed rows, for fa_cuda_packed_list(): most tiles of a unit,
+	 * and packed sequences. */
 	uint32_t unit_tiles, list_items;
-	uint64_t work_ns; /* upper estimate of the duration, for wgmma kernels; else 0 */
+	uint64_t work_ns; /* upper estimate, for wgmma kernels; else 0 */
 	uint32_t n_maps;
 	struct fa_cuda_map maps[FA_CUDA_MAPS];
 };
@@ -104,7 +103,7 @@ void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float so
 
 bool fa_cuda_kernel_is_special(const struct fa_cuda_kernel *kernel);
 
-/* Returns true if the kernel's rows are packed: its argument is a struct fa_cuda_packed_attention. */
+/* Its argument is a struct fa_cuda_packed_attention. */
 static inline bool fa_cuda_kernel_is_packed(const struct fa_cuda_kernel *kernel)
 {
 	return kernel->kind == FA_CUDA_PACKED || kernel->kind == FA_CUDA_PACKED_RAGGED;
@@ -116,8 +115,8 @@ bool fa_cuda_kernel_runs(const struct fa_cuda_kernel *kernel, const struct fa_cu
 bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
                            const struct fa_attention_params *params);
 
-/* Makes the launch of checked @params on @kernel, which covers them. Returns -ENOTSUP if a length
- * exceeds the kernels' range; @text says which. */
+/* The launch of checked @params on @kernel, which covers them. -ENOTSUP: a length exceeds the
+ * kernels' range; @text says which. */
 int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
                               const struct fa_attention_params *params, char *text,
                               size_t text_bytes, struct fa_cuda_launch *ret_launch);
@@ -131,15 +130,15 @@ bool fa_cuda_has_chunks(const struct fa_attention_params *params);
 
 /* ---- plan-masks.c */
 
-/* Rewrites checked @params without chunks and prefixes, which no kernel has: chunks become a ragged batch
- * of at most @most sequences. The caller frees *ret_lengths, to which cu_seqlens then point; NULL: they
- * are as before. -ENOTSUP with a sentence in @text: there are more, sequences of a tensor do not follow one
- * another, or a prefix ends among rows; -ENOMEM. */
+/* Rewrites checked @params without chunks and prefixes, which no kernel has: chunks become a ragged
+ * batch of at most @most sequences. The caller frees *ret_lengths, to which cu_seqlens then point;
+ * NULL: they are as before. -ENOTSUP with a sentence in @text: there are more, sequences of a
+ * tensor do not follow one another, or a prefix ends among rows; -ENOMEM. */
 int fa_cuda_masks_rewrite(struct fa_attention_params *params, int32_t most, char *text,
                           size_t text_bytes, uint32_t **ret_lengths);
 
-/* What the prefixes of a causal batch do: let all of a sequence's rows see all of its keys, some see more
- * than causal lets them, or none. */
+/* What prefixes of a causal batch do: let all rows of a sequence see all its keys, some see more
+ * than causal lets them, or nothing. */
 struct fa_cuda_prefixes {
 	bool all, some, none;
 };
@@ -152,31 +151,31 @@ int fa_cuda_prefixes_causal(const struct fa_cuda_prefixes *prefixes, bool *ret_c
 
 /* ---- plan-ragged.c */
 
-/* Counts the units of a ragged launch, for all heads, and the (row, key) pairs that they compute.
- * Returns false if there are too many for a list. */
+/* Counts a ragged launch's units, for all heads, and their (row, key) pairs. False: too many for a
+ * list. */
 bool fa_cuda_ragged_plan(const struct fa_cuda_launch *launch, uint32_t *ret_units,
                          double *ret_pairs);
 
-/* Makes the list of a launch whose cu_seqlens are still in host memory. The caller copies both to
- * the GPU, the list in front, and sets args.list_units. A launch without the list is slower, but
- * right. Returns false if there is no memory. */
+/* The list of a launch whose cu_seqlens are still in host memory. The caller copies both to the
+ * GPU, the list in front, and sets args.list_units. Without the list a launch is slower, but right.
+ * False: no memory. */
 bool fa_cuda_ragged_list(const struct fa_cuda_launch *launch, int64_t l2_bytes,
                          struct fa_cuda_ragged_unit *ret_list);
 
 /* ---- plan-packed.c */
 
-/* Makes the launch of checked @params with packed rows. Returns false if they cannot be packed on
- * this chip, or would take longer than on @best, the kernel for unpacked rows. */
+/* The launch of checked @params with packed rows. False: they cannot be packed on this chip, or
+ * would take longer than on @best, the kernel for unpacked rows. */
 bool fa_cuda_packed_plan(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *best,
                          const struct fa_attention_params *params,
                          struct fa_cuda_launch *ret_launch);
 
-/* Sets the workspace of a launch with packed rows: device memory whose first
- * FA_CUDA_PACKED_WORKSPACE_ZERO bytes were zeroed once. @epoch: as for fa_cuda_paged_launches(). */
+/* Sets the workspace of packed rows: device memory whose first FA_CUDA_PACKED_WORKSPACE_ZERO bytes
+ * were zeroed once. @epoch: as for fa_cuda_paged_launches(). */
 void fa_cuda_packed_set(struct fa_cuda_launch *launch, uint64_t workspace, uint64_t epoch);
 
-/* Returns the bytes of the list that the launch needs: 0 unless its rows are packed and its batch is
- * ragged. At most FA_CUDA_LIST_BYTES_MAX. */
+/* Bytes of the launch's list: 0 unless a ragged batch's rows are packed; at most
+ * FA_CUDA_LIST_BYTES_MAX. */
 size_t fa_cuda_packed_list_bytes(const struct fa_cuda_launch *launch);
 
 /* Writes the list of a launch whose cu_seqlens are still in host memory to @list, which the caller

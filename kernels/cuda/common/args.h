@@ -12,11 +12,11 @@ struct fa_cuda_tensor {
 	int64_t stride_batch, stride_token, stride_head;
 };
 
-/* How a launch reports completion (done.h). Consecutive launches share the counter, which is
- * never reset; each knows its start value. */
+/* How a launch reports completion (done.h). Consecutive launches share the counter, which is never
+ * reset; each knows its start value. */
 struct fa_cuda_done {
-	/* Behind a gate (gate.h): if this word of device memory equals gate_run, the launch does
-	 * nothing. NULL: no gate. */
+	/* Behind a gate (gate.h): the launch does nothing if this word of device memory equals
+	 * gate_run. NULL: no gate. */
 	const uint64_t *shut;
 	uint64_t gate_run;
 	uint64_t *word; /* host memory; NULL: no report */
@@ -25,25 +25,25 @@ struct fa_cuda_done {
 	 * none. */
 	uint32_t *client_words;
 	uint32_t client_value;
-	/* Output parts that complete separately (paged-plan.h): part p is reported in word[p] and
-	 * in client words p, p + parts, ...; the counter is unused. 0: one report. */
+	/* Parts of the output that complete separately (paged-plan.h): part p is reported in
+	 * word[p] and in client words p, p + parts, ...; the counter is unused. 0: one report. */
 	uint32_t parts;
 	uint64_t *counter; /* finished blocks */
-	uint64_t last;     /* the counter's value before the last block counts itself */
+	uint64_t last;     /* value before the last block counts itself */
 };
 
-/* A kernel that holds back its stream until a client's word allows it (gate.h). */
+/* Holds back its stream until a client's word allows it (gate.h). */
 struct fa_cuda_gate {
-	const uint64_t *word; /* host memory, a slot of a timeline; open from value on */
+	const uint64_t *word; /* host memory, a timeline's slot; open from value on */
 	uint64_t value;
 	const uint64_t *stop; /* host memory; the gate gives up once it is >= turn */
 	uint64_t turn;
 	uint64_t patience_ns;
-	/* Device memory. A gate that gives up writes run here: later gates of the run give up at
+	/* Device memory. A gate that gives up writes run here, and later gates of the run follow at
 	 * once. */
 	uint64_t *shut;
 	uint64_t run; /* not 0 */
-	/* Host memory; set to turn by the run's first gate that gives up. */
+	/* Host memory; gets the turn of the run's first gate that gives up. */
 	uint64_t *report;
 };
 
@@ -53,16 +53,16 @@ struct fa_cuda_gate {
 struct fa_cuda_preempt_record {
 	uint32_t block; /* the block's number in the first launch */
 	uint32_t done;  /* finished blocks of rows that see a key */
-	/* Tiles left of the next block of rows, whose state is saved; 0: it has not begun. */
+	/* Tiles left of the next block of rows, with saved state; 0: it has not begun. */
 	uint32_t left;
-	uint32_t slot; /* low half: slot of the saved state; and FA_CUDA_PREEMPT_BROKEN */
+	uint32_t slot; /* low half: the saved state's slot; and FA_CUDA_PREEMPT_BROKEN */
 };
 
 #define FA_CUDA_PREEMPT_BROKEN 0x10000u /* rows must be recomputed (sm90/recompute.h) */
 #define FA_CUDA_PREEMPT_RECORDS 16384
 
 struct fa_cuda_preempt_area {
-	uint64_t counts; /* records; states in the high half; 0 between launches */
+	uint64_t counts; /* records; in the high half states; 0 between launches */
 	uint64_t unused[31];
 	struct fa_cuda_preempt_record records[2][FA_CUDA_PREEMPT_RECORDS];
 };
@@ -70,14 +70,14 @@ struct fa_cuda_preempt_area {
 /* How a launch can be preempted (preempt.h); it then reports completion itself. */
 struct fa_cuda_preempt {
 	const uint64_t *word; /* device memory; NULL: never preempted */
-	uint64_t turn;        /* preempted once the word is >= turn */
+	uint64_t turn;        /* preempted once the word has it */
 	/* A struct fa_cuda_preempt_area, shared by launches that run in order. */
 	void *area;
 	uint64_t *report; /* host memory; number of records */
-	uint32_t slots;   /* slots for states, per side */
+	uint32_t slots;   /* for states, per side */
 	uint32_t side;
 	uint32_t resumed; /* block b resumes record b */
-	uint32_t blocks;  /* number of blocks in the first launch */
+	uint32_t blocks;  /* of the first launch */
 };
 
 /* Positions, and sums of two positions, stay within int32. */
@@ -103,7 +103,7 @@ struct fa_cuda_ragged_unit {
 struct fa_cuda_attention {
 	struct fa_cuda_done done; /* filled by the caller */
 
-	int32_t aligned; /* all rows of q, k, v and out are 16-byte aligned */
+	int32_t aligned; /* rows of q, k, v and out are 16-byte aligned */
 	int32_t group;
 	int32_t head_dim, head_dim_v;
 	struct fa_cuda_tensor q;
@@ -137,20 +137,20 @@ struct fa_cuda_attention {
 	int32_t slices;
 	int32_t triples; /* batch * heads * slices */
 	int32_t section;
-	int32_t longest_last; /* later rows see more keys and start first */
+	int32_t longest_last; /* later rows see more keys: start first */
 
-	/* For thread blocks that compute several units: a unit is one block of rows or, if @pairs,
-	 * the n-th and the n-th from last, so that units see about equally many keys. Block b of n
-	 * computes units b, b + n, ... */
+	/* For thread blocks of several units: a unit is a block of rows or, if @pairs, the n-th and
+	 * the n-th from last, so that units see about equally many keys. Block b of n computes
+	 * units b, b + n, ... */
 	int32_t pairs;
 	int32_t units_m; /* per triple */
 
 	struct fa_cuda_preempt preempt; /* filled by the caller */
-	/* cap_out / cap_powers[0]. Decode at d64 spills if it stands before cap_powers. */
+	/* cap_out / cap_powers[0]. Before cap_powers it makes decode at d64 spill. */
 	float cap_large;
 
 	/* Length of the list of units that ends where cu_seqlens_q begins; 0: none. Thread block b
-	 * of n computes the units at b, b + n, ... and stops at FA_CUDA_RAGGED_NONE. Filled by the
+	 * of n computes units b, b + n, ... and stops at FA_CUDA_RAGGED_NONE. Filled by the
 	 * caller. */
 	uint32_t list_units;
 };

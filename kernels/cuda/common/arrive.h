@@ -1,4 +1,4 @@
-/* Finds the last of several thread blocks, or warps: each counts itself in a word of global
+/* Finds the last of several thread blocks, or warps, which count themselves in a word of global
  * memory. */
 #pragma once
 
@@ -6,8 +6,8 @@
 
 #include <stdint.h>
 
-/* Counts the caller; returns true for the last of @n, which then sees what all others stored
- * before. Called by one thread. Counts of earlier launches are below this launch's epoch. */
+/* Counts the caller, one thread; true for the last of @n, which then sees what all others stored
+ * before. Counts of earlier launches are below this launch's epoch. */
 __device__ __forceinline__ bool fa_arrive(uint64_t *counter, uint64_t epoch, uint32_t n)
 {
 	fa_atomic_max(counter, epoch << 16);

@@ -3,12 +3,10 @@
  * word sees all output of all blocks, on host and device.
  *
  * Every block counts itself once, even if it had nothing to do. A barrier and a device fence order
- * the block's stores before its count. The last block has thereby observed all others, and only its
- * fence needs system scope: causality is transitive in PTX's memory model. TMA stores must have
- * completed (cp.async.bulk.wait_group 0, without .read) before the barrier.
- *
- * Where few blocks store all output (fa_cuda_done.parts), each reports its own part, and none
- * counts.
+ * its stores before its count, so the last block has observed all others, and only its fence needs
+ * system scope. TMA stores must have completed (cp.async.bulk.wait_group 0, without .read) before
+ * the barrier. Where few blocks store all output (fa_cuda_done.parts), each reports its part, and
+ * none counts.
  */
 #pragma once
 
@@ -30,7 +28,7 @@ __device__ __forceinline__ void fa_done_client(const struct fa_cuda_done &done)
 	fa_st_relaxed_system(done.client_words + 4, make_uint4(value, value, value, value));
 }
 
-/* Counts this block. Called by one thread, after a barrier of all that have stored. */
+/* Counts this block. One thread, after a barrier of all that have stored. */
 __device__ __forceinline__ void fa_done_count(const struct fa_cuda_done &done)
 {
 	fa_fence_device();
@@ -41,8 +39,8 @@ __device__ __forceinline__ void fa_done_count(const struct fa_cuda_done &done)
 	fa_st_relaxed_system(done.word, done.value);
 }
 
-/* Reports one part. Called by one thread, after a barrier of all that have stored the part. Blocks
- * may still be exiting when all parts are reported: they touch only device memory. */
+/* Reports one part. One thread, after a barrier of all that have stored it. Blocks may still be
+ * exiting when all parts are reported: they touch only device memory. */
 __device__ __forceinline__ void fa_done_part(const struct fa_cuda_done &done, uint32_t part)
 {
 	fa_fence_system();
@@ -62,7 +60,7 @@ __device__ __forceinline__ void fa_done(const struct fa_cuda_done &done)
 		fa_done_count(done);
 }
 
-/* As fa_done(), where the first @first threads exited without storing. The other @threads meet at
+/* fa_done() where the first @first threads exited without storing. The other @threads meet at
  * barrier 0. */
 __device__ __forceinline__ void fa_done_behind(const struct fa_cuda_done &done, uint32_t first,
                                                uint32_t threads)

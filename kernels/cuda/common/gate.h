@@ -1,9 +1,8 @@
 /*
- * A gate: a one-warp kernel that holds back its stream until a client's word reaches a value, so
- * that the launch behind it begins without the host. It gives up after a time or when the host
- * asks, and sets `shut` to its run: launches behind it find their run there and do nothing, and
- * later gates of the run give up at once. The first of these gates reports to the host, which takes
- * the launches back and gives the next ones a new run.
+ * A gate: a one-warp kernel that holds back its stream until a client's word reaches a value. It
+ * gives up after a time or when the host asks, and sets `shut` to its run: launches behind it then
+ * do nothing, and later gates of the run give up at once. The first of these gates reports to the
+ * host, which takes the launches back and gives the next ones a new run.
  */
 #pragma once
 
@@ -16,8 +15,8 @@
 /* Polls of the client's word per poll of the host's. Each crosses the bus. */
 #define FA_GATE_LOOKS 8
 
-/* Called first, by all threads of a kernel: they exit if the launch is to do nothing. The gate has
- * finished, so a plain load suffices. */
+/* All threads of a kernel, first: they exit if the launch is to do nothing. The gate has finished,
+ * so a plain load suffices. */
 __device__ __forceinline__ void fa_gate_pass(const struct fa_cuda_done &done)
 {
 	if (done.gate_run && *done.shut == done.gate_run)
@@ -29,8 +28,7 @@ __device__ __forceinline__ bool fa_gate_is_open(const struct fa_cuda_gate &args)
 	return (int64_t)(fa_ld_acquire_system(args.word) - args.value) >= 0;
 }
 
-/* Called by one thread. Reports nothing when the gate opens: a write over the bus would delay the
- * gate's end. */
+/* One thread. Opening is not reported: a write over the bus would delay the gate's end. */
 __device__ __forceinline__ void fa_gate(const struct fa_cuda_gate &args)
 {
 	const uint64_t begin_ns = fa_timer_ns();

@@ -34,7 +34,7 @@ struct fa_logits_scaled {
 	}
 };
 
-/* Soft cap, ALiBi, sinks, scales of any sign, rows of any alignment; chosen at run time, for the
+/* Soft cap, ALiBi, sinks, scales of any sign, rows of any alignment, chosen at run time for the
  * whole block. */
 struct fa_logits_rich {
 	static constexpr bool any_alignment = true;
@@ -54,7 +54,7 @@ struct fa_logits_rich {
 		return 1;
 	}
 
-	/* @position: the first key's position minus its row's, for dots[0][0][0]. */
+	/* @position: of the key of dots[0][0][0], minus its row's. */
 	template <int ATOMS, int TILES>
 	__device__ __forceinline__ void apply(float (&dots)[ATOMS][TILES][4],
 	                                      int32_t position) const

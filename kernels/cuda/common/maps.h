@@ -1,6 +1,6 @@
 /*
  * Tensor maps of kernels that copy by TMA: opaque to all but the driver, and the kernel's second
- * parameter. Tensors have dims (dim, token, head, sequence), ragged ones with one sequence.
+ * parameter. Tensors have dims (dim, token, head, sequence); ragged ones have one sequence.
  */
 #pragma once
 

@@ -1,6 +1,6 @@
 /*
  * A client's own pages (struct fa_cuda_own): where a token's rows are, and how the device's plan
- * divides the work. Everything read from the client's table is bounded.
+ * divides the work. What is read from the client's table is bounded.
  */
 #pragma once
 
@@ -16,8 +16,8 @@ fa_own_of(const struct fa_cuda_paged_attention &args)
 	return ((const struct fa_cuda_paged_attention_own &)args).own;
 }
 
-/* Where a kernel finds the plan. NO: it is not over a client's own pages. PLANNED: in memory.
- * PLANS: also in shared memory, if the block makes its own. */
+/* Where the plan is. NO: not over a client's own pages. PLANNED: in memory. PLANS: also in shared
+ * memory, if the block makes its own. */
 #define FA_OWN_NO 0
 #define FA_OWN_PLANNED 1
 #define FA_OWN_PLANS 2
@@ -97,7 +97,7 @@ __device__ __forceinline__ bool fa_own_has_tiles(const struct fa_cuda_paged_atte
 template <int OWN>
 __device__ __forceinline__ uint32_t fa_own_tile_size(const struct fa_cuda_paged_attention &args)
 {
-	/* One such tile has all keys; and adding it to any first key stays within int32. */
+	/* One such tile has all keys; added to a first key it stays within int32. */
 	if constexpr (OWN)
 		return fa_own_of(args).whole ? 1u << 24 : 1;
 	else
@@ -121,8 +121,8 @@ __device__ __forceinline__ uint32_t fa_own_entry(const struct fa_cuda_paged_atte
 	           fa_own_of(args).last_page);
 }
 
-/* Returns the page of token @at of the sequence whose entries begin at @table_start, and stores the
- * token's index in it. */
+/* The page of token @at of the sequence whose entries begin at @table_start, and the token's index
+ * in it. */
 __device__ __forceinline__ uint32_t fa_own_page(const struct fa_cuda_paged_attention &args,
                                                 uint32_t table_start, int32_t at,
                                                 uint32_t &ret_in_page)
@@ -134,7 +134,7 @@ __device__ __forceinline__ uint32_t fa_own_page(const struct fa_cuda_paged_atten
 	return fa_own_entry(args, table_start + page);
 }
 
-/* Loads 16 bytes of elements of @BYTES that are aligned to their size alone. */
+/* Loads 16 bytes of elements of @BYTES, which alone they are aligned to. */
 template <int BYTES> __device__ __forceinline__ uint4 fa_own_load_elements(const char *from)
 {
 	uint32_t words[4] = { 0, 0, 0, 0 };

@@ -1,11 +1,9 @@
 /*
  * What a client's lengths and cu_q mean (struct fa_cuda_own_plan): the item of each sequence. Also
- * the plan of few sequences, which each block of decode makes for itself: a launch that plans would
- * take as long as the rest.
- *
- * If a client changes its lengths meanwhile, plans of blocks differ and results are wrong: but each
- * block has one plan, in shared memory, for all of its warps, writes rows of out alone, and does
- * not wait for long (sm90/paged_reduce.h).
+ * the plan of few sequences, which each block of decode makes for itself. If a client changes its
+ * lengths meanwhile, blocks' plans differ and results are wrong: but each block has one plan, in
+ * shared memory, for all of its warps, writes rows of out alone, and does not wait for long
+ * (sm90/paged_reduce.h).
  */
 #pragma once
 
@@ -69,7 +67,7 @@ fa_own_ranges_of(const struct fa_cuda_own_plan &p, uint32_t tiles, uint32_t item
 	return ranges;
 }
 
-/* Plans in shared memory; called by all threads of a block of at least FA_CUDA_OWN_SHARED_ITEMS. */
+/* Plans in shared memory. All threads of a block of at least FA_CUDA_OWN_SHARED_ITEMS. */
 __device__ __forceinline__ void fa_own_plan_in_shared(const struct fa_cuda_paged_attention &args)
 {
 	const struct fa_cuda_own_plan &p = fa_own_of(args).plan;
@@ -119,8 +117,8 @@ __device__ __forceinline__ void fa_own_plan_in_shared(const struct fa_cuda_paged
 			all += plan->tiles[w];
 			n += plan->n[w];
 		}
-		/* Sequences that claim the same rows can need more tiles than the host has planned
-		 * for: nothing is computed. */
+		/* Sequences that claim the same rows may need more tiles than the host planned for:
+		 * then nothing is computed. */
 		if (all > INT32_MAX)
 			n = 0;
 		item.tile = (uint32_t)before;

@@ -1,6 +1,6 @@
 /*
- * Arguments of the kernels over tensors whose rows are packed (sm90/packed_source.h), filled by the
- * planner (plan-packed.c).
+ * Arguments of kernels over tensors with packed rows (sm90/packed_source.h), filled by
+ * plan-packed.c.
  */
 #pragma once
 
@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* If a block of rows has more parts than this, each run of this many parts is joined first. */
+/* Of a block of rows with more parts, each run of so many is joined first. */
 #define FA_CUDA_PACKED_RUN 8u
 /* Counters per warp of rows: one for all parts or runs, then one per run; or those of
  * sm90/packed_share.h. */
@@ -24,9 +24,9 @@
 
 struct fa_cuda_packed_attention {
 	struct fa_cuda_attention attention;
-	/* A thread block computes a unit: some tiles of keys of a block of rows. If the sequences
-	 * have equal lengths, units are numbered by sequence, KV head, part of the keys, block of
-	 * rows; the units of a ragged batch are listed. */
+	/* A thread block computes a unit: some tiles of keys of a block of rows. With equal lengths
+	 * units are numbered by sequence, KV head, part of the keys, block of rows; those of a
+	 * ragged batch are listed. */
 	uint32_t n_units;
 	uint32_t parts;      /* of each block's tiles; 0: ragged */
 	uint32_t blocks;     /* blocks of rows per KV head; 0: ragged */
@@ -34,12 +34,12 @@ struct fa_cuda_packed_attention {
 	uint32_t pack_shift; /* a group has 2^pack_shift tokens of 64 >> pack_shift heads */
 	int32_t pack_sets;   /* sets of 64 >> pack_shift heads per KV head */
 	uint32_t kv_heads;
-	uint32_t join_wait_ns; /* 0: the last unit of a block of rows joins all parts alone */
+	uint32_t join_wait_ns; /* 0: a block of rows' last unit joins all parts alone */
 	/* Filled by fa_cuda_packed_set(). */
 	float *unit_partials;
-	uint64_t *unit_counters; /* 2^16 times the epoch of the last launch that used it, plus
-	                          * arrivals */
-	uint64_t epoch;          /* below 2^48, and above every earlier launch's */
+	/* 2^16 times the epoch of the last launch that used it, plus arrivals. */
+	uint64_t *unit_counters;
+	uint64_t epoch; /* below 2^48, above all earlier launches' */
 
 	/* Of a ragged batch: [n_units], and what they refer to. An item's table_start is its
 	 * sequence's first token in K and V. Filled by fa_cuda_packed_list(). */

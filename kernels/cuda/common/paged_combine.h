@@ -68,7 +68,7 @@ fa_paged_partials_of(const struct fa_cuda_paged_attention &args,
 struct fa_paged_epilogue {
 	struct fa_paged_partials own;
 	/* The prefix's results for the row block in which the suffix's rows begin, and for the next
-	 * row block if the rows end there. */
+	 * if they end there. */
 	struct fa_paged_partials prefix, next;
 	uint32_t prefix_row;
 	uint32_t first_q, first; /* as in struct fa_cuda_paged_suffix */
@@ -103,9 +103,8 @@ fa_paged_epilogue_of(const struct fa_cuda_paged_attention &args, uint32_t index,
 	return epilogue;
 }
 
-/* Combines partial results and stores the output. Called by thread @thread of @threads, which has
- * four columns of ITEMS rows at a time, and loads SHARES results of each before it uses the
- * first. */
+/* Combines partial results and stores the output. Thread @thread of @threads has four columns of
+ * ITEMS rows at a time, and loads SHARES results of each before it uses the first. */
 template <class C, int ITEMS, int SHARES>
 __device__ __forceinline__ void fa_paged_combine(const struct fa_cuda_paged_attention &args,
                                                  const struct fa_paged_epilogue &epilogue,
@@ -130,7 +129,6 @@ __device__ __forceinline__ void fa_paged_combine(const struct fa_cuda_paged_atte
 
 #pragma unroll
 			for (int u = 0; u < ITEMS; u++) {
-				/* Indices past the last repeat it, unused. */
 				const uint32_t item = min(begin + u * threads, items - 1);
 				const uint32_t row = item / quads, quad = item % quads;
 				const uint32_t at = epilogue.prefix_row + row;
@@ -213,8 +211,8 @@ __device__ __forceinline__ void fa_paged_combine(const struct fa_cuda_paged_atte
 	}
 }
 
-/* Counts a result that suffix @index needs; returns true for the last one. Called by one thread,
- * after the barrier behind the result. The order of the counter covers the result. */
+/* Counts a result that suffix @index needs; true for the last one. One thread, after the barrier
+ * behind the result, which the counter's order covers. */
 __device__ __forceinline__ bool fa_arrive_at_suffix(const struct fa_cuda_paged_attention &args,
                                                     uint32_t index,
                                                     const struct fa_paged_epilogue &epilogue)
@@ -226,8 +224,8 @@ __device__ __forceinline__ bool fa_arrive_at_suffix(const struct fa_cuda_paged_a
 		args.epoch, epilogue.own.n + epilogue.prefix.n + epilogue.next.n);
 }
 
-/* Counts a stored result at the suffixes that need it, and combines the complete ones. @flags:
- * C::ROWS unused words of shared memory. */
+/* Counts a stored result at the suffixes that need it, and combines complete ones. @flags: C::ROWS
+ * unused words of shared memory. */
 template <class C>
 __device__ __forceinline__ void
 fa_paged_combine_suffixes(const struct fa_cuda_paged_attention &args,

@@ -1,5 +1,5 @@
 /*
- * Reduces the partial results of a part: the last block to store its own adds them up.
+ * Reduces a part's partial results: the last block to store its own adds them up.
  */
 #pragma once
 
@@ -44,7 +44,6 @@ __device__ __forceinline__ void fa_paged_reduce(const struct fa_cuda_paged_atten
 
 #pragma unroll
 			for (int j = 0; j < at_once; j++) {
-				/* Indices past the last repeat it, unused. */
 				const uint32_t by = min(block + j, last);
 				const uint32_t place = by == first ? first_place : 2 * by;
 				const uint32_t at = place * C::ROWS + row;

@@ -29,8 +29,8 @@ struct fa_paged_row {
 	char *out;
 };
 
-/* A thread has 16 scores of a strip of keys. Bit 4 r + i is set if row g + 8 r sees the i-th of the
- * keys 2t, 2t + 1, 2t + 8, 2t + 9. Replaces fa_warp_visibility. */
+/* A thread has 16 scores of a strip of keys. Bit 4 r + i: row g + 8 r sees the i-th of keys 2t, 2t
+ * + 1, 2t + 8, 2t + 9. Replaces fa_warp_visibility. */
 struct fa_paged_visibility {
 	uint32_t bits;
 
@@ -59,8 +59,8 @@ __device__ __forceinline__ uint32_t fa_paged_token_of(uint32_t at, uint32_t grou
 {
 	if (!C::ROWS_IN_FP32)
 		return at / group;
-	/* Below 2^20 the quotient is off by less than 1 / (2 group), which is added. An integer
-	 * division has five times the code to fetch. */
+	/* Below 2^20 the quotient is off by less than 1 / (2 group), which is added. A division has
+	 * five times the code to fetch. */
 	return (uint32_t)(((float)at + 0.5f) * fa_rcp((float)group));
 }
 
@@ -96,7 +96,7 @@ fa_paged_row_of(const struct fa_cuda_paged_attention &args, const fa_paged_segme
 	return info;
 }
 
-/* Strips within this range need no mask: all their tokens exist, and every row sees them. */
+/* Strips in this range need no mask: all tokens exist, and every row sees them. */
 struct fa_paged_unmasked {
 	int32_t begin, end;
 
@@ -118,7 +118,7 @@ fa_paged_unmasked_of(const struct fa_cuda_paged_attention &args,
 	struct fa_paged_unmasked clear = { max(bottom.low, (int32_t)item.begin), top.high };
 
 	if (item.tree_start != FA_CUDA_PAGED_NO_TREE) {
-		/* Positions are not in order; a window may hide anything. */
+		/* Positions are in no order; a window may hide anything. */
 		clear.begin = args.attention.window_left < FA_CUDA_WINDOW_MAX ? (int32_t)item.n_k
 		                                                              : (int32_t)item.first;
 		clear.end = (int32_t)item.n_k - (int32_t)item.n_q;
@@ -168,8 +168,8 @@ fa_paged_mask_scores_as(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_page
 	return visible;
 }
 
-/* As the function above. The long code for trees is kept apart: nearly every sequence passes here
- * once and would wait for its fetch. (At d64, two fragments leave no registers for both.) */
+/* The long code for trees is kept apart: nearly every sequence passes here once and would wait for
+ * its fetch. (At d64, two fragments leave no registers for both.) */
 template <class C>
 __device__ __forceinline__ struct fa_paged_visibility
 fa_paged_mask_scores(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attention &args,

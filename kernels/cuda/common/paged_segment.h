@@ -1,5 +1,5 @@
 /*
- * The segments of a block of threads in a decode launch (paged-args.h has the terms).
+ * The segments of a thread block in a decode launch (terms: paged-args.h).
  */
 #pragma once
 
@@ -14,23 +14,22 @@ template <bool SPLIT_ITEMS> struct fa_paged_segment_split {
 
 template <> struct fa_paged_segment_split<true> {
 	struct fa_cuda_paged_split split;
-	uint32_t behind; /* number of splits of the part up to the segment's end */
-	uint32_t place;  /* index of the segment's partial result */
-	bool again;      /* the previous segment belongs to the same part */
+	uint32_t behind; /* splits of the part up to the segment's end */
+	uint32_t place;  /* of the segment's partial result */
+	bool again;      /* same part as the previous segment */
 };
 
-/* A block's current segment; the same in all its threads. With fixed splits a segment is one split.
- * PRECOMPUTED: holds the KV head and row block instead of dividing for them. */
+/* A block's current segment, in all its threads. With fixed splits a segment is one split.
+ * PRECOMPUTED: has the KV head and row block instead of dividing for them. */
 template <bool SPLIT_ITEMS, bool PRECOMPUTED, int OWN>
 struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
-	uint32_t index,
-		part; /* index: number of the item; part: the part's number within the item */
+	uint32_t index, part; /* index: the item's; part: within the item */
 	uint32_t left;
 	int32_t begin, end;
-	bool whole;    /* the segment is the whole part, and its result is final */
-	bool first;    /* it is the first segment of the block's range */
-	uint32_t tile; /* the part's first, counted over all items */
-	/* If PRECOMPUTED: a division takes long, and so does fetching its code. */
+	bool whole;    /* it is the whole part: the result is final */
+	bool first;    /* the first of the block's range */
+	uint32_t tile; /* the part's first, over all items */
+	/* If PRECOMPUTED: a division, and fetching its code, takes long. */
 	uint32_t head, row_block;
 	struct fa_cuda_paged_item item;
 
@@ -115,8 +114,8 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		whole = from == 0 && tile_in_part + n == item.tiles;
 	}
 
-	/* Finds the item of tile @at among at most SEARCHED items. All loads are issued at once,
-	 * which saves a dependent load of block_items. Called by a whole warp. */
+	/* The item of tile @at among SEARCHED at most. All loads are issued at once, which saves a
+	 * dependent load of block_items. A whole warp. */
 	static constexpr int SEARCHED = 128;
 
 	__device__ __forceinline__ uint32_t search(const struct fa_cuda_paged_attention &args,

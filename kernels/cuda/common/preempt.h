@@ -1,14 +1,11 @@
 /*
- * Preemption: a launch yields its SMs to more urgent work and resumes later. Higher priority gets
- * an SM only when a block of threads ends, and blocks with many blocks of rows run long.
- *
- * The loading warp polls a word of device memory once per tile of keys. Once it is >= the launch's
- * turn (turns only grow), a block saves its state (O, maxima and sums, in fp32), appends a record
- * to a list and exits. The last block reports the list's length instead of completion, and the host
- * relaunches the kernel with one block per record. Results are the same to the bit.
- *
- * A resumed block computes at least one tile, so the next launch consumes all states of a list, and
- * two sides are enough: one is read, one written. A block without a free slot is not preempted.
+ * Preemption: a launch yields its SMs to more urgent work and resumes later (docs/kernels.md). The
+ * loading warp polls a word of device memory once per tile of keys. Once it is >= the launch's turn
+ * (turns only grow), a block saves its state (O, maxima and sums, in fp32), appends a record to a
+ * list and exits. The last block reports the list's length instead of completion, and the host
+ * relaunches the kernel with one block per record. Results are the same to the bit. A resumed block
+ * computes at least one tile, so two sides suffice for states: one is read, one written. A block
+ * without a free slot is not preempted.
  */
 #pragma once
 
@@ -19,7 +16,7 @@
 
 #include <stdint.h>
 
-/* True if the launch is to yield. Called by one thread. */
+/* The launch is to yield. One thread. */
 __device__ __forceinline__ bool fa_preempt_requested(const struct fa_cuda_preempt &yield)
 {
 	return yield.word && fa_ld_relaxed_system(yield.word) >= yield.turn;
@@ -41,7 +38,7 @@ __device__ __forceinline__ bool fa_preempt_take_slot(const struct fa_cuda_preemp
 	return ret_slot < yield.slots;
 }
 
-/* Appends a record and returns its index. Called by one thread. */
+/* Returns the record's index. One thread. */
 __device__ __forceinline__ uint32_t fa_preempt_append(const struct fa_cuda_preempt &yield,
                                                       const struct fa_cuda_preempt_record &record)
 {

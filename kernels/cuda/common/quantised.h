@@ -51,7 +51,7 @@ __device__ __forceinline__ void fa_quantised_unpack(uint32_t word, uint32_t &fir
 	if constexpr (STORE == FA_STORE_E4M3) {
 		fa_e4m3_to_f16_pairs(word, first, last);
 	} else {
-		/* A code plus 1024 + 128, from which 1152 is subtracted again. */
+		/* A code plus 1024 + 128; 1152 is subtracted again. */
 		const uint32_t raised = word ^ 0x80808080;
 
 		first = fa_fma_packed<fa_f16>(__byte_perm(raised, 0x64646464, 0x4140), 0x3c003c00,
@@ -91,7 +91,7 @@ __device__ __forceinline__ uint32_t fa_quantised_max_magnitude(uint4 value)
 	return most;
 }
 
-/* The power of two that a row of bf16 is divided by; @most: its largest magnitude. */
+/* The power of two that a row of bf16 is divided by; @most: largest magnitude. */
 struct fa_quantised_q_scale {
 	float factor, inverse;
 
@@ -120,7 +120,7 @@ __device__ __forceinline__ uint32_t fa_quantised_nan_bytes(uint32_t word)
 }
 
 /* Clears a strip's NaNs in V, which 0 times NaN would spread to every row, and sets them in O of
- * the rows that see them. @v: the tile. */
+ * rows that see them. @v: the tile. */
 template <class C>
 __device__ __forceinline__ void fa_quantised_move_nans(struct fa_warp_rows<C> &rows, uint32_t v,
                                                        const struct fa_paged_visibility &visible)
@@ -193,7 +193,7 @@ __device__ __forceinline__ void fa_quantised_scales(float (&ret)[4], uint32_t sc
 		ret[i] = __uint_as_float(fa_ld_shared(scales + (2 * t + i % 2 + i / 2 * 8) * 4));
 }
 
-/* V's scales are divided by a unit per row, and O is in that unit. */
+/* V's scales are divided by a unit per row, the unit of O. */
 template <class C> struct fa_quantised_v_unit {
 	float inverse[2 * C::ATOMS];
 
@@ -236,8 +236,8 @@ template <class C> struct fa_quantised_v_unit {
 			most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
 			if (!(most[r] * inverse[r] > 1))
 				continue;
-			/* Raised to twice the largest scale, so that it rises rarely; an infinite
-			 * one stays. The reciprocal of a subnormal would be infinite. */
+			/* To twice the largest scale, so that it rises rarely; an infinite one
+			 * stays. The reciprocal of a subnormal would be infinite. */
 			factor = fa_rcp(inverse[r]);
 			inverse[r] = 0.25f * fa_rcp(fmaxf(0.5f * most[r], FLT_MIN));
 			factor = fmaxf(factor * inverse[r], FLT_MIN);

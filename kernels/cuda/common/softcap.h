@@ -1,8 +1,7 @@
 /*
- * Soft caps: cap_out * tanh(cap_in * dot). An exact tanh would overload the special function unit,
- * and tanh.approx is inexact (docs/kernels.md). Dots below 15/16 of the cap use a polynomial in y =
- * dot^2 - cap_square < 0. Larger dots, and their y, are replaced by values for which the polynomial
- * gives the logit. The choice depends on the dot alone, so no bit of a row depends on its
+ * Soft caps: cap_out * tanh(cap_in * dot) (docs/kernels.md). Dots below 15/16 of the cap use a
+ * polynomial in y = dot^2 - cap_square < 0. Larger dots, and their y, are replaced by values for
+ * which it gives the logit. The choice depends on the dot alone, so no bit of a row depends on its
  * neighbours.
  */
 #pragma once
@@ -24,13 +23,13 @@ struct fa_softcap {
 			powers[i] = args.cap_powers[i];
 	}
 
-	/* NaN may take either way: it stays NaN. */
+	/* NaN stays NaN either way. */
 	__device__ __forceinline__ float beyond(float dot) const
 	{
 		return fmaf(dot, dot, -square);
 	}
 
-	/* Replaces a large dot and its y; the logit is then exact to cap_out * 2^-22, absolute. */
+	/* A large dot and its y; the logit is then exact to cap_out * 2^-22, absolute. */
 	__device__ __forceinline__ void replace(float &dot, float &y) const
 	{
 		const float other = fmaf(-2 * large, fa_rcp(1 + fa_ex2(in * dot)), large);
@@ -59,9 +58,9 @@ struct fa_softcap {
 	}
 };
 
-/* Turns all @dots of a warp into logits and adds @base of their rows. Checks PART dots at a time,
- * in CHAINS of independent instructions, while it computes the ones before. @behind is called for
- * each finished range [first, end), and overlaps with the next. */
+/* Turns a warp's @dots into logits and adds their rows' @base. Checks PART dots at a time, in
+ * CHAINS of independent instructions, while it computes those before. @behind is called for each
+ * finished range [first, end), and overlaps with the next. */
 template <int PART, int CHAINS, int COUNT, class BEHIND>
 __device__ __forceinline__ void fa_softcap_warp(float (&dots)[COUNT], const float (&base)[2],
                                                 struct fa_softcap cap, BEHIND behind)
@@ -70,8 +69,8 @@ __device__ __forceinline__ void fa_softcap_warp(float (&dots)[COUNT], const floa
 	bool large;
 
 	static_assert(COUNT % PART == 0, "as many each");
-	/* Only one of the first step's two coefficients can be a constant; a register for the
-	 * other saves a move per dot. */
+	/* Only one of the first step's coefficients can be a constant; a register for the other
+	 * saves a move per dot. */
 	cap.powers[FA_CUDA_CAP_POWERS - 2] = fa_to_vector_register(
 		cap.powers[FA_CUDA_CAP_POWERS - 2]);
 	const auto look = [&](int part) {

@@ -1,7 +1,7 @@
 /*
- * Swizzled tiles in shared memory: rows of D 16-bit elements without padding, in chunks of 16
- * bytes. Chunk c of row r lies at c ^ key(r), so that the eight rows of an ldmatrix cause no bank
- * conflicts. Tiles are 1024-byte aligned.
+ * Swizzled tiles in shared memory: rows of D 16-bit elements, in chunks of 16 bytes. Chunk c of row
+ * r lies at c ^ key(r): the eight rows of an ldmatrix cause no bank conflicts. Tiles are 1024-byte
+ * aligned.
  */
 #pragma once
 
@@ -17,7 +17,7 @@ template <int D> struct fa_swizzle {
 
 	static __device__ __forceinline__ uint32_t key(uint32_t row)
 	{
-		/* With an odd number of 64-byte groups, bit 0 of the row already moves it by half
+		/* With an odd number of 64-byte groups, the row's bit 0 already moves it by half
 		 * the banks. */
 		return period == 8 ? row & 7 : (row >> 1) & 3;
 	}
@@ -27,8 +27,8 @@ template <int D> struct fa_swizzle {
 		return row * row_bytes + ((chunk ^ key(row)) << 4);
 	}
 
-	/* Advances from offset(row, c) with c < 2 to offset(row, c + chunk), @chunk even: one XOR
-	 * by a constant. */
+	/* From offset(row, c) with c < 2 to offset(row, c + chunk), @chunk even: one XOR by a
+	 * constant. */
 	static __device__ __forceinline__ uint32_t advance(uint32_t base, int chunk)
 	{
 		return (base ^ (uint32_t)((chunk % period) << 4)) +

@@ -20,7 +20,7 @@ template <> struct fa_stride<true> {
 };
 
 /* Loads tiles of ROWS rows of D elements with THREADS threads. A thread has the same chunks of
- * every pass-th row, so its addresses are a constant apart. NEAR: 32-bit strides, to save
+ * every pass-th row, so its addresses are a constant apart. NEAR: 32-bit strides, which save
  * registers. */
 template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	static constexpr int lanes = fa_swizzle<D>::lanes;
@@ -28,12 +28,12 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	static constexpr int columns = D / 8 / lanes;
 	static_assert(D / 8 % lanes == 0 && ROWS % pass == 0 && pass % 8 == 0, "whole passes");
 
-	const char *source; /* address of the thread's first chunk in the next tile */
+	const char *source; /* the thread's first chunk in the next tile */
 	typename fa_stride<NEAR>::type stride;
-	uint32_t shared;         /* the same chunk in shared memory, relative to the tile */
-	uint32_t bytes[columns]; /* bytes to load per chunk: 16, or 0 for a chunk past the width */
+	uint32_t shared;         /* the same in shared memory, relative to the tile */
+	uint32_t bytes[columns]; /* of each chunk to load: 16, or 0 past the width */
 
-	/* @base: row 0; @first: row of the next tile; @width: a multiple of 8 elements. */
+	/* @base: row 0; @first: the next tile's; @width: a multiple of 8 elements. */
 	__device__ __forceinline__ fa_loader(const char *base, int64_t stride_token, int32_t first,
 	                                     int32_t width)
 	{

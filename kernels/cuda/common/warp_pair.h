@@ -1,6 +1,6 @@
 /*
  * Pairs of warps that share rows (SPLIT 2) exchange through shared memory. With SPLIT 1 a warp is
- * half 0, and nothing is exchanged.
+ * half 0 and exchanges nothing.
  */
 #pragma once
 
@@ -9,12 +9,11 @@
 
 #include <stdint.h>
 
-/* V's columns come in groups of eight chunks: half 0 has chunks 0 to 3 of each, half 1 chunks 4 to
- * 7. */
+/* Of V's columns, in groups of eight chunks, half 0 has chunks 0 to 3, half 1 chunks 4 to 7. */
 template <class C> struct fa_warp_pair {
 	uint32_t barrier;
 	uint32_t half;
-	uint32_t mine, others; /* shared memory of this warp and of the other: P, then rows */
+	uint32_t mine, others; /* shared memory of the two warps: P, then rows */
 
 	__device__ __forceinline__ fa_warp_pair(uint32_t shared, uint32_t warp)
 	{

@@ -15,8 +15,8 @@
 
 #include <stdint.h>
 
-/* dots = Q K^T for a warp's rows and one tile. @q and @k: this lane's ldmatrix addresses of the
- * first fragments. UNROLL: steps of 16 columns. */
+/* dots = Q K^T for a warp's rows and one tile. @q, @k: this lane's ldmatrix addresses of the first
+ * fragments. UNROLL: steps of 16 columns. */
 template <class C, int UNROLL, int TILES>
 __device__ __forceinline__ void fa_warp_dots(float (&dots)[C::ATOMS][TILES][4], uint32_t q,
                                              uint32_t k)
@@ -54,7 +54,7 @@ __device__ __forceinline__ void fa_warp_dots(float (&dots)[C::ATOMS][TILES][4], 
 	}
 }
 
-/* Two packed elements of V: the finite ones, and +- the largest bf16 for the rest. */
+/* Two packed elements of V: finite ones, and +- the largest bf16 for the rest. */
 template <class T> struct fa_warp_v_split {
 	uint32_t finite, plus, minus;
 
@@ -71,8 +71,8 @@ template <class T> struct fa_warp_v_split {
 	}
 };
 
-/* For 16 keys from @offset on, as P's fragment: the largest bf16 where the row sees the key,
- * else 0. */
+/* For 16 keys from @offset on, as P's fragment: the largest bf16 where the row sees the key, else
+ * 0. */
 template <class C, class SIGHT>
 __device__ __forceinline__ void fa_warp_visible(uint32_t (&ret_seen)[C::ATOMS][4],
                                                 const SIGHT &sight, int offset)
@@ -87,8 +87,8 @@ __device__ __forceinline__ void fa_warp_visible(uint32_t (&ret_seen)[C::ATOMS][4
 			                                                           : 0);
 }
 
-/* O += P V for 16 keys from @offset of @sight on. @v: this lane's ldmatrix address. SIGHT is
- * fa_warp_visibility or similar. */
+/* O += P V for 16 keys from @offset of @sight on. @v: this lane's ldmatrix address. SIGHT: like
+ * fa_warp_visibility. */
 template <class C, bool ISOLATE, class SIGHT>
 __device__ __forceinline__ void fa_warp_product(struct fa_warp_rows<C> &rows,
                                                 const uint32_t (&p)[C::ATOMS][4], uint32_t v,
@@ -134,8 +134,8 @@ __device__ __forceinline__ void fa_warp_product(struct fa_warp_rows<C> &rows,
 	}
 }
 
-/* O += exp(dots + offset) V for a tile, and the sums. Exponentials of 16 keys overlap products
- * of the previous 16. @v: this lane's ldmatrix address. */
+/* O += exp(dots + offset) V for a tile, and the sums. Exponentials of 16 keys overlap products of
+ * the 16 before. @v: this lane's ldmatrix address. */
 template <class C, bool ISOLATE, int TILES, class SIGHT>
 __device__ __forceinline__ void
 fa_warp_accumulate(struct fa_warp_rows<C> &rows, const float (&dots)[C::ATOMS][TILES][4],

@@ -20,7 +20,7 @@
 #define FA_WARP_KEYS_MAX_LOG2 29
 static_assert(FA_CUDA_SEQLEN_MAX <= 1 << FA_WARP_KEYS_MAX_LOG2, "more keys need smaller p");
 
-/* @T: P's type. fp16 has no such small numbers; P V of its V is always finite. */
+/* @T: P's type. fp16 lacks such small numbers; P V of its V is always finite. */
 template <class T> __device__ constexpr float fa_warp_exponent(void)
 {
 	return std::is_same_v<T, struct fa_f16> ? 0 : -(FA_WARP_LAG + FA_WARP_KEYS_MAX_LOG2 + 1);
@@ -34,10 +34,10 @@ __device__ __forceinline__ float fa_mean_f32(float x, float factor)
 	return isinf(mean) && !isinf(x) ? copysignf(FLT_MAX, mean) : mean;
 }
 
-/* Each thread has rows g and g + 8 of every atom, row = 2 * atom + half. */
+/* A thread has rows g and g + 8 of every atom, row = 2 * atom + half. */
 template <class C> struct fa_warp_rows {
 	/* Added in the exponent: fa_warp_exponent() minus a recent maximum of the logits. At first
-	 * FLT_MAX, which gives 0 for masked logits (-inf). */
+	 * FLT_MAX: masked logits (-inf) give 0. */
 	float offset[2 * C::ATOMS];
 	float sum[2 * C::ATOMS]; /* of this thread's keys */
 	float out[C::ATOMS][C::WARP_DIM_V / 8][4];
@@ -60,12 +60,12 @@ template <class C> __device__ __forceinline__ void fa_warp_clear(struct fa_warp_
 }
 
 template <class C> struct fa_warp_visibility {
-	int32_t key;   /* the thread's first key relative to its first row; unused without BAND */
-	int32_t start; /* STARTS: number of keys from there to the first visible one */
+	int32_t key;   /* the thread's first key, relative to its first row; for BAND */
+	int32_t start; /* STARTS: keys from there to the first visible one */
 	int32_t rest;  /* keys from there to the sequence's end */
 	int32_t left, right;
 
-	/* True if the row sees the key @offset after @key. */
+	/* The row sees the key @offset after @key. */
 	__device__ __forceinline__ bool sees(int r, int offset) const
 	{
 		const int32_t first = C::SOURCE::STARTS ? max(start, r * 8 - left - key)

@@ -1,5 +1,5 @@
 /*
- * The work of a block: a block of query rows of one (sequence, head, slice of V) triple.
+ * A block's work: query rows of one (sequence, head, slice of V) triple.
  */
 #pragma once
 
@@ -41,8 +41,8 @@ __device__ __forceinline__ struct fa_work fa_work_at(const struct fa_cuda_attent
 		const uint32_t n_q = args.cu_seqlens_q[work.sequence + 1] - first_q;
 		const uint32_t n_k = args.cu_seqlens_k[work.sequence + 1] - first_k;
 
-		/* The shuffles mark these as uniform. Tensors without cu_seqlens skip the division
-		 * by heads. */
+		/* The shuffles mark these as uniform. Without cu_seqlens there is no division by
+		 * heads. */
 		work.first_q = __shfl_sync(~0u, first_q, 0);
 		work.first_k = __shfl_sync(~0u, first_k, 0);
 		work.n_q = (int32_t)__shfl_sync(~0u, n_q, 0);
@@ -52,8 +52,8 @@ __device__ __forceinline__ struct fa_work fa_work_at(const struct fa_cuda_attent
 	return work;
 }
 
-/* @rows: the height of a block. Reads blockIdx opaquely: a kernel calls it again at its end instead
- * of keeping the result in registers. */
+/* @rows: of a block. Reads blockIdx opaquely: a kernel calls this again at its end rather than keep
+ * the result in registers. */
 __device__ __forceinline__ struct fa_work fa_work_get(const struct fa_cuda_attention &args,
                                                       int32_t rows)
 {

@@ -1,4 +1,4 @@
-/* Atomic additions, fences, and loads and stores with a scope; one PTX instruction per function. */
+/* Atomic additions, fences, loads and stores with a scope; one PTX instruction per function. */
 #pragma once
 
 #include <stdint.h>
@@ -101,8 +101,7 @@ __device__ __forceinline__ uint64_t fa_ld_acquire_system(const uint64_t *address
 	return value;
 }
 
-/* Sets *address to @value if it is @expected, with relaxed order at device scope. Returns what it
- * was. */
+/* If it is @expected, *address becomes @value; relaxed at device scope. Returns what it was. */
 __device__ __forceinline__ uint64_t fa_atomic_swap(uint64_t *address, uint64_t expected,
                                                    uint64_t value)
 {

@@ -1,4 +1,4 @@
-/* Timer, exit, and dependence between launches, one PTX instruction per function. */
+/* Timer, exit, and dependence between launches; one PTX instruction per function. */
 #pragma once
 
 #include <stdint.h>
@@ -19,9 +19,9 @@ __device__ __forceinline__ void fa_exit(void)
 }
 
 /* griddepcontrol.wait: waits until the preceding launch in the stream has completed and its writes
- * are visible, if this launch could start before that (programmatic dependent launch). Called by
- * every thread that reads what earlier launches may write, or writes what they may read. What was
- * complete before the preceding launch began needs no wait. Compute capability 9.0 and later. */
+ * are visible. For every thread that reads what earlier launches may write, or writes what they may
+ * read. What was complete before the preceding launch began needs no wait. Compute capability 9.0
+ * and later. */
 __device__ __forceinline__ void fa_await_launch_ahead(void)
 {
 	asm volatile("griddepcontrol.wait;" ::: "memory");

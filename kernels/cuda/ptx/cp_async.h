@@ -1,13 +1,13 @@
 /*
- * cp.async: asynchronous copies from global to shared memory. A thread waits for its own copies; a
- * barrier then makes them visible to the block.
+ * cp.async: asynchronous copies from global to shared memory. A thread waits for its own; a barrier
+ * then makes them visible to the block.
  */
 #pragma once
 
 #include <stdint.h>
 
-/* Copies 16 bytes, bypassing L1, if @bytes is 16; stores zeros without reading if it is 0.
- * Addresses are 16-byte aligned. */
+/* @bytes 16: copies 16 bytes past L1; 0: stores zeros without reading. Addresses are 16-byte
+ * aligned. */
 __device__ __forceinline__ void fa_cp_async_16_zfill(uint32_t shared, const void *global,
                                                      uint32_t bytes)
 {

@@ -43,7 +43,7 @@ __device__ __forceinline__ float fa_select(bool which, float a, float b)
 	return y;
 }
 
-/* Copies a warp-uniform value to a vector register. ptxas would keep it in a uniform register and
+/* To a vector register, for a warp-uniform value. ptxas would keep it in a uniform register and
  * move it at each use; it sees through moves and shuffles, but not through 0 * lane + x. */
 __device__ __forceinline__ float fa_to_vector_register(float x)
 {
@@ -57,7 +57,7 @@ __device__ __forceinline__ float fa_to_vector_register(float x)
 	return y;
 }
 
-/* Returns 0. The compiler neither knows that nor computes what depends on it earlier. */
+/* The compiler does not know that it is 0, nor computes what depends on it earlier. */
 __device__ __forceinline__ int32_t fa_opaque_zero(void)
 {
 	int32_t zero;
@@ -139,7 +139,7 @@ __device__ __forceinline__ void fa_e4m3_to_f16_pairs(uint32_t codes, uint32_t &r
                                                      uint32_t &ret_last)
 {
 #if __CUDA_ARCH__ >= 890
-	/* A half of a register can be an operand as it is; a shift would be an instruction. */
+	/* Half a register can be an operand; a shift would be an instruction. */
 	asm("{.reg .b16 first, last; mov.b32 {first, last}, %2; "
 	    "cvt.rn.f16x2.e4m3x2 %0, first; cvt.rn.f16x2.e4m3x2 %1, last;}"
 	    : "=r"(ret_first), "=r"(ret_last)

@@ -32,7 +32,7 @@ __device__ __forceinline__ void fa_mbarrier_arrive_expect(uint32_t barrier, uint
 	             : "memory");
 }
 
-/* Returns true if the phase with @parity has completed. */
+/* The phase with @parity has completed. */
 __device__ __forceinline__ bool fa_mbarrier_test(uint32_t barrier, uint32_t parity)
 {
 	uint32_t done;

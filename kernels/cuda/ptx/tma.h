@@ -1,13 +1,13 @@
 /*
  * TMA: copies boxes of a 4-dimensional tensor, described by a map (kernels/cuda/common/maps.h), to
- * shared memory. One thread issues. Coordinates are the box's first element, innermost first.
- * Elements outside of the tensor are zero.
+ * shared memory. One thread issues. Coordinates: the box's first element, innermost first. Elements
+ * outside of the tensor are zero.
  */
 #pragma once
 
 #include <stdint.h>
 
-/* L2 eviction policies: keep for data that many blocks read, once for data read once. */
+/* L2 eviction policies: keep what many blocks read; once. */
 __device__ __forceinline__ uint64_t fa_tma_policy_keep(void)
 {
 	uint64_t policy;

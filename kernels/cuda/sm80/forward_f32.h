@@ -1,8 +1,8 @@
 /*
  * Dense forward attention in fp32 on the CUDA cores, every variant in one kernel. A block has 16
  * groups of 8 lanes. Group g computes rows g + 16 i; a lane has keys lane + 8 j of a tile, and four
- * columns of V at 4 lane + 32 j, which avoids bank conflicts. Rows are reduced by shuffles in a
- * group. P goes through shared memory within its group, as [key][g * ROWS + i].
+ * columns of V at 4 lane + 32 j, without bank conflicts. Rows are reduced by shuffles in a group. P
+ * goes through shared memory within its group, as [key][g * ROWS + i].
  *
  * K and V have one buffer each. Two barriers per tile, all threads: before the dot products (K has
  * arrived, V is free) and before the products with V (V has arrived, K is free).
@@ -43,7 +43,7 @@ __device__ __forceinline__ void fa_f32_load(float *tile, const char *base, int64
 	}
 }
 
-/* If @masked, a negative p marks a hidden key, which is skipped. */
+/* @masked: a negative p marks a hidden key, which is skipped. */
 template <int DIM_V, int ROWS, int TILE, int P_PITCH, bool masked>
 __device__ __forceinline__ void fa_f32_product(float (&out)[ROWS][DIM_V / 32][4],
                                                const float *p_tile, const float *v_tile)

@@ -1,9 +1,8 @@
 /*
- * What attention over a client's own pages begins with: a block that reads lengths and cu_q, once,
- * and divides the work. Also appends to such pages.
- *
- * Items are in the order of sequences. Items whose tiles do not fit 31 bits, and blocks of rows
- * past the list's end, are left out: this needs sequences that claim more than total_q rows.
+ * What attention over a client's own pages begins with: a block reads lengths and cu_q, once, and
+ * divides the work. Also appends to such pages. Items are in the order of sequences. Items whose
+ * tiles do not fit 31 bits, and blocks of rows past the list's end, are left out: only sequences
+ * that claim more than total_q rows have such.
  */
 #pragma once
 
@@ -17,14 +16,14 @@
 #define FA_OWN_WARPS (FA_CUDA_TOKENS_THREADS / 32)
 #define FA_OWN_SUMS 3
 
-/* Counts of a sequence, or sums of them. [0]: tiles of decode. [1]: items of decode; in the high
- * half, items of many rows. [2]: blocks of rows of the latter. */
+/* Of a sequence, or sums. [0]: tiles of decode. [1]: items of decode; in the high half, items of
+ * many rows. [2]: blocks of rows of the latter. */
 struct fa_own_sums {
 	uint64_t of[FA_OWN_SUMS];
 };
 
-/* Returns the sums of all threads before this one, and adds those of all to @total. Called by the
- * whole block; @shared: FA_OWN_WARPS sums. */
+/* The sums of all threads before this one; those of all are added to @total. The whole block;
+ * @shared: FA_OWN_WARPS sums. */
 __device__ __forceinline__ struct fa_own_sums
 fa_own_scan(struct fa_own_sums own, struct fa_own_sums &total, struct fa_own_sums *shared)
 {
@@ -159,7 +158,7 @@ __device__ __forceinline__ void fa_own_plan(const struct fa_cuda_own_plan &p,
 		tiles = tiles > shared[w].of[0] ? tiles : shared[w].of[0];
 		items = max(items, (uint32_t)shared[w].of[1]);
 	}
-	/* Blocks of decode search all that the batch may have. */
+	/* Blocks of decode search as many as the batch may have. */
 #pragma unroll 1
 	for (uint32_t i = items + threadIdx.x; i < (uint32_t)p.batch; i += FA_CUDA_TOKENS_THREADS)
 		p.items[i].tile = UINT32_MAX;

@@ -1,6 +1,6 @@
 /*
- * Source (source.h) of keys in a client's own pages, for many query rows. Each lane knows the pages
- * of every 32nd key of the tile to load.
+ * Source (source.h) of keys in a client's own pages, for many query rows. A lane knows the pages of
+ * every 32nd key of the tile to load.
  */
 #pragma once
 

@@ -54,8 +54,8 @@ __device__ __forceinline__ float fa_code_value(int32_t store, uint8_t code)
 
 /* ---- rows */
 
-/* Loads the lane's elements of a row, 0 beyond @dim, and rotates them if the token's @turns are
- * given. Called by a whole warp. */
+/* The lane's elements of a row, 0 beyond @dim, rotated if the token's @turns are given. A whole
+ * warp. */
 __device__ __forceinline__ void fa_append_values(const struct fa_cuda_paged_append &args,
                                                  const char *row, int32_t dim, const float2 *turns,
                                                  float (&ret_values)[FA_QUANTISE_EACH])
@@ -72,7 +72,7 @@ __device__ __forceinline__ void fa_append_values(const struct fa_cuda_paged_appe
 	for (int n = 0; n < FA_QUANTISE_EACH; n++) {
 		const int32_t at = n * 32 + lane - first; /* in the rotated part */
 
-		/* Keeps the compiler from loading all at once, for which registers are too few. */
+		/* The compiler must not load all at once: registers are too few. */
 		if (n % 3 == 0)
 			__syncwarp();
 		if (at >= 0 && at < 2 * half) {
@@ -90,8 +90,8 @@ __device__ __forceinline__ void fa_append_values(const struct fa_cuda_paged_appe
 	}
 }
 
-/* Quantises a row of a warp, whose lane has elements lane, lane + 32, ...; 0 beyond @dim.
- * @token_scale: where the token's scale goes; NULL: @scale is the head's. */
+/* Quantises a warp's row: a lane has elements lane, lane + 32, ...; 0 beyond @dim. @token_scale:
+ * for the token's scale; NULL: @scale is the head's. */
 __device__ __forceinline__ void fa_quantise_values(float (&values)[FA_QUANTISE_EACH], int32_t store,
                                                    int32_t dim, float scale, float *token_scale,
                                                    char *to)

@@ -310,7 +310,7 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 	}
 
 	/* The barrier ordered all partial results before this thread's count, which releases and
-	 * acquires for the whole block. */
+	 * acquires for the block. */
 	const struct fa_paged_ranges ranges = fa_paged_ranges_of<C::OWN>(args);
 	const uint32_t first = fa_paged_block_of(ranges, segment.tile + args.epilogue_tiles);
 	const uint32_t last = fa_paged_block_of(ranges, segment.tile + segment.item.tiles - 1);

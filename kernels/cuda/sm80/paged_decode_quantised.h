@@ -62,8 +62,8 @@ struct fa_quantised_config {
 	static constexpr uint32_t FACTORS = ROWS_INFO + ROWS * 32; /* factors of the rows' dots */
 	static constexpr uint32_t SHARED_BYTES = FACTORS + ROWS * 4;
 
-	/* Where a strip has 16 bytes of a row, in units of 16 bytes. Free of bank conflicts: eight
-	 * rows of one column for ldmatrix; of K, two rows of four. */
+	/* Of 16 bytes of a row in a strip, in units of 16 bytes. Free of bank conflicts: eight rows
+	 * of one column for ldmatrix; of K, two rows of four. */
 	template <bool V>
 	static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t chunk)
 	{
@@ -160,8 +160,8 @@ __device__ __forceinline__ void fa_quantised_product(struct fa_warp_rows<C> &row
 
 /* ---- a segment */
 
-/* Stores 8 columns of a row of Q as fp16, in K's column order: those from 8 chunk on are words
- * 2 (chunk % 2) and the next of what lanes with t load of K. @power: of bf16. */
+/* 8 columns of a row of Q as fp16, in K's column order: those from 8 chunk on are words 2 (chunk %
+ * 2) and the next of what lanes with t load of K. @power: of bf16. */
 template <class C>
 __device__ __forceinline__ void fa_quantised_store_q(uint32_t address, uint32_t row, uint32_t chunk,
                                                      uint4 value, bool bf16,
@@ -181,7 +181,7 @@ __device__ __forceinline__ void fa_quantised_store_q(uint32_t address, uint32_t 
 		             __float_as_uint(bf16 ? power.factor : 1));
 }
 
-/* Loads Q of rows with more chunks than a warp has lanes: a warp takes whole rows. */
+/* Rows with more chunks than a warp has lanes: a warp takes whole rows. */
 template <class C>
 __device__ __forceinline__ void fa_quantised_load_wide(const struct fa_cuda_paged_attention &args,
                                                        const fa_paged_segment_of<C> &segment,
@@ -218,8 +218,8 @@ __device__ __forceinline__ void fa_quantised_load_wide(const struct fa_cuda_page
 	}
 }
 
-/* Loads Q of a part as fp16 in K's column order, the factors of its rows' dots, and the rows' info.
- * Called by all threads; the caller's barrier makes the data visible. */
+/* Q of a part as fp16 in K's column order, the factors of its rows' dots, and the rows' info. All
+ * threads; the caller's barrier makes the data visible. */
 template <class C>
 __device__ __forceinline__ void fa_quantised_begin(const struct fa_cuda_paged_attention &args,
                                                    const fa_paged_segment_of<C> &segment,

@@ -22,8 +22,8 @@ struct fa_sm80_paged_work {
 };
 
 /* Where a tile's keys lie. Lane l of each warp knows the page of 16 keys, from key 16 * (l %
- * groups) on: of the tile to load, and of the next one, so that table entries arrive in time. The
- * thread index is read again each time, which saves a register. */
+ * groups) on: of the tile to load, and of the next, so that table entries arrive in time. Reading
+ * the thread index each time saves a register. */
 template <int KEYS> struct fa_sm80_paged_keys {
 	static constexpr int groups = KEYS / 16;
 	static_assert(groups <= 32, "a lane for each");
@@ -75,7 +75,7 @@ template <int KEYS> struct fa_sm80_paged_keys {
 	}
 };
 
-/* As fa_loader, for K or V in pages. fa_sm80_paged_keys advances it. */
+/* fa_loader for K or V in pages, advanced by fa_sm80_paged_keys. */
 template <int KEYS, int D, int THREADS> struct fa_sm80_paged_loader {
 	static constexpr int lanes = fa_swizzle<D>::lanes;
 	static constexpr int pass = THREADS / lanes;
@@ -103,8 +103,8 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_loader {
 			bytes[c] = (chunk + c * lanes) * 8 < width ? 16 : 0;
 	}
 
-	/* Copies rows [low, high) of the tile; the others become zero. @delta: bytes from the pool
-	 * to where the rows lie, added to @place. */
+	/* Rows [low, high) of the tile; others become zero. @delta: bytes from the pool to the
+	 * rows, added to @place. */
 	template <bool PART>
 	__device__ __forceinline__ void copy(uint32_t tile, uint32_t place, int32_t low,
 	                                     int32_t high, ptrdiff_t delta) const
@@ -195,8 +195,8 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_v {
 	}
 };
 
-/* V with rows as long as K's: a thread copies the same chunks as of K, at another address, which
- * needs no register. Columns past V's width then hold anything; O there is not stored. */
+/* V with rows as long as K's: a thread copies the same chunks as of K, at another address, without
+ * a register. Columns past V's width then hold anything; O there is not stored. */
 template <int KEYS, int D, int THREADS> struct fa_sm80_paged_v_alike {
 	const struct fa_sm80_paged_k<KEYS, D, THREADS> &k;
 	const struct fa_cuda_pages &pages;

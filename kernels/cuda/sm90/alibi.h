@@ -22,8 +22,8 @@
 #include <math.h>
 #include <stdint.h>
 
-/* True if a head's @dot_slope can be added this way: fp16 must hold 64 times as much. Slopes are
- * in units of dot products. */
+/* A head's @dot_slope, in units of dot products, can be added so: fp16 must hold 64 times as
+ * much. */
 __device__ __forceinline__ bool fa_sm90_alibi_fits(const struct fa_cuda_attention &args,
                                                    float dot_slope)
 {
@@ -62,7 +62,7 @@ template <class C> __device__ __forceinline__ void fa_sm90_alibi_write_keys(uint
 	fa_proxy_fence_shared();
 }
 
-/* Writes the group's columns of A. The barriers order it between the group's products. */
+/* The barriers order the group's columns of A between its products. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_alibi_write_rows(uint32_t shared, uint32_t group,
                                                          float dot_slope)

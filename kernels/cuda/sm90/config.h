@@ -85,14 +85,14 @@ struct fa_sm90_config {
 	static constexpr bool PAGED = SOURCE::PAGED, PACKED = SOURCE::PACKED;
 	/* What fa_sm90_epilogue() returns. */
 	using CHECK = std::conditional_t<PACKED, uint32_t, bool>;
-	/* With pages, four groups have too few registers for overflow.h. */
+	/* Over pages, four groups have too few registers for overflow.h. */
 	static constexpr bool FIXED_MAX = fa_sm90_fixed_max<T>::value && !(PAGED && GROUPS_ == 4);
 	/* p of a row's maximum is 2^MAX_EXPONENT. With FIXED_MAX later logits may exceed it by up
 	 * to 113. overflow.h scales down sums beyond SUM_HIGH. */
 	static constexpr int MAX_EXPONENT = fa_sm90_fixed_max<T>::value && !SCORE_MOD ? -40 : 0;
 	static constexpr float SUM_HIGH = SCORE_MOD ? 0x1p40f : 1;
-	/* Computes the block's first tile of keys first, because rows often have their greatest
-	 * logits there; the others follow from the last one backwards. */
+	/* The block's first tile of keys goes first, as rows often have their greatest logits
+	 * there; others follow from the last one backwards. */
 	static constexpr bool FIRST_TILE_FIRST = FIXED_MAX && BAND && !SCORE_MOD && !WINDOW &&
 	                                         PINGPONG_ != FA_SM90_PINGPONG_NONE;
 	static constexpr int DIM = DIM_, DIM_V = DIM_V_;
@@ -107,16 +107,16 @@ struct fa_sm90_config {
 	 * stop at. */
 	static constexpr bool YIELDS = !INDEPENDENT, YIELDS_IN_BLOCK = YIELDS && !WINDOW;
 
-	/* Registers of a thread. All start with 65,536 / THREADS, rounded down to a multiple of 8;
-	 * the producer gives some to the consumers. */
+	/* Registers of a thread: at first 65,536 / THREADS, rounded down to a multiple of 8; the
+	 * producer gives some to the consumers. */
 	static constexpr bool LOOKS_UP = PAGED || WINDOW || PACKED;
 	/* ALiBi is an extra step of Q K^T (alibi.h). */
 	static constexpr bool ALIBI_MMA = SCORE_MOD && !SOFTCAP && !PAGED && DIM == 64;
 	/* The producer reads the next block's descriptor early. */
 	static constexpr bool LOOKAHEAD = PAGED && DIM == 128 && !(PACKED && SOURCE::PLANS);
 	static constexpr bool SINKS = SCORE_MOD || WINDOW || !BAND || SOURCE::BAND_SINKS(DIM, KEYS);
-	/* Consumers keep the ping-pong barrier's number in a vector register, and compute a tile's
-	 * valid rows only to mask it. */
+	/* The ping-pong barrier's number is in a vector register, and a tile's valid rows are
+	 * computed only to mask it. */
 	static constexpr bool MASK_ON_DEMAND = PAGED && PINGPONG != FA_SM90_PINGPONG_SOFTMAX;
 	static constexpr bool MASK_BITS = (PAGED && DIM == 128) || WINDOW || SCORE_MOD ||
 	                                  (FIXED_MAX && !PAGED &&
@@ -135,7 +135,7 @@ struct fa_sm90_config {
 	                                    : TUNED && FIXED_MAX && !WINDOW && !SOFTCAP
 	                                            ? KEYS / 16 * 5 / 8
 	                                            : KEYS / 16 * 3 / 4;
-	/* Waits for the ping-pong turn before the first half of the exponentials. The compiler
+	/* The ping-pong turn is awaited before the first half of the exponentials. The compiler
 	 * moves the wait behind them, but not past SCORE_MOD's code. */
 	static constexpr bool WAITS_LATE = SCORE_MOD || (TUNED && !BAND && !FIXED_MAX);
 	static constexpr int PRODUCER_REGISTERS = GROUPS == 3  ? 32
@@ -159,8 +159,8 @@ struct fa_sm90_config {
 	                      65536 / THREADS / 8 * 8 * (GROUPS + 1),
 	              "setmaxnreg would wait for ever");
 
-	/* A tile is columns of 64 elements (128 bytes) with all rows, in TMA's 128-byte swizzle.
-	 * The last may be half used. */
+	/* Columns of 64 elements (128 bytes) with all rows, in TMA's 128-byte swizzle. The last may
+	 * be half used. */
 	static constexpr int COLUMN = 64, COLUMN_BYTES = 128;
 	static constexpr int COLUMNS = (DIM + 63) / COLUMN, COLUMNS_V = (DIM_V + 63) / COLUMN;
 	static constexpr uint32_t Q_COLUMN = GROUP_ROWS * COLUMN_BYTES;
@@ -254,12 +254,12 @@ struct fa_sm90_config {
 
 	/* WINDOW: tiles that the previous block does not see. */
 	static constexpr int NEW_TILES = (ROWS + KEYS - 1) / KEYS;
-	/* Q_EARLY: groups whose Q of the next block is loaded before that block's first K. The
-	 * others' comes later if slots are few, so that K and V do not wait for a slot. */
+	/* Q_EARLY: groups whose Q of the next block is loaded before that block's first K. With few
+	 * slots the others' comes later, so that K and V do not wait for a slot. */
 	static constexpr bool LATE_Q = WINDOW || (BAND && !SCORE_MOD && DIM == 256);
 	static constexpr int Q_EARLY = LATE_Q && Q_SLOTS < 2 * GROUPS ? Q_SLOTS - GROUPS : GROUPS;
-	/* Most tiles skipped between two blocks. The first group skips only last tiles, the last
-	 * group only first ones. */
+	/* Tiles skipped between two blocks, at most. The first group skips only last tiles, the
+	 * last group only first ones. */
 	static constexpr int SKIPS_MAX = (GROUPS > 2 ? 2 : 1) *
 	                                 (((GROUPS - 1) * GROUP_ROWS + KEYS - 1) / KEYS);
 	static_assert(!WINDOW || !INDEPENDENT, "WINDOW gives all groups equally many tiles");

@@ -45,8 +45,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	typename SOURCE::template SCHEDULER<C> scheduler(all);
 	struct fa_sm90_ring_position<C::STAGES> k, v;
 	struct fa_sm90_ring_position<C::Q_SLOTS> q;
-	/* Blocks of rows: the one whose logits are computed, the next one, and the one whose O is
-	 * not stored yet. */
+	/* Blocks of rows: of the logits, the next one, and the one whose O is not stored yet. */
 	typename SOURCE::BLOCK block, next_block, done_block;
 	struct fa_sm90_sums sums, done_sums;
 	bool done = false, k_there = false;
@@ -56,14 +55,14 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	fa_sm90_p<C> p;
 	float scale[2];
 	int32_t end_key;   /* the sequence's end, relative to the group's first row */
-	int32_t first_key; /* PAGED: the first visible key, relative to the group's first row */
+	int32_t first_key; /* PAGED: the first visible key, likewise */
 	int32_t key;       /* the tile's first key, likewise */
-	int32_t left;      /* tiles of the block after this one */
+	int32_t left;      /* tiles of the block after this */
 	bool first_tile;   /* the block's first tile */
 	int32_t next_end_key, next_first_key, next_key, next_left; /* -1: no next block */
 	int32_t next_skip = 0;  /* tiles to skip before this group's next one */
-	int32_t skip_after = 0; /* how many of these tiles belong to the next block */
-	int32_t skip_tail = 0;  /* WINDOW: tiles to skip at this block's end */
+	int32_t skip_after = 0; /* of these, tiles of the next block */
+	int32_t skip_tail = 0;  /* WINDOW: to skip at this block's end */
 	/* ALiBi: slope in units of a dot product; bias per row. */
 	float dot_slope = 0, next_dot_slope = 0, shift[2] = { 0, 0 };
 	/* wgmma adds the bias. side: on which side of the rows the tile lies, or 0 (alibi.h). */
@@ -150,7 +149,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	const auto wait_q = [&](void) {
 		fa_mbarrier_wait(shared + C::Q_FULL + 8 * q.stage, q.parity);
 	};
-	/* The tile's rows in the sequence: end in the high half, first in the low half. */
+	/* Of the tile, in the sequence: end in the high half, first in the low half. */
 	constexpr uint32_t ALL_ROWS = (uint32_t)C::KEYS << 16;
 	const auto rows_of_tile = [&](void) {
 		if (!SOURCE::tails(all))
@@ -158,7 +157,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		return (uint32_t)min(end_key - key, C::KEYS) << 16 |
 		       (C::PAGED ? (uint32_t)max(first_key - key, 0) : 0);
 	};
-	/* Waits for V and zeroes its rows outside of the sequence. */
+	/* Also zeroes V's rows outside of the sequence. */
 	const auto wait_v = [&](uint32_t rows) {
 		fa_mbarrier_wait(shared + C::V_FULL + 8 * v.stage, v.parity);
 		if (rows == ALL_ROWS)
@@ -176,8 +175,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		arrive(shared + C::V_EMPTY + 8 * v.stage);
 		v.advance();
 	};
-	/* Releases skipped tiles. Waits for each, so that the arrival counts for the right
-	 * phase. */
+	/* Waits for each skipped tile: the arrival must count for the right phase. */
 	const auto skip_k = [&](int32_t count) {
 #pragma unroll 1
 		for (; C::SKIPS && count > 0; count--) {
@@ -255,8 +253,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 					                (float)((int32_t)(lane % 4 * 2) - row);
 			}
 		rescales = fa_sm90_update_max<C>(sums, dots, factor, row_shift, key_slope, scale);
-		/* The soft cap has subtracted the maximum of rows that had one; the others
-		 * follow. */
+		/* The soft cap has subtracted the maximum of rows that had one; others follow. */
 		if (C::CAP_SUBTRACTS_MAX) {
 			const float add[2] = { unset[0] ? sums.offset[0] : 0,
 				               unset[1] ? sums.offset[1] : 0 };
@@ -280,7 +277,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			out[i] = 0;
 	};
 
-	/* A resumed thread block passes over finished blocks. */
+	/* A resumed thread block passes over finished ones. */
 	uint32_t passed = C::YIELDS ? fa_ld_shared(shared + C::RECORD + 4) : 0;
 #pragma unroll 1
 	do
@@ -368,8 +365,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				k_there = false;
 			}
 			if constexpr (C::YIELDS) {
-				/* The only exit: with two the compiler places the exponentials
-				 * where ping-pong does not overlap them. */
+				/* The only exit: with two the compiler places exponentials where
+				 * ping-pong does not overlap them. */
 				if (C::STOP_READ == FA_SM90_STOP_ON_DEMAND || !k_there) {
 					if (!k_there)
 						wait_k();
@@ -449,9 +446,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			}
 			if (C::PINGPONG == FA_SM90_PINGPONG_SOFTMAX && !C::WAITS_LATE)
 				pingpong_wait();
-			/* After the first half of the exponentials O is complete and P free, so the
-			 * rest is rounded meanwhile. The branch keeps the compiler from waiting
-			 * earlier. */
+			/* After half of the exponentials O is complete and P free: the rest is
+			 * rounded meanwhile. The branch keeps the compiler from waiting earlier. */
 			if (!half_done)
 				fa_sm90_exponentials<C, 0, steps / 2>(sums, dots, factor, shift);
 			release_q();
@@ -466,8 +462,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			if (C::STOP_READ == FA_SM90_STOP_BEFORE_EXP && k_there)
 				stop = fa_ld_shared(shared + C::STOP + 4 * k.stage);
 			if constexpr (C::PINGPONG == FA_SM90_PINGPONG_SOFTMAX) {
-				/* Wakes the next group, which runs during the remaining
-				 * exponentials. */
+				/* The next group runs during the remaining exponentials. */
 				fa_sm90_exponentials<C, steps / 2, C::SIGNAL_STEPS>(sums, dots,
 				                                                    factor, shift);
 				pingpong_signal();

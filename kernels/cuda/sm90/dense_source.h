@@ -37,8 +37,8 @@ struct fa_sm90_block {
 
 template <class C> struct fa_sm90_dense_scheduler {
 	/* The n-th unit of a triple; n is inverted (~n) while the pair's second block is next. With
-	 * a list, @triple is the unit's place in it. Unsigned, because the number after the last
-	 * one may exceed int32. */
+	 * a list, @triple is the unit's place in it. Unsigned, as the number after the last may
+	 * exceed int32. */
 	uint32_t triple;
 	int32_t n;
 	bool reversed = true; /* the last group has the block's first rows */
@@ -98,7 +98,7 @@ template <class C> struct fa_sm90_dense_scheduler {
 			const bool second = n < 0;
 
 			ret_block.triple = (int32_t)triple;
-			/* The longer block of a pair goes first. */
+			/* A pair's longer block goes first. */
 			if (!second && args.pairs && args.blocks_m - 1 - n != n) {
 				ret_block.row = (args.blocks_m - 1 - n) * C::ROWS;
 				n = ~n;
@@ -139,8 +139,7 @@ template <class C> struct fa_sm90_dense_tile {
 		token -= keys;
 	}
 
-	/* Loads COLUMNS columns of 64 elements of K or, from @first_column on, of V. Called by a
-	 * warp. */
+	/* COLUMNS columns of 64 elements of K or, from @first_column on, of V. A warp. */
 	template <int COLUMNS>
 	__device__ __forceinline__ void fetch(const struct fa_cuda_attention &, uint32_t shared,
 	                                      const void *map, uint32_t barrier,
@@ -195,7 +194,7 @@ struct fa_sm90_dense {
 		return 0;
 	}
 
-	/* TMA fills rows past a tensor's end with zeros. */
+	/* TMA gives zeros for rows past a tensor's end. */
 	static __device__ __forceinline__ bool tails(const ARGS &args)
 	{
 		return args.cu_seqlens_q;

@@ -1,6 +1,6 @@
 /*
  * Entry of the forward kernels on wgmma, fp16 and bf16. Warpgroup 0 is the producer (load.h), the
- * other GROUPS are consumers of 64 query rows each (consumer.h). While O of one block of rows is
+ * other GROUPS are consumers of 64 query rows each (consumer.h). While O of a block of rows is
  * stored, Q, K and V of the next arrive.
  */
 #pragma once

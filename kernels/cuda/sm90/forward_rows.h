@@ -4,7 +4,6 @@
 #include "kernels/cuda/sm90/forward.h"
 #include "kernels/cuda/sm90/packed_source.h"
 
-/* Where a kind's rows and keys come from. */
 #define FA_SOURCE_FULL fa_sm90_dense
 #define FA_SOURCE_BAND fa_sm90_dense
 #define FA_SOURCE_WINDOW fa_sm90_dense

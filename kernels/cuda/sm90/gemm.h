@@ -1,6 +1,6 @@
 /*
- * The two products of a tile as wgmma groups, S = Q K^T and O += P V, and clearing of V's rows that
- * belong to no key. All 128 threads of a consumer warpgroup call.
+ * A tile's two products as wgmma groups, S = Q K^T and O += P V, and clearing of V's rows without
+ * keys. All 128 threads of a consumer warpgroup call.
  */
 #pragma once
 
@@ -13,8 +13,7 @@
 
 #include <stdint.h>
 
-/* dots = Q K^T as one wgmma group. @q: the group's rows. If @side is not 0, ALIBI_MMA adds ALiBi
- * (alibi.h). */
+/* One wgmma group. @q: the group's rows. If @side is not 0, ALIBI_MMA adds ALiBi (alibi.h). */
 template <class C>
 __device__ __forceinline__ void fa_sm90_issue_dots(fa_sm90_dots<C> &dots, uint32_t q, uint32_t k,
                                                    uint32_t shared, uint32_t group, int32_t side)
@@ -29,8 +28,8 @@ __device__ __forceinline__ void fa_sm90_issue_dots(fa_sm90_dots<C> &dots, uint32
 				fa_wgmma_advance(b, d / 4 * C::KV_COLUMN + d % 4 * 32), d > 0);
 	};
 
-	/* The two paths share no fence or commit: if they met inside a wgmma group, the compiler
-	 * would emit an empty group. */
+	/* No common fence or commit: if the paths met inside a wgmma group, the compiler would emit
+	 * an empty group. */
 	if (C::ALIBI_MMA && side != 0) {
 		fa_wgmma_fence();
 		dot();

@@ -61,7 +61,7 @@
 #define FA_SM90_WIDTH(dim) (((dim) + 63) / 64 * 64)
 #define FA_SM90_BARRIER_BYTES 512
 
-/* Whether a thread block can yield, and how many bytes of state it saves (yield.h). */
+/* A thread block's yielding, and the bytes of state that it saves (yield.h). */
 #define FA_SM90_YIELDS_GEMM 1
 #define FA_SM90_YIELDS_SOFTMAX 1
 #define FA_SM90_YIELDS_NONE 0

@@ -54,8 +54,8 @@ template <class C> struct fa_sm90_load_block {
 	int32_t count;
 	bool reversed;
 
-	/* Advances to the next block whose rows see a key; false: no more. @left: remaining tiles;
-	 * 0: all. */
+	/* To the next block whose rows see a key; false: no more. @left: remaining tiles; 0:
+	 * all. */
 	__device__ __forceinline__ bool
 	next(const typename C::ARGS &all,
 	     typename C::SOURCE::template PRODUCER_SCHEDULER<C> &scheduler, int32_t left)
@@ -129,7 +129,7 @@ template <class C> struct fa_sm90_next_block {
 	}
 };
 
-/* Prefetches the next block's Q to L2, and K and V tiles that no concurrent block sees. */
+/* To L2: the next block's Q, and K and V tiles that no concurrent block sees. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_prefetch_next(const typename C::ARGS &args, const struct fa_cuda_maps &maps,
@@ -187,8 +187,8 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 	const auto wait_k_empty = [&](void) {
 		fa_mbarrier_wait(shared + C::K_EMPTY + 8 * k.stage, k.parity ^ 1);
 	};
-	/* True if the launch yields before the next K tile. Reads the stop request while waiting
-	 * for the stage. */
+	/* The launch yields before the next K tile. Reads the stop request while waiting for the
+	 * stage. */
 	const auto stops = [&](uint32_t begun, uint32_t left) {
 		bool asked;
 
@@ -199,7 +199,7 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 		return __any_sync(~0u, asked) &&
 		       fa_sm90_yield_stop<C>(yield, shared, k.stage, begun, left);
 	};
-	/* Warp 0 decides for all producer warps; the barrier publishes it. */
+	/* Warp 0 decides for all producer warps; the barrier publishes. */
 	const auto all_stop = [&](uint32_t begun, uint32_t left) {
 		bool stop = warp == 0 && stops(begun, left);
 
@@ -225,8 +225,8 @@ __device__ __forceinline__ void fa_sm90_load(const typename C::ARGS &args,
 		                   token, head, rows.sequence, once);
 		q.advance();
 	};
-	/* Waits until the late slots' previous tiles are consumed: else a consumer that waits for
-	 * late Q would take an earlier phase for it. */
+	/* The late slots' previous tiles must be consumed: else a consumer that waits for late Q
+	 * would take an earlier phase for it. */
 	const auto wait_late_q = [&](void) {
 		struct fa_sm90_ring_position<C::Q_SLOTS> late = q;
 

@@ -1,6 +1,6 @@
 /*
- * Logit modifiers of SCORE_MOD kernels: soft cap, ALiBi, sinks, a scale of any sign, chosen at run
- * time. As fa_logits_rich of common/logits.h, in wgmma's layout. Logits are in units of ln 2.
+ * Logit modifiers of SCORE_MOD kernels, chosen at run time: soft cap, ALiBi, sinks, a scale of any
+ * sign. Like fa_logits_rich of common/logits.h, in wgmma's layout. Logits are in units of ln 2.
  */
 #pragma once
 
@@ -23,7 +23,7 @@ __device__ __forceinline__ float fa_sm90_sink(const struct fa_cuda_attention &ar
 	return C::SINKS && args.sinks ? args.sinks[head] * 1.44269504f : -INFINITY;
 }
 
-/* Returns true if, ALiBi apart, logits are dot products times a positive factor. */
+/* ALiBi apart, logits are dot products times a positive factor. */
 __device__ __forceinline__ bool fa_sm90_is_linear(const struct fa_cuda_attention &args)
 {
 	return args.cap_out == 0 && args.scale_log2 > 0;
@@ -45,9 +45,8 @@ __device__ __forceinline__ void fa_sm90_logits(float (&dots)[COUNT], const float
 }
 
 /* Adds ALiBi's bias. If all keys of the tile are on one side of the rows, @shift gets the part per
- * row, which the exponent adds. @dot_slope: the slope in units of @dots. @position: of dots[0]'s
- * key relative to its row. @side: 1 if no row sees later keys, -1 if none sees earlier ones, else
- * 0. */
+ * row, which the exponent adds. @dot_slope: in units of @dots. @position: of dots[0]'s key relative
+ * to its row. @side: 1 if no row sees later keys, -1 if none sees earlier ones, else 0. */
 template <int COUNT>
 __device__ __forceinline__ void fa_sm90_alibi_add(float (&dots)[COUNT], float dot_slope,
                                                   float factor, int32_t position, int32_t side,

@@ -1,4 +1,4 @@
-/* Rows of O: where they are stored, what divides them, and how a thread stores its part. */
+/* Rows of O: where they are stored, what divides them, how a thread stores its part. */
 #pragma once
 
 #include "kernels/cuda/common/work.h"
@@ -84,13 +84,12 @@ __device__ __forceinline__ bool fa_sm90_is_nonfinite(const fa_sm90_out_rows<C> &
 	return product != 0;
 }
 
-/* Returns the factor of row @r of O. Adds @sink (fa_sm90_sink()) to the sum, which may change
- * @offset. */
+/* The factor of row @r of O. Adds @sink (fa_sm90_sink()) to the sum, which may change @offset. */
 template <class C>
 __device__ __forceinline__ float fa_sm90_row_scale(float sink, float &offset, float &sum)
 {
-	/* ALiBi may leave a row almost nothing if its first tiles had the largest dot products:
-	 * recompute it. */
+	/* With ALiBi almost nothing may be left of a row whose first tiles had the largest dot
+	 * products: recompute it. */
 	if (C::SCORE_MOD && C::FIXED_MAX && sum < 0x1p-60f && offset != FLT_MAX)
 		return NAN;
 
@@ -101,6 +100,6 @@ __device__ __forceinline__ float fa_sm90_row_scale(float sink, float &offset, fl
 		offset = lower;
 		return sum < 0x1p100f ? shrink * fa_rcp(sum) : NAN;
 	}
-	/* A sum this large has overflown, or nearly: recompute the row. */
+	/* Such a sum has overflown, or nearly: recompute the row. */
 	return sum == 0 ? 0 : sum < 0x1p100f ? fa_rcp(sum) : NAN;
 }

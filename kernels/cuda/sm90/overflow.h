@@ -21,9 +21,9 @@
 
 #define FA_SM90_SUM_LOST 0x1p124f
 
-/* acc = Q K^T of the thread's rows and 8 keys; @k: the row of key lane / 4 of these. Thread t of
- * a quad takes dimensions [t * DIM / 4, (t + 1) * DIM / 4), 4 per load: their order does not
- * change a product. */
+/* acc = Q K^T of the thread's rows and 8 keys; @k: the row of key lane / 4 of these. Thread t of a
+ * quad takes dimensions [t * DIM / 4, (t + 1) * DIM / 4), 4 per load: their order does not change a
+ * product. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_few_dots(float (&acc)[4], const char *const (&q)[2],
                                                  const char *k, int32_t width)
@@ -47,8 +47,8 @@ __device__ __forceinline__ void fa_sm90_few_dots(float (&acc)[4], const char *co
 	}
 }
 
-/* The thread's logits of 8 keys from @first on; -inf where a row does not see one. Recomputes what
- * depends on the row, to save registers. */
+/* Of 8 keys from @first on; -inf where a row does not see one. Recomputing what depends on the row
+ * saves registers. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_few_logits(float (&ret)[4], const typename C::ARGS &all,
                                                    const typename C::SOURCE::WORK &work,
@@ -83,8 +83,8 @@ __device__ __forceinline__ void fa_sm90_few_logits(float (&ret)[4], const typena
 	}
 }
 
-/* Restarts rows whose offset is NaN. @work: its row is the group's first. @tile_key: the tile's
- * first key in the sequence. */
+/* Rows whose offset is NaN. @work: its row is the group's first. @tile_key: the tile's first key in
+ * the sequence. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_start_again(struct fa_sm90_sums &sums, fa_sm90_p<C> &p, const typename C::ARGS &all,

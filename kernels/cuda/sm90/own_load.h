@@ -1,8 +1,7 @@
 /*
  * Producer warps of decode over a client's own pages. Pages of whole strips are loaded as the
- * pool's (paged_load.h), by maps of the client's strides unless rows follow one another. Of others
- * each row of K and of V is a copy: pages may have any number of tokens; a lane has two tokens of a
- * tile.
+ * pool's (paged_load.h), by maps of the client's strides unless rows are adjacent. Of others, which
+ * may have any number of tokens, each row of K and of V is a copy; a lane has two tokens of a tile.
  */
 #pragma once
 
@@ -108,7 +107,7 @@ __device__ __forceinline__ void fa_sm90_own_load_rows(const struct fa_cuda_paged
 	}
 }
 
-/* Runs one producer warp of any decode. @segment: the block's first. */
+/* One producer warp of any decode. @segment: the block's first. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_load(const struct fa_cuda_paged_attention &args,
                                              uint32_t shared, fa_paged_segment_of<C> &segment,

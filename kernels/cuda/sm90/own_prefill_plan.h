@@ -1,7 +1,6 @@
 /*
- * The plan of few blocks of rows over a client's own pages, which each block of threads makes for
- * itself in shared memory: a launch that plans would take as long as the rest. The client's lengths
- * and cu_q are read here, once.
+ * The plan of few blocks of rows over a client's own pages, which each block of threads makes in
+ * shared memory. Reads the client's lengths and cu_q, once.
  */
 #pragma once
 
@@ -16,8 +15,8 @@ fa_sm90_own_prefill_plan(const struct fa_cuda_paged_attention &args)
 	return (struct fa_cuda_own_prefill_plan *)fa_own_shared_plan(args);
 }
 
-/* Called by all threads of a block of at least FA_CUDA_OWN_PREFILL_BLOCKS. fa_thread_index() keeps
- * values out of registers that the main loop needs. */
+/* All threads of a block of at least FA_CUDA_OWN_PREFILL_BLOCKS. fa_thread_index() keeps values out
+ * of registers that the main loop needs. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_own_plan_prefill(const struct fa_cuda_paged_attention &all)
 {

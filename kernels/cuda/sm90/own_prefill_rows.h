@@ -5,7 +5,6 @@
 #include "kernels/cuda/sm90/paged_source.h"
 #include "kernels/cuda/sm90/prefill_kernels.h"
 
-/* Where a kind's rows and keys come from. */
 #define FA_OWN_SOURCE_BAND fa_sm90_own_pages
 #define FA_OWN_SOURCE_RICH fa_sm90_own_pages
 #define FA_OWN_SOURCE_PACKED fa_sm90_own_packed

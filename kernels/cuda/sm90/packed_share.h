@@ -1,11 +1,9 @@
 /*
- * How consumer groups of several thread blocks join the parts of their rows. Each group stores its
- * part, counts itself, and waits until all parts are there; then each adds up some columns of all
- * parts, in the order of keys. So no multiprocessor has to read all parts alone.
- *
- * No group waits for long, because a launch may share the GPU, and other blocks may start late. A
- * group that gives up notes that in the count, and is done. The others take slices of the columns
- * one after another. The last group to count itself never waits, and takes whatever is left.
+ * How consumer groups of several thread blocks join the parts of their rows. Each stores its part,
+ * counts itself, and waits until all parts are there; then each adds up some columns of all parts,
+ * in the order of keys. No group waits for long, as other blocks may start late. A group that gives
+ * up notes that in the count, and is done. The others take slices of the columns one after another.
+ * The last group to count itself never waits, and takes what is left.
  */
 #pragma once
 
@@ -25,12 +23,12 @@
 
 /* Counters of a group's four warps (FA_CUDA_PACKED_COUNTERS()). */
 enum fa_sm90_share_counter {
-	/* Number of parts that have arrived, plus FA_SM90_SHARE_GONE for each group that gave up.
-	 * The first warp's counter counts for the group. */
+	/* Parts that have arrived, plus FA_SM90_SHARE_GONE for each group that gave up. The first
+	 * warp's counts for the group. */
 	FA_SM90_SHARE_ARRIVED,
 	FA_SM90_SHARE_TAKEN, /* slices; its first warp's counts */
-	/* Slices of a warp that were stored and have a row to check; one counter for each quarter
-	 * of the rows. */
+	/* Slices of a warp that were stored and have a row to check; a counter per quarter of the
+	 * rows. */
 	FA_SM90_SHARE_STORED,
 };
 
@@ -43,9 +41,8 @@ enum fa_sm90_share_end {
 	FA_SM90_SHARE_SOME, /* some do not */
 };
 
-/* A slice: WIDTH chunks of 8 columns, for all rows of a warp or, with @split, for a quarter of
- * them. Lane @lane adds up parts @part, @part + @step, ... of the elements that thread @thread of
- * the warp had. */
+/* WIDTH chunks of 8 columns, for all rows of a warp or, with @split, for a quarter. Lane @lane adds
+ * up parts @part, @part + @step, ... of the elements of the warp's thread @thread. */
 template <int WIDTH> struct fa_sm90_slice {
 	uint32_t chunk, quarter, thread, part, step;
 
@@ -69,7 +66,7 @@ template <int WIDTH> struct fa_sm90_slice {
 /* Two rows of a thread: O of two columns of each chunk, in units of 2^offset, and their sums. */
 template <int WIDTH> struct fa_sm90_share {
 	float out[WIDTH][4], offset[2], sum[2];
-	uint32_t check; /* bit r: some part of row r is infinite, NaN or very large */
+	uint32_t check; /* bit r: a part of row r is infinite, NaN or very large */
 
 	__device__ __forceinline__ fa_sm90_share(void)
 	{
@@ -141,7 +138,7 @@ template <int WIDTH> struct fa_sm90_share {
 	}
 };
 
-/* True if an element of row @r is infinite, NaN, or so large that sums of parts may overflow. */
+/* An element of row @r is infinite, NaN, or so large that sums of parts may overflow. */
 template <class C>
 __device__ __forceinline__ bool fa_sm90_share_is_large(const fa_sm90_out_rows<C> &out, int r)
 {
@@ -156,8 +153,8 @@ __device__ __forceinline__ bool fa_sm90_share_is_large(const fa_sm90_out_rows<C>
 	return product != 0;
 }
 
-/* Stores a part of a warp's rows: O in the order of fa_sm90_store_state(), then offset and sum of
- * each of the 16 rows; negative sum: check the row. @to: the thread's place. */
+/* A part of a warp's rows: O in the order of fa_sm90_store_state(), then offset and sum of each of
+ * the 16 rows; negative sum: check the row. @to: the thread's place. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_share_store_part(const fa_sm90_out_rows<C> &out,
                                                          const struct fa_sm90_sums &sums,
@@ -200,8 +197,7 @@ __device__ __forceinline__ uint64_t *fa_sm90_share_counter_of(const struct fa_sm
 	return of.counter - threadIdx.x % 128 / 32 + which * C::GROUPS * 4;
 }
 
-/* Another atomic operation right before the count would delay it. Called by all threads of a
- * group. */
+/* Another atomic operation right before the count would delay it. All threads of a group. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_share_begin(const typename C::ARGS &all, uint32_t group)
 {
@@ -216,7 +212,7 @@ __device__ __forceinline__ void fa_sm90_share_begin(const typename C::ARGS &all,
 		              all.epoch << 16);
 }
 
-/* Counts the group's part and waits for the others; called by one thread. */
+/* Counts the group's part and waits for the others; one thread. */
 template <class C>
 __device__ __forceinline__ fa_sm90_share_end
 fa_sm90_share_arrive(const typename C::ARGS &all, const struct fa_sm90_unit_parts &of)
@@ -232,7 +228,7 @@ fa_sm90_share_arrive(const typename C::ARGS &all, const struct fa_sm90_unit_part
 		                      (fa_timer_ns() - begin_ns >= all.join_wait_ns ||
 		                       fa_preempt_requested(args.preempt));
 
-		/* Fails if another part arrived meanwhile. */
+		/* It fails if another part arrived meanwhile. */
 		if (gives_up && fa_atomic_swap(counter, count, count + FA_SM90_SHARE_GONE) == count)
 			return FA_SM90_SHARE_LEFT;
 		count = fa_ld_acquire_device(counter);
@@ -262,7 +258,6 @@ __device__ __forceinline__ void fa_sm90_share_add_up(struct fa_sm90_share<WIDTH>
 		float2 sums[at_once][2];
 		float lower[2] = { ret.offset[0], ret.offset[1] };
 
-		/* Indices past the last repeat it. */
 #pragma unroll
 		for (uint32_t i = 0; i < at_once; i++) {
 			const uint64_t at = min(first + i * slice.step, n - 1) * stride;
@@ -401,8 +396,8 @@ __device__ __forceinline__ uint32_t fa_sm90_share_slices(const typename C::ARGS 
 	return rows;
 }
 
-/* Joins the unit's rows of a group with the other units'. Returns the warp's rows that recompute.h
- * must check, as bits; all their columns are stored by then. Called by all threads of the group. */
+/* Joins the unit's rows of a group with other units'. Returns the warp's rows that recompute.h must
+ * check, as bits; their columns are all stored by then. All threads of the group. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_sm90_share_join(const fa_sm90_out_rows<C> &out,
                                                        const struct fa_sm90_sums &sums,

@@ -1,7 +1,7 @@
 /*
  * Table of the sm_90a kernels for many query rows over pages (prefill): X(name, KIND, dim, dim_v,
- * groups, keys, stages, q_slots, PINGPONG, seqlen_k_max), as in kernels.h. No row is FULL, because
- * dropped tokens are hidden from all rows.
+ * groups, keys, stages, q_slots, PINGPONG, seqlen_k_max), as in kernels.h. None is FULL: dropped
+ * tokens are hidden from all rows.
  */
 #pragma once
 

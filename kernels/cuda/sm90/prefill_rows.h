@@ -6,7 +6,6 @@
 #include "kernels/cuda/sm90/paged_source.h"
 #include "kernels/cuda/sm90/prefill_kernels.h"
 
-/* Where a kind's rows and keys come from. */
 #define FA_SOURCE_BAND fa_sm90_pages
 #define FA_SOURCE_RICH fa_sm90_pages
 #define FA_SOURCE_PACKED fa_sm90_packed

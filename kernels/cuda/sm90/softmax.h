@@ -20,8 +20,8 @@
 
 /* A thread holds two of its warp's 16 rows, g and g + 8. */
 struct fa_sm90_sums {
-	/* Added in the exponent: minus the row's maximum. At first FLT_MAX, with which masked
-	 * logits (-inf) give 0. */
+	/* Added in the exponent: minus the row's maximum. At first FLT_MAX: masked logits (-inf)
+	 * give 0. */
 	float offset[2];
 	float sum[2]; /* over this thread's keys */
 
@@ -45,8 +45,8 @@ template <class C> using fa_sm90_dots = float[C::KEYS / 2];
 /* P as wgmma's A operand, 16 keys each. */
 template <class C> using fa_sm90_p = uint32_t[C::KEYS / 16][4];
 
-/* How many of a thread's elements of a row precede @end, relative to the first element. A thread
- * has 2 adjacent keys of every 8. */
+/* Of a thread's elements of a row, those that precede @end, relative to the first. A thread has 2
+ * adjacent keys of every 8. */
 __device__ __forceinline__ int32_t fa_sm90_elements_before(int32_t end, int32_t count)
 {
 	return end <= 0 ? 0 : min((end >> 3) * 2 + min(end & 7, 2), count);
@@ -57,8 +57,8 @@ __device__ __forceinline__ uint32_t fa_sm90_low_bits(int32_t count)
 	return count < 32 ? (1u << count) - 1 : ~0u;
 }
 
-/* fa_sm90_mask() of one row, which sees keys [@first, @last] relative to its first element. A
- * word of bits takes a third of the instructions. */
+/* For one row, which sees keys [@first, @last] relative to its first element. A word of bits takes
+ * a third of the instructions. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_mask_row(fa_sm90_dots<C> &dots, int r, int32_t first,
                                                  int32_t last)
@@ -102,10 +102,10 @@ __device__ __forceinline__ void fa_sm90_mask(fa_sm90_dots<C> &dots,
 	}
 }
 
-/* Raises a row's maximum to this tile's if it is unset or lags too far, and rescales the sum.
- * Returns true if a row of the warp changed: the caller multiplies O by @scale. Rows do not
- * influence each other's bits. @shift: added to a thread's logits of a row (SCORE_MOD). @key_slope:
- * bias per key, not part of the maximum. */
+/* Raises a row's maximum to this tile's if it is unset or lags too far, and rescales the sum. True:
+ * a row of the warp changed, and the caller multiplies O by @scale. Rows do not influence each
+ * other's bits. @shift: added to a thread's logits of a row (SCORE_MOD). @key_slope: bias per key,
+ * not part of the maximum. */
 template <class C>
 __device__ __forceinline__ bool
 fa_sm90_update_max(struct fa_sm90_sums &sums, const fa_sm90_dots<C> &dots, float factor,
@@ -176,8 +176,8 @@ __device__ __forceinline__ void fa_sm90_add_rows(fa_sm90_dots<C> &dots, const fl
 		dots[i] += add[i / 2 % 2];
 }
 
-/* For steps [FIRST, END) of 16 keys: dots = exp(dots * factor + offset + shift), or exp(dots)
- * with CAP_SUBTRACTS_MAX; adds them to the sums. */
+/* For steps [FIRST, END) of 16 keys: dots = exp(dots * factor + offset + shift), or exp(dots) with
+ * CAP_SUBTRACTS_MAX; adds them to the sums. */
 template <class C, int FIRST, int END>
 __device__ __forceinline__ void fa_sm90_exponentials(struct fa_sm90_sums &sums,
                                                      fa_sm90_dots<C> &dots, float factor,
@@ -194,13 +194,13 @@ __device__ __forceinline__ void fa_sm90_exponentials(struct fa_sm90_sums &sums,
 		                       C::SCORE_MOD ? sums.offset[r] + shift[r] : sums.offset[r]));
 		sums.sum[r] += dots[i];
 	}
-	/* Keeps the compiler from moving this behind waits. */
+	/* The compiler must not move this behind waits. */
 	fa_wgmma_hold(dots);
 	fa_wgmma_hold(sums.sum);
 }
 
-/* CAP_SUBTRACTS_MAX: soft cap of an unmasked tile whose rows have a maximum, interleaved with
- * the first half of the exponentials. The bits are those of both in turn. */
+/* CAP_SUBTRACTS_MAX: soft cap of an unmasked tile whose rows have a maximum, interleaved with the
+ * first half of the exponentials. The bits are those of both in turn. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_softcap_exponentials(struct fa_sm90_sums &sums,
                                                              fa_sm90_dots<C> &dots,

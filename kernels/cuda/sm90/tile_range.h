@@ -51,14 +51,13 @@ fa_sm90_tile_range_get(const struct fa_cuda_attention &args, const WORK &work)
 		return fa_sm90_tile_range_of<C>(args, work, work.row, C::ROWS);
 }
 
-/* A group's tiles, and the block's tiles that it skips before and after them. */
+/* A group's tiles, and the block's that it skips before and after them. */
 struct fa_sm90_group_range {
 	struct fa_sm90_tile_range tiles;
 	int32_t before, after;
 };
 
-/* @tiles: the block's. If it has tiles, every group has at least one, so that every group sees the
- * block's end. */
+/* @tiles: the block's. If it has any, every group has one, and sees the block's end. */
 template <class C, class WORK>
 __device__ __forceinline__ struct fa_sm90_group_range
 fa_sm90_group_range_get(const struct fa_cuda_attention &args, const WORK &work,
@@ -69,7 +68,7 @@ fa_sm90_group_range_get(const struct fa_cuda_attention &args, const WORK &work,
 	if (C::WINDOW && C::SKIPS && tiles.count > 0) {
 		int32_t last = tiles.last, count = 0;
 
-		/* All groups take as many tiles as the group that sees most. */
+		/* All take as many tiles as the group that sees most. */
 #pragma unroll
 		for (int group = 0; group < C::GROUPS; group++) {
 			const int32_t first = work.row + group * C::GROUP_ROWS;
@@ -97,8 +96,8 @@ fa_sm90_group_range_get(const struct fa_cuda_attention &args, const WORK &work,
 	return range;
 }
 
-/* First row of @group in the block at @row. INDEPENDENT groups reverse their order every other
- * block, so that over two causal blocks all groups see equally many keys. */
+/* Of @group, in the block at @row. INDEPENDENT groups reverse their order every other block, so
+ * that over two causal blocks all see equally many keys. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_group_row(int32_t row, uint32_t group, bool reversed)
 {

@@ -20,7 +20,7 @@ enum fa_sm90_stop_kind {
 	FA_SM90_ENDED = 2,
 };
 
-/* Saved state: each thread's O, four floats at a time, then its offsets and sums. */
+/* Each thread's O, four floats at a time, then its offsets and sums. */
 template <class C> struct fa_sm90_state {
 	static constexpr uint32_t THREADS = C::GROUPS * 128, CHUNKS = C::DIM_V / 8 + 1;
 	static constexpr uint32_t BYTES = FA_SM90_STATE_BYTES(C::DIM_V, C::GROUPS);
@@ -96,8 +96,8 @@ __device__ __forceinline__ uint32_t fa_sm90_blocks(const struct fa_cuda_attentio
 	return C::YIELDS && args.preempt.resumed ? args.preempt.blocks : gridDim.x;
 }
 
-/* Fills the preemption's words in shared memory, and counts a block that must exit at once. One
- * thread calls it, before a barrier of the block. */
+/* Fills in the preemption's words in shared memory, and counts a block that must exit at once. One
+ * thread, before a barrier of the block. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_yield_begin(const struct fa_cuda_attention &args,
                                                     uint32_t shared)
@@ -134,8 +134,8 @@ __device__ __forceinline__ void fa_sm90_post_stop(uint32_t shared, uint32_t stag
 	fa_mbarrier_arrive(shared + C::K_FULL + 8 * stage);
 }
 
-/* Stops the block before a tile whose stage is free; by the producer warp. @begun: blocks of
- * rows finished; @left: tiles left of the next, 0: all. Returns false if no state slot is free. */
+/* Stops the block before a tile whose stage is free; the producer warp. @begun: blocks of rows
+ * finished; @left: tiles left of the next, 0: all. False: no state slot is free. */
 template <class C>
 __device__ __forceinline__ bool fa_sm90_yield_stop(const struct fa_cuda_preempt &yield,
                                                    uint32_t shared, uint32_t stage, uint32_t begun,
@@ -158,8 +158,7 @@ __device__ __forceinline__ bool fa_sm90_yield_stop(const struct fa_cuda_preempt 
 	return __any_sync(~0u, threadIdx.x == 0 && stops);
 }
 
-/* Appends a stopped block's record and counts the block's end. All consumer threads call it,
- * last. */
+/* Appends a stopped block's record and counts the block's end. All consumer threads, last. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_yield_end(const struct fa_cuda_attention &args,
                                                   uint32_t shared)
