@@ -2,83 +2,22 @@
  * Tests without a GPU which ragged batches go as packed rows (kernels/cuda/plan-packed.c), and that
  * their units have every row, with every key that it sees, once.
  */
+#include "tests/unit/cuda-ragged-scene.h"
+
 #include "kernels/cuda/common/paged-args.h"
-#include "kernels/cuda/plan.h"
 
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
-
-static const struct fa_cuda_chip hopper = {
-	.arch = 90, .shared_bytes_max = 232448, .l2_bytes = 50 << 20, .sms = 132, .workspace = true
-};
-
-#define BATCH_MAX 64
-
-struct batch {
-	uint32_t cu_q[BATCH_MAX + 1], cu_k[BATCH_MAX + 1];
-	struct fa_attention_params params;
-	struct fa_cuda_launch launch;
-	char list[FA_CUDA_LIST_BYTES_MAX] __attribute__((aligned(16)));
-};
-
-static struct batch batch;
-
-static void make(int dim, int heads, int kv_heads)
-{
-	static char memory[4][64] __attribute__((aligned(64)));
-	struct fa_attention_params *const params = &batch.params;
-	struct fa_attention_tensor *tensors[] = { &params->q, &params->k, &params->v,
-		                                  &params->out };
-
-	*params = (struct fa_attention_params){
-		.dtype = FA_ATTENTION_BF16,
-		.heads = heads,
-		.kv_heads = kv_heads,
-		.head_dim = dim,
-		.head_dim_v = dim,
-		.cu_seqlens_q = batch.cu_q,
-		.cu_seqlens_k = batch.cu_k,
-		.scale = (float)(1 / sqrt(dim)),
-		.causal = true,
-		.window_left = -1,
-		.window_right = -1,
-	};
-	for (size_t i = 0; i < 4; i++)
-		*tensors[i] = (struct fa_attention_tensor){
-			.data = memory[i],
-			.stride_token = (int64_t)(i == 1 || i == 2 ? kv_heads : heads) * dim,
-			.stride_head = dim,
-		};
-}
-
-static void add(uint32_t n_q, uint32_t n_k)
-{
-	struct fa_attention_params *const params = &batch.params;
-	const int32_t b = params->batch++;
-
-	batch.cu_q[b + 1] = batch.cu_q[b] + n_q;
-	batch.cu_k[b + 1] = batch.cu_k[b] + n_k;
-	params->seqlen_q = n_q > params->seqlen_q ? n_q : params->seqlen_q;
-	params->seqlen_k = n_k > params->seqlen_k ? n_k : params->seqlen_k;
-}
+static char list[FA_CUDA_LIST_BYTES_MAX] __attribute__((aligned(16)));
 
 /* @pack: as in struct fa_cuda_chip. Returns whether rows are packed. */
 static bool plan(int32_t pack)
 {
 	struct fa_cuda_chip chip = hopper;
-	char text[256] = "";
 
+	chip.workspace = true;
 	chip.pack = pack;
-	assert_int_equal(fa_attention_check(&batch.params, text, sizeof(text)), 0);
-	assert_int_equal(
-		fa_cuda_attention_plan(&chip, &batch.params, text, sizeof(text), &batch.launch), 0);
+	plan_on(&chip);
 	if (batch.launch.kernel->kind != FA_CUDA_PACKED_RAGGED) {
 		assert_int_not_equal(batch.launch.kernel->kind, FA_CUDA_PACKED);
 		assert_int_equal(fa_cuda_packed_list_bytes(&batch.launch), 0);
@@ -86,8 +25,8 @@ static bool plan(int32_t pack)
 	}
 	assert_int_equal(batch.launch.list_units, 0);
 	assert_int_equal(batch.launch.grid, batch.launch.packed.n_units);
-	assert_in_range(fa_cuda_packed_list_bytes(&batch.launch), 1, sizeof(batch.list));
-	fa_cuda_packed_list(&batch.launch, batch.list, (uint64_t)(uintptr_t)batch.list);
+	assert_in_range(fa_cuda_packed_list_bytes(&batch.launch), 1, sizeof(list));
+	fa_cuda_packed_list(&batch.launch, list, (uint64_t)(uintptr_t)list);
 	return true;
 }
 

@@ -2,84 +2,17 @@
  * Tests the order of a ragged batch's units (kernels/cuda/plan-ragged.c) without a GPU: each block
  * of rows is computed once, the last ones have the fewest keys, and thread blocks get equal shares.
  */
-#include "kernels/cuda/plan.h"
+#include "tests/unit/cuda-ragged-scene.h"
 
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
-
-static const struct fa_cuda_chip hopper = {
-	.arch = 90, .shared_bytes_max = 232448, .l2_bytes = 50 << 20, .sms = 132
-};
-
-#define BATCH_MAX 64
-
-struct batch {
-	uint32_t cu_q[BATCH_MAX + 1], cu_k[BATCH_MAX + 1];
-	struct fa_attention_params params;
-	struct fa_cuda_launch launch;
-	struct fa_cuda_ragged_unit list[2 * FA_CUDA_RAGGED_UNITS_MAX];
-};
-
-static struct batch batch;
-
-static void make(int dim, int heads, int kv_heads, int n)
-{
-	static char memory[4][64] __attribute__((aligned(64)));
-	struct fa_attention_params *const params = &batch.params;
-	struct fa_attention_tensor *tensors[] = { &params->q, &params->k, &params->v,
-		                                  &params->out };
-
-	*params = (struct fa_attention_params){
-		.dtype = FA_ATTENTION_BF16,
-		.batch = n,
-		.heads = heads,
-		.kv_heads = kv_heads,
-		.head_dim = dim,
-		.head_dim_v = dim,
-		.cu_seqlens_q = batch.cu_q,
-		.cu_seqlens_k = batch.cu_k,
-		.scale = (float)(1 / sqrt(dim)),
-		.causal = true,
-		.window_left = -1,
-		.window_right = -1,
-	};
-	for (size_t i = 0; i < 4; i++)
-		*tensors[i] = (struct fa_attention_tensor){
-			.data = memory[i],
-			.stride_token = (int64_t)(i == 1 || i == 2 ? kv_heads : heads) * dim,
-			.stride_head = dim,
-		};
-}
-
-static void add(int b, uint32_t n_q, uint32_t n_k)
-{
-	struct fa_attention_params *const params = &batch.params;
-
-	batch.cu_q[b + 1] = batch.cu_q[b] + n_q;
-	batch.cu_k[b + 1] = batch.cu_k[b] + n_k;
-	if (b == 0)
-		params->seqlen_q = params->seqlen_k = 0;
-	params->seqlen_q = n_q > params->seqlen_q ? n_q : params->seqlen_q;
-	params->seqlen_k = n_k > params->seqlen_k ? n_k : params->seqlen_k;
-}
+static struct fa_cuda_ragged_unit list[2 * FA_CUDA_RAGGED_UNITS_MAX];
 
 static void plan(void)
 {
-	char text[256] = "";
-
-	assert_int_equal(fa_attention_check(&batch.params, text, sizeof(text)), 0);
-	assert_int_equal(
-		fa_cuda_attention_plan(&hopper, &batch.params, text, sizeof(text), &batch.launch),
-		0);
+	plan_on(&hopper);
 	if (batch.launch.list_units > 0)
-		assert_true(fa_cuda_ragged_list(&batch.launch, hopper.l2_bytes, batch.list));
+		assert_true(fa_cuda_ragged_list(&batch.launch, hopper.l2_bytes, list));
 }
 
 /* Counts keys one by one. */
@@ -129,7 +62,7 @@ static double check(uint32_t together)
 		bool ended = false;
 
 		for (uint32_t i = thread_block; i < launch->list_units; i += grid) {
-			const struct fa_cuda_ragged_unit *unit = &batch.list[i];
+			const struct fa_cuda_ragged_unit *unit = &list[i];
 			const uint32_t b = unit->triple / heads, head = unit->triple % heads;
 			uint64_t tiles;
 
@@ -166,9 +99,9 @@ static void test_lognormal(void **state)
 	static const uint32_t lengths[] = { 2744, 312, 808, 95,  1530, 441, 1022, 618,
 		                            206,  777, 64,  390, 1204, 555, 130,  903 };
 
-	make(128, 32, 8, 16);
+	make(128, 32, 8);
 	for (int b = 0; b < 16; b++)
-		add(b, lengths[b], lengths[b]);
+		add(lengths[b], lengths[b]);
 	plan();
 	assert_int_equal(batch.launch.kernel->kind, FA_CUDA_BAND);
 	assert_in_range(batch.launch.grid, 132, 4 * 132);
@@ -178,9 +111,9 @@ static void test_lognormal(void **state)
 /* K and V of a head have 8 MB, so that 16 heads exceed L2, and 3 of them fit half of it. */
 static void test_sections(void **state)
 {
-	make(128, 16, 16, 2);
-	add(0, 9000, 9000);
-	add(1, 7500, 7500);
+	make(128, 16, 16);
+	add(9000, 9000);
+	add(7500, 7500);
 	plan();
 	assert_true(check(3) < 1.05);
 }
@@ -188,9 +121,9 @@ static void test_sections(void **state)
 /* A launch is cut to as many thread blocks as one that can be preempted, and its list with it. */
 static void test_long(void **state)
 {
-	make(128, 32, 8, 2);
-	add(0, 20000, 20000);
-	add(1, 20000, 20000);
+	make(128, 32, 8);
+	add(20000, 20000);
+	add(20000, 20000);
 	plan();
 	assert_int_equal(batch.launch.grid, 132 * FA_CUDA_PREEMPT_BLOCKS_AN_SM);
 	assert_true(check(32) < 1.1);
@@ -201,20 +134,20 @@ static void test_lengths(void **state)
 {
 	for (int causal = 0; causal < 2; causal++) {
 		for (int window = -1; window < 600; window += 300) {
-			make(64, 24, 8, 9);
+			make(64, 24, 8);
 			batch.params.causal = causal;
 			batch.params.window_left = window;
 			for (int b = 0; b < 9; b++)
-				add(b, b % 4 == 1 ? 0 : (uint32_t)(37 * b + 1),
+				add(b % 4 == 1 ? 0 : (uint32_t)(37 * b + 1),
 				    b % 3 == 2 ? 0 : (uint32_t)(211 * b + 5));
 			plan();
 			check(0);
 		}
 	}
-	make(128, 40, 8, 5);
-	add(0, 4000, 4000);
+	make(128, 40, 8);
+	add(4000, 4000);
 	for (int b = 1; b < 5; b++)
-		add(b, 1, 2000);
+		add(1, 2000);
 	plan();
 	check(0);
 }
@@ -228,9 +161,9 @@ static void test_random(void **state)
 		make(i % 3 == 0   ? 64
 		     : i % 3 == 1 ? 128
 		                  : 256,
-		     kv_heads * (1 + rand() % 6), kv_heads, n);
+		     kv_heads * (1 + rand() % 6), kv_heads);
 		for (int b = 0; b < n; b++)
-			add(b, (uint32_t)rand() % 700, (uint32_t)rand() % 700);
+			add((uint32_t)rand() % 700, (uint32_t)rand() % 700);
 		plan();
 		if (batch.launch.list_units > 0)
 			check(0);
@@ -244,9 +177,9 @@ static void test_without(void **state)
 {
 	const struct fa_cuda_attention *args = &batch.launch.args;
 
-	make(128, 64, 64, 40);
+	make(128, 64, 64);
 	for (int b = 0; b < 40; b++)
-		add(b, 32000, 32000);
+		add(32000, 32000);
 	plan();
 	assert_int_equal(batch.launch.list_units, 0);
 	assert_int_equal(batch.launch.grid, args->units_m * args->triples);
