@@ -186,6 +186,12 @@ PARTS = {"prompt": (Cell, PROMPTS), "extend": (Cell, EXTENDS), "ragged": (Ragged
          "sinks": (Sinks, SINKS)}
 
 
+def title(shape):
+    heads, kv_heads, dim, *rest = shape
+    rest = f"q{rest[0]}-k{rest[1]}" if isinstance(rest[0], int) else "".join(map(str, rest))
+    return f"h{heads}.{kv_heads}-d{dim}-{rest}"
+
+
 def rows_of(cell, times, best, device, commit):
     ours = times["fad"]
     for name, seconds in times.items():
@@ -205,6 +211,8 @@ def main():
                         help="more contestants, as in race.py")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "f16"))
+    parser.add_argument("--cells", metavar="TEXT,...", help="only cells with one of these in "
+                        "h..-d..-q..-k.., or h..-d..-lognormal1")
     parser.add_argument("--samples", type=int, default=14)
     parser.add_argument("--commit", default="?", help="commit of the library")
     parser.add_argument("--json")
@@ -217,6 +225,8 @@ def main():
     for part in args.parts.split(","):
         kind, shapes = PARTS[part]
         for shape in shapes:
+            if args.cells and not any(text in title(shape) for text in args.cells.split(",")):
+                continue
             cell = kind(part, args.dtype, *shape)
             ours = cell.ours(gpu)
             cell.check("fad", ours)

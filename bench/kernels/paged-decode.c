@@ -347,6 +347,29 @@ void time_decode(void)
 	decode_sizes(sizes, sizeof(sizes) / sizeof(sizes[0]), false);
 }
 
+/* Prompts and extends over codes, against bf16. */
+static void extend_codes(void)
+{
+	static const struct {
+		uint32_t context;
+		int32_t n_new;
+	} sizes[] = {
+		{ 1024, 1024 }, { 4096, 4096 }, { 8192, 512 },  { 8192, 2048 },
+		{ 32768, 64 },  { 32768, 128 }, { 32768, 512 }, { 32768, 2048 },
+	};
+	const struct time_options before = time_options;
+
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		const struct cell cell = equal_lengths(1,
+		                                       time_options.quick ? 512 : sizes[i].context);
+
+		time_options.n_new = time_options.quick ? 128 : sizes[i].n_new;
+		if (!time_options.quick || i == 0)
+			decode_as("extend", &cell, true);
+	}
+	time_options = before;
+}
+
 /* New tokens of a sequence with a longer context. */
 void time_extend(void)
 {
@@ -354,6 +377,10 @@ void time_extend(void)
 	static const int32_t n_new[] = { 16, 64, 128, 512, 2048 };
 	const struct time_options before = time_options;
 
+	if (time_options.store != FA_PAGED_PLAIN) {
+		extend_codes();
+		return;
+	}
 	for (size_t i = 0; i < sizeof(contexts) / sizeof(contexts[0]); i++)
 		for (size_t j = 0; j < sizeof(n_new) / sizeof(n_new[0]); j++) {
 			const struct cell cell = equal_lengths(1, time_options.quick ? 4096
@@ -409,6 +436,11 @@ static uint32_t share(struct time_scene *scene, uint32_t shared, uint32_t *ret_t
 	return n;
 }
 
+static uint32_t prefixes_of(const struct time_run *run)
+{
+	return run->plan.plan.prefixes + run->plan.plan.packed_prefixes;
+}
+
 /* Times attention with a shared prefix, as result @kind. @pays: the plan should group the
  * sequences. */
 static void shared_as(const char *kind, int32_t batch, uint32_t length, uint32_t shared, bool pays)
@@ -436,6 +468,7 @@ static void shared_as(const char *kind, int32_t batch, uint32_t length, uint32_t
 	n = share(&scene, shared / (uint32_t)time_options.page, table, slots);
 	/* --quick has small shapes, which would not be grouped otherwise. */
 	chip.share_early = time_options.quick;
+	chip.pack = time_options.pack;
 	time_run_init(&together, &scene, &chip, table, false);
 	time_run_init(&apart, &scene, NULL, NULL, false);
 	time_run_init(&single, &single_scene, NULL, NULL, false);
@@ -445,9 +478,9 @@ static void shared_as(const char *kind, int32_t batch, uint32_t length, uint32_t
 	contest_add(&contest, "unshared", time_run, &apart);
 	contest.scales[contest.n] = batch;
 	contest_add(&contest, "singles", time_run, &single);
-	if ((together.plan.plan.prefixes == 1) != pays || apart.plan.plan.prefixes != 0) {
+	if (prefixes_of(&together) != pays || prefixes_of(&apart) != 0) {
 		fprintf(stderr, "%s: %u prefixes, and unshared %u; expected %d and 0\n", cell.shape,
-		        together.plan.plan.prefixes, apart.plan.plan.prefixes, pays);
+		        prefixes_of(&together), prefixes_of(&apart), pays);
 		time_failed = true;
 	}
 	if (time_check(&together, cell.shape) && time_check(&apart, cell.shape) &&
@@ -482,9 +515,13 @@ void time_shared(void)
 	shared_cell(8, 4096, 2048, false);
 	/* The sequences share one page. */
 	shared_cell(64, 1024, 64, false);
-	/* Agents that extend one prefix; packed rows of one sequence are sooner than groups. */
+	/* Agents that extend one prefix. */
 	time_options.n_new = 8;
-	shared_as("extend-shared", 16, 32768 + 8, 32768, false);
+	shared_as("extend-shared", 16, 32768 + 8, 32768, true);
+	shared_as("extend-shared", 32, 8192 + 512, 8192, true);
+	time_options.n_new = 24;
+	shared_as("extend-shared", 8, 16384 + 256, 16384, true);
+	/* The rows of one sequence fill its tiles. */
 	time_options.n_new = 128;
 	shared_as("extend-shared", 16, 32768 + 128, 32768, false);
 	time_options = before;

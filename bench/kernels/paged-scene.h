@@ -17,6 +17,7 @@
 
 extern struct time_options {
 	int32_t page, heads, kv_heads, dim, n_new, samples;
+	int32_t pack;              /* struct fa_cuda_chip's, with shared prefixes */
 	const char *only, *shapes; /* only: the part to run; shapes: a pattern of decode shapes */
 	bool json, quick;
 	bool profile; /* run each contestant once, without timing or checks */

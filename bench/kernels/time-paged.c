@@ -4,7 +4,7 @@
  * result has no rows, and exit status 1. Without a GPU: 77.
  *   time-paged [--page N] [--samples N] [--heads N] [--kv-heads N] [--dim N] [--new N]
  *              [--only PART] [--peer LIBRARY[:NAME]]... [--json] [--quick]
- *              [--profile] [--shapes PATTERN]
+ *              [--profile] [--shapes PATTERN] [--pack N]
  *              [--store plain|e4m3|int8|e4m3-heads|int8-heads]
  *   decode   equal lengths, and 64 sequences of 128 to 32k tokens ("mixed"), against a bare read
  *            of K and V, the portable kernel ("sm80") and every peer (peer.h)
@@ -12,7 +12,7 @@
  *   append   8,192 tokens in one layer, against a copy of as many bytes
  * and only if named by --only:
  *   extend   16 to 2,048 new tokens on 8k to 128k, against a bare read of K and V, one row of heads
- *            at a time ("unpacked") and every peer
+ *            at a time ("unpacked") and every peer; over codes, also of prompts, against bf16
  *   codes    decode over each kind of codes, against a bare read and bf16
  *   shared   decode with a common prefix, against a bare read of each page once and private
  *            pages ("unshared"), and as many launches of one sequence ("singles"); also extends
@@ -22,7 +22,8 @@
  *            pool's pages ("pool")
  *   copies   32,768 tokens between the pool and a client's own pages of 1 to 128 tokens, against a
  *            copy of as many bytes
- * --store: pages hold codes with scales per token or head; no prefill, no peers. --shapes: only
+ * --store: pages hold codes with scales per token or head; no prefill, no peers. --pack: of shared
+ * prefixes: tiles of a unit of packed rows, whatever the plan would choose. --shapes: only
  * matching decode shapes, e.g. 'b8-*'. --quick: a smoke test. --profile: run ours once and print
  * its name, for profiles.py.
  */
@@ -220,6 +221,7 @@ static bool parse(const char *option, const char *value)
 		{ "--page", &time_options.page },         { "--samples", &time_options.samples },
 		{ "--heads", &time_options.heads },       { "--dim", &time_options.dim },
 		{ "--kv-heads", &time_options.kv_heads }, { "--new", &time_options.n_new },
+		{ "--pack", &time_options.pack },
 	};
 
 	for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++)

@@ -14,14 +14,28 @@ struct packing {
 	int32_t sets;
 };
 
-static uint32_t blocks_of(const struct fa_cuda_packed_batch *batch, struct packing packing,
-                          uint32_t n_q)
-{
-	const uint32_t tokens = 1u << packing.shift;
-	const uint64_t groups = (uint64_t)fa_cuda_paged_ceil_div(n_q, tokens) *
-	                        (uint64_t)packing.sets;
+struct range {
+	uint32_t begin, end;
+};
 
-	return fa_cuda_paged_ceil_div(groups, batch->rows / FA_SM90_GROUP_ROWS);
+/* The blocks with rows that see the item's keys, among those of all the item's rows. */
+static struct range blocks_of(const struct fa_cuda_packed_batch *batch, struct packing packing,
+                              const struct fa_cuda_paged_item *item)
+{
+	const uint64_t groups = batch->rows / FA_SM90_GROUP_ROWS, sets = (uint64_t)packing.sets;
+	const uint32_t first = item->packed.begin_row >> packing.shift;
+	const uint32_t last = (item->packed.end_row - 1) >> packing.shift;
+
+	return (struct range){ (uint32_t)(first * sets / groups),
+		               fa_cuda_paged_ceil_div((last + 1) * sets, groups) };
+}
+
+static uint32_t count_blocks(const struct fa_cuda_packed_batch *batch, struct packing packing,
+                             const struct fa_cuda_paged_item *item)
+{
+	const struct range blocks = blocks_of(batch, packing, item);
+
+	return blocks.end - blocks.begin;
 }
 
 static void tiles_of(const struct fa_cuda_packed_batch *batch, struct packing packing,
@@ -30,12 +44,15 @@ static void tiles_of(const struct fa_cuda_packed_batch *batch, struct packing pa
 {
 	const uint32_t groups = batch->rows / FA_SM90_GROUP_ROWS;
 	const uint32_t keys = batch->keys, sets = (uint32_t)packing.sets;
-	const int64_t diagonal = (int64_t)item->n_k - item->n_q;
-	const int64_t first_token = (int64_t)(block * groups / sets) << packing.shift;
+	const int64_t diagonal = item->packed.diagonal, end_row = item->packed.end_row;
+	int64_t first_token = (int64_t)(block * groups / sets) << packing.shift;
 	int64_t last_token = (int64_t)((block * groups + groups - 1) / sets + 1) << packing.shift;
-	int64_t begin = first_token + diagonal - batch->left, end;
+	int64_t begin, end;
 
-	last_token = (last_token < item->n_q ? last_token : (int64_t)item->n_q) - 1;
+	if (first_token < item->packed.begin_row)
+		first_token = item->packed.begin_row;
+	last_token = (last_token < end_row ? last_token : end_row) - 1;
+	begin = first_token + diagonal - batch->left;
 	begin = begin > item->first ? begin : (int64_t)item->first;
 	end = last_token + diagonal + batch->right + 1;
 	end = end < item->n_k ? end : (int64_t)item->n_k;
@@ -43,8 +60,17 @@ static void tiles_of(const struct fa_cuda_packed_batch *batch, struct packing pa
 	*ret_count = (uint32_t)(end - 1) / keys - *ret_first + 1;
 }
 
-static bool item_of(const struct fa_cuda_packed_batch *batch, int32_t b,
-                    struct fa_cuda_paged_item *ret_item)
+static uint32_t count_tiles(const struct fa_cuda_packed_batch *batch, struct packing packing,
+                            const struct fa_cuda_paged_item *item, uint32_t block)
+{
+	uint32_t first, count;
+
+	tiles_of(batch, packing, item, block, &first, &count);
+	return count;
+}
+
+static enum fa_cuda_packed_kind item_of(const struct fa_cuda_packed_batch *batch, int32_t b,
+                                        struct fa_cuda_paged_item *ret_item)
 {
 	return batch->item_of(batch->userdata, b, ret_item);
 }
@@ -62,8 +88,8 @@ static bool pack(const struct fa_cuda_packed_batch *batch, struct packing *ret_p
 		if (group % (64 >> shift) || packing.sets > FA_CUDA_PAGED_UNIT_SETS_MAX)
 			continue;
 		for (int32_t b = 0; b < batch->batch; b++)
-			if (item_of(batch, b, &item))
-				blocks += blocks_of(batch, packing, item.n_q);
+			if (item_of(batch, b, &item) == FA_CUDA_PACKED_ROWS)
+				blocks += count_blocks(batch, packing, &item);
 		if (blocks < least) {
 			least = blocks;
 			*ret_packing = packing;
@@ -77,6 +103,28 @@ struct division {
 	uint64_t units, counters, partials;
 };
 
+/* Parts of block @block of the rows of item @b over the suffixes behind it. */
+static uint32_t suffix_parts(const struct fa_cuda_packed_batch *batch, struct packing packing,
+                             uint32_t most, int32_t b, uint32_t block)
+{
+	uint32_t parts = 0;
+
+	while (batch->suffixes && ++b < batch->batch) {
+		struct fa_cuda_paged_item item;
+		struct range blocks;
+
+		if (item_of(batch, b, &item) != FA_CUDA_PACKED_SUFFIX)
+			break;
+		blocks = blocks_of(batch, packing, &item);
+		if (blocks.begin > block)
+			break;
+		if (block < blocks.end)
+			parts += fa_cuda_paged_ceil_div(count_tiles(batch, packing, &item, block),
+			                                most);
+	}
+	return parts;
+}
+
 static struct division divide(const struct fa_cuda_packed_batch *batch, struct packing packing,
                               uint32_t most)
 {
@@ -85,16 +133,17 @@ static struct division divide(const struct fa_cuda_packed_batch *batch, struct p
 
 	for (int32_t b = 0; b < batch->batch; b++) {
 		struct fa_cuda_paged_item item;
-		uint32_t blocks, first, count;
+		uint32_t blocks;
 
-		if (!item_of(batch, b, &item))
+		if (item_of(batch, b, &item) != FA_CUDA_PACKED_ROWS)
 			continue;
-		blocks = blocks_of(batch, packing, item.n_q);
+		blocks = count_blocks(batch, packing, &item);
 		for (uint32_t block = 0; block < blocks; block++) {
-			uint64_t parts;
+			const uint64_t parts = fa_cuda_paged_ceil_div(
+						       count_tiles(batch, packing, &item, block),
+						       most) +
+			                       suffix_parts(batch, packing, most, b, block);
 
-			tiles_of(batch, packing, &item, block, &first, &count);
-			parts = fa_cuda_paged_ceil_div(count, most);
 			sum.units += parts * kv_heads;
 			sum.counters += parts > 1 ? FA_CUDA_PACKED_COUNTERS(parts) * kv_heads : 0;
 			sum.partials += parts > 1 ? parts * kv_heads : 0;
@@ -107,9 +156,11 @@ static struct division divide(const struct fa_cuda_packed_batch *batch, struct p
 struct rough {
 	struct {
 		uint32_t blocks, counts[2];
+		bool suffix;
 	} items[FA_CUDA_PAGED_UNITS];
 	uint32_t n;
-	uint64_t blocks, tiles; /* of all items and KV heads */
+	uint64_t blocks, tiles; /* of all KV heads; a suffix has no blocks of its own */
+	uint32_t more;          /* parts of a block over suffixes */
 };
 
 /* False: there are more items than units. */
@@ -118,25 +169,33 @@ static bool rough_init(struct rough *rough, const struct fa_cuda_packed_batch *b
 {
 	const uint64_t kv_heads = batch->kv_heads;
 
+	uint64_t own = 0, suffixes = 0;
+
 	rough->n = 0;
 	rough->blocks = rough->tiles = 0;
 	for (int32_t b = 0; b < batch->batch; b++) {
 		struct fa_cuda_paged_item item;
-		uint32_t blocks, first, counts[2];
+		const enum fa_cuda_packed_kind kind = item_of(batch, b, &item);
+		struct range blocks;
+		uint32_t n, counts[2];
 
-		if (!item_of(batch, b, &item))
+		if (kind == FA_CUDA_PACKED_NOTHING)
 			continue;
 		if (rough->n == FA_CUDA_PAGED_UNITS)
 			return false;
-		blocks = blocks_of(batch, packing, item.n_q);
-		tiles_of(batch, packing, &item, 0, &first, &counts[0]);
-		tiles_of(batch, packing, &item, blocks - 1, &first, &counts[1]);
-		rough->items[rough->n].blocks = blocks;
+		blocks = blocks_of(batch, packing, &item);
+		n = blocks.end - blocks.begin;
+		counts[0] = count_tiles(batch, packing, &item, blocks.begin);
+		counts[1] = count_tiles(batch, packing, &item, blocks.end - 1);
+		rough->items[rough->n].blocks = n;
+		rough->items[rough->n].suffix = kind == FA_CUDA_PACKED_SUFFIX;
 		rough->items[rough->n].counts[0] = counts[0];
 		rough->items[rough->n++].counts[1] = counts[1];
-		rough->blocks += blocks * kv_heads;
-		rough->tiles += ((uint64_t)(counts[0] + counts[1]) * blocks + 1) / 2 * kv_heads;
+		*(kind == FA_CUDA_PACKED_SUFFIX ? &suffixes : &own) += n;
+		rough->tiles += ((uint64_t)(counts[0] + counts[1]) * n + 1) / 2 * kv_heads;
 	}
+	rough->blocks = own * kv_heads;
+	rough->more = own > 0 ? fa_cuda_paged_ceil_div(suffixes, own) : 0;
 	return rough->n > 0;
 }
 
@@ -145,13 +204,14 @@ static struct division divide_roughly(const struct rough *rough, uint64_t kv_hea
 	struct division sum = { 0 };
 
 	for (uint32_t i = 0; i < rough->n; i++) {
-		const uint32_t blocks = rough->items[i].blocks;
+		const uint32_t blocks = rough->items[i].blocks, more = rough->more;
 		const uint64_t parts = fa_cuda_paged_ceil_div(rough->items[i].counts[0], most) +
 		                       fa_cuda_paged_ceil_div(rough->items[i].counts[1], most);
 
 		sum.units += (parts * blocks + 1) / 2 * kv_heads;
-		sum.counters += parts > 2 ? FA_CUDA_PACKED_COUNTERS(parts / 2) * blocks * kv_heads
-		                          : 0;
+		if ((parts > 2 || more > 0) && !rough->items[i].suffix)
+			sum.counters += FA_CUDA_PACKED_COUNTERS(parts / 2 + more) * blocks *
+			                kv_heads;
 	}
 	return sum;
 }
@@ -239,7 +299,8 @@ static double choose_longest_first(const struct fa_cuda_chip *chip,
 	if (!rough_init(&rough, batch, packing))
 		return -1;
 	for (uint32_t most = longest; most > 0; most -= most / 5 + 1) {
-		const double join = fa_cuda_join_keys(fa_cuda_paged_ceil_div(longest, most), false);
+		const double join = fa_cuda_join_keys(
+			fa_cuda_paged_ceil_div(longest, most) + rough.more, false);
 		struct division division = divide_roughly(&rough, batch->kv_heads, most);
 		double all, each;
 
@@ -276,9 +337,9 @@ bool fa_cuda_packed_units_choose(const struct fa_cuda_chip *chip,
 		struct fa_cuda_paged_item item;
 		uint32_t tiles;
 
-		if (!item_of(batch, b, &item))
+		if (item_of(batch, b, &item) != FA_CUDA_PACKED_ROWS)
 			continue;
-		blocks += blocks_of(batch, packing, item.n_q);
+		blocks += count_blocks(batch, packing, &item);
 		tiles = fa_cuda_paged_ceil_div(item.n_k, batch->keys) + 1;
 		longest = tiles > longest ? tiles : longest;
 	}
@@ -286,7 +347,7 @@ bool fa_cuda_packed_units_choose(const struct fa_cuda_chip *chip,
 	full = blocks * batch->kv_heads > (uint64_t)chip->sms * FA_CUDA_PACKED_WAVES_MAX;
 	if (chip->pack <= 0 && full && !batch->longest_first)
 		return false;
-	keys = choose(chip, batch, packing, longest, &most);
+	keys = batch->suffixes ? -1 : choose(chip, batch, packing, longest, &most);
 	if (batch->longest_first) {
 		uint32_t most_listed = 0;
 		const double listed = choose_longest_first(chip, batch, packing, longest,
@@ -320,53 +381,140 @@ bool fa_cuda_packed_units_choose(const struct fa_cuda_chip *chip,
 	return true;
 }
 
-/* Units of the same part of the keys are neighbours, because they read the same keys at about the
- * same time. */
-static void write_units(const struct fa_cuda_packed_batch *batch,
-                        const struct fa_cuda_packed_units *units,
-                        const struct fa_cuda_paged_item *item, uint32_t at, uint32_t kv_head,
-                        struct fa_cuda_paged_unit *ret_units, struct division *sum)
+/* Where the units of an item and the suffixes behind it are written. */
+struct writing {
+	const struct fa_cuda_packed_batch *batch;
+	struct packing packing;
+	uint32_t most;
+	const struct fa_cuda_paged_item *items; /* all */
+	uint32_t at, n_suffixes;
+	struct fa_cuda_paged_unit *ret_units;
+	struct division sum;
+};
+
+/* A block of rows of a KV head. */
+struct block {
+	uint32_t kv_head, number;
+	uint32_t parts; /* over all items */
+	uint64_t counter, partial;
+};
+
+/* Parts over the item, and over the suffixes that the block sees. */
+static uint32_t own_parts(const struct writing *writing, uint32_t item, uint32_t block)
 {
-	const struct packing packing = { (int32_t)units->pack_shift, units->pack_sets };
+	const uint32_t count = count_tiles(writing->batch, writing->packing, &writing->items[item],
+	                                   block);
+
+	return fa_cuda_paged_ceil_div(count, writing->most);
+}
+
+static bool sees(const struct writing *writing, uint32_t item, uint32_t block)
+{
+	const struct range blocks = blocks_of(writing->batch, writing->packing,
+	                                      &writing->items[item]);
+
+	return blocks.begin <= block && block < blocks.end;
+}
+
+static uint32_t all_parts(const struct writing *writing, uint32_t block)
+{
+	uint32_t parts = own_parts(writing, writing->at, block);
+
+	for (uint32_t i = 1; i <= writing->n_suffixes; i++)
+		if (sees(writing, writing->at + i, block))
+			parts += own_parts(writing, writing->at + i, block);
+	return parts;
+}
+
+/* Goes to the next block of rows. */
+static void pass_block(struct block *block)
+{
+	if (block->parts > 1) {
+		block->counter += FA_CUDA_PACKED_COUNTERS(block->parts);
+		block->partial += block->parts;
+	}
+	block->number++;
+}
+
+/* @part of @parts over @item, of which the first is @before among the block's parts. */
+static void write_unit(struct writing *writing, const struct block *block, uint32_t item,
+                       uint32_t part, uint32_t parts, uint32_t before)
+{
+	const struct fa_cuda_packed_batch *batch = writing->batch;
 	const uint32_t groups = batch->rows / FA_SM90_GROUP_ROWS;
-	const uint32_t blocks = blocks_of(batch, packing, item->n_q), sets = (uint32_t)packing.sets;
+	const uint32_t sets = (uint32_t)writing->packing.sets,
+		       shift = (uint32_t)writing->packing.shift;
+	const uint32_t set = block->number * groups % sets;
+	uint32_t first, count, begin, end;
+
+	tiles_of(batch, writing->packing, &writing->items[item], block->number, &first, &count);
+	begin = (uint32_t)((uint64_t)count * part / parts);
+	end = (uint32_t)((uint64_t)count * (part + 1) / parts);
+	writing->ret_units[writing->sum.units++] = (struct fa_cuda_paged_unit){
+		.item = item,
+		.head = block->kv_head * (batch->heads / batch->kv_heads) + set * (64u >> shift),
+		.token = block->number * groups / sets << shift,
+		.last = first + end - 1,
+		.count = end - begin,
+		.parts_set = before + part + block->parts * FA_CUDA_PAGED_UNIT_PARTS +
+		             (set << FA_CUDA_PAGED_UNIT_SET_SHIFT),
+		.partial = (uint32_t)block->partial,
+		.counter = (uint32_t)block->counter,
+	};
+}
+
+/* Units of the same part of the keys are neighbours, because they read the same keys at about the
+ * same time. Returns the first block behind those of the KV head. */
+static struct block write_head(struct writing *writing, struct block first)
+{
+	const uint32_t blocks = count_blocks(writing->batch, writing->packing,
+	                                     &writing->items[writing->at]);
+	struct block block = first;
 	uint32_t parts_max = 1;
 
 	for (uint32_t part = 0; part < parts_max; part++) {
-		uint64_t counters = sum->counters, partials = sum->partials;
+		block = first;
+		while (block.number < blocks) {
+			const uint32_t parts = own_parts(writing, writing->at, block.number);
 
-		for (uint32_t block = 0; block < blocks; block++) {
-			const uint32_t set = block * groups % sets;
-			uint32_t first, count, parts, begin, end;
-
-			tiles_of(batch, packing, item, block, &first, &count);
-			parts = fa_cuda_paged_ceil_div(count, units->tiles);
+			block.parts = all_parts(writing, block.number);
 			parts_max = parts > parts_max ? parts : parts_max;
-			begin = (uint32_t)((uint64_t)count * part / parts);
-			end = (uint32_t)((uint64_t)count * (part + 1) / parts);
 			if (part < parts)
-				ret_units[sum->units++] = (struct fa_cuda_paged_unit){
-					.item = at,
-					.head = kv_head * (batch->heads / batch->kv_heads) +
-					        set * (64u >> packing.shift),
-					.token = block * groups / sets << packing.shift,
-					.last = first + end - 1,
-					.count = end - begin,
-					.parts_set = part + parts * FA_CUDA_PAGED_UNIT_PARTS +
-					             (set << FA_CUDA_PAGED_UNIT_SET_SHIFT),
-					.partial = (uint32_t)partials,
-					.counter = (uint32_t)counters,
-				};
-			if (parts > 1) {
-				counters += FA_CUDA_PACKED_COUNTERS(parts);
-				partials += parts;
-			}
-		}
-		if (part == parts_max - 1) {
-			sum->counters = counters;
-			sum->partials = partials;
+				write_unit(writing, &block, writing->at, part, parts, 0);
+			pass_block(&block);
 		}
 	}
+	block.number = 0;
+	block.kv_head++;
+	return block;
+}
+
+/* As write_head(), over the suffixes. */
+static struct block write_suffixes(struct writing *writing, struct block block)
+{
+	const uint32_t blocks = count_blocks(writing->batch, writing->packing,
+	                                     &writing->items[writing->at]);
+
+	while (block.number < blocks) {
+		uint32_t before = own_parts(writing, writing->at, block.number);
+
+		block.parts = all_parts(writing, block.number);
+		for (uint32_t i = 1; i <= writing->n_suffixes; i++) {
+			const uint32_t item = writing->at + i;
+			uint32_t parts;
+
+			if (!sees(writing, item, block.number))
+				continue;
+			parts = own_parts(writing, item, block.number);
+			for (uint32_t part = 0; part < parts; part++)
+				write_unit(writing, &block, item, part, parts, before);
+			before += parts;
+		}
+		pass_block(&block);
+	}
+	block.number = 0;
+	block.kv_head++;
+	return block;
 }
 
 static int compare_items(const void *a, const void *b)
@@ -378,23 +526,62 @@ static int compare_items(const void *a, const void *b)
 	return x->first_q < y->first_q ? -1 : 1;
 }
 
+static uint32_t write_items(const struct fa_cuda_packed_batch *batch,
+                            struct fa_cuda_paged_item *ret_items)
+{
+	uint32_t n = 0, rows = 0;
+
+	for (int32_t b = 0; b < batch->batch; b++) {
+		struct fa_cuda_paged_item item;
+		const enum fa_cuda_packed_kind kind = item_of(batch, b, &item);
+
+		if (kind == FA_CUDA_PACKED_NOTHING)
+			continue;
+		item.packed.suffix = FA_CUDA_PACKED_ALONE;
+		if (kind == FA_CUDA_PACKED_SUFFIX)
+			item.packed.suffix = ret_items[rows].packed.suffix = rows + 1;
+		else
+			rows = n;
+		ret_items[n++] = item;
+	}
+	if (batch->longest_first && !batch->suffixes)
+		qsort(ret_items, n, sizeof(*ret_items), compare_items);
+	return n;
+}
+
 void fa_cuda_packed_units_write(const struct fa_cuda_packed_batch *batch,
                                 const struct fa_cuda_packed_units *units,
                                 struct fa_cuda_paged_item *ret_items,
                                 struct fa_cuda_paged_unit *ret_units)
 {
-	struct division sum = { 0 };
-	uint32_t n = 0;
+	const uint32_t n = write_items(batch, ret_items);
+	struct writing writing = {
+		.batch = batch,
+		.packing = { (int32_t)units->pack_shift, units->pack_sets },
+		.most = units->tiles,
+		.items = ret_items,
+		.ret_units = ret_units,
+	};
 
-	for (int32_t b = 0; b < batch->batch; b++) {
-		struct fa_cuda_paged_item item;
+	while (writing.at < n) {
+		const struct block first = {
+			.counter = writing.sum.counters,
+			.partial = writing.sum.partials,
+		};
+		const uint32_t suffix = ret_items[writing.at].packed.suffix;
+		struct block block = first;
 
-		if (item_of(batch, b, &item))
-			ret_items[n++] = item;
+		writing.n_suffixes = 0;
+		for (uint32_t i = writing.at + 1; i < n && suffix != FA_CUDA_PACKED_ALONE &&
+		                                  ret_items[i].packed.suffix == suffix;
+		     i++)
+			writing.n_suffixes++;
+		while (block.kv_head < batch->kv_heads)
+			block = write_head(&writing, block);
+		writing.sum.counters = block.counter;
+		writing.sum.partials = block.partial;
+		for (block = first; writing.n_suffixes > 0 && block.kv_head < batch->kv_heads;)
+			block = write_suffixes(&writing, block);
+		writing.at += 1 + writing.n_suffixes;
 	}
-	if (batch->longest_first)
-		qsort(ret_items, n, sizeof(*ret_items), compare_items);
-	for (uint32_t i = 0; i < n; i++)
-		for (uint32_t kv_head = 0; kv_head < batch->kv_heads; kv_head++)
-			write_units(batch, units, &ret_items[i], i, kv_head, ret_units, &sum);
 }

@@ -2,6 +2,9 @@
  * How packed rows (sm90/packed_source.h) of sequences of unlike lengths are divided over blocks of
  * threads: into units, a block of rows and some of its tiles of keys each. Pure arithmetic, the same
  * over pages (paged-plan-packed.c) and over ragged tensors (plan-packed.c).
+ *
+ * Sequences that share a prefix are one item with their rows and the prefix's keys, and further
+ * items, the suffixes, with each sequence's other keys (struct fa_cuda_packed_item).
  */
 #pragma once
 
@@ -14,20 +17,38 @@
 /* A bound of a window that hides nothing. */
 #define FA_CUDA_PACKED_UNBOUNDED ((int64_t)1 << 40)
 
+enum fa_cuda_packed_kind {
+	FA_CUDA_PACKED_NOTHING, /* the sequence's rows are not packed */
+	FA_CUDA_PACKED_ROWS,
+	FA_CUDA_PACKED_SUFFIX, /* of the last item that is no suffix */
+};
+
 struct fa_cuda_packed_batch {
 	uint32_t rows, keys; /* of the kernel: in a block of rows, in a tile */
 	uint32_t heads, kv_heads;
-	/* Row i of n_q sees keys [i + n_k - n_q - left, i + n_k - n_q + right], from the item's
-	 * first one on. Every row sees a key. */
+	/* Row i of an item's rows sees keys [i + diagonal - left, i + diagonal + right], from the
+	 * item's first one on. Every row sees a key. */
 	int64_t left, right;
-	int32_t batch;
-	/* Sets the item of sequence @b. Returns false if its rows are not packed. */
-	bool (*item_of)(const void *userdata, int32_t b, struct fa_cuda_paged_item *ret_item);
+	int32_t batch; /* number of items, with those of kind NOTHING */
+	/* Sets item @b, but for packed.suffix. */
+	enum fa_cuda_packed_kind (*item_of)(const void *userdata, int32_t b,
+	                                    struct fa_cuda_paged_item *ret_item);
 	const void *userdata;
 	/* Units of the longest sequences come first, so that the last thread blocks are short; and
 	 * there may be more blocks of rows than FA_CUDA_PACKED_WAVES_MAX allows. */
 	bool longest_first;
+	bool suffixes; /* there are some; items keep their order */
 };
+
+/* Sets what a sequence of its own has: all its rows see its keys. */
+static inline void fa_cuda_packed_alone(struct fa_cuda_paged_item *item)
+{
+	item->packed = (struct fa_cuda_packed_item){
+		.diagonal = (int32_t)(item->n_k - item->n_q),
+		.end_row = item->n_q,
+		.suffix = FA_CUDA_PACKED_ALONE,
+	};
+}
 
 struct fa_cuda_packed_units {
 	uint32_t pack_shift; /* a group has 2^pack_shift tokens of 64 >> pack_shift heads */

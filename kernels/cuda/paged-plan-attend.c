@@ -33,17 +33,18 @@ find_split(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p, 
 	                          p->cache->head_dim, p->cache->head_dim_v, rows);
 }
 
-/* An upper bound of the bytes of partial results with @groups: one per row block. */
+/* An upper bound of the bytes of partial results with @groups: one per row block. @from: sequences
+ * with fewer new tokens decode. */
 static uint64_t partials_bytes(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
-                               const struct fa_cuda_paged_kernel *kernel, uint64_t parts,
-                               const struct fa_cuda_paged_groups *groups)
+                               uint32_t from, const struct fa_cuda_paged_kernel *kernel,
+                               uint64_t parts, const struct fa_cuda_paged_groups *groups)
 {
 	const uint64_t group = (uint64_t)(p->heads / p->cache->kv_heads);
 	const uint64_t rows = (uint64_t)kernel->rows;
 	uint64_t blocks = 0;
 
 	for (int32_t b = 0; b < p->step->batch; b++)
-		if (!fa_cuda_paged_is_prefill(p, FA_CUDA_PAGED_PREFILL_TOKENS, b))
+		if (!fa_cuda_paged_is_prefill(p, from, b))
 			blocks += fa_cuda_paged_ceil_div(fa_cuda_paged_n_new(p->step, b) * group,
 			                                 rows);
 	for (uint32_t i = 0; i < groups->n; i++)
@@ -55,6 +56,7 @@ static uint64_t partials_bytes(const struct fa_cuda_chip *chip, const struct fa_
 /* Groups sequences and returns the kernel for the groups. NULL: none are grouped. */
 static const struct fa_cuda_paged_kernel *find_groups(const struct fa_cuda_chip *chip,
                                                       const struct fa_paged_attention *p,
+                                                      uint32_t from,
                                                       struct fa_cuda_paged_groups *ret_groups)
 {
 	const struct fa_cuda_paged_kernel *kernel;
@@ -68,7 +70,7 @@ static const struct fa_cuda_paged_kernel *find_groups(const struct fa_cuda_chip 
 		return NULL;
 	for (int32_t b = 0; b < p->step->batch; b++)
 		candidates[b] = fa_cuda_paged_n_new(p->step, b) > 0 &&
-		                !fa_cuda_paged_is_prefill(p, FA_CUDA_PAGED_PREFILL_TOKENS, b);
+		                !fa_cuda_paged_is_prefill(p, from, b);
 	parts = (uint64_t)p->cache->kv_heads * fa_cuda_paged_slices(p, kernel);
 	fa_cuda_paged_groups_find(
 		p, candidates, (uint32_t)kernel->rows,
@@ -80,7 +82,7 @@ static const struct fa_cuda_paged_kernel *find_groups(const struct fa_cuda_chip 
 	for (uint32_t i = 0; i < ret_groups->n; i++)
 		suffixes += ret_groups->groups[i].suffixes;
 	if (suffixes * parts <= FA_CUDA_PAGED_SUFFIX_COUNTERS && suffixes > 0 &&
-	    partials_bytes(chip, p, kernel, parts, ret_groups) <= PARTIALS_BYTES_MAX)
+	    partials_bytes(chip, p, from, kernel, parts, ret_groups) <= PARTIALS_BYTES_MAX)
 		return kernel;
 	fa_cuda_paged_groups_free(ret_groups);
 	ret_groups->n = 0;
@@ -167,11 +169,12 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 	int r;
 
 	plan->prefill_tokens = FA_CUDA_PAGED_PREFILL_TOKENS;
+	packed = fa_cuda_paged_packed_share(chip, p, plan);
 	count = count_sequences(p, plan->prefill_tokens);
 	if (count.decode > 1 && !p->deterministic)
-		plan->decode = find_groups(chip, p, &groups);
-	/* Only decode reads shared prefixes once. */
-	if (!plan->decode && count.decode > 0) {
+		plan->decode = find_groups(chip, p, plan->prefill_tokens, &groups);
+	/* Rows that go as packed rows here share no prefixes. */
+	if (!packed && !plan->decode && count.decode > 0) {
 		plan->prefill_tokens = fa_cuda_paged_packed_tokens(p);
 		packed = plan->prefill_tokens < FA_CUDA_PAGED_PREFILL_TOKENS &&
 		         count_sequences(p, plan->prefill_tokens).decode < count.decode &&
@@ -226,12 +229,15 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 		if (!plan->forward)
 			return fa_cuda_paged_no_kernel(chip, "attention of many rows over pages",
 			                               text, text_bytes);
-		plan->forward_items = count.forward;
+		plan->forward_items = plan->packed_prefixes > 0 ? plan->packed_items
+		                                                : count.forward;
 		plan->forward_items_at = at;
-		at += fa_cuda_paged_align(count.forward * sizeof(struct fa_cuda_paged_item));
+		at += fa_cuda_paged_align(plan->forward_items * sizeof(struct fa_cuda_paged_item));
 		plan->forward_blocks_at = at;
 		if (packed) {
-			fa_cuda_paged_packed_plan(p, blob, plan);
+			r = fa_cuda_paged_packed_plan(p, blob, plan);
+			if (r < 0)
+				return r;
 			at += plan->forward_blocks * sizeof(struct fa_cuda_paged_unit);
 			plan->unit_partials_at = plan->workspace_bytes;
 			plan->workspace_bytes += fa_cuda_paged_packed_bytes(plan);

@@ -6,11 +6,16 @@
 
 #include "kernels/cuda/packed-cost.h"
 #include "kernels/cuda/packed-units.h"
+#include "kernels/cuda/paged-plan-packed-prefix.h"
 #include "kernels/cuda/paged-plan-private.h"
 #include "kernels/cuda/paged-plan-sm90.h"
 #include "kernels/cuda/sm90/kernels.h"
 
+#include <errno.h>
 #include <string.h>
+
+/* What a sequence costs a run that shares a prefix: a thread block, with a tile that is half empty. */
+#define SUFFIX_KEYS (FA_CUDA_UNIT_KEYS + 64)
 
 /* Decode reads all keys once per DECODE_ROWS rows, in DECODE_COST times the time of a block of
  * packed rows. */
@@ -44,17 +49,24 @@ static const struct fa_cuda_paged_kernel *find(const struct fa_cuda_chip *chip,
 /* What fa_cuda_packed_batch.item_of() is told. */
 struct source {
 	const struct fa_paged_attention *p;
-	uint32_t from; /* sequences with fewer new tokens decode */
+	uint32_t from;                                  /* sequences with fewer new tokens decode */
+	const struct fa_cuda_packed_prefixes *prefixes; /* or NULL */
 };
 
-static bool item_of(const void *userdata, int32_t b, struct fa_cuda_paged_item *ret_item)
+static enum fa_cuda_packed_kind item_of(const void *userdata, int32_t b,
+                                        struct fa_cuda_paged_item *ret_item)
 {
 	const struct source *source = userdata;
 
+	if (source->prefixes) {
+		*ret_item = source->prefixes->items[b];
+		return source->prefixes->suffixes[b] ? FA_CUDA_PACKED_SUFFIX : FA_CUDA_PACKED_ROWS;
+	}
 	if (!fa_cuda_paged_is_prefill(source->p, source->from, b))
-		return false;
+		return FA_CUDA_PACKED_NOTHING;
 	fa_cuda_paged_item_of(source->p->step, b, ret_item);
-	return true;
+	fa_cuda_packed_alone(ret_item);
+	return FA_CUDA_PACKED_ROWS;
 }
 
 static struct fa_cuda_packed_batch batch_of(const struct source *source,
@@ -71,16 +83,18 @@ static struct fa_cuda_packed_batch batch_of(const struct source *source,
 		.left = left < 0 ? FA_CUDA_PACKED_UNBOUNDED : left,
 		.right = right < 0 || right > FA_CUDA_PACKED_UNBOUNDED ? FA_CUDA_PACKED_UNBOUNDED
 		                                                       : right,
-		.batch = p->step->batch,
+		.batch = source->prefixes ? (int32_t)source->prefixes->n : p->step->batch,
 		.item_of = item_of,
 		.userdata = source,
+		.longest_first = source->prefixes,
+		.suffixes = source->prefixes,
 	};
 }
 
-/* Time of kernels without packed rows, in keys of a block of @rows rows. They compute blocks of one
- * head's rows, in pairs. */
+/* Time of kernels without packed rows, in keys of a block of @rows rows, for sequences of @from to
+ * @below - 1 new tokens. They compute blocks of one head's rows, in pairs. */
 static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
-                            uint32_t from, uint32_t rows)
+                            uint32_t from, uint32_t below, uint32_t rows)
 {
 	const uint32_t group = (uint32_t)(p->heads / p->cache->kv_heads);
 	double longest = 0, sum = 0, waves;
@@ -89,7 +103,8 @@ static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_pag
 		struct fa_cuda_paged_item item;
 		uint32_t blocks;
 
-		if (!fa_cuda_paged_is_prefill(p, from, b))
+		if (!fa_cuda_paged_is_prefill(p, from, b) ||
+		    fa_cuda_paged_n_new(p->step, b) >= below)
 			continue;
 		fa_cuda_paged_item_of(p->step, b, &item);
 		if (item.n_q < FA_CUDA_PAGED_PREFILL_TOKENS) {
@@ -112,38 +127,118 @@ static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_pag
 	return (waves > longest ? waves : longest) + FA_CUDA_UNIT_KEYS;
 }
 
+/* The kernel, if all packed rows see keys. */
+static const struct fa_cuda_paged_kernel *
+find_for(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p, uint32_t from)
+{
+	/* A sequence's bits must not depend on the others. */
+	if (p->deterministic || chip->sms <= 0 || chip->pack < 0)
+		return NULL;
+	for (int32_t b = 0; b < p->step->batch; b++)
+		if (fa_cuda_paged_is_prefill(p, from, b) && !sees_keys(p, b))
+			return NULL;
+	return find(chip, p);
+}
+
+static void set_plan(const struct fa_cuda_paged_kernel *kernel,
+                     const struct fa_cuda_packed_units *units, struct fa_cuda_paged_plan *plan)
+{
+	plan->forward = kernel;
+	plan->pack_shift = units->pack_shift;
+	plan->pack_sets = units->pack_sets;
+	plan->unit_tiles = units->tiles;
+	plan->forward_blocks = units->units;
+	plan->join_wait_ns = units->join_wait_ns;
+	plan->unit_partials = units->partials;
+	plan->forward_ns = (uint64_t)(units->keys * 2 * (kernel->dim + kernel->dim_v) *
+	                              kernel->rows / FA_CUDA_SM_FLOPS_PER_NS);
+}
+
 bool fa_cuda_paged_packed_find(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                                struct fa_cuda_paged_plan *plan)
 {
-	const struct source source = { p, plan->prefill_tokens };
-	const struct fa_cuda_paged_kernel *kernel;
+	const struct source source = { .p = p, .from = plan->prefill_tokens };
+	const struct fa_cuda_paged_kernel *kernel = find_for(chip, p, source.from);
 	struct fa_cuda_packed_batch batch;
 	struct fa_cuda_packed_units units;
 
-	/* A sequence's bits must not depend on the others. */
-	if (p->deterministic || chip->sms <= 0 || chip->pack < 0)
-		return false;
-	kernel = find(chip, p);
 	if (!kernel)
 		return false;
-	for (int32_t b = 0; b < p->step->batch; b++)
-		if (fa_cuda_paged_is_prefill(p, source.from, b) && !sees_keys(p, b))
-			return false;
 	batch = batch_of(&source, kernel);
 	if (!fa_cuda_packed_units_choose(chip, &batch, &units))
 		return false;
-	if (chip->pack == 0 && units.keys >= unpacked_keys(chip, p, source.from, batch.rows))
+	if (chip->pack == 0 &&
+	    units.keys >= unpacked_keys(chip, p, source.from, UINT32_MAX, batch.rows))
 		return false;
-	plan->forward = kernel;
-	plan->pack_shift = units.pack_shift;
-	plan->pack_sets = units.pack_sets;
-	plan->unit_tiles = units.tiles;
-	plan->forward_blocks = units.units;
-	plan->join_wait_ns = units.join_wait_ns;
-	plan->unit_partials = units.partials;
-	plan->forward_ns = (uint64_t)(units.keys * 2 * (kernel->dim + kernel->dim_v) *
-	                              kernel->rows / FA_CUDA_SM_FLOPS_PER_NS);
+	set_plan(kernel, &units, plan);
 	return true;
+}
+
+/* Time of sequences of @from new tokens and more on other kernels, or on @kernel with unshared keys. */
+static double unshared_keys(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
+                            const struct fa_cuda_paged_kernel *kernel, uint32_t from)
+{
+	const uint32_t packed_from = fa_cuda_paged_packed_tokens(p);
+	const struct source source = { .p = p, .from = from > packed_from ? from : packed_from };
+	const struct fa_cuda_packed_batch batch = batch_of(&source, kernel);
+	const double unpacked = unpacked_keys(chip, p, from, UINT32_MAX, batch.rows);
+	struct fa_cuda_packed_units units;
+	double keys;
+
+	if (!fa_cuda_packed_units_choose(chip, &batch, &units))
+		return unpacked;
+	keys = units.keys + unpacked_keys(chip, p, from, source.from, batch.rows);
+	return keys < unpacked ? keys : unpacked;
+}
+
+/* Time of decode with @prefixes (paged-plan-prefix.c), which it reads for DECODE_ROWS rows at once. */
+static double decode_keys(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
+                          const struct fa_cuda_packed_prefixes *prefixes)
+{
+	const uint32_t group = (uint32_t)(p->heads / p->cache->kv_heads);
+	double sum = 0;
+
+	for (uint32_t i = 0; i < prefixes->n; i++) {
+		const struct fa_cuda_paged_item *item = &prefixes->items[i];
+		const uint32_t rows = (item->packed.end_row - item->packed.begin_row) * group;
+
+		sum += DECODE_COST * (item->n_k - item->first) * p->cache->kv_heads *
+		       fa_cuda_paged_ceil_div(rows, DECODE_ROWS);
+	}
+	return sum / chip->sms + FA_CUDA_UNIT_KEYS;
+}
+
+bool fa_cuda_paged_packed_share(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
+                                struct fa_cuda_paged_plan *plan)
+{
+	const uint32_t suffix_keys = chip->share_early ? 0 : SUFFIX_KEYS;
+	const struct fa_cuda_paged_kernel *kernel;
+	struct fa_cuda_packed_prefixes prefixes;
+	struct fa_cuda_packed_units units;
+	bool shares = false;
+
+	if (!fa_cuda_packed_prefixes_possible(p))
+		return false;
+	kernel = find_for(chip, p, FA_CUDA_PAGED_SHARE_TOKENS);
+	if (kernel &&
+	    fa_cuda_packed_prefixes_find(p, (uint32_t)kernel->rows, suffix_keys, &prefixes)) {
+		const struct source source = { p, prefixes.from, &prefixes };
+		const struct fa_cuda_packed_batch batch = batch_of(&source, kernel);
+
+		shares = fa_cuda_packed_units_choose(chip, &batch, &units) &&
+		         (chip->pack > 0 ||
+		          (units.keys < unshared_keys(chip, p, kernel, prefixes.from) &&
+		           units.keys < decode_keys(chip, p, &prefixes)));
+		if (shares) {
+			set_plan(kernel, &units, plan);
+			plan->prefill_tokens = prefixes.from;
+			plan->packed_items = prefixes.n;
+			plan->packed_prefixes = prefixes.runs;
+			plan->suffix_keys = suffix_keys;
+		}
+		fa_cuda_packed_prefixes_free(&prefixes);
+	}
+	return shares;
 }
 
 size_t fa_cuda_paged_packed_bytes(const struct fa_cuda_paged_plan *plan)
@@ -151,19 +246,30 @@ size_t fa_cuda_paged_packed_bytes(const struct fa_cuda_paged_plan *plan)
 	return (size_t)plan->unit_partials * (size_t)plan->forward->state_bytes;
 }
 
-void fa_cuda_paged_packed_plan(const struct fa_paged_attention *p, char *blob,
-                               const struct fa_cuda_paged_plan *plan)
+int fa_cuda_paged_packed_plan(const struct fa_paged_attention *p, char *blob,
+                              const struct fa_cuda_paged_plan *plan)
 {
-	const struct source source = { p, plan->prefill_tokens };
-	const struct fa_cuda_packed_batch batch = batch_of(&source, plan->forward);
+	struct fa_cuda_packed_prefixes prefixes;
+	struct source source = { .p = p, .from = plan->prefill_tokens };
 	const struct fa_cuda_packed_units units = {
 		.pack_shift = plan->pack_shift,
 		.pack_sets = plan->pack_sets,
 		.tiles = plan->unit_tiles,
 	};
+	struct fa_cuda_packed_batch batch;
 
+	if (plan->packed_prefixes > 0) {
+		if (!fa_cuda_packed_prefixes_find(p, (uint32_t)plan->forward->rows,
+		                                  plan->suffix_keys, &prefixes))
+			return -ENOMEM;
+		source.prefixes = &prefixes;
+	}
+	batch = batch_of(&source, plan->forward);
 	fa_cuda_packed_units_write(&batch, &units, (void *)(blob + plan->forward_items_at),
 	                           (void *)(blob + plan->forward_blocks_at));
+	if (source.prefixes)
+		fa_cuda_packed_prefixes_free(&prefixes);
+	return 0;
 }
 
 void fa_cuda_paged_packed_launch(const struct fa_cuda_paged_plan *plan,

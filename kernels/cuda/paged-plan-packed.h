@@ -8,11 +8,17 @@
 bool fa_cuda_paged_packed_find(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                                struct fa_cuda_paged_plan *plan);
 
+/* As fa_cuda_paged_packed_find(), for sequences that share prefixes. Also sets plan->prefill_tokens,
+ * which may be less than before. */
+bool fa_cuda_paged_packed_share(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
+                                struct fa_cuda_paged_plan *plan);
+
 /* Bytes of partial results, from plan->unit_partials_at in the workspace. */
 size_t fa_cuda_paged_packed_bytes(const struct fa_cuda_paged_plan *plan);
 
-void fa_cuda_paged_packed_plan(const struct fa_paged_attention *p, char *blob,
-                               const struct fa_cuda_paged_plan *plan);
+/* -ENOMEM. */
+int fa_cuda_paged_packed_plan(const struct fa_paged_attention *p, char *blob,
+                              const struct fa_cuda_paged_plan *plan);
 
 /* Completes @launch. */
 void fa_cuda_paged_packed_launch(const struct fa_cuda_paged_plan *plan,

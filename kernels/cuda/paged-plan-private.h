@@ -70,6 +70,9 @@ static inline bool fa_cuda_paged_has_tree(const struct fa_paged_attention *p, in
 /* Sequences with fewer new tokens decode; others prefill, in blocks of rows. */
 #define FA_CUDA_PAGED_PREFILL_TOKENS 48u
 
+/* Sequences with at least so many may share a prefix as packed rows; of others decode does. */
+#define FA_CUDA_PAGED_SHARE_TOKENS 2u
+
 /* As soon as a KV head has more rows than decode computes at once. */
 static inline uint32_t fa_cuda_paged_packed_tokens(const struct fa_paged_attention *p)
 {

@@ -306,15 +306,16 @@ size_t fa_cuda_paged_blob_bytes(const struct fa_paged_request *request)
 	case FA_PAGED_ATTEND: {
 		const struct fa_paged_step *step = request->attention.step;
 		const size_t batch = (size_t)step->batch;
+		const uint32_t packed_from = step->host_table ? FA_CUDA_PAGED_SHARE_TOKENS
+		                                              : fa_cuda_paged_packed_tokens(
+									&request->attention);
 		size_t units = 0;
 
 		for (int32_t b = 0; b < step->batch; b++)
-			if (fa_cuda_paged_is_prefill(
-				    &request->attention,
-				    fa_cuda_paged_packed_tokens(&request->attention), b))
+			if (fa_cuda_paged_is_prefill(&request->attention, packed_from, b))
 				units = FA_CUDA_PAGED_UNITS;
-		/* A block of rows has at least 64. */
-		return (batch + 2) * (sizeof(struct fa_cuda_paged_item) + 16) +
+		/* A block of rows has at least 64; a shared prefix at least two sequences. */
+		return (batch + batch / 2 + 2) * (sizeof(struct fa_cuda_paged_item) + 16) +
 		       fa_cuda_paged_align(FA_CUDA_PAGED_BLOCKS * sizeof(uint32_t)) +
 		       (step->cu_new[batch] / 64 + batch) * sizeof(struct fa_cuda_paged_block) +
 		       units * sizeof(struct fa_cuda_paged_unit) +

@@ -111,8 +111,9 @@ struct fa_cuda_paged_plan {
 	/* Packed rows: forward_blocks is the number of units, of at most unit_tiles tiles; a group
 	 * of rows has 2^pack_shift tokens. */
 	uint32_t unit_tiles, unit_partials, pack_shift;
-	uint32_t join_wait_ns; /* as in common/packed-args.h */
-	int32_t pack_sets;     /* sets of 64 >> pack_shift heads per KV head */
+	uint32_t packed_items, packed_prefixes, suffix_keys; /* if sequences share prefixes */
+	uint32_t join_wait_ns;                               /* as in common/packed-args.h */
+	int32_t pack_sets; /* sets of 64 >> pack_shift heads per KV head */
 	size_t unit_partials_at;
 	size_t decode_items_at, block_items_at, forward_items_at, forward_blocks_at;
 	size_t splits_at, suffixes_at, tokens_at;

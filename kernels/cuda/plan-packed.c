@@ -182,7 +182,8 @@ static bool plan_equal(const struct fa_cuda_chip *chip, const struct fa_cuda_ker
 
 /* ---- ragged batches */
 
-static bool item_of(const void *userdata, int32_t b, struct fa_cuda_paged_item *ret_item)
+static enum fa_cuda_packed_kind item_of(const void *userdata, int32_t b,
+                                        struct fa_cuda_paged_item *ret_item)
 {
 	const struct fa_cuda_attention *args = userdata;
 	const uint32_t first_q = args->cu_seqlens_q[b], end_q = args->cu_seqlens_q[b + 1];
@@ -194,7 +195,8 @@ static bool item_of(const void *userdata, int32_t b, struct fa_cuda_paged_item *
 		.n_k = end_k - first_k,
 		.table_start = first_k,
 	};
-	return end_q > first_q;
+	fa_cuda_packed_alone(ret_item);
+	return end_q > first_q ? FA_CUDA_PACKED_ROWS : FA_CUDA_PACKED_NOTHING;
 }
 
 static struct fa_cuda_packed_batch batch_of(const struct fa_cuda_launch *launch)
@@ -256,7 +258,7 @@ static bool plan_ragged(const struct fa_cuda_chip *chip, const struct fa_cuda_ke
 	ret_launch->unit_tiles = units.tiles;
 	ret_launch->list_units = ret_launch->list_items = 0;
 	for (int32_t b = 0; b < batch.batch; b++)
-		ret_launch->list_items += item_of(batch.userdata, b, &item);
+		ret_launch->list_items += item_of(batch.userdata, b, &item) == FA_CUDA_PACKED_ROWS;
 	if (units.partials > 0)
 		ret_launch->workspace_bytes = FA_CUDA_PACKED_WORKSPACE_ZERO +
 		                              (size_t)units.partials * (size_t)kernel->state_bytes;

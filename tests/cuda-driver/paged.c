@@ -247,6 +247,27 @@ static void decode(const struct fa_cuda_paged_launch *launch, struct row *row)
 	}
 }
 
+/* Computes a row of an item that shares a prefix, with all keys of its sequence. */
+static void attend_sharing_row(struct row *row)
+{
+	const struct fa_cuda_paged_item *const items = row->args->items;
+	const uint32_t first = row->item->packed.suffix;
+	const struct fa_cuda_paged_item *suffix = &items[first];
+	struct fa_cuda_paged_item own;
+	struct row of_own = *row;
+
+	while (row->i >= suffix->packed.end_row)
+		suffix++;
+	own = *suffix;
+	own.first = items[first - 1].first;
+	own.first_q += suffix->packed.begin_row;
+	own.n_q = suffix->packed.end_row - suffix->packed.begin_row;
+	of_own.item = &own;
+	of_own.i -= suffix->packed.begin_row;
+	of_own.prefix_start = own.table_start;
+	attend_row(&of_own);
+}
+
 /* The rows of each block, with all of its keys. */
 static void attend_packed(const struct fa_cuda_paged_launch *launch, struct row *row)
 {
@@ -266,8 +287,12 @@ static void attend_packed(const struct fa_cuda_paged_launch *launch, struct row 
 			for (row->i = token; row->i < row->item->n_q && row->i < token + tokens;
 			     row->i++)
 				for (row->head = (int32_t)head; row->head < (int32_t)(head + heads);
-				     row->head++)
-					attend_row(row);
+				     row->head++) {
+					if (row->item->packed.suffix == FA_CUDA_PACKED_ALONE)
+						attend_row(row);
+					else
+						attend_sharing_row(row);
+				}
 			head += heads;
 			if (++set == args->pack_sets) {
 				set = 0;

@@ -106,6 +106,15 @@ static void judge_special(const struct paged_problem *problem,
 		           plan->decode->symbol);
 }
 
+static void judge_shared(const struct paged_problem *problem, const struct fa_cuda_paged_plan *plan,
+                         uint32_t expected)
+{
+	if (!plan->forward || plan->forward->kind != FA_CUDA_PAGED_PACKED ||
+	    plan->packed_prefixes != expected)
+		paged_fail("%s: packed rows share %u prefixes, expected %u",
+		           paged_describe(problem), plan->packed_prefixes, expected);
+}
+
 /* Checks @spec as planned for @chip; @judge checks the plan. */
 static void check_as(const struct paged_spec *spec, const struct fa_cuda_chip *chip,
                      paged_judge_plan_fn judge, uint32_t expected)
@@ -121,6 +130,8 @@ static void check_as(const struct paged_spec *spec, const struct fa_cuda_chip *c
 		return;
 	}
 	paged_device_init(&device, &problem);
+	if (judge == judge_shared)
+		device.step.host_table = problem.table;
 	paged_check_on(&device, &problem, chip, judge, expected);
 	paged_device_deinit(&device);
 	paged_deinit(&problem);
@@ -276,6 +287,49 @@ static void packed(void)
 		packed_one(i);
 }
 
+/* Sequences 0 to 3 share a prefix, and 5 to 7 another one. 4 is alone, and shorter than most: in some
+ * cases it decodes. */
+static void shared_one(int i)
+{
+	static const int32_t heads[][2] = { { 4, 1 }, { 8, 2 }, { 3, 1 }, { 8, 1 }, { 2, 2 } };
+	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
+	struct paged_spec spec = paged_usual;
+
+	spec.dtype = i % 4 == 3 ? FA_ATTENTION_F16 : FA_ATTENTION_BF16;
+	spec.head_dim = spec.head_dim_v = 64 << (i + 1) % 3;
+	spec.heads = heads[i % 5][0];
+	spec.kv_heads = heads[i % 5][1];
+	spec.page_tokens = 16 << i % 4;
+	spec.batch = 8;
+	for (int32_t b = 0; b < spec.batch; b++) {
+		const uint32_t pages = (b < 4 ? 384u : 256u) / (uint32_t)spec.page_tokens;
+
+		spec.n_new[b] = b == 4 ? 1 + (uint32_t)i % 2 * 9
+		                       : 5 + (uint32_t)(5 * b + 3 * i) % (i % 3 == 2 ? 70 : 23);
+		spec.lengths[b] = pages * (uint32_t)spec.page_tokens + spec.n_new[b] +
+		                  (uint32_t)(37 * b + 11 * i) % (i % 4 == 1 ? 300 : 40);
+		spec.first[b] = i % 5 == 3 && b < 4 ? 70 : 0;
+		if (b % 5 != 0 && b != 4) {
+			spec.prefix_of_1[b] = 1 + (b < 4 ? 0 : 5);
+			spec.prefix_pages[b] = pages;
+		}
+	}
+	spec.causal = i % 6 != 5;
+	spec.sinks = i % 7 == 2;
+	spec.broken = i % 3 == 1 ? 1 + i % 9 : 0;
+	chip.pack = 1 + i % 4;
+	chip.share_early = true;
+	if (paged_gpu_has_tma(paged_device_gpu))
+		check_as(&spec, &chip, judge_shared, 2);
+}
+
+/* The rows of several sequences are computed together over the keys that they share. */
+static void shared(void)
+{
+	for (int i = 0; i < (paged_options.small ? 8 : 60); i++)
+		shared_one(i);
+}
+
 static void run(void)
 {
 	few();
@@ -288,6 +342,8 @@ static void run(void)
 	paged_report("levels");
 	packed();
 	paged_report("packed");
+	shared();
+	paged_report("shared");
 }
 
 int main(int argc, char **argv)

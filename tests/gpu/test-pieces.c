@@ -78,6 +78,7 @@ static void check(const struct paged_spec *spec, uint32_t prefixes)
 	device.step.host_table = problem.table;
 	/* Few SMs, so that sharing rarely pays; or the plan decides. */
 	chip.share_early = prefixes != ANY || problem_one_in(2);
+	chip.pack = -1; /* packed rows share prefixes otherwise (test-paged-choice) */
 	chip.sms = prefixes == ANY || prefixes == DETERMINISTIC ? (int32_t)problem_pick(1, 20) : 5;
 	/* The emulator is slow: alternate between the kinds of kernels. */
 	for (int i = 0; i < 3; i++) {

@@ -495,6 +495,7 @@ static void test_last_number(void **state)
 static void test_new_tokens(void **state)
 {
 	set_usual();
+	scene.chip.pack = -1; /* packed rows share prefixes, too (test-cuda-paged-packed.c) */
 	for (int32_t b = 0; b < 64; b++) {
 		set(b, 5, 8195);
 		begin_like(&scene, b, 0, PAGES_MAX);
@@ -521,6 +522,7 @@ static void test_random(void **state)
 		scene.chip.sms = 1 + (int32_t)below(150);
 		scene.chip.portable_paged = below(2);
 		scene.chip.share_early = below(2);
+		scene.chip.pack = -1; /* only decode */
 		scene.cache.page_tokens = 16 * (1 + (int32_t)below(5));
 		scene.cache.kv_heads = 1 + (int32_t)below(8);
 		scene.request.attention.heads = scene.cache.kv_heads * (1 + (int32_t)below(8));

@@ -42,13 +42,30 @@ struct fa_cuda_pages {
 	uint32_t k_row, v_row; /* bytes from token to token; a multiple of 16 */
 };
 
+/* Of an item whose rows are packed over pages (sm90/packed_source.h). Where sequences share a prefix,
+ * their rows are those of one item with the prefix's keys; the items that follow it have each
+ * sequence's other keys. */
+struct fa_cuda_packed_item {
+	int32_t diagonal;            /* row i is at key i + diagonal */
+	uint32_t begin_row, end_row; /* other rows do not see the item's keys */
+	uint32_t
+		suffix; /* with a prefix: the first item that follows it; or FA_CUDA_PACKED_ALONE */
+};
+
+#define FA_CUDA_PACKED_ALONE 0xffffffffu
+
 /* A sequence or a prefix of a step, [48 bytes]. */
 struct fa_cuda_paged_item {
-	uint32_t tile; /* tiles of all earlier items */
-	/* Tiles per part; at least 1 more than epilogue_tiles. */
-	uint32_t tiles;
-	uint32_t parts;
-	uint32_t row_blocks;
+	union {
+		struct {
+			uint32_t tile; /* tiles of all earlier items */
+			/* Tiles per part; at least 1 more than epilogue_tiles. */
+			uint32_t tiles;
+			uint32_t parts;
+			uint32_t row_blocks;
+		};
+		struct fa_cuda_packed_item packed;
+	};
 	uint32_t first_q;
 	uint32_t n_q, n_k;
 	uint32_t begin;       /* rows see tokens of [begin, n_k); tiles start at begin's strip */

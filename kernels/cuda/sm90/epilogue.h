@@ -40,6 +40,8 @@ fa_sm90_epilogue(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const type
 			all, fa_sm90_block_index<C>(), group);
 
 		if (of.parts > 1) {
+			if constexpr (C::SOURCE::SUFFIXES)
+				fa_sm90_packed_forget<C>(out, sums, all, work);
 			if (all.join_wait_ns)
 				return fa_sm90_share_join<C>(out, sums, all, group, of, work);
 			/* A warp without rows has nothing to hand over. */

@@ -211,7 +211,7 @@ __device__ __forceinline__ void fa_sm90_own_store_nothing(const struct fa_cuda_p
 
 struct fa_sm90_own_packed : fa_sm90_packed_rows<struct fa_cuda_paged_attention> {
 	template <class C> using TILE = struct fa_sm90_page_tile<C>;
-	static constexpr bool PAGED = true, OWN = true, PLANS = true;
+	static constexpr bool PAGED = true, OWN = true, PLANS = true, SUFFIXES = false;
 
 	static constexpr bool BAND_SINKS(int dim, int keys)
 	{

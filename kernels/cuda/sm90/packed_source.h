@@ -8,6 +8,10 @@
  * tells all. Where a block has several units, each stores its part of O. If all units run at once
  * they join the parts together (packed_share.h), otherwise the last warp to arrive does. Both add in
  * the order of keys: the bits do not depend on who is last.
+ *
+ * Sources with SUFFIXES also compute sequences that share a prefix, whose rows follow one another:
+ * as one item over the prefix. A unit over one sequence's other keys computes the rows of the whole
+ * block, and then forgets those of other sequences.
  */
 #pragma once
 
@@ -106,7 +110,10 @@ __device__ __forceinline__ void fa_sm90_packed_load_listed(const typename C::ARG
 	ret_work.first = __shfl_sync(~0u, d.x, 0);
 	ret_work.table_start = __shfl_sync(~0u, d.y, 0);
 	ret_work.first_k = C::PAGED ? 0 : ret_work.table_start;
-	ret_work.diagonal = ret_work.n_k - ret_work.n_q;
+	if constexpr (C::SOURCE::SUFFIXES)
+		ret_work.diagonal = __shfl_sync(~0u, fa_sm90_packed_item<C>(all, item, 0).x, 0);
+	else
+		ret_work.diagonal = ret_work.n_k - ret_work.n_q;
 }
 
 template <class C>
@@ -259,7 +266,7 @@ template <class ARGS_> struct fa_sm90_packed_rows {
 
 struct fa_sm90_packed : fa_sm90_packed_rows<struct fa_cuda_paged_attention> {
 	template <class C> using TILE = struct fa_sm90_page_tile<C>;
-	static constexpr bool PAGED = true, OWN = false, PLANS = false;
+	static constexpr bool PAGED = true, OWN = false, PLANS = false, SUFFIXES = true;
 
 	static constexpr bool BAND_SINKS(int dim, int keys)
 	{
@@ -324,7 +331,7 @@ template <class C> struct fa_sm90_packed_dense_tile : fa_sm90_dense_tile<C> {
 template <bool RAGGED>
 struct fa_sm90_packed_tensors : fa_sm90_packed_rows<struct fa_cuda_packed_attention> {
 	template <class C> using TILE = struct fa_sm90_packed_dense_tile<C>;
-	static constexpr bool PAGED = false, PLANS = false, LISTED = RAGGED;
+	static constexpr bool PAGED = false, PLANS = false, SUFFIXES = false, LISTED = RAGGED;
 
 	static constexpr bool BAND_SINKS(int dim, int keys)
 	{
@@ -407,6 +414,58 @@ fa_sm90_unit_parts_of(const struct fa_cuda_packed_attention &all, uint32_t unit,
 
 	return { rest - above * all.parts, all.parts, block * all.parts,
 		 fa_sm90_unit_counter<C>(all, block * FA_CUDA_PACKED_COUNTERS(all.parts), group) };
+}
+
+/* What of its item the calling thread block's unit needs, as 16 bytes. */
+template <class C>
+__device__ __forceinline__ uint4 fa_sm90_packed_item_of_block(const typename C::ARGS &all)
+{
+	const uint32_t item = fa_sm90_packed_unit<C>(all, fa_sm90_block_index<C>(), 0).x;
+
+	return fa_sm90_packed_item<C>(all, item, 0);
+}
+
+/* Leaves nothing of rows that do not see the keys of the block's item. */
+template <class C>
+__device__ __forceinline__ void
+fa_sm90_packed_forget(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums,
+                      const typename C::ARGS &all, const struct fa_work &work)
+{
+	const uint4 item = fa_sm90_packed_item_of_block<C>(all);
+	const uint32_t first = (uint32_t)work.row + fa_sm90_warp_row() + threadIdx.x % 32 / 4;
+
+#pragma unroll
+	for (int r = 0; r < 2; r++) {
+		if (first + r * 8 >= item.y && first + r * 8 < item.z)
+			continue;
+		sums.sum[r] = 0;
+		sums.offset[r] = FLT_MAX;
+#pragma unroll
+		for (int j = 0; j < C::DIM_V / 8; j++)
+			out[j * 4 + r * 2] = out[j * 4 + r * 2 + 1] = 0;
+	}
+}
+
+/* Changes @work to all keys of the sequence of row @row. */
+template <class C>
+__device__ __forceinline__ void fa_sm90_packed_work_of_row(const typename C::ARGS &all,
+                                                           uint32_t row,
+                                                           struct fa_sm90_packed_work &work)
+{
+	uint32_t at = fa_sm90_packed_item_of_block<C>(all).w;
+	uint4 a, b, c;
+
+	if (at == FA_CUDA_PACKED_ALONE)
+		return;
+	work.first = (int32_t)fa_sm90_packed_item<C>(all, at - 1, 2).x;
+	/* The items divide all rows. */
+	for (a = fa_sm90_packed_item<C>(all, at, 0); row >= a.z;)
+		a = fa_sm90_packed_item<C>(all, ++at, 0);
+	b = fa_sm90_packed_item<C>(all, at, 1);
+	c = fa_sm90_packed_item<C>(all, at, 2);
+	work.diagonal = (int32_t)a.x;
+	work.n_k = (int32_t)b.z;
+	work.table_start = c.y;
 }
 
 /* Set in the counter of rows that are joined, with the number of the part that joined them. */

@@ -234,8 +234,12 @@ __device__ __forceinline__ void fa_sm90_recompute(const typename C::ARGS &all, u
 			const uint32_t nonfinite = fa_sm90_nonfinite_columns<C>(
 				target, fa_sm90_slice_width<C>(args, work));
 
-			if (__any_sync(~0u, nonfinite))
-				fa_sm90_recompute_row<C>(all, work, row, target, nonfinite);
+			if (!__any_sync(~0u, nonfinite))
+				continue;
+			if constexpr (C::PACKED)
+				if constexpr (C::SOURCE::SUFFIXES)
+					fa_sm90_packed_work_of_row<C>(all, row, work);
+			fa_sm90_recompute_row<C>(all, work, row, target, nonfinite);
 		}
 	}
 }
