@@ -187,6 +187,45 @@ vec2 cos_sin_of(uint64_t turns)
 	}
 }
 
+/* ---- division, of positive finite numbers: a device's own may be wrong by some units in the last place, and
+ * codes would differ from those of other backends */
+
+uint digits_of(uint bits, out int exponent)
+{
+	uint digits = bits & 0x7fffffu;
+
+	exponent = int(bits >> 23);
+	if (exponent > 0)
+		return digits | 0x800000u;
+	exponent = findMSB(digits) - 22;
+	return digits << 1 - exponent;
+}
+
+float divide(float x, float y)
+{
+	int x_exponent, y_exponent;
+	uint x_digits = digits_of(floatBitsToUint(x), x_exponent);
+	uint y_digits = digits_of(floatBitsToUint(y), y_exponent);
+	int exponent = x_exponent - y_exponent + 127;
+
+	if (x_digits == 0)
+		return 0;
+	if (x_digits < y_digits) {
+		x_digits <<= 1;
+		exponent--;
+	}
+
+	/* 24 digits, one for rounding, and one that says whether there is more. */
+	uint64_t quotient = (uint64_t(x_digits) << 25) / y_digits;
+	uint code = uint(quotient) | (quotient * y_digits == uint64_t(x_digits) << 25 ? 0u : 1u);
+	uint drop = exponent > 0 ? 2u : min(uint(3 - exponent), 31u);
+
+	if (exponent > 254)
+		return INF;
+	code = code + (1u << drop - 1) - 1 + (code >> drop & 1u) >> drop;
+	return uintBitsToFloat(code + (exponent > 0 ? uint(exponent - 1) << 23 : 0u));
+}
+
 /* ---- codes, as kernels/quantise.h defines them */
 
 float clamp_finite(float x)

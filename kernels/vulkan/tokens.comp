@@ -170,11 +170,11 @@ void quantise_row(Place to, uint dim, float scale_of_head)
 			has_nan = has_nan || s_nan[i];
 			highest = s_highest[i] > highest ? s_highest[i] : highest;
 		}
-		scale = highest / (STORE == E4M3 ? 448.0 : 127.0);
+		scale = divide(highest, STORE == E4M3 ? 448.0 : 127.0);
 		if (!(scale >= uintBitsToFloat(0x00800000u)))
 			scale = 0;
 	}
-	inverse = scale > 0 ? 1 / scale : 0;
+	inverse = scale > 0 ? divide(1, scale) : 0;
 	for (uint c = lane; c < dim; c += LANES) {
 		precise float x = clamp_finite(s_row[c]) * inverse;
 

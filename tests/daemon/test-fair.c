@@ -37,10 +37,12 @@ struct party {
 
 static void party_open(struct party *party)
 {
+	const bool slow = fa_test_sanitized() || fa_test_is_vulkan();
+
 	/* A request takes milliseconds, in several tiles: much longer than a message. */
 	party->attention = (struct fa_case){ .heads = 4,
-		                             .seqlen_q = fa_test_sanitized() ? 64 : 256,
-		                             .seqlen_k = fa_test_sanitized() ? 128 : 512 };
+		                             .seqlen_q = slow ? 64 : 256,
+		                             .seqlen_k = slow ? 128 : 512 };
 	fa_case_plan(&party->attention);
 	fa_raw_open(&party->raw, scene.daemon.socket);
 	fa_raw_buffer_register(&party->raw, &party->buffer, 1, party->attention.bytes, 0);

@@ -72,6 +72,13 @@ bool fa_test_long(void)
 	return value && !strcmp(value, "1");
 }
 
+bool fa_test_is_vulkan(void)
+{
+	const char *backend = getenv("FAD_TEST_BACKEND");
+
+	return backend && !strcmp(backend, "vulkan");
+}
+
 bool fa_test_sanitized(void)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

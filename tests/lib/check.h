@@ -62,6 +62,10 @@ bool fa_test_long(void);
 /* True in a sanitizer build, which is slower and larger. */
 bool fa_test_sanitized(void);
 
+/* True where daemons are started with the Vulkan backend, which tests run on the CPU: much slower, and with
+ * fewer keys. */
+bool fa_test_is_vulkan(void);
+
 /* Seeded, so that failures can be repeated. */
 struct fa_test_random {
 	uint64_t state;

@@ -48,6 +48,13 @@ struct fa_vk_pipeline {
 	VkPipeline pipeline;
 };
 
+/* What the device does with numbers of 32 bits if a kernel asks for it (shader.h). */
+enum fa_vk_float_mode {
+	FA_VK_FLOAT_DENORM_PRESERVE = 1,
+	FA_VK_FLOAT_NAN_PRESERVE = 2,
+	FA_VK_FLOAT_ROUND_TO_EVEN = 4,
+};
+
 struct fa_device {
 	struct fa_device_config config;
 
@@ -61,6 +68,7 @@ struct fa_device {
 	VkPhysicalDeviceMemoryProperties memory_types;
 	VkPhysicalDeviceProperties properties;
 	uint64_t uuid[2];
+	uint32_t float_modes;      /* bits of enum fa_vk_float_mode */
 	uint64_t import_alignment; /* of addresses and sizes; 0: nothing can be imported */
 	char driver_name[128];
 	bool is_lavapipe;        /* Mesa's driver for the processor */

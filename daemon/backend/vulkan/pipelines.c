@@ -1,5 +1,7 @@
 #include "daemon/backend/vulkan/pipelines.h"
 
+#include "daemon/backend/vulkan/shader.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,18 +19,13 @@ int fa_vk_pipelines_open(struct fa_device *device, struct fa_error *error)
 	};
 	VkResult result;
 
+	fa_vk_float_modes_find(device);
 	result = device->driver.CreatePipelineLayout(device->device, &layout, NULL,
 	                                             &device->layout);
 	for (int i = 0; i < _FA_VULKAN_KERNEL_N && result == VK_SUCCESS; i++) {
 		const struct fa_vulkan_code code = fa_vulkan_code((enum fa_vulkan_kernel)i);
-		const VkShaderModuleCreateInfo module = {
-			.sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
-			.codeSize = code.bytes,
-			.pCode = code.words,
-		};
 
-		result = device->driver.CreateShaderModule(device->device, &module, NULL,
-		                                           &device->modules[i]);
+		result = fa_vk_shader_new(device, &code, &device->modules[i]);
 	}
 	return result == VK_SUCCESS
 	               ? 0
