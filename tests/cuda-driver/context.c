@@ -5,13 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The thread's current context, and its generation. */
-static __thread struct fa_fake_context *current;
-static __thread uint64_t current_generation;
-
 struct fa_fake_context *fa_fake_current(void)
 {
-	if (current && (!current->retained || current->generation != current_generation))
+	const struct fa_fake_thread *thread = fa_fake_thread();
+	struct fa_fake_context *current = thread->current;
+
+	if (current && (!current->retained || current->generation != thread->generation))
 		return NULL; /* the context was destroyed meanwhile */
 	return current;
 }
@@ -324,8 +323,10 @@ CUresult cuCtxSetCurrent(CUcontext context)
 	if (next && !next->retained) {
 		result = CUDA_ERROR_CONTEXT_IS_DESTROYED;
 	} else {
-		current = next;
-		current_generation = next ? next->generation : 0;
+		struct fa_fake_thread *thread = fa_fake_thread();
+
+		thread->current = next;
+		thread->generation = next ? next->generation : 0;
 	}
 	fa_fake_unlock();
 	return result;
@@ -334,7 +335,7 @@ CUresult cuCtxSetCurrent(CUcontext context)
 CUresult cuCtxGetDevice(CUdevice *ret_device)
 {
 	FA_FAKE_ENTER(cuCtxGetDevice, FA_FAKE_INIT | FA_FAKE_CURRENT);
-	*ret_device = current->device;
+	*ret_device = fa_fake_thread()->current->device;
 	return CUDA_SUCCESS;
 }
 
@@ -349,5 +350,5 @@ CUresult cuCtxGetStreamPriorityRange(int *ret_least, int *ret_greatest)
 CUresult cuCtxSynchronize(void)
 {
 	FA_FAKE_ENTER(cuCtxSynchronize, FA_FAKE_INIT | FA_FAKE_CURRENT | FA_FAKE_ALIVE);
-	return fa_fake_drain(current);
+	return fa_fake_drain(fa_fake_thread()->current);
 }

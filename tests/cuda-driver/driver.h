@@ -98,9 +98,6 @@ CUresult fa_fake_enter(enum fa_test_cuda_call call, unsigned int needs);
 /* Counts a kernel that begins to run. Returns the error with which it is to fail, if any. */
 CUresult fa_fake_enter_kernel(void);
 
-/* Frees the kernels' scratch memory of the calling stream's thread, which is about to end. */
-void fa_fake_scratch_free(void);
-
 void fa_fake_count(enum fa_test_cuda_live what, int64_t change);
 
 /* Reports on stderr a misuse that a GPU would fault on. Returns @result. */
@@ -109,6 +106,21 @@ CUresult fa_fake_misuse(CUresult result, const char *format, ...)
 
 void fa_fake_lock(void);
 void fa_fake_unlock(void);
+
+/* ---- threads (thread.c) */
+
+struct fa_fake_thread {
+	struct fa_fake_context *current; /* NULL: none */
+	uint64_t generation;             /* of the current context */
+	CUstreamCaptureMode capture_mode;
+	/* Scratch memory of kernels, kept until the thread ends: several megabytes from malloc()'s
+	 * shared arenas would make the process grow at random, which tests check. */
+	void *scratch;
+	size_t scratch_bytes;
+};
+
+/* Returns what the driver keeps for the calling thread. */
+struct fa_fake_thread *fa_fake_thread(void);
 
 /* ---- contexts (context.c) */
 

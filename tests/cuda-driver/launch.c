@@ -272,38 +272,26 @@ static CUresult pin_tensors(struct fa_fake_pin *pin, const struct fa_cuda_kernel
 	return fa_fake_pin(pin);
 }
 
-/* Scratch memory of a stream's thread, kept until the thread ends: several megabytes from
- * malloc()'s shared arenas would make the process grow at random, which tests check. */
-static _Thread_local struct {
-	void *data;
-	size_t bytes;
-} scratch;
-
-void fa_fake_scratch_free(void)
-{
-	free(scratch.data);
-	scratch.data = NULL;
-	scratch.bytes = 0;
-}
-
 static CUresult compute(const struct fa_attention_params *params)
 {
 	const size_t workspace = (fa_cpu_attention_workspace_bytes(fa_fake_isa, params) + 63) / 64 *
 	                         64;
 	const size_t bytes = workspace + fa_cpu_attention_scratch_bytes(fa_fake_isa, params);
 	const int64_t tiles = fa_cpu_attention_tiles(fa_fake_isa, params);
+	struct fa_fake_thread *thread = fa_fake_thread();
 
-	if (bytes > scratch.bytes) {
-		fa_fake_scratch_free();
-		scratch.data = aligned_alloc(64, (bytes + 127) / 64 * 64);
-		if (!scratch.data)
+	if (bytes > thread->scratch_bytes) {
+		free(thread->scratch);
+		thread->scratch_bytes = 0;
+		thread->scratch = aligned_alloc(64, (bytes + 127) / 64 * 64);
+		if (!thread->scratch)
 			return CUDA_ERROR_LAUNCH_FAILED;
-		scratch.bytes = bytes;
+		thread->scratch_bytes = bytes;
 	}
-	fa_cpu_attention_begin(fa_fake_isa, params, scratch.data);
+	fa_cpu_attention_begin(fa_fake_isa, params, thread->scratch);
 	for (int64_t tile = 0; tile < tiles; ++tile)
-		fa_cpu_attention_tile(fa_fake_isa, params, scratch.data, tile,
-		                      (char *)scratch.data + workspace, NULL);
+		fa_cpu_attention_tile(fa_fake_isa, params, thread->scratch, tile,
+		                      (char *)thread->scratch + workspace, NULL);
 	return CUDA_SUCCESS;
 }
 

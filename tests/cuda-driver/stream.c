@@ -20,22 +20,6 @@ struct fa_fake_stream {
 static uint64_t last_sequence;
 /* Streams that are captured in a mode that restricts other calls. */
 static unsigned int n_captures;
-/* A thread's mode. Not _Thread_local: LeakSanitizer fails to read what a library that was loaded late
- * keeps there for the main thread. */
-static pthread_key_t capture_mode_key;
-static pthread_once_t capture_mode_once = PTHREAD_ONCE_INIT;
-
-static void capture_mode_init(void)
-{
-	if (pthread_key_create(&capture_mode_key, NULL))
-		abort();
-}
-
-static CUstreamCaptureMode capture_mode(void)
-{
-	pthread_once(&capture_mode_once, capture_mode_init);
-	return (CUstreamCaptureMode)(uintptr_t)pthread_getspecific(capture_mode_key);
-}
 
 struct fa_fake_op *fa_fake_op_new(CUresult (*run)(struct fa_fake_op *op,
                                                   struct fa_fake_context *context))
@@ -138,7 +122,6 @@ static void *stream_main(void *userdata)
 	}
 	stream_free(stream);
 	fa_fake_unlock();
-	fa_fake_scratch_free();
 	return NULL;
 }
 
@@ -430,7 +413,7 @@ CUresult fa_fake_refuse_capture(void)
 	CUresult result;
 
 	fa_fake_lock();
-	result = n_captures && capture_mode() != CU_STREAM_CAPTURE_MODE_RELAXED
+	result = n_captures && fa_fake_thread()->capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED
 	                 ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 	                 : CUDA_SUCCESS;
 	fa_fake_unlock();
@@ -439,13 +422,13 @@ CUresult fa_fake_refuse_capture(void)
 
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 {
-	CUstreamCaptureMode before = capture_mode();
+	struct fa_fake_thread *thread = fa_fake_thread();
+	const CUstreamCaptureMode before = thread->capture_mode;
 
 	FA_FAKE_ENTER(cuThreadExchangeStreamCaptureMode, FA_FAKE_INIT);
 	if (*mode > CU_STREAM_CAPTURE_MODE_RELAXED)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (pthread_setspecific(capture_mode_key, (void *)(uintptr_t)*mode))
-		return CUDA_ERROR_OUT_OF_MEMORY;
+	thread->capture_mode = *mode;
 	*mode = before;
 	return CUDA_SUCCESS;
 }
