@@ -56,6 +56,7 @@ struct fa_fake_context *fa_fake_current(void)
 	X(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "driver and kernel do not match")                     \
 	X(CUDA_ERROR_MPS_CONNECTION_FAILED, "MPS client failed to connect to its server")          \
 	X(CUDA_ERROR_MPS_RPC_FAILURE, "MPS server and client cannot talk")                         \
+	X(CUDA_ERROR_MPS_SERVER_NOT_READY, "MPS server takes no clients yet")                      \
 	X(CUDA_ERROR_MPS_CLIENT_TERMINATED, "MPS client has been terminated")                      \
 	X(CUDA_ERROR_UNKNOWN, "unknown error")
 

@@ -93,6 +93,21 @@ static void test_told(void **state)
 	check_told(true);
 }
 
+/* An MPS server that has just been started takes no clients yet. */
+static void test_mps_starts(void **state)
+{
+	_fa_cleanup_(fa_freep) char *status = NULL;
+	struct fa_raw raw;
+
+	start("cuInit:1=807,cuInit:2=805,cuInit:3=807", NULL, NULL);
+	read_ready();
+	fa_raw_open(&raw, daemon_.socket);
+	status = fa_raw_status(&raw);
+	fa_raw_close(&raw);
+	fa_check_contains(status, "\"backend\":\"cuda\"");
+	fa_check(!strstr(status, "gpu_unused"));
+}
+
 static void test_no_gpu(void **state)
 {
 	/* The machine has a GPU, though not for the tests' CUDA driver. */
@@ -130,6 +145,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_told, open_notify, close_notify),
+		cmocka_unit_test_setup_teardown(test_mps_starts, open_notify, close_notify),
 		cmocka_unit_test_setup_teardown(test_no_gpu, open_notify, close_notify),
 		cmocka_unit_test_setup_teardown(test_not_wanted, open_notify, close_notify),
 		cmocka_unit_test_setup_teardown(test_refused, open_notify, close_notify),

@@ -45,6 +45,7 @@
 	X(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)                                                       \
 	X(CUDA_ERROR_MPS_CONNECTION_FAILED)                                                        \
 	X(CUDA_ERROR_MPS_RPC_FAILURE)                                                              \
+	X(CUDA_ERROR_MPS_SERVER_NOT_READY)                                                         \
 	X(CUDA_ERROR_MPS_CLIENT_TERMINATED)                                                        \
 	X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)                                                   \
 	X(CUDA_ERROR_UNKNOWN)                                                                      \

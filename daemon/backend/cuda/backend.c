@@ -23,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <time.h>
 
 /* Older chips lack cp.async and the tensor cores' bf16. */
 #define ARCH_MIN 80
@@ -33,6 +34,9 @@
  * them end. */
 #define LINGER_NS (FA_NS_PER_SEC / 2)
 #define LINGER_MPS_NS (5 * FA_NS_PER_SEC)
+
+#define MPS_START_NS (5 * FA_NS_PER_SEC)
+#define MPS_RETRY_NS (50 * FA_NS_PER_MS)
 
 #define UUID_TEXT_BYTES 41 /* GPU-8-4-4-4-12 */
 /* A query takes the driver's locks. */
@@ -244,6 +248,24 @@ static struct fa_device *cuda_close(struct fa_device *device)
 	return NULL;
 }
 
+/* Returns cuInit()'s result. A server of MPS that starts, or recovers from a fault, takes no clients
+ * for a moment. */
+static CUresult init_driver(const struct fa_cudriver *driver)
+{
+	const uint64_t end = fa_now_ns() + MPS_START_NS;
+	CUresult result;
+
+	for (;;) {
+		result = driver->cuInit(0);
+		if (result != CUDA_ERROR_MPS_CONNECTION_FAILED &&
+		    result != CUDA_ERROR_MPS_SERVER_NOT_READY)
+			return result;
+		if (fa_now_ns() >= end)
+			return result;
+		nanosleep(&(struct timespec){ .tv_nsec = (long)MPS_RETRY_NS }, NULL);
+	}
+}
+
 static int start_driver(struct fa_device *device, struct fa_error *error)
 {
 	CUresult result;
@@ -257,7 +279,7 @@ static int start_driver(struct fa_device *device, struct fa_error *error)
 		return -ENXIO;
 	if (r < 0)
 		return r;
-	result = device->driver.cuInit(0);
+	result = init_driver(&device->driver);
 	if (result == CUDA_SUCCESS)
 		result = device->driver.cuDriverGetVersion(&version);
 	if (result != CUDA_SUCCESS) {
