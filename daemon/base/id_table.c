@@ -17,7 +17,6 @@ void fa_id_table_deinit(struct fa_id_table *table)
 	*table = (struct fa_id_table){};
 }
 
-/* Returns the slot of @id, or an empty one for it. */
 static size_t probe(const struct fa_id_table *table, uint32_t id)
 {
 	size_t slot = home(table, id);

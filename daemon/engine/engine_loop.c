@@ -332,7 +332,6 @@ static void spin_on_gates(struct fa_engine *engine)
 		fa_parker_relax(&engine->parker);
 }
 
-/* The plan is made with state_mutex and executed without. */
 struct wait_plan {
 	enum {
 		NO_WAIT,

@@ -114,7 +114,6 @@ int fa_kv_step_compare_ids(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* True: a predecessor writes to the sequence of a page to copy. */
 static bool copies_page_in_use(const struct fa_kv_step *step)
 {
 	for (uint32_t i = 0; i < step->plan->n_entries; ++i) {

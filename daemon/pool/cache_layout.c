@@ -137,7 +137,6 @@ int fa_cache_layout_init(const struct fa_cache_geometry *geometry, uint64_t chun
 	return 0;
 }
 
-/* Returns the offset of a span from the page's slot. */
 static uint64_t span_offset(const struct fa_cache_layout *layout, uint64_t span)
 {
 	if (layout->page_stride_bytes == layout->page_bytes)

@@ -77,7 +77,7 @@ static inline uint64_t fa_cache_state_room(uint32_t bytes)
 /*
  * A checkpoint's bytes fill the pages at @slots span by span: a page has page_bytes /
  * page_stride_bytes spans of page_stride_bytes each (in each layer K, V, or both), and the first
- * span of all pages comes before the second. So the bytes lie together where the pages do.
+ * span of all pages comes before the second.
  *
  * Returns where byte @at lies in the pool, and in *@ret_bytes how many of the @bytes from there on
  * follow without a gap.

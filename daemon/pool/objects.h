@@ -76,7 +76,6 @@ struct fa_deferred_page {
 	uint32_t slot;
 };
 
-/* States of linear layers after some tokens (checkpoint.h). */
 struct fa_pool_checkpoint {
 	struct fa_pool_checkpoint *older;
 	uint64_t length;

@@ -1,12 +1,15 @@
 /*
  * The KV pool's bookkeeping, for a range of chunks of memory. Knows no device. Loop thread only.
  * The state, a memfd (state.h), survives the daemon and is consistent after every store.
- * fa_pool_open() derives the rest from it. The tenant that allocated or published a page pays until
- * it is free. A published page in no sequence is *idle*; idle pages are evicted, least recently
- * used first, before a call fails with -ENOMEM. A failed call changes nothing and says why in
- * @error. Calls that take an id can fail with -ENOENT, -ESTALE (removed) or -EACCES, calls that
- * make something with -ENOMEM; other errors are listed. _each() functions iterate from *cursor = 0
- * until they return false.
+ * fa_pool_open() derives the rest from it.
+ *
+ * The tenant that allocated or published a page pays until it is free. A published page in no
+ * sequence is *idle*; idle pages are evicted, least recently used first, before a call fails with
+ * -ENOMEM.
+ *
+ * A failed call changes nothing and says why in @error. Calls that take an id can fail with
+ * -ENOENT, -ESTALE (removed) or -EACCES, calls that make something with -ENOMEM; other errors are
+ * listed. _each() functions iterate from *cursor = 0 until they return false.
  */
 #pragma once
 

@@ -1,10 +1,13 @@
 /*
- * Published prefixes: full pages, found by their tokens. Loop thread only. The key is a 256-bit
- * hash of the pool's secret, the tenant (unless publisher and reader both share), the cache, an
- * extra key and all tokens so far: neither an answer nor its time tells what other tenants
- * published for themselves. Tokens are not verified: wrong ones corrupt results of readers of the
- * same tenant, or of those that share. In a cache with states, kept checkpoints are published with
- * the page that ends there, and found prefixes end at one.
+ * Published prefixes: full pages, found by their tokens. Loop thread only.
+ *
+ * The key is a 256-bit hash of the pool's secret, the tenant (unless publisher and reader both
+ * share), the cache, an extra key and all tokens so far: neither an answer nor its time tells what
+ * other tenants published for themselves.
+ *
+ * Tokens are not verified: wrong ones corrupt results of readers of the same tenant, or of those
+ * that share. In a cache with states, kept checkpoints are published with the page that ends there,
+ * and found prefixes end at one.
  */
 #pragma once
 

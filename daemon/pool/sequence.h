@@ -1,10 +1,14 @@
 /*
  * Sequences: tokens in pages, in order. Loop thread only. The *durable* length is in the state; the
  * *planned* length includes what steps in flight append. Positions stay when leading tokens are
- * dropped. A fork shares pages. A step copies a page before it appends if the page is shared,
- * published or paid for by another tenant, or if steps read its truncated tokens. Dropped pages and
- * pages of a removed sequence stay until the steps in flight end. In a cache with states of linear
- * layers forks, attached prefixes and shortened sequences end at a checkpoint, or are empty.
+ * dropped.
+ *
+ * A fork shares pages. A step copies a page before it appends if the page is shared, published or
+ * paid for by another tenant, or if steps read its truncated tokens. Dropped pages and pages of a
+ * removed sequence stay until the steps in flight end.
+ *
+ * In a cache with states of linear layers forks, attached prefixes and shortened sequences end at a
+ * checkpoint, or are empty.
  */
 #pragma once
 

@@ -164,7 +164,6 @@ static int check_numbers(const struct binding *b)
 	return 0;
 }
 
-/* Refuses a page named twice. */
 static int check_distinct(const struct binding *b)
 {
 	const struct fa_wire_sequence_pages *m = b->message;

@@ -33,7 +33,6 @@ static int default_path(char *ret_path, size_t size, struct fa_error *error)
 	return 0;
 }
 
-/* Writes "" if @path has none. */
 static void directory_of(const char *path, char *ret_dir, size_t size)
 {
 	const char *slash = strrchr(path, '/');

@@ -56,7 +56,6 @@ static void open_standard_fds(void)
 		close(fd);
 }
 
-/* Raises the soft limit to the hard limit. */
 static void raise_limit(__rlimit_resource_t resource)
 {
 	struct rlimit limit;
@@ -81,7 +80,6 @@ static int activation_fd(struct fa_fd_store *fd_store)
 	return fd;
 }
 
-/* With an inherited socket, one from the fd store, or a new one. */
 static int make_server(struct program *program, struct fa_server_options *options,
                        struct fa_error *error)
 {
@@ -222,7 +220,6 @@ static void on_stopped(void *userdata)
 	}
 }
 
-/* Returns the exit status, or a negative errno with a sentence. */
 static int serve(struct program *program, struct fa_config *config, struct fa_error *error)
 {
 	struct fa_service_options *options = &program->options;

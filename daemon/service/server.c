@@ -38,7 +38,6 @@ static void on_session_closing(struct fa_session *session)
 	fa_registration_abort(session, -ECANCELED, "the session is over");
 }
 
-/* If exit_when_idle is set and no client is connected or expected. */
 static void exit_if_idle(struct fa_server *server)
 {
 	if (!server->context.exit_when_idle || !server->had_client || server->context.n_sessions ||

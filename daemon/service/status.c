@@ -212,7 +212,6 @@ static int add_limits(json_t *object, const struct fa_limits *limits)
 	return r | json_object_set_new(object, "limits", bounds);
 }
 
-/* Adds requests of all clients, or of the viewer's tenant. */
 static int add_requests(json_t *object, struct fa_engine *engine, const struct fa_session *viewer)
 {
 	const struct fa_tenant *own = viewer->tenant;

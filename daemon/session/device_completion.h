@@ -1,9 +1,10 @@
 /*
  * Completions that the device itself writes to the completion page (common/completion.h). Loop
  * thread. It may complete a request that ends with its device work, if the client has seen the end
- * of all earlier ones of the stream. The engine sees that later, so the daemon syncs before it
- * handles a message whose sender may have seen one. A request that the device has reported counts
- * for no limit.
+ * of all earlier ones of the stream.
+ *
+ * The engine sees that later, so the daemon syncs before it handles a message whose sender may have
+ * seen one. A request that the device has reported counts for no limit.
  */
 #pragma once
 

@@ -60,7 +60,6 @@ static void timeline_freep(struct fa_timeline **timeline)
 	timeline_free(*timeline);
 }
 
-/* Charges for what timeline_map() makes. */
 static int timeline_new(struct fa_tenant *tenant, struct fa_error *error,
                         struct fa_timeline **ret_timeline)
 {

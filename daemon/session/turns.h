@@ -1,10 +1,11 @@
 /*
  * Shares the loop thread's time among users. In each turn of the loop, the sessions of one account
  * (tenant.h: a uid, or for uid 0 a tenant) read messages for FA_TURN_NS; the rest waits for the
- * next turn, in order. A message that has begun is finished, so an account may spend only
- * 1/FA_TURN_LONG_SHARE of the time on long messages, or FA_TURN_LONG_CREDIT_NS at once. If it
- * spends more its sessions wait, unless no other account has had messages for FA_TURN_ALONE_NS.
- * Loop thread.
+ * next turn, in order.
+ *
+ * A message that has begun is finished, so an account may spend only 1/FA_TURN_LONG_SHARE of the
+ * time on long messages, or FA_TURN_LONG_CREDIT_NS at once. If it spends more its sessions wait,
+ * unless no other account has had messages for FA_TURN_ALONE_NS. Loop thread.
  */
 #pragma once
 

@@ -46,7 +46,6 @@ int fa_supervisor_open_notify(struct fa_supervisor *s)
 	return r;
 }
 
-/* Finds a line "KEY=VALUE"; returns false if there is none. */
 static bool find(const char *message, const char *key, char *ret_value, size_t size)
 {
 	size_t length = strlen(key);

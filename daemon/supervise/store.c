@@ -48,7 +48,6 @@ static bool is_timeline(const char *name)
 	return !strncmp(name, FA_FD_STORE_TIMELINE_PREFIX, strlen(FA_FD_STORE_TIMELINE_PREFIX));
 }
 
-/* Makes room for one more; returns false if it cannot. */
 static bool grow_timelines(struct fa_supervisor_store *store)
 {
 	size_t size = store->size_timelines ? 2 * store->size_timelines : TIMELINES_MIN_SIZE;

@@ -1,9 +1,10 @@
 /*
  * The supervisor: starts the daemon, keeps the descriptors that it stores, and restarts it with
  * them when it dies or hangs, with systemd's environment and notifications. It opens no device and
- * has one thread, so that little can end it; if it dies, the daemon gets SIGTERM. It passes on
- * SIGTERM, SIGINT and SIGHUP. It exits when the daemon exits with status 0, was asked to exit, or
- * fails before any daemon was ready.
+ * has one thread, so that little can end it; if it dies, the daemon gets SIGTERM.
+ *
+ * It passes on SIGTERM, SIGINT and SIGHUP. It exits when the daemon exits with status 0, was asked
+ * to exit, or fails before any daemon was ready.
  */
 #pragma once
 

@@ -56,7 +56,6 @@ struct turn {
 	uint64_t used_ns; /* while other works waited */
 };
 
-/* Ends when no tile is left, the work is cancelled, or the quantum is over. */
 static void run_tiles(void *userdata)
 {
 	uint64_t begin_ns = fa_now_ns(), now_ns = begin_ns;

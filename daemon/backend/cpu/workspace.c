@@ -35,7 +35,6 @@ static void put_q(struct fa_device_work *work, void *q)
 	}
 }
 
-/* Takes the predecessor's workspace, if it is large enough. */
 static bool take_over(struct fa_device_work *work, size_t bytes)
 {
 	struct fa_device_work *predecessor = work->predecessor;

@@ -1,9 +1,10 @@
 /*
  * Works that wait on the GPU for a client's word, under MPS only. A gate, a kernel of one warp
- * (kernels/cuda/common/gate.h), precedes the launch. It gives up after PATIENCE_NS, or when another
- * queue wants the stream: it reports its turn, and the works behind it, which have done nothing,
- * return to the engine. It preempts nothing before it opens, and only works of its queue stand
- * behind it.
+ * (kernels/cuda/common/gate.h), precedes the launch.
+ *
+ * It gives up after PATIENCE_NS, or when another queue wants the stream: it reports its turn, and
+ * the works behind it, which have done nothing, return to the engine. It preempts nothing before it
+ * opens, and only works of its queue stand behind it.
  */
 #include "daemon/backend/cuda/gate.h"
 

@@ -125,7 +125,6 @@ static int memory_new(struct fa_device *device, uint64_t bytes, struct fa_error 
 	return r;
 }
 
-/* Hands @memory over, or drops it after an error. */
 static int memory_finish(struct fa_device *device, struct fa_cuda_memory *memory, int r,
                          uint64_t bytes, bool writable, struct fa_device_memory *ret_memory)
 {

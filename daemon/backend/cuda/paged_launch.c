@@ -1,7 +1,6 @@
 /*
  * Copies a paged work's span and tables, then launches its requests in order. Each stream copies a
- * step's tables once; if the first work is small, its kernels read them in host memory. Except
- * growing a stream's scratch, nothing here does more than launch, copy or write a word.
+ * step's tables once; if the first work is small, its kernels read them in host memory.
  */
 #include "daemon/backend/cuda/paged_launch.h"
 

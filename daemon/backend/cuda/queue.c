@@ -1,10 +1,13 @@
 /*
  * Works, from launch() over a CUDA stream to reap(). Engine thread. A CUDA stream is a lane of the
  * engine's and holds at most FA_CUDA_STREAM_DEPTH works; launch() refuses more. A group uses the
- * least used stream of each priority. At a work's end the GPU writes a number to a pinned word,
- * just after the client's completion words: the last block of its last launch does, or the blocks
- * that finish its parts, each to its own word; otherwise the driver. reap() only compares words.
- * Between launch and reap the driver is asked only for copies, kernels, words and, rarely, a graph.
+ * least used stream of each priority.
+ *
+ * At a work's end the GPU writes a number to a pinned word, just after the client's completion
+ * words: the last block of its last launch does, or the blocks that finish its parts, each to its
+ * own word; otherwise the driver. reap() only compares words. Between launch and reap the driver is
+ * asked only for copies, kernels, words and, rarely, a graph.
+ *
  * Small vectors are in pinned memory, one place per work of the stream; launches of few blocks read
  * them there.
  */

@@ -1,17 +1,18 @@
 /*
  * cuMemHostUnregister() and cuIpcCloseMemHandle() (and calls made only at close) wait until nothing
- * of this process runs on the GPU, and block launches meanwhile. While workers wait for a window,
- * preemptible works are stopped (preempt.c), unless a nonpreemptible one keeps the GPU busy. After
- * PATIENCE_NS, nonpreemptible works that would end after the running ones must wait; short works
- * pass them. A cooldown between windows keeps short-lived clients from taking most of the GPU's
- * time. Gates are not long.
+ * of this process runs on the GPU, and block launches meanwhile.
+ *
+ * While workers wait for a window, preemptible works are stopped (preempt.c), unless a
+ * nonpreemptible one keeps the GPU busy. After PATIENCE_NS, nonpreemptible works that would end
+ * after the running ones must wait; short works pass them. Gates are not long.
  */
 #include "daemon/backend/cuda/quiesce.h"
 
 /* A window lasts longer if nonpreemptible works were held for it. */
 #define WINDOW_NS (2 * FA_NS_PER_MS)
 #define FORCED_WINDOW_NS (20 * FA_NS_PER_MS)
-/* Pause between windows that workers had to wait for. */
+/* Pause between windows that workers had to wait for: short-lived clients must not stop the GPU
+ * often. */
 #define COOLDOWN_NS (20 * FA_NS_PER_MS)
 /* Workers wait so long before nonpreemptible works are held. */
 #define PATIENCE_NS (500 * FA_NS_PER_MS)
