@@ -182,7 +182,6 @@ static void attach(struct fa_client *client, struct fa_buffer *buffer,
 	fa_list_append(&client->buffers, &buffer->link);
 }
 
-/* Returns false if no registration covers @memory. */
 static bool find(struct fa_client *client, const struct fa_cuda_allocations *memory,
                  uint32_t wire_flags, struct fa_buffer *buffer)
 {
@@ -334,7 +333,6 @@ static int register_range(struct fa_client *client, const struct fa_cudriver *dr
 	return r;
 }
 
-/* Returns true if there was one. */
 static bool drop_all_unused(struct fa_client *client)
 {
 	bool any;

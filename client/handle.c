@@ -34,7 +34,6 @@ static struct {
 	atomic_uint_fast64_t live, next, serial;
 } table;
 
-/* NULL: there is none. */
 static struct entry *entry_at(uint64_t index)
 {
 	const unsigned int chunk = 57 - (unsigned int)__builtin_clzll(index + FIRST_CHUNK);

@@ -58,9 +58,9 @@ int fa_kv_explain(const struct fa_client *client, int r)
 	                             "daemon was restarted, with all its objects without a name");
 }
 
-/* Whether a second message does no harm, if the first was handled or not. Steps end with their
- * connection, so a second StepBegin finds none of the first. A second SequenceAttach is then
- * refused; fa_sequence_attach() finds that out. */
+/* True if a second message does no harm, whether or not the first was handled. A second StepBegin
+ * finds no step of the first, as steps end with their connection; fa_sequence_attach() handles a
+ * refused second SequenceAttach. */
 static bool is_repeatable(enum fa_wire_type type)
 {
 	switch (type) {

@@ -1,10 +1,13 @@
 /*
  * Spawns a daemon. Its socket listens before it runs, so a connection made at once waits. It is no
- * child of the caller, and inherits only that socket and two pipes. Between clone and exec no call
- * takes a lock, which another thread may have held at the clone; glibc 2.41 has one even in
- * sigaction() and _Fork(). The intermediate process sends no signal when it exits. One pipe is the
- * daemon's stderr, closed after connecting: its write end does not block and SIGPIPE is ignored, so
- * only lines without a reader are lost.
+ * child of the caller, and inherits only that socket and two pipes.
+ *
+ * Between clone and exec no call takes a lock, which another thread may have held at the clone;
+ * glibc 2.41 has one even in sigaction() and _Fork(). The intermediate process sends no signal when
+ * it exits.
+ *
+ * One pipe is the daemon's stderr, closed after connecting: its write end does not block and
+ * SIGPIPE is ignored, so only lines without a reader are lost.
  */
 #include "client/spawn.h"
 
@@ -480,7 +483,6 @@ int fa_spawn(const char *daemon, const char *config, char *path, uint64_t deadli
 
 /* ---- the reason why it did not start */
 
-/* Reads until the end of @fd, or @deadline_ns. */
 static size_t read_tail(int fd, uint64_t deadline_ns, char *ret_text, size_t size)
 {
 	size_t used = 0;
