@@ -2,8 +2,10 @@
  * The results: how the last requests of each stream ended, request v in record v % records. The
  * daemon writes them and never reads them; the client maps them read-only. With the completion page
  * (completion.h) they replace answers on the socket. The daemon zeroes them after it has closed the
- * connection. A record is reused. Its value is cleared first and written last: a reader that sees
- * the same value before and after has read a consistent record.
+ * connection.
+ *
+ * A record is reused. Its value is cleared first and written last: a reader that sees the same
+ * value before and after has read a consistent record.
  */
 #pragma once
 
