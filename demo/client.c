@@ -1,8 +1,10 @@
 /*
  * A client generates its tensors or reads them from files, computes attention in double precision,
- * and repeats the request to fad, checking every number, until the driver says stop. The tolerance
- * of a number x, with u the dtype's unit roundoff and m the result for |v| instead of v: u m, as
- * kernels may round softmax weights, u |x|, as the result is rounded, and SUMS m for sums in fp32.
+ * and repeats the request to fad, checking every number, until the driver says stop.
+ *
+ * The tolerance of a number x, with u the dtype's unit roundoff and m the result for |v| instead of
+ * v: u m, as kernels may round softmax weights, u |x|, as the result is rounded, and SUMS m for
+ * sums in fp32.
  */
 #include "demo/client.h"
 
