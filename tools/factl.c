@@ -28,7 +28,6 @@ static const struct command {
 	{ "rm", fa_tool_rm, .n_arguments = 2 },
 };
 
-/* Values of options that take a number. */
 static const struct {
 	enum fa_tool_option option;
 	unsigned long preset, min, max;

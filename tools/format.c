@@ -11,7 +11,6 @@ static void significant(double value, char text[16])
 	snprintf(text, 16, "%.*f", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value);
 }
 
-/* Writes @n exactly, or as "12.3M". */
 const char *fa_format_count(long long n, char text[FA_FORMAT_BYTES])
 {
 	static const char units[] = "kMGTPE";
@@ -30,7 +29,6 @@ const char *fa_format_count(long long n, char text[FA_FORMAT_BYTES])
 	return text;
 }
 
-/* Writes "12.5 MiB". */
 const char *fa_format_bytes(long long n, char text[FA_FORMAT_BYTES])
 {
 	static const char *const units[] = { "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB" };

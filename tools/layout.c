@@ -39,7 +39,6 @@ static size_t line_bytes(const char *text, size_t columns)
 	return word_end;
 }
 
-/* All lines but the first begin with @indent spaces. */
 static void print_wrapped(const char *text, size_t indent, FILE *file)
 {
 	for (;;) {

@@ -249,7 +249,6 @@ static void print_count(uint64_t n, FILE *file)
 	fprintf(file, "%llu\n", (unsigned long long)n);
 }
 
-/* All nine decimals. */
 static void print_seconds(uint64_t ns, FILE *file)
 {
 	fprintf(file, "%llu.%09llu\n", (unsigned long long)(ns / 1000000000),
@@ -409,7 +408,6 @@ static void print_all(const json_t *root, const json_t *tenants, const struct ou
 	print_gpu_unused(root, output);
 	print_metrics(daemon_metrics, N(daemon_metrics), root, output);
 	print_metrics(request_metrics, N(request_metrics), requests, output);
-	/* The limits are the same for all tenants. */
 	print_limits(json_object_get(root, "tenants"), output);
 	print_metrics(pool_limit_metrics, N(pool_limit_metrics), json_object_get(root, "limits"),
 	              output);

@@ -291,7 +291,6 @@ static void print_pool(const json_t *pool, FILE *file)
 		                    number(pool, "chunks_unkept"));
 }
 
-/* Writes median and 99th percentile. */
 static void format_times(const json_t *requests, const char *key, const char *verb, char text[128])
 {
 	char median[FA_FORMAT_BYTES], most[FA_FORMAT_BYTES];

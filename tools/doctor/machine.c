@@ -47,7 +47,6 @@ static unsigned int count_gpus(void)
 	return n;
 }
 
-/* Returns true if the driver's library can be used. */
 static bool check_driver(struct fa_report *report, unsigned int n_gpus)
 {
 	const bool module = access("/proc/driver/nvidia/version", F_OK) == 0;

@@ -170,7 +170,6 @@ static int open_signals(void)
 	return signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-/* Returns how long poll() may sleep. */
 static int timeout_ms(const struct fa_exporter *exporter)
 {
 	int shortest = -1;

@@ -7,7 +7,6 @@
 
 #define BUCKETS 25
 
-/* Keys of a tenant, and of the sums over all tenants. */
 static const struct {
 	const char *key, *sum_key;
 } counter_keys[] = {
@@ -148,7 +147,6 @@ static int assign(struct fa_fold *fold, const json_t *tenants)
 	return 0;
 }
 
-/* Returns true if tenants without a slot have counters. */
 static bool sum_others(struct fa_fold *fold, const json_t *requests)
 {
 	struct fa_fold_counters sums;
@@ -169,7 +167,6 @@ static bool sum_others(struct fa_fold *fold, const json_t *requests)
 	return any;
 }
 
-/* Removes tenants without a slot. */
 static int filter(struct fa_fold *fold, json_t *object)
 {
 	json_t *tenants = json_object_get(object, "tenants"), *kept = json_array(), *tenant;

@@ -171,7 +171,6 @@ static bool starts_column(char byte)
 	return ((unsigned char)byte & 0xc0) != 0x80;
 }
 
-/* Returns how many bytes of @text have at most @columns columns. */
 static size_t bytes_of(const char *text, size_t columns)
 {
 	size_t n = 0;
@@ -199,7 +198,6 @@ static void print_line(FILE *file, const char *format, ...)
 	fprintf(file, "%.*s\n", (int)n, line);
 }
 
-/* Writes "12", "3.4" or "12.3k". */
 static const char *format_rate(double value, char text[FA_FORMAT_BYTES])
 {
 	if (value >= 99999.5)

@@ -128,7 +128,6 @@ static void type(struct top *top, char key)
 	}
 }
 
-/* Returns false to quit. */
 static bool handle_key(struct top *top, char key)
 {
 	if (top->typing) {
