@@ -3,9 +3,8 @@
  * instruction set; pure functions of a job and its scratch, any thread.
  *
  * The kernel reads K and V once, in place, a round of keys at a time. Each load is beside a
- * prefetch of the same bytes AHEAD_KEYS keys later: prefetches in bursts would leave the memory
- * idle between them. A token's heads mostly lie side by side, so a tile may hold several KV heads,
- * computed head by head in each round.
+ * prefetch of the same bytes AHEAD_KEYS keys later. A token's heads mostly lie side by side, so a
+ * tile may hold several KV heads, computed head by head in each round.
  *
  * Where some row does not see all keys of a round, each row is accumulated alone over the keys that
  * it sees: V of hidden keys has no effect.

@@ -12,11 +12,10 @@ struct fa_cuda_tensor {
 	int64_t stride_batch, stride_token, stride_head;
 };
 
-/* How a launch reports completion (done.h). Consecutive launches share the counter, which is never
- * reset; each knows its start value. */
+/* How a launch reports completion (done.h). Launches share the counter, which is never reset. */
 struct fa_cuda_done {
-	/* Behind a gate (gate.h): the launch does nothing if this word of device memory equals
-	 * gate_run. NULL: no gate. */
+	/* The launch does nothing if this word of device memory equals gate_run (gate.h). NULL: no
+	 * gate. */
 	const uint64_t *shut;
 	uint64_t gate_run;
 	uint64_t *word; /* host memory; NULL: no report */
@@ -39,8 +38,7 @@ struct fa_cuda_gate {
 	const uint64_t *stop; /* host memory; the gate gives up once it is >= turn */
 	uint64_t turn;
 	uint64_t patience_ns;
-	/* Device memory. A gate that gives up writes run here, and later gates of the run follow at
-	 * once. */
+	/* Device memory. A gate that gives up writes run here, for later gates of the run. */
 	uint64_t *shut;
 	uint64_t run; /* not 0 */
 	/* Host memory; gets the turn of the run's first gate that gives up. */
@@ -98,8 +96,8 @@ struct fa_cuda_ragged_unit {
 /* The largest list of a launch over tensors. */
 #define FA_CUDA_LIST_BYTES_MAX (8 * (FA_CUDA_RAGGED_UNITS_MAX + FA_CUDA_RAGGED_BLOCKS_MAX))
 
-/* In the order in which a decode block reads them. The GPU fetches 64 bytes of arguments at once;
- * on sm_90 the first fetch has 48. */
+/* In the order in which a decode block reads them. The GPU fetches 64 bytes of arguments at once,
+ * on sm_90 first 48. */
 struct fa_cuda_attention {
 	struct fa_cuda_done done; /* filled by the caller */
 

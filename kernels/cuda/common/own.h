@@ -104,7 +104,7 @@ __device__ __forceinline__ uint32_t fa_own_tile_size(const struct fa_cuda_paged_
 		return 1;
 }
 
-/* Prefetches the table, while lengths arrive that tell which entries are needed. */
+/* Prefetches the table before lengths tell which entries are needed. */
 __device__ __forceinline__ void fa_own_prefetch_table(const struct fa_cuda_paged_attention &args)
 {
 	const uint32_t thread = fa_thread_index(), at = (blockIdx.x * 32 + thread) * 128;

@@ -25,8 +25,7 @@ struct fa_paged_sum {
 	float max, sum, x, y, z, w;
 };
 
-/* As fa_paged_block_of(), in fewer instructions: instruction fetch dominates code that runs once or
- * twice. */
+/* As fa_paged_block_of(), in fewer instructions to fetch. */
 __device__ __forceinline__ uint32_t fa_paged_block_of_approx(const struct fa_paged_ranges &ranges,
                                                              uint32_t tile)
 {

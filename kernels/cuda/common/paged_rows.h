@@ -59,8 +59,7 @@ __device__ __forceinline__ uint32_t fa_paged_token_of(uint32_t at, uint32_t grou
 {
 	if (!C::ROWS_IN_FP32)
 		return at / group;
-	/* Below 2^20 the quotient is off by less than 1 / (2 group), which is added. A division has
-	 * five times the code to fetch. */
+	/* Below 2^20 the quotient is off by less than 1 / (2 group), which is added. */
 	return (uint32_t)(((float)at + 0.5f) * fa_rcp((float)group));
 }
 
@@ -168,8 +167,8 @@ fa_paged_mask_scores_as(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_page
 	return visible;
 }
 
-/* The long code for trees is kept apart: nearly every sequence passes here once and would wait for
- * its fetch. (At d64, two fragments leave no registers for both.) */
+/* The long code for trees is kept apart, as every sequence would wait for its fetch. (At d64, two
+ * fragments leave no registers for both.) */
 template <class C>
 __device__ __forceinline__ struct fa_paged_visibility
 fa_paged_mask_scores(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attention &args,

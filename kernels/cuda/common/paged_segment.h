@@ -114,8 +114,8 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		whole = from == 0 && tile_in_part + n == item.tiles;
 	}
 
-	/* The item of tile @at among SEARCHED at most. All loads are issued at once, which saves a
-	 * dependent load of block_items. A whole warp. */
+	/* The item of tile @at among SEARCHED at most. All loads are issued at once. A whole
+	 * warp. */
 	static constexpr int SEARCHED = 128;
 
 	__device__ __forceinline__ uint32_t search(const struct fa_cuda_paged_attention &args,

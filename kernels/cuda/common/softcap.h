@@ -69,8 +69,7 @@ __device__ __forceinline__ void fa_softcap_warp(float (&dots)[COUNT], const floa
 	bool large;
 
 	static_assert(COUNT % PART == 0, "as many each");
-	/* Only one of the first step's coefficients can be a constant; a register for the other
-	 * saves a move per dot. */
+	/* A register for this coefficient saves a move per dot. */
 	cap.powers[FA_CUDA_CAP_POWERS - 2] = fa_to_vector_register(
 		cap.powers[FA_CUDA_CAP_POWERS - 2]);
 	const auto look = [&](int part) {

@@ -20,8 +20,7 @@ template <> struct fa_stride<true> {
 };
 
 /* Loads tiles of ROWS rows of D elements with THREADS threads. A thread has the same chunks of
- * every pass-th row, so its addresses are a constant apart. NEAR: 32-bit strides, which save
- * registers. */
+ * every pass-th row. NEAR: 32-bit strides, which save registers. */
 template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	static constexpr int lanes = fa_swizzle<D>::lanes;
 	static constexpr int pass = THREADS / lanes;

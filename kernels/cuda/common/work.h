@@ -52,8 +52,7 @@ __device__ __forceinline__ struct fa_work fa_work_at(const struct fa_cuda_attent
 	return work;
 }
 
-/* @rows: of a block. Reads blockIdx opaquely: a kernel calls this again at its end rather than keep
- * the result in registers. */
+/* @rows: of a block. Reads blockIdx opaquely: a second call saves registers. */
 __device__ __forceinline__ struct fa_work fa_work_get(const struct fa_cuda_attention &args,
                                                       int32_t rows)
 {

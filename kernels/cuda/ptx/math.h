@@ -43,8 +43,8 @@ __device__ __forceinline__ float fa_select(bool which, float a, float b)
 	return y;
 }
 
-/* To a vector register, for a warp-uniform value. ptxas would keep it in a uniform register and
- * move it at each use; it sees through moves and shuffles, but not through 0 * lane + x. */
+/* To a vector register, for a warp-uniform value. ptxas would move a uniform register at each use;
+ * it does not see through 0 * lane + x. */
 __device__ __forceinline__ float fa_to_vector_register(float x)
 {
 	float y;

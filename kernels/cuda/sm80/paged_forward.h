@@ -22,8 +22,7 @@ struct fa_sm80_paged_work {
 };
 
 /* Where a tile's keys lie. Lane l of each warp knows the page of 16 keys, from key 16 * (l %
- * groups) on: of the tile to load, and of the next, so that table entries arrive in time. Reading
- * the thread index each time saves a register. */
+ * groups) on: of the tile to load, and of the next, so that table entries arrive in time. */
 template <int KEYS> struct fa_sm80_paged_keys {
 	static constexpr int groups = KEYS / 16;
 	static_assert(groups <= 32, "a lane for each");

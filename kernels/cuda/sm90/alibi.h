@@ -1,7 +1,7 @@
 /*
- * ALiBi by one more step of Q K^T, for head dim 64, where tensor cores have time to spare. If all
- * keys of a tile are on one side of a group's rows, the bias is +-slope * (key - row), counted from
- * the tile's and the group's first, plus a constant per tile.
+ * ALiBi by one more step of Q K^T, for head dim 64. If all keys of a tile are on one side of a
+ * group's rows, the bias is +-slope * (key - row), counted from the tile's and the group's first,
+ * plus a constant per tile.
  *
  * Operand B, the same for all tiles, holds key numbers and ones, 16 columns, and 16 more with the
  * signs reversed. Operand A, 16 columns per group, holds slope and -slope * row. Each number is a

@@ -57,8 +57,7 @@ __device__ __forceinline__ uint32_t fa_sm90_low_bits(int32_t count)
 	return count < 32 ? (1u << count) - 1 : ~0u;
 }
 
-/* For one row, which sees keys [@first, @last] relative to its first element. A word of bits takes
- * a third of the instructions. */
+/* For one row, which sees keys [@first, @last] relative to its first element. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_mask_row(fa_sm90_dots<C> &dots, int r, int32_t first,
                                                  int32_t last)
