@@ -76,7 +76,7 @@ def synchronize(model):
 
 
 class Runner:
-    """A model with its cache, by the name of an attention."""
+    """A model, with a cache for the attention that is named."""
 
     def __init__(self, model, client):
         self.model, self.client = model, client

@@ -35,7 +35,7 @@ static struct fa_client_registration *registration_of(struct fa_list *link)
 
 /* ---- dropping registrations */
 
-/* Here and in the daemon. With the mutex held, while no thread is connecting. */
+/* Drops it here and in the daemon. With the mutex held, while no thread is connecting. */
 static void drop(struct fa_client *client, struct fa_client_registration *registration)
 {
 	fa_list_remove(&registration->link);

@@ -25,7 +25,7 @@ static void make_key(void)
 	have_key = !pthread_key_create(&key, free);
 }
 
-/* Also at exit(), when other threads may still call the library. */
+/* Runs at exit(), too, when other threads may still call the library. */
 __attribute__((destructor)) static void delete_key(void)
 {
 	if (!atomic_exchange(&have_key, false))

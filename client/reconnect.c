@@ -31,7 +31,7 @@ static bool is_transient(int code)
 	       code == -ESHUTDOWN || code == -ENODEV || code == -EAGAIN || code == -EDQUOT;
 }
 
-/* Even if @connection is given up, its session is to be resumed. */
+/* The next connection resumes the session, even if @connection is given up. */
 static void remember_session(struct fa_client *client, const struct fa_connection *connection)
 {
 	client->session_key = (struct fa_session_key){ .secret = connection->secret,

@@ -206,7 +206,7 @@ static void restore_advance(struct restore *restore)
 	restore_clear(restore);
 }
 
-/* Until the socket is full, enough are in flight, or all are sent. */
+/* Sends until the socket is full, enough are in flight, or all are sent. */
 static int restore_send(struct restore *restore, bool *ret_full)
 {
 	uint64_t depth = RESTORE_DEPTH;
@@ -235,7 +235,7 @@ static int restore_send(struct restore *restore, bool *ret_full)
 			restore->too_many_fds = true;
 			return 0;
 		}
-		/* Not an error yet: reading tells if the daemon is gone. */
+		/* Reading tells if the daemon is gone. */
 		if (r == -EPIPE || r == -ECONNRESET)
 			return 0;
 		if (r < 0)
@@ -274,7 +274,7 @@ static bool restore_refused(struct restore *restore, const struct fa_wire_messag
 	struct fa_client_registration *registration;
 	struct fa_error why;
 
-	/* These pass: the lost session may hold quota, and a stopping daemon have a successor. */
+	/* These pass: the lost session may hold quota, and a stopping daemon may have a successor. */
 	if (refusal(message->reply.status) == -EDQUOT || message->reply.status == -ESHUTDOWN ||
 	    message->reply.status == -ENODEV)
 		return false;

@@ -28,7 +28,7 @@ int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t va
 	if (atomic_load_explicit(&slot->completed, memory_order_acquire) < wire) {
 		if (!early || !fa_completion_device_passed(slot, wire))
 			return 0;
-		/* Again: this request may have failed before a later one was reported. */
+		/* Reads it again: this request may have failed before a later one was reported. */
 		if (atomic_load_explicit(&slot->completed, memory_order_acquire) < wire)
 			return 1;
 	}

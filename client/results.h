@@ -20,6 +20,6 @@ void fa_result_store(struct fa_client_stream *stream, int status, const char *te
 /* Reads the completion page. Returns 0: not finished, 1: succeeded, -1: finished, with any status.
  * @early: the device's signal counts. A pin of the connection suffices. */
 int fa_result_probe(const struct fa_client *client, uint32_t stream, uint64_t value, bool early);
-/* From the ring's records, up to the first failure. Returns 1 if there were any, else 0; -EPROTO: a
- * record is missing. */
+/* Reads the ring's records, up to the first failure. Returns 1 if there were any, else 0; -EPROTO:
+ * a record is missing. */
 int fa_result_collect(struct fa_client *client, uint32_t stream);

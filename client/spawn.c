@@ -112,7 +112,7 @@ static int resolve_config(const char *config, char *resolved, struct fa_error *e
 	if (!realpath(config, resolved))
 		return fa_fail(error, -errno, "cannot start a daemon: its configuration %.160s: %s",
 		               config, strerror(errno));
-	/* Not resolved: a link may lead elsewhere at a reload. */
+	/* A link may lead elsewhere at a reload. */
 	*ret_config = *config == '/' ? config : resolved;
 	return 0;
 }
@@ -266,7 +266,7 @@ static void close_from(unsigned int first, unsigned int limit)
 
 static void set_signal(int number, void (*handler)(int))
 {
-	/* The kernel's: the handler is first; zeros are right for the rest. */
+	/* The kernel's struct: the handler comes first, the rest may be 0. */
 	const struct {
 		void (*handler)(int);
 		uint64_t others[7];
@@ -475,7 +475,7 @@ int fa_spawn(const char *daemon, const char *config, char *path, uint64_t deadli
 	r = listen_at(path, error, &listen_fd);
 	if (r >= 0)
 		r = start(program, config, path, listen_fd, deadline_ns, error, ret_stderr);
-	/* What did not become a daemon may still hold the socket open. */
+	/* A process that did not become a daemon may still hold the socket open. */
 	if (r < 0 && *path)
 		remove_socket(path);
 	return r;

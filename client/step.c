@@ -139,7 +139,7 @@ static int fill_begin(const struct fa_step_options *options, struct fa_wire_step
 	return 0;
 }
 
-/* Only with nothing in flight the request finishes at once. */
+/* The request finishes at once only with nothing in flight. */
 static bool can_begin_by_ring(const struct fa_client *client)
 {
 	const struct fa_client_stream *stream = &client->streams[BEGIN_STREAM];

@@ -204,8 +204,8 @@ static bool needs_set_up(const struct fa_timeline *timeline)
 	return client->state == FA_CLIENT_CONNECTED && timeline->epoch != client->epoch;
 }
 
-/* Until the timeline is set up, which takes a round trip and is left to other calls. 1: set up, or
- * lost; 0: the value is reached. */
+/* Waits until another call has set the timeline up. Returns 1: set up, or lost; 0: the value is
+ * reached. */
 static int await_set_up(struct fa_timeline *timeline, uint32_t slot, uint64_t value,
                         uint64_t deadline_ns)
 {

@@ -59,7 +59,7 @@ static int device_memory(struct fa_timeline *timeline, const struct fa_cudriver 
 		&error);
 }
 
-/* Also while a stream is captured, when the driver otherwise refuses to. */
+/* Works while a stream is captured, too, when the driver would otherwise refuse. */
 static int device_memory_relaxed(struct fa_timeline *timeline, const struct fa_cudriver *driver)
 {
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;

@@ -15,7 +15,7 @@ struct fa_timeline_kernels {
 	CUfunction write, wait;
 };
 
-/* Those of the current context, from @list or loaded into it. */
+/* Finds the current context's kernels in @list, or loads them into it. */
 int fa_timeline_kernels_find(const struct fa_cudriver *driver, struct fa_timeline_kernels **list,
                              struct fa_error *error,
                              const struct fa_timeline_kernels **ret_kernels);

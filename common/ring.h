@@ -101,8 +101,8 @@ bool fa_ring_has_entries(const struct fa_ring_consumer *ring);
 bool fa_ring_sleep(struct fa_ring_consumer *ring);
 void fa_ring_awake(struct fa_ring_consumer *ring);
 
-/* After takes. True: wake the producer, which waits for room. */
+/* Call it after takes. True: wake the producer, which waits for room. */
 bool fa_ring_needs_room_wakeup(struct fa_ring_consumer *ring);
 
-/* After results are written, by any thread. True: wake the producer. */
+/* Call it after results are written. True: wake the producer. Any thread. */
 bool fa_ring_needs_wakeup(struct fa_ring_words *words);

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Of a printable character at @text, in valid UTF-8; or 0. */
+/* Returns the bytes of a printable character at @text, in valid UTF-8; or 0. */
 static size_t character_length(const unsigned char *text, size_t length)
 {
 	static const uint32_t smallest[] = { 0, 0, 0x80, 0x800, 0x10000 };

@@ -35,7 +35,7 @@ static int start(int index, const char *data)
 	return demo_process_start(&processes[index], demo_client_name(index), argv);
 }
 
-/* From the daemon's status. */
+/* A session in the daemon's status. */
 struct session_status {
 	bool exists;
 	json_int_t requests;    /* in flight */
@@ -80,7 +80,7 @@ enum state {
 	GONE
 };
 
-/* Until the session has a request in flight, or is gone; 30 s at most. */
+/* Waits until the session has a request in flight, or is gone; 30 s at most. */
 static int await_session(struct fa_client *client, pid_t pid, enum state state,
                          struct session_status *ret_status)
 {

@@ -108,7 +108,7 @@ static uint16_t double_to_half(double value)
 	frexp(magnitude, &exponent); /* magnitude < 2^exponent */
 	if (exponent < -13)
 		exponent = -13; /* subnormal */
-	/* In units of the last place; 2048 of them carry into the exponent. */
+	/* Counts units of the last place; 2048 of them carry into the exponent. */
 	return sign + (uint16_t)(((exponent + 13) << 10) +
 	                         (int)nearbyint(ldexp(magnitude, 11 - exponent)));
 }

@@ -128,7 +128,7 @@ static void write_line(const struct fa_log_subject *subject, enum fa_log_level l
 		n = snprintf(line, sizeof(line), "%sfad: %s%s\n", prefix, level_name(level), text);
 	if (n >= (int)sizeof(line))
 		n = sizeof(line) - 1;
-	/* At once, so that lines of several processes stay apart. */
+	/* One write keeps lines of several processes apart. */
 	if (write(STDERR_FILENO, line, (size_t)n) < 0)
 		return;
 }

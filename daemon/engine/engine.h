@@ -169,7 +169,7 @@ struct fa_stream *fa_stream_free(struct fa_stream *stream);
 bool fa_engine_take(struct fa_engine *engine, struct fa_job **ret_job,
                     struct fa_stream **ret_closed);
 
-/* Of a closed stream that was taken, for a list of the caller's; and back. */
+/* The link of a closed stream that was taken, for a list of the caller's; and back. */
 struct fa_list *fa_stream_link(struct fa_stream *stream);
 struct fa_stream *fa_stream_of_link(struct fa_list *link);
 

@@ -21,7 +21,7 @@
 
 /* After so long, or twice that, without a poll the loop thread is absent. */
 #define STANDBY_TIMEOUT_NS (4 * FA_NS_PER_US)
-/* How a thread on standby spins, then sleeps between checks. */
+/* A thread on standby spins, then sleeps between checks. */
 #define STANDBY_SPIN_BUSY_NS (200 * FA_NS_PER_US)
 #define STANDBY_SPIN_IDLE_NS (50 * FA_NS_PER_US)
 #define STANDBY_SLEEP_NS (100 * FA_NS_PER_US)

@@ -214,7 +214,8 @@ static inline bool fa_engine_can_launch(const struct fa_engine *engine)
 	return !fa_list_empty(&engine->ready_lanes);
 }
 
-/* From the next lane's next stream, if fa_engine_can_launch(). Returns 0 if the device refused. */
+/* Launches the next lane's next stream. Call it if fa_engine_can_launch(). Returns 0 if the device
+ * refused. */
 int fa_engine_launch_next(struct fa_engine *engine);
 
 /* Launches as many as the device takes. Call it after each reap(). */

@@ -591,7 +591,7 @@ void fa_engine_retry_deferred(struct fa_engine *engine)
 		return;
 	fa_list_init(&deferred);
 	fa_list_splice(&deferred, &engine->deferred);
-	/* First put all back: a lane's first stream must not find another one deferred. */
+	/* All are put back first: a lane's first stream must not find another one deferred. */
 	fa_list_for_each(pos, &deferred) {
 		struct fa_stream *stream = fa_container_of(pos, struct fa_stream, deferred_link);
 

@@ -13,7 +13,7 @@
 struct fa_kv;
 struct fa_session_store_device;
 
-/* Each takes a descriptor. */
+/* Each chunk takes a descriptor. */
 #define FA_KV_CHUNKS_MAX 4000
 
 /* Numbers for what is not a chunk; chunks have their own. */

@@ -44,8 +44,8 @@ struct fa_kv {
  * must exit and a later one try again. */
 int fa_kv_open(struct fa_context *context, struct fa_error *error);
 
-/* After a reload; excess chunks are freed once empty. @chunk_bytes: as configured, for new pools
- * only. */
+/* Call it after a reload; excess chunks are freed once empty. @chunk_bytes: as configured, for new
+ * pools only. */
 void fa_kv_resize(struct fa_context *context, uint64_t chunk_bytes);
 
 /* Nothing may be in flight. */

@@ -41,7 +41,7 @@ struct fa_registered_buffer {
 	uint64_t pieces_bytes; /* received so far */
 	struct fa_charge charge_fds;
 	void *owner;  /* for the callback */
-	void *mapped; /* not NULL: import this mapping of the daemon's */
+	void *mapped; /* NULL, or the daemon's mapping to import */
 	/* Called in place of importer.done. May be NULL. */
 	void (*imported)(struct fa_registered_buffer *buffer);
 

@@ -77,5 +77,5 @@ void fa_session_store_set_lost(struct fa_session_store *store, uint32_t record, 
 
 bool fa_session_store_is_lost(const struct fa_session_store *store, uint64_t number);
 
-/* One whose grace time is over. Returns false if there is none. */
+/* Removes a session whose grace time is over. Returns false if there is none. */
 bool fa_session_store_expire(struct fa_session_store *store, uint64_t now_ns, uint64_t *ret_number);

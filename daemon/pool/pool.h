@@ -148,7 +148,7 @@ bool fa_pool_tenant_each(const struct fa_pool *pool, uint32_t *cursor,
 /* The time is CLOCK_BOOTTIME, for calls without a time parameter. */
 void fa_pool_set_time(struct fa_pool *pool, uint64_t now_ns);
 
-/* At a session's end: removes its unnamed objects; others lose their owner. */
+/* Call it at a session's end: removes its unnamed objects; others lose their owner. */
 void fa_pool_release_owner(struct fa_pool *pool, uint64_t owner);
 
 /* May return an owner repeatedly. */

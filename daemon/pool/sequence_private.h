@@ -16,7 +16,7 @@ void fa_pool_sequence_load_id(const struct fa_pool *pool, struct fa_pool_sequenc
 void fa_pool_sequence_link(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 /* Frees the object, not its record. */
 void fa_pool_sequence_dealloc(struct fa_pool_sequence *sequence);
-/* After a step's part left in_flight: releases what waited for it. */
+/* Call it when a step's part has left in_flight: releases what waited for it. */
 void fa_pool_sequence_reap(struct fa_pool *pool, struct fa_pool_sequence *sequence);
 
 static inline struct fa_state_commit *

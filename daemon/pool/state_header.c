@@ -163,7 +163,7 @@ int fa_state_read_header(int fd, struct fa_error *error, struct fa_state_header 
 	if (fstat(fd, &st) < 0)
 		return fa_fail(error, -errno, "the pool's state cannot be examined: %m");
 	n = pread(fd, &header, sizeof(header), 0);
-	/* Not a state: a pipe cannot be read at an offset. */
+	/* ESPIPE: a pipe is not a state. */
 	if (n < 0 && errno != ESPIPE)
 		return fa_fail(error, -errno, "the pool's state cannot be read: %m");
 	if (n != (ssize_t)sizeof(header) || header.magic != FA_STATE_MAGIC)

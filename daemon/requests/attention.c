@@ -43,7 +43,7 @@ static const void *copy(uint32_t **next, const void *from, size_t n)
 	return to;
 }
 
-/* The message, to which the parameters point, ends with the handler. */
+/* The parameters point into the message, which ends with the handler. */
 static int copy_vectors(struct attention *attention, const struct fa_wire_attention *message,
                         struct fa_error *error)
 {

@@ -85,7 +85,7 @@ static int check_store(const struct fa_context *context, const struct fa_pool_ca
 		.head_dim = (int32_t)geometry->head_dim,
 		.head_dim_v = (int32_t)geometry->head_dim_v,
 		.page_tokens = (int32_t)geometry->page_tokens,
-		/* Where V is does not matter, unless in front of K. */
+		/* 0 would mean that V is the front of K. */
 		.v_offset = geometry->v_in_k ? 0 : FA_PAGED_SLOT_BYTES,
 		.store = geometry->store,
 		/* The pool checks the message's scales. */

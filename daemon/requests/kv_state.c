@@ -32,7 +32,7 @@ static void release(struct fa_request *request)
 	free(fa_steal_ptr(state_of(request)->copies));
 }
 
-/* Where the state is: in the pages of a checkpoint. */
+/* A state lies in the pages of a checkpoint. */
 struct place {
 	struct fa_kv_step *step;
 	const struct fa_kv_group *group;

@@ -28,7 +28,7 @@ struct connection {
 
 static void on_timer(uv_timer_t *timer);
 
-/* When the oldest held packet or connection has waited enough. */
+/* The timer ends when the oldest held packet or connection has waited enough. */
 static void start_timer(struct fa_server *server)
 {
 	struct fa_hold *hold = &server->hold;

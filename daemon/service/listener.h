@@ -32,7 +32,8 @@ int fa_listener_open(const struct fa_config *config, struct fa_error *error,
 int fa_listener_take(int fd, bool unlink_path, struct fa_error *error,
                      struct fa_listener *ret_listener);
 
-/* Of a dead daemon, with its path. Consumes @fd on success. -ESTALE: no path. */
+/* Takes a dead daemon's socket @fd, which is consumed on success, with its path. -ESTALE: no
+ * path. */
 int fa_listener_retake(int fd, struct fa_error *error, struct fa_listener *ret_listener);
 
 /* Also removes the path. */

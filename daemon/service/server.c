@@ -222,7 +222,7 @@ static void init_timer(struct fa_server *server, uv_timer_t *timer)
 	timer->data = server;
 }
 
-/* Those that live as long as the server. After a failure call close_handles(). */
+/* Makes the handles that live as long as the server. After a failure call close_handles(). */
 static int init_handles(struct fa_server *server)
 {
 	int r;
@@ -330,7 +330,7 @@ int fa_server_new(const struct fa_server_options *options, struct fa_error *erro
 	server = server_new(options);
 	if (!server)
 		return fa_fail(error, -ENOMEM, "no memory for the server");
-	/* Even if this start fails: the daemon that would have signalled them is dead. */
+	/* The daemon that would have signalled these is dead, even if this start fails. */
 	fa_timeline_recover(&options->fd_store);
 	/* The caller owns the configuration until the server is complete. */
 	server->context.config = *options->config;

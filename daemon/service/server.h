@@ -17,7 +17,8 @@
 
 struct fa_server {
 	struct fa_context context;
-	/* When a drain starts, when handles close and, before that, when the device is lost. */
+	/* Called when a drain starts, when handles close and, before that, when the device is
+	 * lost. */
 	void (*draining)(void *userdata);
 	void (*stopped)(void *userdata);
 	void (*lost)(void *userdata);

@@ -288,7 +288,7 @@ static int add_totals(json_t *object, struct fa_server *server)
 	return r;
 }
 
-/* Of the viewer and the oldest others. Returns the number that it may see. */
+/* Takes rows of the viewer and the oldest others. Returns how many it may see. */
 static unsigned int take_rows(struct fa_status *status, struct fa_session *viewer)
 {
 	struct fa_list *pos;

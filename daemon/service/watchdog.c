@@ -37,7 +37,7 @@ int fa_watchdog_start(struct fa_watchdog *watchdog, uv_loop_t *loop, struct fa_e
 	timer.it_interval.tv_sec = (time_t)(interval_ns / FA_NS_PER_SEC);
 	timer.it_interval.tv_nsec = (long)(interval_ns % FA_NS_PER_SEC);
 	timer.it_value = timer.it_interval;
-	/* Not uv_timer_t: the loop would read the clock before each sleep. */
+	/* With uv_timer_t the loop would read the clock before each sleep. */
 	fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
 	if (fd < 0 || timerfd_settime(fd, 0, &timer, NULL) < 0)
 		return -errno;

@@ -19,5 +19,5 @@ struct fa_peer_watch {
 
 /* -EDQUOT and others, with a sentence. */
 int fa_peer_watch_start(struct fa_session *session, int socket, struct fa_error *error);
-/* Before the session's socket is closed. Also if nothing is watched. */
+/* Call it before the session's socket is closed, even if nothing is watched. */
 void fa_peer_watch_stop(struct fa_session *session);

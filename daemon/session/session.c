@@ -225,7 +225,7 @@ static bool read_packet(struct fa_session *session, struct descriptors *descript
 		fa_context_warn_no_fds(context);
 	more = context->hooks->packet(session, context->packet, (size_t)n, descriptors->fds,
 	                              descriptors->n, fds_lost);
-	/* Only now, as the client waits for the answer. */
+	/* The packet is dropped only now, as the client waits for the answer. */
 	if (peeks && !has_fds && session->state != FA_SESSION_CLOSING &&
 	    fa_packet_drop(session->fd) < 0)
 		fa_session_close(session);

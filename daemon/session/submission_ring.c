@@ -23,7 +23,7 @@
 #define CATCH_UP_MAX 64
 /* Time for rings before the loop polls descriptors. */
 #define SLICE_NS (20 * FA_NS_PER_US)
-/* Busy: a ring had a request. The device is busy then, so the delay costs nothing. */
+/* Holds if a ring had a request: the device is busy then, so the delay costs nothing. */
 #define SLICE_BUSY_NS (5 * FA_NS_PER_US)
 /* Polls between reads of the clock. */
 #define POLLS_PER_CLOCK 16

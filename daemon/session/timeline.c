@@ -109,7 +109,7 @@ static int timeline_map(struct fa_timeline *timeline, int ret_fds[3])
 	return 0;
 }
 
-/* In the fd store: otherwise nothing would release waiters if this process died. */
+/* Without the fd store nothing would release waiters if this process died. */
 static int store(struct fa_session *session, struct fa_timeline *timeline, int fd,
                  struct fa_error *error)
 {

@@ -186,7 +186,7 @@ void fa_turn_forget(struct fa_session *session)
 		fa_list_remove(&turn->link);
 }
 
-/* Before the loop looks for events: waiting sessions go first. */
+/* Runs before the loop looks for events: waiting sessions go first. */
 static void on_prepare(uv_prepare_t *prepare)
 {
 	struct fa_turns *turns = prepare->data;

@@ -9,13 +9,13 @@
 
 /* Timeout of a ready daemon. WATCHDOG_USEC overrides it. */
 #define WATCHDOG_NS (180 * FA_NS_PER_SEC)
-/* Of a starting daemon that stores nothing; TimeoutStartSec= of fad.service. */
+/* Limits the start of a daemon that stores nothing, as TimeoutStartSec= of fad.service. */
 #define START_NS (300 * FA_NS_PER_SEC)
 /* Time for a core dump after SIGABRT. */
 #define ABORT_NS (10 * FA_NS_PER_SEC)
 /* Time between warnings that SIGKILL has no effect. */
 #define UNKILLABLE_NS (60 * FA_NS_PER_SEC)
-/* Of the child, and pings for the supervisor's own watchdog. */
+/* Each checks the child, and pings the supervisor's own watchdog. */
 #define CHECKS_PER_TIMEOUT 4
 
 void fa_supervisor_init_watchdog(struct fa_supervisor *s)

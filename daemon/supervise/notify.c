@@ -82,7 +82,7 @@ static void handle_message(struct fa_supervisor *s, const char *message, int *fd
 	char value[FA_SUPERVISOR_NAME_BYTES], name[FA_SUPERVISOR_NAME_BYTES] = "stored";
 	const bool is_ping = find(message, "WATCHDOG", value, sizeof(value));
 
-	/* Of a ready daemon only pings prove that the engine works. */
+	/* Once a daemon is ready only pings prove that its engine works. */
 	if (!s->aborted && (is_ping || !s->ready))
 		s->heard_ns = fa_now_ns();
 	(void)find(message, "FDNAME", name, sizeof(name));

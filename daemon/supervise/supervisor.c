@@ -12,7 +12,7 @@
 
 /* Limits the messages handled before signals. */
 #define MESSAGES_PER_ROUND 64
-/* After the child's death: more than the socket's queue can hold. */
+/* Limits messages after the child's death: more than the socket's queue can hold. */
 #define LAST_MESSAGES (4 * 65536)
 
 /* Restarts back off: the delay doubles unless the child was ready for SHORT_LIFE_NS. After a ready

@@ -454,7 +454,7 @@ VEC_INLINE void round_values(enum fa_attention_dtype dtype, const struct fa_cpu_
 
 /* ---- a tile */
 
-/* From the last rounds into all; @first: there were none. */
+/* Adds the last rounds' sums to those of all; @first: there were none. */
 static void carry(const struct fa_cpu_job *job, struct state *state, bool first)
 {
 	const int32_t dims = (job->head_dim_v + STRIP - 1) / STRIP * STRIP;

@@ -6,7 +6,7 @@
 
 /* Partial rows of a request that need not be deterministic: enough for any number of threads. */
 #define PARTIAL_BYTES (4 << 20)
-/* Of a sequence in a deterministic request; there may be one more. */
+/* Splits of a sequence in a deterministic request; there may be one more. */
 #define DETERMINISTIC_SPLITS 8
 /* Lists of a sequence with split keys, unless one per KV head is more. Such a list has fewer rows
  * than FA_CPU_TILE_ROWS_MAX. */

@@ -6,7 +6,7 @@
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/vec.h"
 
-/* Of a round of online softmax; rounds start at multiples. */
+/* Keys of a round of online softmax; rounds start at multiples. */
 #define SCORE_KEYS 128
 
 struct score_map {
@@ -141,7 +141,7 @@ static inline const char *score_v(const struct fa_cpu_job *job, int64_t key)
 	return score_key_at(job, job->v, job->v_stride, job->v_page_bytes, key);
 }
 
-/* Of keys from @key to the page's end; NULL: the head has one scale. */
+/* Scales of keys from @key to the page's end; NULL: the head has one scale. */
 static inline const float *score_scales(const struct fa_cpu_job *job, const char *scales,
                                         int64_t key)
 {

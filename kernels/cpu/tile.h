@@ -26,7 +26,7 @@ struct scratch {
 	float k[SCORE_KEYS * K_STRIDE_WIDE];              /* [key][word of d] */
 	float v[SCORE_KEYS * V_STRIDE];                   /* [key or pair][dim of v] */
 	float highest[PANELS][PANEL], sum[PANELS][PANEL]; /* running, in log2 */
-	/* Of o and sum over earlier rounds (score_carry()), relative to far_highest. */
+	/* Sums of o and weights over earlier rounds (score_carry()), relative to far_highest. */
 	float far[PANELS][FA_ATTENTION_HEAD_DIM_V_MAX][PANEL];
 	float lost[PANELS][FA_ATTENTION_HEAD_DIM_V_MAX][PANEL];
 	float far_sum[PANELS][PANEL], lost_sum[PANELS][PANEL], far_highest[PANELS][PANEL];

@@ -7,7 +7,7 @@
 #define TILE_SECONDS 0.03
 #define FEW_ROWS_BYTES_PER_SECOND 5e9 /* a thread's, of K and V: a low estimate */
 #define TILES_WANTED 32               /* enough for threads to share */
-/* Of few rows with one KV head, which cost less. */
+/* Tiles of few rows with one KV head cost less. */
 #define FEW_ROWS_TILES_WANTED 64
 #define SPLIT_KEYS_MIN 1024 /* fewer take no longer than waking a thread */
 #define SPLIT_KEYS_STEP 256 /* a multiple of every kernel's round */

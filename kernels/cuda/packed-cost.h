@@ -11,7 +11,7 @@
 /* Time of a thread block besides its tiles. */
 #define FA_CUDA_UNIT_KEYS 320
 #define FA_CUDA_JOIN_KEYS 48
-/* To join parts where warps share the work, and more for each 8 parts that one warp adds up
+/* Time to join parts where warps share the work, and more for each 8 parts that one warp adds up
  * (docs/kernels.md). */
 #define FA_CUDA_SHARE_KEYS 300
 #define FA_CUDA_SHARE_PARTS_KEYS 80

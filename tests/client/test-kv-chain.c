@@ -118,7 +118,7 @@ static void attend(struct fa_step *step, uint32_t layer, uint32_t n, bool append
 	result_init(&attend.q, n, 0, heads);
 	result_init(&attend.out, n + 1, 0, heads);
 	if (appends) {
-		/* Not the queries' own heads: each query would see only itself. */
+		/* With the queries' own heads each query would see only itself. */
 		result_init(&attend.k_new, n, heads - kv_heads, kv_heads);
 		result_init(&attend.v_new, n, 0, kv_heads);
 	}

@@ -456,7 +456,7 @@ bool client_settle(struct client *client, uint64_t patience_ns)
 
 void client_cancel(struct client *client)
 {
-	/* Cancels are added behind. */
+	/* Cancels are appended to the same list. */
 	for (unsigned int i = 0, n = client->n_pending; i < n; ++i) {
 		const struct pending *pending = &client->pending[i];
 		struct fa_wire_message message = { .type = FA_WIRE_CANCEL };

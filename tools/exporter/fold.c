@@ -118,7 +118,7 @@ static struct fa_fold_slot *take(struct fa_fold *fold)
 	return found;
 }
 
-/* First to @tenants that have one; others may take what is left. */
+/* Tenants that have a slot keep it; others may take what is left. */
 static int assign(struct fa_fold *fold, const json_t *tenants)
 {
 	struct fa_fold_slot *slot;

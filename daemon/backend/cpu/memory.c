@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Not in core dumps: the memory may hold clients' tensors. */
+/* The memory may hold clients' tensors, so it does not go into core dumps. */
 static void *map_shared(int fd, uint64_t offset, uint64_t bytes, int protection)
 {
 	void *address;

@@ -90,7 +90,7 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work)
 	if (fa_list_empty(&device->done))
 		device->config.notify(device->config.userdata);
 	fa_list_append(&device->done, &work->link);
-	/* Before the work can be reaped. Release, so that readers see the results. */
+	/* Stored before the work can be reaped; readers then see its results (release). */
 	for (int i = 0; i < FA_COMPLETION_DEVICE_WORDS && work->completion_words && !work->status;
 	     i++)
 		__atomic_store_n(&work->completion_words[i], work->completion_value,

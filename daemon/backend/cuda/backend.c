@@ -230,7 +230,7 @@ static struct fa_device *cuda_close(struct fa_device *device)
 	if (!device)
 		return NULL;
 	if (device->context) {
-		/* Even if this fails, closing goes on: on a lost device all calls fail. */
+		/* If this fails closing goes on: on a lost device all calls fail. */
 		(void)fa_cuda_enter(device);
 		fa_cuda_streams_close(device);
 		fa_cuda_scratch_free_all(device);

@@ -142,7 +142,7 @@ static bool is_small(const struct fa_cuda_paged_part *part)
 
 	switch (part->request.op) {
 	case FA_PAGED_ATTEND:
-		/* Not a split decode, whose blocks also read the list of splits. */
+		/* Blocks of a split decode also read the list of splits. */
 		return !plan->forward_blocks && plan->tiles_each < IN_PLACE_TILES &&
 		       (!plan->decode || plan->decode->kind == FA_CUDA_PAGED_DECODE);
 	case FA_PAGED_APPEND:

@@ -25,7 +25,7 @@ CUresult fa_cuda_preempt_launch(struct fa_device *device, struct fa_cuda_stream 
                                 struct fa_device_work *work,
                                 const struct fa_cuda_preempt_kernel *kernel, const void *args,
                                 size_t args_bytes, const struct fa_cuda_maps *maps);
-/* Does so if @stream, about to get a work, has high priority. */
+/* Requests stops if @stream, about to get a work, has high priority. */
 void fa_cuda_preempt_request(struct fa_device *device, const struct fa_cuda_stream *stream);
 /* Call it when the works ahead of @work have ended. */
 void fa_cuda_preempt_reached_head(struct fa_cuda_stream *stream, const struct fa_device_work *work,

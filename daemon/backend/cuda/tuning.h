@@ -16,10 +16,10 @@ enum fa_cuda_staging_mode {
 
 struct fa_cuda_tuning {
 	enum fa_cuda_staging_mode staging;
-	/* In parts, as pinning holds driver locks that launches need. */
+	/* Memory is pinned in parts: pinning holds driver locks that launches need. */
 	uint64_t pin_part_bytes; /* a multiple of 1 MiB */
 	uint64_t pin_pause_ns;
-	/* From this time on launches are preemptible, which costs 5 us. */
+	/* Launches of at least this time are preemptible, which costs 5 us. */
 	uint64_t preempt_work_ns;
 	uint64_t preempt_run_ns;  /* before a stop */
 	uint64_t preempt_stop_ns; /* longest stop */

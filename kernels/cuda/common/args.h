@@ -96,8 +96,8 @@ struct fa_cuda_ragged_unit {
 /* The largest list of a launch over tensors. */
 #define FA_CUDA_LIST_BYTES_MAX (8 * (FA_CUDA_RAGGED_UNITS_MAX + FA_CUDA_RAGGED_BLOCKS_MAX))
 
-/* In the order in which a decode block reads them. The GPU fetches 64 bytes of arguments at once,
- * on sm_90 first 48. */
+/* A decode block reads the fields in this order. The GPU fetches 64 bytes of arguments at once, on
+ * sm_90 first 48. */
 struct fa_cuda_attention {
 	struct fa_cuda_done done; /* filled by the caller */
 

@@ -8,7 +8,7 @@
 
 #include <stdint.h>
 
-/* Of a block of rows with more parts, each run of so many is joined first. */
+/* If a block of rows has more parts, each run of so many is joined first. */
 #define FA_CUDA_PACKED_RUN 8u
 /* Counters per warp of rows: one for all parts or runs, then one per run; or those of
  * sm90/packed_share.h. */
@@ -41,7 +41,7 @@ struct fa_cuda_packed_attention {
 	uint64_t *unit_counters;
 	uint64_t epoch; /* below 2^48, above all earlier launches' */
 
-	/* Of a ragged batch: [n_units], and what they refer to. An item's table_start is its
+	/* Units of a ragged batch, [n_units], and their items. An item's table_start is its
 	 * sequence's first token in K and V. Filled by fa_cuda_packed_list(). */
 	const struct fa_cuda_paged_unit *units;
 	const struct fa_cuda_paged_item *items;

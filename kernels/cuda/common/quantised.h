@@ -236,8 +236,8 @@ template <class C> struct fa_quantised_v_unit {
 			most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
 			if (!(most[r] * inverse[r] > 1))
 				continue;
-			/* To twice the largest scale, so that it rises rarely; an infinite one
-			 * stays. The reciprocal of a subnormal would be infinite. */
+			/* The unit becomes twice the largest scale, so that it rises rarely; an
+			 * infinite one stays. The reciprocal of a subnormal would be infinite. */
 			factor = fa_rcp(inverse[r]);
 			inverse[r] = 0.25f * fa_rcp(fmaxf(0.5f * most[r], FLT_MIN));
 			factor = fmaxf(factor * inverse[r], FLT_MIN);

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-/* Of V's columns, in groups of eight chunks, half 0 has chunks 0 to 3, half 1 chunks 4 to 7. */
+/* In each group of eight chunks of V's columns, half 0 has chunks 0 to 3, half 1 chunks 4 to 7. */
 template <class C> struct fa_warp_pair {
 	uint32_t barrier;
 	uint32_t half;

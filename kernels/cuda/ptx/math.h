@@ -43,8 +43,8 @@ __device__ __forceinline__ float fa_select(bool which, float a, float b)
 	return y;
 }
 
-/* To a vector register, for a warp-uniform value. ptxas would move a uniform register at each use;
- * it does not see through 0 * lane + x. */
+/* Moves a warp-uniform value to a vector register: ptxas would move it at each use. It does not see
+ * through 0 * lane + x. */
 __device__ __forceinline__ float fa_to_vector_register(float x)
 {
 	float y;

@@ -16,8 +16,8 @@
 #define FA_OWN_WARPS (FA_CUDA_TOKENS_THREADS / 32)
 #define FA_OWN_SUMS 3
 
-/* Of a sequence, or sums. [0]: tiles of decode. [1]: items of decode; in the high half, items of
- * many rows. [2]: blocks of rows of the latter. */
+/* Counts of a sequence, or their sums. [0]: tiles of decode. [1]: items of decode; in the high
+ * half, items of many rows. [2]: blocks of rows of the latter. */
 struct fa_own_sums {
 	uint64_t of[FA_OWN_SUMS];
 };

@@ -62,8 +62,8 @@ struct fa_quantised_config {
 	static constexpr uint32_t FACTORS = ROWS_INFO + ROWS * 32; /* factors of the rows' dots */
 	static constexpr uint32_t SHARED_BYTES = FACTORS + ROWS * 4;
 
-	/* Of 16 bytes of a row in a strip, in units of 16 bytes. Free of bank conflicts: eight rows
-	 * of one column for ldmatrix; of K, two rows of four. */
+	/* The place of 16 bytes of a row in a strip, in units of 16 bytes. Free of bank conflicts:
+	 * eight rows of one column for ldmatrix; of K, two rows of four. */
 	template <bool V>
 	static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t chunk)
 	{

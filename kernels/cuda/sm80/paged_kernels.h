@@ -21,7 +21,7 @@
 	X(576, 256, 1, 2, 2)                                                                       \
 	X(576, 256, 1, 1, 2)
 
-/* Of head dims above 256 only for chips with 163 KiB. */
+/* Head dims above 256 are only for chips with 163 KiB. */
 #define FA_SM80_PAGED_DECODE_F32(X)                                                                \
 	X(64, 64, 1, 8, 3)                                                                         \
 	X(64, 64, 1, 4, 2)                                                                         \

@@ -12,7 +12,7 @@
 #define FA_OWN_COPY_EACH 4
 
 struct fa_own_copy_shared {
-	/* Of the strip's tokens, in the client's memory; -1: not copied. */
+	/* Places of the strip's tokens in the client's memory; -1: not copied. */
 	int64_t places[FA_CUDA_PAGED_STRIP];
 };
 
@@ -135,7 +135,7 @@ __device__ __forceinline__ void fa_paged_own_copy_codes(const struct fa_cuda_pag
 	const uint32_t page = (uint32_t)(first / FA_CUDA_PAGED_STRIP * args.pages.page_magic >> 32);
 	const uint32_t in_page = first - page * page_tokens;
 	const float *const head_scales = side.is_v ? args.v_scales : args.k_scales;
-	/* Of the strip's first token, if each token has its own. */
+	/* The scale of the strip's first token, if each token has its own. */
 	float *const token_scales = (float *)(side.pool - (int64_t)in_page * side.pool_row +
 	                                      (side.is_v ? args.v_scales_at : args.k_scales_at)) +
 	                            in_page;

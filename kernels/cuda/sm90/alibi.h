@@ -62,7 +62,7 @@ template <class C> __device__ __forceinline__ void fa_sm90_alibi_write_keys(uint
 	fa_proxy_fence_shared();
 }
 
-/* The barriers order the group's columns of A between its products. */
+/* The barriers keep this write of A apart from the group's products before and after. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_alibi_write_rows(uint32_t shared, uint32_t group,
                                                          float dot_slope)

@@ -149,7 +149,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	const auto wait_q = [&](void) {
 		fa_mbarrier_wait(shared + C::Q_FULL + 8 * q.stage, q.parity);
 	};
-	/* Of the tile, in the sequence: end in the high half, first in the low half. */
+	/* Rows of the tile in the sequence: end in the high half, first in the low half. */
 	constexpr uint32_t ALL_ROWS = (uint32_t)C::KEYS << 16;
 	const auto rows_of_tile = [&](void) {
 		if (!SOURCE::tails(all))

@@ -13,7 +13,8 @@
 
 #include <stdint.h>
 
-/* One wgmma group. @q: the group's rows. If @side is not 0, ALIBI_MMA adds ALiBi (alibi.h). */
+/* Issues one wgmma group. @q: the consumer group's rows. If @side is not 0, ALIBI_MMA adds ALiBi
+ * (alibi.h). */
 template <class C>
 __device__ __forceinline__ void fa_sm90_issue_dots(fa_sm90_dots<C> &dots, uint32_t q, uint32_t k,
                                                    uint32_t shared, uint32_t group, int32_t side)

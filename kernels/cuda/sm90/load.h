@@ -54,7 +54,7 @@ template <class C> struct fa_sm90_load_block {
 	int32_t count;
 	bool reversed;
 
-	/* To the next block whose rows see a key; false: no more. @left: remaining tiles; 0:
+	/* Goes to the next block whose rows see a key; false: no more. @left: remaining tiles; 0:
 	 * all. */
 	__device__ __forceinline__ bool
 	next(const typename C::ARGS &all,
@@ -129,7 +129,7 @@ template <class C> struct fa_sm90_next_block {
 	}
 };
 
-/* To L2: the next block's Q, and K and V tiles that no concurrent block sees. */
+/* Prefetches to L2 the next block's Q, and K and V tiles that no concurrent block sees. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_prefetch_next(const typename C::ARGS &args, const struct fa_cuda_maps &maps,

@@ -47,7 +47,7 @@ __device__ __forceinline__ void fa_sm90_few_dots(float (&acc)[4], const char *co
 	}
 }
 
-/* Of 8 keys from @first on; -inf where a row does not see one. */
+/* Logits of 8 keys from @first on; -inf where a row does not see one. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_few_logits(float (&ret)[4], const typename C::ARGS &all,
                                                    const typename C::SOURCE::WORK &work,

@@ -45,8 +45,8 @@ template <class C> using fa_sm90_dots = float[C::KEYS / 2];
 /* P as wgmma's A operand, 16 keys each. */
 template <class C> using fa_sm90_p = uint32_t[C::KEYS / 16][4];
 
-/* Of a thread's elements of a row, those that precede @end, relative to the first. A thread has 2
- * adjacent keys of every 8. */
+/* Returns how many of a thread's elements of a row precede @end, relative to the first. A thread
+ * has 2 adjacent keys of every 8. */
 __device__ __forceinline__ int32_t fa_sm90_elements_before(int32_t end, int32_t count)
 {
 	return end <= 0 ? 0 : min((end >> 3) * 2 + min(end & 7, 2), count);
@@ -57,7 +57,7 @@ __device__ __forceinline__ uint32_t fa_sm90_low_bits(int32_t count)
 	return count < 32 ? (1u << count) - 1 : ~0u;
 }
 
-/* For one row, which sees keys [@first, @last] relative to its first element. */
+/* Masks one row, which sees keys [@first, @last] relative to its first element. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_mask_row(fa_sm90_dots<C> &dots, int r, int32_t first,
                                                  int32_t last)
@@ -199,7 +199,7 @@ __device__ __forceinline__ void fa_sm90_exponentials(struct fa_sm90_sums &sums,
 }
 
 /* CAP_SUBTRACTS_MAX: soft cap of an unmasked tile whose rows have a maximum, interleaved with the
- * first half of the exponentials. The bits are those of both in turn. */
+ * first half of the exponentials. Results are as of one after the other, to the bit. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_softcap_exponentials(struct fa_sm90_sums &sums,
                                                              fa_sm90_dots<C> &dots,

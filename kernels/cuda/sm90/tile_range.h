@@ -96,8 +96,8 @@ fa_sm90_group_range_get(const struct fa_cuda_attention &args, const WORK &work,
 	return range;
 }
 
-/* Of @group, in the block at @row. INDEPENDENT groups reverse their order every other block, so
- * that over two causal blocks all see equally many keys. */
+/* The tiles of @group in the block at @row. INDEPENDENT groups reverse their order every other
+ * block, so that over two causal blocks all see equally many keys. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_group_row(int32_t row, uint32_t group, bool reversed)
 {
