@@ -40,8 +40,8 @@ struct fa_cuda_mapping {
 /* Opens the driver once. Fails with -ENODEV, -ENOSYS and others, and a sentence. */
 int fa_cuda_open(struct fa_error *error, const struct fa_cudriver **ret_driver);
 
-/* The allocations of [at, at + bytes) on the GPU with @uuid, for free(). -EINVAL: no such memory,
- * or a shorter allocation; -ENOTSUP: memory that cannot be handed over. */
+/* Finds the allocations of [at, at + bytes) on the GPU with @uuid; the caller calls free().
+ * -EINVAL: no such memory, or a shorter allocation; -ENOTSUP: memory that cannot be handed over. */
 int fa_cuda_find(const struct fa_cudriver *driver, uint64_t at, uint64_t bytes,
                  const uint64_t uuid[2], struct fa_error *error,
                  struct fa_cuda_allocations **ret_memory);

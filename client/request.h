@@ -38,6 +38,6 @@ int fa_request_output(struct fa_client_request *request, const char *name, struc
                       const struct fa_tensor *tensor, uint32_t rank, struct fa_wire_view *ret_view);
 /* -EINVAL: an output shares memory with another tensor. */
 int fa_request_check_overlap(const struct fa_client_request *request);
-/* The message's stream and value, and how many values it takes. */
+/* Return the message's stream and value, and how many values it takes. */
 uint32_t *fa_request_stream(struct fa_wire_message *message, uint64_t **ret_value);
 uint64_t fa_request_values(const struct fa_wire_message *message);

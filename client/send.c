@@ -16,7 +16,7 @@
 /* Time limit while sockets of this user hold too many unread descriptors. */
 #define TOO_MANY_FDS_NS (2 * FA_NS_PER_SEC)
 
-/* For the reason that the daemon sent before it closed. */
+/* Time limit for the reason that the daemon sent before it closed. */
 #define LAST_WORDS_NS FA_NS_PER_SEC
 
 struct end_waiter {

@@ -18,7 +18,7 @@ int fa_send_once(struct fa_client *client, const void *bytes, size_t length, con
                  size_t n_fds);
 /* Reads replies while it waits. @too_many_fds: pause, then retry. */
 int fa_send_await_socket(struct fa_client *client, bool too_many_fds, uint64_t deadline_ns);
-/* The daemon reads nothing. Returns -ETIMEDOUT. */
+/* Call it when the daemon reads nothing. Returns -ETIMEDOUT. */
 int fa_send_give_up(struct fa_client *client);
 /* @resend: if the connection was lost before, @message goes over the next one. */
 int fa_send(struct fa_client *client, struct fa_wire_message *message, const int *fds, size_t n_fds,

@@ -53,7 +53,7 @@
 
 #define KERNEL_SIGSET_BYTES 8
 
-/* The kernel's default limit; tried where none can be listed. */
+/* Closes up to here where descriptors cannot be listed: the kernel's default limit. */
 #define FDS_MAX (1u << 20)
 
 extern char **environ;

@@ -28,7 +28,7 @@ int fa_step_new(struct fa_client *client, const struct fa_step_options *options,
                 struct fa_step **ret_step);
 /* Takes NULL. If no other thread knows the step, without the mutex. */
 void fa_step_unref(struct fa_step *step);
-/* Bounds of the number of new tokens of the items in @cache; 0: of all. Any thread. */
+/* Returns bounds of the number of new tokens of the items in @cache; 0: of all. Any thread. */
 void fa_step_tokens(const struct fa_step *step, uint64_t cache, uint64_t *ret_least,
                     uint64_t *ret_most);
 /* The step that plans tokens of @sequence: the newest that is open, else the newest that went with

@@ -80,7 +80,7 @@ static int device_memory_relaxed(struct fa_timeline *timeline, const struct fa_c
 	return r;
 }
 
-/* The number is @value or, with @base, @value more than is there when the stream gets to it. */
+/* The number is @value or, with @base, *base + @value when the stream gets to it. */
 struct operation {
 	const char *name;
 	uint32_t slot;

@@ -19,8 +19,8 @@ int fa_memfd_new(const char *name, uint64_t bytes, int seal_all, int *ret_fd);
 const char *fa_memfd_explain(int code, char *ret_text, size_t size);
 
 /*
- * The same memory, read-only; other users' processes cannot make the descriptor writable. Unlike
- * with a write seal, the owner can still call fa_memfd_discard().
+ * Opens the same memory read-only; other users' processes cannot make the descriptor writable.
+ * Unlike with a write seal, the owner can still call fa_memfd_discard().
  */
 int fa_memfd_reopen_read_only(int fd, int *ret_fd);
 

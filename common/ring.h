@@ -91,7 +91,7 @@ void fa_ring_consumer_init(struct fa_ring_consumer *ring, void *memory, uint64_t
 int fa_ring_take(struct fa_ring_consumer *ring, void *buffer, size_t max, size_t *ret_length,
                  const char **ret_wrong);
 
-/* The end of the present entries, and if all of them are taken. */
+/* Return the end of the present entries, and true once all up to @mark are taken. */
 uint64_t fa_ring_mark(const struct fa_ring_consumer *ring);
 bool fa_ring_has_reached(const struct fa_ring_consumer *ring, uint64_t mark);
 

@@ -322,7 +322,7 @@ static bool has_input(void)
 	return poll(&stdin_poll, 1, 0) != 0;
 }
 
-/* Many requests on a GPU, where one could end before the kill. */
+/* Sends many requests on a GPU, where one could end before the kill. */
 static int run_victim(struct run *run)
 {
 	const int n = run->gpu ? 100 : 1;

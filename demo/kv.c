@@ -48,7 +48,7 @@ static int daemon_pid(struct fa_client *client, pid_t *ret_pid)
 	return *ret_pid > 0 ? 0 : demo_fail("the daemon's status has no pid");
 }
 
-/* Then says "go" to the clients in @roles (bits), once the next daemon answers. */
+/* Says "go" to the clients in @roles (bits) once the next daemon answers. */
 static int kill_daemon(struct fa_client *client, unsigned int roles)
 {
 	pid_t pid, next;

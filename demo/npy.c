@@ -23,7 +23,8 @@ static bool skip(const char **cursor, const char *expected)
 	return true;
 }
 
-/* {'descr': '<f2', 'fortran_order': False, 'shape': (2050, 2, 64), } and spaces */
+/* Takes a header like {'descr': '<f2', 'fortran_order': False, 'shape': (2050, 2, 64), } and
+ * spaces. */
 static bool parse_header(const char *header, struct demo_npy *npy)
 {
 	const char *cursor = header;

@@ -27,7 +27,8 @@ struct demo_text {
 int demo_text_new(int branch, int64_t shared, int64_t n, struct demo_text **ret_text);
 void demo_text_free(struct demo_text *text);
 
-/* Token @i in fp16, not rotated: q [DEMO_HEADS][DEMO_DIM], k and v [DEMO_KV_HEADS][DEMO_DIM]. */
+/* Stores token @i in fp16, not rotated: q [DEMO_HEADS][DEMO_DIM], k and v
+ * [DEMO_KV_HEADS][DEMO_DIM]. */
 void demo_text_store(const struct demo_text *text, int layer, int64_t i, uint16_t *ret_q,
                      uint16_t *ret_k, uint16_t *ret_v);
 

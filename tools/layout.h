@@ -34,6 +34,6 @@ struct fa_layout_table {
 /* An empty row, valid until the next one; NULL: no memory. */
 struct fa_layout_row *fa_layout_add(struct fa_layout_table *table);
 
-/* An empty line, @caption, titles and rows, which are freed. A text that does not fit beside its
- * cells follows in its own lines, whole. */
+/* Prints an empty line, @caption, titles and rows, which are freed. A text that does not fit beside
+ * its cells follows in its own lines, whole. */
 void fa_layout_print(struct fa_layout_table *table, const char *caption, FILE *file);

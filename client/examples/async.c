@@ -19,7 +19,8 @@ static int fail(const char *what)
 	return 1;
 }
 
-/* One sequence of @n_q queries over @n_k keys. Requests share k and v; each has its own out. */
+/* Describes one sequence of @n_q queries over @n_k keys. Requests share k and v; each has its own
+ * out. */
 static void fill(struct fa_attention *attention, struct fa_buffer *buffer, uint64_t out_offset,
                  int64_t n_q, int64_t n_k)
 {

@@ -16,7 +16,7 @@
 
 struct parse {
 	struct fa_config *config; /* NULL: only look for lines that inih rejects */
-	const char *path, *next;  /* of the text, the next line */
+	const char *path, *next;  /* path of the text; its next line */
 	int line;                 /* that inih parses now, from 1 */
 	int skipped[FA_CONFIG_FAULTS_MAX];
 	unsigned int n_skipped; /* lines that inih rejects, ascending */

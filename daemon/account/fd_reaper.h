@@ -54,9 +54,9 @@ void fa_fd_reaper_add_rejected(struct fa_fd_reaper *reaper, struct fa_tenant *te
                                size_t n_fds);
 
 /*
- * fa_packet_receive_all() with MSG_DONTWAIT from a tenant's connection. With a filter, descriptors
- * that might block are rejected, and those at @ret_placeholders stand for them; -EIO: the filter
- * failed.
+ * Receives as fa_packet_receive_all() with MSG_DONTWAIT, from a tenant's connection. With a filter,
+ * descriptors that might block are rejected, and those at @ret_placeholders stand for them; -EIO:
+ * the filter failed.
  */
 ssize_t fa_fd_reaper_receive(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int socket,
                              void *buffer, size_t size, int *ret_fds, size_t *ret_n_fds,

@@ -87,7 +87,7 @@ static int read_file(int dir, const char *name, char *text, size_t size)
 	return 0;
 }
 
-/* Linux 6.5. */
+/* Needs Linux 6.5. */
 static int peer_pidfd(int socket, int *ret_pidfd)
 {
 	socklen_t length = sizeof(*ret_pidfd);

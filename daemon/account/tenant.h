@@ -94,15 +94,15 @@ struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant);
 void fa_tenant_ending(struct fa_tenant *tenant);
 void fa_tenant_ended(struct fa_tenant *tenant);
 
-/* Objects of the uid are ending: a refused charge may fit soon. */
+/* True: objects of the uid are ending, and a refused charge may fit soon. */
 bool fa_tenants_are_ending(const struct fa_tenants *tenants, uid_t uid);
 
 /* Sums up all tenants, forgotten ones too, so that counters never fall. */
 void fa_tenants_usage(const struct fa_tenants *tenants, struct fa_usage *ret_usage);
 
 struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant);
-/* Apart, because the filter's close() calls are not interrupted and must not delay refused
- * connections. */
+/* Refused connections have a queue of their own: the filter's close() calls are not interrupted and
+ * must not delay them. */
 struct fa_fd_reaper_queue *fa_tenant_refused_queue(struct fa_tenant *tenant);
 
 /* Returns its user's turn, or its own if it has no user. */

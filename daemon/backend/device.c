@@ -13,7 +13,7 @@ static const struct fa_device_ops *const backends[] = {
 	NULL,
 };
 
-/* Backends that are opened only by their names: Vulkan's is slower than the others. */
+/* Vulkan's backend is slower than the others, and opened only by its name. */
 static bool is_automatic(const struct fa_device_ops *ops)
 {
 	return ops != &fa_device_vulkan;

@@ -22,7 +22,7 @@ static struct fa_deadline *merge(struct fa_deadline *a, struct fa_deadline *b)
 	return a;
 }
 
-/* Pairs from the left, then all from the right: so removal is amortised logarithmic. */
+/* Merges pairs from the left, then all from the right, so that removal is amortised logarithmic. */
 static struct fa_deadline *merge_siblings(struct fa_deadline *first)
 {
 	struct fa_deadline *a, *b, *pairs = NULL, *root = NULL;

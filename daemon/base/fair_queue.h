@@ -53,7 +53,7 @@ static inline bool fa_fair_queue_empty(const struct fa_fair_queue *queue)
 	return !queue->groups.root;
 }
 
-/* The entry to serve next, which moves to the end of its class; NULL: none. */
+/* Returns the entry to serve next, which moves to the end of its class; NULL: none. */
 struct fa_list *fa_fair_queue_next(struct fa_fair_queue *queue);
 
 /* Undoes the last fa_fair_queue_next(), which returned @link. */

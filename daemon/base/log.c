@@ -72,7 +72,8 @@ void fa_log_set(enum fa_log_target target, enum fa_log_level level)
 	logger.time = !logger.prefix;
 }
 
-/* On stderr: the level for the journal, or the time as "2026-01-31T23:59:59.999Z ". */
+/* Lines on stderr begin with the level for the journal, or the time as "2026-01-31T23:59:59.999Z
+ * ". */
 static void format_prefix(enum fa_log_level level, char ret_prefix[48])
 {
 	struct timespec now;

@@ -113,7 +113,7 @@ static void make_relative(char *path, const char *top)
 		*path = '\0';
 }
 
-/* Line of mountinfo: ID PARENT DEVICE ROOT MOUNT OPTIONS [TAG...] - TYPE SOURCE OPTIONS. */
+/* @line, of mountinfo: ID PARENT DEVICE ROOT MOUNT OPTIONS [TAG...] - TYPE SOURCE OPTIONS. */
 static uint64_t limit_of_mount(const char *root, char *line)
 {
 	char *fields[FIELDS_MAX], *rest = NULL, path[PATH_MAX];

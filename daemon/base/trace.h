@@ -37,7 +37,8 @@ void fa_trace_close(struct fa_trace_result *ret_result);
 
 /* Without a trace these do nothing. Names must be static. */
 
-/* What the calling thread did since @begin_ns. Slices of a thread do not overlap in part. */
+/* Records what the calling thread did since @begin_ns. Slices of a thread do not overlap in
+ * part. */
 void fa_trace_slice(const char *name, uint64_t begin_ns, uint64_t session, uint64_t id);
 
 struct fa_trace_request {

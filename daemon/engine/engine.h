@@ -102,8 +102,8 @@ void fa_engine_wake(void *engine);
 
 /* ---- loop thread only */
 
-/* The streams of a session, which share the device as one. Free it after its streams; takes
- * NULL. */
+/* Makes a group for the streams of a session, which share the device as one. Free it after its
+ * streams; takes NULL. */
 int fa_engine_group_new(struct fa_engine *engine, struct fa_engine_group **ret_group);
 struct fa_engine_group *fa_engine_group_free(struct fa_engine_group *group);
 

@@ -338,7 +338,7 @@ static struct fa_device_lane *lane_needed(struct fa_stream *stream)
 	return &stream->engine->lane;
 }
 
-/* Made at the first launch. If that fails, ends the job and returns false. */
+/* Makes the queue at the first launch. If that fails, ends the job and returns false. */
 static bool prepare_queue(struct fa_stream *stream)
 {
 	struct fa_job *job;
@@ -521,7 +521,7 @@ static int job_launch(struct fa_stream *stream, struct fa_job *job)
 	return 0;
 }
 
-/* The first waiting job that is not settled. Returns 0, or the device's refusal. */
+/* Launches the first waiting job that is not settled. Returns 0, or the device's refusal. */
 static int stream_launch(struct fa_stream *stream)
 {
 	struct fa_job *job;

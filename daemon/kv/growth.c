@@ -62,7 +62,7 @@ bool fa_kv_grow(void *userdata)
 		kv->grow_failed_chunks = info.chunks;
 		return false;
 	}
-	/* Stored before use, if possible. A failure is retried and refuses nobody. */
+	/* Stored before use, if possible; a failure is retried. */
 	fa_kv_persist(kv, chunk, fd);
 	if (fa_pool_chunk_add(kv->pool, chunk, zeroed, &error) < 0) {
 		context->ops->pool_chunk_remove(context->device, chunk);
@@ -178,7 +178,7 @@ static void on_tick(uv_timer_t *timer)
 	stop_timer_if_idle(kv);
 }
 
-/* It stops while nothing needs it: a loop without timers is faster. */
+/* The timer stops while nothing needs it: a loop without timers is faster. */
 void fa_kv_timer_start(struct fa_kv *kv)
 {
 	if (!uv_is_active((uv_handle_t *)&kv->timer))

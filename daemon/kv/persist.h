@@ -49,7 +49,7 @@ void fa_kv_persist(struct fa_kv *kv, uint32_t what, int fd);
 void fa_kv_persist_remove(struct fa_kv *kv, uint32_t what);
 void fa_kv_persist_retry(struct fa_kv *kv);
 
-/* The fd store still has a removed chunk @what, and would mistake a new one for it. */
+/* True: the fd store still has a removed chunk @what, and would mistake a new one for it. */
 bool fa_kv_persist_is_stale(const struct fa_kv *kv, uint32_t what);
 
 /* Counts chunks that would be lost with the process although there is an fd store. */

@@ -45,7 +45,7 @@ int fa_fd_store_open(struct fa_fd_store *store);
 /* Descriptors that were not taken stay stored. */
 void fa_fd_store_close(struct fa_fd_store *store);
 
-/* The next of this name, now the caller's; -1: none. @name NULL: those that fad did not store. */
+/* Takes the next descriptor of this name; -1: none. @name NULL: those that fad did not store. */
 int fa_fd_store_take(struct fa_fd_store *store, const char *name);
 
 /* Copies @fd. Returns 0 also without a store. */

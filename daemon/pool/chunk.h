@@ -22,7 +22,7 @@ static inline uint32_t fa_chunk_first(const struct fa_pool_cache *cache, uint32_
 
 /* Returns true if the chunk is the first of a run without used or quarantined pages. */
 bool fa_chunk_is_reclaimable(const struct fa_pool *pool, uint32_t chunk);
-/* The first chunk of a free run of 2^@run_shift; UINT32_MAX: none. */
+/* Returns the first chunk of a free run of 2^@run_shift; UINT32_MAX: none. */
 uint32_t fa_chunk_find_free(const struct fa_pool *pool, uint32_t run_shift);
 
 void fa_chunk_assign(struct fa_pool *pool, uint32_t chunk, struct fa_pool_cache *cache);

@@ -35,15 +35,15 @@ int fa_id_read(const struct fa_pool *pool, enum fa_id_kind kind, uint64_t id,
 /* -EINVAL: it is another kind's. */
 int fa_id_check_kind(enum fa_id_kind kind, uint64_t id, struct fa_error *error);
 
-/* The error for an id without an object: -ESTALE if the actor's user had it, else -ENOENT, as for
- * ids that never existed. @generation and @origin: the record's. */
+/* Returns the error for an id without an object: -ESTALE if the actor's user had it, else -ENOENT,
+ * as for ids that never existed. @generation and @origin: the record's. */
 int fa_id_missing(const struct fa_pool *pool, enum fa_id_kind kind, const struct fa_id *id,
                   const struct fa_actor *actor, uint32_t generation,
                   const struct fa_state_origin *origin, struct fa_error *error);
 
-/* The error for an object that the actor must not know of: -ENOENT. */
+/* Returns the error for an object that the actor must not know of: -ENOENT. */
 int fa_id_hidden(enum fa_id_kind kind, struct fa_error *error);
 
-/* The origin to store when @uid uses a record of origin @last next. */
+/* Returns the origin to store when @uid uses a record of origin @last next. */
 struct fa_state_origin fa_id_next_origin(const struct fa_state_origin *last,
                                          uint32_t last_generation, uint32_t uid);

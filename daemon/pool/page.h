@@ -39,6 +39,6 @@ void fa_page_unref(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t i
 void fa_page_charge(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index,
                     uint32_t tenant);
 void fa_page_evict(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);
-/* In recovery, once references and PUBLISHED are known: makes the page used, idle or
+/* Recovery calls it once references and PUBLISHED are known: makes the page used, idle or
  * quarantined. */
 void fa_page_load(struct fa_pool *pool, struct fa_pool_cache *cache, uint32_t index);

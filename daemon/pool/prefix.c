@@ -167,8 +167,8 @@ static uint32_t find_checkpoint(const struct fa_pool *pool, const struct fa_pool
 	return i;
 }
 
-/* Pages of the longest prefix of @n_pages published ones that ends at a published checkpoint;
- * without states, @n_pages. @indices: of the checkpoint's pages, or NULL. */
+/* Returns the pages of the longest prefix of @n_pages published ones that ends at a published
+ * checkpoint; without states, @n_pages. @indices: of the checkpoint's pages, or NULL. */
 static uint32_t end_at_checkpoint(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                                   const struct fa_prefix_hashes *hashes, uint32_t n_pages,
                                   uint32_t *indices)

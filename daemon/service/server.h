@@ -31,7 +31,7 @@ struct fa_server {
 	struct fa_accept accept;
 	struct fa_hold hold;
 
-	unsigned int n_status_works; /* that workers write */
+	unsigned int n_status_works; /* statuses that workers write */
 	bool had_client;             /* one has sent Hello */
 	uv_async_t reaper_async;
 	uv_timer_t drain_timer;

@@ -31,8 +31,8 @@ struct fa_status {
 	struct fa_status_row rows[];
 };
 
-/* What @viewer may see: its tenant's part, or all if it is privileged. Lists the viewer and the
- * oldest, at most FA_STATUS_LISTED_MAX. -ENOMEM. */
+/* Collects what @viewer may see: its tenant's part, or all if it is privileged. Lists the viewer
+ * and the oldest, at most FA_STATUS_LISTED_MAX. -ENOMEM. */
 int fa_status_new(struct fa_session *viewer, struct fa_status **ret_status);
 /* Takes NULL. Any thread. */
 struct fa_status *fa_status_free(struct fa_status *status);

@@ -5,5 +5,5 @@
 
 #include <jansson.h>
 
-/* "pool", "caches" and "sequences" that @viewer may see, in bounded number. -1: no memory. */
+/* Adds "pool", "caches" and "sequences" that @viewer may see, in bounded number. -1: no memory. */
 int fa_kv_status(json_t *object, struct fa_session *viewer);

@@ -18,7 +18,7 @@ void fa_device_completion_open(struct fa_session *session);
 /* Call it for a closing session that the caller references. */
 void fa_device_completion_stop(struct fa_session *session);
 
-/* Nothing is in flight. The page may be unmapped next. */
+/* Nothing may be in flight. The page may be unmapped next. */
 void fa_device_completion_close(struct fa_session *session);
 
 /* Call it for each new stream. */

@@ -11,7 +11,7 @@ struct fa_session;
 
 struct fa_pinned_page {
 	struct fa_session *session;
-	/* With the device address, once, unless the session closes first. */
+	/* Called once, with the device address, unless the session closes first. */
 	void (*ready)(struct fa_session *session, void *address);
 	/* for the log: what will not work */
 	const char *failure;

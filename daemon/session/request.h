@@ -80,7 +80,8 @@ void fa_request_submit_own(struct fa_request *request);
 /* The request must not be submitted. Takes NULL. */
 struct fa_request *fa_request_free(struct fa_request *request);
 
-/* bind() calls it: the memory of a view's buffer, which the request now references. -ENOENT. */
+/* bind() calls it. Returns the memory of a view's buffer, which the request now references.
+ * -ENOENT. */
 int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *view, const char *name,
                       const struct fa_device_memory **ret_memory, struct fa_error *error);
 /* Returns the memory of a referenced buffer; NULL: none. */

@@ -154,7 +154,7 @@ void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 		fa_ring_activate(session->ring);
 }
 
-/* Too many are not closed yet: packets with descriptors must wait. */
+/* True: too many descriptors are not closed yet, and packets with descriptors must wait. */
 static bool has_too_many_rejected(const struct fa_session *session)
 {
 	return fa_tenant_reaper_queue(session->tenant)->n_rejected > FA_FD_REAPER_REJECTED_HARD_MAX;

@@ -88,7 +88,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 	while (session->state == FA_SESSION_READY && n < max &&
 	       session->n_submitted - submitted < max && !session->paused &&
 	       !(mark && fa_ring_has_reached(&ring->consumer, *mark))) {
-		/* An entry waits for what its client may have seen end. */
+		/* Ends that the client may have seen are reaped before its next entry. */
 		if (!fa_ring_has_entries(&ring->consumer) || !fa_completions_reap(session, false))
 			break;
 		r = fa_ring_take(&ring->consumer, entry, FA_WIRE_BYTES_MAX, &length, &wrong);
@@ -136,7 +136,7 @@ static void arm_doorbell(struct fa_session_ring *ring)
 	stop_polling(ring);
 }
 
-/* Returns true if a ring had an entry, or the engine a launch. */
+/* Returns true if a ring had an entry, or the engine has more to launch. */
 static bool poll_all(struct fa_rings *rings, uint64_t now_ns)
 {
 	bool any = false;

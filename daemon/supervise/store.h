@@ -21,7 +21,7 @@ struct fa_supervisor_store {
 
 /* @store is zeroed. RLIMIT_NOFILE limits timelines. */
 void fa_supervisor_store_init(struct fa_supervisor_store *store);
-/* Also releases the timelines' waiters. */
+/* Releases the timelines' waiters, too. */
 void fa_supervisor_store_deinit(struct fa_supervisor_store *store);
 
 /* Takes those of @fds for which there is room. */

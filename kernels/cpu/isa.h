@@ -105,8 +105,8 @@ static inline bool fa_cpu_job_stopped(const struct fa_cpu_job *job)
 	return job->stop && __atomic_load_n(job->stop, __ATOMIC_RELAXED);
 }
 
-/* The first key that a row at @position sees, and the end of its keys; not clamped to those that
- * exist. Neither falls as the position rises. */
+/* Return the first key that a row at @position sees, and the end of its keys; not clamped to those
+ * that exist. Neither falls as the position rises. */
 static inline int64_t fa_cpu_job_low(const struct fa_cpu_job *job, int64_t position)
 {
 	int64_t low = position - job->left;

@@ -144,7 +144,7 @@ static void prefetch(const char *from, size_t bytes)
 		__builtin_prefetch(from + at);
 }
 
-/* Rows from token @i on that are contiguous on both sides, up to @end at most; returns their
+/* Copies rows from token @i on that are contiguous on both sides, up to @end. Returns their
  * number. */
 static uint32_t copy_rows(const struct side *side, uint32_t i, uint32_t end, uint32_t count,
                           int32_t head, size_t row_bytes, bool writes, bool stream)

@@ -58,7 +58,7 @@ VEC_INLINE vec score_mask(vec score, vec key, vec low, vec high)
 	return vec_select(vec_less(key, high), score, nothing);
 }
 
-/* What a row's scores are relative to: its maximum, or 0 if it has seen no key. */
+/* A row's scores are relative to its maximum, or to 0 if it has seen no key. */
 VEC_INLINE vec score_base(vec highest)
 {
 	return vec_select(vec_equal(highest, vec_set(-INFINITY)), vec_set(0.0f), highest);
@@ -69,7 +69,7 @@ static inline int64_t score_clamp(int64_t x, int64_t low, int64_t high)
 	return x < low ? low : x > high ? high : x;
 }
 
-/* The position of packed row @row, and the keys [low, high) that it sees. */
+/* Return the position of packed row @row, and the keys [low, high) that it sees. */
 static inline int64_t score_position(const struct fa_cpu_job *job, int64_t row)
 {
 	if (job->positions)
@@ -150,7 +150,7 @@ static inline const float *score_scales(const struct fa_cpu_job *job, const char
 	              : NULL;
 }
 
-/* The next key that does not follow its predecessor in memory. */
+/* Returns the next key that does not follow its predecessor in memory. */
 static inline int64_t score_page_end(const struct fa_cpu_job *job, int64_t key)
 {
 	return job->table ? (key / job->page_tokens + 1) * job->page_tokens : INT64_MAX;

@@ -43,7 +43,8 @@ VEC_INLINE void block(const bool paired, const int vectors, int32_t steps, const
 	}
 }
 
-/* Scaled scores of keys [first, end) of the round; end - first is a multiple of KEY_STEP. */
+/* Computes scaled scores of keys [first, end) of the round; end - first is a multiple of
+ * KEY_STEP. */
 VEC_INLINE void panel_scores(const struct tile *tile, int32_t panel, const bool paired,
                              const int vectors, int32_t first, int32_t end)
 {

@@ -27,7 +27,7 @@ static inline vec vec_load(const float *p)
 	return _mm512_loadu_ps(p);
 }
 
-/* The first 8 elements, and the first @n words, a multiple of 4; the rest is 0. */
+/* Load the first 8 elements, and the first @n words, a multiple of 4; the rest is 0. */
 static inline vec vec_load_8(const void *p)
 {
 	return _mm512_zextps256_ps512(_mm256_loadu_ps(p));

@@ -18,7 +18,8 @@
 /* With more thread blocks per multiprocessor than this, packing gains nothing. */
 #define FA_CUDA_PACKED_WAVES_MAX 6
 
-/* Time to join a block of rows of @parts parts. @shared: sm90/packed_share.h does it. */
+/* Returns the time to join a block of rows of @parts parts. @shared: sm90/packed_share.h does
+ * it. */
 static inline double fa_cuda_join_keys(uint32_t parts, bool shared)
 {
 	const uint32_t run = FA_CUDA_PACKED_RUN;

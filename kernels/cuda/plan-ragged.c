@@ -85,7 +85,7 @@ static void place(void *userdata, uint32_t sequence, uint32_t row, int64_t tiles
 		(struct fa_cuda_ragged_unit){ sequence * sort->heads, row };
 }
 
-/* Most first. */
+/* The blocks with the most tiles go first. */
 static void sort_blocks(const struct fa_cuda_launch *launch, struct sort *sort)
 {
 	uint32_t before = 0;
@@ -101,7 +101,7 @@ static void sort_blocks(const struct fa_cuda_launch *launch, struct sort *sort)
 	each_block(launch, place, sort);
 }
 
-/* All, unless K and V exceed L2 and memory would be too slow without it. */
+/* Returns all heads, unless K and V exceed L2 and memory would be too slow without it. */
 static uint32_t heads_together(const struct fa_cuda_launch *launch, int64_t l2_bytes)
 {
 	const struct fa_cuda_attention *args = &launch->args;

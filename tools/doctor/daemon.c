@@ -78,7 +78,7 @@ static void check_mps(struct fa_report *report, const json_t *status)
 
 /* ---- the process */
 
-/* After @key in a file of /proc or of a cgroup; -1: none, or "max". */
+/* Reads the number after @key in a file of /proc or of a cgroup; -1: none, or "max". */
 static long long read_number(const char *path, const char *key)
 {
 	const size_t length = strlen(key);

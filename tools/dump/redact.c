@@ -184,7 +184,8 @@ static size_t home_bytes(const char *text, const char **ret_to)
 	return 0;
 }
 
-/* Without what was learned and names of homes. The caller frees it; NULL: no memory. */
+/* Returns @text without what was learned and names of homes. The caller frees it; NULL: no
+ * memory. */
 static char *redact_text(const struct fa_redact *redact, const char *text)
 {
 	char *result = NULL;

@@ -58,7 +58,7 @@ static size_t new_tokens(const struct fa_paged_step *step)
 	return step->cu_new[step->batch];
 }
 
-/* Upper bound for the request's own arrays and the blob. */
+/* Returns an upper bound for the request's own arrays and the blob. */
 static size_t span_bytes(const struct fa_paged_request *request)
 {
 	size_t bytes = align(fa_cuda_paged_blob_bytes(request)), words = 0;

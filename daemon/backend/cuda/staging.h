@@ -9,10 +9,10 @@ struct fa_cuda_range {
 	uint64_t begin, end; /* equal: empty */
 };
 
-/* Copying @span_bytes costs less than letting a kernel read the tensor's @data_bytes in them
+/* True: copying @span_bytes costs less than letting a kernel read the tensor's @data_bytes in them
  * @n_reads times. */
 bool fa_cuda_staging_pays(uint64_t span_bytes, uint64_t data_bytes, uint64_t n_reads);
-/* About how often @launch reads an element of K and V. */
+/* Returns about how often @launch reads an element of K and V. */
 uint64_t fa_cuda_staging_reads(const struct fa_cuda_launch *launch);
 
 /* Copies as far as that pays and fits; @launch then reads the copies. @range holds the space until

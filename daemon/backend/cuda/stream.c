@@ -18,7 +18,7 @@
 /* Time limit for the first words, when the device is opened. */
 #define FIRST_WORD_NS (10 * FA_NS_PER_SEC)
 
-/* With the streams for memory and preemption the driver serves all independently. */
+/* As many streams as the driver serves independently, with those for memory and preemption. */
 static void count_streams(struct fa_device *device)
 {
 	const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");

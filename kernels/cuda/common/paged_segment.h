@@ -29,7 +29,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 	bool whole;    /* it is the whole part: the result is final */
 	bool first;    /* the first of the block's range */
 	uint32_t tile; /* the part's first, over all items */
-	/* If PRECOMPUTED: a division, and fetching its code, takes long. */
+	/* Set if PRECOMPUTED, which saves divisions and their code. */
 	uint32_t head, row_block;
 	struct fa_cuda_paged_item item;
 

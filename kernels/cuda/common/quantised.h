@@ -21,7 +21,7 @@ fa_quantised_of(const struct fa_cuda_paged_attention &args)
 	return ((const struct fa_cuda_paged_attention_quantised &)args).quantised;
 }
 
-/* The scale of a head of K, or of V, where tokens have none. */
+/* Return the scale of a head of K, or of V, where tokens have none. */
 template <class C>
 __device__ __forceinline__ float fa_quantised_k_scale(const struct fa_cuda_paged_attention &args,
                                                       uint32_t head)

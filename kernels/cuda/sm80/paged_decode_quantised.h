@@ -218,8 +218,8 @@ __device__ __forceinline__ void fa_quantised_load_wide(const struct fa_cuda_page
 	}
 }
 
-/* Q of a part as fp16 in K's column order, the factors of its rows' dots, and the rows' info. All
- * threads; the caller's barrier makes the data visible. */
+/* Writes Q of a part as fp16 in K's column order, the factors of its rows' dots, and the rows'
+ * info. All threads; the caller's barrier makes the data visible. */
 template <class C>
 __device__ __forceinline__ void fa_quantised_begin(const struct fa_cuda_paged_attention &args,
                                                    const fa_paged_segment_of<C> &segment,

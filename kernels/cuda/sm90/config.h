@@ -32,7 +32,7 @@ enum fa_sm90_pingpong {
 /* When a consumer reads the next stage's stop word (yield.h). */
 enum fa_sm90_stop_read {
 	FA_SM90_STOP_ON_DEMAND,
-	/* If the tile has arrived by then: */
+	/* These read it if the tile has arrived by then. */
 	FA_SM90_STOP_BEFORE_EXP, /* before the tile's last exponentials */
 	FA_SM90_STOP_AFTER_EXP,  /* after them */
 };

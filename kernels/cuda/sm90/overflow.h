@@ -82,8 +82,8 @@ __device__ __forceinline__ void fa_sm90_few_logits(float (&ret)[4], const typena
 	}
 }
 
-/* Rows whose offset is NaN. @work: its row is the group's first. @tile_key: the tile's first key in
- * the sequence. */
+/* Restarts rows whose offset is NaN. @work: its row is the group's first. @tile_key: the tile's
+ * first key in the sequence. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_start_again(struct fa_sm90_sums &sums, fa_sm90_p<C> &p, const typename C::ARGS &all,
