@@ -32,6 +32,7 @@ static const char *const complaints[] = {
 	"runtime error:",
 	"SUMMARY: ",
 	"Assertion",
+	"Validation Error", /* Vulkan's layers */
 };
 
 static void file_write(const char *path, const char *text)
@@ -85,7 +86,8 @@ static void run(struct fa_test_daemon *daemon, const struct fa_test_daemon_optio
 		setrlimit(RLIMIT_NOFILE, &limit);
 	}
 	log = open(daemon->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
-	if (log < 0 || dup2(log, STDERR_FILENO) < 0)
+	/* Vulkan's layers write to stdout. */
+	if (log < 0 || dup2(log, STDERR_FILENO) < 0 || dup2(log, STDOUT_FILENO) < 0)
 		_exit(FA_TEST_EXIT);
 	close(log);
 	fcntl(ready_fd, F_SETFD, 0);

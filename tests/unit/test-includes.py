@@ -64,7 +64,7 @@ FOREIGN = [
     (r"ini\.h", ["daemon/account/config_file.c"]),
     (r"sodium.*\.h", ["daemon/pool/hash.c"]),
     (r"cuda.*\.h", ["kernels/cuda/", "client/examples/cuda.c", "tests/"]),
-    (r"vulkan/.*", ["daemon/backend/vulkan/"]),
+    (r"vulkan/.*", ["daemon/backend/vulkan/", "tests/vulkan/"]),
     (r"microhttpd\.h", ["tools/exporter/exporter.c"]),
     (r"cmocka\.h", ["tests/"]),
 ]

@@ -54,6 +54,8 @@ static int vk_open(const struct fa_device_config *config, struct fa_error *error
 		r = fa_vk_pipelines_open(device, error);
 	if (r == 0)
 		r = fa_vk_queue_open(device, error);
+	if (r == 0)
+		fa_vk_memory_try_read_only(device);
 	if (r < 0) {
 		vk_close(device);
 		return r;
@@ -65,15 +67,20 @@ static int vk_open(const struct fa_device_config *config, struct fa_error *error
 
 static void vk_describe(struct fa_device *device, struct fa_device_info *ret_info)
 {
-	struct fa_device_info info = { .backend = "vulkan", .depth = DEPTH };
+	struct fa_device_info info = {
+		.backend = "vulkan",
+		.depth = DEPTH,
+		.polled = device->is_gpu, /* which costs less time than waking the engine */
+	};
 
 	/* If the text is too long, cut off the end of the model's name, not the tier. */
 	snprintf(info.name, sizeof(info.name), "%.45s (scalar)", device->properties.deviceName);
 	snprintf(info.details, sizeof(info.details),
-	         "%.120s, Vulkan %u.%u.%u, scalar kernels, opened in %u ms", device->driver_name,
+	         "%.120s, Vulkan %u.%u.%u, scalar kernels%s, opened in %u ms", device->driver_name,
 	         VK_API_VERSION_MAJOR(device->properties.apiVersion),
 	         VK_API_VERSION_MINOR(device->properties.apiVersion),
 	         VK_API_VERSION_PATCH(device->properties.apiVersion),
+	         device->imports_read_only ? "" : ", sealed memory is copied",
 	         (unsigned int)(device->opened_ns / FA_NS_PER_MS));
 	memcpy(info.uuid, device->uuid, sizeof(info.uuid));
 	*ret_info = info;

@@ -319,6 +319,7 @@ int fa_vk_context_open(struct fa_device *device, struct fa_error *error)
 		r = check_device(device, error);
 	if (r == 0)
 		device->groups_at_once = groups_at_once(device);
+	device->is_gpu = device->properties.deviceType != VK_PHYSICAL_DEVICE_TYPE_CPU;
 	if (r == 0)
 		r = find_import(device, error);
 	if (r == 0)

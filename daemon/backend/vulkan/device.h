@@ -70,8 +70,10 @@ struct fa_device {
 	uint64_t uuid[2];
 	uint32_t float_modes;      /* bits of enum fa_vk_float_mode */
 	uint64_t import_alignment; /* of addresses and sizes; 0: nothing can be imported */
+	bool imports_read_only; /* also what is mapped for reading alone; set when the device is opened */
 	char driver_name[128];
 	bool is_lavapipe;        /* Mesa's driver for the processor */
+	bool is_gpu;             /* the device takes no time of the processor: threads may spin */
 	uint64_t opened_ns;      /* how long that took */
 	uint64_t groups_at_once; /* workgroups that may run beside one another, about */
 	uint64_t hang_ns;        /* a part that takes longer is stopped */
@@ -92,7 +94,8 @@ struct fa_device {
 	uint64_t blob_bytes; /* of all blobs, kept ones included */
 	struct fa_vk_pool pool;
 
-	atomic_bool lost; /* written with the mutex */
+	atomic_bool lost;   /* written with the mutex */
+	atomic_uint n_came; /* works that became ready so far */
 
 	/* Guards what follows, and works. */
 	pthread_mutex_t mutex;

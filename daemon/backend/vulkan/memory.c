@@ -4,7 +4,9 @@
 #include "common/memfd.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <string.h>
 #include <sys/mman.h>
 
 /* Limits the memory of all works together, kept memory included. */
@@ -134,15 +136,91 @@ int fa_vk_import_new(struct fa_device *device, void *host, uint64_t bytes, struc
 	return 0;
 }
 
+void fa_vk_memory_try_read_only(struct fa_device *device)
+{
+	void *page = mmap(NULL, device->import_alignment, PROT_READ, MAP_SHARED | MAP_ANONYMOUS, -1,
+	                  0);
+	struct fa_vk_import *import;
+
+	if (page == MAP_FAILED)
+		return;
+	device->imports_read_only = fa_vk_import_new(device, page, device->import_alignment, NULL,
+	                                             &import) == 0;
+	if (device->imports_read_only)
+		fa_vk_import_free(device, import);
+	(void)munmap(page, device->import_alignment);
+}
+
+/* Copies memory that nobody can write any more to memory of the driver's. */
+static int copy_new(struct fa_device *device, const void *mapped, uint64_t bytes,
+                    struct fa_error *error, struct fa_vk_import **ret_import)
+{
+	struct fa_vk_import *import;
+	VkResult result;
+	void *host;
+
+	import = fa_new(struct fa_vk_import);
+	if (!import)
+		return fa_fail(error, -ENOMEM, "no memory for an import");
+	result = make(device, bytes, NULL, UINT32_MAX, &import->buffer, &import->memory,
+	              &import->at);
+	if (result == VK_SUCCESS)
+		result = device->driver.MapMemory(device->device, import->memory, 0, VK_WHOLE_SIZE,
+		                                  0, &host);
+	if (result != VK_SUCCESS) {
+		fa_vk_import_free(device, import);
+		return fa_vk_fail(device, error, result,
+		                  "the Vulkan driver has no memory for a copy of sealed memory");
+	}
+	memcpy(host, mapped, bytes);
+	*ret_import = import;
+	return 0;
+}
+
+/*
+ * Drivers pin pages for writing, also those that kernels only read. So a memfd is mapped for writing, which
+ * kernels do nowhere but in tensors that were checked to be writable; one that is sealed is copied, as its
+ * contents stay as they are. Returns what is mapped in *ret_mapped.
+ */
+static int import_read_only(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
+                            struct fa_error *error, void **ret_mapped,
+                            struct fa_vk_import **ret_import)
+{
+	const int seals = fcntl(fd, F_GET_SEALS);
+	void *mapped;
+	int r;
+
+	mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+	if (mapped != MAP_FAILED) {
+		r = fa_vk_import_new(device, mapped, bytes, error, ret_import);
+	} else if (seals < 0 || !(seals & F_SEAL_WRITE)) {
+		return fa_fail(
+			error, -ENOTSUP,
+			"this Vulkan driver cannot import memory that others may write and it "
+			"may not; expected a memfd that is open for writing, or has F_SEAL_WRITE");
+	} else {
+		mapped = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, (off_t)offset);
+		if (mapped == MAP_FAILED)
+			return fa_fail(error, -errno,
+			               "a sealed memfd cannot be mapped for reading: %m");
+		r = copy_new(device, mapped, bytes, error, ret_import);
+	}
+	if (r < 0)
+		(void)munmap(mapped, bytes);
+	else
+		*ret_mapped = mapped;
+	return r;
+}
+
 int fa_vk_memory_import_host(struct fa_device *device, int fd, uint64_t offset, uint64_t bytes,
                              bool read_only, struct fa_error *error,
                              struct fa_device_memory *ret_memory)
 {
 	const uint64_t unit = device->import_alignment > PAGE ? device->import_alignment : PAGE;
 	const uint64_t before = offset % PAGE;
-	struct fa_vk_import *import;
+	struct fa_vk_import *import = NULL;
 	uint64_t mapped_bytes;
-	void *mapped;
+	void *mapped = NULL;
 	int r;
 
 	/* Drivers import whole pages, and these may want larger ones than the processor's. */
@@ -152,20 +230,25 @@ int fa_vk_memory_import_host(struct fa_device *device, int fd, uint64_t offset, 
 		               " bytes; expected %" PRIu64,
 		               unit, PAGE);
 	mapped_bytes = (before + bytes + PAGE - 1) / PAGE * PAGE;
-	mapped = mmap(NULL, mapped_bytes, PROT_READ | (read_only ? 0 : PROT_WRITE), MAP_SHARED, fd,
-	              (off_t)(offset - before));
-	if (mapped == MAP_FAILED)
-		return fa_fail(error, -errno,
-		               "%" PRIu64 " bytes at %" PRIu64
-		               " of the memfd cannot be mapped %s: %m",
-		               bytes, offset, read_only ? "for reading" : "for writing");
+	if (read_only && !device->imports_read_only) {
+		r = import_read_only(device, fd, offset - before, mapped_bytes, error, &mapped,
+		                     &import);
+	} else {
+		mapped = mmap(NULL, mapped_bytes, PROT_READ | (read_only ? 0 : PROT_WRITE),
+		              MAP_SHARED, fd, (off_t)(offset - before));
+		if (mapped == MAP_FAILED)
+			return fa_fail(error, -errno,
+			               "%" PRIu64 " bytes at %" PRIu64
+			               " of the memfd cannot be mapped %s: %m",
+			               bytes, offset, read_only ? "for reading" : "for writing");
+		r = fa_vk_import_new(device, mapped, mapped_bytes, error, &import);
+		if (r < 0)
+			(void)munmap(mapped, mapped_bytes);
+	}
+	if (r < 0)
+		return r;
 	/* Clients' tensors stay out of core dumps. */
 	(void)madvise(mapped, mapped_bytes, MADV_DONTDUMP);
-	r = fa_vk_import_new(device, mapped, mapped_bytes, error, &import);
-	if (r < 0) {
-		(void)munmap(mapped, mapped_bytes);
-		return r;
-	}
 	import->mapped = mapped;
 	import->mapped_bytes = mapped_bytes;
 	*ret_memory = (struct fa_device_memory){

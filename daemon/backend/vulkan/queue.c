@@ -11,6 +11,7 @@
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "common/completion.h"
+#include "common/cpu.h"
 #include "daemon/backend/vulkan/pipelines.h"
 
 #include <errno.h>
@@ -25,6 +26,8 @@
 /* A part that takes so long is stopped, and a device that does not stop then is lost. Compiling counts, on a
  * device that does it late. */
 #define HANG_NS (60 * FA_NS_PER_SEC)
+/* How long the thread spins before it sleeps. */
+#define SPIN_NS (100 * FA_NS_PER_US)
 #define GROUPS_MAX 65535u /* of a dispatch, on any device */
 /* Assumed speeds: at first, and at least. */
 #define FLOPS_PER_NS_FIRST 1.0
@@ -122,6 +125,7 @@ static void queue_activate(struct fa_device *device, struct fa_device_queue *que
 			vk->state = FA_VK_WORK_READY;
 			fa_fair_queue_add(&device->fair, &queue->group->fair, queue->class,
 			                  &vk->ready_link);
+			atomic_fetch_add(&device->n_came, 1);
 			pthread_cond_signal(&device->work_available);
 			return;
 		}
@@ -384,6 +388,24 @@ static void serve(struct fa_device *device)
 	queue_activate(device, queue);
 }
 
+/* Waits for works. Waking up takes longer than a small request, so the thread spins first, beside a GPU. */
+static void wait_for_works(struct fa_device *device)
+{
+	const unsigned int came = atomic_load(&device->n_came);
+	uint64_t until_ns;
+
+	if (device->is_gpu) {
+		pthread_mutex_unlock(&device->mutex);
+		until_ns = fa_now_ns() + SPIN_NS;
+		while (atomic_load_explicit(&device->n_came, memory_order_relaxed) == came &&
+		       fa_now_ns() < until_ns)
+			fa_cpu_relax();
+		pthread_mutex_lock(&device->mutex);
+	}
+	if (fa_fair_queue_empty(&device->fair) && !device->stop)
+		pthread_cond_wait(&device->work_available, &device->mutex);
+}
+
 static void *run(void *userdata)
 {
 	struct fa_device *device = userdata;
@@ -391,7 +413,7 @@ static void *run(void *userdata)
 	pthread_mutex_lock(&device->mutex);
 	while (!device->stop) {
 		if (fa_fair_queue_empty(&device->fair)) {
-			pthread_cond_wait(&device->work_available, &device->mutex);
+			wait_for_works(device);
 		} else if (device->lost) {
 			struct fa_vk_work *vk = fa_container_of(fa_fair_queue_next(&device->fair),
 			                                        struct fa_vk_work, ready_link);
