@@ -47,18 +47,19 @@ static uint32_t common_pages(const struct search *search, uint32_t a, uint32_t b
 {
 	const struct fa_paged_step *step = search->p->step;
 	const uint32_t skipped = dropped(step, a) / (uint32_t)search->p->cache->page_tokens;
-	const uint32_t *const x = step->host_table + step->table_start[a];
-	const uint32_t *const y = step->host_table + step->table_start[b];
-	uint32_t end = old_pages(search, a), at = skipped;
+	/* A table may begin with the first page that was kept, so that table_start wraps. */
+	const uint32_t *const x = step->host_table + (uint32_t)(step->table_start[a] + skipped);
+	const uint32_t *const y = step->host_table + (uint32_t)(step->table_start[b] + skipped);
+	uint32_t end = old_pages(search, a), n = 0;
 
 	end = end < old_pages(search, b) ? end : old_pages(search, b);
 	if (dropped(step, a) != dropped(step, b) || end <= skipped)
 		return 0;
-	if (memcmp(x + at, y + at, (end - at) * sizeof(*x)) == 0)
+	if (memcmp(x, y, (end - skipped) * sizeof(*x)) == 0)
 		return end;
-	while (x[at] == y[at])
-		at++;
-	return at == skipped ? 0 : at;
+	while (x[n] == y[n])
+		n++;
+	return n == 0 ? 0 : skipped + n;
 }
 
 /* Finds the members, with @from new tokens or more. Returns the least number of new tokens of a

@@ -166,9 +166,11 @@ static uint32_t *make_shared(struct scene *scene, uint32_t *ret_shared)
 		scene->first[b] = first;
 		scene->cu_new[b + 1] = scene->cu_new[b] + n_new;
 		scene->lengths[b] = pages * page + below(600) + n_new;
-		scene->table_start[b] = (uint32_t)b * 1024;
+		/* Dropped pages have no entries, so that table_start may wrap. */
+		scene->table_start[b] = (uint32_t)b * 1024 - first / page;
 		for (uint32_t i = 0; i < 1024; i++)
-			table[b * 1024 + (int32_t)i] = i < pages && group != (uint32_t)b
+			table[b * 1024 + (int32_t)i] = first / page + i < pages &&
+			                                               group != (uint32_t)b
 			                                       ? table[group * 1024 + i]
 			                                       : slot++;
 	}
