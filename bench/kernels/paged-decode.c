@@ -288,7 +288,7 @@ static void decode_as(const char *kind, const struct cell *cell, bool with_plain
 	contest_add(&contest, "bare", time_run_bare, &bare);
 	if (unpacked.plan.plan.forward != ours.plan.plan.forward)
 		contest_add(&contest, "unpacked", time_run, &unpacked);
-	if (portable.plan.plan.decode != ours.plan.plan.decode)
+	if (ours.plan.plan.decode && portable.plan.plan.decode != ours.plan.plan.decode)
 		contest_add(&contest, "sm80", time_run, &portable);
 	if (with_plain)
 		contest_add(&contest, "bf16", time_run, &plain);

@@ -163,6 +163,8 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 	const struct fa_paged_cache *cache = p->cache;
 	const int32_t group = p->heads / cache->kv_heads;
 	struct fa_cuda_paged_groups groups = { .n = 0 };
+	const struct fa_paged_attention *of_forward = p; /* of sequences with many rows */
+	struct fa_cuda_paged_wide wide;
 	struct sequences count;
 	bool packed = false;
 	size_t at = 0;
@@ -170,11 +172,12 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 
 	plan->prefill_tokens = FA_CUDA_PAGED_PREFILL_TOKENS;
 	packed = fa_cuda_paged_packed_share(chip, p, plan);
+	fa_cuda_paged_widen_find(chip, p, plan);
 	count = count_sequences(p, plan->prefill_tokens);
 	if (count.decode > 1 && !p->deterministic)
 		plan->decode = find_groups(chip, p, plan->prefill_tokens, &groups);
 	/* Rows that go as packed rows here share no prefixes. */
-	if (!packed && !plan->decode && count.decode > 0) {
+	if (!packed && !plan->decode && count.decode > 0 && !plan->wide_rows) {
 		plan->prefill_tokens = fa_cuda_paged_packed_tokens(p);
 		packed = plan->prefill_tokens < FA_CUDA_PAGED_PREFILL_TOKENS &&
 		         count_sequences(p, plan->prefill_tokens).decode < count.decode &&
@@ -183,7 +186,7 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 			plan->prefill_tokens = FA_CUDA_PAGED_PREFILL_TOKENS;
 		count = count_sequences(p, plan->prefill_tokens);
 	}
-	if (!packed && count.forward > 0)
+	if (!packed && count.forward > 0 && !plan->wide_rows)
 		packed = fa_cuda_paged_packed_find(chip, p, plan);
 	plan->workspace_bytes = FA_CUDA_PAGED_COUNTERS_BYTES;
 	if (count.decode > 0) {
@@ -215,8 +218,14 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 		}
 	}
 	if (count.forward > 0) {
+		if (plan->wide_rows > 0) {
+			fa_cuda_paged_widen_plan(p, blob, &at, plan);
+			fa_cuda_paged_wide_of(plan, p, blob, 0, 0, &wide);
+			of_forward = &wide.attention;
+			packed = fa_cuda_paged_packed_find(chip, of_forward, plan);
+		}
 		if (!packed)
-			plan->forward = fa_cuda_paged_sm90_find(chip, p, false,
+			plan->forward = fa_cuda_paged_sm90_find(chip, of_forward, false,
 			                                        count.longest_forward);
 		if (!plan->forward)
 			plan->forward = fa_cuda_paged_find(
@@ -235,21 +244,25 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 		at += fa_cuda_paged_align(plan->forward_items * sizeof(struct fa_cuda_paged_item));
 		plan->forward_blocks_at = at;
 		if (packed) {
-			r = fa_cuda_paged_packed_plan(p, blob, plan);
+			r = fa_cuda_paged_packed_plan(of_forward, blob, plan);
 			if (r < 0)
 				return r;
 			at += plan->forward_blocks * sizeof(struct fa_cuda_paged_unit);
 			plan->unit_partials_at = plan->workspace_bytes;
 			plan->workspace_bytes += fa_cuda_paged_packed_bytes(plan);
-			plan->blob_bytes = at;
-			return 0;
+		} else {
+			r = fa_cuda_paged_plan_prefill(of_forward, blob, plan, text, text_bytes);
+			if (r < 0)
+				return r;
+			fa_cuda_paged_sm90_partition(chip, of_forward, plan);
+			at += fa_cuda_paged_align(plan->forward_blocks *
+			                          sizeof(struct fa_cuda_paged_block));
 		}
-		r = fa_cuda_paged_plan_prefill(p, blob, plan, text, text_bytes);
-		if (r < 0)
-			return r;
-		fa_cuda_paged_sm90_partition(chip, p, plan);
-		at += fa_cuda_paged_align(plan->forward_blocks *
-		                          sizeof(struct fa_cuda_paged_block));
+	}
+	if (plan->wide_rows > 0) {
+		plan->wide_at = (plan->workspace_bytes + FA_PAGED_SLOT_BYTES - 1) /
+		                FA_PAGED_SLOT_BYTES * FA_PAGED_SLOT_BYTES;
+		plan->workspace_bytes = plan->wide_at + fa_cuda_paged_wide_bytes(plan, cache);
 	}
 	plan->blob_bytes = at;
 	return 0;
@@ -376,11 +389,18 @@ int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
                                    struct fa_cuda_paged_launch *launches)
 {
 	const bool quantised = p->cache->store != FA_PAGED_PLAIN;
+	const struct fa_paged_attention *of_forward = p;
 	struct fa_cuda_paged_launch *launch = launches;
+	struct fa_cuda_paged_wide wide;
 
+	if (plan->wide_rows > 0) {
+		fa_cuda_paged_widen_launch(plan, p, blob, workspace, launch++);
+		fa_cuda_paged_wide_of(plan, p, NULL, blob, workspace, &wide);
+		of_forward = &wide.attention;
+	}
 	if (plan->forward_blocks > 0) {
 		launch->kernel = plan->forward;
-		fill_attention(plan, p, plan->forward, blob, workspace, epoch,
+		fill_attention(plan, of_forward, plan->forward, blob, workspace, epoch,
 		               &launch->args.attention);
 		launch->grid_x = plan->forward_blocks * (uint32_t)p->heads *
 		                 (uint32_t)launch->args.attention.slices;
@@ -388,9 +408,9 @@ int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
 		launch->n_maps = 0;
 		launch->parts = 0;
 		if (plan->forward->kind == FA_CUDA_PAGED_PACKED)
-			fa_cuda_paged_packed_launch(plan, p, blob, workspace, launch);
+			fa_cuda_paged_packed_launch(plan, of_forward, blob, workspace, launch);
 		else
-			fa_cuda_paged_sm90_launch(plan, p, launch);
+			fa_cuda_paged_sm90_launch(plan, of_forward, launch);
 		launch++;
 	}
 	if (plan->decode_grid > 0) {

@@ -81,12 +81,18 @@ static inline uint32_t fa_cuda_paged_packed_tokens(const struct fa_paged_attenti
 	return tokens < 9 ? 9 : tokens;
 }
 
+/* A bit of the number of tokens from which on sequences do not decode: codes are widened for
+ * them (paged-plan-widen.c). Otherwise all sequences over codes decode. */
+#define FA_CUDA_PAGED_WIDENS (1u << 31)
+
 /* @from: fewer new tokens decode. */
 static inline bool fa_cuda_paged_is_prefill(const struct fa_paged_attention *p, uint32_t from,
                                             int32_t b)
 {
-	return p->cache->dtype != FA_ATTENTION_F32 && p->cache->store == FA_PAGED_PLAIN &&
-	       !fa_cuda_paged_has_tree(p, b) && fa_cuda_paged_n_new(p->step, b) >= from;
+	return p->cache->dtype != FA_ATTENTION_F32 &&
+	       (p->cache->store == FA_PAGED_PLAIN || (from & FA_CUDA_PAGED_WIDENS)) &&
+	       !fa_cuda_paged_has_tree(p, b) &&
+	       fa_cuda_paged_n_new(p->step, b) >= (from & ~FA_CUDA_PAGED_WIDENS);
 }
 
 static inline uint32_t fa_cuda_paged_slices(const struct fa_paged_attention *p,
@@ -165,6 +171,35 @@ uint32_t fa_cuda_paged_block_item(const struct fa_cuda_paged_item *items, uint32
                                   uint32_t number);
 /* The greatest first. */
 int fa_cuda_paged_compare_blocks(const void *a, const void *b);
+
+/* ---- paged-plan-widen.c */
+
+/* An attention over keys that were widened. */
+struct fa_cuda_paged_wide {
+	struct fa_paged_attention attention;
+	struct fa_paged_cache cache;
+	struct fa_paged_step step;
+};
+
+/* Bytes of the arrays in the blob; 0: no codes are widened. */
+size_t fa_cuda_paged_widen_bytes(const struct fa_paged_attention *p);
+/* If the codes of sequences with many rows are widened, sets plan->kernel, wide_rows and
+ * prefill_tokens, and returns true. */
+bool fa_cuda_paged_widen_find(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
+                              struct fa_cuda_paged_plan *plan);
+/* Writes the arrays at @*at in the blob; advances @*at. */
+void fa_cuda_paged_widen_plan(const struct fa_paged_attention *p, char *blob, size_t *at,
+                              struct fa_cuda_paged_plan *plan);
+/* Sets *ret_wide to the attention of these sequences. @host_blob: NULL when launching. */
+void fa_cuda_paged_wide_of(const struct fa_cuda_paged_plan *plan,
+                           const struct fa_paged_attention *p, char *host_blob, uint64_t blob,
+                           uint64_t workspace, struct fa_cuda_paged_wide *ret_wide);
+/* Bytes of the workspace from plan->wide_at on. */
+size_t fa_cuda_paged_wide_bytes(const struct fa_cuda_paged_plan *plan,
+                                const struct fa_paged_cache *cache);
+void fa_cuda_paged_widen_launch(const struct fa_cuda_paged_plan *plan,
+                                const struct fa_paged_attention *p, uint64_t blob,
+                                uint64_t workspace, struct fa_cuda_paged_launch *launch);
 
 /* ---- paged-plan-decode.c */
 

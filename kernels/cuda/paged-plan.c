@@ -309,7 +309,8 @@ size_t fa_cuda_paged_blob_bytes(const struct fa_paged_request *request)
 		const uint32_t packed_from = step->host_table ? FA_CUDA_PAGED_SHARE_TOKENS
 		                                              : fa_cuda_paged_packed_tokens(
 									&request->attention);
-		size_t units = 0;
+		const size_t widen_bytes = fa_cuda_paged_widen_bytes(&request->attention);
+		size_t units = widen_bytes > 0 ? FA_CUDA_PAGED_UNITS : 0;
 
 		for (int32_t b = 0; b < step->batch; b++)
 			if (fa_cuda_paged_is_prefill(&request->attention, packed_from, b))
@@ -318,7 +319,7 @@ size_t fa_cuda_paged_blob_bytes(const struct fa_paged_request *request)
 		return (batch + batch / 2 + 2) * (sizeof(struct fa_cuda_paged_item) + 16) +
 		       fa_cuda_paged_align(FA_CUDA_PAGED_BLOCKS * sizeof(uint32_t)) +
 		       (step->cu_new[batch] / 64 + batch) * sizeof(struct fa_cuda_paged_block) +
-		       units * sizeof(struct fa_cuda_paged_unit) +
+		       units * sizeof(struct fa_cuda_paged_unit) + widen_bytes +
 		       fa_cuda_paged_split_bytes(&request->attention);
 	}
 	case FA_PAGED_APPEND:
@@ -477,6 +478,8 @@ struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch)
 	case FA_CUDA_PAGED_APPEND:
 	case FA_CUDA_PAGED_READ:
 		return &launch->args.append.done;
+	case FA_CUDA_PAGED_WIDEN:
+		return &launch->args.widen.done;
 	case FA_CUDA_PAGED_MERGE:
 		return &launch->args.merge.done;
 	case FA_CUDA_PAGED_COPY:

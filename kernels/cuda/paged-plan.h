@@ -40,6 +40,7 @@ enum fa_cuda_paged_kind {
 	FA_CUDA_PAGED_PACKED, /* few rows on many keys: as BAND (paged-plan-packed.h) */
 	FA_CUDA_PAGED_APPEND,
 	FA_CUDA_PAGED_READ,
+	FA_CUDA_PAGED_WIDEN, /* before many rows over codes: kernels for bf16 compute them */
 	FA_CUDA_PAGED_MERGE,
 	FA_CUDA_PAGED_COPY, /* and clear */
 	FA_CUDA_PAGED_MOVE,
@@ -117,14 +118,19 @@ struct fa_cuda_paged_plan {
 	size_t unit_partials_at;
 	size_t decode_items_at, block_items_at, forward_items_at, forward_blocks_at;
 	size_t splits_at, suffixes_at, tokens_at;
-	const struct fa_cuda_paged_kernel
-		*kernel; /* other operations; over a client's own pages: the first kernel */
+	/* Other operations; over a client's own pages, and before many rows over codes: the first
+	 * kernel. */
+	const struct fa_cuda_paged_kernel *kernel;
 	uint32_t grid_x, grid_y;
 	uint32_t own_units; /* packed rows over a client's own pages: units of a KV head */
 	/* Over a client's own pages: where in the workspace the device writes its plan. */
 	size_t own_ranges_at, own_items_at, own_forward_items_at, own_block_items_at,
 		own_forward_blocks_at;
 	size_t first_at, second_at;
+	/* Many rows over codes: rows of each head that are bf16 in the workspace; 0: there are no
+	 * such. Where they are there, and where in the blob the arrays of paged-plan-widen.c. */
+	uint32_t wide_rows;
+	size_t wide_at, wide_arrays_at;
 	/* Copies of a client's own pages. */
 	size_t k_data_at, v_data_at, k_scales_at, v_scales_at;
 	uint32_t own_unit;
@@ -152,6 +158,7 @@ struct fa_cuda_paged_launch {
 		struct fa_cuda_paged_attention_quantised attention_quantised;
 		struct fa_cuda_paged_small_attention_quantised small_attention_quantised;
 		struct fa_cuda_paged_append_quantised append_quantised;
+		struct fa_cuda_paged_widen widen;
 		struct fa_cuda_paged_merge merge;
 		struct fa_cuda_paged_copy copy;
 		struct fa_cuda_paged_moves moves;

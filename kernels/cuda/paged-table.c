@@ -295,6 +295,7 @@ const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 	TOKENS(move, MOVE, false)
 	TOKENS_CODES(append_codes, APPEND)
 	TOKENS_CODES(read_codes, READ)
+	TOKENS_CODES(widen, WIDEN)
 	TOKENS(own_copy, OWN_COPY, false)
 	TOKENS_CODES(own_copy_codes, OWN_COPY)
 	{

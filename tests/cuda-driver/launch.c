@@ -490,6 +490,8 @@ static size_t args_bytes(const struct fa_cuda_paged_kernel *kernel)
 		return kernel->small ? sizeof(struct fa_cuda_paged_small_append)
 		       : codes       ? sizeof(struct fa_cuda_paged_append_quantised)
 		                     : sizeof(struct fa_cuda_paged_append);
+	case FA_CUDA_PAGED_WIDEN:
+		return sizeof(struct fa_cuda_paged_widen);
 	case FA_CUDA_PAGED_MERGE:
 		return sizeof(struct fa_cuda_paged_merge);
 	case FA_CUDA_PAGED_COPY:

@@ -448,6 +448,11 @@ const char *fa_fake_paged_wrong(const struct fa_cuda_paged_launch *launch)
 		return launch->args.append.items && launch->args.append.pages.table
 		               ? NULL
 		               : "an array that is not there";
+	case FA_CUDA_PAGED_WIDEN:
+		return launch->args.widen.items && launch->args.widen.block_items &&
+		                       launch->args.widen.pages.table
+		               ? NULL
+		               : "an array that is not there";
 	case FA_CUDA_PAGED_OWN_COPY:
 		return launch->args.own_copy.own_pages && launch->args.own_copy.pages.table &&
 		                       (launch->args.own_copy.k_data ||
@@ -486,6 +491,9 @@ void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
 			                       launch->kernel->stores ? &codes : NULL,
 			                       launch->kernel->kind == FA_CUDA_PAGED_READ);
 		}
+		break;
+	case FA_CUDA_PAGED_WIDEN:
+		fa_fake_widen(&launch->args.widen, launch->grid_x, launch->grid_y / 2);
 		break;
 	case FA_CUDA_PAGED_COPY:
 		fa_fake_copy_pages(&launch->args.copy, launch->grid_x, launch->grid_y);

@@ -117,7 +117,8 @@ void paged_check_on(struct paged_device *device, struct paged_problem *problem,
 		paged_device_run(device, problem, &plan);
 		if (memcmp(once, problem->out, problem->out_bytes) != 0)
 			paged_fail("%s on %s: two runs differ", paged_describe(problem), by);
-		paged_judge(problem, by, PAGED_ROUNDS_WEIGHTS_FAST);
+		paged_judge(problem, by,
+		            plan.plan.wide_rows ? PAGED_ROUNDS_KEYS : PAGED_ROUNDS_WEIGHTS_FAST);
 		paged_passed++;
 	}
 	paged_gpu_plan_free(paged_device_gpu, &plan);

@@ -330,6 +330,56 @@ static void shared(void)
 		shared_one(i);
 }
 
+static void judge_widened(const struct paged_problem *problem,
+                          const struct fa_cuda_paged_plan *plan, uint32_t expected)
+{
+	/* A window needs no more. */
+	if (!plan->forward || plan->wide_rows == 0 || plan->wide_rows > expected || !plan->decode)
+		paged_fail("%s: %u rows are widened, expected %u", paged_describe(problem),
+		           plan->wide_rows, expected);
+}
+
+/* Sequences of 40 and 100 new tokens, and one that decodes between them. */
+static void widened_one(int i)
+{
+	static const int32_t dims[] = { 128, 64, 256, 96 };
+	static const uint32_t n_new[] = { 100, 1, 40 };
+	struct fa_cuda_chip chip = *paged_gpu_chip(paged_device_gpu);
+	struct paged_spec spec = paged_usual;
+	uint32_t rows = 0;
+
+	spec.dtype = FA_ATTENTION_BF16;
+	spec.store = i % 2 ? FA_PAGED_INT8 : FA_PAGED_E4M3;
+	spec.head_scales = i / 2 % 2;
+	spec.head_dim = spec.head_dim_v = dims[i % 4];
+	spec.heads = i % 3 == 1 ? 16 : 8;
+	spec.kv_heads = spec.heads / 8;
+	spec.page_tokens = 16 << i % 5;
+	spec.batch = 3;
+	for (int32_t b = 0; b < spec.batch; b++) {
+		spec.n_new[b] = n_new[b];
+		spec.lengths[b] = n_new[b] + 60 + 90 * (uint32_t)((b + i) % 4);
+		spec.first[b] = i % 4 == 3 && b != 1 ? 37 : 0;
+		if (b != 1)
+			rows += (spec.lengths[b] + 127) / 128 * 128;
+	}
+	spec.causal = i % 5 != 4;
+	spec.left_1 = i % 6 == 5 ? 100 : 0;
+	spec.softcap = i % 7 == 3 ? 20 : 0;
+	spec.alibi = i % 7 == 6;
+	spec.sinks = i % 4 == 2;
+	chip.pack = i % 3 - 1;
+	if (paged_gpu_has_tma(paged_device_gpu))
+		check_as(&spec, &chip, judge_widened, rows);
+}
+
+/* Codes of sequences with many rows become bf16 first. */
+static void widened(void)
+{
+	for (int i = 0; i < (paged_options.small ? 8 : 40); i++)
+		widened_one(i);
+}
+
 static void run(void)
 {
 	few();
@@ -344,6 +394,8 @@ static void run(void)
 	paged_report("packed");
 	shared();
 	paged_report("shared");
+	widened();
+	paged_report("widened");
 }
 
 int main(int argc, char **argv)

@@ -70,11 +70,12 @@ static void run_on(struct paged_device *device, struct paged_problem *problem,
 	void *once = malloc(problem->out_bytes + 1);
 	struct paged_gpu_plan plan = { .blob = 0 };
 	char by[128];
-	bool same;
+	bool same, wide;
 
 	if (paged_gpu_plan(paged_device_gpu, chip, &device->request, &plan) < 0)
 		paged_fail("%s: no plan", paged_describe(problem));
 	judge_kernel(problem, chip, &plan.plan);
+	wide = plan.plan.wide_rows > 0;
 	snprintf(by, sizeof(by), "%s, %d SMs", plan.plan.decode ? plan.plan.decode->symbol : "-",
 	         chip->sms);
 	paged_device_run(device, problem, &plan);
@@ -84,7 +85,7 @@ static void run_on(struct paged_device *device, struct paged_problem *problem,
 	paged_gpu_plan_free(paged_device_gpu, &plan);
 	if (!same)
 		paged_fail("%s on %s: two runs differ", paged_describe(problem), by);
-	paged_judge(problem, by, PAGED_ROUNDS_WEIGHTS_FAST);
+	paged_judge(problem, by, wide ? PAGED_ROUNDS_KEYS : PAGED_ROUNDS_WEIGHTS_FAST);
 	/* paged_judge() has poisoned the result. */
 	memcpy(problem->out, once, problem->out_bytes);
 	free(once);

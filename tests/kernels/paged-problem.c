@@ -756,7 +756,7 @@ void paged_judge(struct paged_problem *problem, const char *by, enum paged_round
 
 	tiny = 8e-6 * fmax(1, highest) * (spec->alibi ? 3 : 1);
 	lse_allowed = spec->alibi ? 9e-6 : 3e-6;
-	if (rounding == PAGED_ROUNDS_WEIGHTS_FAST) {
+	if (rounding >= PAGED_ROUNDS_WEIGHTS_FAST) {
 		tiny *= 3;
 		lse_allowed = 2e-5;
 		/* ALiBi can take all 400 nats (580 in base 2) from a raised logit again, and leaves
@@ -764,6 +764,9 @@ void paged_judge(struct paged_problem *problem, const char *by, enum paged_round
 		if (spec->raised && spec->alibi)
 			lse_allowed += 580 * 0x1p-24;
 	}
+	/* An element of K is off by a part of 2^-9 at most. */
+	if (rounding == PAGED_ROUNDS_KEYS)
+		lse_allowed += 0x1p-8;
 	if (spec->dtype == FA_ATTENTION_F32)
 		allowed = tiny;
 	else if (rounding != PAGED_ROUNDS_OUTPUT)

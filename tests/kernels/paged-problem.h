@@ -79,6 +79,7 @@ enum paged_rounding {
 	PAGED_ROUNDS_OUTPUT,
 	PAGED_ROUNDS_WEIGHTS,      /* FlashAttention's rule applies */
 	PAGED_ROUNDS_WEIGHTS_FAST, /* the same, with the GPU's exponential */
+	PAGED_ROUNDS_KEYS,         /* the same; and codes times their scales become bf16 */
 };
 
 /* Checks out and lse, and poisons them again; @by: the kernel's name. */

@@ -74,11 +74,68 @@ static void test_pairs(void **state)
 	}
 }
 
+/* Codes of prompts and long extends are widened for a kernel that reads bf16, if they fit. */
+static void test_widen(void **state)
+{
+	static const struct {
+		uint32_t n_new[2], lengths[2], first[2];
+		int64_t left;
+		enum fa_attention_dtype dtype;
+		uint32_t rows;
+	} cases[] = {
+		{ { 4096, 1 }, { 4096, 500 }, { 0 }, -1, FA_ATTENTION_BF16, 4096 },
+		{ { 64, 70 }, { 8000, 130 }, { 0 }, -1, FA_ATTENTION_BF16, 8064 + 256 },
+		/* Dropped tokens, and those before a window, are not. */
+		{ { 64, 1 }, { 8000, 9 }, { 5000 }, -1, FA_ATTENTION_BF16, 3072 },
+		{ { 64, 1 }, { 8000, 9 }, { 0 }, 1000, FA_ATTENTION_BF16, 1088 + 64 },
+		/* Few rows, fp16, and more than the workspace holds. */
+		{ { 63, 1 }, { 8000, 9 }, { 0 }, -1, FA_ATTENTION_BF16, 0 },
+		{ { 4096, 1 }, { 4096, 9 }, { 0 }, -1, FA_ATTENTION_F16, 0 },
+		{ { 64, 1 }, { 90000, 9 }, { 0 }, -1, FA_ATTENTION_BF16, 0 },
+	};
+
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
+		struct fa_cuda_paged_plan plan;
+		struct scene scene;
+		int n;
+
+		scene_init(&scene, 2);
+		scene.cache.store = FA_PAGED_E4M3;
+		scene.cache.dtype = cases[i].dtype;
+		scene.request.attention.window_left = cases[i].left;
+		for (int32_t b = 0; b < 2; b++) {
+			scene.cu_new[b + 1] = scene.cu_new[b] + cases[i].n_new[b];
+			scene.lengths[b] = cases[i].lengths[b];
+			scene.first[b] = cases[i].first[b];
+		}
+		scene_plan(&scene, &h200, &plan);
+		assert_int_equal(plan.wide_rows, cases[i].rows);
+		n = fa_cuda_paged_launches(&plan, &scene.request, 1 << 20, 1 << 24, 1, launches);
+		if (cases[i].rows == 0) {
+			assert_null(plan.forward);
+			assert_int_equal(n, 1);
+		} else {
+			assert_int_equal(launches[0].kernel->kind, FA_CUDA_PAGED_WIDEN);
+			assert_int_equal(launches[0].grid_x * FA_CUDA_WIDEN_TOKENS, plan.wide_rows);
+			assert_ptr_equal(launches[1].kernel, plan.forward);
+			assert_ptr_equal(launches[1].args.attention.pages.k,
+			                 launches[0].args.widen.k);
+			assert_ptr_equal(launches[1].args.attention.pages.v,
+			                 launches[0].args.widen.v);
+			assert_int_equal(n, 2 + (plan.decode != NULL));
+			assert_true(plan.workspace_bytes <= (size_t)512 << 20);
+		}
+		free(scene.blob);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_short),
 		cmocka_unit_test(test_pairs),
+		cmocka_unit_test(test_widen),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

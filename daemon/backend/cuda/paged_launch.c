@@ -82,6 +82,15 @@ static CUresult upload(struct fa_device *device, struct fa_cuda_stream *stream,
 		paged->span.end - paged->span.begin, stream->stream);
 }
 
+/* Returns which of a part's @n launches comes as number @i. @forward_last: what may be preempted comes
+ * last; codes are widened before all else. */
+static int place_of(const struct fa_cuda_paged_plan *plan, int i, int n, bool forward_last)
+{
+	const int first = plan->wide_rows > 0;
+
+	return forward_last && i >= first ? n - 1 - (i - first) : i;
+}
+
 static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *stream,
                             struct fa_device_work *work, struct fa_cuda_paged_part *part, bool last)
 {
@@ -114,7 +123,7 @@ static CUresult launch_part(struct fa_device *device, struct fa_cuda_stream *str
 	                                      part->plan->forward_ns);
 	for (int i = 0; i < n && result == CUDA_SUCCESS; ++i) {
 		struct fa_cuda_paged_launch *launch =
-			&launches[preemptible && !own ? n - 1 - i : i];
+			&launches[place_of(part->plan, i, n, preemptible && !own)];
 		const uint64_t blocks = (uint64_t)launch->grid_x * launch->grid_y;
 		const CUfunction function =
 			device->paged_functions[launch->kernel - fa_cuda_paged_kernels];

@@ -251,6 +251,23 @@ struct fa_cuda_paged_quantised {
 		v_scales[FA_CUDA_QUANTISED_HEADS_MAX]; /* scales of heads */
 };
 
+/* Writes codes as bf16, to where kernels for pages of bf16 read them: [kv_head][row][dim]. A thread
+ * block has FA_CUDA_WIDEN_TOKENS rows of K or V of a head. Grid: (blocks, 2 * kv_heads). */
+#define FA_CUDA_WIDEN_TOKENS 64u
+
+struct fa_cuda_paged_widen {
+	struct fa_cuda_pages pages;
+	/* An item's tokens [first, n_k) go to rows from its tile on; both are multiples of
+	 * FA_CUDA_WIDEN_TOKENS. */
+	const struct fa_cuda_paged_item *items;
+	const uint32_t *block_items;
+	uint32_t rows; /* of a head */
+	int32_t head_dim, head_dim_v;
+	char *k, *v;
+	struct fa_cuda_paged_quantised quantised;
+	struct fa_cuda_done done; /* as in struct fa_cuda_attention */
+};
+
 struct fa_cuda_paged_attention_quantised {
 	struct fa_cuda_paged_attention attention;
 	struct fa_cuda_paged_quantised quantised;

@@ -2,6 +2,7 @@
 #include "kernels/cuda/common/gate.h"
 #include "kernels/cuda/sm80/paged_append_quantised.h"
 #include "kernels/cuda/sm80/paged_own_copy.h"
+#include "kernels/cuda/sm80/paged_widen.h"
 
 #define FA_TOKENS_KERNEL(name, args_name)                                                          \
 	extern "C" __global__ void __launch_bounds__(FA_CUDA_TOKENS_THREADS)                       \
@@ -35,6 +36,12 @@ FA_TOKENS_KERNEL(read_codes, fa_cuda_paged_append_quantised)
 {
 	fa_paged_append_codes<true>(args);
 	fa_done(args.append.done);
+}
+
+FA_TOKENS_KERNEL(widen, fa_cuda_paged_widen)
+{
+	fa_paged_widen(args);
+	fa_done(args.done);
 }
 
 FA_TOKENS_KERNEL(merge, fa_cuda_paged_merge)
