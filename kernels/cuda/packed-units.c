@@ -8,7 +8,6 @@
 
 _Static_assert(FA_CUDA_PAGED_UNITS < FA_CUDA_PAGED_UNIT_PARTS, "a block has no more parts");
 
-/* How rows are packed (struct fa_cuda_packed_units). */
 struct packing {
 	int32_t shift;
 	int32_t sets;
@@ -18,7 +17,7 @@ struct range {
 	uint32_t begin, end;
 };
 
-/* The blocks with rows that see the item's keys, among those of all the item's rows. */
+/* Returns which blocks of the item's rows see its keys. */
 static struct range blocks_of(const struct fa_cuda_packed_batch *batch, struct packing packing,
                               const struct fa_cuda_paged_item *item)
 {
@@ -98,12 +97,12 @@ static bool pack(const struct fa_cuda_packed_batch *batch, struct packing *ret_p
 	return least < UINT64_MAX;
 }
 
-/* What units need, if none has more than a number of tiles. */
+/* What units of at most some tiles need. */
 struct division {
 	uint64_t units, counters, partials;
 };
 
-/* Parts of block @block of the rows of item @b over the suffixes behind it. */
+/* Returns the parts of a block of item @b's rows over the suffixes behind it. */
 static uint32_t suffix_parts(const struct fa_cuda_packed_batch *batch, struct packing packing,
                              uint32_t most, int32_t b, uint32_t block)
 {
@@ -163,7 +162,7 @@ struct rough {
 	uint32_t more;          /* parts of a block over suffixes */
 };
 
-/* False: there are more items than units. */
+/* Returns false if there are more items than units. */
 static bool rough_init(struct rough *rough, const struct fa_cuda_packed_batch *batch,
                        struct packing packing)
 {
@@ -222,7 +221,7 @@ static bool fits(const struct fa_cuda_packed_batch *batch, struct division divis
 	       division.counters * (batch->rows / 16) <= FA_CUDA_PAGED_UNIT_COUNTERS;
 }
 
-/* The smallest limit of tiles per unit for which @slots units suffice; 0: there is none. */
+/* Returns the least tiles per unit for which @slots units suffice; 0: none. */
 static uint32_t least_tiles(const struct rough *rough, const struct fa_cuda_packed_batch *batch,
                             uint64_t slots, uint32_t longest)
 {
@@ -288,7 +287,7 @@ static double choose(const struct fa_cuda_chip *chip, const struct fa_cuda_packe
 	return best;
 }
 
-/* As choose(), where units go to thread blocks longest first: then what counts is their sum. */
+/* As choose(), where units go to thread blocks longest first: their sum counts. */
 static double choose_longest_first(const struct fa_cuda_chip *chip,
                                    const struct fa_cuda_packed_batch *batch, struct packing packing,
                                    uint32_t longest, uint32_t *ret_most)
@@ -309,7 +308,7 @@ static double choose_longest_first(const struct fa_cuda_chip *chip,
 		all = (double)rough.tiles * batch->keys +
 		      (double)division.units * FA_CUDA_UNIT_KEYS + (double)rough.blocks * join;
 		each = (double)most * batch->keys + FA_CUDA_UNIT_KEYS;
-		/* At the end half of the multiprocessors have nothing left, on average. */
+		/* On average half of the multiprocessors have nothing left at the end. */
 		all = all / chip->sms + all / (double)division.units / 2;
 		all = (all > each ? all : each) + join;
 		if (best < 0 || all < best) {
@@ -381,7 +380,7 @@ bool fa_cuda_packed_units_choose(const struct fa_cuda_chip *chip,
 	return true;
 }
 
-/* Where the units of an item and the suffixes behind it are written. */
+/* Units of an item, and of the suffixes behind it, are written here. */
 struct writing {
 	const struct fa_cuda_packed_batch *batch;
 	struct packing packing;
@@ -399,7 +398,7 @@ struct block {
 	uint64_t counter, partial;
 };
 
-/* Parts over the item, and over the suffixes that the block sees. */
+/* Return the parts over the item, and over the suffixes that the block sees. */
 static uint32_t own_parts(const struct writing *writing, uint32_t item, uint32_t block)
 {
 	const uint32_t count = count_tiles(writing->batch, writing->packing, &writing->items[item],
@@ -426,7 +425,6 @@ static uint32_t all_parts(const struct writing *writing, uint32_t block)
 	return parts;
 }
 
-/* Goes to the next block of rows. */
 static void pass_block(struct block *block)
 {
 	if (block->parts > 1) {
@@ -463,8 +461,8 @@ static void write_unit(struct writing *writing, const struct block *block, uint3
 	};
 }
 
-/* Units of the same part of the keys are neighbours, because they read the same keys at about the
- * same time. Returns the first block behind those of the KV head. */
+/* Units of the same part of the keys are neighbours: they read the same keys at about the same
+ * time. Returns the first block behind those of the KV head. */
 static struct block write_head(struct writing *writing, struct block first)
 {
 	const uint32_t blocks = count_blocks(writing->batch, writing->packing,

@@ -20,27 +20,27 @@
 enum fa_cuda_packed_kind {
 	FA_CUDA_PACKED_NOTHING, /* the sequence's rows are not packed */
 	FA_CUDA_PACKED_ROWS,
-	FA_CUDA_PACKED_SUFFIX, /* of the last item that is no suffix */
+	FA_CUDA_PACKED_SUFFIX, /* a suffix of the last item that is none */
 };
 
 struct fa_cuda_packed_batch {
-	uint32_t rows, keys; /* of the kernel: in a block of rows, in a tile */
+	uint32_t rows, keys; /* the kernel's, in a block of rows and in a tile */
 	uint32_t heads, kv_heads;
-	/* Row i of an item's rows sees keys [i + diagonal - left, i + diagonal + right], from the
-	 * item's first one on. Every row sees a key. */
+	/* Row i of an item sees its keys [i + diagonal - left, i + diagonal + right]. Every row
+	 * sees a key. */
 	int64_t left, right;
 	int32_t batch; /* number of items, with those of kind NOTHING */
 	/* Sets item @b, but for packed.suffix. */
 	enum fa_cuda_packed_kind (*item_of)(const void *userdata, int32_t b,
 	                                    struct fa_cuda_paged_item *ret_item);
 	const void *userdata;
-	/* Units of the longest sequences come first, so that the last thread blocks are short; and
-	 * there may be more blocks of rows than FA_CUDA_PACKED_WAVES_MAX allows. */
+	/* Units of the longest sequences come first: the last thread blocks are short, and there
+	 * may be more blocks of rows than FA_CUDA_PACKED_WAVES_MAX allows. */
 	bool longest_first;
 	bool suffixes; /* there are some; items keep their order */
 };
 
-/* Sets what a sequence of its own has: all its rows see its keys. */
+/* Sets a sequence of its own, whose rows all see its keys. */
 static inline void fa_cuda_packed_alone(struct fa_cuda_paged_item *item)
 {
 	item->packed = (struct fa_cuda_packed_item){

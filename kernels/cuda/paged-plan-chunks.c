@@ -35,7 +35,7 @@ static int64_t part_end(const struct fa_paged_attention *p, int64_t begin, int64
 	return chunk >= end - part ? end : part + chunk;
 }
 
-/* PARTS_MAX + 1: more than PARTS_MAX. */
+/* Returns PARTS_MAX + 1 for more than PARTS_MAX. */
 static int64_t count_parts(const struct fa_paged_attention *p)
 {
 	int64_t n = 0;
@@ -70,7 +70,7 @@ static void fill_part(struct fa_cuda_paged_chunks *chunks, const struct fa_paged
 	chunks->tree_start[part] = p->tree ? p->tree_start[b] : FA_PAGED_NO_TREE;
 }
 
-/* -ENOTSUP: a tree would be divided, whose positions are not known here. */
+/* -ENOTSUP: a tree, whose positions are not known here, would be divided. */
 static int fill(struct fa_cuda_paged_chunks *chunks, const struct fa_paged_attention *p, char *text,
                 size_t text_bytes)
 {

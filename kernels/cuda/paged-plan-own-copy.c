@@ -39,7 +39,7 @@ static size_t add(char *blob, size_t *at, const void *from, size_t bytes)
 	return begin;
 }
 
-/* The lowest set bits of what decides the alignment of a side's rows. */
+/* The lowest set bit tells the alignment of a side's rows. */
 static uint64_t alignment_of(const struct fa_paged_own_copy *p,
                              const struct fa_attention_tensor *tensor, void *const *data,
                              int32_t dim)

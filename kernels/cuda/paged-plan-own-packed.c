@@ -8,14 +8,13 @@
 #include "kernels/cuda/paged-plan-sm90.h"
 #include "kernels/cuda/sm90/kernels.h"
 
-/* Decode reads keys for each DECODE_ROWS rows, in DECODE_COST times the time of a block of packed
- * rows. */
+/* Decode reads keys per DECODE_ROWS rows, in DECODE_COST times the time of packed rows. */
 #define DECODE_ROWS 32
 #define DECODE_COST 1.6
 /* Time in keys of each launch that other kernels need before the one that attends. */
 #define LAUNCH_KEYS 190
 
-/* The most blocks of rows of a KV head. */
+/* Returns the most blocks of rows of a KV head. */
 static uint64_t blocks_of(const struct fa_cuda_paged_kernel *kernel,
                           const struct fa_paged_own_attention *p, int32_t shift, uint64_t sets,
                           uint64_t sequences)
@@ -65,13 +64,13 @@ static double keys_of(const struct fa_paged_attention *p)
 	return bounded && window < n_k ? window : n_k;
 }
 
-/* Part of the keys that the mask leaves. */
+/* Returns the part of the keys that the mask leaves. */
 static double part_of(const struct fa_paged_own_attention *p, double keys)
 {
 	return p->causal && p->max_q < keys ? 1 - p->max_q / (2 * keys) : p->causal ? 0.5 : 1;
 }
 
-/* Time by other kernels, in keys of a block of packed rows. */
+/* Returns the time of other kernels, in keys of a block of packed rows. */
 static double other_keys(const struct fa_cuda_chip *chip, const struct fa_paged_own_attention *p,
                          double keys, double sequences)
 {
@@ -166,7 +165,7 @@ bool fa_cuda_paged_own_packed_find(const struct fa_cuda_chip *chip,
 	if (!kernel)
 		return false;
 	full = fa_cuda_paged_ceil_div((uint64_t)p->total_q, (uint64_t)p->max_q);
-	/* Packs all sequences, or those that decode would read several times, or those that
+	/* Packs all sequences, or those that decode would read repeatedly, or those that
 	 * prefill. */
 	for (size_t i = 0; i < sizeof(froms) / sizeof(froms[0]) && !plan->forward; i++) {
 		uint64_t sequences = (uint64_t)p->total_q / froms[i], blocks;

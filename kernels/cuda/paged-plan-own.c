@@ -16,8 +16,8 @@
 /* One block reduces their results. */
 #define PART_BLOCKS 64
 
-/* Of the portable kernels: blocks of many rows that a multiprocessor runs at once, rows of a block
- * of decode, times for a key. */
+/* The portable kernels: blocks of many rows that a multiprocessor runs at once, rows of a block of
+ * decode, times for a key. */
 #define FORWARD_BLOCKS 2
 #define FORWARD_COST 10
 #define DECODE_ROWS 32
@@ -43,7 +43,7 @@ static bool are_aligned(const struct fa_paged_own *own)
 	return is_aligned(own, &own->k) && is_aligned(own, &own->v);
 }
 
-/* Pages are whole strips and a head's rows follow one another, as in the pool. */
+/* True if pages are whole strips and a head's rows follow one another, as in the pool. */
 static bool are_in_strips(const struct fa_paged_own *own)
 {
 	return own->page_tokens % FA_CUDA_PAGED_STRIP == 0 &&
@@ -82,7 +82,7 @@ static uint32_t decode_rows(const struct fa_cuda_paged_plan *plan,
 	return max_q < plan->prefill_tokens ? max_q : plan->prefill_tokens - 1;
 }
 
-/* A sequence has @most blocks of @rows rows of a KV head at most. */
+/* Bounds the blocks of @rows rows of a KV head, of which a sequence has at most @most rows. */
 static uint64_t row_blocks(const struct fa_paged_own_attention *p, uint64_t most, uint64_t rows)
 {
 	const uint64_t batch = (uint64_t)p->batch,
@@ -143,8 +143,8 @@ static int plan_decode(const struct fa_cuda_chip *chip, const struct fa_paged_ow
 	return 0;
 }
 
-/* A request over the pool with one sequence, as long as bounds allow, for functions that need
- * neither pages nor other sequences. */
+/* Stands in for the request where neither pages nor other sequences matter: one sequence over the
+ * pool, as long as bounds allow. */
 struct stand_in {
 	struct fa_paged_attention attention;
 	struct fa_paged_cache cache;
@@ -197,8 +197,7 @@ static uint64_t row_blocks_of(const struct fa_paged_own_attention *p, uint64_t r
 	return each * (uint64_t)p->batch < all ? each * (uint64_t)p->batch : all;
 }
 
-/* Decode, which divides the keys, is sooner than the portable kernel for many rows, whose blocks
- * see all keys of a sequence. */
+/* True if decode, which divides the keys, is sooner than the portable kernel for many rows. */
 static bool decode_is_sooner(const struct fa_cuda_chip *chip,
                              const struct fa_cuda_paged_kernel *forward,
                              const struct fa_paged_own_attention *p)
@@ -248,7 +247,7 @@ static int plan_forward(const struct fa_cuda_chip *chip, const struct fa_paged_o
 		                          (long long)p->total_q, p->heads, INT32_MAX);
 	plan->forward_blocks = (uint32_t)blocks;
 	plan->forward_grid = (uint32_t)(blocks * slices * (uint64_t)p->heads);
-	/* Upper bounds, as the sequence that stands in is as long as bounds allow. */
+	/* These are upper bounds. */
 	fa_cuda_paged_sm90_partition(chip, &stand_in.attention, plan);
 	return 0;
 }
@@ -258,7 +257,7 @@ static bool is_packed(const struct fa_cuda_paged_plan *plan)
 	return plan->forward && plan->forward->kind == FA_CUDA_PAGED_OWN_PACKED;
 }
 
-/* Sequences may have rows, but fewer than prefill_tokens. */
+/* True if sequences may have rows, but fewer than prefill_tokens. */
 static bool some_decode(const struct fa_cuda_paged_plan *plan,
                         const struct fa_paged_own_attention *p)
 {
@@ -266,7 +265,7 @@ static bool some_decode(const struct fa_cuda_paged_plan *plan,
 	return !plan->forward || (p->cu_q ? 1 : (uint32_t)p->max_q) < plan->prefill_tokens;
 }
 
-/* No launch needs another one that plans for it. */
+/* True if no launch needs another one that plans for it. */
 static bool plan_themselves(const struct fa_cuda_paged_plan *plan,
                             const struct fa_paged_own_attention *p)
 {
@@ -411,7 +410,8 @@ static void fill_own(const struct fa_paged_own *own, const void *ranges, bool wh
 	};
 }
 
-/* That @blocks blocks prefetch: all, if a warp of each suffices, as bounds may be far above use. */
+/* Returns the bytes that @blocks blocks prefetch: all if a warp of each suffices, as bounds may be
+ * far above use. */
 static uint32_t table_bytes(const struct fa_paged_own_attention *p, uint32_t blocks)
 {
 	const uint64_t columns = fa_cuda_paged_ceil_div(longest(p),

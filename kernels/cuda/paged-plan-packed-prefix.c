@@ -16,8 +16,8 @@
 struct member {
 	uint32_t b;
 	uint32_t rows;   /* of a KV head */
-	uint32_t common; /* pages shared with the member before it; 0: not in one run with it */
-	uint32_t shared; /* tokens that its run shares; 0: it is alone */
+	uint32_t common; /* shared with the member before; 0: other run */
+	uint32_t shared; /* shared in its run; 0: it is alone */
 	bool begins;     /* a run, or it is alone */
 };
 
@@ -33,7 +33,7 @@ static uint32_t dropped(const struct fa_paged_step *step, uint32_t b)
 	return step->first ? step->first[b] : 0;
 }
 
-/* Whole pages before the new tokens, with those that were dropped. */
+/* Returns the whole pages before the new tokens, dropped ones included. */
 static uint32_t old_pages(const struct search *search, uint32_t b)
 {
 	const struct fa_paged_step *step = search->p->step;
@@ -42,7 +42,8 @@ static uint32_t old_pages(const struct search *search, uint32_t b)
 	       (uint32_t)search->p->cache->page_tokens;
 }
 
-/* Pages that sequences @a and @b share, with those that both dropped. 0: they share no token. */
+/* Returns the pages that sequences @a and @b share, with those that both dropped. 0: they share no
+ * token. */
 static uint32_t common_pages(const struct search *search, uint32_t a, uint32_t b)
 {
 	const struct fa_paged_step *step = search->p->step;
@@ -100,7 +101,8 @@ static uint32_t find_members(struct search *search, uint32_t from)
 	return least;
 }
 
-/* Keys of blocks of a KV head that are saved if members [low, high) share @tokens keys. */
+/* Returns the keys of blocks of a KV head that are saved if members [low, high) share @tokens
+ * keys. */
 static int64_t gain_of(const struct search *search, uint32_t low, uint32_t high, uint32_t tokens)
 {
 	uint64_t rows = 0, blocks = 0;

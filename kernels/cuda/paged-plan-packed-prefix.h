@@ -15,7 +15,7 @@ struct fa_cuda_packed_prefixes {
 	bool *suffixes;                   /* [n]: kind of item */
 };
 
-/* False, quickly, where no sequences can share a prefix, whatever their pages. */
+/* Returns false, quickly, where no sequences can share a prefix. */
 bool fa_cuda_packed_prefixes_possible(const struct fa_paged_attention *p);
 
 /* Finds runs of sequences that begin with the same pages, where sharing these saves keys. The caller

@@ -14,11 +14,10 @@
 #include <errno.h>
 #include <string.h>
 
-/* What a sequence costs a run that shares a prefix: a thread block, with a tile that is half empty. */
+/* A sequence costs a run that shares a prefix a thread block, with a tile that is half empty. */
 #define SUFFIX_KEYS (FA_CUDA_UNIT_KEYS + 64)
 
-/* Decode reads all keys once per DECODE_ROWS rows, in DECODE_COST times the time of a block of
- * packed rows. */
+/* Decode reads keys per DECODE_ROWS rows, in DECODE_COST times the time of packed rows. */
 #define DECODE_ROWS 32
 #define DECODE_COST 1.6
 
@@ -46,7 +45,7 @@ static const struct fa_cuda_paged_kernel *find(const struct fa_cuda_chip *chip,
 	return NULL;
 }
 
-/* What fa_cuda_packed_batch.item_of() is told. */
+/* Given to fa_cuda_packed_batch.item_of(). */
 struct source {
 	const struct fa_paged_attention *p;
 	uint32_t from;                                  /* sequences with fewer new tokens decode */
@@ -91,8 +90,8 @@ static struct fa_cuda_packed_batch batch_of(const struct source *source,
 	};
 }
 
-/* Time of kernels without packed rows, in keys of a block of @rows rows, for sequences of @from to
- * @below - 1 new tokens. They compute blocks of one head's rows, in pairs. */
+/* Returns the time of kernels without packed rows, in keys of a block of @rows rows, for sequences
+ * of @from to @below - 1 new tokens. They compute blocks of one head's rows, in pairs. */
 static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                             uint32_t from, uint32_t below, uint32_t rows)
 {
@@ -127,7 +126,7 @@ static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_pag
 	return (waves > longest ? waves : longest) + FA_CUDA_UNIT_KEYS;
 }
 
-/* The kernel, if all packed rows see keys. */
+/* Returns NULL if rows cannot be packed. */
 static const struct fa_cuda_paged_kernel *
 find_for(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p, uint32_t from)
 {
@@ -174,7 +173,8 @@ bool fa_cuda_paged_packed_find(const struct fa_cuda_chip *chip, const struct fa_
 	return true;
 }
 
-/* Time of sequences of @from new tokens and more on other kernels, or on @kernel with unshared keys. */
+/* Returns the time of sequences of @from new tokens and more on other kernels, or on @kernel with
+ * unshared keys. */
 static double unshared_keys(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                             const struct fa_cuda_paged_kernel *kernel, uint32_t from)
 {
@@ -191,7 +191,8 @@ static double unshared_keys(const struct fa_cuda_chip *chip, const struct fa_pag
 	return keys < unpacked ? keys : unpacked;
 }
 
-/* Time of decode with @prefixes (paged-plan-prefix.c), which it reads for DECODE_ROWS rows at once. */
+/* Returns the time of decode with @prefixes (paged-plan-prefix.c), which it reads for DECODE_ROWS
+ * rows at once. */
 static double decode_keys(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                           const struct fa_cuda_packed_prefixes *prefixes)
 {

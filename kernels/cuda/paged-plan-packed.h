@@ -13,7 +13,7 @@ bool fa_cuda_paged_packed_find(const struct fa_cuda_chip *chip, const struct fa_
 bool fa_cuda_paged_packed_share(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p,
                                 struct fa_cuda_paged_plan *plan);
 
-/* Bytes of partial results, from plan->unit_partials_at in the workspace. */
+/* Returns the bytes of partial results, from plan->unit_partials_at in the workspace. */
 size_t fa_cuda_paged_packed_bytes(const struct fa_cuda_paged_plan *plan);
 
 /* -ENOMEM. */

@@ -4,9 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a prefix costs, in epilogues, or tiles if their cost is unknown: MERGE_ENDS to combine two
- * results of a row block; the other per thread block, for having partial results at all
- * (docs/kernels.md). */
+/* A prefix's costs in epilogues, or tiles if their cost is unknown: MERGE_ENDS to combine two
+ * results of a row block; the other per thread block with partial results (docs/kernels.md). */
 #define MERGE_ENDS 1
 #define MERGE_TILES 2
 #define BLOCK_ENDS 9
@@ -41,7 +40,7 @@ static struct member *member_at(const struct search *search, uint32_t i)
 	return &search->members[search->order[i]];
 }
 
-/* Number of pages that members [low, high) share; at least @depth. */
+/* Returns how many pages members [low, high) share; at least @depth. */
 static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t high,
                              uint32_t depth)
 {
@@ -66,8 +65,8 @@ static uint32_t common_pages(const struct search *search, uint32_t low, uint32_t
 	return common;
 }
 
-/* Tiles of one KV head that are saved if the ungrouped members of [low, high) (or @all) share
- * @pages. */
+/* Returns the tiles of one KV head that are saved if the ungrouped members of [low, high) (or @all)
+ * share @pages. */
 static int64_t gain_of(const struct search *search, uint32_t low, uint32_t high, uint32_t pages,
                        bool all)
 {

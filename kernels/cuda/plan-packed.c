@@ -34,7 +34,7 @@ static const struct fa_cuda_kernel *find(const struct fa_cuda_chip *chip,
 	return NULL;
 }
 
-/* As the kernel counts them, of block @block of a KV head's packed rows. */
+/* Counts a block's tiles as the kernel does. */
 static uint32_t tiles_of(const struct fa_cuda_launch *launch, uint32_t block)
 {
 	const struct fa_cuda_packed_attention *packed = &launch->packed;
@@ -75,7 +75,7 @@ static void pack(struct fa_cuda_packed_attention *packed)
 	packed->blocks = (uint32_t)(least < UINT32_MAX ? least : UINT32_MAX);
 }
 
-/* Time of the launch on the kernel @best, in keys of a block of @rows rows. */
+/* Returns the launch's time on the kernel @best, in keys of a block of @rows rows. */
 static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *best,
                             const struct fa_cuda_launch *launch)
 {

@@ -19,7 +19,7 @@
 #include <math.h>
 #include <stdint.h>
 
-/* The sum of @value over the warp's lanes up to this one. */
+/* Sums @value over the warp's lanes up to this one. */
 __device__ __forceinline__ uint32_t fa_sm90_own_scan(uint32_t value)
 {
 	const uint32_t lane = fa_thread_index() % 32;
@@ -33,7 +33,7 @@ __device__ __forceinline__ uint32_t fa_sm90_own_scan(uint32_t value)
 	return value;
 }
 
-/* The sums of @sums before this thread's warp, and of all, as .x and .y. */
+/* Sums @sums before this thread's warp (.x), and all (.y). */
 __device__ __forceinline__ uint2 fa_sm90_own_sums(const uint32_t *sums)
 {
 	const uint32_t warp = fa_thread_index() / 32;
@@ -137,7 +137,7 @@ fa_sm90_own_rows_of(const struct fa_cuda_paged_attention &all, uint32_t block)
 	return rows;
 }
 
-/* The least number of tiles per unit for which @blocks blocks of rows need no more units than there
+/* Finds the least tiles per unit for which @blocks blocks of rows need no more units than there
  * are. Each warp tries one number. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_sm90_own_most(const struct fa_cuda_paged_attention &all,

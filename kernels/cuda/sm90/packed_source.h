@@ -187,7 +187,7 @@ template <class C> struct fa_sm90_packed_scheduler {
 	}
 };
 
-/* What both sources have. */
+/* Both sources have this. */
 template <class ARGS_> struct fa_sm90_packed_rows {
 	using ARGS = ARGS_;
 	using WORK = struct fa_sm90_packed_work;
@@ -370,7 +370,7 @@ struct fa_sm90_packed_tensors : fa_sm90_packed_rows<struct fa_cuda_packed_attent
 using fa_sm90_packed_dense = fa_sm90_packed_tensors<false>;
 using fa_sm90_packed_ragged = fa_sm90_packed_tensors<true>;
 
-/* A unit's number among the units of its block of rows, and the counter of a warp's rows. */
+/* A unit's number among those of its block of rows, and the counter of a warp's rows. */
 struct fa_sm90_unit_parts {
 	uint32_t part, parts, partial;
 	uint64_t *counter;
@@ -383,7 +383,7 @@ __device__ __forceinline__ uint64_t *fa_sm90_unit_counter(const typename C::ARGS
 	return all.unit_counters + (block * C::GROUPS + group) * 4 + threadIdx.x % 128 / 32;
 }
 
-/* Of a listed unit. */
+/* Returns those of a listed unit. */
 template <class C>
 __device__ __forceinline__ struct fa_sm90_unit_parts
 fa_sm90_unit_parts_listed(const typename C::ARGS &all, uint32_t unit, uint32_t group)
@@ -416,7 +416,7 @@ fa_sm90_unit_parts_of(const struct fa_cuda_packed_attention &all, uint32_t unit,
 		 fa_sm90_unit_counter<C>(all, block * FA_CUDA_PACKED_COUNTERS(all.parts), group) };
 }
 
-/* What of its item the calling thread block's unit needs, as 16 bytes. */
+/* Returns what the calling thread block's unit needs of its item, as 16 bytes. */
 template <class C>
 __device__ __forceinline__ uint4 fa_sm90_packed_item_of_block(const typename C::ARGS &all)
 {
@@ -425,7 +425,7 @@ __device__ __forceinline__ uint4 fa_sm90_packed_item_of_block(const typename C::
 	return fa_sm90_packed_item<C>(all, item, 0);
 }
 
-/* Leaves nothing of rows that do not see the keys of the block's item. */
+/* Clears rows that do not see the keys of the block's item. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_packed_forget(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums,
@@ -502,7 +502,6 @@ __device__ __forceinline__ void fa_sm90_unit_add_up(fa_sm90_out_rows<C> &out,
 	for (uint32_t first = 0; first < n; first += shares_at_once) {
 		float2 offsets[shares_at_once];
 
-		/* Indices past the last repeat it. */
 #pragma unroll
 		for (uint32_t i = 0; i < shares_at_once; i++)
 			offsets[i] = __ldcg(
@@ -566,8 +565,8 @@ fa_sm90_unit_hand_over(const fa_sm90_out_rows<C> &out, const struct fa_sm90_sums
 
 /*
  * Joins the unit's rows of a warp with the other units', if the warp is the last to arrive: then
- * @out and @sums are of all keys, and it returns true. One warp reads a part in about 0.5 us. Of
- * many parts, runs of FA_CUDA_PACKED_RUN are therefore joined first, each by its last warp.
+ * @out and @sums are of all keys, and it returns true. Many parts are first joined in runs of
+ * FA_CUDA_PACKED_RUN, each by its last warp.
  */
 template <class C>
 __device__ __forceinline__ bool
@@ -575,7 +574,7 @@ fa_sm90_unit_join(fa_sm90_out_rows<C> &out, struct fa_sm90_sums &sums, const typ
                   const struct fa_sm90_unit_parts &of)
 {
 	using STATE = fa_sm90_state<C>;
-	/* First for the run of this part, then for the runs. */
+	/* First joins the run of this part, then the runs. */
 	uint32_t part = of.part, parts = of.parts, step = 1;
 
 #pragma unroll 1
