@@ -57,7 +57,7 @@ size_t fast_marker_write(const struct fa_wire_message *message, uint8_t *end)
 
 /* ---- StepAttend */
 
-/* Fixed. Absent views leave no gap: the message ends earlier. */
+/* The fixed layout. Absent views leave no gap: the message ends earlier. */
 struct FastStepAttend {
 	uint32_t root;
 	char identifier[4];

@@ -31,13 +31,13 @@ struct fa_fd_reaper_queue {
 	/* Guarded by the reaper's mutex. */
 	struct fa_list link;    /* in reaper.ready */
 	struct fa_list entries; /* oldest first */
-	bool initialized;       /* of the lists */
+	bool initialized;       /* the lists are */
 	bool busy;              /* in reaper.ready, or taken by a thread */
 	/* The loop thread's. */
 	uint64_t n_rejected; /* descriptors */
 };
 
-/* Any thread calls @notify: then call fa_fd_reaper_collect(). */
+/* Any thread may call @notify, after which fa_fd_reaper_collect() has work. */
 int fa_fd_reaper_new(void (*notify)(void *userdata), void *userdata,
                      struct fa_fd_reaper **ret_reaper);
 

@@ -601,7 +601,7 @@ static uint64_t collect_once(void)
 	return atomic_load(&sleeper.done_ns) - then_ns;
 }
 
-/* Five quick runs of @once in 40, as a loaded machine may delay any single one. */
+/* Expects five quick runs of @once in 40, as a loaded machine may delay any single one. */
 static void check_soon(uint64_t (*once)(void))
 {
 	int n_soon = 0, n = 0;

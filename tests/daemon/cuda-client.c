@@ -79,7 +79,7 @@ struct fa_wire_message cuda_register_message(const struct cuda_buffer *buffer, u
 	return message;
 }
 
-/* The pieces that did not fit into the first message; each message has a reply. */
+/* Sends the pieces that did not fit into the first message; each message has a reply. */
 static void send_pieces(struct fa_raw *raw, const struct cuda_buffer *buffer)
 {
 	for (size_t i = FA_WIRE_FDS_MAX; i < buffer->n_pieces; i += FA_WIRE_FDS_MAX) {

@@ -536,7 +536,8 @@ static void test_quarantine_leaving(void **state)
 	assert_int_equal(info.chunks_held_back, 0);
 }
 
-/* A published page is full, though a sequence ends within it: evicted, it is free at once. */
+/* A published page is full even if a sequence ends within it: once evicted it is free, without a
+ * quarantine. */
 static void test_quarantine_published(void **state)
 {
 	uint64_t cache = scene_cache(&scene, SCENE_ANNA, NULL, 0), s[4], n;

@@ -221,7 +221,7 @@ static void test_prefixes(void **state)
 	/* The first rows see none. */
 	assert_true(causal_with(100, 20, (const uint32_t[]){ 0, 0 }));
 	assert_false(causal_with(100, 20, (const uint32_t[]){ 20, 20 }));
-	/* A sequence without rows, or without keys, is as any. */
+	/* A sequence without rows, or without keys, leaves the batch causal. */
 	for (int i = 0; i < 2; i++) {
 		params.causal = true;
 		params.prefix_lengths = prefixes;

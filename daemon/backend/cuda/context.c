@@ -50,6 +50,6 @@ int fa_cuda_fail(struct fa_device *device, CUstream stream, struct fa_error *err
 		fa_cuda_lose(device, error->text);
 		return -ENODEV;
 	}
-	/* On a working device: the driver rejects a client's input. */
+	/* The device works: the driver has rejected a client's input. */
 	return r == -ENODEV ? -EINVAL : r;
 }

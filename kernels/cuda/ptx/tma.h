@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-/* L2 eviction policies: keep what many blocks read; once. */
+/* L2 eviction policies, for data that many blocks read and for data that is read once. */
 __device__ __forceinline__ uint64_t fa_tma_policy_keep(void)
 {
 	uint64_t policy;

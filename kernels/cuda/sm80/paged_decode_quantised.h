@@ -139,7 +139,8 @@ __device__ __forceinline__ void fa_quantised_product(struct fa_warp_rows<C> &row
 	for (int i = 0; i < C::DIM_V / 32; i++) {
 		uint32_t b[4];
 
-		/* Chunks 2 i and 2 i + 1, permuted among eight (64 columns: four). */
+		/* Loads chunks 2 i and 2 i + 1, which are permuted among eight (64 columns:
+		 * four). */
 		fa_ldmatrix_x4_trans(b, (v ^ i % 4 * 32) + i / 4 * 128);
 #pragma unroll
 		for (int n = 0; n < 2; n++) {

@@ -43,7 +43,7 @@ class Pass:
         self.step = Step(cache._cache, items, checkpoints)
 
     def _checkpoints(self):
-        """Of which rows the pass writes the states of linear layers."""
+        """Returns for which rows the pass writes the states of linear layers."""
         each = self.cache.checkpoint_tokens
         return [bool(each and n and (n > 1 or (length + n) % each == 0))
                 for length, n in zip(self.cache._lengths, self.n_new)]
