@@ -35,7 +35,7 @@ struct fa_turns {
 	/* The account that used time last; other_ns: when another did. */
 	const struct fa_turn *last;
 	uint64_t last_ns, other_ns;
-	uv_prepare_t prepare; /* begins turns; the loop may end */
+	uv_prepare_t prepare; /* begins turns; does not keep the loop alive */
 	uv_idle_t idle;       /* active while accounts wait */
 	uv_timer_t timer;     /* active while accounts owe */
 };

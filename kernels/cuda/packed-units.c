@@ -97,7 +97,7 @@ static bool pack(const struct fa_cuda_packed_batch *batch, struct packing *ret_p
 	return least < UINT64_MAX;
 }
 
-/* What units of at most some tiles need. */
+/* What a division into units needs. */
 struct division {
 	uint64_t units, counters, partials;
 };

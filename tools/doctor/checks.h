@@ -24,5 +24,5 @@ void fa_doctor_daemon(struct fa_report *report, struct fa_client *client, const 
 /* Clock and health of the daemon's GPU, after the request before. */
 void fa_doctor_gpu(struct fa_report *report, struct fa_client *client, const json_t *status);
 
-/* A request of attention and a step over a KV cache; numbers are compared. */
+/* Requests attention and a step over a KV cache, and compares the numbers. */
 void fa_doctor_request(struct fa_report *report, struct fa_client *client, const json_t *status);

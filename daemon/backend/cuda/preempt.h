@@ -4,7 +4,7 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* Such launches are preemptible even if no queue has high priority yet. */
+/* Launches of at least this time are preemptible even if no queue has high priority yet. */
 #define FA_CUDA_PREEMPT_ALWAYS_NS (5 * FA_NS_PER_MS)
 
 struct fa_cuda_preempt_kernel {

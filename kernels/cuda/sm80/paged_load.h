@@ -295,7 +295,7 @@ template <class C> struct fa_paged_loader {
 			copy_scales(args, place, in_page);
 	}
 
-	/* If there is one, and ends a group of copies. */
+	/* Copies the next strip, if there is one, and ends a group of copies. */
 	__device__ __forceinline__ void step(const struct fa_cuda_paged_attention &args)
 	{
 		if (!done) {

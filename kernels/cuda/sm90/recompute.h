@@ -72,7 +72,7 @@ __device__ __forceinline__ int32_t fa_sm90_slice_width(const struct fa_cuda_atte
 	return min(args.head_dim_v - work.slice * C::DIM_V, C::DIM_V);
 }
 
-/* Bits of the lane's infinite or NaN elements in a row that this warp stored. */
+/* Returns bits of the lane's infinite or NaN elements in a row that this warp stored. */
 template <class C>
 __device__ __forceinline__ uint32_t fa_sm90_nonfinite_columns(const char *row, int32_t width)
 {
