@@ -18,5 +18,5 @@ void fa_block_cache_deinit(struct fa_block_cache *cache);
 /* Returns zeros, aligned as by malloc(), or NULL. */
 void *fa_block_cache_get(struct fa_block_cache *cache, size_t bytes);
 
-/* @bytes: as requested. */
+/* @bytes: as for fa_block_cache_get(). */
 void fa_block_cache_put(struct fa_block_cache *cache, void *block, size_t bytes);

@@ -72,8 +72,7 @@ void fa_log_set(enum fa_log_target target, enum fa_log_level level)
 	logger.time = !logger.prefix;
 }
 
-/* Lines on stderr begin with the level for the journal, or the time as "2026-01-31T23:59:59.999Z
- * ". */
+/* Writes the level for the journal, or a time like "2026-01-31T23:59:59.999Z ". */
 static void format_prefix(enum fa_log_level level, char ret_prefix[48])
 {
 	struct timespec now;

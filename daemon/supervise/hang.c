@@ -15,7 +15,7 @@
 #define ABORT_NS (10 * FA_NS_PER_SEC)
 /* Time between warnings that SIGKILL has no effect. */
 #define UNKILLABLE_NS (60 * FA_NS_PER_SEC)
-/* Each checks the child, and pings the supervisor's own watchdog. */
+/* The child is checked this often, and the supervisor's own watchdog pinged. */
 #define CHECKS_PER_TIMEOUT 4
 
 void fa_supervisor_init_watchdog(struct fa_supervisor *s)

@@ -8,8 +8,9 @@
 #define PANEL (VEC_PANEL_VECTORS * VEC_LANES)
 #define PANELS (FA_CPU_TILE_ROWS_MAX / PANEL)
 #define KEY_STEP 8 /* a multiple of VEC_PANEL_SCALARS, and even for pairs */
-/* From key to key: an odd number of cache lines. Constant, so that several keys' addresses are one
- * register and offsets; keys of at most K_NARROW words are closer, to span fewer memory pages. */
+/* Strides from key to key are odd numbers of cache lines. Constant, so that several keys' addresses
+ * are one register and offsets; keys of at most K_NARROW words are closer, to span fewer memory
+ * pages. */
 #define K_NARROW 256
 #define K_STRIDE_NARROW (K_NARROW + 16)
 #define K_STRIDE_WIDE (FA_ATTENTION_HEAD_DIM_MAX + 16)
