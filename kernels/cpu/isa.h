@@ -83,9 +83,12 @@ struct fa_cpu_job {
 };
 
 /* Returns true if query heads of one KV head have different masks: each is then computed alone. */
-static inline bool fa_cpu_pattern_per_head(const struct fa_attention_pattern *pattern)
+static inline bool fa_cpu_pattern_per_head(const struct fa_attention_pattern *pattern,
+                                           int64_t group)
 {
-	return pattern->block_tokens && pattern->head_step > 0;
+	return pattern->block_tokens &&
+	       (pattern->head_step > 0 ||
+	        (pattern->head_step < 0 && pattern->first_head % group != 0));
 }
 
 /* Sets the pattern of query head @head and those that share its mask. @group: query heads of a KV

@@ -89,7 +89,7 @@ bool fa_cpu_paged_run(const struct fa_cpu_isa *isa, const struct fa_cpu_paged_wo
 static inline int32_t fa_cpu_paged_lists(const struct fa_attention_pattern *pattern, int32_t heads,
                                          int32_t kv_heads)
 {
-	return fa_cpu_pattern_per_head(pattern) ? heads : kv_heads;
+	return fa_cpu_pattern_per_head(pattern, heads / kv_heads) ? heads : kv_heads;
 }
 
 bool fa_cpu_paged_attend(const struct fa_cpu_isa *isa, const struct fa_paged_attention *params,

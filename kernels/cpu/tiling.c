@@ -19,7 +19,7 @@ bool fa_cpu_tiling_masks_of_heads(const struct fa_attention_params *params)
 
 	return (blocks->rows && (blocks->offsets_stride_head || blocks->columns_stride_head)) ||
 	       (params->bits.words && params->bits.stride_head) ||
-	       fa_cpu_pattern_per_head(&params->pattern);
+	       fa_cpu_pattern_per_head(&params->pattern, params->heads / params->kv_heads);
 }
 
 /* Rows of two row blocks in one panel see the keys of both: returns @rows or a smaller number that

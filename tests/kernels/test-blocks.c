@@ -104,6 +104,8 @@ static const struct fa_attention_pattern patterns[] = {
 	{ 128, 16, 1, 1, 0 },
 	{ 32, 3, 100, 3, 2 },
 	{ 16, 4, 7, -3, 8 },
+	/* Query heads of one KV head differ. */
+	{ 16, 1, 5, -1, 1 },
 	{ 1 << 20, 1, 2, 1, 0 },
 	{ 64, 0, INT32_MAX, INT32_MAX, INT32_MAX },
 	{ 64, INT32_MAX, INT32_MAX, INT32_MIN, INT32_MAX },
