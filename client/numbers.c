@@ -30,6 +30,14 @@ int fa_numbers_check_pattern(const struct fa_block_pattern *pattern)
 {
 	if (pattern->reserved)
 		return fa_error_set(-EINVAL, "pattern.reserved is not 0");
+	if (pattern->block_tokens > INT32_MAX || pattern->local_blocks > INT32_MAX ||
+	    pattern->vert_stride > INT32_MAX || pattern->first_head > INT32_MAX)
+		return fa_error_set(
+			-EINVAL,
+			"pattern has numbers above %d: block_tokens %u, local_blocks %u, "
+			"vert_stride %u, first_head %u",
+			INT32_MAX, pattern->block_tokens, pattern->local_blocks,
+			pattern->vert_stride, pattern->first_head);
 	if (pattern->block_tokens % 16)
 		return fa_error_set(-EINVAL,
 		                    "pattern.block_tokens is %u; expected a multiple of 16",

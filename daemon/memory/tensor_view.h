@@ -58,8 +58,7 @@ int fa_tensor_view_check_heads(const float *alibi_slopes, const float *sinks, si
 int fa_tensor_view_check_prefixes(size_t n, size_t expected, bool causal, struct fa_error *error);
 /* Kernels take a signed number. */
 int64_t fa_tensor_view_chunk(uint64_t chunk_tokens);
-/* Stores a message's pattern for kernels, which check it: numbers that do not fit become
- * INT32_MAX, or negative. */
+/* Stores a message's pattern for kernels, which check it: numbers above INT32_MAX become negative. */
 #define fa_tensor_view_pattern(message)                                                            \
 	((struct fa_attention_pattern){                                                            \
 		.block_tokens = (int32_t)(message)->pattern_block_tokens,                          \

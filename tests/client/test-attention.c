@@ -248,6 +248,7 @@ static void test_masks_refused(void **state)
 	REFUSED(-EINVAL, "pattern.block_tokens is 24; expected a multiple of 16",
 	        bad.pattern.block_tokens = 24);
 	REFUSED(-EINVAL, "pattern.vert_stride is 0", bad.pattern.block_tokens = 16);
+	REFUSED(-EINVAL, "pattern has numbers above 2147483647", bad.pattern.first_head = 1u << 31);
 	REFUSED(-EINVAL, "pattern.reserved is not 0", bad.pattern.reserved = 1);
 	REFUSED(-EINVAL, "pattern has numbers, which have no effect", bad.pattern.head_step = 1);
 #undef REFUSED
