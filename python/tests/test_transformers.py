@@ -27,8 +27,9 @@ cpu_only = pytest.mark.skipif(ON_GPU, reason="of the CPU; test_cuda.py has its l
 fad.register()
 torch.set_num_threads(1)  # the models are small
 TOKENS = 256 if FULL else 96
-#: Logits may differ by this part of their range.
-TOLERANCE = 1e-5
+#: Logits may differ by this part of their range. Eager attention in fp32 is itself 7e-6 from fp64 in
+#: Gemma 4, and on a GPU both round in another order.
+TOLERANCE = 2e-5 if ON_GPU else 1e-5
 
 
 @pytest.fixture(autouse=True)
