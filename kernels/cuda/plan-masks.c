@@ -205,9 +205,10 @@ int fa_cuda_masks_rewrite(struct fa_attention_params *params, int32_t most, char
 	uint32_t *lengths = NULL;
 	int r = 0;
 
-	if (fa_attention_mask_name(params)) {
-		snprintf(text, text_bytes, "%s are not supported on a GPU",
-		         fa_attention_mask_name(params));
+	if (fa_attention_mask_name(params) && fa_cuda_has_chunks(params)) {
+		snprintf(text, text_bytes,
+		         "chunk_tokens %lld is not supported on a GPU together with %s",
+		         (long long)params->chunk_tokens, fa_attention_mask_name(params));
 		return -ENOTSUP;
 	}
 	if (params->prefix_lengths)

@@ -162,14 +162,15 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 {
 	int32_t left, right;
 
-	if (fa_cuda_has_chunks(params) || params->prefix_lengths || fa_attention_mask_name(params))
+	if (fa_cuda_has_chunks(params) || params->prefix_lengths ||
+	    !fa_attention_mask_name(params) != (kernel->kind != FA_CUDA_MASKED))
 		return false;
 	if (kernel->dtype != params->dtype || kernel->dim < params->head_dim ||
 	    fa_cuda_kernel_is_packed(kernel))
 		return false;
 	if (kernel->keys && (!params_aligned(params) || !params_mapped(kernel, params)))
 		return false;
-	if (kernel->kind == FA_CUDA_RICH)
+	if (kernel->kind == FA_CUDA_RICH || kernel->kind == FA_CUDA_MASKED)
 		return true;
 	if (kernel->kind == FA_CUDA_CAP)
 		return params->softcap > 0 && !params->alibi_slopes;
@@ -344,6 +345,41 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 		launch->list_units = (units + launch->grid - 1) / launch->grid * launch->grid;
 }
 
+/* Key blocks of the longest sequence. */
+static int64_t key_blocks(const struct fa_attention_params *params)
+{
+	return (params->seqlen_k + params->blocks.keys - 1) / params->blocks.keys;
+}
+
+static struct fa_cuda_mask mask(const struct fa_attention_params *params)
+{
+	const struct fa_attention_blocks *blocks = &params->blocks;
+	const struct fa_attention_pattern *pattern = &params->pattern;
+	const struct fa_attention_bits *bits = &params->bits;
+
+	return (struct fa_cuda_mask){
+		.offsets = blocks->offsets,
+		.columns = blocks->columns,
+		.offsets_batch = blocks->offsets_stride_batch,
+		.offsets_head = blocks->offsets_stride_head,
+		.columns_batch = blocks->columns_stride_batch,
+		.columns_head = blocks->columns_stride_head,
+		.n_columns = (int32_t)blocks->n_columns,
+		.block_rows = blocks->rows,
+		.block_keys = blocks->keys,
+		.pattern_tokens = pattern->block_tokens,
+		.pattern_local = pattern->local_blocks,
+		.pattern_stride = pattern->vert_stride,
+		.pattern_step = pattern->head_step,
+		.pattern_first = pattern->first_head,
+		.bits = bits->words,
+		.bits_batch = bits->stride_batch,
+		.bits_head = bits->stride_head,
+		.bits_row = bits->stride_row,
+		.row_words = bits->row_words,
+	};
+}
+
 int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_cuda_kernel *kernel,
                               const struct fa_attention_params *params, char *text,
                               size_t text_bytes, struct fa_cuda_launch *ret_launch)
@@ -358,6 +394,12 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 	if (params->seqlen_k > FA_CUDA_SEQLEN_MAX)
 		return fail(text, text_bytes, "seqlen_k is %lld, the GPU kernels take at most %d",
 		            (long long)params->seqlen_k, FA_CUDA_SEQLEN_MAX);
+
+	if (params->blocks.rows && key_blocks(params) > FA_CUDA_MASK_BLOCKS_MAX)
+		return fail(text, text_bytes,
+		            "seqlen_k %lld has %lld key blocks of %d, GPU kernels take at most %d",
+		            (long long)params->seqlen_k, (long long)key_blocks(params),
+		            params->blocks.keys, FA_CUDA_MASK_BLOCKS_MAX);
 
 	blocks_m = (params->seqlen_q + kernel->rows - 1) / kernel->rows;
 	slices = (params->head_dim_v + kernel->dim_v - 1) / kernel->dim_v;
@@ -396,6 +438,8 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 	};
 	window(params, &args->window_left, &args->window_right);
 	fa_cuda_attention_cap(args, params->scale, params->softcap);
+	if (kernel->kind == FA_CUDA_MASKED)
+		launch.masked.mask = mask(params);
 	launch.grid = (uint32_t)(blocks_m * triples);
 	if (kernel->keys) {
 		launch.n_maps = FA_CUDA_MAPS;
@@ -409,11 +453,10 @@ int fa_cuda_attention_plan_on(const struct fa_cuda_chip *chip, const struct fa_c
 /* Columns that the kernel multiplies per (row, key), weighted by kind. */
 static int64_t cost(const struct fa_cuda_kernel *kernel, const struct fa_attention_params *params)
 {
-	static const int64_t weight[] = { [FA_CUDA_FULL] = 20,
-		                          [FA_CUDA_BAND] = 21,
-		                          [FA_CUDA_WINDOW] = 22,
-		                          [FA_CUDA_CAP] = 23,
-		                          [FA_CUDA_RICH] = 24 };
+	static const int64_t weight[] = {
+		[FA_CUDA_FULL] = 20, [FA_CUDA_BAND] = 21, [FA_CUDA_WINDOW] = 22,
+		[FA_CUDA_CAP] = 23,  [FA_CUDA_RICH] = 24, [FA_CUDA_MASKED] = 24
+	};
 	const int64_t slices = (params->head_dim_v + kernel->dim_v - 1) / kernel->dim_v;
 	enum fa_cuda_kind kind = kernel->kind;
 	int32_t left, right;
@@ -462,9 +505,6 @@ int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
 {
 	const struct fa_cuda_kernel *best = fa_cuda_attention_kernel(chip, params);
 
-	if (fa_attention_mask_name(params))
-		return fail(text, text_bytes, "%s are not supported on a GPU",
-		            fa_attention_mask_name(params));
 	if (best && fa_cuda_packed_plan(chip, best, params, ret_launch))
 		return 0;
 	if (fa_cuda_has_chunks(params))
@@ -474,6 +514,12 @@ int fa_cuda_attention_plan(const struct fa_cuda_chip *chip,
 	if (params->prefix_lengths)
 		return fail(text, text_bytes,
 		            "prefix_lengths are not supported by GPU kernels: rewrite the batch");
+	if (!best && fa_attention_mask_name(params))
+		return fail(text, text_bytes,
+		            "%s are not supported on a GPU with dtype %d and head_dim %d: fp16 or "
+		            "bf16, "
+		            "and at most 256",
+		            fa_attention_mask_name(params), (int)params->dtype, params->head_dim);
 	if (!best)
 		return fail(text, text_bytes,
 		            "no GPU kernel for dtype %d, head_dim %d and head_dim_v %d on compute "

@@ -7,6 +7,7 @@
 #include "kernels/attention.h"
 #include "kernels/cuda/common/args.h"
 #include "kernels/cuda/common/maps.h"
+#include "kernels/cuda/common/mask-args.h"
 #include "kernels/cuda/common/packed-args.h"
 
 #include <stdbool.h>
@@ -30,7 +31,8 @@ enum fa_cuda_kind {
 	FA_CUDA_BAND,          /* a window of keys, such as causal */
 	FA_CUDA_WINDOW,        /* the same, best for windows narrow on both sides */
 	FA_CUDA_CAP,           /* a soft cap and no slopes */
-	FA_CUDA_RICH,          /* everything */
+	FA_CUDA_RICH,          /* everything but blocks, patterns and bits */
+	FA_CUDA_MASKED,        /* these, too */
 	FA_CUDA_PACKED,        /* as BAND, for few rows on many keys (plan-packed.c) */
 	FA_CUDA_PACKED_RAGGED, /* the same, of a ragged batch */
 };
@@ -87,6 +89,7 @@ struct fa_cuda_launch {
 	union {
 		struct fa_cuda_attention args;
 		struct fa_cuda_packed_attention packed; /* of packed rows; begins with args */
+		struct fa_cuda_masked_attention masked; /* of MASKED; begins with args */
 	};
 	size_t workspace_bytes; /* 0, or what fa_cuda_packed_set() needs */
 	uint32_t list_units;    /* > 0: a ragged batch's entries of fa_cuda_ragged_list() */
@@ -107,6 +110,14 @@ bool fa_cuda_kernel_is_special(const struct fa_cuda_kernel *kernel);
 static inline bool fa_cuda_kernel_is_packed(const struct fa_cuda_kernel *kernel)
 {
 	return kernel->kind == FA_CUDA_PACKED || kernel->kind == FA_CUDA_PACKED_RAGGED;
+}
+
+/* Returns the size of the kernel's argument, which begins with a struct fa_cuda_attention. */
+static inline size_t fa_cuda_kernel_args_bytes(const struct fa_cuda_kernel *kernel)
+{
+	return fa_cuda_kernel_is_packed(kernel) ? sizeof(struct fa_cuda_packed_attention)
+	       : kernel->kind == FA_CUDA_MASKED ? sizeof(struct fa_cuda_masked_attention)
+	                                        : sizeof(struct fa_cuda_attention);
 }
 
 bool fa_cuda_kernel_runs(const struct fa_cuda_kernel *kernel, const struct fa_cuda_chip *chip);

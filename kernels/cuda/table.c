@@ -23,6 +23,26 @@
 		.arch_end = INT32_MAX,                                                             \
 		.seqlen_k_max = INT32_MAX,                                                         \
 	},
+#define ROW_MASKED(type, TYPE, kind_, KIND, dim_, dim_v_, warps, atoms, split, keys, stages,       \
+                   blocks)                                                                         \
+	{                                                                                          \
+		.symbol = "fa_sm80_forward_" #type "_d" #dim_ "_v" #dim_v_ "_" #kind_,             \
+		.image = FA_CUDA_IMAGE_SM80_##TYPE,                                                \
+		.dtype = FA_ATTENTION_##TYPE,                                                      \
+		.kind = FA_CUDA_##KIND,                                                            \
+		.arch = 80,                                                                        \
+		.dim = dim_,                                                                       \
+		.dim_v = dim_v_,                                                                   \
+		.rows = (warps) / (split) * (atoms)*16,                                            \
+		.threads = (warps)*32,                                                             \
+		.shared_bytes = FA_SM80_SHARED_BYTES(dim_, dim_v_, warps, atoms, split, keys,      \
+		                                     stages) +                                     \
+		                FA_CUDA_MASK_BYTES,                                                \
+		.arch_end = INT32_MAX,                                                             \
+		.seqlen_k_max = INT32_MAX,                                                         \
+	},
+#define ROW_MASKED_F16(...) ROW_MASKED(f16, F16, __VA_ARGS__)
+#define ROW_MASKED_BF16(...) ROW_MASKED(bf16, BF16, __VA_ARGS__)
 #define ROW_F16(...) ROW_16(f16, F16, __VA_ARGS__)
 #define ROW_BF16(...) ROW_16(bf16, BF16, __VA_ARGS__)
 #define ROW_F32(dim_, dim_v_, rows_, keys_)                                                        \
@@ -69,6 +89,8 @@ const struct fa_cuda_kernel fa_cuda_kernels[] = {
 	FA_SM80_FORWARD(ROW_F16)
 	FA_SM80_FORWARD(ROW_BF16)
 	FA_SM80_FORWARD_F32(ROW_F32)
+	FA_SM80_MASKED(ROW_MASKED_F16)
+	FA_SM80_MASKED(ROW_MASKED_BF16)
 	FA_SM90_FORWARD(ROW_SM90_F16)
 	FA_SM90_FORWARD(ROW_SM90_BF16)
 	/* clang-format on */

@@ -238,6 +238,7 @@ struct fa_fake_op {
 	union {
 		struct fa_cuda_attention args;
 		struct fa_cuda_packed_attention packed; /* of packed rows; begins with args */
+		struct fa_cuda_masked_attention masked; /* of MASKED; begins with args */
 	};
 	uint64_t blocks; /* of a launch: its number of blocks */
 };

@@ -43,6 +43,32 @@ static int64_t window_of(int32_t window)
 	return window == FA_CUDA_WINDOW_MAX ? -1 : window;
 }
 
+static void set_masks(struct fa_attention_params *params, const struct fa_cuda_mask *mask)
+{
+	params->blocks = (struct fa_attention_blocks){
+		.rows = mask->block_rows,
+		.keys = mask->block_keys,
+		.offsets = mask->offsets,
+		.columns = mask->columns,
+		.n_columns = mask->n_columns,
+		.offsets_stride_batch = mask->offsets_batch,
+		.offsets_stride_head = mask->offsets_head,
+		.columns_stride_batch = mask->columns_batch,
+		.columns_stride_head = mask->columns_head,
+	};
+	params->pattern = (struct fa_attention_pattern){
+		mask->pattern_tokens, mask->pattern_local, mask->pattern_stride,
+		mask->pattern_step,   mask->pattern_first,
+	};
+	params->bits = (struct fa_attention_bits){
+		.words = mask->bits,
+		.row_words = mask->row_words,
+		.stride_batch = mask->bits_batch,
+		.stride_head = mask->bits_head,
+		.stride_row = mask->bits_row,
+	};
+}
+
 static struct fa_attention_params params_of(const struct fa_cuda_kernel *kernel,
                                             const struct fa_cuda_attention *args)
 {
@@ -72,6 +98,9 @@ static struct fa_attention_params params_of(const struct fa_cuda_kernel *kernel,
 		.sinks = args->sinks,
 	};
 
+	if (kernel->kind == FA_CUDA_MASKED)
+		set_masks(&params,
+		          &((const struct fa_cuda_masked_attention *)(const void *)args)->mask);
 	if (args->cap_in != 0) {
 		params.softcap = (float)(args->cap_out * M_LN2);
 		params.scale = args->cap_in * params.softcap;
@@ -135,9 +164,10 @@ static const char *args_wrong(const struct fa_cuda_kernel *kernel,
 		return "cu_seqlens";
 	if (kernel->kind == FA_CUDA_CAP
 	            ? !(args->cap_out > 0) || args->alibi_slopes
-	            : kernel->kind != FA_CUDA_RICH && (args->cap_in != 0 || args->alibi_slopes ||
-	                                               (args->sinks && !adds_sinks) ||
-	                                               !(args->scale_log2 > 0) || !args->aligned))
+	            : kernel->kind != FA_CUDA_RICH && kernel->kind != FA_CUDA_MASKED &&
+	                      (args->cap_in != 0 || args->alibi_slopes ||
+	                       (args->sinks && !adds_sinks) || !(args->scale_log2 > 0) ||
+	                       !args->aligned))
 		return "a feature that this kind of kernel does not have";
 	if (kernel->kind == FA_CUDA_FULL &&
 	    (args->window_left != FA_CUDA_WINDOW_MAX || args->window_right != FA_CUDA_WINDOW_MAX))
@@ -197,6 +227,30 @@ static size_t packed_sequences(const struct fa_attention_params *params)
 	return n;
 }
 
+static void pin_masks(struct fa_fake_pin *pin, const struct fa_attention_params *params)
+{
+	const struct fa_attention_blocks *blocks = &params->blocks;
+	const struct fa_attention_bits *bits = &params->bits;
+	const int64_t last_batch = params->batch - 1, last_head = params->heads - 1;
+
+	if (blocks->rows) {
+		pin_table(pin, blocks->offsets,
+		          (size_t)(last_batch * blocks->offsets_stride_batch +
+		                   last_head * blocks->offsets_stride_head +
+		                   (params->seqlen_q + blocks->rows - 1) / blocks->rows + 1) *
+		                  sizeof(int32_t));
+		pin_table(pin, blocks->columns,
+		          (size_t)(last_batch * blocks->columns_stride_batch +
+		                   last_head * blocks->columns_stride_head + blocks->n_columns) *
+		                  sizeof(int32_t));
+	}
+	if (bits->words && bits->row_words)
+		pin_table(pin, bits->words,
+		          (size_t)(last_batch * bits->stride_batch + last_head * bits->stride_head +
+		                   (params->seqlen_q - 1) * bits->stride_row + bits->row_words) *
+		                  sizeof(uint32_t));
+}
+
 static CUresult pin_tables(struct fa_fake_pin *pin, const struct fa_attention_params *params,
                            const struct fa_cuda_kernel *kernel, const struct fa_fake_op *op)
 {
@@ -214,6 +268,8 @@ static CUresult pin_tables(struct fa_fake_pin *pin, const struct fa_attention_pa
 		pin_table(pin, op->packed.items,
 		          packed_sequences(params) * sizeof(*op->packed.items));
 	}
+	if (kernel->kind == FA_CUDA_MASKED)
+		pin_masks(pin, params);
 	pin_table(pin, params->alibi_slopes, heads * sizeof(float));
 	pin_table(pin, params->sinks, heads * sizeof(float));
 	return fa_fake_pin(pin);
@@ -603,6 +659,8 @@ static CUresult launch_dense(const struct fa_cuda_kernel *kernel, unsigned int g
 		op->object = (void *)kernel;
 		if (fa_cuda_kernel_is_packed(kernel))
 			op->packed = *(const struct fa_cuda_packed_attention *)args;
+		else if (kernel->kind == FA_CUDA_MASKED)
+			op->masked = *(const struct fa_cuda_masked_attention *)args;
 		else
 			op->args = *args;
 		op->blocks = grid;
@@ -661,9 +719,7 @@ CUresult fa_fake_launch_bytes(const CUDA_KERNEL_NODE_PARAMS_v2 *wanted,
 	if (known.text)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	ret_bytes[0] = known.paged ? args_bytes(known.paged)
-	               : fa_cuda_kernel_is_packed(known.kernel)
-	                       ? sizeof(struct fa_cuda_packed_attention)
-	                       : sizeof(struct fa_cuda_attention);
+	                           : fa_cuda_kernel_args_bytes(known.kernel);
 	if (known.paged ? known.paged->keys : known.kernel->keys)
 		ret_bytes[1] = sizeof(struct fa_cuda_maps);
 	return CUDA_SUCCESS;

@@ -225,6 +225,15 @@ static inline uint32_t __ballot_sync(uint32_t, bool value)
 	return lanes;
 }
 
+/* Threads of a block take turns. */
+static inline uint32_t atomicOr(uint32_t *address, uint32_t value)
+{
+	const uint32_t before = *address;
+
+	*address = before | value;
+	return before;
+}
+
 static inline int __popc(uint32_t x)
 {
 	return __builtin_popcount(x);

@@ -1,6 +1,6 @@
 /*
  * Implements tests/gpu/gpu.h on the emulator: device memory is the host's, and only sm_90a kernels
- * run, and those for head dims above 256. Times mean nothing.
+ * run, those for head dims above 256, and those with masks. Times mean nothing.
  */
 #include "tests/gpu/gpu.h"
 #include "tests/emulator/launch.h"
@@ -179,6 +179,7 @@ struct emulated {
 	union {
 		struct fa_cuda_attention attention;
 		struct fa_cuda_packed_attention packed;
+		struct fa_cuda_masked_attention masked;
 	};
 	struct fa_cuda_maps maps;
 	struct fa_emulated_mapped args;
@@ -246,9 +247,16 @@ static void prepare(const struct fa_cuda_launch *launch, struct emulated *ret_em
 		[FA_ATTENTION_F16] = fa_emulated_forward_wide_f16,
 		[FA_ATTENTION_BF16] = fa_emulated_forward_wide_bf16,
 	};
-	const struct fa_emulated_kernel *kernel = fa_cuda_kernel_is_special(launch->kernel)
-	                                                  ? special[launch->kernel->dtype]
-	                                                  : portable[launch->kernel->dtype];
+	static const struct fa_emulated_kernel *const with_masks[] = {
+		[FA_ATTENTION_F16] = fa_emulated_masked_f16,
+		[FA_ATTENTION_BF16] = fa_emulated_masked_bf16,
+	};
+	const struct fa_emulated_kernel *kernel = portable[launch->kernel->dtype];
+
+	if (fa_cuda_kernel_is_special(launch->kernel))
+		kernel = special[launch->kernel->dtype];
+	else if (launch->kernel->kind == FA_CUDA_MASKED)
+		kernel = with_masks[launch->kernel->dtype];
 
 	while (kernel->symbol && strcmp(kernel->symbol, launch->kernel->symbol) != 0)
 		kernel++;
@@ -262,6 +270,8 @@ static void prepare(const struct fa_cuda_launch *launch, struct emulated *ret_em
 		fa_cuda_packed_set(&with, workspace(launch->workspace_bytes), ++epoch);
 	if (fa_cuda_kernel_is_packed(launch->kernel)) {
 		ret_emulated->packed = with.packed;
+	} else if (launch->kernel->kind == FA_CUDA_MASKED) {
+		ret_emulated->masked = launch->masked;
 	} else {
 		ret_emulated->attention = launch->args;
 		if (launch->list_units > 0)

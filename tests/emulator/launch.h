@@ -35,7 +35,8 @@ extern const struct fa_emulated_kernel fa_emulated_f16[], fa_emulated_bf16[], fa
 	fa_emulated_own_bf16[], fa_emulated_own[], fa_emulated_own_90_f16[],
 	fa_emulated_own_90_bf16[], fa_emulated_own_90_e4m3[], fa_emulated_own_prefill_f16[],
 	fa_emulated_own_prefill_bf16[], fa_emulated_forward_wide_f16[],
-	fa_emulated_forward_wide_bf16[], fa_emulated_forward_wide_f32[];
+	fa_emulated_forward_wide_bf16[], fa_emulated_forward_wide_f32[], fa_emulated_masked_f16[],
+	fa_emulated_masked_bf16[];
 
 /* Completion of launches (completion.cu). The caller of a launch may let @done be filled with a
  * request, and checks it after the launch. */

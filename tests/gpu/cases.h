@@ -20,6 +20,11 @@ struct fa_cases {
 void fa_cases_count(struct fa_cases *cases, bool ok, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
+/* Checks every kernel that covers the request. */
+void fa_cases_check(struct fa_cases *cases, const struct fa_request *request);
+
+/* Blocks, patterns and bits. */
+void fa_case_masks(struct fa_cases *cases);
 /* Offsets beyond 32 bits give the same bits as close rows and heads. */
 void fa_case_far(struct fa_cases *cases);
 /* The number of thread blocks does not change the bits. */

@@ -38,6 +38,48 @@ static __device__ double load(enum fa_attention_dtype dtype, const void *data, i
 	return (double)y;
 }
 
+static __device__ bool masks_show(const struct fa_attention_params &params, int64_t b, int64_t i,
+                                  int64_t h, int64_t position, int64_t j, int64_t n_k)
+{
+	const struct fa_attention_blocks &blocks = params.blocks;
+	const struct fa_attention_pattern &pattern = params.pattern;
+	const struct fa_attention_bits &bits = params.bits;
+
+	if (blocks.rows) {
+		const int32_t *offsets = blocks.offsets + b * blocks.offsets_stride_batch +
+		                         h * blocks.offsets_stride_head + i / blocks.rows;
+		const int32_t *columns = blocks.columns + b * blocks.columns_stride_batch +
+		                         h * blocks.columns_stride_head;
+		const int64_t n = (n_k + blocks.keys - 1) / blocks.keys;
+		const int64_t begin = min(max((int64_t)offsets[0], (int64_t)0), blocks.n_columns);
+		const int64_t end = min(max((int64_t)offsets[1], (int64_t)0), blocks.n_columns);
+		int64_t highest = -1;
+
+		for (int64_t at = begin; at < min(end, begin + n) && highest < j / blocks.keys; at++)
+			if (columns[at] > highest && columns[at] < n)
+				highest = columns[at];
+		if (highest != j / blocks.keys)
+			return false;
+	}
+	if (pattern.block_tokens) {
+		const double tokens = pattern.block_tokens;
+		const int64_t number = (int64_t)pattern.first_head + h, step = pattern.head_step;
+		const int64_t first = step < 0 ? number / (params.heads / params.kv_heads) * -step
+		                               : number * step;
+		const int64_t block = j / pattern.block_tokens;
+
+		if (!(floor((double)position / tokens) - (double)block < pattern.local_blocks) &&
+		    (block + first + 1) % pattern.vert_stride != 0)
+			return false;
+	}
+	return !bits.words ||
+	       (j / 32 < bits.row_words &&
+	        bits.words[b * bits.stride_batch + h * bits.stride_head + i * bits.stride_row +
+	                   j / 32] >>
+	                        j % 32 &
+	                1);
+}
+
 #define THREADS 128
 
 /*
@@ -74,7 +116,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 	const auto visible = [&](int64_t j) {
 		return !(params.causal && j > position) &&
 		       !(params.window_left >= 0 && j < position - params.window_left) &&
-		       !(params.window_right >= 0 && j > position + params.window_right);
+		       !(params.window_right >= 0 && j > position + params.window_right) &&
+		       masks_show(params, b, i, h, position, j, n_k);
 	};
 	const auto score = [&](int64_t j) {
 		double s = 0;

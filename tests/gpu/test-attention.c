@@ -65,7 +65,7 @@ static void check_packed(struct fa_cases *cases, const struct fa_request *reques
 	}
 }
 
-static void check(struct fa_cases *cases, const struct fa_request *request)
+void fa_cases_check(struct fa_cases *cases, const struct fa_request *request)
 {
 	const struct fa_cuda_chip *chip = fa_gpu_chip(cases->gpu);
 	struct fa_request_reference reference = { NULL };
@@ -121,7 +121,7 @@ static void check_shape(struct fa_cases *cases, int dtype, int heads, int kv_hea
 
 	fa_request_make(cases->gpu, &request, &params, NULL, NULL, usual, false, false,
 	                &cases->random);
-	check(cases, &request);
+	fa_cases_check(cases, &request);
 	fa_request_free(cases->gpu, &request);
 }
 
@@ -190,7 +190,7 @@ static void case_peaked(struct fa_cases *cases)
 
 					fa_request_make(cases->gpu, &request, &params, NULL, NULL,
 					                usual, false, false, &cases->random);
-					check(cases, &request);
+					fa_cases_check(cases, &request);
 					fa_request_free(cases->gpu, &request);
 				}
 }
@@ -251,7 +251,7 @@ static void case_raised(struct fa_cases *cases)
 			fa_request_make(cases->gpu, &request, &params, NULL, NULL, layout, false,
 			                kind == 2, &cases->random);
 			fa_request_raise(cases->gpu, &request, nats);
-			check(cases, &request);
+			fa_cases_check(cases, &request);
 			fa_request_free(cases->gpu, &request);
 		}
 }
@@ -283,7 +283,7 @@ static void case_windows(struct fa_cases *cases)
 
 				fa_request_make(cases->gpu, &request, &params, NULL, NULL, layout,
 				                false, false, &cases->random);
-				check(cases, &request);
+				fa_cases_check(cases, &request);
 				fa_request_free(cases->gpu, &request);
 			}
 }
@@ -319,7 +319,7 @@ static void case_slopes(struct fa_cases *cases)
 
 				fa_request_make(cases->gpu, &request, &params, NULL, NULL, usual,
 				                true, n == 5, &cases->random);
-				check(cases, &request);
+				fa_cases_check(cases, &request);
 				fa_request_free(cases->gpu, &request);
 			}
 }
@@ -358,7 +358,7 @@ static void case_large(struct fa_cases *cases)
 
 				fa_request_make(cases->gpu, &request, &params, NULL, NULL, layout,
 				                kind == 4, kind == 4, &cases->random);
-				check(cases, &request);
+				fa_cases_check(cases, &request);
 				fa_request_free(cases->gpu, &request);
 			}
 }
@@ -392,7 +392,7 @@ static void case_softcaps(struct fa_cases *cases)
 
 				fa_request_make(cases->gpu, &request, &params, NULL, NULL, usual,
 				                n == 7, n == 5, &cases->random);
-				check(cases, &request);
+				fa_cases_check(cases, &request);
 				fa_request_free(cases->gpu, &request);
 			}
 }
@@ -444,7 +444,7 @@ static void case_strides(struct fa_cases *cases)
 				}
 				strncat(request.text, kinds[kind],
 				        sizeof(request.text) - strlen(request.text) - 1);
-				check(cases, &request);
+				fa_cases_check(cases, &request);
 				fa_request_free(cases->gpu, &request);
 			}
 }
@@ -487,7 +487,7 @@ static void case_ragged(struct fa_cases *cases)
 
 				fa_request_make(cases->gpu, &request, &params, cu_q, cu_k, layout,
 				                false, mask == 2, &cases->random);
-				check(cases, &request);
+				fa_cases_check(cases, &request);
 				fa_request_free(cases->gpu, &request);
 			}
 }
@@ -520,7 +520,7 @@ static void case_ragged_packed(struct fa_cases *cases)
 
 			fa_request_make(cases->gpu, &request, &params, cu_q, cu_k, layout, false,
 			                mask == 2, &cases->random);
-			check(cases, &request);
+			fa_cases_check(cases, &request);
 			fa_request_free(cases->gpu, &request);
 		}
 }
@@ -531,7 +531,7 @@ static void case_random(struct fa_cases *cases)
 		struct fa_request request;
 
 		fa_request_random(cases->gpu, &request, &cases->random);
-		check(cases, &request);
+		fa_cases_check(cases, &request);
 		fa_request_free(cases->gpu, &request);
 	}
 }
@@ -572,7 +572,7 @@ static void case_small(struct fa_cases *cases)
 
 					fa_request_make(cases->gpu, &request, &params, NULL, NULL,
 					                layout, rich == 1, rich, &cases->random);
-					check(cases, &request);
+					fa_cases_check(cases, &request);
 					fa_request_free(cases->gpu, &request);
 				}
 }
@@ -663,7 +663,7 @@ static const struct {
 	{ "chain", fa_case_chain },      { "yield", fa_case_yield },
 	{ "windows", case_windows },     { "slopes", case_slopes },
 	{ "softcaps", case_softcaps },   { "large", case_large },
-	{ "wide", case_wide },
+	{ "wide", case_wide },           { "masks", fa_case_masks },
 };
 
 /* Returns the number of checks of chip-specific kernels so far. */

@@ -233,12 +233,94 @@ static void test_prefixes(void **state)
 	}
 }
 
+static const struct fa_cuda_chip hopper = { .arch = 90,
+	                                    .shared_bytes_max = 232448,
+	                                    .l2_bytes = 50 << 20,
+	                                    .sms = 132,
+	                                    .workspace = true },
+				 ada = { .arch = 89, .shared_bytes_max = 101376, .sms = 128 };
+
+static void refuse_plan(const struct fa_attention_params *params, const char *wanted)
+{
+	struct fa_attention_params rewritten = *params;
+	struct fa_cuda_launch launch;
+	uint32_t *lengths = NULL;
+	char text[256] = "";
+
+	if (fa_cuda_masks_rewrite(&rewritten, 4096, text, sizeof(text), &lengths) == 0)
+		assert_int_equal(
+			fa_cuda_attention_plan(&hopper, &rewritten, text, sizeof(text), &launch),
+			-ENOTSUP);
+	assert_string_equal(text, wanted);
+}
+
+/* Blocks, patterns and bits take a kernel of their own, with all numbers of the request. */
+static void test_masks(void **state)
+{
+	static const int32_t lists[8];
+	static const uint32_t words[8];
+	static const enum fa_attention_dtype dtypes[] = { FA_ATTENTION_F16, FA_ATTENTION_BF16 };
+	static const int32_t dims[] = { 64, 80, 128, 192, 256 };
+	struct fa_attention_params params = dense(2, 1000, 3000, 0), other;
+	struct fa_cuda_launch launch;
+	char text[256] = "";
+
+	params.blocks = (struct fa_attention_blocks){ 128, 64, lists, lists + 4, 4, 1, 2, 3, 5 };
+	params.bits = (struct fa_attention_bits){ words, 94, 6, 7, 8 };
+	params.pattern = (struct fa_attention_pattern){ 32, 1, 2, -3, 4 };
+	for (int i = 0; i < 20; i++) {
+		const struct fa_cuda_mask *mask = &launch.masked.mask;
+
+		params.dtype = dtypes[i % 2];
+		params.head_dim = params.head_dim_v = dims[i / 2 % 5];
+		assert_int_equal(fa_cuda_attention_plan(i < 10 ? &hopper : &ada, &params, text,
+		                                        sizeof(text), &launch),
+		                 0);
+		assert_int_equal(launch.kernel->kind, FA_CUDA_MASKED);
+		assert_true(launch.kernel->shared_bytes <= ada.shared_bytes_max);
+		assert_int_equal(fa_cuda_kernel_args_bytes(launch.kernel), sizeof(launch.masked));
+		assert_ptr_equal(mask->offsets, lists);
+		assert_ptr_equal(mask->columns, lists + 4);
+		assert_true(mask->n_columns == 4 && mask->block_rows == 128 &&
+		            mask->block_keys == 64);
+		assert_true(mask->offsets_batch == 1 && mask->offsets_head == 2 &&
+		            mask->columns_batch == 3 && mask->columns_head == 5);
+		assert_ptr_equal(mask->bits, words);
+		assert_true(mask->row_words == 94 && mask->bits_batch == 6 &&
+		            mask->bits_head == 7 && mask->bits_row == 8);
+		assert_true(mask->pattern_tokens == 32 && mask->pattern_local == 1 &&
+		            mask->pattern_stride == 2 && mask->pattern_step == -3 &&
+		            mask->pattern_first == 4);
+	}
+	other = params;
+	other.dtype = FA_ATTENTION_F32;
+	other.head_dim = 64;
+	refuse_plan(&other,
+	            "block-sparse masks are not supported on a GPU with dtype 1 and head_dim "
+	            "64: fp16 or bf16, and at most 256");
+	other = params;
+	other.blocks.rows = 0;
+	other.head_dim = 512;
+	refuse_plan(&other,
+	            "patterns of blocks are not supported on a GPU with dtype 3 and head_dim "
+	            "512: fp16 or bf16, and at most 256");
+	other = params;
+	other.chunk_tokens = 128;
+	refuse_plan(&other, "chunk_tokens 128 is not supported on a GPU together with block-sparse "
+	                    "masks");
+	other = params;
+	other.seqlen_k = 64 * 8192 + 1;
+	refuse_plan(&other,
+	            "seqlen_k 524289 has 8193 key blocks of 64, GPU kernels take at most 8192");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_random),
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_prefixes),
+		cmocka_unit_test(test_masks),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,13 +20,12 @@
 static void test_table(void **state)
 {
 	static const char *const dtypes[] = { "", "f32", "f16", "bf16" };
-	static const char *const kinds[] = { [FA_CUDA_FULL] = "full",
-		                             [FA_CUDA_BAND] = "band",
-		                             [FA_CUDA_WINDOW] = "window",
-		                             [FA_CUDA_CAP] = "cap",
-		                             [FA_CUDA_RICH] = "rich",
-		                             [FA_CUDA_PACKED] = "packed",
-		                             [FA_CUDA_PACKED_RAGGED] = "packed_ragged" };
+	static const char *const kinds[] = {
+		[FA_CUDA_FULL] = "full",     [FA_CUDA_BAND] = "band",
+		[FA_CUDA_WINDOW] = "window", [FA_CUDA_CAP] = "cap",
+		[FA_CUDA_RICH] = "rich",     [FA_CUDA_MASKED] = "masked",
+		[FA_CUDA_PACKED] = "packed", [FA_CUDA_PACKED_RAGGED] = "packed_ragged"
+	};
 	bool images[FA_CUDA_IMAGES] = { false };
 
 	printf("%-40s %4s %4s %7s %6s\n", "kernel", "arch", "rows", "threads", "shared");

@@ -207,10 +207,7 @@ static CUresult launch_kernel(struct fa_device *device, struct fa_cuda_stream *s
 			device, stream, work,
 			&(struct fa_cuda_preempt_kernel){ function, launch->grid, kernel->threads,
 		                                          kernel->shared_bytes },
-			&launch->args,
-			fa_cuda_kernel_is_packed(kernel) ? sizeof(launch->packed)
-							 : sizeof(launch->args),
-			&maps);
+			&launch->args, fa_cuda_kernel_args_bytes(kernel), &maps);
 	fa_cuda_self_signal_args(stream, work, launch->grid, 0, &launch->args.done);
 	result = fa_cuda_launch_kernel(
 		device, stream,

@@ -32,6 +32,12 @@
 	X(rich, RICH, 256, 256, 4, 1, 1, 32, 2, 2)                                                 \
 	FA_SM80_FORWARD_WIDE(X)
 
+/* With masks: as RICH, of which rows are as for FA_SM80_FORWARD (masked.h). */
+#define FA_SM80_MASKED(X)                                                                          \
+	X(masked, MASKED, 64, 64, 4, 2, 1, 64, 2, 2)                                               \
+	X(masked, MASKED, 128, 128, 4, 2, 1, 32, 2, 2)                                             \
+	X(masked, MASKED, 256, 256, 4, 1, 1, 32, 2, 2)
+
 /* Q, STAGES tiles of K and V and, for pairs of warps (split 2), P and a float per row. */
 #define FA_SM80_SHARED_BYTES(dim, dim_v, warps, atoms, split, keys, stages)                        \
 	(2 * ((warps) / (split) * (atoms)*16 * (dim) + (stages) * (keys) * ((dim) + (dim_v))) +    \
