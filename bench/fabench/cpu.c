@@ -1,6 +1,6 @@
 /*
  * cpu: the CPU attention kernels, without a daemon. Prefill is compared with a matrix multiply
- * (OpenBLAS, if installed), causal prefill also with full prefill, decode with reading K and V, and
+ * (OpenBLAS, if installed), causal and block-sparse prefill also with full prefill, decode with reading K and V, and
  * with what the machine allows: reading, or the arithmetic at three quarters of the matrix
  * multiply's speed. The same threads run all in turn; medians count. The caller is the team's member 0; the others wait
  * at the barrier between measurements.
@@ -509,6 +509,69 @@ static int bench_prefill(struct fa_bench *bench, struct team *team, struct blas 
 	return r;
 }
 
+/* A quarter of the blocks of 128 tokens, a random one of each four, in lists of each head's own: the
+ * ratio is the speed relative to all keys. */
+static int bench_blocks(struct fa_bench *bench, struct team *team, enum fa_attention_dtype dtype,
+                        const struct shape *shape)
+{
+	const size_t rounds = bench->quick ? 1 : ROUNDS;
+	const int32_t n = (int32_t)(shape->n_q / 128), each = n / 4;
+	const size_t lists = (size_t)shape->heads * (size_t)(n + 1);
+	uint64_t full[ROUNDS], some[ROUNDS];
+	struct fa_attention_blocks blocks;
+	struct request request;
+	uint32_t state = 1;
+	int32_t *memory;
+	double rate;
+	char name[96];
+	int r;
+
+	snprintf(name, sizeof(name), "cpu/%s/d%d-h%d-s%lld/blocks", dtype_name(dtype),
+	         shape->head_dim, shape->heads, (long long)shape->n_q);
+	if (!wanted(bench, name))
+		return 0;
+	memory = calloc(lists + (size_t)shape->heads * (size_t)(n * each), sizeof(*memory));
+	if (!memory)
+		return -ENOMEM;
+	r = request_init(&request, dtype, shape);
+	if (r < 0) {
+		free(memory);
+		return r;
+	}
+	blocks = (struct fa_attention_blocks){
+		.rows = 128,
+		.keys = 128,
+		.offsets = memory,
+		.columns = memory + lists,
+		.n_columns = n * each,
+		.offsets_stride_head = n + 1,
+		.columns_stride_head = n * each,
+	};
+	for (int32_t h = 0; h < shape->heads; h++) {
+		for (int32_t i = 0; i <= n; i++)
+			memory[h * (n + 1) + i] = i * each;
+		for (int32_t i = 0; i < n * each; i++) {
+			state = state * 1664525u + 1013904223u;
+			memory[lists + (size_t)(h * n * each + i)] = i % each * 4 +
+			                                             (int32_t)(state >> 30);
+		}
+	}
+
+	request_time(team, &request, false); /* fault in all pages */
+	for (size_t i = 0; i < rounds; i++) {
+		request.params.blocks = (struct fa_attention_blocks){ 0 };
+		full[i] = request_time(team, &request, false);
+		request.params.blocks = blocks;
+		some[i] = request_time(team, &request, false);
+	}
+	rate = fa_attention_flops(&request.params) / 4 / median(some, rounds);
+	r = fa_bench_add(bench, name, rate * 1e-9, "GFLOP/s", "full",
+	                 median(full, rounds) / 4 / median(some, rounds));
+	request_deinit(&request);
+	free(memory);
+	return r;
+}
+
 /* A few new tokens on many keys, causally. */
 static int bench_extend(struct fa_bench *bench, struct team *team, struct blas *blas,
                         enum fa_attention_dtype dtype, const struct shape *shape)
@@ -595,6 +658,10 @@ static int bench_all(struct fa_bench *bench, struct team *team, struct blas *bla
 		{ .heads = 8, .kv_heads = 8, .head_dim = 128, .n_q = 2048, .n_k = 2048 },
 		{ .heads = 8, .kv_heads = 8, .head_dim = 64, .n_q = 2048, .n_k = 2048 },
 	};
+	static const struct shape blocks[] = {
+		{ .heads = 2, .kv_heads = 2, .head_dim = 128, .n_q = 8192, .n_k = 8192 },
+		{ .heads = 2, .kv_heads = 2, .head_dim = 64, .n_q = 8192, .n_k = 8192 },
+	};
 	static const struct shape extend[] = {
 		{ .heads = 32, .kv_heads = 8, .head_dim = 128, .n_q = 16, .n_k = 8192 },
 		{ .heads = 32, .kv_heads = 8, .head_dim = 128, .n_q = 64, .n_k = 8192 },
@@ -620,6 +687,13 @@ static int bench_all(struct fa_bench *bench, struct team *team, struct blas *bla
 				shape.n_q = shape.n_k = 256;
 			r = bench_prefill(bench, team, blas, (enum fa_attention_dtype)dtype,
 			                  &shape);
+		}
+		for (size_t i = 0; i < sizeof(blocks) / sizeof(blocks[0]) && r == 0; i++) {
+			struct shape shape = blocks[i];
+
+			if (bench->quick)
+				shape.n_q = shape.n_k = 512;
+			r = bench_blocks(bench, team, (enum fa_attention_dtype)dtype, &shape);
 		}
 		for (size_t i = 0; i < sizeof(extend) / sizeof(extend[0]) && r == 0; i++) {
 			struct shape shape = extend[i];
