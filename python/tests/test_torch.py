@@ -78,6 +78,18 @@ def test_masks():
     assert torch.equal(compiled(q, k, v), fad.attention(q, k, v, mask=mask))
 
 
+@pytest.mark.parametrize("shape", [(9, 20), (1, 20), (4, 9, 20), (2, 1, 1, 20), (2, 4, 9, 20)])
+def test_drop_in_with_mask(shape):
+    q, k, v = tensors(n_k=20)
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(2)) < 0.6
+    out = fad.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), attn_mask=mask, enable_gqa=True)
+    assert (out - expected.nan_to_num()).abs().max() < 1e-5
+    with pytest.raises(ValueError, match="expected one of them"):
+        fad.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=True, enable_gqa=True)
+
+
 def test_gradients_are_refused():
     q, k, v = tensors()
     q.requires_grad_()

@@ -53,6 +53,21 @@ static struct fa_case random_case(void)
 	/* On a GPU chunks need lse's sequences to follow one another. */
 	if (!below(4) && (attention.ragged || attention.batch == 1 || !attention.lse))
 		attention.chunk_tokens = 1 + (uint64_t)below(below(2) ? 40 : 300);
+	/* GPUs have masks for 16-bit tensors, without chunks. */
+	if (!below(4) && attention.dtype != FA_WIRE_DTYPE_F32 && !attention.chunk_tokens) {
+		attention.block_rows = below(3) ? 64 << below(2) : 0;
+		attention.block_keys = attention.block_rows ? 64 << below(2) : 0;
+		attention.bits = below(2);
+		attention.mask_heads = below(2);
+		attention.pattern_tokens = below(2) ? 16u << below(3) : 0;
+		attention.pattern_local = (uint32_t)below(3);
+		attention.pattern_stride = (uint32_t)(1 + below(4));
+		attention.pattern_step = (int32_t)(below(5) - 2);
+		if (!attention.pattern_tokens)
+			attention.pattern_local = attention.pattern_stride = 0;
+		if (!attention.pattern_tokens)
+			attention.pattern_step = 0;
+	}
 	attention.heads = attention.kv_heads * (1 + below(3));
 	attention.head_dim_v = below(5) ? attention.head_dim : 8 * (1 + below(32));
 	fa_case_plan(&attention);
@@ -77,13 +92,16 @@ static void run(struct fa_client *client)
 			__FILE__, __LINE__,
 			"wrong by %g: dtype %d, %s, batch %d, heads %d/%d, dims %d/%d, "
 			"tokens %d/%d, causal %d, chunk %d, window %d %d %d, alibi %d, sinks %d, "
-			"softcap %g",
+			"softcap %g, blocks %dx%d, bits %d, pattern %u %u %u %d",
 			error, attention.dtype, attention.ragged ? "ragged" : "dense",
 			(int)attention.batch, (int)attention.heads, (int)attention.kv_heads,
 			(int)attention.head_dim, (int)attention.head_dim_v, (int)attention.seqlen_q,
 			(int)attention.seqlen_k, attention.causal, (int)attention.chunk_tokens,
 			attention.windowed, (int)attention.window_left, (int)attention.window_right,
-			attention.alibi, attention.sinks, (double)attention.softcap);
+			attention.alibi, attention.sinks, (double)attention.softcap,
+			(int)attention.block_rows, (int)attention.block_keys, attention.bits,
+			attention.pattern_tokens, attention.pattern_local, attention.pattern_stride,
+			attention.pattern_step);
 	fa_buffer_free(buffer);
 }
 

@@ -22,7 +22,7 @@
 static struct fa_scene scene;
 static struct fa_raw raw;
 static struct fa_raw_buffer buffer, read_only;
-static struct fa_case batch, ragged;
+static struct fa_case batch, ragged, masked;
 static uint64_t value;
 
 static int setup(void **state)
@@ -38,6 +38,18 @@ static int setup(void **state)
 	ragged.seqlen_q = 12;
 	ragged.seqlen_k = 15;
 	fa_case_plan(&ragged);
+	masked = (struct fa_case){ .dtype = FA_WIRE_DTYPE_BF16,
+		                   .batch = 2,
+		                   .heads = 4,
+		                   .kv_heads = 2,
+		                   .head_dim = 32,
+		                   .seqlen_q = 70,
+		                   .seqlen_k = 150,
+		                   .block_rows = 64,
+		                   .block_keys = 64,
+		                   .bits = true,
+		                   .mask_heads = true };
+	fa_case_plan(&masked);
 	return 0;
 }
 
@@ -51,7 +63,8 @@ static int open_client(void **state)
 {
 	value = 0;
 	fa_raw_open(&raw, scene.daemon.socket);
-	fa_raw_buffer_register(&raw, &buffer, BUFFER, batch.bytes, 0);
+	fa_raw_buffer_register(&raw, &buffer, BUFFER,
+	                       masked.bytes > batch.bytes ? masked.bytes : batch.bytes, 0);
 	fa_raw_buffer_register(&raw, &read_only, READ_ONLY_BUFFER, batch.bytes,
 	                       FA_WIRE_BUFFER_READ_ONLY);
 	return 0;
@@ -329,6 +342,64 @@ static bool spoil_lengths(int n, struct fa_wire_attention *a, struct expected *r
 }
 #undef FIRST
 
+enum {
+	FIRST_MASKS = __COUNTER__
+};
+#define FIRST FIRST_MASKS
+static bool spoil_masks(int n, struct fa_wire_attention *a, struct expected *ret)
+{
+	const struct fa_wire_view none = { 0 };
+
+	switch (n) {
+		CASE(a->block_rows = 0, -ENOTSUP, "block_rows is 0 and block_keys 64");
+		CASE(a->block_rows = a->block_keys = 0, -EINVAL, "block_offsets came");
+		CASE((a->block_rows = a->block_keys = 0, a->block_offsets = none), -EINVAL,
+		     "block_columns came");
+		CASE(a->block_keys = UINT32_MAX, -ENOTSUP, "block_keys 4294967295");
+		CASE(a->block_offsets = none, -EINVAL, "block_offsets is absent");
+		CASE(a->block_columns = none, -EINVAL, "block_columns is absent");
+		CASE(a->block_offsets.buffer = 9, -ENOENT, "block_offsets.buffer", "9");
+		CASE(a->mask.buffer = 9, -ENOENT, "mask.buffer", "9");
+		CASE(a->block_offsets.offset = buffer.bytes, -EINVAL, "block_offsets",
+		     "out of bounds");
+		CASE(a->block_columns.shape[2] = INT64_MAX, -EINVAL, "block_columns");
+		CASE((a->block_columns.shape[0] = 1, a->block_columns.shape[1] = 1,
+		      a->block_columns.shape[2] = 1ll << 40),
+		     -EINVAL, "block_columns", "out of bounds");
+		CASE(a->block_columns.shape[0] = 3, -EINVAL, "block_columns.shape[0] is 3");
+		CASE(a->block_offsets.shape[1] = 2, -EINVAL, "block_offsets.shape[1] is 2",
+		     "1 or 4");
+		CASE(a->block_offsets.shape[2] = 2, -EINVAL, "block_offsets.shape[2] is 2", "3");
+		CASE(a->block_offsets.offset += 2, -EINVAL, "block_offsets", "align");
+		CASE(a->block_offsets.strides[2] = 2, -EINVAL, "block_offsets.strides[2]");
+		CASE(a->block_columns.strides[1] = -1, -EINVAL, "block_columns.strides[1] is -1");
+		CASE((a->block_offsets.rank = 2, a->block_offsets.strides[1] = 1), -EINVAL,
+		     "block_offsets.rank is 2");
+		CASE(a->block_columns.dtype = FA_WIRE_DTYPE_I64, -ENOTSUP, "block_columns.dtype");
+		CASE(a->mask.dtype = FA_WIRE_DTYPE_F32, -ENOTSUP, "mask.dtype");
+		CASE((a->mask.rank = 3, a->mask.strides[2] = 1), -EINVAL, "mask.rank is 3");
+		CASE(a->mask.shape[2] = 71, -EINVAL, "mask");
+		CASE(a->mask.shape[1] = 0, -EINVAL, "mask.shape[1] is 0");
+		CASE(a->mask.strides[1] = INT64_MAX, -EINVAL, "mask");
+		CASE(a->mask.offset = a->out.offset, -EINVAL, "out overlaps mask");
+		CASE(a->out.offset = a->block_columns.offset / 64 * 64, -EINVAL, "out overlaps");
+		CASE(a->pattern_block_tokens = 17, -EINVAL, "pattern.block_tokens 17");
+		CASE(a->pattern_block_tokens = UINT32_MAX - 15, -EINVAL, "pattern.block_tokens");
+		CASE(a->pattern_block_tokens = 16, -EINVAL, "pattern.vert_stride 0");
+		CASE((a->pattern_block_tokens = 16, a->pattern_vert_stride = 1,
+		      a->pattern_first_head = UINT32_MAX),
+		     -EINVAL, "pattern.first_head");
+	default:
+		return false;
+	}
+}
+#undef FIRST
+
+static void test_masks(void **state)
+{
+	check_each(spoil_masks, &masked);
+}
+
 static void test_bounds(void **state)
 {
 	check_each(spoil_bounds, &batch);
@@ -411,7 +482,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		test(test_bounds), test(test_shapes),           test(test_lengths),
-		test(test_edges),  test(test_broadcast_inputs),
+		test(test_edges),  test(test_broadcast_inputs), test(test_masks),
 	};
 
 	return cmocka_run_group_tests_name("hostile tensors", tests, setup, teardown);

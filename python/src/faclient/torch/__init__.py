@@ -108,13 +108,16 @@ def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: 
                                  attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
                                  is_causal: bool = False, scale: float | None = None,
                                  enable_gqa: bool = False) -> torch.Tensor:
-    """A drop-in for torch.nn.functional.scaled_dot_product_attention, without masks and dropout.
+    """A drop-in for torch.nn.functional.scaled_dot_product_attention, without dropout, and with masks
+    of booleans alone. A query that sees no key gives zeros.
 
     With is_causal and fewer queries than keys torch aligns the mask at the top left, which fad
     does not compute: that is an error.
     """
-    if attn_mask is not None:
-        raise NotImplementedError("attn_mask: fad takes causal masks and windows only")
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        raise NotImplementedError(f"attn_mask is {attn_mask.dtype}: fad takes masks of booleans only")
+    if attn_mask is not None and is_causal:
+        raise ValueError("attn_mask is given, and is_causal is set; expected one of them")
     if dropout_p:
         raise NotImplementedError("dropout_p: fad drops nothing")
     if is_causal and query.shape[-2] != key.shape[-2]:
@@ -124,7 +127,9 @@ def scaled_dot_product_attention(query: torch.Tensor, key: torch.Tensor, value: 
     if query.shape[-3] != key.shape[-3] and not enable_gqa:
         raise ValueError(f"query has {query.shape[-3]} heads and key {key.shape[-3]}; enable_gqa "
                          "allows that")
+    if attn_mask is not None:
+        attn_mask = attn_mask.expand(*attn_mask.shape[:-2], query.shape[-2], key.shape[-2])
     if query.dim() == 3:
-        return attention(query[None], key[None], value[None], is_causal=is_causal,
-                         scale=scale)[0]
-    return attention(query, key, value, is_causal=is_causal, scale=scale)
+        return attention(query[None], key[None], value[None], is_causal=is_causal, scale=scale,
+                         mask=attn_mask)[0]
+    return attention(query, key, value, is_causal=is_causal, scale=scale, mask=attn_mask)
