@@ -22,14 +22,15 @@ bool fa_cpu_tiling_masks_of_heads(const struct fa_attention_params *params)
 	       fa_cpu_pattern_per_head(&params->pattern, params->heads / params->kv_heads);
 }
 
-/* Rows of two row blocks in one panel see the keys of both: returns @rows or a smaller number that
- * divides a row block. */
+/* Rows of two row blocks in one panel see the keys of both, and panels of one vector are slow. Returns
+ * the largest number up to a third above @rows that divides a row block, or, if that is far below,
+ * @rows. */
 static int32_t align_to_blocks(const struct fa_attention_params *params, int32_t rows)
 {
 	int64_t of_block = params->blocks.rows * (int64_t)(params->heads / params->kv_heads);
-	int32_t least = rows / 2;
+	int32_t most = (int32_t)min64(rows * 4 / 3, FA_CPU_TILE_ROWS_MAX) / ROWS_STEP * ROWS_STEP;
 
-	for (int32_t n = rows - rows % ROWS_STEP; n > 0 && n >= least; n -= ROWS_STEP) {
+	for (int32_t n = most; of_block && n >= rows / 2; n -= ROWS_STEP) {
 		if (of_block % n == 0)
 			return n;
 	}
