@@ -91,6 +91,8 @@ static VKAPI_ATTR VkResult VKAPI_CALL allocate(VkDevice device, const VkMemoryAl
 	VkResult result = fault(FA_TEST_VULKAN_ALLOCATE);
 
 	if (page && page->pins_for_writing && host && !is_mapped_for_writing(host))
+		page->no_imports = 1;
+	if (page && page->no_imports && host)
 		result = VK_ERROR_OUT_OF_DEVICE_MEMORY;
 	return result == VK_SUCCESS ? next(device, info, callbacks, ret_memory) : result;
 }
@@ -120,7 +122,8 @@ static VKAPI_ATTR VkResult VKAPI_CALL create_buffer(VkDevice device, const VkBuf
 	return next(device, &changed, callbacks, ret_buffer);
 }
 
-/* The device, as queues are not known to next_device. */
+/* Objects that calls with others do not name. */
+static VkInstance the_instance;
 static VkDevice the_device;
 
 static VKAPI_ATTR VkResult VKAPI_CALL submit(VkQueue queue, uint32_t n, const VkSubmitInfo *infos,
@@ -145,6 +148,22 @@ static VKAPI_ATTR VkResult VKAPI_CALL wait_semaphores(VkDevice device,
 	}
 	waited = next(device, info, timeout_ns);
 	return result == VK_SUCCESS ? waited : result;
+}
+
+static VKAPI_ATTR void VKAPI_CALL get_properties(VkPhysicalDevice physical,
+                                                 VkPhysicalDeviceProperties2 *properties)
+{
+	PFN_vkGetPhysicalDeviceProperties2 next = (PFN_vkGetPhysicalDeviceProperties2)next_instance(
+		the_instance, "vkGetPhysicalDeviceProperties2");
+
+	next(physical, properties);
+	if (!page || !page->is_gpu)
+		return;
+	properties->properties.deviceType = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU;
+	for (VkBaseOutStructure *more = properties->pNext; more; more = more->pNext)
+		if (more->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DRIVER_PROPERTIES)
+			((VkPhysicalDeviceDriverProperties *)more)->driverID =
+				VK_DRIVER_ID_NVIDIA_PROPRIETARY;
 }
 
 static VKAPI_ATTR VkResult VKAPI_CALL create_device(VkPhysicalDevice physical,
@@ -177,6 +196,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL create_instance(const VkInstanceCreateInfo
 {
 	VkLayerInstanceCreateInfo *link = (VkLayerInstanceCreateInfo *)info->pNext;
 	PFN_vkCreateInstance next;
+	VkResult result;
 
 	while (link && (link->sType != VK_STRUCTURE_TYPE_LOADER_INSTANCE_CREATE_INFO ||
 	                link->function != VK_LAYER_LINK_INFO))
@@ -187,7 +207,10 @@ static VKAPI_ATTR VkResult VKAPI_CALL create_instance(const VkInstanceCreateInfo
 	next_instance = link->u.pLayerInfo->pfnNextGetInstanceProcAddr;
 	link->u.pLayerInfo = link->u.pLayerInfo->pNext;
 	next = (PFN_vkCreateInstance)next_instance(NULL, "vkCreateInstance");
-	return next(info, callbacks, ret_instance);
+	result = next(info, callbacks, ret_instance);
+	if (result == VK_SUCCESS)
+		the_instance = *ret_instance;
+	return result;
 }
 
 static PFN_vkVoidFunction get_device(VkDevice device, const char *name);
@@ -206,6 +229,7 @@ static PFN_vkVoidFunction own(const char *name)
 		{ "vkCreateInstance", (PFN_vkVoidFunction)create_instance },
 		{ "vkGetDeviceProcAddr", (PFN_vkVoidFunction)get_device },
 		{ "vkGetInstanceProcAddr", (PFN_vkVoidFunction)get_instance },
+		{ "vkGetPhysicalDeviceProperties2", (PFN_vkVoidFunction)get_properties },
 		{ "vkQueueSubmit", (PFN_vkVoidFunction)submit },
 		{ "vkWaitSemaphores", (PFN_vkVoidFunction)wait_semaphores },
 	};

@@ -24,8 +24,10 @@ struct fa_test_vulkan_rule {
 
 struct fa_test_vulkan_page {
 	struct fa_test_vulkan_rule rules[_FA_TEST_VULKAN_CALLS];
-	_Atomic uint32_t
-		pins_for_writing; /* imports of what is mapped for reading alone fail, as with NVIDIA's */
-	_Atomic uint32_t
-		mistake; /* the next buffer has no bytes, which the validation layers are to see */
+	/* The driver is as NVIDIA's: imports of what is mapped for reading alone fail, and so do all that follow. */
+	_Atomic uint32_t pins_for_writing, no_imports;
+	/* The next buffer has no bytes, which the validation layers are to see. */
+	_Atomic uint32_t mistake;
+	/* The device says that it is a GPU. */
+	_Atomic uint32_t is_gpu;
 };

@@ -54,8 +54,6 @@ static int vk_open(const struct fa_device_config *config, struct fa_error *error
 		r = fa_vk_pipelines_open(device, error);
 	if (r == 0)
 		r = fa_vk_queue_open(device, error);
-	if (r == 0)
-		fa_vk_memory_try_read_only(device);
 	if (r < 0) {
 		vk_close(device);
 		return r;

@@ -320,6 +320,9 @@ int fa_vk_context_open(struct fa_device *device, struct fa_error *error)
 	if (r == 0)
 		device->groups_at_once = groups_at_once(device);
 	device->is_gpu = device->properties.deviceType != VK_PHYSICAL_DEVICE_TYPE_CPU;
+	/* Drivers of GPUs pin pages for writing. To try is no way: with NVIDIA's, all imports fail after one that
+	 * did. */
+	device->imports_read_only = device->is_lavapipe;
 	if (r == 0)
 		r = find_import(device, error);
 	if (r == 0)

@@ -32,6 +32,13 @@ struct fa_vk_pool {
 	struct fa_vk_blob *chunks;     /* uint64_t [max_chunks]: addresses for the device */
 };
 
+/* Where commands of one part are recorded. */
+struct fa_vk_slot {
+	VkCommandPool commands;
+	VkCommandBuffer command;
+	uint64_t value; /* of the timeline, once the part has ended; 0: the slot was never used */
+};
+
 /* Host memory that the device addresses. */
 struct fa_vk_import {
 	VkBuffer buffer;
@@ -70,7 +77,7 @@ struct fa_device {
 	uint64_t uuid[2];
 	uint32_t float_modes;      /* bits of enum fa_vk_float_mode */
 	uint64_t import_alignment; /* of addresses and sizes; 0: nothing can be imported */
-	bool imports_read_only; /* also what is mapped for reading alone; set when the device is opened */
+	bool imports_read_only;    /* also what is mapped for reading alone */
 	char driver_name[128];
 	bool is_lavapipe;        /* Mesa's driver for the processor */
 	bool is_gpu;             /* the device takes no time of the processor: threads may spin */
@@ -81,9 +88,11 @@ struct fa_device {
 	VkShaderModule modules[_FA_VULKAN_KERNEL_N];
 
 	/* Used by the device's thread. */
-	VkCommandPool commands;
-	VkCommandBuffer command;
+	struct fa_vk_slot
+		slots[2]; /* used by turns, as the end of a part may be seen before its semaphore */
+	VkCommandBuffer command; /* of the slot that is recorded */
 	VkSemaphore timeline;
+	struct fa_vk_blob *end; /* a word that the device writes at the end of a part; NULL: none */
 	uint64_t timeline_value;
 	double flops_per_ns;              /* estimated from what has run; bounds a submission */
 	struct fa_vk_pipeline *pipelines; /* [n_pipelines], as many as kinds of requests came */
@@ -96,6 +105,8 @@ struct fa_device {
 
 	atomic_bool lost;   /* written with the mutex */
 	atomic_uint n_came; /* works that became ready so far */
+	_Atomic uint64_t
+		seen; /* the timeline's value of the last part whose end was seen, maybe by the word alone */
 
 	/* Guards what follows, and works. */
 	pthread_mutex_t mutex;

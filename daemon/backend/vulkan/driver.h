@@ -29,6 +29,7 @@
 	X(CmdBindPipeline)                                                                         \
 	X(CmdCopyBuffer)                                                                           \
 	X(CmdDispatch)                                                                             \
+	X(CmdFillBuffer)                                                                           \
 	X(CmdPipelineBarrier)                                                                      \
 	X(CmdPushConstants)                                                                        \
 	X(CreateBuffer)                                                                            \

@@ -1,6 +1,7 @@
 #include "daemon/backend/vulkan/memory.h"
 
 #include "common/cleanup.h"
+#include "common/clock.h"
 #include "common/memfd.h"
 
 #include <errno.h>
@@ -12,6 +13,8 @@
 /* Limits the memory of all works together, kept memory included. */
 #define BLOB_BYTES_MAX ((uint64_t)1 << 30)
 #define PAGE ((uint64_t)4096)
+/* What a device that does not answer costs at most. */
+#define SETTLE_NS (10 * FA_NS_PER_SEC)
 
 /* Returns the first type of @allowed with all of @wanted, or UINT32_MAX. */
 static uint32_t find_type(const struct fa_device *device, uint32_t allowed,
@@ -85,6 +88,20 @@ static VkResult make(struct fa_device *device, uint64_t bytes, void *imported, u
 	return VK_SUCCESS;
 }
 
+void fa_vk_memory_settle(struct fa_device *device)
+{
+	const uint64_t value = atomic_load(&device->seen);
+	const VkSemaphoreWaitInfo wait = {
+		.sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
+		.semaphoreCount = 1,
+		.pSemaphores = &device->timeline,
+		.pValues = &value,
+	};
+
+	if (value)
+		(void)device->driver.WaitSemaphores(device->device, &wait, SETTLE_NS);
+}
+
 /* ---- imports */
 
 struct fa_vk_import *fa_vk_import_free(struct fa_device *device, struct fa_vk_import *import)
@@ -92,6 +109,7 @@ struct fa_vk_import *fa_vk_import_free(struct fa_device *device, struct fa_vk_im
 	/* A lost device may still use it; the process is about to end. */
 	if (!import || device->lost)
 		return NULL;
+	fa_vk_memory_settle(device);
 	device->driver.DestroyBuffer(device->device, import->buffer, NULL);
 	device->driver.FreeMemory(device->device, import->memory, NULL);
 	if (import->mapped)
@@ -134,21 +152,6 @@ int fa_vk_import_new(struct fa_device *device, void *host, uint64_t bytes, struc
 	}
 	*ret_import = import;
 	return 0;
-}
-
-void fa_vk_memory_try_read_only(struct fa_device *device)
-{
-	void *page = mmap(NULL, device->import_alignment, PROT_READ, MAP_SHARED | MAP_ANONYMOUS, -1,
-	                  0);
-	struct fa_vk_import *import;
-
-	if (page == MAP_FAILED)
-		return;
-	device->imports_read_only = fa_vk_import_new(device, page, device->import_alignment, NULL,
-	                                             &import) == 0;
-	if (device->imports_read_only)
-		fa_vk_import_free(device, import);
-	(void)munmap(page, device->import_alignment);
 }
 
 /* Copies memory that nobody can write any more to memory of the driver's. */
@@ -300,6 +303,7 @@ const void *fa_vk_memory_host(struct fa_device *device, const struct fa_device_m
 
 static void destroy(struct fa_device *device, struct fa_vk_blob *blob)
 {
+	fa_vk_memory_settle(device);
 	device->driver.DestroyBuffer(device->device, blob->buffer, NULL);
 	device->driver.FreeMemory(device->device, blob->memory, NULL);
 	device->blob_bytes -= blob->bytes;

@@ -14,8 +14,9 @@ void fa_vk_memory_release(struct fa_device *device, struct fa_device_memory *con
                           size_t n);
 const void *fa_vk_memory_host(struct fa_device *device, const struct fa_device_memory *memory);
 
-/* Learns whether the driver imports memory that is mapped for reading alone; when the device is opened. */
-void fa_vk_memory_try_read_only(struct fa_device *device);
+/* Waits until the device has done with parts whose end was seen, which takes no longer than their semaphore;
+ * before memory is freed. Any thread. */
+void fa_vk_memory_settle(struct fa_device *device);
 
 /* Imports [host, host + bytes), which is mapped and page-aligned, and stays the caller's. */
 int fa_vk_import_new(struct fa_device *device, void *host, uint64_t bytes, struct fa_error *error,
