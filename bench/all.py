@@ -32,6 +32,12 @@ DETERMINISTIC = [*TIME_PAGED, "--only", "deterministic", "--samples", "12"]
 PREFILL = [*TIME_PAGED, "--only", "prefill", "--samples", "10"]
 RACE = [sys.executable, "bench/race.py", "--library", "lib/libfagpu.so", "--samples", "12"]
 TRAFFIC = [sys.executable, "bench/traffic.py", "--library", "lib/libfagpu.so", "--samples", "12"]
+TRAFFIC_F16 = [*TRAFFIC, "--dtype", "f16", "--parts", "prompt,extend,ragged", "--cells",
+               "h32.8-d128-q512-k512,h32.8-d128-q2048-k2048,h8.8-d128-q1024-k1024,"
+               "h32.8-d64-q2048-k2048,h32.8-d128-q64-k32768,h32.8-d128-q512-k8192,"
+               "h32.8-d128-q2048-k32768,h4.1-d128-q128-k32768,h32.8-d128-lognormal1,"
+               "h32.8-d128-contexts1"]
+OTHER_DATA = [sys.executable, "bench/data.py", "--library", "lib/libfagpu.so"]
 EXTEND = [*TIME_PAGED, "--only", "extend", "--samples", "12"]
 FP16 = [*RACE, "--dtypes", "f16", "--dims", "64,128", "--seqlens", "4096"]
 GQA = [*RACE, "--dims", "128", "--heads", "32", "--kv-heads", "8", "--seqlens", "1024,4096,16384"]
@@ -71,6 +77,9 @@ PARTS = (
     ("prefill-f16", 120, [[*FP16, "--json", "{json}"]]),
     ("prefill-f16-sustained", 120, [[*FP16, "--state", "sustained", "--json", "{json}"]]),
     ("traffic", 240, [[*TRAFFIC, "--json", "{json}"]]),
+    ("traffic-f16", 120, [[*TRAFFIC_F16, "--json", "{json}"]]),
+    ("data", 120, [[*OTHER_DATA, "--json", "{json}"]]),
+    ("extend-codes", 120, [[*EXTEND, "--store", store] for store in ("e4m3-heads", "int8")]),
     ("paged-extend", 240, [EXTEND, [*EXTEND, "--heads", "4", "--kv-heads", "1"]]),
     ("prefill-gqa", 120, [[*GQA, "--json", "{json}"]]),
     ("prefill-window", 120, [[*WINDOW, "--json", "{json}"]]),
