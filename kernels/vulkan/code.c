@@ -1,5 +1,5 @@
 /* The SPIR-V that the build compiled, as data. */
-#include "kernels/vulkan/writer.h"
+#include "kernels/vulkan/matrices.h"
 
 #include "attend.spv.h"
 #include "merge.spv.h"
@@ -20,5 +20,5 @@ struct fa_vulkan_code fa_vulkan_code(enum fa_vulkan_kernel kernel)
 		[FA_VULKAN_MERGE] = CODE(merge_spv),
 	};
 
-	return codes[kernel];
+	return codes[kernel].bytes ? codes[kernel] : fa_vulkan_matrix_code(kernel);
 }

@@ -28,6 +28,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 2) buffer Half { uint1
 layout(buffer_reference, scalar, buffer_reference_align = 1) buffer Byte { uint8_t x; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Float4 { vec4 x; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) buffer Half4 { uvec2 x; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Words4 { uvec4 x; };
 
 /* A row of memory. One in the pool may lie in two chunks, whose addresses need not follow one another: its
  * bytes from split on are at next + their number. */

@@ -2,6 +2,7 @@
 
 #include "kernels/vulkan/pool.h"
 #include "kernels/vulkan/scores.h"
+#include "kernels/vulkan/tile.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -116,24 +117,40 @@ static void plan_attention(const struct fa_vulkan_pool *pool, const struct fa_pa
 		.token_scales = fa_vulkan_token_scales(cache),
 		.chunk_shift = pool->chunk_shift,
 	};
-	uint64_t most_rows = 0, tiles = 0;
-	struct fa_vulkan_dispatch *dispatch;
+	const int64_t bytes = fa_vulkan_element_bytes(cache->dtype);
+	struct fa_vulkan_request request = {
+		.source = FA_VULKAN_POOL,
+		.dtype = cache->dtype,
+		.store = cache->store,
+		.head_dim = cache->head_dim,
+		.head_dim_v = cache->head_dim_v,
+		/* Pages begin at multiples of 256 bytes. */
+		.begins = fa_vulkan_begins(&p->q, false, bytes) | (uint64_t)cache->layer_stride |
+		          (uint64_t)cache->v_offset | (uint64_t)(cache->head_dim * bytes) |
+		          (uint64_t)(fa_vulkan_v_row(cache) * bytes),
+		.aligned_k = true, /* the pool's rows are */
+		.masks = p->pattern.block_tokens,
+		.adjusts_scores = p->softcap > 0 || p->alibi_slopes || p->tree,
+	};
+	uint64_t tiles = 0;
 	struct fa_vulkan_sequence *sequences;
+	struct fa_vulkan_tile tile;
 	size_t tree_words = 0;
 	double pairs = 0;
-	uint32_t rows, columns;
 	void *host;
 
 	for (int32_t b = 0; b < step->batch; b++) {
 		const uint64_t n = step->cu_new[b + 1] - step->cu_new[b];
 
-		most_rows = n * group > most_rows ? n * group : most_rows;
+		request.most_rows = n * group > request.most_rows ? n * group : request.most_rows;
+		request.longest = step->lengths[b] > request.longest ? step->lengths[b]
+		                                                     : request.longest;
 		pairs += (double)n * step->lengths[b];
 	}
 	/* Kernels for one row and for many may round differently. */
 	if (p->deterministic)
-		most_rows = UINT64_MAX;
-	fa_vulkan_choose_tile(most_rows, cache->head_dim_v, &rows, &columns);
+		request.most_rows = UINT64_MAX;
+	fa_vulkan_choose_tile(writer->matrices, &request, &tile);
 	arguments.sequences = fa_vulkan_reserve(writer, (size_t)step->batch * sizeof(*sequences),
 	                                        &host);
 	sequences = host;
@@ -149,7 +166,8 @@ static void plan_attention(const struct fa_vulkan_pool *pool, const struct fa_pa
 		}
 		if (tree && p->tree_start[b] + (size_t)n * ((n + 31) / 32) > tree_words)
 			tree_words = p->tree_start[b] + (size_t)n * ((n + 31) / 32);
-		tiles += ((uint64_t)n * group + rows - 1) / rows * (uint64_t)cache->kv_heads;
+		tiles += ((uint64_t)n * group + tile.rows - 1) / tile.rows *
+		         (uint64_t)cache->kv_heads;
 	}
 	if (!tiles)
 		return;
@@ -166,30 +184,12 @@ static void plan_attention(const struct fa_vulkan_pool *pool, const struct fa_pa
 			                                   scale_bytes);
 	}
 	fa_vulkan_put_scores(writer, &scores, &arguments);
-	dispatch = fa_vulkan_add(writer, FA_VULKAN_ATTEND,
-	                         fa_vulkan_put(writer, &arguments, sizeof(arguments)), tiles);
-	dispatch->constants[0] = FA_VULKAN_POOL;
-	dispatch->constants[1] = (uint32_t)cache->dtype;
-	dispatch->constants[2] = (uint32_t)cache->store;
-	dispatch->constants[3] = 1; /* the pool's rows are aligned */
-	dispatch->constants[4] = rows;
-	dispatch->constants[5] = columns;
-	dispatch->flops = 2 * pairs * p->heads * (cache->head_dim + cache->head_dim_v) /
-	                  (double)tiles;
+	fa_vulkan_add_attention(writer, &tile, &arguments, tiles,
+	                        2 * pairs * p->heads * (cache->head_dim + cache->head_dim_v) /
+	                                (double)tiles);
 }
 
 /* ---- attention over a client's own pages */
-
-static bool own_is_aligned(const struct fa_paged_own *own)
-{
-	const int64_t bytes = own->store == FA_PAGED_PLAIN ? fa_vulkan_element_bytes(own->dtype)
-	                                                   : 1;
-
-	return (fa_vulkan_address(own->k.data) | (uint64_t)(own->k.stride_batch * bytes) |
-	        (uint64_t)(own->k.stride_token * bytes) | (uint64_t)(own->k.stride_head * bytes)) %
-	               (uint64_t)(4 * bytes) ==
-	       0;
-}
 
 static void plan_own_attention(const struct fa_paged_own_attention *p,
                                struct fa_vulkan_writer *writer)
@@ -246,26 +246,35 @@ static void plan_own_attention(const struct fa_paged_own_attention *p,
 		.page_tokens = (uint32_t)own->page_tokens,
 		.last_page = (uint32_t)own->pages - 1,
 	};
-	struct fa_vulkan_dispatch *dispatch;
-	uint32_t rows, columns;
+	const int64_t bytes = own->store == FA_PAGED_PLAIN ? fa_vulkan_element_bytes(own->dtype)
+	                                                   : 1;
+	const uint64_t k_begins = fa_vulkan_begins(&own->k, true, bytes);
+	const struct fa_vulkan_request request = {
+		.source = FA_VULKAN_OWN,
+		.dtype = own->dtype,
+		.store = own->store,
+		.head_dim = own->head_dim,
+		.head_dim_v = own->head_dim_v,
+		.most_rows = p->deterministic ? UINT64_MAX : (uint64_t)p->max_q * group,
+		.begins = k_begins | fa_vulkan_begins(&own->v, true, bytes) |
+		          fa_vulkan_begins(&p->q, false, bytes),
+		.longest = longest,
+		.aligned_k = k_begins % (uint64_t)(4 * bytes) == 0,
+		.masks = p->pattern.block_tokens,
+		.adjusts_scores = p->softcap > 0 || p->alibi_slopes,
+	};
+	struct fa_vulkan_tile tile;
 	uint64_t tiles;
 
-	fa_vulkan_choose_tile(p->deterministic ? UINT64_MAX : (uint64_t)p->max_q * group,
-	                      own->head_dim_v, &rows, &columns);
-	arguments.blocks = ((uint64_t)p->max_q * group + rows - 1) / rows;
+	fa_vulkan_choose_tile(writer->matrices, &request, &tile);
+	arguments.blocks = ((uint64_t)p->max_q * group + tile.rows - 1) / tile.rows;
 	tiles = arguments.blocks * (uint64_t)own->kv_heads * (uint64_t)p->batch;
 	if (!tiles || !p->total_q)
 		return;
 	fa_vulkan_put_scores(writer, &scores, &arguments);
-	dispatch = fa_vulkan_add(writer, FA_VULKAN_ATTEND,
-	                         fa_vulkan_put(writer, &arguments, sizeof(arguments)), tiles);
-	dispatch->constants[0] = FA_VULKAN_OWN;
-	dispatch->constants[1] = (uint32_t)own->dtype;
-	dispatch->constants[2] = (uint32_t)own->store;
-	dispatch->constants[3] = own_is_aligned(own);
-	dispatch->constants[4] = rows;
-	dispatch->constants[5] = columns;
-	dispatch->flops = 2.0 * rows * (double)longest * (own->head_dim + own->head_dim_v);
+	fa_vulkan_add_attention(writer, &tile, &arguments, tiles,
+	                        2.0 * tile.rows * (double)longest *
+	                                (own->head_dim + own->head_dim_v));
 }
 
 void fa_vulkan_plan_paged(const struct fa_vulkan_pool *pool, const struct fa_paged_request *request,

@@ -1,6 +1,7 @@
 #include "kernels/vulkan/plan.h"
 
 #include "kernels/vulkan/scores.h"
+#include "kernels/vulkan/tile.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -31,16 +32,6 @@ int fa_vulkan_check_attention(const struct fa_attention_params *params, char *te
 		         params->head_dim, params->head_dim_v, FA_VULKAN_HEAD_DIM_MAX,
 		         FA_VULKAN_HEAD_DIM_V_MAX);
 	return -ENOTSUP;
-}
-
-static bool is_aligned(const struct fa_attention_params *p, int64_t bytes)
-{
-	const int64_t unit = 4 * bytes;
-
-	return (fa_vulkan_address(p->k.data) | (uint64_t)(p->k.stride_batch * bytes) |
-	        (uint64_t)(p->k.stride_token * bytes) | (uint64_t)(p->k.stride_head * bytes)) %
-	               (uint64_t)unit ==
-	       0;
 }
 
 static uint64_t blocks_of(uint64_t n_q, uint64_t group, uint32_t rows)
@@ -137,11 +128,29 @@ void fa_vulkan_plan_attention(const struct fa_attention_params *params,
 		.columns_batch = p->blocks.columns_stride_batch,
 		.columns_head = p->blocks.columns_stride_head,
 	};
-	struct fa_vulkan_dispatch *dispatch;
-	uint32_t rows, columns;
+	const int64_t bytes = fa_vulkan_element_bytes(p->dtype);
+	const bool batched = p->batch > 1 && !ragged;
+	const uint64_t k_begins = fa_vulkan_begins(&p->k, batched, bytes);
+	const struct fa_vulkan_request request = {
+		.source = FA_VULKAN_DENSE,
+		.dtype = p->dtype,
+		.store = FA_PAGED_PLAIN,
+		.head_dim = p->head_dim,
+		.head_dim_v = p->head_dim_v,
+		.most_rows = (uint64_t)p->seqlen_q * group,
+		.begins = k_begins | fa_vulkan_begins(&p->q, batched, bytes) |
+		          fa_vulkan_begins(&p->v, batched, bytes),
+		.longest = p->seqlen_k,
+		.aligned_k = k_begins % (uint64_t)(4 * bytes) == 0,
+		.masks = p->pattern.block_tokens || p->blocks.rows || p->bits.words,
+		.adjusts_scores = p->softcap > 0 || p->alibi_slopes,
+	};
+	struct fa_vulkan_tile tile;
+	uint32_t rows;
 	uint64_t tiles;
 
-	fa_vulkan_choose_tile((uint64_t)p->seqlen_q * group, p->head_dim_v, &rows, &columns);
+	fa_vulkan_choose_tile(writer->matrices, &request, &tile);
+	rows = tile.rows;
 	if (ragged) {
 		tiles = put_sequences(p, rows, writer, &arguments.sequences);
 	} else {
@@ -153,13 +162,6 @@ void fa_vulkan_plan_attention(const struct fa_attention_params *params,
 	if (!tiles)
 		return;
 	fa_vulkan_put_scores(writer, &scores, &arguments);
-	dispatch = fa_vulkan_add(writer, FA_VULKAN_ATTEND,
-	                         fa_vulkan_put(writer, &arguments, sizeof(arguments)), tiles);
-	dispatch->constants[0] = FA_VULKAN_DENSE;
-	dispatch->constants[1] = (uint32_t)p->dtype;
-	dispatch->constants[2] = FA_PAGED_PLAIN;
-	dispatch->constants[3] = is_aligned(p, fa_vulkan_element_bytes(p->dtype));
-	dispatch->constants[4] = rows;
-	dispatch->constants[5] = columns;
-	dispatch->flops = fa_attention_flops(p) / (double)tiles;
+	fa_vulkan_add_attention(writer, &tile, &arguments, tiles,
+	                        fa_attention_flops(p) / (double)tiles);
 }

@@ -28,17 +28,3 @@ void fa_vulkan_put_scores(struct fa_vulkan_writer *writer, const struct fa_vulka
 	arguments->pattern_first = scores->pattern.first_head;
 	arguments->right = scores->causal ? 0 : arguments->right_tree;
 }
-
-void fa_vulkan_choose_tile(uint64_t most_rows, int32_t head_dim_v, uint32_t *ret_rows,
-                           uint32_t *ret_columns)
-{
-	uint32_t columns = ((uint32_t)head_dim_v + FA_VULKAN_LANES - 1) / FA_VULKAN_LANES;
-
-	/* Few kinds, as each is a kernel to compile. */
-	*ret_columns = columns <= 1   ? 1
-	               : columns <= 2 ? 2
-	               : columns <= 4 ? 4
-	               : columns <= 8 ? 8
-	                              : 16;
-	*ret_rows = most_rows <= 1 ? 1 : *ret_columns <= 4 ? 8 : 4;
-}

@@ -1,4 +1,4 @@
-/* What all attention has in common: scores, masks and tiles. Pure functions, any thread. */
+/* What all attention has in common: scores and masks. Pure functions, any thread. */
 #pragma once
 
 #include "kernels/vulkan/arguments.h"
@@ -26,7 +26,3 @@ struct fa_vulkan_scores {
 
 void fa_vulkan_put_scores(struct fa_vulkan_writer *writer, const struct fa_vulkan_scores *scores,
                           struct fa_vulkan_attend *arguments);
-
-/* Chooses rows and columns of a workgroup; @most_rows: packed rows of the longest sequence. */
-void fa_vulkan_choose_tile(uint64_t most_rows, int32_t head_dim_v, uint32_t *ret_rows,
-                           uint32_t *ret_columns);

@@ -9,7 +9,7 @@
 
 #include "kernels/paged.h"
 
-#define FA_VULKAN_CONSTANTS 6
+#define FA_VULKAN_CONSTANTS 12
 #define FA_VULKAN_DISPATCHES_MAX 2 /* of a request */
 
 enum fa_vulkan_kernel {
@@ -17,10 +17,12 @@ enum fa_vulkan_kernel {
 	FA_VULKAN_TOKENS,
 	FA_VULKAN_PAGES,
 	FA_VULKAN_MERGE,
+	FA_VULKAN_MATRIX_F16,
+	FA_VULKAN_MATRIX_BF16,
 	_FA_VULKAN_KERNEL_N,
 };
 
-/* The kernels' SPIR-V. */
+/* The kernels' SPIR-V. No bytes: the build has left the kernel out. */
 struct fa_vulkan_code {
 	const uint32_t *words;
 	size_t bytes;
@@ -35,11 +37,25 @@ struct fa_vulkan_dispatch {
 	double flops;                            /* of one workgroup, about */
 };
 
+/* How kernels use the device's matrices. */
+struct fa_vulkan_matrices {
+	bool f16, bf16;    /* the types there are products of, with sums in fp32 */
+	uint32_t m, n, k;  /* of a matrix */
+	uint32_t subgroup; /* invocations */
+	bool exact; /* exp2 is not to be relied on, and subgroups run in lockstep, as on lavapipe */
+	/* Of a workgroup: bytes that it may have; how it is divided with head dims of up to 64, and above. */
+	uint32_t shared_bytes;
+	struct {
+		uint32_t subgroups, row_tiles, keys;
+	} narrow, wide;
+};
+
 /* Memory that the device reads. */
 struct fa_vulkan_writer {
 	char *host;    /* NULL: only counts */
 	uint64_t at;   /* the same for the device */
 	uint64_t stop; /* address for the device of the word that cancels the request */
+	const struct fa_vulkan_matrices *matrices; /* NULL: the device has none */
 	size_t used;
 	struct fa_vulkan_dispatch dispatches[FA_VULKAN_DISPATCHES_MAX];
 	unsigned int n_dispatches;

@@ -56,7 +56,7 @@ void paged_run(const struct fa_cpu_isa *isa, const struct fa_paged_request *requ
 void paged_check(struct paged_problem *problem, const struct fa_cpu_isa *isa)
 {
 	const char *name = fa_cpu_isa_name(isa);
-	bool dots = problem->spec.dtype == FA_ATTENTION_BF16 && strcmp(name, "avx512bf16") == 0;
+	bool dots = problem_rounds_weights(isa, problem->spec.dtype);
 	void *once = malloc(problem->out_bytes + 1);
 
 	for (int run = 0; run < 2; run++) {

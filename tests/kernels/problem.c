@@ -307,8 +307,9 @@ const char *problem_describe(const struct problem *problem)
 
 const struct fa_cpu_isa *const *problem_isas(void)
 {
-	static const char *const names[] = { "vulkan", "avx512bf16", "avx512", "avx2", "generic" };
-	static const struct fa_cpu_isa *isas[6];
+	static const char *const names[] = { "vulkan", "vulkan-matrices", "avx512bf16", "avx512",
+		                             "avx2",   "generic" };
+	static const struct fa_cpu_isa *isas[7];
 	size_t n = 0;
 
 	if (isas[0])
@@ -324,8 +325,18 @@ const struct fa_cpu_isa *const *problem_isas(void)
 	assert_true(n > 0);
 	/* vulkan-as-cpu.c has no other. */
 	assert_string_equal(fa_cpu_isa_name(isas[n - 1]),
-	                    strcmp(fa_cpu_isa_name(isas[0]), "vulkan") == 0 ? "vulkan" : "generic");
+	                    strncmp(fa_cpu_isa_name(isas[0]), "vulkan", 6) == 0
+	                            ? fa_cpu_isa_name(isas[0])
+	                            : "generic");
 	return isas;
+}
+
+bool problem_rounds_weights(const struct fa_cpu_isa *isa, enum fa_attention_dtype dtype)
+{
+	const char *name = fa_cpu_isa_name(isa);
+
+	return (dtype == FA_ATTENTION_BF16 && strcmp(name, "avx512bf16") == 0) ||
+	       (dtype != FA_ATTENTION_F32 && strcmp(name, "vulkan-matrices") == 0);
 }
 
 /* Memory of @bytes that ends before an unmapped page; reallocated only to grow. */
@@ -507,10 +518,11 @@ void problem_check(struct problem *problem, const struct fa_cpu_isa *isa)
 	tiny = 8e-6 * factor * fmax(1, verdict.highest);
 	if (params->dtype == FA_ATTENTION_F32) {
 		allowed = tiny;
-	} else if (params->dtype == FA_ATTENTION_BF16 &&
-	           strcmp(fa_cpu_isa_name(isa), "avx512bf16") == 0) {
+	} else if (problem_rounds_weights(isa, params->dtype)) {
 		/* Weights are rounded too: FlashAttention's own rule. */
-		allowed = 2 * verdict.naive + verdict.highest * 0x1p-8 + tiny;
+		allowed = 2 * verdict.naive +
+		          verdict.highest * (params->dtype == FA_ATTENTION_F16 ? 0x1p-11 : 0x1p-8) +
+		          tiny;
 	} else {
 		/* Nothing but the output is rounded. */
 		allowed = verdict.highest * (params->dtype == FA_ATTENTION_F16 ? 0x1p-11 : 0x1p-8) +

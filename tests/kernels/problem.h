@@ -76,6 +76,9 @@ const char *problem_describe(const struct problem *problem);
 /* The instruction sets of the machine, widest first, always with "generic"; ends with NULL. */
 const struct fa_cpu_isa *const *problem_isas(void);
 
+/* Returns true if kernels round weights to the tensors' type, not only their output. */
+bool problem_rounds_weights(const struct fa_cpu_isa *isa, enum fa_attention_dtype dtype);
+
 enum problem_order {
 	PROBLEM_ASCENDING,
 	PROBLEM_DESCENDING,

@@ -168,6 +168,11 @@ static void test_sinks(void **state)
 	}
 }
 
+static bool is_vulkan(const struct fa_cpu_isa *isa)
+{
+	return strncmp(fa_cpu_isa_name(isa), "vulkan", 6) == 0;
+}
+
 /* With one key the row is V, so every number must pass through unchanged. */
 static void test_every_half(void **state)
 {
@@ -207,8 +212,11 @@ static void test_every_half(void **state)
 						double wanted = reference_get(spec.dtype, &v, 0);
 						double got = reference_get(spec.dtype, &bits, 0);
 
-						/* The dot product takes subnormals as 0. */
+						/* The dot product takes subnormals as 0, Vulkan may. */
 						if (dot && r == 1 && dtype == FA_ATTENTION_BF16 &&
+						    fabs(wanted) < 0x1p-126)
+							wanted = 0;
+						if (is_vulkan(isas[n]) && got == 0 &&
 						    fabs(wanted) < 0x1p-126)
 							wanted = 0;
 						if (isnan(wanted) ? !isnan(got) : got != wanted)
@@ -256,6 +264,12 @@ static void test_rounding(void **state)
 					int64_t at = reference_q_at(params, &params->out, 0, 0, 0) +
 					             i;
 					uint32_t low = base + i, even = low % 2 ? low + 1 : low;
+
+					/* Half of a number near 2^-126 is subnormal, which Vulkan
+					 * may take as 0. */
+					if (is_vulkan(isas[n]) && dtype == FA_ATTENTION_BF16 &&
+					    low < 0x280)
+						continue;
 
 					assert_int_equal(((uint16_t *)params->out.data)[at], even);
 				}

@@ -33,8 +33,7 @@ static void test(const struct own_spec *spec)
 
 		own_poison(&problem);
 		paged_run(isas[i], &problem.request);
-		own_judge(&problem, name,
-		          spec->dtype == FA_ATTENTION_BF16 && strcmp(name, "avx512bf16") == 0);
+		own_judge(&problem, name, problem_rounds_weights(isas[i], spec->dtype));
 	}
 	own_deinit(&problem);
 }

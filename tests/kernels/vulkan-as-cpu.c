@@ -1,7 +1,9 @@
 /*
  * The functions of the CPU's kernels, done by the daemon's Vulkan backend, so that all tests of kernels
- * also test Vulkan's: FAD_CPU_ISA=vulkan is the only instruction set, and a request is one tile. Tensors
- * are imported where the test has them. Exits with 77 where there is no Vulkan device.
+ * also test Vulkan's: FAD_CPU_ISA=vulkan, or vulkan-matrices where the device has them, is the only
+ * instruction set, and a request is one tile. Tensors are imported where the test has them.
+ * FAD_TEST_VULKAN_TIER=scalar does without matrices, and =matrices fails where there are none. Exits
+ * with 77 where there is no Vulkan device.
  */
 #include "common/cleanup.h"
 #include "daemon/backend/vulkan/memory.h"
@@ -23,7 +25,7 @@ struct fa_cpu_isa {
 	const char *name;
 };
 
-static const struct fa_cpu_isa vulkan = { "vulkan" };
+static const struct fa_cpu_isa scalar = { "vulkan" }, matrices = { "vulkan-matrices" };
 static const struct fa_device_ops *const ops = &fa_device_vulkan;
 
 static struct {
@@ -61,6 +63,7 @@ static void open_device(void)
 	const struct fa_device_config config = { .notify = on_notify };
 	struct fa_device_info info;
 	struct fa_error error = { "" };
+	const char *tier;
 
 	if (scene.device)
 		return;
@@ -69,6 +72,11 @@ static void open_device(void)
 		printf("skipped: %s\n", error.text);
 		exit(77);
 	}
+	tier = getenv("FAD_TEST_VULKAN_TIER");
+	if (tier && strcmp(tier, "scalar") == 0)
+		scene.device->matrices = (struct fa_vulkan_matrices){ 0 };
+	if (tier && strcmp(tier, "matrices") == 0 && !scene.device->matrices.f16)
+		die("FAD_TEST_VULKAN_TIER", &(struct fa_error){ "the device has no matrices" });
 	ops->describe(scene.device, &info);
 	printf("%s: %s\n", info.name, info.details);
 	if (ops->group_new(scene.device, &error, &scene.group) < 0 ||
@@ -389,10 +397,13 @@ static bool run(struct fa_device_work *work, const bool *stop)
 int fa_cpu_isa_select(char *text, size_t text_bytes, const struct fa_cpu_isa **ret_isa)
 {
 	const char *name = getenv("FAD_CPU_ISA");
+	const struct fa_cpu_isa *isa;
 
-	if (name && *name && strcmp(name, vulkan.name) != 0)
+	open_device();
+	isa = scene.device->matrices.f16 ? &matrices : &scalar;
+	if (name && *name && strcmp(name, isa->name) != 0)
 		return -EINVAL;
-	*ret_isa = &vulkan;
+	*ret_isa = isa;
 	return 0;
 }
 

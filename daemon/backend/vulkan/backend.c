@@ -8,6 +8,7 @@
 #include "daemon/backend/vulkan/queue.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,19 +66,27 @@ static int vk_open(const struct fa_device_config *config, struct fa_error *error
 
 static void vk_describe(struct fa_device *device, struct fa_device_info *ret_info)
 {
+	const struct fa_vulkan_matrices *m = &device->matrices;
 	struct fa_device_info info = {
 		.backend = "vulkan",
 		.depth = DEPTH,
 		.polled = device->is_gpu, /* which costs less time than waking the engine */
 	};
+	char kernels[80] = "scalar kernels";
 
+	if (m->f16)
+		snprintf(kernels, sizeof(kernels),
+		         "matrices of %" PRIu32 "x%" PRIu32 "x%" PRIu32
+		         " (%s), else scalar kernels",
+		         m->m, m->n, m->k, m->bf16 ? "fp16, bf16" : "fp16");
 	/* If the text is too long, cut off the end of the model's name, not the tier. */
-	snprintf(info.name, sizeof(info.name), "%.45s (scalar)", device->properties.deviceName);
+	snprintf(info.name, sizeof(info.name), "%.45s (%s)", device->properties.deviceName,
+	         m->f16 ? "matrices" : "scalar");
 	snprintf(info.details, sizeof(info.details),
-	         "%.120s, Vulkan %u.%u.%u, scalar kernels%s, opened in %u ms", device->driver_name,
+	         "%.120s, Vulkan %u.%u.%u, %s%s, opened in %u ms", device->driver_name,
 	         VK_API_VERSION_MAJOR(device->properties.apiVersion),
 	         VK_API_VERSION_MINOR(device->properties.apiVersion),
-	         VK_API_VERSION_PATCH(device->properties.apiVersion),
+	         VK_API_VERSION_PATCH(device->properties.apiVersion), kernels,
 	         device->imports_read_only ? "" : ", sealed memory is copied",
 	         (unsigned int)(device->opened_ns / FA_NS_PER_MS));
 	memcpy(info.uuid, device->uuid, sizeof(info.uuid));

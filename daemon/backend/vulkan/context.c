@@ -1,6 +1,7 @@
 #include "daemon/backend/vulkan/context.h"
 
 #include "common/cpu.h"
+#include "daemon/backend/vulkan/matrices.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -11,7 +12,7 @@
 #define DEVICES_MAX 16
 #define FAMILIES_MAX 16
 /* What kernels have of a workgroup's shared memory: attend.comp has the most. Vulkan promises 16 KiB. */
-#define SHARED_BYTES (21u << 10)
+#define SHARED_BYTES (22u << 10)
 /* Fills a GPU of some size; a group has 32 invocations. */
 #define GPU_GROUPS 256
 
@@ -260,6 +261,8 @@ static int make_device(struct fa_device *device, struct fa_error *error)
 		.bufferDeviceAddress = VK_TRUE,
 		.scalarBlockLayout = VK_TRUE,
 		.timelineSemaphore = VK_TRUE,
+		.shaderFloat16 = device->matrices.f16,
+		.vulkanMemoryModel = device->matrices.f16,
 	};
 	VkPhysicalDeviceVulkan11Features eleven = {
 		.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_1_FEATURES,
@@ -290,7 +293,7 @@ static int make_device(struct fa_device *device, struct fa_error *error)
 	VkResult result;
 	int r;
 
-	result = device->driver.CreateDevice(device->physical, &info, NULL, &device->device);
+	result = fa_vk_matrices_create_device(device, &info);
 	if (result != VK_SUCCESS)
 		return fa_vk_fail(device, error, result, "the Vulkan device cannot be opened");
 	r = fa_vk_driver_load_device(&device->driver, device->device, error);
@@ -327,6 +330,8 @@ int fa_vk_context_open(struct fa_device *device, struct fa_error *error)
 		r = find_import(device, error);
 	if (r == 0)
 		r = choose_family(device, error);
+	if (r == 0)
+		fa_vk_matrices_find(device);
 	if (r == 0)
 		r = make_device(device, error);
 	return r;

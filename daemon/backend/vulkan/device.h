@@ -84,6 +84,8 @@ struct fa_device {
 	uint64_t opened_ns;      /* how long that took */
 	uint64_t groups_at_once; /* workgroups that may run beside one another, about */
 	uint64_t hang_ns;        /* a part that takes longer is stopped */
+	struct fa_vulkan_matrices matrices; /* none: it has neither f16 nor bf16 */
+	bool sets_subgroup; /* kernels with matrices ask for matrices.subgroup invocations */
 	VkPipelineLayout layout;
 	VkShaderModule modules[_FA_VULKAN_KERNEL_N];
 

@@ -24,8 +24,12 @@ int fa_vk_pipelines_open(struct fa_device *device, struct fa_error *error)
 	                                             &device->layout);
 	for (int i = 0; i < _FA_VULKAN_KERNEL_N && result == VK_SUCCESS; i++) {
 		const struct fa_vulkan_code code = fa_vulkan_code((enum fa_vulkan_kernel)i);
+		const bool wanted = i == FA_VULKAN_MATRIX_F16    ? device->matrices.f16
+		                    : i == FA_VULKAN_MATRIX_BF16 ? device->matrices.bf16
+		                                                 : true;
 
-		result = fa_vk_shader_new(device, &code, &device->modules[i]);
+		if (wanted)
+			result = fa_vk_shader_new(device, &code, &device->modules[i]);
 	}
 	return result == VK_SUCCESS
 	               ? 0
@@ -54,10 +58,18 @@ static VkResult compile(struct fa_device *device, const struct fa_vulkan_dispatc
 		.dataSize = sizeof(dispatch->constants),
 		.pData = dispatch->constants,
 	};
+	const VkPipelineShaderStageRequiredSubgroupSizeCreateInfo subgroup = {
+		.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO,
+		.requiredSubgroupSize = device->matrices.subgroup,
+	};
+	const bool matrices = dispatch->kernel == FA_VULKAN_MATRIX_F16 ||
+	                      dispatch->kernel == FA_VULKAN_MATRIX_BF16;
 	const VkComputePipelineCreateInfo info = {
 		.sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
 		.stage = {
 			.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+			.pNext = matrices && device->sets_subgroup ? &subgroup : NULL,
+			.flags = matrices ? VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT : 0,
 			.stage = VK_SHADER_STAGE_COMPUTE_BIT,
 			.module = device->modules[dispatch->kernel],
 			.pName = "main",

@@ -97,7 +97,7 @@ static unsigned int plan(struct fa_device *device, const struct fa_device_work *
 static int prepare(struct fa_device *device, struct fa_device_work *work, uint64_t q_bytes,
                    struct fa_error *error)
 {
-	struct fa_vulkan_writer writer = { 0 };
+	struct fa_vulkan_writer writer = { .matrices = &device->matrices };
 	struct fa_vk_prepared *prepared = NULL;
 	unsigned int n;
 	int r;
@@ -117,6 +117,7 @@ static int prepare(struct fa_device *device, struct fa_device_work *work, uint64
 		.host = prepared->blob->host + STOP_BYTES,
 		.at = prepared->blob->at + STOP_BYTES,
 		.stop = prepared->blob->at,
+		.matrices = &device->matrices,
 	};
 	prepared->n_dispatches = plan(device, work, &writer, prepared);
 	return 0;
