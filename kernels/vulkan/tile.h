@@ -19,7 +19,7 @@ struct fa_vulkan_request {
 	uint64_t begins;   /* the bits of all bytes where rows of q, k and v begin */
 	int64_t longest;   /* keys of the longest sequence */
 	bool aligned_k;    /* rows of K begin at multiples of four elements */
-	bool masks;          /* of blocks, patterns or bits */
+	bool masks;        /* of blocks, patterns or bits */
 	bool adjusts_scores; /* soft caps, ALiBi or trees */
 };
 

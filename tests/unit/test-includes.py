@@ -29,7 +29,7 @@ LAYERS = {
               "daemon/backend/device.h"],
     # times kernels with the GPU that the kernels' tests use, or with the emulator in its place
     "bench/kernels": ["kernels/paged.h", "tests/gpu/paged-gpu.h", "tests/gpu/request.h",
-                      "tests/kernels/reference.h"],
+                      "tests/kernels/reference.h", "daemon/backend/vulkan/"],
 }
 
 # The folders of the daemon, from top to bottom: each may include only those below it.

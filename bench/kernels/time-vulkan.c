@@ -1,0 +1,531 @@
+/*
+ * Times the Vulkan kernels of attention over tensors in the device's own memory, without the daemon:
+ *
+ *   time-vulkan [--scalar] [--reps N] [--longest KEYS] [--heads N]
+ *               [--subgroups N] [--row-tiles N] [--keys N] [FILTER]
+ *
+ * Prints for each case whose name contains FILTER the rate in TFLOP/s, counting visible pairs of a
+ * query and a key, and the largest error of some rows against fp64. Exits with 1 if one is too large.
+ */
+#include "daemon/backend/vulkan/memory.h"
+#include "daemon/backend/vulkan/pipelines.h"
+
+#include <getopt.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define TENSORS 4 /* q, k, v, out */
+#define PATIENCE_NS UINT64_C(100000000000)
+
+struct shape {
+	enum fa_attention_dtype dtype;
+	int32_t batch, heads, kv_heads, dim;
+	int64_t n_q, n_k;
+	bool causal;
+};
+
+struct buffer {
+	VkBuffer buffer;
+	VkDeviceMemory memory;
+	uint64_t at, bytes;
+};
+
+static struct {
+	struct fa_device *device;
+	VkCommandPool pool;
+	VkCommandBuffer command;
+	struct fa_vk_blob *staging;
+	bool failed;
+} bench;
+
+static void __attribute__((noreturn)) die(const char *what, const char *why)
+{
+	printf("%s: %s\n", what, why);
+	(void)fflush(stdout);
+	_Exit(2);
+}
+
+static void must(VkResult result, const char *what)
+{
+	if (result != VK_SUCCESS)
+		die(what, fa_vk_error_name(result));
+}
+
+static double now_s(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- the device */
+
+static void begin(void)
+{
+	const VkCommandBufferBeginInfo info = {
+		.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
+	};
+
+	must(bench.device->driver.ResetCommandPool(bench.device->device, bench.pool, 0), "reset");
+	must(bench.device->driver.BeginCommandBuffer(bench.command, &info), "begin");
+}
+
+static void barrier(void)
+{
+	const VkMemoryBarrier memory = {
+		.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER,
+		.srcAccessMask = VK_ACCESS_MEMORY_WRITE_BIT,
+		.dstAccessMask = VK_ACCESS_MEMORY_READ_BIT | VK_ACCESS_MEMORY_WRITE_BIT,
+	};
+
+	bench.device->driver.CmdPipelineBarrier(bench.command, VK_PIPELINE_STAGE_ALL_COMMANDS_BIT,
+	                                        VK_PIPELINE_STAGE_ALL_COMMANDS_BIT, 0, 1, &memory,
+	                                        0, NULL, 0, NULL);
+}
+
+/* Runs what was recorded; returns seconds. */
+static double finish(void)
+{
+	struct fa_device *d = bench.device;
+	const VkTimelineSemaphoreSubmitInfo values = {
+		.sType = VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO,
+		.signalSemaphoreValueCount = 1,
+		.pSignalSemaphoreValues = &d->timeline_value,
+	};
+	const VkSubmitInfo info = {
+		.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO,
+		.pNext = &values,
+		.commandBufferCount = 1,
+		.pCommandBuffers = &bench.command,
+		.signalSemaphoreCount = 1,
+		.pSignalSemaphores = &d->timeline,
+	};
+	const VkSemaphoreWaitInfo wait = {
+		.sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
+		.semaphoreCount = 1,
+		.pSemaphores = &d->timeline,
+		.pValues = &d->timeline_value,
+	};
+	double start;
+
+	must(d->driver.EndCommandBuffer(bench.command), "end");
+	d->timeline_value++;
+	start = now_s();
+	must(d->driver.QueueSubmit(d->queue, 1, &info, VK_NULL_HANDLE), "submit");
+	must(d->driver.WaitSemaphores(d->device, &wait, PATIENCE_NS), "wait");
+	return now_s() - start;
+}
+
+static void buffer_new(uint64_t bytes, struct buffer *ret_buffer)
+{
+	struct fa_device *d = bench.device;
+	const VkBufferCreateInfo info = {
+		.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
+		.size = bytes,
+		.usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT |
+		         VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT |
+		         VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT,
+	};
+	const VkMemoryAllocateFlagsInfo flags = {
+		.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO,
+		.flags = VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT,
+	};
+	VkBufferDeviceAddressInfo address = {
+		.sType = VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO,
+	};
+	VkMemoryAllocateInfo memory = {
+		.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+		.pNext = &flags,
+	};
+	VkMemoryRequirements needs;
+	uint32_t type = 0;
+
+	ret_buffer->bytes = bytes;
+	must(d->driver.CreateBuffer(d->device, &info, NULL, &ret_buffer->buffer), "buffer");
+	d->driver.GetBufferMemoryRequirements(d->device, ret_buffer->buffer, &needs);
+	while (type < d->memory_types.memoryTypeCount &&
+	       !(needs.memoryTypeBits >> type & 1 &&
+	         d->memory_types.memoryTypes[type].propertyFlags &
+	                 VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT))
+		type++;
+	if (type == d->memory_types.memoryTypeCount)
+		die("memory", "the device has none of its own");
+	memory.allocationSize = needs.size;
+	memory.memoryTypeIndex = type;
+	must(d->driver.AllocateMemory(d->device, &memory, NULL, &ret_buffer->memory), "memory");
+	must(d->driver.BindBufferMemory(d->device, ret_buffer->buffer, ret_buffer->memory, 0),
+	     "bind");
+	address.buffer = ret_buffer->buffer;
+	ret_buffer->at = d->driver.GetBufferDeviceAddress(d->device, &address);
+}
+
+static void buffer_free(struct buffer *buffer)
+{
+	bench.device->driver.DestroyBuffer(bench.device->device, buffer->buffer, NULL);
+	bench.device->driver.FreeMemory(bench.device->device, buffer->memory, NULL);
+}
+
+/* Copies to the device, or back. */
+static void copy(struct buffer *buffer, void *host, bool back)
+{
+	for (uint64_t at = 0; at < buffer->bytes; at += bench.staging->bytes) {
+		const uint64_t left = buffer->bytes - at;
+		const uint64_t n = left < bench.staging->bytes ? left : bench.staging->bytes;
+		const VkBufferCopy region = {
+			.srcOffset = back ? at : 0,
+			.dstOffset = back ? 0 : at,
+			.size = n,
+		};
+
+		if (!back)
+			memcpy(bench.staging->host, (char *)host + at, n);
+		begin();
+		barrier();
+		bench.device->driver.CmdCopyBuffer(
+			bench.command, back ? buffer->buffer : bench.staging->buffer,
+			back ? bench.staging->buffer : buffer->buffer, 1, &region);
+		barrier();
+		(void)finish();
+		if (back)
+			memcpy((char *)host + at, bench.staging->host, n);
+	}
+}
+
+/* ---- numbers */
+
+static uint64_t random_state = 88172645463325252u;
+
+static double normal(void)
+{
+	double sum = 0;
+
+	for (int i = 0; i < 12; i++) {
+		random_state ^= random_state << 13;
+		random_state ^= random_state >> 7;
+		random_state ^= random_state << 17;
+		sum += (double)(random_state >> 11) * 0x1p-53;
+	}
+	return sum - 6;
+}
+
+static float decode(enum fa_attention_dtype dtype, uint16_t x)
+{
+	float f;
+
+	if (dtype == FA_ATTENTION_F16) {
+		_Float16 half;
+
+		memcpy(&half, &x, 2);
+		return (float)half;
+	}
+	memcpy(&f, &(uint32_t){ (uint32_t)x << 16 }, 4);
+	return f;
+}
+
+static uint16_t encode(enum fa_attention_dtype dtype, float f)
+{
+	_Float16 half = (_Float16)f;
+	uint32_t bits;
+	uint16_t x;
+
+	memcpy(&x, &half, 2);
+	memcpy(&bits, &f, 4);
+	return dtype == FA_ATTENTION_F16 ? x : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* Returns the largest error of a row, relative to its largest element. */
+static double row_error(const struct shape *s, uint16_t *const host[TENSORS], int32_t b, int64_t i,
+                        int32_t h)
+{
+	const int32_t dim = s->dim, kv = h / (s->heads / s->kv_heads);
+	const int64_t n = s->causal ? s->n_k - s->n_q + i + 1 : s->n_k;
+	const uint16_t *q = host[0] + ((b * s->n_q + i) * s->heads + h) * dim;
+	const uint16_t *out = host[3] + ((b * s->n_q + i) * s->heads + h) * dim;
+	double most = -INFINITY, sum = 0, worst = 0, highest = 0, *score, *exact;
+
+	score = calloc((size_t)n, sizeof(double));
+	exact = calloc((size_t)dim, sizeof(double));
+	if (!score || !exact)
+		die("reference", "no memory");
+	for (int64_t j = 0; j < n; j++) {
+		const uint16_t *k = host[1] + ((b * s->n_k + j) * s->kv_heads + kv) * dim;
+
+		for (int32_t c = 0; c < dim; c++)
+			score[j] += (double)decode(s->dtype, q[c]) * decode(s->dtype, k[c]);
+		score[j] /= sqrt(dim);
+		most = fmax(most, score[j]);
+	}
+	for (int64_t j = 0; j < n; j++) {
+		const uint16_t *v = host[2] + ((b * s->n_k + j) * s->kv_heads + kv) * dim;
+		const double w = exp(score[j] - most);
+
+		sum += w;
+		for (int32_t c = 0; c < dim; c++)
+			exact[c] += w * decode(s->dtype, v[c]);
+	}
+	for (int32_t c = 0; c < dim; c++) {
+		const double off = fabs(exact[c] / sum - decode(s->dtype, out[c]));
+
+		highest = fmax(highest, fabs(exact[c] / sum));
+		worst = off <= worst ? worst : off;
+	}
+	free(score);
+	free(exact);
+	return worst / highest;
+}
+
+/* ---- a case */
+
+static void dispatch(const struct fa_vulkan_writer *writer)
+{
+	struct fa_device *d = bench.device;
+	struct fa_error error;
+	VkPipeline pipeline;
+
+	for (unsigned int i = 0; i < writer->n_dispatches; i++) {
+		const struct fa_vulkan_dispatch *what = &writer->dispatches[i];
+
+		if (fa_vk_pipeline_find(d, what, &error, &pipeline) < 0)
+			die("pipeline", error.text);
+		barrier();
+		d->driver.CmdBindPipeline(bench.command, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline);
+		/* As queue.c does, a dispatch may have 65,535 workgroups. */
+		for (uint64_t group = 0; group < what->groups; group += 65535) {
+			const uint64_t constants[2] = { what->arguments, group };
+			const uint64_t left = what->groups - group;
+
+			d->driver.CmdPushConstants(bench.command, d->layout,
+			                           VK_SHADER_STAGE_COMPUTE_BIT, 0,
+			                           sizeof(constants), constants);
+			d->driver.CmdDispatch(bench.command,
+			                      (uint32_t)(left < 65535 ? left : 65535), 1, 1);
+		}
+	}
+}
+
+static double time_reps(const struct fa_vulkan_writer *writer, int reps)
+{
+	begin();
+	for (int i = 0; i < reps; i++)
+		dispatch(writer);
+	barrier();
+	return finish();
+}
+
+static void run(const struct shape *s, const char *name, int reps)
+{
+	const int64_t tokens[TENSORS] = { s->n_q, s->n_k, s->n_k, s->n_q };
+	const int32_t heads[TENSORS] = { s->heads, s->kv_heads, s->kv_heads, s->heads };
+	struct fa_attention_tensor tensors[TENSORS];
+	struct fa_vk_blob *blob;
+	struct fa_vulkan_writer writer = { .matrices = &bench.device->matrices };
+	struct buffer buffers[TENSORS];
+	struct fa_attention_params params;
+	uint16_t *host[TENSORS];
+	struct fa_error error = { "" };
+	double first, one, all, seconds, worst = 0;
+
+	for (int t = 0; t < TENSORS; t++) {
+		const int64_t n = s->batch * tokens[t] * heads[t] * s->dim;
+
+		buffer_new((uint64_t)n * 2, &buffers[t]);
+		host[t] = malloc((size_t)n * 2);
+		if (!host[t])
+			die(name, "no memory");
+		/* A million numbers, repeated at an odd distance, are random enough. */
+		for (int64_t i = 0; i < n; i++)
+			host[t][i] = t == 3        ? 0x7fff
+			             : i < 1000003 ? encode(s->dtype, (float)normal())
+			                           : host[t][i - 1000003];
+		copy(&buffers[t], host[t], false);
+		tensors[t] = (struct fa_attention_tensor){
+			.data = (void *)(uintptr_t)buffers[t].at,
+			.stride_batch = tokens[t] * heads[t] * s->dim,
+			.stride_token = heads[t] * s->dim,
+			.stride_head = s->dim,
+		};
+	}
+	params = (struct fa_attention_params){
+		.dtype = s->dtype,
+		.batch = s->batch,
+		.heads = s->heads,
+		.kv_heads = s->kv_heads,
+		.head_dim = s->dim,
+		.head_dim_v = s->dim,
+		.seqlen_q = s->n_q,
+		.seqlen_k = s->n_k,
+		.q = tensors[0],
+		.k = tensors[1],
+		.v = tensors[2],
+		.out = tensors[3],
+		.scale = 1 / sqrtf((float)s->dim),
+		.causal = s->causal,
+		.window_left = -1,
+		.window_right = -1,
+	};
+	if (fa_vk_blob_new(bench.device, 1 << 16, &error, &blob) < 0)
+		die(name, error.text);
+	memset(blob->host, 0, 64);
+	writer.host = blob->host + 64;
+	writer.at = blob->at + 64;
+	writer.stop = blob->at;
+	fa_vulkan_plan_attention(&params, &writer);
+
+	first = time_reps(&writer, 1);
+	one = time_reps(&writer, 1);
+	if (one * reps > 3)
+		reps = one > 1.5 ? 1 : (int)(3 / one);
+	all = reps > 1 ? time_reps(&writer, reps + 1) : one;
+	seconds = reps > 1 ? (all - one) / reps : one;
+	copy(&buffers[3], host[3], true);
+	for (int i = 0; i < 6; i++) {
+		const double error_of = row_error(s, host, i % s->batch, i * (s->n_q - 1) / 5,
+		                                  i * (s->heads - 1) / 5);
+
+		worst = error_of <= worst ? worst : error_of;
+	}
+	if (!(worst < (s->dtype == FA_ATTENTION_F16 ? 0x1p-8 : 0x1p-5)))
+		bench.failed = true;
+	printf("%-28s %8.2f TFLOP/s %10.1f us  first %7.1f ms  error %.1e%s\n", name,
+	       fa_attention_flops(&params) / seconds * 1e-12, seconds * 1e6, first * 1e3, worst,
+	       writer.dispatches[0].kernel == FA_VULKAN_ATTEND ? "  scalar" : "");
+	(void)fflush(stdout);
+	fa_vk_blob_free(bench.device, blob);
+	for (int t = 0; t < TENSORS; t++) {
+		buffer_free(&buffers[t]);
+		free(host[t]);
+	}
+}
+
+static void run_all(const char *filter, int reps, int64_t longest, int32_t heads)
+{
+	static const int64_t lengths[] = { 512, 2048, 4096, 16384 };
+
+	for (int dtype = FA_ATTENTION_F16; dtype <= FA_ATTENTION_BF16; dtype++) {
+		for (int32_t dim = 64; dim <= 128; dim += 64) {
+			for (int i = 0; i < 9; i++) {
+				const struct shape s = {
+					.dtype = (enum fa_attention_dtype)dtype,
+					.batch = i == 8 ? 32 : 1,
+					.heads = heads,
+					.kv_heads = heads / 4,
+					.dim = dim,
+					.n_q = i == 8 ? 1 : lengths[i / 2],
+					.n_k = i == 8 ? 4096 : lengths[i / 2],
+					.causal = i % 2,
+				};
+				char name[64];
+
+				snprintf(name, sizeof(name), "%s d%d %s %" PRId64,
+				         dtype == FA_ATTENTION_F16 ? "fp16" : "bf16", (int)dim,
+				         i == 8     ? "decode 32 x"
+				         : s.causal ? "causal"
+				                    : "full",
+				         s.n_k);
+				if (s.n_k <= longest && (!filter || strstr(name, filter)))
+					run(&s, name, reps);
+			}
+		}
+	}
+}
+
+static void on_notify(void *userdata)
+{
+}
+
+static uint32_t number(const char *text)
+{
+	return (uint32_t)strtoul(text, NULL, 10);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct option options[] = {
+		{ "scalar", no_argument, NULL, 's' },
+		{ "reps", required_argument, NULL, 'r' },
+		{ "longest", required_argument, NULL, 'l' },
+		{ "heads", required_argument, NULL, 'h' },
+		{ "subgroups", required_argument, NULL, 'g' },
+		{ "row-tiles", required_argument, NULL, 't' },
+		{ "keys", required_argument, NULL, 'k' },
+		{ 0 },
+	};
+	const struct fa_device_config config = { .notify = on_notify };
+	struct fa_error error = { "" };
+	struct fa_device_info info;
+	uint32_t subgroups = 0, row_tiles = 0, keys = 0;
+	VkCommandPoolCreateInfo pool = {
+		.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
+	};
+	VkCommandBufferAllocateInfo commands = {
+		.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+		.commandBufferCount = 1,
+	};
+	int64_t longest = INT64_MAX;
+	bool scalar = false;
+	int32_t heads = 32; /* four for each of K and V */
+	int reps = 10, c;
+
+	while ((c = getopt_long(argc, argv, "", options, NULL)) != -1) {
+		switch (c) {
+		case 's':
+			scalar = true;
+			break;
+		case 'r':
+			reps = (int)number(optarg);
+			break;
+		case 'l':
+			longest = number(optarg);
+			break;
+		case 'h':
+			heads = (int32_t)number(optarg);
+			break;
+		case 'g':
+			subgroups = number(optarg);
+			break;
+		case 't':
+			row_tiles = number(optarg);
+			break;
+		case 'k':
+			keys = number(optarg);
+			break;
+		default:
+			return 2;
+		}
+	}
+	if (fa_device_vulkan.open(&config, &error, &bench.device) < 0) {
+		printf("skipped: %s\n", error.text);
+		return 77;
+	}
+	fa_device_vulkan.describe(bench.device, &info);
+	printf("%s: %s\n", info.name, info.details);
+	if (scalar)
+		bench.device->matrices = (struct fa_vulkan_matrices){ 0 };
+	if (subgroups)
+		bench.device->matrices.narrow.subgroups = bench.device->matrices.wide.subgroups =
+			subgroups;
+	if (row_tiles)
+		bench.device->matrices.narrow.row_tiles = bench.device->matrices.wide.row_tiles =
+			row_tiles;
+	if (keys)
+		bench.device->matrices.narrow.keys = bench.device->matrices.wide.keys = keys;
+	pool.queueFamilyIndex = bench.device->family;
+	must(bench.device->driver.CreateCommandPool(bench.device->device, &pool, NULL, &bench.pool),
+	     "pool");
+	commands.commandPool = bench.pool;
+	must(bench.device->driver.AllocateCommandBuffers(bench.device->device, &commands,
+	                                                 &bench.command),
+	     "commands");
+	if (fa_vk_blob_new(bench.device, 1 << 24, &error, &bench.staging) < 0)
+		die("staging", error.text);
+	run_all(optind < argc ? argv[optind] : NULL, reps, longest, heads);
+	fa_vk_blob_free(bench.device, bench.staging);
+	bench.device->driver.DestroyCommandPool(bench.device->device, bench.pool, NULL);
+	fa_device_vulkan.close(bench.device);
+	return bench.failed;
+}
