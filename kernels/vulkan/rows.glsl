@@ -19,6 +19,13 @@ shared fa_vulkan_attend s_arguments;
 /* Arguments may lie in the host's memory, which is far. */
 #define A s_arguments
 
+/* Returns @at, or any address of memory where the condition does not hold: lavapipe loads from an address that is
+ * the same for all invocations even if none is to. */
+uint64_t if_so(bool condition, uint64_t at)
+{
+	return condition ? at : push.arguments;
+}
+
 void load_arguments()
 {
 	if (gl_LocalInvocationIndex == 0)
@@ -56,16 +63,17 @@ void find_sequence(uint64_t tile, out uint b, out uint64_t rest)
 	if (gl_LocalInvocationIndex != 0)
 		return;
 	if (SOURCE == FA_VULKAN_OWN) {
-		int64_t n_k = clamp(int64_t(int(VolatileWord(A.lengths + 4 * b).x)), int64_t(0),
+		/* Found out here, as a compiler knows the condition behind it. */
+		const uint64_t q_at = if_so(A.cu_q != 0, A.cu_q + 4 * uint64_t(b));
+		const uint64_t prefix_at = if_so(A.prefixes != 0, A.prefixes + 4 * uint64_t(b));
+		int64_t n_k = clamp(int64_t(int(VolatileWord(A.lengths + 4 * uint64_t(b)).x)), int64_t(0),
 		                    A.longest);
 		int64_t begin = int64_t(b) * A.n_q, n = A.n_q;
 
 		if (A.cu_q != 0) {
-			begin = clamp(int64_t(int(VolatileWord(A.cu_q + 4 * uint64_t(b)).x)),
-			              int64_t(0), A.total_q);
-			n = clamp(int64_t(int(VolatileWord(A.cu_q + 4 * uint64_t(b + 1)).x)) -
-			                  begin,
-			          int64_t(0), min(int64_t(A.n_q), A.total_q - begin));
+			begin = clamp(int64_t(int(VolatileWord(q_at).x)), int64_t(0), A.total_q);
+			n = clamp(int64_t(int(VolatileWord(q_at + 4).x)) - begin, int64_t(0),
+			          min(int64_t(A.n_q), A.total_q - begin));
 		}
 		s_sequence.q_begin = uint(begin);
 		s_sequence.n_q = uint(n);
@@ -75,8 +83,7 @@ void find_sequence(uint64_t tile, out uint b, out uint64_t rest)
 		s_sequence.tree_start = FA_VULKAN_NO_TREE;
 		s_sequence.prefix = 0;
 		if (A.prefixes != 0)
-			s_sequence.prefix =
-				uint(max(int(VolatileWord(A.prefixes + 4 * uint64_t(b)).x), 0));
+			s_sequence.prefix = uint(max(int(VolatileWord(prefix_at).x), 0));
 	} else if (A.sequences != 0) {
 		s_sequence = Sequence(A.sequences + b * 40).s;
 	} else {
@@ -86,7 +93,7 @@ void find_sequence(uint64_t tile, out uint b, out uint64_t rest)
 		s_sequence.n_k = A.n_k;
 		s_sequence.first = 0;
 		s_sequence.tree_start = FA_VULKAN_NO_TREE;
-		s_sequence.prefix = A.prefixes != 0 ? Word(A.prefixes + 4 * uint64_t(b)).x : 0;
+		s_sequence.prefix = A.prefixes != 0 ? Word(if_so(A.prefixes != 0, A.prefixes + 4 * uint64_t(b))).x : 0;
 	}
 }
 
@@ -104,7 +111,7 @@ int64_t n_old()
 
 int64_t tree_position(int64_t token)
 {
-	return int64_t(Word(A.positions + 4 * (s_sequence.q_begin + token)).x);
+	return int64_t(Word(if_so(has_tree() && A.positions != 0, A.positions + 4 * (s_sequence.q_begin + token))).x);
 }
 
 int64_t row_position(uint64_t token)
@@ -159,7 +166,7 @@ bool sees(uint r, uint64_t token, int64_t key)
 		uint64_t words = (s_sequence.n_q + 31) / 32;
 		uint64_t at = s_sequence.tree_start + token * words + uint64_t(other) / 32;
 
-		if ((Word(A.tree + 4 * at).x >> uint(other % 32) & 1) == 0)
+		if ((Word(if_so(has_tree() && other >= 0, A.tree + 4 * at)).x >> uint(other % 32) & 1) == 0)
 			return false;
 	}
 	if (A.chunk_tokens > 0 && key_position(key) / A.chunk_tokens != s_position[r] / A.chunk_tokens)
@@ -213,9 +220,9 @@ Rows find_rows(uint b, uint kv_head, uint key)
 		rows.v.at = A.v + (at * A.v_batch + token * A.v_token + kv_head * A.v_head) * STORED_BYTES;
 	}
 	if (STORE != PLAIN && A.k_scales != 0)
-		rows.k_scale = Float(A.k_scales + 4 * kv_head).x;
+		rows.k_scale = Float(if_so(A.k_scales != 0, A.k_scales + 4 * kv_head)).x;
 	if (STORE != PLAIN && A.v_scales != 0)
-		rows.v_scale = Float(A.v_scales + 4 * kv_head).x;
+		rows.v_scale = Float(if_so(A.v_scales != 0, A.v_scales + 4 * kv_head)).x;
 	return rows;
 }
 
@@ -228,7 +235,7 @@ float finish_score(float product, uint head, int64_t distance)
 	if (cap > 0 && !(abs(s) < cap * 1.220703125e-4))
 		s = cap * tanh_of(s / cap);
 	if (A.slopes != 0)
-		s -= Float(A.slopes + 4 * head).x * abs(float(distance));
+		s -= Float(if_so(A.slopes != 0, A.slopes + 4 * head)).x * abs(float(distance));
 	return s;
 }
 
@@ -250,7 +257,7 @@ float finish_row(float highest, float sum, int shift, uint head, out float lse)
 
 	lse = -INF;
 	if (A.sinks != 0) {
-		float sink = Float(A.sinks + 4 * head).x;
+		float sink = Float(if_so(A.sinks != 0, A.sinks + 4 * head)).x;
 
 		if (nothing) {
 			lse = sink;
