@@ -4,10 +4,11 @@ Times decode over pages against other kernels in one process, in the boost state
 few new tokens of each sequence attend to many tokens, over pages of bf16 and of 8-bit codes. A
 row's value is our time in us; its ratio is a peer's time over ours.
 
-    bench/decode.py --library LIBFAGPU.SO [--own] [--peers FILE.py]... [--json FILE] [--seconds N]
+    bench/decode.py --library LIBFAGPU.SO [--own | --mla] [--peers FILE.py]... [--json FILE] [--seconds N]
 
 With --own our kernels read the peers' pages, NHD, with block table and lengths on the GPU, instead of
-pages of our pool; pages have 1 to 64 tokens, and rows are named own-race.
+pages of our pool; pages have 1 to 64 tokens, and rows are named own-race. --mla races MLA in absorbed
+form: head dims 576 and 512, one KV head, V is the front of K; our pool's pages are the peers'.
 
 Rows of codes have a scale for each token (bf16-e4m3, bf16-int8) or for each head (-heads). Their
 peers have one scale for all of K and V. Besides those of the peers' files ratios are of
@@ -70,6 +71,19 @@ GRID = (
 OWN_GRID = tuple((32, 8, page, n_new, sizes) for page in (1, 16, 4, 8, 64, 2)
                  for n_new, sizes in ((1, ((1, 16384), (8, 4096), (32, 4096))),
                                       (64, ((1, 32768), (4, 8192)))))
+
+
+# With --mla.
+MLA_SIZES = ((1, 4096), (1, 32768), (8, 4096), (8, 32768), (32, 4096), (32, 32768), (128, 4096),
+             (128, 32768))
+MLA_GRID = (
+    (128, 1, 64, 1, MLA_SIZES),
+    (128, 1, 64, 2, MLA_SIZES),
+    (16, 1, 64, 1, MLA_SIZES),
+    (64, 1, 64, 1, MLA_SIZES),
+    (16, 1, 64, 2, MLA_SIZES[:4]),
+    (128, 1, 16, 1, MLA_SIZES[:4]),
+)
 
 
 class Cache(ctypes.Structure):
@@ -258,6 +272,12 @@ class Cell:
             self._hnd = [x.transpose(1, 2).contiguous() for x in (self.k, self.v)]
         return self._hnd
 
+    def keys(self, b, kv_head):
+        return self.dense_k[b, :, kv_head]
+
+    def values(self, b, kv_head):
+        return self.dense_v[b, :, kv_head]
+
     def check(self, launch, store):
         """Raises an error if some row is wrong."""
         self.out.fill_(float("nan"))
@@ -268,11 +288,11 @@ class Cell:
             for kv_head in {0, self.kv_heads - 1, int(torch.randint(self.kv_heads, ()))}:
                 heads = slice(kv_head * group, (kv_head + 1) * group)
                 q = self.q[b, :, heads].float()  # [new, group, dim]
-                logits = self.scale * (q @ self.dense_k[b, :, kv_head].float().T)
+                logits = self.scale * (q @ self.keys(b, kv_head).float().T)
                 seen = self.context - self.n_new + torch.arange(self.n_new, device="cuda")
                 hidden = torch.arange(self.context, device="cuda") > seen[:, None]
                 logits.masked_fill_(hidden[:, None], float("-inf"))
-                want = logits.softmax(-1) @ self.dense_v[b, :, kv_head].float()
+                want = logits.softmax(-1) @ self.values(b, kv_head).float()
                 error = (result[b, :, heads].float() - want).norm(dim=-1) / want.norm(dim=-1)
                 assert error.max() < LIMITS[store], \
                     f"a row is wrong by {error.max():.3f} of its length"
@@ -289,6 +309,37 @@ class Cell:
             return launch
         return {"torch/fa2": peer(SDPBackend.FLASH_ATTENTION),
                 "torch/cudnn": peer(SDPBackend.CUDNN_ATTENTION)}
+
+
+class LatentCell(Cell):
+    """A cell of MLA. v is the front of k; dim_v: its columns. There are no dense_k and dense_v."""
+
+    def __init__(self, batch, context, heads, kv_heads, page, n_new):
+        self.batch, self.context, self.heads, self.kv_heads = batch, context, heads, kv_heads
+        self.page, self.n_new, self.dim, self.dim_v = page, n_new, 576, 512
+        self.scale = self.dim ** -0.5
+        self.pages = batch * context // page
+        self.shape = f"b{batch}-c{context}-h{heads}.{kv_heads}-d576.512-p{page}-q{n_new}"
+        self.table = torch.randperm(self.pages, device="cuda").int().view(batch, -1)
+        self.lengths = torch.full((batch,), context, device="cuda", dtype=torch.int32)
+        random = lambda *shape: torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        self.q = random(batch, n_new, heads, self.dim)
+        self.out = torch.empty_like(self.q[..., :self.dim_v])
+        self.k = random(self.pages, page, kv_heads, self.dim)
+        self.v = self.k[..., :self.dim_v]
+        self.choose("bf16")
+
+    def choose(self, store):
+        self.store, self.k_scale, self.v_scale = store, 1.0, 1.0
+
+    def keys(self, b, kv_head):
+        return self.k[self.table[b].long()].flatten(0, 1)[:, kv_head]
+
+    def values(self, b, kv_head):
+        return self.keys(b, kv_head)[:, :self.dim_v]
+
+    def torch_peers(self):
+        return {}
 
 
 class Ours:
@@ -316,6 +367,10 @@ class Ours:
             cache=ctypes.pointer(self.cache), step=ctypes.pointer(self.step(cell.context)),
             k=tensor(cell.dense_k.flatten(0, 1)), v=tensor(cell.dense_v.flatten(0, 1))))
         gpu.plan(append)()
+        self.attend()
+
+    def attend(self):
+        cell, gpu = self.cell, self.gpu
         self.launch = gpu.plan(Request(op=FA_PAGED_ATTEND, attention=Attention(
             cache=ctypes.pointer(self.cache), step=ctypes.pointer(self.step(cell.n_new)),
             heads=cell.heads, q=tensor(cell.q.flatten(0, 1)), out=tensor(cell.out.flatten(0, 1)),
@@ -348,6 +403,19 @@ class Ours:
         offsets = torch.arange(0, self.page_bytes, size, device="cuda")
         self.pieces = (first[:, None] + offsets).flatten().contiguous()
         return self.gpu.bare(self.pieces, size)
+
+
+class LatentOurs(Ours):
+    """A pool of one KV head has the layout of the peers' pages: it is their memory."""
+
+    def __init__(self, gpu, cell):
+        self.cell, self.gpu, self.kept, self.pool = cell, gpu, [], cell.k
+        self.page_bytes = cell.page * cell.dim * 2
+        self.cache = Cache(pool=cell.k.data_ptr(), dtype=race.BF16, layers=1, kv_heads=1,
+                           head_dim=cell.dim, head_dim_v=cell.dim_v, page_tokens=cell.page,
+                           v_offset=0, store=STORES["bf16"])
+        self.slots = (cell.table.flatten() * (self.page_bytes // 256)).contiguous()
+        self.attend()
 
 
 class Own:
@@ -467,6 +535,7 @@ def main():
     parser.add_argument("--library", required=True, help="build/tests/gpu/libfagpu.so")
     parser.add_argument("--peers", action="append", default=[], metavar="FILE.py")
     parser.add_argument("--own", action="store_true", help="our kernels read the peers' pages")
+    parser.add_argument("--mla", action="store_true")
     parser.add_argument("--stores", default=",".join(STORES))
     parser.add_argument("--cells", metavar="TEXT,...",
                         help="only cells with one of these in b..-c..-h..-p..-q..")
@@ -483,19 +552,22 @@ def main():
     machine = f"{device}, torch {torch.__version__}, cuDNN {cudnn}"
     print(machine)
     results, failed = [], False
-    if args.own:
+    if args.own or args.mla:
         args.stores = "bf16"
-    for shape in cells(args.cells, OWN_GRID if args.own else GRID):
+    kind, cell_of, ours_of, grid = \
+        ("own-race", Cell, Own, OWN_GRID) if args.own else \
+        ("mla-race", LatentCell, LatentOurs, MLA_GRID) if args.mla else \
+        ("decode-race", Cell, lambda gpu, cell: Ours(gpu, cell, "bf16"), GRID)
+    for shape in cells(args.cells, grid):
         if time.monotonic() > end:
             print(f"no time is left for {shape} and what follows", flush=True)
             break
-        cell = Cell(*shape)
-        plain = Own(gpu, cell) if args.own else Ours(gpu, cell, "bf16")
+        cell = cell_of(*shape)
+        plain = ours_of(gpu, cell)
         for store in args.stores.split(","):
             try:
                 for type_, times in race_store(gpu, cell, store, plain, peers, args):
-                    race_name = "own-race" if args.own else "decode-race"
-                    name = f"{race_name}/{type_}/{cell.shape}/us"
+                    name = f"{kind}/{type_}/{cell.shape}/us"
                     rows = list(rows_of(name, times, device, args.commit))
                     print(line_of(name, rows), flush=True)
                     results += rows

@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 # Warnings of ptxas that are errors here: setmaxnreg ignored, wgmma serialised.
-LOSSES = re.compile(r"\((C7508|C751[0-4])\)")
+LOSSES = re.compile(r"\((C7508|C751[0-4]|C7520)\)")
 
 COMPILING = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 MEMORY = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")

@@ -1,6 +1,7 @@
 /*
  * Attention over pages: chooses a step's kernels and fills their launches.
  */
+#include "kernels/cuda/paged-plan-latent.h"
 #include "kernels/cuda/paged-plan-packed.h"
 #include "kernels/cuda/paged-plan-prefix.h"
 #include "kernels/cuda/paged-plan-private.h"
@@ -174,7 +175,9 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 	packed = fa_cuda_paged_packed_share(chip, p, plan);
 	fa_cuda_paged_widen_find(chip, p, plan);
 	count = count_sequences(p, plan->prefill_tokens);
-	if (count.decode > 1 && !p->deterministic)
+	if (count.decode > 0)
+		plan->decode = fa_cuda_paged_latent_find(chip, p);
+	if (!plan->decode && count.decode > 1 && !p->deterministic)
 		plan->decode = find_groups(chip, p, plan->prefill_tokens, &groups);
 	/* Rows that go as packed rows here share no prefixes. */
 	if (!packed && !plan->decode && count.decode > 0 && !plan->wide_rows) {
@@ -209,7 +212,7 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 		fa_cuda_paged_groups_free(&groups);
 		if (r < 0)
 			return r;
-		if (plan->decode->kind == FA_CUDA_PAGED_DECODE &&
+		if (plan->decode->kind != FA_CUDA_PAGED_SPLIT &&
 		    count.decode <= FA_CUDA_PAGED_INLINE_ITEMS) {
 			at = 0;
 			if (count.forward == 0)
@@ -277,7 +280,8 @@ static void fill_attention(const struct fa_cuda_paged_plan *plan,
 	const struct fa_paged_cache *cache = p->cache;
 	const int64_t bytes = fa_cuda_paged_element_bytes(cache->dtype);
 	const bool splits = kernel->kind == FA_CUDA_PAGED_SPLIT;
-	const bool decode = kernel->kind == FA_CUDA_PAGED_DECODE || splits;
+	const bool decode = kernel->kind == FA_CUDA_PAGED_DECODE || splits ||
+	                    kernel->kind == FA_CUDA_PAGED_LATENT;
 	const size_t sums_at = (size_t)plan->places * plan->partial_rows * (size_t)kernel->dim_v *
 	                       sizeof(float);
 	const uint64_t partials = workspace + FA_CUDA_PAGED_COUNTERS_BYTES;
@@ -428,6 +432,8 @@ int fa_cuda_paged_launch_attention(const struct fa_cuda_paged_plan *plan,
 			       plan->table, plan->inline_table * sizeof(plan->table[0]));
 		launch->grid_x = plan->decode_grid;
 		launch->grid_y = 1;
+		if (plan->decode->kind == FA_CUDA_PAGED_LATENT)
+			fa_cuda_paged_latent_launch(plan, p, launch);
 		launch++;
 	}
 	return (int)(launch - launches);

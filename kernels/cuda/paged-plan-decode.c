@@ -2,6 +2,8 @@
  * The plan of sequences with few new tokens: items, shared prefixes and their suffixes, and
  * their key tiles, which paged-plan-partition.c divides over blocks of threads.
  */
+#include "kernels/cuda/common/packed-args.h"
+#include "kernels/cuda/paged-plan-latent.h"
 #include "kernels/cuda/paged-plan-prefix.h"
 #include "kernels/cuda/paged-plan-private.h"
 
@@ -50,7 +52,8 @@ static int add_item(struct decode_build *build, char *text, size_t text_bytes)
 
 	if (rows > (uint64_t)INT32_MAX * most)
 		return too_many_tiles(text, text_bytes);
-	item->row_blocks = fa_cuda_paged_ceil_div(rows, most);
+	/* A team computes so many at once. */
+	item->row_blocks = fa_cuda_paged_ceil_div(rows, (uint64_t)most * build->plan->team);
 	parts = (uint64_t)p->cache->kv_heads * item->row_blocks * build->slices;
 	if (item->n_k > item->begin)
 		tiles = fa_cuda_paged_ceil_div(item->n_k - item->begin / FA_CUDA_PAGED_STRIP *
@@ -210,8 +213,13 @@ int fa_cuda_paged_plan_decode(const struct fa_cuda_chip *chip, const struct fa_p
 		.group = (uint32_t)(p->heads / p->cache->kv_heads),
 		.slices = fa_cuda_paged_slices(p, plan->decode),
 	};
-	uint32_t n_suffixes = 0, n_tokens = 0;
+	const bool latent = plan->decode->kind == FA_CUDA_PAGED_LATENT;
+	struct fa_cuda_chip teams = *chip;
+	uint32_t n_suffixes = 0, n_tokens = 0, aligned;
 	int r;
+
+	plan->team = latent ? fa_cuda_paged_latent_team(plan, p) : 1;
+	teams.sms = chip->sms > (int32_t)plan->team ? chip->sms / (int32_t)plan->team : 1;
 
 	for (uint32_t i = 0; i < groups->n; i++) {
 		n_suffixes += groups->groups[i].suffixes;
@@ -238,17 +246,28 @@ int fa_cuda_paged_plan_decode(const struct fa_cuda_chip *chip, const struct fa_p
 		return r;
 	if (groups->n > 0)
 		add_suffixes(&build, groups);
+	aligned = latent ? fa_cuda_paged_latent_align(build.items, n, (uint32_t)teams.sms) : 0;
+	if (aligned > 0)
+		teams.sms = (int32_t)aligned;
 	plan->decode_items = n;
 	plan->prefixes = groups->n;
 	plan->block_items_at = *at;
 	parted = fa_cuda_paged_partition(
-		chip, p->deterministic ? 0 : fa_cuda_paged_epilogue_tiles(chip, p->cache),
+		&teams,
+		p->deterministic || aligned > 0 ? 0 : fa_cuda_paged_epilogue_tiles(chip, p->cache),
 		build.items, n, plan, (void *)(blob + plan->block_items_at));
 	finish_suffixes(&build, n_suffixes);
 	*at += fa_cuda_paged_align(plan->decode_grid * sizeof(uint32_t));
 	if (!splits && n <= FA_CUDA_PAGED_INLINE_ITEMS)
 		memcpy(plan->first_items, build.items, n * sizeof(*build.items));
-	plan->places = 2 * plan->decode_grid;
+	if (latent) {
+		plan->box_keys = fa_cuda_paged_latent_box(p, build.items, n);
+		/* Unless all blocks run at once, those that wait would keep others from starting. */
+		plan->join_wait_ns = plan->decode_grid * plan->team <= (uint32_t)chip->sms
+		                             ? FA_CUDA_PACKED_WAIT_NS
+		                             : 0;
+	}
+	plan->places = 2 * plan->decode_grid * plan->team;
 	plan->partial_rows = splits ? plan->part_rows : (uint32_t)plan->decode->rows;
 	if (!parted)
 		plan->part_rows = 0;

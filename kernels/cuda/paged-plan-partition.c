@@ -113,7 +113,7 @@ bool fa_cuda_paged_partition(const struct fa_cuda_chip *chip, uint32_t end,
 	if (blocks > FA_CUDA_PAGED_BLOCKS)
 		blocks = FA_CUDA_PAGED_BLOCKS;
 	/* More than SHARES_MAX results of a part take one thread block longer than they save. */
-	if (!levels && parts * SHARES_MAX < blocks)
+	if (!levels && plan->decode->kind != FA_CUDA_PAGED_LATENT && parts * SHARES_MAX < blocks)
 		blocks = (uint32_t)parts * SHARES_MAX;
 	set_ranges(tiles, blocks, plan);
 	if (end > 0 && !alike && plan->tiles_each >= RANGE_TILES_MIN &&

@@ -52,19 +52,16 @@ static uint32_t loaders(const struct fa_cuda_paged_kernel *kernel, int32_t box)
 
 /* The map of K or V of one layer: (dim, token of the page, KV head, slot). Slots are 256 bytes
  * apart, and a page is a whole number of them. */
-static struct fa_cuda_map map_pages(const struct fa_cuda_paged_kernel *kernel,
-                                    const struct fa_paged_attention *p, const char *data,
-                                    uint64_t row_bytes, int32_t dim)
+static struct fa_cuda_map map_pages(const struct fa_paged_cache *cache, int32_t box,
+                                    const char *data, uint64_t row_bytes, int32_t dim)
 {
-	const struct fa_paged_cache *cache = p->cache;
-
 	return (struct fa_cuda_map){
 		.data = data,
 		.dims = { (uint64_t)dim, (uint64_t)cache->page_tokens, (uint64_t)cache->kv_heads,
 		          SLOTS },
 		.strides = { row_bytes, row_bytes * (uint64_t)cache->page_tokens,
 		             FA_PAGED_SLOT_BYTES },
-		.box = { 64, (uint32_t)box_keys(kernel, cache->page_tokens), 1, 1 },
+		.box = { 64, (uint32_t)box, 1, 1 },
 	};
 }
 
@@ -351,10 +348,21 @@ void fa_cuda_paged_sm90_maps(const struct fa_cuda_paged_plan *plan,
 	args->loaders = loaders(kernel, args->box_keys);
 	launch->n_maps = FA_CUDA_MAPS;
 	launch->maps[FA_CUDA_MAP_Q] = map_q(kernel, p);
-	launch->maps[FA_CUDA_MAP_K] = map_pages(kernel, p, pages->k, pages->k_row,
+	launch->maps[FA_CUDA_MAP_K] = map_pages(p->cache, args->box_keys, pages->k, pages->k_row,
 	                                        p->cache->head_dim);
-	launch->maps[FA_CUDA_MAP_V] = map_pages(kernel, p, pages->v, pages->v_row,
+	launch->maps[FA_CUDA_MAP_V] = map_pages(p->cache, args->box_keys, pages->v, pages->v_row,
 	                                        p->cache->head_dim_v);
+}
+
+void fa_cuda_paged_sm90_map_latent(const struct fa_paged_attention *p,
+                                   struct fa_cuda_paged_launch *launch)
+{
+	const struct fa_cuda_paged_attention *args = &launch->args.attention;
+
+	launch->n_maps = FA_CUDA_MAPS;
+	for (int i = 0; i < FA_CUDA_MAPS; i++) /* only that of K is used */
+		launch->maps[i] = map_pages(p->cache, args->box_keys, args->pages.k,
+		                            args->pages.k_row, p->cache->head_dim);
 }
 
 void fa_cuda_paged_sm90_launch(const struct fa_cuda_paged_plan *plan,

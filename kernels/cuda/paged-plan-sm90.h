@@ -43,6 +43,10 @@ void fa_cuda_paged_sm90_launch(const struct fa_cuda_paged_plan *plan,
 /* Pages that are not fp32. */
 bool fa_cuda_paged_sm90_can_map(const struct fa_paged_own *own);
 
+/* Fills the maps of decode of MLA, whose boxes have args.box_keys keys. */
+void fa_cuda_paged_sm90_map_latent(const struct fa_paged_attention *p,
+                                   struct fa_cuda_paged_launch *launch);
+
 void fa_cuda_paged_sm90_map_rows(const struct fa_paged_own *own,
                                  struct fa_cuda_paged_launch *launch);
 

@@ -462,6 +462,7 @@ struct fa_cuda_done *fa_cuda_paged_done(struct fa_cuda_paged_launch *launch)
 	switch (launch->kernel->kind) {
 	case FA_CUDA_PAGED_DECODE:
 	case FA_CUDA_PAGED_SPLIT:
+	case FA_CUDA_PAGED_LATENT:
 	case FA_CUDA_PAGED_BAND:
 	case FA_CUDA_PAGED_RICH:
 	case FA_CUDA_PAGED_PACKED:

@@ -29,12 +29,14 @@ enum fa_cuda_paged_image {
 	FA_CUDA_IMAGE_SM90_PAGED_F16,
 	FA_CUDA_IMAGE_SM90_PAGED_BF16,
 	FA_CUDA_IMAGE_SM90_PAGED_CODES,
+	FA_CUDA_IMAGE_SM90_LATENT_BF16,
 	FA_CUDA_PAGED_IMAGES,
 };
 
 enum fa_cuda_paged_kind {
 	FA_CUDA_PAGED_DECODE,
 	FA_CUDA_PAGED_SPLIT,  /* the same, with shared prefixes or fixed splits */
+	FA_CUDA_PAGED_LATENT, /* decode of MLA (paged-plan-latent.h) */
 	FA_CUDA_PAGED_BAND,   /* many rows: a window of keys, scale > 0, aligned, V like K */
 	FA_CUDA_PAGED_RICH,   /* many rows: all but trees */
 	FA_CUDA_PAGED_PACKED, /* few rows on many keys: as BAND (paged-plan-packed.h) */
@@ -104,6 +106,9 @@ struct fa_cuda_paged_plan {
 	/* Decode: shared prefixes; partial results; rows of each, of which part_rows are in use
 	 * without FA_CUDA_PAGED_SPLIT; part_rows 0: no part is divided. */
 	uint32_t prefixes, places, partial_rows, part_rows;
+	/* Decode of MLA: decode_grid counts teams of so many thread blocks; keys of a box of K. */
+	uint32_t team;
+	int32_t box_keys;
 	uint32_t forward_items, forward_blocks;
 	uint32_t forward_grid, forward_section; /* of the prefill launch by TMA */
 	bool forward_pairs;
@@ -113,8 +118,8 @@ struct fa_cuda_paged_plan {
 	 * of rows has 2^pack_shift tokens. */
 	uint32_t unit_tiles, unit_partials, pack_shift;
 	uint32_t packed_items, packed_prefixes, suffix_keys; /* if sequences share prefixes */
-	uint32_t join_wait_ns;                               /* as in common/packed-args.h */
-	int32_t pack_sets; /* sets of 64 >> pack_shift heads per KV head */
+	uint32_t join_wait_ns; /* also of MLA; as in common/packed-args.h */
+	int32_t pack_sets;     /* sets of 64 >> pack_shift heads per KV head */
 	size_t unit_partials_at;
 	size_t decode_items_at, block_items_at, forward_items_at, forward_blocks_at;
 	size_t splits_at, suffixes_at, tokens_at;

@@ -4,6 +4,7 @@
 #include "kernels/cuda/paged-plan.h"
 #include "kernels/cuda/sm80/own_kernels.h"
 #include "kernels/cuda/sm80/paged_kernels.h"
+#include "kernels/cuda/sm90/latent_kernels.h"
 #include "kernels/cuda/sm90/paged_kernels.h"
 #include "kernels/cuda/sm90/prefill_kernels.h"
 
@@ -305,6 +306,23 @@ const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 		.arch = 80,
 		.arch_end = INT32_MAX,
 		.threads = FA_CUDA_GATE_THREADS,
+	},
+	{
+		.symbol = "fa_sm90_paged_latent_bf16",
+		.image = FA_CUDA_IMAGE_SM90_LATENT_BF16,
+		.kind = FA_CUDA_PAGED_LATENT,
+		.dtype = FA_ATTENTION_BF16,
+		.arch = 90,
+		.arch_end = 91,
+		.dim = FA_SM90_LATENT_DIM,
+		.dim_v = FA_SM90_LATENT_DIM_V,
+		.exact = true,
+		.rows = FA_SM90_LATENT_ROWS,
+		.threads = FA_SM90_LATENT_THREADS,
+		.shared_bytes = FA_SM90_LATENT_SHARED_BYTES,
+		.blocks = 1,
+		.awaits = true,
+		.maps = true,
 	},
 	FA_SM90_OWN_PREFILL(HOPPER_OWN_F16)
 	FA_SM90_OWN_PREFILL(HOPPER_OWN_BF16)

@@ -22,6 +22,7 @@ static const struct fa_fake_image paged_images[FA_CUDA_PAGED_IMAGES] = {
 	PAGED(SM90_PAGED_CODES),  PAGED(SM80_OWN_F16),         PAGED(SM80_OWN_BF16),
 	PAGED(SM80_OWN),          PAGED(SM90_OWN_F16),         PAGED(SM90_OWN_BF16),
 	PAGED(SM90_OWN_E4M3),     PAGED(SM90_OWN_PREFILL_F16), PAGED(SM90_OWN_PREFILL_BF16),
+	PAGED(SM90_LATENT_BF16),
 };
 
 const struct fa_cuda_image_data fa_cuda_paged_images[FA_CUDA_PAGED_IMAGES] = {
@@ -45,4 +46,5 @@ const struct fa_cuda_image_data fa_cuda_paged_images[FA_CUDA_PAGED_IMAGES] = {
 	PAGED_DATA(SM90_OWN_E4M3),
 	PAGED_DATA(SM90_OWN_PREFILL_F16),
 	PAGED_DATA(SM90_OWN_PREFILL_BF16),
+	PAGED_DATA(SM90_LATENT_BF16),
 };

@@ -592,7 +592,8 @@ static CUresult launch_paged(const struct fa_cuda_paged_kernel *kernel, unsigned
 	launch->grid_y = grid_y;
 	memcpy(&launch->args, params[0], args_bytes(kernel));
 	wrong = fa_fake_paged_wrong(launch);
-	if (!wrong && kernel->keys && kernel->kind < FA_CUDA_PAGED_OWN_DECODE)
+	if (!wrong && (kernel->keys || kernel->kind == FA_CUDA_PAGED_LATENT) &&
+	    kernel->kind < FA_CUDA_PAGED_OWN_DECODE)
 		wrong = fa_fake_paged_maps_wrong(kernel, &launch->args.attention, params[1]);
 	if (wrong) {
 		free(launch);

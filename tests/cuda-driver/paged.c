@@ -227,7 +227,9 @@ static void decode(const struct fa_cuda_paged_launch *launch, struct row *row)
 	const bool splits = launch->kernel->kind == FA_CUDA_PAGED_SPLIT;
 	const struct fa_cuda_paged_item *items = args->inline_items ? args->first_items
 	                                                            : args->items;
-	const uint64_t tiles = (uint64_t)args->tiles_each * launch->grid_x + args->tiles_extra;
+	const uint32_t team = launch->kernel->kind == FA_CUDA_PAGED_LATENT ? args->loaders : 1;
+	const uint64_t tiles = (uint64_t)args->tiles_each * (launch->grid_x / team) +
+	                       args->tiles_extra;
 
 	for (row->item = items;
 	     row->item == items ||
@@ -325,7 +327,8 @@ static void attend(const struct fa_cuda_paged_launch *launch)
 		row.args = args = &own;
 	}
 	if (launch->kernel->kind == FA_CUDA_PAGED_DECODE ||
-	    launch->kernel->kind == FA_CUDA_PAGED_SPLIT) {
+	    launch->kernel->kind == FA_CUDA_PAGED_SPLIT ||
+	    launch->kernel->kind == FA_CUDA_PAGED_LATENT) {
 		decode(launch, &row);
 		return;
 	}
@@ -414,6 +417,7 @@ const char *fa_fake_paged_wrong(const struct fa_cuda_paged_launch *launch)
 	switch (launch->kernel->kind) {
 	case FA_CUDA_PAGED_DECODE:
 	case FA_CUDA_PAGED_SPLIT:
+	case FA_CUDA_PAGED_LATENT:
 	case FA_CUDA_PAGED_BAND:
 	case FA_CUDA_PAGED_RICH:
 	case FA_CUDA_PAGED_PACKED:
@@ -469,6 +473,7 @@ void fa_fake_paged_run(const struct fa_cuda_paged_launch *launch)
 	switch (launch->kernel->kind) {
 	case FA_CUDA_PAGED_DECODE:
 	case FA_CUDA_PAGED_SPLIT:
+	case FA_CUDA_PAGED_LATENT:
 	case FA_CUDA_PAGED_BAND:
 	case FA_CUDA_PAGED_RICH:
 	case FA_CUDA_PAGED_PACKED:

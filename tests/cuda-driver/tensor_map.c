@@ -125,12 +125,16 @@ const char *fa_fake_paged_maps_wrong(const struct fa_cuda_paged_kernel *kernel,
 	const int32_t rows_q = kernel->kind == FA_CUDA_PAGED_PACKED ? 1 << args->pack_shift
 	                                                            : kernel->rows_q;
 
-	if (!map_is_of(q, &args->attention.q, rows_q, kernel->rows_q / rows_q,
+	const bool latent = kernel->kind == FA_CUDA_PAGED_LATENT;
+	const int32_t keys = latent ? FA_CUDA_PAGED_TILE : kernel->keys;
+
+	if (!latent &&
+	    !map_is_of(q, &args->attention.q, rows_q, kernel->rows_q / rows_q,
 	               args->attention.head_dim, (int64_t)q->dims[1], args->attention.heads, 1))
 		return "the map of q";
-	if (args->box_keys <= 0 || page % args->box_keys || kernel->keys % args->box_keys)
+	if (args->box_keys <= 0 || page % args->box_keys || keys % args->box_keys)
 		return "boxes";
-	for (int i = FA_CUDA_MAP_K; i <= FA_CUDA_MAP_V; ++i) {
+	for (int i = FA_CUDA_MAP_K; i <= (latent ? FA_CUDA_MAP_K : FA_CUDA_MAP_V); ++i) {
 		const bool is_k = i == FA_CUDA_MAP_K;
 		const uint32_t row = is_k ? args->pages.k_row : args->pages.v_row;
 		const struct fa_cuda_tensor tensor = {

@@ -288,7 +288,7 @@ void fa_emulated_proxy_fence(void);
 
 /* Issues one wgmma m64nNk16 of this warpgroup. @a_registers NULL: A is @a, in shared memory. */
 void fa_emulated_product(float *d, int n, bool bf16, uint64_t a, const uint32_t *a_registers,
-                         uint64_t b, bool add);
+                         uint64_t b, bool n_major, bool add);
 void fa_emulated_product_commit(void);
 void fa_emulated_product_wait(uint32_t pending);
 

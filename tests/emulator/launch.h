@@ -30,9 +30,9 @@ uint64_t fa_emulated_take_recomputed(void);
 /* The kernels by module; a NULL symbol ends each table. */
 extern const struct fa_emulated_kernel fa_emulated_f16[], fa_emulated_bf16[], fa_emulated_f32[],
 	fa_emulated_tokens[], fa_emulated_codes[], fa_emulated_90_f16[], fa_emulated_90_bf16[],
-	fa_emulated_90_codes[], fa_emulated_prefill_f16[], fa_emulated_prefill_bf16[],
-	fa_emulated_forward_f16[], fa_emulated_forward_bf16[], fa_emulated_own_f16[],
-	fa_emulated_own_bf16[], fa_emulated_own[], fa_emulated_own_90_f16[],
+	fa_emulated_90_codes[], fa_emulated_latent[], fa_emulated_prefill_f16[],
+	fa_emulated_prefill_bf16[], fa_emulated_forward_f16[], fa_emulated_forward_bf16[],
+	fa_emulated_own_f16[], fa_emulated_own_bf16[], fa_emulated_own[], fa_emulated_own_90_f16[],
 	fa_emulated_own_90_bf16[], fa_emulated_own_90_e4m3[], fa_emulated_own_prefill_f16[],
 	fa_emulated_own_prefill_bf16[], fa_emulated_forward_wide_f16[],
 	fa_emulated_forward_wide_bf16[], fa_emulated_forward_wide_f32[], fa_emulated_masked_f16[],

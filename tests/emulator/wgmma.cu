@@ -4,6 +4,7 @@
 
 #define PRODUCTS_MAX 64
 #define ACCUMULATORS_MAX 128
+#define ACCUMULATORS 3 /* of a thread, with products in flight */
 
 /* A thread's accumulators with products in flight: keeps their values, while NaN is in their
  * place. */
@@ -18,11 +19,11 @@ struct product {
 	const uint32_t *a_registers[4]; /* registers of the four threads that share rows; or NULL */
 	uint64_t a, b;
 	int n;
-	bool bf16, add;
+	bool bf16, add, n_major; /* n_major: B's rows are along n */
 };
 
 static struct thread {
-	struct accumulators accumulators[2];
+	struct accumulators accumulators[ACCUMULATORS];
 	struct product products[PRODUCTS_MAX];
 	uint32_t n_products, n_run; /* the first n_run have happened */
 	uint32_t groups[PRODUCTS_MAX], n_groups;
@@ -46,7 +47,7 @@ void product_thread_end(void)
 
 /* All lanes of a warp call this function together; eventually all four warps do. */
 void fa_emulated_product(float *d, int n, bool bf16, uint64_t a, const uint32_t *a_registers,
-                         uint64_t b, bool add)
+                         uint64_t b, bool n_major, bool add)
 {
 	const uint64_t *all = fa_emulated_warp_exchange((uint64_t)(uintptr_t)a_registers);
 	struct thread *thread = &threads[current];
@@ -55,10 +56,10 @@ void fa_emulated_product(float *d, int n, bool bf16, uint64_t a, const uint32_t 
 
 	if (thread->n_products == PRODUCTS_MAX || n / 2 > ACCUMULATORS_MAX || n_threads % 128)
 		DIE("%u products of %d columns", thread->n_products, n);
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < ACCUMULATORS; i++)
 		if (thread->accumulators[i].d == d)
 			mine = &thread->accumulators[i];
-	for (int i = 0; i < 2 && !mine; i++)
+	for (int i = 0; i < ACCUMULATORS && !mine; i++)
 		if (!thread->accumulators[i].d) {
 			mine = &thread->accumulators[i];
 			mine->d = d;
@@ -79,6 +80,7 @@ void fa_emulated_product(float *d, int n, bool bf16, uint64_t a, const uint32_t 
 	product->n = n;
 	product->bf16 = bf16;
 	product->add = add;
+	product->n_major = n_major;
 }
 
 /* A table of all fp16 numbers as fp32. */
@@ -155,7 +157,7 @@ static void product_run(const struct product *product)
 		const uint32_t column = (uint32_t)i * 2 + 2 * t;
 		float b[16][2], *const values = &mine->values[i];
 
-		if (from_registers) {
+		if (product->n_major) {
 			for (uint32_t k = 0; k < 16; k++)
 				operand_b.get(k, column, 2, bf16, b[k]);
 		} else {

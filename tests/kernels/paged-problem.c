@@ -14,7 +14,7 @@
 #define LAYERS 3
 #define LAYER 1 /* the layer in which attention is tested */
 #define SPARE 3
-#define RAISED_Q 8 /* element 0 of each row of Q, if logits are raised */
+#define RAISED_Q 8 /* raised_column() of each row of Q, if logits are raised */
 
 static size_t element_bytes(enum fa_attention_dtype dtype)
 {
@@ -226,6 +226,12 @@ static void make_scales(struct paged_problem *problem)
 	}
 }
 
+/* Not of V, where it is a part of K. */
+static int32_t raised_column(const struct paged_spec *spec)
+{
+	return spec->v_in_k ? spec->head_dim - 1 : 0;
+}
+
 static void fill_token(struct paged_problem *problem, int32_t layer, int32_t b, int64_t j,
                        int32_t h)
 {
@@ -244,7 +250,7 @@ static void fill_token(struct paged_problem *problem, int32_t layer, int32_t b, 
 	}
 	fill_row(spec->dtype, paged_k(problem, layer, b, j, h), spec->head_dim);
 	if (spec->raised)
-		reference_set(spec->dtype, paged_k(problem, layer, b, j, h), 0,
+		reference_set(spec->dtype, paged_k(problem, layer, b, j, h), raised_column(spec),
 		              problem_one_in(100) ? 50.0 * problem_pick(1, 8) / RAISED_Q /
 		                                            (double)scale_of(spec)
 		                                  : 0);
@@ -439,7 +445,7 @@ void paged_init(struct paged_problem *problem, const struct paged_spec *spec)
 
 			fill_row(spec->dtype, row, spec->head_dim);
 			if (spec->raised)
-				reference_set(spec->dtype, row, 0, RAISED_Q);
+				reference_set(spec->dtype, row, raised_column(spec), RAISED_Q);
 		}
 	}
 	if (fa_paged_check(&problem->request, text, sizeof(text)) != 0)

@@ -38,6 +38,7 @@ CASES = [
      "fa_one (sm_90) uses 32 bytes"),
     ("setmaxnreg", LOSS + GOOD, "C7508"),
     ("serialised", GOOD + LOSS.replace("C7508", "C7510"), "C7510"),
+    ("serialised by a path", GOOD + LOSS.replace("C7508", "C7520"), "C7520"),
     ("serialised too", GOOD + LOSS.replace("C7508", "C7514").replace("info", "warning"), "C7514"),
     ("no report", "", "no kernel was compiled for sm_80"),
     ("half a report", GOOD[: GOOD.rindex("ptxas info    : Compiling")], "compiled for sm_90"),

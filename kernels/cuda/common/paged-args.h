@@ -181,7 +181,8 @@ struct fa_cuda_paged_attention {
 	uint64_t *suffix_counters;                /* [suffix][KV head][slice], as counters */
 	const struct fa_cuda_paged_block *blocks; /* prefill */
 	/* For kernels that copy by TMA: keys per box of K or V; number of warps that load; pairs of
-	 * blocks per head and slice, of all heads and slices, and of a section. */
+	 * blocks per head and slice, of all heads and slices, and of a section. Decode of MLA: loaders
+	 * is the number of thread blocks of a team (sm90/latent.h), and ranges are those of teams. */
 	int32_t box_keys;
 	uint32_t loaders, pairs, section_pairs;
 	/* Packed rows: a group has 2^pack_shift tokens of some heads; a KV head has pack_sets sets

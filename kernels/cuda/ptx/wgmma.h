@@ -58,7 +58,8 @@ __device__ __forceinline__ void fa_wgmma_hold(uint32_t &a)
 }
 
 /* dots: D = A B or, if @add, D += A B. Both operands are in shared memory, rows along k. add: D +=
- * A B, with A in registers and B's rows along n. */
+ * A B, with A in registers and B's rows along n. add_shared: the same with A in shared memory, rows
+ * along k. */
 template <class T, int N> struct fa_wgmma;
 
 /* clang-format off */
@@ -110,6 +111,15 @@ template <class T, int N> struct fa_wgmma;
 			             "}, %" #r4 ", p, 1, 1, 1;}" \
 			             : FA_FLOATS_##N \
 			             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)); \
+		} \
+		static __device__ __forceinline__ void add_shared(float (&d)[N / 2], uint64_t a, \
+		                                                  uint64_t b) \
+		{ \
+			asm volatile("{.reg .pred p; setp.eq.b32 p, 0, 0; " \
+			             "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." name "." name \
+			             " {" FA_D_##N "}, %" #r0 ", %" #r1 ", p, 1, 1, 0, 1;}" \
+			             : FA_FLOATS_##N \
+			             : "l"(a), "l"(b)); \
 		} \
 	};
 

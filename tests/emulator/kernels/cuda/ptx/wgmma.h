@@ -46,11 +46,16 @@ template <> struct fa_emulated_is_bf16<fa_bf16> {
 template <class T, int N> struct fa_wgmma {
 	static inline void dots(float (&d)[N / 2], uint64_t a, uint64_t b, bool add)
 	{
-		fa_emulated_product(d, N, fa_emulated_is_bf16<T>::value, a, NULL, b, add);
+		fa_emulated_product(d, N, fa_emulated_is_bf16<T>::value, a, NULL, b, false, add);
 	}
 
 	static inline void add(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b)
 	{
-		fa_emulated_product(d, N, fa_emulated_is_bf16<T>::value, 0, a, b, true);
+		fa_emulated_product(d, N, fa_emulated_is_bf16<T>::value, 0, a, b, true, true);
+	}
+
+	static inline void add_shared(float (&d)[N / 2], uint64_t a, uint64_t b)
+	{
+		fa_emulated_product(d, N, fa_emulated_is_bf16<T>::value, a, NULL, b, true, true);
 	}
 };

@@ -1,0 +1,23 @@
+/*
+ * The sm_90a kernel for decode of MLA: head dims 576 and 512, V is the front of K, 64 rows at once
+ * (latent_config.h). latent_bf16.cu instantiates it, paged-table.c has it in the host's table.
+ */
+#pragma once
+
+#define FA_SM90_LATENT_DIM 576
+#define FA_SM90_LATENT_DIM_V 512
+#define FA_SM90_LATENT_ROWS 64
+
+/* Two consumer warpgroups, and the producer's. */
+#define FA_SM90_LATENT_THREADS 384
+#define FA_SM90_LATENT_CONSUMER_REGISTERS 232
+#define FA_SM90_LATENT_PRODUCER_REGISTERS 40
+
+/* Size of fa_sm90_latent_config::SHARED. */
+#define FA_SM90_LATENT_SHARED_BYTES (3 * 9 * 8192 + 64 * 32 + 2 * 64 * 4 * 2 + 2 * 2 * 4 * 8 + 16)
+
+/* Thread blocks that compute row blocks of the same tiles of keys at the same time, at most. */
+#define FA_SM90_LATENT_TEAM_MAX 4
+
+/* Limit of query heads per KV head, for fa_paged_token_of(). */
+#define FA_SM90_LATENT_HEADS_MAX 4096
