@@ -380,7 +380,12 @@ static void run(const struct shape *s, const char *name, int reps)
 	one = time_reps(&writer, 1);
 	if (one * reps > 3)
 		reps = one > 1.5 ? 1 : (int)(3 / one);
-	all = reps > 1 ? time_reps(&writer, reps + 1) : one;
+	all = INFINITY;
+	/* The best of three, as other programs may use the device. */
+	for (int i = 0; i < 3 && reps > 1; i++) {
+		all = fmin(all, time_reps(&writer, reps + 1));
+		one = fmin(one, time_reps(&writer, 1));
+	}
 	seconds = reps > 1 ? (all - one) / reps : one;
 	copy(&buffers[3], host[3], true);
 	for (int i = 0; i < 6; i++) {

@@ -160,13 +160,14 @@ void fa_vk_matrices_find(struct fa_device *device)
 	struct fa_vulkan_matrices matrices = {
 		.exact = device->is_lavapipe,
 		.shared_bytes = device->properties.limits.maxComputeSharedMemorySize,
-		.narrow = { .subgroups = 4, .row_tiles = 2, .keys = 32 },
+		.narrow = { .subgroups = 4, .row_tiles = 1, .keys = 32 },
 		.wide = { .subgroups = 4, .row_tiles = 1, .keys = 32 },
 	};
 	struct extensions has = find_extensions(device);
 
 	/* Lavapipe computes each product by hundreds of instructions, and takes minutes to compile many. */
 	if (device->is_lavapipe) {
+		matrices.narrow.row_tiles = 2;
 		matrices.narrow.keys = 16;
 		matrices.wide.keys = 8;
 	}
