@@ -16,7 +16,7 @@ bool fa_fake_emulate(struct fa_cuda_paged_launch *launch)
 	const struct fa_cuda_paged_kernel *kernel = launch->kernel;
 	const struct fa_cuda_done asked = *done;
 
-	if (kernel->keys ||
+	if (kernel->keys || kernel->kind == FA_CUDA_PAGED_LATENT ||
 	    (kernel->kind >= FA_CUDA_PAGED_OWN_DECODE && kernel->kind <= FA_CUDA_PAGED_OWN_PLAN))
 		return false;
 	/* The driver signals completion instead of the kernel. */

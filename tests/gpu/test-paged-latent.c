@@ -163,7 +163,7 @@ static void random_one(uint64_t seed)
 	spec.gaps = (int32_t)problem_random(2);
 	for (int32_t b = 0; b < spec.batch; b++) {
 		spec.n_new[b] = problem_one_in(2) ? 1 : problem_pick(1, 6);
-		spec.lengths[b] = spec.n_new[b] + problem_pick(0, problem_one_in(3) ? 1500 : 200);
+		spec.lengths[b] = spec.n_new[b] + problem_pick(0, problem_one_in(3) ? 600 : 200);
 		spec.first[b] = problem_one_in(4) ? problem_pick(0, spec.lengths[b]) : 0;
 	}
 	spec.causal = !problem_one_in(4);
