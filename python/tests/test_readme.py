@@ -22,7 +22,8 @@ def bf16(*shape):
 
 #: What each part of the example takes as given.
 GIVEN = [
-    {"q": numbers(1, NEW, HEADS, DIM), "k": numbers(1, 70, 8, DIM), "v": numbers(1, 70, 8, DIM)},
+    {"q": numbers(1, NEW, HEADS, DIM), "k": numbers(1, 70, 8, DIM), "v": numbers(1, 70, 8, DIM),
+     "seen": numbers(NEW, 70) > 0},
     {"tokens": list(range(40)), "n": NEW, "layer": 0, "q": bf16(NEW, HEADS, DIM),
      "k": bf16(NEW, 8, DIM), "v": bf16(NEW, 8, DIM)},
     {"q": numbers(1, HEADS, DIM), "k": numbers(PAGES, 16, 8, DIM), "v": numbers(PAGES, 16, 8, DIM),
