@@ -220,6 +220,9 @@ int fa_cuda_paged_plan_decode(const struct fa_cuda_chip *chip, const struct fa_p
 
 	plan->team = latent ? fa_cuda_paged_latent_team(plan, p) : 1;
 	teams.sms = chip->sms > (int32_t)plan->team ? chip->sms / (int32_t)plan->team : 1;
+	/* What the kernel can count (sm90/latent_join.h). */
+	if (latent && teams.sms > (int32_t)FA_CUDA_SHARE_PARTS_MAX)
+		teams.sms = (int32_t)FA_CUDA_SHARE_PARTS_MAX;
 
 	for (uint32_t i = 0; i < groups->n; i++) {
 		n_suffixes += groups->groups[i].suffixes;

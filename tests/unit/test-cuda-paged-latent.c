@@ -2,7 +2,7 @@
  * Tests without a GPU which steps are decoded by sm90's kernel for MLA, and how row blocks of a
  * sequence are divided over teams of thread blocks: each meets every tile of keys once.
  */
-#include "kernels/cuda/sm90/latent_kernels.h"
+#include "kernels/cuda/common/packed-args.h"
 #include "tests/unit/cuda-paged-scene.h"
 
 static void latent_init(struct scene *scene, int32_t heads, int32_t batch, uint32_t n_new,
@@ -156,6 +156,19 @@ static void test_ranges(void **state)
 		assert_int_equal(plan.decode_grid, cases[i].grid);
 		assert_int_equal(plan.tiles_each, cases[i].each);
 		assert_int_equal(plan.tiles_extra, 0);
+		free(scene.blob);
+	}
+	/* No part has more results than the kernel can count. */
+	{
+		struct fa_cuda_chip large = h200;
+		struct fa_cuda_paged_plan plan;
+		struct scene scene;
+
+		large.sms = 400;
+		latent_init(&scene, 16, 1, 1, 200000);
+		scene_plan(&scene, &large, &plan);
+		check_teams(&scene, &plan);
+		assert_true(plan.decode_grid <= FA_CUDA_SHARE_PARTS_MAX);
 		free(scene.blob);
 	}
 	/* Of one long sequence among short ones all blocks get a part. */

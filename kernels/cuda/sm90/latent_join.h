@@ -21,6 +21,8 @@
 #include <stdint.h>
 
 #define FA_SM90_LATENT_LEFT 256u
+static_assert(FA_CUDA_SHARE_PARTS_MAX < FA_SM90_LATENT_LEFT,
+              "both fit the 16 bits below the epoch");
 
 /* Row of a team's partial result: of the first or the second part of its range. */
 template <class C>
