@@ -165,7 +165,7 @@ void fa_cuda_paged_widen_plan(const struct fa_paged_attention *p, char *blob, si
 		arrays.slots[b] = (uint32_t)((uint64_t)row * row_bytes / FA_PAGED_SLOT_BYTES);
 		fa_cuda_paged_item_of(p->step, b, item);
 		item->tile = row;
-		item->first = skipped;
+		item->begin = skipped;
 		for (uint32_t i = 0; i < rows / FA_CUDA_WIDEN_TOKENS; i++)
 			arrays.block_items[row / FA_CUDA_WIDEN_TOKENS + i] = n;
 		row += rows;

@@ -115,11 +115,15 @@ static void widen_row(const struct fa_cuda_paged_widen *p, const struct fa_cuda_
                       uint32_t row, uint32_t head, bool v)
 {
 	struct fa_cuda_paged_quantised codes = p->quantised;
-	const int64_t token = item->first + (row - item->tile);
+	const int64_t token = item->begin + (row - item->tile);
 	const int32_t dim = v ? p->head_dim_v : p->head_dim;
 	char *const to = (v ? p->v : p->k) + ((int64_t)head * p->rows + row) * dim * 2;
 	float values[FA_ATTENTION_ROW_MAX];
 
+	if (token < item->first) {
+		memset(to, 0, (size_t)dim * 2);
+		return;
+	}
 	fa_dequantise_row((enum fa_paged_store)codes.store,
 	                  (const uint8_t *)page_row(&p->pages, item->table_start, token, head, v),
 	                  *scale_of(&p->pages, &codes, item->table_start, token, (int32_t)head, v),
@@ -135,7 +139,7 @@ void fa_fake_widen(const struct fa_cuda_paged_widen *p, uint32_t blocks, uint32_
 			&p->items[p->block_items[row / FA_CUDA_WIDEN_TOKENS]];
 
 		for (uint32_t h = 0; h < 2 * kv_heads; h++)
-			if (item->first + (row - item->tile) < item->n_k)
+			if (item->begin + (row - item->tile) < item->n_k)
 				widen_row(p, item, row, h / 2, h % 2);
 	}
 }

@@ -116,6 +116,14 @@ static void test_widen(void **state)
 			assert_null(plan.forward);
 			assert_int_equal(n, 1);
 		} else {
+			const struct fa_cuda_paged_item *item =
+				(const void *)(scene.blob +
+			                       ((uintptr_t)launches[0].args.widen.items -
+			                        (1 << 20)));
+
+			/* Dropped tokens may be in no page. */
+			assert_int_equal(item->first, cases[i].first[0]);
+			assert_in_range(item->begin + plan.wide_rows, item->n_k, UINT32_MAX);
 			assert_int_equal(launches[0].kernel->kind, FA_CUDA_PAGED_WIDEN);
 			assert_int_equal(launches[0].grid_x * FA_CUDA_WIDEN_TOKENS, plan.wide_rows);
 			assert_ptr_equal(launches[1].kernel, plan.forward);

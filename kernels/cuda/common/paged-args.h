@@ -258,8 +258,8 @@ struct fa_cuda_paged_quantised {
 
 struct fa_cuda_paged_widen {
 	struct fa_cuda_pages pages;
-	/* An item's tokens [first, n_k) go to rows from its tile on; both are multiples of
-	 * FA_CUDA_WIDEN_TOKENS. */
+	/* An item's tokens [begin, n_k) go to rows from its tile on; begin and tile are multiples of
+	 * FA_CUDA_WIDEN_TOKENS. Tokens before first may be in no page: their rows are zeros. */
 	const struct fa_cuda_paged_item *items;
 	const uint32_t *block_items;
 	uint32_t rows; /* of a head */

@@ -22,14 +22,21 @@ __device__ __forceinline__ void fa_paged_widen(const struct fa_cuda_paged_widen 
 	for (uint32_t i = threadIdx.x; i < FA_CUDA_WIDEN_TOKENS * chunks;
 	     i += FA_CUDA_TOKENS_THREADS) {
 		const uint32_t row = i / chunks, chunk = i - row * chunks;
-		const uint32_t token = item.first + (first_row - item.tile) + row;
+		const uint32_t token = item.begin + (first_row - item.tile) + row;
 		const uint32_t strip = token / FA_CUDA_PAGED_STRIP;
 		const uint32_t page = (uint32_t)(strip * args.pages.page_magic >> 32);
 		const uint32_t in_head = head * head_tokens + (token - page * head_tokens);
 		float scale = is_v ? codes.v_scales[head] : codes.k_scales[head];
 
+		uint4 *const at = (uint4 *)(to +
+		                            ((uint64_t)(first_row + row) * chunks + chunk) * 32);
+
 		if (token >= item.n_k)
 			continue;
+		if (token < item.first) {
+			at[0] = at[1] = make_uint4(0, 0, 0, 0);
+			continue;
+		}
 
 		const char *const from = pages +
 		                         (uint64_t)args.pages.table[item.table_start + page] * 256;
@@ -48,9 +55,6 @@ __device__ __forceinline__ void fa_paged_widen(const struct fa_cuda_paged_widen 
 				__fmul_rn(fa_code_value(codes.store, (uint8_t)two), scale),
 				__fmul_rn(fa_code_value(codes.store, (uint8_t)(two >> 8)), scale));
 		}
-
-		uint4 *const at = (uint4 *)(to +
-		                            ((uint64_t)(first_row + row) * chunks + chunk) * 32);
 
 		at[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 		at[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
