@@ -24,7 +24,7 @@ static const char usage[] =
 	"                         its path at the end\n"
 	"  --supervise            start fad as a child, and restart it when it dies or hangs\n"
 	"  --exit-when-idle       exit when the last client has disconnected\n"
-	"  --backend NAME         cuda, cpu, or auto for the best that works\n"
+	"  --backend NAME         cuda, vulkan, cpu, or auto for the better of cuda and cpu\n"
 	"  --device GPU           serve only this GPU: its number or GPU-... UUID\n"
 	"  --threads N            threads of the CPU backend; 0: one per processor\n"
 	"  --log TARGET           stderr or journal\n"
