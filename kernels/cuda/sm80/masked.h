@@ -68,10 +68,11 @@ __device__ __forceinline__ void fa_masked_read_list(const struct fa_cuda_mask &m
                                                     uint32_t *list)
 {
 	const int32_t lane = threadIdx.x % 32;
-	const int32_t *offsets = mask.offsets + work.sequence * mask.offsets_batch +
-	                         work.head * mask.offsets_head + row_block;
-	const int32_t *columns = mask.columns + work.sequence * mask.columns_batch +
-	                         work.head * mask.columns_head;
+	/* A client may write them: each entry is read once. */
+	const volatile int32_t *offsets = mask.offsets + work.sequence * mask.offsets_batch +
+	                                  work.head * mask.offsets_head + row_block;
+	const volatile int32_t *columns = mask.columns + work.sequence * mask.columns_batch +
+	                                  work.head * mask.columns_head;
 	const int32_t n = (work.n_k + mask.block_keys - 1) / mask.block_keys;
 	/* Lane 0's: the memory may change between two reads. */
 	const int32_t begin = __shfl_sync(~0u, min(max(offsets[0], 0), mask.n_columns), 0);
@@ -133,7 +134,7 @@ template <class C> struct fa_masked_tiles {
 		const int32_t warp = threadIdx.x / 32;
 
 		if (mask.pattern_tokens && threadIdx.x == 0) {
-			const int64_t number = mask.pattern_first + work.head,
+			const int64_t number = (int64_t)mask.pattern_first + work.head,
 				      step = mask.pattern_step;
 			const int64_t product = step < 0 ? number / args.group * -step
 			                                 : number * step;
