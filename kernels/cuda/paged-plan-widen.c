@@ -147,6 +147,7 @@ void fa_cuda_paged_widen_plan(const struct fa_paged_attention *p, char *blob, si
 	uint32_t row = 0, n = 0;
 
 	plan->wide_arrays_at = *at;
+	plan->wide_batch = p->step->batch;
 	*at += arrays_of((uintptr_t)blob + *at, p->step->batch, plan->wide_rows, &arrays);
 	for (int32_t b = 0; b < p->step->batch; b++) {
 		struct fa_cuda_paged_item *const item = &arrays.items[n];
@@ -180,7 +181,7 @@ void fa_cuda_paged_wide_of(const struct fa_cuda_paged_plan *plan,
 	struct arrays arrays;
 
 	plain_of(p, ret_wide);
-	arrays_of((uintptr_t)host_blob + plan->wide_arrays_at, p->step->batch, plan->wide_rows,
+	arrays_of((uintptr_t)host_blob + plan->wide_arrays_at, plan->wide_batch, plan->wide_rows,
 	          &arrays);
 	ret_wide->cache.pool = (void *)(uintptr_t)(workspace + plan->wide_at);
 	ret_wide->cache.layers = 1;
@@ -193,7 +194,7 @@ void fa_cuda_paged_wide_of(const struct fa_cuda_paged_plan *plan,
 	ret_wide->step.first = arrays.first;
 	ret_wide->step.table_start = arrays.table_start;
 	ret_wide->step.table_entries = (uint32_t)p->step->batch;
-	arrays_of(blob + plan->wide_arrays_at, p->step->batch, plan->wide_rows, &arrays);
+	arrays_of(blob + plan->wide_arrays_at, plan->wide_batch, plan->wide_rows, &arrays);
 	ret_wide->step.table = arrays.slots;
 }
 
@@ -210,7 +211,7 @@ void fa_cuda_paged_widen_launch(const struct fa_cuda_paged_plan *plan,
 	const uint64_t wide = workspace + plan->wide_at;
 	struct arrays arrays;
 
-	arrays_of(blob + plan->wide_arrays_at, p->step->batch, plan->wide_rows, &arrays);
+	arrays_of(blob + plan->wide_arrays_at, plan->wide_batch, plan->wide_rows, &arrays);
 	launch->kernel = plan->kernel;
 	launch->grid_x = plan->wide_rows / FA_CUDA_WIDEN_TOKENS;
 	launch->grid_y = 2 * (uint32_t)p->cache->kv_heads;

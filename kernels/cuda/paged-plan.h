@@ -135,6 +135,7 @@ struct fa_cuda_paged_plan {
 	/* Many rows over codes: rows of each head that are bf16 in the workspace; 0: there are no
 	 * such. Where they are there, and where in the blob the arrays of paged-plan-widen.c. */
 	uint32_t wide_rows;
+	int32_t wide_batch; /* sequences of these arrays: with attention chunks not the request's */
 	size_t wide_at, wide_arrays_at;
 	/* Copies of a client's own pages. */
 	size_t k_data_at, v_data_at, k_scales_at, v_scales_at;

@@ -369,6 +369,7 @@ static void widened_one(int i)
 	spec.softcap = i % 7 == 3 ? 20 : 0;
 	spec.alibi = i % 7 == 6;
 	spec.sinks = i % 4 == 2;
+	spec.chunk = i % 8 == 1 ? 64 : 0; /* parts of 64 tokens, and shorter ones that decode */
 	chip.pack = i % 3 - 1;
 	if (paged_gpu_has_tma(paged_device_gpu))
 		check_as(&spec, &chip, judge_widened, rows);

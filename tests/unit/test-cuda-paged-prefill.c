@@ -74,24 +74,47 @@ static void test_pairs(void **state)
 	}
 }
 
+/* Each sequence reads the rows that were widened for it. */
+static void check_widened(const struct fa_cuda_paged_plan *plan,
+                          const struct fa_cuda_paged_launch launches[2])
+{
+	const struct fa_cuda_paged_widen *widen = &launches[0].args.widen;
+	const struct fa_cuda_paged_attention *forward = &launches[1].args.attention;
+
+	for (uint32_t i = 0; i < plan->forward_items; i++) {
+		const struct fa_cuda_paged_item *item = &forward->items[i], *from = widen->items;
+		/* A row has as many bytes as slots are apart. */
+		const uint32_t row = forward->pages.table[item->table_start];
+
+		while (from->tile != row)
+			from++;
+		assert_int_equal(from->first_q, item->first_q);
+		assert_int_equal(from->n_k - from->begin, item->n_k);
+		assert_int_equal(widen->block_items[row / FA_CUDA_WIDEN_TOKENS],
+		                 from - widen->items);
+	}
+}
+
 /* Codes of prompts and long extends are widened for a kernel that reads bf16, if they fit. */
 static void test_widen(void **state)
 {
 	static const struct {
 		uint32_t n_new[2], lengths[2], first[2];
-		int64_t left;
+		int64_t left, chunk;
 		enum fa_attention_dtype dtype;
 		uint32_t rows;
 	} cases[] = {
-		{ { 4096, 1 }, { 4096, 500 }, { 0 }, -1, FA_ATTENTION_BF16, 4096 },
-		{ { 64, 70 }, { 8000, 130 }, { 0 }, -1, FA_ATTENTION_BF16, 8064 + 256 },
+		{ { 4096, 1 }, { 4096, 500 }, { 0 }, -1, 0, FA_ATTENTION_BF16, 4096 },
+		{ { 64, 70 }, { 8000, 130 }, { 0 }, -1, 0, FA_ATTENTION_BF16, 8064 + 256 },
 		/* Dropped tokens, and those before a window, are not. */
-		{ { 64, 1 }, { 8000, 9 }, { 5000 }, -1, FA_ATTENTION_BF16, 3072 },
-		{ { 64, 1 }, { 8000, 9 }, { 0 }, 1000, FA_ATTENTION_BF16, 1088 + 64 },
+		{ { 64, 1 }, { 8000, 9 }, { 5000 }, -1, 0, FA_ATTENTION_BF16, 3072 },
+		{ { 64, 1 }, { 8000, 9 }, { 0 }, 1000, 0, FA_ATTENTION_BF16, 1088 + 64 },
+		/* Attention chunks: 4 sequences instead of one. */
+		{ { 4096, 1 }, { 4096, 500 }, { 0 }, -1, 1024, FA_ATTENTION_BF16, 4096 },
 		/* Few rows, fp16, and more than the workspace holds. */
-		{ { 63, 1 }, { 8000, 9 }, { 0 }, -1, FA_ATTENTION_BF16, 0 },
-		{ { 4096, 1 }, { 4096, 9 }, { 0 }, -1, FA_ATTENTION_F16, 0 },
-		{ { 64, 1 }, { 90000, 9 }, { 0 }, -1, FA_ATTENTION_BF16, 0 },
+		{ { 63, 1 }, { 8000, 9 }, { 0 }, -1, 0, FA_ATTENTION_BF16, 0 },
+		{ { 4096, 1 }, { 4096, 9 }, { 0 }, -1, 0, FA_ATTENTION_F16, 0 },
+		{ { 64, 1 }, { 90000, 9 }, { 0 }, -1, 0, FA_ATTENTION_BF16, 0 },
 	};
 
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -104,6 +127,7 @@ static void test_widen(void **state)
 		scene.cache.store = FA_PAGED_E4M3;
 		scene.cache.dtype = cases[i].dtype;
 		scene.request.attention.window_left = cases[i].left;
+		scene.request.attention.chunk_tokens = cases[i].chunk;
 		for (int32_t b = 0; b < 2; b++) {
 			scene.cu_new[b + 1] = scene.cu_new[b] + cases[i].n_new[b];
 			scene.lengths[b] = cases[i].lengths[b];
@@ -111,15 +135,13 @@ static void test_widen(void **state)
 		}
 		scene_plan(&scene, &h200, &plan);
 		assert_int_equal(plan.wide_rows, cases[i].rows);
-		n = fa_cuda_paged_launches(&plan, &scene.request, 1 << 20, 1 << 24, 1, launches);
+		n = fa_cuda_paged_launches(&plan, &scene.request, (uintptr_t)scene.blob, 1 << 24, 1,
+		                           launches);
 		if (cases[i].rows == 0) {
 			assert_null(plan.forward);
 			assert_int_equal(n, 1);
 		} else {
-			const struct fa_cuda_paged_item *item =
-				(const void *)(scene.blob +
-			                       ((uintptr_t)launches[0].args.widen.items -
-			                        (1 << 20)));
+			const struct fa_cuda_paged_item *item = launches[0].args.widen.items;
 
 			/* Dropped tokens may be in no page. */
 			assert_int_equal(item->first, cases[i].first[0]);
@@ -131,6 +153,7 @@ static void test_widen(void **state)
 			                 launches[0].args.widen.k);
 			assert_ptr_equal(launches[1].args.attention.pages.v,
 			                 launches[0].args.widen.v);
+			check_widened(&plan, launches);
 			assert_int_equal(n, 2 + (plan.decode != NULL));
 			assert_true(plan.workspace_bytes <= (size_t)512 << 20);
 		}
