@@ -9,6 +9,7 @@
  */
 #include "daemon/backend/vulkan/memory.h"
 #include "daemon/backend/vulkan/pipelines.h"
+#include "kernels/quantise.h"
 
 #include <getopt.h>
 #include <inttypes.h>
@@ -217,25 +218,15 @@ static float decode(enum fa_attention_dtype dtype, uint16_t x)
 {
 	float f;
 
-	if (dtype == FA_ATTENTION_F16) {
-		_Float16 half;
-
-		memcpy(&half, &x, 2);
-		return (float)half;
-	}
+	if (dtype == FA_ATTENTION_F16)
+		return fa_f16_decode(x);
 	memcpy(&f, &(uint32_t){ (uint32_t)x << 16 }, 4);
 	return f;
 }
 
 static uint16_t encode(enum fa_attention_dtype dtype, float f)
 {
-	_Float16 half = (_Float16)f;
-	uint32_t bits;
-	uint16_t x;
-
-	memcpy(&x, &half, 2);
-	memcpy(&bits, &f, 4);
-	return dtype == FA_ATTENTION_F16 ? x : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+	return dtype == FA_ATTENTION_F16 ? fa_f16_encode(f) : fa_bf16_encode(f);
 }
 
 /* Returns the largest error of a row, relative to its largest element. */
