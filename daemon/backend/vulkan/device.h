@@ -121,6 +121,6 @@ struct fa_device {
 	pthread_t thread;
 };
 
-/* Fails with the text of a result, and notes that the device is lost. */
+/* Fails with the text of a result. */
 int fa_vk_fail(struct fa_device *device, struct fa_error *error, VkResult result,
                const char *doing);

@@ -196,6 +196,9 @@ static int import_read_only(struct fa_device *device, int fd, uint64_t offset, u
 	mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
 	if (mapped != MAP_FAILED) {
 		r = fa_vk_import_new(device, mapped, bytes, error, ret_import);
+	} else if (errno != EACCES && errno != EPERM) {
+		return fa_fail(error, -errno, "%" PRIu64 " bytes of the memfd cannot be mapped: %m",
+		               bytes);
 	} else if (seals < 0 || !(seals & F_SEAL_WRITE)) {
 		return fa_fail(
 			error, -ENOTSUP,
