@@ -28,7 +28,7 @@ LAYERS = {
               "kernels/cuda/paged-images.h", "daemon/pool/",
               "daemon/backend/device.h"],
     # times kernels with the GPU that the kernels' tests use, or with the emulator in its place
-    "bench/kernels": ["kernels/paged.h", "tests/gpu/paged-gpu.h", "tests/gpu/request.h",
+    "bench/kernels": ["kernels/paged.h", "kernels/quantise.h", "tests/gpu/paged-gpu.h", "tests/gpu/request.h",
                       "tests/kernels/reference.h", "daemon/backend/vulkan/"],
 }
 
