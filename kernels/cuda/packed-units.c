@@ -102,13 +102,14 @@ struct division {
 	uint64_t units, counters, partials;
 };
 
-/* Returns the parts of a block of item @b's rows over the suffixes behind it. */
+/* Returns the parts of a block of rows over the suffixes from @first on. Blocks come in order:
+ * suffixes that end before this one are skipped for those behind it, too. */
 static uint32_t suffix_parts(const struct fa_cuda_packed_batch *batch, struct packing packing,
-                             uint32_t most, int32_t b, uint32_t block)
+                             uint32_t most, int32_t *first, uint32_t block)
 {
 	uint32_t parts = 0;
 
-	while (batch->suffixes && ++b < batch->batch) {
+	for (int32_t b = *first; batch->suffixes && b < batch->batch; b++) {
 		struct fa_cuda_paged_item item;
 		struct range blocks;
 
@@ -117,7 +118,9 @@ static uint32_t suffix_parts(const struct fa_cuda_packed_batch *batch, struct pa
 		blocks = blocks_of(batch, packing, &item);
 		if (blocks.begin > block)
 			break;
-		if (block < blocks.end)
+		if (blocks.end <= block && b == *first)
+			*first = b + 1;
+		else if (block < blocks.end)
 			parts += fa_cuda_paged_ceil_div(count_tiles(batch, packing, &item, block),
 			                                most);
 	}
@@ -132,6 +135,7 @@ static struct division divide(const struct fa_cuda_packed_batch *batch, struct p
 
 	for (int32_t b = 0; b < batch->batch; b++) {
 		struct fa_cuda_paged_item item;
+		int32_t first = b + 1;
 		uint32_t blocks;
 
 		if (item_of(batch, b, &item) != FA_CUDA_PACKED_ROWS)
@@ -141,7 +145,7 @@ static struct division divide(const struct fa_cuda_packed_batch *batch, struct p
 			const uint64_t parts = fa_cuda_paged_ceil_div(
 						       count_tiles(batch, packing, &item, block),
 						       most) +
-			                       suffix_parts(batch, packing, most, b, block);
+			                       suffix_parts(batch, packing, most, &first, block);
 
 			sum.units += parts * kv_heads;
 			sum.counters += parts > 1 ? FA_CUDA_PACKED_COUNTERS(parts) * kv_heads : 0;
@@ -387,6 +391,7 @@ struct writing {
 	uint32_t most;
 	const struct fa_cuda_paged_item *items; /* all */
 	uint32_t at, n_suffixes;
+	uint32_t seen; /* the first suffix, of 1 to n_suffixes, that a block at hand may see */
 	struct fa_cuda_paged_unit *ret_units;
 	struct division sum;
 };
@@ -407,20 +412,28 @@ static uint32_t own_parts(const struct writing *writing, uint32_t item, uint32_t
 	return fa_cuda_paged_ceil_div(count, writing->most);
 }
 
-static bool sees(const struct writing *writing, uint32_t item, uint32_t block)
+static struct range blocks_of_suffix(const struct writing *writing, uint32_t i)
 {
-	const struct range blocks = blocks_of(writing->batch, writing->packing,
-	                                      &writing->items[item]);
-
-	return blocks.begin <= block && block < blocks.end;
+	return blocks_of(writing->batch, writing->packing, &writing->items[writing->at + i]);
 }
 
-static uint32_t all_parts(const struct writing *writing, uint32_t block)
+/* Returns whether there is a suffix @i that the block may see: their blocks ascend. */
+static bool may_see(const struct writing *writing, uint32_t i, uint32_t block)
+{
+	return i <= writing->n_suffixes && blocks_of_suffix(writing, i).begin <= block;
+}
+
+static uint32_t all_parts(struct writing *writing, uint32_t block)
 {
 	uint32_t parts = own_parts(writing, writing->at, block);
 
-	for (uint32_t i = 1; i <= writing->n_suffixes; i++)
-		if (sees(writing, writing->at + i, block))
+	if (block == 0)
+		writing->seen = 1;
+	while (may_see(writing, writing->seen, block) &&
+	       blocks_of_suffix(writing, writing->seen).end <= block)
+		writing->seen++;
+	for (uint32_t i = writing->seen; may_see(writing, i, block); i++)
+		if (block < blocks_of_suffix(writing, i).end)
 			parts += own_parts(writing, writing->at + i, block);
 	return parts;
 }
@@ -497,11 +510,11 @@ static struct block write_suffixes(struct writing *writing, struct block block)
 		uint32_t before = own_parts(writing, writing->at, block.number);
 
 		block.parts = all_parts(writing, block.number);
-		for (uint32_t i = 1; i <= writing->n_suffixes; i++) {
+		for (uint32_t i = writing->seen; may_see(writing, i, block.number); i++) {
 			const uint32_t item = writing->at + i;
 			uint32_t parts;
 
-			if (!sees(writing, item, block.number))
+			if (blocks_of_suffix(writing, i).end <= block.number)
 				continue;
 			parts = own_parts(writing, item, block.number);
 			for (uint32_t part = 0; part < parts; part++)
