@@ -90,10 +90,8 @@ struct fa_cuda_ragged_unit {
 };
 
 #define FA_CUDA_RAGGED_NONE (~0u) /* the row of no unit */
-/* Limits of a list's units, and of the thread blocks that share it. */
 #define FA_CUDA_RAGGED_UNITS_MAX 16384
 #define FA_CUDA_RAGGED_BLOCKS_MAX 4096
-/* The largest list of a launch over tensors. */
 #define FA_CUDA_LIST_BYTES_MAX (8 * (FA_CUDA_RAGGED_UNITS_MAX + FA_CUDA_RAGGED_BLOCKS_MAX))
 
 /* A decode block reads the fields in this order. The GPU fetches 64 bytes of arguments at once, on
@@ -116,8 +114,8 @@ struct fa_cuda_attention {
 	float scale_log2; /* scale / ln 2 */
 	float cap_in;     /* soft cap: logit = cap_out * tanh(cap_in * dot); 0: none */
 	float cap_out;    /* softcap / ln 2 */
-	/* Where dot^2 < cap_square, the logit is dot times a polynomial in dot^2 - cap_square
-	 * (softcap.h). The first power is the constant, not 0. */
+	/* Below this dot^2 the logit is dot times a polynomial in dot^2 - cap_square (softcap.h).
+	 * The first power is the constant, not 0. */
 	float cap_square;
 	float *lse; /* may be NULL */
 	int64_t lse_stride_token, lse_stride_head;
@@ -137,9 +135,8 @@ struct fa_cuda_attention {
 	int32_t section;
 	int32_t longest_last; /* later rows see more keys: start first */
 
-	/* For thread blocks of several units: a unit is a block of rows or, if @pairs, the n-th and
-	 * the n-th from last, so that units see about equally many keys. Block b of n computes
-	 * units b, b + n, ... */
+	/* A unit is a block of rows or, if @pairs, the n-th and the n-th from last, which see about
+	 * equally many keys together. Block b of n computes units b, b + n, ... */
 	int32_t pairs;
 	int32_t units_m; /* per triple */
 
@@ -147,8 +144,7 @@ struct fa_cuda_attention {
 	/* cap_out / cap_powers[0]. Before cap_powers it makes decode at d64 spill. */
 	float cap_large;
 
-	/* Length of the list of units that ends where cu_seqlens_q begins; 0: none. Thread block b
-	 * of n computes units b, b + n, ... and stops at FA_CUDA_RAGGED_NONE. Filled by the
-	 * caller. */
+	/* Length of the list of units that ends where cu_seqlens_q begins, and which
+	 * FA_CUDA_RAGGED_NONE may end early; 0: none. Filled by the caller. */
 	uint32_t list_units;
 };

@@ -1,5 +1,4 @@
-/* Finds the last of several thread blocks, or warps, which count themselves in a word of global
- * memory. */
+/* Finds the last of several thread blocks, or warps, by counting in global memory. */
 #pragma once
 
 #include "kernels/cuda/ptx/atomic.h"

@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-/* Called between the fence and the store to done.word, which releases the client's words. */
+/* Called between the fence and the store to done.word, which releases these stores. */
 __device__ __forceinline__ void fa_done_client(const struct fa_cuda_done &done)
 {
 	const uint32_t value = done.client_value;
@@ -40,7 +40,7 @@ __device__ __forceinline__ void fa_done_count(const struct fa_cuda_done &done)
 }
 
 /* Reports one part. One thread, after a barrier of all that have stored it. Blocks may still be
- * exiting when all parts are reported: they touch only device memory. */
+ * exiting when all parts are reported. */
 __device__ __forceinline__ void fa_done_part(const struct fa_cuda_done &done, uint32_t part)
 {
 	fa_fence_system();

@@ -28,7 +28,7 @@ __device__ __forceinline__ bool fa_gate_is_open(const struct fa_cuda_gate &args)
 	return (int64_t)(fa_ld_acquire_system(args.word) - args.value) >= 0;
 }
 
-/* One thread. Opening is not reported: a write over the bus would delay the gate's end. */
+/* One thread. Opening is not reported, as a write over the bus would delay it. */
 __device__ __forceinline__ void fa_gate(const struct fa_cuda_gate &args)
 {
 	const uint64_t begin_ns = fa_timer_ns();

@@ -34,8 +34,7 @@ struct fa_logits_scaled {
 	}
 };
 
-/* Soft cap, ALiBi, sinks, scales of any sign, rows of any alignment, chosen at run time for the
- * whole block. */
+/* Soft cap, ALiBi, sinks, scales of any sign, rows of any alignment, chosen at run time. */
 struct fa_logits_rich {
 	static constexpr bool any_alignment = true;
 	static constexpr bool any_sink = true;

@@ -1,18 +1,17 @@
 /*
- * Arguments of a kernel with masks, passed by value: those of an attention, and where the masks are
- * (kernels/attention.h says what they mean). The host has bounded all fields; what the lists and
- * words hold is the client's, and may change at any time.
+ * Arguments of a kernel with masks, passed by value (meaning: kernels/attention.h). The host has
+ * bounded all fields; lists and words are the client's, and may change at any time.
  */
 #pragma once
 
 #include "kernels/cuda/common/args.h"
 
-/* Key blocks of a sequence at most, if there are lists of blocks. */
+/* Key blocks of a sequence at most, if there are lists. */
 #define FA_CUDA_MASK_BLOCKS_MAX 8192
 /* Row blocks that a block of rows may have. */
 #define FA_CUDA_MASK_LISTS 2
 
-/* Shared memory of a kernel with masks: a bit for each key block of each list, and two numbers. */
+/* A bit for each key block of each list, and two numbers. */
 #define FA_CUDA_MASK_WORDS (FA_CUDA_MASK_BLOCKS_MAX / 32)
 #define FA_CUDA_MASK_BYTES (FA_CUDA_MASK_LISTS * FA_CUDA_MASK_WORDS * 4 + 16)
 

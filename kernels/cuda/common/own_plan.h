@@ -1,9 +1,8 @@
 /*
- * What a client's lengths and cu_q mean (struct fa_cuda_own_plan): the item of each sequence. Also
- * the plan of few sequences, which each block of decode makes for itself. If a client changes its
- * lengths meanwhile, blocks' plans differ and results are wrong: but each block has one plan, in
- * shared memory, for all of its warps, writes rows of out alone, and does not wait for long
- * (sm90/paged_reduce.h).
+ * The items that a client's lengths and cu_q describe (struct fa_cuda_own_plan). Also the plan of
+ * few sequences, which each block of decode makes for itself. If a client changes its lengths
+ * meanwhile, blocks' plans differ and results are wrong; but all warps of a block share its plan,
+ * each block writes rows of out alone, and none waits for long (sm90/paged_reduce.h).
  */
 #pragma once
 
@@ -117,8 +116,7 @@ __device__ __forceinline__ void fa_own_plan_in_shared(const struct fa_cuda_paged
 			all += plan->tiles[w];
 			n += plan->n[w];
 		}
-		/* Sequences that claim the same rows may need more tiles than the host planned for:
-		 * then nothing is computed. */
+		/* Can happen if sequences claim the same rows: nothing is computed. */
 		if (all > INT32_MAX)
 			n = 0;
 		item.tile = (uint32_t)before;

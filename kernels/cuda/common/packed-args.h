@@ -1,6 +1,5 @@
 /*
- * Arguments of kernels over tensors with packed rows (sm90/packed_source.h), filled by
- * plan-packed.c.
+ * Arguments of kernels over tensors with packed rows (sm90/packed_source.h).
  */
 #pragma once
 
@@ -16,7 +15,7 @@
 	((parts) <= 5 * FA_CUDA_PACKED_RUN                                                         \
 	         ? 6                                                                               \
 	         : 1 + ((parts) + FA_CUDA_PACKED_RUN - 1) / FA_CUDA_PACKED_RUN)
-/* From this number of parts on, several lanes share a slice when a warp joins it. */
+/* With this many parts, several lanes share a slice when a warp joins it. */
 #define FA_CUDA_SHARE_PARTS_SPLIT 32u
 #define FA_CUDA_SHARE_PARTS_MAX 255u
 /* How long a thread block waits for the other parts of its rows. */
@@ -24,7 +23,7 @@
 
 struct fa_cuda_packed_attention {
 	struct fa_cuda_attention attention;
-	/* A thread block computes a unit: some tiles of keys of a block of rows. With equal lengths
+	/* A unit is some tiles of keys of a block of rows, for one thread block. With equal lengths
 	 * units are numbered by sequence, KV head, part of the keys, block of rows; those of a
 	 * ragged batch are listed. */
 	uint32_t n_units;

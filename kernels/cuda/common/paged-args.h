@@ -29,8 +29,8 @@
 #define FA_CUDA_PAGED_UNIT_COUNTERS 16384
 #define FA_CUDA_PAGED_COUNTERS                                                                     \
 	(FA_CUDA_PAGED_BLOCKS + FA_CUDA_PAGED_SUFFIX_COUNTERS + FA_CUDA_PAGED_UNIT_COUNTERS)
-/* Limits of items and table entries inside a launch's arguments (4096 bytes at most), which arrive
- * before anything that is read from memory. */
+/* Limits inside a launch's arguments (4096 bytes at most), which arrive before memory can be
+ * read. */
 #define FA_CUDA_PAGED_INLINE_ITEMS 8
 #define FA_CUDA_PAGED_INLINE_TABLE 384
 
@@ -42,9 +42,8 @@ struct fa_cuda_pages {
 	uint32_t k_row, v_row; /* bytes from token to token; a multiple of 16 */
 };
 
-/* Of an item whose rows are packed over pages (sm90/packed_source.h). Where sequences share a prefix,
- * their rows are those of one item with the prefix's keys; the items that follow it have each
- * sequence's other keys. */
+/* An item whose rows are packed (sm90/packed_source.h). Sequences that share a prefix are one item
+ * with the prefix's keys, followed by an item with the other keys of each. */
 struct fa_cuda_packed_item {
 	int32_t diagonal;            /* row i is at key i + diagonal */
 	uint32_t begin_row, end_row; /* other rows do not see the item's keys */
@@ -76,9 +75,9 @@ struct fa_cuda_paged_item {
 };
 
 /*
- * What FA_CUDA_PAGED_SPLIT adds to an item (paged_combine.h), [16 bytes]. A prefix that several
- * sequences share is an item with all of their rows, which see all of its tokens. Each of these
- * sequences is an item for its remaining tokens, its suffix.
+ * What FA_CUDA_PAGED_SPLIT adds to an item (paged_combine.h), [16 bytes]. A prefix that sequences
+ * share is an item with all of their rows, which see all its tokens. Each sequence is also an item
+ * for its remaining tokens, its suffix.
  */
 struct fa_cuda_paged_split {
 	/* Size of a fixed split in tiles; thread blocks divide the splits among them. 0: they
@@ -93,17 +92,17 @@ struct fa_cuda_paged_split {
 
 #define FA_CUDA_PAGED_NO_SUFFIX 0xffffffffu
 
-/* Where an item's partial results are if it has no fixed splits. Part p consists of the tiles [tile
- * + p * tiles, tile + (p + 1) * tiles) and has one result per thread block with tiles of it; the
- * first has index parts + p + number of that block. */
+/* Partial results of an item without fixed splits. Part p has tiles [tile + p * tiles, tile + (p +
+ * 1) * tiles) and one result per thread block with tiles of it; the first has index parts + p +
+ * number of that block. */
 struct fa_cuda_paged_partial_range {
 	uint32_t tile, tiles;
 	uint32_t parts; /* before p = 0 */
 	uint32_t row_blocks;
 };
 
-/* A row block of a suffix, [64 bytes]; those of one prefix are contiguous, like their rows. Holds
- * all that its reduction needs, to save dependent loads. */
+/* A row block of a suffix, [64 bytes]; those of a prefix are contiguous, like their rows. Has all
+ * that its reduction needs, to save dependent loads. */
 struct fa_cuda_paged_suffix {
 	uint32_t row, rows; /* among the prefix's rows */
 	uint32_t first_q;   /* the item's first row in dense tensors */
@@ -138,16 +137,15 @@ struct fa_cuda_paged_unit {
 #define FA_CUDA_PAGED_UNIT_SETS_MAX 1023
 
 /* Decode: the first tiles_extra blocks have tiles_each + 1 tiles, the others tiles_each. The first
- * epilogue_tiles tiles of each part have no tokens and stand for the time of its reduction: blocks
- * skip them. */
+ * epilogue_tiles of each part are empty: they stand for the time of its reduction. */
 struct fa_cuda_paged_attention {
-	/* cu_seqlens, seqlens and grid fields are unused. So are k and v, except in decode by bulk
-	 * copies: new tokens' rows that the launch writes into the pages; data NULL: none. */
+	/* cu_seqlens, seqlens and grid fields are unused. k and v: in decode by bulk copies, new
+	 * tokens' rows that the launch writes into the pages, data NULL: none; else unused. */
 	struct fa_cuda_attention attention;
 	int32_t tree_right; /* window_right as if not causal: a tree's mask replaces causal */
 	const uint32_t *tree;
 
-	/* What a block needs before its first load of keys is contiguous, in 64-byte groups. */
+	/* A block needs these before its first load of keys: 64-byte groups in a row. */
 	struct fa_cuda_pages pages;
 	uint32_t tiles_each, tiles_extra,
 		epilogue_tiles; /* epilogue_tiles: 0 with fixed splits; < tiles_each */
@@ -228,7 +226,7 @@ struct fa_cuda_paged_append {
 	int32_t aligned;                      /* all tensors' rows are 16-byte aligned */
 	struct fa_cuda_tensor k, v, q, q_out; /* data NULL: not moved */
 	struct fa_cuda_rotary rotary;
-	struct fa_cuda_done done; /* as in struct fa_cuda_attention */
+	struct fa_cuda_done done;
 };
 
 struct fa_cuda_paged_small_append {
@@ -252,8 +250,8 @@ struct fa_cuda_paged_quantised {
 		v_scales[FA_CUDA_QUANTISED_HEADS_MAX]; /* scales of heads */
 };
 
-/* Writes codes as bf16, to where kernels for pages of bf16 read them: [kv_head][row][dim]. A thread
- * block has FA_CUDA_WIDEN_TOKENS rows of K or V of a head. Grid: (blocks, 2 * kv_heads). */
+/* Writes codes as bf16, [kv_head][row][dim], for kernels over pages of bf16. A thread block has
+ * FA_CUDA_WIDEN_TOKENS rows of K or V of a head. Grid: (blocks, 2 * kv_heads). */
 #define FA_CUDA_WIDEN_TOKENS 64u
 
 struct fa_cuda_paged_widen {
@@ -266,7 +264,7 @@ struct fa_cuda_paged_widen {
 	int32_t head_dim, head_dim_v;
 	char *k, *v;
 	struct fa_cuda_paged_quantised quantised;
-	struct fa_cuda_done done; /* as in struct fa_cuda_attention */
+	struct fa_cuda_done done;
 };
 
 struct fa_cuda_paged_attention_quantised {
@@ -281,9 +279,8 @@ struct fa_cuda_paged_small_attention_quantised {
 
 /*
  * Attention over a client's own pages (FA_PAGED_ATTEND_OWN). Page table, lengths and cu_q are
- * device memory that the client may write at any time. The launch that begins the request reads
- * lengths and cu_q once and writes clamped items; later kernels trust these, and bound each table
- * entry where they read it.
+ * device memory that the client may write at any time. The first launch reads lengths and cu_q once
+ * and writes clamped items; later kernels trust these, and bound each table entry that they read.
  */
 
 /* How the device divided the items over thread blocks. Written by the first launch. */
@@ -295,7 +292,7 @@ struct fa_cuda_own_ranges {
 
 /* What is planned, by a launch of one block before attention or by each block of it. */
 struct fa_cuda_own_plan {
-	struct fa_cuda_done done;      /* as in struct fa_cuda_attention */
+	struct fa_cuda_done done;
 	const int32_t *lengths, *cu_q; /* cu_q NULL: each sequence has max_q rows */
 	int32_t batch;
 	uint32_t max_q, total_q, max_k;
@@ -318,13 +315,12 @@ struct fa_cuda_own_plan {
 struct fa_cuda_own_shared_plan {
 	struct fa_cuda_paged_item items[FA_CUDA_OWN_SHARED_ITEMS];
 	struct fa_cuda_own_ranges ranges;
-	/* Sum of each warp's items; n: their number. */
+	/* of each warp's items */
 	uint64_t tiles[FA_CUDA_OWN_SHARED_ITEMS / 32];
 	uint32_t n[FA_CUDA_OWN_SHARED_ITEMS / 32];
 };
 
-/* Batches of at most this many sequences, with this many blocks of rows, are planned in shared
- * memory, too. */
+/* Bounds of prefill that is planned in shared memory. */
 #define FA_CUDA_OWN_PREFILL_ITEMS 16
 #define FA_CUDA_OWN_PREFILL_BLOCKS 128
 
@@ -336,8 +332,7 @@ struct fa_cuda_own_prefill_plan {
 	uint32_t blocks_n;
 };
 
-/* Packed rows: most sequences, and blocks of rows of a KV head. Each block of threads plans for
- * itself, in shared memory. */
+/* Bounds of packed rows, per KV head; each block of threads plans for itself, in shared memory. */
 #define FA_CUDA_OWN_PACKED_ITEMS 64
 #define FA_CUDA_OWN_PACKED_BLOCKS 160
 #define FA_CUDA_OWN_PACKED_WARPS 12
@@ -368,8 +363,8 @@ struct fa_cuda_own {
 	uint32_t last_page;
 	uint32_t whole;   /* each part has one tile, of all its keys: no part is divided */
 	uint32_t aligned; /* rows of K and V are 16-byte aligned */
-	/* Pages are whole strips, which are loaded at once: as in the pool, where a head's rows are
-	 * contiguous; else by the maps. */
+	/* Pages are whole strips and a head's rows contiguous: copied at once; or copied by the
+	 * maps. */
 	uint32_t in_strips, in_boxes;
 	const float *k_scales, *v_scales; /* e4m3: [kv_head], or NULL */
 	struct fa_cuda_own_plan plan; /* ranges is not set; its pointers to results are unused */
@@ -426,7 +421,7 @@ struct fa_cuda_own_strides {
 	int64_t page, token, head;
 };
 
-/* Copy between the pool and a client's own pages: grid (pool strips with a token of [first, end),
+/* Copy between the pool and a client's own pages: grid (pool strips with tokens of [first, end),
  * layers of K and V). */
 struct fa_cuda_paged_own_copy {
 	struct fa_cuda_pages pages; /* of the first layer */

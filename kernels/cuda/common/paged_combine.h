@@ -25,7 +25,7 @@ struct fa_paged_sum {
 	float max, sum, x, y, z, w;
 };
 
-/* As fa_paged_block_of(), in fewer instructions to fetch. */
+/* As fa_paged_block_of(), in fewer instructions. */
 __device__ __forceinline__ uint32_t fa_paged_block_of_approx(const struct fa_paged_ranges &ranges,
                                                              uint32_t tile)
 {
@@ -66,8 +66,8 @@ fa_paged_partials_of(const struct fa_cuda_paged_attention &args,
 
 struct fa_paged_epilogue {
 	struct fa_paged_partials own;
-	/* The prefix's results for the row block in which the suffix's rows begin, and for the next
-	 * if they end there. */
+	/* The prefix's results for the row block where the suffix's rows begin, and the next if
+	 * they end there. */
 	struct fa_paged_partials prefix, next;
 	uint32_t prefix_row;
 	uint32_t first_q, first; /* as in struct fa_cuda_paged_suffix */
@@ -103,7 +103,7 @@ fa_paged_epilogue_of(const struct fa_cuda_paged_attention &args, uint32_t index,
 }
 
 /* Combines partial results and stores the output. Thread @thread of @threads has four columns of
- * ITEMS rows at a time, and loads SHARES results of each before it uses the first. */
+ * ITEMS rows at a time, and loads SHARES results of each at once. */
 template <class C, int ITEMS, int SHARES>
 __device__ __forceinline__ void fa_paged_combine(const struct fa_cuda_paged_attention &args,
                                                  const struct fa_paged_epilogue &epilogue,
@@ -224,7 +224,7 @@ __device__ __forceinline__ bool fa_arrive_at_suffix(const struct fa_cuda_paged_a
 }
 
 /* Counts a stored result at the suffixes that need it, and combines complete ones. @flags: C::ROWS
- * unused words of shared memory. */
+ * words of shared memory. */
 template <class C>
 __device__ __forceinline__ void
 fa_paged_combine_suffixes(const struct fa_cuda_paged_attention &args,
@@ -254,7 +254,7 @@ fa_paged_combine_suffixes(const struct fa_cuda_paged_attention &args,
 	}
 	C::join(); /* the answers are there */
 
-	/* Warps per suffix: its loads depend on one another, and each row may have a suffix. */
+	/* Warps per suffix, as its loads depend on one another, and each row may have a suffix. */
 	static_assert(C::JOINED % 32 == 0, "warps join");
 	constexpr uint32_t warps = C::JOINED / 32;
 	uint32_t n = 0;

@@ -1,5 +1,5 @@
 /*
- * Reduces a part's partial results: the last block to store its own adds them up.
+ * The last block to store a partial result of a part adds them up.
  */
 #pragma once
 

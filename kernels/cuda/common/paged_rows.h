@@ -59,7 +59,7 @@ __device__ __forceinline__ uint32_t fa_paged_token_of(uint32_t at, uint32_t grou
 {
 	if (!C::ROWS_IN_FP32)
 		return at / group;
-	/* Below 2^20 the quotient is off by less than 1 / (2 group), which is added. */
+	/* Below 2^20 the quotient is off by less than the added 1 / (2 group). */
 	return (uint32_t)(((float)at + 0.5f) * fa_rcp((float)group));
 }
 
@@ -106,7 +106,6 @@ struct fa_paged_unmasked {
 	}
 };
 
-/* Returns the range from the last row's window start to the first row's window end. */
 template <class C>
 __device__ __forceinline__ struct fa_paged_unmasked
 fa_paged_unmasked_of(const struct fa_cuda_paged_attention &args,
@@ -167,8 +166,8 @@ fa_paged_mask_scores_as(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_page
 	return visible;
 }
 
-/* The long code for trees is kept apart, as every sequence would wait for its fetch. (At d64, two
- * fragments leave no registers for both.) */
+/* Kept apart, as all sequences would wait for the fetch of this long code. (At d64, two fragments
+ * leave no registers for both.) */
 template <class C>
 __device__ __forceinline__ struct fa_paged_visibility
 fa_paged_mask_scores(float (&dots)[C::ATOMS][2][4], const struct fa_cuda_paged_attention &args,
@@ -261,7 +260,7 @@ fa_paged_out_row_of(const struct fa_cuda_paged_attention &args,
 	                           segment.slice(args));
 }
 
-/* Returns the factor of a row's O, from the row's maximum and sum. Stores the LSE if @lse. */
+/* Returns the factor of a row's O. Stores the LSE if @lse. */
 __device__ __forceinline__ float fa_paged_factor(const struct fa_cuda_attention &p, uint32_t head,
                                                  float max, float sum, float *lse)
 {

@@ -114,7 +114,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		whole = from == 0 && tile_in_part + n == item.tiles;
 	}
 
-	/* The item of tile @at among SEARCHED at most. All loads are issued at once. A whole
+	/* The item of tile @at among SEARCHED at most; all loads are issued at once. A whole
 	 * warp. */
 	static constexpr int SEARCHED = 128;
 
@@ -212,7 +212,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		return min(most, item.n_q * args.attention.group - row(args, most));
 	}
 
-	/* Returns the segment's first row, among the item's rows of one KV head. */
+	/* Among the item's rows of one KV head. */
 	__device__ __forceinline__ uint32_t row(const struct fa_cuda_paged_attention &args,
 	                                        uint32_t rows) const
 	{

@@ -1,13 +1,11 @@
 /*
- * Preemption: a launch yields its SMs to more urgent work and resumes later (docs/kernels.md).
- *
- * The loading warp polls a word of device memory once per tile of keys. Once it is >= the launch's
- * turn (turns only grow), a block saves its state (O, maxima and sums, in fp32), appends a record
- * to a list and exits. The last block reports the list's length instead of completion, and the host
- * relaunches the kernel with one block per record. Results are the same to the bit.
- *
- * A resumed block computes at least one tile, so two sides suffice for states: one is read, one
- * written. A block without a free slot is not preempted.
+ * Preemption: a launch yields its SMs to more urgent work and resumes later (docs/kernels.md). The
+ * loading warp polls a word of device memory once per tile. Once it is >= the launch's turn (turns
+ * only grow), a block saves its state (O, maxima and sums, in fp32), appends a record and exits.
+ * The last block reports the number of records instead of completion, and the host relaunches the
+ * kernel with a block per record. Results are the same to the bit. A resumed block computes at
+ * least one tile, so two sides suffice for states: one is read, one written. A block without a free
+ * slot is not preempted.
  */
 #pragma once
 
@@ -30,7 +28,7 @@ fa_preempt_area(const struct fa_cuda_preempt &yield)
 	return (struct fa_cuda_preempt_area *)yield.area;
 }
 
-/* Allocates a slot for a state; false: none left. Called by one thread. */
+/* Allocates a slot for a state; false: none left. One thread. */
 __device__ __forceinline__ bool fa_preempt_take_slot(const struct fa_cuda_preempt &yield,
                                                      uint32_t &ret_slot)
 {

@@ -91,7 +91,7 @@ __device__ __forceinline__ uint32_t fa_quantised_max_magnitude(uint4 value)
 	return most;
 }
 
-/* The power of two that a row of bf16 is divided by; @most: largest magnitude. */
+/* The power of two that divides a row of bf16; @most: largest magnitude. */
 struct fa_quantised_q_scale {
 	float factor, inverse;
 
@@ -119,8 +119,8 @@ __device__ __forceinline__ uint32_t fa_quantised_nan_bytes(uint32_t word)
 	return ((word & 0x7f7f7f7f) + 0x01010101) & 0x80808080;
 }
 
-/* Clears a strip's NaNs in V, which 0 times NaN would spread to every row, and sets them in O of
- * rows that see them. @v: the tile. */
+/* Clears a strip's NaNs in V, as 0 times NaN would reach every row, and sets them in O of rows that
+ * see them. @v: the tile. */
 template <class C>
 __device__ __forceinline__ void fa_quantised_move_nans(struct fa_warp_rows<C> &rows, uint32_t v,
                                                        const struct fa_paged_visibility &visible)
@@ -236,8 +236,8 @@ template <class C> struct fa_quantised_v_unit {
 			most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
 			if (!(most[r] * inverse[r] > 1))
 				continue;
-			/* The unit becomes twice the largest scale, so that it rises rarely; an
-			 * infinite one stays. The reciprocal of a subnormal would be infinite. */
+			/* Twice the largest scale, so that it rises rarely; an infinite one stays.
+			 * The reciprocal of a subnormal would be infinite. */
 			factor = fa_rcp(inverse[r]);
 			inverse[r] = 0.25f * fa_rcp(fmaxf(0.5f * most[r], FLT_MIN));
 			factor = fmaxf(factor * inverse[r], FLT_MIN);

@@ -1,7 +1,7 @@
 /*
  * Soft caps: cap_out * tanh(cap_in * dot) (docs/kernels.md). Dots below 15/16 of the cap use a
- * polynomial in y = dot^2 - cap_square < 0. Larger dots, and their y, are replaced by values for
- * which it gives the logit. The choice depends on the dot alone, so no bit of a row depends on its
+ * polynomial in y = dot^2 - cap_square < 0; larger ones, and their y, are first replaced by values
+ * for which it gives the logit. The choice depends on the dot alone: no bit of a row depends on its
  * neighbours.
  */
 #pragma once
@@ -59,8 +59,8 @@ struct fa_softcap {
 };
 
 /* Turns a warp's @dots into logits and adds their rows' @base. Checks PART dots at a time, in
- * CHAINS of independent instructions, while it computes those before. @behind is called for each
- * finished range [first, end), and overlaps with the next. */
+ * CHAINS of independent instructions. @behind is called for each finished range [first, end), and
+ * overlaps with the next. */
 template <int PART, int CHAINS, int COUNT, class BEHIND>
 __device__ __forceinline__ void fa_softcap_warp(float (&dots)[COUNT], const float (&base)[2],
                                                 struct fa_softcap cap, BEHIND behind)

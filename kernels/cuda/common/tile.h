@@ -1,6 +1,6 @@
 /*
- * Copies tiles of 16-bit elements between global and swizzled shared memory. Rows past the end and
- * columns past the width are zero in shared memory and never touched in global memory.
+ * Copies tiles of 16-bit elements between global and swizzled shared memory. Rows and columns past
+ * the end are zero in shared memory and never touched in global memory.
  */
 #pragma once
 
@@ -19,8 +19,8 @@ template <> struct fa_stride<true> {
 	using type = int32_t;
 };
 
-/* Loads tiles of ROWS rows of D elements with THREADS threads. A thread has the same chunks of
- * every pass-th row. NEAR: 32-bit strides, which save registers. */
+/* Loads tiles of ROWS rows of D elements. A thread has the same chunks of every pass-th row. NEAR:
+ * 32-bit strides, which save registers. */
 template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 	static constexpr int lanes = fa_swizzle<D>::lanes;
 	static constexpr int pass = THREADS / lanes;
@@ -84,7 +84,7 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 		}
 	}
 
-	/* Loads rows of any alignment, by elements through registers. */
+	/* For rows of any alignment: by elements, through registers. */
 	__device__ __forceinline__ void load_elements(uint32_t tile, int32_t rows) const
 	{
 		const int32_t left = rows - (int32_t)(threadIdx.x / lanes);

@@ -41,8 +41,7 @@ __device__ __forceinline__ struct fa_work fa_work_at(const struct fa_cuda_attent
 		const uint32_t n_q = args.cu_seqlens_q[work.sequence + 1] - first_q;
 		const uint32_t n_k = args.cu_seqlens_k[work.sequence + 1] - first_k;
 
-		/* The shuffles mark these as uniform. Without cu_seqlens there is no division by
-		 * heads. */
+		/* Shuffles mark these as uniform. Without cu_seqlens there is no division. */
 		work.first_q = __shfl_sync(~0u, first_q, 0);
 		work.first_k = __shfl_sync(~0u, first_k, 0);
 		work.n_q = (int32_t)__shfl_sync(~0u, n_q, 0);

@@ -1,15 +1,12 @@
 /*
  * Forward attention on mma.sync, for fp16 and bf16. A block computes ROWS query rows of one head;
  * each warp, or pair of warps, owns WARP_ROWS of them. The config's SOURCE loads K and V
- * (source.h). Keys go from the last tile to the first, by cp.async in STAGES buffers.
- *
- * At the top of a tile each thread waits for its own copies, then one barrier (all threads, once
- * per tile) makes the tile visible and frees the previous buffer. A pair (SPLIT 2) has named
- * barrier 1 + its index, 64 threads, twice per tile: to agree whether to raise the maxima, and when
- * P is written. Raising takes one more, the end two.
- *
- * Where rows see different keys, a block that wrote an infinity or NaN recomputes its rows
- * (recompute.h), last, so that the usual case pays no registers.
+ * (source.h), from the last tile to the first, by cp.async in STAGES buffers. At the top of a tile
+ * each thread waits for its own copies, then one barrier (all threads) makes the tile visible and
+ * frees the previous buffer. A pair (SPLIT 2) has named barrier 1 + its index, 64 threads, twice
+ * per tile: to agree whether to raise the maxima, and when P is written. Raising takes one more,
+ * the end two. Where rows see different keys, a block that wrote an infinity or NaN recomputes its
+ * rows (recompute.h), last, so that the usual case pays no registers.
  */
 #pragma once
 
@@ -53,7 +50,7 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 	const int32_t first_tile = begin / C::KEYS;
 	const int32_t tile = end > begin ? (end - 1) / C::KEYS : first_tile - 1;
 	/* The tile's last existing key, relative to the first tile's start; -1: no tile is left.
-	 * Only the first tile computed can have keys past the end. */
+	 * Only the first tile can have keys past the end. */
 	int32_t last = tile < first_tile
 	                       ? -1
 	                       : min(work.n_k, (tile + 1) * C::KEYS) - first_tile * C::KEYS - 1;
@@ -145,8 +142,8 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 	}
 }
 
-/* Divides O by the sums, writes O and the LSE. O goes through these rows' part of Q's shared
- * memory. True: this thread wrote an infinity or NaN that may be wrong. */
+/* Writes O, divided by the sums and through these rows' part of Q's shared memory, and the LSE.
+ * True: this thread wrote an infinity or NaN that may be wrong. */
 template <class C>
 __device__ __forceinline__ bool fa_sm80_finish(struct fa_warp_rows<C> &rows,
                                                const typename C::SOURCE::ARGS &given,

@@ -1,11 +1,9 @@
 /*
- * Forward attention with masks besides windows: lists of blocks, patterns of blocks, bits. As
- * forward.h, but for the tiles: those that no row of the block sees are neither loaded nor computed.
- *
- * First a warp for each row block reads its list, and marks the key blocks that it has, a bit each,
- * in shared memory; one barrier (all threads) ends that. Tiles divide key blocks, and warps' rows
- * row blocks, so a list shows a warp all keys of a tile or none. Patterns and bits become a word of
- * bits for each row and 32 keys.
+ * Forward attention with lists or patterns of blocks, or bits. As forward.h, but tiles that no row
+ * of the block sees are neither loaded nor computed. First a warp per row block reads its list and
+ * marks its key blocks, a bit each, in shared memory; one barrier (all threads) ends that. Tiles
+ * divide key blocks, and warps' rows row blocks, so a list shows a warp all keys of a tile or none.
+ * Patterns and bits become a word of bits for each row and 32 keys.
  */
 #pragma once
 
@@ -103,7 +101,7 @@ __device__ __forceinline__ void fa_masked_read_list(const struct fa_cuda_mask &m
 	}
 }
 
-/* What a block of rows sees of tiles. Few registers: what is needed once a tile is read or computed
+/* What a block of rows sees of tiles. Kept small: what is needed once a tile is read or computed
  * again. */
 template <class C> struct fa_masked_tiles {
 	const struct fa_cuda_mask &mask;
@@ -224,7 +222,6 @@ template <class C> struct fa_masked_tiles {
 		               FA_CUDA_MASK_WORDS;
 	}
 
-	/* Returns true if the list has the block of @key. */
 	__device__ __forceinline__ bool listed(const uint32_t *list, int32_t key) const
 	{
 		const int32_t block = list ? key / mask.block_keys : 0;

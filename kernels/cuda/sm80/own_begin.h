@@ -1,8 +1,7 @@
 /*
- * What attention over a client's own pages begins with: a block reads lengths and cu_q, once, and
- * divides the work. Also appends to such pages. Items are in the order of sequences. Items whose
- * tiles do not fit 31 bits, and blocks of rows past the list's end, are left out: only sequences
- * that claim more than total_q rows have such.
+ * Begins attention over a client's own pages: a block reads lengths and cu_q, once, and divides the
+ * work. Also appends to such pages. Items whose tiles do not fit 31 bits, and blocks of rows past
+ * the list's end, are left out: sequences that claim more than total_q rows have such.
  */
 #pragma once
 
@@ -58,7 +57,7 @@ fa_own_scan(struct fa_own_sums own, struct fa_own_sums &total, struct fa_own_sum
 	return before;
 }
 
-/* Returns the last of @n items, ascending by tile, that does not begin after @tile. */
+/* Returns the last of @n items that does not begin after @tile. */
 __device__ __forceinline__ uint32_t fa_own_find(const struct fa_cuda_paged_item *items, uint32_t n,
                                                 uint32_t tile)
 {

@@ -54,7 +54,7 @@ template <int KEYS, int D, int THREADS, bool V> struct fa_sm80_own_loader {
 	const char *head; /* page 0's */
 	int32_t width;
 
-	/* Copies the first @rows rows of the tile; the others become zero. */
+	/* Copies the tile's first @rows rows; the others become zero. */
 	__device__ __forceinline__ void copy(uint32_t tile, const fa_sm80_own_keys<KEYS> &keys,
 	                                     int32_t rows) const
 	{

@@ -1,6 +1,6 @@
 /*
- * The table of kernels over a client's own pages, like paged_kernels.h. They run everywhere, so
- * each shape has the ring for 99 KiB of shared memory per block (fp32 of head dims above 256: 163).
+ * The table of kernels over a client's own pages, like paged_kernels.h. They run everywhere: rings
+ * are for 99 KiB of shared memory per block (fp32 of head dims above 256: 163).
  */
 #pragma once
 

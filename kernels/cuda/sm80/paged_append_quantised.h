@@ -54,8 +54,7 @@ __device__ __forceinline__ float fa_code_value(int32_t store, uint8_t code)
 
 /* ---- rows */
 
-/* The lane's elements of a row, 0 beyond @dim, rotated if the token's @turns are given. A whole
- * warp. */
+/* The lane's elements of a row, 0 beyond @dim, rotated if @turns are given. A whole warp. */
 __device__ __forceinline__ void fa_append_values(const struct fa_cuda_paged_append &args,
                                                  const char *row, int32_t dim, const float2 *turns,
                                                  float (&ret_values)[FA_QUANTISE_EACH])
@@ -72,7 +71,7 @@ __device__ __forceinline__ void fa_append_values(const struct fa_cuda_paged_appe
 	for (int n = 0; n < FA_QUANTISE_EACH; n++) {
 		const int32_t at = n * 32 + lane - first; /* in the rotated part */
 
-		/* The compiler must not load all at once: registers are too few. */
+		/* Or the compiler loads all at once, for which registers are too few. */
 		if (n % 3 == 0)
 			__syncwarp();
 		if (at >= 0 && at < 2 * half) {

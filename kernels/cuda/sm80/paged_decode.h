@@ -1,17 +1,14 @@
 /*
- * Attention over pages for few query rows; paged-args.h has the terms. The query heads that share a
- * KV head are packed: a part has up to ROWS rows (token by token, head by head).
- *
- * Warps take a segment's strips of 16 tokens in turn. A warp has its own ring of STAGES strips,
- * filled by cp.async, and its own maximum, sum and O of all ROWS rows: its loop has no barrier. Its
- * loader runs STAGES - 1 strips ahead, across segments. At a segment's end the warps merge their
- * rows (barrier 0, all threads, three times and twice per group of columns). A whole part is then
- * written; of others a partial result is stored, and the last block to arrive reduces them in
- * order.
- *
- * Scores are laid out as mma.m16n8k16's accumulators: thread (g, t) has rows g + 8 r and keys 2t,
- * 2t + 1, 2t + 8, 2t + 9; in fp32, too. V of strips with hidden keys is searched for infinities and
- * NaNs, which need another product (warp_product.h; fp32 skips hidden keys).
+ * Attention over pages for few query rows; terms: paged-args.h. Query heads that share a KV head
+ * are packed: a part has up to ROWS rows (token by token, head by head). Warps take a segment's
+ * strips of 16 tokens in turn. A warp has a ring of STAGES strips, filled by cp.async, and its own
+ * maximum, sum and O of all ROWS rows: its loop has no barrier. Its loader runs STAGES - 1 strips
+ * ahead, across segments. At a segment's end the warps merge their rows (barrier 0, all threads,
+ * three times and twice per group of columns). A whole part is then written; of others a partial
+ * result is stored, and the last block to arrive reduces them in order. Scores are laid out as
+ * mma.m16n8k16's accumulators, in fp32, too: thread (g, t) has rows g + 8 r and keys 2t, 2t + 1, 2t
+ * + 8, 2t + 9. V of strips with hidden keys is searched for infinities and NaNs, which need another
+ * product (warp_product.h; fp32 skips hidden keys).
  */
 #pragma once
 
@@ -159,7 +156,7 @@ template <class C> __device__ __forceinline__ bool fa_paged_is_finite(uint32_t v
 
 /* ---- the ends of a segment */
 
-/* Called by all threads; the caller's barrier makes the data visible. */
+/* All threads; the caller's barrier makes the data visible. */
 template <class C>
 __device__ __forceinline__ void fa_paged_begin(const struct fa_cuda_paged_attention &args,
                                                const fa_paged_segment_of<C> &segment, char *shared)
@@ -183,7 +180,7 @@ __device__ __forceinline__ void fa_paged_begin(const struct fa_cuda_paged_attent
 			args, segment, threadIdx.x);
 }
 
-/* Called by all threads. */
+/* All threads. */
 template <class C>
 __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attention &args,
                                              const fa_paged_segment_of<C> &segment,
@@ -309,8 +306,7 @@ __device__ __forceinline__ void fa_paged_end(const struct fa_cuda_paged_attentio
 		return;
 	}
 
-	/* The barrier ordered all partial results before this thread's count, which releases and
-	 * acquires for the block. */
+	/* The barrier ordered all partial results before this thread's count. */
 	const struct fa_paged_ranges ranges = fa_paged_ranges_of<C::OWN>(args);
 	const uint32_t first = fa_paged_block_of(ranges, segment.tile + args.epilogue_tiles);
 	const uint32_t last = fa_paged_block_of(ranges, segment.tile + segment.item.tiles - 1);

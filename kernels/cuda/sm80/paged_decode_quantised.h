@@ -99,7 +99,6 @@ __device__ __forceinline__ void fa_quantised_dots(float (&dots)[C::ATOMS][2][4],
 			for (int e = 0; e < 4; e++)
 				dots[a][j][e] = 0;
 
-				/* Larger heads lack the registers to unroll. */
 #pragma unroll(C::DIM > 128 ? 1 : C::DIM / 64)
 	for (int c = 0; c < C::DIM / 64; c++) {
 		/* Chunk 4 c + t: of eight, the first or the second four. */
@@ -219,8 +218,8 @@ __device__ __forceinline__ void fa_quantised_load_wide(const struct fa_cuda_page
 	}
 }
 
-/* Writes Q of a part as fp16 in K's column order, the factors of its rows' dots, and the rows'
- * info. All threads; the caller's barrier makes the data visible. */
+/* Writes Q of a part as fp16 in K's column order, factors and the rows' info. All threads; the
+ * caller's barrier makes the data visible. */
 template <class C>
 __device__ __forceinline__ void fa_quantised_begin(const struct fa_cuda_paged_attention &args,
                                                    const fa_paged_segment_of<C> &segment,

@@ -22,7 +22,7 @@ struct fa_sm80_paged_work {
 };
 
 /* Where a tile's keys lie. Lane l of each warp knows the page of 16 keys, from key 16 * (l %
- * groups) on: of the tile to load, and of the next, so that table entries arrive in time. */
+ * groups) on: of the tile to load, and of the next. */
 template <int KEYS> struct fa_sm80_paged_keys {
 	static constexpr int groups = KEYS / 16;
 	static_assert(groups <= 32, "a lane for each");
@@ -194,8 +194,8 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_paged_v {
 	}
 };
 
-/* V with rows as long as K's: a thread copies the same chunks as of K, at another address, without
- * a register. Columns past V's width then hold anything; O there is not stored. */
+/* V with rows as long as K's: a thread copies the same chunks as of K, at another address. Columns
+ * past V's width then hold anything; O there is not stored. */
 template <int KEYS, int D, int THREADS> struct fa_sm80_paged_v_alike {
 	const struct fa_sm80_paged_k<KEYS, D, THREADS> &k;
 	const struct fa_cuda_pages &pages;

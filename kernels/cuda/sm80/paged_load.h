@@ -1,8 +1,7 @@
 /*
- * The compile-time configuration of a decode kernel, and its copies of K and V into shared memory
- * in strips of 16 tokens.
- * Each warp has two positions in the block's segments (ranges of keys, see paged-args.h): the first
- * loads strips into the warp's ring, the second follows some strips behind and computes.
+ * The configuration of a decode kernel, and its copies of K and V into shared memory in strips of
+ * 16 tokens. Each warp has two positions in the block's segments (paged-args.h): the first loads
+ * strips into the warp's ring, the second follows and computes.
  */
 #pragma once
 
@@ -250,8 +249,8 @@ template <class C> struct fa_paged_loader {
 		}
 	}
 
-	/* A strip's scales: eight lanes copy 16 bytes each, of K and of V. Those of missing tokens
-	 * may be anything. */
+	/* Eight lanes copy 16 bytes each, of K's and of V's scales. Those of missing tokens may be
+	 * anything. */
 	__device__ __forceinline__ void copy_scales(const struct fa_cuda_paged_attention &args,
 	                                            uint64_t place, uint32_t in_page) const
 	{

@@ -1,6 +1,6 @@
 /*
- * Copies of tokens between the pool and a client's own pages, of all layers in one launch. A block
- * has a strip of 16 tokens of one pool page, of K or V of a layer.
+ * Copies tokens between the pool and a client's own pages, all layers in one launch. A block has a
+ * strip of 16 tokens of one pool page, of K or V of a layer.
  */
 #pragma once
 

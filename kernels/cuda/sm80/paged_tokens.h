@@ -108,7 +108,7 @@ struct fa_token_place {
 	int64_t k, v; /* bytes from slot 0's head 0; -1: none */
 };
 
-/* @table: pages.table or an inline table; by reference, as a copy costs registers. */
+/* @table: pages.table or an inline table; by reference, which saves registers. */
 __device__ __forceinline__ struct fa_token_place fa_token_find(const struct fa_cuda_pages &pages,
                                                                const uint32_t *const &table,
                                                                uint32_t table_start, uint32_t token)
@@ -189,10 +189,9 @@ __device__ __forceinline__ void fa_rotate(float x, float y, float2 turn, float &
 	ret_y = y * turn.x + x * turn.y;
 }
 
-/* Heads of a token, of K or Q, that are rotated on the way. A row's units of work go to threads so
- * that no two read and write the same elements (the target may be the source): pairs of chunks that
- * rotate together, then copied chunks; if chunks do not divide the dims, one unit for all that
- * rotates. */
+/* Heads of a token, of K or Q, that are rotated on the way. Threads get units of work so that no
+ * two read and write the same elements (the target may be the source): pairs of chunks that rotate
+ * together, then copied chunks; if chunks do not divide the dims, one unit for all that rotates. */
 struct fa_rotation {
 	int32_t units, paired; /* units per row; how many of them rotate */
 	int32_t distance;      /* bytes from x to y of a pair; 0: both are in one chunk */
@@ -385,7 +384,7 @@ __device__ __forceinline__ void fa_paged_merge(const struct fa_cuda_paged_merge 
 		weight_a /= sum;
 		weight_b /= sum;
 	}
-	/* The result may be an operand: all lanes of the row have read before one writes. */
+	/* The result may be an operand, so all lanes of the row read before one writes. */
 	__syncwarp(0xffu << (threadIdx.x % 32 / 8 * 8));
 	if (lane == 0 && args.result.lse)
 		args.result.lse[token * args.result.lse_stride_token +

@@ -1,7 +1,7 @@
 /*
  * The second pass over a block's keys, for blocks that met an infinity or NaN: it keeps rows
- * unchanged by keys that they do not see (warp_product.h). Rare, so plain: one buffer, 16 keys at a
- * time, nothing in flight.
+ * unchanged by keys that they do not see (warp_product.h). One buffer, 16 keys at a time, nothing
+ * in flight.
  */
 #pragma once
 
