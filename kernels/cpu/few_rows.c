@@ -1,13 +1,10 @@
 /*
  * One tile of attention for few query rows, as in decoding: lanes are dims. Compiled for every
  * instruction set; pure functions of a job and its scratch, any thread.
- *
- * The kernel reads K and V once, in place, a round of keys at a time. Each load is beside a
- * prefetch of the same bytes AHEAD_KEYS keys later. A token's heads mostly lie side by side, so a
- * tile may hold several KV heads, computed head by head in each round.
- *
- * Where some row does not see all keys of a round, each row is accumulated alone over the keys that
- * it sees: V of hidden keys has no effect.
+ * K and V are read once, in place, a round of keys at a time, with a prefetch AHEAD_KEYS keys
+ * ahead. A token's heads mostly lie side by side, so a tile may hold several KV heads, computed
+ * head by head in each round. Where some row does not see all keys of a round, each row is
+ * accumulated alone over the keys that it sees: V of hidden keys has no effect.
  */
 #include "kernels/cpu/isa-symbols.h"
 #include "kernels/cpu/mask.h"

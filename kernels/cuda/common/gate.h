@@ -1,8 +1,8 @@
 /*
  * A gate: a one-warp kernel that holds back its stream until a client's word reaches a value. It
- * gives up after a time or when the host asks, and sets `shut` to its run: launches behind it then
- * do nothing, and later gates of the run give up at once. The first of these gates reports to the
- * host, which takes the launches back and gives the next ones a new run.
+ * gives up after a time or when the host asks, and sets `shut` to its run: launches behind it do
+ * nothing, and later gates of the run give up at once. The first reports to the host, which takes
+ * the launches back and gives the next ones a new run.
  */
 #pragma once
 

@@ -2,11 +2,10 @@
  * Shape of a forward kernel for 16-bit operands on mma.sync.
  *   DIM, DIM_V  columns of Q and K, of V and O, zero-padded
  *   WARPS       per block
- *   ATOMS       16-row fragments per warp. Two halve the shared-memory reads of K and V,
- *               the bottleneck of one
- *   SPLIT       warps that share their rows. With 1, softmax needs no barrier. With 2,
- *               a pair halves a tile's keys for the dot products and V's columns for
- *               O, so that ATOMS of 2 fit the registers at DIM_V > 128
+ *   ATOMS       16-row fragments per warp; two halve the reads of K and V from shared memory
+ *   SPLIT       warps that share their rows. With 1, softmax needs no barrier. With 2, a pair
+ *               halves a tile's keys for the dot products and V's columns for O, so that two
+ *               ATOMS fit the registers at DIM_V > 128
  *   KEYS        per tile of K and V
  *   STAGES      tiles of K and V in shared memory
  *   BLOCKS      per SM

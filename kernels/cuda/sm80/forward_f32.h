@@ -1,9 +1,8 @@
 /*
- * Dense forward attention in fp32 on the CUDA cores, every variant in one kernel. A block has 16
- * groups of 8 lanes. Group g computes rows g + 16 i; a lane has keys lane + 8 j of a tile, and four
- * columns of V at 4 lane + 32 j, without bank conflicts. Rows are reduced by shuffles in a group. P
- * goes through shared memory within its group, as [key][g * ROWS + i].
- *
+ * Forward attention in fp32 on the CUDA cores, every variant in one kernel. A block has 16 groups
+ * of 8 lanes. Group g computes rows g + 16 i; a lane has keys lane + 8 j of a tile, and four
+ * columns of V at 4 lane + 32 j, without bank conflicts. Shuffles in a group reduce rows. P goes
+ * through shared memory within its group, as [key][g * ROWS + i].
  * K and V have one buffer each. Two barriers per tile, all threads: before the dot products (K has
  * arrived, V is free) and before the products with V (V has arrived, K is free).
  */

@@ -1,16 +1,14 @@
 /*
- * Attention for few query rows over quantised pages: as paged_decode.h, with another path from a
- * strip to fragments. Codes stay bytes until they are in registers; there they become fp16, which
- * represents all of them exactly. Both products are in fp16 whatever the tensors' type.
- *
+ * Attention for few query rows over quantised pages: as paged_decode.h, but codes stay bytes until
+ * they are in registers. There they become fp16, exactly. Both products are in fp16 whatever the
+ * tensors' type.
  *   Q  bf16 exceeds the range of fp16: each row is multiplied by a power of two, so that its
  *      largest element is between 2^10 and 2^11, and its dots are divided by it.
- *   K  as lane (g, t) of mma.m16n8k16, a lane loads 16 bytes of a token: columns 16 t to
- *      16 t + 15 of 64, four per step. Q's columns are permuted to match.
+ *   K  as lane (g, t) of mma.m16n8k16, a lane loads columns 16 t to 16 t + 15 of 64, four per step.
+ *      Q's columns are permuted to match.
  *   V  ldmatrix.trans treats two 8-bit columns as one of 16 bits: a register has them of two
  *      tokens and is unpacked into the even and the odd column, which are separate tiles. A
  *      thread's tiles 2 c and 2 c + 1 are columns 16 c + 4 t to 16 c + 4 t + 3.
- *
  * Scales of K multiply the dots. Scales of V's tokens multiply the weights, relative to the largest
  * that the row has seen, which keeps them in fp16's range; O is rescaled at the segment's end.
  */

@@ -1,12 +1,11 @@
 /*
- * Where the rows, K and V of a forward kernel come from: a SOURCE, part of its config. Here they
- * are tensors; paged_forward.h has K and V in pages. A source gives
+ * Where a forward kernel's rows, K and V come from: a SOURCE, part of its config. Here they are
+ * tensors; paged_forward.h has K and V in pages. A source gives
  *   ARGS, attention()  the kernel's arguments, and the attention to compute
  *   WORK, work()       the block's work, as fa_work; may be called again at any time
  *   STARTS, start()    whether keys before start() are hidden, and have no memory
  *   hidden()           hidden keys of K's loader's tile; 0 or less: none
- *   k(), v()           loaders of tiles, starting with that of key @key; V's may depend on
- *                      K's
+ *   k(), v()           loaders of tiles, starting with that of key @key; V's may depend on K's
  *   k_rows(), v_rows() single rows, from key @key on: has() says whether a row has memory,
  *                      at() where it is
  */

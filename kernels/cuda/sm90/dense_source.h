@@ -1,6 +1,6 @@
 /*
- * Source of rows and keys in dense or ragged tensors. A SOURCE tells forward kernels which blocks
- * of rows a thread block computes and where their keys are:
+ * Rows and keys in dense or ragged tensors. A SOURCE tells forward kernels which blocks of rows a
+ * thread block computes and where their keys are:
  *   ARGS, attention()  the kernel's first parameter, and its struct fa_cuda_attention
  *   WORK, first_key()  a block of rows (derived from struct fa_work); earlier keys are hidden
  *   BLOCK, keep(), work_of()
@@ -11,11 +11,11 @@
  *   TILE               a tile of keys, and how the producer loads it
  *   k_row(), v_row()   address of a key's row
  *   loaders()          producer warps: 1, 2 or 4
- *   tails()            whether tiles may end in rows of another sequence
- *   PAGED              tiles may also begin with such rows, and looking them up takes registers
+ *   tails()            tiles may end in rows of another sequence
+ *   PAGED              tiles may also begin with such rows; looking them up takes registers
  *   PACKED             a group's rows are of several heads (packed_source.h)
  *   origin()           position of a group's first row
- *   BAND_SINKS()       whether BAND kernels have the registers to add sinks
+ *   BAND_SINKS()       BAND kernels have the registers to add sinks
  */
 #pragma once
 

@@ -1,17 +1,14 @@
 /*
- * Decode of MLA in absorbed form: attention over pages for few query rows of many heads, where V is
- * the front of K. Blocks divide the tiles as in sm80/paged_decode.h, but row blocks of 64 rows of the
- * same tiles are computed at the same time, by a team of thread blocks: they read K from L2.
- *
+ * Decode of MLA in absorbed form: attention over pages for few rows of many heads, where V is the
+ * front of K. Blocks divide the tiles as in sm80/paged_decode.h, but a team of thread blocks
+ * computes row blocks of 64 rows of the same tiles at the same time: they read K from L2.
  * A producer warp loads (latent_load.h). Each of two consumer groups has half of O's columns, and
  * computes the logits of every second tile; P goes to the other group through shared memory. Tiles
  * come in pairs:
- *
  *   first group    S = Q K^T of tile 0, softmax, O += P V of tile 0, then of tile 1
  *   second group   S of tile 1, O += P V of tile 0, softmax of tile 1, O += P V of tile 1
- *
- * so one group's products run while the other computes exponentials. Maxima go from group to group
- * along with P: each takes the other's before it computes its own.
+ * so one group's products run while the other computes exponentials. Maxima go along with P: each
+ * group takes the other's before it computes its own.
  */
 #pragma once
 

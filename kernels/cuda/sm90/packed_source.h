@@ -1,15 +1,12 @@
 /*
  * Sources (dense_source.h) whose rows are packed: a group's 64 rows are pack_tokens new tokens of
- * 64 / pack_tokens query heads, which share a KV head. Row h * pack_tokens + t is token t of head
- * h. So few new tokens fill a tile, and K and V are read once for several heads.
- *
- * A thread block computes a unit: a block of such rows over some of its tiles of keys. Over pages
- * and ragged tensors the host lists units (struct fa_cuda_paged_unit), over others their number
- * tells all. Where a block has several units, each stores its part of O. If all units run at once
- * they join the parts together (packed_share.h), otherwise the last warp to arrive does. Both add in
- * the order of keys: the bits do not depend on who is last.
- *
- * Sources with SUFFIXES also compute sequences that share a prefix, whose rows follow one another:
+ * 64 / pack_tokens query heads of a KV head, row h * pack_tokens + t token t of head h. So few new
+ * tokens fill a tile, and K and V are read once for several heads.
+ * A thread block computes a unit: a block of such rows over some tiles of keys. Over pages and
+ * ragged tensors the host lists units (struct fa_cuda_paged_unit). Where a block has several units,
+ * each stores its part of O. If all units run at once they join the parts together
+ * (packed_share.h), otherwise the last warp to arrive does; both in the order of keys.
+ * Sources with SUFFIXES also compute sequences that share a prefix, whose rows follow one another,
  * as one item over the prefix. A unit over one sequence's other keys computes the rows of the whole
  * block, and then forgets those of other sequences.
  */

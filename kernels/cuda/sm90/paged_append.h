@@ -1,9 +1,9 @@
 /*
  * Appends a decode step's new tokens to the pages in the launch that attends. Rows of K and V come
  * from the request's tensors (args.attention.k and .v; data NULL: none), from item.append on; no
- * block of the launch reads their place in the pages. Per KV head the first row block stores them,
- * at the start of the segment that has them. The planner guarantees that some segment has each new
- * token, no slices, and 16-byte aligned rows.
+ * block reads their place in the pages. Per KV head the first row block stores them, at the start
+ * of the segment that has them. The planner guarantees that some segment has each new token, no
+ * slices, and 16-byte aligned rows.
  */
 #pragma once
 

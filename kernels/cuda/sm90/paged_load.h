@@ -1,11 +1,10 @@
 /*
  * Producer warps of decode: load the block's tiles (common/paged_segment.h) as far ahead as the
- * ring allows. A tile has four strips of 16 tokens, and eight lanes copy it, each a strip of K or
- * of V. Of small strips (quantised, or 64 columns) one copy takes up to STRIPS that are adjacent in
- * a page. Eight more lanes copy scales; new tokens are copied row by row (paged_append.h). Page
- * slots are looked up for eight tiles at a time, a strip per lane; none past the last token is
- * read. C::LOADERS producer warps take tiles in turn, each for one consumer group with its own
- * stages.
+ * ring allows. A tile has four strips of 16 tokens; eight lanes copy it, each a strip of K or of V.
+ * Of small strips (quantised, or 64 columns) one copy takes up to STRIPS that are adjacent in a
+ * page. Eight more lanes copy scales; new tokens are copied row by row (paged_append.h). Page slots
+ * are looked up for eight tiles at a time, a strip per lane, up to the last token's. C::LOADERS
+ * warps take tiles in turn, each for one consumer group with its own stages.
  */
 #pragma once
 

@@ -1,5 +1,5 @@
 /*
- * At the end, recomputes rows whose O is infinite or NaN, one warp per row on CUDA cores:
+ * Recomputes rows whose O is infinite or NaN, one warp per row on CUDA cores:
  *  - an unseen key may hold an infinity or NaN, and 0 times NaN is NaN;
  *  - large V or ALiBi may bring a row beyond fp32, or to nothing (fa_sm90_row_scale()).
  * Other rows stay non-finite; their loop stops as soon as that is certain.
