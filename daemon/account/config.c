@@ -18,7 +18,6 @@
 #define POOL_SHARE 8
 #define OWN_SHARE 8
 #define TENANT_FDS 8192
-/* Descriptors that the daemon keeps for itself. */
 #define OWN_FDS_MIN 32
 #define CHUNK_BYTES_MIN ((uint64_t)64 << 10)
 #define CHUNK_BYTES_MAX ((uint64_t)4 << 30)
@@ -152,8 +151,7 @@ static uint64_t fds_of_tenant(uint64_t all_fds)
 }
 
 /*
- * The daemon pays for holes in shared memory when it touches them: so an eighth of the memory is
- * left over.
+ * Touching holes in shared memory costs the daemon memory: an eighth is left over.
  */
 static uint64_t buffer_bytes_of_all(const struct fa_config *config, uint64_t memory,
                                     uint64_t device_bytes)

@@ -1,6 +1,6 @@
 /*
- * Reads a configuration file with inih. inih tells only the line of the first fault that it finds
- * itself, so the text is parsed again behind each of these.
+ * Reads a configuration file with inih, which tells only the line of the first fault that it finds
+ * itself: the text is parsed again behind each.
  */
 #include "daemon/account/config.h"
 

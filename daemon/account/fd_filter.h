@@ -1,7 +1,7 @@
 /*
  * The filter, a process of its own, receives packets with clients' descriptors and passes on what
- * can be a buffer: memfds and handles of a GPU driver. Other files never reach the daemon, as
- * closing one that another process serves (FUSE) may take for ever (docs/decisions.md).
+ * can be a buffer: memfds and handles of a GPU driver. Closing a file that another process serves
+ * (FUSE) may take for ever, so the daemon gets none (docs/decisions.md).
  */
 #pragma once
 
@@ -38,7 +38,7 @@ struct fa_fd_filter *fa_fd_filter_free(struct fa_fd_filter *filter);
 
 /*
  * As fa_packet_receive_all() with MSG_DONTWAIT, but with at most FA_PACKET_FDS_MAX descriptors,
- * none of which can block. -EIO: the filter failed, and a new one was started. Loop thread.
+ * none of which can block. -EIO: the filter failed, and was replaced. Loop thread.
  */
 ssize_t fa_fd_filter_receive(struct fa_fd_filter *filter, int socket, void *buffer, size_t size,
                              int *ret_fds, size_t *ret_n_fds, bool *ret_lost,

@@ -1,6 +1,6 @@
 /*
  * The filter's process. Its main thread closes only files that it knows; each batch of others has a
- * thread. The process ends with its socket or its parent, at the latest when its threads can end.
+ * thread. It ends with its socket or its parent, once its threads can.
  */
 #include "common/cleanup.h"
 #include "common/list.h"
@@ -59,7 +59,7 @@ static void *close_files(void *userdata)
 	struct batch *batch = userdata;
 
 	for (size_t i = 0; i < batch->n; ++i) {
-		/* close() then discards unsent data instead of waiting for it. */
+		/* close() then discards unsent data. */
 		(void)setsockopt(batch->fds[i], SOL_SOCKET, SO_LINGER, &none, sizeof(none));
 		close(batch->fds[i]);
 	}
@@ -68,7 +68,7 @@ static void *close_files(void *userdata)
 	return NULL;
 }
 
-/* Consumes @batch, which a thread closes. Without a thread the files stay open. */
+/* A thread closes @batch; without a thread the files stay open. */
 static void start_closing(struct batch *batch)
 {
 	pthread_attr_t attr;
@@ -126,8 +126,8 @@ static struct batch *take_files(int *fds, size_t *n_fds, bool refused)
 	return batch;
 }
 
-/* Makes the pipe whose end the daemon gets. NULL: there are no descriptors for that, and the batch
- * is closed at once, uncounted. */
+/* Makes the pipe whose end the daemon gets. NULL: no descriptors are left, and the batch is closed
+ * at once, uncounted. */
 static struct batch *keep(struct batch *batch, uint64_t id, int *ret_end)
 {
 	int fds[2];

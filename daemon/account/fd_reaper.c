@@ -54,7 +54,7 @@ static void close_one(int fd)
 {
 	struct linger none = {};
 
-	/* close() then discards unsent data instead of waiting for it. */
+	/* close() then discards unsent data. */
 	(void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
 	close(fd);
 }

@@ -1,8 +1,8 @@
 /*
  * Closes clients' descriptors on its own threads, as close() can block for ever (FUSE files,
- * lingering connections). A user has one queue, and one for its refused connections, and delays
- * only itself. Pending descriptors are bounded: charges are released after close(), and descriptors
- * without a charge are counted. Loop thread only.
+ * lingering connections). A user has two queues, one for its refused connections, and delays only
+ * itself. Charges are released after close(), and descriptors without a charge are counted, so
+ * pending ones are bounded. Loop thread only.
  */
 #pragma once
 
@@ -18,8 +18,8 @@ struct fa_fd_reaper;
 struct fa_tenant;
 
 /* Rejected descriptors in a queue. Above the soft limit a session that sends more is paused; above
- * the hard limit, all sessions of the tenant that send descriptors are. A packet may exceed either
- * by FA_PACKET_FDS_KERNEL_MAX. */
+ * the hard limit, all sessions of the tenant that send some. A packet may exceed either by
+ * FA_PACKET_FDS_KERNEL_MAX. */
 #define FA_FD_REAPER_REJECTED_SOFT_MAX 64
 #define FA_FD_REAPER_REJECTED_HARD_MAX 128
 
@@ -54,7 +54,7 @@ void fa_fd_reaper_add_rejected(struct fa_fd_reaper *reaper, struct fa_tenant *te
                                size_t n_fds);
 
 /*
- * Receives as fa_packet_receive_all() with MSG_DONTWAIT, from a tenant's connection. With a filter,
+ * As fa_packet_receive_all() with MSG_DONTWAIT, from a tenant's connection. With a filter,
  * descriptors that might block are rejected, and those at @ret_placeholders stand for them; -EIO:
  * the filter failed.
  */
@@ -69,8 +69,8 @@ void fa_fd_reaper_add_charged(struct fa_fd_reaper *reaper, struct fa_tenant *ten
 bool fa_fd_reaper_is_full(const struct fa_fd_reaper *reaper);
 
 /*
- * Shuts down and consumes a connection. Discards unread input: otherwise close() would reset it
- * before the client has read what was sent. @tenant and @charge may be NULL.
+ * Shuts down and consumes a connection. Discards unread input, or close() would reset it before the
+ * client has read all. @tenant and @charge may be NULL.
  */
 void fa_fd_reaper_add_connection(struct fa_fd_reaper *reaper, struct fa_tenant *tenant, int fd,
                                  struct fa_charge *charge);

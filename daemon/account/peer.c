@@ -103,8 +103,8 @@ static bool has_ended(int pidfd)
 }
 
 /*
- * The pid may have been reused: so this checks afterwards, by a pidfd (Linux 6.5), that the process
- * still runs, or that it has the same uid.
+ * The pid may have been reused: checks afterwards, by a pidfd (Linux 6.5), that the process still
+ * runs, or that it has the same uid.
  */
 static int read_cgroup(int socket, struct fa_peer *peer)
 {

@@ -23,7 +23,7 @@ int fa_peer_read(int socket, struct fa_peer *ret_peer);
 int fa_peer_open(int socket, const struct fa_peer *peer, int *ret_pidfd);
 
 /*
- * Finds the path in the text of /proc/PID/cgroup: that of the unified hierarchy unless it is unused
+ * Finds the path in the text of /proc/PID/cgroup: of the unified hierarchy unless it is unused
  * ("/"), else systemd's, the memory controller's, or "".
  */
 void fa_cgroup_parse(const char *text, char *ret_path, size_t size);

@@ -131,8 +131,8 @@ struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant)
 	return tenant;
 }
 
-/* Chooses the oldest unreferenced tenant of the uid with the most of them: users with many cgroups
- * evict their own. */
+/* Chooses the oldest unreferenced tenant of the uid with the most: users with many cgroups evict
+ * their own. */
 static struct fa_tenant *find_victim(const struct fa_tenants *tenants)
 {
 	struct fa_tenant *found = NULL;

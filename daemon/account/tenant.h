@@ -88,8 +88,8 @@ struct fa_tenant *fa_tenant_ref(struct fa_tenant *tenant);
 struct fa_tenant *fa_tenant_unref(struct fa_tenant *tenant);
 
 /*
- * An object is ending: its owner was told so, but charges are released later. The tenant lives
- * until the matching fa_tenant_ended(), called after that release.
+ * An object is ending: its owner was told so, but charges are released later, before the matching
+ * fa_tenant_ended(). The tenant lives until then.
  */
 void fa_tenant_ending(struct fa_tenant *tenant);
 void fa_tenant_ended(struct fa_tenant *tenant);
@@ -101,8 +101,7 @@ bool fa_tenants_are_ending(const struct fa_tenants *tenants, uid_t uid);
 void fa_tenants_usage(const struct fa_tenants *tenants, struct fa_usage *ret_usage);
 
 struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant);
-/* Refused connections have a queue of their own: the filter's close() calls are not interrupted and
- * must not delay them. */
+/* The filter's close() of refused connections is not interrupted, and must not delay others. */
 struct fa_fd_reaper_queue *fa_tenant_refused_queue(struct fa_tenant *tenant);
 
 /* Returns its user's turn, or its own if it has no user. */

@@ -1,6 +1,6 @@
 /*
- * A free list of blocks of one size: faster than malloc() for sizes beyond its caches, and the
- * block used last is still in the processor's cache. One thread.
+ * A free list of blocks of one size, for sizes beyond malloc()'s caches: the block used last is
+ * still in the processor's cache. One thread.
  */
 #pragma once
 

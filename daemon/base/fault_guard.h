@@ -1,5 +1,5 @@
 /*
- * Runs code that touches clients' memory. A memfd may be sparse; if the machine has no page for it
+ * Runs code that touches clients' memory. If the machine has no page for a sparse memfd
  * (vm.overcommit_memory=2), the thread gets SIGBUS, which must end a request and not the process.
  * Any thread.
  */

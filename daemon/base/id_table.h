@@ -1,6 +1,6 @@
 /*
  * A hash table from ids that clients choose (not 0) to objects: linear probing, at most half full.
- * The caller bounds it to a few thousand entries: even ids chosen to collide cost microseconds.
+ * Bounded by the caller to a few thousand entries: even ids chosen to collide cost microseconds.
  */
 #pragma once
 

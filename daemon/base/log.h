@@ -1,6 +1,6 @@
 /*
- * The log: stderr, or the journal with fields. Loop thread only: main, handlers of requests and
- * signals. Lines that clients cause are rate-limited, so that none can fill a disk.
+ * The log: stderr, or the journal with fields. Loop thread only. Lines that clients cause are
+ * rate-limited, so that none can fill a disk.
  */
 #pragma once
 
@@ -21,8 +21,8 @@ enum fa_log_target {
 	FA_LOG_JOURNAL,
 };
 
-/* Lines on stderr then begin with the time in UTC, unless the journal reads them. Before, a line is
- * a command's message, such as about a wrong option. */
+/* Lines on stderr then begin with the time in UTC, unless the journal reads them. Before that a
+ * line is a command's message. */
 void fa_log_set(enum fa_log_target target, enum fa_log_level level);
 
 enum fa_log_target fa_log_resolve(enum fa_log_target target);

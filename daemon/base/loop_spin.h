@@ -1,6 +1,6 @@
 /*
  * Busy polling of the event loop: after messages in quick succession it polls instead of sleeping,
- * as a wake-up costs more than a small request. If none comes, it backs off. Loop thread only.
+ * as a wake-up costs more than a small request. Backs off if none comes. Loop thread only.
  */
 #pragma once
 

@@ -98,8 +98,8 @@ static bool find_path(const char *root, bool unified, char *ret_path, size_t siz
 	return found;
 }
 
-/* @path, of /proc/self/cgroup, becomes relative to the mount, which shows the tree below @top;
- * outside of that it becomes the mount's top. */
+/* @path, of /proc/self/cgroup, becomes relative to the mount, which shows the tree below @top; a
+ * path outside of it becomes the mount's top. */
 static void make_relative(char *path, const char *top)
 {
 	size_t length = strcmp(top, "/") == 0 ? 0 : strlen(top);

@@ -1,8 +1,8 @@
 /*
- * The service manager that started this process: systemd or the supervisor (supervise/). Takes the
- * descriptors it passed, and notifies it. Implemented, by the meson option `systemd`, in
- * service_manager_systemd.c or, without a journal, service_manager_plain.c. Any thread, except
- * fa_manager_listen_fds(), which changes the environment.
+ * The service manager that started this process: systemd or the supervisor (supervise/). Takes its
+ * descriptors, and notifies it. The meson option `systemd` chooses service_manager_systemd.c or,
+ * without a journal, service_manager_plain.c. Any thread, except fa_manager_listen_fds(), which
+ * changes the environment.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /*
  * A trace of requests and threads as Chrome's and Perfetto's JSON (fad --trace). Any thread records
- * into a bounded queue; a thread writes the file. What comes while the queue is full, or after the
- * file's limit, is dropped and counted.
+ * into a bounded queue, which a thread writes to the file. What exceeds the queue or the file's
+ * limit is dropped and counted.
  */
 #pragma once
 

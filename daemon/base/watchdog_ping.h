@@ -1,6 +1,6 @@
 /*
- * Sends WATCHDOG=1 to systemd or the supervisor. Unlike fa_manager_notify() it never blocks, and
- * leaves at most one ping unread: pings cannot fill the queue for fd store descriptors. One thread.
+ * Sends WATCHDOG=1 to systemd or the supervisor. Never blocks, and leaves at most one ping unread,
+ * so that pings cannot fill the queue for fd store descriptors. One thread.
  */
 #pragma once
 

@@ -16,8 +16,8 @@
 
 /* Bounds launches on the loop thread, as clients' rings wait meanwhile. */
 #define LOOP_LAUNCHES 1
-/* The engine gets so many jobs of a batch together, as many as a CUDA stream holds: it launches
- * them while the loop thread reads on. */
+/* Jobs of a batch that the engine gets together: as many as a CUDA stream holds, which it launches
+ * while the loop thread reads on. */
 #define STAGED_MAX 4
 
 int fa_engine_new(const struct fa_device_ops *ops, void (*notify)(void *userdata), void *userdata,
@@ -313,8 +313,7 @@ void fa_engine_poll_end(struct fa_engine *engine)
 void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                               const struct fa_outcome *outcome)
 {
-	/* No race: the engine thread publishes only jobs, and the stream has none; jobs are taken
-	 * and submitted under a mutex. */
+	/* No race: the stream has no jobs, which alone the engine thread publishes. */
 	assert(value == stream->next_value);
 	stream->next_value++;
 	fa_engine_count(&engine->stats.submitted, 1);

@@ -23,8 +23,8 @@ struct fa_stream;
 
 /*
  * Allocated and freed by the loop thread; the engine's from fa_engine_submit() until
- * fa_engine_take(). With work.op FA_DEVICE_NONE a job needs no device, and later jobs of the stream
- * start without waiting for it.
+ * fa_engine_take(). With work.op FA_DEVICE_NONE a job needs no device, and later jobs do not wait
+ * for it.
  */
 struct fa_job {
 	/* Set these before submission. */
@@ -47,8 +47,8 @@ struct fa_job {
 	/* It ends with its predecessor's error. Cancelling one job of a chain cancels all. */
 	bool chained;
 	/* The device may write the stream's words (fa_engine_stream_set_device_words) when the job
-	 * succeeds. Only if it has written them for all other jobs of the stream in flight, and
-	 * nothing follows the device work. */
+	 * succeeds: only if it has written them for all earlier jobs in flight, and nothing follows
+	 * the device work. */
 	bool device_completes;
 
 	/* At submission: the job was refused. It is not launched, and finishes in order. */
@@ -112,8 +112,8 @@ struct fa_engine_group *fa_engine_group_free(struct fa_engine_group *group);
 int fa_engine_stream_new(struct fa_engine_group *group, int priority,
                          struct fa_completion_slot *slot, uint64_t first, void *owner,
                          struct fa_stream **ret_stream);
-/* Finished jobs are now recorded in @records, in the table of stream @id, and a sleeping client is
- * woken. The stream holds a reference. */
+/* Finished jobs are now recorded in @records, table @id, and a sleeping client is woken. The stream
+ * holds a reference. */
 void fa_engine_stream_set_records(struct fa_stream *stream, struct fa_completion_records *records,
                                   uint32_t id);
 /* The device may now complete jobs with device_completes in @words, a device address
@@ -164,8 +164,8 @@ void fa_engine_stream_close(struct fa_engine *engine, struct fa_stream *stream, 
 struct fa_stream *fa_stream_free(struct fa_stream *stream);
 
 /* Takes a finished or confirming job (*ret_job) or a closed stream (*ret_closed); the other is
- * NULL. Jobs of any stream that finished before a job became confirming come first. Returns false
- * if there is nothing. */
+ * NULL. Jobs that finished before a job became confirming come first. Returns false if there is
+ * nothing. */
 bool fa_engine_take(struct fa_engine *engine, struct fa_job **ret_job,
                     struct fa_stream **ret_closed);
 
@@ -176,8 +176,8 @@ struct fa_stream *fa_stream_of_link(struct fa_list *link);
 /* True: fa_engine_take() may have something. Costs one load. */
 bool fa_engine_has_events(struct fa_engine *engine);
 
-/* For the watchdog: returns true, and requests another iteration of the engine thread, if the last
- * requested one is complete (at first: true). */
+/* Returns true, and requests another iteration of the engine thread, if the last requested one is
+ * complete (at first: true). */
 bool fa_engine_heartbeat(struct fa_engine *engine);
 
 /* Any thread may read these. */

@@ -150,8 +150,8 @@ static void publish_job(struct fa_job *job)
 		fa_gates_signal(job->gates, job->status);
 }
 
-/* Finds records of sleeping clients, each once and referenced: they are woken without the mutex,
- * when their streams may be gone. */
+/* Finds records of sleeping clients, each once and referenced: their streams may be gone when they
+ * are woken, without the mutex. */
 static struct fa_completion_records *find_sleepers(const struct fa_list *done)
 {
 	struct fa_completion_records *sleepers = NULL, *last = NULL;

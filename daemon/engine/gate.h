@@ -1,8 +1,7 @@
 /*
  * Gates of jobs: timeline slots and values that a job waits for, or signals when it finishes. Waits
  * for the daemon's slots read private values: a client that overwrites its timeline affects only
- * itself. Any thread may signal; the timeline's mutex keeps a slot's words consistent. Waits are
- * scheduler state.
+ * itself. Any thread may signal, under the timeline's mutex. Waits are scheduler state.
  */
 #pragma once
 

@@ -1,6 +1,6 @@
 /*
- * For engine.c, engine_loop.c, scheduler.c and gate_poll.c. state_mutex guards "scheduler state":
- * held during an iteration, by the engine thread or by the loop thread in fa_engine_poll().
+ * Shared by engine.c, engine_loop.c, scheduler.c and gate_poll.c. state_mutex guards "scheduler
+ * state": held during an iteration, by the engine thread or by the loop thread in fa_engine_poll().
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /*
  * States of jobs and streams: which may launch, which is next, and what follows a job's end. With
  * state_mutex. A launchable stream is queued in its lane, or in the engine's own if its job needs
- * no device. Lanes with a free slot take turns; in a lane groups share launches fairly.
+ * no device. Lanes with a free slot take turns; their groups share launches fairly.
  */
 #include "daemon/engine/private.h"
 

@@ -1,6 +1,6 @@
 /*
- * Keeps the pool beyond the process: its chunks, state and sessions are in the fd store
- * (persist/fd_store.h), where the next daemon takes them. Loop thread.
+ * Keeps the pool beyond the process: chunks, state and sessions are in the fd store
+ * (persist/fd_store.h), for the next daemon. Loop thread.
  */
 #pragma once
 
@@ -42,8 +42,8 @@ void fa_kv_persist_init(struct fa_kv *kv);
 
 /*
  * Stores @fd, which is consumed, as @what; or removes @what. A failure is logged and, unless too
- * many descriptors are pending, retried by fa_kv_persist_retry(): call that while n_pending is not
- * 0. What is not stored ends with the process.
+ * many descriptors are pending, retried by fa_kv_persist_retry(), to be called while n_pending is
+ * not 0. What is not stored ends with the process.
  */
 void fa_kv_persist(struct fa_kv *kv, uint32_t what, int fd);
 void fa_kv_persist_remove(struct fa_kv *kv, uint32_t what);

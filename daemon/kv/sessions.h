@@ -17,8 +17,8 @@ int fa_kv_actor(struct fa_session *session, const struct fa_actor **ret_actor,
 int fa_kv_actor_admin(struct fa_session *session, struct fa_actor *ret_actor,
                       struct fa_error *error);
 
-/* Call it at Hello. Returns true if the session resumes an earlier daemon's with the secret @resume
- * (NULL: none), whose number and secret it keeps. */
+/* Call it at Hello. Returns true if the session resumes an earlier daemon's, with the secret
+ * @resume (NULL: none), and keeps its number and secret. */
 bool fa_kv_session_hello(struct fa_session *session, const struct fa_wire_secret *resume);
 
 /* Aborts steps when their requests have ended. */

@@ -1,7 +1,7 @@
 /*
  * Registered buffers: a client's memory, mapped for the device. Loop thread only, except during an
- * import job (memory/importer.h). Referenced by the session, requests and the job that creates it.
- * Charges are released after memory and descriptors.
+ * import job (memory/importer.h). Referenced by the session, requests and that job. Charges are
+ * released after memory and descriptors.
  */
 #pragma once
 

@@ -1,6 +1,6 @@
 /*
  * Maps and releases buffers' memory on libuv's workers, few at a time, as mapping contends with
- * kernels. The loop thread calls these functions; a worker owns the buffer while its job runs.
+ * kernels. Called by the loop thread; a worker owns the buffer while its job runs.
  */
 #pragma once
 

@@ -23,7 +23,7 @@ int fa_tensor_uses_check(const struct fa_tensor_use *uses, size_t n, struct fa_e
 #define FA_TENSOR_OUTPUTS_MAX 512
 
 /* Returns true if two of the tensors, all written, share memory, and which. @uses: at most
- * FA_TENSOR_OUTPUTS_MAX checked views with elements. Time is bounded: tensors interleaved in so
- * many ways that an answer would take long count as sharing. */
+ * FA_TENSOR_OUTPUTS_MAX checked views with elements. Tensors interleaved in so many ways that an
+ * answer would take long count as sharing. */
 bool fa_tensor_outputs_overlap(const struct fa_tensor_use *uses, size_t n, size_t *ret_a,
                                size_t *ret_b);

@@ -1,6 +1,6 @@
 /*
- * Checks attention requests and tensor views, and makes kernel parameters of them, which address
- * only the request's buffers. Pure functions; any thread.
+ * Makes kernel parameters of attention requests, checked so that they address only the request's
+ * buffers. Pure functions; any thread.
  */
 #pragma once
 

@@ -1,6 +1,6 @@
 /*
  * Descriptors that outlive this process: systemd, or the supervisor (supervise/) by the same
- * protocol, passes them by name to the next process. fad's names begin with "fad-"; others are for
+ * protocol, passes them by name to the next one. fad's names begin with "fad-"; others are for
  * socket activation. Loop thread only.
  */
 #pragma once

@@ -11,7 +11,7 @@ struct fa_actor {
 };
 
 /*
- * Rights to an object. An unnamed one is its session's alone, and goes with it. A named one grants
+ * Rights to an object. An unnamed one is its session's alone, and ends with it. A named one grants
  * its tenant everything, and others what its mode says.
  */
 enum fa_right {

@@ -1,7 +1,7 @@
 /*
- * Checkpoints of a sequence: what a model's linear layers carry over after some of its tokens, as
- * bytes in pages of the sequence's cache. Loop thread. A step writes a checkpoint, which then never
- * changes. A sequence keeps the newest and those at multiples of the cache's checkpoint_tokens.
+ * Checkpoints of a sequence: what a model's linear layers carry over after some tokens, as bytes in
+ * pages of the cache. Loop thread. A step writes a checkpoint, which then never changes. A sequence
+ * keeps the newest and those at multiples of the cache's checkpoint_tokens.
  */
 #pragma once
 
@@ -34,7 +34,7 @@ void fa_checkpoint_take(struct fa_pool *pool, struct fa_pool_sequence *sequence,
 void fa_checkpoint_share(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                          struct fa_pool_checkpoint *checkpoint, const uint32_t *slots);
 /* Gives cells and pages back, and frees the checkpoint (may be NULL). @deferred: steps in flight
- * may read it, and fa_page_list_prepare() has made room for its pages. */
+ * may read it, and fa_page_list_prepare() has made room. */
 void fa_checkpoint_put(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                        struct fa_pool_checkpoint *checkpoint, bool deferred);
 /* The same for a list linked by `older`. */

@@ -1,6 +1,6 @@
 /*
- * Planning writes cells behind the durable end, where nothing reads: so a commit is one store. Only
- * a copied page replaces its original just before the commit; both have the durable tokens.
+ * Planning writes cells behind the durable end, where nothing reads: so a commit is one store. Just
+ * before it a copied page, with the same durable tokens, replaces its original.
  */
 #include "daemon/pool/page_list.h"
 

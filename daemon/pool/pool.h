@@ -114,8 +114,8 @@ struct fa_pool_tenant_info {
 	uint64_t bytes;
 	uint64_t idle_bytes; /* of them idle, evicted before -EDQUOT */
 	uint32_t n_sequences, n_caches;
-	/* What the tenants of a uid hold together, with the needs of the step being planned. For
-	 * uid 0, which makes cgroups for others, only this tenant. */
+	/* What the tenants of a uid hold together, with the step being planned. For uid 0, which
+	 * makes cgroups for others, only this tenant. */
 	struct fa_pool_user_held {
 		uint64_t bytes;
 		uint32_t n_sequences, n_caches;

@@ -85,8 +85,8 @@ static uint64_t take_runs(const struct fa_pool *pool, uint32_t run_shift, uint64
 
 /*
  * Plans runs for the caches: of free chunks and, with @evicts, of chunks that evictions would free
- * and of other caches'. Returns true if all get enough; else *ret_short is the first that gets too
- * few, and *ret_runs how many. -ENOMEM counts as none.
+ * and of other caches'. Returns true if all get enough; else *ret_short is the first that does not,
+ * and *ret_runs what it gets. -ENOMEM counts as none.
  */
 static bool can_have(const struct fa_pool *pool, struct fa_pool_cache *caches, bool evicts,
                      const struct fa_pool_cache **ret_short, uint64_t *ret_runs)

@@ -1,6 +1,6 @@
 /*
  * Recovery trusts no byte of the state: it checks all before use, drops what is inconsistent, and
- * derives the rest. Whatever the tables hold, it ends and touches no memory outside of them.
+ * derives the rest. Whatever the tables hold, it ends and stays in them.
  */
 #include "daemon/pool/recover.h"
 
@@ -171,8 +171,8 @@ static bool is_run(const struct fa_pool *pool, const struct fa_pool_cache *cache
 	return true;
 }
 
-/* Finds the caches' runs. A run that lacks chunks was being assigned or released when the daemon
- * died, or a chunk has lost its memory: nobody used it. */
+/* Finds the caches' runs. If a run lacks chunks the daemon died while it was assigned or released,
+ * or a chunk lost its memory: nobody used it. */
 static void check_runs(struct fa_recovery *recovery)
 {
 	struct fa_pool *pool = recovery->pool;

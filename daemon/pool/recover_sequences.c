@@ -93,7 +93,7 @@ static void unread_list(struct fa_recovery *recovery, const struct fa_pool_cache
 
 /*
  * Reads a list of pages into recovery->slots and ->cells. No other list may have its cells; its
- * pages must be the cache's, and have the same number in all lists.
+ * pages are the cache's, with the same number in all lists.
  */
 static int read_list(struct fa_recovery *recovery, uint32_t index, uint32_t *ret_pages,
                      uint32_t *ret_cells, const char **ret_fault)

@@ -151,9 +151,9 @@ struct fa_state_sequence {
 };
 
 /*
- * Cell n has pages 15n to 15n + 14 of a sequence. Slots beyond the commit's tokens are planned or
- * left over. The cells of a checkpoint hold its length in tokens, then the slots of its pages;
- * `next` of the last is the first cell of the checkpoint before it.
+ * Cell n has pages 15n to 15n + 14 of a sequence; slots beyond the commit's tokens are planned or
+ * left over. A checkpoint's cells hold its length in tokens, then its pages' slots; `next` of the
+ * last is the first cell of the checkpoint before it.
  */
 struct fa_state_cell {
 	uint32_t next; /* next cell of the list, plus 1 */

@@ -14,8 +14,8 @@ static inline void fa_state_fault_point(void)
 }
 
 /*
- * Stores an aligned word. Earlier stores of the program are in the state before it, later ones
- * after it. A killed process stops between two instructions, so only the compiler must not reorder.
+ * Stores an aligned word, between earlier and later stores of the program. A killed process stops
+ * between two instructions, so only the compiler must not reorder.
  */
 static inline void fa_state_store(uint32_t *at, uint32_t value)
 {

@@ -96,7 +96,7 @@ int fa_pool_step_commit(struct fa_pool *pool, struct fa_pool_step *step, struct 
 void fa_pool_step_abort(struct fa_pool *pool, struct fa_pool_step *step);
 
 /* Ends a step with a failed kernel, which may have overwritten anything: removes the sequences it
- * appended to, if need be in the next process. Returns their number. */
+ * appended to, in the next process if need be. Returns their number. */
 uint32_t fa_pool_step_suspect(struct fa_pool *pool, struct fa_pool_step *step);
 
 /* The step must have ended, or be NULL. */

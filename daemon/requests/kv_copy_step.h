@@ -1,7 +1,6 @@
 /*
- * The step of a copy of some tokens of a sequence. A write belongs to the step that has planned the
- * tokens. A read has a step of its own, which keeps the tokens in place and ends with it. Loop
- * thread.
+ * The step of a copy of tokens. A write belongs to the step that has planned the tokens. A read has
+ * a step of its own, which keeps the tokens in place. Loop thread.
  */
 #pragma once
 

@@ -1,7 +1,6 @@
 /*
  * SequenceState: copies a state of linear layers between a tensor and a checkpoint. A write belongs
- * to the step that has planned the checkpoint. A read has a step of its own, which keeps the
- * checkpoint's pages and ends with it.
+ * to the step that has planned the checkpoint; a read has a step of its own, which keeps the pages.
  */
 #include "daemon/requests/kv.h"
 

@@ -1,7 +1,7 @@
 /*
- * PagesAttend: appends rows to a client's own pages, and attends over them. Shapes and bounds of
- * tensors are checked here. The client can change the numbers in table, lengths, cu_q and slots
- * until a kernel reads them: the kernel bounds them.
+ * PagesAttend: appends rows to a client's own pages, and attends over them. Tensors' shapes and
+ * bounds are checked here; numbers in table, lengths, cu_q and slots, which the client can change,
+ * are bounded by the kernel.
  */
 #include "daemon/requests/pages_attend.h"
 

@@ -1,7 +1,7 @@
 /*
  * Accepts connections and closes those that send no Hello in time. Embedded in the server. Loop
  * thread. Without descriptors a reserved one is closed, to accept and reject a connection that
- * would otherwise keep waking the loop.
+ * would keep waking the loop.
  */
 #pragma once
 

@@ -1,8 +1,7 @@
 /*
- * Holds packets and connections that a limit refuses while objects of the same user are ending: the
- * owner was told that these are gone. A held message pauses its session. Both are judged again when
- * something of any user has ended, and for good after FA_HOLD_NS. Embedded in the server. Loop
- * thread.
+ * Holds packets and connections that a limit refuses while objects of the same user are ending,
+ * which the owner takes for gone. A held message pauses its session. Both are judged again when
+ * something has ended, and for good after FA_HOLD_NS. Embedded in the server. Loop thread.
  */
 #pragma once
 
@@ -33,8 +32,8 @@ void fa_hold_init(struct fa_server *server);
 void fa_hold_finish(struct fa_server *server);
 
 /*
- * Holds a packet that was refused although objects of its user end soon, or keeps the one that is
- * judged again. If true, the caller does not answer, and @fds are -1.
+ * Holds a packet refused although objects of its user end soon, or keeps the one that is judged
+ * again. If true, the caller does not answer, and @fds are -1.
  */
 bool fa_hold_packet(struct fa_session *session, const void *bytes, size_t length, int *fds,
                     size_t n_fds);

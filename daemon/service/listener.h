@@ -1,6 +1,6 @@
 /*
- * The listening socket: opened at a path, or inherited from a spawning client or systemd. Loop
- * thread. A lock file beside the path admits one daemon; a dead one's socket is replaced.
+ * The listening socket: opened at a path, or inherited. Loop thread. A lock file beside the path
+ * admits one daemon; a dead one's socket is replaced.
  */
 #pragma once
 

@@ -1,6 +1,6 @@
 /*
  * The server: owns listener, sessions, accounts, engine and device. Loop thread. It runs, drains
- * (drain.h), then stops: after the last session all handles are closed, which ends the loop. A lost
+ * (drain.h), then stops: after the last session it closes all handles, which ends the loop. A lost
  * device starts a drain, and all requests end with -ENODEV.
  */
 #pragma once

@@ -1,7 +1,6 @@
 /*
- * Pings systemd (WatchdogSec=) or the supervisor, which restart a silent daemon. The event loop
- * pings if the engine thread has iterated since the last ping: neither may hang. Long kernels do
- * not count. Loop thread.
+ * Pings systemd (WatchdogSec=) or the supervisor, which restart a silent daemon, if event loop and
+ * engine thread have both iterated since the last ping. Long kernels do not count. Loop thread.
  */
 #pragma once
 

@@ -11,9 +11,9 @@ struct fa_context;
 struct fa_session;
 
 /*
- * Reaps what the session's account has. Called before a message is handled whose client may have
- * seen its requests end. Without @all the time is bounded; returns false if something is left: the
- * message must wait.
+ * Reaps what the session's account has, before a message is handled whose client may have seen its
+ * requests end. Without @all the time is bounded; false: something is left, and the message must
+ * wait.
  */
 bool fa_completions_reap(struct fa_session *session, bool all);
 

@@ -6,8 +6,8 @@
 
 #include <sched.h>
 
-/* Bounds the wait for the engine to see what the client saw, after which the next request finds an
- * idle stream. */
+/* Bounds the wait for the engine to see what the client saw; then the next request finds an idle
+ * stream. */
 #define SYNC_NS FA_NS_PER_MS
 #define SYNC_BY_THREAD_NS (100 * FA_NS_PER_MS)
 

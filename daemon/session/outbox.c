@@ -16,7 +16,7 @@
 #define SEND_BYTES 4096
 /* Bounds what a session sends in a turn: each message is a system call. */
 #define SENT_PER_TURN 16
-/* At the limit all sessions are checked for received descriptors, after so many new charges or so
+/* At the limit, received descriptors of all sessions are counted after so many new charges or so
  * much time. */
 #define SENT_CHECK_FDS 8
 #define SENT_CHECK_NS (5 * FA_NS_PER_MS)

@@ -1,6 +1,6 @@
 /*
- * Ends a session with the process that connected: children that inherited the socket do not keep
- * it. What it sent before is still handled. Loop thread.
+ * Ends a session with the process that connected, though children may have the socket. What it sent
+ * before is still handled. Loop thread.
  */
 #pragma once
 

@@ -1,6 +1,6 @@
 /*
- * A page shared with the client, made accessible to the device by a worker. If that fails, the
- * session works without. Embedded in the session. Loop thread.
+ * A page shared with the client, made accessible to the device by a worker; the session works
+ * without, too. Embedded in the session. Loop thread.
  */
 #pragma once
 

@@ -1,7 +1,7 @@
 /*
  * Requests of streams: checked, charged, handed to the engine with references to their buffers, and
  * answered when they come back. Loop thread. The kind defines the work (requests/). Refused
- * requests pass through the engine, too: a stream's values finish in order.
+ * requests also pass through the engine: a stream's values finish in order.
  */
 #pragma once
 

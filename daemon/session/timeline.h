@@ -1,7 +1,7 @@
 /*
  * Timelines of sessions: memory, gates of requests, and end. Loop thread. The daemon's slots,
  * read-only for clients, survive the process (persist/fd_store.h): the next daemon releases their
- * waiters. The daemon never reads them back: a client that writes them affects only itself.
+ * waiters. The daemon never reads them back.
  */
 #pragma once
 

@@ -20,7 +20,7 @@ static char names[FA_SUPERVISOR_FDS_MAX * FA_SUPERVISOR_NAME_BYTES];
 static int moved[FA_SUPERVISOR_FDS_MAX + 1];
 
 /* Moves stored descriptors to 3, 4, ... and the notify socket's O_PATH descriptor behind them.
- * First it moves only those in the way: RLIMIT_NOFILE may not allow copies of all. */
+ * First those in the way, as RLIMIT_NOFILE may not allow copies of all. */
 static int place_fds(struct fa_supervisor *s)
 {
 	const int n = (int)s->store.n_fds + 1;

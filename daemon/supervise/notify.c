@@ -18,9 +18,9 @@
 #define MESSAGE_BYTES 4096
 
 /*
- * Only the daemon must be able to send: closing a received descriptor can block as long as its
+ * Only the daemon must be able to send, as closing a received descriptor can block as long as its
  * sender likes. So the socket is bound in a private directory, opened as O_PATH and unlinked: only
- * holders of that descriptor can address it.
+ * that descriptor reaches it.
  */
 int fa_supervisor_open_notify(struct fa_supervisor *s)
 {

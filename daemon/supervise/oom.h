@@ -1,6 +1,6 @@
 /*
- * Which process the kernel ends first when memory is short: the daemon, which can be restarted with
- * its pool, rather than the supervisor, which has the pool.
+ * Which process the kernel ends first when memory is short: the daemon, which can be restarted, not
+ * the supervisor, which has its pool.
  */
 #pragma once
 

@@ -15,8 +15,8 @@
 /* Limits messages after the child's death: more than the socket's queue can hold. */
 #define LAST_MESSAGES (4 * 65536)
 
-/* Restarts back off: the delay doubles unless the child was ready for SHORT_LIFE_NS. After a ready
- * child it stays small, as clients wait. */
+/* The delay of restarts doubles unless the child was ready for SHORT_LIFE_NS. After a ready child
+ * it stays small, as clients wait. */
 #define SHORT_LIFE_NS (5 * FA_NS_PER_SEC)
 #define DELAY_MIN_MS 50
 #define DELAY_MAX_MS 5000

@@ -139,8 +139,8 @@ static void work_begin_phase(struct fa_device *device, struct fa_device_work *wo
 	atomic_store_explicit(&cpu->next, 0, memory_order_relaxed);
 }
 
-/* The work begins only now, as the predecessor may share the workspace. The caller counts as a
- * worker: cancel() must not finish the work while the mutex is released. */
+/* Not earlier, as the predecessor may share the workspace. The caller counts as a worker, so that
+ * cancel() does not finish the work while the mutex is released. */
 static void work_begin(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);

@@ -1,5 +1,5 @@
 /* A work's memory besides its tensors: rotated q, and the workspace of its paged requests, which
- * run one at a time. A queue's works may share it, as only the active one writes. Loop thread. */
+ * run one at a time. A queue's works may share it: only the active one writes. Loop thread. */
 #pragma once
 
 #include "daemon/backend/device.h"

@@ -30,8 +30,7 @@
 #define TEXT_OF(number) #number
 #define TEXT(number) TEXT_OF(number)
 
-/* Kernels may outlive the process: the driver may close the context late, and an MPS server lets
- * them end. */
+/* The driver may close the context late, and an MPS server lets kernels end. */
 #define LINGER_NS (FA_NS_PER_SEC / 2)
 #define LINGER_MPS_NS (5 * FA_NS_PER_SEC)
 
@@ -248,7 +247,7 @@ static struct fa_device *cuda_close(struct fa_device *device)
 	return NULL;
 }
 
-/* Returns cuInit()'s result. A server of MPS that starts, or recovers from a fault, takes no clients
+/* Returns cuInit()'s result. An MPS server that starts, or recovers from a fault, takes no clients
  * for a moment. */
 static CUresult init_driver(const struct fa_cudriver *driver)
 {

@@ -1,5 +1,5 @@
-/* The CUDA context, failed calls, and device loss: after a sticky error every call fails, and only
- * a new process can use the GPU. */
+/* The CUDA context, failed calls, and device loss: after a sticky error only a new process can use
+ * the GPU. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

@@ -1,5 +1,5 @@
 /* Estimates of works' times. They err on the high side: a long work that passes for a short one
- * holds up all others (quiesce.h). */
+ * holds up all others. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

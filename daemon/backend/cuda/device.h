@@ -1,7 +1,7 @@
 /*
  * The open device and its streams. Comments name a field's thread; the loop thread may stand in for
- * the engine thread (an engine round). Shared fields are atomic or under device.mutex; others are
- * constant between open and close.
+ * the engine thread. Shared fields are atomic or under device.mutex; others are constant between
+ * open and close.
  */
 #pragma once
 
@@ -20,8 +20,8 @@
 
 /* The driver serves this many streams independently. */
 #define FA_CUDA_CONNECTIONS 32
-/* A quarter of the connections have high priority; half, less one, have normal priority. Memory and
- * preemption have one each, and the driver keeps the rest. */
+/* A quarter of the connections have high priority; half, less one, normal priority. Memory and
+ * preemption have one each, and the driver the rest. */
 #define FA_CUDA_STREAMS_MAX (FA_CUDA_CONNECTIONS * 3 / 4)
 /* Limits the works of a stream in flight. More would make other queues wait. */
 #define FA_CUDA_STREAM_DEPTH 4

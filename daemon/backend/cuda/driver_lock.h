@@ -1,5 +1,5 @@
-/* A first-come, first-served lock for workers' memory calls, which hold driver locks that launches
- * need: one worker at a time calls, and pauses. */
+/* A first-come, first-served lock for workers' memory calls: one at a time calls, and pauses, as
+ * the driver holds locks that launches need. */
 #pragma once
 
 #include "common/cleanup.h"

@@ -1,6 +1,6 @@
 /*
- * Launches kernels: a repeated one through a graph of one node with new parameters, from the
- * stream's LRU cache. A gate is in its kernel's graph. A kernel that waits by itself for the launch
+ * A kernel launched repeatedly goes through a graph of one node with new parameters, from the
+ * stream's LRU cache. A gate is in its kernel's graph. A kernel that itself waits for the launch
  * ahead begins earlier, and has no graph.
  */
 #include "daemon/backend/cuda/graph_cache.h"

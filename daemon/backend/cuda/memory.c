@@ -1,8 +1,7 @@
 /*
  * Frees clients' memory, and opens CUDA IPC handles (other imports: host.c, vmm.c), on workers, of
- * which one at a time calls the driver (driver_lock.h). Sizes and places come from the driver, not
- * the client. Requests are checked before launch, so read-only memory is safe even if mapped
- * writable.
+ * which one at a time calls the driver (driver_lock.h). Sizes and places are the driver's, not the
+ * client's. Requests are checked before launch, so read-only memory may be mapped writable.
  */
 #include "daemon/backend/cuda/memory.h"
 

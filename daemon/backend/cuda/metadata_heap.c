@@ -1,5 +1,5 @@
-/* The search begins at the last span: spans are freed about in order, so the gap there is mostly
- * large enough. */
+/* The search begins at the last span: as spans are freed about in order, the gap there mostly
+ * suffices. */
 #include "daemon/backend/cuda/metadata_heap.h"
 
 #define ALIGNMENT ((size_t)256)

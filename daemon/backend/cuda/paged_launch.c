@@ -1,6 +1,6 @@
 /*
  * Copies a paged work's span and tables, then launches its requests in order. Each stream copies a
- * step's tables once; if the first work is small, its kernels read them in host memory.
+ * step's tables once; kernels of a small first work read them in host memory.
  */
 #include "daemon/backend/cuda/paged_launch.h"
 

@@ -1,7 +1,7 @@
 /*
- * Plans paged works, and writes kernels' other inputs to a span of the metadata heap. A step's
- * works for other layers reuse plans, cached with the tables. An append is fused into the attention
- * behind it where that launch can do it. Kernels that read each entry about once read host memory.
+ * Plans paged works, and writes kernels' other inputs to a span of the metadata heap. Works for a
+ * step's other layers reuse plans, cached with the tables. An append is fused into the attention
+ * behind it where that launch can do it. What is read about once stays in host memory.
  */
 #include "daemon/backend/cuda/paged_prepare.h"
 

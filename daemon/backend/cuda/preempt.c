@@ -212,8 +212,8 @@ static void request_stop(struct fa_device *device, struct fa_cuda_preemption *pr
 					     CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
 }
 
-/* True if it has works besides those behind closed gates. Works that wait for a slot count: a gate
- * may need an SM to give up. */
+/* True if it has works besides those behind closed gates. Works that wait for a slot count, as a
+ * gate may need an SM to give up. */
 static bool is_busy(const struct fa_cuda_stream *stream)
 {
 	return stream->n_works > stream->gates.n_works - stream->gates.n_open ||

@@ -275,8 +275,7 @@ static int work_enqueue(struct fa_device *device, struct fa_cuda_stream *stream,
 	return result ? fa_cuda_fail(device, stream->stream, &work->error, result, doing) : 0;
 }
 
-/* The stream may use the work's memory until its word is written, even if the launch failed
- * halfway. */
+/* The stream may use the work's memory until its word is written, even after half a launch. */
 static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
                        struct fa_device_work *work)
 {
@@ -321,7 +320,7 @@ static void work_start(struct fa_device *device, struct fa_cuda_stream *stream,
 }
 
 /* True if the stream takes @work, of @queue, now. Behind gates it takes only gated works of that
- * queue; for another queue it asks the gates to give up. */
+ * queue; for others it asks the gates to give up. */
 static bool has_slot(struct fa_device *device, const struct fa_device_queue *queue,
                      const struct fa_device_work *work)
 {

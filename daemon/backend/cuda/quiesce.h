@@ -1,6 +1,6 @@
 /* Keeps driver calls that wait for the GPU apart from long works: a worker makes them within a
- * window, while no long work is in flight. Workers call window_*, the engine thread the others,
- * which never wait. */
+ * window, while no long work is in flight. Workers call window_*, the engine thread the rest, which
+ * never wait. */
 #pragma once
 
 #include "common/clock.h"
@@ -39,8 +39,8 @@ void fa_cuda_quiesce_init(struct fa_cuda_quiesce *quiesce);
 void fa_cuda_quiesce_deinit(struct fa_cuda_quiesce *quiesce);
 
 /* Waits for the window. Call it without the driver lock before each call that waits for the GPU.
- * Long works wait until the window is closed: do nothing else meanwhile, and make no call after it
- * has expired. */
+ * Long works wait until the window is closed: do nothing else, and make no call after it has
+ * expired. */
 void fa_cuda_quiesce_window_open(struct fa_cuda_quiesce_window *window);
 bool fa_cuda_quiesce_window_expired(const struct fa_cuda_quiesce_window *window);
 void fa_cuda_quiesce_window_close(struct fa_cuda_quiesce_window *window);

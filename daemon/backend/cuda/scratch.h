@@ -1,5 +1,5 @@
-/* GPU memory of streams. It grows by replacement; works in flight may still use the old memory,
- * which is freed at close. Engine thread. */
+/* GPU memory of streams. It grows by replacement; the old memory, which works in flight may use, is
+ * freed at close. Engine thread. */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

@@ -1,7 +1,7 @@
 /*
- * Copies K and V from host memory to the GPU: kernels read them once for each block of query rows
- * and query head. Q and the output are accessed once and stay in host memory, as do K and V if the
- * staging area is full.
+ * Copies K and V from host memory to the GPU, as kernels read them once for each block of query
+ * rows and query head. Q and the output are accessed once and stay, as do K and V if the staging
+ * area is full.
  */
 #include "daemon/backend/cuda/staging.h"
 

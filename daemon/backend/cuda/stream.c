@@ -1,6 +1,6 @@
 /*
  * CUDA streams, the words that the GPU writes at works' ends, and memory for works' vectors, made
- * when the device is opened.
+ * at open.
  */
 #include "daemon/backend/cuda/stream.h"
 
@@ -35,8 +35,8 @@ static void count_streams(struct fa_device *device)
 static CUresult open_pinned(struct fa_device *device)
 {
 	const size_t vectors_bytes = (size_t)FA_CUDA_STREAM_DEPTH * FA_CUDA_VECTORS_BYTES;
-	/* Each stream has words for ends of works, reports of preempted launches, reports of gates,
-	 * and requests to gates. */
+	/* For ends of works, reports of preempted launches, reports of gates, and requests to
+	 * gates. */
 	const size_t words_bytes = 4 * device->n_streams * WORD_BYTES;
 	const struct fa_cudriver *driver = &device->driver;
 	CUdeviceptr words_at;

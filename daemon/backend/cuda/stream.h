@@ -11,9 +11,9 @@ int fa_cuda_streams_open(struct fa_device *device, struct fa_error *error);
 void fa_cuda_streams_close(struct fa_device *device);
 
 /*
- * Makes the newest work's last launch signal its end, by the argument @done. @parts: as in struct
- * fa_cuda_done. Call fa_cuda_self_signal_launched() after the launch; else the driver writes the
- * word. No effect with too many blocks.
+ * Makes the newest work's last launch signal its end, by the argument @done, unless it has too many
+ * blocks. @parts: as in struct fa_cuda_done. After the launch call fa_cuda_self_signal_launched();
+ * else the driver writes the word.
  */
 void fa_cuda_self_signal_args(const struct fa_cuda_stream *stream,
                               const struct fa_device_work *work, uint64_t blocks, uint32_t parts,
