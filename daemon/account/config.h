@@ -64,8 +64,8 @@ void fa_config_deinit(struct fa_config *config);
 
 typedef void fa_config_fault_fn(void *userdata, const struct fa_error *fault);
 
-/* Reads the file over @config. Reports its faults in the order of lines; -EINVAL: there are some.
- * Other errors set @error. */
+/* Reads the file over @config, and reports its faults. -EINVAL: there are some. Other errors set
+ * @error. */
 int fa_config_check(struct fa_config *config, const char *path, fa_config_fault_fn *report,
                     void *userdata, struct fa_error *error);
 

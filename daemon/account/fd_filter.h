@@ -13,7 +13,6 @@
 /* argv[0] of the filter, the daemon's own program. */
 #define FA_FD_FILTER_NAME "fad-filter"
 
-/* The filter's main(); main() calls it if argv[0] is its name. */
 int fa_fd_filter_main(void);
 
 struct fa_fd_filter;

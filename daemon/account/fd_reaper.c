@@ -54,7 +54,6 @@ static void close_one(int fd)
 {
 	struct linger none = {};
 
-	/* close() then discards unsent data. */
 	(void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
 	close(fd);
 }
@@ -92,7 +91,7 @@ static void discard_unread(int fd)
 }
 
 /*
- * Repeats, as a signal may come between two waits. Returns false if there is no timer.
+ * A signal may come between two waits. Returns false if there is no timer.
  */
 static bool interrupt_start(timer_t *ret_timer)
 {

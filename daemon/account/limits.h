@@ -1,4 +1,4 @@
-/* Resources and limits (account/config.c). */
+/* Resources and limits. */
 #pragma once
 
 #include <stdint.h>

@@ -164,7 +164,7 @@ int fa_peer_open(int socket, const struct fa_peer *peer, int *ret_pidfd)
 
 	if (r == -ENOPROTOOPT)
 		r = open_pid(peer, ret_pidfd);
-	/* Kernels before 6.16 refuse a pidfd of a process that was reaped. */
+	/* Kernels before 6.16 say this of a process that was reaped. */
 	if (r == -EINVAL)
 		r = -ESRCH;
 	if (r == 0 || r == -ESRCH || r == -EMFILE || r == -ENFILE || r == -ENOMEM)

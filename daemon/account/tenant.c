@@ -256,7 +256,7 @@ const char *fa_resource_name(enum fa_resource resource)
 	return names[resource];
 }
 
-/* Counts for all accounts of the tenant. A negative @amount releases. */
+/* A negative @amount releases. */
 static void count(struct fa_tenant *tenant, enum fa_resource resource, uint64_t amount)
 {
 	tenant->used[resource] += amount;
@@ -309,7 +309,7 @@ static int check(const struct fa_tenant *tenant, enum fa_resource resource, uint
 		               amount, fa_resource_name(resource), limit, used);
 	if (__builtin_mul_overflow(limit, factor, &user_limit))
 		user_limit = UINT64_MAX;
-	/* Nor does this grow with cgroups: a user leaves half of it to others. */
+	/* Nor does this. */
 	if (all && user_limit > all / 2)
 		user_limit = limit > all / 2 ? limit : all / 2;
 	if (user && !fits(amount, user_limit, user->used[resource]))

@@ -33,7 +33,7 @@ struct fa_tenants {
 	void (*ended)(struct fa_tenants *tenants);
 };
 
-/* Its share of the loop thread (session/turns.h). */
+/* See session/turns.h. */
 struct fa_turn {
 	struct fa_list link;    /* fa_turns.accounts or .indebted */
 	struct fa_list waiting; /* sessions, in order */
@@ -97,7 +97,7 @@ void fa_tenant_ended(struct fa_tenant *tenant);
 /* True: objects of the uid are ending, and a refused charge may fit soon. */
 bool fa_tenants_are_ending(const struct fa_tenants *tenants, uid_t uid);
 
-/* Sums up all tenants, forgotten ones too, so that counters never fall. */
+/* Forgotten tenants count, so that counters never fall. */
 void fa_tenants_usage(const struct fa_tenants *tenants, struct fa_usage *ret_usage);
 
 struct fa_fd_reaper_queue *fa_tenant_reaper_queue(struct fa_tenant *tenant);

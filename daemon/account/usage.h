@@ -7,7 +7,7 @@
 #define FA_USAGE_LATENCY_BUCKETS 25
 #define FA_USAGE_LATENCY_LOG2_MIN 10
 
-/* Only client requests that ran on the device count. */
+/* Of clients' requests that ran on the device. */
 struct fa_usage_times {
 	uint64_t sum_ns;
 	uint64_t n[FA_USAGE_LATENCY_BUCKETS];
@@ -47,7 +47,6 @@ static inline void fa_usage_times_add(struct fa_usage_times *times, uint64_t ns)
 
 static inline void fa_usage_add(struct fa_usage *to, const struct fa_usage *from)
 {
-	/* All fields are uint64_t. */
 	for (unsigned int i = 0; i < sizeof(*to) / sizeof(uint64_t); ++i)
 		((uint64_t *)to)[i] += ((const uint64_t *)from)[i];
 }

@@ -17,5 +17,5 @@ void fa_fault_guard_install(void);
  */
 bool fa_fault_guard_run(void (*function)(void *userdata), void *userdata);
 
-/* Returns false if the client's memory has no page there. */
+/* False: the client's memory has no page there. */
 bool fa_fault_guard_copy(void *to, const void *from, size_t bytes);

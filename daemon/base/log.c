@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #define LINE_BYTES 1024
-/* Limits the lines that clients cause. */
 #define CLIENT_LINES_BURST 100
 #define CLIENT_LINES_PER_SECOND 5
 

@@ -22,7 +22,7 @@ static FILE *open_file(const char *root, const char *path, const char *name)
 	return fopen(full, "re");
 }
 
-/* Returns UINT64_MAX for "max", or without the file. */
+/* UINT64_MAX: "max", or no file. */
 static uint64_t read_limit(const char *root, const char *directory, const char *name)
 {
 	FILE *file = open_file(root, directory, name);
@@ -46,7 +46,7 @@ static uint64_t smaller(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-/* Also looks at all directories above up to @mount. Changes @path. */
+/* Of this directory and all above up to @mount. Changes @path. */
 static uint64_t least_limit(const char *root, const char *mount, char *path, bool unified)
 {
 	uint64_t least = UINT64_MAX;

@@ -43,7 +43,6 @@ void fa_parker_deinit(struct fa_parker *parker);
  * thread. */
 int fa_parker_watch_fd(struct fa_parker *parker, int fd);
 
-/* Any thread may call. */
 void fa_parker_wake(struct fa_parker *parker);
 
 /* An event is about to come: a sleeping thread wakes up and spins. Any thread. */
@@ -57,20 +56,17 @@ bool fa_parker_is_woken(const struct fa_parker *parker);
 /* Spins, then sleeps. Returns with a wake-up pending, at @until_ns, or for no reason. */
 void fa_parker_park(struct fa_parker *parker, uint64_t until_ns);
 
-/* Like fa_parker_park(), but does not spin. */
 void fa_parker_sleep(struct fa_parker *parker, uint64_t until_ns);
 
 void fa_parker_relax(const struct fa_parker *parker);
 
 /* ---- polling */
 
-/* Call it when work was started. */
 void fa_parker_poll_begin(struct fa_parker *parker);
 /* Work is urgent and likely quick: the thread polls without sleeping, however slow work was
  * lately. */
 void fa_parker_poll_urgent(struct fa_parker *parker);
 
-/* Call it when work has finished. */
 void fa_parker_poll_hit(struct fa_parker *parker);
 
 /* Returns how long to sleep before the next look; 0: not at all. */

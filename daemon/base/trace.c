@@ -263,7 +263,7 @@ static void drain(struct fa_trace *trace)
 		write_record(trace, record);
 		atomic_store_explicit(&record->turn, trace->first + RECORDS, memory_order_release);
 	}
-	/* If the process is killed, the file has what was written. */
+	/* A killed process leaves what was written. */
 	if (fflush(trace->file) != 0 && !trace->error)
 		trace->error = -errno;
 }

@@ -27,7 +27,7 @@ struct fa_stream;
  * for it.
  */
 struct fa_job {
-	/* Set these before submission. */
+	/* Set before submission. */
 	struct fa_stream *stream;
 	uint64_t id;          /* of the message */
 	uint64_t value;       /* in its stream: 1, 2, 3… */
@@ -57,7 +57,7 @@ struct fa_job {
 	uint64_t started_ns, finished_ns;
 	uint64_t number; /* for its record */
 
-	/* The engine uses these. */
+	/* The engine's. */
 	struct fa_list link;        /* the stream's jobs, later the finished ones */
 	struct fa_list index_link;  /* loop thread: the stream's index */
 	struct fa_list cancel_link; /* inbox.cancelled */
@@ -125,10 +125,10 @@ void *fa_stream_owner(struct fa_stream *stream);
  * client sees it finished. */
 void fa_engine_submit(struct fa_engine *engine, struct fa_job *job);
 
-/* Call it if jobs will follow: wakes a sleeping engine thread. */
+/* Jobs will follow: wakes a sleeping engine thread. */
 void fa_engine_prewake(struct fa_engine *engine);
 
-/* Jobs of a batch reach the engine together, or a few at a time. */
+/* They reach the engine together, or a few at a time. */
 void fa_engine_batch_begin(struct fa_engine *engine);
 void fa_engine_batch_end(struct fa_engine *engine);
 
@@ -180,7 +180,7 @@ bool fa_engine_has_events(struct fa_engine *engine);
  * complete (at first: true). */
 bool fa_engine_heartbeat(struct fa_engine *engine);
 
-/* Any thread may read these. */
+/* For any thread. */
 struct fa_engine_stats {
 	uint64_t submitted, finished, launched;
 	uint64_t cancelled; /* with -ECANCELED */

@@ -11,7 +11,7 @@
 
 /* New decodes must not wait for many launches. */
 #define LAUNCHES_PER_ITERATION 16
-/* How often hot gates are polled between two iterations. */
+/* Hot gates are polled so often between two iterations. */
 #define GATE_POLLS_PER_ITERATION 32
 
 /* Limits the ends published at once, as the loop thread waits for the mutex. */
@@ -297,13 +297,13 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 {
 	int n = 0;
 
-	/* Launches new jobs first, unless deadlines have to be checked. */
+	/* New jobs first, unless deadlines have to be checked. */
 	if (!engine->deadlines.root)
 		n = launch(engine, 1);
 	poll_launched(engine, n);
 	reap(engine);
 	fa_engine_retry_deferred(engine);
-	/* Launches before deliver(), so that the lane does not run dry. */
+	/* Before deliver(), so that the lane does not run dry. */
 	if (engine->lane_freed && !engine->deadlines.root) {
 		const int refills = launch(engine, LAUNCHES_PER_ITERATION);
 
@@ -311,7 +311,7 @@ void fa_engine_iterate(struct fa_engine *engine, int max_launches)
 		n += refills;
 	}
 	engine->lane_freed = false;
-	/* Delivers before gates are polled, as a signal may open one. */
+	/* Before gates are polled, as a signal may open one. */
 	deliver(engine);
 	expire(engine);
 	fa_engine_poll_gates(engine);

@@ -5,7 +5,7 @@
 
 #include "common/clock.h"
 
-/* A young gate is polled in each iteration, for this time. */
+/* A young gate is polled in each iteration. */
 #define GATE_HOT_NS (200 * FA_NS_PER_US)
 /* Later the engine sleeps between polls, for this part of the time waited so far. */
 #define GATE_PAUSE_PART 16

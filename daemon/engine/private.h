@@ -64,7 +64,7 @@ struct fa_stream {
 	struct fa_list started;      /* running jobs, or settled behind one */
 	struct fa_list waiting;      /* behind `started`: waiting or settled */
 	struct fa_device_lane *lane; /* of `queue` */
-	/* Link in a lane's queue while a job can be launched. */
+	/* While a job can be launched. */
 	struct fa_list run_link;
 	struct fa_device_lane *run_lane; /* whose queue has run_link */
 	struct fa_list deferred_link;    /* engine.deferred, */
@@ -83,7 +83,7 @@ struct fa_stream {
 	struct fa_list gate_link;       /* hot_gates, for GATE_HOT_NS */
 	struct fa_deadline gate_parked; /* engine.parked_gates, afterwards */
 
-	/* Set by the loop thread before a job needs them. */
+	/* Set before a job needs them. */
 	struct fa_completion_records *_Atomic records; /* NULL: none */
 	uint32_t id;                                   /* in the records */
 	uint32_t *_Atomic device_words;                /* a device address; NULL: none */
@@ -201,7 +201,7 @@ void fa_stream_update(struct fa_stream *stream);
 /* True if it waits for gates and the device is not lost. */
 bool fa_job_is_gated(const struct fa_job *job);
 
-/* Call it after the loop thread has released or confirmed the job. */
+/* The loop thread has released or confirmed the job. */
 void fa_job_answered(struct fa_job *job);
 
 /* Does nothing if the job is settled. */

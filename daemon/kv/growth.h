@@ -9,7 +9,7 @@
 
 struct fa_kv;
 
-/* Returns CLOCK_BOOTTIME, by which objects expire. */
+/* CLOCK_BOOTTIME, by which objects expire. */
 uint64_t fa_kv_now_ns(void);
 
 /* For fa_pool_set_grow(). @userdata: struct fa_kv. */

@@ -61,8 +61,8 @@ struct fa_registered_buffer *fa_registered_buffer_unref(struct fa_registered_buf
 /* The buffer ends as soon as no request uses it. */
 void fa_registered_buffer_end(struct fa_registered_buffer *buffer);
 
-/* The importer calls this. */
+/* For the importer. */
 void fa_registered_buffer_close_fds(struct fa_registered_buffer *buffer);
 
-/* The importer calls this, without memory or references left. */
+/* For the importer, without memory or references left. */
 void fa_registered_buffer_destroy(struct fa_registered_buffer *buffer);

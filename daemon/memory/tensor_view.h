@@ -14,7 +14,6 @@
 
 /* Bounds the time of a tile, which cannot be preempted. */
 #define FA_VIEW_TOKENS_MAX (1 << 24)
-/* Holds for dense and ragged batches. */
 #define FA_VIEW_BATCH_MAX FA_WIRE_SEQUENCES_MAX
 
 enum fa_tensor_view_index {

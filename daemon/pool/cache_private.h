@@ -1,4 +1,4 @@
-/* What the pool's other files need of caches. Loop thread. */
+/* For the pool's other files. Loop thread. */
 #pragma once
 
 #include "daemon/pool/objects.h"

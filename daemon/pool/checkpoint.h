@@ -14,7 +14,7 @@ static inline uint32_t fa_checkpoint_cells(const struct fa_pool_cache *cache)
 	return (cache->checkpoint_pages + FA_STATE_CELL_PAGES) / FA_STATE_CELL_PAGES;
 }
 
-/* Returns true if a checkpoint at @length is kept when a newer one is added. */
+/* True: it stays when a newer one is added. */
 static inline bool fa_checkpoint_stays(const struct fa_pool_cache *cache, uint64_t length)
 {
 	const uint32_t tokens = cache->record->checkpoint_tokens;
@@ -22,9 +22,9 @@ static inline bool fa_checkpoint_stays(const struct fa_pool_cache *cache, uint64
 	return tokens && length % tokens == 0;
 }
 
-/* Makes a checkpoint without pages. NULL: no memory. */
+/* Without pages. NULL: no memory. */
 struct fa_pool_checkpoint *fa_checkpoint_new(const struct fa_pool_cache *cache, uint64_t length);
-/* Frees a checkpoint without pages. Takes NULL. */
+/* Without pages. Takes NULL. */
 void fa_checkpoint_free(struct fa_pool_checkpoint *checkpoint);
 void fa_checkpoint_free_list(struct fa_pool_checkpoint *list);
 
@@ -45,13 +45,12 @@ void fa_checkpoint_put_list(struct fa_pool *pool, struct fa_pool_sequence *seque
  * These three change the list, which the next fa_page_list_commit() makes durable; then the caller
  * puts what they return.
  */
-/* Returns the checkpoint that the new one replaces, or NULL. */
+/* Returns what the new one replaces, or NULL. */
 struct fa_pool_checkpoint *fa_checkpoint_push(struct fa_pool *pool,
                                               struct fa_pool_sequence *sequence,
                                               struct fa_pool_checkpoint *checkpoint);
-/* Removes checkpoints behind @length. */
 struct fa_pool_checkpoint *fa_checkpoint_cut(struct fa_pool_sequence *sequence, uint64_t length);
-/* Removes checkpoints before @first. After the commit, call fa_checkpoint_seal(). */
+/* After the commit, call fa_checkpoint_seal(). */
 struct fa_pool_checkpoint *fa_checkpoint_drop(struct fa_pool_sequence *sequence, uint64_t first);
 void fa_checkpoint_seal(struct fa_pool *pool, const struct fa_pool_sequence *sequence);
 

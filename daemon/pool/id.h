@@ -23,7 +23,7 @@ struct fa_id {
 	uint32_t generation, index;
 };
 
-/* Returns true if a record with such an origin and generation can have an id. */
+/* True: a record with such an origin and generation can have an id. */
 bool fa_id_possible(const struct fa_state_origin *origin, uint32_t generation);
 
 uint64_t fa_id_write(const struct fa_pool *pool, enum fa_id_kind kind, const struct fa_id *id);

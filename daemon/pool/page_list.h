@@ -21,12 +21,12 @@ static inline uint32_t fa_pool_sequence_slot(const struct fa_pool_sequence *sequ
 	               : sequence->pages[number - fa_pool_sequence_first_page(sequence)];
 }
 
-/* Returns how many cells the list lacks for pages up to @end. */
+/* For pages up to @end. */
 uint32_t fa_page_list_missing(const struct fa_pool_sequence *sequence, uint32_t end);
 /* Allocates room for pages up to number @end and @n_deferred deferred releases. -ENOMEM. */
 int fa_page_list_prepare(struct fa_pool_sequence *sequence, uint32_t end, uint32_t n_deferred);
 int fa_page_list_check_cells(const struct fa_pool *pool, uint64_t n, struct fa_error *error);
-/* Appends planned pages; the list was prepared with enough cells. */
+/* The list was prepared with enough cells. */
 void fa_page_list_append(struct fa_pool *pool, struct fa_pool_sequence *sequence,
                          const uint32_t *slots, uint32_t n);
 void fa_page_list_replace(struct fa_pool *pool, struct fa_pool_sequence *sequence, uint32_t number,

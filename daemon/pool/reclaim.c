@@ -129,7 +129,7 @@ static int exhausted(const struct fa_pool *pool, const struct fa_pool_cache *cac
 	               remedy);
 }
 
-/* Returns 0 if the run has no idle page. */
+/* 0: the run has no idle page. */
 static uint64_t last_use(const struct fa_pool *pool, uint32_t first, uint32_t run_shift)
 {
 	uint64_t last = 0;
@@ -147,7 +147,7 @@ static uint64_t last_use(const struct fa_pool *pool, uint32_t first, uint32_t ru
 	return last;
 }
 
-/* Returns the least recently used run. can_have() has found that there is one. */
+/* can_have() has found that there is one. */
 static uint32_t find_reclaimable(const struct fa_pool *pool, uint32_t run_shift)
 {
 	const uint32_t n = 1u << run_shift, max = pool->header->max_chunks;

@@ -147,7 +147,7 @@ static uint32_t checkpoint_number(uint32_t place)
 	return UINT32_MAX - place;
 }
 
-/* False: the checkpoint's cells are broken. */
+/* False: its cells are broken. */
 static bool read_word(struct fa_recovery *recovery, uint32_t word, uint32_t *next,
                       struct fa_pool_checkpoint *checkpoint, uint32_t *ret_word)
 {

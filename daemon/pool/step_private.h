@@ -1,4 +1,4 @@
-/* What a planned step holds beside its public part. Loop thread. */
+/* A planned step beside its public part. Loop thread. */
 #pragma once
 
 #include "daemon/pool/objects.h"

@@ -148,7 +148,7 @@ static void *copy(uint32_t **tail, const void *from, size_t n)
 	return to;
 }
 
-/* Copies what is needed: the message ends with the handler. */
+/* The message ends with the handler. */
 static int keep_tail(struct binding *b, struct fa_paged_attention *attention,
                      struct fa_paged_rotary *rotary)
 {

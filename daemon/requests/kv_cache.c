@@ -1,4 +1,3 @@
-/* Handles the cache messages. */
 #include "daemon/requests/kv.h"
 
 #include "daemon/kv/growth.h"

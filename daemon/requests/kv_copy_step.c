@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
-/* Returns UINT32_MAX if there is none. */
+/* UINT32_MAX: none. */
 static uint32_t find_entry(const struct fa_kv_step *step, uint64_t sequence)
 {
 	for (uint32_t i = 0; i < step->plan->n_entries; ++i)

@@ -220,7 +220,7 @@ static void on_computed(uv_work_t *work, int status)
 	fa_session_unref(session);
 }
 
-/* Hashes on a worker. Pauses the session. */
+/* On a worker. Pauses the session. */
 static int start(struct fa_session *session, struct request *request, struct fa_error *error)
 {
 	int r = 0;

@@ -16,7 +16,7 @@
 #define THREADS_MAX 1024
 /* Works of a queue: enough to last while the engine wakes up. */
 #define DEPTH 8
-/* Limits the workers' time that a group of the fair queue may claim later. */
+/* Bounds what a group of the fair queue may claim later. */
 #define SLACK_NS (10 * FA_NS_PER_MS)
 
 static struct fa_device *cpu_close(struct fa_device *device)
@@ -121,7 +121,7 @@ static void cpu_describe(struct fa_device *device, struct fa_device_info *ret_in
 	const char *isa = fa_cpu_isa_name(device->isa);
 	size_t used;
 
-	/* A long text loses the end of the model's name, not the kernels'. */
+	/* May cut the model's name, not the kernels'. */
 	describe_model(info.name, sizeof(info.name) - strlen(isa) - 3);
 	used = strlen(info.name);
 	snprintf(info.name + used, sizeof(info.name) - used, used ? " (%s)" : "%s", isa);

@@ -1,4 +1,4 @@
-/* The CPU device. Its mutex guards what no comment excepts. */
+/* Its mutex guards what no comment excepts. */
 #pragma once
 
 #include "daemon/backend/cpu/pool.h"

@@ -186,7 +186,6 @@ struct fa_device_work *fa_cpu_queue_pick(struct fa_device *device)
 		                      ready_link);
 		work = fa_container_of(cpu, struct fa_device_work, backend);
 		if (work_over(work)) {
-			/* The work's last worker finishes it. */
 			work_unready(device, work);
 			continue;
 		}
@@ -206,7 +205,7 @@ static uint32_t count_to_wake(struct fa_device *device, struct fa_cpu_work *cpu)
 	return rest < wake ? (uint32_t)(rest > 0 ? rest : 0) : wake;
 }
 
-/* The phase's last worker calls this. Releases the mutex. */
+/* By the phase's last worker. Releases the mutex. */
 static void work_next_phase(struct fa_device *device, struct fa_device_work *work)
 {
 	struct fa_cpu_work *cpu = fa_cpu_work(work);
@@ -340,7 +339,7 @@ void fa_cpu_cancel(struct fa_device *device, struct fa_device_work *work)
 			work_unready(device, work);
 		queue_activate(device, queue);
 	}
-	/* A worker woken for this work may sleep again. */
+	/* It may sleep again. */
 	wake = device->n_sleeping > 0 && device->n_ready > 0;
 	pthread_mutex_unlock(&device->mutex);
 	if (wake)

@@ -1,6 +1,5 @@
 /*
- * Queues of the CPU backend, and the life of a work. With device.mutex, unless a comment says
- * otherwise.
+ * Queues of works. With device.mutex, unless a comment says otherwise.
  */
 #pragma once
 

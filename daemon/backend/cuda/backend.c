@@ -229,7 +229,7 @@ static struct fa_device *cuda_close(struct fa_device *device)
 	if (!device)
 		return NULL;
 	if (device->context) {
-		/* If this fails closing goes on: on a lost device all calls fail. */
+		/* On a lost device all calls fail. */
 		(void)fa_cuda_enter(device);
 		fa_cuda_streams_close(device);
 		fa_cuda_scratch_free_all(device);
@@ -270,7 +270,6 @@ static int start_driver(struct fa_device *device, struct fa_error *error)
 	CUresult result;
 	int r, version;
 
-	/* The driver reads both variables at its start. */
 	(void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", TEXT(FA_CUDA_CONNECTIONS), 0);
 	(void)setenv("CUDA_MODULE_LOADING", "EAGER", 1);
 	r = fa_cudriver_open(FA_CUDRIVER_FOR_ALL, error, &device->driver);

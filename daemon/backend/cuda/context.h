@@ -4,7 +4,7 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* Makes the context current. Each thread calls it before the driver. */
+/* Each thread calls it before the driver. */
 CUresult fa_cuda_enter(struct fa_device *device);
 
 /* Also notifies the engine. Any thread. */

@@ -84,7 +84,6 @@ static struct fa_cuda_graph *find(struct fa_device *device, struct fa_cuda_strea
 	return oldest;
 }
 
-/* NULL: launch without a graph. */
 static struct fa_cuda_graph *graph_for(struct fa_device *device, struct fa_cuda_stream *stream,
                                        const CUDA_KERNEL_NODE_PARAMS_v2 *gate,
                                        const CUDA_KERNEL_NODE_PARAMS_v2 *node)

@@ -1,4 +1,4 @@
-/* Maps and pins clients' memfds. Called by workers. */
+/* Maps and pins clients' memfds. */
 #include "daemon/backend/cuda/host.h"
 
 #include "daemon/backend/cuda/memory.h"
@@ -158,7 +158,7 @@ int fa_cuda_memory_import_host(struct fa_device *device, int fd, uint64_t offset
 		return r;
 	r = map_and_pin(device, memory, fd, offset, read_only,
 	                read_only ? CU_MEMHOSTREGISTER_READ_ONLY : 0, error);
-	/* Some drivers do not pin read-only memory; a writable file may be pinned for both. */
+	/* Some drivers pin only writable memory. */
 	if (r < 0 && read_only && r != -ENODEV && r != -ENOMEM && !memory->pinned_bytes) {
 		if (memory->host)
 			(void)munmap(memory->host, memory->bytes);

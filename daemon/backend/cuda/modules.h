@@ -3,7 +3,6 @@
 
 #include "daemon/backend/cuda/device.h"
 
-/* Loads the kernels that the chip can run. */
 int fa_cuda_kernels_load(struct fa_device *device, struct fa_error *error);
 /* A build may lack them. */
 int fa_cuda_paged_kernels_load(struct fa_device *device, struct fa_error *error);

@@ -212,7 +212,7 @@ static bool find_cached(const struct fa_cuda_tables *tables, const struct fa_pag
 	return false;
 }
 
-/* With the tables, if there is room. It does not move while they live. */
+/* If there is room. It does not move while the tables live. */
 static void cache_plan(struct fa_device *device, struct fa_cuda_tables *tables,
                        const struct fa_paged_request *request, struct fa_cuda_paged_part *part)
 {
@@ -307,7 +307,7 @@ static int fill_part(struct span_writer *writer, struct fa_cuda_paged_part *part
 		               "q has %zu bytes; at most %zu can be rotated in one request",
 		               q_bytes, Q_BYTES_MAX);
 	paged->q_bytes = align(q_bytes);
-	/* q lies behind the stream's counters, so the workspace is at least as large. */
+	/* q lies behind the counters: the workspace is at least as large. */
 	if (paged->workspace_bytes < FA_CUDA_PAGED_COUNTERS_BYTES)
 		paged->workspace_bytes = align(FA_CUDA_PAGED_COUNTERS_BYTES);
 	return 0;

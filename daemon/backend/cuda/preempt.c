@@ -47,7 +47,7 @@ int fa_cuda_preempt_open(struct fa_device *device, struct fa_error *error)
 		device->streams[i].preemption.word_at = device->preempt.words + i * WORD_BYTES;
 	result = driver->cuMemsetD8Async(device->preempt.words, 0, words_bytes,
 	                                 device->preempt.stream);
-	/* This makes the driver do its lazy set-up now. */
+	/* The driver's lazy set-up happens now. */
 	if (result == CUDA_SUCCESS)
 		result = driver->cuStreamWriteValue64(device->preempt.stream, device->preempt.words,
 		                                      0, CU_STREAM_WRITE_VALUE_DEFAULT);
@@ -303,7 +303,7 @@ CUresult fa_cuda_preempt_resume(struct fa_device *device, struct fa_cuda_stream 
 		device->held = true;
 		return CUDA_SUCCESS;
 	}
-	/* It reads the half that the last launch saved, and saves to the other. */
+	/* Reads the half that the last launch saved. */
 	yield->side ^= 1;
 	yield->resumed = 1;
 	result = launch(device, stream, preemption->work,

@@ -152,8 +152,7 @@ static void *put_vector(char *place, CUdeviceptr place_at, size_t *used, const v
 	return (void *)at;
 }
 
-/* Copies cu_seqlens, slopes, sinks, and a ragged launch's list, unless each thread block reads them
- * once. */
+/* Unless each thread block reads them once. */
 static CUresult copy_vectors(struct fa_device *device, struct fa_cuda_stream *stream,
                              const struct fa_attention_params *params,
                              struct fa_cuda_launch *launch)
@@ -483,7 +482,7 @@ static void stream_finish(struct fa_device *device, struct fa_cuda_stream *strea
 	--device->n_works;
 }
 
-/* Does so when it is time, or ends the work if it was cancelled. */
+/* Or ends the work if it was cancelled. */
 static void stream_resume(struct fa_device *device, struct fa_cuda_stream *stream)
 {
 	struct fa_device_work *work = stream->preemption.work;
@@ -604,7 +603,7 @@ void fa_cuda_reap(struct fa_device *device, struct fa_list *done)
 
 	device->reaping = true;
 	device->held = false;
-	/* Another thread may have launched before: make the context current. */
+	/* Another thread may have launched before. */
 	(void)fa_cuda_enter(device);
 	for (unsigned int i = 0; i < device->n_streams && device->n_works; ++i)
 		if (device->streams[i].n_works)
