@@ -36,5 +36,5 @@ static inline void fa_freep(void *ptr)
 	free(*(void **)ptr);
 }
 
-/* Allocates a zeroed object; NULL: no memory. */
+/* Zeroed; NULL: no memory. */
 #define fa_new(type) ((type *)calloc(1, sizeof(type)))

@@ -1,4 +1,4 @@
-/* The processors, and how a spinning thread treats its own. */
+/* How a spinning thread treats its processor. */
 #pragma once
 
 #include <sched.h>
@@ -8,7 +8,7 @@
  * looks. */
 #define FA_CPU_FEW 4
 
-/* Counts processors that this process may use; at least 1. */
+/* At least 1. */
 unsigned int fa_cpu_count(void);
 
 /* Spares power and the core's other hardware thread. */
@@ -23,7 +23,7 @@ static inline void fa_cpu_relax(void)
 #endif
 }
 
-/* Call it between two looks of a spinning thread. */
+/* Between two looks of a spinning thread. */
 static inline void fa_cpu_spin_pause(bool yields)
 {
 	if (yields)

@@ -362,7 +362,7 @@ enum fa_cudriver_use {
 int fa_cudriver_open(enum fa_cudriver_use use, struct fa_error *error,
                      struct fa_cudriver *ret_driver);
 
-/* Returns 0 or a negative errno. -ENODEV: the error is sticky, the context is lost. */
+/* -ENODEV: the error is sticky, the context is lost. */
 int fa_cudriver_errno(CUresult result);
 
 /* Writes "DOING: NAME, description" and returns fa_cudriver_errno(@result). */
@@ -378,7 +378,7 @@ CUresult fa_cudriver_encode_tensor_map(const struct fa_cudriver *driver, const v
                                        const uint64_t dims[4], const uint64_t strides[3],
                                        const uint32_t box[4], void *ret_map);
 
-/* Does the same for boxes whose rows follow one another in shared memory, of up to 512 bytes. */
+/* The same for boxes whose rows follow one another in shared memory, of up to 512 bytes. */
 CUresult fa_cudriver_encode_rows_map(const struct fa_cudriver *driver, const void *address,
                                      const uint64_t dims[4], const uint64_t strides[3],
                                      const uint32_t box[4], void *ret_map);

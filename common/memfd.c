@@ -98,7 +98,7 @@ int fa_memfd_reopen_read_only(int fd, int *ret_fd)
 
 void fa_memfd_discard(void *memory, uint64_t bytes)
 {
-	/* If this fails, the pages are freed with the last mapping. */
+	/* Else the pages are freed with the last mapping. */
 	(void)madvise(memory, bytes, MADV_REMOVE);
 }
 

@@ -116,7 +116,6 @@ static int wrong(const char *text, const char **ret_wrong)
 	return -EPROTO;
 }
 
-/* Loads and checks the producer's tail. */
 static int look(struct fa_ring_consumer *ring, const char **ret_wrong)
 {
 	uint64_t tail = fa_memory_load64(&ring->words->tail);

@@ -181,7 +181,7 @@ int fa_attention_check(const struct fa_attention_params *params, char *text, siz
 	return check_masks(p, text, text_bytes);
 }
 
-/* Returns the sum over i in [0, n) of i + first, each term clamped to [0, max]. */
+/* The sum over i in [0, n) of i + first, each term clamped to [0, max]. */
 static double clamped_sum(double first, double n, double max)
 {
 	double begin = fmin(fmax(-first, 0), n);        /* first i with a positive term */

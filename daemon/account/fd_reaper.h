@@ -26,7 +26,7 @@ struct fa_tenant;
 /* While so many descriptors without a charge wait, no connections are accepted. */
 #define FA_FD_REAPER_UNCHARGED_MAX 128
 
-/* Of a user or, for uid 0, a tenant. Starts zeroed. */
+/* One for each user or, for uid 0, each tenant. Starts zeroed. */
 struct fa_fd_reaper_queue {
 	/* Guarded by the reaper's mutex. */
 	struct fa_list link;    /* in reaper.ready */

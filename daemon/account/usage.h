@@ -7,7 +7,7 @@
 #define FA_USAGE_LATENCY_BUCKETS 25
 #define FA_USAGE_LATENCY_LOG2_MIN 10
 
-/* Of clients' requests that ran on the device. */
+/* Counts clients' requests that ran on the device. */
 struct fa_usage_times {
 	uint64_t sum_ns;
 	uint64_t n[FA_USAGE_LATENCY_BUCKETS];

@@ -46,7 +46,7 @@ static uint64_t smaller(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-/* Of this directory and all above up to @mount. Changes @path. */
+/* Also looks at all directories above up to @mount. Changes @path. */
 static uint64_t least_limit(const char *root, const char *mount, char *path, bool unified)
 {
 	uint64_t least = UINT64_MAX;

@@ -41,7 +41,7 @@ int fa_tensor_uses_check(const struct fa_tensor_use *uses, size_t n, struct fa_e
 
 /* ---- many outputs */
 
-/* For all exact comparisons of a request. */
+/* Limits all exact comparisons of a request together. */
 #define OUTPUTS_STEPS_MAX 32768
 
 struct place {

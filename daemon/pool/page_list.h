@@ -21,7 +21,7 @@ static inline uint32_t fa_pool_sequence_slot(const struct fa_pool_sequence *sequ
 	               : sequence->pages[number - fa_pool_sequence_first_page(sequence)];
 }
 
-/* For pages up to @end. */
+/* Returns how many cells pages up to @end lack. */
 uint32_t fa_page_list_missing(const struct fa_pool_sequence *sequence, uint32_t end);
 /* Allocates room for pages up to number @end and @n_deferred deferred releases. -ENOMEM. */
 int fa_page_list_prepare(struct fa_pool_sequence *sequence, uint32_t end, uint32_t n_deferred);

@@ -220,7 +220,7 @@ static void on_computed(uv_work_t *work, int status)
 	fa_session_unref(session);
 }
 
-/* On a worker. Pauses the session. */
+/* A worker hashes, while the session is paused. */
 static int start(struct fa_session *session, struct request *request, struct fa_error *error)
 {
 	int r = 0;

@@ -13,7 +13,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-/* Bounds one copy, so that the CPU's workers share a large state. */
+/* The CPU's workers share a large state. */
 #define COPY_BYTES_MAX ((uint64_t)4 << 20)
 
 struct state {

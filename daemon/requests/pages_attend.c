@@ -322,7 +322,7 @@ static int bind_pages(struct binding *b)
 	return 0;
 }
 
-/* They are in the message because the daemon cannot read the lengths. */
+/* The daemon cannot read the lengths. */
 static int bind_bounds(const struct binding *b, struct fa_paged_own_attention *p)
 {
 	const struct fa_wire_pages_attend *m = b->message;
@@ -398,7 +398,7 @@ static int bind_numbers(const struct binding *b, struct fa_paged_own_attention *
 	return 0;
 }
 
-/* Copies vectors: the message ends with the handler. */
+/* The message ends with the handler. */
 static int keep_tail(struct binding *b, struct fa_paged_own_attention *p)
 {
 	const struct fa_wire_pages_attend *m = b->message;

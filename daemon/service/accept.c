@@ -10,7 +10,7 @@
 #include <inttypes.h>
 #include <sys/socket.h>
 
-/* Limits the connections accepted before other events are handled. */
+/* Connections accepted before other events are handled. */
 #define ACCEPT_MAX 16
 #define ACCEPT_PAUSE_MS 100
 
@@ -110,7 +110,7 @@ static void accepted(struct fa_server *server, int fd)
 		reject(server, fd, r, error.text);
 }
 
-/* Returns true if one more rejected connection could not be closed soon. */
+/* True: one more rejected connection could not be closed soon. */
 static bool is_reaper_full(struct fa_server *server)
 {
 	bool full = fa_fd_reaper_is_full(server->context.reaper);

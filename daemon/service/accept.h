@@ -38,8 +38,8 @@ void fa_accept_poll(struct fa_server *server);
  * it was consumed. */
 bool fa_accept_again(struct fa_server *server, int fd, bool last);
 
-/* Call it when a descriptor was closed. */
+/* A descriptor was closed. */
 void fa_accept_refill_reserve(struct fa_server *server);
 
-/* Call it when the oldest session without Hello has changed. */
+/* The oldest session without Hello has changed. */
 void fa_accept_update_hello_timer(struct fa_server *server);

@@ -234,7 +234,7 @@ static int handle(struct fa_call *call, const struct method *method, struct fa_e
 	return r;
 }
 
-/* Returns true if the message is pipelined. */
+/* True: the message is pipelined. */
 static bool dispatch(struct fa_call *call, const void *bytes, size_t length)
 {
 	struct fa_session *session = call->session;

@@ -9,8 +9,7 @@ void fa_drain_start(struct fa_server *server);
 /* With a short timeout, also for a drain under way. */
 void fa_drain_lost(struct fa_server *server);
 
-/* Cancels requests and stops. */
 void fa_drain_force(struct fa_server *server);
 
-/* Call it when something ended that a drain may wait for. */
+/* Something ended that a drain may wait for. */
 void fa_drain_advance(struct fa_server *server);

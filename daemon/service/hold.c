@@ -196,7 +196,7 @@ static void on_timer(uv_timer_t *timer)
 	judge_all(timer->data);
 }
 
-/* Waits for the loop's next turn: the object that ended may still be in its destructor. */
+/* Not at once: the object that ended may still be in its destructor. */
 static void on_ended(struct fa_tenants *tenants)
 {
 	struct fa_server *server = fa_container_of(tenants, struct fa_server, context.tenants);

@@ -28,7 +28,7 @@ struct fa_hold {
 /* The server closes the timer. */
 void fa_hold_init(struct fa_server *server);
 
-/* Call it when the daemon stops: judges everything for the last time. */
+/* The daemon stops: judges everything for the last time. */
 void fa_hold_finish(struct fa_server *server);
 
 /*

@@ -40,7 +40,7 @@ static void directory_of(const char *path, char *ret_dir, size_t size)
 	snprintf(ret_dir, size, "%.*s", slash ? (int)(slash - path) : 0, path);
 }
 
-/* Tries again if the lock file was removed between open() and flock(). */
+/* The lock file may be removed between open() and flock(). */
 static int lock_path(const char *path, struct fa_error *error, int *ret_fd)
 {
 	char lock[PATH_MAX];

@@ -44,7 +44,7 @@ struct program {
 	struct fa_fd_store fd_store;
 };
 
-/* Otherwise a socket could get one of these numbers. */
+/* A socket must not get one of these numbers. */
 static void open_standard_fds(void)
 {
 	int fd;
@@ -309,7 +309,7 @@ int main(int argc, char **argv)
 		fa_log(FA_LOG_ERROR, "%s", error.text);
 		return EXIT_FAILURE;
 	}
-	/* The supervisor needs the limit, too, for its store. */
+	/* The supervisor's store needs it, too. */
 	raise_limit(RLIMIT_NOFILE);
 	/* The pool's memfds count as files. */
 	raise_limit(RLIMIT_FSIZE);

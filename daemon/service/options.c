@@ -54,7 +54,7 @@ static int parse_fd(const char *text, int *ret_fd)
 	return 0;
 }
 
-/* Returns the argument that getopt_long() parsed last. */
+/* getopt_long() parsed it last. */
 static char *last_option(char **argv)
 {
 	return argv[optarg && optarg == argv[optind - 1] ? optind - 2 : optind - 1];

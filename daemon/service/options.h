@@ -29,5 +29,5 @@ int fa_service_options_parse(int argc, char **argv, struct fa_service_options *r
 int fa_service_options_load_config(const struct fa_service_options *options,
                                    struct fa_config *ret_config, struct fa_error *error);
 
-/* Logs every fault of the file. Returns 0 if there is none, else a negative errno. */
+/* Logs every fault of the file. 0: there is none. */
 int fa_service_options_check_config(const struct fa_service_options *options);

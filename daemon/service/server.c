@@ -142,7 +142,7 @@ static void on_reaper(uv_async_t *async)
 	}
 }
 
-/* Any thread may call. */
+/* Any thread. */
 static void wake_reaper(void *userdata)
 {
 	struct fa_server *server = userdata;
@@ -150,7 +150,7 @@ static void wake_reaper(void *userdata)
 	uv_async_send(&server->reaper_async);
 }
 
-/* Called by the device's threads, once the engine exists. */
+/* The device's threads call it, once the engine exists. */
 static void wake_engine(void *userdata)
 {
 	struct fa_server *server = userdata;
@@ -158,7 +158,7 @@ static void wake_engine(void *userdata)
 	fa_engine_wake(server->context.engine);
 }
 
-/* Returns 0 if there is no limit. */
+/* 0: no limit. */
 static uint64_t fds_max(void)
 {
 	struct rlimit limit;

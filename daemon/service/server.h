@@ -61,11 +61,11 @@ struct fa_server_options {
 int fa_server_new(const struct fa_server_options *options, struct fa_error *error,
                   struct fa_server **ret_server);
 
-/* Call it after the loop has ended. Takes NULL. */
+/* After the loop has ended. Takes NULL. */
 struct fa_server *fa_server_free(struct fa_server *server);
 
 /* Consumes @config, and logs what needs a restart. */
 void fa_server_reload(struct fa_server *server, struct fa_config *config);
 
-/* Ends a drain: frees everything, closes handles. */
+/* Ends a drain. */
 void fa_server_finish(struct fa_server *server);

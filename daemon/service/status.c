@@ -149,7 +149,7 @@ static int add_row(json_t *sessions, const struct fa_status_row *row)
 	r |= set(object, "out_bytes", row->out_bytes);
 	r |= set(object, "messages", row->messages);
 	r |= set(object, "errors", row->errors);
-	/* Only sums, as sessions may be many; tenants have the rest. */
+	/* Sessions may be many; tenants have the rest. */
 	r |= add_sums(object, &row->usage);
 	r |= add_waits(object, &row->usage);
 	return r | json_array_append_new(sessions, object);

@@ -44,13 +44,13 @@ struct fa_context_hooks {
 	                   uint64_t received_ns);
 
 	void (*session_ready)(struct fa_session *session);
-	/* Called when streams are cancelled; buffers are still registered. */
+	/* Streams are cancelled; buffers are still registered. */
 	void (*session_closing)(struct fa_session *session);
-	/* Called when nothing is in flight. The session is freed next. */
+	/* Nothing is in flight. The session is freed next. */
 	void (*session_ended)(struct fa_session *session);
 
 	void (*session_freed)(struct fa_context *context);
-	/* Called when something ended that a drain may wait for. */
+	/* Something ended that a drain may wait for. */
 	void (*drain_progress)(struct fa_context *context);
 	/* The daemon may be idle (exit_when_idle). */
 	void (*idle)(struct fa_context *context);

@@ -53,7 +53,7 @@ void fa_device_completion_close(struct fa_session *session)
 
 void fa_device_completion_pass(struct fa_session *session, uint32_t stream, uint64_t value)
 {
-	/* This keeps old words from matching (common/completion.h). */
+	/* Old words must not match (common/completion.h). */
 	if (!(value & INT32_MAX))
 		fa_completion_clear_device_words(&session->completions[stream]);
 }
@@ -150,7 +150,7 @@ void fa_device_completion_sync(struct fa_context *context)
 	if (fa_list_empty(&context->device_sessions))
 		return;
 	until_ns = fa_now_ns() + (context->info.polled ? SYNC_NS : SYNC_BY_THREAD_NS);
-	/* Syncs all sessions, as clients may talk to each other. */
+	/* All sessions, as clients may talk to each other. */
 	reap(context);
 	note_all_reported(context);
 	for (unsigned int n = context->n_sessions; n && !fa_list_empty(&context->device_sessions);

@@ -15,13 +15,12 @@
 /* Pins the page, once. If that fails, the device completes nothing. */
 void fa_device_completion_open(struct fa_session *session);
 
-/* Call it for a closing session that the caller references. */
+/* For a closing session that the caller references. */
 void fa_device_completion_stop(struct fa_session *session);
 
 /* Nothing may be in flight. The page may be unmapped next. */
 void fa_device_completion_close(struct fa_session *session);
 
-/* Call it for each new stream. */
 void fa_device_completion_stream(struct fa_session *session, uint32_t id);
 
 /* For each new request. Returns true if the device completes it; only if @allowed. */
@@ -30,7 +29,7 @@ bool fa_device_completion_submit(struct fa_request *request, bool allowed);
 /* For each value that neither the device completes nor an engine's job has. */
 void fa_device_completion_pass(struct fa_session *session, uint32_t stream, uint64_t value);
 
-/* Call it when a request that the device completes was reaped. */
+/* A request that the device completes was reaped. */
 void fa_device_completion_finished(const struct fa_request *request);
 
 /* Notes what the device has reported, and gives the engine a short time to see it. May close

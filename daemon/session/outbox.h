@@ -41,7 +41,7 @@ void fa_outbox_clear(struct fa_session *session);
 void fa_session_send(struct fa_session *session, const struct fa_wire_message *message, int fd,
                      struct fa_charge *charge);
 
-/* Like fa_session_send(), with up to FA_SESSION_SEND_FDS descriptors, all consumed. */
+/* With up to FA_SESSION_SEND_FDS descriptors, all consumed. */
 void fa_session_send_fds(struct fa_session *session, const struct fa_wire_message *message,
                          int *fds, size_t n_fds, struct fa_charge *charge);
 

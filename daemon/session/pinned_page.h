@@ -19,7 +19,7 @@ struct fa_pinned_page {
 	struct fa_registered_buffer *import; /* while the worker has it */
 };
 
-/* Call it once. It may call ready() before it returns. */
+/* Once. May call ready() before it returns. */
 void fa_pinned_page_open(struct fa_pinned_page *pinned, void *host, uint64_t bytes);
 
 /* If the import has not started. The caller references the session. */

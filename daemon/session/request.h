@@ -80,17 +80,17 @@ void fa_request_submit_own(struct fa_request *request);
 /* The request must not be submitted. Takes NULL. */
 struct fa_request *fa_request_free(struct fa_request *request);
 
-/* bind() calls it. Returns the memory of a view's buffer, which the request now references.
+/* Called in bind(). Returns the memory of a view's buffer, which the request now references.
  * -ENOENT. */
 int fa_request_buffer(struct fa_request *request, const struct fa_wire_view *view, const char *name,
                       const struct fa_device_memory **ret_memory, struct fa_error *error);
-/* Returns the memory of a referenced buffer; NULL: none. */
+/* The buffer is referenced; NULL: none. */
 const struct fa_device_memory *fa_request_memory(const struct fa_request *request, uint32_t buffer);
 
-/* bind() calls it for paged work. -EDQUOT, and errors of paged_prepare(). */
+/* Called in bind(), for paged work. -EDQUOT, and errors of paged_prepare(). */
 int fa_request_prepare(struct fa_request *request, struct fa_error *error);
 
-/* bind() calls it: wait for @value of another stream. -ENOMEM. */
+/* Called in bind(): wait for @value of another stream. -ENOMEM. */
 int fa_request_wait(struct fa_request *request, uint32_t stream, uint64_t value,
                     struct fa_error *error);
 

@@ -29,7 +29,7 @@ const struct fa_device_memory *fa_request_memory(const struct fa_request *reques
 	return NULL;
 }
 
-/* Returns the stream's previous request if it is of the same step: its tables can be reused. */
+/* The stream's previous request, of the same step: its tables can be reused. */
 static struct fa_request *find_predecessor(const struct fa_request *request)
 {
 	const struct fa_session_stream *slot = &request->session->streams[request->stream];

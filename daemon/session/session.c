@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-/* Limits messages of one session before others get their turn. */
+/* Messages of one session before others get their turn. */
 #define READ_MAX 16
 
 static void update_poll(struct fa_session *session);
@@ -154,7 +154,7 @@ void fa_session_resume(struct fa_session *session, enum fa_session_pause reason)
 		fa_ring_activate(session->ring);
 }
 
-/* True: too many descriptors are not closed yet, and packets with descriptors must wait. */
+/* True: packets with descriptors must wait. */
 static bool has_too_many_rejected(const struct fa_session *session)
 {
 	return fa_tenant_reaper_queue(session->tenant)->n_rejected > FA_FD_REAPER_REJECTED_HARD_MAX;
@@ -216,7 +216,7 @@ static bool read_packet(struct fa_session *session, struct descriptors *descript
 	}
 	++session->n_messages;
 	fa_loop_spin_note(&context->spin);
-	/* Handles completions first that the client may have seen. */
+	/* First completions that the client may have seen. */
 	(void)fa_completions_reap(session, true);
 	fa_device_completion_sync(context);
 	if (session->state == FA_SESSION_CLOSING)

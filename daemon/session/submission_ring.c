@@ -19,7 +19,7 @@
 
 /* Limits entries of one ring before others are polled. */
 #define BATCH_MAX 16
-/* Limits older entries handled before a packet. If there are more, it waits. */
+/* Older entries handled before a packet; if there are more, it waits. */
 #define CATCH_UP_MAX 64
 /* Time for rings before the loop polls descriptors. */
 #define SLICE_NS (20 * FA_NS_PER_US)
@@ -96,7 +96,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 			break;
 		++n;
 		++session->n_messages;
-		/* Handles completions first that the client may have seen. */
+		/* First completions that the client may have seen. */
 		(void)fa_completions_reap(session, true);
 		if (!fa_list_empty(&context->device_sessions)) {
 			fa_device_completion_sync(context);
@@ -136,7 +136,7 @@ static void arm_doorbell(struct fa_session_ring *ring)
 	stop_polling(ring);
 }
 
-/* Returns true if a ring had an entry, or the engine has more to launch. */
+/* True: a ring had an entry, or the engine has more to launch. */
 static bool poll_all(struct fa_rings *rings, uint64_t now_ns)
 {
 	bool any = false;

@@ -39,7 +39,7 @@ struct fa_rings {
 };
 
 int fa_rings_init(struct fa_rings *rings, struct fa_context *context);
-/* Call it after the handles were closed. */
+/* After the handles were closed. */
 void fa_rings_deinit(struct fa_rings *rings);
 bool fa_rings_are_polled(const struct fa_rings *rings);
 
@@ -49,11 +49,11 @@ int fa_ring_setup(struct fa_session *session, const struct fa_wire_message *mess
 bool fa_ring_catch_up(struct fa_session *session);
 /* Starts polling. */
 void fa_ring_activate(struct fa_session_ring *ring);
-/* Wakes a sleeping client after the current batch. */
+/* Wakes it after the current batch. */
 void fa_ring_wake_later(struct fa_session *session);
 struct fa_completion_records *fa_ring_records(struct fa_session *session);
 
-/* Call fa_ring_free() when the streams are freed. */
+/* Followed by fa_ring_free() when the streams are freed. */
 void fa_ring_close(struct fa_session *session);
 void fa_ring_free(struct fa_session *session);
 
@@ -61,5 +61,5 @@ struct fa_ring_status {
 	uint64_t bytes, requests, doorbells;
 	bool polled;
 };
-/* Returns false if there is no ring. */
+/* False: there is no ring. */
 bool fa_ring_status(const struct fa_session *session, struct fa_ring_status *ret_status);

@@ -16,7 +16,7 @@ static struct fa_turn *turn_of(struct fa_session *session)
 	return turn;
 }
 
-/* How long the account must wait for its long messages. */
+/* How long the account waits for its long messages. */
 static uint64_t debt_ns(const struct fa_turns *turns, const struct fa_turn *turn, uint64_t now_ns)
 {
 	const uint64_t free_ns = now_ns + FA_TURN_LONG_CREDIT_NS * FA_TURN_LONG_SHARE;

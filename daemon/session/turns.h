@@ -20,7 +20,7 @@
 #define FA_TURN_LONG_NS (250 * 1000)
 #define FA_TURN_LONG_SHARE 200
 #define FA_TURN_LONG_CREDIT_NS (20ull * 1000 * 1000)
-/* Limits how long an account waits for its long messages. */
+/* How long an account waits for its long messages. */
 #define FA_TURN_LONG_WAIT_NS (1000ull * 1000 * 1000)
 #define FA_TURN_ALONE_NS (10ull * 1000 * 1000 * 1000)
 

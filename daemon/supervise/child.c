@@ -1,4 +1,3 @@
-/* Starts the daemon: descriptors, environment, fork. */
 #include "common/cleanup.h"
 #include "common/clock.h"
 #include "daemon/base/log.h"

@@ -42,7 +42,7 @@ static int parse_fd(const char *text, int *ret_fd)
 	return 0;
 }
 
-/* Returns 1 to go on, 0 if done, or a negative errno that was explained. */
+/* 1: go on; 0: done; or a negative errno that was explained. */
 static int parse_options(int argc, char **argv, struct fa_supervisor *s)
 {
 	enum {

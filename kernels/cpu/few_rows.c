@@ -360,7 +360,6 @@ VEC_INLINE void values(enum fa_attention_dtype dtype, const int rows, const int 
 	}
 }
 
-/* Does so for rows [row, end_row). */
 VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int strips, int n,
                                const struct fa_cpu_job *job, struct state *state,
                                const struct round *round, int32_t row, int32_t end_row, int32_t c,
@@ -390,7 +389,7 @@ VEC_INLINE void values_of_rows(enum fa_attention_dtype dtype, const int strips, 
 	}
 }
 
-/* For all of V's columns, as many at once as there are accumulators for. */
+/* Computes as many columns at once as there are accumulators for. */
 VEC_INLINE void values_of_columns(enum fa_attention_dtype dtype, const struct fa_cpu_job *job,
                                   struct state *state, const struct round *round, int32_t row,
                                   int32_t end_row, int32_t first, int32_t end)
@@ -583,7 +582,7 @@ static int64_t round_keys(const struct fa_cpu_job *tile, int64_t end, struct rou
 	return stop;
 }
 
-/* Fills the masks of the round's rows. Returns false if no row sees any key. */
+/* False: no row sees any key. */
 static bool round_masks(const struct fa_cpu_job *job, struct mask *mask, struct round *round)
 {
 	const uint32_t all = UINT32_MAX >> (ROUND_KEYS - round->end);

@@ -28,7 +28,7 @@ static inline int64_t floor_div(int64_t a, int64_t b)
 	return a / b - (a % b < 0);
 }
 
-/* Returns the first position of the chunk that has @position. */
+/* Returns the first position of @position's chunk. */
 static inline int64_t chunk_begin(int64_t position, int64_t chunk_tokens)
 {
 	int64_t in_chunk = position % chunk_tokens;
@@ -36,7 +36,7 @@ static inline int64_t chunk_begin(int64_t position, int64_t chunk_tokens)
 	return position - (in_chunk < 0 ? in_chunk + chunk_tokens : in_chunk);
 }
 
-/* Returns @far if the window is unbounded. */
+/* @far if the window is unbounded. */
 static inline int64_t window(int64_t given, int64_t far)
 {
 	return given < 0 ? far : min64(given, far);

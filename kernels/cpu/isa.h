@@ -82,7 +82,7 @@ struct fa_cpu_job {
 	const float *alibi_slopes, *sinks;
 };
 
-/* Returns true if query heads of one KV head have different masks: each is then computed alone. */
+/* True: query heads of one KV head have different masks, and each is computed alone. */
 static inline bool fa_cpu_pattern_per_head(const struct fa_attention_pattern *pattern,
                                            int64_t group)
 {
@@ -108,8 +108,8 @@ static inline bool fa_cpu_job_stopped(const struct fa_cpu_job *job)
 	return job->stop && __atomic_load_n(job->stop, __ATOMIC_RELAXED);
 }
 
-/* Return the first key that a row at @position sees, and the end of its keys; not clamped to those
- * that exist. Neither falls as the position rises. */
+/* The first key that a row at @position sees, and the end of its keys; not clamped to those that
+ * exist. Neither falls as the position rises. */
 static inline int64_t fa_cpu_job_low(const struct fa_cpu_job *job, int64_t position)
 {
 	int64_t low = position - job->left;

@@ -74,7 +74,7 @@ static panel_round_fn *const panel_rounds[][VEC_PANEL_VECTORS] = {
 #endif
 };
 
-/* Return the first key in @words, or SCORE_KEYS, and the end of the last, or 0. */
+/* The first key in @words, or SCORE_KEYS, and the end of the last, or 0. */
 static int32_t first_bit(const uint32_t words[MASK_WORDS])
 {
 	for (int32_t w = 0; w < MASK_WORDS; w++) {
@@ -93,8 +93,7 @@ static int32_t bits_end(const uint32_t words[MASK_WORDS])
 	return 0;
 }
 
-/* Fills the masks of the round's rows. Narrows keys [*first, *end) of the round to those that some
- * row may see; returns false if there are none. */
+/* Narrows keys [*first, *end) of the round to those that some row may see; false: none. */
 static bool tile_masks(struct tile *tile, struct mask *mask, int32_t *first, int32_t *end)
 {
 	const struct fa_cpu_job *job = tile->job;

@@ -61,7 +61,7 @@ static inline void mask_list_init(const struct fa_cpu_job *job, struct mask_list
 	mask_list_step(job, list);
 }
 
-/* Returns the first key from @key on in a block of the list, or INT64_MAX. */
+/* The first key from @key on in a block of the list, or INT64_MAX. */
 static inline int64_t mask_list_next(const struct fa_cpu_job *job, struct mask_list *list,
                                      int64_t key)
 {

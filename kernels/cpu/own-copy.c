@@ -11,7 +11,7 @@
 #endif
 
 #define TOKENS 64
-/* Larger copies bypass the cache, which they would only empty. */
+/* Larger copies bypass the cache. */
 #define STREAM_BYTES ((uint64_t)8 << 20)
 /* A row is fetched while this many tokens before it are copied. */
 #define AHEAD 6
@@ -175,7 +175,7 @@ static void copy_side(const struct fa_paged_own_copy *copy, const struct side *s
 			for (int32_t h = 0; h < heads; h++)
 				copy_codes(copy, side, layer, i, h, writes);
 	} else if (writes && side->by_token) {
-		/* Follows the order of the sources, which the processor then prefetches. */
+		/* Follows the order of the sources, which the processor prefetches. */
 		for (uint32_t i = 0; i < count; i++)
 			for (int32_t h = 0; h < heads; h++)
 				copy_rows(side, i, i + 1, count, h, row_bytes, writes, stream);

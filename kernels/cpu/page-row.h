@@ -8,7 +8,7 @@ static inline int64_t fa_cpu_element_bytes(enum fa_attention_dtype dtype)
 	return dtype == FA_ATTENTION_F32 ? 4 : 2;
 }
 
-/* Returns the heads' scales of K's or V's codes in @layer; NULL: tokens have theirs. */
+/* Returns the scales of heads; NULL: tokens have theirs. */
 static inline const float *fa_cpu_head_scales(const struct fa_paged_cache *cache, bool is_v,
                                               int64_t layer)
 {

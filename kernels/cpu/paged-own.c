@@ -54,7 +54,7 @@ static int64_t longest(const struct fa_paged_own_attention *p)
 	return min64(p->max_k, (int64_t)p->table_columns * p->pages->page_tokens);
 }
 
-/* Returns at least the floats of a sequence's partial rows. */
+/* Bounds the floats of a sequence's partial rows. */
 static int64_t sequence_floats_max(const struct fa_paged_own_attention *p, int64_t splits)
 {
 	int64_t kv_heads = lists(p), rows = p->max_q * (p->heads / kv_heads);

@@ -39,12 +39,10 @@ struct fa_cpu_paged_rows {
 	int64_t split_keys_min;
 };
 
-/* Sums over the sequences planned so far. */
 struct fa_cpu_paged_plan {
 	int64_t n_tiles, n_counters, partial_floats;
 };
 
-/* Adds the sequence to *plan. */
 void fa_cpu_paged_plan_sequence(const struct fa_cpu_isa *isa,
                                 const struct fa_cpu_paged_shape *shape,
                                 const struct fa_cpu_paged_rows *rows,
@@ -79,7 +77,7 @@ struct fa_cpu_paged_place {
 void fa_cpu_paged_locate(const struct fa_cpu_paged_workspace *workspace, int32_t kv_heads,
                          int64_t tile, struct fa_cpu_paged_place *ret_place);
 
-/* Fills in the rows and keys of @job, and runs it. */
+/* Fills in @job's rows and keys. */
 bool fa_cpu_paged_run(const struct fa_cpu_isa *isa, const struct fa_cpu_paged_workspace *workspace,
                       const struct fa_cpu_paged_place *place, struct fa_cpu_job *job,
                       void *scratch);

@@ -190,7 +190,6 @@ static void request_init(struct request *request, const struct fa_attention_para
 	request->params.kv_heads = params->heads;
 }
 
-/* Masks of sequence @sequence and query head @head. */
 static void fill_masks(const struct fa_attention_params *p, int32_t sequence, int64_t head,
                        int64_t group, struct fa_cpu_job *job)
 {
@@ -215,8 +214,7 @@ static void fill_masks(const struct fa_attention_params *p, int32_t sequence, in
 	}
 }
 
-/* Fills all of the job but its rows and stop, for all keys of KV heads [kv_head, kv_head +
- * n_heads). */
+/* Fills all but rows and stop, for all keys of KV heads [kv_head, kv_head + n_heads). */
 static void fill_job(const struct request *request, int32_t sequence, int32_t kv_head,
                      int32_t n_heads, struct fa_cpu_job *ret_job)
 {
@@ -292,7 +290,6 @@ static bool run_job(const struct fa_cpu_isa *isa, const struct fa_cpu_job *job, 
 	return !fa_cpu_job_stopped(job);
 }
 
-/* Finds the keys that any of the job's rows sees. */
 static void seen_by_job(const struct fa_cpu_job *job, int64_t *ret_begin, int64_t *ret_end)
 {
 	int64_t first = job->row / job->group + job->n_k - job->n_q;
@@ -302,7 +299,6 @@ static void seen_by_job(const struct fa_cpu_job *job, int64_t *ret_begin, int64_
 	*ret_end = clamp64(fa_cpu_job_high(job, last), 0, job->n_k);
 }
 
-/* Reduces all splits of the block. */
 static void merge(const struct fa_cpu_isa *isa, const struct request *request,
                   const struct location *location, const struct fa_cpu_job *tile,
                   const float *partials, int64_t n_splits, int64_t stride)

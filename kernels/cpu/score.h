@@ -69,7 +69,7 @@ static inline int64_t score_clamp(int64_t x, int64_t low, int64_t high)
 	return x < low ? low : x > high ? high : x;
 }
 
-/* Return the position of packed row @row, and the keys [low, high) that it sees. */
+/* The position of packed row @row, and the keys [low, high) that it sees. */
 static inline int64_t score_position(const struct fa_cpu_job *job, int64_t row)
 {
 	if (job->positions)

@@ -41,7 +41,7 @@ static void pack_q_panel(const struct tile *tile, int32_t panel)
 	}
 }
 
-/* With @judge: returns true if an element is infinite or NaN. */
+/* True with @judge: an element is infinite or NaN. */
 VEC_INLINE bool pack_row(enum fa_attention_dtype dtype, const char *from, float *to, int32_t dim,
                          const bool judge)
 {
@@ -110,7 +110,6 @@ static bool pack_codes(const struct fa_cpu_job *job, const char *from, int64_t f
 	return special;
 }
 
-/* Adds the second row of a pair. */
 static bool pack_v_second(const uint16_t *second, uint32_t *to, int32_t dim)
 {
 	uint32_t special = 0;

@@ -1,5 +1,5 @@
 /*
- * A panel of rows over a round of keys: both products, masks and softmax.
+ * A panel over a round of keys: products, masks, softmax.
  */
 #pragma once
 
@@ -138,7 +138,7 @@ static void panel_finish_scores(const struct tile *tile, int32_t panel, int vect
 	}
 }
 
-/* Replaces scores, or weights, of keys that a row's mask hides. */
+/* Replaces scores, or weights, of hidden keys. */
 static void panel_mask(const struct tile *tile, int32_t panel, int vectors, int32_t first,
                        int32_t end, float replacement)
 {

@@ -1,5 +1,5 @@
 /*
- * A tile of many query rows: its shape, scratch and state.
+ * A tile of many query rows.
  */
 #pragma once
 

@@ -8,7 +8,7 @@
 
 #include "kernels/cpu/isa.h"
 
-/* Returns true if query heads of one KV head may have different masks. */
+/* True: query heads of one KV head may have different masks. */
 bool fa_cpu_tiling_masks_of_heads(const struct fa_attention_params *params);
 
 struct fa_cpu_tiling {

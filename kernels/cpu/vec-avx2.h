@@ -27,7 +27,7 @@ static inline vec vec_load(const float *p)
 	return _mm256_loadu_ps(p);
 }
 
-/* Loads the first @n words, 4 or 8; the rest is 0. */
+/* The first @n words, 4 or 8; the rest is 0. */
 static inline vec_u32 vec_load_u32(const void *p, int n)
 {
 	if (n < VEC_LANES)

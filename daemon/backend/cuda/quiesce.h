@@ -22,7 +22,7 @@ struct fa_cuda_quiesce {
 	bool held;
 
 	atomic_bool wanted; /* n_waiting is not 0 */
-	/* Of long works that cannot be preempted. Engine thread. */
+	/* Counts long works that cannot be preempted. Engine thread. */
 	unsigned int n_nonpreemptible;
 	uint64_t nonpreemptible_until_ns; /* of the last one */
 };

@@ -35,7 +35,7 @@ static void count_streams(struct fa_device *device)
 static CUresult open_pinned(struct fa_device *device)
 {
 	const size_t vectors_bytes = (size_t)FA_CUDA_STREAM_DEPTH * FA_CUDA_VECTORS_BYTES;
-	/* For ends of works, reports of preempted launches, reports of gates, and requests to
+	/* Words: ends of works, reports of preempted launches, reports of gates, requests to
 	 * gates. */
 	const size_t words_bytes = 4 * device->n_streams * WORD_BYTES;
 	const struct fa_cudriver *driver = &device->driver;

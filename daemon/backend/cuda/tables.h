@@ -12,7 +12,7 @@ struct fa_cuda_cached_plan {
 };
 
 #define FA_CUDA_CACHED_PLANS 2 /* append and attention */
-/* For 128 sequences with shared prefixes, or more without. */
+/* Suffices for 128 sequences with shared prefixes, or more without. */
 #define FA_CUDA_CACHED_PLANS_BYTES ((size_t)FA_DEVICE_PLAN_CACHE_BYTES)
 
 /* The span holds the tables, then the blobs of cached plans. */

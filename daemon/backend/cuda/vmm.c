@@ -180,7 +180,7 @@ CUmemAllocationProp fa_cuda_allocation(const struct fa_device *device)
 	};
 }
 
-/* In a stream for which only workers wait. */
+/* Uses a stream for which only workers wait. */
 static int zero(struct fa_device *device, CUdeviceptr at, uint64_t bytes, struct fa_error *error)
 {
 	const struct fa_cudriver *driver = &device->driver;

@@ -15,7 +15,7 @@
 	((parts) <= 5 * FA_CUDA_PACKED_RUN                                                         \
 	         ? 6                                                                               \
 	         : 1 + ((parts) + FA_CUDA_PACKED_RUN - 1) / FA_CUDA_PACKED_RUN)
-/* With this many parts, several lanes share a slice when a warp joins it. */
+/* From this number of parts on, several lanes share a slice when a warp joins it. */
 #define FA_CUDA_SHARE_PARTS_SPLIT 32u
 #define FA_CUDA_SHARE_PARTS_MAX 255u
 /* How long a thread block waits for the other parts of its rows. */

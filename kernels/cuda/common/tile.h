@@ -84,7 +84,7 @@ template <int ROWS, int D, int THREADS, bool NEAR> struct fa_loader {
 		}
 	}
 
-	/* For rows of any alignment: by elements, through registers. */
+	/* Loads rows of any alignment, by elements through registers. */
 	__device__ __forceinline__ void load_elements(uint32_t tile, int32_t rows) const
 	{
 		const int32_t left = rows - (int32_t)(threadIdx.x / lanes);

@@ -18,7 +18,7 @@ struct fa_sm90_own_tile {
 	bool reread;   /* other blocks read the same tile */
 };
 
-/* Finds the loader's next tile, from @token on; returns false if there is none. */
+/* The loader's next tile, from @token on; false: none. */
 template <class C>
 __device__ __forceinline__ bool fa_sm90_own_find(const struct fa_cuda_paged_attention &args,
                                                  fa_paged_segment_of<C> &segment, int32_t &token,

@@ -216,7 +216,7 @@ struct fa_sm90_own_packed : fa_sm90_packed_rows<struct fa_cuda_paged_attention> 
 		return false;
 	}
 
-	/* Called by all threads, after the barrier behind fa_sm90_yield_begin(). */
+	/* All threads, after the barrier behind fa_sm90_yield_begin(). */
 	template <class C> static __device__ __forceinline__ void plan(const ARGS &all)
 	{
 		const uint32_t thread = fa_thread_index();

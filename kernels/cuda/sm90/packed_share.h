@@ -213,7 +213,7 @@ __device__ __forceinline__ void fa_sm90_share_begin(const typename C::ARGS &all,
 		              all.epoch << 16);
 }
 
-/* Counts the group's part and waits for the others; one thread. */
+/* Waits for the others; one thread. */
 template <class C>
 __device__ __forceinline__ fa_sm90_share_end
 fa_sm90_share_arrive(const typename C::ARGS &all, const struct fa_sm90_unit_parts &of)
@@ -288,7 +288,7 @@ __device__ __forceinline__ void fa_sm90_share_add_up(struct fa_sm90_share<WIDTH>
 	}
 }
 
-/* Returns true if the lane has a row to check. */
+/* True: the lane has a row to check. */
 template <class C, int WIDTH>
 __device__ __forceinline__ bool fa_sm90_share_store(const struct fa_sm90_share<WIDTH> &share,
                                                     const struct fa_sm90_slice<WIDTH> &slice,
@@ -324,7 +324,7 @@ __device__ __forceinline__ bool fa_sm90_share_store(const struct fa_sm90_share<W
 	return check;
 }
 
-/* Joins slices, as fa_sm90_share_join(). */
+/* As fa_sm90_share_join(). */
 template <class C, int WIDTH>
 __device__ __forceinline__ uint32_t fa_sm90_share_slices(const typename C::ARGS &all,
                                                          const struct fa_sm90_unit_parts &of,

@@ -81,7 +81,6 @@ __device__ __forceinline__ uint4 fa_sm90_packed_item(const typename C::ARGS &all
 		return ((const uint4 *)(all.items + item))[at];
 }
 
-/* Loads a unit of a list. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_packed_load_listed(const typename C::ARGS &all,
                                                            uint32_t unit,
@@ -93,7 +92,7 @@ __device__ __forceinline__ void fa_sm90_packed_load_listed(const typename C::ARG
 	const uint4 c = fa_sm90_packed_item<C>(all, item, 1),
 		    d = fa_sm90_packed_item<C>(all, item, 2);
 
-	/* Tells the compiler that these are uniform. */
+	/* They are uniform. */
 	ret_work.sequence = 0;
 	ret_work.slice = 0;
 	ret_work.head = __shfl_sync(~0u, a.y, 0);
@@ -246,7 +245,7 @@ template <class ARGS_> struct fa_sm90_packed_rows {
 		return work;
 	}
 
-	/* Computed again, because registers are few while O is stored. */
+	/* Computed again, as registers are few while O is stored. */
 	template <class C>
 	static __device__ __forceinline__ struct fa_work work_of(const ARGS &all, const BLOCK &,
 	                                                         uint32_t group)
@@ -380,7 +379,7 @@ __device__ __forceinline__ uint64_t *fa_sm90_unit_counter(const typename C::ARGS
 	return all.unit_counters + (block * C::GROUPS + group) * 4 + threadIdx.x % 128 / 32;
 }
 
-/* Returns those of a listed unit. */
+/* Returns the parts of a listed unit. */
 template <class C>
 __device__ __forceinline__ struct fa_sm90_unit_parts
 fa_sm90_unit_parts_listed(const typename C::ARGS &all, uint32_t unit, uint32_t group)
@@ -413,7 +412,7 @@ fa_sm90_unit_parts_of(const struct fa_cuda_packed_attention &all, uint32_t unit,
 		 fa_sm90_unit_counter<C>(all, block * FA_CUDA_PACKED_COUNTERS(all.parts), group) };
 }
 
-/* Returns what the calling thread block's unit needs of its item, as 16 bytes. */
+/* Returns what the block's unit needs of its item, as 16 bytes. */
 template <class C>
 __device__ __forceinline__ uint4 fa_sm90_packed_item_of_block(const typename C::ARGS &all)
 {

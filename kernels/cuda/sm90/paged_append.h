@@ -16,7 +16,7 @@
 
 #include <stdint.h>
 
-/* Returns the slot of @strip's page, and stores the strip's number in the page. */
+/* Returns the page's slot, and stores the strip's number in the page. */
 template <class C>
 __device__ __forceinline__ uint32_t
 fa_sm90_paged_slot_of(const struct fa_cuda_paged_attention &args, uint32_t table_start,

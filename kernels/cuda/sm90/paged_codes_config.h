@@ -1,6 +1,6 @@
 /*
- * Compile-time configuration of a decode kernel over pages of 8-bit codes; one thread block per SM.
- * Parameters as in paged_config.h; STORE is FA_STORE_E4M3 or FA_STORE_INT8.
+ * Configuration of a decode kernel over pages of 8-bit codes; one thread block per SM. Parameters
+ * as in paged_config.h; STORE is FA_STORE_E4M3 or FA_STORE_INT8.
  */
 #pragma once
 

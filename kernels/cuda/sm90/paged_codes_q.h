@@ -37,7 +37,7 @@ template <class C> struct fa_sm90_codes_q_row {
 		}
 	}
 
-	/* Converts the row to fp16 and returns the factor of its dot products. */
+	/* Returns the factor of its dot products. */
 	__device__ __forceinline__ float to_f16(const struct fa_cuda_paged_attention &args)
 	{
 		uint32_t most = 0;
@@ -102,7 +102,7 @@ __device__ __forceinline__ void fa_sm90_codes_convert_q(const struct fa_cuda_pag
 
 		if (C::ATOMS > 1)
 			fa_sm90_paged_prefetch_q<C>(args, segment);
-			/* Takes one row at a time, because registers are few. */
+			/* One at a time, as registers are few. */
 #pragma unroll 1
 		for (int r = 0; 8 * r < there; r++) {
 			struct fa_sm90_codes_q_row<C> row;

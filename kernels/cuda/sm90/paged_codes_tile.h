@@ -53,7 +53,7 @@ __device__ __forceinline__ void fa_sm90_codes_steps(float (&dots)[C::ATOMS][2][4
 	}
 }
 
-/* Computes dots in units of K's codes. @k: the warp's first row. */
+/* Dots are in units of K's codes. @k: the warp's first row. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_codes_dots(float (&dots)[C::ATOMS][2][4],
                                                    const fa_sm90_codes_q<C> &q, uint32_t k)

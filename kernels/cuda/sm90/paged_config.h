@@ -61,7 +61,7 @@ struct fa_sm90_paged_config {
 	static constexpr uint32_t Q_PITCH = FA_SM90_PAGED_Q_PITCH(DIM);
 	static constexpr uint32_t MERGE_COLUMNS = FA_SM90_PAGED_MERGE_COLUMNS(DIM, ATOMS);
 	static constexpr uint32_t MERGE_PITCH = FA_SM90_PAGED_MERGE_PITCH(DIM, ATOMS);
-	/* Rows that the warps merge at a time; 0: MERGE_COLUMNS columns of all rows. */
+	/* 0: MERGE_COLUMNS columns of all rows. */
 	static constexpr uint32_t MERGE_ROWS = FA_SM90_PAGED_MERGE_ROWS(DIM);
 	static constexpr uint32_t MERGE_ROW_PITCH = DIM + 8;
 
@@ -119,7 +119,7 @@ struct fa_sm90_paged_config {
 	              "the layout is what the host plans");
 	static_assert(THREADS == FA_SM90_PAGED_THREADS(DIM, ATOMS, GROUPS),
 	              "the thread count is what the host plans");
-	/* Else a group that is ahead could mistake a stage's previous phase for its next. */
+	/* Else a group ahead could mistake a stage's phases. */
 	static_assert(STAGES % GROUPS == 0, "a stage belongs to one group");
 	static_assert(STAGES > GROUPS, "tiles arrive while others are computed");
 	static_assert(!EARLY_LOADS || (EARLY_TILES <= STAGES && EARLY_TILES <= 4 && GROUPS == 1),

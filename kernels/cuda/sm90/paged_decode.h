@@ -87,7 +87,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	 * segment begins in the ring, modulo two rounds. */
 	int32_t before = C::SETMAXNREG ? 0 : (int32_t)group;
 	bool begun = false;
-	/* Registers are few, so the segment is kept in shared memory. */
+	/* Registers are few. */
 	fa_paged_segment_of<C> *const stashed =
 		(fa_paged_segment_of<C> *)(shared_memory + C::WALK_AT) + warp;
 
@@ -115,7 +115,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 		if constexpr (C::SPLIT_ITEMS)
 			if (warp == 0)
 				fa_sm90_paged_prefetch_tails<C>(args, segment);
-		/* Thread 32, because thread 0 waits for a fence. */
+		/* Thread 0 waits for a fence. */
 		fa_sm90_paged_segment_begin<C>(args, segment, shared_memory, begun ? 0 : 32);
 		if (!begun) {
 			if constexpr (!C::SPLIT_ITEMS)
@@ -197,8 +197,7 @@ __device__ __forceinline__ void fa_sm90_paged_decode(const struct fa_cuda_paged_
 	const uint32_t shared = fa_shared_address(shared_memory);
 	fa_paged_segment_of<C> segment;
 
-	/* Instantiated for each role, because one for all takes too many registers (d64,
-	 * pieces). */
+	/* Instantiated for each role: one for all takes too many registers (d64, pieces). */
 	const auto start = [&]() {
 		if constexpr (!C::EARLY_LOADS) {
 			segment.start(args, blockIdx.x);

@@ -58,7 +58,7 @@ template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q
 		}
 	}
 
-	/* Copies unaligned rows to this warp's MERGE area. */
+	/* Unaligned rows to this warp's MERGE area. */
 	__device__ __forceinline__ uint32_t gather(const struct fa_cuda_paged_attention &args,
 	                                           const fa_paged_segment_of<C> &segment,
 	                                           uint32_t shared)
@@ -123,7 +123,7 @@ template <class C> struct fa_sm90_paged_q<C, false> {
 	}
 };
 
-/* Computes S = Q K^T. @k: the first of the warp's 16 tokens. */
+/* @k: the first of the warp's 16 tokens. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_dots(float (&dots)[C::ATOMS][2][4],
                                                    const fa_sm90_paged_q<C> &q, uint32_t k)
@@ -208,8 +208,7 @@ __device__ __forceinline__ void fa_sm90_paged_values(uint32_t (&ret)[2][8], uint
 	}
 }
 
-/* Adds P V of 16 tokens to O. @v: the lane's ldmatrix address. ISOLATE: as in
- * common/warp_product.h. */
+/* O += P V of 16 tokens. @v: the lane's ldmatrix address. ISOLATE: as in common/warp_product.h. */
 template <class C, bool ISOLATE>
 __device__ __forceinline__ void fa_sm90_paged_product(struct fa_warp_rows<C> &rows,
                                                       const uint32_t (&p)[C::ATOMS][4], uint32_t v,

@@ -87,8 +87,8 @@ fa_sm90_paged_fact_of(const struct fa_cuda_paged_attention &args,
 	return info;
 }
 
-/* Makes cleared partial results visible to other blocks. All consumers call it once, after the
- * barrier that follows fa_sm90_paged_clear_partials(). */
+/* Makes cleared partial results visible to other blocks. All consumers, once, after the barrier
+ * that follows fa_sm90_paged_clear_partials(). */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_fence_partials(const struct fa_cuda_paged_attention &args)
@@ -98,8 +98,8 @@ fa_sm90_paged_fence_partials(const struct fa_cuda_paged_attention &args)
 			fa_fence_device();
 }
 
-/* All consumers call it; @thread writes the record, thread 0 reads it. If they differ, a barrier
- * must follow. */
+/* All consumers; @thread writes the record, thread 0 reads it. If they differ, a barrier must
+ * follow. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_segment_begin(const struct fa_cuda_paged_attention &args,
@@ -182,8 +182,8 @@ fa_sm90_paged_piece_columns(const struct fa_cuda_paged_attention &args,
 	}
 }
 
-/* Signals the end of the segment's part to the host, if the launch signals parts. All consumers
- * call it, after a barrier behind the part's last store. */
+/* Signals the part's end to the host, if the launch signals parts. All consumers, after a barrier
+ * behind the part's last store. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_signal_part(const struct fa_cuda_paged_attention &args,
@@ -266,8 +266,8 @@ __device__ __forceinline__ void fa_sm90_paged_stage_row(const struct fa_warp_row
 		fa_sm90_paged_stage_row<C, R + 1>(rows, at, r);
 }
 
-/* Reduces the two levels if this block is its group's last. All consumers call it, after a
- * barrier behind find_last(). */
+/* Reduces the two levels if this block is its group's last. All consumers, after a barrier behind
+ * find_last(). */
 template <class C, int LANES>
 __device__ __forceinline__ void fa_sm90_paged_reduce_levels(
 	const struct fa_cuda_paged_attention &args, const fa_paged_segment_of<C> &segment,
@@ -315,7 +315,7 @@ __device__ __forceinline__ void fa_sm90_paged_reduce_levels(
 		fa_sm90_paged_signal_part<C>(args, segment);
 }
 
-/* All consumers call it. @rows_info: the warp's copy; unused in pieces. */
+/* All consumers. @rows_info: the warp's copy; unused in pieces. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
@@ -334,7 +334,7 @@ fa_sm90_paged_segment_end(const struct fa_cuda_paged_attention &args,
 	static_assert(quads % lanes == 0 || lanes == 32, "a warp's lanes leave the loop together");
 	static_assert(C::WARPS % (32 / lanes) == 0, "all lanes merge equally many warps");
 
-	/* Called by thread 0, after the block's partial result is stored. */
+	/* Thread 0, after the block's partial result is stored. */
 	const auto find_last = [&]() {
 		if constexpr (!C::SPLIT_ITEMS)
 			if (threadIdx.x == 0 && !segment.whole)

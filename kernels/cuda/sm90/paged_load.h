@@ -140,7 +140,7 @@ fa_sm90_paged_look_up(const struct fa_cuda_paged_attention &args, fa_paged_segme
 	return true;
 }
 
-/* A whole warp calls this. */
+/* A whole warp. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_prefetch_q(const struct fa_cuda_paged_attention &args,
                                                          const fa_paged_segment_of<C> &segment)
@@ -205,7 +205,7 @@ __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t the
 	}
 }
 
-/* Initialises one loader's mbarriers; by a whole warp. */
+/* One loader's mbarriers; a whole warp calls it. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uint32_t loader)
 {
@@ -221,7 +221,7 @@ __device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uin
 	__syncwarp();
 }
 
-/* Returns how many tiles fa_sm90_paged_load_early() loads; none of them has new tokens. */
+/* Returns how many tiles fa_sm90_paged_load_early() loads; none has new tokens. */
 template <class C>
 __device__ __forceinline__ int32_t fa_sm90_paged_early_tiles(
 	const struct fa_cuda_paged_attention &args, const fa_paged_segment_of<C> &segment)
@@ -238,7 +238,7 @@ __device__ __forceinline__ int32_t fa_sm90_paged_early_tiles(
 	return min(n, C::EARLY_TILES);
 }
 
-/* Issues the copies of the block's first tiles, eight lanes each; by the producer warp. */
+/* The producer warp copies the block's first tiles, eight lanes each. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_load_early(const struct fa_cuda_paged_attention &args,
                                                          const fa_paged_segment_of<C> &segment,
@@ -275,8 +275,7 @@ __device__ __forceinline__ void fa_sm90_paged_load_early(const struct fa_cuda_pa
 	__syncwarp();
 }
 
-/* Runs one producer warp; all of its lanes call it. @segment: the block's first. @maps: of a client's
- * own pages. */
+/* All lanes. @segment: the block's first. @maps: of a client's own pages. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_attention &args,
                                                    uint32_t shared, fa_paged_segment_of<C> &segment,
@@ -366,7 +365,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 				stage = loader;
 				parity ^= 1;
 			}
-			/* Looks up the next batch while this one's first copies are in flight. */
+			/* This one's first copies are in flight meanwhile. */
 			if (batch.token == first) {
 				more = fa_sm90_paged_look_up<C>(args, segment, token, next);
 				/* With two atoms at d64, ptxas would spill. */

@@ -121,8 +121,7 @@ fa_sm90_paged_partial_address(const struct fa_cuda_paged_attention &args, uint32
 	return (char *)args.partials + (uint64_t)row * (C::DIM_V * 4);
 }
 
-/* Stores EMPTY to the block's places. All consumers call it; a barrier and a fence by thread 0
- * follow. */
+/* All consumers; a barrier and a fence by thread 0 follow. */
 template <class C>
 __device__ __forceinline__ void
 fa_sm90_paged_clear_partials(const struct fa_cuda_paged_attention &args)
@@ -144,7 +143,7 @@ fa_sm90_paged_clear_partials(const struct fa_cuda_paged_attention &args)
 	}
 }
 
-/* Fills in the split; called by one thread. */
+/* One thread. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_split_init(const struct fa_cuda_paged_attention &args,
                                                          const fa_paged_segment_of<C> &segment,
@@ -167,8 +166,8 @@ __device__ __forceinline__ void fa_sm90_paged_split_init(const struct fa_cuda_pa
 	}
 }
 
-/* Counts this block; returns epoch << 16 + the arrivals before. Called by thread 0, after the
- * fence. Earlier launches' counts are below this epoch. */
+/* Returns epoch << 16 + the arrivals before. Thread 0, after the fence. Earlier launches' counts
+ * are below this epoch. */
 __device__ __forceinline__ uint64_t fa_sm90_paged_arrive(const struct fa_cuda_paged_attention &args,
                                                          uint32_t block)
 {

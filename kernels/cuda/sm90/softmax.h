@@ -45,8 +45,8 @@ template <class C> using fa_sm90_dots = float[C::KEYS / 2];
 /* P as wgmma's A operand, 16 keys each. */
 template <class C> using fa_sm90_p = uint32_t[C::KEYS / 16][4];
 
-/* Returns how many of a thread's elements of a row precede @end, relative to the first. A thread
- * has 2 adjacent keys of every 8. */
+/* Counts a thread's elements of a row that precede @end, relative to the first. A thread has 2
+ * adjacent keys of every 8. */
 __device__ __forceinline__ int32_t fa_sm90_elements_before(int32_t end, int32_t count)
 {
 	return end <= 0 ? 0 : min((end >> 3) * 2 + min(end & 7, 2), count);

@@ -96,8 +96,8 @@ __device__ __forceinline__ uint32_t fa_sm90_blocks(const struct fa_cuda_attentio
 	return C::YIELDS && args.preempt.resumed ? args.preempt.blocks : gridDim.x;
 }
 
-/* Fills in the preemption's words in shared memory, and counts a block that must exit at once. One
- * thread, before a barrier of the block. */
+/* Fills in the words in shared memory; counts a block that must exit at once. One thread, before a
+ * barrier of the block. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_yield_begin(const struct fa_cuda_attention &args,
                                                     uint32_t shared)
