@@ -1,7 +1,6 @@
 /*
- * Spawned daemons that became children of this process, as the nearest subreaper or PID 1. The host
- * does not know such a child, so a later call reaps it. The list is taken and put back as a whole:
- * a fork() finds no lock held.
+ * This process may be the nearest subreaper or PID 1, and its host does not know such a child: a
+ * later call reaps it. The list is taken and put back as a whole: a fork() finds no lock held.
  */
 #include "client/adopted.h"
 

@@ -87,7 +87,7 @@ static int fill_masks(struct fa_client *client, const struct fa_attention *atten
 	return 0;
 }
 
-/* Returns true if the request has a mask that older daemons do not know. */
+/* Older daemons do not know these masks. */
 static bool has_blocks(const struct fa_attention *attention)
 {
 	return attention->block_rows || attention->block_keys || attention->mask.buffer ||

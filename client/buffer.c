@@ -1,6 +1,5 @@
 /*
- * Buffers of memory made here, imported as a memfd, or made by the daemon. Each keeps its
- * descriptor, to register it with a new daemon.
+ * A buffer keeps the descriptor of its memory, to register it with a new daemon.
  */
 #include "client/buffer_handle.h"
 #include "client/call.h"
@@ -135,8 +134,7 @@ static int buffer_register(struct fa_client *client, struct fa_buffer *buffer)
 			fa_registration_unregister(client, registration);
 	}
 	fa_close_fdp(&call.fd);
-	/* While a thread connects only it may change the lists, and its new daemon lacks this
-	 * buffer. */
+	/* Only a connecting thread may change the lists, and its daemon lacks this buffer. */
 	fa_client_await_connecting(client);
 	if (r >= 0 && call.epoch != client->epoch)
 		r = fa_client_lost_error(client);

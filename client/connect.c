@@ -37,8 +37,8 @@
 
 /* ---- the client object */
 
-/* A page that the kernel clears in a child of fork(): a check costs one load. NULL: it cannot do
- * that, and calls use getpid(). */
+/* The kernel clears this page in a child of fork(): a check costs one load. NULL: it cannot, and
+ * calls use getpid(). */
 static volatile uint64_t *fork_page_new(void)
 {
 	uint64_t *page = mmap(NULL, sizeof(uint64_t), PROT_READ | PROT_WRITE,
@@ -360,7 +360,7 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 	} else if (options->flags & FA_CONNECT_PRIVATE) {
 		r = connect_spawned(client, deadline, &error);
 	} else if (named) {
-		/* A private daemon would be a surprise where one was named. */
+		/* A named daemon was expected. */
 		r = try_path(client, named, FA_DAEMON_NAMED, deadline, &error);
 		if (options->flags & FA_CONNECT_SPAWN && is_no_daemon(r)) {
 			size_t n = strlen(error.text);
@@ -387,7 +387,7 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 /* ---- ending */
 
 /* The session is the parent's: nothing is sent, and the socket is not shut down. If a thread held
- * the client at the fork, only descriptors can be closed safely. */
+ * the client at the fork, only closing descriptors is safe. */
 static void disconnect_child(struct fa_client *client)
 {
 	if (!pthread_mutex_trylock(&client->lock) && !client->connecting) {

@@ -16,7 +16,7 @@
 /* How long to wait when sockets of this user hold too many descriptors. */
 #define FA_TOO_MANY_FDS_PAUSE_NS FA_NS_PER_MS
 
-/* Names the session to resume: received in HelloReply, sent in the next Hello. */
+/* The session to resume: received in HelloReply, sent in the next Hello. */
 struct fa_session_key {
 	struct fa_wire_secret secret;
 	uint64_t generation; /* 0: no session to resume */

@@ -35,7 +35,7 @@ static struct fa_client_registration *registration_of(struct fa_list *link)
 
 /* ---- dropping registrations */
 
-/* Drops it here and in the daemon. With the mutex held, while no thread is connecting. */
+/* With the mutex held, while no thread is connecting. */
 static void drop(struct fa_client *client, struct fa_client_registration *registration)
 {
 	fa_list_remove(&registration->link);
@@ -214,8 +214,7 @@ static size_t batch_size(const struct fa_cuda_allocations *memory, size_t sent)
 	return left < FA_WIRE_FDS_MAX ? left : FA_WIRE_FDS_MAX;
 }
 
-/* Sends the pieces that did not fit into BufferRegister. With the mutex held, and released
- * meanwhile. */
+/* Those that did not fit into BufferRegister. With the mutex held, and released meanwhile. */
 static int send_pieces(struct fa_client *client, const struct fa_cudriver *driver,
                        const struct fa_client_registration *registration,
                        const struct fa_client_call *call)
@@ -285,8 +284,7 @@ static int send_registration(struct fa_client *client, const struct fa_cudriver 
 	} else {
 		r = fa_call_end(client, &call);
 	}
-	/* While a thread connects only it may change the lists, and its new daemon lacks this
-	 * registration. */
+	/* Only a connecting thread may change the lists, and its daemon lacks this registration. */
 	fa_client_await_connecting(client);
 	if (r >= 0 && call.epoch != client->epoch)
 		r = fa_client_lost_error(client);

@@ -1,7 +1,7 @@
 /*
- * The CUDA driver in this process: finds allocations of pointers, exports and maps memory. Opened
- * at first need, never closed. Any thread. Calls use the thread's context, else the memory's, else
- * the device's primary one, and restore the thread's own.
+ * Finds allocations of the program's pointers, exports and maps memory. The driver is opened at
+ * first need, never closed. Any thread. Calls use the thread's context, else the memory's, else the
+ * device's primary one, and restore the thread's own.
  */
 #pragma once
 
@@ -37,7 +37,7 @@ struct fa_cuda_mapping {
 	CUdevice device;
 };
 
-/* Opens the driver once. Fails with -ENODEV, -ENOSYS and others, and a sentence. */
+/* Once. -ENODEV, -ENOSYS and others, with a sentence. */
 int fa_cuda_open(struct fa_error *error, const struct fa_cudriver **ret_driver);
 
 /* Finds the allocations of [at, at + bytes) on the GPU with @uuid; the caller calls free().

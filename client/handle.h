@@ -1,7 +1,6 @@
 /*
- * Handles, which the program holds in place of pointers. Numbers are never reused, so a freed
- * handle is found out. One table serves the process, without a lock. Any thread, also in a child of
- * fork().
+ * Handles, which programs hold in place of pointers. Never reused, so a freed one is found out. One
+ * table serves the process, without a lock. Any thread, also in a child of fork().
  */
 #pragma once
 

@@ -1,4 +1,4 @@
-/* The sentence of each thread's last error, for fa_error(). */
+/* Each thread's last error, for fa_error(). */
 #pragma once
 
 #include "common/error.h"

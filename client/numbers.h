@@ -9,11 +9,11 @@
 
 /* Without @flag a window has no effect. */
 int fa_numbers_check_window(bool has_flag, const char *flag, int64_t left, int64_t right);
-/* Prefix lengths without @flag have no effect, and are refused. */
+/* Refuses prefix lengths without @flag, which have no effect. */
 int fa_numbers_check_prefixes(bool given, bool has_flag, const char *flag);
 /* Refuses patterns with numbers that have no effect, or no meaning. */
 int fa_numbers_check_pattern(const struct fa_block_pattern *pattern);
-/* Checks what a message has for each of q's @heads heads. Each array may be NULL. */
+/* Checks arrays of q's @heads heads; each may be NULL. */
 int fa_numbers_check_heads(const float *alibi_slopes, const float *sinks, size_t heads);
 
 /* Copies a pattern to a message that has one. */

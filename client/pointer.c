@@ -20,8 +20,7 @@ static uint64_t bytes_from(const struct fa_buffer *buffer, uint64_t address)
 	return buffer->bytes - (address - begin);
 }
 
-/* With the mutex held. Buffers of the program's GPU memory may overlap: takes the one that goes on
- * longest. NULL: none. */
+/* With the mutex held. If buffers overlap, takes the one that goes on longest. NULL: none. */
 static const struct fa_buffer *find(const struct fa_client *client, uint64_t address,
                                     uint64_t *ret_offset)
 {

@@ -14,8 +14,7 @@ struct fa_client_packet {
 	int fds[FA_PACKET_FDS_MAX];
 };
 
-/* Consumes the packet's descriptors. Returns false if there was no packet, or the connection
- * ended. */
+/* Consumes the packet's descriptors. False: no packet, or the connection ended. */
 bool fa_client_handle_packet(struct fa_client *client, struct fa_client_packet *packet);
 /* Reads the socket without waiting, and wakes waiters. Stops when no reply is due, unless @all.
  * @any: packets were handled before. For the leader, or any thread while there is none. */

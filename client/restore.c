@@ -1,5 +1,5 @@
 /*
- * Registers buffers and streams with a new daemon. On the connecting thread, without the mutex.
+ * On the connecting thread, without the mutex.
  */
 #include "client/restore.h"
 
@@ -206,7 +206,7 @@ static void restore_advance(struct restore *restore)
 	restore_clear(restore);
 }
 
-/* Sends until the socket is full, enough are in flight, or all are sent. */
+/* Until the socket is full, enough are in flight, or all are sent. */
 static int restore_send(struct restore *restore, bool *ret_full)
 {
 	uint64_t depth = RESTORE_DEPTH;

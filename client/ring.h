@@ -35,5 +35,5 @@ void fa_client_ring_close(struct fa_client_ring *ring);
 bool fa_client_ring_is_woken(const struct fa_client_ring *ring);
 /* Consumes pending wake-ups. */
 void fa_client_ring_drain(const struct fa_client_ring *ring);
-/* Requests a wake-up for the next end of a request. */
+/* Asks for a wake-up at a request's end. */
 void fa_client_ring_arm(struct fa_client_ring *ring);

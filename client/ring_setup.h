@@ -9,8 +9,7 @@
 
 #include <stdbool.h>
 
-/* Returns true if a ring must be set up before the next request. */
+/* True: a ring must be set up before the next request. */
 bool fa_ring_setup_is_due(const struct fa_client *client);
-/* If due, or waits while another thread does; releases the mutex. There may be no ring
- * afterwards. */
+/* Releases the mutex; waits while another thread does it. There may be no ring afterwards. */
 void fa_ring_setup(struct fa_client *client);

@@ -1,4 +1,4 @@
-/* Copies between sequences and the caller's own pages. */
+/* Copies to and from the caller's own pages. */
 #include "client/cancel.h"
 #include "client/client.h"
 #include "client/gates.h"

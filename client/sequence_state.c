@@ -1,4 +1,4 @@
-/* Copies states of linear layers between a sequence's checkpoints and the caller's tensors. */
+/* States of linear layers. */
 #include "client/cancel.h"
 #include "client/gates.h"
 #include "client/kv.h"

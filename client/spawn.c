@@ -41,7 +41,7 @@
 
 #define NO_CONFIG "/dev/null"
 
-/* Holds a daemon's last line. A daemon that has closed its socket exits within STDERR_NS. */
+/* A daemon that has closed its socket exits within STDERR_NS. */
 #define STDERR_BYTES 4096
 #define STDERR_NS (2 * FA_NS_PER_SEC)
 /* Bounds the reading: a daemon may never stop writing. */
@@ -530,7 +530,7 @@ static void skip_time(const char **line, size_t *length)
 	*length -= n;
 }
 
-/* Finds the last line that reports an error (true), else the last that is not empty; *ret_length 0:
+/* The last line that reports an error (true), else the last that is not empty; *ret_length 0:
  * none. */
 static bool find_reason(const char *text, size_t length, const char **ret_line, size_t *ret_length)
 {

@@ -31,8 +31,8 @@ void fa_step_unref(struct fa_step *step);
 /* Returns bounds of the number of new tokens of the items in @cache; 0: of all. Any thread. */
 void fa_step_tokens(const struct fa_step *step, uint64_t cache, uint64_t *ret_least,
                     uint64_t *ret_most);
-/* The step that plans tokens of @sequence: the newest that is open, else the newest that went with
- * its connection. The caller gets a reference. NULL: none. */
+/* The step that plans tokens of @sequence: the newest open one, else the newest that went with its
+ * connection. Referenced. NULL: none. */
 struct fa_step *fa_step_of_sequence(struct fa_client *client, uint64_t sequence);
 
 /* -EINVAL: it was ended; -ECONNRESET: its connection is lost. */

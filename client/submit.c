@@ -1,6 +1,5 @@
 /*
- * Requests of a stream are numbered in the order in which they are sent; the daemon runs them in
- * that order.
+ * A stream's requests are numbered as they are sent, and run in that order.
  */
 #include "client/submit.h"
 

@@ -1,6 +1,6 @@
 /*
- * Kernels for a CUDA stream that write a slot, or wait for one, with a number found in memory: the
- * driver's operations take numbers that are fixed when they are enqueued.
+ * Kernels that write a slot, or wait for one, with a number found in memory: the driver's
+ * operations take numbers fixed when they are enqueued.
  */
 #pragma once
 
@@ -15,7 +15,7 @@ struct fa_timeline_kernels {
 	CUfunction write, wait;
 };
 
-/* Finds the current context's kernels in @list, or loads them into it. */
+/* For the current context: in @list, or loaded into it. */
 int fa_timeline_kernels_find(const struct fa_cudriver *driver, struct fa_timeline_kernels **list,
                              struct fa_error *error,
                              const struct fa_timeline_kernels **ret_kernels);

@@ -20,8 +20,8 @@ static bool should_spin(const struct fa_client *client)
 	return !client->connection.ring.memory || !fa_list_empty(&client->calls);
 }
 
-/* Receives while spinning, without the mutex: most replies arrive sooner than a sleeping thread is
- * woken. Wake-ups of @ring (NULL: none) are for threads that sleep. */
+/* Without the mutex: most replies arrive sooner than a sleeping thread is woken. Wake-ups of @ring
+ * (NULL: none) are for threads that sleep. */
 static bool receive_spinning(struct fa_client *client, bool spin, int fd,
                              const struct fa_client_ring *ring, uint64_t deadline_ns,
                              struct fa_client_packet *packet)

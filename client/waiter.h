@@ -1,7 +1,7 @@
 /*
- * Leader and followers: one of the waiting threads, the leader, sleeps on the socket, the others on
- * a condition variable each. Only the leader reads the socket and uses client.in. A thread that
- * stops waiting wakes the next if there is no leader.
+ * One of the waiting threads, the leader, sleeps on the socket, the others on a condition variable
+ * each. Only the leader reads the socket and uses client.in. A thread that stops waiting wakes the
+ * next if there is no leader.
  */
 #pragma once
 
