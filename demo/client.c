@@ -314,7 +314,7 @@ static void print_result(struct run *run)
 	fflush(stdout);
 }
 
-/* Returns true if there is input, or the driver has exited. */
+/* True: there is input, or the driver has exited. */
 static bool has_input(void)
 {
 	struct pollfd stdin_poll = { .fd = STDIN_FILENO, .events = POLLIN };
@@ -322,7 +322,7 @@ static bool has_input(void)
 	return poll(&stdin_poll, 1, 0) != 0;
 }
 
-/* Sends many requests on a GPU, where one could end before the kill. */
+/* On a GPU one request could end before the kill. */
 static int run_victim(struct run *run)
 {
 	const int n = run->gpu ? 100 : 1;
@@ -352,7 +352,7 @@ static int run_client(struct run *run, const char *data, int index)
 	if (make_tensors(run) != 0)
 		return 1;
 	if (index == DEMO_VICTIM) {
-		/* Nobody uses the results, so tensors need no values. */
+		/* Nobody uses the results. */
 		demo_client_say("ready");
 		if (demo_client_wait("go") != 0)
 			return 1;

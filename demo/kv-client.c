@@ -82,7 +82,7 @@ static int submit_step(struct run *run, struct fa_step *step, int64_t n, bool in
 	return fa_step_commit(step, NULL, ret_ticket);
 }
 
-/* Called when the daemon died during the step. */
+/* The daemon died during the step. */
 static int check_committed(struct run *run, uint64_t number, bool *ret_done)
 {
 	struct fa_sequence_info info = { .size = sizeof(info) };

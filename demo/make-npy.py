@@ -15,7 +15,7 @@ SHAPES = {"query": (TOKENS, 2, 64), "key": (TOKENS, 1, 64), "value": (TOKENS, 1,
 
 
 def numbers(seed):
-    """About normal: the sum of four uniform numbers, of variance 1."""
+    """The sum of four uniform numbers, of variance 1."""
     state = seed
     while True:
         total = 0

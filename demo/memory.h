@@ -1,6 +1,6 @@
 /*
  * A tensor's memory, of every kind that fad supports. The client accesses `host`; push and pull
- * copy to and from GPU memory.
+ * copy to and from the GPU.
  */
 #pragma once
 

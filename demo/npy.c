@@ -1,4 +1,4 @@
-/* Strict: takes numpy's header alone and exactly the elements it announces. */
+/* Takes numpy's header alone and exactly the elements it announces. */
 #include "demo/npy.h"
 
 #include <errno.h>

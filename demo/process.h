@@ -1,6 +1,6 @@
 /*
- * A demo's processes: a driver starts clients, the same program with other arguments, and exchanges
- * lines with them through stdin and stdout.
+ * A driver starts clients, the same program with other arguments, and exchanges lines with them
+ * through stdin and stdout.
  */
 #pragma once
 
@@ -27,8 +27,8 @@ int demo_process_expect(struct demo_process *process, const char *word, char *re
 
 void demo_process_tell(struct demo_process *process, const char *word);
 
-/* Waits for the client, killing it first if @unwanted. Returns 0 if it exited with 0 or does not
- * run, else -1 after a message. */
+/* Waits for the client, killing it first if @unwanted. 0: it exited with 0 or does not run; else -1
+ * after a message. */
 int demo_process_finish(struct demo_process *process, bool unwanted);
 
 /* demo_fail() prints "FAILED: " first and returns -1. */

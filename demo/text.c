@@ -11,9 +11,8 @@
 #define VOCABULARY 32000
 
 /*
- * The tolerance: unit roundoff of fp16, and relative error of sums in fp32. Weights count twice:
- * they may be rounded, and rest on rotated numbers, which fp32 and double precision may round
- * differently.
+ * Unit roundoff of fp16, and relative error of sums in fp32. Weights count twice: they may be
+ * rounded, and rest on rotated numbers, which fp32 may round differently.
  */
 #define ROUNDOFF 4.9e-4
 #define SUMS 2e-6

@@ -9,8 +9,8 @@ namespace
 {
 
 /*
- * Reads verified tables and notes too long strings and vectors. __restrict: results are no part of
- * the message, so the compiler need not load tables again after each store.
+ * Notes too long strings and vectors. __restrict: results are no part of the message, so tables
+ * need not be loaded again after each store.
  */
 class Reader
 {

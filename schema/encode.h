@@ -15,8 +15,7 @@ using Builder = flatbuffers::FlatBufferBuilder;
 
 /* ---- the upper bound */
 
-/* A table: offset to the vtable, its head, padding, and a note of the builder at the buffer's other
- * end. */
+/* Offset to the vtable, head, padding, and a note of the builder at the buffer's other end. */
 constexpr size_t TABLE_BYTES = 24;
 /* A field: at most 8 bytes and as many of padding, its vtable entry, 8 bytes of notes. */
 constexpr size_t FIELD_BYTES = 26;
@@ -83,7 +82,7 @@ class BufferAllocator final : public flatbuffers::Allocator
 	{
 		uint8_t *buffer = buffer_;
 
-		/* The builder grows: the upper bound is wrong. */
+		/* The upper bound is wrong. */
 		if (!buffer || size != size_)
 			__builtin_trap();
 		buffer_ = nullptr;
@@ -195,9 +194,9 @@ OptionalStruct<wire::Gate> struct_write(bool present, const struct fa_wire_gate 
 /* ---- tables */
 
 /*
- * Calls a generated function with fields written in the order of the braces; a plain call would
- * leave that to the compiler. By pointer it has no default arguments: a field missing from
- * messages.def does not compile.
+ * Writes fields in the order of the braces, which a plain call would leave to the compiler. By
+ * pointer the function has no default arguments: a field missing from messages.def does not
+ * compile.
  */
 template <typename T> struct Created {
 	flatbuffers::Offset<T> offset;

@@ -1,8 +1,7 @@
 /*
- * Part of wire.cc: encodes Marker and StepAttend, and decodes StepAttend, without FlatBuffers'
- * builder and verifier, which cost more than the rest of such a request. Messages without fds,
- * gates, vectors and rotary_first have one fixed layout, valid FlatBuffers with all other numbers
- * present.
+ * Part of wire.cc: Marker and StepAttend without FlatBuffers' builder and verifier, which cost more
+ * than the rest of such a request. Messages without fds, gates, vectors and rotary_first have one
+ * fixed layout, valid FlatBuffers with all other numbers present.
  */
 #pragma once
 
@@ -18,7 +17,7 @@ static_assert(FLATBUFFERS_LITTLEENDIAN, "numbers are stored as they are");
 
 /* ---- Marker */
 
-/* The builder's layout with all numbers present; all numbers are 0. */
+/* As the builder writes it; all numbers are present, and 0. */
 constexpr uint8_t MARKER[80] = {
 	0x1c, 0x00, 0x00, 0x00, 0x46, 0x41, 0x44, 0x4d, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,
 	0x0e, 0x00, 0x1c, 0x00, 0x0c, 0x00, 0x14, 0x00, 0x00, 0x00, 0x07, 0x00, 0x08, 0x00,
@@ -166,7 +165,7 @@ size_t fast_view_add(uint16_t vtable[24], size_t n, size_t i)
 	return n + 1;
 }
 
-/* With @n views; returns the message's length. */
+/* Returns the length of a message with @n views. */
 size_t fast_length(uint16_t vtable[24], size_t n)
 {
 	const size_t length = FAST_AT(views) + n * sizeof(wire::View);
@@ -232,8 +231,8 @@ size_t fast_step_attend_write(const struct fa_wire_message *message, uint8_t *en
 }
 
 /*
- * Returns true and fills @ret_message for a StepAttend in the fixed layout. @bytes are unverified:
- * every offset must equal the layout's; else the general decoder takes the message.
+ * False: the general decoder takes the message. @bytes are unverified: every offset must equal the
+ * layout's.
  */
 bool fast_step_attend_read(const uint8_t *bytes, size_t length,
                            struct fa_wire_message *__restrict ret_message)

@@ -1,7 +1,7 @@
 /*
  * A view is a run of bytes, repeated along dimensions. To compare two, the dimension with the
- * largest stride is taken off, and only repetitions whose ranges meet are followed: with equal
- * strides, as in interleaved tensors, one or two.
+ * largest stride is taken off, and only repetitions whose ranges meet are followed: mostly one or
+ * two.
  */
 #include "schema/overlap.h"
 
@@ -45,7 +45,7 @@ static inline int64_t extent_of(const struct fa_wire_view *view)
 	return (last + 1) * element_bytes(view->dtype);
 }
 
-/* Returns false if the view has no elements. */
+/* False: the view has no elements. */
 static bool place_init(struct place *place, const struct fa_wire_view *view)
 {
 	const int64_t bytes = element_bytes(view->dtype);
@@ -77,7 +77,7 @@ static bool place_init(struct place *place, const struct fa_wire_view *view)
 	return true;
 }
 
-/* Takes off the dimension with the largest stride. */
+/* The dimension with the largest stride is taken off. */
 static struct place without_top(const struct place *place)
 {
 	struct place rest = *place;
@@ -130,7 +130,7 @@ bool fa_wire_views_overlap_within(const struct fa_wire_view *a, uint64_t a_base,
 	const int64_t delta = (int64_t)(b_base + b->offset) - (int64_t)(a_base + a->offset);
 	struct place place_a, place_b;
 
-	/* Most comparisons end here: a request's tensors mostly lie one behind the other. */
+	/* A request's tensors mostly lie one behind the other. */
 	if (delta >= extent_of(a) || -delta >= extent_of(b))
 		return false;
 	if (!place_init(&place_a, a) || !place_init(&place_b, b))

@@ -1,4 +1,4 @@
-/* Commands of factl that show no status: ping, version, drain, rm. */
+/* factl ping, version, drain, rm. */
 #include "tools/tool.h"
 
 #include "common/clock.h"

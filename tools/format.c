@@ -5,7 +5,7 @@
 /* Larger counts are rounded, so that columns stay narrow. */
 #define EXACT_MAX 9999999
 
-/* Writes three significant digits, as in "1.50", "23.5" or "512". */
+/* As in "1.50", "23.5" or "512". */
 static void significant(double value, char text[16])
 {
 	snprintf(text, 16, "%.*f", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value);

@@ -11,12 +11,12 @@ struct fa_histogram {
 	uint64_t n[FA_HISTOGRAM_BUCKETS];
 };
 
-/* Reads a list of the status; missing entries are 0. */
+/* Missing entries are 0. */
 void fa_histogram_read(const json_t *list, struct fa_histogram *ret_histogram);
 
 /* Subtracts what @before had counted. A counter that fell began anew. */
 void fa_histogram_subtract(struct fa_histogram *histogram, const struct fa_histogram *before);
 
-/* Returns an estimate of the time, in ns, that a part @share of all took at most; 0: there is none.
- * It is at most 2 times too large or too small; the last entry's has no bound. */
+/* Estimates the time, in ns, that a part @share of all took at most, by a factor of 2; 0: there is
+ * none. The last entry's has no bound. */
 uint64_t fa_histogram_quantile(const struct fa_histogram *histogram, double share);

@@ -1,6 +1,6 @@
 /*
- * Text for a terminal: tables and paragraphs of at most FA_LAYOUT_COLUMNS columns. One thread. A
- * byte sequence of UTF-8 counts as one column.
+ * Tables and paragraphs of at most FA_LAYOUT_COLUMNS columns. One thread. A byte sequence of UTF-8
+ * counts as one column.
  */
 #pragma once
 
@@ -22,7 +22,7 @@ struct fa_layout_row {
 	const char *text; /* must live until the table is printed; NULL: none */
 };
 
-/* Short cells, aligned to the right, and maybe a last column of longer texts. */
+/* Short cells, aligned to the right, and maybe a last column of texts. */
 struct fa_layout_table {
 	const char *titles[FA_LAYOUT_CELLS_MAX];
 	size_t n_cells;

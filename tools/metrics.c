@@ -173,7 +173,7 @@ static bool is_time(const char *name)
 	return ends_in(name, "_seconds");
 }
 
-/* In the older format a type belongs to the samples' name, and there are no units. */
+/* The older format has no units, and types belong to samples' names. */
 static void print_head(const char *name, const char *type, const char *help,
                        const struct output *output)
 {
@@ -205,7 +205,7 @@ static void print_label(const char *name, const char *value, char *separator, FI
 	*separator = ',';
 }
 
-/* Prints labels of @tenant; NULL: of the whole daemon, which has none. */
+/* NULL: the whole daemon, which has none. */
 static void print_tenant(const json_t *tenant, char *separator, FILE *file)
 {
 	const char *cgroup = json_string_value(json_object_get(tenant, "cgroup"));

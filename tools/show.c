@@ -1,4 +1,4 @@
-/* factl's commands that show the status once: status and metrics. */
+/* factl status and metrics. */
 #include "tools/metrics.h"
 #include "tools/status.h"
 #include "tools/tool.h"

@@ -139,7 +139,7 @@ static const struct listing sequences = {
 	"name",
 };
 
-/* Tells if the ring is polled now, must be woken, or is unknown. */
+/* Polled now, must be woken, or unknown. */
 static const char *ring_state(const json_t *session)
 {
 	const json_t *asleep = json_object_get(session, "ring_asleep");

@@ -1,6 +1,6 @@
 /*
- * What factl's commands share: the parsed command line and one connection to the daemon. One
- * thread. A command returns an exit status, after a message on stderr if it is not 0.
+ * The parsed command line and one connection to the daemon. One thread. A command returns an exit
+ * status, after a message on stderr if it is not 0.
  */
 #pragma once
 
@@ -48,7 +48,7 @@ static inline bool fa_tool_given(const struct fa_tool *tool, enum fa_tool_option
 	return tool->given & 1u << option;
 }
 
-/* Reports wrong usage; @which names the word. */
+/* @which names the word. */
 int fa_tool_wrong_usage(const char *what, const char *which);
 
 /* Reports the library's last error. */

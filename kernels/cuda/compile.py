@@ -44,7 +44,7 @@ class Kernel:
 
 
 def read(report):
-    """Parses the report of ptxas -v."""
+    """"""
     kernels = []
     for line in report.splitlines():
         if match := COMPILING.search(line):

@@ -17,7 +17,7 @@ struct range {
 	uint32_t begin, end;
 };
 
-/* Returns which blocks of the item's rows see its keys. */
+/* Returns the item's blocks of rows that see its keys. */
 static struct range blocks_of(const struct fa_cuda_packed_batch *batch, struct packing packing,
                               const struct fa_cuda_paged_item *item)
 {
@@ -166,7 +166,7 @@ struct rough {
 	uint32_t more;          /* parts of a block over suffixes */
 };
 
-/* Returns false if there are more items than units. */
+/* False: there are more items than units. */
 static bool rough_init(struct rough *rough, const struct fa_cuda_packed_batch *batch,
                        struct packing packing)
 {
@@ -263,7 +263,7 @@ static uint32_t least_tiles(const struct rough *rough, const struct fa_cuda_pack
 	return high;
 }
 
-/* Chooses the most tiles of a unit. Returns the launch's time in keys; negative: it does not fit. */
+/* Returns the launch's time in keys; negative: it does not fit. */
 static double choose(const struct fa_cuda_chip *chip, const struct fa_cuda_packed_batch *batch,
                      struct packing packing, uint32_t longest, uint32_t *ret_most)
 {
@@ -417,7 +417,7 @@ static struct range blocks_of_suffix(const struct writing *writing, uint32_t i)
 	return blocks_of(writing->batch, writing->packing, &writing->items[writing->at + i]);
 }
 
-/* Returns whether there is a suffix @i that the block may see: their blocks ascend. */
+/* True: there is a suffix @i that the block may see, as their blocks ascend. */
 static bool may_see(const struct writing *writing, uint32_t i, uint32_t block)
 {
 	return i <= writing->n_suffixes && blocks_of_suffix(writing, i).begin <= block;
@@ -474,8 +474,8 @@ static void write_unit(struct writing *writing, const struct block *block, uint3
 	};
 }
 
-/* Units of the same part of the keys are neighbours: they read the same keys at about the same
- * time. Returns the first block behind those of the KV head. */
+/* Units of the same part of the keys are neighbours, which read at about the same time. Returns the
+ * first block behind those of the KV head. */
 static struct block write_head(struct writing *writing, struct block first)
 {
 	const uint32_t blocks = count_blocks(writing->batch, writing->packing,

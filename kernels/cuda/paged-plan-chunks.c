@@ -1,7 +1,7 @@
 /*
- * Attention chunks over the pool's pages, on any kernel: each chunk in which a sequence has new
- * tokens becomes a sequence, whose earlier tokens count as dropped. Pure functions; the caller
- * frees what they return.
+ * Attention chunks over the pool's pages: each in which a sequence has new tokens becomes a
+ * sequence, whose earlier tokens count as dropped. Pure functions; the caller frees what they
+ * return.
  */
 #include "kernels/cuda/paged-plan-private.h"
 

@@ -1,6 +1,6 @@
 /*
- * The plan of sequences with few new tokens: items, shared prefixes and their suffixes, and
- * their key tiles, which paged-plan-partition.c divides over blocks of threads.
+ * The plan of sequences with few new tokens: items, shared prefixes, suffixes, and key tiles, which
+ * paged-plan-partition.c divides over thread blocks.
  */
 #include "kernels/cuda/common/packed-args.h"
 #include "kernels/cuda/paged-plan-latent.h"

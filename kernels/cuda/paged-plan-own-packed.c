@@ -64,7 +64,7 @@ static double keys_of(const struct fa_paged_attention *p)
 	return bounded && window < n_k ? window : n_k;
 }
 
-/* Returns the part of the keys that the mask leaves. */
+/* The part of the keys that the mask leaves. */
 static double part_of(const struct fa_paged_own_attention *p, double keys)
 {
 	return p->causal && p->max_q < keys ? 1 - p->max_q / (2 * keys) : p->causal ? 0.5 : 1;

@@ -1,7 +1,6 @@
 /*
- * Attention over a client's own pages. Lengths and cu_q are in the device's memory, so a launch
- * there divides the work (sm80/own_begin.h); this chooses from bounds alone which kernels run, and
- * how many blocks they have at most.
+ * Lengths and cu_q are in the device's memory, so a launch there divides the work
+ * (sm80/own_begin.h); bounds alone choose which kernels run, and how many blocks they have at most.
  */
 #include "kernels/cuda/paged-plan-packed.h"
 #include "kernels/cuda/paged-plan-private.h"
@@ -82,7 +81,7 @@ static uint32_t decode_rows(const struct fa_cuda_paged_plan *plan,
 	return max_q < plan->prefill_tokens ? max_q : plan->prefill_tokens - 1;
 }
 
-/* Bounds the blocks of @rows rows of a KV head, of which a sequence has at most @most rows. */
+/* Bounds the blocks of @rows rows of a KV head, of which a sequence has at most @most. */
 static uint64_t row_blocks(const struct fa_paged_own_attention *p, uint64_t most, uint64_t rows)
 {
 	const uint64_t batch = (uint64_t)p->batch,

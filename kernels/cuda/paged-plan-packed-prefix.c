@@ -1,7 +1,7 @@
 /*
- * Sequences whose packed rows share a prefix. The rows of a run, sequences that follow one another in
- * the step, lie together, so that they fill tiles over the prefix; each sequence's other keys are
- * computed for the tiles that its rows touch, and the parts are joined.
+ * A run: sequences that follow one another in the step and share a prefix. Their packed rows fill
+ * tiles over it together; each sequence's other keys are computed for the tiles that its rows
+ * touch, and the parts are joined.
  */
 #include "kernels/cuda/paged-plan-packed-prefix.h"
 
@@ -42,8 +42,7 @@ static uint32_t old_pages(const struct search *search, uint32_t b)
 	       (uint32_t)search->p->cache->page_tokens;
 }
 
-/* Returns the pages that sequences @a and @b share, with those that both dropped. 0: they share no
- * token. */
+/* Returns the pages that @a and @b share, and both dropped. 0: they share no token. */
 static uint32_t common_pages(const struct search *search, uint32_t a, uint32_t b)
 {
 	const struct fa_paged_step *step = search->p->step;

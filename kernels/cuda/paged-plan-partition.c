@@ -1,7 +1,6 @@
 /*
- * Decode: how many blocks of threads there are, and which key tiles each gets. Blocks get equal
- * ranges of all tiles. Finishing a part takes as long as a few tiles: where part lengths differ,
- * each part gets that many more, without tokens.
+ * Decode: thread blocks get equal ranges of all key tiles. Finishing a part takes as long as a few
+ * tiles: where part lengths differ, each part gets that many more, without tokens.
  */
 #include "kernels/cuda/paged-plan-private.h"
 
@@ -49,8 +48,8 @@ static void find(struct place *place, uint32_t ends, uint32_t tile)
 	place->parts_done = place->parts + part + (in_part > ends);
 }
 
-/* Sets equal ranges for the fewest thread blocks that take no longer. Ranges then often begin where
- * a sequence of equal length begins, so fewer parts are divided. */
+/* Equal ranges for the fewest thread blocks that take no longer: they often begin where a sequence
+ * of equal length does, so fewer parts are divided. */
 static void set_ranges(uint64_t tiles, uint32_t blocks, struct fa_cuda_paged_plan *plan)
 {
 	plan->decode_grid = fa_cuda_paged_ceil_div(tiles, fa_cuda_paged_ceil_div(tiles, blocks));
@@ -58,8 +57,8 @@ static void set_ranges(uint64_t tiles, uint32_t blocks, struct fa_cuda_paged_pla
 	plan->tiles_extra = (uint32_t)(tiles % plan->decode_grid);
 }
 
-/* Tiles of the slowest block; finishing a part takes @end. Called before plan->epilogue_tiles is
- * applied. */
+/* Returns the slowest block's tiles; finishing a part takes @end. Called before
+ * plan->epilogue_tiles is applied. */
 static uint32_t longest_of(const struct fa_cuda_paged_item *items,
                            const struct fa_cuda_paged_plan *plan, uint32_t end)
 {

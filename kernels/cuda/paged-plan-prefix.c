@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A prefix's costs in epilogues, or tiles if their cost is unknown: MERGE_ENDS to combine two
+/* A prefix's costs in epilogues, or tiles if that cost is unknown: MERGE_ENDS to combine two
  * results of a row block; the other per thread block with partial results (docs/kernels.md). */
 #define MERGE_ENDS 1
 #define MERGE_TILES 2

@@ -33,7 +33,7 @@ static void add(struct parts *parts, int64_t n_q, int64_t n_k)
 	parts->cu_k[n + 1] = parts->cu_k[n] + (uint32_t)n_k;
 }
 
-/* Adds the parts of a sequence. Gives up at @most of all sequences. */
+/* Gives up at @most parts of all sequences. */
 static void add_sequence(struct parts *parts, int64_t n_q, int64_t n_k, int64_t most)
 {
 	const int64_t chunk = parts->params->chunk_tokens;
@@ -88,7 +88,7 @@ static bool follow(const struct fa_attention_params *params, int64_t *stride_bat
 	return between == tokens * *stride_token;
 }
 
-/* Makes the tensors of @p those of a ragged batch. Returns the name of one that cannot become so. */
+/* Makes the tensors of @p ragged. Returns the name of one that cannot be. */
 static const char *join(struct fa_attention_params *p)
 {
 	if (!follow(p, &p->q.stride_batch, &p->q.stride_token, p->seqlen_q))

@@ -104,7 +104,7 @@ static bool counters_suffice(const struct fa_cuda_packed_attention *packed, uint
 	                             FA_CUDA_PACKED_COUNTERS_MAX;
 }
 
-/* Chooses the number of parts. Returns the launch's time in keys; negative: none is possible. */
+/* Returns the launch's time in keys; negative: none is possible. */
 static double choose(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch,
                      uint64_t all_blocks)
 {
@@ -289,7 +289,7 @@ void fa_cuda_packed_list(struct fa_cuda_launch *launch, void *list, uint64_t add
 	packed->items = (void *)(uintptr_t)(address + units_bytes);
 }
 
-/* Returns true if every row sees a key. */
+/* True: every row sees a key. */
 static bool sees_keys(const struct fa_attention_params *params)
 {
 	if (!params->cu_seqlens_q)

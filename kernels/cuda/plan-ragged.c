@@ -1,7 +1,7 @@
 /*
- * The order of a ragged batch's units, which are blocks of rows: dealt out by the number of keys
- * that their rows see, forwards and backwards in turns, so that thread blocks end at about the same
- * time. A thread block computes its units by head: L2 keeps those heads' keys for all sequences.
+ * The order of a ragged batch's blocks of rows: dealt out by the number of keys that they see,
+ * forwards and backwards in turns, so that thread blocks end at about the same time. A thread block
+ * computes its units by head: L2 keeps those heads' keys for all sequences.
  */
 #include "kernels/cuda/plan.h"
 

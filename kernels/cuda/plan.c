@@ -216,8 +216,7 @@ void fa_cuda_attention_cap(struct fa_cuda_attention *args, float scale, float so
 		args->cap_square = (float)(limit * limit);
 	}
 	if (args->cap_square >= FLT_MIN) {
-		/* Turns coefficients of powers of x^2 into those of powers of x^2 - limit, by
-		 * Horner's rule. */
+		/* Horner's rule, for powers of x^2 - limit. */
 		const double middle = in * in * args->cap_square;
 		double shifted[FA_CUDA_CAP_POWERS] = { 0 };
 
@@ -272,7 +271,7 @@ static int32_t section(const struct fa_cuda_chip *chip, const struct fa_cuda_ker
 /* Wider windows run faster on BAND (docs/kernels.md). */
 #define WINDOW_KEYS 3072
 
-/* Returns true if most rows see few keys, and equally many. */
+/* True: most rows see few keys, and equally many. */
 static bool narrow(int32_t left, int32_t right, int64_t seqlen_k)
 {
 	return left < FA_CUDA_WINDOW_MAX && right < FA_CUDA_WINDOW_MAX &&
@@ -294,8 +293,8 @@ static int64_t keys_seen(const struct fa_cuda_attention *args)
 	return keys;
 }
 
-/* A thread block takes about BLOCK_NS, or computes one unit: higher priority gets an SM only when a
- * thread block ends. */
+/* A thread block takes about BLOCK_NS, or one unit: higher priority gets an SM only when it
+ * ends. */
 #define BLOCK_NS 200000
 #define SM_FLOPS_PER_NS 6000 /* of an H200 */
 

@@ -10,7 +10,7 @@
 /* NULL: no memory. *ret_none: no daemon listens. */
 json_t *fa_doctor_examine(const struct fa_tool *tool, bool *ret_none);
 
-/* Examines GPUs, driver, device files and this process's limits. */
+/* GPUs, driver, device files and this process's limits. */
 void fa_doctor_machine(struct fa_report *report);
 
 /* The socket and access to it. NULL: no client, and the report says why. *ret_none: no daemon
@@ -24,5 +24,5 @@ void fa_doctor_daemon(struct fa_report *report, struct fa_client *client, const 
 /* Clock and health of the daemon's GPU, after the request before. */
 void fa_doctor_gpu(struct fa_report *report, struct fa_client *client, const json_t *status);
 
-/* Requests attention and a step over a KV cache, and compares the numbers. */
+/* Compares attention, and a step over a KV cache, with double precision. */
 void fa_doctor_request(struct fa_report *report, struct fa_client *client, const json_t *status);

@@ -14,7 +14,7 @@
 #define GROUPS_MAX 1024
 #define PATH_BYTES 256
 
-/* Writes the library's first candidate, to explain a failure. */
+/* The library's first candidate, to explain a failure. */
 static void find_path(const struct fa_tool *tool, char ret_path[PATH_BYTES])
 {
 	const char *named = tool->socket ? tool->socket : getenv("FAD_SOCKET");

@@ -27,8 +27,8 @@ void fa_report_add(struct fa_report *report, enum fa_report_level level, const c
 #define fa_report_ok(report, check, ...)                                                           \
 	fa_report_add(report, FA_REPORT_OK, check, NULL, __VA_ARGS__)
 
-/* Prints the number of warnings and faults, or the JSON. */
+/* The number of warnings and faults, or the JSON. */
 void fa_report_finish(struct fa_report *report);
 
-/* Returns the report as JSON, which the caller owns; NULL: no memory. */
+/* The caller owns it; NULL: no memory. */
 json_t *fa_report_take(struct fa_report *report);

@@ -90,7 +90,7 @@ static void store(const struct problem *problem, int tensor, const double number
 	}
 }
 
-/* Returns the largest error, or infinity if there is a NaN. */
+/* The largest error; infinity: there is a NaN. */
 static double worst(const struct problem *problem)
 {
 	const char *data = (const char *)fa_buffer_data(problem->buffer) +

@@ -92,7 +92,7 @@ static json_t *describe_environment(void)
 	return environment;
 }
 
-/* Returns NULL if there is no daemon; doctor says why. */
+/* NULL: there is no daemon; doctor says why. */
 static json_t *ask(struct fa_tool *tool)
 {
 	const struct fa_options options = {

@@ -60,7 +60,7 @@ static int add_word(struct fa_redact *redact, const char *from, const char *to)
 	return 0;
 }
 
-/* Returns a name such as "name3"; NULL: no memory. */
+/* A name such as "name3"; NULL: no memory. */
 static const char *stand_in(struct fa_redact *redact, const char *kind, const char *original)
 {
 	_fa_cleanup_(fa_freep) char *key = NULL;

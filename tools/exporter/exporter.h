@@ -1,7 +1,7 @@
 /*
  * Serves the metrics by HTTP. At loopback addresses any local user may read the totals; at a path
- * root, the daemon's user and the exporter's own read all, others the totals. One thread;
- * libmicrohttpd runs inside fa_exporter_run().
+ * root, the daemon's user and the exporter's own read all. One thread; libmicrohttpd runs inside
+ * fa_exporter_run().
  */
 #pragma once
 

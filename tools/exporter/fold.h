@@ -1,7 +1,6 @@
 /*
- * Bounds the tenants with series of their own. The first keep a slot each; that of a tenant that is
- * gone goes to the next that comes. All without a slot are one, "other", whose counters never fall
- * while the daemon lives.
+ * Bounds the tenants with series of their own: a slot each, which goes to the next tenant when its
+ * own is gone. All others are one, "other", whose counters never fall while the daemon lives.
  */
 #pragma once
 
@@ -35,6 +34,6 @@ struct fa_fold {
 
 void fa_fold_deinit(struct fa_fold *fold);
 
-/* Replaces the tenants of @status, for the daemon's observer, root or its own user; other statuses
- * stay. Returns 0 or -ENOMEM. */
+/* Replaces the tenants of @status, for the daemon's observer, root or its own user. Returns 0 or
+ * -ENOMEM. */
 int fa_fold_apply(struct fa_fold *fold, json_t *status);

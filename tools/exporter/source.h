@@ -1,7 +1,6 @@
 /*
- * The exporter's connection to the daemon, and the last status. The daemon is asked at most once in
- * FA_SOURCE_FRESH_NS, however often the exporter is; the connection is made again when it comes
- * back.
+ * The daemon is asked at most once in FA_SOURCE_FRESH_NS, however often the exporter is; the
+ * connection is made again when it comes back.
  */
 #pragma once
 

@@ -66,7 +66,7 @@ static void times(const json_t *before, const json_t *after, const char *key,
 	fa_histogram_subtract(ret_times, &then);
 }
 
-/* Finds the same client or tenant; NULL: it is new. */
+/* The same client or tenant; NULL: it is new. */
 static const json_t *find(const json_t *list, const json_t *object, bool by_tenant)
 {
 	json_t *entry;
@@ -343,7 +343,7 @@ static void print_tenant(const struct row *row, FILE *file)
 		print_line(file, "%s%s", cells, name);
 		return;
 	}
-	/* The end of a long path tells more than its beginning. */
+	/* The end of a long path tells most. */
 	name += bytes_of(name, used + name_columns + 2 - FA_FRAME_COLUMNS);
 	print_line(file, "%s..%s", cells, name);
 }

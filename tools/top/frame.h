@@ -31,9 +31,8 @@ struct fa_frame_options {
 };
 
 /*
- * What happened from @before to @after, statuses of one daemon. @before: NULL, or of an earlier
- * daemon: since the start. Returns 0, -ENOMEM, or -EINVAL, with nothing printed, if @after is no
- * status.
+ * What happened from @before (NULL, or of an earlier daemon: since the start) to @after, statuses
+ * of a daemon. Returns 0, -ENOMEM, or -EINVAL, with nothing printed, if @after is no status.
  */
 int fa_frame_print(const json_t *before, const json_t *after,
                    const struct fa_frame_options *options, FILE *file);

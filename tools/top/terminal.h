@@ -1,6 +1,6 @@
 /*
- * The terminal while factl top shows frames: keys arrive at once and unseen, on a screen of its
- * own. fa_terminal_close(), or a signal that ends the process, puts it back. One thread.
+ * Keys arrive at once and unseen, on a screen of its own. fa_terminal_close(), or a signal that
+ * ends the process, puts the terminal back. One thread.
  */
 #pragma once
 
