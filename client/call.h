@@ -11,7 +11,8 @@
  * was sent, it goes to the daemon's successor. */
 int fa_call_run(struct fa_client *client, struct fa_wire_message *message, const int *fds,
                 size_t n_fds, bool resend, struct fa_client_call *call);
-/* In two steps, between which the mutex may be released. A call that was begun must be ended. */
+/* The same in two steps, between which the mutex may be released. A call that was begun must be
+ * ended. */
 int fa_call_begin(struct fa_client *client, struct fa_wire_message *message, const int *fds,
                   size_t n_fds, bool resend, struct fa_client_call *call);
 /* Gives up the connection, as the daemon did not answer @type in time. Returns -ETIMEDOUT. */

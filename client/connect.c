@@ -360,7 +360,7 @@ int fa_connect(const struct fa_options *options, struct fa_client **ret_client)
 	} else if (options->flags & FA_CONNECT_PRIVATE) {
 		r = connect_spawned(client, deadline, &error);
 	} else if (named) {
-		/* A named daemon was expected. */
+		/* A private daemon would be a surprise where one was named. */
 		r = try_path(client, named, FA_DAEMON_NAMED, deadline, &error);
 		if (options->flags & FA_CONNECT_SPAWN && is_no_daemon(r)) {
 			size_t n = strlen(error.text);

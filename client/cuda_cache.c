@@ -214,7 +214,8 @@ static size_t batch_size(const struct fa_cuda_allocations *memory, size_t sent)
 	return left < FA_WIRE_FDS_MAX ? left : FA_WIRE_FDS_MAX;
 }
 
-/* Those that did not fit into BufferRegister. With the mutex held, and released meanwhile. */
+/* Sends the pieces that did not fit into BufferRegister. With the mutex held, and released
+ * meanwhile. */
 static int send_pieces(struct fa_client *client, const struct fa_cudriver *driver,
                        const struct fa_client_registration *registration,
                        const struct fa_client_call *call)

@@ -17,7 +17,7 @@ int fa_client_lost_error(struct fa_client *client)
 	return fa_error_copy(client->lost_code, &client->lost_error);
 }
 
-/* Those whose success the completion page shows succeed; others end with the loss's code. */
+/* Requests whose success the completion page shows succeed; others end with the loss's code. */
 static void end_requests(struct fa_client *client)
 {
 	for (uint32_t i = 0; i < FA_COMPLETION_SLOTS; ++i) {

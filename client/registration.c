@@ -58,7 +58,7 @@ void fa_registration_assign_id(struct fa_client *client,
 	static const uint32_t wrapped = UINT32_MAX / 2;
 	uint32_t id = client->last_registration;
 
-	/* After the ids have wrapped around. */
+	/* Ids wrap around; from then on used ones are skipped. */
 	do
 		++id;
 	while (!id || (id > wrapped && id_is_used(client, id)));

@@ -206,7 +206,7 @@ static void restore_advance(struct restore *restore)
 	restore_clear(restore);
 }
 
-/* Until the socket is full, enough are in flight, or all are sent. */
+/* Sends until the socket is full, enough are in flight, or all are sent. */
 static int restore_send(struct restore *restore, bool *ret_full)
 {
 	uint64_t depth = RESTORE_DEPTH;

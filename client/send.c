@@ -82,8 +82,8 @@ static void poll_pinned(struct fa_client *client, short events, uint64_t deadlin
 }
 
 /*
- * If the socket holds too many descriptors, waits for a pause. Reads replies even if another thread
- * leads: the daemon may have stopped reading because they pile up.
+ * Waits until the socket takes a message or, if it holds too many descriptors, for a pause. Reads
+ * replies even if another thread leads: the daemon may have stopped reading because they pile up.
  */
 int fa_send_await_socket(struct fa_client *client, bool too_many_fds, uint64_t deadline_ns)
 {

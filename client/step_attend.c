@@ -308,7 +308,7 @@ static int check_increment(const char *name, const struct fa_gate *gate, uint64_
 	                    (unsigned long long)most, n_layers);
 }
 
-/* The layers after the first. The message stays as it was. */
+/* Checks the layers after the first. The message stays as it was. */
 static int check_overlaps(struct fa_client_request *request,
                           const struct fa_step_attend_layers *layers)
 {

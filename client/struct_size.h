@@ -10,5 +10,5 @@ int fa_struct_in(const char *what, const void *given, void *padded, size_t own_b
                  const void **ret_struct);
 /* -EINVAL: the size is not set. */
 int fa_struct_out_check(const char *what, const void *given);
-/* @filled (@own_bytes) has its size changed. */
+/* Copies @filled (@own_bytes, its size changes) to the caller's struct. */
 void fa_struct_out(void *ret_given, void *filled, size_t own_bytes);

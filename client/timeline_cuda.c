@@ -34,7 +34,7 @@ static int register_memory(const struct fa_cudriver *driver, struct fa_timeline_
 	                     &error);
 }
 
-/* Before its first use; stores the device addresses. */
+/* Registers the memory before its first use, and stores its device addresses. */
 static int device_memory(struct fa_timeline *timeline, const struct fa_cudriver *driver)
 {
 	struct fa_timeline_memory *memory = timeline->memory;

@@ -309,7 +309,7 @@ static int check(const struct fa_tenant *tenant, enum fa_resource resource, uint
 		               amount, fa_resource_name(resource), limit, used);
 	if (__builtin_mul_overflow(limit, factor, &user_limit))
 		user_limit = UINT64_MAX;
-	/* Nor does this. */
+	/* A user leaves half of it to others. */
 	if (all && user_limit > all / 2)
 		user_limit = limit > all / 2 ? limit : all / 2;
 	if (user && !fits(amount, user_limit, user->used[resource]))

@@ -33,7 +33,7 @@ struct fa_tenants {
 	void (*ended)(struct fa_tenants *tenants);
 };
 
-/* See session/turns.h. */
+/* Its share of the loop thread (session/turns.h). */
 struct fa_turn {
 	struct fa_list link;    /* fa_turns.accounts or .indebted */
 	struct fa_list waiting; /* sessions, in order */

@@ -313,7 +313,7 @@ void fa_engine_poll_end(struct fa_engine *engine)
 void fa_engine_complete_empty(struct fa_engine *engine, struct fa_stream *stream, uint64_t value,
                               const struct fa_outcome *outcome)
 {
-	/* No race: the stream has no jobs, which alone the engine thread publishes. */
+	/* No race: the engine thread publishes only jobs, and the stream has none. */
 	assert(value == stream->next_value);
 	stream->next_value++;
 	fa_engine_count(&engine->stats.submitted, 1);

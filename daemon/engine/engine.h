@@ -57,7 +57,7 @@ struct fa_job {
 	uint64_t started_ns, finished_ns;
 	uint64_t number; /* for its record */
 
-	/* The engine's. */
+	/* Private to the engine. */
 	struct fa_list link;        /* the stream's jobs, later the finished ones */
 	struct fa_list index_link;  /* loop thread: the stream's index */
 	struct fa_list cancel_link; /* inbox.cancelled */
@@ -128,7 +128,7 @@ void fa_engine_submit(struct fa_engine *engine, struct fa_job *job);
 /* Jobs will follow: wakes a sleeping engine thread. */
 void fa_engine_prewake(struct fa_engine *engine);
 
-/* They reach the engine together, or a few at a time. */
+/* A batch's jobs reach the engine together, or a few at a time. */
 void fa_engine_batch_begin(struct fa_engine *engine);
 void fa_engine_batch_end(struct fa_engine *engine);
 

@@ -64,7 +64,7 @@ struct fa_stream {
 	struct fa_list started;      /* running jobs, or settled behind one */
 	struct fa_list waiting;      /* behind `started`: waiting or settled */
 	struct fa_device_lane *lane; /* of `queue` */
-	/* While a job can be launched. */
+	/* In a lane's queue while a job can be launched. */
 	struct fa_list run_link;
 	struct fa_device_lane *run_lane; /* whose queue has run_link */
 	struct fa_list deferred_link;    /* engine.deferred, */

@@ -338,7 +338,7 @@ static struct fa_device_lane *lane_needed(struct fa_stream *stream)
 	return &stream->engine->lane;
 }
 
-/* At the first launch. If that fails, ends the job and returns false. */
+/* Makes the queue at the first launch. If that fails, ends the job and returns false. */
 static bool prepare_queue(struct fa_stream *stream)
 {
 	struct fa_job *job;
@@ -591,7 +591,7 @@ void fa_engine_retry_deferred(struct fa_engine *engine)
 		return;
 	fa_list_init(&deferred);
 	fa_list_splice(&deferred, &engine->deferred);
-	/* All first, as a lane's first stream must not find another one deferred. */
+	/* Puts all back first, as a lane's first stream must not find another one deferred. */
 	fa_list_for_each(pos, &deferred) {
 		struct fa_stream *stream = fa_container_of(pos, struct fa_stream, deferred_link);
 

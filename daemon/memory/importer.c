@@ -246,7 +246,7 @@ void fa_importer_start(struct fa_importer *importer, struct fa_registered_buffer
 
 bool fa_importer_withdraw(struct fa_registered_buffer *buffer)
 {
-	/* A running job. */
+	/* A running job is in no list. */
 	if (fa_list_empty(&buffer->link))
 		return false;
 	fa_list_remove(&buffer->link);

@@ -14,7 +14,7 @@ static inline uint32_t fa_checkpoint_cells(const struct fa_pool_cache *cache)
 	return (cache->checkpoint_pages + FA_STATE_CELL_PAGES) / FA_STATE_CELL_PAGES;
 }
 
-/* True: it stays when a newer one is added. */
+/* True: a checkpoint at @length stays when a newer one is added. */
 static inline bool fa_checkpoint_stays(const struct fa_pool_cache *cache, uint64_t length)
 {
 	const uint32_t tokens = cache->record->checkpoint_tokens;

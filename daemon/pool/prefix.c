@@ -149,7 +149,7 @@ static void publish_page(struct fa_pool *pool, struct fa_pool_cache *cache, uint
 
 /* ---- checkpoints */
 
-/* Returns how many of its pages there are, from the first on. */
+/* Returns how many pages of a published checkpoint there are, from the first on. */
 static uint32_t find_checkpoint(const struct fa_pool *pool, const struct fa_pool_cache *cache,
                                 const uint8_t prefix[FA_STATE_HASH_BYTES], uint32_t *indices)
 {

@@ -1,6 +1,6 @@
 /*
  * Recovery trusts no byte of the state: it checks all before use, drops what is inconsistent, and
- * derives the rest. Whatever the tables hold, it ends and stays in them.
+ * derives the rest. Whatever the tables hold, it ends and touches no other memory.
  */
 #include "daemon/pool/recover.h"
 

@@ -1,4 +1,4 @@
-/* A planned step beside its public part. Loop thread. */
+/* What a planned step holds beside its public part. Loop thread. */
 #pragma once
 
 #include "daemon/pool/objects.h"

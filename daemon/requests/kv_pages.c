@@ -95,7 +95,7 @@ static int check_side(const struct binding *b, const struct side *side)
 	return 0;
 }
 
-/* What finding the step depends on. */
+/* Checks what finding the step depends on. */
 static int check_tokens(const struct binding *b)
 {
 	const struct fa_wire_sequence_pages *m = b->message;
@@ -112,7 +112,7 @@ static int check_tokens(const struct binding *b)
 	return 0;
 }
 
-/* What does not depend on the cache. */
+/* Checks what does not depend on the cache. */
 static int check(const struct binding *b)
 {
 	const struct fa_wire_sequence_pages *m = b->message;

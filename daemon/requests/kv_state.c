@@ -13,7 +13,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-/* The CPU's workers share a large state. */
+/* Bounds one copy: the CPU's workers share a large state. */
 #define COPY_BYTES_MAX ((uint64_t)4 << 20)
 
 struct state {

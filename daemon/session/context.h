@@ -44,7 +44,7 @@ struct fa_context_hooks {
 	                   uint64_t received_ns);
 
 	void (*session_ready)(struct fa_session *session);
-	/* Streams are cancelled; buffers are still registered. */
+	/* Its streams are cancelled; buffers are still registered. */
 	void (*session_closing)(struct fa_session *session);
 	/* Nothing is in flight. The session is freed next. */
 	void (*session_ended)(struct fa_session *session);

@@ -216,7 +216,7 @@ static bool read_packet(struct fa_session *session, struct descriptors *descript
 	}
 	++session->n_messages;
 	fa_loop_spin_note(&context->spin);
-	/* First completions that the client may have seen. */
+	/* Handles completions first that the client may have seen. */
 	(void)fa_completions_reap(session, true);
 	fa_device_completion_sync(context);
 	if (session->state == FA_SESSION_CLOSING)

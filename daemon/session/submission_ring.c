@@ -96,7 +96,7 @@ static bool consume(struct fa_session_ring *ring, unsigned int max, const uint64
 			break;
 		++n;
 		++session->n_messages;
-		/* First completions that the client may have seen. */
+		/* Handles completions first that the client may have seen. */
 		(void)fa_completions_reap(session, true);
 		if (!fa_list_empty(&context->device_sessions)) {
 			fa_device_completion_sync(context);

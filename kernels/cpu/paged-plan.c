@@ -148,7 +148,7 @@ void fa_cpu_paged_find(int32_t batch, int32_t kv_heads, void *memory,
 	fa_cpu_paged_lay_out(batch, &plan, memory, ret_workspace);
 }
 
-/* The last with tiles that begins at or before the tile. */
+/* Returns the last sequence with tiles that begins at or before the tile. */
 static int32_t find_sequence(const struct fa_cpu_paged_tiling *tilings, int32_t batch, int64_t tile)
 {
 	int32_t low = 0, high = batch;

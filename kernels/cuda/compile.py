@@ -44,7 +44,6 @@ class Kernel:
 
 
 def read(report):
-    """"""
     kernels = []
     for line in report.splitlines():
         if match := COMPILING.search(line):

@@ -339,7 +339,7 @@ void fa_cpu_cancel(struct fa_device *device, struct fa_device_work *work)
 			work_unready(device, work);
 		queue_activate(device, queue);
 	}
-	/* It may sleep again. */
+	/* A worker woken for this work may sleep again. */
 	wake = device->n_sleeping > 0 && device->n_ready > 0;
 	pthread_mutex_unlock(&device->mutex);
 	if (wake)

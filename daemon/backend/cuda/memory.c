@@ -136,7 +136,7 @@ void fa_cuda_memory_release(struct fa_device *device, struct fa_device_memory *c
 
 	/* On a lost device all calls fail. */
 	(void)fa_cuda_enter(device);
-	/* First what needs no waiting. */
+	/* Releases first what needs no waiting. */
 	for (int waits = 0; waits < 2; ++waits) {
 		for (size_t i = 0; i < n; ++i) {
 			struct fa_cuda_memory *memory = memories[i]->backend;

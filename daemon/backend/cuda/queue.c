@@ -152,7 +152,8 @@ static void *put_vector(char *place, CUdeviceptr place_at, size_t *used, const v
 	return (void *)at;
 }
 
-/* Unless each thread block reads them once. */
+/* Copies cu_seqlens, slopes, sinks, and a ragged launch's list, unless each thread block reads them
+ * once. */
 static CUresult copy_vectors(struct fa_device *device, struct fa_cuda_stream *stream,
                              const struct fa_attention_params *params,
                              struct fa_cuda_launch *launch)

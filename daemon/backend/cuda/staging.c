@@ -7,7 +7,7 @@
 
 #include "daemon/backend/cuda/memory.h"
 
-/* A copy's overhead. */
+/* A copy's overhead, counted as bytes over PCIe. */
 #define STAGE_COST_BYTES (128ull << 10)
 /* Copies include gaps between rows and heads. */
 #define STAGE_SPAN_FACTOR 2

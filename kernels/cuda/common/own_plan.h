@@ -116,7 +116,7 @@ __device__ __forceinline__ void fa_own_plan_in_shared(const struct fa_cuda_paged
 			all += plan->tiles[w];
 			n += plan->n[w];
 		}
-		/* Can happen if sequences claim the same rows: nothing is computed. */
+		/* Sequences that claim the same rows may need more tiles: nothing is computed. */
 		if (all > INT32_MAX)
 			n = 0;
 		item.tile = (uint32_t)before;

@@ -212,7 +212,7 @@ struct fa_paged_segment : fa_paged_segment_split<SPLIT_ITEMS> {
 		return min(most, item.n_q * args.attention.group - row(args, most));
 	}
 
-	/* Among the item's rows of one KV head. */
+	/* Returns the segment's first row, among the item's rows of one KV head. */
 	__device__ __forceinline__ uint32_t row(const struct fa_cuda_paged_attention &args,
 	                                        uint32_t rows) const
 	{

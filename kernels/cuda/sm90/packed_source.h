@@ -92,7 +92,7 @@ __device__ __forceinline__ void fa_sm90_packed_load_listed(const typename C::ARG
 	const uint4 c = fa_sm90_packed_item<C>(all, item, 1),
 		    d = fa_sm90_packed_item<C>(all, item, 2);
 
-	/* They are uniform. */
+	/* Tells the compiler that these are uniform. */
 	ret_work.sequence = 0;
 	ret_work.slice = 0;
 	ret_work.head = __shfl_sync(~0u, a.y, 0);

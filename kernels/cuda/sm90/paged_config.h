@@ -61,7 +61,7 @@ struct fa_sm90_paged_config {
 	static constexpr uint32_t Q_PITCH = FA_SM90_PAGED_Q_PITCH(DIM);
 	static constexpr uint32_t MERGE_COLUMNS = FA_SM90_PAGED_MERGE_COLUMNS(DIM, ATOMS);
 	static constexpr uint32_t MERGE_PITCH = FA_SM90_PAGED_MERGE_PITCH(DIM, ATOMS);
-	/* 0: MERGE_COLUMNS columns of all rows. */
+	/* Rows that the warps merge at a time; 0: MERGE_COLUMNS columns of all rows. */
 	static constexpr uint32_t MERGE_ROWS = FA_SM90_PAGED_MERGE_ROWS(DIM);
 	static constexpr uint32_t MERGE_ROW_PITCH = DIM + 8;
 

@@ -58,7 +58,7 @@ template <class C, bool IN_REGISTERS = C::Q_IN_REGISTERS> struct fa_sm90_paged_q
 		}
 	}
 
-	/* Unaligned rows to this warp's MERGE area. */
+	/* Copies unaligned rows to this warp's MERGE area. */
 	__device__ __forceinline__ uint32_t gather(const struct fa_cuda_paged_attention &args,
 	                                           const fa_paged_segment_of<C> &segment,
 	                                           uint32_t shared)

@@ -205,7 +205,7 @@ __device__ __forceinline__ void fa_sm90_paged_copy(const char *from, int32_t the
 	}
 }
 
-/* One loader's mbarriers; a whole warp calls it. */
+/* Initialises one loader's mbarriers; by a whole warp. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_paged_make_barriers(uint32_t shared, uint32_t loader)
 {
@@ -365,7 +365,7 @@ __device__ __forceinline__ void fa_sm90_paged_load(const struct fa_cuda_paged_at
 				stage = loader;
 				parity ^= 1;
 			}
-			/* This one's first copies are in flight meanwhile. */
+			/* Looks up the next batch while this one's first copies are in flight. */
 			if (batch.token == first) {
 				more = fa_sm90_paged_look_up<C>(args, segment, token, next);
 				/* With two atoms at d64, ptxas would spill. */
