@@ -202,7 +202,7 @@ static void test_masks(void **state)
 	}
 }
 
-/* What the daemon refuses of masks, with the field and what it expects. */
+/* The daemon refuses such masks, and names the field and what it expects. */
 static void test_masks_refused(void **state)
 {
 	struct fa_case attention = { .heads = 2,

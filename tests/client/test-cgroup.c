@@ -32,7 +32,7 @@
 
 static const char *const supervise[] = { "--supervise", NULL };
 
-/* Of the controller that works here. */
+/* The memory controller that works here. */
 static const struct controller {
 	const char *mount, *limit, *line;
 } controllers[] = {

@@ -18,7 +18,7 @@
 #include <cmocka.h>
 
 #define ROUNDS 1100 /* above PTHREAD_KEYS_MAX */
-/* What the dynamic loader itself may keep. */
+/* The dynamic loader itself may keep so many bytes. */
 #define BYTES_MAX (64 << 10)
 
 static const char *library, *plugin;

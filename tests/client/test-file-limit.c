@@ -129,7 +129,8 @@ static void test_spawn(void **state)
 		run(run_spawn, &limits[i]);
 }
 
-/* What a daemon makes for its clients, and its log, which is a file here and has reached the limit. */
+/* The limit concerns memory that a daemon makes for its clients, and its log, here a file that has
+ * reached the limit. */
 static int run_daemon(void *userdata)
 {
 	static const char *const supervise[] = { "--supervise", NULL };

@@ -143,7 +143,7 @@ static void refused(const struct fa_sequence_pages *request, int error, const ch
 	fa_check_contains(fa_error(), part);
 }
 
-/* What the library or the daemon refuses of a read. Nothing of it is done. */
+/* The library or the daemon refuses these reads, and copies nothing. */
 static void test_refused(void **state)
 {
 	struct fa_sequence_pages request;
@@ -240,7 +240,7 @@ static void test_refused(void **state)
 
 	for (size_t i = 0; i < scene.own.bytes; ++i)
 		fa_check_eq((unsigned char)scene.own.host[i], POISON);
-	/* No token is no page. */
+	/* A read of no tokens takes no page. */
 	request = read_of(&scene);
 	request.n_tokens = 0;
 	request.n_pages = 0;

@@ -293,7 +293,7 @@ static void test_uncommitted(void **state)
 	check_ends(sequence, 32, 32, 1);
 	check(sequence, 0, 10);
 
-	/* Of a checkpoint nothing may be left out. */
+	/* Every state of a checkpoint must be written. */
 	step = single_begin(&item, 1);
 	must(write_states(sequence, 20, STATES - 1), "write");
 	REFUSED(-EINVAL, "state 2 of the checkpoint of item 0 was not written",
@@ -448,7 +448,7 @@ struct writer {
 	uint32_t mark; /* of the newest checkpoint that was committed */
 };
 
-/* One step, which may be interrupted anywhere: then it has happened as a whole, or not at all. */
+/* Writes one step. Wherever it is interrupted, it has happened as a whole, or not at all. */
 static void write_once(struct writer *w)
 {
 	const uint32_t n = w->mark % 9 ? 3 : 32 - (uint32_t)(w->length % 32);

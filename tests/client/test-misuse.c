@@ -250,7 +250,7 @@ static void test_freed_buffer(void **state)
 		scene_init(&scene, single_pair[i], false);
 		must(fa_buffer_new(single_pair[i], scene.attention.bytes, 0, &freed), "buffer");
 		fa_check(!fa_buffer_free(freed));
-		/* These may take the memory of the freed one. */
+		/* These buffers may reuse the freed one's memory. */
 		for (int j = 0; j < 8; ++j)
 			must(fa_buffer_new(single_pair[i], scene.attention.bytes, 0, &next[j]),
 			     "buffer");
@@ -268,7 +268,7 @@ static void test_freed_buffer(void **state)
 			fa_buffer_free(next[j]);
 		}
 
-		/* What never was a handle: other objects, addresses. */
+		/* Other objects and addresses never were handles. */
 		bad = scene.good;
 		bad.q.buffer = (void *)single_pair[i];
 		refuse(&scene, &bad, "q.buffer was freed");
@@ -348,7 +348,7 @@ static void test_freed_client(void **state)
 	fa_check_eq(fa_timeline_open(client, &other), -EINVAL);
 	fa_check(!fa_socket_path(client));
 	fa_check(!fa_disconnect(client));
-	/* Its objects went with it. */
+	/* The client's objects were freed with it. */
 	fa_check_eq(fa_timeline_write(timeline, 0, 1), -EINVAL);
 	fa_check_contains(fa_error(), "went with its client");
 	fa_check_eq(fa_timeline_read(timeline, 0, &value), -EINVAL);
@@ -393,7 +393,7 @@ static void test_empty(void **state)
 		request.k.shape[1] = request.v.shape[1] = 0;
 		nothing(&scene, &request);
 
-		/* What is wrong with any batch is wrong with an empty one. */
+		/* An empty batch is checked like any other. */
 		request = scene.good;
 		request.q.shape[0] = request.k.shape[0] = request.v.shape[0] = 0;
 		request.out.shape[0] = request.lse.shape[0] = 0;

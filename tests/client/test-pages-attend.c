@@ -442,7 +442,7 @@ static void test_mistakes(void **state)
 		       bad.softcap = -1);
 		REFUSE(-EINVAL, "there is no stream 9", bad.stream = 9);
 #undef REFUSE
-		/* One row of a table for all sequences, of pages of 256 tokens. */
+		/* All sequences share one row of the table; pages have 256 tokens. */
 		must(fa_buffer_new(single_pair[i], 65537 * sizeof(int32_t), 0, &buffer), "buffer");
 		bad = scene.attend;
 		bad.table = (struct fa_tensor){ .buffer = buffer,

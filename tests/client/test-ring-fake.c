@@ -577,7 +577,7 @@ static void begin(struct waiter *waiter, struct fa_client *client, const struct 
 
 /*
  * Two threads sleep, one of them watching the daemon; a third finds the other sleeper's result.
- * Returns how long that sleeper slept on.
+ * Returns how long that sleeper went on sleeping.
  */
 static uint64_t collect_once(void)
 {
@@ -627,7 +627,7 @@ static void *ask(void *userdata)
 
 /*
  * One thread sleeps for the socket while another sets up the ring; from then on both wake the
- * sleeper. Returns how long it slept on.
+ * sleeper. Returns how long the sleeper went on sleeping.
  */
 static uint64_t make_late(void)
 {
@@ -657,7 +657,7 @@ static void test_ring_made_while_asleep(void **state)
 	check_soon(make_late);
 }
 
-/* One thread sleeps while another polls. Returns how long the sleeper slept on. */
+/* One thread sleeps while another polls. Returns how long the sleeper went on sleeping. */
 static uint64_t dispatch_once(void)
 {
 	struct fa_ticket tickets[2];

@@ -119,7 +119,8 @@ static void test_init(void **state)
 
 #define KILL_FD 4096
 
-/* No close_range(); and whoever closes one descriptor after another up to the limit is killed. */
+/* close_range() fails, and closing one descriptor after another up to the limit kills the
+ * process. */
 static void forbid_closing(void)
 {
 	struct sock_filter code[] = {

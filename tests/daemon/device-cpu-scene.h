@@ -37,7 +37,7 @@ struct fa_device_queue *queue_new_in(struct fixture *f, struct fa_device_group *
                                      int priority);
 struct fa_device_queue *queue_new(struct fixture *f, int priority);
 void launch(struct fixture *f, struct fa_device_queue *queue, struct item *item);
-/* Takes what has ended. */
+/* Reaps works that have ended. */
 void reap(struct fixture *f);
 /* Waits for an item's end, and checks that all of it or, with an error, not all was computed. */
 void finish(struct fixture *f, struct item *item);

@@ -63,7 +63,7 @@ static void serve(const struct fuse_in_header *in)
 	case FUSE_OPEN:
 		answer(in, 0, &open, sizeof(open));
 		break;
-	/* These have no answer. */
+	/* The kernel expects no answer to these. */
 	case FUSE_FLUSH:
 	case FUSE_FORGET:
 	case FUSE_BATCH_FORGET:

@@ -271,7 +271,7 @@ static uint64_t find(const struct fa_prefix_key *key)
 	return found;
 }
 
-/* What is found is some checkpoint that was written after as many tokens. */
+/* An attach finds a checkpoint that was written after as many tokens. */
 static void attach(void)
 {
 	const struct fa_prefix_key key = key_of();

@@ -221,7 +221,7 @@ static void test_in_flight(void **state)
 		scene_commit(&scene, steps[i]);
 	check_ends(sequence, 26, 26, 1);
 	check(sequence, 26, 40);
-	/* What the reader may read is there until it has ended; so is what was replaced since. */
+	/* A reader's pages stay until it has ended, even if they were replaced meanwhile. */
 	fa_check_eq(*device_token(&scene.device, slot, 0), 10);
 	fa_check_eq(scene_cache_info(&scene, cache).used_pages, 2 + 4 * PAGES);
 	scene_commit(&scene, reader);
@@ -367,7 +367,7 @@ static void test_published(void **state)
 	other = attach(cache, 63, &found);
 	fa_check_eq(found, 32);
 	check(other, 32, 20);
-	/* It goes on, and publishes the rest, of which all but its own checkpoint is known. */
+	/* The sequence goes on and publishes the rest, of which only its own checkpoint is new. */
 	append(other, 32, 70);
 	fa_check_eq(publish(other, 64), 0);
 	free_sequence(other);
@@ -387,8 +387,8 @@ static void test_published(void **state)
 	free_sequence(other);
 }
 
-/* Of a published checkpoint one page is evicted: it is found no more, and another takes its
- * place. */
+/* One page of a published checkpoint is evicted: the checkpoint is no longer found, and another
+ * takes its place. */
 static void test_evicted(void **state)
 {
 	uint64_t cache = cache_new(EACH), sequence = sequence_new(cache), found, other, big;
@@ -469,7 +469,7 @@ struct work {
 	uint32_t *done; /* how many operations have ended */
 };
 
-/* What the sequence is after each operation. Marks grow with the operations. */
+/* The sequence after each operation. Marks grow with the operations. */
 static const struct {
 	uint64_t length, newest;
 	uint32_t n, mark;
@@ -630,8 +630,8 @@ static void test_death_publishing(void **state)
 	fa_check(n > 2 * PAGES);
 }
 
-/* The same, then another dies that publishes one of the same tokens. What is left of the first is
- * published under another key. */
+/* A second process dies while it publishes a sequence with some of the same tokens. What is left of
+ * the first is published under another key. */
 static void test_deaths_publishing(void **state)
 {
 	uint64_t n = 0;

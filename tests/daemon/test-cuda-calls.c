@@ -188,8 +188,8 @@ static void test_device_memory(void **state)
 }
 
 /*
- * Host memory is read in place or copied: at most K and V, each with one copy, or two across a
- * border of what was pinned at once.
+ * Host memory is read in place or copied: at most K and V, each by one copy, or by two across a
+ * border of pinned parts.
  */
 static void test_host_memory(void **state)
 {

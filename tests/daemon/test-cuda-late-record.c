@@ -83,7 +83,7 @@ static void client_close(struct client *client)
 	close_ring();
 }
 
-/* Every request is reported by the device, and before there is a record of it. */
+/* The device reports every request before there is a record of it. */
 static void wait_reported(const struct client *client, uint32_t stream)
 {
 	while (!is_reported(client, stream) && !client->raw.page[stream].failed)

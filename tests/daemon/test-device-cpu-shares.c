@@ -1,4 +1,4 @@
-/* Who gets how much of the CPU backend's threads: works of different sizes, groups, priorities. */
+/* How works of different sizes, groups and priorities share the CPU backend's threads. */
 #include "common/clock.h"
 #include "tests/daemon/device-cpu-scene.h"
 

@@ -526,7 +526,7 @@ static unsigned int stream_of(struct fixture *f, uint64_t launch)
 	                      f->slots);
 }
 
-/* Whatever their streams and priorities. */
+/* Groups take turns whatever their streams and priorities. */
 static void test_groups_take_turns(void **state)
 {
 	unsigned int n_alone = 0, n[FAKE_GROUPS] = { 0 };

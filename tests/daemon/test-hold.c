@@ -1,6 +1,6 @@
 /*
- * What a limit refuses is held while something of the same user is ending, and judged when that has
- * ended. Others do not wait.
+ * Messages and connections that a limit refuses are held while objects of the same user are ending,
+ * and judged when these have ended. Others do not wait.
  */
 #include "common/clock.h"
 #include "common/memfd.h"
@@ -190,7 +190,7 @@ static void test_session_ends(void **state)
 	fa_test_daemon_stop(&daemon_);
 }
 
-/* A drain does not wait for what is held. */
+/* A drain does not wait for held messages. */
 static void test_drain(void **state)
 {
 	start("buffers = 1");

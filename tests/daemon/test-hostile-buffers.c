@@ -221,7 +221,7 @@ static void test_not_memfds(void **state)
 	fa_check(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
 	expect_refused(fds[0], 4096, -EINVAL, "memfd");
 	close(fds[1]);
-	/* Nor can the daemon's end of this connection, or its completion page, be registered. */
+	/* The daemon's end of this connection and its completion page cannot be registered. */
 	expect_refused(dup(raw.fd), 4096, -EINVAL, "memfd");
 	expect_refused(open("/tmp", O_PATH | O_CLOEXEC), 4096, -EINVAL, "memfd");
 	{

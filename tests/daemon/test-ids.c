@@ -60,7 +60,7 @@ static void test_ids(void **state)
 	SCENE_FAILS(&scene, -EINVAL, "is a sequence; expected a cache",
 	            fa_pool_cache_remove(scene.pool, anna, s, &scene.error));
 
-	/* What another user may not see, and what does not exist, look the same to it. */
+	/* To another user, objects that it may not see look like objects that do not exist. */
 	for (uint32_t i = 0; i < 66; i++) {
 		id = i < 64 ? s ^ 1ull << i : i == 64 ? s : 0;
 		if (id >> 56 == FA_ID_CACHE)
@@ -105,7 +105,7 @@ static void test_ids(void **state)
 	                     0);
 }
 
-/* Each user has names of its own: what one creates is not what another finds. */
+/* Each user has names of its own: nobody else finds them. */
 static void test_users(void **state)
 {
 	uint64_t evil = scene_cache(&scene, SCENE_DAVID, "c", FA_MODE(2, 2, 2)), good, id, s, t;

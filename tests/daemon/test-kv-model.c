@@ -298,7 +298,7 @@ static void name(const struct sequence *sequence)
 	kv_set_name(&client, sequence->id, text, 0);
 }
 
-/* All durable tokens, behind the gate's next value. */
+/* Reads all durable tokens, once the gate has its next value. */
 static void begin_read(struct reading *reading, const struct sequence *sequence)
 {
 	const struct fa_wire_gate gate = { .slot = 0, .value = opened + 1 };

@@ -51,7 +51,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* Whoever begins a step has the sequence until it ends. */
+/* The session that begins a step alone may append until the step ends. */
 static void test_two_append(void **state)
 {
 	uint64_t cache = kv_cache(&client, "c", 0), sequence = kv_sequence(&client, cache);

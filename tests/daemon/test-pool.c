@@ -611,7 +611,7 @@ static void test_quota_of_lists(void **state)
 		n++;
 	assert_int_equal(r, -EDQUOT);
 	assert_int_equal(n, 6);
-	/* Nor does another cgroup of the user get more. */
+	/* Another cgroup of the user gets no more, either. */
 	assert_int_equal(fa_pool_tenant_get(pool, 1000, "/other", &error, &third.tenant), 0);
 	assert_int_equal(fa_pool_sequence_fork(pool, &third, sequence, UINT64_MAX, &error, &id),
 	                 -EDQUOT);

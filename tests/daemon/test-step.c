@@ -450,7 +450,7 @@ static void test_empty_chunks(void **state)
 	assert_false(fa_pool_chunk_remove_empty(scene.pool, UINT64_MAX, &chunk));
 }
 
-/* What a step needs for all cgroups of a user counts together. */
+/* Needs of all cgroups of a user count together in a step. */
 static void test_cells_of_cgroups(void **state)
 {
 	enum {

@@ -187,7 +187,8 @@ static int run_first_process(void *userdata)
 	char dir[32];
 	pid_t child;
 
-	/* This starts a process, which would be the first. */
+	/* Before unshare(), as it starts a process, which would become PID 1 of the new
+	 * namespace. */
 	fa_test_dir_make(dir, sizeof(dir));
 	options.dir = dir;
 	if (unshare(CLONE_NEWPID) < 0)

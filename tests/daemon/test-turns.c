@@ -70,7 +70,7 @@ static void test_alone(void **state)
 	for (int i = 0; i < 100; i++)
 		fa_turn_use(&a, FA_TURN_LONG_CREDIT_NS);
 	assert_true(fa_turn_has_time(&a));
-	/* What it used then is no debt later. */
+	/* Time used while nobody else waited is no debt later. */
 	assert_int_equal(fa_tenant_get(&context.tenants, B_UID, "/", &b.tenant), 0);
 	fa_turn_note(&b, fa_now_ns());
 	next_turn();

@@ -170,7 +170,7 @@ static void test_stopped(void **state)
 	fa_check_eq(kill(sender, SIGKILL), 0);
 }
 
-/* Its files are closed then. */
+/* A zombie's files are closed. */
 static bool is_zombie(pid_t pid)
 {
 	char path[32], state = 0;

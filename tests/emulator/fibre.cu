@@ -17,7 +17,7 @@ static struct fibre {
 	char *stack;
 } fibres[THREADS_MAX];
 
-/* What a thread waits for: *at == value. It is separate from the fibre because it is read most. */
+/* A thread waits until *at == value. Apart from the fibre, because it is read most. */
 static struct wait {
 	const uint64_t *at; /* NULL: nothing */
 	uint64_t value;

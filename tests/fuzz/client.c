@@ -489,7 +489,7 @@ void client_finish(struct client *client)
 	}
 	if (client_settle(client, 20 * FA_NS_PER_MS))
 		return;
-	/* Some wait for a value that never comes. */
+	/* Some requests wait for a value that never comes. */
 	client_cancel(client);
 	if (client->forged || client_settle(client, 10 * FA_NS_PER_SEC))
 		return;

@@ -130,7 +130,7 @@ void client_send(struct client *client, struct fa_wire_message *message, const i
 /* Writes invalid words or entries to the ring. */
 void client_forge_ring(struct client *client);
 
-/* Reads and checks what has been answered. */
+/* Reads and checks answers. */
 void client_read(struct client *client);
 
 /* Returns true if message @id is not answered yet. */

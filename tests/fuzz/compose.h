@@ -3,7 +3,7 @@
 
 #include "tests/fuzz/client.h"
 
-/* A message with what comes with it. Its vectors and strings are valid until the next message. */
+/* A message, its descriptors and its step. Vectors and strings are valid until the next message. */
 struct parcel {
 	struct fa_wire_message message;
 	int fds[FDS];

@@ -432,7 +432,7 @@ static bool fill_attend(struct client *client, struct fa_wire_step_attend *messa
 	return true;
 }
 
-/* What a StepAttend lacks. */
+/* Composes a message that must come before a StepAttend. */
 static void prepare_attend(struct client *client, struct parcel *parcel)
 {
 	if (!any_buffer(client, true))

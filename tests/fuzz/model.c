@@ -1,4 +1,4 @@
-/* What answers change in the model of clients and of the pool. */
+/* Applies answers to the model of clients and of the pool. */
 #include "tests/fuzz/client.h"
 #include "tests/fuzz/host.h"
 

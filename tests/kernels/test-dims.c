@@ -46,7 +46,7 @@ static void test_other_dims_of_v(void **state)
 	}
 }
 
-/* Dims around what is constant in the kernels: the narrow stride of K, the largest dims. */
+/* Dims around the kernels' constants: the narrow stride of K, the largest dims. */
 static void test_wide_dims(void **state)
 {
 	static const int32_t dims[] = { 248, 264, 504, 512, 520, 528, 568, 576 };

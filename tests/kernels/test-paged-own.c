@@ -298,7 +298,7 @@ static void put_right(struct own_problem *problem)
 		lengths[b] = clamp(lengths[b], 0, most < p->max_k ? most : p->max_k);
 }
 
-/* Garbage gives the result of what it is clamped to. */
+/* Garbage gives the result of the numbers that it is clamped to. */
 static void test_garbage(void **state)
 {
 	for (int i = 0; i < 60; i++) {

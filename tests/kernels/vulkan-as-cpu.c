@@ -295,7 +295,7 @@ static void import_own_append(struct fa_paged_own_append *p, struct fa_paged_own
 	import_tensor(&p->v, 1, p->tokens, own->kv_heads, own->head_dim_v, bytes);
 }
 
-/* Copies the layers' addresses to @addresses, and imports what is there. */
+/* Copies the layers' addresses to @addresses, and imports the memory there. */
 static void *const *import_layers(void *const *data, void **addresses, int32_t n,
                                   const struct fa_paged_own_copy *p, bool is_v)
 {

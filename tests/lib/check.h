@@ -82,5 +82,5 @@ int fa_test_reap(pid_t pid);
 /* Open descriptors of a process (0: the caller); -1: it is gone. */
 int fa_test_count_fds(pid_t pid);
 
-/* Of the address space. */
+/* Returns the largest size that the process's address space had. */
 uint64_t fa_test_peak_bytes(pid_t pid);

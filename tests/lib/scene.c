@@ -55,7 +55,7 @@ static bool accounts_equal(const struct fa_test_accounts *a, const struct fa_tes
 	       a->buffer_bytes == b->buffer_bytes && a->fds == b->fds && a->requests == b->requests;
 }
 
-/* The daemon allocates what it allocates once and keeps. */
+/* Makes the daemon allocate what it keeps from then on. */
 static void warm_up(struct fa_scene *scene)
 {
 	struct fa_raw_buffer buffer;
@@ -78,8 +78,8 @@ void fa_scene_calm(struct fa_scene *scene)
 	fa_check_eventually((fa_test_accounts(&scene->bystander, &scene->accounts),
 	                     scene->accounts.connections == 1 && scene->accounts.requests == 0));
 	/*
-	 * What clients had is released asynchronously, and a sent descriptor is charged until it is
-	 * known to have arrived.
+	 * Clients' resources are released asynchronously, and a sent descriptor is charged until it
+	 * is known to have arrived.
 	 */
 	fa_test_daemon_usage(&scene->daemon, &scene->usage);
 	deadline = fa_deadline_ns(fa_test_patience_ns());

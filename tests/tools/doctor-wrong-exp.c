@@ -1,4 +1,4 @@
-/* Preloaded into factl, this makes what it compares results with wrong. */
+/* Preloaded into factl, this makes the reference of its comparison wrong. */
 __attribute__((visibility("default"))) double exp(double x);
 
 double exp(double x)

@@ -20,7 +20,7 @@ NOBODY = 65534
 
 
 def strings(value, key=None):
-    """All (key, text) in it."""
+    """Yields all (key, text) in @value."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, list):

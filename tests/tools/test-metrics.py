@@ -170,7 +170,7 @@ def same_families(one, other):
 
 
 def check_prometheus_parser():
-    """It must be able to fail."""
+    """The parser refuses wrong texts."""
     good = "# TYPE a_total counter\n# HELP a_total b\na_total 1\n"
     assert value(parse_prometheus(good), "a", "_total") == 1
     for bad in (good + "# EOF\n", good.replace("a_total counter", "a counter"), "a_total 1\n",

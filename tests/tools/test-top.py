@@ -170,7 +170,7 @@ class Terminal:
                     assert re.search(pattern, self.output[self.read:]), self.output[self.read:]
 
     def end(self):
-        """Its exit status; the terminal is as it was."""
+        """Returns the exit status; the terminal must be as it was."""
         self.see(re.escape("\033[?25h\033[?1049l"))
         _, status = os.waitpid(self.pid, 0)
         assert termios.tcgetattr(self.fd) == self.modes, "the terminal's modes are not restored"

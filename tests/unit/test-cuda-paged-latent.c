@@ -171,7 +171,7 @@ static void test_ranges(void **state)
 		assert_true(plan.decode_grid <= FA_CUDA_SHARE_PARTS_MAX);
 		free(scene.blob);
 	}
-	/* Of one long sequence among short ones all blocks get a part. */
+	/* All blocks get a part of one long sequence among short ones. */
 	{
 		struct fa_cuda_paged_plan plan;
 		struct scene scene;

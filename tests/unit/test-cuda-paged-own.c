@@ -229,7 +229,8 @@ static void test_extends(void **state)
 	assert_true(is(&scene.launches[1], "fa_sm90_own_prefill_bf16_d128_v128_packed"));
 	assert_int_equal(scene.launches[1].args.own.own.plan.forward_from, 48);
 
-	/* Neither for results that must not depend on the others, nor for few rows, nor without TMA. */
+	/* Rows are not packed if results must not depend on other sequences, for few rows, or
+	 * without TMA. */
 	scene.request.own_attention.deterministic = true;
 	assert_int_equal(launches(&scene, &h200), 3);
 	assert_true(is(&scene.launches[2], "fa_sm90_own_prefill_bf16_d128_v128_band"));

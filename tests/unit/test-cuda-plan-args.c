@@ -207,7 +207,7 @@ static void test_units(void **state)
 	params.batch = 2;
 	params.heads = params.kv_heads = 200;
 	params.cu_seqlens_q = params.cu_seqlens_k = cu;
-	/* Of a ragged batch there are 1,200 units, 10 for a thread block at most. */
+	/* A ragged batch has 1,200 units, at most 10 for a thread block. */
 	launch = plan(&params);
 	assert_int_equal(launch.list_units, 10 * 132);
 	assert_int_equal(launch.grid, 132);

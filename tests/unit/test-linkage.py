@@ -9,7 +9,7 @@ import re
 import sys
 
 PRODUCT = ("client", "common", "daemon", "demo", "kernels", "schema", "tools")
-# They may call what the product offers to them, but nothing is kept for them alone.
+# Benchmarks and tests may call the product's functions, but none is kept for them alone.
 TRIALS = ("bench", "tests")
 SUFFIXES = (".c", ".cc", ".cu", ".cuh", ".def", ".h", ".S")
 # Declares what programs call.

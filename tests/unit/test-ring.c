@@ -29,7 +29,7 @@ static uint32_t below(uint32_t n)
 	return (uint32_t)(seed >> 33) % n;
 }
 
-/* Of exact size, so that sanitizers see overruns. */
+/* The memory has the exact size, so that sanitizers see overruns. */
 static void make(uint64_t bytes)
 {
 	free(memory);

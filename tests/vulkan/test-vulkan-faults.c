@@ -158,7 +158,7 @@ static void no_memory_once(void)
 	fa_test_vulkan_fail(&vulkan, FA_TEST_VULKAN_ALLOCATE, 0, 1, VK_ERROR_OUT_OF_DEVICE_MEMORY);
 }
 
-/* What could not be had is asked for again by the next request. */
+/* The next request asks again for memory that was refused. */
 static void test_no_memory(void **state)
 {
 	struct fa_wire_message message = fa_raw_register_message(2, BYTES);

@@ -16,6 +16,6 @@ struct fa_sample {
 size_t fa_samples_v1_n(void);
 const struct fa_sample *fa_sample_v1(size_t i);
 
-/* Those of messages about the KV cache; they come last. */
+/* Samples of messages about the KV cache; they come last. */
 extern const struct fa_sample fa_samples_kv_v1[];
 extern const size_t fa_samples_kv_v1_n;
