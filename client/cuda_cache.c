@@ -2,7 +2,8 @@
  * Registrations of the program's CUDA memory: whole allocations, found by address and buffer id,
  * some without a buffer. Each import and free unregisters unused allocations that the program has
  * freed: the GPU gets them back only then. client->import_lock is held throughout; the driver is
- * called without the client's mutex.
+ * called without the client's mutex. Functions that change the lists hold the mutex, while no
+ * thread is connecting.
  */
 #include "client/cuda_cache.h"
 
@@ -35,7 +36,7 @@ static struct fa_client_registration *registration_of(struct fa_list *link)
 
 /* ---- dropping registrations */
 
-/* With the mutex held, while no thread is connecting. */
+/* Drops it here and in the daemon. */
 static void drop(struct fa_client *client, struct fa_client_registration *registration)
 {
 	fa_list_remove(&registration->link);
@@ -81,8 +82,7 @@ static void mark_freed(struct fa_client *client, const struct fa_cudriver *drive
 	}
 }
 
-/* Drops registrations of freed memory, and those that the daemon lacks. With the mutex held, while
- * no thread is connecting. */
+/* Drops registrations of freed memory, and those that the daemon lacks. */
 static void drop_freed(struct fa_client *client)
 {
 	struct fa_list *pos, *tmp;
@@ -170,7 +170,7 @@ static struct fa_client_registration *find_in(struct fa_list *registrations,
 	return NULL;
 }
 
-/* Makes @buffer a window of @registration. With the mutex held, while no thread is connecting. */
+/* Makes @buffer a window of @registration. */
 static void attach(struct fa_client *client, struct fa_buffer *buffer,
                    struct fa_client_registration *registration)
 {

@@ -1,4 +1,4 @@
-/* Registrations of the program's CUDA memory. */
+/* Imports and frees of the program's CUDA memory. */
 #pragma once
 
 #include "client/client.h"

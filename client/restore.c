@@ -1,5 +1,5 @@
 /*
- * On the connecting thread, without the mutex.
+ * On the connecting thread.
  */
 #include "client/restore.h"
 

@@ -262,7 +262,6 @@ int fa_marker(struct fa_client *handle, uint32_t stream, const struct fa_gates *
 	struct fa_client_request request;
 	int r;
 
-	/* Clearing the whole struct takes longer. */
 	request.message.type = FA_WIRE_MARKER;
 	request.message.timeout_ns = 0;
 	request.message.waits = request.message.signals = NULL;

@@ -37,8 +37,7 @@ struct fa_timeline {
 };
 
 int fa_timeline_enter(struct fa_timeline *timeline, const char *name, uint32_t slot);
-/* Sets the timeline up for the current connection; may release the mutex. -ECONNRESET: the
- * connection is lost. */
+/* For the current connection; may release the mutex. -ECONNRESET: the connection is lost. */
 int fa_timeline_set_up(struct fa_timeline *timeline);
 /* -ECONNRESET: the value was lost with a connection. */
 int fa_timeline_check_wait(const struct fa_timeline *timeline, const struct fa_wire_gate *wait);

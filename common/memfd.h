@@ -15,7 +15,7 @@ int fa_memfd_new(const char *name, uint64_t bytes, int seal_all, int *ret_fd);
 
 #define FA_MEMFD_EXPLAIN_BYTES 112
 
-/* Says why fa_memfd_new() failed. Returns @ret_text. */
+/* Explains fa_memfd_new()'s failure. Returns @ret_text. */
 const char *fa_memfd_explain(int code, char *ret_text, size_t size);
 
 /*

@@ -240,7 +240,6 @@ static int print_tables(const json_t *root, FILE *file)
 	const json_t *all_sessions = json_object_get(root, "sessions");
 	const json_t *all_tenants = json_object_get(root, "tenants");
 	const json_t *pool = json_object_get(root, "pool");
-	/* All tenants have the same limits. */
 	const json_t *limits = json_object_get(json_array_get(all_tenants, 0), "limits");
 	int r = 0;
 

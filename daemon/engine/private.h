@@ -102,7 +102,6 @@ struct fa_engine {
 
 	struct fa_parker parker;
 	atomic_bool stop;
-	/* Heartbeats asked by the watchdog, and answered by the engine thread. */
 	_Atomic uint64_t heartbeats_asked, heartbeats_answered;
 
 	/* The loop thread writes these, a thread on standby reads them. */
@@ -181,8 +180,7 @@ void *fa_engine_thread(void *userdata);
 /* With state_mutex. */
 void fa_engine_drain_inbox(struct fa_engine *engine);
 
-/* Finishes and delivers a confirmed job. Returns true if an iteration is needed. With
- * state_mutex. */
+/* Returns true if an iteration is needed. With state_mutex. */
 bool fa_engine_finish_confirmed(struct fa_engine *engine, struct fa_job *job);
 
 /* With state_mutex. */
@@ -214,8 +212,7 @@ static inline bool fa_engine_can_launch(const struct fa_engine *engine)
 	return !fa_list_empty(&engine->ready_lanes);
 }
 
-/* Launches the next lane's next stream. Call it if fa_engine_can_launch(). Returns 0 if the device
- * refused. */
+/* Only if fa_engine_can_launch(). Returns 0 if the device refused. */
 int fa_engine_launch_next(struct fa_engine *engine);
 
 /* Launches as many as the device takes. Call it after each reap(). */

@@ -16,7 +16,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Limits the new tokens of all sequences together. */
 #define FA_KV_STEP_TOKENS_MAX (1u << 24)
 
 /* The sequences of one cache, in the kernels' form. */

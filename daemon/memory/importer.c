@@ -182,7 +182,6 @@ static int import(struct fa_importer *importer, struct fa_registered_buffer *buf
 	}
 }
 
-/* Several buffers may be of one file. */
 static void identify(struct fa_registered_buffer *buffer)
 {
 	struct stat info;

@@ -524,7 +524,7 @@ static struct fa_attention_tensor tensor(const struct bind *bind, const struct f
 
 /* ---- masks */
 
-/* Checks a mask's tensor of @rank: int32 [batch or 1, heads or 1, rows, ..]. */
+/* Expects int32 [batch or 1, heads or 1, rows, ..]. */
 static int check_mask(struct bind *bind, enum fa_tensor_view_index index, unsigned int rank,
                       const char *shape, const struct fa_device_memory *memory)
 {

@@ -196,7 +196,6 @@ static int bind_state(struct fa_request *request, const struct fa_wire_message *
 	char *data;
 	int r;
 
-	/* Finds the step first: a refused write makes it fail. */
 	r = join(request, m, &place, error);
 	if (r == 0)
 		r = fa_request_buffer(request, &m->data, "data", &memory, error);

@@ -392,7 +392,6 @@ static int bind_numbers(const struct binding *b, struct fa_paged_own_attention *
 	p->softcap = m->softcap;
 	p->causal = m->flags & FA_WIRE_PAGES_CAUSAL;
 	p->deterministic = m->flags & FA_WIRE_PAGES_DETERMINISTIC;
-	/* A window wider than any sequence is unbounded. */
 	p->window_left = m->window_left > FA_PAGED_LENGTH_MAX ? -1 : m->window_left;
 	p->window_right = m->window_right > FA_PAGED_LENGTH_MAX ? -1 : m->window_right;
 	return 0;

@@ -119,7 +119,7 @@ static void on_released(struct fa_importer *importer)
 	fa_drain_advance(fa_container_of(importer, struct fa_server, context.importer));
 }
 
-/* Releases charges of closed descriptors. Sessions are freed later, so the list stays valid. */
+/* Sessions are freed later, so the list stays valid. */
 static void on_reaper(uv_async_t *async)
 {
 	struct fa_server *server = async->data;

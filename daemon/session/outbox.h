@@ -50,7 +50,7 @@ void fa_session_reply(struct fa_session *session, uint64_t id, int status, const
 /* Sends an error, then closes the connection. */
 void fa_session_refuse(struct fa_session *session, uint64_t id, int status, const char *text);
 
-/* Rejects a connection without a session. Closes @fd. */
+/* Closes @fd. */
 void fa_session_reject(struct fa_context *context, int fd, int status, const char *text);
 
 /* -EDQUOT. */

@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <limits.h>
 
-/* Timeout of a ready daemon. WATCHDOG_USEC overrides it. */
+/* WATCHDOG_USEC overrides it. */
 #define WATCHDOG_NS (180 * FA_NS_PER_SEC)
 /* Limits the start of a daemon that stores nothing, as TimeoutStartSec= of fad.service. */
 #define START_NS (300 * FA_NS_PER_SEC)

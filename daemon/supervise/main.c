@@ -18,7 +18,6 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-/* Exit status for wrong options, as of the other programs. */
 #define USAGE_STATUS 2
 
 static const char usage[] =

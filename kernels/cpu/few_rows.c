@@ -51,7 +51,7 @@ struct round {
 	int64_t key; /* the first, in the sequence */
 	int32_t end;
 	int32_t low[ROWS], high[ROWS];
-	bool tree;   /* the round has keys of the tree */
+	bool tree;
 	bool masked; /* a row's mask hides some keys; else seen is not set */
 	uint32_t seen[ROWS];
 	int32_t n_segments;

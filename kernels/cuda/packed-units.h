@@ -51,9 +51,9 @@ static inline void fa_cuda_packed_alone(struct fa_cuda_paged_item *item)
 }
 
 struct fa_cuda_packed_units {
-	uint32_t pack_shift; /* a group has 2^pack_shift tokens of 64 >> pack_shift heads */
-	int32_t pack_sets;   /* sets of 64 >> pack_shift heads per KV head */
-	uint32_t tiles;      /* of a unit, at most */
+	uint32_t pack_shift; /* as in packed-args.h */
+	int32_t pack_sets;
+	uint32_t tiles; /* of a unit, at most */
 	uint32_t units, partials;
 	uint32_t join_wait_ns; /* 0: the last unit of a block of rows joins all parts alone */
 	double keys;           /* the launch's time, in keys of a block of rows; 0: unknown */

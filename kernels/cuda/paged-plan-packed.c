@@ -17,7 +17,7 @@
 /* A sequence costs a run that shares a prefix a thread block, with a tile that is half empty. */
 #define SUFFIX_KEYS (FA_CUDA_UNIT_KEYS + 64)
 
-/* Decode reads keys per DECODE_ROWS rows, in DECODE_COST times the time of packed rows. */
+/* As in paged-plan-own-packed.c. */
 #define DECODE_ROWS 32
 #define DECODE_COST 1.6
 
@@ -130,7 +130,6 @@ static double unpacked_keys(const struct fa_cuda_chip *chip, const struct fa_pag
 static const struct fa_cuda_paged_kernel *
 find_for(const struct fa_cuda_chip *chip, const struct fa_paged_attention *p, uint32_t from)
 {
-	/* A sequence's bits must not depend on the others. */
 	if (p->deterministic || chip->sms <= 0 || chip->pack < 0)
 		return NULL;
 	for (int32_t b = 0; b < p->step->batch; b++)

@@ -153,7 +153,6 @@ static bool plan_equal(const struct fa_cuda_chip *chip, const struct fa_cuda_ker
 	packed->kv_heads = (uint32_t)params->kv_heads;
 	pack(packed);
 	all_blocks = (uint64_t)packed->blocks * packed->kv_heads * (uint64_t)params->batch;
-	/* This many blocks of rows fill the GPU without being divided. */
 	if (all_blocks > (uint64_t)chip->sms * FA_CUDA_PACKED_WAVES_MAX)
 		return false;
 	keys = choose(chip, ret_launch, all_blocks);
@@ -169,7 +168,7 @@ static bool plan_equal(const struct fa_cuda_chip *chip, const struct fa_cuda_ker
 		return false;
 	}
 	packed->n_units = (uint32_t)all_blocks * packed->parts;
-	/* Unless all units run at once, units that wait would keep others from starting. */
+	/* As in packed-units.c. */
 	packed->join_wait_ns = packed->n_units <= (uint32_t)chip->sms &&
 	                                       packed->parts <= FA_CUDA_SHARE_PARTS_MAX
 	                               ? FA_CUDA_PACKED_WAIT_NS

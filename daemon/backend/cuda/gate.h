@@ -4,7 +4,7 @@
 #include "daemon/backend/cuda/device.h"
 
 void fa_cuda_gates_open(struct fa_device *device);
-/* Returns the gate of @work, the stream's newest. Fills in the gate's part of @done. */
+/* @work is the stream's newest. Fills in the gate's part of @done. */
 struct fa_cuda_gate fa_cuda_gate_of(const struct fa_cuda_stream *stream,
                                     const struct fa_device_work *work, struct fa_cuda_done *done);
 /* After the launch. Works behind gates are of one queue. */

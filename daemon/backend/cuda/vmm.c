@@ -82,7 +82,6 @@ static int map_piece(struct fa_device *device, struct fa_cuda_memory *memory, CU
 				device, error, result,
 				"the allocation cannot be mapped, is its size right?");
 	}
-	/* The mapping keeps the memory alive. */
 	(void)driver->cuMemRelease(allocation);
 	if (r == 0)
 		memory->piece_bytes[memory->n_mapped++] = piece->bytes;

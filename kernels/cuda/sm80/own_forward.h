@@ -118,7 +118,7 @@ template <int KEYS, int D, int THREADS> struct fa_sm80_own_k {
 	}
 };
 
-/* Follows the keys that K's loader advances. */
+/* As in paged_forward.h. */
 template <int KEYS, int D, int THREADS> struct fa_sm80_own_v {
 	const struct fa_sm80_own_keys<KEYS> &keys;
 	struct fa_sm80_own_loader<KEYS, D, THREADS, true> loader;

@@ -101,7 +101,6 @@ __device__ __forceinline__ void fa_quantise_values(float (&values)[FA_QUANTISE_E
 
 #pragma unroll
 	for (int n = 0; n < FA_QUANTISE_EACH; n++) {
-		/* NaN compares false and stays. */
 		values[n] = values[n] > FLT_MAX ? FLT_MAX : values[n];
 		values[n] = values[n] < -FLT_MAX ? -FLT_MAX : values[n];
 		has_nan |= isnan(values[n]);

@@ -68,7 +68,6 @@ __device__ __forceinline__ void fa_sm90_zero_v_rows(uint32_t v, int32_t row, int
 {
 	constexpr int chunks = C::COLUMNS_V * 8;
 
-	/* Recomputed if registers are few. */
 	const uint32_t thread = C::PAGED && C::SCORE_MOD
 	                                ? __shfl_sync(~0u, threadIdx.x, threadIdx.x % 32)
 	                                : threadIdx.x;

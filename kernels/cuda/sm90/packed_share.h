@@ -224,7 +224,6 @@ fa_sm90_share_arrive(const typename C::ARGS &all, const struct fa_sm90_unit_part
 	uint64_t count = fa_atomic_add_ordered(counter, 1) + 1;
 
 	for (uint32_t looks = 1; (count & (FA_SM90_SHARE_GONE - 1)) < of.parts; looks++) {
-		/* Reading the clock takes as long as a look at the counter. */
 		const bool gives_up = looks % 8 == 0 &&
 		                      (fa_timer_ns() - begin_ns >= all.join_wait_ns ||
 		                       fa_preempt_requested(args.preempt));

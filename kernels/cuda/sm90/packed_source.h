@@ -47,7 +47,7 @@ template <class C>
 __device__ __forceinline__ int32_t fa_sm90_thread_row(const typename C::ARGS &all)
 {
 	if constexpr (C::PACKED) {
-		/* Computed anew at each call, which saves a register. */
+		/* Saves a register. */
 		uint32_t row = (threadIdx.x + fa_opaque_zero()) % 128 / 32 * 16;
 
 		row &= (1u << all.pack_shift) - 1;

@@ -1,6 +1,6 @@
 /*
- * Instantiates every row of FA_SM90_CODES_DECODE for both kinds of codes: plain, with the page
- * table in the launch (small), and both again with a two-level reduction (levels).
+ * Instantiates every row of FA_SM90_CODES_DECODE for both kinds of codes, in the forms of
+ * paged_decode_rows.h.
  */
 #include "kernels/cuda/common/gate.h"
 #include "kernels/cuda/sm90/paged_codes.h"

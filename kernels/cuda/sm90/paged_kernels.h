@@ -65,7 +65,7 @@
 #define FA_SM90_PAGED_Q_IN_REGISTERS(dim, atoms) ((dim) != 64 && (dim) * (atoms) <= 128)
 #define FA_SM90_PAGED_Q_PITCH(dim) ((dim)*2 + 64)
 
-/* Columns of O that the warps merge at a time, and floats from row to row. */
+/* As in sm80/paged_kernels.h. */
 #define FA_SM90_PAGED_MERGE_COLUMNS(dim, atoms) ((dim) * (atoms) <= 128 ? (dim) : 64)
 #define FA_SM90_PAGED_MERGE_PITCH(dim, atoms) (FA_SM90_PAGED_MERGE_COLUMNS(dim, atoms) + 8)
 
