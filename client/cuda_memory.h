@@ -37,7 +37,7 @@ struct fa_cuda_mapping {
 	CUdevice device;
 };
 
-/* Once. -ENODEV, -ENOSYS and others, with a sentence. */
+/* Opens the driver once. -ENODEV, -ENOSYS and others, with a sentence. */
 int fa_cuda_open(struct fa_error *error, const struct fa_cudriver **ret_driver);
 
 /* Finds the allocations of [at, at + bytes) on the GPU with @uuid; the caller calls free().

@@ -20,7 +20,7 @@ static inline bool fa_backoff_may_spin(const struct fa_backoff *backoff)
 	return !backoff->skips;
 }
 
-/* Before each wait; true: the wait may spin. */
+/* Call it before each wait; true: the wait may spin. */
 static inline bool fa_backoff_next(struct fa_backoff *backoff)
 {
 	if (!backoff->skips)

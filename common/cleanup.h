@@ -36,5 +36,5 @@ static inline void fa_freep(void *ptr)
 	free(*(void **)ptr);
 }
 
-/* Zeroed; NULL: no memory. */
+/* Allocates a zeroed object; NULL: no memory. */
 #define fa_new(type) ((type *)calloc(1, sizeof(type)))

@@ -8,7 +8,7 @@
  * looks. */
 #define FA_CPU_FEW 4
 
-/* At least 1. */
+/* Counts processors that this process may use; at least 1. */
 unsigned int fa_cpu_count(void);
 
 /* Spares power and the core's other hardware thread. */
@@ -23,7 +23,7 @@ static inline void fa_cpu_relax(void)
 #endif
 }
 
-/* Between two looks of a spinning thread. */
+/* A spinning thread calls it between two looks. */
 static inline void fa_cpu_spin_pause(bool yields)
 {
 	if (yields)

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stddef.h>
 
-/* @n: all are finite. */
+/* Returns @n if all are finite. */
 static inline size_t fa_first_not_finite(const float *numbers, size_t n)
 {
 	size_t i = 0;

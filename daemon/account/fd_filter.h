@@ -29,7 +29,7 @@ struct fa_fd_filter_batch {
 /* Loop thread. */
 int fa_fd_filter_new(struct fa_fd_filter **ret_filter);
 
-/* Ends pending calls. Any thread. */
+/* Ends pending fa_fd_filter_close_batch(). Any thread. */
 void fa_fd_filter_stop(struct fa_fd_filter *filter);
 
 /* No thread may be in fa_fd_filter_close_batch(). */

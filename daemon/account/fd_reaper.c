@@ -91,7 +91,7 @@ static void discard_unread(int fd)
 }
 
 /*
- * A signal may come between two waits. Returns false if there is no timer.
+ * Repeats the signal, as one may come between two waits. Returns false if there is no timer.
  */
 static bool interrupt_start(timer_t *ret_timer)
 {

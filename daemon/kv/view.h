@@ -19,7 +19,7 @@ int fa_kv_bind_tensor(struct fa_request *request, const struct fa_wire_view *vie
                       const struct fa_kv_tensor *expected, struct fa_attention_tensor *ret_tensor,
                       int32_t *ret_heads, struct fa_error *error);
 
-/* [rows, columns]; rows -1: any number. */
+/* Binds an fp32 tensor [rows, columns]. rows -1: any number. */
 int fa_kv_bind_floats(struct fa_request *request, const struct fa_wire_view *view, const char *name,
                       bool output, int64_t rows, int64_t columns, float **ret_data,
                       struct fa_error *error);

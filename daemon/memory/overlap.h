@@ -1,4 +1,5 @@
-/* Refuses requests that write memory which they use otherwise. Pure functions, any thread. */
+/* Refuses requests that write memory which they also read, or write elsewhere. Pure functions, any
+ * thread. */
 #pragma once
 
 #include "common/error.h"

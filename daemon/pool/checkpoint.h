@@ -22,9 +22,9 @@ static inline bool fa_checkpoint_stays(const struct fa_pool_cache *cache, uint64
 	return tokens && length % tokens == 0;
 }
 
-/* Without pages. NULL: no memory. */
+/* The checkpoint has no pages yet. NULL: no memory. */
 struct fa_pool_checkpoint *fa_checkpoint_new(const struct fa_pool_cache *cache, uint64_t length);
-/* Without pages. Takes NULL. */
+/* The checkpoint must have no pages. Takes NULL. */
 void fa_checkpoint_free(struct fa_pool_checkpoint *checkpoint);
 void fa_checkpoint_free_list(struct fa_pool_checkpoint *list);
 

@@ -318,7 +318,7 @@ static int check_signal(const struct fa_timeline *timeline, const struct fa_wire
 	return 0;
 }
 
-/* Binds the valid ones. Returns the first error. */
+/* Binds all valid signals. Returns the first error. */
 static int bind_signals(struct fa_timeline *timeline, const struct fa_wire_message *message,
                         struct fa_gates *gates, struct fa_error *error)
 {

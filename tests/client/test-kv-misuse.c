@@ -363,7 +363,7 @@ static void test_lost_step(void **state)
 	fa_check(!kill(pid, SIGKILL));
 	(void)fa_test_daemon_next_child(&supervisor, pid);
 	for (int i = 0; i < 2; ++i) {
-		/* At first the loss is unknown. */
+		/* At first the client has not noticed the loss. */
 		fa_check_eq(fa_sequence_write(client, &copy, NULL), -ECONNRESET);
 		fa_check_eq(fa_sequence_write(client, &copy, &ticket), -ECONNRESET);
 		fa_check_contains(fa_error(), "the step is gone with the connection");

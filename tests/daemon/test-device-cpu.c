@@ -305,7 +305,7 @@ static void test_no_page(void **state)
 		assert_int_equal(beside.work.status, 0);
 		assert_int_equal(beside.job.n_ran, 100);
 	}
-	/* Elsewhere it ends the process. */
+	/* Outside of guarded code SIGBUS ends the process. */
 	assert_int_equal(WTERMSIG(run_unguarded(memory + page)), SIGBUS);
 	ops->queue_free(f.device, queue);
 	ops->queue_free(f.device, other);

@@ -59,7 +59,7 @@ static int stop(void **state)
 	return 0;
 }
 
-/* @socket then holds the last reference. */
+/* @socket then holds the last reference to @fd's file. */
 static void send_away(int socket, int fd, size_t n_bytes)
 {
 	fa_check_eq(fa_packet_send(socket, "x", n_bytes, &fd, 1, 0), 0);

@@ -115,7 +115,7 @@ class Zsh:
         return self.read_until("DONE\r\n")
 
     def complete(self, *words):
-        # Listed, and the line is cleared by ^U.
+        # zsh lists what it offers; ^U clears the line.
         os.write(self.terminal, (" ".join(words) + "\t").encode())
         time.sleep(0.3)
         os.write(self.terminal, b"\x15print -r -- D''ONE\n")

@@ -38,7 +38,7 @@ class Daemon:
 
 
 def doctor(factl, socket, status, uid=None, **environment):
-    """{(check, level): (text, advice)}, after a look at the lines for people."""
+    """Returns {(check, level): (text, advice)}, after a look at the lines for people."""
     def become():
         os.setgroups([])
         os.setgid(uid)

@@ -176,7 +176,7 @@ static void test_prefill(void **state)
 	scene.pages.page_tokens = 24;
 	assert_int_equal(launches(&scene, &h200), 3);
 	assert_true(is(&scene.launches[2], "fa_sm80_own_forward_bf16_d128"));
-	/* Codes decode, however many rows there are. */
+	/* Sequences over codes decode, however many rows there are. */
 	scene_init(&scene, 4, 16);
 	scene.pages.store = FA_PAGED_E4M3;
 	scene.request.own_attention.max_q = 2048;

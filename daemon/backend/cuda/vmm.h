@@ -1,4 +1,4 @@
-/* On workers, but fa_cuda_set_access() and fa_cuda_allocation(). */
+/* GPU memory behind descriptors. On workers, but fa_cuda_set_access() and fa_cuda_allocation(). */
 #pragma once
 
 #include "daemon/backend/cuda/device.h"

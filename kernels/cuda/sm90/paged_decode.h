@@ -87,7 +87,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 	 * segment begins in the ring, modulo two rounds. */
 	int32_t before = C::SETMAXNREG ? 0 : (int32_t)group;
 	bool begun = false;
-	/* Registers are few. */
+	/* Registers are few, so the segment is kept in shared memory. */
 	fa_paged_segment_of<C> *const stashed =
 		(fa_paged_segment_of<C> *)(shared_memory + C::WALK_AT) + warp;
 
@@ -115,7 +115,7 @@ __device__ __forceinline__ void fa_sm90_paged_compute(const struct fa_cuda_paged
 		if constexpr (C::SPLIT_ITEMS)
 			if (warp == 0)
 				fa_sm90_paged_prefetch_tails<C>(args, segment);
-		/* Thread 0 waits for a fence. */
+		/* Thread 32, because thread 0 waits for a fence. */
 		fa_sm90_paged_segment_begin<C>(args, segment, shared_memory, begun ? 0 : 32);
 		if (!begun) {
 			if constexpr (!C::SPLIT_ITEMS)
