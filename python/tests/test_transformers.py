@@ -1,5 +1,6 @@
 """Models of Transformers: token by token what eager attention says, with keys and values in the
 daemon. FAD_TEST_DEVICE=cuda: on the GPU of the daemon."""
+import copy
 import gc
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 
@@ -27,8 +29,7 @@ cpu_only = pytest.mark.skipif(ON_GPU, reason="of the CPU; test_cuda.py has its l
 fad.register()
 torch.set_num_threads(1)  # the models are small
 TOKENS = 256 if FULL else 96
-#: Logits may differ by this part of their range. Eager attention in fp32 is itself 7e-6 from fp64 in
-#: Gemma 4, and on a GPU both round in another order.
+#: Logits may differ by this part of their range. On a GPU both round in another order.
 TOLERANCE = 2e-5 if ON_GPU else 1e-5
 
 
@@ -39,6 +40,7 @@ def use(client):
     faclient.torch.use(client)
     yield
     faclient.torch.use(None)
+    torch._dynamo.reset()  # it counts how often a function was compiled, over all models
 
 
 def prompt(rows=2, n=40, padding=13):
@@ -54,6 +56,16 @@ def generate(model, ids, mask=None, cache=None, n=TOKENS, **options):
     return model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=n,
                           pad_token_id=0, output_logits=True, return_dict_in_generate=True,
                           **options)
+
+
+def exact(model, ids, mask):
+    """As generate() in double precision, each row without its padding, which gives NaN there."""
+    model = copy.deepcopy(model).double()
+    rows = [generate(model, row[seen.bool()][None], suppress_tokens=row.tolist())
+            for row, seen in zip(ids, mask)]
+    return types.SimpleNamespace(
+        sequences=torch.cat([x.sequences[:, -TOKENS:] for x in rows]),
+        logits=[torch.cat(x) for x in zip(*(x.logits for x in rows))])
 
 
 def agree(expected, got, rows):
@@ -82,6 +94,9 @@ def test_families(client, family):
     expected = generate(model, ids, mask)
     distinct = len(set(expected.sequences[0, -TOKENS:].tolist()))
     assert distinct >= min(64, TOKENS), distinct
+    # Eager's own rounding is beyond the tolerance.
+    if family == "gemma4_wide":
+        expected = exact(model, ids, mask)
     model.set_attn_implementation("fad")
     ties = agree(expected, generate(model, ids, mask, fad.FadCache(model, client)), 2)
     ties += agree(expected, generate(model, ids, mask), 2)
@@ -92,8 +107,8 @@ def test_families(client, family):
         cache = fad.FadCache(model, client)
         attend = cache._attend
         cache._attend = lambda *arguments: attend(*change(*arguments))
-        return generate(model, ids, mask, cache).sequences
-    want = expected.sequences
+        return generate(model, ids, mask, cache).sequences[:, -TOKENS:]
+    want = expected.sequences[:, -TOKENS:]
 
     def scale(index, query, key, value, mask, options):
         return index, query, key, value, mask, {**options, "scale": options["scale"] * 1.1}
