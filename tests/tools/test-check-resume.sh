@@ -23,6 +23,7 @@ END
 cat >tree/test <<'END'
 #!/bin/sh
 echo x >>"$COUNTS/test"
+test ! -e "$COUNTS/stray" || touch "$(dirname "$0")/stray"
 test ! -e "$COUNTS/broken"
 END
 cat >tree/packaging/install-deps <<'END'
@@ -104,15 +105,19 @@ says "everything runs"
 rm new
 check 0 "$all" 4 6 --resume
 git commit -q --allow-empty -m two
+touch "$COUNTS/stray"
 check 0 "$all" 5 7 --resume
-check 0 "$all" 5 7 --resume
+says "Files changed meanwhile"
+rm "$COUNTS/stray" stray
+check 0 "$all" 5 8 --resume
+check 0 "$all" 5 8 --resume
 # A tree in another project's checkout, which does not have its files, has no commit.
 rm -rf .git
 git -C .. init -q
 echo '*' >../.git/info/exclude
 git -C .. -c user.name=test -c user.email=test@localhost commit -q --allow-empty -m other
-check 0 "$all" 6 8
-check 0 "$all" 7 9 --resume
+check 0 "$all" 6 9
+check 0 "$all" 7 10 --resume
 says "everything runs"
 
 exit $failed
