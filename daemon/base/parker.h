@@ -1,14 +1,13 @@
 /*
  * How a thread waits for other threads' events: it consumes pending wake-ups, looks for events, and
- * parks if there were none. `signal` is the only shared word: a waker exchanges it for SIGNALLED
- * after publishing its event, and makes a system call only if it was PARKED. The thread parks only
- * if it can change the word from AWAKE, so no event is missed.
- *
- * - With more than two processors it spins before it sleeps, as long as that has paid lately.
- * - It may also wake up with a watched descriptor, which wakes the thread that will wake it: one
- *   wake-up after the other would add their latencies. It backs off if those are in vain.
- * - For a device that only writes words it polls: it spins as long as quick work takes, then
- *   sleeps for a small fraction of the time waited so far between two looks.
+ * parks if there were none. `signal` is the only shared word: a waker publishes its event,
+ * exchanges the word for SIGNALLED, and makes a system call only if it was PARKED. The thread parks
+ * only if it can change the word from AWAKE, so no event is missed.
+ *  - With more than two processors it spins before it sleeps, as long as that has paid lately.
+ *  - A watched descriptor may wake it, too, which also wakes the waker: one wake-up after the
+ *    other would add their latencies. It backs off if those are in vain.
+ *  - For a device that only writes words it polls: it spins as long as quick work takes, then
+ *    sleeps between looks for a small fraction of the time waited so far.
  */
 #pragma once
 

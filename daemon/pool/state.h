@@ -1,12 +1,12 @@
 /*
  * The format of the pool's state, a memfd that outlives the daemon. No pointers.
  *
- * Crash safety. Every change takes effect by one aligned store of a word, fa_state_store(): the
- * `state` of a record, the `owner` of a chunk, `current` of a sequence, which selects one of its
- * two commits, a slot of a copied page, or the first word of a name. What the word makes valid is
- * written before it, where nothing reads yet. A run of chunks is a cache's once all of its chunks
- * are. So a process killed between two stores leaves the old or the new state. Reference counts,
- * free lists and indexes are not stored: recovery derives them.
+ * Every change takes effect by one aligned store of a word, fa_state_store(): the `state` of a
+ * record, the `owner` of a chunk, `current` of a sequence, which selects one of its two commits, a
+ * slot of a copied page, or the first word of a name. What the word makes valid is written before
+ * it, where nothing reads yet. A run of chunks is a cache's once all of its chunks are. So a
+ * process killed between two stores leaves the old or the new state. Reference counts, free lists
+ * and indexes are derived by recovery.
  *
  * The tables are sparse; high-water marks bound the parts in use.
  */

@@ -4,15 +4,13 @@
  *
  * Planning reserves all pages or changes nothing. Its result, grouped by cache, is what kernels
  * take (kernels/paged.h). The caller does a step's clears, then its copies, after all writes of
- * earlier steps and before anything else uses its pages.
+ * earlier steps and before anything else uses its pages. It ends a step once the device no longer
+ * uses these: by commit if everything was written, else by abort.
  *
  * Steps of one session may build on one another's planned lengths; those that share a sequence
  * commit in the order of planning. After an abort, later steps that append to its sequences can
  * only be aborted. While a session appends, others get -EBUSY. Reading (no new tokens) is always
  * possible and keeps durable pages.
- *
- * The caller ends a step once the device no longer uses its pages: by commit if everything was
- * written, else by abort.
  */
 #pragma once
 

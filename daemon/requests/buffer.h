@@ -1,8 +1,8 @@
 /*
  * Registers buffers: from the message, over further pieces, to the answer. Loop thread. A complete
  * registration is imported at once while its session is paused. One registration a session may wait
- * for more pieces; it ends with the last piece, an invalid one, its deadline, BufferFree, a drain,
- * or the session. Its descriptors are charged from the start.
+ * for pieces, until the last, an invalid one, its deadline, BufferFree, a drain, or the session's
+ * end. Its descriptors are charged from the start.
  */
 #pragma once
 

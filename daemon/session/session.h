@@ -1,6 +1,6 @@
 /*
  * A session: one connection, its client's objects and requests. Loop thread. A closing session has
- * no socket. It lives until its streams are back from the engine and its import from the worker:
+ * no socket, and lives until its streams are back from the engine and its import from the worker:
  * the device may use a client's memory until then.
  *
  * A paused session (enum fa_session_pause) reads nothing, so the socket's buffer bounds what a

@@ -4,8 +4,7 @@
  *
  * A ring is polled until nothing has come for spin_us, or on a GPU for spin_step_us while the
  * session has a step in flight; then its doorbell is armed. Fruitless polling backs off. Doorbells
- * are watched edge-triggered and never read: the client has the same eventfd and could make a read
- * block.
+ * are watched edge-triggered and never read: the client could make a read block.
  */
 #pragma once
 

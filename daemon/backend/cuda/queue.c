@@ -4,12 +4,12 @@
  * least used stream of each priority.
  *
  * At a work's end the GPU writes a number to a pinned word, just after the client's completion
- * words: the last block of its last launch does, or the blocks that finish its parts, each to its
- * own word; otherwise the driver. reap() only compares words. Between launch and reap the driver is
+ * words: by the last block of its last launch, or the blocks that finish its parts, each to its own
+ * word; otherwise by the driver. reap() only compares words. Between launch and reap the driver is
  * asked only for copies, kernels, words and, rarely, a graph.
  *
- * Small vectors are in pinned memory, one place per work of the stream; launches of few blocks read
- * them there.
+ * Small vectors are in pinned memory, one place per work of the stream, where launches of few
+ * blocks read them.
  */
 #include "daemon/backend/cuda/queue.h"
 

@@ -1,13 +1,12 @@
 /*
  * Combines partial results for FA_CUDA_PAGED_SPLIT: of fixed splits (struct fa_cuda_paged_split),
  * whose results do not depend on the rest of the step, and of a shared prefix with its suffixes.
- * Every partial result has its own slot; those of a part are contiguous, one per split or per
- * block. A block that has stored one counts it:
- *   no suffix, or fixed splits   at the counter of the part's first block
+ * Every partial result has its own slot; those of a part are contiguous, one per split or block. A
+ * block counts those that it has stored:
+ *   no suffix, or fixed splits   at the counter of the part's first block, once, after its last
  *   a suffix, and its prefix     at the suffix's counter
- * With splits a block counts once, after its last of the part; a part with one block needs no
- * counter. The last to count combines: first the prefix's results, then the part's own, in order.
- * Load latency is exposed then, so loads are issued together and depend on few others.
+ * A part with one block needs no counter. The last to count combines: first the prefix's results,
+ * then the part's own, in order. Its loads are issued together and depend on few others.
  */
 #pragma once
 

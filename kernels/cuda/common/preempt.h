@@ -4,7 +4,7 @@
  * block saves its state (O, maxima and sums, in fp32), appends a record and exits. The last block
  * reports the number of records instead of completion, and the host relaunches the kernel with a
  * block per record. Results are the same to the bit. A resumed block computes at least one tile, so
- * two sides suffice for states: one is read, one written. A block without a free slot goes on.
+ * states need two sides, one read and one written. A block without a free slot goes on.
  */
 #pragma once
 

@@ -1,14 +1,14 @@
 /*
  * Attention over pages for few query rows; terms: paged-args.h. Query heads of a KV head are
  * packed: a part has up to ROWS rows (token by token, head by head). Warps take a segment's strips
- * of 16 tokens in turn. A warp has a ring of STAGES strips, filled by cp.async, and its own
- * maximum, sum and O of all ROWS rows: its loop has no barrier. Its loader runs STAGES - 1 strips
- * ahead, across segments. At a segment's end the warps merge their rows (barrier 0, all threads,
- * three times and twice per group of columns). A whole part is then written; of others a partial
- * result is stored, and the last block to arrive reduces them in order.
+ * of 16 tokens in turn. A warp has a ring of STAGES strips, filled by cp.async STAGES - 1 strips
+ * ahead, across segments, and its own maximum, sum and O of all rows: its loop has no barrier. At a
+ * segment's end the warps merge their rows (barrier 0, all threads, three times and twice per group
+ * of columns). A whole part is then written; of others a partial result is stored, and the last
+ * block to arrive reduces them in order.
  * Scores are laid out as mma.m16n8k16's accumulators, in fp32, too: thread (g, t) has rows g + 8 r
- * and keys 2t, 2t + 1, 2t + 8, 2t + 9. V of strips with hidden keys is searched for infinities and
- * NaNs, which need another product (warp_product.h; fp32 skips hidden keys).
+ * and keys 2t, 2t + 1, 2t + 8, 2t + 9. Strips with hidden keys and infinities or NaNs in V need
+ * another product (warp_product.h; fp32 skips hidden keys).
  */
 #pragma once
 

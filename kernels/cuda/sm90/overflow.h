@@ -3,8 +3,8 @@
  * after its exponentials and before P V:
  *  - A sum beyond SUM_HIGH is scaled down with O and P, by a power of two.
  *  - A sum beyond FA_SM90_SUM_LOST may have overflown, and earlier tiles count for nothing beside
- * this one. The row starts again with this tile: mma.sync recomputes its logits from global memory,
- * and they give the new maximum.
+ *    this one. The row starts again with this tile: mma.sync recomputes its logits from global
+ *    memory, and they give the new maximum.
  * recompute.h handles rows whose sum is NaN.
  */
 #pragma once

@@ -1,10 +1,9 @@
 /*
- * How consumer groups of several thread blocks join the parts of their rows. Each stores its part,
- * counts itself, and waits until all parts are there; then each adds up some columns of all parts,
- * in the order of keys.
- * No group waits for long, as other blocks may start late. A group that gives up notes that in the
- * count. The others take slices of the columns one after another; the last group to count itself
- * never waits, and takes what is left.
+ * How consumer groups of several thread blocks join the parts of their rows (docs/kernels.md). Each
+ * stores its part, counts itself, waits until all parts are there, and adds up some columns of all
+ * parts, in the order of keys. A group that has waited for long notes in the count that it gives
+ * up. The others take slices of the columns one after another; the last group to count itself never
+ * waits, and takes what is left.
  */
 #pragma once
 

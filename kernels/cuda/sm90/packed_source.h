@@ -1,14 +1,13 @@
 /*
  * Sources (dense_source.h) whose rows are packed: a group's 64 rows are pack_tokens new tokens of
- * 64 / pack_tokens query heads of a KV head, row h * pack_tokens + t token t of head h. So few new
- * tokens fill a tile, and K and V are read once for several heads.
- * A thread block computes a unit: a block of such rows over some tiles of keys. Over pages and
- * ragged tensors the host lists units (struct fa_cuda_paged_unit). Where a block has several units,
- * each stores its part of O. If all units run at once they join the parts together
- * (packed_share.h), otherwise the last warp to arrive does; both in the order of keys.
- * Sources with SUFFIXES also compute sequences that share a prefix, whose rows follow one another,
- * as one item over the prefix. A unit over one sequence's other keys computes the rows of the whole
- * block, and then forgets those of other sequences.
+ * 64 / pack_tokens query heads of a KV head, row h * pack_tokens + t token t of head h.
+ * A thread block computes a unit: a block of such rows over some tiles of keys; over pages and
+ * ragged tensors the host lists them (struct fa_cuda_paged_unit). The parts of a block of rows are
+ * joined in the order of keys: together if all units run at once (packed_share.h), else by the last
+ * warp to arrive.
+ * Sources with SUFFIXES compute sequences that share a prefix, whose rows follow one another, as
+ * one item over it. A unit over one sequence's other keys computes the whole block's rows, and then
+ * forgets those of other sequences.
  */
 #pragma once
 

@@ -1,19 +1,17 @@
 /*
- * Reduces a part's partial results over thread blocks, in decode with bulk copies. A block has two
- * places for them in global memory, for the first and the last part of its range. Round trips to L2
- * dominate at the end of a launch, so:
+ * Reduces a part's partial results over thread blocks, in decode with bulk copies, in block order
+ * (docs/kernels.md). A block has two places for them in global memory, for the first and the last
+ * part of its range.
  *  - A block arrives at the part's counter after its last tile of the part, and merges its warps
  *    meanwhile. The last to arrive reduces.
  *  - A partial result has no ready flag: it overwrites EMPTY, 16 bytes at a time, and the reducing
  *    block polls. All blocks that it polls for have arrived, so they run and will store.
- *  - A block stores EMPTY to its places and fences before its first arrival, while its first tile
- *    is loading. PTX's model asks for a fence after the counter's answer, too; it is left out, as
- *    L2 answers loads of GPU scope, and they follow the branch on that answer.
- * Results are added in block order, whichever block reduces.
- * TWO_LEVEL: a thread reduces REDUCE_FANIN results per round trip. The blocks of a part form G
- * groups, every G-th block in one. The last arrival of a group reduces it; the last group reduces
- * the groups. A group uses the counter and the second place of its second block, which is free, as
- * that block is neither the part's first nor its last.
+ *  - A block stores EMPTY to its places and fences before its first arrival. PTX's model asks for a
+ *    fence after the counter's answer, too; it is left out, as L2 answers loads of GPU scope, and
+ *    they follow the branch on that answer.
+ * TWO_LEVEL: the blocks of a part form G groups, every G-th block in one, each reduced by its last
+ * arrival; the last group reduces the groups. A group uses the counter and the second place of its
+ * second block, which is free, as that block is neither the part's first nor its last.
  */
 #pragma once
 
