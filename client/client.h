@@ -2,6 +2,7 @@
  * One mutex guards a client. A thread that polls or sleeps without it pins the connection
  * (fa_client_pin()). A lost connection is shut down at once, which wakes those threads; its socket
  * and pages go with the last pin.
+ *
  * One thread reconnects, without the mutex: while `connecting` is set, only that thread changes the
  * lists of buffers and streams or uses the message buffers.
  */

@@ -2,7 +2,8 @@
  * Four processes request attention from one daemon at once and check every number; a fifth is
  * killed during its request. This driver starts the clients, reads the daemon's status, prints a
  * table, and exits with 0 only if every result was right and the killed client's memory was freed.
- * demo [--data DIRECTORY] FAD_SOCKET: the daemon's socket
+ *
+ *   demo [--data DIRECTORY]      FAD_SOCKET: the daemon's socket
  */
 #include "demo/client.h"
 

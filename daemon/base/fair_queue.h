@@ -1,8 +1,9 @@
 /*
  * A fair queue of groups. The group that has used least is next, so groups get equal shares however
  * many entries they have. A group that was empty may claim what it left to others, up to the slack.
- * Inside a group high priority goes first, except at every eighth pick; equals go round robin. The
- * caller charges use in any unit. One thread or one lock.
+ * Inside a group high priority goes first, except at every eighth pick; equals go round robin.
+ *
+ * The caller charges use in any unit. One thread or one lock.
  */
 #pragma once
 

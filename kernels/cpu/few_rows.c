@@ -1,6 +1,7 @@
 /*
  * One tile of attention for few query rows, as in decoding: lanes are dims. Compiled for every
  * instruction set; pure functions of a job and its scratch, any thread.
+ *
  * K and V are read once, in place, a round of keys at a time, with a prefetch AHEAD_KEYS keys
  * ahead. A token's heads mostly lie side by side, so a tile may hold several KV heads, computed
  * head by head in each round. Where some row does not see all keys of a round, each row is

@@ -1,10 +1,12 @@
 /*
  * One tile of attention for many query rows: lanes are query rows. Compiled for every instruction
  * set; pure functions of a job and its scratch, any thread.
+ *
  * Panels are rows of a few vectors. Q is transposed, so that S^T = K Q^T and O^T = V^T P^T are sums
  * of outer products of a vector of rows and a scalar of K or V, in a block of registers. K and V
  * come in rounds of SCORE_KEYS keys, packed once for all panels, as fp32 or, with bf16 dot
  * products, as words of two bf16: adjacent dims in K and Q, adjacent keys in V and P.
+ *
  * Hidden keys get score -inf and weight 0. As 0 times an infinity or NaN of V is NaN, panels with
  * hidden keys accumulate rounds with such values key by key.
  */

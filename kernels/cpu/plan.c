@@ -1,10 +1,12 @@
 /*
  * Which rows and keys a tile computes (tiling.h says how a request is divided). Pure functions, any
  * thread; the only state is in the request's workspace.
+ *
  * Query heads of a KV head are one list of rows (token by token, head by head), of which a tile is
  * a block. In a ragged batch, blocks of M rows of sequence b, which starts at row s, have numbers
  * from s / M + b on, without a table; at most one number per sequence is unused, an empty tile.
  * Where all sequences are short, a tile is one sequence's rows of a few adjacent KV heads.
+ *
  * Where that gives few tiles of many keys, a tile computes one split of its block's keys and leaves
  * partial rows in the workspace. The tile that finishes a block's last split reduces all in order.
  * Such tiles are numbered by sequence, block, heads and split.

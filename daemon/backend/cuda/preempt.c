@@ -2,6 +2,7 @@
  * Preemption; the kernel's side is kernels/cuda/common/preempt.h. The engine writes the launch's
  * turn to a GPU word on a separate stream. The launch stops and reports the blocks left, which are
  * launched when no work of high priority is in flight; meanwhile nothing is launched behind them.
+ *
  * No launch starves: it has preempt_run_ns before a stop, and after preempt_stop_ns is always
  * resumed for FORCED_RUN_NS, both from the end of the works ahead in its stream.
  */

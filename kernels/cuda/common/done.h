@@ -1,6 +1,7 @@
 /*
  * Completion of a launch: its last block stores a word to host memory. Whoever sees the word sees
  * all output of all blocks, on host and device.
+ *
  * Every block counts itself once. A barrier and a device fence order its stores before its count,
  * so the last block has observed all others, and only its fence needs system scope. TMA stores must
  * have completed (cp.async.bulk.wait_group 0, without .read) before the barrier. Where few blocks

@@ -2,6 +2,7 @@
  * Arguments of the kernels over pages, passed by value, and records that the plan of a step
  * uploads. Only the planner (paged-plan.h) fills them, so kernels trust every field. Strides are in
  * bytes.
+ *
  * Terms of decode: an item is a sequence, or a prefix that sequences share. A part is an output
  * tile of an item: a block of rows of one KV head, and a slice of V's columns. A tile is 64 keys of
  * a part. Thread blocks get equal contiguous ranges of all tiles; a segment is a block's range

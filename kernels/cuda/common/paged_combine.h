@@ -1,6 +1,7 @@
 /*
  * Combines partial results for FA_CUDA_PAGED_SPLIT: of fixed splits (struct fa_cuda_paged_split),
  * whose results do not depend on the rest of the step, and of a shared prefix with its suffixes.
+ *
  * Every partial result has its own slot; those of a part are contiguous, one per split or block. A
  * block counts those that it has stored:
  *   no suffix, or fixed splits   at the counter of the part's first block, once, after its last

@@ -1,10 +1,13 @@
 /*
- * A launch yields its SMs to more urgent work and resumes later (docs/kernels.md). The loading warp
- * polls a word of device memory once per tile. Once it is >= the launch's turn (turns only grow), a
- * block saves its state (O, maxima and sums, in fp32), appends a record and exits. The last block
- * reports the number of records instead of completion, and the host relaunches the kernel with a
- * block per record. Results are the same to the bit. A resumed block computes at least one tile, so
- * states need two sides, one read and one written. A block without a free slot goes on.
+ * A launch yields its SMs to more urgent work and resumes later (docs/kernels.md).
+ *
+ * The loading warp polls a word of device memory once per tile. Once it is >= the launch's turn
+ * (turns only grow), a block saves its state (O, maxima and sums, in fp32), appends a record and
+ * exits. The last block reports the number of records instead of completion, and the host
+ * relaunches the kernel with a block per record. Results are the same to the bit.
+ *
+ * A resumed block computes at least one tile, so states need two sides, one read and one written. A
+ * block without a free slot goes on.
  */
 #pragma once
 

@@ -1,8 +1,9 @@
 /*
- * The two products of a warp: Q K^T, and O += P V. A hidden key has p = 0, but 0 times an infinity
- * or NaN in V is NaN. ISOLATE splits V: finite elements are multiplied as usual; for the others,
- * rows that see the key get +inf, -inf or, for NaN, both, as products of the largest bf16 with
- * itself.
+ * The two products of a warp: Q K^T, and O += P V.
+ *
+ * A hidden key has p = 0, but 0 times an infinity or NaN in V is NaN. ISOLATE splits V: finite
+ * elements are multiplied as usual; for the others, rows that see the key get +inf, -inf or, for
+ * NaN, both, as products of the largest bf16 with itself.
  */
 #pragma once
 

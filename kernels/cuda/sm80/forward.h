@@ -4,6 +4,7 @@
  * (source.h), last tile first, by cp.async in STAGES buffers. At the top of a tile each thread
  * waits for its own copies, then one barrier (all threads) makes the tile visible and frees the
  * previous buffer.
+ *
  * A pair (SPLIT 2) has named barrier 1 + its index, 64 threads, twice per tile: to agree whether to
  * raise the maxima, and when P is written. Raising takes one more, the end two. Where rows see
  * different keys, a block that wrote an infinity or NaN recomputes its rows (recompute.h), last, so

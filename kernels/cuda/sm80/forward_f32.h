@@ -3,6 +3,7 @@
  * of 8 lanes. Group g computes rows g + 16 i; a lane has keys lane + 8 j of a tile, and four
  * columns of V at 4 lane + 32 j, without bank conflicts. Shuffles in a group reduce rows. P goes
  * through shared memory within its group, as [key][g * ROWS + i].
+ *
  * K and V have one buffer each. Two barriers per tile, all threads: before the dot products (K has
  * arrived, V is free) and before the products with V (V has arrived, K is free).
  */

@@ -1,9 +1,11 @@
 /*
  * Forward attention with lists or patterns of blocks, or bits. As forward.h, but tiles that no row
- * of the block sees are neither loaded nor computed. First a warp per row block reads its list and
- * marks its key blocks, a bit each, in shared memory; one barrier (all threads) ends that. Tiles
- * divide key blocks, and warps' rows row blocks, so a list shows a warp all keys of a tile or none.
- * Patterns and bits become a word of bits for each row and 32 keys.
+ * of the block sees are neither loaded nor computed.
+ *
+ * First a warp per row block reads its list and marks its key blocks, a bit each, in shared memory;
+ * one barrier (all threads) ends that. Tiles divide key blocks, and warps' rows row blocks, so a
+ * list shows a warp all keys of a tile or none. Patterns and bits become a word of bits for each
+ * row and 32 keys.
  */
 #pragma once
 

@@ -6,6 +6,7 @@
  * segment's end the warps merge their rows (barrier 0, all threads, three times and twice per group
  * of columns). A whole part is then written; of others a partial result is stored, and the last
  * block to arrive reduces them in order.
+ *
  * Scores are laid out as mma.m16n8k16's accumulators, in fp32, too: thread (g, t) has rows g + 8 r
  * and keys 2t, 2t + 1, 2t + 8, 2t + 9. Strips with hidden keys and infinities or NaNs in V need
  * another product (warp_product.h; fp32 skips hidden keys).

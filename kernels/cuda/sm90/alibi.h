@@ -2,6 +2,7 @@
  * ALiBi by one more step of Q K^T, for head dim 64. If all keys of a tile are on one side of a
  * group's rows, the bias is +-slope * (key - row), counted from the tile's and the group's first,
  * plus a constant per tile.
+ *
  * Operand B, the same for all tiles, has 16 columns of key numbers and ones, and 16 with the signs
  * reversed. Operand A, 16 columns per group, has slope and -slope * row. Each number is a sum of
  * three elements, as exact as fp32: A's second is multiplied by 2^10, the third by 2^20, and B's by

@@ -2,6 +2,7 @@
  * Decode of MLA in absorbed form: attention over pages for few rows of many heads, where V is the
  * front of K. Blocks divide the tiles as in sm80/paged_decode.h, but a team of thread blocks
  * computes row blocks of 64 rows of the same tiles at the same time: they read K from L2.
+ *
  * A producer warp loads (latent_load.h). Each of two consumer groups has half of O's columns, and
  * computes the logits of every second tile; P goes to the other group through shared memory. Tiles
  * come in pairs:

@@ -2,9 +2,11 @@
  * Packed rows (packed_source.h) over a client's own pages. Each block of threads plans: it reads
  * all lengths and cu_q once, divides the tiles of keys evenly over a KV head's units, and keeps its
  * own unit in shared memory.
+ *
  * If the client changes its lengths meanwhile, blocks join parts that do not belong together. Yet
  * each writes rows of its unit alone, uses the launch's counters and places, and does not wait for
  * long.
+ *
  * fa_thread_index() keeps what is computed here out of registers that the main loop needs.
  */
 #pragma once

@@ -1,10 +1,12 @@
 /*
  * Sources (dense_source.h) whose rows are packed: a group's 64 rows are pack_tokens new tokens of
  * 64 / pack_tokens query heads of a KV head, row h * pack_tokens + t token t of head h.
+ *
  * A thread block computes a unit: a block of such rows over some tiles of keys; over pages and
  * ragged tensors the host lists them (struct fa_cuda_paged_unit). The parts of a block of rows are
  * joined in the order of keys: together if all units run at once (packed_share.h), else by the last
  * warp to arrive.
+ *
  * Sources with SUFFIXES compute sequences that share a prefix, whose rows follow one another, as
  * one item over it. A unit over one sequence's other keys computes the whole block's rows, and then
  * forgets those of other sequences.

@@ -1,9 +1,10 @@
 /*
  * Decode: attention over pages for few query rows, with bulk copies. Blocks divide the tiles as in
- * sm80/paged_decode.h. One producer warp loads (paged_load.h); groups of four consumer warps take
- * tiles in turn, each warp a strip (paged_decode_tile.h), with maxima, sums and O of its own. Warps
- * merge only at a segment's end (paged_epilogue.h). While a group works on a tile, GROUPS - 1
- * others arrive.
+ * sm80/paged_decode.h.
+ *
+ * One producer warp loads (paged_load.h); groups of four consumer warps take tiles in turn, each
+ * warp a strip (paged_decode_tile.h), with maxima, sums and O of its own. Warps merge only at a
+ * segment's end (paged_epilogue.h). While a group works on a tile, GROUPS - 1 others arrive.
  */
 #pragma once
 

@@ -1,5 +1,6 @@
 /*
  * What one warp does with its 16 tokens of a tile: S = Q K^T, softmax, O += P V with mma.m16n8k16.
+ *
  * Bulk copies leave rows without padding or swizzle, so eight rows of one column of 16-byte chunks
  * share banks. Lanes read chunks in an order that uses all banks, and sort them in registers; with
  * the lane as (g, t) of the fragment:
