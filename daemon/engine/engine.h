@@ -47,8 +47,8 @@ struct fa_job {
 	/* It ends with its predecessor's error. Cancelling one job of a chain cancels all. */
 	bool chained;
 	/* The device may write the stream's words (fa_engine_stream_set_device_words) when the job
-	 * succeeds: only if it has written them for all earlier jobs in flight, and nothing follows
-	 * the device work. */
+	 * succeeds: only if it has written them for all other jobs of the stream in flight, and
+	 * nothing follows the device work. */
 	bool device_completes;
 
 	/* At submission: the job was refused. It is not launched, and finishes in order. */

@@ -221,7 +221,7 @@ __device__ __forceinline__ bool fa_arrive_at_suffix(const struct fa_cuda_paged_a
 }
 
 /* Counts a stored result at the suffixes that need it, and combines complete ones. @flags: C::ROWS
- * words of shared memory. */
+ * unused words of shared memory. */
 template <class C>
 __device__ __forceinline__ void
 fa_paged_combine_suffixes(const struct fa_cuda_paged_attention &args,

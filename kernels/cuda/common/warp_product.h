@@ -3,7 +3,7 @@
  *
  * A hidden key has p = 0, but 0 times an infinity or NaN in V is NaN. ISOLATE splits V: finite
  * elements are multiplied as usual; for the others, rows that see the key get +inf, -inf or, for
- * NaN, both, as products of the largest bf16 with itself.
+ * NaN, both, as products of the largest bf16 with itself; other rows get 0.
  */
 #pragma once
 

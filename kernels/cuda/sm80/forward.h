@@ -52,7 +52,7 @@ fa_sm80_mainloop(struct fa_warp_rows<C> &rows, const typename C::SOURCE::ARGS &g
 	const int32_t first_tile = begin / C::KEYS;
 	const int32_t tile = end > begin ? (end - 1) / C::KEYS : first_tile - 1;
 	/* The tile's last existing key, relative to the first tile's start; -1: no tile is left.
-	 * Only the first tile can have keys past the end. */
+	 * Only the first tile computed can have keys past the end. */
 	int32_t last = tile < first_tile
 	                       ? -1
 	                       : min(work.n_k, (tile + 1) * C::KEYS) - first_tile * C::KEYS - 1;
