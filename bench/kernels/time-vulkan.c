@@ -1,5 +1,5 @@
 /*
- * Times the Vulkan kernels of attention over tensors in the device's own memory, without the daemon:
+ * Times the Vulkan kernels of attention over tensors and pages in the device's own memory, without the daemon:
  *
  *   time-vulkan [--scalar] [--reps N] [--longest KEYS] [--heads N]
  *               [--subgroups N] [--row-tiles N] [--keys N] [FILTER]
@@ -20,6 +20,7 @@
 #include <time.h>
 
 #define TENSORS 4 /* q, k, v, out */
+#define PAGE_TOKENS 64
 #define PATIENCE_NS UINT64_C(100000000000)
 
 struct shape {
@@ -27,6 +28,7 @@ struct shape {
 	int32_t batch, heads, kv_heads, dim;
 	int64_t n_q, n_k;
 	bool causal;
+	bool paged; /* K and V lie in pages of the pool, in any order */
 };
 
 struct buffer {
@@ -308,6 +310,119 @@ static double time_reps(const struct fa_vulkan_writer *writer, int reps)
 	return finish();
 }
 
+/* ---- pages */
+
+/* K and V of all sequences in pages, and what a plan over them reads. */
+struct pages {
+	struct buffer pool;
+	struct fa_vk_blob *chunks; /* the pool's one chunk */
+	struct fa_paged_cache cache;
+	struct fa_paged_step step;
+	uint32_t *cu_new, *lengths, *table, *table_start;
+};
+
+/* Page i of all lies here: a permutation, as the step is odd and the number of pages a power of two. */
+static int64_t place_of(int64_t i, int64_t n)
+{
+	return i * 1237 % n;
+}
+
+static void pages_init(struct pages *pages, const struct shape *s, uint16_t *const host[TENSORS])
+{
+	const int64_t each = s->n_k / PAGE_TOKENS, n = each * s->batch;
+	const int64_t half = (int64_t)s->kv_heads * PAGE_TOKENS * s->dim;
+	const uint64_t bytes = (uint64_t)(2 * half * n) * 2;
+	struct fa_error error;
+	uint16_t *image = malloc(bytes);
+
+	*pages = (struct pages){
+		.cu_new = calloc((size_t)s->batch + 1, sizeof(uint32_t)),
+		.lengths = calloc((size_t)s->batch, sizeof(uint32_t)),
+		.table = calloc((size_t)n, sizeof(uint32_t)),
+		.table_start = calloc((size_t)s->batch, sizeof(uint32_t)),
+	};
+	if (!image || !pages->cu_new || !pages->lengths || !pages->table || !pages->table_start)
+		die("pages", "no memory");
+	for (int64_t i = 0; i < n; i++) {
+		const int64_t place = place_of(i, n), b = i / each;
+
+		pages->table[i] = (uint32_t)(place * 4 * half / FA_PAGED_SLOT_BYTES);
+		for (int64_t t = 0; t < PAGE_TOKENS * s->kv_heads; t++) {
+			const int64_t token = b * s->n_k + i % each * PAGE_TOKENS + t % PAGE_TOKENS;
+			const int64_t from = (token * s->kv_heads + t / PAGE_TOKENS) * s->dim;
+			uint16_t *to = image + place * 2 * half + t * s->dim;
+
+			memcpy(to, host[1] + from, (size_t)s->dim * 2);
+			memcpy(to + half, host[2] + from, (size_t)s->dim * 2);
+		}
+	}
+	for (int32_t b = 0; b < s->batch; b++) {
+		pages->cu_new[b + 1] = (uint32_t)((b + 1) * s->n_q);
+		pages->lengths[b] = (uint32_t)s->n_k;
+		pages->table_start[b] = (uint32_t)(b * each);
+	}
+	buffer_new(bytes, &pages->pool);
+	copy(&pages->pool, image, false);
+	free(image);
+	if (fa_vk_blob_new(bench.device, sizeof(uint64_t), &error, &pages->chunks) < 0)
+		die("pages", error.text);
+	*(uint64_t *)pages->chunks->host = pages->pool.at;
+	pages->cache = (struct fa_paged_cache){
+		.dtype = s->dtype,
+		.layers = 1,
+		.kv_heads = s->kv_heads,
+		.head_dim = s->dim,
+		.head_dim_v = s->dim,
+		.page_tokens = PAGE_TOKENS,
+		.layer_stride = 4 * half,
+		.v_offset = 2 * half,
+	};
+	pages->step = (struct fa_paged_step){
+		.batch = s->batch,
+		.cu_new = pages->cu_new,
+		.lengths = pages->lengths,
+		.lengths_before = pages->lengths, /* nothing is appended */
+		.table = pages->table,
+		.table_start = pages->table_start,
+		.table_entries = (uint32_t)n,
+	};
+}
+
+static void pages_deinit(struct pages *pages)
+{
+	buffer_free(&pages->pool);
+	fa_vk_blob_free(bench.device, pages->chunks);
+	free(pages->cu_new);
+	free(pages->lengths);
+	free(pages->table);
+	free(pages->table_start);
+}
+
+static void plan_pages(const struct pages *pages, const struct fa_attention_params *p,
+                       struct fa_vulkan_writer *writer)
+{
+	const struct fa_vulkan_pool pool = {
+		.chunks = pages->chunks->at,
+		.chunk_shift = 40,
+	};
+	const struct fa_paged_request request = {
+		.op = FA_PAGED_ATTEND,
+		.attention = {
+			.cache = &pages->cache,
+			.step = &pages->step,
+			.heads = p->heads,
+			.q = p->q,
+			.out = p->out,
+			.scale = p->scale,
+			.causal = p->causal,
+			.window_left = -1,
+			.window_right = -1,
+		},
+	};
+
+	fa_vulkan_plan_paged(&pool, &request, writer);
+}
+
 static void run(const struct shape *s, const char *name, int reps)
 {
 	const int64_t tokens[TENSORS] = { s->n_q, s->n_k, s->n_k, s->n_q };
@@ -320,6 +435,7 @@ static void run(const struct shape *s, const char *name, int reps)
 	uint16_t *host[TENSORS];
 	struct fa_error error = { "" };
 	double first, one, all, seconds, worst = 0;
+	struct pages pages;
 
 	for (int t = 0; t < TENSORS; t++) {
 		const int64_t n = s->batch * tokens[t] * heads[t] * s->dim;
@@ -365,7 +481,12 @@ static void run(const struct shape *s, const char *name, int reps)
 	writer.host = blob->host + 64;
 	writer.at = blob->at + 64;
 	writer.stop = blob->at;
-	fa_vulkan_plan_attention(&params, &writer);
+	if (s->paged) {
+		pages_init(&pages, s, host);
+		plan_pages(&pages, &params, &writer);
+	} else {
+		fa_vulkan_plan_attention(&params, &writer);
+	}
 
 	first = time_reps(&writer, 1);
 	one = time_reps(&writer, 1);
@@ -387,11 +508,13 @@ static void run(const struct shape *s, const char *name, int reps)
 	}
 	if (!(worst < (s->dtype == FA_ATTENTION_F16 ? 0x1p-8 : 0x1p-5)))
 		bench.failed = true;
-	printf("%-28s %8.2f TFLOP/s %10.1f us  first %7.1f ms  error %.1e%s\n", name,
+	printf("%-32s %8.2f TFLOP/s %10.1f us  first %7.1f ms  error %.1e%s\n", name,
 	       fa_attention_flops(&params) / seconds * 1e-12, seconds * 1e6, first * 1e3, worst,
 	       writer.dispatches[0].kernel == FA_VULKAN_ATTEND ? "  scalar" : "");
 	(void)fflush(stdout);
 	fa_vk_blob_free(bench.device, blob);
+	if (s->paged)
+		pages_deinit(&pages);
 	for (int t = 0; t < TENSORS; t++) {
 		buffer_free(&buffers[t]);
 		free(host[t]);
@@ -404,22 +527,24 @@ static void run_all(const char *filter, int reps, int64_t longest, int32_t heads
 
 	for (int dtype = FA_ATTENTION_F16; dtype <= FA_ATTENTION_BF16; dtype++) {
 		for (int32_t dim = 64; dim <= 128; dim += 64) {
-			for (int i = 0; i < 9; i++) {
+			for (int i = 0; i < 10; i++) {
 				const struct shape s = {
 					.dtype = (enum fa_attention_dtype)dtype,
-					.batch = i == 8 ? 32 : 1,
+					.batch = i >= 8 ? 32 : 1,
 					.heads = heads,
 					.kv_heads = heads / 4,
 					.dim = dim,
-					.n_q = i == 8 ? 1 : lengths[i / 2],
-					.n_k = i == 8 ? 4096 : lengths[i / 2],
+					.n_q = i >= 8 ? 1 : lengths[i / 2],
+					.n_k = i >= 8 ? 4096 : lengths[i / 2],
 					.causal = i % 2,
+					.paged = i == 9,
 				};
 				char name[64];
 
 				snprintf(name, sizeof(name), "%s d%d %s %" PRId64,
 				         dtype == FA_ATTENTION_F16 ? "fp16" : "bf16", (int)dim,
-				         i == 8     ? "decode 32 x"
+				         i == 9     ? "paged decode 32 x"
+				         : i == 8   ? "decode 32 x"
 				         : s.causal ? "causal"
 				                    : "full",
 				         s.n_k);
