@@ -7,6 +7,7 @@
  * Prints for each part the median and the tenth percentile in microseconds. "backend" is all of it: preparing,
  * launching, and seeing the end as the engine does. The others run the same kernel from this thread.
  */
+#include "daemon/backend/vulkan/blob.h"
 #include "daemon/backend/vulkan/memory.h"
 #include "daemon/backend/vulkan/pipelines.h"
 
@@ -41,8 +42,7 @@ static struct {
 	struct fa_vk_blob *blob;
 	float *out; /* as the host sees it */
 	uint32_t heads;
-	PFN_vkCmdUpdateBuffer update;
-	PFN_vkGetSemaphoreCounterValue counter;
+	PFN_vkCmdFillBuffer fill;
 } bench;
 
 static void __attribute__((noreturn)) die(const char *what, const char *why)
@@ -124,9 +124,10 @@ static void record(enum end end, uint32_t value)
 		barrier(VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
 		        VK_PIPELINE_STAGE_TRANSFER_BIT | VK_PIPELINE_STAGE_HOST_BIT);
 	if (end == END_FILL)
-		d->driver.CmdFillBuffer(bench.command, bench.word->buffer, 0, 4, value);
+		bench.fill(bench.command, bench.word->buffer, bench.word->offset, 4, value);
 	if (end == END_UPDATE)
-		bench.update(bench.command, bench.word->buffer, 0, 4, &value);
+		d->driver.CmdUpdateBuffer(bench.command, bench.word->buffer, bench.word->offset, 4,
+		                          &value);
 	barrier(VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT | VK_PIPELINE_STAGE_TRANSFER_BIT,
 	        VK_PIPELINE_STAGE_HOST_BIT);
 	must(d->driver.EndCommandBuffer(bench.command), "end");
@@ -167,8 +168,8 @@ static void await(enum end end, uint32_t value)
 		    __atomic_load_n((uint32_t *)bench.word->host, __ATOMIC_ACQUIRE) == value)
 			return;
 		if (end == END_SEMAPHORE &&
-		    bench.counter(bench.device->device, bench.device->timeline, &seen) ==
-		            VK_SUCCESS &&
+		    bench.device->driver.GetSemaphoreCounterValue(
+			    bench.device->device, bench.device->timeline, &seen) == VK_SUCCESS &&
 		    seen == bench.device->timeline_value)
 			return;
 	}
@@ -259,6 +260,7 @@ static void make_request(int64_t keys)
 	const uint64_t q = (uint64_t)bench.heads * DIM, k = (uint64_t)keys * q;
 	const uint64_t bytes = ((2 * q + 2 * k) * sizeof(float) + 4095) / 4096 * 4096;
 	struct fa_vk_import *import;
+	struct fa_vk_blob *parts;
 	struct fa_error error;
 	float *host;
 	uint64_t at;
@@ -289,8 +291,10 @@ static void make_request(int64_t keys)
 		.window_left = -1,
 		.window_right = -1,
 	};
-	if (fa_vk_blob_new(bench.device, 1 << 16, &error, &bench.blob) < 0 ||
-	    fa_vk_blob_new(bench.device, 64, &error, &bench.word) < 0)
+	if (fa_vk_blob_new(bench.device, FA_VK_MEMORY_ARGUMENTS, 1 << 16, &error, &bench.blob) <
+	            0 ||
+	    fa_vk_blob_new(bench.device, FA_VK_MEMORY_DEVICE, 1 << 20, &error, &parts) < 0 ||
+	    fa_vk_blob_new(bench.device, FA_VK_MEMORY_HOST, 64, &error, &bench.word) < 0)
 		die("memory", error.text);
 	memset(bench.blob->host, 0, 64);
 	bench.writer = (struct fa_vulkan_writer){
@@ -298,8 +302,12 @@ static void make_request(int64_t keys)
 		.at = bench.blob->at + 64,
 		.stop = bench.blob->at,
 		.matrices = &bench.device->matrices,
+		.splits = &bench.device->splits,
+		.parts = parts->at,
 	};
 	fa_vulkan_plan_attention(&bench.params, &bench.writer);
+	if (bench.writer.parts_bytes > parts->bytes)
+		die("request", "it is too large");
 }
 
 static void on_notify(void *userdata)
@@ -344,10 +352,8 @@ int main(int argc, char **argv)
 	}
 	fa_device_vulkan.describe(bench.device, &info);
 	printf("%s: %s\n", info.name, info.details);
-	bench.update = (PFN_vkCmdUpdateBuffer)bench.device->driver.GetDeviceProcAddr(
-		bench.device->device, "vkCmdUpdateBuffer");
-	bench.counter = (PFN_vkGetSemaphoreCounterValue)bench.device->driver.GetDeviceProcAddr(
-		bench.device->device, "vkGetSemaphoreCounterValue");
+	bench.fill = (PFN_vkCmdFillBuffer)bench.device->driver.GetDeviceProcAddr(
+		bench.device->device, "vkCmdFillBuffer");
 	pool.queueFamilyIndex = bench.device->family;
 	must(bench.device->driver.CreateCommandPool(bench.device->device, &pool, NULL, &bench.pool),
 	     "pool");

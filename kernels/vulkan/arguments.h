@@ -11,6 +11,10 @@
 #endif
 
 #define FA_VULKAN_LANES 32 /* invocations of a workgroup, and keys of a block */
+/* Of decode.comp: invocations of a workgroup, and how many pieces of 16 bytes each loads at once. */
+#define FA_VULKAN_DECODE_LANES 128
+#define FA_VULKAN_DECODE_LOADS 4
+#define FA_VULKAN_SPLITS_MAX 64 /* parts of a row's keys */
 
 /* Which memory attention reads K and V from. */
 #define FA_VULKAN_DENSE 0 /* tensors */
@@ -60,6 +64,8 @@ struct fa_vulkan_attend {
 	int64_t pattern_local, pattern_stride, pattern_step, pattern_first;
 	int64_t block_rows, block_keys;
 	uint64_t blocks; /* of a KV head, if there are no sequences */
+	/* Of keys that are split: [tile][row][split] sums of V, and the maximum and the sum of weights. */
+	uint64_t parts, part_sums;
 	uint32_t batch, kv_heads, group;
 	uint32_t head_dim, head_dim_v;
 	uint32_t n_q, n_k;
@@ -68,6 +74,7 @@ struct fa_vulkan_attend {
 	uint32_t token_scales; /* each token in the pool has scales */
 	uint32_t chunk_shift;  /* log2 of a chunk's bytes */
 	float scale, softcap;  /* softcap 0: none */
+	uint32_t splits;       /* of a tile's keys */
 };
 
 /* What tokens.comp does with rows; groups are (layer, token, row), the row last. */

@@ -76,9 +76,11 @@ List list_of(uint b, uint head, uint64_t token)
 	return list;
 }
 
+/* GLSL defines remainders of numbers from 0 on alone. */
 int64_t pattern_block(int64_t position)
 {
-	return position / A.pattern_tokens - (position % A.pattern_tokens < 0 ? 1 : 0);
+	return position < 0 ? -((A.pattern_tokens - 1 - position) / A.pattern_tokens)
+	                    : position / A.pattern_tokens;
 }
 
 /* Of key blocks those are seen whose number and this are multiples of the stride. */

@@ -131,6 +131,7 @@ static void plan_attention(const struct fa_vulkan_pool *pool, const struct fa_pa
 		.aligned_k = true, /* the pool's rows are */
 		.masks = p->pattern.block_tokens,
 		.adjusts_scores = p->softcap > 0 || p->alibi_slopes || p->tree,
+		.splits = writer->splits,
 	};
 	uint64_t tiles = 0;
 	struct fa_vulkan_sequence *sequences;
@@ -262,6 +263,7 @@ static void plan_own_attention(const struct fa_paged_own_attention *p,
 		.aligned_k = k_begins % (uint64_t)(4 * bytes) == 0,
 		.masks = p->pattern.block_tokens,
 		.adjusts_scores = p->softcap > 0 || p->alibi_slopes,
+		.splits = writer->splits,
 	};
 	struct fa_vulkan_tile tile;
 	uint64_t tiles;

@@ -144,6 +144,7 @@ void fa_vulkan_plan_attention(const struct fa_attention_params *params,
 		.aligned_k = k_begins % (uint64_t)(4 * bytes) == 0,
 		.masks = p->pattern.block_tokens || p->blocks.rows || p->bits.words,
 		.adjusts_scores = p->softcap > 0 || p->alibi_slopes,
+		.splits = writer->splits,
 	};
 	struct fa_vulkan_tile tile;
 	uint32_t rows;

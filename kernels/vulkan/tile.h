@@ -1,7 +1,7 @@
 /*
- * Which kernel computes a request's attention, and how many packed rows a workgroup has: the kernels
- * with matrices where the device has them and they cover the request, else the scalar one. Pure
- * functions, any thread.
+ * Which kernel computes a request's attention, and how many packed rows a workgroup has: the one for few rows,
+ * which splits keys, or those with matrices where the device has them, as far as they cover the request, else the
+ * scalar one. Pure functions, any thread.
  */
 #pragma once
 
@@ -20,13 +20,17 @@ struct fa_vulkan_request {
 	int64_t longest;   /* keys of the longest sequence */
 	bool aligned_k;    /* rows of K begin at multiples of four elements */
 	bool masks;        /* of blocks, patterns or bits */
-	bool adjusts_scores; /* soft caps, ALiBi or trees */
+	bool adjusts_scores;                   /* soft caps, ALiBi or trees */
+	const struct fa_vulkan_splits *splits; /* of the writer */
 };
 
 struct fa_vulkan_tile {
 	enum fa_vulkan_kernel kernel;
 	uint32_t constants[FA_VULKAN_CONSTANTS];
 	uint32_t rows;
+	/* Of FA_VULKAN_DECODE. */
+	uint32_t dim;
+	int64_t longest;
 };
 
 /* Returns the bits of all bytes where rows of the tensor begin. */
@@ -42,7 +46,7 @@ void fa_vulkan_choose_tile(const struct fa_vulkan_matrices *matrices,
                            const struct fa_vulkan_request *request,
                            struct fa_vulkan_tile *ret_tile);
 
-/* Adds the dispatch of a tile's kernel, whose @tiles workgroups compute @flops each. */
+/* Adds the dispatches of a tile's kernel over @tiles tiles, which take @flops each. */
 void fa_vulkan_add_attention(struct fa_vulkan_writer *writer, const struct fa_vulkan_tile *tile,
                              const struct fa_vulkan_attend *arguments, uint64_t tiles,
                              double flops);

@@ -17,6 +17,8 @@ enum fa_vulkan_kernel {
 	FA_VULKAN_TOKENS,
 	FA_VULKAN_PAGES,
 	FA_VULKAN_MERGE,
+	FA_VULKAN_DECODE,
+	FA_VULKAN_COMBINE,
 	FA_VULKAN_MATRIX_F16,
 	FA_VULKAN_MATRIX_BF16,
 	_FA_VULKAN_KERNEL_N,
@@ -50,12 +52,24 @@ struct fa_vulkan_matrices {
 	} narrow, wide;
 };
 
+/* How the keys of few rows are split over workgroups. */
+struct fa_vulkan_splits {
+	uint32_t groups; /* workgroups that fill the device */
+	uint32_t
+		from_keys; /* shorter sequences are left to kernels that take less time to compile */
+	uint32_t least_keys, most_keys; /* of a part */
+	bool halves;                    /* the device's conversion of halves is exact */
+};
+
 /* Memory that the device reads. */
 struct fa_vulkan_writer {
 	char *host;    /* NULL: only counts */
 	uint64_t at;   /* the same for the device */
 	uint64_t stop; /* address for the device of the word that cancels the request */
 	const struct fa_vulkan_matrices *matrices; /* NULL: the device has none */
+	const struct fa_vulkan_splits *splits;     /* NULL: keys are not split */
+	/* Address for the device of memory that it alone uses while the request runs, and how much is needed. */
+	uint64_t parts, parts_bytes;
 	size_t used;
 	struct fa_vulkan_dispatch dispatches[FA_VULKAN_DISPATCHES_MAX];
 	unsigned int n_dispatches;

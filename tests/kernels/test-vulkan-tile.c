@@ -93,6 +93,59 @@ static void test_not_covered(void **state)
 	assert_int_equal(choose(&gpu, &requests[7]).rows, 4);
 }
 
+/* Few rows go to the kernel that splits keys, which has as many workgroups as fill the device. */
+static void test_splits(void **state)
+{
+	const struct fa_vulkan_splits splits = {
+		.groups = 2048,
+		.least_keys = 128,
+		.most_keys = UINT32_MAX,
+		.halves = true,
+	};
+	const struct fa_vulkan_attend arguments = { .q = 0 };
+	struct fa_vulkan_writer writer = { .splits = &splits };
+	struct fa_vulkan_request r = usual;
+	struct fa_vulkan_tile tile;
+
+	r.splits = &splits;
+	r.most_rows = 3;
+	tile = choose(&gpu, &r);
+	assert_int_equal(tile.kernel, FA_VULKAN_DECODE);
+	assert_int_equal(tile.rows, 4);
+	fa_vulkan_add_attention(&writer, &tile, &arguments, 256, 1e6);
+	assert_int_equal(writer.n_dispatches, 2);
+	assert_int_equal(writer.dispatches[0].groups, 256 * 8);
+	assert_int_equal(writer.dispatches[1].kernel, FA_VULKAN_COMBINE);
+	assert_int_equal(writer.dispatches[1].groups, 256 * 4);
+	assert_int_equal(writer.parts_bytes, 256 * 4 * 8 * (128 + 2) * 4);
+
+	/* Tiles that fill the device, and keys that are too few, are not split. */
+	writer.n_dispatches = 0;
+	fa_vulkan_add_attention(&writer, &tile, &arguments, 4096, 1e6);
+	assert_int_equal(writer.n_dispatches, 1);
+	r.longest = 128;
+	tile = choose(&gpu, &r);
+	writer.n_dispatches = 0;
+	fa_vulkan_add_attention(&writer, &tile, &arguments, 1, 1e6);
+	assert_int_equal(writer.n_dispatches, 1);
+
+	r.most_rows = 9; /* of few keys */
+	assert_int_equal(choose(&gpu, &r).kernel, FA_VULKAN_MATRIX_F16);
+	r.longest = 4096;
+	assert_int_equal(choose(&gpu, &r).rows, 8);
+	r.most_rows = UINT64_MAX;
+	assert_int_equal(choose(&gpu, &r).kernel, FA_VULKAN_MATRIX_F16);
+	r.most_rows = 1;
+	r.begins = 8;
+	assert_int_equal(choose(&gpu, &r).kernel, FA_VULKAN_ATTEND);
+	r.begins = 0;
+	r.head_dim = r.head_dim_v = 96;
+	assert_int_equal(choose(&gpu, &r).kernel, FA_VULKAN_ATTEND);
+	r.head_dim = r.head_dim_v = 256;
+	r.most_rows = 8; /* more than shared memory holds */
+	assert_int_equal(choose(&gpu, &r).kernel, FA_VULKAN_ATTEND);
+}
+
 /* The device lacks something. */
 static void test_devices(void **state)
 {
@@ -139,9 +192,8 @@ static void test_lavapipe(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_covered),
-		cmocka_unit_test(test_not_covered),
-		cmocka_unit_test(test_devices),
+		cmocka_unit_test(test_covered),  cmocka_unit_test(test_not_covered),
+		cmocka_unit_test(test_splits),   cmocka_unit_test(test_devices),
 		cmocka_unit_test(test_lavapipe),
 	};
 

@@ -2,11 +2,13 @@
  * The functions of the CPU's kernels, done by the daemon's Vulkan backend, so that all tests of kernels
  * also test Vulkan's: FAD_CPU_ISA=vulkan, or vulkan-matrices where the device has them, is the only
  * instruction set, and a request is one tile. Tensors are imported where the test has them.
- * FAD_TEST_VULKAN_TIER=scalar does without matrices, and =matrices fails where there are none. Exits
+ * FAD_TEST_VULKAN_TIER=scalar does without matrices, =matrices fails where there are none, and =splits splits the
+ * keys of short sequences, too, which lavapipe takes long to compile. Exits
  * with 77 where there is no Vulkan device.
  */
 #include "common/cleanup.h"
 #include "common/clock.h"
+#include "daemon/backend/vulkan/blob.h"
 #include "daemon/backend/vulkan/memory.h"
 #include "kernels/attention.h"
 #include "kernels/paged.h"
@@ -78,6 +80,12 @@ static void open_device(void)
 	tier = getenv("FAD_TEST_VULKAN_TIER");
 	if (tier && strcmp(tier, "scalar") == 0)
 		scene.device->matrices = (struct fa_vulkan_matrices){ 0 };
+	if (tier && strcmp(tier, "splits") == 0)
+		scene.device->splits = (struct fa_vulkan_splits){
+			.groups = 64,
+			.least_keys = 32,
+			.most_keys = 2048,
+		};
 	if (tier && strcmp(tier, "matrices") == 0 && !scene.device->matrices.f16)
 		die("FAD_TEST_VULKAN_TIER", &(struct fa_error){ "the device has no matrices" });
 	ops->describe(scene.device, &info);
@@ -154,8 +162,8 @@ static void use_pool(const struct fa_paged_cache *cache)
 	scene.pool = cache->pool;
 	scene.pool_bytes = bytes;
 	scene.chunks = aligned_alloc(PAGE, 2 * n * PAGE);
-	if (!scene.chunks ||
-	    fa_vk_blob_new(scene.device, n * sizeof(uint64_t), &error, &pool->chunks) < 0)
+	if (!scene.chunks || fa_vk_blob_new(scene.device, FA_VK_MEMORY_ARGUMENTS,
+	                                    n * sizeof(uint64_t), &error, &pool->chunks) < 0)
 		die("pool", &error);
 	memset(scene.chunks, 0xff, 2 * n * PAGE);
 	at = (uint64_t)(uintptr_t)import(scene.chunks, 2 * n * PAGE);

@@ -1,5 +1,6 @@
 /* The Vulkan backend: opens and closes its device, and defines the table of backend functions. */
 #include "common/clock.h"
+#include "daemon/backend/vulkan/blob.h"
 #include "daemon/backend/vulkan/context.h"
 #include "daemon/backend/vulkan/memory.h"
 #include "daemon/backend/vulkan/pipelines.h"

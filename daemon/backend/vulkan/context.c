@@ -2,6 +2,7 @@
 
 #include "common/cpu.h"
 #include "daemon/backend/vulkan/matrices.h"
+#include "daemon/backend/vulkan/memory.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -15,6 +16,10 @@
 #define SHARED_BYTES (22u << 10)
 /* Fills a GPU of some size; a group has 32 invocations. */
 #define GPU_GROUPS 256
+/* Small workgroups that read memory fill a GPU from about this many on. */
+#define GPU_SPLIT_GROUPS 2048
+/* Fewer keys of a part are not worth joining. */
+#define SPLIT_KEYS_MIN 128
 
 int fa_vk_fail(struct fa_device *device, struct fa_error *error, VkResult result, const char *doing)
 {
@@ -196,6 +201,28 @@ static int check_device(struct fa_device *device, struct fa_error *error)
 	return 0;
 }
 
+/* Returns true if memory of the device can be exported as a descriptor, and imported again. */
+static bool can_export(const struct fa_device *device)
+{
+	const VkExternalMemoryFeatureFlags both = VK_EXTERNAL_MEMORY_FEATURE_EXPORTABLE_BIT |
+	                                          VK_EXTERNAL_MEMORY_FEATURE_IMPORTABLE_BIT;
+	const VkPhysicalDeviceExternalBufferInfo buffer = {
+		.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_BUFFER_INFO,
+		.usage = FA_VK_BUFFER_USAGE,
+		.handleType = VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT,
+	};
+	VkExternalBufferProperties properties = {
+		.sType = VK_STRUCTURE_TYPE_EXTERNAL_BUFFER_PROPERTIES,
+	};
+	VkExternalMemoryFeatureFlags features;
+
+	device->driver.GetPhysicalDeviceExternalBufferProperties(device->physical, &buffer,
+	                                                         &properties);
+	features = properties.externalMemoryProperties.externalMemoryFeatures;
+	return (features & both) == both &&
+	       !(features & VK_EXTERNAL_MEMORY_FEATURE_DEDICATED_ONLY_BIT);
+}
+
 static int find_import(struct fa_device *device, struct fa_error *error)
 {
 	VkPhysicalDeviceExternalMemoryHostPropertiesEXT host = {
@@ -206,7 +233,7 @@ static int find_import(struct fa_device *device, struct fa_error *error)
 		.pNext = &host,
 	};
 	VkExtensionProperties *extensions;
-	bool found = false;
+	bool found = false, exports = false;
 	uint32_t n = 0;
 
 	if (device->driver.EnumerateDeviceExtensionProperties(device->physical, NULL, &n, NULL) !=
@@ -218,10 +245,14 @@ static int find_import(struct fa_device *device, struct fa_error *error)
 	if (device->driver.EnumerateDeviceExtensionProperties(device->physical, NULL, &n,
 	                                                      extensions) != VK_SUCCESS)
 		n = 0;
-	for (uint32_t i = 0; i < n && !found; i++)
-		found = strcmp(extensions[i].extensionName,
-		               VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME) == 0;
+	for (uint32_t i = 0; i < n; i++) {
+		const char *name = extensions[i].extensionName;
+
+		found = found || strcmp(name, VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME) == 0;
+		exports = exports || strcmp(name, VK_KHR_EXTERNAL_MEMORY_FD_EXTENSION_NAME) == 0;
+	}
 	free(extensions);
+	device->exports_memory = exports && device->is_gpu && can_export(device);
 	if (!found)
 		return fa_fail(
 			error, -ENOTSUP,
@@ -274,7 +305,10 @@ static int make_device(struct fa_device *device, struct fa_error *error)
 		.pNext = &eleven,
 		.features = { .shaderInt64 = VK_TRUE },
 	};
-	const char *const extensions[] = { VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME };
+	const char *const extensions[] = {
+		VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME,
+		VK_KHR_EXTERNAL_MEMORY_FD_EXTENSION_NAME,
+	};
 	const float priority = 1;
 	const VkDeviceQueueCreateInfo queue = {
 		.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
@@ -287,7 +321,7 @@ static int make_device(struct fa_device *device, struct fa_error *error)
 		.pNext = &features,
 		.queueCreateInfoCount = 1,
 		.pQueueCreateInfos = &queue,
-		.enabledExtensionCount = 1,
+		.enabledExtensionCount = device->exports_memory ? 2 : 1,
 		.ppEnabledExtensionNames = extensions,
 	};
 	VkResult result;
@@ -322,6 +356,14 @@ int fa_vk_context_open(struct fa_device *device, struct fa_error *error)
 		r = check_device(device, error);
 	if (r == 0)
 		device->groups_at_once = groups_at_once(device);
+	device->splits = (struct fa_vulkan_splits){
+		.groups = GPU_SPLIT_GROUPS,
+		/* Lavapipe takes seconds to compile the kernel that splits keys, and gains nothing by it. */
+		.from_keys = device->is_lavapipe ? UINT32_MAX : 0,
+		.least_keys = SPLIT_KEYS_MIN,
+		.most_keys = UINT32_MAX,
+		.halves = true,
+	};
 	device->is_gpu = device->properties.deviceType != VK_PHYSICAL_DEVICE_TYPE_CPU;
 	/* Drivers of GPUs pin pages for writing. To try is no way: with NVIDIA's, all imports fail after one that
 	 * did. */

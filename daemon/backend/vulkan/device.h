@@ -11,15 +11,33 @@
 #define FA_VK_BLOB_SIZES 20 /* powers of two from FA_VK_BLOB_BYTES_MIN */
 #define FA_VK_BLOB_BYTES_MIN 4096u
 
-/* Memory that host and device address: what a work's kernels read besides tensors. Kept for reuse;
- * the loop thread makes and releases them. */
-struct fa_vk_blob {
-	struct fa_vk_blob *next; /* while it is kept */
+/* Where memory lies. */
+enum fa_vk_memory_kind {
+	FA_VK_MEMORY_HOST, /* the host's, which it may read */
+	FA_VK_MEMORY_ARGUMENTS, /* which the host only writes; the device's, where the host can reach it */
+	FA_VK_MEMORY_DEVICE, /* the device's; the host has no address of it */
+	_FA_VK_MEMORY_N,
+};
+
+/* An allocation: one blob, or many small ones. */
+struct fa_vk_slab {
+	struct fa_vk_slab *next;
 	VkBuffer buffer;
 	VkDeviceMemory memory;
-	char *host;
-	uint64_t at; /* address for the device */
+	char *host; /* NULL: not mapped */
+	uint64_t at, bytes, used;
+};
+
+/* See blob.h. */
+struct fa_vk_blob {
+	struct fa_vk_blob *next; /* while it is kept */
+	struct fa_vk_slab *own;  /* NULL: it shares a slab */
+	VkBuffer buffer;
+	uint64_t offset; /* in the buffer */
+	char *host;      /* NULL: FA_VK_MEMORY_DEVICE */
+	uint64_t at;     /* address for the device */
 	uint64_t bytes;
+	enum fa_vk_memory_kind kind;
 	unsigned int size; /* index of FA_VK_BLOB_SIZES */
 };
 
@@ -32,10 +50,13 @@ struct fa_vk_pool {
 	struct fa_vk_blob *chunks;     /* uint64_t [max_chunks]: addresses for the device */
 };
 
-/* Where commands of one part are recorded. */
+/* Where commands of one part are recorded. They are submitted again for a work that has the same. */
 struct fa_vk_slot {
 	VkCommandPool commands;
 	VkCommandBuffer command;
+	struct fa_vulkan_dispatch
+		recorded[FA_VULKAN_DISPATCHES_MAX]; /* [n_recorded]: all of a work's */
+	unsigned int n_recorded; /* 0: the commands are of no use for another work */
 	uint64_t value; /* of the timeline, once the part has ended; 0: the slot was never used */
 };
 
@@ -78,6 +99,7 @@ struct fa_device {
 	uint32_t float_modes;      /* bits of enum fa_vk_float_mode */
 	uint64_t import_alignment; /* of addresses and sizes; 0: nothing can be imported */
 	bool imports_read_only;    /* also what is mapped for reading alone */
+	bool exports_memory; /* the pool is in the device's memory, if that outlives the process */
 	char driver_name[128];
 	bool is_lavapipe;        /* Mesa's driver for the processor */
 	bool is_gpu;             /* the device takes no time of the processor: threads may spin */
@@ -85,6 +107,7 @@ struct fa_device {
 	uint64_t groups_at_once; /* workgroups that may run beside one another, about */
 	uint64_t hang_ns;        /* a part that takes longer is stopped */
 	struct fa_vulkan_matrices matrices; /* none: it has neither f16 nor bf16 */
+	struct fa_vulkan_splits splits;
 	bool sets_subgroup; /* kernels with matrices ask for matrices.subgroup invocations */
 	VkPipelineLayout layout;
 	VkShaderModule modules[_FA_VULKAN_KERNEL_N];
@@ -96,17 +119,20 @@ struct fa_device {
 	VkSemaphore timeline;
 	struct fa_vk_blob *end; /* a word that the device writes at the end of a part; NULL: none */
 	uint64_t timeline_value;
+	uint64_t signalled;               /* the timeline is known to have reached this value */
 	double flops_per_ns;              /* estimated from what has run; bounds a submission */
 	struct fa_vk_pipeline *pipelines; /* [n_pipelines], as many as kinds of requests came */
 	unsigned int n_pipelines;
 
 	/* Used by the loop thread. */
-	struct fa_vk_blob *blobs[FA_VK_BLOB_SIZES];
-	uint64_t blob_bytes; /* of all blobs, kept ones included */
+	struct fa_vk_blob *blobs[_FA_VK_MEMORY_N][FA_VK_BLOB_SIZES]; /* kept ones */
+	struct fa_vk_slab *slabs[_FA_VK_MEMORY_N];                   /* shared ones */
+	uint64_t blob_bytes;                                         /* of all allocations */
 	struct fa_vk_pool pool;
 
-	atomic_bool lost;   /* written with the mutex */
-	atomic_uint n_came; /* works that became ready so far */
+	atomic_bool lost;     /* written with the mutex */
+	atomic_uint n_came;   /* works that became ready so far */
+	atomic_bool has_done; /* done is not empty; written with the mutex */
 	_Atomic uint64_t
 		seen; /* the timeline's value of the last part whose end was seen, maybe by the word alone */
 

@@ -51,6 +51,9 @@ int fa_vk_driver_load_device(struct fa_vk_driver *driver, VkDevice device, struc
 		return fa_fail(error, -ENOTSUP, "the Vulkan driver has no function vk" #name);
 	FA_VK_DEVICE(LOAD)
 #undef LOAD
+#define LOAD(name) driver->name = (PFN_vk##name)driver->GetDeviceProcAddr(device, "vk" #name);
+	FA_VK_OPTIONAL(LOAD)
+#undef LOAD
 	return 0;
 }
 

@@ -16,10 +16,14 @@
 	X(EnumerateDeviceExtensionProperties)                                                      \
 	X(EnumeratePhysicalDevices)                                                                \
 	X(GetDeviceProcAddr)                                                                       \
+	X(GetPhysicalDeviceExternalBufferProperties)                                               \
 	X(GetPhysicalDeviceFeatures2)                                                              \
 	X(GetPhysicalDeviceMemoryProperties)                                                       \
 	X(GetPhysicalDeviceProperties2)                                                            \
 	X(GetPhysicalDeviceQueueFamilyProperties)
+
+/* What a device may lack. */
+#define FA_VK_OPTIONAL(X) X(GetMemoryFdKHR)
 
 #define FA_VK_DEVICE(X)                                                                            \
 	X(AllocateCommandBuffers)                                                                  \
@@ -29,9 +33,9 @@
 	X(CmdBindPipeline)                                                                         \
 	X(CmdCopyBuffer)                                                                           \
 	X(CmdDispatch)                                                                             \
-	X(CmdFillBuffer)                                                                           \
 	X(CmdPipelineBarrier)                                                                      \
 	X(CmdPushConstants)                                                                        \
+	X(CmdUpdateBuffer)                                                                         \
 	X(CreateBuffer)                                                                            \
 	X(CreateCommandPool)                                                                       \
 	X(CreateComputePipelines)                                                                  \
@@ -52,6 +56,7 @@
 	X(GetBufferMemoryRequirements)                                                             \
 	X(GetDeviceQueue)                                                                          \
 	X(GetMemoryHostPointerPropertiesEXT)                                                       \
+	X(GetSemaphoreCounterValue)                                                                \
 	X(MapMemory)                                                                               \
 	X(QueueSubmit)                                                                             \
 	X(ResetCommandPool)                                                                        \
@@ -64,6 +69,7 @@ struct fa_vk_driver {
 #define FA_VK_FIELD(name) PFN_vk##name name;
 	FA_VK_INSTANCE(FA_VK_FIELD)
 	FA_VK_DEVICE(FA_VK_FIELD)
+	FA_VK_OPTIONAL(FA_VK_FIELD)
 #undef FA_VK_FIELD
 };
 

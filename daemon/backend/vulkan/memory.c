@@ -10,8 +10,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* Limits the memory of all works together, kept memory included. */
-#define BLOB_BYTES_MAX ((uint64_t)1 << 30)
 #define PAGE ((uint64_t)4096)
 /* What a device that does not answer costs at most. */
 #define SETTLE_NS (10 * FA_NS_PER_SEC)
@@ -27,57 +25,101 @@ static uint32_t find_type(const struct fa_device *device, uint32_t allowed,
 	return UINT32_MAX;
 }
 
-/* Makes the buffer, its memory and its address. *ret_buffer and *ret_memory may be half-made. */
-static VkResult make(struct fa_device *device, uint64_t bytes, void *imported, uint32_t allowed,
-                     VkBuffer *ret_buffer, VkDeviceMemory *ret_memory, uint64_t *ret_at)
+/* What each kind of memory had best have, and what it must have. */
+static const VkMemoryPropertyFlags wanted[][2] = {
+	[FA_VK_MEMORY_HOST] = {
+		VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT |
+			VK_MEMORY_PROPERTY_HOST_CACHED_BIT,
+		VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT,
+	},
+	[FA_VK_MEMORY_ARGUMENTS] = {
+		VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT |
+			VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT,
+		VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT,
+	},
+	[FA_VK_MEMORY_DEVICE] = { VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, 0 },
+};
+
+static VkResult allocate(struct fa_device *device, const struct fa_vk_memory_want *want,
+                         const void *next, uint64_t bytes, uint32_t allowed,
+                         VkDeviceMemory *ret_memory)
 {
-	const VkExternalMemoryBufferCreateInfo external = {
-		.sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO,
-		.handleTypes = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT,
-	};
-	const VkBufferCreateInfo buffer = {
-		.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
-		.pNext = imported ? &external : NULL,
-		.size = bytes,
-		.usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT |
-		         VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT |
-		         VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT,
-	};
-	const VkImportMemoryHostPointerInfoEXT pointer = {
-		.sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT,
-		.handleType = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT,
-		.pHostPointer = imported,
-	};
 	const VkMemoryAllocateFlagsInfo flags = {
 		.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO,
-		.pNext = imported ? &pointer : NULL,
+		.pNext = next,
 		.flags = VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT,
-	};
-	VkBufferDeviceAddressInfo address = {
-		.sType = VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO,
 	};
 	VkMemoryAllocateInfo memory = {
 		.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
 		.pNext = &flags,
+		.allocationSize = bytes,
+	};
+	VkResult result = VK_ERROR_FEATURE_NOT_PRESENT;
+	uint32_t heap, tried = UINT32_MAX;
+
+	for (int i = 0; i < 2 && result != VK_SUCCESS; i++) {
+		memory.memoryTypeIndex = find_type(device, allowed, wanted[want->kind][i]);
+		if (memory.memoryTypeIndex == UINT32_MAX || memory.memoryTypeIndex == tried)
+			continue;
+		tried = memory.memoryTypeIndex;
+		heap = device->memory_types.memoryTypes[tried].heapIndex;
+		result = bytes > device->memory_types.memoryHeaps[heap].size
+		                 ? VK_ERROR_OUT_OF_DEVICE_MEMORY
+		                 : device->driver.AllocateMemory(device->device, &memory, NULL,
+		                                                 ret_memory);
+	}
+	return result;
+}
+
+VkResult fa_vk_memory_make(struct fa_device *device, const struct fa_vk_memory_want *want,
+                           VkBuffer *ret_buffer, VkDeviceMemory *ret_memory, uint64_t *ret_at)
+{
+	const bool fd = want->kind == FA_VK_MEMORY_DEVICE && (want->exported || want->fd >= 0);
+	const VkExternalMemoryHandleTypeFlagBits type =
+		fd ? VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT
+		   : VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT;
+	const VkExternalMemoryBufferCreateInfo external = {
+		.sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO,
+		.handleTypes = type,
+	};
+	const VkBufferCreateInfo buffer = {
+		.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
+		.pNext = want->host || fd ? &external : NULL,
+		.size = want->bytes,
+		.usage = FA_VK_BUFFER_USAGE,
+	};
+	const VkImportMemoryHostPointerInfoEXT pointer = {
+		.sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT,
+		.handleType = type,
+		.pHostPointer = want->host,
+	};
+	const VkImportMemoryFdInfoKHR descriptor = {
+		.sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_FD_INFO_KHR,
+		.handleType = type,
+		.fd = want->fd,
+	};
+	const VkExportMemoryAllocateInfo exported = {
+		.sType = VK_STRUCTURE_TYPE_EXPORT_MEMORY_ALLOCATE_INFO,
+		.handleTypes = type,
+	};
+	VkBufferDeviceAddressInfo address = {
+		.sType = VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO,
 	};
 	VkMemoryRequirements needs;
 	VkResult result;
-	uint32_t heap;
 
 	result = device->driver.CreateBuffer(device->device, &buffer, NULL, ret_buffer);
 	if (result != VK_SUCCESS)
 		return result;
 	device->driver.GetBufferMemoryRequirements(device->device, *ret_buffer, &needs);
-	memory.allocationSize = imported ? bytes : needs.size;
-	memory.memoryTypeIndex = find_type(device, allowed & needs.memoryTypeBits,
-	                                   VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT |
-	                                           VK_MEMORY_PROPERTY_HOST_COHERENT_BIT);
-	if (memory.memoryTypeIndex == UINT32_MAX)
-		return VK_ERROR_FEATURE_NOT_PRESENT;
-	heap = device->memory_types.memoryTypes[memory.memoryTypeIndex].heapIndex;
-	if (memory.allocationSize > device->memory_types.memoryHeaps[heap].size)
-		return VK_ERROR_OUT_OF_DEVICE_MEMORY;
-	result = device->driver.AllocateMemory(device->device, &memory, NULL, ret_memory);
+	result = allocate(device, want,
+	                  want->host             ? (const void *)&pointer
+	                  : fd && want->exported ? (const void *)&exported
+	                  : fd                   ? (const void *)&descriptor
+	                                         : NULL,
+	                  want->host ? want->bytes : needs.size,
+	                  needs.memoryTypeBits & (want->host ? want->host_types : UINT32_MAX),
+	                  ret_memory);
 	if (result == VK_SUCCESS)
 		result = device->driver.BindBufferMemory(device->device, *ret_buffer, *ret_memory,
 		                                         0);
@@ -124,6 +166,7 @@ int fa_vk_import_new(struct fa_device *device, void *host, uint64_t bytes, struc
 	VkMemoryHostPointerPropertiesEXT properties = {
 		.sType = VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT,
 	};
+	struct fa_vk_memory_want want = { .kind = FA_VK_MEMORY_HOST, .host = host, .fd = -1 };
 	struct fa_vk_import *import;
 	VkResult result;
 
@@ -131,14 +174,15 @@ int fa_vk_import_new(struct fa_device *device, void *host, uint64_t bytes, struc
 	if (!import)
 		return fa_fail(error, -ENOMEM, "no memory for an import");
 	/* The memory's last page is whole, though the caller may use a part of it. */
-	bytes = (bytes + device->import_alignment - 1) / device->import_alignment *
-	        device->import_alignment;
+	want.bytes = (bytes + device->import_alignment - 1) / device->import_alignment *
+	             device->import_alignment;
 	result = device->driver.GetMemoryHostPointerPropertiesEXT(
 		device->device, VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT, host,
 		&properties);
+	want.host_types = properties.memoryTypeBits;
 	if (result == VK_SUCCESS)
-		result = make(device, bytes, host, properties.memoryTypeBits, &import->buffer,
-		              &import->memory, &import->at);
+		result = fa_vk_memory_make(device, &want, &import->buffer, &import->memory,
+		                           &import->at);
 	if (result != VK_SUCCESS) {
 		fa_vk_import_free(device, import);
 		if (result == VK_ERROR_OUT_OF_HOST_MEMORY ||
@@ -158,6 +202,11 @@ int fa_vk_import_new(struct fa_device *device, void *host, uint64_t bytes, struc
 static int copy_new(struct fa_device *device, const void *mapped, uint64_t bytes,
                     struct fa_error *error, struct fa_vk_import **ret_import)
 {
+	const struct fa_vk_memory_want want = {
+		.kind = FA_VK_MEMORY_ARGUMENTS,
+		.bytes = bytes,
+		.fd = -1,
+	};
 	struct fa_vk_import *import;
 	VkResult result;
 	void *host;
@@ -165,8 +214,7 @@ static int copy_new(struct fa_device *device, const void *mapped, uint64_t bytes
 	import = fa_new(struct fa_vk_import);
 	if (!import)
 		return fa_fail(error, -ENOMEM, "no memory for an import");
-	result = make(device, bytes, NULL, UINT32_MAX, &import->buffer, &import->memory,
-	              &import->at);
+	result = fa_vk_memory_make(device, &want, &import->buffer, &import->memory, &import->at);
 	if (result == VK_SUCCESS)
 		result = device->driver.MapMemory(device->device, import->memory, 0, VK_WHOLE_SIZE,
 		                                  0, &host);
@@ -300,85 +348,4 @@ const void *fa_vk_memory_host(struct fa_device *device, const struct fa_device_m
 	const struct fa_vk_import *import = memory->backend;
 
 	return (const char *)import->mapped + ((uint64_t)(uintptr_t)memory->address - import->at);
-}
-
-/* ---- the backend's own */
-
-static void destroy(struct fa_device *device, struct fa_vk_blob *blob)
-{
-	fa_vk_memory_settle(device);
-	device->driver.DestroyBuffer(device->device, blob->buffer, NULL);
-	device->driver.FreeMemory(device->device, blob->memory, NULL);
-	device->blob_bytes -= blob->bytes;
-	free(blob);
-}
-
-void fa_vk_blobs_close(struct fa_device *device)
-{
-	for (int i = 0; i < FA_VK_BLOB_SIZES; i++) {
-		while (device->blobs[i]) {
-			struct fa_vk_blob *blob = device->blobs[i];
-
-			device->blobs[i] = blob->next;
-			destroy(device, blob);
-		}
-	}
-}
-
-int fa_vk_blob_new(struct fa_device *device, uint64_t bytes, struct fa_error *error,
-                   struct fa_vk_blob **ret_blob)
-{
-	struct fa_vk_blob *blob;
-	unsigned int size = 0;
-	void *host = NULL;
-	VkResult result;
-
-	while (size < FA_VK_BLOB_SIZES && (uint64_t)FA_VK_BLOB_BYTES_MIN << size < bytes)
-		size++;
-	if (size == FA_VK_BLOB_SIZES)
-		return fa_fail(error, -ENOMEM,
-		               "a request needs %" PRIu64
-		               " bytes besides its tensors; at most %" PRIu64 " can be had",
-		               bytes, (uint64_t)FA_VK_BLOB_BYTES_MIN << (FA_VK_BLOB_SIZES - 1));
-	if (device->blobs[size]) {
-		blob = device->blobs[size];
-		device->blobs[size] = blob->next;
-		*ret_blob = blob;
-		return 0;
-	}
-	bytes = (uint64_t)FA_VK_BLOB_BYTES_MIN << size;
-	if (device->blob_bytes + bytes > BLOB_BYTES_MAX)
-		fa_vk_blobs_close(device);
-	if (device->blob_bytes + bytes > BLOB_BYTES_MAX)
-		return fa_fail(
-			error, -ENOMEM,
-			"requests in flight are so large that there is no room for the %" PRIu64
-			" bytes that go with this one",
-			bytes);
-	blob = fa_new(struct fa_vk_blob);
-	if (!blob)
-		return fa_fail(error, -ENOMEM, "no memory for a request");
-	blob->size = size;
-	blob->bytes = bytes;
-	device->blob_bytes += bytes;
-	result = make(device, bytes, NULL, UINT32_MAX, &blob->buffer, &blob->memory, &blob->at);
-	if (result == VK_SUCCESS)
-		result = device->driver.MapMemory(device->device, blob->memory, 0, VK_WHOLE_SIZE, 0,
-		                                  &host);
-	if (result != VK_SUCCESS) {
-		destroy(device, blob);
-		return fa_vk_fail(device, error, result, "no memory for a request");
-	}
-	blob->host = host;
-	*ret_blob = blob;
-	return 0;
-}
-
-struct fa_vk_blob *fa_vk_blob_free(struct fa_device *device, struct fa_vk_blob *blob)
-{
-	if (!blob)
-		return NULL;
-	blob->next = device->blobs[blob->size];
-	device->blobs[blob->size] = blob;
-	return NULL;
 }

@@ -1,5 +1,4 @@
-/* Memory that the device addresses: imports of host memory, arenas, and the backend's own. Imports
- * and arenas: the loop's workers; blobs: the loop thread. */
+/* Memory that the device addresses: imports of host memory, and arenas. The loop's workers. */
 #pragma once
 
 #include "daemon/backend/vulkan/device.h"
@@ -23,9 +22,21 @@ int fa_vk_import_new(struct fa_device *device, void *host, uint64_t bytes, struc
                      struct fa_vk_import **ret_import);
 struct fa_vk_import *fa_vk_import_free(struct fa_device *device, struct fa_vk_import *import);
 
-/* Returns memory of at least @bytes, with any contents. -ENOMEM. */
-int fa_vk_blob_new(struct fa_device *device, uint64_t bytes, struct fa_error *error,
-                   struct fa_vk_blob **ret_blob);
-struct fa_vk_blob *fa_vk_blob_free(struct fa_device *device, struct fa_vk_blob *blob);
-/* Frees what was kept for reuse. */
-void fa_vk_blobs_close(struct fa_device *device);
+/* Of all buffers. */
+#define FA_VK_BUFFER_USAGE                                                                         \
+	(VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT |          \
+	 VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT)
+
+/* What memory shall be made of. */
+struct fa_vk_memory_want {
+	enum fa_vk_memory_kind kind;
+	uint64_t bytes;
+	void *host; /* mapped and page-aligned memory to import; NULL: none */
+	uint32_t host_types;
+	bool exported; /* it will be exported as a descriptor */
+	int fd;        /* memory to import, which the driver owns on success; -1: none */
+};
+
+/* Makes a buffer, its memory and its address. *ret_buffer and *ret_memory may be half-made. Any thread. */
+VkResult fa_vk_memory_make(struct fa_device *device, const struct fa_vk_memory_want *want,
+                           VkBuffer *ret_buffer, VkDeviceMemory *ret_memory, uint64_t *ret_at);

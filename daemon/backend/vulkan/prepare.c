@@ -1,7 +1,7 @@
 #include "daemon/backend/vulkan/prepare.h"
 
 #include "common/cleanup.h"
-#include "daemon/backend/vulkan/memory.h"
+#include "daemon/backend/vulkan/blob.h"
 #include "daemon/backend/vulkan/queue.h"
 
 #include <errno.h>
@@ -26,7 +26,8 @@ static int prepared_new(struct fa_device *device, struct fa_device_work *work,
 	if (!prepared)
 		return fa_fail(error, -ENOMEM, "no memory for a request");
 	work->prepared = prepared;
-	r = fa_vk_blob_new(device, STOP_BYTES + bytes, error, &prepared->blob);
+	r = fa_vk_blob_new(device, FA_VK_MEMORY_ARGUMENTS, STOP_BYTES + bytes, error,
+	                   &prepared->blob);
 	if (r < 0)
 		return r;
 	memset(prepared->blob->host, 0, STOP_BYTES);
@@ -97,7 +98,10 @@ static unsigned int plan(struct fa_device *device, const struct fa_device_work *
 static int prepare(struct fa_device *device, struct fa_device_work *work, uint64_t q_bytes,
                    struct fa_error *error)
 {
-	struct fa_vulkan_writer writer = { .matrices = &device->matrices };
+	struct fa_vulkan_writer writer = {
+		.matrices = &device->matrices,
+		.splits = &device->splits,
+	};
 	struct fa_vk_prepared *prepared = NULL;
 	unsigned int n;
 	int r;
@@ -107,17 +111,25 @@ static int prepare(struct fa_device *device, struct fa_device_work *work, uint64
 	if (r < 0)
 		return r;
 	if (q_bytes) {
-		r = fa_vk_blob_new(device, q_bytes, error, &prepared->q);
+		r = fa_vk_blob_new(device, FA_VK_MEMORY_DEVICE, q_bytes, error, &prepared->q);
 		if (r < 0)
 			return r;
 		put_q(work, prepared->q->at);
 		work->host_bytes += prepared->q->bytes;
+	}
+	if (writer.parts_bytes) {
+		r = fa_vk_blob_new(device, FA_VK_MEMORY_DEVICE, writer.parts_bytes, error,
+		                   &prepared->parts);
+		if (r < 0)
+			return r;
 	}
 	writer = (struct fa_vulkan_writer){
 		.host = prepared->blob->host + STOP_BYTES,
 		.at = prepared->blob->at + STOP_BYTES,
 		.stop = prepared->blob->at,
 		.matrices = &device->matrices,
+		.splits = &device->splits,
+		.parts = prepared->parts ? prepared->parts->at : 0,
 	};
 	prepared->n_dispatches = plan(device, work, &writer, prepared);
 	return 0;
@@ -193,5 +205,6 @@ void fa_vk_release(struct fa_device *device, struct fa_device_work *work)
 		return;
 	fa_vk_blob_free(device, prepared->blob);
 	fa_vk_blob_free(device, prepared->q);
+	fa_vk_blob_free(device, prepared->parts);
 	free(prepared);
 }

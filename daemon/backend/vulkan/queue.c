@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/completion.h"
 #include "common/cpu.h"
+#include "daemon/backend/vulkan/blob.h"
 #include "daemon/backend/vulkan/memory.h"
 #include "daemon/backend/vulkan/pipelines.h"
 
@@ -30,6 +31,8 @@
 /* How long the thread spins before it sleeps. */
 #define SPIN_NS (100 * FA_NS_PER_US)
 #define GROUPS_MAX 65535u /* of a dispatch, on any device */
+/* What a part writes to the word that says its end. */
+#define END_VALUE 1u
 /* Assumed speeds: at first, and at least. */
 #define FLOPS_PER_NS_FIRST 1.0
 #define FLOPS_PER_NS_MIN 0.01
@@ -91,7 +94,8 @@ static void work_finish(struct fa_device *device, struct fa_device_work *work, i
 	work->status = status;
 	if (status == -ECANCELED)
 		(void)fa_fail(&work->error, status, "the work was cancelled");
-	/* Notify before appending: no notification may follow the last reap(). */
+	/* Notify before appending: no notification may follow the last reap(), which waits for the mutex. */
+	atomic_store_explicit(&device->has_done, true, memory_order_release);
 	if (fa_list_empty(&device->done))
 		device->config.notify(device->config.userdata);
 	fa_list_append(&device->done, &work->link);
@@ -144,7 +148,7 @@ struct part {
 	struct fa_error error;
 };
 
-/* What runs before is seen by what follows: kernels and copies, or the host. */
+/* What runs before is seen by what follows: kernels and copies, also those of the next part, or the host. */
 static void barrier(struct fa_device *device, VkPipelineStageFlags to, VkAccessFlags access)
 {
 	const VkMemoryBarrier memory = {
@@ -174,7 +178,6 @@ static void record_copies(struct fa_device *device, struct part *part)
 	const double most = device->flops_per_ns * (double)PART_NS;
 
 	part->dispatch = vk_work(part->work)->dispatch;
-	barrier_for_device(device);
 	for (; part->dispatch < work->n_copies && part->flops < most; part->dispatch++) {
 		const struct fa_device_copy *copy = &work->copies[part->dispatch];
 		const struct fa_vk_import *data = copy->memory->backend;
@@ -221,7 +224,8 @@ static int record(struct fa_device *device, struct part *part)
 		r = fa_vk_pipeline_find(device, dispatch, &part->error, &pipeline);
 		if (r < 0)
 			return r;
-		barrier_for_device(device);
+		if (part->flops > 0)
+			barrier_for_device(device);
 		device->driver.CmdBindPipeline(device->command, VK_PIPELINE_BIND_POINT_COMPUTE,
 		                               pipeline);
 		device->driver.CmdPushConstants(device->command, device->layout,
@@ -250,20 +254,39 @@ static VkResult wait_for_value(struct fa_device *device, uint64_t value, uint64_
 	return device->driver.WaitSemaphores(device->device, &wait, ns);
 }
 
+/* Waits until the slot's part has ended for the driver, too. To ask costs less than to wait. */
+static VkResult wait_for_slot(struct fa_device *device, const struct fa_vk_slot *slot)
+{
+	VkResult result = VK_SUCCESS;
+
+	if (device->is_gpu && slot->value > device->signalled)
+		result = device->driver.GetSemaphoreCounterValue(device->device, device->timeline,
+		                                                 &device->signalled);
+	if (result == VK_SUCCESS && slot->value > device->signalled)
+		result = wait_for_value(device, slot->value, HANG_NS);
+	if (result == VK_SUCCESS && slot->value > device->signalled)
+		device->signalled = slot->value;
+	return result;
+}
+
 /*
  * Drivers take long to tell of a semaphore (NVIDIA's 40 us), so beside a GPU the last command of a part writes a
  * word, behind a barrier that makes results visible to the host. It is in coherent memory.
  */
 static void record_end(struct fa_device *device)
 {
-	if (device->end) {
-		barrier(device, VK_PIPELINE_STAGE_HOST_BIT | VK_PIPELINE_STAGE_TRANSFER_BIT,
-		        VK_ACCESS_HOST_READ_BIT | VK_ACCESS_HOST_WRITE_BIT |
-		                VK_ACCESS_TRANSFER_WRITE_BIT);
-		device->driver.CmdFillBuffer(device->command, device->end->buffer, 0,
-		                             sizeof(uint32_t),
-		                             (uint32_t)(device->timeline_value + 1));
-	}
+	const uint32_t value = END_VALUE;
+
+	barrier(device,
+	        VK_PIPELINE_STAGE_HOST_BIT | VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT |
+	                VK_PIPELINE_STAGE_TRANSFER_BIT,
+	        VK_ACCESS_HOST_READ_BIT | VK_ACCESS_HOST_WRITE_BIT | VK_ACCESS_SHADER_READ_BIT |
+	                VK_ACCESS_SHADER_WRITE_BIT | VK_ACCESS_TRANSFER_READ_BIT |
+	                VK_ACCESS_TRANSFER_WRITE_BIT);
+	if (!device->end)
+		return;
+	device->driver.CmdUpdateBuffer(device->command, device->end->buffer, device->end->offset,
+	                               sizeof(value), &value);
 	barrier(device, VK_PIPELINE_STAGE_HOST_BIT,
 	        VK_ACCESS_HOST_READ_BIT | VK_ACCESS_HOST_WRITE_BIT);
 }
@@ -271,12 +294,11 @@ static void record_end(struct fa_device *device)
 /* Waits for the end of the last submission, at most @ns. */
 static VkResult wait_for_end(struct fa_device *device, uint64_t ns)
 {
-	const uint32_t value = (uint32_t)device->timeline_value;
 	const uint64_t until_ns = fa_now_ns() + SPIN_NS;
 	VkResult result = VK_TIMEOUT;
 
 	while (device->end && result != VK_SUCCESS && fa_now_ns() < until_ns) {
-		if (__atomic_load_n((uint32_t *)device->end->host, __ATOMIC_ACQUIRE) == value)
+		if (__atomic_load_n((uint32_t *)device->end->host, __ATOMIC_ACQUIRE) == END_VALUE)
 			result = VK_SUCCESS;
 		else
 			fa_cpu_relax();
@@ -304,30 +326,59 @@ static VkResult submit(struct fa_device *device)
 		.pSignalSemaphores = &device->timeline,
 	};
 
+	/* The part before has ended, and its word was written before its semaphore. */
+	if (device->end)
+		__atomic_store_n((uint32_t *)device->end->host, 0, __ATOMIC_RELEASE);
 	device->timeline_value++;
 	return device->driver.QueueSubmit(device->queue, 1, &info, VK_NULL_HANDLE);
 }
 
-/* Runs a part to its end. Without the mutex. -ENODEV: the device is lost. */
-static int run_part(struct fa_device *device, struct part *part, uint64_t *ret_ns)
+/* Returns true if the slot's commands are those of all of the work, whose memory is then that of a work of before,
+ * too. */
+static bool is_recorded(const struct fa_vk_slot *slot, const struct part *part)
+{
+	const struct fa_vk_prepared *prepared = part->work->prepared;
+	const struct fa_vk_work *vk = vk_work(part->work);
+
+	return part->work->op != FA_DEVICE_COPY && slot->n_recorded && !vk->dispatch &&
+	       !vk->group && slot->n_recorded == prepared->n_dispatches &&
+	       memcmp(slot->recorded, prepared->dispatches,
+	              slot->n_recorded * sizeof(slot->recorded[0])) == 0;
+}
+
+/* Remembers the commands if they are all of the work's. */
+static void keep_recorded(struct fa_vk_slot *slot, const struct part *part)
+{
+	const struct fa_vk_prepared *prepared = part->work->prepared;
+	const struct fa_vk_work *vk = vk_work(part->work);
+
+	if (part->work->op == FA_DEVICE_COPY || vk->dispatch || vk->group ||
+	    part->dispatch != prepared->n_dispatches ||
+	    prepared->n_dispatches > FA_VULKAN_DISPATCHES_MAX)
+		return;
+	slot->n_recorded = prepared->n_dispatches;
+	memcpy(slot->recorded, prepared->dispatches, slot->n_recorded * sizeof(slot->recorded[0]));
+}
+
+/* Records the part's commands in the slot, whose part before has ended. Without the mutex. */
+static int record_part(struct fa_device *device, struct fa_vk_slot *slot, struct part *part)
 {
 	const VkCommandBufferBeginInfo begin = {
 		.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
-		.flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT,
 	};
-	struct fa_vk_slot *slot = &device->slots[device->timeline_value % 2];
-	uint64_t begin_ns;
-	VkResult result = VK_SUCCESS;
-	bool stopped;
+	VkResult result;
 	int r = 0;
 
-	if (slot->value)
-		result = wait_for_value(device, slot->value, HANG_NS);
+	if (is_recorded(slot, part)) {
+		part->dispatch = slot->n_recorded;
+		for (unsigned int i = 0; i < slot->n_recorded; i++)
+			part->flops += slot->recorded[i].flops * (double)slot->recorded[i].groups;
+		return 0;
+	}
+	slot->n_recorded = 0;
+	result = device->driver.ResetCommandPool(device->device, slot->commands, 0);
 	if (result == VK_SUCCESS)
-		result = device->driver.ResetCommandPool(device->device, slot->commands, 0);
-	device->command = slot->command;
-	if (result == VK_SUCCESS)
-		result = device->driver.BeginCommandBuffer(device->command, &begin);
+		result = device->driver.BeginCommandBuffer(slot->command, &begin);
 	if (result != VK_SUCCESS)
 		return fa_vk_fail(device, &part->error, result, "commands cannot be recorded");
 	if (part->work->op == FA_DEVICE_COPY)
@@ -337,9 +388,29 @@ static int run_part(struct fa_device *device, struct part *part, uint64_t *ret_n
 	if (r < 0)
 		return r;
 	record_end(device);
-	result = device->driver.EndCommandBuffer(device->command);
+	result = device->driver.EndCommandBuffer(slot->command);
 	if (result != VK_SUCCESS)
 		return fa_vk_fail(device, &part->error, result, "commands cannot be recorded");
+	keep_recorded(slot, part);
+	return 0;
+}
+
+/* Runs a part to its end. Without the mutex. -ENODEV: the device is lost. */
+static int run_part(struct fa_device *device, struct part *part, uint64_t *ret_ns)
+{
+	struct fa_vk_slot *slot = &device->slots[device->timeline_value % 2];
+	uint64_t begin_ns;
+	VkResult result;
+	bool stopped;
+	int r;
+
+	result = wait_for_slot(device, slot);
+	if (result != VK_SUCCESS)
+		return fa_vk_fail(device, &part->error, result, "commands cannot be recorded");
+	device->command = slot->command;
+	r = record_part(device, slot, part);
+	if (r < 0)
+		return r;
 	begin_ns = fa_now_ns();
 	result = submit(device);
 	slot->value = result == VK_SUCCESS ? device->timeline_value : slot->value;
@@ -528,7 +599,8 @@ int fa_vk_queue_open(struct fa_device *device, struct fa_error *error)
 	if (result != VK_SUCCESS)
 		return fa_vk_fail(device, error, result, "a Vulkan queue cannot be used");
 	if (device->is_gpu) {
-		r = fa_vk_blob_new(device, sizeof(uint32_t), error, &device->end);
+		r = fa_vk_blob_new(device, FA_VK_MEMORY_HOST, sizeof(uint32_t), error,
+		                   &device->end);
 		if (r < 0)
 			return r;
 		memset(device->end->host, 0, sizeof(uint32_t));
@@ -637,8 +709,12 @@ void fa_vk_cancel(struct fa_device *device, struct fa_device_work *work)
 
 void fa_vk_reap(struct fa_device *device, struct fa_list *done)
 {
+	/* The engine polls, and must not keep the thread from the mutex. */
+	if (!atomic_load_explicit(&device->has_done, memory_order_acquire))
+		return;
 	pthread_mutex_lock(&device->mutex);
 	fa_list_splice(done, &device->done);
+	atomic_store_explicit(&device->has_done, false, memory_order_relaxed);
 	pthread_mutex_unlock(&device->mutex);
 }
 

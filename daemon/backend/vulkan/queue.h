@@ -8,8 +8,9 @@
 
 /* What a prepared work needs on the device. */
 struct fa_vk_prepared {
-	struct fa_vk_blob *blob; /* begins with the word that stops the work's kernels */
-	struct fa_vk_blob *q;    /* rotated q that no client sees; NULL: none */
+	struct fa_vk_blob *blob;  /* begins with the word that stops the work's kernels */
+	struct fa_vk_blob *q;     /* rotated q that no client sees; NULL: none */
+	struct fa_vk_blob *parts; /* results over parts of keys; NULL: none */
 	unsigned int n_dispatches;
 	struct fa_vulkan_dispatch dispatches[];
 };
