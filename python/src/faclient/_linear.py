@@ -9,10 +9,13 @@ import torch
 from ._rows import Shape
 
 try:
-    from transformers.cache_utils import (CacheLayerMixin, DummyLayer, DynamicCache,
-                                          LinearAttentionLayer)
+    from transformers.cache_utils import CacheLayerMixin, DynamicCache, LinearAttentionLayer
 except ImportError:  # an older release, which has no cache for such layers
     LinearAttentionLayer = None
+try:
+    from transformers.cache_utils import DummyLayer
+except ImportError:  # an older release, whose layers that keep nothing are linear ones without states
+    DummyLayer = ()
 
 
 class LinearState(NamedTuple):
@@ -102,6 +105,9 @@ class Linear:
                     use_cache=True, **{name: cache})
         for i, layer in enumerate(cache.layers):
             if i in self.layers:
+                if not any(x is not None for x in (*layer.conv_states.values(),
+                                                   *layer.recurrent_states.values())):
+                    self.others[i] = self.layers.pop(i)
                 for kind, tensors in (("conv", layer.conv_states),
                                       ("recurrent", layer.recurrent_states)):
                     self.states += [LinearState(i, kind, j, tuple(x.shape[1:]), x.dtype)

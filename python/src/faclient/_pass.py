@@ -150,7 +150,8 @@ class Pass:
                 raise ValueError(
                     f"the attention mask shows {n} earlier tokens of row {row}, and the cache has "
                     f"{length}; generate() hides tokens that equal the padding's unless it is "
-                    "given an attention_mask")
+                    "given an attention_mask, and with prefill_chunk_size older releases of "
+                    "Transformers (5.17) begin at the first token again")
         first = mask.int().argmax(1)
         last = mask.shape[1] - 1 - mask.flip(1).int().argmax(1)
         self.has_holes = bool((mask.sum(1) < last - first + 1).any())

@@ -100,15 +100,29 @@ def _hide_earlier_chunks(chunk, mask, *, batch_size, q_length, kv_length, kv_off
     return mask & (own >= first // chunk * chunk)
 
 
+def _adapters(model):
+    """What PEFT's adapters change beside their weights: texts."""
+    for name, settings in sorted((getattr(model, "peft_config", None) or {}).items()):
+        known = settings.to_dict() if hasattr(settings, "to_dict") else vars(settings)
+        known = {key: sorted(value, key=str) if isinstance(value, set) else value for key, value in known.items()
+                 if key not in ("base_model_name_or_path", "revision", "inference_mode", "peft_version")}
+        yield f"adapter {name} {json.dumps(known, sort_keys=True, default=str)}"
+    for name, module in model.named_modules():
+        active = getattr(module, "active_adapters", None)
+        if isinstance(active, (list, tuple)):  # a layer of PEFT's; of whole models it is a method
+            yield (f"layer {name} {list(active)} {getattr(module, 'disable_adapters', None)} "
+                   f"{getattr(module, 'merged_adapters', None)} {getattr(module, 'scaling', None)}")
+
+
 def fingerprint(model: Any) -> bytes:
     """32 bytes that differ for models that compute different keys and values: from the
-    configuration, the names of adapters and every bit of the weights."""
+    configuration, the adapters (which, how they are set, and which are active) and every bit of the weights."""
     digest = hashlib.sha256()
     config = {key: value for key, value in model.config.to_dict().items()
               if not key.startswith("_") and key not in ("transformers_version", "use_cache")}
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-    for adapter in sorted(getattr(model, "peft_config", {}) or {}):
-        digest.update(f"adapter {adapter}".encode())
+    for text in _adapters(model):
+        digest.update(text.encode())
     generator = torch.Generator().manual_seed(0x6661)
     odd = torch.randint(-2**62, 2**62, (_MODULUS_WORDS,), generator=generator) | 1
     seen = set()
