@@ -1,7 +1,6 @@
 """
 cuDNN's attention over pages as a contestant of bench/decode.py, from the package
-nvidia-cudnn-frontend (README.md) over PyTorch's cuDNN. No GPU has run it yet: only its graphs were
-checked.
+nvidia-cudnn-frontend (README.md) over PyTorch's cuDNN.
 """
 import functools
 
