@@ -169,27 +169,23 @@ void main()
 	put_rows(b, kv_head, begin, low, end);
 	barrier();
 
-	uvec4 next_k[LOADS], next_v[LOADS];
-
-	[[unroll]] for (uint i = 0; i < LOADS; i++) {
-		const uint at = (i * LANES + lane) / PIECES;
-
-		next_k[i] = next_v[i] = uvec4(0);
-		if (begin < end && s_k_row[at].at != 0) {
-			next_k[i] = load_piece(s_k_row[at], piece);
-			next_v[i] = load_piece(s_v_row[at], piece);
-		}
-	}
 	for (int64_t key = begin; key < end; key += KEYS) {
-		uvec4 v[LOADS];
+		uvec4 k[LOADS], v[LOADS];
 
+		[[unroll]] for (uint i = 0; i < LOADS; i++) {
+			const uint at = (i * LANES + lane) / PIECES;
+
+			k[i] = v[i] = uvec4(0);
+			if (s_k_row[at].at != 0) {
+				k[i] = load_piece(s_k_row[at], piece);
+				v[i] = load_piece(s_v_row[at], piece);
+			}
+		}
 		if (lane == 0 && n_blocks % STOP_BLOCKS == 0)
 			s_stop = VolatileWord(A.stop).x != 0;
 		n_blocks++;
 		[[unroll]] for (uint i = 0; i < LOADS; i++)
-			s_k[(i * LANES + lane) / PIECES * K_STRIDE + piece] = next_k[i];
-		[[unroll]] for (uint i = 0; i < LOADS; i++)
-			v[i] = next_v[i];
+			s_k[(i * LANES + lane) / PIECES * K_STRIDE + piece] = k[i];
 		barrier();
 		if (s_stop)
 			return;
@@ -245,19 +241,6 @@ void main()
 			}
 		}
 		barrier();
-
-		/* The next block's loads are in flight while this block's V is added. */
-		if (key + KEYS < end) {
-			[[unroll]] for (uint i = 0; i < LOADS; i++) {
-				const uint at = (i * LANES + lane) / PIECES;
-
-				next_k[i] = next_v[i] = uvec4(0);
-				if (s_k_row[at].at != 0) {
-					next_k[i] = load_piece(s_k_row[at], piece);
-					next_v[i] = load_piece(s_v_row[at], piece);
-				}
-			}
-		}
 
 		/* ---- weights */
 

@@ -32,10 +32,10 @@ struct fa_vulkan_dispatch *fa_vulkan_add(struct fa_vulkan_writer *writer,
 {
 	struct fa_vulkan_dispatch *dispatch = &writer->dispatches[writer->n_dispatches++];
 
-	/* Dispatches are compared byte by byte. */
-	memset(dispatch, 0, sizeof(*dispatch));
-	dispatch->kernel = kernel;
-	dispatch->arguments = arguments;
-	dispatch->groups = groups;
+	*dispatch = (struct fa_vulkan_dispatch){
+		.kernel = kernel,
+		.arguments = arguments,
+		.groups = groups,
+	};
 	return dispatch;
 }

@@ -17,7 +17,7 @@
 /* Fills a GPU of some size; a group has 32 invocations. */
 #define GPU_GROUPS 256
 /* Small workgroups that read memory fill a GPU from about this many on. */
-#define GPU_SPLIT_GROUPS 2048
+#define GPU_SPLIT_GROUPS 1024
 /* Fewer keys of a part are not worth joining. */
 #define SPLIT_KEYS_MIN 128
 

@@ -50,13 +50,10 @@ struct fa_vk_pool {
 	struct fa_vk_blob *chunks;     /* uint64_t [max_chunks]: addresses for the device */
 };
 
-/* Where commands of one part are recorded. They are submitted again for a work that has the same. */
+/* Where commands of one part are recorded. */
 struct fa_vk_slot {
 	VkCommandPool commands;
 	VkCommandBuffer command;
-	struct fa_vulkan_dispatch
-		recorded[FA_VULKAN_DISPATCHES_MAX]; /* [n_recorded]: all of a work's */
-	unsigned int n_recorded; /* 0: the commands are of no use for another work */
 	uint64_t value; /* of the timeline, once the part has ended; 0: the slot was never used */
 };
 

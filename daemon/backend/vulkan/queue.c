@@ -31,8 +31,6 @@
 /* How long the thread spins before it sleeps. */
 #define SPIN_NS (100 * FA_NS_PER_US)
 #define GROUPS_MAX 65535u /* of a dispatch, on any device */
-/* What a part writes to the word that says its end. */
-#define END_VALUE 1u
 /* Assumed speeds: at first, and at least. */
 #define FLOPS_PER_NS_FIRST 1.0
 #define FLOPS_PER_NS_MIN 0.01
@@ -275,7 +273,7 @@ static VkResult wait_for_slot(struct fa_device *device, const struct fa_vk_slot 
  */
 static void record_end(struct fa_device *device)
 {
-	const uint32_t value = END_VALUE;
+	const uint32_t value = (uint32_t)(device->timeline_value + 1);
 
 	barrier(device,
 	        VK_PIPELINE_STAGE_HOST_BIT | VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT |
@@ -294,11 +292,12 @@ static void record_end(struct fa_device *device)
 /* Waits for the end of the last submission, at most @ns. */
 static VkResult wait_for_end(struct fa_device *device, uint64_t ns)
 {
+	const uint32_t value = (uint32_t)device->timeline_value;
 	const uint64_t until_ns = fa_now_ns() + SPIN_NS;
 	VkResult result = VK_TIMEOUT;
 
 	while (device->end && result != VK_SUCCESS && fa_now_ns() < until_ns) {
-		if (__atomic_load_n((uint32_t *)device->end->host, __ATOMIC_ACQUIRE) == END_VALUE)
+		if (__atomic_load_n((uint32_t *)device->end->host, __ATOMIC_ACQUIRE) == value)
 			result = VK_SUCCESS;
 		else
 			fa_cpu_relax();
@@ -326,38 +325,8 @@ static VkResult submit(struct fa_device *device)
 		.pSignalSemaphores = &device->timeline,
 	};
 
-	/* The part before has ended, and its word was written before its semaphore. */
-	if (device->end)
-		__atomic_store_n((uint32_t *)device->end->host, 0, __ATOMIC_RELEASE);
 	device->timeline_value++;
 	return device->driver.QueueSubmit(device->queue, 1, &info, VK_NULL_HANDLE);
-}
-
-/* Returns true if the slot's commands are those of all of the work, whose memory is then that of a work of before,
- * too. */
-static bool is_recorded(const struct fa_vk_slot *slot, const struct part *part)
-{
-	const struct fa_vk_prepared *prepared = part->work->prepared;
-	const struct fa_vk_work *vk = vk_work(part->work);
-
-	return part->work->op != FA_DEVICE_COPY && slot->n_recorded && !vk->dispatch &&
-	       !vk->group && slot->n_recorded == prepared->n_dispatches &&
-	       memcmp(slot->recorded, prepared->dispatches,
-	              slot->n_recorded * sizeof(slot->recorded[0])) == 0;
-}
-
-/* Remembers the commands if they are all of the work's. */
-static void keep_recorded(struct fa_vk_slot *slot, const struct part *part)
-{
-	const struct fa_vk_prepared *prepared = part->work->prepared;
-	const struct fa_vk_work *vk = vk_work(part->work);
-
-	if (part->work->op == FA_DEVICE_COPY || vk->dispatch || vk->group ||
-	    part->dispatch != prepared->n_dispatches ||
-	    prepared->n_dispatches > FA_VULKAN_DISPATCHES_MAX)
-		return;
-	slot->n_recorded = prepared->n_dispatches;
-	memcpy(slot->recorded, prepared->dispatches, slot->n_recorded * sizeof(slot->recorded[0]));
 }
 
 /* Records the part's commands in the slot, whose part before has ended. Without the mutex. */
@@ -365,17 +334,11 @@ static int record_part(struct fa_device *device, struct fa_vk_slot *slot, struct
 {
 	const VkCommandBufferBeginInfo begin = {
 		.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
+		.flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT,
 	};
 	VkResult result;
 	int r = 0;
 
-	if (is_recorded(slot, part)) {
-		part->dispatch = slot->n_recorded;
-		for (unsigned int i = 0; i < slot->n_recorded; i++)
-			part->flops += slot->recorded[i].flops * (double)slot->recorded[i].groups;
-		return 0;
-	}
-	slot->n_recorded = 0;
 	result = device->driver.ResetCommandPool(device->device, slot->commands, 0);
 	if (result == VK_SUCCESS)
 		result = device->driver.BeginCommandBuffer(slot->command, &begin);
@@ -391,7 +354,6 @@ static int record_part(struct fa_device *device, struct fa_vk_slot *slot, struct
 	result = device->driver.EndCommandBuffer(slot->command);
 	if (result != VK_SUCCESS)
 		return fa_vk_fail(device, &part->error, result, "commands cannot be recorded");
-	keep_recorded(slot, part);
 	return 0;
 }
 
