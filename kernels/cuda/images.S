@@ -14,6 +14,8 @@ fa_cuda_images:
 	image "sm80_f32.fatbin"
 	image "sm90_f16.fatbin"
 	image "sm90_bf16.fatbin"
+	image "sm90_masked_f16.fatbin"
+	image "sm90_masked_bf16.fatbin"
 	.size fa_cuda_images, . - fa_cuda_images
 
 	.section .note.GNU-stack, "", @progbits

@@ -97,13 +97,14 @@ static void make_maps(const struct fa_cuda_kernel *kernel, const struct fa_atten
 {
 	const int64_t n_q = tokens_of(params, params->cu_seqlens_q, params->seqlen_q);
 	const int64_t n_k = tokens_of(params, params->cu_seqlens_k, params->seqlen_k);
+	const int32_t keys = kernel->kind == FA_CUDA_MASKED ? FA_SM90_HALF_KEYS : kernel->keys;
 
 	maps[FA_CUDA_MAP_Q] = map(params, &params->q, n_q, params->heads, params->head_dim,
 	                          kernel->rows_q);
 	maps[FA_CUDA_MAP_K] = map(params, &params->k, n_k, params->kv_heads, params->head_dim,
-	                          kernel->keys);
+	                          keys);
 	maps[FA_CUDA_MAP_V] = map(params, &params->v, n_k, params->kv_heads, params->head_dim_v,
-	                          kernel->keys);
+	                          keys);
 }
 
 /* Kernels count box origins in int32, up to one past the last row's. */
@@ -157,6 +158,16 @@ bool fa_cuda_has_chunks(const struct fa_attention_params *params)
 	        params->seqlen_q > params->seqlen_k);
 }
 
+/* Kernels for sm90 with masks: what of them has a bound, and what they lack. */
+static bool masked_sm90_covers(const struct fa_attention_params *params)
+{
+	return !params->cu_seqlens_q &&
+	       (!params->pattern.block_tokens ||
+	        params->seqlen_k <= 16 * FA_SM90_MASKED_GRANULES_MAX) &&
+	       (params->blocks.rows ||
+	        params->seqlen_k <= FA_SM90_HALF_KEYS * FA_SM90_MASKED_HALVES_MAX);
+}
+
 bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
                            const struct fa_attention_params *params)
 {
@@ -170,14 +181,17 @@ bool fa_cuda_kernel_covers(const struct fa_cuda_kernel *kernel,
 		return false;
 	if (kernel->keys && (!params_aligned(params) || !params_mapped(kernel, params)))
 		return false;
-	if (kernel->kind == FA_CUDA_RICH || kernel->kind == FA_CUDA_MASKED)
+	if (kernel->kind == FA_CUDA_RICH || (kernel->kind == FA_CUDA_MASKED && !kernel->keys))
 		return true;
+	if (kernel->kind == FA_CUDA_MASKED && !masked_sm90_covers(params))
+		return false;
 	if (kernel->kind == FA_CUDA_CAP)
 		return params->softcap > 0 && !params->alibi_slopes;
 	if (params->softcap > 0 || params->alibi_slopes || !(params->scale > 0) ||
 	    (params->sinks && !adds_sinks(kernel)) || !params_aligned(params))
 		return false;
-	if (kernel->kind == FA_CUDA_BAND || kernel->kind == FA_CUDA_WINDOW)
+	if (kernel->kind == FA_CUDA_BAND || kernel->kind == FA_CUDA_WINDOW ||
+	    kernel->kind == FA_CUDA_MASKED)
 		return true;
 	window(params, &left, &right);
 	return left == FA_CUDA_WINDOW_MAX && right == FA_CUDA_WINDOW_MAX;
@@ -307,6 +321,25 @@ static double work_ns(const struct fa_cuda_chip *chip, const struct fa_cuda_laun
 	return flops / SM_FLOPS_PER_NS / (chip->sms > 0 ? chip->sms : 1);
 }
 
+/* Upper estimate of the share of keys that masks show; lists are in memory that the host does not
+ * read. */
+static double density(const struct fa_cuda_launch *launch)
+{
+	const struct fa_cuda_mask *mask = &launch->masked.mask;
+	double density = 1, keys = launch->args.seqlen_k;
+
+	if (launch->kernel->kind != FA_CUDA_MASKED)
+		return 1;
+	if (mask->block_rows)
+		density = fmin(1, (double)mask->n_columns * mask->block_rows * mask->block_keys /
+		                          ((double)launch->args.seqlen_q * keys));
+	if (mask->pattern_tokens)
+		density = fmin(density, 1.0 / mask->pattern_stride + (double)mask->pattern_local *
+		                                                             mask->pattern_tokens /
+		                                                             keys);
+	return density;
+}
+
 static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch)
 {
 	struct fa_cuda_attention *args = &launch->args;
@@ -317,6 +350,9 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 
 	/* All blocks of rows run at once: a pair would take longer than its longer block. */
 	args->pairs = launch->kernel->kind != FA_CUDA_FULL &&
+	              (launch->kernel->kind != FA_CUDA_MASKED ||
+	               (args->window_left < FA_CUDA_WINDOW_MAX) !=
+	                       (args->window_right < FA_CUDA_WINDOW_MAX)) &&
 	              !narrow(args->window_left, args->window_right, args->seqlen_k) &&
 	              (int64_t)args->blocks_m * args->triples > chip->sms;
 	args->units_m = args->pairs ? (args->blocks_m + 1) / 2 : args->blocks_m;
@@ -329,7 +365,7 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	else
 		pairs = (double)launch->grid * launch->kernel->rows * (args->pairs ? 2 : 1) *
 		        (double)keys_seen(args);
-	launch->work_ns = (uint64_t)work_ns(chip, launch, pairs);
+	launch->work_ns = (uint64_t)(work_ns(chip, launch, pairs) * density(launch));
 	if (chip->sms <= 0 || (args->cu_seqlens_q && !listed))
 		return;
 	blocks = (int64_t)(launch->work_ns / BLOCK_NS + 1) * chip->sms;

@@ -61,11 +61,12 @@
 		.seqlen_k_max = INT32_MAX,                                                         \
 	},
 /* sm_90a code runs on compute capability 9.0 only. */
-#define ROW_SM90(type, TYPE, name, KIND, dim_, dim_v_, groups, keys_, stages, q_slots, turns,      \
-                 seqlen_k_max_)                                                                    \
+#define ROW_SM90(...) ROW_SM90_OF(SM90, __VA_ARGS__)
+#define ROW_SM90_OF(IMAGE, type, TYPE, name, KIND, dim_, dim_v_, groups, keys_, stages, q_slots,   \
+                    turns, seqlen_k_max_)                                                          \
 	{                                                                                          \
 		.symbol = "fa_sm90_forward_" #type "_d" #dim_ "_v" #dim_v_ "_" #name,              \
-		.image = FA_CUDA_IMAGE_SM90_##TYPE,                                                \
+		.image = FA_CUDA_IMAGE_##IMAGE##_##TYPE,                                           \
 		.dtype = FA_ATTENTION_##TYPE,                                                      \
 		.kind = FA_CUDA_##KIND,                                                            \
 		.arch = 90,                                                                        \
@@ -74,7 +75,7 @@
 		.rows = (groups)*FA_SM90_GROUP_ROWS,                                               \
 		.threads = ((groups) + 1) * 128,                                                   \
 		.shared_bytes = FA_SM90_SHARED_BYTES(dim_, dim_v_, keys_, stages, q_slots) +       \
-		                FA_SM90_ALIBI_BYTES_##KIND(dim_, keys_),                           \
+		                FA_SM90_EXTRA_BYTES_##KIND(dim_, keys_),                           \
 		.arch_end = 91,                                                                    \
 		.keys = keys_,                                                                     \
 		.rows_q = FA_SM90_GROUP_ROWS,                                                      \
@@ -83,6 +84,8 @@
 	},
 #define ROW_SM90_F16(...) ROW_SM90(f16, F16, __VA_ARGS__)
 #define ROW_SM90_BF16(...) ROW_SM90(bf16, BF16, __VA_ARGS__)
+#define ROW_SM90_MASKED_F16(...) ROW_SM90_OF(SM90_MASKED, f16, F16, __VA_ARGS__)
+#define ROW_SM90_MASKED_BF16(...) ROW_SM90_OF(SM90_MASKED, bf16, BF16, __VA_ARGS__)
 
 const struct fa_cuda_kernel fa_cuda_kernels[] = {
 	/* clang-format off */
@@ -93,6 +96,8 @@ const struct fa_cuda_kernel fa_cuda_kernels[] = {
 	FA_SM80_MASKED(ROW_MASKED_BF16)
 	FA_SM90_FORWARD(ROW_SM90_F16)
 	FA_SM90_FORWARD(ROW_SM90_BF16)
+	FA_SM90_MASKED(ROW_SM90_MASKED_F16)
+	FA_SM90_MASKED(ROW_SM90_MASKED_BF16)
 	/* clang-format on */
 };
 

@@ -5,12 +5,14 @@
 
 static const struct fa_fake_image images[FA_CUDA_IMAGES] = {
 #define IMAGE(name) [FA_CUDA_IMAGE_##name] = { FA_FAKE_IMAGE_MAGIC, FA_CUDA_IMAGE_##name }
-	IMAGE(SM80_F16), IMAGE(SM80_BF16), IMAGE(SM80_F32), IMAGE(SM90_F16), IMAGE(SM90_BF16),
+	IMAGE(SM80_F16),  IMAGE(SM80_BF16),       IMAGE(SM80_F32),         IMAGE(SM90_F16),
+	IMAGE(SM90_BF16), IMAGE(SM90_MASKED_F16), IMAGE(SM90_MASKED_BF16),
 };
 
 const struct fa_cuda_image_data fa_cuda_images[FA_CUDA_IMAGES] = {
 #define DATA(name) [FA_CUDA_IMAGE_##name] = { &images[FA_CUDA_IMAGE_##name], sizeof(images[0]) }
-	DATA(SM80_F16), DATA(SM80_BF16), DATA(SM80_F32), DATA(SM90_F16), DATA(SM90_BF16),
+	DATA(SM80_F16),  DATA(SM80_BF16),       DATA(SM80_F32),         DATA(SM90_F16),
+	DATA(SM90_BF16), DATA(SM90_MASKED_F16), DATA(SM90_MASKED_BF16),
 };
 
 static const struct fa_fake_image paged_images[FA_CUDA_PAGED_IMAGES] = {

@@ -239,6 +239,16 @@ static inline int __popc(uint32_t x)
 	return __builtin_popcount(x);
 }
 
+static inline int __clz(int x)
+{
+	return x ? __builtin_clz((uint32_t)x) : 32;
+}
+
+static inline int __ffs(int x)
+{
+	return __builtin_ffs(x);
+}
+
 static inline bool __all_sync(uint32_t mask, bool value)
 {
 	return !__any_sync(mask, !value);

@@ -253,10 +253,10 @@ static void prepare(const struct fa_cuda_launch *launch, struct emulated *ret_em
 	};
 	const struct fa_emulated_kernel *kernel = portable[launch->kernel->dtype];
 
-	if (fa_cuda_kernel_is_special(launch->kernel))
-		kernel = special[launch->kernel->dtype];
-	else if (launch->kernel->kind == FA_CUDA_MASKED)
+	if (launch->kernel->kind == FA_CUDA_MASKED)
 		kernel = with_masks[launch->kernel->dtype];
+	else if (fa_cuda_kernel_is_special(launch->kernel))
+		kernel = special[launch->kernel->dtype];
 
 	while (kernel->symbol && strcmp(kernel->symbol, launch->kernel->symbol) != 0)
 		kernel++;

@@ -265,6 +265,7 @@ static void test_masks(void **state)
 	struct fa_cuda_launch launch;
 	char text[256] = "";
 
+	params.scale = 0.125f;
 	params.blocks = (struct fa_attention_blocks){ 128, 64, lists, lists + 4, 4, 1, 2, 3, 5 };
 	params.bits = (struct fa_attention_bits){ words, 94, 6, 7, 8 };
 	params.pattern = (struct fa_attention_pattern){ 32, 1, 2, -3, 4 };
@@ -277,7 +278,10 @@ static void test_masks(void **state)
 		                                        sizeof(text), &launch),
 		                 0);
 		assert_int_equal(launch.kernel->kind, FA_CUDA_MASKED);
-		assert_true(launch.kernel->shared_bytes <= ada.shared_bytes_max);
+		/* Hopper's kernels have head dims to 128. */
+		assert_int_equal(launch.kernel->keys > 0, i < 10 && dims[i / 2 % 5] <= 128);
+		assert_true(launch.kernel->keys > 0 ||
+		            launch.kernel->shared_bytes <= ada.shared_bytes_max);
 		assert_int_equal(fa_cuda_kernel_args_bytes(launch.kernel), sizeof(launch.masked));
 		assert_ptr_equal(mask->offsets, lists);
 		assert_ptr_equal(mask->columns, lists + 4);
@@ -314,13 +318,73 @@ static void test_masks(void **state)
 	            "seqlen_k 524289 has 8193 key blocks of 64, GPU kernels take at most 8192");
 }
 
+static bool is_for_hopper(const struct fa_attention_params *params)
+{
+	const struct fa_cuda_kernel *kernel = fa_cuda_attention_kernel(&hopper, params);
+
+	assert_non_null(kernel);
+	assert_int_equal(kernel->kind, FA_CUDA_MASKED);
+	return kernel->keys > 0;
+}
+
+/* What Hopper's kernels with masks lack takes the portable ones. */
+static void test_hopper(void **state)
+{
+	static const int32_t lists[8];
+	static const uint32_t words[8], lengths[3] = { 0, 1000, 2000 };
+	static const float values[64] = { 1 };
+	struct fa_attention_params params = dense(2, 1000, 3000, 0), other;
+	struct fa_cuda_launch launch;
+	char text[256] = "";
+
+	params.scale = 0.125f;
+	params.blocks = (struct fa_attention_blocks){ 64, 128, lists, lists + 4, 4, 0, 0, 0, 0 };
+	assert_true(is_for_hopper(&params));
+	assert_int_equal(fa_cuda_attention_plan(&hopper, &params, text, sizeof(text), &launch), 0);
+	/* A tile is loaded in halves. */
+	assert_int_equal(launch.maps[FA_CUDA_MAP_K].box[1], 64);
+	assert_int_equal(launch.maps[FA_CUDA_MAP_V].box[1], 64);
+	assert_int_equal(launch.maps[FA_CUDA_MAP_Q].box[1], 64);
+
+	other = params;
+	other.sinks = values;
+	assert_true(is_for_hopper(&other));
+	other.softcap = 30;
+	assert_false(is_for_hopper(&other));
+	other = params;
+	other.alibi_slopes = values;
+	assert_false(is_for_hopper(&other));
+	other = params;
+	other.scale = -1;
+	assert_false(is_for_hopper(&other));
+	other = params;
+	other.cu_seqlens_q = other.cu_seqlens_k = lengths;
+	assert_false(is_for_hopper(&other));
+	other = params;
+	other.q.data = (char *)other.q.data + 2;
+	assert_false(is_for_hopper(&other));
+
+	other = params;
+	other.pattern = (struct fa_attention_pattern){ 16, 1, 2, 0, 0 };
+	other.seqlen_k = 131072;
+	assert_true(is_for_hopper(&other));
+	other.seqlen_k++;
+	assert_false(is_for_hopper(&other));
+	other = params;
+	other.blocks.rows = 0;
+	other.bits = (struct fa_attention_bits){ words, 94, 6, 7, 8 };
+	other.seqlen_k = 64 * 8192;
+	assert_true(is_for_hopper(&other));
+	other.seqlen_k++;
+	assert_false(is_for_hopper(&other));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_random),
-		cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_prefixes),
-		cmocka_unit_test(test_masks),
+		cmocka_unit_test(test_random),   cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_prefixes), cmocka_unit_test(test_masks),
+		cmocka_unit_test(test_hopper),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,7 +11,10 @@
  *               do not see, equally many each; launches yield between blocks of rows only
  *   SCORE_MOD   logits are modified (logits.h)
  *   SOFTCAP     SCORE_MOD with a soft cap always and ALiBi never
- *   SOURCE      where rows and keys come from: dense_source.h, paged_source.h or packed_source.h
+ *   LISTED      the producer says which tiles there are: a tile is two halves of 64 keys
+ *               (masked_source.h); launches yield between blocks of rows only
+ *   SOURCE      where rows and keys come from: dense_source.h, masked_source.h, paged_source.h or
+ *               packed_source.h
  */
 #pragma once
 
@@ -72,6 +75,9 @@ struct fa_sm90_PACKED : fa_sm90_BAND {
 struct fa_sm90_PACKED_RAGGED : fa_sm90_PACKED {
 };
 
+struct fa_sm90_MASKED : fa_sm90_BAND {
+};
+
 struct fa_sm90_dense;
 
 template <class T_, class KIND, int DIM_, int DIM_V_, int GROUPS_, int KEYS_, int STAGES_,
@@ -82,6 +88,7 @@ struct fa_sm90_config {
 	using ARGS = typename SOURCE::ARGS;
 	static constexpr bool BAND = KIND::BAND, WINDOW = KIND::WINDOW, SCORE_MOD = KIND::SCORE_MOD;
 	static constexpr bool SOFTCAP = KIND::SOFTCAP;
+	static constexpr bool LISTED = std::is_same_v<KIND, fa_sm90_MASKED>;
 	static constexpr bool PAGED = SOURCE::PAGED, PACKED = SOURCE::PACKED;
 	/* What fa_sm90_epilogue() returns. */
 	using CHECK = std::conditional_t<PACKED, uint32_t, bool>;
@@ -105,16 +112,17 @@ struct fa_sm90_config {
 	static constexpr bool SKIPS = INDEPENDENT || (WINDOW && STAGES > 2);
 	/* YIELDS: the launch can be preempted (yield.h). Independent groups have no common tile to
 	 * stop at. */
-	static constexpr bool YIELDS = !INDEPENDENT, YIELDS_IN_BLOCK = YIELDS && !WINDOW;
+	static constexpr bool YIELDS = !INDEPENDENT, YIELDS_IN_BLOCK = YIELDS && !WINDOW && !LISTED;
 
 	/* Registers of a thread: at first 65,536 / THREADS, rounded down to a multiple of 8; the
 	 * producer gives some to the consumers. */
-	static constexpr bool LOOKS_UP = PAGED || WINDOW || PACKED;
+	static constexpr bool LOOKS_UP = PAGED || WINDOW || PACKED || LISTED;
 	/* ALiBi is an extra step of Q K^T (alibi.h). */
 	static constexpr bool ALIBI_MMA = SCORE_MOD && !SOFTCAP && !PAGED && DIM == 64;
 	/* The producer reads the next block's descriptor early. */
 	static constexpr bool LOOKAHEAD = PAGED && DIM == 128 && !(PACKED && SOURCE::PLANS);
-	static constexpr bool SINKS = SCORE_MOD || WINDOW || !BAND || SOURCE::BAND_SINKS(DIM, KEYS);
+	static constexpr bool SINKS = SCORE_MOD || WINDOW || !BAND || LISTED ||
+	                              SOURCE::BAND_SINKS(DIM, KEYS);
 	/* The ping-pong barrier's number is in a vector register, and a tile's valid rows are
 	 * computed only to mask it. */
 	static constexpr bool MASK_ON_DEMAND = PAGED && PINGPONG != FA_SM90_PINGPONG_SOFTMAX;
@@ -125,7 +133,7 @@ struct fa_sm90_config {
 	 * loop (docs/kernels.md). */
 	static constexpr bool TUNED = YIELDS && !PAGED && (!SCORE_MOD || SOFTCAP);
 	static constexpr fa_sm90_stop_read STOP_READ = ALIBI_MMA ? FA_SM90_STOP_BEFORE_EXP
-	                                               : !TUNED || GROUPS == 4
+	                                               : !TUNED || GROUPS == 4 || LISTED
 	                                                       ? FA_SM90_STOP_ON_DEMAND
 	                                               : GROUPS == 2 ? FA_SM90_STOP_BEFORE_EXP
 	                                               : WINDOW || (BAND && !FIXED_MAX)
@@ -139,11 +147,13 @@ struct fa_sm90_config {
 	 * moves the wait behind them, but not past SCORE_MOD's code. */
 	static constexpr bool WAITS_LATE = SCORE_MOD || (TUNED && !BAND && !FIXED_MAX);
 	static constexpr int PRODUCER_REGISTERS = GROUPS == 3  ? 32
+	                                          : LISTED     ? 56
 	                                          : !LOOKS_UP  ? 24
 	                                          : GROUPS > 3 ? 32
 	                                                       : 40;
 	static constexpr int CONSUMER_REGISTERS = GROUPS == 4   ? 112
 	                                          : GROUPS == 3 ? 160
+	                                          : LISTED      ? 224
 	                                          : LOOKS_UP    ? 232
 	                                                        : 240;
 	/* Another live register would spill: some state is recomputed per tile. */
@@ -176,6 +186,8 @@ struct fa_sm90_config {
 		uint8_t v[STAGES][V_BYTES];
 		uint8_t alibi_k[ALIBI_MMA ? KV_COLUMN : 0];
 		uint8_t alibi_q[ALIBI_MMA ? Q_COLUMN : 0];
+		uint32_t lists[LISTED ? 2 : 0][3][256];           /* masked_load.h */
+		uint32_t row_lists[LISTED ? GROUPS * 4 : 0][256]; /* masked_sight.h */
 
 		/* mbarriers. FULL: one producer thread arrives with the transaction bytes; the
 		 * tile's consumers wait. EMPTY: lane 0 of each consumer warp arrives; producer
@@ -185,6 +197,12 @@ struct fa_sm90_config {
 		uint64_t q_full[Q_SLOTS], q_empty[Q_SLOTS];
 		uint64_t k_full[STAGES], k_empty[STAGES];
 		uint64_t v_full[STAGES], v_empty[STAGES];
+
+		/* LISTED. Lists of a block of rows: lane 0 of the warp that reads them arrives at
+		 * list_full, lane 0 of the warp that loads tiles at list_empty. */
+		uint64_t list_full[LISTED ? 2 : 0], list_empty[LISTED ? 2 : 0];
+		uint32_t halves[LISTED ? STAGES : 0][2]; /* of K's tile */
+		uint32_t lists_end[LISTED ? 1 : 0];      /* no more lists are wanted */
 
 		/* State of yield.h. */
 		alignas(16) struct fa_cuda_preempt_record record;
@@ -207,6 +225,12 @@ struct fa_sm90_config {
 	static constexpr uint32_t K_EMPTY = offsetof(SHARED, k_empty);
 	static constexpr uint32_t V_FULL = offsetof(SHARED, v_full);
 	static constexpr uint32_t V_EMPTY = offsetof(SHARED, v_empty);
+	static constexpr uint32_t LISTS_AT = offsetof(SHARED, lists);
+	static constexpr uint32_t ROW_LISTS_AT = offsetof(SHARED, row_lists);
+	static constexpr uint32_t LIST_FULL = offsetof(SHARED, list_full);
+	static constexpr uint32_t LIST_EMPTY = offsetof(SHARED, list_empty);
+	static constexpr uint32_t HALVES = offsetof(SHARED, halves);
+	static constexpr uint32_t LISTS_END = offsetof(SHARED, lists_end);
 	static constexpr uint32_t RECORD = offsetof(SHARED, record);
 	static constexpr uint32_t EXITS = offsetof(SHARED, exits);
 	static constexpr uint32_t STATE_SLOT = offsetof(SHARED, state_slot);
@@ -241,7 +265,8 @@ struct fa_sm90_config {
 
 	static constexpr uint32_t SHARED_BYTES = FA_SM90_SHARED_BYTES(DIM, DIM_V, KEYS, STAGES,
 	                                                              Q_SLOTS) +
-	                                         ALIBI_MMA * FA_SM90_ALIBI_BYTES_RICH(DIM, KEYS);
+	                                         ALIBI_MMA * FA_SM90_EXTRA_BYTES_RICH(DIM, KEYS) +
+	                                         LISTED * FA_SM90_LIST_BYTES;
 	static_assert(Q_FULL == SHARED_BYTES - FA_SM90_BARRIER_BYTES &&
 	                      sizeof(SHARED) <= SHARED_BYTES,
 	              "the layout is what the host plans");
@@ -251,6 +276,8 @@ struct fa_sm90_config {
 	static_assert(GROUPS > 1 && 2 * GROUPS < 15,
 	              "ping-pong needs two groups, and 15 named barriers exist");
 	static_assert(Q_SLOTS >= GROUPS, "every group has a Q slot");
+	static_assert(!LISTED || (GROUPS == 2 && KEYS == 128 && YIELDS),
+	              "a tile is two halves, and a block of rows has at most two lists");
 
 	/* WINDOW: tiles that the previous block does not see. */
 	static constexpr int NEW_TILES = (ROWS + KEYS - 1) / KEYS;

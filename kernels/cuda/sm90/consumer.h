@@ -17,6 +17,7 @@
 #include "kernels/cuda/sm90/gemm.h"
 #include "kernels/cuda/sm90/load.h"
 #include "kernels/cuda/sm90/logits.h"
+#include "kernels/cuda/sm90/masked_sight.h"
 #include "kernels/cuda/sm90/overflow.h"
 #include "kernels/cuda/sm90/recompute.h"
 #include "kernels/cuda/sm90/softmax.h"
@@ -70,7 +71,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 	int32_t side = 0;
 	bool any_row_unset; /* a row has no maximum yet */
 	bool resumed = false;
-	uint32_t stop = 0; /* fa_sm90_stop_kind; not 0: no more tiles */
+	uint32_t stop = 0;             /* fa_sm90_stop_kind; not 0: no more tiles */
+	struct fa_sm90_sight<C> sight; /* LISTED */
 
 	const auto arrive = [&](uint32_t barrier) {
 		if (lane == 0)
@@ -129,6 +131,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		first_tile = true;
 		if (C::WINDOW)
 			skip_tail = skip_after;
+		if constexpr (C::LISTED)
+			sight.begin(all, SOURCE::work_of(all, next_block));
 		if constexpr (C::ALIBI_MMA) {
 			alibi_by_mma = fa_sm90_alibi_fits(args, dot_slope);
 			if (alibi_by_mma)
@@ -196,7 +200,13 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			q.advance(C::GROUPS);
 		}
 	};
+	const auto take_tile = [&](void) {
+		if constexpr (C::LISTED)
+			left = !sight.take(shared, k.stage);
+	};
 	const auto partly_seen = [&](void) {
+		if constexpr (C::LISTED)
+			return sight.partly(all, group, end_key);
 		return key + C::KEYS > end_key || (C::PAGED && key < first_key) ||
 		       (C::BAND && (key + C::KEYS - 1 > args.window_right ||
 		                    key < C::GROUP_ROWS - 1 - args.window_left));
@@ -211,6 +221,11 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 
 				fa_sm90_logits<C>(dots, base, args);
 			}
+		}
+		if constexpr (C::LISTED) {
+			if (partly_seen())
+				sight.hide(dots, all, group, end_key);
+			return false;
 		}
 		if (partly_seen()) {
 			/* Recomputed if registers are few. */
@@ -308,6 +323,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 				nonfinite = fa_ld_shared(shared + C::RECORD + 12) &
 				            FA_CUDA_PREEMPT_BROKEN;
 		}
+		if constexpr (C::LISTED)
+			nonfinite = fa_ld_shared(shared + C::RECORD + 12) & FA_CUDA_PREEMPT_BROKEN;
 		if constexpr (C::YIELDS_IN_BLOCK) {
 			const int32_t rest_tiles = (int32_t)fa_ld_shared(shared + C::RECORD + 8);
 			const uint32_t slot = fa_ld_shared(shared + C::RECORD + 12);
@@ -325,6 +342,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 		}
 		wait_q();
 		wait_k();
+		take_tile();
 		if (C::ALIBI_MMA && alibi_by_mma)
 			side = side_of_tile();
 		fa_sm90_issue_dots<C>(dots, q_tile(), k_tile(), shared, group, side);
@@ -357,7 +375,9 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			bool rescales = false;
 			int32_t skip = 0;
 
-			if (C::FIXED_MAX)
+			if constexpr (C::FIXED_MAX && C::LISTED)
+				fa_sm90_prevent_overflow<C>(sums, out, p, all, block, group, sight);
+			else if constexpr (C::FIXED_MAX)
 				fa_sm90_prevent_overflow<C>(sums, out, p, all, block, group, key);
 			scale[0] = scale[1] = 1;
 			if (C::WINDOW && last_tile && skip_tail > 0) {
@@ -386,7 +406,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 					wait_k();
 				k_there = k_there && (!C::INDEPENDENT || skip == 0);
 				wait_q();
-			} else {
+			} else if (!C::LISTED) {
 				key += C::FIRST_TILE_FIRST && first_tile ? left * C::KEYS
 				                                         : -C::KEYS;
 				first_tile = false;
@@ -394,6 +414,7 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			}
 			if (!C::YIELDS && !k_there)
 				wait_k();
+			take_tile();
 			if (C::PINGPONG == FA_SM90_PINGPONG_GEMM)
 				pingpong_wait();
 			if (C::ALIBI_MMA)

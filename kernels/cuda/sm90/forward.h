@@ -17,6 +17,7 @@
 #include "kernels/cuda/sm90/consumer.h"
 #include "kernels/cuda/sm90/dense_source.h"
 #include "kernels/cuda/sm90/load.h"
+#include "kernels/cuda/sm90/masked_load.h"
 #include "kernels/cuda/sm90/yield.h"
 
 #include <stdint.h>
@@ -47,6 +48,13 @@ __device__ __forceinline__ void fa_sm90_forward(const typename C::ARGS &args,
 			fa_mbarrier_init(shared + C::K_EMPTY + 8 * i, C::GROUPS * 4);
 			fa_mbarrier_init(shared + C::V_EMPTY + 8 * i, C::GROUPS * 4);
 		}
+		if constexpr (C::LISTED) {
+			for (int i = 0; i < 2; i++) {
+				fa_mbarrier_init(shared + C::LIST_FULL + 8 * i, 1);
+				fa_mbarrier_init(shared + C::LIST_EMPTY + 8 * i, 1);
+			}
+			fa_st_shared(shared + C::LISTS_END, 0);
+		}
 		fa_mbarrier_init_fence();
 		if (C::YIELDS)
 			fa_sm90_yield_begin<C>(C::SOURCE::attention(args), shared);
@@ -63,8 +71,14 @@ __device__ __forceinline__ void fa_sm90_forward(const typename C::ARGS &args,
 
 	if (warpgroup == 0) {
 		fa_setmaxnreg_dec<C::PRODUCER_REGISTERS>();
-		if (threadIdx.x < (C::PAGED ? 32 * C::SOURCE::loaders(args) : 32))
+		if constexpr (C::LISTED) {
+			if (threadIdx.x < 32)
+				fa_sm90_load_listed<C>(args, maps, shared);
+			else if (threadIdx.x < 64)
+				fa_sm90_read_lists<C>(args, shared);
+		} else if (threadIdx.x < (C::PAGED ? 32 * C::SOURCE::loaders(args) : 32)) {
 			fa_sm90_load<C>(args, maps, shared);
+		}
 	} else {
 		fa_setmaxnreg_inc<C::CONSUMER_REGISTERS>();
 		fa_sm90_compute<C>(args, shared, warpgroup - 1);

@@ -45,19 +45,33 @@
 	X(packed_ragged, PACKED_RAGGED, 128, 128, 2, 128, 2, 4, GEMM, INT32_MAX)                   \
 	X(packed_ragged, PACKED_RAGGED, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)
 
+/* With masks (masked_source.h): blocks of 128 rows, tiles of two halves of 64 keys each. */
+#define FA_SM90_MASKED(X)                                                                          \
+	X(masked, MASKED, 64, 64, 2, 128, 4, 4, SOFTMAX, INT32_MAX)                                \
+	X(masked, MASKED, 128, 128, 2, 128, 2, 4, GEMM, INT32_MAX)
+
+/* Keys of a half, and keys and granules of 16 keys of a sequence at most: of lists and bits, of
+ * patterns. */
+#define FA_SM90_HALF_KEYS 64
+#define FA_SM90_MASKED_HALVES_MAX 8192
+#define FA_SM90_MASKED_GRANULES_MAX 8192
+
 /* Q, STAGES tiles of K and V, and the rest of config.h's SHARED. */
 #define FA_SM90_SHARED_BYTES(dim, dim_v, keys, stages, q_slots)                                    \
 	(2 * ((q_slots)*64 * FA_SM90_WIDTH(dim) +                                                  \
 	      (stages) * (keys) * (FA_SM90_WIDTH(dim) + FA_SM90_WIDTH(dim_v))) +                   \
 	 FA_SM90_BARRIER_BYTES)
-/* Tiles of alibi.h, by kind. */
-#define FA_SM90_ALIBI_BYTES_FULL(dim, keys) 0
-#define FA_SM90_ALIBI_BYTES_BAND(dim, keys) 0
-#define FA_SM90_ALIBI_BYTES_PACKED(dim, keys) 0
-#define FA_SM90_ALIBI_BYTES_PACKED_RAGGED(dim, keys) 0
-#define FA_SM90_ALIBI_BYTES_WINDOW(dim, keys) 0
-#define FA_SM90_ALIBI_BYTES_CAP(dim, keys) 0
-#define FA_SM90_ALIBI_BYTES_RICH(dim, keys) ((dim) == 64 ? 128 * (64 + (keys)) : 0)
+/* Tiles of alibi.h and words of masked_source.h, by kind. */
+#define FA_SM90_EXTRA_BYTES_FULL(dim, keys) 0
+#define FA_SM90_EXTRA_BYTES_BAND(dim, keys) 0
+#define FA_SM90_EXTRA_BYTES_PACKED(dim, keys) 0
+#define FA_SM90_EXTRA_BYTES_PACKED_RAGGED(dim, keys) 0
+#define FA_SM90_EXTRA_BYTES_WINDOW(dim, keys) 0
+#define FA_SM90_EXTRA_BYTES_CAP(dim, keys) 0
+#define FA_SM90_EXTRA_BYTES_MASKED(dim, keys) FA_SM90_LIST_BYTES
+#define FA_SM90_EXTRA_BYTES_RICH(dim, keys) ((dim) == 64 ? 128 * (64 + (keys)) : 0)
+/* Two blocks of rows' words, of two groups and a pattern; words of 8 warps. */
+#define FA_SM90_LIST_BYTES (1024 * (2 * 3 + 8))
 #define FA_SM90_WIDTH(dim) (((dim) + 63) / 64 * 64)
 #define FA_SM90_BARRIER_BYTES 512
 

@@ -14,6 +14,7 @@
 #include "kernels/cuda/ptx/mma.h"
 #include "kernels/cuda/sm90/config.h"
 #include "kernels/cuda/sm90/logits.h"
+#include "kernels/cuda/sm90/masked_sight.h"
 #include "kernels/cuda/sm90/softmax.h"
 
 #include <math.h>
@@ -82,12 +83,32 @@ __device__ __forceinline__ void fa_sm90_few_logits(float (&ret)[4], const typena
 	}
 }
 
-/* Restarts rows whose offset is NaN. @work: its row is the group's first. @tile_key: the tile's
- * first key in the sequence. */
+/* The same for 8 keys of a tile of halves, from its @at-th row on. */
 template <class C>
-__device__ __forceinline__ void
-fa_sm90_start_again(struct fa_sm90_sums &sums, fa_sm90_p<C> &p, const typename C::ARGS &all,
-                    const typename C::SOURCE::WORK &work, int32_t tile_key)
+__device__ __forceinline__ void fa_sm90_few_logits(float (&ret)[4], const typename C::ARGS &all,
+                                                   const typename C::SOURCE::WORK &work,
+                                                   const struct fa_sm90_sight<C> &tile, int32_t at)
+{
+	fa_sm90_few_logits<C>(ret, all, work, tile.key_of(at));
+#pragma unroll
+	for (int r = 0; r < 2; r++) {
+		const uint32_t seen = tile.seen(all, r, threadIdx.x / 128 - 1,
+		                                work.n_k - work.row - work.diagonal) >>
+		                      at / 4;
+
+#pragma unroll
+		for (int e = 0; e < 2; e++)
+			if (!(seen >> e & 1))
+				ret[r * 2 + e] = -INFINITY;
+	}
+}
+
+/* Restarts rows whose offset is NaN. @work: its row is the group's first. @tile: the tile's first key
+ * in the sequence, or its halves. */
+template <class C, class TILE>
+__device__ __forceinline__ void fa_sm90_start_again(struct fa_sm90_sums &sums, fa_sm90_p<C> &p,
+                                                    const typename C::ARGS &all,
+                                                    const typename C::SOURCE::WORK &work, TILE tile)
 {
 	/* The greatest logit; later the offset of a restarted row, or NaN. */
 	float x[2] = { -INFINITY, -INFINITY };
@@ -97,7 +118,10 @@ fa_sm90_start_again(struct fa_sm90_sums &sums, fa_sm90_p<C> &p, const typename C
 		const int32_t chunk = step % (C::KEYS / 8);
 		float logits[4];
 
-		fa_sm90_few_logits<C>(logits, all, work, tile_key + chunk * 8);
+		if constexpr (C::LISTED)
+			fa_sm90_few_logits<C>(logits, all, work, tile, chunk * 8);
+		else
+			fa_sm90_few_logits<C>(logits, all, work, tile + chunk * 8);
 #pragma unroll
 		for (int r = 0; r < 2; r++) {
 			if (step < C::KEYS / 8) {
@@ -126,12 +150,12 @@ fa_sm90_start_again(struct fa_sm90_sums &sums, fa_sm90_p<C> &p, const typename C
 }
 
 /* Keeps the warp's rows finite. @out: their O without this tile, @p: this tile's P. @key: the
- * tile's first key, relative to the group's first row if BAND. */
-template <class C>
+ * tile's first key, relative to the group's first row if BAND, or its halves. */
+template <class C, class KEY>
 __device__ __forceinline__ void
 fa_sm90_prevent_overflow(struct fa_sm90_sums &sums, fa_sm90_out_rows<C> &out, fa_sm90_p<C> &p,
                          const typename C::ARGS &all, const typename C::SOURCE::BLOCK &block,
-                         uint32_t group, int32_t key)
+                         uint32_t group, KEY key)
 {
 	if (!__any_sync(~0u, sums.sum[0] > C::SUM_HIGH || sums.sum[1] > C::SUM_HIGH))
 		return;
@@ -170,7 +194,10 @@ fa_sm90_prevent_overflow(struct fa_sm90_sums &sums, fa_sm90_out_rows<C> &out, fa
 	if (__any_sync(~0u, isnan(sums.offset[0]) || isnan(sums.offset[1]))) {
 		const auto work = C::SOURCE::template find<C>(all, block, group);
 
-		fa_sm90_start_again<C>(sums, p, all, work,
-		                       C::BAND ? key + C::SOURCE::origin(work) : key);
+		if constexpr (C::LISTED)
+			fa_sm90_start_again<C>(sums, p, all, work, key);
+		else
+			fa_sm90_start_again<C>(sums, p, all, work,
+			                       C::BAND ? key + C::SOURCE::origin(work) : key);
 	}
 }

@@ -13,6 +13,7 @@
 #include "kernels/cuda/sm90/config.h"
 #include "kernels/cuda/sm90/epilogue.h"
 #include "kernels/cuda/sm90/logits.h"
+#include "kernels/cuda/sm90/masked_sight.h"
 #include "kernels/cuda/sm90/tile_range.h"
 
 #include <float.h>
@@ -116,27 +117,40 @@ __device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &al
 	const float slope = C::SCORE_MOD ? fa_sm90_alibi_slope(args, work.head) : 0;
 	/* P V of finite values is finite, as in common/warp_softmax.h. */
 	constexpr float exponent = fa_warp_exponent<struct fa_bf16>();
+	fa_sm90_row_sight<C> sight; /* LISTED */
 	float q[count], out[count_v], offset = FLT_MAX, sum = 0;
 
 	fa_sm90_load_elements<T>(q,
 	                         fa_work_base(args.q, work.sequence, work.first_q, work.head) +
 	                                 row * args.q.stride_token,
 	                         args.head_dim);
+	if constexpr (C::LISTED)
+		sight.begin(all, work, row);
 #pragma unroll
 	for (int i = 0; i < count_v; i++)
 		out[i] = 0;
 #pragma unroll 1
 	for (; key < end; key += keys) {
+		if constexpr (C::LISTED) {
+			if (!sight.listed(key)) {
+				key = sight.block_end(key) - keys;
+				continue;
+			}
+		}
+
 		float dots[keys], values[keys][count_v], lower = offset, scale;
 		uint32_t sure = 0;
 
 #pragma unroll
 		for (int j = 0; j < keys; j++) {
-			const bool seen = key + j < end;
+			bool seen = key + j < end;
 			float elements[count];
 
 			/* Keys past the end are neither loaded nor looked up. */
 			const int32_t at = min(key + j, end - 1);
+
+			if constexpr (C::LISTED)
+				seen = seen && sight.sees(at);
 
 			fa_sm90_load_elements<T>(elements, C::SOURCE::k_row(all, work, at),
 			                         seen ? args.head_dim : 0);
@@ -158,6 +172,9 @@ __device__ __forceinline__ void fa_sm90_recompute_row(const typename C::ARGS &al
 			                  ? fa_sm90_logit(dots[j], args, slope, key + j - position)
 			                  : dots[j] * args.scale_log2;
 			dots[j] = key + j < end ? dots[j] : -INFINITY;
+			if constexpr (C::LISTED)
+				dots[j] = key + j < end && sight.sees(key + j) ? dots[j]
+				                                               : -INFINITY;
 			lower = fminf(lower, exponent - dots[j]);
 		}
 		scale = fa_ex2(lower - offset);
