@@ -92,6 +92,13 @@ static void test_seals(void **state)
 	expect_refused(fd, 4096, -EINVAL, "F_SEAL_SHRINK");
 }
 
+/* Vulkan drivers that pin pages for writing cannot import what others may write and the daemon may not. */
+static bool is_refused_by_driver(void)
+{
+	return raw.message.type == FA_WIRE_REPLY && raw.message.reply.status == -ENOTSUP &&
+	       strstr(raw.message.reply.text.text, "this Vulkan driver cannot import");
+}
+
 static void test_write_sealed(void **state)
 {
 	static const int seals[] = { F_SEAL_WRITE, F_SEAL_FUTURE_WRITE };
@@ -106,6 +113,10 @@ static void test_write_sealed(void **state)
 		fa_raw_call_expect(&raw, &message, &fd, 1, -EINVAL, "READ_ONLY");
 		message.buffer_register.flags = FA_WIRE_BUFFER_READ_ONLY;
 		fa_raw_call(&raw, &message, &fd, 1);
+		if (seals[i] == F_SEAL_FUTURE_WRITE && is_refused_by_driver()) {
+			close(fd);
+			continue;
+		}
 		fa_check_eq(raw.message.type, FA_WIRE_BUFFER_REPLY);
 
 		fa_case_plan(&attention);
@@ -139,7 +150,8 @@ static void test_read_only_descriptor(void **state)
 	fa_raw_call_expect(&raw, &message, &readable, 1, -EACCES, "for writing");
 	message.buffer_register.flags = FA_WIRE_BUFFER_READ_ONLY;
 	fa_raw_call(&raw, &message, &readable, 1);
-	fa_check_eq(raw.message.type, FA_WIRE_BUFFER_REPLY);
+	if (!is_refused_by_driver())
+		fa_check_eq(raw.message.type, FA_WIRE_BUFFER_REPLY);
 	close(readable);
 }
 
