@@ -152,9 +152,12 @@ def test_latents(client):
     second = fad.FadCache(model, client, name="latents")
     assert second.attach(ids) == 32
     assert agree(expected, generate(model, ids, cache=second, n=8), 1) == 0
-    compiled = torch.compile(model.forward, backend="eager", fullgraph=True)
-    with pytest.raises(Exception, match="multi-head latent attention"):
-        compiled(ids, past_key_values=fad.FadCache(model, client))
+    plain, model.forward = model.forward, torch.compile(model.forward, backend="eager",
+                                                        fullgraph=True)
+    third = fad.FadCache(model, client)
+    assert agree(expected, generate(model, ids, cache=third, n=8), 1) == 0
+    assert third._cache.v_in_k and third.tokens == ids.shape[1] + 7
+    model.forward = plain
     first._cache.remove()
     model.config.index_topk = 16
     with pytest.raises(NotImplementedError, match="indexer"):
@@ -230,6 +233,7 @@ def test_assistant_model(client):
 
 @pytest.mark.parametrize("family,backend", [
     ("llama", "aot_eager"), *([("llama4", "aot_eager"), ("gemma2", "aot_eager"), ("gpt_oss", "aot_eager"),
+                               ("deepseek_v3", "aot_eager"),
                                ("llama", "inductor")] if FULL else [])])
 def test_compiled(client, family, backend):
     """A pass is one graph: with a FadCache, whichever, and without."""

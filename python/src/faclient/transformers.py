@@ -149,9 +149,11 @@ _numbers = itertools.count(1)
 
 
 class _Traced:
-    """The layer whose keys the cache was given last, while torch.compile traces a model."""
+    """The layer whose keys the cache was given last, while torch.compile traces a model. With MLA
+    also the latents and rotated keys."""
 
     layer: _Layer | None = None
+    latents: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 _traced = _Traced()
@@ -209,6 +211,8 @@ class _Layer(CacheLayerMixin):
     def update(self, key_states, value_states, *args, **kwargs):
         if torch.compiler.is_compiling():
             _traced.layer = self
+            if self.cache._mla is not None:
+                _traced.latents = key_states, value_states
             return key_states, value_states
         return self.cache._tag(self.index, key_states, value_states)
 
@@ -660,15 +664,16 @@ def _like_output(query, value):
     return query.new_empty((batch, width, heads, value.shape[3]))
 
 
-def _attend_latents(module, query, cache, index, latent, rotated, mask, options):
+def _attend_latents(module, query, latent, rotated, attend):
     """MLA in its absorbed form: the cache has latents, of one head, and their front is V. Queries
-    are multiplied by what would expand keys, and results by what would expand values."""
+    are multiplied by what would expand keys, and results by what would expand values. @attend
+    gets query, key and value."""
     heads, nope = query.shape[1], module.qk_nope_head_dim
     weights = module.kv_b_proj.weight.view(heads, -1, latent.shape[-1])
     parts = torch.split(query, [nope, query.shape[-1] - nope], dim=-1)
     query = torch.cat([parts[0] @ weights[:, :nope], parts[1]], dim=-1)
     key = torch.cat([latent, rotated], dim=-1)
-    out = cache._attend(index, query, key, latent, mask, options)
+    out = attend(query, key, latent)
     return (out.transpose(1, 2) @ weights[:, nope:].transpose(1, 2)).transpose(1, 2)
 
 
@@ -709,20 +714,27 @@ def attention_forward(module: torch.nn.Module, query: torch.Tensor, key: torch.T
             raise NotImplementedError("a layer uses another one's keys and values, which fad's "
                                       "attention does not follow under torch.compile")
         layer, _traced.layer = _traced.layer, None
-        if layer is not None and layer.cache._mla is not None:
-            raise NotImplementedError("FadCache keeps the latents of multi-head latent attention, "
-                                      "which is not supported under torch.compile")
         left, right = window or (-1, -1)
-        rest = (query, key, value, attention_mask, causal, scaling or 0.0, left, right,
-                softcap or 0.0, s_aux, _chunk_of(module))
+        rest = (attention_mask, causal, scaling or 0.0, left, right, softcap or 0.0, s_aux,
+                _chunk_of(module))
         if layer is None:
-            return torch.ops.faclient.masked_attention(*rest), None
-        return torch.ops.faclient.cached_attention(layer.cache._state, layer.index, *rest), None
+            return torch.ops.faclient.masked_attention(query, key, value, *rest), None
+
+        def attend(query, key, value):
+            return torch.ops.faclient.cached_attention(layer.cache._state, layer.index, query, key,
+                                                       value, *rest)
+
+        latents, _traced.latents = _traced.latents, None
+        if latents is not None:
+            return _attend_latents(module, query, *latents, attend), None
+        return attend(query, key, value), None
     options = {"causal": causal, "scale": scaling, "softcap": softcap or 0.0, "sinks": s_aux,
                "window": window, "chunk_tokens": _chunk_of(module)}
     latents = _Latents.take(module)
     if latents is not None:
-        return _attend_latents(module, query, *latents, attention_mask, options), None
+        cache, index, *latents = latents
+        return _attend_latents(module, query, *latents, lambda *tensors: cache._attend(
+            index, *tensors, attention_mask, options)), None
     tag = getattr(key, "_fad", None)
     if tag is None:
         return _plain(query, key, value, attention_mask, options), None
