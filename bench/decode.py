@@ -14,7 +14,7 @@ Rows of codes have a scale for each token (bf16-e4m3, bf16-int8) or for each hea
 peers have one scale for all of K and V. Besides those of the peers' files ratios are of
 
   bare     a read of the pages, and nothing else
-  bf16     for codes: our own kernel over bf16 pages
+  bf16     for codes, and pages of fp16: our own kernel over bf16 pages
   torch    PyTorch's attention over tensors instead of pages (one new token)
   best     the fastest peer; not bare, and not our own kernel
 
@@ -46,7 +46,7 @@ LATENT_DIMS = "576.512"  # of MLA: K's and V's
 STORES = {"bf16": 0, "e4m3": 1, "int8": 2}
 CODE_MAX = {"e4m3": 448.0, "int8": 127.0}
 # The largest error allowed, as a part of the row's length (its norm).
-LIMITS = {"bf16": 0.02, "e4m3": 0.12, "int8": 0.05}
+LIMITS = {"bf16": 0.02, "f16": 0.02, "e4m3": 0.12, "int8": 0.05}
 PIECE_BYTES = 16384
 FA_PAGED_ATTEND, FA_PAGED_APPEND, FA_PAGED_ATTEND_OWN = 0, 1, 7
 
@@ -331,6 +331,7 @@ class LatentCell(Cell):
         self.choose("bf16")
 
     def choose(self, store):
+        """Peers have pages of bf16 only."""
         self.store, self.k_scale, self.v_scale = store, 1.0, 1.0
 
     def keys(self, b, kv_head):
@@ -349,6 +350,7 @@ class Ours:
 
     def __init__(self, gpu, cell, store, head_scales=False):
         self.cell, self.gpu, self.kept = cell, gpu, []
+        self.q, self.out = cell.q, cell.out
         rows = cell.kv_heads * cell.page
         of_row = DIM * 2 if store == "bf16" else DIM + (0 if head_scales else 4)
         part = (rows * of_row + 127) // 128 * 128
@@ -374,7 +376,7 @@ class Ours:
         cell, gpu = self.cell, self.gpu
         self.launch = gpu.plan(Request(op=FA_PAGED_ATTEND, attention=Attention(
             cache=ctypes.pointer(self.cache), step=ctypes.pointer(self.step(cell.n_new)),
-            heads=cell.heads, q=tensor(cell.q.flatten(0, 1)), out=tensor(cell.out.flatten(0, 1)),
+            heads=cell.heads, q=tensor(self.q.flatten(0, 1)), out=tensor(self.out.flatten(0, 1)),
             scale=cell.scale, causal=True, window_left=-1, window_right=-1)))
         torch.cuda.synchronize()
 
@@ -392,7 +394,7 @@ class Ours:
 
     def __call__(self, _):
         self.launch()
-        return self.cell.out
+        return self.out
 
     def bare(self):
         """Returns a launch that reads the pages in the order of the sequences."""
@@ -407,16 +409,40 @@ class Ours:
 
 
 class LatentOurs(Ours):
-    """A pool of one KV head has the layout of the peers' pages: it is their memory."""
+    """Pages of bf16 are the peers' memory: a pool of one KV head has their layout."""
 
-    def __init__(self, gpu, cell):
+    def __init__(self, gpu, cell, store="bf16", head_scales=False):
         self.cell, self.gpu, self.kept, self.pool = cell, gpu, [], cell.k
-        self.page_bytes = cell.page * cell.dim * 2
-        self.cache = Cache(pool=cell.k.data_ptr(), dtype=race.BF16, layers=1, kv_heads=1,
-                           head_dim=cell.dim, head_dim_v=cell.dim_v, page_tokens=cell.page,
-                           v_offset=0, store=STORES["bf16"])
+        self.q, self.out = cell.q, cell.out
+        self.cache = Cache(dtype=race.BF16, layers=1, kv_heads=1, head_dim=cell.dim,
+                           head_dim_v=cell.dim_v, page_tokens=cell.page, v_offset=0,
+                           store=STORES["bf16"])
+        if store == "f16":
+            self.cache.dtype = race.F16
+            self.pool, self.q, self.out = (x.half() for x in (cell.k, cell.q, cell.out))
+        elif store != "bf16":
+            self.pool = self.quantise(cell.k, store, head_scales)
+        self.page_bytes = self.pool[0].nbytes
+        self.cache.pool = self.pool.data_ptr()
         self.slots = (cell.table.flatten() * (self.page_bytes // 256)).contiguous()
         self.attend()
+
+    def quantise(self, k, store, head_scales):
+        """Returns pages of codes, and of each token's scale if there is none for the head."""
+        self.cache.store = STORES[store]
+        parts = []
+        most = float(k.abs().amax())
+        if head_scales:
+            self.kept.append((ctypes.c_float * 1)(most / CODE_MAX[store]))
+            self.cache.k_scales = ctypes.addressof(self.kept[-1])
+        for x in k.squeeze(2).split(4096):
+            scales = torch.full_like(x[..., 0], most / CODE_MAX[store], dtype=torch.float) \
+                if head_scales else x.abs().amax(-1).float() / CODE_MAX[store]
+            codes = (x.float() / scales[..., None]).to(torch.float8_e4m3fn)
+            codes = codes.view(torch.uint8).flatten(1)
+            parts.append(codes if head_scales else
+                         torch.cat([codes, scales.view(torch.uint8).flatten(1)], 1))
+        return torch.cat(parts)
 
 
 class Own:
@@ -484,9 +510,12 @@ def rows_of(name, samples, device, commit):
 def race_store(gpu, cell, store, plain, peers, args):
     """Races the kernels over one kind of pages. Yields (type, samples of contestants)."""
     cell.choose(store)
-    type_ = "bf16" if store == "bf16" else f"bf16-{store}"
+    type_ = store if store in ("bf16", "f16") else f"bf16-{store}"
+    of = LatentOurs if args.mla else Ours
     ours = {"fad": plain} if store == "bf16" else \
-        {"fad": Ours(gpu, cell, store), "heads": Ours(gpu, cell, store, True)}
+        {"fad": of(gpu, cell, store), "heads": of(gpu, cell, store, True)}
+    if store == "f16":
+        del ours["heads"]
     for kernel in ours.values():
         cell.check(kernel, store)
     contestants = ours if args.own else {**ours, "bare": ours["fad"].bare()}
@@ -546,7 +575,8 @@ def main():
     parser.add_argument("--peers", action="append", default=[], metavar="FILE.py")
     parser.add_argument("--own", action="store_true", help="our kernels read the peers' pages")
     parser.add_argument("--mla", action="store_true")
-    parser.add_argument("--stores", default=",".join(STORES))
+    parser.add_argument("--stores", metavar="STORE,...",
+                        help="bf16, e4m3, int8 (without --own); with --mla bf16, f16, e4m3")
     parser.add_argument("--cells", metavar="TEXT,...",
                         help="only cells with one of these in b..-c..-h..-d..-p..-q..")
     parser.add_argument("--skip", metavar="NAME,...", help="no contestants whose names begin so")
@@ -567,8 +597,8 @@ def main():
     machine = f"{device}, torch {torch.__version__}, cuDNN {cudnn}"
     print(machine)
     results, failed = [], False
-    if args.own or args.mla:
-        args.stores = "bf16"
+    args.stores = args.stores or ("bf16" if args.own else "bf16,f16,e4m3" if args.mla else
+                                  ",".join(STORES))
     for shape in shapes:
         if time.monotonic() > end:
             print(f"no time is left for {shape} and what follows", flush=True)
