@@ -284,8 +284,8 @@ void paged_gpu_launch_append(struct paged_gpu *gpu, const struct paged_gpu_plan 
 			run_yielding(gpu, &launches[i], plan, &mapped, kernel->symbol,
 			             fa_emulated_find(kernel)->run);
 			check_recomputed(&launches[i], plan);
-			gpu->n_mapped++;
 		}
+		gpu->n_mapped += kernel->keys || kernel->maps;
 	}
 }
 
