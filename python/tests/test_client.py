@@ -1,7 +1,9 @@
 """Connections, memory and attention."""
+import copy
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
@@ -199,6 +201,37 @@ def test_fork(client):
     child.join(60)
     assert child.exitcode == 0
     client.ping()
+
+
+def spawned(socket, connection):
+    with faclient.connect(socket) as own:
+        connection.send(own.attention(*tensors()).sum())
+
+
+def test_spawn(client):
+    """A program started anew opens its own connection, and gets none by pickling."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    with pytest.raises(TypeError, match="belongs to this process's connection"):
+        context.Process(target=in_child, args=(client, there)).start()
+    child = context.Process(target=spawned, args=(client.socket, there))
+    child.start()
+    assert here.poll(60)
+    assert np.isclose(here.recv(), client.attention(*tensors()).sum())
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_copies(client):
+    """A copy would use what the original frees."""
+    cache = client.cache(layers=1, kv_heads=1, head_dim=16, dtype="float32")
+    sequence = cache.sequence()
+    with cache.step({sequence: 1}) as step:
+        for x in (client, cache, sequence, step):
+            for act in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match="neither copied nor pickled"):
+                    act(x)
+        step.attend(0, None, np.zeros((1, 1, 16), np.float32), np.zeros((1, 1, 16), np.float32))
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
 """The library's module, and how its results become exceptions."""
+from typing import Any
+
 from ._faclient import ffi, lib
 
 from . import errors
@@ -27,3 +29,12 @@ def new(kind: str, **fields):
 def string(text):
     """A C string, or NULL for None. The caller keeps it alive."""
     return ffi.NULL if text is None else ffi.new("char[]", text.encode())
+
+
+class Unique:
+    """An object of this process's connection. A copy would outlive what the original frees."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"a {type(self).__name__} belongs to this process's connection, and can be neither "
+                        "copied nor pickled; open it again where it is needed, by connect(), by the cache's or "
+                        "sequence's name, or by fork()")

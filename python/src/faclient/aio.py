@@ -18,13 +18,13 @@ from typing import Any
 
 from . import client as _client
 from . import kv as _kv
-from ._lib import check, ffi, lib
+from ._lib import Unique, check, ffi, lib
 from ._pages import attend_pages
 
 _FOREVER = 2**64 - 1
 
 
-class Client:
+class Client(Unique):
     """A connection whose requests are awaited. `sync` is the same connection with blocking calls,
     for caches and sequences."""
 
@@ -120,7 +120,7 @@ class Client:
         return Step(self, cache.step(items, **options))
 
 
-class Step:
+class Step(Unique):
     """A step whose requests are awaited. Leaving it commits, an exception aborts."""
 
     client: Client

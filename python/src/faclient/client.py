@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._cuda import Gate, Ranges
-from ._lib import check, ffi, lib, new, string
+from ._lib import Unique, check, ffi, lib, new, string
 from ._masks import Blocks, Pattern, mask_operands, set_pattern
 from ._memory import (PAGES_DTYPES, Buffers, Operand, as_operand, device_of, dtype_name, is_torch,
                       placed, run_cuda)
@@ -70,7 +70,7 @@ def connect(socket: str | None = None, *, spawn: bool = False, private: bool = F
     return Client(out[0])
 
 
-class Client:
+class Client(Unique):
     """A connection. Any number of threads may use it. A context manager."""
 
     def __init__(self, handle: Any) -> None:

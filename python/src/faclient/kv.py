@@ -11,7 +11,7 @@ import numpy as np
 
 from . import errors
 from ._cuda import Known, Pending
-from ._lib import check, ffi, lib, new, string
+from ._lib import Unique, check, ffi, lib, new, string
 from ._masks import Pattern, set_pattern
 from ._memory import (DTYPES, Operand, as_operand, device_of, dtype_name, grad_enabled, is_torch,
                       placed, run_cuda)
@@ -28,7 +28,7 @@ def _fields(struct, kind):
             if field not in ("size", "reserved")}
 
 
-class Cache:
+class Cache(Unique):
     """Pages of keys and values of one model's layers, in the daemon. Without a name it ends with
     this object and its sequences'."""
 
@@ -161,7 +161,7 @@ def _prefix(tokens, extra, shared):
     return prefix, (array, data)
 
 
-class Sequence:
+class Sequence(Unique):
     """A sequence of tokens in a cache."""
 
     client: Client
@@ -382,7 +382,7 @@ def _form(cache, q, k_new, v_new, out, causal, window, scale, softcap, sinks, ch
     return tuple(form)
 
 
-class Step:
+class Step(Unique):
     """One pass over new tokens of some sequences."""
 
     cache: Cache

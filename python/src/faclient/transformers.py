@@ -255,6 +255,7 @@ class FadCache(_Cache):
     identity: bytes       #: fingerprint(model)
     device: torch.device
     tokens: int           #: of the longest row, with padding
+    checkpoint_tokens: int  #: between states that are kept; 0: a model without linear layers
 
     def __init__(self, model: Any, client: Client | None = None, name: str | None = None, *,
                  ttl: float = 86400.0, shared: bool = False, page_tokens: int = 16,
