@@ -4,11 +4,13 @@ Times decode over pages against other kernels in one process, in the boost state
 few new tokens of each sequence attend to many tokens, over pages of bf16 and of 8-bit codes. A
 row's value is our time in us; its ratio is a peer's time over ours.
 
-    bench/decode.py --library LIBFAGPU.SO [--own | --mla] [--peers FILE.py]... [--json FILE] [--seconds N]
+    bench/decode.py --library LIBFAGPU.SO [--own | --mla | --mla-plain] [--peers FILE.py]... [--json FILE]
+        [--seconds N]
 
 With --own our kernels read the peers' pages, NHD, with block table and lengths on the GPU, instead of
 pages of our pool; pages have 1 to 64 tokens, and rows are named own-race. --mla races MLA in absorbed
 form: head dims 576 and 512, one KV head, V is the front of K; our pool's pages are the peers'.
+--mla-plain races its plain form, head dims 192 and 128, in prefill and extends.
 
 Rows of codes have a scale for each token (bf16-e4m3, bf16-int8) or for each head (-heads). Their
 peers have one scale for all of K and V. Besides those of the peers' files ratios are of
@@ -85,6 +87,13 @@ MLA_GRID = (
     (16, 1, 64, 2, MLA_SIZES[:4]),
     (128, 1, 16, 1, MLA_SIZES[:4]),
 )
+
+# With --mla-plain.
+PLAIN_DIMS = "192.128"
+PLAIN_GRID = tuple((heads, heads, 64, n_new, ((1, context),))
+                   for context, n_new in ((4096, 4096), (8192, 512), (8192, 2048), (32768, 64),
+                                          (32768, 512))
+                   for heads in (16, 128))
 
 
 class Cache(ctypes.Structure):
@@ -240,20 +249,22 @@ class Cell:
     table         [batch, pages of a sequence]; lengths: [batch], new tokens included; int32
     scale         of q . k. Masks are causal: the last new token sees all.
     """
+    dim, dim_v = DIM, DIM
 
     def __init__(self, batch, context, heads, kv_heads, page, n_new):
         self.batch, self.context, self.heads, self.kv_heads = batch, context, heads, kv_heads
-        self.page, self.n_new, self.dim, self.scale = page, n_new, DIM, DIM ** -0.5
+        self.page, self.n_new, self.scale = page, n_new, self.dim ** -0.5
         self.pages = batch * context // page
-        self.shape = shape_name(batch, context, heads, kv_heads, page, n_new)
+        dims = self.dim if self.dim == self.dim_v else f"{self.dim}.{self.dim_v}"
+        self.shape = shape_name(batch, context, heads, kv_heads, page, n_new, dims)
         self.table = torch.randperm(self.pages, device="cuda").int().view(batch, -1)
         self.lengths = torch.full((batch,), context, device="cuda", dtype=torch.int32)
         random = lambda *shape: torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-        self.q = random(batch, n_new, heads, DIM)
-        self.plain = [random(self.pages, page, kv_heads, DIM) for _ in range(2)]
-        self.dense_k, self.dense_v = (x[self.table.flatten().long()].view(batch, context, kv_heads, DIM)
-                                      for x in self.plain)
-        self.out = torch.empty_like(self.q)
+        self.q = random(batch, n_new, heads, self.dim)
+        self.plain = [random(self.pages, page, kv_heads, dim) for dim in (self.dim, self.dim_v)]
+        self.dense_k, self.dense_v = (
+            x[self.table.flatten().long()].view(batch, context, kv_heads, -1) for x in self.plain)
+        self.out = torch.empty_like(self.q[..., :self.dim_v])
         self.choose("bf16")
 
     def choose(self, store):
@@ -344,6 +355,11 @@ class LatentCell(Cell):
         return {}
 
 
+class PlainCell(Cell):
+    """A cell of MLA in plain form. dim_v: columns of v."""
+    dim, dim_v = 192, 128
+
+
 class Ours:
     """Our own pool with the tokens of a cell. With @head_scales codes have a scale for each head,
     else one for each token."""
@@ -352,12 +368,13 @@ class Ours:
         self.cell, self.gpu, self.kept = cell, gpu, []
         self.q, self.out = cell.q, cell.out
         rows = cell.kv_heads * cell.page
-        of_row = DIM * 2 if store == "bf16" else DIM + (0 if head_scales else 4)
-        part = (rows * of_row + 127) // 128 * 128
-        self.page_bytes = 2 * part
+        of_rows = [dim * 2 if store == "bf16" else dim + (0 if head_scales else 4)
+                   for dim in (cell.dim, cell.dim_v)]
+        part, part_v = ((rows * of_row + 127) // 128 * 128 for of_row in of_rows)
+        self.page_bytes = part + part_v
         self.pool = torch.empty(cell.pages * self.page_bytes, device="cuda", dtype=torch.uint8)
         self.cache = Cache(pool=self.pool.data_ptr(), dtype=race.BF16, layers=1,
-                           kv_heads=cell.kv_heads, head_dim=DIM, head_dim_v=DIM,
+                           kv_heads=cell.kv_heads, head_dim=cell.dim, head_dim_v=cell.dim_v,
                            page_tokens=cell.page, v_offset=part, store=STORES[store])
         if head_scales:
             for name, x in zip(("k_scales", "v_scales"), cell.plain):
@@ -575,8 +592,9 @@ def main():
     parser.add_argument("--peers", action="append", default=[], metavar="FILE.py")
     parser.add_argument("--own", action="store_true", help="our kernels read the peers' pages")
     parser.add_argument("--mla", action="store_true")
+    parser.add_argument("--mla-plain", action="store_true")
     parser.add_argument("--stores", metavar="STORE,...",
-                        help="bf16, e4m3, int8 (without --own); with --mla bf16, f16, e4m3")
+                        help="bf16, e4m3, int8 (bf16 with --own and --mla-plain); with --mla bf16, f16, e4m3")
     parser.add_argument("--cells", metavar="TEXT,...",
                         help="only cells with one of these in b..-c..-h..-d..-p..-q..")
     parser.add_argument("--skip", metavar="NAME,...", help="no contestants whose names begin so")
@@ -589,6 +607,8 @@ def main():
     kind, cell_of, ours_of, grid, dims = \
         ("own-race", Cell, Own, OWN_GRID, DIM) if args.own else \
         ("mla-race", LatentCell, LatentOurs, MLA_GRID, LATENT_DIMS) if args.mla else \
+        ("mla-plain", PlainCell, lambda gpu, cell: Ours(gpu, cell, "bf16"), PLAIN_GRID,
+         PLAIN_DIMS) if args.mla_plain else \
         ("decode-race", Cell, lambda gpu, cell: Ours(gpu, cell, "bf16"), GRID, DIM)
     shapes = cells(args.cells, grid, dims)
     gpu = Gpu(args.library)
@@ -597,8 +617,8 @@ def main():
     machine = f"{device}, torch {torch.__version__}, cuDNN {cudnn}"
     print(machine)
     results, failed = [], False
-    args.stores = args.stores or ("bf16" if args.own else "bf16,f16,e4m3" if args.mla else
-                                  ",".join(STORES))
+    args.stores = args.stores or ("bf16" if args.own or args.mla_plain else
+                                  "bf16,f16,e4m3" if args.mla else ",".join(STORES))
     for shape in shapes:
         if time.monotonic() > end:
             print(f"no time is left for {shape} and what follows", flush=True)

@@ -164,8 +164,8 @@ class Cell:
     SOFTCAP = 5.0  # So low that it changes logits of random inputs.
 
     def __init__(self, dtype, dim, seqlen, mask, heads=None, kv_heads=None, tokens=16384,
-                 width=2048, like=None, data="random"):
-        """@like: a cell of the same sizes, to have its inputs."""
+                 width=2048, like=None, data="random", dim_v=None):
+        """@like: a cell of the same sizes, to have its inputs. @dim_v: of V, if not @dim."""
         code, torch_dtype = DTYPES[dtype]
         window, feature = MASK.fullmatch(mask).group("window", "feature")
         shape = f"h{heads}.{kv_heads or heads}-d{dim}" if heads else f"d{dim}"
@@ -177,6 +177,7 @@ class Cell:
         heads = heads or width // dim
         kv_heads = kv_heads or heads
         self.dtype, self.dim, self.seqlen, self.mask = dtype, dim, seqlen, mask
+        self.dim_v = dim_v or dim
         self.heads, self.kv_heads = heads, kv_heads
         self.causal = not mask.startswith("full")
         self.window = (int(window) - 1, 0) if window else None
@@ -186,15 +187,17 @@ class Cell:
             self.alibi = torch.tensor([2 ** (-8 * (head + 1) / heads) for head in range(heads)],
                                       device="cuda", dtype=torch.float32)
         self.scale = dim ** -0.5
-        make = lambda heads: torch.randn((batch, seqlen, heads, dim), device="cuda",
-                                         dtype=torch_dtype).transpose(1, 2)
-        self.sets = like.sets if like else [(make(heads), make(kv_heads), make(kv_heads))
+        make = lambda heads, dim: torch.randn((batch, seqlen, heads, dim), device="cuda",
+                                              dtype=torch_dtype).transpose(1, 2)
+        self.sets = like.sets if like else [(make(heads, dim), make(kv_heads, dim),
+                                             make(kv_heads, self.dim_v))
                                             for _ in range(self.SETS)]
         if not like:
             self.shape_data()
-        self.out = like.out if like else make(heads)
+        self.out = like.out if like else make(heads, self.dim_v)
         self.params = [Params(dtype=code, batch=batch, heads=heads, kv_heads=kv_heads,
-                              head_dim=dim, head_dim_v=dim, seqlen_q=seqlen, seqlen_k=seqlen,
+                              head_dim=dim, head_dim_v=self.dim_v, seqlen_q=seqlen,
+                              seqlen_k=seqlen,
                               q=view(q), k=view(k), v=view(v), out=view(self.out),
                               scale=self.scale, softcap=self.softcap, causal=self.causal,
                               window_left=self.window[0] if window else -1,
@@ -203,7 +206,7 @@ class Cell:
                        for q, k, v in self.sets]
         seen = min(int(window or seqlen), seqlen)
         pairs = seen * (seen + 1) // 2 + (seqlen - seen) * seen if self.causal else seqlen * seqlen
-        self.flops = 4 * pairs * dim * heads * batch
+        self.flops = 2 * pairs * (dim + self.dim_v) * heads * batch
 
     def shape_data(self):
         """Makes random inputs those of self.data."""

@@ -10,6 +10,7 @@ tokens behind many keys. A row's value is our time in us; its ratio is a peer's 
   ragged   about 16,384 tokens in sequences of unequal lengths, drawn from a log-normal or a Zipf
            distribution, and new tokens of unequal contexts
   sinks    prompts with attention sinks; the peer is the same without
+  mla-plain  prompts and extends of MLA in plain form: 192 columns of Q and K, 128 of V
 """
 import argparse
 import ctypes
@@ -41,6 +42,12 @@ RAGGED = [(32, 8, 128, "lognormal", 1), (32, 8, 128, "lognormal", 2), (32, 8, 12
 # heads, KV heads, head dim, tokens, window
 SINKS = [(64, 8, 64, 1024, None), (64, 8, 64, 4096, None), (64, 8, 64, 4096, 128),
          (64, 8, 64, 16384, 128), (32, 8, 128, 4096, None)]
+# The same, with DIMS_V columns of V.
+MLA_PLAIN = [(heads, heads, 192, n, n) for heads, n in (
+    (16, 1024), (16, 2048), (16, 4096), (16, 8192), (16, 16384), (128, 1024), (128, 4096))]
+MLA_PLAIN += [(heads, heads, 192, n_q, n_k)
+              for heads, n_k, n_q in itertools.product((16, 128), (8192, 32768), (64, 512, 2048))]
+DIMS_V = {192: 128}
 
 
 def draw_lengths(how, seed):
@@ -61,8 +68,10 @@ def draw_lengths(how, seed):
 
 class Cell(race.Cell):
     def __init__(self, part, dtype, heads, kv_heads, dim, n_q, n_k):
-        super().__init__(dtype, dim, n_k, "causal", heads, kv_heads, tokens=n_k)
-        self.name = f"{part}/{dtype}/h{heads}.{kv_heads}-d{dim}-q{n_q}-k{n_k}/causal"
+        dim_v = DIMS_V.get(dim, dim)
+        super().__init__(dtype, dim, n_k, "causal", heads, kv_heads, tokens=n_k, dim_v=dim_v)
+        dims = dim if dim_v == dim else f"{dim}.{dim_v}"
+        self.name = f"{part}/{dtype}/h{heads}.{kv_heads}-d{dims}-q{n_q}-k{n_k}/causal"
         self.n_k, self.seqlen = n_k, n_q
         self.sets = [(q[:, :, :n_q].transpose(1, 2).contiguous().transpose(1, 2), k, v)
                      for q, k, v in self.sets]
@@ -72,7 +81,7 @@ class Cell(race.Cell):
 
     def naive(self, i, rows):
         q, k, v = self.sets[i]
-        want = torch.empty((1, self.heads, len(rows), self.dim), device="cuda")
+        want = torch.empty((1, self.heads, len(rows), self.dim_v), device="cuda")
         group = self.heads // self.kv_heads
         distance = torch.arange(self.n_k, device="cuda") - (rows + self.n_k - self.seqlen)[:, None]
         for head in range(self.heads):
@@ -90,7 +99,8 @@ class Cell(race.Cell):
         found = {}
         for kernel in gpu.kernels:
             name = kernel.symbol.decode()
-            launch = self.ours(gpu, kernel) if kernel.dim == self.dim and kernel.keys else None
+            fits = kernel.keys and (kernel.dim, kernel.dim_v) == (self.dim, self.dim_v)
+            launch = self.ours(gpu, kernel) if fits else None
             if launch and name.endswith(("band", "band_few", "band_short")):
                 found[name] = launch
         found = self.correct_peers(found)
@@ -183,7 +193,7 @@ class Sinks(race.Cell):
 
 
 PARTS = {"prompt": (Cell, PROMPTS), "extend": (Cell, EXTENDS), "ragged": (Ragged, RAGGED),
-         "sinks": (Sinks, SINKS)}
+         "sinks": (Sinks, SINKS), "mla-plain": (Cell, MLA_PLAIN)}
 
 
 def title(shape):
@@ -194,13 +204,15 @@ def title(shape):
 
 def rows_of(cell, times, best, device, commit):
     ours = times["fad"]
-    for name, seconds in times.items():
-        if name != "fad":
-            yield {"name": cell.name, "value": round(ours * 1e6, 2), "unit": "us", "peer": name,
-                   "ratio": round(seconds / ours, 3), "commit": commit, "device": device}
+    peers = {name: name for name in times if name != "fad"}
     if best:
-        yield {"name": cell.name, "value": round(ours * 1e6, 2), "unit": "us", "peer": "best",
-               "ratio": round(times[best] / ours, 3), "commit": commit, "device": device}
+        peers["best"] = best
+    fa3 = [name for name in times if name.startswith("fa3-")]
+    if fa3 and cell.name.startswith("mla-plain"):
+        peers["fa3"] = min(fa3, key=times.get)
+    for peer, name in peers.items():
+        yield {"name": cell.name, "value": round(ours * 1e6, 2), "unit": "us", "peer": peer,
+               "ratio": round(times[name] / ours, 3), "commit": commit, "device": device}
 
 
 def main():

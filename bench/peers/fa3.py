@@ -1,15 +1,21 @@
 """
 FlashAttention-3 as a contestant of bench/race.py, bench/traffic.py and bench/decode.py, from the
-package tokenspeed-fa3 (README.md). Its settings are tried for each cell, and the two fastest ones
-take part: the number of splits; the packing of heads that share keys; and for decode the layout of
-pages, tensors instead of pages, and the schedule computed beforehand.
+package tokenspeed-fa3, or fa3-fwd if that is missing (README.md). Its settings are tried for each
+cell, and the two fastest ones take part: the number of splits; the packing of heads that share
+keys; and for decode the layout of pages, tensors instead of pages, and the schedule computed
+beforehand.
 """
 import functools
 import itertools
 
 import torch
-from flash_attn_interface import (flash_attn_func, flash_attn_varlen_func,
-                                  flash_attn_with_kvcache, get_scheduler_metadata)
+
+try:
+    from flash_attn_interface import (flash_attn_func, flash_attn_varlen_func,
+                                      flash_attn_with_kvcache, get_scheduler_metadata)
+except ImportError:
+    from fa3_fwd_interface import (flash_attn_func, flash_attn_varlen_func,
+                                   flash_attn_with_kvcache, get_scheduler_metadata)
 
 SPLITS = (0, 1, 2, 4, 8, 16, 32)  # 0: its own choice
 KEPT = 2
@@ -77,7 +83,7 @@ def paged_launcher(cell, k, v, table, splits, planned):
     metadata = get_scheduler_metadata(
         cell.batch, cell.n_new, cell.context, cell.heads, cell.kv_heads, cell.dim, cell.lengths,
         page_size=None if table is None else cell.page, causal=True,
-        num_splits=splits) if planned else None
+        headdim_v=cell.dim_v, num_splits=splits) if planned else None
 
     def launch(_):
         return flash_attn_with_kvcache(cell.q, k, v, cache_seqlens=cell.lengths, page_table=table,

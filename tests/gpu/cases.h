@@ -23,6 +23,8 @@ void fa_cases_count(struct fa_cases *cases, bool ok, const char *format, ...)
 /* Checks every kernel that covers the request. */
 void fa_cases_check(struct fa_cases *cases, const struct fa_request *request);
 
+/* MLA in plain form. */
+void fa_case_plain(struct fa_cases *cases);
 /* Blocks, patterns and bits. */
 void fa_case_masks(struct fa_cases *cases);
 /* Offsets beyond 32 bits give the same bits as close rows and heads. */

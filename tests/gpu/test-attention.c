@@ -664,6 +664,7 @@ static const struct {
 	{ "windows", case_windows },     { "slopes", case_slopes },
 	{ "softcaps", case_softcaps },   { "large", case_large },
 	{ "wide", case_wide },           { "masks", fa_case_masks },
+	{ "plain", fa_case_plain },
 };
 
 /* Returns the number of checks of chip-specific kernels so far. */

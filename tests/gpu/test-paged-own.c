@@ -209,6 +209,33 @@ static void run_extends(void)
 	paged_report("extends");
 }
 
+/* MLA in plain form. */
+static void run_plain(void)
+{
+	static const uint32_t n_new[] = { 64, 300, 17, 129 }, lengths[] = { 2999, 300, 1017, 200 };
+
+	for (int i = 0; i < 12; i++) {
+		struct paged_spec spec = paged_usual;
+
+		spec.dtype = paged_dtypes[1 + i % 2];
+		spec.head_dim = 192;
+		spec.head_dim_v = 128;
+		spec.kv_heads = 1 + i % 3;
+		spec.heads = spec.kv_heads * (i % 4 == 3 ? 4 : 1);
+		spec.batch = i < 6 ? 1 : 3;
+		for (int32_t b = 0; b < spec.batch; b++) {
+			spec.n_new[b] = n_new[(i + b) % 4];
+			spec.lengths[b] = lengths[(i + b) % 4];
+		}
+		spec.causal = i % 5 != 4;
+		spec.left_1 = i % 6 == 5 ? 130 : 0;
+		spec.deterministic = i % 7 == 3;
+		spec.broken = i % 4 == 2 ? 4 : 0;
+		check(&spec, (enum paged_own_layout)(i % PAGED_OWN_LAYOUTS), 16 << i % 4);
+	}
+	paged_report("plain");
+}
+
 /* Head dims above 256. */
 static void run_wide(void)
 {
@@ -594,6 +621,7 @@ static void run_all(void)
 	run_appends();
 	run_shapes();
 	run_extends();
+	run_plain();
 	run_wide();
 	run_kernels();
 	run_sizes();

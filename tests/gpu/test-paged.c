@@ -549,6 +549,37 @@ static void reruns(void)
 			reruns_of(64 << i / 2, i % 2 ? 5 : 1);
 }
 
+/* MLA in plain form: prefill and extends. */
+static void plain(void)
+{
+	static const uint32_t n_new[] = { 64, 300, 17, 49, 700, 1 };
+	static const uint32_t before[] = { 2935, 0, 1000, 64, 77, 600 };
+
+	for (int i = 0; i < 12; i++) {
+		struct paged_spec spec = paged_usual;
+
+		spec.dtype = paged_dtypes[1 + i % 2];
+		spec.head_dim = 192;
+		spec.head_dim_v = 128;
+		spec.page_tokens = 16 << i % 5;
+		spec.kv_heads = 1 + i % 3;
+		spec.heads = spec.kv_heads * (i % 4 == 3 ? 4 : 1);
+		spec.batch = i < 6 ? 1 : 3;
+		for (int32_t b = 0; b < spec.batch; b++) {
+			spec.n_new[b] = n_new[(i + b) % 6];
+			spec.lengths[b] = n_new[(i + b) % 6] + before[(i + b) % 6];
+		}
+		spec.first[0] = i % 4 == 1 ? spec.lengths[0] / 3 : 0;
+		spec.causal = i % 5 != 4;
+		spec.left_1 = i % 6 == 5 ? 130 : 0;
+		spec.sinks = i % 3 == 2;
+		spec.deterministic = i % 7 == 3;
+		spec.gaps = i % 2;
+		spec.broken = i % 4 == 2 ? 4 : 0;
+		check(&spec);
+	}
+}
+
 /* Preempted prefill gives the same bits, however often and wherever it yields. */
 static void yields(int32_t pack)
 {
@@ -651,6 +682,8 @@ static void run(void)
 	paged_report("codes");
 	reruns();
 	paged_report("reruns");
+	plain();
+	paged_report("plain");
 	if (!paged_options.small) {
 		yields(-1);
 		yields(4);

@@ -250,6 +250,42 @@ static void test_extends(void **state)
 	assert_true(is(&scene.launches[1], "fa_sm80_own_forward_bf16_d128"));
 }
 
+/* MLA in plain form. */
+static void test_plain_mla(void **state)
+{
+	struct fa_paged_own_attention *p;
+	struct scene scene;
+
+	scene_init(&scene, 4, 64);
+	p = &scene.request.own_attention;
+	scene.pages.kv_heads = p->heads = 16;
+	scene.pages.head_dim = 192;
+	scene.pages.k = (struct fa_attention_tensor){ (void *)(uintptr_t)(1 << 20), 64 * 16 * 192,
+		                                      16 * 192, 192 };
+	scene.pages.v.stride_batch = 64 * 16 * 128;
+	scene.pages.v.stride_token = 16 * 128;
+	p->q.stride_token = 16 * 192;
+	p->q.stride_head = 192;
+	p->out.stride_token = 16 * 128;
+	p->max_q = 2000;
+	p->total_q = 8000;
+	p->max_k = 8192;
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[0], "fa_sm80_own_plan"));
+	assert_true(is(&scene.launches[1], "fa_sm90_own_prefill_bf16_d192_v128_band"));
+	assert_int_equal(scene.launches[1].maps[FA_CUDA_MAP_K].dims[0], 192);
+	assert_int_equal(scene.launches[1].maps[FA_CUDA_MAP_V].dims[0], 128);
+	p->batch = 1;
+	p->max_q = 64;
+	p->total_q = 64;
+	p->max_k = 32768;
+	assert_int_equal(launches(&scene, &h200), 1);
+	assert_true(is(&scene.launches[0], "fa_sm90_own_prefill_bf16_d192_v128_packed"));
+	p->deterministic = true;
+	assert_int_equal(launches(&scene, &h200), 2);
+	assert_true(is(&scene.launches[1], "fa_sm90_own_prefill_bf16_d192_v128_band"));
+}
+
 /* Grids and the workspace do not grow with bounds that are far above what there is. */
 static void test_bounds(void **state)
 {
@@ -308,7 +344,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_decode),  cmocka_unit_test(test_prefill),
 		cmocka_unit_test(test_extends), cmocka_unit_test(test_bounds),
-		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_refused), cmocka_unit_test(test_plain_mla),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -320,6 +320,28 @@ static void test_cover(void **state)
 }
 
 /* What is packed, in how many units, and how. */
+/* MLA in plain form. */
+static void test_plain_mla(void **state)
+{
+	struct fa_cuda_paged_plan plan;
+	struct scene scene;
+
+	scene_init(&scene, 1);
+	scene.cu_new[1] = 64;
+	scene.lengths[0] = 32768;
+	scene.cache.kv_heads = scene.request.attention.heads = 16;
+	scene.cache.head_dim = 192;
+	scene.cache.head_dim_v = 128;
+	scene_plan(&scene, &h200, &plan);
+	assert_string_equal(plan.forward->symbol, "fa_sm90_paged_prefill_bf16_d192_v128_packed");
+	check_packed(&scene, &plan);
+	free(scene.blob);
+	scene.request.attention.deterministic = true;
+	scene_plan(&scene, &h200, &plan);
+	assert_string_equal(plan.forward->symbol, "fa_sm90_paged_prefill_bf16_d192_v128_band");
+	free(scene.blob);
+}
+
 static void test_choice(void **state)
 {
 	static const struct {
@@ -373,9 +395,8 @@ static void test_choice(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_cover),
-		cmocka_unit_test(test_choice),
-		cmocka_unit_test(test_share),
+		cmocka_unit_test(test_cover),        cmocka_unit_test(test_choice),
+		cmocka_unit_test(test_plain_mla),    cmocka_unit_test(test_share),
 		cmocka_unit_test(test_share_choice),
 	};
 

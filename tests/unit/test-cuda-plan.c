@@ -158,6 +158,50 @@ static void test_choice(void **state)
 	}
 }
 
+/* MLA in plain form: the keys of few rows are divided. */
+static void test_plain_mla(void **state)
+{
+	struct fa_cuda_chip chip = hopper;
+
+	chip.workspace = true;
+	for (int dtype = FA_ATTENTION_F16; dtype <= FA_ATTENTION_BF16; dtype++) {
+		struct fa_attention_params params = usual((enum fa_attention_dtype)dtype, 192);
+		const bool bf16 = dtype == FA_ATTENTION_BF16;
+		struct fa_cuda_launch launch;
+
+		params.head_dim_v = 128;
+		params.batch = 1;
+		params.heads = params.kv_heads = 16;
+		params.causal = true;
+		params.seqlen_q = 64;
+		params.seqlen_k = 32768;
+		launch = plan_on(&chip, &params);
+		assert_string_equal(launch.kernel->symbol,
+		                    bf16 ? "fa_sm90_forward_bf16_d192_v128_packed"
+		                         : "fa_sm90_forward_f16_d192_v128_packed");
+		assert_true(launch.packed.parts > 1);
+		assert_int_equal(launch.maps[FA_CUDA_MAP_K].dims[0], 192);
+		assert_int_equal(launch.maps[FA_CUDA_MAP_V].dims[0], 128);
+		params.seqlen_q = 4096;
+		assert_int_equal(plan_on(&chip, &params).kernel->kind, FA_CUDA_BAND);
+		/* Other widths of V are not packed. */
+		params.seqlen_q = 64;
+		params.head_dim_v = 120;
+		assert_string_equal(plan_on(&chip, &params).kernel->symbol,
+		                    bf16 ? "fa_sm90_forward_bf16_d192_v128_band"
+		                         : "fa_sm90_forward_f16_d192_v128_band");
+		params.head_dim_v = 192;
+		assert_string_equal(plan_on(&chip, &params).kernel->symbol,
+		                    bf16 ? "fa_sm90_forward_bf16_d192_v192_band"
+		                         : "fa_sm90_forward_f16_d192_v192_band");
+		/* A soft cap takes the kernel for head dim 256. */
+		params.head_dim_v = 128;
+		params.softcap = 30;
+		assert_int_equal(plan_on(&chip, &params).kernel->kind, FA_CUDA_CAP);
+		assert_int_equal(plan_on(&chip, &params).kernel->dim, 256);
+	}
+}
+
 static void test_kinds(void **state)
 {
 	static const float values[6] = { 1 };
@@ -501,6 +545,7 @@ int main(void)
 		cmocka_unit_test(test_alignment), cmocka_unit_test(test_alignment_of_one),
 		cmocka_unit_test(test_lengths),   cmocka_unit_test(test_bounds),
 		cmocka_unit_test(test_masks),     cmocka_unit_test(test_chips),
+		cmocka_unit_test(test_plain_mla),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

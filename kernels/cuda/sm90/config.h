@@ -281,9 +281,12 @@ struct fa_sm90_config {
 
 	/* WINDOW: tiles that the previous block does not see. */
 	static constexpr int NEW_TILES = (ROWS + KEYS - 1) / KEYS;
+	/* No slot is free for the next block's Q: slots are released as soon as the block's last
+	 * Q K^T is done. */
+	static constexpr bool ONE_Q = Q_SLOTS == GROUPS;
 	/* Q_EARLY: groups whose Q of the next block is loaded before that block's first K. With few
 	 * slots the others' comes later. */
-	static constexpr bool LATE_Q = WINDOW || (BAND && !SCORE_MOD && DIM == 256);
+	static constexpr bool LATE_Q = WINDOW || (BAND && !SCORE_MOD && DIM == 256) || ONE_Q;
 	static constexpr int Q_EARLY = LATE_Q && Q_SLOTS < 2 * GROUPS ? Q_SLOTS - GROUPS : GROUPS;
 	/* Tiles skipped between two blocks, at most. The first group skips only last tiles, the
 	 * last group only first ones. */

@@ -444,6 +444,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			fa_wgmma_wait<1>();
 			fa_wgmma_hold(dots);
 			release_k();
+			if (C::ONE_Q)
+				release_q();
 			bool half_done = false;
 
 			if (C::CAP_SUBTRACTS_MAX)
@@ -471,7 +473,8 @@ __device__ __forceinline__ void fa_sm90_compute(const typename C::ARGS &all, uin
 			 * rounded meanwhile. The branch keeps the compiler from waiting earlier. */
 			if (!half_done)
 				fa_sm90_exponentials<C, 0, steps / 2>(sums, dots, factor, shift);
-			release_q();
+			if (!C::ONE_Q)
+				release_q();
 			if (C::PINGPONG == FA_SM90_PINGPONG_SOFTMAX && C::WAITS_LATE)
 				pingpong_wait();
 			fa_wgmma_wait<0>();

@@ -37,12 +37,14 @@
 #define FA_SM90_PACKED(X)                                                                          \
 	X(packed, PACKED, 64, 64, 2, 128, 3, 4, SOFTMAX, INT32_MAX)                                \
 	X(packed, PACKED, 128, 128, 2, 128, 2, 4, GEMM, INT32_MAX)                                 \
+	X(packed, PACKED, 192, 128, 2, 128, 2, 2, GEMM, INT32_MAX)                                 \
 	X(packed, PACKED, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)
 
 /* The same for ragged tensors: units are listed, and a tile may end in keys of another sequence. */
 #define FA_SM90_PACKED_RAGGED(X)                                                                   \
 	X(packed_ragged, PACKED_RAGGED, 64, 64, 2, 128, 3, 4, SOFTMAX, INT32_MAX)                  \
 	X(packed_ragged, PACKED_RAGGED, 128, 128, 2, 128, 2, 4, GEMM, INT32_MAX)                   \
+	X(packed_ragged, PACKED_RAGGED, 192, 128, 2, 128, 2, 2, GEMM, INT32_MAX)                   \
 	X(packed_ragged, PACKED_RAGGED, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)
 
 /* With masks (masked_source.h): blocks of 128 rows, tiles of two halves of 64 keys each. */

@@ -26,5 +26,6 @@
 	X(rich, RICH, 64, 64, 3, 64, 4, 6, GEMM, INT32_MAX)                                        \
 	X(band, BAND, 128, 128, 2, 128, 2, 4, GEMM, INT32_MAX)                                     \
 	X(rich, RICH, 128, 128, 2, 128, 2, 4, GEMM, INT32_MAX)                                     \
+	X(band, BAND, 192, 128, 2, 128, 2, 2, GEMM, INT32_MAX)                                     \
 	X(band, BAND, 256, 256, 2, 64, 2, 3, GEMM, INT32_MAX)                                      \
 	FA_SM90_PACKED(X)
