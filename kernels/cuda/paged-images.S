@@ -26,6 +26,7 @@ fa_cuda_paged_images:
 	image "sm90_paged_f16.fatbin"
 	image "sm90_paged_bf16.fatbin"
 	image "sm90_paged_codes.fatbin"
+	image "sm90_latent_f16.fatbin"
 	image "sm90_latent_bf16.fatbin"
 	.size fa_cuda_paged_images, . - fa_cuda_paged_images
 

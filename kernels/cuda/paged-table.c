@@ -268,6 +268,25 @@
 	OWN_90(e4m3, E4M3, 1u << FA_PAGED_E4M3, 0, dim_, atoms, FA_SM90_CODES_THREADS(groups),     \
 	       FA_SM90_CODES_SHARED_BYTES(dim_, atoms, groups, stages_), false)
 
+#define LATENT(type, TYPE)                                                                         \
+	{                                                                                          \
+		.symbol = "fa_sm90_paged_latent_" #type,                                           \
+		.image = FA_CUDA_IMAGE_SM90_LATENT_##TYPE,                                         \
+		.kind = FA_CUDA_PAGED_LATENT,                                                      \
+		.dtype = FA_ATTENTION_##TYPE,                                                      \
+		.arch = 90,                                                                        \
+		.arch_end = 91,                                                                    \
+		.dim = FA_SM90_LATENT_DIM,                                                         \
+		.dim_v = FA_SM90_LATENT_DIM_V,                                                     \
+		.exact = true,                                                                     \
+		.rows = FA_SM90_LATENT_ROWS,                                                       \
+		.threads = FA_SM90_LATENT_THREADS,                                                 \
+		.shared_bytes = FA_SM90_LATENT_SHARED_BYTES,                                       \
+		.blocks = 1,                                                                       \
+		.awaits = true,                                                                    \
+		.maps = true,                                                                      \
+	},
+
 const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 	/* clang-format off */
 	FA_SM90_PAGED_DECODE(DECODE_90_F16)
@@ -307,23 +326,8 @@ const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 		.arch_end = INT32_MAX,
 		.threads = FA_CUDA_GATE_THREADS,
 	},
-	{
-		.symbol = "fa_sm90_paged_latent_bf16",
-		.image = FA_CUDA_IMAGE_SM90_LATENT_BF16,
-		.kind = FA_CUDA_PAGED_LATENT,
-		.dtype = FA_ATTENTION_BF16,
-		.arch = 90,
-		.arch_end = 91,
-		.dim = FA_SM90_LATENT_DIM,
-		.dim_v = FA_SM90_LATENT_DIM_V,
-		.exact = true,
-		.rows = FA_SM90_LATENT_ROWS,
-		.threads = FA_SM90_LATENT_THREADS,
-		.shared_bytes = FA_SM90_LATENT_SHARED_BYTES,
-		.blocks = 1,
-		.awaits = true,
-		.maps = true,
-	},
+	LATENT(f16, F16)
+	LATENT(bf16, BF16)
 	FA_SM90_OWN_PREFILL(HOPPER_OWN_F16)
 	FA_SM90_OWN_PREFILL(HOPPER_OWN_BF16)
 	FA_SM90_OWN_DECODE(OWN_90_F16)

@@ -79,7 +79,7 @@ void paged_report(const char *part)
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	seconds = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 	if (part)
-		printf("%-13s %5d passed, %d failed, %.1f s\n", part, paged_passed - passed_before,
+		printf("%-18s %5d passed, %d failed, %.1f s\n", part, paged_passed - passed_before,
 		       paged_failed - failed_before, seconds - seconds_before);
 	fflush(stdout);
 	passed_before = paged_passed;

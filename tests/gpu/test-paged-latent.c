@@ -1,14 +1,17 @@
-/* Compares decode of MLA by compute capability 9.0's kernel (sm90/latent.h) with fp64: V is the front
+/* Compares decode of MLA by compute capability 9.0's kernels (sm90/latent.h) with fp64: V is the front
  * of K, one KV head, up to 128 query heads. Work is divided over different numbers of blocks.
- *   test-paged-latent [--seed N] [--random N] [--small] Skips (77) without such a GPU. */
+ *   test-paged-latent [--seed N] [--random N] [--small] [--variant NAME]
+ * Skips (77) without such a GPU. */
 #include "tests/gpu/draw.h"
 #include "tests/gpu/paged-fixture.h"
 
 #include <setjmp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const struct paged_spec usual = {
+/* Of the variant of pages under test. */
+static struct paged_spec usual = {
 	.dtype = FA_ATTENTION_BF16,
 	.batch = 3,
 	.heads = 16,
@@ -20,6 +23,14 @@ static const struct paged_spec usual = {
 	.n_new = { 1, 2, 1 },
 	.lengths = { 328, 18, 163 },
 	.causal = true,
+};
+
+static const struct variant {
+	const char *name;
+	enum fa_attention_dtype dtype;
+} variants[] = {
+	{ "bf16", FA_ATTENTION_BF16 },
+	{ "fp16", FA_ATTENTION_F16 },
 };
 
 static void judge_latent(const struct paged_problem *problem, const struct fa_cuda_paged_plan *plan,
@@ -212,28 +223,49 @@ static void reruns(void)
 	free(once);
 }
 
+static void report(const struct variant *variant, const char *part)
+{
+	char text[64];
+
+	snprintf(text, sizeof(text), "%s %s", variant->name, part);
+	paged_report(text);
+}
+
+static void run_variant(const struct variant *variant)
+{
+	usual.dtype = variant->dtype;
+	lengths();
+	report(variant, "lengths");
+	heads();
+	report(variant, "heads");
+	masks();
+	report(variant, "masks");
+	raised();
+	report(variant, "raised");
+	many();
+	report(variant, "many");
+	reruns();
+	report(variant, "reruns");
+	for (int i = 0; i < paged_options.count; i++)
+		random_one(paged_options.seed + (uint64_t)i);
+	report(variant, "random");
+}
+
+static const char *only; /* NULL: all variants */
+
 static void run(void)
 {
 	if (paged_gpu_chip(paged_device_gpu)->arch != 90)
 		exit(77);
-	lengths();
-	paged_report("lengths");
-	heads();
-	paged_report("heads");
-	masks();
-	paged_report("masks");
-	raised();
-	paged_report("raised");
-	many();
-	paged_report("many");
-	reruns();
-	paged_report("reruns");
-	for (int i = 0; i < paged_options.count; i++)
-		random_one(paged_options.seed + (uint64_t)i);
-	paged_report("random");
+	for (size_t i = 0; i < sizeof(variants) / sizeof(variants[0]); i++)
+		if (!only || !strcmp(only, variants[i].name))
+			run_variant(&variants[i]);
 }
 
 int main(int argc, char **argv)
 {
+	for (int i = 1; i + 1 < argc; i++)
+		if (!strcmp(argv[i], "--variant"))
+			only = argv[i + 1];
 	return paged_main(argc, argv, run);
 }

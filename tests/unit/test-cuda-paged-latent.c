@@ -55,8 +55,10 @@ static void test_choice(void **state)
 	scene.request.attention.deterministic = true;
 	assert_false(is_latent(&scene, &h200));
 	scene.request.attention.deterministic = false;
-	scene.cache.dtype = FA_ATTENTION_F16;
+	scene.cache.dtype = FA_ATTENTION_F32;
 	assert_false(is_latent(&scene, &h200));
+	scene.cache.dtype = FA_ATTENTION_F16;
+	assert_true(is_latent(&scene, &h200));
 	scene.cache.dtype = FA_ATTENTION_BF16;
 	scene.cache.v_offset = 64 * 576 * 2;
 	assert_false(is_latent(&scene, &h200));

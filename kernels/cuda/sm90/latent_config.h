@@ -10,6 +10,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <type_traits>
 
 template <class T_> struct fa_sm90_latent_config {
 	using T = T_;
@@ -80,8 +81,9 @@ template <class T_> struct fa_sm90_latent_config {
 	 * first one's logits. */
 	static constexpr uint32_t COMPUTE = 1, P_READY = 2, GROUP = 4, DOTS_DONE = 6;
 
-	/* The exponential of a row's maximum is 2^MAX_EXPONENT (docs/kernels.md, "Large values"). */
-	static constexpr int MAX_EXPONENT = -40;
+	/* The exponential of a row's maximum is 2^MAX_EXPONENT (docs/kernels.md, "Large values"), and
+	 * at most 2^8 times that. In fp16 that is just below the largest number. */
+	static constexpr int MAX_EXPONENT = std::is_same<T, fa_bf16>::value ? -40 : 7;
 
 	static __device__ __forceinline__ void join(void)
 	{

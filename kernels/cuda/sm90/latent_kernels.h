@@ -1,6 +1,6 @@
 /*
  * The sm_90a kernel for decode of MLA: head dims 576 and 512, V is the front of K, 64 rows at once
- * (latent_config.h). latent_bf16.cu instantiates it, paged-table.c has it in the host's table.
+ * (latent_config.h). latent_*.cu instantiate it, paged-table.c has it in the host's table.
  */
 #pragma once
 

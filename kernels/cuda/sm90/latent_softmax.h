@@ -178,6 +178,15 @@ __device__ __forceinline__ void fa_sm90_latent_rescale(fa_sm90_latent_out<C> &ou
 			out[half][i] *= scale[i / 2 % 2];
 }
 
+/* One of two numbers in a word. */
+template <class T> __device__ __forceinline__ float fa_sm90_latent_number(uint32_t both, bool last)
+{
+	if constexpr (std::is_same<T, fa_bf16>::value)
+		return __uint_as_float(last ? both & 0xffff0000 : both << 16);
+	else
+		return fa_from_f16(last ? both >> 16 : both & 0xffff);
+}
+
 /* Adds P V of a tile by CUDA cores, without what rows do not see: 0 times NaN is NaN. @v: the group's
  * half of V; @p: P's column. */
 template <class C>
@@ -204,15 +213,15 @@ __device__ __forceinline__ void fa_sm90_latent_isolate(fa_sm90_latent_out<C> &ou
 			                                   i % 8 / 2 * 4);
 
 			sees[r] = at >= infos[r].low && at < infos[r].high;
-			weight[r] = __uint_as_float(i % 2 ? both & 0xffff0000 : both << 16);
+			weight[r] = fa_sm90_latent_number<typename C::T>(both, i % 2);
 		}
 #pragma unroll
 		for (int j = 0; j < C::DIM_V / 16; j++) {
 			float *const to = &out[j / (C::QUARTER_V / 8)][j % (C::QUARTER_V / 8) * 4];
 			const uint32_t both = fa_ld_shared(v + j / 8 * C::COLUMN + i * 128 +
 			                                   ((j % 8) ^ (i % 8)) * 16 + t * 4);
-			const float x = __uint_as_float(both << 16);
-			const float y = __uint_as_float(both & 0xffff0000);
+			const float x = fa_sm90_latent_number<typename C::T>(both, false);
+			const float y = fa_sm90_latent_number<typename C::T>(both, true);
 
 #pragma unroll
 			for (int r = 0; r < 2; r++)
