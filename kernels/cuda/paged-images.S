@@ -28,6 +28,7 @@ fa_cuda_paged_images:
 	image "sm90_paged_codes.fatbin"
 	image "sm90_latent_f16.fatbin"
 	image "sm90_latent_bf16.fatbin"
+	image "sm90_latent_e4m3.fatbin"
 	.size fa_cuda_paged_images, . - fa_cuda_paged_images
 
 	.section .note.GNU-stack, "", @progbits

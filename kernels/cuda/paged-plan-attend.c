@@ -176,7 +176,7 @@ int fa_cuda_paged_plan_attention(const struct fa_cuda_chip *chip,
 	fa_cuda_paged_widen_find(chip, p, plan);
 	count = count_sequences(p, plan->prefill_tokens);
 	if (count.decode > 0)
-		plan->decode = fa_cuda_paged_latent_find(chip, p);
+		plan->decode = fa_cuda_paged_latent_find(chip, p, plan->prefill_tokens);
 	if (!plan->decode && count.decode > 1 && !p->deterministic)
 		plan->decode = find_groups(chip, p, plan->prefill_tokens, &groups);
 	/* Rows that go as packed rows here share no prefixes. */

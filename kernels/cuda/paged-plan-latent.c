@@ -14,24 +14,29 @@
 #define RANGE_TILES_MIN 2
 
 const struct fa_cuda_paged_kernel *fa_cuda_paged_latent_find(const struct fa_cuda_chip *chip,
-                                                             const struct fa_paged_attention *p)
+                                                             const struct fa_paged_attention *p,
+                                                             uint32_t prefill_tokens)
 {
 	const struct fa_paged_cache *cache = p->cache;
+	const uint64_t group = (uint64_t)(p->heads / cache->kv_heads);
 
-	if (cache->store != FA_PAGED_PLAIN || cache->v_offset != 0 || p->softcap > 0 ||
-	    p->alibi_slopes || !(p->scale > 0) || p->deterministic ||
-	    !fa_cuda_paged_tensor_aligned(&p->q, 2) || !fa_cuda_paged_tensor_aligned(&p->out, 2) ||
-	    (int64_t)p->heads / cache->kv_heads > FA_SM90_LATENT_HEADS_MAX)
+	if (cache->v_offset != 0 || p->softcap > 0 || p->alibi_slopes || !(p->scale > 0) ||
+	    p->deterministic || !fa_cuda_paged_tensor_aligned(&p->q, 2) ||
+	    !fa_cuda_paged_tensor_aligned(&p->out, 2) || group > FA_SM90_LATENT_HEADS_MAX)
 		return NULL;
 	for (int32_t b = 0; b < p->step->batch; b++)
-		if (fa_cuda_paged_has_tree(p, b))
+		if (fa_cuda_paged_has_tree(p, b) ||
+		    (!fa_cuda_paged_is_prefill(p, prefill_tokens, b) &&
+		     fa_cuda_paged_n_new(p->step, b) * group > FA_SM90_LATENT_ROWS_MAX))
 			return NULL;
 	for (size_t i = 0; i < fa_cuda_paged_kernels_count; i++) {
 		const struct fa_cuda_paged_kernel *kernel = &fa_cuda_paged_kernels[i];
 
+		const uint32_t stores = kernel->stores ? kernel->stores : 1u << FA_PAGED_PLAIN;
+
 		if (kernel->kind == FA_CUDA_PAGED_LATENT && kernel->dtype == cache->dtype &&
-		    kernel->dim == cache->head_dim && kernel->dim_v == cache->head_dim_v &&
-		    fa_cuda_paged_kernel_runs(kernel, chip))
+		    (stores >> cache->store & 1) != 0 && kernel->dim == cache->head_dim &&
+		    kernel->dim_v == cache->head_dim_v && fa_cuda_paged_kernel_runs(kernel, chip))
 			return kernel;
 	}
 	return NULL;
@@ -151,5 +156,6 @@ void fa_cuda_paged_latent_launch(const struct fa_cuda_paged_plan *plan,
 	args->box_keys = plan->box_keys;
 	args->join_wait_ns = plan->join_wait_ns;
 	launch->grid_x = plan->decode_grid * plan->team;
-	fa_cuda_paged_sm90_map_latent(p, launch);
+	if (plan->decode->maps)
+		fa_cuda_paged_sm90_map_latent(p, launch);
 }

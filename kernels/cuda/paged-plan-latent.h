@@ -4,9 +4,10 @@
 #include "kernels/cuda/paged-plan.h"
 
 /* Returns the kernel for the sequences of @p that decode, or NULL: one of them, or the attention, asks
- * for what it does not do. */
+ * for what it does not do. @prefill_tokens: as in the plan. */
 const struct fa_cuda_paged_kernel *fa_cuda_paged_latent_find(const struct fa_cuda_chip *chip,
-                                                             const struct fa_paged_attention *p);
+                                                             const struct fa_paged_attention *p,
+                                                             uint32_t prefill_tokens);
 
 /* Returns the number of thread blocks that share the tiles of keys. */
 uint32_t fa_cuda_paged_latent_team(const struct fa_cuda_paged_plan *plan,

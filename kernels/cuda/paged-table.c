@@ -268,12 +268,13 @@
 	OWN_90(e4m3, E4M3, 1u << FA_PAGED_E4M3, 0, dim_, atoms, FA_SM90_CODES_THREADS(groups),     \
 	       FA_SM90_CODES_SHARED_BYTES(dim_, atoms, groups, stages_), false)
 
-#define LATENT(type, TYPE)                                                                         \
+#define LATENT(type, TYPE, DTYPE, stores_, maps_)                                                  \
 	{                                                                                          \
 		.symbol = "fa_sm90_paged_latent_" #type,                                           \
 		.image = FA_CUDA_IMAGE_SM90_LATENT_##TYPE,                                         \
 		.kind = FA_CUDA_PAGED_LATENT,                                                      \
-		.dtype = FA_ATTENTION_##TYPE,                                                      \
+		.dtype = FA_ATTENTION_##DTYPE,                                                     \
+		.stores = stores_,                                                                 \
 		.arch = 90,                                                                        \
 		.arch_end = 91,                                                                    \
 		.dim = FA_SM90_LATENT_DIM,                                                         \
@@ -284,7 +285,7 @@
 		.shared_bytes = FA_SM90_LATENT_SHARED_BYTES,                                       \
 		.blocks = 1,                                                                       \
 		.awaits = true,                                                                    \
-		.maps = true,                                                                      \
+		.maps = maps_,                                                                     \
 	},
 
 const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
@@ -326,8 +327,9 @@ const struct fa_cuda_paged_kernel fa_cuda_paged_kernels[] = {
 		.arch_end = INT32_MAX,
 		.threads = FA_CUDA_GATE_THREADS,
 	},
-	LATENT(f16, F16)
-	LATENT(bf16, BF16)
+	LATENT(f16, F16, F16, 0, true)
+	LATENT(bf16, BF16, BF16, 0, true)
+	LATENT(e4m3, E4M3, BF16, 1u << FA_PAGED_E4M3, false)
 	FA_SM90_OWN_PREFILL(HOPPER_OWN_F16)
 	FA_SM90_OWN_PREFILL(HOPPER_OWN_BF16)
 	FA_SM90_OWN_DECODE(OWN_90_F16)

@@ -27,6 +27,7 @@ const struct fa_emulated_kernel *fa_emulated_find(const struct fa_cuda_paged_ker
 		[FA_CUDA_IMAGE_SM90_PAGED_CODES] = fa_emulated_90_codes,
 		[FA_CUDA_IMAGE_SM90_LATENT_F16] = fa_emulated_latent,
 		[FA_CUDA_IMAGE_SM90_LATENT_BF16] = fa_emulated_latent,
+		[FA_CUDA_IMAGE_SM90_LATENT_E4M3] = fa_emulated_latent,
 	};
 	const struct fa_emulated_kernel *emulated = modules[kernel->image];
 

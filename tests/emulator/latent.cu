@@ -3,6 +3,7 @@
 #include "tests/emulator/launch.h"
 
 #include "kernels/cuda/sm90/latent_bf16.cu"
+#include "kernels/cuda/sm90/latent_e4m3.cu"
 #include "kernels/cuda/sm90/latent_f16.cu"
 
 template <void kernel(struct fa_cuda_paged_attention, struct fa_cuda_maps)>
@@ -14,8 +15,14 @@ static void run(const void *data)
 	       *(const struct fa_cuda_maps *)args->maps);
 }
 
+static void run_codes(const void *data)
+{
+	fa_sm90_paged_latent_e4m3(*(const struct fa_cuda_paged_attention_quantised *)data);
+}
+
 extern "C" const struct fa_emulated_kernel fa_emulated_latent[] = {
 	{ "fa_sm90_paged_latent_bf16", run<fa_sm90_paged_latent_bf16> },
 	{ "fa_sm90_paged_latent_f16", run<fa_sm90_paged_latent_f16> },
+	{ "fa_sm90_paged_latent_e4m3", run_codes },
 	{ NULL, NULL }
 };

@@ -101,6 +101,7 @@ void paged_check_on(struct paged_device *device, struct paged_problem *problem,
 {
 	void *volatile once = malloc(problem->out_bytes + 1);
 	struct paged_gpu_plan plan = { .blob = 0 };
+	bool latent;
 	char by[192];
 
 	if (setjmp(paged_failure)) {
@@ -112,13 +113,16 @@ void paged_check_on(struct paged_device *device, struct paged_problem *problem,
 		snprintf(by, sizeof(by), "%s, %s, %d SMs",
 		         plan.plan.decode ? plan.plan.decode->symbol : "-",
 		         plan.plan.forward ? plan.plan.forward->symbol : "-", chip->sms);
+		latent = plan.plan.decode && plan.plan.decode->kind == FA_CUDA_PAGED_LATENT;
 		paged_device_run(device, problem, &plan);
 		memcpy(once, problem->out, problem->out_bytes);
 		paged_device_run(device, problem, &plan);
 		if (memcmp(once, problem->out, problem->out_bytes) != 0)
 			paged_fail("%s on %s: two runs differ", paged_describe(problem), by);
 		paged_judge(problem, by,
-		            plan.plan.wide_rows ? PAGED_ROUNDS_KEYS : PAGED_ROUNDS_WEIGHTS_FAST);
+		            plan.plan.wide_rows || (latent && problem->spec.store != FA_PAGED_PLAIN)
+		                    ? PAGED_ROUNDS_KEYS
+		                    : PAGED_ROUNDS_WEIGHTS_FAST);
 		paged_passed++;
 	}
 	paged_gpu_plan_free(paged_device_gpu, &plan);

@@ -25,12 +25,17 @@ static struct paged_spec usual = {
 	.causal = true,
 };
 
+/* Pages of 16-bit numbers, and of codes. */
 static const struct variant {
 	const char *name;
 	enum fa_attention_dtype dtype;
+	enum fa_paged_store store;
+	bool head_scales;
 } variants[] = {
-	{ "bf16", FA_ATTENTION_BF16 },
-	{ "fp16", FA_ATTENTION_F16 },
+	{ "bf16", FA_ATTENTION_BF16, FA_PAGED_PLAIN, false },
+	{ "fp16", FA_ATTENTION_F16, FA_PAGED_PLAIN, false },
+	{ "e4m3", FA_ATTENTION_BF16, FA_PAGED_E4M3, false },
+	{ "e4m3-heads", FA_ATTENTION_BF16, FA_PAGED_E4M3, true },
 };
 
 static void judge_latent(const struct paged_problem *problem, const struct fa_cuda_paged_plan *plan,
@@ -131,7 +136,8 @@ static void masks(void)
 /* Maxima rise from tile to tile. */
 static void raised(void)
 {
-	for (int i = 0; i < 4; i++) {
+	/* Codes' scales have no such range. */
+	for (int i = 0; i < 4 && usual.store == FA_PAGED_PLAIN; i++) {
 		struct paged_spec spec = usual;
 
 		spec.n_new[0] = 1 + (uint32_t)i % 2;
@@ -234,6 +240,8 @@ static void report(const struct variant *variant, const char *part)
 static void run_variant(const struct variant *variant)
 {
 	usual.dtype = variant->dtype;
+	usual.store = variant->store;
+	usual.head_scales = variant->head_scales;
 	lengths();
 	report(variant, "lengths");
 	heads();

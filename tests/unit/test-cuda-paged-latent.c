@@ -67,6 +67,63 @@ static void test_choice(void **state)
 	assert_false(is_latent(&scene, &h200));
 }
 
+/* Each kind of pages has its kernel; only that of codes does without a tensor map. */
+static void test_stores(void **state)
+{
+	static const struct {
+		enum fa_paged_store store;
+		enum fa_attention_dtype dtype;
+		const char *symbol; /* NULL: portable kernels */
+	} cases[] = {
+		{ FA_PAGED_PLAIN, FA_ATTENTION_BF16, "fa_sm90_paged_latent_bf16" },
+		{ FA_PAGED_PLAIN, FA_ATTENTION_F16, "fa_sm90_paged_latent_f16" },
+		{ FA_PAGED_E4M3, FA_ATTENTION_BF16, "fa_sm90_paged_latent_e4m3" },
+		{ FA_PAGED_E4M3, FA_ATTENTION_F16, NULL },
+		{ FA_PAGED_INT8, FA_ATTENTION_BF16, NULL },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		struct fa_cuda_paged_launch launches[FA_CUDA_PAGED_LAUNCHES_MAX];
+		struct fa_cuda_paged_plan plan;
+		struct scene scene;
+
+		latent_init(&scene, 16, 3, 1, 1000);
+		scene.cache.store = cases[i].store;
+		scene.cache.dtype = cases[i].dtype;
+		scene_plan(&scene, &h200, &plan);
+		if (cases[i].symbol) {
+			assert_string_equal(plan.decode->symbol, cases[i].symbol);
+			assert_int_equal(fa_cuda_paged_launches(&plan, &scene.request, 4096,
+			                                        1 << 20, 1, launches),
+			                 1);
+			assert_int_equal(launches[0].n_maps,
+			                 cases[i].store == FA_PAGED_PLAIN ? FA_CUDA_MAPS : 0);
+		} else {
+			assert_int_not_equal(plan.decode->kind, FA_CUDA_PAGED_LATENT);
+		}
+		free(scene.blob);
+	}
+}
+
+/* Codes have no prefill: all rows of a prompt decode, but not more than fp32 can number. */
+static void test_prompts_of_codes(void **state)
+{
+	struct scene scene;
+
+	(void)state;
+	latent_init(&scene, 128, 2, 8192, 8192);
+	scene.cache.store = FA_PAGED_E4M3;
+	assert_true(is_latent(&scene, &h200));
+	latent_init(&scene, 128, 2, 8193, 8193);
+	scene.cache.store = FA_PAGED_E4M3;
+	assert_false(is_latent(&scene, &h200));
+	/* Sequences of plain pages that are prefilled do not count. */
+	latent_init(&scene, 128, 2, 1, 20000);
+	scene.cu_new[2] = 10001;
+	assert_true(is_latent(&scene, &h200));
+}
+
 /* Walks all teams, as the kernel does. */
 static void check_teams(struct scene *scene, const struct fa_cuda_paged_plan *plan)
 {
@@ -219,10 +276,9 @@ static void test_boxes(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_choice),
-		cmocka_unit_test(test_teams),
-		cmocka_unit_test(test_ranges),
-		cmocka_unit_test(test_boxes),
+		cmocka_unit_test(test_choice),           cmocka_unit_test(test_stores),
+		cmocka_unit_test(test_prompts_of_codes), cmocka_unit_test(test_teams),
+		cmocka_unit_test(test_ranges),           cmocka_unit_test(test_boxes),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

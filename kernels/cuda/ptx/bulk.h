@@ -24,6 +24,13 @@ __device__ __forceinline__ uint64_t fa_bulk_policy_once(void)
 	return policy;
 }
 
+/* Into L2. */
+__device__ __forceinline__ void fa_bulk_prefetch(const void *global, uint32_t bytes)
+{
+	asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes)
+	             : "memory");
+}
+
 __device__ __forceinline__ void fa_bulk_load(uint32_t shared, const void *global, uint32_t bytes,
                                              uint32_t barrier, uint64_t policy)
 {

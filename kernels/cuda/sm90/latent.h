@@ -3,9 +3,9 @@
  * front of K. Blocks divide the tiles as in sm80/paged_decode.h, but a team of thread blocks
  * computes row blocks of 64 rows of the same tiles at the same time: they read K from L2.
  *
- * A producer warp loads (latent_load.h). Each of two consumer groups has half of O's columns, and
- * computes the logits of every second tile; P goes to the other group through shared memory. Tiles
- * come in pairs:
+ * A producer warp loads (latent_load.h), or four widen codes (latent_widen.h). Each of two consumer
+ * groups has half of O's columns, and computes the logits of every second tile; P goes to the other
+ * group through shared memory. Tiles come in pairs:
  *   first group    S = Q K^T of tile 0, softmax, O += P V of tile 0, then of tile 1
  *   second group   S of tile 1, O += P V of tile 0, softmax of tile 1, O += P V of tile 1
  * so one group's products run while the other computes exponentials. Maxima go along with P: each
@@ -26,6 +26,7 @@
 #include "kernels/cuda/sm90/latent_join.h"
 #include "kernels/cuda/sm90/latent_load.h"
 #include "kernels/cuda/sm90/latent_softmax.h"
+#include "kernels/cuda/sm90/latent_widen.h"
 
 #include <stdint.h>
 
@@ -359,6 +360,8 @@ __device__ __forceinline__ void fa_sm90_latent_compute(const struct fa_cuda_page
                                                        char *shared_memory)
 {
 	const uint32_t shared = fa_shared_address(shared_memory);
+	fa_sm90_latent_segment<C> *const walk = (fa_sm90_latent_segment<C> *)(shared_memory +
+	                                                                      C::WALK);
 	fa_sm90_latent_segment<C> segment;
 	fa_sm90_latent_state<C> state;
 
@@ -369,6 +372,10 @@ __device__ __forceinline__ void fa_sm90_latent_compute(const struct fa_cuda_page
 	do {
 		if (segment.own_rows(args) <= 0)
 			continue;
+		/* Codes' producers leave no registers for it. */
+		if constexpr (C::CODES)
+			if (threadIdx.x == 0)
+				*walk = segment;
 		fa_sm90_latent_begin<C>(args, segment, shared_memory);
 		state.rows.reset();
 #pragma unroll
@@ -384,15 +391,18 @@ __device__ __forceinline__ void fa_sm90_latent_compute(const struct fa_cuda_page
 			fa_sm90_latent_first_group<C>(state, args, segment, clear);
 		else
 			fa_sm90_latent_second_group<C>(state, args, segment, clear);
+		if constexpr (C::CODES)
+			segment = *walk;
 		fa_sm90_latent_end<C>(args, segment, shared, state.rows, state.out);
 	} while (segment.next_of_team(args));
 	/* The producer may have exited. */
 	fa_done_behind(args.attention.done, 0, C::JOINED);
 }
 
+/* @maps: NULL if pages hold codes. */
 template <class C>
 __device__ __forceinline__ void fa_sm90_latent_decode(const struct fa_cuda_paged_attention &args,
-                                                      const struct fa_cuda_maps &maps)
+                                                      const struct fa_cuda_maps *maps)
 {
 	extern __shared__ __align__(1024) char shared_memory[];
 	const uint32_t shared = fa_shared_address(shared_memory);
@@ -400,20 +410,23 @@ __device__ __forceinline__ void fa_sm90_latent_decode(const struct fa_cuda_paged
 	if (threadIdx.x == 0) {
 		for (uint32_t stage = 0; stage < 2; stage++)
 			for (uint32_t quarter = 0; quarter < C::QUARTERS; quarter++) {
-				fa_mbarrier_init(shared + C::full(stage, quarter), 1);
+				fa_mbarrier_init(shared + C::full(stage, quarter), C::PRODUCERS);
 				fa_mbarrier_init(shared + C::empty(stage, quarter),
 				                 C::releases(stage, quarter));
 			}
 		fa_mbarrier_init_fence();
-		fa_tma_prefetch_map(&maps.maps[FA_CUDA_MAP_K]);
+		if constexpr (!C::CODES)
+			fa_tma_prefetch_map(&maps->maps[FA_CUDA_MAP_K]);
 	}
 	__syncthreads();
 	if (fa_sm90_latent_group() == 2) {
-		fa_setmaxnreg_dec<FA_SM90_LATENT_PRODUCER_REGISTERS>();
-		if (threadIdx.x < C::JOINED + 32)
-			fa_sm90_latent_load<C>(args, maps, shared);
+		fa_setmaxnreg_dec<C::PRODUCER_REGISTERS>();
+		if constexpr (C::CODES)
+			fa_sm90_latent_widen<C>(args, shared_memory);
+		else if (threadIdx.x < C::JOINED + 32)
+			fa_sm90_latent_load<C>(args, *maps, shared);
 	} else {
-		fa_setmaxnreg_inc<FA_SM90_LATENT_CONSUMER_REGISTERS>();
+		fa_setmaxnreg_inc<C::CONSUMER_REGISTERS>();
 		fa_sm90_latent_compute<C>(args, shared_memory);
 	}
 }

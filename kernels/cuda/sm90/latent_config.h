@@ -12,11 +12,17 @@
 #include <stdint.h>
 #include <type_traits>
 
-template <class T_> struct fa_sm90_latent_config {
+/* CODES_: pages hold e4m3. */
+template <class T_, bool CODES_> struct fa_sm90_latent_config {
 	using T = T_;
+	static constexpr bool CODES = CODES_;
 	static constexpr int DIM = FA_SM90_LATENT_DIM, DIM_V = FA_SM90_LATENT_DIM_V;
 	static constexpr int ROWS = FA_SM90_LATENT_ROWS, KEYS = FA_CUDA_PAGED_TILE, BYTES = 2;
 	static constexpr int JOINED = 256; /* consumers */
+	static constexpr int CONSUMER_REGISTERS = CODES ? FA_SM90_LATENT_CODES_CONSUMER_REGISTERS
+	                                                : FA_SM90_LATENT_CONSUMER_REGISTERS;
+	static constexpr int PRODUCER_REGISTERS = CODES ? FA_SM90_LATENT_WIDENER_REGISTERS
+	                                                : FA_SM90_LATENT_PRODUCER_REGISTERS;
 	/* What common/paged_rows.h and common/paged_segment.h ask for. */
 	static constexpr bool F32 = false, QUANTISED = false, SPLIT_ITEMS = false,
 			      PRECOMPUTED = true, ROWS_IN_FP32 = true;
@@ -31,6 +37,8 @@ template <class T_> struct fa_sm90_latent_config {
 	static constexpr uint32_t TILE_BYTES = COLUMNS * COLUMN;
 	static constexpr int QUARTER_V = DIM_V / QUARTERS;
 
+	static constexpr uint32_t LOOKUP_BYTES = 304;
+
 	struct SHARED {
 		uint8_t q[TILE_BYTES];
 		/* Even tiles of a segment are in the first stage, odd ones in the second. As soon as
@@ -40,10 +48,13 @@ template <class T_> struct fa_sm90_latent_config {
 		float offsets[2][ROWS];      /* of each group, as it computed its last P */
 		float sums[2][ROWS];
 		/* mbarriers of each stage's quarters. full: the producer arrives with the
-		 * transaction bytes; both groups wait. empty: warps of consumers arrive; the
+		 * transaction bytes, or its four warps that widen codes; both groups wait. empty: warps of consumers arrive; the
 		 * producer waits. */
 		uint64_t full[2][QUARTERS], empty[2][QUARTERS];
 		uint32_t join[4]; /* latent_join.h */
+		/* The consumers' fa_sm90_latent_segment, while they compute with codes. */
+		uint8_t walk[128];
+		uint8_t lookups[4][LOOKUP_BYTES]; /* of warps that widen codes (latent_widen.h) */
 	};
 
 	static constexpr uint32_t Q_AT = offsetof(SHARED, q), K_AT = offsetof(SHARED, k);
@@ -51,6 +62,8 @@ template <class T_> struct fa_sm90_latent_config {
 	static constexpr uint32_t ROWS_INFO = offsetof(SHARED, rows_info);
 	static constexpr uint32_t OFFSETS = offsetof(SHARED, offsets);
 	static constexpr uint32_t SUMS = offsetof(SHARED, sums), JOIN = offsetof(SHARED, join);
+	static constexpr uint32_t WALK = offsetof(SHARED, walk);
+	static constexpr uint32_t LOOKUPS = offsetof(SHARED, lookups);
 
 	static constexpr __device__ __forceinline__ uint32_t full(uint32_t stage, uint32_t quarter)
 	{
@@ -67,6 +80,8 @@ template <class T_> struct fa_sm90_latent_config {
 	{
 		return i % 2 * 2 + i / 2;
 	}
+
+	static constexpr uint32_t PRODUCERS = CODES ? 4 : 1; /* warps */
 
 	/* Warps that release a quarter. */
 	static constexpr __device__ __forceinline__ uint32_t releases(uint32_t stage,
@@ -92,5 +107,10 @@ template <class T_> struct fa_sm90_latent_config {
 
 	static_assert(sizeof(SHARED) == FA_SM90_LATENT_SHARED_BYTES,
 	              "the layout is what the host plans");
+	/* Else setmaxnreg would wait for ever: a block starts with equal multiples of 8. */
+	static_assert(JOINED * CONSUMER_REGISTERS +
+	                              (FA_SM90_LATENT_THREADS - JOINED) * PRODUCER_REGISTERS <=
+	                      65536 / FA_SM90_LATENT_THREADS / 8 * 8 * FA_SM90_LATENT_THREADS,
+	              "the block has these registers");
 	static_assert(TILE_BYTES % 1024 == 0, "columns are aligned for the swizzle");
 };

@@ -3,8 +3,8 @@
 
 extern "C" __global__ void __launch_bounds__(FA_SM90_LATENT_THREADS, 1)
 	fa_sm90_paged_latent_f16(const __grid_constant__ struct fa_cuda_paged_attention args,
-                                  const __grid_constant__ struct fa_cuda_maps maps)
+                                 const __grid_constant__ struct fa_cuda_maps maps)
 {
 	fa_gate_pass(args.attention.done);
-	fa_sm90_latent_decode<fa_sm90_latent_config<fa_f16>>(args, maps);
+	fa_sm90_latent_decode<fa_sm90_latent_config<fa_f16, false>>(args, &maps);
 }
