@@ -92,8 +92,8 @@ def test_families(client, family):
     expected = generate(model, ids, mask)
     distinct = len(set(expected.sequences[0, -TOKENS:].tolist()))
     assert distinct >= min(64, TOKENS), distinct
-    # Eager's own rounding is beyond the tolerance.
-    if family == "gemma4_wide":
+    # Eager's own rounding is beyond the tolerance of the CPU. On a GPU both are about 2e-5 from fp64 (an H200).
+    if family == "gemma4_wide" and not ON_GPU:
         expected = exact(model, ids, mask)
     model.set_attn_implementation("fad")
     ties = agree(expected, generate(model, ids, mask, fad.FadCache(model, client)), 2)
