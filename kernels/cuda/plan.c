@@ -321,23 +321,32 @@ static double work_ns(const struct fa_cuda_chip *chip, const struct fa_cuda_laun
 	return flops / SM_FLOPS_PER_NS / (chip->sms > 0 ? chip->sms : 1);
 }
 
-/* Upper estimate of the share of keys that masks show; lists are in memory that the host does not
- * read. */
-static double density(const struct fa_cuda_launch *launch)
+/* Upper estimate of the keys that a row sees. What lists and bits hide does not count: a client may
+ * write them at any time, and lists may name more key blocks than they have columns. */
+static double keys_estimated(const struct fa_cuda_launch *launch)
+{
+	const struct fa_cuda_attention *args = &launch->args;
+	const struct fa_cuda_mask *mask = &launch->masked.mask;
+	const double keys = (double)keys_seen(args), tokens = mask->pattern_tokens;
+
+	if (launch->kernel->kind != FA_CUDA_MASKED || !mask->pattern_tokens)
+		return keys;
+	/* Keys behind a row count as local, too. */
+	return fmin(keys, (ceil(ceil(args->seqlen_k / tokens) / mask->pattern_stride) +
+	                   mask->pattern_local) *
+	                                  tokens +
+	                          args->window_right);
+}
+
+/* The share of @keys per row that lists show if each column is named once. */
+static double listed_share(const struct fa_cuda_launch *launch, double keys)
 {
 	const struct fa_cuda_mask *mask = &launch->masked.mask;
-	double density = 1, keys = launch->args.seqlen_k;
 
-	if (launch->kernel->kind != FA_CUDA_MASKED)
+	if (launch->kernel->kind != FA_CUDA_MASKED || !mask->block_rows)
 		return 1;
-	if (mask->block_rows)
-		density = fmin(1, (double)mask->n_columns * mask->block_rows * mask->block_keys /
-		                          ((double)launch->args.seqlen_q * keys));
-	if (mask->pattern_tokens)
-		density = fmin(density, 1.0 / mask->pattern_stride + (double)mask->pattern_local *
-		                                                             mask->pattern_tokens /
-		                                                             keys);
-	return density;
+	return fmin(1, (double)mask->n_columns * mask->block_rows * mask->block_keys /
+	                       (launch->args.seqlen_q * keys));
 }
 
 static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch)
@@ -345,7 +354,7 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	struct fa_cuda_attention *args = &launch->args;
 	uint32_t units;
 	int64_t blocks;
-	double pairs;
+	double pairs, keys = keys_estimated(launch);
 	bool listed;
 
 	/* All blocks of rows run at once: a pair would take longer than its longer block. */
@@ -363,12 +372,12 @@ static void chain(const struct fa_cuda_chip *chip, struct fa_cuda_launch *launch
 	if (listed)
 		launch->grid = units;
 	else
-		pairs = (double)launch->grid * launch->kernel->rows * (args->pairs ? 2 : 1) *
-		        (double)keys_seen(args);
-	launch->work_ns = (uint64_t)(work_ns(chip, launch, pairs) * density(launch));
+		pairs = (double)launch->grid * launch->kernel->rows * (args->pairs ? 2 : 1) * keys;
+	launch->work_ns = (uint64_t)work_ns(chip, launch, pairs);
 	if (chip->sms <= 0 || (args->cu_seqlens_q && !listed))
 		return;
-	blocks = (int64_t)(launch->work_ns / BLOCK_NS + 1) * chip->sms;
+	blocks = (int64_t)((double)launch->work_ns * listed_share(launch, keys) / BLOCK_NS + 1) *
+	         chip->sms;
 	/* It is dealt for this grid, so nothing may cut the grid later. */
 	if (listed && blocks > (int64_t)chip->sms * FA_CUDA_PREEMPT_BLOCKS_AN_SM)
 		blocks = (int64_t)chip->sms * FA_CUDA_PREEMPT_BLOCKS_AN_SM;

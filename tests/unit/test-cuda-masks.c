@@ -379,12 +379,59 @@ static void test_hopper(void **state)
 	assert_false(is_for_hopper(&other));
 }
 
+static struct fa_cuda_launch plan_on_hopper(const struct fa_attention_params *params)
+{
+	struct fa_cuda_launch launch;
+	char text[256] = "";
+
+	assert_int_equal(fa_attention_check(params, text, sizeof(text)), 0);
+	assert_int_equal(fa_cuda_attention_plan(&hopper, params, text, sizeof(text), &launch), 0);
+	assert_true(launch.kernel->keys > 0);
+	return launch;
+}
+
+/* The estimate of a launch's time, by which it yields, does not trust lists: they may name each key
+ * block for all rows, whatever the number of columns. Patterns hide what they hide. */
+static void test_work(void **state)
+{
+	static const int32_t lists[8];
+	struct fa_attention_params params = dense(2, 65536, 65536, 0), other;
+	struct fa_cuda_launch launch;
+	uint64_t all, sparse;
+	uint32_t grid;
+
+	(void)state;
+	params.scale = 0.125f;
+	params.blocks = (struct fa_attention_blocks){ 128, 128, lists, lists + 4, 262144 };
+	launch = plan_on_hopper(&params);
+	all = launch.work_ns;
+	grid = launch.grid;
+	params.blocks.n_columns = 512;
+	launch = plan_on_hopper(&params);
+	assert_int_equal(launch.work_ns, all);
+	/* The number of thread blocks is a matter of speed. */
+	assert_true(launch.grid < grid);
+
+	params.blocks = (struct fa_attention_blocks){ 0 };
+	params.pattern = (struct fa_attention_pattern){ 64, 16, 64, 1, 0 };
+	sparse = plan_on_hopper(&params).work_ns;
+	assert_true(sparse > 0 && sparse < all / 10);
+	/* All later keys are local. */
+	other = params;
+	other.causal = false;
+	assert_int_equal(plan_on_hopper(&other).work_ns, 2 * all);
+	/* A block of all keys, which the stride meets. */
+	other = params;
+	other.pattern = (struct fa_attention_pattern){ 65536, 0, 1 << 30, -1, 0 };
+	assert_int_equal(plan_on_hopper(&other).work_ns, all);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_random),   cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_prefixes), cmocka_unit_test(test_masks),
-		cmocka_unit_test(test_hopper),
+		cmocka_unit_test(test_hopper),   cmocka_unit_test(test_work),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -50,6 +50,8 @@ struct fa_cuda_preemption {
 	unsigned int grid, threads, shared_bytes;
 	union {
 		struct fa_cuda_attention attention;
+		struct fa_cuda_packed_attention packed;
+		struct fa_cuda_masked_attention masked;
 		struct fa_cuda_paged_attention paged;
 		struct fa_cuda_paged_attention_own own;
 	} args;
