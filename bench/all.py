@@ -84,6 +84,7 @@ PARTS = (
     ("prefill-gqa", 120, [[*GQA, "--json", "{json}"]]),
     ("prefill-window", 120, [[*WINDOW, "--json", "{json}"]]),
     ("prefill-features", 120, [[*FEATURES, "--json", "{json}"]]),
+    ("masks", 60, [["bench/time-masks", "--json"]]),
     ("prefill-data", 480, [[*DATA, "--json", "{json}"]]),
     ("prefill-alone", 300, [[*FABENCH, "prefill"]]),
 )
