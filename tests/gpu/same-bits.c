@@ -499,11 +499,12 @@ void fa_case_yield(struct fa_cases *cases)
 	if (!stops)
 		abort();
 	take_count(gpu, count);
-	/* Full, causal, windowed and soft-capped requests; half of them with an infinity or NaN. */
-	for (int n = 0; n < 2 * 4 * 5; n++) {
-		const int dim = dims[n % 5], mask = n / 5 % 4;
+	/* Full, causal, windowed and soft-capped requests, and such with a pattern; half of them with
+	 * an infinity or NaN. */
+	for (int n = 0; n < 2 * 5 * 5; n++) {
+		const int dim = dims[n % 5], mask = n / 5 % 5;
 		const struct fa_attention_params params = {
-			.dtype = n / 20 ? FA_ATTENTION_BF16 : FA_ATTENTION_F16,
+			.dtype = n / 25 ? FA_ATTENTION_BF16 : FA_ATTENTION_F16,
 			.batch = 2,
 			.heads = large ? 16 : 2,
 			.kv_heads = large ? 4 : 1,
@@ -516,6 +517,8 @@ void fa_case_yield(struct fa_cases *cases)
 			.causal = mask == 1,
 			.window_left = mask == 2 ? (large ? 1500 : 150) : -1,
 			.window_right = mask == 2 ? 70 : -1,
+			/* Some rows see nothing of their first tile. */
+			.pattern = { mask == 4 ? 32 : 0, 20, 3, 1, 0 },
 		};
 		const struct fa_request_layout layout = { .broken = (n % 5 + mask) % 2 ? 3 : 0 };
 		struct fa_request request;

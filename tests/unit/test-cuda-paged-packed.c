@@ -319,7 +319,6 @@ static void test_cover(void **state)
 	assert_true(packed > 100);
 }
 
-/* What is packed, in how many units, and how. */
 /* MLA in plain form. */
 static void test_plain_mla(void **state)
 {
@@ -342,6 +341,7 @@ static void test_plain_mla(void **state)
 	free(scene.blob);
 }
 
+/* What is packed, in how many units, and how. */
 static void test_choice(void **state)
 {
 	static const struct {
