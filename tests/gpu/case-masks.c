@@ -107,6 +107,16 @@ static void make_bits(struct fa_cases *cases, struct fa_attention_params *p, str
 	free(words);
 }
 
+/* Logits that rise by hundreds at some keys: a row's first tile may have the least. */
+static void raise_some(struct fa_cases *cases, struct fa_request *request)
+{
+	static float nats[2000];
+
+	for (size_t i = 0; i < sizeof(nats) / sizeof(nats[0]); i++)
+		nats[i] = one_in(cases, 60) ? 100.f * (float)fa_random_below(&cases->random, 5) : 0;
+	fa_request_raise(cases->gpu, request, nats);
+}
+
 static void check_one(struct fa_cases *cases, int n)
 {
 	static const int dims[][2] = { { 64, 64 }, { 128, 128 }, { 256, 256 },
@@ -150,6 +160,8 @@ static void check_one(struct fa_cases *cases, int n)
 	                ragged ? lengths_k : NULL, layout, one_in(cases, 6), one_in(cases, 6),
 	                &cases->random);
 	p = &request.params;
+	if (one_in(cases, 9))
+		raise_some(cases, &request);
 	if (which & 1)
 		make_blocks(cases, p, &masks);
 	if (which & 2)
