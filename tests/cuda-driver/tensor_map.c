@@ -1,6 +1,8 @@
 /* Tensor maps. A map of this driver holds what it was made from, so that a launch can be compared with
  * the request that it was planned from. */
 #include "tests/cuda-driver/tensor_map.h"
+
+#include "kernels/cuda/sm90/kernels.h"
 #include "tests/cuda-driver/driver.h"
 
 #include <string.h>
@@ -83,6 +85,7 @@ const char *fa_fake_maps_wrong(const struct fa_cuda_kernel *kernel,
 		ragged ? (int64_t)((const struct map *)&maps->maps[FA_CUDA_MAP_K])->dims[1]
 		       : args->seqlen_k;
 	const int64_t kv_heads = args->heads / args->group;
+	const int32_t keys = kernel->kind == FA_CUDA_MASKED ? FA_SM90_HALF_KEYS : kernel->keys;
 	int32_t rows_q = kernel->rows_q;
 
 	if (fa_cuda_kernel_is_packed(kernel)) {
@@ -93,10 +96,10 @@ const char *fa_fake_maps_wrong(const struct fa_cuda_kernel *kernel,
 	if (!map_is_of(&maps->maps[FA_CUDA_MAP_Q], &args->q, rows_q, kernel->rows_q / rows_q,
 	               args->head_dim, n_q, args->heads, batch))
 		return "the map of q";
-	if (!map_is_of(&maps->maps[FA_CUDA_MAP_K], &args->k, kernel->keys, 1, args->head_dim, n_k,
-	               kv_heads, batch))
+	if (!map_is_of(&maps->maps[FA_CUDA_MAP_K], &args->k, keys, 1, args->head_dim, n_k, kv_heads,
+	               batch))
 		return "the map of k";
-	if (!map_is_of(&maps->maps[FA_CUDA_MAP_V], &args->v, kernel->keys, 1, args->head_dim_v, n_k,
+	if (!map_is_of(&maps->maps[FA_CUDA_MAP_V], &args->v, keys, 1, args->head_dim_v, n_k,
 	               kv_heads, batch))
 		return "the map of v";
 	return NULL;

@@ -93,8 +93,9 @@ def check_decode(decode, targets):
     assert {peer: (row["ratio"], row["setting"]) for peer, row in rows.items()} == {
         "bare": (0.75, "bare"), "xqa": (1.25, "xqa/HND"), "fa3": (2, "fa3/hnd-s2"),
         "bf16": (0.25, "bf16"), "best": (1.25, "xqa/HND")}, rows
-    cells = list(decode.cells(None))
-    assert len(cells) == len(set(cells)) and len(list(decode.cells("h8.1-p64"))) == 3
+    cells = decode.cells(None, decode.GRID, decode.DIM)
+    assert len(cells) == len(set(cells))
+    assert len(decode.cells("h8.1-d128-p64", decode.GRID, decode.DIM)) == 3
     for axis, least in enumerate((4, 4, 4, 2, 2, 2)):  # batch, context, heads, KV heads, page, new tokens
         assert len({cell[axis] for cell in cells}) >= least, axis
     for type_, peer in (("bf16", "best"), ("bf16-e4m3", "xqa"), ("bf16-int8-heads", "bf16")):
