@@ -172,13 +172,19 @@ int shim_attention(uint64_t client, const struct shim_attention *attention, cons
 		                    .alibi_slopes = slopes,
 		                    .sinks = sinks,
 		                    .chunk_tokens = scores->chunk_tokens,
-		                    .prefix_lengths = prefixes };
+		                    .pattern = scores->pattern,
+		                    .prefix_lengths = prefixes,
+		                    .block_rows = attention->block_rows,
+		                    .block_keys = attention->block_keys };
 
 	fill(&all.q, &attention->q);
 	fill(&all.k, &attention->k);
 	fill(&all.v, &attention->v);
 	fill(&all.out, &attention->out);
 	fill(&all.lse, &attention->lse);
+	fill(&all.block_offsets, &attention->block_offsets);
+	fill(&all.block_columns, &attention->block_columns);
+	fill(&all.mask, &attention->mask);
 	return told(fa_attention(client_of(client), &all, ret_ticket), ret_error);
 }
 
@@ -198,7 +204,8 @@ int shim_pages_attend(uint64_t client, const struct shim_pages_attend *attend, c
 		                       .window_right = scores->window_right,
 		                       .alibi_slopes = slopes,
 		                       .sinks = sinks,
-		                       .chunk_tokens = scores->chunk_tokens };
+		                       .chunk_tokens = scores->chunk_tokens,
+		                       .pattern = scores->pattern };
 
 	fill(&all.q, &attend->q);
 	fill_pages(&all.k, &attend->k, attend->heads_first);
@@ -495,6 +502,7 @@ int shim_step_attend(uint64_t step, const struct shim_attend *attend, const floa
 		                      .rotary_scale = attend->rotary_scale,
 		                      .positions = positions,
 		                      .chunk_tokens = scores->chunk_tokens,
+		                      .pattern = scores->pattern,
 		                      .prefix_lengths = prefixes };
 
 	fill(&all.q, &attend->q);

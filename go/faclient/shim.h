@@ -32,12 +32,15 @@ struct shim_scores {
 	float scale, softcap;
 	int64_t window_left, window_right;
 	uint64_t chunk_tokens;
+	struct fa_block_pattern pattern;
 };
 
 struct shim_attention {
 	struct shim_scores scores;
 	struct shim_tensor q, k, v, out, lse;
+	struct shim_tensor block_offsets, block_columns, mask;
 	uint32_t batch;
+	uint32_t block_rows, block_keys;
 };
 
 struct shim_attend {
